@@ -1,0 +1,38 @@
+/* Kernel sources to machine code, through a cache on disk.
+ *
+ * The cache is $MLUA_CACHE, else $XDG_CACHE_HOME/mlua, else ~/.cache/mlua: made with mode 0700,
+ * refused where another user owns it. An entry's name is a hash of prelude, source, flags,
+ * architecture and compiler version; it is written under a temporary name and renamed. */
+#ifndef ML_JIT_H
+#define ML_JIT_H
+
+#include "codegen/kernel.h"
+#include "runtime/base/pool.h"
+
+/* Compile with the system C compiler ($CC, else cc) for this machine's instruction set. Distinct
+ * sources are compiled once, several at a time on `pool`. functions[i] belongs to kernels[i].
+ * Fails with ML_COMPILE, naming the kept source and the compiler's first error line, or with
+ * ML_DEVICE and help where there is no C compiler. */
+typedef void ml_c_function(char *const *p, const long long *s, long long begin, long long end);
+typedef struct ml_jit_c ml_jit_c; /* owns the loaded objects */
+ml_status ml_jit_c_load(ml_kernel *const *kernels, int count, ml_pool *pool, ml_jit_c **jit,
+                        ml_c_function **functions);
+void ml_jit_c_free(ml_jit_c *jit);
+/* "gcc 12.2.0 (/usr/bin/cc)" for `mlua doctor`; ML_DEVICE where there is none. */
+ml_status ml_jit_c_describe(char *out, int size);
+
+/* Compile with NVRTC to cubins: images[i], sizes[i] belong to kernels[i] and live in *arena (heap
+ * blocks that ml_jit_cuda_free frees). NVRTC is opened on first use. */
+typedef struct ml_jit_cuda ml_jit_cuda;
+ml_status ml_jit_cuda_compile(ml_kernel *const *kernels, int count, int arch, ml_pool *pool,
+                              ml_jit_cuda **jit, const void **images, int64_t *sizes);
+void ml_jit_cuda_free(ml_jit_cuda *jit);
+ml_status ml_jit_cuda_describe(char *out, int size); /* "NVRTC 13.0" */
+
+/* The cache itself (cache.c). */
+ml_status ml_cache_path(char *out, int size);                  /* makes the folder */
+ml_status ml_cache_read(uint64_t key[2], const char *suffix, void **bytes, int64_t *size); /* heap block; ML_IO where absent */
+ml_status ml_cache_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size);
+ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size); /* its path */
+
+#endif

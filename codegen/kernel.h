@@ -1,0 +1,102 @@
+/* The kernel IR, and a generated kernel.
+ *
+ * A kernel runs over nested loops: `row_loops` outer ones, then column loops. Values are
+ * instructions in SSA order, each at a level:
+ *   ML_LEVEL_ROW      one value for a row (does not depend on column loops)
+ *   ML_LEVEL_ELEMENT  one value for a row and column
+ * and in a phase. For each row, phase p first computes the ROW instructions of phase p, then makes
+ * one pass over the columns with the ELEMENT instructions of phase p. A row reduction (REDUCE with
+ * scope ROW) accumulates during the pass of phase p and its result is a ROW value of phase p + 1.
+ * An ELEMENT value that later phases need is marked `kept` by lower.c when it should be kept in
+ * registers or a row buffer; otherwise lower.c repeats its instructions in the later phase.
+ * ROW stores of the last phase run after its pass. A kernel without column loops is elementwise
+ * over its row loops: every instruction is ROW, phase 0.
+ *
+ * Reductions over rows (scope COLUMN: one result a column; scope ALL: one result) cannot finish
+ * inside a kernel: rows are cut into `chunks` contiguous ranges (fixed, so that results do not
+ * depend on timing or on the number of threads), chunk i writes its partial results to the
+ * operand, whose memory is [chunks][columns] or [chunks] in the compute type, and a following
+ * kernel adds them up in order.
+ *
+ * Memory: operand pointer + sum(loop index * stride[loop]) elements (+ the value of `index`, for a
+ * computed address). Loops were collapsed by lower.c where every operand allows it. A load whose
+ * `guard` is false yields 0 and reads nothing. Types: an instruction computes in the compute type
+ * of its dtype; loads widen, stores round to nearest even. */
+#ifndef ML_KERNEL_H
+#define ML_KERNEL_H
+
+#include "codegen/target.h"
+#include "runtime/base/memory.h"
+#include "runtime/graph/graph.h"
+
+enum { ML_MAX_LOOPS = 8, ML_MAX_OPERANDS = 48, ML_NO_INST = 0xffff };
+
+typedef enum {
+    ML_INST_CONST,  /* number or integer */
+    ML_INST_INDEX,  /* the index of loop `operand`, i64 */
+    ML_INST_LOAD,   /* operand; index and guard or ML_NO_INST */
+    ML_INST_STORE,  /* src[0] to operand; index or ML_NO_INST */
+    ML_INST_MAP,    /* op on src[0..]; CAST converts from from_dtype to dtype; RANDOM: src[0] key, src[1] i64 index */
+    ML_INST_REDUCE, /* op SUM, MAX, MIN, ARGMAX of src[0] in `scope`; COLUMN and ALL: partials to operand */
+} ml_inst_kind;
+typedef enum { ML_LEVEL_ROW, ML_LEVEL_ELEMENT } ml_level;
+typedef enum { ML_SCOPE_ROW, ML_SCOPE_COLUMN, ML_SCOPE_ALL } ml_scope;
+
+typedef struct {
+    uint8_t kind, op, dtype, from_dtype, level, phase, scope;
+    bool kept;         /* an ELEMENT value that a later phase uses: must survive the pass */
+    uint16_t src[3], operand, index, guard;
+    union { double number; int64_t integer; } constant;
+} ml_inst;
+
+typedef struct {
+    uint32_t value;    /* id of the ml_value it points to (lower.h) */
+    uint8_t dtype;
+    bool written;
+    int64_t stride[ML_MAX_LOOPS]; /* elements, by loop */
+} ml_operand;
+
+typedef struct {
+    int loop_count, row_loops;
+    int64_t size[ML_MAX_LOOPS];
+    int operand_count;
+    ml_operand operand[ML_MAX_OPERANDS];
+    int inst_count, phases;
+    ml_inst *inst;
+    int64_t chunks;    /* 0 where there is no COLUMN or ALL reduction */
+} ml_kernel_ir;
+
+/* A kernel ready to be compiled. Its source does not depend on node numbers, names or addresses,
+ * so kernels of equal structure share one compilation. Sizes that only bound the outermost loop
+ * are scalar arguments and not in the source.
+ *
+ * C:    void ENTRY(char *const *p, const long long *s, long long begin, long long end)
+ *       runs units begin .. end-1 of `units`; units may run in any order and at once.
+ * CUDA: extern "C" __global__ void ENTRY(ml_arguments a)   with struct { char *p[]; long long s[]; }
+ *       of exactly pointer_count pointers and scalar_count scalars; `units` is ignored. */
+enum { ML_MAX_SCALARS = 8 };
+typedef struct {
+    uint64_t key;           /* hash of source, which names what it computes */
+    const char *entry;      /* C identifier, derived from key */
+    const char *source;     /* without the prelude */
+    const char *label;      /* for people: "sum+mul+store", shown in debug output and traces */
+    int pointer_count, scalar_count;
+    int64_t scalar[ML_MAX_SCALARS];
+    int64_t units, grain;   /* C: parallel units, and the fewest worth waking a thread */
+    uint32_t grid[3], block, shared_bytes; /* CUDA */
+} ml_kernel;
+
+/* Print `ir` for `target` (emit.c, with loop skeletons in emit_c.c and emit_cuda.c). Raises. */
+void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out);
+/* The text that goes before every kernel's source: types, conversions, ml_exp_f32, ... */
+const char *ml_prelude(ml_target_kind kind);
+/* Expression of a MAP op with operand texts filled in, e.g. "ml_exp_f32(v3)". Shared by templates. */
+void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from, const char *const *operands);
+/* Print a closed function of the graph (a score function) as C/CUDA statements in f32 and return
+ * the name of the result. values[i] is the text for PARAM(i) (for a captured tensor: the template's
+ * load expression); index_of(axis) texts for IOTA by axis. */
+const char *ml_emit_function(ml_text *out, const ml_graph *g, ml_ref root,
+                             const char *const *values, const char *(*index_of)(void *, ml_axis),
+                             void *context, const char *prefix);
+
+#endif

@@ -1,0 +1,103 @@
+/* From a program's graph to steps: which nodes get memory, which share a kernel, in what order.
+ *
+ * A value is a tensor in memory: a view (offset, strides) of a storage. Movements (RENAME, SLICE,
+ * PERMUTE, SPLIT, MERGE of contiguous axes) of a value are values of the same storage; a CONCAT is
+ * a storage whose parts are written in place by their producers. A storage belongs to a state, an
+ * input or an output, or is temporary; memory.c gives temporaries their offsets.
+ * Invariant: a step reads only values that earlier steps wrote, inputs and states. */
+#ifndef ML_LOWER_H
+#define ML_LOWER_H
+
+#include "codegen/kernel.h"
+
+typedef enum { ML_STORAGE_TEMPORARY, ML_STORAGE_STATE, ML_STORAGE_INPUT } ml_storage_kind;
+typedef struct {
+    ml_storage_kind kind;
+    uint32_t id;        /* of the state or input */
+    int64_t bytes;
+    ml_ref node;        /* for accounts and messages; 0 for partial results and workspace */
+    /* set by memory.c for temporaries: */
+    uint32_t first, last; /* steps between which it is alive */
+    int64_t offset;     /* bytes, in the arena; a multiple of 256 */
+} ml_storage;
+
+typedef struct {
+    ml_ref node;        /* 0 for partial results and workspace */
+    ml_type type;
+    uint32_t storage;
+    int64_t offset;     /* elements */
+    int64_t stride[ML_MAX_AXES]; /* elements, by position in the type */
+} ml_value;
+
+/* C[m,n] = A[m,k] B[k,n] (+ C), batched over up to 3 loops. Strides in elements; of each matrix's
+ * two strides at least one is 1 (or its size is 1). f32 or f64 or bf16 in, f32/f64/bf16 out;
+ * accumulates in f32 (f64). */
+enum { ML_GEMM_BATCHES = 3 };
+typedef enum { ML_EPILOGUE_NONE, ML_EPILOGUE_BIAS } ml_epilogue;
+typedef struct {
+    int64_t m, n, k;
+    int64_t batch[ML_GEMM_BATCHES]; /* 1 where unused */
+    int64_t a_row, a_col, b_row, b_col, c_row, c_col;
+    int64_t a_batch[ML_GEMM_BATCHES], b_batch[ML_GEMM_BATCHES], c_batch[ML_GEMM_BATCHES];
+    ml_dtype a_dtype, b_dtype, c_dtype;
+    bool accumulate;      /* adds to what C holds */
+    ml_epilogue epilogue; /* BIAS: operand 2 is [n] and is added to every row */
+} ml_gemm;
+
+/* Attention's operands as strided [batch..., heads, seq, head_dim]; up to 3 batch axes. */
+typedef struct { int64_t batch[3], head, seq, dim; } ml_attention_strides;
+typedef struct {
+    ml_attention_args args; /* axis ids and functions refer to `graph` */
+    const ml_graph *graph;
+    ml_ref node;
+    int64_t batch[3], heads, kv_heads, seq, kv_seq, head_dim, value_dim;
+    ml_dtype dtype;         /* of q, k, v, o */
+    bool backward;
+    int operand_count;      /* the step's values, reads then writes, as the node lists them */
+    ml_attention_strides strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; captured: batch, head, seq (q) and dim (kv) strides, 0 where it lacks the axis */
+} ml_attention_step;
+
+typedef enum {
+    ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
+    ML_STEP_GEMM,      /* reads a, b (, bias); writes c */
+    ML_STEP_ATTENTION, /* forward or backward; the device picks cuDNN or the template */
+    ML_STEP_COPY,      /* one contiguous value to another of the same type */
+} ml_step_kind;
+
+typedef struct {
+    ml_step_kind kind;
+    ml_ref node;                  /* the node it is named after, for origins */
+    int read_count, write_count;
+    uint32_t *values;             /* reads, then writes: in the order of the kernel's pointers */
+    const ml_kernel_ir *ir;       /* loops; NULL for templates */
+    ml_kernel *kernel;            /* KERNEL, and ATTENTION where the template serves */
+    const ml_gemm *gemm;
+    const ml_attention_step *attention;
+    uint64_t *may_alias;          /* for each write: bit set of the reads whose memory it may overwrite
+                                     (same elements read before they are written, never after) */
+    double flops;
+    int64_t bytes;                /* that must move: each operand once */
+} ml_step;
+
+typedef struct {
+    const ml_graph *graph;
+    ml_arena *arena;
+    const ml_target *target;
+    ML_VEC(ml_storage) storages;
+    ML_VEC(ml_value) values;
+    ML_VEC(ml_step) steps;
+    uint32_t *output_values;      /* by output of the roots */
+    uint32_t *update_values;      /* by update: where the new value lies before it is assigned */
+} ml_schedule;
+
+/* Fuse (fuse.c), choose views, build kernel IR (lower.c), describe GEMMs and attention, print
+ * kernels. Everything lives in `arena`. Raises. */
+ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target *target,
+                      ml_arena *arena);
+/* Kernels from templates (templates_*.c). The step's `kernel` is filled in. Workspace that a
+ * template needs is a further written value that it adds to the step. */
+void ml_template_attention(ml_schedule *s, ml_step *step);
+void ml_template_scatter_add(ml_schedule *s, ml_step *step); /* reads index, value; writes result */
+void ml_template_scan(ml_schedule *s, ml_step *step);        /* CUMSUM, SORT, TOP_K */
+
+#endif

@@ -1,0 +1,21 @@
+/* What kernels are generated for. Filled by a device (or by hand, for planning without one). */
+#ifndef ML_TARGET_H
+#define ML_TARGET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum { ML_TARGET_C, ML_TARGET_CUDA } ml_target_kind;
+
+typedef struct {
+    ml_target_kind kind;
+    int threads;           /* C: threads that run kernels */
+    int vector_bytes;      /* C: SIMD register width of the machine, 16, 32 or 64 */
+    int arch;              /* CUDA: compute capability, 90 for sm_90 */
+    int multiprocessors;   /* CUDA */
+    int64_t memory_bytes;  /* what plans may use; 0: unknown */
+    int64_t longest_materialized; /* attention over more keys never holds the score matrix: 512 */
+    bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE) */
+} ml_target;
+
+#endif

@@ -1,0 +1,26 @@
+/* The environment knobs, read once. One table (KNOBS in knobs.c) feeds `mlua --help`. */
+#ifndef ML_KNOBS_H
+#define ML_KNOBS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct {
+    int debug;           /* MLUA_DEBUG=0..5: device, kernels with times, fusion, source, graphs, rewrites */
+    const char *dump;    /* MLUA_DUMP=pass[@name]: print the graph after a pass */
+    bool verify;         /* MLUA_VERIFY=1: verify the graph after every pass */
+    const char *check;   /* MLUA_CHECK=cpu: run every kernel on the CPU too and compare */
+    bool no_fuse;        /* MLUA_NOFUSE=1: one kernel for each op */
+    const char *keep;    /* MLUA_KEEP=dir: keep the sources of generated kernels there */
+    int64_t out_of_memory; /* MLUA_OOM=n: the n-th allocation fails; 0 is never */
+    const char *cache;   /* MLUA_CACHE=dir: the kernel cache's folder */
+    int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
+} ml_knobs_values;
+
+const ml_knobs_values *ml_knobs(void);
+/* Name, value syntax and meaning of knob i; false past the last. */
+bool ml_knob_describe(int i, const char **name, const char **syntax, const char **meaning);
+/* Print to stderr when MLUA_DEBUG >= level. */
+void ml_debug(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

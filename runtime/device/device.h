@@ -1,0 +1,48 @@
+/* A device behind one table of functions: cpu, cuda, null.
+ *
+ * All calls come from one thread. Memory is device memory: only upload, download and zero touch
+ * it. An executable is a plan made ready (kernels compiled and loaded, GEMM algorithms chosen);
+ * running it enqueues all steps in order. Functions return ml_status with the error stored. */
+#ifndef ML_DEVICE_H
+#define ML_DEVICE_H
+
+#include "runtime/plan/plan.h"
+
+typedef struct ml_device ml_device;
+typedef struct ml_executable ml_executable;
+
+typedef struct {
+    const char *name; /* "cpu", "cuda", "null" */
+    ml_status (*open)(ml_device **device, int ordinal);
+    void (*close)(ml_device *device);
+    ml_status (*allocate)(ml_device *device, int64_t bytes, void **memory); /* 256-byte aligned */
+    void (*release)(ml_device *device, void *memory);
+    ml_status (*upload)(ml_device *device, void *to, const void *from, int64_t bytes);   /* in order with runs; `from` may be reused at once */
+    ml_status (*download)(ml_device *device, void *to, const void *from, int64_t bytes); /* waits */
+    ml_status (*zero)(ml_device *device, void *memory, int64_t bytes);
+    ml_status (*wait)(ml_device *device); /* until all runs are finished; reports their errors */
+    /* addresses[storage] is the base of each storage of the plan's schedule. */
+    ml_status (*load)(ml_device *device, const ml_plan *plan, ml_executable **executable);
+    ml_status (*bind)(ml_executable *executable, void *const *addresses);
+    ml_status (*run)(ml_executable *executable);
+    void (*unload)(ml_executable *executable);
+} ml_device_ops;
+
+struct ml_device {
+    const ml_device_ops *ops;
+    ml_target target;
+    char description[256]; /* "NVIDIA H200, 141 GB, driver 580.1" */
+    int64_t peak_bytes, current_bytes; /* allocated */
+};
+
+extern const ml_device_ops ml_device_cpu, ml_device_null;
+#ifdef MLUA_CUDA
+extern const ml_device_ops ml_device_cuda;
+#endif
+/* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. */
+ml_status ml_device_open(const char *name, int ordinal, ml_device **device);
+void ml_device_close(ml_device *device);
+/* What `mlua doctor` prints: a line for each thing found or missing and what that costs. */
+void ml_device_doctor(ml_text *out);
+
+#endif

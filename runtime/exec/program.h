@@ -1,0 +1,39 @@
+/* Sessions and programs: what the host (vm/) sees of the runtime.
+ *
+ * A session owns the session graph, a device and the memory of all states. A program is a compiled
+ * set of roots. States are allocated when the first program that uses them is loaded, and
+ * initialized (by a program over their initial values) before the first run. The temporaries'
+ * arena is shared by all programs of the session and as large as the largest needs. */
+#ifndef ML_PROGRAM_H
+#define ML_PROGRAM_H
+
+#include "runtime/device/device.h"
+
+typedef struct ml_session ml_session;
+typedef struct ml_program ml_program;
+
+ml_status ml_session_new(ml_session **session); /* no device yet */
+void ml_session_free(ml_session *session);
+ml_graph *ml_session_graph(ml_session *session);
+/* Open the device on first need; name NULL is the default. Once. */
+ml_status ml_session_open(ml_session *session, const char *device, int ordinal);
+ml_device *ml_session_device(ml_session *session); /* NULL before */
+void ml_session_set_seed(ml_session *session, int64_t seed);
+int64_t ml_session_seed(const ml_session *session);
+
+/* Plan only (for `mlua check`): no device memory, no kernels compiled. */
+ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
+                          ml_plan **plan);
+ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program);
+void ml_program_free(ml_program *program);
+const ml_plan *ml_program_plan(const ml_program *program);
+/* inputs[i] is the host memory of program input i (by position in ml_program_inputs); outputs[i]
+ * receives output i, in the type's order, or is NULL. Waits only if an output is asked for. */
+int ml_program_inputs(const ml_program *program, uint32_t *ids); /* input ids of the graph, in order */
+ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs);
+
+/* A state's value, in its type's order. Initializes all states first where needed. */
+ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to);
+ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from);
+
+#endif

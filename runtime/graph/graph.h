@@ -1,0 +1,234 @@
+/* The dataflow graph: an arena of immutable, hash-consed nodes.
+ *
+ * A tensor type is a dtype and an ordered list of named axes with sizes; the order is the order in
+ * memory (last axis contiguous) and means nothing else: every op finds axes by name. A node is an
+ * op, sources, integer arguments, a type and an origin (Lua file:line and module path; not part
+ * of its identity). Sources come before their users, so ascending order is a topological order.
+ *
+ * There is one session graph a Lua state, which scripts append to; a program copies what its
+ * outputs reach (ml_graph_extract) into a graph of its own, which passes rewrite by copying.
+ *
+ * Broadcasting is by name and implicit in MAP ops: one operand has every axis that the others
+ * have, and the result has its axes in its order. Operands with no axes (numbers) fit anything.
+ *
+ * Arguments (ml_graph_args), by op; axes are ml_axis ids, doubles are stored by their bits:
+ *   CONST bits           IOTA axis size        STATE id           INPUT id       PARAM index
+ *   CAST -               (dtype is the node's) RANDOM -           (axes are the node's)
+ *   BROADCAST -          RENAME (old new)*     PERMUTE -          (result order is the node's)
+ *   SLICE axis start stop                      PAD axis before after
+ *   SPLIT axis outer outer_size inner inner_size                  MERGE outer inner merged
+ *   CONCAT axis          GATHER axis           SUM, MAX, MIN axes*                ARGMAX axis
+ *   CUMSUM axis from_end SORT axis descending  TOP_K axis k new_axis
+ *   DOT axes* (reduced)  SCATTER_ADD axis      (result type is the node's)        OUT index
+ *   ATTENTION, ATTENTION_GRAD  see ml_attention_args
+ * CONST of an int dtype holds the integer itself. CONST always has no axes: BROADCAST adds them. */
+#ifndef ML_GRAPH_H
+#define ML_GRAPH_H
+
+#include "runtime/base/memory.h"
+#include "runtime/base/status.h"
+
+typedef enum {
+#define ML_DTYPE(ident, ...) ML_##ident,
+#include "runtime/graph/dtypes.def"
+#undef ML_DTYPE
+    ML_DTYPE_COUNT
+} ml_dtype;
+
+typedef enum {
+#define ML_OP(ident, ...) ML_OP_##ident,
+#include "runtime/graph/ops.def"
+#undef ML_OP
+    ML_OP_COUNT
+} ml_op;
+
+typedef enum {
+    ML_CLASS_LEAF, ML_CLASS_MAP, ML_CLASS_MOVE, ML_CLASS_REDUCE, ML_CLASS_SCAN, ML_CLASS_CONTRACT,
+    ML_CLASS_ROUTINE
+} ml_op_class;
+typedef enum {
+    ML_RULE_ARITH, ML_RULE_FLOAT, ML_RULE_TEST, ML_RULE_LOGIC, ML_RULE_SAME, ML_RULE_OWN
+} ml_dtype_rule;
+typedef enum { ML_KIND_BOOL, ML_KIND_INT, ML_KIND_FLOAT } ml_dtype_kind;
+
+typedef struct {
+    const char *ident, *name;
+    ml_op_class op_class;
+    int sources; /* -1 where it varies */
+    ml_dtype_rule rule;
+    int flops;
+    const char *expression, *doc;
+} ml_op_info;
+typedef struct {
+    const char *name;
+    int bytes;
+    ml_dtype_kind kind;
+    const char *suffix; /* of the compute type */
+    const char *memory; /* C type in memory */
+    const char *doc;
+} ml_dtype_info;
+extern const ml_op_info ml_ops[ML_OP_COUNT];
+extern const ml_dtype_info ml_dtypes[ML_DTYPE_COUNT];
+
+enum { ML_MAX_AXES = 8, ML_MAX_OUTPUTS = 4 };
+typedef uint32_t ml_ref;  /* a node; 0 is none */
+typedef uint16_t ml_axis; /* an interned axis name; 0 is none */
+
+typedef struct {
+    uint8_t dtype, rank;
+    ml_axis axis[ML_MAX_AXES];
+    int64_t size[ML_MAX_AXES];
+} ml_type;
+
+typedef struct {
+    const char *file;   /* the Lua chunk; NULL where unknown */
+    int line;           /* 1-based */
+    const char *module; /* module path such as "blocks.3.attn"; "" outside of any */
+    const char *name;   /* what the script calls it where that is known; may be NULL */
+} ml_origin;
+
+enum {
+    ML_NODE_GRADIENT = 1, /* the gradient of a state: for memory accounts */
+    ML_NODE_BACKWARD = 2, /* made by autodiff */
+    ML_NODE_COPY = 4,     /* a deliberate second copy (recomputation): part of its identity */
+};
+typedef struct {
+    uint8_t op, flags;
+    uint16_t source_count, arg_count;
+    uint32_t type;    /* index of an interned type */
+    uint32_t sources; /* first of source_count in the graph's pool */
+    uint32_t args;    /* first of arg_count in the graph's pool */
+    uint32_t origin;  /* index of an interned origin */
+} ml_node;
+
+/* State: a named tensor that lives across steps and programs. The same table serves all graphs of
+ * a session. Its initial value is a node of the session graph without INPUTs. */
+typedef enum { ML_STATE_PARAMETER, ML_STATE_OPTIMIZER, ML_STATE_OTHER } ml_state_kind;
+typedef struct {
+    const char *name; /* unique; the key of its randomness and of checkpoints */
+    ml_state_kind kind;
+    ml_type type;
+    ml_ref initial; /* in the session graph */
+    ml_origin origin;
+} ml_state;
+typedef struct {
+    const char *name;
+    ml_type type;
+} ml_input;
+
+typedef struct ml_graph ml_graph;
+
+ml_graph *ml_graph_new(void);     /* raises */
+void ml_graph_free(ml_graph *g);
+ml_arena *ml_graph_arena(ml_graph *g); /* lives as long as the graph */
+uint32_t ml_graph_count(const ml_graph *g); /* nodes are 1 .. count-1 */
+
+/* Axis names. */
+ml_axis ml_axis_named(ml_graph *g, const char *name); /* interns */
+const char *ml_axis_name(const ml_graph *g, ml_axis axis);
+ml_axis ml_axis_fresh(ml_graph *g, const char *stem); /* a new name "stem'N" that no script can write */
+int ml_type_find(const ml_type *t, ml_axis axis);     /* position, or -1 */
+int64_t ml_type_elements(const ml_type *t);
+int64_t ml_type_bytes(const ml_type *t);
+bool ml_type_equal(const ml_type *a, const ml_type *b);     /* dtype, axes, sizes and order */
+bool ml_type_same_axes(const ml_type *a, const ml_type *b); /* as sets, with sizes; any order */
+void ml_type_print(const ml_graph *g, const ml_type *t, ml_text *out); /* f32[batch=8, embed=64] */
+
+/* Reading nodes. */
+const ml_node *ml_graph_node(const ml_graph *g, ml_ref n);
+const ml_type *ml_graph_type(const ml_graph *g, ml_ref n);
+ml_ref ml_graph_source(const ml_graph *g, ml_ref n, int i);
+const ml_ref *ml_graph_sources(const ml_graph *g, ml_ref n);
+const int64_t *ml_graph_args(const ml_graph *g, ml_ref n);
+const ml_origin *ml_graph_origin(const ml_graph *g, ml_ref n);
+bool ml_graph_constant(const ml_graph *g, ml_ref n, double *value); /* CONST, or BROADCAST of one */
+int ml_op_outputs(const ml_graph *g, ml_ref n); /* number of outputs, 1 for most */
+
+/* Nodes made from now on carry this origin and these flags. */
+void ml_graph_set_origin(ml_graph *g, const ml_origin *origin);
+void ml_graph_set_flags(ml_graph *g, uint8_t flags);
+void ml_graph_mark(ml_graph *g, ml_ref n, uint8_t flags); /* adds flags to a node */
+
+/* States and inputs; ids count from 0. */
+uint32_t ml_graph_add_state(ml_graph *g, const ml_state *state); /* name may be NULL until named */
+ml_state *ml_graph_state(const ml_graph *g, uint32_t id);
+uint32_t ml_graph_state_count(const ml_graph *g);
+uint32_t ml_graph_add_input(ml_graph *g, const ml_input *input);
+const ml_input *ml_graph_input(const ml_graph *g, uint32_t id);
+uint32_t ml_graph_input_count(const ml_graph *g);
+
+/* The one constructor: checks operands, infers the type, hash-conses. Raises ML_INVALID with the
+ * operands of the error for bad operands. `type` serves the ops whose type the arguments do not
+ * give (CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM): NULL elsewhere.
+ * CONST, STATE, INPUT have helpers. Does not simplify. */
+ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_count,
+                    const int64_t *args, int arg_count, const ml_type *type);
+/* Copy node n of `from` with other sources (already in g). Axis ids are mapped by name unless the
+ * graphs share tables (ml_graph_extract makes them share). Keeps origin and flags. */
+ml_ref ml_graph_copy(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources);
+
+/* A program: what a graph computes in one step. Updates assign states at the step's end. */
+typedef struct { uint32_t state; ml_ref value; } ml_update;
+typedef struct {
+    ml_ref *outputs;
+    int output_count;
+    ml_update *updates;
+    int update_count;
+} ml_roots;
+/* A new graph with only what the roots reach, which shares axis, state, input and origin tables
+ * with `from` (`from` must outlive it). *roots is rewritten in place. */
+ml_graph *ml_graph_extract(const ml_graph *from, ml_roots *roots);
+
+/* Short forms for passes (build.c). Arithmetic folds constants and drops x+0, x*1. */
+ml_ref ml_const(ml_graph *g, ml_dtype dtype, double value);
+ml_ref ml_const_int(ml_graph *g, ml_dtype dtype, int64_t value);
+ml_ref ml_map1(ml_graph *g, ml_op op, ml_ref a);
+ml_ref ml_map2(ml_graph *g, ml_op op, ml_ref a, ml_ref b);
+ml_ref ml_where(ml_graph *g, ml_ref test, ml_ref a, ml_ref b);
+ml_ref ml_cast(ml_graph *g, ml_ref a, ml_dtype dtype);        /* a itself where it has that dtype */
+ml_ref ml_broadcast(ml_graph *g, ml_ref a, const ml_type *as); /* to these axes, this order */
+ml_ref ml_permute(ml_graph *g, ml_ref a, const ml_type *as);   /* a itself where in that order */
+ml_ref ml_rename(ml_graph *g, ml_ref a, ml_axis old, ml_axis new_name);
+ml_ref ml_slice(ml_graph *g, ml_ref a, ml_axis axis, int64_t start, int64_t stop);
+ml_ref ml_pad(ml_graph *g, ml_ref a, ml_axis axis, int64_t before, int64_t after);
+ml_ref ml_reduce(ml_graph *g, ml_op op, ml_ref a, const ml_axis *axes, int count);
+ml_ref ml_iota(ml_graph *g, ml_axis axis, int64_t size);       /* i32 */
+ml_ref ml_gather(ml_graph *g, ml_ref table, ml_ref index, ml_axis axis);
+ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, const ml_type *type);
+ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype);
+ml_ref ml_out(ml_graph *g, ml_ref n, int output);
+
+/* Attention. Sources: q, k, v, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse, do,
+ * captured.... q has axes {batch..., seq, heads, head_dim}, k {batch..., kv_seq, kv_heads or heads,
+ * head_dim}, v {batch..., kv_seq, kv_heads or heads, value_dim (head_dim by name)}, in any order.
+ * Query head h reads K/V head h / (heads / kv_heads).
+ * s = scale * sum(q k) in f32; s = score(s) where there is one; masked to -infinity where causal
+ * (kv > q + kv_size - seq_size) or outside the window (q - kv >= window); o = softmax(s) v.
+ * Rows with nothing to attend to give 0 (lse -infinity).
+ * The score function is a root in the same graph that only attention nodes refer to: MAP, IOTA and
+ * CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and PARAM(1 + i) =
+ * captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) = captured, and
+ * PARAM(1 + captured count) = the cotangent. */
+typedef struct {
+    ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
+    bool causal;
+    int64_t window;    /* 0: none */
+    double scale;
+    ml_ref score;      /* 0: none */
+    ml_ref derivative; /* ATTENTION_GRAD with a score: d loss / d s before the score function */
+} ml_attention_args;
+ml_ref ml_attention(ml_graph *g, const ml_ref *sources, int count, const ml_attention_args *args);
+ml_ref ml_attention_grad(ml_graph *g, const ml_ref *sources, int count, const ml_attention_args *args);
+void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args);
+/* The same values from DOT, MAP and REDUCE nodes: outputs[0..] in the order of ml_op_outputs.
+ * Serves as the definition, for the reference interpreter and for short sequences. */
+void ml_attention_decompose(ml_graph *g, ml_ref n, ml_ref *outputs);
+/* Inline a function: copy `root` with PARAM(i) replaced by values[i]. */
+ml_ref ml_graph_inline(ml_graph *g, ml_ref root, const ml_ref *values, int count);
+
+/* Printing: one line a node, "%12 f32[batch=8] = add %3 %11   -- gpt.lua:12 blocks.0". */
+void ml_graph_print(const ml_graph *g, const ml_roots *roots, ml_text *out);
+/* Check every invariant of this header; raises ML_INTERNAL naming pass, node and what is broken. */
+void ml_graph_verify(const ml_graph *g, const ml_roots *roots, const char *pass);
+
+#endif

@@ -1,0 +1,38 @@
+/* Passes over a program's graph. Each builds a new graph from an old one and rewrites the roots;
+ * none changes its input. All raise. */
+#ifndef ML_PASSES_H
+#define ML_PASSES_H
+
+#include "runtime/graph/graph.h"
+
+/* Reverse-mode derivatives: appends to g the gradient of the scalar float `loss` with respect to
+ * each of wrt[0..count) (any nodes) and stores them in gradients[]; 0 where loss does not depend
+ * on it. A gradient has the dtype, axes and axis order of its node. */
+void ml_autodiff(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count, ml_ref *gradients);
+
+/* Constant folding, algebra, cancelling movements, common subexpressions, dead nodes; a dot whose
+ * result is only cast to f32 produces f32. */
+ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
+/* Replace attention over at most `longest` keys, and what no kernel supports, by its definition. */
+ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
+/* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
+ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
+/* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of
+ * keeping them, where what they are computed from is kept anyway. */
+ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);
+
+/* The reference interpreter: every op by its definition, one at a time, in float64 (integers in
+ * int64), in no hurry. states[id] and inputs[id] hold elements as doubles in type order;
+ * results[i] (for nodes[i]) are allocated in `arena`. bf16 and f32 values are not rounded unless
+ * `round` is set. */
+void ml_reference(const ml_graph *g, const double *const *states, const double *const *inputs,
+                  const ml_ref *nodes, int count, double **results, bool round, ml_arena *arena);
+
+/* FLOPs of one node (2 m n k for a dot; attention by unmasked pairs, causal at one half). */
+double ml_flops(const ml_graph *g, ml_ref n);
+
+/* The counter generator: uniform in [0, 1) from a key and a global element index. The kernels'
+ * preludes compute the same bits. */
+double ml_random_uniform(int64_t key, int64_t index);
+
+#endif

@@ -1,0 +1,46 @@
+/* A plan: everything about a program that is decided before it runs.
+ *
+ * ml_plan_new runs the passes in the order in which passes.c lists them, lowers the result to
+ * steps, assigns state updates to places and gives every temporary an offset in one arena. */
+#ifndef ML_PLAN_H
+#define ML_PLAN_H
+
+#include "codegen/lower.h"
+
+typedef enum {
+    ML_MEMORY_PARAMETERS, ML_MEMORY_GRADIENTS, ML_MEMORY_OPTIMIZER, ML_MEMORY_ACTIVATIONS,
+    ML_MEMORY_WORKSPACE, /* inputs, partial results, library workspace */
+    ML_MEMORY_KINDS
+} ml_memory_kind;
+extern const char *const ml_memory_names[ML_MEMORY_KINDS];
+
+typedef struct {
+    ml_arena *arena;        /* owns everything below */
+    ml_graph *graph;        /* after all passes */
+    ml_roots roots;
+    ml_schedule *schedule;
+    int64_t arena_bytes;    /* temporaries: the peak that the offsets reach */
+    int64_t library_bytes;  /* workspace that the device's libraries want beside the arena */
+    int64_t kind_bytes[ML_MEMORY_KINDS]; /* at the step of the peak; states in full */
+    int64_t peak_bytes;     /* states + arena + inputs + library */
+    uint32_t peak_step;
+    double flops;           /* of one run */
+    uint64_t hash;          /* of graph and schedule: equal on every rank */
+} ml_plan;
+
+/* `from` is the session graph; `target` outlives the plan. Raises; ml_plan_free is safe on what a
+ * failed call left in *plan (NULL or partial). */
+void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
+                 ml_plan **plan);
+void ml_plan_free(ml_plan *plan);
+/* The largest storages alive at the peak, largest first: node and bytes. */
+int ml_plan_largest(const ml_plan *plan, int count, ml_ref *nodes, int64_t *bytes);
+/* Raise ML_TOO_LARGE, with the ten largest tensors and their lines, where the plan plus `extra`
+ * bytes (states of other programs) exceeds `limit` bytes. */
+void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device);
+void ml_plan_print(const ml_plan *plan, ml_text *out); /* steps with values, offsets, kernels */
+
+/* Place the temporaries (memory.c): sets offsets, first and last; the value is the arena's size. */
+int64_t ml_memory_place(ml_schedule *schedule);
+
+#endif
