@@ -75,7 +75,7 @@ typedef struct {
  * CUDA: extern "C" __global__ void ENTRY(ml_arguments a)   with struct { char *p[]; long long s[]; }
  *       of exactly pointer_count pointers and scalar_count scalars; `units` is ignored. */
 enum { ML_MAX_SCALARS = 8 };
-typedef struct {
+typedef struct ml_kernel {
     uint64_t key;           /* hash of source, which names what it computes */
     const char *entry;      /* C identifier, derived from key */
     const char *source;     /* without the prelude */
@@ -83,7 +83,9 @@ typedef struct {
     int pointer_count, scalar_count;
     int64_t scalar[ML_MAX_SCALARS];
     int64_t units, grain;   /* C: parallel units, and the fewest worth waking a thread */
-    uint32_t grid[3], block, shared_bytes; /* CUDA */
+    uint32_t grid[3], block, shared_bytes; /* CUDA; above 48 KiB the function attribute must be raised */
+    struct ml_kernel *next; /* to be run with the same pointers once this one is finished; NULL: none.
+                               Templates (attention backward, scatter_add) need such chains */
 } ml_kernel;
 
 /* Print `ir` for `target` (emit.c, with loop skeletons in emit_c.c and emit_cuda.c). Raises. */
