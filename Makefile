@@ -1,0 +1,114 @@
+# mlua: `make` builds build/mlua, `make demo` trains a small GPT, `make test` runs every test that needs no GPU.
+#
+#   make demo            train models/gpt.lua on the default corpus, then print a sample (under 2 minutes)
+#   make test [T=name]   all tests, or those whose name contains T
+#   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make test-gpu        kernels, parity and examples on the GPU of this machine
+#   make bench           CPU benchmarks as JSON lines; PEER=1 runs the PyTorch peer beside them
+#   make bench-gpu       the same on a GPU
+#   make lint            layering, length and formatting
+#   make editor          regenerate editor/ from the program's tables
+#   make install PREFIX=/usr/local
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+
+B ?= build
+CC ?= cc
+PREFIX ?= /usr/local
+CUDA_HOME ?= /usr/local/cuda
+OPT ?= -O2
+SANITIZE ?=
+
+# Plain x86-64-v2, so that the binary runs on other machines; kernels compiled at run time use all
+# that the processor has.
+ARCH := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v2)
+CUDA := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-DMLUA_CUDA -isystem $(CUDA_HOME)/include)
+CFLAGS := -std=gnu11 $(OPT) -g $(ARCH) -Wall -Wextra -Wno-missing-field-initializers -fno-strict-aliasing \
+          -I. -I$(B) -isystem /usr/include/lua5.4 $(CUDA) $(SANITIZE)
+STATIC := lua5.4 edit tinfo bsd md jansson xxhash
+LDLIBS := $(STATIC:%=-l:lib%.a) -lm -ldl -lpthread
+LDFLAGS := -rdynamic $(SANITIZE)
+
+SOURCES := $(wildcard runtime/*/*.c codegen/*.c vm/*.c)
+OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
+LIBRARY := $(filter-out $(B)/vm/main.o,$(OBJECTS))
+TESTS := $(wildcard tests/*.c)
+LUA := $(wildcard stdlib/*.lua)
+# The default corpus: the text that this repository itself holds.
+TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) \
+        $(wildcard runtime/*/*.h codegen/*.h vm/*.h tests/*.c))
+
+.PHONY: all demo test test-asan test-gpu bench bench-gpu lint editor install clean deps
+all: $(B)/mlua
+
+# ---- Packages -------------------------------------------------------------------------------------
+PACKAGES := gcc make liblua5.4-dev libedit-dev libjansson-dev libxxhash-dev libopenblas0-pthread
+NEEDED := $(foreach h,lua5.4/lua.h histedit.h jansson.h xxhash.h,$(if $(wildcard /usr/include/$(h)),,$(h)))
+BLAS := $(firstword $(wildcard /usr/lib/*/libopenblas.so.0 /usr/lib/*/openblas*/libopenblas.so.0 /usr/lib64/libopenblas*.so.0))
+deps:
+ifneq ($(strip $(NEEDED))$(if $(BLAS),,x),)
+	@if command -v apt-get >/dev/null; then \
+	   sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	   echo "installing $(PACKAGES)"; \
+	   $$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null; \
+	 else \
+	   echo "mlua needs (Debian's names): $(PACKAGES)"; \
+	   echo "install what your distribution calls them, static libraries included, then run make again"; exit 1; \
+	 fi
+endif
+
+# ---- The program ----------------------------------------------------------------------------------
+$(B)/%.o: %.c | deps
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/corpus.txt: $(TEXT)
+	@mkdir -p $(B)
+	@cat $(TEXT) > $@
+# stdlib/ and the corpus, inside the binary (vm/embed.h)
+$(B)/embed.s: $(LUA) $(B)/corpus.txt Makefile
+	@{ echo '.section .rodata'; i=0; \
+	   for f in $(LUA) $(B)/corpus.txt; do i=$$((i+1)); \
+	     echo ".Lname$$i: .string \"$${f##*/}\""; echo ".Ldata$$i: .incbin \"$$f\""; echo ".Lend$$i: .byte 0"; done; \
+	   echo '.section .data.rel.ro,"aw"'; echo '.balign 8'; echo '.globl ml_embedded_files'; echo 'ml_embedded_files:'; \
+	   for j in $$(seq 1 $$i); do echo ".quad .Lname$$j, .Ldata$$j, .Lend$$j-.Ldata$$j"; done; \
+	   echo '.quad 0, 0, 0'; echo '.section .note.GNU-stack,"",@progbits'; } > $@
+$(B)/embed.o: $(B)/embed.s
+	$(CC) -c -o $@ $<
+
+$(B)/mlua: $(OBJECTS)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+-include $(shell find $(B) -name '*.d' 2>/dev/null)
+
+install: $(B)/mlua
+	install -Dm755 $(B)/mlua $(DESTDIR)$(PREFIX)/bin/mlua
+
+# ---- Running --------------------------------------------------------------------------------------
+demo: $(B)/mlua
+	$(B)/mlua run models/gpt.lua preset=demo
+
+T ?=
+test: $(B)/mlua $(B)/test
+	MLUA=$(B)/mlua $(B)/test $(T)
+test-asan:
+	@$(MAKE) --no-print-directory B=$(B)/asan OPT=-O1 \
+	  SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" test
+test-gpu: $(B)/mlua $(B)/test
+	MLUA=$(B)/mlua $(B)/test --gpu $(T)
+
+bench: $(B)/mlua
+	MLUA=$(B)/mlua tests/bench.sh cpu
+bench-gpu: $(B)/mlua
+	MLUA=$(B)/mlua tests/bench.sh gpu
+
+editor: $(B)/mlua
+	$(B)/mlua editor editor/mlua.lua
+lint:
+	@tests/lint.sh
+
+clean:
+	rm -rf $(B)
