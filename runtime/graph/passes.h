@@ -31,8 +31,13 @@ void ml_reference(const ml_graph *g, const double *const *states, const double *
 /* FLOPs of one node (2 m n k for a dot; attention by unmasked pairs, causal at one half). */
 double ml_flops(const ml_graph *g, ml_ref n);
 
-/* The counter generator: uniform in [0, 1) from a key and a global element index. The kernels'
- * preludes compute the same bits. */
+/* The counter generator: uniform in [0, 1) from a key and a global element index (the linear index
+ * in the RANDOM node's own type, axes in its order). The kernels' preludes compute the same bits,
+ * all in unsigned 64-bit arithmetic that wraps around:
+ *   mix(z): z ^= z >> 30; z *= 0xbf58476d1ce4e5b9; z ^= z >> 27; z *= 0x94d049bb133111eb; z ^= z >> 31
+ *   u = mix(mix(key + G) + (index + 1) * G) with G = 0x9e3779b97f4a7c15
+ *   result = (u >> 40) * 2^-24, exact in f32; mix(key + G) is the same for all elements of a tensor.
+ * (The finalizer of SplitMix64; the inner mix makes neighbouring keys unrelated streams.) */
 double ml_random_uniform(int64_t key, int64_t index);
 
 #endif
