@@ -14,6 +14,8 @@ void *ml_alloc(size_t bytes);                              /* NULL when exhauste
 void *ml_realloc(void *block, size_t old_bytes, size_t bytes); /* NULL when exhausted; zeroes the new part */
 void ml_free(void *block);
 int64_t ml_live_blocks(void); /* heap blocks not yet freed */
+/* From now on the n-th allocation fails (once); 0 is never. MLUA_OOM=n sets it at the start. */
+void ml_memory_fail_at(int64_t n);
 
 typedef struct ml_arena ml_arena;
 ml_arena *ml_arena_new(void); /* NULL when exhausted */

@@ -1,0 +1,80 @@
+#include "runtime/base/knobs.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef enum { NUMBER, LARGE_NUMBER, FLAG, TEXT } knob_kind;
+typedef struct {
+    const char *name, *syntax, *meaning;
+    knob_kind kind;
+    size_t offset; /* in ml_knobs_values */
+} knob;
+
+#define AT(field) offsetof(ml_knobs_values, field)
+static const knob KNOBS[] = {
+    {"MLUA_DEBUG", "0..5",
+     "print more: 1 device, 2 kernels with times, 3 fusion, 4 source, 5 graphs and rewrites",
+     NUMBER, AT(debug)},
+    {"MLUA_DUMP", "PASS[@NAME]", "print the graph after a pass, of the program called NAME", TEXT,
+     AT(dump)},
+    {"MLUA_VERIFY", "0|1", "verify the graph after every pass", FLAG, AT(verify)},
+    {"MLUA_CHECK", "cpu", "run every kernel on the CPU as well and compare", TEXT, AT(check)},
+    {"MLUA_NOFUSE", "0|1", "one kernel for each op", FLAG, AT(no_fuse)},
+    {"MLUA_KEEP", "DIR", "keep the sources of generated kernels in DIR", TEXT, AT(keep)},
+    {"MLUA_OOM", "N", "let the N-th allocation fail, to test what happens then", LARGE_NUMBER,
+     AT(out_of_memory)},
+    {"MLUA_CACHE", "DIR", "keep compiled kernels in DIR", TEXT, AT(cache)},
+    {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
+};
+enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
+
+static ml_knobs_values values;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void read_knob(const knob *k, const char *text) {
+    void *field = (char *)&values + k->offset;
+    if (k->kind == TEXT) {
+        *(const char **)field = text;
+        return;
+    }
+    char *end;
+    long long number = strtoll(text, &end, 10);
+    if (*end || number < 0 || (k->kind != LARGE_NUMBER && number > 1000000)) {
+        fprintf(stderr, "mlua: %s=%s is ignored: it takes %s\n", k->name, text, k->syntax);
+        return;
+    }
+    if (k->kind == NUMBER) *(int *)field = (int)number;
+    if (k->kind == LARGE_NUMBER) *(int64_t *)field = number;
+    if (k->kind == FLAG) *(bool *)field = number != 0;
+}
+
+static void read_environment(void) {
+    for (int i = 0; i < KNOB_COUNT; i++) {
+        const char *text = getenv(KNOBS[i].name);
+        if (text && *text) read_knob(&KNOBS[i], text);
+    }
+}
+
+const ml_knobs_values *ml_knobs(void) {
+    pthread_once(&once, read_environment);
+    return &values;
+}
+
+bool ml_knob_describe(int i, const char **name, const char **syntax, const char **meaning) {
+    if (i < 0 || i >= KNOB_COUNT) return false;
+    *name = KNOBS[i].name;
+    *syntax = KNOBS[i].syntax;
+    *meaning = KNOBS[i].meaning;
+    return true;
+}
+
+void ml_debug(int level, const char *format, ...) {
+    if (ml_knobs()->debug < level) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+}

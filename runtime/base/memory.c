@@ -1,0 +1,215 @@
+#include "runtime/base/memory.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/base/status.h"
+
+/* Allocations still to come before one fails; <= 0 is never. */
+static atomic_llong countdown;
+static atomic_llong live;
+static pthread_once_t countdown_once = PTHREAD_ONCE_INIT;
+
+static void read_countdown(void) {
+    atomic_store(&countdown, ml_knobs()->out_of_memory);
+}
+
+static bool fails_now(void) {
+    pthread_once(&countdown_once, read_countdown);
+    if (atomic_load_explicit(&countdown, memory_order_relaxed) <= 0) return false;
+    return atomic_fetch_sub(&countdown, 1) == 1;
+}
+
+void ml_memory_fail_at(int64_t n) {
+    pthread_once(&countdown_once, read_countdown);
+    atomic_store(&countdown, n);
+}
+
+void *ml_alloc(size_t bytes) {
+    if (fails_now()) return NULL;
+    void *block = calloc(1, bytes ? bytes : 1);
+    if (block) atomic_fetch_add_explicit(&live, 1, memory_order_relaxed);
+    return block;
+}
+
+void *ml_realloc(void *block, size_t old_bytes, size_t bytes) {
+    if (!block) return ml_alloc(bytes);
+    if (fails_now()) return NULL;
+    char *moved = realloc(block, bytes ? bytes : 1);
+    if (moved && bytes > old_bytes) memset(moved + old_bytes, 0, bytes - old_bytes);
+    return moved;
+}
+
+void ml_free(void *block) {
+    if (!block) return;
+    atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
+    free(block);
+}
+
+int64_t ml_live_blocks(void) {
+    return atomic_load(&live);
+}
+
+/* An arena is a chain of chunks, the newest first; each chunk's bytes follow its header. */
+typedef struct chunk {
+    struct chunk *older;
+    size_t used, capacity;
+    _Alignas(16) char bytes[];
+} chunk;
+
+struct ml_arena {
+    chunk *newest;
+    size_t next_capacity;
+};
+
+enum { FIRST_CHUNK = 4 << 10, LARGEST_CHUNK = 1 << 20 };
+
+ml_arena *ml_arena_new(void) {
+    ml_arena *arena = ml_alloc(sizeof *arena);
+    if (arena) arena->next_capacity = FIRST_CHUNK;
+    return arena;
+}
+
+void ml_arena_free(ml_arena *arena) {
+    if (!arena) return;
+    for (chunk *at = arena->newest; at;) {
+        chunk *older = at->older;
+        ml_free(at);
+        at = older;
+    }
+    ml_free(arena);
+}
+
+static chunk *chunk_new(size_t capacity) {
+    chunk *fresh = ml_alloc(sizeof(chunk) + capacity);
+    if (!fresh) ml_raise(ML_NO_MEMORY, "out of memory: could not get %zu bytes", capacity);
+    fresh->capacity = capacity;
+    return fresh;
+}
+
+void *ml_arena_alloc(ml_arena *arena, size_t bytes) {
+    if (bytes > SIZE_MAX / 2)
+        ml_raise(ML_NO_MEMORY, "out of memory: could not get %zu bytes", bytes);
+    bytes = bytes ? (bytes + 15) & ~(size_t)15 : 16;
+    chunk *newest = arena->newest;
+    if (newest && newest->capacity - newest->used >= bytes) {
+        newest->used += bytes;
+        return newest->bytes + newest->used - bytes;
+    }
+    if (newest && bytes > arena->next_capacity / 2) { /* a chunk of its own, behind the newest */
+        chunk *own = chunk_new(bytes);
+        own->used = bytes;
+        own->older = newest->older;
+        newest->older = own;
+        return own->bytes;
+    }
+    chunk *fresh = chunk_new(bytes > arena->next_capacity ? bytes : arena->next_capacity);
+    if (arena->next_capacity < LARGEST_CHUNK) arena->next_capacity *= 2;
+    fresh->used = bytes;
+    fresh->older = newest;
+    arena->newest = fresh;
+    return fresh->bytes;
+}
+
+char *ml_arena_copy(ml_arena *arena, const void *bytes, size_t count) {
+    char *copy = ml_arena_alloc(arena, count + 1);
+    if (count) memcpy(copy, bytes, count);
+    return copy;
+}
+
+char *ml_arena_format(ml_arena *arena, const char *format, ...) {
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    int length = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    char *text = ml_arena_alloc(arena, (size_t)length + 1);
+    vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
+    return text;
+}
+
+void *ml_vec_grow(ml_arena *arena, void *at, uint32_t *count, uint32_t *capacity, size_t size) {
+    char *elements;
+    memcpy(&elements, at, sizeof elements); /* `at` points to a pointer of some type */
+    if (*count == *capacity) {
+        if (*capacity > UINT32_MAX / 2) ml_raise(ML_NO_MEMORY, "an array has too many elements");
+        uint32_t larger = *capacity ? *capacity * 2 : 8;
+        char *moved = ml_arena_alloc(arena, size * larger);
+        if (*count) memcpy(moved, elements, size * *count);
+        memcpy(at, &moved, sizeof moved);
+        elements = moved;
+        *capacity = larger;
+    }
+    return elements + size * (*count)++;
+}
+
+void ml_text_add(ml_text *text, const char *format, ...) {
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    size_t room = text->capacity - text->length;
+    size_t added =
+        (size_t)vsnprintf(room ? text->text + text->length : NULL, room, format, arguments);
+    va_end(arguments);
+    if (added >= room) {
+        size_t capacity = (text->length + added + 1) * 2;
+        char *moved = ml_arena_alloc(text->arena, capacity);
+        if (text->length) memcpy(moved, text->text, text->length);
+        text->text = moved;
+        text->capacity = capacity;
+        vsnprintf(text->text + text->length, capacity - text->length, format, again);
+    }
+    va_end(again);
+    text->length += added;
+}
+
+/* Linear probing; a slot is free where its value is ML_INDEX_NONE. The load stays below 2/3. */
+static uint32_t slot_of(const ml_index *index, uint64_t hash) {
+    return (uint32_t)((hash * 0x9E3779B97F4A7C15u) >> 32) & (index->capacity - 1);
+}
+
+static void put(ml_index *index, uint64_t hash, uint32_t value) {
+    uint32_t slot = slot_of(index, hash);
+    while (index->values[slot] != ML_INDEX_NONE) slot = (slot + 1) & (index->capacity - 1);
+    index->hashes[slot] = hash;
+    index->values[slot] = value;
+}
+
+void ml_index_add(ml_index *index, uint64_t hash, uint32_t value) {
+    if (index->count >= index->capacity / 3 * 2) {
+        if (index->capacity > UINT32_MAX / 4) ml_raise(ML_NO_MEMORY, "an index is too large");
+        ml_index old = *index;
+        uint32_t capacity = old.capacity ? old.capacity * 2 : 16;
+        uint64_t *hashes = ML_NEW_ARRAY(index->arena, uint64_t, capacity);
+        uint32_t *values = ML_NEW_ARRAY(index->arena, uint32_t, capacity);
+        memset(values, 0xff, sizeof *values * capacity);
+        index->hashes = hashes;
+        index->values = values;
+        index->capacity = capacity;
+        for (uint32_t i = 0; i < old.capacity; i++)
+            if (old.values[i] != ML_INDEX_NONE) put(index, old.hashes[i], old.values[i]);
+    }
+    put(index, hash, value);
+    index->count++;
+}
+
+uint32_t ml_index_next(const ml_index *index, uint64_t hash, uint32_t *cursor) {
+    if (!index->capacity) return ML_INDEX_NONE;
+    uint32_t first = slot_of(index, hash);
+    for (;;) {
+        uint32_t slot = (first + (*cursor)++) & (index->capacity - 1);
+        if (index->values[slot] == ML_INDEX_NONE) return ML_INDEX_NONE;
+        if (index->hashes[slot] == hash) return index->values[slot];
+    }
+}
+
+uint64_t ml_hash(const void *bytes, size_t count, uint64_t seed) {
+    return XXH3_64bits_withSeed(bytes, count, seed);
+}
