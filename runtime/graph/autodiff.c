@@ -1,0 +1,467 @@
+/* Reverse-mode differentiation: one short rule for each op (passes.h, ml_autodiff). */
+#include "runtime/graph/passes.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A node that the roots reach. */
+typedef struct {
+    ml_ref node;
+    bool needs; /* a gradient with respect to it is wanted, or leads to one */
+    ml_ref
+        gradient[ML_MAX_OUTPUTS]; /* what its users gave so far, for each of its outputs; 0 none */
+} entry;
+
+/* One vector-Jacobian product over the part of `graph` that its roots reach. */
+typedef struct {
+    ml_graph *graph;
+    ml_arena *scratch;
+    ml_index index; /* node to entry */
+    ML_VEC(entry) entries;
+} tape;
+
+typedef struct {
+    const ml_ref *roots, *cotangents;
+    int root_count;
+    const ml_ref *wrt;
+    int wrt_count;
+    bool stop_at_wrt; /* treat wrt as independent variables, whatever they are computed from */
+} product;
+
+static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *gradients);
+
+static uint64_t hash_of(ml_ref node) {
+    return node * 0x9e3779b97f4a7c15u;
+}
+
+static entry *find(const tape *t, ml_ref node) {
+    uint32_t cursor = 0, at;
+    while ((at = ml_index_next(&t->index, hash_of(node), &cursor)) != ML_INDEX_NONE)
+        if (t->entries.at[at].node == node) return &t->entries.at[at];
+    return NULL;
+}
+
+static int descending(const void *a, const void *b) {
+    ml_ref left = ((const entry *)a)->node, right = ((const entry *)b)->node;
+    return left < right ? 1 : left > right ? -1 : 0;
+}
+
+static void reach(tape *t, ml_ref node) {
+    if (find(t, node)) return;
+    ML_PUSH(t->scratch, &t->entries)->node = node;
+    ml_index_add(&t->index, hash_of(node), t->entries.count - 1);
+}
+
+static bool contains(const ml_ref *list, int count, ml_ref node) {
+    for (int i = 0; i < count; i++)
+        if (list[i] == node) return true;
+    return false;
+}
+
+/* Collect what the roots reach, users before their sources. */
+static void collect(tape *t, const product *p) {
+    for (int i = 0; i < p->root_count; i++) reach(t, p->roots[i]);
+    for (uint32_t next = 0; next < t->entries.count; next++) {
+        ml_ref node = t->entries.at[next].node;
+        if (p->stop_at_wrt && contains(p->wrt, p->wrt_count, node)) continue;
+        int count = ml_graph_node(t->graph, node)->source_count;
+        for (int i = 0; i < count; i++) reach(t, ml_graph_source(t->graph, node, i));
+    }
+    if (t->entries.count) qsort(t->entries.at, t->entries.count, sizeof(entry), descending);
+    t->index = (ml_index){.arena = t->scratch};
+    for (uint32_t i = 0; i < t->entries.count; i++)
+        ml_index_add(&t->index, hash_of(t->entries.at[i].node), i);
+}
+
+static bool is_float(const ml_graph *g, ml_ref node) {
+    return ml_dtypes[ml_graph_type(g, node)->dtype].kind == ML_KIND_FLOAT;
+}
+
+/* Gradients flow only through float values that depend on a wanted node. */
+static void mark_needs(tape *t, const product *p) {
+    for (int i = 0; i < p->wrt_count; i++) {
+        entry *e = find(t, p->wrt[i]);
+        if (e) e->needs = is_float(t->graph, e->node);
+    }
+    for (uint32_t i = t->entries.count; i-- > 0;) {
+        entry *e = &t->entries.at[i];
+        if (e->needs || !is_float(t->graph, e->node)) continue;
+        const ml_node *node = ml_graph_node(t->graph, e->node);
+        if (node->op == ML_OP_STOP_GRADIENT) continue;
+        for (int s = 0; s < node->source_count && !e->needs; s++) {
+            entry *source = find(t, ml_graph_source(t->graph, e->node, s));
+            e->needs = source && source->needs;
+        }
+    }
+}
+
+/* Sum x over the axes that `as` lacks and put the rest into its order and dtype. */
+static ml_ref reduce_to(ml_graph *g, ml_ref x, const ml_type *as) {
+    ml_type type = *ml_graph_type(g, x);
+    ml_axis missing[ML_MAX_AXES];
+    int count = 0;
+    for (int i = 0; i < type.rank; i++)
+        if (ml_type_find(as, type.axis[i]) < 0) missing[count++] = type.axis[i];
+    if (count) x = ml_reduce(g, ML_OP_SUM, x, missing, count);
+    if (ml_graph_type(g, x)->rank < as->rank) x = ml_broadcast(g, x, as);
+    return ml_cast(g, ml_permute(g, x, as), as->dtype);
+}
+
+static bool wants(const tape *t, ml_ref node, int source) {
+    entry *e = find(t, ml_graph_source(t->graph, node, source));
+    return e && e->needs;
+}
+
+static void accumulate(ml_graph *g, ml_ref *total, ml_ref value) {
+    *total = *total ? ml_map2(g, ML_OP_ADD, *total, value) : value;
+}
+
+/* Add x to the gradient of a source of `node`. */
+static void give(tape *t, ml_ref node, int source, ml_ref x) {
+    entry *e = find(t, ml_graph_source(t->graph, node, source));
+    ml_type type = *ml_graph_type(t->graph, e->node);
+    accumulate(t->graph, &e->gradient[0], reduce_to(t->graph, x, &type));
+}
+
+/* The rules of elementwise ops read like mathematics: g is the gradient of the result y, a, b, c
+ * are the operands. Each starts from g or y, which have all axes. */
+#define NEG(x) ml_map1(G, ML_OP_NEG, x)
+#define ADD(x, z) ml_map2(G, ML_OP_ADD, x, z)
+#define SUB(x, z) ml_map2(G, ML_OP_SUB, x, z)
+#define MUL(x, z) ml_map2(G, ML_OP_MUL, x, z)
+#define DIV(x, z) ml_map2(G, ML_OP_DIV, x, z)
+#define FN(op, x) ml_map1(G, ML_OP_##op, x)
+#define FN2(op, x, z) ml_map2(G, ML_OP_##op, x, z)
+#define NUM(v) ml_const(G, dtype, v)
+#define WHERE(test, x, z) ml_where(G, test, x, z)
+#define TIE(x, z) WHERE(FN2(EQ, x, z), MUL(NUM(0.5), g), NUM(0)) /* equal operands share evenly */
+#define GIVE(source, value) ((void)(wants(t, n, source) ? give(t, n, source, value) : (void)0))
+
+static void map_rule(tape *t, ml_ref n, ml_ref g) {
+    ml_graph *G = t->graph;
+    ml_dtype dtype = ml_graph_type(G, n)->dtype;
+    ml_op op = ml_graph_node(G, n)->op;
+    int count = ml_graph_node(G, n)->source_count;
+    ml_ref y = n, a = ml_graph_source(G, n, 0);
+    ml_ref b = count > 1 ? ml_graph_source(G, n, 1) : 0;
+    switch (op) {
+    case ML_OP_NEG: GIVE(0, NEG(g)); break;
+    case ML_OP_ADD: GIVE(0, g), GIVE(1, g); break;
+    case ML_OP_SUB: GIVE(0, g), GIVE(1, NEG(g)); break;
+    case ML_OP_MUL: GIVE(0, MUL(g, b)), GIVE(1, MUL(g, a)); break;
+    case ML_OP_DIV: GIVE(0, DIV(g, b)), GIVE(1, NEG(DIV(MUL(g, y), b))); break;
+    case ML_OP_MOD: GIVE(0, g), GIVE(1, NEG(MUL(g, FN2(IDIV, a, b)))); break;
+    case ML_OP_POW:
+        GIVE(0, MUL(g, MUL(FN2(POW, a, SUB(b, NUM(1))), b)));
+        GIVE(1, WHERE(FN2(EQ, y, NUM(0)), NUM(0), MUL(MUL(g, y), FN(LOG, a))));
+        break;
+    case ML_OP_MAXIMUM:
+        GIVE(0, WHERE(FN2(GT, a, b), g, TIE(a, b))), GIVE(1, WHERE(FN2(LT, a, b), g, TIE(a, b)));
+        break;
+    case ML_OP_MINIMUM:
+        GIVE(0, WHERE(FN2(LT, a, b), g, TIE(a, b))), GIVE(1, WHERE(FN2(GT, a, b), g, TIE(a, b)));
+        break;
+    case ML_OP_EXP: GIVE(0, MUL(g, y)); break;
+    case ML_OP_LOG: GIVE(0, DIV(g, a)); break;
+    case ML_OP_SQRT: GIVE(0, DIV(MUL(NUM(0.5), g), y)); break;
+    case ML_OP_RSQRT: GIVE(0, MUL(MUL(NUM(-0.5), g), MUL(y, MUL(y, y)))); break;
+    case ML_OP_SIN: GIVE(0, MUL(g, FN(COS, a))); break;
+    case ML_OP_COS: GIVE(0, NEG(MUL(g, FN(SIN, a)))); break;
+    case ML_OP_TANH: GIVE(0, MUL(g, SUB(NUM(1), MUL(y, y)))); break;
+    case ML_OP_ERF: GIVE(0, MUL(g, MUL(NUM(1.1283791670955126), FN(EXP, NEG(MUL(a, a)))))); break;
+    case ML_OP_SIGMOID: GIVE(0, MUL(g, MUL(y, SUB(NUM(1), y)))); break;
+    case ML_OP_ABS: GIVE(0, MUL(g, FN(SIGN, a))); break;
+    case ML_OP_WHERE: GIVE(1, WHERE(a, g, NUM(0))), GIVE(2, WHERE(a, NUM(0), g)); break;
+    case ML_OP_CAST: GIVE(0, g); break; /* reduce_to casts back */
+    default: break;                     /* steps and tests are flat: their gradient is 0 */
+    }
+}
+
+/* y = sum of a b over axes. The gradient of one operand contracts the other with g over the axes
+ * that the other alone brought into the result. Operands of the products keep the dtype of the
+ * forward product's operands, so a bf16 product has bf16 gradients whatever it accumulated in. */
+static void dot_rule(tape *t, ml_ref n, ml_ref g, int operand) {
+    ml_graph *G = t->graph;
+    ml_ref self = ml_graph_source(G, n, operand), other = ml_graph_source(G, n, 1 - operand);
+    ml_type type = *ml_graph_type(G, self), brought = *ml_graph_type(G, other);
+    ml_axis axes[ML_MAX_AXES];
+    int count = 0;
+    for (int i = 0; i < brought.rank; i++)
+        if (ml_type_find(&type, brought.axis[i]) < 0) axes[count++] = brought.axis[i];
+    g = ml_cast(G, g, type.dtype > brought.dtype ? type.dtype : brought.dtype);
+    ml_ref result;
+    if (count == 0) /* an outer product */
+        result = MUL(ml_broadcast(G, g, &type), ml_broadcast(G, other, &type));
+    else if (operand == 0)
+        result = ml_dot(G, g, other, axes, count, type.dtype);
+    else
+        result = ml_dot(G, other, g, axes, count, type.dtype);
+    give(t, n, operand, result);
+}
+
+/* Max or min over axes: equal extremes share the gradient evenly. */
+static void extreme_rule(tape *t, ml_ref n, ml_ref g) {
+    ml_graph *G = t->graph;
+    ml_ref a = ml_graph_source(G, n, 0);
+    ml_dtype dtype = ml_graph_type(G, n)->dtype;
+    ml_axis axes[ML_MAX_AXES];
+    int count = ml_graph_node(G, n)->arg_count;
+    for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(G, n)[i];
+    ml_ref hit = FN2(EQ, a, n);
+    ml_ref hits = ml_reduce(G, ML_OP_SUM, ml_cast(G, hit, ML_F32), axes, count);
+    give(t, n, 0, WHERE(hit, DIV(g, ml_cast(G, hits, dtype)), NUM(0)));
+}
+
+static void concat_rule(tape *t, ml_ref n, ml_ref g) {
+    ml_graph *G = t->graph;
+    ml_axis axis = (ml_axis)ml_graph_args(G, n)[0];
+    int count = ml_graph_node(G, n)->source_count;
+    int64_t start = 0;
+    for (int i = 0; i < count; i++) {
+        const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, i));
+        int64_t size = type->size[ml_type_find(type, axis)];
+        GIVE(i, ml_slice(G, g, axis, start, start + size));
+        start += size;
+    }
+}
+
+static ml_ref rename_back(ml_graph *G, ml_ref n, ml_ref g) {
+    int count = ml_graph_node(G, n)->arg_count;
+    int64_t args[2 * ML_MAX_AXES];
+    const int64_t *forward = ml_graph_args(G, n);
+    for (int i = 0; i + 1 < count; i += 2) args[i] = forward[i + 1], args[i + 1] = forward[i];
+    return ml_graph_add(G, ML_OP_RENAME, &g, 1, args, count, NULL);
+}
+
+/* result[.., i, ..] = a[.., index[.., i, ..], ..]: each element of g goes back to its index. The
+ * axis is renamed first: in the sum it counts the positions in the result. */
+static ml_ref sort_back(ml_graph *G, ml_ref n, ml_ref g) {
+    ml_axis axis = (ml_axis)ml_graph_args(G, n)[0];
+    ml_axis position = ml_axis_fresh(G, "position");
+    ml_type type = *ml_graph_type(G, ml_graph_source(G, n, 0));
+    ml_ref index = ml_rename(G, ml_out(G, n, 1), axis, position);
+    return ml_scatter_add(G, index, ml_rename(G, g, axis, position), axis, &type);
+}
+
+/* Up to this many elements a comparison with every index is cheaper than a scatter. */
+enum { COMPARED_AXIS = 512 };
+
+static ml_ref top_k_back(ml_graph *G, ml_ref n, ml_ref g) {
+    const int64_t *args = ml_graph_args(G, n);
+    ml_axis axis = (ml_axis)args[0], chosen = (ml_axis)args[2];
+    int64_t k = args[1];
+    ml_type type = *ml_graph_type(G, ml_graph_source(G, n, 0));
+    int64_t size = type.size[ml_type_find(&type, axis)];
+    ml_ref index = ml_out(G, n, 1);
+    if (size > COMPARED_AXIS || type.rank == ML_MAX_AXES)
+        return ml_scatter_add(G, index, g, axis, &type);
+    ml_type all = type;
+    all.axis[all.rank] = chosen;
+    all.size[all.rank++] = k;
+    ml_dtype dtype = type.dtype;
+    ml_type indices = all;
+    indices.dtype = ML_I32;
+    ml_ref hit = FN2(EQ, ml_broadcast(G, index, &indices), ml_iota(G, axis, size));
+    return ml_reduce(G, ML_OP_SUM, WHERE(hit, ml_broadcast(G, g, &all), NUM(0)), &chosen, 1);
+}
+
+static ml_ref move_back(ml_graph *G, ml_ref n, ml_ref g) {
+    const ml_node *node = ml_graph_node(G, n);
+    const int64_t *args = ml_graph_args(G, n);
+    ml_type type = *ml_graph_type(G, ml_graph_source(G, n, 0));
+    int64_t size = 0, size_2 = 0;
+    switch ((ml_op)node->op) {
+    case ML_OP_SLICE:
+        size = type.size[ml_type_find(&type, (ml_axis)args[0])];
+        return ml_pad(G, g, (ml_axis)args[0], args[1], size - args[2]);
+    case ML_OP_PAD:
+        size = type.size[ml_type_find(&type, (ml_axis)args[0])];
+        return ml_slice(G, g, (ml_axis)args[0], args[1], args[1] + size);
+    case ML_OP_SPLIT:
+        return ml_graph_add(G, ML_OP_MERGE, &g, 1, (int64_t[]){args[1], args[3], args[0]}, 3, NULL);
+    case ML_OP_MERGE:
+        size = type.size[ml_type_find(&type, (ml_axis)args[0])];
+        size_2 = type.size[ml_type_find(&type, (ml_axis)args[1])];
+        return ml_graph_add(G, ML_OP_SPLIT, &g, 1,
+                            (int64_t[]){args[2], args[0], size, args[1], size_2}, 5, NULL);
+    case ML_OP_RENAME: return rename_back(G, n, g);
+    case ML_OP_CUMSUM:
+        return ml_graph_add(G, ML_OP_CUMSUM, &g, 1, (int64_t[]){args[0], !args[1]}, 2, NULL);
+    case ML_OP_SUM: return ml_broadcast(G, g, &type);
+    case ML_OP_GATHER:
+        return ml_scatter_add(G, ml_graph_source(G, n, 1), g, (ml_axis)args[0], &type);
+    case ML_OP_SORT: return sort_back(G, n, g);
+    case ML_OP_TOP_K: return top_k_back(G, n, g);
+    default: return g; /* BROADCAST, PERMUTE: reduce_to does it */
+    }
+}
+
+/* Through the definition of an attention node: for gradients of captured tensors or of the
+ * logsumexp, and for second derivatives. */
+static void definition_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+    ml_graph *G = t->graph;
+    ml_ref outputs[ML_MAX_OUTPUTS], roots[ML_MAX_OUTPUTS], given[ML_MAX_OUTPUTS];
+    int count = ml_graph_node(G, n)->source_count, output_count = ml_op_outputs(G, n), used = 0;
+    ml_attention_decompose(G, n, outputs);
+    for (int i = 0; i < output_count; i++)
+        if (cotangents[i]) {
+            ml_type type = *ml_graph_type(G, outputs[i]);
+            roots[used] = outputs[i], given[used++] = reduce_to(G, cotangents[i], &type);
+        }
+    ml_ref *sources = ML_NEW_ARRAY(t->scratch, ml_ref, count);
+    ml_ref *gradients = ML_NEW_ARRAY(t->scratch, ml_ref, count);
+    memcpy(sources, ml_graph_sources(G, n), sizeof(ml_ref) * (size_t)count);
+    product inner = {roots, given, used, sources, count, true};
+    backward(G, t->scratch, &inner, gradients);
+    for (int i = 0; i < count; i++) /* the same tensor may come twice: its gradient is the whole */
+        if (gradients[i] && !contains(sources, i, sources[i])) GIVE(i, gradients[i]);
+}
+
+/* The first PARAM node with this index that `root` reaches; 0 where there is none. */
+static ml_ref find_param(tape *t, ml_ref root, int64_t index) {
+    tape function = {.graph = t->graph, .scratch = t->scratch, .index = {.arena = t->scratch}};
+    collect(&function, &(product){.roots = &root, .root_count = 1});
+    for (uint32_t i = 0; i < function.entries.count; i++) {
+        ml_ref node = function.entries.at[i].node;
+        if (ml_graph_node(t->graph, node)->op == ML_OP_PARAM &&
+            ml_graph_args(t->graph, node)[0] == index)
+            return node;
+    }
+    return 0;
+}
+
+/* d loss / d s before the score function, from PARAM(1 + captured) = d loss / d s after it. */
+static ml_ref score_derivative(tape *t, ml_ref score, int captured) {
+    ml_graph *G = t->graph;
+    ml_type type = *ml_graph_type(G, score);
+    int64_t index = 1 + captured;
+    ml_ref cotangent = ml_graph_add(G, ML_OP_PARAM, NULL, 0, &index, 1, &type);
+    ml_ref raw = find_param(t, score, 0), derivative = 0;
+    if (raw) {
+        product inner = {&score, &cotangent, 1, &raw, 1, true};
+        backward(G, t->scratch, &inner, &derivative);
+    }
+    return derivative ? derivative : ml_broadcast(G, ml_const(G, type.dtype, 0), &type);
+}
+
+static void attention_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+    ml_graph *G = t->graph;
+    int count = ml_graph_node(G, n)->source_count;
+    bool plain = cotangents[0] && !cotangents[1];
+    for (int i = 3; i < count; i++) plain = plain && !wants(t, n, i);
+    if (!plain) {
+        definition_rule(t, n, cotangents);
+        return;
+    }
+    ml_attention_args args;
+    ml_attention_read(G, n, &args);
+    if (args.score) args.derivative = score_derivative(t, args.score, count - 3);
+    ml_ref *sources = ML_NEW_ARRAY(t->scratch, ml_ref, count + 3);
+    memcpy(sources, ml_graph_sources(G, n), sizeof(ml_ref) * (size_t)count);
+    memmove(sources + 6, sources + 3, sizeof(ml_ref) * (size_t)(count - 3));
+    sources[3] = n, sources[4] = ml_out(G, n, 1), sources[5] = cotangents[0];
+    ml_ref grad = ml_attention_grad(G, sources, count + 3, &args);
+    GIVE(0, grad), GIVE(1, ml_out(G, grad, 1)), GIVE(2, ml_out(G, grad, 2));
+}
+
+static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+    ml_graph *G = t->graph;
+    ml_op op = ml_graph_node(G, n)->op;
+    ml_ref g = cotangents[0];
+    switch (op) {
+    case ML_OP_OUT: {
+        ml_ref of = ml_graph_source(G, n, 0);
+        int output = (int)ml_graph_args(G, n)[0];
+        accumulate(G, &find(t, of)->gradient[output], g);
+        break;
+    }
+    case ML_OP_ATTENTION: attention_rule(t, n, cotangents); break;
+    case ML_OP_ATTENTION_GRAD: definition_rule(t, n, cotangents); break;
+    case ML_OP_DOT:
+        for (int i = 0; i < 2; i++)
+            if (wants(t, n, i)) dot_rule(t, n, g, i);
+        break;
+    case ML_OP_MAX:
+    case ML_OP_MIN: extreme_rule(t, n, g); break;
+    case ML_OP_CONCAT: concat_rule(t, n, g); break;
+    case ML_OP_SCATTER_ADD:
+        GIVE(1, ml_gather(G, g, ml_graph_source(G, n, 0), (ml_axis)ml_graph_args(G, n)[0]));
+        break;
+    default:
+        if (ml_ops[op].op_class == ML_CLASS_MAP)
+            map_rule(t, n, g);
+        else if (ml_ops[op].op_class != ML_CLASS_LEAF)
+            GIVE(0, move_back(G, n, g));
+    }
+}
+
+static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *gradients) {
+    tape t = {.graph = g, .scratch = scratch, .index = {.arena = scratch}};
+    collect(&t, p);
+    mark_needs(&t, p);
+    for (int i = 0; i < p->root_count; i++) {
+        entry *e = find(&t, p->roots[i]);
+        if (e->needs) accumulate(g, &e->gradient[0], p->cotangents[i]);
+    }
+    for (uint32_t i = 0; i < t.entries.count; i++) {
+        entry *e = &t.entries.at[i];
+        bool given = e->gradient[0] || e->gradient[1] || e->gradient[2] || e->gradient[3];
+        if (!e->needs || !given) continue;
+        if (p->stop_at_wrt && contains(p->wrt, p->wrt_count, e->node)) continue;
+        if (ml_graph_node(g, e->node)->source_count == 0) continue;
+        ml_origin origin = *ml_graph_origin(g, e->node);
+        ml_graph_set_origin(g, &origin);
+        apply_rule(&t, e->node, e->gradient);
+    }
+    for (int i = 0; i < p->wrt_count; i++) {
+        entry *e = find(&t, p->wrt[i]);
+        gradients[i] = e && e->needs ? e->gradient[0] : 0;
+    }
+}
+
+typedef struct {
+    ml_graph *graph;
+    ml_arena *scratch;
+    ml_ref loss;
+    const ml_ref *wrt;
+    int count;
+    ml_ref *gradients;
+} request;
+
+static void differentiate(void *argument) {
+    request *r = argument;
+    ml_graph *g = r->graph;
+    const ml_type *type = ml_graph_type(g, r->loss);
+    if (type->rank || ml_dtypes[type->dtype].kind != ML_KIND_FLOAT) {
+        ml_text text = {.arena = r->scratch};
+        ml_type_print(g, type, &text);
+        ml_fail(ML_INVALID, "cannot differentiate %s: only a float with no axes has a gradient",
+                text.text);
+        ml_error_last()->operands[0] = r->loss;
+        ml_error_last()->operand_count = 1;
+        ml_help("sum or average it first: loss:mean()");
+        ml_raise_last();
+    }
+    ml_origin origin = *ml_graph_origin(g, r->loss);
+    ml_graph_set_origin(g, &origin);
+    ml_graph_set_flags(g, ML_NODE_BACKWARD);
+    ml_ref one = ml_const(g, type->dtype, 1);
+    product p = {&r->loss, &one, 1, r->wrt, r->count, false};
+    backward(g, r->scratch, &p, r->gradients);
+    for (int i = 0; i < r->count; i++)
+        if (r->gradients[i] && ml_graph_node(g, r->wrt[i])->op == ML_OP_STATE &&
+            ml_ops[ml_graph_node(g, r->gradients[i])->op].op_class != ML_CLASS_LEAF)
+            ml_graph_mark(g, r->gradients[i], ML_NODE_GRADIENT);
+    ml_graph_set_origin(g, &origin);
+}
+
+void ml_autodiff(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count, ml_ref *gradients) {
+    ml_arena *scratch = ml_arena_new();
+    if (!scratch) ml_raise(ML_NO_MEMORY, "no memory left to differentiate the program");
+    request r = {g, scratch, loss, wrt, count, gradients};
+    ml_status status = ml_protect(differentiate, &r);
+    ml_graph_set_flags(g, 0);
+    ml_arena_free(scratch);
+    if (status != ML_OK) ml_raise_last();
+}
