@@ -1,0 +1,50 @@
+-- Programs: functions over tensors, traced once and compiled.
+local core = require "mlua.core"
+local m = require "mlua"
+
+---Trace `fn(inputs)` once and compile it. `inputs` gives each input's axes and dtype:
+---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32). fn gets a table of tensors
+---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
+---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
+---without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
+---of dtype i64, differs at each step).
+---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
+---@param inputs? table<string, table>
+---@param options? {name: string, training: boolean}
+---@return Program
+function m.compile(fn, inputs, options)
+  m.check_options("compile", options, { "name", "training" })
+  options = options or {}
+  local names, feeds, list = {}, {}, {}
+  for name in pairs(inputs or {}) do names[#names + 1] = name end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    local spec = inputs[name]
+    local axes = {}
+    for i, axis in ipairs(spec) do axes[i] = axis end
+    feeds[name] = core.input(name, axes, spec.dtype or "f32")
+    list[#list + 1] = feeds[name]
+  end
+  local outer = m.context
+  local step = feeds.step
+  m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil }
+  core.take_updates()
+  local results = table.pack(pcall(fn, feeds))
+  m.context = outer
+  local updates = core.take_updates()
+  if not results[1] then error(results[2], 0) end
+  local outputs, single = results[2], false
+  if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
+  local program = core.program {
+    name = options.name or "program", inputs = list, outputs = outputs or {}, updates = updates,
+  }
+  if not single then return program end
+  return setmetatable({}, {
+    __call = function(_, feed) return program(feed or {}).result end,
+    __index = function(_, key)
+      local value = program[key]
+      if type(value) ~= "function" then return value end
+      return function(_, ...) return value(program, ...) end
+    end,
+  })
+end

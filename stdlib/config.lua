@@ -1,0 +1,119 @@
+-- Settings that a script declares and the command line overrides, and named axes.
+local core = require "mlua.core"
+local m = require "mlua"
+
+local function names_of(t)
+  local names = {}
+  for name in pairs(t) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+-- The override's text as a value of the default's type.
+local function parse(key, text, default)
+  local kind = math.type(default) or type(default)
+  local value
+  if kind == "integer" then
+    value = math.tointeger(tonumber(text))
+  elseif kind == "float" then
+    value = tonumber(text)
+  elseif kind == "boolean" then
+    value = ({ ["true"] = true, ["1"] = true, ["false"] = false, ["0"] = false })[text]
+  else
+    value = text
+  end
+  if value == nil then
+    core.fail(("%s=%s is not %s"):format(key, text, kind == "float" and "a number" or "of type " .. kind), {
+      help = ("the script's default is %s=%s"):format(key, tostring(default)),
+    })
+  end
+  return value
+end
+
+---Declare the script's settings with their defaults. `key=value` on the command line overrides one;
+---`preset=NAME` first applies the table NAME of `presets`. The result raises on unknown keys.
+---@param defaults table settings; `presets` is a table of tables of settings
+---@return table
+function m.config(defaults)
+  local presets = defaults.presets or {}
+  local values = {}
+  for key, value in pairs(defaults) do
+    if key ~= "presets" then values[key] = value end
+  end
+  local known = names_of(values)
+  if defaults.presets then known[#known + 1] = "preset" end
+  local function set(key, value, where)
+    if values[key] == nil then
+      local guess = core.suggest(key, known)
+      core.fail(("%s has no setting %q"):format(where, key), {
+        help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
+      })
+    end
+    values[key] = value
+  end
+  local overrides = core.options().overrides
+  for _, pair in ipairs(overrides) do
+    if pair[1] == "preset" and defaults.presets then
+      local preset = presets[pair[2]]
+      if not preset then
+        local guess = core.suggest(pair[2], names_of(presets))
+        core.fail(("there is no preset %q"):format(pair[2]), {
+          help = guess and ("did you mean %s?"):format(guess) or "presets: " .. table.concat(names_of(presets), ", "),
+        })
+      end
+      for key, value in pairs(preset) do set(key, value, "preset " .. pair[2]) end
+    end
+  end
+  for _, pair in ipairs(overrides) do
+    local key, text = pair[1], pair[2]
+    if not (key == "preset" and defaults.presets) then
+      set(key, values[key] ~= nil and parse(key, text, values[key]) or text, "this script")
+    end
+  end
+  if values.seed then core.set_seed(values.seed) end
+  m.settings = values -- the last configuration: defaults of m.train
+  return setmetatable({}, {
+    __index = function(_, key)
+      local value = values[key]
+      if value == nil then
+        local guess = core.suggest(tostring(key), known)
+        core.fail(("the configuration has no setting %q"):format(tostring(key)), {
+          help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
+        })
+      end
+      return value
+    end,
+    __newindex = function(_, key, value) set(key, value, "the configuration") end,
+    __pairs = function() return pairs(values) end,
+  })
+end
+
+---Named axes with sizes.
+---@param sizes table<string, integer>
+---@return table<string, Axis>
+function m.axes(sizes)
+  local axes, known = {}, names_of(sizes)
+  for _, name in ipairs(known) do
+    local size = math.tointeger(sizes[name])
+    if not size or size < 1 then
+      core.fail(("axis %q cannot have size %s"):format(name, tostring(sizes[name])), {
+        help = "a size is a positive integer; divide with //",
+      })
+    end
+    axes[name] = core.axis(name, size)
+  end
+  return setmetatable(axes, {
+    __index = function(_, name)
+      local guess = core.suggest(tostring(name), known)
+      core.fail(("there is no axis %q"):format(tostring(name)), {
+        help = guess and ("did you mean %s?"):format(guess) or "axes: " .. table.concat(known, ", "),
+      })
+    end,
+  })
+end
+
+---One axis.
+---@param name string
+---@param size integer
+---@return Axis
+m.axis = core.axis

@@ -1,0 +1,47 @@
+-- Sampling text from a trained model.
+local core = require "mlua.core"
+local m = require "mlua"
+
+---Continue `prompt` (text, for models over bytes; or a list of token ids) by `tokens` tokens drawn
+---at `temperature` (0: always the likeliest). The model reads a window of `seq` tokens each time.
+---Prints text as it comes unless `quiet`; gives the list of all token ids and the text.
+---@param model table
+---@param options {prompt: string|integer[], tokens: integer, temperature: number, seq: Axis, seed: integer, quiet: boolean}
+---@return integer[] ids
+---@return string text
+function m.generate(model, options)
+  m.check_options("generate", options, { "prompt", "tokens", "temperature", "seq", "seed", "quiet" })
+  if core.options().mode == "check" then return {}, "" end
+  local seq, temperature = options.seq, options.temperature or 0.8
+  if not seq then core.fail("m.generate needs seq, the axis of positions") end
+  local batch = core.axis("batch", 1)
+  local sample = m.compile(function(feeds)
+    local logits = model(feeds.tokens):cast("f32"):gather(feeds.position, seq.name):max("batch")
+    if temperature > 0 then -- the Gumbel trick: argmax of logits/t - log(-log(u)) is a sample
+      local u = core.random(feeds.key, m.axes_of(logits))
+      logits = logits / temperature - core.log(1e-9 - core.log(u + 1e-9))
+    end
+    return logits:argmax("vocab")
+  end, { tokens = { batch, seq, dtype = "i32" }, position = { dtype = "i32" }, key = { dtype = "i64" } }, { name = "sample" })
+  local prompt, ids = options.prompt or "\n", {}
+  if type(prompt) == "string" then
+    for i = 1, #prompt do ids[i] = prompt:byte(i) end
+    if not options.quiet then core.write(prompt) end
+  else
+    for i, id in ipairs(prompt) do ids[i] = id end
+  end
+  local window = core.host("i32", 1, seq.size)
+  local text = {}
+  for i = 1, options.tokens or 200 do
+    local first = math.max(0, #ids - seq.size)
+    for j = 1, seq.size do window[j] = ids[first + j] or 0 end
+    local key = core.hash(("%d sample %d"):format(options.seed or core.options().seed, i))
+    local id = math.tointeger(sample { tokens = window, position = #ids - first - 1, key = key })
+    ids[#ids + 1] = id
+    if id < 256 then text[#text + 1] = string.char(id) end
+    if not options.quiet then core.write(id < 256 and string.char(id) or (" " .. id)) end
+    if core.stopped() then break end
+  end
+  if not options.quiet then core.write "\n" end
+  return ids, table.concat(text)
+end

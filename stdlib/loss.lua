@@ -1,0 +1,39 @@
+-- Losses. A loss is a sum and a count; only the runtime divides, so that no layout and no
+-- accumulation changes what is learned.
+local core = require "mlua.core"
+local m = require "mlua"
+
+---Cross-entropy between logits and target ids, as a sum over all positions and the number of
+---positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
+---et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
+---is `ignore` (default -1) count for nothing.
+---@param logits Tensor with axis `axis`
+---@param targets Tensor i32, the other axes of logits
+---@param options? {axis: string, label_smoothing: number, z_loss: number, ignore: integer}
+---@return Tensor sum f32
+---@return Tensor count f32
+function m.cross_entropy(logits, targets, options)
+  m.check_options("cross_entropy", options, { "axis", "label_smoothing", "z_loss", "ignore" })
+  options = options or {}
+  local axis = options.axis or "vocab"
+  local x = logits:dtype() == "bf16" and logits:cast("f32") or logits
+  local n = x:size(axis)
+  local lse = m.logsumexp(x, axis)
+  local is_target = core.eq(core.iota(core.axis(axis, n), "i32"):broadcast(m.axes_of(x)), targets)
+  local picked = core.where(is_target, x, 0):sum(axis)
+  local smoothing = options.label_smoothing or 0
+  local loss = lse - picked
+  if smoothing > 0 then loss = lse - (1 - smoothing) * picked - smoothing / n * x:sum(axis) end
+  if (options.z_loss or 0) > 0 then loss = loss + options.z_loss * lse * lse end
+  local counts = core.ne(targets, options.ignore or -1)
+  return core.where(counts, loss, 0):sum(), counts:cast("f32"):sum()
+end
+
+---The axes of a tensor, as Axis objects in its order.
+---@param x Tensor
+---@return Axis[]
+function m.axes_of(x)
+  local axes = {}
+  for i, name in ipairs(x:axes()) do axes[i] = core.axis(name, x:size(name)) end
+  return axes
+end

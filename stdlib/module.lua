@@ -1,0 +1,183 @@
+-- Modules: a named tree of parameters, and forward functions that carry their path into the graph.
+--
+-- An instance keeps its fields in order. Names are given from the root when the tree is first used
+-- (called, or asked for its parameters): "blocks.3.wq". A parameter's randomness is keyed by its
+-- name, so its initial values depend on nothing else.
+local core = require "mlua.core"
+local m = require "mlua"
+
+local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: init, decay
+local is_instance = {} -- marks metatables of module instances
+
+local function instance_of(value)
+  local meta = getmetatable(value)
+  return type(value) == "table" and type(meta) == "table" and meta[is_instance] and rawget(value, is_instance)
+end
+
+---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
+---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
+---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
+---decay (default: parameters of fewer than two axes are exempt).
+---@param spec {init: any, decay: boolean, [integer]: Axis}
+---@return State
+function m.param(spec)
+  m.check_options("param", spec, { "init", "decay", "name" })
+  local axes = {}
+  for i, axis in ipairs(spec) do axes[i] = axis end
+  local init = spec.init
+  if init == nil then init = #axes >= 2 and 0.02 or "zeros" end
+  if type(init) == "number" then init = m.init.normal(init) end
+  if init == "zeros" then init = m.init.constant(0) end
+  if init == "ones" then init = m.init.constant(1) end
+  if type(init) ~= "function" then
+    core.fail("a parameter's init is a number, \"zeros\", \"ones\" or a function of (axes, key)")
+  end
+  local p = core.state { axes = axes, dtype = "f32", kind = "parameter", name = spec.name }
+  local decay = spec.decay
+  if decay == nil then decay = #axes >= 2 end
+  attributes[p] = { init = init, decay = decay, axes = axes }
+  if spec.name then m.name_parameter(p, spec.name) end
+  return p
+end
+
+---A bias: zeros at first, exempt from weight decay.
+---@param axes Axis[]
+---@return State
+function m.bias(axes)
+  axes.init, axes.decay = "zeros", false
+  return m.param(axes)
+end
+
+---What m.param was told about a parameter: {decay=, axes=}.
+function m.attributes(p) return attributes[p] or {} end
+
+-- Name a parameter and give it the initial values that its name determines.
+function m.name_parameter(p, name)
+  local a = attributes[p]
+  if a.named then return end
+  a.named = name
+  p:set_name(name)
+  p:set_init(a.init(a.axes, core.hash(("%d parameter %s"):format(core.options().seed, name))))
+end
+
+local function join(path, key) return path == "" and tostring(key) or path .. "." .. tostring(key) end
+
+-- Visit every module instance and parameter below `value`, in the order of assignment.
+local function walk(value, path, seen, on_module, on_parameter)
+  if type(value) ~= "table" then
+    if attributes[value] then on_parameter(value, path) end
+    return
+  end
+  if seen[value] then return end
+  seen[value] = true
+  local record = instance_of(value)
+  if record then
+    on_module(record, path)
+    for _, key in ipairs(record.order) do walk(record.fields[key], join(path, key), seen, on_module, on_parameter) end
+  elseif getmetatable(value) == nil then
+    for i, item in ipairs(value) do walk(item, join(path, i), seen, on_module, on_parameter) end
+    local keys = {}
+    for key in pairs(value) do if type(key) == "string" then keys[#keys + 1] = key end end
+    table.sort(keys)
+    for _, key in ipairs(keys) do walk(value[key], join(path, key), seen, on_module, on_parameter) end
+  end
+end
+
+local function name_tree(record)
+  while record.parent do record = record.parent end
+  walk(record.instance, "", {}, function(r, path) r.path = path end, m.name_parameter)
+end
+
+-- A module that is put into a field knows its parent, also through plain tables of modules.
+local function adopt(parent, value)
+  local child = instance_of(value)
+  if child then
+    child.parent = child.parent or parent
+  elseif type(value) == "table" and getmetatable(value) == nil then
+    for _, item in pairs(value) do adopt(parent, item) end
+  end
+end
+
+local function call(instance, ...)
+  local record = instance_of(instance)
+  if not record.path then name_tree(record) end
+  if not record.path then record.path = record.class.name end
+  local outer = core.module_path(record.path)
+  local results = table.pack(pcall(instance.forward, instance, ...))
+  core.module_path(outer)
+  if not results[1] then error(results[2], 0) end
+  if m.context.probe and core.is_tensor(results[2]) then m.context.probe(record.path, results[2]) end
+  return table.unpack(results, 2, results.n)
+end
+
+---A class of modules. `build(self, ...)` makes the fields of an instance; define `:forward(...)` on
+---the class, and call the instance to run it.
+---@param name string
+---@param build fun(self: table, ...)
+---@return table class calling it makes an instance
+function m.module(name, build)
+  local class = { name = name }
+  local meta = { [is_instance] = true, __name = name }
+  meta.__index = function(self, key)
+    local record = rawget(self, is_instance)
+    local value = record.fields[key]
+    if value == nil then value = class[key] end
+    if value == nil and type(key) == "string" then
+      local known = {}
+      for field in pairs(record.fields) do known[#known + 1] = tostring(field) end
+      for field in pairs(class) do known[#known + 1] = field end
+      local guess = core.suggest(key, known)
+      if guess then core.fail(("%s has no field %q"):format(name, key), { help = "did you mean " .. guess .. "?" }) end
+    end
+    return value
+  end
+  meta.__newindex = function(self, key, value)
+    local record = rawget(self, is_instance)
+    if record.fields[key] == nil then record.order[#record.order + 1] = key end
+    record.fields[key] = value
+    adopt(record, value)
+  end
+  meta.__call = call
+  meta.__tostring = function(self)
+    local n = 0
+    for _, p in ipairs(m.parameters(self)) do n = n + p:elements() end
+    return ("%s with %d parameters"):format(name, n)
+  end
+  return setmetatable(class, {
+    __call = function(_, ...)
+      local instance = {}
+      rawset(instance, is_instance, { instance = instance, class = class, fields = {}, order = {} })
+      setmetatable(instance, meta)
+      build(instance, ...)
+      return instance
+    end,
+  })
+end
+
+---A list of `count` modules, each made by class(i, ...).
+---@param count integer
+---@param class table
+---@return table[]
+function m.stack(count, class, ...)
+  local list = {}
+  for i = 1, count do list[i] = class(i, ...) end
+  return list
+end
+
+---The parameters of a module in the order of the tree; `.name` in the second list.
+---@param model table a module instance
+---@return State[] parameters
+---@return string[] names
+function m.parameters(model)
+  local record = instance_of(model)
+  if not record then core.fail("m.parameters takes a module") end
+  name_tree(record)
+  local list, names, seen = {}, {}, {}
+  walk(model, "", {}, function() end, function(p)
+    if not seen[p] then
+      seen[p] = true
+      list[#list + 1], names[#names + 1] = p, p:name()
+    end
+  end)
+  return list, names
+end

@@ -1,0 +1,93 @@
+-- Layers: normalisation, rotary positions, attention.
+local core = require "mlua.core"
+local m = require "mlua"
+
+local function sizes(spec)
+  local axes = {}
+  for i, axis in ipairs(spec) do axes[i] = axis end
+  return axes
+end
+
+local function names(axes)
+  local list = {}
+  for i, axis in ipairs(axes) do list[i] = axis.name end
+  return table.unpack(list)
+end
+
+local RMSNorm = m.module("RMSNorm", function(self, spec)
+  m.check_options("rms_norm", spec, { "eps", "gain" })
+  self.axes = sizes(spec)
+  self.eps = spec.eps or 1e-5
+  if spec.gain ~= false then self.gain = m.param { init = "ones", decay = false, table.unpack(sizes(spec)) } end
+end)
+
+function RMSNorm:forward(x)
+  local dtype = x:dtype()
+  local wide = dtype == "bf16" and x:cast("f32") or x
+  local y = wide * core.rsqrt((wide * wide):mean(names(self.axes)) + self.eps)
+  if self.gain then y = y * self.gain end
+  return y:cast(dtype)
+end
+
+---Root-mean-square normalisation over the axes, with a gain (Zhang and Sennrich 2019).
+---@param spec {eps: number, gain: boolean, [integer]: Axis}
+---@return table module
+function m.rms_norm(spec) return RMSNorm(spec) end
+
+local LayerNorm = m.module("LayerNorm", function(self, spec)
+  m.check_options("layer_norm", spec, { "eps", "bias" })
+  self.axes = sizes(spec)
+  self.eps = spec.eps or 1e-5
+  self.gain = m.param { init = "ones", decay = false, table.unpack(sizes(spec)) }
+  if spec.bias ~= false then self.bias = m.bias(sizes(spec)) end
+end)
+
+function LayerNorm:forward(x)
+  local dtype = x:dtype()
+  local wide = dtype == "bf16" and x:cast("f32") or x
+  local centred = wide - wide:mean(names(self.axes))
+  local y = centred * core.rsqrt((centred * centred):mean(names(self.axes)) + self.eps) * self.gain
+  if self.bias then y = y + self.bias end
+  return y:cast(dtype)
+end
+
+---Layer normalisation over the axes, with gain and bias (Ba, Kiros and Hinton 2016).
+---@param spec {eps: number, bias: boolean, [integer]: Axis}
+---@return table module
+function m.layer_norm(spec) return LayerNorm(spec) end
+
+---Rotary position embedding (Su et al. 2021): rotates the pairs (i, i + dim/2) of `head_dim` by
+---position * base^(-2i/dim).
+---@param x Tensor with axes seq and head_dim
+---@param options? {base: number, seq: string, head_dim: string, offset: integer}
+---@return Tensor
+function m.rope(x, options)
+  m.check_options("rope", options, { "base", "seq", "head_dim", "offset" })
+  options = options or {}
+  local seq, dim = options.seq or "seq", options.head_dim or "head_dim"
+  local size, dtype = x:size(dim), x:dtype()
+  if size % 2 ~= 0 then core.fail(("rope needs an even %s, not %d"):format(dim, size)) end
+  local pairs_axis = core.axis(dim, size // 2)
+  local position = core.iota(core.axis(seq, x:size(seq)), "f32") + (options.offset or 0)
+  local rate = core.exp(core.iota(pairs_axis, "f32") * (-2 / size * math.log(options.base or 10000)))
+  local angle = position:broadcast { core.axis(seq, x:size(seq)), pairs_axis } * rate
+  local cos, sin = core.cos(angle), core.sin(angle)
+  local a, b = x:slice(dim, 0, size // 2):cast("f32"), x:slice(dim, size // 2, size):cast("f32")
+  return core.concat({ (a * cos - b * sin):cast(dtype), (b * cos + a * sin):cast(dtype) }, dim)
+end
+
+---softmax(scale * q k, masked) v over the axis `seq` of k and v. k and v may have `kv_heads` in
+---place of `heads` (grouped-query attention: query head h reads head h // (heads // kv_heads)).
+---options: `causal`; `window` (a query sees the last `window` keys); `scale` (default
+---1/sqrt(head_dim)); `document` (an i32 tensor over batch and seq: only equal ids see each other);
+---`score = function(s, i)`, traced and compiled into the kernel, where s is the scaled score and
+---i.batch, i.head, i.q, i.k are indices.
+---@param q Tensor
+---@param k Tensor
+---@param v Tensor
+---@param options? {causal: boolean, window: integer, scale: number, score: function, document: Tensor}
+---@return Tensor
+function m.attention(q, k, v, options)
+  m.check_options("attention", options, { "causal", "window", "scale", "score", "document", "seq", "heads", "head_dim" })
+  return core.attention(q, k, v, options or {})
+end

@@ -1,0 +1,179 @@
+-- Optimizers: Lua functions over tensors. A rule gets the parameter p, its gradient g (both f32),
+-- its slots s (s.name reads a state of p's shape, zeros at first; assigning sets it for the next
+-- step) and t (t.lr, t.step: f32 scalars; t.decay: whether weight decay applies; t.options), and
+-- returns the new p. The compiler fuses all of it into one kernel a parameter.
+local core = require "mlua.core"
+local m = require "mlua"
+
+-- Slots of one parameter: created on first reading, updated on assignment.
+local function slots(p, optimizer)
+  local current = {}
+  return setmetatable({}, {
+    __index = function(_, slot)
+      if current[slot] == nil then
+        local state = m.slot_state(p, optimizer, slot)
+        current[slot] = state:read()
+      end
+      return current[slot]
+    end,
+    __newindex = function(_, slot, value)
+      m.slot_state(p, optimizer, slot):assign(value)
+      current[slot] = value
+    end,
+  })
+end
+
+local slot_states = setmetatable({}, { __mode = "k" })
+
+-- The state behind a slot: one for each parameter, optimizer and name.
+function m.slot_state(p, optimizer, slot)
+  local of_p = slot_states[p] or {}
+  slot_states[p] = of_p
+  local name = ("%s.%s.%s"):format(p:name(), optimizer.name, slot)
+  if not of_p[name] then
+    local axes = m.attributes(p).axes
+    of_p[name] = core.state { name = name, axes = axes, dtype = "f32", kind = "optimizer", init = m.zeros(axes) }
+  end
+  return of_p[name]
+end
+
+---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
+---`groups = function(name, p)`, which returns option overrides for a parameter, or nil.
+---@param name string
+---@param defaults table options and their defaults
+---@param rule fun(p: Tensor, g: Tensor, s: table, t: table): Tensor
+---@return fun(options: table): table
+function m.optimizer(name, defaults, rule)
+  local known = { "groups" }
+  for key in pairs(defaults) do known[#known + 1] = key end
+  table.sort(known)
+  local function merged(base, over)
+    local result = {}
+    for key, value in pairs(base) do result[key] = value end
+    for key, value in pairs(over or {}) do result[key] = value end
+    return result
+  end
+  return function(options)
+    m.check_options(name, options, known)
+    local all = merged(defaults, options)
+    local optimizer = { name = name, lr = all.lr, options = all }
+    -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}.
+    function optimizer.update(parameters, gradients, t)
+      for i, p in ipairs(parameters) do
+        local group = all.groups and all.groups(p:name(), p)
+        m.check_options(name .. " groups", group, known)
+        local o = merged(all, group)
+        local value = p:read()
+        local new = rule(value, gradients[i], slots(p, optimizer), {
+          lr = t.rate * o.lr, step = t.step, options = o, parameter = p,
+          decay = m.attributes(p).decay and o.weight_decay or 0, ok = t.ok,
+        })
+        p:assign(new)
+      end
+    end
+    return optimizer
+  end
+end
+
+local function adamw_rule(p, g, s, t)
+  local o = t.options
+  s.m = o.beta1 * s.m + (1 - o.beta1) * g
+  s.v = o.beta2 * s.v + (1 - o.beta2) * g * g
+  local mean = s.m / (1 - core.pow(o.beta1, t.step))
+  local variance = s.v / (1 - core.pow(o.beta2, t.step))
+  return p - t.lr * (mean / (core.sqrt(variance) + o.eps) + t.decay * p)
+end
+
+---Adam with decoupled weight decay (Loshchilov and Hutter 2017).
+---@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+m.adamw = m.optimizer("adamw", { lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1 }, adamw_rule)
+
+---Gradient descent with momentum.
+---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: function}
+m.sgd = m.optimizer("sgd", { lr = 0.01, momentum = 0.9, nesterov = false, weight_decay = 0 }, function(p, g, s, t)
+  local o = t.options
+  g = g + t.decay * p
+  if o.momentum == 0 then return p - t.lr * g end
+  s.momentum = o.momentum * s.momentum + g
+  return p - t.lr * (o.nesterov and g + o.momentum * s.momentum or s.momentum)
+end)
+
+---Lion: the sign of an interpolated momentum (Chen et al. 2023).
+---@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, groups: function}
+m.lion = m.optimizer("lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1 }, function(p, g, s, t)
+  local o = t.options
+  local direction = core.sign(o.beta1 * s.m + (1 - o.beta1) * g)
+  s.m = o.beta2 * s.m + (1 - o.beta2) * g
+  return p - t.lr * (direction + t.decay * p)
+end)
+
+-- A tensor as a matrix: its axes, in order, cut in two where the halves are most alike in size.
+local function as_matrix(x)
+  local axes = m.axes_of(x)
+  local cut, best = 1, math.huge
+  for i = 1, #axes - 1 do
+    local skew = 0
+    for j, axis in ipairs(axes) do skew = skew + (j <= i and 1 or -1) * math.log(axis.size) end
+    if math.abs(skew) < best then cut, best = i, math.abs(skew) end
+  end
+  local function fold(from, to, name)
+    local merged = axes[from]
+    for i = from + 1, to do
+      local wider = core.axis(name .. i, merged.size * axes[i].size)
+      x = x:merge(merged, axes[i], wider)
+      merged = wider
+    end
+    x = x:rename(merged.name, name)
+    return merged.size
+  end
+  local rows = fold(1, cut, "muon_row")
+  local columns = fold(cut + 1, #axes, "muon_column")
+  local function back(y)
+    local function unfold(from, to, name)
+      for i = to, from + 1, -1 do
+        local inner = 1
+        for j = from, i - 1 do inner = inner * axes[j].size end
+        local outer = i == from + 1 and axes[from] or core.axis(name .. "outer" .. i, inner)
+        y = y:split(name, outer, axes[i])
+        name = outer.name
+      end
+      if from == to then y = y:rename(name, axes[from].name) end
+    end
+    unfold(1, cut, "muon_row")
+    unfold(cut + 1, #axes, "muon_column")
+    return y
+  end
+  return x, rows, columns, back
+end
+
+-- The nearest semi-orthogonal matrix by five Newton-Schulz steps (Jordan et al. 2024).
+local function orthogonalize(x, rows, columns)
+  local a, b, c = 3.4445, -4.7750, 2.0315
+  local short = rows <= columns and "muon_row" or "muon_column"
+  local long = rows <= columns and "muon_column" or "muon_row"
+  local other = short .. "'"
+  x = (x * core.rsqrt((x * x):sum() + 1e-14)):cast(core.compute_dtype())
+  for _ = 1, 5 do
+    local gram = x:dot(x:rename(short, other), long)
+    local squared = gram:dot(gram:rename { [short] = other, [other] = short .. "''" }, other)
+    local poly = b * gram + c * squared:rename(short .. "''", other)
+    x = a * x + poly:dot(x:rename(short, other), other)
+  end
+  return x:cast("f32")
+end
+
+---Muon: orthogonalized momentum for matrices (Jordan et al. 2024), scaled to AdamW's update size (Liu
+---et al. 2025) so that both share one rate; AdamW for vectors and for tensors with a vocab axis.
+---@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+m.muon = m.optimizer("muon", {
+  lr = 3e-4, momentum = 0.95, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, adamw = false,
+}, function(p, g, s, t)
+  local o = t.options
+  local has_vocab = false
+  for _, name in ipairs(p:axes()) do has_vocab = has_vocab or name == "vocab" end
+  if o.adamw or has_vocab or not m.attributes(t.parameter).decay or #p:axes() < 2 then return adamw_rule(p, g, s, t) end
+  s.momentum = o.momentum * s.momentum + g
+  local x, rows, columns, back = as_matrix(g + o.momentum * s.momentum)
+  local update = back(orthogonalize(x, rows, columns)) * (0.2 * math.sqrt(math.max(rows, columns)))
+  return p - t.lr * (update + t.decay * p)
+end)

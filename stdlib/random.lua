@@ -1,0 +1,60 @@
+-- Randomness: a counter generator keyed by the seed and a name; the same under every layout.
+local core = require "mlua.core"
+local m = require "mlua"
+
+-- What m.compile is tracing, while it does: {step = i64 tensor or nil, sites = calls so far}.
+m.context = { sites = 0 }
+
+---Uniform in [0, 1).
+---@param axes Axis[]
+---@param key integer|Tensor an i64; equal keys give equal numbers
+---@return Tensor
+function m.uniform(axes, key) return core.random(key, axes) end
+
+---Standard normal (Box and Muller 1958).
+---@param axes Axis[]
+---@param key integer
+---@return Tensor
+function m.normal(axes, key)
+  local radius = core.sqrt(-2 * core.log(1 - core.random(key, axes)))
+  return radius * core.cos(6.283185307179586 * core.random(key + 1, axes))
+end
+
+---Initial values: functions of a parameter's axes and key.
+m.init = {
+  ---Normal with this standard deviation.
+  normal = function(std)
+    return function(axes, key) return m.normal(axes, key) * std end
+  end,
+  ---Uniform in -bound .. bound.
+  uniform = function(bound)
+    return function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end
+  end,
+  ---This value everywhere.
+  constant = function(value)
+    return function(axes) return core.full(axes, value, "f32") end
+  end,
+}
+
+-- An i64 key that differs at each call site of a program, and at each step where there is one.
+local function site_key()
+  local context = m.context
+  context.sites = context.sites + 1
+  local key = core.hash(("%d site %d"):format(core.options().seed, context.sites))
+  if context.step then return context.step * 0x632be59bd9b4e019 + key end
+  return key
+end
+
+---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
+---x itself elsewhere.
+---@param x Tensor
+---@param rate number 0 .. 1
+---@return Tensor
+function m.dropout(x, rate)
+  if rate == 0 or not m.context.training then return x end
+  if rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1") end
+  local axes = {}
+  for i, name in ipairs(x:axes()) do axes[i] = core.axis(name, x:size(name)) end
+  return core.where(core.ge(core.random(site_key(), axes), rate), x * (1 / (1 - rate)), 0)
+end
+core.tensor_methods.dropout = m.dropout

@@ -1,0 +1,173 @@
+-- Tensor functions: the primitive ops under their public names, and what can be composed of them.
+local core = require "mlua.core"
+local m = require "mlua"
+local methods = core.tensor_methods
+
+-- Every elementwise op, and the leaves, as they are.
+for _, name in ipairs(core.map_ops) do m[name] = core[name] end
+for _, name in ipairs { "iota", "concat", "scatter_add", "grad", "stop_gradient", "full", "input", "state", "host" } do
+  m[name] = core[name]
+end
+
+---A tensor full of zeros.
+---@param axes Axis[]
+---@param dtype? string default "f32"
+---@return Tensor
+function m.zeros(axes, dtype) return core.full(axes, 0, dtype or "f32") end
+
+---A tensor full of ones.
+---@param axes Axis[]
+---@param dtype? string default "f32"
+---@return Tensor
+function m.ones(axes, dtype) return core.full(axes, 1, dtype or "f32") end
+
+local function count(x, axes)
+  local n = 1
+  if #axes == 0 then return x:elements() end
+  for _, axis in ipairs(axes) do n = n * x:size(axis) end
+  return n
+end
+
+local function wide(x) return x:dtype() == "bf16" and x:cast("f32") or x end
+
+---The mean over the named axes (over all axes when none is named). Accumulated in f32 or wider.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.mean(x, ...)
+  local dtype = x:dtype()
+  return (wide(x):sum(...) * (1 / count(x, { ... }))):cast(dtype)
+end
+
+---The variance over the named axes (divided by n, not n-1).
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.var(x, ...)
+  local dtype = x:dtype()
+  x = wide(x)
+  local centred = x - m.mean(x, ...)
+  return m.mean(centred * centred, ...):cast(dtype)
+end
+
+---log(sum(exp(x))) over the named axes, without overflow. The result is at least f32.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.logsumexp(x, ...)
+  x = wide(x)
+  local largest = core.stop_gradient(x:max(...))
+  return core.log(core.exp(x - largest):sum(...)) + largest
+end
+
+---exp(x) / sum(exp(x)) over the named axes.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.softmax(x, ...)
+  local dtype = x:dtype()
+  x = wide(x)
+  local e = core.exp(x - core.stop_gradient(x:max(...)))
+  return (e / e:sum(...)):cast(dtype)
+end
+
+---x - logsumexp(x) over the named axes.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.log_softmax(x, ...)
+  local dtype = x:dtype()
+  return (wide(x) - m.logsumexp(x, ...)):cast(dtype)
+end
+
+---The Gaussian error linear unit (Hendrycks and Gimpel 2016), in the tanh form that GPT-2 uses;
+---`{exact=true}` takes the error function.
+---@param x Tensor
+---@param options? {exact: boolean}
+---@return Tensor
+function m.gelu(x, options)
+  m.check_options("gelu", options, { "exact" })
+  local dtype = x:dtype()
+  x = wide(x)
+  if options and options.exact then return (0.5 * x * (1 + core.erf(x * 0.70710678118654752))):cast(dtype) end
+  -- 0.5 (1 + tanh(u)) = sigmoid(2u)
+  return (x * core.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))):cast(dtype)
+end
+
+---x * sigmoid(x) (also called swish).
+---@param x Tensor
+---@return Tensor
+function m.silu(x)
+  local dtype = x:dtype()
+  x = wide(x)
+  return (x * core.sigmoid(x)):cast(dtype)
+end
+
+---silu(gate) * up (Shazeer 2020).
+---@param gate Tensor
+---@param up Tensor
+---@return Tensor
+function m.swiglu(gate, up) return m.silu(gate) * up end
+
+---max(x, 0).
+---@param x Tensor
+---@return Tensor
+function m.relu(x) return core.maximum(x, 0) end
+
+---log(1 + exp(x)), without overflow.
+---@param x Tensor
+---@return Tensor
+function m.softplus(x)
+  local dtype = x:dtype()
+  x = wide(x)
+  return (core.maximum(x, 0) + core.log(1 + core.exp(-core.abs(x)))):cast(dtype)
+end
+
+---x limited to low .. high.
+---@param x Tensor
+---@param low number|Tensor
+---@param high number|Tensor
+---@return Tensor
+function m.clamp(x, low, high) return core.minimum(core.maximum(x, low), high) end
+
+---1 where the index equals the position along the new axis, else 0.
+---@param index Tensor i32
+---@param axis Axis the new axis
+---@param dtype? string default "f32"
+---@return Tensor
+function m.one_hot(index, axis, dtype)
+  local names, axes = index:axes(), {}
+  for i, name in ipairs(names) do axes[i] = core.axis(name, index:size(name)) end
+  axes[#axes + 1] = axis
+  return core.eq(core.iota(axis, "i32"):broadcast(axes), index):cast(dtype or "f32")
+end
+
+---x through which no gradient flows.
+---@param x Tensor
+---@return Tensor
+function m.detach(x) return core.stop_gradient(x) end
+
+-- Functions of one tensor that read well as methods.
+for _, name in ipairs {
+  "mean", "var", "logsumexp", "softmax", "log_softmax", "gelu", "silu", "relu", "softplus", "clamp", "one_hot", "detach",
+} do
+  methods[name] = m[name]
+end
+
+---Raise for a key of `options` that `known` does not list, with a did-you-mean.
+---@param what string the function, for the message
+---@param options? table
+---@param known string[]
+function m.check_options(what, options, known)
+  if options == nil then return end
+  local set = {}
+  for _, key in ipairs(known) do set[key] = true end
+  for key in pairs(options) do
+    if not set[key] and type(key) ~= "number" then
+      local guess = core.suggest(tostring(key), known)
+      core.fail(("m.%s has no option %q"):format(what, tostring(key)), {
+        help = guess and ("did you mean %s?"):format(guess) or "options: " .. table.concat(known, ", "),
+      })
+    end
+  end
+end

@@ -1,0 +1,204 @@
+-- The training loop: Lua over m.compile, core.grad, optimizers, schedules and data.
+local core = require "mlua.core"
+local m = require "mlua"
+
+local OPTIONS = {
+  "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "accum", "clip",
+  "eval_every", "eval_batches", "eval_share", "log_every", "seed", "on_step",
+}
+
+-- The sum of squares of all gradients.
+local function square_sum(gradients)
+  local total
+  for _, g in ipairs(gradients) do
+    local square = (g * g):sum()
+    total = total and total + square or square
+  end
+  return total
+end
+
+-- Divide, clip, update; a step whose gradient is not finite changes nothing.
+local function apply(o, parameters, gradients, total, count, feeds)
+  local norm = core.sqrt(square_sum(gradients)) / count
+  local scale = 1 / count
+  if o.clip and o.clip > 0 then scale = scale * core.minimum(1, o.clip / (norm + 1e-6)) end
+  local ok = core.is_finite(norm)
+  local scaled = {}
+  for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
+  o.optimizer.update(parameters, scaled, { rate = core.where(ok, feeds.rate, 0), step = feeds.step:cast("f32") })
+  return { loss = total / count, grad_norm = norm }
+end
+
+local function token_inputs(o, more)
+  local batch = core.axis(o.batch.name, o.batch.size // o.accum)
+  local inputs = { tokens = { batch, o.seq, dtype = "i32" }, targets = { batch, o.seq, dtype = "i32" } }
+  for name, spec in pairs(more or {}) do inputs[name] = spec end
+  return inputs
+end
+
+-- One program a step.
+local function whole_step(o, parameters)
+  return m.compile(function(feeds)
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    return apply(o, parameters, core.grad(total, parameters), total, count, feeds)
+  end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
+end
+
+-- With accumulation: one program a microbatch, which adds to gradient states, and one that applies.
+local function accumulated_step(o, parameters)
+  local function accumulator(name, axes)
+    return core.state { name = name, axes = axes, dtype = "f32", kind = "other", init = m.zeros(axes) }
+  end
+  local sums = {}
+  for i, p in ipairs(parameters) do sums[i] = accumulator("gradient." .. p:name(), m.attributes(p).axes) end
+  local loss_sum, loss_count = accumulator("gradient.loss", {}), accumulator("gradient.count", {})
+  local micro = m.compile(function(feeds)
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    for i, g in ipairs(core.grad(total, parameters)) do sums[i]:assign(sums[i]:read() + g) end
+    loss_sum:assign(loss_sum:read() + total)
+    loss_count:assign(loss_count:read() + count)
+    return {}
+  end, token_inputs(o, { step = { dtype = "i64" } }), { name = "microbatch", training = true })
+  local finish = m.compile(function(feeds)
+    local gradients = {}
+    for i, sum in ipairs(sums) do
+      gradients[i] = sum:read()
+      sum:assign(m.zeros(m.attributes(parameters[i]).axes))
+    end
+    local result = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
+    loss_sum:assign(m.zeros {})
+    loss_count:assign(m.zeros {})
+    return result
+  end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true })
+  return micro, finish
+end
+
+local function check_arguments(o)
+  m.check_options("train", o, OPTIONS)
+  local settings = m.settings or {}
+  for _, key in ipairs { "steps", "data", "accum", "seed" } do
+    if o[key] == nil then o[key] = settings[key] end
+  end
+  o.accum, o.steps, o.seed = o.accum or 1, o.steps or 100, o.seed or core.options().seed
+  o.clip = o.clip == nil and 1 or o.clip
+  o.schedule = o.schedule or m.constant()
+  o.optimizer = o.optimizer or m.adamw()
+  for _, key in ipairs { "model", "batch", "seq" } do
+    if o[key] == nil then core.fail(("m.train needs %s"):format(key), { help = "options: " .. table.concat(OPTIONS, ", ") }) end
+  end
+  if o.batch.size % o.accum ~= 0 then
+    core.fail(("batch=%d cannot be cut into accum=%d microbatches"):format(o.batch.size, o.accum), {
+      help = "accum must divide the batch",
+    })
+  end
+  o.loss = o.loss or function(tokens, targets) return m.cross_entropy(o.model(tokens), targets) end
+  if o.data == "" then o.data = nil end
+  o.eval_share = o.eval_share or 0.1
+  o.eval_batches = o.eval_batches or 8
+end
+
+-- Host buffers and the corpus behind them.
+local function open_data(o)
+  local width = o.data and o.data:match "%.bin$" and "u16" or "u8"
+  local corpus = core.corpus(o.data, { dtype = width })
+  local micro = o.batch.size // o.accum
+  local data = { corpus = corpus, tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
+  -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
+  function data.fill(step, i, evaluation)
+    local share = 1 - (o.eval_every and o.eval_share or 0)
+    corpus:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
+      seed = o.seed, vocab = o.vocab, from = evaluation and share or 0, to = evaluation and 1 or share,
+    })
+  end
+  return data
+end
+
+-- Where the numbers went bad: run the forward pass again with a probe at every module.
+local function explain(o, data, step, loss, norm)
+  local paths = {}
+  local probe = m.compile(function(feeds)
+    local outputs = {}
+    m.context.probe = function(path, x)
+      paths[#paths + 1] = path
+      outputs[("%06d"):format(#paths)] = core.is_finite(x:cast "f32"):cast("f32"):min()
+    end
+    o.loss(feeds.tokens, feeds.targets)
+    return outputs
+  end, token_inputs(o), { name = "probe" })
+  local finite = probe { tokens = data.tokens, targets = data.targets }
+  local where = "every module's output is finite: the backward pass overflows"
+  for i, path in ipairs(paths) do
+    if finite[("%06d"):format(i)] ~= 1 then
+      where = ("the first output that is not finite is that of %s"):format(path == "" and "the model" or path)
+      break
+    end
+  end
+  core.fail(("step %d: loss %s, gradient norm %s: %s"):format(step, loss, norm, where), {
+    help = "the parameters still hold their values of the step before; try a lower lr, longer warmup or clip",
+  })
+end
+
+---Train a model. `model(tokens)` gives logits, or `loss(tokens, targets)` a sum and a count. batch
+---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`
+---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
+---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
+---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
+---@param o {model: table, loss: function, optimizer: table, schedule: function, steps: integer, batch: Axis, seq: Axis, vocab: integer, data: string, accum: integer, clip: number, eval_every: integer, eval_batches: integer, eval_share: number, log_every: integer, seed: integer, on_step: function}
+---@return table
+function m.train(o)
+  check_arguments(o)
+  local mode = core.options().mode
+  local data = mode ~= "check" and open_data(o)
+  o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32")) -- names the parameters
+  local parameters = m.parameters(o.model)
+  local step_program, micro, finish
+  if o.accum == 1 then step_program = whole_step(o, parameters) else micro, finish = accumulated_step(o, parameters) end
+  local programs = step_program and { step_program } or { micro, finish }
+  if mode == "check" then
+    core.report(programs, { parameters = parameters, tokens = o.batch.size * o.seq.size, accum = o.accum })
+    return {}
+  end
+  local evaluate = o.eval_every and m.compile(function(feeds)
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    return { total = total, count = count }
+  end, token_inputs(o), { name = "evaluation" })
+  local function eval_loss(step)
+    local total, count = 0, 0
+    for i = 1, o.eval_batches do
+      data.fill(1, i - 1, true)
+      local result = evaluate { tokens = data.tokens, targets = data.targets }
+      total, count = total + result.total, count + result.count
+    end
+    return total / count
+  end
+  local flops = 0
+  for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
+  local log = m.training_log(o, flops)
+  local result = { steps = 0 }
+  for step = 1, o.steps do
+    local rate, out = o.schedule(step, o.steps), nil
+    for i = 0, o.accum - 1 do
+      data.fill(step, i)
+      if step_program then
+        out = step_program { tokens = data.tokens, targets = data.targets, rate = rate, step = step }
+      else
+        micro { tokens = data.tokens, targets = data.targets, step = step * o.accum + i }
+      end
+    end
+    out = out or finish { rate = rate, step = step }
+    result.loss, result.steps = out.loss, step
+    if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
+      log.close()
+      explain(o, data, step, out.loss, out.grad_norm)
+    end
+    log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
+    if o.on_step then o.on_step(step, out) end
+    if evaluate and (step % o.eval_every == 0 or step == o.steps) then
+      result.eval_loss = eval_loss(step)
+      log.eval(step, result.eval_loss)
+    end
+    if core.stopped() then break end
+  end
+  log.close()
+  return result
+end
