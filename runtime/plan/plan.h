@@ -40,7 +40,8 @@ int ml_plan_largest(const ml_plan *plan, int count, ml_ref *nodes, int64_t *byte
 void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device);
 void ml_plan_print(const ml_plan *plan, ml_text *out); /* steps with values, offsets, kernels */
 
-/* Place the temporaries (memory.c): sets offsets, first and last; the value is the arena's size. */
-int64_t ml_memory_place(ml_schedule *schedule);
+/* Place the temporaries (memory.c): sets offsets, first and last; the value is the arena's size.
+ * The first output_count of schedule->output_values stay alive to the end. */
+int64_t ml_memory_place(ml_schedule *schedule, int output_count);
 
 #endif

@@ -1,0 +1,201 @@
+/* The memory of a plan: when each storage is alive, which ones may follow one another in the same
+ * bytes, where each lies in the arena, and the accounts of it all. */
+#include "runtime/plan/parts.h"
+#include "runtime/plan/place.h"
+
+enum { NO_STORAGE = UINT32_MAX };
+
+bool memory_contiguous(const ml_value *value) {
+    int64_t expected = 1;
+    for (int i = value->type.rank - 1; i >= 0; i--) {
+        if (value->type.size[i] != 1 && value->stride[i] != expected) return false;
+        expected *= value->type.size[i];
+    }
+    return true;
+}
+
+bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int write,
+                          uint32_t storage) {
+    const ml_value *written = &schedule->values.at[step->values[step->read_count + write]];
+    int width = ml_dtypes[written->type.dtype].bytes;
+    for (int i = 0; i < step->read_count; i++) {
+        const ml_value *read = &schedule->values.at[step->values[i]];
+        if (read->storage != storage) continue;
+        if (step->may_alias == NULL || i >= 64 || !(step->may_alias[write] >> i & 1)) return false;
+        if (read->offset != written->offset || ml_dtypes[read->type.dtype].bytes != width) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Lifetimes of all storages, in steps; a storage that no step writes lives in step 0. */
+static void lifetimes_find(ml_schedule *s, int output_count) {
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        s->storages.at[i].first = UINT32_MAX;
+        s->storages.at[i].last = 0;
+    }
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->read_count + step->write_count; i++) {
+            ml_storage *storage = &s->storages.at[s->values.at[step->values[i]].storage];
+            if (t < storage->first) storage->first = t;
+            storage->last = t;
+        }
+    }
+    uint32_t end = s->steps.count > 0 ? s->steps.count - 1 : 0;
+    for (int i = 0; i < output_count; i++) {
+        s->storages.at[s->values.at[s->output_values[i]].storage].last = end;
+    }
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        if (s->storages.at[i].first == UINT32_MAX) s->storages.at[i].first = 0;
+    }
+}
+
+static int64_t padded(int64_t bytes) {
+    return (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+}
+
+/* heir[y] = x: temporary x is born in the step in which y is read for the last time, and may be
+ * written over it. Only equal sizes follow one another, so that nothing keeps a larger block. */
+static void heirs_find(const ml_schedule *s, const bool *is_output, uint32_t *heir,
+                       bool *inherits) {
+    for (uint32_t i = 0; i < s->storages.count; i++) heir[i] = NO_STORAGE;
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int w = 0; w < step->write_count && step->may_alias != NULL; w++) {
+            uint32_t x = s->values.at[step->values[step->read_count + w]].storage;
+            const ml_storage *born = &s->storages.at[x];
+            if (born->kind != ML_STORAGE_TEMPORARY || born->first != t || inherits[x]) continue;
+            for (int r = 0; r < step->read_count && !inherits[x]; r++) {
+                if (r >= 64 || !(step->may_alias[w] >> r & 1)) continue;
+                uint32_t y = s->values.at[step->values[r]].storage;
+                const ml_storage *ended = &s->storages.at[y];
+                if (ended->kind != ML_STORAGE_TEMPORARY || ended->last != t || y == x ||
+                    is_output[y] || heir[y] != NO_STORAGE ||
+                    padded(ended->bytes) != padded(born->bytes) ||
+                    !memory_may_overwrite(s, step, w, y)) {
+                    continue;
+                }
+                heir[y] = x;
+                inherits[x] = true;
+            }
+        }
+    }
+}
+
+typedef struct {
+    ml_schedule *schedule;
+    int output_count;
+    ml_arena *scratch;
+    int64_t bytes;
+} place_call;
+
+static void place_body(void *context) {
+    place_call *call = context;
+    ml_schedule *s = call->schedule;
+    uint32_t count = s->storages.count, blocks = 0;
+    lifetimes_find(s, call->output_count);
+    bool *is_output = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
+    bool *inherits = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
+    uint32_t *heir = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);
+    uint32_t *block_of = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);
+    place_block *block = ML_NEW_ARRAY(call->scratch, place_block, (size_t)count + 1);
+    for (int i = 0; i < call->output_count; i++) {
+        is_output[s->values.at[s->output_values[i]].storage] = true;
+    }
+    heirs_find(s, is_output, heir, inherits);
+    for (uint32_t i = 0; i < count; i++) {
+        const ml_storage *head = &s->storages.at[i];
+        if (head->kind != ML_STORAGE_TEMPORARY || inherits[i]) continue;
+        uint32_t last = i;
+        block_of[i] = blocks;
+        while (heir[last] != NO_STORAGE) last = heir[last], block_of[last] = blocks;
+        block[blocks++] = (place_block){
+            .bytes = head->bytes, .first = head->first, .last = s->storages.at[last].last};
+    }
+    uint32_t steps = s->steps.count > 0 ? s->steps.count : 1;
+    call->bytes = place_blocks(block, blocks, steps, call->scratch);
+    for (uint32_t i = 0; i < count; i++) {
+        ml_storage *storage = &s->storages.at[i];
+        if (storage->kind == ML_STORAGE_TEMPORARY) storage->offset = block[block_of[i]].offset;
+    }
+}
+
+int64_t ml_memory_place(ml_schedule *schedule, int output_count) {
+    place_call call = {.schedule = schedule, .output_count = output_count};
+    call.scratch = ml_arena_new();
+    if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while placing tensors");
+    ml_status status = ml_protect(place_body, &call);
+    ml_arena_free(call.scratch);
+    if (status != ML_OK) ml_raise_last();
+    return call.bytes;
+}
+
+ml_memory_kind memory_kind(const ml_schedule *s, const ml_storage *storage) {
+    if (storage->kind == ML_STORAGE_STATE) {
+        /* Counters, biases of routers and the like are small: they count as workspace. */
+        ml_state_kind kind = ml_graph_state(s->graph, storage->id)->kind;
+        return kind == ML_STATE_PARAMETER   ? ML_MEMORY_PARAMETERS
+               : kind == ML_STATE_OPTIMIZER ? ML_MEMORY_OPTIMIZER
+                                            : ML_MEMORY_WORKSPACE;
+    }
+    if (storage->kind == ML_STORAGE_INPUT || storage->node == 0) return ML_MEMORY_WORKSPACE;
+    const ml_node *node = ml_graph_node(s->graph, storage->node);
+    return node->flags & ML_NODE_GRADIENT ? ML_MEMORY_GRADIENTS : ML_MEMORY_ACTIVATIONS;
+}
+
+/* The step at which the temporaries need most. */
+static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
+    uint32_t steps = s->steps.count, peak = 0;
+    int64_t *change = ML_NEW_ARRAY(arena, int64_t, (size_t)steps + 2), load = 0, most = -1;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        if (storage->kind != ML_STORAGE_TEMPORARY) continue;
+        change[storage->first] += padded(storage->bytes);
+        change[storage->last + 1] -= padded(storage->bytes);
+    }
+    for (uint32_t t = 0; t < steps; t++) {
+        load += change[t];
+        if (load > most) most = load, peak = t;
+    }
+    return peak;
+}
+
+/* Storages that follow one another in place both count at the step in which they do so; what the
+ * accounts of temporaries say beyond (or below) the arena's size is settled with the workspace. */
+void memory_account(ml_plan *plan) {
+    const ml_schedule *s = plan->schedule;
+    plan->peak_step = peak_find(s, plan->arena);
+    bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(s->graph) + 1);
+    int64_t temporaries = 0, others = 0;
+    for (int i = 0; i < ML_MEMORY_KINDS; i++) plan->kind_bytes[i] = 0;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        int64_t bytes = padded(storage->bytes);
+        bool temporary = storage->kind == ML_STORAGE_TEMPORARY;
+        if (temporary && (storage->first > plan->peak_step || storage->last < plan->peak_step)) {
+            continue;
+        }
+        if (storage->kind == ML_STORAGE_STATE) {
+            if (seen[storage->id]) continue;
+            seen[storage->id] = true;
+        }
+        plan->kind_bytes[memory_kind(s, storage)] += bytes;
+        if (temporary)
+            temporaries += bytes;
+        else
+            others += bytes;
+    }
+    int64_t *activations = &plan->kind_bytes[ML_MEMORY_ACTIVATIONS];
+    int64_t *workspace = &plan->kind_bytes[ML_MEMORY_WORKSPACE];
+    int64_t slack = plan->arena_bytes - temporaries;
+    *workspace += plan->library_bytes;
+    if (slack >= 0)
+        *workspace += slack;
+    else if (*activations >= -slack)
+        *activations += slack;
+    else
+        plan->kind_bytes[ML_MEMORY_GRADIENTS] += slack;
+    plan->peak_bytes = others + plan->arena_bytes + plan->library_bytes;
+}

@@ -1,0 +1,25 @@
+/* What the files of plan/ share: a plan is made by plan_compile (passes.c), plan_assign
+ * (assign.c), ml_memory_place and memory_account (memory.c), in this order. All raise. */
+#ifndef ML_PLAN_PARTS_H
+#define ML_PLAN_PARTS_H
+
+#include "runtime/plan/plan.h"
+
+/* Run the passes over the roots and lower the result: sets plan->graph, roots and schedule. */
+void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
+                  const ml_target *target);
+/* Let every update end up in its state: in place where that is safe, else by a copy at the end. */
+void plan_assign(ml_plan *plan);
+/* Fill in the byte counts of the plan once the temporaries are placed. */
+void memory_account(ml_plan *plan);
+/* Which account a storage belongs to. */
+ml_memory_kind memory_kind(const ml_schedule *schedule, const ml_storage *storage);
+
+/* Whether write `write` of the step may use the very memory of `storage`, as far as the step's own
+ * reads of that storage are concerned. */
+bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int write,
+                          uint32_t storage);
+/* Whether the value covers its elements in type order without gaps. */
+bool memory_contiguous(const ml_value *value);
+
+#endif

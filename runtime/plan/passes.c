@@ -1,0 +1,94 @@
+/* The compiler, top to bottom: from the session's graph to steps. Reads as the list of passes. */
+#include "runtime/plan/parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/graph/passes.h"
+
+/* Print the graph where MLUA_DUMP=pass asks for it; with @text, only the lines that hold text
+ * (a module path, a file, a name). */
+static void pass_dump(const ml_plan *plan, const char *pass) {
+    const char *wanted = ml_knobs()->dump, *filter = wanted ? strchr(wanted, '@') : NULL;
+    if (wanted == NULL) return;
+    size_t length = filter ? (size_t)(filter - wanted) : strlen(wanted);
+    if (strlen(pass) != length || strncmp(pass, wanted, length) != 0) return;
+    ml_text out = {.arena = plan->arena};
+    ml_graph_print(plan->graph, &plan->roots, &out);
+    fprintf(stderr, "-- %s: %u nodes\n", pass, ml_graph_count(plan->graph) - 1);
+    for (char *line = out.text; line != NULL && *line != 0;) {
+        char *end = strchr(line, '\n');
+        if (end != NULL) *end = 0;
+        if (filter == NULL || strstr(line, filter + 1) != NULL) fprintf(stderr, "%s\n", line);
+        line = end ? end + 1 : NULL;
+    }
+}
+
+/* The plan goes on with `graph`, which pass `name` made from the one it has. */
+static void pass_done(ml_plan *plan, ml_graph *graph, const char *name) {
+    if (graph != plan->graph) {
+        ml_graph *old = plan->graph;
+        plan->graph = graph;
+        ml_graph_free(old);
+    }
+    if (ml_knobs()->verify) ml_graph_verify(plan->graph, &plan->roots, name);
+    pass_dump(plan, name);
+    ml_debug(5, "%s: %u nodes\n", name, ml_graph_count(plan->graph) - 1);
+}
+
+/* New values take the dtype and the axis order of their states. */
+static void updates_conform(ml_plan *plan) {
+    ml_graph *g = plan->graph;
+    for (int i = 0; i < plan->roots.update_count; i++) {
+        ml_update *update = &plan->roots.updates[i];
+        const ml_state *state = ml_graph_state(g, update->state);
+        const ml_type *type = ml_graph_type(g, update->value);
+        if (!ml_type_same_axes(&state->type, type)) {
+            ml_text old = {.arena = plan->arena}, new = {.arena = plan->arena};
+            ml_type_print(g, &state->type, &old);
+            ml_type_print(g, type, &new);
+            ml_raise(ML_INVALID, "state \"%s\" is %s and cannot be assigned %s",
+                     state->name ? state->name : "?", old.text, new.text);
+        }
+        ml_graph_set_origin(g, ml_graph_origin(g, update->value));
+        ml_ref value = ml_cast(g, update->value, state->type.dtype);
+        update->value = ml_permute(g, value, &state->type);
+    }
+}
+
+static void roots_copy(ml_plan *plan, const ml_roots *from) {
+    ml_roots *to = &plan->roots;
+    *to = *from;
+    to->outputs = ML_NEW_ARRAY(plan->arena, ml_ref, (size_t)from->output_count + 1);
+    to->updates = ML_NEW_ARRAY(plan->arena, ml_update, (size_t)from->update_count + 1);
+    for (int i = 0; i < from->output_count; i++) to->outputs[i] = from->outputs[i];
+    for (int i = 0; i < from->update_count; i++) to->updates[i] = from->updates[i];
+}
+
+static void count_flops(ml_plan *plan) {
+    const ml_schedule *s = plan->schedule;
+    for (uint32_t i = 0; i < s->steps.count; i++) plan->flops += s->steps.at[i].flops;
+}
+
+void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
+                  const ml_target *target) {
+    ml_roots *r = &plan->roots;
+    bool gpu = target->kind == ML_TARGET_CUDA;
+
+    roots_copy(plan, roots);
+    pass_done(plan, ml_graph_extract(from, r), "extract");
+    updates_conform(plan);
+    pass_done(plan, plan->graph, "conform");
+    pass_done(plan, ml_simplify(plan->graph, r), "simplify");
+    pass_done(plan, ml_decompose(plan->graph, r, target->longest_materialized), "decompose");
+    pass_done(plan, ml_simplify(plan->graph, r), "simplify2");
+    /* Merged weights are written side by side by the casts that a GPU makes of them anyway. The
+     * CPU computes with the f32 states themselves, which would have to be copied at each step. */
+    if (gpu && !target->no_fuse) {
+        pass_done(plan, ml_merge_dots(plan->graph, r), "merge");
+        pass_done(plan, ml_simplify(plan->graph, r), "simplify3");
+    }
+    plan->schedule = ml_lower(plan->graph, r, target, plan->arena);
+    count_flops(plan);
+}

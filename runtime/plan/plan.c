@@ -1,0 +1,195 @@
+/* Making, checking and printing plans. */
+#include "runtime/plan/plan.h"
+
+#include <string.h>
+
+#include "runtime/plan/parts.h"
+
+const char *const ml_memory_names[ML_MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
+                                                      "activations", "workspace"};
+
+enum { GEMM_WORKSPACE = 64 << 20 }; /* what cuBLASLt is given, in bytes */
+
+static int64_t library_bytes(const ml_schedule *s) {
+    if (s->target->kind != ML_TARGET_CUDA) return 0;
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        if (s->steps.at[i].kind == ML_STEP_GEMM) return GEMM_WORKSPACE;
+    }
+    return 0;
+}
+
+static uint64_t hash_graph(const ml_graph *g, uint64_t seed) {
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        const ml_type *type = ml_graph_type(g, n);
+        uint32_t head[4] = {node->op, node->source_count, node->arg_count, type->dtype};
+        seed = ml_hash(head, sizeof head, seed);
+        seed = ml_hash(ml_graph_sources(g, n), node->source_count * sizeof(ml_ref), seed);
+        seed = ml_hash(ml_graph_args(g, n), node->arg_count * sizeof(int64_t), seed);
+        seed = ml_hash(type->axis, type->rank * sizeof(ml_axis), seed);
+        seed = ml_hash(type->size, type->rank * sizeof(int64_t), seed);
+    }
+    return seed;
+}
+
+static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        int64_t fields[4] = {storage->kind, storage->id, storage->bytes, storage->offset};
+        seed = ml_hash(fields, sizeof fields, seed);
+    }
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_step *step = &s->steps.at[i];
+        size_t values = (size_t)(step->read_count + step->write_count);
+        seed = ml_hash(&step->kind, sizeof step->kind, seed);
+        seed = ml_hash(step->values, values * sizeof *step->values, seed);
+        for (const ml_kernel *k = step->kernel; k != NULL; k = k->next) {
+            seed = ml_hash(&k->key, sizeof k->key, seed);
+        }
+    }
+    return seed;
+}
+
+typedef struct {
+    ml_plan *plan;
+    const ml_graph *from;
+    const ml_roots *roots;
+    const ml_target *target;
+} plan_call;
+
+static void plan_body(void *context) {
+    plan_call *call = context;
+    ml_plan *plan = call->plan;
+    plan_compile(plan, call->from, call->roots, call->target);
+    plan_assign(plan);
+    plan->arena_bytes = ml_memory_place(plan->schedule, plan->roots.output_count);
+    plan->library_bytes = library_bytes(plan->schedule);
+    memory_account(plan);
+    plan->hash = hash_schedule(plan->schedule, hash_graph(plan->graph, 0));
+}
+
+void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
+                 ml_plan **plan) {
+    *plan = NULL;
+    ml_arena *arena = ml_arena_new();
+    if (arena == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
+    ml_plan *made = ml_alloc(sizeof *made);
+    if (made == NULL) {
+        ml_arena_free(arena);
+        ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
+    }
+    made->arena = arena;
+    *plan = made;
+    plan_call call = {made, from, roots, target};
+    plan_body(&call);
+}
+
+void ml_plan_free(ml_plan *plan) {
+    if (plan == NULL) return;
+    if (plan->graph != NULL) ml_graph_free(plan->graph);
+    ml_arena_free(plan->arena);
+    ml_free(plan);
+}
+
+int ml_plan_largest(const ml_plan *plan, int count, ml_ref *nodes, int64_t *bytes) {
+    const ml_schedule *s = plan->schedule;
+    bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(s->graph) + 1);
+    int found = 0;
+    for (uint32_t i = 0; i < s->storages.count && count > 0; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        if (storage->kind == ML_STORAGE_TEMPORARY &&
+            (storage->first > plan->peak_step || storage->last < plan->peak_step)) {
+            continue;
+        }
+        if (storage->kind == ML_STORAGE_STATE) { /* old and new value share their memory */
+            if (seen[storage->id]) continue;
+            seen[storage->id] = true;
+        }
+        if (found == count && storage->bytes <= bytes[count - 1]) continue;
+        int at = found < count ? found++ : count - 1;
+        for (; at > 0 && bytes[at - 1] < storage->bytes; at--) {
+            bytes[at] = bytes[at - 1];
+            nodes[at] = nodes[at - 1];
+        }
+        bytes[at] = storage->bytes;
+        nodes[at] = storage->node;
+    }
+    return found;
+}
+
+static void print_origin(const ml_graph *g, ml_ref n, ml_text *out) {
+    const ml_origin *origin = n ? ml_graph_origin(g, n) : NULL;
+    if (origin == NULL) return;
+    if (origin->name != NULL) ml_text_add(out, " %s", origin->name);
+    if (origin->file != NULL) ml_text_add(out, " from %s:%d", origin->file, origin->line);
+    if (origin->module != NULL && origin->module[0]) ml_text_add(out, " (%s)", origin->module);
+}
+
+enum { LARGEST = 10 };
+static const double GIB = 1024.0 * 1024 * 1024;
+
+void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device) {
+    int64_t needed = plan->peak_bytes + extra, bytes[LARGEST];
+    if (limit <= 0 || needed <= limit) return;
+    ml_ref nodes[LARGEST];
+    ml_text out = {.arena = plan->arena};
+    ml_text_add(&out, "the program needs %.2f GiB of memory, and %s has %.2f GiB for it\n  ",
+                needed / GIB, device, limit / GIB);
+    for (int i = 0; i < ML_MEMORY_KINDS; i++) {
+        ml_text_add(&out, "%s %.2f, ", ml_memory_names[i], plan->kind_bytes[i] / GIB);
+    }
+    ml_text_add(&out, "other programs %.2f GiB\n  largest tensors at the peak:", extra / GIB);
+    int found = ml_plan_largest(plan, LARGEST, nodes, bytes);
+    for (int i = 0; i < found; i++) {
+        ml_text_add(&out, "\n  %9.3f GiB  ", bytes[i] / GIB);
+        if (nodes[i] == 0) {
+            ml_text_add(&out, "workspace");
+            continue;
+        }
+        ml_type_print(plan->graph, ml_graph_type(plan->graph, nodes[i]), &out);
+        print_origin(plan->graph, nodes[i], &out);
+    }
+    ml_fail(ML_TOO_LARGE, "%s", out.text);
+    ml_help("use a smaller batch, or accumulate gradients over more, smaller parts of it (accum)");
+    ml_raise_last();
+}
+
+static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
+    static const char *const kinds[] = {"t", "state ", "input "};
+    const ml_value *value = &plan->schedule->values.at[index];
+    const ml_storage *storage = &plan->schedule->storages.at[value->storage];
+    bool temporary = storage->kind == ML_STORAGE_TEMPORARY;
+    ml_text_add(out, " %s%u", kinds[storage->kind], temporary ? value->storage : storage->id);
+    if (temporary) ml_text_add(out, "@%lld", (long long)storage->offset);
+    if (value->offset != 0) ml_text_add(out, "+%lld", (long long)value->offset);
+    if (value->node != 0) ml_text_add(out, "=%%%u", value->node);
+    if (!memory_contiguous(value)) ml_text_add(out, "(strided)");
+}
+
+void ml_plan_print(const ml_plan *plan, ml_text *out) {
+    static const char *const kinds[] = {"kernel", "gemm", "attention", "copy"};
+    const ml_schedule *s = plan->schedule;
+    ml_text_add(out, "%u steps, %.3f GFLOP, arena %.3f GiB, peak %.3f GiB at step %u\n",
+                s->steps.count, plan->flops * 1e-9, plan->arena_bytes / GIB, plan->peak_bytes / GIB,
+                plan->peak_step);
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        ml_text_add(out, "%4u %s", t, kinds[step->kind]);
+        if (step->kernel != NULL) ml_text_add(out, " %s", step->kernel->label);
+        if (step->gemm != NULL) {
+            const ml_gemm *gemm = step->gemm;
+            ml_text_add(out, " %lldx%lldx%lld x%lld%s", (long long)gemm->m, (long long)gemm->n,
+                        (long long)gemm->k,
+                        (long long)(gemm->batch[0] * gemm->batch[1] * gemm->batch[2]),
+                        gemm->accumulate ? " accumulate" : "");
+        }
+        ml_text_add(out, ":");
+        for (int i = 0; i < step->read_count; i++) print_value(plan, step->values[i], out);
+        ml_text_add(out, " ->");
+        for (int i = 0; i < step->write_count; i++) {
+            print_value(plan, step->values[step->read_count + i], out);
+        }
+        if (step->node != 0) print_origin(plan->graph, step->node, out);
+        ml_text_add(out, "\n");
+    }
+}
