@@ -1,0 +1,129 @@
+/* The CUDA device: what its files share.
+ *
+ *   cuda.c            the device: memory, transfers, workspace
+ *   cuda_exec.c       executables: load, bind, run, the CUDA graph of a whole step
+ *   cuda_watch.c      MLUA_DEBUG=2 (a time for every step) and MLUA_CHECK=cpu
+ *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
+ *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention
+ *
+ * One in-order stream carries everything, so one workspace serves all library calls. Executables
+ * keep no address of the workspace across a change of workspace_generation: they bind again. */
+#ifndef ML_CUDA_DEVICE_H
+#define ML_CUDA_DEVICE_H
+#ifdef MLUA_CUDA
+
+#include "runtime/device/cuda_driver.h"
+#include "runtime/device/device.h"
+
+typedef struct cuda_gemm_library cuda_gemm_library;
+typedef struct cuda_gemm cuda_gemm;           /* cuBLASLt descriptors of one shape, shared */
+typedef struct cuda_dnn cuda_dnn;             /* cuDNN, opened */
+typedef struct cuda_attention cuda_attention; /* a cuDNN plan of one attention step */
+
+enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20, CUDA_GEMM_WORKSPACE = 64 << 20 };
+
+typedef struct {
+    uint64_t key;
+    CUmodule module;
+    CUfunction function;
+    uint32_t shared_bytes; /* that the function's attribute allows */
+} cuda_function;
+
+typedef struct {
+    ml_device base;
+    ml_arena *arena;
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    char *stage[CUDA_STAGES]; /* pinned; a stage is free once its event has passed */
+    CUevent stage_event[CUDA_STAGES];
+    int stage_next;
+    CUdeviceptr workspace;
+    int64_t workspace_bytes;
+    uint32_t workspace_generation;
+    ml_index function_index; /* by kernel key */
+    ML_VEC(cuda_function) functions;
+    struct cuda_block { /* what allocate gave out, for the accounts */
+        void *memory;
+        int64_t bytes;
+    } *blocks;
+    uint32_t block_count, block_capacity;
+    cuda_gemm_library *gemms; /* NULL until first needed */
+    cuda_dnn *dnn;
+} cuda_device;
+
+/* Make the workspace at least this large (never smaller). Waits for the stream if it must move. */
+ml_status cuda_workspace(cuda_device *device, int64_t bytes);
+
+/* Executables (cuda_exec.c). */
+ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable);
+ml_status cuda_bind(ml_executable *executable, void *const *addresses);
+ml_status cuda_run(ml_executable *executable);
+void cuda_unload(ml_executable *executable);
+
+typedef struct {
+    CUfunction function;
+    const ml_kernel *kernel;
+    void **arguments; /* the kernel's one struct: pointers, then scalars */
+} cuda_launch;
+
+typedef struct {
+    const ml_step *step;
+    const char *what; /* "step 12 (sum+mul), gpt.lua:41" for messages */
+    int launch_count; /* kernels: the step's kernel and its chain */
+    cuda_launch *launches;
+    cuda_gemm *gemm;
+    cuda_attention *attention;
+    void **pointers; /* by the step's values */
+} cuda_step;
+
+struct ml_executable {
+    cuda_device *device;
+    const ml_plan *plan;
+    ml_arena *arena;
+    cuda_step *steps;
+    uint32_t step_count;
+    void **addresses; /* by storage, as bound */
+    bool bound;
+    uint32_t workspace_generation;
+    CUgraphExec graph; /* of the whole step; NULL until captured */
+    bool graph_refused;
+    uint64_t runs;
+};
+
+/* Put one step on the stream. */
+ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
+
+/* Runs with an eye on each step (cuda_watch.c). */
+ml_status cuda_run_timed(ml_executable *executable);
+ml_status cuda_run_checked(ml_executable *executable);
+
+/* GEMM (cuda_gemm.c, cuda_tune.c). `alignment` of operands a, b, c, bias is what their addresses
+ * are multiples of, in bytes, at most 256. */
+typedef struct {
+    ml_gemm gemm;
+    int64_t alignment[4];
+} cuda_gemm_shape;
+ml_status cuda_gemm_open(cuda_device *device);
+void cuda_gemm_close(cuda_device *device);
+const char *cuda_gemm_version(void); /* "cuBLASLt 13.1.0", or NULL where it is missing */
+/* The descriptors of a shape: made once for the device, which keeps them. */
+ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda_gemm **gemm);
+/* Choose the algorithm: from the cache on disk, or by timing candidates on these operands, which
+ * it may overwrite where `scratch` is set; else on memory of its own for C. */
+ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands, bool scratch);
+ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *operands);
+
+/* Attention through cuDNN (cuda_dnn.c, cuda_attention.c). */
+ml_status cuda_dnn_open(cuda_device *device);
+void cuda_dnn_close(cuda_device *device);
+/* NULL in *attention where cuDNN does not serve this step: then the template does; `why` says why. */
+ml_status cuda_attention_new(cuda_device *device, const ml_attention_step *step,
+                             cuda_attention **attention, char *why, int why_size);
+void cuda_attention_free(cuda_device *device, cuda_attention *attention);
+int64_t cuda_attention_workspace(const cuda_attention *attention);
+ml_status cuda_attention_bind(cuda_device *device, cuda_attention *attention, void *const *operands);
+ml_status cuda_attention_run(cuda_device *device, cuda_attention *attention);
+
+#endif
+#endif

@@ -1,0 +1,114 @@
+#ifdef MLUA_CUDA
+#include "runtime/device/cuda_driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+cuda_driver cuda;
+
+static struct {
+    pthread_mutex_t mutex;
+    bool tried;
+    int devices;
+    ml_status status;
+    ml_error error;
+} opened = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static _Thread_local const char *doing;
+
+void cuda_doing(const char *what) { doing = what; }
+const char *cuda_doing_now(void) { return doing ? doing : ""; }
+
+void *cuda_library(const char *soname) {
+    void *handle = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
+    const char *roots[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"};
+    for (int i = 0; i < 3 && !handle; i++) {
+        char path[4096];
+        if (!roots[i] || !*roots[i]) continue;
+        snprintf(path, sizeof path, "%s/lib64/%s", roots[i], soname);
+        handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return handle;
+}
+
+/* cuda.h defines cuMemAlloc as cuMemAlloc_v2: the macro is expanded before it becomes text, so that
+ * the symbol looked up is the one whose prototype the header declares. */
+#define TEXT(name) TEXT_(name)
+#define TEXT_(name) #name
+
+static const char *resolve(void *library) {
+    static const struct {
+        const char *symbol;
+        size_t at;
+    } calls[] = {
+#define ENTRY(name) {TEXT(name), offsetof(cuda_driver, name)},
+        CUDA_CALLS(ENTRY)
+#undef ENTRY
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        void *address = dlsym(library, calls[i].symbol);
+        /* Older drivers have this one under its first name only, with the same prototype. */
+        if (!address && !strncmp(calls[i].symbol, "cuEventElapsedTime", 18))
+            address = dlsym(library, "cuEventElapsedTime");
+        if (!address) return calls[i].symbol;
+        memcpy((char *)&cuda + calls[i].at, &address, sizeof address);
+    }
+    return NULL;
+}
+
+static ml_status open_once(void) {
+    void *library = cuda_library("libcuda.so.1");
+    if (!library) {
+        ml_fail(ML_DEVICE, "no NVIDIA GPU found: there is no NVIDIA driver (libcuda.so.1)");
+        return ml_help("run with --device cpu, or install the NVIDIA driver");
+    }
+    const char *missing = resolve(library);
+    if (missing) {
+        ml_fail(ML_DEVICE, "the NVIDIA driver is too old: it has no %s", missing);
+        return ml_help("install driver 525 or newer, or run with --device cpu");
+    }
+    CUresult result = cuda.cuInit(0);
+    if (result == CUDA_SUCCESS) result = cuda.cuDeviceGetCount(&opened.devices);
+    if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && opened.devices == 0)) {
+        ml_fail(ML_DEVICE, "no NVIDIA GPU found: the driver sees none");
+        return ml_help("run with --device cpu, or check CUDA_VISIBLE_DEVICES and `nvidia-smi`");
+    }
+    if (result != CUDA_SUCCESS) {
+        cuda_fail(result, "cuInit");
+        return ml_help("run with --device cpu, or see whether `nvidia-smi` works");
+    }
+    return ML_OK;
+}
+
+ml_status cuda_driver_open(int *device_count) {
+    pthread_mutex_lock(&opened.mutex);
+    if (!opened.tried) {
+        opened.tried = true;
+        opened.status = open_once();
+        if (opened.status != ML_OK) opened.error = *ml_error_last();
+    } else if (opened.status != ML_OK) {
+        *ml_error_last() = opened.error;
+    }
+    if (device_count) *device_count = opened.devices;
+    pthread_mutex_unlock(&opened.mutex);
+    return opened.status;
+}
+
+ml_status cuda_fail(CUresult result, const char *call) {
+    const char *name = "unknown error", *meaning = "";
+    size_t length = strcspn(call, "(");
+    if (cuda.cuGetErrorName) cuda.cuGetErrorName(result, &name);
+    if (cuda.cuGetErrorString) cuda.cuGetErrorString(result, &meaning);
+    const char *what = cuda_doing_now();
+    ml_fail(ML_DEVICE, "%.*s failed: %s (%s)%s%s", (int)length, call, name ? name : "?",
+            meaning ? meaning : "", *what ? " at " : "", what);
+    if (result == CUDA_ERROR_ILLEGAL_ADDRESS || result == CUDA_ERROR_LAUNCH_FAILED ||
+        result == CUDA_ERROR_MISALIGNED_ADDRESS || result == CUDA_ERROR_ILLEGAL_INSTRUCTION)
+        return ml_help("a kernel failed: MLUA_DEBUG=2 runs step by step and names it");
+    return ML_DEVICE;
+}
+#endif

@@ -1,0 +1,61 @@
+/* The CUDA driver, opened with dlopen on first use.
+ *
+ * `cuda.cuName(...)` calls the driver; every name in CUDA_CALLS is resolved by cuda_driver_open or
+ * the open fails. CUDA_TRY turns a failed call into a stored ml_error that names the call, the
+ * driver's error and what the device was doing (cuda_doing). */
+#ifndef ML_CUDA_DRIVER_H
+#define ML_CUDA_DRIVER_H
+#ifdef MLUA_CUDA
+
+#include <cuda.h>
+
+#include "runtime/base/status.h"
+
+#define CUDA_CALLS(X)                                                                              \
+    X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString)                          \
+    X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute)                  \
+    X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                   \
+    X(cuCtxSetCurrent) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemAllocHost)                \
+    X(cuMemFreeHost) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync)                \
+    X(cuMemsetD8Async) X(cuMemsetD2D8Async) X(cuStreamCreate) X(cuStreamDestroy)                   \
+    X(cuStreamSynchronize) X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuEventCreate)          \
+    X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime)                 \
+    X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute)             \
+    X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)
+
+typedef struct {
+#define CUDA_DECLARE(name) __typeof__(name) *name;
+    CUDA_CALLS(CUDA_DECLARE)
+#undef CUDA_DECLARE
+} cuda_driver;
+extern cuda_driver cuda;
+
+/* Open libcuda and start it; later calls return the first call's outcome. Fails with ML_DEVICE and
+ * says whether the driver, its version or the GPU is what is missing. */
+ml_status cuda_driver_open(int *device_count);
+
+/* Open a library by its soname, then under $CUDA_HOME and the usual place; NULL where absent. */
+void *cuda_library(const char *soname);
+
+/* What this thread is about to do, for messages: "step 12 (sum+mul), gpt.lua:41". Kept by address. */
+void cuda_doing(const char *what);
+const char *cuda_doing_now(void);
+
+/* Store the error of a failed driver call: its status is ML_DEVICE. */
+ml_status cuda_fail(CUresult result, const char *call);
+#define CUDA_OK(call) cuda_check(cuda.call, #call)
+#define CUDA_TRY(call)                                                                             \
+    do {                                                                                           \
+        if (CUDA_OK(call) != ML_OK) return ml_error_last()->status;                                \
+    } while (0)
+#define ML_TRY(call)                                                                               \
+    do {                                                                                           \
+        ml_status tried_ = (call);                                                                 \
+        if (tried_ != ML_OK) return tried_;                                                        \
+    } while (0)
+static inline ml_status cuda_check(CUresult result, const char *call) {
+    return result == CUDA_SUCCESS ? ML_OK : cuda_fail(result, call);
+}
+
+#endif
+#endif
