@@ -36,8 +36,14 @@ local function token_inputs(o, more)
   return inputs
 end
 
--- One program a step.
-local function whole_step(o, parameters)
+---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
+---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss and grad_norm.
+---@param o table options of m.train: loss or model, optimizer, batch, seq, clip
+---@param parameters State[]
+---@return Program
+function m.step_program(o, parameters)
+  o.accum = o.accum or 1
+  o.loss = o.loss or function(tokens, targets) return m.cross_entropy(o.model(tokens), targets) end
   return m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
     return apply(o, parameters, core.grad(total, parameters), total, count, feeds)
@@ -143,7 +149,8 @@ end
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
----@param o {model: table, loss: function, optimizer: table, schedule: function, steps: integer, batch: Axis, seq: Axis, vocab: integer, data: string, accum: integer, clip: number, eval_every: integer, eval_batches: integer, eval_share: number, log_every: integer, seed: integer, on_step: function}
+---@param o table options: model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
+---eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs)
 ---@return table
 function m.train(o)
   check_arguments(o)
@@ -152,7 +159,7 @@ function m.train(o)
   o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32")) -- names the parameters
   local parameters = m.parameters(o.model)
   local step_program, micro, finish
-  if o.accum == 1 then step_program = whole_step(o, parameters) else micro, finish = accumulated_step(o, parameters) end
+  if o.accum == 1 then step_program = m.step_program(o, parameters) else micro, finish = accumulated_step(o, parameters) end
   local programs = step_program and { step_program } or { micro, finish }
   if mode == "check" then
     core.report(programs, { parameters = parameters, tokens = o.batch.size * o.seq.size, accum = o.accum })

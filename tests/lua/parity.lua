@@ -1,0 +1,81 @@
+-- models/gpt.lua and models/llama.lua against PyTorch (tests/parity/make_fixtures.py): logits, loss,
+-- every gradient and ten AdamW steps. Runs in f32 on the CPU; on a GPU in f32 and bf16.
+local m = require "mlua"
+local core = require "mlua.core"
+
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local bf16 = core.compute_dtype() == "bf16"
+local tolerance = bf16 and 2e-2 or core.device().name == "cuda" and 1e-4 or 1e-5
+local step_tolerance = bf16 and 2e-2 or 1e-4
+local failures = 0
+
+local function check(what, error, bound)
+  if not (error <= bound) then
+    failures = failures + 1
+    print(("FAIL %s: %.3g, allowed %.3g"):format(what, error, bound))
+  end
+end
+
+-- The relative Frobenius distance.
+local function distance(actual, expected)
+  local difference, norm = 0, 0
+  for i = 1, #expected do
+    difference = difference + (actual[i] - expected[i]) ^ 2
+    norm = norm + expected[i] ^ 2
+  end
+  return math.sqrt(difference / norm)
+end
+
+-- What a model's script hands to m.train, under these settings.
+local function model_of(file, settings)
+  local config, train, generate, captured = m.config, m.train, m.generate, nil
+  m.config = function(defaults)
+    for key, value in pairs(settings) do defaults[key] = value end
+    return config(defaults)
+  end
+  m.train = function(o) captured = o end
+  m.generate = function() end
+  dofile(root .. file)
+  m.config, m.train, m.generate = config, train, generate
+  return captured
+end
+
+local function compare(name, file, settings)
+  local fixture = core.read_tensors(root .. "tests/parity/" .. name .. ".safetensors")
+  local o = model_of(file, settings)
+  o.model(core.input("tokens", { o.batch, o.seq }, "i32"))
+  local parameters, names = m.parameters(o.model)
+  for i, p in ipairs(parameters) do p:set(fixture["weight." .. names[i]]) end
+  local whole = m.compile(function(feeds)
+    local logits = o.model(feeds.tokens)
+    local total, count = m.cross_entropy(logits, feeds.targets)
+    local out = { logits = logits:cast "f32", loss = total / count }
+    for i, g in ipairs(core.grad(total, parameters)) do out["grad." .. names[i]] = g / count end
+    return out
+  end, { tokens = { o.batch, o.seq, dtype = "i32" }, targets = { o.batch, o.seq, dtype = "i32" } })
+  local result = whole { tokens = fixture.tokens, targets = fixture.targets }
+  check(name .. " logits", distance(result.logits, fixture.logits), tolerance)
+  check(name .. " loss", math.abs(result.loss / fixture.loss[1] - 1), tolerance)
+  local worst = 0
+  for _, parameter in ipairs(names) do
+    local d = distance(result["grad." .. parameter], fixture["grad." .. parameter])
+    worst = math.max(worst, d)
+    check(name .. " gradient of " .. parameter, d, tolerance)
+  end
+  o.optimizer, o.clip, o.accum = m.adamw { lr = 1e-2, weight_decay = 0.1 }, 1, 1
+  local step = m.step_program(o, parameters)
+  local worst_step = 0
+  for i = 1, #fixture.losses do
+    local out = step { tokens = fixture.tokens, targets = fixture.targets, rate = 1, step = i }
+    local d = math.abs(out.loss / fixture.losses[i] - 1)
+    worst_step = math.max(worst_step, d)
+    check(("%s loss of step %d"):format(name, i), d, step_tolerance)
+  end
+  print(("%s: worst gradient %.2g, worst of ten losses %.2g"):format(name, worst, worst_step))
+end
+
+local tiny = { layers = 2, embed = 32, heads = 4, vocab = 61, seq = 16, batch = 2 }
+compare("gpt", "models/gpt.lua", tiny)
+tiny.kv_heads, tiny.ffn = 2, 48
+compare("llama", "models/llama.lua", tiny)
+if failures > 0 then error(failures .. " comparisons failed", 0) end
