@@ -1,0 +1,417 @@
+/* The reference interpreter: every op by its definition, in float64 and int64, one at a time. */
+#include "runtime/graph/reference.h"
+
+#include <math.h>
+#include <string.h>
+
+static uint64_t mix(uint64_t z) {
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+double ml_random_uniform(int64_t key, int64_t index) {
+    const uint64_t step = 0x9e3779b97f4a7c15u;
+    uint64_t bits = mix(mix((uint64_t)key + step) + ((uint64_t)index + 1) * step);
+    return (double)(bits >> 40) * 0x1p-24;
+}
+
+static float round_to_bf16(float x) {
+    uint32_t bits;
+    if (isnan(x)) return x;
+    memcpy(&bits, &x, 4);
+    bits += 0x7fff + (bits >> 16 & 1); /* nearest, ties to even */
+    bits &= 0xffff0000u;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* The float nearest to x, without the overflow that C leaves undefined. */
+static float to_float(double x) {
+    const double limit = 0x1.ffffffp127; /* from here on rounding goes to infinity */
+    if (x >= limit) return INFINITY;
+    return x <= -limit ? -INFINITY : (float)x;
+}
+
+reference_cell reference_store(ml_dtype dtype, reference_cell x, bool round) {
+    if (dtype == ML_I32)
+        x.integer = (int32_t)(uint32_t)(uint64_t)x.integer;
+    else if (round && dtype == ML_F32)
+        x.number = to_float(x.number);
+    else if (round && dtype == ML_BF16)
+        x.number = round_to_bf16(to_float(x.number));
+    return x;
+}
+
+static reference_cell number(double value) {
+    return (reference_cell){.number = value};
+}
+
+static reference_cell integer(int64_t value) {
+    return (reference_cell){.integer = value};
+}
+
+/* Towards zero; NaN is 0 and what does not fit is the nearest that does. */
+static int64_t truncate_to(ml_dtype dtype, double x) {
+    double limit = dtype == ML_I32 ? 0x1p31 : 0x1p63;
+    if (isnan(x)) return 0;
+    if (x >= limit) return dtype == ML_I32 ? INT32_MAX : INT64_MAX;
+    if (x <= -limit) return dtype == ML_I32 ? INT32_MIN : INT64_MIN;
+    return (int64_t)x;
+}
+
+static reference_cell cast(ml_dtype to, ml_dtype from, reference_cell x) {
+    bool from_float = ml_dtypes[from].kind == ML_KIND_FLOAT;
+    switch (ml_dtypes[to].kind) {
+    case ML_KIND_FLOAT: return from_float ? x : number((double)x.integer);
+    case ML_KIND_BOOL: return integer(from_float ? x.number != 0 : x.integer != 0);
+    default: return from_float ? integer(truncate_to(to, x.number)) : x;
+    }
+}
+
+static int64_t divide_down(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    if (b == -1) return (int64_t)(0 - (uint64_t)a);
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+static int64_t modulo(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    int64_t rest = a % b;
+    return rest && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+static double modulo_float(double a, double b) {
+    double rest = fmod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+static double larger(double a, double b) {
+    return isnan(a) || a > b ? a : b;
+}
+
+static double smaller(double a, double b) {
+    return isnan(a) || a < b ? a : b;
+}
+
+static reference_cell map_float(ml_op op, double a, double b) {
+    switch (op) {
+    case ML_OP_NEG: return number(-a);
+    case ML_OP_ADD: return number(a + b);
+    case ML_OP_SUB: return number(a - b);
+    case ML_OP_MUL: return number(a * b);
+    case ML_OP_DIV: return number(a / b);
+    case ML_OP_IDIV: return number(floor(a / b));
+    case ML_OP_MOD: return number(modulo_float(a, b));
+    case ML_OP_POW: return number(pow(a, b));
+    case ML_OP_MAXIMUM: return number(larger(a, b));
+    case ML_OP_MINIMUM: return number(smaller(a, b));
+    case ML_OP_EXP: return number(exp(a));
+    case ML_OP_LOG: return number(log(a));
+    case ML_OP_SQRT: return number(sqrt(a));
+    case ML_OP_RSQRT: return number(1 / sqrt(a));
+    case ML_OP_SIN: return number(sin(a));
+    case ML_OP_COS: return number(cos(a));
+    case ML_OP_TANH: return number(tanh(a));
+    case ML_OP_ERF: return number(erf(a));
+    case ML_OP_SIGMOID: return number(1 / (1 + exp(-a)));
+    case ML_OP_ABS: return number(fabs(a));
+    case ML_OP_SIGN: return number((a > 0) - (a < 0));
+    case ML_OP_FLOOR: return number(floor(a));
+    case ML_OP_CEIL: return number(ceil(a));
+    case ML_OP_ROUND: return number(nearbyint(a));
+    case ML_OP_IS_FINITE: return integer(isfinite(a) != 0);
+    case ML_OP_EQ: return integer(a == b);
+    case ML_OP_NE: return integer(a != b);
+    case ML_OP_LT: return integer(a < b);
+    case ML_OP_LE: return integer(a <= b);
+    case ML_OP_GT: return integer(a > b);
+    case ML_OP_GE: return integer(a >= b);
+    default: ml_raise(ML_INTERNAL, "the reference has no definition of %s", ml_ops[op].name);
+    }
+}
+
+static reference_cell map_integer(ml_op op, int64_t a, int64_t b) {
+    uint64_t ua = (uint64_t)a, ub = (uint64_t)b;
+    switch (op) {
+    case ML_OP_NEG: return integer((int64_t)(0 - ua));
+    case ML_OP_ADD: return integer((int64_t)(ua + ub));
+    case ML_OP_SUB: return integer((int64_t)(ua - ub));
+    case ML_OP_MUL: return integer((int64_t)(ua * ub));
+    case ML_OP_IDIV: return integer(divide_down(a, b));
+    case ML_OP_MOD: return integer(modulo(a, b));
+    case ML_OP_MAXIMUM: return integer(a > b ? a : b);
+    case ML_OP_MINIMUM: return integer(a < b ? a : b);
+    case ML_OP_ABS: return integer(a < 0 ? (int64_t)(0 - ua) : a);
+    case ML_OP_SIGN: return integer((a > 0) - (a < 0));
+    case ML_OP_IS_FINITE: return integer(1);
+    case ML_OP_EQ: return integer(a == b);
+    case ML_OP_NE: return integer(a != b);
+    case ML_OP_LT: return integer(a < b);
+    case ML_OP_LE: return integer(a <= b);
+    case ML_OP_GT: return integer(a > b);
+    case ML_OP_GE: return integer(a >= b);
+    case ML_OP_AND: return integer(a && b);
+    case ML_OP_OR: return integer(a || b);
+    case ML_OP_NOT: return integer(!a);
+    default: ml_raise(ML_INTERNAL, "the reference has no definition of %s", ml_ops[op].name);
+    }
+}
+
+reference_cell reference_map(ml_op op, ml_dtype dtype, ml_dtype from, const reference_cell *x) {
+    bool binary = ml_ops[op].sources > 1;
+    switch (op) {
+    case ML_OP_WHERE: return x[0].integer ? x[1] : x[2];
+    case ML_OP_CAST: return cast(dtype, from, x[0]);
+    case ML_OP_STOP_GRADIENT: return x[0];
+    default: break;
+    }
+    if (ml_dtypes[from].kind == ML_KIND_FLOAT)
+        return map_float(op, x[0].number, binary ? x[1].number : 0);
+    return map_integer(op, x[0].integer, binary ? x[1].integer : 0);
+}
+
+typedef struct {
+    /* what was asked for */
+    const ml_graph *asked;
+    const double *const *states, *const *inputs;
+    const ml_ref *nodes;
+    int count;
+    double **results;
+    bool round;
+    ml_arena *arena;
+    /* at work; released by ml_reference */
+    ml_graph *graph; /* attention replaced by its definition */
+    ml_arena *scratch;
+    reference_value *values;
+    uint32_t *uses;
+} interpreter;
+
+static reference_value *value_of(interpreter *r, ml_ref node, int source) {
+    return &r->values[ml_graph_source(r->graph, node, source)];
+}
+
+static void leaf(interpreter *r, ml_ref node, reference_value *out) {
+    const int64_t *args = ml_graph_args(r->graph, node);
+    int64_t elements = ml_type_elements(&out->type);
+    bool is_float = reference_is_float(&out->type);
+    const double *from = NULL;
+    switch (ml_graph_node(r->graph, node)->op) {
+    case ML_OP_CONST: memcpy(out->cells, args, sizeof *out->cells); return;
+    case ML_OP_IOTA:
+        for (int64_t i = 0; i < elements; i++) out->cells[i].integer = i;
+        return;
+    case ML_OP_STATE: from = r->states ? r->states[args[0]] : NULL; break;
+    case ML_OP_INPUT: from = r->inputs ? r->inputs[args[0]] : NULL; break;
+    default: break;
+    }
+    if (!from) ml_raise(ML_INTERNAL, "the reference was given no value for node %%%u", node);
+    for (int64_t i = 0; i < elements; i++)
+        out->cells[i] = is_float ? number(from[i]) : integer((int64_t)from[i]);
+}
+
+static void elementwise(interpreter *r, ml_ref node, reference_value *out) {
+    ml_op op = ml_graph_node(r->graph, node)->op;
+    int count = ml_graph_node(r->graph, node)->source_count;
+    reference_walk w = reference_walk_over(&out->type);
+    for (int i = 0; i < count; i++)
+        reference_walk_follow(&w, i, &out->type, &value_of(r, node, i)->type);
+    ml_dtype from = value_of(r, node, 0)->type.dtype;
+    int64_t at = 0;
+    do {
+        reference_cell x[3];
+        for (int i = 0; i < count; i++) x[i] = value_of(r, node, i)->cells[w.offset[i]];
+        if (op == ML_OP_RANDOM)
+            out->cells[at].number = ml_random_uniform(x[0].integer, at);
+        else
+            out->cells[at] = reference_map(op, out->type.dtype, from, x);
+        at++;
+    } while (reference_walk_step(&w));
+}
+
+static void concat(interpreter *r, ml_ref node, reference_value *out) {
+    ml_axis axis = (ml_axis)ml_graph_args(r->graph, node)[0];
+    int count = ml_graph_node(r->graph, node)->source_count;
+    int position = ml_type_find(&out->type, axis);
+    int64_t strides[ML_MAX_AXES], start = 0;
+    reference_strides(&out->type, strides);
+    for (int i = 0; i < count; i++) {
+        const reference_value *part = value_of(r, node, i);
+        reference_walk w = reference_walk_over(&part->type);
+        reference_walk_follow(&w, 0, &part->type, &part->type);
+        reference_walk_follow(&w, 1, &part->type, &out->type);
+        do out->cells[w.offset[1] + start * strides[position]] = part->cells[w.offset[0]];
+        while (reference_walk_step(&w));
+        start += part->type.size[ml_type_find(&part->type, axis)];
+    }
+}
+
+/* Moves of one tensor: out[i] = a[offset + sum(i * stride)], 0 outside of a padded range. */
+static void movement(interpreter *r, ml_ref node, reference_value *out) {
+    const int64_t *args = ml_graph_args(r->graph, node);
+    const reference_value *a = value_of(r, node, 0);
+    ml_op op = ml_graph_node(r->graph, node)->op;
+    reference_walk w = reference_walk_over(&out->type);
+    reference_walk_follow(&w, 0, &out->type, &a->type);
+    int64_t strides[ML_MAX_AXES], at = 0, start = 0, low = 0, high = INT64_MAX, inner_size = 1;
+    reference_strides(&a->type, strides);
+    int axis = -1; /* in the result: of the axis that args name */
+    if (op == ML_OP_RENAME) memcpy(w.stride[0], strides, sizeof strides);
+    if (op == ML_OP_SLICE) start = args[1] * strides[ml_type_find(&a->type, (ml_axis)args[0])];
+    if (op == ML_OP_PAD) {
+        axis = ml_type_find(&out->type, (ml_axis)args[0]);
+        int from = ml_type_find(&a->type, (ml_axis)args[0]);
+        start = -args[1] * strides[from];
+        low = args[1], high = args[1] + a->type.size[from];
+    }
+    if (op == ML_OP_SPLIT) {
+        int64_t stride = strides[ml_type_find(&a->type, (ml_axis)args[0])];
+        w.stride[0][ml_type_find(&out->type, (ml_axis)args[1])] = stride * args[4];
+        w.stride[0][ml_type_find(&out->type, (ml_axis)args[3])] = stride;
+    }
+    int64_t outer_stride = 0, inner_stride = 0;
+    if (op == ML_OP_MERGE) {
+        axis = ml_type_find(&out->type, (ml_axis)args[2]);
+        w.stride[0][axis] = 0; /* also where the merged axis keeps the name of a part */
+        outer_stride = strides[ml_type_find(&a->type, (ml_axis)args[0])];
+        int inner = ml_type_find(&a->type, (ml_axis)args[1]);
+        inner_stride = strides[inner], inner_size = a->type.size[inner];
+    }
+    do {
+        int64_t i = axis < 0 ? 0 : w.at[axis], from = w.offset[0] + start;
+        if (op == ML_OP_MERGE)
+            from += i / inner_size * outer_stride + i % inner_size * inner_stride;
+        if (i >= low && i < high) out->cells[at] = a->cells[from];
+        at++;
+    } while (reference_walk_step(&w));
+}
+
+static void along_axis(interpreter *r, ml_ref node, ml_ref of, reference_value *out) {
+    const int64_t *args = ml_graph_args(r->graph, of);
+    const reference_value *a = value_of(r, of, 0);
+    ml_axis axis = (ml_axis)args[0];
+    bool top = ml_graph_node(r->graph, of)->op == ML_OP_TOP_K;
+    ml_axis out_axis = top ? (ml_axis)args[2] : axis;
+    bool descending = top || args[1];
+    if (node == of) {
+        reference_sort(a, axis, out_axis, descending, out, NULL);
+        return;
+    }
+    reference_value values = *out;
+    values.cells =
+        ml_arena_alloc(r->scratch, sizeof *out->cells * (size_t)ml_type_elements(&out->type));
+    reference_sort(a, axis, out_axis, descending, &values, out);
+}
+
+static void compute(interpreter *r, ml_ref node, reference_value *out) {
+    const int64_t *args = ml_graph_args(r->graph, node);
+    const ml_node *n = ml_graph_node(r->graph, node);
+    ml_op op = n->op;
+    switch (op) {
+    case ML_OP_CONCAT: concat(r, node, out); return;
+    case ML_OP_GATHER:
+        reference_gather(value_of(r, node, 0), value_of(r, node, 1), (ml_axis)args[0], out);
+        return;
+    case ML_OP_SUM:
+    case ML_OP_MAX:
+    case ML_OP_MIN: reference_reduce(op, value_of(r, node, 0), out); return;
+    case ML_OP_ARGMAX: reference_argmax(value_of(r, node, 0), (ml_axis)args[0], out); return;
+    case ML_OP_CUMSUM:
+        reference_cumsum(value_of(r, node, 0), (ml_axis)args[0], args[1] != 0, out);
+        return;
+    case ML_OP_SORT:
+    case ML_OP_TOP_K: along_axis(r, node, node, out); return;
+    case ML_OP_OUT: along_axis(r, node, ml_graph_source(r->graph, node, 0), out); return;
+    case ML_OP_DOT:
+        reference_dot(value_of(r, node, 0), value_of(r, node, 1), args, n->arg_count, out);
+        return;
+    case ML_OP_SCATTER_ADD:
+        reference_scatter_add(value_of(r, node, 0), value_of(r, node, 1), (ml_axis)args[0], out);
+        return;
+    default: break;
+    }
+    if (ml_ops[op].op_class == ML_CLASS_LEAF)
+        leaf(r, node, out);
+    else if (ml_ops[op].op_class == ML_CLASS_MAP)
+        elementwise(r, node, out);
+    else
+        movement(r, node, out);
+}
+
+/* Sources a node's values come from: OUT reads what its op reads. */
+static ml_ref origin_of_values(const ml_graph *g, ml_ref node) {
+    return ml_graph_node(g, node)->op == ML_OP_OUT ? ml_graph_source(g, node, 0) : node;
+}
+
+static void count_uses(interpreter *r, const ml_roots *roots) {
+    uint32_t count = ml_graph_count(r->graph);
+    r->uses = ML_NEW_ARRAY(r->scratch, uint32_t, count);
+    for (int i = 0; i < roots->output_count; i++) r->uses[roots->outputs[i]]++;
+    for (ml_ref node = count; node-- > 1;) {
+        if (!r->uses[node]) continue;
+        ml_ref of = origin_of_values(r->graph, node);
+        for (int s = 0; s < ml_graph_node(r->graph, of)->source_count; s++)
+            r->uses[ml_graph_source(r->graph, of, s)]++;
+    }
+}
+
+static void release_sources(interpreter *r, ml_ref node) {
+    ml_ref of = origin_of_values(r->graph, node);
+    for (int s = 0; s < ml_graph_node(r->graph, of)->source_count; s++) {
+        ml_ref source = ml_graph_source(r->graph, of, s);
+        if (--r->uses[source]) continue;
+        ml_free(r->values[source].cells);
+        r->values[source].cells = NULL;
+    }
+}
+
+static void interpret(void *argument) {
+    interpreter *r = argument;
+    ml_roots roots = {.output_count = r->count};
+    roots.outputs = ML_NEW_ARRAY(r->scratch, ml_ref, r->count + 1);
+    for (int i = 0; i < r->count; i++) roots.outputs[i] = r->nodes[i];
+    r->graph = ml_decompose(r->asked, &roots, INT64_MAX);
+    count_uses(r, &roots);
+    uint32_t count = ml_graph_count(r->graph);
+    r->values = ML_NEW_ARRAY(r->scratch, reference_value, count);
+    for (ml_ref node = 1; node < count; node++) {
+        if (!r->uses[node]) continue;
+        reference_value *out = &r->values[node];
+        out->type = *ml_graph_type(r->graph, node);
+        int64_t elements = ml_type_elements(&out->type);
+        out->cells = ml_alloc(sizeof *out->cells * (size_t)elements);
+        if (!out->cells) ml_raise(ML_NO_MEMORY, "no memory left for a value of the reference");
+        compute(r, node, out);
+        for (int64_t i = 0; i < elements; i++)
+            out->cells[i] = reference_store(out->type.dtype, out->cells[i], r->round);
+        release_sources(r, node);
+    }
+    for (int i = 0; i < r->count; i++) {
+        const reference_value *value = &r->values[roots.outputs[i]];
+        int64_t elements = ml_type_elements(&value->type);
+        bool is_float = reference_is_float(&value->type);
+        r->results[i] = ML_NEW_ARRAY(r->arena, double, elements);
+        for (int64_t k = 0; k < elements; k++)
+            r->results[i][k] = is_float ? value->cells[k].number : (double)value->cells[k].integer;
+    }
+}
+
+void ml_reference(const ml_graph *g, const double *const *states, const double *const *inputs,
+                  const ml_ref *nodes, int count, double **results, bool round, ml_arena *arena) {
+    interpreter r = {.asked = g,
+                     .states = states,
+                     .inputs = inputs,
+                     .nodes = nodes,
+                     .count = count,
+                     .results = results,
+                     .round = round,
+                     .arena = arena};
+    r.scratch = ml_arena_new();
+    if (!r.scratch) ml_raise(ML_NO_MEMORY, "no memory left for the reference interpreter");
+    ml_status status = ml_protect(interpret, &r);
+    if (r.values)
+        for (ml_ref node = 1; node < ml_graph_count(r.graph); node++) ml_free(r.values[node].cells);
+    if (r.graph) ml_graph_free(r.graph);
+    ml_arena_free(r.scratch);
+    if (status != ML_OK) ml_raise_last();
+}
