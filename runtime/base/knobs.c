@@ -27,11 +27,16 @@ static const knob KNOBS[] = {
     {"MLUA_OOM", "N", "let the N-th allocation fail, to test what happens then", LARGE_NUMBER,
      AT(out_of_memory)},
     {"MLUA_CACHE", "DIR", "keep compiled kernels in DIR", TEXT, AT(cache)},
+    {"MLUA_TUNE", "0|1", "0: take the GPU library's first algorithm for each GEMM and time none", FLAG,
+     AT(tune)},
+    {"MLUA_DETERMINISTIC", "0|1",
+     "0: let the GPU's attention gradient add up in any order, which is faster", FLAG,
+     AT(deterministic)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 
-static ml_knobs_values values;
+static ml_knobs_values values = {.tune = true, .deterministic = true};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void read_knob(const knob *k, const char *text) {

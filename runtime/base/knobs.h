@@ -14,6 +14,8 @@ typedef struct {
     const char *keep;    /* MLUA_KEEP=dir: keep the sources of generated kernels there */
     int64_t out_of_memory; /* MLUA_OOM=n: the n-th allocation fails; 0 is never */
     const char *cache;   /* MLUA_CACHE=dir: the kernel cache's folder */
+    bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes, untimed */
+    bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
 } ml_knobs_values;
 

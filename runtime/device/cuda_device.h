@@ -109,9 +109,10 @@ void cuda_gemm_close(cuda_device *device);
 const char *cuda_gemm_version(void); /* "cuBLASLt 13.1.0", or NULL where it is missing */
 /* The descriptors of a shape: made once for the device, which keeps them. */
 ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda_gemm **gemm);
-/* Choose the algorithm: from the cache on disk, or by timing candidates on these operands, which
- * it may overwrite where `scratch` is set; else on memory of its own for C. */
-ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands, bool scratch);
+/* Choose the algorithm: from the cache on disk, or by timing candidates on the operands' memory;
+ * scratch[i] says that operand i (a, b, c) holds nothing yet and may be overwritten. */
+ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands,
+                         const bool scratch[3]);
 ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *operands);
 
 /* Attention through cuDNN (cuda_dnn.c, cuda_attention.c). */

@@ -299,21 +299,25 @@ static void bind_pointers(ml_executable *e, cuda_step *step) {
     }
 }
 
-/* Whether everything the GEMM step writes is temporary: then tuning may overwrite it. */
-static bool writes_temporaries(const ml_executable *e, const cuda_step *step) {
+/* Before a run, temporaries hold nothing: a GEMM may be tuned on them. */
+static bool is_temporary(const ml_executable *e, uint32_t value) {
     const ml_schedule *s = e->plan->schedule;
-    const ml_value *v = &s->values.at[step->step->values[step->step->read_count]];
-    return s->storages.at[v->storage].kind == ML_STORAGE_TEMPORARY;
+    return s->storages.at[s->values.at[value].storage].kind == ML_STORAGE_TEMPORARY;
+}
+
+static ml_status tune_gemm(ml_executable *e, const cuda_step *step) {
+    const uint32_t *values = step->step->values;
+    void *operands[4];
+    bool scratch[3] = {is_temporary(e, values[0]), is_temporary(e, values[1]),
+                       is_temporary(e, values[step->step->read_count])};
+    gemm_operands(step, operands);
+    return cuda_gemm_tune(e->device, step->gemm, operands, scratch);
 }
 
 static ml_status bind_step(ml_executable *e, cuda_step *step) {
     cuda_doing(step->what);
     bind_pointers(e, step);
-    if (step->gemm) {
-        void *operands[4];
-        gemm_operands(step, operands);
-        ML_TRY(cuda_gemm_tune(e->device, step->gemm, operands, writes_temporaries(e, step)));
-    }
+    if (step->gemm) ML_TRY(tune_gemm(e, step));
     if (step->attention)
         ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
     return ML_OK;
