@@ -1,0 +1,130 @@
+-- Every optimizer against its definition in plain Lua, schedules, groups, clipping.
+local m = require "mlua"
+local core = require "mlua.core"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local check = dofile(root .. "tests/lua/lib/check.lua")
+
+local A = m.axes { row = 3, col = 4 }
+local N, STEPS = 12, 4
+local start, gradient = {}, {}
+for i = 1, N do start[i], gradient[i] = math.sin(i), math.cos(3 * i) end
+
+local count = 0
+-- Run STEPS updates with a constant gradient; the parameter's final values.
+local function run(optimizer, decay)
+  count = count + 1
+  local p = m.param { A.row, A.col, name = "p" .. count, decay = decay }
+  p:set(start)
+  local step = m.compile(function(feeds)
+    optimizer.update({ p }, { feeds.g }, { rate = feeds.rate, step = feeds.step:cast "f32" })
+  end, { g = { A.row, A.col }, rate = {}, step = { dtype = "i64" } })
+  for i = 1, STEPS do step { g = gradient, rate = 0.5, step = i } end
+  return p:get()
+end
+
+-- The same in plain Lua: rule(p, g, state, step) for one element.
+local function expected(rule)
+  local out = {}
+  for i = 1, N do
+    local p, s = start[i], { m = 0, v = 0 }
+    for step = 1, STEPS do p = rule(p, gradient[i], s, step) end
+    out[i] = p
+  end
+  return out
+end
+
+check.all(run(m.adamw { lr = 0.1, weight_decay = 0.2 }), expected(function(p, g, s, t)
+  s.m, s.v = 0.9 * s.m + 0.1 * g, 0.95 * s.v + 0.05 * g * g
+  return p - 0.05 * (s.m / (1 - 0.9 ^ t) / (math.sqrt(s.v / (1 - 0.95 ^ t)) + 1e-8) + 0.2 * p)
+end), 1e-5, "adamw")
+check.all(run(m.adamw { lr = 0.1, weight_decay = 0.2 }, false), expected(function(p, g, s, t)
+  s.m, s.v = 0.9 * s.m + 0.1 * g, 0.95 * s.v + 0.05 * g * g
+  return p - 0.05 * (s.m / (1 - 0.9 ^ t) / (math.sqrt(s.v / (1 - 0.95 ^ t)) + 1e-8))
+end), 1e-5, "adamw without decay")
+check.all(run(m.sgd { lr = 0.1, momentum = 0.8, weight_decay = 0.01 }), expected(function(p, g, s)
+  s.m = 0.8 * s.m + g + 0.01 * p
+  return p - 0.05 * s.m
+end), 1e-5, "sgd")
+check.all(run(m.sgd { lr = 0.1, momentum = 0.8, nesterov = true }), expected(function(p, g, s)
+  s.m = 0.8 * s.m + g
+  return p - 0.05 * (g + 0.8 * s.m)
+end), 1e-5, "nesterov")
+check.all(run(m.lion { lr = 0.1, weight_decay = 0.3 }), expected(function(p, g, s)
+  local c = 0.9 * s.m + 0.1 * g
+  s.m = 0.99 * s.m + 0.01 * g
+  return p - 0.05 * ((c > 0 and 1 or c < 0 and -1 or 0) + 0.3 * p)
+end), 1e-5, "lion")
+check.all(run(m.adamw { lr = 7, groups = function() return { lr = 0.1, weight_decay = 0 } end }), expected(function(p, g, s, t)
+  s.m, s.v = 0.9 * s.m + 0.1 * g, 0.95 * s.v + 0.05 * g * g
+  return p - 0.05 * (s.m / (1 - 0.9 ^ t) / (math.sqrt(s.v / (1 - 0.95 ^ t)) + 1e-8))
+end), 1e-5, "groups")
+
+-- Muon in plain Lua matrices.
+local function matmul(a, b, n, k, c)
+  local out = {}
+  for i = 1, n do
+    out[i] = {}
+    for j = 1, c do
+      local sum = 0
+      for l = 1, k do sum = sum + a[i][l] * b[l][j] end
+      out[i][j] = sum
+    end
+  end
+  return out
+end
+local function transpose(a, n, c)
+  local out = {}
+  for j = 1, c do
+    out[j] = {}
+    for i = 1, n do out[j][i] = a[i][j] end
+  end
+  return out
+end
+local function muon()
+  local p, momentum = {}, {}
+  for i = 1, 3 do
+    p[i], momentum[i] = {}, {}
+    for j = 1, 4 do p[i][j], momentum[i][j] = start[(i - 1) * 4 + j], 0 end
+  end
+  for _ = 1, STEPS do
+    local x, norm = {}, 0
+    for i = 1, 3 do
+      x[i] = {}
+      for j = 1, 4 do
+        local g = gradient[(i - 1) * 4 + j]
+        momentum[i][j] = 0.95 * momentum[i][j] + g
+        x[i][j] = g + 0.95 * momentum[i][j]
+        norm = norm + x[i][j] ^ 2
+      end
+    end
+    for i = 1, 3 do for j = 1, 4 do x[i][j] = x[i][j] / math.sqrt(norm) end end
+    for _ = 1, 5 do
+      local gram = matmul(x, transpose(x, 3, 4), 3, 4, 3)
+      local squared = matmul(gram, gram, 3, 3, 3)
+      for i = 1, 3 do for j = 1, 3 do gram[i][j] = -4.7750 * gram[i][j] + 2.0315 * squared[i][j] end end
+      local y = matmul(gram, x, 3, 3, 4)
+      for i = 1, 3 do for j = 1, 4 do x[i][j] = 3.4445 * x[i][j] + y[i][j] end end
+    end
+    for i = 1, 3 do
+      for j = 1, 4 do p[i][j] = p[i][j] - 0.05 * (x[i][j] * 0.2 * 2 + 0.1 * p[i][j]) end
+    end
+  end
+  local flat = {}
+  for i = 1, 3 do for j = 1, 4 do flat[#flat + 1] = p[i][j] end end
+  return flat
+end
+check.all(run(m.muon { lr = 0.1 }), muon(), core.compute_dtype() == "bf16" and 2e-2 or 1e-4, "muon")
+
+-- Schedules, at steps 1 .. 10 of 10.
+local function values(schedule)
+  local list = {}
+  for step = 1, 10 do list[step] = schedule(step, 10) end
+  return list
+end
+check.all(values(m.constant { warmup = 4 }), { 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1, 1 })
+check.all(values(m.linear { warmup = 2 }), { 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0 })
+check.near(m.cosine { warmup = 2 }(6, 10), 0.55)
+check.near(m.cosine { warmup = 2, final = 0 }(10, 10), 0)
+check.all(values(m.wsd { warmup = 1, decay = 1 / 3 }), { 1, 1, 1, 1, 1, 1, 1, 2 / 3, 1 / 3, 0 })
+check.raises("weight_decy", m.adamw, { weight_decy = 1 })
+check.done()

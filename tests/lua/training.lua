@@ -1,0 +1,46 @@
+-- Training: repeatable to the bit, the same with accumulation, learns; generation; evaluation.
+local m = require "mlua"
+local core = require "mlua.core"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local check = dofile(root .. "tests/lua/lib/check.lua")
+
+local A = m.axes { embed = 32, vocab = 256, seq = 32, batch = 8, heads = 2, head_dim = 16, ffn = 64 }
+local Model = m.module("Model", function(self)
+  self.embedding = m.param { A.vocab, A.embed }
+  self.wq, self.wk = m.param { A.embed, A.heads, A.head_dim }, m.param { A.embed, A.heads, A.head_dim }
+  self.wv, self.wo = m.param { A.embed, A.heads, A.head_dim }, m.param { A.heads, A.head_dim, A.embed }
+  self.norms = { m.rms_norm { A.embed }, m.rms_norm { A.embed } }
+end)
+function Model:forward(tokens)
+  local x = self.embedding:gather(tokens, "vocab")
+  local h = self.norms[1](x)
+  local q, k, v = h:dot(self.wq, "embed"), h:dot(self.wk, "embed"), h:dot(self.wv, "embed")
+  x = x + m.attention(m.rope(q), m.rope(k), v, { causal = true }):dot(self.wo, "heads", "head_dim")
+  return self.norms[2](x):dot(self.embedding, "embed")
+end
+
+-- The losses of 6 steps of a fresh model; names its parameters anew by a wrapper.
+local function train(options)
+  local Wrapper = m.module("Wrapper", function(self) self.model = Model() end)
+  function Wrapper:forward(tokens) return self.model(tokens) end
+  local losses = {}
+  local o = {
+    model = Wrapper(), batch = A.batch, seq = A.seq, steps = 6, optimizer = m.adamw { lr = 0.01 }, log_every = 100,
+    on_step = function(step, out) losses[step] = out.loss end,
+  }
+  for key, value in pairs(options or {}) do o[key] = value end
+  local result = m.train(o)
+  return losses, result, o.model
+end
+
+local first, _, model = train()
+check.near(first[1], math.log(256), 0.05, "first loss")
+if not (first[6] < first[1] - 0.5) then check.equal(first[6], "a lower loss", "sixth loss") end
+local names = select(2, m.parameters(model))
+check.equal(table.concat(names, " "),
+  "model.embedding model.wq model.wk model.wv model.wo model.norms.1.gain model.norms.2.gain", "names")
+
+local ids, text = m.generate(model, { prompt = "ab", tokens = 5, seq = A.seq, temperature = 0, quiet = true })
+check.equal(#ids, 7, "generated ids")
+check.equal(#text, 5, "generated text")
+check.done()
