@@ -1,0 +1,35 @@
+/* The CPU device's parts: GEMM over a BLAS found at run time (cpu_blas.c) or the blocked kernel of
+ * cpu_gemm.c, and the comparison of steps with the reference interpreter (check.c). */
+#ifndef ML_CPU_H
+#define ML_CPU_H
+
+#include "runtime/base/pool.h"
+#include "runtime/device/device.h"
+
+/* Fortran's GEMM: column-major, C = alpha op(A) op(B) + beta C; the last two are the lengths of
+ * the two texts. Both types come from one library. */
+typedef void cpu_sgemm(const char *trans_a, const char *trans_b, const int *m, const int *n,
+                       const int *k, const float *alpha, const float *a, const int *lda,
+                       const float *b, const int *ldb, const float *beta, float *c, const int *ldc,
+                       size_t length_a, size_t length_b);
+typedef void cpu_dgemm(const char *trans_a, const char *trans_b, const int *m, const int *n,
+                       const int *k, const double *alpha, const double *a, const int *lda,
+                       const double *b, const int *ldb, const double *beta, double *c,
+                       const int *ldc, size_t length_a, size_t length_b);
+typedef struct {
+    cpu_sgemm *sgemm;
+    cpu_dgemm *dgemm;
+    char description[256]; /* "OpenBLAS 0.3.21 SkylakeX (libopenblas.so.0)" */
+} cpu_blas;
+
+/* The process's BLAS, opened on first use with one thread of its own; NULL where none is found.
+ * MLUA_BLAS=none in the environment hides it (for tests of the kernel that replaces it). */
+const cpu_blas *cpu_blas_find(void);
+
+/* One gemm over the pool. `scratch` is cpu_gemm_scratch(...) bytes, 64-byte aligned. Operands are
+ * as lower.h says; `bias` is NULL without that epilogue. */
+int64_t cpu_gemm_scratch(const ml_gemm *gemm, int threads);
+ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *c, const void *bias,
+                       void *scratch, ml_pool *pool);
+
+#endif
