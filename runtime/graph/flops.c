@@ -1,0 +1,54 @@
+/* FLOPs of one node (passes.h). */
+#include "runtime/graph/passes.h"
+
+/* Query-key pairs that a mask leaves, for one head of one batch element. Plain causal attention
+ * counts as one half by convention, so that figures compare with other programs' MFU. */
+static double unmasked_pairs(const ml_attention_args *args, int64_t seq, int64_t kv_seq) {
+    if (!args->causal && !args->window) return (double)seq * (double)kv_seq;
+    if (args->causal && !args->window && seq == kv_seq) return (double)seq * (double)kv_seq / 2;
+    double pairs = 0;
+    for (int64_t q = 0; q < seq; q++) {
+        int64_t last = args->causal ? q + kv_seq - seq : kv_seq - 1;
+        int64_t first = args->window ? q - args->window + 1 : 0;
+        if (first < 0) first = 0;
+        if (last >= kv_seq) last = kv_seq - 1;
+        if (last >= first) pairs += (double)(last - first + 1);
+    }
+    return pairs;
+}
+
+/* Forward: two products (q k, p v). Backward: four (dp, dv, dq, dk); the scores that kernels
+ * compute again are not work that the model asks for. */
+static double attention_flops(const ml_graph *g, ml_ref n, bool gradient) {
+    ml_attention_args args;
+    ml_attention_read(g, n, &args);
+    const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, 0));
+    const ml_type *k = ml_graph_type(g, ml_graph_source(g, n, 1));
+    const ml_type *v = ml_graph_type(g, ml_graph_source(g, n, 2));
+    int64_t seq = q->size[ml_type_find(q, args.seq)];
+    int64_t kv_seq = k->size[ml_type_find(k, args.kv_seq)];
+    int64_t dim = q->size[ml_type_find(q, args.head_dim)];
+    int64_t value_dim = v->size[ml_type_find(v, args.head_dim)];
+    double rows = (double)ml_type_elements(q) / (double)(seq * dim); /* batch x heads */
+    double forward = 2 * rows * unmasked_pairs(&args, seq, kv_seq) * (double)(dim + value_dim);
+    return gradient ? 2 * forward : forward;
+}
+
+double ml_flops(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    const ml_op_info *info = &ml_ops[node->op];
+    double elements = (double)ml_type_elements(ml_graph_type(g, n));
+    if (node->op == ML_OP_DOT) {
+        const ml_type *a = ml_graph_type(g, ml_graph_source(g, n, 0));
+        for (int i = 0; i < node->arg_count; i++)
+            elements *= (double)a->size[ml_type_find(a, (ml_axis)ml_graph_args(g, n)[i])];
+        return 2 * elements;
+    }
+    if (node->op == ML_OP_ATTENTION) return attention_flops(g, n, false);
+    if (node->op == ML_OP_ATTENTION_GRAD) return attention_flops(g, n, true);
+    if (info->op_class == ML_CLASS_REDUCE || info->op_class == ML_CLASS_SCAN)
+        elements = (double)ml_type_elements(ml_graph_type(g, ml_graph_source(g, n, 0)));
+    if (node->op == ML_OP_SCATTER_ADD)
+        elements = (double)ml_type_elements(ml_graph_type(g, ml_graph_source(g, n, 1)));
+    return elements * info->flops;
+}

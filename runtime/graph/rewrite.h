@@ -1,0 +1,34 @@
+/* The frame of every pass: copy a program's live nodes into a new graph, sources first, letting a
+ * rule put something else in a node's place.
+ *
+ * Invariant: what replaces a node has the same type (dtype, axes, order) and value. The rule may
+ * leave dead nodes behind; the graph that a pass returns holds live ones only. Graph, scratch
+ * memory and roots are released or left as they were when a rule raises. */
+#ifndef ML_GRAPH_REWRITE_H
+#define ML_GRAPH_REWRITE_H
+
+#include "runtime/graph/passes.h"
+
+typedef struct {
+    const ml_graph *from;
+    ml_graph *to;          /* the new graph: shares axes, states, inputs and origins with `from` */
+    ml_arena *scratch;     /* for the length of the pass */
+    const ml_roots *roots; /* in `from` */
+    uint32_t count;        /* of nodes in `from` */
+    uint32_t *users;       /* by node of `from`: live users and roots; 0 is dead */
+    ml_ref *map;           /* by node of `from`: what stands for it in `to` */
+    ml_ref **outputs;      /* by node of `from`: its outputs in `to` where a rule replaced a node
+                              that has several; NULL otherwise */
+    void *context;         /* the pass's own */
+} rewrite;
+
+/* The node of `to` that stands for `node`, whose sources are `sources`; rewrite_copy is the least
+ * that a rule can do. Nodes that it makes carry the node's origin and flags. */
+typedef ml_ref rewrite_rule(rewrite *r, ml_ref node, const ml_ref *sources);
+ml_ref rewrite_copy(rewrite *r, ml_ref node, const ml_ref *sources);
+
+/* Run a pass: `begin` (may be NULL) once users are counted, then `rule` for every live node. */
+ml_graph *rewrite_run(const ml_graph *from, ml_roots *roots, void (*begin)(rewrite *r),
+                      rewrite_rule *rule, void *context);
+
+#endif
