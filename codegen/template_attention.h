@@ -1,0 +1,32 @@
+/* What the attention templates for C and for CUDA share: the texts of sizes, strides and pasted
+ * functions. Kernel texts name a query position `qi`, a key position `kv`, a query head `head` and
+ * a linear batch index `batch` (all int), and call the score `x`. */
+#ifndef ML_TEMPLATE_ATTENTION_H
+#define ML_TEMPLATE_ATTENTION_H
+
+#include "codegen/template.h"
+
+typedef struct {
+    ml_schedule *schedule;
+    ml_step *step;
+    const ml_attention_step *a;
+    ml_template text;
+    int captured, captured_first; /* captured tensors: count, position of the first */
+    int64_t batches, group;       /* product of batch axes; query heads of a K/V head */
+} attention_printer;
+
+/* Sets: seq kv_seq heads kv_heads group head_dim value_dim batches scale; memory load
+ * store (function names, or nothing); for each tensor NAME of q k v o lse g (do) dq dk dv: NAME_at (its
+ * pointer), NAME_batch (offset text of `batch`), NAME_head, NAME_seq, NAME_dim; visible, causal,
+ * window, shift; lse_memory; captures (declarations), score, derivative.
+ * The pasted functions: score replaces x; derivative replaces `slope`, d loss / d score, given the
+ * score before the function in `raw`. */
+void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step);
+int64_t attention_round_up(int64_t n, int64_t to);
+
+void template_attention_c(ml_schedule *s, ml_step *step);
+void template_attention_cuda(ml_schedule *s, ml_step *step);
+/* Tensor-core kernels for bf16; false where they do not serve these shapes (template_mma.c). */
+bool template_attention_mma(attention_printer *p);
+
+#endif
