@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "runtime/base/pool.h"
 
 #include <pthread.h>

@@ -91,6 +91,8 @@ enum {
     ML_NODE_GRADIENT = 1, /* the gradient of a state: for memory accounts */
     ML_NODE_BACKWARD = 2, /* made by autodiff */
     ML_NODE_COPY = 4,     /* a deliberate second copy (recomputation): part of its identity */
+    ML_NODE_FUNCTION = 8, /* of an attention's functions, reached by its arguments alone and never
+                             computed itself: part of its identity, set by ml_attention */
 };
 typedef struct {
     uint8_t op, flags;
@@ -159,13 +161,18 @@ uint32_t ml_graph_input_count(const ml_graph *g);
 
 /* The one constructor: checks operands, infers the type, hash-conses. Raises ML_INVALID with the
  * operands of the error for bad operands. `type` serves the ops whose type the arguments do not
- * give (CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM): NULL elsewhere.
- * CONST, STATE, INPUT have helpers. Does not simplify. */
+ * give (CONST and CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM): NULL elsewhere.
+ * Float operands of MAP, DOT, CONCAT and attention are promoted to the widest by CASTs. Does not
+ * simplify. */
 ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_count,
                     const int64_t *args, int arg_count, const ml_type *type);
 /* Copy node n of `from` with other sources (already in g). Axis ids are mapped by name unless the
  * graphs share tables (ml_graph_extract makes them share). Keeps origin and flags. */
 ml_ref ml_graph_copy(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources);
+
+/* An empty graph that shares axis, type, origin, state and input tables with `parent`, which must
+ * outlive it: what passes copy into. */
+ml_graph *ml_graph_derive(const ml_graph *parent);
 
 /* A program: what a graph computes in one step. Updates assign states at the step's end. */
 typedef struct { uint32_t state; ml_ref value; } ml_update;
@@ -188,6 +195,10 @@ ml_ref ml_where(ml_graph *g, ml_ref test, ml_ref a, ml_ref b);
 ml_ref ml_cast(ml_graph *g, ml_ref a, ml_dtype dtype);        /* a itself where it has that dtype */
 ml_ref ml_broadcast(ml_graph *g, ml_ref a, const ml_type *as); /* to these axes, this order */
 ml_ref ml_permute(ml_graph *g, ml_ref a, const ml_type *as);   /* a itself where in that order */
+ml_ref ml_split(ml_graph *g, ml_ref a, ml_axis axis, ml_axis outer, int64_t outer_size,
+                ml_axis inner, int64_t inner_size);
+ml_ref ml_merge(ml_graph *g, ml_ref a, ml_axis outer, ml_axis inner, ml_axis merged);
+ml_ref ml_concat(ml_graph *g, const ml_ref *sources, int count, ml_axis axis);
 ml_ref ml_rename(ml_graph *g, ml_ref a, ml_axis old, ml_axis new_name);
 ml_ref ml_slice(ml_graph *g, ml_ref a, ml_axis axis, int64_t start, int64_t stop);
 ml_ref ml_pad(ml_graph *g, ml_ref a, ml_axis axis, int64_t before, int64_t after);
@@ -196,15 +207,15 @@ ml_ref ml_iota(ml_graph *g, ml_axis axis, int64_t size);       /* i32 */
 ml_ref ml_gather(ml_graph *g, ml_ref table, ml_ref index, ml_axis axis);
 ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, const ml_type *type);
 ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype);
-ml_ref ml_out(ml_graph *g, ml_ref n, int output);
+ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
 
 /* Attention. Sources: q, k, v, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse, do,
  * captured.... q has axes {batch..., seq, heads, head_dim}, k {batch..., kv_seq, kv_heads or heads,
  * head_dim}, v {batch..., kv_seq, kv_heads or heads, value_dim (head_dim by name)}, in any order.
  * Query head h reads K/V head h / (heads / kv_heads).
  * s = scale * sum(q k) in f32; s = score(s) where there is one; masked to -infinity where causal
- * (kv > q + kv_size - seq_size) or outside the window (q - kv >= window); o = softmax(s) v.
- * Rows with nothing to attend to give 0 (lse -infinity).
+ * (kv > q + offset, offset = kv_size - seq_size) or outside the window (q + offset - kv >= window);
+ * o = softmax(s) v. s and lse are f64 for f64 operands. Rows with nothing to attend to give 0 (lse -infinity).
  * The score function is a root in the same graph that only attention nodes refer to: MAP, IOTA and
  * CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and PARAM(1 + i) =
  * captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) = captured, and
@@ -220,6 +231,9 @@ typedef struct {
 ml_ref ml_attention(ml_graph *g, const ml_ref *sources, int count, const ml_attention_args *args);
 ml_ref ml_attention_grad(ml_graph *g, const ml_ref *sources, int count, const ml_attention_args *args);
 void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args);
+/* The type of PARAM(0): f32 (f64 for f64 operands), q's batch axes, heads, seq, kv_seq. */
+void ml_attention_score_type(const ml_graph *g, ml_ref q, ml_ref k, const ml_attention_args *args,
+                             ml_type *out);
 /* The same values from DOT, MAP and REDUCE nodes: outputs[0..] in the order of ml_op_outputs.
  * Serves as the definition, for the reference interpreter and for short sequences. */
 void ml_attention_decompose(ml_graph *g, ml_ref n, ml_ref *outputs);

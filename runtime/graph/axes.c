@@ -1,0 +1,45 @@
+/* Tensor types as values: what needs no graph. */
+#include <string.h>
+
+#include "runtime/graph/graph.h"
+
+int ml_type_find(const ml_type *t, ml_axis axis) {
+    for (int i = 0; i < t->rank; i++)
+        if (t->axis[i] == axis) return i;
+    return -1;
+}
+
+int64_t ml_type_elements(const ml_type *t) {
+    int64_t count = 1;
+    for (int i = 0; i < t->rank; i++) count *= t->size[i];
+    return count;
+}
+
+int64_t ml_type_bytes(const ml_type *t) {
+    return ml_type_elements(t) * ml_dtypes[t->dtype].bytes;
+}
+
+bool ml_type_equal(const ml_type *a, const ml_type *b) {
+    if (a->dtype != b->dtype || a->rank != b->rank) return false;
+    for (int i = 0; i < a->rank; i++)
+        if (a->axis[i] != b->axis[i] || a->size[i] != b->size[i]) return false;
+    return true;
+}
+
+bool ml_type_same_axes(const ml_type *a, const ml_type *b) {
+    if (a->rank != b->rank) return false;
+    for (int i = 0; i < a->rank; i++) {
+        int at = ml_type_find(b, a->axis[i]);
+        if (at < 0 || a->size[i] != b->size[at]) return false;
+    }
+    return true;
+}
+
+void ml_type_print(const ml_graph *g, const ml_type *t, ml_text *out) {
+    ml_text_add(out, "%s", ml_dtypes[t->dtype].name);
+    if (!t->rank) return;
+    for (int i = 0; i < t->rank; i++)
+        ml_text_add(out, "%s%s=%lld", i ? ", " : "[", ml_axis_name(g, t->axis[i]),
+                    (long long)t->size[i]);
+    ml_text_add(out, "]");
+}

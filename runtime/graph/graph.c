@@ -1,0 +1,394 @@
+/* The node store: tables shared by a session's graphs, hash-consing, the constructor. */
+#include "runtime/graph/graph.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/graph/infer.h"
+
+/* Shared by reference between a graph and all that derive from it. Entries never move. */
+typedef struct {
+    ml_arena *arena;
+    ML_VEC(const char *) axes;
+    ml_index axis_index;
+    uint32_t fresh;
+    ML_VEC(ml_type *) types;
+    ml_index type_index;
+    ML_VEC(ml_origin *) origins;
+    ml_index origin_index;
+    ML_VEC(ml_state *) states;
+    ML_VEC(ml_input *) inputs;
+} graph_tables;
+
+struct ml_graph {
+    ml_arena *arena;
+    graph_tables *tables;
+    bool owns_tables;
+    uint8_t flags;   /* of the nodes to come */
+    uint32_t origin; /* of the nodes to come */
+    ML_VEC(ml_node) nodes;
+    ml_index index;
+    /* Pools. Growing one leaves the old block in the arena, so pointers into it stay valid. */
+    ML_VEC(ml_ref) sources;
+    ML_VEC(int64_t) args;
+};
+
+/* Flags that are part of a node's identity. */
+enum { IDENTITY = ML_NODE_COPY | ML_NODE_FUNCTION };
+
+static uint64_t hash_text(const char *text, uint64_t seed) {
+    return text ? ml_hash(text, strlen(text) + 1, seed) : seed * 31 + 7;
+}
+
+static bool same_text(const char *a, const char *b) {
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static const char *copy_text(ml_arena *arena, const char *text) {
+    return text ? ml_arena_copy(arena, text, strlen(text)) : NULL;
+}
+
+/* ---- Tables ---------------------------------------------------------------------------------- */
+
+ml_axis ml_axis_named(ml_graph *g, const char *name) {
+    graph_tables *t = g->tables;
+    uint64_t hash = hash_text(name, 0);
+    uint32_t cursor = 0, at;
+    while ((at = ml_index_next(&t->axis_index, hash, &cursor)) != ML_INDEX_NONE)
+        if (strcmp(t->axes.at[at], name) == 0) return (ml_axis)at;
+    if (t->axes.count > UINT16_MAX) ml_raise(ML_INVALID, "more than 65535 axis names");
+    const char *copy = copy_text(t->arena, name);
+    uint32_t id = t->axes.count;
+    *ML_PUSH(t->arena, &t->axes) = copy;
+    ml_index_add(&t->axis_index, hash, id);
+    return (ml_axis)id;
+}
+
+const char *ml_axis_name(const ml_graph *g, ml_axis axis) {
+    return axis < g->tables->axes.count ? g->tables->axes.at[axis] : "?";
+}
+
+ml_axis ml_axis_fresh(ml_graph *g, const char *stem) {
+    int length = (int)strcspn(stem, "'");
+    char name[256];
+    snprintf(name, sizeof name, "%.*s'%u", length > 200 ? 200 : length, stem, ++g->tables->fresh);
+    return ml_axis_named(g, name);
+}
+
+/* Unused axis slots are zeroed, so that equal types have equal bytes. */
+static uint32_t type_intern(ml_graph *g, const ml_type *type) {
+    graph_tables *t = g->tables;
+    ml_type clean = {.dtype = type->dtype, .rank = type->rank};
+    memcpy(clean.axis, type->axis, sizeof *type->axis * type->rank);
+    memcpy(clean.size, type->size, sizeof *type->size * type->rank);
+    uint64_t hash = ml_hash(clean.axis, sizeof clean.axis, clean.dtype * 16u + clean.rank);
+    hash = ml_hash(clean.size, sizeof clean.size, hash);
+    uint32_t cursor = 0, at;
+    while ((at = ml_index_next(&t->type_index, hash, &cursor)) != ML_INDEX_NONE)
+        if (ml_type_equal(t->types.at[at], &clean)) return at;
+    ml_type *copy = ML_NEW(t->arena, ml_type);
+    *copy = clean;
+    uint32_t id = t->types.count;
+    *ML_PUSH(t->arena, &t->types) = copy;
+    ml_index_add(&t->type_index, hash, id);
+    return id;
+}
+
+static ml_origin origin_copy(ml_arena *arena, const ml_origin *origin) {
+    return (ml_origin){copy_text(arena, origin->file), origin->line,
+                       origin->module ? copy_text(arena, origin->module) : "",
+                       copy_text(arena, origin->name)};
+}
+
+static uint32_t origin_intern(ml_graph *g, const ml_origin *origin) {
+    graph_tables *t = g->tables;
+    const char *module = origin->module ? origin->module : "";
+    uint64_t hash = hash_text(origin->file, (uint64_t)origin->line);
+    hash = hash_text(origin->name, hash_text(module, hash));
+    uint32_t cursor = 0, at;
+    while ((at = ml_index_next(&t->origin_index, hash, &cursor)) != ML_INDEX_NONE) {
+        const ml_origin *o = t->origins.at[at];
+        if (o->line == origin->line && same_text(o->file, origin->file) &&
+            same_text(o->module, module) && same_text(o->name, origin->name))
+            return at;
+    }
+    ml_origin *copy = ML_NEW(t->arena, ml_origin);
+    *copy = origin_copy(t->arena, origin);
+    uint32_t id = t->origins.count;
+    *ML_PUSH(t->arena, &t->origins) = copy;
+    ml_index_add(&t->origin_index, hash, id);
+    return id;
+}
+
+uint32_t ml_graph_add_state(ml_graph *g, const ml_state *state) {
+    graph_tables *t = g->tables;
+    ml_state *copy = ML_NEW(t->arena, ml_state);
+    *copy = *state;
+    copy->name = copy_text(t->arena, state->name);
+    copy->origin = origin_copy(t->arena, &state->origin);
+    *ML_PUSH(t->arena, &t->states) = copy;
+    return t->states.count - 1;
+}
+ml_state *ml_graph_state(const ml_graph *g, uint32_t id) {
+    assert(id < g->tables->states.count);
+    return g->tables->states.at[id];
+}
+uint32_t ml_graph_state_count(const ml_graph *g) { return g->tables->states.count; }
+
+uint32_t ml_graph_add_input(ml_graph *g, const ml_input *input) {
+    graph_tables *t = g->tables;
+    ml_input *copy = ML_NEW(t->arena, ml_input);
+    *copy = *input;
+    copy->name = copy_text(t->arena, input->name);
+    *ML_PUSH(t->arena, &t->inputs) = copy;
+    return t->inputs.count - 1;
+}
+const ml_input *ml_graph_input(const ml_graph *g, uint32_t id) {
+    assert(id < g->tables->inputs.count);
+    return g->tables->inputs.at[id];
+}
+uint32_t ml_graph_input_count(const ml_graph *g) { return g->tables->inputs.count; }
+
+/* ---- Graphs ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_arena *arena;
+    graph_tables *shared; /* NULL: make new ones */
+    ml_graph *made;
+} new_request;
+
+static void graph_fill(void *argument) {
+    new_request *request = argument;
+    ml_arena *arena = request->arena;
+    ml_graph *g = ML_NEW(arena, ml_graph);
+    g->arena = arena;
+    g->index.arena = arena;
+    g->owns_tables = !request->shared;
+    g->tables = request->shared;
+    ML_PUSH(arena, &g->nodes); /* node 0 is none */
+    if (g->owns_tables) {
+        graph_tables *t = g->tables = ML_NEW(arena, graph_tables);
+        t->arena = arena;
+        t->axis_index.arena = t->type_index.arena = t->origin_index.arena = arena;
+        *ML_PUSH(arena, &t->axes) = "";
+        origin_intern(g, &(ml_origin){0}); /* origin 0 is unknown */
+    }
+    request->made = g;
+}
+
+static ml_graph *graph_new(graph_tables *shared) {
+    new_request request = {ml_arena_new(), shared, NULL};
+    if (!request.arena) ml_raise(ML_NO_MEMORY, "out of memory: could not make a graph");
+    if (ml_protect(graph_fill, &request) != ML_OK) {
+        ml_arena_free(request.arena);
+        ml_raise_last();
+    }
+    return request.made;
+}
+
+ml_graph *ml_graph_new(void) { return graph_new(NULL); }
+ml_graph *ml_graph_derive(const ml_graph *parent) { return graph_new(parent->tables); }
+void ml_graph_free(ml_graph *g) {
+    if (g) ml_arena_free(g->arena);
+}
+ml_arena *ml_graph_arena(ml_graph *g) { return g->arena; }
+uint32_t ml_graph_count(const ml_graph *g) { return g->nodes.count; }
+
+const ml_node *ml_graph_node(const ml_graph *g, ml_ref n) {
+    assert(n && n < g->nodes.count);
+    return &g->nodes.at[n];
+}
+const ml_type *ml_graph_type(const ml_graph *g, ml_ref n) {
+    return g->tables->types.at[ml_graph_node(g, n)->type];
+}
+const ml_ref *ml_graph_sources(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    return node->source_count ? g->sources.at + node->sources : NULL;
+}
+ml_ref ml_graph_source(const ml_graph *g, ml_ref n, int i) {
+    assert(i < ml_graph_node(g, n)->source_count);
+    return ml_graph_sources(g, n)[i];
+}
+const int64_t *ml_graph_args(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    return node->arg_count ? g->args.at + node->args : NULL;
+}
+const ml_origin *ml_graph_origin(const ml_graph *g, ml_ref n) {
+    return g->tables->origins.at[ml_graph_node(g, n)->origin];
+}
+
+bool ml_graph_constant(const ml_graph *g, ml_ref n, double *value) {
+    while (ml_graph_node(g, n)->op == ML_OP_BROADCAST) n = ml_graph_source(g, n, 0);
+    if (ml_graph_node(g, n)->op != ML_OP_CONST) return false;
+    int64_t bits = ml_graph_args(g, n)[0];
+    if (ml_dtypes[ml_graph_type(g, n)->dtype].kind == ML_KIND_FLOAT)
+        memcpy(value, &bits, sizeof *value);
+    else *value = (double)bits;
+    return true;
+}
+
+int ml_op_outputs(const ml_graph *g, ml_ref n) {
+    switch (ml_graph_node(g, n)->op) {
+    case ML_OP_SORT:
+    case ML_OP_TOP_K:
+    case ML_OP_ATTENTION: return 2;
+    case ML_OP_ATTENTION_GRAD: return 3;
+    default: return 1;
+    }
+}
+
+void ml_graph_set_origin(ml_graph *g, const ml_origin *origin) {
+    g->origin = origin ? origin_intern(g, origin) : 0;
+}
+void ml_graph_set_flags(ml_graph *g, uint8_t flags) { g->flags = flags; }
+void ml_graph_mark(ml_graph *g, ml_ref n, uint8_t flags) {
+    assert(n && n < g->nodes.count && !(flags & IDENTITY));
+    g->nodes.at[n].flags |= flags;
+}
+
+/* ---- Hash-consing ---------------------------------------------------------------------------- */
+
+static uint64_t node_hash(const ml_node *node, const ml_ref *sources, const int64_t *args) {
+    uint32_t head[4] = {node->op, node->flags & IDENTITY, node->type,
+                        node->source_count + ((uint32_t)node->arg_count << 16)};
+    uint64_t hash = ml_hash(head, sizeof head, 0);
+    if (node->source_count) hash = ml_hash(sources, sizeof *sources * node->source_count, hash);
+    if (node->arg_count) hash = ml_hash(args, sizeof *args * node->arg_count, hash);
+    return hash;
+}
+
+static bool node_same(const ml_graph *g, ml_ref n, const ml_node *node, const ml_ref *sources,
+                      const int64_t *args) {
+    const ml_node *other = &g->nodes.at[n];
+    if (other->op != node->op || other->type != node->type ||
+        (other->flags & IDENTITY) != (node->flags & IDENTITY) ||
+        other->source_count != node->source_count || other->arg_count != node->arg_count)
+        return false;
+    const ml_ref *other_sources = g->sources.at + other->sources;
+    for (int i = 0; i < node->source_count; i++)
+        if (other_sources[i] != sources[i]) return false;
+    const int64_t *other_args = g->args.at + other->args;
+    for (int i = 0; i < node->arg_count; i++)
+        if (other_args[i] != args[i]) return false;
+    return true;
+}
+
+static ml_ref find_same(const ml_graph *g, uint64_t hash, const ml_node *node,
+                        const ml_ref *sources, const int64_t *args) {
+    uint32_t cursor = 0, at;
+    while ((at = ml_index_next(&g->index, hash, &cursor)) != ML_INDEX_NONE)
+        if (node_same(g, at, node, sources, args)) return at;
+    return 0;
+}
+
+ml_ref graph_lookup(const ml_graph *g, ml_ref n) {
+    const ml_node *node = &g->nodes.at[n];
+    const ml_ref *sources = g->sources.at + node->sources;
+    const int64_t *args = g->args.at + node->args;
+    return find_same(g, node_hash(node, sources, args), node, sources, args);
+}
+
+/* The index is filled last: when memory runs out on the way, the graph stays valid. */
+static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, const int64_t *args) {
+    uint64_t hash = node_hash(node, sources, args);
+    ml_ref found = find_same(g, hash, node, sources, args);
+    if (found) { /* wanted in the forward pass as well: it is no longer of the backward one alone */
+        g->nodes.at[found].flags |= node->flags & ML_NODE_GRADIENT;
+        if (!(node->flags & ML_NODE_BACKWARD)) g->nodes.at[found].flags &= (uint8_t)~ML_NODE_BACKWARD;
+        return found;
+    }
+    node->sources = g->sources.count;
+    node->args = g->args.count;
+    for (int i = 0; i < node->source_count; i++) *ML_PUSH(g->arena, &g->sources) = sources[i];
+    for (int i = 0; i < node->arg_count; i++) *ML_PUSH(g->arena, &g->args) = args[i];
+    ml_ref n = g->nodes.count;
+    *ML_PUSH(g->arena, &g->nodes) = *node;
+    ml_index_add(&g->index, hash, n);
+    return n;
+}
+
+/* ---- The constructor ------------------------------------------------------------------------- */
+
+static void check_shape(const infer *in) {
+    const ml_op_info *info = &ml_ops[in->op];
+    if (info->sources >= 0 && in->source_count != info->sources)
+        ml_raise(ML_INTERNAL, "%s takes %d operands, not %d", info->name, info->sources,
+                 in->source_count);
+    for (int i = 0; i < in->source_count; i++)
+        if (!in->sources[i] || in->sources[i] >= in->g->nodes.count)
+            ml_raise(ML_INTERNAL, "operand %d of %s is no node", i, info->name);
+    const char *kinds = op_args(in->op);
+    const char *star = strchr(kinds, '*');
+    int unit = star ? (int)(star - kinds) : (int)strlen(kinds);
+    if (star ? in->arg_count % unit != 0 : in->arg_count != unit)
+        ml_raise(ML_INTERNAL, "%s has %d arguments: \"%s\" wanted", info->name, in->arg_count,
+                 kinds);
+    for (int i = 0; i < in->arg_count; i++)
+        if (op_arg_kind(in->op, i) == 'a' &&
+            (in->args[i] <= 0 || in->args[i] >= in->g->tables->axes.count))
+            ml_raise(ML_INTERNAL, "argument %d of %s is no axis", i, info->name);
+}
+
+enum { FEW = 16 };
+
+ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_count,
+                    const int64_t *args, int arg_count, const ml_type *type) {
+    ml_ref few_sources[FEW];
+    int64_t few_args[FEW];
+    if (source_count > UINT16_MAX || arg_count > UINT16_MAX)
+        ml_raise(ML_INVALID, "%s has too many operands", ml_ops[op].name);
+    infer in = {g, op, few_sources, source_count, few_args, arg_count, type, false};
+    if (source_count > FEW) in.sources = ML_NEW_ARRAY(g->arena, ml_ref, source_count);
+    if (arg_count > FEW) in.args = ML_NEW_ARRAY(g->arena, int64_t, arg_count);
+    if (source_count) memcpy(in.sources, sources, sizeof *sources * (size_t)source_count);
+    if (arg_count) memcpy(in.args, args, sizeof *args * (size_t)arg_count);
+    check_shape(&in);
+    ml_type result = {0};
+    infer_type(&in, &result);
+    ml_node node = {.op = (uint8_t)op,
+                    .flags = g->flags,
+                    .source_count = (uint16_t)source_count,
+                    .arg_count = (uint16_t)arg_count,
+                    .type = type_intern(g, &result),
+                    .origin = g->origin};
+    return node_intern(g, &node, in.sources, in.args);
+}
+
+/* ---- Copying --------------------------------------------------------------------------------- */
+
+static ml_axis map_axis(ml_graph *g, const ml_graph *from, int64_t axis) {
+    if (g->tables == from->tables || !axis) return (ml_axis)axis;
+    return ml_axis_named(g, ml_axis_name(from, (ml_axis)axis));
+}
+
+static uint32_t map_type(ml_graph *g, const ml_graph *from, uint32_t type) {
+    if (g->tables == from->tables) return type;
+    ml_type mapped = *from->tables->types.at[type];
+    for (int i = 0; i < mapped.rank; i++) mapped.axis[i] = map_axis(g, from, mapped.axis[i]);
+    return type_intern(g, &mapped);
+}
+
+ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
+                       uint8_t set, uint8_t clear) {
+    ml_node node = *ml_graph_node(from, n);
+    if (g->tables != from->tables && (node.op == ML_OP_STATE || node.op == ML_OP_INPUT))
+        ml_raise(ML_INTERNAL, "a %s cannot be copied between sessions", ml_ops[node.op].name);
+    int64_t few[FEW];
+    int64_t *args = node.arg_count > FEW ? ML_NEW_ARRAY(g->arena, int64_t, node.arg_count) : few;
+    const int64_t *old = ml_graph_args(from, n);
+    for (int i = 0; i < node.arg_count; i++) {
+        char kind = op_arg_kind(node.op, i);
+        args[i] = kind == 'a'   ? map_axis(g, from, old[i])
+                  : kind == 'f' ? (int64_t)graph_copy_function(g, from, (ml_ref)old[i])
+                                : old[i];
+    }
+    node.type = map_type(g, from, node.type);
+    node.flags = (uint8_t)((node.flags | set) & ~clear);
+    if (g->tables != from->tables) node.origin = origin_intern(g, from->tables->origins.at[node.origin]);
+    return node_intern(g, &node, sources, args);
+}
+
+ml_ref ml_graph_copy(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources) {
+    return graph_copy_node(g, from, n, sources, 0, 0);
+}

@@ -1,0 +1,66 @@
+/* Inside of runtime/graph: type inference and what the constructors share. */
+#ifndef ML_GRAPH_INFER_H
+#define ML_GRAPH_INFER_H
+
+#include "runtime/graph/graph.h"
+
+/* The operands of a node to be made. `sources` may be rewritten: promotion puts CASTs in. `args`
+ * may be reordered (reduced axes are sorted by position). `frozen` forbids both, for verifying. */
+typedef struct {
+    ml_graph *g;
+    ml_op op;
+    ml_ref *sources;
+    int source_count;
+    int64_t *args;
+    int arg_count;
+    const ml_type *given; /* may be NULL */
+    bool frozen;
+} infer;
+
+/* The type of the node; raises ML_INVALID. infer_type knows every op and calls the others. */
+void infer_type(infer *in, ml_type *out);
+void infer_move(infer *in, ml_type *out);      /* moves.c: MOVE, SCATTER_ADD */
+void infer_attention(infer *in, ml_type *out); /* attention.c */
+
+/* Raise ML_INVALID with the sources as operands. `help` may be NULL. */
+_Noreturn void infer_raise(const infer *in, const char *help, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+const ml_type *infer_source(const infer *in, int i);
+/* Position of `axis` in source i; raises "cannot <what> "axis": <whose> has no such axis". */
+int infer_find(const infer *in, int i, int64_t axis, const char *what, const char *whose);
+/* Insert CASTs so that the sources first..last-1 have the widest float dtype of theirs, or raise. */
+ml_dtype infer_promote(infer *in, int first, int last);
+void infer_float_only(const infer *in, int i);
+void infer_number_only(const infer *in, int i);
+/* Raise unless the source is of that dtype. */
+void infer_dtype(const infer *in, int i, ml_dtype dtype, const char *whose);
+/* Append an axis; raises for a duplicate, a size below 1, or too many axes. */
+void infer_append(const infer *in, ml_type *out, ml_axis axis, int64_t size);
+/* "batch, seq, embed" in the graph's arena. */
+const char *infer_axes(const infer *in, const ml_type *t);
+
+/* Argument kinds by op, a letter each: a axis, n number, b bits of a double (of an integer where
+ * the dtype is one), f function root or 0; '*' repeats all letters before it. */
+const char *op_args(ml_op op);
+/* Kind of argument i. */
+char op_arg_kind(ml_op op, int i);
+
+/* The dtype that attention computes scores in. */
+ml_dtype attention_dtype(ml_dtype dtype);
+/* Nodes that `root` reaches through sources, ascending, `root` last; in `arena`. */
+typedef ML_VEC(ml_ref) ml_refs;
+void graph_reach(const ml_graph *g, ml_ref root, ml_arena *arena, ml_refs *out);
+/* ml_graph_copy with flags set and cleared. */
+ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
+                       uint8_t set, uint8_t clear);
+/* Copy function `root` of `from` into g with ML_NODE_FUNCTION; 0 for 0. */
+ml_ref graph_copy_function(ml_graph *g, const ml_graph *from, ml_ref root);
+/* The node equal to the one described, or 0. Used by the verifier. */
+ml_ref graph_lookup(const ml_graph *g, ml_ref n);
+
+/* The value of a MAP op on constants, rounded to dtype `result`; false where it is not folded.
+ * Integers are folded where they and the result are exact as doubles. values[] has a second
+ * element even for ops of one operand. */
+bool fold_map(ml_op op, ml_dtype operands, ml_dtype result, const double *values, double *value);
+
+#endif

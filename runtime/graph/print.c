@@ -1,0 +1,112 @@
+/* The graph as text, a line a node. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/graph/infer.h"
+
+static void print_constant(const ml_graph *g, ml_ref n, ml_text *out) {
+    int64_t bits = ml_graph_args(g, n)[0];
+    double value;
+    switch (ml_dtypes[ml_graph_type(g, n)->dtype].kind) {
+    case ML_KIND_BOOL: ml_text_add(out, " %s", bits ? "true" : "false"); return;
+    case ML_KIND_INT: ml_text_add(out, " %lld", (long long)bits); return;
+    default: break;
+    }
+    memcpy(&value, &bits, sizeof value);
+    char text[40]; /* the shortest that reads back as the same */
+    int digits = 1;
+    do snprintf(text, sizeof text, "%.*g", digits, value);
+    while (digits++ < 17 && strtod(text, NULL) != value);
+    ml_text_add(out, " %s", text);
+}
+
+static void print_attention(const ml_graph *g, ml_ref n, ml_text *out) {
+    ml_attention_args args;
+    ml_attention_read(g, n, &args);
+    ml_text_add(out, " seq=%s kv_seq=%s heads=%s kv_heads=%s head_dim=%s",
+                ml_axis_name(g, args.seq), ml_axis_name(g, args.kv_seq),
+                ml_axis_name(g, args.heads), ml_axis_name(g, args.kv_heads),
+                ml_axis_name(g, args.head_dim));
+    ml_text_add(out, " scale=%g", args.scale);
+    if (args.causal) ml_text_add(out, " causal");
+    if (args.window) ml_text_add(out, " window=%lld", (long long)args.window);
+    if (args.score) ml_text_add(out, " score=%%%u", args.score);
+    if (args.derivative) ml_text_add(out, " derivative=%%%u", args.derivative);
+}
+
+static void print_args(const ml_graph *g, ml_ref n, ml_text *out) {
+    const ml_node *node = ml_graph_node(g, n);
+    const int64_t *args = ml_graph_args(g, n);
+    switch (node->op) {
+    case ML_OP_CONST: print_constant(g, n, out); return;
+    case ML_OP_STATE: {
+        const char *name = ml_graph_state(g, (uint32_t)args[0])->name;
+        ml_text_add(out, " %lld %s", (long long)args[0], name ? name : "(unnamed)");
+        return;
+    }
+    case ML_OP_INPUT: {
+        const char *name = ml_graph_input(g, (uint32_t)args[0])->name;
+        ml_text_add(out, " %lld %s", (long long)args[0], name ? name : "(unnamed)");
+        return;
+    }
+    case ML_OP_ATTENTION:
+    case ML_OP_ATTENTION_GRAD: print_attention(g, n, out); return;
+    default: break;
+    }
+    for (int i = 0; i < node->arg_count; i++)
+        if (op_arg_kind(node->op, i) == 'a')
+            ml_text_add(out, " %s", ml_axis_name(g, (ml_axis)args[i]));
+        else ml_text_add(out, " %lld", (long long)args[i]);
+}
+
+static void print_node(const ml_graph *g, ml_ref n, ml_text *out) {
+    const ml_node *node = ml_graph_node(g, n);
+    const ml_origin *origin = ml_graph_origin(g, n);
+    ml_text_add(out, "%%%u ", n);
+    ml_type_print(g, ml_graph_type(g, n), out);
+    ml_text_add(out, " = %s", ml_ops[node->op].name);
+    for (int i = 0; i < node->source_count; i++)
+        ml_text_add(out, " %%%u", ml_graph_source(g, n, i));
+    print_args(g, n, out);
+    if (node->flags & ML_NODE_FUNCTION) ml_text_add(out, " (function)");
+    if (node->flags & ML_NODE_COPY) ml_text_add(out, " (copy)");
+    if (origin->file) ml_text_add(out, "   -- %s:%d", origin->file, origin->line);
+    if (origin->file && origin->module[0]) ml_text_add(out, " %s", origin->module);
+    if (node->flags & ML_NODE_BACKWARD) ml_text_add(out, " (backward)");
+    ml_text_add(out, "\n");
+}
+
+/* Only what the roots reach, functions included; all nodes where roots is NULL. */
+static void mark(const ml_graph *g, const ml_roots *roots, uint8_t *wanted) {
+    uint32_t count = ml_graph_count(g);
+    if (!roots) {
+        memset(wanted, 1, count);
+        return;
+    }
+    for (int i = 0; i < roots->output_count; i++) wanted[roots->outputs[i]] = 1;
+    for (int i = 0; i < roots->update_count; i++) wanted[roots->updates[i].value] = 1;
+    for (ml_ref n = count - 1; n > 0; n--) {
+        if (!wanted[n]) continue;
+        const ml_node *node = ml_graph_node(g, n);
+        for (int i = 0; i < node->source_count; i++) wanted[ml_graph_source(g, n, i)] = 1;
+        for (int i = 0; i < node->arg_count; i++)
+            if (op_arg_kind(node->op, i) == 'f') wanted[ml_graph_args(g, n)[i]] = 1;
+    }
+}
+
+void ml_graph_print(const ml_graph *g, const ml_roots *roots, ml_text *out) {
+    uint32_t count = ml_graph_count(g);
+    uint8_t *wanted = ml_arena_alloc(out->arena, count);
+    mark(g, roots, wanted);
+    for (ml_ref n = 1; n < count; n++)
+        if (wanted[n]) print_node(g, n, out);
+    if (!roots) return;
+    for (int i = 0; i < roots->output_count; i++)
+        ml_text_add(out, "output %d = %%%u\n", i, roots->outputs[i]);
+    for (int i = 0; i < roots->update_count; i++) {
+        const char *name = ml_graph_state(g, roots->updates[i].state)->name;
+        ml_text_add(out, "state %u %s = %%%u\n", roots->updates[i].state, name ? name : "(unnamed)",
+                    roots->updates[i].value);
+    }
+}
