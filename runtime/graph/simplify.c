@@ -1,0 +1,163 @@
+/* Simplification (passes.h): one pass from sources to users, peepholes at each node, then dead
+ * code. Here: the frame, and the rules that look at how often a node is used. */
+#include "runtime/graph/simplify.h"
+
+#include <assert.h>
+#include <string.h>
+
+/* ---- Making nodes ---------------------------------------------------------------------------- */
+
+static ml_ref *better_of(simplifier *s, ml_ref n) {
+    while (s->better.count <= n) ML_PUSH(s->scratch, &s->better);
+    return &s->better.at[n];
+}
+
+static ml_ref rule_for(simplifier *s, ml_ref n) {
+    ml_op op = ml_graph_node(s->graph, n)->op;
+    switch (ml_ops[op].op_class) {
+    case ML_CLASS_MAP: return simplify_map(s, n);
+    case ML_CLASS_REDUCE: return simplify_reduce(s, n);
+    case ML_CLASS_MOVE: return op == ML_OP_OUT ? 0 : simplify_move(s, n);
+    default: return op == ML_OP_SCATTER_ADD ? simplify_move(s, n) : 0;
+    }
+}
+
+static ml_ref simplest(simplifier *s, ml_ref n) {
+    if (*better_of(s, n)) return *better_of(s, n);
+    ml_ref made = rule_for(s, n);
+    if (!made) made = n;
+    ml_type type = *ml_graph_type(s->graph, n);
+    assert(ml_graph_type(s->graph, made)->dtype == type.dtype);
+    made = made == n ? n : simplify_fit(s, made, &type);
+    return *better_of(s, n) = *better_of(s, made) = made;
+}
+
+ml_ref simplify_make(simplifier *s, ml_op op, const ml_ref *sources, int source_count,
+                     const int64_t *args, int arg_count, const ml_type *type) {
+    return simplest(s, ml_graph_add(s->graph, op, sources, source_count, args, arg_count, type));
+}
+
+ml_ref simplify_map1(simplifier *s, ml_op op, ml_ref a) {
+    return simplify_make(s, op, &a, 1, NULL, 0, NULL);
+}
+
+ml_ref simplify_map2(simplifier *s, ml_op op, ml_ref a, ml_ref b) {
+    return simplify_make(s, op, (ml_ref[]){a, b}, 2, NULL, 0, NULL);
+}
+
+ml_ref simplify_cast(simplifier *s, ml_ref a, ml_dtype dtype) {
+    if (ml_graph_type(s->graph, a)->dtype == dtype) return a;
+    return simplify_make(s, ML_OP_CAST, &a, 1, NULL, 0, &(ml_type){.dtype = dtype});
+}
+
+ml_ref simplify_fit(simplifier *s, ml_ref x, const ml_type *as) {
+    ml_type type = *ml_graph_type(s->graph, x), wanted = *as;
+    wanted.dtype = type.dtype;
+    if (ml_type_equal(&type, &wanted)) return x;
+    ml_op op = type.rank == wanted.rank ? ML_OP_PERMUTE : ML_OP_BROADCAST;
+    return simplify_make(s, op, &x, 1, NULL, 0, &wanted);
+}
+
+ml_ref simplify_rename(simplifier *s, ml_ref x, const ml_type *as) {
+    ml_type type = *ml_graph_type(s->graph, x);
+    int64_t args[2 * ML_MAX_AXES];
+    int count = 0;
+    for (int i = 0; i < type.rank; i++)
+        if (type.axis[i] != as->axis[i]) args[count++] = type.axis[i], args[count++] = as->axis[i];
+    return count ? simplify_make(s, ML_OP_RENAME, &x, 1, args, count, NULL) : x;
+}
+
+bool simplify_constant(const ml_graph *g, ml_ref n, reference_cell *value) {
+    while (ml_graph_node(g, n)->op == ML_OP_BROADCAST) n = ml_graph_source(g, n, 0);
+    if (ml_graph_node(g, n)->op != ML_OP_CONST) return false;
+    memcpy(value, ml_graph_args(g, n), sizeof *value);
+    return true;
+}
+
+ml_ref simplify_full(simplifier *s, const ml_type *as, reference_cell value) {
+    ml_type scalar = {.dtype = as->dtype};
+    int64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return simplify_fit(s, ml_graph_add(s->graph, ML_OP_CONST, NULL, 0, &bits, 1, &scalar), as);
+}
+
+/* ---- Rules that need to know that a value has no other user -----------------------------------
+ */
+
+/* Gradients of tied weights are chains of additions; longer ones stay as they are. */
+enum { WIDEN_DEPTH = 64 };
+
+/* The value of `node` (of the old graph) in f32 without the rounding in between, where the node
+ * serves nothing else and that is free: products and sums accumulate in f32 anyway. 0: no. */
+static ml_ref widen(rewrite *r, ml_ref node, int depth) {
+    simplifier *s = r->context;
+    const ml_node *n = ml_graph_node(r->from, node);
+    if (r->users[node] != 1 || depth == WIDEN_DEPTH ||
+        ml_graph_type(r->from, node)->dtype != ML_BF16)
+        return 0;
+    const ml_ref *old = ml_graph_sources(r->from, node);
+    const int64_t *args = ml_graph_args(r->from, node);
+    ml_type type = *ml_graph_type(r->from, node);
+    type.dtype = ML_F32;
+    ml_ref a, b;
+    switch (n->op) {
+    case ML_OP_DOT:
+        return simplify_make(s, ML_OP_DOT, (ml_ref[]){r->map[old[0]], r->map[old[1]]}, 2, args,
+                             n->arg_count, &type);
+    case ML_OP_SCATTER_ADD:
+        return simplify_make(s, ML_OP_SCATTER_ADD, (ml_ref[]){r->map[old[0]], r->map[old[1]]}, 2,
+                             args, n->arg_count, &type);
+    case ML_OP_SUM:
+        a = simplify_cast(s, r->map[old[0]], ML_F32);
+        return simplify_make(s, ML_OP_SUM, &a, 1, args, n->arg_count, NULL);
+    case ML_OP_ADD:
+        a = widen(r, old[0], depth + 1), b = widen(r, old[1], depth + 1);
+        if (!a && !b) return 0;
+        a = a ? a : simplify_cast(s, r->map[old[0]], ML_F32);
+        b = b ? b : simplify_cast(s, r->map[old[1]], ML_F32);
+        return simplify_map2(s, ML_OP_ADD, a, b);
+    case ML_OP_PERMUTE:
+    case ML_OP_RENAME:
+    case ML_OP_SPLIT:
+    case ML_OP_MERGE:
+    case ML_OP_SLICE:
+    case ML_OP_PAD:
+        a = widen(r, old[0], depth + 1);
+        return a ? simplify_make(s, n->op, &a, 1, args, n->arg_count, &type) : 0;
+    default: return 0;
+    }
+}
+
+/* A f32 product of bf16 operands that is only rounded to bf16 afterwards. */
+static ml_ref narrow(rewrite *r, ml_ref node) {
+    const ml_node *n = ml_graph_node(r->from, node);
+    if (n->op != ML_OP_DOT || r->users[node] != 1) return 0;
+    const ml_ref *old = ml_graph_sources(r->from, node);
+    if (ml_graph_type(r->from, old[0])->dtype != ML_BF16) return 0;
+    return simplify_make(r->context, ML_OP_DOT, (ml_ref[]){r->map[old[0]], r->map[old[1]]}, 2,
+                         ml_graph_args(r->from, node), n->arg_count, &(ml_type){.dtype = ML_BF16});
+}
+
+static ml_ref rule(rewrite *r, ml_ref node, const ml_ref *sources) {
+    simplifier *s = r->context;
+    if (ml_graph_node(r->from, node)->op == ML_OP_CAST) {
+        ml_type type = *ml_graph_type(r->from, node);
+        ml_ref source = ml_graph_source(r->from, node, 0), made = 0;
+        ml_dtype from = ml_graph_type(r->from, source)->dtype;
+        if (from == ML_BF16 && type.dtype == ML_F32) made = widen(r, source, 0);
+        if (from == ML_F32 && type.dtype == ML_BF16) made = narrow(r, source);
+        if (made) return simplify_fit(s, made, &type);
+    }
+    return simplest(s, rewrite_copy(r, node, sources));
+}
+
+static void begin(rewrite *r) {
+    simplifier *s = r->context;
+    s->graph = r->to;
+    s->scratch = r->scratch;
+}
+
+ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots) {
+    simplifier s = {0};
+    return rewrite_run(from, roots, begin, rule, &s);
+}
