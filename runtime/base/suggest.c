@@ -5,9 +5,13 @@
 
 enum { LONGEST = 64 };
 
-static int least(int a, int b) { return a < b ? a : b; }
+static int least(int a, int b) {
+    return a < b ? a : b;
+}
 
-static int same(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
+static int same(char a, char b) {
+    return tolower((unsigned char)a) == tolower((unsigned char)b);
+}
 
 /* Optimal string alignment distance, row by row: rows[0] is the current one. */
 static int distance(const char *a, const char *b) {

@@ -7,7 +7,9 @@
 
 enum { ARGS = 10, QKV = 3, GRAD_SOURCES = 6 };
 
-ml_dtype attention_dtype(ml_dtype dtype) { return dtype == ML_F64 ? ML_F64 : ML_F32; }
+ml_dtype attention_dtype(ml_dtype dtype) {
+    return dtype == ML_F64 ? ML_F64 : ML_F32;
+}
 
 static void pack(const ml_attention_args *a, int64_t *args) {
     int64_t scale;
@@ -30,7 +32,10 @@ void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args) {
     *args = unpack(ml_graph_args(g, n));
 }
 
-static int64_t size_of(const ml_type *t, ml_axis axis) { return t->size[ml_type_find(t, axis)]; }
+static int64_t size_of(const ml_type *t, ml_axis axis) {
+    int at = ml_type_find(t, axis);
+    return at >= 0 ? t->size[at] : 0;
+}
 
 static void push(ml_type *t, ml_axis axis, int64_t size) {
     if (t->rank == ML_MAX_AXES)
@@ -42,6 +47,12 @@ static void push(ml_type *t, ml_axis axis, int64_t size) {
 void ml_attention_score_type(const ml_graph *g, ml_ref q, ml_ref k, const ml_attention_args *args,
                              ml_type *out) {
     const ml_type *t = ml_graph_type(g, q);
+    const ml_axis own[] = {args->seq, args->heads, args->head_dim};
+    for (int i = 0; i < 3; i++)
+        if (ml_type_find(t, own[i]) < 0)
+            ml_raise(ML_INVALID, "attention needs axis \"%s\" in q", ml_axis_name(g, own[i]));
+    if (ml_type_find(ml_graph_type(g, k), args->kv_seq) < 0)
+        ml_raise(ML_INVALID, "attention needs axis \"%s\" in k", ml_axis_name(g, args->kv_seq));
     *out = (ml_type){.dtype = (uint8_t)attention_dtype(t->dtype)};
     for (int i = 0; i < t->rank; i++)
         if (t->axis[i] != args->seq && t->axis[i] != args->heads && t->axis[i] != args->head_dim)
@@ -131,9 +142,8 @@ static void check_function(const infer *in, ml_ref root, int captured, const ml_
         int64_t index = ml_graph_args(g, body.at[i])[0];
         if (index < 0 || index > count + (in->op == ML_OP_ATTENTION_GRAD))
             ml_raise(ML_INTERNAL, "a score function has no parameter %lld", (long long)index);
-        const ml_type *wanted = index == 0 || index == count + 1
-                                    ? score
-                                    : infer_source(in, captured + (int)index - 1);
+        const ml_type *wanted =
+            index == 0 || index == count + 1 ? score : infer_source(in, captured + (int)index - 1);
         if (!ml_type_equal(wanted, ml_graph_type(g, body.at[i])))
             ml_raise(ML_INTERNAL, "parameter %lld of a score function has the wrong type",
                      (long long)index);
@@ -174,7 +184,8 @@ void infer_attention(infer *in, ml_type *out) {
     ml_type o = *q, lse = score;
     o.size[ml_type_find(q, a.head_dim)] = size_of(infer_source(in, 2), a.head_dim);
     lse.rank--;
-    if (!ml_type_same_axes(infer_source(in, 3), &o) || !ml_type_same_axes(infer_source(in, 5), &o) ||
+    if (!ml_type_same_axes(infer_source(in, 3), &o) ||
+        !ml_type_same_axes(infer_source(in, 5), &o) ||
         !ml_type_same_axes(infer_source(in, 4), &lse))
         ml_raise(ML_INTERNAL, "attention_grad has an output, logsumexp or cotangent of wrong type");
 }

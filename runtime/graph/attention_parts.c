@@ -18,8 +18,12 @@ typedef struct {
     ml_ref mask; /* bool over seq, kv_seq: may attend; 0 where all may */
 } parts;
 
-static ml_ref in_dtype(parts *p, ml_ref n) { return ml_cast(p->g, n, p->compute); }
-static ml_ref minus_infinity(parts *p) { return ml_const(p->g, p->compute, -INFINITY); }
+static ml_ref in_dtype(parts *p, ml_ref n) {
+    return ml_cast(p->g, n, p->compute);
+}
+static ml_ref minus_infinity(parts *p) {
+    return ml_const(p->g, p->compute, -INFINITY);
+}
 
 /* heads -> kv_heads, group */
 static ml_ref split_heads(parts *p, ml_ref n) {
@@ -38,12 +42,10 @@ static ml_ref make_mask(parts *p) {
     int64_t seq = p->score.size[p->score.rank - 2], kv_seq = p->score.size[p->score.rank - 1];
     ml_ref mask = 0;
     if (!a->causal && !a->window) return 0;
-    ml_ref query = ml_map2(g, ML_OP_ADD, ml_iota(g, a->seq, seq),
-                           ml_const_int(g, ML_I32, kv_seq - seq));
-    ml_type plane = {.dtype = ML_I32,
-                     .rank = 2,
-                     .axis = {a->seq, a->kv_seq},
-                     .size = {seq, kv_seq}};
+    ml_ref query =
+        ml_map2(g, ML_OP_ADD, ml_iota(g, a->seq, seq), ml_const_int(g, ML_I32, kv_seq - seq));
+    ml_type plane = {
+        .dtype = ML_I32, .rank = 2, .axis = {a->seq, a->kv_seq}, .size = {seq, kv_seq}};
     query = ml_broadcast(g, query, &plane);
     ml_ref key = ml_iota(g, a->kv_seq, kv_seq);
     if (a->causal) mask = ml_map2(g, ML_OP_GE, query, key);
@@ -159,6 +161,8 @@ static void backward(parts *p, ml_ref n, ml_ref *outputs) {
 
 void ml_attention_decompose(ml_graph *g, ml_ref n, ml_ref *outputs) {
     parts p = start(g, n);
-    if (ml_graph_node(g, n)->op == ML_OP_ATTENTION) forward(&p, n, outputs);
-    else backward(&p, n, outputs);
+    if (ml_graph_node(g, n)->op == ML_OP_ATTENTION)
+        forward(&p, n, outputs);
+    else
+        backward(&p, n, outputs);
 }

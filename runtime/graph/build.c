@@ -5,7 +5,9 @@
 
 #include "runtime/graph/infer.h"
 
-static bool is_float(ml_dtype dtype) { return ml_dtypes[dtype].kind == ML_KIND_FLOAT; }
+static bool is_float(ml_dtype dtype) {
+    return ml_dtypes[dtype].kind == ML_KIND_FLOAT;
+}
 
 ml_ref ml_const_int(ml_graph *g, ml_dtype dtype, int64_t value) {
     if (is_float(dtype)) return ml_const(g, dtype, (double)value);

@@ -4,7 +4,9 @@
 
 #include "runtime/graph/infer.h"
 
-static uint64_t ref_hash(ml_ref n) { return n * 0x9E3779B97F4A7C15u; }
+static uint64_t ref_hash(ml_ref n) {
+    return n * 0x9E3779B97F4A7C15u;
+}
 
 static uint32_t ref_position(const ml_index *index, ml_ref n) {
     uint32_t cursor = 0;
@@ -17,7 +19,8 @@ static void sort_refs(ml_refs *refs) {
         for (uint32_t i = gap; i < refs->count; i++) {
             ml_ref moving = refs->at[i];
             uint32_t j = i;
-            for (; j >= gap && refs->at[j - gap] > moving; j -= gap) refs->at[j] = refs->at[j - gap];
+            for (; j >= gap && refs->at[j - gap] > moving; j -= gap)
+                refs->at[j] = refs->at[j - gap];
             refs->at[j] = moving;
         }
 }
@@ -147,7 +150,8 @@ ml_graph *ml_graph_extract(const ml_graph *from, ml_roots *roots) {
     ml_status status = ML_NO_MEMORY;
     if (!e.wanted || !e.copies)
         ml_fail(ML_NO_MEMORY, "out of memory: could not copy a graph of %u nodes", count);
-    else status = ml_protect(extract_body, &e);
+    else
+        status = ml_protect(extract_body, &e);
     if (status == ML_OK) {
         for (int i = 0; i < roots->output_count; i++)
             roots->outputs[i] = e.copies[roots->outputs[i]];

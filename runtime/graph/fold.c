@@ -72,7 +72,8 @@ bool fold_map(ml_op op, ml_dtype operands, ml_dtype result, const double *values
     double out = 0;
     if (result == ML_BOOL && op != ML_OP_CAST) {
         if (!fold_test(op, values, &out)) return false;
-    } else if (op == ML_OP_CAST) out = result == ML_BOOL ? values[0] != 0 : values[0];
+    } else if (op == ML_OP_CAST)
+        out = result == ML_BOOL ? values[0] != 0 : values[0];
     else if (kind == ML_KIND_INT ? !fold_int(op, values, &out) : !fold_float(op, values, &out))
         return false;
     if (ml_dtypes[result].kind == ML_KIND_INT) { /* towards zero, where the result is in range */

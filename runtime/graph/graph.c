@@ -134,7 +134,9 @@ ml_state *ml_graph_state(const ml_graph *g, uint32_t id) {
     assert(id < g->tables->states.count);
     return g->tables->states.at[id];
 }
-uint32_t ml_graph_state_count(const ml_graph *g) { return g->tables->states.count; }
+uint32_t ml_graph_state_count(const ml_graph *g) {
+    return g->tables->states.count;
+}
 
 uint32_t ml_graph_add_input(ml_graph *g, const ml_input *input) {
     graph_tables *t = g->tables;
@@ -148,7 +150,9 @@ const ml_input *ml_graph_input(const ml_graph *g, uint32_t id) {
     assert(id < g->tables->inputs.count);
     return g->tables->inputs.at[id];
 }
-uint32_t ml_graph_input_count(const ml_graph *g) { return g->tables->inputs.count; }
+uint32_t ml_graph_input_count(const ml_graph *g) {
+    return g->tables->inputs.count;
+}
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
 
@@ -187,13 +191,21 @@ static ml_graph *graph_new(graph_tables *shared) {
     return request.made;
 }
 
-ml_graph *ml_graph_new(void) { return graph_new(NULL); }
-ml_graph *ml_graph_derive(const ml_graph *parent) { return graph_new(parent->tables); }
+ml_graph *ml_graph_new(void) {
+    return graph_new(NULL);
+}
+ml_graph *ml_graph_derive(const ml_graph *parent) {
+    return graph_new(parent->tables);
+}
 void ml_graph_free(ml_graph *g) {
     if (g) ml_arena_free(g->arena);
 }
-ml_arena *ml_graph_arena(ml_graph *g) { return g->arena; }
-uint32_t ml_graph_count(const ml_graph *g) { return g->nodes.count; }
+ml_arena *ml_graph_arena(ml_graph *g) {
+    return g->arena;
+}
+uint32_t ml_graph_count(const ml_graph *g) {
+    return g->nodes.count;
+}
 
 const ml_node *ml_graph_node(const ml_graph *g, ml_ref n) {
     assert(n && n < g->nodes.count);
@@ -224,7 +236,8 @@ bool ml_graph_constant(const ml_graph *g, ml_ref n, double *value) {
     int64_t bits = ml_graph_args(g, n)[0];
     if (ml_dtypes[ml_graph_type(g, n)->dtype].kind == ML_KIND_FLOAT)
         memcpy(value, &bits, sizeof *value);
-    else *value = (double)bits;
+    else
+        *value = (double)bits;
     return true;
 }
 
@@ -241,7 +254,9 @@ int ml_op_outputs(const ml_graph *g, ml_ref n) {
 void ml_graph_set_origin(ml_graph *g, const ml_origin *origin) {
     g->origin = origin ? origin_intern(g, origin) : 0;
 }
-void ml_graph_set_flags(ml_graph *g, uint8_t flags) { g->flags = flags; }
+void ml_graph_set_flags(ml_graph *g, uint8_t flags) {
+    g->flags = flags;
+}
 void ml_graph_mark(ml_graph *g, ml_ref n, uint8_t flags) {
     assert(n && n < g->nodes.count && !(flags & IDENTITY));
     g->nodes.at[n].flags |= flags;
@@ -295,7 +310,8 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
     ml_ref found = find_same(g, hash, node, sources, args);
     if (found) { /* wanted in the forward pass as well: it is no longer of the backward one alone */
         g->nodes.at[found].flags |= node->flags & ML_NODE_GRADIENT;
-        if (!(node->flags & ML_NODE_BACKWARD)) g->nodes.at[found].flags &= (uint8_t)~ML_NODE_BACKWARD;
+        if (!(node->flags & ML_NODE_BACKWARD))
+            g->nodes.at[found].flags &= (uint8_t)~ML_NODE_BACKWARD;
         return found;
     }
     node->sources = g->sources.count;
@@ -310,7 +326,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
 
 /* ---- The constructor ------------------------------------------------------------------------- */
 
-static void check_shape(const infer *in) {
+void graph_check_shape(const infer *in) {
     const ml_op_info *info = &ml_ops[in->op];
     if (info->sources >= 0 && in->source_count != info->sources)
         ml_raise(ML_INTERNAL, "%s takes %d operands, not %d", info->name, info->sources,
@@ -343,7 +359,7 @@ ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_cou
     if (arg_count > FEW) in.args = ML_NEW_ARRAY(g->arena, int64_t, arg_count);
     if (source_count) memcpy(in.sources, sources, sizeof *sources * (size_t)source_count);
     if (arg_count) memcpy(in.args, args, sizeof *args * (size_t)arg_count);
-    check_shape(&in);
+    graph_check_shape(&in);
     ml_type result = {0};
     infer_type(&in, &result);
     ml_node node = {.op = (uint8_t)op,
@@ -385,7 +401,8 @@ ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref
     }
     node.type = map_type(g, from, node.type);
     node.flags = (uint8_t)((node.flags | set) & ~clear);
-    if (g->tables != from->tables) node.origin = origin_intern(g, from->tables->origins.at[node.origin]);
+    if (g->tables != from->tables)
+        node.origin = origin_intern(g, from->tables->origins.at[node.origin]);
     return node_intern(g, &node, sources, args);
 }
 

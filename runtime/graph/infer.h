@@ -17,6 +17,8 @@ typedef struct {
     bool frozen;
 } infer;
 
+/* Counts and kinds of operands and arguments: mistakes are ours, ML_INTERNAL. */
+void graph_check_shape(const infer *in);
 /* The type of the node; raises ML_INVALID. infer_type knows every op and calls the others. */
 void infer_type(infer *in, ml_type *out);
 void infer_move(infer *in, ml_type *out);      /* moves.c: MOVE, SCATTER_ADD */
@@ -28,7 +30,8 @@ _Noreturn void infer_raise(const infer *in, const char *help, const char *format
 const ml_type *infer_source(const infer *in, int i);
 /* Position of `axis` in source i; raises "cannot <what> "axis": <whose> has no such axis". */
 int infer_find(const infer *in, int i, int64_t axis, const char *what, const char *whose);
-/* Insert CASTs so that the sources first..last-1 have the widest float dtype of theirs, or raise. */
+/* Insert CASTs so that the sources first..last-1 have the widest float dtype of theirs, or raise.
+ */
 ml_dtype infer_promote(infer *in, int first, int last);
 void infer_float_only(const infer *in, int i);
 void infer_number_only(const infer *in, int i);

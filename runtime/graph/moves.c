@@ -27,8 +27,8 @@ static void infer_permute(infer *in, ml_type *out) {
     const ml_type *t = infer_source(in, 0), *as = in->given;
     assert(as);
     if (!ml_type_same_axes(t, as)) {
-        const char *help = ml_arena_format(ml_graph_arena(in->g), "its axes are %s",
-                                           infer_axes(in, t));
+        const char *help =
+            ml_arena_format(ml_graph_arena(in->g), "its axes are %s", infer_axes(in, t));
         infer_raise(in, help, "cannot permute to %s: permute names each of the axes once",
                     infer_axes(in, as));
     }
@@ -65,7 +65,8 @@ static void infer_slice(infer *in, ml_type *out) {
 static void resized(const infer *in, int i, int at, int64_t size, ml_type *out) {
     const ml_type *t = infer_source(in, i);
     out->dtype = t->dtype;
-    for (int k = 0; k < t->rank; k++) infer_append(in, out, t->axis[k], k == at ? size : t->size[k]);
+    for (int k = 0; k < t->rank; k++)
+        infer_append(in, out, t->axis[k], k == at ? size : t->size[k]);
 }
 
 static void infer_pad(infer *in, ml_type *out) {
@@ -107,8 +108,10 @@ static void infer_merge(infer *in, ml_type *out) {
     out->dtype = t->dtype;
     for (int i = 0; i < t->rank; i++) {
         if (i == inner) continue;
-        if (i == outer) infer_append(in, out, (ml_axis)in->args[2], t->size[outer] * t->size[inner]);
-        else infer_append(in, out, t->axis[i], t->size[i]);
+        if (i == outer)
+            infer_append(in, out, (ml_axis)in->args[2], t->size[outer] * t->size[inner]);
+        else
+            infer_append(in, out, t->axis[i], t->size[i]);
     }
 }
 
@@ -156,18 +159,19 @@ static void infer_gather(infer *in, ml_type *out) {
 }
 
 /* Each axis of `part` but `except` is in `whole` with the same size. */
-static void check_within(const infer *in, const ml_type *part, const char *part_name, ml_axis except,
-                         const ml_type *whole, const char *whole_name) {
+static void check_within(const infer *in, const ml_type *part, const char *part_name,
+                         ml_axis except, const ml_type *whole, const char *whole_name) {
     for (int i = 0; i < part->rank; i++) {
         if (part->axis[i] == except) continue;
         int at = ml_type_find(whole, part->axis[i]);
         const char *name = name_of(in, part->axis[i]);
         if (at < 0)
-            infer_raise(in, NULL, "cannot scatter: %s has axis \"%s\", %s does not", part_name, name,
-                        whole_name);
+            infer_raise(in, NULL, "cannot scatter: %s has axis \"%s\", %s does not", part_name,
+                        name, whole_name);
         if (whole->size[at] != part->size[i])
             infer_raise(in, NULL, "cannot scatter: \"%s\" is %lld in %s, %lld in %s", name,
-                        (long long)part->size[i], part_name, (long long)whole->size[at], whole_name);
+                        (long long)part->size[i], part_name, (long long)whole->size[at],
+                        whole_name);
     }
 }
 

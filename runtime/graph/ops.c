@@ -5,7 +5,7 @@
 
 const ml_op_info ml_ops[ML_OP_COUNT] = {
 #define ML_OP(ident, name, op_class, sources, rule, flops, expression, doc)                        \
-    [ML_OP_##ident] = {#ident,        name,  ML_CLASS_##op_class, sources,                         \
+    [ML_OP_##ident] = {#ident,         name,  ML_CLASS_##op_class, sources,                        \
                        ML_RULE_##rule, flops, expression,          doc},
 #include "runtime/graph/ops.def"
 #undef ML_OP

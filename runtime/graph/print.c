@@ -15,7 +15,7 @@ static void print_constant(const ml_graph *g, ml_ref n, ml_text *out) {
     }
     memcpy(&value, &bits, sizeof value);
     char text[40]; /* the shortest that reads back as the same */
-    int digits = 1;
+    int digits = 6;
     do snprintf(text, sizeof text, "%.*g", digits, value);
     while (digits++ < 17 && strtod(text, NULL) != value);
     ml_text_add(out, " %s", text);
@@ -57,7 +57,8 @@ static void print_args(const ml_graph *g, ml_ref n, ml_text *out) {
     for (int i = 0; i < node->arg_count; i++)
         if (op_arg_kind(node->op, i) == 'a')
             ml_text_add(out, " %s", ml_axis_name(g, (ml_axis)args[i]));
-        else ml_text_add(out, " %lld", (long long)args[i]);
+        else
+            ml_text_add(out, " %lld", (long long)args[i]);
 }
 
 static void print_node(const ml_graph *g, ml_ref n, ml_text *out) {

@@ -7,7 +7,9 @@
 #include "runtime/base/suggest.h"
 #include "runtime/graph/infer.h"
 
-const ml_type *infer_source(const infer *in, int i) { return ml_graph_type(in->g, in->sources[i]); }
+const ml_type *infer_source(const infer *in, int i) {
+    return ml_graph_type(in->g, in->sources[i]);
+}
 
 _Noreturn void infer_raise(const infer *in, const char *help, const char *format, ...) {
     char text[1024];
@@ -115,8 +117,7 @@ static _Noreturn void raise_kind(const infer *in, int i, const char *wanted, con
 }
 
 void infer_float_only(const infer *in, int i) {
-    if (kind_of(in, i) != ML_KIND_FLOAT)
-        raise_kind(in, i, "floats", "cast it: x:cast(\"f32\")");
+    if (kind_of(in, i) != ML_KIND_FLOAT) raise_kind(in, i, "floats", "cast it: x:cast(\"f32\")");
 }
 
 void infer_number_only(const infer *in, int i) {
@@ -132,8 +133,8 @@ static void bool_only(const infer *in, int i) {
 void infer_dtype(const infer *in, int i, ml_dtype dtype, const char *whose) {
     const ml_type *t = infer_source(in, i);
     if (t->dtype == dtype) return;
-    const char *help = ml_arena_format(ml_graph_arena(in->g), "cast it: x:cast(\"%s\")",
-                                       ml_dtypes[dtype].name);
+    const char *help =
+        ml_arena_format(ml_graph_arena(in->g), "cast it: x:cast(\"%s\")", ml_dtypes[dtype].name);
     infer_raise(in, help, "%s of %s is %s, not %s", whose, ml_ops[in->op].name,
                 ml_dtypes[dtype].name, ml_dtypes[t->dtype].name);
 }
