@@ -119,7 +119,7 @@ ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *opera
 ml_status cuda_dnn_open(cuda_device *device);
 void cuda_dnn_close(cuda_device *device);
 /* NULL in *attention where cuDNN does not serve this step: then the template does; `why` says why. */
-ml_status cuda_attention_new(cuda_device *device, const ml_attention_step *step,
+ml_status cuda_attention_new(cuda_device *device, const ml_schedule *schedule, const ml_step *step,
                              cuda_attention **attention, char *why, int why_size);
 void cuda_attention_free(cuda_device *device, cuda_attention *attention);
 int64_t cuda_attention_workspace(const cuda_attention *attention);

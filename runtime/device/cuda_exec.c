@@ -32,8 +32,8 @@ static ml_status open_libraries(library_work *work) {
         cuda_step *step = &e->steps[i];
         if (step->step->kind != ML_STEP_ATTENTION) continue;
         cuda_doing(step->what);
-        ML_TRY(cuda_attention_new(e->device, step->step->attention, &step->attention, why,
-                                  sizeof why));
+        ML_TRY(cuda_attention_new(e->device, e->plan->schedule, step->step, &step->attention,
+                                  why, sizeof why));
         if (!step->attention)
             ml_debug(1, "attention: the template kernel serves %s: %s\n", step->what, why);
     }
@@ -115,6 +115,8 @@ static void prepare_launches(ml_executable *e, cuda_step *step) {
     const ml_kernel *k = step->step->kernel;
     int count = 0;
     for (const ml_kernel *at = k; at; at = at->next) count++;
+    if (count == 0)
+        ml_raise(ML_INTERNAL, "no kernel was made for %s, and no library serves it", step->what);
     step->launches = ML_NEW_ARRAY(e->arena, cuda_launch, count);
     step->launch_count = count;
     cuda_doing(step->what);
