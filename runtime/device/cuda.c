@@ -24,7 +24,8 @@ static ml_status read_target(cuda_device *d) {
     target->kind = ML_TARGET_CUDA;
     target->arch = 10 * major + minor;
     target->threads = 1;
-    target->vector_bytes = 16;
+    target->vector_bytes = 64;
+    target->longest_materialized = 512;
     target->no_fuse = ml_knobs()->no_fuse;
     /* Library code, the context's own memory and workspace take some of what is free now. */
     int64_t reserve = (int64_t)512 << 20;

@@ -12,6 +12,7 @@
 #define ML_CUDA_DEVICE_H
 #ifdef MLUA_CUDA
 
+#include "runtime/device/check.h"
 #include "runtime/device/cuda_driver.h"
 #include "runtime/device/device.h"
 
@@ -89,6 +90,7 @@ struct ml_executable {
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
     uint64_t runs;
+    ml_checker *checker; /* where MLUA_CHECK asks for one */
 };
 
 /* Put one step on the stream. */
@@ -97,6 +99,7 @@ ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
 /* Runs with an eye on each step (cuda_watch.c). */
 ml_status cuda_run_timed(ml_executable *executable);
 ml_status cuda_run_checked(ml_executable *executable);
+ml_check_read cuda_read_storage; /* the context is the executable */
 
 /* GEMM (cuda_gemm.c, cuda_tune.c). `alignment` of operands a, b, c, bias is what their addresses
  * are multiples of, in bytes, at most 256. */

@@ -258,6 +258,8 @@ ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **exec
     ml_status status = e->arena ? ml_protect(load_body, e)
                                 : ml_fail(ML_NO_MEMORY, "no memory for an executable");
     cuda_doing(NULL);
+    if (status == ML_OK && ml_knobs()->check)
+        status = ml_check_new(plan, cuda_read_storage, e, &e->checker);
     if (status != ML_OK) {
         ml_error error = *ml_error_last();
         cuda_unload(e);
@@ -278,6 +280,7 @@ static void forget_graph(ml_executable *e) {
 void cuda_unload(ml_executable *e) {
     if (!e) return;
     CUDA_OK(cuStreamSynchronize(e->device->stream));
+    ml_check_free(e->checker);
     forget_graph(e);
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);
@@ -398,7 +401,7 @@ ml_status cuda_run(ml_executable *e) {
     if (e->workspace_generation != e->device->workspace_generation)
         ML_TRY(cuda_bind(e, e->addresses));
     e->runs++;
-    if (ml_knobs()->check) return cuda_run_checked(e);
+    if (e->checker) return cuda_run_checked(e);
     if (ml_knobs()->debug >= 2) return cuda_run_timed(e);
     if (!e->graph && e->runs > 1 && !e->graph_refused) {
         cuda_doing("the capture of the step");
