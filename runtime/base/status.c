@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <setjmp.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct guard {
@@ -51,7 +50,7 @@ _Noreturn void ml_raise_last(void) {
     assert(last.status != ML_OK);
     if (!innermost) { /* a bug of ours: nothing could be cleaned up */
         fprintf(stderr, "mlua: raised outside of ml_protect: %s\n", last.text);
-        abort();
+        __builtin_trap();
     }
     longjmp(innermost->jump, 1);
 }

@@ -1,0 +1,238 @@
+/* See test.h. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+typedef struct {
+    const char *name;
+    test_function *run;
+    const void *argument;
+} test;
+
+enum { MOST_TESTS = 8192 };
+static test tests[MOST_TESTS];
+static int test_count;
+static int failures; /* of the running test */
+
+void test_golden_register(ml_arena *arena); /* golden.c */
+
+void test_register(const char *name, test_function *run, const void *argument) {
+    if (test_count < MOST_TESTS) tests[test_count++] = (test){name, run, argument};
+}
+
+/* ---- Checks ---------------------------------------------------------------------------------- */
+
+static void fail_at(const char *file, int line, const char *format, ...) {
+    va_list arguments;
+    failures++;
+    fprintf(stderr, "  %s:%d: ", file, line);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+}
+
+void test_fail(const char *format, ...) {
+    va_list arguments;
+    failures++;
+    fputs("  ", stderr);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+}
+
+bool test_check(bool passed, const char *what, const char *file, int line) {
+    if (!passed) fail_at(file, line, "false: %s", what);
+    return passed;
+}
+
+_Noreturn void test_stop(const char *what, const char *file, int line) {
+    ml_raise(ML_INTERNAL, "%s:%d: false: %s", file, line, what);
+}
+
+bool test_check_int(int64_t actual, int64_t expected, const char *what, const char *file,
+                    int line) {
+    if (actual == expected) return true;
+    fail_at(file, line, "%s is %lld, not %lld", what, (long long)actual, (long long)expected);
+    return false;
+}
+
+bool test_check_near(double actual, double expected, double relative, const char *what,
+                     const char *file, int line) {
+    double scale = fmax(1, fmax(fabs(actual), fabs(expected)));
+    if (actual == expected || (isnan(actual) && isnan(expected))) return true;
+    if (isfinite(scale) && fabs(actual - expected) <= relative * scale) return true;
+    fail_at(file, line, "%s is %.17g, not %.17g (within %g)", what, actual, expected, relative);
+    return false;
+}
+
+bool test_check_text(const char *actual, const char *expected, const char *what, const char *file,
+                     int line) {
+    if (actual && strcmp(actual, expected) == 0) return true;
+    fail_at(file, line, "%s\n    is  \"%s\"\n    not \"%s\"", what, actual ? actual : "(null)",
+            expected);
+    return false;
+}
+
+bool test_check_status(ml_status actual, ml_status expected, const char *what, const char *file,
+                       int line) {
+    if (actual == expected) return true;
+    fail_at(file, line, "%s gives status %d, not %d: %s", what, actual, expected,
+            actual == ML_OK ? "ok" : ml_error_last()->text);
+    return false;
+}
+
+bool test_check_raises(void (*body)(void *), void *argument, ml_status status, const char *expected,
+                       const char *file, int line) {
+    ml_status actual = ml_protect(body, argument);
+    if (!test_check_status(actual, status, "this", file, line)) return false;
+    return status == ML_OK ||
+           test_check_text(ml_error_last()->text, expected, "the error", file, line);
+}
+
+/* ---- Helpers --------------------------------------------------------------------------------- */
+
+uint64_t test_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+double test_uniform(uint64_t *state, double low, double high) {
+    return low + (high - low) * ldexp((double)(test_random(state) >> 11), -53);
+}
+
+int64_t test_range(uint64_t *state, int64_t low, int64_t high) {
+    return low + (int64_t)(test_random(state) % (uint64_t)(high - low + 1));
+}
+
+const char *test_binary(void) {
+    const char *binary = getenv("MLUA");
+    return binary && *binary ? binary : "build/mlua";
+}
+
+char *test_command(ml_arena *arena, const char *command, int *exit_code) {
+    ml_text text = {.arena = arena};
+    char block[4096];
+    size_t count;
+    ml_text_add(&text, "%s", "");
+    fflush(NULL);
+    FILE *pipe = popen(ml_arena_format(arena, "exec 2>&1; %s", command), "r");
+    if (!pipe) ml_raise(ML_IO, "cannot run %s", command);
+    while ((count = fread(block, 1, sizeof block, pipe)) > 0)
+        for (size_t i = 0; i < count;) { /* NUL bytes cannot be part of a text */
+            size_t length = strnlen(block + i, count - i);
+            ml_text_add(&text, "%.*s", (int)length, block + i);
+            i += length + 1;
+        }
+    int status = pclose(pipe);
+    *exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return text.text;
+}
+
+/* ---- Running --------------------------------------------------------------------------------- */
+
+typedef struct {
+    bool gpu, list, verbose;
+    char **patterns;
+    int pattern_count;
+} options;
+
+static bool wanted(const options *o, const test *t) {
+    if ((strncmp(t->name, "gpu", 3) == 0) != o->gpu) return false;
+    for (int i = 0; i < o->pattern_count; i++)
+        if (strstr(t->name, o->patterns[i])) return true;
+    return o->pattern_count == 0;
+}
+
+static void run_body(void *argument) {
+    const test *t = argument;
+    t->run(t->argument);
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static bool run_one(const options *o, const test *t) {
+    int64_t blocks = ml_live_blocks();
+    double start = seconds();
+    failures = 0;
+    if (ml_protect(run_body, (void *)t) != ML_OK) {
+        const ml_error *error = ml_error_last();
+        test_fail("raised: %s%s%s", error->text, error->help[0] ? "\n  help: " : "", error->help);
+    }
+    int64_t left = ml_live_blocks() - blocks;
+    if (left && !failures) test_fail("%lld heap blocks are left behind", (long long)left);
+    double taken = seconds() - start;
+    if (failures)
+        fprintf(stderr, "FAILED %s\n", t->name);
+    else if (o->verbose || taken > 5)
+        printf("ok %s (%.2f s)\n", t->name, taken);
+    fflush(stdout);
+    return failures == 0;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const test *)a)->name, ((const test *)b)->name);
+}
+
+static int run_all(const options *o) {
+    int passed = 0, failed = 0;
+    qsort(tests, (size_t)test_count, sizeof *tests, by_name);
+    for (int i = 0; i < test_count; i++) {
+        if (!wanted(o, &tests[i])) continue;
+        if (o->list) {
+            puts(tests[i].name);
+            continue;
+        }
+        if (run_one(o, &tests[i]))
+            passed++;
+        else
+            failed++;
+    }
+    if (o->list) return 0;
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed || !passed;
+}
+
+static void register_scripts(void *arena) {
+    test_golden_register(arena);
+}
+
+int main(int count, char **arguments) {
+    options o = {0};
+    int first = 1;
+    for (; first < count && arguments[first][0] == '-'; first++) {
+        if (!strcmp(arguments[first], "--gpu"))
+            o.gpu = true;
+        else if (!strcmp(arguments[first], "--list"))
+            o.list = true;
+        else if (!strcmp(arguments[first], "-v"))
+            o.verbose = true;
+        else {
+            fprintf(stderr, "usage: %s [--list] [--gpu] [-v] [pattern ...]\n", arguments[0]);
+            return 2;
+        }
+    }
+    o.patterns = arguments + first;
+    o.pattern_count = count - first;
+    ml_arena *arena = ml_arena_new();
+    if (!arena || ml_protect(register_scripts, arena) != ML_OK) {
+        fprintf(stderr, "cannot list the scripts: %s\n", ml_error_last()->text);
+        return 2;
+    }
+    int result = run_all(&o);
+    ml_arena_free(arena);
+    return result;
+}

@@ -1,0 +1,71 @@
+/* The test harness. `build/test [--list] [--gpu] [-v] [pattern ...]` runs the tests whose
+ * "area/name" contains one of the patterns, all where none is given; areas that begin with "gpu"
+ * run with --gpu alone, and then only they.
+ *
+ *     TEST(graph, adds) { CHECK_EQ_INT(1 + 1, 2); }
+ *
+ * A test is run in ml_protect: what it raises fails it. A failed CHECK is told and the test goes
+ * on; a failed REQUIRE ends it. A test fails as well when it leaves heap blocks behind. */
+#ifndef ML_TEST_H
+#define ML_TEST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runtime/base/memory.h"
+#include "runtime/base/status.h"
+
+typedef void test_function(const void *argument);
+/* Name is "area/name"; both pointers must stay valid. */
+void test_register(const char *name, test_function *run, const void *argument);
+
+#define TEST(area, name)                                                                           \
+    static void test_##area##_##name(const void *);                                                \
+    __attribute__((constructor)) static void register_##area##_##name(void) {                      \
+        test_register(#area "/" #name, test_##area##_##name, 0);                                   \
+    }                                                                                              \
+    static void test_##area##_##name(const void *argument __attribute__((unused)))
+
+#define CHECK(condition) test_check((condition), #condition, __FILE__, __LINE__)
+#define REQUIRE(condition) ((condition) ? (void)0 : test_stop(#condition, __FILE__, __LINE__))
+#define CHECK_EQ_INT(actual, expected)                                                             \
+    test_check_int((actual), (expected), #actual, __FILE__, __LINE__)
+/* |actual - expected| <= relative * the larger of them and 1. NaN is near NaN, infinities too. */
+#define CHECK_NEAR(actual, expected, relative)                                                     \
+    test_check_near((actual), (expected), (relative), #actual, __FILE__, __LINE__)
+#define CHECK_TEXT(actual, expected)                                                               \
+    test_check_text((actual), (expected), #actual, __FILE__, __LINE__)
+/* A call that returns ml_status. */
+#define CHECK_STATUS(call, expected)                                                               \
+    test_check_status((call), (expected), #call, __FILE__, __LINE__)
+/* body(argument) raises ML_INVALID (or `status`) with exactly this text; ml_error_last() has more.
+ */
+#define CHECK_RAISES(body, argument, status, expected)                                             \
+    test_check_raises((body), (argument), (status), (expected), __FILE__, __LINE__)
+
+bool test_check(bool passed, const char *what, const char *file, int line);
+_Noreturn void test_stop(const char *what, const char *file, int line);
+bool test_check_int(int64_t actual, int64_t expected, const char *what, const char *file, int line);
+bool test_check_near(double actual, double expected, double relative, const char *what,
+                     const char *file, int line);
+bool test_check_text(const char *actual, const char *expected, const char *what, const char *file,
+                     int line);
+bool test_check_status(ml_status actual, ml_status expected, const char *what, const char *file,
+                       int line);
+bool test_check_raises(void (*body)(void *), void *argument, ml_status status, const char *expected,
+                       const char *file, int line);
+/* Fail the running test with a message of its own. */
+void test_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Deterministic numbers: *state starts at any value. */
+uint64_t test_random(uint64_t *state);
+double test_uniform(uint64_t *state, double low, double high);
+int64_t test_range(uint64_t *state, int64_t low, int64_t high); /* low .. high, both included */
+
+/* The binary under test: $MLUA, or build/mlua. */
+const char *test_binary(void);
+/* Run a shell command; its stdout and stderr together, in `arena`, and its exit code (128 + signal
+ * where one ended it). */
+char *test_command(ml_arena *arena, const char *command, int *exit_code);
+
+#endif
