@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "codegen/library.h"
 #include "runtime/base/knobs.h"
 #include "runtime/device/cuda_dnn.h"
 
@@ -26,7 +27,6 @@ enum { /* ids of tensors with memory: those of the step, by its operands; scratc
     ID_COUNT
 };
 enum { OPERANDS = ID_ROW_SUM, MAX_SLICES = 256 };
-static const int64_t DETERMINISTIC_BYTES = (int64_t)1 << 30; /* of workspace, at most twice this */
 
 typedef struct { int64_t batch, head, seq; } operand_strides;
 typedef struct { /* no padding: compared as bytes */
@@ -303,38 +303,23 @@ static bool read_shape(const ml_attention_step *a, attention_shape *shape, char 
     shape->scale = a->args.scale;
     shape->backward = a->backward;
     shape->deterministic = a->backward && ml_knobs()->deterministic;
-    if (a->dtype != ML_BF16) REFUSE("cuDNN's attention computes in bf16");
-    if (a->args.score) REFUSE("it has a score function");
-    if (a->args.causal && a->seq != a->kv_seq) REFUSE("it is causal over more keys than queries");
-    if (a->args.window && !a->args.causal) REFUSE("it has a window and is not causal");
-    if (a->head_dim % 8 || a->value_dim % 8 || a->head_dim > 256 || a->value_dim > 256)
-        REFUSE("a head size is above 256 or no multiple of 8");
     if (shape->window >= shape->kv_seq) shape->window = 0;
-    if (shape->batch == 0 || a->seq == 0 || a->kv_seq == 0) REFUSE("it is empty");
+    const char *refused = ml_attention_refused(a);
+    if (refused) REFUSE("%s", refused);
     return read_strides(a, shape, why, why_size);
 }
 
-static int64_t largest_divisor(int64_t n, int64_t most) {
-    for (int64_t d = most < n ? most : n; d > 1; d--)
-        if (n % d == 0) return d;
-    return 1;
-}
-
 /* Cut a deterministic backward step so that dS of one slice fits the workspace. */
-static bool slice(attention_shape *shape, cuda_attention *a, char *why, int why_size) {
+static bool slice(const ml_attention_step *step, attention_shape *shape, cuda_attention *a,
+                  char *why, int why_size) {
     a->batch_slices = a->head_slices = 1;
     if (!shape->deterministic) return true;
-    const int64_t group = shape->heads / shape->kv_heads;
-    const int64_t each = group * shape->seq * shape->kv_seq * 2; /* one KV head of one sample */
-    int64_t batch = largest_divisor(shape->batch, DETERMINISTIC_BYTES / (each * shape->kv_heads));
-    int64_t heads = shape->kv_heads;
-    if (each * heads > DETERMINISTIC_BYTES)
-        heads = largest_divisor(shape->kv_heads, DETERMINISTIC_BYTES / each);
-    a->batch_slices = shape->batch / batch, a->head_slices = shape->kv_heads / heads;
-    if (each > 2 * DETERMINISTIC_BYTES || a->batch_slices * a->head_slices > MAX_SLICES)
+    if (!ml_attention_slices(step, &a->batch_slices, &a->head_slices))
         REFUSE("a deterministic backward pass over %lld x %lld scores wants too much workspace",
                (long long)shape->seq, (long long)shape->kv_seq);
-    shape->batch = batch, shape->kv_heads = heads, shape->heads = heads * group;
+    shape->batch /= a->batch_slices;
+    shape->kv_heads /= a->head_slices;
+    shape->heads /= a->head_slices;
     return true;
 }
 
@@ -358,7 +343,7 @@ ml_status cuda_attention_new(cuda_device *device, const ml_schedule *schedule, c
     cuda_attention *a = ml_alloc(sizeof *a);
     if (!a) return ml_fail(ML_NO_MEMORY, "no memory for an attention step");
     a->packs.dnn = device->dnn;
-    if (!slice(&shape, a, why, why_size)) {
+    if (!slice(step->attention, &shape, a, why, why_size)) {
         ml_free(a);
         return ML_OK;
     }

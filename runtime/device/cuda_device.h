@@ -12,6 +12,7 @@
 #define ML_CUDA_DEVICE_H
 #ifdef MLUA_CUDA
 
+#include "codegen/library.h"
 #include "runtime/device/check.h"
 #include "runtime/device/cuda_driver.h"
 #include "runtime/device/device.h"
@@ -21,7 +22,7 @@ typedef struct cuda_gemm cuda_gemm;           /* cuBLASLt descriptors of one sha
 typedef struct cuda_dnn cuda_dnn;             /* cuDNN, opened */
 typedef struct cuda_attention cuda_attention; /* a cuDNN plan of one attention step */
 
-enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20, CUDA_GEMM_WORKSPACE = 64 << 20 };
+enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20 };
 
 typedef struct {
     uint64_t key;

@@ -234,7 +234,7 @@ static void load_body(void *argument) {
     describe_steps(e, &work);
     load_code(e, &work);
     load_kernels(e, true);
-    int64_t workspace = work.wants_gemm ? CUDA_GEMM_WORKSPACE : 0;
+    int64_t workspace = work.wants_gemm ? ML_GEMM_WORKSPACE : 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
         cuda_step *step = &e->steps[i];
         bool attention = step->step->kind == ML_STEP_ATTENTION;

@@ -296,7 +296,7 @@ cublasStatus_t gemm_call(cuda_device *device, const cuda_gemm *gemm, void *a, vo
                                    gemm->x, gemm->swapped ? a : b, gemm->y,
                                    wide ? (const void *)&beta : &beta_f, c, gemm->d, c, gemm->d,
                                    algorithm, (void *)(uintptr_t)device->workspace,
-                                   CUDA_GEMM_WORKSPACE, device->stream);
+                                   ML_GEMM_WORKSPACE, device->stream);
 }
 
 /* Nothing is summed up: C is 0, or stays as it is. */

@@ -27,7 +27,7 @@ static void cache_key(const cuda_device *device, const cuda_gemm *gemm, uint64_t
     int64_t facts[] = {(int64_t)device->gemms->version,
                        device->base.target.multiprocessors,
                        device->base.target.arch,
-                       CUDA_GEMM_WORKSPACE,
+                       ML_GEMM_WORKSPACE,
                        g->a_dtype,
                        g->b_dtype,
                        g->c_dtype,
@@ -60,7 +60,7 @@ static bool read_cache(cuda_device *device, cuda_gemm *gemm) {
         library->handle, gemm->operation, gemm->x, gemm->y, gemm->d, gemm->d, &entry.algorithm,
         &result);
     if (status != CUBLAS_STATUS_SUCCESS || result.state != CUBLAS_STATUS_SUCCESS ||
-        result.workspaceSize > CUDA_GEMM_WORKSPACE)
+        result.workspaceSize > ML_GEMM_WORKSPACE)
         return false;
     gemm->algorithm = entry.algorithm;
     return true;
@@ -78,7 +78,7 @@ static void write_cache(cuda_device *device, const cuda_gemm *gemm) {
 /* ---- Candidates ---------------------------------------------------------------------------------- */
 static ml_status set_preference(cuda_gemm_library *library, const cuda_gemm *gemm,
                                 cublasLtMatmulPreference_t preference) {
-    const size_t workspace = CUDA_GEMM_WORKSPACE;
+    const size_t workspace = ML_GEMM_WORKSPACE;
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const int64_t *alignment = gemm->shape.alignment;
     const uint32_t x = (uint32_t)alignment[gemm->swapped ? 1 : 0];

@@ -3,20 +3,11 @@
 
 #include <string.h>
 
+#include "codegen/library.h"
 #include "runtime/plan/parts.h"
 
 const char *const ml_memory_names[ML_MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
                                                       "activations", "workspace"};
-
-enum { GEMM_WORKSPACE = 64 << 20 }; /* what cuBLASLt is given, in bytes */
-
-static int64_t library_bytes(const ml_schedule *s) {
-    if (s->target->kind != ML_TARGET_CUDA) return 0;
-    for (uint32_t i = 0; i < s->steps.count; i++) {
-        if (s->steps.at[i].kind == ML_STEP_GEMM) return GEMM_WORKSPACE;
-    }
-    return 0;
-}
 
 static uint64_t hash_graph(const ml_graph *g, uint64_t seed) {
     for (ml_ref n = 1; n < ml_graph_count(g); n++) {
@@ -63,7 +54,7 @@ static void plan_body(void *context) {
     plan_compile(plan, call->from, call->roots, call->target);
     plan_assign(plan);
     plan->arena_bytes = ml_memory_place(plan->schedule, plan->roots.output_count);
-    plan->library_bytes = library_bytes(plan->schedule);
+    plan->library_bytes = ml_library_workspace(plan->schedule);
     memory_account(plan);
     plan->hash = hash_schedule(plan->schedule, hash_graph(plan->graph, 0));
 }
@@ -163,7 +154,7 @@ static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
     if (temporary) ml_text_add(out, "@%lld", (long long)storage->offset);
     if (value->offset != 0) ml_text_add(out, "+%lld", (long long)value->offset);
     if (value->node != 0) ml_text_add(out, "=%%%u", value->node);
-    if (!memory_contiguous(value)) ml_text_add(out, "(strided)");
+    if (!ml_value_contiguous(value)) ml_text_add(out, "(strided)");
 }
 
 void ml_plan_print(const ml_plan *plan, ml_text *out) {

@@ -1,0 +1,68 @@
+#include "codegen/library.h"
+
+#include "runtime/base/knobs.h"
+
+enum { MAX_SLICES = 256 };
+static const int64_t SLICE_BYTES = (int64_t)1 << 30; /* of dS; twice this for a smallest slice */
+
+const char *ml_attention_refused(const ml_attention_step *a) {
+    if (a->dtype != ML_BF16) return "cuDNN's attention computes in bf16";
+    if (a->args.score) return "it has a score function";
+    if (a->args.causal && a->seq != a->kv_seq) return "it is causal over more keys than queries";
+    if (a->args.window && !a->args.causal) return "it has a window and is not causal";
+    if (a->head_dim % 8 || a->value_dim % 8) return "a head size is no multiple of 8";
+    if (a->head_dim > 256 || a->value_dim > 256) return "a head size is above 256";
+    if (a->batch[0] * a->batch[1] * a->batch[2] == 0 || a->seq == 0 || a->kv_seq == 0)
+        return "it is empty";
+    return NULL;
+}
+
+static int64_t largest_divisor(int64_t n, int64_t most) {
+    for (int64_t d = most < n ? most : n; d > 1; d--)
+        if (n % d == 0) return d;
+    return 1;
+}
+
+/* dS of all query heads of one K/V head of one sample, in bf16. */
+static int64_t slice_bytes(const ml_attention_step *a) {
+    return a->heads / a->kv_heads * a->seq * a->kv_seq * 2;
+}
+
+bool ml_attention_slices(const ml_attention_step *a, int64_t *batch_slices, int64_t *head_slices) {
+    const int64_t samples = a->batch[0] * a->batch[1] * a->batch[2], each = slice_bytes(a);
+    const int64_t sample = each * a->kv_heads;
+    *batch_slices = samples / largest_divisor(samples, SLICE_BYTES / sample);
+    *head_slices = 1;
+    if (sample > SLICE_BYTES)
+        *head_slices = a->kv_heads / largest_divisor(a->kv_heads, SLICE_BYTES / each);
+    return each <= 2 * SLICE_BYTES && *batch_slices * *head_slices <= MAX_SLICES;
+}
+
+/* Row sums; a gradient of K and V for each query head where heads share; dS, or dQ in f32. */
+static int64_t backward_bytes(const ml_attention_step *a) {
+    const bool deterministic = ml_knobs()->deterministic;
+    int64_t batch_slices = 1, head_slices = 1;
+    if (deterministic && !ml_attention_slices(a, &batch_slices, &head_slices)) return 0;
+    const int64_t samples = a->batch[0] * a->batch[1] * a->batch[2];
+    const int64_t kv_heads = samples * a->kv_heads / (batch_slices * head_slices);
+    const int64_t group = a->heads / a->kv_heads, heads = kv_heads * group;
+    int64_t bytes = heads * a->seq * 4 + 4096;
+    if (group > 1) bytes += heads * a->kv_seq * (a->head_dim + a->value_dim) * 2;
+    if (deterministic) return bytes + kv_heads * slice_bytes(a);
+    return bytes + heads * a->seq * a->head_dim * 4;
+}
+
+int64_t ml_library_workspace(const ml_schedule *s) {
+    int64_t most = 0;
+    if (s->target->kind != ML_TARGET_CUDA) return 0;
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_step *step = &s->steps.at[i];
+        int64_t bytes = 0;
+        if (step->kind == ML_STEP_GEMM) bytes = ML_GEMM_WORKSPACE;
+        if (step->kind == ML_STEP_ATTENTION && step->attention->backward &&
+            !ml_attention_refused(step->attention))
+            bytes = backward_bytes(step->attention);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
