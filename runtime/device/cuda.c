@@ -6,9 +6,12 @@
 #include "runtime/base/knobs.h"
 #include "runtime/device/cuda_device.h"
 
-static cuda_device *cuda_of(ml_device *device) { return (cuda_device *)device; }
+static cuda_device *cuda_of(ml_device *device) {
+    return (cuda_device *)device;
+}
 
-/* ---- Opening and closing ------------------------------------------------------------------------ */
+/* ---- Opening and closing ------------------------------------------------------------------------
+ */
 static ml_status read_target(cuda_device *d) {
     int major = 0, minor = 0, driver = 0;
     size_t free_bytes = 0, total = 0;
@@ -29,8 +32,8 @@ static ml_status read_target(cuda_device *d) {
     target->no_fuse = ml_knobs()->no_fuse;
     /* Library code, the context's own memory and workspace take some of what is free now. */
     int64_t reserve = (int64_t)512 << 20;
-    target->memory_bytes = (int64_t)free_bytes > 2 * reserve ? (int64_t)free_bytes - reserve
-                                                             : (int64_t)free_bytes / 2;
+    target->memory_bytes =
+        (int64_t)free_bytes > 2 * reserve ? (int64_t)free_bytes - reserve : (int64_t)free_bytes / 2;
     snprintf(d->base.description, sizeof d->base.description,
              "%s, %.0f GiB (%.0f free), sm_%d, CUDA driver %d.%d", name, (double)total / (1 << 30),
              (double)free_bytes / (1 << 30), target->arch, driver / 1000, driver % 1000 / 10);
@@ -93,8 +96,8 @@ static ml_status cuda_open(ml_device **device, int ordinal) {
     d->base.ops = &ml_device_cuda;
     d->arena = ml_arena_new();
     d->function_index.arena = d->arena;
-    ml_status status = d->arena ? open_device(d, ordinal)
-                                : ml_fail(ML_NO_MEMORY, "no memory for the CUDA device");
+    ml_status status =
+        d->arena ? open_device(d, ordinal) : ml_fail(ML_NO_MEMORY, "no memory for the CUDA device");
     if (status != ML_OK) {
         ml_error error = *ml_error_last(); /* closing may store errors of its own */
         cuda_close(&d->base);
@@ -106,7 +109,8 @@ static ml_status cuda_open(ml_device **device, int ordinal) {
     return ML_OK;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------- */
+/* ---- Memory -------------------------------------------------------------------------------------
+ */
 static ml_status memory_failed(cuda_device *d, CUresult result, int64_t bytes, const char *what) {
     size_t free_bytes = 0, total = 0;
     if (result != CUDA_ERROR_OUT_OF_MEMORY) return cuda_fail(result, "cuMemAlloc");
@@ -173,7 +177,8 @@ ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
     return ML_OK;
 }
 
-/* ---- Transfers ---------------------------------------------------------------------------------- */
+/* ---- Transfers ----------------------------------------------------------------------------------
+ */
 /* The next pinned stage, once the transfer that used it last is over. */
 static ml_status take_stage(cuda_device *d, int *stage) {
     *stage = d->stage_next;

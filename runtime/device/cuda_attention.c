@@ -6,9 +6,9 @@
  *             dV = P^T dO and dK = dS^T Q, summed over each group of heads; dQ = dS K
  *
  * Backward comes in two forms. Deterministic (the default): dS goes through workspace of
- * heads * seq * kv_seq bf16 numbers and dQ is an ordinary product; to bound that workspace, the step
- * is cut into slices over batch and KV heads. With MLUA_DETERMINISTIC=0 blocks of keys add to an
- * f32 sum of dQ in any order: no such workspace and faster, but the last bits vary.
+ * heads * seq * kv_seq bf16 numbers and dQ is an ordinary product; to bound that workspace, the
+ * step is cut into slices over batch and KV heads. With MLUA_DETERMINISTIC=0 blocks of keys add to
+ * an f32 sum of dQ in any order: no such workspace and faster, but the last bits vary.
  *
  * Served: bf16, no score function, head sizes that are multiples of 8 up to 128 (256 where cuDNN
  * agrees), grouped heads, causal (as many queries as keys), windows where causal. */
@@ -21,14 +21,29 @@
 #include "runtime/device/cuda_dnn.h"
 
 enum { /* ids of tensors with memory: those of the step, by its operands; scratch; host scalars */
-    ID_Q, ID_K, ID_V, ID_O, ID_LSE, ID_DO, ID_DQ, ID_DK, ID_DV,
-    ID_ROW_SUM, ID_DQ_SUM,
-    ID_SCALE, ID_ONE, ID_LOWEST, ID_WINDOW_LOWEST, ID_WINDOW,
-    ID_COUNT
+       ID_Q,
+       ID_K,
+       ID_V,
+       ID_O,
+       ID_LSE,
+       ID_DO,
+       ID_DQ,
+       ID_DK,
+       ID_DV,
+       ID_ROW_SUM,
+       ID_DQ_SUM,
+       ID_SCALE,
+       ID_ONE,
+       ID_LOWEST,
+       ID_WINDOW_LOWEST,
+       ID_WINDOW,
+       ID_COUNT
 };
 enum { OPERANDS = ID_ROW_SUM, MAX_SLICES = 256 };
 
-typedef struct { int64_t batch, head, seq; } operand_strides;
+typedef struct {
+    int64_t batch, head, seq;
+} operand_strides;
 typedef struct { /* no padding: compared as bytes */
     int64_t batch, heads, kv_heads, seq, kv_seq, dim, value_dim;
     int64_t causal, window, backward, deterministic;
@@ -55,11 +70,12 @@ struct cuda_attention {
     dnn_descriptor pack[MAX_SLICES];
 };
 
-/* ---- The graphs ---------------------------------------------------------------------------------- */
+/* ---- The graphs
+ * ---------------------------------------------------------------------------------- */
 typedef struct {
     attention_plan *p;
     dnn_graph *g;
-    dnn_layout q, k, k_t, v, v_t, o;                 /* as they lie in memory; _t transposed */
+    dnn_layout q, k, k_t, v, v_t, o; /* as they lie in memory; _t transposed */
     dnn_layout head, value_head, scores, scores_t, rows, single; /* dense */
 } builder;
 
@@ -73,8 +89,8 @@ static dnn_descriptor memory(builder *b, int id, cudnnDataType_t type, const dnn
 static dnn_descriptor edge(builder *b, cudnnDataType_t type, const dnn_layout *layout) {
     return dnn_tensor(b->g, DNN_VIRTUAL, type, layout, false);
 }
-static dnn_descriptor map(builder *b, cudnnPointwiseMode_t mode, dnn_descriptor x, dnn_descriptor y2,
-                          dnn_descriptor y) {
+static dnn_descriptor map(builder *b, cudnnPointwiseMode_t mode, dnn_descriptor x,
+                          dnn_descriptor y2, dnn_descriptor y) {
     return dnn_map(b->g, mode, F32, 0, x, y2, NULL, y);
 }
 static dnn_descriptor index_of(builder *b, int64_t axis, dnn_descriptor x) {
@@ -98,10 +114,10 @@ static dnn_descriptor mask(builder *b, dnn_descriptor x) {
     if (b->p->shape.window == 0) return x;
     row = index_of(b, 2, x), column = index_of(b, 3, x);
     dnn_descriptor window = memory(b, ID_WINDOW, I32, &b->single);
-    dnn_descriptor end = dnn_map(b->g, CUDNN_POINTWISE_ADD, I32, 0, column, window, NULL,
-                                 edge(b, I32, &b->scores));
-    keep = dnn_map(b->g, CUDNN_POINTWISE_CMP_GT, TRUTH, 0, end, row, NULL,
-                   edge(b, TRUTH, &b->scores));
+    dnn_descriptor end =
+        dnn_map(b->g, CUDNN_POINTWISE_ADD, I32, 0, column, window, NULL, edge(b, I32, &b->scores));
+    keep =
+        dnn_map(b->g, CUDNN_POINTWISE_CMP_GT, TRUTH, 0, end, row, NULL, edge(b, TRUTH, &b->scores));
     return keep_where(b, keep, x, ID_WINDOW_LOWEST);
 }
 
@@ -150,14 +166,17 @@ static void describe_backward(builder *b) {
     dnn_layout lse = b->rows, dq = b->q, dk = b->k, dv = b->v, d_o_layout = b->o;
     const dnn_layout k_head = dense(shape->batch, shape->heads, shape->kv_seq, shape->dim);
     const dnn_layout v_head = dense(shape->batch, shape->heads, shape->kv_seq, shape->value_dim);
-    struct { dnn_layout *layout; int id; } others[] = {
-        {&lse, ID_LSE}, {&dq, ID_DQ}, {&dk, ID_DK}, {&dv, ID_DV}, {&d_o_layout, ID_DO}};
+    struct {
+        dnn_layout *layout;
+        int id;
+    } others[] = {{&lse, ID_LSE}, {&dq, ID_DQ}, {&dk, ID_DK}, {&dv, ID_DV}, {&d_o_layout, ID_DO}};
     for (int i = 0; i < 5; i++)
         memcpy(others[i].layout->stride, &shape->stride[others[i].id], sizeof(operand_strides));
     dnn_descriptor q = memory(b, ID_Q, BF16, &b->q), k_t = memory(b, ID_K, BF16, &b->k_t);
     dnn_descriptor o = memory(b, ID_O, BF16, &b->o), v_t = memory(b, ID_V, BF16, &b->v_t);
     dnn_descriptor d_o = memory(b, ID_DO, BF16, &d_o_layout);
-    dnn_descriptor stats = memory(b, ID_LSE, F32, &lse), scale = memory(b, ID_SCALE, F32, &b->single);
+    dnn_descriptor stats = memory(b, ID_LSE, F32, &lse),
+                   scale = memory(b, ID_SCALE, F32, &b->single);
     dnn_descriptor r = row_sums(b, d_o, o);
     /* P and dV */
     dnn_descriptor p = dnn_matmul(b->g, q, k_t, edge(b, F32, &b->scores));
@@ -181,7 +200,8 @@ static void describe_backward(builder *b) {
     map(b, CUDNN_POINTWISE_IDENTITY, sum, NULL, memory(b, ID_DQ, BF16, &dq));
 }
 
-/* ---- Plans --------------------------------------------------------------------------------------- */
+/* ---- Plans
+ * --------------------------------------------------------------------------------------- */
 static dnn_layout in_memory(const attention_shape *s, int id, int64_t heads, int64_t rows,
                             int64_t columns) {
     const operand_strides *stride = &s->stride[id];
@@ -248,7 +268,8 @@ void cuda_dnn_close(cuda_device *device) {
     device->dnn = NULL;
 }
 
-/* ---- Steps --------------------------------------------------------------------------------------- */
+/* ---- Steps
+ * --------------------------------------------------------------------------------------- */
 #define REFUSE(...) return snprintf(why, (size_t)why_size, __VA_ARGS__), false
 
 /* The batch axes as one: the stride of the innermost, where each outer one steps over all of it. */
@@ -277,9 +298,11 @@ static bool read_strides(const ml_attention_step *a, attention_shape *shape, cha
         if (!join_batches(a, i, &to->batch)) REFUSE("its batch axes do not lie one behind another");
         to->head = from->head, to->seq = from->seq;
         /* Axes of one element have no stride to speak of; cuDNN wants one that is no overlap. */
-        if (rows == 1) to->seq = i == ID_LSE ? 1 : a->head_dim > a->value_dim ? a->head_dim : a->value_dim;
+        if (rows == 1)
+            to->seq = i == ID_LSE ? 1 : a->head_dim > a->value_dim ? a->head_dim : a->value_dim;
         if (heads == 1) to->head = rows * to->seq;
-        if (shape->batch == 1) to->batch = heads * (to->head > rows * to->seq ? to->head : rows * to->seq);
+        if (shape->batch == 1)
+            to->batch = heads * (to->head > rows * to->seq ? to->head : rows * to->seq);
         if (i == ID_LSE) {
             if (to->seq != 1) REFUSE("the rows of its logsumexp are not contiguous");
             continue;

@@ -8,7 +8,8 @@
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* ---- The library -------------------------------------------------------------------------------- */
+/* ---- The library --------------------------------------------------------------------------------
+ */
 static const char *resolve(cuda_dnn *dnn, void *handle) {
     static const struct {
         const char *symbol;
@@ -71,7 +72,8 @@ ml_status cuda_dnn_open(cuda_device *device) {
     return ML_OK;
 }
 
-/* ---- Descriptors -------------------------------------------------------------------------------- */
+/* ---- Descriptors --------------------------------------------------------------------------------
+ */
 static void note(dnn_graph *g, cudnnStatus_t status, const char *call) {
     char detail[384] = "";
     if (status == CUDNN_STATUS_SUCCESS || g->status != CUDNN_STATUS_SUCCESS) return;
@@ -95,8 +97,9 @@ dnn_descriptor dnn_make(dnn_graph *g, cudnnBackendDescriptorType_t type, const d
     g->owned[g->owned_count++] = d;
     for (int i = 0; i < count && g->status == CUDNN_STATUS_SUCCESS; i++)
         if (list[i].count > 0)
-            note(g, g->dnn->cudnnBackendSetAttribute(d, list[i].name, list[i].type, list[i].count,
-                                                     list[i].data),
+            note(g,
+                 g->dnn->cudnnBackendSetAttribute(d, list[i].name, list[i].type, list[i].count,
+                                                  list[i].data),
                  "cudnnBackendSetAttribute");
     if (finalize && g->status == CUDNN_STATUS_SUCCESS)
         note(g, g->dnn->cudnnBackendFinalize(d), "cudnnBackendFinalize");
@@ -104,9 +107,12 @@ dnn_descriptor dnn_make(dnn_graph *g, cudnnBackendDescriptorType_t type, const d
 }
 
 /* One attribute: its name less CUDNN_ATTR_, its type less CUDNN_TYPE_. */
-#define VALUE(name, type, data) {CUDNN_ATTR_##name, CUDNN_TYPE_##type, 1, data}
-#define VALUES(name, type, n, data) {CUDNN_ATTR_##name, CUDNN_TYPE_##type, n, data}
-#define LINK(name, d) {CUDNN_ATTR_##name, CUDNN_TYPE_BACKEND_DESCRIPTOR, (d) != NULL, &(d)}
+#define VALUE(name, type, data)                                                                    \
+    { CUDNN_ATTR_##name, CUDNN_TYPE_##type, 1, data }
+#define VALUES(name, type, n, data)                                                                \
+    { CUDNN_ATTR_##name, CUDNN_TYPE_##type, n, data }
+#define LINK(name, d)                                                                              \
+    { CUDNN_ATTR_##name, CUDNN_TYPE_BACKEND_DESCRIPTOR, (d) != NULL, &(d) }
 
 dnn_descriptor dnn_tensor(dnn_graph *g, int64_t id, cudnnDataType_t type, const dnn_layout *layout,
                           bool by_value) {
@@ -140,8 +146,9 @@ dnn_descriptor dnn_matmul(dnn_graph *g, dnn_descriptor a, dnn_descriptor b, dnn_
     const cudnnDataType_t compute = CUDNN_DATA_FLOAT;
     const dnn_attribute how[] = {VALUE(MATMUL_COMP_TYPE, DATA_TYPE, &compute)};
     dnn_descriptor kind = dnn_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR, how, LENGTH(how), true);
-    const dnn_attribute list[] = {LINK(OPERATION_MATMUL_DESC, kind), LINK(OPERATION_MATMUL_ADESC, a),
-                                  LINK(OPERATION_MATMUL_BDESC, b), LINK(OPERATION_MATMUL_CDESC, c)};
+    const dnn_attribute list[] = {LINK(OPERATION_MATMUL_DESC, kind),
+                                  LINK(OPERATION_MATMUL_ADESC, a), LINK(OPERATION_MATMUL_BDESC, b),
+                                  LINK(OPERATION_MATMUL_CDESC, c)};
     add_node(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, list, LENGTH(list));
     return c;
 }
@@ -183,7 +190,8 @@ dnn_descriptor dnn_map(dnn_graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t 
     return y;
 }
 
-/* ---- Plans -------------------------------------------------------------------------------------- */
+/* ---- Plans --------------------------------------------------------------------------------------
+ */
 static int64_t read_integer(cuda_dnn *dnn, dnn_descriptor d, cudnnBackendAttributeName_t name) {
     int64_t value = 0, count = 0;
     if (dnn->cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &count, &value) !=
@@ -206,8 +214,7 @@ static dnn_descriptor try_engine(dnn_graph *g, dnn_descriptor config, int64_t *w
     cudnnStatus_t status = dnn->cudnnBackendFinalize(plan);
     bool compiled = dnn->described && status == CUDNN_STATUS_EXECUTION_FAILED_CUDA_DRIVER;
     if (status == CUDNN_STATUS_SUCCESS)
-        *workspace_bytes =
-            read_integer(dnn, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+        *workspace_bytes = read_integer(dnn, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
     else if (compiled)
         *workspace_bytes = read_integer(dnn, config, CUDNN_ATTR_ENGINECFG_WORKSPACE_SIZE);
     else

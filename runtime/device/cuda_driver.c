@@ -20,8 +20,12 @@ static struct {
 
 static _Thread_local const char *doing;
 
-void cuda_doing(const char *what) { doing = what; }
-const char *cuda_doing_now(void) { return doing ? doing : ""; }
+void cuda_doing(const char *what) {
+    doing = what;
+}
+const char *cuda_doing_now(void) {
+    return doing ? doing : "";
+}
 
 void *cuda_library(const char *soname) {
     void *handle = dlopen(soname, RTLD_NOW | RTLD_LOCAL);

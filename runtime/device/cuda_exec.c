@@ -13,7 +13,8 @@
 #include "runtime/base/knobs.h"
 #include "runtime/device/cuda_device.h"
 
-/* ---- Libraries, beside the compilation ---------------------------------------------------------- */
+/* ---- Libraries, beside the compilation ----------------------------------------------------------
+ */
 typedef struct {
     ml_executable *executable;
     bool wants_gemm, wants_dnn;
@@ -32,8 +33,8 @@ static ml_status open_libraries(library_work *work) {
         cuda_step *step = &e->steps[i];
         if (step->step->kind != ML_STEP_ATTENTION) continue;
         cuda_doing(step->what);
-        ML_TRY(cuda_attention_new(e->device, e->plan->schedule, step->step, &step->attention,
-                                  why, sizeof why));
+        ML_TRY(cuda_attention_new(e->device, e->plan->schedule, step->step, &step->attention, why,
+                                  sizeof why));
         if (!step->attention)
             ml_debug(1, "attention: the template kernel serves %s: %s\n", step->what, why);
     }
@@ -47,7 +48,8 @@ static void *library_thread(void *argument) {
     return NULL;
 }
 
-/* ---- Kernels ------------------------------------------------------------------------------------ */
+/* ---- Kernels ------------------------------------------------------------------------------------
+ */
 static cuda_function *find_function(cuda_device *d, uint64_t key) {
     uint32_t cursor = 0, at;
     while ((at = ml_index_next(&d->function_index, key, &cursor)) != ML_INDEX_NONE)
@@ -92,7 +94,8 @@ static void load_kernels(ml_executable *e, bool templates) {
     for (uint32_t i = 0; i < e->step_count; i++) {
         const cuda_step *step = &e->steps[i];
         bool attention = step->step->kind == ML_STEP_ATTENTION;
-        if (attention ? templates && !step->attention : !templates) list_kernels(e, step, &seen, &list);
+        if (attention ? templates && !step->attention : !templates)
+            list_kernels(e, step, &seen, &list);
     }
     if (list.count == 0) return;
     const void **images = ML_NEW_ARRAY(e->arena, const void *, list.count);
@@ -137,13 +140,15 @@ static void prepare_launches(ml_executable *e, cuda_step *step) {
     }
 }
 
-/* ---- GEMMs -------------------------------------------------------------------------------------- */
+/* ---- GEMMs --------------------------------------------------------------------------------------
+ */
 static int64_t largest_power(int64_t bytes) {
     return bytes == 0 || (bytes & 255) == 0 ? 256 : bytes & -bytes;
 }
 
 /* What an operand's address is a multiple of, through all batches; storages are at 256 B. */
-static int64_t operand_alignment(const ml_schedule *s, uint32_t value, const int64_t *batch_stride) {
+static int64_t operand_alignment(const ml_schedule *s, uint32_t value,
+                                 const int64_t *batch_stride) {
     const ml_value *v = &s->values.at[value];
     int64_t bytes = ml_dtypes[v->type.dtype].bytes;
     int64_t alignment = largest_power(v->offset * bytes);
@@ -165,8 +170,7 @@ static ml_status prepare_gemm(ml_executable *e, cuda_step *step) {
     shape.alignment[1] = operand_alignment(s, values[1], g->b_batch);
     shape.alignment[2] = operand_alignment(s, values[reads], g->c_batch);
     shape.alignment[3] = 256;
-    if (g->epilogue == ML_EPILOGUE_BIAS)
-        shape.alignment[3] = operand_alignment(s, values[2], NULL);
+    if (g->epilogue == ML_EPILOGUE_BIAS) shape.alignment[3] = operand_alignment(s, values[2], NULL);
     return cuda_gemm_find(e->device, &shape, &step->gemm);
 }
 
@@ -178,7 +182,8 @@ static void gemm_operands(const cuda_step *step, void *operands[4]) {
     operands[3] = step->step->gemm->epilogue == ML_EPILOGUE_BIAS ? step->pointers[2] : NULL;
 }
 
-/* ---- Load --------------------------------------------------------------------------------------- */
+/* ---- Load ---------------------------------------------------------------------------------------
+ */
 static const char *describe_step(ml_executable *e, uint32_t i) {
     static const char *const kinds[] = {"kernel", "gemm", "attention", "copy"};
     const ml_step *step = &e->plan->schedule->steps.at[i];
@@ -201,14 +206,16 @@ static void describe_steps(ml_executable *e, library_work *work) {
         cuda_step *step = &e->steps[i];
         step->step = &s->steps.at[i];
         step->what = describe_step(e, i);
-        step->pointers = ML_NEW_ARRAY(e->arena, void *,
-                                      step->step->read_count + step->step->write_count + 1);
+        step->pointers =
+            ML_NEW_ARRAY(e->arena, void *, step->step->read_count + step->step->write_count + 1);
         work->wants_gemm |= step->step->kind == ML_STEP_GEMM;
         work->wants_dnn |= step->step->kind == ML_STEP_ATTENTION;
     }
 }
 
-static void load_kernels_body(void *executable) { load_kernels(executable, false); }
+static void load_kernels_body(void *executable) {
+    load_kernels(executable, false);
+}
 
 /* Kernels and libraries at the same time; raises. */
 static void load_code(ml_executable *e, library_work *work) {
@@ -255,8 +262,8 @@ ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **exec
     e->device = (cuda_device *)device;
     e->plan = plan;
     e->arena = ml_arena_new();
-    ml_status status = e->arena ? ml_protect(load_body, e)
-                                : ml_fail(ML_NO_MEMORY, "no memory for an executable");
+    ml_status status =
+        e->arena ? ml_protect(load_body, e) : ml_fail(ML_NO_MEMORY, "no memory for an executable");
     cuda_doing(NULL);
     if (status == ML_OK && ml_knobs()->check)
         status = ml_check_new(plan, cuda_read_storage, e, &e->checker);
@@ -288,7 +295,8 @@ void cuda_unload(ml_executable *e) {
     ml_free(e);
 }
 
-/* ---- Bind --------------------------------------------------------------------------------------- */
+/* ---- Bind ---------------------------------------------------------------------------------------
+ */
 static void bind_pointers(ml_executable *e, cuda_step *step) {
     const ml_schedule *s = e->plan->schedule;
     int count = step->step->read_count + step->step->write_count;
@@ -323,8 +331,7 @@ static ml_status bind_step(ml_executable *e, cuda_step *step) {
     cuda_doing(step->what);
     bind_pointers(e, step);
     if (step->gemm) ML_TRY(tune_gemm(e, step));
-    if (step->attention)
-        ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
+    if (step->attention) ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
     return ML_OK;
 }
 
@@ -343,7 +350,8 @@ ml_status cuda_bind(ml_executable *e, void *const *addresses) {
     return status;
 }
 
-/* ---- Run ---------------------------------------------------------------------------------------- */
+/* ---- Run ----------------------------------------------------------------------------------------
+ */
 static ml_status launch_kernel(cuda_device *d, const cuda_launch *launch) {
     const ml_kernel *k = launch->kernel;
     void *parameters[] = {launch->arguments};

@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- The library -------------------------------------------------------------------------------- */
+/* ---- The library --------------------------------------------------------------------------------
+ */
 static const char *resolve(cuda_gemm_library *library, void *handle) {
     static const struct {
         const char *symbol;
@@ -95,7 +96,8 @@ const char *cuda_gemm_version(void) {
     return text;
 }
 
-/* ---- Batches ------------------------------------------------------------------------------------ */
+/* ---- Batches ------------------------------------------------------------------------------------
+ */
 /* Drop loops of one turn, join neighbours that step like one, and give the longest to cuBLASLt. */
 static void arrange_batches(cuda_gemm *gemm) {
     const ml_gemm *g = &gemm->shape.gemm;
@@ -124,14 +126,17 @@ static void arrange_batches(cuda_gemm *gemm) {
             gemm->outer[at++] = loops[i];
 }
 
-/* ---- Descriptors -------------------------------------------------------------------------------- */
+/* ---- Descriptors --------------------------------------------------------------------------------
+ */
 static cudaDataType_t data_type(ml_dtype dtype) {
     return dtype == ML_F64 ? CUDA_R_64F : dtype == ML_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
 /* A matrix op(X) of rows x columns with these strides: whether cuBLASLt must transpose what lies in
  * memory, and the distance between the stored columns. */
-typedef struct { int64_t rows, columns, row_stride, column_stride; } matrix;
+typedef struct {
+    int64_t rows, columns, row_stride, column_stride;
+} matrix;
 
 static bool leading_dimension(const matrix *m, bool *transposed, int64_t *distance) {
     bool plain = m->row_stride == 1 || m->rows == 1;
@@ -253,8 +258,8 @@ static void add_gemm(void *argument) {
 static bool same_shape(const cuda_gemm_shape *p, const cuda_gemm_shape *q) {
     const ml_gemm *a = &p->gemm, *b = &q->gemm;
     return memcmp(a, b, offsetof(ml_gemm, a_dtype)) == 0 && a->a_dtype == b->a_dtype &&
-           a->b_dtype == b->b_dtype && a->c_dtype == b->c_dtype &&
-           a->accumulate == b->accumulate && a->epilogue == b->epilogue &&
+           a->b_dtype == b->b_dtype && a->c_dtype == b->c_dtype && a->accumulate == b->accumulate &&
+           a->epilogue == b->epilogue &&
            memcmp(p->alignment, q->alignment, sizeof p->alignment) == 0;
 }
 
@@ -276,15 +281,15 @@ ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda
 const char *gemm_describe(const cuda_gemm *gemm, char *out, int size) {
     const ml_gemm *g = &gemm->shape.gemm;
     int64_t batch = g->batch[0] * g->batch[1] * g->batch[2];
-    snprintf(out, (size_t)size, "%lld x %lld x %lld (m, n, k) x %lld %s -> %s%s%s",
-             (long long)g->m, (long long)g->n, (long long)g->k, (long long)batch,
-             ml_dtypes[g->a_dtype].name, ml_dtypes[g->c_dtype].name,
-             g->accumulate ? " accumulated" : "",
+    snprintf(out, (size_t)size, "%lld x %lld x %lld (m, n, k) x %lld %s -> %s%s%s", (long long)g->m,
+             (long long)g->n, (long long)g->k, (long long)batch, ml_dtypes[g->a_dtype].name,
+             ml_dtypes[g->c_dtype].name, g->accumulate ? " accumulated" : "",
              g->epilogue == ML_EPILOGUE_BIAS ? " with bias" : "");
     return out;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------ */
+/* ---- Running ------------------------------------------------------------------------------------
+ */
 cublasStatus_t gemm_call(cuda_device *device, const cuda_gemm *gemm, void *a, void *b, void *c,
                          const cublasLtMatmulAlgo_t *algorithm) {
     const cuda_gemm_library *library = device->gemms;
@@ -335,7 +340,8 @@ ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *opera
             char *b = (char *)operands[1] + (i * p->b + j * q->b) * in;
             char *c = (char *)operands[2] + (i * p->c + j * q->c) * out;
             cublasStatus_t status = gemm_call(device, gemm, a, b, c, &gemm->algorithm);
-            if (status != CUBLAS_STATUS_SUCCESS) return gemm_fail(library, status, "cublasLtMatmul");
+            if (status != CUBLAS_STATUS_SUCCESS)
+                return gemm_fail(library, status, "cublasLtMatmul");
         }
     return ML_OK;
 }

@@ -14,7 +14,8 @@
 
 enum { CANDIDATES = 16, RUNS = 3 };
 
-/* ---- The cache on disk --------------------------------------------------------------------------- */
+/* ---- The cache on disk
+ * --------------------------------------------------------------------------- */
 typedef struct {
     uint64_t magic;
     cublasLtMatmulAlgo_t algorithm;
@@ -56,9 +57,9 @@ static bool read_cache(cuda_device *device, cuda_gemm *gemm) {
     if (whole) memcpy(&entry, bytes, sizeof entry);
     ml_free(bytes);
     if (!whole || entry.magic != MAGIC) return false;
-    cublasStatus_t status = library->cublasLtMatmulAlgoCheck(
-        library->handle, gemm->operation, gemm->x, gemm->y, gemm->d, gemm->d, &entry.algorithm,
-        &result);
+    cublasStatus_t status =
+        library->cublasLtMatmulAlgoCheck(library->handle, gemm->operation, gemm->x, gemm->y,
+                                         gemm->d, gemm->d, &entry.algorithm, &result);
     if (status != CUBLAS_STATUS_SUCCESS || result.state != CUBLAS_STATUS_SUCCESS ||
         result.workspaceSize > ML_GEMM_WORKSPACE)
         return false;
@@ -75,7 +76,8 @@ static void write_cache(cuda_device *device, const cuda_gemm *gemm) {
         ml_debug(1, "gemm: the choice is not remembered: %s\n", ml_error_last()->text);
 }
 
-/* ---- Candidates ---------------------------------------------------------------------------------- */
+/* ---- Candidates
+ * ---------------------------------------------------------------------------------- */
 static ml_status set_preference(cuda_gemm_library *library, const cuda_gemm *gemm,
                                 cublasLtMatmulPreference_t preference) {
     const size_t workspace = ML_GEMM_WORKSPACE;
@@ -123,7 +125,8 @@ static ml_status propose(cuda_gemm_library *library, const cuda_gemm *gemm,
     return status;
 }
 
-/* ---- Timing -------------------------------------------------------------------------------------- */
+/* ---- Timing
+ * -------------------------------------------------------------------------------------- */
 typedef struct {
     cuda_device *device;
     const cuda_gemm *gemm;
@@ -201,7 +204,8 @@ static ml_status fill(cuda_device *device, void *memory, int64_t bytes) {
     ml_free(seed);
     for (; done < bytes && status == ML_OK; done *= 2) {
         int64_t part = bytes - done < done ? bytes - done : done;
-        status = CUDA_OK(cuMemcpyDtoDAsync(at + (CUdeviceptr)done, at, (size_t)part, device->stream));
+        status =
+            CUDA_OK(cuMemcpyDtoDAsync(at + (CUdeviceptr)done, at, (size_t)part, device->stream));
     }
     return status;
 }

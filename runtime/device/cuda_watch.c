@@ -6,12 +6,13 @@
 #include "runtime/base/knobs.h"
 #include "runtime/device/cuda_device.h"
 
-/* ---- Times --------------------------------------------------------------------------------------- */
+/* ---- Times
+ * --------------------------------------------------------------------------------------- */
 static const char *label_of(const cuda_step *step, char *out, size_t size) {
     const ml_gemm *g = step->step->gemm;
     if (step->step->kind == ML_STEP_COPY) return "copy";
-    if (step->attention) return step->step->attention->backward ? "cudnn attention gradient"
-                                                                : "cudnn attention";
+    if (step->attention)
+        return step->step->attention->backward ? "cudnn attention gradient" : "cudnn attention";
     if (!g) return step->step->kernel->label ? step->step->kernel->label : "kernel";
     snprintf(out, size, "gemm %lldx%lldx%lld%s%s", (long long)g->m, (long long)g->n,
              (long long)g->k, g->accumulate ? " +=" : "",
@@ -74,9 +75,9 @@ static ml_status time_steps(ml_executable *e, CUevent *events, float *ms) {
 ml_status cuda_run_timed(ml_executable *e) {
     CUevent *events = ml_alloc((e->step_count + 1) * sizeof *events);
     float *ms = ml_alloc((e->step_count + 1) * sizeof *ms);
-    ml_status status = events && ms ? time_steps(e, events, ms)
-                                    : ml_fail(ML_NO_MEMORY, "no memory to time %u steps",
-                                              e->step_count);
+    ml_status status = events && ms
+                           ? time_steps(e, events, ms)
+                           : ml_fail(ML_NO_MEMORY, "no memory to time %u steps", e->step_count);
     for (uint32_t i = 0; events && i <= e->step_count; i++)
         if (events[i]) cuda.cuEventDestroy(events[i]);
     if (status == ML_OK) {
@@ -90,7 +91,8 @@ ml_status cuda_run_timed(ml_executable *e) {
     return status;
 }
 
-/* ---- Checks -------------------------------------------------------------------------------------- */
+/* ---- Checks
+ * -------------------------------------------------------------------------------------- */
 /* For the checker (check.c): storage contents on the host. Raises. */
 void cuda_read_storage(void *executable, uint32_t storage, int64_t offset, int64_t bytes,
                        void *to) {
