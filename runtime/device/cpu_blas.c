@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "runtime/device/cpu.h"
 
@@ -15,30 +16,32 @@ static const char *const libraries[] = {
 static cpu_blas blas;
 static bool found;
 
-/* OpenBLAS knows processors by model. One that is newer than the library gets kernels for AVX2
- * even where it has AVX-512 (half the speed); naming the kernels by hand mends that. */
-static bool core_is_underrated(void) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-#else
-    return false;
-#endif
+/* Open with the one setting that the library reads when it is loaded. */
+static void *library_open(const char *name) {
+    static const char threads[] = "OPENBLAS_NUM_THREADS";
+    bool unset = getenv(threads) == NULL;
+    if (unset) setenv(threads, "1", 1);
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (unset) unsetenv(threads);
+    return library;
 }
 
-/* Open with settings that the library reads when it is loaded. */
-static void *library_open(const char *name) {
-    static const char core[] = "OPENBLAS_CORETYPE", threads[] = "OPENBLAS_NUM_THREADS";
-    bool name_core = core_is_underrated() && getenv(core) == NULL;
-    bool name_threads = getenv(threads) == NULL;
-    if (name_core) setenv(core, "SkylakeX", 1);
-    if (name_threads) setenv(threads, "1", 1);
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (name_core) unsetenv(core);
-    if (name_threads) unsetenv(threads);
-    return library;
+/* An OpenBLAS that is older than the processor, or told so by OPENBLAS_CORETYPE, uses AVX2 where
+ * AVX-512 is there: half the speed, and less than the built-in kernels reach. */
+static bool core_is_underrated(void *library) {
+#if defined(__x86_64__)
+    static const char *const wide[] = {"SkylakeX", "Cooperlake", "Sapphire", "Zen4", "Zen5"};
+    char *(*core)(void) = (char *(*)(void))dlsym(library, "openblas_get_corename");
+    __builtin_cpu_init();
+    if (core == NULL || !__builtin_cpu_supports("avx512f")) return false;
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+        if (strncasecmp(core(), wide[i], strlen(wide[i])) == 0) return false;
+    }
+    return true;
+#else
+    (void)library;
+    return false;
+#endif
 }
 
 static void describe(void *library, const char *name) {
@@ -63,7 +66,7 @@ static void blas_open(void) {
         if (library == NULL) continue;
         blas.sgemm = (cpu_sgemm *)dlsym(library, "sgemm_");
         blas.dgemm = (cpu_dgemm *)dlsym(library, "dgemm_");
-        if (blas.sgemm == NULL || blas.dgemm == NULL) {
+        if (blas.sgemm == NULL || blas.dgemm == NULL || core_is_underrated(library)) {
             dlclose(library);
             continue;
         }

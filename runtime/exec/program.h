@@ -29,7 +29,8 @@ void ml_program_free(ml_program *program);
 const ml_plan *ml_program_plan(const ml_program *program);
 /* inputs[i] is the host memory of program input i (by position in ml_program_inputs); outputs[i]
  * receives output i, in the type's order, or is NULL. Waits only if an output is asked for. */
-int ml_program_inputs(const ml_program *program, uint32_t *ids); /* input ids of the graph, in order */
+int ml_program_inputs(const ml_program *program,
+                      uint32_t *ids); /* input ids of the graph, in order */
 ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs);
 
 /* A state's value, in its type's order. Initializes all states first where needed. */

@@ -93,7 +93,7 @@ static bool update_in_place(const assign_work *work, int update) {
     const ml_type *type = &ml_graph_state(s->graph, state)->type;
     uint32_t old = work->storage_of[state], first = work->first_write[value->storage];
     if (storage->kind != ML_STORAGE_TEMPORARY || first == NO_STEP) return false;
-    if (value->offset != 0 || !memory_contiguous(value) || !ml_type_equal(&value->type, type) ||
+    if (value->offset != 0 || !ml_value_contiguous(value) || !ml_type_equal(&value->type, type) ||
         storage->bytes != ml_type_bytes(type)) {
         return false;
     }
@@ -151,7 +151,7 @@ static void updates_copy(assign_work *work, const bool *done) {
         if (done[i]) continue;
         uint32_t state = roots->updates[i].state, value = s->update_values[i];
         const ml_state *info = ml_graph_state(s->graph, state);
-        if (!memory_contiguous(&s->values.at[value])) {
+        if (!ml_value_contiguous(&s->values.at[value])) {
             ml_raise(ML_INTERNAL, "the new value of state \"%s\" is not contiguous in memory",
                      info->name);
         }
@@ -188,7 +188,7 @@ void plan_assign(ml_plan *plan) {
             storage->id = state;
             done[i] = true;
         } else if (value->storage == work.storage_of[state] && value->offset == 0 &&
-                   memory_contiguous(value)) {
+                   ml_value_contiguous(value)) {
             done[i] = true; /* assigned to itself */
         }
     }

@@ -5,7 +5,7 @@
 
 enum { NO_STORAGE = UINT32_MAX };
 
-bool memory_contiguous(const ml_value *value) {
+bool ml_value_contiguous(const ml_value *value) {
     int64_t expected = 1;
     for (int i = value->type.rank - 1; i >= 0; i--) {
         if (value->type.size[i] != 1 && value->stride[i] != expected) return false;

@@ -19,7 +19,5 @@ ml_memory_kind memory_kind(const ml_schedule *schedule, const ml_storage *storag
  * reads of that storage are concerned. */
 bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int write,
                           uint32_t storage);
-/* Whether the value covers its elements in type order without gaps. */
-bool memory_contiguous(const ml_value *value);
 
 #endif

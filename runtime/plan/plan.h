@@ -43,5 +43,7 @@ void ml_plan_print(const ml_plan *plan, ml_text *out); /* steps with values, off
 /* Place the temporaries (memory.c): sets offsets, first and last; the value is the arena's size.
  * The first output_count of schedule->output_values stay alive to the end. */
 int64_t ml_memory_place(ml_schedule *schedule, int output_count);
+/* Whether the value covers its elements in type order without gaps. */
+bool ml_value_contiguous(const ml_value *value);
 
 #endif

@@ -1,0 +1,237 @@
+/* Comparing steps with the reference interpreter. For each value that a step wrote, the part of
+ * the graph between it and the values known so far is copied into a graph of its own, in which
+ * known values are inputs. */
+#include "runtime/device/check.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "runtime/graph/passes.h"
+
+struct ml_checker {
+    const ml_plan *plan;
+    ml_check_read *read;
+    void *context;
+    ml_arena *arena; /* of one run: what is known */
+    double **known;  /* by node: its elements in type order, as the device has them */
+};
+
+static double element(ml_dtype dtype, const char *at) {
+    float f;
+    double d;
+    int32_t i;
+    int64_t l;
+    uint16_t half;
+    switch (dtype) {
+    case ML_BOOL: return *at != 0;
+    case ML_I32: return memcpy(&i, at, sizeof i), i;
+    case ML_I64: return memcpy(&l, at, sizeof l), (double)l;
+    case ML_F64: return memcpy(&d, at, sizeof d), d;
+    case ML_F32: return memcpy(&f, at, sizeof f), f;
+    default: break;
+    }
+    memcpy(&half, at, sizeof half); /* bf16: the upper half of an f32 */
+    uint32_t bits = (uint32_t)half << 16;
+    return memcpy(&f, &bits, sizeof f), f;
+}
+
+/* The elements of a value, in type order. */
+static double *value_take(ml_checker *c, const ml_value *value, ml_arena *scratch) {
+    int64_t count = ml_type_elements(&value->type), span = 1, offset = 0, at[ML_MAX_AXES] = {0};
+    int64_t width = ml_dtypes[value->type.dtype].bytes;
+    double *out = ML_NEW_ARRAY(c->arena, double, count + 1);
+    if (count == 0) return out;
+    for (int i = 0; i < value->type.rank; i++) span += (value->type.size[i] - 1) * value->stride[i];
+    char *memory = ml_arena_alloc(scratch, (size_t)(span * width));
+    c->read(c->context, value->storage, value->offset * width, span * width, memory);
+    for (int64_t i = 0; i < count; i++) {
+        out[i] = element(value->type.dtype, memory + offset * width);
+        for (int axis = value->type.rank - 1; axis >= 0; axis--) {
+            offset += value->stride[axis];
+            if (++at[axis] < value->type.size[axis]) break;
+            offset -= value->stride[axis] * value->type.size[axis];
+            at[axis] = 0;
+        }
+    }
+    return out;
+}
+
+/* ---- one value worked out again ---- */
+typedef struct {
+    ml_checker *checker;
+    uint32_t step;
+    ml_arena *arena; /* scratch */
+    ml_graph *graph; /* the copied part */
+    ml_ref *copy;    /* by node of the plan's graph */
+    const double **inputs;
+} check_call;
+
+static void part_find(const check_call *call, ml_ref root, bool *needed) {
+    const ml_graph *g = call->checker->plan->graph;
+    needed[root] = true;
+    for (ml_ref n = root; n > 0; n--) { /* sources come before their users */
+        if (!needed[n] || (n != root && call->checker->known[n] != NULL)) continue;
+        for (int i = 0; i < ml_graph_node(g, n)->source_count; i++) {
+            needed[ml_graph_source(g, n, i)] = true;
+        }
+    }
+}
+
+static ml_ref input_add(check_call *call, ml_ref n) {
+    const ml_graph *g = call->checker->plan->graph;
+    ml_input input = {.name = "known", .type = *ml_graph_type(g, n)};
+    for (int i = 0; i < input.type.rank; i++) {
+        input.type.axis[i] = ml_axis_named(call->graph, ml_axis_name(g, input.type.axis[i]));
+    }
+    int64_t id = ml_graph_add_input(call->graph, &input);
+    call->inputs[id] = call->checker->known[n];
+    return ml_graph_add(call->graph, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
+}
+
+/* The value of node n by definition; NULL where something that it needs is not known. */
+static double *value_expected(check_call *call, ml_ref root) {
+    const ml_graph *g = call->checker->plan->graph;
+    bool *needed = ML_NEW_ARRAY(call->arena, bool, (size_t)root + 1);
+    call->copy = ML_NEW_ARRAY(call->arena, ml_ref, (size_t)root + 1);
+    call->inputs = ML_NEW_ARRAY(call->arena, const double *, (size_t)root + 1);
+    part_find(call, root, needed);
+    for (ml_ref n = 1; n <= root; n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        if (!needed[n]) continue;
+        if (n != root && call->checker->known[n] != NULL) {
+            call->copy[n] = input_add(call, n);
+            continue;
+        }
+        if (node->op == ML_OP_STATE || node->op == ML_OP_INPUT) return NULL;
+        ml_ref *sources = ML_NEW_ARRAY(call->arena, ml_ref, node->source_count + 1);
+        for (int i = 0; i < node->source_count; i++) {
+            sources[i] = call->copy[ml_graph_source(g, n, i)];
+        }
+        call->copy[n] = ml_graph_copy(call->graph, g, n, sources);
+    }
+    double *result = NULL;
+    ml_reference(call->graph, NULL, call->inputs, &call->copy[root], 1, &result, false,
+                 call->arena);
+    return result;
+}
+
+static double tolerance(ml_dtype dtype) {
+    return dtype == ML_BF16 ? 2e-2 : dtype == ML_F32 ? 5e-4 : dtype == ML_F64 ? 1e-9 : 0;
+}
+
+static void fail(const check_call *call, ml_ref n, int64_t at, double is, double should) {
+    const ml_plan *plan = call->checker->plan;
+    const ml_step *step = &plan->schedule->steps.at[call->step];
+    const ml_origin *origin = ml_graph_origin(plan->graph, n);
+    ml_text type = {.arena = call->arena};
+    ml_type_print(plan->graph, ml_graph_type(plan->graph, n), &type);
+    ml_raise(ML_INTERNAL,
+             "MLUA_CHECK: step %u (%s) is wrong: element %lld of %%%u = %s %s is %.9g and should "
+             "be %.9g (%s:%d %s)",
+             call->step,
+             step->kernel ? step->kernel->label
+             : step->gemm ? "gemm"
+                          : "copy",
+             (long long)at, n, ml_ops[ml_graph_node(plan->graph, n)->op].name, type.text, is,
+             should, origin->file ? origin->file : "?", origin->line,
+             origin->module ? origin->module : "");
+}
+
+static void compare(const check_call *call, ml_ref n, const double *is, const double *should) {
+    const ml_type *type = ml_graph_type(call->checker->plan->graph, n);
+    int64_t count = ml_type_elements(type);
+    double largest = 0, allowed = tolerance(type->dtype);
+    for (int64_t i = 0; i < count; i++) {
+        if (isfinite(should[i]) && fabs(should[i]) > largest) largest = fabs(should[i]);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        if (is[i] == should[i] || (isnan(is[i]) && isnan(should[i]))) continue;
+        double deviation = fabs(is[i] - should[i]);
+        bool beyond = !isfinite(is[i]) && fabs(should[i]) > 1e38; /* f64 sees no overflow of f32 */
+        if (!beyond && !(deviation <= allowed * largest + 1e-30))
+            fail(call, n, i, is[i], should[i]);
+    }
+}
+
+static void step_body(void *context) {
+    check_call *call = context;
+    ml_checker *c = call->checker;
+    const ml_schedule *s = c->plan->schedule;
+    const ml_step *step = &s->steps.at[call->step];
+    for (int i = 0; i < step->write_count && step->kind != ML_STEP_COPY; i++) {
+        const ml_value *value = &s->values.at[step->values[step->read_count + i]];
+        if (value->node == 0) continue;
+        double *is = value_take(c, value, call->arena);
+        call->graph = ml_graph_new();
+        double *should = value_expected(call, value->node);
+        ml_graph_free(call->graph);
+        call->graph = NULL;
+        if (should != NULL) compare(call, value->node, is, should);
+        if (value->type.dtype != ML_I64) c->known[value->node] = is; /* doubles hold 53 bits */
+    }
+}
+
+ml_status ml_check_step(ml_checker *checker, uint32_t step) {
+    check_call call = {.checker = checker, .step = step};
+    call.arena = ml_arena_new();
+    if (call.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while checking a step");
+    ml_status status = ml_protect(step_body, &call);
+    if (call.graph != NULL) ml_graph_free(call.graph);
+    ml_arena_free(call.arena);
+    return status;
+}
+
+/* ---- states and inputs ---- */
+static void begin_body(void *context) {
+    check_call *call = context;
+    ml_checker *c = call->checker;
+    const ml_schedule *s = c->plan->schedule;
+    const ml_graph *g = c->plan->graph;
+    c->known = ML_NEW_ARRAY(c->arena, double *, (size_t)ml_graph_count(g) + 1);
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        ml_op op = ml_graph_node(g, n)->op;
+        if (op != ML_OP_STATE && op != ML_OP_INPUT) continue;
+        ml_storage_kind kind = op == ML_OP_STATE ? ML_STORAGE_STATE : ML_STORAGE_INPUT;
+        uint32_t id = (uint32_t)ml_graph_args(g, n)[0], storage = 0;
+        while (storage < s->storages.count &&
+               (s->storages.at[storage].kind != kind || s->storages.at[storage].id != id)) {
+            storage++;
+        }
+        if (storage == s->storages.count) continue;
+        ml_value value = {.node = n, .type = *ml_graph_type(g, n), .storage = storage};
+        int64_t stride = 1;
+        for (int i = value.type.rank - 1; i >= 0; i--) {
+            value.stride[i] = stride;
+            stride *= value.type.size[i];
+        }
+        c->known[n] = value_take(c, &value, call->arena);
+    }
+}
+
+ml_status ml_check_begin(ml_checker *checker) {
+    if (checker->arena != NULL) ml_arena_free(checker->arena);
+    checker->arena = ml_arena_new();
+    check_call call = {.checker = checker, .arena = ml_arena_new()};
+    ml_status status = ML_NO_MEMORY;
+    if (checker->arena != NULL && call.arena != NULL)
+        status = ml_protect(begin_body, &call);
+    else
+        ml_fail(ML_NO_MEMORY, "out of memory while checking a program");
+    if (call.arena != NULL) ml_arena_free(call.arena);
+    return status;
+}
+
+ml_status ml_check_new(const ml_plan *plan, ml_check_read *read, void *context,
+                       ml_checker **checker) {
+    ml_checker *made = ml_alloc(sizeof *made);
+    if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while checking a program");
+    *made = (ml_checker){.plan = plan, .read = read, .context = context};
+    *checker = made;
+    return ML_OK;
+}
+
+void ml_check_free(ml_checker *checker) {
+    if (checker == NULL) return;
+    if (checker->arena != NULL) ml_arena_free(checker->arena);
+    ml_free(checker);
+}

@@ -1,0 +1,41 @@
+/* Opening a device by its name. */
+#include "runtime/device/device.h"
+
+#include <string.h>
+
+static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **device) {
+    ml_status status = ops->open(device, ordinal);
+    if (status != ML_OK) *device = NULL;
+    return status;
+}
+
+static ml_status no_cuda(void) {
+    ml_fail(ML_DEVICE, "this mlua was built without CUDA, so there is no device \"cuda\"");
+    return ml_help("install the CUDA toolkit's headers and build again, or use --device cpu");
+}
+
+ml_status ml_device_open(const char *name, int ordinal, ml_device **device) {
+    *device = NULL;
+    if (name == NULL) {
+#ifdef MLUA_CUDA
+        if (open_named(&ml_device_cuda, ordinal, device) == ML_OK) return ML_OK;
+#endif
+        return open_named(&ml_device_cpu, 0, device);
+    }
+    if (strcmp(name, "cpu") == 0) return open_named(&ml_device_cpu, ordinal, device);
+    if (strcmp(name, "null") == 0) return open_named(&ml_device_null, ordinal, device);
+    if (strcmp(name, "cuda") == 0) {
+#ifdef MLUA_CUDA
+        return open_named(&ml_device_cuda, ordinal, device);
+#else
+        return no_cuda();
+#endif
+    }
+    (void)no_cuda;
+    ml_fail(ML_INVALID, "there is no device \"%s\"", name);
+    return ml_help("devices are cpu, cuda and null");
+}
+
+void ml_device_close(ml_device *device) {
+    if (device != NULL) device->ops->close(device);
+}

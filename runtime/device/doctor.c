@@ -1,0 +1,103 @@
+/* What `mlua doctor` prints about devices and libraries. */
+#include <dlfcn.h>
+#include <stdio.h>
+
+#include "codegen/jit.h"
+#include "runtime/base/pool.h"
+#include "runtime/device/cpu.h"
+#include "runtime/device/device.h"
+
+static void report(ml_text *out, const char *what, bool found, const char *text) {
+    ml_text_add(out, "%-12s %s %s\n", what, found ? "ok     " : "missing", text);
+}
+
+/* The version that a library tells through a function without arguments. */
+typedef struct {
+    const char *what, *names[3], *function, *cost;
+    int major, minor; /* what one unit of each is in the version's number */
+} library;
+
+static const library libraries[] = {
+    {"cuBLASLt",
+     {"libcublasLt.so.13", "libcublasLt.so.12", NULL},
+     "cublasLtGetVersion",
+     "needed on GPUs: matrix products",
+     10000,
+     100},
+    {"cuDNN",
+     {"libcudnn.so.9", NULL, NULL},
+     "cudnnGetVersion",
+     "optional: attention on GPUs runs on mlua's own kernels, which are slower",
+     10000,
+     100},
+};
+
+static void report_library(ml_text *out, const library *l) {
+    for (int i = 0; i < 3 && l->names[i] != NULL; i++) {
+        void *handle = dlopen(l->names[i], RTLD_LAZY | RTLD_LOCAL);
+        if (handle == NULL) continue;
+        char text[128];
+        size_t (*version)(void) = (size_t(*)(void))dlsym(handle, l->function);
+        size_t number = version != NULL ? version() : 0;
+        snprintf(text, sizeof text, "%zu.%zu (%s)", number / (size_t)l->major,
+                 number % (size_t)l->major / (size_t)l->minor, l->names[i]);
+        dlclose(handle);
+        report(out, l->what, true, text);
+        return;
+    }
+    report(out, l->what, false, l->cost);
+}
+
+static void report_nccl(ml_text *out) {
+    void *handle = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+    int number = 0;
+    char text[64];
+    int (*version)(int *) = handle ? (int (*)(int *))dlsym(handle, "ncclGetVersion") : NULL;
+    if (version == NULL || version(&number) != 0) {
+        report(out, "NCCL", false, "needed for several GPUs");
+    } else {
+        snprintf(text, sizeof text, "%d.%d.%d (libnccl.so.2)", number / 10000, number / 100 % 100,
+                 number % 100);
+        report(out, "NCCL", true, text);
+    }
+    if (handle != NULL) dlclose(handle);
+}
+
+static void report_device(ml_text *out, const char *what, const char *name) {
+    ml_device *device = NULL;
+    if (ml_device_open(name, 0, &device) == ML_OK) {
+        report(out, what, true, device->description);
+        ml_device_close(device);
+        return;
+    }
+    report(out, what, false, ml_error_last()->text);
+}
+
+static void report_described(ml_text *out, const char *what, ml_status status, const char *text,
+                             const char *cost) {
+    char line[640];
+    snprintf(line, sizeof line, "%s: %s", cost, ml_error_last()->text);
+    report(out, what, status == ML_OK, status == ML_OK ? text : line);
+}
+
+void ml_device_doctor(ml_text *out) {
+    char text[512] = "";
+    report_device(out, "CPU", "cpu");
+    ml_status status = ml_jit_c_describe(text, sizeof text);
+    report_described(out, "C compiler", status, text, "needed on the CPU");
+    const cpu_blas *blas = cpu_blas_find();
+    report(out, "BLAS", blas != NULL,
+           blas != NULL ? blas->description
+                        : "optional: matrix products on the CPU run on mlua's own kernels");
+    status = ml_cache_path(text, sizeof text);
+    report_described(out, "kernel cache", status, text, "kernels are compiled at every start");
+    report_device(out, "GPU", "cuda");
+#ifdef MLUA_CUDA
+    status = ml_jit_cuda_describe(text, sizeof text);
+    report_described(out, "NVRTC", status, text, "needed on GPUs");
+#endif
+    for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
+        report_library(out, &libraries[i]);
+    }
+    report_nccl(out);
+}

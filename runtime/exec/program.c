@@ -1,0 +1,238 @@
+/* Programs: plans made ready to run, with the addresses of all that they touch. */
+#include "runtime/exec/program.h"
+
+#include <string.h>
+
+#include "runtime/exec/session.h"
+#include "runtime/plan/place.h"
+
+/* ---- making ---- */
+static void inputs_find(ml_program *program) {
+    ml_plan *plan = program->plan;
+    const ml_schedule *s = plan->schedule;
+    uint32_t known = ml_graph_input_count(plan->graph);
+    bool *used = ML_NEW_ARRAY(plan->arena, bool, (size_t)known + 1);
+    program->input_ids = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)known + 1);
+    program->input_offsets = ML_NEW_ARRAY(plan->arena, int64_t, (size_t)known + 1);
+    program->input_bytes = ML_NEW_ARRAY(plan->arena, int64_t, (size_t)known + 1);
+    program->addresses = ML_NEW_ARRAY(plan->arena, void *, (size_t)s->storages.count + 1);
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        if (s->storages.at[i].kind == ML_STORAGE_INPUT) used[s->storages.at[i].id] = true;
+    }
+    for (uint32_t id = 0; id < known; id++) {
+        if (!used[id]) continue;
+        program->input_bytes[program->input_count] =
+            ml_type_bytes(&ml_graph_input(plan->graph, id)->type);
+        program->input_ids[program->input_count++] = id;
+    }
+}
+
+static void inputs_body(void *context) {
+    inputs_find(context);
+}
+
+static ml_status inputs_allocate(ml_program *program) {
+    int64_t bytes = 0;
+    for (int i = 0; i < program->input_count; i++) {
+        program->input_offsets[i] = bytes;
+        bytes +=
+            (program->input_bytes[i] + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+    }
+    if (program->input_count == 0) return ML_OK;
+    ml_device *device = program->session->device;
+    return device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->inputs);
+}
+
+/* Bytes of the states that other programs brought and this one does not use. */
+static int64_t foreign_bytes(const ml_program *program) {
+    const ml_session *session = program->session;
+    const ml_schedule *s = program->plan->schedule;
+    int64_t bytes = session->state_bytes;
+    bool *seen = ml_alloc((size_t)session->state_count + 1);
+    if (seen == NULL) return bytes;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
+        seen[storage->id] = true;
+        if (session->states[storage->id].memory != NULL) {
+            bytes -= ml_type_bytes(&ml_graph_state(session->graph, storage->id)->type);
+        }
+    }
+    ml_free(seen);
+    return bytes;
+}
+
+typedef struct {
+    const ml_program *program;
+    int64_t extra;
+} require_call;
+
+static void require_body(void *context) {
+    const require_call *call = context;
+    const ml_device *device = call->program->session->device;
+    ml_plan_require(call->program->plan, call->extra, device->target.memory_bytes,
+                    device->description);
+}
+
+static ml_status states_allocate(ml_program *program) {
+    const ml_schedule *s = program->plan->schedule;
+    ml_status status = ML_OK;
+    for (uint32_t i = 0; i < s->storages.count && status == ML_OK; i++) {
+        if (s->storages.at[i].kind != ML_STORAGE_STATE) continue;
+        status = session_allocate(program->session, s->storages.at[i].id);
+    }
+    return status;
+}
+
+static ml_status program_load(ml_program *program) {
+    ml_session *session = program->session;
+    ml_status status = ml_protect(inputs_body, program);
+    if (status == ML_OK) status = session_grow(session);
+    if (status != ML_OK) return status;
+    require_call call = {program, foreign_bytes(program)};
+    status = ml_protect(require_body, &call);
+    if (status == ML_OK) status = states_allocate(program);
+    if (status == ML_OK) status = inputs_allocate(program);
+    if (status == ML_OK) status = session_reserve(session, program->plan->arena_bytes);
+    if (status != ML_OK) return status;
+    return session->device->ops->load(session->device, program->plan, &program->executable);
+}
+
+ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **program) {
+    *program = NULL;
+    if (session->device == NULL) {
+        ml_status status = ml_session_open(session, NULL, 0);
+        if (status != ML_OK) return status;
+    }
+    ml_program *made = ml_alloc(sizeof *made);
+    if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
+    made->session = session;
+    made->next = session->programs;
+    if (made->next != NULL) made->next->previous = made;
+    session->programs = made;
+    ml_status status = ml_session_plan(session, roots, &session->device->target, &made->plan);
+    if (status == ML_OK) status = program_load(made);
+    if (status != ML_OK) {
+        ml_program_free(made);
+        return status;
+    }
+    *program = made;
+    return ML_OK;
+}
+
+ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program) {
+    return program_make(session, roots, program);
+}
+
+void ml_program_free(ml_program *program) {
+    if (program == NULL) return;
+    ml_session *session = program->session;
+    ml_device *device = session->device;
+    if (program->previous != NULL)
+        program->previous->next = program->next;
+    else
+        session->programs = program->next;
+    if (program->next != NULL) program->next->previous = program->previous;
+    ml_error kept = *ml_error_last(); /* freeing after a failure must not hide it */
+    if (program->executable != NULL) {
+        device->ops->wait(device);
+        device->ops->unload(program->executable);
+    }
+    if (program->inputs != NULL) device->ops->release(device, program->inputs);
+    *ml_error_last() = kept;
+    ml_plan_free(program->plan);
+    ml_free(program);
+}
+
+const ml_plan *ml_program_plan(const ml_program *program) {
+    return program->plan;
+}
+
+int ml_program_inputs(const ml_program *program, uint32_t *ids) {
+    for (int i = 0; i < program->input_count && ids != NULL; i++) ids[i] = program->input_ids[i];
+    return program->input_count;
+}
+
+/* ---- running ---- */
+static void *storage_address(const ml_program *program, const ml_storage *storage) {
+    if (storage->kind == ML_STORAGE_STATE) return program->session->states[storage->id].memory;
+    if (storage->kind == ML_STORAGE_TEMPORARY) {
+        return (char *)program->session->arena + storage->offset;
+    }
+    int i = 0;
+    while (program->input_ids[i] != storage->id) i++;
+    return (char *)program->inputs + program->input_offsets[i];
+}
+
+static ml_status program_bind(ml_program *program) {
+    if (program->bound) return ML_OK;
+    const ml_schedule *s = program->plan->schedule;
+    ml_status status = session_reserve(program->session, program->plan->arena_bytes);
+    if (status != ML_OK) return status;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        program->addresses[i] = storage_address(program, &s->storages.at[i]);
+    }
+    status = program->session->device->ops->bind(program->executable, program->addresses);
+    program->bound = status == ML_OK;
+    return status;
+}
+
+ml_status program_execute(ml_program *program) {
+    ml_status status = program_bind(program);
+    if (status != ML_OK) return status;
+    return program->session->device->ops->run(program->executable);
+}
+
+/* Elements of a strided value, from its memory to type order. `from` is where its offset points. */
+static void gather_elements(const ml_value *value, char *to, const char *from) {
+    int64_t at[ML_MAX_AXES] = {0}, offset = 0, count = ml_type_elements(&value->type);
+    int width = ml_dtypes[value->type.dtype].bytes;
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(to + i * width, from + offset * width, (size_t)width);
+        for (int axis = value->type.rank - 1; axis >= 0; axis--) {
+            offset += value->stride[axis];
+            if (++at[axis] < value->type.size[axis]) break;
+            offset -= value->stride[axis] * value->type.size[axis];
+            at[axis] = 0;
+        }
+    }
+}
+
+static ml_status output_download(ml_program *program, int output, void *to) {
+    const ml_schedule *s = program->plan->schedule;
+    const ml_value *value = &s->values.at[s->output_values[output]];
+    ml_device *device = program->session->device;
+    int64_t width = ml_dtypes[value->type.dtype].bytes, span = 1;
+    const char *from = (const char *)program->addresses[value->storage] + value->offset * width;
+    if (ml_type_elements(&value->type) == 0) return ML_OK;
+    if (ml_value_contiguous(value)) {
+        return device->ops->download(device, to, from, ml_type_bytes(&value->type));
+    }
+    for (int i = 0; i < value->type.rank; i++) span += (value->type.size[i] - 1) * value->stride[i];
+    char *memory = ml_alloc((size_t)(span * width));
+    if (memory == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading an output");
+    ml_status status = device->ops->download(device, memory, from, span * width);
+    if (status == ML_OK) gather_elements(value, to, memory);
+    ml_free(memory);
+    return status;
+}
+
+ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs) {
+    ml_session *session = program->session;
+    ml_device *device = session->device;
+    ml_status status = ML_OK;
+    if (!program->ready) {
+        status = session_initialize(session, program);
+        program->ready = status == ML_OK;
+    }
+    if (status == ML_OK) status = program_bind(program);
+    for (int i = 0; i < program->input_count && status == ML_OK; i++) {
+        char *to = (char *)program->inputs + program->input_offsets[i];
+        status = device->ops->upload(device, to, inputs[i], program->input_bytes[i]);
+    }
+    if (status == ML_OK) status = device->ops->run(program->executable);
+    for (int i = 0; i < program->plan->roots.output_count && status == ML_OK; i++) {
+        if (outputs != NULL && outputs[i] != NULL) status = output_download(program, i, outputs[i]);
+    }
+    return status;
+}

@@ -1,0 +1,283 @@
+/* Sessions: the graph, the device, and the memory that outlives programs. */
+#include "runtime/exec/session.h"
+
+#include <string.h>
+
+typedef struct {
+    ml_graph *graph;
+} graph_call;
+
+static void graph_body(void *context) {
+    ((graph_call *)context)->graph = ml_graph_new();
+}
+
+ml_status ml_session_new(ml_session **session) {
+    *session = NULL;
+    graph_call call = {0};
+    ml_status status = ml_protect(graph_body, &call);
+    if (status != ML_OK) return status;
+    ml_session *made = ml_alloc(sizeof *made);
+    if (made == NULL) {
+        ml_graph_free(call.graph);
+        return ml_fail(ML_NO_MEMORY, "out of memory while starting a session");
+    }
+    made->graph = call.graph;
+    *session = made;
+    return ML_OK;
+}
+
+void ml_session_free(ml_session *session) {
+    if (session == NULL) return;
+    while (session->programs != NULL) ml_program_free(session->programs);
+    for (uint32_t i = 0; i < session->state_count; i++) {
+        if (session->states[i].memory == NULL) continue;
+        session->device->ops->release(session->device, session->states[i].memory);
+    }
+    if (session->arena != NULL) session->device->ops->release(session->device, session->arena);
+    ml_device_close(session->device);
+    ml_free(session->states);
+    ml_graph_free(session->graph);
+    ml_free(session);
+}
+
+ml_graph *ml_session_graph(ml_session *session) {
+    return session->graph;
+}
+ml_device *ml_session_device(ml_session *session) {
+    return session->device;
+}
+void ml_session_set_seed(ml_session *session, int64_t seed) {
+    session->seed = seed;
+}
+int64_t ml_session_seed(const ml_session *session) {
+    return session->seed;
+}
+
+ml_status ml_session_open(ml_session *session, const char *device, int ordinal) {
+    if (session->device == NULL) return ml_device_open(device, ordinal, &session->device);
+    if (device == NULL || strcmp(device, session->device->ops->name) == 0) return ML_OK;
+    return ml_fail(ML_INVALID, "the session runs on device %s already, and cannot open %s",
+                   session->device->ops->name, device);
+}
+
+typedef struct {
+    const ml_graph *graph;
+    const ml_roots *roots;
+    const ml_target *target;
+    ml_plan **plan;
+} plan_call;
+
+static void plan_body(void *context) {
+    plan_call *call = context;
+    ml_plan_new(call->graph, call->roots, call->target, call->plan);
+}
+
+ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
+                          ml_plan **plan) {
+    plan_call call = {session->graph, roots, target, plan};
+    *plan = NULL;
+    ml_status status = ml_protect(plan_body, &call);
+    if (status == ML_OK) return ML_OK;
+    ml_plan_free(*plan);
+    *plan = NULL;
+    return status;
+}
+
+/* ---- states ---- */
+ml_status session_grow(ml_session *session) {
+    uint32_t count = ml_graph_state_count(session->graph);
+    if (count <= session->state_count) return ML_OK;
+    uint32_t room = count < 2 * session->state_count ? 2 * session->state_count : count;
+    session_state *states =
+        ml_realloc(session->states, session->state_count * sizeof *states, room * sizeof *states);
+    if (states == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for %u states", count);
+    session->states = states;
+    session->state_count = room;
+    return ML_OK;
+}
+
+ml_status session_allocate(ml_session *session, uint32_t id) {
+    ml_status status = session_grow(session);
+    if (status != ML_OK || session->states[id].memory != NULL) return status;
+    int64_t bytes = ml_type_bytes(&ml_graph_state(session->graph, id)->type);
+    ml_device *device = session->device;
+    status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &session->states[id].memory);
+    if (status == ML_OK) session->state_bytes += bytes;
+    return status;
+}
+
+/* States are initialized in waves: no initial value of a wave reads another state of it. */
+typedef struct {
+    ml_session *session;
+    const ml_program *program; /* NULL: all states */
+    ml_arena *arena;
+    uint32_t *wanted; /* states without a value */
+    uint32_t wanted_count;
+    bool *listed;   /* by state: has been put into `wanted` */
+    uint32_t *seen; /* by node: number of the last walk that came by */
+    uint32_t walk;
+    ml_ref *stack;
+    ml_roots roots; /* updates: one for each state of this wave */
+} initial_work;
+
+static void wanted_add(initial_work *work, uint32_t id) {
+    if (work->listed[id] || work->session->states[id].initialized) return;
+    work->listed[id] = true;
+    work->wanted[work->wanted_count++] = id;
+}
+
+/* Walk the initial value of `id`; true if it reads a state that has no value yet. With `add`,
+ * those states are wanted too, and what earlier walks have seen is left out. */
+static bool initial_walk(initial_work *work, uint32_t id, bool add) {
+    const ml_graph *g = work->session->graph;
+    ml_ref root = ml_graph_state(g, id)->initial;
+    uint32_t depth = 0, walk = add ? work->walk : ++work->walk;
+    bool blocked = false;
+    if (root == 0 || work->seen[root] == walk) return false;
+    work->stack[depth++] = root;
+    work->seen[root] = walk;
+    while (depth > 0 && (add || !blocked)) {
+        ml_ref n = work->stack[--depth];
+        const ml_node *node = ml_graph_node(g, n);
+        if (node->op == ML_OP_STATE) {
+            uint32_t read = (uint32_t)ml_graph_args(g, n)[0];
+            blocked |= !work->session->states[read].initialized;
+            if (add) wanted_add(work, read);
+        }
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(g, n, i);
+            if (work->seen[source] == walk) continue;
+            work->seen[source] = walk;
+            work->stack[depth++] = source;
+        }
+    }
+    return blocked;
+}
+
+static void wanted_find(initial_work *work) {
+    uint32_t count = ml_graph_state_count(work->session->graph);
+    if (work->program == NULL) {
+        for (uint32_t id = 0; id < count; id++) wanted_add(work, id);
+        return;
+    }
+    const ml_schedule *s = work->program->plan->schedule;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        if (storage->kind == ML_STORAGE_STATE) wanted_add(work, storage->id);
+    }
+    work->walk = 1;
+    for (uint32_t i = 0; i < work->wanted_count; i++) initial_walk(work, work->wanted[i], true);
+}
+
+/* Zero where that is the initial value (on most devices cheaper than a kernel), else an update. */
+static void initial_add(initial_work *work, uint32_t id) {
+    ml_session *session = work->session;
+    const ml_state *state = ml_graph_state(session->graph, id);
+    double value = 0;
+    ML_CHECK(session_allocate(session, id));
+    if (state->initial != 0 &&
+        !(ml_graph_constant(session->graph, state->initial, &value) && value == 0)) {
+        work->roots.updates[work->roots.update_count++] = (ml_update){id, state->initial};
+        return;
+    }
+    ml_device *device = session->device;
+    ML_CHECK(device->ops->zero(device, session->states[id].memory, ml_type_bytes(&state->type)));
+}
+
+static void initial_run(initial_work *work) {
+    if (work->roots.update_count == 0) return;
+    ml_program *program = NULL;
+    ml_status status = program_make(work->session, &work->roots, &program);
+    if (status == ML_OK) status = program_execute(program);
+    ml_device *device = work->session->device;
+    if (status == ML_OK) status = device->ops->wait(device);
+    ml_program_free(program);
+    if (status != ML_OK) ml_raise_last();
+}
+
+static void initial_body(void *context) {
+    initial_work *work = context;
+    ml_session *session = work->session;
+    size_t states = (size_t)ml_graph_state_count(session->graph) + 1;
+    size_t nodes = (size_t)ml_graph_count(session->graph) + 1;
+    work->wanted = ML_NEW_ARRAY(work->arena, uint32_t, states);
+    work->listed = ML_NEW_ARRAY(work->arena, bool, states);
+    work->roots.updates = ML_NEW_ARRAY(work->arena, ml_update, states);
+    work->seen = ML_NEW_ARRAY(work->arena, uint32_t, nodes);
+    work->stack = ML_NEW_ARRAY(work->arena, ml_ref, nodes);
+    uint32_t *wave = ML_NEW_ARRAY(work->arena, uint32_t, states);
+    wanted_find(work);
+    while (work->wanted_count > 0) {
+        uint32_t ready = 0, left = 0;
+        for (uint32_t i = 0; i < work->wanted_count; i++) {
+            uint32_t id = work->wanted[i];
+            if (initial_walk(work, id, false))
+                work->wanted[left++] = id;
+            else
+                wave[ready++] = id;
+        }
+        if (ready == 0) {
+            ml_raise(ML_INVALID, "the initial value of state \"%s\" depends on itself",
+                     ml_graph_state(session->graph, work->wanted[0])->name);
+        }
+        work->roots.update_count = 0;
+        for (uint32_t i = 0; i < ready; i++) initial_add(work, wave[i]);
+        initial_run(work);
+        for (uint32_t i = 0; i < ready; i++) session->states[wave[i]].initialized = true;
+        work->wanted_count = left;
+    }
+}
+
+ml_status session_initialize(ml_session *session, const ml_program *program) {
+    ml_status status = session_grow(session);
+    if (status != ML_OK) return status;
+    initial_work work = {.session = session, .program = program, .arena = ml_arena_new()};
+    if (work.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while initializing states");
+    status = ml_protect(initial_body, &work);
+    ml_arena_free(work.arena);
+    return status;
+}
+
+static ml_status state_check(ml_session *session, uint32_t state) {
+    if (session->device == NULL) return ml_fail(ML_INTERNAL, "the session has no device yet");
+    if (state < ml_graph_state_count(session->graph)) return ML_OK;
+    return ml_fail(ML_INTERNAL, "there is no state %u", state);
+}
+
+ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
+    ml_status status = state_check(session, state);
+    if (status == ML_OK) status = session_grow(session);
+    if (status == ML_OK && !session->states[state].initialized) {
+        status = session_initialize(session, NULL);
+    }
+    if (status != ML_OK) return status;
+    int64_t bytes = ml_type_bytes(&ml_graph_state(session->graph, state)->type);
+    return session->device->ops->download(session->device, to, session->states[state].memory,
+                                          bytes);
+}
+
+ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from) {
+    ml_status status = state_check(session, state);
+    if (status == ML_OK) status = session_allocate(session, state);
+    if (status != ML_OK) return status;
+    int64_t bytes = ml_type_bytes(&ml_graph_state(session->graph, state)->type);
+    status =
+        session->device->ops->upload(session->device, session->states[state].memory, from, bytes);
+    if (status == ML_OK) session->states[state].initialized = true;
+    return status;
+}
+
+/* ---- the arena ---- */
+ml_status session_reserve(ml_session *session, int64_t bytes) {
+    if (bytes <= session->arena_bytes && session->arena != NULL) return ML_OK;
+    ml_device *device = session->device;
+    ml_status status = device->ops->wait(device);
+    if (status != ML_OK) return status;
+    for (ml_program *p = session->programs; p != NULL; p = p->next) p->bound = false;
+    if (session->arena != NULL) device->ops->release(device, session->arena);
+    session->arena = NULL;
+    session->arena_bytes = 0;
+    status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &session->arena);
+    if (status == ML_OK) session->arena_bytes = bytes;
+    return status;
+}
