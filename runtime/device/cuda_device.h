@@ -48,7 +48,7 @@ typedef struct {
     struct cuda_block { /* what allocate gave out, for the accounts */
         void *memory;
         int64_t bytes;
-    } *blocks;
+    } * blocks;
     uint32_t block_count, block_capacity;
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
@@ -122,12 +122,14 @@ ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *opera
 /* Attention through cuDNN (cuda_dnn.c, cuda_attention.c). */
 ml_status cuda_dnn_open(cuda_device *device);
 void cuda_dnn_close(cuda_device *device);
-/* NULL in *attention where cuDNN does not serve this step: then the template does; `why` says why. */
+/* NULL in *attention where cuDNN does not serve this step: then the template does; `why` says why.
+ */
 ml_status cuda_attention_new(cuda_device *device, const ml_schedule *schedule, const ml_step *step,
                              cuda_attention **attention, char *why, int why_size);
 void cuda_attention_free(cuda_device *device, cuda_attention *attention);
 int64_t cuda_attention_workspace(const cuda_attention *attention);
-ml_status cuda_attention_bind(cuda_device *device, cuda_attention *attention, void *const *operands);
+ml_status cuda_attention_bind(cuda_device *device, cuda_attention *attention,
+                              void *const *operands);
 ml_status cuda_attention_run(cuda_device *device, cuda_attention *attention);
 
 #endif
