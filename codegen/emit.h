@@ -1,0 +1,61 @@
+/* Inside the printer: what emit.c works out about a kernel before emit_c.c or emit_cuda.c prints
+ * it.
+ *
+ * A stage is what kernel.h calls a phase, recomputed from the data flow: row instructions of stage
+ * s run before the pass over the columns of stage s. `depth` of an instruction is the deepest loop
+ * that its value depends on (-1: none) and `place` the loop inside which it is printed, so that
+ * nothing is computed more often than it changes. A value of an earlier pass that a later one
+ * needs is read from a buffer (`buffered`) or computed again in that pass. */
+#ifndef ML_EMIT_H
+#define ML_EMIT_H
+
+#include "codegen/kernel.h"
+
+enum { EMIT_MAX_STAGES = 8 };
+
+typedef struct emitter {
+    const ml_kernel_ir *ir;
+    const ml_target *target;
+    ml_arena *arena;
+    ml_text text;
+    ml_kernel *out;
+    int *stage, *depth, *place;
+    bool *buffered;               /* set by the target: survives its pass */
+    bool *exact;                  /* a CAST to bf16 that a bf16 store rounds anyway */
+    bool *need[EMIT_MAX_STAGES];  /* instructions to print in a stage */
+    bool passes[EMIT_MAX_STAGES]; /* whether a stage has anything to do inside the columns */
+    int stages;
+    int inner;             /* the innermost loop */
+    int64_t rows, columns; /* products of sizes */
+    const char **index;    /* texts of the loops' indices */
+} emitter;
+
+/* C type that a dtype is computed in ("float"), and of its memory ("ml_bf16"). */
+const char *emit_compute_type(ml_dtype dtype);
+const char *emit_memory_type(ml_dtype dtype);
+/* Texts of numbers: exact, of the dtype's compute type. */
+void emit_constant(ml_text *out, ml_dtype dtype, double number, int64_t integer);
+/* The value a reduction starts from. */
+void emit_identity(ml_text *out, ml_op op, ml_dtype dtype);
+/* Analysis; decides nothing about buffers. `emit_needs` is called once they are decided. */
+void emit_analyse(emitter *e);
+void emit_needs(emitter *e);
+bool emit_is_row_reduce(const ml_inst *inst);
+/* "o3[...]" without brackets: the offset of operand `op` over loops first .. last, as text that
+ * begins with " + " for every term; `skip` is a loop to leave out, or -1. */
+void emit_offset(emitter *e, ml_text *out, const ml_operand *operand, int first, int last,
+                 int skip);
+/* "const float v3 = ml_exp_f32(v2);" for MAP, CONST and INDEX; loads and stores are the target's.
+ */
+void emit_value(emitter *e, ml_text *out, int inst);
+/* The name of a value, or the text of a constant. */
+const char *emit_name(emitter *e, int inst);
+/* Finish: entry name from the hash of the text, header in front of it. */
+void emit_finish(emitter *e, const char *before, const char *after_name);
+
+extern const char emit_prelude_c[], emit_prelude_cuda[];
+
+void emit_c(emitter *e);
+void emit_cuda(emitter *e);
+
+#endif
