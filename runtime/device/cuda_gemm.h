@@ -2,7 +2,7 @@
  *
  * cuBLASLt is column-major: D[rows, columns] = op(X) op(Y). A row-major C is the column-major
  * matrix C^T = B^T A^T, so X is B and Y is A there, and the bias, one for each column of C, is one
- * for each row of D as cuBLASLt wants it. A C whose rows are contiguous the other way is D itself. */
+ * for each row of D as cuBLASLt wants it. A C whose columns are contiguous is D itself. */
 #ifndef ML_CUDA_GEMM_H
 #define ML_CUDA_GEMM_H
 #ifdef MLUA_CUDA
