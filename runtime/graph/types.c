@@ -26,7 +26,7 @@ _Noreturn void infer_raise(const infer *in, const char *help, const char *format
 }
 
 const char *infer_axes(const infer *in, const ml_type *t) {
-    if (!t->rank) return "none: it is a single number";
+    if (!t->rank) return "no axes";
     ml_text text = {.arena = ml_graph_arena(in->g)};
     for (int i = 0; i < t->rank; i++)
         ml_text_add(&text, "%s%s", i ? ", " : "", ml_axis_name(in->g, t->axis[i]));
@@ -81,8 +81,10 @@ int infer_find(const infer *in, int i, int64_t axis, const char *what, const cha
     for (int k = 0; k < t->rank; k++) known[k] = ml_axis_name(in->g, t->axis[k]);
     const char *near = ml_suggest(name, known, t->rank);
     const char *help =
-        ml_arena_format(ml_graph_arena(in->g), "its axes are %s%s%s%s", infer_axes(in, t),
-                        near ? "; did you mean \"" : "", near ? near : "", near ? "\"?" : "");
+        ml_arena_format(ml_graph_arena(in->g), "%s%s%s%s%s",
+                        t->rank ? "its axes are " : "it has no axes: it is a single number",
+                        t->rank ? infer_axes(in, t) : "", near ? "; did you mean \"" : "",
+                        near ? near : "", near ? "\"?" : "");
     infer_raise(in, help, "cannot %s \"%s\": %s has no such axis", what, name, whose);
 }
 
@@ -133,8 +135,10 @@ static void bool_only(const infer *in, int i) {
 void infer_dtype(const infer *in, int i, ml_dtype dtype, const char *whose) {
     const ml_type *t = infer_source(in, i);
     if (t->dtype == dtype) return;
-    const char *help =
-        ml_arena_format(ml_graph_arena(in->g), "cast it: x:cast(\"%s\")", ml_dtypes[dtype].name);
+    const char *help = "compare it with something: m.ne(x, 0)";
+    if (dtype != ML_BOOL)
+        help = ml_arena_format(ml_graph_arena(in->g), "cast it: x:cast(\"%s\")",
+                               ml_dtypes[dtype].name);
     infer_raise(in, help, "%s of %s is %s, not %s", whose, ml_ops[in->op].name,
                 ml_dtypes[dtype].name, ml_dtypes[t->dtype].name);
 }
@@ -212,12 +216,12 @@ static const char *lacking(const infer *in, const ml_type *t, const ml_type *oth
     return text.text;
 }
 
-static void check_sizes(const infer *in, int a, int b, const char *what) {
+static void check_sizes(const infer *in, int a, int b, const char *what, const char *help) {
     const ml_type *left = infer_source(in, a), *right = infer_source(in, b);
     for (int i = 0; i < left->rank; i++) {
         int at = ml_type_find(right, left->axis[i]);
         if (at >= 0 && left->size[i] != right->size[at])
-            infer_raise(in, NULL, "cannot %s: \"%s\" is %lld on %s, %lld on %s", what,
+            infer_raise(in, help, "cannot %s: \"%s\" is %lld on %s, %lld on %s", what,
                         ml_axis_name(in->g, left->axis[i]), (long long)left->size[i],
                         operand_name(in, a), (long long)right->size[at], operand_name(in, b));
     }
@@ -259,7 +263,7 @@ static void infer_map(infer *in, ml_type *out) {
     }
     ml_dtype dtype = map_dtype(in);
     for (int a = 0; a < in->source_count; a++)
-        for (int b = a + 1; b < in->source_count; b++) check_sizes(in, a, b, verb(in->op));
+        for (int b = a + 1; b < in->source_count; b++) check_sizes(in, a, b, verb(in->op), NULL);
     for (int a = 0; a < in->source_count; a++) {
         bool all = true;
         for (int b = 0; b < in->source_count && all; b++)
@@ -371,7 +375,8 @@ static void infer_dot(infer *in, ml_type *out) {
     check_reduced(in);
     for (int i = 0; i < 2; i++) infer_number_only(in, i);
     ml_dtype dtype = infer_promote(in, 0, 2);
-    check_sizes(in, 0, 1, "contract");
+    check_sizes(in, 0, 1, "contract",
+                "an axis that both have and that is not contracted pairs them element by element");
     sort_axes(in);
     if (in->given && in->given->dtype != dtype) {
         if (ml_dtypes[dtype].kind != ML_KIND_FLOAT ||
