@@ -6,6 +6,7 @@ enum { MAX_SLICES = 256 };
 static const int64_t SLICE_BYTES = (int64_t)1 << 30; /* of dS; twice this for a smallest slice */
 
 const char *ml_attention_refused(const ml_attention_step *a) {
+    if (!ml_knobs()->cudnn) return "MLUA_CUDNN=0";
     if (a->dtype != ML_BF16) return "cuDNN's attention computes in bf16";
     if (a->args.score) return "it has a score function";
     if (a->args.causal && a->seq != a->kv_seq) return "it is causal over more keys than queries";

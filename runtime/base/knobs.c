@@ -29,6 +29,7 @@ static const knob KNOBS[] = {
     {"MLUA_CACHE", "DIR", "keep compiled kernels in DIR", TEXT, AT(cache)},
     {"MLUA_TUNE", "0|1", "0: take the GPU library's first algorithm for each GEMM and time none",
      FLAG, AT(tune)},
+    {"MLUA_CUDNN", "0|1", "0: attention runs on mlua's own kernels on the GPU", FLAG, AT(cudnn)},
     {"MLUA_DETERMINISTIC", "0|1",
      "0: let the GPU's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
@@ -36,7 +37,7 @@ static const knob KNOBS[] = {
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 
-static ml_knobs_values values = {.tune = true, .deterministic = true};
+static ml_knobs_values values = {.tune = true, .cudnn = true, .deterministic = true};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void read_knob(const knob *k, const char *text) {

@@ -15,6 +15,7 @@ typedef struct {
     int64_t out_of_memory; /* MLUA_OOM=n: the n-th allocation fails; 0 is never */
     const char *cache;   /* MLUA_CACHE=dir: the kernel cache's folder */
     bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes, untimed */
+    bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
 } ml_knobs_values;
