@@ -38,7 +38,7 @@ static const char *set_captured(attention_printer *p, int i) {
     template_set_text(
         &p->text, "captures",
         ml_arena_format(arena,
-                        "%sconst %s *captured%d = (const %s *)${pointers}[%d] + %s + head * %lldLL;"
+                        "%sconst %s *captured%d = (const %s *)${p}[%d] + %s + head * %lldLL;"
                         "\n    (void)captured%d;\n    ",
                         before, template_memory(dtype), i, template_memory(dtype), at,
                         template_offset(arena, &loops, "batch"), (long long)stride->head, i));
@@ -181,7 +181,8 @@ void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step) {
     template_set(t, "scale", a->dtype == ML_F64 ? "%.17e" : "%.9ef", a->args.scale);
     template_set_text(t, "load", a->dtype == ML_BF16 ? "ml_load_bf16" : "");
     template_set_text(t, "store", a->dtype == ML_BF16 ? "ml_store_bf16" : "");
-    template_set_text(t, "pointers", "p");
+    template_set_text(t, "p", s->target->kind == ML_TARGET_CUDA ? "a.p" : "p");
+    template_set(t, "pointers", "%d", step->read_count + step->write_count);
     const char *const forward[] = {"o", "lse"}, *const backward[] = {"dq", "dk", "dv"};
     const char *const inputs[] = {"q", "k", "v", "o", "lse", "g"};
     for (int i = 0; i < reads; i++) set_tensor(p, inputs[i], i);
