@@ -110,7 +110,6 @@ typedef struct {
 } cuda_gemm_shape;
 ml_status cuda_gemm_open(cuda_device *device);
 void cuda_gemm_close(cuda_device *device);
-const char *cuda_gemm_version(void); /* "cuBLASLt 13.1.0", or NULL where it is missing */
 /* The descriptors of a shape: made once for the device, which keeps them. */
 ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda_gemm **gemm);
 /* Choose the algorithm: from the cache on disk, or by timing candidates on the operands' memory;

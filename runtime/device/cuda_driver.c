@@ -108,8 +108,8 @@ ml_status cuda_fail(CUresult result, const char *call) {
     if (cuda.cuGetErrorName) cuda.cuGetErrorName(result, &name);
     if (cuda.cuGetErrorString) cuda.cuGetErrorString(result, &meaning);
     const char *what = cuda_doing_now();
-    ml_fail(ML_DEVICE, "%.*s failed: %s (%s)%s%s", (int)length, call, name ? name : "?",
-            meaning ? meaning : "", *what ? " at " : "", what);
+    ml_fail(ML_DEVICE, "%.*s failed: %s, error %d (%s)%s%s", (int)length, call, name ? name : "?",
+            (int)result, meaning ? meaning : "", *what ? " at " : "", what);
     if (result == CUDA_ERROR_ILLEGAL_ADDRESS || result == CUDA_ERROR_LAUNCH_FAILED ||
         result == CUDA_ERROR_MISALIGNED_ADDRESS || result == CUDA_ERROR_ILLEGAL_INSTRUCTION)
         return ml_help("a kernel failed: MLUA_DEBUG=2 runs step by step and names it");

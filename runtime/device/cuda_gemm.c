@@ -87,15 +87,6 @@ void cuda_gemm_close(cuda_device *device) {
     device->gemms = NULL;
 }
 
-const char *cuda_gemm_version(void) {
-    static char text[64];
-    cuda_gemm_library library = {0};
-    if (load_library(&library) != ML_OK) return NULL;
-    size_t v = library.version; /* major * 10000 + minor * 100 + patch */
-    snprintf(text, sizeof text, "cuBLASLt %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-    return text;
-}
-
 /* ---- Batches ------------------------------------------------------------------------------------
  */
 /* Drop loops of one turn, join neighbours that step like one, and give the longest to cuBLASLt. */
