@@ -1,0 +1,53 @@
+/* What the tests of ops on the CPU device share: graphs over random inputs whose outputs must equal
+ * the reference interpreter's, fused and unfused, with the same bits at each run.
+ *
+ * Inputs are multiples of 1/64 from -2 to 2, which every float dtype holds exactly, so that
+ * comparisons, floors and sorts see the same numbers everywhere. Temporary memory is filled with
+ * NaN patterns before each run: a kernel that reads what nobody wrote is found. */
+#ifndef OPS_SUPPORT_H
+#define OPS_SUPPORT_H
+
+#include "runtime/exec/program.h"
+#include "runtime/graph/passes.h"
+#include "tests/test.h"
+
+enum { OPS_INPUTS = 64, OPS_OUTPUTS = 512 };
+
+typedef struct {
+    ml_session *session;
+    ml_graph *g;
+    ml_arena *arena;
+    double *inputs[OPS_INPUTS]; /* by input id */
+    int input_count;
+    ml_ref outputs[OPS_OUTPUTS];
+    const char *labels[OPS_OUTPUTS];
+    double tolerances[OPS_OUTPUTS];
+    int output_count;
+    uint64_t random;
+} ops_case;
+
+typedef void ops_body(ops_case *c);
+enum { OPS_UNFUSED = 1 /* run it with one kernel for each op as well */ };
+/* Build the outputs with `body` in a new session on the CPU, then run and compare them. */
+void ops_run(ops_body *body, uint64_t seed, int flags);
+
+/* Axes are written "b3 s4". */
+ml_type ops_type(ops_case *c, ml_dtype dtype, const char *axes);
+ml_axis ops_axis(ops_case *c, const char *name);
+ml_ref ops_input(ops_case *c, ml_dtype dtype, const char *axes, double low, double high);
+ml_ref ops_index(ops_case *c, const char *axes, int64_t bound); /* i32, 0 .. bound-1 */
+/* A value to be checked; differences are relative to the largest element of the tensor. */
+void ops_output(ops_case *c, ml_ref n, double tolerance, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* What a few roundings to this dtype may make. */
+double ops_tolerance(ml_dtype dtype);
+/* sum(y * w) with random weights: its gradient sees every element. */
+ml_ref ops_loss(ops_case *c, ml_ref y);
+/* The gradients of ops_loss(y) with respect to these nodes as outputs. */
+void ops_gradients(ops_case *c, ml_ref y, const ml_ref *wrt, int count, double tolerance,
+                   const char *label);
+
+double ops_fetch(ml_dtype dtype, const void *from, int64_t i);
+void ops_store(ml_dtype dtype, void *to, int64_t i, double value);
+
+#endif
