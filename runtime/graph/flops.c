@@ -9,7 +9,7 @@ static double unmasked_pairs(const ml_attention_args *args, int64_t seq, int64_t
     double pairs = 0;
     for (int64_t q = 0; q < seq; q++) {
         int64_t last = args->causal ? q + kv_seq - seq : kv_seq - 1;
-        int64_t first = args->window ? q - args->window + 1 : 0;
+        int64_t first = args->window ? q + kv_seq - seq - args->window + 1 : 0;
         if (first < 0) first = 0;
         if (last >= kv_seq) last = kv_seq - 1;
         if (last >= first) pairs += (double)(last - first + 1);

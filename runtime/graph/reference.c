@@ -382,8 +382,9 @@ static void interpret(void *argument) {
         out->cells = ml_alloc(sizeof *out->cells * (size_t)elements);
         if (!out->cells) ml_raise(ML_NO_MEMORY, "no memory left for a value of the reference");
         compute(r, node, out);
+        bool round = r->round && ml_graph_node(r->graph, node)->op != ML_OP_CONST;
         for (int64_t i = 0; i < elements; i++)
-            out->cells[i] = reference_store(out->type.dtype, out->cells[i], r->round);
+            out->cells[i] = reference_store(out->type.dtype, out->cells[i], round);
         release_sources(r, node);
     }
     for (int i = 0; i < r->count; i++) {

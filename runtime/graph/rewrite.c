@@ -86,7 +86,9 @@ static void body(void *argument) {
     r->outputs = ML_NEW_ARRAY(r->scratch, ml_ref *, r->count);
     r->to = ml_graph_derive(r->from);
     if (p->begin) p->begin(r);
-    for (ml_ref node = 1; node < r->count; node++)
+    for (uint32_t i = 0; r->order && i < r->order_count; i++)
+        r->map[r->order[i]] = rewritten(p, r->order[i]);
+    for (ml_ref node = 1; !r->order && node < r->count; node++)
         if (r->users[node]) r->map[node] = rewritten(p, node);
     ml_roots roots;
     map_roots(r->roots, r->map, r->scratch, &roots);

@@ -19,7 +19,10 @@ typedef struct {
     ml_ref *map;           /* by node of `from`: what stands for it in `to` */
     ml_ref **outputs;      /* by node of `from`: its outputs in `to` where a rule replaced a node
                               that has several; NULL otherwise */
-    void *context;         /* the pass's own */
+    const ml_ref *order;   /* the live nodes in the order to visit them; NULL is ascending. `begin`
+                              may set it: sources before users */
+    uint32_t order_count;
+    void *context; /* the pass's own */
 } rewrite;
 
 /* The node of `to` that stands for `node`, whose sources are `sources`; rewrite_copy is the least

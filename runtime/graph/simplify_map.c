@@ -44,12 +44,16 @@ static ml_ref map1(const subject *x, ml_op op, ml_ref a) {
 static ml_ref map2(const subject *x, ml_op op, ml_ref a, ml_ref b) {
     return as_result(x, simplify_map2(x->s, op, a, b));
 }
+/* As a constant of this dtype holds it: bf16 ones keep f32's precision (ml_const). */
+static reference_cell constant(ml_dtype dtype, reference_cell value) {
+    return reference_store(dtype == ML_BF16 ? ML_F32 : dtype, value, true);
+}
 /* A number of the operands' dtype. */
 static ml_ref scalar(const subject *x, double value) {
     ml_dtype dtype = ml_graph_type(x->g, x->a)->dtype;
     reference_cell cell = {.number = value};
     if (!x->is_float) cell.integer = (int64_t)value;
-    return simplify_full(x->s, &(ml_type){.dtype = dtype}, reference_store(dtype, cell, true));
+    return simplify_full(x->s, &(ml_type){.dtype = dtype}, constant(dtype, cell));
 }
 static ml_ref scalar_cell(const subject *x, reference_cell value) {
     return simplify_full(x->s, &(ml_type){.dtype = x->type.dtype}, value);
@@ -64,7 +68,7 @@ static ml_ref fold(const subject *x) {
         if (!simplify_constant(x->g, source(x, x->n, i), &values[i])) return 0;
     ml_dtype from = ml_graph_type(x->g, x->a)->dtype;
     reference_cell value = reference_map(x->op, x->type.dtype, from, values);
-    return simplify_full(x->s, &x->type, reference_store(x->type.dtype, value, true));
+    return simplify_full(x->s, &x->type, constant(x->type.dtype, value));
 }
 
 /* Whether an elementwise op over these operands would have exactly the type's axes and order. */
@@ -175,7 +179,7 @@ static ml_ref scale_twice(const subject *x) {
         !simplify_constant(x->g, source(x, x->a, 1), &c))
         return 0;
     c.number *= x->b_value.number;
-    c = reference_store(x->type.dtype, c, true);
+    c = constant(x->type.dtype, c);
     if (!isfinite(c.number) || fabs(c.number) < 0x1p-120) return 0;
     return map2(x, ML_OP_MUL, source(x, x->a, 0), scalar_cell(x, c));
 }

@@ -1,0 +1,507 @@
+/* Merging products (passes.h). Three patterns, which together are what q, k, v or gate, up become:
+ *
+ *   forward   h . w1, h . w2, ...       weights w with the same reduced axes
+ *             -> h . concat(w), sliced
+ *   backward  g1 . w1 + g2 . w2 + ...   the gradient of h
+ *             -> concat(g) . concat(w)
+ *   weights   h . g1, h . g2, ...       where the second pattern already joined the g
+ *             -> h . concat(g), sliced
+ *
+ * The concatenation runs over one fresh axis, to which each operand's free axes are flattened. A
+ * merged product waits for the operands of all its members, so nodes are visited in an order of
+ * their own: ascending, except for what has to wait. */
+#include "runtime/graph/rewrite.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    MOST_MEMBERS = 16,
+    LONGEST_RANGE = 1 << 16, /* nodes between the first and last member of a gradient group */
+};
+
+/* Products with one left operand, merged into one. */
+typedef struct {
+    ml_ref members[MOST_MEMBERS];
+    int count;
+    bool gradient; /* the third pattern: right operands are gradients that a sum joined */
+    ml_axis fresh; /* made with the group */
+    ml_ref merged; /* in the new graph, once the first member was visited */
+} group;
+
+/* A sum of products of the gradients with the weights of one forward group. */
+typedef struct {
+    ml_ref products[MOST_MEMBERS]; /* in the order of the group's members */
+    ml_ref rest[MOST_MEMBERS];     /* other addends */
+    int rest_count;
+    uint32_t group;
+} joined_sum;
+
+typedef struct {
+    rewrite *r;
+    bool *weight; /* by node: a state, cast and moved */
+    ML_VEC(group) groups;
+    ML_VEC(joined_sum) sums;
+    uint32_t *group_of;     /* by node: 1 + the group of a product; 0 none */
+    uint32_t *sum_of;       /* by node: 1 + the sum that an addition is the root of */
+    uint32_t *weight_group; /* by node: 1 + the forward group that a weight is an operand of */
+    uint32_t *gradient_sum; /* by node: 1 + the sum that joins a gradient */
+} state;
+
+static const ml_node *node_of(const state *s, ml_ref n) {
+    return ml_graph_node(s->r->from, n);
+}
+static ml_ref left_of(const state *s, ml_ref n) {
+    return ml_graph_source(s->r->from, n, 0);
+}
+static ml_ref right_of(const state *s, ml_ref n) {
+    return ml_graph_source(s->r->from, n, 1);
+}
+static const ml_type *type_of(const state *s, ml_ref n) {
+    return ml_graph_type(s->r->from, n);
+}
+
+static bool is_reduced(const state *s, ml_ref product, ml_axis axis) {
+    const int64_t *args = ml_graph_args(s->r->from, product);
+    for (int i = 0; i < node_of(s, product)->arg_count; i++)
+        if (args[i] == axis) return true;
+    return false;
+}
+
+/* Axes of the right operand that the result has, in its order. */
+static int free_axes(const state *s, ml_ref product, ml_axis *axes, int64_t *sizes) {
+    const ml_type *right = type_of(s, right_of(s, product));
+    int count = 0;
+    for (int i = 0; i < right->rank; i++)
+        if (!is_reduced(s, product, right->axis[i]))
+            axes[count] = right->axis[i], sizes[count++] = right->size[i];
+    return count;
+}
+
+static void find_weights(state *s) {
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        if (!s->r->users[n]) continue;
+        const ml_node *node = node_of(s, n);
+        bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
+        s->weight[n] = node->op == ML_OP_STATE || (moves && node->source_count == 1);
+        for (int i = 0; i < node->source_count; i++)
+            s->weight[n] = s->weight[n] && s->weight[ml_graph_source(s->r->from, n, i)];
+    }
+}
+
+/* ---- Groups of products with one left operand -------------------------------------------------
+ */
+
+/* No batch axes, and something to flatten. */
+static bool mergeable(const state *s, ml_ref n) {
+    if (node_of(s, n)->op != ML_OP_DOT || node_of(s, n)->arg_count == 0) return false;
+    const ml_type *left = type_of(s, left_of(s, n));
+    ml_axis axes[ML_MAX_AXES];
+    int64_t sizes[ML_MAX_AXES];
+    int count = free_axes(s, n, axes, sizes);
+    for (int i = 0; i < count; i++)
+        if (ml_type_find(left, axes[i]) >= 0) return false;
+    return count > 0;
+}
+
+static uint64_t key_of(const state *s, ml_ref n) {
+    const ml_node *node = node_of(s, n);
+    uint64_t head[3] = {left_of(s, n), type_of(s, n)->dtype, type_of(s, right_of(s, n))->dtype};
+    uint64_t hash = ml_hash(head, sizeof head, 0);
+    return ml_hash(ml_graph_args(s->r->from, n), sizeof(int64_t) * node->arg_count, hash);
+}
+
+static bool belongs(const state *s, const group *g, ml_ref n) {
+    ml_ref first = g->members[0];
+    const ml_node *a = node_of(s, first), *b = node_of(s, n);
+    if (left_of(s, first) != left_of(s, n) || a->arg_count != b->arg_count) return false;
+    if (memcmp(ml_graph_args(s->r->from, first), ml_graph_args(s->r->from, n),
+               sizeof(int64_t) * a->arg_count))
+        return false;
+    for (int i = 0; i < g->count; i++)
+        if (right_of(s, g->members[i]) == right_of(s, n)) return false;
+    return type_of(s, first)->dtype == type_of(s, n)->dtype && g->count < MOST_MEMBERS &&
+           type_of(s, right_of(s, first))->dtype == type_of(s, right_of(s, n))->dtype;
+}
+
+static void add_member(state *s, ml_index *index, ml_ref n, bool gradient) {
+    uint64_t key = key_of(s, n);
+    uint32_t cursor = 0, at;
+    while ((at = ml_index_next(index, key, &cursor)) != ML_INDEX_NONE) {
+        group *g = &s->groups.at[at];
+        if (!belongs(s, g, n)) continue;
+        if (gradient &&
+            s->gradient_sum[right_of(s, g->members[0])] != s->gradient_sum[right_of(s, n)])
+            continue;
+        g->members[g->count++] = n;
+        return;
+    }
+    group *g = ML_PUSH(s->r->scratch, &s->groups);
+    g->members[g->count++] = n;
+    g->gradient = gradient;
+    ml_index_add(index, key, s->groups.count - 1);
+}
+
+static void find_forward_groups(state *s) {
+    ml_index index = {.arena = s->r->scratch};
+    for (ml_ref n = 1; n < s->r->count; n++)
+        if (s->r->users[n] && mergeable(s, n) && s->weight[right_of(s, n)] &&
+            !s->weight[left_of(s, n)])
+            add_member(s, &index, n, false);
+    for (uint32_t i = 0; i < s->groups.count; i++) {
+        const group *g = &s->groups.at[i];
+        for (int k = 0; k < g->count && g->count > 1; k++) {
+            s->group_of[g->members[k]] = i + 1;
+            s->weight_group[right_of(s, g->members[k])] = i + 1;
+        }
+    }
+}
+
+/* ---- Sums of products with the same weights ---------------------------------------------------
+ */
+
+static bool is_inner_addition(const state *s, ml_ref n, const ml_type *type) {
+    return node_of(s, n)->op == ML_OP_ADD && s->r->users[n] == 1 &&
+           ml_type_equal(type_of(s, n), type);
+}
+
+/* The addends of the sum whose root is n; -1 where there are too many. */
+static int addends(const state *s, ml_ref n, ml_ref *out) {
+    ml_type type = *type_of(s, n);
+    ml_ref stack[2 * MOST_MEMBERS];
+    int count = 0, depth = 0;
+    stack[depth++] = right_of(s, n), stack[depth++] = left_of(s, n);
+    while (depth > 0) {
+        ml_ref top = stack[--depth];
+        if (!ml_type_equal(type_of(s, top), &type)) return -1;
+        if (is_inner_addition(s, top, &type) && depth + 2 < 2 * MOST_MEMBERS)
+            stack[depth++] = right_of(s, top), stack[depth++] = left_of(s, top);
+        else if (count == MOST_MEMBERS)
+            return -1;
+        else
+            out[count++] = top;
+    }
+    return count;
+}
+
+/* The position in forward group g of the weight that this product multiplies a gradient with;
+ * -1 where it is no such product, or where its gradient serves anything but it and the product
+ * that gives the weight's gradient. */
+static int position_in(const state *s, const group *g, ml_ref product) {
+    const ml_node *node = node_of(s, product);
+    if (node->op != ML_OP_DOT || s->r->users[product] != 1) return -1;
+    ml_ref gradient = left_of(s, product), weight = right_of(s, product);
+    if (s->r->users[gradient] > 2 || s->weight[gradient]) return -1;
+    for (int i = 0; i < g->count; i++) {
+        ml_ref member = g->members[i];
+        if (right_of(s, member) != weight) continue;
+        ml_axis axes[ML_MAX_AXES];
+        int64_t sizes[ML_MAX_AXES];
+        int count = free_axes(s, member, axes, sizes);
+        if (count != node->arg_count) return -1;
+        for (int k = 0; k < count; k++)
+            if (!is_reduced(s, product, axes[k])) return -1;
+        const ml_type *type = type_of(s, gradient);
+        for (int k = 0; k < type->rank; k++) /* no batch axes */
+            if (!is_reduced(s, product, type->axis[k]) &&
+                ml_type_find(type_of(s, weight), type->axis[k]) >= 0)
+                return -1;
+        return i;
+    }
+    return -1;
+}
+
+static void try_sum(state *s, ml_ref n) {
+    ml_ref parts[MOST_MEMBERS];
+    int count = addends(s, n, parts);
+    uint32_t found = 0;
+    for (int i = 0; i < count && !found; i++)
+        if (node_of(s, parts[i])->op == ML_OP_DOT) found = s->weight_group[right_of(s, parts[i])];
+    if (!found) return;
+    const group *g = &s->groups.at[found - 1];
+    joined_sum sum = {.group = found - 1};
+    int matched = 0;
+    for (int i = 0; i < count; i++) {
+        int at = position_in(s, g, parts[i]);
+        if (at >= 0 && !sum.products[at])
+            sum.products[at] = parts[i], matched++;
+        else
+            sum.rest[sum.rest_count++] = parts[i];
+    }
+    if (matched != g->count) return;
+    ml_dtype dtype = type_of(s, left_of(s, sum.products[0]))->dtype;
+    for (int i = 0; i < matched; i++) {
+        ml_ref gradient = left_of(s, sum.products[i]);
+        if (type_of(s, gradient)->dtype != dtype || s->gradient_sum[gradient]) return;
+    }
+    *ML_PUSH(s->r->scratch, &s->sums) = sum;
+    s->sum_of[n] = s->sums.count;
+    for (int i = 0; i < matched; i++) s->gradient_sum[left_of(s, sum.products[i])] = s->sums.count;
+}
+
+static void find_sums(state *s) {
+    uint8_t *inner = ML_NEW_ARRAY(s->r->scratch, uint8_t, s->r->count);
+    for (ml_ref n = s->r->count; n-- > 1;) { /* roots before the additions inside of them */
+        if (!s->r->users[n] || node_of(s, n)->op != ML_OP_ADD) continue;
+        for (int i = 0; i < 2; i++) {
+            ml_ref source = ml_graph_source(s->r->from, n, i);
+            if (is_inner_addition(s, source, type_of(s, n))) inner[source] = 1;
+        }
+        if (!inner[n]) try_sum(s, n);
+    }
+}
+
+/* ---- Groups of weight gradients ----------------------------------------------------------------
+ */
+
+/* Whether the operands of a group can all be there before any member: none depends on one. */
+static bool independent(const state *s, const group *g) {
+    ml_ref first = g->members[0], last = g->members[g->count - 1];
+    if (last - first > LONGEST_RANGE) return false;
+    uint8_t *tainted = ml_alloc(last - first + 1);
+    if (!tainted) ml_raise(ML_NO_MEMORY, "no memory left to merge products");
+    for (int i = 0; i < g->count; i++) tainted[g->members[i] - first] = 1;
+    bool good = true;
+    for (ml_ref n = first; n <= last && good; n++) {
+        if (!s->r->users[n]) continue;
+        bool member = tainted[n - first] != 0;
+        for (int i = 0; i < node_of(s, n)->source_count; i++) {
+            ml_ref source = ml_graph_source(s->r->from, n, i);
+            if (source < first || !tainted[source - first]) continue;
+            tainted[n - first] = 1;
+            good = good && !member;
+        }
+    }
+    ml_free(tainted);
+    return good;
+}
+
+static void find_gradient_groups(state *s) {
+    ml_index index = {.arena = s->r->scratch};
+    uint32_t before = s->groups.count;
+    for (ml_ref n = 1; n < s->r->count; n++)
+        if (s->r->users[n] && mergeable(s, n) && s->gradient_sum[right_of(s, n)])
+            add_member(s, &index, n, true);
+    for (uint32_t i = before; i < s->groups.count; i++) {
+        const group *g = &s->groups.at[i];
+        uint32_t sum = s->gradient_sum[right_of(s, g->members[0])];
+        const group *forward = &s->groups.at[s->sums.at[sum - 1].group];
+        if (g->count != forward->count || !independent(s, g)) continue;
+        for (int k = 0; k < g->count; k++) s->group_of[g->members[k]] = i + 1;
+    }
+}
+
+/* ---- Order -------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    ml_ref *heap; /* the least on top */
+    uint32_t count;
+} ready_heap;
+
+static void heap_push(ready_heap *h, ml_ref n) {
+    uint32_t at = h->count++;
+    for (; at > 0 && h->heap[(at - 1) / 2] > n; at = (at - 1) / 2)
+        h->heap[at] = h->heap[(at - 1) / 2];
+    h->heap[at] = n;
+}
+
+static ml_ref heap_pop(ready_heap *h) {
+    ml_ref top = h->heap[0], last = h->heap[--h->count];
+    uint32_t at = 0;
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+        if (child >= h->count) break;
+        if (child + 1 < h->count && h->heap[child + 1] < h->heap[child]) child++;
+        if (h->heap[child] >= last) break;
+        h->heap[at] = h->heap[child];
+        at = child;
+    }
+    if (h->count) h->heap[at] = last;
+    return top;
+}
+
+/* Edges source -> user: those of the graph, and from every right operand of a group to all of its
+ * members. */
+typedef void edge_body(void *context, ml_ref source, ml_ref user);
+static void each_edge(const state *s, edge_body *body, void *context) {
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        if (!s->r->users[n]) continue;
+        for (int i = 0; i < node_of(s, n)->source_count; i++)
+            body(context, ml_graph_source(s->r->from, n, i), n);
+        if (!s->group_of[n]) continue;
+        const group *g = &s->groups.at[s->group_of[n] - 1];
+        for (int i = 0; i < g->count; i++) body(context, right_of(s, g->members[i]), n);
+    }
+}
+
+typedef struct {
+    uint32_t *waits; /* by node: sources not yet visited */
+    uint32_t *first; /* by node: its first edge in `users`; count + 1 entries */
+    uint32_t *filled;
+    ml_ref *users;
+} edges;
+
+static void count_edge(void *context, ml_ref source, ml_ref user) {
+    edges *e = context;
+    e->waits[user]++;
+    e->first[source + 1]++;
+}
+
+static void fill_edge(void *context, ml_ref source, ml_ref user) {
+    edges *e = context;
+    e->users[e->first[source] + e->filled[source]++] = user;
+}
+
+/* Least first among what is ready. false where groups wait for each other. */
+static bool find_order(state *s) {
+    ml_arena *arena = s->r->scratch;
+    uint32_t count = s->r->count, live = 0, visited = 0;
+    edges e = {.waits = ML_NEW_ARRAY(arena, uint32_t, count),
+               .first = ML_NEW_ARRAY(arena, uint32_t, count + 1),
+               .filled = ML_NEW_ARRAY(arena, uint32_t, count)};
+    each_edge(s, count_edge, &e);
+    for (uint32_t i = 0; i < count; i++) e.first[i + 1] += e.first[i];
+    e.users = ML_NEW_ARRAY(arena, ml_ref, e.first[count] + 1);
+    each_edge(s, fill_edge, &e);
+    ml_ref *order = ML_NEW_ARRAY(arena, ml_ref, count);
+    ready_heap ready = {.heap = ML_NEW_ARRAY(arena, ml_ref, count)};
+    for (ml_ref n = 1; n < count; n++) {
+        if (!s->r->users[n]) continue;
+        live++;
+        if (!e.waits[n]) heap_push(&ready, n);
+    }
+    while (ready.count) {
+        ml_ref n = order[visited++] = heap_pop(&ready);
+        for (uint32_t i = e.first[n]; i < e.first[n + 1]; i++)
+            if (--e.waits[e.users[i]] == 0) heap_push(&ready, e.users[i]);
+    }
+    s->r->order = order;
+    s->r->order_count = visited;
+    return visited == live;
+}
+
+static void begin(rewrite *r) {
+    state *s = r->context;
+    s->r = r;
+    s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    uint32_t **tables[] = {&s->group_of, &s->sum_of, &s->weight_group, &s->gradient_sum};
+    for (int i = 0; i < 4; i++) *tables[i] = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
+    find_weights(s);
+    find_forward_groups(s);
+    find_sums(s);
+    find_gradient_groups(s);
+    if (find_order(s)) return;
+    for (ml_ref n = 1; n < r->count; n++) /* keep what never waits for a gradient */
+        if (s->group_of[n] && s->groups.at[s->group_of[n] - 1].gradient) s->group_of[n] = 0;
+    if (!find_order(s)) ml_raise(ML_INTERNAL, "merged products wait for each other");
+}
+
+/* ---- Building ----------------------------------------------------------------------------------
+ */
+
+/* x with these axes as the one axis `to`. */
+static ml_ref flatten(ml_graph *g, ml_ref x, const ml_axis *axes, int count, ml_axis to) {
+    if (count == 1) return ml_rename(g, x, axes[0], to);
+    x = ml_merge(g, x, axes[0], axes[1], to);
+    for (int i = 2; i < count; i++) x = ml_merge(g, x, to, axes[i], to);
+    return x;
+}
+
+static ml_ref unflatten(ml_graph *g, ml_ref x, const ml_axis *axes, const int64_t *sizes, int count,
+                        ml_axis from) {
+    if (count == 1) return ml_rename(g, x, from, axes[0]);
+    for (int i = count; i-- > 1;) {
+        int64_t outer = 1;
+        for (int k = 0; k < i; k++) outer *= sizes[k];
+        x = ml_split(g, x, from, i == 1 ? axes[0] : from, outer, axes[i], sizes[i]);
+    }
+    return x;
+}
+
+static ml_axis fresh_of(state *s, group *g) {
+    if (!g->fresh) g->fresh = ml_axis_fresh(s->r->to, "joined");
+    return g->fresh;
+}
+
+/* The operands of a group's members, flattened and one after another: its weights, or what
+ * `operands` gives in their stead (gradients with the axes that the weights are flattened over). */
+static ml_ref joined(state *s, const group *forward, const ml_ref *operands, ml_axis to) {
+    ml_ref parts[MOST_MEMBERS];
+    for (int i = 0; i < forward->count; i++) {
+        ml_axis axes[ML_MAX_AXES];
+        int64_t sizes[ML_MAX_AXES];
+        int count = free_axes(s, forward->members[i], axes, sizes);
+        ml_ref operand = operands ? operands[i] : right_of(s, forward->members[i]);
+        parts[i] = flatten(s->r->to, s->r->map[operand], axes, count, to);
+    }
+    return ml_concat(s->r->to, parts, forward->count, to);
+}
+
+static void sum_gradients(const state *s, const joined_sum *sum, ml_ref *gradients) {
+    for (int i = 0; i < s->groups.at[sum->group].count; i++)
+        gradients[i] = left_of(s, sum->products[i]);
+}
+
+static ml_ref build_sum(state *s, ml_ref n, const joined_sum *sum) {
+    ml_graph *to = s->r->to;
+    group *forward = &s->groups.at[sum->group];
+    ml_axis fresh = fresh_of(s, forward);
+    ml_ref gradients[MOST_MEMBERS];
+    sum_gradients(s, sum, gradients);
+    ml_type type = *type_of(s, n);
+    ml_ref total = ml_dot(to, joined(s, forward, gradients, fresh), joined(s, forward, NULL, fresh),
+                          &fresh, 1, type.dtype);
+    total = ml_permute(to, total, &type);
+    for (int i = 0; i < sum->rest_count; i++)
+        total = ml_map2(to, ML_OP_ADD, total, s->r->map[sum->rest[i]]);
+    return total;
+}
+
+/* The part of a merged product that stands for member n. Of a gradient group, the parts lie in the
+ * order of the forward group whose weights they are the gradients of. */
+static ml_ref build_member(state *s, ml_ref n, group *g) {
+    ml_graph *to = s->r->to;
+    group *forward = g;
+    ml_ref gradients[MOST_MEMBERS];
+    if (g->gradient) {
+        const joined_sum *sum = &s->sums.at[s->gradient_sum[right_of(s, n)] - 1];
+        sum_gradients(s, sum, gradients);
+        forward = &s->groups.at[sum->group];
+    }
+    ml_axis fresh = fresh_of(s, forward);
+    ml_type type = *type_of(s, n);
+    if (!g->merged) {
+        ml_ref right = joined(s, forward, g->gradient ? gradients : NULL, fresh);
+        ml_axis axes[ML_MAX_AXES];
+        int count = node_of(s, n)->arg_count;
+        for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(s->r->from, n)[i];
+        g->merged = ml_dot(to, s->r->map[left_of(s, n)], right, axes, count, type.dtype);
+    }
+    int64_t start = 0;
+    for (int i = 0; i < forward->count; i++) {
+        ml_axis axes[ML_MAX_AXES];
+        int64_t sizes[ML_MAX_AXES], size = 1;
+        int count = free_axes(s, forward->members[i], axes, sizes);
+        for (int k = 0; k < count; k++) size *= sizes[k];
+        ml_ref operand = g->gradient ? gradients[i] : right_of(s, forward->members[i]);
+        if (operand == right_of(s, n)) {
+            ml_ref part = ml_slice(to, g->merged, fresh, start, start + size);
+            return ml_permute(to, unflatten(to, part, axes, sizes, count, fresh), &type);
+        }
+        start += size;
+    }
+    ml_raise(ML_INTERNAL, "a merged product lost its member %%%u", n);
+}
+
+static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
+    state *s = r->context;
+    if (s->group_of[n]) return build_member(s, n, &s->groups.at[s->group_of[n] - 1]);
+    if (s->sum_of[n]) return build_sum(s, n, &s->sums.at[s->sum_of[n] - 1]);
+    return rewrite_copy(r, n, sources);
+}
+
+ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots) {
+    state s = {0};
+    return rewrite_run(from, roots, begin, rule, &s);
+}

@@ -1,0 +1,209 @@
+/* Recomputation (passes.h): what the backward pass reads of the forward pass and can compute again
+ * from tensors that are kept anyway gets an ML_NODE_COPY of its own there, so that the forward
+ * value dies young.
+ *
+ * A node belongs to the backward phase if autodiff made it or if it depends on one that is (the
+ * optimizer). A forward value that it reads is `needed`. Products, attention, reductions and
+ * gathers are kept where they are needed. An elementwise value or a movement is expanded into its
+ * sources, nearest first; among all the cuts met on the way the one is taken that adds the fewest
+ * bytes to what is kept. Where that is the value itself, it is kept. */
+#include "runtime/graph/rewrite.h"
+
+#include <string.h>
+
+enum {
+    MOST_EXPANDED = 40, /* nodes of one recomputation */
+    SMALL_PART = 16,    /* values this much smaller than the largest needed one are just kept */
+};
+
+typedef enum {
+    NOT_NEEDED,
+    NEEDED,
+    KEPT,   /* the backward phase reads the forward value */
+    COPIED, /* the backward phase reads a copy */
+} fate;
+
+typedef struct {
+    rewrite *r;
+    bool *backward; /* by node: of the backward phase */
+    bool *weight;   /* by node: a state, cast and moved: constant through the step */
+    uint8_t *fates;
+    ml_ref *copies; /* by node of `from`: its copy in `to` */
+} state;
+
+static bool is_leaf(const state *s, ml_ref n) {
+    return ml_ops[ml_graph_node(s->r->from, n)->op].op_class == ML_CLASS_LEAF;
+}
+
+/* Cheap to compute again: elementwise ops and movements, but no gathers. */
+static bool is_cheap(const state *s, ml_ref n) {
+    ml_op op = ml_graph_node(s->r->from, n)->op;
+    ml_op_class op_class = ml_ops[op].op_class;
+    return op_class == ML_CLASS_MAP ||
+           (op_class == ML_CLASS_MOVE && op != ML_OP_GATHER && op != ML_OP_OUT);
+}
+
+static int64_t bytes_of(const state *s, ml_ref n) {
+    return ml_type_bytes(ml_graph_type(s->r->from, n));
+}
+
+/* ---- Phases and needs ------------------------------------------------------------------------ */
+
+static void find_phases(state *s) {
+    const ml_graph *g = s->r->from;
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        if (!s->r->users[n]) continue;
+        const ml_node *node = ml_graph_node(g, n);
+        bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
+        s->backward[n] = (node->flags & ML_NODE_BACKWARD) != 0;
+        s->weight[n] = node->op == ML_OP_STATE || (moves && node->source_count > 0);
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(g, n, i);
+            s->backward[n] = s->backward[n] || s->backward[source];
+            s->weight[n] = s->weight[n] && s->weight[source];
+        }
+    }
+}
+
+/* The value of a node is its memory: a view keeps what it is a view of. */
+static bool reads_memory_of(ml_op user) {
+    return ml_ops[user].op_class == ML_CLASS_CONTRACT || ml_ops[user].op_class == ML_CLASS_MAP ||
+           ml_ops[user].op_class == ML_CLASS_REDUCE || ml_ops[user].op_class == ML_CLASS_MOVE;
+}
+
+/* Mark what the backward phase reads; the value is the size of the largest. What a routine such as
+ * the attention gradient reads is kept: it would have to be written a second time. */
+static int64_t find_needs(state *s) {
+    const ml_graph *g = s->r->from;
+    int64_t largest = 0;
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        if (!s->r->users[n] || !s->backward[n]) continue;
+        const ml_node *node = ml_graph_node(g, n);
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(g, n, i);
+            if (s->backward[source] || is_leaf(s, source)) continue;
+            bool copyable = is_cheap(s, source) && !s->weight[source] && reads_memory_of(node->op);
+            if (!copyable)
+                s->fates[source] = KEPT;
+            else if (s->fates[source] == NOT_NEEDED)
+                s->fates[source] = NEEDED;
+            if (!s->weight[source] && bytes_of(s, source) > largest) largest = bytes_of(s, source);
+        }
+    }
+    return largest;
+}
+
+/* ---- Cuts ------------------------------------------------------------------------------------ */
+
+typedef struct {
+    ml_ref open[MOST_EXPANDED * 3 + 1]; /* the cut, ascending */
+    int open_count;
+    ml_ref expanded[MOST_EXPANDED];
+    int expanded_count;
+} cut;
+
+static bool is_free(const state *s, ml_ref n) {
+    return is_leaf(s, n) || s->weight[n] || s->fates[n] == KEPT;
+}
+
+/* Bytes that keeping a cut adds. */
+static int64_t cost_of(const state *s, const cut *c) {
+    int64_t bytes = 0;
+    for (int i = 0; i < c->open_count; i++)
+        if (!is_free(s, c->open[i])) bytes += bytes_of(s, c->open[i]);
+    return bytes;
+}
+
+static bool open_node(cut *c, ml_ref n) {
+    int at = c->open_count;
+    for (int i = 0; i < c->open_count; i++)
+        if (c->open[i] == n) return true;
+    if (at == (int)(sizeof c->open / sizeof *c->open)) return false;
+    for (; at > 0 && c->open[at - 1] > n; at--) c->open[at] = c->open[at - 1];
+    c->open[at] = n;
+    c->open_count++;
+    return true;
+}
+
+/* Replace the latest node of the cut that costs something and is cheap to compute by its sources. */
+static bool expand_once(const state *s, cut *c) {
+    int at = c->open_count - 1;
+    while (at >= 0 && (is_free(s, c->open[at]) || !is_cheap(s, c->open[at]))) at--;
+    if (at < 0 || c->expanded_count == MOST_EXPANDED) return false;
+    ml_ref n = c->open[at];
+    memmove(c->open + at, c->open + at + 1, sizeof(ml_ref) * (size_t)(c->open_count - at - 1));
+    c->open_count--;
+    c->expanded[c->expanded_count++] = n;
+    const ml_graph *g = s->r->from;
+    for (int i = 0; i < ml_graph_node(g, n)->source_count; i++)
+        if (!open_node(c, ml_graph_source(g, n, i))) return false;
+    return true;
+}
+
+/* Decide about a needed value: keep it, or expand it up to the cheapest cut and keep that. */
+static void decide(state *s, ml_ref n) {
+    cut now = {.open = {n}, .open_count = 1}, best = now;
+    int64_t cheapest = bytes_of(s, n);
+    while (cheapest > 0 && expand_once(s, &now)) {
+        int64_t cost = cost_of(s, &now);
+        if (cost < cheapest) cheapest = cost, best = now;
+    }
+    for (int i = 0; i < best.open_count; i++)
+        if (!is_leaf(s, best.open[i])) s->fates[best.open[i]] = KEPT;
+    for (int i = 0; i < best.expanded_count; i++)
+        if (s->fates[best.expanded[i]] != KEPT) s->fates[best.expanded[i]] = COPIED;
+}
+
+static void begin(rewrite *r) {
+    state *s = r->context;
+    s->r = r;
+    s->backward = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->fates = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
+    s->copies = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    find_phases(s);
+    int64_t largest = find_needs(s);
+    for (ml_ref n = 1; n < r->count; n++) {
+        if (s->fates[n] != NEEDED) continue;
+        if (bytes_of(s, n) < largest / SMALL_PART)
+            s->fates[n] = KEPT;
+        else
+            decide(s, n);
+    }
+}
+
+/* ---- Copies ---------------------------------------------------------------------------------- */
+
+/* The copy of n for the backward phase; n itself where it is kept. Recursion is at most as deep as
+ * a cut is expanded. */
+static ml_ref copy_of(state *s, ml_ref n) {
+    rewrite *r = s->r;
+    if (s->fates[n] != COPIED) return r->map[n];
+    if (s->copies[n]) return s->copies[n];
+    const ml_node *node = ml_graph_node(r->from, n);
+    ml_ref *sources = ML_NEW_ARRAY(r->scratch, ml_ref, node->source_count);
+    for (int i = 0; i < node->source_count; i++)
+        sources[i] = copy_of(s, ml_graph_source(r->from, n, i));
+    ml_graph_set_origin(r->to, ml_graph_origin(r->from, n));
+    ml_graph_set_flags(r->to, ML_NODE_BACKWARD | ML_NODE_COPY);
+    return s->copies[n] =
+               ml_graph_add(r->to, node->op, sources, node->source_count, ml_graph_args(r->from, n),
+                            node->arg_count, ml_graph_type(r->from, n));
+}
+
+static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
+    state *s = r->context;
+    if (!s->backward[n]) return rewrite_copy(r, n, sources);
+    int count = ml_graph_node(r->from, n)->source_count;
+    ml_ref *own = ML_NEW_ARRAY(r->scratch, ml_ref, count);
+    for (int i = 0; i < count; i++) {
+        ml_ref source = ml_graph_source(r->from, n, i);
+        own[i] = s->backward[source] ? sources[i] : copy_of(s, source);
+    }
+    return rewrite_copy(r, n, own);
+}
+
+ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots) {
+    state s = {0};
+    return rewrite_run(from, roots, begin, rule, &s);
+}
