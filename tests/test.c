@@ -18,7 +18,8 @@ typedef struct {
 enum { MOST_TESTS = 8192 };
 static test tests[MOST_TESTS];
 static int test_count;
-static int failures; /* of the running test */
+static int failures;         /* of the running test */
+enum { MOST_MESSAGES = 20 }; /* of one test */
 
 void test_golden_register(ml_arena *arena); /* golden.c */
 
@@ -28,9 +29,14 @@ void test_register(const char *name, test_function *run, const void *argument) {
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
+static bool too_many(void) {
+    if (++failures == MOST_MESSAGES + 1) fprintf(stderr, "  ... and more\n");
+    return failures > MOST_MESSAGES;
+}
+
 static void fail_at(const char *file, int line, const char *format, ...) {
     va_list arguments;
-    failures++;
+    if (too_many()) return;
     fprintf(stderr, "  %s:%d: ", file, line);
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);
@@ -40,7 +46,7 @@ static void fail_at(const char *file, int line, const char *format, ...) {
 
 void test_fail(const char *format, ...) {
     va_list arguments;
-    failures++;
+    if (too_many()) return;
     fputs("  ", stderr);
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);
