@@ -121,22 +121,24 @@ static void set_functions(attention_printer *p) {
 static void set_masks(attention_printer *p) {
     const ml_attention_step *a = p->a;
     long long shift = a->kv_seq - a->seq, window = a->args.window;
+    if (window >= a->seq + a->kv_seq) window = 0; /* wider than everything */
     bool causal = a->args.causal;
     template_set(&p->text, "causal", "%d", causal);
     template_set(&p->text, "window", "%lld", window);
     template_set(&p->text, "shift", "(%lld)", shift);
-    const char *masks[] = {"1", "kv <= qi + ${shift}", "qi - kv < ${window}",
-                           "kv <= qi + ${shift} && qi - kv < ${window}"};
+    const char *masks[] = {"1", "kv <= qi + ${shift}", "qi + ${shift} - kv < ${window}",
+                           "kv <= qi + ${shift} && qi + ${shift} - kv < ${window}"};
     template_set_text(&p->text, "visible", masks[causal + 2 * (window > 0)]);
     /* Does a tile of queries query .. last_query and keys key .. key + keys - 1 need the mask? */
-    const char *crosses[] = {"0", "key + keys - 1 > query + ${shift}",
-                             "last_query - key >= ${window}",
-                             "key + keys - 1 > query + ${shift} || last_query - key >= ${window}"};
+    const char *crosses[] = {
+        "0", "key + keys - 1 > query + ${shift}", "last_query + ${shift} - key >= ${window}",
+        "key + keys - 1 > query + ${shift} || last_query + ${shift} - key >= ${window}"};
     template_set_text(&p->text, "crosses", crosses[causal + 2 * (window > 0)]);
     /* Keys that queries query .. last_query see: first_key .. end_key - 1; queries that see keys
      * key .. last_key: first_query .. end_query - 1. May be empty, with end < first. */
-    template_set_text(&p->text, "first_key",
-                      window ? "(query >= ${window} ? query - ${window} + 1 : 0)" : "0");
+    template_set_text(
+        &p->text, "first_key",
+        window ? "(query + ${shift} >= ${window} ? query + ${shift} - ${window} + 1 : 0)" : "0");
     template_set_text(&p->text, "end_key",
                       causal ? "(last_query + ${shift} + 1 < ${kv_seq} ? "
                                "last_query + ${shift} + 1 : ${kv_seq})"
@@ -144,7 +146,8 @@ static void set_masks(attention_printer *p) {
     template_set_text(&p->text, "first_query",
                       causal ? "(key > ${shift} ? key - ${shift} : 0)" : "0");
     template_set_text(&p->text, "end_query",
-                      window ? "(last_key + ${window} < ${seq} ? last_key + ${window} : ${seq})"
+                      window ? "(last_key + ${window} - ${shift} < ${seq} ? "
+                               "last_key + ${window} - ${shift} : ${seq})"
                              : "${seq}");
 }
 

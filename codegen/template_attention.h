@@ -16,9 +16,9 @@ typedef struct {
 } attention_printer;
 
 /* Sets: seq kv_seq heads kv_heads group head_dim value_dim batches scale; memory, load, store
- * (names of functions, or nothing); for each tensor NAME of q k v o lse g (do) dq dk dv: NAME_at (its
- * pointer), NAME_batch (offset text of `batch`), NAME_head, NAME_seq, NAME_dim; masks and ranges
- * (see set_masks); lse_memory; captures (declarations), score, derivative.
+ * (names of functions, or nothing); for each tensor NAME of q k v o lse g (do) dq dk dv: NAME_at
+ * (its pointer), NAME_batch (offset text of `batch`), NAME_head, NAME_seq, NAME_dim; masks and
+ * ranges (see set_masks); lse_memory; captures (declarations), score, derivative.
  * The pasted functions: score replaces x; derivative replaces `slope`, d loss / d score, given the
  * score before the function in `raw`. */
 void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step);

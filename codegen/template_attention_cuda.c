@@ -221,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     }
     for (int i = 0; i < ${rows}; i++) {
         int qi = query + ty + 16 * i;
-        ${memory} *dq = (${memory} *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head} + qi * ${dq_seq};
+        ${memory} *dq = (${memory} *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head};
+        dq += qi * ${dq_seq};
         for (int j = 0; j < ${head_columns}; j++)
             if (qi < ${seq} && tx + 16 * j < ${head_dim})
                 dq[(tx + 16 * j) * ${dq_dim}] = ${store}(out[i][j] * (${real})${scale});

@@ -1,0 +1,140 @@
+/* Attention kernels against the definition in float64: masks, grouped heads, sizes that are no
+ * multiples of tiles, score functions with captured tensors, layouts. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/template_support.h"
+
+typedef enum { NO_SCORE, SOFT_CAP, SLOPES, DOCUMENTS } score_kind;
+typedef struct {
+    int batch, heads, kv_heads, seq, kv_seq, dim;
+    bool causal;
+    int window;
+    score_kind score;
+    bool heads_first;
+} shape;
+
+static const shape shapes[] = {
+    {2, 2, 2, 70, 70, 64, true, 0, NO_SCORE, false},
+    {2, 4, 2, 33, 50, 24, true, 0, NO_SCORE, true},
+    {1, 2, 2, 50, 33, 40, true, 0, NO_SCORE, false}, /* some rows see nothing */
+    {1, 2, 1, 100, 100, 20, false, 0, NO_SCORE, false},
+    {1, 6, 2, 90, 90, 32, true, 17, NO_SCORE, false},
+    {2, 1, 1, 40, 90, 7, false, 9, NO_SCORE, true},
+    {3, 2, 2, 1, 80, 16, true, 0, NO_SCORE, false},
+    {1, 2, 2, 66, 66, 128, true, 0, NO_SCORE, false},
+    {1, 1, 1, 40, 40, 256, true, 0, NO_SCORE, false},
+    {2, 2, 2, 64, 64, 32, true, 0, SOFT_CAP, false},
+    {2, 4, 2, 70, 70, 32, true, 0, SLOPES, false},
+    {2, 4, 2, 75, 75, 32, true, 0, DOCUMENTS, true},
+    {2, 2, 2, 60, 77, 16, false, 30, SLOPES, false},
+};
+
+static const shape *current;
+static ml_dtype dtype;
+static ml_target target;
+
+static ml_ref parameter(fixture *f, int64_t index, const ml_type *type) {
+    return ml_graph_add(f->g, ML_OP_PARAM, NULL, 0, &index, 1, type);
+}
+
+static ml_ref index_of(fixture *f, const char *axis, int64_t size) {
+    return ml_cast(f->g, ml_iota(f->g, fixture_axis(f, axis), size), ML_F32);
+}
+
+/* The score function; sources gets what it captures. */
+static ml_ref score(fixture *f, ml_ref *sources, int *count) {
+    const shape *s = current;
+    char axes[96];
+    snprintf(axes, sizeof axes, "b%d h%d s%d t%d", s->batch, s->heads, s->seq, s->kv_seq);
+    ml_type type = fixture_type(f, ML_F32, axes);
+    ml_ref x = parameter(f, 0, &type);
+    if (s->score == SOFT_CAP) {
+        ml_ref cap = ml_const(f->g, ML_F32, 2);
+        ml_ref y = ml_map1(f->g, ML_OP_TANH, ml_map2(f->g, ML_OP_DIV, x, cap));
+        return ml_map2(f->g, ML_OP_MUL, y, cap);
+    }
+    if (s->score == SLOPES) { /* s slope[h] + bias[b, s] - (q - k) h / 16 + b */
+        snprintf(axes, sizeof axes, "h%d", s->heads);
+        ml_ref slope = sources[(*count)++] = fixture_input(f, ML_F32, axes, 0.5, 1.5);
+        snprintf(axes, sizeof axes, "b%d t%d s%d", s->batch, s->kv_seq, s->seq);
+        ml_ref bias = sources[(*count)++] = fixture_input(f, dtype, axes, -1, 1);
+        ml_ref y = ml_map2(f->g, ML_OP_MUL, x, parameter(f, 1, ml_graph_type(f->g, slope)));
+        ml_ref given = parameter(f, 2, ml_graph_type(f->g, bias));
+        y = ml_map2(f->g, ML_OP_ADD, y, ml_cast(f->g, given, ML_F32));
+        ml_ref q = index_of(f, "s", s->seq), k = index_of(f, "t", s->kv_seq);
+        ml_ref sixteenth = ml_const(f->g, ML_F32, 0.0625);
+        ml_ref h = ml_map2(f->g, ML_OP_MUL, index_of(f, "h", s->heads), sixteenth);
+        y = ml_map2(f->g, ML_OP_SUB, y, ml_map2(f->g, ML_OP_MUL, ml_broadcast(f->g, h, &type), q));
+        y = ml_map2(f->g, ML_OP_ADD, y, ml_map2(f->g, ML_OP_MUL, ml_broadcast(f->g, h, &type), k));
+        return ml_map2(f->g, ML_OP_ADD, y, index_of(f, "b", s->batch));
+    }
+    snprintf(axes, sizeof axes, "b%d s%d", s->batch, s->seq);
+    ml_ref of_q = sources[(*count)++] = fixture_index(f, axes, 3);
+    snprintf(axes, sizeof axes, "b%d t%d", s->batch, s->kv_seq);
+    ml_ref of_k = sources[(*count)++] = fixture_index(f, axes, 3);
+    ml_ref a = parameter(f, 1, ml_graph_type(f->g, of_q));
+    ml_ref b = parameter(f, 2, ml_graph_type(f->g, of_k));
+    ml_ref same = ml_map2(f->g, ML_OP_EQ, ml_broadcast(f->g, a, &type), b);
+    return ml_where(f->g, same, x, ml_const(f->g, ML_F32, -INFINITY));
+}
+
+static ml_ref operand(fixture *f, const char *heads, int head_count, const char *seq, int length) {
+    char axes[96];
+    const shape *s = current;
+    if (s->heads_first)
+        snprintf(axes, sizeof axes, "b%d %s%d %s%d d%d", s->batch, heads, head_count, seq, length,
+                 s->dim);
+    else
+        snprintf(axes, sizeof axes, "b%d %s%d %s%d d%d", s->batch, seq, length, heads, head_count,
+                 s->dim);
+    return fixture_input(f, dtype, axes, -1.5, 1.5);
+}
+
+static void check_shape(fixture *f) {
+    const shape *s = current;
+    const char *kv = s->heads == s->kv_heads ? "h" : "g";
+    snprintf(f->label, sizeof f->label, "shape %d in %s", (int)(s - shapes), ml_dtypes[dtype].name);
+    ml_ref sources[8] = {operand(f, "h", s->heads, "s", s->seq),
+                         operand(f, kv, s->kv_heads, "t", s->kv_seq),
+                         operand(f, kv, s->kv_heads, "t", s->kv_seq)};
+    int count = 3;
+    ml_attention_args args = {.seq = fixture_axis(f, "s"),
+                              .kv_seq = fixture_axis(f, "t"),
+                              .heads = fixture_axis(f, "h"),
+                              .kv_heads = fixture_axis(f, kv),
+                              .head_dim = fixture_axis(f, "d"),
+                              .causal = s->causal,
+                              .window = s->window,
+                              .scale = 1 / sqrt(s->dim)};
+    if (s->score) args.score = score(f, sources, &count);
+    ml_ref o = ml_attention(f->g, sources, count, &args);
+    double tolerance = dtype == ML_BF16 ? 1e-2 : 2e-6;
+    template_check_target(f, o, tolerance, &target);
+    ml_ref loss = fixture_loss(f, o), gradients[3];
+    ml_autodiff(f->g, loss, sources, 3, gradients);
+    ml_ref grad = gradients[0];
+    while (ml_graph_node(f->g, grad)->op != ML_OP_ATTENTION_GRAD)
+        grad = ml_graph_source(f->g, grad, 0);
+    template_check_target(f, grad, tolerance, &target);
+}
+
+static void check_all(ml_dtype of, int threads, int vector_bytes) {
+    dtype = of;
+    target = (ml_target){.kind = ML_TARGET_C, .threads = threads, .vector_bytes = vector_bytes};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        current = &shapes[i];
+        fixture_run(check_shape, i);
+    }
+}
+
+TEST(template, attention_whole) {
+    check_all(ML_F32, 1, 32);
+}
+TEST(template, attention_two_passes) {
+    check_all(ML_F32, 64, 16);
+}
+TEST(template, attention_bf16) {
+    check_all(ML_BF16, 2, 32);
+}

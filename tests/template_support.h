@@ -1,0 +1,20 @@
+/* What the tests of the kernel templates share: one node as a step, its kernels compiled for the
+ * CPU, run over poisoned memory and compared with the reference interpreter. Where NVRTC is
+ * installed, the CUDA kernels of the same step are compiled too. */
+#ifndef TEMPLATE_SUPPORT_H
+#define TEMPLATE_SUPPORT_H
+
+#include "codegen/lower.h"
+#include "tests/passes_support.h"
+
+/* `node` has several outputs or one; its sources are inputs or other nodes. For every output: the
+ * root mean square of the differences is at most `tolerance` times that of the values, and no
+ * element is off by more than 8 times the tolerance of the largest; integers are equal. */
+void template_check(fixture *f, ml_ref node, double tolerance);
+/* The same with the operands' memory laid out as targets of the step would be: `threads` decides
+ * how work is cut, `vector_bytes` is the width of vectors. */
+void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_target *target);
+/* Give every float input large gaps between its rows, as a part of a larger tensor has. */
+void template_use_gaps(bool gaps);
+
+#endif
