@@ -15,7 +15,7 @@
 
 #include "runtime/base/knobs.h"
 
-enum { PATH_SIZE = 1024, OPTION_COUNT = 4 };
+enum { PATH_SIZE = 1024, OPTION_COUNT = 3 };
 
 /* NVRTC's functions, by the types that its header declares. */
 static struct {
@@ -162,8 +162,7 @@ static ml_status compile_text(const ml_kernel *kernel, const char *text, int arc
     char architecture[64], name[64];
     architecture_option(arch, architecture, sizeof architecture);
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
-    const char *options[OPTION_COUNT] = {architecture, "--std=c++17", "--restrict=false",
-                                         "--disable-warnings"};
+    const char *options[OPTION_COUNT] = {architecture, "--std=c++17", "--disable-warnings"};
     nvrtcProgram program;
     nvrtcResult result = nvrtc.create(&program, text, name, 0, NULL, NULL);
     if (result != NVRTC_SUCCESS) return compile_failure(kernel, NULL, nvrtc.error(result));

@@ -161,19 +161,19 @@ static void run_dtypes(ops_body *body, const ml_dtype *dtypes, int count, uint64
 
 static const ml_dtype all[] = {ML_F32, ML_BF16, ML_I32, ML_F64, ML_I64};
 
-TEST(ops, moves) {
+OPS_TEST(moves) {
     run_dtypes(build_moves, all, 4, 100);
 }
-TEST(ops, reductions) {
+OPS_TEST(reductions) {
     run_dtypes(build_reductions, all, 5, 110);
 }
-TEST(ops, scans) {
+OPS_TEST(scans) {
     run_dtypes(build_scans, all, 4, 120);
 }
-TEST(ops, gathers) {
+OPS_TEST(gathers) {
     run_dtypes(build_gathers, all, 2, 130);
 }
-TEST(ops, dots) {
+OPS_TEST(dots) {
     run_dtypes(build_dots, (ml_dtype[]){ML_F32, ML_F64, ML_BF16, ML_I32}, 4, 140);
 }
 
@@ -233,9 +233,9 @@ static void run_materialized(ops_case *c) {
     build_attention(c);
 }
 
-TEST(ops, attention) {
+OPS_TEST(attention) {
     run_dtypes(run_attention, (ml_dtype[]){ML_F32, ML_F64, ML_BF16}, 3, 150);
 }
-TEST(ops, attention_decomposed) {
+OPS_TEST(attention_decomposed) {
     run_dtypes(run_materialized, all, 1, 160);
 }

@@ -75,22 +75,22 @@ static void run_dtype(ml_dtype dtype, int arrangements_used, int flags) {
     }
 }
 
-TEST(ops, map_bool) {
+OPS_TEST(map_bool) {
     run_dtype(ML_BOOL, 1, 0);
 }
-TEST(ops, map_i32) {
+OPS_TEST(map_i32) {
     run_dtype(ML_I32, 1, 0);
 }
-TEST(ops, map_i64) {
+OPS_TEST(map_i64) {
     run_dtype(ML_I64, 1, 0);
 }
-TEST(ops, map_bf16) {
+OPS_TEST(map_bf16) {
     run_dtype(ML_BF16, 2, 0);
 }
-TEST(ops, map_f32) {
+OPS_TEST(map_f32) {
     run_dtype(ML_F32, ARRANGEMENTS, OPS_UNFUSED);
 }
-TEST(ops, map_f64) {
+OPS_TEST(map_f64) {
     run_dtype(ML_F64, 1, 0);
 }
 
@@ -125,7 +125,7 @@ static void build_gradients(ops_case *c) {
     }
 }
 
-TEST(ops, map_gradients) {
+OPS_TEST(map_gradients) {
     static const ml_dtype dtypes[] = {ML_F32, ML_F64, ML_BF16};
     for (int i = 0; i < 3; i++) {
         current = &arrangements[2 * i];
@@ -151,6 +151,6 @@ static void build_random(ops_case *c) {
     ops_output(c, ml_map2(c->g, ML_OP_MUL, iota, iota), 0, "iota");
 }
 
-TEST(ops, random_and_iota) {
+OPS_TEST(random_and_iota) {
     ops_run(build_random, 4, OPS_UNFUSED);
 }

@@ -129,12 +129,12 @@ static void run_dtypes(ops_body *body, uint64_t seed) {
     }
 }
 
-TEST(ops, norms) {
+OPS_TEST(norms) {
     run_dtypes(build_norms, 200);
 }
-TEST(ops, cross_entropy) {
+OPS_TEST(cross_entropy) {
     run_dtypes(build_loss, 210);
 }
-TEST(ops, block) {
+OPS_TEST(block) {
     run_dtypes(build_block, 220);
 }

@@ -1,12 +1,34 @@
-/* What the tests of ops on the CPU device share (ops_support.h). */
+/* What the tests of ops on a device share (ops_support.h). */
 #include "tests/ops_support.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/exec/session.h"
+
+static const char *device_name = "cpu";
+
+static bool have_gpu(void) {
+    static int known = -1;
+    ml_device *device = NULL;
+    if (known >= 0) return known;
+    known = ml_device_open(device_name, 0, &device) == ML_OK;
+    printf(known ? "device: %s\n" : "skipped: %s\n",
+           known ? device->description : ml_error_last()->text);
+    if (known) ml_device_close(device);
+    return known;
+}
+
+bool ops_begin(const char *device) {
+    const char *other = getenv("MLUA_TEST_DEVICE");
+    device_name = device;
+    if (strcmp(device, "cpu") == 0) return true;
+    if (other != NULL && *other) device_name = other;
+    return have_gpu();
+}
 
 ml_axis ops_axis(ops_case *c, const char *name) {
     return ml_axis_named(c->g, name);
@@ -117,7 +139,13 @@ void ops_gradients(ops_case *c, ml_ref y, const ml_ref *wrt, int count, double t
 /* ---- running ---- */
 static void poison(ops_case *c) {
     ml_session *s = c->session;
-    if (s->arena != NULL && s->arena_bytes > 0) memset(s->arena, 0xff, (size_t)s->arena_bytes);
+    if (s->arena == NULL || s->arena_bytes <= 0) return;
+    void *bytes = ml_alloc((size_t)s->arena_bytes);
+    REQUIRE(bytes != NULL);
+    memset(bytes, 0xff, (size_t)s->arena_bytes);
+    ml_status status = s->device->ops->upload(s->device, s->arena, bytes, s->arena_bytes);
+    ml_free(bytes);
+    ML_CHECK(status);
 }
 
 static void compare(const ops_case *c, int output, const void *actual, const double *expected,
@@ -164,15 +192,17 @@ static void run_program(ops_case *c, double *const *expected, const char *how) {
         first[i] = ml_arena_alloc(c->arena, bytes);
         second[i] = ml_arena_alloc(c->arena, bytes);
     }
-    poison(c);
-    ML_CHECK(ml_program_run(program, inputs, first));
-    poison(c);
-    ML_CHECK(ml_program_run(program, inputs, second));
-    for (int i = 0; i < c->output_count; i++) {
-        size_t bytes = (size_t)ml_type_bytes(ml_graph_type(c->g, c->outputs[i]));
-        compare(c, i, first[i], expected[i], how);
-        if (memcmp(first[i], second[i], bytes) != 0) {
-            test_fail("%s (%s): two runs differ in their bits", c->labels[i], how);
+    const int runs = c->session->device->target.kind == ML_TARGET_CUDA ? 4 : 2;
+    for (int run = 0; run < runs; run++) {
+        poison(c);
+        ML_CHECK(ml_program_run(program, inputs, run == 0 ? first : second));
+        for (int i = 0; i < c->output_count; i++) {
+            size_t bytes = (size_t)ml_type_bytes(ml_graph_type(c->g, c->outputs[i]));
+            if (run == 0) compare(c, i, first[i], expected[i], how);
+            if (run > 0 && memcmp(first[i], second[i], bytes) != 0) {
+                test_fail("%s (%s): run %d differs from the first in its bits", c->labels[i], how,
+                          run + 1);
+            }
         }
     }
     ml_program_free(program);
@@ -189,7 +219,7 @@ static void run_body(void *argument) {
     ops_case *c = call->c;
     double *expected[OPS_OUTPUTS];
     ML_CHECK(ml_session_new(&c->session));
-    ML_CHECK(ml_session_open(c->session, "cpu", 0));
+    ML_CHECK(ml_session_open(c->session, device_name, 0));
     c->g = ml_session_graph(c->session);
     call->body(c);
     ml_reference(c->g, NULL, (const double *const *)c->inputs, c->outputs, c->output_count,

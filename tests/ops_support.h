@@ -1,5 +1,8 @@
-/* What the tests of ops on the CPU device share: graphs over random inputs whose outputs must equal
- * the reference interpreter's, fused and unfused, with the same bits at each run.
+/* What the tests of ops on a device share: graphs over random inputs whose outputs must equal the
+ * reference interpreter's, fused and unfused, with the same bits at each run. OPS_TEST(name) is a
+ * test "ops/name" on the CPU and another "gpu_ops/name" on the GPU, where four runs take a program
+ * through its eager run and the capture and replays of its CUDA graph. Where there is no GPU, the
+ * latter say so and pass; MLUA_TEST_DEVICE names another device for them, to try the tests alone.
  *
  * Inputs are multiples of 1/64 from -2 to 2, which every float dtype holds exactly, so that
  * comparisons, floors and sorts see the same numbers everywhere. Temporary memory is filled with
@@ -26,9 +29,32 @@ typedef struct {
     uint64_t random;
 } ops_case;
 
+/* The device of the running test; false where this machine has none (which is told once). */
+bool ops_begin(const char *device);
+/* Tests for both devices, or for the GPU alone, in the area "gpu_" #area. */
+#define OPS_TEST(name)                                                                             \
+    static void ops_test_##name(void);                                                             \
+    static void ops_start_##name(const void *device) {                                             \
+        if (ops_begin(device)) ops_test_##name();                                                  \
+    }                                                                                              \
+    __attribute__((constructor)) static void ops_register_##name(void) {                           \
+        test_register("ops/" #name, ops_start_##name, "cpu");                                      \
+        test_register("gpu_ops/" #name, ops_start_##name, "cuda");                                 \
+    }                                                                                              \
+    static void ops_test_##name(void)
+#define GPU_TEST(area, name)                                                                       \
+    static void gpu_test_##area##_##name(void);                                                    \
+    static void gpu_start_##area##_##name(const void *device) {                                    \
+        if (ops_begin(device)) gpu_test_##area##_##name();                                         \
+    }                                                                                              \
+    __attribute__((constructor)) static void gpu_register_##area##_##name(void) {                  \
+        test_register("gpu_" #area "/" #name, gpu_start_##area##_##name, "cuda");                  \
+    }                                                                                              \
+    static void gpu_test_##area##_##name(void)
+
 typedef void ops_body(ops_case *c);
 enum { OPS_UNFUSED = 1 /* run it with one kernel for each op as well */ };
-/* Build the outputs with `body` in a new session on the CPU, then run and compare them. */
+/* Build the outputs with `body` in a new session on the test's device, then run and compare. */
 void ops_run(ops_body *body, uint64_t seed, int flags);
 
 /* Axes are written "b3 s4". */
