@@ -13,19 +13,19 @@
 typedef enum { ML_STORAGE_TEMPORARY, ML_STORAGE_STATE, ML_STORAGE_INPUT } ml_storage_kind;
 typedef struct {
     ml_storage_kind kind;
-    uint32_t id;        /* of the state or input */
+    uint32_t id; /* of the state or input */
     int64_t bytes;
-    ml_ref node;        /* for accounts and messages; 0 for partial results and workspace */
+    ml_ref node; /* for accounts and messages; 0 for partial results and workspace */
     /* set by memory.c for temporaries: */
     uint32_t first, last; /* steps between which it is alive */
-    int64_t offset;     /* bytes, in the arena; a multiple of 256 */
+    int64_t offset;       /* bytes, in the arena; a multiple of 256 */
 } ml_storage;
 
 typedef struct {
-    ml_ref node;        /* 0 for partial results and workspace */
+    ml_ref node; /* 0 for partial results and workspace */
     ml_type type;
     uint32_t storage;
-    int64_t offset;     /* elements */
+    int64_t offset;              /* elements */
     int64_t stride[ML_MAX_AXES]; /* elements, by position in the type */
 } ml_value;
 
@@ -45,16 +45,20 @@ typedef struct {
 } ml_gemm;
 
 /* Attention's operands as strided [batch..., heads, seq, head_dim]; up to 3 batch axes. */
-typedef struct { int64_t batch[3], head, seq, dim; } ml_attention_strides;
+typedef struct {
+    int64_t batch[3], head, seq, dim;
+} ml_attention_strides;
 typedef struct {
     ml_attention_args args; /* axis ids and functions refer to `graph` */
     const ml_graph *graph;
     ml_ref node;
     int64_t batch[3], heads, kv_heads, seq, kv_seq, head_dim, value_dim;
-    ml_dtype dtype;         /* of q, k, v, o */
+    ml_dtype dtype; /* of q, k, v, o */
     bool backward;
-    int operand_count;      /* the step's values, reads then writes, as the node lists them */
-    ml_attention_strides strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; captured: batch, head, seq (q) and dim (kv) strides, 0 where it lacks the axis */
+    int operand_count; /* the step's values, reads then writes, as the node lists them */
+    ml_attention_strides
+        strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; captured: batch, head, seq
+                                     (q) and dim (kv) strides, 0 where it lacks the axis */
 } ml_attention_step;
 
 typedef enum {
@@ -66,17 +70,17 @@ typedef enum {
 
 typedef struct {
     ml_step_kind kind;
-    ml_ref node;                  /* the node it is named after, for origins */
+    ml_ref node; /* the node it is named after, for origins */
     int read_count, write_count;
-    uint32_t *values;             /* reads, then writes: in the order of the kernel's pointers */
-    const ml_kernel_ir *ir;       /* loops; NULL for templates */
-    ml_kernel *kernel;            /* KERNEL, and ATTENTION where the template serves */
+    uint32_t *values;       /* reads, then writes: in the order of the kernel's pointers */
+    const ml_kernel_ir *ir; /* loops; NULL for templates */
+    ml_kernel *kernel;      /* KERNEL, and ATTENTION where the template serves */
     const ml_gemm *gemm;
     const ml_attention_step *attention;
-    uint64_t *may_alias;          /* for each write: bit set of the reads whose memory it may overwrite
-                                     (same elements read before they are written, never after) */
+    uint64_t *may_alias; /* for each write: bit set of the reads whose memory it may overwrite
+                            (same elements read before they are written, never after) */
     double flops;
-    int64_t bytes;                /* that must move: each operand once */
+    int64_t bytes; /* that must move: each operand once */
 } ml_step;
 
 typedef struct {
@@ -86,14 +90,17 @@ typedef struct {
     ML_VEC(ml_storage) storages;
     ML_VEC(ml_value) values;
     ML_VEC(ml_step) steps;
-    uint32_t *output_values;      /* by output of the roots */
-    uint32_t *update_values;      /* by update: where the new value lies before it is assigned */
+    uint32_t *output_values; /* by output of the roots */
+    uint32_t *update_values; /* by update: where the new value lies before it is assigned */
 } ml_schedule;
 
 /* Fuse (fuse.c), choose views, build kernel IR (lower.c), describe GEMMs and attention, print
  * kernels. Everything lives in `arena`. Raises. */
 ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target *target,
                       ml_arena *arena);
+/* Steps, operands and the IR of kernels as text: for MLUA_DEBUG=3 and golden tests. */
+void ml_lower_print(const ml_schedule *s, ml_text *out);
+void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out);
 /* Kernels from templates (templates_*.c). The step's `kernel` is filled in. Workspace that a
  * template needs is a further written value that it adds to the step. */
 void ml_template_attention(ml_schedule *s, ml_step *step);

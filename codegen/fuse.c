@@ -1,0 +1,224 @@
+/* Roles: which nodes get memory (or a register), and which are computed again where they are used.
+ *
+ * A pointwise node that several others use is worth a place in memory when recomputing it would
+ * read more than one tensor of its size, or take many operations. So GELU's derivative is
+ * recomputed from the saved pre-activation and normalized values from x and its rstd, while sums of
+ * the residual stream are kept. Expensive small tensors that are broadcast (rotary tables, rates)
+ * are kept too. A root that turns out to be used by its own kernel alone is never stored. */
+#include "codegen/fusion.h"
+
+#include <string.h>
+
+enum {
+    MANY_NODES = 48,   /* recompute at most that many operations */
+    ALWAYS_ROOT = 160, /* and never inline more than that, for anyone */
+    MANY_LOADS = 20,   /* tensors that one expression may read */
+    FULL_SHARE = 4,    /* a tensor is "full-size" from a quarter of the node's elements */
+    EXPANSION = 4,     /* broadcasting to that many times the elements ... */
+    WORTH_KEEPING = 6, /* ... repeats too much from that many FLOPs on */
+    UNROLL = 16,       /* reductions of outer axes up to that size are written out */
+};
+
+bool fuse_in_memory(const lowering *l, ml_ref n) {
+    return l->info[n].role != LOWER_INLINE;
+}
+
+/* Each element of the result receives at most one contribution: where(iota == index, value, 0). */
+bool fuse_scatter_is_map(const ml_graph *g, ml_ref n) {
+    const ml_type *index = ml_graph_type(g, ml_graph_source(g, n, 0)), *type = ml_graph_type(g, n);
+    for (int i = 0; i < index->rank; i++)
+        if (ml_type_find(type, index->axis[i]) < 0) return false;
+    return true;
+}
+
+void fuse_dot_space(const ml_graph *g, ml_ref n, ml_type *space) {
+    const ml_type *a = ml_graph_type(g, ml_graph_source(g, n, 0));
+    const ml_type *b = ml_graph_type(g, ml_graph_source(g, n, 1));
+    *space = *ml_graph_type(g, n);
+    const ml_type *operands[2] = {a, b};
+    for (int o = 0; o < 2; o++) {
+        for (int i = 0; i < operands[o]->rank; i++) {
+            if (ml_type_find(space, operands[o]->axis[i]) >= 0) continue;
+            if (space->rank == ML_MAX_AXES)
+                ml_raise(ML_INVALID, "a dot over more than %d axes in all", ML_MAX_AXES);
+            space->axis[space->rank] = operands[o]->axis[i];
+            space->size[space->rank++] = operands[o]->size[i];
+        }
+    }
+}
+
+static void reach(lowering *l) {
+    for (int i = 0; i < l->roots->output_count; i++) l->info[l->roots->outputs[i]].reached = true;
+    for (int i = 0; i < l->roots->update_count; i++)
+        l->info[l->roots->updates[i].value].reached = true;
+    for (ml_ref n = l->count - 1; n > 0; n--) {
+        if (!l->info[n].reached) continue;
+        const ml_ref *sources = ml_graph_sources(l->g, n);
+        for (int i = 0; i < ml_graph_node(l->g, n)->source_count; i++) {
+            l->info[sources[i]].reached = true;
+            l->first_user[sources[i] + 1]++;
+        }
+    }
+    for (ml_ref n = 1; n <= l->count; n++) l->first_user[n] += l->first_user[n - 1];
+    l->user = ML_NEW_ARRAY(l->scratch, ml_ref, l->first_user[l->count] + 1);
+    uint32_t *at = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
+    memcpy(at, l->first_user, sizeof(uint32_t) * l->count);
+    for (ml_ref n = 1; n < l->count; n++) {
+        if (!l->info[n].reached) continue;
+        const ml_ref *sources = ml_graph_sources(l->g, n);
+        for (int i = 0; i < ml_graph_node(l->g, n)->source_count; i++)
+            l->user[at[sources[i]]++] = n;
+    }
+}
+
+/* A reduction of few elements over axes that are not innermost: better written out as arithmetic.
+ */
+static bool unrolls(const lowering *l, ml_ref n) {
+    const ml_node *node = ml_graph_node(l->g, n);
+    const ml_type *from = ml_graph_type(l->g, ml_graph_source(l->g, n, 0));
+    const int64_t *args = ml_graph_args(l->g, n);
+    if (node->op == ML_OP_ARGMAX || l->target->no_fuse) return false;
+    int64_t reduced = 1;
+    for (int i = 0; i < node->arg_count; i++) {
+        int at = ml_type_find(from, (ml_axis)args[i]);
+        bool innermost = true;
+        for (int j = at + 1; j < from->rank; j++) innermost = innermost && from->size[j] == 1;
+        if (innermost && from->size[at] != 1) return false;
+        reduced *= from->size[at];
+    }
+    return reduced <= UNROLL;
+}
+
+static lower_role first_role(lowering *l, ml_ref n) {
+    const ml_node *node = ml_graph_node(l->g, n);
+    switch (ml_ops[node->op].op_class) {
+    case ML_CLASS_LEAF:
+        if (node->op == ML_OP_PARAM)
+            ml_raise(ML_INTERNAL, "lowering: node %%%u is a parameter outside of a function", n);
+        return node->op == ML_OP_STATE || node->op == ML_OP_INPUT ? LOWER_LEAF : LOWER_INLINE;
+    case ML_CLASS_MAP: return l->target->no_fuse ? LOWER_ROOT : LOWER_INLINE;
+    case ML_CLASS_MOVE:
+        return node->op == ML_OP_CONCAT ? LOWER_CONCAT
+               : node->op == ML_OP_OUT  ? LOWER_LIBRARY
+                                        : LOWER_INLINE;
+    case ML_CLASS_REDUCE:
+        l->info[n].unrolled = unrolls(l, n);
+        return l->info[n].unrolled ? LOWER_INLINE : LOWER_ROOT;
+    case ML_CLASS_CONTRACT:
+        if (gemm_serves(l, n)) return LOWER_LIBRARY;
+        l->info[n].generic_dot = true;
+        return node->arg_count == 0 ? LOWER_INLINE : LOWER_ROOT;
+    case ML_CLASS_ROUTINE:
+        if (node->op == ML_OP_SCATTER_ADD && fuse_scatter_is_map(l->g, n)) return LOWER_INLINE;
+        return LOWER_LIBRARY;
+    case ML_CLASS_SCAN: break;
+    }
+    return LOWER_LIBRARY;
+}
+
+/* An output or update needs memory of its own in its type's order. */
+static void pin(lowering *l, ml_ref n) {
+    ml_ref base = n;
+    for (;;) {
+        int op = ml_graph_node(l->g, base)->op;
+        if (fuse_in_memory(l, base)) break;
+        if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE) break;
+        base = ml_graph_source(l->g, base, 0);
+    }
+    lower_view view;
+    if (base != n && fuse_in_memory(l, base) &&
+        (l->info[base].role == LOWER_LEAF || !views_of(l, n, &view) ||
+         !views_contiguous(ml_graph_type(l->g, n), view.stride)))
+        base = n;
+    if (l->info[base].role == LOWER_INLINE) l->info[base].role = LOWER_ROOT;
+    if (base != n && !views_of(l, n, &view)) {
+        base = n;
+        l->info[base].role = LOWER_ROOT;
+    }
+    l->info[base].pinned = l->info[base].stored = true;
+}
+
+static bool is_inline_move(const lowering *l, ml_ref n) {
+    return ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_MOVE &&
+           l->info[n].role == LOWER_INLINE;
+}
+
+/* How many nodes that compute something use n, and the largest number of elements at which they
+ * need it: users of a node come after it, so one pass backwards suffices. */
+static void count_users(lowering *l, int64_t *peak) {
+    for (ml_ref n = l->count - 1; n > 0; n--) {
+        if (!l->info[n].reached) continue;
+        unsigned users = l->info[n].pinned;
+        int64_t own = ml_type_elements(ml_graph_type(l->g, n));
+        peak[n] = own;
+        for (uint32_t i = l->first_user[n]; i < l->first_user[n + 1]; i++) {
+            ml_ref u = l->user[i];
+            bool maps = ml_ops[ml_graph_node(l->g, u)->op].op_class == ML_CLASS_MAP;
+            bool moves = is_inline_move(l, u);
+            users += moves ? l->info[u].users : 1;
+            int64_t at = moves ? peak[u] : maps ? ml_type_elements(ml_graph_type(l->g, u)) : own;
+            if (at > peak[n]) peak[n] = at;
+        }
+        l->info[n].users = (uint8_t)(users > 255 ? 255 : users);
+    }
+}
+
+typedef struct {
+    lowering *l;
+    int64_t elements; /* of the node that is judged */
+    int nodes, weight, loads, full;
+} cost;
+
+static void add_cost(cost *c, ml_ref n, int64_t elements) {
+    lowering *l = c->l;
+    if (l->stamp[n] == l->stamps || c->nodes > ALWAYS_ROOT) return;
+    l->stamp[n] = l->stamps;
+    if (fuse_in_memory(l, n)) {
+        int64_t own = ml_type_elements(ml_graph_type(l->g, n));
+        c->loads++;
+        c->full += (own < elements ? own : elements) * FULL_SHARE >= c->elements;
+        return;
+    }
+    const ml_node *node = ml_graph_node(l->g, n);
+    c->nodes++;
+    c->weight += ml_ops[node->op].flops;
+    for (int i = 0; i < node->source_count; i++)
+        add_cost(c, ml_graph_source(l->g, n, i), ml_type_elements(ml_graph_type(l->g, n)));
+}
+
+static bool worth_memory(lowering *l, ml_ref n, int64_t peak) {
+    cost c = {.l = l, .elements = ml_type_elements(ml_graph_type(l->g, n))};
+    l->stamps++;
+    l->stamp[n] = l->stamps;
+    const ml_node *node = ml_graph_node(l->g, n);
+    c.weight = ml_ops[node->op].flops;
+    for (int i = 0; i < node->source_count; i++)
+        add_cost(&c, ml_graph_source(l->g, n, i), c.elements);
+    if (c.nodes > ALWAYS_ROOT || c.loads > MANY_LOADS) return true;
+    if (peak >= EXPANSION * c.elements && c.weight >= WORTH_KEEPING) return true;
+    return l->info[n].users > 1 && (c.full > 1 || c.nodes > MANY_NODES);
+}
+
+void fuse_roles(lowering *l) {
+    reach(l);
+    for (ml_ref n = 1; n < l->count; n++)
+        if (l->info[n].reached) l->info[n].role = (uint8_t)first_role(l, n);
+    for (int i = 0; i < l->roots->output_count; i++) pin(l, l->roots->outputs[i]);
+    for (int i = 0; i < l->roots->update_count; i++) pin(l, l->roots->updates[i].value);
+    views_place_concats(l);
+    for (ml_ref n = 1; n < l->count; n++) {
+        const ml_node *node = ml_graph_node(l->g, n);
+        if (!l->info[n].reached || l->info[n].role != LOWER_LIBRARY || node->op == ML_OP_OUT)
+            continue;
+        for (int i = 0; i < node->source_count; i++)
+            views_require(l, ml_graph_source(l->g, n, i), false);
+    }
+    int64_t *peak = ML_NEW_ARRAY(l->scratch, int64_t, l->count);
+    count_users(l, peak);
+    for (ml_ref n = 1; n < l->count; n++) {
+        int op_class = ml_ops[ml_graph_node(l->g, n)->op].op_class;
+        bool maps = op_class == ML_CLASS_MAP || op_class == ML_CLASS_REDUCE;
+        if (!l->info[n].reached || l->info[n].role != LOWER_INLINE || !maps) continue;
+        if (worth_memory(l, n, peak[n])) l->info[n].role = LOWER_ROOT;
+    }
+}

@@ -1,0 +1,235 @@
+/* DOT as matrix products: axes in groups (batch, m, k, n), each collapsed to one stride. An operand
+ * that lies otherwise is copied first. */
+#include "codegen/fusion.h"
+
+#include <string.h>
+
+typedef struct {
+    int count;
+    ml_axis axis[ML_MAX_AXES];
+    int64_t size[ML_MAX_AXES], total;
+} axis_group;
+
+typedef struct {
+    axis_group batch, m, n, k;
+} dot_axes;
+
+static bool is_reduced(const ml_graph *g, ml_ref dot, ml_axis axis) {
+    for (int i = 0; i < ml_graph_node(g, dot)->arg_count; i++)
+        if (ml_graph_args(g, dot)[i] == axis) return true;
+    return false;
+}
+
+static void add_axis(axis_group *group, const ml_type *type, int i) {
+    if (group->total == 0) group->total = 1;
+    group->total *= type->size[i];
+    if (type->size[i] == 1) return;
+    group->axis[group->count] = type->axis[i];
+    group->size[group->count++] = type->size[i];
+}
+
+/* m, n and batch in the order of the result; k in the order of the first operand. */
+static void read_axes(const ml_graph *g, ml_ref dot, dot_axes *out) {
+    const ml_type *a = ml_graph_type(g, ml_graph_source(g, dot, 0));
+    const ml_type *b = ml_graph_type(g, ml_graph_source(g, dot, 1));
+    const ml_type *c = ml_graph_type(g, dot);
+    memset(out, 0, sizeof *out);
+    out->batch.total = out->m.total = out->n.total = out->k.total = 1;
+    for (int i = 0; i < c->rank; i++) {
+        bool in_a = ml_type_find(a, c->axis[i]) >= 0, in_b = ml_type_find(b, c->axis[i]) >= 0;
+        add_axis(in_a && in_b ? &out->batch : in_a ? &out->m : &out->n, c, i);
+    }
+    for (int i = 0; i < a->rank; i++)
+        if (is_reduced(g, dot, a->axis[i])) add_axis(&out->k, a, i);
+}
+
+bool gemm_serves(const lowering *l, ml_ref dot) {
+    const ml_graph *g = l->g;
+    int a = ml_graph_type(g, ml_graph_source(g, dot, 0))->dtype;
+    int b = ml_graph_type(g, ml_graph_source(g, dot, 1))->dtype, c = ml_graph_type(g, dot)->dtype;
+    dot_axes axes;
+    if (a != b || ml_dtypes[a].kind != ML_KIND_FLOAT || ml_graph_node(g, dot)->arg_count == 0)
+        return false;
+    if (c != a && !(a == ML_BF16 && c == ML_F32)) return false;
+    read_axes(g, dot, &axes);
+    if (axes.m.total == 0 || axes.n.total == 0 || axes.k.total == 0 || axes.batch.total == 0)
+        return false;
+    if (axes.m.total == 1 && axes.n.total == 1) return false;
+    return axes.batch.total == 1 || (axes.m.total > 1 && axes.n.total > 1);
+}
+
+/* The stride with which a group of axes can be walked as one; false where it cannot. */
+static bool group_stride(const axis_group *group, const ml_type *type, const int64_t *stride,
+                         int64_t *out) {
+    *out = 1;
+    for (int i = group->count - 1; i >= 0; i--) {
+        int64_t step = views_axis_stride(type, stride, group->axis[i]);
+        if (i == group->count - 1)
+            *out = step;
+        else if (step != views_axis_stride(type, stride, group->axis[i + 1]) * group->size[i + 1])
+            return false;
+    }
+    return true;
+}
+
+/* Whether strides (row, col) of a matrix of rows x cols are what a BLAS takes. A dimension of size
+ * 1 gets the stride that makes it so. */
+static bool matrix_fits(int64_t rows, int64_t cols, int64_t *row, int64_t *col) {
+    if (rows == 1) *row = *col == 1 ? cols : 1;
+    if (cols == 1) *col = *row == 1 ? rows : 1;
+    return (*col == 1 && *row >= cols) || (*row == 1 && *col >= rows);
+}
+
+static bool operand_fits(const ml_type *type, const int64_t *stride, const axis_group *rows,
+                         const axis_group *cols, int64_t *row, int64_t *col) {
+    return group_stride(rows, type, stride, row) && group_stride(cols, type, stride, col) &&
+           matrix_fits(rows->total, cols->total, row, col);
+}
+
+bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride) {
+    dot_axes axes;
+    int64_t row, col;
+    read_axes(l->g, dot, &axes);
+    return axes.batch.count <= ML_GEMM_BATCHES &&
+           operand_fits(ml_graph_type(l->g, dot), stride, &axes.m, &axes.n, &row, &col);
+}
+
+/* --- operands that must be copied --- */
+
+typedef struct {
+    ml_ref node;
+    ml_type type;
+    int64_t stride[ML_MAX_AXES];
+} operand;
+
+static void add_group(ml_type *type, const axis_group *group) {
+    for (int i = 0; i < group->count; i++) {
+        type->axis[type->rank] = group->axis[i];
+        type->size[type->rank++] = group->size[i];
+    }
+}
+
+static void pack(lowering *l, lower_group *group, int which, operand *op, const axis_group *batch,
+                 const axis_group *rows, const axis_group *cols) {
+    lower_root root = {.kind = LOWER_ROOT_PACK, .node = op->node};
+    root.space.dtype = op->type.dtype;
+    add_group(&root.space, batch);
+    add_group(&root.space, rows);
+    add_group(&root.space, cols);
+    root.value = views_temporary(l, op->node, &root.space);
+    group->packed[which] = root.value;
+    op->type = root.space;
+    views_strides(&op->type, op->stride);
+    group->packers[which] = fuse_place(l, &root);
+}
+
+static void read_operand(lowering *l, ml_ref node, operand *out) {
+    lower_view view;
+    memset(out, 0, sizeof *out);
+    if (!views_of(l, node, &view))
+        ml_raise(ML_INTERNAL, "lowering: operand %%%u of a dot has no place in memory", node);
+    out->node = node;
+    out->type = *ml_graph_type(l->g, node);
+    memcpy(out->stride, view.stride, sizeof out->stride);
+}
+
+/* k in the order of memory of `op`. */
+static axis_group order_by(const axis_group *k, const operand *op) {
+    axis_group out = *k;
+    for (int i = 1; i < out.count; i++) {
+        for (int at = i; at > 0; at--) {
+            int64_t low = views_axis_stride(&op->type, op->stride, out.axis[at - 1]);
+            int64_t high = views_axis_stride(&op->type, op->stride, out.axis[at]);
+            if (low >= high) break;
+            ml_axis axis = out.axis[at];
+            int64_t size = out.size[at];
+            out.axis[at] = out.axis[at - 1];
+            out.size[at] = out.size[at - 1];
+            out.axis[at - 1] = axis;
+            out.size[at - 1] = size;
+        }
+    }
+    return out;
+}
+
+/* Choose the order of k that needs the fewest copies, and copy. */
+static void fit_operands(lowering *l, lower_group *group, dot_axes *axes, operand *a, operand *b) {
+    axis_group by_a = order_by(&axes->k, a), by_b = order_by(&axes->k, b);
+    int64_t row, col;
+    bool a1 = operand_fits(&a->type, a->stride, &axes->m, &by_a, &row, &col);
+    bool b1 = operand_fits(&b->type, b->stride, &by_a, &axes->n, &row, &col);
+    bool a2 = operand_fits(&a->type, a->stride, &axes->m, &by_b, &row, &col);
+    bool b2 = operand_fits(&b->type, b->stride, &by_b, &axes->n, &row, &col);
+    bool second = a2 + b2 > a1 + b1;
+    axes->k = second ? by_b : by_a;
+    if (!(second ? a2 : a1)) pack(l, group, 0, a, &axes->batch, &axes->m, &axes->k);
+    if (!(second ? b2 : b1)) pack(l, group, 1, b, &axes->batch, &axes->k, &axes->n);
+}
+
+/* Batch axes as at most ML_GEMM_BATCHES loops; 0 where there are more. */
+static int batch_loops(const axis_group *batch, const operand *const *operands, ml_gemm *gemm) {
+    int64_t *stride[3] = {gemm->a_batch, gemm->b_batch, gemm->c_batch};
+    int64_t size[ML_MAX_AXES] = {0}, step[3][ML_MAX_AXES] = {{0}};
+    int count = 0;
+    for (int i = 0; i < batch->count; i++) {
+        int64_t here[3];
+        bool joins = count > 0;
+        for (int o = 0; o < 3; o++) {
+            here[o] = views_axis_stride(&operands[o]->type, operands[o]->stride, batch->axis[i]);
+            joins = joins && step[o][count - 1] == here[o] * batch->size[i];
+        }
+        if (!joins) size[count++] = 1;
+        size[count - 1] *= batch->size[i];
+        for (int o = 0; o < 3; o++) step[o][count - 1] = here[o];
+    }
+    if (count > ML_GEMM_BATCHES) return 0;
+    for (int i = 0; i < ML_GEMM_BATCHES; i++) {
+        int from = i - (ML_GEMM_BATCHES - count); /* unused loops come first */
+        gemm->batch[i] = from < 0 ? 1 : size[from];
+        for (int o = 0; o < 3; o++) stride[o][i] = from < 0 ? 0 : step[o][from];
+    }
+    return 1;
+}
+
+void gemm_plan(lowering *l, lower_group *group) {
+    ml_ref n = group->node;
+    dot_axes axes;
+    operand a, b, c;
+    lower_layout scratch;
+    const operand *all[3] = {&a, &b, &c};
+    ml_gemm *gemm = ML_NEW(l->arena, ml_gemm);
+    read_axes(l->g, n, &axes);
+    read_operand(l, ml_graph_source(l->g, n, 0), &a);
+    read_operand(l, ml_graph_source(l->g, n, 1), &b);
+    fit_operands(l, group, &axes, &a, &b);
+    memset(&c, 0, sizeof c);
+    c.type = *ml_graph_type(l->g, n);
+    memcpy(c.stride, views_layout(l, n, &scratch)->stride, sizeof c.stride);
+    if (!batch_loops(&axes.batch, all, gemm)) {
+        if (group->packed[0] == LOWER_NONE) pack(l, group, 0, &a, &axes.batch, &axes.m, &axes.k);
+        if (group->packed[1] == LOWER_NONE) pack(l, group, 1, &b, &axes.batch, &axes.k, &axes.n);
+        if (!batch_loops(&axes.batch, all, gemm))
+            ml_raise(ML_INVALID, "a dot over %d batch axes", axes.batch.count);
+    }
+    gemm->m = axes.m.total;
+    gemm->n = axes.n.total;
+    gemm->k = axes.k.total;
+    gemm->a_dtype = (ml_dtype)a.type.dtype;
+    gemm->b_dtype = (ml_dtype)b.type.dtype;
+    gemm->c_dtype = (ml_dtype)c.type.dtype;
+    bool fits = operand_fits(&a.type, a.stride, &axes.m, &axes.k, &gemm->a_row, &gemm->a_col) &&
+                operand_fits(&b.type, b.stride, &axes.k, &axes.n, &gemm->b_row, &gemm->b_col) &&
+                operand_fits(&c.type, c.stride, &axes.m, &axes.n, &gemm->c_row, &gemm->c_col);
+    if (!fits) ml_raise(ML_INTERNAL, "lowering: a dot's operands cannot be laid out as matrices");
+    group->gemm = gemm;
+}
+
+void gemm_step(lowering *l, lower_group *group) {
+    ml_ref n = group->node;
+    uint32_t reads[2], write = views_value(l, n);
+    for (int i = 0; i < 2; i++)
+        reads[i] = group->packed[i] != LOWER_NONE ? group->packed[i]
+                                                  : views_value(l, ml_graph_source(l->g, n, i));
+    ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, 2, &write, 1);
+    step->gemm = group->gemm;
+}
