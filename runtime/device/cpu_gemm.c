@@ -21,6 +21,7 @@ typedef struct {
     int64_t a_at, b_at, c_at, bytes; /* places in one item's scratch */
     bool by_batch;                   /* a unit of work is a batch item; else a block of C */
     int64_t blocks_m, blocks_n;
+    int64_t packing; /* bytes a thread, where there is no BLAS */
 } gemm_cut;
 
 typedef struct {
@@ -31,6 +32,7 @@ typedef struct {
     char *c, *scratch;
     matrix ready_a, ready_b, ready_c; /* of the item that blocks are computed of */
     matrix from, to;                  /* of a conversion */
+    char *packing;                    /* cut.packing bytes for each thread */
 } gemm_run;
 
 static bool blas_takes(int64_t rows, int64_t cols, int64_t row, int64_t col) {
@@ -64,12 +66,17 @@ static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
         else if (g->n >= 2 * threads)
             cut.blocks_n = threads;
     }
+    if (cpu_blas_find() == NULL) { /* either way round: product() may transpose */
+        int64_t plain = cpu_kernel_packing(cut.compute, g->m, g->n, g->k);
+        int64_t turned = cpu_kernel_packing(cut.compute, g->n, g->m, g->k);
+        cut.packing = plain > turned ? plain : turned;
+    }
     return cut;
 }
 
 int64_t cpu_gemm_scratch(const ml_gemm *gemm, int threads) {
     gemm_cut cut = cut_gemm(gemm, threads);
-    return cut.by_batch ? cut.bytes * threads : cut.bytes;
+    return (cut.by_batch ? cut.bytes * threads : cut.bytes) + cut.packing * threads;
 }
 
 /* ---- conversion ---- */
@@ -167,10 +174,18 @@ static const char *blas_view(const matrix *m, int *leading) {
     return plain ? "N" : "T";
 }
 
-static void product(const cpu_blas *blas, matrix a, matrix b, matrix c, bool accumulate) {
+static void product(const gemm_run *run, matrix a, matrix b, matrix c, int thread) {
+    const cpu_blas *blas = run->blas;
+    bool accumulate = run->gemm->accumulate;
     if (!by_rows(&c)) { /* C^T = B^T A^T */
         matrix old = a;
         a = transposed(b), b = transposed(old), c = transposed(c);
+    }
+    if (blas == NULL) {
+        cpu_kernel_product(&(cpu_kernel_call){c.dtype, c.rows, c.cols, a.cols, a.data, b.data,
+                                              c.data, a.row, a.col, b.row, b.col, c.row, accumulate,
+                                              run->packing + thread * run->cut.packing});
+        return;
     }
     int m = (int)c.cols, n = (int)c.rows, k = (int)a.cols, lda, ldb, ldc;
     const char *first = blas_view(&b, &lda), *second = blas_view(&a, &ldb);
@@ -214,7 +229,6 @@ static void add_bias(const gemm_run *run, matrix c, int64_t col) {
 }
 
 static void compute_blocks(void *context, int64_t begin, int64_t end, int thread) {
-    (void)thread;
     const gemm_run *run = context;
     const gemm_cut *cut = &run->cut;
     for (int64_t unit = begin; unit < end; unit++) {
@@ -223,14 +237,15 @@ static void compute_blocks(void *context, int64_t begin, int64_t end, int thread
         int64_t rows = border(cut->m, i + 1, cut->blocks_m) - row;
         int64_t cols = border(cut->n, j + 1, cut->blocks_n) - col;
         matrix c = part(run->ready_c, row, rows, col, cols);
-        product(run->blas, part(run->ready_a, row, rows, 0, cut->k),
-                part(run->ready_b, 0, cut->k, col, cols), c, run->gemm->accumulate);
+        product(run, part(run->ready_a, row, rows, 0, cut->k),
+                part(run->ready_b, 0, cut->k, col, cols), c, thread);
         if (run->bias != NULL) add_bias(run, c, col);
     }
 }
 
-/* One item of the batch; `pool` is NULL inside of a job. */
-static ml_status compute_item(gemm_run *run, int64_t item, char *scratch, ml_pool *pool) {
+/* One item of the batch; `pool` is NULL inside of a job, which is thread `thread` then. */
+static ml_status compute_item(gemm_run *run, int64_t item, char *scratch, ml_pool *pool,
+                              int thread) {
     const ml_gemm *g = run->gemm;
     const gemm_cut *cut = &run->cut;
     int64_t at[ML_GEMM_BATCHES];
@@ -273,7 +288,7 @@ static ml_status compute_item(gemm_run *run, int64_t item, char *scratch, ml_poo
     int64_t blocks = cut->blocks_m * cut->blocks_n;
     if (status != ML_OK) return status;
     if (pool == NULL || blocks == 1)
-        compute_blocks(run, 0, blocks, 0);
+        compute_blocks(run, 0, blocks, thread);
     else
         status = ml_pool_run(pool, blocks, blocks, compute_blocks, run);
     if (cut->convert_c && status == ML_OK) status = convert(run, pool, run->ready_c, whole_c);
@@ -284,7 +299,7 @@ static void compute_items(void *context, int64_t begin, int64_t end, int thread)
     gemm_run run = *(const gemm_run *)context;
     char *scratch = run.scratch + thread * run.cut.bytes;
     for (int64_t item = begin; item < end; item++)
-        ML_CHECK(compute_item(&run, item, scratch, NULL));
+        ML_CHECK(compute_item(&run, item, scratch, NULL, thread));
 }
 
 ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *c, const void *bias,
@@ -293,8 +308,8 @@ ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *
     gemm_run run = {.gemm = gemm, .cut = cut_gemm(gemm, threads), .a = a, .b = b, .bias = bias};
     run.c = c;
     run.scratch = scratch;
+    run.packing = run.scratch + (run.cut.by_batch ? run.cut.bytes * threads : run.cut.bytes);
     run.blas = cpu_blas_find();
-    if (run.blas == NULL) run.blas = cpu_kernel_blas();
     if (gemm->m > INT32_MAX || gemm->n > INT32_MAX || gemm->k > INT32_MAX) {
         return ml_fail(ML_INVALID,
                        "a product of %lld x %lld x %lld is beyond what BLAS can address",
@@ -302,7 +317,7 @@ ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *
     }
     if (!run.cut.by_batch) {
         for (int64_t item = 0; item < run.cut.batches; item++) {
-            ml_status status = compute_item(&run, item, run.scratch, pool);
+            ml_status status = compute_item(&run, item, run.scratch, pool, 0);
             if (status != ML_OK) return status;
         }
         return ML_OK;

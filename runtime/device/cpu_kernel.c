@@ -1,135 +1,145 @@
-/* C = alpha op(A) op(B) + beta C, column-major: A and B are packed into panels that the cache
- * holds, and tiles of C are accumulated in registers (the scheme of Goto and van de Geijn).
- * A tile is `rows` x `cols` elements of C: `vectors` vectors along a column, `cols` columns. */
+/* C = A B: A and B are packed into panels that the caches hold, and tiles of C are accumulated in
+ * registers (the scheme of Goto and van de Geijn). A tile is `rows` x `cols` elements of C, `cols`
+ * being two vectors. Packed B (BLOCK_K x BLOCK_N) stays in the second-level cache, a panel of A in
+ * the first. */
 #include "runtime/device/cpu_kernel.h"
 
 #include <string.h>
 
-enum { BLOCK_K = 256, BLOCK_M = 192, BLOCK_N = 1536, WIDEST_TILE = 64 * 16 };
+enum { BLOCK_K = 384, BLOCK_M = 768, BLOCK_N = 256, LARGEST_TILE = 12 * 32 };
 
+/* c[i][ldc] = (or +=, where `add`) the sum over p of a[p][rows] * b[p][cols]. */
+typedef void tile_run(int64_t k, const void *a, const void *b, void *c, int64_t ldc, bool add);
 typedef struct {
     int rows, cols;
-    void (*run)(int64_t k, const void *a, const void *b, void *c, int64_t ldc);
+    tile_run *run;
 } tile_kernel;
 
-/* tile: c[cols][ldc] += sum over k of a[k][rows] * b[k][cols], with packed a and b. */
-#define TILE(NAME, TYPE, ATTRIBUTE, BYTES, VECTORS, COLS)                                          \
-    typedef TYPE NAME##_vector __attribute__((vector_size(BYTES), aligned(sizeof(TYPE))));        \
-    ATTRIBUTE static void NAME(int64_t k, const void *a_panel, const void *b_panel, void *c_tile, \
-                               int64_t ldc) {                                                      \
+#define UNROLL _Pragma("GCC unroll 16")
+#define TILE(NAME, TYPE, ATTRIBUTE, BYTES, ROWS)                                                   \
+    typedef TYPE NAME##_vector __attribute__((vector_size(BYTES), aligned(sizeof(TYPE))));         \
+    ATTRIBUTE static void NAME(int64_t k, const void *a_panel, const void *b_panel, void *c_tile,  \
+                               int64_t ldc, bool add) {                                            \
         enum { LANES = (BYTES) / sizeof(TYPE) };                                                   \
         const TYPE *a = a_panel, *b = b_panel;                                                     \
         TYPE *c = c_tile;                                                                          \
-        NAME##_vector sum[COLS][VECTORS];                                                          \
-        _Pragma("GCC unroll 16") for (int j = 0; j < COLS; j++)                                    \
-            _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++)                              \
-                sum[j][v] = (NAME##_vector){0};                                                    \
-        for (int64_t p = 0; p < k; p++, a += (VECTORS) * LANES, b += COLS) {                       \
-            NAME##_vector x[VECTORS];                                                              \
-            _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++)                              \
-                x[v] = *(const NAME##_vector *)(a + v * LANES);                                    \
-            _Pragma("GCC unroll 16") for (int j = 0; j < COLS; j++)                                \
-                _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++)                          \
-                    sum[j][v] += x[v] * b[j];                                                      \
+        NAME##_vector low[ROWS], high[ROWS];                                                       \
+        UNROLL for (int i = 0; i < ROWS; i++) {                                                    \
+            low[i] = high[i] = (NAME##_vector){0};                                                 \
+            __builtin_prefetch(c + i * ldc, 1);                                                    \
+            __builtin_prefetch(c + i * ldc + LANES, 1);                                            \
         }                                                                                          \
-        _Pragma("GCC unroll 16") for (int j = 0; j < COLS; j++)                                    \
-            _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS; v++)                              \
-                *(NAME##_vector *)(c + j * ldc + v * LANES) += sum[j][v];                          \
+        for (int64_t p = 0; p < k; p++, a += ROWS, b += 2 * LANES) {                               \
+            NAME##_vector x = *(const NAME##_vector *)b, y = *(const NAME##_vector *)(b + LANES);  \
+            UNROLL for (int i = 0; i < ROWS; i++) {                                                \
+                low[i] += a[i] * x;                                                                \
+                high[i] += a[i] * y;                                                               \
+            }                                                                                      \
+        }                                                                                          \
+        UNROLL for (int i = 0; i < ROWS; i++, c += ldc) {                                          \
+            NAME##_vector *x = (NAME##_vector *)c, *y = (NAME##_vector *)(c + LANES);              \
+            *x = add ? *x + low[i] : low[i];                                                       \
+            *y = add ? *y + high[i] : high[i];                                                     \
+        }                                                                                          \
     }
 
 #if defined(__x86_64__)
 #define AVX512 __attribute__((target("avx512f,avx512vl,fma")))
 #define AVX2 __attribute__((target("avx2,fma")))
-TILE(tile_f32_64, float, AVX512, 64, 2, 12)
-TILE(tile_f64_64, double, AVX512, 64, 2, 12)
-TILE(tile_f32_32, float, AVX2, 32, 2, 6)
-TILE(tile_f64_32, double, AVX2, 32, 2, 6)
+TILE(tile_f32_64, float, AVX512, 64, 12)
+TILE(tile_f64_64, double, AVX512, 64, 12)
+TILE(tile_f32_32, float, AVX2, 32, 6)
+TILE(tile_f64_32, double, AVX2, 32, 6)
 #endif
-TILE(tile_f32_16, float, , 16, 2, 4)
-TILE(tile_f64_16, double, , 16, 2, 4)
+TILE(tile_f32_16, float, , 16, 4)
+TILE(tile_f64_16, double, , 16, 4)
 
-static tile_kernel tile_for(bool f64) {
+static tile_kernel tile_for(ml_dtype dtype) {
+    bool f64 = dtype == ML_F64;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) {
-        return f64 ? (tile_kernel){16, 12, tile_f64_64} : (tile_kernel){32, 12, tile_f32_64};
+        return f64 ? (tile_kernel){12, 16, tile_f64_64} : (tile_kernel){12, 32, tile_f32_64};
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-        return f64 ? (tile_kernel){8, 6, tile_f64_32} : (tile_kernel){16, 6, tile_f32_32};
+        return f64 ? (tile_kernel){6, 8, tile_f64_32} : (tile_kernel){6, 16, tile_f32_32};
     }
 #endif
-    return f64 ? (tile_kernel){4, 4, tile_f64_16} : (tile_kernel){8, 4, tile_f32_16};
+    return f64 ? (tile_kernel){4, 4, tile_f64_16} : (tile_kernel){4, 8, tile_f32_16};
 }
 
-/* The rest, for both types. Strides in elements: op(A)(i, p) = a[i * a_row + p * a_col]. */
-#define GEMM(NAME, TYPE, IS_F64)                                                                   \
-    static void NAME##_pack(TYPE *to, const TYPE *from, int64_t count, int64_t stride, int64_t k,  \
-                            int64_t k_stride, int width, TYPE alpha) {                             \
-        for (int64_t i = 0; i < count; i += width) {                                               \
-            int64_t filled = count - i < width ? count - i : width;                                \
-            for (int64_t p = 0; p < k; p++, to += width) {                                         \
-                const TYPE *x = from + i * stride + p * k_stride;                                  \
-                for (int64_t j = 0; j < filled; j++) to[j] = alpha * x[j * stride];                \
-                for (int64_t j = filled; j < width; j++) to[j] = 0;                                \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-    static void NAME##_tiles(tile_kernel tile, int64_t m, int64_t n, int64_t k, const TYPE *a,     \
-                             const TYPE *b, TYPE *c, int64_t ldc) {                                \
-        for (int64_t j = 0; j < n; j += tile.cols) {                                               \
-            int64_t cols = n - j < tile.cols ? n - j : tile.cols;                                  \
-            for (int64_t i = 0; i < m; i += tile.rows) {                                           \
-                int64_t rows = m - i < tile.rows ? m - i : tile.rows;                              \
-                if (rows == tile.rows && cols == tile.cols) {                                      \
-                    tile.run(k, a + i * k, b + j * k, c + i + j * ldc, ldc);                       \
-                    continue;                                                                      \
-                }                                                                                  \
-                TYPE edge[WIDEST_TILE] = {0};                                                      \
-                tile.run(k, a + i * k, b + j * k, edge, tile.rows);                                \
-                for (int64_t y = 0; y < cols; y++)                                                 \
-                    for (int64_t x = 0; x < rows; x++)                                             \
-                        c[i + x + (j + y) * ldc] += edge[x + y * tile.rows];                       \
-            }                                                                                      \
-        }                                                                                          \
-    }                                                                                              \
-    static void NAME(const char *trans_a, const char *trans_b, const int *m_at, const int *n_at,   \
-                     const int *k_at, const TYPE *alpha, const TYPE *a, const int *lda,            \
-                     const TYPE *b, const int *ldb, const TYPE *beta, TYPE *c, const int *ldc_at,  \
-                     size_t length_a, size_t length_b) {                                           \
-        (void)length_a, (void)length_b;                                                            \
-        int64_t m = *m_at, n = *n_at, k = *k_at, ldc = *ldc_at;                                    \
-        int64_t a_row = *trans_a == 'N' ? 1 : *lda, a_col = *trans_a == 'N' ? *lda : 1;            \
-        int64_t b_row = *trans_b == 'N' ? 1 : *ldb, b_col = *trans_b == 'N' ? *ldb : 1;            \
-        for (int64_t j = 0; j < n && *beta != 1; j++)                                              \
-            for (int64_t i = 0; i < m; i++)                                                        \
-                c[i + j * ldc] = *beta == 0 ? 0 : *beta * c[i + j * ldc];                          \
-        if (m == 0 || n == 0 || k == 0) return;                                                    \
-        tile_kernel tile = tile_for(IS_F64);                                                       \
-        int64_t deep = k < BLOCK_K ? k : BLOCK_K, tall = m < BLOCK_M ? m : BLOCK_M;                \
-        int64_t wide = n < BLOCK_N ? n : BLOCK_N;                                                  \
-        tall = (tall + tile.rows - 1) / tile.rows * tile.rows;                                     \
-        wide = (wide + tile.cols - 1) / tile.cols * tile.cols;                                     \
-        TYPE *packed = ml_alloc((size_t)(deep * (tall + wide)) * sizeof(TYPE));                    \
-        if (packed == NULL) ml_raise(ML_NO_MEMORY, "out of memory in a matrix product");           \
-        TYPE *packed_b = packed + deep * tall;                                                     \
-        for (int64_t j = 0; j < n; j += wide)                                                      \
-            for (int64_t p = 0; p < k; p += deep) {                                                \
-                int64_t cols = n - j < wide ? n - j : wide, depth = k - p < deep ? k - p : deep;   \
-                NAME##_pack(packed_b, b + p * b_row + j * b_col, cols, b_col, depth, b_row,        \
-                            tile.cols, *alpha);                                                    \
-                for (int64_t i = 0; i < m; i += tall) {                                            \
-                    int64_t rows = m - i < tall ? m - i : tall;                                    \
-                    NAME##_pack(packed, a + i * a_row + p * a_col, rows, a_row, depth, a_col,      \
-                                tile.rows, 1);                                                     \
-                    NAME##_tiles(tile, rows, cols, depth, packed, packed_b, c + i + j * ldc, ldc); \
-                }                                                                                  \
-            }                                                                                      \
-        ml_free(packed);                                                                           \
+/* Sizes of the blocks that are packed at once: equal parts of at most BLOCK_*, in whole tiles. */
+typedef struct {
+    int64_t m, n, k;
+} block_sizes;
+
+static int64_t even_part(int64_t count, int64_t most, int64_t unit) {
+    int64_t parts = (count + most - 1) / most;
+    int64_t part = parts > 0 ? (count + parts - 1) / parts : 1;
+    return (part + unit - 1) / unit * unit;
+}
+
+static block_sizes block_for(tile_kernel tile, int64_t m, int64_t n, int64_t k) {
+    return (block_sizes){even_part(m, BLOCK_M, tile.rows), even_part(n, BLOCK_N, tile.cols),
+                         even_part(k, BLOCK_K, 1)};
+}
+
+static int64_t packed_bytes(int64_t lines, int64_t count, ml_dtype dtype) {
+    return (lines * count * ml_dtypes[dtype].bytes + 63) / 64 * 64;
+}
+
+/* Enough for every part of such a product: parts may be packed in larger blocks than the whole. */
+int64_t cpu_kernel_packing(ml_dtype dtype, int64_t m, int64_t n, int64_t k) {
+    tile_kernel tile = tile_for(dtype);
+    int64_t rows = even_part(m < BLOCK_M ? m : BLOCK_M, BLOCK_M, tile.rows);
+    int64_t cols = even_part(n < BLOCK_N ? n : BLOCK_N, BLOCK_N, tile.cols);
+    int64_t depth = k < BLOCK_K ? k : BLOCK_K;
+    return packed_bytes(rows, depth, dtype) + packed_bytes(cols, depth, dtype);
+}
+
+/* Four by four elements: to[p * width + i] = from[i * stride + p]. */
+typedef float quad __attribute__((vector_size(16), aligned(4)));
+typedef int quad_index __attribute__((vector_size(16)));
+typedef double pair __attribute__((vector_size(16), aligned(8)));
+typedef long long pair_index __attribute__((vector_size(16)));
+
+static inline void turn_f32(float *to, int64_t width, const float *from, int64_t stride) {
+    const quad_index low = {0, 4, 1, 5}, high = {2, 6, 3, 7};
+    quad a = *(const quad *)from, b = *(const quad *)(from + stride);
+    quad c = *(const quad *)(from + 2 * stride), d = *(const quad *)(from + 3 * stride);
+    quad ac = __builtin_shuffle(a, c, low), bd = __builtin_shuffle(b, d, low);
+    *(quad *)to = __builtin_shuffle(ac, bd, low);
+    *(quad *)(to + width) = __builtin_shuffle(ac, bd, high);
+    ac = __builtin_shuffle(a, c, high), bd = __builtin_shuffle(b, d, high);
+    *(quad *)(to + 2 * width) = __builtin_shuffle(ac, bd, low);
+    *(quad *)(to + 3 * width) = __builtin_shuffle(ac, bd, high);
+}
+
+static inline void turn_f64(double *to, int64_t width, const double *from, int64_t stride) {
+    const pair_index low = {0, 2}, high = {1, 3};
+    for (int i = 0; i < 4; i += 2) {
+        for (int p = 0; p < 4; p += 2) {
+            pair a = *(const pair *)(from + i * stride + p);
+            pair b = *(const pair *)(from + (i + 1) * stride + p);
+            *(pair *)(to + p * width + i) = __builtin_shuffle(a, b, low);
+            *(pair *)(to + (p + 1) * width + i) = __builtin_shuffle(a, b, high);
+        }
     }
+}
 
-GEMM(gemm_f32, float, false)
-GEMM(gemm_f64, double, true)
+#define TYPE float
+#define NAME(name) name##_f32
+#include "runtime/device/cpu_kernel_body.h"
+#undef TYPE
+#undef NAME
+#define TYPE double
+#define NAME(name) name##_f64
+#include "runtime/device/cpu_kernel_body.h"
 
-static const cpu_blas kernels = {gemm_f32, gemm_f64, "built-in kernels (no BLAS found)"};
-
-const cpu_blas *cpu_kernel_blas(void) { return &kernels; }
+void cpu_kernel_product(const cpu_kernel_call *call) {
+    if (call->m == 0 || call->n == 0) return;
+    if (call->dtype == ML_F64)
+        product_f64(call);
+    else
+        product_f32(call);
+}
