@@ -3,7 +3,7 @@
  * target is told never to fall back to the score matrix. */
 #include "runtime/base/knobs.h"
 #include "runtime/exec/session.h"
-#include "tests/gpu_support.h"
+#include "tests/ops_support.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -39,24 +39,24 @@ static ml_dtype current_dtype;
 static bool heads_first; /* {batch, heads, seq, head_dim} in memory, else heads after seq */
 
 /* 20 tanh(s / 20) - (query - key) / 16 */
-static ml_ref soft_cap(gpu_case *c) {
+static ml_ref soft_cap(ops_case *c) {
     char axes[96];
     int64_t index = 0;
     snprintf(axes, sizeof axes, "batch%d heads%d seq%d kv_seq%d", current->batch, current->heads,
              current->seq, current->kv_seq);
-    ml_type type = gpu_type(c, ML_F32, axes);
+    ml_type type = ops_type(c, ML_F32, axes);
     ml_ref s = ml_graph_add(c->g, ML_OP_PARAM, NULL, 0, &index, 1, &type);
     ml_ref capped = ml_map2(c->g, ML_OP_DIV, s, ml_const(c->g, ML_F32, 20));
     capped =
         ml_map2(c->g, ML_OP_MUL, ml_map1(c->g, ML_OP_TANH, capped), ml_const(c->g, ML_F32, 20));
-    ml_ref q = ml_cast(c->g, ml_iota(c->g, gpu_axis(c, "seq"), current->seq), ML_F32);
-    ml_ref k = ml_cast(c->g, ml_iota(c->g, gpu_axis(c, "kv_seq"), current->kv_seq), ML_F32);
+    ml_ref q = ml_cast(c->g, ml_iota(c->g, ops_axis(c, "seq"), current->seq), ML_F32);
+    ml_ref k = ml_cast(c->g, ml_iota(c->g, ops_axis(c, "kv_seq"), current->kv_seq), ML_F32);
     ml_ref sixteenth = ml_const(c->g, ML_F32, 0.0625);
     capped = ml_map2(c->g, ML_OP_SUB, capped, ml_map2(c->g, ML_OP_MUL, q, sixteenth));
     return ml_map2(c->g, ML_OP_ADD, capped, ml_map2(c->g, ML_OP_MUL, k, sixteenth));
 }
 
-static ml_ref operand(gpu_case *c, const char *heads, int head_count, const char *seq, int length) {
+static ml_ref operand(ops_case *c, const char *heads, int head_count, const char *seq, int length) {
     char axes[96];
     const shape *s = current;
     if (heads_first)
@@ -65,31 +65,31 @@ static ml_ref operand(gpu_case *c, const char *heads, int head_count, const char
     else
         snprintf(axes, sizeof axes, "batch%d %s%d %s%d head_dim%d", s->batch, seq, length, heads,
                  head_count, s->dim);
-    return gpu_input(c, current_dtype, axes, -1.5, 1.5);
+    return ops_input(c, current_dtype, axes, -2, 2);
 }
 
-static void check_shape(gpu_case *c) {
+static void build_shape(ops_case *c) {
     const shape *s = current;
     const bool grouped = s->heads != s->kv_heads;
     const char *kv_heads = grouped ? "kv_heads" : "heads";
-    gpu_label(c, "attention %s in %s%s", s->name, ml_dtypes[current_dtype].name,
-              heads_first ? ", heads first" : "");
     ml_session_device(c->session)->target.longest_materialized = 0;
     ml_ref qkv[] = {operand(c, "heads", s->heads, "seq", s->seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq)};
-    ml_attention_args args = {.seq = gpu_axis(c, "seq"),
-                              .kv_seq = gpu_axis(c, "kv_seq"),
-                              .heads = gpu_axis(c, "heads"),
-                              .kv_heads = gpu_axis(c, kv_heads),
-                              .head_dim = gpu_axis(c, "head_dim"),
+    ml_attention_args args = {.seq = ops_axis(c, "seq"),
+                              .kv_seq = ops_axis(c, "kv_seq"),
+                              .heads = ops_axis(c, "heads"),
+                              .kv_heads = ops_axis(c, kv_heads),
+                              .head_dim = ops_axis(c, "head_dim"),
                               .causal = s->causal,
                               .window = s->window,
                               .scale = 1 / sqrt(s->dim),
                               .score = s->score ? soft_cap(c) : 0};
-    ml_ref o = ml_attention(c->g, qkv, 3, &args), outputs[4] = {o};
-    ml_autodiff(c->g, gpu_loss(c, o), qkv, 3, outputs + 1);
-    gpu_check(c, outputs, 4, 2 * gpu_tolerance(current_dtype));
+    char label[96];
+    snprintf(label, sizeof label, "attention, %s%s", s->name, heads_first ? ", heads first" : "");
+    ml_ref o = ml_attention(c->g, qkv, 3, &args);
+    ops_output(c, o, ops_tolerance(current_dtype), "%s", label);
+    ops_gradients(c, o, qkv, 3, 2 * ops_tolerance(current_dtype), label);
 }
 
 static void check_all(ml_dtype dtype, bool first, bool cudnn) {
@@ -99,26 +99,26 @@ static void check_all(ml_dtype dtype, bool first, bool cudnn) {
     knobs->cudnn = cudnn;
     for (int i = 0; i < SHAPES; i++) {
         current = &shapes[i];
-        gpu_run(check_shape, (uint64_t)i);
+        ops_run(build_shape, (uint64_t)i, 0);
     }
     knobs->cudnn = kept;
 }
 
-TEST(gpu_attention, f32) {
+GPU_TEST(attention, f32) {
     check_all(ML_F32, false, false);
 }
-TEST(gpu_attention, f32_heads_first) {
+GPU_TEST(attention, f32_heads_first) {
     check_all(ML_F32, true, false);
 }
-TEST(gpu_attention, bf16_template) {
+GPU_TEST(attention, bf16_template) {
     check_all(ML_BF16, false, false);
 }
-TEST(gpu_attention, bf16_template_heads_first) {
+GPU_TEST(attention, bf16_template_heads_first) {
     check_all(ML_BF16, true, false);
 }
-TEST(gpu_attention, bf16_cudnn) {
+GPU_TEST(attention, bf16_cudnn) {
     check_all(ML_BF16, false, true);
 }
-TEST(gpu_attention, bf16_cudnn_heads_first) {
+GPU_TEST(attention, bf16_cudnn_heads_first) {
     check_all(ML_BF16, true, true);
 }

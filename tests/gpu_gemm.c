@@ -1,5 +1,5 @@
 /* Products on the GPU: every orientation, batches, odd sizes and alignments, sums and biases. */
-#include "tests/gpu_support.h"
+#include "tests/ops_support.h"
 
 typedef struct {
     const char *a, *b, *reduced; /* axes of the operands; names of those summed over */
@@ -30,96 +30,85 @@ static const product products[] = {
 };
 enum { PRODUCTS = sizeof products / sizeof *products };
 
-static int reduced_axes(gpu_case *c, const char *text, ml_axis *axes) {
+static int reduced_axes(ops_case *c, const char *text, ml_axis *axes) {
     int count = 0;
     for (; *text; text++) {
         char name[2] = {*text, 0};
-        if (*text != ' ') axes[count++] = gpu_axis(c, name);
+        if (*text != ' ') axes[count++] = ops_axis(c, name);
     }
     return count;
 }
 
-static ml_ref dot(gpu_case *c, const product *p, ml_dtype in, ml_dtype out) {
+static ml_ref dot(ops_case *c, const product *p, ml_dtype in, ml_dtype out) {
     ml_axis axes[ML_MAX_AXES];
-    ml_ref a = gpu_input(c, in, p->a, -1, 1), b = gpu_input(c, in, p->b, -1, 1);
+    ml_ref a = ops_input(c, in, p->a, -2, 2), b = ops_input(c, in, p->b, -2, 2);
     int count = reduced_axes(c, p->reduced, axes);
     return ml_dot(c->g, a, b, axes, count, out);
 }
 
-static const product *current;
 static ml_dtype current_in, current_out;
 
-static void check_product(gpu_case *c) {
-    gpu_label(c, "%s . %s over %s, %s -> %s", current->a, current->b, current->reduced,
-              ml_dtypes[current_in].name, ml_dtypes[current_out].name);
-    ml_ref y = dot(c, current, current_in, current_out);
-    gpu_check(c, &y, 1, gpu_tolerance(current_out));
-}
-
-static void check_all(ml_dtype in, ml_dtype out) {
-    current_in = in, current_out = out;
+/* bf16 operands into f32: the products are exact, only their sum rounds. */
+static void build_products(ops_case *c) {
     for (int i = 0; i < PRODUCTS; i++) {
-        current = &products[i];
-        gpu_run(check_product, (uint64_t)i);
+        const product *p = &products[i];
+        ops_output(c, dot(c, p, current_in, current_out), ops_tolerance(current_out),
+                   "%s . %s over %s, %s -> %s", p->a, p->b, p->reduced, ml_dtypes[current_in].name,
+                   ml_dtypes[current_out].name);
     }
 }
 
-TEST(gpu_gemm, f32) {
-    check_all(ML_F32, ML_F32);
-}
-TEST(gpu_gemm, bf16) {
-    check_all(ML_BF16, ML_BF16);
-}
-TEST(gpu_gemm, bf16_into_f32) {
-    check_all(ML_BF16, ML_F32);
-}
-TEST(gpu_gemm, f64) {
-    check_all(ML_F64, ML_F64);
+static void check_products(ml_dtype in, ml_dtype out) {
+    current_in = in, current_out = out;
+    ops_run(build_products, (uint64_t)in, 0);
 }
 
-/* A product plus a bias, plus another product, and of slices that begin at odd addresses. */
-static void check_sums(gpu_case *c) {
+GPU_TEST(gemm, f32) {
+    check_products(ML_F32, ML_F32);
+}
+GPU_TEST(gemm, bf16) {
+    check_products(ML_BF16, ML_BF16);
+}
+GPU_TEST(gemm, bf16_into_f32) {
+    check_products(ML_BF16, ML_F32);
+}
+GPU_TEST(gemm, f64) {
+    check_products(ML_F64, ML_F64);
+}
+
+/* A product plus a bias, plus another product, and of a slice that begins at an odd address. */
+static void build_sums(ops_case *c) {
     const product p = {"b2 s24 k40", "k40 n56", "k"};
     const ml_dtype dtype = current_in;
-    gpu_label(c, "sums of products in %s", ml_dtypes[dtype].name);
+    const ml_axis k = ops_axis(c, "k");
+    const double tolerance = ops_tolerance(dtype);
     ml_ref first = dot(c, &p, dtype, dtype), second = dot(c, &p, dtype, dtype);
-    ml_ref bias = gpu_input(c, dtype, "n56", -1, 1);
-    ml_ref sliced =
-        ml_slice(c->g, gpu_input(c, dtype, "b2 s24 k41", -1, 1), gpu_axis(c, "k"), 1, 41);
-    ml_axis k = gpu_axis(c, "k");
-    ml_ref weight = gpu_input(c, dtype, "k40 n56", -1, 1);
-    ml_ref outputs[] = {
-        ml_map2(c->g, ML_OP_ADD, first, bias),
-        ml_map2(c->g, ML_OP_ADD, second, dot(c, &p, dtype, dtype)),
-        ml_dot(c->g, sliced, weight, &k, 1, dtype),
-    };
-    gpu_check(c, outputs, 3, gpu_tolerance(dtype));
+    ml_ref bias = ops_input(c, dtype, "n56", -2, 2), weight = ops_input(c, dtype, "k40 n56", -2, 2);
+    ml_ref sliced = ml_slice(c->g, ops_input(c, dtype, "b2 s24 k41", -2, 2), k, 1, 41);
+    ops_output(c, ml_map2(c->g, ML_OP_ADD, first, bias), tolerance, "product and bias");
+    ops_output(c, ml_map2(c->g, ML_OP_ADD, second, dot(c, &p, dtype, dtype)), 2 * tolerance,
+               "two products");
+    ops_output(c, ml_dot(c->g, sliced, weight, &k, 1, dtype), tolerance, "product of a slice");
 }
 
-TEST(gpu_gemm, sums_f32) {
-    current_in = ML_F32;
-    gpu_run(check_sums, 1);
-}
-TEST(gpu_gemm, sums_bf16) {
-    current_in = ML_BF16;
-    gpu_run(check_sums, 2);
-}
-
-/* Gradients of a product: both transposes, in the storage types of mixed precision. */
-static void check_gradient(gpu_case *c) {
-    const product p = {"b2 s32 e64", "e64 h4 d16", "e"};
-    gpu_label(c, "gradient of a product in %s", ml_dtypes[current_in].name);
-    ml_ref loss = gpu_loss(c, dot(c, &p, current_in, current_in));
-    ml_ref outputs[3] = {loss};
-    ml_autodiff(c->g, loss, c->nodes, 2, outputs + 1);
-    gpu_check(c, outputs, 3, 2 * gpu_tolerance(current_in));
+/* Gradients of a product: both transposes. */
+static void build_gradients(ops_case *c) {
+    ml_axis e = ops_axis(c, "e");
+    ml_ref x = ops_input(c, current_in, "b2 s32 e64", -2, 2);
+    ml_ref w = ops_input(c, current_in, "e64 h4 d16", -2, 2), wrt[] = {x, w};
+    ops_gradients(c, ml_dot(c->g, x, w, &e, 1, current_in), wrt, 2, 2 * ops_tolerance(current_in),
+                  "a product");
 }
 
-TEST(gpu_gemm, gradient_f32) {
-    current_in = ML_F32;
-    gpu_run(check_gradient, 3);
+static void check_rest(ml_dtype dtype) {
+    current_in = dtype;
+    ops_run(build_sums, 1, OPS_UNFUSED);
+    ops_run(build_gradients, 2, 0);
 }
-TEST(gpu_gemm, gradient_bf16) {
-    current_in = ML_BF16;
-    gpu_run(check_gradient, 4);
+
+GPU_TEST(gemm, sums_f32) {
+    check_rest(ML_F32);
+}
+GPU_TEST(gemm, sums_bf16) {
+    check_rest(ML_BF16);
 }
