@@ -39,7 +39,8 @@ typedef struct {
 
 typedef struct {
     rewrite *r;
-    bool *weight; /* by node: a state, cast and moved */
+    bool *weight;   /* by node: a state, cast and moved */
+    uint32_t *outs; /* by node: users that are OUT, of its other outputs */
     ML_VEC(group) groups;
     ML_VEC(joined_sum) sums;
     uint32_t *group_of;     /* by node: 1 + the group of a product; 0 none */
@@ -78,12 +79,13 @@ static int free_axes(const state *s, ml_ref product, ml_axis *axes, int64_t *siz
     return count;
 }
 
-static void find_weights(state *s) {
+static void find_weights_and_outs(state *s) {
     for (ml_ref n = 1; n < s->r->count; n++) {
         if (!s->r->users[n]) continue;
         const ml_node *node = node_of(s, n);
         bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
         s->weight[n] = node->op == ML_OP_STATE || (moves && node->source_count == 1);
+        if (node->op == ML_OP_OUT) s->outs[left_of(s, n)]++;
         for (int i = 0; i < node->source_count; i++)
             s->weight[n] = s->weight[n] && s->weight[ml_graph_source(s->r->from, n, i)];
     }
@@ -191,7 +193,7 @@ static int position_in(const state *s, const group *g, ml_ref product) {
     const ml_node *node = node_of(s, product);
     if (node->op != ML_OP_DOT || s->r->users[product] != 1) return -1;
     ml_ref gradient = left_of(s, product), weight = right_of(s, product);
-    if (s->r->users[gradient] > 2 || s->weight[gradient]) return -1;
+    if (s->r->users[gradient] - s->outs[gradient] > 2 || s->weight[gradient]) return -1;
     for (int i = 0; i < g->count; i++) {
         ml_ref member = g->members[i];
         if (right_of(s, member) != weight) continue;
@@ -385,9 +387,9 @@ static void begin(rewrite *r) {
     state *s = r->context;
     s->r = r;
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
-    uint32_t **tables[] = {&s->group_of, &s->sum_of, &s->weight_group, &s->gradient_sum};
-    for (int i = 0; i < 4; i++) *tables[i] = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
-    find_weights(s);
+    uint32_t **tables[] = {&s->group_of, &s->sum_of, &s->weight_group, &s->gradient_sum, &s->outs};
+    for (int i = 0; i < 5; i++) *tables[i] = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
+    find_weights_and_outs(s);
     find_forward_groups(s);
     find_sums(s);
     find_gradient_groups(s);
