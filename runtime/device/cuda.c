@@ -74,7 +74,7 @@ static void cuda_close(ml_device *device) {
     cuda_dnn_close(d);
     cuda_gemm_close(d);
     for (uint32_t i = 0; i < d->functions.count; i++)
-        CUDA_OK(cuModuleUnload(d->functions.at[i].module));
+        if (d->functions.at[i].module) CUDA_OK(cuModuleUnload(d->functions.at[i].module));
     for (uint32_t i = 0; i < d->block_count; i++)
         CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)d->blocks[i].memory));
     if (d->workspace) CUDA_OK(cuMemFree(d->workspace));

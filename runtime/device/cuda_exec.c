@@ -57,20 +57,15 @@ static cuda_function *find_function(cuda_device *d, uint64_t key) {
     return NULL;
 }
 
-static ml_status load_function(cuda_device *d, const ml_kernel *kernel, const void *image) {
-    CUmodule module;
-    CUfunction function;
-    cuda_doing(kernel->label);
-    CUDA_TRY(cuModuleLoadData(&module, image));
-    CUresult result = cuda.cuModuleGetFunction(&function, module, kernel->entry);
-    if (result != CUDA_SUCCESS) {
-        CUDA_OK(cuModuleUnload(module));
-        return cuda_fail(result, "cuModuleGetFunction");
-    }
+/* Raises. What it adds to the device's list stays there when a later one fails. */
+static void load_function(cuda_device *d, const ml_kernel *kernel, const void *image) {
     cuda_function *f = ML_PUSH(d->arena, &d->functions);
-    *f = (cuda_function){kernel->key, module, function, 48 << 10};
+    cuda_doing(kernel->label);
+    ML_CHECK(CUDA_OK(cuModuleLoadData(&f->module, image)));
+    ML_CHECK(CUDA_OK(cuModuleGetFunction(&f->function, f->module, kernel->entry)));
+    f->key = kernel->key;
+    f->shared_bytes = 48 << 10;
     ml_index_add(&d->function_index, kernel->key, d->functions.count - 1);
-    return ML_OK;
 }
 
 typedef ML_VEC(ml_kernel *) kernel_list;
@@ -86,6 +81,18 @@ static void list_kernels(ml_executable *e, const cuda_step *step, ml_index *seen
     }
 }
 
+typedef struct {
+    cuda_device *device;
+    kernel_list list;
+    const void **images;
+} image_work;
+
+static void load_images(void *argument) {
+    const image_work *work = argument;
+    for (uint32_t i = 0; i < work->list.count; i++)
+        load_function(work->device, work->list.at[i], work->images[i]);
+}
+
 /* Compile and load what the device does not have yet. Templates that cuDNN stands in for are left
  * out where `templates` is not set. Distinct keys are compiled once. Raises. */
 static void load_kernels(ml_executable *e, bool templates) {
@@ -98,17 +105,16 @@ static void load_kernels(ml_executable *e, bool templates) {
             list_kernels(e, step, &seen, &list);
     }
     if (list.count == 0) return;
-    const void **images = ML_NEW_ARRAY(e->arena, const void *, list.count);
+    image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
     int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);
     int threads = ml_cpu_count() < 32 ? ml_cpu_count() : 32;
     ml_pool *pool = ml_pool_new(threads);
     if (!pool) ml_raise(ML_NO_MEMORY, "no memory for %d compile threads", threads);
     ml_jit_cuda *jit = NULL;
     ml_status status = ml_jit_cuda_compile(list.at, (int)list.count, e->device->base.target.arch,
-                                           pool, &jit, images, sizes);
+                                           pool, &jit, work.images, sizes);
     ml_pool_free(pool);
-    for (uint32_t i = 0; i < list.count && status == ML_OK; i++)
-        status = load_function(e->device, list.at[i], images[i]);
+    if (status == ML_OK) status = ml_protect(load_images, &work);
     if (jit) ml_jit_cuda_free(jit);
     if (status != ML_OK) ml_raise_last();
 }
