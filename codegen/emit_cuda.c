@@ -1,6 +1,487 @@
-/* Loops for CUDA. */
-#include "codegen/emit.h"
+/* Kernels for CUDA: the text. emit_cuda_shape.c decides which thread does what. */
+#include "codegen/emit_cuda.h"
+
+#include <string.h>
+
+static void add_type(ml_text *out, const cuda_shape *s, int operand) {
+    ml_text_add(out, "ml_pack<%s, %d>",
+                emit_memory_type((ml_dtype)s->e->ir->operand[operand].dtype), s->vec);
+}
+
+/* The offset of an access over the loops inside `first`; at pack level the innermost index is
+ * that of the pack's first element. */
+static const char *access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack) {
+    emitter *e = s->e;
+    ml_text text = {.arena = e->arena};
+    int first = s->elementwise ? e->inner : e->ir->row_loops;
+    ml_text_add(&text, "r%d", inst->operand);
+    emit_offset(e, &text, &e->ir->operand[inst->operand], first, e->inner,
+                whole_pack ? e->inner : -1);
+    if (inst->index != ML_NO_INST) ml_text_add(&text, " + %s", emit_name(e, inst->index));
+    if (whole_pack) ml_text_add(&text, " + base");
+    return text.text;
+}
+
+static void print_pack_load(const cuda_shape *s, int i, const char *to) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    const char *type = emit_memory_type((ml_dtype)e->ir->operand[inst->operand].dtype);
+    ml_text_add(&e->text, "%s = ", to);
+    if (inst->guard != ML_NO_INST)
+        ml_text_add(&e->text, "!%s ? ml_zero_pack<%s, %d>() : ", emit_name(e, inst->guard), type,
+                    s->vec);
+    ml_text_add(&e->text, "ml_load_pack<%s, %d>(%s, aligned%d);\n", type, s->vec,
+                access_text(s, inst, true), inst->operand);
+}
+
+static void print_load(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
+    const char *type = emit_compute_type((ml_dtype)inst->dtype), *from;
+    int pack = s->pack[i];
+    if (pack >= 0)
+        from = ml_arena_format(e->arena, s->cached[pack] ? "q%d[it].e[k]" : "q%d.e[k]", pack);
+    else
+        from = ml_arena_format(e->arena, "*(%s)", access_text(s, inst, false));
+    ml_text_add(&e->text, "const %s v%d = ", type, i);
+    bool guarded = inst->guard != ML_NO_INST && pack < 0;
+    if (guarded) ml_text_add(&e->text, "!%s ? 0 : ", emit_name(e, inst->guard));
+    ml_text_add(&e->text, memory == ML_BF16 ? "%sml_load_bf16(%s);\n" : "(%s)%s;\n",
+                memory == ML_BF16 ? "" : type, from);
+}
+
+static void print_store(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
+    const char *value = emit_name(e, inst->src[0]);
+    bool by_row = !s->elementwise && e->place[i] < e->ir->row_loops;
+    if (by_row) ml_text_add(&e->text, "if (lane == 0%s) ", s->tiled ? " && blockIdx.x == 0" : "");
+    if (inst->guard != ML_NO_INST && !cuda_stores_pack(s, i))
+        ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
+    if (cuda_stores_pack(s, i))
+        ml_text_add(&e->text, "u%d.e[k] = ", i);
+    else
+        ml_text_add(&e->text, "*(%s) = ", access_text(s, inst, false));
+    if (memory == ML_BF16)
+        ml_text_add(&e->text, "ml_store_bf16((float)%s);\n", value);
+    else
+        ml_text_add(&e->text, "(%s)%s;\n", emit_memory_type(memory), value);
+}
+
+static ml_dtype accumulator_dtype(const cuda_shape *s, int i) {
+    const ml_inst *inst = &s->e->ir->inst[i];
+    return (ml_dtype)(inst->op == ML_OP_ARGMAX ? s->e->ir->inst[inst->src[0]].dtype : inst->dtype);
+}
+
+static void print_combine(const cuda_shape *s, int i, const char *to, const char *value) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (inst->op == ML_OP_SUM)
+        ml_text_add(&e->text, "%s += %s;\n", to, value);
+    else if (inst->op == ML_OP_ARGMAX)
+        ml_text_add(&e->text,
+                    "if (j%d < 0 || %s > %s || (%s != %s && %s == %s)) { %s = %s; j%d = c + k; }\n",
+                    i, value, to, value, value, to, to, to, value, i);
+    else
+        ml_text_add(&e->text, "%s = ml_%s_%s(%s, %s);\n", to, inst->op == ML_OP_MAX ? "max" : "min",
+                    ml_dtypes[accumulator_dtype(s, i)].suffix, to, value);
+}
+
+static void print_reduce(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    const char *to = ml_arena_format(e->arena, "a%d", i);
+    if (cuda_is_column(s, inst))
+        to = s->in_registers ? ml_arena_format(e->arena, "c%d[it * %d + k]", i, s->vec)
+                             : ml_arena_format(e->arena, "o%d[chunk * %lldLL + c + k]",
+                                               inst->operand, (long long)e->columns);
+    if (cuda_is_row_partial(s, i)) ml_text_add(&e->text, "if (lane == 0) ");
+    print_combine(s, i, to, emit_name(e, inst->src[0]));
+}
+
+static void print_instruction(const cuda_shape *s, int i, int stage) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    const char *at = ml_arena_format(e->arena, "k%d[it * %d + k]", i, s->vec);
+    if (e->buffered[i] && e->stage[i] < stage) {
+        ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
+                    at);
+        return;
+    }
+    switch ((ml_inst_kind)inst->kind) {
+    case ML_INST_LOAD: print_load(s, i); break;
+    case ML_INST_STORE: print_store(s, i); break;
+    case ML_INST_REDUCE: print_reduce(s, i); break;
+    default: emit_value(e, &e->text, i); break;
+    }
+    if (e->buffered[i]) ml_text_add(&e->text, "%s = v%d;\n", at, i);
+}
+
+static void print_places(const cuda_shape *s, int stage, int first, int last) {
+    emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (e->need[stage][i] && e->place[i] >= first && e->place[i] <= last)
+            print_instruction(s, i, stage);
+}
+
+/* The packs that a stage reads; of the cached ones only those that it is the first to read. */
+static bool reads_pack(const cuda_shape *s, int stage, int pack, bool cached) {
+    emitter *e = s->e;
+    if (s->cached[pack] != cached || (cached && s->first_stage[pack] != stage)) return false;
+    for (int i = pack; i < e->ir->inst_count; i++)
+        if (s->pack[i] == pack && e->need[stage][i]) return true;
+    return false;
+}
+
+/* One pack of one row: indices are set; the thread owns it. */
+static void print_pack_body(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    print_places(s, stage, s->elementwise ? -1 : ir->row_loops, e->inner - 1);
+    for (int i = 0; i < ir->inst_count; i++) {
+        if (s->pack[i] == i && reads_pack(s, stage, i, false)) {
+            add_type(&e->text, s, ir->inst[i].operand);
+            print_pack_load(s, i, ml_arena_format(e->arena, " q%d", i));
+        }
+        if (e->need[stage][i] && cuda_stores_pack(s, i)) {
+            add_type(&e->text, s, ir->inst[i].operand);
+            ml_text_add(&e->text, " u%d;\n", i);
+        }
+    }
+    ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++) {\n", s->vec);
+    ml_text_add(&e->text, "const %s i%d = base + k;\n", s->integer, e->inner);
+    print_places(s, stage, e->inner, e->inner);
+    ml_text_add(&e->text, "}\n");
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
+        if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
+        ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, aligned%d, u%d);\n",
+                    emit_memory_type((ml_dtype)ir->operand[inst->operand].dtype), s->vec,
+                    access_text(s, inst, true), inst->operand, i);
+    }
+}
+
+/* Indices of loops first .. last from `linear`; the last is the pack's `base` where it is inner. */
+static void print_unravel(const cuda_shape *s, const char *linear, int first, int last) {
+    emitter *e = s->e;
+    const char *rest = linear;
+    for (int loop = last; loop >= first; loop--) {
+        bool base = loop == e->inner, trivial = strcmp(e->index[loop], "0LL") == 0, more = false;
+        for (int out = first; out < loop; out++) more = more || strcmp(e->index[out], "0LL") != 0;
+        int64_t size = base && s->elementwise ? e->ir->size[loop] / s->vec : e->ir->size[loop];
+        int factor = base && s->elementwise ? s->vec : 1;
+        const char *name = base ? "base" : ml_arena_format(e->arena, "i%d", loop);
+        if (trivial && !base) continue;
+        ml_text_add(&e->text, "const %s %s = ", s->integer, name);
+        if (trivial)
+            ml_text_add(&e->text, "0;\n");
+        else if (!more)
+            ml_text_add(&e->text, factor > 1 ? "%s * %d;\n" : "%s;\n", rest, factor);
+        else
+            ml_text_add(&e->text, factor > 1 ? "%s %% %lld * %d;\n" : "%s %% %lld;\n", rest,
+                        (long long)size, factor);
+        if (trivial || !more) continue;
+        ml_text_add(&e->text, "const %s rest%d = %s / %lld;\n", s->integer, loop, rest,
+                    (long long)size);
+        rest = ml_arena_format(e->arena, "rest%d", loop);
+    }
+}
+
+static void print_pointers(const cuda_shape *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    bool used[ML_MAX_OPERANDS] = {false};
+    for (int i = 0; i < ir->inst_count; i++)
+        if (ir->inst[i].kind == ML_INST_LOAD || ir->inst[i].kind == ML_INST_STORE)
+            used[ir->inst[i].operand] = true;
+    for (int k = 0; k < ir->operand_count; k++) {
+        if (!used[k]) continue;
+        const ml_operand *operand = &ir->operand[k];
+        ml_text_add(&e->text, "%s *const r%d = o%d", emit_memory_type((ml_dtype)operand->dtype), k,
+                    k);
+        emit_offset(e, &e->text, operand, 0, (s->elementwise ? e->inner : ir->row_loops) - 1, -1);
+        ml_text_add(&e->text, ";\n");
+    }
+}
+
+/* Open the loop over a thread's packs: c is the first column of the pack. */
+static void print_pack_loop(const cuda_shape *s) {
+    emitter *e = s->e;
+    ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = 0; it < %d; it++) {\nconst %s c = (",
+                s->unroll ? "" : " 2", s->packs, s->integer);
+    ml_text_add(&e->text,
+                s->tiled ? "(%s)blockIdx.x * %d + lane) * %d;\n" : "(%s)it * %d + lane) * %d;\n",
+                s->integer, s->team, s->vec);
+    print_unravel(s, "c", e->ir->row_loops, e->inner);
+    int64_t covered = (int64_t)s->team * s->vec * s->packs;
+    bool whole = s->tiled ? e->columns % covered == 0 : covered == e->columns;
+    if (whole)
+        ml_text_add(&e->text, "{\n");
+    else
+        ml_text_add(&e->text, "if (c < %lld) {\n", (long long)e->columns);
+}
+
+static void print_accumulator(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    ml_dtype dtype = accumulator_dtype(s, i);
+    ml_text_add(&e->text, "%s a%d = ", emit_compute_type(dtype), i);
+    emit_identity(&e->text, inst->op == ML_OP_ARGMAX ? ML_OP_MAX : (ml_op)inst->op, dtype);
+    ml_text_add(&e->text, ";\n");
+    if (inst->op == ML_OP_ARGMAX) ml_text_add(&e->text, "%s j%d = -1;\n", s->integer, i);
+}
+
+/* "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
+static const char *reduction_text(const cuda_shape *s, int i, int team) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    ml_dtype dtype = accumulator_dtype(s, i);
+    const char *type = emit_compute_type(dtype);
+    const char *which = team == cuda_threads(s) ? "0" : "team";
+    const char *shared = ml_arena_format(e->arena, "(%s *)0", type), *indices = "";
+    if (team > CUDA_WARP) {
+        ml_text_add(&e->text, "__shared__ %s m%d[%d];\n", type, i,
+                    cuda_threads(s) / team * CUDA_WARP);
+        shared = ml_arena_format(e->arena, "m%d + %s * %d", i, which, CUDA_WARP);
+    }
+    if (inst->op == ML_OP_ARGMAX) {
+        if (team > CUDA_WARP)
+            ml_text_add(&e->text, "__shared__ %s n%d[%d];\n", s->integer, i,
+                        cuda_threads(s) / team * CUDA_WARP);
+        indices = team > CUDA_WARP ? ml_arena_format(e->arena, "n%d + %s * %d", i, which, CUDA_WARP)
+                                   : ml_arena_format(e->arena, "(%s *)0", s->integer);
+        return ml_arena_format(e->arena, "ml_team_argmax<%d, %d>(a%d, j%d, %s, %s, %s)", team,
+                               cuda_threads(s), i, i, shared, indices, which);
+    }
+    ml_text identity = {.arena = e->arena};
+    emit_identity(&identity, (ml_op)inst->op, dtype);
+    return ml_arena_format(e->arena, "ml_team_reduce<%s, %d, %d>(a%d, (%s)%s, %s, %s)",
+                           inst->op == ML_OP_SUM   ? "ml_sum"
+                           : inst->op == ML_OP_MAX ? "ml_max"
+                                                   : "ml_min",
+                           team, cuda_threads(s), i, type, identity.text, shared, which);
+}
+
+static void print_row_results(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (!emit_is_row_reduce(inst) || e->stage[i] != stage) continue;
+        const char *result = reduction_text(s, i, s->team);
+        ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
+                    result);
+    }
+}
+
+/* One pass over the columns of a row. */
+static void print_pass(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    bool loads = false;
+    if (!e->passes[stage]) return;
+    for (int i = 0; i < ir->inst_count; i++) {
+        if (emit_is_row_reduce(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(s, i);
+        if (e->buffered[i] && e->stage[i] == stage)
+            ml_text_add(&e->text, "%s k%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype),
+                        i, s->vec * s->packs);
+        if (s->pack[i] != i || !reads_pack(s, stage, i, true)) continue;
+        add_type(&e->text, s, ir->inst[i].operand);
+        ml_text_add(&e->text, " q%d[%d];\n", i, s->packs);
+        loads = true;
+    }
+    if (loads) {
+        print_pack_loop(s);
+        for (int i = 0; i < ir->inst_count; i++)
+            if (s->pack[i] == i && reads_pack(s, stage, i, true))
+                print_pack_load(s, i, ml_arena_format(e->arena, "q%d[it]", i));
+        ml_text_add(&e->text, "}\n}\n");
+    }
+    print_pack_loop(s);
+    print_pack_body(s, stage);
+    ml_text_add(&e->text, "}\n}\n");
+    print_row_results(s, stage);
+}
+
+static void print_row(const cuda_shape *s) {
+    emitter *e = s->e;
+    print_unravel(s, "row", 0, e->ir->row_loops - 1);
+    print_pointers(s);
+    for (int stage = 0; stage < e->stages; stage++) {
+        print_places(s, stage, -1, e->ir->row_loops - 1);
+        print_pass(s, stage);
+    }
+}
+
+static bool is_partial(const ml_inst *inst) {
+    return inst->kind == ML_INST_REDUCE && inst->scope != ML_SCOPE_ROW;
+}
+
+static void print_partial_start(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (inst->op == ML_OP_ARGMAX) ml_raise(ML_INTERNAL, "argmax cannot be a partial reduction");
+    if (!cuda_is_column(s, inst)) {
+        print_accumulator(s, i);
+        return;
+    }
+    ml_text identity = {.arena = e->arena};
+    emit_identity(&identity, (ml_op)inst->op, (ml_dtype)inst->dtype);
+    if (s->in_registers) {
+        int count = s->vec * s->packs;
+        ml_text_add(&e->text,
+                    "%s c%d[%d];\n#pragma unroll\nfor (int k = 0; k < %d; k++) c%d[k] = %s;\n",
+                    emit_compute_type((ml_dtype)inst->dtype), i, count, count, i, identity.text);
+        return;
+    }
+    print_pack_loop(s);
+    ml_text_add(&e->text, "for (int k = 0; k < %d; k++) o%d[chunk * %lldLL + c + k] = %s;\n}\n}\n",
+                s->vec, inst->operand, (long long)e->columns, identity.text);
+}
+
+/* A chunk's column results: the teams' registers are combined in order through shared memory. */
+static void print_column_end(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    const char *type = emit_compute_type((ml_dtype)inst->dtype);
+    int threads = cuda_threads(s);
+    if (!s->in_registers) return;
+    if (s->teams > 1) ml_text_add(&e->text, "__shared__ %s m%d[%d];\n", type, i, threads * s->vec);
+    print_pack_loop(s);
+    ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++)\n", s->vec);
+    const char *to = ml_arena_format(e->arena, "o%d[chunk * %lldLL + c + k]", inst->operand,
+                                     (long long)e->columns);
+    if (s->teams == 1) {
+        ml_text_add(&e->text, "%s = c%d[it * %d + k];\n}\n}\n", to, i, s->vec);
+        return;
+    }
+    ml_text_add(&e->text, "m%d[k * %d + threadIdx.x] = c%d[it * %d + k];\n}\n__syncthreads();\n", i,
+                threads, i, s->vec);
+    ml_text_add(&e->text,
+                "if (team == 0 && c < %lld) {\nfor (int k = 0; k < %d; k++) {\n%s sum = m%d[k * %d "
+                "+ lane];\nfor (int other = 1; other < %d; other++) {\n",
+                (long long)e->columns, s->vec, type, i, threads, s->teams);
+    print_combine(
+        s, i, "sum",
+        ml_arena_format(e->arena, "m%d[k * %d + other * %d + lane]", i, threads, s->team));
+    ml_text_add(&e->text, "}\n%s = sum;\n}\n}\n__syncthreads();\n}\n", to);
+}
+
+static void print_partials(const cuda_shape *s, bool start) {
+    emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (!is_partial(inst)) continue;
+        if (start) {
+            print_partial_start(s, i);
+        } else if (cuda_is_column(s, inst)) {
+            print_column_end(s, i);
+        } else {
+            ml_text_add(&e->text, "{\n");
+            const char *result = reduction_text(s, i, cuda_threads(s));
+            ml_text_add(&e->text,
+                        "const %s all = %s;\nif (threadIdx.x == 0) o%d[chunk] = all;\n}\n",
+                        emit_compute_type((ml_dtype)inst->dtype), result, inst->operand);
+        }
+    }
+}
+
+/* Rows (or packs) of this block's chunk: low .. high-1. */
+static void print_chunk(const cuda_shape *s) {
+    ml_text_add(&s->e->text,
+                "const long long chunk = blockIdx.%s;\nconst %s low = (%s)(chunk * a.s[0] / "
+                "a.s[1]), high = (%s)((chunk + 1) * a.s[0] / a.s[1]);\n",
+                s->tiled ? "y" : "x", s->integer, s->integer, s->integer);
+    print_partials(s, true);
+}
+
+static void print_elements(const cuda_shape *s) {
+    emitter *e = s->e;
+    if (s->chunked) {
+        print_chunk(s);
+        ml_text_add(&e->text, "for (%s t = low + threadIdx.x; t < high; t += %d) {\n", s->integer,
+                    cuda_threads(s));
+    } else {
+        ml_text_add(&e->text,
+                    "const %s t = (%s)blockIdx.x * %d + threadIdx.x;\nif (t >= a.s[0]) return;\n",
+                    s->integer, s->integer, cuda_threads(s));
+    }
+    print_unravel(s, "t", 0, e->inner);
+    print_pointers(s);
+    print_pack_body(s, 0);
+    if (!s->chunked) return;
+    ml_text_add(&e->text, "}\n");
+    print_partials(s, false);
+}
+
+static void print_rows(const cuda_shape *s) {
+    emitter *e = s->e;
+    bool several_stages = e->stages > 1;
+    ml_text_add(&e->text, "const int lane = threadIdx.x %% %d, team = threadIdx.x / %d;\n", s->team,
+                s->team);
+    if (!s->chunked) {
+        ml_text_add(&e->text,
+                    "const %s row = (%s)blockIdx.x * %d + team;\nif (row >= a.s[0]) return;\n",
+                    s->integer, s->integer, s->teams);
+        print_row(s);
+        return;
+    }
+    print_chunk(s);
+    ml_text_add(&e->text, "for (%s row = low + team; row < high; row += %d) {\n", s->integer,
+                s->teams);
+    print_row(s);
+    if (several_stages && s->team > CUDA_WARP)
+        ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
+    ml_text_add(&e->text, "}\n");
+    print_partials(s, false);
+}
+
+static void set_launch(const cuda_shape *s) {
+    emitter *e = s->e;
+    ml_kernel *out = e->out;
+    int64_t work = s->elementwise ? e->rows / s->vec : e->rows, blocks;
+    if (s->tiled)
+        blocks = (e->columns + (int64_t)s->team * s->vec - 1) / ((int64_t)s->team * s->vec);
+    else if (s->chunked)
+        blocks = e->ir->chunks;
+    else
+        blocks = s->elementwise ? (work + cuda_threads(s) - 1) / cuda_threads(s)
+                                : (work + s->teams - 1) / s->teams;
+    if (blocks > INT32_MAX || e->ir->chunks > 65535)
+        ml_raise(ML_TOO_LARGE, "a kernel needs %lld blocks, more than a GPU can start",
+                 (long long)blocks);
+    out->grid[0] = (uint32_t)blocks;
+    out->grid[1] = s->tiled ? (uint32_t)e->ir->chunks : 1;
+    out->grid[2] = 1;
+    out->block = (uint32_t)cuda_threads(s);
+    out->scalar_count = 2;
+    out->scalar[0] = work;
+    out->scalar[1] = e->ir->chunks;
+}
 
 void emit_cuda(emitter *e) {
-    ml_raise(ML_INTERNAL, "the CUDA printer has no form for %d loops yet", e->ir->loop_count);
+    const ml_kernel_ir *ir = e->ir;
+    cuda_shape s = {.e = e};
+    cuda_choose_shape(&s);
+    for (int k = 0; k < ir->operand_count; k++) {
+        const char *type = emit_memory_type((ml_dtype)ir->operand[k].dtype);
+        ml_text_add(&e->text,
+                    "%s *const o%d = (%s *)a.p[%d];\nconst bool aligned%d = ((size_t)o%d & 15) == "
+                    "0;\n",
+                    type, k, type, k, k, k);
+    }
+    if (s.elementwise)
+        print_elements(&s);
+    else
+        print_rows(&s);
+    ml_text_add(&e->text, "}\n");
+    set_launch(&s);
+    emit_finish(e,
+                ml_arena_format(e->arena,
+                                "struct ml_arguments { char *p[%d]; long long s[2]; };\nextern "
+                                "\"C\" __global__ void __launch_bounds__(%d) ",
+                                ir->operand_count, cuda_threads(&s)),
+                "(const ml_arguments a)\n{\n");
 }

@@ -1,0 +1,263 @@
+/* Which threads do what: see emit_cuda.h. */
+#include "codegen/emit_cuda.h"
+
+#include <string.h>
+
+enum {
+    MAX_VEC = 8,
+    ELEMENT_THREADS = 256,
+    ROW_THREADS = 128,   /* of a block of several small teams */
+    CHUNK_THREADS = 512, /* chunks are few, so each gets many threads */
+    MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads */
+    MAX_UNROLLED = 16,   /* packs of a thread */
+    REGISTERS = 65536,   /* of a multiprocessor */
+    OWN_REGISTERS = 34,  /* for addresses and temporaries */
+};
+
+bool cuda_is_column(const cuda_shape *s, const ml_inst *inst) {
+    return inst->kind == ML_INST_REDUCE && inst->scope == ML_SCOPE_COLUMN && !s->elementwise;
+}
+
+bool cuda_is_row_partial(const cuda_shape *s, int i) {
+    const ml_inst *inst = &s->e->ir->inst[i];
+    return inst->kind == ML_INST_REDUCE && inst->scope == ML_SCOPE_ALL && !s->elementwise &&
+           s->e->place[i] < s->e->ir->row_loops;
+}
+
+int cuda_threads(const cuda_shape *s) {
+    return s->team * s->teams;
+}
+
+/* Whether the value is a multiple of n whatever the loops' indices are. */
+static bool divisible(const ml_kernel_ir *ir, int i, int n) {
+    if (i == ML_NO_INST || n == 1) return true;
+    const ml_inst *inst = &ir->inst[i];
+    if (inst->kind == ML_INST_CONST)
+        return ml_dtypes[inst->dtype].kind == ML_KIND_INT && inst->constant.integer % n == 0;
+    if (inst->kind != ML_INST_MAP) return false;
+    switch ((ml_op)inst->op) {
+    case ML_OP_MUL: return divisible(ir, inst->src[0], n) || divisible(ir, inst->src[1], n);
+    case ML_OP_ADD:
+    case ML_OP_SUB:
+    case ML_OP_MAXIMUM:
+    case ML_OP_MINIMUM: return divisible(ir, inst->src[0], n) && divisible(ir, inst->src[1], n);
+    case ML_OP_CAST: return divisible(ir, inst->src[0], n);
+    case ML_OP_WHERE: return divisible(ir, inst->src[1], n) && divisible(ir, inst->src[2], n);
+    default: return false;
+    }
+}
+
+/* Loads and stores whose addresses follow the innermost loop one by one. */
+static bool is_contiguous(const cuda_shape *s, int i) {
+    const emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (inst->kind != ML_INST_LOAD && inst->kind != ML_INST_STORE) return false;
+    int inner = e->inner;
+    if (e->ir->operand[inst->operand].stride[inner] != 1) return false;
+    if (strcmp(e->index[inner], "0LL") == 0) return false;
+    /* a computed index or a guard that changes within the pack leaves single elements */
+    if (inst->index != ML_NO_INST && e->depth[inst->index] >= inner) return false;
+    return inst->guard == ML_NO_INST || e->depth[inst->guard] < inner;
+}
+
+static bool allows(const cuda_shape *s, int i, int vec) {
+    const emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    const ml_operand *operand = &e->ir->operand[inst->operand];
+    for (int loop = 0; loop < e->inner; loop++)
+        if (strcmp(e->index[loop], "0LL") != 0 && operand->stride[loop] % vec != 0) return false;
+    return divisible(e->ir, inst->index, vec);
+}
+
+/* The widest pack that the innermost size and most of the contiguous accesses allow: those that
+ * do not are moved element by element. */
+static void choose_vec(cuda_shape *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    int widest = 1, most = 0;
+    for (int vec = 2; vec <= MAX_VEC; vec *= 2) {
+        int count = 0, least = MAX_VEC;
+        if (ir->size[e->inner] % vec != 0) break;
+        for (int i = 0; i < ir->inst_count; i++) {
+            if (!is_contiguous(s, i) || !allows(s, i, vec)) continue;
+            int bytes = ml_dtypes[ir->operand[ir->inst[i].operand].dtype].bytes;
+            count++;
+            if (16 / bytes < least) least = 16 / bytes;
+        }
+        /* two 16-byte loads a thread of the wider operands where the narrower fill one */
+        bool fills = vec <= 4 || least >= 4;
+        if (count > 0 && count >= most && fills) {
+            widest = vec;
+            most = count;
+        }
+    }
+    s->vec = widest;
+}
+
+/* Loads of the same elements share a pack. */
+static void find_packs(cuda_shape *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        s->pack[i] = -1;
+        if (inst->kind != ML_INST_LOAD || !is_contiguous(s, i) || !allows(s, i, s->vec)) continue;
+        s->pack[i] = i;
+        s->first_stage[i] = e->stage[i];
+        for (int j = 0; j < i; j++) {
+            const ml_inst *other = &ir->inst[j];
+            if (s->pack[j] == j && other->operand == inst->operand && other->index == inst->index &&
+                other->guard == inst->guard)
+                s->pack[i] = j;
+        }
+        int first = s->pack[i];
+        if (e->stage[i] < s->first_stage[first]) s->first_stage[first] = e->stage[i];
+    }
+}
+
+bool cuda_stores_pack(const cuda_shape *s, int i) {
+    return s->e->ir->inst[i].kind == ML_INST_STORE && s->vec > 1 && is_contiguous(s, i) &&
+           allows(s, i, s->vec);
+}
+
+/* Registers for one column of a row: packs in bytes / 4, column accumulators. */
+static double column_registers(const cuda_shape *s, double *accumulators) {
+    const ml_kernel_ir *ir = s->e->ir;
+    double packs = 0;
+    *accumulators = 0;
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        if (s->pack[i] == i) packs += ml_dtypes[ir->operand[inst->operand].dtype].bytes / 4.0;
+        if (cuda_is_column(s, inst)) *accumulators += ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1;
+    }
+    return packs + *accumulators;
+}
+
+static int round_up_power(int64_t n) {
+    int power = 1;
+    while (power < n) power *= 2;
+    return power;
+}
+
+static int at_most(int64_t n, int most) {
+    return n < most ? (int)n : most;
+}
+
+static void choose_team(cuda_shape *s) {
+    int64_t packs = (s->e->columns + s->vec - 1) / s->vec;
+    double accumulators, each = column_registers(s, &accumulators);
+    double elements = each > 0 ? 48.0 / each : MAX_ELEMENTS;
+    if (elements > MAX_ELEMENTS) elements = MAX_ELEMENTS;
+    int64_t of_thread = (int64_t)elements / s->vec;
+    if (of_thread < 1) of_thread = 1;
+    int64_t wanted = (packs + of_thread - 1) / of_thread;
+    if (s->tiled || packs <= CUDA_WARP || wanted <= CUDA_WARP)
+        s->team = round_up_power(at_most(packs, CUDA_WARP));
+    else
+        s->team = at_most((wanted + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP, CUDA_MAX_THREADS);
+    s->packs = s->tiled ? 1 : (int)((packs + s->team - 1) / s->team);
+    /* the same number of packs with the fewest warps */
+    if (s->team > CUDA_WARP)
+        s->team = (int)((packs + s->packs - 1) / s->packs + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP;
+    s->unroll = s->packs <= MAX_UNROLLED;
+    int threads = s->chunked ? CHUNK_THREADS : ROW_THREADS;
+    s->teams = s->team < threads ? threads / s->team : 1;
+    if (s->teams > 15 && s->team > CUDA_WARP) s->teams = 15; /* 16 barriers a block */
+    int64_t rows = s->chunked ? s->e->rows / s->e->ir->chunks + 1 : s->e->rows;
+    while (s->teams / 2 >= rows && cuda_threads(s) / 2 >= CUDA_WARP) s->teams /= 2;
+    s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
+    if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
+}
+
+/* Whether a load can be issued before the columns' loops are entered. */
+static bool is_row_address(const cuda_shape *s, int i) {
+    const emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    return (inst->index == ML_NO_INST || e->place[inst->index] < e->ir->row_loops) &&
+           (inst->guard == ML_NO_INST || e->place[inst->guard] < e->ir->row_loops);
+}
+
+/* What stays in registers from pass to pass: loads that several passes need, then other loads
+ * (issued ahead of the pass), then kept values. */
+static void choose_registers(cuda_shape *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    int limit = REGISTERS / (cuda_threads(s) > 256 ? cuda_threads(s) : 256);
+    double accumulators, per_column = column_registers(s, &accumulators);
+    (void)per_column;
+    int elements = s->vec * s->packs;
+    double left = (limit < 255 ? limit : 255) - OWN_REGISTERS;
+    if (s->in_registers) left -= accumulators * elements;
+    if (!s->unroll) return;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < ir->inst_count; i++) {
+            if (s->pack[i] != i || s->cached[i] || !is_row_address(s, i)) continue;
+            bool again = false;
+            for (int j = i; j < ir->inst_count; j++)
+                if (s->pack[j] == i && e->stage[j] != s->first_stage[i]) again = true;
+            for (int stage = 0; stage < e->stages; stage++)
+                if (e->need[stage][i] && stage != s->first_stage[i]) again = true;
+            double cost = elements * ml_dtypes[ir->operand[ir->inst[i].operand].dtype].bytes / 4.0;
+            if ((round == 0 && !again) || cost > left) continue;
+            s->cached[i] = true;
+            left -= cost;
+        }
+    }
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        bool later = false;
+        for (int stage = e->stage[i] + 1; stage < e->stages; stage++)
+            later = later || e->need[stage][i];
+        double cost = elements * (ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1);
+        if (!inst->kept || !later || s->pack[i] >= 0 || e->place[i] != e->inner || cost > left)
+            continue;
+        e->buffered[i] = true;
+        left -= cost;
+    }
+}
+
+/* Index arithmetic in 32 bits where every offset and count fits. */
+static const char *choose_integer(const cuda_shape *s) {
+    const ml_kernel_ir *ir = s->e->ir;
+    int64_t limit = (int64_t)1 << 30;
+    if (s->e->rows >= limit / s->e->columns) return "long long";
+    for (int k = 0; k < ir->operand_count; k++) {
+        int64_t reach = 0;
+        for (int loop = 0; loop < ir->loop_count; loop++) {
+            int64_t stride = ir->operand[k].stride[loop];
+            reach += (ir->size[loop] - 1) * (stride < 0 ? -stride : stride);
+        }
+        if (reach >= limit) return "long long";
+    }
+    return "int";
+}
+
+void cuda_choose_shape(cuda_shape *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    size_t count = (size_t)ir->inst_count + 1;
+    s->elementwise = ir->row_loops == ir->loop_count;
+    s->chunked = ir->chunks > 0;
+    s->tiled = s->chunked && !s->elementwise;
+    for (int i = 0; i < ir->inst_count; i++)
+        if (ir->inst[i].kind == ML_INST_REDUCE && ir->inst[i].scope != ML_SCOPE_COLUMN)
+            s->tiled = false;
+    s->pack = ML_NEW_ARRAY(e->arena, int, count);
+    s->first_stage = ML_NEW_ARRAY(e->arena, int, count);
+    s->cached = ML_NEW_ARRAY(e->arena, bool, count);
+    choose_vec(s);
+    find_packs(s);
+    s->integer = choose_integer(s);
+    if (s->elementwise) {
+        s->packs = s->teams = 1;
+        s->unroll = s->in_registers = true;
+        s->team = s->chunked ? CHUNK_THREADS : ELEMENT_THREADS;
+        emit_needs(e);
+        return;
+    }
+    choose_team(s);
+    emit_needs(e);
+    choose_registers(s);
+    for (int stage = 0; stage < e->stages; stage++) memset(e->need[stage], 0, count - 1);
+    emit_needs(e);
+}

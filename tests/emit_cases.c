@@ -1,0 +1,240 @@
+#include "tests/emit_cases.h"
+
+#include <math.h>
+#include <stddef.h>
+
+static const int none = ML_NO_INST;
+
+static int map1(ir_kernel *k, ml_op op, int a) {
+    return ir_map(k, op, (ml_dtype)k->inst[a].dtype, a, none, none);
+}
+
+static int map2(ir_kernel *k, ml_op op, int a, int b) {
+    return ir_map(k, op, (ml_dtype)k->inst[a].dtype, a, b, none);
+}
+
+static void flat(ir_kernel *k, int64_t size, int64_t unused, ml_dtype dtype) {
+    (void)unused;
+    ir_init(k, 1, 1, (int64_t[]){size});
+    int a = ir_operand(k, dtype, NULL, false), b = ir_operand(k, ML_F32, NULL, false);
+    int y = ir_operand(k, dtype, NULL, true);
+    int va = ir_cast(k, ML_F32, ir_load(k, a, dtype)), vb = ir_load(k, b, ML_F32);
+    ir_store(k, y, map1(k, ML_OP_TANH, map2(k, ML_OP_MUL, va, map1(k, ML_OP_EXP, vb))));
+}
+
+static void permuted(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 3, 3, (int64_t[]){3, rows, columns});
+    int x = ir_operand(k, dtype, (int64_t[]){columns, 3 * columns, 1}, false);
+    int row = ir_operand(k, ML_F32, (int64_t[]){rows, 1, 0}, false);
+    int column = ir_operand(k, ML_F32, (int64_t[]){0, 0, 1}, false);
+    int across = ir_operand(k, dtype, (int64_t[]){rows * columns, 1, rows}, false);
+    int y = ir_operand(k, ML_F32, NULL, true), z = ir_operand(k, dtype, NULL, true);
+    int vx = ir_cast(k, ML_F32, ir_load(k, x, dtype)), vr = ir_load(k, row, ML_F32);
+    int vc = ir_load(k, column, ML_F32);
+    ir_store(k, y, map2(k, ML_OP_ADD, vx, map2(k, ML_OP_MUL, vr, vc)));
+    int sum = map2(k, ML_OP_ADD, vx, ir_cast(k, ML_F32, ir_load(k, across, dtype)));
+    ir_store(k, z, ir_cast(k, dtype, sum));
+}
+
+static void gather(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 2, 2, (int64_t[]){rows, columns});
+    int table = ir_operand(k, dtype, NULL, false);
+    int index = ir_operand(k, ML_I32, (int64_t[]){1, 0}, false);
+    int padded = ir_operand(k, dtype, (int64_t[]){columns - 5, 1}, false);
+    int y = ir_operand(k, dtype, NULL, true), flags = ir_operand(k, ML_BOOL, NULL, true);
+    k->ir.operand[table].stride[0] = 0; /* rows come from the index */
+    int row = ir_map(k, ML_OP_MOD, ML_I32, ir_load(k, index, ML_I32),
+                     ir_const(k, ML_I32, (double)rows), none);
+    int at = map2(k, ML_OP_MUL, ir_cast(k, ML_I64, row), ir_const(k, ML_I64, (double)columns));
+    int value = ir_load_at(k, table, dtype, at, none);
+    int inside = ir_map(k, ML_OP_LT, ML_BOOL, ir_index(k, 1),
+                        ir_const(k, ML_I64, (double)columns - 5), none);
+    int low = ir_map(k, ML_OP_LT, ML_BOOL, ir_index(k, 0), ir_const(k, ML_I64, 7), none);
+    int pad = ir_load_at(k, padded, dtype, none, inside);
+    int some = ir_load_at(k, table, dtype, none, low);
+    ir_store(k, y, map2(k, ML_OP_ADD, map2(k, ML_OP_ADD, value, some), pad));
+    ir_store(k, flags,
+             ir_map(k, ML_OP_AND, ML_BOOL, inside, ir_map(k, ML_OP_GE, ML_BOOL, value, pad, none),
+                    none));
+}
+
+static void softmax(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, dtype, NULL, true);
+    int lse = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int vx = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, vx, 0);
+    k->phase = 1;
+    int e = map1(k, ML_OP_EXP, map2(k, ML_OP_SUB, vx, largest));
+    k->inst[e].kept = rows % 2 == 1;
+    int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, e, 0);
+    k->phase = 2;
+    ir_store(k, y, map2(k, ML_OP_DIV, e, sum));
+    k->level = ML_LEVEL_ROW;
+    ir_store(k, lse, map2(k, ML_OP_ADD, map1(k, ML_OP_LOG, sum), largest));
+}
+
+/* A norm's backward pass: two row sums, dx, and partial column sums for the gain and the bias. */
+static void norm_backward(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 5;
+    int x = ir_operand(k, dtype, NULL, false), dy = ir_operand(k, dtype, NULL, false);
+    int gain = ir_operand(k, ML_F32, (int64_t[]){0, 1}, false);
+    int scale = ir_operand(k, ML_F32, (int64_t[]){1, 0}, false);
+    int dx = ir_operand(k, dtype, NULL, true), dgain = ir_partial(k, ML_F32, true);
+    int dbias = ir_partial(k, ML_F32, true), norm = ir_partial(k, ML_F32, false);
+    int largest = ir_partial(k, ML_F32, false);
+    int vs = ir_load(k, scale, ML_F32);
+    k->level = ML_LEVEL_ELEMENT;
+    int vx = map2(k, ML_OP_MUL, ir_cast(k, ML_F32, ir_load(k, x, dtype)), vs);
+    int vdy = ir_cast(k, ML_F32, ir_load(k, dy, dtype));
+    int vg = map2(k, ML_OP_MUL, vdy, ir_load(k, gain, ML_F32));
+    int sum1 = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, vg, 0);
+    int sum2 = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, map2(k, ML_OP_MUL, vg, vx), 0);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, map2(k, ML_OP_MUL, vdy, vx), dgain);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, vdy, dbias);
+    k->phase = 1;
+    k->level = ML_LEVEL_ROW;
+    int count = ir_const(k, ML_F32, (double)columns);
+    int mean1 = map2(k, ML_OP_DIV, sum1, count), mean2 = map2(k, ML_OP_DIV, sum2, count);
+    k->level = ML_LEVEL_ELEMENT;
+    int inside = map2(k, ML_OP_SUB, map2(k, ML_OP_SUB, vg, mean1), map2(k, ML_OP_MUL, vx, mean2));
+    int vdx = map2(k, ML_OP_MUL, inside, vs);
+    ir_store(k, dx, vdx);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_MUL, vdx, vdx), norm);
+    k->level = ML_LEVEL_ROW;
+    ir_reduce(k, ML_OP_MAX, ML_SCOPE_ALL, mean2, largest);
+}
+
+static void all_flat(ir_kernel *k, int64_t size, int64_t chunks, ml_dtype dtype) {
+    ir_init(k, 1, 1, (int64_t[]){size});
+    k->ir.chunks = chunks;
+    int x = ir_operand(k, dtype, NULL, false), total = ir_partial(k, ML_F32, false);
+    int least = ir_partial(k, ML_F32, false), count = ir_partial(k, ML_I32, false);
+    int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_MUL, v, v), total);
+    ir_reduce(k, ML_OP_MIN, ML_SCOPE_ALL, v, least);
+    int positive = ir_map(k, ML_OP_LT, ML_BOOL, ir_const(k, ML_F32, 0), v, none);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, ir_cast(k, ML_I32, positive), count);
+}
+
+static void all_nested(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 3, 3, (int64_t[]){7, rows, columns});
+    k->ir.chunks = 4;
+    int x = ir_operand(k, dtype, (int64_t[]){columns, 7 * columns, 1}, false);
+    int total = ir_partial(k, ML_F32, false), y = ir_operand(k, dtype, NULL, true);
+    int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    ir_store(k, y, v);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_MUL, v, v), total);
+}
+
+static void column_sums(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 2, 4, (int64_t[]){rows, 4, 3, columns});
+    k->ir.chunks = 6;
+    int x = ir_operand(k, dtype, NULL, false), sums = ir_partial(k, ML_F32, true);
+    int best = ir_partial(k, ML_F32, true), y = ir_operand(k, dtype, NULL, true);
+    int first = ir_operand(k, ML_F32, (int64_t[]){4, 1, 0, 0}, true);
+    ir_store(k, first, ir_cast(k, ML_F32, ir_index(k, 1)));
+    k->level = ML_LEVEL_ELEMENT;
+    int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    ir_store(k, y, map2(k, ML_OP_ADD, v, v));
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, v, sums);
+    ir_reduce(k, ML_OP_MAX, ML_SCOPE_COLUMN, v, best);
+}
+
+static void argmax(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    int x = ir_operand(k, dtype, NULL, false);
+    int y = ir_operand(k, ML_I32, (int64_t[]){1, 0}, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int best = ir_reduce(k, ML_OP_ARGMAX, ML_SCOPE_ROW, ir_load(k, x, dtype), 0);
+    k->level = ML_LEVEL_ROW;
+    k->phase = 1;
+    ir_store(k, y, best);
+}
+
+/* Equal values, infinities and NaN: the first of the largest, NaN largest of all. */
+static void fill_argmax(ir_kernel *k) {
+    int64_t columns = k->ir.size[1];
+    for (int64_t i = 0; i < columns; i++) {
+        ir_set(k, 0, i, 1);
+        ir_set(k, 0, columns + i, -INFINITY);
+        ir_set(k, 0, 2 * columns + i, i >= columns / 2 ? 5 : i == 1 ? 5 : 0);
+    }
+    ir_set(k, 0, 3 * columns + columns - 1, NAN);
+    ir_set(k, 0, 4 * columns + columns / 2, NAN);
+    ir_set(k, 0, 4 * columns + columns - 1, NAN);
+}
+
+static void integers(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 2, 4, (int64_t[]){rows, 6, 3, columns});
+    int x = ir_operand(k, dtype, (int64_t[]){18 * columns, 1, 6 * columns, 6}, false);
+    int y = ir_operand(k, dtype, (int64_t[]){6, 1, 0, 0}, true);
+    int least = ir_operand(k, dtype, (int64_t[]){6, 1, 0, 0}, true);
+    int wide = ir_operand(k, ML_F64, NULL, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int v = ir_load(k, x, dtype);
+    int q = map2(k, ML_OP_IDIV, v, ir_const(k, dtype, -7));
+    int m = map2(k, ML_OP_MOD, v, ir_const(k, dtype, 9));
+    int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, map2(k, ML_OP_ADD, q, m), 0);
+    int low = ir_reduce(k, ML_OP_MIN, ML_SCOPE_ROW, v, 0);
+    int linear = map2(k, ML_OP_ADD, ir_index(k, 3), map2(k, ML_OP_MUL, ir_index(k, 2), v));
+    ir_store(k, wide, ir_cast(k, ML_F64, linear));
+    k->level = ML_LEVEL_ROW;
+    k->phase = 1;
+    ir_store(k, y, sum);
+    ir_store(k, least, low);
+}
+
+typedef struct {
+    const char *name;
+    void (*build)(ir_kernel *k, int64_t a, int64_t b, ml_dtype dtype);
+    int64_t a, b;
+    ml_dtype dtype;
+    double tolerance;
+} kernel_case;
+
+static const kernel_case cases[] = {
+    {"flat", flat, 5001, 0, ML_F32, 2e-6},
+    {"flat by packs", flat, 5008, 0, ML_F32, 2e-6},
+    {"flat bf16", flat, 4096, 0, ML_BF16, 8e-3},
+    {"one element", flat, 1, 0, ML_F64, 2e-6},
+    {"permuted", permuted, 70, 33, ML_BF16, 8e-3},
+    {"permuted by packs", permuted, 12, 64, ML_F32, 2e-6},
+    {"gather", gather, 50, 20, ML_F32, 2e-6},
+    {"gather bf16", gather, 40, 21, ML_BF16, 8e-3},
+    {"softmax", softmax, 37, 256, ML_F32, 2e-6},
+    {"softmax, not kept", softmax, 38, 77, ML_F32, 2e-6},
+    {"softmax, long rows", softmax, 3, 50304, ML_F32, 2e-6},
+    {"softmax, long bf16 rows", softmax, 3, 50304, ML_BF16, 8e-3},
+    {"softmax, short rows", softmax, 301, 5, ML_BF16, 8e-3},
+    {"softmax of one", softmax, 3, 1, ML_F64, 2e-6},
+    {"softmax, middle rows", softmax, 9, 3072, ML_BF16, 8e-3},
+    {"norm backward", norm_backward, 41, 96, ML_F32, 2e-5},
+    {"norm backward, few rows", norm_backward, 3, 130, ML_F32, 2e-5},
+    {"norm backward bf16", norm_backward, 64, 768, ML_BF16, 2e-2},
+    {"norm backward, long rows", norm_backward, 23, 4096, ML_BF16, 2e-2},
+    {"norm backward, very long rows", norm_backward, 11, 40000, ML_F32, 2e-5},
+    {"all", all_flat, 100003, 7, ML_F32, 1e-6},
+    {"all bf16", all_flat, 65536, 3, ML_BF16, 1e-6},
+    {"all nested", all_nested, 5, 130, ML_F32, 2e-6},
+    {"column sums", column_sums, 9, 11, ML_BF16, 8e-3},
+    {"column sums by packs", column_sums, 50, 320, ML_F32, 2e-6},
+    {"argmax 3", argmax, 11, 3, ML_F32, 0},
+    {"argmax 40", argmax, 11, 40, ML_F32, 0},
+    {"argmax 1000", argmax, 6, 1000, ML_F32, 0},
+    {"argmax 5000", argmax, 6, 5000, ML_BF16, 0},
+    {"i64", integers, 4, 5, ML_I64, 0},
+    {"i32", integers, 7, 17, ML_I32, 0},
+};
+
+const char *emit_case(ir_kernel *k, int i, double *tolerance) {
+    if (i >= (int)(sizeof cases / sizeof *cases)) return NULL;
+    const kernel_case *c = &cases[i];
+    c->build(k, c->a, c->b, c->dtype);
+    ir_fill(k, (uint64_t)i);
+    if (c->build == argmax) fill_argmax(k);
+    *tolerance = c->tolerance;
+    return c->name;
+}

@@ -1,0 +1,12 @@
+/* Hand-made kernel IR that the tests of both printers share: elementwise kernels with broadcasts,
+ * permutations, gathers and guards, softmax, a norm's backward pass, sums over everything and over
+ * rows, argmax, integer reductions. */
+#ifndef ML_TEST_EMIT_CASES_H
+#define ML_TEST_EMIT_CASES_H
+
+#include "tests/emit_ir.h"
+
+/* Build case `i`, memory filled; its name, or NULL past the last. */
+const char *emit_case(ir_kernel *k, int i, double *tolerance);
+
+#endif
