@@ -1,0 +1,451 @@
+#include "vm/vm.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+
+#include "runtime/base/knobs.h"
+#include "vm/embed.h"
+#include "vm/traps.h"
+
+static const char *const sources_key = "mlua.sources"; /* registry: file name -> text */
+
+const ml_embedded *embed_find(const char *name)
+{
+    for (const ml_embedded *file = ml_embedded_files; file->name; file++)
+        if (strcmp(file->name, name) == 0) return file;
+    return NULL;
+}
+
+ml_vm *vm_of(lua_State *L)
+{
+    return *(ml_vm **)lua_getextraspace(L);
+}
+
+static void *allocate(void *context, void *block, size_t old_bytes, size_t bytes)
+{
+    (void)context;
+    if (bytes == 0) {
+        ml_free(block);
+        return NULL;
+    }
+    if (block == NULL) return ml_alloc(bytes);
+    return ml_realloc(block, old_bytes, bytes);
+}
+
+/* ---- Interned strings -------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_vm *vm;
+    const char *text, *result;
+} intern_call;
+
+static void intern(void *argument)
+{
+    intern_call *call = argument;
+    ml_vm *vm = call->vm;
+    size_t length = strlen(call->text);
+    uint64_t hash = ml_hash(call->text, length, 0);
+    uint32_t cursor = 0, found;
+    while ((found = ml_index_next(&vm->strings, hash, &cursor)) != ML_INDEX_NONE)
+        if (strcmp(vm->texts.at[found], call->text) == 0) {
+            call->result = vm->texts.at[found];
+            return;
+        }
+    const char *copy = ml_arena_copy(vm->arena, call->text, length);
+    *ML_PUSH(vm->arena, &vm->texts) = copy;
+    ml_index_add(&vm->strings, hash, vm->texts.count - 1);
+    call->result = copy;
+}
+
+const char *vm_intern(lua_State *L, const char *text)
+{
+    intern_call call = {.vm = vm_of(L), .text = text};
+    if (ml_protect(intern, &call) != ML_OK) luaL_error(L, "not enough memory");
+    return call.result;
+}
+
+/* ---- Chunks ------------------------------------------------------------------------------------ */
+
+static void push_sources(lua_State *L)
+{
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, sources_key);
+}
+
+void vm_push_source(lua_State *L, const char *file)
+{
+    if (file[0] == '@' || file[0] == '=') file++;
+    if (strncmp(file, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0) {
+        const ml_embedded *embedded = embed_find(file + sizeof VM_STDLIB - 2);
+        if (embedded)
+            lua_pushlstring(L, embedded->data, embedded->size);
+        else
+            lua_pushnil(L);
+        return;
+    }
+    push_sources(L);
+    lua_getfield(L, -1, file);
+    lua_remove(L, -2);
+}
+
+void vm_push_line(lua_State *L, const char *file, int line)
+{
+    vm_push_source(L, file);
+    const char *text = lua_tostring(L, -1);
+    for (int i = 1; text && i < line; i++) {
+        text = strchr(text, '\n');
+        if (text) text++;
+    }
+    if (text) {
+        size_t length = strcspn(text, "\r\n");
+        if (length || text[0])
+            lua_pushlstring(L, text, length);
+        else
+            lua_pushnil(L);
+    } else {
+        lua_pushnil(L);
+    }
+    lua_remove(L, -2);
+}
+
+typedef struct {
+    ml_arena *arena;
+    const char *text;
+    size_t size;
+    traps_kind kind;
+    char *result;
+    size_t result_size;
+} traps_call;
+
+static void close_traps(void *argument)
+{
+    traps_call *call = argument;
+    call->result = traps_rewrite(call->text, call->size, call->kind, call->arena, &call->result_size);
+}
+
+/* Replace the function on top by its rewritten form; keeps it where there is nothing to rewrite. */
+static void load_rewritten(lua_State *L, const char *text, size_t size, const char *chunk, int env,
+                           traps_kind kind)
+{
+    traps_call call = {.arena = ml_arena_new(), .text = text, .size = size, .kind = kind};
+    if (!call.arena) return;
+    int status = LUA_ERRSYNTAX;
+    if (ml_protect(close_traps, &call) == ML_OK && call.result)
+        status = luaL_loadbufferx(L, call.result, call.result_size, chunk, "t");
+    else
+        lua_pushnil(L);
+    ml_arena_free(call.arena);
+    if (status == LUA_OK) {
+        if (env) {
+            lua_pushvalue(L, env);
+            lua_setupvalue(L, -2, 1);
+        }
+        lua_getfield(L, LUA_REGISTRYINDEX, "mlua.traps");
+        status = lua_pcall(L, 1, 1, 0);
+    }
+    if (status == LUA_OK)
+        lua_replace(L, -2);
+    else
+        lua_pop(L, 1);
+}
+
+void vm_save_source(lua_State *L, const char *chunk, const char *text, size_t size)
+{
+    push_sources(L);
+    lua_pushlstring(L, text, size);
+    lua_setfield(L, -2, chunk[0] == '@' || chunk[0] == '=' ? chunk + 1 : chunk);
+    lua_pop(L, 1);
+}
+
+static int load_text(lua_State *L, const char *text, size_t size, const char *chunk, int env,
+                     traps_kind kind)
+{
+    if (env) env = lua_absindex(L, env);
+    int status = luaL_loadbufferx(L, text, size, chunk, "t");
+    bool script = strncmp(chunk, VM_STDLIB, sizeof VM_STDLIB - 1) != 0;
+    if (script) vm_save_source(L, chunk, text, size);
+    if (status != LUA_OK) return status;
+    if (env) {
+        lua_pushvalue(L, env);
+        if (!lua_setupvalue(L, -2, 1)) lua_pop(L, 1);
+    }
+    if (script) load_rewritten(L, text, size, chunk, env, kind);
+    return LUA_OK;
+}
+
+int vm_load(lua_State *L, const char *text, size_t size, const char *chunk, int env)
+{
+    return load_text(L, text, size, chunk, env, TRAPS_SCRIPT);
+}
+
+int vm_load_input(lua_State *L, const char *text, size_t size, const char *chunk)
+{
+    return load_text(L, text, size, chunk, 0, TRAPS_INPUT);
+}
+
+int vm_load_file(lua_State *L, const char *path, int env)
+{
+    if (env) env = lua_absindex(L, env);
+    FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!file) {
+        lua_pushfstring(L, "cannot open %s: %s", path, strerror(errno));
+        return LUA_ERRFILE;
+    }
+    /* A malloc'ed buffer would leak if Lua raised between; a userdata does not. */
+    size_t capacity = 1 << 16, size = 0, got;
+    char *text = lua_newuserdatauv(L, capacity, 0);
+    while ((got = fread(text + size, 1, capacity - size, file)) > 0) {
+        size += got;
+        if (size < capacity) continue;
+        char *wider = lua_newuserdatauv(L, capacity * 2, 0);
+        memcpy(wider, text, size);
+        lua_remove(L, -2);
+        text = wider;
+        capacity *= 2;
+    }
+    int failed = ferror(file) ? errno : 0;
+    if (file != stdin) fclose(file);
+    if (failed) {
+        lua_pushfstring(L, "cannot read %s: %s", path, strerror(failed));
+        lua_remove(L, -2);
+        return LUA_ERRFILE;
+    }
+    size_t skip = 0; /* a first line "#!..." is for the shell */
+    if (size && text[0] == '#')
+        while (skip < size && text[skip] != '\n') skip++;
+    lua_pushfstring(L, "@%s", strcmp(path, "-") == 0 ? "stdin" : path);
+    int status = vm_load(L, text + skip, size - skip, lua_tostring(L, -1), env);
+    lua_replace(L, -3);
+    lua_pop(L, 1);
+    return status;
+}
+
+/* ---- load, loadfile, dofile, require with traps closed --------------------------------------- */
+
+static int load_result(lua_State *L, int status)
+{
+    if (status == LUA_OK) return 1;
+    lua_pushnil(L);
+    lua_insert(L, -2);
+    return 2;
+}
+
+static int lua_load_text(lua_State *L)
+{
+    int env = lua_isnone(L, 4) ? 0 : 4;
+    if (lua_isfunction(L, 1)) {
+        luaL_Buffer buffer;
+        luaL_buffinit(L, &buffer);
+        for (;;) {
+            lua_pushvalue(L, 1);
+            lua_call(L, 0, 1);
+            size_t length = 0;
+            if (lua_isnil(L, -1)) break;
+            if (!lua_tolstring(L, -1, &length))
+                return luaL_error(L, "reader function must return a string");
+            if (!length) break;
+            luaL_addvalue(&buffer);
+        }
+        lua_pop(L, 1);
+        luaL_pushresult(&buffer);
+        lua_replace(L, 1);
+    }
+    size_t size;
+    const char *text = luaL_checklstring(L, 1, &size);
+    const char *chunk = luaL_optstring(L, 2, text);
+    return load_result(L, vm_load(L, text, size, chunk, env));
+}
+
+static int lua_load_file(lua_State *L)
+{
+    int env = lua_isnone(L, 3) ? 0 : 3;
+    return load_result(L, vm_load_file(L, luaL_optstring(L, 1, "-"), env));
+}
+
+static int lua_do_file(lua_State *L)
+{
+    const char *path = luaL_optstring(L, 1, "-");
+    lua_settop(L, 1);
+    if (vm_load_file(L, path, 0) != LUA_OK) return lua_error(L);
+    lua_call(L, 0, LUA_MULTRET);
+    return lua_gettop(L) - 1;
+}
+
+static int search_embedded(lua_State *L)
+{
+    const char *module = luaL_checkstring(L, 1);
+    if (strcmp(module, "mlua") != 0 && strncmp(module, "mlua.", 5) != 0) {
+        lua_pushnil(L);
+        return 1;
+    }
+    lua_pushfstring(L, "%s.lua", module[4] ? module + 5 : "init");
+    const ml_embedded *file = embed_find(lua_tostring(L, -1));
+    if (!file) {
+        lua_pushfstring(L, "mlua has no file %s", lua_tostring(L, -1));
+        return 1;
+    }
+    lua_pushfstring(L, VM_STDLIB "%s", file->name);
+    if (vm_load(L, file->data, file->size, lua_tostring(L, -1), 0) != LUA_OK) return lua_error(L);
+    lua_pushstring(L, file->name);
+    return 2;
+}
+
+static int search_file(lua_State *L)
+{
+    lua_settop(L, 1);
+    lua_getglobal(L, "package");
+    lua_getfield(L, 2, "searchpath");
+    lua_pushvalue(L, 1);
+    lua_getfield(L, 2, "path");
+    lua_call(L, 2, 2);
+    if (lua_isnil(L, -2)) return 1;
+    lua_pop(L, 1);
+    const char *path = lua_tostring(L, -1);
+    if (vm_load_file(L, path, 0) != LUA_OK) return lua_error(L);
+    lua_pushstring(L, path);
+    return 2;
+}
+
+static void set_searchers(lua_State *L, const char *script)
+{
+    lua_getglobal(L, "package");
+    lua_getfield(L, -1, "searchers");
+    lua_pushcfunction(L, search_embedded);
+    lua_rawseti(L, -2, 2);
+    lua_pushcfunction(L, search_file);
+    lua_rawseti(L, -2, 3);
+    lua_pushnil(L); /* compiled C modules would bring a second Lua */
+    lua_rawseti(L, -2, 4);
+    lua_pop(L, 1);
+    lua_pushliteral(L, "./?.lua;./?/init.lua");
+    const char *slash = script ? strrchr(script, '/') : NULL;
+    if (slash) {
+        lua_pushlstring(L, script, (size_t)(slash - script));
+        const char *folder = lua_tostring(L, -1);
+        lua_pushfstring(L, "%s/?.lua;%s/?/init.lua;%s", folder, folder, lua_tostring(L, -2));
+        lua_replace(L, -3);
+        lua_pop(L, 1);
+    }
+    lua_setfield(L, -2, "path");
+    lua_pushliteral(L, "");
+    lua_setfield(L, -2, "cpath");
+    lua_pushnil(L);
+    lua_setfield(L, -2, "loadlib");
+    lua_pop(L, 1);
+}
+
+/* ---- States ------------------------------------------------------------------------------------ */
+
+static int open_state(lua_State *L)
+{
+    luaL_openlibs(L);
+    ml_vm *vm = vm_of(L);
+    set_searchers(L, vm->options->script);
+    static const luaL_Reg loaders[] = {{"load", lua_load_text}, {"loadfile", lua_load_file},
+                                       {"dofile", lua_do_file}, {NULL, NULL}};
+    lua_pushglobaltable(L);
+    luaL_setfuncs(L, loaders, 0);
+    lua_pop(L, 1);
+
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
+    lua_newtable(L);
+    vm_error_register(L);
+    vm_axis_register(L);
+    vm_tensor_register(L);
+    vm_ops_register(L);
+    vm_state_register(L);
+    vm_host_register(L);
+    vm_program_register(L);
+    vm_attention_register(L);
+    vm_corpus_register(L);
+    vm_service_register(L);
+    vm_check_register(L);
+    traps_register(L);
+    lua_setfield(L, -2, "mlua.core");
+    lua_pop(L, 1);
+    lua_gc(L, LUA_GCGEN, 0, 0);
+    return 0;
+}
+
+static void make_tables(void *argument)
+{
+    ml_vm *vm = argument;
+    vm->strings = (ml_index){.arena = vm->arena};
+    vm->graph = ml_session_graph(vm->session);
+}
+
+ml_status vm_new(const vm_options *options, ml_vm **result)
+{
+    ml_vm *vm = *result = ml_alloc(sizeof *vm);
+    if (!vm) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");
+    vm->options = options;
+    vm->compute_dtype = -1;
+    vm->module = "";
+    vm->arena = ml_arena_new();
+    if (!vm->arena) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");
+    ml_status status = ml_session_new(&vm->session);
+    if (status == ML_OK) status = ml_protect(make_tables, vm);
+    if (status != ML_OK) return status;
+    ml_session_set_seed(vm->session, options->seed);
+    vm->L = lua_newstate(allocate, NULL);
+    if (!vm->L) return ml_fail(ML_NO_MEMORY, "not enough host memory for a Lua state");
+    *(ml_vm **)lua_getextraspace(vm->L) = vm;
+    lua_pushcfunction(vm->L, open_state);
+    if (lua_pcall(vm->L, 0, 0, 0) != LUA_OK) {
+        const char *message = lua_tostring(vm->L, -1);
+        return ml_fail(ML_INTERNAL, "cannot start Lua: %s", message ? message : "an error");
+    }
+    return ML_OK;
+}
+
+void vm_free(ml_vm *vm)
+{
+    if (!vm) return;
+    if (vm->L) lua_close(vm->L);
+    ml_session_free(vm->session);
+    ml_arena_free(vm->arena);
+    ml_free(vm);
+}
+
+int vm_call(lua_State *L, int arguments, int results)
+{
+    int base = lua_gettop(L) - arguments;
+    lua_pushcfunction(L, vm_message_handler);
+    lua_insert(L, base);
+    int status = lua_pcall(L, arguments, results, base);
+    lua_remove(L, base);
+    return status;
+}
+
+/* ---- Signals ----------------------------------------------------------------------------------- */
+
+volatile int vm_stop;
+static lua_State *volatile running;
+
+/* Runs between two Lua instructions after a signal. A script that polls core.stopped() ends in its
+ * own way at the first signal; any other, and any at the second, ends here. */
+static void interrupt_hook(lua_State *L, lua_Debug *frame)
+{
+    (void)frame;
+    lua_sethook(L, NULL, 0, 0);
+    if (vm_of(L)->polls_stop && vm_stop < 2) return;
+    ml_fail(ML_INTERRUPTED, "interrupted");
+    vm_raise(L);
+}
+
+static void on_signal(int number)
+{
+    vm_stop = vm_stop + 1;
+    if (vm_stop >= 3) signal(number, SIG_DFL);
+    lua_State *L = running;
+    if (L) lua_sethook(L, interrupt_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
+}
+
+void vm_catch_signals(ml_vm *vm)
+{
+    running = vm ? vm->L : NULL;
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}

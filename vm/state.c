@@ -1,0 +1,352 @@
+/* States in Lua: named tensors that live across steps, their updates, and gradients. */
+#include "vm/vm.h"
+
+#include <string.h>
+
+#include "runtime/graph/passes.h"
+
+static const char *const states_key = "mlua.states";   /* registry: id + 1 -> State */
+static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */
+
+static const ml_state *info_of(lua_State *L, uint32_t id)
+{
+    return ml_graph_state(vm_of(L)->graph, id);
+}
+
+static const char *display_name(const ml_state *state)
+{
+    return state->name ? state->name : "a state without a name";
+}
+
+/* ---- Making states ----------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_graph *graph;
+    ml_state state;
+    uint32_t id;
+} state_call;
+
+static void add_state(void *argument)
+{
+    state_call *call = argument;
+    call->id = ml_graph_add_state(call->graph, &call->state);
+}
+
+typedef struct {
+    ml_graph *graph;
+    ml_origin origin;
+    ml_ref value;
+    const ml_type *type;
+} fit_call;
+
+/* Cast, broadcast and order a value as a state wants it; the axes have been checked. */
+static void fit(void *argument)
+{
+    fit_call *call = argument;
+    ml_graph_set_origin(call->graph, &call->origin);
+    ml_type as = *call->type;
+    ml_ref n = ml_cast(call->graph, call->value, as.dtype);
+    const ml_type *type = ml_graph_type(call->graph, n);
+    if (type->rank == as.rank)
+        n = ml_permute(call->graph, n, &as);
+    else
+        n = ml_broadcast(call->graph, n, &as);
+    call->value = n;
+}
+
+/* The tensor or number at `index` as a value of state `id`. */
+static ml_ref value_for(lua_State *L, uint32_t id, int index, const char *what)
+{
+    const ml_state *state = info_of(L, id);
+    const ml_graph *g = vm_of(L)->graph;
+    fit_call call = {.graph = vm_of(L)->graph, .type = &state->type};
+    if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index))
+        call.value = vm_number(L, index, state->type.dtype);
+    else
+        call.value = vm_tensor(L, index, what);
+    const ml_type *type = ml_graph_type(g, call.value);
+    for (int i = 0; i < type->rank; i++) {
+        int at = ml_type_find(&state->type, type->axis[i]);
+        if (at >= 0 && state->type.size[at] == type->size[i]) continue;
+        ml_ref operands[2] = {vm_state_node(L, id), call.value};
+        vm_fail_with(L, operands, 2, NULL, "%s of %s cannot have axis \"%s\" of size %lld", what, display_name(state),
+                     ml_axis_name(g, type->axis[i]), (long long)type->size[i]);
+    }
+    vm_origin(L, &call.origin);
+    vm_protect(L, fit, &call);
+    return call.value;
+}
+
+static const char *set_name(lua_State *L, uint32_t id, int index)
+{
+    ml_vm *vm = vm_of(L);
+    const char *name = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : "";
+    if (!name[0]) vm_fail(L, NULL, "a state's name must be a text, got %s", luaL_typename(L, index));
+    lua_getfield(L, LUA_REGISTRYINDEX, "mlua.names");
+    if (lua_getfield(L, -1, name) == LUA_TNUMBER && lua_tointeger(L, -1) != (lua_Integer)id) {
+        const ml_state *other = info_of(L, (uint32_t)lua_tointeger(L, -1));
+        lua_pushfstring(L, "the first comes from %s:%d", other->origin.file ? other->origin.file : "?", other->origin.line);
+        vm_fail(L, lua_tostring(L, -1), "two states cannot both be called \"%s\"", name);
+    }
+    lua_pop(L, 1);
+    ml_state *state = ml_graph_state(vm->graph, id);
+    if (state->name) {
+        lua_pushnil(L);
+        lua_setfield(L, -2, state->name);
+    }
+    lua_pushinteger(L, id);
+    lua_setfield(L, -2, name);
+    lua_pop(L, 1);
+    return vm_intern(L, name);
+}
+
+static int core_state(lua_State *L)
+{
+    static const char *const known[] = {"name", "axes", "dtype", "kind", "init", NULL};
+    static const char *const kinds[] = {"parameter", "optimizer", "other", NULL};
+    luaL_checktype(L, 1, LUA_TTABLE);
+    lua_settop(L, 1);
+    vm_check_options(L, 1, "core.state", known);
+    state_call call = {.graph = vm_of(L)->graph, .state.kind = ML_STATE_OTHER};
+    lua_getfield(L, 1, "dtype");
+    call.state.type.dtype = (uint8_t)vm_dtype(L, -1, ML_F32);
+    if (vm_option(L, 1, "axes")) vm_read_axes(L, -1, "the axes of a state", &call.state.type);
+    if (vm_option(L, 1, "kind")) call.state.kind = (ml_state_kind)luaL_checkoption(L, -1, NULL, kinds);
+    vm_origin(L, &call.state.origin);
+    vm_protect(L, add_state, &call);
+    *(uint32_t *)lua_newuserdatauv(L, sizeof(uint32_t), 0) = call.id;
+    luaL_setmetatable(L, vm_state_class);
+    int result = lua_gettop(L);
+    lua_getfield(L, LUA_REGISTRYINDEX, states_key);
+    lua_pushvalue(L, result);
+    lua_rawseti(L, -2, (lua_Integer)call.id + 1);
+    if (vm_option(L, 1, "name")) {
+        const char *name = set_name(L, call.id, -1);
+        ml_graph_state(call.graph, call.id)->name = name;
+    }
+    if (vm_option(L, 1, "init")) {
+        ml_ref value = value_for(L, call.id, -1, "the initial value");
+        ml_graph_state(call.graph, call.id)->initial = value;
+    }
+    lua_settop(L, result);
+    return 1;
+}
+
+/* ---- Methods ----------------------------------------------------------------------------------- */
+
+static uint32_t self(lua_State *L)
+{
+    return vm_state(L, 1, "self");
+}
+
+static int state_read(lua_State *L)
+{
+    return vm_push_tensor(L, vm_state_node(L, self(L)));
+}
+
+static int state_assign(lua_State *L)
+{
+    uint32_t id = self(L);
+    ml_ref value = value_for(L, id, 2, "the new value");
+    lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
+    lua_Integer count = (lua_Integer)lua_rawlen(L, -1), at = count + 1;
+    lua_createtable(L, 2, 0);
+    lua_pushvalue(L, 1);
+    lua_rawseti(L, -2, 1);
+    vm_push_tensor(L, value);
+    lua_rawseti(L, -2, 2);
+    /* The last assignment counts. */
+    for (lua_Integer i = count; i >= 1 && at > count; i--) {
+        lua_rawgeti(L, -2, i);
+        lua_rawgeti(L, -1, 1);
+        if (lua_rawequal(L, -1, 1)) at = i;
+        lua_pop(L, 2);
+    }
+    lua_rawseti(L, -2, at);
+    return 0;
+}
+
+static int core_take_updates(lua_State *L)
+{
+    lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
+    lua_newtable(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, updates_key);
+    return 1;
+}
+
+static int state_name(lua_State *L)
+{
+    lua_pushstring(L, info_of(L, self(L))->name);
+    return 1;
+}
+
+static int state_set_name(lua_State *L)
+{
+    uint32_t id = self(L);
+    const char *name = set_name(L, id, 2);
+    ml_graph_state(vm_of(L)->graph, id)->name = name;
+    return 0;
+}
+
+static int state_set_init(lua_State *L)
+{
+    uint32_t id = self(L);
+    ml_ref value = value_for(L, id, 2, "the initial value");
+    ml_graph_state(vm_of(L)->graph, id)->initial = value;
+    return 0;
+}
+
+static int state_kind(lua_State *L)
+{
+    static const char *const kinds[] = {"parameter", "optimizer", "other"};
+    lua_pushstring(L, kinds[info_of(L, self(L))->kind]);
+    return 1;
+}
+
+static int state_elements(lua_State *L)
+{
+    lua_pushinteger(L, ml_type_elements(&info_of(L, self(L))->type));
+    return 1;
+}
+
+static int state_get(lua_State *L)
+{
+    uint32_t id = self(L);
+    const ml_type *type = &info_of(L, id)->type;
+    vm_open_device(L);
+    vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
+    if (vm_of(L)->options->mode != VM_CHECK) vm_check(L, ml_session_read_state(vm_of(L)->session, id, host->data));
+    return 1;
+}
+
+static int state_set(lua_State *L)
+{
+    uint32_t id = self(L);
+    const ml_type *type = &info_of(L, id)->type;
+    const vm_host *host = vm_to_host(L, 2);
+    if (!host) vm_fail(L, NULL, "a state is set from a host array, got %s", luaL_typename(L, 2));
+    if (host->dtype != type->dtype || host->count != ml_type_elements(type))
+        vm_fail(L, NULL, "%s takes %lld elements of %s, not %lld of %s", display_name(info_of(L, id)),
+                (long long)ml_type_elements(type), ml_dtypes[type->dtype].name, (long long)host->count,
+                ml_dtypes[host->dtype].name);
+    vm_open_device(L);
+    if (vm_of(L)->options->mode != VM_CHECK) vm_check(L, ml_session_write_state(vm_of(L)->session, id, host->data));
+    return 0;
+}
+
+static int state_tostring(lua_State *L)
+{
+    const ml_state *state = info_of(L, self(L));
+    vm_push_type(L, vm_of(L)->graph, &state->type);
+    if (state->name) lua_pushfstring(L, "%s %s", state->name, lua_tostring(L, -1));
+    return 1;
+}
+
+/* Its own methods first, then those of tensors (second upvalue). */
+static int state_index(lua_State *L)
+{
+    lua_pushvalue(L, 2);
+    if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
+    lua_getfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");
+    int methods = lua_gettop(L);
+    lua_pushvalue(L, 2);
+    if (lua_rawget(L, methods) != LUA_TNIL) return 1;
+    lua_pop(L, 1);
+    vm_missing_method(L, methods);
+}
+
+/* ---- Gradients --------------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_graph *graph;
+    ml_origin origin;
+    ml_ref loss;
+    ml_ref *wrt, *gradients;
+    const bool *is_state;
+    int count;
+} grad_call;
+
+static void differentiate(void *argument)
+{
+    grad_call *call = argument;
+    ml_graph *g = call->graph;
+    ml_graph_set_origin(g, &call->origin);
+    ml_autodiff(g, call->loss, call->wrt, call->count, call->gradients);
+    ml_graph_set_origin(g, &call->origin);
+    for (int i = 0; i < call->count; i++) {
+        ml_type type = *ml_graph_type(g, call->wrt[i]);
+        if (!call->gradients[i]) call->gradients[i] = ml_broadcast(g, ml_const(g, type.dtype, 0), &type);
+        if (call->is_state[i]) ml_graph_mark(g, call->gradients[i], ML_NODE_GRADIENT);
+    }
+}
+
+static int core_grad(lua_State *L)
+{
+    grad_call call = {.graph = vm_of(L)->graph, .loss = vm_tensor(L, 1, "the loss of grad")};
+    if (!lua_istable(L, 2)) vm_fail(L, "m.grad(loss, {a, b})", "grad takes a list of tensors, got %s", luaL_typename(L, 2));
+    call.count = (int)vm_table_length(L, 2);
+    size_t count = (size_t)call.count + 1;
+    call.wrt = lua_newuserdatauv(L, count * sizeof(ml_ref), 0);
+    call.gradients = lua_newuserdatauv(L, count * sizeof(ml_ref), 0);
+    bool *is_state = lua_newuserdatauv(L, count, 0);
+    call.is_state = is_state;
+    for (int i = 0; i < call.count; i++) {
+        lua_rawgeti(L, 2, i + 1);
+        uint32_t id;
+        is_state[i] = vm_is_state(L, -1, &id);
+        call.wrt[i] = is_state[i] ? vm_state_node(L, id) : vm_tensor(L, -1, "an item of grad's list");
+        call.gradients[i] = 0;
+        lua_pop(L, 1);
+    }
+    vm_origin(L, &call.origin);
+    vm_protect(L, differentiate, &call);
+    lua_createtable(L, call.count, 0);
+    for (int i = 0; i < call.count; i++) {
+        vm_push_tensor(L, call.gradients[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+/* ---- Registration ------------------------------------------------------------------------------ */
+
+static const vm_entry functions[] = {
+    {"state", core_state, "options: {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number} -> State",
+     "a named tensor that lives across steps; kind is parameter, optimizer or other"},
+    {"take_updates", core_take_updates, "-> table", "the assignments to states since the last call: a list of {State, Tensor}"},
+    {"grad", core_grad, "loss: Tensor, xs: (Tensor|State)[] -> Tensor[]",
+     "the gradients of a scalar with respect to tensors or states; zeros where it does not depend on them"},
+    {0}};
+static const vm_entry methods[] = {
+    {"read", state_read, "-> Tensor", "the value at the start of the step, in the stored dtype"},
+    {"assign", state_assign, "value: Tensor|number", "the value from the end of the step on"},
+    {"name", state_name, "-> string?", "the name: the key of checkpoints and randomness"},
+    {"set_name", state_set_name, "name: string", "name the state; names are unique"},
+    {"set_init", state_set_init, "value: Tensor|number", "the value before the first step"},
+    {"get", state_get, "-> Host", "a copy of the value in host memory"},
+    {"set", state_set, "value: Host", "replace the value"},
+    {"kind", state_kind, "-> string", "parameter, optimizer or other"},
+    {"elements", state_elements, "-> integer", "the number of elements"},
+    {0}};
+
+void vm_state_register(lua_State *L)
+{
+    vm_register(L, functions);
+    lua_getfield(L, -1, "tensor_methods");
+    lua_setfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");
+    static const char *const tables[] = {states_key, updates_key, "mlua.names"};
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        lua_newtable(L);
+        lua_setfield(L, LUA_REGISTRYINDEX, tables[i]);
+    }
+    luaL_getmetatable(L, vm_state_class);
+    lua_newtable(L);
+    vm_register(L, methods);
+    lua_pushcclosure(L, state_index, 1);
+    lua_setfield(L, -2, "__index");
+    lua_pushstring(L, vm_state_class);
+    lua_setfield(L, -2, "__metatable");
+    lua_pushcfunction(L, state_tostring);
+    lua_setfield(L, -2, "__tostring");
+    lua_pop(L, 1);
+}

@@ -1,0 +1,476 @@
+/* Arguments and results of bindings: classes, tensors, states, axes, options. */
+#include "vm/vm.h"
+
+#include <string.h>
+
+#include "runtime/base/suggest.h"
+
+const char *const vm_tensor_class = "tensor", *const vm_state_class = "state",
+                  *const vm_axis_class = "axis", *const vm_host_class = "host",
+                  *const vm_program_class = "program", *const vm_corpus_class = "corpus";
+
+void vm_document(lua_State *L, int function, const vm_entry *entry)
+{
+    function = lua_absindex(L, function);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.docs");
+    lua_pushvalue(L, function);
+    lua_pushlightuserdata(L, (void *)entry);
+    lua_rawset(L, -3);
+    lua_pop(L, 1);
+}
+
+const vm_entry *vm_documentation(lua_State *L, int function)
+{
+    function = lua_absindex(L, function);
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.docs");
+    lua_pushvalue(L, function);
+    lua_rawget(L, -2);
+    const vm_entry *entry = lua_touserdata(L, -1);
+    lua_pop(L, 2);
+    return entry;
+}
+
+void vm_register(lua_State *L, const vm_entry *entries)
+{
+    for (const vm_entry *entry = entries; entry->name; entry++) {
+        lua_pushcfunction(L, entry->function);
+        vm_document(L, -1, entry);
+        lua_setfield(L, -2, entry->name);
+    }
+}
+
+/* Make a metatable whose methods are those rows; `index` replaces the plain lookup where given and
+ * finds the methods in its first upvalue. Leaves the methods table on the stack. */
+void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
+                  lua_CFunction gc)
+{
+    luaL_newmetatable(L, name);
+    lua_newtable(L);
+    vm_register(L, methods);
+    lua_pushvalue(L, -1);
+    if (index) lua_pushcclosure(L, index, 1);
+    lua_setfield(L, -3, "__index");
+    if (gc) {
+        lua_pushcfunction(L, gc);
+        lua_setfield(L, -3, "__gc");
+    }
+    lua_pushstring(L, name); /* getmetatable gives the name, so that scripts cannot change it */
+    lua_setfield(L, -3, "__metatable");
+    lua_remove(L, -2);
+}
+
+bool vm_is_class(lua_State *L, int index, const char *class_name)
+{
+    return luaL_testudata(L, index, class_name) != NULL;
+}
+
+/* ---- Tensors and states -------------------------------------------------------------------------- */
+
+int vm_push_tensor(lua_State *L, ml_ref n)
+{
+    *(ml_ref *)lua_newuserdatauv(L, sizeof n, 0) = n;
+    luaL_setmetatable(L, vm_tensor_class);
+    return 1;
+}
+
+bool vm_is_state(lua_State *L, int index, uint32_t *id)
+{
+    const uint32_t *state = luaL_testudata(L, index, vm_state_class);
+    if (state) *id = *state;
+    return state != NULL;
+}
+
+bool vm_is_tensor(lua_State *L, int index)
+{
+    return vm_is_class(L, index, vm_tensor_class) || vm_is_class(L, index, vm_state_class);
+}
+
+ml_ref vm_tensor(lua_State *L, int index, const char *what)
+{
+    const ml_ref *n = luaL_testudata(L, index, vm_tensor_class);
+    if (n) return *n;
+    uint32_t id;
+    if (vm_is_state(L, index, &id)) return vm_state_value(L, id);
+    vm_fail(L, NULL, "%s must be a tensor, got %s", what, luaL_typename(L, index));
+}
+
+uint32_t vm_state(lua_State *L, int index, const char *what)
+{
+    uint32_t id;
+    if (vm_is_state(L, index, &id)) return id;
+    vm_fail(L, "m.param and core.state make states", "%s must be a state, got %s", what,
+            vm_is_class(L, index, vm_tensor_class) ? "a tensor" : luaL_typename(L, index));
+}
+
+ml_ref vm_state_node(lua_State *L, uint32_t id)
+{
+    vm_node node;
+    vm_begin(L, &node, ML_OP_STATE);
+    node.args[0] = id;
+    node.arg_count = 1;
+    return vm_add(L, &node);
+}
+
+ml_ref vm_state_value(lua_State *L, uint32_t id)
+{
+    ml_ref n = vm_state_node(L, id);
+    const ml_state *state = ml_graph_state(vm_of(L)->graph, id);
+    if (state->kind != ML_STATE_PARAMETER || state->type.dtype != ML_F32) return n;
+    return vm_cast(L, n, vm_compute_dtype(L));
+}
+
+/* ---- Nodes ------------------------------------------------------------------------------------- */
+
+void vm_origin(lua_State *L, ml_origin *origin)
+{
+    ml_vm *vm = vm_of(L);
+    *origin = (ml_origin){.module = vm->module};
+    lua_Debug frame;
+    if (!vm_script_frame(L, &frame)) return;
+    const char *file = frame.source[0] == '@' || frame.source[0] == '=' ? frame.source + 1 : frame.source;
+    if (!vm->file || strcmp(vm->file, file) != 0) vm->file = vm_intern(L, file);
+    origin->file = vm->file;
+    origin->line = frame.currentline;
+}
+
+void vm_begin(lua_State *L, vm_node *node, ml_op op)
+{
+    ml_vm *vm = vm_of(L);
+    *node = (vm_node){.vm = vm, .graph = vm->graph, .op = op};
+    vm_origin(L, &node->origin);
+}
+
+static void add_node(void *argument)
+{
+    vm_node *node = argument;
+    ml_graph_set_origin(node->graph, &node->origin);
+    node->result = ml_graph_add(node->graph, node->op, node->sources, node->source_count, node->args,
+                                node->arg_count, node->type);
+}
+
+/* Inside a score function, what depends on the score must be elementwise. */
+static bool is_tainted(const ml_vm *vm, const vm_node *node)
+{
+    for (int i = 0; i < node->source_count; i++)
+        for (uint32_t k = 0; k < vm->tainted.count; k++)
+            if (vm->tainted.at[k] == node->sources[i]) return true;
+    return false;
+}
+
+static void add_tainted(void *argument)
+{
+    vm_node *node = argument;
+    add_node(argument);
+    *ML_PUSH(node->vm->arena, &node->vm->tainted) = node->result;
+}
+
+ml_ref vm_add(lua_State *L, vm_node *node)
+{
+    bool tainted = is_tainted(node->vm, node);
+    if (tainted && (ml_ops[node->op].op_class != ML_CLASS_MAP || node->op == ML_OP_RANDOM))
+        vm_fail(L, "compute it outside and let the function use the result",
+                "a score function cannot use %s on scores or indices: it works on one score at a time",
+                ml_ops[node->op].name);
+    vm_protect(L, tainted ? add_tainted : add_node, node);
+    return node->result;
+}
+
+ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type)
+{
+    vm_node node;
+    vm_begin(L, &node, op);
+    node.sources = &a;
+    node.source_count = 1;
+    node.type = type;
+    return vm_add(L, &node);
+}
+
+ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype)
+{
+    if (ml_graph_type(vm_of(L)->graph, n)->dtype == dtype) return n;
+    ml_type type = {.dtype = (uint8_t)dtype};
+    return vm_unary(L, ML_OP_CAST, n, &type);
+}
+
+static void add_constant(void *argument)
+{
+    vm_node *node = argument;
+    ml_graph_set_origin(node->graph, &node->origin);
+    double value;
+    memcpy(&value, &node->args[0], sizeof value);
+    node->result = ml_dtypes[node->type->dtype].kind == ML_KIND_FLOAT
+                       ? ml_const(node->graph, node->type->dtype, value)
+                       : ml_const_int(node->graph, node->type->dtype, node->args[0]);
+}
+
+ml_ref vm_number(lua_State *L, int index, ml_dtype dtype)
+{
+    vm_node node;
+    vm_begin(L, &node, ML_OP_CONST);
+    ml_type type = {.dtype = (uint8_t)dtype};
+    node.type = &type;
+    if (ml_dtypes[dtype].kind == ML_KIND_FLOAT) {
+        double value = lua_tonumber(L, index);
+        memcpy(&node.args[0], &value, sizeof value);
+    } else if (lua_isboolean(L, index)) {
+        node.args[0] = lua_toboolean(L, index);
+    } else {
+        int exact;
+        node.args[0] = lua_tointegerx(L, index, &exact);
+        if (!exact)
+            vm_fail(L, "t:cast(\"f32\") first", "%s values cannot take the number %s",
+                    ml_dtypes[dtype].name, luaL_tolstring(L, index, NULL));
+        if (dtype == ML_BOOL) node.args[0] = node.args[0] != 0;
+    }
+    vm_protect(L, add_constant, &node);
+    return node.result;
+}
+
+/* ---- Axes -------------------------------------------------------------------------------------- */
+
+typedef struct {
+    ml_vm *vm;
+    const char *name;
+    vm_axis_site site;
+    bool add_site;
+} axis_call;
+
+static void name_axis(void *argument)
+{
+    axis_call *call = argument;
+    call->site.axis = ml_axis_named(call->vm->graph, call->name);
+    if (call->add_site) *ML_PUSH(call->vm->arena, &call->vm->sites) = call->site;
+}
+
+static ml_axis axis_named(lua_State *L, const char *name)
+{
+    axis_call call = {.vm = vm_of(L), .name = name};
+    vm_protect(L, name_axis, &call);
+    return call.site.axis;
+}
+
+void vm_push_axis(lua_State *L, ml_axis id, int64_t size)
+{
+    *(vm_axis *)lua_newuserdatauv(L, sizeof(vm_axis), 0) = (vm_axis){id, size};
+    luaL_setmetatable(L, vm_axis_class);
+}
+
+/* An axis's name as scripts may write it. */
+static bool is_axis_name(const char *name)
+{
+    if (!name[0] || strlen(name) > 64) return false;
+    for (const char *c = name; *c; c++)
+        if (!((*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || *c == '_' ||
+              (c != name && *c >= '0' && *c <= '9')))
+            return false;
+    return true;
+}
+
+static int core_axis(lua_State *L)
+{
+    ml_vm *vm = vm_of(L);
+    const char *name = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : NULL;
+    if (!name || !is_axis_name(name))
+        vm_fail(L, "a name is letters, digits and _, not beginning with a digit",
+                "an axis cannot be called %s", luaL_tolstring(L, 1, NULL));
+    lua_settop(L, 2);
+    lua_Integer size = vm_integer(L, 2, "the size of an axis");
+    if (size < 1)
+        vm_fail(L, "a size is a positive integer", "axis \"%s\" cannot have size %lld", name,
+                (long long)size);
+    ml_axis id = axis_named(L, name);
+    bool known = false;
+    for (uint32_t i = 0; i < vm->sites.count && !known; i++)
+        known = vm->sites.at[i].axis == id && vm->sites.at[i].size == size;
+    if (!known) {
+        ml_origin origin;
+        vm_origin(L, &origin);
+        axis_call call = {vm, name, {id, size, origin.file, origin.line}, origin.file != NULL};
+        vm_protect(L, name_axis, &call);
+    }
+    vm_push_axis(L, id, size);
+    return 1;
+}
+
+static int axis_index(lua_State *L)
+{
+    const vm_axis *axis = luaL_checkudata(L, 1, vm_axis_class);
+    const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
+    if (strcmp(key, "name") == 0)
+        lua_pushstring(L, ml_axis_name(vm_of(L)->graph, axis->id));
+    else if (strcmp(key, "size") == 0)
+        lua_pushinteger(L, axis->size);
+    else
+        vm_fail(L, "an Axis has .name and .size", "an Axis has no field %s", luaL_tolstring(L, 2, NULL));
+    return 1;
+}
+
+static int axis_tostring(lua_State *L)
+{
+    const vm_axis *axis = luaL_checkudata(L, 1, vm_axis_class);
+    lua_pushfstring(L, "%s=%I", ml_axis_name(vm_of(L)->graph, axis->id), (LUAI_UACINT)axis->size);
+    return 1;
+}
+
+static int axis_equal(lua_State *L)
+{
+    const vm_axis *a = luaL_testudata(L, 1, vm_axis_class), *b = luaL_testudata(L, 2, vm_axis_class);
+    lua_pushboolean(L, a && b && a->id == b->id && a->size == b->size);
+    return 1;
+}
+
+vm_axis vm_new_axis(lua_State *L, int index, const char *what)
+{
+    const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
+    if (!axis)
+        vm_fail(L, "m.axes{name=size} and m.axis(name, size) make them",
+                "%s must be an Axis (with a size), got %s", what, luaL_tolstring(L, index, NULL));
+    return *axis;
+}
+
+ml_axis vm_axis_id(lua_State *L, int index, const char *what)
+{
+    const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
+    if (axis) return axis->id;
+    if (lua_type(L, index) == LUA_TSTRING) return axis_named(L, lua_tostring(L, index));
+    vm_fail(L, NULL, "%s takes an axis, a name or an Axis; got %s", what, luaL_tolstring(L, index, NULL));
+}
+
+/* Raise for an axis that n does not have. */
+static _Noreturn void missing_axis(lua_State *L, const char *name, ml_ref n, const char *what)
+{
+    const ml_graph *g = vm_of(L)->graph;
+    const ml_type *type = ml_graph_type(g, n);
+    const char *words[ML_MAX_AXES];
+    for (int i = 0; i < type->rank; i++) words[i] = ml_axis_name(g, type->axis[i]);
+    const char *guess = ml_suggest(name, words, type->rank);
+    if (guess) lua_pushfstring(L, "did you mean \"%s\"?", guess);
+    vm_fail_with(L, &n, 1, guess ? lua_tostring(L, -1) : NULL, "%s \"%s\": the tensor has no such axis", what,
+                 name);
+}
+
+vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what)
+{
+    const ml_graph *g = vm_of(L)->graph;
+    const ml_type *type = ml_graph_type(g, n);
+    const vm_axis *given = luaL_testudata(L, index, vm_axis_class);
+    ml_axis id = vm_axis_id(L, index, what);
+    int at = ml_type_find(type, id);
+    if (at < 0) missing_axis(L, ml_axis_name(g, id), n, what);
+    if (given && given->size != type->size[at])
+        vm_fail_with(L, &n, 1, NULL, "%s: axis \"%s\" has size %lld in the tensor, not %lld", what,
+                     ml_axis_name(g, id), (long long)type->size[at], (long long)given->size);
+    return (vm_axis){id, type->size[at]};
+}
+
+void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t)
+{
+    luaL_Buffer b;
+    luaL_buffinit(L, &b);
+    luaL_addstring(&b, ml_dtypes[t->dtype].name);
+    luaL_addchar(&b, '[');
+    for (int i = 0; i < t->rank; i++) {
+        char size[32];
+        snprintf(size, sizeof size, "=%lld", (long long)t->size[i]);
+        if (i) luaL_addstring(&b, ", ");
+        luaL_addstring(&b, ml_axis_name(g, t->axis[i]));
+        luaL_addstring(&b, size);
+    }
+    luaL_addchar(&b, ']');
+    luaL_pushresult(&b);
+}
+
+/* ---- Other arguments --------------------------------------------------------------------------- */
+
+int64_t vm_integer(lua_State *L, int index, const char *what)
+{
+    int exact;
+    lua_Integer value = lua_tointegerx(L, index, &exact);
+    if (!exact || lua_type(L, index) != LUA_TNUMBER)
+        vm_fail(L, lua_type(L, index) == LUA_TNUMBER ? "divide with //" : NULL, "%s must be an integer, got %s",
+                what, luaL_tolstring(L, index, NULL));
+    return value;
+}
+
+ml_dtype vm_dtype(lua_State *L, int index, int fallback)
+{
+    if (lua_isnoneornil(L, index) && fallback >= 0) return (ml_dtype)fallback;
+    const char *name = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : NULL;
+    const char *words[ML_DTYPE_COUNT];
+    for (int i = 0; i < ML_DTYPE_COUNT; i++) {
+        words[i] = ml_dtypes[i].name;
+        if (name && strcmp(name, words[i]) == 0) return (ml_dtype)i;
+    }
+    const char *guess = name ? ml_suggest(name, words, ML_DTYPE_COUNT) : NULL;
+    lua_pushfstring(L, guess ? "did you mean \"%s\"?" : "dtypes: bool, i32, i64, bf16, f32, f64", guess);
+    vm_fail(L, lua_tostring(L, -1), "there is no dtype %s", luaL_tolstring(L, index, NULL));
+}
+
+bool vm_option(lua_State *L, int table, const char *key)
+{
+    if (lua_getfield(L, table, key) != LUA_TNIL) return true;
+    lua_pop(L, 1);
+    return false;
+}
+
+void vm_check_options(lua_State *L, int table, const char *what, const char *const *known)
+{
+    int count = 0;
+    while (known[count]) count++;
+    lua_pushnil(L);
+    while (lua_next(L, table)) {
+        lua_pop(L, 1);
+        if (lua_type(L, -1) != LUA_TSTRING) continue;
+        const char *key = lua_tostring(L, -1);
+        bool found = false;
+        for (int i = 0; i < count && !found; i++) found = strcmp(known[i], key) == 0;
+        if (found) continue;
+        const char *guess = ml_suggest(key, known, count);
+        if (guess) {
+            lua_pushfstring(L, "did you mean %s?", guess);
+        } else {
+            lua_pushfstring(L, "options: %s", count ? known[0] : "none");
+            for (int i = 1; i < count; i++) {
+                lua_pushfstring(L, "%s, %s", lua_tostring(L, -1), known[i]);
+                lua_replace(L, -2);
+            }
+        }
+        vm_fail(L, lua_tostring(L, -1), "%s has no option \"%s\"", what, key);
+    }
+}
+
+int64_t vm_table_length(lua_State *L, int table)
+{
+    return (int64_t)lua_rawlen(L, table);
+}
+
+enum { MAX_WORDS = 256 };
+
+void vm_push_suggestion(lua_State *L, const char *word, int words)
+{
+    const char *list[MAX_WORDS];
+    int count = 0;
+    words = lua_absindex(L, words);
+    for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, words) && count < MAX_WORDS; i++) {
+        if (lua_rawgeti(L, words, i) == LUA_TSTRING) list[count++] = lua_tostring(L, -1);
+        lua_pop(L, 1); /* the table keeps it alive */
+    }
+    lua_pushstring(L, ml_suggest(word, list, count));
+}
+
+static const vm_entry entries[] = {
+    {"axis", core_axis, "name: string, size: integer -> Axis", "an axis: a name and a size"}, {0}};
+
+void vm_axis_register(lua_State *L)
+{
+    vm_register(L, entries);
+    static const vm_entry none[] = {{0}};
+    vm_new_class(L, vm_axis_class, none, axis_index, NULL);
+    lua_pop(L, 1);
+    luaL_getmetatable(L, vm_axis_class);
+    lua_pushcfunction(L, axis_tostring);
+    lua_setfield(L, -2, "__tostring");
+    lua_pushcfunction(L, axis_equal);
+    lua_setfield(L, -2, "__eq");
+    lua_pop(L, 1);
+}

@@ -1,0 +1,218 @@
+/* The host: one Lua state, its session, and the bindings between them.
+ *
+ * Every vm/ file registers Lua functions from tables of vm_entry rows; the same rows feed the
+ * editor definitions (editor.c). Rules for every binding:
+ *   - validate arguments first, raising through vm_fail;
+ *   - what C owns lives in a userdata (boxed) before anything else may raise, or in Lua's own
+ *     buffers; the graph owns nodes, so a Tensor is only a reference;
+ *   - runtime calls that raise run inside ml_protect (vm_protect), whose body touches no Lua;
+ *   - only then raise, with vm_raise, which turns ml_error into a message with the script's line.
+ * A script's frame is any Lua function whose chunk name does not start with VM_STDLIB. */
+#ifndef ML_VM_H
+#define ML_VM_H
+
+#include <stdio.h>
+
+#include <lauxlib.h>
+#include <lua.h>
+#include <lualib.h>
+
+#include "runtime/exec/program.h"
+
+#define VM_STDLIB "@mlua:" /* chunk names of embedded files: "@mlua:nn.lua" */
+
+typedef enum { VM_RUN, VM_CHECK, VM_REPL } vm_mode;
+typedef struct {
+    const char *key, *text;
+} vm_setting;
+enum { VM_MAX_SETTINGS = 128 };
+typedef struct {
+    vm_mode mode;
+    const char *script; /* NULL: none */
+    const char *device; /* NULL: the default */
+    bool json, quiet, types;
+    int64_t seed;
+    vm_setting overrides[VM_MAX_SETTINGS];
+    int override_count;
+    vm_setting mesh[VM_MAX_SETTINGS]; /* axis name, size */
+    int mesh_count;
+} vm_options;
+
+/* Where an axis size was first written, for help lines. */
+typedef struct {
+    ml_axis axis;
+    int64_t size;
+    const char *file;
+    int line;
+} vm_axis_site;
+
+typedef struct ml_vm {
+    lua_State *L;
+    ml_session *session;
+    ml_graph *graph; /* the session's */
+    const vm_options *options;
+    int compute_dtype; /* of parameters as forward functions read them; -1 until asked for */
+    ml_arena *arena;   /* interned strings: live as long as the graph that refers to them */
+    ml_index strings;
+    ML_VEC(const char *) texts;
+    ML_VEC(vm_axis_site) sites;
+    const char *module;      /* module path of new nodes */
+    const char *file;        /* the last origin's file, interned */
+    ML_VEC(ml_ref) tainted;  /* nodes of the score function that is being traced */
+    bool polls_stop;          /* the script asks core.stopped() by itself */
+    ml_target check_target;   /* check mode: what is planned for */
+    const char *check_device; /* its description */
+} ml_vm;
+
+typedef struct {
+    const char *name;
+    lua_CFunction function;
+    const char *signature; /* "axis: Axis|string, start?: integer -> Tensor" */
+    const char *doc;
+} vm_entry;
+
+/* host.c: states, chunks, strings. */
+ml_vm *vm_of(lua_State *L);
+ml_status vm_new(const vm_options *options, ml_vm **vm);
+void vm_free(ml_vm *vm);
+/* Load a text chunk with Lua's traps closed (traps.h); LUA_OK with a function pushed, or an error
+ * code with a message. `env` is the stack index of its environment, or 0. */
+int vm_load(lua_State *L, const char *text, size_t size, const char *chunk, int env);
+int vm_load_input(lua_State *L, const char *text, size_t size, const char *chunk); /* of the prompt */
+void vm_save_source(lua_State *L, const char *chunk, const char *text, size_t size);
+int vm_load_file(lua_State *L, const char *path, int env);
+const char *vm_intern(lua_State *L, const char *text); /* lives as long as the session; may raise */
+/* The text of line `line` of a loaded chunk ("gpt.lua" or "@gpt.lua"): pushes it, or nil. */
+void vm_push_line(lua_State *L, const char *file, int line);
+/* Push the whole text of a loaded chunk, or nil. */
+void vm_push_source(lua_State *L, const char *file);
+/* Run the function under `arguments` values; a failure leaves an error value and prints nothing. */
+int vm_call(lua_State *L, int arguments, int results);
+extern volatile int vm_stop; /* signals that asked to stop */
+void vm_catch_signals(ml_vm *vm);
+
+/* error.c: messages as in the design: line, operands, origin, help. */
+_Noreturn int vm_fail(lua_State *L, const char *help, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+_Noreturn int vm_fail_with(lua_State *L, const ml_ref *operands, int count, const char *help,
+                           const char *format, ...) __attribute__((format(printf, 5, 6)));
+_Noreturn void vm_raise(lua_State *L); /* this thread's ml_error */
+void vm_check(lua_State *L, ml_status status);
+void vm_protect(lua_State *L, void (*body)(void *), void *argument); /* ml_protect, then raise */
+int vm_message_handler(lua_State *L);
+/* The innermost frame of a script; false where there is none. */
+bool vm_script_frame(lua_State *L, lua_Debug *frame);
+void vm_error_register(lua_State *L);
+/* Write the rendered error at the top of the stack to stderr and pop it. */
+void vm_finish_error(lua_State *L); /* a string of plain Lua on top becomes an error */
+void vm_print_error(lua_State *L);
+bool vm_is_interrupt(lua_State *L, int index);
+
+/* names.c: what the script calls a tensor. Pushes the name, or returns false. */
+bool vm_push_name(lua_State *L, const lua_Debug *frame, ml_ref n);
+
+/* value.c: arguments and results. */
+typedef struct {
+    ml_axis id;
+    int64_t size;
+} vm_axis;
+extern const char *const vm_tensor_class, *const vm_state_class, *const vm_axis_class,
+    *const vm_host_class, *const vm_program_class, *const vm_corpus_class;
+void vm_axis_register(lua_State *L);
+int vm_push_tensor(lua_State *L, ml_ref n);
+bool vm_is_tensor(lua_State *L, int index); /* a Tensor or a State */
+ml_ref vm_tensor(lua_State *L, int index, const char *what);
+bool vm_is_state(lua_State *L, int index, uint32_t *id);
+uint32_t vm_state(lua_State *L, int index, const char *what);
+void vm_push_axis(lua_State *L, ml_axis id, int64_t size);
+vm_axis vm_new_axis(lua_State *L, int index, const char *what); /* an Axis */
+ml_axis vm_axis_id(lua_State *L, int index, const char *what); /* by name or Axis */
+vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what); /* an axis that n has */
+ml_dtype vm_dtype(lua_State *L, int index, int fallback);  /* -1: required */
+int64_t vm_integer(lua_State *L, int index, const char *what);
+bool vm_option(lua_State *L, int table, const char *key);  /* pushes the field where it is set */
+void vm_check_options(lua_State *L, int table, const char *what, const char *const *known);
+void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t);
+void vm_push_suggestion(lua_State *L, const char *word, int words); /* list at `words`; pushes or nil */
+bool vm_is_class(lua_State *L, int index, const char *class_name);
+void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type); /* appends Axis values */
+_Noreturn int vm_missing_method(lua_State *L, int methods);
+int64_t vm_table_length(lua_State *L, int table);
+
+/* A node to be made inside ml_protect. */
+enum { VM_MAX_SOURCES = 64, VM_MAX_ARGS = 3 + ML_MAX_AXES * 2 };
+typedef struct {
+    ml_vm *vm;
+    ml_graph *graph;
+    ml_origin origin;
+    ml_op op;
+    int source_count, arg_count;
+    ml_ref *sources;
+    int64_t args[VM_MAX_ARGS];
+    const ml_type *type;
+    ml_ref result;
+} vm_node;
+void vm_begin(lua_State *L, vm_node *node, ml_op op); /* sets the origin from the script's frame */
+ml_ref vm_add(lua_State *L, vm_node *node);
+ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type);
+void vm_origin(lua_State *L, ml_origin *origin);
+ml_ref vm_number(lua_State *L, int index, ml_dtype dtype); /* a CONST */
+ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype);
+ml_ref vm_state_node(lua_State *L, uint32_t id);
+ml_ref vm_state_value(lua_State *L, uint32_t id); /* parameters cast to the compute dtype */
+void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
+                  lua_CFunction gc);
+
+/* Registration: each adds its rows to the table `core` at the top of the stack. */
+void vm_register(lua_State *L, const vm_entry *entries);
+void vm_document(lua_State *L, int function, const vm_entry *entry);
+const vm_entry *vm_documentation(lua_State *L, int function); /* NULL where it has none */
+void vm_ops_register(lua_State *L);
+void vm_tensor_register(lua_State *L);
+void vm_state_register(lua_State *L);
+void vm_host_register(lua_State *L);
+void vm_program_register(lua_State *L);
+void vm_attention_register(lua_State *L);
+void vm_corpus_register(lua_State *L);
+void vm_service_register(lua_State *L);
+void vm_check_register(lua_State *L);
+
+/* service.c: the dtype that parameters are read in. Opens the device in run mode. */
+ml_dtype vm_compute_dtype(lua_State *L);
+void vm_open_device(lua_State *L);
+
+/* hostarray.c: typed arrays in host memory. */
+typedef struct {
+    ml_dtype dtype;
+    int rank;
+    int64_t dims[ML_MAX_AXES];
+    int64_t count;
+    void *data;
+} vm_host;
+vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims);
+vm_host *vm_to_host(lua_State *L, int index); /* NULL where it is none */
+/* Store a (nested) table of numbers from element `at` on; gives where it ended. */
+int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at, int64_t count);
+void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_t i);
+void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i);
+
+/* program.c */
+typedef struct {
+    ml_program *program; /* NULL in check mode */
+    ml_plan *plan;       /* owned; check mode only */
+    ml_roots roots;      /* these and the arrays below come from ml_alloc */
+    ml_type *output_types;
+    uint32_t *input_ids; /* by position in the script's list */
+    int input_count, used_count; /* listed; those that the compiled program reads */
+    double seconds; /* that making it took */
+} vm_program;
+vm_program *vm_to_program(lua_State *L, int index);
+const ml_plan *vm_program_plan(const vm_program *program);
+
+/* check.c: the report of programs that the script made but did not report itself. */
+int vm_report_rest(lua_State *L);
+/* repl.c, editor.c; the value is the exit code. */
+int repl_run(ml_vm *vm);
+int editor_write(ml_vm *vm, const char *path); /* NULL: standard output */
+
+#endif
