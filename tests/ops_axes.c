@@ -116,7 +116,9 @@ static void build_gathers(ops_case *c) {
     check(c, y, &value, 1, 4, "scatter_add");
     y = ml_scatter_add(c->g, ops_index(c, "s17 b3", 5), row, v, &rows);
     check(c, y, &row, 1, 4, "scatter_add by rows");
-    ml_ref hot = ml_map2(c->g, ML_OP_EQ, ml_iota(c->g, v, 31), ops_index(c, "b3 s4", 31));
+    ml_type hot_type = ops_type(c, ML_I32, "b3 s4 v31");
+    ml_ref index = ml_broadcast(c->g, ops_index(c, "b3 s4", 31), &hot_type);
+    ml_ref hot = ml_map2(c->g, ML_OP_EQ, ml_iota(c->g, v, 31), index);
     ops_output(c, ml_cast(c->g, hot, dtype), 0, "one hot");
 }
 
