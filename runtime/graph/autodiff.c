@@ -149,7 +149,12 @@ static void map_rule(tape *t, ml_ref n, ml_ref g) {
     case ML_OP_NEG: GIVE(0, NEG(g)); break;
     case ML_OP_ADD: GIVE(0, g), GIVE(1, g); break;
     case ML_OP_SUB: GIVE(0, g), GIVE(1, NEG(g)); break;
-    case ML_OP_MUL: GIVE(0, MUL(g, b)), GIVE(1, MUL(g, a)); break;
+    case ML_OP_MUL:
+        if (a == b) /* a square: one term instead of two */
+            GIVE(0, MUL(MUL(NUM(2), g), a));
+        else
+            GIVE(0, MUL(g, b)), GIVE(1, MUL(g, a));
+        break;
     case ML_OP_DIV: GIVE(0, DIV(g, b)), GIVE(1, NEG(DIV(MUL(g, y), b))); break;
     case ML_OP_MOD: GIVE(0, g), GIVE(1, NEG(MUL(g, FN2(IDIV, a, b)))); break;
     case ML_OP_POW:

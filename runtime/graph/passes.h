@@ -10,8 +10,8 @@
  * on it. A gradient has the dtype, axes and axis order of its node. */
 void ml_autodiff(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count, ml_ref *gradients);
 
-/* Constant folding, algebra, cancelling movements, common subexpressions, dead nodes; a dot whose
- * result is only cast to f32 produces f32. */
+/* Constant folding, algebra, cancelling movements, common subexpressions, dead nodes; a dot that
+ * becomes the f32 gradient of a state through a cast produces f32. */
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
 /* Replace attention over at most `longest` keys, and what no kernel supports, by its definition. */
 ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
@@ -34,9 +34,10 @@ double ml_flops(const ml_graph *g, ml_ref n);
 /* The counter generator: uniform in [0, 1) from a key and a global element index (the linear index
  * in the RANDOM node's own type, axes in its order). The kernels' preludes compute the same bits,
  * all in unsigned 64-bit arithmetic that wraps around:
- *   mix(z): z ^= z >> 30; z *= 0xbf58476d1ce4e5b9; z ^= z >> 27; z *= 0x94d049bb133111eb; z ^= z >> 31
+ *   mix(z): z ^= z >> 30; z *= 0xbf58476d1ce4e5b9; z ^= z >> 27; z *= 0x94d049bb133111eb;
+ *           z ^= z >> 31
  *   u = mix(mix(key + G) + (index + 1) * G) with G = 0x9e3779b97f4a7c15
- *   result = (u >> 40) * 2^-24, exact in f32; mix(key + G) is the same for all elements of a tensor.
+ *   result = (u >> 40) * 2^-24, exact in f32; mix(key + G) is the same for a whole tensor.
  * (The finalizer of SplitMix64; the inner mix makes neighbouring keys unrelated streams.) */
 double ml_random_uniform(int64_t key, int64_t index);
 

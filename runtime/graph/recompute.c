@@ -125,7 +125,7 @@ static bool open_node(cut *c, ml_ref n) {
     return true;
 }
 
-/* Replace the latest node of the cut that costs something and is cheap to compute by its sources. */
+/* Replace the latest node of the cut that costs something and is cheap to make by its sources. */
 static bool expand_once(const state *s, cut *c) {
     int at = c->open_count - 1;
     while (at >= 0 && (is_free(s, c->open[at]) || !is_cheap(s, c->open[at]))) at--;

@@ -87,8 +87,24 @@ ml_ref simplify_full(simplifier *s, const ml_type *as, reference_cell value) {
 /* Gradients of tied weights are chains of additions; longer ones stay as they are. */
 enum { WIDEN_DEPTH = 64 };
 
+/* Nodes that flow into the gradient of a state by additions and movements alone. Their f32 form is
+ * stored in any case. (A product in the middle of a program is better left in bf16: half the bytes
+ * to write and to read, though its next user computes in f32.) */
+static void find_gradients(rewrite *r) {
+    simplifier *s = r->context;
+    s->gradient = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    for (ml_ref n = r->count; n-- > 1;) {
+        if (!r->users[n]) continue;
+        const ml_node *node = ml_graph_node(r->from, n);
+        s->gradient[n] = s->gradient[n] || (node->flags & ML_NODE_GRADIENT);
+        bool passes_on = node->op == ML_OP_ADD || ml_ops[node->op].op_class == ML_CLASS_MOVE;
+        for (int i = 0; i < node->source_count && passes_on && s->gradient[n]; i++)
+            s->gradient[ml_graph_source(r->from, n, i)] = true;
+    }
+}
+
 /* The value of `node` (of the old graph) in f32 without the rounding in between, where the node
- * serves nothing else and that is free: products and sums accumulate in f32 anyway. 0: no. */
+ * serves nothing else: products and sums accumulate in f32 anyway. 0: no. */
 static ml_ref widen(rewrite *r, ml_ref node, int depth) {
     simplifier *s = r->context;
     const ml_node *n = ml_graph_node(r->from, node);
@@ -144,7 +160,9 @@ static ml_ref rule(rewrite *r, ml_ref node, const ml_ref *sources) {
         ml_type type = *ml_graph_type(r->from, node);
         ml_ref source = ml_graph_source(r->from, node, 0), made = 0;
         ml_dtype from = ml_graph_type(r->from, source)->dtype;
-        if (from == ML_BF16 && type.dtype == ML_F32) made = widen(r, source, 0);
+        bool sum = ml_graph_node(r->from, source)->op == ML_OP_SUM;
+        if (from == ML_BF16 && type.dtype == ML_F32 && (sum || s->gradient[node]))
+            made = widen(r, source, 0);
         if (from == ML_F32 && type.dtype == ML_BF16) made = narrow(r, source);
         if (made) return simplify_fit(s, made, &type);
     }
@@ -155,6 +173,7 @@ static void begin(rewrite *r) {
     simplifier *s = r->context;
     s->graph = r->to;
     s->scratch = r->scratch;
+    find_gradients(r);
 }
 
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots) {

@@ -13,6 +13,7 @@ typedef struct {
     ml_graph *graph;
     ml_arena *scratch;
     ML_VEC(ml_ref) better; /* by node: its simplest form; 0 unknown */
+    bool *gradient;        /* by node of the old graph: becomes the gradient of a state */
 } simplifier;
 
 ml_ref simplify_map(simplifier *s, ml_ref n);    /* simplify_map.c: elementwise ops */
