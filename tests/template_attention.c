@@ -55,7 +55,7 @@ static ml_ref score(fixture *f, ml_ref *sources, int *count) {
         ml_ref y = ml_map1(f->g, ML_OP_TANH, ml_map2(f->g, ML_OP_DIV, x, cap));
         return ml_map2(f->g, ML_OP_MUL, y, cap);
     }
-    if (s->score == SLOPES) { /* s slope[h] + bias[b, s] - (q - k) h / 16 + b */
+    if (s->score == SLOPES) { /* s slope[h] + bias[b, t, s] + h - (q - k) / 16 + b */
         snprintf(axes, sizeof axes, "h%d", s->heads);
         ml_ref slope = sources[(*count)++] = fixture_input(f, ML_F32, axes, 0.5, 1.5);
         snprintf(axes, sizeof axes, "b%d t%d s%d", s->batch, s->kv_seq, s->seq);
@@ -65,18 +65,19 @@ static ml_ref score(fixture *f, ml_ref *sources, int *count) {
         y = ml_map2(f->g, ML_OP_ADD, y, ml_cast(f->g, given, ML_F32));
         ml_ref q = index_of(f, "s", s->seq), k = index_of(f, "t", s->kv_seq);
         ml_ref sixteenth = ml_const(f->g, ML_F32, 0.0625);
-        ml_ref h = ml_map2(f->g, ML_OP_MUL, index_of(f, "h", s->heads), sixteenth);
-        y = ml_map2(f->g, ML_OP_SUB, y, ml_map2(f->g, ML_OP_MUL, ml_broadcast(f->g, h, &type), q));
-        y = ml_map2(f->g, ML_OP_ADD, y, ml_map2(f->g, ML_OP_MUL, ml_broadcast(f->g, h, &type), k));
+        y = ml_map2(f->g, ML_OP_ADD, y, index_of(f, "h", s->heads));
+        y = ml_map2(f->g, ML_OP_SUB, y, ml_map2(f->g, ML_OP_MUL, q, sixteenth));
+        y = ml_map2(f->g, ML_OP_ADD, y, ml_map2(f->g, ML_OP_MUL, k, sixteenth));
         return ml_map2(f->g, ML_OP_ADD, y, index_of(f, "b", s->batch));
     }
     snprintf(axes, sizeof axes, "b%d s%d", s->batch, s->seq);
     ml_ref of_q = sources[(*count)++] = fixture_index(f, axes, 3);
     snprintf(axes, sizeof axes, "b%d t%d", s->batch, s->kv_seq);
     ml_ref of_k = sources[(*count)++] = fixture_index(f, axes, 3);
-    ml_ref a = parameter(f, 1, ml_graph_type(f->g, of_q));
-    ml_ref b = parameter(f, 2, ml_graph_type(f->g, of_k));
-    ml_ref same = ml_map2(f->g, ML_OP_EQ, ml_broadcast(f->g, a, &type), b);
+    ml_ref a = ml_cast(f->g, parameter(f, 1, ml_graph_type(f->g, of_q)), ML_F32);
+    ml_ref b = ml_cast(f->g, parameter(f, 2, ml_graph_type(f->g, of_k)), ML_F32);
+    a = ml_map2(f->g, ML_OP_ADD, ml_map2(f->g, ML_OP_MUL, x, ml_const(f->g, ML_F32, 0)), a);
+    ml_ref same = ml_map2(f->g, ML_OP_EQ, a, b);
     return ml_where(f->g, same, x, ml_const(f->g, ML_F32, -INFINITY));
 }
 
