@@ -26,8 +26,9 @@ bool fuse_in_memory(const lowering *l, ml_ref n) {
 /* Each element of the result receives at most one contribution: where(iota == index, value, 0). */
 bool fuse_scatter_is_map(const ml_graph *g, ml_ref n) {
     const ml_type *index = ml_graph_type(g, ml_graph_source(g, n, 0)), *type = ml_graph_type(g, n);
+    ml_axis scattered = (ml_axis)ml_graph_args(g, n)[0]; /* in the index it is another axis */
     for (int i = 0; i < index->rank; i++)
-        if (ml_type_find(type, index->axis[i]) < 0) return false;
+        if (index->axis[i] == scattered || ml_type_find(type, index->axis[i]) < 0) return false;
     return true;
 }
 
