@@ -169,8 +169,9 @@ static void print_largest(lua_State *L, const report *r)
     for (int i = 0; i < count; i++) {
         const ml_graph *g = r->largest->graph;
         const ml_origin *origin = nodes[i] ? ml_graph_origin(g, nodes[i]) : NULL;
+        const char *size = bytes_text(L, bytes[i]);
         vm_push_type(L, g, nodes[i] ? ml_graph_type(g, nodes[i]) : &(ml_type){0});
-        printf("  %10s  %s", bytes_text(L, bytes[i]), nodes[i] ? lua_tostring(L, -2) : "workspace");
+        printf("  %10s  %s", size, nodes[i] ? lua_tostring(L, -1) : "workspace");
         if (nodes[i] && ml_graph_node(g, nodes[i])->op == ML_OP_STATE) {
             const ml_state *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, nodes[i])[0]);
             printf("  state %s", state->name ? state->name : "?");

@@ -146,6 +146,8 @@ static void push_size_help(lua_State *L, const ml_ref *operands, int count)
                 lua_pushfstring(L, "line %d sizes %s from %s; line %d from %s", left->line,
                                 ml_axis_name(vm->graph, a->axis[i]), lua_tostring(L, top + 1),
                                 right->line, lua_tostring(L, top + 2));
+                lua_replace(L, top + 1);
+                lua_settop(L, top + 1);
                 return;
             }
             lua_settop(L, top);

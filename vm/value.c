@@ -402,8 +402,8 @@ ml_dtype vm_dtype(lua_State *L, int index, int fallback)
         if (name && strcmp(name, words[i]) == 0) return (ml_dtype)i;
     }
     const char *guess = name ? ml_suggest(name, words, ML_DTYPE_COUNT) : NULL;
-    lua_pushfstring(L, guess ? "did you mean \"%s\"?" : "dtypes: bool, i32, i64, bf16, f32, f64", guess);
-    vm_fail(L, lua_tostring(L, -1), "there is no dtype %s", luaL_tolstring(L, index, NULL));
+    const char *help = lua_pushfstring(L, guess ? "did you mean \"%s\"?" : "dtypes: bool, i32, i64, bf16, f32, f64", guess);
+    vm_fail(L, help, "there is no dtype %s", luaL_tolstring(L, index, NULL));
 }
 
 bool vm_option(lua_State *L, int table, const char *key)
