@@ -183,6 +183,23 @@ static void map_rule(tape *t, ml_ref n, ml_ref g) {
     }
 }
 
+/* Whether the product of left and right over what `as` lacks has the axes of `as` in its order:
+ * those that both have, then the left's, then the right's. */
+static bool gives_order(const ml_graph *g, ml_ref left, ml_ref right, const ml_type *as) {
+    const ml_type *a = ml_graph_type(g, left), *b = ml_graph_type(g, right);
+    int at = 0;
+    for (int shared = 1; shared >= 0; shared--)
+        for (int i = 0; i < a->rank; i++)
+            if (ml_type_find(as, a->axis[i]) >= 0 && (ml_type_find(b, a->axis[i]) >= 0) == shared &&
+                as->axis[at++] != a->axis[i])
+                return false;
+    for (int i = 0; i < b->rank; i++)
+        if (ml_type_find(as, b->axis[i]) >= 0 && ml_type_find(a, b->axis[i]) < 0 &&
+            as->axis[at++] != b->axis[i])
+            return false;
+    return true;
+}
+
 /* y = sum of a b over axes. The gradient of one operand contracts the other with g over the axes
  * that the other alone brought into the result. Operands of the products keep the dtype of the
  * forward product's operands, so a bf16 product has bf16 gradients whatever it accumulated in. */
@@ -195,14 +212,16 @@ static void dot_rule(tape *t, ml_ref n, ml_ref g, int operand) {
     for (int i = 0; i < brought.rank; i++)
         if (ml_type_find(&type, brought.axis[i]) < 0) axes[count++] = brought.axis[i];
     g = ml_cast(G, g, type.dtype > brought.dtype ? type.dtype : brought.dtype);
-    ml_ref result;
-    if (count == 0) /* an outer product */
-        result = MUL(ml_broadcast(G, g, &type), ml_broadcast(G, other, &type));
-    else if (operand == 0)
-        result = ml_dot(G, g, other, axes, count, type.dtype);
-    else
-        result = ml_dot(G, other, g, axes, count, type.dtype);
-    give(t, n, operand, result);
+    if (count == 0) { /* an outer product */
+        give(t, n, operand, MUL(ml_broadcast(G, g, &type), ml_broadcast(G, other, &type)));
+        return;
+    }
+    ml_ref left = operand == 0 ? g : other, right = operand == 0 ? other : g;
+    if (!gives_order(G, left, right, &type) && gives_order(G, right, left, &type)) {
+        ml_ref swap = left;
+        left = right, right = swap;
+    }
+    give(t, n, operand, ml_dot(G, left, right, axes, count, type.dtype));
 }
 
 /* Max or min over axes: equal extremes share the gradient evenly. */

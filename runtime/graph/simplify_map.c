@@ -199,6 +199,15 @@ static ml_ref multiplication(const subject *x) {
     return scale_twice(x);
 }
 
+/* Divisors that serve many elements are inverted once. */
+enum { SHARED_DIVISOR = 16 };
+static ml_ref shared_division(const subject *x) {
+    const ml_type *a = ml_graph_type(x->g, x->a), *b = ml_graph_type(x->g, x->b);
+    if (x->b_fixed || a->dtype == ML_F64) return 0;
+    if (ml_type_elements(a) / ml_type_elements(b) < SHARED_DIVISOR) return 0;
+    return map2(x, ML_OP_MUL, x->a, simplify_map2(x->s, ML_OP_DIV, scalar(x, 1), x->b));
+}
+
 static ml_ref division(const subject *x) {
     if (b_is(x, 1)) return as_result(x, x->a);
     if (b_is(x, -1)) return map1(x, ML_OP_NEG, as_result(x, x->a));
@@ -212,7 +221,7 @@ static ml_ref division(const subject *x) {
         ml_ref inverse = simplify_map1(x->s, ML_OP_RSQRT, source(x, x->b, 0));
         return map2(x, ML_OP_MUL, inverse, scalar_cell(x, x->a_value));
     }
-    return 0;
+    return shared_division(x);
 }
 
 static ml_ref power(const subject *x) {

@@ -295,9 +295,24 @@ static ml_ref reduce_broadcast(const subject *x) {
     return fit(x, made);
 }
 
+/* sum(-a) = -sum(a), and sum(c a) = c sum(a): one operation a row instead of one an element. */
+static ml_ref sum_scaled(const subject *x) {
+    reference_cell factor;
+    if (ml_dtypes[x->type.dtype].kind != ML_KIND_FLOAT) return 0;
+    if (x->a_op == ML_OP_NEG)
+        return simplify_map1(x->s, ML_OP_NEG, move(x, ML_OP_SUM, inner(x), x->args, x->arg_count));
+    if (x->a_op != ML_OP_MUL || inner_type(x)->rank != x->a_type.rank ||
+        !simplify_constant(x->g, ml_graph_source(x->g, x->a, 1), &factor))
+        return 0;
+    ml_ref sum = move(x, ML_OP_SUM, inner(x), x->args, x->arg_count);
+    ml_ref times = simplify_full(x->s, &(ml_type){.dtype = x->type.dtype}, factor);
+    return fit(x, simplify_map2(x->s, ML_OP_MUL, sum, times));
+}
+
 ml_ref simplify_reduce(simplifier *s, ml_ref n) {
     subject x = describe(s, n);
     if (x.op == ML_OP_ARGMAX) return 0;
+    if (x.op == ML_OP_SUM && (x.a_op == ML_OP_NEG || x.a_op == ML_OP_MUL)) return sum_scaled(&x);
     if (x.a_op == ML_OP_BROADCAST) return reduce_broadcast(&x);
     if (x.a_op == ML_OP_PERMUTE) return move_inside(&x);
     if (x.a_op == x.op) {
