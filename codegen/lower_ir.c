@@ -248,9 +248,10 @@ static void write_insts(writer *w) {
     int *cost = ML_NEW_ARRAY(e->l->scratch, int, count + 1);
     w->to = ML_NEW_ARRAY(e->l->scratch, uint16_t, count + 1);
     memset(w->index, 0xff, sizeof w->index);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t at = 0; at < 2 * count; at++) {
+        uint32_t i = at % count; /* stores come last: they may overwrite what others load */
         ml_inst inst = e->b.inst.at[i];
-        if (!e->live[i]) continue;
+        if (!e->live[i] || (inst.kind == ML_INST_STORE) != (at >= count)) continue;
         cost[i] = e->level[i] == ML_LEVEL_ROW ? 0 : cost_of(&inst, cost);
         if (inst.kind == LOWER_INST_AFFINE) {
             w->to[i] = put_affine(w, &e->b.affine.at[inst.operand], e->phase[i]);
