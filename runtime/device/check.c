@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/graph/passes.h"
 
 struct ml_checker {
@@ -36,10 +37,10 @@ static double element(ml_dtype dtype, const char *at) {
 }
 
 /* The elements of a value, in type order. */
-static double *value_take(ml_checker *c, const ml_value *value, ml_arena *scratch) {
+static double *value_take(ml_checker *c, const ml_value *value, ml_arena *to, ml_arena *scratch) {
     int64_t count = ml_type_elements(&value->type), span = 1, offset = 0, at[ML_MAX_AXES] = {0};
     int64_t width = ml_dtypes[value->type.dtype].bytes;
-    double *out = ML_NEW_ARRAY(c->arena, double, count + 1);
+    double *out = ML_NEW_ARRAY(to, double, count + 1);
     if (count == 0) return out;
     for (int i = 0; i < value->type.rank; i++) span += (value->type.size[i] - 1) * value->stride[i];
     char *memory = ml_arena_alloc(scratch, (size_t)(span * width));
@@ -125,6 +126,14 @@ static void fail(const check_call *call, ml_ref n, int64_t at, double is, double
     const ml_origin *origin = ml_graph_origin(plan->graph, n);
     ml_text type = {.arena = call->arena};
     ml_type_print(plan->graph, ml_graph_type(plan->graph, n), &type);
+    for (int i = 0; i < step->read_count && ml_knobs()->debug > 0; i++) {
+        ml_ref read = plan->schedule->values.at[step->values[i]].node;
+        if (read == 0 || call->checker->known[read] == NULL) continue;
+        if (ml_type_elements(ml_graph_type(plan->graph, read)) > at) {
+            ml_debug(1, "  element %lld of what it reads, %%%u: %.9g\n", (long long)at, read,
+                     call->checker->known[read][at]);
+        }
+    }
     ml_raise(ML_INTERNAL,
              "MLUA_CHECK: step %u (%s) is wrong: element %lld of %%%u = %s %s is %.9g and should "
              "be %.9g (%s:%d %s)",
@@ -153,6 +162,27 @@ static void compare(const check_call *call, ml_ref n, const double *is, const do
     }
 }
 
+static void reads_body(void *context) {
+    check_call *call = context;
+    ml_checker *c = call->checker;
+    const ml_schedule *s = c->plan->schedule;
+    const ml_step *step = &s->steps.at[call->step];
+    for (int i = 0; i < step->read_count; i++) {
+        const ml_value *value = &s->values.at[step->values[i]];
+        const double *known = value->node ? c->known[value->node] : NULL;
+        if (known == NULL) continue;
+        double *now = value_take(c, value, call->arena, call->arena);
+        for (int64_t e = 0; e < ml_type_elements(&value->type); e++) {
+            if (now[e] == known[e] || (isnan(now[e]) && isnan(known[e]))) continue;
+            ml_raise(ML_INTERNAL,
+                     "MLUA_CHECK: step %u (%s) reads %%%u, but something has been written over it: "
+                     "element %lld is %.9g and was %.9g",
+                     call->step, step->kernel ? step->kernel->label : "", value->node, (long long)e,
+                     now[e], known[e]);
+        }
+    }
+}
+
 static void step_body(void *context) {
     check_call *call = context;
     ml_checker *c = call->checker;
@@ -161,7 +191,7 @@ static void step_body(void *context) {
     for (int i = 0; i < step->write_count && step->kind != ML_STEP_COPY; i++) {
         const ml_value *value = &s->values.at[step->values[step->read_count + i]];
         if (value->node == 0) continue;
-        double *is = value_take(c, value, call->arena);
+        double *is = value_take(c, value, c->arena, call->arena);
         call->graph = ml_graph_new();
         double *should = value_expected(call, value->node);
         ml_graph_free(call->graph);
@@ -171,14 +201,22 @@ static void step_body(void *context) {
     }
 }
 
-ml_status ml_check_step(ml_checker *checker, uint32_t step) {
+static ml_status check_with(ml_checker *checker, uint32_t step, void (*body)(void *)) {
     check_call call = {.checker = checker, .step = step};
     call.arena = ml_arena_new();
     if (call.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while checking a step");
-    ml_status status = ml_protect(step_body, &call);
+    ml_status status = ml_protect(body, &call);
     if (call.graph != NULL) ml_graph_free(call.graph);
     ml_arena_free(call.arena);
     return status;
+}
+
+ml_status ml_check_reads(ml_checker *checker, uint32_t step) {
+    return check_with(checker, step, reads_body);
+}
+
+ml_status ml_check_step(ml_checker *checker, uint32_t step) {
+    return check_with(checker, step, step_body);
 }
 
 /* ---- states and inputs ---- */
@@ -204,7 +242,7 @@ static void begin_body(void *context) {
             value.stride[i] = stride;
             stride *= value.type.size[i];
         }
-        c->known[n] = value_take(c, &value, call->arena);
+        c->known[n] = value_take(c, &value, c->arena, call->arena);
     }
 }
 

@@ -13,12 +13,15 @@
 
 typedef struct ml_checker ml_checker;
 /* Reads `bytes` at `offset` of a storage of the plan into host memory; raises. */
-typedef void ml_check_read(void *context, uint32_t storage, int64_t offset, int64_t bytes, void *to);
+typedef void ml_check_read(void *context, uint32_t storage, int64_t offset, int64_t bytes,
+                           void *to);
 
 ml_status ml_check_new(const ml_plan *plan, ml_check_read *read, void *context,
                        ml_checker **checker);
 /* Before the first step of each run: takes states and inputs. */
 ml_status ml_check_begin(ml_checker *checker);
+/* Before step `step` runs: ML_INTERNAL where what it reads is no longer what was written there. */
+ml_status ml_check_reads(ml_checker *checker, uint32_t step);
 /* After step `step` has run: ML_INTERNAL with the step, its node and the deviation where it is
  * wrong. */
 ml_status ml_check_step(ml_checker *checker, uint32_t step);

@@ -261,8 +261,10 @@ ml_status cpu_exec_run(ml_executable *e) {
     ml_status status = e->checker != NULL ? ml_check_begin(e->checker) : ML_OK;
     for (uint32_t i = 0; i < e->command_count && status == ML_OK; i++) {
         command *c = &e->commands[i];
+        bool begins = i == 0 || e->commands[i - 1].number != c->number;
+        if (begins && e->checker != NULL) status = ml_check_reads(e->checker, c->number);
         double start = timed ? seconds_now() : 0;
-        status = command_run(e, c);
+        if (status == ML_OK) status = command_run(e, c);
         if (timed) e->seconds[i] = seconds_now() - start;
         bool ends = i + 1 == e->command_count || e->commands[i + 1].number != c->number;
         if (status == ML_OK && ends && e->checker != NULL) {

@@ -17,7 +17,8 @@ typedef struct {
     void (*close)(ml_device *device);
     ml_status (*allocate)(ml_device *device, int64_t bytes, void **memory); /* 256-byte aligned */
     void (*release)(ml_device *device, void *memory);
-    ml_status (*upload)(ml_device *device, void *to, const void *from, int64_t bytes);   /* in order with runs; `from` may be reused at once */
+    ml_status (*upload)(ml_device *device, void *to, const void *from,
+                        int64_t bytes); /* in order with runs; `from` may be reused at once */
     ml_status (*download)(ml_device *device, void *to, const void *from, int64_t bytes); /* waits */
     ml_status (*zero)(ml_device *device, void *memory, int64_t bytes);
     ml_status (*wait)(ml_device *device); /* until all runs are finished; reports their errors */
@@ -31,7 +32,7 @@ typedef struct {
 struct ml_device {
     const ml_device_ops *ops;
     ml_target target;
-    char description[256]; /* "NVIDIA H200, 141 GB, driver 580.1" */
+    char description[256];             /* "NVIDIA H200, 141 GB, driver 580.1" */
     int64_t peak_bytes, current_bytes; /* allocated */
 };
 

@@ -76,7 +76,7 @@ static void report_device(ml_text *out, const char *what, const char *name) {
 static void report_described(ml_text *out, const char *what, ml_status status, const char *text,
                              const char *cost) {
     char line[640];
-    snprintf(line, sizeof line, "%s: %s", cost, ml_error_last()->text);
+    snprintf(line, sizeof line, "%s: %.500s", cost, ml_error_last()->text);
     report(out, what, status == ML_OK, status == ML_OK ? text : line);
 }
 
