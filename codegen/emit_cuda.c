@@ -30,8 +30,7 @@ static void print_pack_load(const cuda_shape *s, int i, const char *to) {
     if (inst->guard != ML_NO_INST)
         ml_text_add(&e->text, "!%s ? ml_zero_pack<%s, %d>() : ", emit_name(e, inst->guard), type,
                     s->vec);
-    ml_text_add(&e->text, "ml_load_pack<%s, %d>(%s, aligned%d);\n", type, s->vec,
-                access_text(s, inst, true), inst->operand);
+    ml_text_add(&e->text, "ml_load_pack<%s, %d>(%s);\n", type, s->vec, access_text(s, inst, true));
 }
 
 static void print_load(const cuda_shape *s, int i) {
@@ -158,9 +157,9 @@ static void print_pack_body(const cuda_shape *s, int stage) {
         const ml_inst *inst = &ir->inst[i];
         if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
         if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
-        ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, aligned%d, u%d);\n",
+        ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, u%d);\n",
                     emit_memory_type((ml_dtype)ir->operand[inst->operand].dtype), s->vec,
-                    access_text(s, inst, true), inst->operand, i);
+                    access_text(s, inst, true), i);
     }
 }
 
@@ -467,10 +466,7 @@ void emit_cuda(emitter *e) {
     cuda_choose_shape(&s);
     for (int k = 0; k < ir->operand_count; k++) {
         const char *type = emit_memory_type((ml_dtype)ir->operand[k].dtype);
-        ml_text_add(&e->text,
-                    "%s *const o%d = (%s *)a.p[%d];\nconst bool aligned%d = ((size_t)o%d & 15) == "
-                    "0;\n",
-                    type, k, type, k, k, k);
+        ml_text_add(&e->text, "%s *const o%d = (%s *)a.p[%d];\n", type, k, type, k);
     }
     if (s.elementwise)
         print_elements(&s);

@@ -1,20 +1,19 @@
-/* Kernels for CUDA compile; the GPU's tests run them. */
+/* Kernels for CUDA: NVRTC compiles them (where there is one), and their threads, run by the
+ * emulator of cuda_emulator.hh (where there is a C++ compiler), compute what the interpreter does.
+ */
+#include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/emit_cases.h"
 #include "tests/test.h"
 
-enum { MAX_CASES = 64 };
+enum { MAX_CASES = 64, PATH_SIZE = 256 };
 
-TEST(emit, kernels_for_cuda_compile) {
-    char description[128];
-    if (ml_jit_cuda_describe(description, sizeof description) != ML_OK) return; /* no NVRTC */
-    ml_arena *arena = ml_arena_new();
+static int emit_all(ml_arena *arena, ml_kernel **kernels) {
     ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
-    ml_kernel *kernels[MAX_CASES];
-    const void *images[MAX_CASES];
-    int64_t sizes[MAX_CASES];
     double tolerance;
     ir_kernel k;
     int count = 0;
@@ -24,6 +23,17 @@ TEST(emit, kernels_for_cuda_compile) {
         CHECK(kernels[count]->grid[0] > 0 && kernels[count]->block >= 32);
         ir_free(&k);
     }
+    return count;
+}
+
+TEST(emit, kernels_for_cuda_compile) {
+    char description[128];
+    if (ml_jit_cuda_describe(description, sizeof description) != ML_OK) return; /* no NVRTC */
+    ml_arena *arena = ml_arena_new();
+    ml_kernel *kernels[MAX_CASES];
+    const void *images[MAX_CASES];
+    int64_t sizes[MAX_CASES];
+    int count = emit_all(arena, kernels);
     ml_pool *pool = ml_pool_new(2);
     ml_jit_cuda *jit;
     ml_status status = ml_jit_cuda_compile(kernels, count, 90, pool, &jit, images, sizes);
@@ -31,5 +41,92 @@ TEST(emit, kernels_for_cuda_compile) {
     for (int i = 0; i < count && status == ML_OK; i++) CHECK(images[i] != NULL && sizes[i] > 1000);
     ml_jit_cuda_free(jit);
     ml_pool_free(pool);
+    ml_arena_free(arena);
+}
+
+/* PTX that the kernels contain, and what the emulator has in its place. */
+static const char *const spellings[][2] = {
+    {"asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(h.bits) : \"f\"(x))", "h.bits = emulated_bf16(x)"},
+    {"asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b))", "r = emulated_max(a, b)"},
+    {"asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b))", "r = emulated_min(a, b)"},
+    {"asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_exp2(x)"},
+    {"asm(\"tanh.approx.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_tanh(x)"},
+    {"asm volatile(\"bar.sync %0, %1;\" : : \"r\"(team + 1), \"n\"(TEAM) : \"memory\")",
+     "emulated_barrier(team + 1, TEAM)"},
+};
+
+static void write_emulated(FILE *file, const char *text) {
+    while (*text != 0) {
+        size_t length = 0;
+        for (size_t i = 0; i < sizeof spellings / sizeof *spellings && length == 0; i++) {
+            if (strncmp(text, spellings[i][0], strlen(spellings[i][0])) != 0) continue;
+            length = strlen(spellings[i][0]);
+            fputs(spellings[i][1], file);
+        }
+        if (length == 0) fputc(*text, file);
+        text += length > 0 ? length : 1;
+    }
+}
+
+/* Every kernel in a namespace of its own, with a function that launches it. */
+static bool compile_emulated(ml_kernel **kernels, int count, const char *folder, char *object) {
+    char source[PATH_SIZE], command[3 * PATH_SIZE];
+    snprintf(source, sizeof source, "%s/kernels.cc", folder);
+    snprintf(object, PATH_SIZE, "%s/kernels.so", folder);
+    FILE *file = fopen(source, "w");
+    REQUIRE(file != NULL);
+    fputs("#include \"tests/cuda_emulator.hh\"\n", file);
+    write_emulated(file, ml_prelude(ML_TARGET_CUDA));
+    for (int i = 0; i < count; i++) {
+        fprintf(file, "namespace kernel%d {\n", i);
+        write_emulated(file, kernels[i]->source);
+        fprintf(file,
+                "static void enter(void *a) { %s(*(const ml_arguments *)a); }\nextern \"C\" void "
+                "launch%d(void *a) { emulated_launch(enter, a, %u, %u, %u); }\n}\n",
+                kernels[i]->entry, i, kernels[i]->grid[0], kernels[i]->grid[1], kernels[i]->block);
+    }
+    fclose(file);
+    snprintf(command, sizeof command,
+             "c++ -std=c++17 -O1 -w -fPIC -shared -fno-strict-aliasing -fwrapv -I. -o %s %s",
+             object, source);
+    return system(command) == 0;
+}
+
+static void run_emulated(void *context, const ml_kernel *kernel, char **pointers,
+                         const long long *scalars) {
+    char arguments[(ML_MAX_OPERANDS + ML_MAX_SCALARS) * 8];
+    size_t bytes = sizeof *pointers * (size_t)kernel->pointer_count;
+    memcpy(arguments, pointers, bytes);
+    memcpy(arguments + bytes, scalars, sizeof *scalars * (size_t)kernel->scalar_count);
+    union {
+        void *object;
+        void (*launch)(void *);
+    } symbol = {context};
+    symbol.launch(arguments);
+}
+
+TEST(emit, kernels_for_cuda_emulated) {
+    if (system("c++ --version >/dev/null 2>&1") != 0) return; /* no C++ compiler */
+    char folder[] = "/tmp/mlua-test-XXXXXX", object[PATH_SIZE], name[32], command[PATH_SIZE];
+    ml_kernel *kernels[MAX_CASES];
+    ml_arena *arena = ml_arena_new();
+    int count = emit_all(arena, kernels);
+    REQUIRE(mkdtemp(folder) != NULL);
+    bool compiled = compile_emulated(kernels, count, folder, object);
+    void *library = compiled ? dlopen(object, RTLD_NOW) : NULL;
+    CHECK(compiled && library != NULL);
+    for (int i = 0; i < count && library != NULL; i++) {
+        ir_kernel k;
+        double tolerance;
+        const char *label = emit_case(&k, i, &tolerance);
+        snprintf(name, sizeof name, "launch%d", i);
+        double worst = ir_compare(&k, kernels[i], run_emulated, dlsym(library, name));
+        if (!(worst <= tolerance)) fprintf(stderr, "%s: off by %g\n", label, worst);
+        CHECK(worst <= tolerance);
+        ir_free(&k);
+    }
+    if (library != NULL) dlclose(library);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK(system(command) == 0);
     ml_arena_free(arena);
 }

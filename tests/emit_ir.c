@@ -3,8 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "tests/test.h"
-
 void ir_init(ir_kernel *k, int row_loops, int loops, const int64_t *sizes) {
     memset(k, 0, sizeof *k);
     k->ir.row_loops = row_loops;
@@ -345,31 +343,15 @@ static double difference(double got, double expected) {
     return isnan(d) ? INFINITY : d;
 }
 
-static void run(ir_kernel *k, const ml_kernel *kernel, ml_c_function *function, int parts) {
+double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *context) {
+    double *results[ML_MAX_OPERANDS], worst = 0;
     char *pointers[ML_MAX_OPERANDS];
     long long scalars[ML_MAX_SCALARS];
     for (int i = 0; i < k->ir.operand_count; i++)
         pointers[i] = (char *)k->memory[i] + k->offset[i] * ml_dtypes[k->ir.operand[i].dtype].bytes;
     for (int i = 0; i < ML_MAX_SCALARS; i++) scalars[i] = kernel->scalar[i];
-    for (int i = parts - 1; i >= 0; i--)
-        function(pointers, scalars, i * kernel->units / parts, (i + 1) * kernel->units / parts);
-}
-
-double ir_compare(ir_kernel *k, int parts) {
-    ml_arena *arena = ml_arena_new();
-    ml_target target = {.kind = ML_TARGET_C, .threads = 2, .vector_bytes = 32};
-    ml_kernel kernel, *list = &kernel;
-    ml_emit(&k->ir, &target, arena, &kernel);
-    ml_jit_c *jit = NULL;
-    ml_c_function *function;
-    double *results[ML_MAX_OPERANDS], worst = 0;
-    if (ml_jit_c_load(&list, 1, NULL, &jit, &function) != ML_OK) {
-        CHECK_TEXT(ml_error_last()->text, "");
-        ml_arena_free(arena);
-        return INFINITY;
-    }
     ir_interpret(k, results);
-    run(k, &kernel, function, parts);
+    run(context, kernel, pointers, scalars);
     for (int i = 0; i < k->ir.operand_count; i++) {
         for (int64_t e = 0; results[i] != NULL && e < k->elements[i]; e++) {
             double d = difference(ir_get(k, i, e), results[i][e]);
@@ -377,7 +359,5 @@ double ir_compare(ir_kernel *k, int parts) {
         }
         ml_free(results[i]);
     }
-    ml_jit_c_free(jit);
-    ml_arena_free(arena);
     return worst;
 }

@@ -36,8 +36,10 @@ double ir_get(const ir_kernel *k, int operand, int64_t element);
 void ir_set(ir_kernel *k, int operand, int64_t element, double value);
 /* Interpret. results[operand] are heap blocks of doubles for written operands. */
 void ir_interpret(ir_kernel *k, double **results);
-/* Print, compile, run in `parts` calls and compare with the interpreter: the largest difference
- * relative to the larger of 1 and the value; fails a check where kernels do not compile. */
-double ir_compare(ir_kernel *k, int parts);
+/* Runs a printed kernel on pointers and scalars. */
+typedef void ir_runner(void *context, const ml_kernel *kernel, char **pointers,
+                       const long long *scalars);
+/* Interpret, run, and compare: the largest difference relative to the larger of 1 and the value. */
+double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *context);
 
 #endif

@@ -1,0 +1,150 @@
+/* Enough of CUDA to run this project's generated kernels on the CPU, for tests on machines without
+ * a GPU: a block's threads are fibers that switch at barriers and shuffles. One block runs at a
+ * time, so `__shared__` is static. Included before a kernel's source by tests/emit_cuda.c. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct emulated_index { unsigned x, y, z; };
+
+enum emulated_state { EMULATED_READY, EMULATED_BARRIER, EMULATED_SHUFFLE, EMULATED_DONE };
+struct emulated_thread {
+    ucontext_t context;
+    emulated_state state;
+    int barrier, count, shuffles;
+    unsigned mask;
+    unsigned long long slot[2];
+};
+enum { EMULATED_THREADS = 1024, EMULATED_STACK = 64 << 10 };
+static emulated_thread emulated[EMULATED_THREADS];
+static char *emulated_stacks;
+static ucontext_t emulated_scheduler;
+static int emulated_threads;
+static void (*emulated_entry)(void *);
+static void *emulated_arguments;
+static emulated_index threadIdx, blockIdx;
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(n)
+#define __shared__ static
+
+static void emulated_wait(emulated_state state) {
+    emulated_thread *self = &emulated[threadIdx.x];
+    self->state = state;
+    swapcontext(&self->context, &emulated_scheduler);
+}
+static inline void emulated_barrier(int barrier, int count) {
+    emulated[threadIdx.x].barrier = barrier;
+    emulated[threadIdx.x].count = count;
+    emulated_wait(EMULATED_BARRIER);
+}
+static inline void __syncthreads() { emulated_barrier(0, 0); }
+template <typename T> static inline T __shfl_xor_sync(unsigned lanes, T value, int mask) {
+    unsigned self = threadIdx.x;
+    emulated[self].mask = lanes;
+    int parity = emulated[self].shuffles++ & 1;
+    memcpy(&emulated[self].slot[parity], &value, sizeof value);
+    emulated_wait(EMULATED_SHUFFLE);
+    unsigned other = (self & ~31u) | ((self ^ (unsigned)mask) & 31u);
+    if (other < (unsigned)emulated_threads) memcpy(&value, &emulated[other].slot[parity], sizeof value);
+    return value;
+}
+
+static void emulated_start() {
+    emulated_entry(emulated_arguments);
+    emulated[threadIdx.x].state = EMULATED_DONE;
+    setcontext(&emulated_scheduler);
+}
+/* All lanes of a shuffle's mask are there, or gone for good. */
+static bool emulated_shuffle_ready(int thread) {
+    int warp = thread & ~31;
+    for (int i = warp; i < warp + 32 && i < emulated_threads; i++)
+        if (emulated[thread].mask >> (i - warp) & 1 && emulated[i].state != EMULATED_DONE &&
+            (emulated[i].state != EMULATED_SHUFFLE || emulated[i].mask != emulated[thread].mask))
+            return false;
+    return true;
+}
+static bool emulated_release_shuffles() {
+    static bool ready[EMULATED_THREADS];
+    bool any = false;
+    for (int i = 0; i < emulated_threads; i++)
+        any |= ready[i] = emulated[i].state == EMULATED_SHUFFLE && emulated_shuffle_ready(i);
+    for (int i = 0; i < emulated_threads; i++)
+        if (ready[i]) emulated[i].state = EMULATED_READY;
+    return any;
+}
+/* Barrier 0 is the whole block's; the others count their threads. */
+static bool emulated_release_barrier(int barrier) {
+    int waiting = 0, running = 0, wanted = 0;
+    for (int i = 0; i < emulated_threads; i++) {
+        bool here = emulated[i].state == EMULATED_BARRIER && emulated[i].barrier == barrier;
+        waiting += here;
+        running += !here && emulated[i].state != EMULATED_DONE;
+        if (here) wanted = emulated[i].count;
+    }
+    if (waiting == 0 || (barrier > 0 ? waiting < wanted : running > 0)) return false;
+    for (int i = 0; i < emulated_threads; i++)
+        if (emulated[i].state == EMULATED_BARRIER && emulated[i].barrier == barrier)
+            emulated[i].state = EMULATED_READY;
+    return true;
+}
+static void emulated_block() {
+    for (int i = 0; i < emulated_threads; i++) {
+        emulated_thread *t = &emulated[i];
+        getcontext(&t->context);
+        t->context.uc_stack.ss_sp = emulated_stacks + (size_t)i * EMULATED_STACK;
+        t->context.uc_stack.ss_size = EMULATED_STACK;
+        t->context.uc_link = NULL;
+        t->state = EMULATED_READY;
+        t->shuffles = 0;
+        makecontext(&t->context, emulated_start, 0);
+    }
+    for (bool progress = true; progress;) {
+        progress = false;
+        for (int i = 0; i < emulated_threads; i++) {
+            if (emulated[i].state != EMULATED_READY) continue;
+            threadIdx.x = (unsigned)i;
+            swapcontext(&emulated_scheduler, &emulated[i].context);
+            progress = true;
+        }
+        progress |= emulated_release_shuffles();
+        for (int barrier = 0; barrier < 16; barrier++) progress |= emulated_release_barrier(barrier);
+    }
+    for (int i = 0; i < emulated_threads; i++)
+        if (emulated[i].state != EMULATED_DONE) {
+            fprintf(stderr, "emulated block: thread %d waits for ever\n", i);
+            abort();
+        }
+}
+static void emulated_launch(void (*entry)(void *), void *arguments, unsigned gx, unsigned gy, int block) {
+    if (emulated_stacks == NULL) emulated_stacks = (char *)malloc((size_t)EMULATED_THREADS * EMULATED_STACK);
+    emulated_entry = entry;
+    emulated_arguments = arguments;
+    emulated_threads = block;
+    for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
+        for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) emulated_block();
+}
+
+static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
+static inline float __uint_as_float(unsigned i) { float f; memcpy(&f, &i, 4); return f; }
+static inline unsigned __float_as_uint(float f) { unsigned i; memcpy(&i, &f, 4); return i; }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float rsqrtf(float a) { return 1 / sqrtf(a); }
+/* what the kernels say in PTX (tests/emit_cuda.c puts these in their place) */
+static inline unsigned short emulated_bf16(float x) {
+    unsigned u = __float_as_uint(x);
+    return x != x ? 0x7fff : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+static inline float emulated_max(float a, float b) { return a != a || a > b ? a : b; }
+static inline float emulated_min(float a, float b) { return a != a || a < b ? a : b; }
+static inline float emulated_exp2(float x) { return exp2f(x); }
+static inline float emulated_tanh(float x) { return tanhf(x); }
