@@ -11,10 +11,7 @@
 
 #include <string.h>
 
-enum {
-    MOST_EXPANDED = 40, /* nodes of one recomputation */
-    SMALL_PART = 16,    /* values this much smaller than the largest needed one are just kept */
-};
+enum { MOST_EXPANDED = 40 }; /* nodes of one recomputation */
 
 typedef enum {
     NOT_NEEDED,
@@ -26,7 +23,8 @@ typedef enum {
 typedef struct {
     rewrite *r;
     bool *backward; /* by node: of the backward phase */
-    bool *weight;   /* by node: a state, cast and moved: constant through the step */
+    bool *weight;   /* by node: a state, cast and moved: the same through the step */
+    bool *table;    /* by node: made of constants and indices alone, such as rotary tables */
     uint8_t *fates;
     ml_ref *copies; /* by node of `from`: its copy in `to` */
 } state;
@@ -57,10 +55,12 @@ static void find_phases(state *s) {
         bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
         s->backward[n] = (node->flags & ML_NODE_BACKWARD) != 0;
         s->weight[n] = node->op == ML_OP_STATE || (moves && node->source_count > 0);
+        s->table[n] = node->op == ML_OP_CONST || node->op == ML_OP_IOTA || node->source_count > 0;
         for (int i = 0; i < node->source_count; i++) {
             ml_ref source = ml_graph_source(g, n, i);
             s->backward[n] = s->backward[n] || s->backward[source];
             s->weight[n] = s->weight[n] && s->weight[source];
+            s->table[n] = s->table[n] && s->table[source];
         }
     }
 }
@@ -71,26 +71,25 @@ static bool reads_memory_of(ml_op user) {
            ml_ops[user].op_class == ML_CLASS_REDUCE || ml_ops[user].op_class == ML_CLASS_MOVE;
 }
 
-/* Mark what the backward phase reads; the value is the size of the largest. What a routine such as
- * the attention gradient reads is kept: it would have to be written a second time. */
-static int64_t find_needs(state *s) {
+/* Mark what the backward phase reads. What a routine such as the attention gradient reads is kept:
+ * it would have to be written a second time. So are weights and tables, of which there is one for
+ * the whole batch. */
+static void find_needs(state *s) {
     const ml_graph *g = s->r->from;
-    int64_t largest = 0;
     for (ml_ref n = 1; n < s->r->count; n++) {
         if (!s->r->users[n] || !s->backward[n]) continue;
         const ml_node *node = ml_graph_node(g, n);
         for (int i = 0; i < node->source_count; i++) {
             ml_ref source = ml_graph_source(g, n, i);
             if (s->backward[source] || is_leaf(s, source)) continue;
-            bool copyable = is_cheap(s, source) && !s->weight[source] && reads_memory_of(node->op);
+            bool copyable = is_cheap(s, source) && !s->weight[source] && !s->table[source] &&
+                            reads_memory_of(node->op);
             if (!copyable)
                 s->fates[source] = KEPT;
             else if (s->fates[source] == NOT_NEEDED)
                 s->fates[source] = NEEDED;
-            if (!s->weight[source] && bytes_of(s, source) > largest) largest = bytes_of(s, source);
         }
     }
-    return largest;
 }
 
 /* ---- Cuts ------------------------------------------------------------------------------------ */
@@ -103,7 +102,7 @@ typedef struct {
 } cut;
 
 static bool is_free(const state *s, ml_ref n) {
-    return is_leaf(s, n) || s->weight[n] || s->fates[n] == KEPT;
+    return is_leaf(s, n) || s->weight[n] || s->table[n] || s->fates[n] == KEPT;
 }
 
 /* Bytes that keeping a cut adds. */
@@ -159,17 +158,13 @@ static void begin(rewrite *r) {
     s->r = r;
     s->backward = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->table = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->fates = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
     s->copies = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     find_phases(s);
-    int64_t largest = find_needs(s);
-    for (ml_ref n = 1; n < r->count; n++) {
-        if (s->fates[n] != NEEDED) continue;
-        if (bytes_of(s, n) < largest / SMALL_PART)
-            s->fates[n] = KEPT;
-        else
-            decide(s, n);
-    }
+    find_needs(s);
+    for (ml_ref n = 1; n < r->count; n++)
+        if (s->fates[n] == NEEDED) decide(s, n);
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
