@@ -285,3 +285,49 @@ static void body_plain(world *w) {
 TEST(exec, plain_values) {
     world_run(body_plain, "cpu");
 }
+
+/* Every allocation in turn fails: an error each time, nothing left behind. */
+static void train_once(void *argument) {
+    world *w = argument;
+    ML_CHECK(ml_session_new(&w->session));
+    ML_CHECK(ml_session_open(w->session, "cpu", 0));
+    w->g = ml_session_graph(w->session);
+    ml_type type = vector(w, 300);
+    uint32_t p = add_state(w, "p", &type, uniform(w, &type, 42));
+    ml_ref old = read_of(w, p), x = add_input(w, "x", &type), gradient;
+    ml_ref loss = ml_reduce(w->g, ML_OP_SUM, MUL(MUL(old, x), old), type.axis, 1);
+    ml_autodiff(w->g, loss, &old, 1, &gradient);
+    ml_ref sorted =
+        ml_graph_add(w->g, ML_OP_SORT, &gradient, 1, (int64_t[]){type.axis[0], 0}, 2, NULL);
+    ml_ref outputs[2] = {loss, sorted};
+    ml_program *program =
+        program_of(w, outputs, 2, &(ml_update){p, ADD(old, MUL(gradient, C(-0.1)))}, 1);
+    float in[300] = {1}, out[300], sum;
+    const void *inputs[1] = {in};
+    void *to[2] = {&sum, out};
+    ML_CHECK(ml_program_run(program, inputs, to));
+}
+
+TEST(exec, out_of_memory) {
+    int64_t fail_at = 0, before = ml_live_blocks();
+    ml_status status = ML_NO_MEMORY;
+    for (int64_t n = 1; status != ML_OK && n < 20000; n++) {
+        world w = {0};
+        ml_memory_fail_at(n);
+        status = ml_protect(train_once, &w);
+        ml_memory_fail_at(0);
+        ml_session_free(w.session);
+        if (status != ML_OK && status != ML_NO_MEMORY) {
+            test_fail("allocation %lld: status %d: %s", (long long)n, status,
+                      ml_error_last()->text);
+            break;
+        }
+        if (ml_live_blocks() != before) {
+            test_fail("allocation %lld: %lld blocks left", (long long)n,
+                      (long long)(ml_live_blocks() - before));
+            break;
+        }
+        fail_at = n;
+    }
+    CHECK(status == ML_OK && fail_at > 20);
+}
