@@ -81,7 +81,7 @@ end
 
 local function check_arguments(o)
   m.check_options("train", o, OPTIONS)
-  local settings = m.settings or {}
+  local settings = rawget(m, "settings") or {}
   for _, key in ipairs { "steps", "data", "accum", "seed" } do
     if o[key] == nil then o[key] = settings[key] end
   end

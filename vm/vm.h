@@ -174,6 +174,7 @@ void vm_host_register(lua_State *L);
 void vm_program_register(lua_State *L);
 void vm_attention_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
+void vm_tensorfile_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
 

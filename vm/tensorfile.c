@@ -1,0 +1,48 @@
+/* Tensor files: safetensors into Host arrays. */
+#include "vm/vm.h"
+
+#include <string.h>
+
+#include "runtime/io/safetensors.h"
+
+static const char *const FILE_CLASS = "mlua.safetensors";
+
+static int file_gc(lua_State *L)
+{
+    ml_safetensors **file = luaL_checkudata(L, 1, FILE_CLASS);
+    ml_safetensors_close(*file);
+    *file = NULL;
+    return 0;
+}
+
+static int core_read_tensors(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    ml_safetensors **file = lua_newuserdatauv(L, sizeof *file, 0);
+    *file = NULL;
+    luaL_setmetatable(L, FILE_CLASS);
+    vm_check(L, ml_safetensors_open(path, file));
+    lua_createtable(L, 0, (*file)->count);
+    for (int i = 0; i < (*file)->count; i++) {
+        const ml_safetensor *tensor = &(*file)->tensor[i];
+        vm_host *host = vm_push_host(L, tensor->dtype, tensor->rank, tensor->shape);
+        if (tensor->bytes) memcpy(host->data, tensor->data, (size_t)tensor->bytes);
+        lua_setfield(L, -2, tensor->name);
+    }
+    ml_safetensors_close(*file);
+    *file = NULL;
+    return 1;
+}
+
+void vm_tensorfile_register(lua_State *L)
+{
+    static const vm_entry functions[] = {
+        {"read_tensors", core_read_tensors, "path: string -> table<string, Host>",
+         "The tensors of a safetensors file, by name, as host arrays of the file's dtypes."},
+        {0}};
+    vm_register(L, functions);
+    luaL_newmetatable(L, FILE_CLASS);
+    lua_pushcfunction(L, file_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_pop(L, 1);
+}
