@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
         next[d] = ((const unsigned *)a.p[${counts}])[d * ${tiles} + blockIdx.x];
     long long first = blockIdx.x * ${tile}LL;
     for (long long start = first; start < first + ${tile} && start < ${all}; start += 256) {
-        for (int i = threadIdx.x; i < 8 * ${radix}; i += 256) counts[0][i] = 0;
+        for (int i = threadIdx.x; i < 8 * ${radix}; i += 256) (&counts[0][0])[i] = 0;
         __syncthreads();
         long long i = start + threadIdx.x;
         bool valid = i < ${all};
