@@ -197,6 +197,7 @@ static bool worth_memory(lowering *l, ml_ref n, int64_t peak) {
         add_cost(&c, ml_graph_source(l->g, n, i), c.elements);
     if (c.nodes > ALWAYS_ROOT || c.loads > MANY_LOADS) return true;
     if (peak >= EXPANSION * c.elements && c.weight >= WORTH_KEEPING) return true;
+    if (l->info[n].unrolled && l->info[n].users > 1) return true; /* each element is many loads */
     return l->info[n].users > 1 && (c.full > 1 || c.nodes > MANY_NODES);
 }
 
@@ -214,6 +215,7 @@ void fuse_roles(lowering *l) {
         for (int i = 0; i < node->source_count; i++)
             views_require(l, ml_graph_source(l->g, n, i), false);
     }
+    layout_choose(l);
     int64_t *peak = ML_NEW_ARRAY(l->scratch, int64_t, l->count);
     count_users(l, peak);
     for (ml_ref n = 1; n < l->count; n++) {

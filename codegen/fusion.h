@@ -101,6 +101,11 @@ typedef struct {
 } lower_info;
 
 typedef struct {
+    ml_ref node;
+    uint32_t value, group;
+} lower_pack; /* a copy of a library's operand */
+
+typedef struct {
     const ml_graph *g;
     const ml_roots *roots;
     const ml_target *target;
@@ -115,6 +120,8 @@ typedef struct {
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */
     uint32_t *storage_of_state, *storage_of_input;
+    ML_VEC(lower_pack) packs;
+    ml_index pack_index;      /* by node */
     uint32_t scalar_group;    /* a recent kernel without loops */
     uint32_t finish_group[4]; /* recent kernels that add up partial results */
     int finish_next;
@@ -136,6 +143,12 @@ uint32_t views_temporary(lowering *l, ml_ref node, const ml_type *type); /* cont
 bool views_contiguous(const ml_type *type, const int64_t *stride);
 void views_strides(const ml_type *type, int64_t *stride); /* of contiguous memory */
 int64_t views_axis_stride(const ml_type *type, const int64_t *stride, ml_axis axis);
+
+/* layout.c: memory orders other than the type's, where they save copies for products */
+void layout_choose(lowering *l);
+/* Follow movements from a tensor down to the node that computes it, turning the strides that the
+ * tensor must have into the strides of that node. 0 where a movement cannot be turned round. */
+ml_ref views_maker(lowering *l, ml_ref tensor, int64_t *stride);
 
 /* fuse.c: roles */
 void fuse_roles(lowering *l);
@@ -218,6 +231,9 @@ void lower_library_step(lowering *l, lower_group *group);
 ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t *reads,
                     int read_count, const uint32_t *writes, int write_count);
 bool gemm_serves(const lowering *l, ml_ref dot);
+/* How many operands of a DOT must be copied as they lie; for operand `which` alone: 0 or 1, and the
+ * order in which it would need no copy. */
+int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
 void gemm_plan(lowering *l, lower_group *group); /* copies of operands, where needed */
 void gemm_step(lowering *l, lower_group *group);

@@ -109,18 +109,47 @@ static void add_group(ml_type *type, const axis_group *group) {
     }
 }
 
+/* The order for a copy of an operand: its groups as they are, the one that holds the innermost axis
+ * of the memory last, so that the copy reads and writes in order. */
+static ml_type pack_order(const operand *op, const axis_group *batch, const axis_group *rows,
+                          const axis_group *cols) {
+    ml_type type = {.dtype = op->type.dtype};
+    bool rows_last = false;
+    for (int i = 0; i < rows->count; i++)
+        rows_last = rows_last || views_axis_stride(&op->type, op->stride, rows->axis[i]) == 1;
+    add_group(&type, batch);
+    add_group(&type, rows_last ? cols : rows);
+    add_group(&type, rows_last ? rows : cols);
+    return type;
+}
+
+static bool find_pack(lowering *l, ml_ref node, const ml_type *type, lower_group *group,
+                      int which) {
+    uint32_t cursor = 0, found;
+    while ((found = ml_index_next(&l->pack_index, node, &cursor)) != ML_INDEX_NONE) {
+        const lower_pack *pack = &l->packs.at[found];
+        if (pack->node != node || !ml_type_equal(&l->s->values.at[pack->value].type, type))
+            continue;
+        group->packed[which] = pack->value;
+        group->packers[which] = pack->group;
+        return true;
+    }
+    return false;
+}
+
 static void pack(lowering *l, lower_group *group, int which, operand *op, const axis_group *batch,
                  const axis_group *rows, const axis_group *cols) {
-    lower_root root = {.kind = LOWER_ROOT_PACK, .node = op->node};
-    root.space.dtype = op->type.dtype;
-    add_group(&root.space, batch);
-    add_group(&root.space, rows);
-    add_group(&root.space, cols);
-    root.value = views_temporary(l, op->node, &root.space);
-    group->packed[which] = root.value;
-    op->type = root.space;
+    ml_type type = pack_order(op, batch, rows, cols);
+    op->type = type;
     views_strides(&op->type, op->stride);
+    if (find_pack(l, op->node, &type, group, which)) return;
+    lower_root root = {.kind = LOWER_ROOT_PACK, .node = op->node, .space = type};
+    root.value = views_temporary(l, op->node, &type);
+    group->packed[which] = root.value;
     group->packers[which] = fuse_place(l, &root);
+    *ML_PUSH(l->scratch, &l->packs) =
+        (lower_pack){.node = op->node, .value = root.value, .group = group->packers[which]};
+    ml_index_add(&l->pack_index, op->node, l->packs.count - 1);
 }
 
 static void read_operand(lowering *l, ml_ref node, operand *out) {
@@ -152,8 +181,8 @@ static axis_group order_by(const axis_group *k, const operand *op) {
     return out;
 }
 
-/* Choose the order of k that needs the fewest copies, and copy. */
-static void fit_operands(lowering *l, lower_group *group, dot_axes *axes, operand *a, operand *b) {
+/* Choose the order of k that needs the fewest copies; fits[i]: operand i needs none. */
+static void choose_order(dot_axes *axes, const operand *a, const operand *b, bool *fits) {
     axis_group by_a = order_by(&axes->k, a), by_b = order_by(&axes->k, b);
     int64_t row, col;
     bool a1 = operand_fits(&a->type, a->stride, &axes->m, &by_a, &row, &col);
@@ -162,8 +191,31 @@ static void fit_operands(lowering *l, lower_group *group, dot_axes *axes, operan
     bool b2 = operand_fits(&b->type, b->stride, &by_b, &axes->n, &row, &col);
     bool second = a2 + b2 > a1 + b1;
     axes->k = second ? by_b : by_a;
-    if (!(second ? a2 : a1)) pack(l, group, 0, a, &axes->batch, &axes->m, &axes->k);
-    if (!(second ? b2 : b1)) pack(l, group, 1, b, &axes->batch, &axes->k, &axes->n);
+    fits[0] = second ? a2 : a1;
+    fits[1] = second ? b2 : b1;
+}
+
+static void fit_operands(lowering *l, lower_group *group, dot_axes *axes, operand *a, operand *b) {
+    bool fits[2];
+    choose_order(axes, a, b, fits);
+    if (!fits[0]) pack(l, group, 0, a, &axes->batch, &axes->m, &axes->k);
+    if (!fits[1]) pack(l, group, 1, b, &axes->batch, &axes->k, &axes->n);
+}
+
+int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order) {
+    dot_axes axes;
+    operand op[2];
+    bool fits[2];
+    read_axes(l->g, dot, &axes);
+    for (int i = 0; i < 2; i++) read_operand(l, ml_graph_source(l->g, dot, i), &op[i]);
+    choose_order(&axes, &op[0], &op[1], fits);
+    if (which >= 0) {
+        if (fits[which]) return 0;
+        *order = pack_order(&op[which], &axes.batch, which ? &axes.k : &axes.m,
+                            which ? &axes.n : &axes.k);
+        return 1;
+    }
+    return !fits[0] + !fits[1];
 }
 
 /* Batch axes as at most ML_GEMM_BATCHES loops; 0 where there are more. */

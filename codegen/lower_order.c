@@ -74,7 +74,10 @@ uint32_t *lower_order(lowering *l, uint32_t *count) {
     for (uint32_t i = 1; i < groups; i++) fuse_group_dependencies(l, i, add_edge, &o);
     for (uint32_t i = 1; i < groups; i++) {
         const lower_group *group = &l->groups.at[i];
-        o.key[i] = just_in_time(l, group) ? UINT32_MAX : group->node;
+        o.key[i] = group->node;
+        for (uint32_t r = 0; r < group->roots.count; r++)
+            if (group->roots.at[r].node > o.key[i]) o.key[i] = group->roots.at[r].node;
+        if (just_in_time(l, group)) o.key[i] = UINT32_MAX;
         if (o.waiting[i] == 0) push(&o, i);
     }
     uint32_t *order = ML_NEW_ARRAY(l->scratch, uint32_t, groups + 1), left = groups - 1;

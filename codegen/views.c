@@ -97,9 +97,7 @@ void views_require(lowering *l, ml_ref n, bool broadcast) {
     l->info[n].role = LOWER_ROOT;
 }
 
-/* Follow movements from a part down to the node that computes it, turning the strides that the
- * part must have into the strides of that node. 0 where a movement cannot be turned round. */
-static ml_ref part_maker(lowering *l, ml_ref part, int64_t *stride) {
+ml_ref views_maker(lowering *l, ml_ref part, int64_t *stride) {
     for (;;) {
         int op = ml_graph_node(l->g, part)->op;
         bool moves =
@@ -150,7 +148,7 @@ static void place_parts(lowering *l, ml_ref n) {
         int64_t stride[ML_MAX_AXES] = {0};
         for (int a = 0; a < part_type->rank; a++)
             stride[a] = views_axis_stride(type, own.stride, part_type->axis[a]);
-        ml_ref maker = part_maker(l, part, stride);
+        ml_ref maker = views_maker(l, part, stride);
         bool in_place = maker != 0 && writes_strided(l, maker, stride);
         l->info[n].part_groups[i] = in_place ? LOWER_NONE : 0;
         if (in_place) {
