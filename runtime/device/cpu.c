@@ -66,7 +66,7 @@ static ml_status cpu_open(ml_device **device, int ordinal) {
                                    .threads = ml_pool_threads(cpu->pool),
                                    .vector_bytes = vector_bytes(),
                                    .memory_bytes = memory_bytes(),
-                                   .longest_materialized = 512,
+                                   .longest_materialized = 0,
                                    .no_fuse = ml_knobs()->no_fuse};
     char name[128];
     processor_name(name, sizeof name);

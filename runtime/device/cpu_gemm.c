@@ -45,6 +45,23 @@ static int64_t aligned(int64_t bytes) {
     return (bytes + 63) & ~(int64_t)63;
 }
 
+/* More blocks than threads, so that a thread that is held up does not hold up all, but none so
+ * small that packing the operands again for each would show. */
+enum { BLOCKS_PER_THREAD = 4, SHORT_SIDE = 160, SHORTEST_SIDE = 32 };
+static void cut_blocks(gemm_cut *cut, int threads) {
+    if (2.0 * (double)cut->m * (double)cut->n * (double)cut->k < 2e5) return;
+    for (int64_t parts = 1; parts < BLOCKS_PER_THREAD * threads;) {
+        int64_t rows = cut->m / cut->blocks_m, cols = cut->n / cut->blocks_n;
+        int64_t side = (rows >= cols ? rows : cols) / 2;
+        if (side < (parts < threads ? SHORTEST_SIDE : SHORT_SIDE)) return;
+        if (rows >= cols)
+            cut->blocks_m *= 2;
+        else
+            cut->blocks_n *= 2;
+        parts = cut->blocks_m * cut->blocks_n;
+    }
+}
+
 static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
     gemm_cut cut = {.m = g->m, .n = g->n, .k = g->k};
     cut.batches = g->batch[0] * g->batch[1] * g->batch[2];
@@ -59,13 +76,7 @@ static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
     cut.bytes = cut.c_at + (cut.convert_c ? aligned(g->m * g->n * size) : 0);
     cut.by_batch = threads == 1 || cut.batches >= 2 * threads;
     cut.blocks_m = cut.blocks_n = 1;
-    double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k;
-    if (!cut.by_batch && flops > 2e5) {
-        if (g->m >= g->n && g->m >= 2 * threads)
-            cut.blocks_m = threads;
-        else if (g->n >= 2 * threads)
-            cut.blocks_n = threads;
-    }
+    if (!cut.by_batch) cut_blocks(&cut, threads);
     if (cpu_blas_find() == NULL) { /* either way round: product() may transpose */
         int64_t plain = cpu_kernel_packing(cut.compute, g->m, g->n, g->k);
         int64_t turned = cpu_kernel_packing(cut.compute, g->n, g->m, g->k);
