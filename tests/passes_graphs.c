@@ -313,7 +313,7 @@ TEST(passes, attention) {
  */
 
 typedef struct {
-    ml_ref loss, weights[8], gradients[8];
+    ml_ref loss, weights[16], gradients[16];
     int weight_count;
     ml_dtype dtype;
 } block;
@@ -342,25 +342,33 @@ static ml_ref gelu(fixture *f, block *b, ml_ref x) {
 #undef CONST
 }
 
+/* h . w + bias */
+static ml_ref projection(fixture *f, block *b, ml_ref h, const char *axes) {
+    char all[64];
+    snprintf(all, sizeof all, "embed8 %s", axes);
+    ml_axis embed = AXIS("embed");
+    ml_ref product = ml_dot(f->g, h, weight(f, b, all), &embed, 1, b->dtype);
+    return MAP2(ADD, product, weight(f, b, axes));
+}
+
 static block build_block(fixture *f, ml_dtype dtype) {
     block b = {.dtype = dtype};
     ml_axis embed = AXIS("embed"), mix[2] = {AXIS("heads"), AXIS("dim")}, ffn = AXIS("ffn");
     ml_ref x = fixture_input(f, dtype, "b4 seq4 embed8", -1, 1);
     ml_ref h = norm(f, &b, x);
-    ml_ref q = ml_dot(f->g, h, weight(f, &b, "embed8 heads2 dim4"), &embed, 1, dtype);
-    ml_ref k = ml_dot(f->g, h, weight(f, &b, "embed8 heads2 dim4"), &embed, 1, dtype);
-    ml_ref v = ml_dot(f->g, h, weight(f, &b, "embed8 heads2 dim4"), &embed, 1, dtype);
+    ml_ref q = projection(f, &b, h, "heads4 dim4");
+    ml_ref k = projection(f, &b, h, "kv_heads2 dim4"), v = projection(f, &b, h, "kv_heads2 dim4");
     k = ml_rename(f->g, k, AXIS("seq"), AXIS("kv_seq"));
     v = ml_rename(f->g, v, AXIS("seq"), AXIS("kv_seq"));
     ml_attention_args args = {.seq = AXIS("seq"),
                               .kv_seq = AXIS("kv_seq"),
                               .heads = AXIS("heads"),
-                              .kv_heads = AXIS("heads"),
+                              .kv_heads = AXIS("kv_heads"),
                               .head_dim = AXIS("dim"),
                               .causal = true,
                               .scale = 0.5};
     ml_ref o = ml_attention(f->g, (ml_ref[]){q, k, v}, 3, &args);
-    x = MAP2(ADD, x, ml_dot(f->g, o, weight(f, &b, "heads2 dim4 embed8"), mix, 2, dtype));
+    x = MAP2(ADD, x, ml_dot(f->g, o, weight(f, &b, "heads4 dim4 embed8"), mix, 2, dtype));
     ml_ref up = ml_dot(f->g, norm(f, &b, x), weight(f, &b, "embed8 ffn32"), &embed, 1, dtype);
     ml_ref down = weight(f, &b, "ffn32 embed8");
     x = MAP2(ADD, x, ml_dot(f->g, gelu(f, &b, up), down, &ffn, 1, dtype));

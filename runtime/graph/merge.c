@@ -1,7 +1,7 @@
 /* Merging products (passes.h). Three patterns, which together are what q, k, v or gate, up become:
  *
- *   forward   h . w1, h . w2, ...       weights w with the same reduced axes
- *             -> h . concat(w), sliced
+ *   forward   h . w1 + b1, h . w2 + b2, ...   weights w with the same reduced axes; biases or none
+ *             -> h . concat(w) + concat(b), sliced
  *   backward  g1 . w1 + g2 . w2 + ...   the gradient of h
  *             -> concat(g) . concat(w)
  *   weights   h . g1, h . g2, ...       where the second pattern already joined the g
@@ -23,6 +23,7 @@ enum {
 /* Products with one left operand, merged into one. */
 typedef struct {
     ml_ref members[MOST_MEMBERS];
+    ml_ref biased[MOST_MEMBERS]; /* the additions of biases, each its product's only user; or 0 */
     int count;
     bool gradient; /* the third pattern: right operands are gradients that a sum joined */
     ml_axis fresh; /* made with the group */
@@ -39,8 +40,10 @@ typedef struct {
 
 typedef struct {
     rewrite *r;
-    bool *weight;   /* by node: a state, cast and moved */
-    uint32_t *outs; /* by node: users that are OUT, of its other outputs */
+    bool *weight;      /* by node: a state, cast and moved */
+    ml_ref *user;      /* by node: its last user */
+    uint8_t *products; /* by node: users that are products; at most 3 are counted */
+    bool *whole;       /* by node: something needs it as a tensor of its own, not as a slice */
     ML_VEC(group) groups;
     ML_VEC(joined_sum) sums;
     uint32_t *group_of;     /* by node: 1 + the group of a product; 0 none */
@@ -79,13 +82,25 @@ static int free_axes(const state *s, ml_ref product, ml_axis *axes, int64_t *siz
     return count;
 }
 
-static void find_weights_and_outs(state *s) {
+static void find_users(state *s) {
+    for (int i = 0; i < s->r->roots->output_count; i++) s->whole[s->r->roots->outputs[i]] = true;
+    for (int i = 0; i < s->r->roots->update_count; i++)
+        s->whole[s->r->roots->updates[i].value] = true;
     for (ml_ref n = 1; n < s->r->count; n++) {
         if (!s->r->users[n]) continue;
         const ml_node *node = node_of(s, n);
         bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
         s->weight[n] = node->op == ML_OP_STATE || (moves && node->source_count == 1);
-        if (node->op == ML_OP_OUT) s->outs[left_of(s, n)]++;
+        bool strides = node->op == ML_OP_OUT || ml_ops[node->op].op_class == ML_CLASS_MAP ||
+                       ml_ops[node->op].op_class == ML_CLASS_REDUCE;
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(s->r->from, n, i);
+            s->user[source] = n;
+            if (node->op == ML_OP_DOT)
+                s->products[source] += s->products[source] < 3;
+            else if (!strides)
+                s->whole[source] = true;
+        }
         for (int i = 0; i < node->source_count; i++)
             s->weight[n] = s->weight[n] && s->weight[ml_graph_source(s->r->from, n, i)];
     }
@@ -144,6 +159,28 @@ static void add_member(state *s, ml_index *index, ml_ref n, bool gradient) {
     ml_index_add(index, key, s->groups.count - 1);
 }
 
+/* The addition of a weight with exactly the free axes of a product that serves nothing else. */
+static ml_ref bias_of(const state *s, ml_ref product) {
+    ml_ref user = s->user[product];
+    if (s->r->users[product] != 1 || !user || node_of(s, user)->op != ML_OP_ADD) return 0;
+    ml_ref bias = left_of(s, user) == product ? right_of(s, user) : left_of(s, user);
+    if (!s->weight[bias] || !ml_type_equal(type_of(s, user), type_of(s, product))) return 0;
+    ml_axis axes[ML_MAX_AXES];
+    int64_t sizes[ML_MAX_AXES];
+    int count = free_axes(s, product, axes, sizes);
+    if (type_of(s, bias)->rank != count) return 0;
+    for (int i = 0; i < count; i++)
+        if (ml_type_find(type_of(s, bias), axes[i]) < 0) return 0;
+    return user;
+}
+
+/* Biases are merged where all members have one. */
+static void find_biases(const state *s, group *g) {
+    bool all = true;
+    for (int i = 0; i < g->count; i++) all = all && (g->biased[i] = bias_of(s, g->members[i]));
+    for (int i = 0; i < g->count && !all; i++) g->biased[i] = 0;
+}
+
 static void find_forward_groups(state *s) {
     ml_index index = {.arena = s->r->scratch};
     for (ml_ref n = 1; n < s->r->count; n++)
@@ -151,9 +188,10 @@ static void find_forward_groups(state *s) {
             !s->weight[left_of(s, n)])
             add_member(s, &index, n, false);
     for (uint32_t i = 0; i < s->groups.count; i++) {
-        const group *g = &s->groups.at[i];
+        group *g = &s->groups.at[i];
+        find_biases(s, g);
         for (int k = 0; k < g->count && g->count > 1; k++) {
-            s->group_of[g->members[k]] = i + 1;
+            s->group_of[g->biased[k] ? g->biased[k] : g->members[k]] = i + 1;
             s->weight_group[right_of(s, g->members[k])] = i + 1;
         }
     }
@@ -186,14 +224,14 @@ static int addends(const state *s, ml_ref n, ml_ref *out) {
     return count;
 }
 
-/* The position in forward group g of the weight that this product multiplies a gradient with;
- * -1 where it is no such product, or where its gradient serves anything but it and the product
- * that gives the weight's gradient. */
+/* The position in forward group g of the weight that this product multiplies a gradient with; -1
+ * where it is no such product, or where its gradient serves other products than it and the one
+ * that gives the weight's gradient, or cannot be a slice. */
 static int position_in(const state *s, const group *g, ml_ref product) {
     const ml_node *node = node_of(s, product);
     if (node->op != ML_OP_DOT || s->r->users[product] != 1) return -1;
     ml_ref gradient = left_of(s, product), weight = right_of(s, product);
-    if (s->r->users[gradient] - s->outs[gradient] > 2 || s->weight[gradient]) return -1;
+    if (s->products[gradient] > 2 || s->whole[gradient] || s->weight[gradient]) return -1;
     for (int i = 0; i < g->count; i++) {
         ml_ref member = g->members[i];
         if (right_of(s, member) != weight) continue;
@@ -323,8 +361,13 @@ static ml_ref heap_pop(ready_heap *h) {
     return top;
 }
 
-/* Edges source -> user: those of the graph, and from every right operand of a group to all of its
- * members. */
+static ml_ref bias_in(const state *s, const group *g, int i) {
+    ml_ref addition = g->biased[i];
+    return left_of(s, addition) == g->members[i] ? right_of(s, addition) : left_of(s, addition);
+}
+
+/* Edges source -> user: those of the graph, and from every right operand and bias of a group to
+ * all of its members (their additions, where they have biases). */
 typedef void edge_body(void *context, ml_ref source, ml_ref user);
 static void each_edge(const state *s, edge_body *body, void *context) {
     for (ml_ref n = 1; n < s->r->count; n++) {
@@ -333,7 +376,11 @@ static void each_edge(const state *s, edge_body *body, void *context) {
             body(context, ml_graph_source(s->r->from, n, i), n);
         if (!s->group_of[n]) continue;
         const group *g = &s->groups.at[s->group_of[n] - 1];
-        for (int i = 0; i < g->count; i++) body(context, right_of(s, g->members[i]), n);
+        for (int i = 0; i < g->count; i++) {
+            body(context, right_of(s, g->members[i]), n);
+            body(context, left_of(s, g->members[i]), n);
+            if (g->biased[i]) body(context, bias_in(s, g, i), n);
+        }
     }
 }
 
@@ -387,9 +434,12 @@ static void begin(rewrite *r) {
     state *s = r->context;
     s->r = r;
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
-    uint32_t **tables[] = {&s->group_of, &s->sum_of, &s->weight_group, &s->gradient_sum, &s->outs};
-    for (int i = 0; i < 5; i++) *tables[i] = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
-    find_weights_and_outs(s);
+    s->user = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    s->products = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
+    s->whole = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    uint32_t **tables[] = {&s->group_of, &s->sum_of, &s->weight_group, &s->gradient_sum};
+    for (int i = 0; i < 4; i++) *tables[i] = ML_NEW_ARRAY(r->scratch, uint32_t, r->count);
+    find_users(s);
     find_forward_groups(s);
     find_sums(s);
     find_gradient_groups(s);
@@ -426,18 +476,22 @@ static ml_axis fresh_of(state *s, group *g) {
     return g->fresh;
 }
 
-/* The operands of a group's members, flattened and one after another: its weights, or what
- * `operands` gives in their stead (gradients with the axes that the weights are flattened over). */
-static ml_ref joined(state *s, const group *forward, const ml_ref *operands, ml_axis to) {
+typedef enum { WEIGHTS, BIASES, GRADIENTS } operand_kind;
+
+/* The operands of a forward group's members, flattened and one after another; gradients have the
+ * axes over which the weights are flattened. */
+static ml_ref joined(state *s, const group *forward, operand_kind kind, const ml_ref *gradients) {
     ml_ref parts[MOST_MEMBERS];
     for (int i = 0; i < forward->count; i++) {
         ml_axis axes[ML_MAX_AXES];
         int64_t sizes[ML_MAX_AXES];
         int count = free_axes(s, forward->members[i], axes, sizes);
-        ml_ref operand = operands ? operands[i] : right_of(s, forward->members[i]);
-        parts[i] = flatten(s->r->to, s->r->map[operand], axes, count, to);
+        ml_ref operand = kind == GRADIENTS ? gradients[i]
+                         : kind == BIASES  ? bias_in(s, forward, i)
+                                           : right_of(s, forward->members[i]);
+        parts[i] = flatten(s->r->to, s->r->map[operand], axes, count, forward->fresh);
     }
-    return ml_concat(s->r->to, parts, forward->count, to);
+    return ml_concat(s->r->to, parts, forward->count, forward->fresh);
 }
 
 static void sum_gradients(const state *s, const joined_sum *sum, ml_ref *gradients) {
@@ -452,34 +506,46 @@ static ml_ref build_sum(state *s, ml_ref n, const joined_sum *sum) {
     ml_ref gradients[MOST_MEMBERS];
     sum_gradients(s, sum, gradients);
     ml_type type = *type_of(s, n);
-    ml_ref total = ml_dot(to, joined(s, forward, gradients, fresh), joined(s, forward, NULL, fresh),
-                          &fresh, 1, type.dtype);
+    ml_ref left = joined(s, forward, GRADIENTS, gradients);
+    ml_ref total = ml_dot(to, left, joined(s, forward, WEIGHTS, NULL), &fresh, 1, type.dtype);
     total = ml_permute(to, total, &type);
     for (int i = 0; i < sum->rest_count; i++)
         total = ml_map2(to, ML_OP_ADD, total, s->r->map[sum->rest[i]]);
     return total;
 }
 
-/* The part of a merged product that stands for member n. Of a gradient group, the parts lie in the
- * order of the forward group whose weights they are the gradients of. */
+/* The product of all members of g, whose right operands are joined as the forward group's. */
+static ml_ref build_merged(state *s, const group *g, const group *forward,
+                           const ml_ref *gradients) {
+    ml_graph *to = s->r->to;
+    ml_ref first = g->members[0];
+    ml_axis axes[ML_MAX_AXES];
+    int count = node_of(s, first)->arg_count;
+    for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(s->r->from, first)[i];
+    ml_ref right = joined(s, forward, g->gradient ? GRADIENTS : WEIGHTS, gradients);
+    ml_ref left = s->r->map[left_of(s, first)];
+    ml_ref merged = ml_dot(to, left, right, axes, count, type_of(s, first)->dtype);
+    if (!g->biased[0]) return merged;
+    return ml_map2(to, ML_OP_ADD, merged, joined(s, forward, BIASES, NULL));
+}
+
+/* The part of a merged product that stands for n, a member or the addition of its bias. Of a
+ * gradient group, the parts lie in the order of the forward group whose weights they are the
+ * gradients of. */
 static ml_ref build_member(state *s, ml_ref n, group *g) {
     ml_graph *to = s->r->to;
     group *forward = g;
-    ml_ref gradients[MOST_MEMBERS];
+    ml_ref gradients[MOST_MEMBERS], product = n;
+    for (int i = 0; i < g->count; i++)
+        if (g->biased[i] == n) product = g->members[i];
     if (g->gradient) {
         const joined_sum *sum = &s->sums.at[s->gradient_sum[right_of(s, n)] - 1];
         sum_gradients(s, sum, gradients);
         forward = &s->groups.at[sum->group];
     }
     ml_axis fresh = fresh_of(s, forward);
+    if (!g->merged) g->merged = build_merged(s, g, forward, gradients);
     ml_type type = *type_of(s, n);
-    if (!g->merged) {
-        ml_ref right = joined(s, forward, g->gradient ? gradients : NULL, fresh);
-        ml_axis axes[ML_MAX_AXES];
-        int count = node_of(s, n)->arg_count;
-        for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(s->r->from, n)[i];
-        g->merged = ml_dot(to, s->r->map[left_of(s, n)], right, axes, count, type.dtype);
-    }
     int64_t start = 0;
     for (int i = 0; i < forward->count; i++) {
         ml_axis axes[ML_MAX_AXES];
@@ -487,7 +553,7 @@ static ml_ref build_member(state *s, ml_ref n, group *g) {
         int count = free_axes(s, forward->members[i], axes, sizes);
         for (int k = 0; k < count; k++) size *= sizes[k];
         ml_ref operand = g->gradient ? gradients[i] : right_of(s, forward->members[i]);
-        if (operand == right_of(s, n)) {
+        if (operand == right_of(s, product)) {
             ml_ref part = ml_slice(to, g->merged, fresh, start, start + size);
             return ml_permute(to, unflatten(to, part, axes, sizes, count, fresh), &type);
         }

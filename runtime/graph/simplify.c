@@ -103,45 +103,63 @@ static void find_gradients(rewrite *r) {
     }
 }
 
-/* The value of `node` (of the old graph) in f32 without the rounding in between, where the node
- * serves nothing else: products and sums accumulate in f32 anyway. 0: no. */
-static ml_ref widen(rewrite *r, ml_ref node, int depth) {
+/* Whether `node` (of the old graph) serves nothing but a cast to f32 and gains from being f32
+ * itself: products and sums accumulate in f32 anyway, additions and movements of them follow. */
+static bool widens(rewrite *r, ml_ref node, int depth) {
     simplifier *s = r->context;
     const ml_node *n = ml_graph_node(r->from, node);
     if (r->users[node] != 1 || depth == WIDEN_DEPTH ||
         ml_graph_type(r->from, node)->dtype != ML_BF16)
-        return 0;
-    const ml_ref *old = ml_graph_sources(r->from, node);
-    const int64_t *args = ml_graph_args(r->from, node);
-    ml_type type = *ml_graph_type(r->from, node);
-    type.dtype = ML_F32;
-    ml_ref a, b;
+        return false;
+    const ml_ref *sources = ml_graph_sources(r->from, node);
     switch (n->op) {
     case ML_OP_DOT:
-        return simplify_make(s, ML_OP_DOT, (ml_ref[]){r->map[old[0]], r->map[old[1]]}, 2, args,
-                             n->arg_count, &type);
     case ML_OP_SCATTER_ADD:
-        return simplify_make(s, ML_OP_SCATTER_ADD, (ml_ref[]){r->map[old[0]], r->map[old[1]]}, 2,
-                             args, n->arg_count, &type);
-    case ML_OP_SUM:
-        a = simplify_cast(s, r->map[old[0]], ML_F32);
-        return simplify_make(s, ML_OP_SUM, &a, 1, args, n->arg_count, NULL);
+    case ML_OP_SUM: s->wide[node] = true; break;
     case ML_OP_ADD:
-        a = widen(r, old[0], depth + 1), b = widen(r, old[1], depth + 1);
-        if (!a && !b) return 0;
-        a = a ? a : simplify_cast(s, r->map[old[0]], ML_F32);
-        b = b ? b : simplify_cast(s, r->map[old[1]], ML_F32);
-        return simplify_map2(s, ML_OP_ADD, a, b);
+        s->wide[node] = widens(r, sources[0], depth + 1);
+        s->wide[node] = widens(r, sources[1], depth + 1) || s->wide[node];
+        break;
     case ML_OP_PERMUTE:
     case ML_OP_RENAME:
     case ML_OP_SPLIT:
     case ML_OP_MERGE:
     case ML_OP_SLICE:
-    case ML_OP_PAD:
-        a = widen(r, old[0], depth + 1);
-        return a ? simplify_make(s, n->op, &a, 1, args, n->arg_count, &type) : 0;
-    default: return 0;
+    case ML_OP_PAD: s->wide[node] = widens(r, sources[0], depth + 1); break;
+    default: break;
     }
+    return s->wide[node];
+}
+
+static void find_wide(rewrite *r) {
+    simplifier *s = r->context;
+    s->wide = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->widened = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    for (ml_ref n = 1; n < r->count; n++) {
+        if (!r->users[n] || ml_graph_node(r->from, n)->op != ML_OP_CAST) continue;
+        ml_ref source = ml_graph_source(r->from, n, 0);
+        bool sum = ml_graph_node(r->from, source)->op == ML_OP_SUM;
+        if (ml_graph_type(r->from, n)->dtype == ML_F32 && (sum || s->gradient[n]))
+            (void)widens(r, source, 0);
+    }
+}
+
+/* The f32 form of a node marked wide, made where the node was: later it would keep its operands
+ * alive. */
+static ml_ref widened(rewrite *r, ml_ref node) {
+    simplifier *s = r->context;
+    const ml_node *n = ml_graph_node(r->from, node);
+    ml_type type = *ml_graph_type(r->from, node);
+    type.dtype = ML_F32;
+    ml_ref sources[2];
+    bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD; /* bf16 operands */
+    for (int i = 0; i < n->source_count; i++) {
+        ml_ref source = ml_graph_source(r->from, node, i);
+        sources[i] = s->wide[source] ? s->widened[source] : r->map[source];
+        if (!keeps) sources[i] = simplify_cast(s, sources[i], ML_F32);
+    }
+    return simplify_make(s, n->op, sources, n->source_count, ml_graph_args(r->from, node),
+                         n->arg_count, &type);
 }
 
 /* A f32 product of bf16 operands that is only rounded to bf16 afterwards. */
@@ -156,15 +174,18 @@ static ml_ref narrow(rewrite *r, ml_ref node) {
 
 static ml_ref rule(rewrite *r, ml_ref node, const ml_ref *sources) {
     simplifier *s = r->context;
+    ml_type type = *ml_graph_type(r->from, node);
+    if (s->wide[node]) {
+        s->widened[node] = widened(r, node);
+        return simplify_cast(s, s->widened[node], ML_BF16);
+    }
     if (ml_graph_node(r->from, node)->op == ML_OP_CAST) {
-        ml_type type = *ml_graph_type(r->from, node);
-        ml_ref source = ml_graph_source(r->from, node, 0), made = 0;
-        ml_dtype from = ml_graph_type(r->from, source)->dtype;
-        bool sum = ml_graph_node(r->from, source)->op == ML_OP_SUM;
-        if (from == ML_BF16 && type.dtype == ML_F32 && (sum || s->gradient[node]))
-            made = widen(r, source, 0);
-        if (from == ML_F32 && type.dtype == ML_BF16) made = narrow(r, source);
-        if (made) return simplify_fit(s, made, &type);
+        ml_ref source = ml_graph_source(r->from, node, 0);
+        if (s->wide[source]) return simplify_fit(s, s->widened[source], &type);
+        if (ml_graph_type(r->from, source)->dtype == ML_F32 && type.dtype == ML_BF16) {
+            ml_ref made = narrow(r, source);
+            if (made) return simplify_fit(s, made, &type);
+        }
     }
     return simplest(s, rewrite_copy(r, node, sources));
 }
@@ -174,6 +195,7 @@ static void begin(rewrite *r) {
     s->graph = r->to;
     s->scratch = r->scratch;
     find_gradients(r);
+    find_wide(r);
 }
 
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots) {

@@ -13,7 +13,10 @@ typedef struct {
     ml_graph *graph;
     ml_arena *scratch;
     ML_VEC(ml_ref) better; /* by node: its simplest form; 0 unknown */
-    bool *gradient;        /* by node of the old graph: becomes the gradient of a state */
+    /* By node of the old graph: */
+    bool *gradient;  /* becomes the gradient of a state */
+    bool *wide;      /* bf16, and only cast to f32: made in f32 */
+    ml_ref *widened; /* the f32 form of a wide one */
 } simplifier;
 
 ml_ref simplify_map(simplifier *s, ml_ref n);    /* simplify_map.c: elementwise ops */
