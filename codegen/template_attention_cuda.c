@@ -336,5 +336,5 @@ void template_attention_cuda(ml_schedule *s, ml_step *step) {
         template_set(&p.text, "delta_at", "%d", delta);
         template_set(&p.text, "pointers", "%d", step->read_count + step->write_count);
     }
-    general(&p);
+    if (!template_attention_mma(&p)) general(&p);
 }

@@ -1,0 +1,581 @@
+/* Attention on CUDA with tensor cores: bf16, head sizes up to 128 in steps of 8.
+ *
+ * mma.sync m16n8k16 with f32 sums, as in FlashAttention-2: scores stay in registers, and the
+ * accumulators of one product are the left operand of the next. Tiles come by cp.async one step
+ * ahead; rows in shared memory are 16 bytes longer than their contents, so that ldmatrix meets no
+ * bank twice. Lane l of a warp holds, of a 16 x 8 accumulator, rows l / 4 and l / 4 + 8 and columns
+ * 2 (l % 4) and the next.
+ *
+ * Forward: a warp owns 32 queries. Backward, without atomics: one kernel by query blocks gives
+ * delta (row sums of do o) and dq, the next one by key blocks dk and dv, where a warp owns keys and
+ * all products are of transposed tiles, so that they too stay in registers. */
+#include "codegen/template_attention.h"
+
+static const char common_text[] = R"(
+struct ${e}_arguments { char *p[${pointers}]; };
+/* PTX */
+static __device__ __forceinline__ unsigned ${e}_address(const void *shared) {
+    return (unsigned)__cvta_generic_to_shared(shared);
+}
+static __device__ __forceinline__ void ${e}_copy(unsigned to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
+}
+static __device__ __forceinline__ void ${e}_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_wait() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_matrices(unsigned (&r)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+static __device__ __forceinline__ void ${e}_transposed(unsigned (&r)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+static __device__ __forceinline__ void ${e}_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0,
+                                                unsigned b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+static __device__ __forceinline__ unsigned ${e}_pack(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+static __device__ __forceinline__ float ${e}_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* end of PTX */
+/* Start to copy rows of `columns` elements to a tile of tile_rows x width, zeros around them. */
+static __device__ __forceinline__ void ${e}_load(unsigned tile, int stride, const ml_bf16 *from,
+                                                 long long row_stride, int rows, int columns,
+                                                 int tile_rows, int width) {
+    for (int i = threadIdx.x; i < tile_rows * (width / 8); i += 128) {
+        int r = i / (width / 8), c = i % (width / 8) * 8;
+        bool valid = r < rows && c < columns;
+        ${e}_copy(tile + (r * stride + c) * 2, from + (valid ? r * row_stride + c : 0),
+                  valid ? 16 : 0);
+    }
+}
+/* A warp's rows of a tile, 16 bytes a lane, to memory. */
+static __device__ __forceinline__ void ${e}_store(ml_bf16 *to, long long row_stride,
+                                                  const ml_bf16 *tile, int stride, int rows,
+                                                  int columns, int tile_rows) {
+    for (int i = threadIdx.x % 32; i < tile_rows * (columns / 8); i += 32) {
+        int r = i / (columns / 8), c = i % (columns / 8) * 8;
+        if (r < rows) *(uint4 *)(to + r * row_stride + c) = *(const uint4 *)(tile + r * stride + c);
+    }
+}
+/* sum[m][n] += a(rows of tile a) b(rows of tile b)^T: both [row][depth], depth contiguous. */
+template <int M, int N>
+static __device__ __forceinline__ void ${e}_product(float (&sum)[M][N][4], unsigned a, int a_stride,
+                                                    unsigned b, int b_stride, int depth) {
+    int lane = threadIdx.x % 32;
+    a += (lane % 16 * a_stride + lane / 16 * 8) * 2;
+    b += ((lane / 16 * 8 + lane % 8) * b_stride + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+    for (int k = 0; k < depth; k += 16) {
+        unsigned left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) ${e}_matrices(left[m], a + (m * 16 * a_stride + k) * 2);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            unsigned right[4];
+            ${e}_matrices(right, b + (n * 8 * b_stride + k) * 2);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                ${e}_mma(sum[m][n], left[m], right[0], right[1]);
+                ${e}_mma(sum[m][n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+/* sum[m][n] += p b: p accumulators of K x 8 columns (rounded to bf16), b [depth][column]. */
+template <int M, int N, int K>
+static __device__ __forceinline__ void ${e}_chain(float (&sum)[M][N][4], const float (&p)[M][K][4],
+                                                  unsigned b, int b_stride) {
+    int lane = threadIdx.x % 32;
+    b += (lane % 16 * b_stride + lane / 16 * 8) * 2;
+#pragma unroll
+    for (int k = 0; k < K; k += 2) {
+        unsigned left[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            left[m][0] = ${e}_pack(p[m][k][0], p[m][k][1]);
+            left[m][1] = ${e}_pack(p[m][k][2], p[m][k][3]);
+            left[m][2] = ${e}_pack(p[m][k + 1][0], p[m][k + 1][1]);
+            left[m][3] = ${e}_pack(p[m][k + 1][2], p[m][k + 1][3]);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            unsigned right[4];
+            ${e}_transposed(right, b + (k * 8 * b_stride + n * 8) * 2);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                ${e}_mma(sum[m][n], left[m], right[0], right[1]);
+                ${e}_mma(sum[m][n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+/* Accumulators as bf16 into a warp's rows of a tile. */
+template <int M, int N>
+static __device__ __forceinline__ void ${e}_spill(ml_bf16 *tile, int stride,
+                                                  const float (&x)[M][N][4], float factor) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                *(unsigned *)(tile + (m * 16 + r * 8 + lane / 4) * stride + n * 8 + lane % 4 * 2) =
+                    ${e}_pack(x[m][n][2 * r] * factor, x[m][n][2 * r + 1] * factor);
+}
+)";
+
+/* Shared memory: queries, then two stages of keys and values. */
+static const char forward_text[] = R"(
+static __device__ __forceinline__ void ${e}_stage(unsigned tiles, const ml_bf16 *k,
+                                                  const ml_bf16 *v, int key) {
+    int keys = ${kv_seq} - key;
+    ${e}_load(tiles, ${hs}, k + key * ${k_seq}, ${k_seq}, keys, ${head_dim}, ${bn}, ${hw});
+    ${e}_load(tiles + ${bn} * ${hs} * 2, ${vs}, v + key * ${v_seq}, ${v_seq}, keys, ${value_dim},
+              ${bn}, ${vw});
+    ${e}_commit();
+}
+/* One tile: scores to probabilities, statistics of the rows, and the factor for what was summed. */
+static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int batch, int head,
+                                                    int query, int key, float (&s)[2][${bn} / 8][4],
+                                                    float (&largest)[2][2], float (&total)[2][2],
+                                                    float (&shrink)[2][2]) {
+    int lane = threadIdx.x % 32, last_query = query + 127, keys = ${bn};
+    (void)last_query, (void)keys;
+    bool masked = key + ${bn} > ${kv_seq} || (${crosses});
+    query += threadIdx.x / 32 * 32 + lane / 4;
+    key += lane % 4 * 2;
+    ${captures}
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int qi = query + m * 16 + r * 8;
+            qi = qi < ${seq} ? qi : ${seq} - 1;
+            if (${scored}) {
+#pragma unroll
+                for (int n = 0; n < ${bn} / 8; n++)
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        int kv = key + n * 8 + c;
+                        ${clamp_key}
+                        float x = s[m][n][2 * r + c] * ${scale};
+                        ${score}
+                        s[m][n][2 * r + c] = x < ${lowest} ? ${lowest} : x;
+                    }
+            }
+            if (masked) {
+#pragma unroll
+                for (int n = 0; n < ${bn} / 8; n++)
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        int kv = key + n * 8 + c;
+                        if (!(kv < ${kv_seq} && (${visible}))) s[m][n][2 * r + c] = ${lowest};
+                    }
+            }
+            float next = largest[m][r];
+#pragma unroll
+            for (int n = 0; n < ${bn} / 8; n++)
+                next = fmaxf(next, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+            next = fmaxf(next, __shfl_xor_sync(~0u, next, 1));
+            next = fmaxf(next, __shfl_xor_sync(~0u, next, 2));
+            float base = next <= ${lowest} ? 0.0f : next * ${unit}; /* a row without keys so far */
+            shrink[m][r] = ${e}_exp2(largest[m][r] * ${unit} - base);
+            largest[m][r] = next;
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < ${bn} / 8; n++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    float x = ${e}_exp2(s[m][n][2 * r + c] * ${unit} - base);
+                    s[m][n][2 * r + c] = x;
+                    sum += x;
+                }
+            total[m][r] = total[m][r] * shrink[m][r] + sum;
+        }
+}
+extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    extern __shared__ uint4 ${e}_shared[];
+    ml_bf16 *query_tile = (ml_bf16 *)${e}_shared;
+    unsigned queries_at = ${e}_address(query_tile), stages_at = queries_at + 128 * ${ws} * 2;
+    int query = (gridDim.x - 1 - blockIdx.x) * 128, head = blockIdx.y, batch = blockIdx.z;
+    int kv_head = head / ${group}, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int last_query = query + 127 < ${seq} ? query + 127 : ${seq} - 1;
+    (void)last_query;
+    int first = ${first_key}, end = ${end_key};
+    first = first / ${bn} * ${bn};
+    const ml_bf16 *k = (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head};
+    const ml_bf16 *v = (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head};
+    ${e}_load(queries_at, ${ws}, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
+              query * ${q_seq}, ${q_seq}, ${seq} - query, ${head_dim}, 128, ${hw});
+    ${e}_stage(stages_at, k, v, first);
+    float out[2][${vw} / 8][4] = {}, largest[2][2], total[2][2] = {}, shrink[2][2];
+    for (int i = 0; i < 4; i++) largest[i / 2][i % 2] = ${lowest};
+    int stage = 0;
+    for (int key = first; key < end; key += ${bn}, stage ^= 1) {
+        ${e}_wait();
+        __syncthreads();
+        unsigned keys_at = stages_at + stage * ${stage_bytes};
+        if (key + ${bn} < end)
+            ${e}_stage(stages_at + (stage ^ 1) * ${stage_bytes}, k, v, key + ${bn});
+        float s[2][${bn} / 8][4] = {};
+        ${e}_product(s, queries_at + warp * 32 * ${ws} * 2, ${ws}, keys_at, ${hs}, ${hw});
+        ${e}_softmax(a, batch, head, query, key, s, largest, total, shrink);
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int n = 0; n < ${vw} / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) out[m][n][i] *= shrink[m][i / 2];
+        ${e}_chain(out, s, keys_at + ${bn} * ${hs} * 2, ${vs});
+    }
+    ${e}_wait(); /* where there was no key */
+    __syncthreads();
+    float *lse = (float *)a.p[${lse_at}] + ${lse_batch} + head * ${lse_head};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float sum = total[i / 2][i % 2];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        float inverse = sum == 0 ? 0 : 1 / sum;
+        int qi = query + warp * 32 + i / 2 * 16 + i % 2 * 8 + lane / 4;
+        if (lane % 4 == 0 && qi < ${seq})
+            lse[qi * ${lse_seq}] =
+                sum == 0 ? -ML_INF : largest[i / 2][i % 2] * ${natural} + logf(sum);
+#pragma unroll
+        for (int n = 0; n < ${vw} / 8; n++)
+            out[i / 2][n][i % 2 * 2] *= inverse, out[i / 2][n][i % 2 * 2 + 1] *= inverse;
+    }
+    ml_bf16 *rows = query_tile + warp * 32 * ${ws};
+    ${e}_spill(rows, ${ws}, out, 1.0f);
+    __syncwarp();
+    query += warp * 32;
+    ${e}_store((ml_bf16 *)a.p[${o_at}] + ${o_batch} + head * ${o_head} + query * ${o_seq}, ${o_seq},
+               rows, ${ws}, ${seq} - query, ${value_dim}, 32);
+}
+)";
+
+/* Backward, one tile of the scores: s to probabilities and dp to the gradients of the scaled
+ * products. ROWS_ARE_KEYS: rows of the accumulators are keys, columns queries. lse (in units of
+ * log2) and delta by query of the tile. */
+static const char slopes_text[] = R"(
+template <int M, int N, bool ROWS_ARE_KEYS>
+static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int batch, int head,
+                                                   int row, int column, bool masked,
+                                                   const float *lse, const float *delta,
+                                                   float (&s)[M][N][4], float (&dp)[M][N][4]) {
+    int lane = threadIdx.x % 32;
+    ${captures}
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int r = m * 16 + i / 2 * 8 + lane / 4, c = n * 8 + lane % 4 * 2 + i % 2;
+                int at = ROWS_ARE_KEYS ? c : r; /* which query of the tile */
+                int qi = ROWS_ARE_KEYS ? column + c : row + r;
+                int kv = ROWS_ARE_KEYS ? row + r : column + c;
+                bool hidden = masked && !(kv < ${kv_seq} && (${visible}));
+                float x = s[m][n][i], raw = x * ${scale}, slope;
+                (void)raw, (void)qi, (void)kv;
+                if (${scored}) {
+                    ${clamp_query}
+                    ${clamp_key}
+                    x = raw;
+                    ${score}
+                    x = ${e}_exp2(x * ${unit} - lse[at]);
+                    x = hidden ? 0 : x;
+                    slope = x * (dp[m][n][i] - delta[at]);
+                    ${derivative}
+                    slope = hidden ? 0 : slope;
+                } else {
+                    x = ${e}_exp2(x * ${unit} - lse[at]);
+                    x = hidden ? 0 : x;
+                    slope = x * (dp[m][n][i] - delta[at]);
+                }
+                s[m][n][i] = x;
+                dp[m][n][i] = slope;
+            }
+}
+)";
+
+/* Shared memory: queries, do, two stages of keys and values, lse, delta. */
+static const char queries_text[] = R"(
+static __device__ __forceinline__ void ${e}_stage(unsigned tiles, const ml_bf16 *k,
+                                                  const ml_bf16 *v, int key) {
+    int keys = ${kv_seq} - key;
+    ${e}_load(tiles, ${hs}, k + key * ${k_seq}, ${k_seq}, keys, ${head_dim}, ${bn}, ${hw});
+    ${e}_load(tiles + ${bn} * ${hs} * 2, ${vs}, v + key * ${v_seq}, ${v_seq}, keys, ${value_dim},
+              ${bn}, ${vw});
+    ${e}_commit();
+}
+/* delta of the block's rows, from do in shared memory and o; rows without keys get a large lse. */
+static __device__ __forceinline__ void ${e}_rows(const ${e}_arguments &a, int batch, int head,
+                                                 int query, const ml_bf16 *outs, float *lse,
+                                                 float *delta) {
+    const ml_bf16 *o = (const ml_bf16 *)a.p[3] + ${o_batch} + head * ${o_head};
+    const float *from = (const float *)a.p[4] + ${lse_batch} + head * ${lse_head};
+    float *deltas = (float *)a.p[${delta_at}] + ((long long)batch * ${heads} + head) * ${seq};
+    for (int r = threadIdx.x / 16; r < 128; r += 8) {
+        int qi = query + r, c = threadIdx.x % 16 * 8;
+        float sum = 0;
+        if (qi < ${seq} && c < ${value_dim}) {
+            union { uint4 all; ml_bf16 x[8]; } left, right;
+            left.all = *(const uint4 *)(o + qi * ${o_seq} + c);
+            right.all = *(const uint4 *)(outs + r * ${vs} + c);
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum += ml_load_bf16(left.x[i]) * ml_load_bf16(right.x[i]);
+        }
+#pragma unroll
+        for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        if (threadIdx.x % 16) continue;
+        float x = qi < ${seq} ? from[qi * ${lse_seq}] : 0;
+        lse[r] = x == -ML_INF ? 3e38f : x * 1.44269504f;
+        delta[r] = sum;
+        if (qi < ${seq}) deltas[qi] = sum;
+    }
+}
+extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    extern __shared__ uint4 ${e}_shared[];
+    ml_bf16 *query_tile = (ml_bf16 *)${e}_shared, *out_tile = query_tile + 128 * ${hs};
+    unsigned queries_at = ${e}_address(query_tile), outs_at = queries_at + 128 * ${hs} * 2;
+    unsigned stages_at = outs_at + 128 * ${vs} * 2;
+    float *lse = (float *)(out_tile + 128 * ${vs} + 2 * ${stage_bytes} / 2), *delta = lse + 128;
+    int query = (gridDim.x - 1 - blockIdx.x) * 128, head = blockIdx.y, batch = blockIdx.z;
+    int kv_head = head / ${group}, warp = threadIdx.x / 32;
+    int last_query = query + 127 < ${seq} ? query + 127 : ${seq} - 1, keys = ${bn};
+    (void)last_query, (void)keys;
+    int first = ${first_key}, end = ${end_key};
+    first = first / ${bn} * ${bn};
+    const ml_bf16 *k = (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head};
+    const ml_bf16 *v = (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head};
+    ${e}_load(queries_at, ${hs}, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
+              query * ${q_seq}, ${q_seq}, ${seq} - query, ${head_dim}, 128, ${hw});
+    ${e}_load(outs_at, ${vs}, (const ml_bf16 *)a.p[5] + ${g_batch} + head * ${g_head} +
+              query * ${g_seq}, ${g_seq}, ${seq} - query, ${value_dim}, 128, ${vw});
+    ${e}_stage(stages_at, k, v, first);
+    ${e}_wait();
+    __syncthreads();
+    ${e}_rows(a, batch, head, query, out_tile, lse, delta);
+    float out[2][${hw} / 8][4] = {};
+    int stage = 0;
+    for (int key = first; key < end; key += ${bn}, stage ^= 1) {
+        ${e}_wait();
+        __syncthreads();
+        unsigned keys_at = stages_at + stage * ${stage_bytes};
+        if (key + ${bn} < end)
+            ${e}_stage(stages_at + (stage ^ 1) * ${stage_bytes}, k, v, key + ${bn});
+        float s[2][${bn} / 8][4] = {}, dp[2][${bn} / 8][4] = {};
+        ${e}_product(s, queries_at + warp * 32 * ${hs} * 2, ${hs}, keys_at, ${hs}, ${hw});
+        ${e}_product(dp, outs_at + warp * 32 * ${vs} * 2, ${vs}, keys_at + ${bn} * ${hs} * 2, ${vs},
+                     ${vw});
+        bool masked = key + ${bn} > ${kv_seq} || (${crosses});
+        ${e}_slopes<2, ${bn} / 8, false>(a, batch, head, query + warp * 32, key, masked,
+                                         lse + warp * 32, delta + warp * 32, s, dp);
+        ${e}_chain(out, dp, keys_at, ${hs});
+    }
+    __syncthreads();
+    ml_bf16 *rows = query_tile + warp * 32 * ${hs};
+    ${e}_spill(rows, ${hs}, out, ${scale});
+    __syncwarp();
+    query += warp * 32;
+    ${e}_store((ml_bf16 *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head} + query * ${dq_seq},
+               ${dq_seq}, rows, ${hs}, ${seq} - query, ${head_dim}, 32);
+}
+)";
+
+/* Shared memory: keys, values, two stages of queries, do, lse and delta. ${kt} row tiles of 16 keys
+ * a warp, ${bq} queries a stage. */
+static const char keys_text[] = R"(
+static __device__ __forceinline__ void ${e}_stage(const ${e}_arguments &a, unsigned tiles,
+                                                  float *rows, int batch, int head, int query) {
+    const ml_bf16 *q = (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} + query * ${q_seq};
+    const ml_bf16 *g = (const ml_bf16 *)a.p[5] + ${g_batch} + head * ${g_head} + query * ${g_seq};
+    const float *lse = (const float *)a.p[4] + ${lse_batch} + head * ${lse_head};
+    const float *delta = (const float *)a.p[${delta_at}];
+    int queries = ${seq} - query;
+    ${e}_load(tiles, ${hs}, q, ${q_seq}, queries, ${head_dim}, ${bq}, ${hw});
+    ${e}_load(tiles + ${bq} * ${hs} * 2, ${vs}, g, ${g_seq}, queries, ${value_dim}, ${bq}, ${vw});
+    ${e}_commit();
+    if (threadIdx.x < ${bq}) { /* rows that do not exist, or see nothing, give probabilities 0 */
+        int r = threadIdx.x;
+        float x = r < queries ? lse[(query + r) * ${lse_seq}] : -ML_INF;
+        rows[r] = x == -ML_INF ? 3e38f : x * 1.44269504f;
+        rows[${bq} + r] =
+            r < queries ? delta[((long long)batch * ${heads} + head) * ${seq} + query + r] : 0;
+    }
+}
+extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    extern __shared__ uint4 ${e}_shared[];
+    ml_bf16 *key_tile = (ml_bf16 *)${e}_shared, *value_tile = key_tile + ${bn} * ${hs};
+    unsigned keys_at = ${e}_address(key_tile), values_at = keys_at + ${bn} * ${hs} * 2;
+    unsigned stages_at = values_at + ${bn} * ${vs} * 2;
+    float *rows = (float *)(value_tile + ${bn} * ${vs} + 2 * ${stage_bytes} / 2);
+    int key = blockIdx.x * ${bn}, kv_head = blockIdx.y, batch = blockIdx.z;
+    int warp = threadIdx.x / 32, own = key + warp * ${kt} * 16;
+    int last_key = key + ${bn} - 1 < ${kv_seq} ? key + ${bn} - 1 : ${kv_seq} - 1, keys = ${bn};
+    (void)last_key, (void)keys;
+    int first = ${first_query}, end = ${end_query};
+    first = first / ${bq} * ${bq};
+    ${e}_load(keys_at, ${hs}, (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head} +
+              key * ${k_seq}, ${k_seq}, ${kv_seq} - key, ${head_dim}, ${bn}, ${hw});
+    ${e}_load(values_at, ${vs}, (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head} +
+              key * ${v_seq}, ${v_seq}, ${kv_seq} - key, ${value_dim}, ${bn}, ${vw});
+    ${e}_commit();
+    int blocks = end > first ? (end - first + ${bq} - 1) / ${bq} : 0, steps = blocks * ${group};
+    if (steps) ${e}_stage(a, stages_at, rows, batch, kv_head * ${group}, first);
+    float dk[${kt}][${hw} / 8][4] = {}, dv[${kt}][${vw} / 8][4] = {};
+    for (int step = 0; step < steps; step++) {
+        ${e}_wait();
+        __syncthreads();
+        int head = kv_head * ${group} + step / blocks, query = first + step % blocks * ${bq};
+        int stage = step % 2, other = stage ^ 1, after = step + 1;
+        if (after < steps)
+            ${e}_stage(a, stages_at + other * ${stage_bytes}, rows + other * 2 * ${bq}, batch,
+                       kv_head * ${group} + after / blocks, first + after % blocks * ${bq});
+        unsigned queries_at = stages_at + stage * ${stage_bytes};
+        unsigned outs_at = queries_at + ${bq} * ${hs} * 2;
+        const float *lse = rows + stage * 2 * ${bq};
+        int last_query = query + ${bq} - 1;
+        (void)last_query;
+        float s[${kt}][${bq} / 8][4] = {}, dp[${kt}][${bq} / 8][4] = {};
+        ${e}_product(s, keys_at + warp * ${kt} * 16 * ${hs} * 2, ${hs}, queries_at, ${hs}, ${hw});
+        ${e}_product(dp, values_at + warp * ${kt} * 16 * ${vs} * 2, ${vs}, outs_at, ${vs}, ${vw});
+        bool masked = ${crosses};
+        ${e}_slopes<${kt}, ${bq} / 8, true>(a, batch, head, own, query, masked, lse, lse + ${bq}, s,
+                                            dp);
+        ${e}_chain(dv, s, outs_at, ${vs});
+        ${e}_chain(dk, dp, queries_at, ${hs});
+    }
+    ${e}_wait(); /* where there was no query */
+    __syncthreads();
+    key_tile += warp * ${kt} * 16 * ${hs}, value_tile += warp * ${kt} * 16 * ${vs};
+    ${e}_spill(key_tile, ${hs}, dk, ${scale});
+    ${e}_spill(value_tile, ${vs}, dv, 1.0f);
+    __syncwarp();
+    ${e}_store((ml_bf16 *)a.p[${dk_at}] + ${dk_batch} + kv_head * ${dk_head} + own * ${dk_seq},
+               ${dk_seq}, key_tile, ${hs}, ${kv_seq} - own, ${head_dim}, ${kt} * 16);
+    ${e}_store((ml_bf16 *)a.p[${dv_at}] + ${dv_batch} + kv_head * ${dv_head} + own * ${dv_seq},
+               ${dv_seq}, value_tile, ${vs}, ${kv_seq} - own, ${value_dim}, ${kt} * 16);
+}
+)";
+
+/* 16-byte accesses: rows are contiguous and start at multiples of eight elements. */
+static bool aligned(const attention_printer *p, int i, bool statistics) {
+    if (statistics) return true;
+    const ml_attention_strides *s = &p->a->strides[i];
+    int64_t all = s->head | s->seq | s->batch[0] | s->batch[1] | s->batch[2] |
+                  template_value(p->schedule, p->step, i)->offset;
+    return s->dim == 1 && all % 8 == 0;
+}
+
+static bool serves(const attention_printer *p) {
+    const ml_attention_step *a = p->a;
+    if (a->dtype != ML_BF16 || p->schedule->target->arch < 80) return false;
+    if (a->head_dim % 8 || a->value_dim % 8 || a->head_dim > 128 || a->value_dim > 128)
+        return false;
+    int reads = a->backward ? 6 : 3, writes = a->backward ? 3 : 2;
+    for (int i = 0; i < reads; i++)
+        if (!aligned(p, i, i == 4)) return false;
+    for (int i = 0; i < writes; i++)
+        if (!aligned(p, p->step->read_count + i, !a->backward && i == 1)) return false;
+    return true;
+}
+
+static void set(attention_printer *p, const char *name, int64_t value) {
+    template_set(&p->text, name, "%lld", (long long)value);
+}
+
+static ml_kernel *finish(attention_printer *p, const char *const *bodies, int count,
+                         const char *label) {
+    ml_text body = {.arena = p->text.arena};
+    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
+    return template_kernel(&p->text, body.text, label, p->step->read_count + p->step->write_count);
+}
+
+/* Scores are exponentiated in base 2: `unit` turns a score into an exponent, and `natural` the
+ * largest score into a logarithm. Without a score function the scale is part of both. */
+static void set_units(attention_printer *p) {
+    const ml_attention_step *a = p->a;
+    ml_template *t = &p->text;
+    bool scored = a->args.score != 0;
+    double log2e = 1.4426950408889634;
+    set(p, "scored", scored);
+    template_set(t, "unit", "%.9ef", scored ? log2e : a->args.scale * log2e);
+    template_set(t, "natural", "%.9ef", scored ? 1.0 : a->args.scale);
+    bool clamped = p->captured > 0;
+    template_set_text(t, "clamp_key", clamped ? "kv = kv < ${kv_seq} ? kv : ${kv_seq} - 1;" : "");
+    template_set_text(t, "clamp_query", clamped ? "qi = qi < ${seq} ? qi : ${seq} - 1;" : "");
+}
+
+static void print_backward(attention_printer *p, int64_t head_width, int64_t value_width) {
+    const ml_attention_step *a = p->a;
+    int64_t hs = head_width + 8, vs = value_width + 8;
+    bool large = head_width > 64 || value_width > 64;
+    int64_t bn = large ? 32 : 64, stage = bn * (hs + vs) * 2;
+    set(p, "bn", bn);
+    set(p, "stage_bytes", stage);
+    const char *const queries[] = {common_text, slopes_text, queries_text};
+    ml_kernel *dq = finish(p, queries, 3, "attention_grad dq");
+    template_launch(dq, (a->seq + 127) / 128, a->heads, p->batches, 128,
+                    128 * (hs + vs) * 2 + 2 * stage + 1024);
+    int64_t kt = large ? 1 : 2, bq = large ? 64 : 32;
+    bn = 64 * kt;
+    stage = bq * (hs + vs) * 2;
+    set(p, "bn", bn);
+    set(p, "kt", kt);
+    set(p, "bq", bq);
+    set(p, "stage_bytes", stage);
+    const char *const keys[] = {common_text, slopes_text, keys_text};
+    ml_kernel *dkv = finish(p, keys, 3, "attention_grad dk dv");
+    template_launch(dkv, (a->kv_seq + bn - 1) / bn, a->kv_heads, p->batches, 128,
+                    bn * (hs + vs) * 2 + 2 * stage + 4 * bq * 4);
+    p->step->kernel = dq;
+    dq->next = dkv;
+}
+
+bool template_attention_mma(attention_printer *p) {
+    if (!serves(p)) return false;
+    const ml_attention_step *a = p->a;
+    int64_t head_width = attention_round_up(a->head_dim, 16);
+    int64_t value_width = attention_round_up(a->value_dim, 16);
+    int64_t hs = head_width + 8, vs = value_width + 8, ws = hs > vs ? hs : vs, bn = 64;
+    set_units(p);
+    set(p, "hw", head_width);
+    set(p, "vw", value_width);
+    set(p, "hs", hs);
+    set(p, "vs", vs);
+    set(p, "ws", ws);
+    if (a->backward) {
+        print_backward(p, head_width, value_width);
+        return true;
+    }
+    set(p, "bn", bn);
+    set(p, "stage_bytes", bn * (hs + vs) * 2);
+    const char *const bodies[] = {common_text, forward_text};
+    p->step->kernel = finish(p, bodies, 2, "attention");
+    template_launch(p->step->kernel, (a->seq + 127) / 128, a->heads, p->batches, 128,
+                    128 * ws * 2 + 2 * bn * (hs + vs) * 2);
+    return true;
+}
