@@ -118,7 +118,10 @@ static void place_body(void *context) {
     call->bytes = place_blocks(block, blocks, steps, call->scratch);
     for (uint32_t i = 0; i < count; i++) {
         ml_storage *storage = &s->storages.at[i];
-        if (storage->kind == ML_STORAGE_TEMPORARY) storage->offset = block[block_of[i]].offset;
+        if (storage->kind != ML_STORAGE_TEMPORARY) continue;
+        storage->offset = block[block_of[i]].offset;
+        /* For the accounts, what is taken over in place ends before the step that does so. */
+        if (heir[i] != NO_STORAGE) storage->last--;
     }
 }
 
@@ -162,8 +165,7 @@ static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
     return peak;
 }
 
-/* Storages that follow one another in place both count at the step in which they do so; what the
- * accounts of temporaries say beyond (or below) the arena's size is settled with the workspace. */
+/* The space between blocks counts as workspace. */
 void memory_account(ml_plan *plan) {
     const ml_schedule *s = plan->schedule;
     plan->peak_step = peak_find(s, plan->arena);
@@ -187,15 +189,6 @@ void memory_account(ml_plan *plan) {
         else
             others += bytes;
     }
-    int64_t *activations = &plan->kind_bytes[ML_MEMORY_ACTIVATIONS];
-    int64_t *workspace = &plan->kind_bytes[ML_MEMORY_WORKSPACE];
-    int64_t slack = plan->arena_bytes - temporaries;
-    *workspace += plan->library_bytes;
-    if (slack >= 0)
-        *workspace += slack;
-    else if (*activations >= -slack)
-        *activations += slack;
-    else
-        plan->kind_bytes[ML_MEMORY_GRADIENTS] += slack;
+    plan->kind_bytes[ML_MEMORY_WORKSPACE] += plan->library_bytes + plan->arena_bytes - temporaries;
     plan->peak_bytes = others + plan->arena_bytes + plan->library_bytes;
 }
