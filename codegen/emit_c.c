@@ -23,8 +23,9 @@ typedef struct {
     emitter *e;
     bool elementwise, chunked;
     int lanes;
-    int outer;  /* loops that are counted outside of the passes: 0 .. outer-1 */
-    bool whole; /* every segment is a multiple of `lanes` long */
+    int outer;           /* loops that are counted outside of the passes: 0 .. outer-1 */
+    const char *counter; /* type of the innermost loop's variable */
+    bool whole;          /* every segment is a multiple of `lanes` long */
 } printer;
 
 static bool is_partial(const ml_inst *inst) {
@@ -116,13 +117,15 @@ static void print_combine(const printer *p, int i, const char *to, const char *c
     const ml_inst *inst = &e->ir->inst[i];
     const char *value = emit_name(e, inst->src[0]);
     const char *suffix = ml_dtypes[accumulator_dtype(p, i)].suffix;
+    const char *lane = p->lanes > 1 ? "l" : "0";
     if (inst->op == ML_OP_SUM)
         ml_text_add(&e->text, "%s += %s;\n", to, value);
     else if (inst->op == ML_OP_ARGMAX)
         ml_text_add(&e->text,
-                    "{ const int better = j%d[l] < 0 | %s > %s | (%s != %s & %s == %s);\n"
-                    "%s = better ? %s : %s; j%d[l] = better ? (%s)(%s) : j%d[l]; }\n",
-                    i, value, to, value, value, to, to, to, value, to, i, index_type(p), column, i);
+                    "{ const int better = j%d[%s] < 0 | %s > %s | (%s != %s & %s == %s);\n"
+                    "%s = better ? %s : %s; j%d[%s] = better ? (%s)(%s) : j%d[%s]; }\n",
+                    i, lane, value, to, value, value, to, to, to, value, to, i, lane, index_type(p),
+                    column, i, lane);
     else
         ml_text_add(&e->text, "%s = ml_%s_%s(%s, %s);\n", to, inst->op == ML_OP_MAX ? "max" : "min",
                     suffix, to, value);
@@ -131,13 +134,22 @@ static void print_combine(const printer *p, int i, const char *to, const char *c
 static void print_reduce(const printer *p, int i) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
-    const char *to = ml_arena_format(e->arena, is_row_partial(p, i) ? "a%d[0]" : "a%d[l]", i);
+    bool one = is_row_partial(p, i) || p->lanes == 1;
+    const char *to = ml_arena_format(e->arena, one ? "a%d[0]" : "a%d[l]", i);
     if (is_column(p, inst)) to = ml_arena_format(e->arena, "c%d[%s]", i, column_text(p));
     print_combine(p, i, to, column_text(p));
 }
 
 static bool is_carried(const emitter *e, int i, int stage) {
     return e->buffered[i] && e->stage[i] < stage;
+}
+
+/* The innermost index as i32 counts in 32 bits: converting 64-bit vectors would cost more. */
+static bool is_narrow_index(const printer *p, const ml_inst *inst) {
+    const ml_inst *from = &p->e->ir->inst[inst->src[0]];
+    return inst->kind == ML_INST_MAP && inst->op == ML_OP_CAST && inst->dtype == ML_I32 &&
+           from->kind == ML_INST_INDEX && from->operand == p->e->inner &&
+           strcmp(p->counter, "int") == 0 && strcmp(p->e->index[p->e->inner], "0LL") != 0;
 }
 
 static void print_instruction(const printer *p, int i, int stage) {
@@ -152,7 +164,11 @@ static void print_instruction(const printer *p, int i, int stage) {
     case ML_INST_LOAD: print_load(p, i); break;
     case ML_INST_STORE: print_store(p, inst); break;
     case ML_INST_REDUCE: print_reduce(p, i); break;
-    default: emit_value(e, &e->text, i); break;
+    default:
+        if (is_narrow_index(p, inst))
+            ml_text_add(&e->text, "const int v%d = (int)b + l;\n", i);
+        else
+            emit_value(e, &e->text, i);
     }
     if (e->buffered[i]) ml_text_add(&e->text, "k%d[%s] = v%d;\n", i, column_text(p), i);
 }
@@ -186,18 +202,15 @@ static void print_vector_loop(const printer *p, int stage, const char *low, cons
         else
             ml_text_add(&e->text, "const int m = %s - b < %d ? (int)(%s - b) : %d;\n", high,
                         p->lanes, high, p->lanes);
-        ml_text_add(&e->text,
-                    "#pragma GCC ivdep\nfor (int l = 0; l < m; l++) {\nconst long long i%d = b + "
-                    "l;\n",
-                    n);
-        print_place(p, stage, n, false);
-        ml_text_add(&e->text, "}\n}\n");
-        return;
+    } else {
+        ml_text_add(&e->text, "{\nconst long long b = %s;\nconst %s m = (%s)(%s - b);\n", low,
+                    p->counter, p->counter, high);
     }
-    ml_text_add(&e->text, "#pragma GCC ivdep\nfor (long long i%d = %s; i%d < %s; i%d++) {\n%s", n,
-                low, n, high, n, has_lanes(p, stage) ? "enum { l = 0 };\n" : "");
+    ml_text_add(&e->text,
+                "#pragma GCC ivdep\nfor (%s l = 0; l < m; l++) {\nconst long long i%d = b + l;\n",
+                p->counter, n);
     print_place(p, stage, n, false);
-    ml_text_add(&e->text, "}\n");
+    ml_text_add(&e->text, "}\n}\n");
 }
 
 static void print_accumulator(const printer *p, int i) {
@@ -463,6 +476,8 @@ void emit_c(emitter *e) {
     printer p = {.e = e, .elementwise = ir->row_loops == ir->loop_count, .chunked = ir->chunks > 0};
     p.outer = p.elementwise ? ir->loop_count - 1 : ir->row_loops;
     p.lanes = choose_lanes(ir->size[e->inner], p.elementwise && p.outer == 0);
+    bool far = (p.elementwise && p.outer == 0) || ir->size[e->inner] > INT32_MAX;
+    p.counter = far ? "long long" : "int";
     p.whole = !p.elementwise && ir->size[e->inner] % p.lanes == 0;
     print_body(&p);
     set_units(&p);
