@@ -334,100 +334,24 @@ static void find_gradient_groups(state *s) {
 /* ---- Order -------------------------------------------------------------------------------------
  */
 
-typedef struct {
-    ml_ref *heap; /* the least on top */
-    uint32_t count;
-} ready_heap;
-
-static void heap_push(ready_heap *h, ml_ref n) {
-    uint32_t at = h->count++;
-    for (; at > 0 && h->heap[(at - 1) / 2] > n; at = (at - 1) / 2)
-        h->heap[at] = h->heap[(at - 1) / 2];
-    h->heap[at] = n;
-}
-
-static ml_ref heap_pop(ready_heap *h) {
-    ml_ref top = h->heap[0], last = h->heap[--h->count];
-    uint32_t at = 0;
-    for (;;) {
-        uint32_t child = 2 * at + 1;
-        if (child >= h->count) break;
-        if (child + 1 < h->count && h->heap[child + 1] < h->heap[child]) child++;
-        if (h->heap[child] >= last) break;
-        h->heap[at] = h->heap[child];
-        at = child;
-    }
-    if (h->count) h->heap[at] = last;
-    return top;
-}
-
 static ml_ref bias_in(const state *s, const group *g, int i) {
     ml_ref addition = g->biased[i];
     return left_of(s, addition) == g->members[i] ? right_of(s, addition) : left_of(s, addition);
 }
 
-/* Edges source -> user: those of the graph, and from every right operand and bias of a group to
- * all of its members (their additions, where they have biases). */
-typedef void edge_body(void *context, ml_ref source, ml_ref user);
-static void each_edge(const state *s, edge_body *body, void *context) {
+/* From every right operand and bias of a group to all of its members (their additions, where they
+ * have biases). */
+static void group_edges(void *context, rewrite_edge *edge, void *edges) {
+    const state *s = context;
     for (ml_ref n = 1; n < s->r->count; n++) {
-        if (!s->r->users[n]) continue;
-        for (int i = 0; i < node_of(s, n)->source_count; i++)
-            body(context, ml_graph_source(s->r->from, n, i), n);
-        if (!s->group_of[n]) continue;
+        if (!s->r->users[n] || !s->group_of[n]) continue;
         const group *g = &s->groups.at[s->group_of[n] - 1];
         for (int i = 0; i < g->count; i++) {
-            body(context, right_of(s, g->members[i]), n);
-            body(context, left_of(s, g->members[i]), n);
-            if (g->biased[i]) body(context, bias_in(s, g, i), n);
+            edge(edges, right_of(s, g->members[i]), n);
+            edge(edges, left_of(s, g->members[i]), n);
+            if (g->biased[i]) edge(edges, bias_in(s, g, i), n);
         }
     }
-}
-
-typedef struct {
-    uint32_t *waits; /* by node: sources not yet visited */
-    uint32_t *first; /* by node: its first edge in `users`; count + 1 entries */
-    uint32_t *filled;
-    ml_ref *users;
-} edges;
-
-static void count_edge(void *context, ml_ref source, ml_ref user) {
-    edges *e = context;
-    e->waits[user]++;
-    e->first[source + 1]++;
-}
-
-static void fill_edge(void *context, ml_ref source, ml_ref user) {
-    edges *e = context;
-    e->users[e->first[source] + e->filled[source]++] = user;
-}
-
-/* Least first among what is ready. false where groups wait for each other. */
-static bool find_order(state *s) {
-    ml_arena *arena = s->r->scratch;
-    uint32_t count = s->r->count, live = 0, visited = 0;
-    edges e = {.waits = ML_NEW_ARRAY(arena, uint32_t, count),
-               .first = ML_NEW_ARRAY(arena, uint32_t, count + 1),
-               .filled = ML_NEW_ARRAY(arena, uint32_t, count)};
-    each_edge(s, count_edge, &e);
-    for (uint32_t i = 0; i < count; i++) e.first[i + 1] += e.first[i];
-    e.users = ML_NEW_ARRAY(arena, ml_ref, e.first[count] + 1);
-    each_edge(s, fill_edge, &e);
-    ml_ref *order = ML_NEW_ARRAY(arena, ml_ref, count);
-    ready_heap ready = {.heap = ML_NEW_ARRAY(arena, ml_ref, count)};
-    for (ml_ref n = 1; n < count; n++) {
-        if (!s->r->users[n]) continue;
-        live++;
-        if (!e.waits[n]) heap_push(&ready, n);
-    }
-    while (ready.count) {
-        ml_ref n = order[visited++] = heap_pop(&ready);
-        for (uint32_t i = e.first[n]; i < e.first[n + 1]; i++)
-            if (--e.waits[e.users[i]] == 0) heap_push(&ready, e.users[i]);
-    }
-    s->r->order = order;
-    s->r->order_count = visited;
-    return visited == live;
 }
 
 static void begin(rewrite *r) {
@@ -443,10 +367,11 @@ static void begin(rewrite *r) {
     find_forward_groups(s);
     find_sums(s);
     find_gradient_groups(s);
-    if (find_order(s)) return;
+    if (rewrite_order(r, group_edges, s)) return;
     for (ml_ref n = 1; n < r->count; n++) /* keep what never waits for a gradient */
         if (s->group_of[n] && s->groups.at[s->group_of[n] - 1].gradient) s->group_of[n] = 0;
-    if (!find_order(s)) ml_raise(ML_INTERNAL, "merged products wait for each other");
+    if (!rewrite_order(r, group_edges, s))
+        ml_raise(ML_INTERNAL, "merged products wait for each other");
 }
 
 /* ---- Building ----------------------------------------------------------------------------------

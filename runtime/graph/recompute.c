@@ -27,6 +27,7 @@ typedef struct {
     bool *table;    /* by node: made of constants and indices alone, such as rotary tables */
     uint8_t *fates;
     ml_ref *copies; /* by node of `from`: its copy in `to` */
+    ml_ref *until;  /* by node: a product that waits for the sources of this one; 0: does not */
 } state;
 
 static bool is_leaf(const state *s, ml_ref n) {
@@ -153,6 +154,88 @@ static void decide(state *s, ml_ref n) {
         if (s->fates[best.expanded[i]] != KEPT) s->fates[best.expanded[i]] = COPIED;
 }
 
+/* ---- Order -------------------------------------------------------------------------------------
+ */
+
+/* A weight gradient that multiplies a copy waits until the elementwise work that reads the same
+ * part of the forward pass is done: one kernel can then do both. So it goes right before the first
+ * product or routine after that work, where nothing on the way depends on it. */
+enum { LONGEST_WAIT = 4096, MOST_PASSED = 3 /* products that it lets go first */ };
+
+static bool multiplies_copy(const state *s, ml_ref n) {
+    if (!s->backward[n] || ml_graph_node(s->r->from, n)->op != ML_OP_DOT) return false;
+    for (int i = 0; i < 2; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        if (!s->backward[source] && s->fates[source] == COPIED) return true;
+    }
+    return false;
+}
+
+static bool is_heavy(const state *s, ml_ref n) {
+    ml_op_class op_class = ml_ops[ml_graph_node(s->r->from, n)->op].op_class;
+    return op_class == ML_CLASS_CONTRACT || op_class == ML_CLASS_ROUTINE;
+}
+
+/* Whether n depends on any marked node; if so it is marked too. */
+static bool taint(const state *s, ml_ref n, ml_ref first, uint8_t *tainted) {
+    for (int i = 0; i < ml_graph_node(s->r->from, n)->source_count; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        if (source >= first && tainted[source - first]) tainted[n - first] = 1;
+    }
+    return tainted[n - first];
+}
+
+/* Whether backward node n reads a forward tensor of about the size of `like`. */
+static bool reads_forward(const state *s, ml_ref n, ml_ref like) {
+    const ml_graph *g = s->r->from;
+    int64_t elements = ml_type_elements(ml_graph_type(g, like));
+    for (int i = 0; i < ml_graph_node(g, n)->source_count; i++) {
+        ml_ref source = ml_graph_source(g, n, i);
+        if (!s->backward[source] && !s->weight[source] &&
+            ml_type_elements(ml_graph_type(g, source)) >= elements / 2)
+            return true;
+    }
+    return false;
+}
+
+static void find_wait(state *s, ml_ref n, uint8_t *tainted) {
+    memset(tainted, 0, LONGEST_WAIT);
+    tainted[0] = 1;
+    ml_ref left = ml_graph_source(s->r->from, n, 0), right = ml_graph_source(s->r->from, n, 1);
+    ml_ref copied = !s->backward[left] && s->fates[left] == COPIED ? left : right;
+    bool shared = false;
+    int passed = 0;
+    for (ml_ref next = n + 1; next < s->r->count && next - n < LONGEST_WAIT; next++) {
+        if (!s->r->users[next]) continue;
+        bool depends = taint(s, next, n, tainted);
+        if (!is_heavy(s, next)) {
+            shared = shared || (s->backward[next] && reads_forward(s, next, copied));
+        } else if (shared && !multiplies_copy(s, next)) {
+            s->until[n] = depends ? 0 : next;
+            return;
+        } else if (++passed > MOST_PASSED)
+            return;
+    }
+}
+
+static void wait_edges(void *context, rewrite_edge *edge, void *edges) {
+    const state *s = context;
+    for (ml_ref n = 1; n < s->r->count; n++) {
+        if (!s->until[n]) continue;
+        int count = ml_graph_node(s->r->from, s->until[n])->source_count;
+        for (int i = 0; i < count; i++) edge(edges, ml_graph_source(s->r->from, s->until[n], i), n);
+    }
+}
+
+static void find_order(state *s) {
+    rewrite *r = s->r;
+    s->until = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    uint8_t *tainted = ML_NEW_ARRAY(r->scratch, uint8_t, LONGEST_WAIT);
+    for (ml_ref n = 1; n < r->count; n++)
+        if (r->users[n] && multiplies_copy(s, n)) find_wait(s, n, tainted);
+    if (!rewrite_order(r, wait_edges, s)) r->order = NULL; /* they wait for each other */
+}
+
 static void begin(rewrite *r) {
     state *s = r->context;
     s->r = r;
@@ -165,6 +248,7 @@ static void begin(rewrite *r) {
     find_needs(s);
     for (ml_ref n = 1; n < r->count; n++)
         if (s->fates[n] == NEEDED) decide(s, n);
+    find_order(s);
 }
 
 /* ---- Copies ---------------------------------------------------------------------------------- */

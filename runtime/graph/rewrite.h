@@ -30,6 +30,12 @@ typedef struct {
 typedef ml_ref rewrite_rule(rewrite *r, ml_ref node, const ml_ref *sources);
 ml_ref rewrite_copy(rewrite *r, ml_ref node, const ml_ref *sources);
 
+/* Set r->order, for `begin`: ascending, except for what extra edges make wait (rewrite_order.c).
+ * `extra` calls edge(edges, source, user) for each, twice over. false where they form a cycle. */
+typedef void rewrite_edge(void *edges, ml_ref source, ml_ref user);
+bool rewrite_order(rewrite *r, void (*extra)(void *context, rewrite_edge *edge, void *edges),
+                   void *context);
+
 /* Run a pass: `begin` (may be NULL) once users are counted, then `rule` for every live node. */
 ml_graph *rewrite_run(const ml_graph *from, ml_roots *roots, void (*begin)(rewrite *r),
                       rewrite_rule *rule, void *context);
