@@ -7,7 +7,7 @@
 
 /* Run the passes over the roots and lower the result: sets plan->graph, roots and schedule. */
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
-                  const ml_target *target);
+                  const ml_target *target, bool recompute);
 /* Let every update end up in its state: in place where that is safe, else by a copy at the end. */
 void plan_assign(ml_plan *plan);
 /* Fill in the byte counts of the plan once the temporaries are placed. */

@@ -72,7 +72,7 @@ static void count_flops(ml_plan *plan) {
 }
 
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
-                  const ml_target *target) {
+                  const ml_target *target, bool recompute) {
     ml_roots *r = &plan->roots;
     bool gpu = target->kind == ML_TARGET_CUDA;
 
@@ -83,6 +83,7 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
     pass_done(plan, ml_simplify(plan->graph, r), "simplify");
     pass_done(plan, ml_decompose(plan->graph, r, target->longest_materialized), "decompose");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify2");
+    if (recompute) pass_done(plan, ml_recompute(plan->graph, r), "recompute");
     /* Merged weights are written side by side by the casts that a GPU makes of them anyway. The
      * CPU computes with the f32 states themselves, which would have to be copied at each step. */
     if (gpu && !target->no_fuse) {

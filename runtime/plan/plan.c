@@ -42,16 +42,24 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
 }
 
 typedef struct {
-    ml_plan *plan;
+    ml_plan **plan;
     const ml_graph *from;
     const ml_roots *roots;
     const ml_target *target;
+    bool recompute;
 } plan_call;
 
-static void plan_body(void *context) {
+static void plan_make(void *context) {
     plan_call *call = context;
-    ml_plan *plan = call->plan;
-    plan_compile(plan, call->from, call->roots, call->target);
+    ml_arena *arena = ml_arena_new();
+    ml_plan *plan = arena != NULL ? ml_alloc(sizeof *plan) : NULL;
+    if (plan == NULL) {
+        if (arena != NULL) ml_arena_free(arena);
+        ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
+    }
+    plan->arena = arena;
+    *call->plan = plan;
+    plan_compile(plan, call->from, call->roots, call->target, call->recompute);
     plan_assign(plan);
     plan->arena_bytes = ml_memory_place(plan->schedule, plan->roots.output_count);
     plan->library_bytes = ml_library_workspace(plan->schedule);
@@ -59,20 +67,29 @@ static void plan_body(void *context) {
     plan->hash = hash_schedule(plan->schedule, hash_graph(plan->graph, 0));
 }
 
+/* Another plan, which computes some values twice rather than keep them: taken where it is smaller.
+ */
+static void plan_smaller(const plan_call *first) {
+    ml_plan *other = NULL;
+    plan_call call = *first;
+    call.plan = &other;
+    call.recompute = true;
+    ml_status status = ml_protect(plan_make, &call);
+    if (status == ML_OK && other->peak_bytes < (*first->plan)->peak_bytes) {
+        ml_plan *kept = other;
+        other = *first->plan;
+        *first->plan = kept;
+    }
+    ml_plan_free(other);
+    if (status != ML_OK) ml_raise_last();
+}
+
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
                  ml_plan **plan) {
     *plan = NULL;
-    ml_arena *arena = ml_arena_new();
-    if (arena == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
-    ml_plan *made = ml_alloc(sizeof *made);
-    if (made == NULL) {
-        ml_arena_free(arena);
-        ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
-    }
-    made->arena = arena;
-    *plan = made;
-    plan_call call = {made, from, roots, target};
-    plan_body(&call);
+    plan_call call = {plan, from, roots, target, false};
+    plan_make(&call);
+    if (target->memory_bytes > 0 && (*plan)->peak_bytes > target->memory_bytes) plan_smaller(&call);
 }
 
 void ml_plan_free(ml_plan *plan) {
