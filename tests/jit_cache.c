@@ -1,0 +1,130 @@
+/* The kernel cache, and what the compilers say about kernels that do not compile. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "codegen/jit.h"
+#include "tests/test.h"
+
+enum { PATH_SIZE = 1024 };
+
+/* Overwrite byte `at` (from the end where negative) of a cache entry, or cut it there. */
+static void damage(uint64_t key[2], const char *suffix, long at, bool cut) {
+    char path[PATH_SIZE];
+    REQUIRE(ml_cache_file(key, suffix, path, sizeof path) == ML_OK);
+    if (cut) {
+        REQUIRE(truncate(path, at) == 0);
+        return;
+    }
+    FILE *file = fopen(path, "r+");
+    REQUIRE(file != NULL);
+    fseek(file, at, at < 0 ? SEEK_END : SEEK_SET);
+    int old = fgetc(file);
+    fseek(file, -1, SEEK_CUR);
+    fputc(old ^ 0x55, file);
+    fclose(file);
+}
+
+TEST(jit, cache_keeps_and_checks) {
+    uint64_t key[2] = {0x1234, (uint64_t)getpid()};
+    char text[] = "sixteen bytes or more of a kernel", path[PATH_SIZE];
+    void *bytes;
+    int64_t size;
+    CHECK_STATUS(ml_cache_read(key, "test", &bytes, &size), ML_IO);
+    CHECK_STATUS(ml_cache_write(key, "test", text, sizeof text), ML_OK);
+    CHECK_STATUS(ml_cache_read(key, "test", &bytes, &size), ML_OK);
+    CHECK_EQ_INT(size, (int64_t)sizeof text);
+    CHECK_TEXT((char *)bytes, text);
+    ml_free(bytes);
+    const long places[] = {0, 20, -1, -12};
+    for (int i = 0; i < 6; i++) {
+        CHECK_STATUS(ml_cache_write(key, "test", text, sizeof text), ML_OK);
+        damage(key, "test", i < 4 ? places[i] : i == 4 ? 10 : 0, i >= 4);
+        CHECK_STATUS(ml_cache_read(key, "test", &bytes, &size), ML_IO);
+        CHECK_STATUS(ml_cache_file(key, "test", path, sizeof path), ML_OK);
+        CHECK(access(path, F_OK) != 0); /* a damaged entry is removed */
+    }
+}
+
+TEST(jit, cache_is_private) {
+    char path[PATH_SIZE];
+    struct stat about;
+    REQUIRE(ml_cache_path(path, sizeof path) == ML_OK);
+    REQUIRE(stat(path, &about) == 0);
+    CHECK_EQ_INT(about.st_uid, geteuid());
+    CHECK_EQ_INT(about.st_mode & 022, 0);
+}
+
+static ml_kernel kernel_of(ml_arena *arena, const char *name, const char *body) {
+    ml_kernel kernel = {.entry = name, .label = "test kernel"};
+    kernel.source = ml_arena_format(
+        arena,
+        "void %s(char *const *p, const long long *s, long long begin, long long end)\n{%s}\n", name,
+        body);
+    kernel.key = ml_hash(kernel.source, strlen(kernel.source), 0);
+    return kernel;
+}
+
+TEST(jit, kernels_share_batches_and_sources) {
+    enum { COUNT = 23 };
+    ml_arena *arena = ml_arena_new();
+    ml_kernel kernels[COUNT], *list[COUNT];
+    ml_c_function *functions[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        int number = i % 20; /* the last three are copies */
+        kernels[i] =
+            kernel_of(arena, ml_arena_format(arena, "kernel_%d_%d", number, getpid()),
+                      ml_arena_format(arena, "((int *)p[0])[0] = %d + (int)begin;", number));
+        list[i] = &kernels[i];
+    }
+    ml_pool *pool = ml_pool_new(2);
+    for (int round = 0; round < 2; round++) { /* compiled, then from the cache */
+        ml_jit_c *jit;
+        REQUIRE(ml_jit_c_load(list, COUNT, round == 0 ? pool : NULL, &jit, functions) == ML_OK);
+        for (int i = 0; i < COUNT; i++) {
+            int result = 0;
+            char *pointers[] = {(char *)&result};
+            functions[i](pointers, NULL, 100, 101);
+            CHECK_EQ_INT(result, 100 + i % 20);
+        }
+        CHECK(functions[20] == functions[0]);
+        ml_jit_c_free(jit);
+    }
+    ml_pool_free(pool);
+    ml_arena_free(arena);
+}
+
+TEST(jit, failing_kernel_is_kept) {
+    ml_arena *arena = ml_arena_new();
+    ml_kernel kernel = kernel_of(arena, "broken", "no_such_thing = 1;"), *list = &kernel;
+    ml_c_function *function;
+    ml_jit_c *jit;
+    CHECK_STATUS(ml_jit_c_load(&list, 1, NULL, &jit, &function), ML_COMPILE);
+    CHECK(jit == NULL);
+    const char *text = ml_error_last()->text, *path = strstr(text, "source in ");
+    CHECK(strstr(text, "test kernel") != NULL && strstr(text, "no_such_thing") != NULL);
+    CHECK(path != NULL);
+    if (path != NULL) {
+        const char *name = ml_arena_format(arena, "%.*s", (int)strcspn(path + 10, ":"), path + 10);
+        CHECK(access(name, R_OK) == 0);
+        unlink(name);
+    }
+    ml_arena_free(arena);
+}
+
+TEST(jit, failing_cuda_kernel_is_kept) {
+    char description[128];
+    if (ml_jit_cuda_describe(description, sizeof description) != ML_OK) return; /* no NVRTC */
+    ml_kernel kernel = {.entry = "broken",
+                        .label = "test kernel",
+                        .source = "extern \"C\" __global__ void broken() { no_such_thing = 1; }"};
+    ml_kernel *list = &kernel;
+    const void *image;
+    int64_t size;
+    ml_jit_cuda *jit;
+    CHECK_STATUS(ml_jit_cuda_compile(&list, 1, 90, NULL, &jit, &image, &size), ML_COMPILE);
+    CHECK(jit == NULL);
+    CHECK(strstr(ml_error_last()->text, "no_such_thing") != NULL);
+    CHECK(strstr(ml_error_last()->text, "broken.cu") != NULL);
+}
