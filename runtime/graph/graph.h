@@ -181,6 +181,7 @@ typedef struct {
     int output_count;
     ml_update *updates;
     int update_count;
+    const char *name; /* for dumps and messages; may be NULL */
 } ml_roots;
 /* A new graph with only what the roots reach, which shares axis, state, input and origin tables
  * with `from` (`from` must outlive it). *roots is rewritten in place. */

@@ -7,22 +7,18 @@
 #include "runtime/base/knobs.h"
 #include "runtime/graph/passes.h"
 
-/* Print the graph where MLUA_DUMP=pass asks for it; with @text, only the lines that hold text
- * (a module path, a file, a name). */
+/* Print the graph where MLUA_DUMP=pass or pass@program asks for it. */
 static void pass_dump(const ml_plan *plan, const char *pass) {
-    const char *wanted = ml_knobs()->dump, *filter = wanted ? strchr(wanted, '@') : NULL;
+    const char *wanted = ml_knobs()->dump, *at = wanted ? strchr(wanted, '@') : NULL;
     if (wanted == NULL) return;
-    size_t length = filter ? (size_t)(filter - wanted) : strlen(wanted);
+    size_t length = at ? (size_t)(at - wanted) : strlen(wanted);
     if (strlen(pass) != length || strncmp(pass, wanted, length) != 0) return;
+    const char *name = plan->roots.name ? plan->roots.name : "";
+    if (at != NULL && strcmp(at + 1, name) != 0) return;
     ml_text out = {.arena = plan->arena};
     ml_graph_print(plan->graph, &plan->roots, &out);
-    fprintf(stderr, "-- %s: %u nodes\n", pass, ml_graph_count(plan->graph) - 1);
-    for (char *line = out.text; line != NULL && *line != 0;) {
-        char *end = strchr(line, '\n');
-        if (end != NULL) *end = 0;
-        if (filter == NULL || strstr(line, filter + 1) != NULL) fprintf(stderr, "%s\n", line);
-        line = end ? end + 1 : NULL;
-    }
+    fprintf(stderr, "-- %s of program \"%s\": %u nodes\n%s", pass, name,
+            ml_graph_count(plan->graph) - 1, out.text ? out.text : "");
 }
 
 /* The plan goes on with `graph`, which pass `name` made from the one it has. */
@@ -60,6 +56,7 @@ static void updates_conform(ml_plan *plan) {
 static void roots_copy(ml_plan *plan, const ml_roots *from) {
     ml_roots *to = &plan->roots;
     *to = *from;
+    if (from->name != NULL) to->name = ml_arena_copy(plan->arena, from->name, strlen(from->name));
     to->outputs = ML_NEW_ARRAY(plan->arena, ml_ref, (size_t)from->output_count + 1);
     to->updates = ML_NEW_ARRAY(plan->arena, ml_update, (size_t)from->update_count + 1);
     for (int i = 0; i < from->output_count; i++) to->outputs[i] = from->outputs[i];
