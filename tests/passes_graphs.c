@@ -560,3 +560,74 @@ static void check_error(fixture *f) {
 TEST(passes, gradient_of_a_vector) {
     fixture_run(check_error, 3);
 }
+
+/* ---- Twice, not at all, and without memory
+ * ------------------------------------------------------- */
+
+static void check_second(fixture *f) {
+    snprintf(f->label, sizeof f->label, "second derivatives");
+    ml_ref x = fixture_input(f, ML_F64, "b2 d3", 0.5, 2),
+           w = fixture_input(f, ML_F64, "d3 e2", -1, 1);
+    ml_axis d = AXIS("d");
+    ml_ref y = ml_dot(f->g, MAP2(MUL, MAP1(SIN, x), MAP1(LOG, x)), w, &d, 1, ML_F64);
+    ml_ref gradient, gated = MAP2(MUL, MAP1(TANH, y), MAP1(SIGMOID, y));
+    ml_autodiff(f->g, fixture_loss(f, gated), &x, 1, &gradient);
+    fixture_check_gradients(f, fixture_loss(f, gradient));
+}
+
+TEST(passes, second_derivatives) {
+    fixture_run(check_second, 12);
+}
+
+static void check_stopped(fixture *f) {
+    ml_ref x = fixture_input(f, ML_F64, "d3", -1, 1), y = fixture_input(f, ML_F64, "d3", -1, 1);
+    ml_ref wrt[3] = {x, y, fixture_index(f, "d3", 4)}, gradients[3];
+    ml_ref product = MAP2(MUL, x, MAP1(STOP_GRADIENT, y));
+    ml_autodiff(f->g, fixture_loss(f, product), wrt, 3, gradients);
+    CHECK(gradients[0] != 0);
+    CHECK_EQ_INT(gradients[1], 0);
+    CHECK_EQ_INT(gradients[2], 0);
+    for (int i = 0; i < 3; i++) {
+        double weight = f->inputs[3][i];
+        CHECK_NEAR(fixture_value(f, f->g, gradients[0])[i], f->inputs[1][i] * weight, 1e-12);
+    }
+}
+
+TEST(passes, stop_gradient) {
+    fixture_run(check_stopped, 13);
+}
+
+static ml_graph *made[4];
+
+static ml_graph *decompose_short(const ml_graph *from, ml_roots *roots) {
+    return ml_decompose(from, roots, 512);
+}
+
+static void everything(void *context) {
+    static ml_graph *(*const passes[])(const ml_graph *, ml_roots *) = {
+        ml_simplify, decompose_short, ml_merge_dots, ml_recompute};
+    fixture *f = context;
+    f->g = ml_graph_new();
+    block b = build_block(f, ML_BF16);
+    ml_roots roots = {.outputs = block_roots(f, &b), .output_count = b.weight_count + 1};
+    for (int i = 0; i < 4; i++) made[i] = passes[i](i ? made[i - 1] : f->g, &roots);
+    (void)fixture_value(f, made[3], roots.outputs[0]);
+}
+
+/* Whichever allocation fails, the error says so and nothing leaks. */
+TEST(passes, out_of_memory) {
+    bool done = false;
+    for (int64_t n = 1; !done; n += 1 + n / 8) {
+        int64_t before = ml_live_blocks();
+        fixture f = {.random = 7, .arena = ml_arena_new()};
+        ml_memory_fail_at(n);
+        ml_status status = ml_protect(everything, &f);
+        ml_memory_fail_at(0);
+        done = status == ML_OK;
+        if (!done) CHECK_EQ_INT(status, ML_NO_MEMORY);
+        for (int i = 0; i < 4; i++) ml_graph_free(made[i]), made[i] = NULL;
+        ml_graph_free(f.g);
+        ml_arena_free(f.arena);
+        CHECK_EQ_INT(ml_live_blocks(), before);
+    }
+}
