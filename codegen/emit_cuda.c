@@ -60,13 +60,14 @@ static void print_store(const cuda_shape *s, int i) {
     if (inst->guard != ML_NO_INST && !cuda_stores_pack(s, i))
         ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
     if (cuda_stores_pack(s, i))
-        ml_text_add(&e->text, "u%d.e[k] = ", i);
+        ml_text_add(&e->text, memory == ML_BF16 ? "u%d[k] = " : "u%d.e[k] = ", i);
     else
         ml_text_add(&e->text, "*(%s) = ", access_text(s, inst, false));
-    if (memory == ML_BF16)
+    if (memory == ML_BF16 && !cuda_stores_pack(s, i))
         ml_text_add(&e->text, "ml_store_bf16((float)%s);\n", value);
     else
-        ml_text_add(&e->text, "(%s)%s;\n", emit_memory_type(memory), value);
+        ml_text_add(&e->text, "(%s)%s;\n", memory == ML_BF16 ? "float" : emit_memory_type(memory),
+                    value);
 }
 
 static ml_dtype accumulator_dtype(const cuda_shape *s, int i) {
@@ -144,7 +145,10 @@ static void print_pack_body(const cuda_shape *s, int stage) {
             add_type(&e->text, s, ir->inst[i].operand);
             print_pack_load(s, i, ml_arena_format(e->arena, " q%d", i));
         }
-        if (e->need[stage][i] && cuda_stores_pack(s, i)) {
+        if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
+        if (ir->operand[ir->inst[i].operand].dtype == ML_BF16) {
+            ml_text_add(&e->text, "float u%d[%d];\n", i, s->vec);
+        } else {
             add_type(&e->text, s, ir->inst[i].operand);
             ml_text_add(&e->text, " u%d;\n", i);
         }
@@ -157,9 +161,11 @@ static void print_pack_body(const cuda_shape *s, int stage) {
         const ml_inst *inst = &ir->inst[i];
         if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
         if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
-        ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, u%d);\n",
-                    emit_memory_type((ml_dtype)ir->operand[inst->operand].dtype), s->vec,
-                    access_text(s, inst, true), i);
+        ml_dtype memory = (ml_dtype)ir->operand[inst->operand].dtype;
+        const char *value = ml_arena_format(
+            e->arena, memory == ML_BF16 ? "ml_round_pack<%2$d>(u%1$d)" : "u%1$d", i, s->vec);
+        ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, %s);\n", emit_memory_type(memory), s->vec,
+                    access_text(s, inst, true), value);
     }
 }
 
@@ -460,6 +466,20 @@ static void set_launch(const cuda_shape *s) {
     out->scalar[1] = e->ir->chunks;
 }
 
+/* Whether every float element that the kernel writes is rounded to bf16. */
+static bool is_quick(const cuda_shape *s) {
+    const emitter *e = s->e;
+    bool any = false;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (inst->kind != ML_INST_STORE || e->place[i] < e->inner) continue;
+        ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
+        if (memory == ML_F32 || memory == ML_F64) return false;
+        any = any || memory == ML_BF16;
+    }
+    return any;
+}
+
 void emit_cuda(emitter *e) {
     const ml_kernel_ir *ir = e->ir;
     cuda_shape s = {.e = e};
@@ -474,10 +494,14 @@ void emit_cuda(emitter *e) {
         print_rows(&s);
     ml_text_add(&e->text, "}\n");
     set_launch(&s);
+    const char *quick = is_quick(&s) ? "#define ml_exp_f32 ml_quick_exp_f32\n"
+                                       "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
+                                       "#define ml_tanh_f32 ml_quick_tanh_f32\n"
+                                     : "";
     emit_finish(e,
                 ml_arena_format(e->arena,
-                                "struct ml_arguments { char *p[%d]; long long s[2]; };\nextern "
+                                "%sstruct ml_arguments { char *p[%d]; long long s[2]; };\nextern "
                                 "\"C\" __global__ void __launch_bounds__(%d) ",
-                                ir->operand_count, cuda_threads(&s)),
+                                quick, ir->operand_count, cuda_threads(&s)),
                 "(const ml_arguments a)\n{\n");
 }

@@ -98,6 +98,7 @@ static void kernel_key(const ml_kernel *kernel, int arch, uint64_t key[2]) {
     uint64_t versions[] = {(uint64_t)nvrtc.major, (uint64_t)nvrtc.minor, (uint64_t)arch};
     uint64_t hash = ml_hash(versions, sizeof versions, 2);
     hash = ml_hash(option, strlen(option), hash);
+    for (int i = 0; i < FLAG_COUNT; i++) hash = ml_hash(flags[i], strlen(flags[i]), hash);
     hash = ml_hash(prelude, strlen(prelude), hash);
     size_t length = strlen(kernel->source);
     key[0] = ml_hash(kernel->source, length, hash);
@@ -162,11 +163,12 @@ static ml_status compile_text(const ml_kernel *kernel, const char *text, int arc
     char architecture[64], name[64];
     architecture_option(arch, architecture, sizeof architecture);
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
-    const char *options[OPTION_COUNT] = {architecture, "--std=c++17", "--disable-warnings"};
+    const char *options[FLAG_COUNT + 1] = {architecture};
+    memcpy(options + 1, flags, sizeof flags);
     nvrtcProgram program;
     nvrtcResult result = nvrtc.create(&program, text, name, 0, NULL, NULL);
     if (result != NVRTC_SUCCESS) return compile_failure(kernel, NULL, nvrtc.error(result));
-    result = nvrtc.compile(program, OPTION_COUNT, options);
+    result = nvrtc.compile(program, FLAG_COUNT + 1, options);
     ml_status status = result == NVRTC_SUCCESS
                            ? take_cubin(kernel, &program, image, size)
                            : compile_failure(kernel, &program, nvrtc.error(result));

@@ -51,6 +51,9 @@ static const char *const spellings[][2] = {
     {"asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b))", "r = emulated_min(a, b)"},
     {"asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_exp2(x)"},
     {"asm(\"tanh.approx.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_tanh(x)"},
+    {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[i]) : \"f\"(v[2 * i + 1]), \"f\"(v[2 * "
+     "i]))",
+     "q.word[i] = emulated_bf16(v[2 * i + 1]) << 16 | emulated_bf16(v[2 * i])"},
     {"asm volatile(\"bar.sync %0, %1;\" : : \"r\"(team + 1), \"n\"(TEAM) : \"memory\")",
      "emulated_barrier(team + 1, TEAM)"},
 };
