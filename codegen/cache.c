@@ -114,8 +114,9 @@ ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size
     char path[PATH_SIZE];
     ml_status status = ml_cache_path(path, sizeof path);
     if (status != ML_OK) return status;
-    snprintf(out, (size_t)size, "%s/%016llx%016llx.%s", path, (unsigned long long)key[0],
-             (unsigned long long)key[1], suffix);
+    int length = snprintf(out, (size_t)size, "%s/%016llx%016llx.%s", path,
+                          (unsigned long long)key[0], (unsigned long long)key[1], suffix);
+    if (length >= size) return ml_fail(ML_IO, "the cache's path is too long: %s", path);
     return ML_OK;
 }
 

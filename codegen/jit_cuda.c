@@ -15,7 +15,12 @@
 
 #include "runtime/base/knobs.h"
 
-enum { PATH_SIZE = 1024, OPTION_COUNT = 3 };
+enum { PATH_SIZE = 1024 };
+
+/* Divisions and roots to 2 units of the last place, denormals are 0: as the CPU's kernels. */
+static const char *const flags[] = {"--std=c++17", "--ftz=true", "--prec-div=false",
+                                    "--prec-sqrt=false", "--disable-warnings"};
+enum { FLAG_COUNT = sizeof flags / sizeof *flags };
 
 /* NVRTC's functions, by the types that its header declares. */
 static struct {
