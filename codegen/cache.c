@@ -255,6 +255,8 @@ void cache_keep_if_asked(const ml_kernel *kernel, const char *prelude, const cha
     char name[128], path[PATH_SIZE];
     if (keep == NULL || keep[0] == 0) return;
     snprintf(name, sizeof name, "%s.%s", kernel->entry, extension);
+    snprintf(path, sizeof path, "%s/%s", keep, name);
+    if (access(path, F_OK) == 0) return; /* its name says what it holds */
     if (cache_keep(keep, name, prelude, &kernel->source, 1, path, sizeof path) != ML_OK)
         ml_debug(1, "%s\n", ml_error_last()->text);
 }

@@ -1,6 +1,7 @@
 /* Kernel IR to source text: what both targets share. The loops are printed by emit_c.c and
  * emit_cuda.c. */
 #include "codegen/emit.h"
+#include "codegen/cache.h"
 
 #include <string.h>
 
@@ -218,4 +219,6 @@ void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, m
         emit_cuda(&e);
     else
         emit_c(&e);
+    /* here and not only where kernels are compiled: so that `mlua check` shows them too */
+    cache_keep_if_asked(out, ml_prelude(target->kind), target->kind == ML_TARGET_CUDA ? "cu" : "c");
 }

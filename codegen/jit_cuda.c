@@ -221,6 +221,8 @@ static void compile_body(void *argument) {
     for (int i = 0; i < call->count; i++) {
         uint64_t key[2];
         if (same[i] != i) continue;
+        ml_debug(4, "%s: %s\n%s\n", call->kernels[i]->entry, call->kernels[i]->label,
+                 call->kernels[i]->source);
         cache_keep_if_asked(call->kernels[i], ml_prelude(ML_TARGET_CUDA), "cu");
         kernel_key(call->kernels[i], call->arch, key);
         if (ml_cache_read(key, "cubin", &jit->images[i], &jit->sizes[i]) != ML_OK)
