@@ -31,7 +31,7 @@ static void write_row(writer *w, const vm_entry *row, const char *owner, char se
     const char *signature = row->signature, *arrow = strstr(signature, "-> ");
     const char *end = arrow ? arrow : signature + strlen(signature);
     char names[512] = "";
-    fprintf(w->file, "---%c%s\n", toupper((unsigned char)row->doc[0]), row->doc[0] ? row->doc + 1 : "");
+    fprintf(w->file, "---%s\n", row->doc);
     for (const char *at = signature; at < end;) {
         while (at < end && isspace((unsigned char)*at)) at++;
         const char *stop = end_of_parameter(at, end), *colon = memchr(at, ':', (size_t)(stop - at));

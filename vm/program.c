@@ -160,6 +160,7 @@ static int core_program(lua_State *L)
     *p = (vm_program){0};
     luaL_setmetatable(L, vm_program_class);
     lua_getfield(L, 1, "name");
+    p->roots.name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL; /* kept by the user value */
     lua_setiuservalue(L, 2, 1);
     if (vm_option(L, 1, "outputs")) {
         if (!lua_istable(L, 3)) vm_fail(L, "{loss = t}", "a program's outputs are a table of tensors, got %s", luaL_typename(L, 3));
@@ -223,6 +224,7 @@ static const void *feed_memory(lua_State *L, int index, const ml_input *input)
 static void check_feeds(lua_State *L, int names)
 {
     int64_t count = vm_table_length(L, names);
+    luaL_checkstack(L, (int)count * 2 + 20, "too many inputs");
     for (int64_t i = 1; i <= count; i++) {
         lua_rawgeti(L, names, i);
         lua_pushvalue(L, -1);
@@ -242,7 +244,15 @@ static void check_feeds(lua_State *L, int names)
         if (known) continue;
         const char *name = luaL_tolstring(L, -1, NULL);
         vm_push_suggestion(L, name, names);
-        if (lua_isstring(L, -1)) lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
+        if (lua_isstring(L, -1)) {
+            lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
+        } else {
+            lua_pushliteral(L, "its inputs are");
+            for (int64_t i = 1; i <= count; i++) {
+                lua_rawgeti(L, names, i);
+                lua_pushfstring(L, i == 1 ? "%s %s" : "%s, %s", lua_tostring(L, -2), lua_tostring(L, -1));
+            }
+        }
         vm_fail(L, lua_tostring(L, -1), "the program has no input \"%s\"", name);
     }
 }

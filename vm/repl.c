@@ -143,8 +143,12 @@ static int load_input(lua_State *L, const char *chunk)
     const char *expression = lua_tostring(L, -1);
     int status = vm_load(L, expression, strlen(expression), chunk, 0);
     if (status != LUA_OK) {
-        lua_pop(L, 1);
+        bool open = is_incomplete(L); /* "1 +" is no statement, but may become an expression */
         status = vm_load_input(L, text, length, chunk);
+        if (status == LUA_OK || !open || is_incomplete(L))
+            lua_remove(L, -2);
+        else
+            lua_pop(L, 1);
     }
     lua_remove(L, -2);
     vm_save_source(L, chunk, text, length);

@@ -7,6 +7,7 @@
 
 static const char *const states_key = "mlua.states";   /* registry: id + 1 -> State */
 static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */
+static const char *const places_key = "mlua.places";   /* registry: id + 1 -> place in that list */
 
 static const ml_state *info_of(lua_State *L, uint32_t id)
 {
@@ -149,25 +150,26 @@ static int state_assign(lua_State *L)
     uint32_t id = self(L);
     ml_ref value = value_for(L, id, 2, "the new value");
     lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
-    lua_Integer count = (lua_Integer)lua_rawlen(L, -1), at = count + 1;
+    lua_getfield(L, LUA_REGISTRYINDEX, places_key);
     lua_createtable(L, 2, 0);
     lua_pushvalue(L, 1);
     lua_rawseti(L, -2, 1);
     vm_push_tensor(L, value);
     lua_rawseti(L, -2, 2);
     /* The last assignment counts. */
-    for (lua_Integer i = count; i >= 1 && at > count; i--) {
-        lua_rawgeti(L, -2, i);
-        lua_rawgeti(L, -1, 1);
-        if (lua_rawequal(L, -1, 1)) at = i;
-        lua_pop(L, 2);
-    }
-    lua_rawseti(L, -2, at);
+    lua_Integer at = (lua_Integer)lua_rawlen(L, -3) + 1;
+    if (lua_rawgeti(L, -2, (lua_Integer)id + 1) == LUA_TNUMBER) at = lua_tointeger(L, -1);
+    lua_pop(L, 1);
+    lua_rawseti(L, -3, at);
+    lua_pushinteger(L, at);
+    lua_rawseti(L, -2, (lua_Integer)id + 1);
     return 0;
 }
 
 static int core_take_updates(lua_State *L)
 {
+    lua_newtable(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, places_key);
     lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
     lua_newtable(L);
     lua_setfield(L, LUA_REGISTRYINDEX, updates_key);
@@ -334,7 +336,7 @@ void vm_state_register(lua_State *L)
     vm_register(L, functions);
     lua_getfield(L, -1, "tensor_methods");
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");
-    static const char *const tables[] = {states_key, updates_key, "mlua.names"};
+    static const char *const tables[] = {states_key, updates_key, places_key, "mlua.names"};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         lua_newtable(L);
         lua_setfield(L, LUA_REGISTRYINDEX, tables[i]);

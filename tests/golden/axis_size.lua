@@ -1,0 +1,2 @@
+local m = require "mlua"
+local A = m.axes { embed = 100 / 3 }

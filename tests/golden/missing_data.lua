@@ -1,0 +1,2 @@
+local core = require "mlua.core"
+core.corpus("no/such/book.txt")

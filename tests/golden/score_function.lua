@@ -1,0 +1,6 @@
+local m = require "mlua"
+local A = m.axes { batch = 2, seq = 16, heads = 2, head_dim = 8 }
+local q = m.input("q", { A.batch, A.seq, A.heads, A.head_dim })
+m.attention(q, q, q, { score = function(s, i)
+  return s - s:max("kv_seq")
+end })

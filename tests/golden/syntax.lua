@@ -1,0 +1,3 @@
+local m = require "mlua"
+local x = m.axes { batch = 8 
+print(x)

@@ -1,0 +1,2 @@
+local m = require "mlua"
+print(m.rmsnorm)
