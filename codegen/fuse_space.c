@@ -133,6 +133,34 @@ static void cut_single_loop(lower_group *group) {
     }
 }
 
+/* Each kept axis must be contiguous digits in the order of the partial results' memory. `match`
+ * maps the root into a kernel whose digits have these sizes; NULL: it is there already. */
+static bool axes_adjacent(const lower_match *match, const lower_root *root, const ml_type *type,
+                          const int *order, const int64_t *size, int digits) {
+    int position[ML_MAX_LOOPS] = {0}, found[ML_MAX_LOOPS];
+    for (int i = 0; i < digits; i++) position[order[i]] = i;
+    for (int i = 0; i < root->space.rank; i++) {
+        if (ml_type_find(type, root->space.axis[i]) < 0) continue;
+        lower_index index = match ? fuse_map_index(&root->index[i], match) : root->index[i];
+        int count = fuse_digits_of(&index, size, digits, found);
+        if (count < 0) return false;
+        for (int d = 1; d < count; d++)
+            if (position[found[d]] != position[found[d - 1]] - 1) return false;
+    }
+    return true;
+}
+
+/* The digits of the kept axes, axis by axis, in place of the memory's order. */
+static void order_by_axes(const lower_group *group, const ml_type *type, int rows, int *order) {
+    const lower_root *root = &group->roots.at[0];
+    int count = rows, found[ML_MAX_LOOPS];
+    for (int i = 0; i < root->space.rank; i++) {
+        if (ml_type_find(type, root->space.axis[i]) < 0) continue;
+        int digits = fuse_digits_of(&root->index[i], group->size, group->digits, found);
+        while (digits > 0) order[count++] = found[--digits];
+    }
+}
+
 /* Divide the loops of a kernel with this one reduction. */
 static void commit_reduction(lowering *l, lower_group *group) {
     lower_root *root = &group->roots.at[0];
@@ -158,6 +186,10 @@ static void commit_reduction(lowering *l, lower_group *group) {
         first = reduced;
     }
     group->row_digits = partition(group->digits, first, order);
+    const ml_type *type = ml_graph_type(l->g, root->node);
+    if (root->scope == ML_SCOPE_COLUMN &&
+        !axes_adjacent(NULL, root, type, order, group->size, group->digits))
+        order_by_axes(group, type, group->row_digits, order);
     fuse_reorder(group, order);
 }
 
@@ -188,22 +220,6 @@ lower_group fuse_single(lowering *l, const lower_root *root) {
     if (own->kind == LOWER_ROOT_REDUCE || own->kind == LOWER_ROOT_FINISH)
         commit_reduction(l, &group);
     return group;
-}
-
-/* Each kept axis must be contiguous digits in the order of the partial results' memory. */
-static bool axes_adjacent(const lower_match *match, const lower_root *root, const ml_type *type,
-                          const int *order, int digits) {
-    int position[ML_MAX_LOOPS] = {0}, found[ML_MAX_LOOPS];
-    for (int i = 0; i < digits; i++) position[order[i]] = i;
-    for (int i = 0; i < root->space.rank; i++) {
-        if (ml_type_find(type, root->space.axis[i]) < 0) continue;
-        lower_index index = fuse_map_index(&root->index[i], match);
-        int count = fuse_digits_of(&index, match->size[0], match->digits[0], found);
-        if (count < 0) return false;
-        for (int d = 1; d < count; d++)
-            if (position[found[d]] != position[found[d - 1]] - 1) return false;
-    }
-    return true;
 }
 
 /* The single reduced axis must be all columns, in order: its index is the column's number. */
@@ -292,7 +308,8 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
     for (int d = 0; d < *row_digits; d++) rows |= 1u << order[d];
     if (reduced == 0) return kept == all || (kept == rows && (rows != 0 || all == 0 || consumes));
     if (!scope_of(l, kept, reduced, rows, all & ~rows, root, scope)) return false;
-    if (*scope == ML_SCOPE_COLUMN && !axes_adjacent(&full, root, type, order, full.digits[0]))
+    if (*scope == ML_SCOPE_COLUMN &&
+        !axes_adjacent(&full, root, type, order, full.size[0], full.digits[0]))
         return false;
     if (ml_graph_node(l->g, root->node)->op == ML_OP_ARGMAX)
         return argmax_fits(&full, root, type, *row_digits, full.digits[0]);
