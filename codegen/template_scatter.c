@@ -130,7 +130,10 @@ void ${e}(char *const *p, const long long *s, long long begin, long long end) {
 
 static void scatter_cpu(printer *p) {
     ml_template *t = &p->text;
-    int64_t block = 64, blocks = (p->columns + block - 1) / block;
+    /* Where few rows are hit, writing zeros is the work: whole rows then. Else blocks of columns,
+     * which share the work evenly however often a row is hit. */
+    bool sparse = p->tokens * 4 <= p->rows;
+    int64_t block = sparse ? p->columns : 64, blocks = (p->columns + block - 1) / block;
     int64_t wanted = 4 * (int64_t)p->schedule->target->threads, units = p->batches * blocks;
     int64_t parts = units >= wanted ? 1 : (wanted + units - 1) / units;
     if (parts > p->rows) parts = p->rows;

@@ -121,8 +121,10 @@ TEST(template, scatter_add) {
 
 TEST(template, scans_of_views) {
     template_use_gaps(true);
+    template_use_cuda(false);
     fixture_run(scatters, 5);
     fixture_run(cumsums, 5);
     fixture_run(tops, 5);
     template_use_gaps(false);
+    template_use_cuda(true);
 }

@@ -7,7 +7,11 @@
 
 #include "codegen/jit.h"
 
-static bool with_gaps;
+static bool with_gaps, without_cuda;
+
+void template_use_cuda(bool compiled) {
+    without_cuda = !compiled;
+}
 
 void template_use_gaps(bool gaps) {
     with_gaps = gaps;
@@ -228,7 +232,7 @@ static void check_cuda(fixture *f, ml_ref node, ml_pool *pool) {
     static int missing = -1; /* NVRTC */
     char text[256];
     if (missing < 0) missing = ml_jit_cuda_describe(text, sizeof text) != ML_OK;
-    if (missing) return;
+    if (missing || without_cuda) return;
     run r = {0};
     print_step(&r, f, node, &target);
     ml_jit_cuda *jit = NULL;

@@ -17,4 +17,7 @@ void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_t
 /* Give every float input large gaps between its rows, as a part of a larger tensor has. */
 void template_use_gaps(bool gaps);
 
+/* Whether the CUDA kernels are compiled too (as at first). */
+void template_use_cuda(bool compiled);
+
 #endif
