@@ -25,6 +25,7 @@ typedef struct {
 /* The process's BLAS, opened on first use with one thread of its own; NULL where none is found.
  * MLUA_BLAS=none in the environment hides it (for tests of the kernel that replaces it). */
 const cpu_blas *cpu_blas_find(void);
+void cpu_blas_describe(char *out, int size); /* what serves, for `mlua doctor` */
 
 /* One gemm over the pool. `scratch` is cpu_gemm_scratch(...) bytes, 64-byte aligned. Operands are
  * as lower.h says; `bias` is NULL without that epilogue. */

@@ -8,13 +8,12 @@
 
 #include "runtime/device/cpu.h"
 
-static const char *const libraries[] = {
-    "libopenblas.so.0",    "libopenblasp.so.0", "libopenblas.so",
-    "libopenblas.0.dylib", "libblis.so.4",      "libblas.so.3",
-};
+/* A plain libblas is left alone: it is far slower than the built-in kernels. */
+static const char *const libraries[] = {"libopenblas.so.0", "libopenblasp.so.0", "libopenblas.so",
+                                        "libblis.so.4"};
 
 static cpu_blas blas;
-static bool found;
+static bool found, passed_over;
 
 /* Open with the one setting that the library reads when it is loaded. */
 static void *library_open(const char *name) {
@@ -66,13 +65,18 @@ static void blas_open(void) {
         if (library == NULL) continue;
         blas.sgemm = (cpu_sgemm *)dlsym(library, "sgemm_");
         blas.dgemm = (cpu_dgemm *)dlsym(library, "dgemm_");
-        if (blas.sgemm == NULL || blas.dgemm == NULL || core_is_underrated(library)) {
+        if (blas.sgemm == NULL || blas.dgemm == NULL) {
             dlclose(library);
             continue;
         }
+        describe(library, libraries[i]);
+        passed_over = core_is_underrated(library);
+        if (passed_over) {
+            dlclose(library);
+            return;
+        }
         void (*set_threads)(int) = (void (*)(int))dlsym(library, "openblas_set_num_threads");
         if (set_threads != NULL) set_threads(1); /* the threads are ours */
-        describe(library, libraries[i]);
         found = true;
         return; /* stays open: its threads and buffers outlive any device */
     }
@@ -82,4 +86,16 @@ const cpu_blas *cpu_blas_find(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, blas_open);
     return found ? &blas : NULL;
+}
+
+void cpu_blas_describe(char *out, int size) {
+    static const char own[] = "matrix products on the CPU run on mlua's own kernels";
+    if (cpu_blas_find() != NULL) {
+        snprintf(out, (size_t)size, "%s", blas.description);
+    } else if (passed_over) {
+        snprintf(out, (size_t)size, "passed over, for it would use no AVX-512: %s; %s",
+                 blas.description, own);
+    } else {
+        snprintf(out, (size_t)size, "none; %s", own);
+    }
 }

@@ -85,10 +85,8 @@ void ml_device_doctor(ml_text *out) {
     report_device(out, "CPU", "cpu");
     ml_status status = ml_jit_c_describe(text, sizeof text);
     report_described(out, "C compiler", status, text, "needed on the CPU");
-    const cpu_blas *blas = cpu_blas_find();
-    report(out, "BLAS", blas != NULL,
-           blas != NULL ? blas->description
-                        : "optional: matrix products on the CPU run on mlua's own kernels");
+    cpu_blas_describe(text, sizeof text);
+    report(out, "BLAS", true, text); /* optional: what replaces it is as fast */
     status = ml_cache_path(text, sizeof text);
     report_described(out, "kernel cache", status, text, "kernels are compiled at every start");
     report_device(out, "GPU", "cuda");
