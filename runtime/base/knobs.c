@@ -21,7 +21,9 @@ static const knob KNOBS[] = {
     {"MLUA_DUMP", "PASS[@NAME]", "print the graph after a pass, of the program called NAME", TEXT,
      AT(dump)},
     {"MLUA_VERIFY", "0|1", "verify the graph after every pass", FLAG, AT(verify)},
-    {"MLUA_CHECK", "cpu", "run every kernel on the CPU as well and compare", TEXT, AT(check)},
+    {"MLUA_CHECK", "cpu",
+     "compare what every kernel writes with the reference interpreter (small models: it is slow)",
+     TEXT, AT(check)},
     {"MLUA_NOFUSE", "0|1", "one kernel for each op", FLAG, AT(no_fuse)},
     {"MLUA_KEEP", "DIR", "keep the sources of generated kernels in DIR", TEXT, AT(keep)},
     {"MLUA_OOM", "N", "let the N-th allocation fail, to test what happens then", LARGE_NUMBER,
@@ -33,11 +35,12 @@ static const knob KNOBS[] = {
     {"MLUA_DETERMINISTIC", "0|1",
      "0: let the GPU's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
+    {"MLUA_BLAS", "0|1", "0: matrix products on the CPU run on mlua's own kernels", FLAG, AT(blas)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 
-static ml_knobs_values values = {.tune = true, .cudnn = true, .deterministic = true};
+static ml_knobs_values values = {.tune = true, .cudnn = true, .deterministic = true, .blas = true};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void read_knob(const knob *k, const char *text) {

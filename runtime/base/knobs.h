@@ -17,6 +17,7 @@ typedef struct {
     bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes, untimed */
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
+    bool blas;           /* MLUA_BLAS=0: matrix products on the CPU by the built-in kernels */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
 } ml_knobs_values;
 

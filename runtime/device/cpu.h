@@ -23,7 +23,7 @@ typedef struct {
 } cpu_blas;
 
 /* The process's BLAS, opened on first use with one thread of its own; NULL where none is found.
- * MLUA_BLAS=none in the environment hides it (for tests of the kernel that replaces it). */
+ * MLUA_BLAS=0 hides it. */
 const cpu_blas *cpu_blas_find(void);
 void cpu_blas_describe(char *out, int size); /* what serves, for `mlua doctor` */
 

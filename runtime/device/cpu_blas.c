@@ -6,6 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/device/cpu.h"
 
 /* A plain libblas is left alone: it is far slower than the built-in kernels. */
@@ -58,8 +59,7 @@ static void describe(void *library, const char *name) {
 }
 
 static void blas_open(void) {
-    const char *choice = getenv("MLUA_BLAS");
-    if (choice != NULL && strcmp(choice, "none") == 0) return;
+    if (!ml_knobs()->blas) return;
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
         void *library = library_open(libraries[i]);
         if (library == NULL) continue;
