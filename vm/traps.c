@@ -212,8 +212,8 @@ static void wrap(scanner *s, size_t start, size_t end, const char *opening)
 typedef enum {
     E_VALUE,   /* anything */
     E_CALL,    /* a call and nothing else: a return of it is a tail call */
-    E_PLAIN,   /* never a tensor: nil, true, false, a string, a table, a function, a comparison */
-    E_NUMBER,  /* a numeral */
+    E_PLAIN,   /* neither a tensor nor its value: nil, a string, a table, a function, a comparison */
+    E_CONSTANT, /* a numeral, true, false */
 } expression_kind;
 
 static void block(scanner *s);
@@ -307,11 +307,11 @@ static expression_kind suffixed(scanner *s)
 static expression_kind simple(scanner *s)
 {
     switch (s->kind) {
-    case T_NUMBER: advance(s); return E_NUMBER;
-    case T_STRING:
-    case T_NIL:
+    case T_NUMBER:
     case T_TRUE:
-    case T_FALSE: advance(s); return E_PLAIN;
+    case T_FALSE: advance(s); return E_CONSTANT;
+    case T_STRING:
+    case T_NIL: advance(s); return E_PLAIN;
     case T_DOTS: advance(s); return E_VALUE;
     case '{': table(s); return E_PLAIN;
     case T_FUNCTION:
@@ -381,7 +381,7 @@ static expression_kind binary(scanner *s, int kind, int right, size_t start, exp
     case T_EQ:
     case T_NE:
         if (left == E_PLAIN || operand == E_PLAIN) return E_PLAIN;
-        if (left == E_NUMBER && operand == E_NUMBER) return E_PLAIN;
+        if (left == E_CONSTANT && operand == E_CONSTANT) return E_PLAIN;
         add_edit(s, operator_start, operator_end - operator_start, OPERATOR, ", ");
         wrap(s, start, s->last_end, kind == T_EQ ? "mlua__trap.equal(" : "mlua__trap.differ(");
         return E_PLAIN;

@@ -1,0 +1,90 @@
+-- The command line: exit codes and messages, as a shell sees them.
+local core = require "mlua.core"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local check = dofile(root .. "tests/lua/lib/check.lua")
+local binary = os.getenv "MLUA" or root .. "build/mlua"
+local script = os.tmpname()
+
+local function write(text)
+  local f = assert(io.open(script, "w"))
+  f:write(text)
+  f:close()
+end
+
+-- Run the binary; the output must contain each of the texts.
+local function run(code, arguments, ...)
+  local pipe = io.popen(("%s '%s' %s </dev/null 2>&1; echo exit: $?"):format(
+    arguments:match "^ENV (.-) MLUA" or "", binary, (arguments:gsub("^ENV .- MLUA ", ""))))
+  local output = pipe:read "a"
+  pipe:close()
+  check.equal(output:match "exit: (%d+)\n$", tostring(code), arguments)
+  for _, text in ipairs { ... } do
+    if not output:find(text, 1, true) then check.equal(output, text, arguments) end
+  end
+  return output
+end
+
+run(2, "", "usage: mlua COMMAND", "mlua --help")
+run(0, "--help", "run SCRIPT", "MLUA_DEBUG", "MLUA_OOM")
+run(0, "check --help", "usage: mlua check", "--types")
+run(0, "help repl", "usage: mlua repl")
+run(0, "--version", "mlua ")
+run(2, "chekc", "did you mean check?")
+run(2, "run", "run needs a script")
+run(2, "run --devise cpu x.lua", "run has no option --devise", "did you mean --device?")
+run(2, "run --types x.lua", "run has no option --types")
+run(2, "run x.lua y.lua", "what is \"y.lua\"?")
+run(2, "run x.lua --seed", "--seed needs a value")
+run(2, "run x.lua --seed=1x", "--seed takes an integer")
+run(2, "run x.lua --mesh dp", "--mesh takes sizes")
+run(1, "run " .. root .. "models/gtp.lua", "cannot open", "No such file", "did you mean " .. root .. "models/gpt.lua?")
+run(0, "doctor", "C compiler")
+run(0, "editor", "---@meta mlua", "function Tensor:slice(axis, start, stop) end", "function m.attention(q, k, v, options) end")
+
+write "print(...)\nprint(require 'mlua.core'.options().seed)"
+run(0, script .. " --seed 5", "5")
+run(0, "run --device cpu " .. script .. " lr=1", "declares no settings")
+write "#!/usr/bin/env mlua\nlocal m = require 'mlua'\nlocal c = m.config { lr = 1.5, on = false, name = 'x' }\nprint(c.lr, c.on, c.name)"
+run(0, script .. " lr=2 on=true name=a=b", "2\ttrue\ta=b")
+run(1, script .. " lr=two", "lr=two is not a number")
+write "error(setmetatable({}, {__tostring = function() return 'an object' end}))"
+run(1, script, "an object")
+write "error()"
+run(1, script, "nil")
+write "os.exit(7)"
+run(7, script)
+write "local function f() return f() + 1 end f()"
+run(1, script, "stack overflow")
+write "local m = require 'mlua'\nlocal x = nil\nprint(x.y)"
+run(1, "ENV MLUA_DEBUG=1 MLUA " .. script, "attempt to index a nil value", "stack traceback")
+write "local t = {} for i = 1, 1e9 do t[i] = ('x'):rep(1000) .. i end"
+run(1, "ENV ulimit -v 2000000; MLUA " .. script, "memory")
+write "while true do end"
+run(130, "ENV timeout --preserve-status -s INT 1 MLUA " .. script, "interrupted")
+
+-- A script that polls core.stopped() ends in its own way.
+write "local core = require 'mlua.core'\nwhile not core.stopped() do end\nprint 'saved'"
+run(130, "ENV timeout --preserve-status -s INT 1 MLUA " .. script, "saved")
+
+-- check: what does not fit is refused, with the largest tensors and their lines.
+write [[
+local m = require "mlua"
+local A = m.axes { batch = 64, seq = 4096, embed = 8192, ffn = 32768 }
+local up, down = m.param { A.embed, A.ffn, name = "up" }, m.param { A.ffn, A.embed, name = "down" }
+m.compile(function(i)
+  local x = i.x
+  for _ = 1, 4 do x = x + m.gelu(x:dot(up, "embed")):dot(down, "ffn") end
+  return m.grad((x * x):sum(), { up })[1]:sum()
+end, { x = { A.batch, A.seq, A.embed, dtype = "bf16" } })
+]]
+run(1, "check --device h100 " .. script, "parameters      536.9 M in 2 tensors", "peak memory", "of memory, and NVIDIA H100, 79 GiB has",
+  "bf16[batch=64, seq=4096, ffn=32768]", script .. ":6")
+run(0, "check --device b200 --types " .. script, "state up", "f32[embed=8192, ffn=32768]")
+run(0, "check --device b200 --json " .. script, '"parameters":536870912', '"peak_bytes":', '"largest":[{"type":')
+run(1, "check --device h300 " .. script, "there is no device \"h300\"")
+
+-- Kernels that the compiler refuses.
+write "local m = require 'mlua'\nm.compile(function(i) return m.exp(i.x) * 0.54321 end, { x = { m.axis('seq', 5) } }) { x = 1 }"
+run(1, "ENV CC=false MLUA_CACHE=build/no-cache MLUA " .. script, "does not compile", "source in")
+os.remove(script)
+check.done()

@@ -1,0 +1,119 @@
+-- Host arrays, states, programs' feeds and results, corpora.
+local m = require "mlua"
+local core = require "mlua.core"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local check = dofile(root .. "tests/lua/lib/check.lua")
+
+-- Host arrays.
+for _, dtype in ipairs { "i32", "i64", "f32", "f64", "bf16" } do
+  local h = core.host(dtype, 2, 3)
+  check.equal(#h, 6, dtype)
+  check.equal(h:dtype(), dtype)
+  h[1], h[6] = 7, -2
+  check.all(h, { 7, 0, 0, 0, 0, -2 }, 0, dtype)
+  check.all(h:fill(3):table(), { 3, 3, 3, 3, 3, 3 }, 0, dtype)
+  check.all(h:fill { { 1, 2, 3 }, { 4, 5, 6 } }, { 1, 2, 3, 4, 5, 6 }, 0, dtype)
+end
+local h = core.host("bf16", 3):fill { 1.00390625, 3.3895313892515355e38, 0.1 }
+check.equal(h[1], 1.0, "ties to even")
+check.equal(h[2], 3.3895313892515355e38, "the largest")
+check.near(h[3], 0.1, 4e-3)
+local bools = core.host("bool", 2):fill { true, false }
+check.equal(bools[1], true)
+check.equal(tostring(core.host("i32", 2):fill { 1, 2 }), "host i32[2] {1, 2}")
+check.raises("element 4 of a host array of 3", function() return h[4] end)
+check.raises("element 0 of a host array of 3", function() h[0] = 1 end)
+check.raises("which i32 cannot hold", function() core.host("i32", 1)[1] = 2 ^ 40 end)
+check.raises("which i32 cannot hold", function() core.host("i32", 1)[1] = 0.5 end)
+check.raises("must be a number, got string", function() core.host("f32", 1)[1] = "x" end)
+check.raises("the table has 2 elements, the host array 3", function() h:fill { 1, 2 } end)
+check.raises("more than the 3 elements", function() h:fill { 1, 2, 3, 4 } end)
+
+-- States.
+local a, b = m.axis("a", 2), m.axis("b", 3)
+local s = core.state { name = "s", axes = { a, b }, init = 1.5 }
+check.all(s:get(), { 1.5, 1.5, 1.5, 1.5, 1.5, 1.5 }, 0, "initial")
+s:set(core.host("f32", 2, 3):fill { 1, 2, 3, 4, 5, 6 })
+check.all(s:get(), { 1, 2, 3, 4, 5, 6 }, 0, "set")
+check.equal(s:name(), "s")
+check.equal(s:kind(), "other")
+check.equal(s:elements(), 6)
+local counter = core.state { name = "counter", axes = {}, dtype = "i32", init = 0 }
+local step = m.compile(function(i)
+  s:assign(s:read():permute("b", "a") * i.factor)
+  counter:assign(counter:read() + 1)
+  return { total = s:read():sum(), rows = s:read():sum("b"), count = counter:read() }
+end, { factor = {} })
+local out = step { factor = 2 }
+check.equal(out.total, 21)
+check.all(out.rows, { 6, 15 }, 0, "rows")
+check.equal(math.type(out.count), "integer")
+check.equal(step({ factor = 0.5 }).total, 42)
+check.all(s:get(), { 1, 2, 3, 4, 5, 6 }, 0, "after two steps")
+check.equal(counter:get()[1], 2)
+check.raises("two states cannot both be called \"s\"", core.state, { name = "s" })
+check.raises("cannot have axis \"c\"", function() s:assign(m.input("c", { m.axis("c", 2) })) end)
+check.raises("takes 6 elements of f32, not 5 of f32", function() s:set(core.host("f32", 5)) end)
+check.raises("has no option \"knd\"", core.state, { knd = 1 })
+core.take_updates()
+s:assign(1)
+s:assign(2)
+check.equal(#core.take_updates(), 1, "the last assignment counts")
+
+-- Gradients.
+local p = core.state { name = "p", axes = { b }, kind = "parameter", init = 3 }
+local unused = core.state { name = "unused", axes = { a }, kind = "parameter", init = 3 }
+local grads = m.compile(function()
+  local g = m.grad((p * p):sum(), { p, unused })
+  return { p = g[1], unused = g[2] }
+end) {}
+check.all(grads.p, { 6, 6, 6 }, 1e-6, "gradient")
+check.all(grads.unused, { 0, 0 }, 0, "of what does not matter")
+
+-- Feeds.
+local double = m.compile(function(i) return { y = 2 * i.x } end, { x = { a, b } })
+check.all(double({ x = { { 1, 2, 3 }, { 4, 5, 6 } } }).y, { 2, 4, 6, 8, 10, 12 }, 0, "nested table")
+check.all(double({ x = 1 }).y, { 2, 2, 2, 2, 2, 2 }, 0, "number")
+check.raises("needs the input \"x\"", double, {})
+check.raises("no input \"xx\"", double, { x = 1, xx = 1 })
+check.raises("takes 6 elements, the table has 2", double, { x = { 1, 2 } })
+check.raises("takes 6 elements of f32, not 6 of i32", double, { x = core.host("i32", 6) })
+check.raises("nobody feeds", core.program, { outputs = { y = m.input("z", { a }) + 1 } })
+local plan = double:plan()
+check.equal(plan.peak_bytes > 0 and plan.flops >= 6, true)
+
+-- Corpora: windows by (seed, sample) alone, whatever the batch.
+local corpus = core.corpus()
+local function draw(rows, step, options)
+  local tokens, targets = core.host("i32", rows, 16), core.host("i32", rows, 16)
+  corpus:fill(tokens, targets, step, options)
+  return tokens, targets
+end
+local four, targets = draw(4, 1, { seed = 7 })
+for row = 0, 3 do
+  local one = draw(1, 4 + row, { seed = 7 })
+  for i = 1, 16 do check.equal(four[row * 16 + i], one[i], "sample") end
+  for i = 1, 15 do check.equal(targets[row * 16 + i], four[row * 16 + i + 1], "target") end
+end
+check.equal(corpus:text(four) == corpus:text((draw(4, 1, { seed = 8 }))), false)
+check.equal(#corpus:text(four), 64)
+check.raises("a share between 0 and 1", draw, 1, 0, { from = 2 })
+check.raises("tokens to draw from", draw, 1, 0, { from = 0.5, to = 0.5 })
+check.raises("cannot open", core.corpus, "no/such/file")
+local file = os.tmpname()
+local f = assert(io.open(file, "wb"))
+for i = 0, 99 do f:write(string.pack("<I2", i * 600)) end
+f:close()
+local wide = core.corpus(file, { dtype = "u16" })
+check.equal(wide:size(), 100)
+local tokens, next_tokens = core.host("i32", 8, 9), core.host("i32", 8, 9)
+wide:fill(tokens, next_tokens, 0, { from = 0.5, to = 0.75 })
+for i = 1, #tokens do check.equal(tokens[i] >= 50 * 600 and next_tokens[i] < 75 * 600, true) end
+for i = 1, #tokens do check.equal(next_tokens[i] - tokens[i], 600) end
+check.raises("is not below vocab=1000", function() wide:fill(tokens, next_tokens, 0, { vocab = 1000 }) end)
+os.remove(file)
+
+check.equal(core.suggest("lerning", { "learning", "loss" }), "learning")
+check.equal(core.suggest("zzz", { "learning", "loss" }), nil)
+check.equal(core.hash "a" ~= core.hash "b", true)
+check.done()
