@@ -267,6 +267,16 @@ static unsigned first_bits(int count) {
     return (1u << count) - 1;
 }
 
+/* New loops must lie inside of the old ones, as rows lie in memory. */
+static bool extends_inwards(const lower_match *match) {
+    bool inner = false;
+    for (int d = 0; d < match->digits[1]; d++) {
+        if (match->map[d] >= 0 && inner) return false;
+        inner = inner || match->map[d] < 0;
+    }
+    return true;
+}
+
 /* Whether `from`'s only root can run in the loops of `to`, of which some may be new (unmapped). */
 bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *from,
                       const lower_match *match, bool consumes, int *order, int *row_digits,
@@ -294,7 +304,7 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
     } else if (extends) {
         int64_t rows = 1;
         for (int d = 0; d < old; d++) rows *= full.size[0][d];
-        if (!consumes || rows < LEAST_ROWS) return false;
+        if (!consumes || rows < LEAST_ROWS || !extends_inwards(match)) return false;
         *row_digits = old;
     } else if (reduced != 0) {
         if ((kept | reduced) != all) return false;

@@ -1,0 +1,323 @@
+/* What is fused: the steps that typical pieces of a model become. */
+#include "codegen/lower.h"
+#include "runtime/graph/passes.h"
+#include "tests/test.h"
+
+#include <string.h>
+
+typedef struct {
+    ml_graph *g;
+    ml_arena *arena;
+    ml_target target;
+    ml_ref outputs[16];
+    int output_count;
+    ml_schedule *s;
+    ml_graph *simple;
+    void (*build)(void *);
+} piece;
+
+static ml_axis axis(piece *p, const char *name) {
+    return ml_axis_named(p->g, name);
+}
+
+static ml_ref input(piece *p, ml_dtype dtype, const char *names, const int64_t *sizes) {
+    ml_input in = {.name = "x", .type = {.dtype = (uint8_t)dtype}};
+    for (const char *at = names; *at; at++) {
+        char name[2] = {*at, 0};
+        in.type.axis[in.type.rank] = axis(p, name);
+        in.type.size[in.type.rank] = sizes[in.type.rank];
+        in.type.rank++;
+    }
+    int64_t id = ml_graph_add_input(p->g, &in);
+    return ml_graph_add(p->g, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
+}
+
+static void output(piece *p, ml_ref n) {
+    p->outputs[p->output_count++] = n;
+}
+
+static ml_ref number(piece *p, double value) {
+    return ml_const(p->g, ML_F32, value);
+}
+
+#define SIZES(...) ((const int64_t[]){__VA_ARGS__})
+#define ADD(a, b) ml_map2(p->g, ML_OP_ADD, a, b)
+#define SUB(a, b) ml_map2(p->g, ML_OP_SUB, a, b)
+#define MUL(a, b) ml_map2(p->g, ML_OP_MUL, a, b)
+#define DIV(a, b) ml_map2(p->g, ML_OP_DIV, a, b)
+#define FN(op, a) ml_map1(p->g, ML_OP_##op, a)
+
+static ml_ref mean(piece *p, ml_ref x, const char *name, double size) {
+    ml_axis over = axis(p, name);
+    return MUL(ml_reduce(p->g, ML_OP_SUM, x, &over, 1), number(p, 1 / size));
+}
+
+static ml_ref dot(piece *p, ml_ref a, ml_ref b, const char *name) {
+    ml_axis over = axis(p, name);
+    return ml_dot(p->g, a, b, &over, 1, (ml_dtype)ml_graph_type(p->g, a)->dtype);
+}
+
+static ml_ref layer_norm(piece *p, ml_ref x, double size) {
+    ml_ref centred = SUB(x, mean(p, x, "e", size));
+    ml_ref rstd = FN(RSQRT, ADD(mean(p, MUL(centred, centred), "e", size), number(p, 1e-5)));
+    ml_ref gain = input(p, ML_F32, "e", SIZES((int64_t)size));
+    return ADD(MUL(MUL(centred, rstd), gain), input(p, ML_F32, "e", SIZES((int64_t)size)));
+}
+
+static ml_ref gelu(piece *p, ml_ref x) {
+    ml_ref inner = MUL(ADD(x, MUL(number(p, 0.044715), MUL(x, MUL(x, x)))), number(p, 0.797885));
+    return MUL(MUL(x, number(p, 0.5)), ADD(FN(TANH, inner), number(p, 1)));
+}
+
+static int count(const piece *p, ml_step_kind kind) {
+    int found = 0;
+    for (uint32_t i = 0; i < p->s->steps.count; i++) found += p->s->steps.at[i].kind == kind;
+    return found;
+}
+
+static int finishing(const piece *p) { /* kernels that only read partial results */
+    int found = 0;
+    for (uint32_t i = 0; i < p->s->steps.count; i++) {
+        const ml_step *step = &p->s->steps.at[i];
+        int partial = 0;
+        for (int r = 0; r < step->read_count; r++)
+            partial += p->s->values.at[step->values[r]].node == 0;
+        found += partial > 0;
+    }
+    return found;
+}
+
+static void run_piece(void *context) {
+    piece *p = context;
+    p->g = ml_graph_new();
+    p->build(p);
+    ml_roots roots = {.outputs = p->outputs, .output_count = p->output_count};
+    p->simple = ml_simplify(p->g, &roots);
+    p->s = ml_lower(p->simple, &roots, &p->target, p->arena);
+    for (uint32_t i = 0; i < p->s->steps.count; i++) {
+        const ml_step *step = &p->s->steps.at[i];
+        if (step->kind == ML_STEP_KERNEL)
+            CHECK(step->kernel != NULL && step->kernel->source != NULL);
+        CHECK(step->bytes > 0);
+    }
+}
+
+static void lower_piece(piece *p, void (*build)(void *)) {
+    memset(p, 0, sizeof *p);
+    p->target = (ml_target){.kind = ML_TARGET_C, .threads = 2, .vector_bytes = 32};
+    p->arena = ml_arena_new();
+    p->build = build;
+    ml_status status = ml_protect(run_piece, p);
+    if (status != ML_OK) test_fail("raised: %s", ml_error_last()->text);
+    REQUIRE(status == ML_OK);
+}
+
+static void free_piece(piece *p) {
+    ml_graph_free(p->simple);
+    ml_graph_free(p->g);
+    ml_arena_free(p->arena);
+}
+
+static void build_norm(void *context) {
+    piece *p = context;
+    output(p, layer_norm(p, input(p, ML_F32, "bse", SIZES(4, 32, 64)), 64));
+}
+
+TEST(lower, layer_norm) {
+    piece p;
+    lower_piece(&p, build_norm);
+    CHECK_EQ_INT(p.s->steps.count, 1);
+    CHECK_EQ_INT(p.s->steps.at[0].ir->phases, 3);
+    CHECK_EQ_INT(p.s->steps.at[0].ir->loop_count, 2); /* batch and seq are one loop */
+    free_piece(&p);
+}
+
+static void build_residual(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "bse", SIZES(4, 32, 64)), w = input(p, ML_F32, "ef", SIZES(64, 48));
+    ml_ref y = input(p, ML_F32, "bse", SIZES(4, 32, 64)), sum = ADD(x, y);
+    output(p, ADD(sum, number(p, 1))); /* a later user of the residual stream */
+    output(p, dot(p, layer_norm(p, sum, 64), w, "e"));
+    output(p, sum);
+}
+
+TEST(lower, residual_and_norm) {
+    piece p;
+    lower_piece(&p, build_residual);
+    CHECK_EQ_INT(count(&p, ML_STEP_KERNEL), 1);
+    CHECK_EQ_INT(count(&p, ML_STEP_GEMM), 1);
+    CHECK_EQ_INT(p.s->steps.at[0].write_count, 3);
+    free_piece(&p);
+}
+
+static void build_norm_gradient(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "bse", SIZES(8, 256, 64)),
+           w = input(p, ML_F32, "ef", SIZES(64, 48));
+    ml_ref y = layer_norm(p, x, 64), wrt[4] = {x, 0, 0, w}, gradients[4];
+    wrt[1] = ml_graph_source(p->g, y, 1);
+    wrt[2] = ml_graph_source(p->g, ml_graph_source(p->g, y, 0), 1);
+    ml_ref z = dot(p, y, w, "e");
+    ml_axis all[3] = {axis(p, "b"), axis(p, "s"), axis(p, "f")};
+    ml_autodiff(p->g, ml_reduce(p->g, ML_OP_SUM, FN(SIN, z), all, 3), wrt, 4, gradients);
+    for (int i = 0; i < 4; i++) output(p, gradients[i]);
+}
+
+TEST(lower, norm_gradient) {
+    piece p;
+    lower_piece(&p, build_norm_gradient);
+    CHECK_EQ_INT(count(&p, ML_STEP_GEMM), 3);
+    /* forward; cos(z); backward with the columns' sums; adding those up */
+    CHECK_EQ_INT(count(&p, ML_STEP_KERNEL), 4);
+    CHECK_EQ_INT(finishing(&p), 1);
+    free_piece(&p);
+}
+
+static void build_softmax(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "bst", SIZES(4, 32, 64));
+    ml_axis t = axis(p, "t");
+    ml_ref e = FN(EXP, SUB(x, ml_reduce(p->g, ML_OP_MAX, x, &t, 1)));
+    output(p, DIV(e, ml_reduce(p->g, ML_OP_SUM, e, &t, 1)));
+}
+
+TEST(lower, softmax) {
+    piece p;
+    lower_piece(&p, build_softmax);
+    CHECK_EQ_INT(p.s->steps.count, 1);
+    CHECK_EQ_INT(p.s->steps.at[0].read_count, 1);
+    CHECK(p.s->steps.at[0].may_alias[0] == 1);
+    free_piece(&p);
+}
+
+/* Logits from a product; their loss, and the gradients of both operands. */
+static void build_cross_entropy(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "bse", SIZES(4, 64, 32)),
+           w = input(p, ML_F32, "ev", SIZES(32, 512));
+    ml_ref target = input(p, ML_I32, "bs", SIZES(4, 64)), logits = dot(p, x, w, "e");
+    ml_axis v = axis(p, "v"), rows[2] = {axis(p, "b"), axis(p, "s")};
+    ml_ref high = ml_reduce(p->g, ML_OP_MAX, logits, &v, 1);
+    ml_ref sum = ml_reduce(p->g, ML_OP_SUM, FN(EXP, SUB(logits, high)), &v, 1);
+    const ml_type *type = ml_graph_type(p->g, logits);
+    ml_type whole = *type;
+    whole.dtype = ML_I32;
+    ml_ref here =
+        ml_map2(p->g, ML_OP_EQ, ml_broadcast(p->g, ml_iota(p->g, v, 512), &whole), target);
+    ml_ref picked = ml_reduce(p->g, ML_OP_SUM, ml_where(p->g, here, logits, number(p, 0)), &v, 1);
+    ml_ref loss = ml_reduce(p->g, ML_OP_SUM, SUB(ADD(FN(LOG, sum), high), picked), rows, 2);
+    ml_ref wrt[2] = {x, w}, gradients[2];
+    ml_autodiff(p->g, loss, wrt, 2, gradients);
+    output(p, loss);
+    output(p, gradients[0]);
+    output(p, gradients[1]);
+}
+
+TEST(lower, cross_entropy) {
+    piece p;
+    lower_piece(&p, build_cross_entropy);
+    CHECK_EQ_INT(count(&p, ML_STEP_GEMM), 3);
+    CHECK(count(&p, ML_STEP_KERNEL) <= 2); /* one, and the sum of the rows' losses */
+    bool in_place = false;
+    for (uint32_t i = 0; i < p.s->steps.count; i++) {
+        const ml_step *step = &p.s->steps.at[i];
+        for (int w = 0; w < step->write_count && step->may_alias != NULL; w++)
+            in_place = in_place || step->may_alias[w] != 0;
+    }
+    CHECK(in_place);
+    free_piece(&p);
+}
+
+static void build_adamw(void *context) {
+    piece *p = context;
+    ml_ref w = input(p, ML_F32, "ef", SIZES(64, 48)),
+           gradient = input(p, ML_F32, "ef", SIZES(64, 48));
+    ml_ref m = input(p, ML_F32, "ef", SIZES(64, 48)), v = input(p, ML_F32, "ef", SIZES(64, 48));
+    ml_ref rate = input(p, ML_F32, "", SIZES(0)), scale = FN(SQRT, input(p, ML_F32, "", SIZES(0)));
+    ml_ref g = MUL(gradient, scale);
+    m = ADD(MUL(m, number(p, 0.9)), MUL(g, number(p, 0.1)));
+    v = ADD(MUL(v, number(p, 0.95)), MUL(MUL(g, g), number(p, 0.05)));
+    ml_ref step = DIV(m, ADD(FN(SQRT, v), number(p, 1e-8)));
+    output(p, SUB(w, MUL(rate, ADD(step, MUL(w, number(p, 0.1))))));
+    output(p, m);
+    output(p, v);
+}
+
+TEST(lower, adamw) {
+    piece p;
+    lower_piece(&p, build_adamw);
+    CHECK_EQ_INT(p.s->steps.count, 1);
+    CHECK_EQ_INT(p.s->steps.at[0].write_count, 3);
+    CHECK_EQ_INT(p.s->steps.at[0].ir->loop_count, 1);
+    free_piece(&p);
+}
+
+static void build_rope(void *context) {
+    piece *p = context;
+    ml_ref q = input(p, ML_F32, "bshd", SIZES(2, 32, 4, 16)),
+           angle = input(p, ML_F32, "sd", SIZES(32, 8));
+    ml_axis d = axis(p, "d");
+    ml_ref a = ml_slice(p->g, q, d, 0, 8), b = ml_slice(p->g, q, d, 8, 16);
+    ml_ref parts[2] = {SUB(MUL(a, FN(COS, angle)), MUL(b, FN(SIN, angle))),
+                       ADD(MUL(a, FN(SIN, angle)), MUL(b, FN(COS, angle)))};
+    output(p, ml_concat(p->g, parts, 2, d));
+}
+
+TEST(lower, rope) {
+    piece p;
+    lower_piece(&p, build_rope);
+    CHECK_EQ_INT(p.s->steps.count, 2); /* the table of cosines and sines, once; the rotation */
+    CHECK_EQ_INT(p.s->steps.at[0].write_count, 2);
+    CHECK_EQ_INT(p.s->steps.at[1].write_count, 2);
+    free_piece(&p);
+}
+
+static void build_gelu(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "bse", SIZES(4, 64, 32)),
+           w = input(p, ML_F32, "ef", SIZES(32, 128));
+    ml_ref v = input(p, ML_F32, "fe", SIZES(128, 32)), bias = input(p, ML_F32, "f", SIZES(128));
+    ml_ref hidden = gelu(p, ADD(dot(p, x, w, "e"), bias)), y = dot(p, hidden, v, "f");
+    ml_ref wrt[4] = {x, w, v, bias}, gradients[4];
+    ml_axis all[3] = {axis(p, "b"), axis(p, "s"), axis(p, "e")};
+    ml_autodiff(p->g, ml_reduce(p->g, ML_OP_SUM, MUL(y, y), all, 3), wrt, 4, gradients);
+    for (int i = 0; i < 4; i++) output(p, gradients[i]);
+}
+
+TEST(lower, bias_and_gelu) {
+    piece p;
+    lower_piece(&p, build_gelu);
+    CHECK_EQ_INT(count(&p, ML_STEP_GEMM), 6);
+    /* forward, 2 y, backward with the bias's gradient, adding that up; only the product before
+     * the bias is kept */
+    CHECK_EQ_INT(count(&p, ML_STEP_KERNEL), 4);
+    free_piece(&p);
+}
+
+/* Attention written out: no transpose between [batch, seq, heads] and [batch, heads, seq]. */
+static void build_attention(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "bse", SIZES(2, 32, 64)), w[4];
+    ml_axis e = axis(p, "e"), h = axis(p, "h"), d = axis(p, "d"), s = axis(p, "s"),
+            t = axis(p, "t");
+    for (int i = 0; i < 4; i++) w[i] = input(p, ML_F32, "ehd", SIZES(64, 4, 16));
+    ml_ref q = dot(p, x, w[0], "e"), k = ml_rename(p->g, dot(p, x, w[1], "e"), s, t);
+    ml_ref v = ml_rename(p->g, dot(p, x, w[2], "e"), s, t), scores = dot(p, q, k, "d");
+    ml_ref high = ml_reduce(p->g, ML_OP_MAX, scores, &t, 1), exps = FN(EXP, SUB(scores, high));
+    ml_ref share = DIV(exps, ml_reduce(p->g, ML_OP_SUM, exps, &t, 1));
+    ml_ref mixed = dot(p, share, v, "t");
+    ml_axis over[2] = {h, d};
+    ml_ref y = ml_dot(p->g, mixed, w[3], over, 2, ML_F32), wrt[5] = {x, w[0], w[1], w[2], w[3]};
+    ml_ref gradients[5];
+    ml_axis all[3] = {axis(p, "b"), s, e};
+    ml_autodiff(p->g, ml_reduce(p->g, ML_OP_SUM, MUL(y, y), all, 3), wrt, 5, gradients);
+    for (int i = 0; i < 5; i++) output(p, gradients[i]);
+}
+
+TEST(lower, attention_without_copies) {
+    piece p;
+    lower_piece(&p, build_attention);
+    /* softmax, 2 y, softmax backward, the sum of the gradients of x */
+    CHECK_EQ_INT(count(&p, ML_STEP_KERNEL), 4);
+    free_piece(&p);
+}
