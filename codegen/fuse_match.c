@@ -120,6 +120,22 @@ static pair_result pair_digits(lower_match *m, int a, int b) {
     return PAIR_NO;
 }
 
+/* Indices with holes (a slice of a split axis): digits of equal size and coefficient are the same.
+ */
+static bool pair_by_coefficient(lower_match *m, const lower_index *a, const lower_index *b) {
+    int map[ML_MAX_LOOPS];
+    for (int d = 0; d < m->digits[1]; d++) {
+        map[d] = -1;
+        for (int t = 0; t < m->digits[0] && b->coef[d] != 0; t++)
+            if (a->coef[t] == b->coef[d] && m->size[0][t] == m->size[1][d]) map[d] = t;
+        if (b->coef[d] == 0 || map[d] < 0) continue;
+        if (m->map[d] >= 0 ? m->map[d] != map[d] : taken(m, map[d])) return false;
+    }
+    for (int d = 0; d < m->digits[1]; d++)
+        if (map[d] >= 0) m->map[d] = map[d];
+    return true;
+}
+
 static bool pair_axis(lower_match *m, const lower_index *to, const lower_index *from) {
     if (to->inst != ML_NO_INST || from->inst != ML_NO_INST) return true;
     if (to->offset != from->offset) return false;
@@ -128,7 +144,7 @@ static bool pair_axis(lower_match *m, const lower_index *to, const lower_index *
         int da[ML_MAX_LOOPS], db[ML_MAX_LOOPS];
         int count_a = fuse_digits_of(&a, m->size[0], m->digits[0], da);
         int count_b = fuse_digits_of(&b, m->size[1], m->digits[1], db);
-        if (count_a < 0 || count_b < 0) return true; /* no mixed radix: says nothing */
+        if (count_a < 0 || count_b < 0) return pair_by_coefficient(m, &a, &b);
         pair_result result = PAIR_YES;
         int i = 0;
         for (; i < count_a && i < count_b && result == PAIR_YES; i++)
