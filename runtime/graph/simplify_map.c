@@ -139,6 +139,8 @@ static ml_ref negation(const subject *x) {
 /* PAD + PAD whose contents are neighbours: one PAD of their CONCAT. (Gradients of slices.) */
 static ml_ref join_pads(const subject *x) {
     if (op_of(x, x->a) != ML_OP_PAD || op_of(x, x->b) != ML_OP_PAD) return 0;
+    for (int i = 0; i < 2; i++) /* neither may be broadcast */
+        if (ml_graph_type(x->g, i ? x->b : x->a)->rank != x->type.rank) return 0;
     int64_t left[3], right[3];
     memcpy(left, ml_graph_args(x->g, x->a), sizeof left);
     memcpy(right, ml_graph_args(x->g, x->b), sizeof right);
