@@ -33,6 +33,14 @@ static void print_pack_load(const cuda_shape *s, int i, const char *to) {
     ml_text_add(&e->text, "ml_load_pack<%s, %d>(%s);\n", type, s->vec, access_text(s, inst, true));
 }
 
+/* The thread's pack of this round: in registers, in shared memory, or loaded just now. */
+static const char *pack_name(const cuda_shape *s, int pack) {
+    ml_arena *arena = s->e->arena;
+    if (!s->cached[pack]) return ml_arena_format(arena, "q%d", pack);
+    if (s->shared_bytes == 0) return ml_arena_format(arena, "q%d[it]", pack);
+    return ml_arena_format(arena, "q%d[it * %d + lane]", pack, s->team);
+}
+
 static void print_load(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
@@ -40,7 +48,7 @@ static void print_load(const cuda_shape *s, int i) {
     const char *type = emit_compute_type((ml_dtype)inst->dtype), *from;
     int pack = s->pack[i];
     if (pack >= 0)
-        from = ml_arena_format(e->arena, s->cached[pack] ? "q%d[it].e[k]" : "q%d.e[k]", pack);
+        from = ml_arena_format(e->arena, "%s.e[k]", pack_name(s, pack));
     else
         from = ml_arena_format(e->arena, "*(%s)", access_text(s, inst, false));
     ml_text_add(&e->text, "const %s v%d = ", type, i);
@@ -154,7 +162,7 @@ static void print_pack_body(const cuda_shape *s, int stage) {
         }
     }
     ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++) {\n", s->vec);
-    ml_text_add(&e->text, "const %s i%d = base + k;\n", s->integer, e->inner);
+    ml_text_add(&e->text, "const %s i%d = base + k;\n", s->column_integer, e->inner);
     print_places(s, stage, e->inner, e->inner);
     ml_text_add(&e->text, "}\n");
     for (int i = 0; i < ir->inst_count; i++) {
@@ -169,28 +177,29 @@ static void print_pack_body(const cuda_shape *s, int stage) {
     }
 }
 
-/* Indices of loops first .. last from `linear`; the last is the pack's `base` where it is inner. */
-static void print_unravel(const cuda_shape *s, const char *linear, int first, int last) {
+/* Indices of loops first .. last from `linear`. The innermost loop's is `base`, that of the pack's
+ * first element; elementwise kernels count packs, kernels with columns count elements. */
+static void print_unravel(const cuda_shape *s, const char *linear, int first, int last,
+                          const char *integer) {
     emitter *e = s->e;
     const char *rest = linear;
     for (int loop = last; loop >= first; loop--) {
         bool base = loop == e->inner, trivial = strcmp(e->index[loop], "0LL") == 0, more = false;
         for (int out = first; out < loop; out++) more = more || strcmp(e->index[out], "0LL") != 0;
-        int64_t size = base && s->elementwise ? e->ir->size[loop] / s->vec : e->ir->size[loop];
         int factor = base && s->elementwise ? s->vec : 1;
+        long long size = (long long)e->ir->size[loop] / factor;
         const char *name = base ? "base" : ml_arena_format(e->arena, "i%d", loop);
+        const char *type = base ? s->column_integer : integer;
         if (trivial && !base) continue;
-        ml_text_add(&e->text, "const %s %s = ", s->integer, name);
         if (trivial)
-            ml_text_add(&e->text, "0;\n");
+            ml_text_add(&e->text, "const %s base = 0;\n", type);
         else if (!more)
-            ml_text_add(&e->text, factor > 1 ? "%s * %d;\n" : "%s;\n", rest, factor);
+            ml_text_add(&e->text, "const %s %s = (%s)%s * %d;\n", type, name, type, rest, factor);
         else
-            ml_text_add(&e->text, factor > 1 ? "%s %% %lld * %d;\n" : "%s %% %lld;\n", rest,
-                        (long long)size, factor);
+            ml_text_add(&e->text, "const %s %s = (%s)(%s %% %lld) * %d;\n", type, name, type, rest,
+                        size, factor);
         if (trivial || !more) continue;
-        ml_text_add(&e->text, "const %s rest%d = %s / %lld;\n", s->integer, loop, rest,
-                    (long long)size);
+        ml_text_add(&e->text, "const %s rest%d = %s / %lld;\n", integer, loop, rest, size);
         rest = ml_arena_format(e->arena, "rest%d", loop);
     }
 }
@@ -215,12 +224,12 @@ static void print_pointers(const cuda_shape *s) {
 /* Open the loop over a thread's packs: c is the first column of the pack. */
 static void print_pack_loop(const cuda_shape *s) {
     emitter *e = s->e;
-    ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = 0; it < %d; it++) {\nconst %s c = (",
-                s->unroll ? "" : " 2", s->packs, s->integer);
-    ml_text_add(&e->text,
-                s->tiled ? "(%s)blockIdx.x * %d + lane) * %d;\n" : "(%s)it * %d + lane) * %d;\n",
-                s->integer, s->team, s->vec);
-    print_unravel(s, "c", e->ir->row_loops, e->inner);
+    const char *type = s->column_integer;
+    ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = 0; it < %d; it++) {\n",
+                s->unroll ? "" : " 4", s->packs);
+    ml_text_add(&e->text, "const %s c = ((%s)%s * %d + lane) * %d;\n", type, type,
+                s->tiled ? "blockIdx.x" : "it", s->team, s->vec);
+    print_unravel(s, "c", e->ir->row_loops, e->inner, type);
     int64_t covered = (int64_t)s->team * s->vec * s->packs;
     bool whole = s->tiled ? e->columns % covered == 0 : covered == e->columns;
     if (whole)
@@ -281,6 +290,27 @@ static void print_row_results(const cuda_shape *s, int stage) {
     }
 }
 
+/* Declare where a cached pack lives. */
+static void print_cached_pack(const cuda_shape *s, int pack) {
+    emitter *e = s->e;
+    int operand = e->ir->inst[pack].operand;
+    add_type(&e->text, s, operand);
+    if (s->shared_bytes == 0) {
+        ml_text_add(&e->text, " q%d[%d];\n", pack, s->packs);
+        return;
+    }
+    ml_text_add(&e->text, " *const q%d = (", pack);
+    add_type(&e->text, s, operand);
+    ml_text_add(&e->text, " *)((char *)shared + %lld);\n", (long long)s->shared[pack]);
+}
+
+static void print_cached_loads(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (s->pack[i] == i && reads_pack(s, stage, i, true))
+            print_pack_load(s, i, pack_name(s, i));
+}
+
 /* One pass over the columns of a row. */
 static void print_pass(const cuda_shape *s, int stage) {
     emitter *e = s->e;
@@ -293,15 +323,12 @@ static void print_pass(const cuda_shape *s, int stage) {
             ml_text_add(&e->text, "%s k%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype),
                         i, s->vec * s->packs);
         if (s->pack[i] != i || !reads_pack(s, stage, i, true)) continue;
-        add_type(&e->text, s, ir->inst[i].operand);
-        ml_text_add(&e->text, " q%d[%d];\n", i, s->packs);
+        print_cached_pack(s, i);
         loads = true;
     }
     if (loads) {
         print_pack_loop(s);
-        for (int i = 0; i < ir->inst_count; i++)
-            if (s->pack[i] == i && reads_pack(s, stage, i, true))
-                print_pack_load(s, i, ml_arena_format(e->arena, "q%d[it]", i));
+        print_cached_loads(s, stage);
         ml_text_add(&e->text, "}\n}\n");
     }
     print_pack_loop(s);
@@ -312,7 +339,7 @@ static void print_pass(const cuda_shape *s, int stage) {
 
 static void print_row(const cuda_shape *s) {
     emitter *e = s->e;
-    print_unravel(s, "row", 0, e->ir->row_loops - 1);
+    print_unravel(s, "row", 0, e->ir->row_loops - 1, s->integer);
     print_pointers(s);
     for (int stage = 0; stage < e->stages; stage++) {
         print_places(s, stage, -1, e->ir->row_loops - 1);
@@ -346,14 +373,15 @@ static void print_partial_start(const cuda_shape *s, int i) {
                 s->vec, inst->operand, (long long)e->columns, identity.text);
 }
 
-/* A chunk's column results: the teams' registers are combined in order through shared memory. */
+/* A chunk's column results: the teams' registers are combined in order through shared memory,
+ * which all reductions of a type share. */
 static void print_column_end(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     const char *type = emit_compute_type((ml_dtype)inst->dtype);
+    const char *m = ml_arena_format(e->arena, "columns_%s", ml_dtypes[inst->dtype].suffix);
     int threads = cuda_threads(s);
     if (!s->in_registers) return;
-    if (s->teams > 1) ml_text_add(&e->text, "__shared__ %s m%d[%d];\n", type, i, threads * s->vec);
     print_pack_loop(s);
     ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++)\n", s->vec);
     const char *to = ml_arena_format(e->arena, "o%d[chunk * %lldLL + c + k]", inst->operand,
@@ -362,20 +390,36 @@ static void print_column_end(const cuda_shape *s, int i) {
         ml_text_add(&e->text, "%s = c%d[it * %d + k];\n}\n}\n", to, i, s->vec);
         return;
     }
-    ml_text_add(&e->text, "m%d[k * %d + threadIdx.x] = c%d[it * %d + k];\n}\n__syncthreads();\n", i,
+    ml_text_add(&e->text, "%s[k * %d + threadIdx.x] = c%d[it * %d + k];\n}\n__syncthreads();\n", m,
                 threads, i, s->vec);
     ml_text_add(&e->text,
-                "if (team == 0 && c < %lld) {\nfor (int k = 0; k < %d; k++) {\n%s sum = m%d[k * %d "
+                "if (team == 0 && c < %lld) {\nfor (int k = 0; k < %d; k++) {\n%s sum = %s[k * %d "
                 "+ lane];\nfor (int other = 1; other < %d; other++) {\n",
-                (long long)e->columns, s->vec, type, i, threads, s->teams);
-    print_combine(
-        s, i, "sum",
-        ml_arena_format(e->arena, "m%d[k * %d + other * %d + lane]", i, threads, s->team));
+                (long long)e->columns, s->vec, type, m, threads, s->teams);
+    print_combine(s, i, "sum",
+                  ml_arena_format(e->arena, "%s[k * %d + other * %d + lane]", m, threads, s->team));
     ml_text_add(&e->text, "}\n%s = sum;\n}\n}\n__syncthreads();\n}\n", to);
+}
+
+/* The shared memory that column results need, once for each type. */
+static void print_column_memory(const cuda_shape *s) {
+    emitter *e = s->e;
+    bool declared[ML_DTYPE_COUNT] = {false};
+    for (int i = 0; i < e->ir->inst_count && s->in_registers && s->teams > 1; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        ml_dtype dtype = (ml_dtype)(inst->dtype == ML_BF16   ? ML_F32
+                                    : inst->dtype == ML_BOOL ? ML_I32
+                                                             : inst->dtype);
+        if (!cuda_is_column(s, inst) || declared[dtype]) continue;
+        declared[dtype] = true;
+        ml_text_add(&e->text, "__shared__ %s columns_%s[%d];\n", emit_compute_type(dtype),
+                    ml_dtypes[dtype].suffix, cuda_threads(s) * s->vec);
+    }
 }
 
 static void print_partials(const cuda_shape *s, bool start) {
     emitter *e = s->e;
+    if (!start) print_column_memory(s);
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
         if (!is_partial(inst)) continue;
@@ -402,20 +446,44 @@ static void print_chunk(const cuda_shape *s) {
     print_partials(s, true);
 }
 
+/* Open the loop over an elementwise thread's packs. */
+static void print_element_loop(const cuda_shape *s) {
+    emitter *e = s->e;
+    int threads = cuda_threads(s);
+    ml_text_add(&e->text, "#pragma unroll\nfor (int it = 0; it < %d; it++) {\n", s->packs);
+    if (s->chunked)
+        ml_text_add(&e->text, "const %s t = first + it * %d;\nif (t < high) {\n", s->integer,
+                    threads);
+    else
+        ml_text_add(&e->text,
+                    "const %s t = ((%s)blockIdx.x * %d + it) * %d + threadIdx.x;\nif (t < a.s[0]) "
+                    "{\n",
+                    s->integer, s->integer, s->packs, threads);
+    print_unravel(s, "t", 0, e->inner, s->integer);
+    print_pointers(s);
+}
+
 static void print_elements(const cuda_shape *s) {
     emitter *e = s->e;
+    bool loads = false;
     if (s->chunked) {
         print_chunk(s);
-        ml_text_add(&e->text, "for (%s t = low + threadIdx.x; t < high; t += %d) {\n", s->integer,
-                    cuda_threads(s));
-    } else {
-        ml_text_add(&e->text,
-                    "const %s t = (%s)blockIdx.x * %d + threadIdx.x;\nif (t >= a.s[0]) return;\n",
-                    s->integer, s->integer, cuda_threads(s));
+        ml_text_add(&e->text, "for (%s first = low + threadIdx.x; first < high; first += %d) {\n",
+                    s->integer, cuda_threads(s) * s->packs);
     }
-    print_unravel(s, "t", 0, e->inner);
-    print_pointers(s);
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        if (s->pack[i] != i || !reads_pack(s, 0, i, true)) continue;
+        print_cached_pack(s, i);
+        loads = true;
+    }
+    if (loads) {
+        print_element_loop(s);
+        print_cached_loads(s, 0);
+        ml_text_add(&e->text, "}\n}\n");
+    }
+    print_element_loop(s);
     print_pack_body(s, 0);
+    ml_text_add(&e->text, "}\n}\n");
     if (!s->chunked) return;
     ml_text_add(&e->text, "}\n");
     print_partials(s, false);
@@ -443,17 +511,20 @@ static void print_rows(const cuda_shape *s) {
     print_partials(s, false);
 }
 
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
 static void set_launch(const cuda_shape *s) {
     emitter *e = s->e;
     ml_kernel *out = e->out;
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows, blocks;
     if (s->tiled)
-        blocks = (e->columns + (int64_t)s->team * s->vec - 1) / ((int64_t)s->team * s->vec);
+        blocks = ceil_div(e->columns, (int64_t)s->team * s->vec);
     else if (s->chunked)
         blocks = e->ir->chunks;
     else
-        blocks = s->elementwise ? (work + cuda_threads(s) - 1) / cuda_threads(s)
-                                : (work + s->teams - 1) / s->teams;
+        blocks = ceil_div(work, s->elementwise ? (int64_t)cuda_threads(s) * s->packs : s->teams);
     if (blocks > INT32_MAX || e->ir->chunks > 65535)
         ml_raise(ML_TOO_LARGE, "a kernel needs %lld blocks, more than a GPU can start",
                  (long long)blocks);
@@ -461,6 +532,7 @@ static void set_launch(const cuda_shape *s) {
     out->grid[1] = s->tiled ? (uint32_t)e->ir->chunks : 1;
     out->grid[2] = 1;
     out->block = (uint32_t)cuda_threads(s);
+    out->shared_bytes = s->shared_bytes;
     out->scalar_count = 2;
     out->scalar[0] = work;
     out->scalar[1] = e->ir->chunks;
@@ -488,6 +560,7 @@ void emit_cuda(emitter *e) {
         const char *type = emit_memory_type((ml_dtype)ir->operand[k].dtype);
         ml_text_add(&e->text, "%s *const o%d = (%s *)a.p[%d];\n", type, k, type, k);
     }
+    if (s.shared_bytes > 0) ml_text_add(&e->text, "extern __shared__ uint4 shared[];\n");
     if (s.elementwise)
         print_elements(&s);
     else

@@ -19,9 +19,12 @@ typedef struct {
     int vec, team, teams, packs;
     bool unroll;         /* the loop over packs is unrolled, so that arrays live in registers */
     const char *integer; /* type of indices: int where they fit, else long long */
+    const char *column_integer; /* the same for columns, or for the innermost loop */
     int *pack;    /* LOAD: the first load of the same elements, whose pack serves; -1: no pack */
     bool *cached; /* by pack: lives in registers from its first stage on */
-    int *first_stage;  /* by pack */
+    int *first_stage; /* by pack */
+    int64_t *shared;  /* by pack: cached ones start there in shared memory, if any is used */
+    uint32_t shared_bytes;
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
 } cuda_shape;
 

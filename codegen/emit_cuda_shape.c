@@ -12,6 +12,9 @@ enum {
     MAX_UNROLLED = 16,   /* packs of a thread */
     REGISTERS = 65536,   /* of a multiprocessor */
     OWN_REGISTERS = 34,  /* for addresses and temporaries */
+    LEAST_THREADS = 512, /* that a multiprocessor should hold at once, in blocks of any size */
+    LONG_ROW_THREADS = 512,
+    SHARED_BYTES = 112 << 10, /* of a block, so that two fit */
 };
 
 bool cuda_is_column(const cuda_shape *s, const ml_inst *inst) {
@@ -69,29 +72,34 @@ static bool allows(const cuda_shape *s, int i, int vec) {
     return divisible(e->ir, inst->index, vec);
 }
 
-/* The widest pack that the innermost size and most of the contiguous accesses allow: those that
- * do not are moved element by element. */
+/* Whether an access is the same in every row: caches serve it. */
+static bool repeats_by_row(const cuda_shape *s, const ml_operand *operand) {
+    for (int loop = 0; loop < s->e->ir->row_loops && !s->elementwise; loop++)
+        if (operand->stride[loop] != 0) return false;
+    return !s->elementwise;
+}
+
+/* The largest pack that the innermost size and most of the contiguous accesses allow, of at most
+ * 16 bytes, so that neighbouring threads touch neighbouring bytes. Accesses that do not allow it
+ * are moved element by element. */
 static void choose_vec(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
-    int widest = 1, most = 0;
-    for (int vec = 2; vec <= MAX_VEC; vec *= 2) {
-        int count = 0, least = MAX_VEC;
-        if (ir->size[e->inner] % vec != 0) break;
+    int most = 0;
+    s->vec = 1;
+    for (int vec = 2; vec <= MAX_VEC && ir->size[e->inner] % vec == 0; vec *= 2) {
+        int count = 0, widest = 1;
         for (int i = 0; i < ir->inst_count; i++) {
             if (!is_contiguous(s, i) || !allows(s, i, vec)) continue;
-            int bytes = ml_dtypes[ir->operand[ir->inst[i].operand].dtype].bytes;
+            const ml_operand *operand = &ir->operand[ir->inst[i].operand];
+            int bytes = ml_dtypes[operand->dtype].bytes;
             count++;
-            if (16 / bytes < least) least = 16 / bytes;
+            if (bytes > widest && !repeats_by_row(s, operand)) widest = bytes;
         }
-        /* two 16-byte loads a thread of the wider operands where the narrower fill one */
-        bool fills = vec <= 4 || least >= 4;
-        if (count > 0 && count >= most && fills) {
-            widest = vec;
-            most = count;
-        }
+        if (count == 0 || count < most || vec * widest > 16) continue;
+        s->vec = vec;
+        most = count;
     }
-    s->vec = widest;
 }
 
 /* Loads of the same elements share a pack. */
@@ -173,8 +181,32 @@ static void choose_team(cuda_shape *s) {
 static bool is_row_address(const cuda_shape *s, int i) {
     const emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
+    if (s->elementwise) return inst->index == ML_NO_INST && inst->guard == ML_NO_INST;
     return (inst->index == ML_NO_INST || e->place[inst->index] < e->ir->row_loops) &&
            (inst->guard == ML_NO_INST || e->place[inst->guard] < e->ir->row_loops);
+}
+
+/* Whether later passes need the elements of a pack again. */
+static bool is_read_again(const cuda_shape *s, int pack) {
+    const emitter *e = s->e;
+    for (int i = pack; i < e->ir->inst_count; i++)
+        for (int stage = 0; stage < e->stages; stage++)
+            if (s->pack[i] == pack && e->need[stage][i] && stage != s->first_stage[pack])
+                return true;
+    return false;
+}
+
+static int pack_bytes(const cuda_shape *s, int pack) {
+    return s->vec * ml_dtypes[s->e->ir->operand[s->e->ir->inst[pack].operand].dtype].bytes;
+}
+
+/* Registers of a thread that hold data. */
+static double free_registers(const cuda_shape *s) {
+    int threads = cuda_threads(s) > LEAST_THREADS ? cuda_threads(s) : LEAST_THREADS;
+    double accumulators, limit = REGISTERS / threads;
+    column_registers(s, &accumulators);
+    double used = s->in_registers && !s->elementwise ? accumulators * s->vec * s->packs : 0;
+    return (limit < 255 ? limit : 255) - OWN_REGISTERS - used;
 }
 
 /* What stays in registers from pass to pass: loads that several passes need, then other loads
@@ -182,23 +214,12 @@ static bool is_row_address(const cuda_shape *s, int i) {
 static void choose_registers(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
-    int limit = REGISTERS / (cuda_threads(s) > 256 ? cuda_threads(s) : 256);
-    double accumulators, per_column = column_registers(s, &accumulators);
-    (void)per_column;
-    int elements = s->vec * s->packs;
-    double left = (limit < 255 ? limit : 255) - OWN_REGISTERS;
-    if (s->in_registers) left -= accumulators * elements;
-    if (!s->unroll) return;
+    double left = free_registers(s);
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < ir->inst_count; i++) {
-            if (s->pack[i] != i || s->cached[i] || !is_row_address(s, i)) continue;
-            bool again = false;
-            for (int j = i; j < ir->inst_count; j++)
-                if (s->pack[j] == i && e->stage[j] != s->first_stage[i]) again = true;
-            for (int stage = 0; stage < e->stages; stage++)
-                if (e->need[stage][i] && stage != s->first_stage[i]) again = true;
-            double cost = elements * ml_dtypes[ir->operand[ir->inst[i].operand].dtype].bytes / 4.0;
-            if ((round == 0 && !again) || cost > left) continue;
+            double cost = s->pack[i] == i ? s->packs * pack_bytes(s, i) / 4.0 : 0;
+            if (s->pack[i] != i || s->cached[i] || !is_row_address(s, i) || cost > left) continue;
+            if (round == 0 && !is_read_again(s, i)) continue;
             s->cached[i] = true;
             left -= cost;
         }
@@ -208,7 +229,7 @@ static void choose_registers(cuda_shape *s) {
         bool later = false;
         for (int stage = e->stage[i] + 1; stage < e->stages; stage++)
             later = later || e->need[stage][i];
-        double cost = elements * (ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1);
+        double cost = s->vec * s->packs * (ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1);
         if (!inst->kept || !later || s->pack[i] >= 0 || e->place[i] != e->inner || cost > left)
             continue;
         e->buffered[i] = true;
@@ -216,20 +237,82 @@ static void choose_registers(cuda_shape *s) {
     }
 }
 
-/* Index arithmetic in 32 bits where every offset and count fits. */
-static const char *choose_integer(const cuda_shape *s) {
+/* Long rows do not fit in registers. Packs that several passes need are kept in shared memory,
+ * where two blocks of a multiprocessor have room for them: one loads while the other computes. */
+static bool choose_shared(cuda_shape *s) {
+    emitter *e = s->e;
+    double accumulators;
+    int64_t bytes = 0, packs = (e->columns + s->vec - 1) / s->vec;
+    column_registers(s, &accumulators);
+    int team = at_most((packs + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP, LONG_ROW_THREADS);
+    int64_t rounds = (packs + team - 1) / team;
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i))
+            bytes += rounds * team * pack_bytes(s, i);
+    if (bytes == 0 || bytes > SHARED_BYTES || accumulators > 0) return false;
+    s->team = team;
+    s->teams = 1;
+    s->packs = (int)rounds;
+    s->unroll = false;
+    bytes = 0;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        if (s->pack[i] != i || !is_row_address(s, i) || !is_read_again(s, i)) continue;
+        s->cached[i] = true;
+        s->shared[i] = bytes;
+        bytes += rounds * team * pack_bytes(s, i);
+    }
+    s->shared_bytes = (uint32_t)bytes;
+    return true;
+}
+
+/* Index arithmetic over loops first .. in 32 bits where every offset and count fits. */
+static const char *choose_integer(const cuda_shape *s, int first) {
     const ml_kernel_ir *ir = s->e->ir;
-    int64_t limit = (int64_t)1 << 30;
-    if (s->e->rows >= limit / s->e->columns) return "long long";
+    int64_t limit = (int64_t)1 << 30, count = 1;
+    for (int loop = first; loop < ir->loop_count; loop++) {
+        if (ir->size[loop] >= limit / count) return "long long";
+        count *= ir->size[loop];
+    }
     for (int k = 0; k < ir->operand_count; k++) {
         int64_t reach = 0;
-        for (int loop = 0; loop < ir->loop_count; loop++) {
+        for (int loop = first; loop < ir->loop_count; loop++) {
             int64_t stride = ir->operand[k].stride[loop];
             reach += (ir->size[loop] - 1) * (stride < 0 ? -stride : stride);
         }
         if (reach >= limit) return "long long";
     }
     return "int";
+}
+
+/* Not where registers cannot hold rows whole, or only those of so many threads that a
+ * multiprocessor has room for one block alone. */
+static bool fits_registers(const cuda_shape *s) {
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i) && !s->cached[i])
+            return false;
+    return cuda_threads(s) <= LONG_ROW_THREADS;
+}
+
+static void move_to_shared(cuda_shape *s) {
+    emitter *e = s->e;
+    size_t count = (size_t)e->ir->inst_count;
+    bool *cached = s->cached, *buffered = e->buffered;
+    s->cached = ML_NEW_ARRAY(e->arena, bool, count + 1);
+    e->buffered = ML_NEW_ARRAY(e->arena, bool, count + 1);
+    if (choose_shared(s)) return;
+    s->cached = cached;
+    e->buffered = buffered;
+}
+
+/* Two packs a thread, both loaded first, so that enough bytes are under way. */
+static void choose_elements(cuda_shape *s) {
+    s->teams = 1;
+    s->packs = 2;
+    s->unroll = s->in_registers = true;
+    s->team = s->chunked ? CHUNK_THREADS : ELEMENT_THREADS;
+    choose_registers(s);
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (s->pack[i] == i && is_row_address(s, i) && !s->cached[i]) s->packs = 1;
 }
 
 void cuda_choose_shape(cuda_shape *s) {
@@ -247,17 +330,17 @@ void cuda_choose_shape(cuda_shape *s) {
     s->cached = ML_NEW_ARRAY(e->arena, bool, count);
     choose_vec(s);
     find_packs(s);
-    s->integer = choose_integer(s);
+    s->shared = ML_NEW_ARRAY(e->arena, int64_t, count);
+    s->integer = choose_integer(s, 0);
+    s->column_integer = choose_integer(s, s->elementwise ? e->inner : ir->row_loops);
+    emit_needs(e);
     if (s->elementwise) {
-        s->packs = s->teams = 1;
-        s->unroll = s->in_registers = true;
-        s->team = s->chunked ? CHUNK_THREADS : ELEMENT_THREADS;
-        emit_needs(e);
+        choose_elements(s);
         return;
     }
     choose_team(s);
-    emit_needs(e);
-    choose_registers(s);
+    if (s->unroll) choose_registers(s);
+    if (!fits_registers(s)) move_to_shared(s);
     for (int stage = 0; stage < e->stages; stage++) memset(e->need[stage], 0, count - 1);
     emit_needs(e);
 }

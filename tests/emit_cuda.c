@@ -54,6 +54,7 @@ static const char *const spellings[][2] = {
     {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[i]) : \"f\"(v[2 * i + 1]), \"f\"(v[2 * "
      "i]))",
      "q.word[i] = emulated_bf16(v[2 * i + 1]) << 16 | emulated_bf16(v[2 * i])"},
+    {"extern __shared__ uint4 shared[];", "static uint4 shared[16384];"},
     {"asm volatile(\"bar.sync %0, %1;\" : : \"r\"(team + 1), \"n\"(TEAM) : \"memory\")",
      "emulated_barrier(team + 1, TEAM)"},
 };
