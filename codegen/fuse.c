@@ -215,6 +215,7 @@ void fuse_roles(lowering *l) {
         for (int i = 0; i < node->source_count; i++)
             views_require(l, ml_graph_source(l->g, n, i), false);
     }
+    gemm_take_biases(l);
     layout_choose(l);
     int64_t *peak = ML_NEW_ARRAY(l->scratch, int64_t, l->count);
     count_users(l, peak);

@@ -54,6 +54,9 @@ void fuse_group_dependencies(lowering *l, uint32_t id, void (*visit)(void *conte
         else if (views_of(l, ml_graph_source(l->g, group->node, i), &view))
             fuse_producers(l, view.base, false, visit, context);
     }
+    lower_view view;
+    if (group->bias != 0 && views_of(l, group->bias, &view))
+        fuse_producers(l, view.base, false, visit, context);
 }
 
 /* --- joining --- */
@@ -368,18 +371,25 @@ static void place_parts(lowering *l, ml_ref n) {
     }
 }
 
+static void mark_read(lowering *l, ml_ref n) {
+    lower_view view;
+    if (views_of(l, n, &view)) l->info[view.base].stored = true;
+}
+
 static void place_library(lowering *l, ml_ref n) {
-    lower_group group = {.library = true, .node = n, .packed = {LOWER_NONE, LOWER_NONE}};
-    if (ml_graph_node(l->g, n)->op == ML_OP_DOT) gemm_plan(l, &group);
+    ml_ref product = l->info[n].product ? l->info[n].product : n;
+    lower_group group = {.library = true, .node = product, .packed = {LOWER_NONE, LOWER_NONE}};
+    group.result = n;
+    group.bias = l->info[n].bias;
+    if (ml_graph_node(l->g, product)->op == ML_OP_DOT) gemm_plan(l, &group);
     uint32_t id = new_group(l, &group);
     l->info[n].group = id;
     fuse_group_dependencies(l, id, seal, l);
-    for (int i = 0; i < ml_graph_node(l->g, n)->source_count; i++) {
-        lower_view view;
+    for (int i = 0; i < ml_graph_node(l->g, product)->source_count; i++) {
         bool packed = i < 2 && group.packed[i] != LOWER_NONE;
-        if (!packed && views_of(l, ml_graph_source(l->g, n, i), &view))
-            l->info[view.base].stored = true;
+        if (!packed) mark_read(l, ml_graph_source(l->g, product, i));
     }
+    if (group.bias != 0) mark_read(l, group.bias);
 }
 
 void fuse_groups(lowering *l) {

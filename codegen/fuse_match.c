@@ -130,6 +130,8 @@ static bool pair_by_coefficient(lower_match *m, const lower_index *a, const lowe
             if (a->coef[t] == b->coef[d] && m->size[0][t] == m->size[1][d]) map[d] = t;
         if (b->coef[d] == 0 || map[d] < 0) continue;
         if (m->map[d] >= 0 ? m->map[d] != map[d] : taken(m, map[d])) return false;
+        for (int other = 0; other < d; other++)
+            if (map[other] == map[d]) return false;
     }
     for (int d = 0; d < m->digits[1]; d++)
         if (map[d] >= 0) m->map[d] = map[d];

@@ -86,6 +86,7 @@ typedef struct {
     uint32_t packed[2]; /* DOT: values of operands that had to be copied, LOWER_NONE: as they lie */
     uint32_t packers[2]; /* the groups that copy them */
     ml_gemm *gemm;       /* DOT */
+    ml_ref result, bias; /* DOT: what it writes (itself, or the ADD of a bias); 0: no bias */
 } lower_group;
 
 typedef struct {
@@ -96,6 +97,7 @@ typedef struct {
     uint32_t partial_group; /* that makes the partial results of a REDUCE */
     uint32_t partial_value, value, storage;
     uint32_t layout;       /* index of a lower_layout; 0: contiguous in the type's order */
+    ml_ref product, bias;  /* of an ADD that a DOT does on the side: both operands; 0 elsewhere */
     uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
     uint32_t recent[2];    /* groups that read it lately */
 } lower_info;
@@ -234,6 +236,8 @@ bool gemm_serves(const lowering *l, ml_ref dot);
 /* How many operands of a DOT must be copied as they lie; for operand `which` alone: 0 or 1, and the
  * order in which it would need no copy. */
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
+/* Give ADDs of a bias to the DOT before them, where the target's library adds for nothing. */
+void gemm_take_biases(lowering *l);
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
 void gemm_plan(lowering *l, lower_group *group); /* copies of operands, where needed */
 void gemm_step(lowering *l, lower_group *group);

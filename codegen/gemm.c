@@ -255,8 +255,8 @@ void gemm_plan(lowering *l, lower_group *group) {
     read_operand(l, ml_graph_source(l->g, n, 1), &b);
     fit_operands(l, group, &axes, &a, &b);
     memset(&c, 0, sizeof c);
-    c.type = *ml_graph_type(l->g, n);
-    memcpy(c.stride, views_layout(l, n, &scratch)->stride, sizeof c.stride);
+    c.type = *ml_graph_type(l->g, group->result);
+    memcpy(c.stride, views_layout(l, group->result, &scratch)->stride, sizeof c.stride);
     if (!batch_loops(&axes.batch, all, gemm)) {
         if (group->packed[0] == LOWER_NONE) pack(l, group, 0, &a, &axes.batch, &axes.m, &axes.k);
         if (group->packed[1] == LOWER_NONE) pack(l, group, 1, &b, &axes.batch, &axes.k, &axes.n);
@@ -276,12 +276,53 @@ void gemm_plan(lowering *l, lower_group *group) {
     group->gemm = gemm;
 }
 
+/* Whether n, a root, is DOT + bias where the bias is a contiguous vector along the DOT's columns.
+ */
+static bool takes_bias(lowering *l, ml_ref n, ml_ref dot, ml_ref bias) {
+    const ml_type *type = ml_graph_type(l->g, dot), *vector = ml_graph_type(l->g, bias);
+    if (ml_graph_node(l->g, dot)->op != ML_OP_DOT || l->info[dot].role != LOWER_LIBRARY)
+        return false;
+    if (l->info[dot].pinned || l->info[dot].layout != 0 || l->info[n].layout != 0) return false;
+    if (l->first_user[dot + 1] - l->first_user[dot] != 1) return false;
+    if (!ml_type_equal(type, ml_graph_type(l->g, n)) || vector->dtype != type->dtype) return false;
+    dot_axes axes;
+    read_axes(l->g, dot, &axes);
+    if (axes.batch.total != 1 || ml_type_elements(vector) != axes.n.total) return false;
+    for (int i = 0; i < axes.n.count; i++)
+        if (ml_type_find(vector, axes.n.axis[i]) < 0) return false;
+    views_require(l, bias, false);
+    lower_view view;
+    int64_t stride;
+    return views_of(l, bias, &view) && group_stride(&axes.n, vector, view.stride, &stride) &&
+           stride == 1;
+}
+
+void gemm_take_biases(lowering *l) {
+    if (l->target->kind != ML_TARGET_CUDA || l->target->no_fuse) return;
+    for (ml_ref n = 1; n < l->count; n++) {
+        if (l->info[n].role != LOWER_ROOT || ml_graph_node(l->g, n)->op != ML_OP_ADD) continue;
+        for (int i = 0; i < 2; i++) {
+            ml_ref dot = ml_graph_source(l->g, n, i), bias = ml_graph_source(l->g, n, 1 - i);
+            if (!takes_bias(l, n, dot, bias)) continue;
+            l->info[n].role = LOWER_LIBRARY;
+            l->info[n].product = dot;
+            l->info[n].bias = bias;
+            l->info[dot].role = LOWER_INLINE; /* its only user computes it */
+            break;
+        }
+    }
+}
+
 void gemm_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
-    uint32_t reads[2], write = views_value(l, n);
+    uint32_t reads[3], write = views_value(l, group->result);
     for (int i = 0; i < 2; i++)
         reads[i] = group->packed[i] != LOWER_NONE ? group->packed[i]
                                                   : views_value(l, ml_graph_source(l->g, n, i));
-    ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, 2, &write, 1);
+    if (group->bias != 0) {
+        reads[2] = views_value(l, group->bias);
+        group->gemm->epilogue = ML_EPILOGUE_BIAS;
+    }
+    ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, group->bias ? 3 : 2, &write, 1);
     step->gemm = group->gemm;
 }
