@@ -14,8 +14,11 @@ typedef struct {
     int arch;              /* CUDA: compute capability, 90 for sm_90 */
     int multiprocessors;   /* CUDA */
     int64_t memory_bytes;  /* what plans may use; 0: unknown */
-    int64_t longest_materialized; /* attention over more keys never holds the score matrix: 512 */
+    int64_t longest_materialized; /* attention over more keys never holds the score matrix */
     bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE) */
 } ml_target;
+
+/* On a GPU no attention is short enough: a fused kernel beats products and a softmax at any length. */
+enum { ML_CUDA_MATERIALIZED = 0 };
 
 #endif

@@ -28,7 +28,7 @@ static ml_status read_target(cuda_device *d) {
     target->arch = 10 * major + minor;
     target->threads = 1;
     target->vector_bytes = 64;
-    target->longest_materialized = 512;
+    target->longest_materialized = ML_CUDA_MATERIALIZED;
     target->no_fuse = ml_knobs()->no_fuse;
     /* Library code, the context's own memory and workspace take some of what is free now. */
     int64_t reserve = (int64_t)512 << 20;

@@ -16,7 +16,7 @@ static const ml_target h200 = {.kind = ML_TARGET_CUDA,
                                .arch = 90,
                                .multiprocessors = 132,
                                .memory_bytes = 140LL << 30,
-                               .longest_materialized = 512};
+                               .longest_materialized = ML_CUDA_MATERIALIZED};
 
 static ml_status null_open(ml_device **device, int ordinal) {
     ml_device *made = ml_alloc(sizeof *made);
