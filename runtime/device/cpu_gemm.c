@@ -47,7 +47,7 @@ static int64_t aligned(int64_t bytes) {
 
 /* More blocks than threads, so that a thread that is held up does not hold up all, but none so
  * small that packing the operands again for each would show. */
-enum { BLOCKS_PER_THREAD = 4, SHORT_SIDE = 160, SHORTEST_SIDE = 32 };
+enum { BLOCKS_PER_THREAD = 4, SHORT_SIDE = 256, SHORTEST_SIDE = 32 };
 static void cut_blocks(gemm_cut *cut, int threads) {
     if (2.0 * (double)cut->m * (double)cut->n * (double)cut->k < 2e5) return;
     for (int64_t parts = 1; parts < BLOCKS_PER_THREAD * threads;) {

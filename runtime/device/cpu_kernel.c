@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { BLOCK_K = 384, BLOCK_M = 768, BLOCK_N = 256, LARGEST_TILE = 12 * 32 };
+enum { BLOCK_K = 384, BLOCK_M = 768, BLOCK_N = 256, LARGEST_TILE = 12 * 32, ROWS_AT_ONCE = 8 };
 
 /* c[i][ldc] = (or +=, where `add`) the sum over p of a[p][rows] * b[p][cols]. */
 typedef void tile_run(int64_t k, const void *a, const void *b, void *c, int64_t ldc, bool add);

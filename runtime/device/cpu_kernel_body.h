@@ -11,26 +11,43 @@ static void NAME(pack_slow)(TYPE *to, const TYPE *from, int64_t lines, int64_t s
     }
 }
 
-static void NAME(pack)(TYPE *to, const TYPE *from, int64_t lines, int64_t stride, int64_t count,
-                       int64_t step, int width) {
-    for (; lines > 0; lines -= width, to += count * width, from += width * stride) {
-        if (lines < width || (stride != 1 && step != 1)) {
-            NAME(pack_slow)(to, from, lines < width ? lines : width, stride, 0, count, step, width);
-        } else if (stride == 1) {
-            for (int64_t p = 0; p < count; p++) {
-                memcpy(to + p * width, from + p * step, (size_t)width * sizeof(TYPE));
-            }
-        } else if (width % 4 == 0) {
-            int64_t whole = count & ~(int64_t)3;
-            for (int64_t p = 0; p < whole; p += 4) {
-                for (int64_t i = 0; i < width; i += 4) {
-                    NAME(turn)(to + p * width + i, width, from + i * stride + p, stride);
+/* Lines that lie side by side: some rows of all of them at a time, so that neither what is read
+ * nor what is written jumps far. */
+static void NAME(pack_rows)(TYPE *to, const TYPE *from, int64_t lines, int64_t count, int64_t step,
+                            int width) {
+    for (int64_t p = 0; p < count; p += ROWS_AT_ONCE) {
+        int64_t rows = count - p < ROWS_AT_ONCE ? count - p : ROWS_AT_ONCE;
+        for (int64_t i = 0; i < lines; i += width) {
+            TYPE *panel = to + i * count + p * width;
+            const TYPE *row = from + p * step + i;
+            for (int64_t r = 0; r < rows; r++, panel += width, row += step) {
+                for (int j = 0; j < width; j += 16 / (int)sizeof(TYPE)) {
+                    memcpy(panel + j, row + j, 16);
                 }
             }
-            NAME(pack_slow)(to, from, width, stride, whole, count, step, width);
-        } else {
-            NAME(pack_slow)(to, from, width, stride, 0, count, step, width);
         }
+    }
+}
+
+static void NAME(pack)(TYPE *to, const TYPE *from, int64_t lines, int64_t stride, int64_t count,
+                       int64_t step, int width) {
+    int64_t whole = lines / width * width;
+    if (stride == 1 && width % (16 / (int)sizeof(TYPE)) == 0) {
+        NAME(pack_rows)(to, from, whole, count, step, width);
+        to += whole * count, from += whole, lines -= whole;
+    }
+    for (; lines > 0; lines -= width, to += count * width, from += width * stride) {
+        if (lines < width || step != 1 || width % 4 != 0) {
+            NAME(pack_slow)(to, from, lines < width ? lines : width, stride, 0, count, step, width);
+            continue;
+        }
+        int64_t turned = count & ~(int64_t)3;
+        for (int64_t p = 0; p < turned; p += 4) {
+            for (int64_t i = 0; i < width; i += 4) {
+                NAME(turn)(to + p * width + i, width, from + i * stride + p, stride);
+            }
+        }
+        NAME(pack_slow)(to, from, width, stride, turned, count, step, width);
     }
 }
 
