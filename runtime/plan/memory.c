@@ -1,5 +1,6 @@
 /* The memory of a plan: when each storage is alive, which ones may follow one another in the same
  * bytes, where each lies in the arena, and the accounts of it all. */
+#include "runtime/base/knobs.h"
 #include "runtime/plan/parts.h"
 #include "runtime/plan/place.h"
 
@@ -116,6 +117,10 @@ static void place_body(void *context) {
     }
     uint32_t steps = s->steps.count > 0 ? s->steps.count : 1;
     call->bytes = place_blocks(block, blocks, steps, call->scratch);
+    uint32_t peak;
+    int64_t least = place_load(block, blocks, steps, call->scratch, &peak);
+    ml_debug(3, "memory: %u blocks in %.3f GiB, %.3f GiB of them alive at step %u\n", blocks,
+             (double)call->bytes / (1 << 30), (double)least / (1 << 30), peak);
     for (uint32_t i = 0; i < count; i++) {
         ml_storage *storage = &s->storages.at[i];
         if (storage->kind != ML_STORAGE_TEMPORARY) continue;
