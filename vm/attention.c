@@ -20,23 +20,21 @@ typedef struct {
     ml_ref sources[FIRST_CAPTURED + MAX_CAPTURED];
     int source_count;
     ml_type score_type;
-    ml_ref score;         /* PARAM(0) */
-    ml_ref filler;        /* an i32 tensor of the scores' axes without a value of its own */
-    ml_ref index;         /* for widen: the tensor to widen, then its result */
-    ml_ref document[2];   /* of queries and of keys */
+    ml_ref score;       /* PARAM(0) */
+    ml_ref filler;      /* an i32 tensor of the scores' axes without a value of its own */
+    ml_ref index;       /* for widen: the tensor to widen, then its result */
+    ml_ref document[2]; /* of queries and of keys */
     ml_ref result;
 } attention_call;
 
-static int64_t size_of(const attention_call *call, ml_ref n, ml_axis axis)
-{
+static int64_t size_of(const attention_call *call, ml_ref n, ml_axis axis) {
     const ml_type *t = ml_graph_type(call->graph, n);
     int at = ml_type_find(t, axis);
     return at < 0 ? 0 : t->size[at];
 }
 
 /* Keys and values under the names of their own axes. */
-static void prepare(void *argument)
-{
+static void prepare(void *argument) {
     attention_call *call = argument;
     ml_graph *g = call->graph;
     ml_graph_set_origin(g, &call->origin);
@@ -50,8 +48,7 @@ static void prepare(void *argument)
 }
 
 /* PARAM(0), and a filler of its axes: int(s != s). */
-static void make_score(void *argument)
-{
+static void make_score(void *argument) {
     attention_call *call = argument;
     ml_graph *g = call->graph;
     ml_attention_score_type(g, call->sources[0], call->sources[1], &call->args, &call->score_type);
@@ -66,25 +63,24 @@ static void make_score(void *argument)
 }
 
 /* call->index with every axis of the scores. */
-static void widen(void *argument)
-{
+static void widen(void *argument) {
     attention_call *call = argument;
     ml_graph *g = call->graph;
-    ml_ref sources[3] = {ml_const_int(g, ML_BOOL, 1), ml_cast(g, call->index, ML_I32), call->filler};
+    ml_ref sources[3] = {ml_const_int(g, ML_BOOL, 1), ml_cast(g, call->index, ML_I32),
+                         call->filler};
     call->index = ml_graph_add(g, ML_OP_WHERE, sources, 3, NULL, 0, NULL);
     *ML_PUSH(call->vm->arena, &call->vm->tainted) = call->index;
 }
 
-static void widen_iota(void *argument)
-{
+static void widen_iota(void *argument) {
     attention_call *call = argument;
     ml_axis axis = (ml_axis)call->index;
-    call->index = ml_iota(call->graph, axis, call->score_type.size[ml_type_find(&call->score_type, axis)]);
+    call->index =
+        ml_iota(call->graph, axis, call->score_type.size[ml_type_find(&call->score_type, axis)]);
     widen(argument);
 }
 
-static void rename_document(void *argument)
-{
+static void rename_document(void *argument) {
     attention_call *call = argument;
     call->index = ml_rename(call->graph, call->document[0], call->args.seq, call->args.kv_seq);
     call->document[1] = call->index;
@@ -93,31 +89,30 @@ static void rename_document(void *argument)
     call->document[0] = call->index;
 }
 
-/* ---- Separating function and captured tensors ----------------------------------------------------- */
+/* ---- Separating function and captured tensors
+ * ----------------------------------------------------- */
 
-static bool is_tainted(const ml_vm *vm, ml_ref n)
-{
+static bool is_tainted(const ml_vm *vm, ml_ref n) {
     for (uint32_t i = 0; i < vm->tainted.count; i++)
         if (vm->tainted.at[i] == n) return true;
     return false;
 }
 
-static ml_ref capture(attention_call *call, ml_ref n)
-{
+static ml_ref capture(attention_call *call, ml_ref n) {
     int i = FIRST_CAPTURED;
     while (i < call->source_count && call->sources[i] != n) i++;
     if (i == FIRST_CAPTURED + MAX_CAPTURED)
         ml_raise(ML_INVALID, "a score function can use at most %d tensors", MAX_CAPTURED);
     if (i == call->source_count) call->sources[call->source_count++] = n;
     int64_t index = i - FIRST_CAPTURED + 1;
-    return ml_graph_add(call->graph, ML_OP_PARAM, NULL, 0, &index, 1, ml_graph_type(call->graph, n));
+    return ml_graph_add(call->graph, ML_OP_PARAM, NULL, 0, &index, 1,
+                        ml_graph_type(call->graph, n));
 }
 
 typedef ML_VEC(ml_ref) ref_list;
 
 /* Copies by reference of the tainted list: copies.at[i] is that of tainted.at[i], 0 until made. */
-static ml_ref separate(attention_call *call, ref_list *copies, ml_ref n)
-{
+static ml_ref separate(attention_call *call, ref_list *copies, ml_ref n) {
     ml_graph *g = call->graph;
     const ml_node *node = ml_graph_node(g, n);
     if (node->op == ML_OP_CONST || node->op == ML_OP_IOTA || n == call->score) return n;
@@ -144,8 +139,7 @@ static ml_ref separate(attention_call *call, ref_list *copies, ml_ref n)
     return copy;
 }
 
-static void finish(void *argument)
-{
+static void finish(void *argument) {
     attention_call *call = argument;
     ml_graph_set_origin(call->graph, &call->origin);
     if (call->args.score) {
@@ -157,18 +151,17 @@ static void finish(void *argument)
     call->result = ml_attention(call->graph, call->sources, call->source_count, &call->args);
 }
 
-/* ---- Tracing ------------------------------------------------------------------------------------- */
+/* ---- Tracing
+ * ------------------------------------------------------------------------------------- */
 
-static int push_index(lua_State *L, attention_call *call, ml_axis axis)
-{
+static int push_index(lua_State *L, attention_call *call, ml_axis axis) {
     call->index = axis;
     vm_protect(L, widen_iota, call);
     return vm_push_tensor(L, call->index);
 }
 
 /* The table i of a score function: i.q, i.k, i.head and, where there are batch axes, i.batch. */
-static void push_indices(lua_State *L, attention_call *call)
-{
+static void push_indices(lua_State *L, attention_call *call) {
     lua_newtable(L);
     const ml_attention_args *a = &call->args;
     push_index(L, call, a->seq), lua_setfield(L, -2, "q");
@@ -183,20 +176,20 @@ static void push_indices(lua_State *L, attention_call *call)
 }
 
 /* score(s, i), then the document mask; arguments: the call as light userdata, options. */
-static int trace(lua_State *L)
-{
+static int trace(lua_State *L) {
     attention_call *call = lua_touserdata(L, 1);
     vm_protect(L, make_score, call);
     ml_ref result = call->score;
     if (vm_option(L, 2, "score")) {
         if (!lua_isfunction(L, -1))
-            vm_fail(L, "score = function(s, i) return s end", "attention's score must be a function, got %s",
-                    luaL_typename(L, -1));
+            vm_fail(L, "score = function(s, i) return s end",
+                    "attention's score must be a function, got %s", luaL_typename(L, -1));
         vm_push_tensor(L, call->score);
         push_indices(L, call);
         lua_call(L, 2, 1);
         if (!vm_is_tensor(L, -1))
-            vm_fail(L, "return the new score", "attention's score function must return a tensor, got %s",
+            vm_fail(L, "return the new score",
+                    "attention's score function must return a tensor, got %s",
                     luaL_typename(L, -1));
         result = vm_tensor(L, -1, "the score");
     }
@@ -207,7 +200,8 @@ static int trace(lua_State *L)
         same.sources = call->document;
         same.source_count = 2;
         lua_pushnumber(L, -INFINITY);
-        ml_ref operands[3] = {vm_add(L, &same), result, vm_number(L, -1, ml_graph_type(call->graph, result)->dtype)};
+        ml_ref operands[3] = {vm_add(L, &same), result,
+                              vm_number(L, -1, ml_graph_type(call->graph, result)->dtype)};
         vm_begin(L, &masked, ML_OP_WHERE);
         masked.sources = operands;
         masked.source_count = 3;
@@ -217,21 +211,20 @@ static int trace(lua_State *L)
     return 0;
 }
 
-static ml_axis axis_option(lua_State *L, const char *key, const char *fallback)
-{
+static ml_axis axis_option(lua_State *L, const char *key, const char *fallback) {
     if (!vm_option(L, 4, key)) lua_pushstring(L, fallback);
     ml_axis axis = vm_axis_id(L, -1, "attention");
     lua_pop(L, 1);
     return axis;
 }
 
-static void read_options(lua_State *L, attention_call *call)
-{
-    static const char *const known[] = {"causal", "window", "scale", "score", "document", "seq", "heads",
-                                        "head_dim", NULL};
+static void read_options(lua_State *L, attention_call *call) {
+    static const char *const known[] = {"causal", "window", "scale",    "score", "document",
+                                        "seq",    "heads",  "head_dim", NULL};
     if (lua_isnoneornil(L, 4)) lua_settop(L, 3), lua_newtable(L);
     if (!lua_istable(L, 4))
-        vm_fail(L, "{causal=true}", "attention takes its options in a table, got %s", luaL_typename(L, 4));
+        vm_fail(L, "{causal=true}", "attention takes its options in a table, got %s",
+                luaL_typename(L, 4));
     vm_check_options(L, 4, "attention", known);
     ml_attention_args *a = &call->args;
     a->seq = axis_option(L, "seq", "seq");
@@ -258,8 +251,7 @@ static void read_options(lua_State *L, attention_call *call)
     lua_settop(L, 4);
 }
 
-static int core_attention(lua_State *L)
-{
+static int core_attention(lua_State *L) {
     ml_vm *vm = vm_of(L);
     attention_call call = {.vm = vm, .graph = vm->graph, .source_count = 3};
     static const char *const words[] = {"attention's q", "attention's k", "attention's v"};
@@ -292,12 +284,12 @@ static int core_attention(lua_State *L)
 
 static const vm_entry functions[] = {
     {"attention", core_attention,
-     "q: Tensor, k: Tensor, v: Tensor, options?: {causal: boolean, window: integer, scale: number, score: function, "
+     "q: Tensor, k: Tensor, v: Tensor, options?: {causal: boolean, window: integer, scale: number, "
+     "score: function, "
      "document: Tensor, seq: string, heads: string, head_dim: string} -> Tensor",
      "softmax(scale * q k, masked) v over the keys"},
     {0}};
 
-void vm_attention_register(lua_State *L)
-{
+void vm_attention_register(lua_State *L) {
     vm_register(L, functions);
 }

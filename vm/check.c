@@ -10,20 +10,21 @@
 enum { LARGEST = 10 };
 
 typedef struct {
-    const ml_graph *graph;    /* the session's */
+    const ml_graph *graph; /* the session's */
     int64_t parameters, parameter_count;
     int64_t state_bytes[3], state_count[3]; /* by ml_state_kind */
-    double flops;             /* of one step */
-    const ml_plan *largest;   /* the program with the highest peak */
-    int64_t peak_bytes, other_bytes; /* of it; states that only other programs use */
+    double flops;                           /* of one step */
+    const ml_plan *largest;                 /* the program with the highest peak */
+    int64_t peak_bytes, other_bytes;        /* of it; states that only other programs use */
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
+    bool fits;
 } report;
 
-/* ---- Numbers for people -------------------------------------------------------------------------- */
+/* ---- Numbers for people
+ * -------------------------------------------------------------------------- */
 
-static void format_bytes(char *out, size_t size, int64_t bytes)
-{
+static void format_bytes(char *out, size_t size, int64_t bytes) {
     double value = (double)bytes;
     if (bytes < 1 << 10)
         snprintf(out, size, "%lld B", (long long)bytes);
@@ -35,39 +36,39 @@ static void format_bytes(char *out, size_t size, int64_t bytes)
         snprintf(out, size, "%.2f GiB", value / (1 << 30));
 }
 
-static void format_count(char *out, size_t size, double value)
-{
+static void format_count(char *out, size_t size, double value) {
     static const char *const units[] = {"", " k", " M", " G", " T", " P"};
     int unit = 0;
     while (value >= 10000 && unit < 5) value /= 1000, unit++;
     snprintf(out, size, unit ? "%.1f%s" : "%.0f%s", value, units[unit]);
 }
 
-static const char *bytes_text(lua_State *L, int64_t bytes)
-{
+static const char *bytes_text(lua_State *L, int64_t bytes) {
     char text[64];
     format_bytes(text, sizeof text, bytes);
     return lua_pushstring(L, text);
 }
 
-static const char *count_text(lua_State *L, double value)
-{
+static const char *count_text(lua_State *L, double value) {
     char text[64];
     format_count(text, sizeof text, value);
     return lua_pushstring(L, text);
 }
 
-/* ---- Gathering ----------------------------------------------------------------------------------- */
+/* ---- Gathering
+ * ----------------------------------------------------------------------------------- */
 
-static int compare_keys(const void *left, const void *right)
-{
+static const char *device_text(const ml_vm *vm) {
+    return vm->check_device ? vm->check_device : ml_session_device(vm->session)->description;
+}
+
+static int compare_keys(const void *left, const void *right) {
     uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
     return a < b ? -1 : a > b;
 }
 
 /* Kernels of equal source share one compilation. `keys` has room for every kernel. */
-static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *key_count)
-{
+static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *key_count) {
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_step *step = &plan->schedule->steps.at[i];
         r->kernels += step->kind == ML_STEP_KERNEL;
@@ -78,24 +79,21 @@ static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *
     }
 }
 
-static size_t count_kernels(const ml_plan *plan)
-{
+static size_t count_kernels(const ml_plan *plan) {
     size_t count = 0;
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++)
         for (const ml_kernel *k = plan->schedule->steps.at[i].kernel; k; k = k->next) count++;
     return count;
 }
 
-static int count_distinct(uint64_t *keys, size_t count)
-{
+static int count_distinct(uint64_t *keys, size_t count) {
     int distinct = 0;
     if (count) qsort(keys, count, sizeof *keys, compare_keys);
     for (size_t i = 0; i < count; i++) distinct += i == 0 || keys[i] != keys[i - 1];
     return distinct;
 }
 
-static const vm_program *program_at(lua_State *L, int64_t i)
-{
+static const vm_program *program_at(lua_State *L, int64_t i) {
     lua_rawgeti(L, 1, i);
     const vm_program *program = vm_to_program(L, -1);
     if (!program) vm_fail(L, NULL, "report takes a list of programs, got %s", luaL_typename(L, -1));
@@ -103,8 +101,7 @@ static const vm_program *program_at(lua_State *L, int64_t i)
     return program;
 }
 
-static void read_programs(lua_State *L, report *r, double accum)
-{
+static void read_programs(lua_State *L, report *r, double accum) {
     int64_t count = vm_table_length(L, 1);
     size_t keys = 0, key_count = 0;
     for (int64_t i = 1; i <= count; i++) keys += count_kernels(vm_program_plan(program_at(L, i)));
@@ -125,8 +122,7 @@ static void read_programs(lua_State *L, report *r, double accum)
 }
 
 /* Mark the states that a plan reads or writes. */
-static void mark_states(const ml_plan *plan, bool *used)
-{
+static void mark_states(const ml_plan *plan, bool *used) {
     for (uint32_t i = 0; i < plan->schedule->storages.count; i++) {
         const ml_storage *storage = &plan->schedule->storages.at[i];
         if (storage->kind == ML_STORAGE_STATE) used[storage->id] = true;
@@ -134,13 +130,13 @@ static void mark_states(const ml_plan *plan, bool *used)
     for (int i = 0; i < plan->roots.update_count; i++) used[plan->roots.updates[i].state] = true;
 }
 
-static void read_states(lua_State *L, report *r)
-{
+static void read_states(lua_State *L, report *r) {
     uint32_t states = ml_graph_state_count(r->graph);
     bool *all = lua_newuserdatauv(L, states + 1, 0), *own = lua_newuserdatauv(L, states + 1, 0);
     memset(all, 0, states + 1);
     memset(own, 0, states + 1);
-    for (int64_t i = 1; i <= vm_table_length(L, 1); i++) mark_states(vm_program_plan(program_at(L, i)), all);
+    for (int64_t i = 1; i <= vm_table_length(L, 1); i++)
+        mark_states(vm_program_plan(program_at(L, i)), all);
     if (r->largest) mark_states(r->largest, own);
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(r->graph, id);
@@ -158,10 +154,10 @@ static void read_states(lua_State *L, report *r)
     lua_pop(L, 2);
 }
 
-/* ---- Printing ------------------------------------------------------------------------------------ */
+/* ---- Printing
+ * ------------------------------------------------------------------------------------ */
 
-static void print_largest(lua_State *L, const report *r)
-{
+static void print_largest(lua_State *L, const report *r) {
     ml_ref nodes[LARGEST];
     int64_t bytes[LARGEST];
     int count = ml_plan_largest(r->largest, LARGEST, nodes, bytes);
@@ -185,8 +181,7 @@ static void print_largest(lua_State *L, const report *r)
     }
 }
 
-static void print_types(lua_State *L, const ml_plan *plan, const char *name)
-{
+static void print_types(lua_State *L, const ml_plan *plan, const char *name) {
     const ml_graph *g = plan->graph;
     printf("tensors of %s\n", name);
     for (ml_ref n = 1; n < ml_graph_count(g); n++) {
@@ -207,39 +202,42 @@ static void print_types(lua_State *L, const ml_plan *plan, const char *name)
     }
 }
 
-static void print_text(lua_State *L, const report *r, double tokens)
-{
+static void print_text(lua_State *L, const report *r, double tokens) {
     static const char *const kinds[] = {"parameters", "optimizer", "other"};
     const ml_vm *vm = vm_of(L);
-    printf("device          %s\n", vm->check_device ? vm->check_device : ml_session_device(vm->session)->description);
-    printf("parameters      %s in %lld tensors\n", count_text(L, (double)r->parameters), (long long)r->parameter_count);
+    printf("device          %s\n", device_text(vm));
+    printf("parameters      %s in %lld tensors\n", count_text(L, (double)r->parameters),
+           (long long)r->parameter_count);
     printf("states         ");
     for (int i = 0; i < 3; i++)
         if (r->state_count[i])
-            printf(" %s %s in %lld,", kinds[i], bytes_text(L, r->state_bytes[i]), (long long)r->state_count[i]);
-    printf(" %s in all\n", bytes_text(L, r->state_bytes[0] + r->state_bytes[1] + r->state_bytes[2]));
+            printf(" %s %s in %lld,", kinds[i], bytes_text(L, r->state_bytes[i]),
+                   (long long)r->state_count[i]);
+    printf(" %s in all\n",
+           bytes_text(L, r->state_bytes[0] + r->state_bytes[1] + r->state_bytes[2]));
     printf("work a step     %sFLOP", count_text(L, r->flops));
     if (tokens > 0) printf(", %sFLOP a token of %.0f", count_text(L, r->flops / tokens), tokens);
-    printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d copies\n", r->kernels,
-           r->distinct, r->gemms, r->attentions, r->copies);
+    printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
+           "copies\n",
+           r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
     printf("planned in      %.0f ms\n", r->plan_seconds * 1e3);
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->largest->kind_bytes[i]));
     if (r->other_bytes) printf("  %-13s %s\n", "other states", bytes_text(L, r->other_bytes));
-    print_largest(L, r);
+    if (r->fits) print_largest(L, r); /* the error lists them otherwise */
     lua_settop(L, 2);
     if (vm->options->types)
         for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
             lua_rawgeti(L, 1, i);
             lua_getiuservalue(L, -1, 1);
-            print_types(L, vm_program_plan(program_at(L, i)), lua_isstring(L, -1) ? lua_tostring(L, -1) : "a program");
+            print_types(L, vm_program_plan(program_at(L, i)),
+                        lua_isstring(L, -1) ? lua_tostring(L, -1) : "a program");
             lua_pop(L, 2);
         }
 }
 
-static json_t *largest_json(lua_State *L, const report *r)
-{
+static json_t *largest_json(lua_State *L, const report *r) {
     ml_ref nodes[LARGEST];
     int64_t bytes[LARGEST];
     int count = ml_plan_largest(r->largest, LARGEST, nodes, bytes);
@@ -248,8 +246,8 @@ static json_t *largest_json(lua_State *L, const report *r)
         const ml_graph *g = r->largest->graph;
         const ml_origin *origin = nodes[i] ? ml_graph_origin(g, nodes[i]) : NULL;
         vm_push_type(L, g, nodes[i] ? ml_graph_type(g, nodes[i]) : &(ml_type){0});
-        json_t *item = json_pack("{s:s, s:I}", "type", nodes[i] ? lua_tostring(L, -1) : "workspace", "bytes",
-                                 (json_int_t)bytes[i]);
+        json_t *item = json_pack("{s:s, s:I}", "type", nodes[i] ? lua_tostring(L, -1) : "workspace",
+                                 "bytes", (json_int_t)bytes[i]);
         if (origin && origin->file) {
             json_object_set_new(item, "file", json_string(origin->file));
             json_object_set_new(item, "line", json_integer(origin->line));
@@ -260,27 +258,27 @@ static json_t *largest_json(lua_State *L, const report *r)
     return list;
 }
 
-static void print_json(lua_State *L, const report *r, double tokens)
-{
+static void print_json(lua_State *L, const report *r, double tokens) {
     const ml_vm *vm = vm_of(L);
     json_t *memory = json_object();
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         json_object_set_new(memory, ml_memory_names[i], json_integer(r->largest->kind_bytes[i]));
-    json_t *object = json_pack(
-        "{s:s, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:I, s:o, s:o}", "device",
-        vm->check_device ? vm->check_device : ml_session_device(vm->session)->description, "parameters",
-        (json_int_t)r->parameters, "state_bytes",
-        (json_int_t)(r->state_bytes[0] + r->state_bytes[1] + r->state_bytes[2]), "flops", r->flops, "tokens", tokens,
-        "kernels", r->kernels, "kernels_to_compile", r->distinct, "matrix_products", r->gemms, "attentions",
-        r->attentions, "plan_seconds", r->plan_seconds, "peak_bytes", (json_int_t)r->peak_bytes, "memory_bytes", memory,
-        "largest", largest_json(L, r));
+    json_t *object =
+        json_pack("{s:s, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:I, s:o, s:o}", "device",
+                  device_text(vm), "parameters", (json_int_t)r->parameters, "state_bytes",
+                  (json_int_t)(r->state_bytes[0] + r->state_bytes[1] + r->state_bytes[2]), "flops",
+                  r->flops, "tokens", tokens, "kernels", r->kernels, "kernels_to_compile",
+                  r->distinct, "matrix_products", r->gemms, "attentions", r->attentions,
+                  "plan_seconds", r->plan_seconds, "peak_bytes", (json_int_t)r->peak_bytes,
+                  "memory_bytes", memory, "largest", largest_json(L, r));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text) printf("%s\n", text);
     ml_free(text); /* main.c gives jansson ml_alloc */
     json_decref(object);
 }
 
-/* ---- core.report --------------------------------------------------------------------------------- */
+/* ---- core.report
+ * --------------------------------------------------------------------------------- */
 
 typedef struct {
     const ml_plan *plan;
@@ -288,14 +286,12 @@ typedef struct {
     const char *device;
 } require_call;
 
-static void require_memory(void *argument)
-{
+static void require_memory(void *argument) {
     require_call *call = argument;
     ml_plan_require(call->plan, call->extra, call->limit, call->device);
 }
 
-static int core_report(lua_State *L)
-{
+static int core_report(lua_State *L) {
     const ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 2);
@@ -313,15 +309,16 @@ static int core_report(lua_State *L)
     read_programs(L, &r, accum);
     read_states(L, &r);
     luaL_checkstack(L, 64, "a report");
+    const ml_target *target =
+        vm->options->mode == VM_CHECK ? &vm->check_target : &ml_session_device(vm->session)->target;
+    r.fits = !target->memory_bytes || r.peak_bytes <= target->memory_bytes;
     if (vm->options->json)
         print_json(L, &r, tokens);
     else
         print_text(L, &r, tokens);
     fflush(stdout);
-    const ml_target *target = vm->options->mode == VM_CHECK ? &vm->check_target : &ml_session_device(vm->session)->target;
-    if (target->memory_bytes) {
-        require_call call = {r.largest, r.other_bytes, target->memory_bytes,
-                             vm->check_device ? vm->check_device : ml_session_device(vm->session)->description};
+    if (!r.fits) {
+        require_call call = {r.largest, r.other_bytes, target->memory_bytes, device_text(vm)};
         vm_protect(L, require_memory, &call);
     }
     return 0;
@@ -329,8 +326,7 @@ static int core_report(lua_State *L)
 
 /* In check mode, registry "mlua.programs" lists all programs, and "mlua.reported" tells whether the
  * script has called core.report. */
-int vm_report_rest(lua_State *L)
-{
+int vm_report_rest(lua_State *L) {
     if (lua_getfield(L, LUA_REGISTRYINDEX, "mlua.reported") != LUA_TNIL) return 0;
     lua_pushcfunction(L, core_report);
     if (lua_getfield(L, LUA_REGISTRYINDEX, "mlua.programs") == LUA_TTABLE) {
@@ -342,11 +338,11 @@ int vm_report_rest(lua_State *L)
 }
 
 static const vm_entry functions[] = {
-    {"report", core_report, "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer}",
+    {"report", core_report,
+     "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer}",
      "print what mlua check prints, and raise where the programs do not fit the device"},
     {0}};
 
-void vm_check_register(lua_State *L)
-{
+void vm_check_register(lua_State *L) {
     vm_register(L, functions);
 }

@@ -7,21 +7,18 @@
 #include "runtime/io/corpus.h"
 #include "vm/embed.h"
 
-static ml_corpus **check_corpus(lua_State *L)
-{
+static ml_corpus **check_corpus(lua_State *L) {
     return luaL_checkudata(L, 1, vm_corpus_class);
 }
 
-static int corpus_gc(lua_State *L)
-{
+static int corpus_gc(lua_State *L) {
     ml_corpus **corpus = check_corpus(L);
     ml_corpus_close(*corpus);
     *corpus = NULL;
     return 0;
 }
 
-static int core_corpus(lua_State *L)
-{
+static int core_corpus(lua_State *L) {
     static const char *const known[] = {"dtype", NULL};
     int bytes = 1;
     if (lua_istable(L, 2)) {
@@ -29,7 +26,8 @@ static int core_corpus(lua_State *L)
         if (vm_option(L, 2, "dtype")) {
             const char *dtype = luaL_tolstring(L, -1, NULL);
             if (strcmp(dtype, "u8") != 0 && strcmp(dtype, "u16") != 0)
-                vm_fail(L, "tokens are u8 (text, by bytes) or u16", "a corpus cannot hold %s", dtype);
+                vm_fail(L, "tokens are u8 (text, by bytes) or u16", "a corpus cannot hold %s",
+                        dtype);
             bytes = strcmp(dtype, "u16") == 0 ? 2 : 1;
         }
     }
@@ -42,62 +40,63 @@ static int core_corpus(lua_State *L)
         return 1;
     }
     const ml_embedded *text = embed_find("corpus.txt");
-    if (!text) vm_fail(L, "name a file: data=FILE", "this program was built without its default text");
+    if (!text)
+        vm_fail(L, "name a file: data=FILE", "this program was built without its default text");
     vm_check(L, ml_corpus_from_memory("the default text", text->data, text->size, corpus));
     return 1;
 }
 
 /* Where share `share` of the tokens ends. */
-static int64_t position(lua_State *L, const ml_corpus *corpus, const char *key, double fallback)
-{
+static int64_t position(lua_State *L, const ml_corpus *corpus, const char *key, double fallback) {
     double share = fallback;
     if (vm_option(L, 5, key)) {
         share = lua_tonumber(L, -1);
         if (lua_type(L, -1) != LUA_TNUMBER || !(share >= 0 && share <= 1))
-            vm_fail(L, "0 is the corpus's beginning, 1 its end", "%s must be a share between 0 and 1", key);
+            vm_fail(L, "0 is the corpus's beginning, 1 its end",
+                    "%s must be a share between 0 and 1", key);
         lua_pop(L, 1);
     }
     return (int64_t)floor(share * (double)ml_corpus_tokens(corpus));
 }
 
-static int corpus_fill(lua_State *L)
-{
+static int corpus_fill(lua_State *L) {
     static const char *const known[] = {"seed", "from", "to", "vocab", NULL};
     const ml_corpus *corpus = *check_corpus(L);
     vm_host *hosts[2] = {vm_to_host(L, 2), vm_to_host(L, 3)};
     for (int i = 0; i < 2; i++)
         if (!hosts[i] || hosts[i]->dtype != ML_I32 || hosts[i]->rank != 2)
-            vm_fail(L, "core.host(\"i32\", batch, seq)", "a corpus fills two-dimensional i32 host arrays");
+            vm_fail(L, "core.host(\"i32\", batch, seq)",
+                    "a corpus fills two-dimensional i32 host arrays");
     if (memcmp(hosts[0]->dims, hosts[1]->dims, 2 * sizeof(int64_t)) != 0)
         vm_fail(L, NULL, "inputs and targets must have the same dimensions");
     int64_t step = vm_integer(L, 4, "the step"), rows = hosts[0]->dims[0];
-    if (step < 0 || (rows && step > INT64_MAX / rows - 1)) vm_fail(L, NULL, "there is no step %lld", (long long)step);
+    if (step < 0 || (rows && step > INT64_MAX / rows - 1))
+        vm_fail(L, NULL, "there is no step %lld", (long long)step);
     lua_settop(L, 5);
     if (lua_isnil(L, 5)) lua_newtable(L), lua_replace(L, 5);
     luaL_checktype(L, 5, LUA_TTABLE);
     vm_check_options(L, 5, "fill", known);
-    ml_corpus_range range = {.first = position(L, corpus, "from", 0), .last = position(L, corpus, "to", 1)};
+    ml_corpus_range range = {.first = position(L, corpus, "from", 0),
+                             .last = position(L, corpus, "to", 1)};
     if (vm_option(L, 5, "seed")) range.seed = vm_integer(L, -1, "the seed");
     if (vm_option(L, 5, "vocab")) range.vocab = vm_integer(L, -1, "vocab");
-    vm_check(L, ml_corpus_fill(corpus, &range, step * rows, rows, hosts[0]->dims[1], hosts[0]->data, hosts[1]->data));
+    vm_check(L, ml_corpus_fill(corpus, &range, step * rows, rows, hosts[0]->dims[1], hosts[0]->data,
+                               hosts[1]->data));
     lua_settop(L, 1);
     return 1;
 }
 
-static int corpus_size(lua_State *L)
-{
+static int corpus_size(lua_State *L) {
     lua_pushinteger(L, ml_corpus_tokens(*check_corpus(L)));
     return 1;
 }
 
-static int corpus_name(lua_State *L)
-{
+static int corpus_name(lua_State *L) {
     lua_pushstring(L, ml_corpus_name(*check_corpus(L)));
     return 1;
 }
 
-static void add_token(luaL_Buffer *b, const ml_corpus *corpus, lua_Integer id)
-{
+static void add_token(luaL_Buffer *b, const ml_corpus *corpus, lua_Integer id) {
     if (ml_corpus_token_bytes(corpus) == 1) {
         luaL_addchar(b, (char)(id >= 0 && id < 256 ? id : '?'));
     } else {
@@ -107,8 +106,7 @@ static void add_token(luaL_Buffer *b, const ml_corpus *corpus, lua_Integer id)
     }
 }
 
-static int corpus_text(lua_State *L)
-{
+static int corpus_text(lua_State *L) {
     const ml_corpus *corpus = *check_corpus(L);
     const vm_host *host = vm_to_host(L, 2);
     if (!host) luaL_checktype(L, 2, LUA_TTABLE);
@@ -128,27 +126,30 @@ static int corpus_text(lua_State *L)
     return 1;
 }
 
-static int corpus_tostring(lua_State *L)
-{
+static int corpus_tostring(lua_State *L) {
     const ml_corpus *corpus = *check_corpus(L);
-    lua_pushfstring(L, "corpus of %I tokens from %s", (LUAI_UACINT)ml_corpus_tokens(corpus), ml_corpus_name(corpus));
+    lua_pushfstring(L, "corpus of %I tokens from %s", (LUAI_UACINT)ml_corpus_tokens(corpus),
+                    ml_corpus_name(corpus));
     return 1;
 }
 
-static const vm_entry functions[] = {
-    {"corpus", core_corpus, "path?: string, options?: {dtype: string} -> Corpus",
-     "a file of text (u8: a token a byte) or of u16 tokens; without a path the text that is built in"},
-    {0}};
+static const vm_entry functions[] = {{"corpus", core_corpus,
+                                      "path?: string, options?: {dtype: string} -> Corpus",
+                                      "a file of text (u8: a token a byte) or of u16 tokens; "
+                                      "without a path the text that is built in"},
+                                     {0}};
 static const vm_entry methods[] = {
     {"size", corpus_size, "-> integer", "the number of tokens"},
     {"name", corpus_name, "-> string", "the file"},
-    {"fill", corpus_fill, "inputs: Host, targets: Host, step: integer, options?: {seed: integer, from: number, to: number, vocab: integer} -> Corpus",
-     "draw a batch of windows and the tokens that follow; from and to are shares of the corpus between 0 and 1"},
+    {"fill", corpus_fill,
+     "inputs: Host, targets: Host, step: integer, options?: {seed: integer, from: number, to: "
+     "number, vocab: integer} -> Corpus",
+     "draw a batch of windows and the tokens that follow; from and to are shares of the corpus "
+     "between 0 and 1"},
     {"text", corpus_text, "ids: Host|integer[] -> string", "the text of token ids"},
     {0}};
 
-void vm_corpus_register(lua_State *L)
-{
+void vm_corpus_register(lua_State *L) {
     vm_register(L, functions);
     vm_new_class(L, vm_corpus_class, methods, NULL, corpus_gc);
     lua_pop(L, 1);

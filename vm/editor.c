@@ -12,11 +12,11 @@ typedef struct {
     FILE *file;
 } writer;
 
-/* ---- Rows of C: "axis: Axis|string, start?: integer -> Tensor" ---------------------------------- */
+/* ---- Rows of C: "axis: Axis|string, start?: integer -> Tensor" ----------------------------------
+ */
 
 /* Where the next parameter ends: at a comma outside of brackets. */
-static const char *end_of_parameter(const char *at, const char *end)
-{
+static const char *end_of_parameter(const char *at, const char *end) {
     int depth = 0;
     for (; at < end; at++) {
         if (strchr("([{<", *at)) depth++;
@@ -26,8 +26,7 @@ static const char *end_of_parameter(const char *at, const char *end)
     return at;
 }
 
-static void write_row(writer *w, const vm_entry *row, const char *owner, char separator)
-{
+static void write_row(writer *w, const vm_entry *row, const char *owner, char separator) {
     const char *signature = row->signature, *arrow = strstr(signature, "-> ");
     const char *end = arrow ? arrow : signature + strlen(signature);
     char names[512] = "";
@@ -40,7 +39,8 @@ static void write_row(writer *w, const vm_entry *row, const char *owner, char se
         int length = (int)(colon - at) - optional;
         const char *last = stop;
         while (last > colon && isspace((unsigned char)last[-1])) last--;
-        fprintf(w->file, "---@param %.*s%s %.*s\n", length, at, optional ? "?" : "", (int)(last - colon - 2), colon + 2);
+        fprintf(w->file, "---@param %.*s%s %.*s\n", length, at, optional ? "?" : "",
+                (int)(last - colon - 2), colon + 2);
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%s%.*s", used ? ", " : "", length, at);
         at = stop + 1;
@@ -55,8 +55,7 @@ static void write_row(writer *w, const vm_entry *row, const char *owner, char se
 }
 
 /* An elementwise op as a method has its first operand in front. */
-static void write_method_row(writer *w, const vm_entry *row)
-{
+static void write_method_row(writer *w, const vm_entry *row) {
     vm_entry method = *row;
     if (strncmp(row->signature, "a: Tensor", 9) == 0) {
         const char *comma = strstr(row->signature, ", "), *arrow = strstr(row->signature, "-> ");
@@ -65,7 +64,8 @@ static void write_method_row(writer *w, const vm_entry *row)
     write_row(w, &method, "Tensor", ':');
 }
 
-/* ---- Functions of stdlib ----------------------------------------------------------------------- */
+/* ---- Functions of stdlib -----------------------------------------------------------------------
+ */
 
 typedef struct {
     const char *comment, *comment_end; /* the lines "---..." above */
@@ -73,15 +73,13 @@ typedef struct {
     size_t parameters_length;
 } definition;
 
-static const char *line_start(const char *data, const char *at)
-{
+static const char *line_start(const char *data, const char *at) {
     while (at > data && at[-1] != '\n') at--;
     return at;
 }
 
 /* The comment lines that end before `line`. */
-static void find_comment(const char *data, const char *line, definition *d)
-{
+static void find_comment(const char *data, const char *line, definition *d) {
     d->comment = d->comment_end = line;
     while (d->comment > data) {
         const char *above = line_start(data, d->comment - 1);
@@ -92,8 +90,7 @@ static void find_comment(const char *data, const char *line, definition *d)
 }
 
 /* Find "function m.NAME(" or "m.NAME =" at the start of a line; `name` may hold a dot. */
-static bool find_in(const ml_embedded *file, const char *name, definition *d)
-{
+static bool find_in(const ml_embedded *file, const char *name, definition *d) {
     char patterns[2][160];
     snprintf(patterns[0], sizeof patterns[0], "function m.%s(", name);
     snprintf(patterns[1], sizeof patterns[1], "m.%s = ", name);
@@ -106,7 +103,9 @@ static bool find_in(const ml_embedded *file, const char *name, definition *d)
             find_comment(file->data, line, d);
             const char *open = i == 0 ? line + size - 1 : strstr(line, "function(");
             if (i == 1 && open && open < line + length) open += strlen("function");
-            const char *close = open && open < line + length ? memchr(open, ')', (size_t)(line + length - open)) : NULL;
+            const char *close = open && open < line + length
+                                    ? memchr(open, ')', (size_t)(line + length - open))
+                                    : NULL;
             d->parameters = close ? open + 1 : NULL;
             d->parameters_length = close ? (size_t)(close - open - 1) : 0;
             return true;
@@ -116,18 +115,17 @@ static bool find_in(const ml_embedded *file, const char *name, definition *d)
     return false;
 }
 
-static bool find_definition(const char *name, definition *d)
-{
+static bool find_definition(const char *name, definition *d) {
     for (const ml_embedded *file = ml_embedded_files; file->name; file++) {
         size_t length = strlen(file->name);
-        if (length > 4 && strcmp(file->name + length - 4, ".lua") == 0 && find_in(file, name, d)) return true;
+        if (length > 4 && strcmp(file->name + length - 4, ".lua") == 0 && find_in(file, name, d))
+            return true;
     }
     return false;
 }
 
 /* Print the comment lines, and collect the names after @param; `skip` leaves out that many. */
-static void write_comment(writer *w, const definition *d, int skip, char *names, size_t size)
-{
+static void write_comment(writer *w, const definition *d, int skip, char *names, size_t size) {
     names[0] = 0;
     for (const char *line = d->comment; line < d->comment_end;) {
         const char *newline = memchr(line, '\n', (size_t)(d->comment_end - line));
@@ -138,7 +136,8 @@ static void write_comment(writer *w, const definition *d, int skip, char *names,
             fprintf(w->file, "%.*s\n", (int)(end - text), text);
             if (parameter) {
                 size_t used = strlen(names);
-                snprintf(names + used, size - used, "%s%.*s", used ? ", " : "", (int)strcspn(text + 10, " ?"), text + 10);
+                snprintf(names + used, size - used, "%s%.*s", used ? ", " : "",
+                         (int)strcspn(text + 10, " ?"), text + 10);
             }
         }
         line = end + 1;
@@ -146,30 +145,30 @@ static void write_comment(writer *w, const definition *d, int skip, char *names,
 }
 
 /* `function OWNER NAME(...) end` for the function m.NAME of stdlib. */
-static void write_function(writer *w, const char *owner, char separator, const char *name, const char *path)
-{
+static void write_function(writer *w, const char *owner, char separator, const char *name,
+                           const char *path) {
     definition d;
     char names[512];
     bool method = separator == ':';
     if (!find_definition(path, &d) || d.comment == d.comment_end) return;
     write_comment(w, &d, method ? 1 : 0, names, sizeof names);
     if (d.parameters && !method)
-        fprintf(w->file, "function %s%c%s(%.*s) end\n\n", owner, separator, name, (int)d.parameters_length, d.parameters);
+        fprintf(w->file, "function %s%c%s(%.*s) end\n\n", owner, separator, name,
+                (int)d.parameters_length, d.parameters);
     else
         fprintf(w->file, "function %s%c%s(%s) end\n\n", owner, separator, name, names);
 }
 
-/* ---- The whole file ------------------------------------------------------------------------------ */
+/* ---- The whole file
+ * ------------------------------------------------------------------------------ */
 
-static int compare_keys(lua_State *L)
-{
+static int compare_keys(lua_State *L) {
     lua_pushboolean(L, strcmp(lua_tostring(L, 1), lua_tostring(L, 2)) < 0);
     return 1;
 }
 
 /* Push the sorted string keys of the table at `index`; the value is their number. */
-static int push_keys(lua_State *L, int index)
-{
+static int push_keys(lua_State *L, int index) {
     int count = 0;
     index = lua_absindex(L, index);
     lua_newtable(L);
@@ -189,8 +188,7 @@ static int push_keys(lua_State *L, int index)
     return count;
 }
 
-static void write_methods(writer *w, int methods)
-{
+static void write_methods(writer *w, int methods) {
     lua_State *L = w->L;
     int count = push_keys(L, methods);
     for (int i = 1; i <= count; i++) {
@@ -208,10 +206,11 @@ static void write_methods(writer *w, int methods)
     lua_pop(L, 1);
 }
 
-static void write_class(writer *w, const char *class_name, const char *title, const char *base, const char *fields)
-{
+static void write_class(writer *w, const char *class_name, const char *title, const char *base,
+                        const char *fields) {
     lua_State *L = w->L;
-    fprintf(w->file, "---@class %s%s%s\n%slocal %s = {}\n\n", title, base ? ": " : "", base ? base : "", fields, title);
+    fprintf(w->file, "---@class %s%s%s\n%slocal %s = {}\n\n", title, base ? ": " : "",
+            base ? base : "", fields, title);
     luaL_getmetatable(L, class_name);
     lua_getfield(L, -1, "__index");
     if (lua_iscfunction(L, -1) && lua_getupvalue(L, -1, 1)) lua_replace(L, -2);
@@ -230,8 +229,7 @@ static void write_class(writer *w, const char *class_name, const char *title, co
 }
 
 /* Functions of a table in m, such as m.init.normal. */
-static void write_library(writer *w, int table)
-{
+static void write_library(writer *w, int table) {
     lua_State *L = w->L;
     int count = push_keys(L, table);
     for (int i = 1; i <= count; i++) {
@@ -259,15 +257,17 @@ static void write_library(writer *w, int table)
     lua_pop(L, 1);
 }
 
-static int write_all(lua_State *L)
-{
+static int write_all(lua_State *L) {
     writer w = {L, lua_touserdata(L, 1)};
-    static const char operators[] = "---@operator add(Tensor|number): Tensor\n---@operator sub(Tensor|number): Tensor\n"
-                                    "---@operator mul(Tensor|number): Tensor\n---@operator div(Tensor|number): Tensor\n"
-                                    "---@operator idiv(Tensor|number): Tensor\n---@operator mod(Tensor|number): Tensor\n"
-                                    "---@operator pow(Tensor|number): Tensor\n---@operator unm: Tensor\n";
-    fprintf(w.file, "---@meta mlua\n-- Written by `mlua editor` from the program's own tables: do not edit.\n\n"
-                    "---@class Axis\n---@field name string\n---@field size integer\n\n");
+    static const char operators[] =
+        "---@operator add(Tensor|number): Tensor\n---@operator sub(Tensor|number): Tensor\n"
+        "---@operator mul(Tensor|number): Tensor\n---@operator div(Tensor|number): Tensor\n"
+        "---@operator idiv(Tensor|number): Tensor\n---@operator mod(Tensor|number): Tensor\n"
+        "---@operator pow(Tensor|number): Tensor\n---@operator unm: Tensor\n";
+    fprintf(
+        w.file,
+        "---@meta mlua\n-- Written by `mlua editor` from the program's own tables: do not edit.\n\n"
+        "---@class Axis\n---@field name string\n---@field size integer\n\n");
     fprintf(w.file, "---@class Tensor\n%slocal Tensor = {}\n\n", operators);
     lua_getfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");
     lua_getglobal(L, "require");
@@ -276,7 +276,8 @@ static int write_all(lua_State *L)
     write_methods(&w, 2);
     write_class(&w, vm_state_class, "State", "Tensor", "");
     write_class(&w, vm_host_class, "Host", NULL, "---@field [integer] number\n");
-    write_class(&w, vm_program_class, "Program", NULL, "---@overload fun(inputs: table): table<string, number|Host>\n");
+    write_class(&w, vm_program_class, "Program", NULL,
+                "---@overload fun(inputs: table): table<string, number|Host>\n");
     write_class(&w, vm_corpus_class, "Corpus", NULL, "");
     fprintf(w.file, "---@class mlua\nlocal m = {}\n\n");
     write_library(&w, 3);
@@ -284,8 +285,7 @@ static int write_all(lua_State *L)
     return 0;
 }
 
-int editor_write(ml_vm *vm, const char *path)
-{
+int editor_write(ml_vm *vm, const char *path) {
     lua_State *L = vm->L;
     FILE *file = path ? fopen(path, "w") : stdout;
     if (!file) {
@@ -300,6 +300,7 @@ int editor_write(ml_vm *vm, const char *path)
     if (status != LUA_OK)
         vm_print_error(L);
     else if (failed)
-        fprintf(stderr, "mlua: cannot write %s: %s\n", path ? path : "the definitions", strerror(errno));
+        fprintf(stderr, "mlua: cannot write %s: %s\n", path ? path : "the definitions",
+                strerror(errno));
     return status != LUA_OK || failed;
 }

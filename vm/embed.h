@@ -1,5 +1,6 @@
-/* Files inside the binary: every file of stdlib and corpus.txt, the default corpus. The Makefile writes the
- * table; names have no folder, and a row whose name is NULL ends it. Bytes are not terminated. */
+/* Files inside the binary: every file of stdlib and corpus.txt, the default corpus. The Makefile
+ * writes the table; names have no folder, and a row whose name is NULL ends it. Bytes are not
+ * terminated. */
 #ifndef ML_EMBED_H
 #define ML_EMBED_H
 

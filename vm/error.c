@@ -12,8 +12,7 @@
 
 static const char *const error_class = "mlua.error";
 
-bool vm_script_frame(lua_State *L, lua_Debug *frame)
-{
+bool vm_script_frame(lua_State *L, lua_Debug *frame) {
     for (int level = 0; lua_getstack(L, level, frame); level++) {
         lua_getinfo(L, "Sl", frame);
         if (frame->currentline < 1) continue;
@@ -22,16 +21,15 @@ bool vm_script_frame(lua_State *L, lua_Debug *frame)
     return false;
 }
 
-static const char *file_of(const char *source)
-{
+static const char *file_of(const char *source) {
     return source[0] == '@' || source[0] == '=' ? source + 1 : source;
 }
 
-/* ---- Rendering --------------------------------------------------------------------------------- */
+/* ---- Rendering ---------------------------------------------------------------------------------
+ */
 
 /* What a node shows of where it came from: a state's own declaration for a reading of it. */
-static const ml_origin *origin_of(const ml_graph *g, ml_ref n, const char **state_name)
-{
+static const ml_origin *origin_of(const ml_graph *g, ml_ref n, const char **state_name) {
     ml_ref leaf = n;
     *state_name = NULL;
     if (ml_graph_node(g, n)->op == ML_OP_CAST) leaf = ml_graph_source(g, n, 0);
@@ -44,8 +42,7 @@ static const ml_origin *origin_of(const ml_graph *g, ml_ref n, const char **stat
 }
 
 /* The k-th operand's name, where the text does not give one. */
-static const char *operand_word(int k, int count)
-{
+static const char *operand_word(int k, int count) {
     static const char *const ordinals[] = {"first", "second", "third", "fourth"};
     if (count == 1) return "the tensor";
     if (count == 2) return k == 0 ? "left" : "right";
@@ -53,8 +50,7 @@ static const char *operand_word(int k, int count)
 }
 
 /* Push lines such as "      h   bf16[seq=8]   from gpt.lua:3\n". */
-static void push_operands(lua_State *L, const lua_Debug *frame, const ml_ref *operands, int count)
-{
+static void push_operands(lua_State *L, const lua_Debug *frame, const ml_ref *operands, int count) {
     const ml_graph *g = vm_of(L)->graph;
     int base = lua_gettop(L);
     size_t name_width = 0, type_width = 0;
@@ -99,8 +95,7 @@ static void push_operands(lua_State *L, const lua_Debug *frame, const ml_ref *op
 
 /* The text that sizes `axis` in the statement that begins on a line: "cfg.embed". Pushes it or
  * returns false. */
-static bool push_size_text(lua_State *L, const vm_axis_site *site)
-{
+static bool push_size_text(lua_State *L, const vm_axis_site *site) {
     const char *name = ml_axis_name(vm_of(L)->graph, site->axis);
     size_t length = strlen(name);
     for (int line = site->line; line < site->line + 12; line++) {
@@ -122,16 +117,14 @@ static bool push_size_text(lua_State *L, const vm_axis_site *site)
     return false;
 }
 
-static const vm_axis_site *find_site(const ml_vm *vm, ml_axis axis, int64_t size)
-{
+static const vm_axis_site *find_site(const ml_vm *vm, ml_axis axis, int64_t size) {
     for (uint32_t i = 0; i < vm->sites.count; i++)
         if (vm->sites.at[i].axis == axis && vm->sites.at[i].size == size) return &vm->sites.at[i];
     return NULL;
 }
 
 /* Two operands that disagree on the size of an axis: push which lines size it, or nil. */
-static void push_size_help(lua_State *L, const ml_ref *operands, int count)
-{
+static void push_size_help(lua_State *L, const ml_ref *operands, int count) {
     const ml_vm *vm = vm_of(L);
     if (count == 2) {
         const ml_type *a = ml_graph_type(vm->graph, operands[0]);
@@ -157,8 +150,8 @@ static void push_size_help(lua_State *L, const ml_ref *operands, int count)
 }
 
 /* Push the whole text of an error. message, operand lines and help are at the given indices. */
-static void push_text(lua_State *L, const char *file, int line, int message, int operands, int help)
-{
+static void push_text(lua_State *L, const char *file, int line, int message, int operands,
+                      int help) {
     luaL_Buffer b;
     const char *text = lua_tostring(L, message);
     const char *rest = strchr(text, '\n');
@@ -197,16 +190,14 @@ static void push_text(lua_State *L, const char *file, int line, int message, int
     lua_settop(L, prefix - 1);
 }
 
-static void add_traceback(lua_State *L, int object)
-{
+static void add_traceback(lua_State *L, int object) {
     if (ml_knobs()->debug < 1) return;
     luaL_traceback(L, L, NULL, 1);
     lua_setfield(L, object, "traceback");
 }
 
 /* Turn message and help (top of the stack; help may be nil) into an error object there. */
-static void make_error(lua_State *L, const char *file, int line, int operands)
-{
+static void make_error(lua_State *L, const char *file, int line, int operands) {
     int help = lua_gettop(L), message = help - 1;
     push_text(L, file, line, message, operands, help);
     lua_createtable(L, 0, 6);
@@ -224,8 +215,7 @@ static void make_error(lua_State *L, const char *file, int line, int operands)
 }
 
 /* Message and help (or nil) are on top of the stack. */
-static _Noreturn void raise_error(lua_State *L, const ml_ref *operands, int count)
-{
+static _Noreturn void raise_error(lua_State *L, const ml_ref *operands, int count) {
     lua_Debug frame;
     bool known = vm_script_frame(L, &frame);
     int help = lua_gettop(L), lines = 0;
@@ -244,8 +234,7 @@ static _Noreturn void raise_error(lua_State *L, const ml_ref *operands, int coun
 }
 
 int vm_fail_with(lua_State *L, const ml_ref *operands, int count, const char *help,
-                 const char *format, ...)
-{
+                 const char *format, ...) {
     char text[2048];
     va_list arguments;
     va_start(arguments, format);
@@ -257,8 +246,7 @@ int vm_fail_with(lua_State *L, const ml_ref *operands, int count, const char *he
     raise_error(L, operands, count);
 }
 
-int vm_fail(lua_State *L, const char *help, const char *format, ...)
-{
+int vm_fail(lua_State *L, const char *help, const char *format, ...) {
     char text[2048];
     va_list arguments;
     va_start(arguments, format);
@@ -270,8 +258,7 @@ int vm_fail(lua_State *L, const char *help, const char *format, ...)
     raise_error(L, NULL, 0);
 }
 
-void vm_raise(lua_State *L)
-{
+void vm_raise(lua_State *L) {
     ml_error *error = ml_error_last();
     ml_ref operands[ML_ERROR_OPERANDS];
     int count = 0;
@@ -296,22 +283,21 @@ void vm_raise(lua_State *L)
     __builtin_unreachable();
 }
 
-void vm_check(lua_State *L, ml_status status)
-{
+void vm_check(lua_State *L, ml_status status) {
     if (status != ML_OK) vm_raise(L);
 }
 
-void vm_protect(lua_State *L, void (*body)(void *), void *argument)
-{
+void vm_protect(lua_State *L, void (*body)(void *), void *argument) {
     if (ml_protect(body, argument) != ML_OK) vm_raise(L);
 }
 
-/* ---- Errors of plain Lua ----------------------------------------------------------------------- */
+/* ---- Errors of plain Lua -----------------------------------------------------------------------
+ */
 
 /* The frame whose position Lua put before a message ("gpt.lua:3: ..."): its chunk may be longer
  * than what the message shows. */
-static bool frame_of_prefix(lua_State *L, const char *file, size_t length, int line, lua_Debug *frame)
-{
+static bool frame_of_prefix(lua_State *L, const char *file, size_t length, int line,
+                            lua_Debug *frame) {
     for (int level = 0; lua_getstack(L, level, frame); level++) {
         lua_getinfo(L, "Sl", frame);
         if (frame->currentline == line && strlen(frame->short_src) == length &&
@@ -322,8 +308,7 @@ static bool frame_of_prefix(lua_State *L, const char *file, size_t length, int l
 }
 
 /* Split "file:line: message". */
-static const char *split_position(const char *text, size_t *file_length, int *line)
-{
+static const char *split_position(const char *text, size_t *file_length, int *line) {
     for (const char *colon = strchr(text, ':'); colon; colon = strchr(colon + 1, ':')) {
         char *end;
         long number = strtol(colon + 1, &end, 10);
@@ -337,18 +322,17 @@ static const char *split_position(const char *text, size_t *file_length, int *li
     return NULL;
 }
 
-static const char *hint_for(const char *message)
-{
-    if (strstr(message, "number expected, got tensor") || strstr(message, "number expected, got state"))
-        return "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, m.maximum";
-    if (strstr(message, "on a axis value"))
-        return "an Axis has .name and .size";
+static const char *hint_for(const char *message) {
+    if (strstr(message, "number expected, got tensor") ||
+        strstr(message, "number expected, got state"))
+        return "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
+               "m.maximum";
+    if (strstr(message, "on a axis value")) return "an Axis has .name and .size";
     return NULL;
 }
 
 /* Push an error object for a string that plain Lua raised, at index 1. */
-static void convert_message(lua_State *L)
-{
+static void convert_message(lua_State *L) {
     const char *text = lua_tostring(L, 1);
     size_t length = 0;
     int line = 0;
@@ -378,8 +362,7 @@ static void convert_message(lua_State *L)
     make_error(L, file, line, 0);
 }
 
-int vm_message_handler(lua_State *L)
-{
+int vm_message_handler(lua_State *L) {
     lua_settop(L, 1);
     if (luaL_getmetafield(L, 1, "__name") == LUA_TSTRING &&
         strcmp(lua_tostring(L, -1), error_class) == 0) {
@@ -392,17 +375,16 @@ int vm_message_handler(lua_State *L)
     return 1;
 }
 
-void vm_finish_error(lua_State *L)
-{
+void vm_finish_error(lua_State *L) {
     lua_pushcfunction(L, vm_message_handler);
     lua_insert(L, -2);
     lua_call(L, 1, 1);
 }
 
-/* ---- The class and core.fail -------------------------------------------------------------------- */
+/* ---- The class and core.fail --------------------------------------------------------------------
+ */
 
-static int error_tostring(lua_State *L)
-{
+static int error_tostring(lua_State *L) {
     lua_getfield(L, 1, "text");
     size_t length;
     const char *text = luaL_tolstring(L, -1, &length);
@@ -411,16 +393,14 @@ static int error_tostring(lua_State *L)
     return 1;
 }
 
-static int error_concat(lua_State *L)
-{
+static int error_concat(lua_State *L) {
     luaL_tolstring(L, 1, NULL);
     luaL_tolstring(L, 2, NULL);
     lua_concat(L, 2);
     return 1;
 }
 
-static int core_fail(lua_State *L)
-{
+static int core_fail(lua_State *L) {
     luaL_checkstring(L, 1);
     lua_settop(L, 2);
     lua_pushvalue(L, 1);
@@ -430,13 +410,11 @@ static int core_fail(lua_State *L)
     raise_error(L, NULL, 0);
 }
 
-static const vm_entry entries[] = {
-    {"fail", core_fail, "message: string, options?: {help: string}",
-     "raise an error that names the script's line"},
-    {0}};
+static const vm_entry entries[] = {{"fail", core_fail, "message: string, options?: {help: string}",
+                                    "raise an error that names the script's line"},
+                                   {0}};
 
-void vm_error_register(lua_State *L)
-{
+void vm_error_register(lua_State *L) {
     luaL_newmetatable(L, error_class);
     lua_pushcfunction(L, error_tostring);
     lua_setfield(L, -2, "__tostring");
@@ -446,8 +424,7 @@ void vm_error_register(lua_State *L)
     vm_register(L, entries);
 }
 
-void vm_print_error(lua_State *L)
-{
+void vm_print_error(lua_State *L) {
     if (lua_istable(L, -1)) {
         lua_getfield(L, -1, "text");
         const char *text = lua_tostring(L, -1);
@@ -464,8 +441,7 @@ void vm_print_error(lua_State *L)
     lua_pop(L, 1);
 }
 
-bool vm_is_interrupt(lua_State *L, int index)
-{
+bool vm_is_interrupt(lua_State *L, int index) {
     index = lua_absindex(L, index);
     if (!lua_istable(L, index)) return false;
     lua_pushliteral(L, "interrupted");

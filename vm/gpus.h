@@ -5,18 +5,18 @@
 #include "codegen/target.h"
 
 typedef struct {
-    const char *key;     /* what --device takes when checking: "h200" */
-    const char *model;   /* a part of the name that the driver gives */
+    const char *key;   /* what --device takes when checking: "h200" */
+    const char *model; /* a part of the name that the driver gives */
     int arch, multiprocessors;
-    double memory_gib;   /* what the driver leaves to programs, about */
-    double tflops;       /* dense bf16, from the vendor's data sheet */
+    double memory_gib; /* what the driver leaves to programs, about */
+    double tflops;     /* dense bf16, from the vendor's data sheet */
 } vm_gpu;
 
-const vm_gpu *gpu_by_key(const char *key);         /* NULL where there is none */
+const vm_gpu *gpu_by_key(const char *key);           /* NULL where there is none */
 const vm_gpu *gpu_by_model(const char *description); /* NULL where none matches */
-const vm_gpu *gpu_of_machine(void);                /* from the driver's files; NULL: no GPU, or unknown */
+const vm_gpu *gpu_of_machine(void); /* from the driver's files; NULL: no GPU, or unknown */
 bool gpu_is_present(void);
-const vm_gpu *gpu_at(int i);                       /* NULL past the last */
+const vm_gpu *gpu_at(int i); /* NULL past the last */
 void gpu_target(const vm_gpu *gpu, ml_target *target);
 
 #endif

@@ -10,20 +10,17 @@
 
 static const char *const sources_key = "mlua.sources"; /* registry: file name -> text */
 
-const ml_embedded *embed_find(const char *name)
-{
+const ml_embedded *embed_find(const char *name) {
     for (const ml_embedded *file = ml_embedded_files; file->name; file++)
         if (strcmp(file->name, name) == 0) return file;
     return NULL;
 }
 
-ml_vm *vm_of(lua_State *L)
-{
+ml_vm *vm_of(lua_State *L) {
     return *(ml_vm **)lua_getextraspace(L);
 }
 
-static void *allocate(void *context, void *block, size_t old_bytes, size_t bytes)
-{
+static void *allocate(void *context, void *block, size_t old_bytes, size_t bytes) {
     (void)context;
     if (bytes == 0) {
         ml_free(block);
@@ -33,15 +30,15 @@ static void *allocate(void *context, void *block, size_t old_bytes, size_t bytes
     return ml_realloc(block, old_bytes, bytes);
 }
 
-/* ---- Interned strings -------------------------------------------------------------------------- */
+/* ---- Interned strings --------------------------------------------------------------------------
+ */
 
 typedef struct {
     ml_vm *vm;
     const char *text, *result;
 } intern_call;
 
-static void intern(void *argument)
-{
+static void intern(void *argument) {
     intern_call *call = argument;
     ml_vm *vm = call->vm;
     size_t length = strlen(call->text);
@@ -58,22 +55,20 @@ static void intern(void *argument)
     call->result = copy;
 }
 
-const char *vm_intern(lua_State *L, const char *text)
-{
+const char *vm_intern(lua_State *L, const char *text) {
     intern_call call = {.vm = vm_of(L), .text = text};
     if (ml_protect(intern, &call) != ML_OK) luaL_error(L, "not enough memory");
     return call.result;
 }
 
-/* ---- Chunks ------------------------------------------------------------------------------------ */
+/* ---- Chunks ------------------------------------------------------------------------------------
+ */
 
-static void push_sources(lua_State *L)
-{
+static void push_sources(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, sources_key);
 }
 
-void vm_push_source(lua_State *L, const char *file)
-{
+void vm_push_source(lua_State *L, const char *file) {
     if (file[0] == '@' || file[0] == '=') file++;
     if (strncmp(file, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0) {
         const ml_embedded *embedded = embed_find(file + sizeof VM_STDLIB - 2);
@@ -88,8 +83,7 @@ void vm_push_source(lua_State *L, const char *file)
     lua_remove(L, -2);
 }
 
-void vm_push_line(lua_State *L, const char *file, int line)
-{
+void vm_push_line(lua_State *L, const char *file, int line) {
     vm_push_source(L, file);
     const char *text = lua_tostring(L, -1);
     for (int i = 1; text && i < line; i++) {
@@ -117,16 +111,15 @@ typedef struct {
     size_t result_size;
 } traps_call;
 
-static void close_traps(void *argument)
-{
+static void close_traps(void *argument) {
     traps_call *call = argument;
-    call->result = traps_rewrite(call->text, call->size, call->kind, call->arena, &call->result_size);
+    call->result =
+        traps_rewrite(call->text, call->size, call->kind, call->arena, &call->result_size);
 }
 
 /* Replace the function on top by its rewritten form; keeps it where there is nothing to rewrite. */
 static void load_rewritten(lua_State *L, const char *text, size_t size, const char *chunk, int env,
-                           traps_kind kind)
-{
+                           traps_kind kind) {
     traps_call call = {.arena = ml_arena_new(), .text = text, .size = size, .kind = kind};
     if (!call.arena) return;
     int status = LUA_ERRSYNTAX;
@@ -149,22 +142,37 @@ static void load_rewritten(lua_State *L, const char *text, size_t size, const ch
         lua_pop(L, 1);
 }
 
-void vm_save_source(lua_State *L, const char *chunk, const char *text, size_t size)
-{
+void vm_save_source(lua_State *L, const char *chunk, const char *text, size_t size) {
     push_sources(L);
     lua_pushlstring(L, text, size);
     lua_setfield(L, -2, chunk[0] == '@' || chunk[0] == '=' ? chunk + 1 : chunk);
     lua_pop(L, 1);
 }
 
+/* Messages of the parser shorten long file names to "...end": put the whole one there. */
+static void restore_file_name(lua_State *L, const char *chunk) {
+    const char *message = lua_tostring(L, -1);
+    if (chunk[0] != '@' || !message || strncmp(message, "...", 3) != 0) return;
+    size_t length = strlen(chunk), shown = 0;
+    for (size_t at = 1; at < length && !shown; at++) {
+        size_t rest = length - at;
+        if (strncmp(message + 3, chunk + at, rest) == 0 && message[3 + rest] == ':') shown = rest;
+    }
+    if (!shown) return;
+    lua_pushfstring(L, "%s%s", chunk + 1, message + 3 + shown);
+    lua_replace(L, -2);
+}
+
 static int load_text(lua_State *L, const char *text, size_t size, const char *chunk, int env,
-                     traps_kind kind)
-{
+                     traps_kind kind) {
     if (env) env = lua_absindex(L, env);
     int status = luaL_loadbufferx(L, text, size, chunk, "t");
     bool script = strncmp(chunk, VM_STDLIB, sizeof VM_STDLIB - 1) != 0;
     if (script) vm_save_source(L, chunk, text, size);
-    if (status != LUA_OK) return status;
+    if (status != LUA_OK) {
+        restore_file_name(L, chunk);
+        return status;
+    }
     if (env) {
         lua_pushvalue(L, env);
         if (!lua_setupvalue(L, -2, 1)) lua_pop(L, 1);
@@ -173,18 +181,15 @@ static int load_text(lua_State *L, const char *text, size_t size, const char *ch
     return LUA_OK;
 }
 
-int vm_load(lua_State *L, const char *text, size_t size, const char *chunk, int env)
-{
+int vm_load(lua_State *L, const char *text, size_t size, const char *chunk, int env) {
     return load_text(L, text, size, chunk, env, TRAPS_SCRIPT);
 }
 
-int vm_load_input(lua_State *L, const char *text, size_t size, const char *chunk)
-{
+int vm_load_input(lua_State *L, const char *text, size_t size, const char *chunk) {
     return load_text(L, text, size, chunk, 0, TRAPS_INPUT);
 }
 
-int vm_load_file(lua_State *L, const char *path, int env)
-{
+int vm_load_file(lua_State *L, const char *path, int env) {
     if (env) env = lua_absindex(L, env);
     FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
     if (!file) {
@@ -222,16 +227,14 @@ int vm_load_file(lua_State *L, const char *path, int env)
 
 /* ---- load, loadfile, dofile, require with traps closed --------------------------------------- */
 
-static int load_result(lua_State *L, int status)
-{
+static int load_result(lua_State *L, int status) {
     if (status == LUA_OK) return 1;
     lua_pushnil(L);
     lua_insert(L, -2);
     return 2;
 }
 
-static int lua_load_text(lua_State *L)
-{
+static int lua_load_text(lua_State *L) {
     int env = lua_isnone(L, 4) ? 0 : 4;
     if (lua_isfunction(L, 1)) {
         luaL_Buffer buffer;
@@ -256,14 +259,12 @@ static int lua_load_text(lua_State *L)
     return load_result(L, vm_load(L, text, size, chunk, env));
 }
 
-static int lua_load_file(lua_State *L)
-{
+static int lua_load_file(lua_State *L) {
     int env = lua_isnone(L, 3) ? 0 : 3;
     return load_result(L, vm_load_file(L, luaL_optstring(L, 1, "-"), env));
 }
 
-static int lua_do_file(lua_State *L)
-{
+static int lua_do_file(lua_State *L) {
     const char *path = luaL_optstring(L, 1, "-");
     lua_settop(L, 1);
     if (vm_load_file(L, path, 0) != LUA_OK) return lua_error(L);
@@ -271,8 +272,7 @@ static int lua_do_file(lua_State *L)
     return lua_gettop(L) - 1;
 }
 
-static int search_embedded(lua_State *L)
-{
+static int search_embedded(lua_State *L) {
     const char *module = luaL_checkstring(L, 1);
     if (strcmp(module, "mlua") != 0 && strncmp(module, "mlua.", 5) != 0) {
         lua_pushnil(L);
@@ -290,8 +290,7 @@ static int search_embedded(lua_State *L)
     return 2;
 }
 
-static int search_file(lua_State *L)
-{
+static int search_file(lua_State *L) {
     lua_settop(L, 1);
     lua_getglobal(L, "package");
     lua_getfield(L, 2, "searchpath");
@@ -306,8 +305,7 @@ static int search_file(lua_State *L)
     return 2;
 }
 
-static void set_searchers(lua_State *L, const char *script)
-{
+static void set_searchers(lua_State *L, const char *script) {
     lua_getglobal(L, "package");
     lua_getfield(L, -1, "searchers");
     lua_pushcfunction(L, search_embedded);
@@ -334,15 +332,17 @@ static void set_searchers(lua_State *L, const char *script)
     lua_pop(L, 1);
 }
 
-/* ---- States ------------------------------------------------------------------------------------ */
+/* ---- States ------------------------------------------------------------------------------------
+ */
 
-static int open_state(lua_State *L)
-{
+static int open_state(lua_State *L) {
     luaL_openlibs(L);
     ml_vm *vm = vm_of(L);
     set_searchers(L, vm->options->script);
-    static const luaL_Reg loaders[] = {{"load", lua_load_text}, {"loadfile", lua_load_file},
-                                       {"dofile", lua_do_file}, {NULL, NULL}};
+    static const luaL_Reg loaders[] = {{"load", lua_load_text},
+                                       {"loadfile", lua_load_file},
+                                       {"dofile", lua_do_file},
+                                       {NULL, NULL}};
     lua_pushglobaltable(L);
     luaL_setfuncs(L, loaders, 0);
     lua_pop(L, 1);
@@ -368,15 +368,13 @@ static int open_state(lua_State *L)
     return 0;
 }
 
-static void make_tables(void *argument)
-{
+static void make_tables(void *argument) {
     ml_vm *vm = argument;
     vm->strings = (ml_index){.arena = vm->arena};
     vm->graph = ml_session_graph(vm->session);
 }
 
-ml_status vm_new(const vm_options *options, ml_vm **result)
-{
+ml_status vm_new(const vm_options *options, ml_vm **result) {
     ml_vm *vm = *result = ml_alloc(sizeof *vm);
     if (!vm) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");
     vm->options = options;
@@ -399,8 +397,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result)
     return ML_OK;
 }
 
-void vm_free(ml_vm *vm)
-{
+void vm_free(ml_vm *vm) {
     if (!vm) return;
     if (vm->L) lua_close(vm->L);
     ml_session_free(vm->session);
@@ -408,8 +405,7 @@ void vm_free(ml_vm *vm)
     ml_free(vm);
 }
 
-int vm_call(lua_State *L, int arguments, int results)
-{
+int vm_call(lua_State *L, int arguments, int results) {
     int base = lua_gettop(L) - arguments;
     lua_pushcfunction(L, vm_message_handler);
     lua_insert(L, base);
@@ -418,15 +414,15 @@ int vm_call(lua_State *L, int arguments, int results)
     return status;
 }
 
-/* ---- Signals ----------------------------------------------------------------------------------- */
+/* ---- Signals -----------------------------------------------------------------------------------
+ */
 
 volatile int vm_stop;
 static lua_State *volatile running;
 
 /* Runs between two Lua instructions after a signal. A script that polls core.stopped() ends in its
  * own way at the first signal; any other, and any at the second, ends here. */
-static void interrupt_hook(lua_State *L, lua_Debug *frame)
-{
+static void interrupt_hook(lua_State *L, lua_Debug *frame) {
     (void)frame;
     lua_sethook(L, NULL, 0, 0);
     if (vm_of(L)->polls_stop && vm_stop < 2) return;
@@ -434,16 +430,14 @@ static void interrupt_hook(lua_State *L, lua_Debug *frame)
     vm_raise(L);
 }
 
-static void on_signal(int number)
-{
+static void on_signal(int number) {
     vm_stop = vm_stop + 1;
     if (vm_stop >= 3) signal(number, SIG_DFL);
     lua_State *L = running;
     if (L) lua_sethook(L, interrupt_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
 
-void vm_catch_signals(ml_vm *vm)
-{
+void vm_catch_signals(ml_vm *vm) {
     running = vm ? vm->L : NULL;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);

@@ -4,8 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-static float from_bf16(uint16_t bits)
-{
+static float from_bf16(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float value;
     memcpy(&value, &wide, sizeof value);
@@ -13,16 +12,14 @@ static float from_bf16(uint16_t bits)
 }
 
 /* Round to nearest, ties to even; a NaN stays one. */
-static uint16_t to_bf16(float value)
-{
+static uint16_t to_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     if (value != value) return (uint16_t)((bits >> 16) | 0x40);
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i)
-{
+void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i) {
     switch (dtype) {
     case ML_BOOL: lua_pushboolean(L, ((const uint8_t *)data)[i]); break;
     case ML_I32: lua_pushinteger(L, ((const int32_t *)data)[i]); break;
@@ -33,11 +30,11 @@ void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i)
     }
 }
 
-void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_t i)
-{
+void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_t i) {
     int type = lua_type(L, index);
     if (type != LUA_TNUMBER && type != LUA_TBOOLEAN)
-        vm_fail(L, NULL, "element %lld must be a number, got %s", (long long)i + 1, luaL_typename(L, index));
+        vm_fail(L, NULL, "element %lld must be a number, got %s", (long long)i + 1,
+                luaL_typename(L, index));
     double number = type == LUA_TBOOLEAN ? lua_toboolean(L, index) : lua_tonumber(L, index);
     int exact = 1;
     int64_t integer = 0;
@@ -57,14 +54,14 @@ void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_
     }
 }
 
-vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims)
-{
+vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims) {
     vm_host *host = lua_newuserdatauv(L, sizeof *host, 0);
     *host = (vm_host){.dtype = dtype, .rank = rank, .count = 1};
     luaL_setmetatable(L, vm_host_class);
     for (int i = 0; i < rank; i++) {
         host->dims[i] = dims[i];
-        if (dims[i] && host->count > INT64_MAX / 64 / dims[i]) vm_fail(L, NULL, "a host array of that size cannot be");
+        if (dims[i] && host->count > INT64_MAX / 64 / dims[i])
+            vm_fail(L, NULL, "a host array of that size cannot be");
         host->count *= dims[i];
     }
     size_t bytes = (size_t)host->count * (size_t)ml_dtypes[dtype].bytes;
@@ -76,49 +73,45 @@ vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dim
     return host;
 }
 
-vm_host *vm_to_host(lua_State *L, int index)
-{
+vm_host *vm_to_host(lua_State *L, int index) {
     return luaL_testudata(L, index, vm_host_class);
 }
 
-static vm_host *check_host(lua_State *L)
-{
+static vm_host *check_host(lua_State *L) {
     return luaL_checkudata(L, 1, vm_host_class);
 }
 
-static int host_gc(lua_State *L)
-{
+static int host_gc(lua_State *L) {
     vm_host *host = check_host(L);
     ml_free(host->data);
     *host = (vm_host){0};
     return 0;
 }
 
-static int core_host(lua_State *L)
-{
+static int core_host(lua_State *L) {
     int rank = lua_gettop(L) - 1;
     int64_t dims[ML_MAX_AXES];
     ml_dtype dtype = vm_dtype(L, 1, -1);
-    if (rank < 0 || rank > ML_MAX_AXES) vm_fail(L, NULL, "a host array has at most %d dimensions", ML_MAX_AXES);
+    if (rank < 0 || rank > ML_MAX_AXES)
+        vm_fail(L, NULL, "a host array has at most %d dimensions", ML_MAX_AXES);
     for (int i = 0; i < rank; i++) {
         dims[i] = vm_integer(L, i + 2, "a dimension of a host array");
-        if (dims[i] < 0) vm_fail(L, NULL, "a dimension of a host array cannot be %lld", (long long)dims[i]);
+        if (dims[i] < 0)
+            vm_fail(L, NULL, "a dimension of a host array cannot be %lld", (long long)dims[i]);
     }
     vm_push_host(L, dtype, rank, dims);
     return 1;
 }
 
-static int64_t element_index(lua_State *L, const vm_host *host)
-{
+static int64_t element_index(lua_State *L, const vm_host *host) {
     int64_t i = vm_integer(L, 2, "the index of a host array");
     if (i < 1 || i > host->count)
-        vm_fail(L, "elements count from 1, in row-major order", "element %lld of a host array of %lld", (long long)i,
-                (long long)host->count);
+        vm_fail(L, "elements count from 1, in row-major order",
+                "element %lld of a host array of %lld", (long long)i, (long long)host->count);
     return i - 1;
 }
 
-static int host_index(lua_State *L)
-{
+static int host_index(lua_State *L) {
     vm_host *host = check_host(L);
     if (lua_type(L, 2) == LUA_TNUMBER) {
         vm_push_element(L, host->dtype, host->data, element_index(L, host));
@@ -126,25 +119,22 @@ static int host_index(lua_State *L)
     }
     lua_pushvalue(L, 2);
     if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
-    return vm_fail(L, "methods: table, set, fill, dtype, dims; elements by number", "a host array has no field %s",
-                   luaL_tolstring(L, 2, NULL));
+    return vm_fail(L, "methods: table, set, fill, dtype, dims; elements by number",
+                   "a host array has no field %s", luaL_tolstring(L, 2, NULL));
 }
 
-static int host_set(lua_State *L)
-{
+static int host_set(lua_State *L) {
     vm_host *host = check_host(L);
     vm_store_number(L, 3, host->dtype, host->data, element_index(L, host));
     return 0;
 }
 
-static int host_length(lua_State *L)
-{
+static int host_length(lua_State *L) {
     lua_pushinteger(L, check_host(L)->count);
     return 1;
 }
 
-static int host_table(lua_State *L)
-{
+static int host_table(lua_State *L) {
     vm_host *host = check_host(L);
     lua_createtable(L, host->count < 1 << 28 ? (int)host->count : 0, 0);
     for (int64_t i = 0; i < host->count; i++) {
@@ -155,8 +145,8 @@ static int host_table(lua_State *L)
 }
 
 /* Number of elements stored from a table of numbers or of such tables. */
-int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at, int64_t count)
-{
+int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at,
+                       int64_t count) {
     index = lua_absindex(L, index);
     luaL_checkstack(L, 8, "nested tables");
     int64_t length = vm_table_length(L, index);
@@ -164,7 +154,9 @@ int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int6
         if (lua_rawgeti(L, index, i) == LUA_TTABLE) {
             at = vm_store_table(L, -1, dtype, data, at, count);
         } else {
-            if (at >= count) vm_fail(L, NULL, "the table has more than the %lld elements wanted", (long long)count);
+            if (at >= count)
+                vm_fail(L, NULL, "the table has more than the %lld elements wanted",
+                        (long long)count);
             vm_store_number(L, -1, dtype, data, at++);
         }
         lua_pop(L, 1);
@@ -172,13 +164,13 @@ int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int6
     return at;
 }
 
-static int host_fill(lua_State *L)
-{
+static int host_fill(lua_State *L) {
     vm_host *host = check_host(L);
     if (lua_istable(L, 2)) {
         int64_t stored = vm_store_table(L, 2, host->dtype, host->data, 0, host->count);
         if (stored != host->count)
-            vm_fail(L, NULL, "the table has %lld elements, the host array %lld", (long long)stored, (long long)host->count);
+            vm_fail(L, NULL, "the table has %lld elements, the host array %lld", (long long)stored,
+                    (long long)host->count);
     } else {
         for (int64_t i = 0; i < host->count; i++) vm_store_number(L, 2, host->dtype, host->data, i);
     }
@@ -186,14 +178,12 @@ static int host_fill(lua_State *L)
     return 1;
 }
 
-static int host_dtype(lua_State *L)
-{
+static int host_dtype(lua_State *L) {
     lua_pushstring(L, ml_dtypes[check_host(L)->dtype].name);
     return 1;
 }
 
-static int host_dims(lua_State *L)
-{
+static int host_dims(lua_State *L) {
     vm_host *host = check_host(L);
     lua_createtable(L, host->rank, 0);
     for (int i = 0; i < host->rank; i++) {
@@ -203,8 +193,7 @@ static int host_dims(lua_State *L)
     return 1;
 }
 
-static int host_tostring(lua_State *L)
-{
+static int host_tostring(lua_State *L) {
     vm_host *host = check_host(L);
     luaL_Buffer b;
     luaL_buffinit(L, &b);
@@ -236,23 +225,27 @@ static int host_tostring(lua_State *L)
 }
 
 static const vm_entry functions[] = {
-    {"host", core_host, "dtype: string, ...: integer -> Host", "a typed array of zeros in host memory, with these dimensions"},
+    {"host", core_host, "dtype: string, ...: integer -> Host",
+     "a typed array of zeros in host memory, with these dimensions"},
     {0}};
 static const vm_entry methods[] = {
-    {"set", host_set, "i: integer, value: number|boolean", "set an element, counted from 1 in row-major order"},
+    {"set", host_set, "i: integer, value: number|boolean",
+     "set an element, counted from 1 in row-major order"},
     {"table", host_table, "-> table", "the elements as a flat list"},
-    {"fill", host_fill, "values: number|boolean|table -> Host", "set all elements, to one value or from a (nested) list"},
+    {"fill", host_fill, "values: number|boolean|table -> Host",
+     "set all elements, to one value or from a (nested) list"},
     {"dtype", host_dtype, "-> string", "the name of the element type"},
     {"dims", host_dims, "-> integer[]", "the dimensions"},
     {0}};
 
-void vm_host_register(lua_State *L)
-{
+void vm_host_register(lua_State *L) {
     vm_register(L, functions);
     vm_new_class(L, vm_host_class, methods, host_index, host_gc);
     lua_pop(L, 1);
-    static const luaL_Reg meta[] = {
-        {"__len", host_length}, {"__tostring", host_tostring}, {"__newindex", host_set}, {NULL, NULL}};
+    static const luaL_Reg meta[] = {{"__len", host_length},
+                                    {"__tostring", host_tostring},
+                                    {"__newindex", host_set},
+                                    {NULL, NULL}};
     luaL_getmetatable(L, vm_host_class);
     luaL_setfuncs(L, meta, 0);
     lua_pop(L, 1);

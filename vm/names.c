@@ -1,12 +1,12 @@
-/* What a script calls a tensor: found from the text of the failing line and the frame's variables. */
+/* What a script calls a tensor: found from the text of the failing line and the frame's variables.
+ */
 #include "vm/vm.h"
 
 #include <ctype.h>
 #include <string.h>
 
 /* Whether the value at `index` is the tensor n, or the state that n reads. */
-static bool matches(lua_State *L, int index, ml_ref n)
-{
+static bool matches(lua_State *L, int index, ml_ref n) {
     const ml_graph *g = vm_of(L)->graph;
     if (vm_is_class(L, index, vm_tensor_class)) return *(ml_ref *)lua_touserdata(L, index) == n;
     uint32_t id;
@@ -17,8 +17,7 @@ static bool matches(lua_State *L, int index, ml_ref n)
 }
 
 /* Push the variable `name` that the frame sees: a local, an upvalue or a global. */
-static bool push_variable(lua_State *L, const lua_Debug *frame, const char *name)
-{
+static bool push_variable(lua_State *L, const lua_Debug *frame, const char *name) {
     lua_Debug ar = *frame;
     int found = 0;
     const char *local;
@@ -41,15 +40,14 @@ static bool push_variable(lua_State *L, const lua_Debug *frame, const char *name
     return true;
 }
 
-static int get_field(lua_State *L)
-{
+static int get_field(lua_State *L) {
     lua_gettable(L, 1);
     return 1;
 }
 
-/* Replace the table on top by its field; fields of modules come from metamethods, which may fail. */
-static bool follow(lua_State *L, const char *field, size_t length)
-{
+/* Replace the table on top by its field; fields of modules come from metamethods, which may fail.
+ */
+static bool follow(lua_State *L, const char *field, size_t length) {
     if (lua_type(L, -1) != LUA_TTABLE) return false;
     lua_pushcfunction(L, get_field);
     lua_insert(L, -2);
@@ -59,8 +57,8 @@ static bool follow(lua_State *L, const char *field, size_t length)
 
 /* Try the chain of names at `text` ("self.wq"): pushes it if its value, or that of one of its
  * beginnings, is n. */
-static bool try_chain(lua_State *L, const lua_Debug *frame, ml_ref n, const char *text, size_t length)
-{
+static bool try_chain(lua_State *L, const lua_Debug *frame, ml_ref n, const char *text,
+                      size_t length) {
     int top = lua_gettop(L);
     size_t end = strcspn(text, ".");
     if (end > length) end = length;
@@ -82,14 +80,12 @@ static bool try_chain(lua_State *L, const lua_Debug *frame, ml_ref n, const char
     return false;
 }
 
-static bool is_word(int c)
-{
+static bool is_word(int c) {
     return isalnum(c) || c == '_';
 }
 
 /* Every chain of names on a line, outside of strings and comments. */
-static bool search_line(lua_State *L, const lua_Debug *frame, ml_ref n, const char *line)
-{
+static bool search_line(lua_State *L, const lua_Debug *frame, ml_ref n, const char *line) {
     for (const char *at = line; *at;) {
         if (*at == '"' || *at == '\'') {
             const char *close = strchr(at + 1, *at);
@@ -110,8 +106,7 @@ static bool search_line(lua_State *L, const lua_Debug *frame, ml_ref n, const ch
     return false;
 }
 
-static bool search_locals(lua_State *L, const lua_Debug *frame, ml_ref n)
-{
+static bool search_locals(lua_State *L, const lua_Debug *frame, ml_ref n) {
     lua_Debug ar = *frame;
     const char *local;
     for (int i = 1; (local = lua_getlocal(L, &ar, i)) != NULL; i++) {
@@ -125,8 +120,7 @@ static bool search_locals(lua_State *L, const lua_Debug *frame, ml_ref n)
     return false;
 }
 
-bool vm_push_name(lua_State *L, const lua_Debug *frame, ml_ref n)
-{
+bool vm_push_name(lua_State *L, const lua_Debug *frame, ml_ref n) {
     if (frame->currentline < 1) return false;
     /* A statement may span lines: those after the line first, then those before. */
     static const int offsets[] = {0, 1, 2, 3, -1, -2};

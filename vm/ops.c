@@ -6,11 +6,11 @@
 
 #include "vm/traps.h"
 
-/* ---- Operands ---------------------------------------------------------------------------------- */
+/* ---- Operands ----------------------------------------------------------------------------------
+ */
 
 /* The dtype that numbers take beside tensors: the widest float, else the widest integer. */
-static int dtype_beside(const ml_graph *g, const ml_ref *operands, int first, int count)
-{
+static int dtype_beside(const ml_graph *g, const ml_ref *operands, int first, int count) {
     int best = -1;
     for (int i = first; i < count; i++) {
         if (!operands[i]) continue;
@@ -21,8 +21,7 @@ static int dtype_beside(const ml_graph *g, const ml_ref *operands, int first, in
 }
 
 /* The dtype of operands that are all numbers: i32 where all are integers that fit, else f32. */
-static ml_dtype dtype_of_numbers(lua_State *L, int first, int count, ml_dtype_rule rule)
-{
+static ml_dtype dtype_of_numbers(lua_State *L, int first, int count, ml_dtype_rule rule) {
     bool wide = false;
     if (rule == ML_RULE_FLOAT) return ML_F32;
     for (int i = first; i < count; i++) {
@@ -34,14 +33,12 @@ static ml_dtype dtype_of_numbers(lua_State *L, int first, int count, ml_dtype_ru
     return wide ? ML_I64 : ML_I32;
 }
 
-static const char *kind_name(lua_State *L, int index)
-{
+static const char *kind_name(lua_State *L, int index) {
     return lua_isnone(L, index) ? "nothing" : luaL_typename(L, index);
 }
 
 /* Read operand `index`; 0 for numbers and booleans, which wait for the dtype of the others. */
-static ml_ref read_operand(lua_State *L, int index, ml_op op)
-{
+static ml_ref read_operand(lua_State *L, int index, ml_op op) {
     if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index)) return 0;
     if (vm_is_tensor(L, index)) return vm_tensor(L, index, "an operand");
     vm_fail(L, lua_isnoneornil(L, index) ? "is a name misspelt?" : NULL,
@@ -49,8 +46,7 @@ static ml_ref read_operand(lua_State *L, int index, ml_op op)
             kind_name(L, index));
 }
 
-static ml_ref map(lua_State *L, ml_op op)
-{
+static ml_ref map(lua_State *L, ml_op op) {
     const ml_op_info *info = &ml_ops[op];
     const ml_graph *g = vm_of(L)->graph;
     ml_ref operands[3] = {0};
@@ -60,21 +56,22 @@ static ml_ref map(lua_State *L, ml_op op)
     for (int i = 0; i < info->sources; i++) operands[i] = read_operand(L, i + 1, op);
     int first = op == ML_OP_WHERE ? 1 : 0; /* the test has its own dtype */
     int beside = dtype_beside(g, operands, first, info->sources);
-    ml_dtype dtype = beside >= 0 ? (ml_dtype)beside
-                                 : dtype_of_numbers(L, first, info->sources, info->rule);
+    ml_dtype dtype =
+        beside >= 0 ? (ml_dtype)beside : dtype_of_numbers(L, first, info->sources, info->rule);
     for (int i = 0; i < info->sources; i++) {
         if (operands[i]) continue;
         if (lua_isboolean(L, i + 1)) {
             operands[i] = vm_number(L, i + 1, ML_BOOL);
         } else if (i < first) {
-            vm_fail(L, "compare first: m.gt(x, 0)", "the test of \"where\" must be a bool tensor, got a number");
+            vm_fail(L, "compare first: m.gt(x, 0)",
+                    "the test of \"where\" must be a bool tensor, got a number");
         } else {
             int whole;
             lua_tointegerx(L, i + 1, &whole);
             if (!whole && ml_dtypes[dtype].kind != ML_KIND_FLOAT)
                 vm_fail_with(L, operands, operands[0] ? 1 : 0, "t:cast(\"f32\") first",
-                             "\"%s\" cannot combine %s with the number %s", info->name, ml_dtypes[dtype].name,
-                             luaL_tolstring(L, i + 1, NULL));
+                             "\"%s\" cannot combine %s with the number %s", info->name,
+                             ml_dtypes[dtype].name, luaL_tolstring(L, i + 1, NULL));
             operands[i] = vm_number(L, i + 1, dtype == ML_BOOL ? ML_I32 : dtype);
         }
     }
@@ -85,92 +82,85 @@ static ml_ref map(lua_State *L, ml_op op)
     return vm_add(L, &node);
 }
 
-static int core_map(lua_State *L)
-{
+static int core_map(lua_State *L) {
     return vm_push_tensor(L, map(L, (ml_op)lua_tointeger(L, lua_upvalueindex(1))));
 }
 
 /* Operators are called with two operands, also unary minus. */
-static int operator(lua_State *L)
-{
+static int operator(lua_State *L) {
     ml_op op = (ml_op)lua_tointeger(L, lua_upvalueindex(1));
     lua_settop(L, ml_ops[op].sources);
     return vm_push_tensor(L, map(L, op));
 }
 
-static bool has_function(ml_op op)
-{
+static bool has_function(ml_op op) {
     return ml_ops[op].op_class == ML_CLASS_MAP && op != ML_OP_CAST && op != ML_OP_RANDOM;
 }
 
-/* ---- Traps (traps.h) --------------------------------------------------------------------------- */
+/* ---- Traps (traps.h) ---------------------------------------------------------------------------
+ */
 
-static int fail_comparison(lua_State *L, const char *symbol, const char *function)
-{
+static int fail_comparison(lua_State *L, const char *symbol, const char *function) {
     ml_ref operands[2];
     int count = 0;
     for (int i = 1; i <= 2; i++)
         if (vm_is_tensor(L, i)) operands[count++] = vm_tensor(L, i, "an operand");
-    lua_pushfstring(L, "m.%s(a, b) gives a bool tensor; m.where(test, x, y) chooses by it", function);
+    lua_pushfstring(L, "m.%s(a, b) gives a bool tensor; m.where(test, x, y) chooses by it",
+                    function);
     return vm_fail_with(L, operands, count, lua_tostring(L, -1),
                         "cannot compare tensors with %s: they have no values while the script runs",
                         symbol);
 }
 
-static int tensor_less(lua_State *L)
-{
+static int tensor_less(lua_State *L) {
     return fail_comparison(L, "<", "lt");
 }
 
-static int tensor_less_equal(lua_State *L)
-{
+static int tensor_less_equal(lua_State *L) {
     return fail_comparison(L, "<=", "le");
 }
 
-static int tensor_equal(lua_State *L)
-{
+static int tensor_equal(lua_State *L) {
     return fail_comparison(L, "==", "eq");
 }
 
-static int tensor_concat(lua_State *L)
-{
+static int tensor_concat(lua_State *L) {
     ml_ref n = vm_tensor(L, vm_is_tensor(L, 1) ? 1 : 2, "an operand");
     return vm_fail_with(L, &n, 1, "m.concat({a, b}, axis) joins tensors; tostring(t) is its type",
                         "cannot join a tensor to a text with ..");
 }
 
-static int tensor_length(lua_State *L)
-{
+static int tensor_length(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "an operand");
-    return vm_fail_with(L, &n, 1, "t:size(axis) is an axis's size, t:elements() the number of elements",
+    return vm_fail_with(L, &n, 1,
+                        "t:size(axis) is an axis's size, t:elements() the number of elements",
                         "a tensor has no length");
 }
 
-static int tensor_call(lua_State *L)
-{
+static int tensor_call(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "an operand");
-    return vm_fail_with(L, &n, 1, "contract with a:dot(b, \"axis\"); modules are called, tensors are not",
+    return vm_fail_with(L, &n, 1,
+                        "contract with a:dot(b, \"axis\"); modules are called, tensors are not",
                         "a tensor cannot be called");
 }
 
-static int fail_test(lua_State *L, const char *help)
-{
+static int fail_test(lua_State *L, const char *help) {
     ml_ref n = vm_tensor(L, 1, "an operand");
-    return vm_fail_with(L, &n, 1, help,
-                        "a tensor is neither true nor false while the script runs: it has no value yet");
+    return vm_fail_with(
+        L, &n, 1, help,
+        "a tensor is neither true nor false while the script runs: it has no value yet");
 }
 
-static int trap_test(lua_State *L)
-{
+static int trap_test(lua_State *L) {
     if (vm_is_class(L, 1, vm_tensor_class))
-        return fail_test(L, "m.where(test, x, y) chooses for each element; t ~= nil asks whether there is "
-                            "a tensor");
+        return fail_test(
+            L, "m.where(test, x, y) chooses for each element; t ~= nil asks whether there is "
+               "a tensor");
     lua_settop(L, 1);
     return 1;
 }
 
-static int trap_choose(lua_State *L)
-{
+static int trap_choose(lua_State *L) {
     const ml_ref *n = luaL_testudata(L, 1, vm_tensor_class);
     if (n && ml_graph_type(vm_of(L)->graph, *n)->dtype == ML_BOOL)
         return fail_test(L, "m.logical_and(a, b) and m.logical_or(a, b) combine tests; "
@@ -180,8 +170,7 @@ static int trap_choose(lua_State *L)
 }
 
 /* Whether a tensor is compared with something that could be meant as its value. */
-static void check_equality(lua_State *L, const char *symbol, const char *function)
-{
+static void check_equality(lua_State *L, const char *symbol, const char *function) {
     lua_settop(L, 2);
     bool left = vm_is_class(L, 1, vm_tensor_class), right = vm_is_class(L, 2, vm_tensor_class);
     if (!left && !right) return;
@@ -191,27 +180,23 @@ static void check_equality(lua_State *L, const char *symbol, const char *functio
         fail_comparison(L, symbol, function);
 }
 
-static int trap_equal(lua_State *L)
-{
+static int trap_equal(lua_State *L) {
     check_equality(L, "==", "eq");
     lua_pushboolean(L, lua_compare(L, 1, 2, LUA_OPEQ));
     return 1;
 }
 
-static int trap_differ(lua_State *L)
-{
+static int trap_differ(lua_State *L) {
     check_equality(L, "~=", "ne");
     lua_pushboolean(L, !lua_compare(L, 1, 2, LUA_OPEQ));
     return 1;
 }
 
-static int trap_result(lua_State *L)
-{
+static int trap_result(lua_State *L) {
     return lua_gettop(L);
 }
 
-void traps_register(lua_State *L)
-{
+void traps_register(lua_State *L) {
     static const luaL_Reg traps[] = {{"test", trap_test},     {"choose", trap_choose},
                                      {"equal", trap_equal},   {"differ", trap_differ},
                                      {"result", trap_result}, {NULL, NULL}};
@@ -219,7 +204,8 @@ void traps_register(lua_State *L)
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.traps");
 }
 
-/* ---- Registration ------------------------------------------------------------------------------ */
+/* ---- Registration ------------------------------------------------------------------------------
+ */
 
 static const char *const map_signatures[4] = {
     "", "a: Tensor|number -> Tensor", "a: Tensor|number, b: Tensor|number -> Tensor",
@@ -228,8 +214,7 @@ static const char *const map_signatures[4] = {
 /* Rows for the editor, made from ops.def. */
 static vm_entry map_entries[ML_OP_COUNT];
 
-static void set_operators(lua_State *L)
-{
+static void set_operators(lua_State *L) {
     static const struct {
         const char *name;
         ml_op op;
@@ -257,15 +242,15 @@ static void set_operators(lua_State *L)
 }
 
 /* The table core is at the top of the stack. */
-void vm_ops_register(lua_State *L)
-{
+void vm_ops_register(lua_State *L) {
     set_operators(L);
     lua_getfield(L, -1, "tensor_methods");
     lua_newtable(L);
     lua_Integer count = 0;
     for (int op = 0; op < ML_OP_COUNT; op++) {
         if (!has_function((ml_op)op)) continue;
-        map_entries[op] = (vm_entry){ml_ops[op].name, core_map, map_signatures[ml_ops[op].sources], ml_ops[op].doc};
+        map_entries[op] = (vm_entry){ml_ops[op].name, core_map, map_signatures[ml_ops[op].sources],
+                                     ml_ops[op].doc};
         lua_pushinteger(L, op);
         lua_pushcclosure(L, core_map, 1);
         vm_document(L, -1, &map_entries[op]);

@@ -6,30 +6,25 @@
 
 #include "runtime/base/suggest.h"
 
-vm_program *vm_to_program(lua_State *L, int index)
-{
+vm_program *vm_to_program(lua_State *L, int index) {
     return luaL_testudata(L, index, vm_program_class);
 }
 
-const ml_plan *vm_program_plan(const vm_program *program)
-{
+const ml_plan *vm_program_plan(const vm_program *program) {
     return program->program ? ml_program_plan(program->program) : program->plan;
 }
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static vm_program *check_program(lua_State *L)
-{
+static vm_program *check_program(lua_State *L) {
     return luaL_checkudata(L, 1, vm_program_class);
 }
 
-static int program_gc(lua_State *L)
-{
+static int program_gc(lua_State *L) {
     vm_program *p = check_program(L);
     ml_program_free(p->program);
     ml_plan_free(p->plan);
@@ -41,25 +36,25 @@ static int program_gc(lua_State *L)
     return 0;
 }
 
-/* ---- Making ------------------------------------------------------------------------------------ */
+/* ---- Making ------------------------------------------------------------------------------------
+ */
 
-static void *allocate(lua_State *L, int64_t count, size_t size)
-{
+static void *allocate(lua_State *L, int64_t count, size_t size) {
     void *block = ml_alloc((size_t)(count ? count : 1) * size);
     if (!block) vm_fail(L, NULL, "not enough host memory for a program");
     return block;
 }
 
 /* The names of table `outputs`, sorted, as a list on top of the stack. */
-static void push_sorted_names(lua_State *L, int outputs)
-{
+static void push_sorted_names(lua_State *L, int outputs) {
     lua_newtable(L);
     int list = lua_gettop(L), count = 0;
     lua_pushnil(L);
     while (lua_next(L, outputs)) {
         lua_pop(L, 1);
         if (lua_type(L, -1) != LUA_TSTRING)
-            vm_fail(L, "{loss = t}", "an output of a program needs a name, got %s", luaL_typename(L, -1));
+            vm_fail(L, "{loss = t}", "an output of a program needs a name, got %s",
+                    luaL_typename(L, -1));
         const char *name = lua_tostring(L, -1);
         int at = ++count; /* insertion: programs have few outputs */
         for (; at > 1; at--) {
@@ -76,8 +71,7 @@ static void push_sorted_names(lua_State *L, int outputs)
     }
 }
 
-static void read_outputs(lua_State *L, vm_program *p, int names, int table)
-{
+static void read_outputs(lua_State *L, vm_program *p, int names, int table) {
     const ml_graph *g = vm_of(L)->graph;
     int64_t count = vm_table_length(L, names);
     p->roots.outputs = allocate(L, count, sizeof *p->roots.outputs);
@@ -87,7 +81,8 @@ static void read_outputs(lua_State *L, vm_program *p, int names, int table)
         lua_pushfstring(L, "the output \"%s\"", lua_tostring(L, -1));
         lua_pushvalue(L, -2);
         lua_gettable(L, table);
-        ml_ref n = lua_type(L, -1) == LUA_TNUMBER ? vm_number(L, -1, ML_F32) : vm_tensor(L, -1, lua_tostring(L, -2));
+        ml_ref n = lua_type(L, -1) == LUA_TNUMBER ? vm_number(L, -1, ML_F32)
+                                                  : vm_tensor(L, -1, lua_tostring(L, -2));
         p->roots.outputs[i] = n;
         p->output_types[i] = *ml_graph_type(g, n);
         lua_pop(L, 3);
@@ -95,24 +90,25 @@ static void read_outputs(lua_State *L, vm_program *p, int names, int table)
     p->roots.output_count = (int)count;
 }
 
-static void read_updates(lua_State *L, vm_program *p, int table)
-{
+static void read_updates(lua_State *L, vm_program *p, int table) {
     int64_t count = vm_table_length(L, table);
     p->roots.updates = allocate(L, count, sizeof *p->roots.updates);
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, table, i + 1);
-        if (!lua_istable(L, -1)) vm_fail(L, "{{state, tensor}, ...}", "an update must be a pair of a state and a tensor");
+        if (!lua_istable(L, -1))
+            vm_fail(L, "{{state, tensor}, ...}",
+                    "an update must be a pair of a state and a tensor");
         lua_rawgeti(L, -1, 1);
         lua_rawgeti(L, -2, 2);
-        p->roots.updates[i] = (ml_update){vm_state(L, -2, "the first of an update"), vm_tensor(L, -1, "the second of an update")};
+        p->roots.updates[i] = (ml_update){vm_state(L, -2, "the first of an update"),
+                                          vm_tensor(L, -1, "the second of an update")};
         lua_pop(L, 3);
     }
     p->roots.update_count = (int)count;
 }
 
 /* Input ids by position in the script's list; the names go to a list on top of the stack. */
-static void read_inputs(lua_State *L, vm_program *p, int table)
-{
+static void read_inputs(lua_State *L, vm_program *p, int table) {
     const ml_graph *g = vm_of(L)->graph;
     lua_newtable(L);
     if (!lua_istable(L, table)) return;
@@ -122,7 +118,8 @@ static void read_inputs(lua_State *L, vm_program *p, int table)
         lua_rawgeti(L, table, i + 1);
         ml_ref n = vm_tensor(L, -1, "an input of a program");
         if (ml_graph_node(g, n)->op != ML_OP_INPUT)
-            vm_fail_with(L, &n, 1, "m.input(name, axes, dtype) makes one", "input %d of the program is not an input", i + 1);
+            vm_fail_with(L, &n, 1, "m.input(name, axes, dtype) makes one",
+                         "input %d of the program is not an input", i + 1);
         p->input_ids[i] = (uint32_t)ml_graph_args(g, n)[0];
         lua_pushstring(L, ml_graph_input(g, p->input_ids[i])->name);
         lua_rawseti(L, -3, i + 1);
@@ -132,8 +129,7 @@ static void read_inputs(lua_State *L, vm_program *p, int table)
 }
 
 /* Every input that the program uses must be listed. */
-static void check_inputs(lua_State *L, vm_program *p)
-{
+static void check_inputs(lua_State *L, vm_program *p) {
     const ml_graph *g = vm_of(L)->graph;
     uint32_t *used = lua_newuserdatauv(L, sizeof(uint32_t) * (ml_graph_input_count(g) + 1), 0);
     p->used_count = ml_program_inputs(p->program, used);
@@ -141,14 +137,14 @@ static void check_inputs(lua_State *L, vm_program *p)
         bool found = false;
         for (int k = 0; k < p->input_count && !found; k++) found = p->input_ids[k] == used[i];
         if (!found)
-            vm_fail(L, "list it in the program's inputs", "the program uses the input \"%s\", which nobody feeds",
+            vm_fail(L, "list it in the program's inputs",
+                    "the program uses the input \"%s\", which nobody feeds",
                     ml_graph_input(g, used[i])->name);
     }
     lua_pop(L, 1);
 }
 
-static int core_program(lua_State *L)
-{
+static int core_program(lua_State *L) {
     static const char *const known[] = {"name", "inputs", "outputs", "updates", NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -160,10 +156,13 @@ static int core_program(lua_State *L)
     *p = (vm_program){0};
     luaL_setmetatable(L, vm_program_class);
     lua_getfield(L, 1, "name");
-    p->roots.name = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL; /* kept by the user value */
+    p->roots.name =
+        lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL; /* kept by the user value */
     lua_setiuservalue(L, 2, 1);
     if (vm_option(L, 1, "outputs")) {
-        if (!lua_istable(L, 3)) vm_fail(L, "{loss = t}", "a program's outputs are a table of tensors, got %s", luaL_typename(L, 3));
+        if (!lua_istable(L, 3))
+            vm_fail(L, "{loss = t}", "a program's outputs are a table of tensors, got %s",
+                    luaL_typename(L, 3));
         push_sorted_names(L, 3);
         read_outputs(L, p, 4, 3);
     } else {
@@ -191,38 +190,40 @@ static int core_program(lua_State *L)
     return 1;
 }
 
-/* ---- Running ----------------------------------------------------------------------------------- */
+/* ---- Running -----------------------------------------------------------------------------------
+ */
 
 /* The host memory of a feed at `index`: its own, or a converted copy that is pushed. */
-static const void *feed_memory(lua_State *L, int index, const ml_input *input)
-{
+static const void *feed_memory(lua_State *L, int index, const ml_input *input) {
     int64_t count = ml_type_elements(&input->type);
     const vm_host *host = vm_to_host(L, index);
     if (host) {
         if (host->dtype != input->type.dtype || host->count != count)
-            vm_fail(L, NULL, "input \"%s\" takes %lld elements of %s, not %lld of %s", input->name, (long long)count,
-                    ml_dtypes[input->type.dtype].name, (long long)host->count, ml_dtypes[host->dtype].name);
+            vm_fail(L, NULL, "input \"%s\" takes %lld elements of %s, not %lld of %s", input->name,
+                    (long long)count, ml_dtypes[input->type.dtype].name, (long long)host->count,
+                    ml_dtypes[host->dtype].name);
         lua_pushvalue(L, index);
         return host->data;
     }
     index = lua_absindex(L, index);
-    void *data = lua_newuserdatauv(L, (size_t)count * (size_t)ml_dtypes[input->type.dtype].bytes, 0);
+    void *data =
+        lua_newuserdatauv(L, (size_t)count * (size_t)ml_dtypes[input->type.dtype].bytes, 0);
     if (lua_istable(L, index)) {
         int64_t stored = vm_store_table(L, index, input->type.dtype, data, 0, count);
         if (stored != count)
-            vm_fail(L, NULL, "input \"%s\" takes %lld elements, the table has %lld", input->name, (long long)count,
-                    (long long)stored);
+            vm_fail(L, NULL, "input \"%s\" takes %lld elements, the table has %lld", input->name,
+                    (long long)count, (long long)stored);
     } else if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index)) {
         for (int64_t i = 0; i < count; i++) vm_store_number(L, index, input->type.dtype, data, i);
     } else {
-        vm_fail(L, NULL, "input \"%s\" takes a host array, a table or a number, got %s", input->name, luaL_typename(L, index));
+        vm_fail(L, NULL, "input \"%s\" takes a host array, a table or a number, got %s",
+                input->name, luaL_typename(L, index));
     }
     return data;
 }
 
 /* Raise for a feed that the program does not know, or an input that is not fed. */
-static void check_feeds(lua_State *L, int names)
-{
+static void check_feeds(lua_State *L, int names) {
     int64_t count = vm_table_length(L, names);
     luaL_checkstack(L, (int)count * 2 + 20, "too many inputs");
     for (int64_t i = 1; i <= count; i++) {
@@ -250,7 +251,8 @@ static void check_feeds(lua_State *L, int names)
             lua_pushliteral(L, "its inputs are");
             for (int64_t i = 1; i <= count; i++) {
                 lua_rawgeti(L, names, i);
-                lua_pushfstring(L, i == 1 ? "%s %s" : "%s, %s", lua_tostring(L, -2), lua_tostring(L, -1));
+                lua_pushfstring(L, i == 1 ? "%s %s" : "%s, %s", lua_tostring(L, -2),
+                                lua_tostring(L, -1));
             }
         }
         vm_fail(L, lua_tostring(L, -1), "the program has no input \"%s\"", name);
@@ -258,8 +260,7 @@ static void check_feeds(lua_State *L, int names)
 }
 
 /* The memory of each used input, in the program's order; conversions stay on the stack. */
-static const void **read_feeds(lua_State *L, const vm_program *p, int names)
-{
+static const void **read_feeds(lua_State *L, const vm_program *p, int names) {
     const ml_graph *g = vm_of(L)->graph;
     const void **inputs = lua_newuserdatauv(L, sizeof *inputs * (size_t)(p->used_count + 1), 0);
     uint32_t *used = lua_newuserdatauv(L, sizeof *used * (size_t)(p->used_count + 1), 0);
@@ -276,16 +277,17 @@ static const void **read_feeds(lua_State *L, const vm_program *p, int names)
     return inputs;
 }
 
-static int program_call(lua_State *L)
-{
+static int program_call(lua_State *L) {
     vm_program *p = check_program(L);
     lua_settop(L, 2);
     if (lua_isnil(L, 2)) lua_newtable(L), lua_replace(L, 2);
-    if (!lua_istable(L, 2)) vm_fail(L, "p{tokens = ids}", "a program takes a table of inputs, got %s", luaL_typename(L, 2));
+    if (!lua_istable(L, 2))
+        vm_fail(L, "p{tokens = ids}", "a program takes a table of inputs, got %s",
+                luaL_typename(L, 2));
     lua_getiuservalue(L, 1, 2);
     check_feeds(L, 3);
     int count = p->roots.output_count;
-    lua_getiuservalue(L, 1, 3); /* 4: output names */
+    lua_getiuservalue(L, 1, 3);   /* 4: output names */
     lua_createtable(L, 0, count); /* 5: results */
     void **outputs = lua_newuserdatauv(L, sizeof *outputs * (size_t)(count + 1), 0);
     double *scalars = lua_newuserdatauv(L, sizeof *scalars * (size_t)(count + 1), 0);
@@ -312,10 +314,10 @@ static int program_call(lua_State *L)
     return 1;
 }
 
-/* ---- Plans ------------------------------------------------------------------------------------- */
+/* ---- Plans -------------------------------------------------------------------------------------
+ */
 
-static int program_plan(lua_State *L)
-{
+static int program_plan(lua_State *L) {
     vm_program *p = check_program(L);
     const ml_plan *plan = vm_program_plan(p);
     lua_newtable(L);
@@ -336,37 +338,38 @@ static int program_plan(lua_State *L)
     return 1;
 }
 
-static int program_name(lua_State *L)
-{
+static int program_name(lua_State *L) {
     check_program(L);
     lua_getiuservalue(L, 1, 1);
     return 1;
 }
 
-static int program_tostring(lua_State *L)
-{
+static int program_tostring(lua_State *L) {
     vm_program *p = check_program(L);
     lua_getiuservalue(L, 1, 1);
-    lua_pushfstring(L, "program %s: %d inputs, %d outputs, %d updates", lua_isstring(L, -1) ? lua_tostring(L, -1) : "",
-                    p->input_count, p->roots.output_count, p->roots.update_count);
+    lua_pushfstring(L, "program %s: %d inputs, %d outputs, %d updates",
+                    lua_isstring(L, -1) ? lua_tostring(L, -1) : "", p->input_count,
+                    p->roots.output_count, p->roots.update_count);
     return 1;
 }
 
-static const vm_entry functions[] = {
-    {"program", core_program, "options: {name: string, inputs: Tensor[], outputs: table<string, Tensor>, updates: table} -> Program",
-     "compile outputs and updates of states into a program"},
-    {0}};
+static const vm_entry functions[] = {{"program", core_program,
+                                      "options: {name: string, inputs: Tensor[], outputs: "
+                                      "table<string, Tensor>, updates: table} -> Program",
+                                      "compile outputs and updates of states into a program"},
+                                     {0}};
 static const vm_entry methods[] = {
-    {"plan", program_plan, "-> table", "what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds"},
+    {"plan", program_plan, "-> table",
+     "what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds"},
     {"name", program_name, "-> string?", "the name"},
     {0}};
 
-void vm_program_register(lua_State *L)
-{
+void vm_program_register(lua_State *L) {
     vm_register(L, functions);
     vm_new_class(L, vm_program_class, methods, NULL, program_gc);
     lua_pop(L, 1);
-    static const luaL_Reg meta[] = {{"__call", program_call}, {"__tostring", program_tostring}, {NULL, NULL}};
+    static const luaL_Reg meta[] = {
+        {"__call", program_call}, {"__tostring", program_tostring}, {NULL, NULL}};
     luaL_getmetatable(L, vm_program_class);
     luaL_setfuncs(L, meta, 0);
     lua_pop(L, 1);

@@ -28,28 +28,27 @@ typedef struct {
     size_t line_capacity;
 } repl;
 
-/* ---- Lines ------------------------------------------------------------------------------------- */
+/* ---- Lines -------------------------------------------------------------------------------------
+ */
 
-static const char *repl_prompt(EditLine *edit)
-{
+static const char *repl_prompt(EditLine *edit) {
     repl *r;
     el_get(edit, EL_CLIENTDATA, &r);
     return r->prompt;
 }
 
-static unsigned char complete(EditLine *edit, int key)
-{
+static unsigned char complete(EditLine *edit, int key) {
     (void)key;
     repl *r;
     el_get(edit, EL_CLIENTDATA, &r);
     const LineInfo *info = el_line(edit);
-    return repl_complete(r->vm->L, edit, info->buffer, (size_t)(info->cursor - info->buffer)) ? CC_REDISPLAY
-                                                                                              : CC_REFRESH;
+    return repl_complete(r->vm->L, edit, info->buffer, (size_t)(info->cursor - info->buffer))
+               ? CC_REDISPLAY
+               : CC_REFRESH;
 }
 
 /* Where history is kept; "" where there is no place. Makes the folders. */
-static void find_history(char *path, size_t size)
-{
+static void find_history(char *path, size_t size) {
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
     path[0] = 0;
     int length;
@@ -70,8 +69,7 @@ static void find_history(char *path, size_t size)
     }
 }
 
-static void open_editor(repl *r)
-{
+static void open_editor(repl *r) {
     HistEvent event;
     setlocale(LC_CTYPE, "");
     r->edit = el_init("mlua", stdin, stdout, stderr);
@@ -91,8 +89,7 @@ static void open_editor(repl *r)
     el_source(r->edit, NULL);
 }
 
-static void close_editor(repl *r)
-{
+static void close_editor(repl *r) {
     HistEvent event;
     if (r->history && r->history_file[0]) history(r->history, &event, H_SAVE, r->history_file);
     if (r->edit) el_end(r->edit);
@@ -100,14 +97,12 @@ static void close_editor(repl *r)
     free(r->line); /* getline's */
 }
 
-static void on_interrupt(int number)
-{
+static void on_interrupt(int number) {
     (void)number;
 }
 
 /* The next line with its newline; NULL at the end. *interrupted: the line was given up. */
-static const char *read_line(repl *r, const char *prompt, bool *interrupted)
-{
+static const char *read_line(repl *r, const char *prompt, bool *interrupted) {
     *interrupted = false;
     if (!r->edit) return getline(&r->line, &r->line_capacity, stdin) >= 0 ? r->line : NULL;
     struct sigaction action = {.sa_handler = on_interrupt}, before; /* read() ends at a signal */
@@ -125,18 +120,17 @@ static const char *read_line(repl *r, const char *prompt, bool *interrupted)
     return line;
 }
 
-/* ---- Inputs ------------------------------------------------------------------------------------ */
+/* ---- Inputs ------------------------------------------------------------------------------------
+ */
 
-static bool is_incomplete(lua_State *L)
-{
+static bool is_incomplete(lua_State *L) {
     size_t length;
     const char *message = lua_tolstring(L, -1, &length);
     return message && length >= 5 && strcmp(message + length - 5, "<eof>") == 0;
 }
 
 /* Load the text at index 1 as an expression or as statements; LUA_OK with a function pushed. */
-static int load_input(lua_State *L, const char *chunk)
-{
+static int load_input(lua_State *L, const char *chunk) {
     size_t length;
     const char *text = lua_tolstring(L, 1, &length);
     lua_pushfstring(L, "return %s", text);
@@ -155,8 +149,7 @@ static int load_input(lua_State *L, const char *chunk)
     return status;
 }
 
-static int run_input(lua_State *L)
-{
+static int run_input(lua_State *L) {
     lua_call(L, 0, LUA_MULTRET);
     int results = lua_gettop(L);
     if (results) {
@@ -169,8 +162,7 @@ static int run_input(lua_State *L)
 }
 
 /* Read one input; false at the end of the inputs. Leaves nothing on the stack. */
-static bool step(repl *r, int number)
-{
+static bool step(repl *r, int number) {
     lua_State *L = r->vm->L;
     bool interrupted;
     char chunk[32], prompt[32];
@@ -216,16 +208,14 @@ static bool step(repl *r, int number)
 }
 
 /* Inside a protected call, so that no Lua error, not even of memory, ends the prompt. */
-static int protected_step(lua_State *L)
-{
+static int protected_step(lua_State *L) {
     repl *r = lua_touserdata(L, 1);
     int number = (int)lua_tointeger(L, 2);
     lua_pushboolean(L, step(r, number));
     return 1;
 }
 
-static int preload(lua_State *L)
-{
+static int preload(lua_State *L) {
     const vm_options *options = vm_of(L)->options;
     lua_getglobal(L, "require");
     lua_pushliteral(L, "mlua");
@@ -237,14 +227,14 @@ static int preload(lua_State *L)
     return 0;
 }
 
-int repl_run(ml_vm *vm)
-{
+int repl_run(ml_vm *vm) {
     repl r = {.vm = vm, .interactive = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)};
     lua_State *L = vm->L;
     lua_pushcfunction(L, preload);
     if (vm_call(L, 0, 0) != LUA_OK) vm_print_error(L);
     if (r.interactive) open_editor(&r);
-    if (r.edit && !vm->options->quiet) printf("mlua: expressions print their type; m is the library; ^D ends\n");
+    if (r.edit && !vm->options->quiet)
+        printf("mlua: expressions print their type; m is the library; ^D ends\n");
     for (int number = 1, more = 1; more; number++) {
         lua_settop(L, 0);
         lua_pushcfunction(L, protected_step);

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Printing ---------------------------------------------------------------------------------- */
+/* ---- Printing ----------------------------------------------------------------------------------
+ */
 
 enum { SHOWN_ITEMS = 24, SHOWN_NAMES = 200 };
 
-static void print_bytes(int64_t bytes)
-{
+static void print_bytes(int64_t bytes) {
     if (bytes < 1 << 10)
         printf("  %lld B", (long long)bytes);
     else if (bytes < 1 << 20)
@@ -21,13 +21,11 @@ static void print_bytes(int64_t bytes)
         printf("  %.2f GiB", (double)bytes / (1 << 30));
 }
 
-static void print_origin(const ml_origin *origin)
-{
+static void print_origin(const ml_origin *origin) {
     if (origin && origin->file) printf("  from %s:%d", origin->file, origin->line);
 }
 
-static void print_tensor(lua_State *L, ml_ref n)
-{
+static void print_tensor(lua_State *L, ml_ref n) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_type *type = ml_graph_type(g, n);
     double value;
@@ -40,13 +38,13 @@ static void print_tensor(lua_State *L, ml_ref n)
     printf("\n");
 }
 
-static void print_state(lua_State *L, uint32_t id)
-{
+static void print_state(lua_State *L, uint32_t id) {
     static const char *const kinds[] = {"parameter", "optimizer state", "state"};
     const ml_graph *g = vm_of(L)->graph;
     const ml_state *state = ml_graph_state(g, id);
     vm_push_type(L, g, &state->type);
-    printf("%s %s%s%s", kinds[state->kind], state->name ? state->name : "", state->name ? " " : "", lua_tostring(L, -1));
+    printf("%s %s%s%s", kinds[state->kind], state->name ? state->name : "", state->name ? " " : "",
+           lua_tostring(L, -1));
     lua_pop(L, 1);
     print_bytes(ml_type_bytes(&state->type));
     print_origin(&state->origin);
@@ -54,8 +52,7 @@ static void print_state(lua_State *L, uint32_t id)
 }
 
 /* A value on one line, as an item of a table. */
-static void print_short(lua_State *L, int index)
-{
+static void print_short(lua_State *L, int index) {
     if (lua_type(L, index) == LUA_TSTRING) {
         lua_getglobal(L, "string");
         lua_getfield(L, -1, "format");
@@ -73,8 +70,7 @@ static void print_short(lua_State *L, int index)
     }
 }
 
-static void print_table(lua_State *L, int index)
-{
+static void print_table(lua_State *L, int index) {
     int shown = 0;
     lua_Integer length = (lua_Integer)lua_rawlen(L, index);
     printf("{");
@@ -106,8 +102,7 @@ static void print_table(lua_State *L, int index)
     printf("}\n");
 }
 
-void repl_print(lua_State *L, int index)
-{
+void repl_print(lua_State *L, int index) {
     luaL_checkstack(L, 16, "printing");
     index = lua_absindex(L, index);
     uint32_t id;
@@ -115,7 +110,8 @@ void repl_print(lua_State *L, int index)
         print_tensor(L, *(ml_ref *)lua_touserdata(L, index));
     } else if (vm_is_state(L, index, &id)) {
         print_state(L, id);
-    } else if (lua_type(L, index) == LUA_TTABLE && luaL_getmetafield(L, index, "__tostring") == LUA_TNIL) {
+    } else if (lua_type(L, index) == LUA_TTABLE &&
+               luaL_getmetafield(L, index, "__tostring") == LUA_TNIL) {
         print_table(L, index);
     } else {
         if (lua_type(L, index) == LUA_TTABLE) lua_pop(L, 1);
@@ -124,16 +120,15 @@ void repl_print(lua_State *L, int index)
     }
 }
 
-/* ---- Completion -------------------------------------------------------------------------------- */
+/* ---- Completion --------------------------------------------------------------------------------
+ */
 
-static bool is_name(int c)
-{
+static bool is_name(int c) {
     return isalnum(c) || c == '_';
 }
 
 /* Whether the end of the text lies in a string; gives where its content begins. */
-static bool in_string(const char *text, size_t length, size_t *start)
-{
+static bool in_string(const char *text, size_t length, size_t *start) {
     int quote = 0;
     for (size_t i = 0; i < length; i++) {
         if (quote && text[i] == '\\')
@@ -144,16 +139,14 @@ static bool in_string(const char *text, size_t length, size_t *start)
     return quote != 0;
 }
 
-static void add_name(lua_State *L, int names, const char *name, const char *prefix, size_t length)
-{
+static void add_name(lua_State *L, int names, const char *name, const char *prefix, size_t length) {
     if (strncmp(name, prefix, length) != 0) return;
     lua_pushboolean(L, 1);
     lua_setfield(L, names, name);
 }
 
 /* Names that the table at `table` has as keys. */
-static void add_keys(lua_State *L, int names, int table, const char *prefix, size_t length)
-{
+static void add_keys(lua_State *L, int names, int table, const char *prefix, size_t length) {
     table = lua_absindex(L, table);
     lua_pushnil(L);
     while (lua_next(L, table)) {
@@ -163,8 +156,7 @@ static void add_keys(lua_State *L, int names, int table, const char *prefix, siz
 }
 
 /* Methods of userdata are in the upvalue of __index, or are __index itself. */
-static void add_methods(lua_State *L, int names, int value, const char *prefix, size_t length)
-{
+static void add_methods(lua_State *L, int names, int value, const char *prefix, size_t length) {
     value = lua_absindex(L, value);
     if (!lua_getmetatable(L, value)) return;
     lua_getfield(L, -1, "__index");
@@ -177,14 +169,12 @@ static void add_methods(lua_State *L, int names, int value, const char *prefix, 
     lua_pop(L, 1);
 }
 
-static int get_field(lua_State *L)
-{
+static int get_field(lua_State *L) {
     lua_gettable(L, 1);
     return 1;
 }
 
-static int list_pairs(lua_State *L)
-{
+static int list_pairs(lua_State *L) {
     luaL_getmetafield(L, 1, "__pairs");
     lua_pushvalue(L, 1);
     lua_call(L, 1, 3);
@@ -205,8 +195,7 @@ static int list_pairs(lua_State *L)
 }
 
 /* Push the value of "a.b" before the last '.' or ':'; false where there is none. */
-static bool push_object(lua_State *L, const char *path, size_t length)
-{
+static bool push_object(lua_State *L, const char *path, size_t length) {
     lua_pushglobaltable(L);
     while (length) {
         size_t end = 0;
@@ -223,32 +212,30 @@ static bool push_object(lua_State *L, const char *path, size_t length)
     return true;
 }
 
-static void add_axes(lua_State *L, int names, const char *prefix, size_t length)
-{
+static void add_axes(lua_State *L, int names, const char *prefix, size_t length) {
     const ml_vm *vm = vm_of(L);
     for (uint32_t i = 0; i < vm->sites.count; i++)
         add_name(L, names, ml_axis_name(vm->graph, vm->sites.at[i].axis), prefix, length);
 }
 
-static void add_words(lua_State *L, int names, const char *prefix, size_t length)
-{
-    static const char *const words[] = {"and", "break", "do", "else", "elseif", "end", "false", "for", "function",
-                                        "goto", "if", "in", "local", "nil", "not", "or", "repeat", "return", "then",
-                                        "true", "until", "while"};
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++) add_name(L, names, words[i], prefix, length);
+static void add_words(lua_State *L, int names, const char *prefix, size_t length) {
+    static const char *const words[] = {"and",   "break", "do",       "else", "elseif", "end",
+                                        "false", "for",   "function", "goto", "if",     "in",
+                                        "local", "nil",   "not",      "or",   "repeat", "return",
+                                        "then",  "true",  "until",    "while"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        add_name(L, names, words[i], prefix, length);
     lua_pushglobaltable(L);
     add_keys(L, names, -1, prefix, length);
     lua_pop(L, 1);
 }
 
-static int compare_names(const void *left, const void *right)
-{
+static int compare_names(const void *left, const void *right) {
     return strcmp(*(const char *const *)left, *(const char *const *)right);
 }
 
 /* Replace the set at the top by its sorted list. */
-static void sort_names(lua_State *L)
-{
+static void sort_names(lua_State *L) {
     int set = lua_gettop(L), count = 0;
     lua_pushnil(L);
     while (lua_next(L, set)) lua_pop(L, 1), count++;
@@ -269,8 +256,7 @@ static void sort_names(lua_State *L)
     lua_settop(L, set);
 }
 
-size_t repl_candidates(lua_State *L, const char *text, size_t length)
-{
+size_t repl_candidates(lua_State *L, const char *text, size_t length) {
     luaL_checkstack(L, 24, "completion");
     lua_newtable(L);
     int names = lua_gettop(L);
@@ -282,7 +268,8 @@ size_t repl_candidates(lua_State *L, const char *text, size_t length)
     }
     while (start && is_name((unsigned char)text[start - 1])) start--;
     size_t object = start;
-    while (object && (is_name((unsigned char)text[object - 1]) || text[object - 1] == '.' || text[object - 1] == ':'))
+    while (object && (is_name((unsigned char)text[object - 1]) || text[object - 1] == '.' ||
+                      text[object - 1] == ':'))
         object--;
     if (object == start) {
         add_words(L, names, text + start, length - start);
@@ -305,8 +292,7 @@ size_t repl_candidates(lua_State *L, const char *text, size_t length)
     return length - start;
 }
 
-bool repl_complete(lua_State *L, EditLine *edit, const char *text, size_t length)
-{
+bool repl_complete(lua_State *L, EditLine *edit, const char *text, size_t length) {
     int top = lua_gettop(L);
     size_t part = repl_candidates(L, text, length);
     int list = lua_gettop(L);

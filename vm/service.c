@@ -1,8 +1,8 @@
 /* Services of the host for stdlib: options, device, time, terminal, texts. */
 #include "vm/vm.h"
 
-#include <string.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,10 +12,10 @@
 
 static const char *const options_key = "mlua.options";
 
-/* ---- Options ----------------------------------------------------------------------------------- */
+/* ---- Options -----------------------------------------------------------------------------------
+ */
 
-static void push_settings(lua_State *L, const vm_options *o)
-{
+static void push_settings(lua_State *L, const vm_options *o) {
     lua_newtable(L);
     for (int i = 0; i < o->override_count; i++) {
         lua_createtable(L, 2, 0);
@@ -34,8 +34,7 @@ static void push_settings(lua_State *L, const vm_options *o)
     lua_setfield(L, -2, "mesh");
 }
 
-static void make_options(lua_State *L)
-{
+static void make_options(lua_State *L) {
     static const char *const modes[] = {"run", "check", "repl"};
     const vm_options *o = vm_of(L)->options;
     lua_newtable(L);
@@ -55,14 +54,12 @@ static void make_options(lua_State *L)
     lua_setfield(L, LUA_REGISTRYINDEX, options_key);
 }
 
-static int core_options(lua_State *L)
-{
+static int core_options(lua_State *L) {
     lua_getfield(L, LUA_REGISTRYINDEX, options_key);
     return 1;
 }
 
-static int core_set_seed(lua_State *L)
-{
+static int core_set_seed(lua_State *L) {
     int64_t seed = vm_integer(L, 1, "the seed");
     ml_session_set_seed(vm_of(L)->session, seed);
     lua_getfield(L, LUA_REGISTRYINDEX, options_key);
@@ -71,11 +68,11 @@ static int core_set_seed(lua_State *L)
     return 0;
 }
 
-/* ---- Device ------------------------------------------------------------------------------------ */
+/* ---- Device ------------------------------------------------------------------------------------
+ */
 
 /* What `mlua check` plans for: the named device, else the machine's GPU, else its CPU. */
-static void choose_check_target(lua_State *L)
-{
+static void choose_check_target(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (vm->check_device) return;
     const char *name = vm->options->device;
@@ -98,8 +95,7 @@ static void choose_check_target(lua_State *L)
     lua_pop(L, 1);
 }
 
-void vm_open_device(lua_State *L)
-{
+void vm_open_device(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (vm->options->mode == VM_CHECK)
         choose_check_target(L);
@@ -107,32 +103,31 @@ void vm_open_device(lua_State *L)
         vm_check(L, ml_session_open(vm->session, vm->options->device, 0));
 }
 
-ml_dtype vm_compute_dtype(lua_State *L)
-{
+ml_dtype vm_compute_dtype(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (vm->compute_dtype < 0) {
         vm_open_device(L);
-        const ml_target *target = vm->options->mode == VM_CHECK ? &vm->check_target
-                                                                 : &ml_session_device(vm->session)->target;
+        const ml_target *target = vm->options->mode == VM_CHECK
+                                      ? &vm->check_target
+                                      : &ml_session_device(vm->session)->target;
         vm->compute_dtype = target->kind == ML_TARGET_CUDA ? ML_BF16 : ML_F32;
     }
     return (ml_dtype)vm->compute_dtype;
 }
 
-static int core_compute_dtype(lua_State *L)
-{
+static int core_compute_dtype(lua_State *L) {
     if (!lua_isnoneornil(L, 1)) {
         ml_dtype dtype = vm_dtype(L, 1, -1);
         if (ml_dtypes[dtype].kind != ML_KIND_FLOAT)
-            vm_fail(L, "bf16, f32 or f64", "the compute dtype must be a float, not %s", ml_dtypes[dtype].name);
+            vm_fail(L, "bf16, f32 or f64", "the compute dtype must be a float, not %s",
+                    ml_dtypes[dtype].name);
         vm_of(L)->compute_dtype = dtype;
     }
     lua_pushstring(L, ml_dtypes[vm_compute_dtype(L)].name);
     return 1;
 }
 
-static int core_device(lua_State *L)
-{
+static int core_device(lua_State *L) {
     ml_vm *vm = vm_of(L);
     vm_open_device(L);
     const ml_device *device = ml_session_device(vm->session);
@@ -155,48 +150,43 @@ static int core_device(lua_State *L)
     return 1;
 }
 
-static int core_sync(lua_State *L)
-{
+static int core_sync(lua_State *L) {
     ml_device *device = ml_session_device(vm_of(L)->session);
     if (device) vm_check(L, device->ops->wait(device));
     return 0;
 }
 
-/* ---- Texts and time ----------------------------------------------------------------------------- */
+/* ---- Texts and time -----------------------------------------------------------------------------
+ */
 
-static int core_hash(lua_State *L)
-{
+static int core_hash(lua_State *L) {
     size_t length;
     const char *text = luaL_checklstring(L, 1, &length);
     lua_pushinteger(L, (lua_Integer)ml_hash(text, length, 0));
     return 1;
 }
 
-static int core_time(lua_State *L)
-{
+static int core_time(lua_State *L) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     lua_pushnumber(L, (double)t.tv_sec + 1e-9 * (double)t.tv_nsec);
     return 1;
 }
 
-static int core_stopped(lua_State *L)
-{
+static int core_stopped(lua_State *L) {
     vm_of(L)->polls_stop = true;
     lua_pushboolean(L, vm_stop > 0);
     return 1;
 }
 
-static int core_terminal(lua_State *L)
-{
+static int core_terminal(lua_State *L) {
     struct winsize size;
     if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
     lua_pushinteger(L, size.ws_col ? size.ws_col : 80);
     return 1;
 }
 
-static int write_to(lua_State *L, FILE *file)
-{
+static int write_to(lua_State *L, FILE *file) {
     size_t length;
     const char *text = luaL_tolstring(L, 1, &length);
     bool failed = fwrite(text, 1, length, file) != length || fflush(file) != 0;
@@ -204,26 +194,22 @@ static int write_to(lua_State *L, FILE *file)
     return 0;
 }
 
-static int core_write(lua_State *L)
-{
+static int core_write(lua_State *L) {
     return write_to(L, stdout);
 }
 
-static int core_write_error(lua_State *L)
-{
+static int core_write_error(lua_State *L) {
     return write_to(L, stderr);
 }
 
-static int core_suggest(lua_State *L)
-{
+static int core_suggest(lua_State *L) {
     luaL_checkstring(L, 1);
     luaL_checktype(L, 2, LUA_TTABLE);
     vm_push_suggestion(L, lua_tostring(L, 1), 2);
     return 1;
 }
 
-static int core_module_path(lua_State *L)
-{
+static int core_module_path(lua_State *L) {
     ml_vm *vm = vm_of(L);
     const char *old = vm->module;
     vm->module = lua_isnoneornil(L, 1) ? "" : vm_intern(L, luaL_checkstring(L, 1));
@@ -231,31 +217,37 @@ static int core_module_path(lua_State *L)
     return 1;
 }
 
-static int core_is_tensor(lua_State *L)
-{
+static int core_is_tensor(lua_State *L) {
     lua_pushboolean(L, vm_is_tensor(L, 1));
     return 1;
 }
 
 static const vm_entry functions[] = {
-    {"options", core_options, "-> table", "the command line: mode, device, json, mesh, seed, overrides, script, quiet"},
-    {"compute_dtype", core_compute_dtype, "dtype?: string -> string", "the dtype in which forward functions read parameters"},
-    {"device", core_device, "-> table", "name, description, memory_bytes, used_bytes, peak_bytes, peak_flops (dense bf16; 0: unknown)"},
+    {"options", core_options, "-> table",
+     "the command line: mode, device, json, mesh, seed, overrides, script, quiet"},
+    {"compute_dtype", core_compute_dtype, "dtype?: string -> string",
+     "the dtype in which forward functions read parameters"},
+    {"device", core_device, "-> table",
+     "name, description, memory_bytes, used_bytes, peak_bytes, peak_flops (dense bf16; 0: "
+     "unknown)"},
     {"set_seed", core_set_seed, "seed: integer", "the seed of all randomness"},
     {"sync", core_sync, "", "wait for the device"},
     {"hash", core_hash, "text: string -> integer", "a 64-bit hash of a text, the same everywhere"},
     {"time", core_time, "-> number", "seconds, from an arbitrary start"},
     {"stopped", core_stopped, "-> boolean", "whether an interrupt or SIGTERM asked to stop"},
-    {"terminal", core_terminal, "-> integer?", "the columns of the terminal, where standard output is one"},
+    {"terminal", core_terminal, "-> integer?",
+     "the columns of the terminal, where standard output is one"},
     {"write", core_write, "text: any", "write to standard output at once"},
     {"write_error", core_write_error, "text: any", "write to standard error at once"},
-    {"suggest", core_suggest, "word: string, words: string[] -> string?", "the known word that was probably meant"},
-    {"module_path", core_module_path, "path?: string -> string", "set the module path that new nodes carry; gives the old one"},
-    {"is_tensor", core_is_tensor, "value: any -> boolean", "whether a value is a tensor or a state"},
+    {"suggest", core_suggest, "word: string, words: string[] -> string?",
+     "the known word that was probably meant"},
+    {"module_path", core_module_path, "path?: string -> string",
+     "set the module path that new nodes carry; gives the old one"},
+    {"is_tensor", core_is_tensor, "value: any -> boolean",
+     "whether a value is a tensor or a state"},
     {0}};
 
-void vm_service_register(lua_State *L)
-{
+void vm_service_register(lua_State *L) {
     make_options(L);
     vm_register(L, functions);
 }

@@ -9,17 +9,16 @@ static const char *const states_key = "mlua.states";   /* registry: id + 1 -> St
 static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */
 static const char *const places_key = "mlua.places";   /* registry: id + 1 -> place in that list */
 
-static const ml_state *info_of(lua_State *L, uint32_t id)
-{
+static const ml_state *info_of(lua_State *L, uint32_t id) {
     return ml_graph_state(vm_of(L)->graph, id);
 }
 
-static const char *display_name(const ml_state *state)
-{
+static const char *display_name(const ml_state *state) {
     return state->name ? state->name : "a state without a name";
 }
 
-/* ---- Making states ----------------------------------------------------------------------------- */
+/* ---- Making states -----------------------------------------------------------------------------
+ */
 
 typedef struct {
     ml_graph *graph;
@@ -27,8 +26,7 @@ typedef struct {
     uint32_t id;
 } state_call;
 
-static void add_state(void *argument)
-{
+static void add_state(void *argument) {
     state_call *call = argument;
     call->id = ml_graph_add_state(call->graph, &call->state);
 }
@@ -41,8 +39,7 @@ typedef struct {
 } fit_call;
 
 /* Cast, broadcast and order a value as a state wants it; the axes have been checked. */
-static void fit(void *argument)
-{
+static void fit(void *argument) {
     fit_call *call = argument;
     ml_graph_set_origin(call->graph, &call->origin);
     ml_type as = *call->type;
@@ -56,8 +53,7 @@ static void fit(void *argument)
 }
 
 /* The tensor or number at `index` as a value of state `id`. */
-static ml_ref value_for(lua_State *L, uint32_t id, int index, const char *what)
-{
+static ml_ref value_for(lua_State *L, uint32_t id, int index, const char *what) {
     const ml_state *state = info_of(L, id);
     const ml_graph *g = vm_of(L)->graph;
     fit_call call = {.graph = vm_of(L)->graph, .type = &state->type};
@@ -70,23 +66,24 @@ static ml_ref value_for(lua_State *L, uint32_t id, int index, const char *what)
         int at = ml_type_find(&state->type, type->axis[i]);
         if (at >= 0 && state->type.size[at] == type->size[i]) continue;
         ml_ref operands[2] = {vm_state_node(L, id), call.value};
-        vm_fail_with(L, operands, 2, NULL, "%s of %s cannot have axis \"%s\" of size %lld", what, display_name(state),
-                     ml_axis_name(g, type->axis[i]), (long long)type->size[i]);
+        vm_fail_with(L, operands, 2, NULL, "%s of %s cannot have axis \"%s\" of size %lld", what,
+                     display_name(state), ml_axis_name(g, type->axis[i]), (long long)type->size[i]);
     }
     vm_origin(L, &call.origin);
     vm_protect(L, fit, &call);
     return call.value;
 }
 
-static const char *set_name(lua_State *L, uint32_t id, int index)
-{
+static const char *set_name(lua_State *L, uint32_t id, int index) {
     ml_vm *vm = vm_of(L);
     const char *name = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : "";
-    if (!name[0]) vm_fail(L, NULL, "a state's name must be a text, got %s", luaL_typename(L, index));
+    if (!name[0])
+        vm_fail(L, NULL, "a state's name must be a text, got %s", luaL_typename(L, index));
     lua_getfield(L, LUA_REGISTRYINDEX, "mlua.names");
     if (lua_getfield(L, -1, name) == LUA_TNUMBER && lua_tointeger(L, -1) != (lua_Integer)id) {
         const ml_state *other = info_of(L, (uint32_t)lua_tointeger(L, -1));
-        lua_pushfstring(L, "the first comes from %s:%d", other->origin.file ? other->origin.file : "?", other->origin.line);
+        lua_pushfstring(L, "the first comes from %s:%d",
+                        other->origin.file ? other->origin.file : "?", other->origin.line);
         vm_fail(L, lua_tostring(L, -1), "two states cannot both be called \"%s\"", name);
     }
     lua_pop(L, 1);
@@ -101,8 +98,7 @@ static const char *set_name(lua_State *L, uint32_t id, int index)
     return vm_intern(L, name);
 }
 
-static int core_state(lua_State *L)
-{
+static int core_state(lua_State *L) {
     static const char *const known[] = {"name", "axes", "dtype", "kind", "init", NULL};
     static const char *const kinds[] = {"parameter", "optimizer", "other", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -112,7 +108,8 @@ static int core_state(lua_State *L)
     lua_getfield(L, 1, "dtype");
     call.state.type.dtype = (uint8_t)vm_dtype(L, -1, ML_F32);
     if (vm_option(L, 1, "axes")) vm_read_axes(L, -1, "the axes of a state", &call.state.type);
-    if (vm_option(L, 1, "kind")) call.state.kind = (ml_state_kind)luaL_checkoption(L, -1, NULL, kinds);
+    if (vm_option(L, 1, "kind"))
+        call.state.kind = (ml_state_kind)luaL_checkoption(L, -1, NULL, kinds);
     vm_origin(L, &call.state.origin);
     vm_protect(L, add_state, &call);
     *(uint32_t *)lua_newuserdatauv(L, sizeof(uint32_t), 0) = call.id;
@@ -133,20 +130,18 @@ static int core_state(lua_State *L)
     return 1;
 }
 
-/* ---- Methods ----------------------------------------------------------------------------------- */
+/* ---- Methods -----------------------------------------------------------------------------------
+ */
 
-static uint32_t self(lua_State *L)
-{
+static uint32_t self(lua_State *L) {
     return vm_state(L, 1, "self");
 }
 
-static int state_read(lua_State *L)
-{
+static int state_read(lua_State *L) {
     return vm_push_tensor(L, vm_state_node(L, self(L)));
 }
 
-static int state_assign(lua_State *L)
-{
+static int state_assign(lua_State *L) {
     uint32_t id = self(L);
     ml_ref value = value_for(L, id, 2, "the new value");
     lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
@@ -166,8 +161,7 @@ static int state_assign(lua_State *L)
     return 0;
 }
 
-static int core_take_updates(lua_State *L)
-{
+static int core_take_updates(lua_State *L) {
     lua_newtable(L);
     lua_setfield(L, LUA_REGISTRYINDEX, places_key);
     lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
@@ -176,68 +170,62 @@ static int core_take_updates(lua_State *L)
     return 1;
 }
 
-static int state_name(lua_State *L)
-{
+static int state_name(lua_State *L) {
     lua_pushstring(L, info_of(L, self(L))->name);
     return 1;
 }
 
-static int state_set_name(lua_State *L)
-{
+static int state_set_name(lua_State *L) {
     uint32_t id = self(L);
     const char *name = set_name(L, id, 2);
     ml_graph_state(vm_of(L)->graph, id)->name = name;
     return 0;
 }
 
-static int state_set_init(lua_State *L)
-{
+static int state_set_init(lua_State *L) {
     uint32_t id = self(L);
     ml_ref value = value_for(L, id, 2, "the initial value");
     ml_graph_state(vm_of(L)->graph, id)->initial = value;
     return 0;
 }
 
-static int state_kind(lua_State *L)
-{
+static int state_kind(lua_State *L) {
     static const char *const kinds[] = {"parameter", "optimizer", "other"};
     lua_pushstring(L, kinds[info_of(L, self(L))->kind]);
     return 1;
 }
 
-static int state_elements(lua_State *L)
-{
+static int state_elements(lua_State *L) {
     lua_pushinteger(L, ml_type_elements(&info_of(L, self(L))->type));
     return 1;
 }
 
-static int state_get(lua_State *L)
-{
+static int state_get(lua_State *L) {
     uint32_t id = self(L);
     const ml_type *type = &info_of(L, id)->type;
     vm_open_device(L);
     vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
-    if (vm_of(L)->options->mode != VM_CHECK) vm_check(L, ml_session_read_state(vm_of(L)->session, id, host->data));
+    if (vm_of(L)->options->mode != VM_CHECK)
+        vm_check(L, ml_session_read_state(vm_of(L)->session, id, host->data));
     return 1;
 }
 
-static int state_set(lua_State *L)
-{
+static int state_set(lua_State *L) {
     uint32_t id = self(L);
     const ml_type *type = &info_of(L, id)->type;
     const vm_host *host = vm_to_host(L, 2);
     if (!host) vm_fail(L, NULL, "a state is set from a host array, got %s", luaL_typename(L, 2));
     if (host->dtype != type->dtype || host->count != ml_type_elements(type))
-        vm_fail(L, NULL, "%s takes %lld elements of %s, not %lld of %s", display_name(info_of(L, id)),
-                (long long)ml_type_elements(type), ml_dtypes[type->dtype].name, (long long)host->count,
-                ml_dtypes[host->dtype].name);
+        vm_fail(L, NULL, "%s takes %lld elements of %s, not %lld of %s",
+                display_name(info_of(L, id)), (long long)ml_type_elements(type),
+                ml_dtypes[type->dtype].name, (long long)host->count, ml_dtypes[host->dtype].name);
     vm_open_device(L);
-    if (vm_of(L)->options->mode != VM_CHECK) vm_check(L, ml_session_write_state(vm_of(L)->session, id, host->data));
+    if (vm_of(L)->options->mode != VM_CHECK)
+        vm_check(L, ml_session_write_state(vm_of(L)->session, id, host->data));
     return 0;
 }
 
-static int state_tostring(lua_State *L)
-{
+static int state_tostring(lua_State *L) {
     const ml_state *state = info_of(L, self(L));
     vm_push_type(L, vm_of(L)->graph, &state->type);
     if (state->name) lua_pushfstring(L, "%s %s", state->name, lua_tostring(L, -1));
@@ -245,8 +233,7 @@ static int state_tostring(lua_State *L)
 }
 
 /* Its own methods first, then those of tensors (second upvalue). */
-static int state_index(lua_State *L)
-{
+static int state_index(lua_State *L) {
     lua_pushvalue(L, 2);
     if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
     lua_getfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");
@@ -257,7 +244,8 @@ static int state_index(lua_State *L)
     vm_missing_method(L, methods);
 }
 
-/* ---- Gradients --------------------------------------------------------------------------------- */
+/* ---- Gradients ---------------------------------------------------------------------------------
+ */
 
 typedef struct {
     ml_graph *graph;
@@ -268,8 +256,7 @@ typedef struct {
     int count;
 } grad_call;
 
-static void differentiate(void *argument)
-{
+static void differentiate(void *argument) {
     grad_call *call = argument;
     ml_graph *g = call->graph;
     ml_graph_set_origin(g, &call->origin);
@@ -277,15 +264,17 @@ static void differentiate(void *argument)
     ml_graph_set_origin(g, &call->origin);
     for (int i = 0; i < call->count; i++) {
         ml_type type = *ml_graph_type(g, call->wrt[i]);
-        if (!call->gradients[i]) call->gradients[i] = ml_broadcast(g, ml_const(g, type.dtype, 0), &type);
+        if (!call->gradients[i])
+            call->gradients[i] = ml_broadcast(g, ml_const(g, type.dtype, 0), &type);
         if (call->is_state[i]) ml_graph_mark(g, call->gradients[i], ML_NODE_GRADIENT);
     }
 }
 
-static int core_grad(lua_State *L)
-{
+static int core_grad(lua_State *L) {
     grad_call call = {.graph = vm_of(L)->graph, .loss = vm_tensor(L, 1, "the loss of grad")};
-    if (!lua_istable(L, 2)) vm_fail(L, "m.grad(loss, {a, b})", "grad takes a list of tensors, got %s", luaL_typename(L, 2));
+    if (!lua_istable(L, 2))
+        vm_fail(L, "m.grad(loss, {a, b})", "grad takes a list of tensors, got %s",
+                luaL_typename(L, 2));
     call.count = (int)vm_table_length(L, 2);
     size_t count = (size_t)call.count + 1;
     call.wrt = lua_newuserdatauv(L, count * sizeof(ml_ref), 0);
@@ -296,7 +285,8 @@ static int core_grad(lua_State *L)
         lua_rawgeti(L, 2, i + 1);
         uint32_t id;
         is_state[i] = vm_is_state(L, -1, &id);
-        call.wrt[i] = is_state[i] ? vm_state_node(L, id) : vm_tensor(L, -1, "an item of grad's list");
+        call.wrt[i] =
+            is_state[i] ? vm_state_node(L, id) : vm_tensor(L, -1, "an item of grad's list");
         call.gradients[i] = 0;
         lua_pop(L, 1);
     }
@@ -310,14 +300,19 @@ static int core_grad(lua_State *L)
     return 1;
 }
 
-/* ---- Registration ------------------------------------------------------------------------------ */
+/* ---- Registration ------------------------------------------------------------------------------
+ */
 
 static const vm_entry functions[] = {
-    {"state", core_state, "options: {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number} -> State",
+    {"state", core_state,
+     "options: {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number} -> "
+     "State",
      "a named tensor that lives across steps; kind is parameter, optimizer or other"},
-    {"take_updates", core_take_updates, "-> table", "the assignments to states since the last call: a list of {State, Tensor}"},
+    {"take_updates", core_take_updates, "-> table",
+     "the assignments to states since the last call: a list of {State, Tensor}"},
     {"grad", core_grad, "loss: Tensor, xs: (Tensor|State)[] -> Tensor[]",
-     "the gradients of a scalar with respect to tensors or states; zeros where it does not depend on them"},
+     "the gradients of a scalar with respect to tensors or states; zeros where it does not depend "
+     "on them"},
     {0}};
 static const vm_entry methods[] = {
     {"read", state_read, "-> Tensor", "the value at the start of the step, in the stored dtype"},
@@ -331,8 +326,7 @@ static const vm_entry methods[] = {
     {"elements", state_elements, "-> integer", "the number of elements"},
     {0}};
 
-void vm_state_register(lua_State *L)
-{
+void vm_state_register(lua_State *L) {
     vm_register(L, functions);
     lua_getfield(L, -1, "tensor_methods");
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");

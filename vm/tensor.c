@@ -3,49 +3,47 @@
 
 #include <string.h>
 
-static const ml_type *type_of(lua_State *L, ml_ref n)
-{
+static const ml_type *type_of(lua_State *L, ml_ref n) {
     return ml_graph_type(vm_of(L)->graph, n);
 }
 
 /* Append a list of Axis values at `index` to type. */
-void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type)
-{
+void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
     if (!lua_istable(L, index))
         vm_fail(L, "write {A.batch, A.seq}", "%s must be a list of axes, got %s", what,
                 luaL_typename(L, index));
     int64_t count = vm_table_length(L, index);
     if (count > ML_MAX_AXES)
-        vm_fail(L, NULL, "%s may list at most %d axes, got %lld", what, ML_MAX_AXES, (long long)count);
+        vm_fail(L, NULL, "%s may list at most %d axes, got %lld", what, ML_MAX_AXES,
+                (long long)count);
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, index, i + 1);
         vm_axis axis = vm_new_axis(L, -1, what);
         lua_pop(L, 1);
         for (int k = 0; k < type->rank; k++)
             if (type->axis[k] == axis.id)
-                vm_fail(L, NULL, "%s names \"%s\" twice", what, ml_axis_name(vm_of(L)->graph, axis.id));
+                vm_fail(L, NULL, "%s names \"%s\" twice", what,
+                        ml_axis_name(vm_of(L)->graph, axis.id));
         type->axis[type->rank] = axis.id;
         type->size[type->rank++] = axis.size;
     }
 }
 
 /* A node with the axis arguments first..last of the Lua call. */
-static void add_axis_arguments(lua_State *L, vm_node *node, int first, int last, const char *what)
-{
+static void add_axis_arguments(lua_State *L, vm_node *node, int first, int last, const char *what) {
     if (last - first >= ML_MAX_AXES)
         vm_fail(L, NULL, "%s takes at most %d axes", what, ML_MAX_AXES);
     for (int i = first; i <= last; i++) node->args[node->arg_count++] = vm_axis_id(L, i, what);
 }
 
-/* ---- Leaves ------------------------------------------------------------------------------------ */
+/* ---- Leaves ------------------------------------------------------------------------------------
+ */
 
-static ml_ref broadcast(lua_State *L, ml_ref n, const ml_type *type)
-{
+static ml_ref broadcast(lua_State *L, ml_ref n, const ml_type *type) {
     return type->rank ? vm_unary(L, ML_OP_BROADCAST, n, type) : n;
 }
 
-static int core_full(lua_State *L)
-{
+static int core_full(lua_State *L) {
     ml_type type = {.dtype = (uint8_t)vm_dtype(L, 3, lua_isboolean(L, 2) ? ML_BOOL : ML_F32)};
     vm_read_axes(L, 1, "the axes of full", &type);
     ml_ref value;
@@ -58,8 +56,7 @@ static int core_full(lua_State *L)
     return vm_push_tensor(L, broadcast(L, value, &type));
 }
 
-static int core_iota(lua_State *L)
-{
+static int core_iota(lua_State *L) {
     vm_axis axis = vm_new_axis(L, 1, "the axis of iota");
     ml_dtype dtype = vm_dtype(L, 2, ML_I32);
     vm_node node;
@@ -70,15 +67,16 @@ static int core_iota(lua_State *L)
     return vm_push_tensor(L, vm_cast(L, vm_add(L, &node), dtype));
 }
 
-static int core_random(lua_State *L)
-{
+static int core_random(lua_State *L) {
     ml_type type = {.dtype = ML_F32};
     vm_read_axes(L, 2, "the axes of random", &type);
-    ml_ref key = vm_is_tensor(L, 1)       ? vm_cast(L, vm_tensor(L, 1, "the key of random"), ML_I64)
+    ml_ref key = vm_is_tensor(L, 1)    ? vm_cast(L, vm_tensor(L, 1, "the key of random"), ML_I64)
                  : lua_isinteger(L, 1) ? vm_number(L, 1, ML_I64)
                                        : 0;
-    if (!key) vm_fail(L, "core.hash(text) gives one", "the key of random must be an integer or an i64 tensor, got %s",
-                      luaL_typename(L, 1));
+    if (!key)
+        vm_fail(L, "core.hash(text) gives one",
+                "the key of random must be an integer or an i64 tensor, got %s",
+                luaL_typename(L, 1));
     return vm_push_tensor(L, vm_unary(L, ML_OP_RANDOM, key, &type));
 }
 
@@ -88,15 +86,14 @@ typedef struct {
     int64_t id;
 } input_call;
 
-static void add_input(void *argument)
-{
+static void add_input(void *argument) {
     input_call *call = argument;
     call->id = ml_graph_add_input(call->graph, &call->input);
 }
 
-static int core_input(lua_State *L)
-{
-    if (lua_type(L, 1) != LUA_TSTRING) vm_fail(L, NULL, "an input needs a name, got %s", luaL_typename(L, 1));
+static int core_input(lua_State *L) {
+    if (lua_type(L, 1) != LUA_TSTRING)
+        vm_fail(L, NULL, "an input needs a name, got %s", luaL_typename(L, 1));
     input_call call = {.graph = vm_of(L)->graph};
     call.input.type.dtype = (uint8_t)vm_dtype(L, 3, ML_F32);
     vm_read_axes(L, 2, "the axes of an input", &call.input.type);
@@ -109,24 +106,23 @@ static int core_input(lua_State *L)
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-/* ---- Movements --------------------------------------------------------------------------------- */
+/* ---- Movements ---------------------------------------------------------------------------------
+ */
 
-static int tensor_cast(lua_State *L)
-{
+static int tensor_cast(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of cast");
     return vm_push_tensor(L, vm_cast(L, n, vm_dtype(L, 2, -1)));
 }
 
-static int tensor_broadcast(lua_State *L)
-{
+static int tensor_broadcast(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of broadcast");
     ml_type type = {.dtype = type_of(L, n)->dtype};
     vm_read_axes(L, 2, "the axes of broadcast", &type);
-    return vm_push_tensor(L, ml_type_equal(&type, type_of(L, n)) ? n : vm_unary(L, ML_OP_BROADCAST, n, &type));
+    return vm_push_tensor(
+        L, ml_type_equal(&type, type_of(L, n)) ? n : vm_unary(L, ML_OP_BROADCAST, n, &type));
 }
 
-static int tensor_permute(lua_State *L)
-{
+static int tensor_permute(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of permute");
     ml_type type = {.dtype = type_of(L, n)->dtype};
     int last = lua_gettop(L);
@@ -140,21 +136,20 @@ static int tensor_permute(lua_State *L)
 }
 
 /* One old name -> new name; the new one may be an Axis of the same size. */
-static void add_rename(lua_State *L, vm_node *node, ml_ref n, int old, int new_name)
-{
+static void add_rename(lua_State *L, vm_node *node, ml_ref n, int old, int new_name) {
     vm_axis from = vm_axis_of(L, old, n, "cannot rename");
     const vm_axis *to = luaL_testudata(L, new_name, vm_axis_class);
     if (to && to->size != from.size)
         vm_fail_with(L, &n, 1, NULL, "cannot rename \"%s\" of size %lld to \"%s\" of size %lld",
                      ml_axis_name(node->graph, from.id), (long long)from.size,
                      ml_axis_name(node->graph, to->id), (long long)to->size);
-    if (node->arg_count + 2 > VM_MAX_ARGS) vm_fail(L, NULL, "rename takes at most %d axes", ML_MAX_AXES);
+    if (node->arg_count + 2 > VM_MAX_ARGS)
+        vm_fail(L, NULL, "rename takes at most %d axes", ML_MAX_AXES);
     node->args[node->arg_count++] = from.id;
     node->args[node->arg_count++] = vm_axis_id(L, new_name, "rename");
 }
 
-static int tensor_rename(lua_State *L)
-{
+static int tensor_rename(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of rename");
     vm_node node;
     vm_begin(L, &node, ML_OP_RENAME);
@@ -169,7 +164,8 @@ static int tensor_rename(lua_State *L)
         for (int i = 0; i < type->rank; i++) {
             lua_pushstring(L, ml_axis_name(node.graph, type->axis[i]));
             lua_pushvalue(L, -1);
-            if (lua_gettable(L, 2) != LUA_TNIL) add_rename(L, &node, n, lua_gettop(L) - 1, lua_gettop(L));
+            if (lua_gettable(L, 2) != LUA_TNIL)
+                add_rename(L, &node, n, lua_gettop(L) - 1, lua_gettop(L));
             lua_pop(L, 2);
         }
     } else {
@@ -180,8 +176,7 @@ static int tensor_rename(lua_State *L)
     return vm_push_tensor(L, node.arg_count ? vm_add(L, &node) : n);
 }
 
-static int tensor_slice(lua_State *L)
-{
+static int tensor_slice(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of slice");
     vm_axis axis = vm_axis_of(L, 2, n, "cannot slice");
     int64_t start = lua_isnoneornil(L, 3) ? 0 : vm_integer(L, 3, "the start of slice");
@@ -200,8 +195,7 @@ static int tensor_slice(lua_State *L)
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-static int tensor_pad(lua_State *L)
-{
+static int tensor_pad(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of pad");
     vm_node node;
     vm_axis axis = vm_axis_of(L, 2, n, "cannot pad");
@@ -216,8 +210,7 @@ static int tensor_pad(lua_State *L)
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-static int tensor_split(lua_State *L)
-{
+static int tensor_split(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of split");
     vm_axis axis = vm_axis_of(L, 2, n, "cannot split");
     vm_axis outer = vm_new_axis(L, 3, "the outer axis of split");
@@ -226,37 +219,42 @@ static int tensor_split(lua_State *L)
     vm_begin(L, &node, ML_OP_SPLIT);
     node.sources = &n;
     node.source_count = 1;
-    memcpy(node.args, (int64_t[]){axis.id, outer.id, outer.size, inner.id, inner.size}, 5 * sizeof(int64_t));
+    memcpy(node.args, (int64_t[]){axis.id, outer.id, outer.size, inner.id, inner.size},
+           5 * sizeof(int64_t));
     node.arg_count = 5;
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-static int tensor_merge(lua_State *L)
-{
+static int tensor_merge(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of merge");
-    vm_axis outer = vm_axis_of(L, 2, n, "cannot merge"), inner = vm_axis_of(L, 3, n, "cannot merge");
+    vm_axis outer = vm_axis_of(L, 2, n, "cannot merge"),
+            inner = vm_axis_of(L, 3, n, "cannot merge");
     const vm_axis *merged = luaL_testudata(L, 4, vm_axis_class);
     vm_node node;
     vm_begin(L, &node, ML_OP_MERGE);
     int64_t size = outer.size * inner.size;
     if (merged && merged->size != size)
-        vm_fail_with(L, &n, 1, NULL, "cannot merge \"%s\" and \"%s\" into \"%s\" of size %lld: they have %lld",
+        vm_fail_with(L, &n, 1, NULL,
+                     "cannot merge \"%s\" and \"%s\" into \"%s\" of size %lld: they have %lld",
                      ml_axis_name(node.graph, outer.id), ml_axis_name(node.graph, inner.id),
-                     ml_axis_name(node.graph, merged->id), (long long)merged->size, (long long)size);
+                     ml_axis_name(node.graph, merged->id), (long long)merged->size,
+                     (long long)size);
     node.sources = &n;
     node.source_count = 1;
-    memcpy(node.args, (int64_t[]){outer.id, inner.id, vm_axis_id(L, 4, "merge")}, 3 * sizeof(int64_t));
+    memcpy(node.args, (int64_t[]){outer.id, inner.id, vm_axis_id(L, 4, "merge")},
+           3 * sizeof(int64_t));
     node.arg_count = 3;
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-static int core_concat(lua_State *L)
-{
+static int core_concat(lua_State *L) {
     if (!lua_istable(L, 1))
-        vm_fail(L, "m.concat({a, b}, \"axis\")", "concat takes a list of tensors, got %s", luaL_typename(L, 1));
+        vm_fail(L, "m.concat({a, b}, \"axis\")", "concat takes a list of tensors, got %s",
+                luaL_typename(L, 1));
     int64_t count = vm_table_length(L, 1);
     if (count < 1 || count > VM_MAX_SOURCES)
-        vm_fail(L, NULL, "concat takes 1 to %d tensors, got %lld", VM_MAX_SOURCES, (long long)count);
+        vm_fail(L, NULL, "concat takes 1 to %d tensors, got %lld", VM_MAX_SOURCES,
+                (long long)count);
     ml_ref sources[VM_MAX_SOURCES];
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, 1, i + 1);
@@ -272,9 +270,9 @@ static int core_concat(lua_State *L)
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-static int tensor_gather(lua_State *L)
-{
-    ml_ref sources[2] = {vm_tensor(L, 1, "the table of gather"), vm_tensor(L, 2, "the index of gather")};
+static int tensor_gather(lua_State *L) {
+    ml_ref sources[2] = {vm_tensor(L, 1, "the table of gather"),
+                         vm_tensor(L, 2, "the index of gather")};
     vm_node node;
     vm_begin(L, &node, ML_OP_GATHER);
     node.sources = sources;
@@ -285,15 +283,16 @@ static int tensor_gather(lua_State *L)
 }
 
 /* The result has the value's axes that the index lacks, after the new axis and those they share. */
-static int core_scatter_add(lua_State *L)
-{
-    ml_ref sources[2] = {vm_tensor(L, 1, "the index of scatter_add"), vm_tensor(L, 2, "the value of scatter_add")};
+static int core_scatter_add(lua_State *L) {
+    ml_ref sources[2] = {vm_tensor(L, 1, "the index of scatter_add"),
+                         vm_tensor(L, 2, "the value of scatter_add")};
     vm_axis axis = vm_new_axis(L, lua_isnoneornil(L, 4) ? 3 : 4, "the new axis of scatter_add");
     const ml_type *index = type_of(L, sources[0]), *value = type_of(L, sources[1]);
     ml_type type = {.dtype = value->dtype, .rank = 1, .axis = {axis.id}, .size = {axis.size}};
     for (int i = 0; i < value->rank; i++) {
         if (ml_type_find(index, value->axis[i]) >= 0) continue;
-        if (type.rank == ML_MAX_AXES) vm_fail(L, NULL, "scatter_add would give more than %d axes", ML_MAX_AXES);
+        if (type.rank == ML_MAX_AXES)
+            vm_fail(L, NULL, "scatter_add would give more than %d axes", ML_MAX_AXES);
         type.axis[type.rank] = value->axis[i];
         type.size[type.rank++] = value->size[i];
     }
@@ -307,10 +306,10 @@ static int core_scatter_add(lua_State *L)
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-/* ---- Reductions, scans, contraction ------------------------------------------------------------ */
+/* ---- Reductions, scans, contraction ------------------------------------------------------------
+ */
 
-static int reduce(lua_State *L, ml_op op)
-{
+static int reduce(lua_State *L, ml_op op) {
     ml_ref n = vm_tensor(L, 1, "the operand of a reduction");
     vm_node node;
     vm_begin(L, &node, op);
@@ -327,23 +326,19 @@ static int reduce(lua_State *L, ml_op op)
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-static int tensor_sum(lua_State *L)
-{
+static int tensor_sum(lua_State *L) {
     return reduce(L, ML_OP_SUM);
 }
 
-static int tensor_max(lua_State *L)
-{
+static int tensor_max(lua_State *L) {
     return reduce(L, ML_OP_MAX);
 }
 
-static int tensor_min(lua_State *L)
-{
+static int tensor_min(lua_State *L) {
     return reduce(L, ML_OP_MIN);
 }
 
-static int tensor_argmax(lua_State *L)
-{
+static int tensor_argmax(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of argmax");
     vm_node node;
     vm_begin(L, &node, ML_OP_ARGMAX);
@@ -354,10 +349,10 @@ static int tensor_argmax(lua_State *L)
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-static bool read_flag(lua_State *L, int table, const char *what, const char *key)
-{
+static bool read_flag(lua_State *L, int table, const char *what, const char *key) {
     if (lua_isnoneornil(L, table)) return false;
-    if (!lua_istable(L, table)) vm_fail(L, NULL, "%s takes its options in a table, got %s", what, luaL_typename(L, table));
+    if (!lua_istable(L, table))
+        vm_fail(L, NULL, "%s takes its options in a table, got %s", what, luaL_typename(L, table));
     const char *const known[] = {key, NULL};
     vm_check_options(L, table, what, known);
     lua_getfield(L, table, key);
@@ -366,8 +361,7 @@ static bool read_flag(lua_State *L, int table, const char *what, const char *key
     return flag;
 }
 
-static ml_ref scan(lua_State *L, ml_op op, const char *option)
-{
+static ml_ref scan(lua_State *L, ml_op op, const char *option) {
     ml_ref n = vm_tensor(L, 1, "the operand of a scan");
     vm_node node;
     vm_begin(L, &node, op);
@@ -379,8 +373,7 @@ static ml_ref scan(lua_State *L, ml_op op, const char *option)
     return vm_add(L, &node);
 }
 
-static int push_both_outputs(lua_State *L, ml_ref n)
-{
+static int push_both_outputs(lua_State *L, ml_ref n) {
     vm_node node;
     vm_begin(L, &node, ML_OP_OUT);
     node.sources = &n;
@@ -392,18 +385,15 @@ static int push_both_outputs(lua_State *L, ml_ref n)
     return 2;
 }
 
-static int tensor_cumsum(lua_State *L)
-{
+static int tensor_cumsum(lua_State *L) {
     return vm_push_tensor(L, scan(L, ML_OP_CUMSUM, "reverse"));
 }
 
-static int tensor_sort(lua_State *L)
-{
+static int tensor_sort(lua_State *L) {
     return push_both_outputs(L, scan(L, ML_OP_SORT, "descending"));
 }
 
-static int tensor_top_k(lua_State *L)
-{
+static int tensor_top_k(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of top_k");
     vm_node node;
     vm_begin(L, &node, ML_OP_TOP_K);
@@ -415,15 +405,16 @@ static int tensor_top_k(lua_State *L)
     const vm_axis *axis = luaL_testudata(L, 4, vm_axis_class);
     if (axis && axis->size != node.args[1])
         vm_fail_with(L, &n, 1, NULL, "top_k of %lld needs an axis of that size, not \"%s\" of %lld",
-                     (long long)node.args[1], ml_axis_name(node.graph, axis->id), (long long)axis->size);
+                     (long long)node.args[1], ml_axis_name(node.graph, axis->id),
+                     (long long)axis->size);
     node.args[2] = vm_axis_id(L, 4, "the new axis of top_k");
     node.arg_count = 3;
     return push_both_outputs(L, vm_add(L, &node));
 }
 
-static int tensor_dot(lua_State *L)
-{
-    ml_ref sources[2] = {vm_tensor(L, 1, "the left operand of dot"), vm_tensor(L, 2, "the right operand of dot")};
+static int tensor_dot(lua_State *L) {
+    ml_ref sources[2] = {vm_tensor(L, 1, "the left operand of dot"),
+                         vm_tensor(L, 2, "the right operand of dot")};
     vm_node node;
     vm_begin(L, &node, ML_OP_DOT);
     node.sources = sources;
@@ -440,22 +431,22 @@ static int tensor_dot(lua_State *L)
         last--;
     }
     if (last < 3)
-        vm_fail_with(L, sources, 2, "a:dot(b, \"axis\") sums over the axis; a * b multiplies elements",
+        vm_fail_with(L, sources, 2,
+                     "a:dot(b, \"axis\") sums over the axis; a * b multiplies elements",
                      "dot needs the axes that it sums over");
     add_axis_arguments(L, &node, 3, last, "dot");
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-/* ---- What a tensor is -------------------------------------------------------------------------- */
+/* ---- What a tensor is --------------------------------------------------------------------------
+ */
 
-static int tensor_dtype(lua_State *L)
-{
+static int tensor_dtype(lua_State *L) {
     lua_pushstring(L, ml_dtypes[type_of(L, vm_tensor(L, 1, "the operand"))->dtype].name);
     return 1;
 }
 
-static int tensor_axes(lua_State *L)
-{
+static int tensor_axes(lua_State *L) {
     const ml_type *type = type_of(L, vm_tensor(L, 1, "the operand"));
     lua_createtable(L, type->rank, 0);
     for (int i = 0; i < type->rank; i++) {
@@ -465,36 +456,31 @@ static int tensor_axes(lua_State *L)
     return 1;
 }
 
-static int tensor_size(lua_State *L)
-{
+static int tensor_size(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand");
     lua_pushinteger(L, vm_axis_of(L, 2, n, "cannot tell the size of").size);
     return 1;
 }
 
-static int tensor_elements(lua_State *L)
-{
+static int tensor_elements(lua_State *L) {
     lua_pushinteger(L, ml_type_elements(type_of(L, vm_tensor(L, 1, "the operand"))));
     return 1;
 }
 
-static int tensor_has(lua_State *L)
-{
+static int tensor_has(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand");
     lua_pushboolean(L, ml_type_find(type_of(L, n), vm_axis_id(L, 2, "has")) >= 0);
     return 1;
 }
 
-static int tensor_tostring(lua_State *L)
-{
+static int tensor_tostring(lua_State *L) {
     ml_ref n = *(ml_ref *)luaL_checkudata(L, 1, vm_tensor_class);
     vm_push_type(L, vm_of(L)->graph, type_of(L, n));
     return 1;
 }
 
 /* Methods are in the first upvalue; both classes use it (state.c). */
-int vm_missing_method(lua_State *L, int methods)
-{
+int vm_missing_method(lua_State *L, int methods) {
     ml_ref n = vm_tensor(L, 1, "the operand");
     if (lua_type(L, 2) != LUA_TSTRING)
         vm_fail_with(L, &n, 1, "t:slice(axis, start, stop) takes elements; positions count from 0",
@@ -509,57 +495,75 @@ int vm_missing_method(lua_State *L, int methods)
     }
     vm_push_suggestion(L, lua_tostring(L, 2), lua_gettop(L));
     if (lua_isstring(L, -1)) lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
-    vm_fail_with(L, &n, 1, lua_tostring(L, -1), "a tensor has no method \"%s\"", lua_tostring(L, 2));
+    vm_fail_with(L, &n, 1, lua_tostring(L, -1), "a tensor has no method \"%s\"",
+                 lua_tostring(L, 2));
 }
 
-static int tensor_index(lua_State *L)
-{
+static int tensor_index(lua_State *L) {
     lua_pushvalue(L, 2);
     if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
     return vm_missing_method(L, lua_upvalueindex(1));
 }
 
-static int tensor_new_index(lua_State *L)
-{
+static int tensor_new_index(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand");
-    return vm_fail_with(L, &n, 1, "m.where and m.concat make a changed copy", "a tensor cannot be assigned to");
+    return vm_fail_with(L, &n, 1, "m.where and m.concat make a changed copy",
+                        "a tensor cannot be assigned to");
 }
 
-/* ---- Registration ------------------------------------------------------------------------------ */
+/* ---- Registration ------------------------------------------------------------------------------
+ */
 
 static const vm_entry functions[] = {
     {"full", core_full, "axes: Axis[], value: number|boolean|Tensor, dtype?: string -> Tensor",
      "a tensor with one value everywhere; f32 where no dtype is given"},
-    {"iota", core_iota, "axis: Axis, dtype?: string -> Tensor", "0, 1, 2, ... along an axis; i32 where no dtype is given"},
+    {"iota", core_iota, "axis: Axis, dtype?: string -> Tensor",
+     "0, 1, 2, ... along an axis; i32 where no dtype is given"},
     {"random", core_random, "key: integer|Tensor, axes: Axis[] -> Tensor",
      "uniform in [0, 1), f32: a function of the key and the element's position alone"},
-    {"input", core_input, "name: string, axes: Axis[], dtype?: string -> Tensor", "a tensor that the caller of a program provides"},
-    {"concat", core_concat, "tensors: Tensor[], axis: Axis|string -> Tensor", "tensors one after another along an axis"},
-    {"scatter_add", core_scatter_add, "index: Tensor, value: Tensor, axis: Axis|string, new_axis?: Axis -> Tensor",
+    {"input", core_input, "name: string, axes: Axis[], dtype?: string -> Tensor",
+     "a tensor that the caller of a program provides"},
+    {"concat", core_concat, "tensors: Tensor[], axis: Axis|string -> Tensor",
+     "tensors one after another along an axis"},
+    {"scatter_add", core_scatter_add,
+     "index: Tensor, value: Tensor, axis: Axis|string, new_axis?: Axis -> Tensor",
      "zeros of the new axis, plus the values added at the i32 indices"},
     {0}};
 
 static const vm_entry methods[] = {
-    {"cast", tensor_cast, "dtype: string -> Tensor", "the tensor converted to another dtype: bool, i32, i64, bf16, f32, f64"},
-    {"broadcast", tensor_broadcast, "axes: Axis[] -> Tensor", "repeated along the listed axes that it lacks, in the listed order"},
-    {"permute", tensor_permute, "...: Axis|string -> Tensor", "the same elements with the axes in another memory order"},
+    {"cast", tensor_cast, "dtype: string -> Tensor",
+     "the tensor converted to another dtype: bool, i32, i64, bf16, f32, f64"},
+    {"broadcast", tensor_broadcast, "axes: Axis[] -> Tensor",
+     "repeated along the listed axes that it lacks, in the listed order"},
+    {"permute", tensor_permute, "...: Axis|string -> Tensor",
+     "the same elements with the axes in another memory order"},
     {"rename", tensor_rename, "old: Axis|string|table, new?: Axis|string -> Tensor",
-     "the same elements under other axis names: t:rename(\"seq\", \"kv_seq\") or t:rename{seq=\"kv_seq\"}"},
+     "the same elements under other axis names: t:rename(\"seq\", \"kv_seq\") or "
+     "t:rename{seq=\"kv_seq\"}"},
     {"slice", tensor_slice, "axis: Axis|string, start?: integer, stop?: integer -> Tensor",
      "the elements start .. stop-1 along an axis, counted from 0; negative counts from the end"},
-    {"pad", tensor_pad, "axis: Axis|string, before: integer, after?: integer -> Tensor", "zeros before and after along an axis"},
-    {"split", tensor_split, "axis: Axis|string, outer: Axis, inner: Axis -> Tensor", "one axis as two: index = outer * inner size + inner"},
+    {"pad", tensor_pad, "axis: Axis|string, before: integer, after?: integer -> Tensor",
+     "zeros before and after along an axis"},
+    {"split", tensor_split, "axis: Axis|string, outer: Axis, inner: Axis -> Tensor",
+     "one axis as two: index = outer * inner size + inner"},
     {"merge", tensor_merge, "outer: Axis|string, inner: Axis|string, merged: Axis|string -> Tensor",
      "two axes as one: index = outer * inner size + inner"},
-    {"gather", tensor_gather, "index: Tensor, axis: Axis|string -> Tensor", "elements along an axis at the i32 indices"},
-    {"sum", tensor_sum, "...: Axis|string -> Tensor", "the sum over the named axes; over all axes when none is named"},
-    {"max", tensor_max, "...: Axis|string -> Tensor", "the largest over the named axes; over all axes when none is named"},
-    {"min", tensor_min, "...: Axis|string -> Tensor", "the smallest over the named axes; over all axes when none is named"},
-    {"argmax", tensor_argmax, "axis: Axis|string -> Tensor", "the i32 index of the largest along an axis; the first of equals"},
-    {"cumsum", tensor_cumsum, "axis: Axis|string, options?: {reverse: boolean} -> Tensor", "running sums along an axis"},
+    {"gather", tensor_gather, "index: Tensor, axis: Axis|string -> Tensor",
+     "elements along an axis at the i32 indices"},
+    {"sum", tensor_sum, "...: Axis|string -> Tensor",
+     "the sum over the named axes; over all axes when none is named"},
+    {"max", tensor_max, "...: Axis|string -> Tensor",
+     "the largest over the named axes; over all axes when none is named"},
+    {"min", tensor_min, "...: Axis|string -> Tensor",
+     "the smallest over the named axes; over all axes when none is named"},
+    {"argmax", tensor_argmax, "axis: Axis|string -> Tensor",
+     "the i32 index of the largest along an axis; the first of equals"},
+    {"cumsum", tensor_cumsum, "axis: Axis|string, options?: {reverse: boolean} -> Tensor",
+     "running sums along an axis"},
     {"sort", tensor_sort, "axis: Axis|string, options?: {descending: boolean} -> Tensor, Tensor",
      "sorted along an axis, stable; gives values and i32 indices"},
-    {"top_k", tensor_top_k, "axis: Axis|string, k: integer, new_axis?: Axis|string -> Tensor, Tensor",
+    {"top_k", tensor_top_k,
+     "axis: Axis|string, k: integer, new_axis?: Axis|string -> Tensor, Tensor",
      "the k largest along an axis, largest first; gives values and i32 indices"},
     {"dot", tensor_dot, "other: Tensor, ...: Axis|string|{dtype: string} -> Tensor",
      "the sum of products over the named axes; accumulates in f32 or wider"},
@@ -570,8 +574,7 @@ static const vm_entry methods[] = {
     {"has", tensor_has, "axis: Axis|string -> boolean", "whether it has an axis"},
     {0}};
 
-void vm_tensor_register(lua_State *L)
-{
+void vm_tensor_register(lua_State *L) {
     vm_register(L, functions);
     vm_new_class(L, vm_tensor_class, methods, tensor_index, NULL);
     lua_setfield(L, -2, "tensor_methods");

@@ -7,16 +7,14 @@
 
 static const char *const FILE_CLASS = "mlua.safetensors";
 
-static int file_gc(lua_State *L)
-{
+static int file_gc(lua_State *L) {
     ml_safetensors **file = luaL_checkudata(L, 1, FILE_CLASS);
     ml_safetensors_close(*file);
     *file = NULL;
     return 0;
 }
 
-static int core_read_tensors(lua_State *L)
-{
+static int core_read_tensors(lua_State *L) {
     const char *path = luaL_checkstring(L, 1);
     ml_safetensors **file = lua_newuserdatauv(L, sizeof *file, 0);
     *file = NULL;
@@ -34,8 +32,7 @@ static int core_read_tensors(lua_State *L)
     return 1;
 }
 
-void vm_tensorfile_register(lua_State *L)
-{
+void vm_tensorfile_register(lua_State *L) {
     static const vm_entry functions[] = {
         {"read_tensors", core_read_tensors, "path: string -> table<string, Host>",
          "The tensors of a safetensors file, by name, as host arrays of the file's dtypes."},

@@ -5,20 +5,54 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Tokens ------------------------------------------------------------------------------------ */
+/* ---- Tokens ------------------------------------------------------------------------------------
+ */
 
 typedef enum {
-    T_EOF, T_NAME, T_NUMBER, T_STRING,
+    T_EOF,
+    T_NAME,
+    T_NUMBER,
+    T_STRING,
     /* keywords */
-    T_AND, T_BREAK, T_DO, T_ELSE, T_ELSEIF, T_END, T_FALSE, T_FOR, T_FUNCTION, T_GOTO, T_IF, T_IN,
-    T_LOCAL, T_NIL, T_NOT, T_OR, T_REPEAT, T_RETURN, T_THEN, T_TRUE, T_UNTIL, T_WHILE,
+    T_AND,
+    T_BREAK,
+    T_DO,
+    T_ELSE,
+    T_ELSEIF,
+    T_END,
+    T_FALSE,
+    T_FOR,
+    T_FUNCTION,
+    T_GOTO,
+    T_IF,
+    T_IN,
+    T_LOCAL,
+    T_NIL,
+    T_NOT,
+    T_OR,
+    T_REPEAT,
+    T_RETURN,
+    T_THEN,
+    T_TRUE,
+    T_UNTIL,
+    T_WHILE,
     /* operators of several characters; others are their character */
-    T_EQ, T_NE, T_LE, T_GE, T_CONCAT, T_DOTS, T_IDIV, T_SHL, T_SHR, T_LABEL,
+    T_EQ,
+    T_NE,
+    T_LE,
+    T_GE,
+    T_CONCAT,
+    T_DOTS,
+    T_IDIV,
+    T_SHL,
+    T_SHR,
+    T_LABEL,
 } token_kind;
 
-static const char *const keywords[] = {
-    "and", "break", "do",  "else", "elseif", "end",    "false",  "for",  "function", "goto",  "if",
-    "in",  "local", "nil", "not",  "or",     "repeat", "return", "then", "true",     "until", "while"};
+static const char *const keywords[] = {"and",   "break", "do",       "else", "elseif", "end",
+                                       "false", "for",   "function", "goto", "if",     "in",
+                                       "local", "nil",   "not",      "or",   "repeat", "return",
+                                       "then",  "true",  "until",    "while"};
 
 typedef struct {
     size_t at;         /* where the text goes */
@@ -42,26 +76,22 @@ typedef struct {
 } scanner;
 
 /* The text has compiled before, so that anything unexpected is a bug; it stops the rewriting. */
-static void give_up(void)
-{
+static void give_up(void) {
     ml_raise(ML_INTERNAL, "the script's text cannot be followed");
 }
 
-static int peek(const scanner *s, size_t ahead)
-{
+static int peek(const scanner *s, size_t ahead) {
     return s->next + ahead < s->size ? (unsigned char)s->text[s->next + ahead] : 0;
 }
 
 /* At '[': the number of '=' of a long bracket, or -1. */
-static int long_bracket(const scanner *s)
-{
+static int long_bracket(const scanner *s) {
     int level = 0;
     while (peek(s, 1 + (size_t)level) == '=') level++;
     return peek(s, 1 + (size_t)level) == '[' ? level : -1;
 }
 
-static void skip_long(scanner *s, int level)
-{
+static void skip_long(scanner *s, int level) {
     s->next += (size_t)level + 2;
     for (; s->next < s->size; s->next++) {
         if (s->text[s->next] != ']') continue;
@@ -74,8 +104,7 @@ static void skip_long(scanner *s, int level)
     }
 }
 
-static void skip_space(scanner *s)
-{
+static void skip_space(scanner *s) {
     while (s->next < s->size) {
         if (isspace(peek(s, 0))) {
             s->next++;
@@ -92,8 +121,7 @@ static void skip_space(scanner *s)
     }
 }
 
-static void skip_string(scanner *s, int quote)
-{
+static void skip_string(scanner *s, int quote) {
     for (s->next++; s->next < s->size && s->text[s->next] != quote; s->next++) {
         if (s->text[s->next] != '\\') continue;
         s->next++;
@@ -104,8 +132,7 @@ static void skip_string(scanner *s, int quote)
     s->next++;
 }
 
-static void skip_number(scanner *s)
-{
+static void skip_number(scanner *s) {
     const char *exponents = peek(s, 0) == '0' && (peek(s, 1) | 32) == 'x' ? "Pp" : "Ee";
     s->next++;
     for (;;) {
@@ -121,8 +148,7 @@ static void skip_number(scanner *s)
     }
 }
 
-static int scan_word(scanner *s)
-{
+static int scan_word(scanner *s) {
     size_t from = s->next;
     while (isalnum(peek(s, 0)) || peek(s, 0) == '_') s->next++;
     size_t length = s->next - from;
@@ -132,12 +158,11 @@ static int scan_word(scanner *s)
     return T_NAME;
 }
 
-static int scan_operator(scanner *s)
-{
+static int scan_operator(scanner *s) {
     static const struct {
         char text[3];
         int kind;
-    } pairs[] = {{"==", T_EQ}, {"~=", T_NE}, {"<=", T_LE},  {">=", T_GE}, {"..", T_CONCAT},
+    } pairs[] = {{"==", T_EQ},   {"~=", T_NE},  {"<=", T_LE},  {">=", T_GE},   {"..", T_CONCAT},
                  {"//", T_IDIV}, {"<<", T_SHL}, {">>", T_SHR}, {"::", T_LABEL}};
     int c = peek(s, 0);
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
@@ -153,8 +178,7 @@ static int scan_operator(scanner *s)
     return c;
 }
 
-static void advance(scanner *s)
-{
+static void advance(scanner *s) {
     s->last_end = s->end;
     skip_space(s);
     s->start = s->next;
@@ -178,55 +202,51 @@ static void advance(scanner *s)
     s->end = s->next;
 }
 
-static bool accept(scanner *s, int kind)
-{
+static bool accept(scanner *s, int kind) {
     if (s->kind != kind) return false;
     advance(s);
     return true;
 }
 
-static void expect(scanner *s, int kind)
-{
+static void expect(scanner *s, int kind) {
     if (!accept(s, kind)) give_up();
 }
 
-/* ---- Edits ------------------------------------------------------------------------------------- */
+/* ---- Edits -------------------------------------------------------------------------------------
+ */
 
 enum { CLOSING, OPERATOR, OPENING };
 
-static void add_edit(scanner *s, size_t at, size_t replaced, int order, const char *text)
-{
+static void add_edit(scanner *s, size_t at, size_t replaced, int order, const char *text) {
     edit *e = ML_PUSH(s->arena, &s->edits);
     *e = (edit){at, replaced, order, s->edits.count, text};
 }
 
-static void wrap(scanner *s, size_t start, size_t end, const char *opening)
-{
+static void wrap(scanner *s, size_t start, size_t end, const char *opening) {
     add_edit(s, start, 0, OPENING, opening);
     add_edit(s, end, 0, CLOSING, ")");
 }
 
-/* ---- Grammar ----------------------------------------------------------------------------------- */
+/* ---- Grammar -----------------------------------------------------------------------------------
+ */
 
 /* What is known of an expression: whether it may be a tensor, and how it ends. */
 typedef enum {
-    E_VALUE,   /* anything */
-    E_CALL,    /* a call and nothing else: a return of it is a tail call */
-    E_PLAIN,   /* neither a tensor nor its value: nil, a string, a table, a function, a comparison */
+    E_VALUE, /* anything */
+    E_CALL,  /* a call and nothing else: a return of it is a tail call */
+    E_PLAIN, /* neither a tensor nor its value: nil, a string, a table, a function, a comparison */
     E_CONSTANT, /* a numeral, true, false */
 } expression_kind;
 
 static void block(scanner *s);
 static expression_kind expression(scanner *s, int limit);
 
-static void expression_list(scanner *s)
-{
+static void expression_list(scanner *s) {
     do expression(s, 0);
     while (accept(s, ','));
 }
 
-static void function_body(scanner *s)
-{
+static void function_body(scanner *s) {
     expect(s, '(');
     while (s->kind == T_NAME || s->kind == T_DOTS || s->kind == ',') advance(s);
     expect(s, ')');
@@ -234,8 +254,7 @@ static void function_body(scanner *s)
     expect(s, T_END);
 }
 
-static void table(scanner *s)
-{
+static void table(scanner *s) {
     expect(s, '{');
     while (s->kind != '}') {
         if (accept(s, '[')) {
@@ -254,8 +273,7 @@ static void table(scanner *s)
     expect(s, '}');
 }
 
-static void arguments(scanner *s)
-{
+static void arguments(scanner *s) {
     if (s->kind == '{') {
         table(s);
     } else if (!accept(s, T_STRING)) {
@@ -265,8 +283,7 @@ static void arguments(scanner *s)
     }
 }
 
-static expression_kind suffixed(scanner *s)
-{
+static expression_kind suffixed(scanner *s) {
     expression_kind kind = E_VALUE;
     if (accept(s, '(')) {
         expression(s, 0);
@@ -304,8 +321,7 @@ static expression_kind suffixed(scanner *s)
     }
 }
 
-static expression_kind simple(scanner *s)
-{
+static expression_kind simple(scanner *s) {
     switch (s->kind) {
     case T_NUMBER:
     case T_TRUE:
@@ -323,8 +339,7 @@ static expression_kind simple(scanner *s)
 }
 
 /* Left and right priorities, as in the manual's section 3.4.8; 0: not a binary operator. */
-static int left_priority(int kind, int *right)
-{
+static int left_priority(int kind, int *right) {
     int left;
     switch (kind) {
     case T_OR: left = 1; break;
@@ -356,8 +371,7 @@ static int left_priority(int kind, int *right)
 
 enum { UNARY_PRIORITY = 12, MAX_DEPTH = 400 };
 
-static expression_kind unary(scanner *s)
-{
+static expression_kind unary(scanner *s) {
     int kind = s->kind;
     advance(s);
     size_t start = s->start;
@@ -368,8 +382,7 @@ static expression_kind unary(scanner *s)
 }
 
 /* The right operand of `kind`, whose left operand began at `start`. */
-static expression_kind binary(scanner *s, int kind, int right, size_t start, expression_kind left)
-{
+static expression_kind binary(scanner *s, int kind, int right, size_t start, expression_kind left) {
     size_t left_end = s->last_end, operator_start = s->start, operator_end = s->end;
     advance(s);
     expression_kind operand = expression(s, right);
@@ -394,8 +407,7 @@ static expression_kind binary(scanner *s, int kind, int right, size_t start, exp
     }
 }
 
-static expression_kind expression(scanner *s, int limit)
-{
+static expression_kind expression(scanner *s, int limit) {
     if (++s->depth > MAX_DEPTH) give_up();
     size_t start = s->start;
     bool is_unary = s->kind == T_NOT || s->kind == '-' || s->kind == '#' || s->kind == '~';
@@ -407,14 +419,12 @@ static expression_kind expression(scanner *s, int limit)
     return kind;
 }
 
-static void condition(scanner *s)
-{
+static void condition(scanner *s) {
     size_t start = s->start;
     if (expression(s, 0) < E_PLAIN) wrap(s, start, s->last_end, "mlua__trap.test(");
 }
 
-static void if_statement(scanner *s)
-{
+static void if_statement(scanner *s) {
     do {
         advance(s); /* if, elseif */
         condition(s);
@@ -425,8 +435,7 @@ static void if_statement(scanner *s)
     expect(s, T_END);
 }
 
-static void for_statement(scanner *s)
-{
+static void for_statement(scanner *s) {
     advance(s);
     do expect(s, T_NAME);
     while (accept(s, ','));
@@ -438,8 +447,7 @@ static void for_statement(scanner *s)
 }
 
 /* `local x = 1` becomes `x = 1`. */
-static bool becomes_global(const scanner *s)
-{
+static bool becomes_global(const scanner *s) {
     if (s->text_kind != TRAPS_INPUT || s->blocks != 1) return false;
     scanner ahead = *s; /* moves over names, which adds no edits */
     advance(&ahead);
@@ -448,8 +456,7 @@ static bool becomes_global(const scanner *s)
     return ahead.kind == '=';
 }
 
-static void local_statement(scanner *s)
-{
+static void local_statement(scanner *s) {
     if (becomes_global(s)) add_edit(s, s->start, s->end - s->start, OPERATOR, "");
     advance(s);
     if (accept(s, T_FUNCTION)) {
@@ -467,8 +474,7 @@ static void local_statement(scanner *s)
     if (accept(s, '=')) expression_list(s);
 }
 
-static void return_statement(scanner *s)
-{
+static void return_statement(scanner *s) {
     advance(s);
     if (s->kind == T_EOF || s->kind == T_END || s->kind == T_ELSE || s->kind == T_ELSEIF ||
         s->kind == T_UNTIL || accept(s, ';'))
@@ -484,8 +490,7 @@ static void return_statement(scanner *s)
     accept(s, ';');
 }
 
-static void statement(scanner *s)
-{
+static void statement(scanner *s) {
     switch (s->kind) {
     case ';':
     case T_BREAK: advance(s); return;
@@ -531,8 +536,7 @@ static void statement(scanner *s)
     }
 }
 
-static void block(scanner *s)
-{
+static void block(scanner *s) {
     if (++s->depth > MAX_DEPTH) give_up();
     s->blocks++;
     while (s->kind != T_EOF && s->kind != T_END && s->kind != T_ELSE && s->kind != T_ELSEIF &&
@@ -547,10 +551,10 @@ static void block(scanner *s)
     s->depth--;
 }
 
-/* ---- The rewritten text ------------------------------------------------------------------------ */
+/* ---- The rewritten text ------------------------------------------------------------------------
+ */
 
-static int compare_edits(const void *left, const void *right)
-{
+static int compare_edits(const void *left, const void *right) {
     const edit *a = left, *b = right;
     if (a->at != b->at) return a->at < b->at ? -1 : 1;
     if (a->order != b->order) return a->order - b->order;
@@ -558,8 +562,7 @@ static int compare_edits(const void *left, const void *right)
     return a->order == OPENING ? -earlier : earlier;
 }
 
-static char *apply(const scanner *s, size_t *result_size)
-{
+static char *apply(const scanner *s, size_t *result_size) {
     static const char before[] = "local mlua__trap = ... return function(...) ";
     static const char after[] = "\nend";
     size_t size = sizeof before - 1 + s->size + sizeof after - 1;
@@ -579,8 +582,8 @@ static char *apply(const scanner *s, size_t *result_size)
     return result;
 }
 
-char *traps_rewrite(const char *text, size_t size, traps_kind kind, ml_arena *arena, size_t *result_size)
-{
+char *traps_rewrite(const char *text, size_t size, traps_kind kind, ml_arena *arena,
+                    size_t *result_size) {
     scanner s = {.text = text, .size = size, .arena = arena, .text_kind = kind};
     advance(&s);
     block(&s);

@@ -26,12 +26,14 @@
 
 typedef enum {
     TRAPS_SCRIPT,
-    TRAPS_INPUT, /* of the prompt: locals of the outermost block become globals, so that they stay */
+    TRAPS_INPUT, /* of the prompt: locals of the outermost block become globals, so that they stay
+                  */
 } traps_kind;
 
 /* The rewritten text: a chunk that, called with the table of traps, returns the script's function.
  * NULL where nothing had to change. Raises. */
-char *traps_rewrite(const char *text, size_t size, traps_kind kind, ml_arena *arena, size_t *result_size);
+char *traps_rewrite(const char *text, size_t size, traps_kind kind, ml_arena *arena,
+                    size_t *result_size);
 void traps_register(lua_State *L);
 
 #endif

@@ -9,8 +9,7 @@ const char *const vm_tensor_class = "tensor", *const vm_state_class = "state",
                   *const vm_axis_class = "axis", *const vm_host_class = "host",
                   *const vm_program_class = "program", *const vm_corpus_class = "corpus";
 
-void vm_document(lua_State *L, int function, const vm_entry *entry)
-{
+void vm_document(lua_State *L, int function, const vm_entry *entry) {
     function = lua_absindex(L, function);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.docs");
     lua_pushvalue(L, function);
@@ -19,8 +18,7 @@ void vm_document(lua_State *L, int function, const vm_entry *entry)
     lua_pop(L, 1);
 }
 
-const vm_entry *vm_documentation(lua_State *L, int function)
-{
+const vm_entry *vm_documentation(lua_State *L, int function) {
     function = lua_absindex(L, function);
     luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.docs");
     lua_pushvalue(L, function);
@@ -30,8 +28,7 @@ const vm_entry *vm_documentation(lua_State *L, int function)
     return entry;
 }
 
-void vm_register(lua_State *L, const vm_entry *entries)
-{
+void vm_register(lua_State *L, const vm_entry *entries) {
     for (const vm_entry *entry = entries; entry->name; entry++) {
         lua_pushcfunction(L, entry->function);
         vm_document(L, -1, entry);
@@ -42,8 +39,7 @@ void vm_register(lua_State *L, const vm_entry *entries)
 /* Make a metatable whose methods are those rows; `index` replaces the plain lookup where given and
  * finds the methods in its first upvalue. Leaves the methods table on the stack. */
 void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
-                  lua_CFunction gc)
-{
+                  lua_CFunction gc) {
     luaL_newmetatable(L, name);
     lua_newtable(L);
     vm_register(L, methods);
@@ -59,34 +55,30 @@ void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_C
     lua_remove(L, -2);
 }
 
-bool vm_is_class(lua_State *L, int index, const char *class_name)
-{
+bool vm_is_class(lua_State *L, int index, const char *class_name) {
     return luaL_testudata(L, index, class_name) != NULL;
 }
 
-/* ---- Tensors and states -------------------------------------------------------------------------- */
+/* ---- Tensors and states
+ * -------------------------------------------------------------------------- */
 
-int vm_push_tensor(lua_State *L, ml_ref n)
-{
+int vm_push_tensor(lua_State *L, ml_ref n) {
     *(ml_ref *)lua_newuserdatauv(L, sizeof n, 0) = n;
     luaL_setmetatable(L, vm_tensor_class);
     return 1;
 }
 
-bool vm_is_state(lua_State *L, int index, uint32_t *id)
-{
+bool vm_is_state(lua_State *L, int index, uint32_t *id) {
     const uint32_t *state = luaL_testudata(L, index, vm_state_class);
     if (state) *id = *state;
     return state != NULL;
 }
 
-bool vm_is_tensor(lua_State *L, int index)
-{
+bool vm_is_tensor(lua_State *L, int index) {
     return vm_is_class(L, index, vm_tensor_class) || vm_is_class(L, index, vm_state_class);
 }
 
-ml_ref vm_tensor(lua_State *L, int index, const char *what)
-{
+ml_ref vm_tensor(lua_State *L, int index, const char *what) {
     const ml_ref *n = luaL_testudata(L, index, vm_tensor_class);
     if (n) return *n;
     uint32_t id;
@@ -94,16 +86,14 @@ ml_ref vm_tensor(lua_State *L, int index, const char *what)
     vm_fail(L, NULL, "%s must be a tensor, got %s", what, luaL_typename(L, index));
 }
 
-uint32_t vm_state(lua_State *L, int index, const char *what)
-{
+uint32_t vm_state(lua_State *L, int index, const char *what) {
     uint32_t id;
     if (vm_is_state(L, index, &id)) return id;
     vm_fail(L, "m.param and core.state make states", "%s must be a state, got %s", what,
             vm_is_class(L, index, vm_tensor_class) ? "a tensor" : luaL_typename(L, index));
 }
 
-ml_ref vm_state_node(lua_State *L, uint32_t id)
-{
+ml_ref vm_state_node(lua_State *L, uint32_t id) {
     vm_node node;
     vm_begin(L, &node, ML_OP_STATE);
     node.args[0] = id;
@@ -111,72 +101,67 @@ ml_ref vm_state_node(lua_State *L, uint32_t id)
     return vm_add(L, &node);
 }
 
-ml_ref vm_state_value(lua_State *L, uint32_t id)
-{
+ml_ref vm_state_value(lua_State *L, uint32_t id) {
     ml_ref n = vm_state_node(L, id);
     const ml_state *state = ml_graph_state(vm_of(L)->graph, id);
     if (state->kind != ML_STATE_PARAMETER || state->type.dtype != ML_F32) return n;
     return vm_cast(L, n, vm_compute_dtype(L));
 }
 
-/* ---- Nodes ------------------------------------------------------------------------------------- */
+/* ---- Nodes -------------------------------------------------------------------------------------
+ */
 
-void vm_origin(lua_State *L, ml_origin *origin)
-{
+void vm_origin(lua_State *L, ml_origin *origin) {
     ml_vm *vm = vm_of(L);
     *origin = (ml_origin){.module = vm->module};
     lua_Debug frame;
     if (!vm_script_frame(L, &frame)) return;
-    const char *file = frame.source[0] == '@' || frame.source[0] == '=' ? frame.source + 1 : frame.source;
+    const char *file =
+        frame.source[0] == '@' || frame.source[0] == '=' ? frame.source + 1 : frame.source;
     if (!vm->file || strcmp(vm->file, file) != 0) vm->file = vm_intern(L, file);
     origin->file = vm->file;
     origin->line = frame.currentline;
 }
 
-void vm_begin(lua_State *L, vm_node *node, ml_op op)
-{
+void vm_begin(lua_State *L, vm_node *node, ml_op op) {
     ml_vm *vm = vm_of(L);
     *node = (vm_node){.vm = vm, .graph = vm->graph, .op = op};
     vm_origin(L, &node->origin);
 }
 
-static void add_node(void *argument)
-{
+static void add_node(void *argument) {
     vm_node *node = argument;
     ml_graph_set_origin(node->graph, &node->origin);
-    node->result = ml_graph_add(node->graph, node->op, node->sources, node->source_count, node->args,
-                                node->arg_count, node->type);
+    node->result = ml_graph_add(node->graph, node->op, node->sources, node->source_count,
+                                node->args, node->arg_count, node->type);
 }
 
 /* Inside a score function, what depends on the score must be elementwise. */
-static bool is_tainted(const ml_vm *vm, const vm_node *node)
-{
+static bool is_tainted(const ml_vm *vm, const vm_node *node) {
     for (int i = 0; i < node->source_count; i++)
         for (uint32_t k = 0; k < vm->tainted.count; k++)
             if (vm->tainted.at[k] == node->sources[i]) return true;
     return false;
 }
 
-static void add_tainted(void *argument)
-{
+static void add_tainted(void *argument) {
     vm_node *node = argument;
     add_node(argument);
     *ML_PUSH(node->vm->arena, &node->vm->tainted) = node->result;
 }
 
-ml_ref vm_add(lua_State *L, vm_node *node)
-{
+ml_ref vm_add(lua_State *L, vm_node *node) {
     bool tainted = is_tainted(node->vm, node);
     if (tainted && (ml_ops[node->op].op_class != ML_CLASS_MAP || node->op == ML_OP_RANDOM))
-        vm_fail(L, "compute it outside and let the function use the result",
-                "a score function cannot use %s on scores or indices: it works on one score at a time",
-                ml_ops[node->op].name);
+        vm_fail(
+            L, "compute it outside and let the function use the result",
+            "a score function cannot use %s on scores or indices: it works on one score at a time",
+            ml_ops[node->op].name);
     vm_protect(L, tainted ? add_tainted : add_node, node);
     return node->result;
 }
 
-ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type)
-{
+ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type) {
     vm_node node;
     vm_begin(L, &node, op);
     node.sources = &a;
@@ -185,15 +170,13 @@ ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type)
     return vm_add(L, &node);
 }
 
-ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype)
-{
+ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype) {
     if (ml_graph_type(vm_of(L)->graph, n)->dtype == dtype) return n;
     ml_type type = {.dtype = (uint8_t)dtype};
     return vm_unary(L, ML_OP_CAST, n, &type);
 }
 
-static void add_constant(void *argument)
-{
+static void add_constant(void *argument) {
     vm_node *node = argument;
     ml_graph_set_origin(node->graph, &node->origin);
     double value;
@@ -203,8 +186,7 @@ static void add_constant(void *argument)
                        : ml_const_int(node->graph, node->type->dtype, node->args[0]);
 }
 
-ml_ref vm_number(lua_State *L, int index, ml_dtype dtype)
-{
+ml_ref vm_number(lua_State *L, int index, ml_dtype dtype) {
     vm_node node;
     vm_begin(L, &node, ML_OP_CONST);
     ml_type type = {.dtype = (uint8_t)dtype};
@@ -226,7 +208,8 @@ ml_ref vm_number(lua_State *L, int index, ml_dtype dtype)
     return node.result;
 }
 
-/* ---- Axes -------------------------------------------------------------------------------------- */
+/* ---- Axes --------------------------------------------------------------------------------------
+ */
 
 typedef struct {
     ml_vm *vm;
@@ -235,29 +218,25 @@ typedef struct {
     bool add_site;
 } axis_call;
 
-static void name_axis(void *argument)
-{
+static void name_axis(void *argument) {
     axis_call *call = argument;
     call->site.axis = ml_axis_named(call->vm->graph, call->name);
     if (call->add_site) *ML_PUSH(call->vm->arena, &call->vm->sites) = call->site;
 }
 
-static ml_axis axis_named(lua_State *L, const char *name)
-{
+static ml_axis axis_named(lua_State *L, const char *name) {
     axis_call call = {.vm = vm_of(L), .name = name};
     vm_protect(L, name_axis, &call);
     return call.site.axis;
 }
 
-void vm_push_axis(lua_State *L, ml_axis id, int64_t size)
-{
+void vm_push_axis(lua_State *L, ml_axis id, int64_t size) {
     *(vm_axis *)lua_newuserdatauv(L, sizeof(vm_axis), 0) = (vm_axis){id, size};
     luaL_setmetatable(L, vm_axis_class);
 }
 
 /* An axis's name as scripts may write it. */
-static bool is_axis_name(const char *name)
-{
+static bool is_axis_name(const char *name) {
     if (!name[0] || strlen(name) > 64) return false;
     for (const char *c = name; *c; c++)
         if (!((*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || *c == '_' ||
@@ -266,8 +245,7 @@ static bool is_axis_name(const char *name)
     return true;
 }
 
-static int core_axis(lua_State *L)
-{
+static int core_axis(lua_State *L) {
     ml_vm *vm = vm_of(L);
     const char *name = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : NULL;
     if (!name || !is_axis_name(name))
@@ -292,8 +270,7 @@ static int core_axis(lua_State *L)
     return 1;
 }
 
-static int axis_index(lua_State *L)
-{
+static int axis_index(lua_State *L) {
     const vm_axis *axis = luaL_checkudata(L, 1, vm_axis_class);
     const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : "";
     if (strcmp(key, "name") == 0)
@@ -301,26 +278,25 @@ static int axis_index(lua_State *L)
     else if (strcmp(key, "size") == 0)
         lua_pushinteger(L, axis->size);
     else
-        vm_fail(L, "an Axis has .name and .size", "an Axis has no field %s", luaL_tolstring(L, 2, NULL));
+        vm_fail(L, "an Axis has .name and .size", "an Axis has no field %s",
+                luaL_tolstring(L, 2, NULL));
     return 1;
 }
 
-static int axis_tostring(lua_State *L)
-{
+static int axis_tostring(lua_State *L) {
     const vm_axis *axis = luaL_checkudata(L, 1, vm_axis_class);
     lua_pushfstring(L, "%s=%I", ml_axis_name(vm_of(L)->graph, axis->id), (LUAI_UACINT)axis->size);
     return 1;
 }
 
-static int axis_equal(lua_State *L)
-{
-    const vm_axis *a = luaL_testudata(L, 1, vm_axis_class), *b = luaL_testudata(L, 2, vm_axis_class);
+static int axis_equal(lua_State *L) {
+    const vm_axis *a = luaL_testudata(L, 1, vm_axis_class),
+                  *b = luaL_testudata(L, 2, vm_axis_class);
     lua_pushboolean(L, a && b && a->id == b->id && a->size == b->size);
     return 1;
 }
 
-vm_axis vm_new_axis(lua_State *L, int index, const char *what)
-{
+vm_axis vm_new_axis(lua_State *L, int index, const char *what) {
     const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
     if (!axis)
         vm_fail(L, "m.axes{name=size} and m.axis(name, size) make them",
@@ -328,29 +304,27 @@ vm_axis vm_new_axis(lua_State *L, int index, const char *what)
     return *axis;
 }
 
-ml_axis vm_axis_id(lua_State *L, int index, const char *what)
-{
+ml_axis vm_axis_id(lua_State *L, int index, const char *what) {
     const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
     if (axis) return axis->id;
     if (lua_type(L, index) == LUA_TSTRING) return axis_named(L, lua_tostring(L, index));
-    vm_fail(L, NULL, "%s takes an axis, a name or an Axis; got %s", what, luaL_tolstring(L, index, NULL));
+    vm_fail(L, NULL, "%s takes an axis, a name or an Axis; got %s", what,
+            luaL_tolstring(L, index, NULL));
 }
 
 /* Raise for an axis that n does not have. */
-static _Noreturn void missing_axis(lua_State *L, const char *name, ml_ref n, const char *what)
-{
+static _Noreturn void missing_axis(lua_State *L, const char *name, ml_ref n, const char *what) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_type *type = ml_graph_type(g, n);
     const char *words[ML_MAX_AXES];
     for (int i = 0; i < type->rank; i++) words[i] = ml_axis_name(g, type->axis[i]);
     const char *guess = ml_suggest(name, words, type->rank);
     if (guess) lua_pushfstring(L, "did you mean \"%s\"?", guess);
-    vm_fail_with(L, &n, 1, guess ? lua_tostring(L, -1) : NULL, "%s \"%s\": the tensor has no such axis", what,
-                 name);
+    vm_fail_with(L, &n, 1, guess ? lua_tostring(L, -1) : NULL,
+                 "%s \"%s\": the tensor has no such axis", what, name);
 }
 
-vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what)
-{
+vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_type *type = ml_graph_type(g, n);
     const vm_axis *given = luaL_testudata(L, index, vm_axis_class);
@@ -363,8 +337,7 @@ vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what)
     return (vm_axis){id, type->size[at]};
 }
 
-void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t)
-{
+void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t) {
     luaL_Buffer b;
     luaL_buffinit(L, &b);
     luaL_addstring(&b, ml_dtypes[t->dtype].name);
@@ -380,20 +353,19 @@ void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t)
     luaL_pushresult(&b);
 }
 
-/* ---- Other arguments --------------------------------------------------------------------------- */
+/* ---- Other arguments ---------------------------------------------------------------------------
+ */
 
-int64_t vm_integer(lua_State *L, int index, const char *what)
-{
+int64_t vm_integer(lua_State *L, int index, const char *what) {
     int exact;
     lua_Integer value = lua_tointegerx(L, index, &exact);
     if (!exact || lua_type(L, index) != LUA_TNUMBER)
-        vm_fail(L, lua_type(L, index) == LUA_TNUMBER ? "divide with //" : NULL, "%s must be an integer, got %s",
-                what, luaL_tolstring(L, index, NULL));
+        vm_fail(L, lua_type(L, index) == LUA_TNUMBER ? "divide with //" : NULL,
+                "%s must be an integer, got %s", what, luaL_tolstring(L, index, NULL));
     return value;
 }
 
-ml_dtype vm_dtype(lua_State *L, int index, int fallback)
-{
+ml_dtype vm_dtype(lua_State *L, int index, int fallback) {
     if (lua_isnoneornil(L, index) && fallback >= 0) return (ml_dtype)fallback;
     const char *name = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : NULL;
     const char *words[ML_DTYPE_COUNT];
@@ -402,19 +374,18 @@ ml_dtype vm_dtype(lua_State *L, int index, int fallback)
         if (name && strcmp(name, words[i]) == 0) return (ml_dtype)i;
     }
     const char *guess = name ? ml_suggest(name, words, ML_DTYPE_COUNT) : NULL;
-    const char *help = lua_pushfstring(L, guess ? "did you mean \"%s\"?" : "dtypes: bool, i32, i64, bf16, f32, f64", guess);
+    const char *help = lua_pushfstring(
+        L, guess ? "did you mean \"%s\"?" : "dtypes: bool, i32, i64, bf16, f32, f64", guess);
     vm_fail(L, help, "there is no dtype %s", luaL_tolstring(L, index, NULL));
 }
 
-bool vm_option(lua_State *L, int table, const char *key)
-{
+bool vm_option(lua_State *L, int table, const char *key) {
     if (lua_getfield(L, table, key) != LUA_TNIL) return true;
     lua_pop(L, 1);
     return false;
 }
 
-void vm_check_options(lua_State *L, int table, const char *what, const char *const *known)
-{
+void vm_check_options(lua_State *L, int table, const char *what, const char *const *known) {
     int count = 0;
     while (known[count]) count++;
     lua_pushnil(L);
@@ -439,15 +410,13 @@ void vm_check_options(lua_State *L, int table, const char *what, const char *con
     }
 }
 
-int64_t vm_table_length(lua_State *L, int table)
-{
+int64_t vm_table_length(lua_State *L, int table) {
     return (int64_t)lua_rawlen(L, table);
 }
 
 enum { MAX_WORDS = 256 };
 
-void vm_push_suggestion(lua_State *L, const char *word, int words)
-{
+void vm_push_suggestion(lua_State *L, const char *word, int words) {
     const char *list[MAX_WORDS];
     int count = 0;
     words = lua_absindex(L, words);
@@ -461,8 +430,7 @@ void vm_push_suggestion(lua_State *L, const char *word, int words)
 static const vm_entry entries[] = {
     {"axis", core_axis, "name: string, size: integer -> Axis", "an axis: a name and a size"}, {0}};
 
-void vm_axis_register(lua_State *L)
-{
+void vm_axis_register(lua_State *L) {
     vm_register(L, entries);
     static const vm_entry none[] = {{0}};
     vm_new_class(L, vm_axis_class, none, axis_index, NULL);

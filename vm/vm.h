@@ -56,9 +56,9 @@ typedef struct ml_vm {
     ml_index strings;
     ML_VEC(const char *) texts;
     ML_VEC(vm_axis_site) sites;
-    const char *module;      /* module path of new nodes */
-    const char *file;        /* the last origin's file, interned */
-    ML_VEC(ml_ref) tainted;  /* nodes of the score function that is being traced */
+    const char *module;       /* module path of new nodes */
+    const char *file;         /* the last origin's file, interned */
+    ML_VEC(ml_ref) tainted;   /* nodes of the score function that is being traced */
     bool polls_stop;          /* the script asks core.stopped() by itself */
     ml_target check_target;   /* check mode: what is planned for */
     const char *check_device; /* its description */
@@ -78,7 +78,8 @@ void vm_free(ml_vm *vm);
 /* Load a text chunk with Lua's traps closed (traps.h); LUA_OK with a function pushed, or an error
  * code with a message. `env` is the stack index of its environment, or 0. */
 int vm_load(lua_State *L, const char *text, size_t size, const char *chunk, int env);
-int vm_load_input(lua_State *L, const char *text, size_t size, const char *chunk); /* of the prompt */
+int vm_load_input(lua_State *L, const char *text, size_t size,
+                  const char *chunk); /* of the prompt */
 void vm_save_source(lua_State *L, const char *chunk, const char *text, size_t size);
 int vm_load_file(lua_State *L, const char *path, int env);
 const char *vm_intern(lua_State *L, const char *text); /* lives as long as the session; may raise */
@@ -116,8 +117,9 @@ typedef struct {
     ml_axis id;
     int64_t size;
 } vm_axis;
-extern const char *const vm_tensor_class, *const vm_state_class, *const vm_axis_class,
-    *const vm_host_class, *const vm_program_class, *const vm_corpus_class;
+extern const char *const vm_tensor_class,
+    *const vm_state_class, *const vm_axis_class, *const vm_host_class, *const vm_program_class,
+                                                                           *const vm_corpus_class;
 void vm_axis_register(lua_State *L);
 int vm_push_tensor(lua_State *L, ml_ref n);
 bool vm_is_tensor(lua_State *L, int index); /* a Tensor or a State */
@@ -125,17 +127,19 @@ ml_ref vm_tensor(lua_State *L, int index, const char *what);
 bool vm_is_state(lua_State *L, int index, uint32_t *id);
 uint32_t vm_state(lua_State *L, int index, const char *what);
 void vm_push_axis(lua_State *L, ml_axis id, int64_t size);
-vm_axis vm_new_axis(lua_State *L, int index, const char *what); /* an Axis */
-ml_axis vm_axis_id(lua_State *L, int index, const char *what); /* by name or Axis */
+vm_axis vm_new_axis(lua_State *L, int index, const char *what);          /* an Axis */
+ml_axis vm_axis_id(lua_State *L, int index, const char *what);           /* by name or Axis */
 vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what); /* an axis that n has */
-ml_dtype vm_dtype(lua_State *L, int index, int fallback);  /* -1: required */
+ml_dtype vm_dtype(lua_State *L, int index, int fallback);                /* -1: required */
 int64_t vm_integer(lua_State *L, int index, const char *what);
-bool vm_option(lua_State *L, int table, const char *key);  /* pushes the field where it is set */
+bool vm_option(lua_State *L, int table, const char *key); /* pushes the field where it is set */
 void vm_check_options(lua_State *L, int table, const char *what, const char *const *known);
 void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t);
-void vm_push_suggestion(lua_State *L, const char *word, int words); /* list at `words`; pushes or nil */
+void vm_push_suggestion(lua_State *L, const char *word,
+                        int words); /* list at `words`; pushes or nil */
 bool vm_is_class(lua_State *L, int index, const char *class_name);
-void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type); /* appends Axis values */
+void vm_read_axes(lua_State *L, int index, const char *what,
+                  ml_type *type); /* appends Axis values */
 _Noreturn int vm_missing_method(lua_State *L, int methods);
 int64_t vm_table_length(lua_State *L, int table);
 
@@ -193,7 +197,8 @@ typedef struct {
 vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims);
 vm_host *vm_to_host(lua_State *L, int index); /* NULL where it is none */
 /* Store a (nested) table of numbers from element `at` on; gives where it ended. */
-int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at, int64_t count);
+int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at,
+                       int64_t count);
 void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_t i);
 void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i);
 
@@ -203,9 +208,9 @@ typedef struct {
     ml_plan *plan;       /* owned; check mode only */
     ml_roots roots;      /* these and the arrays below come from ml_alloc */
     ml_type *output_types;
-    uint32_t *input_ids; /* by position in the script's list */
+    uint32_t *input_ids;         /* by position in the script's list */
     int input_count, used_count; /* listed; those that the compiled program reads */
-    double seconds; /* that making it took */
+    double seconds;              /* that making it took */
 } vm_program;
 vm_program *vm_to_program(lua_State *L, int index);
 const ml_plan *vm_program_plan(const vm_program *program);

@@ -13,9 +13,11 @@
 
 typedef struct ml_corpus ml_corpus;
 
-/* token_bytes is 1 or 2. `path` is for messages where `data` is given, which then must outlive it. */
+/* token_bytes is 1 or 2. `path` is for messages where `data` is given, which then must outlive it.
+ */
 ml_status ml_corpus_open(const char *path, int token_bytes, ml_corpus **corpus);
-ml_status ml_corpus_from_memory(const char *name, const void *data, size_t size, ml_corpus **corpus);
+ml_status ml_corpus_from_memory(const char *name, const void *data, size_t size,
+                                ml_corpus **corpus);
 void ml_corpus_close(ml_corpus *corpus);
 int64_t ml_corpus_tokens(const ml_corpus *corpus);
 const char *ml_corpus_name(const ml_corpus *corpus);
