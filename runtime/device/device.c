@@ -3,35 +3,38 @@
 
 #include <string.h>
 
+#include "runtime/base/knobs.h"
+
 static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **device) {
     ml_status status = ops->open(device, ordinal);
-    if (status != ML_OK) *device = NULL;
+    if (status == ML_OK) {
+        ml_debug(1, "device %s: %s\n", ops->name, (*device)->description);
+        return status;
+    }
+    ml_debug(1, "no device %s: %s\n", ops->name, ml_error_last()->text);
+    *device = NULL;
     return status;
 }
 
-static ml_status no_cuda(void) {
+static ml_status open_cuda(int ordinal, ml_device **device) {
+#ifdef MLUA_CUDA
+    return open_named(&ml_device_cuda, ordinal, device);
+#else
+    (void)ordinal, (void)device;
     ml_fail(ML_DEVICE, "this mlua was built without CUDA, so there is no device \"cuda\"");
     return ml_help("install the CUDA toolkit's headers and build again, or use --device cpu");
+#endif
 }
 
 ml_status ml_device_open(const char *name, int ordinal, ml_device **device) {
     *device = NULL;
     if (name == NULL) {
-#ifdef MLUA_CUDA
-        if (open_named(&ml_device_cuda, ordinal, device) == ML_OK) return ML_OK;
-#endif
+        if (open_cuda(ordinal, device) == ML_OK) return ML_OK;
         return open_named(&ml_device_cpu, 0, device);
     }
     if (strcmp(name, "cpu") == 0) return open_named(&ml_device_cpu, ordinal, device);
     if (strcmp(name, "null") == 0) return open_named(&ml_device_null, ordinal, device);
-    if (strcmp(name, "cuda") == 0) {
-#ifdef MLUA_CUDA
-        return open_named(&ml_device_cuda, ordinal, device);
-#else
-        return no_cuda();
-#endif
-    }
-    (void)no_cuda;
+    if (strcmp(name, "cuda") == 0) return open_cuda(ordinal, device);
     ml_fail(ML_INVALID, "there is no device \"%s\"", name);
     return ml_help("devices are cpu, cuda and null");
 }
