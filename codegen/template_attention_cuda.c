@@ -52,6 +52,22 @@ static __device__ __forceinline__ ${real} ${e}_row_max(${real} x) {
 )";
 
 static const char forward_text[] = R"(
+static __device__ __forceinline__ void ${e}_scores(const ${e}_arguments &a, int batch, int head,
+                                                   int query, int key, int keys,
+                                                   ${real} (&score)[${rows}][${rows}]) {
+    int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+    ${captures}
+    for (int i = 0; i < ${rows}; i++)
+        for (int j = 0; j < ${rows}; j++) {
+            int qi = query + ty + 16 * i, kv = key + tx + 16 * j;
+            ${real} x = score[i][j];
+            if (kv < key + keys && qi < ${seq} && (${visible})) {
+                ${score}
+                x = x < ${lowest} ? ${lowest} : x;
+            } else x = ${lowest};
+            score[i][j] = x;
+        }
+}
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     extern __shared__ ${real} ${e}_shared[];
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
@@ -64,7 +80,6 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     (void)last_query;
     const ${memory} *k = (const ${memory} *)a.p[1] + ${k_batch} + kv_head * ${k_head};
     const ${memory} *v = (const ${memory} *)a.p[2] + ${v_batch} + kv_head * ${v_head};
-    ${captures}
     ${e}_load(queries_tile, ${head_odd}, (const ${memory} *)a.p[0] + ${q_batch} + head * ${q_head} +
               query * ${q_seq}, ${q_seq}, ${q_dim}, queries, ${head_dim}, (${real})${scale});
     ${real} out[${rows}][${value_columns}] = {}, largest[${rows}], total[${rows}];
@@ -80,20 +95,10 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
         ${real} score[${rows}][${rows}] = {};
         ${e}_product(score, queries_tile, ${head_odd}, 1, keys_tile, ${head_odd}, 1,
                  ${edge}, ${head_dim});
+        ${e}_scores(a, batch, head, query, key, keys, score);
         for (int i = 0; i < ${rows}; i++) {
-            int qi = query + ty + 16 * i;
             ${real} next = largest[i], sum = 0;
-            for (int j = 0; j < ${rows}; j++) {
-                int kv = key + tx + 16 * j;
-                ${real} x = score[i][j];
-                bool visible = kv < key + keys && qi < ${seq} && (${visible});
-                if (visible) {
-                    ${score}
-                    x = x < ${lowest} ? ${lowest} : x;
-                } else x = ${lowest};
-                score[i][j] = x;
-                next = x > next ? x : next;
-            }
+            for (int j = 0; j < ${rows}; j++) next = score[i][j] > next ? score[i][j] : next;
             next = ${e}_row_max(next);
             ${real} base = next <= ${lowest} ? 0 : next; /* a row without keys so far */
             ${real} shrink = ml_exp_${suffix}(largest[i] - base);
