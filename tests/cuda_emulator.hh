@@ -17,9 +17,9 @@ enum emulated_state { EMULATED_READY, EMULATED_BARRIER, EMULATED_SHUFFLE, EMULAT
 struct emulated_thread {
     ucontext_t context;
     emulated_state state;
-    int barrier, count, shuffles;
+    int barrier, count, other;
     unsigned mask;
-    unsigned long long slot[2];
+    unsigned long long given, taken;
 };
 enum { EMULATED_THREADS = 1024, EMULATED_STACK = 64 << 10 };
 static emulated_thread emulated[EMULATED_THREADS];
@@ -50,11 +50,10 @@ static inline void __syncthreads() { emulated_barrier(0, 0); }
 template <typename T> static inline T __shfl_xor_sync(unsigned lanes, T value, int mask) {
     unsigned self = threadIdx.x;
     emulated[self].mask = lanes;
-    int parity = emulated[self].shuffles++ & 1;
-    memcpy(&emulated[self].slot[parity], &value, sizeof value);
+    emulated[self].other = (int)((self & ~31u) | ((self ^ (unsigned)mask) & 31u));
+    memcpy(&emulated[self].given, &value, sizeof value);
     emulated_wait(EMULATED_SHUFFLE);
-    unsigned other = (self & ~31u) | ((self ^ (unsigned)mask) & 31u);
-    if (other < (unsigned)emulated_threads) memcpy(&value, &emulated[other].slot[parity], sizeof value);
+    memcpy(&value, &emulated[self].taken, sizeof value);
     return value;
 }
 
@@ -77,8 +76,12 @@ static bool emulated_release_shuffles() {
     bool any = false;
     for (int i = 0; i < emulated_threads; i++)
         any |= ready[i] = emulated[i].state == EMULATED_SHUFFLE && emulated_shuffle_ready(i);
-    for (int i = 0; i < emulated_threads; i++)
-        if (ready[i]) emulated[i].state = EMULATED_READY;
+    for (int i = 0; i < emulated_threads; i++) {
+        if (!ready[i]) continue;
+        int other = emulated[i].other < emulated_threads ? emulated[i].other : i;
+        emulated[i].taken = emulated[other].given;
+        emulated[i].state = EMULATED_READY;
+    }
     return any;
 }
 /* Barrier 0 is the whole block's; the others count their threads. */
@@ -104,7 +107,6 @@ static void emulated_block() {
         t->context.uc_stack.ss_size = EMULATED_STACK;
         t->context.uc_link = NULL;
         t->state = EMULATED_READY;
-        t->shuffles = 0;
         makecontext(&t->context, emulated_start, 0);
     }
     for (bool progress = true; progress;) {

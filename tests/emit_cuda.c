@@ -54,6 +54,7 @@ static const char *const spellings[][2] = {
     {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[i]) : \"f\"(v[2 * i + 1]), \"f\"(v[2 * "
      "i]))",
      "q.word[i] = emulated_bf16(v[2 * i + 1]) << 16 | emulated_bf16(v[2 * i])"},
+    {"extern \"C\" __global__", "static"},
     {"extern __shared__ uint4 shared[];", "static uint4 shared[16384];"},
     {"asm volatile(\"bar.sync %0, %1;\" : : \"r\"(team + 1), \"n\"(TEAM) : \"memory\")",
      "emulated_barrier(team + 1, TEAM)"},
@@ -82,6 +83,7 @@ static bool compile_emulated(ml_kernel **kernels, int count, const char *folder,
     fputs("#include \"tests/cuda_emulator.hh\"\n", file);
     write_emulated(file, ml_prelude(ML_TARGET_CUDA));
     for (int i = 0; i < count; i++) {
+        fprintf(file, "#undef ml_exp_f32\n#undef ml_sigmoid_f32\n#undef ml_tanh_f32\n");
         fprintf(file, "namespace kernel%d {\n", i);
         write_emulated(file, kernels[i]->source);
         fprintf(file,

@@ -343,6 +343,31 @@ static double difference(double got, double expected) {
     return isnan(d) ? INFINITY : d;
 }
 
+/* The op that combines an operand's chunks into one result; ML_OP_COUNT for other operands. */
+static ml_op combined_by(const ir_kernel *k, int operand) {
+    for (int i = 0; i < k->ir.inst_count; i++) {
+        const ml_inst *inst = &k->inst[i];
+        if (inst->kind == ML_INST_REDUCE && inst->scope == ML_SCOPE_ALL && inst->operand == operand)
+            return (ml_op)inst->op;
+    }
+    return ML_OP_COUNT;
+}
+
+/* Where chunks of an elementwise kernel begin is the printer's choice: their sum counts. */
+static double compare_operand(const ir_kernel *k, int operand, const double *expected) {
+    ml_op op = combined_by(k, operand);
+    double worst = 0, got_all = identity(op), expected_all = identity(op), unused = 0;
+    for (int64_t e = 0; e < k->elements[operand]; e++) {
+        double got = ir_get(k, operand, e), d = difference(got, expected[e]);
+        if (op == ML_OP_COUNT && d > worst) worst = d;
+        if (op == ML_OP_COUNT) continue;
+        reduce_step(op, &got_all, got, &unused, e);
+        reduce_step(op, &expected_all, expected[e], &unused, e);
+    }
+    double d = op == ML_OP_COUNT ? 0 : difference(got_all, expected_all);
+    return d > worst ? d : worst;
+}
+
 double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *context) {
     double *results[ML_MAX_OPERANDS], worst = 0;
     char *pointers[ML_MAX_OPERANDS];
@@ -353,10 +378,8 @@ double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *c
     ir_interpret(k, results);
     run(context, kernel, pointers, scalars);
     for (int i = 0; i < k->ir.operand_count; i++) {
-        for (int64_t e = 0; results[i] != NULL && e < k->elements[i]; e++) {
-            double d = difference(ir_get(k, i, e), results[i][e]);
-            if (d > worst) worst = d;
-        }
+        double d = results[i] != NULL ? compare_operand(k, i, results[i]) : 0;
+        if (d > worst) worst = d;
         ml_free(results[i]);
     }
     return worst;
