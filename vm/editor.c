@@ -101,8 +101,9 @@ static bool find_in(const ml_embedded *file, const char *name, definition *d) {
             size_t size = strlen(patterns[i]);
             if (length < size || memcmp(line, patterns[i], size) != 0) continue;
             find_comment(file->data, line, d);
-            const char *open = i == 0 ? line + size - 1 : strstr(line, "function(");
-            if (i == 1 && open && open < line + length) open += strlen("function");
+            const char *open = line + size - (i == 0);
+            if (i == 1) /* "m.name = function(": other definitions have their @param lines */
+                open = strncmp(open, "function(", 9) == 0 ? open + 8 : NULL;
             const char *close = open && open < line + length
                                     ? memchr(open, ')', (size_t)(line + length - open))
                                     : NULL;

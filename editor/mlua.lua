@@ -1,0 +1,1030 @@
+---@meta mlua
+-- Written by `mlua editor` from the program's own tables: do not edit.
+
+---@class Axis
+---@field name string
+---@field size integer
+
+---@class Tensor
+---@operator add(Tensor|number): Tensor
+---@operator sub(Tensor|number): Tensor
+---@operator mul(Tensor|number): Tensor
+---@operator div(Tensor|number): Tensor
+---@operator idiv(Tensor|number): Tensor
+---@operator mod(Tensor|number): Tensor
+---@operator pow(Tensor|number): Tensor
+---@operator unm: Tensor
+local Tensor = {}
+
+---the absolute value of a
+---@return Tensor
+function Tensor:abs() end
+
+---a + b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:add(b) end
+
+---the i32 index of the largest along an axis; the first of equals
+---@param axis Axis|string
+---@return Tensor
+function Tensor:argmax(axis) end
+
+---the names of the axes, in memory order
+---@return string[]
+function Tensor:axes() end
+
+---repeated along the listed axes that it lacks, in the listed order
+---@param axes Axis[]
+---@return Tensor
+function Tensor:broadcast(axes) end
+
+---the tensor converted to another dtype: bool, i32, i64, bf16, f32, f64
+---@param dtype string
+---@return Tensor
+function Tensor:cast(dtype) end
+
+---the smallest integer not below a
+---@return Tensor
+function Tensor:ceil() end
+
+---x limited to low .. high.
+---@param low number|Tensor
+---@param high number|Tensor
+---@return Tensor
+function Tensor:clamp(low, high) end
+
+---the cosine of a, in radians
+---@return Tensor
+function Tensor:cos() end
+
+---running sums along an axis
+---@param axis Axis|string
+---@param options? {reverse: boolean}
+---@return Tensor
+function Tensor:cumsum(axis, options) end
+
+---x through which no gradient flows.
+---@return Tensor
+function Tensor:detach() end
+
+---a / b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:div(b) end
+
+---the sum of products over the named axes; accumulates in f32 or wider
+---@param other Tensor
+---@param ... Axis|string|{dtype: string}
+---@return Tensor
+function Tensor:dot(other, ...) end
+
+---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
+---x itself elsewhere.
+---@param rate number 0 .. 1
+---@return Tensor
+function Tensor:dropout(rate) end
+
+---the name of the element type
+---@return string
+function Tensor:dtype() end
+
+---the number of elements
+---@return integer
+function Tensor:elements() end
+
+---whether a equals b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:eq(b) end
+
+---the error function of a
+---@return Tensor
+function Tensor:erf() end
+
+---e to the power a
+---@return Tensor
+function Tensor:exp() end
+
+---the largest integer not above a
+---@return Tensor
+function Tensor:floor() end
+
+---elements along an axis at the i32 indices
+---@param index Tensor
+---@param axis Axis|string
+---@return Tensor
+function Tensor:gather(index, axis) end
+
+---whether a is at least b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:ge(b) end
+
+---The Gaussian error linear unit (Hendrycks and Gimpel 2016), in the tanh form that GPT-2 uses;
+---`{exact=true}` takes the error function.
+---@param options? {exact: boolean}
+---@return Tensor
+function Tensor:gelu(options) end
+
+---whether a is greater than b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:gt(b) end
+
+---whether it has an axis
+---@param axis Axis|string
+---@return boolean
+function Tensor:has(axis) end
+
+---a / b rounded towards minus infinity
+---@param b Tensor|number
+---@return Tensor
+function Tensor:idiv(b) end
+
+---whether a is neither infinite nor NaN
+---@return Tensor
+function Tensor:is_finite() end
+
+---whether a is at most b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:le(b) end
+
+---the natural logarithm of a
+---@return Tensor
+function Tensor:log() end
+
+---x - logsumexp(x) over the named axes.
+---@param ... Axis|string
+---@return Tensor
+function Tensor:log_softmax(...) end
+
+---whether a and b are both true
+---@param b Tensor|number
+---@return Tensor
+function Tensor:logical_and(b) end
+
+---whether a is false
+---@return Tensor
+function Tensor:logical_not() end
+
+---whether a or b is true
+---@param b Tensor|number
+---@return Tensor
+function Tensor:logical_or(b) end
+
+---log(sum(exp(x))) over the named axes, without overflow. The result is at least f32.
+---@param ... Axis|string
+---@return Tensor
+function Tensor:logsumexp(...) end
+
+---whether a is less than b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:lt(b) end
+
+---the largest over the named axes; over all axes when none is named
+---@param ... Axis|string
+---@return Tensor
+function Tensor:max(...) end
+
+---the larger of a and b; NaN if either is
+---@param b Tensor|number
+---@return Tensor
+function Tensor:maximum(b) end
+
+---The mean over the named axes (over all axes when none is named). Accumulated in f32 or wider.
+---@param ... Axis|string
+---@return Tensor
+function Tensor:mean(...) end
+
+---two axes as one: index = outer * inner size + inner
+---@param outer Axis|string
+---@param inner Axis|string
+---@param merged Axis|string
+---@return Tensor
+function Tensor:merge(outer, inner, merged) end
+
+---the smallest over the named axes; over all axes when none is named
+---@param ... Axis|string
+---@return Tensor
+function Tensor:min(...) end
+
+---the smaller of a and b; NaN if either is
+---@param b Tensor|number
+---@return Tensor
+function Tensor:minimum(b) end
+
+---a - b * (a // b): has the sign of b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:mod(b) end
+
+---a * b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:mul(b) end
+
+---whether a differs from b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:ne(b) end
+
+----a
+---@return Tensor
+function Tensor:neg() end
+
+---1 where the index equals the position along the new axis, else 0.
+---@param axis Axis the new axis
+---@param dtype? string default "f32"
+---@return Tensor
+function Tensor:one_hot(axis, dtype) end
+
+---zeros before and after along an axis
+---@param axis Axis|string
+---@param before integer
+---@param after? integer
+---@return Tensor
+function Tensor:pad(axis, before, after) end
+
+---the same elements with the axes in another memory order
+---@param ... Axis|string
+---@return Tensor
+function Tensor:permute(...) end
+
+---a to the power b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:pow(b) end
+
+---max(x, 0).
+---@return Tensor
+function Tensor:relu() end
+
+---the same elements under other axis names: t:rename("seq", "kv_seq") or t:rename{seq="kv_seq"}
+---@param old Axis|string|table
+---@param new? Axis|string
+---@return Tensor
+function Tensor:rename(old, new) end
+
+---a rounded to the nearest integer, ties to even
+---@return Tensor
+function Tensor:round() end
+
+---1 / sqrt(a)
+---@return Tensor
+function Tensor:rsqrt() end
+
+---1 / (1 + exp(-a))
+---@return Tensor
+function Tensor:sigmoid() end
+
+----1, 0 or 1 as a is negative, zero or positive
+---@return Tensor
+function Tensor:sign() end
+
+---x * sigmoid(x) (also called swish).
+---@return Tensor
+function Tensor:silu() end
+
+---the sine of a, in radians
+---@return Tensor
+function Tensor:sin() end
+
+---the size of an axis
+---@param axis Axis|string
+---@return integer
+function Tensor:size(axis) end
+
+---the elements start .. stop-1 along an axis, counted from 0; negative counts from the end
+---@param axis Axis|string
+---@param start? integer
+---@param stop? integer
+---@return Tensor
+function Tensor:slice(axis, start, stop) end
+
+---exp(x) / sum(exp(x)) over the named axes.
+---@param ... Axis|string
+---@return Tensor
+function Tensor:softmax(...) end
+
+---log(1 + exp(x)), without overflow.
+---@return Tensor
+function Tensor:softplus() end
+
+---sorted along an axis, stable; gives values and i32 indices
+---@param axis Axis|string
+---@param options? {descending: boolean}
+---@return Tensor
+---@return Tensor
+function Tensor:sort(axis, options) end
+
+---one axis as two: index = outer * inner size + inner
+---@param axis Axis|string
+---@param outer Axis
+---@param inner Axis
+---@return Tensor
+function Tensor:split(axis, outer, inner) end
+
+---the square root of a
+---@return Tensor
+function Tensor:sqrt() end
+
+---a, through which no gradient flows
+---@return Tensor
+function Tensor:stop_gradient() end
+
+---a - b
+---@param b Tensor|number
+---@return Tensor
+function Tensor:sub(b) end
+
+---the sum over the named axes; over all axes when none is named
+---@param ... Axis|string
+---@return Tensor
+function Tensor:sum(...) end
+
+---the hyperbolic tangent of a
+---@return Tensor
+function Tensor:tanh() end
+
+---the k largest along an axis, largest first; gives values and i32 indices
+---@param axis Axis|string
+---@param k integer
+---@param new_axis? Axis|string
+---@return Tensor
+---@return Tensor
+function Tensor:top_k(axis, k, new_axis) end
+
+---The variance over the named axes (divided by n, not n-1).
+---@param ... Axis|string
+---@return Tensor
+function Tensor:var(...) end
+
+---b where a is true, c elsewhere
+---@param b Tensor|number
+---@param c Tensor|number
+---@return Tensor
+function Tensor:where(b, c) end
+
+---@class State: Tensor
+local State = {}
+
+---the value from the end of the step on
+---@param value Tensor|number
+function State:assign(value) end
+
+---the number of elements
+---@return integer
+function State:elements() end
+
+---a copy of the value in host memory
+---@return Host
+function State:get() end
+
+---parameter, optimizer or other
+---@return string
+function State:kind() end
+
+---the name: the key of checkpoints and randomness
+---@return string?
+function State:name() end
+
+---the value at the start of the step, in the stored dtype
+---@return Tensor
+function State:read() end
+
+---replace the value
+---@param value Host
+function State:set(value) end
+
+---the value before the first step
+---@param value Tensor|number
+function State:set_init(value) end
+
+---name the state; names are unique
+---@param name string
+function State:set_name(name) end
+
+---@class Host
+---@field [integer] number
+local Host = {}
+
+---the dimensions
+---@return integer[]
+function Host:dims() end
+
+---the name of the element type
+---@return string
+function Host:dtype() end
+
+---set all elements, to one value or from a (nested) list
+---@param values number|boolean|table
+---@return Host
+function Host:fill(values) end
+
+---set an element, counted from 1 in row-major order
+---@param i integer
+---@param value number|boolean
+function Host:set(i, value) end
+
+---the elements as a flat list
+---@return table
+function Host:table() end
+
+---@class Program
+---@overload fun(inputs: table): table<string, number|Host>
+local Program = {}
+
+---the name
+---@return string?
+function Program:name() end
+
+---what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds
+---@return table
+function Program:plan() end
+
+---@class Corpus
+local Corpus = {}
+
+---draw a batch of windows and the tokens that follow; from and to are shares of the corpus between 0 and 1
+---@param inputs Host
+---@param targets Host
+---@param step integer
+---@param options? {seed: integer, from: number, to: number, vocab: integer}
+---@return Corpus
+function Corpus:fill(inputs, targets, step, options) end
+
+---the file
+---@return string
+function Corpus:name() end
+
+---the number of tokens
+---@return integer
+function Corpus:size() end
+
+---the text of token ids
+---@param ids Host|integer[]
+---@return string
+function Corpus:text(ids) end
+
+---@class mlua
+local m = {}
+
+---the absolute value of a
+---@param a Tensor|number
+---@return Tensor
+function m.abs(a) end
+
+---Adam with decoupled weight decay (Loshchilov and Hutter 2017).
+---@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+function m.adamw(options) end
+
+---a + b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.add(a, b) end
+
+---softmax(scale * q k, masked) v over the axis `seq` of k and v. k and v may have `kv_heads` in
+---place of `heads` (grouped-query attention: query head h reads head h // (heads // kv_heads)).
+---options: `causal`; `window` (a query sees the last `window` keys); `scale` (default
+---1/sqrt(head_dim)); `document` (an i32 tensor over batch and seq: only equal ids see each other);
+---`score = function(s, i)`, traced and compiled into the kernel, where s is the scaled score and
+---i.batch, i.head, i.q, i.k are indices.
+---@param q Tensor
+---@param k Tensor
+---@param v Tensor
+---@param options? {causal: boolean, window: integer, scale: number, score: function, document: Tensor}
+---@return Tensor
+function m.attention(q, k, v, options) end
+
+---What m.param was told about a parameter: {decay=, axes=}.
+function m.attributes(p) end
+
+---Named axes with sizes.
+---@param sizes table<string, integer>
+---@return table<string, Axis>
+function m.axes(sizes) end
+
+---The axes of a tensor, as Axis objects in its order.
+---@param x Tensor
+---@return Axis[]
+function m.axes_of(x) end
+
+---an axis: a name and a size
+---@param name string
+---@param size integer
+---@return Axis
+function m.axis(name, size) end
+
+---A bias: zeros at first, exempt from weight decay.
+---@param axes Axis[]
+---@return State
+function m.bias(axes) end
+
+---the smallest integer not below a
+---@param a Tensor|number
+---@return Tensor
+function m.ceil(a) end
+
+---Raise for a key of `options` that `known` does not list, with a did-you-mean.
+---@param what string the function, for the message
+---@param options? table
+---@param known string[]
+function m.check_options(what, options, known) end
+
+---x limited to low .. high.
+---@param x Tensor
+---@param low number|Tensor
+---@param high number|Tensor
+---@return Tensor
+function m.clamp(x, low, high) end
+
+---Trace `fn(inputs)` once and compile it. `inputs` gives each input's axes and dtype:
+---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32). fn gets a table of tensors
+---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
+---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
+---without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
+---of dtype i64, differs at each step).
+---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
+---@param inputs? table<string, table>
+---@param options? {name: string, training: boolean}
+---@return Program
+function m.compile(fn, inputs, options) end
+
+---tensors one after another along an axis
+---@param tensors Tensor[]
+---@param axis Axis|string
+---@return Tensor
+function m.concat(tensors, axis) end
+
+---Declare the script's settings with their defaults. `key=value` on the command line overrides one;
+---`preset=NAME` first applies the table NAME of `presets`. The result raises on unknown keys.
+---@param defaults table settings; `presets` is a table of tables of settings
+---@return table
+function m.config(defaults) end
+
+---Warm-up over `warmup` steps, then constant.
+---@param options? {warmup: integer}
+---@return fun(step: integer, steps: integer): number
+function m.constant(options) end
+
+---the cosine of a, in radians
+---@param a Tensor|number
+---@return Tensor
+function m.cos(a) end
+
+---Warm-up, then half a cosine down to `final` (a factor, default 0.1) (Loshchilov and Hutter 2016).
+---@param options? {warmup: integer, final: number}
+---@return fun(step: integer, steps: integer): number
+function m.cosine(options) end
+
+---Cross-entropy between logits and target ids, as a sum over all positions and the number of
+---positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
+---et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
+---is `ignore` (default -1) count for nothing.
+---@param logits Tensor with axis `axis`
+---@param targets Tensor i32, the other axes of logits
+---@param options? {axis: string, label_smoothing: number, z_loss: number, ignore: integer}
+---@return Tensor sum f32
+---@return Tensor count f32
+function m.cross_entropy(logits, targets, options) end
+
+---x through which no gradient flows.
+---@param x Tensor
+---@return Tensor
+function m.detach(x) end
+
+---a / b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.div(a, b) end
+
+---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
+---x itself elsewhere.
+---@param x Tensor
+---@param rate number 0 .. 1
+---@return Tensor
+function m.dropout(x, rate) end
+
+---whether a equals b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.eq(a, b) end
+
+---the error function of a
+---@param a Tensor|number
+---@return Tensor
+function m.erf(a) end
+
+---e to the power a
+---@param a Tensor|number
+---@return Tensor
+function m.exp(a) end
+
+---the largest integer not above a
+---@param a Tensor|number
+---@return Tensor
+function m.floor(a) end
+
+---a tensor with one value everywhere; f32 where no dtype is given
+---@param axes Axis[]
+---@param value number|boolean|Tensor
+---@param dtype? string
+---@return Tensor
+function m.full(axes, value, dtype) end
+
+---whether a is at least b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.ge(a, b) end
+
+---The Gaussian error linear unit (Hendrycks and Gimpel 2016), in the tanh form that GPT-2 uses;
+---`{exact=true}` takes the error function.
+---@param x Tensor
+---@param options? {exact: boolean}
+---@return Tensor
+function m.gelu(x, options) end
+
+---Continue `prompt` (text, for models over bytes; or a list of token ids) by `tokens` tokens drawn
+---at `temperature` (0: always the likeliest). The model reads a window of `seq` tokens each time.
+---Prints text as it comes unless `quiet`; gives the list of all token ids and the text.
+---@param model table
+---@param options {prompt: string|integer[], tokens: integer, temperature: number, seq: Axis, seed: integer, quiet: boolean}
+---@return integer[] ids
+---@return string text
+function m.generate(model, options) end
+
+---the gradients of a scalar with respect to tensors or states; zeros where it does not depend on them
+---@param loss Tensor
+---@param xs (Tensor|State)[]
+---@return Tensor[]
+function m.grad(loss, xs) end
+
+---whether a is greater than b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.gt(a, b) end
+
+---a typed array of zeros in host memory, with these dimensions
+---@param dtype string
+---@param ... integer
+---@return Host
+function m.host(dtype, ...) end
+
+---a / b rounded towards minus infinity
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.idiv(a, b) end
+
+---Initial values: functions of a parameter's axes and key.
+m.init = {}
+
+---a tensor that the caller of a program provides
+---@param name string
+---@param axes Axis[]
+---@param dtype? string
+---@return Tensor
+function m.input(name, axes, dtype) end
+
+---0, 1, 2, ... along an axis; i32 where no dtype is given
+---@param axis Axis
+---@param dtype? string
+---@return Tensor
+function m.iota(axis, dtype) end
+
+---whether a is neither infinite nor NaN
+---@param a Tensor|number
+---@return Tensor
+function m.is_finite(a) end
+
+---Layer normalisation over the axes, with gain and bias (Ba, Kiros and Hinton 2016).
+---@param spec {eps: number, bias: boolean, [integer]: Axis}
+---@return table module
+function m.layer_norm(spec) end
+
+---whether a is at most b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.le(a, b) end
+
+---Warm-up, then linear decay to `final` (a factor, default 0).
+---@param options? {warmup: integer, final: number}
+---@return fun(step: integer, steps: integer): number
+function m.linear(options) end
+
+---Lion: the sign of an interpolated momentum (Chen et al. 2023).
+---@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, groups: function}
+function m.lion(options) end
+
+---the natural logarithm of a
+---@param a Tensor|number
+---@return Tensor
+function m.log(a) end
+
+---x - logsumexp(x) over the named axes.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.log_softmax(x, ...) end
+
+---whether a and b are both true
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.logical_and(a, b) end
+
+---whether a is false
+---@param a Tensor|number
+---@return Tensor
+function m.logical_not(a) end
+
+---whether a or b is true
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.logical_or(a, b) end
+
+---log(sum(exp(x))) over the named axes, without overflow. The result is at least f32.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.logsumexp(x, ...) end
+
+---whether a is less than b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.lt(a, b) end
+
+---the larger of a and b; NaN if either is
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.maximum(a, b) end
+
+---The mean over the named axes (over all axes when none is named). Accumulated in f32 or wider.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.mean(x, ...) end
+
+---the smaller of a and b; NaN if either is
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.minimum(a, b) end
+
+---a - b * (a // b): has the sign of b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.mod(a, b) end
+
+---A class of modules. `build(self, ...)` makes the fields of an instance; define `:forward(...)` on
+---the class, and call the instance to run it.
+---@param name string
+---@param build fun(self: table, ...)
+---@return table class calling it makes an instance
+function m.module(name, build) end
+
+---a * b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.mul(a, b) end
+
+---Muon: orthogonalized momentum for matrices (Jordan et al. 2024), scaled to AdamW's update size (Liu
+---et al. 2025) so that both share one rate; AdamW for vectors and for tensors with a vocab axis.
+---@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+function m.muon(options) end
+
+---whether a differs from b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.ne(a, b) end
+
+----a
+---@param a Tensor|number
+---@return Tensor
+function m.neg(a) end
+
+---Standard normal (Box and Muller 1958).
+---@param axes Axis[]
+---@param key integer
+---@return Tensor
+function m.normal(axes, key) end
+
+---1 where the index equals the position along the new axis, else 0.
+---@param index Tensor i32
+---@param axis Axis the new axis
+---@param dtype? string default "f32"
+---@return Tensor
+function m.one_hot(index, axis, dtype) end
+
+---A tensor full of ones.
+---@param axes Axis[]
+---@param dtype? string default "f32"
+---@return Tensor
+function m.ones(axes, dtype) end
+
+---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
+---`groups = function(name, p)`, which returns option overrides for a parameter, or nil.
+---@param name string
+---@param defaults table options and their defaults
+---@param rule fun(p: Tensor, g: Tensor, s: table, t: table): Tensor
+---@return fun(options: table): table
+function m.optimizer(name, defaults, rule) end
+
+---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
+---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
+---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
+---decay (default: parameters of fewer than two axes are exempt).
+---@param spec {init: any, decay: boolean, [integer]: Axis}
+---@return State
+function m.param(spec) end
+
+---The parameters of a module in the order of the tree; `.name` in the second list.
+---@param model table a module instance
+---@return State[] parameters
+---@return string[] names
+function m.parameters(model) end
+
+---a to the power b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.pow(a, b) end
+
+---max(x, 0).
+---@param x Tensor
+---@return Tensor
+function m.relu(x) end
+
+---Root-mean-square normalisation over the axes, with a gain (Zhang and Sennrich 2019).
+---@param spec {eps: number, gain: boolean, [integer]: Axis}
+---@return table module
+function m.rms_norm(spec) end
+
+---Rotary position embedding (Su et al. 2021): rotates the pairs (i, i + dim/2) of `head_dim` by
+---position * base^(-2i/dim).
+---@param x Tensor with axes seq and head_dim
+---@param options? {base: number, seq: string, head_dim: string, offset: integer}
+---@return Tensor
+function m.rope(x, options) end
+
+---a rounded to the nearest integer, ties to even
+---@param a Tensor|number
+---@return Tensor
+function m.round(a) end
+
+---1 / sqrt(a)
+---@param a Tensor|number
+---@return Tensor
+function m.rsqrt(a) end
+
+---zeros of the new axis, plus the values added at the i32 indices
+---@param index Tensor
+---@param value Tensor
+---@param axis Axis|string
+---@param new_axis? Axis
+---@return Tensor
+function m.scatter_add(index, value, axis, new_axis) end
+
+---Gradient descent with momentum.
+---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: function}
+function m.sgd(options) end
+
+---1 / (1 + exp(-a))
+---@param a Tensor|number
+---@return Tensor
+function m.sigmoid(a) end
+
+----1, 0 or 1 as a is negative, zero or positive
+---@param a Tensor|number
+---@return Tensor
+function m.sign(a) end
+
+---x * sigmoid(x) (also called swish).
+---@param x Tensor
+---@return Tensor
+function m.silu(x) end
+
+---the sine of a, in radians
+---@param a Tensor|number
+---@return Tensor
+function m.sin(a) end
+
+---exp(x) / sum(exp(x)) over the named axes.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.softmax(x, ...) end
+
+---log(1 + exp(x)), without overflow.
+---@param x Tensor
+---@return Tensor
+function m.softplus(x) end
+
+---the square root of a
+---@param a Tensor|number
+---@return Tensor
+function m.sqrt(a) end
+
+---A list of `count` modules, each made by class(i, ...).
+---@param count integer
+---@param class table
+---@return table[]
+function m.stack(count, class, ...) end
+
+---a named tensor that lives across steps; kind is parameter, optimizer or other
+---@param options {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number}
+---@return State
+function m.state(options) end
+
+---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
+---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss and grad_norm.
+---@param o table options of m.train: loss or model, optimizer, batch, seq, clip
+---@param parameters State[]
+---@return Program
+function m.step_program(o, parameters) end
+
+---a, through which no gradient flows
+---@param a Tensor|number
+---@return Tensor
+function m.stop_gradient(a) end
+
+---a - b
+---@param a Tensor|number
+---@param b Tensor|number
+---@return Tensor
+function m.sub(a, b) end
+
+---silu(gate) * up (Shazeer 2020).
+---@param gate Tensor
+---@param up Tensor
+---@return Tensor
+function m.swiglu(gate, up) end
+
+---the hyperbolic tangent of a
+---@param a Tensor|number
+---@return Tensor
+function m.tanh(a) end
+
+---Train a model. `model(tokens)` gives logits, or `loss(tokens, targets)` a sum and a count. batch
+---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`
+---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
+---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
+---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
+---@param o table options: model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
+---eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs)
+---@return table
+function m.train(o) end
+
+---The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close().
+---@param o table m.train's options
+---@param flops number of one step
+---@return table
+function m.training_log(o, flops) end
+
+---Uniform in [0, 1).
+---@param axes Axis[]
+---@param key integer|Tensor an i64; equal keys give equal numbers
+---@return Tensor
+function m.uniform(axes, key) end
+
+---The variance over the named axes (divided by n, not n-1).
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.var(x, ...) end
+
+---b where a is true, c elsewhere
+---@param a Tensor
+---@param b Tensor|number
+---@param c Tensor|number
+---@return Tensor
+function m.where(a, b, c) end
+
+---Warm-up, stable, then linear decay to `final` (a factor, default 0) over the last `decay` share of
+---the steps (default 0.2) (Hu et al. 2024).
+---@param options? {warmup: integer, decay: number, final: number}
+---@return fun(step: integer, steps: integer): number
+function m.wsd(options) end
+
+---A tensor full of zeros.
+---@param axes Axis[]
+---@param dtype? string default "f32"
+---@return Tensor
+function m.zeros(axes, dtype) end
+
+return m
