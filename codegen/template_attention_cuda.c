@@ -73,8 +73,10 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
     ${real} *values_tile = keys_tile + ${edge} * ${head_odd};
     ${real} *chances = values_tile + ${edge} * ${value_odd};
-    int query = (gridDim.x - 1 - blockIdx.x) * ${edge}, head = blockIdx.y, batch = blockIdx.z;
-    int kv_head = head / ${group}, ty = threadIdx.x / 16, tx = threadIdx.x % 16;
+    int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
+    int batch = blockIdx.x / (${q_blocks} * ${heads}), kv_head = head / ${group};
+    int query = (${q_blocks} - 1 - block) * ${edge}; /* the longest causal rows first */
+    int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     int queries = ${seq} - query < ${edge} ? ${seq} - query : ${edge};
     int last_query = query + queries - 1, end = ${end_key};
     (void)last_query;
@@ -93,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                   ${value_dim}, 1);
         __syncthreads();
         ${real} score[${rows}][${rows}] = {};
-        ${e}_product(score, queries_tile, ${head_odd}, 1, keys_tile, ${head_odd}, 1,
-                 ${edge}, ${head_dim});
+        ${e}_product(score, queries_tile, ${head_odd}, 1, keys_tile, ${head_odd}, 1, ${edge},
+                     ${head_dim});
         ${e}_scores(a, batch, head, query, key, keys, score);
         for (int i = 0; i < ${rows}; i++) {
             ${real} next = largest[i], sum = 0;
@@ -117,13 +119,12 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     }
     for (int i = 0; i < ${rows}; i++) {
         int qi = query + ty + 16 * i;
-        if (qi >= ${seq}) continue;
         ${memory} *o = (${memory} *)a.p[${o_at}] + ${o_batch} + head * ${o_head} + qi * ${o_seq};
         ${real} inverse = total[i] == 0 ? 0 : 1 / total[i];
         for (int j = 0; j < ${value_columns}; j++)
-            if (tx + 16 * j < ${value_dim})
+            if (qi < ${seq} && tx + 16 * j < ${value_dim})
                 o[(tx + 16 * j) * ${o_dim}] = ${store}(out[i][j] * inverse);
-        if (tx == 0)
+        if (tx == 0 && qi < ${seq})
             ((${lse_memory} *)a.p[${lse_at}])[${lse_batch} + head * ${lse_head} + qi * ${lse_seq}] =
                 total[i] == 0 ? -ML_INF : largest[i] + ml_log_${suffix}(total[i]);
     }
@@ -188,7 +189,9 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     ${real} *chances = outs_tile + ${edge} * ${value_odd};
     ${real} *slopes = chances + ${edge} * ${edge_odd};
     ${real} *lse = slopes + ${edge} * ${edge_odd}, *delta = lse + ${edge};
-    int query = (gridDim.x - 1 - blockIdx.x) * ${edge}, head = blockIdx.y, batch = blockIdx.z;
+    int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
+    int batch = blockIdx.x / (${q_blocks} * ${heads});
+    int query = (${q_blocks} - 1 - block) * ${edge}; /* the longest causal rows first */
     int kv_head = head / ${group}, ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     int queries = ${seq} - query < ${edge} ? ${seq} - query : ${edge};
     int last_query = query + queries - 1, end = ${end_key};
@@ -244,7 +247,8 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     ${real} *chances = outs_tile + ${edge} * ${value_odd};
     ${real} *slopes = chances + ${edge} * ${edge_odd};
     ${real} *lse = slopes + ${edge} * ${edge_odd}, *delta = lse + ${edge};
-    int key = blockIdx.x * ${edge}, kv_head = blockIdx.y, batch = blockIdx.z;
+    int key = blockIdx.x % ${k_blocks} * ${edge}, kv_head = blockIdx.x / ${k_blocks} % ${kv_heads};
+    int batch = blockIdx.x / (${k_blocks} * ${kv_heads});
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     int keys = ${kv_seq} - key < ${edge} ? ${kv_seq} - key : ${edge};
     int last_key = key + keys - 1, first = ${first_query}, end = ${end_query};
@@ -318,18 +322,20 @@ static void general(attention_printer *p) {
     template_set(t, "head_columns", "%lld", (long long)(a->head_dim + 15) / 16);
     template_set(t, "value_columns", "%lld", (long long)(a->value_dim + 15) / 16);
     int64_t q_blocks = (a->seq + edge - 1) / edge, k_blocks = (a->kv_seq + edge - 1) / edge;
+    template_set(t, "q_blocks", "%lld", (long long)q_blocks);
+    template_set(t, "k_blocks", "%lld", (long long)k_blocks);
     if (!a->backward) {
         const char *const bodies[] = {common_text, forward_text};
         p->step->kernel = finish(p, bodies, 2, "attention");
-        template_launch(p->step->kernel, q_blocks, a->heads, p->batches, 256, bytes);
+        template_launch(p->step->kernel, q_blocks * a->heads * p->batches, 1, 1, 256, bytes);
         return;
     }
     const char *const queries[] = {common_text, tile_text, queries_text};
     const char *const keys[] = {common_text, tile_text, keys_text};
     p->step->kernel = finish(p, queries, 3, "attention_grad dq");
     p->step->kernel->next = finish(p, keys, 3, "attention_grad dk dv");
-    template_launch(p->step->kernel, q_blocks, a->heads, p->batches, 256, bytes);
-    template_launch(p->step->kernel->next, k_blocks, a->kv_heads, p->batches, 256, bytes);
+    template_launch(p->step->kernel, q_blocks * a->heads * p->batches, 1, 1, 256, bytes);
+    template_launch(p->step->kernel->next, k_blocks * a->kv_heads * p->batches, 1, 1, 256, bytes);
 }
 
 void template_attention_cuda(ml_schedule *s, ml_step *step) {

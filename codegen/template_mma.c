@@ -218,7 +218,9 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     extern __shared__ uint4 ${e}_shared[];
     ml_bf16 *query_tile = (ml_bf16 *)${e}_shared;
     unsigned queries_at = ${e}_address(query_tile), stages_at = queries_at + 128 * ${ws} * 2;
-    int query = (gridDim.x - 1 - blockIdx.x) * 128, head = blockIdx.y, batch = blockIdx.z;
+    int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
+    int batch = blockIdx.x / (${q_blocks} * ${heads});
+    int query = (${q_blocks} - 1 - block) * 128; /* the longest causal rows first */
     int kv_head = head / ${group}, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int last_query = query + 127 < ${seq} ? query + 127 : ${seq} - 1;
     (void)last_query;
@@ -362,7 +364,9 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     unsigned queries_at = ${e}_address(query_tile), outs_at = queries_at + 128 * ${hs} * 2;
     unsigned stages_at = outs_at + 128 * ${vs} * 2;
     float *lse = (float *)(out_tile + 128 * ${vs} + 2 * ${stage_bytes} / 2), *delta = lse + 128;
-    int query = (gridDim.x - 1 - blockIdx.x) * 128, head = blockIdx.y, batch = blockIdx.z;
+    int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
+    int batch = blockIdx.x / (${q_blocks} * ${heads});
+    int query = (${q_blocks} - 1 - block) * 128; /* the longest causal rows first */
     int kv_head = head / ${group}, warp = threadIdx.x / 32;
     int last_query = query + 127 < ${seq} ? query + 127 : ${seq} - 1, keys = ${bn};
     (void)last_query, (void)keys;
@@ -432,7 +436,8 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     unsigned keys_at = ${e}_address(key_tile), values_at = keys_at + ${bn} * ${hs} * 2;
     unsigned stages_at = values_at + ${bn} * ${vs} * 2;
     float *rows = (float *)(value_tile + ${bn} * ${vs} + 2 * ${stage_bytes} / 2);
-    int key = blockIdx.x * ${bn}, kv_head = blockIdx.y, batch = blockIdx.z;
+    int key = blockIdx.x % ${k_blocks} * ${bn}, kv_head = blockIdx.x / ${k_blocks} % ${kv_heads};
+    int batch = blockIdx.x / (${k_blocks} * ${kv_heads});
     int warp = threadIdx.x / 32, own = key + warp * ${kt} * 16;
     int last_key = key + ${bn} - 1 < ${kv_seq} ? key + ${bn} - 1 : ${kv_seq} - 1, keys = ${bn};
     (void)last_key, (void)keys;
@@ -532,24 +537,27 @@ static void set_units(attention_printer *p) {
 static void print_backward(attention_printer *p, int64_t head_width, int64_t value_width) {
     const ml_attention_step *a = p->a;
     int64_t hs = head_width + 8, vs = value_width + 8;
+    int64_t q_blocks = (a->seq + 127) / 128;
     bool large = head_width > 64 || value_width > 64;
     int64_t bn = large ? 32 : 64, stage = bn * (hs + vs) * 2;
     set(p, "bn", bn);
     set(p, "stage_bytes", stage);
     const char *const queries[] = {common_text, slopes_text, queries_text};
     ml_kernel *dq = finish(p, queries, 3, "attention_grad dq");
-    template_launch(dq, (a->seq + 127) / 128, a->heads, p->batches, 128,
+    template_launch(dq, q_blocks * a->heads * p->batches, 1, 1, 128,
                     128 * (hs + vs) * 2 + 2 * stage + 1024);
     int64_t kt = large ? 1 : 2, bq = large ? 64 : 32;
     bn = 64 * kt;
     stage = bq * (hs + vs) * 2;
+    int64_t k_blocks = (a->kv_seq + bn - 1) / bn;
+    set(p, "k_blocks", k_blocks);
     set(p, "bn", bn);
     set(p, "kt", kt);
     set(p, "bq", bq);
     set(p, "stage_bytes", stage);
     const char *const keys[] = {common_text, slopes_text, keys_text};
     ml_kernel *dkv = finish(p, keys, 3, "attention_grad dk dv");
-    template_launch(dkv, (a->kv_seq + bn - 1) / bn, a->kv_heads, p->batches, 128,
+    template_launch(dkv, k_blocks * a->kv_heads * p->batches, 1, 1, 128,
                     bn * (hs + vs) * 2 + 2 * stage + 4 * bq * 4);
     p->step->kernel = dq;
     dq->next = dkv;
@@ -561,7 +569,9 @@ bool template_attention_mma(attention_printer *p) {
     int64_t head_width = attention_round_up(a->head_dim, 16);
     int64_t value_width = attention_round_up(a->value_dim, 16);
     int64_t hs = head_width + 8, vs = value_width + 8, ws = hs > vs ? hs : vs, bn = 64;
+    int64_t q_blocks = (a->seq + 127) / 128;
     set_units(p);
+    set(p, "q_blocks", q_blocks);
     set(p, "hw", head_width);
     set(p, "vw", value_width);
     set(p, "hs", hs);
@@ -575,7 +585,7 @@ bool template_attention_mma(attention_printer *p) {
     set(p, "stage_bytes", bn * (hs + vs) * 2);
     const char *const bodies[] = {common_text, forward_text};
     p->step->kernel = finish(p, bodies, 2, "attention");
-    template_launch(p->step->kernel, (a->seq + 127) / 128, a->heads, p->batches, 128,
+    template_launch(p->step->kernel, q_blocks * a->heads * p->batches, 1, 1, 128,
                     128 * ws * 2 + 2 * bn * (hs + vs) * 2);
     return true;
 }
