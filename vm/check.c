@@ -39,7 +39,7 @@ static void format_bytes(char *out, size_t size, int64_t bytes) {
 static void format_count(char *out, size_t size, double value) {
     static const char *const units[] = {"", " k", " M", " G", " T", " P"};
     int unit = 0;
-    while (value >= 10000 && unit < 5) value /= 1000, unit++;
+    while (value >= 1000 && unit < 5) value /= 1000, unit++;
     snprintf(out, size, unit ? "%.1f%s" : "%.0f%s", value, units[unit]);
 }
 

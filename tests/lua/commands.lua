@@ -86,5 +86,29 @@ run(1, "check --device h300 " .. script, "there is no device \"h300\"")
 -- Kernels that the compiler refuses.
 write "local m = require 'mlua'\nm.compile(function(i) return m.exp(i.x) * 0.54321 end, { x = { m.axis('seq', 5) } }) { x = 1 }"
 run(1, "ENV CC=false MLUA_CACHE=build/no-cache MLUA " .. script, "does not compile", "source in")
+
+-- A GPU that is not there.
+write "print(require 'mlua.core'.device().name)"
+run(1, "ENV CUDA_VISIBLE_DEVICES= MLUA run --device cuda " .. script, "GPU", "--device cpu")
+run(0, "run --device cpu " .. script, "cpu")
+
+-- A loss that is not a number: which step, and which module gave it.
+write [[
+local m = require "mlua"
+local A = m.axes { embed = 16, vocab = 256, seq = 16, batch = 4 }
+local Block = m.module("Block", function(self) self.w = m.param { A.embed, m.axis("out", 16) } end)
+function Block:forward(x) return x + m.log(x:dot(self.w, "embed"):rename("out", "embed") * 1e30 * 1e30) end
+local Model = m.module("Model", function(self)
+  self.table = m.param { A.vocab, A.embed }
+  self.blocks = m.stack(3, Block)
+end)
+function Model:forward(tokens)
+  local x = self.table:gather(tokens, "vocab")
+  for _, block in ipairs(self.blocks) do x = block(x) end
+  return x:dot(self.table, "embed")
+end
+m.train { model = Model(), batch = A.batch, seq = A.seq, vocab = 256, steps = 3 }
+]]
+run(1, "run --device cpu " .. script, "step 1: loss", "the first output that is not finite is that of blocks.1")
 os.remove(script)
 check.done()
