@@ -82,6 +82,7 @@ ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target 
     ml_status status = ml_protect(lower_body, &l);
     ml_arena_free(l.scratch);
     if (status != ML_OK) ml_raise_last();
+    if (ml_knobs()->verify) ml_lower_verify(l.s);
     if (ml_knobs()->debug >= 3) {
         ml_text text = {.arena = arena};
         ml_lower_print(l.s, &text);

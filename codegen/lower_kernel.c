@@ -193,7 +193,7 @@ static uint16_t intern_operand(emission *e, const ml_operand *operand) {
 }
 
 /* Loads of one tensor at several constant offsets share a pointer: the offsets become addresses. */
-static void merge_offsets(emission *e, ml_operand *operand, int64_t *extra) {
+static bool merge_offsets(emission *e, ml_operand *operand, int64_t *extra) {
     const ml_value *value = &e->l->s->values.at[operand->value];
     for (uint32_t o = 0; o < e->operands.count; o++) {
         const ml_operand *other = &e->operands.at[o];
@@ -203,8 +203,9 @@ static void merge_offsets(emission *e, ml_operand *operand, int64_t *extra) {
             continue;
         *extra = value->offset - at->offset;
         operand->value = other->value;
-        return;
+        return true;
     }
+    return false;
 }
 
 /* Instruction i's address is `offset` further on. */
@@ -253,8 +254,8 @@ static void number_operands(emission *e) {
             read_operand(e, &e->b.access.at[a], &operand);
         else
             write_operand(e, &e->writes.at[a - reads], &operand);
-        extra[a] = misalignment(e, &operand);
-        if (a < reads && crowded && extra[a] == 0) merge_offsets(e, &operand, &extra[a]);
+        if (a >= reads || !crowded || !merge_offsets(e, &operand, &extra[a]))
+            extra[a] = misalignment(e, &operand);
         number[a] = intern_operand(e, &operand);
         if (a + 1 == reads) e->reads = (int)e->operands.count;
     }

@@ -94,6 +94,7 @@ static void run_piece(void *context) {
     ml_roots roots = {.outputs = p->outputs, .output_count = p->output_count};
     p->simple = ml_simplify(p->g, &roots);
     p->s = ml_lower(p->simple, &roots, &p->target, p->arena);
+    ml_lower_verify(p->s);
     for (uint32_t i = 0; i < p->s->steps.count; i++) {
         const ml_step *step = &p->s->steps.at[i];
         if (step->kind == ML_STEP_KERNEL)

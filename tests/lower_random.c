@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codegen/lower.h"
 #include "tests/ops_support.h"
 
 enum { POOL = 64, STEPS = 26, MOST_ELEMENTS = 60000 };
@@ -272,5 +273,41 @@ OPS_TEST(random_graphs) {
         current_dtype = i % 3 ? ML_F32 : ML_F64;
         current_seed = (uint64_t)i;
         ops_run(build_random, current_seed, 0);
+    }
+}
+
+/* For every target: no compilation, so many graphs are cheap. */
+typedef struct {
+    ops_case c;
+    ml_graph *simple;
+    ml_target target;
+} planned;
+
+static void plan_random(void *context) {
+    planned *p = context;
+    p->c.g = ml_graph_new();
+    build_random(&p->c);
+    ml_roots roots = {.outputs = p->c.outputs, .output_count = p->c.output_count};
+    p->simple = ml_simplify(p->c.g, &roots);
+    ml_lower_verify(ml_lower(p->simple, &roots, &p->target, p->c.arena));
+}
+
+TEST(lower, random_invariants) {
+    static const ml_target targets[] = {
+        {.kind = ML_TARGET_C, .threads = 2, .vector_bytes = 32},
+        {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132},
+        {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132, .no_fuse = true}};
+    static const ml_dtype dtypes[] = {ML_F32, ML_BF16, ML_F64};
+    for (int i = 0; i < 150; i++) {
+        current_seed = 1000 + (uint64_t)i / 3;
+        current_dtype = dtypes[i / 3 % 3];
+        planned p = {.target = targets[i % 3]};
+        p.c.random = current_seed;
+        p.c.arena = ml_arena_new();
+        if (ml_protect(plan_random, &p) != ML_OK)
+            test_fail("graph %d, target %d: %s", (int)current_seed, i % 3, ml_error_last()->text);
+        if (p.simple != NULL) ml_graph_free(p.simple);
+        if (p.c.g != NULL) ml_graph_free(p.c.g);
+        ml_arena_free(p.c.arena);
     }
 }
