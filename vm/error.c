@@ -12,13 +12,19 @@
 
 static const char *const error_class = "mlua.error";
 
-bool vm_script_frame(lua_State *L, lua_Debug *frame) {
+/* The frame of a script's function: the innermost for 1, its caller's for 2. */
+static bool script_frame(lua_State *L, lua_Debug *frame, int scripts) {
     for (int level = 0; lua_getstack(L, level, frame); level++) {
         lua_getinfo(L, "Sl", frame);
         if (frame->currentline < 1) continue;
-        if (strncmp(frame->source, VM_STDLIB, sizeof VM_STDLIB - 1) != 0) return true;
+        bool script = strncmp(frame->source, VM_STDLIB, sizeof VM_STDLIB - 1) != 0;
+        if (script && --scripts <= 0) return true;
     }
     return false;
+}
+
+bool vm_script_frame(lua_State *L, lua_Debug *frame) {
+    return script_frame(L, frame, 1);
 }
 
 static const char *file_of(const char *source) {
@@ -407,10 +413,17 @@ static int core_fail(lua_State *L) {
     lua_pushnil(L);
     if (lua_istable(L, 2) && vm_option(L, 2, "help")) lua_replace(L, 4);
     lua_settop(L, 4);
-    raise_error(L, NULL, 0);
+    int level = 1;
+    if (lua_istable(L, 2) && vm_option(L, 2, "level")) level = (int)vm_integer(L, -1, "the level");
+    lua_settop(L, 4);
+    lua_Debug frame;
+    bool known = script_frame(L, &frame, level);
+    make_error(L, known ? file_of(frame.source) : NULL, known ? frame.currentline : 0, 0);
+    return lua_error(L);
 }
 
-static const vm_entry entries[] = {{"fail", core_fail, "message: string, options?: {help: string}",
+static const vm_entry entries[] = {{"fail", core_fail,
+                                    "message: string, options?: {help: string, level: integer}",
                                     "raise an error that names the script's line"},
                                    {0}};
 
