@@ -10,11 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
 
-enum { PATH_SIZE = 1024, TRAILER_SIZE = 16, OWNER_ONLY = 0700 };
+enum { PATH_SIZE = 1024, TRAILER_SIZE = 16, OWNER_ONLY = 0700, STALE_SECONDS = 3600 };
 static const char mark[8] = {'m', 'l', 'u', 'a', 'c', 'a', 'c', 'h'};
 
 /* The folder, chosen at first use. A temporary one serves where the real one cannot be written. */
@@ -120,11 +121,49 @@ ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size
     return ML_OK;
 }
 
+/* Remove what processes that died while they compiled left behind. */
+static void remove_stale(const char *path) {
+    DIR *dir = opendir(path);
+    if (dir == NULL) return;
+    time_t now = time(NULL);
+    for (struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+        struct stat about;
+        if (strncmp(entry->d_name, "tmp-", 4) == 0 &&
+            fstatat(dirfd(dir), entry->d_name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
+            about.st_mtime < now - STALE_SECONDS)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    }
+    closedir(dir);
+}
+
+/* Unlike those of processes on other hosts too: they may share the folder. */
+static unsigned long long process_tag(void) {
+    struct {
+        char host[64];
+        struct timespec time;
+        pid_t process;
+    } who;
+    memset(&who, 0, sizeof who);
+    gethostname(who.host, sizeof who.host - 1);
+    clock_gettime(CLOCK_REALTIME, &who.time);
+    who.process = getpid();
+    return ml_hash(&who, sizeof who, 0);
+}
+
 ml_status cache_temporary(const char *suffix, char *out, int size) {
+    static unsigned long long tag;
+    static pid_t tagged;
     char path[PATH_SIZE];
     ml_status status = ml_cache_path(path, sizeof path);
     if (status != ML_OK) return status;
-    snprintf(out, (size_t)size, "%s/tmp-%ld-%u.%s", path, (long)getpid(),
+    pthread_mutex_lock(&folder.mutex);
+    if (tagged != getpid()) { /* a forked process is another one */
+        tag = process_tag();
+        tagged = getpid();
+        remove_stale(path);
+    }
+    pthread_mutex_unlock(&folder.mutex);
+    snprintf(out, (size_t)size, "%s/tmp-%016llx-%u.%s", path, tag,
              atomic_fetch_add(&temporary_count, 1), suffix);
     return ML_OK;
 }

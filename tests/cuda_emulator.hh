@@ -127,12 +127,13 @@ static void emulated_block() {
         }
 }
 static void emulated_launch(void (*entry)(void *), void *arguments, unsigned gx, unsigned gy, int block) {
-    if (emulated_stacks == NULL) emulated_stacks = (char *)malloc((size_t)EMULATED_THREADS * EMULATED_STACK);
+    emulated_stacks = (char *)malloc((size_t)EMULATED_THREADS * EMULATED_STACK);
     emulated_entry = entry;
     emulated_arguments = arguments;
     emulated_threads = block;
     for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) emulated_block();
+    free(emulated_stacks);
 }
 
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
