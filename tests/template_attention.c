@@ -142,3 +142,12 @@ TEST(template, attention_two_passes) {
 TEST(template, attention_bf16) {
     check_all(ML_BF16, 2, 32, 3);
 }
+
+/* The CUDA kernels of some shapes, in the emulator: tensor cores (heads of 64 and of 32 with a
+ * score function) and the general ones. */
+TEST(template, attention_emulated) {
+    template_use_emulator(true);
+    check_all(ML_BF16, 64, 16, 9);
+    check_all(ML_F32, 64, 16, 10);
+    template_use_emulator(false);
+}

@@ -7,7 +7,11 @@
 
 #include "codegen/jit.h"
 
-static bool with_gaps, without_cuda;
+static bool with_gaps, without_cuda, emulating;
+
+void template_use_emulator(bool emulated) {
+    emulating = emulated;
+}
 
 void template_use_cuda(bool compiled) {
     without_cuda = !compiled;
@@ -227,19 +231,31 @@ static void compare(run *r, fixture *f, int output, const double *expected, doub
     CHECK(good);
 }
 
+static const ml_target cuda_target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
+
+static void check_emulated(fixture *f, ml_ref node, double *const *values, double tolerance) {
+    if (!emulating) return;
+    run r = {0};
+    print_step(&r, f, node, &cuda_target);
+    fill(&r, values);
+    if (template_emulate(r.kernel, r.kernels, r.memory))
+        for (int i = 0; i < ml_op_outputs(f->g, node); i++)
+            compare(&r, f, i, values[r.step->read_count + i], tolerance);
+    release(&r);
+}
+
 static void check_cuda(fixture *f, ml_ref node, ml_pool *pool) {
-    ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
     static int missing = -1; /* NVRTC */
     char text[256];
     if (missing < 0) missing = ml_jit_cuda_describe(text, sizeof text) != ML_OK;
     if (missing || without_cuda) return;
     run r = {0};
-    print_step(&r, f, node, &target);
+    print_step(&r, f, node, &cuda_target);
     ml_jit_cuda *jit = NULL;
     const void **images = ML_NEW_ARRAY(f->arena, const void *, r.kernels);
     int64_t *sizes = ML_NEW_ARRAY(f->arena, int64_t, r.kernels);
     ml_status status =
-        ml_jit_cuda_compile(r.kernel, r.kernels, target.arch, pool, &jit, images, sizes);
+        ml_jit_cuda_compile(r.kernel, r.kernels, cuda_target.arch, pool, &jit, images, sizes);
     if (status != ML_OK) test_fail("%s: %s", f->label, ml_error_last()->text);
     ml_jit_cuda_free(jit);
 }
@@ -268,6 +284,7 @@ void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_t
         release(&r);
     }
     ml_jit_c_free(jit);
+    check_emulated(f, node, values, tolerance);
     check_cuda(f, node, pool);
     ml_pool_free(pool);
 }

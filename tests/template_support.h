@@ -1,6 +1,7 @@
 /* What the tests of the kernel templates share: one node as a step, its kernels compiled for the
  * CPU, run over poisoned memory and compared with the reference interpreter. Where NVRTC is
- * installed, the CUDA kernels of the same step are compiled too. */
+ * installed, the CUDA kernels of the same step are compiled too; where a C++ compiler is, they can
+ * be run without a GPU. */
 #ifndef TEMPLATE_SUPPORT_H
 #define TEMPLATE_SUPPORT_H
 
@@ -19,5 +20,10 @@ void template_use_gaps(bool gaps);
 
 /* Whether the CUDA kernels are compiled too (as at first). */
 void template_use_cuda(bool compiled);
+/* Whether they are run, and compared, by an emulator of a GPU's threads (slow; not at first). */
+void template_use_emulator(bool emulated);
+
+/* Run kernels in order over these pointers; false where there is no C++ compiler. */
+bool template_emulate(ml_kernel *const *kernels, int count, char *const *memory);
 
 #endif

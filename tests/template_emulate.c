@@ -1,0 +1,91 @@
+/* Runs CUDA kernels of the templates on the CPU, through tests/template_emulator.hh. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/template_support.h"
+
+enum { PATH_SIZE = 128 };
+
+/* The kernel's source with dynamic shared memory and PTX replaced. */
+static void write_source(FILE *file, const ml_kernel *k) {
+    static const char shared[] = "extern __shared__ ", ptx[] = "/* PTX */",
+                      ptx_end[] = "/* end of PTX */";
+    for (const char *at = k->source; *at;) {
+        if (strncmp(at, shared, strlen(shared)) == 0) {
+            char type[32], name[64];
+            REQUIRE(sscanf(at + strlen(shared), "%31s %63[^[]", type, name) == 2);
+            fprintf(file, "%s *%s = (%s *)emulated_shared", type, name, type);
+            at = strchr(at, ';');
+        } else if (strncmp(at, ptx, strlen(ptx)) == 0) {
+            fprintf(file, "EMULATED_PTX(%s)\n", k->entry);
+            at = strstr(at, ptx_end) + strlen(ptx_end);
+        } else
+            fputc(*at++, file);
+    }
+}
+
+/* One function for each distinct kernel: ENTRY_emulated(arguments, x, y, block, shared bytes). */
+static bool compile(ml_kernel *const *kernels, int count, const char *source, const char *object) {
+    FILE *file = fopen(source, "w");
+    REQUIRE(file);
+    fprintf(file, "#include \"tests/template_emulator.hh\"\n%s\n", ml_prelude(ML_TARGET_C));
+    for (int i = 0; i < count; i++) {
+        bool known = false;
+        for (int j = 0; j < i; j++) known |= kernels[j]->key == kernels[i]->key;
+        if (known) continue;
+        const char *entry = kernels[i]->entry;
+        const char *type = kernels[i]->scalar_count > 1 ? "step" : "arguments";
+        write_source(file, kernels[i]);
+        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_%s *)a); }\n", entry, entry,
+                entry, type);
+        fprintf(file,
+                "extern \"C\" void %s_emulated(void *a, unsigned x, unsigned y, int block, long "
+                "bytes) { emulated_run(%s_enter, a, x, y, block, bytes); }\n",
+                entry, entry);
+    }
+    fclose(file);
+    char command[4 * PATH_SIZE];
+    snprintf(command, sizeof command,
+             "c++ -std=c++17 -O1 -w -fPIC -shared -fno-strict-aliasing -fwrapv -I. -o %s %s",
+             object, source);
+    return system(command) == 0;
+}
+
+static void launch(void *library, const ml_kernel *k, char *const *memory) {
+    char name[64], arguments[(ML_MAX_OPERANDS + ML_MAX_SCALARS) * 8];
+    long long scalars[ML_MAX_SCALARS];
+    for (int i = 0; i < k->scalar_count; i++) scalars[i] = k->scalar[i];
+    memcpy(arguments, memory, sizeof *memory * (size_t)k->pointer_count);
+    memcpy(arguments + sizeof *memory * (size_t)k->pointer_count, scalars,
+           sizeof *scalars * (size_t)k->scalar_count);
+    snprintf(name, sizeof name, "%s_emulated", k->entry);
+    union {
+        void *object;
+        void (*call)(void *, unsigned, unsigned, int, long);
+    } symbol = {dlsym(library, name)};
+    REQUIRE(symbol.object);
+    CHECK_EQ_INT(k->grid[2], 1);
+    symbol.call(arguments, k->grid[0], k->grid[1], (int)k->block, (long)k->shared_bytes);
+}
+
+bool template_emulate(ml_kernel *const *kernels, int count, char *const *memory) {
+    static int missing = -1; /* the C++ compiler */
+    if (missing < 0) missing = system("c++ --version >/dev/null 2>&1") != 0;
+    if (missing) return false;
+    char folder[] = "/tmp/mlua-test-XXXXXX", source[PATH_SIZE], object[PATH_SIZE];
+    REQUIRE(mkdtemp(folder));
+    snprintf(source, sizeof source, "%s/kernels.cc", folder);
+    snprintf(object, sizeof object, "%s/kernels.so", folder);
+    bool compiled = compile(kernels, count, source, object);
+    void *library = compiled ? dlopen(object, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!library) test_fail("the kernels for the emulator do not compile");
+    for (int i = 0; i < count && library; i++) launch(library, kernels[i], memory);
+    if (library) dlclose(library);
+    unlink(source);
+    unlink(object);
+    rmdir(folder);
+    return library != NULL;
+}

@@ -1,0 +1,120 @@
+/* What the kernel templates need of CUDA beyond tests/cuda_emulator.hh: exchanges between the lanes
+ * of a warp, dynamic shared memory, and the PTX of tensor-core kernels (EMULATED_PTX stands for the
+ * functions between the marks of codegen/template_mma.c). Memory checks: 16-byte accesses must be
+ * aligned; shared memory is poisoned before each block. */
+#include "tests/cuda_emulator.hh"
+
+#define __align__(n) __attribute__((aligned(n)))
+
+static char *emulated_shared;
+static unsigned long long emulated_box[EMULATED_THREADS];
+
+static inline void __syncwarp(unsigned = ~0u) { __shfl_xor_sync(~0u, 0, 0); }
+static inline int emulated_lane() { return (int)(threadIdx.x & 31); }
+static inline int emulated_warp() { return (int)(threadIdx.x & ~31u); }
+template <typename T> static inline T __shfl_up_sync(unsigned, T value, int by) {
+    int lane = emulated_lane(), from = lane >= by ? lane - by : lane;
+    memcpy(&emulated_box[threadIdx.x], &value, sizeof value);
+    __syncwarp();
+    memcpy(&value, &emulated_box[emulated_warp() + from], sizeof value);
+    __syncwarp();
+    return value;
+}
+static inline unsigned __match_any_sync(unsigned, unsigned value) {
+    unsigned same = 0;
+    emulated_box[threadIdx.x] = value;
+    __syncwarp();
+    for (int i = 0; i < 32; i++) same |= (unsigned)(emulated_box[emulated_warp() + i] == value) << i;
+    __syncwarp();
+    return same;
+}
+static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static inline unsigned atomicAdd(unsigned *to, unsigned by) {
+    unsigned before = *to;
+    *to += by;
+    return before;
+}
+
+static inline void emulated_require_aligned(unsigned long long address) {
+    if (address % 16 == 0) return;
+    fprintf(stderr, "an unaligned 16-byte access\n");
+    abort();
+}
+static inline void emulated_matrices(unsigned *r, unsigned from, bool transposed) {
+    int lane = emulated_lane(), warp = emulated_warp();
+    emulated_require_aligned(from);
+    emulated_box[threadIdx.x] = from;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        unsigned short pair[2];
+        for (int j = 0; j < 2; j++) {
+            int row = transposed ? 2 * (lane % 4) + j : lane / 4;
+            int column = transposed ? lane / 4 : 2 * (lane % 4) + j;
+            memcpy(&pair[j], emulated_shared + emulated_box[warp + 8 * i + row] + 2 * column, 2);
+        }
+        r[i] = pair[0] | (unsigned)pair[1] << 16;
+    }
+    __syncwarp();
+}
+static inline float emulated_half(unsigned pair, int which) {
+    return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
+}
+/* c += a b for a warp: lane 4 r + k / 2 % 4 holds a(r, k), lane 4 n + k / 2 % 4 holds b(k, n). */
+static inline void emulated_mma(float *c, const unsigned *a, unsigned b0, unsigned b1) {
+    static unsigned held[EMULATED_THREADS][6];
+    unsigned *own = held[threadIdx.x], (*all)[6] = held + emulated_warp();
+    for (int i = 0; i < 4; i++) own[i] = a[i];
+    own[4] = b0, own[5] = b1;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        int row = emulated_lane() / 4 + i / 2 * 8, column = 2 * (emulated_lane() % 4) + i % 2;
+        for (int k = 0; k < 16; k++)
+            c[i] += emulated_half(all[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2) *
+                    emulated_half(all[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+    __syncwarp();
+}
+static inline void emulated_copy(unsigned to, const void *from, int bytes) {
+    emulated_require_aligned(to);
+    if (bytes) emulated_require_aligned((unsigned long long)from);
+    memset(emulated_shared + to, 0, 16);
+    memcpy(emulated_shared + to, from, (size_t)bytes);
+}
+#define EMULATED_PTX(e)                                                                            \
+    static inline unsigned e##_address(const void *shared) {                                       \
+        return (unsigned)((const char *)shared - emulated_shared);                                 \
+    }                                                                                              \
+    static inline void e##_copy(unsigned to, const void *from, int bytes) {                        \
+        emulated_copy(to, from, bytes);                                                            \
+    }                                                                                              \
+    static inline void e##_commit() {}                                                             \
+    static inline void e##_wait() {}                                                               \
+    static inline void e##_matrices(unsigned (&r)[4], unsigned from) {                             \
+        emulated_matrices(r, from, false);                                                         \
+    }                                                                                              \
+    static inline void e##_transposed(unsigned (&r)[4], unsigned from) {                           \
+        emulated_matrices(r, from, true);                                                          \
+    }                                                                                              \
+    static inline void e##_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {  \
+        emulated_mma(c, a, b0, b1);                                                                \
+    }                                                                                              \
+    static inline unsigned e##_pack(float low, float high) {                                       \
+        return emulated_bf16(low) | (unsigned)emulated_bf16(high) << 16;                           \
+    }                                                                                              \
+    static inline float e##_exp2(float x) { return exp2f(x); }
+
+static void (*emulated_body)(void *);
+static long emulated_bytes;
+static void emulated_poisoned(void *arguments) {
+    if (threadIdx.x == 0) memset(emulated_shared, 0xff, (size_t)emulated_bytes);
+    __syncthreads();
+    emulated_body(arguments);
+}
+static void emulated_run(void (*body)(void *), void *arguments, unsigned grid, unsigned grid_y,
+                         int block, long bytes) {
+    emulated_body = body;
+    emulated_bytes = bytes;
+    emulated_shared = (char *)aligned_alloc(64, (size_t)(bytes + 64) / 64 * 64);
+    emulated_launch(emulated_poisoned, arguments, grid, grid_y, block);
+    free(emulated_shared);
+}
