@@ -359,12 +359,13 @@ static int store_phase(const emission *e, int o) {
     return -1;
 }
 
+/* What is read or written at several iterations never shares memory, not even along the columns of
+ * a row: a GPU may cut a row over blocks, and each of them reads what the row needs. */
 static bool same_elements(const ml_kernel_ir *ir, const ml_operand *a, const ml_operand *b) {
     if (ml_dtypes[a->dtype].bytes != ml_dtypes[b->dtype].bytes) return false;
     for (int i = 0; i < ir->loop_count; i++) {
         if (ir->size[i] == 1) continue;
-        if (a->stride[i] != b->stride[i]) return false;
-        if (a->stride[i] == 0 && i < ir->row_loops) return false;
+        if (a->stride[i] != b->stride[i] || a->stride[i] == 0) return false;
     }
     return true;
 }
