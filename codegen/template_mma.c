@@ -14,6 +14,9 @@
 static const char common_text[] = R"(
 struct ${e}_arguments { char *p[${pointers}]; };
 /* PTX */
+#define ml_exp_f32 ml_quick_exp_f32 /* probabilities are rounded to bf16 anyway */
+#define ml_sigmoid_f32 ml_quick_sigmoid_f32
+#define ml_tanh_f32 ml_quick_tanh_f32
 static __device__ __forceinline__ unsigned ${e}_address(const void *shared) {
     return (unsigned)__cvta_generic_to_shared(shared);
 }

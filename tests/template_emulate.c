@@ -9,7 +9,7 @@
 
 enum { PATH_SIZE = 128 };
 
-/* The kernel's source with dynamic shared memory and PTX replaced. */
+/* The kernel's source with dynamic shared memory and PTX (and quick functions) replaced. */
 static void write_source(FILE *file, const ml_kernel *k) {
     static const char shared[] = "extern __shared__ ", ptx[] = "/* PTX */",
                       ptx_end[] = "/* end of PTX */";

@@ -24,7 +24,8 @@ static inline unsigned __match_any_sync(unsigned, unsigned value) {
     unsigned same = 0;
     emulated_box[threadIdx.x] = value;
     __syncwarp();
-    for (int i = 0; i < 32; i++) same |= (unsigned)(emulated_box[emulated_warp() + i] == value) << i;
+    for (int i = 0; i < 32; i++)
+        same |= (unsigned)(emulated_box[emulated_warp() + i] == value) << i;
     __syncwarp();
     return same;
 }
