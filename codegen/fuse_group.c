@@ -203,10 +203,11 @@ static void take_root(lowering *l, lower_group *to, const lower_group *from, low
     int phase = root_phase(to, from);
     lower_root *root = ML_PUSH(l->scratch, &to->roots);
     *root = from->roots.at[0];
+    root->index = ML_NEW_ARRAY(l->scratch, lower_index, root->space.rank + 1);
     root->phase = (uint8_t)phase;
     root->scope = (uint8_t)scope;
     for (int i = 0; i < root->space.rank; i++)
-        root->index[i] = fuse_map_index(&root->index[i], match);
+        root->index[i] = fuse_map_index(&from->roots.at[0].index[i], match);
     to->insts += from->insts;
 }
 
@@ -298,11 +299,31 @@ static void note_reader(lowering *l, ml_ref n, uint32_t id) {
     info->recent[0] = id;
 }
 
+static void *keep(lowering *l, const void *from, size_t bytes) {
+    void *copy = ml_arena_alloc(l->scratch, bytes);
+    if (bytes > 0) memcpy(copy, from, bytes);
+    return copy;
+}
+
+/* `group` lives in the builder's memory. */
 static uint32_t new_group(lowering *l, const lower_group *group) {
     level_search search = {.l = l};
     if (l->groups.count == 0) (void)ML_PUSH(l->scratch, &l->groups);
-    *ML_PUSH(l->scratch, &l->groups) = *group;
+    lower_group *made = ML_PUSH(l->scratch, &l->groups);
     uint32_t id = l->groups.count - 1;
+    *made = *group;
+    made->roots.at = keep(l, group->roots.at, sizeof(lower_root) * group->roots.count);
+    made->accesses.at = keep(l, group->accesses.at, sizeof(lower_access) * group->accesses.count);
+    made->roots.capacity = made->roots.count;
+    made->accesses.capacity = made->accesses.count;
+    for (uint32_t i = 0; i < made->roots.count; i++) {
+        lower_root *root = &made->roots.at[i];
+        root->index = keep(l, root->index, sizeof(lower_index) * root->space.rank);
+    }
+    for (uint32_t i = 0; i < made->accesses.count; i++) {
+        lower_access *access = &made->accesses.at[i];
+        access->index = keep(l, access->index, sizeof(lower_index) * access->rank);
+    }
     fuse_group_dependencies(l, id, search_level, &search);
     l->groups.at[id].level = search.level;
     return id;

@@ -197,9 +197,10 @@ lower_group fuse_single(lowering *l, const lower_root *root) {
     lower_group group;
     memset(&group, 0, sizeof group);
     group.node = root->node;
-    lower_root *own = ML_PUSH(l->scratch, &group.roots);
+    lower_root *own = group.roots.at = &l->single; /* of the one root in hand at a time */
+    group.roots.count = group.roots.capacity = 1;
     *own = *root;
-    own->index = ML_NEW_ARRAY(l->scratch, lower_index, ML_MAX_AXES + 1);
+    own->index = l->single_index;
     for (int i = 0; i < root->space.rank; i++) {
         own->index[i] = eval_index_zero();
         if (root->space.size[i] == 1) continue;

@@ -113,6 +113,9 @@ typedef struct {
     const ml_target *target;
     ml_arena *arena;   /* of the schedule */
     ml_arena *scratch; /* of this pass */
+    ml_arena *work;    /* of the builder in use */
+    lower_root single;
+    lower_index single_index[ML_MAX_AXES + 1];
     ml_schedule *s;
     uint32_t count;
     lower_info *info;
@@ -209,6 +212,7 @@ typedef struct {
 } lower_memo;
 typedef struct {
     lowering *l;
+    ml_arena *arena; /* ends with the next builder */
     int digits;
     int64_t size[ML_MAX_LOOPS];
     ML_VEC(ml_inst) inst;

@@ -81,6 +81,7 @@ ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target 
     if (l.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while lowering a program");
     ml_status status = ml_protect(lower_body, &l);
     ml_arena_free(l.scratch);
+    if (l.work != NULL) ml_arena_free(l.work);
     if (status != ML_OK) ml_raise_last();
     if (ml_knobs()->verify) ml_lower_verify(l.s);
     if (ml_knobs()->debug >= 3) {

@@ -18,10 +18,14 @@ lower_index eval_index_zero(void) {
 
 void eval_begin(lower_builder *b, lowering *l, const lower_group *group) {
     memset(b, 0, sizeof *b);
+    if (l->work != NULL) ml_arena_free(l->work);
+    l->work = ml_arena_new();
+    if (l->work == NULL) ml_raise(ML_NO_MEMORY, "out of memory while lowering a program");
     b->l = l;
+    b->arena = l->work;
     b->digits = group->digits;
     memcpy(b->size, group->size, sizeof b->size);
-    b->memos.arena = b->insts.arena = l->scratch;
+    b->memos.arena = b->insts.arena = l->work;
     b->refine_digit = -1;
 }
 
@@ -43,7 +47,7 @@ uint16_t eval_inst(lower_builder *b, const ml_inst *inst) {
         if (memcmp(&b->inst.at[found], inst, sizeof *inst) == 0) return (uint16_t)found;
     if (b->inst.count >= MAX_INSTS)
         ml_raise(ML_INVALID, "one kernel would need more than %d instructions", MAX_INSTS);
-    memcpy(ML_PUSH(b->l->scratch, &b->inst), inst, sizeof *inst);
+    memcpy(ML_PUSH(b->arena, &b->inst), inst, sizeof *inst);
     ml_index_add(&b->insts, hash, b->inst.count - 1);
     return (uint16_t)(b->inst.count - 1);
 }
@@ -97,7 +101,7 @@ static uint16_t affine_inst(lower_builder *b, const lower_index *index) {
     if (is_constant(&affine)) return constant_int(b, ML_I64, affine.offset);
     uint32_t at = 0;
     while (at < b->affine.count && memcmp(&b->affine.at[at], &affine, sizeof affine) != 0) at++;
-    if (at == b->affine.count) *ML_PUSH(b->l->scratch, &b->affine) = affine;
+    if (at == b->affine.count) *ML_PUSH(b->arena, &b->affine) = affine;
     ml_inst inst = new_inst((ml_inst_kind)LOWER_INST_AFFINE, ML_I64);
     inst.operand = (uint16_t)at;
     return eval_inst(b, &inst);
@@ -207,11 +211,11 @@ static uint16_t access_operand(lower_builder *b, ml_ref n, bool partial, int ran
             (rank == 0 || memcmp(access->index, plain, bytes) == 0))
             return (uint16_t)a;
     }
-    lower_access *access = ML_PUSH(b->l->scratch, &b->access);
+    lower_access *access = ML_PUSH(b->arena, &b->access);
     access->node = n;
     access->partial = partial;
     access->rank = (uint8_t)rank;
-    access->index = ML_NEW_ARRAY(b->l->scratch, lower_index, rank + 1);
+    access->index = ML_NEW_ARRAY(b->arena, lower_index, rank + 1);
     if (rank > 0) memcpy(access->index, plain, bytes);
     return (uint16_t)(b->access.count - 1);
 }
@@ -473,11 +477,11 @@ static uint16_t eval(lower_builder *b, ml_ref n, const lower_index *index, uint1
         ml_raise(ML_INTERNAL, "lowering: an expression is more than %d nodes deep", MAX_DEPTH);
     uint16_t inst = eval_inline(b, n, index, guard);
     b->depth--;
-    lower_memo *memo = ML_PUSH(b->l->scratch, &b->memo);
+    lower_memo *memo = ML_PUSH(b->arena, &b->memo);
     memo->node = n;
     memo->guard = guard;
     memo->inst = inst;
-    memo->index = ML_NEW_ARRAY(b->l->scratch, lower_index, rank + 1);
+    memo->index = ML_NEW_ARRAY(b->arena, lower_index, rank + 1);
     if (rank > 0) memcpy(memo->index, index, bytes);
     ml_index_add(&b->memos, hash, b->memo.count - 1);
     return inst;

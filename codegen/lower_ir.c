@@ -173,7 +173,7 @@ typedef struct {
 } writer;
 
 static uint16_t put(writer *w, const ml_inst *inst) {
-    *ML_PUSH(w->e->l->arena, &w->inst) = *inst;
+    *ML_PUSH(w->e->b.arena, &w->inst) = *inst;
     if (w->inst.count >= ML_NO_INST) ml_raise(ML_INVALID, "one kernel has too many instructions");
     return (uint16_t)(w->inst.count - 1);
 }
@@ -245,8 +245,8 @@ static bool worth_keeping(const emission *e, const ml_inst *inst, int cost) {
 static void write_insts(writer *w) {
     emission *e = w->e;
     uint32_t count = e->b.inst.count;
-    int *cost = ML_NEW_ARRAY(e->l->scratch, int, count + 1);
-    w->to = ML_NEW_ARRAY(e->l->scratch, uint16_t, count + 1);
+    int *cost = ML_NEW_ARRAY(e->b.arena, int, count + 1);
+    w->to = ML_NEW_ARRAY(e->b.arena, uint16_t, count + 1);
     memset(w->index, 0xff, sizeof w->index);
     for (uint32_t at = 0; at < 2 * count; at++) {
         uint32_t i = at % count; /* stores come last: they may overwrite what others load */
@@ -280,8 +280,8 @@ static void sort_insts(emission *e) {
             sorted = sorted && (from == ML_NO_INST || (uint32_t)from < i);
         }
     if (sorted) return;
-    uint16_t *to = ML_NEW_ARRAY(e->l->scratch, uint16_t, count);
-    ml_inst *out = ML_NEW_ARRAY(e->l->scratch, ml_inst, count);
+    uint16_t *to = ML_NEW_ARRAY(e->b.arena, uint16_t, count);
+    ml_inst *out = ML_NEW_ARRAY(e->b.arena, ml_inst, count);
     uint32_t placed = 0;
     memset(to, 0xff, sizeof *to * count);
     while (placed < count) {
@@ -308,10 +308,10 @@ void lower_finish_ir(emission *e, ml_kernel_ir *ir) {
     sort_insts(e);
     uint32_t count = e->b.inst.count;
     loops loop;
-    e->level = ML_NEW_ARRAY(e->l->scratch, uint8_t, count + 1);
-    e->phase = ML_NEW_ARRAY(e->l->scratch, uint8_t, count + 1);
-    e->last = ML_NEW_ARRAY(e->l->scratch, uint8_t, count + 1);
-    e->live = ML_NEW_ARRAY(e->l->scratch, bool, count + 1);
+    e->level = ML_NEW_ARRAY(e->b.arena, uint8_t, count + 1);
+    e->phase = ML_NEW_ARRAY(e->b.arena, uint8_t, count + 1);
+    e->last = ML_NEW_ARRAY(e->b.arena, uint8_t, count + 1);
+    e->live = ML_NEW_ARRAY(e->b.arena, bool, count + 1);
     find_levels(e);
     find_phases(e);
     collapse(e, &loop);
@@ -328,8 +328,9 @@ void lower_finish_ir(emission *e, ml_kernel_ir *ir) {
     writer w = {.e = e, .ir = ir, .loops = &loop};
     ir->phases = 1;
     write_insts(&w);
-    ir->inst = w.inst.at;
     ir->inst_count = (int)w.inst.count;
+    ir->inst = ML_NEW_ARRAY(e->l->arena, ml_inst, w.inst.count + 1);
+    if (w.inst.count > 0) memcpy(ir->inst, w.inst.at, sizeof *ir->inst * w.inst.count);
     bool partial = false;
     for (uint32_t i = 0; i < e->writes.count; i++) partial = partial || e->writes.at[i].partial;
     ir->chunks = partial ? e->group->chunks : 0;

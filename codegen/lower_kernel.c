@@ -9,7 +9,7 @@ enum { WRITES = 0x4000 /* operand numbers of writes, until the reads are known *
 /* --- instructions of the roots --- */
 
 static lower_write *add_write(emission *e, uint32_t value, uint32_t root, bool partial) {
-    lower_write *write = ML_PUSH(e->l->scratch, &e->writes);
+    lower_write *write = ML_PUSH(e->b.arena, &e->writes);
     write->value = value;
     write->root = root;
     write->partial = partial;
@@ -116,11 +116,11 @@ static void emit_root(emission *e, uint32_t r) {
     if (root->kind == LOWER_ROOT_REDUCE || root->kind == LOWER_ROOT_FINISH)
         inst = reduction(e, r, inst);
     if (fuse_available(root)) {
-        lower_memo *made = ML_PUSH(l->scratch, &e->b.made);
+        lower_memo *made = ML_PUSH(e->b.arena, &e->b.made);
         made->node = root->node;
         made->inst = inst;
         made->rank = ml_graph_type(l->g, root->node)->rank;
-        made->index = ML_NEW_ARRAY(l->scratch, lower_index, ML_MAX_AXES);
+        made->index = ML_NEW_ARRAY(e->b.arena, lower_index, ML_MAX_AXES);
         fuse_result_index(l->g, root, made->index);
         if (l->info[root->node].stored) store(e, r, inst, views_value(l, root->node));
     } else if (root->kind == LOWER_ROOT_PART) {
@@ -188,7 +188,7 @@ static void write_operand(emission *e, const lower_write *write, ml_operand *ope
 static uint16_t intern_operand(emission *e, const ml_operand *operand) {
     for (uint32_t o = 0; o < e->operands.count; o++)
         if (memcmp(&e->operands.at[o], operand, sizeof *operand) == 0) return (uint16_t)o;
-    *ML_PUSH(e->l->scratch, &e->operands) = *operand;
+    *ML_PUSH(e->b.arena, &e->operands) = *operand;
     return (uint16_t)(e->operands.count - 1);
 }
 
@@ -245,8 +245,8 @@ static int64_t misalignment(emission *e, ml_operand *operand) {
 /* Operand numbers of all instructions. */
 static void number_operands(emission *e) {
     uint32_t count = e->b.inst.count, reads = e->b.access.count;
-    uint16_t *number = ML_NEW_ARRAY(e->l->scratch, uint16_t, reads + e->writes.count + 1);
-    int64_t *extra = ML_NEW_ARRAY(e->l->scratch, int64_t, reads + e->writes.count + 1);
+    uint16_t *number = ML_NEW_ARRAY(e->b.arena, uint16_t, reads + e->writes.count + 1);
+    int64_t *extra = ML_NEW_ARRAY(e->b.arena, int64_t, reads + e->writes.count + 1);
     bool crowded = reads + e->writes.count > 24;
     for (uint32_t a = 0; a < reads + e->writes.count; a++) {
         ml_operand operand;
