@@ -481,7 +481,7 @@ void template_attention_c(ml_schedule *s, ml_step *step) {
         return;
     }
     int64_t pairs = p.batches * a->kv_heads;
-    bool whole = a->dtype != ML_BF16 && (pairs >= 2 * s->target->threads || pairs >= 32);
+    bool whole = a->dtype != ML_BF16 && pairs >= 2 * s->target->threads;
     template_set_text(&p.text, "whole", whole ? "1" : "0");
     const char *const keys[] = {common_text, tile_text, keys_text,
                                 whole ? whole_entry_text : keys_entry_text};

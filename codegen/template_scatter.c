@@ -21,7 +21,7 @@ typedef struct {
     bool vector;                            /* columns can be moved four at a time */
 } printer;
 
-enum { DIRECT_TOKENS = 64, MAX_DIRECT = 1 << 24, TILES = 256, VECTOR = 4 };
+enum { DIRECT_TOKENS = 16, MAX_DIRECT = 1 << 26, TILES = 256, VECTOR = 4 };
 
 static int64_t stride_of(const ml_value *v, ml_axis axis) {
     int at = ml_type_find(&v->type, axis);

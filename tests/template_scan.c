@@ -136,8 +136,8 @@ static void emulated(fixture *f) {
     top(f, ML_F32, "a9 b64", "b", 6);
     top(f, ML_F32, "a2 b1100", "b", 5);
     scatter(f, "b4 t10", 12, "b4 t10", ML_F32, "b4 v12", ML_F32);
-    scatter(f, "b3 t900", 40, "b3 t900 e132", ML_BF16, "v300 e132", ML_F32);
-    scatter(f, "t3000", 3, "t3000 e131", ML_F32, "v80 e131", ML_F32);
+    scatter(f, "b3 t900", 40, "b3 t900 e132", ML_BF16, "v1300 e132", ML_F32);
+    scatter(f, "t3000", 3, "t3000 e131", ML_F32, "v190 e131", ML_F32);
 }
 /* The CUDA kernels in the emulator. */
 TEST(template, scans_emulated) {
