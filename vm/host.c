@@ -364,7 +364,6 @@ static int open_state(lua_State *L) {
     traps_register(L);
     lua_setfield(L, -2, "mlua.core");
     lua_pop(L, 1);
-    lua_gc(L, LUA_GCGEN, 0, 0);
     return 0;
 }
 

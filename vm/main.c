@@ -182,6 +182,7 @@ static int parse_mesh(vm_options *options, char *text) {
         int64_t size = 0;
         if (!equals || !parse_integer(equals + 1, &size) || size < 1)
             return usage_error("--mesh takes sizes such as dp=2,tp=4, not \"%s\"", item);
+        if (size > 1) return usage_error("this version trains on one rank: %s is not 1", item);
         *equals = 0;
         if (options->mesh_count == VM_MAX_SETTINGS)
             return usage_error("--mesh names too many axes");
