@@ -35,12 +35,16 @@ static const knob KNOBS[] = {
     {"MLUA_DETERMINISTIC", "0|1",
      "0: let the GPU's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
-    {"MLUA_BLAS", "0|1", "0: matrix products on the CPU run on mlua's own kernels", FLAG, AT(blas)},
+    {"MLUA_BLAS", "0|1",
+     "matrix products on the CPU: 0 by mlua's own kernels, 1 by OpenBLAS; by the faster where not "
+     "set",
+     NUMBER, AT(blas)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 
-static ml_knobs_values values = {.tune = true, .cudnn = true, .deterministic = true, .blas = true};
+static ml_knobs_values values = {
+    .tune = true, .cudnn = true, .deterministic = true, .blas = ML_BLAS_FASTER};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void read_knob(const knob *k, const char *text) {

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { ML_BLAS_FASTER = 2 };
 typedef struct {
     int debug;           /* MLUA_DEBUG=0..5: device, kernels with times, fusion, source, graphs, rewrites */
     const char *dump;    /* MLUA_DUMP=pass[@name]: print the graph after a pass */
@@ -17,7 +18,7 @@ typedef struct {
     bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes, untimed */
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
-    bool blas;           /* MLUA_BLAS=0: matrix products on the CPU by the built-in kernels */
+    int blas;            /* MLUA_BLAS=0: CPU products by the built-in kernels; 1: by BLAS; else the faster */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
 } ml_knobs_values;
 

@@ -22,8 +22,8 @@ typedef struct {
     char description[256]; /* "OpenBLAS 0.3.21 SkylakeX (libopenblas.so.0)" */
 } cpu_blas;
 
-/* The process's BLAS, opened on first use with one thread of its own; NULL where none is found.
- * MLUA_BLAS=0 hides it. */
+/* The process's BLAS, opened on first use with one thread of its own; NULL where none is found or
+ * the built-in kernels are faster (MLUA_BLAS decides otherwise). */
 const cpu_blas *cpu_blas_find(void);
 void cpu_blas_describe(char *out, int size); /* what serves, for `mlua doctor` */
 

@@ -78,8 +78,8 @@ static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
     cut.blocks_m = cut.blocks_n = 1;
     if (!cut.by_batch) cut_blocks(&cut, threads);
     if (cpu_blas_find() == NULL) { /* either way round: product() may transpose */
-        int64_t plain = cpu_kernel_packing(cut.compute, g->m, g->n, g->k);
-        int64_t turned = cpu_kernel_packing(cut.compute, g->n, g->m, g->k);
+        int64_t plain = cpu_kernel_packing(cut.compute, g->n, g->k);
+        int64_t turned = cpu_kernel_packing(cut.compute, g->m, g->k);
         cut.packing = plain > turned ? plain : turned;
     }
     return cut;

@@ -17,6 +17,6 @@ typedef struct {
     void *packing;
 } cpu_kernel_call;
 void cpu_kernel_product(const cpu_kernel_call *call);
-int64_t cpu_kernel_packing(ml_dtype dtype, int64_t m, int64_t n, int64_t k);
+int64_t cpu_kernel_packing(ml_dtype dtype, int64_t n, int64_t k);
 
 #endif

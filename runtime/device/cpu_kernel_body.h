@@ -51,54 +51,65 @@ static void NAME(pack)(TYPE *to, const TYPE *from, int64_t lines, int64_t stride
     }
 }
 
-/* All tiles of one block of C. */
-static void NAME(tiles)(tile_kernel tile, int64_t m, int64_t n, int64_t k, const TYPE *a,
-                        const TYPE *b, TYPE *c, int64_t ldc, bool add) {
-    for (int64_t i = 0; i < m; i += tile.rows) {
-        int64_t rows = m - i < tile.rows ? m - i : tile.rows;
-        for (int64_t j = 0; j < n; j += tile.cols) {
-            int64_t cols = n - j < tile.cols ? n - j : tile.cols;
-            TYPE *to = c + i * ldc + j;
-            if (rows == tile.rows && cols == tile.cols) {
-                tile.run(k, a + i * k, b + j * k, to, ldc, add);
-                continue;
-            }
-            TYPE edge[LARGEST_TILE];
-            tile.run(k, a + i * k, b + j * k, edge, tile.cols, false);
-            for (int64_t y = 0; y < rows; y++) {
-                for (int64_t x = 0; x < cols; x++) {
-                    TYPE value = edge[y * tile.cols + x];
-                    to[y * ldc + x] = add ? to[y * ldc + x] + value : value;
-                }
+/* One row of tiles: `rows` rows of C by `n` columns. */
+static void NAME(tiles)(const tile_kernel *tile, int64_t rows, int64_t n, int64_t k, const TYPE *a,
+                        int64_t stride, tile_run *run, const TYPE *b, TYPE *c, int64_t ldc,
+                        bool add) {
+    for (int64_t j = 0; j < n; j += tile->cols) {
+        int64_t cols = n - j < tile->cols ? n - j : tile->cols;
+        if (rows == tile->rows && cols == tile->cols) {
+            run(k, a, stride, b + j * k, c + j, ldc, add);
+            continue;
+        }
+        TYPE edge[LARGEST_TILE];
+        run(k, a, stride, b + j * k, edge, tile->cols, false);
+        for (int64_t y = 0; y < rows; y++) {
+            for (int64_t x = 0; x < cols; x++) {
+                TYPE value = edge[y * tile->cols + x], *to = &c[y * ldc + j + x];
+                *to = add ? *to + value : value;
             }
         }
     }
 }
 
+/* C (all rows, columns j .. j + cols - 1) and k from p to p + depth - 1; B's block is packed. */
+static void NAME(block)(const cpu_kernel_call *call, const tile_kernel *tile, int64_t j,
+                        int64_t cols, int64_t p, int64_t depth, const TYPE *packed, TYPE *last) {
+    bool by_rows = call->a_col == 1, add = p > 0 || call->accumulate;
+    int64_t stride = by_rows ? call->a_row : call->a_col, m = call->m;
+    tile_run *run = by_rows ? tile->by_rows : tile->by_cols;
+    const TYPE *a = (const TYPE *)call->a + p * call->a_col;
+    TYPE *c = (TYPE *)call->c + j;
+    bool direct = by_rows || call->a_row == 1;
+    for (int64_t i = 0; i < m; i += tile->rows, a += tile->rows * call->a_row) {
+        TYPE *to = c + i * call->c_row;
+        int64_t rows = m - i < tile->rows ? m - i : tile->rows;
+        if (direct && rows == tile->rows) {
+            NAME(tiles)(tile, rows, cols, depth, a, stride, run, packed, to, call->c_row, add);
+            continue;
+        }
+        NAME(pack_slow)(last, a, rows, call->a_row, 0, depth, call->a_col, tile->rows);
+        NAME(tiles)
+        (tile, rows, cols, depth, last, tile->rows, tile->by_cols, packed, to, call->c_row, add);
+    }
+}
+
 static void NAME(product)(const cpu_kernel_call *call) {
-    int64_t m = call->m, n = call->n, k = call->k;
-    TYPE *c = call->c;
-    for (int64_t i = 0; i < m && k == 0 && !call->accumulate; i++) {
-        memset(c + i * call->c_row, 0, (size_t)n * sizeof(TYPE));
+    int64_t n = call->n, k = call->k;
+    for (int64_t i = 0; i < call->m && k == 0 && !call->accumulate; i++) {
+        memset((TYPE *)call->c + i * call->c_row, 0, (size_t)n * sizeof(TYPE));
     }
     tile_kernel tile = tile_for(call->dtype);
-    block_sizes block = block_for(tile, m, n, k);
-    TYPE *packed_a = call->packing;
-    TYPE *packed_b = (TYPE *)((char *)call->packing + packed_bytes(block.m, block.k, call->dtype));
-    for (int64_t i = 0; i < m; i += block.m) {
-        int64_t rows = m - i < block.m ? m - i : block.m;
-        for (int64_t p = 0; p < k; p += block.k) {
-            int64_t depth = k - p < block.k ? k - p : block.k;
-            const TYPE *a = (const TYPE *)call->a + i * call->a_row + p * call->a_col;
-            NAME(pack)(packed_a, a, rows, call->a_row, depth, call->a_col, tile.rows);
-            for (int64_t j = 0; j < n; j += block.n) {
-                int64_t cols = n - j < block.n ? n - j : block.n;
-                const TYPE *b = (const TYPE *)call->b + p * call->b_row + j * call->b_col;
-                NAME(pack)(packed_b, b, cols, call->b_col, depth, call->b_row, tile.cols);
-                NAME(tiles)
-                (tile, rows, cols, depth, packed_a, packed_b, c + i * call->c_row + j, call->c_row,
-                 p > 0 || call->accumulate);
-            }
+    int64_t wide = even_part(n, BLOCK_N, tile.cols), deep = even_part(k, BLOCK_K, 1);
+    TYPE *last = call->packing;
+    TYPE *packed = (TYPE *)((char *)call->packing + packed_bytes(tile.rows, deep, call->dtype));
+    for (int64_t j = 0; j < n; j += wide) {
+        int64_t cols = n - j < wide ? n - j : wide;
+        for (int64_t p = 0; p < k; p += deep) {
+            int64_t depth = k - p < deep ? k - p : deep;
+            const TYPE *b = (const TYPE *)call->b + p * call->b_row + j * call->b_col;
+            NAME(pack)(packed, b, cols, call->b_col, depth, call->b_row, tile.cols);
+            NAME(block)(call, &tile, j, cols, p, depth, packed, last);
         }
     }
 }
