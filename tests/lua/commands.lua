@@ -59,8 +59,8 @@ run(1, script, "stack overflow")
 write "local m = require 'mlua'\nlocal x = nil\nprint(x.y)"
 run(1, "ENV MLUA_DEBUG=1 MLUA " .. script, "attempt to index a nil value", "stack traceback")
 write "local t = {} for i = 1, 1e9 do t[i] = ('x'):rep(1000) .. i end"
-if os.execute(("ulimit -v 2000000; '%s' --version >/dev/null 2>&1"):format(binary)) then -- not with sanitizers
-  run(1, "ENV ulimit -v 2000000; MLUA " .. script, "memory")
+if os.execute(("ulimit -v 400000; '%s' --version >/dev/null 2>&1"):format(binary)) then -- not with sanitizers
+  run(1, "ENV ulimit -v 400000; MLUA " .. script, "memory")
 end
 write "while true do end"
 run(130, "ENV timeout --preserve-status -s INT 1 MLUA " .. script, "interrupted")
