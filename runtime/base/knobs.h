@@ -18,7 +18,7 @@ typedef struct {
     bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes, untimed */
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
-    int blas;            /* MLUA_BLAS=0: CPU products by the built-in kernels; 1: by BLAS; else the faster */
+    int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
 } ml_knobs_values;
 
