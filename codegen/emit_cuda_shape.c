@@ -14,6 +14,7 @@ enum {
     OWN_REGISTERS = 34,  /* for addresses and temporaries */
     LEAST_THREADS = 512, /* that a multiprocessor should hold at once, in blocks of any size */
     LONG_ROW_THREADS = 512,
+    CACHED_BYTES = 64 << 10,
     SHARED_BYTES = 112 << 10, /* of a block, so that two fit */
 };
 
@@ -72,11 +73,14 @@ static bool allows(const cuda_shape *s, int i, int vec) {
     return divisible(e->ir, inst->index, vec);
 }
 
-/* Whether an access is the same in every row: caches serve it. */
-static bool repeats_by_row(const cuda_shape *s, const ml_operand *operand) {
-    for (int loop = 0; loop < s->e->ir->row_loops && !s->elementwise; loop++)
-        if (operand->stride[loop] != 0) return false;
-    return !s->elementwise;
+/* Whether an operand is small and read again and again: caches serve it. */
+static bool is_cached(const cuda_shape *s, const ml_operand *operand) {
+    const ml_kernel_ir *ir = s->e->ir;
+    int64_t elements = 1;
+    for (int loop = 0; loop < ir->loop_count; loop++)
+        if (operand->stride[loop] != 0) elements *= ir->size[loop];
+    return elements * ml_dtypes[operand->dtype].bytes <= CACHED_BYTES &&
+           elements <= s->e->rows * s->e->columns / 8;
 }
 
 /* The largest pack that the innermost size and most of the contiguous accesses allow, of at most
@@ -94,7 +98,7 @@ static void choose_vec(cuda_shape *s) {
             const ml_operand *operand = &ir->operand[ir->inst[i].operand];
             int bytes = ml_dtypes[operand->dtype].bytes;
             count++;
-            if (bytes > widest && !repeats_by_row(s, operand)) widest = bytes;
+            if (bytes > widest && !is_cached(s, operand)) widest = bytes;
         }
         if (count == 0 || count < most || vec * widest > 16) continue;
         s->vec = vec;
