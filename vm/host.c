@@ -377,7 +377,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
     ml_vm *vm = *result = ml_alloc(sizeof *vm);
     if (!vm) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");
     vm->options = options;
-    vm->compute_dtype = -1;
+    vm->compute_dtype = options->dtype;
     vm->module = "";
     vm->arena = ml_arena_new();
     if (!vm->arena) return ml_fail(ML_NO_MEMORY, "not enough host memory to start");

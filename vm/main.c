@@ -23,6 +23,7 @@ enum { FOR_RUN = 1, FOR_CHECK = 2, FOR_REPL = 4, FOR_SCRIPTS = FOR_RUN | FOR_CHE
 
 typedef enum {
     OPTION_DEVICE,
+    OPTION_DTYPE,
     OPTION_JSON,
     OPTION_MESH,
     OPTION_RANKS,
@@ -39,6 +40,8 @@ static const struct {
     {"--device", "NAME", OPTION_DEVICE, FOR_SCRIPTS,
      "cpu, cuda or null; default: the GPU where there is one. `check` also takes h200, h100, a100, "
      "..."},
+    {"--dtype", "NAME", OPTION_DTYPE, FOR_SCRIPTS,
+     "in which forward functions compute: bf16, f32 or f64; default: bf16 on a GPU, f32 on a CPU"},
     {"--json", NULL, OPTION_JSON, FOR_RUN | FOR_CHECK,
      "one JSON object a step, or the report as one"},
     {"--seed", "N", OPTION_SEED, FOR_SCRIPTS,
@@ -191,10 +194,23 @@ static int parse_mesh(vm_options *options, char *text) {
     return EXIT_OK;
 }
 
+static bool parse_float_dtype(const char *text, int *dtype) {
+    for (int i = 0; i < ML_DTYPE_COUNT; i++)
+        if (ml_dtypes[i].kind == ML_KIND_FLOAT && strcmp(ml_dtypes[i].name, text) == 0) {
+            *dtype = i;
+            return true;
+        }
+    return false;
+}
+
 static int set_option(vm_options *options, option_id id, char *value) {
     int64_t number;
     switch (id) {
     case OPTION_DEVICE: options->device = value; return EXIT_OK;
+    case OPTION_DTYPE:
+        if (!parse_float_dtype(value, &options->dtype))
+            return usage_error("--dtype takes bf16, f32 or f64, not \"%s\"", value);
+        return EXIT_OK;
     case OPTION_JSON: options->json = true; return EXIT_OK;
     case OPTION_TYPES: options->types = true; return EXIT_OK;
     case OPTION_QUIET: options->quiet = true; return EXIT_OK;
@@ -447,7 +463,7 @@ static bool is_script(const char *word) {
 
 int main(int count, char **words) {
     json_set_alloc_funcs(ml_alloc, ml_free);
-    static vm_options options;
+    static vm_options options = {.dtype = -1};
     if (count < 2) {
         fprintf(stderr,
                 "usage: mlua COMMAND ..., or mlua SCRIPT [key=value ...]\n  help: mlua --help\n");

@@ -30,6 +30,7 @@ typedef struct {
     vm_mode mode;
     const char *script; /* NULL: none */
     const char *device; /* NULL: the default */
+    int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
     bool json, quiet, types;
     int64_t seed;
     vm_setting overrides[VM_MAX_SETTINGS];
