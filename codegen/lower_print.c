@@ -80,6 +80,7 @@ void ml_lower_print(const ml_schedule *s, ml_text *out) {
         const ml_step *step = &s->steps.at[i];
         ml_text_add(out, "step %u: %s %s of %%%u", i, kinds[step->kind],
                     step->kernel && step->kernel->label ? step->kernel->label : "", step->node);
+        ml_text_add(out, " (%.2f MB, %.3g FLOP)", (double)step->bytes / 1e6, step->flops);
         ml_text_add(out, ", reads");
         for (int v = 0; v < step->read_count; v++) print_value(s, step->values[v], out);
         ml_text_add(out, ", writes");
