@@ -39,6 +39,9 @@ static const knob KNOBS[] = {
      "matrix products on the CPU: 0 by mlua's own kernels, 1 by OpenBLAS; by the faster where not "
      "set",
      NUMBER, AT(blas)},
+    {"MLUA_RECOMPUTE", "0|1",
+     "1: compute cheap activations again in the backward pass even where memory suffices", FLAG,
+     AT(recompute)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };

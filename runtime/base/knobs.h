@@ -19,6 +19,7 @@ typedef struct {
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
+    bool recompute;        /* MLUA_RECOMPUTE=1: recompute activations whatever the memory */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
 } ml_knobs_values;
 

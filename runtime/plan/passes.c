@@ -80,13 +80,14 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
     pass_done(plan, ml_simplify(plan->graph, r), "simplify");
     pass_done(plan, ml_decompose(plan->graph, r, target->longest_materialized), "decompose");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify2");
-    if (recompute) pass_done(plan, ml_recompute(plan->graph, r), "recompute");
     /* Merged weights are written side by side by the casts that a GPU makes of them anyway. The
      * CPU computes with the f32 states themselves, which would have to be copied at each step. */
     if (gpu && !target->no_fuse) {
         pass_done(plan, ml_merge_dots(plan->graph, r), "merge");
         pass_done(plan, ml_simplify(plan->graph, r), "simplify3");
     }
+    if (recompute || ml_knobs()->recompute)
+        pass_done(plan, ml_recompute(plan->graph, r), "recompute");
     plan->schedule = ml_lower(plan->graph, r, target, plan->arena);
     count_flops(plan);
 }
