@@ -9,6 +9,8 @@ enum {
     ROW_THREADS = 128,   /* of a block of several small teams */
     CHUNK_THREADS = 512, /* chunks are few, so each gets many threads */
     MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads */
+    ROW_REGISTERS = 80,  /* that a row's elements may take of a thread, likewise */
+    FEW_ROWS = 256,
     MAX_UNROLLED = 16,   /* packs of a thread */
     REGISTERS = 65536,   /* of a multiprocessor */
     OWN_REGISTERS = 34,  /* for addresses and temporaries */
@@ -139,7 +141,9 @@ static double column_registers(const cuda_shape *s, double *accumulators) {
     *accumulators = 0;
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
-        if (s->pack[i] == i) packs += ml_dtypes[ir->operand[inst->operand].dtype].bytes / 4.0;
+        const ml_operand *operand = &ir->operand[inst->operand];
+        if (s->pack[i] == i && !is_cached(s, operand))
+            packs += ml_dtypes[operand->dtype].bytes / 4.0;
         if (cuda_is_column(s, inst)) *accumulators += ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1;
     }
     return packs + *accumulators;
@@ -155,27 +159,39 @@ static int at_most(int64_t n, int most) {
     return n < most ? (int)n : most;
 }
 
+/* Threads of a row of more than a warp's worth of packs: of all numbers of packs a thread may have,
+ * the one that leaves the fewest lanes without work; of equals the most packs, since one warp needs
+ * no barriers and a few need few. */
+static int choose_lanes(int64_t packs, int64_t most) {
+    int best = CUDA_MAX_THREADS;
+    double best_share = 0;
+    for (int64_t each = most < 1 ? 1 : most; each >= 1; each--) {
+        int64_t team = ((packs + each - 1) / each + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP;
+        int64_t rounds = (packs + team - 1) / team;
+        double share = (double)packs / (double)(team * rounds);
+        if (team > CUDA_MAX_THREADS || share < best_share + 0.01) continue;
+        best = (int)team;
+        best_share = share;
+    }
+    return best;
+}
+
 static void choose_team(cuda_shape *s) {
     int64_t packs = (s->e->columns + s->vec - 1) / s->vec;
+    int64_t rows = s->chunked ? s->e->rows / s->e->ir->chunks + 1 : s->e->rows;
     double accumulators, each = column_registers(s, &accumulators);
-    double elements = each > 0 ? 48.0 / each : MAX_ELEMENTS;
+    double elements = each > 0 ? ROW_REGISTERS / each : MAX_ELEMENTS;
     if (elements > MAX_ELEMENTS) elements = MAX_ELEMENTS;
-    int64_t of_thread = (int64_t)elements / s->vec;
-    if (of_thread < 1) of_thread = 1;
-    int64_t wanted = (packs + of_thread - 1) / of_thread;
-    if (s->tiled || packs <= CUDA_WARP || wanted <= CUDA_WARP)
+    if (!s->chunked && rows < FEW_ROWS) elements = s->vec; /* threads are what lacks */
+    if (s->tiled || packs <= CUDA_WARP)
         s->team = round_up_power(at_most(packs, CUDA_WARP));
     else
-        s->team = at_most((wanted + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP, CUDA_MAX_THREADS);
+        s->team = choose_lanes(packs, (int64_t)elements / s->vec);
     s->packs = s->tiled ? 1 : (int)((packs + s->team - 1) / s->team);
-    /* the same number of packs with the fewest warps */
-    if (s->team > CUDA_WARP)
-        s->team = (int)((packs + s->packs - 1) / s->packs + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP;
     s->unroll = s->packs <= MAX_UNROLLED;
     int threads = s->chunked ? CHUNK_THREADS : ROW_THREADS;
     s->teams = s->team < threads ? threads / s->team : 1;
     if (s->teams > 15 && s->team > CUDA_WARP) s->teams = 15; /* 16 barriers a block */
-    int64_t rows = s->chunked ? s->e->rows / s->e->ir->chunks + 1 : s->e->rows;
     while (s->teams / 2 >= rows && cuda_threads(s) / 2 >= CUDA_WARP) s->teams /= 2;
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
     if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
@@ -223,7 +239,8 @@ static void choose_registers(cuda_shape *s) {
         for (int i = 0; i < ir->inst_count; i++) {
             double cost = s->pack[i] == i ? s->packs * pack_bytes(s, i) / 4.0 : 0;
             if (s->pack[i] != i || s->cached[i] || !is_row_address(s, i) || cost > left) continue;
-            if (round == 0 && !is_read_again(s, i)) continue;
+            bool again = is_read_again(s, i);
+            if (!again && (round == 0 || is_cached(s, &ir->operand[ir->inst[i].operand]))) continue;
             s->cached[i] = true;
             left -= cost;
         }
