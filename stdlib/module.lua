@@ -2,7 +2,8 @@
 --
 -- An instance keeps its fields in order. Names are given from the root when the tree is first used
 -- (called, or asked for its parameters): "blocks.3.wq". A parameter's randomness is keyed by its
--- name, so its initial values depend on nothing else.
+-- name, so its initial values depend on nothing else. Where two trees would share names, the later
+-- one's begin with its class and number: "GPT2.blocks.3.wq".
 local core = require "mlua.core"
 local m = require "mlua"
 
@@ -17,8 +18,9 @@ end
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
----decay (default: parameters of fewer than two axes are exempt).
----@param spec {init: any, decay: boolean, [integer]: Axis}
+---decay (default: parameters of fewer than two axes are exempt). `name` names a parameter that no
+---module holds.
+---@param spec {init: any, decay: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec)
   m.check_options("param", spec, { "init", "decay", "name" })
@@ -40,16 +42,20 @@ function m.param(spec)
   return p
 end
 
----A bias: zeros at first, exempt from weight decay.
----@param axes Axis[]
+---A bias: a parameter that is zero at first and exempt from weight decay, unless the options of
+---m.param say otherwise.
+---@param spec {init: any, decay: boolean, [integer]: Axis}
 ---@return State
-function m.bias(axes)
-  axes.init, axes.decay = "zeros", false
-  return m.param(axes)
+function m.bias(spec)
+  local all = { init = "zeros", decay = false }
+  for key, value in pairs(spec) do all[key] = value end
+  return m.param(all)
 end
 
 ---What m.param was told about a parameter: {decay=, axes=}.
 function m.attributes(p) return attributes[p] or {} end
+
+local taken = {} -- the names that parameters have
 
 -- Name a parameter and give it the initial values that its name determines.
 function m.name_parameter(p, name)
@@ -57,6 +63,7 @@ function m.name_parameter(p, name)
   if a.named then return end
   a.named = name
   p:set_name(name)
+  taken[name] = true
   p:set_init(a.init(a.axes, core.hash(("%d parameter %s"):format(core.options().seed, name))))
 end
 
@@ -83,9 +90,29 @@ local function walk(value, path, seen, on_module, on_parameter)
   end
 end
 
+-- The second tree of a script whose names would be those of the first is called Class2, and so on.
+local function free_prefix(record)
+  local paths = {}
+  walk(record.instance, "", {}, function() end, function(p, path)
+    if not attributes[p].named then paths[#paths + 1] = path end
+  end)
+  local function clashes(prefix)
+    for _, path in ipairs(paths) do
+      if taken[join(prefix, path)] then return true end
+    end
+  end
+  local prefix, count = "", 1
+  while clashes(prefix) do
+    count = count + 1
+    prefix = record.class.name .. count
+  end
+  return prefix
+end
+
 local function name_tree(record)
   while record.parent do record = record.parent end
-  walk(record.instance, "", {}, function(r, path) r.path = path end, m.name_parameter)
+  record.prefix = record.prefix or free_prefix(record)
+  walk(record.instance, record.prefix, {}, function(r, path) r.path = path end, m.name_parameter)
 end
 
 -- A module that is put into a field knows its parent, also through plain tables of modules.

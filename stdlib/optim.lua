@@ -25,16 +25,24 @@ end
 
 local slot_states = setmetatable({}, { __mode = "k" })
 
--- The state behind a slot: one for each parameter, optimizer and name.
+-- The state behind a slot: one for each parameter, optimizer and slot, called "wq.adamw.m". Those
+-- of a second AdamW over the same parameter are called "wq.adamw2.m".
 function m.slot_state(p, optimizer, slot)
-  local of_p = slot_states[p] or {}
+  local of_p = slot_states[p] or { optimizers = {}, counts = {} }
   slot_states[p] = of_p
-  local name = ("%s.%s.%s"):format(p:name(), optimizer.name, slot)
-  if not of_p[name] then
-    local axes = m.attributes(p).axes
-    of_p[name] = core.state { name = name, axes = axes, dtype = "f32", kind = "optimizer", init = m.zeros(axes) }
+  local own = of_p.optimizers[optimizer]
+  if not own then
+    local number = (of_p.counts[optimizer.name] or 0) + 1
+    of_p.counts[optimizer.name] = number
+    own = { label = optimizer.name .. (number > 1 and number or ""), states = {} }
+    of_p.optimizers[optimizer] = own
   end
-  return of_p[name]
+  if not own.states[slot] then
+    local axes = m.axes_of(p)
+    local name = ("%s.%s.%s"):format(p:name(), own.label, slot)
+    own.states[slot] = core.state { name = name, axes = axes, dtype = "f32", kind = "optimizer", init = m.zeros(axes) }
+  end
+  return own.states[slot]
 end
 
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and

@@ -50,14 +50,19 @@ function m.step_program(o, parameters)
   end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
 end
 
+local accumulators = {} -- by name; zero between steps, so that a script's trainings share them
+
+local function accumulator(name, axes)
+  accumulators[name] = accumulators[name]
+    or core.state { name = name, axes = axes, dtype = "f32", kind = "other", init = m.zeros(axes) }
+  return accumulators[name]
+end
+
 -- With accumulation: one program a microbatch, which adds to gradient states, and one that applies.
 local function accumulated_step(o, parameters)
-  local function accumulator(name, axes)
-    return core.state { name = name, axes = axes, dtype = "f32", kind = "other", init = m.zeros(axes) }
-  end
   local sums = {}
-  for i, p in ipairs(parameters) do sums[i] = accumulator("gradient." .. p:name(), m.attributes(p).axes) end
-  local loss_sum, loss_count = accumulator("gradient.loss", {}), accumulator("gradient.count", {})
+  for i, p in ipairs(parameters) do sums[i] = accumulator("gradient." .. p:name(), m.axes_of(p)) end
+  local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
   local micro = m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
     for i, g in ipairs(core.grad(total, parameters)) do sums[i]:assign(sums[i]:read() + g) end
@@ -69,7 +74,7 @@ local function accumulated_step(o, parameters)
     local gradients = {}
     for i, sum in ipairs(sums) do
       gradients[i] = sum:read()
-      sum:assign(m.zeros(m.attributes(parameters[i]).axes))
+      sum:assign(m.zeros(m.axes_of(parameters[i])))
     end
     local result = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
     loss_sum:assign(m.zeros {})
@@ -79,9 +84,11 @@ local function accumulated_step(o, parameters)
   return micro, finish
 end
 
-local function check_arguments(o)
-  m.check_options("train", o, OPTIONS)
-  local settings = rawget(m, "settings") or {}
+-- The options with their defaults, in a table of their own.
+local function complete(options)
+  m.check_options("train", options, OPTIONS)
+  local o, settings = {}, rawget(m, "settings") or {}
+  for key, value in pairs(options) do o[key] = value end
   for _, key in ipairs { "steps", "data", "accum", "seed" } do
     if o[key] == nil then o[key] = settings[key] end
   end
@@ -101,6 +108,7 @@ local function check_arguments(o)
   if o.data == "" then o.data = nil end
   o.eval_share = o.eval_share or 0.1
   o.eval_batches = o.eval_batches or 8
+  return o
 end
 
 -- Host buffers and the corpus behind them.
@@ -111,6 +119,9 @@ local function open_data(o)
   local data = { corpus = corpus, tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
   -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
   function data.fill(step, i, evaluation)
+    local wanted = ("%d %d %s"):format(step, i, evaluation)
+    if data.held == wanted then return end
+    data.held = wanted
     local share = 1 - (o.eval_every and o.eval_share or 0)
     corpus:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
       seed = o.seed, vocab = o.vocab, from = evaluation and share or 0, to = evaluation and 1 or share,
@@ -149,11 +160,12 @@ end
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
----@param o table options: model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
+---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
+---@param options table model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
 ---eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs)
 ---@return table
-function m.train(o)
-  check_arguments(o)
+function m.train(options)
+  local o = complete(options)
   local mode = core.options().mode
   local data = mode ~= "check" and open_data(o)
   o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32")) -- names the parameters
@@ -171,7 +183,7 @@ function m.train(o)
   end, token_inputs(o), { name = "evaluation" })
   local function eval_loss(step)
     local total, count = 0, 0
-    for i = 1, o.eval_batches do
+    for i = 1, o.eval_batches * o.accum do
       data.fill(1, i - 1, true)
       local result = evaluate { tokens = data.tokens, targets = data.targets }
       total, count = total + result.total, count + result.count
@@ -183,19 +195,25 @@ function m.train(o)
   local log = m.training_log(o, flops)
   local result = { steps = 0 }
   for step = 1, o.steps do
-    local rate, out = o.schedule(step, o.steps), nil
+    local rate = o.schedule(step, o.steps)
     for i = 0, o.accum - 1 do
       data.fill(step, i)
-      if step_program then
-        out = step_program { tokens = data.tokens, targets = data.targets, rate = rate, step = step }
-      else
-        micro { tokens = data.tokens, targets = data.targets, step = step * o.accum + i }
-      end
+      local program = step_program or micro
+      local feeds = { tokens = data.tokens, targets = data.targets, step = step_program and step or step * o.accum + i }
+      if step_program then feeds.rate = rate end
+      program:start(feeds)
+      if i + 1 < o.accum then program:finish() end
     end
-    out = out or finish { rate = rate, step = step }
+    if finish then
+      micro:finish()
+      finish:start { rate = rate, step = step }
+    end
+    data.fill(step + 1, 0) -- while the device works
+    local out = (step_program or finish):finish()
     result.loss, result.steps = out.loss, step
     if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
       log.close()
+      data.fill(step, o.accum - 1)
       explain(o, data, step, out.loss, out.grad_norm)
     end
     log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
