@@ -277,7 +277,7 @@ static const void **read_feeds(lua_State *L, const vm_program *p, int names) {
     return inputs;
 }
 
-static int program_call(lua_State *L) {
+static int program_start(lua_State *L) {
     vm_program *p = check_program(L);
     lua_settop(L, 2);
     if (lua_isnil(L, 2)) lua_newtable(L), lua_replace(L, 2);
@@ -286,9 +286,22 @@ static int program_call(lua_State *L) {
                 luaL_typename(L, 2));
     lua_getiuservalue(L, 1, 2);
     check_feeds(L, 3);
+    if (p->program) {
+        const void **inputs = read_feeds(L, p, 3);
+        vm_check(L, ml_program_start(p->program, inputs));
+    }
+    p->started = true;
+    return 0;
+}
+
+static int program_finish(lua_State *L) {
+    vm_program *p = check_program(L);
+    if (!p->started) vm_fail(L, "call p:start(inputs) first", "the program has not been started");
+    p->started = false;
+    lua_settop(L, 1);
     int count = p->roots.output_count;
-    lua_getiuservalue(L, 1, 3);   /* 4: output names */
-    lua_createtable(L, 0, count); /* 5: results */
+    lua_getiuservalue(L, 1, 3);   /* 2: output names */
+    lua_createtable(L, 0, count); /* 3: results */
     void **outputs = lua_newuserdatauv(L, sizeof *outputs * (size_t)(count + 1), 0);
     double *scalars = lua_newuserdatauv(L, sizeof *scalars * (size_t)(count + 1), 0);
     for (int i = 0; i < count; i++) {
@@ -296,22 +309,24 @@ static int program_call(lua_State *L) {
         scalars[i] = 0;
         outputs[i] = &scalars[i];
         if (type->rank == 0) continue;
-        lua_rawgeti(L, 4, i + 1);
+        lua_rawgeti(L, 2, i + 1);
         outputs[i] = vm_push_host(L, type->dtype, type->rank, type->size)->data;
-        lua_settable(L, 5);
+        lua_settable(L, 3);
     }
-    if (p->program) {
-        const void **inputs = read_feeds(L, p, 3);
-        vm_check(L, ml_program_run(p->program, inputs, outputs));
-    }
+    if (p->program) vm_check(L, ml_program_finish(p->program, outputs));
     for (int i = 0; i < count; i++) {
         if (p->output_types[i].rank) continue;
-        lua_rawgeti(L, 4, i + 1);
+        lua_rawgeti(L, 2, i + 1);
         vm_push_element(L, p->output_types[i].dtype, &scalars[i], 0);
-        lua_settable(L, 5);
+        lua_settable(L, 3);
     }
-    lua_settop(L, 5);
+    lua_settop(L, 3);
     return 1;
+}
+
+static int program_call(lua_State *L) {
+    program_start(L);
+    return program_finish(L);
 }
 
 /* ---- Plans -------------------------------------------------------------------------------------
@@ -359,6 +374,10 @@ static const vm_entry functions[] = {{"program", core_program,
                                       "compile outputs and updates of states into a program"},
                                      {0}};
 static const vm_entry methods[] = {
+    {"start", program_start, "inputs?: table",
+     "the first half of a call: enqueues the work and returns while it runs; inputs may be reused"},
+    {"finish", program_finish, "-> table",
+     "the second half: waits and gives the outputs; no other program may run in between"},
     {"plan", program_plan, "-> table",
      "what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds"},
     {"name", program_name, "-> string?", "the name"},

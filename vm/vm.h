@@ -212,6 +212,7 @@ typedef struct {
     uint32_t *input_ids;         /* by position in the script's list */
     int input_count, used_count; /* listed; those that the compiled program reads */
     double seconds;              /* that making it took */
+    bool started;                /* and not yet finished */
 } vm_program;
 vm_program *vm_to_program(lua_State *L, int index);
 const ml_plan *vm_program_plan(const vm_program *program);

@@ -217,7 +217,7 @@ static ml_status output_download(ml_program *program, int output, void *to) {
     return status;
 }
 
-ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs) {
+ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_session *session = program->session;
     ml_device *device = session->device;
     ml_status status = ML_OK;
@@ -230,9 +230,18 @@ ml_status ml_program_run(ml_program *program, const void *const *inputs, void *c
         char *to = (char *)program->inputs + program->input_offsets[i];
         status = device->ops->upload(device, to, inputs[i], program->input_bytes[i]);
     }
-    if (status == ML_OK) status = device->ops->run(program->executable);
+    return status == ML_OK ? device->ops->run(program->executable) : status;
+}
+
+ml_status ml_program_finish(ml_program *program, void *const *outputs) {
+    ml_status status = ML_OK;
     for (int i = 0; i < program->plan->roots.output_count && status == ML_OK; i++) {
         if (outputs != NULL && outputs[i] != NULL) status = output_download(program, i, outputs[i]);
     }
     return status;
+}
+
+ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs) {
+    ml_status status = ml_program_start(program, inputs);
+    return status == ML_OK ? ml_program_finish(program, outputs) : status;
 }

@@ -32,6 +32,10 @@ const ml_plan *ml_program_plan(const ml_program *program);
 int ml_program_inputs(const ml_program *program,
                       uint32_t *ids); /* input ids of the graph, in order */
 ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs);
+/* The two halves of a run: start returns once the work is enqueued (the inputs may then be reused);
+ * finish reads the outputs. They lie in the shared arena, so no other program may run between. */
+ml_status ml_program_start(ml_program *program, const void *const *inputs);
+ml_status ml_program_finish(ml_program *program, void *const *outputs);
 
 /* A state's value, in its type's order. Initializes all states first where needed. */
 ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to);
