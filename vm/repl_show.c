@@ -70,36 +70,69 @@ static void print_short(lua_State *L, int index) {
     }
 }
 
+static int compare_names(const void *left, const void *right) {
+    return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+/* Replace the set at the top by its sorted list. */
+static void sort_names(lua_State *L) {
+    int set = lua_gettop(L), count = 0;
+    lua_pushnil(L);
+    while (lua_next(L, set)) lua_pop(L, 1), count++;
+    const char **list = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *list, 0);
+    int at = 0;
+    lua_pushnil(L);
+    while (lua_next(L, set)) {
+        lua_pop(L, 1);
+        if (lua_type(L, -1) == LUA_TSTRING) list[at++] = lua_tostring(L, -1); /* the set keeps it */
+    }
+    qsort(list, (size_t)at, sizeof *list, compare_names);
+    lua_createtable(L, at, 0);
+    for (int i = 0; i < at; i++) {
+        lua_pushstring(L, list[i]);
+        lua_rawseti(L, -2, i + 1);
+    }
+    lua_replace(L, set);
+    lua_settop(L, set);
+}
+
+/* The items of a table: the list first, then its names in order, then all other keys. */
 static void print_table(lua_State *L, int index) {
     int shown = 0;
     lua_Integer length = (lua_Integer)lua_rawlen(L, index);
     printf("{");
-    for (lua_Integer i = 1; i <= length && shown < SHOWN_ITEMS; i++, shown++) {
-        printf(shown ? ", " : "");
+    for (lua_Integer i = 1; i <= length && shown < SHOWN_ITEMS; i++) {
+        printf(shown++ ? ", " : "");
         lua_rawgeti(L, index, i);
         print_short(L, lua_gettop(L));
         lua_pop(L, 1);
     }
+    lua_newtable(L);
+    int names = lua_gettop(L), others = 0;
     lua_pushnil(L);
     while (lua_next(L, index)) {
-        int key = lua_gettop(L) - 1;
-        lua_Integer at = lua_isinteger(L, key) ? lua_tointeger(L, key) : 0;
-        if (at < 1 || at > length) {
-            if (shown++ == SHOWN_ITEMS) {
-                printf(", ...");
-                lua_pop(L, 2);
-                break;
-            }
-            printf(shown > 1 ? ", " : "");
-            if (lua_type(L, key) == LUA_TSTRING)
-                printf("%s = ", lua_tostring(L, key));
-            else
-                printf("[%s] = ", luaL_tolstring(L, key, NULL)), lua_pop(L, 1);
-            print_short(L, key + 1);
+        lua_pop(L, 1);
+        if (lua_type(L, -1) == LUA_TSTRING) {
+            lua_pushvalue(L, -1);
+            lua_pushboolean(L, 1);
+            lua_rawset(L, names);
+        } else {
+            others++;
         }
+    }
+    sort_names(L);
+    lua_Integer count = (lua_Integer)lua_rawlen(L, names);
+    for (lua_Integer i = 1; i <= count && shown < SHOWN_ITEMS; i++) {
+        printf(shown++ ? ", " : "");
+        lua_rawgeti(L, names, i);
+        printf("%s = ", lua_tostring(L, -1));
+        lua_rawget(L, index);
+        print_short(L, lua_gettop(L));
         lua_pop(L, 1);
     }
+    if (others > length || shown < length + count) printf(shown ? ", ..." : "...");
     printf("}\n");
+    lua_pop(L, 1);
 }
 
 void repl_print(lua_State *L, int index) {
@@ -228,32 +261,6 @@ static void add_words(lua_State *L, int names, const char *prefix, size_t length
     lua_pushglobaltable(L);
     add_keys(L, names, -1, prefix, length);
     lua_pop(L, 1);
-}
-
-static int compare_names(const void *left, const void *right) {
-    return strcmp(*(const char *const *)left, *(const char *const *)right);
-}
-
-/* Replace the set at the top by its sorted list. */
-static void sort_names(lua_State *L) {
-    int set = lua_gettop(L), count = 0;
-    lua_pushnil(L);
-    while (lua_next(L, set)) lua_pop(L, 1), count++;
-    const char **list = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *list, 0);
-    int at = 0;
-    lua_pushnil(L);
-    while (lua_next(L, set)) {
-        lua_pop(L, 1);
-        if (lua_type(L, -1) == LUA_TSTRING) list[at++] = lua_tostring(L, -1); /* the set keeps it */
-    }
-    qsort(list, (size_t)at, sizeof *list, compare_names);
-    lua_createtable(L, at, 0);
-    for (int i = 0; i < at; i++) {
-        lua_pushstring(L, list[i]);
-        lua_rawseti(L, -2, i + 1);
-    }
-    lua_replace(L, set);
-    lua_settop(L, set);
 }
 
 size_t repl_candidates(lua_State *L, const char *text, size_t length) {

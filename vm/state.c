@@ -74,6 +74,38 @@ static ml_ref value_for(lua_State *L, uint32_t id, int index, const char *what) 
     return call.value;
 }
 
+/* Whether n depends on an input, looking at no more than *steps nodes (which ends below 0 where
+ * they did not suffice). With `seen` (n + 1 bytes) no node is looked at twice. */
+static bool reaches_input(const ml_graph *g, ml_ref n, char *seen, int *steps) {
+    if (--*steps < 0 || (seen && seen[n])) return false;
+    if (seen) seen[n] = 1;
+    const ml_node *node = ml_graph_node(g, n);
+    if (node->op == ML_OP_INPUT) return true;
+    for (int i = 0; i < node->source_count; i++)
+        if (reaches_input(g, ml_graph_source(g, n, i), seen, steps)) return true;
+    return false;
+}
+
+/* The value of a state before the first step. */
+static ml_ref initial_value(lua_State *L, uint32_t id, int index) {
+    enum { FEW = 64, MANY = 20000 };
+    const ml_graph *g = vm_of(L)->graph;
+    ml_ref n = value_for(L, id, index, "the initial value");
+    int steps = FEW;
+    bool found = reaches_input(g, n, NULL, &steps);
+    if (!found && steps < 0) { /* many paths: take note of what has been seen */
+        char *seen = lua_newuserdatauv(L, (size_t)n + 1, 0);
+        memset(seen, 0, (size_t)n + 1);
+        steps = MANY;
+        found = reaches_input(g, n, seen, &steps);
+        lua_pop(L, 1);
+    }
+    if (found)
+        vm_fail_with(L, &n, 1, "it may use constants, iota and random",
+                     "the initial value of %s depends on an input", display_name(info_of(L, id)));
+    return n;
+}
+
 static const char *set_name(lua_State *L, uint32_t id, int index) {
     ml_vm *vm = vm_of(L);
     const char *name = lua_type(L, index) == LUA_TSTRING ? lua_tostring(L, index) : "";
@@ -123,7 +155,7 @@ static int core_state(lua_State *L) {
         ml_graph_state(call.graph, call.id)->name = name;
     }
     if (vm_option(L, 1, "init")) {
-        ml_ref value = value_for(L, call.id, -1, "the initial value");
+        ml_ref value = initial_value(L, call.id, -1);
         ml_graph_state(call.graph, call.id)->initial = value;
     }
     lua_settop(L, result);
@@ -184,7 +216,7 @@ static int state_set_name(lua_State *L) {
 
 static int state_set_init(lua_State *L) {
     uint32_t id = self(L);
-    ml_ref value = value_for(L, id, 2, "the initial value");
+    ml_ref value = initial_value(L, id, 2);
     ml_graph_state(vm_of(L)->graph, id)->initial = value;
     return 0;
 }
