@@ -6,11 +6,10 @@
 
 static vm_options options = {.mode = VM_REPL, .device = "cpu"};
 
-static const char setup[] =
-    "m = require 'mlua'\n"
-    "x = m.input('x', {m.axis('seq', 4), m.axis('embed', 8)})\n"
-    "p = m.param{m.axis('embed', 8)}\n"
-    "t = {first = {second = x, sector = 1}, fifth = 2}\n";
+static const char setup[] = "m = require 'mlua'\n"
+                            "x = m.input('x', {m.axis('seq', 4), m.axis('embed', 8)})\n"
+                            "p = m.param{m.axis('embed', 8)}\n"
+                            "t = {first = {second = x, sector = 1}, fifth = 2}\n";
 
 typedef struct {
     const char *text;
