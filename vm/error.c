@@ -343,6 +343,13 @@ static void convert_message(lua_State *L) {
     size_t length = 0;
     int line = 0;
     const char *message = split_position(text, &length, &line);
+    /* coroutine.wrap puts its own position before that of the error. */
+    while (message && strncmp(message, text, length) == 0 && message[length] == ':') {
+        size_t inner_length = 0;
+        const char *inner = split_position(message, &inner_length, &line);
+        if (!inner || inner_length != length) break;
+        message = inner;
+    }
     lua_Debug frame;
     bool known = false;
     const char *file = NULL;
