@@ -103,14 +103,19 @@ static void run_piece(void *context) {
     }
 }
 
-static void lower_piece(piece *p, void (*build)(void *)) {
+static void lower_for(piece *p, ml_target_kind kind, void (*build)(void *)) {
     memset(p, 0, sizeof *p);
-    p->target = (ml_target){.kind = ML_TARGET_C, .threads = 2, .vector_bytes = 32};
+    p->target = (ml_target){
+        .kind = kind, .threads = 2, .vector_bytes = 32, .arch = 90, .multiprocessors = 132};
     p->arena = ml_arena_new();
     p->build = build;
     ml_status status = ml_protect(run_piece, p);
     if (status != ML_OK) test_fail("raised: %s", ml_error_last()->text);
     REQUIRE(status == ML_OK);
+}
+
+static void lower_piece(piece *p, void (*build)(void *)) {
+    lower_for(p, ML_TARGET_C, build);
 }
 
 static void free_piece(piece *p) {
@@ -320,5 +325,47 @@ TEST(lower, attention_without_copies) {
     lower_piece(&p, build_attention);
     /* softmax, 2 y, softmax backward, the sum of the gradients of x */
     CHECK_EQ_INT(count(&p, ML_STEP_KERNEL), 4);
+    free_piece(&p);
+}
+
+/* A product whose bias is all that follows: the GPU's library adds it. */
+static void build_bias(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "bse", SIZES(4, 64, 32)),
+           w = input(p, ML_F32, "ehd", SIZES(32, 4, 8));
+    output(p, ADD(dot(p, x, w, "e"), input(p, ML_F32, "hd", SIZES(4, 8))));
+}
+
+TEST(lower, bias_of_a_product) {
+    piece p;
+    lower_for(&p, ML_TARGET_CUDA, build_bias);
+    CHECK_EQ_INT(p.s->steps.count, 1);
+    CHECK(p.s->steps.at[0].gemm->epilogue == ML_EPILOGUE_BIAS);
+    free_piece(&p);
+    lower_piece(&p, build_bias);
+    CHECK_EQ_INT(p.s->steps.count, 2);
+    free_piece(&p);
+}
+
+/* Small vectors under the same optimizer share a launch on the GPU. */
+static void build_vectors(void *context) {
+    piece *p = context;
+    ml_ref rate = input(p, ML_F32, "", SIZES(0));
+    for (int i = 0; i < 4; i++) {
+        ml_ref w = input(p, ML_F32, "e", SIZES(64)), g = input(p, ML_F32, "e", SIZES(64));
+        ml_ref m = ADD(MUL(input(p, ML_F32, "e", SIZES(64)), number(p, 0.9)), g);
+        output(p, m);
+        output(p, SUB(w, MUL(m, rate)));
+    }
+}
+
+TEST(lower, small_vectors) {
+    piece p;
+    lower_for(&p, ML_TARGET_CUDA, build_vectors);
+    CHECK_EQ_INT(p.s->steps.count, 1);
+    CHECK_EQ_INT(p.s->steps.at[0].write_count, 8);
+    free_piece(&p);
+    lower_piece(&p, build_vectors);
+    CHECK_EQ_INT(p.s->steps.count, 4);
     free_piece(&p);
 }
