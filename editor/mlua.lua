@@ -437,6 +437,10 @@ function Host:table() end
 ---@overload fun(inputs: table): table<string, number|Host>
 local Program = {}
 
+---the second half: waits and gives the outputs; no other program may run in between
+---@return table
+function Program:finish() end
+
 ---the name
 ---@return string?
 function Program:name() end
@@ -444,6 +448,10 @@ function Program:name() end
 ---what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds
 ---@return table
 function Program:plan() end
+
+---the first half of a call: enqueues the work and returns while it runs; inputs may be reused
+---@param inputs? table
+function Program:start(inputs) end
 
 ---@class Corpus
 local Corpus = {}
@@ -519,10 +527,11 @@ function m.axes_of(x) end
 ---@return Axis
 function m.axis(name, size) end
 
----A bias: zeros at first, exempt from weight decay.
----@param axes Axis[]
+---A bias: a parameter that is zero at first and exempt from weight decay, unless the options of
+---m.param say otherwise.
+---@param spec {init: any, decay: boolean, [integer]: Axis}
 ---@return State
-function m.bias(axes) end
+function m.bias(spec) end
 
 ---the smallest integer not below a
 ---@param a Tensor|number
@@ -848,8 +857,9 @@ function m.optimizer(name, defaults, rule) end
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
----decay (default: parameters of fewer than two axes are exempt).
----@param spec {init: any, decay: boolean, [integer]: Axis}
+---decay (default: parameters of fewer than two axes are exempt). `name` names a parameter that no
+---module holds.
+---@param spec {init: any, decay: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec) end
 
@@ -985,10 +995,11 @@ function m.tanh(a) end
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
----@param o table options: model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
+---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
+---@param options table model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
 ---eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs)
 ---@return table
-function m.train(o) end
+function m.train(options) end
 
 ---The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close().
 ---@param o table m.train's options
