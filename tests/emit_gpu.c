@@ -36,6 +36,10 @@ static void run_gpu(void *context, const ml_kernel *kernel, char **pointers,
     size_t size = sizeof *arguments * (size_t)count;
     void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, arguments, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
                      CU_LAUNCH_PARAM_END};
+    if (kernel->shared_bytes > 48 << 10)
+        CHECK(CUDA_OK(cuFuncSetAttribute(run->function,
+                                         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                         (int)kernel->shared_bytes)) == ML_OK);
     CHECK(CUDA_OK(cuLaunchKernel(run->function, kernel->grid[0], kernel->grid[1], kernel->grid[2],
                                  kernel->block, 1, 1, kernel->shared_bytes, NULL, NULL, extra)) ==
           ML_OK);
