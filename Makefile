@@ -3,6 +3,7 @@
 #   make demo            train models/gpt.lua on the default corpus, then print a sample (under 2 minutes)
 #   make test [T=name]   all tests, or those whose name contains T
 #   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
 #   make test-gpu        kernels, parity and examples on the GPU of this machine
 #   make bench           CPU benchmarks as JSON lines; PEER=1 runs the PyTorch peer beside them
 #   make bench-gpu       the same on a GPU
@@ -40,7 +41,7 @@ LUA := $(wildcard stdlib/*.lua)
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) \
         $(wildcard runtime/*/*.h codegen/*.h vm/*.h tests/*.c))
 
-.PHONY: all demo test test-asan test-gpu bench bench-gpu lint editor install clean deps
+.PHONY: all demo test test-asan test-emulated test-gpu bench bench-gpu lint editor install clean deps
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
@@ -99,6 +100,8 @@ test-asan:
 	  SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" test
 test-gpu: $(B)/mlua $(B)/test
 	MLUA=$(B)/mlua $(B)/test --gpu $(T)
+test-emulated: $(B)/mlua $(B)/test
+	B=$(B) MLUA=$(B)/mlua tests/emulator/run.sh $(B)/test --gpu $(T)
 
 bench: $(B)/mlua
 	MLUA=$(B)/mlua tests/bench.sh cpu

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
 #   1. build/test --gpu           every kernel, product and attention against the reference
-#   2. compute-sanitizer          memcheck on all kernel tests, racecheck on those with shared memory
-#   3. tests/bench.sh gpu CASE... (gpt2-124m where none is named)
+#   2. parity with PyTorch        both models, in f32 and bf16
+#   3. compute-sanitizer          memcheck on all kernel tests, racecheck on those with shared memory
+#   4. tests/bench.sh gpu CASE... (gpt2-124m where none is named)
 # Logs go to the folder; the last lines are a table. Exits 1 if anything failed.
-# PARTS="test memcheck racecheck bench" picks parts; B is the build folder; LIMIT seconds each part.
+# PARTS="test parity memcheck racecheck bench" picks parts; B is the build folder; LIMIT seconds each part.
 set -u
 cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-240}
 [ $# -gt 0 ] && shift
-parts=${PARTS:-test memcheck racecheck bench}
+parts=${PARTS:-test parity memcheck racecheck bench}
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m)
 mkdir -p "$out"
@@ -48,6 +49,16 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>
 for p in $parts; do
     case $p in
     test) part tests "$build/test" --gpu ;;
+    parity)
+        for dtype in f32 bf16; do
+            for model in gpt llama; do
+                echo "require('mlua.core').compute_dtype '$dtype' dofile 'tests/lua/parity_$model.lua'" \
+                    >"$out/parity.lua"
+                part "parity-$model-$dtype" "$MLUA" run "$out/parity.lua" --device "${DEVICE:-cuda}"
+                tail -n 3 "$out/parity-$model-$dtype.log"
+            done
+        done
+        ;;
     memcheck) sanitize memcheck memcheck gpu_ops gpu_attention/f32 gpu_attention/bf16_template ;;
     racecheck) sanitize racecheck racecheck gpu_ops/reductions gpu_ops/scans gpu_attention/bf16_template ;;
     bench)

@@ -1,0 +1,182 @@
+// What CUDA gives to a kernel, for a C++ compiler: included before every kernel's source by nvrtc.c.
+// A block's threads are fibers (cuda.c) that switch at barriers and shuffles; one block runs at a
+// time, so shared memory is static.
+#pragma once
+#include <cfloat>
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+struct emu_index { unsigned x, y, z; };
+struct emu_thread { void *stack_pointer; emu_index index; int number; bool done; };
+extern "C" {
+extern emu_thread *emu_now;
+extern emu_index emu_block, emu_grid, emu_dimensions;
+extern unsigned char emu_dynamic_shared[];
+void emu_barrier(int id, int count);
+void emu_warp_barrier(unsigned mask);
+uint64_t *emu_slots(void);              // one for each lane of this warp
+unsigned (*emu_fragments(void))[8];     // likewise
+void emu_copy_later(unsigned to, const void *from, int bytes); // 16 bytes, zeros past `bytes`
+void emu_copy_wait(void);
+void emu_complain(const char *what);
+}
+#define threadIdx (emu_now->index)
+#define blockIdx emu_block
+#define gridDim emu_grid
+#define blockDim emu_dimensions
+#define warpSize 32
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __restrict__
+#define __shared__ static
+
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+
+// ---- Bits and arithmetic
+template <class To, class From> static inline To emu_bits(From x) {
+    To y;
+    static_assert(sizeof x == sizeof y, "sizes");
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+static inline float __int_as_float(int x) { return emu_bits<float>(x); }
+static inline float __uint_as_float(unsigned x) { return emu_bits<float>(x); }
+static inline int __float_as_int(float x) { return emu_bits<int>(x); }
+static inline unsigned __float_as_uint(float x) { return emu_bits<unsigned>(x); }
+static inline long long __double_as_longlong(double x) { return emu_bits<long long>(x); }
+static inline double __longlong_as_double(long long x) { return emu_bits<double>(x); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __frcp_rn(float a) { return 1 / a; }
+static inline float __fsqrt_rn(float a) { return sqrtf(a); }
+#define __expf expf // libm has functions of these names
+#define __logf logf
+#define __sinf sinf
+#define __cosf cosf
+static inline float rsqrtf(float a) { return 1 / sqrtf(a); }
+static inline double rsqrt(double a) { return 1 / sqrt(a); }
+template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
+template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
+template <class T> static inline T __ldg(const T *p) { return *p; }
+template <class T> static inline T __ldcs(const T *p) { return *p; }
+template <class T> static inline void __stcs(T *p, T v) { *p = v; }
+template <class T> static inline T atomicAdd(T *p, T v) { T old = *p; *p += v; return old; }
+static inline size_t __cvta_generic_to_shared(const void *p) {
+    return (size_t)((const unsigned char *)p - emu_dynamic_shared);
+}
+
+// ---- Threads together
+static inline int emu_lane() { return emu_now->number & 31; }
+static inline void __syncthreads() { emu_barrier(0, 0); }
+static inline void __syncwarp(unsigned mask = ~0u) { emu_warp_barrier(mask); }
+static inline void __threadfence() {}
+template <class T> static inline T emu_exchange(unsigned mask, T v, int lane) {
+    T result;
+    memcpy(&emu_slots()[emu_lane()], &v, sizeof v);
+    emu_warp_barrier(mask);
+    if (!(mask >> lane & 1)) emu_complain("a shuffle reads a lane outside of its mask");
+    memcpy(&result, &emu_slots()[lane], sizeof v);
+    emu_warp_barrier(mask);
+    return result;
+}
+template <class T> static inline T __shfl_xor_sync(unsigned mask, T v, int by, int width = 32) {
+    int lane = emu_lane(), other = lane ^ by;
+    return emu_exchange(mask, v, other / width <= lane / width ? other : lane);
+}
+template <class T> static inline T __shfl_sync(unsigned mask, T v, int from, int width = 32) {
+    return emu_exchange(mask, v, emu_lane() / width * width + (from & (width - 1)));
+}
+template <class T> static inline T __shfl_up_sync(unsigned mask, T v, int by, int width = 32) {
+    return emu_exchange(mask, v, emu_lane() % width >= by ? emu_lane() - by : emu_lane());
+}
+template <class T> static inline T __shfl_down_sync(unsigned mask, T v, int by, int width = 32) {
+    return emu_exchange(mask, v, emu_lane() % width + by < width ? emu_lane() + by : emu_lane());
+}
+template <class T> static inline unsigned __match_any_sync(unsigned mask, T v) {
+    uint64_t bits = 0;
+    unsigned equal = 0;
+    memcpy(&bits, &v, sizeof v);
+    emu_slots()[emu_lane()] = bits;
+    emu_warp_barrier(mask);
+    for (int i = 0; i < 32; i++) equal |= (unsigned)((mask >> i & 1) && emu_slots()[i] == bits) << i;
+    emu_warp_barrier(mask);
+    return equal;
+}
+static inline unsigned __ballot_sync(unsigned mask, int v) {
+    unsigned same = __match_any_sync(mask, v != 0);
+    return v ? same : mask & ~same;
+}
+static inline int __any_sync(unsigned mask, int v) { return __ballot_sync(mask, v) != 0; }
+static inline int __all_sync(unsigned mask, int v) { return __ballot_sync(mask, v) == mask; }
+
+// ---- PTX
+static inline unsigned short emu_to_bf16(float x) {
+    unsigned u = __float_as_uint(x);
+    return x != x ? 0x7fff : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+static inline unsigned emu_pair(float high, float low) {
+    return (unsigned)emu_to_bf16(high) << 16 | emu_to_bf16(low);
+}
+static inline float emu_half(unsigned pair, int high) {
+    return __uint_as_float(high ? pair & 0xffff0000u : pair << 16);
+}
+static inline float emu_max(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+static inline float emu_min(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+// ldmatrix: lane i gives the address of row i % 8 of matrix i / 8
+static inline void emu_load_matrices(unsigned &r0, unsigned &r1, unsigned &r2, unsigned &r3,
+                                     unsigned from, bool transposed) {
+    unsigned *result[4] = {&r0, &r1, &r2, &r3};
+    int lane = emu_lane();
+    emu_fragments()[lane][0] = from;
+    emu_warp_barrier(~0u);
+    for (int m = 0; m < 4; m++) {
+        unsigned short element[2];
+        for (int k = 0; k < 2; k++) {
+            int row = transposed ? 2 * (lane % 4) + k : lane / 4;
+            int column = transposed ? lane / 4 : 2 * (lane % 4) + k;
+            unsigned at = emu_fragments()[m * 8 + row][0];
+            if (at & 15) emu_complain("ldmatrix reads at no multiple of 16 bytes");
+            memcpy(&element[k], emu_dynamic_shared + at + column * 2, 2);
+        }
+        *result[m] = element[0] | (unsigned)element[1] << 16;
+    }
+    emu_warp_barrier(~0u);
+}
+// mma m16n8k16: a row-major, b column-major, c in f32
+static inline void emu_multiply(float &c0, float &c1, float &c2, float &c3, unsigned a0, unsigned a1,
+                                unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    float *c[4] = {&c0, &c1, &c2, &c3};
+    unsigned mine[6] = {a0, a1, a2, a3, b0, b1}, (*all)[8] = emu_fragments();
+    int lane = emu_lane();
+    memcpy(all[lane], mine, sizeof mine);
+    emu_warp_barrier(~0u);
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = 2 * (lane % 4) + (i & 1);
+        double sum = *c[i];
+        for (int k = 0; k < 16; k++)
+            sum += (double)emu_half(all[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)], k & 1) *
+                   emu_half(all[column * 4 + k % 8 / 2][4 + k / 8], k & 1);
+        *c[i] = (float)sum;
+    }
+    emu_warp_barrier(~0u);
+}

@@ -1,0 +1,178 @@
+/* A block's threads as fibers. They switch where CUDA's threads wait for one another, in order of
+ * their numbers, or backwards (blocks too) with EMULATOR_BACKWARDS=1: results must not depend on
+ * it. Dynamic shared memory holds NaN patterns before each block. */
+#include "fibers.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { THREADS = 1024, STACK = 128 << 10, WARPS = THREADS / 32, COPIES = 256, MASKS = 16 };
+
+typedef struct {
+    void *stack_pointer;
+    emu_index index;
+    int number;
+    bool done;
+} emu_thread;
+typedef struct {
+    int count, generation;
+} barrier;
+typedef struct {          /* what a warp's lanes exchange */
+    unsigned mask[MASKS]; /* lanes that meet at a barrier of their own */
+    barrier met[MASKS];
+    uint64_t slots[32];
+    unsigned fragments[32][8];
+} warp;
+typedef struct {
+    unsigned to;
+    const void *from;
+    int bytes;
+} pending_copy;
+
+emu_thread *emu_now;
+emu_index emu_block, emu_grid, emu_dimensions;
+unsigned char emu_dynamic_shared[228 << 10] __attribute__((aligned(1024)));
+
+static emu_thread threads[THREADS];
+static char *stacks;
+static void *scheduler;
+static int total, alive;
+static unsigned long progress; /* counts events: none in a round means that all wait for ever */
+static barrier barriers[16];
+static warp warps[WARPS];
+static pending_copy copies[THREADS][COPIES];
+static int copy_count[THREADS];
+static void (*entry)(void *);
+static void *arguments;
+
+void emu_switch(void **save, void *load);
+__asm__(".text\n"
+        ".globl emu_switch\n"
+        "emu_switch:\n"
+        "  push %rbp\n  push %rbx\n  push %r12\n  push %r13\n  push %r14\n  push %r15\n"
+        "  mov %rsp, (%rdi)\n"
+        "  mov %rsi, %rsp\n"
+        "  pop %r15\n  pop %r14\n  pop %r13\n  pop %r12\n  pop %rbx\n  pop %rbp\n"
+        "  ret\n");
+
+static void begin(void) {
+    entry(arguments);
+    emu_now->done = true;
+    alive--;
+    progress++;
+    emu_switch(&emu_now->stack_pointer, scheduler);
+}
+
+/* `wanted` threads meet; 0: all that still run. */
+static void meet(barrier *b, int wanted) {
+    const int mine = b->generation;
+    b->count++;
+    progress++;
+    while (b->generation == mine) {
+        if (b->count >= (wanted ? wanted : alive)) {
+            b->count = 0;
+            b->generation++;
+            progress++;
+            return;
+        }
+        emu_switch(&emu_now->stack_pointer, scheduler);
+    }
+}
+
+void emu_barrier(int id, int count) {
+    meet(&barriers[id], id == 0 ? 0 : count);
+}
+
+void emu_warp_barrier(unsigned mask) {
+    warp *w = &warps[emu_now->number / 32];
+    int i = 0, lanes = 0;
+    for (int lane = 0; lane < 32; lane++) {
+        int thread = emu_now->number / 32 * 32 + lane;
+        lanes += (mask >> lane & 1) && thread < total && !threads[thread].done;
+    }
+    if (!(mask >> (emu_now->number & 31) & 1)) emu_complain("a lane is not in its own mask");
+    while (i < MASKS - 1 && w->mask[i] && w->mask[i] != mask) i++;
+    w->mask[i] = mask;
+    meet(&w->met[i], lanes);
+}
+
+uint64_t *emu_slots(void) {
+    return warps[emu_now->number / 32].slots;
+}
+
+unsigned (*emu_fragments(void))[8] {
+    return warps[emu_now->number / 32].fragments;
+}
+
+/* cp.async: nothing arrives before it is waited for. */
+void emu_copy_later(unsigned to, const void *from, int bytes) {
+    int *count = &copy_count[emu_now->number];
+    if ((to & 15) || (bytes && ((uintptr_t)from & 15))) emu_complain("cp.async is misaligned");
+    if (*count == COPIES) {
+        emu_complain("more copies are under way than the emulator keeps");
+        return;
+    }
+    copies[emu_now->number][(*count)++] = (pending_copy){to, from, bytes};
+}
+
+void emu_copy_wait(void) {
+    const int n = emu_now->number;
+    for (int i = 0; i < copy_count[n]; i++) {
+        const pending_copy *c = &copies[n][i];
+        memset(emu_dynamic_shared + c->to, 0, 16);
+        if (c->bytes) memcpy(emu_dynamic_shared + c->to, c->from, (size_t)c->bytes);
+    }
+    copy_count[n] = 0;
+}
+
+static void prepare_block(emu_index size) {
+    total = alive = (int)(size.x * size.y * size.z);
+    memset(barriers, 0, sizeof barriers);
+    memset(warps, 0, sizeof warps);
+    memset(copy_count, 0, sizeof copy_count);
+    for (int i = 0; i < total; i++) {
+        const unsigned n = (unsigned)i;
+        void **top = (void **)(stacks + (size_t)(i + 1) * STACK - 64);
+        threads[i] = (emu_thread){.number = i};
+        threads[i].index = (emu_index){n % size.x, n / size.x % size.y, n / size.x / size.y};
+        *--top = NULL; /* begin() never returns; this aligns its stack */
+        *--top = (void *)begin;
+        for (int k = 0; k < 6; k++) *--top = NULL;
+        threads[i].stack_pointer = top;
+    }
+}
+
+static int run_block(emu_index size, bool backwards) {
+    prepare_block(size);
+    while (alive > 0) {
+        const unsigned long before = progress;
+        for (int k = 0; k < total; k++) {
+            emu_thread *t = &threads[backwards ? total - 1 - k : k];
+            if (t->done) continue;
+            emu_now = t;
+            emu_switch(&scheduler, t->stack_pointer);
+        }
+        if (progress == before) return 1;
+    }
+    return 0;
+}
+
+int fibers_run(void (*function)(void *), void *data, emu_index grid, emu_index block,
+               unsigned shared_bytes) {
+    const char *order = getenv("EMULATOR_BACKWARDS");
+    const bool backwards = order && *order == '1';
+    const unsigned blocks = grid.x * grid.y * grid.z;
+    if (!stacks) stacks = malloc((size_t)THREADS * STACK);
+    entry = function, arguments = data;
+    emu_grid = grid, emu_dimensions = block;
+    for (unsigned i = 0; i < blocks; i++) {
+        unsigned n = backwards ? blocks - 1 - i : i;
+        emu_block = (emu_index){n % grid.x, n / grid.x % grid.y, n / grid.x / grid.y};
+        memset(emu_dynamic_shared, 0xff, shared_bytes);
+        if (run_block(block, backwards)) return 1;
+    }
+    return 0;
+}
