@@ -388,7 +388,9 @@ uint64_t *lower_aliases(const emission *e, const ml_kernel_ir *ir) {
             int last = last_read(e, read);
             const ml_value *from = &s->values.at[ir->operand[read].value];
             const ml_value *to = &s->values.at[ir->operand[write].value];
-            bool fits = last >= 0 && last <= phase && read_once(e, read) &&
+            /* a row's value is loaded by many threads: all have it only after a reduction */
+            int first = e->group->committed && !uses_columns(e, e->operands.at[read].stride);
+            bool fits = last >= 0 && last + first <= phase && read_once(e, read) &&
                         same_elements(ir, &ir->operand[read], &ir->operand[write]) &&
                         from->offset == to->offset &&
                         s->storages.at[from->storage].bytes >= s->storages.at[to->storage].bytes;
