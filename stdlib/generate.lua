@@ -10,8 +10,9 @@ local m = require "mlua"
 ---@return integer[] ids
 ---@return string text
 function m.generate(model, options)
-  m.check_options("generate", options, { "prompt", "tokens", "temperature", "seq", "seed", "quiet" })
-  if core.options().mode == "check" then return {}, "" end
+  m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "seq", "seed", "quiet" })
+  if core.options().mode == "check" or core.stopped() then return {}, "" end
+  options = options or {}
   local seq, temperature = options.seq, options.temperature or 0.8
   if not seq then core.fail("m.generate needs seq, the axis of positions") end
   local batch = core.axis("batch", 1)
@@ -30,6 +31,7 @@ function m.generate(model, options)
   else
     for i, id in ipairs(prompt) do ids[i] = id end
   end
+  if #ids == 0 then core.fail("m.generate needs a prompt of at least one token") end
   local window = core.host("i32", 1, seq.size)
   local text = {}
   for i = 1, options.tokens or 200 do

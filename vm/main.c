@@ -344,6 +344,9 @@ static int run_script(vm_options *options) {
             fflush(stdout);
             result = vm_is_interrupt(vm->L, -1) ? EXIT_INTERRUPTED : EXIT_ERROR;
             vm_print_error(vm->L);
+        } else if (vm_stop) {
+            fflush(stdout);
+            fputs("mlua: interrupted\n", stderr); /* the script ended in its own way */
         }
         if (vm_stop) result = EXIT_INTERRUPTED;
         vm_catch_signals(NULL);
