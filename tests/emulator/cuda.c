@@ -247,6 +247,7 @@ CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end) {
 typedef struct {
     void (*run)(void *);
     unsigned shared_bytes; /* allowed */
+    char name[64];
 } function;
 typedef struct {
     const function *function;
@@ -279,6 +280,7 @@ CUresult cuModuleGetFunction(CUfunction *result, CUmodule module, const char *na
     snprintf(symbol, sizeof symbol, "%s__run", name);
     *(void **)&f->run = dlsym(module, symbol);
     f->shared_bytes = 48 << 10;
+    snprintf(f->name, sizeof f->name, "%s", name);
     *result = (CUfunction)f;
     return f->run ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
@@ -291,8 +293,10 @@ CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int va
 
 static void do_launch(void *data) {
     launch *l = data;
+    char text[128];
+    snprintf(text, sizeof text, "threads of %s wait for one another for ever", l->function->name);
     if (fibers_run(l->function->run, l->arguments, l->grid, l->block, l->shared_bytes))
-        emu_complain("a kernel's threads wait for one another for ever");
+        emu_complain(text);
 }
 
 CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { THREADS = 1024, STACK = 128 << 10, WARPS = THREADS / 32, COPIES = 256, MASKS = 16 };
+enum { THREADS = 1024, STACK = 128 << 10, WARPS = THREADS / 32, COPIES = 256, MASKS = 64 };
 
 typedef struct {
     void *stack_pointer;
