@@ -93,10 +93,12 @@ demo: $(B)/mlua
 	$(B)/mlua run models/gpt.lua preset=demo
 
 T ?=
+# The tests keep their kernels in a cache of their own; -v tells each test's time.
+CACHE ?= $(abspath $(B))/kernels
 test: $(B)/mlua $(B)/test
-	MLUA=$(B)/mlua $(B)/test $(T)
+	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test $(T)
 test-asan:
-	@$(MAKE) --no-print-directory B=$(B)/asan OPT=-O1 \
+	@$(MAKE) --no-print-directory B=$(B)/asan CACHE=$(CACHE) OPT=-O1 \
 	  SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" test
 test-gpu: $(B)/mlua $(B)/test
 	MLUA=$(B)/mlua $(B)/test --gpu $(T)
