@@ -500,11 +500,13 @@ function m.add(a, b) end
 ---options: `causal`; `window` (a query sees the last `window` keys); `scale` (default
 ---1/sqrt(head_dim)); `document` (an i32 tensor over batch and seq: only equal ids see each other);
 ---`score = function(s, i)`, traced and compiled into the kernel, where s is the scaled score and
----i.batch, i.head, i.q, i.k are indices.
+---i.batch, i.head, i.q, i.k are indices. k and v may be longer or shorter than q when their axis is
+---called `kv_seq`; then causal and window count from the end: the last query sees the last key.
+---`seq`, `heads` and `head_dim` name q's axes where they are called something else.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor
----@param options? {causal: boolean, window: integer, scale: number, score: function, document: Tensor}
+---@param options? {causal: boolean, window: integer, scale: number, score: function, document: Tensor, seq: string, heads: string, head_dim: string}
 ---@return Tensor
 function m.attention(q, k, v, options) end
 
@@ -542,7 +544,8 @@ function m.ceil(a) end
 ---@param what string the function, for the message
 ---@param options? table
 ---@param known string[]
-function m.check_options(what, options, known) end
+---@param listed? string what the list part of the table holds, where it has one
+function m.check_options(what, options, known, listed) end
 
 ---x limited to low .. high.
 ---@param x Tensor

@@ -14,6 +14,7 @@ local m = require "mlua"
 ---@return Program
 function m.compile(fn, inputs, options)
   m.check_options("compile", options, { "name", "training" })
+  if type(fn) ~= "function" then core.fail("m.compile takes a function, got " .. type(fn)) end
   options = options or {}
   local names, feeds, list = {}, {}, {}
   for name in pairs(inputs or {}) do names[#names + 1] = name end
@@ -25,8 +26,16 @@ function m.compile(fn, inputs, options)
     feeds[name] = core.input(name, axes, spec.dtype or "f32")
     list[#list + 1] = feeds[name]
   end
+  setmetatable(feeds, {
+    __index = function(_, name)
+      local guess = core.suggest(tostring(name), names)
+      core.fail(("the program has no input %q"):format(tostring(name)), {
+        help = guess and ("did you mean %s?"):format(guess) or "its inputs are " .. table.concat(names, ", "),
+      })
+    end,
+  })
   local outer = m.context
-  local step = feeds.step
+  local step = rawget(feeds, "step")
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil }
   core.take_updates()
   local results = table.pack(pcall(fn, feeds))

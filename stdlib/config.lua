@@ -35,6 +35,7 @@ end
 ---@param defaults table settings; `presets` is a table of tables of settings
 ---@return table
 function m.config(defaults)
+  if type(defaults) ~= "table" then core.fail("m.config takes a table of settings, got " .. type(defaults)) end
   local presets = defaults.presets or {}
   local values = {}
   for key, value in pairs(defaults) do
@@ -92,6 +93,7 @@ end
 ---@param sizes table<string, integer>
 ---@return table<string, Axis>
 function m.axes(sizes)
+  if type(sizes) ~= "table" then core.fail("m.axes takes a table of sizes, got " .. type(sizes), { help = "m.axes { embed = 64 }" }) end
   local axes, known = {}, names_of(sizes)
   for _, name in ipairs(known) do
     local size = math.tointeger(sizes[name])

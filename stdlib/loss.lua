@@ -16,9 +16,22 @@ function m.cross_entropy(logits, targets, options)
   m.check_options("cross_entropy", options, { "axis", "label_smoothing", "z_loss", "ignore" })
   options = options or {}
   local axis = options.axis or "vocab"
+  if targets:dtype() ~= "i32" then
+    core.fail("the targets of cross_entropy must be i32, not " .. targets:dtype(), { help = 'cast them: targets:cast("i32")' })
+  end
   local x = logits:dtype() == "bf16" and logits:cast("f32") or logits
   local n = x:size(axis)
   local lse = m.logsumexp(x, axis)
+  local positions = {}
+  for _, name in ipairs(lse:axes()) do positions[name] = true end
+  for _, name in ipairs(targets:axes()) do
+    if not positions[name] then
+      core.fail(("cross_entropy: the targets have axis %q, which the logits have not"):format(name), {
+        help = "targets have the axes of the logits without " .. axis,
+      })
+    end
+  end
+  targets = targets:broadcast(m.axes_of(lse)) -- each position counts, also where targets are shared
   local is_target = core.eq(core.iota(core.axis(axis, n), "i32"):broadcast(m.axes_of(x)), targets)
   local picked = core.where(is_target, x, 0):sum(axis)
   local smoothing = options.label_smoothing or 0

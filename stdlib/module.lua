@@ -23,7 +23,7 @@ end
 ---@param spec {init: any, decay: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec)
-  m.check_options("param", spec, { "init", "decay", "name" })
+  m.check_options("param", spec, { "init", "decay", "name" }, "A.embed, A.ffn")
   local axes = {}
   for i, axis in ipairs(spec) do axes[i] = axis end
   local init = spec.init
@@ -47,6 +47,7 @@ end
 ---@param spec {init: any, decay: boolean, [integer]: Axis}
 ---@return State
 function m.bias(spec)
+  m.check_options("bias", spec, { "init", "decay", "name" }, "A.embed")
   local all = { init = "zeros", decay = false }
   for key, value in pairs(spec) do all[key] = value end
   return m.param(all)

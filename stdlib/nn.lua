@@ -15,7 +15,7 @@ local function names(axes)
 end
 
 local RMSNorm = m.module("RMSNorm", function(self, spec)
-  m.check_options("rms_norm", spec, { "eps", "gain" })
+  m.check_options("rms_norm", spec, { "eps", "gain" }, "A.embed")
   self.axes = sizes(spec)
   self.eps = spec.eps or 1e-5
   if spec.gain ~= false then self.gain = m.param { init = "ones", decay = false, table.unpack(sizes(spec)) } end
@@ -35,7 +35,7 @@ end
 function m.rms_norm(spec) return RMSNorm(spec) end
 
 local LayerNorm = m.module("LayerNorm", function(self, spec)
-  m.check_options("layer_norm", spec, { "eps", "bias" })
+  m.check_options("layer_norm", spec, { "eps", "bias" }, "A.embed")
   self.axes = sizes(spec)
   self.eps = spec.eps or 1e-5
   self.gain = m.param { init = "ones", decay = false, table.unpack(sizes(spec)) }
@@ -81,13 +81,21 @@ end
 ---options: `causal`; `window` (a query sees the last `window` keys); `scale` (default
 ---1/sqrt(head_dim)); `document` (an i32 tensor over batch and seq: only equal ids see each other);
 ---`score = function(s, i)`, traced and compiled into the kernel, where s is the scaled score and
----i.batch, i.head, i.q, i.k are indices.
+---i.batch, i.head, i.q, i.k are indices. k and v may be longer or shorter than q when their axis is
+---called `kv_seq`; then causal and window count from the end: the last query sees the last key.
+---`seq`, `heads` and `head_dim` name q's axes where they are called something else.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor
----@param options? {causal: boolean, window: integer, scale: number, score: function, document: Tensor}
+---@param options? {causal: boolean, window: integer, scale: number, score: function, document: Tensor, seq: string, heads: string, head_dim: string}
 ---@return Tensor
 function m.attention(q, k, v, options)
   m.check_options("attention", options, { "causal", "window", "scale", "score", "document", "seq", "heads", "head_dim" })
+  local window = options and options.window
+  if window ~= nil and (not math.tointeger(window) or window < 1) then
+    core.fail(("attention's window must be a positive integer, got %s"):format(tostring(window)), {
+      help = "a query sees the last `window` keys, its own position included; leave it out to see all",
+    })
+  end
   return core.attention(q, k, v, options or {})
 end

@@ -61,15 +61,24 @@ function m.optimizer(name, defaults, rule)
     for key, value in pairs(over or {}) do result[key] = value end
     return result
   end
+  local function check(options, where)
+    m.check_options(name .. where, options, known)
+    for key, value in pairs(options or {}) do
+      local wanted = key == "groups" and "function" or type(defaults[key])
+      if type(value) ~= wanted then
+        core.fail(("m.%s%s: %s must be a %s, got %s"):format(name, where, key, wanted, tostring(value)))
+      end
+    end
+  end
   return function(options)
-    m.check_options(name, options, known)
+    check(options, "")
     local all = merged(defaults, options)
     local optimizer = { name = name, lr = all.lr, options = all }
     -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}.
     function optimizer.update(parameters, gradients, t)
       for i, p in ipairs(parameters) do
         local group = all.groups and all.groups(p:name(), p)
-        m.check_options(name .. " groups", group, known)
+        check(group, " groups")
         local o = merged(all, group)
         local value = p:read()
         local new = rule(value, gradients[i], slots(p, optimizer), {

@@ -21,7 +21,7 @@ function m.normal(axes, key)
 end
 
 ---Initial values: functions of a parameter's axes and key.
-m.init = {
+m.init = setmetatable({
   ---Normal with this standard deviation.
   normal = function(std)
     return function(axes, key) return m.normal(axes, key) * std end
@@ -34,7 +34,11 @@ m.init = {
   constant = function(value)
     return function(axes) return core.full(axes, value, "f32") end
   end,
-}
+}, {
+  __index = function(_, name)
+    core.fail(("m.init has no %q"):format(tostring(name)), { help = "normal(std), uniform(bound) and constant(value)" })
+  end,
+})
 
 -- An i64 key that differs at each call site of a program, and at each step where there is one.
 local function site_key()
@@ -51,10 +55,8 @@ end
 ---@param rate number 0 .. 1
 ---@return Tensor
 function m.dropout(x, rate)
+  if type(rate) ~= "number" or rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1, got " .. tostring(rate)) end
   if rate == 0 or not m.context.training then return x end
-  if rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1") end
-  local axes = {}
-  for i, name in ipairs(x:axes()) do axes[i] = core.axis(name, x:size(name)) end
-  return core.where(core.ge(core.random(site_key(), axes), rate), x * (1 / (1 - rate)), 0)
+  return core.where(core.ge(core.random(site_key(), m.axes_of(x)), rate), x * (1 / (1 - rate)), 0)
 end
 core.tensor_methods.dropout = m.dropout

@@ -158,14 +158,20 @@ end
 ---@param what string the function, for the message
 ---@param options? table
 ---@param known string[]
-function m.check_options(what, options, known)
-  if options == nil then return end
+---@param listed? string what the list part of the table holds, where it has one
+function m.check_options(what, options, known, listed)
+  if options == nil and not listed then return end
+  if type(options) ~= "table" then
+    core.fail(("m.%s takes a table, got %s"):format(what, type(options) == "userdata" and tostring(options) or type(options)), {
+      help = listed and ("m.%s{%s}"):format(what, listed) or "options: " .. table.concat(known, ", "),
+    })
+  end
   local set = {}
   for _, key in ipairs(known) do set[key] = true end
   for key in pairs(options) do
-    if not set[key] and type(key) ~= "number" then
+    if not set[key] and not (listed and math.type(key) == "integer") then
       local guess = core.suggest(tostring(key), known)
-      core.fail(("m.%s has no option %q"):format(what, tostring(key)), {
+      core.fail(("m.%s has no option %s"):format(what, type(key) == "string" and ("%q"):format(key) or tostring(key)), {
         help = guess and ("did you mean %s?"):format(guess) or "options: " .. table.concat(known, ", "),
       })
     end

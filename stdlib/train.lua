@@ -86,9 +86,9 @@ end
 
 -- The options with their defaults, in a table of their own.
 local function complete(options)
-  m.check_options("train", options, OPTIONS)
+  m.check_options("train", options or {}, OPTIONS)
   local o, settings = {}, rawget(m, "settings") or {}
-  for key, value in pairs(options) do o[key] = value end
+  for key, value in pairs(options or {}) do o[key] = value end
   for _, key in ipairs { "steps", "data", "accum", "seed" } do
     if o[key] == nil then o[key] = settings[key] end
   end
@@ -98,6 +98,11 @@ local function complete(options)
   o.optimizer = o.optimizer or m.adamw()
   for _, key in ipairs { "model", "batch", "seq" } do
     if o[key] == nil then core.fail(("m.train needs %s"):format(key), { help = "options: " .. table.concat(OPTIONS, ", ") }) end
+  end
+  for _, key in ipairs { "batch", "seq" } do
+    if type(o[key]) ~= "userdata" or core.is_tensor(o[key]) then
+      core.fail(("m.train's %s must be an axis, got %s"):format(key, tostring(o[key])), { help = key .. " = A." .. key })
+    end
   end
   if o.batch.size % o.accum ~= 0 then
     core.fail(("batch=%d cannot be cut into accum=%d microbatches"):format(o.batch.size, o.accum), {

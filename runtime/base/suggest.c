@@ -36,7 +36,7 @@ static int distance(const char *a, const char *b) {
 const char *ml_suggest(const char *word, const char *const *words, int count) {
     const char *nearest = NULL;
     int length = (int)strlen(word);
-    int fewest = length <= 2 ? 1 : length <= 5 ? 2 : 3; /* more than that is another word */
+    int fewest = length <= 3 ? 1 : length <= 5 ? 2 : 3; /* more than that is another word */
     for (int i = 0; i < count; i++) {
         if (!words[i] || !*words[i]) continue;
         int edits = distance(word, words[i]);

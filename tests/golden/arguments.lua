@@ -1,0 +1,24 @@
+-- Arguments of the wrong kind, and options that would have no effect.
+local m = require "mlua"
+local A = m.axes { batch = 2, seq = 8, heads = 2, head_dim = 4, embed = 8, vocab = 16 }
+local q = m.input("q", { A.batch, A.seq, A.heads, A.head_dim })
+local logits = m.input("logits", { A.batch, A.seq, A.vocab })
+local function try(fn, ...)
+  local _, message = pcall(fn, ...)
+  print(message)
+end
+
+try(function() m.param(A.embed) end)
+try(function() m.rms_norm(A.embed) end)
+try(function() m.param { A.embed, init = m.init.xavier } end)
+try(function() m.adamw { 1e-3 } end)
+try(function() m.adamw { lr = "1e-3" } end)
+try(function() m.constant { final = 0.1 } end)
+try(function() m.cosine { warmup = -1 } end)
+try(function() m.dropout(q, 1.5) end)
+try(function() m.attention(q, q, q, { causal = true, window = 0 }) end)
+try(function() m.cross_entropy(logits, m.zeros { A.batch, A.seq }) end)
+try(function() m.cross_entropy(logits, m.zeros({ A.batch, A.heads }, "i32")) end)
+try(function() m.compile(function(feeds) return feeds.token end, { tokens = { A.seq, dtype = "i32" } }) end)
+try(function() m.train { model = q, batch = 32, seq = A.seq } end)
+try(function() m.generate(q, { seq = A.seq, prompt = "" }) end)
