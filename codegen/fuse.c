@@ -12,6 +12,8 @@
 enum {
     MANY_NODES = 48,   /* recompute at most that many operations */
     ALWAYS_ROOT = 160, /* and never inline more than that, for anyone */
+    MOST_PATHS = 1500, /* operations of one expression when written out */
+    MANY_PATHS = 400,
     MANY_LOADS = 20,   /* tensors that one expression may read */
     FULL_SHARE = 4,    /* a tensor is "full-size" from a quarter of the node's elements */
     EXPANSION = 4,     /* broadcasting to that many times the elements ... */
@@ -187,7 +189,25 @@ static void add_cost(cost *c, ml_ref n, int64_t elements) {
         add_cost(c, ml_graph_source(l->g, n, i), ml_type_elements(ml_graph_type(l->g, n)));
 }
 
-static bool worth_memory(lowering *l, ml_ref n, int64_t peak) {
+static int64_t reduced_elements(const lowering *l, ml_ref n) {
+    int64_t own = ml_type_elements(ml_graph_type(l->g, n));
+    return own > 0 ? ml_type_elements(ml_graph_type(l->g, ml_graph_source(l->g, n, 0))) / own : 1;
+}
+
+/* Operations to compute n where nothing is shared: movements make the same node be needed at many
+ * places, so a graph of n nodes can take 2^n operations. */
+static uint32_t paths_of(const lowering *l, ml_ref n, const uint32_t *paths) {
+    const ml_node *node = ml_graph_node(l->g, n);
+    int64_t total = 1;
+    for (int i = 0; i < node->source_count; i++) {
+        ml_ref source = ml_graph_source(l->g, n, i);
+        if (!fuse_in_memory(l, source)) total += paths[source];
+    }
+    if (l->info[n].unrolled) total *= reduced_elements(l, n);
+    return total > UINT16_MAX ? UINT16_MAX : (uint32_t)total;
+}
+
+static bool worth_memory(lowering *l, ml_ref n, int64_t peak, uint32_t paths) {
     cost c = {.l = l, .elements = ml_type_elements(ml_graph_type(l->g, n))};
     l->stamps++;
     l->stamp[n] = l->stamps;
@@ -195,10 +215,10 @@ static bool worth_memory(lowering *l, ml_ref n, int64_t peak) {
     c.weight = ml_ops[node->op].flops;
     for (int i = 0; i < node->source_count; i++)
         add_cost(&c, ml_graph_source(l->g, n, i), c.elements);
-    if (c.nodes > ALWAYS_ROOT || c.loads > MANY_LOADS) return true;
+    if (c.nodes > ALWAYS_ROOT || c.loads > MANY_LOADS || paths > MOST_PATHS) return true;
     if (peak >= EXPANSION * c.elements && c.weight >= WORTH_KEEPING) return true;
     if (l->info[n].unrolled && l->info[n].users > 1) return true; /* each element is many loads */
-    return l->info[n].users > 1 && (c.full > 1 || c.nodes > MANY_NODES);
+    return l->info[n].users > 1 && (c.full > 1 || c.nodes > MANY_NODES || paths > MANY_PATHS);
 }
 
 void fuse_roles(lowering *l) {
@@ -219,10 +239,14 @@ void fuse_roles(lowering *l) {
     layout_choose(l);
     int64_t *peak = ML_NEW_ARRAY(l->scratch, int64_t, l->count);
     count_users(l, peak);
+    uint32_t *paths = ML_NEW_ARRAY(l->scratch, uint32_t, l->count);
     for (ml_ref n = 1; n < l->count; n++) {
+        if (!l->info[n].reached || l->info[n].role != LOWER_INLINE) continue;
         int op_class = ml_ops[ml_graph_node(l->g, n)->op].op_class;
-        bool maps = op_class == ML_CLASS_MAP || op_class == ML_CLASS_REDUCE;
-        if (!l->info[n].reached || l->info[n].role != LOWER_INLINE || !maps) continue;
-        if (worth_memory(l, n, peak[n])) l->info[n].role = LOWER_ROOT;
+        paths[n] = paths_of(l, n, paths);
+        if (op_class == ML_CLASS_LEAF || op_class == ML_CLASS_MOVE) continue;
+        if (op_class == ML_CLASS_CONTRACT && !l->info[n].generic_dot)
+            continue; /* of a bias's ADD */
+        if (worth_memory(l, n, peak[n], paths[n])) l->info[n].role = LOWER_ROOT;
     }
 }

@@ -369,3 +369,30 @@ TEST(lower, small_vectors) {
     CHECK_EQ_INT(p.s->steps.count, 4);
     free_piece(&p);
 }
+
+/* Each level needs the one before at two places; small sums of small sums. */
+static void build_doubling(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_F32, "se", SIZES(32, 24));
+    ml_axis e = axis(p, "e");
+    for (int i = 0; i < 14; i++) {
+        ml_ref low = ml_slice(p->g, x, e, 0, 23), high = ml_slice(p->g, x, e, 1, 24);
+        x = ADD(ml_pad(p->g, FN(SIN, low), e, 0, 1), ml_pad(p->g, FN(COS, high), e, 1, 0));
+    }
+    output(p, x);
+    ml_ref y = input(p, ML_F32, "abcde", SIZES(12, 12, 12, 2, 6));
+    for (const char *at = "abcd"; *at; at++) {
+        char name[2] = {*at, 0};
+        ml_axis over = axis(p, name);
+        y = ml_reduce(p->g, ML_OP_SUM, FN(SIN, MUL(y, y)), &over, 1);
+    }
+    output(p, y);
+}
+
+TEST(lower, no_explosion) {
+    piece p;
+    lower_piece(&p, build_doubling);
+    CHECK(p.s->steps.count < 12);
+    for (uint32_t i = 0; i < p.s->steps.count; i++) CHECK(p.s->steps.at[i].ir->inst_count < 4000);
+    free_piece(&p);
+}
