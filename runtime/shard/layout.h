@@ -1,0 +1,62 @@
+/* A layout: a mesh of ranks, and which logical axes are split over which mesh axis.
+ *
+ * For each mesh axis a table lists logical axes in order; a tensor is split over the mesh axis
+ * along the first listed axis that it has, and replicated where it has none. `params` speaks of
+ * parameters (and the states and gradients shaped like them), `acts` of everything else. `flat` is
+ * ZeRO-1: optimizer states are split over that mesh axis whatever their axes are called, along the
+ * first of their axes that divides, and updated there.
+ * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
+ * cut by the outermost first. A mesh axis of size 1 splits nothing and costs nothing. */
+#ifndef ML_LAYOUT_H
+#define ML_LAYOUT_H
+
+#include "runtime/graph/graph.h"
+
+enum { ML_MAX_MESH = 8, ML_MAX_LISTED = 16 };
+
+typedef struct {
+    const char *name; /* "dp" */
+    int64_t size;
+    int params_count, acts_count;
+    ml_axis params[ML_MAX_LISTED], acts[ML_MAX_LISTED]; /* in order of preference */
+    bool flat;                                          /* state = {dp = "flat"} */
+} ml_mesh_axis;
+
+typedef struct {
+    int count; /* 0: one rank */
+    ml_mesh_axis axis[ML_MAX_MESH];
+} ml_layout;
+
+int64_t ml_layout_ranks(const ml_layout *layout);
+/* Coordinate of `rank` along mesh axis i. */
+int64_t ml_layout_coordinate(const ml_layout *layout, int64_t rank, int i);
+/* Text that identifies the layout, for plan hashes and messages: "dp=2 tp=4 ...". */
+void ml_layout_print(const ml_layout *layout, const ml_graph *g, ml_text *out);
+
+/* Where a tensor lies along one mesh axis. */
+typedef enum {
+    ML_REPLICATED,
+    ML_SPLIT,
+    ML_PARTIAL_SUM,
+    ML_PARTIAL_MAX,
+    ML_PARTIAL_MIN
+} ml_placement_kind;
+typedef struct {
+    uint8_t kind; /* ml_placement_kind */
+    uint8_t axis; /* ML_SPLIT: position in the tensor's type */
+} ml_placement;
+typedef struct {
+    ml_placement over[ML_MAX_MESH];
+} ml_placements; /* by mesh axis */
+
+/* The rule. state_kind is that of the state where the tensor is one (or -1 for activations). Raises
+ * ML_INVALID where the axis does not divide, with what would divide in the help. */
+ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
+                              int state_kind, const char *what);
+/* The type of one rank's part. */
+ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p);
+/* bf16[batch=512@dp, seq=4096@tp, embed=4096]; partial sums as "partial(tp)". */
+void ml_layout_print_type(const ml_layout *layout, const ml_graph *g, const ml_type *type,
+                          const ml_placements *p, ml_text *out);
+
+#endif

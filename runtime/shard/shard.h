@@ -1,0 +1,54 @@
+/* Sharding: from a program's global graph (gradients included) to the graph of one rank.
+ *
+ * The result is the same for every rank (its collectives and COORDINATE leaves make the ranks
+ * differ), so one plan serves all. For each node and mesh axis the pass chooses along which axis of
+ * the op's index space (all axes of operands and result) the work is cut:
+ *   - candidates are the listed axes (acts) in the index space along which some operand or the
+ *     rule's result is split, and "not cut";
+ *   - an operand that lacks the chosen axis is needed whole; one that has it is needed split along
+ *     it; a result that has it is split, one that sums over it is partial;
+ *   - gathering an operand that is split along a listed axis X is allowed only in favour of an axis
+ *     listed before X;
+ *   - the cheapest in bytes wins, ties go to the axis listed first.
+ * Redistribution between placements: split -> whole all-gather, partial -> whole all-reduce,
+ * partial -> split reduce-scatter, split -> other split all-to-all, whole -> split a local slice.
+ * Each is made once for a node and placement (hash-consing shares them). Linear ops keep partial
+ * sums partial. Results of a program are made whole; updates get their state's placement. */
+#ifndef ML_SHARD_H
+#define ML_SHARD_H
+
+#include "runtime/shard/layout.h"
+
+typedef struct {
+    int64_t count, bytes; /* of one step; bytes that leave one rank */
+} ml_traffic;
+typedef enum {
+    ML_COLLECTIVE_ALL_REDUCE,
+    ML_COLLECTIVE_ALL_GATHER,
+    ML_COLLECTIVE_REDUCE_SCATTER,
+    ML_COLLECTIVE_ALL_TO_ALL,
+    ML_COLLECTIVE_SHIFT,
+    ML_COLLECTIVE_KINDS
+} ml_collective;
+extern const char *const ml_collective_names[ML_COLLECTIVE_KINDS];
+
+/* The local program. States and inputs keep their ids; their nodes have local types. *placements of
+ * outputs, inputs and states can be asked for afterwards through ml_layout_place (states, inputs)
+ * and are whole for outputs. Raises ML_INVALID for impossible layouts, naming the tensor. */
+ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout);
+/* What the collectives of a sharded graph move, by mesh axis and kind. */
+void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
+                      ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
+/* The reference interpreter for all ranks of a layout at once, collectives included: checks the
+ * pass with no processes. states[rank][id], inputs[rank][id] are local; results[rank][i] for
+ * nodes[i]. */
+void ml_shard_reference(const ml_graph *g, const ml_layout *layout, double ***states,
+                        double ***inputs, const ml_ref *nodes, int count, double ***results,
+                        ml_arena *arena);
+/* Cut a rank's part out of a global tensor, and put it back. Elements of `width` bytes. */
+void ml_shard_cut(const ml_layout *layout, const ml_type *global, const ml_placements *p,
+                  int64_t rank, int width, const void *whole, void *part);
+void ml_shard_paste(const ml_layout *layout, const ml_type *global, const ml_placements *p,
+                    int64_t rank, int width, const void *part, void *whole);
+
+#endif
