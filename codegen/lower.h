@@ -98,7 +98,7 @@ typedef struct {
  * kernels. Everything lives in `arena`. Raises. */
 ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target *target,
                       ml_arena *arena);
-/* Check what must hold of a fresh schedule; raises ML_INTERNAL. ml_lower does with MLUA_VERIFY=1. */
+/* Check what must hold of a fresh schedule (ml_lower does with MLUA_VERIFY=1); raises. */
 void ml_lower_verify(const ml_schedule *s);
 /* Steps, operands and the IR of kernels as text: for MLUA_DEBUG=3 and golden tests. */
 void ml_lower_print(const ml_schedule *s, ml_text *out);
