@@ -135,6 +135,9 @@ local function open_data(o)
   return data
 end
 
+-- "nan" whatever its sign bit is, so that a message is the same on every machine.
+local function plain(x) return x ~= x and "nan" or tostring(x) end
+
 -- Where the numbers went bad: run the forward pass again with a probe at every module.
 local function explain(o, data, step, loss, norm)
   local paths = {}
@@ -147,15 +150,19 @@ local function explain(o, data, step, loss, norm)
     o.loss(feeds.tokens, feeds.targets)
     return outputs
   end, token_inputs(o), { name = "probe" })
-  local finite = probe { tokens = data.tokens, targets = data.targets }
-  local where = "every module's output is finite: the backward pass overflows"
-  for i, path in ipairs(paths) do
-    if finite[("%06d"):format(i)] ~= 1 then
-      where = ("the first output that is not finite is that of %s"):format(path == "" and "the model" or path)
-      break
+  local function culprit()
+    for micro = 0, o.accum - 1 do
+      data.fill(step, micro)
+      local finite = probe { tokens = data.tokens, targets = data.targets }
+      for i, path in ipairs(paths) do
+        if finite[("%06d"):format(i)] ~= 1 then return path == "" and "the model" or path end
+      end
     end
   end
-  core.fail(("step %d: loss %s, gradient norm %s: %s"):format(step, loss, norm, where), {
+  local path = culprit()
+  local where = path and "the first output that is not finite is that of " .. path
+    or "every module's output is finite: the backward pass overflows"
+  core.fail(("step %d: loss %s, gradient norm %s: %s"):format(step, plain(loss), plain(norm), where), {
     help = "the parameters still hold their values of the step before; try a lower lr, longer warmup or clip",
   })
 end
@@ -218,7 +225,6 @@ function m.train(options)
     result.loss, result.steps = out.loss, step
     if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
       log.close()
-      data.fill(step, o.accum - 1)
       explain(o, data, step, out.loss, out.grad_norm)
     end
     log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
