@@ -32,6 +32,7 @@ static const library libraries[] = {
      100},
 };
 
+/* The libraries stay open: some free at exit what they allocated when they were opened. */
 static void report_library(ml_text *out, const library *l) {
     for (int i = 0; i < 3 && l->names[i] != NULL; i++) {
         void *handle = dlopen(l->names[i], RTLD_LAZY | RTLD_LOCAL);
@@ -41,7 +42,6 @@ static void report_library(ml_text *out, const library *l) {
         size_t number = version != NULL ? version() : 0;
         snprintf(text, sizeof text, "%zu.%zu (%s)", number / (size_t)l->major,
                  number % (size_t)l->major / (size_t)l->minor, l->names[i]);
-        dlclose(handle);
         report(out, l->what, true, text);
         return;
     }
@@ -60,7 +60,6 @@ static void report_nccl(ml_text *out) {
                  number % 100);
         report(out, "NCCL", true, text);
     }
-    if (handle != NULL) dlclose(handle);
 }
 
 static void report_device(ml_text *out, const char *what, const char *name) {
