@@ -92,7 +92,7 @@ run(1, "ENV CC=false MLUA_CACHE=build/no-cache MLUA " .. script, "does not compi
 
 -- A GPU that is not there.
 write "print(require 'mlua.core'.device().name)"
-run(1, "ENV CUDA_VISIBLE_DEVICES= MLUA run --device cuda " .. script, "GPU", "--device cpu")
+run(1, "ENV CUDA_VISIBLE_DEVICES= MLUA run --device cuda " .. script, "--device cpu")
 run(0, "run --device cpu " .. script, "cpu")
 
 -- A loss that is not a number: which step, and which module gave it.
