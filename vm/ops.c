@@ -113,11 +113,11 @@ static int fail_comparison(lua_State *L, const char *symbol, const char *functio
 }
 
 static int tensor_less(lua_State *L) {
-    return fail_comparison(L, "<", "lt");
+    return fail_comparison(L, "< or >", "lt");
 }
 
 static int tensor_less_equal(lua_State *L) {
-    return fail_comparison(L, "<=", "le");
+    return fail_comparison(L, "<= or >=", "le");
 }
 
 static int tensor_equal(lua_State *L) {

@@ -216,8 +216,8 @@ static const void *feed_memory(lua_State *L, int index, const ml_input *input) {
     } else if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index)) {
         for (int64_t i = 0; i < count; i++) vm_store_number(L, index, input->type.dtype, data, i);
     } else {
-        vm_fail(L, NULL, "input \"%s\" takes a host array, a table or a number, got %s",
-                input->name, luaL_typename(L, index));
+        vm_fail(L, NULL, "input \"%s\" takes a host array, a table or a number, not %s",
+                input->name, vm_typename(L, index));
     }
     return data;
 }

@@ -245,12 +245,22 @@ static int state_get(lua_State *L) {
 static int state_set(lua_State *L) {
     uint32_t id = self(L);
     const ml_type *type = &info_of(L, id)->type;
+    const int64_t count = ml_type_elements(type);
+    if (lua_istable(L, 2)) {
+        vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
+        int64_t stored = vm_store_table(L, 2, type->dtype, host->data, 0, count);
+        if (stored != count)
+            vm_fail(L, NULL, "%s takes %lld elements, the table has %lld",
+                    display_name(info_of(L, id)), (long long)count, (long long)stored);
+        lua_replace(L, 2);
+    }
     const vm_host *host = vm_to_host(L, 2);
-    if (!host) vm_fail(L, NULL, "a state is set from a host array, got %s", luaL_typename(L, 2));
-    if (host->dtype != type->dtype || host->count != ml_type_elements(type))
+    if (!host)
+        vm_fail(L, NULL, "a state is set from a host array or a table, not %s", vm_typename(L, 2));
+    if (host->dtype != type->dtype || host->count != count)
         vm_fail(L, NULL, "%s takes %lld elements of %s, not %lld of %s",
-                display_name(info_of(L, id)), (long long)ml_type_elements(type),
-                ml_dtypes[type->dtype].name, (long long)host->count, ml_dtypes[host->dtype].name);
+                display_name(info_of(L, id)), (long long)count, ml_dtypes[type->dtype].name,
+                (long long)host->count, ml_dtypes[host->dtype].name);
     vm_open_device(L);
     if (vm_of(L)->options->mode != VM_CHECK)
         vm_check(L, ml_session_write_state(vm_of(L)->session, id, host->data));
@@ -306,7 +316,7 @@ static int core_grad(lua_State *L) {
     grad_call call = {.graph = vm_of(L)->graph, .loss = vm_tensor(L, 1, "the loss of grad")};
     if (!lua_istable(L, 2))
         vm_fail(L, "m.grad(loss, {a, b})", "grad takes a list of tensors, got %s",
-                luaL_typename(L, 2));
+                vm_typename(L, 2));
     call.count = (int)vm_table_length(L, 2);
     size_t count = (size_t)call.count + 1;
     call.wrt = lua_newuserdatauv(L, count * sizeof(ml_ref), 0);

@@ -250,7 +250,7 @@ static int tensor_merge(lua_State *L) {
 static int core_concat(lua_State *L) {
     if (!lua_istable(L, 1))
         vm_fail(L, "m.concat({a, b}, \"axis\")", "concat takes a list of tensors, got %s",
-                luaL_typename(L, 1));
+                vm_typename(L, 1));
     int64_t count = vm_table_length(L, 1);
     if (count < 1 || count > VM_MAX_SOURCES)
         vm_fail(L, NULL, "concat takes 1 to %d tensors, got %lld", VM_MAX_SOURCES,
@@ -339,6 +339,7 @@ static int tensor_min(lua_State *L) {
 }
 
 static int tensor_argmax(lua_State *L) {
+    vm_most_arguments(L, 2, "argmax");
     ml_ref n = vm_tensor(L, 1, "the operand of argmax");
     vm_node node;
     vm_begin(L, &node, ML_OP_ARGMAX);
@@ -362,6 +363,7 @@ static bool read_flag(lua_State *L, int table, const char *what, const char *key
 }
 
 static ml_ref scan(lua_State *L, ml_op op, const char *option) {
+    vm_most_arguments(L, 3, ml_ops[op].name);
     ml_ref n = vm_tensor(L, 1, "the operand of a scan");
     vm_node node;
     vm_begin(L, &node, op);
@@ -394,6 +396,7 @@ static int tensor_sort(lua_State *L) {
 }
 
 static int tensor_top_k(lua_State *L) {
+    vm_most_arguments(L, 4, "top_k");
     ml_ref n = vm_tensor(L, 1, "the operand of top_k");
     vm_node node;
     vm_begin(L, &node, ML_OP_TOP_K);

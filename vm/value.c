@@ -304,12 +304,20 @@ vm_axis vm_new_axis(lua_State *L, int index, const char *what) {
     return *axis;
 }
 
+const char *vm_typename(lua_State *L, int index) {
+    if (vm_is_tensor(L, index)) return "a tensor";
+    if (vm_is_class(L, index, vm_axis_class)) return "an Axis";
+    if (vm_is_class(L, index, vm_host_class)) return "a host array";
+    if (lua_isnoneornil(L, index)) return "nothing";
+    return lua_pushfstring(L, "a %s", luaL_typename(L, index));
+}
+
 ml_axis vm_axis_id(lua_State *L, int index, const char *what) {
     const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
     if (axis) return axis->id;
     if (lua_type(L, index) == LUA_TSTRING) return axis_named(L, lua_tostring(L, index));
-    vm_fail(L, NULL, "%s takes an axis, a name or an Axis; got %s", what,
-            luaL_tolstring(L, index, NULL));
+    vm_fail(L, NULL, "%s takes an axis, by name or as an Axis, not %s", what,
+            vm_typename(L, index));
 }
 
 /* Raise for an axis that n does not have. */
@@ -319,8 +327,14 @@ static _Noreturn void missing_axis(lua_State *L, const char *name, ml_ref n, con
     const char *words[ML_MAX_AXES];
     for (int i = 0; i < type->rank; i++) words[i] = ml_axis_name(g, type->axis[i]);
     const char *guess = ml_suggest(name, words, type->rank);
-    if (guess) lua_pushfstring(L, "did you mean \"%s\"?", guess);
-    vm_fail_with(L, &n, 1, guess ? lua_tostring(L, -1) : NULL,
+    if (guess) {
+        lua_pushfstring(L, "did you mean \"%s\"?", guess);
+    } else {
+        lua_pushliteral(L, "its axes are");
+        for (int i = 0; i < type->rank; i++)
+            lua_pushfstring(L, i ? "%s, %s" : "%s %s", lua_tostring(L, -1), words[i]);
+    }
+    vm_fail_with(L, &n, 1, type->rank ? lua_tostring(L, -1) : NULL,
                  "%s \"%s\": the tensor has no such axis", what, name);
 }
 
@@ -356,6 +370,12 @@ void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t) {
 /* ---- Other arguments ---------------------------------------------------------------------------
  */
 
+void vm_most_arguments(lua_State *L, int most, const char *what) {
+    if (lua_gettop(L) > most && !lua_isnil(L, most + 1))
+        vm_fail(L, NULL, "%s takes %d argument%s, not %d", what, most - 1, most == 2 ? "" : "s",
+                lua_gettop(L) - 1);
+}
+
 int64_t vm_integer(lua_State *L, int index, const char *what) {
     int exact;
     lua_Integer value = lua_tointegerx(L, index, &exact);
@@ -374,9 +394,10 @@ ml_dtype vm_dtype(lua_State *L, int index, int fallback) {
         if (name && strcmp(name, words[i]) == 0) return (ml_dtype)i;
     }
     const char *guess = name ? ml_suggest(name, words, ML_DTYPE_COUNT) : NULL;
-    const char *help = lua_pushfstring(
-        L, guess ? "did you mean \"%s\"?" : "dtypes: bool, i32, i64, bf16, f32, f64", guess);
-    vm_fail(L, help, "there is no dtype %s", luaL_tolstring(L, index, NULL));
+    const char *help = "dtypes: bool, i32, i64, bf16, f32, f64";
+    if (guess) help = lua_pushfstring(L, "did you mean \"%s\"?", guess);
+    if (!name) vm_fail(L, help, "a dtype is a name, not %s", vm_typename(L, index));
+    vm_fail(L, help, "there is no dtype \"%s\"", name);
 }
 
 bool vm_option(lua_State *L, int table, const char *key) {

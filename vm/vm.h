@@ -139,6 +139,9 @@ void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t);
 void vm_push_suggestion(lua_State *L, const char *word,
                         int words); /* list at `words`; pushes or nil */
 bool vm_is_class(lua_State *L, int index, const char *class_name);
+const char *vm_typename(lua_State *L, int index); /* "a tensor", "a table": for messages */
+/* Raise where there are more than `most` arguments: what would be ignored. */
+void vm_most_arguments(lua_State *L, int most, const char *what);
 void vm_read_axes(lua_State *L, int index, const char *what,
                   ml_type *type); /* appends Axis values */
 _Noreturn int vm_missing_method(lua_State *L, int methods);
