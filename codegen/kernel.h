@@ -37,8 +37,10 @@ typedef enum {
     ML_INST_INDEX,  /* the index of loop `operand`, i64 */
     ML_INST_LOAD,   /* operand; index and guard or ML_NO_INST */
     ML_INST_STORE,  /* src[0] to operand; index or ML_NO_INST */
-    ML_INST_MAP,    /* op on src[0..]; CAST converts from from_dtype to dtype; RANDOM: src[0] key, src[1] i64 index */
-    ML_INST_REDUCE, /* op SUM, MAX, MIN, ARGMAX of src[0] in `scope`; COLUMN and ALL: partials to operand */
+    ML_INST_MAP,    /* op on src[0..]; CAST converts from from_dtype to dtype; RANDOM: src[0] key,
+                       src[1] i64 index */
+    ML_INST_REDUCE, /* op SUM, MAX, MIN, ARGMAX of src[0] in `scope`; COLUMN and ALL: partials to
+                       operand */
 } ml_inst_kind;
 typedef enum { ML_LEVEL_ROW, ML_LEVEL_ELEMENT } ml_level;
 typedef enum { ML_SCOPE_ROW, ML_SCOPE_COLUMN, ML_SCOPE_ALL } ml_scope;
@@ -73,8 +75,9 @@ typedef struct {
  *
  * C:    void ENTRY(char *const *p, const long long *s, long long begin, long long end)
  *       runs units begin .. end-1 of `units`; units may run in any order and at once.
- * CUDA: extern "C" __global__ void ENTRY(ml_arguments a)   with struct { char *p[]; long long s[]; }
- *       of exactly pointer_count pointers and scalar_count scalars; `units` is ignored. */
+ * CUDA: extern "C" __global__ void ENTRY(ml_arguments a), where ml_arguments is
+ *       struct { char *p[]; long long s[]; } of exactly pointer_count pointers and scalar_count
+ *       scalars; `units` is ignored. */
 enum { ML_MAX_SCALARS = 8 };
 typedef struct ml_kernel {
     uint64_t key;           /* hash of source, which names what it computes */
@@ -84,17 +87,19 @@ typedef struct ml_kernel {
     int pointer_count, scalar_count;
     int64_t scalar[ML_MAX_SCALARS];
     int64_t units, grain;   /* C: parallel units, and the fewest worth waking a thread */
-    uint32_t grid[3], block, shared_bytes; /* CUDA; above 48 KiB the function attribute must be raised */
-    struct ml_kernel *next; /* to be run with the same pointers once this one is finished; NULL: none.
-                               Templates (attention backward, scatter_add) need such chains */
+    uint32_t grid[3], block; /* CUDA */
+    uint32_t shared_bytes;   /* above 48 KiB the function attribute must be raised */
+    struct ml_kernel *next;  /* to be run with the same pointers once this one is finished, or NULL:
+                                templates (attention backward, scatter_add) need such chains */
 } ml_kernel;
 
 /* Print `ir` for `target` (emit.c, with loop skeletons in emit_c.c and emit_cuda.c). Raises. */
 void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out);
 /* The text that goes before every kernel's source: types, conversions, ml_exp_f32, ... */
 const char *ml_prelude(ml_target_kind kind);
-/* Expression of a MAP op with operand texts filled in, e.g. "ml_exp_f32(v3)". Shared by templates. */
-void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from, const char *const *operands);
+/* Expression of a MAP op with operand texts filled in, e.g. "ml_exp_f32(v3)"; for templates too. */
+void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from,
+                 const char *const *operands);
 /* Print a closed function of the graph (a score function) as C/CUDA statements in f32 and return
  * the name of the result. values[i] is the text for PARAM(i) (for a captured tensor: the template's
  * load expression); index_of(axis) texts for IOTA by axis. */

@@ -18,7 +18,8 @@ typedef struct {
     bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE) */
 } ml_target;
 
-/* On a GPU no attention is short enough: a fused kernel beats products and a softmax at any length. */
+/* On a GPU no attention is short enough: a fused kernel beats products and a softmax at any
+ * length. */
 enum { ML_CUDA_MATERIALIZED = 0 };
 
 #endif

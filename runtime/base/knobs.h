@@ -7,7 +7,8 @@
 
 enum { ML_BLAS_FASTER = 2 };
 typedef struct {
-    int debug;           /* MLUA_DEBUG=0..5: device, kernels with times, fusion, source, graphs, rewrites */
+    int debug;           /* MLUA_DEBUG=0..5: device, kernels with times, fusion, source, graphs,
+                            rewrites */
     const char *dump;    /* MLUA_DUMP=pass[@name]: print the graph after a pass */
     bool verify;         /* MLUA_VERIFY=1: verify the graph after every pass */
     const char *check;   /* MLUA_CHECK=cpu: run every kernel on the CPU too and compare */
@@ -15,11 +16,11 @@ typedef struct {
     const char *keep;    /* MLUA_KEEP=dir: keep the sources of generated kernels there */
     int64_t out_of_memory; /* MLUA_OOM=n: the n-th allocation fails; 0 is never */
     const char *cache;   /* MLUA_CACHE=dir: the kernel cache's folder */
-    bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes, untimed */
+    bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes */
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
-    bool recompute;        /* MLUA_RECOMPUTE=1: recompute activations whatever the memory */
+    bool recompute;      /* MLUA_RECOMPUTE=1: recompute activations whatever the memory */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
 } ml_knobs_values;
 

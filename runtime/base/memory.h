@@ -10,8 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-void *ml_alloc(size_t bytes);                              /* NULL when exhausted; zeroed */
-void *ml_realloc(void *block, size_t old_bytes, size_t bytes); /* NULL when exhausted; zeroes the new part */
+void *ml_alloc(size_t bytes); /* NULL when exhausted; zeroed */
+/* NULL when exhausted; zeroes the new part. */
+void *ml_realloc(void *block, size_t old_bytes, size_t bytes);
 void ml_free(void *block);
 int64_t ml_live_blocks(void); /* heap blocks not yet freed */
 /* From now on the n-th allocation fails (once); 0 is never. MLUA_OOM=n sets it at the start. */
@@ -40,7 +41,12 @@ typedef struct { ml_arena *arena; char *text; size_t length, capacity; } ml_text
 void ml_text_add(ml_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* A hash index from 64-bit hashes to u32 values; the caller compares keys. Grows, never shrinks. */
-typedef struct { ml_arena *arena; uint64_t *hashes; uint32_t *values; uint32_t count, capacity; } ml_index;
+typedef struct {
+    ml_arena *arena;
+    uint64_t *hashes;
+    uint32_t *values;
+    uint32_t count, capacity;
+} ml_index;
 enum { ML_INDEX_NONE = UINT32_MAX };
 void ml_index_add(ml_index *index, uint64_t hash, uint32_t value);
 /* The next value under `hash`, starting with *cursor = 0; ML_INDEX_NONE after the last. */
