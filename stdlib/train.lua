@@ -54,7 +54,7 @@ local accumulators = {} -- by name; zero between steps, so that a script's train
 
 local function accumulator(name, axes)
   accumulators[name] = accumulators[name]
-    or core.state { name = name, axes = axes, dtype = "f32", kind = "other", init = m.zeros(axes) }
+    or core.state { name = name, axes = axes, dtype = "f32", kind = "gradient", init = m.zeros(axes) }
   return accumulators[name]
 end
 

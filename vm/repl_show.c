@@ -39,7 +39,7 @@ static void print_tensor(lua_State *L, ml_ref n) {
 }
 
 static void print_state(lua_State *L, uint32_t id) {
-    static const char *const kinds[] = {"parameter", "optimizer state", "state"};
+    static const char *const kinds[] = {"parameter", "optimizer state", "gradient sum", "state"};
     const ml_graph *g = vm_of(L)->graph;
     const ml_state *state = ml_graph_state(g, id);
     vm_push_type(L, g, &state->type);

@@ -132,7 +132,7 @@ static const char *set_name(lua_State *L, uint32_t id, int index) {
 
 static int core_state(lua_State *L) {
     static const char *const known[] = {"name", "axes", "dtype", "kind", "init", NULL};
-    static const char *const kinds[] = {"parameter", "optimizer", "other", NULL};
+    static const char *const kinds[] = {"parameter", "optimizer", "gradient", "other", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
     vm_check_options(L, 1, "core.state", known);
@@ -222,7 +222,7 @@ static int state_set_init(lua_State *L) {
 }
 
 static int state_kind(lua_State *L) {
-    static const char *const kinds[] = {"parameter", "optimizer", "other"};
+    static const char *const kinds[] = {"parameter", "optimizer", "gradient", "other"};
     lua_pushstring(L, kinds[info_of(L, self(L))->kind]);
     return 1;
 }

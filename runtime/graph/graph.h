@@ -105,7 +105,12 @@ typedef struct {
 
 /* State: a named tensor that lives across steps and programs. The same table serves all graphs of
  * a session. Its initial value is a node of the session graph without INPUTs. */
-typedef enum { ML_STATE_PARAMETER, ML_STATE_OPTIMIZER, ML_STATE_OTHER } ml_state_kind;
+typedef enum {
+    ML_STATE_PARAMETER,
+    ML_STATE_OPTIMIZER,
+    ML_STATE_GRADIENT, /* a sum of gradients over microbatches */
+    ML_STATE_OTHER,
+} ml_state_kind;
 typedef struct {
     const char *name; /* unique; the key of its randomness and of checkpoints */
     ml_state_kind kind;
@@ -128,8 +133,9 @@ uint32_t ml_graph_count(const ml_graph *g); /* nodes are 1 .. count-1 */
 /* Axis names. */
 ml_axis ml_axis_named(ml_graph *g, const char *name); /* interns */
 const char *ml_axis_name(const ml_graph *g, ml_axis axis);
-ml_axis ml_axis_fresh(ml_graph *g, const char *stem); /* a new name "stem'N" that no script can write */
-int ml_type_find(const ml_type *t, ml_axis axis);     /* position, or -1 */
+/* A new name "stem'N" that no script can write. */
+ml_axis ml_axis_fresh(ml_graph *g, const char *stem);
+int ml_type_find(const ml_type *t, ml_axis axis); /* position, or -1 */
 int64_t ml_type_elements(const ml_type *t);
 int64_t ml_type_bytes(const ml_type *t);
 bool ml_type_equal(const ml_type *a, const ml_type *b);     /* dtype, axes, sizes and order */
@@ -161,9 +167,9 @@ uint32_t ml_graph_input_count(const ml_graph *g);
 
 /* The one constructor: checks operands, infers the type, hash-conses. Raises ML_INVALID with the
  * operands of the error for bad operands. `type` serves the ops whose type the arguments do not
- * give (CONST and CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM): NULL elsewhere.
- * Float operands of MAP, DOT, CONCAT and attention are promoted to the widest by CASTs. Does not
- * simplify. */
+ * give (CONST and CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM): NULL
+ * elsewhere. Float operands of MAP, DOT, CONCAT and attention are promoted to the widest by CASTs.
+ * Does not simplify. */
 ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_count,
                     const int64_t *args, int arg_count, const ml_type *type);
 /* Copy node n of `from` with other sources (already in g). Axis ids are mapped by name unless the
@@ -216,11 +222,11 @@ ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
  * Query head h reads K/V head h / (heads / kv_heads).
  * s = scale * sum(q k) in f32; s = score(s) where there is one; masked to -infinity where causal
  * (kv > q + offset, offset = kv_size - seq_size) or outside the window (q + offset - kv >= window);
- * o = softmax(s) v. s and lse are f64 for f64 operands. Rows with nothing to attend to give 0 (lse -infinity).
- * The score function is a root in the same graph that only attention nodes refer to: MAP, IOTA and
- * CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and PARAM(1 + i) =
- * captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) = captured, and
- * PARAM(1 + captured count) = the cotangent. */
+ * o = softmax(s) v. s and lse are f64 for f64 operands. Rows with nothing to attend to give 0 (lse
+ * -infinity). The score function is a root in the same graph that only attention nodes refer to:
+ * MAP, IOTA and CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and
+ * PARAM(1 + i) = captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) =
+ * captured, and PARAM(1 + captured count) = the cotangent. */
 typedef struct {
     ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
     bool causal;
@@ -230,7 +236,8 @@ typedef struct {
     ml_ref derivative; /* ATTENTION_GRAD with a score: d loss / d s before the score function */
 } ml_attention_args;
 ml_ref ml_attention(ml_graph *g, const ml_ref *sources, int count, const ml_attention_args *args);
-ml_ref ml_attention_grad(ml_graph *g, const ml_ref *sources, int count, const ml_attention_args *args);
+ml_ref ml_attention_grad(ml_graph *g, const ml_ref *sources, int count,
+                         const ml_attention_args *args);
 void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args);
 /* The type of PARAM(0): f32 (f64 for f64 operands), q's batch axes, heads, seq, kv_seq. */
 void ml_attention_score_type(const ml_graph *g, ml_ref q, ml_ref k, const ml_attention_args *args,

@@ -140,17 +140,34 @@ int64_t ml_memory_place(ml_schedule *schedule, int output_count) {
     return call.bytes;
 }
 
-ml_memory_kind memory_kind(const ml_schedule *s, const ml_storage *storage) {
+/* Which nodes hold gradients of states: those that are marked, and what they are only moved, cast
+ * or cut from (passes join products and cut the gradients out of the result). */
+static bool *gradients_find(const ml_graph *g, ml_arena *arena) {
+    bool *gradient = ML_NEW_ARRAY(arena, bool, ml_graph_count(g));
+    for (ml_ref n = ml_graph_count(g) - 1; n > 0; n--) {
+        const ml_node *node = ml_graph_node(g, n);
+        gradient[n] = gradient[n] || (node->flags & ML_NODE_GRADIENT);
+        bool moves = ml_ops[node->op].op_class == ML_CLASS_MOVE || node->op == ML_OP_CAST;
+        if (gradient[n] && moves) gradient[ml_graph_source(g, n, 0)] = true;
+        for (int i = 0; gradient[n] && node->op == ML_OP_ADD && i < 2; i++)
+            gradient[ml_graph_source(g, n, i)] = true;
+    }
+    return gradient;
+}
+
+static ml_memory_kind memory_kind(const ml_schedule *s, const ml_storage *storage,
+                                  const bool *gradient) {
     if (storage->kind == ML_STORAGE_STATE) {
-        /* Counters, biases of routers and the like are small: they count as workspace. */
-        ml_state_kind kind = ml_graph_state(s->graph, storage->id)->kind;
-        return kind == ML_STATE_PARAMETER   ? ML_MEMORY_PARAMETERS
-               : kind == ML_STATE_OPTIMIZER ? ML_MEMORY_OPTIMIZER
-                                            : ML_MEMORY_WORKSPACE;
+        switch (ml_graph_state(s->graph, storage->id)->kind) {
+        case ML_STATE_PARAMETER: return ML_MEMORY_PARAMETERS;
+        case ML_STATE_OPTIMIZER: return ML_MEMORY_OPTIMIZER;
+        case ML_STATE_GRADIENT: return ML_MEMORY_GRADIENTS;
+        case ML_STATE_OTHER: break; /* counters, biases of routers: small */
+        }
+        return ML_MEMORY_WORKSPACE;
     }
     if (storage->kind == ML_STORAGE_INPUT || storage->node == 0) return ML_MEMORY_WORKSPACE;
-    const ml_node *node = ml_graph_node(s->graph, storage->node);
-    return node->flags & ML_NODE_GRADIENT ? ML_MEMORY_GRADIENTS : ML_MEMORY_ACTIVATIONS;
+    return gradient[storage->node] ? ML_MEMORY_GRADIENTS : ML_MEMORY_ACTIVATIONS;
 }
 
 /* The step at which the temporaries need most. */
@@ -175,6 +192,7 @@ void memory_account(ml_plan *plan) {
     const ml_schedule *s = plan->schedule;
     plan->peak_step = peak_find(s, plan->arena);
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(s->graph) + 1);
+    const bool *gradient = gradients_find(s->graph, plan->arena);
     int64_t temporaries = 0, others = 0;
     for (int i = 0; i < ML_MEMORY_KINDS; i++) plan->kind_bytes[i] = 0;
     for (uint32_t i = 0; i < s->storages.count; i++) {
@@ -188,7 +206,7 @@ void memory_account(ml_plan *plan) {
             if (seen[storage->id]) continue;
             seen[storage->id] = true;
         }
-        plan->kind_bytes[memory_kind(s, storage)] += bytes;
+        plan->kind_bytes[memory_kind(s, storage, gradient)] += bytes;
         if (temporary)
             temporaries += bytes;
         else

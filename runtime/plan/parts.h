@@ -12,8 +12,6 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
 void plan_assign(ml_plan *plan);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
-/* Which account a storage belongs to. */
-ml_memory_kind memory_kind(const ml_schedule *schedule, const ml_storage *storage);
 
 /* Whether write `write` of the step may use the very memory of `storage`, as far as the step's own
  * reads of that storage are concerned. */
