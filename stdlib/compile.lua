@@ -49,6 +49,7 @@ function m.compile(fn, inputs, options)
   }
   if not single then return program end
   return setmetatable({}, {
+    __tostring = function() return tostring(program) end,
     __call = function(_, feed) return program(feed or {}).result end,
     __index = function(_, key)
       local value = program[key]

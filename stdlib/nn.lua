@@ -66,13 +66,14 @@ function m.rope(x, options)
   options = options or {}
   local seq, dim = options.seq or "seq", options.head_dim or "head_dim"
   local size, dtype = x:size(dim), x:dtype()
+  local wide = dtype == "f64" and "f64" or "f32"
   if size % 2 ~= 0 then core.fail(("rope needs an even %s, not %d"):format(dim, size)) end
   local pairs_axis = core.axis(dim, size // 2)
-  local position = core.iota(core.axis(seq, x:size(seq)), "f32") + (options.offset or 0)
-  local rate = core.exp(core.iota(pairs_axis, "f32") * (-2 / size * math.log(options.base or 10000)))
+  local position = core.iota(core.axis(seq, x:size(seq)), wide) + (options.offset or 0)
+  local rate = core.exp(core.iota(pairs_axis, wide) * (-2 / size * math.log(options.base or 10000)))
   local angle = position:broadcast { core.axis(seq, x:size(seq)), pairs_axis } * rate
   local cos, sin = core.cos(angle), core.sin(angle)
-  local a, b = x:slice(dim, 0, size // 2):cast("f32"), x:slice(dim, size // 2, size):cast("f32")
+  local a, b = x:slice(dim, 0, size // 2):cast(wide), x:slice(dim, size // 2, size):cast(wide)
   return core.concat({ (a * cos - b * sin):cast(dtype), (b * cos + a * sin):cast(dtype) }, dim)
 end
 

@@ -50,7 +50,7 @@ function m.step_program(o, parameters)
   end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
 end
 
-local accumulators = {} -- by name; zero between steps, so that a script's trainings share them
+local accumulators = {} -- by name; a script's trainings share them, for each step starts afresh
 
 local function accumulator(name, axes)
   accumulators[name] = accumulators[name]
@@ -58,28 +58,23 @@ local function accumulator(name, axes)
   return accumulators[name]
 end
 
--- With accumulation: one program a microbatch, which adds to gradient states, and one that applies.
+-- With accumulation: one program a microbatch, which adds to gradient states (or sets them: input
+-- `first`), and one that applies.
 local function accumulated_step(o, parameters)
   local sums = {}
   for i, p in ipairs(parameters) do sums[i] = accumulator("gradient." .. p:name(), m.axes_of(p)) end
   local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
   local micro = m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
-    for i, g in ipairs(core.grad(total, parameters)) do sums[i]:assign(sums[i]:read() + g) end
-    loss_sum:assign(loss_sum:read() + total)
-    loss_count:assign(loss_count:read() + count)
-    return {}
-  end, token_inputs(o, { step = { dtype = "i64" } }), { name = "microbatch", training = true })
+    local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
+    for i, g in ipairs(core.grad(total, parameters)) do add(sums[i], g) end
+    add(loss_sum, total)
+    add(loss_count, count)
+  end, token_inputs(o, { step = { dtype = "i64" }, first = { dtype = "bool" } }), { name = "microbatch", training = true })
   local finish = m.compile(function(feeds)
     local gradients = {}
-    for i, sum in ipairs(sums) do
-      gradients[i] = sum:read()
-      sum:assign(m.zeros(m.axes_of(parameters[i])))
-    end
-    local result = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
-    loss_sum:assign(m.zeros {})
-    loss_count:assign(m.zeros {})
-    return result
+    for i, sum in ipairs(sums) do gradients[i] = sum:read() end
+    return apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
   end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true })
   return micro, finish
 end
@@ -212,7 +207,7 @@ function m.train(options)
       data.fill(step, i)
       local program = step_program or micro
       local feeds = { tokens = data.tokens, targets = data.targets, step = step_program and step or step * o.accum + i }
-      if step_program then feeds.rate = rate end
+      if step_program then feeds.rate = rate else feeds.first = i == 0 end
       program:start(feeds)
       if i + 1 < o.accum then program:finish() end
     end
