@@ -148,3 +148,30 @@ PROCESS_TEST(unwritable_home) {
         "unset MLUA_CACHE XDG_CACHE_HOME; HOME=/proc \"$MLUA\" run --device cpu kernel.lua");
     process_expect(&r, "6.0\n");
 }
+
+static int occurrences(const char *text, const char *part) {
+    int count = 0;
+    for (const char *at = text; (at = strstr(at, part)); at += strlen(part)) count++;
+    return count;
+}
+
+/* A step of a model with a large vocabulary and a long sequence holds the logits once (their
+ * gradient takes their place) and never the scores of attention. */
+PROCESS_TEST(logits_once_and_scores_never) {
+    static const char *const devices[] = {"cpu", "h200"};
+    for (int i = 0; i < 2; i++) {
+        process_result r =
+            process_run(room, 0, "",
+                        "check \"$ROOT/models/llama.lua\" layers=1 heads=2 kv_heads=1 embed=64"
+                        " ffn=64 batch=2 seq=1024 vocab=32000 --device %s",
+                        devices[i]);
+        CHECK_EQ_INT(occurrences(r.output, "[batch=2, seq=1024, vocab=32000]"), 1);
+        CHECK_EQ_INT(occurrences(r.output, "seq=1024, kv_seq=1024"), 0);
+        /* MiB: one buffer of logits, and less than half of another for all else but the 64 of a
+         * library's workspace. */
+        double logits = 2.0 * 1024 * 32000 * (i == 0 ? 4 : 2) / (1 << 20);
+        const char *peak = strstr(r.output, "peak memory");
+        REQUIRE(peak != NULL);
+        CHECK(strtod(peak + strlen("peak memory"), NULL) < 1.5 * logits + 64);
+    }
+}
