@@ -1,10 +1,15 @@
+#define _GNU_SOURCE /* environ */
 #include "runtime/base/knobs.h"
+
+#include "runtime/base/suggest.h"
 
 #include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 typedef enum { NUMBER, LARGE_NUMBER, FLAG, TEXT } knob_kind;
 typedef struct {
@@ -67,11 +72,32 @@ static void read_knob(const knob *k, const char *text) {
     if (k->kind == FLAG) *(bool *)field = number != 0;
 }
 
+/* Say so where a variable looks like a misspelt knob; other programs may have MLUA_ ones too. */
+static void check_spelling(const char *variable) {
+    static const char prefix[] = "MLUA_";
+    enum { PREFIX = sizeof prefix - 1, LONGEST = 64 };
+    size_t length = strcspn(variable, "=");
+    if (strncmp(variable, prefix, PREFIX) != 0 || length >= LONGEST) return;
+    char name[LONGEST];
+    memcpy(name, variable, length);
+    name[length] = 0;
+    const char *known[KNOB_COUNT];
+    for (int i = 0; i < KNOB_COUNT; i++) {
+        if (strcmp(name, KNOBS[i].name) == 0) return;
+        known[i] = KNOBS[i].name + PREFIX;
+    }
+    const char *guess = ml_suggest(name + PREFIX, known, KNOB_COUNT);
+    if (guess) {
+        fprintf(stderr, "mlua: %s is ignored: did you mean %s%s?\n", name, prefix, guess);
+    }
+}
+
 static void read_environment(void) {
     for (int i = 0; i < KNOB_COUNT; i++) {
         const char *text = getenv(KNOBS[i].name);
         if (text && *text) read_knob(&KNOBS[i], text);
     }
+    for (char **variable = environ; variable && *variable; variable++) check_spelling(*variable);
 }
 
 const ml_knobs_values *ml_knobs(void) {
