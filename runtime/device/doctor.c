@@ -64,12 +64,14 @@ static void report_nccl(ml_text *out) {
 
 static void report_device(ml_text *out, const char *what, const char *name) {
     ml_device *device = NULL;
-    if (ml_device_open(name, 0, &device) == ML_OK) {
-        report(out, what, true, device->description);
-        ml_device_close(device);
+    if (ml_device_open(name, 0, &device) != ML_OK) {
+        report(out, what, false, ml_error_last()->text);
         return;
     }
-    report(out, what, false, ml_error_last()->text);
+    char description[sizeof device->description];
+    memcpy(description, device->description, sizeof description);
+    ml_device_close(device); /* before what may raise */
+    report(out, what, true, description);
 }
 
 static void report_described(ml_text *out, const char *what, ml_status status, const char *text,
