@@ -28,18 +28,31 @@ function m.training_log(o, flops)
   local log, started, last, smooth = {}, core.time(), core.time(), nil
   local peak = device.peak_flops or 0
   local every = o.log_every or (columns and 1 or math.max(1, o.steps // 20))
-  local function line(step, loss, norm, lr, seconds)
-    local speed = tokens_step / seconds
-    local text = ("step %d/%d  loss %.4f  norm %.3f  lr %.2e  %s tok/s"):format(step, o.steps, loss, norm, lr, count(speed))
-    local tflops = flops / seconds / 1e12
-    text = text .. ("  %.2f TFLOP/s"):format(tflops)
-    if peak > 0 then text = text .. ("  MFU %.1f%%"):format(100 * flops / seconds / peak) end
-    text = text .. ("  %.2f GiB"):format(core.device().used_bytes / 2 ^ 30)
-    return text .. ("  left %s"):format(clock((o.steps - step) * seconds))
+  -- What a line says: each part with its rank. The highest ranks go first where the columns are few.
+  local function parts(step, loss, norm, lr, seconds)
+    return {
+      { 1, ("step %d/%d"):format(step, o.steps) }, { 2, ("loss %.4f"):format(loss) }, { 6, ("norm %.3f"):format(norm) },
+      { 7, ("lr %.2e"):format(lr) }, { 4, count(tokens_step / seconds) .. " tok/s" },
+      { 5, ("%.2f TFLOP/s"):format(flops / seconds / 1e12) },
+      { peak > 0 and 5 or 9, peak > 0 and ("MFU %.1f%%"):format(100 * flops / seconds / peak) },
+      { 8, ("%.2f GiB"):format(core.device().used_bytes / 2 ^ 30) }, { 3, "left " .. clock((o.steps - step) * seconds) },
+    }
   end
-  local function bar(step, text)
+  local function join(list, highest)
+    local kept = {}
+    for _, part in ipairs(list) do
+      if part[2] and part[1] <= highest then kept[#kept + 1] = part[2] end
+    end
+    return table.concat(kept, "  ")
+  end
+  local function bar(step, list)
+    local text, highest = join(list, 9), 9
+    while highest > 1 and #text + 14 > columns do
+      highest = highest - 1
+      text = join(list, highest)
+    end
     local width = columns - #text - 4
-    if width < 8 then return text:sub(1, columns - 1) end
+    if width < 1 then return text:sub(1, columns - 1) end
     local full = math.floor(width * step / o.steps)
     return "[" .. ("#"):rep(full) .. ("-"):rep(width - full) .. "] " .. text
   end
@@ -58,8 +71,8 @@ function m.training_log(o, flops)
         :format(step, number(loss), number(norm), number(lr), step * tokens_step, number(speed), number(flops / seconds / 1e12),
           peak > 0 and number(flops / seconds / peak) or "null", number(core.device().used_bytes / 2 ^ 30), number(seconds * 1e3)) .. "\n")
     elseif step % every == 0 or step == 1 or step == o.steps then
-      local text = line(step, loss, norm, lr, smooth or seconds)
-      core.write(columns and "\r\27[K" .. bar(step, text) or text .. "\n")
+      local list = parts(step, loss, norm, lr, smooth or seconds)
+      core.write(columns and "\r\27[K" .. bar(step, list) or join(list, 9) .. "\n")
     end
   end
   function log.eval(step, loss)
