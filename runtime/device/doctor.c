@@ -1,6 +1,7 @@
 /* What `mlua doctor` prints about devices and libraries. */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "codegen/jit.h"
 #include "runtime/base/pool.h"
