@@ -717,6 +717,11 @@ function m.iota(axis, dtype) end
 ---@return Tensor
 function m.is_finite(a) end
 
+---Whether x is an instance of a module.
+---@param x any
+---@return boolean
+function m.is_module(x) end
+
 ---Layer normalisation over the axes, with gain and bias (Ba, Kiros and Hinton 2016).
 ---@param spec {eps: number, bias: boolean, [integer]: Axis}
 ---@return table module

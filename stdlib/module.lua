@@ -12,7 +12,7 @@ local is_instance = {} -- marks metatables of module instances
 
 local function instance_of(value)
   local meta = getmetatable(value)
-  return type(value) == "table" and type(meta) == "table" and meta[is_instance] and rawget(value, is_instance)
+  return type(value) == "table" and type(meta) == "table" and meta[is_instance] and rawget(value, is_instance) or nil
 end
 
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
@@ -130,6 +130,10 @@ local function call(instance, ...)
   local record = instance_of(instance)
   if not record.path then name_tree(record) end
   if not record.path then record.path = record.class.name end
+  if type(instance.forward) ~= "function" then
+    local name = record.class.name
+    core.fail(("%s has no function forward"):format(name), { help = ("define function %s:forward(x)"):format(name) })
+  end
   local outer = core.module_path(record.path)
   local results = table.pack(pcall(instance.forward, instance, ...))
   core.module_path(outer)
@@ -172,6 +176,7 @@ function m.module(name, build)
     return ("%s with %d parameters"):format(name, n)
   end
   return setmetatable(class, {
+    __tostring = function() return "the class " .. name end,
     __call = function(_, ...)
       local instance = {}
       rawset(instance, is_instance, { instance = instance, class = class, fields = {}, order = {} })
@@ -192,13 +197,20 @@ function m.stack(count, class, ...)
   return list
 end
 
+---Whether x is an instance of a module.
+---@param x any
+---@return boolean
+function m.is_module(x) return instance_of(x) ~= nil end
+
 ---The parameters of a module in the order of the tree; `.name` in the second list.
 ---@param model table a module instance
 ---@return State[] parameters
 ---@return string[] names
 function m.parameters(model)
   local record = instance_of(model)
-  if not record then core.fail("m.parameters takes a module") end
+  if not record then
+    core.fail("m.parameters takes a module, got " .. tostring(model), { help = "calling a class makes one: local model = GPT()" })
+  end
   name_tree(record)
   local list, names, seen = {}, {}, {}
   walk(model, "", {}, function() end, function(p)

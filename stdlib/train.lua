@@ -36,6 +36,14 @@ local function token_inputs(o, more)
   return inputs
 end
 
+local function default_loss(o)
+  return function(tokens, targets)
+    local logits = o.model(tokens)
+    if not core.is_tensor(logits) then core.fail("the model must return logits, got " .. type(logits)) end
+    return m.cross_entropy(logits, targets)
+  end
+end
+
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
 ---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss and grad_norm.
 ---@param o table options of m.train: loss or model, optimizer, batch, seq, clip
@@ -43,7 +51,7 @@ end
 ---@return Program
 function m.step_program(o, parameters)
   o.accum = o.accum or 1
-  o.loss = o.loss or function(tokens, targets) return m.cross_entropy(o.model(tokens), targets) end
+  o.loss = o.loss or default_loss(o)
   return m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
     return apply(o, parameters, core.grad(total, parameters), total, count, feeds)
@@ -79,6 +87,46 @@ local function accumulated_step(o, parameters)
   return micro, finish
 end
 
+local function natural(x) return math.tointeger(x) and x >= 0 end
+local function positive(x) return math.tointeger(x) and x >= 1 end
+local function is_axis(x) return type(x) == "userdata" and not core.is_tensor(x) end
+local function callable(x) return type(x) == "function" or type(x) == "table" and getmetatable(x) and getmetatable(x).__call end
+
+-- What each option must be, in words, and the test.
+local KINDS = {
+  model = { "a module", m.is_module }, loss = { "a function", callable }, schedule = { "a function of (step, steps)", callable },
+  optimizer = { "what m.adamw{...} gives", function(x) return type(x) == "table" and type(x.update) == "function" end },
+  batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
+  steps = { "an integer, 0 or more", natural }, accum = { "a positive integer", positive },
+  clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
+  data = { "a file's name", function(x) return type(x) == "string" end },
+  eval_every = { "an integer, 0 or more", natural }, eval_batches = { "a positive integer", positive },
+  eval_share = { "a share between 0 and 1", function(x) return type(x) == "number" and x > 0 and x < 1 end },
+  log_every = { "a positive integer", positive }, on_step = { "a function of (step, outputs)", callable },
+}
+
+local function check_kinds(o)
+  for _, key in ipairs(OPTIONS) do
+    local kind = KINDS[key]
+    if kind and o[key] ~= nil and not kind[2](o[key]) then
+      core.fail(("m.train's %s must be %s, got %s"):format(key, kind[1], tostring(o[key])))
+    end
+  end
+end
+
+-- A loss that returns anything but a sum and a count is an error here and not deep in the step.
+local function checked_loss(loss)
+  return function(...)
+    local total, count = loss(...)
+    if not core.is_tensor(total) or not (core.is_tensor(count) or type(count) == "number") then
+      core.fail("m.train's loss must return a sum and a count", {
+        help = "such as m.cross_entropy(model(tokens), targets); for a mean return it and 1",
+      })
+    end
+    return total, count
+  end
+end
+
 -- The options with their defaults, in a table of their own.
 local function complete(options)
   m.check_options("train", options or {}, OPTIONS)
@@ -94,18 +142,15 @@ local function complete(options)
   for _, key in ipairs { "model", "batch", "seq" } do
     if o[key] == nil then core.fail(("m.train needs %s"):format(key), { help = "options: " .. table.concat(OPTIONS, ", ") }) end
   end
-  for _, key in ipairs { "batch", "seq" } do
-    if type(o[key]) ~= "userdata" or core.is_tensor(o[key]) then
-      core.fail(("m.train's %s must be an axis, got %s"):format(key, tostring(o[key])), { help = key .. " = A." .. key })
-    end
-  end
+  check_kinds(o)
   if o.batch.size % o.accum ~= 0 then
     core.fail(("batch=%d cannot be cut into accum=%d microbatches"):format(o.batch.size, o.accum), {
       help = "accum must divide the batch",
     })
   end
-  o.loss = o.loss or function(tokens, targets) return m.cross_entropy(o.model(tokens), targets) end
+  o.loss = checked_loss(o.loss or default_loss(o))
   if o.data == "" then o.data = nil end
+  if o.eval_every == 0 then o.eval_every = nil end
   o.eval_share = o.eval_share or 0.1
   o.eval_batches = o.eval_batches or 8
   return o
@@ -175,7 +220,9 @@ function m.train(options)
   local o = complete(options)
   local mode = core.options().mode
   local data = mode ~= "check" and open_data(o)
-  o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32")) -- names the parameters
+  if not options.loss then -- layers that are made while the model runs
+    o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
+  end
   local parameters = m.parameters(o.model)
   local step_program, micro, finish
   if o.accum == 1 then step_program = m.step_program(o, parameters) else micro, finish = accumulated_step(o, parameters) end
@@ -203,6 +250,7 @@ function m.train(options)
   local result = { steps = 0 }
   for step = 1, o.steps do
     local rate = o.schedule(step, o.steps)
+    if type(rate) ~= "number" then core.fail(("the schedule must return a number, got %s"):format(tostring(rate))) end
     for i = 0, o.accum - 1 do
       data.fill(step, i)
       local program = step_program or micro

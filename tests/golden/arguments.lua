@@ -20,5 +20,18 @@ try(function() m.attention(q, q, q, { causal = true, window = 0 }) end)
 try(function() m.cross_entropy(logits, m.zeros { A.batch, A.seq }) end)
 try(function() m.cross_entropy(logits, m.zeros({ A.batch, A.heads }, "i32")) end)
 try(function() m.compile(function(feeds) return feeds.token end, { tokens = { A.seq, dtype = "i32" } }) end)
-try(function() m.train { model = q, batch = 32, seq = A.seq } end)
-try(function() m.generate(q, { seq = A.seq, prompt = "" }) end)
+try(function() m.train { model = m.rms_norm { A.embed }, batch = 32, seq = A.seq } end)
+try(function() m.generate(m.rms_norm { A.embed }, { prompt = "a" }) end)
+
+local model = m.rms_norm { A.embed }
+local function train(o)
+  o.model, o.batch, o.seq = o.model or model, o.batch or A.batch, A.seq
+  m.train(o)
+end
+try(train, { model = m.module("Net", function() end) })
+try(train, { optimizer = 1e-3 })
+try(train, { schedule = 0.5 })
+try(train, { accum = 0 })
+try(train, { eval_share = 1 })
+try(train, { model = m.module("Net", function() end)(), loss = function() return m.zeros {} end })
+try(train, { model = m.module("Net", function() end)() })
