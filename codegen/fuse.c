@@ -98,7 +98,7 @@ static lower_role first_role(lowering *l, ml_ref n) {
     case ML_CLASS_LEAF:
         if (node->op == ML_OP_PARAM)
             ml_raise(ML_INTERNAL, "lowering: node %%%u is a parameter outside of a function", n);
-        return node->op == ML_OP_STATE || node->op == ML_OP_INPUT ? LOWER_LEAF : LOWER_INLINE;
+        return node->op == ML_OP_CONST || node->op == ML_OP_IOTA ? LOWER_INLINE : LOWER_LEAF;
     case ML_CLASS_MAP: return l->target->no_fuse ? LOWER_ROOT : LOWER_INLINE;
     case ML_CLASS_MOVE:
         return node->op == ML_OP_CONCAT ? LOWER_CONCAT
@@ -114,6 +114,7 @@ static lower_role first_role(lowering *l, ml_ref n) {
     case ML_CLASS_ROUTINE:
         if (node->op == ML_OP_SCATTER_ADD && fuse_scatter_is_map(l->g, n)) return LOWER_INLINE;
         return LOWER_LIBRARY;
+    case ML_CLASS_COLLECTIVE:
     case ML_CLASS_SCAN: break;
     }
     return LOWER_LIBRARY;

@@ -349,14 +349,21 @@ static uint16_t eval_leaf(lower_builder *b, ml_ref n, const lower_index *index) 
 }
 
 static uint16_t eval_random(lower_builder *b, ml_ref n, const lower_index *index, uint16_t guard) {
-    const ml_type *type = ml_graph_type(b->l->g, n);
-    int64_t stride[ML_MAX_AXES];
-    views_strides(type, stride);
-    lower_index linear = eval_index_zero();
-    for (int i = 0; i < type->rank; i++) add_index(b, &linear, &index[i], stride[i]);
-    uint16_t key = eval(b, ml_graph_source(b->l->g, n, 0), NULL, guard);
-    return map(b, ML_OP_RANDOM, (ml_dtype)type->dtype, ML_I64, key, eval_index(b, &linear),
-               ML_NO_INST);
+    const ml_graph *g = b->l->g;
+    const ml_type *type = ml_graph_type(g, n);
+    uint16_t key = eval(b, ml_graph_source(g, n, 0), NULL, guard), element;
+    if (ml_graph_node(g, n)->source_count == 2) { /* the indices are given */
+        lower_index inner[ML_MAX_AXES];
+        indices_by_name(type, index, ml_graph_type(g, ml_graph_source(g, n, 1)), inner);
+        element = eval(b, ml_graph_source(g, n, 1), inner, guard);
+    } else {
+        int64_t stride[ML_MAX_AXES];
+        views_strides(type, stride);
+        lower_index linear = eval_index_zero();
+        for (int i = 0; i < type->rank; i++) add_index(b, &linear, &index[i], stride[i]);
+        element = eval_index(b, &linear);
+    }
+    return map(b, ML_OP_RANDOM, (ml_dtype)type->dtype, ML_I64, key, element, ML_NO_INST);
 }
 
 static uint16_t eval_map(lower_builder *b, ml_ref n, const lower_index *index, uint16_t guard) {
@@ -439,6 +446,7 @@ static uint16_t eval_inline(lower_builder *b, ml_ref n, const lower_index *index
     case ML_CLASS_REDUCE: return eval_unrolled(b, n, index, guard);
     case ML_CLASS_ROUTINE: return eval_scatter(b, n, index, guard);
     case ML_CLASS_CONTRACT: return eval_product(b, n, ml_graph_type(b->l->g, n), index, guard);
+    case ML_CLASS_COLLECTIVE:
     case ML_CLASS_SCAN: break;
     }
     ml_raise(ML_INTERNAL, "lowering: %s cannot be computed inside a kernel", ml_ops[node->op].name);

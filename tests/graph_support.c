@@ -95,8 +95,16 @@ static ml_ref sample_leaf(ml_graph *g, ml_op op) {
         return ml_graph_add(g, op, NULL, 0, &id, 1, NULL);
     }
     case ML_OP_INPUT: return graph_input(g, ML_F32, "b2 s4");
+    case ML_OP_COORDINATE: return ml_graph_add(g, op, NULL, 0, (int64_t[]){0, 2}, 2, NULL);
     default: return ml_graph_add(g, ML_OP_PARAM, NULL, 0, (int64_t[]){0}, 1, &type);
     }
+}
+
+/* Over two ranks. */
+static ml_ref sample_collective(ml_graph *g, ml_op op) {
+    ml_ref x = graph_input(g, ML_F32, "b2 s4");
+    bool combines = op == ML_OP_ALL_REDUCE || op == ML_OP_REDUCE_SCATTER;
+    return ml_graph_add(g, op, &x, 1, (int64_t[]){0, 2, ML_COMBINE_SUM}, combines ? 3 : 2, NULL);
 }
 
 static ml_ref sample_move(ml_graph *g, ml_op op) {
@@ -166,6 +174,7 @@ ml_ref graph_sample(ml_graph *g, ml_op op) {
     switch (ml_ops[op].op_class) {
     case ML_CLASS_LEAF: return sample_leaf(g, op);
     case ML_CLASS_MAP: return sample_map(g, op);
+    case ML_CLASS_COLLECTIVE: return sample_collective(g, op);
     case ML_CLASS_REDUCE: return ml_reduce(g, op, graph_input(g, ML_F32, "b2 s4"), &s, 1);
     default: return sample_move(g, op);
     }

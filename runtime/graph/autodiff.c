@@ -415,6 +415,9 @@ static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     default:
         if (ml_ops[op].op_class == ML_CLASS_MAP)
             map_rule(t, n, g);
+        else if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
+            ml_raise(ML_INTERNAL, "%s has no gradient: sharding comes after autodiff",
+                     ml_ops[op].name);
         else if (ml_ops[op].op_class != ML_CLASS_LEAF)
             GIVE(0, move_back(G, n, g));
     }

@@ -328,7 +328,8 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
 
 void graph_check_shape(const infer *in) {
     const ml_op_info *info = &ml_ops[in->op];
-    if (info->sources >= 0 && in->source_count != info->sources)
+    bool indexed = in->op == ML_OP_RANDOM && in->source_count == 2;
+    if (info->sources >= 0 && in->source_count != info->sources && !indexed)
         ml_raise(ML_INTERNAL, "%s takes %d operands, not %d", info->name, info->sources,
                  in->source_count);
     for (int i = 0; i < in->source_count; i++)

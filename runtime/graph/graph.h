@@ -21,6 +21,11 @@
  *   CUMSUM axis from_end SORT axis descending  TOP_K axis k new_axis
  *   DOT axes* (reduced)  SCATTER_ADD axis      (result type is the node's)        OUT index
  *   ATTENTION, ATTENTION_GRAD  see ml_attention_args
+ *   COORDINATE, ALL_GATHER, ALL_TO_ALL, SHIFT mesh_axis ranks
+ *   ALL_REDUCE, REDUCE_SCATTER mesh_axis ranks ml_combine
+ * A program that was sharded (ml_shard) has STATEs and INPUTs with the types of one rank's part:
+ * the axes of the table's type, with sizes that divide its sizes. RANDOM may have a second source:
+ * the global index of each element, i64, whose axes are the result's.
  * CONST of an int dtype holds the integer itself. CONST always has no axes: BROADCAST adds them. */
 #ifndef ML_GRAPH_H
 #define ML_GRAPH_H
@@ -44,12 +49,13 @@ typedef enum {
 
 typedef enum {
     ML_CLASS_LEAF, ML_CLASS_MAP, ML_CLASS_MOVE, ML_CLASS_REDUCE, ML_CLASS_SCAN, ML_CLASS_CONTRACT,
-    ML_CLASS_ROUTINE
+    ML_CLASS_ROUTINE, ML_CLASS_COLLECTIVE
 } ml_op_class;
 typedef enum {
     ML_RULE_ARITH, ML_RULE_FLOAT, ML_RULE_TEST, ML_RULE_LOGIC, ML_RULE_SAME, ML_RULE_OWN
 } ml_dtype_rule;
 typedef enum { ML_KIND_BOOL, ML_KIND_INT, ML_KIND_FLOAT } ml_dtype_kind;
+typedef enum { ML_COMBINE_SUM, ML_COMBINE_MAX, ML_COMBINE_MIN, ML_COMBINE_COUNT } ml_combine;
 
 typedef struct {
     const char *ident, *name;
@@ -167,8 +173,8 @@ uint32_t ml_graph_input_count(const ml_graph *g);
 
 /* The one constructor: checks operands, infers the type, hash-conses. Raises ML_INVALID with the
  * operands of the error for bad operands. `type` serves the ops whose type the arguments do not
- * give (CONST and CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM): NULL
- * elsewhere. Float operands of MAP, DOT, CONCAT and attention are promoted to the widest by CASTs.
+ * give (CONST and CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM;
+ * optional for STATE and INPUT: the type of one rank's part): NULL elsewhere. Float operands of MAP, DOT, CONCAT and attention are promoted to the widest by CASTs.
  * Does not simplify. */
 ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_count,
                     const int64_t *args, int arg_count, const ml_type *type);

@@ -171,27 +171,11 @@ reference_cell reference_map(ml_op op, ml_dtype dtype, ml_dtype from, const refe
     return map_integer(op, x[0].integer, binary ? x[1].integer : 0);
 }
 
-typedef struct {
-    /* what was asked for */
-    const ml_graph *asked;
-    const double *const *states, *const *inputs;
-    const ml_ref *nodes;
-    int count;
-    double **results;
-    bool round;
-    ml_arena *arena;
-    /* at work; released by ml_reference */
-    ml_graph *graph; /* attention replaced by its definition */
-    ml_arena *scratch;
-    reference_value *values;
-    uint32_t *uses;
-} interpreter;
-
-static reference_value *value_of(interpreter *r, ml_ref node, int source) {
+static reference_value *value_of(reference_run *r, ml_ref node, int source) {
     return &r->values[ml_graph_source(r->graph, node, source)];
 }
 
-static void leaf(interpreter *r, ml_ref node, reference_value *out) {
+static void leaf(reference_run *r, ml_ref node, reference_value *out) {
     const int64_t *args = ml_graph_args(r->graph, node);
     int64_t elements = ml_type_elements(&out->type);
     bool is_float = reference_is_float(&out->type);
@@ -200,6 +184,10 @@ static void leaf(interpreter *r, ml_ref node, reference_value *out) {
     case ML_OP_CONST: memcpy(out->cells, args, sizeof *out->cells); return;
     case ML_OP_IOTA:
         for (int64_t i = 0; i < elements; i++) out->cells[i].integer = i;
+        return;
+    case ML_OP_COORDINATE:
+        if (!r->coordinates) break;
+        out->cells[0].integer = r->coordinates[args[0]];
         return;
     case ML_OP_STATE: from = r->states ? r->states[args[0]] : NULL; break;
     case ML_OP_INPUT: from = r->inputs ? r->inputs[args[0]] : NULL; break;
@@ -210,7 +198,7 @@ static void leaf(interpreter *r, ml_ref node, reference_value *out) {
         out->cells[i] = is_float ? number(from[i]) : integer((int64_t)from[i]);
 }
 
-static void elementwise(interpreter *r, ml_ref node, reference_value *out) {
+static void elementwise(reference_run *r, ml_ref node, reference_value *out) {
     ml_op op = ml_graph_node(r->graph, node)->op;
     int count = ml_graph_node(r->graph, node)->source_count;
     reference_walk w = reference_walk_over(&out->type);
@@ -222,14 +210,14 @@ static void elementwise(interpreter *r, ml_ref node, reference_value *out) {
         reference_cell x[3];
         for (int i = 0; i < count; i++) x[i] = value_of(r, node, i)->cells[w.offset[i]];
         if (op == ML_OP_RANDOM)
-            out->cells[at].number = ml_random_uniform(x[0].integer, at);
+            out->cells[at].number = ml_random_uniform(x[0].integer, count == 2 ? x[1].integer : at);
         else
             out->cells[at] = reference_map(op, out->type.dtype, from, x);
         at++;
     } while (reference_walk_step(&w));
 }
 
-static void concat(interpreter *r, ml_ref node, reference_value *out) {
+static void concat(reference_run *r, ml_ref node, reference_value *out) {
     ml_axis axis = (ml_axis)ml_graph_args(r->graph, node)[0];
     int count = ml_graph_node(r->graph, node)->source_count;
     int position = ml_type_find(&out->type, axis);
@@ -247,7 +235,7 @@ static void concat(interpreter *r, ml_ref node, reference_value *out) {
 }
 
 /* Moves of one tensor: out[i] = a[offset + sum(i * stride)], 0 outside of a padded range. */
-static void movement(interpreter *r, ml_ref node, reference_value *out) {
+static void movement(reference_run *r, ml_ref node, reference_value *out) {
     const int64_t *args = ml_graph_args(r->graph, node);
     const reference_value *a = value_of(r, node, 0);
     ml_op op = ml_graph_node(r->graph, node)->op;
@@ -286,7 +274,7 @@ static void movement(interpreter *r, ml_ref node, reference_value *out) {
     } while (reference_walk_step(&w));
 }
 
-static void along_axis(interpreter *r, ml_ref node, ml_ref of, reference_value *out) {
+static void along_axis(reference_run *r, ml_ref node, ml_ref of, reference_value *out) {
     const int64_t *args = ml_graph_args(r->graph, of);
     const reference_value *a = value_of(r, of, 0);
     ml_axis axis = (ml_axis)args[0];
@@ -303,7 +291,7 @@ static void along_axis(interpreter *r, ml_ref node, ml_ref of, reference_value *
     reference_sort(a, axis, out_axis, descending, &values, out);
 }
 
-static void compute(interpreter *r, ml_ref node, reference_value *out) {
+static void compute(reference_run *r, ml_ref node, reference_value *out) {
     const int64_t *args = ml_graph_args(r->graph, node);
     const ml_node *n = ml_graph_node(r->graph, node);
     ml_op op = n->op;
@@ -330,6 +318,8 @@ static void compute(interpreter *r, ml_ref node, reference_value *out) {
         return;
     default: break;
     }
+    if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
+        ml_raise(ML_INTERNAL, "%s needs all ranks: ml_shard_reference", ml_ops[op].name);
     if (ml_ops[op].op_class == ML_CLASS_LEAF)
         leaf(r, node, out);
     else if (ml_ops[op].op_class == ML_CLASS_MAP)
@@ -343,10 +333,12 @@ static ml_ref origin_of_values(const ml_graph *g, ml_ref node) {
     return ml_graph_node(g, node)->op == ML_OP_OUT ? ml_graph_source(g, node, 0) : node;
 }
 
-static void count_uses(interpreter *r, const ml_roots *roots) {
+void reference_start(reference_run *r, const ml_roots *roots) {
     uint32_t count = ml_graph_count(r->graph);
+    r->values = ML_NEW_ARRAY(r->scratch, reference_value, count);
     r->uses = ML_NEW_ARRAY(r->scratch, uint32_t, count);
     for (int i = 0; i < roots->output_count; i++) r->uses[roots->outputs[i]]++;
+    for (int i = 0; i < roots->update_count; i++) r->uses[roots->updates[i].value]++;
     for (ml_ref node = count; node-- > 1;) {
         if (!r->uses[node]) continue;
         ml_ref of = origin_of_values(r->graph, node);
@@ -355,7 +347,7 @@ static void count_uses(interpreter *r, const ml_roots *roots) {
     }
 }
 
-static void release_sources(interpreter *r, ml_ref node) {
+static void release_sources(reference_run *r, ml_ref node) {
     ml_ref of = origin_of_values(r->graph, node);
     for (int s = 0; s < ml_graph_node(r->graph, of)->source_count; s++) {
         ml_ref source = ml_graph_source(r->graph, of, s);
@@ -365,54 +357,76 @@ static void release_sources(interpreter *r, ml_ref node) {
     }
 }
 
+reference_value *reference_begin(reference_run *r, ml_ref node) {
+    reference_value *out = &r->values[node];
+    out->type = *ml_graph_type(r->graph, node);
+    out->cells = ml_alloc(sizeof *out->cells * (size_t)ml_type_elements(&out->type));
+    if (!out->cells) ml_raise(ML_NO_MEMORY, "no memory left for a value of the reference");
+    return out;
+}
+
+void reference_finish(reference_run *r, ml_ref node) {
+    reference_value *out = &r->values[node];
+    int64_t elements = ml_type_elements(&out->type);
+    bool round = r->round && ml_graph_node(r->graph, node)->op != ML_OP_CONST;
+    for (int64_t i = 0; i < elements; i++)
+        out->cells[i] = reference_store(out->type.dtype, out->cells[i], round);
+    release_sources(r, node);
+}
+
+void reference_compute(reference_run *r, ml_ref node) {
+    compute(r, node, reference_begin(r, node));
+    reference_finish(r, node);
+}
+
+double *reference_result(const reference_run *r, ml_ref node, ml_arena *arena) {
+    const reference_value *value = &r->values[node];
+    int64_t elements = ml_type_elements(&value->type);
+    bool is_float = reference_is_float(&value->type);
+    double *result = ML_NEW_ARRAY(arena, double, elements);
+    for (int64_t k = 0; k < elements; k++)
+        result[k] = is_float ? value->cells[k].number : (double)value->cells[k].integer;
+    return result;
+}
+
+void reference_end(reference_run *r) {
+    if (!r->values) return;
+    for (ml_ref node = 1; node < ml_graph_count(r->graph); node++) ml_free(r->values[node].cells);
+}
+
+typedef struct {
+    const ml_graph *asked;
+    const ml_ref *nodes;
+    int count;
+    double **results;
+    ml_arena *arena;
+    ml_graph *graph;
+    reference_run run;
+} request;
+
 static void interpret(void *argument) {
-    interpreter *r = argument;
-    ml_roots roots = {.output_count = r->count};
-    roots.outputs = ML_NEW_ARRAY(r->scratch, ml_ref, r->count + 1);
-    for (int i = 0; i < r->count; i++) roots.outputs[i] = r->nodes[i];
-    r->graph = ml_decompose(r->asked, &roots, INT64_MAX);
-    count_uses(r, &roots);
-    uint32_t count = ml_graph_count(r->graph);
-    r->values = ML_NEW_ARRAY(r->scratch, reference_value, count);
-    for (ml_ref node = 1; node < count; node++) {
-        if (!r->uses[node]) continue;
-        reference_value *out = &r->values[node];
-        out->type = *ml_graph_type(r->graph, node);
-        int64_t elements = ml_type_elements(&out->type);
-        out->cells = ml_alloc(sizeof *out->cells * (size_t)elements);
-        if (!out->cells) ml_raise(ML_NO_MEMORY, "no memory left for a value of the reference");
-        compute(r, node, out);
-        bool round = r->round && ml_graph_node(r->graph, node)->op != ML_OP_CONST;
-        for (int64_t i = 0; i < elements; i++)
-            out->cells[i] = reference_store(out->type.dtype, out->cells[i], round);
-        release_sources(r, node);
-    }
-    for (int i = 0; i < r->count; i++) {
-        const reference_value *value = &r->values[roots.outputs[i]];
-        int64_t elements = ml_type_elements(&value->type);
-        bool is_float = reference_is_float(&value->type);
-        r->results[i] = ML_NEW_ARRAY(r->arena, double, elements);
-        for (int64_t k = 0; k < elements; k++)
-            r->results[i][k] = is_float ? value->cells[k].number : (double)value->cells[k].integer;
-    }
+    request *a = argument;
+    reference_run *r = &a->run;
+    ml_roots roots = {.output_count = a->count};
+    roots.outputs = ML_NEW_ARRAY(r->scratch, ml_ref, a->count + 1);
+    for (int i = 0; i < a->count; i++) roots.outputs[i] = a->nodes[i];
+    r->graph = a->graph = ml_decompose(a->asked, &roots, INT64_MAX);
+    reference_start(r, &roots);
+    for (ml_ref node = 1; node < ml_graph_count(r->graph); node++)
+        if (r->uses[node]) reference_compute(r, node);
+    for (int i = 0; i < a->count; i++)
+        a->results[i] = reference_result(r, roots.outputs[i], a->arena);
 }
 
 void ml_reference(const ml_graph *g, const double *const *states, const double *const *inputs,
                   const ml_ref *nodes, int count, double **results, bool round, ml_arena *arena) {
-    interpreter r = {.asked = g,
-                     .states = states,
-                     .inputs = inputs,
-                     .nodes = nodes,
-                     .count = count,
-                     .results = results,
-                     .round = round,
-                     .arena = arena};
-    r.scratch = ml_arena_new();
-    if (!r.scratch) ml_raise(ML_NO_MEMORY, "no memory left for the reference interpreter");
-    ml_status status = ml_protect(interpret, &r);
-    if (r.values)
-        for (ml_ref node = 1; node < ml_graph_count(r.graph); node++) ml_free(r.values[node].cells);
-    if (r.graph) ml_graph_free(r.graph);
-    ml_arena_free(r.scratch);
+    request a = {.asked = g, .nodes = nodes, .count = count, .results = results, .arena = arena};
+    a.run = (reference_run){.states = states, .inputs = inputs, .round = round};
+    a.run.scratch = ml_arena_new();
+    if (!a.run.scratch) ml_raise(ML_NO_MEMORY, "no memory left for the reference interpreter");
+    ml_status status = ml_protect(interpret, &a);
+    reference_end(&a.run);
+    if (a.graph) ml_graph_free(a.graph);
+    ml_arena_free(a.run.scratch);
     if (status != ML_OK) ml_raise_last();
 }

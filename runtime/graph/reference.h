@@ -30,6 +30,26 @@ static inline bool reference_is_float(const ml_type *t) {
     return ml_dtypes[t->dtype].kind == ML_KIND_FLOAT;
 }
 
+/* One rank's interpretation of a graph that holds no attention. reference_start counts uses; then
+ * each node with uses is computed in ascending order, by reference_compute or, a collective, by
+ * its caller between reference_begin (zeroed cells) and reference_finish (rounds, releases what was
+ * used for the last time). reference_end releases the rest. */
+typedef struct {
+    const ml_graph *graph;
+    const double *const *states, *const *inputs; /* by id */
+    const int64_t *coordinates;                  /* by mesh axis; NULL outside of a mesh */
+    bool round;
+    ml_arena *scratch;
+    reference_value *values;
+    uint32_t *uses; /* by node */
+} reference_run;
+void reference_start(reference_run *r, const ml_roots *roots);
+reference_value *reference_begin(reference_run *r, ml_ref node);
+void reference_finish(reference_run *r, ml_ref node);
+void reference_compute(reference_run *r, ml_ref node);
+double *reference_result(const reference_run *r, ml_ref node, ml_arena *arena);
+void reference_end(reference_run *r);
+
 /* Elements between neighbours along each axis of t. */
 void reference_strides(const ml_type *t, int64_t *strides);
 /* A walk over all coordinates of `over`. */

@@ -242,7 +242,7 @@ static _Noreturn void raise_mix(const infer *in) {
                 "cannot %s: no operand has every axis of the others", verb(in->op));
 }
 
-/* RANDOM's axes are its own; its key has none. */
+/* RANDOM's axes are its own; its key has none, its indices have the same. */
 static void infer_random(infer *in, ml_type *out) {
     infer_dtype(in, 0, ML_I64, "the key");
     if (infer_source(in, 0)->rank)
@@ -254,6 +254,10 @@ static void infer_random(infer *in, ml_type *out) {
     out->dtype = given_dtype(in);
     for (int i = 0; i < in->given->rank; i++)
         infer_append(in, out, in->given->axis[i], in->given->size[i]);
+    if (in->source_count < 2) return;
+    infer_dtype(in, 1, ML_I64, "the index");
+    if (!ml_type_same_axes(infer_source(in, 1), out))
+        ml_raise(ML_INTERNAL, "the indices of random have other axes than its result");
 }
 
 static void infer_map(infer *in, ml_type *out) {
@@ -278,6 +282,22 @@ static void infer_map(infer *in, ml_type *out) {
 
 /* ---- Leaves ---------------------------------------------------------------------------------- */
 
+/* The type of a STATE or INPUT: that of its table, or of one rank's part where one is given. */
+static void infer_held(const infer *in, const ml_type *held, ml_type *out) {
+    *out = *held;
+    if (!in->given || in->given->rank != held->rank || in->given->dtype != held->dtype) return;
+    for (int i = 0; i < held->rank; i++)
+        if (in->given->axis[i] != held->axis[i] || in->given->size[i] < 1 ||
+            held->size[i] % in->given->size[i])
+            return;
+    *out = *in->given;
+}
+
+static void check_mesh(const infer *in) {
+    if (in->args[0] < 0 || in->args[1] < 1)
+        ml_raise(ML_INTERNAL, "%s names no mesh axis", ml_ops[in->op].name);
+}
+
 static void infer_leaf(infer *in, ml_type *out) {
     switch (in->op) {
     case ML_OP_CONST: out->dtype = given_dtype(in); break;
@@ -288,12 +308,16 @@ static void infer_leaf(infer *in, ml_type *out) {
     case ML_OP_STATE:
         if (in->args[0] < 0 || in->args[0] >= ml_graph_state_count(in->g))
             ml_raise(ML_INTERNAL, "there is no state %lld", (long long)in->args[0]);
-        *out = ml_graph_state(in->g, (uint32_t)in->args[0])->type;
+        infer_held(in, &ml_graph_state(in->g, (uint32_t)in->args[0])->type, out);
         break;
     case ML_OP_INPUT:
         if (in->args[0] < 0 || in->args[0] >= ml_graph_input_count(in->g))
             ml_raise(ML_INTERNAL, "there is no input %lld", (long long)in->args[0]);
-        *out = ml_graph_input(in->g, (uint32_t)in->args[0])->type;
+        infer_held(in, &ml_graph_input(in->g, (uint32_t)in->args[0])->type, out);
+        break;
+    case ML_OP_COORDINATE:
+        check_mesh(in);
+        out->dtype = ML_I32;
         break;
     default: /* PARAM */
         out->dtype = given_dtype(in);
@@ -396,6 +420,28 @@ static void infer_dot(infer *in, ml_type *out) {
             infer_append(in, out, b->axis[i], b->size[i]);
 }
 
+/* The outermost axis is the one that is gathered, scattered or exchanged. */
+static void infer_collective(infer *in, ml_type *out) {
+    const char *name = ml_ops[in->op].name;
+    int64_t ranks = in->args[1];
+    check_mesh(in);
+    *out = *infer_source(in, 0);
+    if (in->arg_count == 3 && (in->args[2] < 0 || in->args[2] >= ML_COMBINE_COUNT))
+        ml_raise(ML_INTERNAL, "%s combines in no known way", name);
+    if (in->op == ML_OP_ALL_REDUCE || in->op == ML_OP_SHIFT) return;
+    if (!out->rank) ml_raise(ML_INTERNAL, "%s of a tensor with no axes", name);
+    if (in->op == ML_OP_ALL_GATHER) {
+        if (out->size[0] > INT64_MAX / 64 / ranks / ml_type_elements(out) * out->size[0])
+            infer_raise(in, NULL, "%s would give a tensor with more than 2^57 elements", name);
+        out->size[0] *= ranks;
+        return;
+    }
+    if (in->op == ML_OP_REDUCE_SCATTER ? out->size[0] % ranks != 0 : out->size[0] != ranks)
+        ml_raise(ML_INTERNAL, "%s over %lld ranks of an outermost axis of size %lld", name,
+                 (long long)ranks, (long long)out->size[0]);
+    if (in->op == ML_OP_REDUCE_SCATTER) out->size[0] /= ranks;
+}
+
 static void infer_out(infer *in, ml_type *out) {
     const ml_graph *g = in->g;
     ml_ref of = in->sources[0];
@@ -437,6 +483,7 @@ void infer_type(infer *in, ml_type *out) {
     case ML_CLASS_MOVE: infer_move(in, out); break;
     case ML_CLASS_REDUCE: infer_reduce(in, out); break;
     case ML_CLASS_SCAN: infer_scan(in, out); break;
+    case ML_CLASS_COLLECTIVE: infer_collective(in, out); break;
     default: infer_dot(in, out);
     }
 }

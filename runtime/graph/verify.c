@@ -27,6 +27,16 @@ static bool is_root(const verifier *v, ml_ref n) {
     return n && n < ml_graph_count(v->g);
 }
 
+/* The type of a state, or of one rank's part of it. */
+static bool fits_state(const ml_type *t, const ml_type *state) {
+    if (t->dtype != state->dtype || t->rank != state->rank) return false;
+    for (int i = 0; i < t->rank; i++) {
+        int at = ml_type_find(state, t->axis[i]);
+        if (at < 0 || state->size[at] % t->size[i]) return false;
+    }
+    return true;
+}
+
 static void check_roots(verifier *v) {
     const ml_roots *roots = v->roots;
     for (int i = 0; i < roots->output_count; i++) {
@@ -39,9 +49,8 @@ static void check_roots(verifier *v) {
         if (update->state >= ml_graph_state_count(v->g))
             broken(v, "an updated state does not exist");
         const ml_state *state = ml_graph_state(v->g, update->state);
-        const ml_type *t = ml_graph_type(v->g, update->value);
         v->node = update->value;
-        if (t->dtype != state->type.dtype || !ml_type_same_axes(t, &state->type))
+        if (!fits_state(ml_graph_type(v->g, update->value), &state->type))
             broken(v, "it is assigned to a state of another type");
         v->node = 0;
         v->reached[update->value] = 1;

@@ -4,7 +4,7 @@
  * along the first listed axis that it has, and replicated where it has none. `params` speaks of
  * parameters (and the states and gradients shaped like them), `acts` of everything else. `flat` is
  * ZeRO-1: optimizer states are split over that mesh axis whatever their axes are called, along the
- * first of their axes that divides, and updated there.
+ * first of their axes that divides and that no mesh axis within this one cuts, and updated there.
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
  * cut by the outermost first. A mesh axis of size 1 splits nothing and costs nothing. */
 #ifndef ML_LAYOUT_H
@@ -53,6 +53,8 @@ typedef struct {
  * ML_INVALID where the axis does not divide, with what would divide in the help. */
 ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                               int state_kind, const char *what);
+/* Into how many parts the axis at `position` is cut. */
+int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int position);
 /* The type of one rank's part. */
 ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p);
 /* bf16[batch=512@dp, seq=4096@tp, embed=4096]; partial sums as "partial(tp)". */

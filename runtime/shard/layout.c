@@ -1,0 +1,143 @@
+/* The rule: where a tensor lies, what one rank holds of it, and how both are told. */
+#include "runtime/shard/layout.h"
+
+int64_t ml_layout_ranks(const ml_layout *layout) {
+    int64_t ranks = 1;
+    for (int i = 0; i < layout->count; i++) ranks *= layout->axis[i].size;
+    return ranks;
+}
+
+int64_t ml_layout_coordinate(const ml_layout *layout, int64_t rank, int i) {
+    for (int inner = layout->count - 1; inner > i; inner--) rank /= layout->axis[inner].size;
+    return rank % layout->axis[i].size;
+}
+
+static void print_list(const ml_graph *g, const char *what, const ml_axis *axes, int count,
+                       ml_text *out) {
+    if (!count) return;
+    ml_text_add(out, " %s(", what);
+    for (int i = 0; i < count; i++)
+        ml_text_add(out, "%s%s", i ? " " : "", ml_axis_name(g, axes[i]));
+    ml_text_add(out, ")");
+}
+
+void ml_layout_print(const ml_layout *layout, const ml_graph *g, ml_text *out) {
+    for (int i = 0; i < layout->count; i++) {
+        const ml_mesh_axis *a = &layout->axis[i];
+        ml_text_add(out, "%s%s=%lld", i ? ", " : "", a->name, (long long)a->size);
+        print_list(g, "params", a->params, a->params_count, out);
+        print_list(g, "acts", a->acts, a->acts_count, out);
+        if (a->flat) ml_text_add(out, " flat");
+    }
+}
+
+int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int position) {
+    int64_t parts = 1;
+    for (int i = 0; i < layout->count; i++)
+        if (p->over[i].kind == ML_SPLIT && p->over[i].axis == position)
+            parts *= layout->axis[i].size;
+    return parts;
+}
+
+ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p) {
+    ml_type local = *type;
+    for (int i = 0; i < local.rank; i++) local.size[i] /= ml_layout_parts(layout, p, i);
+    return local;
+}
+
+/* ---- The rule -------------------------------------------------------------------------------- */
+
+/* What mesh axis i could be for an axis of `size` elements, of which others take `parts`. */
+static void list_divisors(const ml_layout *layout, int i, int64_t size, int64_t parts,
+                          ml_text *out) {
+    int listed = 0;
+    int64_t each = size % parts ? 1 : size / parts;
+    for (int64_t d = 1; d <= each && d <= 1 << 16 && listed < 12; d++) {
+        if (each % d) continue;
+        if (!listed++)
+            ml_text_add(out, "%s=1", layout->axis[i].name);
+        else
+            ml_text_add(out, ", %lld", (long long)d);
+    }
+}
+
+static _Noreturn void raise_indivisible(const ml_layout *layout, const ml_graph *g,
+                                        const ml_type *type, const ml_placements *p, int i,
+                                        int position, const char *what) {
+    ml_text over = {.arena = ml_graph_arena((ml_graph *)g)}, help = over;
+    int64_t parts = ml_layout_parts(layout, p, position);
+    const char *name = ml_axis_name(g, type->axis[position]);
+    for (int j = 0; j < layout->count; j++)
+        if (p->over[j].kind == ML_SPLIT && p->over[j].axis == position)
+            ml_text_add(&over, "%s=%lld x ", layout->axis[j].name,
+                        (long long)layout->axis[j].size);
+    ml_text_add(&over, "%s=%lld", layout->axis[i].name, (long long)layout->axis[i].size);
+    list_divisors(layout, i, type->size[position], parts, &help);
+    ml_fail(ML_INVALID, "cannot split \"%s\" of %s, %lld elements, over %s", name, what,
+            (long long)type->size[position], over.text);
+    ml_help("sizes that divide: %s; or leave \"%s\" out of what %s splits", help.text, name,
+            layout->axis[i].name);
+    ml_raise_last();
+}
+
+static bool divides(const ml_layout *layout, const ml_type *type, const ml_placements *p, int i,
+                    int position) {
+    int64_t parts = ml_layout_parts(layout, p, position) * layout->axis[i].size;
+    return type->size[position] % parts == 0;
+}
+
+/* ZeRO-1: the first axis that divides and is not cut by a mesh axis within this one, whose parts
+ * would then have to be gathered to cut them the other way around. */
+static void place_flat(const ml_layout *layout, const ml_type *type, int i, ml_placements *p) {
+    for (int position = 0; position < type->rank; position++) {
+        bool taken = false;
+        for (int inner = i + 1; inner < layout->count; inner++)
+            taken = taken || (p->over[inner].kind == ML_SPLIT && p->over[inner].axis == position);
+        if (taken || !divides(layout, type, p, i, position)) continue;
+        p->over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
+        return;
+    }
+}
+
+ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
+                              int state_kind, const char *what) {
+    ml_placements p = {0};
+    for (int i = 0; i < layout->count; i++) {
+        const ml_mesh_axis *a = &layout->axis[i];
+        if (a->size == 1) continue;
+        int count = state_kind >= 0 ? a->params_count : a->acts_count;
+        const ml_axis *listed = state_kind >= 0 ? a->params : a->acts;
+        for (int k = 0; k < count; k++) {
+            int position = ml_type_find(type, listed[k]);
+            if (position < 0) continue;
+            if (!divides(layout, type, &p, i, position))
+                raise_indivisible(layout, g, type, &p, i, position, what);
+            p.over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
+            break;
+        }
+    }
+    if (state_kind != ML_STATE_OPTIMIZER && state_kind != ML_STATE_GRADIENT) return p;
+    for (int i = 0; i < layout->count; i++)
+        if (layout->axis[i].flat && layout->axis[i].size > 1 && p.over[i].kind != ML_SPLIT)
+            place_flat(layout, type, i, &p);
+    return p;
+}
+
+void ml_layout_print_type(const ml_layout *layout, const ml_graph *g, const ml_type *type,
+                          const ml_placements *p, ml_text *out) {
+    static const char *const partial[] = {
+        [ML_PARTIAL_SUM] = "partial", [ML_PARTIAL_MAX] = "partial max", [ML_PARTIAL_MIN] =
+                                                                            "partial min"};
+    ml_text_add(out, "%s", ml_dtypes[type->dtype].name);
+    for (int k = 0; k < type->rank; k++) {
+        ml_text_add(out, "%s%s=%lld", k ? ", " : "[", ml_axis_name(g, type->axis[k]),
+                    (long long)type->size[k]);
+        for (int i = 0; i < layout->count; i++)
+            if (p->over[i].kind == ML_SPLIT && p->over[i].axis == k)
+                ml_text_add(out, "@%s", layout->axis[i].name);
+    }
+    if (type->rank) ml_text_add(out, "]");
+    for (int i = 0; i < layout->count; i++)
+        if (p->over[i].kind >= ML_PARTIAL_SUM)
+            ml_text_add(out, " %s(%s)", partial[p->over[i].kind], layout->axis[i].name);
+}
