@@ -9,7 +9,7 @@ local cfg = m.config {
   layers = 6, embed = 384, heads = 6, ffn = 0, vocab = 256, seq = 256, batch = 16, accum = 1, steps = 300,
   lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, dropout = 0.0, seed = 1, data = "", sample = 300,
   presets = {
-    demo = { layers = 4, embed = 256, heads = 4, seq = 128, batch = 16, steps = 200, lr = 2e-3, warmup = 10 },
+    demo = { layers = 4, embed = 256, heads = 4, seq = 128, batch = 16, steps = 200, lr = 2e-3, warmup = 40 },
     ["gpt2-124m"] = { layers = 12, embed = 768, heads = 12, vocab = 50304, seq = 1024, batch = 64, lr = 6e-4, sample = 0 },
     ["gpt2-1.5b"] = { layers = 48, embed = 1600, heads = 25, vocab = 50304, seq = 1024, batch = 16, lr = 2e-4, sample = 0 },
     ["gpt-1.3b"] = { layers = 24, embed = 2048, heads = 16, vocab = 50304, seq = 2048, batch = 8, lr = 2e-4, sample = 0 },

@@ -8,7 +8,7 @@ local cfg = m.config {
   layers = 6, embed = 384, heads = 6, kv_heads = 2, ffn = 1024, vocab = 256, seq = 256, batch = 16, accum = 1, steps = 300,
   lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, rope_base = 500000.0, seed = 1, data = "", sample = 300,
   presets = {
-    demo = { layers = 4, embed = 256, heads = 4, kv_heads = 2, ffn = 704, seq = 128, steps = 200, lr = 2e-3, warmup = 10 },
+    demo = { layers = 4, embed = 256, heads = 4, kv_heads = 2, ffn = 704, seq = 128, steps = 200, lr = 2e-3, warmup = 40 },
     ["llama-1b"] = {
       layers = 16, embed = 2048, heads = 16, kv_heads = 8, ffn = 8192, vocab = 128256, seq = 4096, batch = 4, lr = 3e-4, sample = 0,
     },
