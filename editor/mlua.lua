@@ -566,7 +566,7 @@ function m.clamp(x, low, high) end
 ---@return Program
 function m.compile(fn, inputs, options) end
 
----tensors one after another along an axis
+---Tensors one after another along an axis.
 ---@param tensors Tensor[]
 ---@param axis Axis|string
 ---@return Tensor

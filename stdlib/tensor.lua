@@ -5,8 +5,22 @@ local methods = core.tensor_methods
 
 -- Every elementwise op, and the leaves, as they are.
 for _, name in ipairs(core.map_ops) do m[name] = core[name] end
-for _, name in ipairs { "iota", "concat", "scatter_add", "grad", "stop_gradient", "full", "input", "state", "host" } do
+for _, name in ipairs { "iota", "scatter_add", "grad", "stop_gradient", "full", "input", "state", "host" } do
   m[name] = core[name]
+end
+
+---Tensors one after another along an axis.
+---@param tensors Tensor[]
+---@param axis Axis|string
+---@return Tensor
+function m.concat(tensors, axis)
+  local most = 64 -- of one node
+  if type(tensors) ~= "table" or #tensors <= most then return core.concat(tensors, axis) end
+  local parts = {}
+  for i = 1, #tensors, most do
+    parts[#parts + 1] = core.concat({ table.unpack(tensors, i, math.min(i + most - 1, #tensors)) }, axis)
+  end
+  return m.concat(parts, axis)
 end
 
 ---A tensor full of zeros.
