@@ -18,12 +18,14 @@
 enum { PATH_SIZE = 1024, TRAILER_SIZE = 16, OWNER_ONLY = 0700, STALE_SECONDS = 3600 };
 static const char mark[8] = {'m', 'l', 'u', 'a', 'c', 'a', 'c', 'h'};
 
-/* The folder, chosen at first use. A temporary one serves where the real one cannot be written. */
+/* The folder, chosen at first use. A temporary one serves where the real one cannot be written;
+ * what the real one held by then is read on. */
 static struct {
     pthread_mutex_t mutex;
     bool chosen, temporary;
     pid_t owner; /* the process that removes the temporary folder */
     char path[PATH_SIZE];
+    char former[PATH_SIZE]; /* the folder before a temporary one; "" where there was none */
 } folder = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static atomic_uint temporary_count;
@@ -85,6 +87,7 @@ static ml_status use_temporary(const char *instead_of, const char *reason) {
     fprintf(stderr,
             "mlua: compiled kernels are not kept: %s: %s. MLUA_CACHE=DIR names another folder\n",
             instead_of, reason);
+    snprintf(folder.former, sizeof folder.former, "%s", folder.path);
     snprintf(folder.path, sizeof folder.path, "%s", path);
     folder.temporary = folder.chosen = true;
     folder.owner = getpid();
@@ -111,14 +114,25 @@ ml_status ml_cache_path(char *out, int size) {
     return status;
 }
 
+static ml_status entry_path(const char *in, uint64_t key[2], const char *suffix, char *out,
+                            int size) {
+    int length = snprintf(out, (size_t)size, "%s/%016llx%016llx.%s", in, (unsigned long long)key[0],
+                          (unsigned long long)key[1], suffix);
+    return length < size ? ML_OK : ml_fail(ML_IO, "the cache's path is too long: %s", in);
+}
+
 ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size) {
-    char path[PATH_SIZE];
+    char path[PATH_SIZE], former[PATH_SIZE];
     ml_status status = ml_cache_path(path, sizeof path);
-    if (status != ML_OK) return status;
-    int length = snprintf(out, (size_t)size, "%s/%016llx%016llx.%s", path,
-                          (unsigned long long)key[0], (unsigned long long)key[1], suffix);
-    if (length >= size) return ml_fail(ML_IO, "the cache's path is too long: %s", path);
-    return ML_OK;
+    if (status == ML_OK) status = entry_path(path, key, suffix, out, size);
+    if (status != ML_OK || access(out, F_OK) == 0) return status;
+    pthread_mutex_lock(&folder.mutex);
+    snprintf(former, sizeof former, "%s", folder.former);
+    pthread_mutex_unlock(&folder.mutex);
+    if (former[0] == 0 || entry_path(former, key, suffix, out, size) != ML_OK ||
+        access(out, F_OK) != 0)
+        status = entry_path(path, key, suffix, out, size);
+    return status;
 }
 
 /* Remove what processes that died while they compiled left behind. */
@@ -234,8 +248,9 @@ static bool write_all(int file, const char *from, int64_t size) {
 }
 
 static ml_status try_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size) {
-    char path[PATH_SIZE], temporary[PATH_SIZE], trailer[TRAILER_SIZE];
-    ml_status status = ml_cache_file(key, suffix, path, sizeof path);
+    char in[PATH_SIZE], path[PATH_SIZE], temporary[PATH_SIZE], trailer[TRAILER_SIZE];
+    ml_status status = ml_cache_path(in, sizeof in);
+    if (status == ML_OK) status = entry_path(in, key, suffix, path, sizeof path);
     if (status == ML_OK) status = cache_temporary("part", temporary, sizeof temporary);
     if (status != ML_OK) return status;
     uint64_t hash = ml_hash(bytes, (size_t)size, key[0]);
@@ -256,19 +271,22 @@ static ml_status try_write(uint64_t key[2], const char *suffix, const void *byte
 }
 
 ml_status ml_cache_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size) {
-    ml_status status = try_write(key, suffix, bytes, size);
+    char tried[PATH_SIZE];
+    ml_status status = ml_cache_path(tried, sizeof tried);
+    if (status == ML_OK) status = try_write(key, suffix, bytes, size);
     if (status == ML_OK) return ML_OK;
-    /* A full disk or a quota: go on from a temporary folder. */
+    /* A full disk or a quota: go on from a temporary folder, which the write of another thread may
+     * have made already. */
     pthread_mutex_lock(&folder.mutex);
-    bool retry = folder.chosen && !folder.temporary;
-    if (retry) {
-        char path[PATH_SIZE], reason[256];
-        snprintf(path, sizeof path, "%s", folder.path);
+    bool moved = folder.chosen && strcmp(folder.path, tried) != 0;
+    if (folder.chosen && !moved && !folder.temporary) {
+        char reason[256];
         snprintf(reason, sizeof reason, "%.255s", ml_error_last()->text);
-        status = use_temporary(path, reason);
+        status = use_temporary(tried, reason);
+        moved = status == ML_OK;
     }
     pthread_mutex_unlock(&folder.mutex);
-    return retry && status == ML_OK ? try_write(key, suffix, bytes, size) : status;
+    return moved ? try_write(key, suffix, bytes, size) : status;
 }
 
 ml_status cache_keep(const char *to, const char *name, const char *prelude,

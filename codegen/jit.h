@@ -30,10 +30,11 @@ void ml_jit_cuda_free(ml_jit_cuda *jit);
 ml_status ml_jit_cuda_describe(char *out, int size); /* "NVRTC 13.0" */
 
 /* The cache itself (cache.c). */
-ml_status ml_cache_path(char *out, int size);                  /* makes the folder */
+ml_status ml_cache_path(char *out, int size); /* makes the folder */
 /* A heap block; ML_IO where the entry is absent or damaged. */
 ml_status ml_cache_read(uint64_t key[2], const char *suffix, void **bytes, int64_t *size);
 ml_status ml_cache_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size);
-ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size); /* its path */
+/* Its path: where it is, else where it would be written. */
+ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size);
 
 #endif

@@ -1,7 +1,9 @@
 /* The kernel cache, and what the compilers say about kernels that do not compile. */
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "codegen/jit.h"
@@ -54,6 +56,61 @@ TEST(jit, cache_is_private) {
     REQUIRE(stat(path, &about) == 0);
     CHECK_EQ_INT(about.st_uid, geteuid());
     CHECK_EQ_INT(about.st_mode & 022, 0);
+}
+
+/* --- a folder that can no longer be written, in the midst of a run --- */
+
+typedef struct {
+    uint64_t key[2];
+    ml_status status;
+} write_job;
+
+static void *write_entry(void *argument) {
+    write_job *job = argument;
+    job->status = ml_cache_write(job->key, "test", "entry", 6);
+    return NULL;
+}
+
+/* In a process of its own, which moves the folder away for a moment: the number of what failed. */
+static int lose_folder(void) {
+    enum { WRITERS = 4 };
+    char path[PATH_SIZE], away[PATH_SIZE + 8], temporary[PATH_SIZE], file[PATH_SIZE];
+    write_job before = {.key = {0x5678, (uint64_t)getpid()}}, jobs[WRITERS];
+    pthread_t threads[WRITERS];
+    void *bytes;
+    int64_t size;
+    if (ml_cache_path(path, sizeof path) != ML_OK) return 1;
+    snprintf(away, sizeof away, "%s.away", path);
+    write_entry(&before);
+    if (before.status != ML_OK || rename(path, away) != 0) return 2;
+    for (int i = 0; i < WRITERS; i++) {
+        jobs[i] = (write_job){.key = {(uint64_t)i, (uint64_t)getpid()}};
+        pthread_create(&threads[i], NULL, write_entry, &jobs[i]);
+    }
+    for (int i = 0; i < WRITERS; i++) pthread_join(threads[i], NULL);
+    if (rename(away, path) != 0) return 3;
+    if (ml_cache_path(temporary, sizeof temporary) != ML_OK || !strcmp(temporary, path)) return 4;
+    for (int i = 0; i < WRITERS; i++) {
+        if (jobs[i].status != ML_OK) return 5;
+        if (ml_cache_read(jobs[i].key, "test", &bytes, &size) != ML_OK) return 6;
+        ml_cache_file(jobs[i].key, "test", file, sizeof file);
+        if (strncmp(file, temporary, strlen(temporary)) != 0 || unlink(file) != 0) return 7;
+    }
+    if (ml_cache_read(before.key, "test", &bytes, &size) != ML_OK) return 8; /* read on */
+    if (ml_cache_file(before.key, "test", file, sizeof file) != ML_OK || unlink(file)) return 9;
+    return rmdir(temporary) == 0 ? 0 : 10;
+}
+
+TEST(jit, cache_folder_is_lost) {
+    int state = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        if (freopen("/dev/null", "w", stderr) == NULL) _exit(11); /* it warns, as it should */
+        _exit(lose_folder());
+    }
+    REQUIRE(child > 0 && waitpid(child, &state, 0) == child);
+    CHECK(WIFEXITED(state));
+    CHECK_EQ_INT(WEXITSTATUS(state), 0);
 }
 
 static ml_kernel kernel_of(ml_arena *arena, const char *name, const char *body) {
