@@ -47,6 +47,17 @@ static const knob KNOBS[] = {
     {"MLUA_RECOMPUTE", "0|1",
      "1: compute cheap activations again in the backward pass even where memory suffices", FLAG,
      AT(recompute)},
+    {"MLUA_TIMEOUT", "SECONDS",
+     "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
+     "or ten steps",
+     NUMBER, AT(timeout)},
+    {"MLUA_BIND", "ADDRESS",
+     "where rank 0 waits for ranks on other hosts; default: this host alone (127.0.0.1)", TEXT,
+     AT(bind)},
+    {"MLUA_SECRET", "TEXT",
+     "what the ranks of a job must know to join it; default: a file of the user's, made when first "
+     "needed",
+     TEXT, AT(secret)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };

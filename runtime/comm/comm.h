@@ -1,12 +1,17 @@
 /* Collectives between ranks, and what keeps a job of several processes together.
  *
  * A communicator joins all ranks of a job; groups are the ranks that differ only along one mesh
- * axis. Every rank calls the same collectives in the same order. Buffers are contiguous.
- * Between CPU ranks of one host: a shared memory segment and sleeping waits (futex), so that 8
- * ranks make progress on 2 cores. Sums are in a fixed order (by rank), so results do not depend on
- * timing and are the same on every rank, to the bit. A wait longer than the timeout, or a rank that
- * died, fails with ML_DEVICE naming the rank, what it was last seen doing, and the collective with
- * its Lua line; every other rank then fails too. */
+ * axis. Every rank calls the same collectives in the same order; collectives of different groups
+ * may come from different threads, those of one group from one thread at a time. Buffers are
+ * contiguous. Between CPU ranks of one host: a shared memory segment (a memfd: it has no name and
+ * goes with the last process) and sleeping waits (futex), so that 8 ranks make progress on 2 cores.
+ * Sums are in a fixed order (by rank), so results do not depend on timing and are the same on every
+ * rank, to the bit; bf16 is added up in f32. MAX and MIN give NaN where any rank has one; a SUM of
+ * booleans is "any". A wait longer than the timeout, or a rank that died, fails with ML_DEVICE
+ * naming the rank, what it was last seen doing, and the collective that waits for it; every other
+ * rank then fails too, and ends with ML_EXIT_PEER. A collective that ranks call with different
+ * sizes, dtypes or kinds fails with ML_INVALID on every rank.
+ * Once a communicator has failed, all that follows on it fails in the same way at once. */
 #ifndef ML_COMM_H
 #define ML_COMM_H
 
@@ -18,24 +23,46 @@ typedef struct ml_group ml_group; /* of one mesh axis */
 /* How this process was started: by `mlua run -n`, Slurm, torchrun-style or Open MPI variables. */
 typedef struct {
     int rank, world, local_rank;
-    char address[256]; /* of rank 0's rendezvous: host:port, or the name of the local segment */
-    char secret[65];   /* hex; "" where the launcher gave none */
+    char address[256]; /* of rank 0's rendezvous: host:port, or fd:N, the inherited segment */
+    char secret[65];   /* hex; "" where the launcher gave none: see MLUA_SECRET */
+    char job[128];     /* tells this job's rendezvous from others' of the same user */
     char source[32];   /* "mlua run -n", "Slurm", ... */
 } ml_launch;
-bool ml_launch_detect(ml_launch *launch); /* false: one process */
+/* false: one process. Call it once, early and before threads: it takes what `mlua run -n` left in
+ * the environment out of it, so that programs that a rank starts are not taken for ranks. */
+bool ml_launch_detect(ml_launch *launch);
 /* Start `ranks` copies of this program (argv) on this host, pass on their output (rank 0's as it
  * is; others' stderr with "[rank N]"), wait, clean up whatever dies. The value is the exit code. */
 int ml_launch_local(int ranks, char **argv);
 
+/* How a rank ends that stopped only because another one failed. */
+enum { ML_EXIT_PEER = 75 };
+
+/* Returns once all ranks are there. A launch of one rank needs nothing and never waits. */
 ml_status ml_comm_open(const ml_launch *launch, ml_comm **comm);
+/* This rank is done: others that still wait for it fail. NULL is allowed. */
 void ml_comm_close(ml_comm *comm);
+/* This rank cannot go on because of `text`: tells the others, unless another rank failed before.
+ * Whether the user should hear of it from this rank (then print the error): once for each failure,
+ * never where the launcher tells. */
+bool ml_comm_fail(ml_comm *comm, const char *text);
+/* ML_OK, or the failure of another rank: for waits that are not this module's. */
+ml_status ml_comm_check(ml_comm *comm);
+/* Whether this process must end with ML_EXIT_PEER: another rank failed first. */
+bool ml_comm_peer_failed(void);
 int ml_comm_rank(const ml_comm *comm);
 int ml_comm_world(const ml_comm *comm);
-/* ranks[0..count) in order; collective over all ranks of the job, each for its own group. */
+/* ranks[0..count) in order; collective over all ranks of the job, each for its own group.
+ * The same ranks again give the same group. Groups live as long as the communicator. */
 ml_status ml_comm_group(ml_comm *comm, const int *ranks, int count, ml_group **group);
+ml_group *ml_comm_everyone(ml_comm *comm); /* the group of all ranks */
+int ml_group_size(const ml_group *group);
+int ml_group_rank(const ml_group *group); /* this rank's place in it */
 /* What this rank is doing, for other ranks' messages: "step 12, all-gather of blocks.3 gpt.lua:41".
  */
 void ml_comm_note(ml_comm *comm, const char *text);
+/* A training step ends: a rank that lives but does not come is given ten median steps. */
+void ml_comm_step(ml_comm *comm);
 
 typedef enum { ML_REDUCE_SUM, ML_REDUCE_MAX, ML_REDUCE_MIN } ml_reduce_op;
 /* count elements of dtype on each rank; in and out may be the same memory for all_reduce. */
@@ -53,5 +80,7 @@ ml_status ml_comm_barrier(ml_comm *comm);
 /* Fails with ML_INVALID, naming a rank that differs and `what`, unless every rank has this value.
  */
 ml_status ml_comm_agree(ml_comm *comm, uint64_t value, const char *what);
+/* `size` bytes of rank 0 to all ranks; works between hosts too. */
+ml_status ml_comm_share(ml_comm *comm, void *bytes, size_t size);
 
 #endif

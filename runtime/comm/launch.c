@@ -1,0 +1,146 @@
+/* How this process was started: what launchers leave in the environment. */
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/comm/comm.h"
+
+enum { FIRST_PORT = 20000, PORTS = 20000, TORCH_PORT = 29500 };
+
+/* The first of the named variables that is set and not empty; NULL where none is. */
+static const char *variable(const char *const *names) {
+    for (; *names; names++) {
+        const char *value = getenv(*names);
+        if (value && *value) return value;
+    }
+    return NULL;
+}
+#define VARIABLE(...) variable((const char *const[]){__VA_ARGS__, NULL})
+
+/* -1 where the text is no number: ml_comm_open then refuses it. */
+static int number(const char *text, int otherwise) {
+    if (!text) return otherwise;
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    return *end || errno || value < 0 || value > 1 << 30 ? -1 : (int)value;
+}
+
+static int port_of(const char *job) {
+    return FIRST_PORT + (int)(ml_hash(job, strlen(job), 0) % PORTS);
+}
+
+static void set_address(ml_launch *launch, const char *host, int port) {
+    if (!host) return;
+    snprintf(launch->address, sizeof launch->address,
+             strchr(host, ':') ? "[%.200s]:%d" : "%.200s:%d", host, port);
+}
+
+static void set_job(ml_launch *launch, const char *source, const char *a, const char *b,
+                    const char *c) {
+    snprintf(launch->source, sizeof launch->source, "%s", source);
+    snprintf(launch->job, sizeof launch->job, "%s:%.40s:%.40s:%.20s", source, a ? a : "",
+             b ? b : "", c ? c : "");
+}
+
+/* The first host of a Slurm list: "gpu[003-010,012],cpu1" begins with gpu003. */
+static void first_host(const char *list, char *host, size_t size) {
+    size_t used = 0;
+    while (*list && *list != ',' && used + 1 < size) {
+        if (*list != '[') {
+            host[used++] = *list++;
+            continue;
+        }
+        for (list++; *list && !strchr("-,]", *list) && used + 1 < size;) host[used++] = *list++;
+        list += strcspn(list, "]");
+        if (*list) list++;
+    }
+    host[used] = 0;
+}
+
+static bool from_torchrun(ml_launch *launch) {
+    const char *rank = VARIABLE("RANK"), *world = VARIABLE("WORLD_SIZE");
+    const char *host = VARIABLE("MASTER_ADDR"), *port = VARIABLE("MASTER_PORT");
+    if (!rank || !world || !host) return false;
+    launch->rank = number(rank, -1);
+    launch->world = number(world, -1);
+    launch->local_rank = number(VARIABLE("LOCAL_RANK"), launch->rank);
+    set_job(launch, "torchrun", VARIABLE("TORCHELASTIC_RUN_ID"), port,
+            VARIABLE("TORCHELASTIC_RESTART_COUNT"));
+    set_address(launch, host, number(port, TORCH_PORT));
+    return true;
+}
+
+static bool from_open_mpi(ml_launch *launch) {
+    const char *rank = VARIABLE("OMPI_COMM_WORLD_RANK"), *world = VARIABLE("OMPI_COMM_WORLD_SIZE");
+    if (!rank || !world) return false;
+    launch->rank = number(rank, -1);
+    launch->world = number(world, -1);
+    launch->local_rank = number(VARIABLE("OMPI_COMM_WORLD_LOCAL_RANK"), launch->rank);
+    set_job(launch, "Open MPI",
+            VARIABLE("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"), NULL,
+            NULL);
+    bool one_host = number(VARIABLE("OMPI_COMM_WORLD_LOCAL_SIZE"), 0) == launch->world;
+    const char *host = VARIABLE("MASTER_ADDR");
+    set_address(launch,
+                host       ? host
+                : one_host ? "127.0.0.1"
+                           : NULL,
+                number(VARIABLE("MASTER_PORT"), port_of(launch->job)));
+    return true;
+}
+
+/* In a batch script itself (a job, but no step of it) the variables speak of steps to come. */
+static bool from_slurm(ml_launch *launch) {
+    const char *rank = VARIABLE("SLURM_PROCID");
+    const char *world = VARIABLE("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
+    const char *job = VARIABLE("SLURM_JOB_ID", "SLURM_JOBID");
+    const char *step = VARIABLE("SLURM_STEP_ID", "SLURM_STEPID");
+    if (!rank || !world || (job && !step)) return false;
+    launch->rank = number(rank, -1);
+    launch->world = number(world, -1);
+    launch->local_rank = number(VARIABLE("SLURM_LOCALID"), launch->rank);
+    set_job(launch, "Slurm", job, step, VARIABLE("SLURM_RESTART_COUNT"));
+    char first[128] = "";
+    const char *list = VARIABLE("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST");
+    const char *host = VARIABLE("MASTER_ADDR");
+    if (list) first_host(list, first, sizeof first);
+    if (!host && number(VARIABLE("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+                        list ? 0 : 1) == 1)
+        host = "127.0.0.1";
+    if (!host) host = *first ? first : VARIABLE("SLURM_LAUNCH_NODE_IPADDR");
+    set_address(launch, host, number(VARIABLE("MASTER_PORT"), port_of(launch->job)));
+    return true;
+}
+
+/* The environment of ml_launch_local; it is taken away, so that what this rank starts is no rank.
+ */
+static bool from_mlua(ml_launch *launch) {
+    const char *rank = VARIABLE("MLUA_RANK"), *world = VARIABLE("MLUA_WORLD");
+    const char *segment = VARIABLE("MLUA_SEGMENT");
+    if (!rank || !world || !segment) return false;
+    launch->rank = number(rank, -1);
+    launch->world = number(world, -1);
+    launch->local_rank = number(VARIABLE("MLUA_LOCAL_RANK"), launch->rank);
+    set_job(launch, "mlua run -n", NULL, NULL, NULL);
+    snprintf(launch->address, sizeof launch->address, "fd:%d", number(segment, -1));
+    fcntl(number(segment, -1), F_SETFD, FD_CLOEXEC);
+    unsetenv("MLUA_RANK");
+    unsetenv("MLUA_WORLD");
+    unsetenv("MLUA_LOCAL_RANK");
+    unsetenv("MLUA_SEGMENT");
+    return true;
+}
+
+bool ml_launch_detect(ml_launch *launch) {
+    memset(launch, 0, sizeof *launch);
+    bool found =
+        from_mlua(launch) || from_torchrun(launch) || from_open_mpi(launch) || from_slurm(launch);
+    if (found && launch->world != 1) return true;
+    memset(launch, 0, sizeof *launch);
+    launch->world = 1;
+    return false;
+}

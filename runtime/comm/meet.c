@@ -1,0 +1,223 @@
+/* Waiting for the other members of a group: short spins, then sleep; and what is said when one of
+ * them does not come. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/comm/parts.h"
+
+/* A sleeper looks around this often. Waiting is counted in such slices, so that time in which this
+ * process itself was stopped is not held against the others. */
+static const double SLICE = 0.1;
+
+double comm_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* ---- What a collective is ---------------------------------------------------------------------
+ */
+
+/* 4 bits of kind, 4 of operation, 4 of dtype, 52 of count. */
+uint64_t comm_describe(comm_kind kind, ml_reduce_op op, ml_dtype dtype, int64_t count) {
+    return (uint64_t)kind << 60 | (uint64_t)op << 56 | (uint64_t)dtype << 52 |
+           ((uint64_t)count & ((1ull << 52) - 1));
+}
+
+void comm_describe_text(uint64_t what, char *text, size_t size) {
+    static const char *const names[16] = {
+        "nothing",           "all-reduce", "all-gather", "reduce-scatter",
+        "all-to-all",        "shift",      "a barrier",  "a comparison between ranks",
+        "what rank 0 shares"};
+    static const char *const ops[16] = {" (sum)", " (max)", " (min)"};
+    unsigned kind = what >> 60, op = what >> 56 & 15, dtype = what >> 52 & 15;
+    bool reduces = kind == COMM_ALL_REDUCE || kind == COMM_REDUCE_SCATTER;
+    if (kind >= COMM_BARRIER || kind == COMM_NOTHING || dtype >= ML_DTYPE_COUNT)
+        snprintf(text, size, "%s", names[kind] ? names[kind] : "?");
+    else
+        snprintf(text, size, "%s of %llu %s%s", names[kind],
+                 (unsigned long long)(what & ((1ull << 52) - 1)), ml_dtypes[dtype].name,
+                 reduces && ops[op] ? ops[op] : "");
+}
+
+/* ---- Failures ---------------------------------------------------------------------------------
+ */
+
+static _Atomic bool peer_failed;
+
+bool ml_comm_peer_failed(void) {
+    return peer_failed;
+}
+
+ml_status comm_failure_report(ml_comm *comm) {
+    char text[COMM_FAILURE_BYTES];
+    if (!comm->segment || !atomic_load(&comm->segment->failed)) return ML_OK;
+    int rank = comm_failure_get(comm->segment, text);
+    if (rank != comm->rank) peer_failed = true;
+    return ml_fail(ML_DEVICE, "%s", text);
+}
+
+ml_status ml_comm_check(ml_comm *comm) {
+    return comm_failure_report(comm);
+}
+
+bool ml_comm_fail(ml_comm *comm, const char *text) {
+    if (!comm || !comm->segment) return true;
+    char told[COMM_FAILURE_BYTES];
+    snprintf(told, sizeof told, "rank %d (pid %d) failed: %s", comm->rank, (int)getpid(), text);
+    if (comm_failure_set(comm->segment, comm->rank, told))
+        atomic_store(&comm->segment->failure_own, 1);
+    if ((int)atomic_load(&comm->segment->failed) - 1 == comm->rank) {
+        atomic_store(&comm->segment->reported, 1);
+        return true;
+    }
+    peer_failed = true;
+    return comm_may_report(comm->segment);
+}
+
+/* ---- Waiting ----------------------------------------------------------------------------------
+ */
+
+static inline void rest(void) {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+}
+
+static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
+    struct timespec slice = {.tv_nsec = (long)(SLICE * 1e9)};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &slice, NULL, 0);
+}
+
+typedef struct {
+    int rank; /* the member that is waited for; -1 at first */
+    uint32_t progress;
+    double seconds; /* that it has shown no progress */
+} patience;
+
+/* The first member that has not reached this step; -1 where all have. */
+static int first_missing(const ml_group *g) {
+    for (int i = 0; i < g->size; i++) {
+        comm_slot *slot = comm_slot_of(g->comm->segment, g->index, g->ranks[i]);
+        if (atomic_load(&slot->posted) == g->step) return g->ranks[i];
+    }
+    return -1;
+}
+
+/* One slice has passed: accuse a member that ended, or that shows no progress for too long. One
+ * that itself waits for another is spared for longer: the other will be found first. */
+static void look_around(ml_group *g, patience *p, double slice) {
+    comm_segment *segment = g->comm->segment;
+    int rank = first_missing(g);
+    if (rank < 0) return;
+    comm_record *record = &segment->ranks[rank];
+    uint32_t state = atomic_load(&record->state), progress = atomic_load(&record->progress);
+    if (state == COMM_DONE && first_missing(g) == rank) {
+        comm_accuse(segment, rank, "has ended while others wait for it");
+        return;
+    }
+    if (rank != p->rank || progress != p->progress) *p = (patience){rank, progress, 0};
+    p->seconds += slice;
+    double limit = state == COMM_STARTING ? comm_stale_limit() : comm_late_limit(g->comm);
+    if (atomic_load(&record->waiting)) limit = limit * 1.5 + 1;
+    if (p->seconds < limit) return;
+    char why[128];
+    snprintf(why, sizeof why, "%s for %.0f s",
+             state == COMM_STARTING ? "has not joined the others" : "shows no progress",
+             p->seconds);
+    comm_accuse(segment, rank, why);
+}
+
+static ml_status wait_for_others(ml_group *g, comm_slot *leader) {
+    ml_comm *comm = g->comm;
+    for (int i = 0; i < comm->spins; i++) {
+        if (atomic_load_explicit(&leader->step, memory_order_acquire) != g->step) return ML_OK;
+        rest();
+    }
+    ml_status status = ML_OK;
+    patience p = {-1, 0, 0};
+    double last = comm_now();
+    atomic_store(&comm->segment->ranks[comm->rank].waiting, g->what);
+    while (atomic_load(&leader->step) == g->step) {
+        atomic_fetch_add(&leader->sleepers, 1);
+        sleep_while(&leader->step, g->step);
+        atomic_fetch_sub(&leader->sleepers, 1);
+        if (atomic_load(&leader->step) != g->step) break;
+        double now = comm_now();
+        if (now - last < SLICE / 2) continue; /* a signal, or a failure of futex */
+        look_around(g, &p, now - last < 2 * SLICE ? now - last : 2 * SLICE);
+        last = now;
+        if ((status = comm_failure_report(comm)) != ML_OK) break;
+    }
+    atomic_store(&comm->segment->ranks[comm->rank].waiting, 0);
+    return status;
+}
+
+ml_status comm_meet(ml_group *g) {
+    comm_segment *segment = g->comm->segment;
+    comm_slot *mine = comm_slot_of(segment, g->index, g->ranks[g->rank]);
+    comm_slot *leader = comm_slot_of(segment, g->index, g->ranks[0]);
+    atomic_store_explicit(&mine->what[g->step & 1], g->what, memory_order_relaxed);
+    atomic_store(&mine->posted, g->step + 1);
+    atomic_fetch_add_explicit(&segment->ranks[g->comm->rank].progress, 1, memory_order_relaxed);
+    if (atomic_fetch_add(&leader->arrived, 1) + 1 == (uint32_t)g->size) {
+        atomic_store(&leader->arrived, 0);
+        atomic_store(&leader->step, g->step + 1);
+        if (atomic_load(&leader->sleepers))
+            syscall(SYS_futex, &leader->step, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    } else {
+        ml_status status = wait_for_others(g, leader);
+        if (status != ML_OK) return status;
+    }
+    g->step++;
+    return ML_OK;
+}
+
+/* After the first step of a collective: do all members mean the same one? */
+static ml_status compare(ml_group *g) {
+    comm_segment *segment = g->comm->segment;
+    for (int i = 0; i < g->size; i++) {
+        comm_slot *slot = comm_slot_of(segment, g->index, g->ranks[i]);
+        uint64_t what = atomic_load_explicit(&slot->what[(g->step - 1) & 1], memory_order_relaxed);
+        if (what == g->what) continue;
+        char own[128], other[128], note[COMM_NOTE_BYTES], own_note[COMM_NOTE_BYTES];
+        comm_describe_text(g->what, own, sizeof own);
+        comm_describe_text(what, other, sizeof other);
+        comm_note_read(&segment->ranks[g->ranks[i]], note);
+        comm_note_read(&segment->ranks[g->comm->rank], own_note);
+        ml_fail(ML_INVALID,
+                "the ranks run different programs: rank %d is in %s (%s), rank %d in %s (%s)",
+                g->comm->rank, own, own_note, g->ranks[i], other, note);
+        ml_comm_fail(g->comm, ml_error_last()->text);
+        return ML_INVALID;
+    }
+    return ML_OK;
+}
+
+ml_status comm_begin(ml_group *g, uint64_t what) {
+    g->what = what;
+    return atomic_load(&g->comm->segment->failed) ? comm_failure_report(g->comm) : ML_OK;
+}
+
+ml_status comm_first_meet(ml_group *g) {
+    ml_status status = comm_meet(g);
+    return status == ML_OK ? compare(g) : status;
+}
+
+ml_status comm_words(ml_group *g, uint64_t mine, uint64_t *words) {
+    comm_segment *segment = g->comm->segment;
+    ml_status status = comm_begin(g, comm_describe(COMM_WORDS, 0, 0, 0));
+    if (status != ML_OK) return status;
+    uint32_t parity = g->step & 1;
+    comm_slot_of(segment, g->index, g->ranks[g->rank])->word[parity] = mine;
+    if ((status = comm_first_meet(g)) != ML_OK) return status;
+    for (int i = 0; i < g->size; i++)
+        words[i] = comm_slot_of(segment, g->index, g->ranks[i])->word[parity];
+    return ML_OK;
+}

@@ -1,0 +1,165 @@
+/* The watcher: a thread of each rank that beats, looks whether others still live and beat, and ends
+ * this process when another has failed and the script does not get out of what it is doing.
+ *
+ * A rank holds a lock on its byte of the segment's file for as long as it lives; the kernel drops
+ * it however the process ends, so a free lock of a rank that has not said goodbye is a death, in
+ * any namespace and whoever the parent is. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/comm/parts.h"
+
+static const double TICK = 0.2;       /* seconds between beats */
+static const double STOPPED = 12;     /* without a beat: stopped */
+static const double LATE = 30;        /* a living rank may be waited for so long */
+static const double LATE_FIRST = 300; /* before there is a median step: compilers run */
+static const double GRACE = 8;        /* for the script to end by itself after a failure */
+enum { WATCHED = 8, DEAD_TICKS = 3 };
+
+double comm_stale_limit(void) {
+    int timeout = ml_knobs()->timeout;
+    return timeout > 0 && timeout < STOPPED ? timeout : STOPPED;
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double comm_late_limit(const ml_comm *comm) {
+    if (ml_knobs()->timeout > 0) return ml_knobs()->timeout;
+    if (comm->steps < 2) return LATE_FIRST;
+    double times[COMM_STEP_TIMES];
+    int count = comm->steps - 1 < COMM_STEP_TIMES ? comm->steps - 1 : COMM_STEP_TIMES;
+    memcpy(times, comm->step_times, (size_t)count * sizeof *times);
+    qsort(times, (size_t)count, sizeof *times, by_size);
+    double limit = 10 * times[count / 2];
+    return limit > LATE ? limit : LATE;
+}
+
+void ml_comm_step(ml_comm *comm) {
+    double now = comm_now();
+    if (comm->steps > 0)
+        comm->step_times[(comm->steps - 1) % COMM_STEP_TIMES] = now - comm->step_began;
+    comm->step_began = now;
+    if (comm->steps < 1000000000) comm->steps++;
+}
+
+/* ---- The thread -------------------------------------------------------------------------------
+ */
+
+/* What is known of one of the ranks after this one. */
+typedef struct {
+    uint32_t beats;
+    double silent;
+    int dead_ticks;
+} sight;
+
+static bool lock_is_free(int fd, int rank) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
+    return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+/* A launcher says more about a death than can be seen from here, so it gets some ticks to do it. */
+static void look_at(ml_comm *comm, int rank, sight *seen, double slice) {
+    comm_record *record = &comm->segment->ranks[rank];
+    bool free = lock_is_free(comm->fd, rank);
+    uint32_t beats = atomic_load(&record->beats);
+    if (atomic_load(&record->state) != COMM_RUNNING) { /* read last: it says goodbye first */
+        *seen = (sight){.beats = beats};
+        return;
+    }
+    seen->dead_ticks = free ? seen->dead_ticks + 1 : 0;
+    if (seen->dead_ticks >= DEAD_TICKS) comm_accuse(comm->segment, rank, "died");
+    seen->silent = beats == seen->beats ? seen->silent + slice : 0;
+    seen->beats = beats;
+    if (seen->silent < comm_stale_limit()) return;
+    char why[64];
+    snprintf(why, sizeof why, "has been stopped or frozen for %.0f s", seen->silent);
+    comm_accuse(comm->segment, rank, why);
+}
+
+/* Another rank failed a while ago, and this process is still busy: in a kernel, or in a wait that
+ * is not ours. */
+static _Noreturn void give_up(ml_comm *comm) {
+    char text[COMM_FAILURE_BYTES];
+    int failed = comm_failure_get(comm->segment, text);
+    if (failed == comm->rank) _exit(1);
+    if (comm_may_report(comm->segment))
+        dprintf(STDERR_FILENO, "mlua: rank %d stops: %s\n", comm->rank, text);
+    _exit(ML_EXIT_PEER);
+}
+
+static bool tick(ml_comm *comm) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += (long)(TICK * 1e9);
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    pthread_mutex_lock(&comm->lock);
+    if (!comm->stopping) pthread_cond_timedwait(&comm->stop, &comm->lock, &until);
+    bool stopping = comm->stopping;
+    pthread_mutex_unlock(&comm->lock);
+    return !stopping;
+}
+
+static void *watch(void *argument) {
+    ml_comm *comm = argument;
+    sight seen[WATCHED] = {{0}};
+    int others = comm->wire ? 0 : comm->world - 1;
+    double last = comm_now(), failed = 0;
+    double grace = comm_stale_limit() < GRACE ? comm_stale_limit() : GRACE;
+    while (tick(comm)) {
+        double now = comm_now(), slice = now - last < 2 * TICK ? now - last : 2 * TICK;
+        last = now;
+        atomic_fetch_add(&comm->segment->ranks[comm->rank].beats, 1);
+        if (atomic_load(&comm->segment->failed)) {
+            failed += slice;
+            if (failed > grace) give_up(comm);
+            continue;
+        }
+        for (int i = 0; i < others && i < WATCHED; i++)
+            look_at(comm, (comm->rank + 1 + i) % comm->world, &seen[i], slice);
+    }
+    return NULL;
+}
+
+ml_status comm_watch_start(ml_comm *comm) {
+    pthread_condattr_t attributes;
+    pthread_mutex_init(&comm->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&comm->stop, &attributes);
+    pthread_condattr_destroy(&attributes);
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = comm->rank, .l_len = 1};
+    if (comm->fd >= 0 && fcntl(comm->fd, F_SETLK, &lock) != 0)
+        return ml_fail(ML_INVALID, "rank %d runs twice: another process has its place: %s",
+                       comm->rank, strerror(errno));
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&comm->watcher, NULL, watch, comm);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return ml_fail(ML_NO_MEMORY, "cannot start a thread: %s", strerror(error));
+    comm->watched = true;
+    return ML_OK;
+}
+
+void comm_watch_stop(ml_comm *comm) {
+    if (!comm->watched) return;
+    pthread_mutex_lock(&comm->lock);
+    comm->stopping = true;
+    pthread_cond_signal(&comm->stop);
+    pthread_mutex_unlock(&comm->lock);
+    pthread_join(comm->watcher, NULL);
+    pthread_cond_destroy(&comm->stop);
+    pthread_mutex_destroy(&comm->lock);
+    comm->watched = false;
+}

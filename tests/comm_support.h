@@ -1,0 +1,28 @@
+/* Ranks as forked children of the test, for the tests of runtime/comm. */
+#ifndef COMM_SUPPORT_H
+#define COMM_SUPPORT_H
+
+#include <sys/types.h>
+
+#include "runtime/comm/comm.h"
+
+enum { COMM_MOST = 16 };
+/* What a rank does; its value is the process's exit code. */
+typedef int comm_body(ml_comm *comm, void *argument);
+
+typedef struct {
+    int ranks, fd;
+    pid_t pids[COMM_MOST];
+} comm_job;
+/* Start ranks that open a communicator on shared memory and run body; `errors` is where their
+ * stderr goes (-1: this process's). */
+void comm_start(comm_job *job, int ranks, comm_body *body, void *argument, int errors);
+/* Wait for all; codes[i] is rank i's exit code, 128 + signal, or -1 for one that had to be killed
+ * because it had not ended within `seconds`. Reaps them all. */
+void comm_finish(comm_job *job, double seconds, int codes[COMM_MOST]);
+/* Both, where all must succeed within 60 seconds. */
+void comm_run(int ranks, comm_body *body, void *argument);
+/* Processes whose parent is this one. */
+int comm_children(void);
+
+#endif
