@@ -88,7 +88,8 @@ typedef struct ml_kernel {
     int64_t scalar[ML_MAX_SCALARS];
     int64_t units, grain;   /* C: parallel units, and the fewest worth waking a thread */
     uint32_t grid[3], block; /* CUDA */
-    uint32_t shared_bytes;   /* above 48 KiB the function attribute must be raised */
+    uint32_t shared_bytes;   /* dynamic. The function's attribute must be set to it: beside what the
+                                kernel declares itself, less than 48 KiB are allowed unasked */
     struct ml_kernel *next;  /* to be run with the same pointers once this one is finished, or NULL:
                                 templates (attention backward, scatter_add) need such chains */
 } ml_kernel;

@@ -36,7 +36,7 @@ static void run_gpu(void *context, const ml_kernel *kernel, char **pointers,
     size_t size = sizeof *arguments * (size_t)count;
     void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, arguments, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
                      CU_LAUNCH_PARAM_END};
-    if (kernel->shared_bytes > 48 << 10)
+    if (kernel->shared_bytes > 0)
         CHECK(CUDA_OK(cuFuncSetAttribute(run->function,
                                          CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                          (int)kernel->shared_bytes)) == ML_OK);

@@ -105,7 +105,6 @@ static ml_status cuda_open(ml_device **device, int ordinal) {
         return status;
     }
     *device = &d->base;
-    ml_debug(1, "device: %s\n", d->base.description);
     return ML_OK;
 }
 

@@ -28,7 +28,7 @@ typedef struct {
     uint64_t key;
     CUmodule module;
     CUfunction function;
-    uint32_t shared_bytes; /* that the function's attribute allows */
+    uint32_t shared_bytes; /* of a launch, that the function's attribute was asked to allow */
 } cuda_function;
 
 typedef struct {

@@ -64,7 +64,7 @@ static void load_function(cuda_device *d, const ml_kernel *kernel, const void *i
     ML_CHECK(CUDA_OK(cuModuleLoadData(&f->module, image)));
     ML_CHECK(CUDA_OK(cuModuleGetFunction(&f->function, f->module, kernel->entry)));
     f->key = kernel->key;
-    f->shared_bytes = 48 << 10;
+    f->shared_bytes = 0; /* 48 KiB, less what the kernel declares itself, are allowed unasked */
     ml_index_add(&d->function_index, kernel->key, d->functions.count - 1);
 }
 
@@ -400,12 +400,14 @@ static ml_status enqueue_all(ml_executable *e) {
 /* Capture the whole step. Where that fails, runs stay eager: slower, but right. */
 static ml_status capture(ml_executable *e) {
     CUgraph graph = NULL;
+    CUgraphExec made = NULL;
     CUstream stream = e->device->stream;
     CUDA_TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     ml_status status = enqueue_all(e);
     CUresult result = cuda.cuStreamEndCapture(stream, &graph);
     if (status == ML_OK && result != CUDA_SUCCESS) status = cuda_fail(result, "cuStreamEndCapture");
-    if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&e->graph, graph, 0));
+    if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&made, graph, 0));
+    if (status == ML_OK) e->graph = made;
     if (graph) CUDA_OK(cuGraphDestroy(graph));
     return status;
 }
