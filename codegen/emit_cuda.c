@@ -407,9 +407,7 @@ static void print_column_memory(const cuda_shape *s) {
     bool declared[ML_DTYPE_COUNT] = {false};
     for (int i = 0; i < e->ir->inst_count && s->in_registers && s->teams > 1; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        ml_dtype dtype = (ml_dtype)(inst->dtype == ML_BF16   ? ML_F32
-                                    : inst->dtype == ML_BOOL ? ML_I32
-                                                             : inst->dtype);
+        ml_dtype dtype = cuda_column_dtype(inst);
         if (!cuda_is_column(s, inst) || declared[dtype]) continue;
         declared[dtype] = true;
         ml_text_add(&e->text, "__shared__ %s columns_%s[%d];\n", emit_compute_type(dtype),

@@ -30,6 +30,7 @@ typedef struct {
 
 void cuda_choose_shape(cuda_shape *s);
 bool cuda_is_column(const cuda_shape *s, const ml_inst *inst); /* a COLUMN partial */
+ml_dtype cuda_column_dtype(const ml_inst *inst); /* what a COLUMN partial is summed in */
 bool cuda_is_row_partial(const cuda_shape *s, int inst);       /* an ALL partial, once a row */
 /* Whether a STORE moves whole packs. */
 bool cuda_stores_pack(const cuda_shape *s, int inst);

@@ -18,10 +18,16 @@ enum {
     LONG_ROW_THREADS = 512,
     CACHED_BYTES = 64 << 10,
     SHARED_BYTES = 112 << 10, /* of a block, so that two fit */
+    COLUMN_BYTES = 40 << 10,  /* of column results: a kernel may declare 48 KiB in all */
 };
 
 bool cuda_is_column(const cuda_shape *s, const ml_inst *inst) {
     return inst->kind == ML_INST_REDUCE && inst->scope == ML_SCOPE_COLUMN && !s->elementwise;
+}
+
+ml_dtype cuda_column_dtype(const ml_inst *inst) {
+    ml_dtype dtype = (ml_dtype)inst->dtype;
+    return dtype == ML_BF16 ? ML_F32 : dtype == ML_BOOL ? ML_I32 : dtype;
 }
 
 bool cuda_is_row_partial(const cuda_shape *s, int i) {
@@ -149,6 +155,20 @@ static double column_registers(const cuda_shape *s, double *accumulators) {
     return packs + *accumulators;
 }
 
+/* Shared memory in which the teams' column results of one round meet: an array for each type. */
+static int64_t column_bytes(const cuda_shape *s) {
+    const ml_kernel_ir *ir = s->e->ir;
+    bool counted[ML_DTYPE_COUNT] = {false};
+    int64_t bytes = 0;
+    for (int i = 0; i < ir->inst_count; i++) {
+        ml_dtype dtype = cuda_column_dtype(&ir->inst[i]);
+        if (!cuda_is_column(s, &ir->inst[i]) || counted[dtype]) continue;
+        counted[dtype] = true;
+        bytes += (int64_t)cuda_threads(s) * s->vec * ml_dtypes[dtype].bytes;
+    }
+    return s->in_registers && s->teams > 1 ? bytes : 0;
+}
+
 static int round_up_power(int64_t n) {
     int power = 1;
     while (power < n) power *= 2;
@@ -195,6 +215,7 @@ static void choose_team(cuda_shape *s) {
     while (s->teams / 2 >= rows && cuda_threads(s) / 2 >= CUDA_WARP) s->teams /= 2;
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
     if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
+    while (column_bytes(s) > COLUMN_BYTES) s->teams /= 2;
 }
 
 /* Whether a load can be issued before the columns' loops are entered. */

@@ -145,6 +145,20 @@ static void column_sums(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dt
     ir_reduce(k, ML_OP_MAX, ML_SCOPE_COLUMN, v, best);
 }
 
+/* Column sums of three types at once: on a GPU their shared memory must fit a block. */
+static void column_sums_mixed(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 3;
+    int x = ir_operand(k, dtype, NULL, false), wide = ir_partial(k, ML_F64, true);
+    int sums = ir_partial(k, ML_F32, true), counts = ir_partial(k, ML_I32, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, ir_cast(k, ML_F64, v), wide);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, map2(k, ML_OP_MUL, v, v), sums);
+    int positive = ir_map(k, ML_OP_LT, ML_BOOL, ir_const(k, ML_F32, 0), v, none);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, ir_cast(k, ML_I32, positive), counts);
+}
+
 static void argmax(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
     int x = ir_operand(k, dtype, NULL, false);
@@ -223,6 +237,7 @@ static const kernel_case cases[] = {
     {"all nested", all_nested, 5, 130, ML_F32, 2e-6},
     {"column sums", column_sums, 9, 11, ML_BF16, 8e-3},
     {"column sums by packs", column_sums, 50, 320, ML_F32, 2e-6},
+    {"column sums of several types", column_sums_mixed, 70, 512, ML_BF16, 1e-5},
     {"argmax 3", argmax, 11, 3, ML_F32, 0},
     {"argmax 40", argmax, 11, 40, ML_F32, 0},
     {"argmax 1000", argmax, 6, 1000, ML_F32, 0},

@@ -12,6 +12,16 @@
 
 enum { MAX_CASES = 64, PATH_SIZE = 256 };
 
+/* Bytes of the shared arrays that a kernel declares; GPUs take 48 KiB. */
+static long declared_shared(const char *source) {
+    long bytes = 0, count;
+    char type[32];
+    for (const char *at = source; (at = strstr(at, "\n__shared__ ")) != NULL; at++)
+        if (sscanf(at, "\n__shared__ %31s %*[a-z0-9_ ][%ld]", type, &count) == 2)
+            bytes += count * (strcmp(type, "double") == 0 || strcmp(type, "long") == 0 ? 8 : 4);
+    return bytes;
+}
+
 static int emit_all(ml_arena *arena, ml_kernel **kernels) {
     ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
     double tolerance;
@@ -21,6 +31,7 @@ static int emit_all(ml_arena *arena, ml_kernel **kernels) {
         kernels[count] = ML_NEW(arena, ml_kernel);
         ml_emit(&k.ir, &target, arena, kernels[count]);
         CHECK(kernels[count]->grid[0] > 0 && kernels[count]->block >= 32);
+        CHECK(declared_shared(kernels[count]->source) <= 48 << 10);
         ir_free(&k);
     }
     return count;
