@@ -1,7 +1,5 @@
 #include "tests/comm_support.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/comm/parts.h"
 #include "tests/test.h"
 
@@ -42,18 +41,29 @@ void comm_start(comm_job *job, int ranks, comm_body *body, void *argument, int e
     }
 }
 
-void comm_finish(comm_job *job, double seconds, int codes[COMM_MOST]) {
+static bool reap(comm_job *job, int rank, int *code) {
+    int status;
+    if (waitpid(job->pids[rank], &status, WNOHANG) <= 0) return false;
+    *code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    job->pids[rank] = 0;
+    return true;
+}
+
+void comm_finish(comm_job *job, double seconds, int stopped, int codes[COMM_MOST]) {
     double end = comm_now() + seconds;
-    for (int i = 0; i < job->ranks; i++) {
-        int status = 0;
-        pid_t pid;
-        while ((pid = waitpid(job->pids[i], &status, WNOHANG)) == 0 && comm_now() < end)
-            usleep(5000);
-        if (pid == 0) {
+    for (int left = job->ranks; left;) {
+        for (int i = 0; i < job->ranks; i++)
+            if (job->pids[i] && reap(job, i, &codes[i])) left--;
+        bool late = comm_now() > end;
+        for (int i = 0; i < job->ranks; i++) {
+            if (!job->pids[i] || !(late || (left == 1 && i == stopped))) continue;
             kill(job->pids[i], SIGKILL);
-            waitpid(job->pids[i], &status, 0);
+            waitpid(job->pids[i], NULL, 0);
+            job->pids[i] = 0;
+            codes[i] = -1;
+            left--;
         }
-        codes[i] = pid == 0 ? -1 : WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        usleep(3000);
     }
     close(job->fd);
 }
@@ -62,18 +72,12 @@ void comm_run(int ranks, comm_body *body, void *argument) {
     comm_job job;
     int codes[COMM_MOST];
     comm_start(&job, ranks, body, argument, -1);
-    comm_finish(&job, 60, codes);
+    comm_finish(&job, 60, -1, codes);
     for (int i = 0; i < ranks; i++)
         if (codes[i]) test_fail("rank %d of %d ends with %d", i, ranks, codes[i]);
 }
 
-int comm_children(void) {
-    char path[64], text[4096];
-    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    int count = 0, fd = open(path, O_RDONLY);
-    if (fd < 0) return 0;
-    ssize_t size = read(fd, text, sizeof text);
-    for (ssize_t i = 0; i < size; i++) count += text[i] == ' ';
-    close(fd);
-    return count;
+/* Knobs are read once, so the environment comes too late. */
+void comm_set_timeout(int seconds) {
+    ((ml_knobs_values *)ml_knobs())->timeout = seconds;
 }

@@ -18,11 +18,11 @@ typedef struct {
  * stderr goes (-1: this process's). */
 void comm_start(comm_job *job, int ranks, comm_body *body, void *argument, int errors);
 /* Wait for all; codes[i] is rank i's exit code, 128 + signal, or -1 for one that had to be killed
- * because it had not ended within `seconds`. Reaps them all. */
-void comm_finish(comm_job *job, double seconds, int codes[COMM_MOST]);
+ * because it had not ended within `seconds`, or was alone left and is rank `stopped`. Reaps all. */
+void comm_finish(comm_job *job, double seconds, int stopped, int codes[COMM_MOST]);
 /* Both, where all must succeed within 60 seconds. */
 void comm_run(int ranks, comm_body *body, void *argument);
-/* Processes whose parent is this one. */
-int comm_children(void);
+/* Set MLUA_TIMEOUT in this process and in ranks that it forks. */
+void comm_set_timeout(int seconds);
 
 #endif
