@@ -19,7 +19,9 @@ ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t 
     const ml_graph *g = l->g;
     bool routine = kind != ML_STEP_KERNEL ||
                    ml_ops[ml_graph_node(g, node)->op].op_class == ML_CLASS_SCAN ||
-                   ml_graph_node(g, node)->op == ML_OP_SCATTER_ADD;
+                   ml_graph_node(g, node)->op == ML_OP_SCATTER_ADD ||
+                   ml_graph_node(g, node)->op == ML_OP_RAGGED_DOT ||
+                   ml_graph_node(g, node)->op == ML_OP_RAGGED_OUTER;
     if (!routine) return step;
     step->flops = ml_flops(g, node);
     for (int i = 0; i < read_count + write_count; i++) {

@@ -61,11 +61,22 @@ typedef struct {
                                      (q) and dim (kv) strides, 0 where it lacks the axis */
 } ml_attention_step;
 
+/* RAGGED_DOT: c[rows, n] = a[rows, k] b[group, k, n]; RAGGED_OUTER: c[group, k, n] = sum over the
+ * group's rows of a[rows, k] b[rows, n]. Strides in elements; reads are a, b, starts, ends. */
+typedef struct {
+    bool outer;
+    int64_t rows, groups, k, n;
+    int64_t a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col; /* 0 where it has none */
+    int64_t start_stride, end_stride;
+    ml_dtype dtype, c_dtype; /* of a and b; of c */
+} ml_ragged;
+
 typedef enum {
     ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
     ML_STEP_GEMM,      /* reads a, b (, bias); writes c */
     ML_STEP_ATTENTION, /* forward or backward; the device picks cuDNN or the template */
     ML_STEP_COPY,      /* one contiguous value to another of the same type */
+    ML_STEP_RAGGED, /* products by groups of rows, where the device has products of its own: CPU */
 } ml_step_kind;
 
 typedef struct {
@@ -77,6 +88,7 @@ typedef struct {
     ml_kernel *kernel;      /* KERNEL, and ATTENTION where the template serves */
     const ml_gemm *gemm;
     const ml_attention_step *attention;
+    const ml_ragged *ragged;
     uint64_t *may_alias; /* for each write: bit set of the reads whose memory it may overwrite
                             (same elements read before they are written, never after) */
     double flops;
@@ -108,5 +120,7 @@ void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out);
 void ml_template_attention(ml_schedule *s, ml_step *step);
 void ml_template_scatter_add(ml_schedule *s, ml_step *step); /* reads index, value; writes result */
 void ml_template_scan(ml_schedule *s, ml_step *step);        /* CUMSUM, SORT, TOP_K */
+/* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
+void ml_template_ragged(ml_schedule *s, ml_step *step);
 
 #endif

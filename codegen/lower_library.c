@@ -136,6 +136,8 @@ void lower_library_step(lowering *l, lower_group *group) {
     case ML_OP_DOT: gemm_step(l, group); break;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: attention_step(l, n); break;
+    case ML_OP_RAGGED_DOT:
+    case ML_OP_RAGGED_OUTER: ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n)); break;
     case ML_OP_SCATTER_ADD: {
         ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
         ml_template_scatter_add(l->s, step);

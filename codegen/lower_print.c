@@ -75,7 +75,7 @@ static void print_value(const ml_schedule *s, uint32_t id, ml_text *out) {
 }
 
 void ml_lower_print(const ml_schedule *s, ml_text *out) {
-    static const char *const kinds[] = {"kernel", "gemm", "attention", "copy"};
+    static const char *const kinds[] = {"kernel", "gemm", "attention", "copy", "ragged"};
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
         ml_text_add(out, "step %u: %s %s of %%%u", i, kinds[step->kind],

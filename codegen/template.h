@@ -50,6 +50,10 @@ const char *template_compute(ml_dtype dtype); /* "float" */
 const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element);
 const char *template_store(ml_arena *arena, ml_dtype dtype, const char *value);
 
+/* CUDA, bf16 tensor cores: struct ${e}_arguments, and ${e}_copy, _commit, _wait (cp.async),
+ * _matrices and _transposed (ldmatrix), _mma, _pack, _exp2. ${quick}: text before them. */
+extern const char template_mma_ptx[];
+
 const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i);
 
 #endif

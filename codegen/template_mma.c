@@ -11,13 +11,10 @@
  * all products are of transposed tiles, so that they too stay in registers. */
 #include "codegen/template_attention.h"
 
-static const char common_text[] = R"(
+const char template_mma_ptx[] = R"(
 struct ${e}_arguments { char *p[${pointers}]; };
 /* PTX */
-#define ml_exp_f32 ml_quick_exp_f32 /* probabilities are rounded to bf16 anyway */
-#define ml_sigmoid_f32 ml_quick_sigmoid_f32
-#define ml_tanh_f32 ml_quick_tanh_f32
-static __device__ __forceinline__ unsigned ${e}_address(const void *shared) {
+${quick}static __device__ __forceinline__ unsigned ${e}_address(const void *shared) {
     return (unsigned)__cvta_generic_to_shared(shared);
 }
 static __device__ __forceinline__ void ${e}_copy(unsigned to, const void *from, int bytes) {
@@ -60,7 +57,10 @@ static __device__ __forceinline__ float ${e}_exp2(float x) {
     return y;
 }
 /* end of PTX */
-/* Start to copy rows of `columns` elements to a tile of tile_rows x width, zeros around them. */
+)";
+
+static const char common_text[] =
+    R"(/* Start to copy rows of `columns` elements to a tile of tile_rows x width, zeros around them. */
 static __device__ __forceinline__ void ${e}_load(unsigned tile, int stride, const ml_bf16 *from,
                                                  long long row_stride, int rows, int columns,
                                                  int tile_rows, int width) {
@@ -533,6 +533,10 @@ static void set_units(attention_printer *p) {
     template_set(t, "unit", "%.9ef", scored ? log2e : a->args.scale * log2e);
     template_set(t, "natural", "%.9ef", scored ? 1.0 : a->args.scale);
     bool clamped = p->captured > 0;
+    template_set_text(t, "quick",
+                      "#define ml_exp_f32 ml_quick_exp_f32\n" /* rounded to bf16 anyway */
+                      "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
+                      "#define ml_tanh_f32 ml_quick_tanh_f32\n");
     template_set_text(t, "clamp_key", clamped ? "kv = kv < ${kv_seq} ? kv : ${kv_seq} - 1;" : "");
     template_set_text(t, "clamp_query", clamped ? "qi = qi < ${seq} ? qi : ${seq} - 1;" : "");
 }
@@ -545,8 +549,8 @@ static void print_backward(attention_printer *p, int64_t head_width, int64_t val
     int64_t bn = large ? 32 : 64, stage = bn * (hs + vs) * 2;
     set(p, "bn", bn);
     set(p, "stage_bytes", stage);
-    const char *const queries[] = {common_text, slopes_text, queries_text};
-    ml_kernel *dq = finish(p, queries, 3, "attention_grad dq");
+    const char *const queries[] = {template_mma_ptx, common_text, slopes_text, queries_text};
+    ml_kernel *dq = finish(p, queries, 4, "attention_grad dq");
     template_launch(dq, q_blocks * a->heads * p->batches, 1, 1, 128,
                     128 * (hs + vs) * 2 + 2 * stage + 1024);
     int64_t kt = large ? 1 : 2, bq = large ? 64 : 32;
@@ -558,8 +562,8 @@ static void print_backward(attention_printer *p, int64_t head_width, int64_t val
     set(p, "kt", kt);
     set(p, "bq", bq);
     set(p, "stage_bytes", stage);
-    const char *const keys[] = {common_text, slopes_text, keys_text};
-    ml_kernel *dkv = finish(p, keys, 3, "attention_grad dk dv");
+    const char *const keys[] = {template_mma_ptx, common_text, slopes_text, keys_text};
+    ml_kernel *dkv = finish(p, keys, 4, "attention_grad dk dv");
     template_launch(dkv, k_blocks * a->kv_heads * p->batches, 1, 1, 128,
                     bn * (hs + vs) * 2 + 2 * stage + 4 * bq * 4);
     p->step->kernel = dq;
@@ -586,8 +590,8 @@ bool template_attention_mma(attention_printer *p) {
     }
     set(p, "bn", bn);
     set(p, "stage_bytes", bn * (hs + vs) * 2);
-    const char *const bodies[] = {common_text, forward_text};
-    p->step->kernel = finish(p, bodies, 2, "attention");
+    const char *const bodies[] = {template_mma_ptx, common_text, forward_text};
+    p->step->kernel = finish(p, bodies, 3, "attention");
     template_launch(p->step->kernel, q_blocks * a->heads * p->batches, 1, 1, 128,
                     128 * ws * 2 + 2 * bn * (hs + vs) * 2);
     return true;

@@ -1,5 +1,6 @@
 /* See graph_support.h. */
 #include "tests/graph_support.h"
+#include "runtime/graph/ragged.h"
 
 #include <stdio.h>
 
@@ -144,6 +145,17 @@ static ml_ref sample_attention(ml_graph *g, ml_op op) {
     return ml_attention_grad(g, sources, 7, &a.args);
 }
 
+static ml_ref sample_ragged(ml_graph *g, ml_op op) {
+    ml_ref x = graph_input(g, ML_F32, "r6 d3"), starts = graph_input(g, ML_I32, "e4");
+    ml_ref ends = graph_input(g, ML_I32, "e4");
+    ml_axis rows = graph_axis(g, "r"), reduced = graph_axis(g, "d");
+    if (op == ML_OP_RAGGED_OUTER)
+        return ml_ragged_outer(g, (ml_ref[]){x, graph_input(g, ML_F32, "r6 f5"), starts, ends},
+                               rows, ML_F32);
+    ml_ref w = graph_input(g, ML_F32, "e4 d3 f5");
+    return ml_ragged_dot(g, (ml_ref[]){x, w, starts, ends}, rows, reduced, ML_F32);
+}
+
 ml_ref graph_sample(ml_graph *g, ml_op op) {
     ml_ref x;
     ml_axis s = graph_axis(g, "s");
@@ -167,6 +179,8 @@ ml_ref graph_sample(ml_graph *g, ml_op op) {
     case ML_OP_TOP_K:
         x = graph_input(g, ML_F32, "b2 s4");
         return ml_graph_add(g, op, &x, 1, (int64_t[]){s, 3, graph_axis(g, "k")}, 3, NULL);
+    case ML_OP_RAGGED_DOT:
+    case ML_OP_RAGGED_OUTER: return sample_ragged(g, op);
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: return sample_attention(g, op);
     default: break;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/graph/ragged.h"
 #include "tests/passes_support.h"
 
 typedef ml_ref op_build(fixture *f);
@@ -197,6 +198,23 @@ static ml_ref build_scatter_one(fixture *f) {
     return ml_scatter_add(f->g, fixture_index(f, "b2 s3", 5), x_of(f, "s3 b2"), AXIS("v"), &type);
 }
 
+/* Groups of 2, 0, 1 and 3 of 7 rows: one row before them, none after. */
+static ml_ref bound(fixture *f, const int *values) {
+    ml_ref n = fixture_index(f, "e4", 1);
+    for (int i = 0; i < 4; i++) f->inputs[f->input_count - 1][i] = values[i];
+    return n;
+}
+static ml_ref ragged(fixture *f, ml_op op, const char *a, const char *b) {
+    ml_ref x = x_of(f, a), w = x_of(f, b);
+    ml_ref starts = bound(f, (int[]){1, 3, 3, 4}), ends = bound(f, (int[]){3, 3, 4, 7});
+    ml_ref sources[] = {x, w, starts, ends};
+    if (op == ML_OP_RAGGED_OUTER) return ml_ragged_outer(f->g, sources, AXIS("r"), ML_F64);
+    return ml_ragged_dot(f->g, sources, AXIS("r"), AXIS("d"), ML_F64);
+}
+BUILD(build_ragged, ragged(f, ML_OP_RAGGED_DOT, "r7 d3", "e4 d3 n2"))
+BUILD(build_ragged_turned, ragged(f, ML_OP_RAGGED_DOT, "d3 r7", "n2 e4 d3"))
+BUILD(build_outer, ragged(f, ML_OP_RAGGED_OUTER, "r7 d3", "n2 r7"))
+
 static ml_ref attention(fixture *f, const char *q, const char *k) {
     ml_ref sources[3] = {x_of(f, q), x_of(f, k), x_of(f, k)};
     bool grouped = strstr(k, "kv_heads") != NULL;
@@ -259,6 +277,9 @@ static const op_case cases[] = {
     {ML_OP_DOT, "f64[s=3]", build_dot_vector},
     {ML_OP_DOT, "f64", build_dot_all},
     {ML_OP_DOT, "f64[s=3, t=3]", build_dot_tied},
+    {ML_OP_RAGGED_DOT, "f64[r=7, n=2]", build_ragged},
+    {ML_OP_RAGGED_DOT, "f64[r=7, n=2]", build_ragged_turned},
+    {ML_OP_RAGGED_OUTER, "f64[e=4, d=3, n=2]", build_outer},
     {ML_OP_SCATTER_ADD, "f64[v=5, d=2]", build_scatter},
     {ML_OP_SCATTER_ADD, "f64[b=2, v=5]", build_scatter_rows},
     {ML_OP_SCATTER_ADD, "f64[b=2, s=3, v=5]", build_scatter_one},

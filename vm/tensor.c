@@ -306,6 +306,40 @@ static int core_scatter_add(lua_State *L) {
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
+/* x:ragged_dot(w, over, starts, ends): the rows are x's other axis, the groups that of `starts`. */
+static int tensor_ragged_dot(lua_State *L) {
+    static const char *const whats[] = {"the left operand of ragged_dot",
+                                        "the right operand of ragged_dot", "",
+                                        "the starts of ragged_dot", "the ends of ragged_dot"};
+    ml_ref sources[4];
+    vm_most_arguments(L, 5, "ragged_dot");
+    for (int i = 0; i < 4; i++) {
+        int at = i < 2 ? i : i + 1;
+        sources[i] = vm_tensor(L, at + 1, whats[at]);
+    }
+    ml_axis over = vm_axis_id(L, 3, "ragged_dot"), rows = 0;
+    const ml_type *x = type_of(L, sources[0]), *starts = type_of(L, sources[2]);
+    for (int i = 0; i < x->rank; i++)
+        if (x->axis[i] != over) rows = x->axis[i];
+    if (x->rank != 2)
+        vm_fail_with(L, sources, 2, "merge its other axes into the rows first",
+                     "ragged_dot takes a left operand of two axes, rows and the contracted one, "
+                     "not of %d",
+                     x->rank);
+    if (starts->rank != 1)
+        vm_fail_with(L, &sources[2], 2, NULL,
+                     "the starts and ends of ragged_dot have one axis, that of the groups");
+    vm_node node;
+    vm_begin(L, &node, ML_OP_RAGGED_DOT);
+    node.sources = sources;
+    node.source_count = 4;
+    node.args[0] = rows;
+    node.args[1] = starts->axis[0];
+    node.args[2] = over;
+    node.arg_count = 3;
+    return vm_push_tensor(L, vm_add(L, &node));
+}
+
 /* ---- Reductions, scans, contraction ------------------------------------------------------------
  */
 
@@ -570,6 +604,10 @@ static const vm_entry methods[] = {
      "the k largest along an axis, largest first; gives values and i32 indices"},
     {"dot", tensor_dot, "other: Tensor, ...: Axis|string|{dtype: string} -> Tensor",
      "the sum of products over the named axes; accumulates in f32 or wider"},
+    {"ragged_dot", tensor_ragged_dot,
+     "other: Tensor, over: Axis|string, starts: Tensor, ends: Tensor -> Tensor",
+     "each row times the matrix of the group that it belongs to: group e of `other` has the rows "
+     "starts[e] .. ends[e]-1; groups ascend and do not overlap; rows of none give 0"},
     {"dtype", tensor_dtype, "-> string", "the name of the element type"},
     {"axes", tensor_axes, "-> string[]", "the names of the axes, in memory order"},
     {"size", tensor_size, "axis: Axis|string -> integer", "the size of an axis"},

@@ -33,4 +33,9 @@ int64_t cpu_gemm_scratch(const ml_gemm *gemm, int threads);
 ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *c, const void *bias,
                        void *scratch, ml_pool *pool);
 
+/* A step of kind ML_STEP_RAGGED; operands: a, b, starts, ends, c. */
+int64_t cpu_ragged_scratch(const ml_ragged *ragged, int threads);
+ml_status cpu_ragged_run(const ml_ragged *ragged, char *const *operands, void *scratch,
+                         ml_pool *pool);
+
 #endif

@@ -89,6 +89,10 @@ static void load_body(void *context) {
             int64_t bytes = cpu_gemm_scratch(step->gemm, threads);
             if (bytes > work->scratch_bytes) work->scratch_bytes = bytes;
         }
+        if (step->ragged != NULL) {
+            int64_t bytes = cpu_ragged_scratch(step->ragged, threads);
+            if (bytes > work->scratch_bytes) work->scratch_bytes = bytes;
+        }
         do {
             command_fill(e, &e->commands[at], i, kernel);
             e->commands[at++].pointers = pointers;
@@ -205,6 +209,8 @@ static ml_status command_run(ml_executable *e, command *c) {
         return cpu_gemm_run(step->gemm, c->pointers[0], c->pointers[1],
                             c->pointers[step->read_count], bias, e->scratch, pool);
     }
+    if (step->kind == ML_STEP_RAGGED)
+        return cpu_ragged_run(step->ragged, c->pointers, e->scratch, pool);
     if (step->kind == ML_STEP_COPY) {
         const ml_value *value = &e->plan->schedule->values.at[step->values[0]];
         copy_call call = {c->pointers[1], c->pointers[0]};
@@ -223,6 +229,7 @@ static double seconds_now(void) {
 
 static const char *command_label(const command *c, char *buffer, size_t size) {
     if (c->kernel != NULL) return c->kernel->label ? c->kernel->label : "kernel";
+    if (c->step->ragged != NULL) return ml_ops[ML_OP_RAGGED_DOT + c->step->ragged->outer].name;
     if (c->step->gemm == NULL) return "copy";
     const ml_gemm *g = c->step->gemm;
     long long batches = (long long)(g->batch[0] * g->batch[1] * g->batch[2]);

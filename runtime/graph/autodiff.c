@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/graph/ragged.h"
+
 /* A node that the roots reach. */
 typedef struct {
     ml_ref node;
@@ -409,6 +411,10 @@ static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     case ML_OP_MAX:
     case ML_OP_MIN: extreme_rule(t, n, g); break;
     case ML_OP_CONCAT: concat_rule(t, n, g); break;
+    case ML_OP_RAGGED_DOT:
+    case ML_OP_RAGGED_OUTER:
+        for (int i = 0; i < 2; i++) GIVE(i, ragged_gradient(G, n, g, i));
+        break;
     case ML_OP_SCATTER_ADD:
         GIVE(1, ml_gather(G, g, ml_graph_source(G, n, 0), (ml_axis)ml_graph_args(G, n)[0]));
         break;

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/graph/ragged.h"
+
 static uint64_t mix(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -313,6 +315,13 @@ static void compute(reference_run *r, ml_ref node, reference_value *out) {
     case ML_OP_DOT:
         reference_dot(value_of(r, node, 0), value_of(r, node, 1), args, n->arg_count, out);
         return;
+    case ML_OP_RAGGED_DOT:
+    case ML_OP_RAGGED_OUTER: {
+        const reference_value *sources[4];
+        for (int i = 0; i < 4; i++) sources[i] = value_of(r, node, i);
+        reference_ragged(op, sources, args, out);
+        return;
+    }
     case ML_OP_SCATTER_ADD:
         reference_scatter_add(value_of(r, node, 0), value_of(r, node, 1), (ml_axis)args[0], out);
         return;

@@ -114,6 +114,7 @@ static bool widens(rewrite *r, ml_ref node, int depth) {
     const ml_ref *sources = ml_graph_sources(r->from, node);
     switch (n->op) {
     case ML_OP_DOT:
+    case ML_OP_RAGGED_OUTER:
     case ML_OP_SCATTER_ADD:
     case ML_OP_SUM: s->wide[node] = true; break;
     case ML_OP_ADD:
@@ -151,8 +152,9 @@ static ml_ref widened(rewrite *r, ml_ref node) {
     const ml_node *n = ml_graph_node(r->from, node);
     ml_type type = *ml_graph_type(r->from, node);
     type.dtype = ML_F32;
-    ml_ref sources[2];
-    bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD; /* bf16 operands */
+    ml_ref sources[4];
+    bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD || /* bf16 operands */
+                 n->op == ML_OP_RAGGED_OUTER;
     for (int i = 0; i < n->source_count; i++) {
         ml_ref source = ml_graph_source(r->from, node, i);
         sources[i] = s->wide[source] ? s->widened[source] : r->map[source];

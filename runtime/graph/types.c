@@ -475,6 +475,8 @@ void infer_type(infer *in, ml_type *out) {
     case ML_OP_OUT: infer_out(in, out); return;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: infer_attention(in, out); return;
+    case ML_OP_RAGGED_DOT:
+    case ML_OP_RAGGED_OUTER: infer_ragged(in, out); return;
     default: break;
     }
     switch (ml_ops[in->op].op_class) {

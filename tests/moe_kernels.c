@@ -1,0 +1,116 @@
+/* Products by groups of rows: on the CPU and on CUDA (emulated where there is no GPU) against the
+ * reference, with ragged, empty and single-row groups, rows of no group, and every layout. */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/graph/ragged.h"
+#include "tests/ops_support.h"
+#include "tests/template_support.h"
+
+typedef struct {
+    int groups;
+    int64_t rows, starts[8], ends[8];
+} grouping;
+
+static const grouping groupings[] = {
+    {4, 200, {0, 70, 70, 71}, {70, 70, 71, 200}},   /* an empty one, one row */
+    {3, 140, {5, 5, 133}, {5, 133, 139}},           /* rows before, none between, one after */
+    {2, 300, {40, 260}, {130, 261}},                /* rows of no group on all sides */
+    {5, 60, {0, 0, 0, 60, 60}, {0, 0, 60, 60, 60}}, /* all in one */
+    {1, 33, {0}, {0}},                              /* nothing at all */
+    {2, 50, {-3, 20}, {20, 99}},                    /* bounds outside of the rows */
+};
+enum { GROUPINGS = sizeof groupings / sizeof *groupings };
+
+static ml_ref bound(fixture *f, const grouping *p, const int64_t *values) {
+    char axes[16];
+    snprintf(axes, sizeof axes, "e%d", p->groups);
+    ml_ref n = fixture_index(f, axes, 1);
+    for (int i = 0; i < p->groups; i++) f->inputs[f->input_count - 1][i] = (double)values[i];
+    return n;
+}
+
+static ml_ref matrix(fixture *f, ml_dtype dtype, const char *format, int64_t rows, int groups,
+                     int64_t k, int64_t n) {
+    char axes[64], *out = axes;
+    for (const char *at = format; *at; at++) {
+        int64_t size = *at == 'r' ? rows : *at == 'e' ? groups : *at == 'k' ? k : n;
+        out += sprintf(out, "%c%lld ", *at, (long long)size);
+    }
+    out[-1] = 0;
+    return fixture_input(f, dtype, axes, -1, 1);
+}
+
+static void kernel(fixture *f, const grouping *p, ml_dtype dtype, ml_dtype result, const char *a,
+                   const char *b, int64_t k, int64_t n) {
+    snprintf(f->label, sizeof f->label, "%s %s %s k %lld n %lld, grouping %d",
+             ml_dtypes[dtype].name, a, b, (long long)k, (long long)n, (int)(p - groupings));
+    ml_ref sources[4] = {matrix(f, dtype, a, p->rows, p->groups, k, n),
+                         matrix(f, dtype, b, p->rows, p->groups, k, n), bound(f, p, p->starts),
+                         bound(f, p, p->ends)};
+    bool outer = strchr(b, 'r') != NULL;
+    ml_ref y =
+        outer ? ml_ragged_outer(f->g, sources, fixture_axis(f, "r"), result)
+              : ml_ragged_dot(f->g, sources, fixture_axis(f, "r"), fixture_axis(f, "k"), result);
+    template_check(f, y, result == ML_BF16 ? 4e-3 : dtype == ML_F64 ? 1e-14 : 2e-6);
+}
+
+static int chosen; /* the grouping of the run */
+
+static void kernels(fixture *f) {
+    const grouping *p = &groupings[chosen];
+    bool odd = chosen % 2;
+    kernel(f, p, ML_BF16, ML_BF16, "rk", "ekn", 72, 136);
+    kernel(f, p, ML_BF16, odd ? ML_F32 : ML_BF16, "rk", "enk", 136, 40);
+    kernel(f, p, ML_BF16, ML_F32, "rk", "rn", 136, 24);
+    kernel(f, p, ML_F32, ML_F32, odd ? "kr" : "rk", odd ? "ken" : "ekn", 19, 70);
+    kernel(f, p, ML_F32, ML_F32, odd ? "rk" : "kr", "nr", 70, 5);
+    if (chosen == 0) {
+        kernel(f, p, ML_F64, ML_F64, "rk", "enk", 33, 7);
+        kernel(f, p, ML_BF16, ML_BF16, "rk", "ekn", 33, 7); /* no tensor cores */
+        kernel(f, p, ML_BF16, ML_BF16, "rk", "rn", 33, 8);
+    }
+    if (chosen == 2) kernel(f, p, ML_BF16, ML_BF16, "rk", "rn", 264, 8);
+}
+TEST(moe, kernels_emulated) {
+    template_use_emulator(true);
+    for (chosen = 0; chosen < GROUPINGS; chosen++) fixture_run(kernels, 3);
+    template_use_emulator(false);
+}
+
+/* ---- Through sessions --------------------------------------------------------------------------
+ */
+
+static ml_dtype dtype;
+
+static void build(ops_case *c) {
+    char x_axes[32], w_axes[48], y_axes[32];
+    int64_t rows = 96, groups = 5, k = 24, n = 40;
+    snprintf(x_axes, sizeof x_axes, "r%lld k%lld", (long long)rows, (long long)k);
+    snprintf(w_axes, sizeof w_axes, "e%lld k%lld n%lld", (long long)groups, (long long)k,
+             (long long)n);
+    snprintf(y_axes, sizeof y_axes, "r%lld n%lld", (long long)rows, (long long)n);
+    ml_graph *g = c->g;
+    /* expert ids of the rows, sorted; one never chosen, rows of the last dropped */
+    ml_ref ids = ops_index(c, "r96", groups - 1);
+    ml_ref sorted = ml_graph_add(g, ML_OP_SORT, &ids, 1, (int64_t[]){ops_axis(c, "r"), 0}, 2, NULL);
+    ml_type both = ops_type(c, ML_I32, "e5 r96");
+    ml_ref expert = ml_broadcast(g, ml_iota(g, ops_axis(c, "e"), groups), &both);
+    ml_ref hit = ml_map2(g, ML_OP_EQ, ml_broadcast(g, sorted, &both), expert);
+    ml_axis r = ops_axis(c, "r");
+    ml_ref counts = ml_reduce(g, ML_OP_SUM, ml_cast(g, hit, ML_I32), &r, 1);
+    ml_ref ends =
+        ml_graph_add(g, ML_OP_CUMSUM, &counts, 1, (int64_t[]){ops_axis(c, "e"), 0}, 2, NULL);
+    ml_ref starts = ml_map2(g, ML_OP_SUB, ends, counts);
+    ml_ref x = ops_input(c, dtype, x_axes, -1, 1), w = ops_input(c, dtype, w_axes, -1, 1);
+    ml_ref y = ml_ragged_dot(g, (ml_ref[]){x, w, starts, ends}, r, ops_axis(c, "k"), dtype);
+    ops_output(c, y, ops_tolerance(dtype), "%s product", ml_dtypes[dtype].name);
+    ops_gradients(c, y, (ml_ref[]){x, w}, 2, 4 * ops_tolerance(dtype), "product");
+}
+OPS_TEST(ragged) {
+    static const ml_dtype dtypes[] = {ML_F32, ML_F64, ML_BF16};
+    for (int i = 0; i < 3; i++) {
+        dtype = dtypes[i];
+        ops_run(build, 40 + (uint64_t)i, OPS_UNFUSED);
+    }
+}
