@@ -11,8 +11,8 @@
 #include <dlfcn.h>
 #include <nvrtc.h>
 #include <pthread.h>
-#include <stdlib.h>
 
+#include "runtime/base/dynamic.h"
 #include "runtime/base/knobs.h"
 
 enum { PATH_SIZE = 1024 };
@@ -48,18 +48,11 @@ struct ml_jit_cuda {
 
 static void *open_library(void) {
     static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
-    const char *home = getenv("CUDA_HOME");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[PATH_SIZE];
-        void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-        if (library != NULL) return library;
-        snprintf(path, sizeof path, "%s/lib64/%s", home != NULL ? home : "/usr/local/cuda",
-                 names[i]);
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        if (library != NULL) return library;
-    }
-    snprintf(nvrtc.problem, sizeof nvrtc.problem, "%s", dlerror());
-    return NULL;
+    void *library = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names && library == NULL; i++)
+        library = ml_dynamic_open(names[i]);
+    if (library == NULL) snprintf(nvrtc.problem, sizeof nvrtc.problem, "%s", dlerror());
+    return library;
 }
 
 static void open_nvrtc(void) {

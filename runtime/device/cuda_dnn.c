@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/base/dynamic.h"
+
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 
 /* ---- The library --------------------------------------------------------------------------------
@@ -28,7 +30,7 @@ static const char *resolve(cuda_dnn *dnn, void *handle) {
 }
 
 cuda_dnn *dnn_load(void) {
-    void *handle = cuda_library("libcudnn.so.9");
+    void *handle = ml_dynamic_open("libcudnn.so.9");
     if (!handle) {
         ml_fail(ML_DEVICE, "cuDNN is missing: %s", dlerror());
         ml_help("without libcudnn.so.9 attention runs on mlua's own kernels, which are slower");

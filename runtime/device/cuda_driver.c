@@ -5,8 +5,9 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "runtime/base/dynamic.h"
 
 cuda_driver cuda;
 
@@ -25,18 +26,6 @@ void cuda_doing(const char *what) {
 }
 const char *cuda_doing_now(void) {
     return doing ? doing : "";
-}
-
-void *cuda_library(const char *soname) {
-    void *handle = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
-    const char *roots[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"};
-    for (int i = 0; i < 3 && !handle; i++) {
-        char path[4096];
-        if (!roots[i] || !*roots[i]) continue;
-        snprintf(path, sizeof path, "%s/lib64/%s", roots[i], soname);
-        handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    }
-    return handle;
 }
 
 /* cuda.h defines cuMemAlloc as cuMemAlloc_v2: the macro is expanded before it becomes text, so that
@@ -65,7 +54,7 @@ static const char *resolve(void *library) {
 }
 
 static ml_status open_once(void) {
-    void *library = cuda_library("libcuda.so.1");
+    void *library = ml_dynamic_open("libcuda.so.1");
     if (!library) {
         ml_fail(ML_DEVICE, "no NVIDIA GPU found: there is no NVIDIA driver (libcuda.so.1)");
         return ml_help("run with --device cpu, or install the NVIDIA driver");

@@ -34,9 +34,6 @@ extern cuda_driver cuda;
  * says whether the driver, its version or the GPU is what is missing. */
 ml_status cuda_driver_open(int *device_count);
 
-/* Open a library by its soname, then under $CUDA_HOME and the usual place; NULL where absent. */
-void *cuda_library(const char *soname);
-
 /* What this thread is about to do, for messages: "step 12 (sum+mul), gpt.lua:41"; not copied. */
 void cuda_doing(const char *what);
 const char *cuda_doing_now(void);

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/base/dynamic.h"
+
 /* ---- The library --------------------------------------------------------------------------------
  */
 static const char *resolve(cuda_gemm_library *library, void *handle) {
@@ -27,8 +29,8 @@ static const char *resolve(cuda_gemm_library *library, void *handle) {
 }
 
 static ml_status load_library(cuda_gemm_library *library) {
-    void *handle = cuda_library("libcublasLt.so.13");
-    if (!handle) handle = cuda_library("libcublasLt.so.12");
+    void *handle = ml_dynamic_open("libcublasLt.so.13");
+    if (!handle) handle = ml_dynamic_open("libcublasLt.so.12");
     if (!handle) {
         ml_fail(ML_DEVICE, "cuBLASLt is missing: %s", dlerror());
         return ml_help("install the CUDA toolkit's libcublasLt.so.13, or add its folder to "

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "codegen/jit.h"
+#include "runtime/base/dynamic.h"
 #include "runtime/base/pool.h"
 #include "runtime/device/cpu.h"
 #include "runtime/device/device.h"
@@ -36,7 +37,7 @@ static const library libraries[] = {
 /* The libraries stay open: some free at exit what they allocated when they were opened. */
 static void report_library(ml_text *out, const library *l) {
     for (int i = 0; i < 3 && l->names[i] != NULL; i++) {
-        void *handle = dlopen(l->names[i], RTLD_LAZY | RTLD_LOCAL);
+        void *handle = ml_dynamic_open(l->names[i]);
         if (handle == NULL) continue;
         char text[128];
         size_t (*version)(void) = (size_t(*)(void))dlsym(handle, l->function);
@@ -50,7 +51,7 @@ static void report_library(ml_text *out, const library *l) {
 }
 
 static void report_nccl(ml_text *out) {
-    void *handle = dlopen("libnccl.so.2", RTLD_LAZY | RTLD_LOCAL);
+    void *handle = ml_dynamic_open("libnccl.so.2");
     int number = 0;
     char text[64];
     int (*version)(int *) = handle ? (int (*)(int *))dlsym(handle, "ncclGetVersion") : NULL;
