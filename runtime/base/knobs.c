@@ -3,6 +3,7 @@
 
 #include "runtime/base/suggest.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +12,13 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef enum { NUMBER, LARGE_NUMBER, FLAG, TEXT } knob_kind;
+typedef enum {
+    NUMBER,
+    LARGE_NUMBER,
+    FLAG,
+    TEXT,
+    WORD, /* the one word that the syntax names; 0 is the same as not set */
+} knob_kind;
 typedef struct {
     const char *name, *syntax, *meaning;
     knob_kind kind;
@@ -28,7 +35,7 @@ static const knob KNOBS[] = {
     {"MLUA_VERIFY", "0|1", "verify the graph after every pass", FLAG, AT(verify)},
     {"MLUA_CHECK", "cpu",
      "compare what every kernel writes with the reference interpreter (small models: it is slow)",
-     TEXT, AT(check)},
+     WORD, AT(check)},
     {"MLUA_NOFUSE", "0|1", "one kernel for each op", FLAG, AT(no_fuse)},
     {"MLUA_KEEP", "DIR", "keep the sources of generated kernels in DIR", TEXT, AT(keep)},
     {"MLUA_OOM", "N", "let the N-th allocation fail, to test what happens then", LARGE_NUMBER,
@@ -68,13 +75,14 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void read_knob(const knob *k, const char *text) {
     void *field = (char *)&values + k->offset;
-    if (k->kind == TEXT) {
+    if (k->kind == TEXT || (k->kind == WORD && strcmp(text, k->syntax) == 0)) {
         *(const char **)field = text;
         return;
     }
     char *end;
     long long number = strtoll(text, &end, 10);
-    if (*end || number < 0 || (k->kind != LARGE_NUMBER && number > 1000000)) {
+    long long most = k->kind == WORD ? 0 : k->kind == LARGE_NUMBER ? LLONG_MAX : 1000000;
+    if (*end || number < 0 || number > most) {
         fprintf(stderr, "mlua: %s=%s is ignored: it takes %s\n", k->name, text, k->syntax);
         return;
     }

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "runtime/base/memory.h"
 
@@ -237,7 +238,9 @@ static int quota_cores(void) {
 int ml_cpu_count(void) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0
+                    ? CPU_COUNT(&set)
+                    : (int)sysconf(_SC_NPROCESSORS_ONLN); /* more than the set can hold */
     int quota = quota_cores();
     if (quota && quota < cores) cores = quota;
     return cores > 0 ? cores : 1;
