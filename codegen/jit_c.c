@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 #include "runtime/base/knobs.h"
 
 enum { PATH_SIZE = 1024, BATCH = 8, MAX_COMPILER_WORDS = 8, MAX_ARGUMENTS = 40 };
+enum { NOT_STARTED = -1000 }; /* in place of a command's exit code */
 
 /* No -ffast-math: NaN and infinity keep their meaning, and sums their order. */
 static const char *const flags[] = {
@@ -127,12 +129,13 @@ static ml_status require_compiler(void) {
     return ml_help("install one (Debian, Ubuntu: apt-get install gcc), or set CC to yours");
 }
 
-/* Run a command with its outputs in files; the exit code, or -1. */
+/* Run a command with its outputs in files; the exit code, minus the signal that ended it, or
+ * NOT_STARTED. */
 static int run_command(const char *const *arguments, const char *out, const char *errors) {
     posix_spawn_file_actions_t actions;
     pid_t child;
     int state = -1;
-    if (posix_spawn_file_actions_init(&actions) != 0) return -1;
+    if (posix_spawn_file_actions_init(&actions) != 0) return NOT_STARTED;
     int create = O_WRONLY | O_CREAT | O_TRUNC;
     posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&actions, 1, out, create, 0600);
@@ -147,10 +150,10 @@ static int run_command(const char *const *arguments, const char *out, const char
                              environ);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);
-    if (failed != 0) return -1;
+    if (failed != 0) return NOT_STARTED;
     while (waitpid(child, &state, 0) < 0)
-        if (errno != EINTR) return -1;
-    return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
+        if (errno != EINTR) return NOT_STARTED;
+    return WIFEXITED(state) ? WEXITSTATUS(state) : -WTERMSIG(state);
 }
 
 /* One compile job: some kernels, one object. */
@@ -184,6 +187,8 @@ static char *first_error(char *text) {
 }
 
 static ml_status compile_failure(const batch *b, const batch_files *files, int code) {
+    if (code == -SIGINT || code == -SIGTERM) /* whoever stops us stops our children too */
+        return ml_fail(ML_INTERRUPTED, "interrupted while kernels were compiled");
     char kept[PATH_SIZE], name[64];
     const char *sources[BATCH];
     for (int i = 0; i < b->count; i++) sources[i] = b->kernels[i]->source;
@@ -196,8 +201,11 @@ static ml_status compile_failure(const batch *b, const batch_files *files, int c
     int64_t size;
     if (cache_read_file(files->errors, &text, &size) != ML_OK) text = NULL;
     const char *error = first_error(text);
-    if (code < 0)
+    if (code == NOT_STARTED)
         ml_fail(ML_COMPILE, "cannot start the C compiler %s: source in %s", compiler.path, kept);
+    else if (code < 0)
+        ml_fail(ML_COMPILE, "the C compiler %s was killed by signal %d: source in %s",
+                compiler.path, -code, kept);
     else
         ml_fail(ML_COMPILE, "a generated kernel (%s%s) does not compile: source in %s: %s",
                 b->kernels[0]->label, b->count > 1 ? " or one beside it" : "", kept,

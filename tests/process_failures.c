@@ -68,6 +68,19 @@ static const char kernel_script[] = "local m = require 'mlua'\n"
                                     "end, { x = { m.axis('a', 4) } })\n"
                                     "print(run { x = { 1, 2, 3, 4 } }[1])\n";
 
+/* A knob that is misspelt or has a value that it does not take is told, and ignored. */
+PROCESS_TEST(knobs_that_are_wrong) {
+    process_write(room, "empty.lua", "");
+    process_result r = process_run(room, 0, "MLUA_CHEK=cpu MLUA_CHECK=gpu MLUA_DEBUG=much",
+                                   "run --device cpu empty.lua");
+    process_expect(&r, "mlua: MLUA_CHEK is ignored: did you mean MLUA_CHECK?\n");
+    process_expect(&r, "mlua: MLUA_CHECK=gpu is ignored: it takes cpu\n");
+    process_expect(&r, "mlua: MLUA_DEBUG=much is ignored: it takes 0..5\n");
+    r = process_run(room, 0, "MLUA_CHECK=0 MLUA_CHECK_OF_ANOTHER_PROGRAM=1",
+                    "run --device cpu empty.lua");
+    CHECK_TEXT(r.output, "");
+}
+
 PROCESS_TEST(kernel_that_does_not_compile) {
     process_write(room, "kernel.lua", kernel_script);
     process_write(room, "broken_cc",
@@ -95,9 +108,15 @@ PROCESS_TEST(compilers_that_misbehave) {
     process_write(room, "kernel.lua", kernel_script);
     process_write(room, "silent_cc", "#!/bin/sh\nexit 0\n");
     process_write(room, "killed_cc", "#!/bin/sh\nkill -SEGV $$\n");
-    process_shell(room, 0, "chmod +x silent_cc killed_cc");
+    process_write(room, "stopped_cc", "#!/bin/sh\nkill -INT $$\n");
+    process_shell(room, 0, "chmod +x silent_cc killed_cc stopped_cc");
     process_run(room, 1, "CC=./silent_cc MLUA_CACHE=\"$PWD/cache\"", "run --device cpu kernel.lua");
-    process_run(room, 1, "CC=./killed_cc MLUA_CACHE=\"$PWD/cache\"", "run --device cpu kernel.lua");
+    process_result killed = process_run(room, 1, "CC=./killed_cc MLUA_CACHE=\"$PWD/cache\"",
+                                        "run --device cpu kernel.lua");
+    process_expect(&killed, "./killed_cc was killed by signal 11: source in ");
+    /* Ctrl-C reaches the compiler as well: that is no failure of it. */
+    process_run(room, 130, "CC=./stopped_cc MLUA_CACHE=\"$PWD/cache\"",
+                "run --device cpu kernel.lua");
     process_run(room, 1, "CC=/no/such/cc MLUA_CACHE=\"$PWD/cache\"", "run --device cpu kernel.lua");
 }
 
