@@ -167,20 +167,6 @@ const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i)
     return &s->values.at[step->values[i]];
 }
 
-const char *template_memory(ml_dtype dtype) {
-    return ml_dtypes[dtype].memory;
-}
-
-const char *template_compute(ml_dtype dtype) {
-    switch (dtype) {
-    case ML_BOOL:
-    case ML_I32: return "int";
-    case ML_I64: return "long long";
-    case ML_F64: return "double";
-    default: return "float";
-    }
-}
-
 const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element) {
     if (dtype == ML_BF16) return ml_arena_format(arena, "ml_load_bf16(%s)", element);
     return element;

@@ -7,6 +7,7 @@
 #ifndef ML_TEMPLATE_H
 #define ML_TEMPLATE_H
 
+#include "codegen/emit.h"
 #include "codegen/lower.h"
 
 typedef struct { const char *name, *text; } ml_template_entry;
@@ -44,9 +45,7 @@ const char *template_offset(ml_arena *arena, const ml_template_loops *loops, con
  * among the kernel's pointers. */
 int template_workspace(ml_schedule *s, ml_step *step, ml_dtype dtype, int64_t elements);
 
-/* Type names and conversions, for both targets. */
-const char *template_memory(ml_dtype dtype);  /* "ml_bf16" */
-const char *template_compute(ml_dtype dtype); /* "float" */
+/* Conversions between an element in memory and its compute type, for both targets. */
 const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element);
 const char *template_store(ml_arena *arena, ml_dtype dtype, const char *value);
 

@@ -1,10 +1,6 @@
 /* What both attention templates share: sizes, strides, masks and pasted functions as texts. */
 #include "codegen/template_attention.h"
 
-#include <ctype.h>
-#include <stdlib.h>
-#include <string.h>
-
 int64_t attention_round_up(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
 }
@@ -40,7 +36,7 @@ static const char *set_captured(attention_printer *p, int i) {
         ml_arena_format(arena,
                         "%sconst %s *captured%d = (const %s *)${p}[%d] + %s + head * %lldLL;"
                         "\n    (void)captured%d;\n    ",
-                        before, template_memory(dtype), i, template_memory(dtype), at,
+                        before, emit_memory_type(dtype), i, emit_memory_type(dtype), at,
                         template_offset(arena, &loops, "batch"), (long long)stride->head, i));
     const char *element = ml_arena_format(arena, "captured%d[qi * %lldLL + kv * %lldLL]", i,
                                           (long long)stride->seq, (long long)stride->dim);
@@ -68,30 +64,6 @@ static const char *index_text(void *context, ml_axis axis) {
              ml_axis_name(p->a->graph, axis));
 }
 
-/* The printer names values by node numbers: replace them by numbers in order of appearance, so that
- * equal functions give equal kernels. */
-static const char *renumber(ml_arena *arena, const char *text, const char *prefix) {
-    ml_text out = {.arena = arena};
-    ML_VEC(long) seen = {0};
-    size_t length = strlen(prefix);
-    ml_text_add(&out, "%s", "");
-    for (const char *at = text; *at;) {
-        bool fresh = at == text || !(isalnum((unsigned char)at[-1]) || at[-1] == '_');
-        if (!fresh || strncmp(at, prefix, length) != 0 || !isdigit((unsigned char)at[length])) {
-            ml_text_add(&out, "%c", *at++);
-            continue;
-        }
-        char *end;
-        long number = strtol(at + length, &end, 10);
-        uint32_t i = 0;
-        while (i < seen.count && seen.at[i] != number) i++;
-        if (i == seen.count) *ML_PUSH(arena, &seen) = number;
-        ml_text_add(&out, "%s%u", prefix, i);
-        at = end;
-    }
-    return out.text;
-}
-
 static void set_functions(attention_printer *p) {
     ml_arena *arena = p->text.arena;
     template_set_text(&p->text, "captures", "");
@@ -106,7 +78,7 @@ static void set_functions(attention_printer *p) {
     const char *result =
         ml_emit_function(&score, p->a->graph, p->a->args.score, values, index_text, p, "score_");
     ml_text_add(&score, "x = %s;", result);
-    template_set_text(&p->text, "score", renumber(arena, score.text, "score_"));
+    template_set_text(&p->text, "score", score.text);
     if (!p->a->args.derivative) return;
 
     ml_text slope = {.arena = arena};
@@ -115,7 +87,7 @@ static void set_functions(attention_printer *p) {
     result = ml_emit_function(&slope, p->a->graph, p->a->args.derivative, values, index_text, p,
                               "slope_");
     ml_text_add(&slope, "slope = %s;", result);
-    template_set_text(&p->text, "derivative", renumber(arena, slope.text, "slope_"));
+    template_set_text(&p->text, "derivative", slope.text);
 }
 
 static void set_masks(attention_printer *p) {
@@ -177,8 +149,8 @@ void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step) {
         template_set(t, sizes[i].name, "%lld", (long long)sizes[i].value);
     const char *suffix = a->dtype == ML_F64 ? "f64" : "f32";
     template_set_text(t, "suffix", suffix);
-    template_set_text(t, "real", template_compute(a->dtype));
-    template_set_text(t, "memory", template_memory(a->dtype));
+    template_set_text(t, "real", emit_compute_type(a->dtype));
+    template_set_text(t, "memory", emit_memory_type(a->dtype));
     template_set_text(t, "lse_memory", a->dtype == ML_F64 ? "double" : "float");
     template_set_text(t, "lowest", a->dtype == ML_F64 ? "-1e300" : "-3e38f");
     template_set(t, "scale", a->dtype == ML_F64 ? "%.17e" : "%.9ef", a->args.scale);

@@ -242,8 +242,8 @@ static void set_sizes(printer *p) {
     template_set(&p->text, "tm", "%lld", (long long)p->tile_m);
     template_set(&p->text, "tn", "%lld", (long long)p->tile_n);
     template_set(&p->text, "n_tiles", "%lld", (long long)((r->n + p->tile_n - 1) / p->tile_n));
-    template_set_text(&p->text, "memory", template_memory(r->dtype));
-    template_set_text(&p->text, "result", template_memory(r->c_dtype));
+    template_set_text(&p->text, "memory", emit_memory_type(r->dtype));
+    template_set_text(&p->text, "result", emit_memory_type(r->c_dtype));
     template_set_text(&p->text, "locate", r->outer ? outer_text : dot_text);
 }
 

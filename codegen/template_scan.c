@@ -71,7 +71,7 @@ static void set_outputs(printer *p, const ml_value *x, ml_axis axis, ml_axis out
             i == 1 || (y->node && ml_graph_node(p->schedule->graph, y->node)->op == ML_OP_OUT);
         template_set_text(t, indices ? "put_index" : "put_value",
                           ml_arena_format(t->arena, "((%s *)${p}[%d])[%s + at * %lldLL] = %s;",
-                                          template_memory((ml_dtype)y->type.dtype),
+                                          emit_memory_type((ml_dtype)y->type.dtype),
                                           p->step->read_count + i, row_offset(p, y, x, axis),
                                           (long long)stride_along(y, out_axis),
                                           indices ? "from" : "x[from * ${stride}]"));
@@ -100,10 +100,10 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
     template_set(t, "kept", "%lld", (long long)p->kept);
     template_set(t, "stride", "%lldLL", (long long)p->stride);
     template_set(t, "backwards", "%d", p->backwards);
-    template_set_text(t, "memory", template_memory(dtype));
-    template_set_text(t, "real", template_compute(dtype));
+    template_set_text(t, "memory", emit_memory_type(dtype));
+    template_set_text(t, "real", emit_compute_type(dtype));
     const char *adder = dtype == ML_I64 ? "unsigned long long" : "unsigned";
-    template_set_text(t, "adder", is_float ? template_compute(dtype) : adder);
+    template_set_text(t, "adder", is_float ? emit_compute_type(dtype) : adder);
     template_set_text(t, "load", dtype == ML_BF16 ? "ml_load_bf16" : "");
     template_set_text(t, "store", dtype == ML_BF16 ? "ml_store_bf16" : "");
     template_set_text(t, "x_row", row_offset(p, x, x, axis));

@@ -77,13 +77,13 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
     template_set(t, "tokens", "%lldLL", (long long)p->tokens);
     template_set(t, "columns", "%lldLL", (long long)p->columns);
     template_set(t, "rows", "%lldLL", (long long)p->rows);
-    template_set_text(t, "value", template_memory(p->value_dtype));
-    template_set_text(t, "memory", template_memory(p->dtype));
-    template_set_text(t, "sum", template_compute(p->dtype));
+    template_set_text(t, "value", emit_memory_type(p->value_dtype));
+    template_set_text(t, "memory", emit_memory_type(p->dtype));
+    template_set_text(t, "sum", emit_compute_type(p->dtype));
     /* integers wrap around */
     const char *adder = p->dtype == ML_I64 ? "unsigned long long" : "unsigned";
     bool is_float = ml_dtypes[p->dtype].kind == ML_KIND_FLOAT;
-    template_set_text(t, "adder", is_float ? template_compute(p->dtype) : adder);
+    template_set_text(t, "adder", is_float ? emit_compute_type(p->dtype) : adder);
     template_set_text(t, "load", p->value_dtype == ML_BF16 ? "ml_load_bf16" : "");
     template_set_text(t, "store", p->dtype == ML_BF16 ? "ml_store_bf16" : "");
 }
