@@ -35,7 +35,9 @@ typedef struct {
     char *packing;                    /* cut.packing bytes for each thread */
 } gemm_run;
 
+/* With leading dimensions that an int holds. */
 static bool blas_takes(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+    if ((rows > 1 && row > INT32_MAX) || (cols > 1 && col > INT32_MAX)) return false;
     bool by_rows = (col == 1 || cols == 1) && (rows == 1 || row >= cols);
     bool by_cols = (row == 1 || rows == 1) && (cols == 1 || col >= rows);
     return by_rows || by_cols;
