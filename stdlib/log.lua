@@ -7,8 +7,9 @@ local function clock(seconds)
   return ("%d:%02d"):format(seconds // 60, seconds // 1 % 60)
 end
 
+-- A number in JSON, which has none for infinities and NaN.
 local function number(x)
-  if x ~= x then return "NaN" elseif x == math.huge then return "Infinity" elseif x == -math.huge then return "-Infinity" end
+  if x ~= x or math.abs(x) == math.huge then return "null" end
   return ("%.17g"):format(x)
 end
 

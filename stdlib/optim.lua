@@ -1,7 +1,8 @@
 -- Optimizers: Lua functions over tensors. A rule gets the parameter p, its gradient g (both f32),
 -- its slots s (s.name reads a state of p's shape, zeros at first; assigning sets it for the next
--- step) and t (t.lr, t.step: f32 scalars; t.decay: whether weight decay applies; t.options), and
--- returns the new p. The compiler fuses all of it into one kernel a parameter.
+-- step) and t (t.lr, t.step: f32 scalars; t.decay: the weight decay, 0 where the parameter is exempt;
+-- t.options; t.parameter: the state), and returns the new p. The compiler fuses all of it into one
+-- kernel a parameter.
 local core = require "mlua.core"
 local m = require "mlua"
 
@@ -83,7 +84,7 @@ function m.optimizer(name, defaults, rule)
         local value = p:read()
         local new = rule(value, gradients[i], slots(p, optimizer), {
           lr = t.rate * o.lr, step = t.step, options = o, parameter = p,
-          decay = m.attributes(p).decay and o.weight_decay or 0, ok = t.ok,
+          decay = m.attributes(p).decay and o.weight_decay or 0,
         })
         p:assign(new)
       end

@@ -17,7 +17,7 @@ local function square_sum(gradients)
   return total
 end
 
--- Divide, clip, update; a step whose gradient is not finite changes nothing.
+-- Divide, clip, update; a step whose gradient is not finite changes no parameter (m.train stops there).
 local function apply(o, parameters, gradients, total, count, feeds)
   local norm = core.sqrt(square_sum(gradients)) / count
   local scale = 1 / count

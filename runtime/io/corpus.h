@@ -13,9 +13,9 @@
 
 typedef struct ml_corpus ml_corpus;
 
-/* token_bytes is 1 or 2. `path` is for messages where `data` is given, which then must outlive it.
- */
+/* token_bytes is 1 or 2. */
 ml_status ml_corpus_open(const char *path, int token_bytes, ml_corpus **corpus);
+/* Bytes of text; `data` must outlive the corpus. `name` is for messages. */
 ml_status ml_corpus_from_memory(const char *name, const void *data, size_t size,
                                 ml_corpus **corpus);
 void ml_corpus_close(ml_corpus *corpus);
