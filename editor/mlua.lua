@@ -258,6 +258,14 @@ function Tensor:permute(...) end
 ---@return Tensor
 function Tensor:pow(b) end
 
+---each row times the matrix of the group that it belongs to: group e of `other` has the rows starts[e] .. ends[e]-1; groups ascend and do not overlap; rows of none give 0
+---@param other Tensor
+---@param over Axis|string
+---@param starts Tensor
+---@param ends Tensor
+---@return Tensor
+function Tensor:ragged_dot(other, over, starts, ends) end
+
 ---max(x, 0).
 ---@return Tensor
 function Tensor:relu() end
@@ -573,7 +581,8 @@ function m.compile(fn, inputs, options) end
 function m.concat(tensors, axis) end
 
 ---Declare the script's settings with their defaults. `key=value` on the command line overrides one;
----`preset=NAME` first applies the table NAME of `presets`. The result raises on unknown keys.
+---`preset=NAME` first applies the table NAME of `presets`. A value has the type of its default. The
+---result raises on unknown keys. A script has one m.config: each key of the command line must be in it.
 ---@param defaults table settings; `presets` is a table of tables of settings
 ---@return table
 function m.config(defaults) end

@@ -19,8 +19,10 @@ local function parse(key, text, default)
     value = tonumber(text)
   elseif kind == "boolean" then
     value = ({ ["true"] = true, ["1"] = true, ["false"] = false, ["0"] = false })[text]
-  else
+  elseif kind == "string" then
     value = text
+  else
+    core.fail(("the setting %s is a %s: the command line cannot set it"):format(key, kind))
   end
   if value == nil then
     core.fail(("%s=%s is not %s"):format(key, text, kind == "float" and "a number" or "of type " .. kind), {
@@ -31,7 +33,8 @@ local function parse(key, text, default)
 end
 
 ---Declare the script's settings with their defaults. `key=value` on the command line overrides one;
----`preset=NAME` first applies the table NAME of `presets`. The result raises on unknown keys.
+---`preset=NAME` first applies the table NAME of `presets`. A value has the type of its default. The
+---result raises on unknown keys. A script has one m.config: each key of the command line must be in it.
 ---@param defaults table settings; `presets` is a table of tables of settings
 ---@return table
 function m.config(defaults)
@@ -50,7 +53,7 @@ function m.config(defaults)
         help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
       })
     end
-    values[key] = value
+    values[key] = math.type(values[key]) == "float" and math.type(value) == "integer" and value + 0.0 or value
   end
   local overrides = core.options().overrides
   for _, pair in ipairs(overrides) do
@@ -85,7 +88,13 @@ function m.config(defaults)
       return value
     end,
     __newindex = function(_, key, value) set(key, value, "the configuration") end,
-    __pairs = function() return pairs(values) end,
+    __pairs = function() -- in the order of the names
+      local names, i = names_of(values), 0
+      return function()
+        i = i + 1
+        return names[i], values[names[i]]
+      end
+    end,
   })
 end
 
