@@ -574,6 +574,11 @@ function m.clamp(x, low, high) end
 ---@return Program
 function m.compile(fn, inputs, options) end
 
+---the dtype in which forward functions read parameters
+---@param dtype? string
+---@return string
+function m.compute_dtype(dtype) end
+
 ---Tensors one after another along an axis.
 ---@param tensors Tensor[]
 ---@param axis Axis|string
@@ -591,6 +596,12 @@ function m.config(defaults) end
 ---@param options? {warmup: integer}
 ---@return fun(step: integer, steps: integer): number
 function m.constant(options) end
+
+---a file of text (u8: a token a byte) or of u16 tokens; without a path the text that is built in
+---@param path? string
+---@param options? {dtype: string}
+---@return Corpus
+function m.corpus(path, options) end
 
 ---the cosine of a, in radians
 ---@param a Tensor|number
@@ -692,6 +703,11 @@ function m.grad(loss, xs) end
 ---@param b Tensor|number
 ---@return Tensor
 function m.gt(a, b) end
+
+---a 64-bit hash of a text, the same everywhere
+---@param text string
+---@return integer
+function m.hash(text) end
 
 ---a typed array of zeros in host memory, with these dimensions
 ---@param dtype string
@@ -891,6 +907,11 @@ function m.parameters(model) end
 ---@param b Tensor|number
 ---@return Tensor
 function m.pow(a, b) end
+
+---The tensors of a safetensors file, by name, as host arrays of the file's dtypes.
+---@param path string
+---@return table<string, Host>
+function m.read_tensors(path) end
 
 ---max(x, 0).
 ---@param x Tensor

@@ -5,7 +5,10 @@ local methods = core.tensor_methods
 
 -- Every elementwise op, and the leaves, as they are.
 for _, name in ipairs(core.map_ops) do m[name] = core[name] end
-for _, name in ipairs { "iota", "scatter_add", "grad", "stop_gradient", "full", "input", "state", "host" } do
+for _, name in ipairs {
+  "iota", "scatter_add", "grad", "stop_gradient", "full", "input", "state", "host", "corpus", "read_tensors", "compute_dtype",
+  "hash",
+} do
   m[name] = core[name]
 end
 
