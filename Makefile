@@ -22,6 +22,11 @@ CUDA_HOME ?= /usr/local/cuda
 OPT ?= -O2
 SANITIZE ?=
 
+# Kernel texts are raw strings, which C has as GCC's extension; kernels themselves compile with both.
+ifneq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
+$(error mlua builds with gcc: make CC=gcc. Only kernels may go to clang: CC=clang $(B)/mlua run ...)
+endif
+
 # Plain x86-64-v2, so that the binary runs on other machines; kernels compiled at run time use all
 # that the processor has.
 ARCH := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v2)
