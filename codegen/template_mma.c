@@ -59,8 +59,8 @@ static __device__ __forceinline__ float ${e}_exp2(float x) {
 /* end of PTX */
 )";
 
-static const char common_text[] =
-    R"(/* Start to copy rows of `columns` elements to a tile of tile_rows x width, zeros around them. */
+static const char common_text[] = R"(
+/* Start to copy rows of `columns` elements to a tile of tile_rows x width, zeros around them. */
 static __device__ __forceinline__ void ${e}_load(unsigned tile, int stride, const ml_bf16 *from,
                                                  long long row_stride, int rows, int columns,
                                                  int tile_rows, int width) {

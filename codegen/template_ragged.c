@@ -48,7 +48,8 @@ static const char dot_text[] = R"(
 )";
 
 static const char outer_text[] = R"(
-    int group = blockIdx.y, m = blockIdx.x / ${n_tiles} * ${tm}, n = blockIdx.x % ${n_tiles} * ${tn};
+    int group = blockIdx.y;
+    int m = blockIdx.x / ${n_tiles} * ${tm}, n = blockIdx.x % ${n_tiles} * ${tn};
     int rows = ${k} - m < ${tm} ? ${k} - m : ${tm}, columns = ${n} - n < ${tn} ? ${n} - n : ${tn};
     long long start = ((const int *)a.p[2])[group * ${start_stride}];
     long long end = ((const int *)a.p[3])[group * ${end_stride}];
@@ -124,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     extern __shared__ uint4 ${e}_shared[];
     ${locate}
     unsigned stages = ${e}_address(${e}_shared);
-    int lane = threadIdx.x % 32, warp_m = threadIdx.x / 128 * 64, warp_n = threadIdx.x / 32 % 4 * 32;
+    int lane = threadIdx.x % 32;
+    int warp_m = threadIdx.x / 128 * 64, warp_n = threadIdx.x / 32 % 4 * 32;
     int left_at = ${left_deep}
                       ? (warp_m + lane % 16) * 72 + lane / 16 * 8
                       : (lane / 16 * 8 + lane % 8) * 136 + warp_m + lane / 8 % 2 * 8;
