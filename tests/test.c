@@ -3,11 +3,14 @@
 
 #include <math.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct {
     const char *name;
@@ -147,10 +150,12 @@ char *test_command(ml_arena *arena, const char *command, int *exit_code) {
     return text.text;
 }
 
-/* ---- Running --------------------------------------------------------------------------------- */
+/* ---- Running ----------------------------------------------------------------------------------
+ */
 
 typedef struct {
     bool gpu, list, verbose;
+    int jobs; /* processes; 0 runs the tests in this one */
     char **patterns;
     int pattern_count;
 } options;
@@ -186,10 +191,100 @@ static bool run_one(const options *o, const test *t) {
     double taken = seconds() - start;
     if (failures)
         fprintf(stderr, "FAILED %s\n", t->name);
-    else if (o->verbose || taken > 5)
+    else if (o->verbose || taken > 10)
         printf("ok %s (%.2f s)\n", t->name, taken);
     fflush(stdout);
     return failures == 0;
+}
+
+/* ---- Several processes: each takes the next test; one that a test ends is started again. ------
+ */
+
+enum { MOST_JOBS = 16 };
+typedef struct {
+    atomic_int next, passed, failed;
+    atomic_int running[MOST_JOBS]; /* the test that a process is at, from 1; 0: none */
+} board;
+typedef struct {
+    const options *options;
+    board *board;           /* shared by all processes */
+    int count;              /* of tests[] */
+    int capture[MOST_JOBS]; /* what the running test prints, which is shown in one piece */
+    pid_t process[MOST_JOBS];
+} crew;
+
+static void show_capture(int capture) {
+    char block[4096];
+    ssize_t count;
+    lseek(capture, 0, SEEK_SET);
+    while ((count = read(capture, block, sizeof block)) > 0)
+        if (write(STDOUT_FILENO, block, (size_t)count) != count) return;
+}
+
+static bool run_captured(const options *o, const test *t, int capture) {
+    int out = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO);
+    if (ftruncate(capture, 0) != 0) return false;
+    lseek(capture, 0, SEEK_SET);
+    dup2(capture, STDOUT_FILENO);
+    dup2(capture, STDERR_FILENO);
+    bool passed = run_one(o, t);
+    fflush(stderr);
+    dup2(out, STDOUT_FILENO);
+    dup2(errors, STDERR_FILENO);
+    close(out);
+    close(errors);
+    show_capture(capture);
+    return passed;
+}
+
+static void work(crew *c, int slot) {
+    for (int i; (i = atomic_fetch_add(&c->board->next, 1)) < c->count;) {
+        c->board->running[slot] = i + 1;
+        bool passed = run_captured(c->options, &tests[i], c->capture[slot]);
+        atomic_fetch_add(passed ? &c->board->passed : &c->board->failed, 1);
+        c->board->running[slot] = 0;
+    }
+}
+
+static void start_worker(crew *c, int slot) {
+    fflush(NULL);
+    c->process[slot] = fork();
+    if (c->process[slot] != 0) return;
+    work(c, slot);
+    exit(0); /* with the sanitizer's search for leaks */
+}
+
+static void end_worker(crew *c, int slot, int status) {
+    int running = c->board->running[slot];
+    c->process[slot] = 0;
+    if (status == 0) return;
+    if (running) show_capture(c->capture[slot]);
+    printf("FAILED %s: its process ends with %s %d\n",
+           running ? tests[running - 1].name : "after the tests",
+           WIFSIGNALED(status) ? "signal" : "exit code",
+           WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
+    atomic_fetch_add(&c->board->failed, 1);
+    c->board->running[slot] = 0;
+    if (c->board->next < c->count) start_worker(c, slot);
+}
+
+static bool open_crew(crew *c, int jobs) {
+    c->board =
+        mmap(NULL, sizeof *c->board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < jobs; i++) {
+        FILE *file = tmpfile(); /* open until the program ends */
+        if (!file) return false;
+        c->capture[i] = fileno(file);
+    }
+    return c->board != MAP_FAILED;
+}
+
+static void run_crew(crew *c, int jobs) {
+    for (int i = 0; i < jobs; i++) start_worker(c, i);
+    int status;
+    for (pid_t child; (child = waitpid(-1, &status, 0)) > 0;)
+        for (int i = 0; i < jobs; i++)
+            if (c->process[i] == child) end_worker(c, i, status);
 }
 
 static int by_name(const void *a, const void *b) {
@@ -197,20 +292,22 @@ static int by_name(const void *a, const void *b) {
 }
 
 static int run_all(const options *o) {
-    int passed = 0, failed = 0;
+    static crew c;
+    int passed = 0, failed = 0, kept = 0;
     qsort(tests, (size_t)test_count, sizeof *tests, by_name);
-    for (int i = 0; i < test_count; i++) {
-        if (!wanted(o, &tests[i])) continue;
-        if (o->list) {
-            puts(tests[i].name);
-            continue;
-        }
-        if (run_one(o, &tests[i]))
-            passed++;
-        else
-            failed++;
-    }
+    for (int i = 0; i < test_count; i++)
+        if (wanted(o, &tests[i])) tests[kept++] = tests[i];
+    c.options = o, c.count = kept;
+    for (int i = 0; i < kept && o->list; i++) puts(tests[i].name);
     if (o->list) return 0;
+    int jobs = o->jobs < kept ? o->jobs : kept;
+    if (jobs > 0 && open_crew(&c, jobs)) {
+        run_crew(&c, jobs);
+        passed = c.board->passed, failed = c.board->failed;
+    } else {
+        for (int i = 0; i < kept; i++) *(run_one(o, &tests[i]) ? &passed : &failed) += 1;
+    }
+    if (passed + failed < kept) failed = kept - passed;
     printf("%d passed, %d failed\n", passed, failed);
     return failed || !passed;
 }
@@ -219,8 +316,19 @@ static void register_scripts(void *arena) {
     test_golden_register(arena);
 }
 
+static int usage(const char *program) {
+    fprintf(stderr, "usage: %s [--list] [--gpu] [-v] [-j PROCESSES] [pattern ...]\n", program);
+    return 2;
+}
+
+/* GPU tests run in this process, where a sanitizer of the device sees them. */
+static int default_jobs(bool gpu) {
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    return gpu ? 0 : cores < 1 ? 1 : cores > MOST_JOBS ? MOST_JOBS : (int)cores;
+}
+
 int main(int count, char **arguments) {
-    options o = {0};
+    options o = {.jobs = -1};
     int first = 1;
     for (; first < count && arguments[first][0] == '-'; first++) {
         if (!strcmp(arguments[first], "--gpu"))
@@ -229,11 +337,12 @@ int main(int count, char **arguments) {
             o.list = true;
         else if (!strcmp(arguments[first], "-v"))
             o.verbose = true;
-        else {
-            fprintf(stderr, "usage: %s [--list] [--gpu] [-v] [pattern ...]\n", arguments[0]);
-            return 2;
-        }
+        else if (!strcmp(arguments[first], "-j") && first + 1 < count)
+            o.jobs = atoi(arguments[++first]);
+        else
+            return usage(arguments[0]);
     }
+    if (o.jobs < 0 || o.jobs > MOST_JOBS) o.jobs = default_jobs(o.gpu);
     o.patterns = arguments + first;
     o.pattern_count = count - first;
     ml_arena *arena = ml_arena_new();
