@@ -36,9 +36,14 @@ function m.compile(fn, inputs, options)
   })
   local outer = m.context
   local step = rawget(feeds, "step")
-  m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil }
+  m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
+    losses = {}, totals = {} }
   core.take_updates()
-  local results = table.pack(pcall(fn, feeds))
+  local results = table.pack(pcall(function()
+    local outputs = fn(feeds)
+    m.finish_totals()
+    return outputs
+  end))
   m.context = outer
   local updates = core.take_updates()
   if not results[1] then error(results[2], 0) end

@@ -42,6 +42,50 @@ function m.cross_entropy(logits, targets, options)
   return core.where(counts, loss, 0):sum(), counts:cast("f32"):sum()
 end
 
+---Add a loss of a module's own, such as the balance loss of a router, to that of the program being
+---traced: m.train minimizes the mean of its loss plus sum / count for each, and reports the latter as
+---aux_loss. `count` is what the sum is over (tokens); outside of a program it does nothing.
+---@param sum Tensor f32
+---@param count number|Tensor
+function m.add_loss(sum, count)
+  local list = m.context.losses
+  if list then list[#list + 1] = { sum, count } end
+end
+
+---What m.add_loss was given so far in this program, as a sum over `count` items, to be added to a loss
+---that is one; nil where nothing was added.
+---@param count number|Tensor
+---@return Tensor?
+function m.added_loss(count)
+  local total
+  for _, added in ipairs(m.context.losses or {}) do
+    local part = added[1] * (count / added[2])
+    total = total and total + part or part
+  end
+  return total
+end
+
+---A sum over a whole training step, of whatever microbatches it is cut into: `state` becomes the sum
+---of `value` over them, and at the step's end update(total) may assign states by it. Only while
+---training; elsewhere it does nothing.
+---@param state State
+---@param value Tensor|number
+---@param update? fun(total: Tensor)
+function m.step_total(state, value, update)
+  local list = m.context.training and m.context.totals
+  if list then list[#list + 1] = { state = state, value = value, update = update } end
+end
+
+-- The totals of a step that is one program.
+function m.finish_totals()
+  local list = m.context.totals
+  m.context.totals = {}
+  for _, total in ipairs(list) do
+    total.state:assign(total.value)
+    if total.update then total.update(total.value) end
+  end
+end
+
 ---The axes of a tensor, as Axis objects in its order.
 ---@param x Tensor
 ---@return Axis[]

@@ -53,6 +53,21 @@ function m.bias(spec)
   return m.param(all)
 end
 
+---A state of a module that forward passes assign and no gradient changes, such as a running mean:
+---named as parameters are, kept in checkpoints, no parameter. `init` as for m.param (default zeros).
+---@param spec {init: any, name: string, [integer]: Axis}
+---@return State
+function m.buffer(spec)
+  m.check_options("buffer", spec, { "init", "name" }, "A.experts")
+  local axes = { table.unpack(spec) }
+  local init = spec.init or 0
+  if type(init) ~= "function" then init = m.init.constant(init == "ones" and 1 or init == "zeros" and 0 or init) end
+  local p = core.state { axes = axes, dtype = "f32", kind = "other", name = spec.name }
+  attributes[p] = { init = init, decay = false, axes = axes, buffer = true }
+  if spec.name then m.name_parameter(p, spec.name) end
+  return p
+end
+
 ---What m.param was told about a parameter: {decay=, axes=}.
 function m.attributes(p) return attributes[p] or {} end
 
@@ -214,7 +229,7 @@ function m.parameters(model)
   name_tree(record)
   local list, names, seen = {}, {}, {}
   walk(model, "", {}, function() end, function(p)
-    if not seen[p] then
+    if not seen[p] and not attributes[p].buffer then
       seen[p] = true
       list[#list + 1], names[#names + 1] = p, p:name()
     end

@@ -45,7 +45,8 @@ local function default_loss(o)
 end
 
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
----(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss and grad_norm.
+---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
+---modules add losses, aux_loss.
 ---@param o table options of m.train: loss or model, optimizer, batch, seq, clip
 ---@param parameters State[]
 ---@return Program
@@ -54,7 +55,10 @@ function m.step_program(o, parameters)
   o.loss = o.loss or default_loss(o)
   return m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
-    return apply(o, parameters, core.grad(total, parameters), total, count, feeds)
+    local added = m.added_loss(count)
+    local out = apply(o, parameters, core.grad(added and total + added or total, parameters), total, count, feeds)
+    out.aux_loss = added and added / count
+    return out
   end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
 end
 
@@ -72,17 +76,30 @@ local function accumulated_step(o, parameters)
   local sums = {}
   for i, p in ipairs(parameters) do sums[i] = accumulator("gradient." .. p:name(), m.axes_of(p)) end
   local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
+  local added_sum, totals
   local micro = m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
+    local added = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
-    for i, g in ipairs(core.grad(total, parameters)) do add(sums[i], g) end
+    for i, g in ipairs(core.grad(added and total + added or total, parameters)) do add(sums[i], g) end
+    if added then
+      added_sum = accumulator("accumulated aux_loss", {})
+      add(added_sum, added)
+    end
+    totals, m.context.totals = m.context.totals, {} -- finished by the other program
+    for _, t in ipairs(totals) do add(t.state, t.value) end
     add(loss_sum, total)
     add(loss_count, count)
   end, token_inputs(o, { step = { dtype = "i64" }, first = { dtype = "bool" } }), { name = "microbatch", training = true })
   local finish = m.compile(function(feeds)
     local gradients = {}
     for i, sum in ipairs(sums) do gradients[i] = sum:read() end
-    return apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
+    local out = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
+    out.aux_loss = added_sum and added_sum:read() / loss_count:read()
+    for _, t in ipairs(totals) do
+      if t.update then t.update(t.state:read()) end
+    end
+    return out
   end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true })
   return micro, finish
 end

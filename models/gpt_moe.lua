@@ -1,0 +1,66 @@
+-- A mixture-of-experts transformer: Llama's blocks with m.moe in the place of the feed-forward
+-- network (Shazeer et al. 2017; Jiang et al. 2024; Dai et al. 2024). No token is dropped unless
+-- `capacity` says so.
+--   mlua run models/gpt_moe.lua                     a small model on the text built into mlua, as bytes
+--   mlua run models/gpt_moe.lua experts=16 top_k=4 router=sigmoid balance=0.001 aux=0
+--   mlua check models/gpt_moe.lua preset=moe-64x
+local m = require "mlua"
+
+local cfg = m.config {
+  layers = 4, embed = 256, heads = 4, kv_heads = 2, ffn = 256, experts = 8, top_k = 2, shared = 0, router = "softmax",
+  capacity = 0.0, aux = 0.01, z = 1e-3, balance = 0.0, vocab = 256, seq = 256, batch = 16, accum = 1, steps = 300,
+  lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, rope_base = 500000.0, seed = 1, data = "", sample = 300,
+  presets = {
+    demo = { layers = 3, embed = 192, heads = 4, kv_heads = 2, ffn = 192, seq = 128, steps = 200, lr = 2e-3, warmup = 40 },
+    ["moe-8x"] = {
+      layers = 16, embed = 2048, heads = 16, kv_heads = 8, ffn = 5632, experts = 8, top_k = 2, vocab = 50304, seq = 4096,
+      batch = 4, lr = 3e-4, sample = 0,
+    },
+    ["moe-64x"] = {
+      layers = 12, embed = 2048, heads = 16, kv_heads = 8, ffn = 1408, experts = 64, top_k = 6, vocab = 50304, seq = 4096,
+      batch = 4, lr = 3e-4, sample = 0,
+    },
+  },
+}
+local A = m.axes {
+  embed = cfg.embed, heads = cfg.heads, kv_heads = cfg.kv_heads, head_dim = cfg.embed // cfg.heads, ffn = cfg.ffn,
+  experts = cfg.experts, vocab = cfg.vocab, seq = cfg.seq, batch = cfg.batch,
+}
+
+local Block = m.module("Block", function(self)
+  self.norm1, self.norm2 = m.rms_norm { A.embed }, m.rms_norm { A.embed }
+  self.wq = m.param { A.embed, A.heads, A.head_dim }
+  self.wk = m.param { A.embed, A.kv_heads, A.head_dim }
+  self.wv = m.param { A.embed, A.kv_heads, A.head_dim }
+  self.wo = m.param { A.heads, A.head_dim, A.embed }
+  self.moe = m.moe {
+    A.embed, experts = A.experts, ffn = A.ffn, top_k = cfg.top_k, shared = cfg.shared, router = cfg.router,
+    capacity = cfg.capacity > 0 and cfg.capacity or nil, aux_loss = cfg.aux, z_loss = cfg.z, bias_balance = cfg.balance,
+  }
+end)
+
+function Block:forward(x)
+  local h, rope = self.norm1(x), { base = cfg.rope_base }
+  local q, k, v = h:dot(self.wq, "embed"), h:dot(self.wk, "embed"), h:dot(self.wv, "embed")
+  x = x + m.attention(m.rope(q, rope), m.rope(k, rope), v, { causal = true }):dot(self.wo, "heads", "head_dim")
+  return x + self.moe(self.norm2(x))
+end
+
+local GPT = m.module("GPT", function(self)
+  self.embedding = m.param { A.vocab, A.embed }
+  self.blocks = m.stack(cfg.layers, Block)
+  self.norm = m.rms_norm { A.embed }
+end)
+
+function GPT:forward(tokens)
+  local x = self.embedding:gather(tokens, "vocab")
+  for _, block in ipairs(self.blocks) do x = block(x) end
+  return self.norm(x):dot(self.embedding, "embed")
+end
+
+local model = GPT()
+m.train {
+  model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip,
+  data = cfg.data, optimizer = m.adamw { lr = cfg.lr, weight_decay = cfg.decay }, schedule = m.cosine { warmup = cfg.warmup },
+}
+if cfg.sample > 0 then m.generate(model, { prompt = "local function ", tokens = cfg.sample, seq = A.seq }) end
