@@ -69,8 +69,7 @@ static _Noreturn void raise_indivisible(const ml_layout *layout, const ml_graph 
     const char *name = ml_axis_name(g, type->axis[position]);
     for (int j = 0; j < layout->count; j++)
         if (p->over[j].kind == ML_SPLIT && p->over[j].axis == position)
-            ml_text_add(&over, "%s=%lld x ", layout->axis[j].name,
-                        (long long)layout->axis[j].size);
+            ml_text_add(&over, "%s=%lld x ", layout->axis[j].name, (long long)layout->axis[j].size);
     ml_text_add(&over, "%s=%lld", layout->axis[i].name, (long long)layout->axis[i].size);
     list_divisors(layout, i, type->size[position], parts, &help);
     ml_fail(ML_INVALID, "cannot split \"%s\" of %s, %lld elements, over %s", name, what,
@@ -110,9 +109,9 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
         for (int k = 0; k < count; k++) {
             int position = ml_type_find(type, listed[k]);
             if (position < 0) continue;
-            if (!divides(layout, type, &p, i, position))
-                raise_indivisible(layout, g, type, &p, i, position, what);
-            p.over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
+            bool fits = divides(layout, type, &p, i, position);
+            if (!fits && what) raise_indivisible(layout, g, type, &p, i, position, what);
+            if (fits) p.over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
             break;
         }
     }
@@ -125,9 +124,9 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
 
 void ml_layout_print_type(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                           const ml_placements *p, ml_text *out) {
-    static const char *const partial[] = {
-        [ML_PARTIAL_SUM] = "partial", [ML_PARTIAL_MAX] = "partial max", [ML_PARTIAL_MIN] =
-                                                                            "partial min"};
+    static const char *const partial[] = {[ML_PARTIAL_SUM] = "partial",
+                                          [ML_PARTIAL_MAX] = "partial max",
+                                          [ML_PARTIAL_MIN] = "partial min"};
     ml_text_add(out, "%s", ml_dtypes[type->dtype].name);
     for (int k = 0; k < type->rank; k++) {
         ml_text_add(out, "%s%s=%lld", k ? ", " : "[", ml_axis_name(g, type->axis[k]),

@@ -50,7 +50,8 @@ typedef struct {
 } ml_placements; /* by mesh axis */
 
 /* The rule. state_kind is that of the state where the tensor is one (or -1 for activations). Raises
- * ML_INVALID where the axis does not divide, with what would divide in the help. */
+ * ML_INVALID where the axis does not divide, with what would divide in the help; with `what` NULL
+ * such an axis is left whole. */
 ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                               int state_kind, const char *what);
 /* Into how many parts the axis at `position` is cut. */

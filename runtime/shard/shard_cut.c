@@ -3,7 +3,8 @@
 
 #include "runtime/shard/shard.h"
 
-/* Which of the parts of the axis at `position` is this rank's: the outermost mesh axis counts most. */
+/* Which of the parts of the axis at `position` is this rank's: the outermost mesh axis counts most.
+ */
 static int64_t block_of(const ml_layout *layout, const ml_placements *p, int64_t rank,
                         int position) {
     int64_t block = 0;

@@ -1,0 +1,312 @@
+/* The pass: every live node in order, cut over each mesh axis in the way that moves fewest bytes.
+ */
+#include "runtime/shard/shard_parts.h"
+
+uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version) {
+    bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);
+    version = version ? s->versions.at[version].next : s->values[n].versions;
+    while (version && forward && s->versions.at[version].gathered &&
+           s->versions.at[version].backward != s->backward)
+        version = s->versions.at[version].next;
+    return version;
+}
+
+void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref node, bool gathered) {
+    if (!s->versions.count) (void)ML_PUSH(s->scratch, &s->versions); /* 0 is none */
+    uint32_t version = s->versions.count, *last = &s->values[n].versions;
+    shard_version *made = ML_PUSH(s->scratch, &s->versions);
+    *made = (shard_version){*at, node, 0, gathered, s->backward};
+    while (*last) last = &s->versions.at[*last].next;
+    *last = version;
+}
+
+/* ---- The choice of a strategy ---------------------------------------------------------------- */
+
+typedef struct {
+    bool forbidden; /* it gathers what a listed axis splits, in favour of none listed before */
+    double bytes;
+    int rank;
+} price;
+
+static bool cheaper(const price *a, const price *b) {
+    if (a->forbidden != b->forbidden) return b->forbidden;
+    if (a->bytes != b->bytes) return a->bytes < b->bytes;
+    return a->rank < b->rank;
+}
+
+/* The cheapest way to have source `n` in placement `to`; false where there is none. */
+static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, price *out) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    int64_t ranks = s->layout->axis[s->mesh].size;
+    bool found = s->values[n].free && to.kind <= ML_SPLIT;
+    *out = (price){0};
+    if (found) return true;
+    for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v)) {
+        const ml_placements *at = &s->versions.at[v].at;
+        ml_placement from = at->over[s->mesh];
+        double bytes = (double)ml_type_bytes(t);
+        for (int i = 0; i < s->layout->count; i++)
+            if (i != s->mesh && at->over[i].kind == ML_SPLIT)
+                bytes /= (double)s->layout->axis[i].size;
+        price p = {.bytes = shard_move_cost(from, to, bytes, ranks)};
+        if (p.bytes < 0) continue;
+        if (from.kind == ML_SPLIT && !shard_same(from, to)) {
+            int listed = shard_rank(s, t->axis[from.axis]);
+            bool kept = to.kind == ML_SPLIT && rank < SHARD_PARAMS; /* exchanged, both listed */
+            p.forbidden = listed < SHARD_PARAMS && rank >= listed && !kept;
+        }
+        if (!found || cheaper(&p, out)) *out = p;
+        found = true;
+    }
+    return found;
+}
+
+/* Whether each axis that the strategy splits divides, after the mesh axes before this one. */
+static bool splits(const sharder *s, const ml_type *t, const ml_placements *before,
+                   ml_placement cut) {
+    if (cut.kind != ML_SPLIT) return true;
+    int64_t parts = s->layout->axis[s->mesh].size;
+    for (int i = 0; i < s->mesh; i++)
+        if (shard_same(before->over[i], cut)) parts *= s->layout->axis[i].size;
+    return t->size[cut.axis] % parts == 0;
+}
+
+static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
+                     const ml_placements *need, const ml_placements *out) {
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+        if (!splits(s, ml_graph_type(s->from, ml_graph_source(s->from, n, k)), &need[k],
+                    s->pool.at[strategy->sources + (uint32_t)k]))
+            return false;
+    return splits(s, ml_graph_type(s->from, n), &out[0], strategy->out[0]);
+}
+
+/* What it will take to combine a partial result: to where the rule puts it. */
+static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
+                   const ml_placements *out) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    if (strategy->out[0].kind < ML_PARTIAL_SUM) return 0;
+    if (strategy->rank == SHARD_KEEP_PARTIAL && ml_graph_node(s->from, n)->op == ML_OP_CAST)
+        return 0; /* always wanted */
+    int kind = s->values[n].params ? ML_STATE_OPTIMIZER : -1;
+    ml_placement home = ml_layout_place(s->layout, s->from, t, kind, NULL).over[s->mesh];
+    if (home.kind != ML_SPLIT) home = (ml_placement){0};
+    double bytes = (double)ml_type_bytes(t);
+    for (int i = 0; i < s->mesh; i++)
+        if (out[0].over[i].kind == ML_SPLIT) bytes /= (double)s->layout->axis[i].size;
+    return shard_move_cost(strategy->out[0], home, bytes, s->layout->axis[s->mesh].size);
+}
+
+static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out) {
+    int count = ml_graph_node(s->from, n)->source_count, best = -1;
+    price least = {0};
+    s->strategy_count = s->pool_count = 0;
+    s->need = need;
+    shard_propose(s, n);
+    for (uint32_t i = 0; i < s->strategy_count; i++) {
+        const shard_strategy *strategy = &s->strategies.at[i];
+        if (!feasible(s, n, strategy, need, out)) continue;
+        price total = {.bytes = debt(s, n, strategy, out), .rank = strategy->rank};
+        bool found = true;
+        for (int k = 0; k < count && found; k++) {
+            price p;
+            found = price_source(s, ml_graph_source(s->from, n, k),
+                                 s->pool.at[strategy->sources + (uint32_t)k], strategy->rank, &p);
+            total.bytes += p.bytes;
+            total.forbidden = total.forbidden || p.forbidden;
+        }
+        if (!found || (best >= 0 && !cheaper(&total, &least))) continue;
+        best = (int)i;
+        least = total;
+    }
+    if (best < 0) ml_raise(ML_INTERNAL, "sharding: node %%%u cannot be placed", n);
+    const shard_strategy *strategy = &s->strategies.at[best];
+    for (int k = 0; k < count; k++)
+        need[k].over[s->mesh] = s->pool.at[strategy->sources + (uint32_t)k];
+    for (int i = 0; i < ML_MAX_OUTPUTS; i++) out[i].over[s->mesh] = strategy->out[i];
+}
+
+/* ---- Nodes ----------------------------------------------------------------------------------- */
+
+static void place_leaf(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n);
+    uint32_t id = (uint32_t)ml_graph_args(s->from, n)[0];
+    bool state = node->op == ML_OP_STATE;
+    const char *name =
+        state ? ml_graph_state(s->from, id)->name : ml_graph_input(s->from, id)->name;
+    const char *what =
+        ml_arena_format(s->scratch, "%s \"%s\"", state ? "state" : "input", name ? name : "?");
+    int kind = state ? (int)ml_graph_state(s->from, id)->kind : -1;
+    ml_placements at = ml_layout_place(s->layout, s->from, t, kind, what);
+    ml_ref local;
+    shard_local(s, n, NULL, NULL, &at, &local);
+    shard_add_version(s, n, &at, local, false);
+}
+
+static bool is_free(const sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    if (node->op == ML_OP_CONST || node->op == ML_OP_IOTA) return true;
+    if (ml_graph_type(s->from, n)->rank == 0) return false;
+    bool movement =
+        node->op == ML_OP_BROADCAST || node->op == ML_OP_RENAME || node->op == ML_OP_PERMUTE;
+    if (ml_ops[node->op].op_class != ML_CLASS_MAP && !movement) return false;
+    for (int k = 0; k < node->source_count; k++) {
+        ml_ref source = ml_graph_source(s->from, n, k);
+        if (s->values[source].free) continue;
+        if (ml_graph_type(s->from, source)->rank > 0) return false;
+    }
+    return true;
+}
+
+/* Gradients and states, and what elementwise ops, movements and reductions make of them. */
+static bool is_params(const sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    if (node->flags & ML_NODE_GRADIENT) return true;
+    if (node->op == ML_OP_STATE) return true;
+    if (node->op == ML_OP_GATHER || ml_ops[node->op].op_class == ML_CLASS_ROUTINE) return false;
+    bool any = false;
+    for (int k = 0; k < node->source_count; k++) {
+        ml_ref source = ml_graph_source(s->from, n, k);
+        if (s->values[source].params)
+            any = true;
+        else if (ml_graph_type(s->from, source)->rank > 0 && !s->values[source].free)
+            return false;
+    }
+    return any;
+}
+
+static void place_output(sharder *s, ml_ref n) {
+    ml_ref of = ml_graph_source(s->from, n, 0);
+    int64_t output = ml_graph_args(s->from, n)[0];
+    const shard_value *value = &s->values[of];
+    shard_add_version(s, n, &value->output_places[output], value->outputs[output], false);
+}
+
+static void place_node(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    int count = node->source_count, outputs = ml_op_outputs(s->from, n);
+    ml_placements few_need[8] = {0}, *need = few_need, out[ML_MAX_OUTPUTS] = {0};
+    ml_ref few[8], *sources = few, results[ML_MAX_OUTPUTS];
+    if (count > 8) {
+        need = ML_NEW_ARRAY(s->scratch, ml_placements, count);
+        sources = ML_NEW_ARRAY(s->scratch, ml_ref, count);
+    }
+    for (s->mesh = 0; s->mesh < s->layout->count; s->mesh++)
+        if (s->layout->axis[s->mesh].size > 1) choose(s, n, need, out);
+    for (int k = 0; k < count; k++)
+        sources[k] = shard_get(s, ml_graph_source(s->from, n, k), &need[k]);
+    shard_local(s, n, sources, need, out, results);
+    shard_add_version(s, n, &out[0], results[0], false);
+    if (outputs == 1) return;
+    shard_value *value = &s->values[n];
+    value->outputs = ML_NEW_ARRAY(s->scratch, ml_ref, outputs);
+    value->output_places = ML_NEW_ARRAY(s->scratch, ml_placements, outputs);
+    for (int i = 0; i < outputs; i++) {
+        value->outputs[i] = results[i];
+        value->output_places[i] = out[i];
+    }
+}
+
+static void visit(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    s->origin = ml_graph_origin(s->from, n);
+    s->flags = node->flags & (uint8_t)~ML_NODE_GRADIENT;
+    s->backward = node->flags & ML_NODE_BACKWARD;
+    ml_graph_set_origin(s->to, s->origin);
+    ml_graph_set_flags(s->to, s->flags);
+    s->values[n].params = is_params(s, n);
+    s->values[n].free = is_free(s, n);
+    if (s->values[n].free) return;
+    if (node->op == ML_OP_STATE || node->op == ML_OP_INPUT)
+        place_leaf(s, n);
+    else if (node->op == ML_OP_OUT)
+        place_output(s, n);
+    else
+        place_node(s, n);
+    if (!(node->flags & ML_NODE_GRADIENT)) return;
+    ml_graph_mark(s->to, s->versions.at[s->values[n].versions].node, ML_NODE_GRADIENT);
+}
+
+/* ---- Programs -------------------------------------------------------------------------------- */
+
+static void count_users(sharder *s, const ml_roots *roots) {
+    for (int i = 0; i < roots->output_count; i++) s->values[roots->outputs[i]].users++;
+    for (int i = 0; i < roots->update_count; i++) s->values[roots->updates[i].value].users++;
+    for (ml_ref n = ml_graph_count(s->from); n-- > 1;) {
+        if (!s->values[n].users) continue;
+        for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+            s->values[ml_graph_source(s->from, n, k)].users++;
+    }
+}
+
+/* A state's placement, for a value that may have the state's axes in another order. */
+static ml_placements update_placement(const sharder *s, const ml_update *update) {
+    const ml_state *state = ml_graph_state(s->from, update->state);
+    const ml_type *t = ml_graph_type(s->from, update->value);
+    const char *what = ml_arena_format(s->scratch, "state \"%s\"", state->name ? state->name : "?");
+    ml_placements at = ml_layout_place(s->layout, s->from, &state->type, (int)state->kind, what);
+    for (int i = 0; i < s->layout->count; i++)
+        if (at.over[i].kind == ML_SPLIT)
+            at.over[i] = shard_split(ml_type_find(t, state->type.axis[at.over[i].axis]));
+    return at;
+}
+
+typedef struct {
+    sharder s;
+    ml_roots *roots, local;
+} pass;
+
+static void enter_root(sharder *s, ml_ref n) {
+    s->origin = ml_graph_origin(s->from, n);
+    s->backward = false;
+    s->flags = 0;
+    ml_graph_set_origin(s->to, s->origin);
+    ml_graph_set_flags(s->to, 0);
+}
+
+static void body(void *argument) {
+    pass *p = argument;
+    sharder *s = &p->s;
+    uint32_t count = ml_graph_count(s->from);
+    s->to = ml_graph_derive(s->from);
+    s->values = ML_NEW_ARRAY(s->scratch, shard_value, count);
+    count_users(s, p->roots);
+    for (ml_ref n = 1; n < count; n++)
+        if (s->values[n].users) visit(s, n);
+    p->local = *p->roots;
+    p->local.outputs = ML_NEW_ARRAY(s->scratch, ml_ref, p->roots->output_count + 1);
+    p->local.updates = ML_NEW_ARRAY(s->scratch, ml_update, p->roots->update_count + 1);
+    ml_placements whole = {0};
+    for (int i = 0; i < p->roots->output_count; i++) {
+        enter_root(s, p->roots->outputs[i]);
+        p->local.outputs[i] = shard_get(s, p->roots->outputs[i], &whole);
+    }
+    for (int i = 0; i < p->roots->update_count; i++) {
+        const ml_update *update = &p->roots->updates[i];
+        enter_root(s, update->value);
+        ml_placements at = update_placement(s, update);
+        p->local.updates[i] = (ml_update){update->state, shard_get(s, update->value, &at)};
+    }
+}
+
+/* Copies what lives into a graph that outlives the pass's own. */
+static void finish(void *argument) {
+    pass *p = argument;
+    ml_graph *live = ml_graph_extract(p->s.to, &p->local);
+    for (int i = 0; i < p->local.output_count; i++) p->roots->outputs[i] = p->local.outputs[i];
+    for (int i = 0; i < p->local.update_count; i++) p->roots->updates[i] = p->local.updates[i];
+    ml_graph_free(p->s.to);
+    p->s.to = live;
+}
+
+ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout) {
+    if (ml_layout_ranks(layout) == 1) return ml_graph_extract(from, roots);
+    pass p = {.s = {.from = from, .layout = layout, .scratch = ml_arena_new()}, .roots = roots};
+    if (!p.s.scratch) ml_raise(ML_NO_MEMORY, "no memory left to shard the program");
+    ml_status status = ml_protect(body, &p);
+    if (status == ML_OK) status = ml_protect(finish, &p);
+    ml_arena_free(p.s.scratch);
+    if (status == ML_OK) return p.s.to;
+    if (p.s.to) ml_graph_free(p.s.to);
+    ml_raise_last();
+}

@@ -1,0 +1,90 @@
+/* The op of one rank: the same op on parts, with indices shifted to where the part begins. */
+#include <string.h>
+
+#include "runtime/shard/shard_parts.h"
+
+static bool is_cut(const sharder *s, const ml_placements *at, int position) {
+    return ml_layout_parts(s->layout, at, position) > 1;
+}
+
+/* i32: the global index of each element of this rank's part of an axis. */
+static ml_ref global_iota(sharder *s, const ml_placements *at, int position, ml_axis axis,
+                          int64_t local) {
+    ml_ref iota = ml_iota(s->to, axis, local), base = shard_base(s, at, position, local);
+    return base ? ml_map2(s->to, ML_OP_ADD, iota, base) : iota;
+}
+
+/* Each element's index in the whole tensor: random numbers do not depend on the layout. */
+static ml_ref global_indices(sharder *s, ml_ref n, const ml_placements *out, const ml_type *local) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    ml_type wide = *local;
+    wide.dtype = ML_I64;
+    ml_ref sum = 0;
+    int64_t stride = 1;
+    for (int i = t->rank - 1; i >= 0; stride *= t->size[i--]) {
+        ml_ref index = ml_cast(s->to, global_iota(s, out, i, t->axis[i], local->size[i]), ML_I64);
+        index = ml_map2(s->to, ML_OP_MUL, index, ml_const_int(s->to, ML_I64, stride));
+        index = ml_broadcast(s->to, index, &wide);
+        sum = sum ? ml_map2(s->to, ML_OP_ADD, sum, index) : index;
+    }
+    return sum;
+}
+
+static ml_ref local_random(sharder *s, ml_ref n, ml_ref key, const ml_placements *out,
+                           const ml_type *local) {
+    bool cut = false;
+    for (int i = 0; i < local->rank; i++) cut = cut || is_cut(s, out, i);
+    ml_ref sources[2] = {key, cut ? global_indices(s, n, out, local) : 0};
+    return ml_graph_add(s->to, ML_OP_RANDOM, sources, cut ? 2 : 1, NULL, 0, local);
+}
+
+/* Indices into an axis of which this rank holds a part: others' are out of range here. */
+static ml_ref shifted(sharder *s, ml_ref index, const ml_placements *at, int position,
+                      int64_t local) {
+    ml_ref base = shard_base(s, at, position, local);
+    return base ? ml_map2(s->to, ML_OP_SUB, index, base) : index;
+}
+
+void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                 const ml_placements *out, ml_ref *outputs) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n);
+    const int64_t *args = ml_graph_args(s->from, n);
+    ml_type local = ml_layout_local(s->layout, t, &out[0]);
+    ml_ref pair[2];
+    int64_t sizes[5];
+    switch (node->op) {
+    case ML_OP_ATTENTION:
+    case ML_OP_ATTENTION_GRAD: shard_local_attention(s, n, sources, need, out, outputs); return;
+    case ML_OP_IOTA: outputs[0] = global_iota(s, out, 0, t->axis[0], local.size[0]); return;
+    case ML_OP_RANDOM: outputs[0] = local_random(s, n, sources[0], out, &local); return;
+    case ML_OP_SPLIT:
+        memcpy(sizes, args, sizeof sizes);
+        sizes[2] = local.size[ml_type_find(t, (ml_axis)args[1])];
+        args = sizes;
+        break;
+    case ML_OP_GATHER: {
+        const ml_type *table = ml_graph_type(s->to, sources[0]);
+        int at = ml_type_find(table, (ml_axis)args[0]);
+        pair[0] = sources[0];
+        pair[1] = shifted(s, sources[1], &need[0], at, table->size[at]);
+        sources = pair;
+        break;
+    }
+    case ML_OP_SCATTER_ADD: {
+        int at = ml_type_find(t, (ml_axis)args[0]);
+        pair[0] = shifted(s, sources[0], out, at, local.size[at]);
+        pair[1] = sources[1];
+        sources = pair;
+        break;
+    }
+    default: break;
+    }
+    if (node->source_count == 1 && node->op == ML_OP_BROADCAST &&
+        ml_type_equal(ml_graph_type(s->to, sources[0]), &local))
+        outputs[0] = sources[0];
+    else
+        outputs[0] = ml_graph_add(s->to, (ml_op)node->op, sources, node->source_count, args,
+                                  node->arg_count, &local);
+    for (int i = 1; i < ml_op_outputs(s->from, n); i++) outputs[i] = ml_out(s->to, outputs[0], i);
+}

@@ -1,0 +1,268 @@
+/* Redistribution: from the placement that a value has to the one in which it is needed.
+ *
+ * Collectives work on the outermost axis, so that their buffers are contiguous: the axis that is
+ * gathered, scattered or exchanged is permuted to the front before and back after. An axis that
+ * several mesh axes cut is cut by the outermost first; only the innermost cut can be undone, and
+ * only inside of the others can a new one be made. */
+#include "runtime/shard/shard_parts.h"
+
+double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks) {
+    double share = (double)(ranks - 1) / (double)ranks;
+    if (shard_same(from, to)) return 0;
+    if (to.kind >= ML_PARTIAL_SUM) return -1;
+    if (from.kind == ML_REPLICATED) return 0; /* a slice */
+    if (from.kind >= ML_PARTIAL_SUM) return to.kind == ML_SPLIT ? bytes * share : 2 * bytes * share;
+    return to.kind == ML_SPLIT ? bytes / (double)ranks * share : bytes * share;
+}
+
+ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local) {
+    ml_graph *g = s->to;
+    ml_ref block = 0;
+    for (int i = 0; i < s->layout->count; i++) {
+        if (at->over[i].kind != ML_SPLIT || at->over[i].axis != position) continue;
+        int64_t ranks = s->layout->axis[i].size;
+        ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, (int64_t[]){i, ranks}, 2, NULL);
+        if (block) {
+            block = ml_map2(g, ML_OP_MUL, block, ml_const_int(g, ML_I32, ranks));
+            c = ml_map2(g, ML_OP_ADD, block, c);
+        }
+        block = c;
+    }
+    return block ? ml_map2(g, ML_OP_MUL, block, ml_const_int(g, ML_I32, local)) : 0;
+}
+
+/* ---- One step over one mesh axis ------------------------------------------------------------- */
+
+typedef struct {
+    sharder *s;
+    ml_type global; /* axes and order of the value */
+    ml_placements at, target;
+    ml_ref node;
+    bool gathered;
+    bool copy; /* of a forward value, for the backward pass */
+} movement;
+
+/* The axes of t with the one at `position` first. */
+static ml_type fronted(const ml_type *t, int position) {
+    ml_type out = *t;
+    for (int i = position; i > 0; i--) {
+        out.axis[i] = out.axis[i - 1];
+        out.size[i] = out.size[i - 1];
+    }
+    out.axis[0] = t->axis[position];
+    out.size[0] = t->size[position];
+    return out;
+}
+
+static ml_ref to_front(movement *m, int position) {
+    ml_type front = fronted(ml_graph_type(m->s->to, m->node), position);
+    return ml_permute(m->s->to, m->node, &front);
+}
+
+/* In the order of the value again, whatever the sizes are now. */
+static void back(movement *m, ml_ref node) {
+    ml_type order = m->global;
+    const ml_type *t = ml_graph_type(m->s->to, node);
+    for (int i = 0; i < order.rank; i++) order.size[i] = t->size[ml_type_find(t, order.axis[i])];
+    m->node = ml_permute(m->s->to, node, &order);
+}
+
+static ml_ref collective(movement *m, ml_op op, ml_ref x, int i, ml_placement_kind partial) {
+    int64_t args[] = {i, m->s->layout->axis[i].size, partial - ML_PARTIAL_SUM};
+    bool combines = op == ML_OP_ALL_REDUCE || op == ML_OP_REDUCE_SCATTER;
+    return ml_graph_add(m->s->to, op, &x, 1, args, combines ? 3 : 2, NULL);
+}
+
+/* `position` into (peer, part), the peer of this rank's coordinate kept: no data moves. */
+static void take_part(movement *m, int i, int position) {
+    ml_graph *g = m->s->to;
+    const ml_type *t = ml_graph_type(g, m->node);
+    ml_axis axis = t->axis[position], peer = ml_axis_named(g, "peer'mesh");
+    int64_t ranks = m->s->layout->axis[i].size, size = t->size[position];
+    ml_ref parts = ml_split(g, m->node, axis, peer, ranks, axis, size / ranks);
+    ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, (int64_t[]){i, ranks}, 2, NULL);
+    back(m, ml_gather(g, parts, c, peer));
+}
+
+static void gather_parts(movement *m, int i, int position) {
+    ml_graph *g = m->s->to;
+    ml_ref x = to_front(m, position);
+    if (m->copy) ml_graph_set_flags(g, m->s->flags | ML_NODE_COPY);
+    x = collective(m, ML_OP_ALL_GATHER, x, i, ML_PARTIAL_SUM);
+    if (m->copy) ml_graph_set_flags(g, m->s->flags);
+    back(m, x);
+    m->gathered = true;
+}
+
+/* From split along `from` to split along `to`. */
+static void exchange(movement *m, int i, int from, int to) {
+    ml_graph *g = m->s->to;
+    ml_axis whole = m->global.axis[from], cut = m->global.axis[to];
+    ml_axis peer = ml_axis_named(g, "peer'mesh");
+    const ml_type *t = ml_graph_type(g, m->node);
+    int64_t ranks = m->s->layout->axis[i].size, size = t->size[to];
+    ml_ref x = ml_split(g, m->node, cut, peer, ranks, cut, size / ranks);
+    ml_type order = *ml_graph_type(g, x);
+    order = fronted(&order, ml_type_find(&order, whole));
+    order = fronted(&order, ml_type_find(&order, peer));
+    x = collective(m, ML_OP_ALL_TO_ALL, ml_permute(g, x, &order), i, ML_PARTIAL_SUM);
+    back(m, ml_merge(g, x, peer, whole, whole));
+}
+
+static void scatter(movement *m, int i, int position) {
+    back(m, collective(m, ML_OP_REDUCE_SCATTER, to_front(m, position), i, m->at.over[i].kind));
+}
+
+/* ---- The order of steps ---------------------------------------------------------------------- */
+
+/* A mesh axis within i cuts the axis at `position` now. */
+static bool cut_within(const movement *m, int i, int position) {
+    for (int j = i + 1; j < m->s->layout->count; j++)
+        if (shard_same(m->at.over[j], shard_split(position))) return true;
+    return false;
+}
+
+/* A mesh axis around i has still to cut the axis at `position`. */
+static bool cut_around_first(const movement *m, int i, int position) {
+    for (int j = 0; j < i; j++)
+        if (!shard_same(m->at.over[j], m->target.over[j]) &&
+            (shard_same(m->target.over[j], shard_split(position)) ||
+             shard_same(m->at.over[j], shard_split(position))))
+            return true;
+    return false;
+}
+
+typedef enum { TAKE, SCATTER, EXCHANGE, REDUCE, GATHER, STEPS } step;
+
+static bool possible(const movement *m, step kind, int i) {
+    ml_placement from = m->at.over[i], to = m->target.over[i];
+    bool splits = to.kind == ML_SPLIT, was_split = from.kind == ML_SPLIT;
+    if (shard_same(from, to)) return false;
+    bool can_cut = splits && !cut_within(m, i, to.axis) && !cut_around_first(m, i, to.axis);
+    bool can_join = was_split && !cut_within(m, i, from.axis);
+    switch (kind) {
+    case TAKE: return from.kind == ML_REPLICATED && can_cut;
+    case SCATTER: return from.kind >= ML_PARTIAL_SUM && can_cut;
+    case EXCHANGE: return can_join && can_cut;
+    case REDUCE: return from.kind >= ML_PARTIAL_SUM;
+    default: return can_join;
+    }
+}
+
+static void take_step(movement *m, step kind, int i) {
+    ml_placement from = m->at.over[i], to = m->target.over[i];
+    m->at.over[i] = to;
+    switch (kind) {
+    case TAKE: take_part(m, i, to.axis); return;
+    case SCATTER:
+        m->at.over[i] = from;
+        scatter(m, i, to.axis);
+        m->at.over[i] = to;
+        return;
+    case EXCHANGE: exchange(m, i, from.axis, to.axis); return;
+    case REDUCE:
+        m->node = collective(m, ML_OP_ALL_REDUCE, m->node, i, from.kind);
+        m->at.over[i] = (ml_placement){ML_REPLICATED, 0};
+        return;
+    default: m->at.over[i] = (ml_placement){ML_REPLICATED, 0}; gather_parts(m, i, from.axis);
+    }
+}
+
+/* One step towards the target; false where it is reached. Steps that make less come first. */
+static bool advance(movement *m) {
+    int count = m->s->layout->count;
+    for (int kind = 0; kind < STEPS; kind++)
+        for (int k = 0; k < count; k++) {
+            int i = kind == GATHER ? count - 1 - k : k;
+            if (!possible(m, (step)kind, i)) continue;
+            take_step(m, (step)kind, i);
+            return true;
+        }
+    /* What is cut within stands in the way: join it; it is cut again later. */
+    bool reached = true;
+    for (int i = 0; i < count; i++) {
+        ml_placement from = m->at.over[i], to = m->target.over[i];
+        if (shard_same(from, to)) continue;
+        reached = false;
+        for (int j = count - 1; j > i; j--) {
+            ml_placement inner = m->at.over[j];
+            if (inner.kind != ML_SPLIT) continue;
+            if (!shard_same(inner, from) && !shard_same(inner, to)) continue;
+            m->at.over[j] = (ml_placement){ML_REPLICATED, 0};
+            gather_parts(m, j, inner.axis);
+            return true;
+        }
+    }
+    if (!reached) ml_raise(ML_INTERNAL, "sharding: a redistribution is stuck");
+    return false;
+}
+
+/* ---- Values ---------------------------------------------------------------------------------- */
+
+static bool equal(const sharder *s, const ml_placements *a, const ml_placements *b) {
+    for (int i = 0; i < s->layout->count; i++)
+        if (!shard_same(a->over[i], b->over[i])) return false;
+    return true;
+}
+
+/* Bytes to get from one placement to another; negative where that cannot be. */
+static double distance(const sharder *s, const ml_type *t, const ml_placements *from,
+                       const ml_placements *to) {
+    double bytes = (double)ml_type_bytes(t), total = 0;
+    for (int i = 0; i < s->layout->count; i++) {
+        double others = 1;
+        for (int j = 0; j < s->layout->count; j++)
+            if (j != i && from->over[j].kind == ML_SPLIT) others *= (double)s->layout->axis[j].size;
+        double cost =
+            shard_move_cost(from->over[i], to->over[i], bytes / others, s->layout->axis[i].size);
+        if (cost < 0) return -1;
+        total += cost;
+    }
+    return total;
+}
+
+/* A free value is computed where it is needed. */
+static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n);
+    ml_ref sources[3] = {0};
+    ml_placements need[3] = {{{{0}}}};
+    for (int k = 0; k < node->source_count; k++) {
+        ml_ref source = ml_graph_source(s->from, n, k);
+        const ml_type *from = ml_graph_type(s->from, source);
+        for (int i = 0; i < s->layout->count; i++) {
+            if (at->over[i].kind != ML_SPLIT) continue;
+            int position = node->op == ML_OP_RENAME ? at->over[i].axis
+                                                    : ml_type_find(from, t->axis[at->over[i].axis]);
+            if (position >= 0) need[k].over[i] = shard_split(position);
+        }
+        sources[k] = shard_get(s, source, &need[k]);
+    }
+    ml_ref result;
+    ml_graph_set_origin(s->to, ml_graph_origin(s->from, n));
+    shard_local(s, n, sources, need, at, &result);
+    ml_graph_set_origin(s->to, s->origin);
+    shard_add_version(s, n, at, result, false);
+    return result;
+}
+
+ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    uint32_t best = 0;
+    double least = 0;
+    for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v)) {
+        const ml_placements *has = &s->versions.at[v].at;
+        if (equal(s, has, at)) return s->versions.at[v].node;
+        double cost = distance(s, t, has, at);
+        if (cost < 0 || (best && cost >= least)) continue;
+        best = v;
+        least = cost;
+    }
+    if (s->values[n].free) return make_free(s, n, at);
+    if (!best) ml_raise(ML_INTERNAL, "sharding: node %%%u cannot be partial", n);
+    const shard_version *from = &s->versions.at[best];
+    bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);
+    movement m = {s, *t, from->at, *at, from->node, from->gathered, forward && s->backward};
+    while (advance(&m)) shard_add_version(s, n, &m.at, m.node, m.gathered);
+    return m.node;
+}

@@ -1,0 +1,98 @@
+/* Inside of sharding.
+ *
+ * Each live node of the global graph becomes a value with one or more versions: nodes of the local
+ * graph, each with its placement. The first version is as the op gave it; others are
+ * redistributions of it, made when an operand is first needed elsewhere. Values that need no
+ * communication wherever they lie (constants, iotas, random numbers and what elementwise ops make
+ * of them) are free: they have no version until one is asked for.
+ * A version's type is ml_layout_local of the node's type: the same axes in the same order. */
+#ifndef ML_SHARD_PARTS_H
+#define ML_SHARD_PARTS_H
+
+#include "runtime/shard/shard.h"
+
+enum { SHARD_NO_CUT = 400, SHARD_KEEP_PARTIAL = 300, SHARD_UNLISTED = 200, SHARD_PARAMS = 100 };
+
+typedef struct {
+    ml_placements at;
+    ml_ref node;   /* in the local graph */
+    uint32_t next; /* 0: none */
+    /* Gathered from parts, for the forward or the backward pass: not kept from one to the other. */
+    bool gathered, backward;
+} shard_version;
+
+typedef struct {
+    uint32_t versions; /* the first; 0 where there is none yet */
+    uint32_t users;    /* live ones and roots */
+    bool free;
+    bool params;       /* a parameter, a gradient or an optimizer's value: the rule's table params */
+    ml_ref *outputs;   /* of ops with several outputs */
+    ml_placements *output_places;
+} shard_value;
+
+/* One way to cut an op's work over one mesh axis. */
+typedef struct {
+    int rank; /* preference among equals: position in the table acts, or one of the enum above */
+    uint32_t sources; /* first of source_count placements in the pool */
+    ml_placement out[ML_MAX_OUTPUTS];
+} shard_strategy;
+
+typedef struct {
+    const ml_graph *from;
+    ml_graph *to;
+    const ml_layout *layout;
+    ml_arena *scratch;
+    shard_value *values; /* by node of `from` */
+    ML_VEC(shard_version) versions;
+    /* Of the node at hand: */
+    const ml_origin *origin;
+    uint8_t flags;
+    bool backward; /* it is of the backward pass */
+    const ml_placements *need; /* of its sources, over the mesh axes before `mesh` */
+    int mesh;                  /* the mesh axis at hand */
+    uint32_t strategy_count, pool_count;
+    ML_VEC(shard_strategy) strategies;
+    ML_VEC(ml_placement) pool;
+} sharder;
+
+static inline bool shard_same(ml_placement a, ml_placement b) {
+    return a.kind == b.kind && (a.kind != ML_SPLIT || a.axis == b.axis);
+}
+static inline ml_placement shard_split(int position) {
+    return (ml_placement){ML_SPLIT, (uint8_t)position};
+}
+
+/* ---- shard.c ---- */
+/* The versions of a value that the pass at hand may use: call with 0, then with the last one. */
+uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version);
+void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref node, bool gathered);
+
+/* ---- shard_move.c ---- */
+/* The local node that holds value n in this placement (no partial one that it does not have). */
+ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at);
+/* Bytes that leave a rank when a tensor of `bytes` (whole along a mesh axis of `ranks`) changes its
+ * placement over it; negative where it cannot. */
+double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks);
+/* The global index of the first element of this rank's part of an axis, an i32 number; 0 where the
+ * axis is whole. */
+ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);
+
+/* ---- shard_rules.c, shard_rules_attention.c: strategies over s->mesh ---- */
+void shard_propose(sharder *s, ml_ref n);
+void shard_propose_attention(sharder *s, ml_ref n);
+/* A strategy with everything whole. The pointer is valid until the next. */
+shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank);
+/* Preference of a logical axis over s->mesh. */
+int shard_rank(const sharder *s, ml_axis axis);
+/* Whether cutting along this axis is worth a thought: it is listed, or a source is split so. */
+bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions);
+
+/* ---- shard_local.c, shard_local_attention.c: the local op ---- */
+/* outputs[0..]: n on local sources, with results in these placements. need[i] is the placement of
+ * source i. */
+void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                 const ml_placements *out, ml_ref *outputs);
+void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                           const ml_placements *out, ml_ref *outputs);
+
+#endif

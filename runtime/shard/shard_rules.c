@@ -1,0 +1,281 @@
+/* How the work of each op can be cut over one mesh axis.
+ *
+ * A cut goes along one axis of the op's index space: sources that have the axis are needed split
+ * along it and others whole; a result that has it is split, one that sums over it is partial. */
+#include "runtime/shard/shard_parts.h"
+
+enum { FEW = 8 };
+
+int shard_rank(const sharder *s, ml_axis axis) {
+    const ml_mesh_axis *mesh = &s->layout->axis[s->mesh];
+    for (int i = 0; i < mesh->acts_count; i++)
+        if (mesh->acts[i] == axis) return i;
+    for (int i = 0; i < mesh->params_count; i++)
+        if (mesh->params[i] == axis) return SHARD_PARAMS + i;
+    return SHARD_UNLISTED;
+}
+
+shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank) {
+    int sources = ml_graph_node(s->from, n)->source_count;
+    while (s->pool.count < s->pool_count + (uint32_t)sources) (void)ML_PUSH(s->scratch, &s->pool);
+    if (s->strategy_count == s->strategies.count) (void)ML_PUSH(s->scratch, &s->strategies);
+    shard_strategy *out = &s->strategies.at[s->strategy_count++];
+    *out = (shard_strategy){.rank = rank, .sources = s->pool_count};
+    for (int k = 0; k < sources; k++) s->pool.at[s->pool_count++] = (ml_placement){0};
+    return out;
+}
+
+static bool has_version(const sharder *s, ml_ref n, ml_placement over) {
+    for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v))
+        if (shard_same(s->versions.at[v].at.over[s->mesh], over)) return true;
+    return false;
+}
+
+static bool source_has(const sharder *s, ml_ref n, int k, ml_placement over) {
+    return has_version(s, ml_graph_source(s->from, n, k), over);
+}
+
+bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions) {
+    int rank = shard_rank(s, axis);
+    if (rank < SHARD_PARAMS || (rank < SHARD_UNLISTED && s->values[n].params)) return true;
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+        if (source_positions[k] >= 0 && source_has(s, n, k, shard_split(source_positions[k])))
+            return true;
+    return false;
+}
+
+/* Where ZeRO-1 puts a sum of gradients over this mesh axis; -1: nowhere. */
+static int flat_position(const sharder *s, ml_ref n) {
+    if (!s->layout->axis[s->mesh].flat || !s->values[n].params) return -1;
+    const ml_type *t = ml_graph_type(s->from, n);
+    ml_placement flat =
+        ml_layout_place(s->layout, s->from, t, ML_STATE_OPTIMIZER, NULL).over[s->mesh];
+    if (flat.kind != ML_SPLIT) return -1;
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+        if (source_has(s, n, k, (ml_placement){ML_PARTIAL_SUM, 0})) return flat.axis;
+    return -1;
+}
+
+/* A cut along `axis`, at source_positions[k] of source k (-1: it lacks it) and at `out` of the
+ * result; with out -1 the result is partial in the way of `combine`. */
+static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
+                ml_placement_kind combine) {
+    bool flat = out >= 0 && out == flat_position(s, n);
+    if (!flat && !shard_candidate(s, n, axis, source_positions)) return;
+    shard_strategy *to = shard_strategy_new(s, n, shard_rank(s, axis));
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+        if (source_positions[k] >= 0)
+            s->pool.at[to->sources + (uint32_t)k] = shard_split(source_positions[k]);
+    ml_placement result = out >= 0 ? shard_split(out) : (ml_placement){(uint8_t)combine, 0};
+    for (int i = 0; i < ML_MAX_OUTPUTS; i++) to->out[i] = result;
+}
+
+static int *positions(sharder *s, ml_ref n, int few[FEW]) {
+    int count = ml_graph_node(s->from, n)->source_count;
+    int *at = count > FEW ? ML_NEW_ARRAY(s->scratch, int, count) : few;
+    for (int k = 0; k < count; k++) at[k] = -1;
+    return at;
+}
+
+static const ml_type *source_type(const sharder *s, ml_ref n, int k) {
+    return ml_graph_type(s->from, ml_graph_source(s->from, n, k));
+}
+
+/* Each axis of the result, found by name in the sources. Not along `except`. */
+static void by_name(sharder *s, ml_ref n, ml_axis except) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    int few[FEW], *at = positions(s, n, few);
+    for (int i = 0; i < t->rank; i++) {
+        if (t->axis[i] == except) continue;
+        for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+            at[k] = ml_type_find(source_type(s, n, k), t->axis[i]);
+        cut(s, n, t->axis[i], at, i, 0);
+    }
+}
+
+/* Axes at the same place in the one source and in the result, but for the one at `except`. */
+static void by_position(sharder *s, ml_ref n, int except) {
+    const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+    for (int i = 0; i < t->rank; i++)
+        if (i != except)
+            cut(s, n, shard_rank(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : from->axis[i], &i,
+                i, 0);
+}
+
+/* The outer part of an axis that is split can be cut as the whole axis is. */
+static void propose_split(sharder *s, ml_ref n) {
+    const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+    int outer = ml_type_find(from, (ml_axis)ml_graph_args(s->from, n)[0]);
+    for (int i = 0; i < t->rank; i++) {
+        if (i == outer + 1) continue;
+        int source = i > outer ? i - 1 : i;
+        ml_axis name = t->axis[i];
+        if (shard_rank(s, name) == SHARD_UNLISTED) name = from->axis[source];
+        cut(s, n, name, &source, i, 0);
+    }
+}
+
+static void propose_merge(sharder *s, ml_ref n) {
+    const int64_t *args = ml_graph_args(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+    int merged = ml_type_find(t, (ml_axis)args[2]);
+    for (int i = 0; i < t->rank; i++) {
+        ml_axis old = i == merged ? (ml_axis)args[0] : t->axis[i];
+        int source = ml_type_find(from, old);
+        ml_axis name = shard_rank(s, t->axis[i]) < SHARD_UNLISTED ? t->axis[i] : old;
+        cut(s, n, name, &source, i, 0);
+    }
+}
+
+/* Along the gathered axis, each rank finds what lies in its part and 0 elsewhere. */
+static void propose_gather(sharder *s, ml_ref n) {
+    ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[0];
+    const ml_type *t = ml_graph_type(s->from, n);
+    const ml_type *table = source_type(s, n, 0), *index = source_type(s, n, 1);
+    for (int i = 0; i < t->rank; i++) {
+        bool own = t->axis[i] == axis; /* an axis of the index with the gathered axis' name */
+        int at[2] = {own ? -1 : ml_type_find(table, t->axis[i]), ml_type_find(index, t->axis[i])};
+        cut(s, n, t->axis[i], at, i, 0);
+    }
+    if (t->dtype == ML_BOOL) return;
+    int at[2] = {ml_type_find(table, axis), -1};
+    cut(s, n, axis, at, -1, ML_PARTIAL_SUM);
+}
+
+static void propose_scatter(sharder *s, ml_ref n) {
+    ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[0];
+    const ml_type *t = ml_graph_type(s->from, n);
+    const ml_type *index = source_type(s, n, 0), *value = source_type(s, n, 1);
+    for (int i = 0; i < value->rank; i++) {
+        int at[2] = {ml_type_find(index, value->axis[i]), i};
+        int out = value->axis[i] == axis ? -1 : ml_type_find(t, value->axis[i]);
+        cut(s, n, value->axis[i], at, out, ML_PARTIAL_SUM);
+    }
+    int at[2] = {-1, -1};
+    cut(s, n, axis, at, ml_type_find(t, axis), 0);
+}
+
+static ml_placement_kind combine_of(ml_op op) {
+    return op == ML_OP_MAX ? ML_PARTIAL_MAX : op == ML_OP_MIN ? ML_PARTIAL_MIN : ML_PARTIAL_SUM;
+}
+
+static void propose_reduced(sharder *s, ml_ref n) {
+    ml_op op = ml_graph_node(s->from, n)->op;
+    by_name(s, n, 0);
+    for (int i = 0; i < ml_graph_node(s->from, n)->arg_count; i++) {
+        ml_axis axis = (ml_axis)ml_graph_args(s->from, n)[i];
+        int at[2] = {-1, -1};
+        for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+            at[k] = ml_type_find(source_type(s, n, k), axis);
+        cut(s, n, axis, at, -1, combine_of(op));
+    }
+}
+
+/* ---- Partial operands ------------------------------------------------------------------------ */
+
+static bool is_zero(const sharder *s, ml_ref n) {
+    double value;
+    return ml_graph_constant(s->from, n, &value) && value == 0;
+}
+
+/* Whether source k may stay partial: it has been combined nowhere else, nor will be. */
+static bool partial(const sharder *s, ml_ref n, int k, ml_placement_kind kind) {
+    ml_ref source = ml_graph_source(s->from, n, k);
+    return s->values[source].users == 1 && has_version(s, source, (ml_placement){kind, 0});
+}
+
+/* Which sources of a linear op must be partial for the result to be: bits; 0: it cannot be. */
+static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind kind) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    bool first = node->source_count > 0 && partial(s, n, 0, kind);
+    bool second = node->source_count > 1 && partial(s, n, 1, kind);
+    bool sum = kind == ML_PARTIAL_SUM;
+    switch (node->op) {
+    case ML_OP_NEG:
+    case ML_OP_DIV:
+    case ML_OP_SUM:
+    case ML_OP_CUMSUM: return sum && first ? 1 : 0;
+    case ML_OP_MAX: return kind == ML_PARTIAL_MAX && first ? 1 : 0;
+    case ML_OP_MIN: return kind == ML_PARTIAL_MIN && first ? 1 : 0;
+    case ML_OP_CAST: { /* sums of gradients keep all their bits */
+        const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+        bool floats = ml_dtypes[t->dtype].kind == ML_KIND_FLOAT &&
+                      ml_dtypes[from->dtype].kind == ML_KIND_FLOAT;
+        return floats && t->dtype > from->dtype && s->values[n].params && first ? 1 : 0;
+    }
+    case ML_OP_ADD:
+    case ML_OP_SUB: return sum && first && second ? 3 : 0;
+    case ML_OP_MUL:
+    case ML_OP_DOT: return !sum || first == second ? 0 : first ? 1 : 2;
+    case ML_OP_WHERE: {
+        bool third = partial(s, n, 2, kind);
+        if (!sum || !(second || third)) return 0;
+        if (!second && !is_zero(s, ml_graph_source(s->from, n, 1))) return 0;
+        if (!third && !is_zero(s, ml_graph_source(s->from, n, 2))) return 0;
+        return (second ? 2u : 0) | (third ? 4u : 0);
+    }
+    case ML_OP_BROADCAST:
+    case ML_OP_RENAME:
+    case ML_OP_PERMUTE:
+    case ML_OP_SLICE:
+    case ML_OP_PAD:
+    case ML_OP_SPLIT:
+    case ML_OP_MERGE:
+    case ML_OP_STOP_GRADIENT:
+    case ML_OP_GATHER: return first ? 1 : 0;
+    case ML_OP_SCATTER_ADD: return sum && second ? 2 : 0;
+    default: return 0;
+    }
+}
+
+static void propose_partial(sharder *s, ml_ref n) {
+    int count = ml_graph_node(s->from, n)->source_count;
+    for (int kind = ML_PARTIAL_SUM; kind <= ML_PARTIAL_MIN; kind++) {
+        unsigned sources = 0;
+        if (ml_graph_node(s->from, n)->op == ML_OP_CONCAT) {
+            bool all = true;
+            for (int k = 0; k < count && all; k++) all = partial(s, n, k, kind);
+            sources = all ? ~0u : 0;
+        } else
+            sources = partial_sources(s, n, kind);
+        if (!sources) continue;
+        shard_strategy *to = shard_strategy_new(s, n, SHARD_KEEP_PARTIAL);
+        for (int k = 0; k < count; k++)
+            if (sources == ~0u || sources >> k & 1)
+                s->pool.at[to->sources + (uint32_t)k] = (ml_placement){(uint8_t)kind, 0};
+        to->out[0] = (ml_placement){(uint8_t)kind, 0};
+    }
+}
+
+void shard_propose(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const int64_t *args = ml_graph_args(s->from, n);
+    switch (node->op) {
+    case ML_OP_BROADCAST:
+    case ML_OP_PERMUTE: by_name(s, n, 0); break;
+    case ML_OP_RENAME: by_position(s, n, -1); break;
+    case ML_OP_SLICE:
+    case ML_OP_PAD:
+    case ML_OP_CONCAT:
+    case ML_OP_CUMSUM:
+    case ML_OP_SORT: by_name(s, n, (ml_axis)args[0]); break;
+    case ML_OP_TOP_K:
+        by_position(s, n, ml_type_find(source_type(s, n, 0), (ml_axis)args[0]));
+        break;
+    case ML_OP_SPLIT: propose_split(s, n); break;
+    case ML_OP_MERGE: propose_merge(s, n); break;
+    case ML_OP_GATHER: propose_gather(s, n); break;
+    case ML_OP_SCATTER_ADD: propose_scatter(s, n); break;
+    case ML_OP_SUM:
+    case ML_OP_MAX:
+    case ML_OP_MIN:
+    case ML_OP_DOT: propose_reduced(s, n); break;
+    case ML_OP_ARGMAX: by_name(s, n, 0); break;
+    case ML_OP_ATTENTION:
+    case ML_OP_ATTENTION_GRAD: shard_propose_attention(s, n); break;
+    default:
+        if (ml_ops[node->op].op_class == ML_CLASS_MAP) by_name(s, n, 0);
+    }
+    propose_partial(s, n);
+    (void)shard_strategy_new(s, n, SHARD_NO_CUT);
+}
