@@ -81,6 +81,19 @@ PROCESS_TEST(knobs_that_are_wrong) {
     CHECK_TEXT(r.output, "");
 }
 
+/* A GPU that is there but cannot be used is no reason to be silent and slow. */
+PROCESS_TEST(driver_that_is_broken) {
+    process_result known = process_run(room, 0, "", "doctor");
+    if (strstr(known.output, "NVRTC") == NULL) return; /* built without CUDA */
+    process_write(room, "kernel.lua", kernel_script);
+    process_shell(room, 0, "cc -shared -o libcuda.so.1 -x c /dev/null");
+    process_result r = process_run(room, 0, "LD_LIBRARY_PATH=\"$PWD\"", "run kernel.lua");
+    process_expect(&r,
+                   "mlua: the CPU serves, because the GPU cannot: the NVIDIA driver is too old");
+    r = process_run(room, 1, "LD_LIBRARY_PATH=\"$PWD\"", "run kernel.lua --device cuda");
+    process_expect(&r, "the NVIDIA driver is too old");
+}
+
 PROCESS_TEST(kernel_that_does_not_compile) {
     process_write(room, "kernel.lua", kernel_script);
     process_write(room, "broken_cc",

@@ -8,12 +8,13 @@
 #include <string.h>
 
 #include "runtime/base/dynamic.h"
+#include "runtime/device/device.h"
 
 cuda_driver cuda;
 
 static struct {
     pthread_mutex_t mutex;
-    bool tried;
+    bool tried, absent; /* absent: there is no driver, or no GPU */
     int devices;
     ml_status status;
     ml_error error;
@@ -56,6 +57,7 @@ static const char *resolve(void *library) {
 static ml_status open_once(void) {
     void *library = ml_dynamic_open("libcuda.so.1");
     if (!library) {
+        opened.absent = true;
         ml_fail(ML_DEVICE, "no NVIDIA GPU found: there is no NVIDIA driver (libcuda.so.1)");
         return ml_help("run with --device cpu, or install the NVIDIA driver");
     }
@@ -67,6 +69,7 @@ static ml_status open_once(void) {
     CUresult result = cuda.cuInit(0);
     if (result == CUDA_SUCCESS) result = cuda.cuDeviceGetCount(&opened.devices);
     if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && opened.devices == 0)) {
+        opened.absent = true;
         ml_fail(ML_DEVICE, "no NVIDIA GPU found: the driver sees none");
         return ml_help("run with --device cpu, or check CUDA_VISIBLE_DEVICES and `nvidia-smi`");
     }
@@ -89,6 +92,11 @@ ml_status cuda_driver_open(int *device_count) {
     if (device_count) *device_count = opened.devices;
     pthread_mutex_unlock(&opened.mutex);
     return opened.status;
+}
+
+bool ml_cuda_absent(void) {
+    cuda_driver_open(NULL);
+    return opened.absent;
 }
 
 ml_status cuda_fail(CUresult result, const char *call) {

@@ -1,6 +1,7 @@
 /* Opening a device by its name. */
 #include "runtime/device/device.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "runtime/base/knobs.h"
@@ -30,6 +31,11 @@ ml_status ml_device_open(const char *name, int ordinal, ml_device **device) {
     *device = NULL;
     if (name == NULL) {
         if (open_cuda(ordinal, device) == ML_OK) return ML_OK;
+#ifdef MLUA_CUDA
+        if (!ml_cuda_absent())
+            fprintf(stderr, "mlua: the CPU serves, because the GPU cannot: %s\n",
+                    ml_error_last()->text);
+#endif
         return open_named(&ml_device_cpu, 0, device);
     }
     if (strcmp(name, "cpu") == 0) return open_named(&ml_device_cpu, ordinal, device);

@@ -39,8 +39,10 @@ struct ml_device {
 extern const ml_device_ops ml_device_cpu, ml_device_null;
 #ifdef MLUA_CUDA
 extern const ml_device_ops ml_device_cuda;
+bool ml_cuda_absent(void); /* there is no NVIDIA driver, or it sees no GPU: nothing is broken */
 #endif
-/* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. */
+/* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. A GPU that
+ * is there and cannot be opened is told on stderr before the cpu takes its place. */
 ml_status ml_device_open(const char *name, int ordinal, ml_device **device);
 void ml_device_close(ml_device *device);
 /* What `mlua doctor` prints: a line for each thing found or missing and what that costs. */
