@@ -74,11 +74,23 @@ static void print_value(const ml_schedule *s, uint32_t id, ml_text *out) {
     if (value->offset) ml_text_add(out, " +%lld", (long long)value->offset);
 }
 
+const char *ml_step_kind_name(ml_step_kind kind) {
+    static const char *const names[] = {
+        [ML_STEP_KERNEL] = "kernel", [ML_STEP_GEMM] = "gemm",     [ML_STEP_ATTENTION] = "attention",
+        [ML_STEP_COPY] = "copy",     [ML_STEP_RAGGED] = "ragged",
+    };
+    return names[kind];
+}
+
+const char *ml_step_label(const ml_step *step) {
+    bool labelled = step->kind == ML_STEP_KERNEL && step->kernel != NULL && step->kernel->label;
+    return labelled ? step->kernel->label : ml_step_kind_name(step->kind);
+}
+
 void ml_lower_print(const ml_schedule *s, ml_text *out) {
-    static const char *const kinds[] = {"kernel", "gemm", "attention", "copy", "ragged"};
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
-        ml_text_add(out, "step %u: %s %s of %%%u", i, kinds[step->kind],
+        ml_text_add(out, "step %u: %s %s of %%%u", i, ml_step_kind_name(step->kind),
                     step->kernel && step->kernel->label ? step->kernel->label : "", step->node);
         ml_text_add(out, " (%.2f MB, %.3g FLOP)", (double)step->bytes / 1e6, step->flops);
         ml_text_add(out, ", reads");

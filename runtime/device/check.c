@@ -141,13 +141,9 @@ static void fail(const check_call *call, ml_ref n, int64_t at, double is, double
     ml_raise(ML_INTERNAL,
              "MLUA_CHECK: step %u (%s) is wrong: element %lld of %%%u = %s %s is %.9g and should "
              "be %.9g (%s:%d %s)",
-             call->step,
-             step->kernel ? step->kernel->label
-             : step->gemm ? "gemm"
-                          : "copy",
-             (long long)at, n, ml_ops[ml_graph_node(plan->graph, n)->op].name, type.text, is,
-             should, origin->file ? origin->file : "?", origin->line,
-             origin->module ? origin->module : "");
+             call->step, ml_step_label(step), (long long)at, n,
+             ml_ops[ml_graph_node(plan->graph, n)->op].name, type.text, is, should,
+             origin->file ? origin->file : "?", origin->line, origin->module ? origin->module : "");
 }
 
 static double largest_of(const double *values, int64_t count) {
@@ -219,8 +215,7 @@ static void unchanged(const check_call *call, const ml_value *value, const doubl
         ml_raise(ML_INTERNAL,
                  "MLUA_CHECK: step %u (%s) reads %%%u, but something has been written over it: "
                  "element %lld is %.9g and was %.9g",
-                 call->step, step->kernel ? step->kernel->label : "", value->node, (long long)e,
-                 now[e], known[e]);
+                 call->step, ml_step_label(step), value->node, (long long)e, now[e], known[e]);
     }
 }
 

@@ -191,11 +191,8 @@ static void gemm_operands(const cuda_step *step, void *operands[4]) {
 /* ---- Load ---------------------------------------------------------------------------------------
  */
 static const char *describe_step(ml_executable *e, uint32_t i) {
-    static const char *const kinds[] = {"kernel", "gemm", "attention", "copy"};
     const ml_step *step = &e->plan->schedule->steps.at[i];
-    const char *label = step->kernel && step->kind == ML_STEP_KERNEL && step->kernel->label
-                            ? step->kernel->label
-                            : kinds[step->kind];
+    const char *label = ml_step_label(step);
     const ml_origin *origin = step->node ? ml_graph_origin(e->plan->graph, step->node) : NULL;
     if (origin && origin->file)
         return ml_arena_format(e->arena, "step %u (%s), %s:%d", i, label, origin->file,

@@ -279,7 +279,7 @@ CUresult cuModuleGetFunction(CUfunction *result, CUmodule module, const char *na
     function *f = calloc(1, sizeof *f);
     snprintf(symbol, sizeof symbol, "%s__run", name);
     *(void **)&f->run = dlsym(module, symbol);
-    f->shared_bytes = 48 << 10;
+    f->shared_bytes = 0; /* really 48 KiB less what the kernel declares: not to be relied on */
     snprintf(f->name, sizeof f->name, "%s", name);
     *result = (CUfunction)f;
     return f->run ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
