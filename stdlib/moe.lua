@@ -54,16 +54,14 @@ local MoE = m.module("MoE", function(self, spec)
   o.aux_over, o.balance, o.capacity = spec.aux_over or "sequence", spec.bias_balance or 0, spec.capacity
   self.options = o
   self.router = m.param { embed, experts, init = init }
-  if o.expert == "swiglu" then self.gate = m.param { experts, embed, ffn, init = init } end
+  self.gate = o.expert == "swiglu" and m.param { experts, embed, ffn, init = init } -- false where it has none
   self.up = m.param { experts, embed, ffn, init = init }
   self.down = m.param { experts, ffn, embed, init = spec.down_init or init }
-  if (spec.shared or 0) > 0 then
-    local wide = core.axis(ffn.name, spec.shared * ffn.size)
-    if o.expert == "swiglu" then self.shared_gate = m.param { embed, wide, init = init } end
-    self.shared_up = m.param { embed, wide, init = init }
-    self.shared_down = m.param { wide, embed, init = spec.down_init or init }
-  end
-  if o.balance > 0 then self.bias = m.buffer { experts } end
+  local wide = (spec.shared or 0) > 0 and core.axis(ffn.name, spec.shared * ffn.size)
+  self.shared_gate = wide and o.expert == "swiglu" and m.param { embed, wide, init = init }
+  self.shared_up = wide and m.param { embed, wide, init = init }
+  self.shared_down = wide and m.param { wide, embed, init = spec.down_init or init }
+  self.bias = o.balance > 0 and m.buffer { experts }
   self.load, self.dropped = m.buffer { experts }, m.buffer {}
 end)
 

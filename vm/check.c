@@ -9,13 +9,15 @@
 
 enum { LARGEST = 10 };
 
+enum { STATE_KINDS = ML_STATE_OTHER + 1 };
+
 typedef struct {
     const ml_graph *graph; /* the session's */
     int64_t parameters, parameter_count;
-    int64_t state_bytes[3], state_count[3]; /* by ml_state_kind */
-    double flops;                           /* of one step */
-    const ml_plan *largest;                 /* the program with the highest peak */
-    int64_t peak_bytes, other_bytes;        /* of it; states that only other programs use */
+    int64_t state_bytes[STATE_KINDS], state_count[STATE_KINDS]; /* by ml_state_kind */
+    double flops;                                               /* of one step */
+    const ml_plan *largest;          /* the program with the highest peak */
+    int64_t peak_bytes, other_bytes; /* of it; states that only other programs use */
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
     bool fits;
@@ -72,7 +74,7 @@ static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_step *step = &plan->schedule->steps.at[i];
         r->kernels += step->kind == ML_STEP_KERNEL;
-        r->gemms += step->kind == ML_STEP_GEMM;
+        r->gemms += step->kind == ML_STEP_GEMM || step->kind == ML_STEP_RAGGED;
         r->attentions += step->kind == ML_STEP_ATTENTION;
         r->copies += step->kind == ML_STEP_COPY;
         for (const ml_kernel *k = step->kernel; k; k = k->next) keys[(*key_count)++] = k->key;
@@ -202,19 +204,24 @@ static void print_types(lua_State *L, const ml_plan *plan, const char *name) {
     }
 }
 
+static int64_t all_states(const report *r) {
+    int64_t bytes = 0;
+    for (int i = 0; i < STATE_KINDS; i++) bytes += r->state_bytes[i];
+    return bytes;
+}
+
 static void print_text(lua_State *L, const report *r, double tokens) {
-    static const char *const kinds[] = {"parameters", "optimizer", "other"};
+    static const char *const kinds[] = {"parameters", "optimizer", "gradients", "other"};
     const ml_vm *vm = vm_of(L);
     printf("device          %s\n", device_text(vm));
     printf("parameters      %s in %lld tensors\n", count_text(L, (double)r->parameters),
            (long long)r->parameter_count);
     printf("states         ");
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < STATE_KINDS; i++)
         if (r->state_count[i])
             printf(" %s %s in %lld,", kinds[i], bytes_text(L, r->state_bytes[i]),
                    (long long)r->state_count[i]);
-    printf(" %s in all\n",
-           bytes_text(L, r->state_bytes[0] + r->state_bytes[1] + r->state_bytes[2]));
+    printf(" %s in all\n", bytes_text(L, all_states(r)));
     printf("work a step     %sFLOP", count_text(L, r->flops));
     if (tokens > 0) printf(", %sFLOP a token of %.0f", count_text(L, r->flops / tokens), tokens);
     printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
@@ -266,11 +273,10 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     json_t *object =
         json_pack("{s:s, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:I, s:o, s:o}", "device",
                   device_text(vm), "parameters", (json_int_t)r->parameters, "state_bytes",
-                  (json_int_t)(r->state_bytes[0] + r->state_bytes[1] + r->state_bytes[2]), "flops",
-                  r->flops, "tokens", tokens, "kernels", r->kernels, "kernels_to_compile",
-                  r->distinct, "matrix_products", r->gemms, "attentions", r->attentions,
-                  "plan_seconds", r->plan_seconds, "peak_bytes", (json_int_t)r->peak_bytes,
-                  "memory_bytes", memory, "largest", largest_json(L, r));
+                  (json_int_t)all_states(r), "flops", r->flops, "tokens", tokens, "kernels",
+                  r->kernels, "kernels_to_compile", r->distinct, "matrix_products", r->gemms,
+                  "attentions", r->attentions, "plan_seconds", r->plan_seconds, "peak_bytes",
+                  (json_int_t)r->peak_bytes, "memory_bytes", memory, "largest", largest_json(L, r));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text) printf("%s\n", text);
     ml_free(text); /* main.c gives jansson ml_alloc */
