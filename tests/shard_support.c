@@ -191,3 +191,86 @@ int64_t shard_count(const ml_graph *g, const ml_layout *layout, int i, ml_collec
     ml_shard_traffic(g, layout, traffic);
     return traffic[i][kind].count;
 }
+
+/* ---- Drawn layouts --------------------------------------------------------------------------- */
+
+static void draw_list(fixture *f, const ml_type *names, ml_axis *list, int *count) {
+    int64_t wanted = 1 + fixture_below(f, 4);
+    while (wanted-- > 0) list[(*count)++] = names->axis[fixture_below(f, names->rank)];
+}
+
+static ml_layout draw_layout(fixture *f, const ml_type *names) {
+    static const char *const meshes[] = {"x2", "x4", "x2;y2", "x2;y2", "x2;y2;z2"};
+    ml_layout layout = shard_layout(f, meshes[fixture_below(f, 5)]);
+    for (int i = 0; i < layout.count; i++) {
+        draw_list(f, names, layout.axis[i].acts, &layout.axis[i].acts_count);
+        draw_list(f, names, layout.axis[i].params, &layout.axis[i].params_count);
+        layout.axis[i].flat = fixture_below(f, 3) == 0;
+    }
+    return layout;
+}
+
+typedef struct {
+    fixture *f;
+    ml_layout layout;
+    ml_roots roots;
+    bool passes;
+} trial;
+
+static void try_layout(void *argument) {
+    trial *t = argument;
+    (void)shard_check(t->f, &t->layout, &t->roots, 1e-9, t->passes);
+}
+
+/* y and its gradients; the norms of those of states, which move the states. */
+static ml_roots roots_of(fixture *f, ml_ref y) {
+    ml_ref wrt[SUPPORT_INPUTS], gradients[SUPPORT_INPUTS];
+    ml_roots roots = {.outputs = ML_NEW_ARRAY(f->arena, ml_ref, SUPPORT_INPUTS),
+                      .updates = ML_NEW_ARRAY(f->arena, ml_update, SUPPORT_INPUTS)};
+    roots.outputs[roots.output_count++] = y;
+    int count = 0, states = f->state_count;
+    for (int64_t i = 0; i < states; i++)
+        wrt[count++] = ml_graph_add(f->g, ML_OP_STATE, NULL, 0, &i, 1, NULL);
+    for (int i = 0; i < f->input_count; i++)
+        if (ml_dtypes[ml_graph_type(f->g, f->nodes[i])->dtype].kind == ML_KIND_FLOAT)
+            wrt[count++] = f->nodes[i];
+    ml_ref loss = fixture_loss(f, y);
+    roots.outputs[roots.output_count++] = loss;
+    ml_autodiff(f->g, loss, wrt, count, gradients);
+    for (int i = 0; i < count; i++) {
+        if (!gradients[i]) continue;
+        if (i >= states) {
+            roots.outputs[roots.output_count++] = gradients[i];
+            continue;
+        }
+        ml_ref square = ml_map2(f->g, ML_OP_MUL, gradients[i], gradients[i]);
+        ml_type t = *ml_graph_type(f->g, square);
+        roots.outputs[roots.output_count++] = ml_reduce(f->g, ML_OP_SUM, square, t.axis, t.rank);
+        ml_ref moved = ml_map2(f->g, ML_OP_SUB, wrt[i], gradients[i]);
+        roots.updates[roots.update_count++] = (ml_update){(uint32_t)i, moved};
+    }
+    return roots;
+}
+
+int shard_check_drawn(fixture *f, ml_ref y, const char *names, int draws) {
+    trial t = {.f = f, .roots = roots_of(f, y)};
+    ml_type axes = {0};
+    char name[32];
+    int used, tried = 0;
+    for (; sscanf(names, " %31[a-z_]%n", name, &used) == 1; names += used)
+        axes.axis[axes.rank++ % ML_MAX_AXES] = fixture_axis(f, name);
+    if (axes.rank > ML_MAX_AXES) axes.rank = ML_MAX_AXES;
+    for (int i = 0; i < f->state_count; i++)
+        ml_graph_state(f->g, (uint32_t)i)->kind =
+            fixture_below(f, 2) ? ML_STATE_OPTIMIZER : ML_STATE_PARAMETER;
+    for (int draw = 0; draw < draws; draw++) {
+        t.layout = draw_layout(f, &axes);
+        t.passes = draw == 0;
+        ml_status status = ml_protect(try_layout, &t);
+        tried += status == ML_OK;
+        if (status == ML_OK || strncmp(ml_error_last()->text, "cannot split", 12) == 0) continue;
+        test_fail("%s: under %s: %s", f->label, shard_layout_text(f, &t.layout),
+                  ml_error_last()->text);
+    }
+    return tried;
+}

@@ -17,6 +17,9 @@ ml_graph *shard_program(fixture *f, const ml_layout *layout, const ml_roots *roo
  * false where they are not. With `passes`, also after the passes of a plan. */
 bool shard_check(fixture *f, const ml_layout *layout, const ml_roots *roots, double tolerance,
                  bool passes);
+/* y, its gradients and states that these move, under layouts drawn from these axes (8 at most are
+ * drawn from); how many of them were possible. */
+int shard_check_drawn(fixture *f, ml_ref y, const char *names, int draws);
 /* Collectives of one kind over mesh axis i. */
 int64_t shard_count(const ml_graph *g, const ml_layout *layout, int i, ml_collective kind);
 

@@ -45,13 +45,29 @@ static ml_ref shifted(sharder *s, ml_ref index, const ml_placements *at, int pos
     return base ? ml_map2(s->to, ML_OP_SUB, index, base) : index;
 }
 
+/* Bounds of groups of rows, counted from this rank's first row. */
+static ml_ref local_bounds(sharder *s, ml_ref bounds, ml_ref base, int64_t rows) {
+    ml_ref i = ml_map2(s->to, ML_OP_SUB, bounds, base);
+    i = ml_map2(s->to, ML_OP_MAXIMUM, i, ml_const_int(s->to, ML_I32, 0));
+    return ml_map2(s->to, ML_OP_MINIMUM, i, ml_const_int(s->to, ML_I32, rows));
+}
+
+static void ragged_sources(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
+                           ml_ref *local) {
+    const ml_type *x = ml_graph_type(s->to, sources[0]);
+    int rows = ml_type_find(x, (ml_axis)ml_graph_args(s->from, n)[0]);
+    ml_ref base = shard_base(s, &need[0], rows, x->size[rows]);
+    for (int k = 0; k < 4; k++)
+        local[k] = k < 2 || !base ? sources[k] : local_bounds(s, sources[k], base, x->size[rows]);
+}
+
 void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                  const ml_placements *out, ml_ref *outputs) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_type *t = ml_graph_type(s->from, n);
     const int64_t *args = ml_graph_args(s->from, n);
     ml_type local = ml_layout_local(s->layout, t, &out[0]);
-    ml_ref pair[2];
+    ml_ref pair[4];
     int64_t sizes[5];
     switch (node->op) {
     case ML_OP_ATTENTION:
@@ -78,6 +94,11 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
         sources = pair;
         break;
     }
+    case ML_OP_RAGGED_DOT:
+    case ML_OP_RAGGED_OUTER:
+        ragged_sources(s, n, sources, need, pair);
+        sources = pair;
+        break;
     default: break;
     }
     if (node->source_count == 1 && node->op == ML_OP_BROADCAST &&

@@ -171,6 +171,26 @@ static void propose_reduced(sharder *s, ml_ref n) {
     }
 }
 
+/* Rows of groups: a rank with some of the groups computes a part of the sum; a rank with some of
+ * the rows counts its groups' bounds from where its rows begin. */
+static void propose_ragged(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n);
+    for (int k = 0; k < 2; k++) {
+        const ml_type *from = source_type(s, n, k);
+        for (int i = 0; i < from->rank; i++) {
+            int at[4];
+            for (int other = 0; other < node->source_count; other++)
+                at[other] = ml_type_find(source_type(s, n, other), from->axis[i]);
+            if (k == 1 && at[0] >= 0) continue; /* proposed already */
+            cut(s, n, from->axis[i], at, ml_type_find(t, from->axis[i]), ML_PARTIAL_SUM);
+        }
+    }
+    if (node->op == ML_OP_RAGGED_DOT) return;
+    int at[4] = {-1, -1, 0, 0};
+    cut(s, n, t->axis[0], at, 0, 0);
+}
+
 /* ---- Partial operands ------------------------------------------------------------------------ */
 
 static bool is_zero(const sharder *s, ml_ref n) {
@@ -271,6 +291,8 @@ void shard_propose(sharder *s, ml_ref n) {
     case ML_OP_MIN:
     case ML_OP_DOT: propose_reduced(s, n); break;
     case ML_OP_ARGMAX: by_name(s, n, 0); break;
+    case ML_OP_RAGGED_DOT:
+    case ML_OP_RAGGED_OUTER: propose_ragged(s, n); break;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: shard_propose_attention(s, n); break;
     default:
