@@ -3,6 +3,7 @@
 #   make demo            train models/gpt.lua on the default corpus, then print a sample (under 2 minutes)
 #   make test [T=name]   all tests, or those whose name contains T
 #   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make test-dist       every layout of every model on CPU ranks
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
 #   make test-gpu        kernels, parity and examples on the GPU of this machine
 #   make bench           CPU benchmarks as JSON lines; PEER=1 runs the PyTorch peer beside them
@@ -46,7 +47,7 @@ LUA := $(wildcard stdlib/*.lua)
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) \
         $(wildcard runtime/*/*.h codegen/*.h vm/*.h tests/*.c))
 
-.PHONY: all demo test test-asan test-emulated test-gpu bench bench-gpu lint editor install clean deps
+.PHONY: all demo test test-dist test-asan test-emulated test-gpu bench bench-gpu lint editor install clean deps
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
@@ -102,6 +103,9 @@ T ?=
 CACHE ?= $(abspath $(B))/kernels
 test: $(B)/mlua $(B)/test
 	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test $(T)
+# Every layout of every model on CPU ranks (minutes).
+test-dist: $(B)/mlua $(B)/test
+	DIST_ALL=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v dist/
 test-asan:
 	@$(MAKE) --no-print-directory B=$(B)/asan CACHE=$(CACHE) OPT=-O1 \
 	  SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" test

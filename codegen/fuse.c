@@ -228,6 +228,12 @@ void fuse_roles(lowering *l) {
         if (l->info[n].reached) l->info[n].role = (uint8_t)first_role(l, n);
     for (int i = 0; i < l->roots->output_count; i++) pin(l, l->roots->outputs[i]);
     for (int i = 0; i < l->roots->update_count; i++) pin(l, l->roots->updates[i].value);
+    for (ml_ref n = 1; n < l->count; n++) /* collectives move whole blocks of memory */
+        if (l->info[n].reached &&
+            ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_COLLECTIVE) {
+            pin(l, n);
+            pin(l, ml_graph_source(l->g, n, 0));
+        }
     views_place_concats(l);
     for (ml_ref n = 1; n < l->count; n++) {
         const ml_node *node = ml_graph_node(l->g, n);

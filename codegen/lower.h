@@ -10,10 +10,15 @@
 
 #include "codegen/kernel.h"
 
-typedef enum { ML_STORAGE_TEMPORARY, ML_STORAGE_STATE, ML_STORAGE_INPUT } ml_storage_kind;
+typedef enum {
+    ML_STORAGE_TEMPORARY,
+    ML_STORAGE_STATE,
+    ML_STORAGE_INPUT,
+    ML_STORAGE_COORDINATE, /* one i32: this rank's along mesh axis `id`; set before the first run */
+} ml_storage_kind;
 typedef struct {
     ml_storage_kind kind;
-    uint32_t id; /* of the state or input */
+    uint32_t id; /* of the state, input or mesh axis */
     int64_t bytes;
     ml_ref node; /* for accounts and messages; 0 for partial results and workspace */
     /* set by memory.c for temporaries: */
@@ -71,12 +76,23 @@ typedef struct {
     ml_dtype dtype, c_dtype; /* of a and b; of c */
 } ml_ragged;
 
+/* A collective over the ranks that differ along one mesh axis only. Both operands are contiguous in
+ * their type's order, the axis that is gathered, scattered or exchanged outermost. */
+typedef struct {
+    ml_op op; /* ML_OP_ALL_REDUCE, ... */
+    int mesh_axis;
+    int64_t ranks, count; /* count: elements of the smaller operand */
+    ml_dtype dtype;
+    ml_combine combine; /* of those that reduce */
+} ml_collective_step;
+
 typedef enum {
     ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
     ML_STEP_GEMM,      /* reads a, b (, bias); writes c */
     ML_STEP_ATTENTION, /* forward or backward; the device picks cuDNN or the template */
     ML_STEP_COPY,      /* one contiguous value to another of the same type */
     ML_STEP_RAGGED, /* products by groups of rows, where the device has products of its own: CPU */
+    ML_STEP_COLLECTIVE,
 } ml_step_kind;
 
 typedef struct {
@@ -89,6 +105,7 @@ typedef struct {
     const ml_gemm *gemm;
     const ml_attention_step *attention;
     const ml_ragged *ragged;
+    const ml_collective_step *collective;
     uint64_t *may_alias; /* for each write: bit set of the reads whose memory it may overwrite
                             (same elements read before they are written, never after) */
     double flops;

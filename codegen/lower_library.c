@@ -130,6 +130,24 @@ static void attention_step(lowering *l, ml_ref n) {
     ml_template_attention(l->s, step);
 }
 
+static void collective_step(lowering *l, ml_ref n) {
+    const ml_node *node = ml_graph_node(l->g, n);
+    const int64_t *args = ml_graph_args(l->g, n);
+    ml_step *step = routine_step(l, ML_STEP_COLLECTIVE, n);
+    ml_collective_step *c = ML_NEW(l->arena, ml_collective_step);
+    const ml_type *from = ml_graph_type(l->g, ml_graph_source(l->g, n, 0));
+    const ml_type *to = ml_graph_type(l->g, n);
+    c->op = (ml_op)node->op;
+    c->mesh_axis = (int)args[0];
+    c->ranks = args[1];
+    c->dtype = (ml_dtype)to->dtype;
+    c->count = ml_type_elements(node->op == ML_OP_REDUCE_SCATTER ? to : from);
+    if (node->arg_count == 3) c->combine = (ml_combine)args[2];
+    step->collective = c;
+    step->may_alias = ML_NEW(l->arena, uint64_t);
+    if (node->op == ML_OP_ALL_REDUCE) step->may_alias[0] = 1;
+}
+
 void lower_library_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     switch (ml_graph_node(l->g, n)->op) {
@@ -138,6 +156,11 @@ void lower_library_step(lowering *l, lower_group *group) {
     case ML_OP_ATTENTION_GRAD: attention_step(l, n); break;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n)); break;
+    case ML_OP_ALL_REDUCE:
+    case ML_OP_ALL_GATHER:
+    case ML_OP_REDUCE_SCATTER:
+    case ML_OP_ALL_TO_ALL:
+    case ML_OP_SHIFT: collective_step(l, n); break;
     case ML_OP_SCATTER_ADD: {
         ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
         ml_template_scatter_add(l->s, step);

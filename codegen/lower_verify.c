@@ -115,6 +115,17 @@ static void verify_gemm(const verifier *v, const ml_step *step) {
     require(v, step->read_count == 2 + (g->epilogue == ML_EPILOGUE_BIAS), "a product's operands");
 }
 
+/* Contiguous in the type's order. */
+static bool is_block(const verifier *v, uint32_t value) {
+    const ml_value *block = &v->s->values.at[value];
+    int64_t expected = 1;
+    for (int i = block->type.rank - 1; i >= 0; i--) {
+        if (block->type.size[i] != 1 && block->stride[i] != expected) return false;
+        expected *= block->type.size[i];
+    }
+    return true;
+}
+
 static void verify_steps(verifier *v) {
     const ml_schedule *s = v->s;
     for (uint32_t i = 0; i < s->steps.count; i++) {
@@ -133,6 +144,10 @@ static void verify_steps(verifier *v) {
         }
         if (step->ir != NULL) verify_kernel(v, step);
         if (step->gemm != NULL) verify_gemm(v, step);
+        if (step->kind == ML_STEP_COLLECTIVE)
+            for (int i = 0; i < 2; i++)
+                require(v, is_block(v, step->values[i]),
+                        "a collective's operand is not contiguous");
         if (step->kind == ML_STEP_KERNEL) require(v, step->kernel != NULL, "there is no kernel");
     }
 }

@@ -184,9 +184,10 @@ uint32_t views_storage(lowering *l, ml_ref n) {
     if (l->info[holder].storage != LOWER_NONE) return l->info[holder].storage;
     int op = ml_graph_node(l->g, holder)->op;
     int64_t bytes = ml_type_bytes(ml_graph_type(l->g, holder));
-    ml_storage_kind kind = op == ML_OP_STATE   ? ML_STORAGE_STATE
-                           : op == ML_OP_INPUT ? ML_STORAGE_INPUT
-                                               : ML_STORAGE_TEMPORARY;
+    ml_storage_kind kind = op == ML_OP_STATE        ? ML_STORAGE_STATE
+                           : op == ML_OP_INPUT      ? ML_STORAGE_INPUT
+                           : op == ML_OP_COORDINATE ? ML_STORAGE_COORDINATE
+                                                    : ML_STORAGE_TEMPORARY;
     uint32_t id = kind == ML_STORAGE_TEMPORARY ? 0 : (uint32_t)ml_graph_args(l->g, holder)[0];
     return l->info[holder].storage = new_storage(l, kind, id, bytes, holder);
 }

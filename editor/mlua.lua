@@ -503,6 +503,19 @@ function m.adamw(options) end
 ---@return Tensor
 function m.add(a, b) end
 
+---Add a loss of a module's own, such as the balance loss of a router, to that of the program being
+---traced: m.train minimizes the mean of its loss plus sum / count for each, and reports the latter as
+---aux_loss. `count` is what the sum is over (tokens); outside of a program it does nothing.
+---@param sum Tensor f32
+---@param count number|Tensor
+function m.add_loss(sum, count) end
+
+---What m.add_loss was given so far in this program, as a sum over `count` items, to be added to a loss
+---that is one; nil where nothing was added.
+---@param count number|Tensor
+---@return Tensor?
+function m.added_loss(count) end
+
 ---softmax(scale * q k, masked) v over the axis `seq` of k and v. k and v may have `kv_heads` in
 ---place of `heads` (grouped-query attention: query head h reads head h // (heads // kv_heads)).
 ---options: `causal`; `window` (a query sees the last `window` keys); `scale` (default
@@ -543,6 +556,12 @@ function m.axis(name, size) end
 ---@return State
 function m.bias(spec) end
 
+---A state of a module that forward passes assign and no gradient changes, such as a running mean:
+---named as parameters are, kept in checkpoints, no parameter. `init` as for m.param (default zeros).
+---@param spec {init: any, name: string, [integer]: Axis}
+---@return State
+function m.buffer(spec) end
+
 ---the smallest integer not below a
 ---@param a Tensor|number
 ---@return Tensor
@@ -567,10 +586,10 @@ function m.clamp(x, low, high) end
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
 ---without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
----of dtype i64, differs at each step).
+---of dtype i64, differs at each step); `layout` of all programs and states (m.layout).
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean}
+---@param options? {name: string, training: boolean, layout: table}
 ---@return Program
 function m.compile(fn, inputs, options) end
 
@@ -752,6 +771,12 @@ function m.is_module(x) end
 ---@return table module
 function m.layer_norm(spec) end
 
+---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
+---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
+---the first that it has. state = {dp = "flat"} splits optimizer states over dp. --mesh gives sizes.
+---m.layout.megatron, .fsdp and .ddp make usual ones.
+m.layout = {}
+
 ---whether a is at most b
 ---@param a Tensor|number
 ---@param b Tensor|number
@@ -837,6 +862,20 @@ function m.mod(a, b) end
 ---@param build fun(self: table, ...)
 ---@return table class calling it makes an instance
 function m.module(name, build) end
+
+---A mixture of experts over the axis `embed` of its input. options: `experts` and `ffn` (axes);
+---`top_k` experts for each token (default 2); `router`: "softmax", or "sigmoid" (DeepSeek-V3);
+---`normalize` the chosen weights to sum to 1 (default: where top_k > 1), times `scale`; `aux_loss`:
+---weight of the balance loss E * sum(f_e P_e) (Fedus et al. 2021), over each sequence (default) or
+---`aux_over = "batch"`; `z_loss`: weight of logsumexp(logits)^2 (Zoph et al. 2022); `bias_balance`:
+---step of a bias for choosing that evens the load without a loss (Wang et al. 2024); `capacity`: a
+---factor, beyond which an expert drops tokens (default: none are dropped); `shared` experts that see
+---every token; `expert`: "swiglu" or "gelu"; `seq`: the axis of positions; `init` and `down_init`:
+---standard deviations. The router computes in f32. :statistics() tells the last training step's
+---load.
+---@param spec {experts: Axis, ffn: Axis, top_k: integer, router: string, normalize: boolean, scale: number, aux_loss: number, aux_over: string, z_loss: number, bias_balance: number, capacity: number, shared: integer, expert: string, seq: string, init: number, down_init: number, [integer]: Axis}
+---@return table module
+function m.moe(spec) end
 
 ---a * b
 ---@param a Tensor|number
@@ -1000,11 +1039,20 @@ function m.stack(count, class, ...) end
 function m.state(options) end
 
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
----(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss and grad_norm.
+---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
+---modules add losses, aux_loss.
 ---@param o table options of m.train: loss or model, optimizer, batch, seq, clip
 ---@param parameters State[]
 ---@return Program
 function m.step_program(o, parameters) end
+
+---A sum over a whole training step, of whatever microbatches it is cut into: `state` becomes the sum
+---of `value` over them, and at the step's end update(total) may assign states by it. Only while
+---training; elsewhere it does nothing.
+---@param state State
+---@param value Tensor|number
+---@param update? fun(total: Tensor)
+function m.step_total(state, value, update) end
 
 ---a, through which no gradient flows
 ---@param a Tensor|number
@@ -1035,7 +1083,7 @@ function m.tanh(a) end
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
 ---@param options table model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
----eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs)
+---eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs), layout (m.layout)
 ---@return table
 function m.train(options) end
 

@@ -66,9 +66,11 @@ function GPT:forward(tokens)
   return self.norm(x):dot(self.wte, "embed")
 end
 
+local layout = m.layout.megatron { sp = true } -- its mesh axes pp dp cp tp are 1 unless --mesh sizes them
 local model = GPT()
 m.train {
   model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip,
   data = cfg.data, optimizer = m.adamw { lr = cfg.lr, weight_decay = cfg.decay }, schedule = m.cosine { warmup = cfg.warmup },
+  layout = layout,
 }
 if cfg.sample > 0 then m.generate(model, { prompt = "local function ", tokens = cfg.sample, seq = A.seq }) end

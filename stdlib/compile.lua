@@ -7,15 +7,16 @@ local m = require "mlua"
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
 ---without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
----of dtype i64, differs at each step).
+---of dtype i64, differs at each step); `layout` of all programs and states (m.layout).
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean}
+---@param options? {name: string, training: boolean, layout: table}
 ---@return Program
 function m.compile(fn, inputs, options)
-  m.check_options("compile", options, { "name", "training" })
+  m.check_options("compile", options, { "name", "training", "layout" })
   if type(fn) ~= "function" then core.fail("m.compile takes a function, got " .. type(fn)) end
   options = options or {}
+  m.use_layout(options.layout, "m.compile")
   local names, feeds, list = {}, {}, {}
   for name in pairs(inputs or {}) do names[#names + 1] = name end
   table.sort(names)

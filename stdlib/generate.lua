@@ -15,9 +15,9 @@ function m.generate(model, options)
   options = options or {}
   local seq, temperature = options.seq, options.temperature or 0.8
   if not seq then core.fail("m.generate needs seq, the axis of positions") end
-  local batch = core.axis("batch", 1)
+  local batch = core.axis(core.options().ranks > 1 and "sample" or "batch", 1) -- which no layout splits
   local sample = m.compile(function(feeds)
-    local logits = model(feeds.tokens):cast("f32"):gather(feeds.position, seq.name):max("batch")
+    local logits = model(feeds.tokens):cast("f32"):gather(feeds.position, seq.name):max(batch.name)
     if temperature > 0 then -- the Gumbel trick: argmax of logits/t - log(-log(u)) is a sample
       local u = core.random(feeds.key, m.axes_of(logits))
       logits = logits / temperature - core.log(1e-9 - core.log(u + 1e-9))

@@ -62,7 +62,7 @@ function m.training_log(o, flops)
     local seconds = now - last
     last = now
     if step == 1 then
-      if not options.json then core.write_error(("first step after %.1f s (loss %.4f)\n"):format(now - started, loss)) end
+      if not options.json and options.rank == 0 then core.write_error(("first step after %.1f s (loss %.4f)\n"):format(now - started, loss)) end
     else
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end

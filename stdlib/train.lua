@@ -4,7 +4,7 @@ local m = require "mlua"
 
 local OPTIONS = {
   "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "accum", "clip",
-  "eval_every", "eval_batches", "eval_share", "log_every", "seed", "on_step",
+  "eval_every", "eval_batches", "eval_share", "log_every", "seed", "on_step", "layout",
 }
 
 -- The sum of squares of all gradients.
@@ -231,7 +231,7 @@ end
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
 ---@param options table model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
----eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs)
+---eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs), layout (m.layout)
 ---@return table
 function m.train(options)
   local o = complete(options)
@@ -241,6 +241,7 @@ function m.train(options)
     o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   end
   local parameters = m.parameters(o.model)
+  m.use_layout(o.layout, "m.train")
   local step_program, micro, finish
   if o.accum == 1 then step_program = m.step_program(o, parameters) else micro, finish = accumulated_step(o, parameters) end
   local programs = step_program and { step_program } or { micro, finish }

@@ -1,7 +1,6 @@
 /* The report of `mlua check`. */
-#include "vm/vm.h"
+#include "vm/traffic.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +19,7 @@ typedef struct {
     int64_t peak_bytes, other_bytes; /* of it; states that only other programs use */
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
+    vm_traffic traffic;
     bool fits;
 } report;
 
@@ -114,6 +114,7 @@ static void read_programs(lua_State *L, report *r, double accum) {
         r->flops += plan->flops * (i == 1 ? accum : 1);
         r->plan_seconds += program->seconds;
         count_steps(r, plan, list, &key_count);
+        traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
         if (!r->largest || plan->peak_bytes > r->peak_bytes) {
             r->largest = plan;
             r->peak_bytes = plan->peak_bytes;
@@ -132,6 +133,25 @@ static void mark_states(const ml_plan *plan, bool *used) {
     for (int i = 0; i < plan->roots.update_count; i++) used[plan->roots.updates[i].state] = true;
 }
 
+typedef struct {
+    const ml_vm *vm;
+    uint32_t id;
+    ml_type type;
+} local_call;
+
+static void find_local(void *argument) {
+    local_call *call = argument;
+    const ml_layout *layout = ml_session_layout(call->vm->session);
+    call->type = ml_plan_state_type(layout, call->vm->graph, call->id);
+}
+
+/* Of a rank's part. */
+static int64_t state_bytes(lua_State *L, uint32_t id) {
+    local_call call = {.vm = vm_of(L), .id = id};
+    vm_protect(L, find_local, &call);
+    return ml_type_bytes(&call.type);
+}
+
 static void read_states(lua_State *L, report *r) {
     uint32_t states = ml_graph_state_count(r->graph);
     bool *all = lua_newuserdatauv(L, states + 1, 0), *own = lua_newuserdatauv(L, states + 1, 0);
@@ -142,7 +162,7 @@ static void read_states(lua_State *L, report *r) {
     if (r->largest) mark_states(r->largest, own);
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(r->graph, id);
-        int64_t bytes = ml_type_bytes(&state->type);
+        int64_t bytes = state_bytes(L, id);
         if (state->kind == ML_STATE_PARAMETER) {
             r->parameters += ml_type_elements(&state->type);
             r->parameter_count++;
@@ -214,6 +234,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     static const char *const kinds[] = {"parameters", "optimizer", "gradients", "other"};
     const ml_vm *vm = vm_of(L);
     printf("device          %s\n", device_text(vm));
+    traffic_print_ranks(L, &r->traffic);
     printf("parameters      %s in %lld tensors\n", count_text(L, (double)r->parameters),
            (long long)r->parameter_count);
     printf("states         ");
@@ -232,6 +253,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->largest->kind_bytes[i]));
     if (r->other_bytes) printf("  %-13s %s\n", "other states", bytes_text(L, r->other_bytes));
+    traffic_print(L, &r->traffic, format_bytes);
     if (r->fits) print_largest(L, r); /* the error lists them otherwise */
     lua_settop(L, 2);
     if (vm->options->types)
@@ -277,6 +299,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
                   r->kernels, "kernels_to_compile", r->distinct, "matrix_products", r->gemms,
                   "attentions", r->attentions, "plan_seconds", r->plan_seconds, "peak_bytes",
                   (json_int_t)r->peak_bytes, "memory_bytes", memory, "largest", largest_json(L, r));
+    if (object) traffic_json(L, &r->traffic, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text) printf("%s\n", text);
     ml_free(text); /* main.c gives jansson ml_alloc */

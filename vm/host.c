@@ -361,6 +361,7 @@ static int open_state(lua_State *L) {
     vm_tensorfile_register(L);
     vm_service_register(L);
     vm_check_register(L);
+    vm_layout_register(L);
     traps_register(L);
     lua_setfield(L, -2, "mlua.core");
     lua_pop(L, 1);
@@ -385,6 +386,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
     if (status == ML_OK) status = ml_protect(make_tables, vm);
     if (status != ML_OK) return status;
     ml_session_set_seed(vm->session, options->seed);
+    if (options->comm) ml_session_join(vm->session, options->comm);
     vm->L = lua_newstate(allocate, NULL);
     if (!vm->L) return ml_fail(ML_NO_MEMORY, "not enough host memory for a Lua state");
     *(ml_vm **)lua_getextraspace(vm->L) = vm;

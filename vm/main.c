@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
@@ -14,6 +15,10 @@
 #ifndef MLUA_VERSION
 #define MLUA_VERSION "0.1"
 #endif
+
+static ml_launch launch;
+static bool launched;       /* as one of the ranks of a job */
+static char **command_line; /* a copy: options are cut apart as they are read */
 
 enum { EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 130 };
 enum { FOR_RUN = 1, FOR_CHECK = 2, FOR_REPL = 4, FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL };
@@ -185,7 +190,6 @@ static int parse_mesh(vm_options *options, char *text) {
         int64_t size = 0;
         if (!equals || !parse_integer(equals + 1, &size) || size < 1)
             return usage_error("--mesh takes sizes such as dp=2,tp=4, not \"%s\"", item);
-        if (size > 1) return usage_error("this version trains on one rank: %s is not 1", item);
         *equals = 0;
         if (options->mesh_count == VM_MAX_SETTINGS)
             return usage_error("--mesh names too many axes");
@@ -222,7 +226,7 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_RANKS:
         if (!parse_integer(value, &number) || number < 1)
             return usage_error("-n takes a number of ranks, not \"%s\"", value);
-        if (number > 1) return usage_error("this version trains on one rank: -n 1");
+        options->ranks = number;
         return EXIT_OK;
     }
     return EXIT_OK;
@@ -295,6 +299,10 @@ static char *similar_file(const char *path) {
     return result;
 }
 
+static bool readable(const char *script) {
+    return strcmp(script, "-") == 0 || access(script, R_OK) == 0;
+}
+
 static int missing_script(const char *path) {
     fprintf(stderr, "mlua: cannot open %s: %s\n", path, strerror(errno));
     char *guess = similar_file(path);
@@ -319,7 +327,8 @@ static int script_main(lua_State *L) {
         lua_pushcfunction(L, vm_report_rest);
         lua_call(L, 0, 0);
     }
-    if (!options->override_count) return 0;
+    bool told = options->comm && ml_comm_rank(options->comm) != 0; /* by the first rank */
+    if (!options->override_count || told) return 0;
     lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     if (lua_getfield(L, -1, "mlua") == LUA_TTABLE)
         lua_pushliteral(L, "settings"), lua_rawget(L, -2);
@@ -330,9 +339,19 @@ static int script_main(lua_State *L) {
     return 0;
 }
 
+/* Tell the other ranks of the error at the top of the stack; false where one of them failed first
+ * and has told the user. */
+static bool first_failure(lua_State *L, ml_comm *comm) {
+    if (!comm) return true;
+    /* Where all ranks find the same error in the script, the first is the one to tell it. */
+    for (int i = 0; ml_comm_rank(comm) != 0 && i < 50 && ml_comm_check(comm) == ML_OK; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    bool first = ml_comm_fail(comm, luaL_tolstring(L, -1, NULL));
+    lua_pop(L, 1);
+    return first;
+}
+
 static int run_script(vm_options *options) {
-    if (strcmp(options->script, "-") != 0 && access(options->script, R_OK) != 0)
-        return missing_script(options->script);
     ml_vm *vm = NULL;
     int result = EXIT_OK;
     if (vm_new(options, &vm) != ML_OK) {
@@ -343,12 +362,13 @@ static int run_script(vm_options *options) {
         if (vm_call(vm->L, 0, 0) != LUA_OK) {
             fflush(stdout);
             result = vm_is_interrupt(vm->L, -1) ? EXIT_INTERRUPTED : EXIT_ERROR;
-            vm_print_error(vm->L);
-        } else if (vm_stop) {
+            if (first_failure(vm->L, options->comm)) vm_print_error(vm->L);
+        } else if (vm_stop && (!options->comm || ml_comm_rank(options->comm) == 0)) {
             fflush(stdout);
             fputs("mlua: interrupted\n", stderr); /* the script ended in its own way */
         }
         if (vm_stop) result = EXIT_INTERRUPTED;
+        if (options->comm && ml_comm_peer_failed()) result = ML_EXIT_PEER;
         vm_catch_signals(NULL);
     }
     vm_free(vm);
@@ -369,15 +389,49 @@ static int parse_script(const char *name, vm_options *options, int count, char *
     return result;
 }
 
+/* This process as one of several ranks. */
+static int run_rank(vm_options *options) {
+    if (options->ranks && options->ranks != launch.world)
+        return usage_error("-n %lld, and %s started %d ranks", (long long)options->ranks,
+                           launch.source, launch.world);
+    if (ml_comm_open(&launch, &options->comm) != ML_OK) return print_last_error();
+    /* What all ranks would print, the first prints. */
+    if (launch.rank != 0 && !freopen("/dev/null", "w", stdout)) return EXIT_ERROR;
+    int result = run_script(options);
+    ml_comm_close(options->comm);
+    return result;
+}
+
+/* -n and --mesh as far as they can be compared without the script's layout. */
+static int ranks_error(const vm_options *options) {
+    int64_t product = 1;
+    for (int i = 0; i < options->mesh_count; i++)
+        product *= strtoll(options->mesh[i].text, NULL, 0);
+    if (!options->mesh_count || options->ranks % product == 0) return EXIT_OK;
+    usage_error("-n %lld, and the mesh has %lld ranks", (long long)options->ranks,
+                (long long)product);
+    fprintf(stderr, "  help: -n %lld\n", (long long)product);
+    return EXIT_USAGE;
+}
+
+static int run_ranks(vm_options *options) {
+    if (launched && launch.world > 1) return run_rank(options);
+    if (options->ranks <= 1) return run_script(options);
+    int result = ranks_error(options);
+    return result == EXIT_OK ? ml_launch_local((int)options->ranks, command_line) : result;
+}
+
 static int run_command(vm_options *options, int count, char **words) {
     options->mode = VM_RUN;
     int result = parse_script("run", options, count, words, true);
-    return result == EXIT_OK ? run_script(options) : result;
+    if (result == EXIT_OK && !readable(options->script)) return missing_script(options->script);
+    return result == EXIT_OK ? run_ranks(options) : result;
 }
 
 static int check_main(vm_options *options, int count, char **words) {
     options->mode = VM_CHECK;
     int result = parse_script("check", options, count, words, true);
+    if (result == EXIT_OK && !readable(options->script)) return missing_script(options->script);
     return result == EXIT_OK ? run_script(options) : result;
 }
 
@@ -464,7 +518,26 @@ static bool is_script(const char *word) {
            strcmp(word, "-") == 0 || access(word, F_OK) == 0;
 }
 
+static void free_words(void) {
+    for (int i = 0; command_line && command_line[i]; i++) ml_free(command_line[i]);
+    ml_free(command_line);
+}
+
+static bool copy_words(int count, char **words) {
+    command_line = ml_alloc(sizeof(char *) * (size_t)(count + 1));
+    for (int i = 0; command_line && i < count; i++) {
+        size_t size = strlen(words[i]) + 1;
+        command_line[i] = ml_alloc(size);
+        if (!command_line[i]) break;
+        memcpy(command_line[i], words[i], size);
+        if (i + 1 == count) return true;
+    }
+    ml_fail(ML_NO_MEMORY, "not enough host memory to start");
+    return false;
+}
+
 int main(int count, char **words) {
+    launched = ml_launch_detect(&launch); /* before the variables of ranks are taken for knobs */
     json_set_alloc_funcs(ml_alloc, ml_free);
     static vm_options options = {.dtype = -1};
     if (count < 2) {
@@ -483,6 +556,8 @@ int main(int count, char **words) {
             print_command_help(c);
             return EXIT_OK;
         }
+    if (!copy_words(count, words)) return print_last_error();
     int result = c->run(&options, count - first, words + first);
+    free_words();
     return fflush(stdout) == 0 ? result : EXIT_ERROR;
 }

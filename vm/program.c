@@ -150,6 +150,9 @@ static int core_program(lua_State *L) {
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
     vm_check_options(L, 1, "core.program", known);
+    if (vm->options->mesh_count && !vm->laid_out)
+        vm_fail(L, "m.train{layout = m.layout.megatron{}}, or the same option of m.compile",
+                "--mesh sizes a layout, and the script has given none");
     vm_open_device(L);
     double started = now();
     vm_program *p = lua_newuserdatauv(L, sizeof *p, 3); /* name, input names, output names */

@@ -50,6 +50,10 @@ static void make_options(lua_State *L) {
     lua_setfield(L, -2, "script");
     lua_pushinteger(L, o->seed);
     lua_setfield(L, -2, "seed");
+    lua_pushinteger(L, o->comm ? ml_comm_rank(o->comm) : 0);
+    lua_setfield(L, -2, "rank");
+    lua_pushinteger(L, o->comm ? ml_comm_world(o->comm) : 1);
+    lua_setfield(L, -2, "ranks");
     push_settings(L, o);
     lua_setfield(L, LUA_REGISTRYINDEX, options_key);
 }
@@ -175,7 +179,9 @@ static int core_time(lua_State *L) {
 
 static int core_stopped(lua_State *L) {
     vm_of(L)->polls_stop = true;
-    lua_pushboolean(L, vm_stop > 0);
+    int64_t stop = vm_stop; /* ranks that see a signal between different steps stop together */
+    vm_check(L, ml_session_step(vm_of(L)->session, &stop));
+    lua_pushboolean(L, stop > 0);
     return 1;
 }
 
@@ -224,7 +230,7 @@ static int core_is_tensor(lua_State *L) {
 
 static const vm_entry functions[] = {
     {"options", core_options, "-> table",
-     "the command line: mode, device, json, mesh, seed, overrides, script, quiet"},
+     "the command line: mode, device, json, mesh, seed, overrides, script, quiet; rank and ranks"},
     {"compute_dtype", core_compute_dtype, "dtype?: string -> string",
      "the dtype in which forward functions read parameters"},
     {"device", core_device, "-> table",
@@ -234,7 +240,8 @@ static const vm_entry functions[] = {
     {"sync", core_sync, "", "wait for the device"},
     {"hash", core_hash, "text: string -> integer", "a 64-bit hash of a text, the same everywhere"},
     {"time", core_time, "-> number", "seconds, from an arbitrary start"},
-    {"stopped", core_stopped, "-> boolean", "whether an interrupt or SIGTERM asked to stop"},
+    {"stopped", core_stopped, "-> boolean",
+     "whether an interrupt or SIGTERM asked to stop any rank; all ranks ask at once"},
     {"terminal", core_terminal, "-> integer?",
      "the columns of the terminal, where standard output is one"},
     {"write", core_write, "text: any", "write to standard output at once"},

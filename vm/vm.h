@@ -37,6 +37,8 @@ typedef struct {
     int override_count;
     vm_setting mesh[VM_MAX_SETTINGS]; /* axis name, size */
     int mesh_count;
+    int64_t ranks; /* -n; 0: not said */
+    ml_comm *comm; /* with the other ranks; NULL: one process */
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */
@@ -60,6 +62,7 @@ typedef struct ml_vm {
     const char *module;       /* module path of new nodes */
     const char *file;         /* the last origin's file, interned */
     ML_VEC(ml_ref) tainted;   /* nodes of the score function that is being traced */
+    bool laid_out;            /* the script has given a layout */
     bool polls_stop;          /* the script asks core.stopped() by itself */
     ml_target check_target;   /* check mode: what is planned for */
     const char *check_device; /* its description */
@@ -185,6 +188,7 @@ void vm_corpus_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
+void vm_layout_register(lua_State *L);
 
 /* service.c: the dtype that parameters are read in. Opens the device in run mode. */
 ml_dtype vm_compute_dtype(lua_State *L);

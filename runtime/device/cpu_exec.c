@@ -17,6 +17,8 @@ typedef struct {
     char **pointers; /* of the step's values; set by bind */
     long long scalars[ML_MAX_SCALARS];
     int64_t parts;
+    ml_group *group;  /* of collectives */
+    const char *note; /* what others are told while this rank is in it */
 } command;
 
 struct ml_executable {
@@ -30,6 +32,7 @@ struct ml_executable {
     void **addresses;              /* by storage */
     double *seconds;               /* by command, where MLUA_DEBUG asks for times */
     ml_checker *checker;
+    int64_t runs;
 };
 
 /* More parts than threads even out what the threads are otherwise disturbed by. */
@@ -43,11 +46,28 @@ static int64_t kernel_parts(const ml_kernel *kernel, int threads) {
     return parts;
 }
 
+static void collective_fill(ml_executable *e, command *c) {
+    const ml_ranks *ranks = e->cpu->base.ranks;
+    int axis = c->step->collective->mesh_axis;
+    const ml_origin *origin = ml_graph_origin(e->plan->graph, c->step->node);
+    if (ranks == NULL || ranks->group[axis] == NULL) {
+        ml_raise(ML_INTERNAL, "a program for several ranks was loaded on one");
+    }
+    c->group = ranks->group[axis];
+    ml_text note = {.arena = e->arena};
+    ml_text_add(&note, "%s over %s", ml_ops[c->step->collective->op].name,
+                ranks->layout->axis[axis].name);
+    if (origin->module != NULL && origin->module[0]) ml_text_add(&note, " in %s", origin->module);
+    if (origin->file != NULL) ml_text_add(&note, " %s:%d", origin->file, origin->line);
+    c->note = note.text;
+}
+
 static void command_fill(ml_executable *e, command *c, uint32_t number, ml_kernel *kernel) {
     c->number = number;
     c->step = &e->plan->schedule->steps.at[number];
     c->kernel = kernel;
     c->parts = 1;
+    if (c->step->collective != NULL) collective_fill(e, c);
     if (kernel == NULL) return;
     c->parts = kernel_parts(kernel, ml_pool_threads(e->cpu->pool));
     for (int i = 0; i < kernel->scalar_count; i++) c->scalars[i] = kernel->scalar[i];
@@ -196,6 +216,31 @@ static void copy_job(void *context, int64_t begin, int64_t end, int thread) {
     memcpy(call->to + begin, call->from + begin, (size_t)(end - begin));
 }
 
+static ml_status collective_run(ml_executable *e, const command *c) {
+    const ml_collective_step *s = c->step->collective;
+    const char *from = c->pointers[0];
+    static const ml_reduce_op reduces[] = {[ML_COMBINE_SUM] = ML_REDUCE_SUM,
+                                           [ML_COMBINE_MAX] = ML_REDUCE_MAX,
+                                           [ML_COMBINE_MIN] = ML_REDUCE_MIN};
+    ml_reduce_op reduce = reduces[s->combine];
+    char *to = c->pointers[1], note[256];
+    const char *program = e->plan->roots.name;
+    snprintf(note, sizeof note, "%s %lld, %s", program != NULL ? program : "run",
+             (long long)e->runs, c->note);
+    ml_comm_note(e->cpu->base.ranks->comm, note);
+    switch (s->op) {
+    case ML_OP_ALL_REDUCE:
+        return ml_comm_all_reduce(c->group, from, to, s->count, s->dtype, reduce);
+    case ML_OP_ALL_GATHER: return ml_comm_all_gather(c->group, from, to, s->count, s->dtype);
+    case ML_OP_REDUCE_SCATTER:
+        return ml_comm_reduce_scatter(c->group, from, to, s->count, s->dtype, reduce);
+    case ML_OP_ALL_TO_ALL:
+        return ml_comm_all_to_all(c->group, from, to, s->count / s->ranks, s->dtype);
+    case ML_OP_SHIFT: return ml_comm_shift(c->group, from, to, s->count, s->dtype);
+    default: return ml_fail(ML_INTERNAL, "step %u is no collective", c->number);
+    }
+}
+
 static ml_status command_run(ml_executable *e, command *c) {
     const ml_step *step = c->step;
     ml_pool *pool = e->cpu->pool;
@@ -218,6 +263,7 @@ static ml_status command_run(ml_executable *e, command *c) {
         int64_t parts = bytes < 1 << 20 ? 1 : ml_pool_threads(pool);
         return ml_pool_run(pool, bytes, parts, copy_job, &call);
     }
+    if (step->kind == ML_STEP_COLLECTIVE) return collective_run(e, c);
     return ml_fail(ML_INTERNAL, "step %u has no kernel for the CPU", c->number);
 }
 
@@ -230,6 +276,7 @@ static double seconds_now(void) {
 static const char *command_label(const command *c, char *buffer, size_t size) {
     if (c->kernel != NULL) return c->kernel->label ? c->kernel->label : "kernel";
     if (c->step->ragged != NULL) return ml_ops[ML_OP_RAGGED_DOT + c->step->ragged->outer].name;
+    if (c->note != NULL) return c->note;
     if (c->step->gemm == NULL) return "copy";
     const ml_gemm *g = c->step->gemm;
     long long batches = (long long)(g->batch[0] * g->batch[1] * g->batch[2]);
@@ -265,6 +312,7 @@ static void print_times(const ml_executable *e) {
 
 ml_status cpu_exec_run(ml_executable *e) {
     bool timed = ml_knobs()->debug >= 2;
+    e->runs++;
     ml_status status = e->checker != NULL ? ml_check_begin(e->checker) : ML_OK;
     for (uint32_t i = 0; i < e->command_count && status == ML_OK; i++) {
         command *c = &e->commands[i];

@@ -6,6 +6,7 @@
 #ifndef ML_DEVICE_H
 #define ML_DEVICE_H
 
+#include "runtime/comm/comm.h"
 #include "runtime/plan/plan.h"
 
 typedef struct ml_device ml_device;
@@ -29,9 +30,18 @@ typedef struct {
     void (*unload)(ml_executable *executable);
 } ml_device_ops;
 
+/* The ranks of a job as a device's programs need them. */
+typedef struct {
+    const ml_layout *layout; /* NULL: one rank */
+    ml_comm *comm;           /* NULL where programs are only planned */
+    int rank;
+    ml_group *group[ML_MAX_MESH]; /* of this rank, by mesh axis; NULL where its size is 1 */
+} ml_ranks;
+
 struct ml_device {
     const ml_device_ops *ops;
     ml_target target;
+    const ml_ranks *ranks;             /* of the session; NULL: one rank */
     char description[256];             /* "NVIDIA H200, 141 GB, driver 580.1" */
     int64_t peak_bytes, current_bytes; /* allocated */
 };

@@ -1,6 +1,7 @@
 /* Programs: plans made ready to run, with the addresses of all that they touch. */
 #include "runtime/exec/program.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "runtime/exec/session.h"
@@ -15,14 +16,20 @@ static void inputs_find(ml_program *program) {
     program->input_ids = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)known + 1);
     program->input_offsets = ML_NEW_ARRAY(plan->arena, int64_t, (size_t)known + 1);
     program->input_bytes = ML_NEW_ARRAY(plan->arena, int64_t, (size_t)known + 1);
+    program->input_places = ML_NEW_ARRAY(plan->arena, ml_placements, (size_t)known + 1);
     program->addresses = ML_NEW_ARRAY(plan->arena, void *, (size_t)s->storages.count + 1);
     for (uint32_t i = 0; i < s->storages.count; i++) {
         if (s->storages.at[i].kind == ML_STORAGE_INPUT) used[s->storages.at[i].id] = true;
     }
     for (uint32_t id = 0; id < known; id++) {
         if (!used[id]) continue;
-        program->input_bytes[program->input_count] =
-            ml_type_bytes(&ml_graph_input(plan->graph, id)->type);
+        const ml_graph *global = program->session->graph;
+        const ml_layout *layout = plan->layout;
+        ml_type local = ml_plan_input_type(layout, global, id);
+        program->input_bytes[program->input_count] = ml_type_bytes(&local);
+        if (layout != NULL) {
+            program->input_places[program->input_count] = ml_plan_input_places(layout, global, id);
+        }
         program->input_ids[program->input_count++] = id;
     }
 }
@@ -32,15 +39,31 @@ static void inputs_body(void *context) {
 }
 
 static ml_status inputs_allocate(ml_program *program) {
-    int64_t bytes = 0;
+    const ml_layout *layout = program->plan->layout;
+    int64_t bytes = 0, largest = 0;
     for (int i = 0; i < program->input_count; i++) {
         program->input_offsets[i] = bytes;
         bytes +=
             (program->input_bytes[i] + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
     }
-    if (program->input_count == 0) return ML_OK;
+    for (int i = 0; i < program->input_count; i++) {
+        if (program->input_bytes[i] > largest) largest = program->input_bytes[i];
+    }
+    program->coordinates = bytes;
+    if (layout != NULL) {
+        bytes += PLACE_ALIGNMENT * (int64_t)layout->count;
+        program->part = ml_alloc((size_t)largest + 1);
+        if (program->part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for inputs");
+    }
+    if (program->input_count == 0 && layout == NULL) return ML_OK;
     ml_device *device = program->session->device;
-    return device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->inputs);
+    ml_status status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->inputs);
+    for (int i = 0; layout != NULL && i < layout->count && status == ML_OK; i++) {
+        int32_t at = (int32_t)ml_layout_coordinate(layout, program->session->ranks.rank, i);
+        char *to = (char *)program->inputs + program->coordinates + PLACE_ALIGNMENT * (int64_t)i;
+        status = device->ops->upload(device, to, &at, sizeof at);
+    }
+    return status;
 }
 
 /* Bytes of the states that other programs brought and this one does not use. */
@@ -55,7 +78,7 @@ static int64_t foreign_bytes(const ml_program *program) {
         if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
         seen[storage->id] = true;
         if (session->states[storage->id].memory != NULL) {
-            bytes -= ml_type_bytes(&ml_graph_state(session->graph, storage->id)->type);
+            bytes -= session->states[storage->id].bytes;
         }
     }
     ml_free(seen);
@@ -95,7 +118,25 @@ static ml_status program_load(ml_program *program) {
     if (status == ML_OK) status = inputs_allocate(program);
     if (status == ML_OK) status = session_reserve(session, program->plan->arena_bytes);
     if (status != ML_OK) return status;
-    return session->device->ops->load(session->device, program->plan, &program->executable);
+    /* The first rank compiles; the others find its kernels in the cache. */
+    bool first = session->world == NULL || session->ranks.rank == 0;
+    if (!first) status = ml_comm_barrier(session->comm);
+    if (status != ML_OK) return status;
+    status = session->device->ops->load(session->device, program->plan, &program->executable);
+    if (status == ML_OK && first && session->world != NULL) {
+        status = ml_comm_barrier(session->comm);
+    }
+    return status;
+}
+
+/* Ranks that would not do the same are told so before any of them waits for another. */
+static ml_status program_agree(const ml_program *program) {
+    const ml_session *session = program->session;
+    if (session->world == NULL) return ML_OK;
+    char what[128];
+    const char *name = program->plan->roots.name;
+    snprintf(what, sizeof what, "the plan of program \"%s\"", name != NULL ? name : "");
+    return ml_comm_agree(session->comm, program->plan->hash, what);
 }
 
 ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **program) {
@@ -104,6 +145,8 @@ ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **
         ml_status status = ml_session_open(session, NULL, 0);
         if (status != ML_OK) return status;
     }
+    ml_status ready = session_ready(session);
+    if (ready != ML_OK) return ready;
     ml_program *made = ml_alloc(sizeof *made);
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
     made->session = session;
@@ -111,6 +154,7 @@ ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **
     if (made->next != NULL) made->next->previous = made;
     session->programs = made;
     ml_status status = ml_session_plan(session, roots, &session->device->target, &made->plan);
+    if (status == ML_OK) status = program_agree(made);
     if (status == ML_OK) status = program_load(made);
     if (status != ML_OK) {
         ml_program_free(made);
@@ -141,6 +185,7 @@ void ml_program_free(ml_program *program) {
     if (program->inputs != NULL) device->ops->release(device, program->inputs);
     *ml_error_last() = kept;
     ml_plan_free(program->plan);
+    ml_free(program->part);
     ml_free(program);
 }
 
@@ -158,6 +203,10 @@ static void *storage_address(const ml_program *program, const ml_storage *storag
     if (storage->kind == ML_STORAGE_STATE) return program->session->states[storage->id].memory;
     if (storage->kind == ML_STORAGE_TEMPORARY) {
         return (char *)program->session->arena + storage->offset;
+    }
+    if (storage->kind == ML_STORAGE_COORDINATE) {
+        int64_t at = program->coordinates + PLACE_ALIGNMENT * (int64_t)storage->id;
+        return (char *)program->inputs + at;
     }
     int i = 0;
     while (program->input_ids[i] != storage->id) i++;
@@ -228,7 +277,15 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     if (status == ML_OK) status = program_bind(program);
     for (int i = 0; i < program->input_count && status == ML_OK; i++) {
         char *to = (char *)program->inputs + program->input_offsets[i];
-        status = device->ops->upload(device, to, inputs[i], program->input_bytes[i]);
+        const void *from = inputs[i];
+        if (program->part != NULL) {
+            status =
+                session_cut(session, &ml_graph_input(session->graph, program->input_ids[i])->type,
+                            &program->input_places[i], inputs[i], program->part);
+            from = program->part;
+        }
+        if (status != ML_OK) break;
+        status = device->ops->upload(device, to, from, program->input_bytes[i]);
     }
     return status == ML_OK ? device->ops->run(program->executable) : status;
 }

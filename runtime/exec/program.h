@@ -21,14 +21,25 @@ ml_device *ml_session_device(ml_session *session); /* NULL before */
 void ml_session_set_seed(ml_session *session, int64_t seed);
 int64_t ml_session_seed(const ml_session *session);
 
+/* On several ranks: `comm` joins them and outlives the session. Every rank then makes the same
+ * calls in the same order. Before the first program. */
+void ml_session_join(ml_session *session, ml_comm *comm);
+/* The layout of all programs and states of the session; once (again with an equal one does
+ * nothing). plan_only: for any number of ranks, of which none runs. */
+ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool plan_only);
+const ml_layout *ml_session_layout(const ml_session *session); /* NULL: one rank */
+/* All ranks at once, between two steps: *stop becomes the largest of all ranks. */
+ml_status ml_session_step(ml_session *session, int64_t *stop);
+
 /* Plan only (for `mlua check`): no device memory, no kernels compiled. */
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan);
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program);
 void ml_program_free(ml_program *program);
 const ml_plan *ml_program_plan(const ml_program *program);
-/* inputs[i] is the host memory of program input i (by position in ml_program_inputs); outputs[i]
- * receives output i, in the type's order, or is NULL. Waits only if an output is asked for. */
+/* Inputs and outputs are whole tensors on every rank. inputs[i] is the host memory of program input
+ * i (by position in ml_program_inputs); outputs[i] receives output i, in the type's order, or is
+ * NULL. Waits only if an output is asked for. */
 int ml_program_inputs(const ml_program *program,
                       uint32_t *ids); /* input ids of the graph, in order */
 ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs);
@@ -37,7 +48,8 @@ ml_status ml_program_run(ml_program *program, const void *const *inputs, void *c
 ml_status ml_program_start(ml_program *program, const void *const *inputs);
 ml_status ml_program_finish(ml_program *program, void *const *outputs);
 
-/* A state's value, in its type's order. Initializes all states first where needed. */
+/* A state's whole value, in its type's order; on several ranks all at once. Initializes all states
+ * first where needed. */
 ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to);
 ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from);
 

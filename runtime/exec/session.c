@@ -54,7 +54,15 @@ int64_t ml_session_seed(const ml_session *session) {
 }
 
 ml_status ml_session_open(ml_session *session, const char *device, int ordinal) {
-    if (session->device == NULL) return ml_device_open(device, ordinal, &session->device);
+    if (session->device == NULL) {
+        ml_status status = ml_device_open(device, ordinal, &session->device);
+        if (status != ML_OK) return status;
+        session->device->ranks = &session->ranks;
+        if (session->comm != NULL && session->device->target.kind == ML_TARGET_C) {
+            session->device->target.memory_bytes /= ml_comm_world(session->comm); /* of one host */
+        }
+        return ML_OK;
+    }
     if (device == NULL || strcmp(device, session->device->ops->name) == 0) return ML_OK;
     return ml_fail(ML_INVALID, "the session runs on device %s already, and cannot open %s",
                    session->device->ops->name, device);
@@ -64,17 +72,18 @@ typedef struct {
     const ml_graph *graph;
     const ml_roots *roots;
     const ml_target *target;
+    const ml_layout *layout;
     ml_plan **plan;
 } plan_call;
 
 static void plan_body(void *context) {
     plan_call *call = context;
-    ml_plan_new(call->graph, call->roots, call->target, call->plan);
+    ml_plan_new(call->graph, call->roots, call->target, call->layout, call->plan);
 }
 
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan) {
-    plan_call call = {session->graph, roots, target, plan};
+    plan_call call = {session->graph, roots, target, session->ranks.layout, plan};
     *plan = NULL;
     ml_status status = ml_protect(plan_body, &call);
     if (status == ML_OK) return ML_OK;
@@ -99,11 +108,17 @@ ml_status session_grow(ml_session *session) {
 ml_status session_allocate(ml_session *session, uint32_t id) {
     ml_status status = session_grow(session);
     if (status != ML_OK || session->states[id].memory != NULL) return status;
-    int64_t bytes = ml_type_bytes(&ml_graph_state(session->graph, id)->type);
+    ml_type local;
+    ml_placements places;
+    status = session_place(session, id, &local, &places);
+    if (status != ML_OK) return status;
+    int64_t bytes = ml_type_bytes(&local);
     ml_device *device = session->device;
     status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &session->states[id].memory);
-    if (status == ML_OK) session->state_bytes += bytes;
-    return status;
+    if (status != ML_OK) return status;
+    session->states[id].bytes = bytes;
+    session->state_bytes += bytes;
+    return ML_OK;
 }
 
 /* States are initialized in waves: no initial value of a wave reads another state of it. */
@@ -181,7 +196,7 @@ static void initial_add(initial_work *work, uint32_t id) {
         return;
     }
     ml_device *device = session->device;
-    ML_CHECK(device->ops->zero(device, session->states[id].memory, ml_type_bytes(&state->type)));
+    ML_CHECK(device->ops->zero(device, session->states[id].memory, session->states[id].bytes));
 }
 
 static void initial_run(initial_work *work) {
@@ -251,19 +266,39 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
         status = session_initialize(session, NULL);
     }
     if (status != ML_OK) return status;
-    int64_t bytes = ml_type_bytes(&ml_graph_state(session->graph, state)->type);
-    return session->device->ops->download(session->device, to, session->states[state].memory,
-                                          bytes);
+    ml_device *device = session->device;
+    const session_state *held = &session->states[state];
+    if (session->world == NULL) {
+        return device->ops->download(device, to, held->memory, held->bytes);
+    }
+    void *part = ml_alloc((size_t)held->bytes + 1);
+    if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading a state");
+    status = device->ops->download(device, part, held->memory, held->bytes);
+    if (status == ML_OK) status = session_gather(session, state, part, to);
+    ml_free(part);
+    return status;
 }
 
 ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from) {
     ml_status status = state_check(session, state);
     if (status == ML_OK) status = session_allocate(session, state);
     if (status != ML_OK) return status;
-    int64_t bytes = ml_type_bytes(&ml_graph_state(session->graph, state)->type);
-    status =
-        session->device->ops->upload(session->device, session->states[state].memory, from, bytes);
-    if (status == ML_OK) session->states[state].initialized = true;
+    ml_device *device = session->device;
+    session_state *held = &session->states[state];
+    void *part = NULL;
+    if (session->world != NULL) {
+        ml_type local;
+        ml_placements places;
+        part = ml_alloc((size_t)held->bytes + 1);
+        if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while writing a state");
+        const ml_type *type = &ml_graph_state(session->graph, state)->type;
+        status = session_place(session, state, &local, &places);
+        if (status == ML_OK) status = session_cut(session, type, &places, from, part);
+        from = part;
+    }
+    if (status == ML_OK) status = device->ops->upload(device, held->memory, from, held->bytes);
+    ml_free(part);
+    if (status == ML_OK) held->initialized = true;
     return status;
 }
 

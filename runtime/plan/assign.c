@@ -90,7 +90,8 @@ static bool update_in_place(const assign_work *work, int update) {
     uint32_t state = work->plan->roots.updates[update].state;
     const ml_value *value = &s->values.at[s->update_values[update]];
     const ml_storage *storage = &s->storages.at[value->storage];
-    const ml_type *type = &ml_graph_state(s->graph, state)->type;
+    ml_type local = plan_state(work->plan, state);
+    const ml_type *type = &local;
     uint32_t old = work->storage_of[state], first = work->first_write[value->storage];
     if (storage->kind != ML_STORAGE_TEMPORARY || first == NO_STEP) return false;
     if (value->offset != 0 || !ml_value_contiguous(value) || !ml_type_equal(&value->type, type) ||
@@ -113,7 +114,8 @@ static bool update_in_place(const assign_work *work, int update) {
 static void value_keep(assign_work *work, uint32_t *value, uint32_t *kept) {
     ml_schedule *s = work->s;
     uint32_t old = s->values.at[*value].storage, state = s->storages.at[old].id;
-    const ml_type *type = &ml_graph_state(s->graph, state)->type;
+    ml_type local = plan_state(work->plan, state);
+    const ml_type *type = &local;
     ml_ref node = s->values.at[*value].node;
     if (kept[state] == NO_INDEX) {
         kept[state] = storage_add(s, ML_STORAGE_TEMPORARY, 0, ml_type_bytes(type), node);
@@ -151,16 +153,17 @@ static void updates_copy(assign_work *work, const bool *done) {
         if (done[i]) continue;
         uint32_t state = roots->updates[i].state, value = s->update_values[i];
         const ml_state *info = ml_graph_state(s->graph, state);
+        ml_type type = plan_state(work->plan, state);
         if (!ml_value_contiguous(&s->values.at[value])) {
             ml_raise(ML_INTERNAL, "the new value of state \"%s\" is not contiguous in memory",
                      info->name);
         }
         if (work->storage_of[state] == NO_INDEX) {
             work->storage_of[state] =
-                storage_add(s, ML_STORAGE_STATE, state, ml_type_bytes(&info->type), 0);
+                storage_add(s, ML_STORAGE_STATE, state, ml_type_bytes(&type), 0);
         }
         ml_ref node = roots->updates[i].value;
-        copy_add(s, value, value_add(s, node, &info->type, work->storage_of[state]), node);
+        copy_add(s, value, value_add(s, node, &type, work->storage_of[state]), node);
     }
 }
 

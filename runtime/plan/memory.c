@@ -147,7 +147,9 @@ static bool *gradients_find(const ml_graph *g, ml_arena *arena) {
     for (ml_ref n = ml_graph_count(g) - 1; n > 0; n--) {
         const ml_node *node = ml_graph_node(g, n);
         gradient[n] = gradient[n] || (node->flags & ML_NODE_GRADIENT);
-        bool moves = ml_ops[node->op].op_class == ML_CLASS_MOVE || node->op == ML_OP_CAST;
+        int op_class = ml_ops[node->op].op_class;
+        bool moves =
+            op_class == ML_CLASS_MOVE || op_class == ML_CLASS_COLLECTIVE || node->op == ML_OP_CAST;
         if (gradient[n] && moves) gradient[ml_graph_source(g, n, 0)] = true;
         for (int i = 0; gradient[n] && node->op == ML_OP_ADD && i < 2; i++)
             gradient[ml_graph_source(g, n, i)] = true;

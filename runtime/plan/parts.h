@@ -5,9 +5,12 @@
 
 #include "runtime/plan/plan.h"
 
-/* Run the passes over the roots and lower the result: sets plan->graph, roots and schedule. */
+/* Run the passes over the roots and lower the result: sets plan->graph, roots, traffic and
+ * schedule. plan->layout is set. */
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
                   const ml_target *target, bool recompute);
+/* The type that a state has on this rank. */
+ml_type plan_state(const ml_plan *plan, uint32_t state);
 /* Let every update end up in its state: in place where that is safe, else by a copy at the end. */
 void plan_assign(ml_plan *plan);
 /* Fill in the byte counts of the plan once the temporaries are placed. */

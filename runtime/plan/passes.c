@@ -68,6 +68,25 @@ static void count_flops(ml_plan *plan) {
     for (uint32_t i = 0; i < s->steps.count; i++) plan->flops += s->steps.at[i].flops;
 }
 
+/* From the global program to that of one rank. Results keep the order of their axes. */
+static void shard(ml_plan *plan) {
+    ml_roots *r = &plan->roots;
+    ml_type *types = ML_NEW_ARRAY(plan->arena, ml_type, (size_t)r->output_count + 1);
+    for (int i = 0; i < r->output_count; i++) types[i] = *ml_graph_type(plan->graph, r->outputs[i]);
+    pass_done(plan, ml_shard(plan->graph, r, plan->layout), "shard");
+    ml_graph *g = plan->graph;
+    for (int i = 0; i < r->output_count; i++) {
+        ml_graph_set_origin(g, ml_graph_origin(g, r->outputs[i]));
+        r->outputs[i] = ml_permute(g, r->outputs[i], &types[i]);
+    }
+    for (int i = 0; i < r->update_count; i++) {
+        ml_type type = plan_state(plan, r->updates[i].state);
+        ml_graph_set_origin(g, ml_graph_origin(g, r->updates[i].value));
+        r->updates[i].value = ml_permute(g, r->updates[i].value, &type);
+    }
+    ml_shard_traffic(g, plan->layout, plan->traffic);
+}
+
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
                   const ml_target *target, bool recompute) {
     ml_roots *r = &plan->roots;
@@ -78,6 +97,10 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
     updates_conform(plan);
     pass_done(plan, plan->graph, "conform");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify");
+    if (plan->layout != NULL) {
+        shard(plan);
+        pass_done(plan, ml_simplify(plan->graph, r), "shard simplify");
+    }
     pass_done(plan, ml_decompose(plan->graph, r, target->longest_materialized), "decompose");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify2");
     /* Merged weights are written side by side by the casts that a GPU makes of them anyway. The

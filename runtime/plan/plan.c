@@ -46,6 +46,7 @@ typedef struct {
     const ml_graph *from;
     const ml_roots *roots;
     const ml_target *target;
+    const ml_layout *layout;
     bool recompute;
 } plan_call;
 
@@ -58,6 +59,7 @@ static void plan_make(void *context) {
         ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
     }
     plan->arena = arena;
+    plan->layout = call->layout;
     *call->plan = plan;
     plan_compile(plan, call->from, call->roots, call->target, call->recompute);
     plan_assign(plan);
@@ -84,10 +86,42 @@ static void plan_smaller(const plan_call *first) {
     if (status != ML_OK) ml_raise_last();
 }
 
+static const char *or_unnamed(const char *name) {
+    return name != NULL ? name : "a state without a name";
+}
+
+ml_placements ml_plan_state_places(const ml_layout *layout, const ml_graph *g, uint32_t state) {
+    const ml_state *info = ml_graph_state(g, state);
+    return ml_layout_place(layout, g, &info->type, (int)info->kind, or_unnamed(info->name));
+}
+
+ml_placements ml_plan_input_places(const ml_layout *layout, const ml_graph *g, uint32_t input) {
+    const ml_input *info = ml_graph_input(g, input);
+    return ml_layout_place(layout, g, &info->type, -1, info->name);
+}
+
+ml_type ml_plan_state_type(const ml_layout *layout, const ml_graph *g, uint32_t state) {
+    const ml_type *type = &ml_graph_state(g, state)->type;
+    if (layout == NULL) return *type;
+    ml_placements places = ml_plan_state_places(layout, g, state);
+    return ml_layout_local(layout, type, &places);
+}
+
+ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t input) {
+    const ml_type *type = &ml_graph_input(g, input)->type;
+    if (layout == NULL) return *type;
+    ml_placements places = ml_plan_input_places(layout, g, input);
+    return ml_layout_local(layout, type, &places);
+}
+
+ml_type plan_state(const ml_plan *plan, uint32_t state) {
+    return ml_plan_state_type(plan->layout, plan->graph, state);
+}
+
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
-                 ml_plan **plan) {
+                 const ml_layout *layout, ml_plan **plan) {
     *plan = NULL;
-    plan_call call = {plan, from, roots, target, false};
+    plan_call call = {plan, from, roots, target, layout, false};
     plan_make(&call);
     if (target->memory_bytes > 0 && (*plan)->peak_bytes > target->memory_bytes) plan_smaller(&call);
 }
@@ -163,7 +197,7 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const ch
 }
 
 static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
-    static const char *const kinds[] = {"t", "state ", "input "};
+    static const char *const kinds[] = {"t", "state ", "input ", "coordinate "};
     const ml_value *value = &plan->schedule->values.at[index];
     const ml_storage *storage = &plan->schedule->storages.at[value->storage];
     bool temporary = storage->kind == ML_STORAGE_TEMPORARY;
@@ -175,15 +209,19 @@ static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
 }
 
 void ml_plan_print(const ml_plan *plan, ml_text *out) {
-    static const char *const kinds[] = {"kernel", "gemm", "attention", "copy"};
     const ml_schedule *s = plan->schedule;
     ml_text_add(out, "%u steps, %.3f GFLOP, arena %.3f GiB, peak %.3f GiB at step %u\n",
                 s->steps.count, plan->flops * 1e-9, plan->arena_bytes / GIB, plan->peak_bytes / GIB,
                 plan->peak_step);
     for (uint32_t t = 0; t < s->steps.count; t++) {
         const ml_step *step = &s->steps.at[t];
-        ml_text_add(out, "%4u %s", t, kinds[step->kind]);
+        ml_text_add(out, "%4u %s", t, ml_step_kind_name(step->kind));
         if (step->kernel != NULL) ml_text_add(out, " %s", step->kernel->label);
+        if (step->collective != NULL) {
+            const ml_collective_step *c = step->collective;
+            ml_text_add(out, " %s over %s of %lld", ml_ops[c->op].name,
+                        plan->layout->axis[c->mesh_axis].name, (long long)c->count);
+        }
         if (step->gemm != NULL) {
             const ml_gemm *gemm = step->gemm;
             ml_text_add(out, " %lldx%lldx%lld x%lld%s", (long long)gemm->m, (long long)gemm->n,

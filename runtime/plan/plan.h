@@ -6,32 +6,45 @@
 #define ML_PLAN_H
 
 #include "codegen/lower.h"
+#include "runtime/shard/shard.h"
 
 typedef enum {
-    ML_MEMORY_PARAMETERS, ML_MEMORY_GRADIENTS, ML_MEMORY_OPTIMIZER, ML_MEMORY_ACTIVATIONS,
+    ML_MEMORY_PARAMETERS,
+    ML_MEMORY_GRADIENTS,
+    ML_MEMORY_OPTIMIZER,
+    ML_MEMORY_ACTIVATIONS,
     ML_MEMORY_WORKSPACE, /* inputs, partial results, library workspace */
     ML_MEMORY_KINDS
 } ml_memory_kind;
 extern const char *const ml_memory_names[ML_MEMORY_KINDS];
 
 typedef struct {
-    ml_arena *arena;        /* owns everything below */
-    ml_graph *graph;        /* after all passes */
+    ml_arena *arena; /* owns everything below */
+    ml_graph *graph; /* of one rank, after all passes */
     ml_roots roots;
+    const ml_layout *layout; /* NULL: one rank */
     ml_schedule *schedule;
-    int64_t arena_bytes;    /* temporaries: the peak that the offsets reach */
-    int64_t library_bytes;  /* workspace that the device's libraries want beside the arena */
+    int64_t arena_bytes;   /* temporaries: the peak that the offsets reach */
+    int64_t library_bytes; /* workspace that the device's libraries want beside the arena */
     int64_t kind_bytes[ML_MEMORY_KINDS]; /* at the step of the peak; states in full */
-    int64_t peak_bytes;     /* states + arena + inputs + library */
+    int64_t peak_bytes;                  /* states + arena + inputs + library */
     uint32_t peak_step;
-    double flops;           /* of one run */
-    uint64_t hash;          /* of graph and schedule: equal on every rank */
+    double flops;  /* of one run */
+    uint64_t hash; /* of graph and schedule: equal on every rank */
+    ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
 } ml_plan;
 
-/* `from` is the session graph; `target` outlives the plan. Raises; ml_plan_free is safe on what a
- * failed call left in *plan (NULL or partial). */
+/* The plan of each rank of `layout` (NULL: one rank). `from` is the session graph; `target` and
+ * `layout` outlive the plan. Raises; ml_plan_free is safe on what a failed call left in *plan (NULL
+ * or partial). */
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
-                 ml_plan **plan);
+                 const ml_layout *layout, ml_plan **plan);
+/* The type of a rank's part of a state or input. */
+ml_type ml_plan_state_type(const ml_layout *layout, const ml_graph *g, uint32_t state);
+ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t input);
+/* Where the rule puts them; not to be asked for without a layout. */
+ml_placements ml_plan_state_places(const ml_layout *layout, const ml_graph *g, uint32_t state);
+ml_placements ml_plan_input_places(const ml_layout *layout, const ml_graph *g, uint32_t input);
 void ml_plan_free(ml_plan *plan);
 /* The largest storages alive at the peak, largest first: node and bytes. */
 int ml_plan_largest(const ml_plan *plan, int count, ml_ref *nodes, int64_t *bytes);

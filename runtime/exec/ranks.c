@@ -1,0 +1,219 @@
+/* Sessions on several ranks: the layout, the groups of ranks, and tensors cut and put together. */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/exec/session.h"
+
+void ml_session_join(ml_session *session, ml_comm *comm) {
+    session->comm = comm;
+}
+
+const ml_layout *ml_session_layout(const ml_session *session) {
+    return session->ranks.layout;
+}
+
+/* The ranks that differ from this one only along mesh axis i, in order. */
+static int peers_list(const ml_layout *layout, int rank, int i, int *peers) {
+    int64_t step = 1;
+    for (int j = i + 1; j < layout->count; j++) step *= layout->axis[j].size;
+    int64_t first = rank - ml_layout_coordinate(layout, rank, i) * step;
+    for (int64_t c = 0; c < layout->axis[i].size; c++) peers[c] = (int)(first + c * step);
+    return (int)layout->axis[i].size;
+}
+
+static ml_status groups_make(ml_session *session, const ml_layout *layout) {
+    int world = ml_comm_world(session->comm), *peers = ml_alloc(sizeof(int) * (size_t)world);
+    if (peers == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for %d ranks", world);
+    session->world = ml_comm_everyone(session->comm);
+    ml_status status = ML_OK;
+    for (int i = 0; i < layout->count && status == ML_OK; i++) {
+        if (layout->axis[i].size == 1) continue;
+        int count = peers_list(layout, session->ranks.rank, i, peers);
+        status = ml_comm_group(session->comm, peers, count, &session->ranks.group[i]);
+    }
+    ml_free(peers);
+    return status;
+}
+
+static ml_status ranks_fit(const ml_session *session, const ml_layout *layout) {
+    int64_t ranks = ml_layout_ranks(layout);
+    int world = session->comm != NULL ? ml_comm_world(session->comm) : 1;
+    if (ranks == world) return ML_OK;
+    char mesh[256] = "";
+    for (int i = 0; i < layout->count; i++) {
+        size_t length = strlen(mesh);
+        snprintf(mesh + length, sizeof mesh - length, "%s%s=%lld", i ? "," : "",
+                 layout->axis[i].name, (long long)layout->axis[i].size);
+    }
+    ml_fail(ML_INVALID, "the mesh %s has %lld rank%s, and %d %s running", mesh, (long long)ranks,
+            ranks == 1 ? "" : "s", world, world == 1 ? "is" : "are");
+    if (ranks > 1) return ml_help("mlua run -n %lld", (long long)ranks);
+    const char *axis = layout->axis[0].name; /* where ranks are added most easily */
+    for (int i = 1; i < layout->count; i++) {
+        if (strcmp(layout->axis[i].name, "dp") == 0) axis = "dp";
+    }
+    return ml_help("give the mesh axes sizes whose product is %d, such as --mesh %s=%d", world,
+                   axis, world);
+}
+
+ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool plan_only) {
+    if (session->has_layout) {
+        if (memcmp(&session->layout, layout, sizeof *layout) == 0) return ML_OK;
+        ml_fail(ML_INVALID, "the script uses two layouts");
+        return ml_help("states live under one layout: pass the same to all programs");
+    }
+    if (!plan_only) {
+        ml_status status = ranks_fit(session, layout);
+        if (status != ML_OK) return status;
+    }
+    if (ml_layout_ranks(layout) > 1 && session->programs != NULL) {
+        ml_fail(ML_INVALID, "a program was compiled before the layout was given");
+        return ml_help("give the layout to the first m.compile or m.train of the script");
+    }
+    memcpy(&session->layout, layout, sizeof *layout);
+    session->has_layout = true;
+    if (ml_layout_ranks(layout) == 1) return ML_OK;
+    session->ranks.layout = &session->layout;
+    if (plan_only) return ML_OK;
+    session->ranks.comm = session->comm;
+    session->ranks.rank = ml_comm_rank(session->comm);
+    return groups_make(session, &session->layout);
+}
+
+ml_status session_ready(const ml_session *session) {
+    bool several = session->comm != NULL && ml_comm_world(session->comm) > 1;
+    if (!several) return ML_OK;
+    if (session->ranks.layout == NULL) {
+        ml_fail(ML_INVALID, "%d ranks are running, and the script has no layout",
+                ml_comm_world(session->comm));
+        return ml_help("pass layout = m.layout { ... } to m.train or m.compile");
+    }
+    if (session->device == NULL || strcmp(session->device->ops->name, "cuda") != 0) return ML_OK;
+    ml_fail(ML_DEVICE, "this version has no collectives between GPUs");
+    return ml_help("run several ranks with --device cpu");
+}
+
+ml_status ml_session_step(ml_session *session, int64_t *stop) {
+    if (session->world == NULL) return ML_OK;
+    ml_comm_step(session->comm);
+    return ml_comm_all_reduce(session->world, stop, stop, 1, ML_I64, ML_REDUCE_MAX);
+}
+
+/* ---- tensors ---- */
+typedef struct {
+    const ml_session *session;
+    uint32_t state;
+    ml_type type;
+    ml_placements places;
+} place_call;
+
+static void place_body(void *context) {
+    place_call *call = context;
+    const ml_layout *layout = call->session->ranks.layout;
+    call->type = ml_plan_state_type(layout, call->session->graph, call->state);
+    if (layout == NULL) return;
+    call->places = ml_plan_state_places(layout, call->session->graph, call->state);
+}
+
+ml_status session_place(const ml_session *session, uint32_t state, ml_type *local,
+                        ml_placements *places) {
+    place_call call = {.session = session, .state = state};
+    ml_status status = ml_protect(place_body, &call);
+    *local = call.type;
+    *places = call.places;
+    return status;
+}
+
+/* Blocks of all ranks along the mesh axes over which the tensor is split, the outermost first. */
+static ml_status blocks_gather(const ml_session *session, const ml_type *local,
+                               const ml_placements *places, char *blocks, char *other) {
+    const ml_layout *layout = session->ranks.layout;
+    int64_t count = ml_type_elements(local), bytes = ml_type_bytes(local);
+    ml_status status = ML_OK;
+    for (int i = layout->count - 1; i >= 0 && status == ML_OK; i--) {
+        if (layout->axis[i].size == 1 || places->over[i].kind != ML_SPLIT) continue;
+        status = ml_comm_all_gather(session->ranks.group[i], blocks, other, count,
+                                    (ml_dtype)local->dtype);
+        count *= layout->axis[i].size;
+        bytes *= layout->axis[i].size;
+        if (status == ML_OK && bytes > 0) memcpy(blocks, other, (size_t)bytes);
+    }
+    return status;
+}
+
+/* The rank that holds block `block`, among those that agree with this one where nothing is split.
+ */
+static int64_t block_rank(const ml_session *session, const ml_placements *places, int64_t block) {
+    const ml_layout *layout = session->ranks.layout;
+    int64_t rank = 0, step = 1;
+    for (int i = layout->count - 1; i >= 0; i--) {
+        int64_t size = layout->axis[i].size;
+        bool split = size > 1 && places->over[i].kind == ML_SPLIT;
+        int64_t own = ml_layout_coordinate(layout, session->ranks.rank, i);
+        rank += step * (split ? block % size : own);
+        if (split) block /= size;
+        step *= size;
+    }
+    return rank;
+}
+
+typedef struct {
+    const ml_session *session;
+    const ml_type *global, *local;
+    const ml_placements *places;
+    const char *blocks;
+    void *whole;
+} paste_call;
+
+static void paste_body(void *context) {
+    const paste_call *call = context;
+    int64_t bytes = ml_type_bytes(call->local), whole = ml_type_bytes(call->global);
+    for (int64_t block = 0; bytes > 0 && block < whole / bytes; block++) {
+        ml_shard_paste(call->session->ranks.layout, call->global, call->places,
+                       block_rank(call->session, call->places, block),
+                       ml_dtypes[call->global->dtype].bytes, call->blocks + block * bytes,
+                       call->whole);
+    }
+}
+
+ml_status session_gather(const ml_session *session, uint32_t state, const void *part, void *whole) {
+    const ml_type *global = &ml_graph_state(session->graph, state)->type;
+    ml_type local;
+    ml_placements places;
+    ml_status status = session_place(session, state, &local, &places);
+    if (status != ML_OK) return status;
+    int64_t bytes = ml_type_bytes(global);
+    char *blocks = ml_alloc((size_t)bytes + 1), *other = ml_alloc((size_t)bytes + 1);
+    if (blocks == NULL || other == NULL) {
+        status = ml_fail(ML_NO_MEMORY, "out of memory while gathering a state of %lld bytes",
+                         (long long)bytes);
+    } else {
+        memcpy(blocks, part, (size_t)ml_type_bytes(&local));
+        status = blocks_gather(session, &local, &places, blocks, other);
+        paste_call call = {session, global, &local, &places, blocks, whole};
+        if (status == ML_OK) status = ml_protect(paste_body, &call);
+    }
+    ml_free(blocks);
+    ml_free(other);
+    return status;
+}
+
+typedef struct {
+    const ml_session *session;
+    const ml_type *global;
+    const ml_placements *places;
+    const void *whole;
+    void *part;
+} cut_call;
+
+static void cut_body(void *context) {
+    const cut_call *call = context;
+    ml_shard_cut(call->session->ranks.layout, call->global, call->places, call->session->ranks.rank,
+                 ml_dtypes[call->global->dtype].bytes, call->whole, call->part);
+}
+
+ml_status session_cut(const ml_session *session, const ml_type *global, const ml_placements *places,
+                      const void *whole, void *part) {
+    cut_call call = {session, global, places, whole, part};
+    return ml_protect(cut_body, &call);
+}

@@ -1,0 +1,219 @@
+-- Layouts: a mesh of ranks, and which axes of tensors are split over which mesh axis.
+local core = require "mlua.core"
+local m = require "mlua"
+
+local TABLES = { "mesh", "params", "acts", "state", "stages" }
+local SCHEDULES = { "1f1b", "interleaved", "zero-bubble" }
+
+-- Keys in order, so that messages are the same each time.
+local function sorted(t)
+  local keys, i = {}, 0
+  for key in pairs(t) do keys[#keys + 1] = key end
+  table.sort(keys, function(a, b) return tostring(a) < tostring(b) end)
+  return function()
+    i = i + 1
+    return keys[i], t[keys[i]]
+  end
+end
+
+local function names_of(mesh)
+  local names = {}
+  for i, axis in ipairs(mesh) do names[i] = axis.name end
+  return names
+end
+
+local function unknown(what, name, known)
+  local guess = core.suggest(tostring(name), known)
+  core.fail(("%s %q"):format(what, tostring(name)), {
+    help = guess and ("did you mean %s?"):format(guess) or "the mesh has " .. table.concat(known, ", "),
+  })
+end
+
+-- {{"dp", 4}, {"tp", 2}} with the sizes that --mesh gives.
+local function read_mesh(mesh)
+  if type(mesh) ~= "table" or #mesh == 0 then
+    core.fail("a layout needs a mesh", { help = [[mesh = { {"dp", 4}, {"tp", 2} }, outermost first]] })
+  end
+  local list, seen = {}, {}
+  for i, pair in ipairs(mesh) do
+    local name, size = nil, nil
+    if type(pair) == "table" then name, size = pair[1], math.tointeger(pair[2]) end
+    if type(name) ~= "string" or not size or size < 1 then
+      core.fail(("axis %d of the mesh is no pair of a name and a size"):format(i), { help = [[{"dp", 4}]] })
+    end
+    if seen[name] then core.fail(("the mesh has two axes %q"):format(name)) end
+    seen[name] = true
+    list[i] = { name = name, size = size }
+  end
+  for name, size in sorted(core.options().mesh) do
+    if not seen[name] then unknown("--mesh: the layout has no mesh axis", name, names_of(list)) end
+    for _, axis in ipairs(list) do
+      if axis.name == name then axis.size = size end
+    end
+  end
+  return list
+end
+
+local function check_list(table_name, axis, list)
+  if type(list) ~= "table" then
+    core.fail(("%s.%s is a list of axes, got %s"):format(table_name, axis, type(list)), {
+      help = ("%s = { %s = { \"heads\", \"ffn\" } }"):format(table_name, axis),
+    })
+  end
+  for _, name in ipairs(list) do
+    if type(name) ~= "string" then
+      core.fail(("%s.%s lists names of axes, got %s"):format(table_name, axis, tostring(name)), { help = "write them as texts" })
+    end
+  end
+end
+
+-- params and acts: lists of axes by mesh axis.
+local function read_lists(spec, table_name, mesh)
+  local lists = spec[table_name] or {}
+  if type(lists) ~= "table" then core.fail(("a layout's %s is a table, got %s"):format(table_name, type(lists))) end
+  local known, copy = names_of(mesh), {}
+  for axis, list in sorted(lists) do
+    local found = false
+    for _, name in ipairs(known) do found = found or name == axis end
+    if not found then unknown(table_name .. " speaks of the mesh axis", axis, known) end
+    check_list(table_name, axis, list)
+    copy[axis] = table.move(list, 1, #list, 1, {})
+  end
+  return copy
+end
+
+local function read_state(spec, mesh)
+  local known, copy = names_of(mesh), {}
+  for axis, how in sorted(spec.state or {}) do
+    local found = false
+    for _, name in ipairs(known) do found = found or name == axis end
+    if not found then unknown("state speaks of the mesh axis", axis, known) end
+    if how ~= "flat" then
+      core.fail(("state.%s cannot be %s"):format(axis, tostring(how)), { help = ('state = { %s = "flat" }'):format(axis) })
+    end
+    copy[axis] = how
+  end
+  return copy
+end
+
+-- This version cuts no model into stages: their mesh axis must have size 1.
+local function check_stages(spec, mesh)
+  local known = names_of(mesh)
+  local schedule = (spec.stages or {}).schedule
+  local found = schedule == nil
+  for _, name in ipairs(SCHEDULES) do found = found or name == schedule end
+  if not found then core.fail(("there is no schedule %q"):format(tostring(schedule)), { help = table.concat(SCHEDULES, ", ") }) end
+  for key in sorted(spec.stages or {}) do
+    if key ~= "schedule" and key ~= "microbatches" then
+      local size
+      for _, axis in ipairs(mesh) do
+        if axis.name == key then size = axis.size end
+      end
+      if not size then unknown("stages speaks of the mesh axis", key, known) end
+      if size > 1 then
+        core.fail(("%s=%d: this version does not cut models into pipeline stages"):format(key, size), {
+          help = ("%s=1, and more ranks on the other axes of the mesh"):format(key),
+        })
+      end
+    end
+  end
+end
+
+local meta = { __name = "layout" }
+
+function meta:__tostring()
+  local parts = {}
+  for i, axis in ipairs(self.mesh) do parts[i] = ("%s=%d"):format(axis.name, axis.size) end
+  return "layout " .. table.concat(parts, " ")
+end
+
+local function layout(_, spec)
+  m.check_options("layout", spec or {}, TABLES)
+  spec = spec or {}
+  local mesh = read_mesh(spec.mesh)
+  check_stages(spec, mesh)
+  return setmetatable({
+    mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
+  }, meta)
+end
+
+local SIZES = { "pp", "dp", "cp", "tp" }
+
+local function preset(name, options, more)
+  local known = { table.unpack(SIZES) }
+  for _, key in ipairs(more) do known[#known + 1] = key end
+  m.check_options("layout." .. name, options or {}, known)
+  options = options or {}
+  local mesh = {}
+  for i, axis in ipairs(SIZES) do mesh[i] = { axis, options[axis] or 1 } end
+  return options, mesh
+end
+
+local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = { "heads", "kv_heads", "seq" } }
+
+-- Layouts by name, with mesh axes pp, dp, cp and tp. m.layout{...} itself makes any other.
+local presets = {}
+
+---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
+---seq too; `zero` splits optimizer states over dp (ZeRO-1); `context` is how cp splits attention:
+---"gathered" (default), "ring" or "exchanged" (all-to-all).
+function presets.megatron(options)
+  local o, mesh = preset("megatron", options, { "sp", "zero", "context" })
+  local context = CONTEXT[o.context or "gathered"]
+  if not context then core.fail(("there is no context %q"):format(tostring(o.context)), { help = "gathered, ring or exchanged" }) end
+  return m.layout {
+    mesh = mesh,
+    params = { tp = { "heads", "kv_heads", "ffn", "vocab" } },
+    acts = { tp = { "heads", "kv_heads", "ffn", "vocab", o.sp and "seq" or nil }, cp = context, dp = { "batch" } },
+    state = o.zero and { dp = "flat" } or {},
+    stages = { pp = "layers" },
+  }
+end
+
+---Parameters split over dp along embed, gathered ahead of use.
+function presets.fsdp(options)
+  local _, mesh = preset("fsdp", options, {})
+  return m.layout {
+    mesh = mesh, params = { dp = { "embed" }, tp = { "heads", "kv_heads", "ffn", "vocab" } },
+    acts = { dp = { "batch" }, cp = { "seq" }, tp = { "heads", "kv_heads", "ffn", "vocab" } }, stages = { pp = "layers" },
+  }
+end
+
+---Data parallel; `zero` splits optimizer states too (ZeRO-1).
+function presets.ddp(options)
+  local o, mesh = preset("ddp", options, { "zero" })
+  return m.layout { mesh = mesh, acts = { dp = { "batch" } }, state = o.zero and { dp = "flat" } or {}, stages = { pp = "layers" } }
+end
+
+---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
+---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
+---the first that it has. state = {dp = "flat"} splits optimizer states over dp. --mesh gives sizes.
+---m.layout.megatron, .fsdp and .ddp make usual ones.
+m.layout = setmetatable(presets, { __call = layout })
+
+-- An axis that no tensor has is harmless, unless it looks like a slip of the pen.
+local function check_names(lists, known)
+  local set = {}
+  for _, name in ipairs(known) do set[name] = true end
+  for _, name in ipairs { "batch", "seq", "kv_seq", "embed", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts" } do
+    set[name] = true
+  end
+  for _, list in sorted(lists) do
+    for _, name in ipairs(list) do
+      local guess = not set[name] and core.suggest(name, known)
+      if guess then core.fail(("the layout lists the axis %q, which nothing has"):format(name), { help = ("did you mean %s?"):format(guess) }) end
+    end
+  end
+end
+
+-- Give the session its layout; `what` is who was told of it.
+function m.use_layout(value, what)
+  if value == nil then return end
+  if getmetatable(value) ~= meta then
+    core.fail(("%s's layout must be made by m.layout, got %s"):format(what, type(value)), { help = "layout = m.layout.ddp{}" })
+  end
+  local known = core.axis_names()
+  check_names(value.params, known)
+  check_names(value.acts, known)
+  core.set_layout(value)
+end

@@ -1,0 +1,170 @@
+/* Whole models under many layouts, on CPU ranks: what they learn is what one rank learns. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/process_support.h"
+
+enum { STEPS = 5 };
+
+/* Trains under the layout that the environment gives, and first prints a hash of all parameters. */
+static const char script[] =
+    "local m, core = require 'mlua', require 'mlua.core'\n"
+    "local train = m.train\n"
+    "function m.train(o)\n"
+    "  local text = os.getenv 'LAYOUT'\n"
+    "  o.layout = text and load('local m = ...; return ' .. text)(m)\n"
+    "  m.use_layout(o.layout, 'm.train')\n"
+    "  o.model(core.input('names', { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "
+    "'i32'))\n"
+    "  local parts = {}\n"
+    "  for _, p in ipairs(m.parameters(o.model)) do\n"
+    "    local host = p:get()\n"
+    "    for i = 1, p:elements() do parts[#parts + 1] = string.pack('<d', host[i]) end\n"
+    "  end\n"
+    "  core.write(('weights %d\\n'):format(core.hash(table.concat(parts))))\n"
+    "  return train(o)\n"
+    "end\n"
+    "dofile(os.getenv 'ROOT' .. '/models/' .. os.getenv 'MODEL' .. '.lua')\n";
+
+typedef struct {
+    const char *name;
+    int ranks;
+    const char *layout; /* a Lua expression */
+} layout_case;
+
+#define TP "{ 'heads', 'kv_heads', 'ffn', 'vocab' }"
+#define SP "{ 'heads', 'kv_heads', 'ffn', 'vocab', 'seq' }"
+
+static const layout_case cases[] = {
+    {"dp2", 2, "m.layout.ddp { dp = 2 }"},
+    {"dp4", 4, "m.layout.ddp { dp = 4 }"},
+    {"zero1 dp2", 2, "m.layout.ddp { dp = 2, zero = true }"},
+    {"zero1 dp4", 4, "m.layout.ddp { dp = 4, zero = true }"},
+    {"fsdp2", 2, "m.layout.fsdp { dp = 2 }"},
+    {"fsdp4", 4, "m.layout.fsdp { dp = 4 }"},
+    {"tp2", 2, "m.layout.megatron { tp = 2 }"},
+    {"tp2 sp", 2, "m.layout.megatron { tp = 2, sp = true }"},
+    {"tp4 sp", 4, "m.layout.megatron { tp = 4, sp = true }"},
+    {"dp2 tp2", 4, "m.layout.megatron { dp = 2, tp = 2 }"},
+    {"dp2 tp2 sp zero1", 4, "m.layout.megatron { dp = 2, tp = 2, sp = true, zero = true }"},
+    {"fsdp2 tp2", 4, "m.layout.fsdp { dp = 2, tp = 2 }"},
+    {"cp2 gathered", 2, "m.layout.megatron { cp = 2 }"},
+    {"cp2 exchanged", 2, "m.layout.megatron { cp = 2, context = 'exchanged' }"},
+    {"dp2 cp2", 4, "m.layout.megatron { dp = 2, cp = 2 }"},
+    {"dp2 cp2 tp2 sp", 8, "m.layout.megatron { dp = 2, cp = 2, tp = 2, sp = true }"},
+    {"fsdp2 cp2 tp2", 8, "m.layout.fsdp { dp = 2, cp = 2, tp = 2 }"},
+    {"dp8", 8, "m.layout.ddp { dp = 8 }"},
+    {"dp2 over two mesh axes", 4,
+     "m.layout { mesh = { {'a', 2}, {'b', 2} }, acts = { a = {'batch'}, b = {'batch'} } }"},
+    {"embed split too", 2,
+     "m.layout { mesh = { {'x', 2} }, params = { x = {'embed'} }, acts = { x = {'embed'} } }"},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+typedef struct {
+    char *weights;
+    double loss[STEPS], norm[STEPS];
+} learned;
+
+static double number(const char *line, const char *key) {
+    const char *at = strstr(line, key);
+    REQUIRE(at != NULL);
+    return strtod(at + strlen(key), NULL);
+}
+
+static learned train(process_room *room, const char *model, int accum, const layout_case *c) {
+    char *environment = ml_arena_format(room->arena, "MLUA_VERIFY=1 MODEL=%s %s%s%s", model,
+                                        c ? "LAYOUT=\"" : "", c ? c->layout : "", c ? "\"" : "");
+    process_result r = process_run(
+        room, 0, environment,
+        "run --device cpu --json -n %d dist.lua layers=2 embed=32 heads=4 %s seq=16 "
+        "batch=8 vocab=256 sample=0 warmup=1 lr=3e-3 accum=%d steps=%d",
+        c ? c->ranks : 1, strcmp(model, "llama") == 0 ? "kv_heads=4 ffn=64" : "", accum, STEPS);
+    learned out = {.weights = "none"};
+    const char *line = strstr(r.output, "weights ");
+    if (line) out.weights = ml_arena_copy(room->arena, line, strcspn(line, "\n"));
+    for (int i = 0; i < STEPS; i++) {
+        line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
+        if (!line) ml_raise(ML_INTERNAL, "no step %d in\n%s", i + 1, r.output);
+        out.loss[i] = number(line, "\"loss\":");
+        out.norm[i] = number(line, "\"grad_norm\":");
+    }
+    return out;
+}
+
+static double deviation(double a, double b) {
+    return fabs(a - b) / fabs(b);
+}
+
+static double worst; /* of all layouts of this run */
+
+static void compare(process_room *room, const char *model, int accum, const learned *one,
+                    const layout_case *c) {
+    learned many = train(room, model, accum, c);
+    if (strcmp(many.weights, one->weights) != 0)
+        test_fail("%s, %s: initial %s, not %s", model, c->name, many.weights, one->weights);
+    for (int i = 0; i < STEPS; i++) {
+        double loss = deviation(many.loss[i], one->loss[i]);
+        double norm = deviation(many.norm[i], one->norm[i]);
+        worst = fmax(worst, fmax(loss, norm));
+        if (!(loss <= 1e-5) || !(norm <= 1e-5))
+            test_fail("%s, %s, accum %d: step %d has loss %.9g and norm %.9g, not %.9g and %.9g",
+                      model, c->name, accum, i + 1, many.loss[i], many.norm[i], one->loss[i],
+                      one->norm[i]);
+    }
+}
+
+static const layout_case *find(const char *name) {
+    for (int i = 0; i < CASES; i++)
+        if (strcmp(cases[i].name, name) == 0) return &cases[i];
+    test_stop(name, __FILE__, __LINE__);
+}
+
+static void compare_named(process_room *room, const char *model, int accum,
+                          const char *const *names, int count) {
+    process_write(room, "dist.lua", script);
+    learned one = train(room, model, accum, NULL);
+    CHECK(one.loss[STEPS - 1] < one.loss[0]);
+    for (int i = 0; i < count; i++) compare(room, model, accum, &one, find(names[i]));
+}
+
+#define DIST_TEST(name)                                                                            \
+    static void dist_##name(process_room *room);                                                   \
+    TEST(dist, name) {                                                                             \
+        process_in_room(dist_##name);                                                              \
+    }                                                                                              \
+    static void dist_##name(process_room *room)
+
+DIST_TEST(gpt) {
+    static const char *const names[] = {"dp2", "fsdp2", "tp2 sp", "dp2 tp2 sp zero1"};
+    compare_named(room, "gpt", 1, names, 4);
+}
+
+DIST_TEST(llama) {
+    static const char *const names[] = {"zero1 dp2", "cp2 gathered", "dp2 cp2 tp2 sp"};
+    compare_named(room, "llama", 1, names, 3);
+}
+
+DIST_TEST(accumulation) {
+    static const char *const names[] = {"fsdp2 tp2"};
+    compare_named(room, "llama", 2, names, 1);
+}
+
+/* All of them; `make test-dist`. */
+DIST_TEST(every_layout) {
+    static const char *const models[] = {"gpt", "llama"};
+    if (!getenv("DIST_ALL")) return;
+    process_write(room, "dist.lua", script);
+    worst = 0;
+    for (int model = 0; model < 2; model++)
+        for (int accum = 1; accum <= 2; accum++) {
+            learned one = train(room, models[model], accum, NULL);
+            for (int i = 0; i < CASES; i++) {
+                /* 4 samples of a microbatch are no 8 parts. */
+                if (accum == 2 && strcmp(cases[i].name, "dp8") == 0) continue;
+                compare(room, models[model], accum, &one, &cases[i]);
+            }
+        }
+    CHECK(worst <= 1e-5);
+}

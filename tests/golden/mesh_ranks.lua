@@ -1,0 +1,1 @@
+-- args: run --device cpu -n 2 --mesh dp=4

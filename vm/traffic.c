@@ -1,0 +1,128 @@
+/* What the ranks of a layout send one another, for `mlua check`. */
+#include "vm/traffic.h"
+
+#include <string.h>
+
+/* Bytes that leave one rank, as rings and pairwise exchanges send them. */
+static int64_t step_bytes(const ml_step *step) {
+    const ml_collective_step *c = step->collective;
+    int64_t ranks = c->ranks;
+    int64_t bytes = c->count * ml_dtypes[c->dtype].bytes;
+    switch (c->op) {
+    case ML_OP_ALL_REDUCE: return 2 * bytes / ranks * (ranks - 1);
+    case ML_OP_ALL_TO_ALL: return bytes / ranks * (ranks - 1);
+    case ML_OP_SHIFT: return bytes;
+    default: return bytes * (ranks - 1);
+    }
+}
+
+void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
+    t->layout = plan->layout;
+    if (plan->layout == NULL) return;
+    for (int i = 0; i < plan->layout->count; i++)
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
+            t->total[i][k].count += plan->traffic[i][k].count * times;
+            t->total[i][k].bytes += plan->traffic[i][k].bytes * times;
+        }
+    for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
+        const ml_step *step = &plan->schedule->steps.at[i];
+        if (step->kind != ML_STEP_COLLECTIVE) continue;
+        int64_t bytes = step_bytes(step);
+        if (t->count == VM_MOVES && bytes <= t->largest[VM_MOVES - 1].bytes) continue;
+        int at = t->count < VM_MOVES ? t->count++ : VM_MOVES - 1;
+        for (; at > 0 && t->largest[at - 1].bytes < bytes; at--)
+            t->largest[at] = t->largest[at - 1];
+        t->largest[at] = (vm_move){plan, step, bytes};
+    }
+}
+
+static void push_mesh(lua_State *L, const ml_layout *layout) {
+    luaL_Buffer text;
+    luaL_buffinit(L, &text);
+    for (int i = 0; i < layout->count; i++) {
+        char item[80];
+        snprintf(item, sizeof item, "%s%s=%lld", i ? " " : "", layout->axis[i].name,
+                 (long long)layout->axis[i].size);
+        luaL_addstring(&text, item);
+    }
+    luaL_pushresult(&text);
+}
+
+static const ml_origin *move_origin(const vm_move *m) {
+    return ml_graph_origin(m->plan->graph, m->step->node);
+}
+
+void traffic_print(lua_State *L, const vm_traffic *t, void (*format)(char *, size_t, int64_t)) {
+    const ml_layout *layout = t->layout;
+    char size[64];
+    if (layout == NULL) return;
+    printf("collectives     of one rank, in one step\n");
+    for (int i = 0; i < layout->count; i++)
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
+            if (!t->total[i][k].count) continue;
+            format(size, sizeof size, t->total[i][k].bytes);
+            printf("  %-6s %-14s %6lld  %10s sent\n", layout->axis[i].name, ml_collective_names[k],
+                   (long long)t->total[i][k].count, size);
+        }
+    if (t->count) printf("largest redistributions\n");
+    for (int i = 0; i < t->count; i++) {
+        const vm_move *m = &t->largest[i];
+        const ml_origin *origin = move_origin(m);
+        format(size, sizeof size, m->bytes);
+        vm_push_type(L, m->plan->graph, ml_graph_type(m->plan->graph, m->step->node));
+        printf("  %10s  %s over %s to %s", size, ml_ops[m->step->collective->op].name,
+               layout->axis[m->step->collective->mesh_axis].name, lua_tostring(L, -1));
+        lua_pop(L, 1);
+        if (origin->module && origin->module[0]) printf("  in %s", origin->module);
+        if (origin->file) printf("  %s:%d", origin->file, origin->line);
+        printf("\n");
+    }
+}
+
+void traffic_print_ranks(lua_State *L, const vm_traffic *t) {
+    if (t->layout == NULL) return;
+    push_mesh(L, t->layout);
+    printf("ranks           %lld: %s; states, memory and work below are of each\n",
+           (long long)ml_layout_ranks(t->layout), lua_tostring(L, -1));
+    lua_pop(L, 1);
+}
+
+static json_t *moves_json(lua_State *L, const vm_traffic *t) {
+    json_t *list = json_array();
+    for (int i = 0; i < t->count; i++) {
+        const vm_move *m = &t->largest[i];
+        const ml_origin *origin = move_origin(m);
+        vm_push_type(L, m->plan->graph, ml_graph_type(m->plan->graph, m->step->node));
+        json_t *item =
+            json_pack("{s:s, s:s, s:s, s:I}", "kind", ml_ops[m->step->collective->op].name,
+                      "mesh_axis", t->layout->axis[m->step->collective->mesh_axis].name, "type",
+                      lua_tostring(L, -1), "bytes", (json_int_t)m->bytes);
+        lua_pop(L, 1);
+        if (origin->file) {
+            json_object_set_new(item, "file", json_string(origin->file));
+            json_object_set_new(item, "line", json_integer(origin->line));
+        }
+        json_array_append_new(list, item);
+    }
+    return list;
+}
+
+void traffic_json(lua_State *L, const vm_traffic *t, json_t *object) {
+    if (t->layout == NULL) return;
+    json_t *mesh = json_object(), *collectives = json_object();
+    for (int i = 0; i < t->layout->count; i++) {
+        json_t *axis = json_object();
+        json_object_set_new(mesh, t->layout->axis[i].name, json_integer(t->layout->axis[i].size));
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++)
+            if (t->total[i][k].count)
+                json_object_set_new(axis, ml_collective_names[k],
+                                    json_pack("{s:I, s:I}", "count",
+                                              (json_int_t)t->total[i][k].count, "bytes",
+                                              (json_int_t)t->total[i][k].bytes));
+        json_object_set_new(collectives, t->layout->axis[i].name, axis);
+    }
+    json_object_set_new(object, "ranks", json_integer(ml_layout_ranks(t->layout)));
+    json_object_set_new(object, "mesh", mesh);
+    json_object_set_new(object, "collectives", collectives);
+    json_object_set_new(object, "redistributions", moves_json(L, t));
+}

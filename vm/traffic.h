@@ -1,0 +1,28 @@
+/* What the ranks of a layout send one another, for `mlua check` (traffic.c). */
+#ifndef ML_TRAFFIC_H
+#define ML_TRAFFIC_H
+
+#include <jansson.h>
+
+#include "vm/vm.h"
+
+enum { VM_MOVES = 10 };
+typedef struct {
+    const ml_plan *plan;
+    const ml_step *step;
+    int64_t bytes; /* that leave one rank */
+} vm_move;
+typedef struct {
+    const ml_layout *layout; /* NULL: one rank */
+    ml_traffic total[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
+    vm_move largest[VM_MOVES]; /* largest first */
+    int count;
+} vm_traffic;
+
+/* A program that runs `times` times a step. */
+void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times);
+void traffic_print_ranks(lua_State *L, const vm_traffic *t);
+void traffic_print(lua_State *L, const vm_traffic *t, void (*format)(char *, size_t, int64_t));
+void traffic_json(lua_State *L, const vm_traffic *t, json_t *object);
+
+#endif
