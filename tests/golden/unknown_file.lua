@@ -1,0 +1,1 @@
+-- args: run --device cpu models/lama.lua < SCRIPT
