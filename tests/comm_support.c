@@ -11,33 +11,39 @@
 #include "runtime/comm/parts.h"
 #include "tests/test.h"
 
-static _Noreturn void be_rank(comm_job *job, int rank, comm_body *body, void *argument,
+static _Noreturn void be_rank(const ml_launch *launch, comm_body *body, void *argument,
                               int errors) {
-    ml_launch launch = {.rank = rank, .world = job->ranks, .local_rank = rank, .source = "a test"};
     ml_comm *comm;
     if (errors >= 0) dup2(errors, STDERR_FILENO);
-    snprintf(launch.address, sizeof launch.address, "fd:%d", job->fd);
     int code = 3;
-    if (ml_comm_open(&launch, &comm) == ML_OK) {
+    if (ml_comm_open(launch, &comm) == ML_OK) {
         code = body(comm, argument);
         if (code && ml_error_last()->status != ML_OK)
-            fprintf(stderr, "rank %d: %s\n", rank, ml_error_last()->text);
+            fprintf(stderr, "rank %d: %s\n", launch->rank, ml_error_last()->text);
         ml_comm_close(comm);
     } else {
-        fprintf(stderr, "rank %d cannot open: %s\n", rank, ml_error_last()->text);
+        fprintf(stderr, "rank %d cannot open: %s\n", launch->rank, ml_error_last()->text);
     }
     fflush(NULL);
     _exit(code);
 }
 
+void comm_start_rank(comm_job *job, const ml_launch *launch, comm_body *body, void *argument,
+                     int errors) {
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) be_rank(launch, body, argument, errors);
+    REQUIRE(pid > 0);
+    job->pids[launch->rank] = pid;
+}
+
 void comm_start(comm_job *job, int ranks, comm_body *body, void *argument, int errors) {
     *job = (comm_job){.ranks = ranks, .fd = comm_segment_new(ranks)};
     REQUIRE(job->fd >= 0);
-    fflush(NULL);
     for (int i = 0; i < ranks; i++) {
-        job->pids[i] = fork();
-        if (job->pids[i] == 0) be_rank(job, i, body, argument, errors);
-        REQUIRE(job->pids[i] > 0);
+        ml_launch launch = {.rank = i, .world = ranks, .local_rank = i, .source = "a test"};
+        snprintf(launch.address, sizeof launch.address, "fd:%d", job->fd);
+        comm_start_rank(job, &launch, body, argument, errors);
     }
 }
 
@@ -51,7 +57,9 @@ static bool reap(comm_job *job, int rank, int *code) {
 
 void comm_finish(comm_job *job, double seconds, int stopped, int codes[COMM_MOST]) {
     double end = comm_now() + seconds;
-    for (int left = job->ranks; left;) {
+    int left = 0;
+    for (int i = 0; i < job->ranks; i++) left += job->pids[i] > 0;
+    while (left) {
         for (int i = 0; i < job->ranks; i++)
             if (job->pids[i] && reap(job, i, &codes[i])) left--;
         bool late = comm_now() > end;
@@ -65,7 +73,7 @@ void comm_finish(comm_job *job, double seconds, int stopped, int codes[COMM_MOST
         }
         usleep(3000);
     }
-    close(job->fd);
+    if (job->fd >= 0) close(job->fd);
 }
 
 void comm_run(int ranks, comm_body *body, void *argument) {

@@ -17,6 +17,9 @@ typedef struct {
 /* Start ranks that open a communicator on shared memory and run body; `errors` is where their
  * stderr goes (-1: this process's). */
 void comm_start(comm_job *job, int ranks, comm_body *body, void *argument, int errors);
+/* One rank, which opens by `launch`; the job's other fields must be set up. */
+void comm_start_rank(comm_job *job, const ml_launch *launch, comm_body *body, void *argument,
+                     int errors);
 /* Wait for all; codes[i] is rank i's exit code, 128 + signal, or -1 for one that had to be killed
  * because it had not ended within `seconds`, or was alone left and is rank `stopped`. Reaps all. */
 void comm_finish(comm_job *job, double seconds, int stopped, int codes[COMM_MOST]);

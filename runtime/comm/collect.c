@@ -3,7 +3,7 @@
  * and one out, at the speed of memcpy. */
 #include <string.h>
 
-#include "runtime/comm/parts.h"
+#include "runtime/comm/wire.h"
 
 /* All-reduces up to this size are added up by every member alone, which saves a meeting. */
 enum { SMALL_BYTES = 16 << 10 };
@@ -37,9 +37,9 @@ static ml_status start(ml_group *g, comm_kind kind, ml_reduce_op op, ml_dtype dt
     if (count < 0) return ml_fail(ML_INTERNAL, "a collective of %lld elements", (long long)count);
     if (g->comm->wire && g->size > 1)
         return ml_fail(ML_INVALID,
-                       "ranks on the CPU must be on one host: rank %d of this group is "
-                       "on another host; use GPUs, or start all ranks on one host",
-                       g->ranks[g->rank ? 0 : 1]);
+                       "ranks on the CPU must be on one host, and rank %d is on another; use "
+                       "GPUs, or start all ranks on one host",
+                       g->comm->wire->other_rank);
     return comm_begin(g, comm_describe(kind, op, dtype, count));
 }
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/base/pool.h"
-#include "runtime/comm/parts.h"
+#include "runtime/comm/wire.h"
 
 /* Spinning pays only while every rank has a core of its own. */
 enum { SPINS = 2000, SPINS_CROWDED = 50 };
@@ -122,8 +122,22 @@ int ml_comm_world(const ml_comm *comm) {
 /* ---- Agreement --------------------------------------------------------------------------------
  */
 
+/* One word of each rank, between hosts too. */
+static ml_status gather_words(ml_comm *comm, uint64_t mine, uint64_t *words) {
+    return comm->wire ? wire_words(comm, mine, words) : comm_words(comm->groups[0], mine, words);
+}
+
+static ml_status wire_barrier(ml_comm *comm) {
+    uint64_t *words = ml_alloc((size_t)comm->world * sizeof *words);
+    if (!words) return ml_fail(ML_NO_MEMORY, "no memory to wait for %d ranks", comm->world);
+    ml_status status = wire_words(comm, 0, words);
+    ml_free(words);
+    return status;
+}
+
 ml_status ml_comm_barrier(ml_comm *comm) {
     if (comm->world == 1) return ML_OK;
+    if (comm->wire) return wire_barrier(comm);
     ml_group *g = comm->groups[0];
     ml_status status = comm_begin(g, comm_describe(COMM_BARRIER, 0, 0, 0));
     return status == ML_OK ? comm_first_meet(g) : status;
@@ -149,7 +163,7 @@ ml_status ml_comm_agree(ml_comm *comm, uint64_t value, const char *what) {
     if (comm->world == 1) return ML_OK;
     uint64_t *values = ml_alloc((size_t)comm->world * sizeof *values);
     if (!values) return ml_fail(ML_NO_MEMORY, "no memory to compare %s between ranks", what);
-    ml_status status = comm_words(comm->groups[0], value, values);
+    ml_status status = gather_words(comm, value, values);
     if (status == ML_OK) status = name_different(values, comm->world, what);
     ml_free(values);
     return status;
@@ -157,6 +171,7 @@ ml_status ml_comm_agree(ml_comm *comm, uint64_t value, const char *what) {
 
 ml_status ml_comm_share(ml_comm *comm, void *bytes, size_t size) {
     if (comm->world == 1) return ML_OK;
+    if (comm->wire) return wire_share(comm, bytes, size);
     ml_group *g = comm->groups[0];
     ml_status status = comm_begin(g, comm_describe(COMM_SHARE, 0, 0, (int64_t)size));
     for (size_t at = 0, chunk = comm->segment->chunk_bytes; status == ML_OK && at < size;
@@ -174,9 +189,18 @@ ml_status ml_comm_share(ml_comm *comm, void *bytes, size_t size) {
  */
 
 static ml_status join(ml_comm *comm, const ml_launch *launch) {
-    comm->fd = (int)strtol(launch->address + 3, NULL, 10);
-    ml_status status = comm_segment_map(comm->fd, &comm->segment, &comm->mapped);
+    ml_status status = ML_OK;
+    if (strncmp(launch->address, "fd:", 3) == 0)
+        comm->fd = (int)strtol(launch->address + 3, NULL, 10);
+    else
+        status = comm_join(comm, launch);
     if (status != ML_OK) return status;
+    if (comm->wire) {
+        comm->segment = comm_segment_alone(comm->world, &comm->mapped);
+        return comm->segment ? ML_OK : ml_fail(ML_NO_MEMORY, "no memory to join the other ranks");
+    }
+    if ((status = comm_segment_map(comm->fd, &comm->segment, &comm->mapped)) != ML_OK)
+        return status;
     if (comm->segment->world != comm->world)
         return ml_fail(ML_INVALID, "the shared memory is of %d ranks, not %d", comm->segment->world,
                        comm->world);
@@ -229,6 +253,7 @@ void ml_comm_close(ml_comm *comm) {
     if (!comm) return;
     if (comm->watched) atomic_store(&comm->segment->ranks[comm->rank].state, COMM_DONE);
     comm_watch_stop(comm);
+    wire_free(comm);
     if (comm->segment) munmap(comm->segment, comm->mapped);
     if (comm->fd >= 0) close(comm->fd);
     for (int i = 0; i < comm->group_count; i++) ml_free(comm->groups[i]);

@@ -70,7 +70,9 @@ static bool from_torchrun(ml_launch *launch) {
     launch->local_rank = number(VARIABLE("LOCAL_RANK"), launch->rank);
     set_job(launch, "torchrun", VARIABLE("TORCHELASTIC_RUN_ID"), port,
             VARIABLE("TORCHELASTIC_RESTART_COUNT"));
-    set_address(launch, host, number(port, TORCH_PORT));
+    int first = number(port, TORCH_PORT);
+    if (VARIABLE("TORCHELASTIC_USE_AGENT_STORE")) first++; /* torchrun itself listens there */
+    set_address(launch, host, first);
     return true;
 }
 

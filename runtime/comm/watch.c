@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/comm/parts.h"
+#include "runtime/comm/wire.h"
 
 static const double TICK = 0.2;       /* seconds between beats */
 static const double STOPPED = 12;     /* without a beat: stopped */
@@ -119,6 +119,7 @@ static void *watch(void *argument) {
         double now = comm_now(), slice = now - last < 2 * TICK ? now - last : 2 * TICK;
         last = now;
         atomic_fetch_add(&comm->segment->ranks[comm->rank].beats, 1);
+        if (comm->wire) wire_watch(comm);
         if (atomic_load(&comm->segment->failed)) {
             failed += slice;
             if (failed > grace) give_up(comm);

@@ -1,0 +1,303 @@
+/* Rank 0's side of the rendezvous. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/comm/wire.h"
+
+enum { PENDING = 64 }; /* connections that have not proved themselves */
+static const double PROOF_SECONDS = 5, HAND_OUT_SECONDS = 15, REQUEST_SECONDS = 2;
+
+typedef struct {
+    int fd; /* -1: free */
+    bool challenged;
+    double since;
+    size_t used;
+    join_hello hello;
+    join_answer answer;
+    uint8_t nonce[DIGEST_BYTES];
+} guest;
+
+typedef struct {
+    const join_job *job;
+    int listener, world, joined, refused, port;
+    guest pending[PENDING];
+    guest *ranks; /* [world] those that have proved themselves */
+    struct pollfd *polled;
+} server;
+
+/* ---- Handshakes -------------------------------------------------------------------------------
+ */
+
+static void welcome(server *s, guest *g, join_welcome *w) {
+    join_who_fill(&w->who);
+    join_prove_welcome(s->job, &g->hello, g->nonce, w, w->proof);
+    join_write(g->fd, w, sizeof *w, comm_now() + 1);
+}
+
+static void refuse(server *s, guest *g, const char *text) {
+    join_welcome w = {.verdict = JOIN_REFUSED};
+    snprintf(w.text, sizeof w.text, "%s", text);
+    welcome(s, g, &w);
+    join_close(&g->fd);
+}
+
+static void drop(server *s, guest *g, const char *why) {
+    s->refused++;
+    ml_debug(1, "rendezvous: a connection is refused: %s", why);
+    join_close(&g->fd);
+}
+
+static void challenge(server *s, guest *g) {
+    join_challenge c;
+    if (memcmp(g->hello.magic, JOIN_MAGIC, sizeof g->hello.magic) != 0) {
+        drop(s, g, "not one of ours");
+        return;
+    }
+    join_random(g->nonce, sizeof g->nonce);
+    memcpy(c.nonce, g->nonce, sizeof c.nonce);
+    join_prove_server(s->job, &g->hello, g->nonce, c.proof);
+    g->challenged = true;
+    g->used = 0;
+    if (send(g->fd, &c, sizeof c, MSG_NOSIGNAL) != (ssize_t)sizeof c) drop(s, g, "it has left");
+}
+
+static void admit(server *s, guest *g) {
+    uint8_t proof[DIGEST_BYTES];
+    char text[JOIN_TEXT_BYTES];
+    join_prove_client(s->job, &g->hello, g->nonce, &g->answer.who, proof);
+    if (!digest_equal(proof, g->answer.proof)) {
+        drop(s, g, "it does not know the secret");
+        return;
+    }
+    g->answer.who.boot[sizeof g->answer.who.boot - 1] = 0;
+    g->answer.who.host[sizeof g->answer.who.host - 1] = 0;
+    uint32_t rank = g->hello.rank;
+    if (g->hello.world != (uint32_t)s->world || rank == 0 || rank >= (uint32_t)s->world) {
+        snprintf(text, sizeof text, "it says it is rank %u of %u, but this job has %d ranks", rank,
+                 g->hello.world, s->world);
+        refuse(s, g, text);
+    } else if (s->ranks[rank].fd >= 0) {
+        snprintf(text, sizeof text, "rank %u has joined already, as process %u on %.40s", rank,
+                 s->ranks[rank].answer.who.pid, s->ranks[rank].answer.who.host);
+        refuse(s, g, text);
+    } else {
+        s->ranks[rank] = *g;
+        s->joined++;
+        g->fd = -1;
+    }
+}
+
+static void read_guest(server *s, guest *g) {
+    char *into = g->challenged ? (char *)&g->answer : (char *)&g->hello;
+    size_t size = g->challenged ? sizeof g->answer : sizeof g->hello;
+    ssize_t count = recv(g->fd, into + g->used, size - g->used, 0);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (count <= 0) {
+        drop(s, g, "it has left");
+        return;
+    }
+    g->used += (size_t)count;
+    if (g->used < size) return;
+    if (g->challenged)
+        admit(s, g);
+    else
+        challenge(s, g);
+}
+
+/* A new connection takes the place of the oldest where there are too many. */
+static void accept_guest(server *s) {
+    int fd = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    guest *place = &s->pending[0];
+    for (int i = 0; i < PENDING && place->fd >= 0; i++)
+        if (s->pending[i].fd < 0 || s->pending[i].since < place->since) place = &s->pending[i];
+    if (place->fd >= 0) drop(s, place, "too many at once");
+    *place = (guest){.fd = fd, .since = comm_now()};
+}
+
+/* One round of poll. A rank that has joined says nothing more: if it does, or leaves, it is out. */
+static void serve_once(server *s) {
+    int count = 0;
+    s->polled[count++] = (struct pollfd){.fd = s->listener, .events = POLLIN};
+    for (int i = 0; i < PENDING; i++) /* those without a descriptor are passed over */
+        s->polled[count++] = (struct pollfd){.fd = s->pending[i].fd, .events = POLLIN};
+    for (int i = 0; i < s->world; i++)
+        s->polled[count++] = (struct pollfd){.fd = s->ranks[i].fd, .events = POLLIN | POLLRDHUP};
+    if (poll(s->polled, (nfds_t)count, 200) < 0) return;
+    double now = comm_now();
+    for (int i = 0; i < PENDING; i++) {
+        guest *g = &s->pending[i];
+        if (g->fd >= 0 && s->polled[1 + i].revents) read_guest(s, g);
+        if (g->fd >= 0 && now - g->since > PROOF_SECONDS) drop(s, g, "it is too slow");
+    }
+    for (int i = 0; i < s->world; i++)
+        if (s->ranks[i].fd >= 0 && s->polled[1 + PENDING + i].fd == s->ranks[i].fd &&
+            s->polled[1 + PENDING + i].revents) {
+            join_close(&s->ranks[i].fd);
+            s->joined--;
+        }
+    if (s->polled[0].revents) accept_guest(s);
+}
+
+/* ---- Handing out the segment ------------------------------------------------------------------
+ */
+
+static bool send_descriptor(int socket, int fd) {
+    char byte = 'm';
+    struct iovec part = {&byte, 1};
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control = {0};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(c), &fd, sizeof fd);
+    return sendmsg(socket, &message, MSG_NOSIGNAL) == 1;
+}
+
+/* One that asks at the Unix socket; whether it was a rank that got the segment. */
+static bool hand_to(server *s, int socket, const uint8_t ticket[DIGEST_BYTES], int segment) {
+    struct ucred peer = {0};
+    socklen_t size = sizeof peer;
+    join_request request;
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid())
+        return false;
+    if (!join_read(socket, &request, sizeof request, comm_now() + REQUEST_SECONDS) ||
+        !digest_equal(request.ticket, ticket) || request.rank >= (uint32_t)s->world ||
+        s->ranks[request.rank].fd < 0 || !send_descriptor(socket, segment))
+        return false;
+    join_close(&s->ranks[request.rank].fd);
+    return true;
+}
+
+/* A rank that has joined, still needs the segment, and is gone; 0: none. */
+static int who_left(const server *s) {
+    char byte;
+    for (int i = 1; i < s->world; i++)
+        if (s->ranks[i].fd >= 0 && recv(s->ranks[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+            return i;
+    return 0;
+}
+
+static ml_status hand_out(server *s, int segment) {
+    join_welcome w = {.verdict = JOIN_SHARED};
+    uint8_t random[12];
+    join_random(random, sizeof random);
+    join_random(w.ticket, sizeof w.ticket);
+    snprintf(w.name, sizeof w.name, "mlua-");
+    for (int i = 0; i < 12; i++) sprintf(w.name + 5 + 2 * i, "%02x", random[i]);
+    int listener = join_local(w.name, true);
+    if (listener < 0) return ml_fail(ML_IO, "cannot hand out shared memory: %s", strerror(errno));
+    for (int i = 1; i < s->world; i++) welcome(s, &s->ranks[i], &w);
+    double deadline = comm_now() + HAND_OUT_SECONDS;
+    int left = s->world - 1, gone = 0;
+    while (left && !(gone = who_left(s)) && comm_now() < deadline) {
+        if (!join_wait(listener, POLLIN, comm_now() + 0.2)) continue;
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0 && hand_to(s, fd, w.ticket, segment)) left--;
+        join_close(&fd);
+    }
+    close(listener);
+    if (!left) return ML_OK;
+    while (!gone || s->ranks[gone].fd < 0) gone++;
+    return ml_fail(ML_DEVICE, "rank %d (pid %u) joined but did not fetch the shared memory", gone,
+                   s->ranks[gone].answer.who.pid);
+}
+
+/* ---- All are there ----------------------------------------------------------------------------
+ */
+
+static ml_status keep_wires(ml_comm *comm, server *s, int other) {
+    comm->wire = wire_new(s->world);
+    if (!comm->wire) return ml_fail(ML_NO_MEMORY, "no memory for %d connections", s->world);
+    join_welcome w = {.verdict = JOIN_HOSTS};
+    comm->wire->other_rank = other;
+    for (int i = 1; i < s->world; i++) {
+        welcome(s, &s->ranks[i], &w);
+        comm->wire->fds[i] = s->ranks[i].fd;
+        comm->wire->who[i] = s->ranks[i].answer.who;
+        s->ranks[i].fd = -1;
+    }
+    return ML_OK;
+}
+
+static ml_status finish(ml_comm *comm, server *s) {
+    join_who own;
+    join_who_fill(&own);
+    for (int i = 1; i < s->world; i++)
+        if (!*own.boot || strcmp(own.boot, s->ranks[i].answer.who.boot) != 0)
+            return keep_wires(comm, s, i);
+    comm->fd = comm_segment_new(s->world);
+    return comm->fd < 0 ? ml_error_last()->status : hand_out(s, comm->fd);
+}
+
+static ml_status too_late(server *s) {
+    char text[JOIN_TEXT_BYTES], list[128] = "";
+    size_t used = 0;
+    for (int i = 1; i < s->world && used + 16 < sizeof list; i++)
+        if (s->ranks[i].fd < 0)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", used ? ", " : "", i);
+    snprintf(text, sizeof text, "%d of %d ranks have not joined in time: rank %s%s",
+             s->world - 1 - s->joined, s->world, list, used + 16 < sizeof list ? "" : " ...");
+    for (int i = 1; i < s->world; i++)
+        if (s->ranks[i].fd >= 0) refuse(s, &s->ranks[i], text);
+    const char *bind = ml_knobs()->bind;
+    ml_fail(ML_DEVICE, "%s (rank 0 waited at %s:%d; %d connections were refused)", text,
+            bind ? bind : "127.0.0.1", s->port, s->refused);
+    return bind ? ML_DEVICE
+                : ml_help("for ranks on other hosts set MLUA_BIND=0.0.0.0, or to the address of "
+                          "the network that they come from");
+}
+
+static ml_status serve(ml_comm *comm, server *s) {
+    const char *bind = ml_knobs()->bind;
+    for (int i = 0; i < JOIN_PORTS && s->listener < 0; i++) {
+        s->port = s->job->port + i;
+        s->listener = join_address(bind ? bind : "127.0.0.1", s->port, true, 0);
+    }
+    if (s->listener < 0)
+        return ml_fail(ML_IO, "rank 0 cannot listen at %s, ports %d to %d: %s",
+                       bind ? bind : "127.0.0.1", s->job->port, s->port, strerror(errno));
+    while (s->joined < s->world - 1) {
+        if (comm_now() > s->job->deadline) return too_late(s);
+        serve_once(s);
+    }
+    join_close(&s->listener); /* nobody else is expected */
+    return finish(comm, s);
+}
+
+ml_status join_serve(ml_comm *comm, const join_job *job) {
+    int world = job->launch->world;
+    server *s = ml_alloc(sizeof *s);
+    guest *ranks = ml_alloc((size_t)world * sizeof *ranks);
+    struct pollfd *polled = ml_alloc((size_t)(1 + PENDING + world) * sizeof *polled);
+    ml_status status = ML_NO_MEMORY;
+    if (s && ranks && polled) {
+        *s = (server){.job = job, .listener = -1, .world = world, .ranks = ranks, .polled = polled};
+        for (int i = 0; i < PENDING; i++) s->pending[i].fd = -1;
+        for (int i = 0; i < world; i++) ranks[i].fd = -1;
+        status = serve(comm, s);
+        join_close(&s->listener);
+        for (int i = 0; i < PENDING; i++) join_close(&s->pending[i].fd);
+        for (int i = 0; i < world; i++) join_close(&ranks[i].fd);
+    } else {
+        ml_fail(ML_NO_MEMORY, "no memory to wait for %d ranks", world);
+    }
+    ml_free(polled);
+    ml_free(ranks);
+    ml_free(s);
+    return status;
+}

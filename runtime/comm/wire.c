@@ -1,0 +1,214 @@
+/* Small messages between hosts, in frames: kind, length, and a number that counts the exchanges.
+ * The lock is held while a frame is read or written, so that the watcher, which looks at what has
+ * arrived without taking it, always sees the beginning of a frame. */
+#include "runtime/comm/wire.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+typedef enum { FRAME_WORDS = 0x6d6c7501, FRAME_SHARE, FRAME_FAILURE, FRAME_FAREWELL } frame_kind;
+typedef struct {
+    uint32_t kind, sequence;
+    uint64_t bytes;
+} frame;
+typedef struct {
+    int32_t rank, unused;
+    char text[COMM_FAILURE_BYTES];
+} failure_message;
+
+static const double SLICE = 0.1, FRAME_SECONDS = 20, LAST_WORD_SECONDS = 1;
+
+comm_wire *wire_new(int count) {
+    comm_wire *wire = ml_alloc(sizeof *wire);
+    if (!wire) return NULL;
+    wire->fds = ml_alloc((size_t)count * sizeof *wire->fds);
+    wire->who = ml_alloc((size_t)count * sizeof *wire->who);
+    if (!wire->fds || !wire->who) {
+        ml_free(wire->fds);
+        ml_free(wire->who);
+        ml_free(wire);
+        return NULL;
+    }
+    wire->count = count;
+    for (int i = 0; i < count; i++) wire->fds[i] = -1;
+    pthread_mutex_init(&wire->lock, NULL);
+    return wire;
+}
+
+/* The rank at the other end. */
+static int rank_at(const ml_comm *comm, int connection) {
+    return comm->rank == 0 ? connection : 0;
+}
+
+static bool put_frame(ml_comm *comm, int connection, frame_kind kind, const void *bytes,
+                      size_t size) {
+    comm_wire *wire = comm->wire;
+    frame f = {kind, wire->sequence, size};
+    double deadline = comm_now() + FRAME_SECONDS;
+    if (wire->fds[connection] < 0) return true;
+    pthread_mutex_lock(&wire->lock);
+    bool good = join_write(wire->fds[connection], &f, sizeof f, deadline) &&
+                join_write(wire->fds[connection], bytes, size, deadline);
+    pthread_mutex_unlock(&wire->lock);
+    return good;
+}
+
+/* Closing while something is unread would make the other side lose our last words too. */
+static void drain(int *fd, double deadline) {
+    char bytes[4096];
+    while (*fd >= 0 && join_read(*fd, bytes, 1, deadline))
+        while (recv(*fd, bytes, sizeof bytes, MSG_DONTWAIT) > 0) continue;
+    join_close(fd);
+}
+
+void wire_free(ml_comm *comm) {
+    comm_wire *wire = comm->wire;
+    if (!wire) return;
+    if (comm->segment && atomic_load(&comm->segment->failed)) wire_tell_failure(comm);
+    for (int i = 0; i < wire->count; i++) {
+        put_frame(comm, i, FRAME_FAREWELL, NULL, 0);
+        if (wire->fds[i] >= 0) shutdown(wire->fds[i], SHUT_WR);
+    }
+    double deadline = comm_now() + LAST_WORD_SECONDS;
+    for (int i = 0; i < wire->count; i++) drain(&wire->fds[i], deadline);
+    pthread_mutex_destroy(&wire->lock);
+    ml_free(wire->fds);
+    ml_free(wire->who);
+    ml_free(wire);
+    comm->wire = NULL;
+}
+
+/* ---- Failures ---------------------------------------------------------------------------------
+ */
+
+static void lost(ml_comm *comm, int connection, const char *why) {
+    char text[192];
+    const char *host = comm->wire->who[connection].host;
+    snprintf(text, sizeof text, "%s%s%s", why, *host ? ": it was on " : "", host);
+    comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
+    atomic_store(&record->pid, (int32_t)comm->wire->who[connection].pid);
+    comm_accuse(comm->segment, rank_at(comm, connection), text);
+}
+
+static void take_failure(ml_comm *comm, failure_message *m) {
+    m->text[sizeof m->text - 1] = 0;
+    if (m->rank < 0 || m->rank >= comm->world) return;
+    if (comm_failure_set(comm->segment, m->rank, m->text))
+        atomic_store(&comm->segment->reported, 1); /* by who sent it */
+}
+
+void wire_tell_failure(ml_comm *comm) {
+    failure_message m = {.rank = -1};
+    if (comm->wire->told) return;
+    comm->wire->told = true;
+    m.rank = comm_failure_get(comm->segment, m.text);
+    for (int i = 0; i < comm->wire->count; i++) put_frame(comm, i, FRAME_FAILURE, &m, sizeof m);
+}
+
+/* What waits at a connection, without taking it. */
+static void look(ml_comm *comm, int connection) {
+    struct {
+        frame head;
+        failure_message failure;
+    } seen;
+    ssize_t count = recv(comm->wire->fds[connection], &seen, sizeof seen, MSG_PEEK | MSG_DONTWAIT);
+    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR))
+        lost(comm, connection, "died or lost its connection");
+    else if (count == (ssize_t)sizeof seen && seen.head.kind == FRAME_FAILURE)
+        take_failure(comm, &seen.failure);
+}
+
+void wire_watch(ml_comm *comm) {
+    if (atomic_load(&comm->segment->failed)) {
+        wire_tell_failure(comm);
+        return;
+    }
+    if (pthread_mutex_trylock(&comm->wire->lock) != 0) return;
+    for (int i = 0; i < comm->wire->count; i++)
+        if (comm->wire->fds[i] >= 0) look(comm, i);
+    pthread_mutex_unlock(&comm->wire->lock);
+}
+
+/* ---- Exchanges --------------------------------------------------------------------------------
+ */
+
+/* Until there is something to read. */
+static ml_status wait_for(ml_comm *comm, int connection) {
+    double waited = 0, last = comm_now();
+    while (!join_wait(comm->wire->fds[connection], POLLIN, comm_now() + SLICE)) {
+        double now = comm_now();
+        waited += now - last < 2 * SLICE ? now - last : 2 * SLICE;
+        last = now;
+        if (waited > comm_late_limit(comm)) lost(comm, connection, "does not answer");
+        ml_status status = comm_failure_report(comm);
+        if (status != ML_OK) return status;
+    }
+    return comm_failure_report(comm);
+}
+
+/* Holding the lock: the frame that begins to arrive. */
+static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes, size_t size) {
+    int fd = comm->wire->fds[connection];
+    double deadline = comm_now() + FRAME_SECONDS;
+    failure_message m;
+    frame f;
+    if (!join_read(fd, &f, sizeof f, deadline)) {
+        lost(comm, connection, "died or lost its connection");
+    } else if (f.kind == FRAME_FAILURE && f.bytes == sizeof m) {
+        if (join_read(fd, &m, sizeof m, deadline)) take_failure(comm, &m);
+    } else if (f.kind == FRAME_FAREWELL) {
+        lost(comm, connection, "has ended while others wait for it");
+    } else if (f.kind != (uint32_t)kind || f.sequence != comm->wire->sequence || f.bytes != size) {
+        lost(comm, connection, "is at another place of the program");
+    } else if (!join_read(fd, bytes, size, deadline)) {
+        lost(comm, connection, "died or lost its connection");
+    } else {
+        return true;
+    }
+    return false;
+}
+
+static ml_status get_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes,
+                           size_t size) {
+    ml_status status = wait_for(comm, connection);
+    if (status != ML_OK) return status;
+    pthread_mutex_lock(&comm->wire->lock);
+    bool good = take_frame(comm, connection, kind, bytes, size);
+    pthread_mutex_unlock(&comm->wire->lock);
+    return good ? ML_OK : comm_failure_report(comm);
+}
+
+static ml_status to_all(ml_comm *comm, frame_kind kind, const void *bytes, size_t size) {
+    for (int i = 1; i < comm->world; i++)
+        if (!put_frame(comm, i, kind, bytes, size)) {
+            lost(comm, i, "died or lost its connection");
+            return comm_failure_report(comm);
+        }
+    return ML_OK;
+}
+
+ml_status wire_words(ml_comm *comm, uint64_t mine, uint64_t *words) {
+    size_t size = (size_t)comm->world * sizeof *words;
+    ml_status status = comm_failure_report(comm);
+    comm->wire->sequence++;
+    words[comm->rank] = mine;
+    if (comm->rank != 0) {
+        if (status == ML_OK && !put_frame(comm, 0, FRAME_WORDS, &mine, sizeof mine))
+            lost(comm, 0, "died or lost its connection");
+        return status == ML_OK ? get_frame(comm, 0, FRAME_WORDS, words, size) : status;
+    }
+    for (int i = 1; status == ML_OK && i < comm->world; i++)
+        status = get_frame(comm, i, FRAME_WORDS, &words[i], sizeof *words);
+    return status == ML_OK ? to_all(comm, FRAME_WORDS, words, size) : status;
+}
+
+ml_status wire_share(ml_comm *comm, void *bytes, size_t size) {
+    ml_status status = comm_failure_report(comm);
+    comm->wire->sequence++;
+    if (status != ML_OK) return status;
+    return comm->rank == 0 ? to_all(comm, FRAME_SHARE, bytes, size)
+                           : get_frame(comm, 0, FRAME_SHARE, bytes, size);
+}

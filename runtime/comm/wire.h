@@ -1,0 +1,29 @@
+/* Connections between ranks on several hosts: what they agree on before and besides NCCL. A star
+ * around rank 0; small messages only. */
+#ifndef COMM_WIRE_H
+#define COMM_WIRE_H
+
+#include "runtime/comm/join.h"
+
+struct comm_wire {
+    int count;      /* of connections: world for rank 0, else 1 */
+    int other_rank; /* on another host */
+    join_who *who;  /* by connection */
+    int *fds;       /* [count] by rank (rank 0's own is -1), or the one to rank 0 */
+    uint32_t sequence;
+    bool told; /* of the failure */
+    pthread_mutex_t lock;
+};
+
+comm_wire *wire_new(int count); /* NULL: no memory */
+void wire_free(ml_comm *comm); /* says farewell */
+/* One word of each rank, in order. */
+ml_status wire_words(ml_comm *comm, uint64_t mine, uint64_t *words);
+/* Bytes of rank 0 to all. */
+ml_status wire_share(ml_comm *comm, void *bytes, size_t size);
+/* For the watcher: connections that have broken, and failures that others tell. */
+void wire_watch(ml_comm *comm);
+/* Tell the others of the failure that this process knows. */
+void wire_tell_failure(ml_comm *comm);
+
+#endif
