@@ -8,7 +8,7 @@
 #include "runtime/graph/passes.h"
 #include "tests/test.h"
 
-enum { SUPPORT_INPUTS = 64 };
+enum { SUPPORT_INPUTS = 256 };
 
 typedef struct {
     ml_graph *g;

@@ -34,8 +34,20 @@ static bool cheaper(const price *a, const price *b) {
     return a->rank < b->rank;
 }
 
+/* Parameters are split along it over this mesh axis: the work is where they are. */
+static bool lists_params(const sharder *s, ml_axis axis) {
+    const ml_mesh_axis *mesh = &s->layout->axis[s->mesh];
+    for (int i = 0; i < mesh->params_count; i++)
+        if (mesh->params[i] == axis) return true;
+    return false;
+}
+
 /* The cheapest way to have source `n` in placement `to`; false where there is none. */
 static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, price *out) {
+    while (s->values[n].repeats) {
+        to = shard_repeated(s, n, to);
+        n = ml_graph_source(s->from, n, 0);
+    }
     const ml_type *t = ml_graph_type(s->from, n);
     int64_t ranks = s->layout->axis[s->mesh].size;
     bool found = s->values[n].free && to.kind <= ML_SPLIT;
@@ -53,6 +65,7 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
         if (from.kind == ML_SPLIT && !shard_same(from, to)) {
             int listed = shard_rank(s, t->axis[from.axis]);
             bool kept = to.kind == ML_SPLIT && rank < SHARD_PARAMS; /* exchanged, both listed */
+            kept = kept && !lists_params(s, t->axis[from.axis]);
             p.forbidden = listed < SHARD_PARAMS && rank >= listed && !kept;
         }
         if (!found || cheaper(&p, out)) *out = p;
@@ -80,16 +93,16 @@ static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
     return splits(s, ml_graph_type(s->from, n), &out[0], strategy->out[0]);
 }
 
-/* What it will take to combine a partial result: to where the rule puts it. */
+/* What it will take to bring the result to where the rule puts it, if it must be moved at all. */
 static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
                    const ml_placements *out) {
     const ml_type *t = ml_graph_type(s->from, n);
-    if (strategy->out[0].kind < ML_PARTIAL_SUM) return 0;
-    if (strategy->rank == SHARD_KEEP_PARTIAL && ml_graph_node(s->from, n)->op == ML_OP_CAST)
+    if (strategy->out[0].kind == ML_REPLICATED) return 0;
+    if (strategy->out[0].kind >= ML_PARTIAL_SUM && ml_graph_node(s->from, n)->op == ML_OP_CAST)
         return 0; /* always wanted */
     int kind = s->values[n].params ? ML_STATE_OPTIMIZER : -1;
     ml_placement home = ml_layout_place(s->layout, s->from, t, kind, NULL).over[s->mesh];
-    if (home.kind != ML_SPLIT) home = (ml_placement){0};
+    if (home.kind != ML_SPLIT && strategy->out[0].kind == ML_SPLIT) return 0;
     double bytes = (double)ml_type_bytes(t);
     for (int i = 0; i < s->mesh; i++)
         if (out[0].over[i].kind == ML_SPLIT) bytes /= (double)s->layout->axis[i].size;
@@ -216,7 +229,8 @@ static void visit(sharder *s, ml_ref n) {
     ml_graph_set_flags(s->to, s->flags);
     s->values[n].params = is_params(s, n);
     s->values[n].free = is_free(s, n);
-    if (s->values[n].free) return;
+    s->values[n].repeats = node->op == ML_OP_BROADCAST && !s->values[n].free;
+    if (s->values[n].free || s->values[n].repeats) return;
     if (node->op == ML_OP_STATE || node->op == ML_OP_INPUT)
         place_leaf(s, n);
     else if (node->op == ML_OP_OUT)

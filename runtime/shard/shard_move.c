@@ -258,7 +258,7 @@ ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
         best = v;
         least = cost;
     }
-    if (s->values[n].free) return make_free(s, n, at);
+    if (s->values[n].free || s->values[n].repeats) return make_free(s, n, at);
     if (!best) ml_raise(ML_INTERNAL, "sharding: node %%%u cannot be partial", n);
     const shard_version *from = &s->versions.at[best];
     bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);

@@ -4,7 +4,8 @@
  * graph, each with its placement. The first version is as the op gave it; others are
  * redistributions of it, made when an operand is first needed elsewhere. Values that need no
  * communication wherever they lie (constants, iotas, random numbers and what elementwise ops make
- * of them) are free: they have no version until one is asked for.
+ * of them) are free: they have no version until one is asked for. A broadcast has none either: what
+ * moves is what it repeats.
  * A version's type is ml_layout_local of the node's type: the same axes in the same order. */
 #ifndef ML_SHARD_PARTS_H
 #define ML_SHARD_PARTS_H
@@ -24,7 +25,7 @@ typedef struct {
 typedef struct {
     uint32_t versions; /* the first; 0 where there is none yet */
     uint32_t users;    /* live ones and roots */
-    bool free;
+    bool free, repeats;
     bool params;       /* a parameter, a gradient or an optimizer's value: the rule's table params */
     ml_ref *outputs;   /* of ops with several outputs */
     ml_placements *output_places;
@@ -84,6 +85,8 @@ void shard_propose_attention(sharder *s, ml_ref n);
 shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank);
 /* Preference of a logical axis over s->mesh. */
 int shard_rank(const sharder *s, ml_axis axis);
+/* The placement over s->mesh of what broadcast n repeats, where n is in placement `over`. */
+ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over);
 /* Whether cutting along this axis is worth a thought: it is listed, or a source is split so. */
 bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions);
 

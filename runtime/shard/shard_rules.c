@@ -25,7 +25,20 @@ shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank) {
     return out;
 }
 
+ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over) {
+    if (over.kind != ML_SPLIT) return over;
+    ml_axis axis = ml_graph_type(s->from, n)->axis[over.axis];
+    int position = ml_type_find(ml_graph_type(s->from, ml_graph_source(s->from, n, 0)), axis);
+    return position >= 0 ? shard_split(position) : (ml_placement){0};
+}
+
 static bool has_version(const sharder *s, ml_ref n, ml_placement over) {
+    while (s->values[n].repeats) {
+        ml_placement inner = shard_repeated(s, n, over);
+        if (over.kind != ML_SPLIT || inner.kind != ML_SPLIT) return false;
+        over = inner;
+        n = ml_graph_source(s->from, n, 0);
+    }
     for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v))
         if (shard_same(s->versions.at[v].at.over[s->mesh], over)) return true;
     return false;
@@ -248,6 +261,19 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
     }
 }
 
+/* What only gives elements other names is best done before they are combined: that may be
+ * elsewhere. */
+static int partial_rank(const sharder *s, ml_ref n) {
+    switch (ml_graph_node(s->from, n)->op) {
+    case ML_OP_RENAME:
+    case ML_OP_PERMUTE:
+    case ML_OP_SPLIT:
+    case ML_OP_MERGE:
+    case ML_OP_STOP_GRADIENT: return -1;
+    default: return SHARD_KEEP_PARTIAL;
+    }
+}
+
 static void propose_partial(sharder *s, ml_ref n) {
     int count = ml_graph_node(s->from, n)->source_count;
     for (int kind = ML_PARTIAL_SUM; kind <= ML_PARTIAL_MIN; kind++) {
@@ -259,7 +285,7 @@ static void propose_partial(sharder *s, ml_ref n) {
         } else
             sources = partial_sources(s, n, kind);
         if (!sources) continue;
-        shard_strategy *to = shard_strategy_new(s, n, SHARD_KEEP_PARTIAL);
+        shard_strategy *to = shard_strategy_new(s, n, partial_rank(s, n));
         for (int k = 0; k < count; k++)
             if (sources == ~0u || sources >> k & 1)
                 s->pool.at[to->sources + (uint32_t)k] = (ml_placement){(uint8_t)kind, 0};
