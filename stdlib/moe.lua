@@ -175,10 +175,12 @@ local function record(self, load, dropped)
   m.step_total(self.dropped, dropped or 0)
 end
 
--- `multiply(x, w, over)` is the product of the tokens of each expert with its matrix.
-local function feed(self, x, up, gate, down, multiply)
-  local h = multiply(x, up, self.options.embed)
+-- `multiply(x, w, over)` is the product of the tokens of each expert with its matrix. A `weight` is
+-- applied before the second one: the unweighted result would be kept for nothing else.
+local function feed(self, x, up, gate, down, multiply, weight)
+  local h, dtype = multiply(x, up, self.options.embed), x:dtype()
   h = gate and m.swiglu(multiply(x, gate, self.options.embed), h) or m.gelu(h)
+  if weight then h = (h * weight):cast(dtype) end
   return multiply(h, down, self.options.ffn)
 end
 
@@ -193,9 +195,9 @@ local function dropless(self, x, lead, choices, weights, index, counts)
   local token = order // o.top_k
   local rows = flatten(x, lead, { o.embed }, "tokens"):gather(token, "tokens")
   local function multiply(a, w, over) return a:ragged_dot(w, over, starts, ends) end
-  local y = feed(self, rows, self.up, self.gate, self.down, multiply)
   local weight = flatten(weights, join(lead, choices), {}, "rows"):gather(order, "rows")
-  return unflatten(core.scatter_add(token, (y * weight):cast(x:dtype()), all), "tokens", lead)
+  local y = feed(self, rows, self.up, self.gate, self.down, multiply, weight)
+  return unflatten(core.scatter_add(token, y, all), "tokens", lead)
 end
 
 -- Every expert has `capacity` places for each sequence.

@@ -68,6 +68,7 @@ static void find_phases(state *s) {
 
 /* The value of a node is its memory: a view keeps what it is a view of. */
 static bool reads_memory_of(ml_op user) {
+    if (user == ML_OP_RAGGED_DOT || user == ML_OP_RAGGED_OUTER) return true;
     return ml_ops[user].op_class == ML_CLASS_CONTRACT || ml_ops[user].op_class == ML_CLASS_MAP ||
            ml_ops[user].op_class == ML_CLASS_REDUCE || ml_ops[user].op_class == ML_CLASS_MOVE;
 }
@@ -163,7 +164,8 @@ static void decide(state *s, ml_ref n) {
 enum { LONGEST_WAIT = 4096, MOST_PASSED = 3 /* products that it lets go first */ };
 
 static bool multiplies_copy(const state *s, ml_ref n) {
-    if (!s->backward[n] || ml_graph_node(s->r->from, n)->op != ML_OP_DOT) return false;
+    ml_op op = ml_graph_node(s->r->from, n)->op;
+    if (!s->backward[n] || (op != ML_OP_DOT && op != ML_OP_RAGGED_OUTER)) return false;
     for (int i = 0; i < 2; i++) {
         ml_ref source = ml_graph_source(s->r->from, n, i);
         if (!s->backward[source] && s->fates[source] == COPIED) return true;
