@@ -5,8 +5,20 @@
 
 #include <string.h>
 
-bool emit_is_row_reduce(const ml_inst *inst) {
+int ml_inst_source(const ml_inst *inst, int at) {
+    bool memory = inst->kind == ML_INST_LOAD || inst->kind == ML_INST_STORE;
+    if (at >= 3) return !memory ? ML_NO_INST : at == 3 ? inst->index : inst->guard;
+    if (inst->kind == ML_INST_MAP) return inst->src[at];
+    bool one = inst->kind == ML_INST_STORE || inst->kind == ML_INST_REDUCE;
+    return one && at == 0 ? inst->src[0] : ML_NO_INST;
+}
+
+bool ml_inst_reduces_row(const ml_inst *inst) {
     return inst->kind == ML_INST_REDUCE && inst->scope == ML_SCOPE_ROW;
+}
+
+bool ml_inst_reduces_partly(const ml_inst *inst) {
+    return inst->kind == ML_INST_REDUCE && inst->scope != ML_SCOPE_ROW;
 }
 
 static int larger(int a, int b) {
@@ -24,25 +36,9 @@ static int operand_depth(const ml_kernel_ir *ir, int operand) {
     return -1;
 }
 
-/* Call visit for each instruction that `inst` reads. */
 #define FOR_EACH_SOURCE(inst, source)                                                              \
-    for (int source##_at = 0, source; source##_at < 5; source##_at++)                              \
-        if ((source = instruction_source(inst, source##_at)) != ML_NO_INST)
-
-/* Source 0..2, the computed index, the guard; ML_NO_INST where there is none. */
-static int instruction_source(const ml_inst *inst, int at) {
-    switch (inst->kind) {
-    case ML_INST_CONST:
-    case ML_INST_INDEX: return ML_NO_INST;
-    case ML_INST_MAP:
-        return at < 3 && at < ml_ops[inst->op].sources + (inst->op == ML_OP_RANDOM) ? inst->src[at]
-                                                                                    : ML_NO_INST;
-    case ML_INST_REDUCE: return at == 0 ? inst->src[0] : ML_NO_INST;
-    default:
-        if (at == 0) return inst->kind == ML_INST_STORE ? inst->src[0] : ML_NO_INST;
-        return at == 3 ? inst->index : at == 4 ? inst->guard : ML_NO_INST;
-    }
-}
+    for (int source##_at = 0, source; source##_at < ML_INST_SOURCES; source##_at++)                \
+        if ((source = ml_inst_source(inst, source##_at)) != ML_NO_INST)
 
 static void analyse_instruction(emitter *e, int i) {
     const ml_kernel_ir *ir = e->ir;
@@ -53,7 +49,7 @@ static void analyse_instruction(emitter *e, int i) {
         if (source >= i)
             ml_raise(ML_INTERNAL, "kernel instruction %d reads %d, which comes later", i, source);
         depth = larger(depth, e->depth[source]);
-        stage = larger(stage, e->stage[source] + emit_is_row_reduce(from));
+        stage = larger(stage, e->stage[source] + ml_inst_reduces_row(from));
     }
     if (inst->kind == ML_INST_INDEX) depth = inst->operand;
     if (inst->kind == ML_INST_LOAD || inst->kind == ML_INST_STORE)
@@ -70,7 +66,7 @@ static void analyse_instruction(emitter *e, int i) {
     }
     if (e->stage[i] >= EMIT_MAX_STAGES)
         ml_raise(ML_INTERNAL, "a kernel needs more than %d passes", EMIT_MAX_STAGES);
-    e->stages = larger(e->stages, stage + 1 + emit_is_row_reduce(inst));
+    e->stages = larger(e->stages, stage + 1 + ml_inst_reduces_row(inst));
 }
 
 /* A cast to bf16 need not round where only stores to bf16 see it. */

@@ -40,7 +40,6 @@ void emit_identity(ml_text *out, ml_op op, ml_dtype dtype);
 /* Analysis; decides nothing about buffers. `emit_needs` is called once they are decided. */
 void emit_analyse(emitter *e);
 void emit_needs(emitter *e);
-bool emit_is_row_reduce(const ml_inst *inst);
 /* "o3[...]" without brackets: the offset of operand `op` over loops first .. last, as text that
  * begins with " + " for every term; `skip` is a loop to leave out, or -1. */
 void emit_offset(emitter *e, ml_text *out, const ml_operand *operand, int first, int last,

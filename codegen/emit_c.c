@@ -28,18 +28,14 @@ typedef struct {
     bool whole;          /* every segment is a multiple of `lanes` long */
 } printer;
 
-static bool is_partial(const ml_inst *inst) {
-    return inst->kind == ML_INST_REDUCE && inst->scope != ML_SCOPE_ROW;
-}
-
 /* A COLUMN reduction without columns is one of everything. */
 static bool is_column(const printer *p, const ml_inst *inst) {
-    return is_partial(inst) && inst->scope == ML_SCOPE_COLUMN && !p->elementwise;
+    return ml_inst_reduces_partly(inst) && inst->scope == ML_SCOPE_COLUMN && !p->elementwise;
 }
 
 /* One accumulator for the whole row: an ALL reduction of values that do not change by column. */
 static bool is_row_partial(const printer *p, int i) {
-    return is_partial(&p->e->ir->inst[i]) && !p->elementwise &&
+    return ml_inst_reduces_partly(&p->e->ir->inst[i]) && !p->elementwise &&
            p->e->place[i] < p->e->ir->row_loops;
 }
 
@@ -262,7 +258,7 @@ static void print_pass(const printer *p, int stage) {
     const ml_kernel_ir *ir = e->ir;
     if (!e->passes[stage]) return;
     for (int i = 0; i < ir->inst_count; i++)
-        if (emit_is_row_reduce(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(p, i);
+        if (ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(p, i);
     ml_text_add(&e->text, "{\n");
     for (int loop = ir->row_loops; loop < e->inner; loop++) {
         if (ir->size[loop] > 1)
@@ -277,7 +273,7 @@ static void print_pass(const printer *p, int stage) {
     for (int loop = ir->row_loops; loop < e->inner; loop++) ml_text_add(&e->text, "}\n");
     ml_text_add(&e->text, "}\n");
     for (int i = 0; i < ir->inst_count; i++)
-        if (emit_is_row_reduce(&ir->inst[i]) && e->stage[i] == stage) print_row_result(p, i);
+        if (ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage) print_row_result(p, i);
 }
 
 static void print_row_pointers(const printer *p) {
@@ -368,7 +364,7 @@ static void print_partials(const printer *p, bool before) {
     emitter *e = p->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (!is_partial(inst)) continue;
+        if (!ml_inst_reduces_partly(inst)) continue;
         if (inst->op == ML_OP_ARGMAX) ml_raise(ML_INTERNAL, "argmax cannot be a partial reduction");
         const char *type = emit_memory_type((ml_dtype)e->ir->operand[inst->operand].dtype);
         if (is_column(p, inst) && before) {

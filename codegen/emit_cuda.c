@@ -283,7 +283,7 @@ static void print_row_results(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (!emit_is_row_reduce(inst) || e->stage[i] != stage) continue;
+        if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
         const char *result = reduction_text(s, i, s->team);
         ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
                     result);
@@ -318,7 +318,7 @@ static void print_pass(const cuda_shape *s, int stage) {
     bool loads = false;
     if (!e->passes[stage]) return;
     for (int i = 0; i < ir->inst_count; i++) {
-        if (emit_is_row_reduce(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(s, i);
+        if (ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(s, i);
         if (e->buffered[i] && e->stage[i] == stage)
             ml_text_add(&e->text, "%s k%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype),
                         i, s->vec * s->packs);
@@ -345,10 +345,6 @@ static void print_row(const cuda_shape *s) {
         print_places(s, stage, -1, e->ir->row_loops - 1);
         print_pass(s, stage);
     }
-}
-
-static bool is_partial(const ml_inst *inst) {
-    return inst->kind == ML_INST_REDUCE && inst->scope != ML_SCOPE_ROW;
 }
 
 static void print_partial_start(const cuda_shape *s, int i) {
@@ -420,7 +416,7 @@ static void print_partials(const cuda_shape *s, bool start) {
     if (!start) print_column_memory(s);
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (!is_partial(inst)) continue;
+        if (!ml_inst_reduces_partly(inst)) continue;
         if (start) {
             print_partial_start(s, i);
         } else if (cuda_is_column(s, inst)) {

@@ -52,6 +52,13 @@ typedef struct {
     union { double number; int64_t integer; } constant;
 } ml_inst;
 
+/* What an instruction reads: instruction number `at` of ML_INST_SOURCES (values, then the computed
+ * index, then the guard); ML_NO_INST where there is none. */
+enum { ML_INST_SOURCES = 5 };
+int ml_inst_source(const ml_inst *inst, int at);
+bool ml_inst_reduces_row(const ml_inst *inst);     /* its result is a ROW value of the next phase */
+bool ml_inst_reduces_partly(const ml_inst *inst);  /* COLUMN or ALL: a further kernel finishes it */
+
 typedef struct {
     uint32_t value;    /* id of the ml_value it points to (lower.h) */
     uint8_t dtype;

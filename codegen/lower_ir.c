@@ -9,23 +9,8 @@ enum {
     KEPT_LOAD_COLUMNS = 4096, /* CUDA: rows up to this length keep what they loaded */
 };
 
-static int source_of(const ml_inst *inst, int i) {
-    switch (inst->kind) {
-    case ML_INST_LOAD: return i == 0 ? inst->index : i == 1 ? inst->guard : ML_NO_INST;
-    case ML_INST_STORE: return i == 0 ? inst->src[0] : i == 1 ? inst->index : ML_NO_INST;
-    case ML_INST_MAP: return i < 3 ? inst->src[i] : ML_NO_INST;
-    case ML_INST_REDUCE: return i == 0 ? inst->src[0] : ML_NO_INST;
-    default: return ML_NO_INST;
-    }
-}
-
-static bool is_row_reduce(const ml_inst *inst) {
-    return inst->kind == ML_INST_REDUCE && inst->scope == ML_SCOPE_ROW;
-}
-
 static bool is_sink(const ml_inst *inst) {
-    return inst->kind == ML_INST_STORE ||
-           (inst->kind == ML_INST_REDUCE && inst->scope != ML_SCOPE_ROW);
+    return inst->kind == ML_INST_STORE || ml_inst_reduces_partly(inst);
 }
 
 static bool uses_columns(const emission *e, const int64_t *stride) {
@@ -52,9 +37,9 @@ static void find_levels(emission *e) {
     for (uint32_t i = 0; i < e->b.inst.count; i++) {
         const ml_inst *inst = &e->b.inst.at[i];
         uint8_t level = ML_LEVEL_ROW;
-        for (int s = 0; s < 3; s++)
-            if (source_of(inst, s) != ML_NO_INST && e->level[source_of(inst, s)] > level)
-                level = e->level[source_of(inst, s)];
+        for (int s = 0; s < ML_INST_SOURCES; s++)
+            if (ml_inst_source(inst, s) != ML_NO_INST && e->level[ml_inst_source(inst, s)] > level)
+                level = e->level[ml_inst_source(inst, s)];
         if (inst->kind == LOWER_INST_AFFINE && uses_columns(e, e->b.affine.at[inst->operand].coef))
             level = ML_LEVEL_ELEMENT;
         if ((inst->kind == ML_INST_LOAD || inst->kind == ML_INST_STORE) &&
@@ -74,23 +59,23 @@ static void find_phases(emission *e) {
     uint8_t *first = e->phase;
     for (uint32_t i = 0; i < count; i++) {
         const ml_inst *inst = &e->b.inst.at[i];
-        for (int s = 0; s < 3; s++) {
-            int from = source_of(inst, s);
+        for (int s = 0; s < ML_INST_SOURCES; s++) {
+            int from = ml_inst_source(inst, s);
             if (from == ML_NO_INST) continue;
-            int phase = first[from] + is_row_reduce(&e->b.inst.at[from]);
+            int phase = first[from] + ml_inst_reduces_row(&e->b.inst.at[from]);
             if (phase > first[i]) first[i] = (uint8_t)phase;
         }
     }
     for (uint32_t at = count; at > 0; at--) {
         uint32_t i = at - 1;
         const ml_inst *inst = &e->b.inst.at[i];
-        bool fixed = is_sink(inst) || is_row_reduce(inst);
+        bool fixed = is_sink(inst) || ml_inst_reduces_row(inst);
         if (is_sink(inst)) e->live[i] = true;
         if (!e->live[i]) continue;
         if (!fixed && e->last[i] > 0) e->phase[i] = (uint8_t)(e->last[i] - 1);
         e->last[i] = e->phase[i];
-        for (int s = 0; s < 3; s++) {
-            int from = source_of(inst, s);
+        for (int s = 0; s < ML_INST_SOURCES; s++) {
+            int from = ml_inst_source(inst, s);
             if (from == ML_NO_INST) continue;
             /* last[] holds, before its instruction is visited, the earliest need + 1 */
             uint8_t need = (uint8_t)(e->phase[i] + 1);
@@ -102,11 +87,11 @@ static void find_phases(emission *e) {
         uint32_t i = at - 1;
         const ml_inst *inst = &e->b.inst.at[i];
         if (!e->live[i]) continue;
-        uint8_t last = is_sink(inst) || is_row_reduce(inst) || e->level[i] == ML_LEVEL_ROW
+        uint8_t last = is_sink(inst) || ml_inst_reduces_row(inst) || e->level[i] == ML_LEVEL_ROW
                            ? e->phase[i]
                            : e->last[i];
-        for (int s = 0; s < 3; s++) {
-            int from = source_of(inst, s);
+        for (int s = 0; s < ML_INST_SOURCES; s++) {
+            int from = ml_inst_source(inst, s);
             if (from != ML_NO_INST && last > e->last[from]) e->last[from] = last;
         }
     }
@@ -265,7 +250,7 @@ static void write_insts(writer *w) {
         inst.index = renumber(w, inst.index);
         inst.guard = renumber(w, inst.guard);
         w->to[i] = put(w, &inst);
-        int end = inst.phase + 1 + is_row_reduce(&inst);
+        int end = inst.phase + 1 + ml_inst_reduces_row(&inst);
         if (end > w->ir->phases) w->ir->phases = end;
     }
 }
@@ -275,8 +260,8 @@ static void sort_insts(emission *e) {
     uint32_t count = e->b.inst.count;
     bool sorted = true;
     for (uint32_t i = 0; i < count; i++)
-        for (int s = 0; s < 3; s++) {
-            int from = source_of(&e->b.inst.at[i], s);
+        for (int s = 0; s < ML_INST_SOURCES; s++) {
+            int from = ml_inst_source(&e->b.inst.at[i], s);
             sorted = sorted && (from == ML_NO_INST || (uint32_t)from < i);
         }
     if (sorted) return;
@@ -287,8 +272,8 @@ static void sort_insts(emission *e) {
     while (placed < count) {
         for (uint32_t i = 0; i < count; i++) {
             bool ready = to[i] == ML_NO_INST;
-            for (int s = 0; s < 3 && ready; s++) {
-                int from = source_of(&e->b.inst.at[i], s);
+            for (int s = 0; s < ML_INST_SOURCES && ready; s++) {
+                int from = ml_inst_source(&e->b.inst.at[i], s);
                 ready = from == ML_NO_INST || to[from] != ML_NO_INST;
             }
             if (!ready) continue;
