@@ -60,7 +60,7 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
         for (int i = 0; i < s->layout->count; i++)
             if (i != s->mesh && at->over[i].kind == ML_SPLIT)
                 bytes /= (double)s->layout->axis[i].size;
-        price p = {.bytes = shard_move_cost(from, to, bytes, ranks)};
+        price p = {.bytes = shard_move_cost(from, to, bytes, ranks, t->rank == 0)};
         if (p.bytes < 0) continue;
         if (from.kind == ML_SPLIT && !shard_same(from, to)) {
             int listed = shard_rank(s, t->axis[from.axis]);
@@ -106,7 +106,7 @@ static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
     double bytes = (double)ml_type_bytes(t);
     for (int i = 0; i < s->mesh; i++)
         if (out[0].over[i].kind == ML_SPLIT) bytes /= (double)s->layout->axis[i].size;
-    return shard_move_cost(strategy->out[0], home, bytes, s->layout->axis[s->mesh].size);
+    return shard_move_cost(strategy->out[0], home, bytes, s->layout->axis[s->mesh].size, false);
 }
 
 static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out) {

@@ -6,10 +6,12 @@
  * only inside of the others can a new one be made. */
 #include "runtime/shard/shard_parts.h"
 
-double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks) {
+double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks,
+                       bool number) {
     double share = (double)(ranks - 1) / (double)ranks;
     if (shard_same(from, to)) return 0;
-    if (to.kind >= ML_PARTIAL_SUM) return -1;
+    if (to.kind >= ML_PARTIAL_SUM)
+        return number && from.kind == ML_REPLICATED && to.kind == ML_PARTIAL_SUM ? 0 : -1;
     if (from.kind == ML_REPLICATED) return 0; /* a slice */
     if (from.kind >= ML_PARTIAL_SUM) return to.kind == ML_SPLIT ? bytes * share : 2 * bytes * share;
     return to.kind == ML_SPLIT ? bytes / (double)ranks * share : bytes * share;
@@ -109,6 +111,16 @@ static void exchange(movement *m, int i, int from, int to) {
     back(m, ml_merge(g, x, peer, whole, whole));
 }
 
+/* A number that all ranks have, as a sum over them: the first rank's is the number, others' 0. */
+static void share(movement *m, int i) {
+    ml_graph *g = m->s->to;
+    int64_t args[] = {i, m->s->layout->axis[i].size};
+    ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
+    ml_ref first = ml_map2(g, ML_OP_EQ, c, ml_const_int(g, ML_I32, 0));
+    ml_ref zero = ml_const(g, (ml_dtype)ml_graph_type(g, m->node)->dtype, 0);
+    m->node = ml_where(g, first, m->node, zero);
+}
+
 static void scatter(movement *m, int i, int position) {
     back(m, collective(m, ML_OP_REDUCE_SCATTER, to_front(m, position), i, m->at.over[i].kind));
 }
@@ -132,7 +144,7 @@ static bool cut_around_first(const movement *m, int i, int position) {
     return false;
 }
 
-typedef enum { TAKE, SCATTER, EXCHANGE, REDUCE, GATHER, STEPS } step;
+typedef enum { TAKE, SHARE, SCATTER, EXCHANGE, REDUCE, GATHER, STEPS } step;
 
 static bool possible(const movement *m, step kind, int i) {
     ml_placement from = m->at.over[i], to = m->target.over[i];
@@ -142,6 +154,7 @@ static bool possible(const movement *m, step kind, int i) {
     bool can_join = was_split && !cut_within(m, i, from.axis);
     switch (kind) {
     case TAKE: return from.kind == ML_REPLICATED && can_cut;
+    case SHARE: return to.kind == ML_PARTIAL_SUM;
     case SCATTER: return from.kind >= ML_PARTIAL_SUM && can_cut;
     case EXCHANGE: return can_join && can_cut;
     case REDUCE: return from.kind >= ML_PARTIAL_SUM;
@@ -154,6 +167,7 @@ static void take_step(movement *m, step kind, int i) {
     m->at.over[i] = to;
     switch (kind) {
     case TAKE: take_part(m, i, to.axis); return;
+    case SHARE: share(m, i); return;
     case SCATTER:
         m->at.over[i] = from;
         scatter(m, i, to.axis);
@@ -213,8 +227,8 @@ static double distance(const sharder *s, const ml_type *t, const ml_placements *
         double others = 1;
         for (int j = 0; j < s->layout->count; j++)
             if (j != i && from->over[j].kind == ML_SPLIT) others *= (double)s->layout->axis[j].size;
-        double cost =
-            shard_move_cost(from->over[i], to->over[i], bytes / others, s->layout->axis[i].size);
+        double cost = shard_move_cost(from->over[i], to->over[i], bytes / others,
+                                      s->layout->axis[i].size, t->rank == 0);
         if (cost < 0) return -1;
         total += cost;
     }

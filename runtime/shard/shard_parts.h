@@ -72,8 +72,9 @@ void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref nod
 /* The local node that holds value n in this placement (no partial one that it does not have). */
 ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at);
 /* Bytes that leave a rank when a tensor of `bytes` (whole along a mesh axis of `ranks`) changes its
- * placement over it; negative where it cannot. */
-double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks);
+ * placement over it; negative where it cannot. `number`: the tensor has no axes. */
+double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks,
+                       bool number);
 /* The global index of the first element of this rank's part of an axis, an i32 number; 0 where the
  * axis is whole. */
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);

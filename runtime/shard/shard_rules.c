@@ -217,6 +217,14 @@ static bool partial(const sharder *s, ml_ref n, int k, ml_placement_kind kind) {
     return s->values[source].users == 1 && has_version(s, source, (ml_placement){kind, 0});
 }
 
+/* Each source is a number that is whole, or that may stay partial. */
+static bool whole_or(const sharder *s, ml_ref n) {
+    for (int k = 0; k < 2; k++)
+        if (!partial(s, n, k, ML_PARTIAL_SUM) && !source_has(s, n, k, (ml_placement){0}))
+            return false;
+    return true;
+}
+
 /* Which sources of a linear op must be partial for the result to be: bits; 0: it cannot be. */
 static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind kind) {
     const ml_node *node = ml_graph_node(s->from, n);
@@ -237,7 +245,10 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
         return floats && t->dtype > from->dtype && s->values[n].params && first ? 1 : 0;
     }
     case ML_OP_ADD:
-    case ML_OP_SUB: return sum && first && second ? 3 : 0;
+    case ML_OP_SUB: /* a number can be made a sum: norms of what is split and of what is not */
+        if (sum && ml_graph_type(s->from, n)->rank == 0 && (first || second) && whole_or(s, n))
+            return 3;
+        return sum && first && second ? 3 : 0;
     case ML_OP_MUL:
     case ML_OP_DOT: return !sum || first == second ? 0 : first ? 1 : 2;
     case ML_OP_WHERE: {
