@@ -59,8 +59,14 @@ function GPT:forward(tokens)
 end
 
 local model = GPT()
+local layout = m.layout { -- mesh axes are 1 unless --mesh sizes them; "ep" splits experts, elsewhere the batch
+  mesh = { { "pp", 1 }, { "dp", 1 }, { "ep", 1 }, { "cp", 1 }, { "tp", 1 } },
+  params = { tp = { "heads", "kv_heads", "ffn", "vocab" }, ep = { "experts" } },
+  acts = { tp = { "heads", "kv_heads", "ffn", "vocab", "seq" }, cp = { "seq", "kv_seq" }, dp = { "batch" }, ep = { "batch", "experts" } },
+  stages = { pp = "layers" },
+}
 m.train {
   model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip,
-  data = cfg.data, optimizer = m.adamw { lr = cfg.lr, weight_decay = cfg.decay }, schedule = m.cosine { warmup = cfg.warmup },
+  data = cfg.data, optimizer = m.adamw { lr = cfg.lr, weight_decay = cfg.decay }, schedule = m.cosine { warmup = cfg.warmup }, layout = layout,
 }
 if cfg.sample > 0 then m.generate(model, { prompt = "local function ", tokens = cfg.sample, seq = A.seq }) end
