@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/shard_support.h"
 
@@ -40,11 +41,11 @@ static ml_type shape(model *m, ml_dtype dtype, const char *axes) {
     static const struct {
         const char *name;
         int64_t times;
-    } real[] = {{"embed", 256}, {"ffn", 256},    {"vocab", 1024},  {"seq", 512},
-                {"heads", 4},   {"kv_heads", 4}, {"head_dim", 64}, {"kv_seq", 512}};
+    } real[] = {{"batch", 20}, {"embed", 256},  {"ffn", 256},     {"vocab", 1024}, {"seq", 512},
+                {"heads", 4},  {"kv_heads", 4}, {"head_dim", 64}, {"kv_seq", 512}};
     ml_type type = fixture_type(m->f, dtype, axes);
     for (int i = 0; i < type.rank && m->large; i++)
-        for (int k = 0; k < 8; k++)
+        for (int k = 0; k < 9; k++)
             if (type.axis[i] == axis(m, real[k].name)) type.size[i] *= real[k].times;
     return type;
 }
@@ -311,6 +312,32 @@ TEST(shard_models, data_parallel_traffic) {
     /* FSDP: what is split is gathered for each pass; the bias of ffn is not split. */
     per_layer("dp8 acts batch params embed", FORWARD, 0, (int[]){0, 9, 0, 0, 0});
     per_layer("dp8 acts batch params embed", STEP, 0, (int[]){1, 17, 9, 0, 0});
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* A thousand layers on ten thousand ranks. */
+TEST(shard_models, scale) {
+    fixture f = {.random = 1, .arena = ml_arena_new()};
+    f.g = ml_graph_new();
+    model m = {.f = &f, .dtype = ML_BF16, .kv_heads = 8, .large = true};
+    build_model(&m, 1000, STEP);
+    ml_layout layout = shard_layout(&f, "hsdp20 acts batch flat; fsdp8 acts batch params embed; "
+                                        "cp8 acts seq; tp8 params " TP " acts " TP " seq");
+    for (int i = 0; i < m.roots.update_count; i++) CHECK(m.roots.updates[i].value != 0);
+    CHECK_EQ_INT(ml_layout_ranks(&layout), 10240);
+    double start = seconds();
+    ml_graph *g = ml_shard(f.g, &m.roots, &layout);
+    double taken = seconds() - start;
+    printf("%u nodes became %u in %.2f s\n", ml_graph_count(f.g), ml_graph_count(g), taken);
+    CHECK(taken < 20);
+    ml_graph_free(g);
+    ml_graph_free(f.g);
+    ml_arena_free(f.arena);
 }
 
 TEST(shard_models, context_parallel_traffic) {

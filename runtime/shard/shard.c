@@ -140,6 +140,20 @@ static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
 
+/* ml_layout_place, with `n` as the error's operand. */
+typedef struct {
+    const sharder *s;
+    const ml_type *type;
+    int kind;
+    const char *what;
+    ml_placements at;
+} placing;
+
+static void place(void *argument) {
+    placing *p = argument;
+    p->at = ml_layout_place(p->s->layout, p->s->from, p->type, p->kind, p->what);
+}
+
 static void place_leaf(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_type *t = ml_graph_type(s->from, n);
@@ -150,10 +164,15 @@ static void place_leaf(sharder *s, ml_ref n) {
     const char *what =
         ml_arena_format(s->scratch, "%s \"%s\"", state ? "state" : "input", name ? name : "?");
     int kind = state ? (int)ml_graph_state(s->from, id)->kind : -1;
-    ml_placements at = ml_layout_place(s->layout, s->from, t, kind, what);
+    placing p = {.s = s, .type = t, .kind = kind, .what = what};
+    if (ml_protect(place, &p) != ML_OK) {
+        ml_error_last()->operands[0] = n;
+        ml_error_last()->operand_count = 1;
+        ml_raise_last();
+    }
     ml_ref local;
-    shard_local(s, n, NULL, NULL, &at, &local);
-    shard_add_version(s, n, &at, local, false);
+    shard_local(s, n, NULL, NULL, &p.at, &local);
+    shard_add_version(s, n, &p.at, local, false);
 }
 
 static bool is_free(const sharder *s, ml_ref n) {
