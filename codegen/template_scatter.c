@@ -275,16 +275,20 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
 }
 )";
 
-/* starts[key]: the first sorted position whose key is at least `key`. */
+/* starts[key]: the first sorted position whose key is at least `key`, by bisection: rows without
+ * tokens cost no more than others. */
 static const char starts_text[] = R"(
 struct ${e}_arguments { char *p[${pointers}]; };
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     const unsigned *keys = (const unsigned *)a.p[${keys}];
-    unsigned *starts = (unsigned *)a.p[${starts}];
-    long long i = blockIdx.x * 256LL + threadIdx.x;
-    if (i > ${all}) return;
-    long long first = i == 0 ? 0 : keys[i - 1] + 1LL, last = i == ${all} ? ${limit}LL : keys[i];
-    for (long long key = first; key <= last; key++) starts[key] = (unsigned)i;
+    long long key = blockIdx.x * 256LL + threadIdx.x, low = 0, high = ${all};
+    if (key > ${limit}) return;
+    while (low < high) {
+        long long middle = (low + high) / 2;
+        if (keys[middle] < key) low = middle + 1;
+        else high = middle;
+    }
+    ((unsigned *)a.p[${starts}])[key] = (unsigned)low;
 }
 )";
 
@@ -449,7 +453,7 @@ static void scatter_sorted(printer *p) {
     const char *const sums[] = {sum_text, chunks_text}, *const rows[] = {sum_text, rows_text};
     ml_kernel **starter = at;
     at = append(p, at, starts, 1, "scatter_add starts");
-    template_launch(*starter, (all + 256) / 256, 1, 1, 256, 0);
+    template_launch(*starter, limit / 256 + 1, 1, 1, 256, 0);
     template_set(t, "threads", "%lld", (long long)threads);
     ml_kernel **chunker = at;
     at = append(p, at, sums, 2, "scatter_add chunks");
