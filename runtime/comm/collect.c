@@ -46,7 +46,7 @@ static ml_status start(ml_group *g, comm_kind kind, ml_reduce_op op, ml_dtype dt
 /* ---- All-reduce -------------------------------------------------------------------------------
  */
 
-/* Every member adds up everything: for two members, and for what is small. */
+/* Every member adds up everything: for what is small. */
 static ml_status all_reduce_alone(ml_group *g, const char *in, char *out, int64_t count,
                                   ml_dtype dtype, ml_reduce_op op) {
     int64_t width = ml_dtypes[dtype].bytes;
@@ -109,7 +109,7 @@ ml_status ml_comm_all_reduce(ml_group *g, const void *in, void *out, int64_t cou
     if (g->size == 1) return copy(out, in, count * width), ML_OK;
     ml_status status = start(g, COMM_ALL_REDUCE, op, dtype, count);
     if (status != ML_OK) return status;
-    if (g->size == 2 || count * width <= SMALL_BYTES)
+    if (count * width <= SMALL_BYTES)
         return all_reduce_alone(g, in, out, count, dtype, op);
     sum_shape shape = {count, (int64_t)g->comm->segment->chunk_bytes / width, width, dtype, op};
     return all_reduce_slices(g, &shape, in, out);

@@ -10,7 +10,7 @@
 #include "runtime/comm/wire.h"
 
 /* Spinning pays only while every rank has a core of its own. */
-enum { SPINS = 2000, SPINS_CROWDED = 50 };
+enum { SPINS = 2048, SPINS_CROWDED = 64 };
 
 /* ---- Groups -----------------------------------------------------------------------------------
  */
@@ -23,6 +23,7 @@ static ml_group *group_new(ml_comm *comm, const int *ranks, int count) {
     g->comm = comm;
     g->index = comm->group_count;
     g->size = count;
+    g->spins = comm->spins;
     g->sources = (const void **)((char *)g + head);
     for (int i = 0; i < count; i++) {
         g->ranks[i] = ranks[i];

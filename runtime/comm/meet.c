@@ -14,6 +14,7 @@
 /* A sleeper looks around this often. Waiting is counted in such slices, so that time in which this
  * process itself was stopped is not held against the others. */
 static const double SLICE = 0.1;
+enum { LEAST_SPINS = 16 };
 
 double comm_now(void) {
     struct timespec now;
@@ -134,12 +135,22 @@ static void look_around(ml_group *g, patience *p, double slice) {
     comm_accuse(segment, rank, why);
 }
 
-static ml_status wait_for_others(ml_group *g, comm_slot *leader) {
-    ml_comm *comm = g->comm;
-    for (int i = 0; i < comm->spins; i++) {
-        if (atomic_load_explicit(&leader->step, memory_order_acquire) != g->step) return ML_OK;
+/* Spinning that was in vain (the others have no core to run on, or are far behind) is shortened. */
+static bool spin(ml_group *g, comm_slot *leader) {
+    for (int i = 0; i < g->spins; i++) {
+        if (atomic_load_explicit(&leader->step, memory_order_acquire) != g->step) {
+            if (g->spins < g->comm->spins) g->spins *= 2;
+            return true;
+        }
         rest();
     }
+    if (g->spins > LEAST_SPINS) g->spins /= 2;
+    return false;
+}
+
+static ml_status wait_for_others(ml_group *g, comm_slot *leader) {
+    ml_comm *comm = g->comm;
+    if (spin(g, leader)) return ML_OK;
     ml_status status = ML_OK;
     patience p = {-1, 0, 0};
     double last = comm_now();

@@ -63,7 +63,7 @@ typedef struct {
 
 struct ml_group {
     ml_comm *comm;
-    int index, size, rank;
+    int index, size, rank, spins;
     uint32_t step;
     uint64_t what;
     const void **sources; /* [size] room for pointers into the members' buffers */
@@ -78,7 +78,7 @@ struct ml_comm {
     size_t mapped;
     comm_wire *wire; /* where the ranks are on several hosts; then the segment is this rank's own */
     ml_group *groups[COMM_MOST_GROUPS];
-    int group_count, spins;
+    int group_count, spins; /* at most, before a wait sleeps */
     pthread_t watcher;
     bool watched;
     pthread_mutex_t lock;

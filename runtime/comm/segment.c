@@ -11,7 +11,7 @@
 #include "runtime/comm/parts.h"
 
 static const uint64_t MAGIC = 0x31676573616c6d6dul;
-enum { GROUP_BYTES = 8 << 20, LEAST_CHUNK = 64 << 10, LARGEST_CHUNK = 1 << 20, PAGE = 4096 };
+enum { GROUP_BYTES = 8 << 20, LEAST_CHUNK = 64 << 10, LARGEST_CHUNK = 512 << 10, PAGE = 4096 };
 
 /* Chunks shrink as ranks grow, so that a group's staging stays near 3 * GROUP_BYTES. */
 static uint64_t chunk_of(int world) {
