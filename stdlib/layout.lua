@@ -137,15 +137,15 @@ local function layout(_, spec)
   }, meta)
 end
 
-local SIZES = { "pp", "dp", "cp", "tp" }
+local SIZES = { "pp", "dp", "ep", "cp", "tp" }
 
-local function preset(name, options, more)
-  local known = { table.unpack(SIZES) }
-  for _, key in ipairs(more) do known[#known + 1] = key end
-  m.check_options("layout." .. name, options or {}, known)
+local function preset(options)
+  m.check_options("layout.megatron", options or {}, { "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context" })
   options = options or {}
   local mesh = {}
-  for i, axis in ipairs(SIZES) do mesh[i] = { axis, options[axis] or 1 } end
+  for _, axis in ipairs(SIZES) do
+    if axis ~= "ep" or options.ep then mesh[#mesh + 1] = { axis, options[axis] or 1 } end
+  end
   return options, mesh
 end
 
@@ -156,40 +156,52 @@ local presets = {}
 
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
 ---seq too; `zero` splits optimizer states over dp (ZeRO-1); `context` is how cp splits attention:
----"gathered" (default), "ring" or "exchanged" (all-to-all).
+---"gathered" (default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that
+---splits experts, and the batch elsewhere.
 function presets.megatron(options)
-  local o, mesh = preset("megatron", options, { "sp", "zero", "context" })
+  local o, mesh = preset(options)
   local context = CONTEXT[o.context or "gathered"]
   if not context then core.fail(("there is no context %q"):format(tostring(o.context)), { help = "gathered, ring or exchanged" }) end
   return m.layout {
     mesh = mesh,
-    params = { tp = { "heads", "kv_heads", "ffn", "vocab" } },
-    acts = { tp = { "heads", "kv_heads", "ffn", "vocab", o.sp and "seq" or nil }, cp = context, dp = { "batch" } },
+    params = { tp = { "heads", "kv_heads", "ffn", "vocab" }, ep = o.ep and { "experts" } },
+    acts = {
+      tp = { "heads", "kv_heads", "ffn", "vocab", o.sp and "seq" or nil }, cp = context, dp = { "batch" },
+      ep = o.ep and { "batch", "experts" },
+    },
     state = o.zero and { dp = "flat" } or {},
     stages = { pp = "layers" },
   }
 end
 
----Parameters split over dp along embed, gathered ahead of use.
+---Megatron's, with the parameters split over dp along embed too: gathered ahead of use.
 function presets.fsdp(options)
-  local _, mesh = preset("fsdp", options, {})
-  return m.layout {
-    mesh = mesh, params = { dp = { "embed" }, tp = { "heads", "kv_heads", "ffn", "vocab" } },
-    acts = { dp = { "batch" }, cp = { "seq" }, tp = { "heads", "kv_heads", "ffn", "vocab" } }, stages = { pp = "layers" },
-  }
+  local layout = presets.megatron(options)
+  layout.params.dp = { "embed" }
+  return layout
 end
 
 ---Data parallel; `zero` splits optimizer states too (ZeRO-1).
 function presets.ddp(options)
-  local o, mesh = preset("ddp", options, { "zero" })
-  return m.layout { mesh = mesh, acts = { dp = { "batch" } }, state = o.zero and { dp = "flat" } or {}, stages = { pp = "layers" } }
+  m.check_options("layout.ddp", options or {}, { "dp", "zero" })
+  local o = options or {}
+  return m.layout { mesh = { { "dp", o.dp or 1 } }, acts = { dp = { "batch" } }, state = o.zero and { dp = "flat" } or {} }
 end
 
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
 ---the first that it has. state = {dp = "flat"} splits optimizer states over dp. --mesh gives sizes.
 ---m.layout.megatron, .fsdp and .ddp make usual ones.
-m.layout = setmetatable(presets, { __call = layout })
+m.layout = setmetatable(presets, {
+  __call = layout,
+  __index = function(_, name)
+    local known = {}
+    for key in pairs(presets) do known[#known + 1] = key end
+    table.sort(known)
+    local guess = core.suggest(tostring(name), known)
+    core.fail(("there is no layout %q"):format(tostring(name)), { help = guess and ("did you mean %s?"):format(guess) or table.concat(known, ", ") })
+  end,
+})
 
 -- An axis that no tensor has is harmless, unless it looks like a slip of the pen.
 local function check_names(lists, known)

@@ -16,6 +16,38 @@ static int64_t step_bytes(const ml_step *step) {
     }
 }
 
+static const ml_origin *move_origin(const vm_move *m) {
+    return ml_graph_origin(m->plan->graph, m->step->node);
+}
+
+static bool same_text(const char *a, const char *b) {
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* The same line moves tensors of the same type, maybe in other modules. */
+static bool alike(const vm_move *a, const vm_move *b) {
+    const ml_collective_step *x = a->step->collective, *y = b->step->collective;
+    const ml_origin *from = move_origin(a), *other = move_origin(b);
+    return x->op == y->op && x->mesh_axis == y->mesh_axis && a->bytes == b->bytes &&
+           from->line == other->line && same_text(from->file, other->file) &&
+           ml_type_equal(ml_graph_type(a->plan->graph, a->step->node),
+                         ml_graph_type(b->plan->graph, b->step->node));
+}
+
+static void add_move(vm_traffic *t, const vm_move *m) {
+    for (int i = 0; i < t->count; i++)
+        if (alike(&t->largest[i], m)) {
+            t->largest[i].count += m->count;
+            t->largest[i].modules |=
+                !same_text(move_origin(&t->largest[i])->module, move_origin(m)->module);
+            return;
+        }
+    if (t->count == VM_MOVES && m->bytes <= t->largest[VM_MOVES - 1].bytes) return;
+    int at = t->count < VM_MOVES ? t->count++ : VM_MOVES - 1;
+    for (; at > 0 && t->largest[at - 1].bytes < m->bytes; at--) t->largest[at] = t->largest[at - 1];
+    t->largest[at] = *m;
+}
+
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
     t->layout = plan->layout;
     if (plan->layout == NULL) return;
@@ -27,12 +59,7 @@ void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_step *step = &plan->schedule->steps.at[i];
         if (step->kind != ML_STEP_COLLECTIVE) continue;
-        int64_t bytes = step_bytes(step);
-        if (t->count == VM_MOVES && bytes <= t->largest[VM_MOVES - 1].bytes) continue;
-        int at = t->count < VM_MOVES ? t->count++ : VM_MOVES - 1;
-        for (; at > 0 && t->largest[at - 1].bytes < bytes; at--)
-            t->largest[at] = t->largest[at - 1];
-        t->largest[at] = (vm_move){plan, step, bytes};
+        add_move(t, &(vm_move){plan, step, step_bytes(step), times, false});
     }
 }
 
@@ -46,10 +73,6 @@ static void push_mesh(lua_State *L, const ml_layout *layout) {
         luaL_addstring(&text, item);
     }
     luaL_pushresult(&text);
-}
-
-static const ml_origin *move_origin(const vm_move *m) {
-    return ml_graph_origin(m->plan->graph, m->step->node);
 }
 
 void traffic_print(lua_State *L, const vm_traffic *t, void (*format)(char *, size_t, int64_t)) {
@@ -70,10 +93,12 @@ void traffic_print(lua_State *L, const vm_traffic *t, void (*format)(char *, siz
         const ml_origin *origin = move_origin(m);
         format(size, sizeof size, m->bytes);
         vm_push_type(L, m->plan->graph, ml_graph_type(m->plan->graph, m->step->node));
-        printf("  %10s  %s over %s to %s", size, ml_ops[m->step->collective->op].name,
+        printf("  %10s x %-4lld %s over %s to %s", size, (long long)m->count,
+               ml_ops[m->step->collective->op].name,
                layout->axis[m->step->collective->mesh_axis].name, lua_tostring(L, -1));
         lua_pop(L, 1);
-        if (origin->module && origin->module[0]) printf("  in %s", origin->module);
+        if (origin->module && origin->module[0])
+            printf("  in %s%s", origin->module, m->modules ? " and others" : "");
         if (origin->file) printf("  %s:%d", origin->file, origin->line);
         printf("\n");
     }
@@ -93,10 +118,10 @@ static json_t *moves_json(lua_State *L, const vm_traffic *t) {
         const vm_move *m = &t->largest[i];
         const ml_origin *origin = move_origin(m);
         vm_push_type(L, m->plan->graph, ml_graph_type(m->plan->graph, m->step->node));
-        json_t *item =
-            json_pack("{s:s, s:s, s:s, s:I}", "kind", ml_ops[m->step->collective->op].name,
-                      "mesh_axis", t->layout->axis[m->step->collective->mesh_axis].name, "type",
-                      lua_tostring(L, -1), "bytes", (json_int_t)m->bytes);
+        json_t *item = json_pack(
+            "{s:s, s:s, s:s, s:I, s:I}", "kind", ml_ops[m->step->collective->op].name, "mesh_axis",
+            t->layout->axis[m->step->collective->mesh_axis].name, "type", lua_tostring(L, -1),
+            "bytes", (json_int_t)m->bytes, "count", (json_int_t)m->count);
         lua_pop(L, 1);
         if (origin->file) {
             json_object_set_new(item, "file", json_string(origin->file));

@@ -10,7 +10,8 @@ enum { VM_MOVES = 10 };
 typedef struct {
     const ml_plan *plan;
     const ml_step *step;
-    int64_t bytes; /* that leave one rank */
+    int64_t bytes, count; /* that leave one rank, each time; times a step */
+    bool modules;         /* of several modules */
 } vm_move;
 typedef struct {
     const ml_layout *layout; /* NULL: one rank */
