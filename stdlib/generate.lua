@@ -14,15 +14,21 @@ function m.generate(model, options)
   if core.options().mode == "check" or core.stopped() then return {}, "" end
   options = options or {}
   local seq, temperature = options.seq, options.temperature or 0.8
-  if not seq then core.fail("m.generate needs seq, the axis of positions") end
+  if type(seq) ~= "userdata" or core.is_tensor(seq) then
+    core.fail("m.generate needs seq, the axis of positions", { help = "seq = A.seq" })
+  end
   local batch = core.axis(core.options().ranks > 1 and "sample" or "batch", 1) -- which no layout splits
   local sample = m.compile(function(feeds)
     local logits = model(feeds.tokens):cast("f32"):gather(feeds.position, seq.name):max(batch.name)
+    local rest = logits:axes()
+    if #rest ~= 1 then
+      core.fail("the logits of a model that generates have batch, " .. seq.name .. " and one more axis, not " .. table.concat(rest, ", "))
+    end
     if temperature > 0 then -- the Gumbel trick: argmax of logits/t - log(-log(u)) is a sample
       local u = core.random(feeds.key, m.axes_of(logits))
       logits = logits / temperature - core.log(1e-9 - core.log(u + 1e-9))
     end
-    return logits:argmax("vocab")
+    return logits:argmax(rest[1])
   end, { tokens = { batch, seq, dtype = "i32" }, position = { dtype = "i32" }, key = { dtype = "i64" } }, { name = "sample" })
   local prompt, ids = options.prompt or "\n", {}
   if type(prompt) == "string" then
