@@ -15,7 +15,8 @@
 
 #include "runtime/base/knobs.h"
 
-enum { PATH_SIZE = 1024, TRAILER_SIZE = 16, OWNER_ONLY = 0700, STALE_SECONDS = 3600 };
+enum { PATH_SIZE = 1024, TRAILER_SIZE = 16, KEY_DIGITS = 32, OWNER_ONLY = 0700 };
+enum { DAY = 24 * 3600, STALE_SECONDS = 3600, UNUSED_SECONDS = 90 * DAY };
 static const char mark[8] = {'m', 'l', 'u', 'a', 'c', 'a', 'c', 'h'};
 
 /* The folder, chosen at first use. A temporary one serves where the real one cannot be written;
@@ -135,19 +136,43 @@ ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size
     return status;
 }
 
-/* Remove what processes that died while they compiled left behind. */
+/* Whether the folder's entries were last looked through more than a day ago: there may be many, on
+ * a slow file system. The time is that of the file "swept". */
+static bool sweep_is_due(int dir) {
+    struct stat about;
+    if (fstatat(dir, "swept", &about, 0) == 0 && about.st_mtime > time(NULL) - DAY) return false;
+    int file = openat(dir, "swept", O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) return false;
+    futimens(file, NULL);
+    close(file);
+    return true;
+}
+
+/* Remove what processes that died while they compiled left behind, and entries that nobody has used
+ * for months: kernels of models long changed. */
 static void remove_stale(const char *path) {
     DIR *dir = opendir(path);
     if (dir == NULL) return;
+    bool sweep = sweep_is_due(dirfd(dir));
     time_t now = time(NULL);
     for (struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+        const char *name = entry->d_name;
+        bool is_entry = strspn(name, "0123456789abcdef") == KEY_DIGITS && name[KEY_DIGITS] == '.';
+        time_t most = is_entry ? UNUSED_SECONDS : STALE_SECONDS;
         struct stat about;
-        if (strncmp(entry->d_name, "tmp-", 4) == 0 &&
-            fstatat(dirfd(dir), entry->d_name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
-            about.st_mtime < now - STALE_SECONDS)
-            unlinkat(dirfd(dir), entry->d_name, 0);
+        if (is_entry ? !sweep : strncmp(name, "tmp-", 4) != 0) continue;
+        if (fstatat(dirfd(dir), name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
+            about.st_mtime < now - most)
+            unlinkat(dirfd(dir), name, 0);
     }
     closedir(dir);
+}
+
+/* An entry's time says when it was last used, to a day. */
+static void note_use(const char *path) {
+    struct stat about;
+    if (stat(path, &about) == 0 && about.st_mtime < time(NULL) - DAY)
+        (void)utimensat(AT_FDCWD, path, NULL, 0);
 }
 
 /* Unlike those of processes on other hosts too: they may share the folder. */
@@ -231,6 +256,7 @@ ml_status ml_cache_read(uint64_t key[2], const char *suffix, void **bytes, int64
         unlink(path);
         return ml_fail(ML_IO, "%s is damaged", path);
     }
+    note_use(path);
     *size -= TRAILER_SIZE;
     trailer[0] = 0;
     *bytes = block;

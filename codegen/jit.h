@@ -2,7 +2,8 @@
  *
  * The cache is $MLUA_CACHE, else $XDG_CACHE_HOME/mlua, else ~/.cache/mlua: made with mode 0700,
  * refused where another user owns it. An entry's name is a hash of prelude, source, flags,
- * architecture and compiler version; it is written under a temporary name and renamed. */
+ * architecture and compiler version; it is written under a temporary name and renamed. Entries that
+ * were not used for 90 days are removed. */
 #ifndef ML_JIT_H
 #define ML_JIT_H
 
