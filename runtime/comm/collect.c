@@ -109,8 +109,7 @@ ml_status ml_comm_all_reduce(ml_group *g, const void *in, void *out, int64_t cou
     if (g->size == 1) return copy(out, in, count * width), ML_OK;
     ml_status status = start(g, COMM_ALL_REDUCE, op, dtype, count);
     if (status != ML_OK) return status;
-    if (count * width <= SMALL_BYTES)
-        return all_reduce_alone(g, in, out, count, dtype, op);
+    if (count * width <= SMALL_BYTES) return all_reduce_alone(g, in, out, count, dtype, op);
     sum_shape shape = {count, (int64_t)g->comm->segment->chunk_bytes / width, width, dtype, op};
     return all_reduce_slices(g, &shape, in, out);
 }

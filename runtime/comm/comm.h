@@ -61,6 +61,9 @@ int ml_group_rank(const ml_group *group); /* this rank's place in it */
 /* What this rank is doing, for other ranks' messages: "step 12, all-gather of blocks.3 gpt.lua:41".
  */
 void ml_comm_note(ml_comm *comm, const char *text);
+/* The same for work that may take minutes (compilers, files): until its next note or collective the
+ * others wait longer for this rank. */
+void ml_comm_busy(ml_comm *comm, const char *text);
 /* A training step ends: a rank that lives but does not come is given ten median steps. */
 void ml_comm_step(ml_comm *comm);
 

@@ -125,7 +125,8 @@ static void look_around(ml_group *g, patience *p, double slice) {
     }
     if (rank != p->rank || progress != p->progress) *p = (patience){rank, progress, 0};
     p->seconds += slice;
-    double limit = state == COMM_STARTING ? comm_stale_limit() : comm_late_limit(g->comm);
+    double limit = state == COMM_STARTING ? comm_stale_limit()
+                                          : comm_late_limit(g->comm, atomic_load(&record->busy));
     if (atomic_load(&record->waiting)) limit = limit * 1.5 + 1;
     if (p->seconds < limit) return;
     char why[128];
@@ -176,7 +177,9 @@ ml_status comm_meet(ml_group *g) {
     comm_slot *leader = comm_slot_of(segment, g->index, g->ranks[0]);
     atomic_store_explicit(&mine->what[g->step & 1], g->what, memory_order_relaxed);
     atomic_store(&mine->posted, g->step + 1);
-    atomic_fetch_add_explicit(&segment->ranks[g->comm->rank].progress, 1, memory_order_relaxed);
+    comm_record *record = &segment->ranks[g->comm->rank];
+    atomic_store_explicit(&record->busy, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&record->progress, 1, memory_order_relaxed);
     if (atomic_fetch_add(&leader->arrived, 1) + 1 == (uint32_t)g->size) {
         atomic_store(&leader->arrived, 0);
         atomic_store(&leader->step, g->step + 1);

@@ -35,6 +35,7 @@ typedef struct {
     _Atomic int32_t pid;
     _Atomic uint32_t beats;    /* of its watcher thread */
     _Atomic uint32_t progress; /* notes and meetings, counted */
+    _Atomic uint32_t busy;     /* with something that may take minutes */
     _Atomic uint64_t waiting;  /* the collective it waits in (comm_describe); 0: none */
     _Atomic uint32_t note_version; /* odd while the note is being written */
     char note[COMM_NOTE_BYTES];
@@ -149,6 +150,7 @@ void comm_reduce(ml_dtype dtype, ml_reduce_op op, const void *const *sources, in
 ml_status comm_watch_start(ml_comm *comm);
 void comm_watch_stop(ml_comm *comm);
 double comm_stale_limit(void); /* seconds without a heartbeat after which a rank has stopped */
-double comm_late_limit(const ml_comm *comm); /* seconds that a living rank may be waited for */
+/* Seconds that a living rank may be waited for. */
+double comm_late_limit(const ml_comm *comm, bool busy);
 
 #endif

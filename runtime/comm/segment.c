@@ -99,7 +99,13 @@ void ml_comm_note(ml_comm *comm, const char *text) {
     memcpy(record->note, text, length);
     record->note[length] = 0;
     atomic_fetch_add(&record->note_version, 1);
+    atomic_store(&record->busy, 0);
     atomic_fetch_add_explicit(&record->progress, 1, memory_order_relaxed);
+}
+
+void ml_comm_busy(ml_comm *comm, const char *text) {
+    ml_comm_note(comm, text);
+    if (comm->segment) atomic_store(&comm->segment->ranks[comm->rank].busy, 1);
 }
 
 bool comm_failure_set(comm_segment *segment, int rank, const char *text) {

@@ -19,7 +19,8 @@
 static const double TICK = 0.2;       /* seconds between beats */
 static const double STOPPED = 12;     /* without a beat: stopped */
 static const double LATE = 30;        /* a living rank may be waited for so long */
-static const double LATE_FIRST = 300; /* before there is a median step: compilers run */
+static const double LATE_FIRST = 300; /* before there is a median step */
+static const double LATE_BUSY = 600;  /* ml_comm_busy: compilers run */
 static const double GRACE = 8;        /* for the script to end by itself after a failure */
 enum { WATCHED = 8, DEAD_TICKS = 3 };
 
@@ -33,7 +34,8 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-double comm_late_limit(const ml_comm *comm) {
+double comm_late_limit(const ml_comm *comm, bool busy) {
+    if (busy) return LATE_BUSY;
     if (ml_knobs()->timeout > 0) return ml_knobs()->timeout;
     if (comm->steps < 2) return LATE_FIRST;
     double times[COMM_STEP_TIMES];

@@ -142,7 +142,7 @@ static ml_status wait_for(ml_comm *comm, int connection) {
         double now = comm_now();
         waited += now - last < 2 * SLICE ? now - last : 2 * SLICE;
         last = now;
-        if (waited > comm_late_limit(comm)) lost(comm, connection, "does not answer");
+        if (waited > comm_late_limit(comm, true)) lost(comm, connection, "does not answer");
         ml_status status = comm_failure_report(comm);
         if (status != ML_OK) return status;
     }

@@ -122,6 +122,7 @@ static ml_status program_load(ml_program *program) {
     bool first = session->world == NULL || session->ranks.rank == 0;
     if (!first) status = ml_comm_barrier(session->comm);
     if (status != ML_OK) return status;
+    if (session->world != NULL) ml_comm_busy(session->comm, "compiling kernels");
     status = session->device->ops->load(session->device, program->plan, &program->executable);
     if (status == ML_OK && first && session->world != NULL) {
         status = ml_comm_barrier(session->comm);
