@@ -523,7 +523,8 @@ function m.added_loss(count) end
 ---`score = function(s, i)`, traced and compiled into the kernel, where s is the scaled score and
 ---i.batch, i.head, i.q, i.k are indices. k and v may be longer or shorter than q when their axis is
 ---called `kv_seq`; then causal and window count from the end: the last query sees the last key.
----`seq`, `heads` and `head_dim` name q's axes where they are called something else.
+---`seq`, `heads` and `head_dim` name q's axes where they are called something else; without heads
+---there is one.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor

@@ -84,7 +84,8 @@ end
 ---`score = function(s, i)`, traced and compiled into the kernel, where s is the scaled score and
 ---i.batch, i.head, i.q, i.k are indices. k and v may be longer or shorter than q when their axis is
 ---called `kv_seq`; then causal and window count from the end: the last query sees the last key.
----`seq`, `heads` and `head_dim` name q's axes where they are called something else.
+---`seq`, `heads` and `head_dim` name q's axes where they are called something else; without heads
+---there is one.
 ---@param q Tensor
 ---@param k Tensor
 ---@param v Tensor
@@ -98,5 +99,12 @@ function m.attention(q, k, v, options)
       help = "a query sees the last `window` keys, its own position included; leave it out to see all",
     })
   end
-  return core.attention(q, k, v, options or {})
+  local heads, seq = options and options.heads or "heads", options and options.seq or "seq"
+  if q:has(heads) or k:has(heads) or v:has(heads) or not q:has(seq) then return core.attention(q, k, v, options or {}) end
+  local function with_heads(x)
+    local axes = m.axes_of(x)
+    axes[#axes + 1] = core.axis(heads, 1)
+    return x:broadcast(axes)
+  end
+  return core.attention(with_heads(q), with_heads(k), with_heads(v), options or {}):sum(heads)
 end

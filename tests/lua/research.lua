@@ -157,6 +157,17 @@ local first = generator_step(feeds)
 check.equal(snapshot(judge), before_j, "the generator's step leaves the judge")
 check.equal(generator_step(feeds) < first, true, "the generator gets better")
 
+-- Attention without heads is that of one head.
+local A1 = m.axes { seq = 9, head_dim = 8, kv_seq = 9 }
+local single = m.compile(function(i)
+  local o = m.attention(i.q, i.k, i.k, { causal = true })
+  local k = i.k:rename("seq", "kv_seq")
+  local s = i.q:dot(k, "head_dim") * 8 ^ -0.5
+  local seen = m.le(m.iota(A1.kv_seq):broadcast(m.axes_of(s)), m.iota(A1.seq))
+  return m.abs(o - m.where(seen, s, -1e30):softmax "kv_seq":dot(k, "kv_seq")):max()
+end, { q = { A1.seq, A1.head_dim }, k = { A1.seq, A1.head_dim } })
+check.near(single { q = wave(72, 0.7), k = wave(72, 1.1) }, 0, 1e-5, "attention without heads")
+
 -- Indices outside: gather gives 0, scatter_add and one_hot drop them.
 local outside = m.compile(function(i)
   return {
