@@ -143,3 +143,20 @@ PROCESS_TEST(generation) {
                                    " batch=16 steps=200 lr=0.005 data=book.txt sample=1");
     process_expect(&r, "greedy: on the mat. the cat sat on the mat. the cat sat on the ma");
 }
+
+/* MLUA_CHECK compares every step with the reference: in bf16 kernels round less than it does. */
+PROCESS_TEST(checked_training) {
+    static const char *const models[] = {"gpt", "llama", "gpt_moe"};
+    for (int i = 0; i < 6; i++) {
+        const char *dtype = i % 2 ? "bf16" : "f32";
+        process_write(room, "checked.lua",
+                      ml_arena_format(room->arena,
+                                      "require('mlua').compute_dtype '%s'\n"
+                                      "dofile(os.getenv 'ROOT' .. '/models/%s.lua')\n",
+                                      dtype, models[i / 2]));
+        process_result r = process_run(room, 0, "MLUA_CHECK=cpu",
+                                       "run --device cpu checked.lua layers=1 embed=32 heads=2"
+                                       " ffn=48 seq=20 batch=3 steps=2 sample=0");
+        process_expect(&r, "step 2/2");
+    }
+}
