@@ -334,14 +334,16 @@ ml_status cache_keep(const char *to, const char *name, const char *prelude,
 }
 
 void cache_keep_if_asked(const ml_kernel *kernel, const char *prelude, const char *extension) {
+    static atomic_flag told = ATOMIC_FLAG_INIT;
     const char *keep = ml_knobs()->keep;
     char name[128], path[PATH_SIZE];
     if (keep == NULL || keep[0] == 0) return;
     snprintf(name, sizeof name, "%s.%s", kernel->entry, extension);
     snprintf(path, sizeof path, "%s/%s", keep, name);
     if (access(path, F_OK) == 0) return; /* its name says what it holds */
-    if (cache_keep(keep, name, prelude, &kernel->source, 1, path, sizeof path) != ML_OK)
-        ml_debug(1, "%s\n", ml_error_last()->text);
+    if (cache_keep(keep, name, prelude, &kernel->source, 1, path, sizeof path) != ML_OK &&
+        !atomic_flag_test_and_set(&told))
+        fprintf(stderr, "mlua: MLUA_KEEP=%s keeps nothing: %s\n", keep, ml_error_last()->text);
 }
 
 void cache_find_same(ml_kernel *const *kernels, int count, ml_arena *arena, int *same) {
