@@ -120,7 +120,7 @@ static void in_arena(void (*body)(void *)) {
 
 static void output(void *arena) {
     char *text = check_mode(arena, "good", 0, RANKS,
-                            WORDS("rank 0 has 3\n", "\n[rank 1] threads ", "\n[rank 2] threads ",
+                            WORDS("rank 0 has 3\n", "[rank 1] threads ", "[rank 2] threads ",
                                   "no rank: 1\n", "[rank 1] pid "));
     CHECK(!strstr(text, "[rank 0]"));
     CHECK(!strstr(text, "rank 1 has")); /* what others print is not seen */
