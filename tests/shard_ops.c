@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/graph/ragged.h"
 #include "tests/shard_support.h"
 
 enum { DRAWS = 24 };
@@ -151,6 +152,22 @@ static ml_ref ragged(fixture *f, ml_op op, const char *a, const char *b, int64_t
 BUILD(build_ragged, ragged(f, ML_OP_RAGGED_DOT, "b8 d4", "g4 d4 h4", AXIS("d")))
 BUILD(build_ragged_outer, ragged(f, ML_OP_RAGGED_OUTER, "b8 d4", "h4 b8", 0))
 
+/* The experts of a mixture: two products by groups with an activation and weights between them. */
+static ml_ref build_experts(fixture *f) {
+    ml_ref starts = bounds(f, false), ends = bounds(f, true), x = operand(f, "b8 d4");
+    ml_axis rows = AXIS("b");
+    ml_ref gate = ml_ragged_dot(f->g, (ml_ref[]){x, operand(f, "g4 d4 h4"), starts, ends}, rows,
+                                AXIS("d"), ML_F64);
+    ml_ref up = ml_ragged_dot(f->g, (ml_ref[]){x, operand(f, "g4 d4 h4"), starts, ends}, rows,
+                              AXIS("d"), ML_F64);
+    ml_ref h = mul(f, mul(f, gate, ml_map1(f->g, ML_OP_SIGMOID, gate)), up);
+    h = mul(f, h, operand(f, "b8"));
+    ml_ref y = ml_ragged_dot(f->g, (ml_ref[]){h, operand(f, "g4 h4 d4"), starts, ends}, rows,
+                             AXIS("h"), ML_F64);
+    ml_type tokens = TYPE("s4 d4");
+    return ml_scatter_add(f->g, fixture_index(f, "b8", 4), y, AXIS("s"), &tokens);
+}
+
 typedef struct {
     ml_op op;
     build_function *build;
@@ -197,6 +214,7 @@ static const op_case cases[] = {
     {ML_OP_WHERE, build_where},
     {ML_OP_RAGGED_DOT, build_ragged},
     {ML_OP_RAGGED_OUTER, build_ragged_outer},
+    {ML_OP_RAGGED_DOT, build_experts},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -261,4 +279,30 @@ TEST(shard_ops, complete) {
         for (int i = 0; i < CASES; i++) found = found || cases[i].op == (ml_op)op;
         if (!found) test_fail("%s has no case", ml_ops[op].name);
     }
+}
+
+/* Experts over ranks: no collective between their products, forward or backward. */
+static void experts_traffic(fixture *f) {
+    ml_ref y = build_experts(f), gradients[SUPPORT_INPUTS], wrt[SUPPORT_INPUTS];
+    int count = 0;
+    for (int64_t i = 0; i < f->state_count; i++)
+        wrt[count++] = ml_graph_add(f->g, ML_OP_STATE, NULL, 0, &i, 1, NULL);
+    ml_ref loss = fixture_loss(f, y);
+    ml_autodiff(f->g, loss, wrt, count, gradients);
+    ml_layout layout = shard_layout(f, "ep4 acts g params g");
+    ml_roots roots = {.outputs = &loss, .output_count = 1}, local;
+    roots.updates = ML_NEW_ARRAY(f->arena, ml_update, count + 1);
+    for (int i = 0; i < count; i++)
+        roots.updates[roots.update_count++] = (ml_update){(uint32_t)i, gradients[i]};
+    CHECK(shard_check(f, &layout, &roots, 1e-9, true));
+    ml_graph *g = shard_program(f, &layout, &roots, &local);
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (ml_ops[ml_graph_node(g, n)->op].op_class == ML_CLASS_COLLECTIVE &&
+            ml_type_find(ml_graph_type(g, n), AXIS("h")) >= 0)
+            test_fail("%s of something as wide as the hidden layer",
+                      ml_ops[ml_graph_node(g, n)->op].name);
+    ml_graph_free(g);
+}
+TEST(shard_ops, experts_traffic) {
+    for (int i = 0; i < 8; i++) fixture_run(experts_traffic, (uint64_t)i);
 }

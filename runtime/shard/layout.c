@@ -126,7 +126,8 @@ void ml_layout_print_type(const ml_layout *layout, const ml_graph *g, const ml_t
                           const ml_placements *p, ml_text *out) {
     static const char *const partial[] = {[ML_PARTIAL_SUM] = "partial",
                                           [ML_PARTIAL_MAX] = "partial max",
-                                          [ML_PARTIAL_MIN] = "partial min"};
+                                          [ML_PARTIAL_MIN] = "partial min",
+                                          [ML_OWNED] = "own rows"};
     ml_text_add(out, "%s", ml_dtypes[type->dtype].name);
     for (int k = 0; k < type->rank; k++) {
         ml_text_add(out, "%s%s=%lld", k ? ", " : "[", ml_axis_name(g, type->axis[k]),

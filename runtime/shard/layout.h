@@ -39,11 +39,12 @@ typedef enum {
     ML_SPLIT,
     ML_PARTIAL_SUM,
     ML_PARTIAL_MAX,
-    ML_PARTIAL_MIN
+    ML_PARTIAL_MIN,
+    ML_OWNED, /* whole, but only the rows of groups that this rank has (ragged.h) hold values */
 } ml_placement_kind;
 typedef struct {
     uint8_t kind; /* ml_placement_kind */
-    uint8_t axis; /* ML_SPLIT: position in the tensor's type */
+    uint8_t axis; /* ML_SPLIT: position in the tensor's type; ML_OWNED: that of the rows */
 } ml_placement;
 typedef struct {
     ml_placement over[ML_MAX_MESH];

@@ -1,5 +1,7 @@
 /* The pass: every live node in order, cut over each mesh axis in the way that moves fewest bytes.
  */
+#include <string.h>
+
 #include "runtime/shard/shard_parts.h"
 
 uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version) {
@@ -97,7 +99,7 @@ static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
 static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
                    const ml_placements *out) {
     const ml_type *t = ml_graph_type(s->from, n);
-    if (strategy->out[0].kind == ML_REPLICATED) return 0;
+    if (strategy->out[0].kind == ML_REPLICATED || strategy->out[0].kind == ML_OWNED) return 0;
     if (strategy->out[0].kind >= ML_PARTIAL_SUM && ml_graph_node(s->from, n)->op == ML_OP_CAST)
         return 0; /* always wanted */
     int kind = s->values[n].params ? ML_STATE_OPTIMIZER : -1;
@@ -214,6 +216,33 @@ static void place_output(sharder *s, ml_ref n) {
     shard_add_version(s, n, &value->output_places[output], value->outputs[output], false);
 }
 
+/* Whose rows an op on rows of groups gives. */
+static void keep_owner(sharder *s, ml_ref n, const ml_placements *need) {
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+        for (int i = 0; i < s->layout->count; i++)
+            if (need[k].over[i].kind == ML_OWNED)
+                memcpy(s->values[n].owner, shard_owner(s, ml_graph_source(s->from, n, k)),
+                       sizeof s->values[n].owner);
+}
+
+/* A product by some of the groups is 0 in others' rows: a part of a sum, and rows of its own.
+ * (Over one mesh axis only: parts of parts would have to match in their order too.) */
+static void add_own_rows(sharder *s, ml_ref n, const ml_placements *need, const ml_placements *out,
+                         ml_ref local) {
+    const ml_type *bounds = ml_graph_type(s->from, ml_graph_source(s->from, n, 2));
+    int row = ml_type_find(ml_graph_type(s->from, n), (ml_axis)ml_graph_args(s->from, n)[0]);
+    ml_placements own = *out;
+    int cuts = 0;
+    for (int i = 0; i < s->layout->count; i++) {
+        if (!shard_same(need[2].over[i], shard_split(bounds->rank - 1))) continue;
+        cuts++;
+        own.over[i] = (ml_placement){ML_OWNED, (uint8_t)row};
+    }
+    if (cuts != 1) return;
+    for (int i = 0; i < 2; i++) s->values[n].owner[i] = ml_graph_source(s->from, n, 2 + i);
+    shard_add_version(s, n, &own, local, false);
+}
+
 static void place_node(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     int count = node->source_count, outputs = ml_op_outputs(s->from, n);
@@ -229,6 +258,8 @@ static void place_node(sharder *s, ml_ref n) {
         sources[k] = shard_get(s, ml_graph_source(s->from, n, k), &need[k]);
     shard_local(s, n, sources, need, out, results);
     shard_add_version(s, n, &out[0], results[0], false);
+    keep_owner(s, n, need);
+    if (node->op == ML_OP_RAGGED_DOT) add_own_rows(s, n, need, &out[0], results[0]);
     if (outputs == 1) return;
     shard_value *value = &s->values[n];
     value->outputs = ML_NEW_ARRAY(s->scratch, ml_ref, outputs);

@@ -10,6 +10,7 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
                        bool number) {
     double share = (double)(ranks - 1) / (double)ranks;
     if (shard_same(from, to)) return 0;
+    if (from.kind == ML_OWNED && to.kind == ML_PARTIAL_SUM) return 0;
     if (to.kind >= ML_PARTIAL_SUM)
         return number && from.kind == ML_REPLICATED && to.kind == ML_PARTIAL_SUM ? 0 : -1;
     if (from.kind == ML_REPLICATED) return 0; /* a slice */
@@ -37,6 +38,7 @@ ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t loc
 
 typedef struct {
     sharder *s;
+    ml_ref value;
     ml_type global; /* axes and order of the value */
     ml_placements at, target;
     ml_ref node;
@@ -125,6 +127,61 @@ static void scatter(movement *m, int i, int position) {
     back(m, collective(m, ML_OP_REDUCE_SCATTER, to_front(m, position), i, m->at.over[i].kind));
 }
 
+/* bool over the rows (and what else bounds have): they are in one of the groups that bounds in
+ * placement `at` have. */
+static ml_ref rows_within(movement *m, int row, const ml_placements *at) {
+    ml_graph *g = m->s->to;
+    const ml_ref *owner = m->s->values[m->value].owner;
+    const ml_type *bounds = ml_graph_type(m->s->from, owner[0]);
+    int64_t rows = ml_graph_type(g, m->node)->size[row];
+    ml_axis groups = bounds->axis[bounds->rank - 1], apart = ml_axis_named(g, "groups'own");
+    ml_ref edge[2], index = ml_iota(g, m->global.axis[row], rows);
+    ml_ref base = shard_base(m->s, &m->at, row, rows);
+    if (base) index = ml_map2(g, ML_OP_ADD, index, base);
+    for (int i = 0; i < 2; i++)
+        edge[i] = ml_rename(g, shard_get(m->s, owner[i], at), groups, apart);
+    ml_type plane = *ml_graph_type(g, edge[0]);
+    plane.axis[plane.rank] = m->global.axis[row];
+    plane.size[plane.rank++] = rows;
+    index = ml_broadcast(g, index, &plane);
+    ml_ref inside = ml_map2(g, ML_OP_AND, ml_map2(g, ML_OP_GE, index, edge[0]),
+                            ml_map2(g, ML_OP_LT, index, edge[1]));
+    inside = ml_reduce(g, ML_OP_MAX, ml_cast(g, inside, ML_I32), &apart, 1);
+    return ml_cast(g, inside, ML_BOOL);
+}
+
+/* The rows that count as this rank's: those of its groups; the first rank's are also those of no
+ * group, in which all ranks have the same. */
+static ml_ref own_rows(movement *m, int row) {
+    ml_graph *g = m->s->to;
+    const ml_type *bounds = ml_graph_type(m->s->from, m->s->values[m->value].owner[0]);
+    ml_placements all = {0}, at;
+    for (int i = 0; i < m->s->layout->count; i++) {
+        if (m->at.over[i].kind != ML_SPLIT) continue;
+        int position = ml_type_find(bounds, m->global.axis[m->at.over[i].axis]);
+        if (position >= 0) all.over[i] = shard_split(position);
+    }
+    at = all;
+    for (int i = 0; i < m->s->layout->count; i++)
+        if (m->at.over[i].kind == ML_OWNED) at.over[i] = shard_split(bounds->rank - 1);
+    ml_ref block = shard_base(m->s, &at, bounds->rank - 1, 1);
+    ml_ref first = ml_map2(g, ML_OP_EQ, block, ml_const_int(g, ML_I32, 0));
+    ml_ref none = ml_map1(g, ML_OP_NOT, rows_within(m, row, &all));
+    return ml_map2(g, ML_OP_OR, rows_within(m, row, &at), ml_map2(g, ML_OP_AND, none, first));
+}
+
+/* Zeros where other ranks' rows are: then the ranks' tensors add up to the whole one. */
+static void clear_others(movement *m) {
+    int row = 0;
+    for (int i = 0; i < m->s->layout->count; i++)
+        if (m->at.over[i].kind == ML_OWNED) row = m->at.over[i].axis;
+    ml_ref zero = ml_const(m->s->to, (ml_dtype)m->global.dtype, 0);
+    m->node = ml_where(m->s->to, own_rows(m, row), m->node, zero);
+    back(m, m->node);
+    for (int i = 0; i < m->s->layout->count; i++)
+        if (m->at.over[i].kind == ML_OWNED) m->at.over[i] = (ml_placement){ML_PARTIAL_SUM, 0};
+}
+
 /* ---- The order of steps ---------------------------------------------------------------------- */
 
 /* A mesh axis within i cuts the axis at `position` now. */
@@ -144,7 +201,7 @@ static bool cut_around_first(const movement *m, int i, int position) {
     return false;
 }
 
-typedef enum { TAKE, SHARE, SCATTER, EXCHANGE, REDUCE, GATHER, STEPS } step;
+typedef enum { CLEAR, TAKE, SHARE, SCATTER, EXCHANGE, REDUCE, GATHER, STEPS } step;
 
 static bool possible(const movement *m, step kind, int i) {
     ml_placement from = m->at.over[i], to = m->target.over[i];
@@ -152,7 +209,9 @@ static bool possible(const movement *m, step kind, int i) {
     if (shard_same(from, to)) return false;
     bool can_cut = splits && !cut_within(m, i, to.axis) && !cut_around_first(m, i, to.axis);
     bool can_join = was_split && !cut_within(m, i, from.axis);
+    if (from.kind == ML_OWNED) return kind == CLEAR;
     switch (kind) {
+    case CLEAR: return false;
     case TAKE: return from.kind == ML_REPLICATED && can_cut;
     case SHARE: return to.kind == ML_PARTIAL_SUM;
     case SCATTER: return from.kind >= ML_PARTIAL_SUM && can_cut;
@@ -164,6 +223,10 @@ static bool possible(const movement *m, step kind, int i) {
 
 static void take_step(movement *m, step kind, int i) {
     ml_placement from = m->at.over[i], to = m->target.over[i];
+    if (kind == CLEAR) {
+        clear_others(m);
+        return;
+    }
     m->at.over[i] = to;
     switch (kind) {
     case TAKE: take_part(m, i, to.axis); return;
@@ -245,10 +308,11 @@ static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at) {
         ml_ref source = ml_graph_source(s->from, n, k);
         const ml_type *from = ml_graph_type(s->from, source);
         for (int i = 0; i < s->layout->count; i++) {
-            if (at->over[i].kind != ML_SPLIT) continue;
+            if (at->over[i].kind != ML_SPLIT && at->over[i].kind != ML_OWNED) continue;
             int position = node->op == ML_OP_RENAME ? at->over[i].axis
                                                     : ml_type_find(from, t->axis[at->over[i].axis]);
-            if (position >= 0) need[k].over[i] = shard_split(position);
+            if (position >= 0)
+                need[k].over[i] = (ml_placement){at->over[i].kind, (uint8_t)position};
         }
         sources[k] = shard_get(s, source, &need[k]);
     }
@@ -276,7 +340,7 @@ ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
     if (!best) ml_raise(ML_INTERNAL, "sharding: node %%%u cannot be partial", n);
     const shard_version *from = &s->versions.at[best];
     bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);
-    movement m = {s, *t, from->at, *at, from->node, from->gathered, forward && s->backward};
+    movement m = {s, n, *t, from->at, *at, from->node, from->gathered, forward && s->backward};
     while (advance(&m)) shard_add_version(s, n, &m.at, m.node, m.gathered);
     return m.node;
 }

@@ -12,7 +12,14 @@
 
 #include "runtime/shard/shard.h"
 
-enum { SHARD_NO_CUT = 400, SHARD_KEEP_PARTIAL = 300, SHARD_UNLISTED = 200, SHARD_PARAMS = 100 };
+enum {
+    SHARD_NO_CUT = 400,
+    SHARD_KEEP_PARTIAL = 300,
+    SHARD_UNLISTED = 200,
+    SHARD_PARAMS = 100,
+    SHARD_RELABEL = -1,
+    SHARD_OWN = -2
+};
 
 typedef struct {
     ml_placements at;
@@ -26,9 +33,10 @@ typedef struct {
     uint32_t versions; /* the first; 0 where there is none yet */
     uint32_t users;    /* live ones and roots */
     bool free, repeats;
-    bool params;       /* a parameter, a gradient or an optimizer's value: the rule's table params */
-    ml_ref *outputs;   /* of ops with several outputs */
+    bool params;     /* a parameter, a gradient or an optimizer's value: the rule's table params */
+    ml_ref *outputs; /* of ops with several outputs */
     ml_placements *output_places;
+    ml_ref owner[2]; /* of ML_OWNED versions: starts and ends of the groups of rows */
 } shard_value;
 
 /* One way to cut an op's work over one mesh axis. */
@@ -48,7 +56,7 @@ typedef struct {
     /* Of the node at hand: */
     const ml_origin *origin;
     uint8_t flags;
-    bool backward; /* it is of the backward pass */
+    bool backward;             /* it is of the backward pass */
     const ml_placements *need; /* of its sources, over the mesh axes before `mesh` */
     int mesh;                  /* the mesh axis at hand */
     uint32_t strategy_count, pool_count;
@@ -57,7 +65,8 @@ typedef struct {
 } sharder;
 
 static inline bool shard_same(ml_placement a, ml_placement b) {
-    return a.kind == b.kind && (a.kind != ML_SPLIT || a.axis == b.axis);
+    bool along = a.kind == ML_SPLIT || a.kind == ML_OWNED;
+    return a.kind == b.kind && (!along || a.axis == b.axis);
 }
 static inline ml_placement shard_split(int position) {
     return (ml_placement){ML_SPLIT, (uint8_t)position};
@@ -88,6 +97,8 @@ shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank);
 int shard_rank(const sharder *s, ml_axis axis);
 /* The placement over s->mesh of what broadcast n repeats, where n is in placement `over`. */
 ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over);
+/* Starts and ends of the groups whose rows an ML_OWNED version of n holds. */
+const ml_ref *shard_owner(const sharder *s, ml_ref n);
 /* Whether cutting along this axis is worth a thought: it is listed, or a source is split so. */
 bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions);
 

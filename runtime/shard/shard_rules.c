@@ -26,10 +26,10 @@ shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank) {
 }
 
 ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over) {
-    if (over.kind != ML_SPLIT) return over;
+    if (over.kind != ML_SPLIT && over.kind != ML_OWNED) return over;
     ml_axis axis = ml_graph_type(s->from, n)->axis[over.axis];
     int position = ml_type_find(ml_graph_type(s->from, ml_graph_source(s->from, n, 0)), axis);
-    return position >= 0 ? shard_split(position) : (ml_placement){0};
+    return position >= 0 ? (ml_placement){over.kind, (uint8_t)position} : (ml_placement){0};
 }
 
 static bool has_version(const sharder *s, ml_ref n, ml_placement over) {
@@ -42,6 +42,25 @@ static bool has_version(const sharder *s, ml_ref n, ml_placement over) {
     for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v))
         if (shard_same(s->versions.at[v].at.over[s->mesh], over)) return true;
     return false;
+}
+
+/* Where the rows are in a value that holds those of this rank's groups; -1 where it does not. */
+static int own_rows(const sharder *s, ml_ref n) {
+    if (s->values[n].repeats) {
+        ml_ref source = ml_graph_source(s->from, n, 0);
+        int row = own_rows(s, source);
+        if (row < 0) return -1;
+        return ml_type_find(ml_graph_type(s->from, n), ml_graph_type(s->from, source)->axis[row]);
+    }
+    for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v))
+        if (s->versions.at[v].at.over[s->mesh].kind == ML_OWNED)
+            return s->versions.at[v].at.over[s->mesh].axis;
+    return -1;
+}
+
+const ml_ref *shard_owner(const sharder *s, ml_ref n) {
+    while (s->values[n].repeats) n = ml_graph_source(s->from, n, 0);
+    return s->values[n].owner;
 }
 
 static bool source_has(const sharder *s, ml_ref n, int k, ml_placement over) {
@@ -200,8 +219,69 @@ static void propose_ragged(sharder *s, ml_ref n) {
         }
     }
     if (node->op == ML_OP_RAGGED_DOT) return;
-    int at[4] = {-1, -1, 0, 0};
+    int groups = ml_type_find(source_type(s, n, 2), t->axis[0]);
+    int at[4] = {-1, -1, groups, groups};
     cut(s, n, t->axis[0], at, 0, 0);
+}
+
+/* Cut over groups, rows of the same groups are enough. */
+static void take_own_rows(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    int operands = node->op == ML_OP_RAGGED_DOT ? 1 : 2;
+    for (uint32_t i = 0; i < s->strategy_count; i++) {
+        ml_placement *need = &s->pool.at[s->strategies.at[i].sources];
+        ml_placement over_groups = shard_split(source_type(s, n, 2)->rank - 1);
+        bool cut_before = false; /* these groups would be others than those of the rows */
+        for (int j = 0; j < s->mesh; j++)
+            cut_before = cut_before || shard_same(s->need[2].over[j], over_groups);
+        if (cut_before || !shard_same(need[2], over_groups)) continue;
+        for (int k = 0; k < operands; k++) {
+            ml_ref source = ml_graph_source(s->from, n, k);
+            int row = own_rows(s, source);
+            const ml_ref *owner = shard_owner(s, source);
+            if (row < 0 || owner[0] != ml_graph_source(s->from, n, 2) ||
+                owner[1] != ml_graph_source(s->from, n, 3))
+                continue;
+            need[k] = (ml_placement){ML_OWNED, (uint8_t)row};
+        }
+    }
+}
+
+/* Both sources are sums over the ranks as well: so is what they add up to. */
+static bool sums(const sharder *s, ml_ref n) {
+    return source_has(s, n, 0, (ml_placement){ML_PARTIAL_SUM, 0}) &&
+           source_has(s, n, 1, (ml_placement){ML_PARTIAL_SUM, 0});
+}
+
+/* Elementwise ops, and sums over other axes, of rows of one partition into groups. */
+static void propose_own_rows(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n);
+    const ml_ref *owner = NULL;
+    ml_axis row_axis = 0;
+    if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_SUM) return;
+    for (int k = 0; k < node->source_count; k++)
+        for (int j = 0; j < s->mesh; j++)
+            if (s->need[k].over[j].kind == ML_OWNED) return; /* over one mesh axis only */
+    for (int k = 0; k < node->source_count; k++) {
+        ml_ref source = ml_graph_source(s->from, n, k);
+        int row = own_rows(s, source);
+        if (row < 0) continue;
+        const ml_ref *other = shard_owner(s, source);
+        ml_axis axis = ml_graph_type(s->from, source)->axis[row];
+        if (owner && (other[0] != owner[0] || other[1] != owner[1] || axis != row_axis)) return;
+        owner = other;
+        row_axis = axis;
+    }
+    if (!owner || ml_type_find(t, row_axis) < 0) return;
+    if ((node->op == ML_OP_ADD || node->op == ML_OP_SUB) && sums(s, n)) return;
+    shard_strategy *to = shard_strategy_new(s, n, SHARD_OWN);
+    for (int k = 0; k < node->source_count; k++) {
+        int row = own_rows(s, ml_graph_source(s->from, n, k));
+        if (row >= 0)
+            s->pool.at[to->sources + (uint32_t)k] = (ml_placement){ML_OWNED, (uint8_t)row};
+    }
+    to->out[0] = (ml_placement){ML_OWNED, (uint8_t)ml_type_find(t, row_axis)};
 }
 
 /* ---- Partial operands ------------------------------------------------------------------------ */
@@ -214,7 +294,10 @@ static bool is_zero(const sharder *s, ml_ref n) {
 /* Whether source k may stay partial: it has been combined nowhere else, nor will be. */
 static bool partial(const sharder *s, ml_ref n, int k, ml_placement_kind kind) {
     ml_ref source = ml_graph_source(s->from, n, k);
-    return s->values[source].users == 1 && has_version(s, source, (ml_placement){kind, 0});
+    if (s->values[source].users != 1) return false;
+    if (kind == ML_PARTIAL_SUM && !s->values[source].repeats && own_rows(s, source) >= 0)
+        return true; /* rows of others can be cleared */
+    return has_version(s, source, (ml_placement){kind, 0});
 }
 
 /* Each source is a number that is whole, or that may stay partial. */
@@ -280,7 +363,7 @@ static int partial_rank(const sharder *s, ml_ref n) {
     case ML_OP_PERMUTE:
     case ML_OP_SPLIT:
     case ML_OP_MERGE:
-    case ML_OP_STOP_GRADIENT: return -1;
+    case ML_OP_STOP_GRADIENT: return SHARD_RELABEL;
     default: return SHARD_KEEP_PARTIAL;
     }
 }
@@ -329,12 +412,16 @@ void shard_propose(sharder *s, ml_ref n) {
     case ML_OP_DOT: propose_reduced(s, n); break;
     case ML_OP_ARGMAX: by_name(s, n, 0); break;
     case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER: propose_ragged(s, n); break;
+    case ML_OP_RAGGED_OUTER:
+        propose_ragged(s, n);
+        take_own_rows(s, n);
+        break;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: shard_propose_attention(s, n); break;
     default:
         if (ml_ops[node->op].op_class == ML_CLASS_MAP) by_name(s, n, 0);
     }
+    propose_own_rows(s, n);
     propose_partial(s, n);
     (void)shard_strategy_new(s, n, SHARD_NO_CUT);
 }
