@@ -66,11 +66,13 @@ typedef struct {
                                      (q) and dim (kv) strides, 0 where it lacks the axis */
 } ml_attention_step;
 
-/* RAGGED_DOT: c[rows, n] = a[rows, k] b[group, k, n]; RAGGED_OUTER: c[group, k, n] = sum over the
- * group's rows of a[rows, k] b[rows, n]. Strides in elements; reads are a, b, starts, ends. */
+/* RAGGED_DOT: c[batch, rows, n] = a[batch, rows, k] b[group, k, n]; RAGGED_OUTER: c[group, k, n] =
+ * sum over batch and the group's rows of a[batch, rows, k] b[batch, rows, n]. Strides in elements;
+ * reads are a, b, starts, ends; starts and ends are [batch, group]. */
 typedef struct {
     bool outer;
-    int64_t rows, groups, k, n;
+    int64_t batch, rows, groups, k, n;
+    int64_t a_batch, b_batch, c_batch, start_batch, end_batch;
     int64_t a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col; /* 0 where it has none */
     int64_t start_stride, end_stride;
     ml_dtype dtype, c_dtype; /* of a and b; of c */

@@ -12,15 +12,16 @@ typedef struct {
     ml_step *step;
     ml_template text;
     const ml_ragged *r;
-    int64_t tile_m, tile_n;
+    int64_t tile_m, tile_n, tiles; /* most row tiles of one element of the batch */
 } printer;
 
 /* Sets group (-1: none), rows of the tile `row`, its sizes, the depth to sum over, and pointers to
  * the first element of a, b and c; returns where there is nothing to do. */
 static const char dot_text[] = R"(
-    int group = -1, tile = blockIdx.y, rows = 0;
-    long long row = 0, done = 0;
-    const int *starts = (const int *)a.p[2], *ends = (const int *)a.p[3];
+    int group = -1, tile = blockIdx.y % ${tiles}, rows = 0;
+    long long row = 0, done = 0, batch = blockIdx.y / ${tiles};
+    const int *starts = (const int *)a.p[2] + batch * ${start_batch};
+    const int *ends = (const int *)a.p[3] + batch * ${end_batch};
     for (int e = 0; e <= ${groups}; e++) { /* the rows before group e, then its own */
         long long start = ${rows}, end = ${rows};
         if (e < ${groups}) start = starts[e * ${start_stride}], end = ends[e * ${end_stride}];
@@ -41,25 +42,31 @@ static const char dot_text[] = R"(
     int column = blockIdx.x * ${tn};
     int columns = ${n} - column < ${tn} ? ${n} - column : ${tn};
     long long depth = group < 0 ? 0 : ${k};
-    const ${memory} *left = (const ${memory} *)a.p[0] + row * ${a_row};
+    const ${memory} *left = (const ${memory} *)a.p[0] + batch * ${a_batch} + row * ${a_row};
     const ${memory} *right = (const ${memory} *)a.p[1] + (group < 0 ? 0 : group) * ${b_group} +
                              column * ${b_col};
-    ${result} *out = (${result} *)a.p[4] + row * ${c_row} + column * ${c_col};
+    ${result} *out = (${result} *)a.p[4] + batch * ${c_batch} + row * ${c_row} + column * ${c_col};
 )";
 
 static const char outer_text[] = R"(
     int group = blockIdx.y;
     int m = blockIdx.x / ${n_tiles} * ${tm}, n = blockIdx.x % ${n_tiles} * ${tn};
     int rows = ${k} - m < ${tm} ? ${k} - m : ${tm}, columns = ${n} - n < ${tn} ? ${n} - n : ${tn};
-    long long start = ((const int *)a.p[2])[group * ${start_stride}];
-    long long end = ((const int *)a.p[3])[group * ${end_stride}];
-    start = start < 0 ? 0 : start;
-    end = end > ${rows} ? ${rows} : end;
-    long long depth = end > start ? end - start : 0;
-    start = depth ? start : 0;
-    const ${memory} *left = (const ${memory} *)a.p[0] + start * ${a_row} + m * ${a_col};
-    const ${memory} *right = (const ${memory} *)a.p[1] + start * ${b_row} + n * ${b_col};
+    long long depth = 0;
+    const ${memory} *left = 0, *right = 0;
     ${result} *out = (${result} *)a.p[4] + group * ${c_group} + m * ${c_row} + n * ${c_col};
+)";
+
+/* The rows of the group in one element of the batch: what the sum goes over next. */
+static const char segment_text[] = R"(
+        long long start = ((const int *)a.p[2])[batch * ${start_batch} + group * ${start_stride}];
+        long long end = ((const int *)a.p[3])[batch * ${end_batch} + group * ${end_stride}];
+        start = start < 0 ? 0 : start;
+        end = end > ${rows} ? ${rows} : end;
+        depth = end > start ? end - start : 0;
+        start = depth ? start : 0;
+        left = (const ${memory} *)a.p[0] + batch * ${a_batch} + start * ${a_row} + m * ${a_col};
+        right = (const ${memory} *)a.p[1] + batch * ${b_batch} + start * ${b_row} + n * ${b_col};
 )";
 
 /* 64 x 64, sixteen results a thread, any strides. */
@@ -70,6 +77,8 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     ${locate}
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
     ${sum} sum[4][4] = {};
+    ${each_segment} {
+    ${segment}
     for (long long d = 0; d < depth; d += 16) {
         for (int i = threadIdx.x; i < 1024; i += 256) {
             int j = ${left_deep} ? i % 16 : i / 64, at = ${left_deep} ? i / 16 : i % 64;
@@ -88,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                 for (int v = 0; v < 4; v++)
                     sum[u][v] += lefts[j][y + 16 * u] * rights[j][x + 16 * v];
         __syncthreads();
+    }
     }
     for (int u = 0; u < 4; u++)
         for (int v = 0; v < 4; v++)
@@ -134,6 +144,9 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                        ? (warp_n + lane / 16 * 8 + lane % 8) * 72 + lane / 8 % 2 * 8
                        : lane % 16 * 136 + warp_n + lane / 16 * 8;
     float sum[4][4][4] = {};
+    ${each_segment} {
+    ${segment}
+    __syncthreads(); /* the stages are free again */
     if (depth) ${e}_stage(stages, left, right, 0, rows, columns, depth);
     int stage = 0;
     for (long long d = 0; d < depth; d += 64, stage ^= 1) {
@@ -162,6 +175,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                     ${e}_mma(sum[u][v], x[u], y[v / 2][v % 2 * 2], y[v / 2][v % 2 * 2 + 1]);
         }
     }
+    }
 #pragma unroll
     for (int u = 0; u < 4; u++)
 #pragma unroll
@@ -176,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
 )";
 
 static int64_t stride_of(const ml_value *v, ml_axis axis) {
-    int at = ml_type_find(&v->type, axis);
+    int at = axis ? ml_type_find(&v->type, axis) : -1;
     return at < 0 ? 0 : v->stride[at];
 }
 
@@ -195,10 +209,19 @@ static ml_ragged *describe(const ml_schedule *s, const ml_step *step) {
     const ml_value *starts = template_value(s, step, 2), *c = template_value(s, step, 4);
     ml_axis rows = (ml_axis)args[0], groups = (ml_axis)args[1];
     r->outer = ml_graph_node(s->graph, step->node)->op == ML_OP_RAGGED_OUTER;
-    ml_axis k = other_axis(&a->type, rows, rows);
-    ml_axis n = r->outer ? other_axis(&b->type, rows, rows) : other_axis(&b->type, groups, k);
+    ml_axis batch = 0;
+    for (int i = 0; i < starts->type.rank; i++)
+        if (starts->type.axis[i] != groups) batch = starts->type.axis[i];
+    ml_axis k = other_axis(&a->type, rows, batch);
+    ml_axis n = r->outer ? other_axis(&b->type, rows, batch) : other_axis(&b->type, groups, k);
+    const ml_value *ends = template_value(s, step, 3);
+    r->batch = batch ? a->type.size[ml_type_find(&a->type, batch)] : 1;
+    r->a_batch = stride_of(a, batch), r->c_batch = r->outer ? 0 : stride_of(c, batch);
+    r->b_batch = r->outer ? stride_of(b, batch) : 0;
+    r->start_batch = stride_of(starts, batch), r->end_batch = stride_of(ends, batch);
+    r->start_stride = stride_of(starts, groups), r->end_stride = stride_of(ends, groups);
     r->rows = a->type.size[ml_type_find(&a->type, rows)];
-    r->groups = starts->type.size[0];
+    r->groups = starts->type.size[ml_type_find(&starts->type, groups)];
     r->k = a->type.size[ml_type_find(&a->type, k)];
     r->n = b->type.size[ml_type_find(&b->type, n)];
     r->a_row = stride_of(a, rows), r->a_col = stride_of(a, k);
@@ -206,8 +229,6 @@ static ml_ragged *describe(const ml_schedule *s, const ml_step *step) {
     r->b_row = stride_of(b, r->outer ? rows : k), r->b_col = stride_of(b, n);
     r->c_group = r->outer ? stride_of(c, groups) : 0;
     r->c_row = stride_of(c, r->outer ? k : rows), r->c_col = stride_of(c, n);
-    r->start_stride = starts->stride[0];
-    r->end_stride = template_value(s, step, 3)->stride[0];
     r->dtype = (ml_dtype)a->type.dtype, r->c_dtype = (ml_dtype)c->type.dtype;
     return r;
 }
@@ -224,6 +245,7 @@ static bool mma_serves(const printer *p) {
     if (r->c_col != 1 || (r->c_row | r->c_group) % 2 != 0) return false;
     for (int i = 0; i < 5; i++)
         if (i != 2 && i != 3 && template_value(p->schedule, p->step, i)->offset % 8) return false;
+    if (r->a_batch % 8 || r->b_batch % 8 || r->c_batch % 2) return false;
     if (r->k % 8 || r->n % 8 || r->a_col != 1 || r->a_row % 8) return false;
     if (r->outer) return r->b_col == 1 && r->b_row % 8 == 0;
     if (r->b_group % 8) return false;
@@ -237,6 +259,13 @@ static void set_sizes(printer *p) {
     template_set(&p->text, "k", "%lld", (long long)r->k);
     template_set(&p->text, "n", "%lld", (long long)r->n);
     set(p, "rows", r->rows);
+    set(p, "a_batch", r->a_batch), set(p, "b_batch", r->b_batch), set(p, "c_batch", r->c_batch);
+    set(p, "start_batch", r->start_batch), set(p, "end_batch", r->end_batch);
+    template_set_text(&p->text, "each_segment",
+                      r->outer ? "for (long long batch = 0; batch < ${batches}; batch++)" : "");
+    template_set(&p->text, "batches", "%lld", (long long)r->batch);
+    template_set_text(&p->text, "segment", r->outer ? segment_text : "");
+    template_set(&p->text, "tiles", "%lld", (long long)p->tiles);
     set(p, "a_row", r->a_row), set(p, "a_col", r->a_col);
     set(p, "b_group", r->b_group), set(p, "b_row", r->b_row), set(p, "b_col", r->b_col);
     set(p, "c_group", r->c_group), set(p, "c_row", r->c_row), set(p, "c_col", r->c_col);
@@ -304,12 +333,11 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
     bool mma = mma_serves(&p);
     p.tile_m = p.tile_n = mma ? 128 : 64;
     int64_t columns = (r->n + p.tile_n - 1) / p.tile_n;
-    int64_t tiles =
-        r->rows / p.tile_m + 2 * r->groups + 1; /* each range may end in a part of one */
-    if (r->rows > INT32_MAX || r->k > INT32_MAX || r->n > INT32_MAX || tiles > 65535 ||
-        r->groups > 65535)
+    p.tiles = r->rows / p.tile_m + 2 * r->groups + 1; /* each range may end in a part of one */
+    if (r->rows > INT32_MAX || r->k > INT32_MAX || r->n > INT32_MAX || r->groups > 65535 ||
+        p.tiles * r->batch > 65535)
         ml_raise(ML_INVALID, "a product of %lld rows in %lld groups is too large for the GPU",
-                 (long long)r->rows, (long long)r->groups);
+                 (long long)(r->batch * r->rows), (long long)r->groups);
     set_sizes(&p);
     step->kernel = mma ? mma_kernel(&p) : plain_kernel(&p);
     uint32_t shared = step->kernel->shared_bytes;
@@ -317,5 +345,5 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         template_launch(step->kernel, columns * ((r->k + p.tile_m - 1) / p.tile_m), r->groups, 1,
                         256, shared);
     else
-        template_launch(step->kernel, columns, tiles, 1, 256, shared);
+        template_launch(step->kernel, columns, p.tiles * r->batch, 1, 256, shared);
 }

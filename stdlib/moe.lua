@@ -4,7 +4,8 @@
 -- along the axis "experts" of its parameters, so that layouts split both by name. Without a capacity
 -- no token is dropped: all choices are sorted by expert and multiplied by ragged_dot, whose offsets
 -- stay on the device. With one, each expert takes `capacity` times its even share of every sequence,
--- earlier positions first: what is dropped depends on no later token and on no other sequence.
+-- earlier positions first: what is dropped depends on no later token and on no other sequence. Experts
+-- that are split over ranks exchange tokens (all-to-all) with a capacity; without, weights are gathered.
 local core = require "mlua.core"
 local m = require "mlua"
 
@@ -184,20 +185,37 @@ local function feed(self, x, up, gate, down, multiply, weight)
   return multiply(h, down, self.options.ffn)
 end
 
--- Every choice is a row; rows in the order of their experts.
-local function dropless(self, x, lead, choices, weights, index, counts)
-  local o, tokens = self.options, 1
-  for _, axis in ipairs(lead) do tokens = tokens * axis.size end
-  local all = core.axis("tokens", tokens)
-  local _, order = flatten(index, join(lead, choices), {}, "rows"):sort "rows"
-  local ends = counts:cumsum(o.experts.name)
+-- Every choice is a row; the rows of a sequence in the order of their experts. Sequences are sorted
+-- each on its own, so that a layout that splits the batch splits the work.
+local function dropless(self, x, lead, others, choices, weights, index)
+  local o, experts, positions, tokens = self.options, self.options.experts, {}, 1
+  for _, axis in ipairs(lead) do
+    if axis.name == o.seq then positions = { axis } end
+  end
+  if #positions == 0 then positions, others = lead, {} end -- all axes are positions where none is called so
+  for _, axis in ipairs(positions) do tokens = tokens * axis.size end
+  local many = #others > 1 and core.axis("sequences", x:elements() // x:size(o.embed) // tokens)
+  local sequences = { many or others[1] }
+  -- positions and the axes `more` as one, `name`; other axes but those of `rest` as one, too
+  local function arrange(t, more, name, rest)
+    t = flatten(t, join(positions, more), join(others, rest), name)
+    if many then t = flatten(t, others, join(name, rest), many.name) end
+    return t:permute(table.unpack(join(sequences, name, rest)))
+  end
+  local picked = arrange(index, choices, "rows", {})
+  local _, order = picked:sort "rows"
+  local hits = core.eq(core.iota(experts, "i32"):broadcast(join(m.axes_of(picked), experts)), picked)
+  local counts = hits:cast("i32"):sum "rows"
+  local ends = counts:cumsum(experts.name)
   local starts = ends - counts
   local token = order // o.top_k
-  local rows = flatten(x, lead, { o.embed }, "tokens"):gather(token, "tokens")
+  local rows = arrange(x, {}, "tokens", { o.embed }):gather(token, "tokens")
+  local weight = arrange(weights, choices, "rows", {}):gather(order, "rows")
   local function multiply(a, w, over) return a:ragged_dot(w, over, starts, ends) end
-  local weight = flatten(weights, join(lead, choices), {}, "rows"):gather(order, "rows")
   local y = feed(self, rows, self.up, self.gate, self.down, multiply, weight)
-  return unflatten(core.scatter_add(token, y, all), "tokens", lead)
+  y = core.scatter_add(token, y, core.axis("tokens", tokens), nil, sequences)
+  if many then y = unflatten(y, many.name, others) end
+  return unflatten(y, "tokens", positions)
 end
 
 -- Every expert has `capacity` places for each sequence.
@@ -246,7 +264,7 @@ function MoE:forward(x)
   if o.capacity then
     y, dropped = with_capacity(self, x, lead, others, choices, weights, index, hits)
   else
-    y = dropless(self, x, lead, choices, weights, index, counts)
+    y = dropless(self, x, lead, others, choices, weights, index)
   end
   record(self, counts:cast "f32", dropped)
   if self.shared_up then

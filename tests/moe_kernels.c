@@ -22,11 +22,13 @@ static const grouping groupings[] = {
 };
 enum { GROUPINGS = sizeof groupings / sizeof *groupings };
 
-static ml_ref bound(fixture *f, const grouping *p, const int64_t *values) {
+/* The second batch element's groups are those of the first, one row later. */
+static ml_ref bound(fixture *f, const grouping *p, const int64_t *values, bool batch) {
     char axes[16];
-    snprintf(axes, sizeof axes, "e%d", p->groups);
+    snprintf(axes, sizeof axes, batch ? "b2 e%d" : "e%d", p->groups);
     ml_ref n = fixture_index(f, axes, 1);
-    for (int i = 0; i < p->groups; i++) f->inputs[f->input_count - 1][i] = (double)values[i];
+    for (int i = 0; i < p->groups * (batch ? 2 : 1); i++)
+        f->inputs[f->input_count - 1][i] = (double)(values[i % p->groups] + i / p->groups);
     return n;
 }
 
@@ -34,7 +36,11 @@ static ml_ref matrix(fixture *f, ml_dtype dtype, const char *format, int64_t row
                      int64_t k, int64_t n) {
     char axes[64], *out = axes;
     for (const char *at = format; *at; at++) {
-        int64_t size = *at == 'r' ? rows : *at == 'e' ? groups : *at == 'k' ? k : n;
+        int64_t size = *at == 'b'   ? 2
+                       : *at == 'r' ? rows
+                       : *at == 'e' ? groups
+                       : *at == 'k' ? k
+                                    : n;
         out += sprintf(out, "%c%lld ", *at, (long long)size);
     }
     out[-1] = 0;
@@ -45,9 +51,10 @@ static void kernel(fixture *f, const grouping *p, ml_dtype dtype, ml_dtype resul
                    const char *b, int64_t k, int64_t n) {
     snprintf(f->label, sizeof f->label, "%s %s %s k %lld n %lld, grouping %d",
              ml_dtypes[dtype].name, a, b, (long long)k, (long long)n, (int)(p - groupings));
+    bool batch = strchr(a, 'b') != NULL;
     ml_ref sources[4] = {matrix(f, dtype, a, p->rows, p->groups, k, n),
-                         matrix(f, dtype, b, p->rows, p->groups, k, n), bound(f, p, p->starts),
-                         bound(f, p, p->ends)};
+                         matrix(f, dtype, b, p->rows, p->groups, k, n),
+                         bound(f, p, p->starts, batch), bound(f, p, p->ends, batch)};
     bool outer = strchr(b, 'r') != NULL;
     ml_ref y =
         outer ? ml_ragged_outer(f->g, sources, fixture_axis(f, "r"), result)
@@ -60,17 +67,23 @@ static int chosen; /* the grouping of the run */
 static void kernels(fixture *f) {
     const grouping *p = &groupings[chosen];
     bool odd = chosen % 2;
-    kernel(f, p, ML_BF16, ML_BF16, "rk", "ekn", 72, 136);
-    kernel(f, p, ML_BF16, odd ? ML_F32 : ML_BF16, "rk", "enk", 136, 40);
-    kernel(f, p, ML_BF16, ML_F32, "rk", "rn", 136, 24);
+    kernel(f, p, ML_BF16, ML_BF16, "rk", odd ? "enk" : "ekn", 72, 40);
+    kernel(f, p, ML_BF16, ML_F32, "rk", "rn", 40, 24);
     kernel(f, p, ML_F32, ML_F32, odd ? "kr" : "rk", odd ? "ken" : "ekn", 19, 70);
     kernel(f, p, ML_F32, ML_F32, odd ? "rk" : "kr", "nr", 70, 5);
+    if (chosen == 1) {
+        kernel(f, p, ML_BF16, ML_BF16, "brk", "ekn", 72, 40);
+        kernel(f, p, ML_BF16, ML_F32, "brk", "brn", 40, 24);
+        kernel(f, p, ML_F32, ML_F32, "rbk", "ekn", 19, 5);
+        kernel(f, p, ML_F32, ML_F32, "brk", "bnr", 5, 19);
+    }
     if (chosen == 0) {
+        kernel(f, p, ML_BF16, ML_F32, "rk", "enk", 136, 136);
+        kernel(f, p, ML_BF16, ML_BF16, "rk", "rn", 136, 136);
         kernel(f, p, ML_F64, ML_F64, "rk", "enk", 33, 7);
         kernel(f, p, ML_BF16, ML_BF16, "rk", "ekn", 33, 7); /* no tensor cores */
         kernel(f, p, ML_BF16, ML_BF16, "rk", "rn", 33, 8);
     }
-    if (chosen == 2) kernel(f, p, ML_BF16, ML_BF16, "rk", "rn", 264, 8);
 }
 TEST(moe, kernels_emulated) {
     template_use_emulator(true);

@@ -211,6 +211,19 @@ static ml_ref ragged(fixture *f, ml_op op, const char *a, const char *b) {
     if (op == ML_OP_RAGGED_OUTER) return ml_ragged_outer(f->g, sources, AXIS("r"), ML_F64);
     return ml_ragged_dot(f->g, sources, AXIS("r"), AXIS("d"), ML_F64);
 }
+/* Each of two batch elements with groups of its own. */
+static ml_ref ragged_batch(fixture *f, ml_op op, const char *a, const char *b) {
+    static const double bounds[2][8] = {{1, 3, 3, 4, 0, 0, 2, 6}, {3, 3, 4, 7, 0, 2, 6, 7}};
+    ml_ref sources[4] = {x_of(f, a), x_of(f, b)};
+    for (int i = 0; i < 2; i++) {
+        sources[2 + i] = fixture_index(f, "b2 e4", 1);
+        memcpy(f->inputs[f->input_count - 1], bounds[i], sizeof bounds[i]);
+    }
+    if (op == ML_OP_RAGGED_OUTER) return ml_ragged_outer(f->g, sources, AXIS("r"), ML_F64);
+    return ml_ragged_dot(f->g, sources, AXIS("r"), AXIS("d"), ML_F64);
+}
+BUILD(build_ragged_batch, ragged_batch(f, ML_OP_RAGGED_DOT, "r7 b2 d3", "e4 d3 n2"))
+BUILD(build_outer_batch, ragged_batch(f, ML_OP_RAGGED_OUTER, "b2 r7 d3", "n2 r7 b2"))
 BUILD(build_ragged, ragged(f, ML_OP_RAGGED_DOT, "r7 d3", "e4 d3 n2"))
 BUILD(build_ragged_turned, ragged(f, ML_OP_RAGGED_DOT, "d3 r7", "n2 e4 d3"))
 BUILD(build_outer, ragged(f, ML_OP_RAGGED_OUTER, "r7 d3", "n2 r7"))
@@ -280,6 +293,8 @@ static const op_case cases[] = {
     {ML_OP_RAGGED_DOT, "f64[r=7, n=2]", build_ragged},
     {ML_OP_RAGGED_DOT, "f64[r=7, n=2]", build_ragged_turned},
     {ML_OP_RAGGED_OUTER, "f64[e=4, d=3, n=2]", build_outer},
+    {ML_OP_RAGGED_DOT, "f64[b=2, r=7, n=2]", build_ragged_batch},
+    {ML_OP_RAGGED_OUTER, "f64[e=4, d=3, n=2]", build_outer_batch},
     {ML_OP_SCATTER_ADD, "f64[v=5, d=2]", build_scatter},
     {ML_OP_SCATTER_ADD, "f64[b=2, v=5]", build_scatter_rows},
     {ML_OP_SCATTER_ADD, "f64[b=2, s=3, v=5]", build_scatter_one},

@@ -282,13 +282,26 @@ static int tensor_gather(lua_State *L) {
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-/* The result has the value's axes that the index lacks, after the new axis and those they share. */
+/* The result has the axes kept, the new one, and the value's that the index lacks. Other axes of
+ * the index are summed over. */
 static int core_scatter_add(lua_State *L) {
+    vm_most_arguments(L, 5, "scatter_add");
     ml_ref sources[2] = {vm_tensor(L, 1, "the index of scatter_add"),
                          vm_tensor(L, 2, "the value of scatter_add")};
     vm_axis axis = vm_new_axis(L, lua_isnoneornil(L, 4) ? 3 : 4, "the new axis of scatter_add");
     const ml_type *index = type_of(L, sources[0]), *value = type_of(L, sources[1]);
-    ml_type type = {.dtype = value->dtype, .rank = 1, .axis = {axis.id}, .size = {axis.size}};
+    ml_type type = {.dtype = value->dtype};
+    for (int i = 1; lua_istable(L, 5) && i <= vm_table_length(L, 5); i++) {
+        lua_rawgeti(L, 5, i);
+        vm_axis kept = vm_axis_of(L, -1, sources[0], "scatter_add");
+        lua_pop(L, 1);
+        if (type.rank == ML_MAX_AXES - 1)
+            vm_fail(L, NULL, "scatter_add would give more than %d axes", ML_MAX_AXES);
+        type.axis[type.rank] = kept.id;
+        type.size[type.rank++] = kept.size;
+    }
+    type.axis[type.rank] = axis.id;
+    type.size[type.rank++] = axis.size;
     for (int i = 0; i < value->rank; i++) {
         if (ml_type_find(index, value->axis[i]) >= 0) continue;
         if (type.rank == ML_MAX_AXES)
@@ -306,7 +319,8 @@ static int core_scatter_add(lua_State *L) {
     return vm_push_tensor(L, vm_add(L, &node));
 }
 
-/* x:ragged_dot(w, over, starts, ends): the rows are x's other axis, the groups that of `starts`. */
+/* x:ragged_dot(w, over, starts, ends): the groups are the axis of `starts` that x lacks, the rows
+ * that of x which is neither contracted nor in `starts`. */
 static int tensor_ragged_dot(lua_State *L) {
     static const char *const whats[] = {"the left operand of ragged_dot",
                                         "the right operand of ragged_dot", "",
@@ -317,24 +331,25 @@ static int tensor_ragged_dot(lua_State *L) {
         int at = i < 2 ? i : i + 1;
         sources[i] = vm_tensor(L, at + 1, whats[at]);
     }
-    ml_axis over = vm_axis_id(L, 3, "ragged_dot"), rows = 0;
+    ml_axis over = vm_axis_id(L, 3, "ragged_dot"), rows = 0, groups = 0;
     const ml_type *x = type_of(L, sources[0]), *starts = type_of(L, sources[2]);
     for (int i = 0; i < x->rank; i++)
-        if (x->axis[i] != over) rows = x->axis[i];
-    if (x->rank != 2)
-        vm_fail_with(L, sources, 2, "merge its other axes into the rows first",
-                     "ragged_dot takes a left operand of two axes, rows and the contracted one, "
-                     "not of %d",
-                     x->rank);
-    if (starts->rank != 1)
+        if (x->axis[i] != over && ml_type_find(starts, x->axis[i]) < 0) rows = x->axis[i];
+    for (int i = 0; i < starts->rank; i++)
+        if (ml_type_find(x, starts->axis[i]) < 0) groups = starts->axis[i];
+    if (!rows)
+        vm_fail_with(L, sources, 2, NULL,
+                     "ragged_dot takes a left operand with rows beside the contracted axis");
+    if (!groups)
         vm_fail_with(L, &sources[2], 2, NULL,
-                     "the starts and ends of ragged_dot have one axis, that of the groups");
+                     "the starts and ends of ragged_dot have the groups' axis, which the left "
+                     "operand has not");
     vm_node node;
     vm_begin(L, &node, ML_OP_RAGGED_DOT);
     node.sources = sources;
     node.source_count = 4;
     node.args[0] = rows;
-    node.args[1] = starts->axis[0];
+    node.args[1] = groups;
     node.args[2] = over;
     node.arg_count = 3;
     return vm_push_tensor(L, vm_add(L, &node));
@@ -563,8 +578,9 @@ static const vm_entry functions[] = {
     {"concat", core_concat, "tensors: Tensor[], axis: Axis|string -> Tensor",
      "tensors one after another along an axis"},
     {"scatter_add", core_scatter_add,
-     "index: Tensor, value: Tensor, axis: Axis|string, new_axis?: Axis -> Tensor",
-     "zeros of the new axis, plus the values added at the i32 indices"},
+     "index: Tensor, value: Tensor, axis: Axis|string, new_axis?: Axis, keep?: table -> Tensor",
+     "zeros of the new axis, plus the values added at the i32 indices; of the index's axes those "
+     "listed in `keep` stay, the others are summed over"},
     {0}};
 
 static const vm_entry methods[] = {

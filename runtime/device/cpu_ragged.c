@@ -1,5 +1,5 @@
-/* Products by groups of rows on the CPU: one matrix product for each group that has rows, cut over
- * the pool's threads as any other. */
+/* Products by groups of rows on the CPU: one matrix product for each group that has rows (of each
+ * element of the batch), cut over the pool's threads as any other. */
 #include <string.h>
 
 #include "runtime/device/cpu.h"
@@ -36,25 +36,73 @@ static void clear(const ml_ragged *r, char *to, int64_t rows, int64_t cols) {
     }
 }
 
-ml_status cpu_ragged_run(const ml_ragged *r, char *const *operands, void *scratch, ml_pool *pool) {
-    const int32_t *starts = (const int32_t *)operands[2], *ends = (const int32_t *)operands[3];
-    int64_t size = ml_dtypes[r->dtype].bytes, c_size = ml_dtypes[r->c_dtype].bytes, done = 0;
+typedef struct {
+    const ml_ragged *r;
+    char *const *operands;
+    void *scratch;
+    ml_pool *pool;
+} ragged_call;
+
+/* The rows of group e of batch element b, not before `done`; the value is their number. */
+static int64_t group_rows(const ragged_call *call, int64_t b, int64_t e, int64_t done,
+                          int64_t *first) {
+    const ml_ragged *r = call->r;
+    const int32_t *starts = (const int32_t *)call->operands[2];
+    const int32_t *ends = (const int32_t *)call->operands[3];
+    int64_t start = starts[b * r->start_batch + e * r->start_stride];
+    int64_t end = ends[b * r->end_batch + e * r->end_stride];
+    *first = start < done ? done : start;
+    if (end > r->rows) end = r->rows;
+    return end > *first ? end - *first : 0;
+}
+
+/* Each group's rows times its matrix; the rows between are cleared. */
+static ml_status run_dot(const ragged_call *call, int64_t b) {
+    const ml_ragged *r = call->r;
+    int64_t size = ml_dtypes[r->dtype].bytes, c_size = ml_dtypes[r->c_dtype].bytes;
+    int64_t first, done = 0;
+    char *const *operands = call->operands, *out = operands[4] + b * r->c_batch * c_size;
     for (int64_t e = 0; e < r->groups; e++) {
-        int64_t first = starts[e * r->start_stride], end = ends[e * r->end_stride];
-        if (first < done) first = done;
-        if (end > r->rows) end = r->rows;
-        int64_t rows = end > first ? end - first : 0;
-        const char *a = operands[0] + first * r->a_row * size;
-        const char *b = operands[1] + (r->outer ? first * r->b_row : e * r->b_group) * size;
-        char *c = operands[4] + (r->outer ? e * r->c_group : first * r->c_row) * c_size;
-        if (r->outer && rows == 0) clear(r, c, r->k, r->n);
+        int64_t rows = group_rows(call, b, e, done, &first);
         if (rows == 0) continue;
-        if (!r->outer) clear(r, operands[4] + done * r->c_row * c_size, first - done, r->n);
-        done = end;
+        clear(r, out + done * r->c_row * c_size, first - done, r->n);
+        done = first + rows;
         ml_gemm g = group_product(r, rows);
-        ml_status status = cpu_gemm_run(&g, a, b, c, NULL, scratch, pool);
+        const char *x = operands[0] + (b * r->a_batch + first * r->a_row) * size;
+        const char *w = operands[1] + e * r->b_group * size;
+        ml_status status = cpu_gemm_run(&g, x, w, out + first * r->c_row * c_size, NULL,
+                                        call->scratch, call->pool);
         if (status != ML_OK) return status;
     }
-    if (!r->outer) clear(r, operands[4] + done * r->c_row * c_size, r->rows - done, r->n);
+    clear(r, out + done * r->c_row * c_size, r->rows - done, r->n);
     return ML_OK;
+}
+
+/* One group's matrix: the sum over the batch, in order. */
+static ml_status run_outer(const ragged_call *call, int64_t e) {
+    const ml_ragged *r = call->r;
+    int64_t size = ml_dtypes[r->dtype].bytes, first;
+    bool any = false;
+    char *out = call->operands[4] + e * r->c_group * ml_dtypes[r->c_dtype].bytes;
+    for (int64_t b = 0; b < r->batch; b++) {
+        int64_t rows = group_rows(call, b, e, 0, &first);
+        if (rows == 0) continue;
+        ml_gemm g = group_product(r, rows);
+        g.accumulate = any;
+        any = true;
+        const char *x = call->operands[0] + (b * r->a_batch + first * r->a_row) * size;
+        const char *y = call->operands[1] + (b * r->b_batch + first * r->b_row) * size;
+        ml_status status = cpu_gemm_run(&g, x, y, out, NULL, call->scratch, call->pool);
+        if (status != ML_OK) return status;
+    }
+    if (!any) clear(r, out, r->k, r->n);
+    return ML_OK;
+}
+
+ml_status cpu_ragged_run(const ml_ragged *r, char *const *operands, void *scratch, ml_pool *pool) {
+    ragged_call call = {r, operands, scratch, pool};
+    ml_status status = ML_OK;
+    for (int64_t i = 0; i < (r->outer ? r->groups : r->batch) && status == ML_OK; i++)
+        status = r->outer ? run_outer(&call, i) : run_dot(&call, i);
+    return status;
 }

@@ -8,42 +8,58 @@ static const char *name_of(const infer *in, int64_t axis) {
     return ml_axis_name(in->g, (ml_axis)axis);
 }
 
-/* The groups' first rows and their ends: i32[groups]. */
-static int64_t check_bounds(const infer *in, ml_axis groups) {
-    for (int i = 2; i < 4; i++) {
-        const ml_type *t = infer_source(in, i);
-        infer_dtype(in, i, ML_I32, i == 2 ? "the starts" : "the ends");
-        if (t->rank != 1 || t->axis[0] != groups)
-            infer_raise(in, "they say where each group's rows begin and end",
-                        "%s: the %s have axes %s instead of \"%s\" alone", ml_ops[in->op].name,
-                        i == 2 ? "starts" : "ends", infer_axes(in, t), name_of(in, groups));
-    }
-    int64_t size = infer_source(in, 2)->size[0];
-    if (infer_source(in, 3)->size[0] != size)
-        infer_raise(in, NULL, "%s: there are %lld starts and %lld ends", ml_ops[in->op].name,
-                    (long long)size, (long long)infer_source(in, 3)->size[0]);
-    return size;
-}
-
-/* The axis of source i that is neither of the two; raises unless there is exactly one. */
-static int free_axis(const infer *in, int i, ml_axis one, ml_axis two, const char *whose) {
-    const ml_type *t = infer_source(in, i);
-    int found = -1, count = 0;
-    for (int at = 0; at < t->rank; at++)
-        if (t->axis[at] != one && t->axis[at] != two) found = at, count++;
-    if (count != 1)
-        infer_raise(in, "merge axes into one first, or give it one of size 1",
-                    "%s: %s has axes %s; it needs one axis of its own beside the shared ones",
-                    ml_ops[in->op].name, whose, infer_axes(in, t));
-    return found;
-}
-
 static void check_same(const infer *in, int64_t axis, int64_t left, int64_t right) {
     if (left != right)
         infer_raise(in, NULL,
                     "cannot combine groups along \"%s\": %lld on the left, %lld on the "
                     "right",
                     name_of(in, axis), (long long)left, (long long)right);
+}
+
+/* The axis of the bounds that is not the groups': every row axis has groups of its own along it.
+ * 0 where there is none. */
+static ml_axis batch_axis(const ml_type *bounds, ml_axis groups) {
+    if (bounds->rank < 2) return 0;
+    return bounds->axis[bounds->axis[0] == groups];
+}
+
+/* The groups' first rows and their ends: i32 {groups}, or {batch, groups}. Gives their number. */
+static int64_t check_bounds(const infer *in, ml_axis groups) {
+    for (int i = 2; i < 4; i++) {
+        const ml_type *t = infer_source(in, i);
+        infer_dtype(in, i, ML_I32, i == 2 ? "the starts" : "the ends");
+        if (t->rank < 1 || t->rank > 2 || ml_type_find(t, groups) < 0)
+            infer_raise(in, "they say where each group's rows begin and end",
+                        "%s: the %s have axes %s instead of \"%s\" and at most one that the left "
+                        "has too",
+                        ml_ops[in->op].name, i == 2 ? "starts" : "ends", infer_axes(in, t),
+                        name_of(in, groups));
+    }
+    const ml_type *starts = infer_source(in, 2), *ends = infer_source(in, 3);
+    if (!ml_type_same_axes(starts, ends))
+        infer_raise(in, NULL, "%s: the starts have axes %s, the ends %s", ml_ops[in->op].name,
+                    infer_axes(in, starts), infer_axes(in, ends));
+    ml_axis batch = batch_axis(starts, groups);
+    for (int i = 0; batch && i < (in->op == ML_OP_RAGGED_OUTER ? 2 : 1); i++) {
+        int at = infer_find(in, i, batch, "pair groups along", i ? "the right" : "the left");
+        check_same(in, batch, infer_source(in, i)->size[at],
+                   starts->size[ml_type_find(starts, batch)]);
+    }
+    return starts->size[ml_type_find(starts, groups)];
+}
+
+/* The axis of source i that is none of these; raises unless there is exactly one. */
+static int free_axis(const infer *in, int i, ml_axis one, ml_axis two, ml_axis three,
+                     const char *whose) {
+    const ml_type *t = infer_source(in, i);
+    int found = -1, count = 0;
+    for (int at = 0; at < t->rank; at++)
+        if (t->axis[at] != one && t->axis[at] != two && t->axis[at] != three) found = at, count++;
+    if (count != 1)
+        infer_raise(in, "merge axes into one first, or give it one of size 1",
+                    "%s: %s has axes %s; it needs one axis of its own beside the shared ones",
+                    ml_ops[in->op].name, whose, infer_axes(in, t));
+    return found;
 }
 
 static void infer_dot(infer *in, ml_type *out) {
@@ -53,12 +69,16 @@ static void infer_dot(infer *in, ml_type *out) {
     int x_k = infer_find(in, 0, k, "contract", "the left");
     int w_k = infer_find(in, 1, k, "contract", "the right");
     int w_groups = infer_find(in, 1, groups, "choose a matrix along", "the right");
-    if (x->rank != 2)
-        infer_raise(in, "merge its other axes into the rows first",
-                    "ragged_dot: the left has axes %s instead of two", infer_axes(in, x));
-    int n = free_axis(in, 1, groups, k, "the right");
-    check_same(in, k, x->size[x_k], w->size[w_k]);
     check_same(in, groups, w->size[w_groups], check_bounds(in, groups));
+    ml_axis batch = batch_axis(infer_source(in, 2), groups);
+    if (x->rank != 2 + (batch != 0))
+        infer_raise(in, "merge its other axes into the rows first, or give the starts and ends one",
+                    "ragged_dot: the left has axes %s; it needs rows, the contracted one, and "
+                    "that of the starts and ends beside the groups'",
+                    infer_axes(in, x));
+    int n = free_axis(in, 1, groups, k, k, "the right");
+    check_same(in, k, x->size[x_k], w->size[w_k]);
+    if (batch) infer_append(in, out, batch, x->size[ml_type_find(x, batch)]);
     infer_append(in, out, rows, x->size[x_rows]);
     infer_append(in, out, w->axis[n], w->size[n]);
 }
@@ -67,10 +87,13 @@ static void infer_outer(infer *in, ml_type *out) {
     ml_axis rows = (ml_axis)in->args[0], groups = (ml_axis)in->args[1];
     int x_rows = infer_find(in, 0, rows, "multiply rows along", "the left");
     int y_rows = infer_find(in, 1, rows, "multiply rows along", "the right");
-    int m = free_axis(in, 0, rows, rows, "the left"), n = free_axis(in, 1, rows, rows, "the right");
+    int64_t count = check_bounds(in, groups);
+    ml_axis batch = batch_axis(infer_source(in, 2), groups);
+    int m = free_axis(in, 0, rows, batch, batch, "the left");
+    int n = free_axis(in, 1, rows, batch, batch, "the right");
     const ml_type *x = infer_source(in, 0), *y = infer_source(in, 1);
     check_same(in, rows, x->size[x_rows], y->size[y_rows]);
-    infer_append(in, out, groups, check_bounds(in, groups));
+    infer_append(in, out, groups, count);
     infer_append(in, out, x->axis[m], x->size[m]);
     infer_append(in, out, y->axis[n], y->size[n]);
 }
@@ -86,23 +109,31 @@ void infer_ragged(infer *in, ml_type *out) {
         infer_outer(in, out);
 }
 
+/* The groups' axis: that of the bounds which x has not. */
+static ml_axis groups_of(const ml_graph *g, const ml_ref *sources) {
+    const ml_type *x = ml_graph_type(g, sources[0]), *starts = ml_graph_type(g, sources[2]);
+    for (int i = 0; i < starts->rank; i++)
+        if (ml_type_find(x, starts->axis[i]) < 0) return starts->axis[i];
+    return starts->rank ? starts->axis[0] : 0;
+}
+
 ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis reduced,
                      ml_dtype dtype) {
-    ml_axis groups = ml_graph_type(g, sources[2])->axis[0];
+    ml_axis groups = groups_of(g, sources);
     return ml_graph_add(g, ML_OP_RAGGED_DOT, sources, 4, (int64_t[]){rows, groups, reduced}, 3,
                         &(ml_type){.dtype = dtype});
 }
 
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype) {
-    ml_axis groups = ml_graph_type(g, sources[2])->axis[0];
+    ml_axis groups = groups_of(g, sources);
     return ml_graph_add(g, ML_OP_RAGGED_OUTER, sources, 4, (int64_t[]){rows, groups}, 2,
                         &(ml_type){.dtype = dtype});
 }
 
-/* The axis that is neither; 0 where there is none. */
-static ml_axis other_axis(const ml_type *t, ml_axis one, ml_axis two) {
+/* The axis that is none of these; 0 where there is none. */
+static ml_axis other_axis(const ml_type *t, ml_axis one, ml_axis two, ml_axis three) {
     for (int i = 0; i < t->rank; i++)
-        if (t->axis[i] != one && t->axis[i] != two) return t->axis[i];
+        if (t->axis[i] != one && t->axis[i] != two && t->axis[i] != three) return t->axis[i];
     return 0;
 }
 
@@ -117,7 +148,7 @@ ml_ref ragged_gradient(ml_graph *g, ml_ref n, ml_ref cotangent, int operand) {
     ml_type type = *ml_graph_type(g, sources[operand]);
     cotangent = ml_cast(g, cotangent, (ml_dtype)type.dtype);
     if (dot && operand == 0) {
-        ml_axis free = other_axis(ml_graph_type(g, w), groups, contracted);
+        ml_axis free = other_axis(ml_graph_type(g, w), groups, contracted, contracted);
         return ml_ragged_dot(g, (ml_ref[]){cotangent, w, starts, ends}, rows, free,
                              (ml_dtype)type.dtype);
     }
@@ -125,7 +156,8 @@ ml_ref ragged_gradient(ml_graph *g, ml_ref n, ml_ref cotangent, int operand) {
         return ml_ragged_outer(g, (ml_ref[]){x, cotangent, starts, ends}, rows,
                                (ml_dtype)type.dtype);
     ml_ref partner = operand == 0 ? w : x;
-    ml_axis reduced = other_axis(ml_graph_type(g, partner), rows, rows);
+    ml_axis batch = batch_axis(ml_graph_type(g, starts), groups);
+    ml_axis reduced = other_axis(ml_graph_type(g, partner), rows, batch, batch);
     return ml_ragged_dot(g, (ml_ref[]){partner, cotangent, starts, ends}, rows, reduced,
                          (ml_dtype)type.dtype);
 }
@@ -137,8 +169,11 @@ double ragged_flops(const ml_graph *g, ml_ref n) {
     double elements = (double)ml_type_elements(out);
     if (ml_graph_node(g, n)->op == ML_OP_RAGGED_DOT)
         return 2 * elements * (double)x->size[ml_type_find(x, (ml_axis)args[2])];
-    double groups = (double)out->size[ml_type_find(out, (ml_axis)args[1])];
-    return 2 * elements / groups * (double)x->size[ml_type_find(x, (ml_axis)args[0])];
+    ml_axis groups = (ml_axis)args[1];
+    ml_axis batch = batch_axis(ml_graph_type(g, ml_graph_source(g, n, 2)), groups);
+    double rows = (double)x->size[ml_type_find(x, (ml_axis)args[0])];
+    if (batch) rows *= (double)x->size[ml_type_find(x, batch)];
+    return 2 * elements / (double)out->size[ml_type_find(out, groups)] * rows;
 }
 
 /* ---- The definition ----------------------------------------------------------------------------
@@ -146,43 +181,63 @@ double ragged_flops(const ml_graph *g, ml_ref n) {
 
 static int64_t stride_of(const ml_type *t, ml_axis axis) {
     int64_t strides[ML_MAX_AXES];
-    int at = ml_type_find(t, axis);
+    int at = axis ? ml_type_find(t, axis) : -1;
     reference_strides(t, strides);
     return at < 0 ? 0 : strides[at];
 }
 
-/* Rows of group e, cut to those that there are. */
-static void bounds(const reference_value *const *source, int64_t e, int64_t rows, int64_t *first,
-                   int64_t *end) {
-    *first = source[2]->cells[e].integer, *end = source[3]->cells[e].integer;
-    if (*first < 0) *first = 0;
-    if (*end > rows) *end = rows;
+/* Rows of group e of batch element b, cut to those that there are. */
+static void bounds(const reference_value *const *source, ml_axis batch, int64_t b, ml_axis groups,
+                   int64_t e, int64_t rows, int64_t *out) {
+    for (int i = 0; i < 2; i++) {
+        const ml_type *t = &source[2 + i]->type;
+        int64_t at = b * (batch ? stride_of(t, batch) : 0) + e * stride_of(t, groups);
+        out[i] = source[2 + i]->cells[at].integer;
+    }
+    if (out[0] < 0) out[0] = 0;
+    if (out[1] > rows) out[1] = rows;
 }
 
-/* Loops over (group, row, i, j): i and j are the other axes of x and of w or y. */
+typedef struct {
+    int64_t x, w, out;
+} strides_by;
+
+static strides_by strides_along(const reference_value *const *source, const reference_value *out,
+                                ml_axis axis) {
+    return (strides_by){stride_of(&source[0]->type, axis), stride_of(&source[1]->type, axis),
+                        stride_of(&out->type, axis)};
+}
+
+/* Loops over (batch, group, row, i, j): i and j are the other axes of x and of w or y. */
 void reference_ragged(ml_op op, const reference_value *const *source, const int64_t *args,
                       reference_value *out) {
     const reference_value *x = source[0], *w = source[1];
-    bool dot = op == ML_OP_RAGGED_DOT;
     ml_axis rows = (ml_axis)args[0], groups = (ml_axis)args[1];
-    ml_axis i_axis = other_axis(&x->type, rows, rows);
-    ml_axis j_axis = other_axis(&w->type, dot ? groups : rows, dot ? i_axis : rows);
+    ml_axis batch = batch_axis(&source[2]->type, groups);
+    ml_axis i_axis = other_axis(&x->type, rows, batch, batch);
+    ml_axis j_axis = op == ML_OP_RAGGED_DOT ? other_axis(&w->type, groups, i_axis, i_axis)
+                                            : other_axis(&w->type, rows, batch, batch);
     int64_t row_count = x->type.size[ml_type_find(&x->type, rows)];
     int64_t m = x->type.size[ml_type_find(&x->type, i_axis)];
     int64_t n = w->type.size[ml_type_find(&w->type, j_axis)];
-    int64_t x_row = stride_of(&x->type, rows), x_i = stride_of(&x->type, i_axis);
-    int64_t w_row = stride_of(&w->type, rows), w_group = stride_of(&w->type, groups);
-    int64_t w_i = stride_of(&w->type, i_axis), w_j = stride_of(&w->type, j_axis);
-    int64_t o_row = stride_of(&out->type, rows), o_group = stride_of(&out->type, groups);
-    int64_t o_i = stride_of(&out->type, i_axis), o_j = stride_of(&out->type, j_axis);
-    for (int64_t e = 0; e < source[2]->type.size[0]; e++) {
-        int64_t first, end;
-        bounds(source, e, row_count, &first, &end);
-        for (int64_t r = first; r < end; r++)
-            for (int64_t i = 0; i < m; i++)
-                for (int64_t j = 0; j < n; j++)
-                    out->cells[e * o_group + r * o_row + i * o_i + j * o_j].number +=
-                        x->cells[r * x_row + i * x_i].number *
-                        w->cells[e * w_group + r * w_row + i * w_i + j * w_j].number;
+    int64_t batches = batch ? x->type.size[ml_type_find(&x->type, batch)] : 1;
+    const ml_type *starts = &source[2]->type;
+    int64_t group_count = starts->size[ml_type_find(starts, groups)];
+    strides_by by_row = strides_along(source, out, rows), by_i = strides_along(source, out, i_axis);
+    strides_by by_j = strides_along(source, out, j_axis), by_e = strides_along(source, out, groups);
+    strides_by by_b = strides_along(source, out, batch);
+    for (int64_t at = 0; at < batches * group_count; at++) {
+        int64_t b = at / group_count, e = at % group_count, bound[2];
+        bounds(source, batch, b, groups, e, row_count, bound);
+        for (int64_t r = bound[0]; r < bound[1]; r++)
+            for (int64_t ij = 0; ij < m * n; ij++) {
+                int64_t i = ij / n, j = ij % n;
+                out->cells[b * by_b.out + e * by_e.out + r * by_row.out + i * by_i.out +
+                           j * by_j.out]
+                    .number +=
+                    x->cells[b * by_b.x + r * by_row.x + i * by_i.x].number *
+                    w->cells[b * by_b.w + e * by_e.w + r * by_row.w + i * by_i.w + j * by_j.w]
+                        .number;
+            }
     }
 }

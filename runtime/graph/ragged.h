@@ -1,6 +1,7 @@
 /* Products of rows that belong to groups: the experts of a mixture, each with its own matrix.
  *
- * Group e has the rows starts[e] .. ends[e]-1 of an axis; groups come in ascending order, do not
+ * Group e has the rows starts[e] .. ends[e]-1 of an axis (for each element of a batch axis that
+ * rows and bounds may share: matrices are the same for all). Groups come in ascending order, do not
  * overlap, and may be empty. RAGGED_DOT multiplies each row by its group's matrix; rows of no group
  * give 0, so that a rank that holds some of the groups computes a part of a sum. RAGGED_OUTER sums
  * the outer products of the rows of each group: each is the other's gradient. */
@@ -10,11 +11,11 @@
 #include "runtime/graph/graph.h"
 #include "runtime/graph/reference.h"
 
-/* sources: x {rows, reduced}, w {groups, reduced, n}, starts and ends i32 {groups}. Gives {rows, n}
- * of dtype. */
+/* sources: x {batch, rows, reduced}, w {groups, reduced, n}, starts and ends i32 {batch, groups};
+ * batch may be missing. Gives {batch, rows, n} of dtype. */
 ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis reduced,
                      ml_dtype dtype);
-/* sources: x {rows, m}, y {rows, n}, starts and ends. Gives {groups, m, n} of dtype. */
+/* sources: x {batch, rows, m}, y {batch, rows, n}, starts and ends. Gives {groups, m, n}. */
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype);
 
 /* The gradient of operand 0 or 1 of n. */
