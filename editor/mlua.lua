@@ -980,13 +980,14 @@ function m.round(a) end
 ---@return Tensor
 function m.rsqrt(a) end
 
----zeros of the new axis, plus the values added at the i32 indices
+---zeros of the new axis, plus the values added at the i32 indices; of the index's axes those listed in `keep` stay, the others are summed over
 ---@param index Tensor
 ---@param value Tensor
 ---@param axis Axis|string
 ---@param new_axis? Axis
+---@param keep? table
 ---@return Tensor
-function m.scatter_add(index, value, axis, new_axis) end
+function m.scatter_add(index, value, axis, new_axis, keep) end
 
 ---Gradient descent with momentum.
 ---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: function}
