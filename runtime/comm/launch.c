@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "runtime/base/pool.h"
 #include "runtime/comm/comm.h"
 
 enum { FIRST_PORT = 20000, PORTS = 20000, TORCH_PORT = 29500 };
@@ -61,6 +63,17 @@ static void first_host(const char *list, char *host, size_t size) {
     host[used] = 0;
 }
 
+/* The ranks of a host share its cores, where no launcher has bound each to some of its own. Before
+ * the knobs are read. */
+static void share_cores(int ranks) {
+    char text[32];
+    const char *threads = VARIABLE("MLUA_THREADS");
+    int cores = ml_cpu_count();
+    if (threads || ranks <= 1 || cores < sysconf(_SC_NPROCESSORS_ONLN)) return;
+    snprintf(text, sizeof text, "%d", cores > ranks ? cores / ranks : 1);
+    setenv("MLUA_THREADS", text, 1);
+}
+
 static bool from_torchrun(ml_launch *launch) {
     const char *rank = VARIABLE("RANK"), *world = VARIABLE("WORLD_SIZE");
     const char *host = VARIABLE("MASTER_ADDR"), *port = VARIABLE("MASTER_PORT");
@@ -73,6 +86,7 @@ static bool from_torchrun(ml_launch *launch) {
     int first = number(port, TORCH_PORT);
     if (VARIABLE("TORCHELASTIC_USE_AGENT_STORE")) first++; /* torchrun itself listens there */
     set_address(launch, host, first);
+    share_cores(number(VARIABLE("LOCAL_WORLD_SIZE"), 1));
     return true;
 }
 
@@ -85,7 +99,9 @@ static bool from_open_mpi(ml_launch *launch) {
     set_job(launch, "Open MPI",
             VARIABLE("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"), NULL,
             NULL);
-    bool one_host = number(VARIABLE("OMPI_COMM_WORLD_LOCAL_SIZE"), 0) == launch->world;
+    int local = number(VARIABLE("OMPI_COMM_WORLD_LOCAL_SIZE"), 0);
+    bool one_host = local == launch->world;
+    share_cores(local);
     const char *host = VARIABLE("MASTER_ADDR");
     set_address(launch,
                 host       ? host
@@ -109,12 +125,13 @@ static bool from_slurm(ml_launch *launch) {
     char first[128] = "";
     const char *list = VARIABLE("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST");
     const char *host = VARIABLE("MASTER_ADDR");
+    int hosts = number(VARIABLE("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+                       list ? 0 : 1);
     if (list) first_host(list, first, sizeof first);
-    if (!host && number(VARIABLE("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-                        list ? 0 : 1) == 1)
-        host = "127.0.0.1";
+    if (!host && hosts == 1) host = "127.0.0.1";
     if (!host) host = *first ? first : VARIABLE("SLURM_LAUNCH_NODE_IPADDR");
     set_address(launch, host, number(VARIABLE("MASTER_PORT"), port_of(launch->job)));
+    share_cores(hosts > 0 ? (launch->world + hosts - 1) / hosts : 1);
     return true;
 }
 

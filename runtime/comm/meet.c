@@ -125,7 +125,7 @@ static void look_around(ml_group *g, patience *p, double slice) {
     }
     if (rank != p->rank || progress != p->progress) *p = (patience){rank, progress, 0};
     p->seconds += slice;
-    double limit = state == COMM_STARTING ? comm_stale_limit()
+    double limit = state == COMM_STARTING ? comm_start_limit()
                                           : comm_late_limit(g->comm, atomic_load(&record->busy));
     if (atomic_load(&record->waiting)) limit = limit * 1.5 + 1;
     if (p->seconds < limit) return;

@@ -150,6 +150,7 @@ void comm_reduce(ml_dtype dtype, ml_reduce_op op, const void *const *sources, in
 ml_status comm_watch_start(ml_comm *comm);
 void comm_watch_stop(ml_comm *comm);
 double comm_stale_limit(void); /* seconds without a heartbeat after which a rank has stopped */
+double comm_start_limit(void); /* seconds in which a rank must open its communicator */
 /* Seconds that a living rank may be waited for. */
 double comm_late_limit(const ml_comm *comm, bool busy);
 

@@ -18,6 +18,7 @@
 
 static const double TICK = 0.2;       /* seconds between beats */
 static const double STOPPED = 12;     /* without a beat: stopped */
+static const double STARTS = 25;      /* to join the others, once all are known to be started */
 static const double LATE = 30;        /* a living rank may be waited for so long */
 static const double LATE_FIRST = 300; /* before there is a median step */
 static const double LATE_BUSY = 600;  /* ml_comm_busy: compilers run */
@@ -27,6 +28,11 @@ enum { WATCHED = 8, DEAD_TICKS = 3 };
 double comm_stale_limit(void) {
     int timeout = ml_knobs()->timeout;
     return timeout > 0 && timeout < STOPPED ? timeout : STOPPED;
+}
+
+double comm_start_limit(void) {
+    int timeout = ml_knobs()->timeout;
+    return timeout > 0 ? timeout : STARTS;
 }
 
 static int by_size(const void *a, const void *b) {
