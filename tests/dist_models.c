@@ -19,7 +19,7 @@ static const char script[] =
     "  o.model(core.input('names', { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "
     "'i32'))\n"
     "  local parts = {}\n"
-    "  for _, p in ipairs(m.parameters(o.model)) do\n"
+    "  for _, p in ipairs(core.options().mode == 'run' and m.parameters(o.model) or {}) do\n"
     "    local host = p:get()\n"
     "    for i = 1, p:elements() do parts[#parts + 1] = string.pack('<d', host[i]) end\n"
     "  end\n"
@@ -204,6 +204,98 @@ DIST_TEST(few_key_heads) {
 DIST_TEST(accumulation) {
     static const char *const names[] = {"fsdp2 tp2"};
     compare_named(room, "llama", 2, names, 1);
+}
+
+/* A mesh axis' list of some axes in some order. */
+static void draw_list(ml_text *out, uint64_t *state, const char *const *names, int count) {
+    const char *order[16];
+    for (int i = 0; i < count; i++) order[i] = names[i];
+    for (int i = count - 1; i > 0; i--) {
+        int j = (int)test_range(state, 0, i);
+        const char *kept = order[i];
+        order[i] = order[j];
+        order[j] = kept;
+    }
+    int taken = (int)test_range(state, 0, count);
+    for (int i = 0; i < taken; i++) ml_text_add(out, "'%s', ", order[i]);
+}
+
+/* A layout of 2, 4 or 8 ranks on one to three mesh axes. */
+static layout_case draw_layout(process_room *room, uint64_t seed) {
+    static const char *const params[] = {"embed", "heads", "kv_heads", "ffn", "vocab", "head_dim"};
+    static const char *const acts[] = {"batch", "seq",   "heads", "kv_heads",
+                                       "ffn",   "vocab", "embed", "kv_seq"};
+    uint64_t state = seed * 7919 + 1;
+    int doublings = (int)test_range(&state, 1, 3), axes = (int)test_range(&state, 1, doublings);
+    ml_text mesh = {.arena = room->arena}, p = mesh, a = mesh, flat = mesh;
+    for (int i = 0; i < axes; i++) {
+        int size = i + 1 < axes ? 2 : 2 << (doublings - axes);
+        ml_text_add(&mesh, "{'m%d', %d}, ", i, size);
+        ml_text_add(&p, "m%d = {", i);
+        draw_list(&p, &state, params, 6);
+        ml_text_add(&p, "}, ");
+        ml_text_add(&a, "m%d = {", i);
+        draw_list(&a, &state, acts, 8);
+        ml_text_add(&a, "}, ");
+        ml_text_add(&flat, "%s", "");
+        if (test_range(&state, 0, 3) == 0) ml_text_add(&flat, "m%d = 'flat', ", i);
+    }
+    return (layout_case){ml_arena_format(room->arena, "draw %llu", (unsigned long long)seed),
+                         1 << doublings,
+                         ml_arena_format(room->arena,
+                                         "m.layout { mesh = { %s}, params = { %s}, acts = { %s}, "
+                                         "state = { %s} }",
+                                         mesh.text, p.text, a.text, flat.text)};
+}
+
+/* One hundred layouts that nobody chose; DIST_SEED is the first and DIST_DRAWS how many. Those that
+ * do not divide must say so. */
+DIST_TEST(drawn_layouts) {
+    if (!getenv("DIST_ALL")) return;
+    process_write(room, "dist.lua", script);
+    learned one = train(room, "llama", 1, NULL);
+    uint64_t first = getenv("DIST_SEED") ? strtoull(getenv("DIST_SEED"), NULL, 10) : 1;
+    int fitting = 0, wanted = getenv("DIST_DRAWS") ? atoi(getenv("DIST_DRAWS")) : 100;
+    for (uint64_t seed = first; fitting < wanted && seed < first + 400; seed++) {
+        layout_case c = draw_layout(room, seed);
+        process_result r =
+            process_run(room, PROCESS_ANY_CODE,
+                        ml_arena_format(room->arena, "MODEL=llama LAYOUT=\"%s\"", c.layout),
+                        "check --device cpu dist.lua layers=2 embed=32 heads=4 kv_heads=4 ffn=64 "
+                        "seq=16 batch=8 "
+                        "vocab=256");
+        if (r.code == 0) {
+            fitting++;
+            compare(room, "llama", 1, &one, &c);
+        } else if (!strstr(r.output, "cannot split \"")) {
+            test_fail("%s: %s\n%s", c.name, c.layout, r.output);
+        }
+    }
+    CHECK_EQ_INT(fitting, wanted);
+}
+
+DIST_TEST(check_of_a_mesh) {
+    process_result r = process_run(room, 0, "",
+                                   "check \"$ROOT/models/gpt.lua\" layers=2 --device h200 "
+                                   "--mesh dp=4,tp=2 --types");
+    process_expect(&r, "ranks           8: pp=1 dp=4 cp=1 tp=2;");
+    process_expect(&r, "collectives     of one rank, in one step");
+    process_expect(&r, "largest redistributions");
+    process_expect(&r, "i32[batch=16@dp, seq=256@tp]");
+    process_expect(&r, "bf16[batch=16@dp, seq=256, embed=384] partial(tp)");
+    r = process_run(room, 0, "", "check --json \"$ROOT/models/gpt.lua\" layers=2 --mesh dp=4,tp=2");
+    process_expect(&r, "\"mesh\":{\"pp\":1,\"dp\":4,\"cp\":1,\"tp\":2}");
+    process_expect(&r, "\"redistributions\":[{\"kind\":");
+}
+
+/* On a quiet machine 0.5 s; the bound leaves room for busy ones and for sanitizers. */
+DIST_TEST(check_of_175_billion) {
+    process_result r = process_run(room, 0, "",
+                                   "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=96 "
+                                   "embed=12288 heads=96 seq=2048 batch=1536 vocab=51200 "
+                                   "--device h200 --mesh dp=128,tp=8");
+    process_expect(&r, "\"ranks\":1024");
+    CHECK(r.seconds < 15);
 }
 
 /* All of them; `make test-dist`. */

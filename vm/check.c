@@ -203,9 +203,14 @@ static void print_largest(lua_State *L, const report *r) {
     }
 }
 
-static void print_types(lua_State *L, const ml_plan *plan, const char *name) {
+static void print_types(lua_State *L, const vm_program *program, const char *name) {
+    const ml_plan *plan = vm_program_plan(program);
     const ml_graph *g = plan->graph;
     printf("tensors of %s\n", name);
+    if (plan->layout) {
+        traffic_print_types(L, &program->roots);
+        return;
+    }
     for (ml_ref n = 1; n < ml_graph_count(g); n++) {
         const ml_node *node = ml_graph_node(g, n);
         if (node->op == ML_OP_CONST || (node->flags & ML_NODE_FUNCTION)) continue;
@@ -260,7 +265,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
         for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
             lua_rawgeti(L, 1, i);
             lua_getiuservalue(L, -1, 1);
-            print_types(L, vm_program_plan(program_at(L, i)),
+            print_types(L, program_at(L, i),
                         lua_isstring(L, -1) ? lua_tostring(L, -1) : "a program");
             lua_pop(L, 2);
         }

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "runtime/graph/passes.h"
+
 /* Bytes that leave one rank, as rings and pairwise exchanges send them. */
 static int64_t step_bytes(const ml_step *step) {
     const ml_collective_step *c = step->collective;
@@ -150,4 +152,55 @@ void traffic_json(lua_State *L, const vm_traffic *t, json_t *object) {
     json_object_set_new(object, "mesh", mesh);
     json_object_set_new(object, "collectives", collectives);
     json_object_set_new(object, "redistributions", moves_json(L, t));
+}
+
+/* ---- Types ------------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    const ml_vm *vm;
+    const ml_layout *layout;
+    const ml_roots *asked;
+    ml_arena *arena;
+    ml_graph *graph, *local;
+} types_call;
+
+static void print_node(void *context, const ml_graph *g, ml_ref n, const ml_placements *at) {
+    const types_call *call = context;
+    const ml_node *node = ml_graph_node(g, n);
+    const ml_origin *origin = ml_graph_origin(g, n);
+    if (node->op == ML_OP_CONST || (node->flags & ML_NODE_FUNCTION)) return;
+    ml_text type = {.arena = call->arena};
+    ml_layout_print_type(call->layout, g, ml_graph_type(g, n), at, &type);
+    printf("  %-12s %s", ml_ops[node->op].name, type.text);
+    if (node->op == ML_OP_STATE) {
+        const char *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, n)[0])->name;
+        printf("  state %s", state ? state : "?");
+    }
+    if (node->flags & ML_NODE_BACKWARD) printf("  backward");
+    if (origin->module && origin->module[0]) printf("  in %s", origin->module);
+    if (origin->file) printf("  %s:%d", origin->file, origin->line);
+    printf("\n");
+}
+
+static void print_global(void *argument) {
+    types_call *call = argument;
+    ml_roots roots = *call->asked;
+    roots.outputs = ML_NEW_ARRAY(call->arena, ml_ref, roots.output_count + 1);
+    roots.updates = ML_NEW_ARRAY(call->arena, ml_update, roots.update_count + 1);
+    for (int i = 0; i < roots.output_count; i++) roots.outputs[i] = call->asked->outputs[i];
+    for (int i = 0; i < roots.update_count; i++) roots.updates[i] = call->asked->updates[i];
+    call->graph = ml_simplify(call->vm->graph, &roots);
+    call->local = ml_shard_telling(call->graph, &roots, call->layout, print_node, call);
+}
+
+void traffic_print_types(lua_State *L, const ml_roots *roots) {
+    types_call call = {.vm = vm_of(L), .asked = roots, .arena = ml_arena_new()};
+    call.layout = ml_session_layout(call.vm->session);
+    ml_status status = call.arena ? ml_protect(print_global, &call)
+                                  : ml_fail(ML_NO_MEMORY, "not enough host memory");
+    if (call.local) ml_graph_free(call.local);
+    if (call.graph) ml_graph_free(call.graph);
+    if (call.arena) ml_arena_free(call.arena);
+    vm_check(L, status);
 }

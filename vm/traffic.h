@@ -24,6 +24,8 @@ typedef struct {
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times);
 void traffic_print_ranks(lua_State *L, const vm_traffic *t);
 void traffic_print(lua_State *L, const vm_traffic *t, void (*format)(char *, size_t, int64_t));
+/* The tensors of the global program `roots` of the session, with where they lie. */
+void traffic_print_types(lua_State *L, const ml_roots *roots);
 void traffic_json(lua_State *L, const vm_traffic *t, json_t *object);
 
 #endif

@@ -318,6 +318,8 @@ static ml_placements update_placement(const sharder *s, const ml_update *update)
 typedef struct {
     sharder s;
     ml_roots *roots, local;
+    ml_shard_tell *tell; /* may be NULL */
+    void *context;
 } pass;
 
 static void enter_root(sharder *s, ml_ref n) {
@@ -351,6 +353,9 @@ static void body(void *argument) {
         ml_placements at = update_placement(s, update);
         p->local.updates[i] = (ml_update){update->state, shard_get(s, update->value, &at)};
     }
+    for (ml_ref n = 1; n < count && p->tell; n++)
+        if (s->values[n].versions)
+            p->tell(p->context, s->from, n, &s->versions.at[s->values[n].versions].at);
 }
 
 /* Copies what lives into a graph that outlives the pass's own. */
@@ -364,8 +369,15 @@ static void finish(void *argument) {
 }
 
 ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout) {
+    return ml_shard_telling(from, roots, layout, NULL, NULL);
+}
+
+ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
+                           ml_shard_tell *tell, void *context) {
     if (ml_layout_ranks(layout) == 1) return ml_graph_extract(from, roots);
     pass p = {.s = {.from = from, .layout = layout, .scratch = ml_arena_new()}, .roots = roots};
+    p.tell = tell;
+    p.context = context;
     if (!p.s.scratch) ml_raise(ML_NO_MEMORY, "no memory left to shard the program");
     ml_status status = ml_protect(body, &p);
     if (status == ML_OK) status = ml_protect(finish, &p);

@@ -36,6 +36,10 @@ extern const char *const ml_collective_names[ML_COLLECTIVE_KINDS];
  * outputs, inputs and states can be asked for afterwards through ml_layout_place (states, inputs)
  * and are whole for outputs. Raises ML_INVALID for impossible layouts, naming the tensor. */
 ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout);
+/* Told of every node of `from` that has a place of its own: where its op puts it. */
+typedef void ml_shard_tell(void *context, const ml_graph *from, ml_ref n, const ml_placements *at);
+ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
+                           ml_shard_tell *tell, void *context);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
