@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,6 +25,14 @@ static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Of all commands so far. */
+static double cpu_seconds_now(void) {
+    struct rusage used;
+    getrusage(RUSAGE_CHILDREN, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
 
 typedef struct {
@@ -55,9 +64,10 @@ static process_result run_command(process_room *room, int code, const char *comm
     char *whole =
         ml_arena_format(room->arena, "cd '%s' && export MLUA='%s' ROOT='%s' && { %s; } </dev/null",
                         room->folder, binary, root, command);
-    double start = seconds_now();
+    double start = seconds_now(), cpu_start = cpu_seconds_now();
     result.output = test_command(room->arena, whole, &result.code);
     result.seconds = seconds_now() - start;
+    result.cpu_seconds = cpu_seconds_now() - cpu_start;
     if (code != PROCESS_ANY_CODE && result.code != code)
         test_fail("exit code %d, not %d, from\n    %s\n%s", result.code, code, command,
                   result.output);

@@ -21,7 +21,8 @@ typedef struct {
 typedef struct {
     char *output; /* stdout and stderr together */
     int code;     /* 128 + signal where one ended it */
-    double seconds;
+    double seconds;     /* on the clock */
+    double cpu_seconds; /* of processor time: what a busy machine does not change */
 } process_result;
 
 /* What a training step printed with --json, as text: equal texts are equal bits. */
