@@ -174,9 +174,9 @@ uint32_t ml_graph_input_count(const ml_graph *g);
 
 /* The one constructor: checks operands, infers the type, hash-conses. Raises ML_INVALID with the
  * operands of the error for bad operands. `type` serves the ops whose type the arguments do not
- * give (CONST and CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM;
- * optional for STATE and INPUT: the type of one rank's part): NULL elsewhere. Float operands of MAP, DOT, CONCAT and attention are promoted to the widest by CASTs.
- * Does not simplify. */
+ * give (CONST and CAST dtype, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD, DOT dtype; PARAM; optional
+ * for STATE and INPUT: the type of one rank's part): NULL elsewhere. Float operands of MAP, DOT,
+ * CONCAT and attention are promoted to the widest by CASTs. Does not simplify. */
 ml_ref ml_graph_add(ml_graph *g, ml_op op, const ml_ref *sources, int source_count,
                     const int64_t *args, int arg_count, const ml_type *type);
 /* Copy node n of `from` with other sources (already in g). Axis ids are mapped by name unless the
