@@ -1,7 +1,7 @@
 /* What the files of comm share: the segment that all ranks of a host map, and what each rank keeps.
  *
- * The segment is a header with one record a rank, then MOST_GROUPS areas, one for each group index;
- * an area holds one slot for each rank of the job: words to meet at, and a staging buffer. Groups of
+ * The segment is a header with one record a rank, then MOST_GROUPS areas, one a group index; an
+ * area holds one slot for each rank of the job: words to meet at, and a staging buffer. Groups of
  * one index are disjoint, so a slot belongs to one group. The file is sparse: what no group touches
  * takes no memory.
  *
@@ -105,8 +105,8 @@ bool comm_accuse(comm_segment *segment, int rank, const char *why);
 static inline comm_slot *comm_slot_of(comm_segment *segment, int index, int rank) {
     char *areas = (char *)segment + segment->bytes -
                   (size_t)COMM_MOST_GROUPS * (size_t)segment->world * segment->slot_bytes;
-    return (comm_slot *)(areas +
-                         ((size_t)index * (size_t)segment->world + (size_t)rank) * segment->slot_bytes);
+    size_t place = (size_t)index * (size_t)segment->world + (size_t)rank;
+    return (comm_slot *)(areas + place * segment->slot_bytes);
 }
 /* Buffers of a slot: what goes in, and slices of what comes out (half a chunk). */
 static inline char *comm_buffer(comm_segment *segment, comm_slot *slot, uint32_t step) {
