@@ -1,5 +1,5 @@
-/* What the tests of sharding share: a program, whole by ml_reference and on all ranks of a layout by
- * ml_shard and ml_shard_reference, must give the same. */
+/* What the tests of sharding share: a program, whole by ml_reference and on all ranks of a layout
+ * by ml_shard and ml_shard_reference, must give the same. */
 #ifndef SHARD_SUPPORT_H
 #define SHARD_SUPPORT_H
 
