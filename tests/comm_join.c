@@ -76,10 +76,11 @@ static int between_hosts(ml_comm *comm, void *argument) {
 
 static int die_between_hosts(ml_comm *comm, void *argument) {
     if (ml_comm_barrier(comm) != ML_OK) return 1;
-    if (ml_comm_rank(comm) == *(int *)argument) _exit(3);
+    if (ml_comm_rank(comm) == *(int *)argument) raise(SIGSTOP);
+    if (ml_comm_rank(comm) == *(int *)argument - 10) _exit(3);
     if (ml_comm_barrier(comm) != ML_DEVICE) return 2;
     char named[64];
-    snprintf(named, sizeof named, "rank %d (pid ", *(int *)argument);
+    snprintf(named, sizeof named, "rank %d (pid ", *(int *)argument % 10);
     if (!strstr(ml_error_last()->text, named)) return 4;
     return ml_comm_peer_failed() ? ML_EXIT_PEER : 5;
 }
@@ -102,16 +103,39 @@ TEST(comm, several_hosts) {
     finish_well(&job);
 }
 
+/* Rank `fault` stops, or rank fault - 10 ends without a word. */
 TEST(fault, ranks_on_several_hosts) {
-    for (int victim = 0; victim < 4; victim += 2) {
+    static const int faults[] = {0, 2, 10, 12};
+    comm_set_timeout(2);
+    for (int k = 0; k < 4; k++) {
         comm_job job;
-        int codes[COMM_MOST];
+        int codes[COMM_MOST], fault = faults[k];
         int nowhere = open("/dev/null", O_WRONLY);
-        start_hosts(&job, die_between_hosts, &victim, nowhere);
-        comm_finish(&job, 30, -1, codes);
+        start_hosts(&job, die_between_hosts, &fault, nowhere);
+        comm_finish(&job, 30, fault, codes);
         close(nowhere);
-        for (int i = 0; i < 4; i++) CHECK_EQ_INT(codes[i], i == victim ? 3 : ML_EXIT_PEER);
+        for (int i = 0; i < 4; i++)
+            CHECK_EQ_INT(codes[i], i == fault ? -1 : i == fault - 10 ? 3 : ML_EXIT_PEER);
     }
+    comm_set_timeout(0);
+}
+
+/* Beats pass while the ranks exchange nothing, and do not disturb what they exchange then. */
+static int idle_between_hosts(ml_comm *comm, void *argument) {
+    (void)argument;
+    for (int i = 0; i < 3; i++) {
+        usleep(1300000u * (unsigned)(ml_comm_rank(comm) == i));
+        if (ml_comm_agree(comm, (uint64_t)i, "the plan") != ML_OK) return 1;
+    }
+    for (int i = 0; i < 300; i++)
+        if (ml_comm_agree(comm, (uint64_t)i, "the plan") != ML_OK) return 2;
+    return 0;
+}
+
+TEST(comm, idle_hosts) {
+    comm_job job;
+    start_hosts(&job, idle_between_hosts, NULL, -1);
+    finish_well(&job);
 }
 
 /* ---- Strangers --------------------------------------------------------------------------------

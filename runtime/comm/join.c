@@ -130,7 +130,6 @@ static bool connect_or_listen(int fd, const struct addrinfo *a, bool listening, 
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         return bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, 256) == 0;
     }
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     if (connect(fd, a->ai_addr, a->ai_addrlen) == 0) return true;
     return errno == EINPROGRESS && join_wait(fd, POLLOUT, deadline) &&
            getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
@@ -150,6 +149,12 @@ int join_address(const char *host, int port, bool listening, double deadline) {
     }
     freeaddrinfo(list);
     return fd;
+}
+
+/* Small messages must not wait for acknowledgements of earlier ones. */
+void join_no_delay(int fd) {
+    int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
 int join_local(const char name[JOIN_NAME_BYTES], bool listening) {

@@ -77,6 +77,7 @@ bool join_read(int fd, void *bytes, size_t size, double deadline);
 bool join_write(int fd, const void *bytes, size_t size, double deadline);
 bool join_wait(int fd, short events, double deadline);
 void join_close(int *fd);
+void join_no_delay(int fd);
 int join_address(const char *host, int port, bool listening, double deadline); /* a socket; -1 */
 /* The Unix socket of this name, in the abstract namespace: listening, or connected; -1. */
 int join_local(const char name[JOIN_NAME_BYTES], bool listening);

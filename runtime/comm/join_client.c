@@ -103,8 +103,9 @@ static ml_status fetch_segment(ml_comm *comm, visit *v) {
 static ml_status keep_wire(ml_comm *comm, visit *v, int *fd) {
     comm->wire = wire_new(1);
     if (!comm->wire) return ml_fail(ML_NO_MEMORY, "no memory for a connection");
-    comm->wire->fds[0] = *fd;
-    comm->wire->who[0] = v->welcome.who;
+    join_no_delay(*fd);
+    comm->wire->ends[0].fd = *fd;
+    comm->wire->ends[0].who = v->welcome.who;
     *fd = -1;
     return ML_OK;
 }

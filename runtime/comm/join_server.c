@@ -227,8 +227,9 @@ static ml_status keep_wires(ml_comm *comm, server *s, int other) {
     comm->wire->other_rank = other;
     for (int i = 1; i < s->world; i++) {
         welcome(s, &s->ranks[i], &w);
-        comm->wire->fds[i] = s->ranks[i].fd;
-        comm->wire->who[i] = s->ranks[i].answer.who;
+        join_no_delay(s->ranks[i].fd);
+        comm->wire->ends[i].fd = s->ranks[i].fd;
+        comm->wire->ends[i].who = s->ranks[i].answer.who;
         s->ranks[i].fd = -1;
     }
     return ML_OK;

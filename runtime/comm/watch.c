@@ -127,7 +127,7 @@ static void *watch(void *argument) {
         double now = comm_now(), slice = now - last < 2 * TICK ? now - last : 2 * TICK;
         last = now;
         atomic_fetch_add(&comm->segment->ranks[comm->rank].beats, 1);
-        if (comm->wire) wire_watch(comm);
+        if (comm->wire) wire_watch(comm, slice);
         if (atomic_load(&comm->segment->failed)) {
             failed += slice;
             if (failed > grace) give_up(comm);

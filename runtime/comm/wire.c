@@ -7,9 +7,16 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
-typedef enum { FRAME_WORDS = 0x6d6c7501, FRAME_SHARE, FRAME_FAILURE, FRAME_FAREWELL } frame_kind;
+typedef enum {
+    FRAME_WORDS = 0x6d6c7501,
+    FRAME_SHARE,
+    FRAME_FAILURE,
+    FRAME_FAREWELL,
+    FRAME_BEAT
+} frame_kind;
 typedef struct {
     uint32_t kind, sequence;
     uint64_t bytes;
@@ -19,21 +26,19 @@ typedef struct {
     char text[COMM_FAILURE_BYTES];
 } failure_message;
 
+enum { BEAT_TICKS = 5 }; /* of the watcher */
 static const double SLICE = 0.1, FRAME_SECONDS = 20, LAST_WORD_SECONDS = 1;
 
 comm_wire *wire_new(int count) {
     comm_wire *wire = ml_alloc(sizeof *wire);
     if (!wire) return NULL;
-    wire->fds = ml_alloc((size_t)count * sizeof *wire->fds);
-    wire->who = ml_alloc((size_t)count * sizeof *wire->who);
-    if (!wire->fds || !wire->who) {
-        ml_free(wire->fds);
-        ml_free(wire->who);
+    wire->ends = ml_alloc((size_t)count * sizeof *wire->ends);
+    if (!wire->ends) {
         ml_free(wire);
         return NULL;
     }
     wire->count = count;
-    for (int i = 0; i < count; i++) wire->fds[i] = -1;
+    for (int i = 0; i < count; i++) wire->ends[i].fd = -1;
     pthread_mutex_init(&wire->lock, NULL);
     return wire;
 }
@@ -48,10 +53,10 @@ static bool put_frame(ml_comm *comm, int connection, frame_kind kind, const void
     comm_wire *wire = comm->wire;
     frame f = {kind, wire->sequence, size};
     double deadline = comm_now() + FRAME_SECONDS;
-    if (wire->fds[connection] < 0) return true;
+    if (wire->ends[connection].fd < 0) return true;
     pthread_mutex_lock(&wire->lock);
-    bool good = join_write(wire->fds[connection], &f, sizeof f, deadline) &&
-                join_write(wire->fds[connection], bytes, size, deadline);
+    bool good = join_write(wire->ends[connection].fd, &f, sizeof f, deadline) &&
+                join_write(wire->ends[connection].fd, bytes, size, deadline);
     pthread_mutex_unlock(&wire->lock);
     return good;
 }
@@ -70,13 +75,12 @@ void wire_free(ml_comm *comm) {
     if (comm->segment && atomic_load(&comm->segment->failed)) wire_tell_failure(comm);
     for (int i = 0; i < wire->count; i++) {
         put_frame(comm, i, FRAME_FAREWELL, NULL, 0);
-        if (wire->fds[i] >= 0) shutdown(wire->fds[i], SHUT_WR);
+        if (wire->ends[i].fd >= 0) shutdown(wire->ends[i].fd, SHUT_WR);
     }
     double deadline = comm_now() + LAST_WORD_SECONDS;
-    for (int i = 0; i < wire->count; i++) drain(&wire->fds[i], deadline);
+    for (int i = 0; i < wire->count; i++) drain(&wire->ends[i].fd, deadline);
     pthread_mutex_destroy(&wire->lock);
-    ml_free(wire->fds);
-    ml_free(wire->who);
+    ml_free(wire->ends);
     ml_free(wire);
     comm->wire = NULL;
 }
@@ -86,10 +90,10 @@ void wire_free(ml_comm *comm) {
 
 static void lost(ml_comm *comm, int connection, const char *why) {
     char text[192];
-    const char *host = comm->wire->who[connection].host;
+    const char *host = comm->wire->ends[connection].who.host;
     snprintf(text, sizeof text, "%s%s%s", why, *host ? ": it was on " : "", host);
     comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
-    atomic_store(&record->pid, (int32_t)comm->wire->who[connection].pid);
+    atomic_store(&record->pid, (int32_t)comm->wire->ends[connection].who.pid);
     comm_accuse(comm->segment, rank_at(comm, connection), text);
 }
 
@@ -108,28 +112,60 @@ void wire_tell_failure(ml_comm *comm) {
     for (int i = 0; i < comm->wire->count; i++) put_frame(comm, i, FRAME_FAILURE, &m, sizeof m);
 }
 
-/* What waits at a connection, without taking it. */
-static void look(ml_comm *comm, int connection) {
+/* Beats at the head of what has arrived are taken; a failure is read but left for the main thread.
+ * What piles up behind a message that the main thread has yet to take counts as a sign of life. */
+static void look(ml_comm *comm, int connection, double slice) {
+    wire_end *end = &comm->wire->ends[connection];
     struct {
         frame head;
         failure_message failure;
     } seen;
-    ssize_t count = recv(comm->wire->fds[connection], &seen, sizeof seen, MSG_PEEK | MSG_DONTWAIT);
-    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR))
+    ssize_t count = recv(end->fd, &seen, sizeof seen, MSG_PEEK | MSG_DONTWAIT);
+    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) {
         lost(comm, connection, "died or lost its connection");
-    else if (count == (ssize_t)sizeof seen && seen.head.kind == FRAME_FAILURE)
+        return;
+    }
+    if (count == (ssize_t)sizeof seen && seen.head.kind == FRAME_FAILURE)
         take_failure(comm, &seen.failure);
+    if (count >= (ssize_t)sizeof seen.head && seen.head.kind == FRAME_FAREWELL) return;
+    int unread = 0;
+    ioctl(end->fd, FIONREAD, &unread);
+    end->silent = unread == end->unread ? end->silent + slice : 0;
+    end->unread = unread;
+    while (recv(end->fd, &seen.head, sizeof seen.head, MSG_PEEK | MSG_DONTWAIT) ==
+               (ssize_t)sizeof seen.head &&
+           seen.head.kind == FRAME_BEAT) {
+        recv(end->fd, &seen.head, sizeof seen.head, MSG_DONTWAIT);
+        end->unread = 0;
+        end->silent = 0;
+    }
+    if (end->silent > comm_stale_limit()) lost(comm, connection, "has been stopped or frozen");
 }
 
-void wire_watch(ml_comm *comm) {
+/* A beat is left out where the other side takes nothing. */
+static void beat(wire_end *end) {
+    frame f = {.kind = FRAME_BEAT};
+    ssize_t count = send(end->fd, &f, sizeof f, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count > 0 && count < (ssize_t)sizeof f)
+        join_write(end->fd, (char *)&f + count, sizeof f - (size_t)count,
+                   comm_now() + FRAME_SECONDS);
+}
+
+void wire_watch(ml_comm *comm, double slice) {
+    comm_wire *wire = comm->wire;
     if (atomic_load(&comm->segment->failed)) {
         wire_tell_failure(comm);
         return;
     }
-    if (pthread_mutex_trylock(&comm->wire->lock) != 0) return;
-    for (int i = 0; i < comm->wire->count; i++)
-        if (comm->wire->fds[i] >= 0) look(comm, i);
-    pthread_mutex_unlock(&comm->wire->lock);
+    if (pthread_mutex_trylock(&wire->lock) != 0) return;
+    bool due = ++wire->ticks >= BEAT_TICKS;
+    if (due) wire->ticks = 0;
+    for (int i = 0; i < wire->count; i++) {
+        if (wire->ends[i].fd < 0) continue;
+        look(comm, i, slice);
+        if (due) beat(&wire->ends[i]);
+    }
+    pthread_mutex_unlock(&wire->lock);
 }
 
 /* ---- Exchanges --------------------------------------------------------------------------------
@@ -138,7 +174,7 @@ void wire_watch(ml_comm *comm) {
 /* Until there is something to read. */
 static ml_status wait_for(ml_comm *comm, int connection) {
     double waited = 0, last = comm_now();
-    while (!join_wait(comm->wire->fds[connection], POLLIN, comm_now() + SLICE)) {
+    while (!join_wait(comm->wire->ends[connection].fd, POLLIN, comm_now() + SLICE)) {
         double now = comm_now();
         waited += now - last < 2 * SLICE ? now - last : 2 * SLICE;
         last = now;
@@ -149,14 +185,19 @@ static ml_status wait_for(ml_comm *comm, int connection) {
     return comm_failure_report(comm);
 }
 
-/* Holding the lock: the frame that begins to arrive. */
-static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes, size_t size) {
-    int fd = comm->wire->fds[connection];
+/* Holding the lock: the frame that begins to arrive. False: a failure, or *again where it was only
+ * a beat. */
+static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes, size_t size,
+                       bool *again) {
+    int fd = comm->wire->ends[connection].fd;
+    comm->wire->ends[connection].silent = 0;
     double deadline = comm_now() + FRAME_SECONDS;
     failure_message m;
     frame f;
     if (!join_read(fd, &f, sizeof f, deadline)) {
         lost(comm, connection, "died or lost its connection");
+    } else if (f.kind == FRAME_BEAT) {
+        *again = true;
     } else if (f.kind == FRAME_FAILURE && f.bytes == sizeof m) {
         if (join_read(fd, &m, sizeof m, deadline)) take_failure(comm, &m);
     } else if (f.kind == FRAME_FAREWELL) {
@@ -173,12 +214,19 @@ static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *byt
 
 static ml_status get_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes,
                            size_t size) {
-    ml_status status = wait_for(comm, connection);
-    if (status != ML_OK) return status;
-    pthread_mutex_lock(&comm->wire->lock);
-    bool good = take_frame(comm, connection, kind, bytes, size);
-    pthread_mutex_unlock(&comm->wire->lock);
-    return good ? ML_OK : comm_failure_report(comm);
+    for (bool again = true; again;) {
+        ml_status status = wait_for(comm, connection);
+        if (status != ML_OK) return status;
+        again = false;
+        pthread_mutex_lock(&comm->wire->lock);
+        /* The watcher may have taken the beat that woke us. */
+        bool there = join_wait(comm->wire->ends[connection].fd, POLLIN, comm_now() + 0.001);
+        bool good = there && take_frame(comm, connection, kind, bytes, size, &again);
+        pthread_mutex_unlock(&comm->wire->lock);
+        if (good) return ML_OK;
+        again = again || !there;
+    }
+    return comm_failure_report(comm);
 }
 
 static ml_status to_all(ml_comm *comm, frame_kind kind, const void *bytes, size_t size) {

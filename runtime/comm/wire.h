@@ -5,11 +5,17 @@
 
 #include "runtime/comm/join.h"
 
+typedef struct {
+    int fd, unread; /* bytes that had arrived when last looked at */
+    double silent;  /* seconds without anything new, beats included */
+    join_who who;   /* at the other end */
+} wire_end;
+
 struct comm_wire {
     int count;      /* of connections: world for rank 0, else 1 */
     int other_rank; /* on another host */
-    join_who *who;  /* by connection */
-    int *fds;       /* [count] by rank (rank 0's own is -1), or the one to rank 0 */
+    wire_end *ends; /* [count] by rank (rank 0's own has no descriptor), or the one to rank 0 */
+    int ticks;      /* of the watcher, since the last beat */
     uint32_t sequence;
     bool told; /* of the failure */
     pthread_mutex_t lock;
@@ -21,8 +27,9 @@ void wire_free(ml_comm *comm); /* says farewell */
 ml_status wire_words(ml_comm *comm, uint64_t mine, uint64_t *words);
 /* Bytes of rank 0 to all. */
 ml_status wire_share(ml_comm *comm, void *bytes, size_t size);
-/* For the watcher: connections that have broken, and failures that others tell. */
-void wire_watch(ml_comm *comm);
+/* For the watcher, every `slice` seconds: beats, connections that have broken or are silent, and
+ * failures that others tell. */
+void wire_watch(ml_comm *comm, double slice);
 /* Tell the others of the failure that this process knows. */
 void wire_tell_failure(ml_comm *comm);
 
