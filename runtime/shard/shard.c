@@ -195,8 +195,7 @@ static bool is_free(const sharder *s, ml_ref n) {
 /* Gradients and states, and what elementwise ops, movements and reductions make of them. */
 static bool is_params(const sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
-    if (node->flags & ML_NODE_GRADIENT) return true;
-    if (node->op == ML_OP_STATE) return true;
+    if (s->values[n].gradient || node->op == ML_OP_STATE) return true;
     if (node->op == ML_OP_GATHER || ml_ops[node->op].op_class == ML_CLASS_ROUTINE) return false;
     bool any = false;
     for (int k = 0; k < node->source_count; k++) {
@@ -293,6 +292,21 @@ static void visit(sharder *s, ml_ref n) {
 
 /* ---- Programs -------------------------------------------------------------------------------- */
 
+/* A node that only a gradient is made of is one: whatever casts and movements lie between. */
+static void mark_gradients(sharder *s) {
+    for (ml_ref n = ml_graph_count(s->from); n-- > 1;) {
+        const ml_node *node = ml_graph_node(s->from, n);
+        shard_value *value = &s->values[n];
+        bool passes_on = node->op == ML_OP_CAST || node->op == ML_OP_PERMUTE ||
+                         node->op == ML_OP_ADD || node->op == ML_OP_NEG;
+        if (!value->users) continue;
+        value->gradient =
+            (value->gradient && value->users == 1) || (node->flags & ML_NODE_GRADIENT);
+        for (int k = 0; k < node->source_count && passes_on && value->gradient; k++)
+            s->values[ml_graph_source(s->from, n, k)].gradient = true;
+    }
+}
+
 static void count_users(sharder *s, const ml_roots *roots) {
     for (int i = 0; i < roots->output_count; i++) s->values[roots->outputs[i]].users++;
     for (int i = 0; i < roots->update_count; i++) s->values[roots->updates[i].value].users++;
@@ -337,6 +351,7 @@ static void body(void *argument) {
     s->to = ml_graph_derive(s->from);
     s->values = ML_NEW_ARRAY(s->scratch, shard_value, count);
     count_users(s, p->roots);
+    mark_gradients(s);
     for (ml_ref n = 1; n < count; n++)
         if (s->values[n].users) visit(s, n);
     p->local = *p->roots;

@@ -33,6 +33,7 @@ typedef struct {
     uint32_t versions; /* the first; 0 where there is none yet */
     uint32_t users;    /* live ones and roots */
     bool free, repeats;
+    bool gradient;   /* becomes a gradient, and nothing else */
     bool params;     /* a parameter, a gradient or an optimizer's value: the rule's table params */
     ml_ref *outputs; /* of ops with several outputs */
     ml_placements *output_places;
