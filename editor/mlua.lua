@@ -1101,6 +1101,11 @@ function m.training_log(o, flops) end
 ---@return Tensor
 function m.uniform(axes, key) end
 
+---Give all programs and states of the script their layout, as the option `layout` of m.train and
+---m.compile does; at the prompt, tensors then show where they lie and what ranks send for them.
+---@param value table made by m.layout
+function m.use_layout(value, what) end
+
 ---The variance over the named axes (divided by n, not n-1).
 ---@param x Tensor
 ---@param ... Axis|string

@@ -218,11 +218,14 @@ local function check_names(lists, known)
   end
 end
 
--- Give the session its layout; `what` is who was told of it.
+---Give all programs and states of the script their layout, as the option `layout` of m.train and
+---m.compile does; at the prompt, tensors then show where they lie and what ranks send for them.
+---@param value table made by m.layout
 function m.use_layout(value, what)
   if value == nil then return end
+  what = what or "m.use_layout"
   if getmetatable(value) ~= meta then
-    core.fail(("%s's layout must be made by m.layout, got %s"):format(what, type(value)), { help = "layout = m.layout.ddp{}" })
+    core.fail(("the layout of %s must be made by m.layout, got %s"):format(what, type(value)), { help = "layout = m.layout.ddp{}" })
   end
   local known = core.axis_names()
   check_names(value.params, known)

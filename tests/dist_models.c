@@ -295,7 +295,7 @@ DIST_TEST(check_of_175_billion) {
                                    "embed=12288 heads=96 seq=2048 batch=1536 vocab=51200 "
                                    "--device h200 --mesh dp=128,tp=8");
     process_expect(&r, "\"ranks\":1024");
-    CHECK(r.seconds < 15);
+    CHECK(r.seconds < 60);
 }
 
 /* All of them; `make test-dist`. */

@@ -51,7 +51,7 @@ static const struct {
      "one JSON object a step, or the report as one"},
     {"--seed", "N", OPTION_SEED, FOR_SCRIPTS,
      "of all randomness; a script's own seed setting wins (default 0)"},
-    {"--mesh", "a=2,b=4", OPTION_MESH, FOR_RUN | FOR_CHECK,
+    {"--mesh", "a=2,b=4", OPTION_MESH, FOR_SCRIPTS,
      "sizes of the layout's mesh axes, 1 where not named"},
     {"-n", "RANKS", OPTION_RANKS, FOR_RUN, "ranks to start on this host (default 1)"},
     {"--types", NULL, OPTION_TYPES, FOR_CHECK, "print the type of every tensor too"},

@@ -1,5 +1,7 @@
 #include "vm/repl.h"
 
+#include "vm/traffic.h"
+
 #include <ctype.h>
 #include <histedit.h>
 #include <stdlib.h>
@@ -10,15 +12,21 @@
 
 enum { SHOWN_ITEMS = 24, SHOWN_NAMES = 200 };
 
-static void print_bytes(int64_t bytes) {
+static void format_bytes(char *out, size_t size, int64_t bytes) {
     if (bytes < 1 << 10)
-        printf("  %lld B", (long long)bytes);
+        snprintf(out, size, "%lld B", (long long)bytes);
     else if (bytes < 1 << 20)
-        printf("  %.1f KiB", (double)bytes / (1 << 10));
+        snprintf(out, size, "%.1f KiB", (double)bytes / (1 << 10));
     else if (bytes < 1 << 30)
-        printf("  %.1f MiB", (double)bytes / (1 << 20));
+        snprintf(out, size, "%.1f MiB", (double)bytes / (1 << 20));
     else
-        printf("  %.2f GiB", (double)bytes / (1 << 30));
+        snprintf(out, size, "%.2f GiB", (double)bytes / (1 << 30));
+}
+
+static void print_bytes(int64_t bytes) {
+    char text[64];
+    format_bytes(text, sizeof text, bytes);
+    printf("  %s", text);
 }
 
 static void print_origin(const ml_origin *origin) {
@@ -29,6 +37,11 @@ static void print_tensor(lua_State *L, ml_ref n) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_type *type = ml_graph_type(g, n);
     double value;
+    if (traffic_print_tensor(L, n, format_bytes)) {
+        print_origin(ml_graph_origin(g, n));
+        printf("\n");
+        return;
+    }
     vm_push_type(L, g, type);
     printf("%s", lua_tostring(L, -1));
     lua_pop(L, 1);
@@ -42,11 +55,13 @@ static void print_state(lua_State *L, uint32_t id) {
     static const char *const kinds[] = {"parameter", "optimizer state", "gradient sum", "state"};
     const ml_graph *g = vm_of(L)->graph;
     const ml_state *state = ml_graph_state(g, id);
-    vm_push_type(L, g, &state->type);
-    printf("%s %s%s%s", kinds[state->kind], state->name ? state->name : "", state->name ? " " : "",
-           lua_tostring(L, -1));
-    lua_pop(L, 1);
-    print_bytes(ml_type_bytes(&state->type));
+    printf("%s %s%s", kinds[state->kind], state->name ? state->name : "", state->name ? " " : "");
+    if (!traffic_print_tensor(L, vm_state_node(L, id), format_bytes)) {
+        vm_push_type(L, g, &state->type);
+        printf("%s", lua_tostring(L, -1));
+        lua_pop(L, 1);
+        print_bytes(ml_type_bytes(&state->type));
+    }
     print_origin(&state->origin);
     printf("\n");
 }

@@ -163,6 +163,8 @@ typedef struct {
     const ml_roots *asked;
     ml_arena *arena;
     ml_graph *graph, *local;
+    ml_type type;     /* of the tensor that is told of last */
+    ml_placements at; /* and its place */
 } types_call;
 
 static void print_node(void *context, const ml_graph *g, ml_ref n, const ml_placements *at) {
@@ -183,15 +185,26 @@ static void print_node(void *context, const ml_graph *g, ml_ref n, const ml_plac
     printf("\n");
 }
 
-static void print_global(void *argument) {
-    types_call *call = argument;
+/* Extract, simplify, shard: the frame of both reports. */
+static void shard_asked(types_call *call, ml_shard_tell *tell) {
     ml_roots roots = *call->asked;
     roots.outputs = ML_NEW_ARRAY(call->arena, ml_ref, roots.output_count + 1);
     roots.updates = ML_NEW_ARRAY(call->arena, ml_update, roots.update_count + 1);
     for (int i = 0; i < roots.output_count; i++) roots.outputs[i] = call->asked->outputs[i];
     for (int i = 0; i < roots.update_count; i++) roots.updates[i] = call->asked->updates[i];
     call->graph = ml_simplify(call->vm->graph, &roots);
-    call->local = ml_shard_telling(call->graph, &roots, call->layout, print_node, call);
+    call->local = ml_shard_telling(call->graph, &roots, call->layout, tell, call);
+}
+
+static void print_global(void *argument) {
+    shard_asked(argument, print_node);
+}
+
+static void types_end(lua_State *L, types_call *call, ml_status status) {
+    if (call->local) ml_graph_free(call->local);
+    if (call->graph) ml_graph_free(call->graph);
+    if (call->arena) ml_arena_free(call->arena);
+    vm_check(L, status);
 }
 
 void traffic_print_types(lua_State *L, const ml_roots *roots) {
@@ -199,8 +212,54 @@ void traffic_print_types(lua_State *L, const ml_roots *roots) {
     call.layout = ml_session_layout(call.vm->session);
     ml_status status = call.arena ? ml_protect(print_global, &call)
                                   : ml_fail(ML_NO_MEMORY, "not enough host memory");
-    if (call.local) ml_graph_free(call.local);
-    if (call.graph) ml_graph_free(call.graph);
-    if (call.arena) ml_arena_free(call.arena);
-    vm_check(L, status);
+    types_end(L, &call, status);
+}
+
+static void keep_last(void *context, const ml_graph *g, ml_ref n, const ml_placements *at) {
+    types_call *call = context;
+    call->type = *ml_graph_type(g, n);
+    call->at = *at;
+}
+
+static void print_tensor(void *argument) {
+    types_call *call = argument;
+    const ml_ref n = call->asked->outputs[0];
+    call->type = *ml_graph_type(call->vm->graph, n);
+    shard_asked(call, keep_last);
+    /* What no op has placed (numbers) is whole. */
+    if (!ml_type_same_axes(&call->type, ml_graph_type(call->vm->graph, n)))
+        call->at = (ml_placements){0};
+    ml_text text = {.arena = call->arena};
+    ml_type local = ml_layout_local(call->layout, &call->type, &call->at);
+    ml_layout_print_type(call->layout, call->vm->graph, &call->type, &call->at, &text);
+    ml_text_add(&text, "  of each rank ");
+    ml_type_print(call->vm->graph, &local, &text);
+    printf("%s", text.text);
+}
+
+bool traffic_print_tensor(lua_State *L, ml_ref n, void (*format)(char *, size_t, int64_t)) {
+    ml_roots roots = {.outputs = &n, .output_count = 1};
+    types_call call = {.vm = vm_of(L), .asked = &roots};
+    call.layout = ml_session_layout(call.vm->session);
+    if (!call.layout) return false;
+    call.arena = ml_arena_new();
+    ml_status status = call.arena ? ml_protect(print_tensor, &call)
+                                  : ml_fail(ML_NO_MEMORY, "not enough host memory");
+    ml_traffic sent[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
+    char size[64];
+    if (status == ML_OK) {
+        ml_type local = ml_layout_local(call.layout, &call.type, &call.at);
+        format(size, sizeof size, ml_type_bytes(&local));
+        printf("  %s", size);
+        ml_shard_traffic(call.local, call.layout, sent);
+    }
+    for (int i = 0; status == ML_OK && i < call.layout->count; i++)
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
+            if (!sent[i][k].count) continue;
+            format(size, sizeof size, sent[i][k].bytes);
+            printf("; %lld %s over %s, %s", (long long)sent[i][k].count, ml_collective_names[k],
+                   call.layout->axis[i].name, size);
+        }
+    types_end(L, &call, status);
+    return true;
 }

@@ -82,6 +82,12 @@ ml_status ml_session_lay_out(ml_session *session, const ml_layout *layout, bool 
 
 ml_status session_ready(const ml_session *session) {
     bool several = session->comm != NULL && ml_comm_world(session->comm) > 1;
+    if (session->comm == NULL && session->ranks.layout != NULL) {
+        int64_t ranks = ml_layout_ranks(session->ranks.layout);
+        ml_fail(ML_INVALID, "the layout is for %lld ranks, and this is one", (long long)ranks);
+        return ml_help("programs under it can be looked at here; mlua run -n %lld runs them",
+                       (long long)ranks);
+    }
     if (!several) return ML_OK;
     if (session->ranks.layout == NULL) {
         ml_fail(ML_INVALID, "%d ranks are running, and the script has no layout",

@@ -360,7 +360,10 @@ static void body(void *argument) {
     ml_placements whole = {0};
     for (int i = 0; i < p->roots->output_count; i++) {
         enter_root(s, p->roots->outputs[i]);
-        p->local.outputs[i] = shard_get(s, p->roots->outputs[i], &whole);
+        uint32_t first = s->values[p->roots->outputs[i]].versions;
+        bool stays = p->tell && first;
+        p->local.outputs[i] =
+            stays ? s->versions.at[first].node : shard_get(s, p->roots->outputs[i], &whole);
     }
     for (int i = 0; i < p->roots->update_count; i++) {
         const ml_update *update = &p->roots->updates[i];

@@ -36,7 +36,8 @@ extern const char *const ml_collective_names[ML_COLLECTIVE_KINDS];
  * outputs, inputs and states can be asked for afterwards through ml_layout_place (states, inputs)
  * and are whole for outputs. Raises ML_INVALID for impossible layouts, naming the tensor. */
 ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout);
-/* Told of every node of `from` that has a place of its own: where its op puts it. */
+/* For people: told of every node of `from` that has a place of its own, where its op puts it; the
+ * outputs of the graph stay there. */
 typedef void ml_shard_tell(void *context, const ml_graph *from, ml_ref n, const ml_placements *at);
 ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
                            ml_shard_tell *tell, void *context);
