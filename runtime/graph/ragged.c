@@ -27,7 +27,7 @@ static ml_axis batch_axis(const ml_type *bounds, ml_axis groups) {
 static int64_t check_bounds(const infer *in, ml_axis groups) {
     for (int i = 2; i < 4; i++) {
         const ml_type *t = infer_source(in, i);
-        infer_dtype(in, i, ML_I32, i == 2 ? "the starts" : "the ends");
+        infer_dtype(in, i, ML_I32, i == 2 ? "each start" : "each end");
         if (t->rank < 1 || t->rank > 2 || ml_type_find(t, groups) < 0)
             infer_raise(in, "they say where each group's rows begin and end",
                         "%s: the %s have axes %s instead of \"%s\" and at most one that the left "

@@ -231,6 +231,29 @@ end
 for e = 1, 4 do largest = math.max(largest, totals[e] / (40 * 64 / 4)) end
 if not (largest < 1.4) then check.equal(largest, "below 1.4", "load behind the bias, over the even one") end
 
+-- What it is made of: rows of groups, and sums at indices that keep an axis.
+do
+  local B = m.axes { batch = 2, row = 3, k = 2, group = 2, n = 1 }
+  local input = m.input
+  local out = m.compile(function(i)
+    return { y = i.x:ragged_dot(i.w, "k", i.starts, i.ends), sums = m.scatter_add(i.index, i.x, "row", B.group, { "batch" }) }
+  end, {
+    x = { B.batch, B.row, B.k }, w = { B.group, B.k, B.n }, starts = { B.batch, B.group, dtype = "i32" },
+    ends = { B.batch, B.group, dtype = "i32" }, index = { B.batch, B.row, dtype = "i32" },
+  }) {
+    x = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 }, w = { 1, 10, 100, 1000 }, starts = { 0, 1, 1, 3 }, ends = { 1, 3, 2, 3 },
+    index = { 0, 1, 1, 1, 0, 0 },
+  }
+  check.all(out.y, { 21, 4300, 6500, 0, 109, 0 }, 1e-6, "ragged_dot")
+  check.all(out.sums, { 1, 2, 8, 10, 20, 22, 7, 8 }, 1e-6, "scatter_add that keeps an axis")
+  local x, w = input("x", { B.row, B.k }), input("w", { B.group, B.k, B.n })
+  local starts, real = input("s", { B.group }, "i32"), input("r", { B.group })
+  check.raises("has no such axis", x.ragged_dot, x, input("v", { B.group, B.n }), "k", starts, starts)
+  check.raises("each end of ragged_dot is i32, not f32", x.ragged_dot, x, w, "k", starts, real)
+  check.raises("needs rows, the contracted one", x.ragged_dot, input("y", { B.batch, B.row, B.k }), w, "k", starts, starts)
+  check.raises("with rows beside the contracted axis", x.ragged_dot, x, w, "k", input("t", { B.row }, "i32"), starts)
+end
+
 check.raises("cannot choose top_k=6 of 5 experts", m.moe, { A.embed, experts = A.experts, ffn = A.ffn, top_k = 6 })
 check.raises("m.moe's experts must be an axis", m.moe, { A.embed, experts = 4, ffn = A.ffn })
 check.raises("no option \"expert_count\"", m.moe, { A.embed, expert_count = 4, ffn = A.ffn })
