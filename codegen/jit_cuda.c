@@ -156,6 +156,12 @@ static ml_status take_cubin(const ml_kernel *kernel, const nvrtcProgram *program
     return ML_OK;
 }
 
+static ml_status unknown_architecture(int arch) {
+    ml_fail(ML_DEVICE, "NVRTC %d.%d cannot compile for this GPU (sm_%d)", nvrtc.major, nvrtc.minor,
+            arch);
+    return ml_help("install a newer CUDA toolkit's libnvrtc, or use --device cpu");
+}
+
 static ml_status compile_text(const ml_kernel *kernel, const char *text, int arch, void **image,
                               int64_t *size) {
     char architecture[64], name[64];
@@ -167,8 +173,9 @@ static ml_status compile_text(const ml_kernel *kernel, const char *text, int arc
     nvrtcResult result = nvrtc.create(&program, text, name, 0, NULL, NULL);
     if (result != NVRTC_SUCCESS) return compile_failure(kernel, NULL, nvrtc.error(result));
     result = nvrtc.compile(program, FLAG_COUNT + 1, options);
-    ml_status status = result == NVRTC_SUCCESS
-                           ? take_cubin(kernel, &program, image, size)
+    ml_status status = result == NVRTC_SUCCESS ? take_cubin(kernel, &program, image, size)
+                       : result == NVRTC_ERROR_INVALID_OPTION
+                           ? unknown_architecture(arch)
                            : compile_failure(kernel, &program, nvrtc.error(result));
     nvrtc.destroy(&program);
     return status;

@@ -232,4 +232,6 @@ TEST(jit, failing_cuda_kernel_is_kept) {
     CHECK(jit == NULL);
     CHECK(strstr(ml_error_last()->text, "no_such_thing") != NULL);
     CHECK(strstr(ml_error_last()->text, "broken.cu") != NULL);
+    CHECK_STATUS(ml_jit_cuda_compile(&list, 1, 999, NULL, &jit, &image, &size), ML_DEVICE);
+    CHECK(strstr(ml_error_last()->text, "(sm_999)") != NULL); /* a GPU newer than NVRTC */
 }
