@@ -58,9 +58,14 @@ static void write_all(const char *text, size_t size) {
     }
 }
 
+/* Rank 0 may be in the middle of a progress bar, which it draws again. */
+static const char *over_the_bar(void) {
+    return isatty(STDERR_FILENO) ? "\r\033[K" : "";
+}
+
 static void put_line(int rank, const char *line, size_t size) {
     char text[LINE_BYTES + 32];
-    int head = snprintf(text, sizeof text, "[rank %d] ", rank);
+    int head = snprintf(text, sizeof text, "%s[rank %d] ", over_the_bar(), rank);
     memcpy(text + head, line, size);
     if (!size || line[size - 1] != '\n') text[head + (int)size++] = '\n';
     write_all(text, (size_t)head + size);
@@ -291,9 +296,10 @@ static void tell(launcher *l) {
     int rank = comm_failure_get(l->segment, text);
     if (rank < 0 || l->interrupts) return;
     if (atomic_load(&l->segment->failure_own)) /* that rank has told why */
-        fprintf(stderr, "mlua: rank %d failed; the other ranks were stopped\n", rank);
+        fprintf(stderr, "%smlua: rank %d failed; the other ranks were stopped\n", over_the_bar(),
+                rank);
     else
-        fprintf(stderr, "mlua: %s; the other ranks were stopped\n", text);
+        fprintf(stderr, "%smlua: %s; the other ranks were stopped\n", over_the_bar(), text);
 }
 
 static void clean_up(launcher *l) {

@@ -98,7 +98,8 @@ static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
 
 typedef struct {
     int rank; /* the member that is waited for; -1 at first */
-    uint32_t progress;
+    uint32_t progress, beats;
+    double silent;  /* seconds without a beat */
     double seconds; /* that it has shown no progress */
 } patience;
 
@@ -123,15 +124,20 @@ static void look_around(ml_group *g, patience *p, double slice) {
         comm_accuse(segment, rank, "has ended while others wait for it");
         return;
     }
-    if (rank != p->rank || progress != p->progress) *p = (patience){rank, progress, 0};
+    uint32_t beats = atomic_load(&record->beats);
+    if (rank != p->rank || progress != p->progress) *p = (patience){rank, progress, beats, 0, 0};
     p->seconds += slice;
+    p->silent = beats == p->beats ? p->silent + slice : 0;
+    p->beats = beats;
     double limit = state == COMM_STARTING ? comm_start_limit()
                                           : comm_late_limit(g->comm, atomic_load(&record->busy));
     if (atomic_load(&record->waiting)) limit = limit * 1.5 + 1;
     if (p->seconds < limit) return;
     char why[128];
     snprintf(why, sizeof why, "%s for %.0f s",
-             state == COMM_STARTING ? "has not joined the others" : "shows no progress",
+             state == COMM_STARTING       ? "has not joined the others"
+             : p->silent > p->seconds / 2 ? "has been stopped or frozen"
+                                          : "shows no progress",
              p->seconds);
     comm_accuse(segment, rank, why);
 }
@@ -153,7 +159,7 @@ static ml_status wait_for_others(ml_group *g, comm_slot *leader) {
     ml_comm *comm = g->comm;
     if (spin(g, leader)) return ML_OK;
     ml_status status = ML_OK;
-    patience p = {-1, 0, 0};
+    patience p = {.rank = -1};
     double last = comm_now();
     atomic_store(&comm->segment->ranks[comm->rank].waiting, g->what);
     while (atomic_load(&leader->step) == g->step) {
