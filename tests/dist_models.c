@@ -12,6 +12,30 @@ enum { STEPS = 5 };
 static const char script[] =
     "local m, core = require 'mlua', require 'mlua.core'\n"
     "local train = m.train\n"
+    /* A line for each gradient: its Frobenius norm, and its product with a fixed vector. */
+    "local function gradients(o)\n"
+    "  local spec = { core.axis(o.batch.name, o.batch.size), o.seq, dtype = 'i32' }\n"
+    "  local program = m.compile(function(feeds)\n"
+    "    local total = m.cross_entropy(o.model(feeds.tokens), feeds.targets)\n"
+    "    local out = {}\n"
+    "    for i, g in ipairs(m.grad(total, m.parameters(o.model))) do out[('g%03d'):format(i)] = g "
+    "end\n"
+    "    return out\n"
+    "  end, { tokens = spec, targets = spec })\n"
+    "  local tokens = core.host('i32', o.batch.size, o.seq.size)\n"
+    "  local targets = core.host('i32', o.batch.size, o.seq.size)\n"
+    "  core.corpus(nil, { dtype = 'u8' }):fill(tokens, targets, 0, { seed = 1, vocab = 256, from = "
+    "0, "
+    "to = 1 })\n"
+    "  local out = program { tokens = tokens, targets = targets }\n"
+    "  for i, p in ipairs(m.parameters(o.model)) do\n"
+    "    local g, square, product = out[('g%03d'):format(i)], 0, 0\n"
+    "    for k = 1, p:elements() do\n"
+    "      square, product = square + g[k] * g[k], product + g[k] * math.cos(k)\n"
+    "    end\n"
+    "    core.write(('gradient %s %.9g %.9g\\n'):format(p:name(), math.sqrt(square), product))\n"
+    "  end\n"
+    "end\n"
     "function m.train(o)\n"
     "  local text = os.getenv 'LAYOUT'\n"
     "  o.layout = text and load('local m = ...; return ' .. text)(m)\n"
@@ -24,6 +48,7 @@ static const char script[] =
     "    for i = 1, p:elements() do parts[#parts + 1] = string.pack('<d', host[i]) end\n"
     "  end\n"
     "  core.write(('weights %d\\n'):format(core.hash(table.concat(parts))))\n"
+    "  if os.getenv 'GRADIENTS' then gradients(o) end\n"
     "  return train(o)\n"
     "end\n"
     "dofile(os.getenv 'ROOT' .. '/models/' .. os.getenv 'MODEL' .. '.lua')\n";
@@ -88,7 +113,7 @@ static const char *settings_of(const char *model) {
 }
 
 typedef struct {
-    char *weights;
+    char *weights, *gradients; /* the lines, empty where they were not asked for */
     double loss[STEPS], norm[STEPS];
 } learned;
 
@@ -98,8 +123,20 @@ static double number(const char *line, const char *key) {
     return strtod(at + strlen(key), NULL);
 }
 
+static bool all_asked(void) {
+    return getenv("DIST_ALL") != NULL;
+}
+
+/* The lines about gradients. */
+static char *gradient_lines(process_room *room, const char *output) {
+    const char *first = strstr(output, "gradient "), *end = first;
+    while (end && strncmp(end, "gradient ", 9) == 0) end = strchr(end, '\n') + 1;
+    return first ? ml_arena_copy(room->arena, first, (size_t)(end - first)) : "";
+}
+
 static learned train(process_room *room, const char *model, int accum, const layout_case *c) {
-    char *environment = ml_arena_format(room->arena, "MLUA_VERIFY=1 MODEL=%s %s%s%s", model,
+    char *environment = ml_arena_format(room->arena, "MLUA_VERIFY=1 %s MODEL=%s %s%s%s",
+                                        all_asked() ? "GRADIENTS=1" : "", model,
                                         c ? "LAYOUT=\"" : "", c ? c->layout : "", c ? "\"" : "");
     process_result r =
         process_run(room, 0, environment,
@@ -109,6 +146,7 @@ static learned train(process_room *room, const char *model, int accum, const lay
     learned out = {.weights = "none"};
     const char *line = strstr(r.output, "weights ");
     if (line) out.weights = ml_arena_copy(room->arena, line, strcspn(line, "\n"));
+    out.gradients = gradient_lines(room, r.output);
     for (int i = 0; i < STEPS; i++) {
         line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
         if (!line) ml_raise(ML_INTERNAL, "no step %d in\n%s", i + 1, r.output);
@@ -122,13 +160,32 @@ static double deviation(double a, double b) {
     return fabs(a - b) / fabs(b);
 }
 
-static double worst; /* of all layouts of this run */
+static double worst, worst_gradient; /* of all layouts of this run */
+
+/* Norms and products of all gradients, relative to the norms. */
+static void compare_gradients(const char *what, const char *many, const char *one) {
+    while (*one) {
+        char name[128], other[128];
+        double norm, product, other_norm, other_product;
+        bool read = sscanf(one, "gradient %127s %lf %lf", name, &norm, &product) == 3 &&
+                    sscanf(many, "gradient %127s %lf %lf", other, &other_norm, &other_product) == 3;
+        REQUIRE(read && strcmp(name, other) == 0);
+        double off = fmax(fabs(norm - other_norm), fabs(product - other_product)) / norm;
+        worst_gradient = fmax(worst_gradient, off);
+        if (!(off <= 1e-5))
+            test_fail("%s: the gradient of %s has norm %.9g and product %.9g, not %.9g and %.9g",
+                      what, name, other_norm, other_product, norm, product);
+        one = strchr(one, '\n') + 1;
+        many = strchr(many, '\n') + 1;
+    }
+}
 
 static void compare(process_room *room, const char *model, int accum, const learned *one,
                     const layout_case *c) {
     learned many = train(room, model, accum, c);
     if (strcmp(many.weights, one->weights) != 0)
         test_fail("%s, %s: initial %s, not %s", model, c->name, many.weights, one->weights);
+    compare_gradients(c->name, many.gradients, one->gradients);
     for (int i = 0; i < STEPS; i++) {
         double loss = deviation(many.loss[i], one->loss[i]);
         double norm = deviation(many.norm[i], one->norm[i]);
@@ -251,7 +308,7 @@ static layout_case draw_layout(process_room *room, uint64_t seed) {
 /* One hundred layouts that nobody chose; DIST_SEED is the first and DIST_DRAWS how many. Those that
  * do not divide must say so. */
 DIST_TEST(drawn_layouts) {
-    if (!getenv("DIST_ALL")) return;
+    if (!all_asked()) return;
     process_write(room, "dist.lua", script);
     learned one = train(room, "llama", 1, NULL);
     uint64_t first = getenv("DIST_SEED") ? strtoull(getenv("DIST_SEED"), NULL, 10) : 1;
@@ -301,12 +358,13 @@ DIST_TEST(check_of_175_billion) {
 /* All of them; `make test-dist`. */
 DIST_TEST(every_layout) {
     static const char *const models[] = {"gpt", "llama"};
-    if (!getenv("DIST_ALL")) return;
+    if (!all_asked()) return;
     process_write(room, "dist.lua", script);
-    worst = 0;
+    worst = worst_gradient = 0;
     for (int model = 0; model < 2; model++)
         for (int accum = 1; accum <= 2; accum++) {
             learned one = train(room, models[model], accum, NULL);
+            CHECK(one.gradients[0] != 0);
             for (int i = 0; i < CASES; i++) {
                 /* 4 samples of a microbatch are no 8 parts. */
                 if (accum == 2 && strcmp(cases[i].name, "dp8") == 0) continue;
@@ -317,5 +375,6 @@ DIST_TEST(every_layout) {
         learned one = train(room, "gpt_moe", accum, NULL);
         for (int i = 0; i < MOE_CASES; i++) compare(room, "gpt_moe", accum, &one, &moe_cases[i]);
     }
-    printf("worst deviation of loss or gradient norm: %.2g\n", worst);
+    printf("worst deviation of loss or gradient norm: %.2g, of a gradient: %.2g\n", worst,
+           worst_gradient);
 }
