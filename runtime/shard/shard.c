@@ -67,7 +67,11 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
         if (from.kind == ML_SPLIT && !shard_same(from, to)) {
             int listed = shard_rank(s, t->axis[from.axis]);
             bool kept = to.kind == ML_SPLIT && rank < SHARD_PARAMS; /* exchanged, both listed */
-            kept = kept && !lists_params(s, t->axis[from.axis]);
+            bool weights = lists_params(s, t->axis[from.axis]);
+            kept = kept && !weights;
+            /* To where parameters are split, activations may go: the cheaper of the two moves. */
+            if (rank >= 0 && rank < SHARD_PARAMS && !weights)
+                kept = kept || lists_params(s, s->layout->axis[s->mesh].acts[rank]);
             p.forbidden = listed < SHARD_PARAMS && rank >= listed && !kept;
         }
         if (!found || cheaper(&p, out)) *out = p;

@@ -1,19 +1,26 @@
 /* Sharding: from a program's global graph (gradients included) to the graph of one rank.
  *
  * The result is the same for every rank (its collectives and COORDINATE leaves make the ranks
- * differ), so one plan serves all. For each node and mesh axis the pass chooses along which axis of
- * the op's index space (all axes of operands and result) the work is cut:
- *   - candidates are the listed axes (acts) in the index space along which some operand or the
- *     rule's result is split, and "not cut";
+ * differ), so one plan serves all. States and inputs lie where the rule puts them; for each other
+ * node, in order, and each mesh axis the pass chooses along which axis of the op's index space (all
+ * axes of operands and result) the work is cut:
+ *   - candidates are the axes that acts lists (for what becomes a gradient or a state, params too),
+ *     those along which an operand is split, and "not cut";
  *   - an operand that lacks the chosen axis is needed whole; one that has it is needed split along
  *     it; a result that has it is split, one that sums over it is partial;
- *   - gathering an operand that is split along a listed axis X is allowed only in favour of an axis
- *     listed before X;
- *   - the cheapest in bytes wins, ties go to the axis listed first.
+ *   - what is split along a listed axis X is gathered only in favour of an axis listed before X, or
+ *     of one along which parameters are split; it is exchanged for a split along another listed
+ *     axis where no parameter is split along X;
+ *   - the cheapest in bytes wins, what it then takes to bring the result to where the rule puts it
+ *     included; ties go to the axis listed first.
  * Redistribution between placements: split -> whole all-gather, partial -> whole all-reduce,
  * partial -> split reduce-scatter, split -> other split all-to-all, whole -> split a local slice.
- * Each is made once for a node and placement (hash-consing shares them). Linear ops keep partial
- * sums partial. Results of a program are made whole; updates get their state's placement. */
+ * Each is made once for a node and placement, except that what the forward pass gathered is
+ * gathered again for the backward pass. Linear ops keep partial sums partial while nothing else
+ * needs them. Products by groups of rows (experts) are followed by elementwise ops on the rows of a
+ * rank's own groups (ML_OWNED) until they are summed. Results of a program are made whole; updates
+ * get their state's placement. A value that nothing of the above can cut is computed whole on every
+ * rank. */
 #ifndef ML_SHARD_H
 #define ML_SHARD_H
 
