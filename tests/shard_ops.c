@@ -136,15 +136,21 @@ static ml_ref build_where(fixture *f) {
     return ml_where(f->g, ml_map2(f->g, ML_OP_GT, sum(f, y, "s"), zero), z, zero);
 }
 
-/* Groups of rows: bounds that ascend, some of them empty. */
-static ml_ref bounds(fixture *f, bool ends) {
-    static const double values[2][4] = {{0, 3, 3, 5}, {3, 3, 5, 7}};
-    ml_ref index = fixture_index(f, "g4", 8);
-    memcpy(f->inputs[f->input_count - 1], values[ends], sizeof values[ends]);
+/* Groups of rows: bounds that ascend, some groups empty, some rows of none; of each sequence. */
+static ml_ref bounds(fixture *f, const char *axes, bool ends) {
+    static const double values[4][2][4] = {{{0, 3, 3, 5}, {3, 3, 5, 7}},
+                                           {{0, 0, 4, 4}, {0, 4, 4, 8}},
+                                           {{0, 2, 4, 6}, {2, 4, 6, 8}},
+                                           {{1, 8, 8, 8}, {8, 8, 8, 8}}};
+    ml_ref index = fixture_index(f, axes, 8);
+    int64_t count = ml_type_elements(ml_graph_type(f->g, index));
+    for (int64_t i = 0; i < count; i++)
+        f->inputs[f->input_count - 1][i] = values[i / 4][ends][i % 4];
     return index;
 }
 static ml_ref ragged(fixture *f, ml_op op, const char *a, const char *b, int64_t reduced) {
-    ml_ref sources[] = {operand(f, a), operand(f, b), bounds(f, false), bounds(f, true)};
+    ml_ref sources[] = {operand(f, a), operand(f, b), bounds(f, "g4", false),
+                        bounds(f, "g4", true)};
     ml_type type = {.dtype = ML_F64};
     return ml_graph_add(f->g, op, sources, 4, (int64_t[]){AXIS("b"), AXIS("g"), reduced},
                         reduced ? 3 : 2, &type);
@@ -153,19 +159,26 @@ BUILD(build_ragged, ragged(f, ML_OP_RAGGED_DOT, "b8 d4", "g4 d4 h4", AXIS("d")))
 BUILD(build_ragged_outer, ragged(f, ML_OP_RAGGED_OUTER, "b8 d4", "h4 b8", 0))
 
 /* The experts of a mixture: two products by groups with an activation and weights between them. */
+static ml_ref experts(fixture *f, const char *x_axes, const char *weights, const char *bound_axes) {
+    ml_ref starts = bounds(f, bound_axes, false), ends = bounds(f, bound_axes, true);
+    ml_ref x = operand(f, x_axes), made[2];
+    for (int i = 0; i < 2; i++)
+        made[i] = ml_ragged_dot(f->g, (ml_ref[]){x, operand(f, "g4 d4 h4"), starts, ends},
+                                AXIS("b"), AXIS("d"), ML_F64);
+    ml_ref h = mul(f, mul(f, made[0], ml_map1(f->g, ML_OP_SIGMOID, made[0])), made[1]);
+    h = mul(f, h, operand(f, weights));
+    return ml_ragged_dot(f->g, (ml_ref[]){h, operand(f, "g4 h4 d4"), starts, ends}, AXIS("b"),
+                         AXIS("h"), ML_F64);
+}
 static ml_ref build_experts(fixture *f) {
-    ml_ref starts = bounds(f, false), ends = bounds(f, true), x = operand(f, "b8 d4");
-    ml_axis rows = AXIS("b");
-    ml_ref gate = ml_ragged_dot(f->g, (ml_ref[]){x, operand(f, "g4 d4 h4"), starts, ends}, rows,
-                                AXIS("d"), ML_F64);
-    ml_ref up = ml_ragged_dot(f->g, (ml_ref[]){x, operand(f, "g4 d4 h4"), starts, ends}, rows,
-                              AXIS("d"), ML_F64);
-    ml_ref h = mul(f, mul(f, gate, ml_map1(f->g, ML_OP_SIGMOID, gate)), up);
-    h = mul(f, h, operand(f, "b8"));
-    ml_ref y = ml_ragged_dot(f->g, (ml_ref[]){h, operand(f, "g4 h4 d4"), starts, ends}, rows,
-                             AXIS("h"), ML_F64);
     ml_type tokens = TYPE("s4 d4");
+    ml_ref y = experts(f, "b8 d4", "b8", "g4");
     return ml_scatter_add(f->g, fixture_index(f, "b8", 4), y, AXIS("s"), &tokens);
+}
+static ml_ref build_sequences(fixture *f) {
+    ml_type tokens = TYPE("e4 s4 d4");
+    ml_ref y = experts(f, "e4 b8 d4", "e4 b8", "e4 g4");
+    return ml_scatter_add(f->g, fixture_index(f, "e4 b8", 4), y, AXIS("s"), &tokens);
 }
 
 typedef struct {
@@ -215,6 +228,7 @@ static const op_case cases[] = {
     {ML_OP_RAGGED_DOT, build_ragged},
     {ML_OP_RAGGED_OUTER, build_ragged_outer},
     {ML_OP_RAGGED_DOT, build_experts},
+    {ML_OP_RAGGED_DOT, build_sequences},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
