@@ -146,39 +146,32 @@ static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
 
-/* ml_layout_place, with `n` as the error's operand. */
-typedef struct {
-    const sharder *s;
-    const ml_type *type;
-    int kind;
-    const char *what;
-    ml_placements at;
-} placing;
-
-static void place(void *argument) {
-    placing *p = argument;
-    p->at = ml_layout_place(p->s->layout, p->s->from, p->type, p->kind, p->what);
+/* What messages call a state: its kind, name and line. */
+static const char *state_text(const sharder *s, const ml_state *state) {
+    const char *kind = state->kind == ML_STATE_PARAMETER ? "parameter" : "state";
+    const char *name = state->name ? state->name : "?";
+    if (!state->origin.file) return ml_arena_format(s->scratch, "%s \"%s\"", kind, name);
+    return ml_arena_format(s->scratch, "%s \"%s\" (%s:%d)", kind, name, state->origin.file,
+                           state->origin.line);
 }
 
 static void place_leaf(sharder *s, ml_ref n) {
-    const ml_node *node = ml_graph_node(s->from, n);
     const ml_type *t = ml_graph_type(s->from, n);
     uint32_t id = (uint32_t)ml_graph_args(s->from, n)[0];
-    bool state = node->op == ML_OP_STATE;
-    const char *name =
-        state ? ml_graph_state(s->from, id)->name : ml_graph_input(s->from, id)->name;
-    const char *what =
-        ml_arena_format(s->scratch, "%s \"%s\"", state ? "state" : "input", name ? name : "?");
-    int kind = state ? (int)ml_graph_state(s->from, id)->kind : -1;
-    placing p = {.s = s, .type = t, .kind = kind, .what = what};
-    if (ml_protect(place, &p) != ML_OK) {
-        ml_error_last()->operands[0] = n;
-        ml_error_last()->operand_count = 1;
-        ml_raise_last();
+    const char *what;
+    int kind = -1;
+    if (ml_graph_node(s->from, n)->op == ML_OP_STATE) {
+        const ml_state *state = ml_graph_state(s->from, id);
+        what = state_text(s, state);
+        kind = (int)state->kind;
+    } else {
+        const char *name = ml_graph_input(s->from, id)->name;
+        what = ml_arena_format(s->scratch, "input \"%s\"", name ? name : "?");
     }
+    ml_placements at = ml_layout_place(s->layout, s->from, t, kind, what);
     ml_ref local;
-    shard_local(s, n, NULL, NULL, &p.at, &local);
-    shard_add_version(s, n, &p.at, local, false);
+    shard_local(s, n, NULL, NULL, &at, &local);
+    shard_add_version(s, n, &at, local, false);
 }
 
 static bool is_free(const sharder *s, ml_ref n) {
@@ -325,8 +318,8 @@ static void count_users(sharder *s, const ml_roots *roots) {
 static ml_placements update_placement(const sharder *s, const ml_update *update) {
     const ml_state *state = ml_graph_state(s->from, update->state);
     const ml_type *t = ml_graph_type(s->from, update->value);
-    const char *what = ml_arena_format(s->scratch, "state \"%s\"", state->name ? state->name : "?");
-    ml_placements at = ml_layout_place(s->layout, s->from, &state->type, (int)state->kind, what);
+    ml_placements at =
+        ml_layout_place(s->layout, s->from, &state->type, (int)state->kind, state_text(s, state));
     for (int i = 0; i < s->layout->count; i++)
         if (at.over[i].kind == ML_SPLIT)
             at.over[i] = shard_split(ml_type_find(t, state->type.axis[at.over[i].axis]));
