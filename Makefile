@@ -6,11 +6,12 @@
 #   make test-dist       every layout of every model on CPU ranks
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
 #   make test-gpu        kernels, parity and examples on the GPU of this machine
-#   make bench           CPU benchmarks as JSON lines; PEER=1 runs the PyTorch peer beside them
+#   make bench           CPU benchmarks as JSON lines
 #   make bench-gpu       the same on a GPU
 #   make lint            layering, length and formatting
 #   make editor          regenerate editor/ from the program's tables
 #   make install PREFIX=/usr/local
+# V=1 prints the commands; PEERS=DIR has make bench run the PyTorch peers of that folder beside mlua.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
@@ -22,6 +23,8 @@ PREFIX ?= /usr/local
 CUDA_HOME ?= /usr/local/cuda
 OPT ?= -O2
 SANITIZE ?=
+V ?=
+Q := $(if $(V),,@)
 
 # Kernel texts are raw strings, which C has as GCC's extension; kernels themselves compile with both.
 ifneq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
@@ -69,7 +72,8 @@ endif
 # ---- The program ----------------------------------------------------------------------------------
 $(B)/%.o: %.c | deps
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+	@$(if $(V),,echo "  cc    $<")
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 
 $(B)/corpus.txt: $(TEXT)
 	@mkdir -p $(B)
@@ -83,12 +87,14 @@ $(B)/embed.s: $(LUA) $(B)/corpus.txt Makefile
 	   for j in $$(seq 1 $$i); do echo ".quad .Lname$$j, .Ldata$$j, .Lend$$j-.Ldata$$j"; done; \
 	   echo '.quad 0, 0, 0'; echo '.section .note.GNU-stack,"",@progbits'; } > $@
 $(B)/embed.o: $(B)/embed.s
-	$(CC) -c -o $@ $<
+	$(Q)$(CC) -c -o $@ $<
 
 $(B)/mlua: $(OBJECTS)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	@$(if $(V),,echo "  link  $@")
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 $(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	@$(if $(V),,echo "  link  $@")
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
 install: $(B)/mlua
