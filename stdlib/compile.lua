@@ -35,11 +35,16 @@ function m.compile(fn, inputs, options)
       })
     end,
   })
+  local stray = core.take_updates()[1]
+  if stray then
+    core.fail(("%s was assigned outside of a program, which has no effect"):format(stray[1]:name() or "a state"), {
+      help = "assign inside the function that m.compile traces; state:set(values) changes the value at once",
+    })
+  end
   local outer = m.context
   local step = rawget(feeds, "step")
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
     losses = {}, totals = {} }
-  core.take_updates()
   local results = table.pack(pcall(function()
     local outputs = fn(feeds)
     m.finish_totals()

@@ -131,11 +131,17 @@ local function name_tree(record)
   walk(record.instance, record.prefix, {}, function(r, path) r.path = path end, m.name_parameter)
 end
 
--- A module that is put into a field knows its parent, also through plain tables of modules.
+local function is_above(record, other)
+  while other and other ~= record do other = other.parent end
+  return other ~= nil
+end
+
+-- A module that is put into a field knows its parent, also through plain tables of modules; one that
+-- refers to itself or to a module above it (such as one that is still being built) stays where it is.
 local function adopt(parent, value)
   local child = instance_of(value)
   if child then
-    child.parent = child.parent or parent
+    if not child.parent and not child.building and not is_above(child, parent) then child.parent = parent end
   elseif type(value) == "table" and getmetatable(value) == nil then
     for _, item in pairs(value) do adopt(parent, item) end
   end
@@ -149,9 +155,10 @@ local function call(instance, ...)
     local name = record.class.name
     core.fail(("%s has no function forward"):format(name), { help = ("define function %s:forward(x)"):format(name) })
   end
-  local outer = core.module_path(record.path)
+  local outer, free = core.module_path(record.path), not m.context.losses
   local results = table.pack(pcall(instance.forward, instance, ...))
   core.module_path(outer)
+  if free and outer == "" then core.take_updates() end -- outside of a program a call only tells types
   if not results[1] then error(results[2], 0) end
   if m.context.probe and core.is_tensor(results[2]) then m.context.probe(record.path, results[2]) end
   return table.unpack(results, 2, results.n)
@@ -163,6 +170,11 @@ end
 ---@param build fun(self: table, ...)
 ---@return table class calling it makes an instance
 function m.module(name, build)
+  if type(name) ~= "string" or type(build) ~= "function" then
+    core.fail(("m.module takes a name and a function, got %s and %s"):format(type(name), type(build)), {
+      help = 'm.module("Block", function(self) self.w = m.param{A.embed} end)',
+    })
+  end
   local class = { name = name }
   local meta = { [is_instance] = true, __name = name }
   meta.__index = function(self, key)
@@ -194,9 +206,10 @@ function m.module(name, build)
     __tostring = function() return "the class " .. name end,
     __call = function(_, ...)
       local instance = {}
-      rawset(instance, is_instance, { instance = instance, class = class, fields = {}, order = {} })
+      rawset(instance, is_instance, { instance = instance, class = class, fields = {}, order = {}, building = true })
       setmetatable(instance, meta)
       build(instance, ...)
+      rawget(instance, is_instance).building = nil
       return instance
     end,
   })
@@ -207,6 +220,7 @@ end
 ---@param class table
 ---@return table[]
 function m.stack(count, class, ...)
+  if not math.tointeger(count) then core.fail("m.stack takes a count and a class, got " .. tostring(count)) end
   local list = {}
   for i = 1, count do list[i] = class(i, ...) end
   return list

@@ -144,6 +144,19 @@ static void check_inputs(lua_State *L, vm_program *p) {
     lua_pop(L, 1);
 }
 
+/* A parameter's name determines its initial value: without one it would be zero. */
+static void check_parameters(lua_State *L, const vm_program *p) {
+    const ml_schedule *s = vm_program_plan(p)->schedule;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        if (s->storages.at[i].kind != ML_STORAGE_STATE) continue;
+        const ml_state *state = ml_graph_state(s->graph, s->storages.at[i].id);
+        if (state->name || state->kind != ML_STATE_PARAMETER) continue;
+        vm_fail(L, "put it into a module, or name it: m.param{A.embed, name=\"gain\"}",
+                "the parameter from %s:%d has no name, which determines its initial value",
+                state->origin.file ? state->origin.file : "?", state->origin.line);
+    }
+}
+
 static int core_program(lua_State *L) {
     static const char *const known[] = {"name", "inputs", "outputs", "updates", NULL};
     ml_vm *vm = vm_of(L);
@@ -189,6 +202,7 @@ static int core_program(lua_State *L) {
         vm_check(L, ml_program_new(vm->session, &p->roots, &p->program));
         check_inputs(L, p);
     }
+    check_parameters(L, p);
     p->seconds = now() - started;
     return 1;
 }
