@@ -10,6 +10,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/base/suggest.h"
+#include "vm/gpus.h"
 #include "vm/vm.h"
 
 #ifndef MLUA_VERSION
@@ -207,10 +208,24 @@ static bool parse_float_dtype(const char *text, int *dtype) {
     return false;
 }
 
+static int parse_device(vm_options *options, const char *name) {
+    options->device = name;
+    bool known = strcmp(name, "cpu") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "null") == 0;
+    if (known || (options->mode == VM_CHECK && gpu_by_key(name))) return EXIT_OK;
+    usage_error("there is no device \"%s\"", name);
+    fprintf(stderr, "  help: devices are cpu, cuda and null");
+    if (options->mode == VM_CHECK)
+        for (int i = 0; gpu_at(i); i++) fprintf(stderr, ", %s", gpu_at(i)->key);
+    else if (gpu_by_key(name))
+        fprintf(stderr, "; mlua check plans for %s", name);
+    fputs("\n", stderr);
+    return EXIT_USAGE;
+}
+
 static int set_option(vm_options *options, option_id id, char *value) {
     int64_t number;
     switch (id) {
-    case OPTION_DEVICE: options->device = value; return EXIT_OK;
+    case OPTION_DEVICE: return parse_device(options, value);
     case OPTION_DTYPE:
         if (!parse_float_dtype(value, &options->dtype))
             return usage_error("--dtype takes bf16, f32 or f64, not \"%s\"", value);
