@@ -333,7 +333,6 @@ void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml
                            const ml_placements *out, ml_ref *outputs) {
     const ml_node *node = ml_graph_node(s->from, n);
     local_attention x = {.s = s, .g = s->to, .n = n, .need = need, .count = node->source_count};
-    (void)out;
     x.grad = node->op == ML_OP_ATTENTION_GRAD;
     x.captured = x.grad ? BACKWARD : FORWARD;
     ml_attention_read(s->from, n, &x.global);
@@ -355,12 +354,6 @@ void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml
         attend(&x, outputs);
     if (x.grad)
         for (int k = K; k <= V; k++) outputs[k] = unpick(&x, outputs[k], sources[k]);
-    const ml_type *q = ml_graph_type(s->from, n);
-    ml_type order = *ml_graph_type(s->to, outputs[0]);
-    for (int i = 0; i < order.rank; i++) { /* merging rounds keeps q's order; be sure of it */
-        order.axis[i] = q->axis[i];
-        const ml_type *t = ml_graph_type(s->to, outputs[0]);
-        order.size[i] = t->size[ml_type_find(t, q->axis[i])];
-    }
+    ml_type order = ml_layout_local(s->layout, ml_graph_type(s->from, n), &out[0]);
     outputs[0] = ml_permute(s->to, outputs[0], &order);
 }
