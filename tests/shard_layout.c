@@ -164,3 +164,25 @@ static void one_rank(fixture *f) {
 TEST(shard_layout, one_rank) {
     fixture_run(one_rank, 1);
 }
+
+/* Whichever allocation fails, the pass raises and leaves nothing behind. */
+static void out_of_memory(fixture *f) {
+    ml_ref w = fixture_state(f, ML_F64, "a4 b8"), x = fixture_input(f, ML_F64, "c4 a4", 0, 1);
+    ml_axis a = fixture_axis(f, "a");
+    ml_ref y = ml_map1(f->g, ML_OP_EXP, ml_dot(f->g, x, w, &a, 1, ML_F64));
+    const ml_ref before = y;
+    sharding s = {f, shard_layout(f, "x2 acts a; y2 params b"), {.outputs = &y, .output_count = 1}};
+    ml_status status = ML_NO_MEMORY;
+    int n = 1;
+    for (; n < 1000 && status != ML_OK; n++) {
+        y = before;
+        ml_memory_fail_at(n);
+        status = ml_protect(run_shard, &s);
+        ml_memory_fail_at(0);
+        if (status != ML_OK) CHECK_EQ_INT(status, ML_NO_MEMORY);
+    }
+    CHECK(n > 3 && n < 1000);
+}
+TEST(shard_layout, out_of_memory) {
+    fixture_run(out_of_memory, 1);
+}
