@@ -175,7 +175,7 @@ PROCESS_TEST(no_gpu) {
     process_result r =
         process_run(room, 1, "CUDA_VISIBLE_DEVICES=", "run --device cuda kernel.lua");
     process_expect(&r, "--device cpu");
-    r = process_run(room, 1, "", "run --device tpu kernel.lua");
+    r = process_run(room, 2, "", "run --device tpu kernel.lua");
     process_expect(&r, "tpu");
 }
 
