@@ -19,6 +19,7 @@
 
 typedef struct ml_comm ml_comm;
 typedef struct ml_group ml_group; /* of one mesh axis */
+typedef struct ml_edge ml_edge;   /* from one rank to another, one way */
 
 /* How this process was started: by `mlua run -n`, Slurm, torchrun-style or Open MPI variables. */
 typedef struct {
@@ -79,6 +80,16 @@ ml_status ml_comm_all_to_all(ml_group *g, const void *in, void *out, int64_t cou
                              ml_dtype dtype); /* count for each peer */
 ml_status ml_comm_shift(ml_group *g, const void *in, void *out, int64_t count,
                         ml_dtype dtype); /* to the next rank of the ring, from the one before */
+/* A one-way edge between two ranks of the job. Collective over all ranks, which all name the same
+ * edges in the same order; *edge is NULL on ranks that are neither end. A sender sleeps while `room`
+ * bytes are under way (at least one message always is). The same pair and tag again give the same
+ * edge. Edges live as long as the communicator. */
+ml_status ml_comm_edge(ml_comm *comm, int from, int to, int tag, int64_t room, ml_edge **edge);
+int ml_edge_from(const ml_edge *edge);
+int ml_edge_to(const ml_edge *edge);
+/* Host memory. send returns once the message is under way, receive once it is there. */
+ml_status ml_edge_send(ml_edge *edge, const void *memory, int64_t bytes);
+ml_status ml_edge_receive(ml_edge *edge, void *memory, int64_t bytes);
 ml_status ml_comm_barrier(ml_comm *comm);
 /* Fails with ML_INVALID, naming a rank that differs and `what`, unless every rank has this value.
  */

@@ -28,6 +28,16 @@ typedef struct {
     ml_status (*bind)(ml_executable *executable, void *const *addresses);
     ml_status (*run)(ml_executable *executable);
     void (*unload)(ml_executable *executable);
+    /* Between ranks (pipeline stages). Messages of an edge arrive in the order they were sent, whole;
+     * the two ranks call in that order and with the same sizes. NULL where a device has none.
+     * send: in order with runs before it; returns at once unless many messages are under way. The
+     * memory must not be written before `settle` of it, which makes later runs wait for the send.
+     * expect: the next message of the edge goes to `memory`, which no earlier run needs any more;
+     * arrive: later runs wait for it. One message of an edge is expected at a time. */
+    ml_status (*send)(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
+    ml_status (*settle)(ml_device *device, ml_edge *edge, const void *memory);
+    ml_status (*expect)(ml_device *device, ml_edge *edge, void *memory, int64_t bytes);
+    ml_status (*arrive)(ml_device *device, ml_edge *edge, void *memory);
 } ml_device_ops;
 
 /* The ranks of a job as a device's programs need them. */

@@ -195,6 +195,7 @@ typedef struct {
     ml_update *updates;
     int update_count;
     const char *name; /* for dumps and messages; may be NULL */
+    int kept; /* the last outputs, which stay where the sharding rule puts them (stage.h) */
 } ml_roots;
 /* A new graph with only what the roots reach, which shares axis, state, input and origin tables
  * with `from` (`from` must outlive it). *roots is rewritten in place. */

@@ -22,9 +22,22 @@ typedef struct {
     bool flat;                                          /* state = {dp = "flat"} */
 } ml_mesh_axis;
 
+typedef enum { ML_SCHEDULE_1F1B, ML_SCHEDULE_INTERLEAVED, ML_SCHEDULE_ZERO_BUBBLE } ml_stage_schedule;
+
+/* Pipeline stages: which mesh axis, and how (stage.h, pipeline.h). */
+typedef struct {
+    bool on;       /* and the mesh axis has more than one rank */
+    int mesh_axis;
+    int chunks;    /* virtual stages of a rank; more than 1 is interleaved */
+    int microbatches;
+    ml_stage_schedule schedule;
+    char list[64]; /* of modules: "layers" is the longest */
+} ml_stages;
+
 typedef struct {
     int count; /* 0: one rank */
     ml_mesh_axis axis[ML_MAX_MESH];
+    ml_stages stages;
 } ml_layout;
 
 int64_t ml_layout_ranks(const ml_layout *layout);
