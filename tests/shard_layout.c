@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "runtime/plan/plan.h"
 #include "tests/shard_support.h"
 
 static const char *placed(fixture *f, const ml_layout *layout, const char *axes, int kind) {
@@ -185,4 +186,43 @@ static void out_of_memory(fixture *f) {
 }
 TEST(shard_layout, out_of_memory) {
     fixture_run(out_of_memory, 1);
+}
+
+static const char *output_type(fixture *f, const ml_graph *g, ml_ref n) {
+    ml_text text = {.arena = f->arena};
+    ml_type_print(g, ml_graph_type(g, n), &text);
+    return text.text;
+}
+
+/* The last outputs stay where the rule puts them: a partial sum is scattered and not made whole,
+ * and a plan gives the parts in the order of the axes. */
+static void kept_outputs(fixture *f) {
+    ml_ref w = fixture_state(f, ML_F32, "a4 b8"), x = fixture_input(f, ML_F32, "c8 a4", 0, 1);
+    ml_axis a = fixture_axis(f, "a");
+    ml_ref y = ml_dot(f->g, x, w, &a, 1, ML_F32);
+    ml_ref outputs[] = {y, y, ml_slice(f->g, y, fixture_axis(f, "c"), 0, 3)};
+    ml_layout layout = shard_layout(f, "x2 params a acts c a");
+    ml_roots roots = {.outputs = outputs, .output_count = 3, .kept = 2}, local;
+    ml_graph *g = shard_program(f, &layout, &roots, &local);
+    CHECK_TEXT(output_type(f, g, local.outputs[0]), "f32[c=8, b=8]");
+    CHECK_TEXT(output_type(f, g, local.outputs[1]), "f32[c=4, b=8]");
+    CHECK_TEXT(output_type(f, g, local.outputs[2]), "f32[c=3, b=8]");
+    CHECK_EQ_INT(local.kept, 2);
+    ml_graph_free(g);
+    roots = (ml_roots){.outputs = outputs, .output_count = 1, .kept = 1};
+    g = shard_program(f, &layout, &roots, &local);
+    CHECK_EQ_INT(shard_count(g, &layout, 0, ML_COLLECTIVE_ALL_REDUCE), 0);
+    CHECK_EQ_INT(shard_count(g, &layout, 0, ML_COLLECTIVE_ALL_GATHER),
+                 1); /* of w or x: c is kept */
+    ml_graph_free(g);
+    ml_plan *plan;
+    ml_target target = {.kind = ML_TARGET_C};
+    roots = (ml_roots){.outputs = outputs, .output_count = 3, .kept = 2};
+    ml_plan_new(f->g, &roots, &target, &layout, &plan);
+    CHECK_TEXT(output_type(f, plan->graph, plan->roots.outputs[0]), "f32[c=8, b=8]");
+    CHECK_TEXT(output_type(f, plan->graph, plan->roots.outputs[1]), "f32[c=4, b=8]");
+    ml_plan_free(plan);
+}
+TEST(shard_layout, kept_outputs) {
+    fixture_run(kept_outputs, 1);
 }

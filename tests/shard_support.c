@@ -106,9 +106,20 @@ static void complain(comparison *c, int i, int64_t rank, double off, const char 
               shard_layout_text(c->f, c->layout), (long long)rank, stage, off);
 }
 
+/* The part of rank `rank` of an output that stays where the rule puts it. */
+static double *kept_part(comparison *c, int i, int64_t rank) {
+    const ml_type *type = ml_graph_type(c->f->g, c->nodes[i]);
+    ml_placements at = ml_layout_place(c->layout, c->f->g, type, -1, NULL);
+    ml_type local = ml_layout_local(c->layout, type, &at);
+    double *part = ML_NEW_ARRAY(c->f->arena, double, ml_type_elements(&local));
+    ml_shard_cut(c->layout, type, &at, rank, sizeof *part, c->expected[i], part);
+    return part;
+}
+
 /* What rank `rank` must have of value i, an output or update. */
 static double *wanted(comparison *c, int i, int64_t rank) {
-    if (i < c->roots->output_count) return c->expected[i];
+    if (i < c->roots->output_count - c->roots->kept) return c->expected[i];
+    if (i < c->roots->output_count) return kept_part(c, i, rank);
     const ml_state *state =
         ml_graph_state(c->f->g, c->roots->updates[i - c->roots->output_count].state);
     ml_type type = *ml_graph_type(c->f->g, c->nodes[i]);
@@ -249,6 +260,7 @@ static ml_roots roots_of(fixture *f, ml_ref y) {
         ml_ref moved = ml_map2(f->g, ML_OP_SUB, wrt[i], gradients[i]);
         roots.updates[roots.update_count++] = (ml_update){(uint32_t)i, moved};
     }
+    roots.kept = (int)fixture_below(f, roots.output_count + 1);
     return roots;
 }
 

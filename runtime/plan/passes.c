@@ -72,7 +72,13 @@ static void count_flops(ml_plan *plan) {
 static void shard(ml_plan *plan) {
     ml_roots *r = &plan->roots;
     ml_type *types = ML_NEW_ARRAY(plan->arena, ml_type, (size_t)r->output_count + 1);
-    for (int i = 0; i < r->output_count; i++) types[i] = *ml_graph_type(plan->graph, r->outputs[i]);
+    for (int i = 0; i < r->output_count; i++) {
+        const ml_type *type = ml_graph_type(plan->graph, r->outputs[i]);
+        ml_placements places = {0};
+        if (i >= r->output_count - r->kept)
+            places = ml_layout_place(plan->layout, plan->graph, type, -1, NULL);
+        types[i] = ml_layout_local(plan->layout, type, &places);
+    }
     pass_done(plan, ml_shard(plan->graph, r, plan->layout), "shard");
     ml_graph *g = plan->graph;
     for (int i = 0; i < r->output_count; i++) {

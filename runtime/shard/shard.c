@@ -326,6 +326,12 @@ static ml_placements update_placement(const sharder *s, const ml_update *update)
     return at;
 }
 
+/* Results are whole, but for the last `kept`, which stay where the rule puts them. */
+static ml_placements output_placement(const sharder *s, const ml_roots *roots, int i) {
+    if (i < roots->output_count - roots->kept) return (ml_placements){0};
+    return ml_layout_place(s->layout, s->from, ml_graph_type(s->from, roots->outputs[i]), -1, NULL);
+}
+
 typedef struct {
     sharder s;
     ml_roots *roots, local;
@@ -354,13 +360,13 @@ static void body(void *argument) {
     p->local = *p->roots;
     p->local.outputs = ML_NEW_ARRAY(s->scratch, ml_ref, p->roots->output_count + 1);
     p->local.updates = ML_NEW_ARRAY(s->scratch, ml_update, p->roots->update_count + 1);
-    ml_placements whole = {0};
     for (int i = 0; i < p->roots->output_count; i++) {
         enter_root(s, p->roots->outputs[i]);
         uint32_t first = s->values[p->roots->outputs[i]].versions;
         bool stays = p->tell && first;
+        ml_placements at = output_placement(s, p->roots, i);
         p->local.outputs[i] =
-            stays ? s->versions.at[first].node : shard_get(s, p->roots->outputs[i], &whole);
+            stays ? s->versions.at[first].node : shard_get(s, p->roots->outputs[i], &at);
     }
     for (int i = 0; i < p->roots->update_count; i++) {
         const ml_update *update = &p->roots->updates[i];
