@@ -81,9 +81,9 @@ ml_status ml_comm_all_to_all(ml_group *g, const void *in, void *out, int64_t cou
 ml_status ml_comm_shift(ml_group *g, const void *in, void *out, int64_t count,
                         ml_dtype dtype); /* to the next rank of the ring, from the one before */
 /* A one-way edge between two ranks of the job. Collective over all ranks, which all name the same
- * edges in the same order; *edge is NULL on ranks that are neither end. A sender sleeps while `room`
- * bytes are under way (at least one message always is). The same pair and tag again give the same
- * edge. Edges live as long as the communicator. */
+ * edges in the same order; *edge is NULL on ranks that are neither end. A sender sleeps while
+ * `room` bytes are under way (at least one message always is). The same pair and
+ * tag again give the same edge. Edges live as long as the communicator. */
 ml_status ml_comm_edge(ml_comm *comm, int from, int to, int tag, int64_t room, ml_edge **edge);
 int ml_edge_from(const ml_edge *edge);
 int ml_edge_to(const ml_edge *edge);

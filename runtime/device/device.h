@@ -28,8 +28,9 @@ typedef struct {
     ml_status (*bind)(ml_executable *executable, void *const *addresses);
     ml_status (*run)(ml_executable *executable);
     void (*unload)(ml_executable *executable);
-    /* Between ranks (pipeline stages). Messages of an edge arrive in the order they were sent, whole;
-     * the two ranks call in that order and with the same sizes. NULL where a device has none.
+    /* Between ranks (pipeline stages). Messages of an edge arrive in the order they were sent,
+     * whole; the two ranks call in that order and with the same sizes. NULL where there are
+     * none.
      * send: in order with runs before it; returns at once unless many messages are under way. The
      * memory must not be written before `settle` of it, which makes later runs wait for the send.
      * expect: the next message of the edge goes to `memory`, which no earlier run needs any more;

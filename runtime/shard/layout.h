@@ -22,7 +22,9 @@ typedef struct {
     bool flat;                                          /* state = {dp = "flat"} */
 } ml_mesh_axis;
 
-typedef enum { ML_SCHEDULE_1F1B, ML_SCHEDULE_INTERLEAVED, ML_SCHEDULE_ZERO_BUBBLE } ml_stage_schedule;
+typedef enum {
+    ML_SCHEDULE_1F1B, ML_SCHEDULE_INTERLEAVED, ML_SCHEDULE_ZERO_BUBBLE
+} ml_stage_schedule;
 
 /* Pipeline stages: which mesh axis, and how (stage.h, pipeline.h). */
 typedef struct {

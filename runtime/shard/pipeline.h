@@ -5,11 +5,12 @@
  * levels (forward, backward; the last stage has both in one). A `late` task is weight-gradient work
  * that nobody waits for. All ranks make the same schedule from the same problem: a simulation of
  * every rank, in whole time units, that follows the rule of the kind:
- *   1F1B         (Narayanan et al. 2019) a rank at coordinate r holds at most ranks - r microbatches
- *                between first and last task; later tasks of a stage go before earlier ones; late
- *                tasks follow at once
- *   interleaved  (Narayanan et al. 2021) several virtual stages a rank, forward in groups of `ranks`
- *                microbatches for each chunk; its warm-up of 2(ranks - r - 1) + (chunks - 1) ranks
+ *   1F1B         (Narayanan et al. 2019) a rank at coordinate r holds at most ranks - r micro-
+ *                batches between first and last task; later tasks of a stage go before earlier
+ *                ones; late tasks follow at once
+ *   interleaved  (Narayanan et al. 2021) several virtual stages a rank, forward in groups of
+ *                `ranks` microbatches for each chunk; its warm-up of
+ *                2(ranks - r - 1) + (chunks - 1) ranks
  *   zero-bubble  (Qi et al. 2023, ZB-H1) 1F1B with late tasks moved to where the rank would wait,
  *                within 1F1B's memory
  * Order on a rank never waits in a circle: it is the order of the simulation. */
@@ -30,8 +31,8 @@ typedef struct {
     ml_stage_schedule kind;
     int ranks, chunks, microbatches;
     int task_count, edge_count;
-    const ml_task *tasks;       /* a stage's in ascending level, late after the one it was cut from */
-    const ml_task_edge *edges;  /* sources before users; a late task has its stage's task as source */
+    const ml_task *tasks;       /* a stage's ascending by level, late after what it was cut from */
+    const ml_task_edge *edges; /* sources before users; a late one has its stage's task as source */
 } ml_pipeline_problem;
 
 typedef struct {
