@@ -160,7 +160,8 @@ void lower_library_step(lowering *l, lower_group *group) {
     case ML_OP_ALL_GATHER:
     case ML_OP_REDUCE_SCATTER:
     case ML_OP_ALL_TO_ALL:
-    case ML_OP_SHIFT: collective_step(l, n); break;
+    case ML_OP_SHIFT:
+    case ML_OP_MIRROR: collective_step(l, n); break;
     case ML_OP_SCATTER_ADD: {
         ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
         ml_template_scatter_add(l->s, step);

@@ -86,6 +86,12 @@ static bool check_moves(const shape *s) {
     if (ml_comm_shift(s->g, s->in, s->out, s->count, s->dtype) != ML_OK ||
         !same(s, "shift", s->count))
         return false;
+    int mirror = s->ranks[s->size - 1 - s->me];
+    for (int64_t i = 0; i < s->count; i++)
+        put(s->expected, i, s->dtype, value_of(mirror, i, s->dtype));
+    if (ml_comm_mirror(s->g, s->in, s->out, s->count, s->dtype) != ML_OK ||
+        !same(s, "mirror", s->count))
+        return false;
     for (int k = 0; k < s->size; k++)
         for (int64_t i = 0; i < s->count; i++)
             put(s->expected, k * s->count + i, s->dtype, value_of(s->ranks[k], i, s->dtype));

@@ -13,7 +13,8 @@ static int64_t step_bytes(const ml_step *step) {
     switch (c->op) {
     case ML_OP_ALL_REDUCE: return 2 * bytes / ranks * (ranks - 1);
     case ML_OP_ALL_TO_ALL: return bytes / ranks * (ranks - 1);
-    case ML_OP_SHIFT: return bytes;
+    case ML_OP_SHIFT:
+    case ML_OP_MIRROR: return bytes;
     default: return bytes * (ranks - 1);
     }
 }

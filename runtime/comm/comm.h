@@ -80,6 +80,8 @@ ml_status ml_comm_all_to_all(ml_group *g, const void *in, void *out, int64_t cou
                              ml_dtype dtype); /* count for each peer */
 ml_status ml_comm_shift(ml_group *g, const void *in, void *out, int64_t count,
                         ml_dtype dtype); /* to the next rank of the ring, from the one before */
+ml_status ml_comm_mirror(ml_group *g, const void *in, void *out, int64_t count,
+                         ml_dtype dtype); /* to and from rank size - 1 - this one's */
 /* A one-way edge between two ranks of the job. Collective over all ranks, which all name the same
  * edges in the same order; *edge is NULL on ranks that are neither end. A sender sleeps while
  * `room` bytes are under way (at least one message always is). The same pair and

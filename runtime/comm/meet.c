@@ -32,10 +32,16 @@ uint64_t comm_describe(comm_kind kind, ml_reduce_op op, ml_dtype dtype, int64_t 
 }
 
 void comm_describe_text(uint64_t what, char *text, size_t size) {
-    static const char *const names[16] = {
-        "nothing",           "all-reduce", "all-gather", "reduce-scatter",
-        "all-to-all",        "shift",      "a barrier",  "a comparison between ranks",
-        "what rank 0 shares"};
+    static const char *const names[16] = {"nothing",
+                                          "all-reduce",
+                                          "all-gather",
+                                          "reduce-scatter",
+                                          "all-to-all",
+                                          "shift",
+                                          "mirror",
+                                          "a barrier",
+                                          "a comparison between ranks",
+                                          "what rank 0 shares"};
     static const char *const ops[16] = {" (sum)", " (max)", " (min)"};
     unsigned kind = what >> 60, op = what >> 56 & 15, dtype = what >> 52 & 15;
     bool reduces = kind == COMM_ALL_REDUCE || kind == COMM_REDUCE_SCATTER;

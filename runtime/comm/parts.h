@@ -125,6 +125,7 @@ typedef enum {
     COMM_REDUCE_SCATTER,
     COMM_ALL_TO_ALL,
     COMM_SHIFT,
+    COMM_MIRROR,
     COMM_BARRIER,
     COMM_WORDS,
     COMM_SHARE

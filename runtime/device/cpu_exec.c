@@ -237,6 +237,7 @@ static ml_status collective_run(ml_executable *e, const command *c) {
     case ML_OP_ALL_TO_ALL:
         return ml_comm_all_to_all(c->group, from, to, s->count / s->ranks, s->dtype);
     case ML_OP_SHIFT: return ml_comm_shift(c->group, from, to, s->count, s->dtype);
+    case ML_OP_MIRROR: return ml_comm_mirror(c->group, from, to, s->count, s->dtype);
     default: return ml_fail(ML_INTERNAL, "step %u is no collective", c->number);
     }
 }

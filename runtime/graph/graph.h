@@ -22,7 +22,7 @@
  *   DOT axes* (reduced)  SCATTER_ADD axis      (result type is the node's)        OUT index
  *   RAGGED_DOT rows groups reduced                                RAGGED_OUTER rows groups
  *   ATTENTION, ATTENTION_GRAD  see ml_attention_args
- *   COORDINATE, ALL_GATHER, ALL_TO_ALL, SHIFT mesh_axis ranks
+ *   COORDINATE, ALL_GATHER, ALL_TO_ALL, SHIFT, MIRROR mesh_axis ranks
  *   ALL_REDUCE, REDUCE_SCATTER mesh_axis ranks ml_combine
  * A program that was sharded (ml_shard) has STATEs and INPUTs with the types of one rank's part:
  * the axes of the table's type, with sizes that divide its sizes. RANDOM may have a second source:

@@ -44,7 +44,8 @@ const char *op_args(ml_op op) {
     case ML_OP_COORDINATE:
     case ML_OP_ALL_GATHER:
     case ML_OP_ALL_TO_ALL:
-    case ML_OP_SHIFT: return "nn";
+    case ML_OP_SHIFT:
+    case ML_OP_MIRROR: return "nn";
     case ML_OP_ALL_REDUCE:
     case ML_OP_REDUCE_SCATTER: return "nnn";
     case ML_OP_TOP_K: return "ana";

@@ -428,7 +428,7 @@ static void infer_collective(infer *in, ml_type *out) {
     *out = *infer_source(in, 0);
     if (in->arg_count == 3 && (in->args[2] < 0 || in->args[2] >= ML_COMBINE_COUNT))
         ml_raise(ML_INTERNAL, "%s combines in no known way", name);
-    if (in->op == ML_OP_ALL_REDUCE || in->op == ML_OP_SHIFT) return;
+    if (in->op == ML_OP_ALL_REDUCE || in->op == ML_OP_SHIFT || in->op == ML_OP_MIRROR) return;
     if (!out->rank) ml_raise(ML_INTERNAL, "%s of a tensor with no axes", name);
     if (in->op == ML_OP_ALL_GATHER) {
         if (out->size[0] > INT64_MAX / 64 / ranks / ml_type_elements(out) * out->size[0])

@@ -35,6 +35,7 @@ typedef enum {
     ML_COLLECTIVE_REDUCE_SCATTER,
     ML_COLLECTIVE_ALL_TO_ALL,
     ML_COLLECTIVE_SHIFT,
+    ML_COLLECTIVE_MIRROR,
     ML_COLLECTIVE_KINDS
 } ml_collective;
 extern const char *const ml_collective_names[ML_COLLECTIVE_KINDS];

@@ -54,8 +54,9 @@ static void collective(const request *r, ml_ref n, int64_t rank, reference_value
     int64_t in = ml_type_elements(ml_graph_type(r->graph, ml_graph_source(r->graph, n, 0)));
     int64_t elements = ml_type_elements(&out->type);
     ml_op op = ml_graph_node(r->graph, n)->op;
-    if (op == ML_OP_SHIFT) {
-        const reference_cell *from = cells_of(r, n, rank, (mine + ranks - 1) % ranks);
+    if (op == ML_OP_SHIFT || op == ML_OP_MIRROR) {
+        int64_t peer = op == ML_OP_SHIFT ? (mine + ranks - 1) % ranks : ranks - 1 - mine;
+        const reference_cell *from = cells_of(r, n, rank, peer);
         memcpy(out->cells, from, sizeof *from * (size_t)elements);
         return;
     }

@@ -9,6 +9,7 @@ const char *const ml_collective_names[ML_COLLECTIVE_KINDS] = {
     [ML_COLLECTIVE_REDUCE_SCATTER] = "reduce-scatter",
     [ML_COLLECTIVE_ALL_TO_ALL] = "all-to-all",
     [ML_COLLECTIVE_SHIFT] = "shift",
+    [ML_COLLECTIVE_MIRROR] = "mirror",
 };
 
 /* Bytes that leave one rank, as rings send them. */
@@ -21,7 +22,8 @@ static int64_t bytes_sent(const ml_graph *g, ml_ref n, int64_t ranks, ml_collect
         *kind = ML_COLLECTIVE_REDUCE_SCATTER;
         return in / ranks * (ranks - 1);
     case ML_OP_ALL_TO_ALL: *kind = ML_COLLECTIVE_ALL_TO_ALL; return in / ranks * (ranks - 1);
-    default: *kind = ML_COLLECTIVE_SHIFT; return in;
+    case ML_OP_SHIFT: *kind = ML_COLLECTIVE_SHIFT; return in;
+    default: *kind = ML_COLLECTIVE_MIRROR; return in; /* nothing, of an odd number's middle rank */
     }
 }
 
