@@ -391,7 +391,7 @@ function State:elements() end
 ---@return Host
 function State:get() end
 
----parameter, optimizer or other
+---parameter, optimizer, gradient or other
 ---@return string
 function State:kind() end
 
@@ -1035,7 +1035,7 @@ function m.sqrt(a) end
 ---@return table[]
 function m.stack(count, class, ...) end
 
----a named tensor that lives across steps; kind is parameter, optimizer or other
+---a named tensor that lives across steps; kind is parameter, optimizer, gradient (a sum over microbatches, of which ranks may hold parts) or other
 ---@param options {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number}
 ---@return State
 function m.state(options) end

@@ -79,8 +79,12 @@ ml_ref fixture_index(fixture *f, const char *axes, int64_t bound) {
 }
 
 ml_ref fixture_state(fixture *f, ml_dtype dtype, const char *axes) {
-    ml_state state = {.name = ml_arena_format(f->arena, "w%d", f->state_count)};
-    state.type = fixture_type(f, dtype, axes);
+    ml_type type = fixture_type(f, dtype, axes);
+    return fixture_add_state(f, &type);
+}
+
+ml_ref fixture_add_state(fixture *f, const ml_type *type) {
+    ml_state state = {.name = ml_arena_format(f->arena, "w%d", f->state_count), .type = *type};
     int64_t id = ml_graph_add_state(f->g, &state);
     f->states[id] = random_values(f, &state.type, -1, 1);
     f->state_count = (int)id + 1;

@@ -31,6 +31,7 @@ ml_axis fixture_axis(fixture *f, const char *name);
 ml_ref fixture_input(fixture *f, ml_dtype dtype, const char *axes, double low, double high);
 ml_ref fixture_index(fixture *f, const char *axes, int64_t bound);
 ml_ref fixture_state(fixture *f, ml_dtype dtype, const char *axes);
+ml_ref fixture_add_state(fixture *f, const ml_type *type);
 /* sum(y * w) with random weights: a loss that sees every element. Casts to f64. */
 ml_ref fixture_loss(fixture *f, ml_ref y);
 

@@ -15,7 +15,7 @@ typedef struct {
     int kv_heads;
     bool large; /* of real size: its states have no values */
     ml_roots roots;
-    ml_ref *states; /* parameters */
+    ml_ref tokens, *states; /* parameters */
     int count;
 } model;
 
@@ -118,7 +118,7 @@ static ml_ref cross_entropy(model *m, ml_ref logits, ml_ref targets) {
 }
 
 static ml_ref forward(model *m, int layers) {
-    ml_ref tokens = token_input(m), targets = token_input(m);
+    ml_ref tokens = m->tokens = token_input(m), targets = token_input(m);
     ml_ref table = parameter(m, "vocab32 embed16");
     ml_ref x = ml_gather(m->g, table, tokens, axis(m, "vocab"));
     x = map2(m, ML_OP_ADD, x, parameter(m, "seq8 embed16"));
@@ -134,8 +134,8 @@ static void update(model *m, ml_ref old, ml_ref value) {
         (ml_update){(uint32_t)ml_graph_args(m->g, old)[0], value};
 }
 
-static ml_ref moment(model *m, const ml_type *type) {
-    ml_state made = {.name = "moment", .kind = ML_STATE_OPTIMIZER, .type = *type};
+static ml_ref extra_state(model *m, ml_state_kind kind, const ml_type *type) {
+    ml_state made = {.name = "more", .kind = kind, .type = *type};
     int64_t id = ml_graph_add_state(m->g, &made);
     if (!m->large) {
         int64_t count = ml_type_elements(type);
@@ -149,7 +149,8 @@ static ml_ref moment(model *m, const ml_type *type) {
 
 static void adamw(model *m, ml_ref w, ml_ref gradient, ml_ref scale) {
     const ml_type type = *ml_graph_type(m->g, w);
-    ml_ref first = moment(m, &type), second = moment(m, &type), moments[] = {first, second};
+    ml_ref first = extra_state(m, ML_STATE_OPTIMIZER, &type),
+           second = extra_state(m, ML_STATE_OPTIMIZER, &type), moments[] = {first, second};
     ml_ref g = map2(m, ML_OP_MUL, gradient, scale);
     ml_ref squares = map2(m, ML_OP_MUL, second, second); /* second moments are not negative */
     first = map2(m, ML_OP_ADD, map2(m, ML_OP_MUL, first, number(m, 0.9)),
@@ -164,7 +165,24 @@ static void adamw(model *m, ml_ref w, ml_ref gradient, ml_ref scale) {
     update(m, moments[1], squares);
 }
 
-typedef enum { FORWARD, GRADIENTS, STEP } extent;
+/* With accumulation a step is microbatches, which add up gradients, and an update. */
+typedef enum { FORWARD, GRADIENTS, STEP, MICROBATCH, UPDATE } extent;
+
+static ml_ref sum_of_gradients(model *m, int i) {
+    ml_type type = *ml_graph_type(m->g, m->states[i]);
+    if (type.dtype == ML_BF16) type.dtype = ML_F32;
+    return extra_state(m, ML_STATE_GRADIENT, &type);
+}
+
+static void add_gradient(model *m, int i, ml_ref gradient) {
+    ml_ref sum = sum_of_gradients(m, i);
+    ml_dtype dtype = (ml_dtype)ml_graph_type(m->g, sum)->dtype;
+    ml_ref zero = ml_const(m->g, dtype, 0),
+           seen = ml_reduce(m->g, ML_OP_MAX, m->tokens, ml_graph_type(m->g, m->tokens)->axis, 2);
+    ml_ref first = ml_map2(m->g, ML_OP_GT, seen, ml_const_int(m->g, ML_I32, 16));
+    ml_ref before = ml_where(m->g, first, zero, sum);
+    update(m, sum, ml_map2(m->g, ML_OP_ADD, before, ml_cast(m->g, gradient, dtype)));
+}
 
 static void clip_and_update(model *m, const ml_ref *gradients) {
     ml_ref squares = 0;
@@ -190,9 +208,15 @@ static void build_model(model *m, int layers, extent how) {
     ml_ref loss = forward(m, layers), *gradients = ML_NEW_ARRAY(m->f->arena, ml_ref, most);
     m->roots.outputs[m->roots.output_count++] = loss;
     if (how == FORWARD) return;
-    ml_autodiff(m->g, loss, m->states, m->count, gradients);
-    if (how == STEP) clip_and_update(m, gradients);
+    for (int i = 0; i < m->count && how == UPDATE; i++)
+        gradients[i] = ml_cast(m->g, sum_of_gradients(m, i), m->dtype);
+    if (how == UPDATE)
+        m->roots.output_count = 0;
+    else
+        ml_autodiff(m->g, loss, m->states, m->count, gradients);
+    if (how == STEP || how == UPDATE) clip_and_update(m, gradients);
     for (int i = 0; i < m->count && how == GRADIENTS; i++) update(m, m->states[i], gradients[i]);
+    for (int i = 0; i < m->count && how == MICROBATCH; i++) add_gradient(m, i, gradients[i]);
 }
 
 #define TP "heads kv_heads ffn vocab"
@@ -239,6 +263,23 @@ TEST(shard_models, transformer) {
     fixture_run(every_layout, 3);
 }
 
+/* Sums of gradients: what the ranks' parts add up to, and what an update makes of them. */
+static void accumulated(fixture *f) {
+    static const extent programs[] = {MICROBATCH, UPDATE};
+    for (int k = 0; k < 2; k++) {
+        model m = {.f = f, .dtype = ML_F64, .kv_heads = 4};
+        build_model(&m, 1, programs[k]);
+        for (int i = k; i < LAYOUTS; i += 2) {
+            ml_layout layout = shard_layout(f, layouts[i]);
+            snprintf(f->label, sizeof f->label, "accumulation, layout %d", i);
+            (void)shard_check(f, &layout, &m.roots, 1e-9, i % 4 == 0);
+        }
+    }
+}
+TEST(shard_models, accumulation) {
+    fixture_run(accumulated, 3);
+}
+
 /* Fewer key/value heads than ranks: refused while listed, right when left out. */
 static void few_kv_heads(fixture *f) {
     model m = {.f = f, .dtype = ML_F64, .kv_heads = 2};
@@ -282,7 +323,8 @@ static void traffic_of(const char *text, int layers, extent how, int over,
 /* What one more layer costs over one mesh axis: collectives of each kind. */
 static void per_layer(const char *text, extent how, int over,
                       const int expected[ML_COLLECTIVE_KINDS]) {
-    static const char *const names[] = {"forward", "with gradients", "a whole step"};
+    static const char *const names[] = {"forward", "with gradients", "a whole step", "a microbatch",
+                                        "an update"};
     ml_traffic two[ML_COLLECTIVE_KINDS], three[ML_COLLECTIVE_KINDS];
     traffic_of(text, 2, how, over, two);
     traffic_of(text, 3, how, over, three);
@@ -312,6 +354,20 @@ TEST(shard_models, data_parallel_traffic) {
     /* FSDP: what is split is gathered for each pass; the bias of ffn is not split. */
     per_layer("dp8 acts batch params embed", FORWARD, 0, (int[]){0, 9, 0, 0, 0});
     per_layer("dp8 acts batch params embed", STEP, 0, (int[]){1, 17, 9, 0, 0});
+}
+
+/* Gradients are added up over ranks once a step, not with each microbatch. */
+TEST(shard_models, accumulation_traffic) {
+    per_layer("dp4 acts batch", MICROBATCH, 0, (int[]){0, 0, 0, 0, 0});
+    per_layer("dp4 acts batch", UPDATE, 0, (int[]){10, 0, 0, 0, 0});
+    per_layer("dp4 acts batch flat", MICROBATCH, 0, (int[]){0, 0, 0, 0, 0});
+    per_layer("dp4 acts batch flat", UPDATE, 0, (int[]){0, 10, 10, 0, 0});
+    /* Split as the parameters are: scattered at once, which keeps memory small. */
+    per_layer("dp8 acts batch params embed", MICROBATCH, 0, (int[]){0, 17, 9, 0, 0});
+    per_layer("dp8 acts batch params embed", UPDATE, 0, (int[]){1, 0, 0, 0, 0});
+    /* Gains and a bias, of which each rank sees its part of the sequence. */
+    per_layer("tp8 params " TP " acts " TP " seq", MICROBATCH, 0, (int[]){0, 6, 4, 0, 0});
+    per_layer("tp8 params " TP " acts " TP " seq", UPDATE, 0, (int[]){3, 0, 0, 0, 0});
 }
 
 static double seconds(void) {

@@ -72,6 +72,12 @@ static double *cut(fixture *f, const ml_layout *layout, const ml_type *type, int
     ml_type local = ml_layout_local(layout, type, &at);
     double *part = ML_NEW_ARRAY(f->arena, double, ml_type_elements(&local));
     ml_shard_cut(layout, type, &at, rank, sizeof *part, whole, part);
+    for (int i = 0; i < layout->count; i++) { /* a sum: unequal parts, some of them negative */
+        if (at.over[i].kind != ML_PARTIAL_SUM) continue;
+        double others = (double)(layout->axis[i].size - 1);
+        double share = ml_layout_coordinate(layout, rank, i) ? -0.5 / others : 1.5;
+        for (int64_t k = 0; k < ml_type_elements(&local); k++) part[k] *= share;
+    }
     return part;
 }
 
@@ -133,6 +139,29 @@ static double *wanted(comparison *c, int i, int64_t rank) {
     return part;
 }
 
+/* Updates of sums of which each rank has a part: each rank's results become the sums. */
+static void add_parts(comparison *c, int i, int64_t elements, double ***results) {
+    if (i < c->roots->output_count) return;
+    const ml_state *state =
+        ml_graph_state(c->f->g, c->roots->updates[i - c->roots->output_count].state);
+    ml_placements at = ml_layout_place(c->layout, c->f->g, &state->type, (int)state->kind, "it");
+    int64_t ranks = ml_layout_ranks(c->layout), inner = ranks;
+    double *line = ML_NEW_ARRAY(c->f->arena, double, ranks);
+    for (int m = 0; m < c->layout->count; m++) {
+        int64_t size = c->layout->axis[m].size, outer = inner;
+        inner /= size;
+        for (int64_t k = 0; k < elements && at.over[m].kind == ML_PARTIAL_SUM; k++) {
+            for (int64_t r = 0; r < ranks; r++) line[r] = results[r][i][k];
+            for (int64_t r = 0; r < ranks; r++) {
+                results[r][i][k] = 0;
+                int64_t first = r / outer * outer + r % inner;
+                for (int64_t peer = 0; peer < size; peer++)
+                    results[r][i][k] += line[first + peer * inner];
+            }
+        }
+    }
+}
+
 static void compare(comparison *c, const ml_graph *g, const ml_roots *local, double ***states,
                     double ***inputs, const char *stage) {
     int64_t ranks = ml_layout_ranks(c->layout);
@@ -144,12 +173,14 @@ static void compare(comparison *c, const ml_graph *g, const ml_roots *local, dou
         nodes[i] = i < local->output_count ? local->outputs[i]
                                            : local->updates[i - local->output_count].value;
     ml_shard_reference(g, c->layout, states, inputs, nodes, c->count, results, arena);
-    for (int i = 0; i < c->count && c->good; i++)
+    for (int i = 0; i < c->count && c->good; i++) {
+        int64_t elements = ml_type_elements(ml_graph_type(g, nodes[i]));
+        add_parts(c, i, elements, results);
         for (int64_t r = 0; r < ranks && c->good; r++) {
-            int64_t elements = ml_type_elements(ml_graph_type(g, nodes[i]));
             double off = worst_difference(results[r][i], wanted(c, i, r), elements);
             if (!(off <= c->tolerance)) complain(c, i, r, off, stage);
         }
+    }
 }
 
 static void compare_after_passes(comparison *c, ml_graph *sharded, ml_roots *local,
@@ -233,6 +264,17 @@ static void try_layout(void *argument) {
     (void)shard_check(t->f, &t->layout, &t->roots, 1e-9, t->passes);
 }
 
+/* A state that the gradient is added to, or that is set to it: a number says which. */
+static ml_update accumulate(fixture *f, ml_ref gradient) {
+    const ml_type t = *ml_graph_type(f->g, gradient);
+    ml_ref sum = fixture_add_state(f, &t);
+    uint32_t id = (uint32_t)ml_graph_args(f->g, sum)[0];
+    ml_graph_state(f->g, id)->kind = ML_STATE_GRADIENT;
+    ml_ref zero = ml_const(f->g, (ml_dtype)t.dtype, 0);
+    ml_ref first = ml_map2(f->g, ML_OP_LT, fixture_input(f, ML_F64, "", -1, 1), zero);
+    return (ml_update){id, ml_map2(f->g, ML_OP_ADD, ml_where(f->g, first, zero, sum), gradient)};
+}
+
 /* y and its gradients; the norms of those of states, which move the states. */
 static ml_roots roots_of(fixture *f, ml_ref y) {
     ml_ref wrt[SUPPORT_INPUTS], gradients[SUPPORT_INPUTS];
@@ -259,6 +301,7 @@ static ml_roots roots_of(fixture *f, ml_ref y) {
         roots.outputs[roots.output_count++] = ml_reduce(f->g, ML_OP_SUM, square, t.axis, t.rank);
         ml_ref moved = ml_map2(f->g, ML_OP_SUB, wrt[i], gradients[i]);
         roots.updates[roots.update_count++] = (ml_update){(uint32_t)i, moved};
+        if (fixture_below(f, 2)) roots.updates[roots.update_count++] = accumulate(f, gradients[i]);
     }
     roots.kept = (int)fixture_below(f, roots.output_count + 1);
     return roots;
@@ -272,9 +315,11 @@ int shard_check_drawn(fixture *f, ml_ref y, const char *names, int draws) {
     for (; sscanf(names, " %31[a-z_]%n", name, &used) == 1; names += used)
         axes.axis[axes.rank++ % ML_MAX_AXES] = fixture_axis(f, name);
     if (axes.rank > ML_MAX_AXES) axes.rank = ML_MAX_AXES;
-    for (int i = 0; i < f->state_count; i++)
-        ml_graph_state(f->g, (uint32_t)i)->kind =
-            fixture_below(f, 2) ? ML_STATE_OPTIMIZER : ML_STATE_PARAMETER;
+    for (int i = 0; i < f->state_count; i++) {
+        ml_state *state = ml_graph_state(f->g, (uint32_t)i);
+        if (state->kind == ML_STATE_PARAMETER)
+            state->kind = (ml_state_kind)fixture_below(f, ML_STATE_OTHER);
+    }
     for (int draw = 0; draw < draws; draw++) {
         t.layout = draw_layout(f, &axes);
         t.passes = draw == 0;

@@ -349,7 +349,8 @@ static const vm_entry functions[] = {
     {"state", core_state,
      "options: {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number} -> "
      "State",
-     "a named tensor that lives across steps; kind is parameter, optimizer or other"},
+     "a named tensor that lives across steps; kind is parameter, optimizer, gradient (a sum over "
+     "microbatches, of which ranks may hold parts) or other"},
     {"take_updates", core_take_updates, "-> table",
      "the assignments to states since the last call: a list of {State, Tensor}"},
     {"grad", core_grad, "loss: Tensor, xs: (Tensor|State)[] -> Tensor[]",
@@ -364,7 +365,7 @@ static const vm_entry methods[] = {
     {"set_init", state_set_init, "value: Tensor|number", "the value before the first step"},
     {"get", state_get, "-> Host", "a copy of the value in host memory"},
     {"set", state_set, "value: Host", "replace the value"},
-    {"kind", state_kind, "-> string", "parameter, optimizer or other"},
+    {"kind", state_kind, "-> string", "parameter, optimizer, gradient or other"},
     {"elements", state_elements, "-> integer", "the number of elements"},
     {0}};
 

@@ -163,6 +163,18 @@ static int64_t block_rank(const ml_session *session, const ml_placements *places
     return rank;
 }
 
+/* Sums of which each rank has a part, added up. */
+static ml_status parts_add(const ml_session *session, const ml_type *local,
+                           const ml_placements *places, void *sum) {
+    const ml_layout *layout = session->ranks.layout;
+    ml_status status = ML_OK;
+    for (int i = 0; i < layout->count && status == ML_OK; i++)
+        if (layout->axis[i].size > 1 && places->over[i].kind == ML_PARTIAL_SUM)
+            status = ml_comm_all_reduce(session->ranks.group[i], sum, sum, ml_type_elements(local),
+                                        (ml_dtype)local->dtype, ML_REDUCE_SUM);
+    return status;
+}
+
 typedef struct {
     const ml_session *session;
     const ml_type *global, *local;
@@ -195,7 +207,8 @@ ml_status session_gather(const ml_session *session, uint32_t state, const void *
                          (long long)bytes);
     } else {
         memcpy(blocks, part, (size_t)ml_type_bytes(&local));
-        status = blocks_gather(session, &local, &places, blocks, other);
+        status = parts_add(session, &local, &places, blocks);
+        if (status == ML_OK) status = blocks_gather(session, &local, &places, blocks, other);
         paste_call call = {session, global, &local, &places, blocks, whole};
         if (status == ML_OK) status = ml_protect(paste_body, &call);
     }
@@ -214,8 +227,19 @@ typedef struct {
 
 static void cut_body(void *context) {
     const cut_call *call = context;
-    ml_shard_cut(call->session->ranks.layout, call->global, call->places, call->session->ranks.rank,
-                 ml_dtypes[call->global->dtype].bytes, call->whole, call->part);
+    const ml_layout *layout = call->session->ranks.layout;
+    int64_t rank = call->session->ranks.rank;
+    bool holds = true; /* a sum lies with the first rank; others have zeros */
+    for (int i = 0; i < layout->count; i++)
+        if (call->places->over[i].kind == ML_PARTIAL_SUM)
+            holds = holds && ml_layout_coordinate(layout, rank, i) == 0;
+    if (holds) {
+        ml_shard_cut(layout, call->global, call->places, rank, ml_dtypes[call->global->dtype].bytes,
+                     call->whole, call->part);
+        return;
+    }
+    ml_type local = ml_layout_local(layout, call->global, call->places);
+    memset(call->part, 0, (size_t)ml_type_bytes(&local));
 }
 
 ml_status session_cut(const ml_session *session, const ml_type *global, const ml_placements *places,

@@ -5,6 +5,8 @@
  * parameters (and the states and gradients shaped like them), `acts` of everything else. `flat` is
  * ZeRO-1: optimizer states are split over that mesh axis whatever their axes are called, along the
  * first of their axes that divides and that no mesh axis within this one cuts, and updated there.
+ * Sums of gradients (ML_STATE_GRADIENT) are split as the parameters are; over other mesh axes each
+ * rank holds its own part of the sum, so that the ranks add them up once and not at each addition.
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
  * cut by the outermost first. A mesh axis of size 1 splits nothing and costs nothing. */
 #ifndef ML_LAYOUT_H

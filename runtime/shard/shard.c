@@ -62,9 +62,9 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
         for (int i = 0; i < s->layout->count; i++)
             if (i != s->mesh && at->over[i].kind == ML_SPLIT)
                 bytes /= (double)s->layout->axis[i].size;
-        price p = {.bytes = shard_move_cost(from, to, bytes, ranks, t->rank == 0)};
+        price p = {.bytes = shard_move_cost(from, to, bytes, ranks)};
         if (p.bytes < 0) continue;
-        if (from.kind == ML_SPLIT && !shard_same(from, to)) {
+        if (from.kind == ML_SPLIT && to.kind != ML_PARTIAL_SUM && !shard_same(from, to)) {
             int listed = shard_rank(s, t->axis[from.axis]);
             bool kept = to.kind == ML_SPLIT && rank < SHARD_PARAMS; /* exchanged, both listed */
             bool weights = lists_params(s, t->axis[from.axis]);
@@ -106,13 +106,15 @@ static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
     if (strategy->out[0].kind == ML_REPLICATED || strategy->out[0].kind == ML_OWNED) return 0;
     if (strategy->out[0].kind >= ML_PARTIAL_SUM && ml_graph_node(s->from, n)->op == ML_OP_CAST)
         return 0; /* always wanted */
-    int kind = s->values[n].params ? ML_STATE_OPTIMIZER : -1;
+    int kind = s->values[n].added    ? ML_STATE_GRADIENT
+               : s->values[n].params ? ML_STATE_OPTIMIZER
+                                     : -1;
     ml_placement home = ml_layout_place(s->layout, s->from, t, kind, NULL).over[s->mesh];
     if (home.kind != ML_SPLIT && strategy->out[0].kind == ML_SPLIT) return 0;
     double bytes = (double)ml_type_bytes(t);
     for (int i = 0; i < s->mesh; i++)
         if (out[0].over[i].kind == ML_SPLIT) bytes /= (double)s->layout->axis[i].size;
-    return shard_move_cost(strategy->out[0], home, bytes, s->layout->axis[s->mesh].size, false);
+    return shard_move_cost(strategy->out[0], home, bytes, s->layout->axis[s->mesh].size);
 }
 
 static void choose(sharder *s, ml_ref n, ml_placements *need, ml_placements *out) {
@@ -304,6 +306,26 @@ static void mark_gradients(sharder *s) {
     }
 }
 
+/* What linear ops bring into a sum of gradients, and nothing else uses. */
+static void mark_added(sharder *s, const ml_roots *roots) {
+    for (int i = 0; i < roots->update_count; i++) {
+        const ml_update *update = &roots->updates[i];
+        if (ml_graph_state(s->from, update->state)->kind == ML_STATE_GRADIENT)
+            s->values[update->value].added = s->values[update->value].users == 1;
+    }
+    for (ml_ref n = ml_graph_count(s->from); n-- > 1;) {
+        const ml_node *node = ml_graph_node(s->from, n);
+        bool passes_on = node->op == ML_OP_CAST || node->op == ML_OP_PERMUTE ||
+                         node->op == ML_OP_ADD || node->op == ML_OP_SUB || node->op == ML_OP_NEG ||
+                         node->op == ML_OP_WHERE;
+        if (!s->values[n].added || !passes_on) continue;
+        for (int k = node->op == ML_OP_WHERE; k < node->source_count; k++) {
+            shard_value *source = &s->values[ml_graph_source(s->from, n, k)];
+            source->added = source->users == 1;
+        }
+    }
+}
+
 static void count_users(sharder *s, const ml_roots *roots) {
     for (int i = 0; i < roots->output_count; i++) s->values[roots->outputs[i]].users++;
     for (int i = 0; i < roots->update_count; i++) s->values[roots->updates[i].value].users++;
@@ -355,6 +377,7 @@ static void body(void *argument) {
     s->values = ML_NEW_ARRAY(s->scratch, shard_value, count);
     count_users(s, p->roots);
     mark_gradients(s);
+    mark_added(s, p->roots);
     for (ml_ref n = 1; n < count; n++)
         if (s->values[n].users) visit(s, n);
     p->local = *p->roots;

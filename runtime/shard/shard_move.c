@@ -6,13 +6,13 @@
  * only inside of the others can a new one be made. */
 #include "runtime/shard/shard_parts.h"
 
-double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks,
-                       bool number) {
+double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks) {
     double share = (double)(ranks - 1) / (double)ranks;
     if (shard_same(from, to)) return 0;
-    if (from.kind == ML_OWNED && to.kind == ML_PARTIAL_SUM) return 0;
-    if (to.kind >= ML_PARTIAL_SUM)
-        return number && from.kind == ML_REPLICATED && to.kind == ML_PARTIAL_SUM ? 0 : -1;
+    if (to.kind >= ML_PARTIAL_SUM) {
+        bool partial = from.kind >= ML_PARTIAL_SUM && from.kind <= ML_PARTIAL_MIN;
+        return to.kind == ML_PARTIAL_SUM && !partial ? 0 : -1;
+    }
     if (from.kind == ML_REPLICATED) return 0; /* a slice */
     if (from.kind >= ML_PARTIAL_SUM) return to.kind == ML_SPLIT ? bytes * share : 2 * bytes * share;
     return to.kind == ML_SPLIT ? bytes / (double)ranks * share : bytes * share;
@@ -113,7 +113,7 @@ static void exchange(movement *m, int i, int from, int to) {
     back(m, ml_merge(g, x, peer, whole, whole));
 }
 
-/* A number that all ranks have, as a sum over them: the first rank's is the number, others' 0. */
+/* What all ranks have, as a sum over them: the first rank's is the whole, others' are 0. */
 static void share(movement *m, int i) {
     ml_graph *g = m->s->to;
     int64_t args[] = {i, m->s->layout->axis[i].size};
@@ -121,6 +121,28 @@ static void share(movement *m, int i) {
     ml_ref first = ml_map2(g, ML_OP_EQ, c, ml_const_int(g, ML_I32, 0));
     ml_ref zero = ml_const(g, (ml_dtype)ml_graph_type(g, m->node)->dtype, 0);
     m->node = ml_where(g, first, m->node, zero);
+}
+
+/* Parts as a sum over the ranks: each rank's is 0 where the others' parts are. No data moves. */
+static void spread(movement *m, int i, int position) {
+    ml_graph *g = m->s->to;
+    ml_type t = *ml_graph_type(g, m->node);
+    ml_axis axis = t.axis[position], peer = ml_axis_named(g, "peer'mesh");
+    int64_t args[] = {i, m->s->layout->axis[i].size};
+    ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
+    ml_ref mine = ml_map2(g, ML_OP_EQ, ml_iota(g, peer, args[1]), c);
+    if (t.rank == ML_MAX_AXES)
+        ml_raise(ML_INVALID, "sharding: a tensor of %d axes cannot become a sum over %s", t.rank,
+                 m->s->layout->axis[i].name);
+    for (int k = t.rank++; k > position; k--) {
+        t.axis[k] = t.axis[k - 1];
+        t.size[k] = t.size[k - 1];
+    }
+    t.axis[position] = peer;
+    t.size[position] = args[1];
+    ml_ref zero = ml_const(g, (ml_dtype)t.dtype, 0);
+    ml_ref parts = ml_where(g, mine, ml_broadcast(g, m->node, &t), zero);
+    back(m, ml_merge(g, parts, peer, axis, axis));
 }
 
 static void scatter(movement *m, int i, int position) {
@@ -201,7 +223,7 @@ static bool cut_around_first(const movement *m, int i, int position) {
     return false;
 }
 
-typedef enum { CLEAR, TAKE, SHARE, SCATTER, EXCHANGE, REDUCE, GATHER, STEPS } step;
+typedef enum { CLEAR, TAKE, SCATTER, EXCHANGE, SHARE, SPREAD, REDUCE, GATHER, STEPS } step;
 
 static bool possible(const movement *m, step kind, int i) {
     ml_placement from = m->at.over[i], to = m->target.over[i];
@@ -213,7 +235,8 @@ static bool possible(const movement *m, step kind, int i) {
     switch (kind) {
     case CLEAR: return false;
     case TAKE: return from.kind == ML_REPLICATED && can_cut;
-    case SHARE: return to.kind == ML_PARTIAL_SUM;
+    case SHARE: return from.kind == ML_REPLICATED && to.kind == ML_PARTIAL_SUM;
+    case SPREAD: return can_join && to.kind == ML_PARTIAL_SUM;
     case SCATTER: return from.kind >= ML_PARTIAL_SUM && can_cut;
     case EXCHANGE: return can_join && can_cut;
     case REDUCE: return from.kind >= ML_PARTIAL_SUM;
@@ -231,6 +254,7 @@ static void take_step(movement *m, step kind, int i) {
     switch (kind) {
     case TAKE: take_part(m, i, to.axis); return;
     case SHARE: share(m, i); return;
+    case SPREAD: spread(m, i, from.axis); return;
     case SCATTER:
         m->at.over[i] = from;
         scatter(m, i, to.axis);
@@ -290,8 +314,8 @@ static double distance(const sharder *s, const ml_type *t, const ml_placements *
         double others = 1;
         for (int j = 0; j < s->layout->count; j++)
             if (j != i && from->over[j].kind == ML_SPLIT) others *= (double)s->layout->axis[j].size;
-        double cost = shard_move_cost(from->over[i], to->over[i], bytes / others,
-                                      s->layout->axis[i].size, t->rank == 0);
+        double cost =
+            shard_move_cost(from->over[i], to->over[i], bytes / others, s->layout->axis[i].size);
         if (cost < 0) return -1;
         total += cost;
     }
@@ -336,7 +360,16 @@ ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
         best = v;
         least = cost;
     }
-    if (s->values[n].free || s->values[n].repeats) return make_free(s, n, at);
+    if (s->values[n].free || s->values[n].repeats) {
+        ml_placements no_sum = *at;
+        for (int i = 0; i < s->layout->count; i++)
+            if (at->over[i].kind == ML_PARTIAL_SUM) no_sum.over[i] = (ml_placement){0};
+        if (equal(s, &no_sum, at)) return make_free(s, n, at);
+        ml_ref node = shard_get(s, n, &no_sum);
+        movement m = {.s = s, .value = n, .global = *t, .at = no_sum, .target = *at, .node = node};
+        while (advance(&m)) shard_add_version(s, n, &m.at, m.node, false);
+        return m.node;
+    }
     if (!best) ml_raise(ML_INTERNAL, "sharding: node %%%u cannot be partial", n);
     const shard_version *from = &s->versions.at[best];
     bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);

@@ -34,6 +34,7 @@ typedef struct {
     uint32_t users;    /* live ones and roots */
     bool free, repeats;
     bool gradient;   /* becomes a gradient, and nothing else */
+    bool added;      /* goes into a sum of gradients (ML_STATE_GRADIENT), and nowhere else */
     bool params;     /* a parameter, a gradient or an optimizer's value: the rule's table params */
     ml_ref *outputs; /* of ops with several outputs */
     ml_placements *output_places;
@@ -82,9 +83,8 @@ void shard_add_version(sharder *s, ml_ref n, const ml_placements *at, ml_ref nod
 /* The local node that holds value n in this placement (no partial one that it does not have). */
 ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at);
 /* Bytes that leave a rank when a tensor of `bytes` (whole along a mesh axis of `ranks`) changes its
- * placement over it; negative where it cannot. `number`: the tensor has no axes. */
-double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks,
-                       bool number);
+ * placement over it; negative where it cannot. Anything is a sum with zeros elsewhere. */
+double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks);
 /* The global index of the first element of this rank's part of an axis, an i32 number; 0 where the
  * axis is whole. */
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);

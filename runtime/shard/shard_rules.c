@@ -311,6 +311,7 @@ static bool whole_or(const sharder *s, ml_ref n) {
 /* Which sources of a linear op must be partial for the result to be: bits; 0: it cannot be. */
 static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind kind) {
     const ml_node *node = ml_graph_node(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n);
     bool first = node->source_count > 0 && partial(s, n, 0, kind);
     bool second = node->source_count > 1 && partial(s, n, 1, kind);
     bool sum = kind == ML_PARTIAL_SUM;
@@ -322,21 +323,23 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
     case ML_OP_MAX: return kind == ML_PARTIAL_MAX && first ? 1 : 0;
     case ML_OP_MIN: return kind == ML_PARTIAL_MIN && first ? 1 : 0;
     case ML_OP_CAST: { /* sums of gradients keep all their bits */
-        const ml_type *t = ml_graph_type(s->from, n), *from = source_type(s, n, 0);
+        const ml_type *from = source_type(s, n, 0);
         bool floats = ml_dtypes[t->dtype].kind == ML_KIND_FLOAT &&
                       ml_dtypes[from->dtype].kind == ML_KIND_FLOAT;
         return floats && t->dtype > from->dtype && s->values[n].params && first ? 1 : 0;
     }
     case ML_OP_ADD:
-    case ML_OP_SUB: /* a number can be made a sum: norms of what is split and of what is not */
-        if (sum && ml_graph_type(s->from, n)->rank == 0 && (first || second) && whole_or(s, n))
-            return 3;
-        return sum && first && second ? 3 : 0;
+    case ML_OP_SUB: /* what is added to a sum is made one, and numbers are: norms of tensors that
+                       are split and of others */
+        if (!sum || !(first || second)) return 0;
+        if (first && second) return 3;
+        return s->values[n].added || (t->rank == 0 && whole_or(s, n)) ? 3 : 0;
     case ML_OP_MUL:
     case ML_OP_DOT: return !sum || first == second ? 0 : first ? 1 : 2;
     case ML_OP_WHERE: {
         bool third = partial(s, n, 2, kind);
         if (!sum || !(second || third)) return 0;
+        if (s->values[n].added) return 6;
         if (!second && !is_zero(s, ml_graph_source(s->from, n, 1))) return 0;
         if (!third && !is_zero(s, ml_graph_source(s->from, n, 2))) return 0;
         return (second ? 2u : 0) | (third ? 4u : 0);
