@@ -333,41 +333,42 @@ static void per_layer(const char *text, extent how, int over,
             test_fail("%s of one layer, %s, under %s", ml_collective_names[k], names[how], text);
 }
 
-/* Kinds: all-reduce, all-gather, reduce-scatter, all-to-all, shift. */
+/* Kinds: all-reduce, all-gather, reduce-scatter, all-to-all, shift. Others have to be 0. */
+#define COUNTS(...) ((const int[ML_COLLECTIVE_KINDS]){__VA_ARGS__})
 TEST(shard_models, tensor_parallel_traffic) {
     /* Megatron's: an all-reduce after each half of a layer, and as many backward. */
     static const char tensor[] = "tp2 params " TP " acts " TP;
-    per_layer(tensor, FORWARD, 0, (int[]){2, 0, 0, 0, 0});
-    per_layer(tensor, GRADIENTS, 0, (int[]){4, 0, 0, 0, 0});
+    per_layer(tensor, FORWARD, 0, COUNTS(2, 0, 0, 0, 0));
+    per_layer(tensor, GRADIENTS, 0, COUNTS(4, 0, 0, 0, 0));
     /* With sequence parallelism; the inputs of products are gathered again in the backward pass,
      * and gradients of what acts on parts of the sequence (two gains, a bias) are summed. */
     static const char sequence[] = "tp8 params " TP " acts " TP " seq";
-    per_layer(sequence, FORWARD, 0, (int[]){0, 2, 2, 0, 0});
-    per_layer(sequence, GRADIENTS, 0, (int[]){3, 6, 4, 0, 0});
+    per_layer(sequence, FORWARD, 0, COUNTS(0, 2, 2, 0, 0));
+    per_layer(sequence, GRADIENTS, 0, COUNTS(3, 6, 4, 0, 0));
 }
 
 TEST(shard_models, data_parallel_traffic) {
-    per_layer("dp2 acts batch", FORWARD, 0, (int[]){0, 0, 0, 0, 0});
-    per_layer("dp2 acts batch", STEP, 0, (int[]){10, 0, 0, 0, 0});
+    per_layer("dp2 acts batch", FORWARD, 0, COUNTS(0, 0, 0, 0, 0));
+    per_layer("dp2 acts batch", STEP, 0, COUNTS(10, 0, 0, 0, 0));
     /* ZeRO-1: gradients scattered, new parameters gathered; a scalar for the norm. */
-    per_layer("dp8 acts batch flat", STEP, 0, (int[]){0, 10, 10, 0, 0});
+    per_layer("dp8 acts batch flat", STEP, 0, COUNTS(0, 10, 10, 0, 0));
     /* FSDP: what is split is gathered for each pass; the bias of ffn is not split. */
-    per_layer("dp8 acts batch params embed", FORWARD, 0, (int[]){0, 9, 0, 0, 0});
-    per_layer("dp8 acts batch params embed", STEP, 0, (int[]){1, 17, 9, 0, 0});
+    per_layer("dp8 acts batch params embed", FORWARD, 0, COUNTS(0, 9, 0, 0, 0));
+    per_layer("dp8 acts batch params embed", STEP, 0, COUNTS(1, 17, 9, 0, 0));
 }
 
 /* Gradients are added up over ranks once a step, not with each microbatch. */
 TEST(shard_models, accumulation_traffic) {
-    per_layer("dp4 acts batch", MICROBATCH, 0, (int[]){0, 0, 0, 0, 0});
-    per_layer("dp4 acts batch", UPDATE, 0, (int[]){10, 0, 0, 0, 0});
-    per_layer("dp4 acts batch flat", MICROBATCH, 0, (int[]){0, 0, 0, 0, 0});
-    per_layer("dp4 acts batch flat", UPDATE, 0, (int[]){0, 10, 10, 0, 0});
+    per_layer("dp4 acts batch", MICROBATCH, 0, COUNTS(0, 0, 0, 0, 0));
+    per_layer("dp4 acts batch", UPDATE, 0, COUNTS(10, 0, 0, 0, 0));
+    per_layer("dp4 acts batch flat", MICROBATCH, 0, COUNTS(0, 0, 0, 0, 0));
+    per_layer("dp4 acts batch flat", UPDATE, 0, COUNTS(0, 10, 10, 0, 0));
     /* Split as the parameters are: scattered at once, which keeps memory small. */
-    per_layer("dp8 acts batch params embed", MICROBATCH, 0, (int[]){0, 17, 9, 0, 0});
-    per_layer("dp8 acts batch params embed", UPDATE, 0, (int[]){1, 0, 0, 0, 0});
+    per_layer("dp8 acts batch params embed", MICROBATCH, 0, COUNTS(0, 17, 9, 0, 0));
+    per_layer("dp8 acts batch params embed", UPDATE, 0, COUNTS(1, 0, 0, 0, 0));
     /* Gains and a bias, of which each rank sees its part of the sequence. */
-    per_layer("tp8 params " TP " acts " TP " seq", MICROBATCH, 0, (int[]){0, 6, 4, 0, 0});
-    per_layer("tp8 params " TP " acts " TP " seq", UPDATE, 0, (int[]){3, 0, 0, 0, 0});
+    per_layer("tp8 params " TP " acts " TP " seq", MICROBATCH, 0, COUNTS(0, 6, 4, 0, 0));
+    per_layer("tp8 params " TP " acts " TP " seq", UPDATE, 0, COUNTS(3, 0, 0, 0, 0));
 }
 
 static double seconds(void) {
@@ -397,10 +398,10 @@ TEST(shard_models, scale) {
 }
 
 TEST(shard_models, context_parallel_traffic) {
-    per_layer("cp2 acts heads kv_heads seq", FORWARD, 0, (int[]){0, 0, 0, 4, 0});
-    per_layer("cp2 acts heads kv_heads seq", GRADIENTS, 0, (int[]){10, 0, 0, 8, 0});
-    per_layer("cp4 acts seq", FORWARD, 0, (int[]){0, 2, 0, 0, 0});
-    per_layer("cp4 acts seq", GRADIENTS, 0, (int[]){10, 4, 2, 0, 0});
-    per_layer("cp4 acts seq kv_seq", FORWARD, 0, (int[]){0, 0, 0, 0, 6});
-    per_layer("cp4 acts seq kv_seq", GRADIENTS, 0, (int[]){10, 0, 0, 0, 14});
+    per_layer("cp2 acts heads kv_heads seq", FORWARD, 0, COUNTS(0, 0, 0, 4, 0));
+    per_layer("cp2 acts heads kv_heads seq", GRADIENTS, 0, COUNTS(10, 0, 0, 8, 0));
+    per_layer("cp4 acts seq", FORWARD, 0, COUNTS(0, 2, 0, 0, 0));
+    per_layer("cp4 acts seq", GRADIENTS, 0, COUNTS(10, 4, 2, 0, 0));
+    per_layer("cp4 acts seq kv_seq", FORWARD, 0, COUNTS(0, 0, 0, 0, 6));
+    per_layer("cp4 acts seq kv_seq", GRADIENTS, 0, COUNTS(10, 0, 0, 0, 14));
 }
