@@ -62,8 +62,9 @@ typedef struct {
     bool backward;
     int operand_count; /* the step's values, reads then writes, as the node lists them */
     ml_attention_strides
-        strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; captured: batch, head, seq
-                                     (q) and dim (kv) strides, 0 where it lacks the axis */
+        strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; places have none; captured:
+                                     batch, head, seq (q) and dim (kv) strides, 0 where it lacks
+                                     the axis */
 } ml_attention_step;
 
 /* RAGGED_DOT: c[batch, rows, n] = a[batch, rows, k] b[group, k, n]; RAGGED_OUTER: c[group, k, n] =

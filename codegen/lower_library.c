@@ -113,7 +113,7 @@ static void attention_step(lowering *l, ml_ref n) {
     a->value_dim = size_of(v, args->head_dim);
     a->dtype = (ml_dtype)q->dtype;
     a->operand_count = step->read_count + step->write_count;
-    int own = a->backward ? 6 : 3; /* then come captured tensors */
+    int own = ml_attention_captured(g, n); /* what was captured comes after the others */
     for (int i = 0; i < a->operand_count; i++) {
         const ml_value *value = &l->s->values.at[step->values[i]];
         int write = i - step->read_count;

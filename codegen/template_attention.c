@@ -47,8 +47,8 @@ static const char *set_captured(attention_printer *p, int i) {
 static const char *index_text(void *context, ml_axis axis) {
     attention_printer *p = context;
     const ml_attention_args *args = &p->a->args;
-    if (axis == args->seq) return "qi";
-    if (axis == args->kv_seq) return "kv";
+    if (axis == args->seq) return p->placed ? "(qi + q_start)" : "qi";
+    if (axis == args->kv_seq) return p->placed ? "(kv + k_start)" : "kv";
     if (axis == args->heads) return "head";
     const ml_type *q = ml_graph_type(p->a->graph, ml_graph_source(p->a->graph, p->a->node, 0));
     int64_t below = 1;
@@ -90,14 +90,28 @@ static void set_functions(attention_printer *p) {
     template_set_text(&p->text, "derivative", slope.text);
 }
 
+/* query qi has the index of key qi + shift. */
+static void set_places(attention_printer *p) {
+    const ml_attention_step *a = p->a;
+    template_set_text(&p->text, "places", "");
+    template_set(&p->text, "shift", "(%lld)", (long long)(a->kv_seq - a->seq));
+    if (!p->placed) return;
+    int at = p->captured_first - 2;
+    template_set_text(&p->text, "shift", "shift");
+    template_set(&p->text, "places",
+                 "const int q_start = *(const int *)${p}[%d], k_start = *(const int *)${p}[%d];\n"
+                 "    const int shift = q_start - k_start + (%lld);\n"
+                 "    (void)q_start, (void)k_start, (void)shift;",
+                 at, at + 1, (long long)a->args.offset);
+}
+
 static void set_masks(attention_printer *p) {
     const ml_attention_step *a = p->a;
-    long long shift = a->kv_seq - a->seq, window = a->args.window;
-    if (window >= a->seq + a->kv_seq) window = 0; /* wider than everything */
+    long long window = a->args.window, widest = p->placed ? INT32_MAX : a->seq + a->kv_seq;
+    if (window >= widest) window = 0; /* wider than everything */
     bool causal = a->args.causal;
     template_set(&p->text, "causal", "%d", causal);
     template_set(&p->text, "window", "%lld", window);
-    template_set(&p->text, "shift", "(%lld)", shift);
     const char *masks[] = {"1", "kv <= qi + ${shift}", "qi + ${shift} - kv < ${window}",
                            "kv <= qi + ${shift} && qi + ${shift} - kv < ${window}"};
     template_set_text(&p->text, "visible", masks[causal + 2 * (window > 0)]);
@@ -128,8 +142,9 @@ void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step) {
     *p = (attention_printer){.schedule = s, .step = step, .a = a, .text = {.arena = s->arena}};
     ml_template *t = &p->text;
     int reads = a->backward ? 6 : 3;
-    p->captured_first = reads;
-    p->captured = step->read_count - reads;
+    p->placed = a->args.placed;
+    p->captured_first = reads + 2 * p->placed;
+    p->captured = step->read_count - p->captured_first;
     p->batches = a->batch[0] * a->batch[1] * a->batch[2];
     p->group = a->heads / a->kv_heads;
     const struct {
@@ -164,6 +179,7 @@ void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step) {
     for (int i = 0; i < (a->backward ? 3 : 2); i++)
         set_tensor(p, a->backward ? backward[i] : forward[i], step->read_count + i);
     set_functions(p);
+    set_places(p);
     set_masks(p);
 }
 

@@ -1,6 +1,9 @@
 /* What the attention templates for C and for CUDA share: the texts of sizes, strides and pasted
  * functions. Kernel texts name a query position `qi`, a key position `kv`, a query head `head` and
- * a linear batch index `batch` (all int), and call the score `x`. */
+ * a linear batch index `batch` (all int), and call the score `x`. qi and kv count from the first
+ * rows that the kernel has; a function that speaks of masks or scores begins with ${places}, which
+ * declares where these lie in the whole, q_start and k_start, and the query's `shift` against the
+ * keys, where the host does not know them. */
 #ifndef ML_TEMPLATE_ATTENTION_H
 #define ML_TEMPLATE_ATTENTION_H
 
@@ -12,13 +15,14 @@ typedef struct {
     const ml_attention_step *a;
     ml_template text;
     int captured, captured_first; /* captured tensors: count, position of the first */
+    bool placed;                  /* its places are the two operands before */
     int64_t batches, group;       /* product of batch axes; query heads of a K/V head */
 } attention_printer;
 
 /* Sets: seq kv_seq heads kv_heads group head_dim value_dim batches scale; memory, load, store
  * (names of functions, or nothing); for each tensor NAME of q k v o lse g (do) dq dk dv: NAME_at
  * (its pointer), NAME_batch (offset text of `batch`), NAME_head, NAME_seq, NAME_dim; masks and
- * ranges (see set_masks); lse_memory; captures (declarations), score, derivative.
+ * ranges (see set_masks); places; lse_memory; captures (declarations), score, derivative.
  * The pasted functions: score replaces x; derivative replaces `slope`, d loss / d score, given the
  * score before the function in `raw`. */
 void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step);

@@ -104,6 +104,7 @@ ML_${e}_INLINE void ${e}_scores(char *const *p, int batch, int head, int query, 
                                 int key, int keys, ${real} *scores, ${real} *next,
                                 const int masked) {
     ${captures}
+    ${places}
     (void)p, (void)batch, (void)head, (void)queries;
     for (int i = 0; i < keys; i++) {
         ${real} *row = scores + i * ${bq};
@@ -125,6 +126,7 @@ static __attribute__((noinline)) void ${e}_keys(
     char *const *p, int batch, int head, int query, int queries, int key, int keys,
     const ${real} *query_tile, const ${real} *key_tile, const ${real} *value_tile,
     ${real} *scores, ${real} *largest, ${real} *total, ${real} *out) {
+    ${places}
     ${real} next[${bq}] ML_${e}_ALIGNED, shrink[${bq}] ML_${e}_ALIGNED;
     int last_query = query + queries - 1;
     (void)last_query;
@@ -157,6 +159,7 @@ static __attribute__((noinline)) void ${e}_keys(
                  ${causal} * 2, key - ${shift} - query);
 }
 static void ${e}_block(char *const *p, int batch, int head, int query) {
+    ${places}
     ${real} query_tile[${head_width} * ${bq}] ML_${e}_ALIGNED;
     ${real} key_tile[${bk} * ${head_width}] ML_${e}_ALIGNED;
     ${real} value_tile[${bk} * ${value_width}] ML_${e}_ALIGNED;
@@ -213,6 +216,7 @@ ML_${e}_INLINE void ${e}_slopes(char *const *p, int batch, int head, int query, 
                                 int key, int keys, const ${real} *lse, const ${real} *delta,
                                 ${real} *scores, ${real} *grads, const int masked) {
     ${captures}
+    ${places}
     (void)p, (void)batch, (void)head, (void)keys;
     for (int i = 0; i < queries; i++) {
         ${real} *row = scores + i * ${bk}, *grad = grads + i * ${bk};
@@ -239,6 +243,7 @@ static __attribute__((noinline)) void ${e}_tile(
     const ${real} *query_tile, const ${real} *out_tile, const ${real} *keys_t,
     const ${real} *values_t, const ${real} *lse, const ${real} *delta, ${real} *scores,
     ${real} *grads) {
+    ${places}
     long rows = (queries + ${mr} - 1) / ${mr} * ${mr}, offset = key - ${shift} - query;
     ${e}_product(query_tile, ${head_width}, 1, keys_t, scores, rows, ${bk}, ${head_dim}, 0,
                  ${causal} * 3, offset);
@@ -288,6 +293,7 @@ static void ${e}_queries(char *const *p, int batch, int head, int query, int que
  * units' key blocks add to in order. */
 static const char keys_text[] = R"(
 static void ${e}_block(char *const *p, int batch, int kv_head, int key) {
+    ${places}
     ${real} keys_t[${head_width} * ${bk}] ML_${e}_ALIGNED;
     ${real} values_t[${value_width} * ${bk}] ML_${e}_ALIGNED;
     ${real} key_tile[${bk} * ${head_width}] ML_${e}_ALIGNED;
@@ -370,6 +376,7 @@ void ${e}(char *const *p, const long long *s, long long begin, long long end) {
 /* dq of one query block. */
 static const char queries_text[] = R"(
 static void ${e}_block(char *const *p, int batch, int head, int query) {
+    ${places}
     ${real} keys_t[${head_width} * ${bk}] ML_${e}_ALIGNED;
     ${real} values_t[${value_width} * ${bk}] ML_${e}_ALIGNED;
     ${real} key_tile[${bk} * ${head_width}] ML_${e}_ALIGNED;

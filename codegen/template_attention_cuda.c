@@ -57,6 +57,7 @@ static __device__ __forceinline__ void ${e}_scores(const ${e}_arguments &a, int 
                                                    ${real} (&score)[${rows}][${rows}]) {
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     ${captures}
+    ${places}
     for (int i = 0; i < ${rows}; i++)
         for (int j = 0; j < ${rows}; j++) {
             int qi = query + ty + 16 * i, kv = key + tx + 16 * j;
@@ -69,6 +70,7 @@ static __device__ __forceinline__ void ${e}_scores(const ${e}_arguments &a, int 
         }
 }
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
+    ${places}
     extern __shared__ ${real} ${e}_shared[];
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
     ${real} *values_tile = keys_tile + ${edge} * ${head_odd};
@@ -140,6 +142,7 @@ static __device__ __forceinline__ void ${e}_tile(
     ${real} *slopes) {
     int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     ${captures}
+    ${places}
     ${real} score[${rows}][${rows}] = {}, grad[${rows}][${rows}] = {};
     ${e}_product(score, queries_tile, ${head_odd}, 1, keys_tile, ${head_odd}, 1,
                  ${edge}, ${head_dim});
@@ -182,6 +185,7 @@ static __device__ __forceinline__ void ${e}_queries(const ${e}_arguments &a, int
 
 static const char queries_text[] = R"(
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
+    ${places}
     extern __shared__ ${real} ${e}_shared[];
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
     ${real} *values_tile = keys_tile + ${edge} * ${head_odd};
@@ -240,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
 
 static const char keys_text[] = R"(
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
+    ${places}
     extern __shared__ ${real} ${e}_shared[];
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
     ${real} *values_tile = keys_tile + ${edge} * ${head_odd};

@@ -165,6 +165,7 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
                                                     float (&shrink)[2][2]) {
     int lane = threadIdx.x % 32, last_query = query + 127, keys = ${bn};
     (void)last_query, (void)keys;
+    ${places}
     bool masked = key + ${bn} > ${kv_seq} || (${crosses});
     query += threadIdx.x / 32 * 32 + lane / 4;
     key += lane % 4 * 2;
@@ -218,6 +219,7 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
         }
 }
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    ${places}
     extern __shared__ uint4 ${e}_shared[];
     ml_bf16 *query_tile = (ml_bf16 *)${e}_shared;
     unsigned queries_at = ${e}_address(query_tile), stages_at = queries_at + 128 * ${ws} * 2;
@@ -291,6 +293,7 @@ static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int 
                                                    float (&s)[M][N][4], float (&dp)[M][N][4]) {
     int lane = threadIdx.x % 32;
     ${captures}
+    ${places}
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -362,6 +365,7 @@ static __device__ __forceinline__ void ${e}_rows(const ${e}_arguments &a, int ba
     }
 }
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    ${places}
     extern __shared__ uint4 ${e}_shared[];
     ml_bf16 *query_tile = (ml_bf16 *)${e}_shared, *out_tile = query_tile + 128 * ${hs};
     unsigned queries_at = ${e}_address(query_tile), outs_at = queries_at + 128 * ${hs} * 2;
@@ -434,6 +438,7 @@ static __device__ __forceinline__ void ${e}_stage(const ${e}_arguments &a, unsig
     }
 }
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    ${places}
     extern __shared__ uint4 ${e}_shared[];
     ml_bf16 *key_tile = (ml_bf16 *)${e}_shared, *value_tile = key_tile + ${bn} * ${hs};
     unsigned keys_at = ${e}_address(key_tile), values_at = keys_at + ${bn} * ${hs} * 2;

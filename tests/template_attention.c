@@ -2,6 +2,7 @@
  * multiples of tiles, score functions with captured tensors, layouts. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/template_support.h"
@@ -12,7 +13,8 @@ typedef struct {
     bool causal;
     int window;
     score_kind score;
-    bool heads_first;
+    bool heads_first, placed;
+    int q_start, k_start, offset;
 } shape;
 
 static const shape shapes[] = {
@@ -29,6 +31,17 @@ static const shape shapes[] = {
     {2, 4, 2, 70, 70, 32, true, 0, SLOPES, false},
     {2, 4, 2, 75, 75, 32, true, 0, DOCUMENTS, true},
     {2, 2, 2, 60, 77, 16, false, 30, SLOPES, false},
+};
+
+/* Parts of longer ones: what a mask crosses in the middle, hides, and shows. */
+static const shape parts[] = {
+    {2, 2, 2, 70, 150, 64, true, 0, NO_SCORE, false, true, 130, 90, 0},
+    {1, 2, 2, 70, 70, 64, true, 0, NO_SCORE, true, true, 0, 500, 0},
+    {1, 2, 1, 100, 100, 20, true, 0, NO_SCORE, false, true, 500, 0, 0},
+    {2, 4, 2, 90, 130, 32, true, 50, SLOPES, false, true, 100, 60, 7},
+    {1, 2, 2, 80, 100, 32, false, 33, NO_SCORE, true, true, 90, 40, -3},
+    {1, 2, 2, 66, 66, 64, true, 40, NO_SCORE, false, true, 300, 100, 0}, /* too far away */
+    {1, 2, 2, 66, 75, 32, false, 0, SLOPES, false, true, 300, 100, 0},
 };
 
 static const shape *current;
@@ -96,7 +109,8 @@ static ml_ref operand(fixture *f, const char *heads, int head_count, const char 
 static void check_shape(fixture *f) {
     const shape *s = current;
     const char *kv = s->heads == s->kv_heads ? "h" : "g";
-    snprintf(f->label, sizeof f->label, "shape %d in %s", (int)(s - shapes), ml_dtypes[dtype].name);
+    snprintf(f->label, sizeof f->label, "%s %d in %s", s->placed ? "part" : "shape",
+             (int)(s - (s->placed ? parts : shapes)), ml_dtypes[dtype].name);
     ml_ref sources[8] = {operand(f, "h", s->heads, "s", s->seq),
                          operand(f, kv, s->kv_heads, "t", s->kv_seq),
                          operand(f, kv, s->kv_heads, "t", s->kv_seq)};
@@ -108,7 +122,13 @@ static void check_shape(fixture *f) {
                               .head_dim = fixture_axis(f, "d"),
                               .causal = s->causal,
                               .window = s->window,
+                              .placed = s->placed,
+                              .offset = s->offset,
                               .scale = 1 / sqrt(s->dim)};
+    if (s->placed) {
+        sources[count++] = fixture_input(f, ML_I32, "", s->q_start, s->q_start);
+        sources[count++] = fixture_input(f, ML_I32, "", s->k_start, s->k_start);
+    }
     if (s->score) args.score = score(f, sources, &count);
     ml_ref o = ml_attention(f->g, sources, count, &args);
     double tolerance = dtype == ML_BF16 ? 1e-2 : 2e-6;
@@ -121,16 +141,28 @@ static void check_shape(fixture *f) {
     template_check_target(f, grad, tolerance, &target);
 }
 
-/* Every `step`-th shape. */
-static void check_all(ml_dtype of, int threads, int vector_bytes, size_t step) {
+enum { SHAPES = sizeof shapes / sizeof *shapes, PARTS = sizeof parts / sizeof *parts };
+
+/* Every `step`-th of `count` shapes. */
+static void check_some(const shape *some, size_t count, ml_dtype of, int threads, int vector_bytes,
+                       size_t step) {
     dtype = of;
     target = (ml_target){.kind = ML_TARGET_C, .threads = threads, .vector_bytes = vector_bytes};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i += step) {
-        current = &shapes[i];
+    for (size_t i = 0; i < count; i += step) {
+        current = &some[i];
         template_use_cuda(of == ML_BF16 || i % 8 == 0);
         fixture_run(check_shape, i);
     }
     template_use_cuda(true);
+}
+
+static void check_all(ml_dtype of, int threads, int vector_bytes, size_t step) {
+    check_some(shapes, SHAPES, of, threads, vector_bytes, step);
+}
+
+/* The default leaves some out: compilers take their time. */
+static bool every(void) {
+    return getenv("DIST_ALL") != NULL;
 }
 
 TEST(template, attention_whole) {
@@ -143,11 +175,22 @@ TEST(template, attention_bf16) {
     check_all(ML_BF16, 2, 32, 3);
 }
 
+TEST(template, attention_parts) {
+    check_some(parts, PARTS, ML_F32, 1, 32, every() ? 1 : 3);
+    check_some(parts + 1, PARTS - 1, ML_BF16, 64, 16, every() ? 1 : 4);
+}
+
 /* The CUDA kernels of some shapes, in the emulator: tensor cores (heads of 64 and of 32 with a
  * score function) and the general ones. */
 TEST(template, attention_emulated) {
     template_use_emulator(true);
     check_all(ML_BF16, 64, 16, 9);
     check_all(ML_F32, 64, 16, 10);
+    template_use_emulator(false);
+}
+TEST(template, attention_parts_emulated) {
+    template_use_emulator(true);
+    check_some(parts, PARTS, ML_BF16, 64, 16, every() ? 1 : 5);
+    check_some(parts + 3, PARTS - 3, ML_F32, 64, 16, every() ? 1 : PARTS);
     template_use_emulator(false);
 }

@@ -5,7 +5,7 @@
 
 #include "runtime/graph/infer.h"
 
-enum { ARGS = 10, QKV = 3, GRAD_SOURCES = 6 };
+enum { ARGS = 12, QKV = 3, GRAD_SOURCES = 6, PLACES = 2 };
 
 ml_dtype attention_dtype(ml_dtype dtype) {
     return dtype == ML_F64 ? ML_F64 : ML_F32;
@@ -14,22 +14,28 @@ ml_dtype attention_dtype(ml_dtype dtype) {
 static void pack(const ml_attention_args *a, int64_t *args) {
     int64_t scale;
     memcpy(&scale, &a->scale, sizeof scale);
-    int64_t all[ARGS] = {a->seq,    a->kv_seq, a->heads, a->kv_heads, a->head_dim,
-                         a->causal, a->window, scale,    a->score,    a->derivative};
+    int64_t all[ARGS] = {a->seq,    a->kv_seq, a->heads,  a->kv_heads, a->head_dim, a->causal,
+                         a->window, a->placed, a->offset, scale,       a->score,    a->derivative};
     memcpy(args, all, sizeof all);
 }
 
 static ml_attention_args unpack(const int64_t *args) {
-    ml_attention_args a = {(ml_axis)args[0], (ml_axis)args[1], (ml_axis)args[2], (ml_axis)args[3],
-                           (ml_axis)args[4], args[5] != 0,     args[6],          0,
-                           (ml_ref)args[8],  (ml_ref)args[9]};
-    memcpy(&a.scale, &args[7], sizeof a.scale);
+    ml_attention_args a = {
+        (ml_axis)args[0], (ml_axis)args[1], (ml_axis)args[2], (ml_axis)args[3], (ml_axis)args[4],
+        args[5] != 0,     args[6],          args[7] != 0,     args[8],          0,
+        (ml_ref)args[10], (ml_ref)args[11]};
+    memcpy(&a.scale, &args[9], sizeof a.scale);
     return a;
 }
 
 void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args) {
     assert(ml_graph_node(g, n)->arg_count == ARGS);
     *args = unpack(ml_graph_args(g, n));
+}
+
+int ml_attention_captured(const ml_graph *g, ml_ref n) {
+    bool placed = unpack(ml_graph_args(g, n)).placed;
+    return (ml_graph_node(g, n)->op == ML_OP_ATTENTION ? QKV : GRAD_SOURCES) + placed * PLACES;
 }
 
 static int64_t size_of(const ml_type *t, ml_axis axis) {
@@ -158,7 +164,7 @@ static void check_function(const infer *in, ml_ref root, int captured, const ml_
 void infer_attention(infer *in, ml_type *out) {
     ml_attention_args a = unpack(in->args);
     bool grad = in->op == ML_OP_ATTENTION_GRAD;
-    int captured = grad ? GRAD_SOURCES : QKV;
+    int captured = (grad ? GRAD_SOURCES : QKV) + a.placed * PLACES;
     if (in->source_count < captured)
         ml_raise(ML_INTERNAL, "%s has %d operands", ml_ops[in->op].name, in->source_count);
     for (int i = 0; i < QKV; i++) infer_float_only(in, i);
@@ -173,6 +179,11 @@ void infer_attention(infer *in, ml_type *out) {
     for (int i = captured; i < in->source_count; i++) check_captured(in, i, &score);
     if (a.score) check_function(in, a.score, captured, &score);
     if (a.derivative) check_function(in, a.derivative, captured, &score);
+    for (int i = captured - a.placed * PLACES; i < captured; i++) {
+        infer_dtype(in, i, ML_I32, "the place of attention's operand");
+        if (infer_source(in, i)->rank) ml_raise(ML_INTERNAL, "attention's places are numbers");
+    }
+    if (!a.placed && a.offset) ml_raise(ML_INTERNAL, "attention has an offset and no places");
     if (grad && (a.score != 0) != (a.derivative != 0))
         ml_raise(ML_INTERNAL, "attention_grad needs both a score function and its derivative");
     const ml_type *q = infer_source(in, 0);
@@ -216,6 +227,8 @@ static ml_ref add(ml_graph *g, ml_op op, const ml_ref *sources, int count,
     if (args->score || args->derivative) {
         ml_attention_args plain = *args;
         plain.score = plain.derivative = 0;
+        plain.placed = false;
+        plain.offset = 0;
         int64_t unchecked[ARGS];
         pack(&plain, unchecked);
         /* Checks q, k and v before their axes are looked up. */

@@ -15,7 +15,9 @@ typedef struct {
     bool grouped;     /* kv_heads is an axis of its own */
     ml_axis group;
     int64_t kv_heads, group_size;
-    ml_ref mask; /* bool over seq, kv_seq: may attend; 0 where all may */
+    ml_ref mask;      /* bool over seq, kv_seq: may attend; 0 where all may */
+    int captured;     /* the first captured source */
+    ml_ref places[2]; /* of q and k; 0 where they are whole */
 } parts;
 
 static ml_ref in_dtype(parts *p, ml_ref n) {
@@ -42,14 +44,18 @@ static ml_ref make_mask(parts *p) {
     int64_t seq = p->score.size[p->score.rank - 2], kv_seq = p->score.size[p->score.rank - 1];
     ml_ref mask = 0;
     if (!a->causal && !a->window) return 0;
-    ml_ref query =
-        ml_map2(g, ML_OP_ADD, ml_iota(g, a->seq, seq), ml_const_int(g, ML_I32, kv_seq - seq));
+    ml_ref offset = ml_const_int(g, ML_I32, a->placed ? a->offset : kv_seq - seq);
+    if (a->placed) {
+        offset = ml_map2(g, ML_OP_ADD, offset, p->places[0]);
+        offset = ml_map2(g, ML_OP_SUB, offset, p->places[1]);
+    }
+    ml_ref query = ml_map2(g, ML_OP_ADD, ml_iota(g, a->seq, seq), offset);
     ml_type plane = {
         .dtype = ML_I32, .rank = 2, .axis = {a->seq, a->kv_seq}, .size = {seq, kv_seq}};
     query = ml_broadcast(g, query, &plane);
     ml_ref key = ml_iota(g, a->kv_seq, kv_seq);
     if (a->causal) mask = ml_map2(g, ML_OP_GE, query, key);
-    if (a->window && a->window < seq + kv_seq) {
+    if (a->window && a->window < (a->placed ? INT32_MAX : seq + kv_seq)) {
         ml_ref near = ml_map2(g, ML_OP_LT, ml_map2(g, ML_OP_SUB, query, key),
                               ml_const_int(g, ML_I32, a->window));
         mask = mask ? ml_map2(g, ML_OP_AND, mask, near) : near;
@@ -72,6 +78,9 @@ static parts start(ml_graph *g, ml_ref n) {
         /* one name for all attentions: equal parts of equal layers stay equal */
         p.group = ml_axis_named(g, "group'heads");
     }
+    p.captured = ml_attention_captured(g, n);
+    for (int i = 0; i < 2 && p.args.placed; i++)
+        p.places[i] = ml_graph_source(g, n, p.captured - 2 + i);
     p.mask = make_mask(&p);
     return p;
 }
@@ -84,13 +93,15 @@ static ml_ref raw_scores(parts *p, ml_ref q, ml_ref k) {
 }
 
 /* values[0] = s, then the captured sources, then the cotangent where there is one. */
-static ml_ref call(parts *p, ml_ref function, ml_ref s, ml_ref n, int captured, ml_ref cotangent) {
-    int count = ml_graph_node(p->g, n)->source_count - captured;
+static ml_ref call(parts *p, ml_ref function, ml_ref s, ml_ref n, ml_ref cotangent) {
+    int count = ml_graph_node(p->g, n)->source_count - p->captured;
+    ml_axis axes[] = {p->args.seq, p->args.kv_seq};
     ml_ref *values = ML_NEW_ARRAY(ml_graph_arena(p->g), ml_ref, count + 2);
     values[0] = s;
-    for (int i = 0; i < count; i++) values[1 + i] = ml_graph_source(p->g, n, captured + i);
+    for (int i = 0; i < count; i++) values[1 + i] = ml_graph_source(p->g, n, p->captured + i);
     values[1 + count] = cotangent;
-    ml_ref result = ml_graph_inline(p->g, function, values, cotangent ? count + 2 : count + 1);
+    int given = cotangent ? count + 2 : count + 1;
+    ml_ref result = graph_inline_placed(p->g, function, values, given, axes, p->places);
     return ml_permute(p->g, result, &p->score);
 }
 
@@ -108,7 +119,7 @@ static void forward(parts *p, ml_ref n, ml_ref *outputs) {
     ml_graph *g = p->g;
     ml_ref v = ml_graph_source(g, n, 2);
     ml_ref s = raw_scores(p, ml_graph_source(g, n, 0), ml_graph_source(g, n, 1));
-    if (p->args.score) s = call(p, p->args.score, s, n, 3, 0);
+    if (p->args.score) s = call(p, p->args.score, s, n, 0);
     s = masked(p, s);
     /* No gradient flows through the largest: it cancels out of the values. */
     ml_ref largest = ml_reduce(g, ML_OP_MAX, s, &p->args.kv_seq, 1);
@@ -132,7 +143,7 @@ static void backward(parts *p, ml_ref n, ml_ref *outputs) {
            cotangent = source[5];
     ml_axis dim = p->args.head_dim;
     ml_ref raw = raw_scores(p, q, k);
-    ml_ref s = p->args.score ? call(p, p->args.score, raw, n, 6, 0) : raw;
+    ml_ref s = p->args.score ? call(p, p->args.score, raw, n, 0) : raw;
     ml_ref weights =
         ml_map1(g, ML_OP_EXP, ml_map2(g, ML_OP_SUB, masked(p, s), finite_or_zero(p, lse)));
     ml_ref split_cotangent = split_heads(p, cotangent);
@@ -142,7 +153,7 @@ static void backward(parts *p, ml_ref n, ml_ref *outputs) {
                            ml_map2(g, ML_OP_MUL, in_dtype(p, cotangent), in_dtype(p, o)), &dim, 1);
     ml_ref ds = ml_map2(g, ML_OP_MUL, weights, ml_map2(g, ML_OP_SUB, dweights, row));
     if (p->args.derivative) {
-        ds = call(p, p->args.derivative, raw, n, 6, ds);
+        ds = call(p, p->args.derivative, raw, n, ds);
         /* where masked, the function may have been far out of its range */
         if (p->mask) ds = ml_where(g, p->mask, ds, ml_const(g, p->compute, 0));
     }

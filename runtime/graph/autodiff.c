@@ -374,15 +374,16 @@ static ml_ref score_derivative(tape *t, ml_ref score, int captured) {
 static void attention_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     ml_graph *G = t->graph;
     int count = ml_graph_node(G, n)->source_count;
+    int captured = ml_attention_captured(G, n);
     bool plain = cotangents[0] && !cotangents[1];
-    for (int i = 3; i < count; i++) plain = plain && !wants(t, n, i);
+    for (int i = captured; i < count; i++) plain = plain && !wants(t, n, i);
     if (!plain) {
         definition_rule(t, n, cotangents);
         return;
     }
     ml_attention_args args;
     ml_attention_read(G, n, &args);
-    if (args.score) args.derivative = score_derivative(t, args.score, count - 3);
+    if (args.score) args.derivative = score_derivative(t, args.score, count - captured);
     ml_ref *sources = ML_NEW_ARRAY(t->scratch, ml_ref, count + 3);
     memcpy(sources, ml_graph_sources(G, n), sizeof(ml_ref) * (size_t)count);
     memmove(sources + 6, sources + 3, sizeof(ml_ref) * (size_t)(count - 3));

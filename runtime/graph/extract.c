@@ -68,6 +68,8 @@ typedef struct {
     const ml_graph *from;
     const ml_ref *values;
     int count;
+    const ml_axis *axis; /* two, and where their indices begin; or NULL */
+    const ml_ref *start;
 } copy_context;
 
 static ml_ref copy_function_node(void *context, ml_ref n, const ml_ref *sources) {
@@ -77,7 +79,7 @@ static ml_ref copy_function_node(void *context, ml_ref n, const ml_ref *sources)
 
 ml_ref graph_copy_function(ml_graph *g, const ml_graph *from, ml_ref root) {
     if (!root || (g == from && (ml_graph_node(g, root)->flags & ML_NODE_FUNCTION))) return root;
-    copy_context context = {g, from, NULL, 0};
+    copy_context context = {.g = g, .from = from};
     return copy_body(g, from, root, copy_function_node, &context);
 }
 
@@ -85,9 +87,14 @@ ml_ref graph_copy_function(ml_graph *g, const ml_graph *from, ml_ref root) {
 static ml_ref inline_node(void *context, ml_ref n, const ml_ref *sources) {
     copy_context *c = context;
     const ml_node *node = ml_graph_node(c->g, n);
-    if (node->op != ML_OP_PARAM)
-        return ml_graph_add(c->g, node->op, sources, node->source_count, ml_graph_args(c->g, n),
-                            node->arg_count, ml_graph_type(c->g, n));
+    if (node->op != ML_OP_PARAM) {
+        ml_ref copy = ml_graph_add(c->g, node->op, sources, node->source_count,
+                                   ml_graph_args(c->g, n), node->arg_count, ml_graph_type(c->g, n));
+        for (int i = 0; node->op == ML_OP_IOTA && c->axis && i < 2; i++)
+            if (c->start[i] && ml_graph_args(c->g, n)[0] == c->axis[i])
+                return ml_map2(c->g, ML_OP_ADD, copy, c->start[i]);
+        return copy;
+    }
     int64_t index = ml_graph_args(c->g, n)[0];
     if (index < 0 || index >= c->count)
         ml_raise(ML_INTERNAL, "a function reads parameter %lld of %d", (long long)index, c->count);
@@ -95,7 +102,12 @@ static ml_ref inline_node(void *context, ml_ref n, const ml_ref *sources) {
 }
 
 ml_ref ml_graph_inline(ml_graph *g, ml_ref root, const ml_ref *values, int count) {
-    copy_context context = {g, g, values, count};
+    return graph_inline_placed(g, root, values, count, NULL, NULL);
+}
+
+ml_ref graph_inline_placed(ml_graph *g, ml_ref root, const ml_ref *values, int count,
+                           const ml_axis axis[2], const ml_ref start[2]) {
+    copy_context context = {g, g, values, count, axis, start};
     return copy_body(g, g, root, inline_node, &context);
 }
 

@@ -3,9 +3,15 @@
 #include "runtime/graph/ragged.h"
 
 /* Query-key pairs that a mask leaves, for one head of one batch element. Plain causal attention
- * counts as one half by convention, so that figures compare with other programs' MFU. */
+ * counts as one half by convention, so that figures compare with other programs' MFU; so does what
+ * is placed, whose places are known to the ranks alone: on average over them it is one half. */
 static double unmasked_pairs(const ml_attention_args *args, int64_t seq, int64_t kv_seq) {
     if (!args->causal && !args->window) return (double)seq * (double)kv_seq;
+    if (args->placed) {
+        double keys = args->causal ? (double)kv_seq / 2 : (double)kv_seq;
+        if (args->window && (double)args->window < keys) keys = (double)args->window;
+        return (double)seq * keys;
+    }
     if (args->causal && !args->window && seq == kv_seq) return (double)seq * (double)kv_seq / 2;
     double pairs = 0;
     for (int64_t q = 0; q < seq; q++) {

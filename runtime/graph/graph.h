@@ -224,14 +224,16 @@ ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, con
 ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype);
 ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
 
-/* Attention. Sources: q, k, v, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse, do,
- * captured.... q has axes {batch..., seq, heads, head_dim}, k {batch..., kv_seq, kv_heads or heads,
+/* Attention. Sources: q, k, v, places, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse, do,
+ * places, captured.... q has axes {batch..., seq, heads, head_dim}, k {batch..., kv_seq, kv_heads or heads,
  * head_dim}, v {batch..., kv_seq, kv_heads or heads, value_dim (head_dim by name)}, in any order.
  * Query head h reads K/V head h / (heads / kv_heads).
  * s = scale * sum(q k) in f32; s = score(s) where there is one; masked to -infinity where causal
  * (kv > q + offset, offset = kv_size - seq_size) or outside the window (q + offset - kv >= window);
  * o = softmax(s) v. s and lse are f64 for f64 operands. Rows with nothing to attend to give 0 (lse
- * -infinity). The score function is a root in the same graph that only attention nodes refer to:
+ * -infinity). Where q and k are `placed`, two i32 numbers among the sources are the indices of their
+ * first rows in something longer: masks and the indices of score functions count from there, and
+ * `offset` is the whole attention's; kernels skip what the mask hides entirely. The score function is a root in the same graph that only attention nodes refer to:
  * MAP, IOTA and CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and
  * PARAM(1 + i) = captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) =
  * captured, and PARAM(1 + captured count) = the cotangent. */
@@ -239,6 +241,8 @@ typedef struct {
     ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
     bool causal;
     int64_t window;    /* 0: none */
+    bool placed;
+    int64_t offset;    /* 0 where not placed */
     double scale;
     ml_ref score;      /* 0: none */
     ml_ref derivative; /* ATTENTION_GRAD with a score: d loss / d s before the score function */
@@ -247,6 +251,8 @@ ml_ref ml_attention(ml_graph *g, const ml_ref *sources, int count, const ml_atte
 ml_ref ml_attention_grad(ml_graph *g, const ml_ref *sources, int count,
                          const ml_attention_args *args);
 void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args);
+/* Which source is the first captured one; the places are the two before it. */
+int ml_attention_captured(const ml_graph *g, ml_ref n);
 /* The type of PARAM(0): f32 (f64 for f64 operands), q's batch axes, heads, seq, kv_seq. */
 void ml_attention_score_type(const ml_graph *g, ml_ref q, ml_ref k, const ml_attention_args *args,
                              ml_type *out);

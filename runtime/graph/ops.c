@@ -52,7 +52,7 @@ const char *op_args(ml_op op) {
     case ML_OP_RAGGED_DOT: return "aaa";
     case ML_OP_RAGGED_OUTER: return "aa";
     case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: return "aaaaannbff";
+    case ML_OP_ATTENTION_GRAD: return "aaaaannnnbff";
     default: return "";
     }
 }

@@ -31,6 +31,7 @@ static void print_attention(const ml_graph *g, ml_ref n, ml_text *out) {
     ml_text_add(out, " scale=%g", args.scale);
     if (args.causal) ml_text_add(out, " causal");
     if (args.window) ml_text_add(out, " window=%lld", (long long)args.window);
+    if (args.placed) ml_text_add(out, " placed offset=%lld", (long long)args.offset);
     if (args.score) ml_text_add(out, " score=%%%u", args.score);
     if (args.derivative) ml_text_add(out, " derivative=%%%u", args.derivative);
 }
