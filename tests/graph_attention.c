@@ -1,5 +1,6 @@
 /* The definition of attention against loops, and that of its gradient against differences of
- * them: causal, windows, grouped heads, fewer and more keys than queries, a score function. */
+ * them: causal, windows, grouped heads, fewer and more keys than queries, a score function, parts
+ * of something longer. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,13 +11,22 @@ typedef struct {
     int batch, seq, kv_seq, heads, kv_heads, dim, value_dim;
     bool causal, scored;
     int window;
+    bool placed;
+    int q_start, k_start, offset;
 } shape;
 
 static const shape SHAPES[] = {
-    {2, 4, 4, 2, 2, 3, 3, false, false, 0}, {1, 5, 5, 4, 2, 2, 2, true, false, 0},
-    {2, 3, 6, 2, 1, 2, 4, true, false, 0},  {1, 6, 3, 2, 2, 2, 2, true, false, 0},
-    {1, 6, 6, 4, 2, 2, 3, true, false, 2},  {1, 5, 5, 2, 2, 2, 2, false, false, 3},
-    {2, 4, 5, 4, 2, 3, 3, true, true, 0},   {1, 6, 2, 2, 1, 2, 2, true, true, 1},
+    {2, 4, 4, 2, 2, 3, 3, false, false, 0},
+    {1, 5, 5, 4, 2, 2, 2, true, false, 0},
+    {2, 3, 6, 2, 1, 2, 4, true, false, 0},
+    {1, 6, 3, 2, 2, 2, 2, true, false, 0},
+    {1, 6, 6, 4, 2, 2, 3, true, false, 2},
+    {1, 5, 5, 2, 2, 2, 2, false, false, 3},
+    {2, 4, 5, 4, 2, 3, 3, true, true, 0},
+    {1, 6, 2, 2, 1, 2, 2, true, true, 1},
+    {1, 4, 5, 2, 1, 2, 2, true, false, 0, true, 6, 4, 0},
+    {1, 4, 4, 2, 2, 2, 2, true, true, 3, true, 4, 4, 1},
+    {1, 3, 4, 2, 2, 2, 2, true, false, 0, true, 2, 6, 0},
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };
 static const shape *current;
@@ -28,7 +38,8 @@ static double score_of(double s, double bias) {
 /* o and lse of one query row. q [b s h d], k [b t kv d], v [b kv t e], bias [h]. */
 static void attend_row(const shape *p, double *const *in, int b, int h, int i, double *o,
                        double *lse) {
-    int kv = h / (p->heads / p->kv_heads), offset = p->kv_seq - p->seq;
+    int kv = h / (p->heads / p->kv_heads);
+    int offset = p->placed ? p->offset + p->q_start - p->k_start : p->kv_seq - p->seq;
     double weights[16], sum = 0;
     for (int t = 0; t < p->kv_seq; t++) {
         double s = 0;
@@ -67,6 +78,8 @@ static ml_attention_args arguments(fixture *f, const shape *p) {
                                .head_dim = fixture_axis(f, "d"),
                                .causal = p->causal,
                                .window = p->window,
+                               .placed = p->placed,
+                               .offset = p->offset,
                                .scale = 0.7};
 }
 
@@ -132,13 +145,17 @@ static void check_shape(fixture *f) {
     const shape *p = current;
     snprintf(f->label, sizeof f->label, "shape %d", (int)(p - SHAPES));
     ml_ref sources[7], outputs[2], gradients[3];
+    int places = p->placed ? 2 : 0;
     make_inputs(f, p, sources);
     ml_attention_args args = arguments(f, p);
     if (p->scored) make_functions(f, sources, &args);
     ml_attention_args forward = args;
     forward.derivative = 0;
-    int count = p->scored ? 4 : 3;
-    ml_ref node = ml_attention(f->g, sources, count, &forward);
+    ml_ref place[] = {ml_const_int(f->g, ML_I32, p->q_start),
+                      ml_const_int(f->g, ML_I32, p->k_start)};
+    ml_ref given[] = {sources[0], sources[1], sources[2], place[0], place[1], sources[3]};
+    if (!places) given[3] = sources[3];
+    ml_ref node = ml_attention(f->g, given, 3 + places + p->scored, &forward);
     ml_attention_decompose(f->g, node, outputs);
     CHECK(ml_type_equal(ml_graph_type(f->g, outputs[0]), ml_graph_type(f->g, node)));
     int64_t o_count = ml_type_elements(ml_graph_type(f->g, node));
@@ -158,9 +175,10 @@ static void check_shape(fixture *f) {
         f, ML_F64,
         ml_arena_format(f->arena, "b%d s%d h%d d%d", p->batch, p->seq, p->heads, p->value_dim), -1,
         1);
-    ml_ref all[] = {sources[0], sources[1], sources[2], node, ml_out(f->g, node, 1),
-                    cotangent,  sources[3]};
-    ml_ref grad = ml_attention_grad(f->g, all, p->scored ? 7 : 6, &args);
+    ml_ref all[] = {sources[0], sources[1], sources[2], node,      ml_out(f->g, node, 1),
+                    cotangent,  place[0],   place[1],   sources[3]};
+    if (!places) all[6] = sources[3];
+    ml_ref grad = ml_attention_grad(f->g, all, 6 + places + p->scored, &args);
     ml_attention_decompose(f->g, grad, gradients);
     ml_graph_verify(f->g, NULL, "decompose");
     check_gradient(f, p, gradients, f->inputs[f->input_count - 1], o, lse);
