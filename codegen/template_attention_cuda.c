@@ -70,8 +70,7 @@ static __device__ __forceinline__ void ${e}_scores(const ${e}_arguments &a, int 
         }
 }
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    ${places}
-    extern __shared__ ${real} ${e}_shared[];
+    extern __shared__ ${real} ${e}_shared[]; ${places}
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
     ${real} *values_tile = keys_tile + ${edge} * ${head_odd};
     ${real} *chances = values_tile + ${edge} * ${value_odd};
@@ -185,8 +184,7 @@ static __device__ __forceinline__ void ${e}_queries(const ${e}_arguments &a, int
 
 static const char queries_text[] = R"(
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    ${places}
-    extern __shared__ ${real} ${e}_shared[];
+    extern __shared__ ${real} ${e}_shared[]; ${places}
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
     ${real} *values_tile = keys_tile + ${edge} * ${head_odd};
     ${real} *outs_tile = values_tile + ${edge} * ${value_odd};
@@ -244,8 +242,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
 
 static const char keys_text[] = R"(
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    ${places}
-    extern __shared__ ${real} ${e}_shared[];
+    extern __shared__ ${real} ${e}_shared[]; ${places}
     ${real} *queries_tile = ${e}_shared, *keys_tile = queries_tile + ${edge} * ${head_odd};
     ${real} *values_tile = keys_tile + ${edge} * ${head_odd};
     ${real} *outs_tile = values_tile + ${edge} * ${value_odd};

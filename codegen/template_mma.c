@@ -219,8 +219,7 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
         }
 }
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
-    ${places}
-    extern __shared__ uint4 ${e}_shared[];
+    extern __shared__ uint4 ${e}_shared[]; ${places}
     ml_bf16 *query_tile = (ml_bf16 *)${e}_shared;
     unsigned queries_at = ${e}_address(query_tile), stages_at = queries_at + 128 * ${ws} * 2;
     int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
@@ -365,8 +364,7 @@ static __device__ __forceinline__ void ${e}_rows(const ${e}_arguments &a, int ba
     }
 }
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
-    ${places}
-    extern __shared__ uint4 ${e}_shared[];
+    extern __shared__ uint4 ${e}_shared[]; ${places}
     ml_bf16 *query_tile = (ml_bf16 *)${e}_shared, *out_tile = query_tile + 128 * ${hs};
     unsigned queries_at = ${e}_address(query_tile), outs_at = queries_at + 128 * ${hs} * 2;
     unsigned stages_at = outs_at + 128 * ${vs} * 2;
@@ -438,8 +436,7 @@ static __device__ __forceinline__ void ${e}_stage(const ${e}_arguments &a, unsig
     }
 }
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
-    ${places}
-    extern __shared__ uint4 ${e}_shared[];
+    extern __shared__ uint4 ${e}_shared[]; ${places}
     ml_bf16 *key_tile = (ml_bf16 *)${e}_shared, *value_tile = key_tile + ${bn} * ${hs};
     unsigned keys_at = ${e}_address(key_tile), values_at = keys_at + ${bn} * ${hs} * 2;
     unsigned stages_at = values_at + ${bn} * ${vs} * 2;

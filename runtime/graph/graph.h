@@ -224,19 +224,20 @@ ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, con
 ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype);
 ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
 
-/* Attention. Sources: q, k, v, places, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse, do,
- * places, captured.... q has axes {batch..., seq, heads, head_dim}, k {batch..., kv_seq, kv_heads or heads,
- * head_dim}, v {batch..., kv_seq, kv_heads or heads, value_dim (head_dim by name)}, in any order.
- * Query head h reads K/V head h / (heads / kv_heads).
+/* Attention. Sources: q, k, v, places, captured tensors...; for ATTENTION_GRAD: q, k, v, o, lse,
+ * do, places, captured.... q has axes {batch..., seq, heads, head_dim}, k {batch..., kv_seq,
+ * kv_heads or heads, head_dim}, v {batch..., kv_seq, kv_heads or heads, value_dim (head_dim by
+ * name)}, in any order. Query head h reads K/V head h / (heads / kv_heads).
  * s = scale * sum(q k) in f32; s = score(s) where there is one; masked to -infinity where causal
  * (kv > q + offset, offset = kv_size - seq_size) or outside the window (q + offset - kv >= window);
  * o = softmax(s) v. s and lse are f64 for f64 operands. Rows with nothing to attend to give 0 (lse
- * -infinity). Where q and k are `placed`, two i32 numbers among the sources are the indices of their
- * first rows in something longer: masks and the indices of score functions count from there, and
- * `offset` is the whole attention's; kernels skip what the mask hides entirely. The score function is a root in the same graph that only attention nodes refer to:
+ * -infinity). The score function is a root in the same graph that only attention nodes refer to:
  * MAP, IOTA and CONST nodes over PARAM(0) = s with type f32[batch..., heads, seq, kv_seq], and
  * PARAM(1 + i) = captured source i. The derivative function has PARAM(0) = s, PARAM(1 + i) =
- * captured, and PARAM(1 + captured count) = the cotangent. */
+ * captured, and PARAM(1 + captured count) = the cotangent.
+ * Where q and k are `placed`, they are rows of something longer, from indices on that two i32
+ * numbers say: masks and the indices of score functions count from there, and `offset` is the whole
+ * attention's. There are no places otherwise. Kernels skip what a mask hides. */
 typedef struct {
     ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
     bool causal;

@@ -59,7 +59,7 @@ ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref
                        uint8_t set, uint8_t clear);
 /* Copy function `root` of `from` into g with ML_NODE_FUNCTION; 0 for 0. */
 ml_ref graph_copy_function(ml_graph *g, const ml_graph *from, ml_ref root);
-/* ml_graph_inline, where indices along axis[i] count from the i32 number start[i] unless it is 0. */
+/* ml_graph_inline; indices along axis[i] count from the i32 number start[i] unless it is 0. */
 ml_ref graph_inline_placed(ml_graph *g, ml_ref root, const ml_ref *values, int count,
                            const ml_axis axis[2], const ml_ref start[2]);
 /* The node equal to the one described, or 0. Used by the verifier. */
