@@ -5,15 +5,17 @@
  * levels (forward, backward; the last stage has both in one). A `late` task is weight-gradient work
  * that nobody waits for. All ranks make the same schedule from the same problem: a simulation of
  * every rank, in whole time units, that follows the rule of the kind:
- *   1F1B         (Narayanan et al. 2019) a rank at coordinate r holds at most ranks - r micro-
- *                batches between first and last task; later tasks of a stage go before earlier
- *                ones; late tasks follow at once
- *   interleaved  (Narayanan et al. 2021) several virtual stages a rank, forward in groups of
- *                `ranks` microbatches for each chunk; its warm-up of
- *                2(ranks - r - 1) + (chunks - 1) ranks
- *   zero-bubble  (Qi et al. 2023, ZB-H1) 1F1B with late tasks moved to where the rank would wait,
- *                within 1F1B's memory
- * Order on a rank never waits in a circle: it is the order of the simulation. */
+ *   1F1B         (Narayanan et al. 2019) a rank at coordinate r has at most ranks - r microbatches
+ *                open: between their first task and the last that is not late. While it may, a rank
+ *                opens microbatches; else it runs later tasks of open ones. Late tasks run at once
+ *   interleaved  (Narayanan et al. 2021) several virtual stages a rank; opened in groups of `ranks`
+ *                microbatches for each chunk, at most 2(ranks - r - 1) + (chunks - 1) ranks + 1
+ *   zero-bubble  (Qi et al. 2023, ZB-H1) the same with late tasks moved to where the rank would
+ *                wait; no rank holds more microbatches, late tasks included, than the first rank
+ *                has open in 1F1B
+ * The order on a rank is that of the simulation, so ranks never wait in a circle, whatever the true
+ * times of their tasks. Each task takes its microbatches in ascending order, so messages between
+ * two tasks are received in the order in which they were sent. */
 #ifndef ML_PIPELINE_H
 #define ML_PIPELINE_H
 
@@ -31,8 +33,8 @@ typedef struct {
     ml_stage_schedule kind;
     int ranks, chunks, microbatches;
     int task_count, edge_count;
-    const ml_task *tasks;       /* a stage's ascending by level, late after what it was cut from */
-    const ml_task_edge *edges; /* sources before users; a late one has its stage's task as source */
+    const ml_task *tasks; /* a stage's in ascending level, late after the one it was cut from */
+    const ml_task_edge *edges; /* in any order; a stage's own order of tasks needs none */
 } ml_pipeline_problem;
 
 typedef struct {
@@ -44,14 +46,18 @@ typedef struct {
     int *action_count;
     int64_t length;  /* of the whole step */
     double bubble;   /* idle share of all ranks' time until the last one is done */
-    int *held;       /* [stages]: most microbatches at once between a stage's first and last task */
+    int *held; /* [stages]: most microbatches at once between a stage's first and last task, late
+                  ones included */
+    int *under_way; /* [edges]: most messages at once that are sent and not yet taken. With room for
+                       so many a sender that waits for room waits in no circle either */
 } ml_pipeline;
 
-/* Raises ML_INVALID for interleaved with microbatches that are no multiple of ranks (the help names
- * the nearest that are). In `arena`. Near-linear in tasks x microbatches. */
+/* Raises ML_INVALID for several chunks with microbatches that are no multiple of ranks (the help
+ * names the nearest that are). In `arena`. Near-linear in tasks x microbatches. */
 void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out);
-/* One line a rank: "F0 F1 B0 W0 .", for MLUA_DEBUG and golden tests: tasks by their place in the
- * stage (F first, B second, W late; chunk letter a, b, ... where there are several). */
+/* One line a rank: "F0 F1 . B0 W0", for MLUA_DEBUG and golden tests: tasks by their place in the
+ * stage (F first, B second, W late; the last stage's only task is an F; chunk letter a, b, ...
+ * where there are several); a dot is a wait. */
 void ml_pipeline_print(const ml_pipeline_problem *problem, const ml_pipeline *p, ml_text *out);
 
 #endif
