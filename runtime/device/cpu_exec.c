@@ -2,7 +2,6 @@
 #include "runtime/device/cpu_exec.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "codegen/jit.h"
 #include "runtime/base/knobs.h"
@@ -30,7 +29,7 @@ struct ml_executable {
     ml_jit_c *jit;
     void *scratch, *scratch_block; /* of products; 64-byte aligned */
     void **addresses;              /* by storage */
-    double *seconds;               /* by command, where MLUA_DEBUG asks for times */
+    ml_profile_program *profiled;  /* its description; NULL until a run is timed */
     ml_checker *checker;
     int64_t runs;
 };
@@ -98,7 +97,6 @@ static void load_body(void *context) {
     uint32_t count = count_commands(s), at = 0;
     e->commands = ML_NEW_ARRAY(e->arena, command, (size_t)count + 1);
     e->addresses = ML_NEW_ARRAY(e->arena, void *, (size_t)s->storages.count + 1);
-    e->seconds = ML_NEW_ARRAY(e->arena, double, (size_t)count + 1);
     work->kernels = ML_NEW_ARRAY(e->arena, ml_kernel *, (size_t)count + 1);
     for (uint32_t i = 0; i < s->steps.count; i++) {
         const ml_step *step = &s->steps.at[i];
@@ -268,65 +266,101 @@ static ml_status command_run(ml_executable *e, command *c) {
     return ml_fail(ML_INTERNAL, "step %u has no kernel for the CPU", c->number);
 }
 
-static double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+/* ---- Looking at runs ---- */
+typedef struct {
+    ml_executable *e;
+    uint32_t first, last; /* commands of the step */
+} step_call;
+
+static ml_status step_again(const step_call *call) {
+    ml_status status = ML_OK;
+    for (uint32_t i = call->first; i <= call->last && status == ML_OK; i++)
+        status = command_run(call->e, &call->e->commands[i]);
+    return status;
 }
 
-static const char *command_label(const command *c, char *buffer, size_t size) {
-    if (c->kernel != NULL) return c->kernel->label ? c->kernel->label : "kernel";
-    if (c->step->ragged != NULL) return ml_ops[ML_OP_RAGGED_DOT + c->step->ragged->outer].name;
-    if (c->note != NULL) return c->note;
-    if (c->step->gemm == NULL) return "copy";
-    const ml_gemm *g = c->step->gemm;
-    long long batches = (long long)(g->batch[0] * g->batch[1] * g->batch[2]);
-    snprintf(buffer, size, "gemm %lldx%lldx%lld", (long long)g->m, (long long)g->n,
-             (long long)g->k);
-    if (batches != 1) {
-        size_t length = strlen(buffer);
-        snprintf(buffer + length, size - length, " x%lld", batches);
-    }
-    return buffer;
-}
-
-/* MLUA_DEBUG=2: a line for each command of the run that just ended. */
-static void print_times(const ml_executable *e) {
-    const ml_graph *g = e->plan->graph;
+static ml_status step_fastest(const step_call *call, double *best) {
     double total = 0;
-    fprintf(stderr, "%5s %9s %8s %8s  %s\n", "step", "ms", "GB/s", "GFLOP/s", "kernel");
-    for (uint32_t i = 0; i < e->command_count; i++) {
-        const command *c = &e->commands[i];
-        char buffer[96];
-        const ml_origin *o = c->step->node != 0 ? ml_graph_origin(g, c->step->node) : NULL;
-        double s = e->seconds[i] > 0 ? e->seconds[i] : 1e-9;
-        total += e->seconds[i];
-        fprintf(stderr, "%5u %9.3f %8.1f %8.1f  %s", c->number, s * 1e3,
-                (double)c->step->bytes / s * 1e-9, c->step->flops / s * 1e-9,
-                command_label(c, buffer, sizeof buffer));
-        if (o != NULL && o->module != NULL && o->module[0]) fprintf(stderr, "  %s", o->module);
-        if (o != NULL && o->file != NULL) fprintf(stderr, "  %s:%d", o->file, o->line);
-        fprintf(stderr, "\n");
+    ml_status status = ML_OK;
+    *best = 1e30;
+    for (int runs = 0; status == ML_OK && !ml_profile_alone_enough(runs, total); runs++) {
+        double start = ml_profile_now();
+        status = step_again(call);
+        double seconds = ml_profile_now() - start;
+        if (seconds < *best) *best = seconds;
+        total += seconds;
     }
-    fprintf(stderr, "total %9.3f ms\n", total * 1e3);
+    return status;
+}
+
+/* Copy what a step wrote to `kept`, or back from it. */
+static void writes_copy(const step_call *call, char *kept, bool back) {
+    const ml_step *step = call->e->commands[call->first].step;
+    char **pointers = call->e->commands[call->first].pointers;
+    for (int i = step->read_count; i < step->read_count + step->write_count; i++) {
+        size_t bytes =
+            (size_t)ml_profile_span(&call->e->plan->schedule->values.at[step->values[i]]);
+        memcpy(back ? pointers[i] : kept, back ? kept : pointers[i], bytes);
+        kept += bytes;
+    }
+}
+
+/* The step ran just now: repeat it on the same operands, and leave behind what it wrote. */
+static ml_status step_alone(const step_call *call) {
+    ml_executable *e = call->e;
+    const command *c = &e->commands[call->first];
+    const ml_schedule *s = e->plan->schedule;
+    char *kept = NULL;
+    double best;
+    if (!ml_profile_wants_alone(e->cpu->base.profile, e->profiled, c->number)) return ML_OK;
+    bool changes = ml_profile_changes(s, c->step, (void *const *)c->pointers);
+    if (changes) {
+        int64_t bytes = 0;
+        for (int i = 0; i < c->step->write_count; i++)
+            bytes += ml_profile_span(&s->values.at[c->step->values[c->step->read_count + i]]);
+        kept = ml_alloc((size_t)bytes + 1);
+        if (kept == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while profiling");
+        writes_copy(call, kept, false);
+    }
+    ml_status status = step_fastest(call, &best);
+    if (changes) writes_copy(call, kept, true);
+    ml_free(kept);
+    if (status != ML_OK) return status;
+    return ml_profile_alone(e->cpu->base.profile, e->profiled, c->number, best);
+}
+
+/* The commands of one step, commands[*at] on; *at becomes that of the next step. */
+static ml_status step_run(ml_executable *e, uint32_t *at, ml_run_mode mode) {
+    step_call call = {e, *at, *at};
+    ml_profile *profile = e->cpu->base.profile;
+    uint32_t number = e->commands[*at].number;
+    while (call.last + 1 < e->command_count && e->commands[call.last + 1].number == number)
+        call.last++;
+    *at = call.last + 1;
+    ml_status status = e->checker != NULL ? ml_check_reads(e->checker, number) : ML_OK;
+    double start = mode == ML_RUN_STEPS ? ml_profile_now() : 0;
+    if (status == ML_OK) status = step_again(&call);
+    if (status == ML_OK && mode == ML_RUN_STEPS)
+        status = ml_profile_step_ran(profile, e->profiled, number, ML_STREAM_MAIN, start,
+                                     ml_profile_now());
+    if (status == ML_OK && e->checker != NULL) status = ml_check_step(e->checker, number);
+    return status == ML_OK && mode == ML_RUN_ALONE ? step_alone(&call) : status;
 }
 
 ml_status cpu_exec_run(ml_executable *e) {
-    bool timed = ml_knobs()->debug >= 2;
+    ml_profile *profile = e->cpu->base.profile;
+    ml_run_mode mode = ml_profile_mode(profile);
+    ml_status status = ML_OK;
     e->runs++;
-    ml_status status = e->checker != NULL ? ml_check_begin(e->checker) : ML_OK;
-    for (uint32_t i = 0; i < e->command_count && status == ML_OK; i++) {
-        command *c = &e->commands[i];
-        bool begins = i == 0 || e->commands[i - 1].number != c->number;
-        if (begins && e->checker != NULL) status = ml_check_reads(e->checker, c->number);
-        double start = timed ? seconds_now() : 0;
-        if (status == ML_OK) status = command_run(e, c);
-        if (timed) e->seconds[i] = seconds_now() - start;
-        bool ends = i + 1 == e->command_count || e->commands[i + 1].number != c->number;
-        if (status == ML_OK && ends && e->checker != NULL) {
-            status = ml_check_step(e->checker, c->number);
-        }
+    if (mode != ML_RUN_PLAIN) {
+        if (e->profiled == NULL) status = ml_profile_describe(profile, e->plan, &e->profiled);
+        ml_profile_run_begins(profile);
     }
-    if (status == ML_OK && timed) print_times(e);
+    double start = mode != ML_RUN_PLAIN ? ml_profile_now() : 0;
+    if (status == ML_OK && e->checker != NULL) status = ml_check_begin(e->checker);
+    for (uint32_t at = 0; at < e->command_count && status == ML_OK;)
+        status = step_run(e, &at, mode);
+    if (status == ML_OK && mode != ML_RUN_PLAIN)
+        status = ml_profile_run_ends(profile, e->profiled, start, ml_profile_now());
     return status;
 }

@@ -73,6 +73,7 @@ static void cuda_close(ml_device *device) {
     if (d->stream) CUDA_OK(cuStreamSynchronize(d->stream));
     cuda_dnn_close(d);
     cuda_gemm_close(d);
+    cuda_times_close(d);
     for (uint32_t i = 0; i < d->functions.count; i++)
         if (d->functions.at[i].module) CUDA_OK(cuModuleUnload(d->functions.at[i].module));
     for (uint32_t i = 0; i < d->block_count; i++)
@@ -236,7 +237,7 @@ static ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes) {
 
 static ml_status cuda_wait(ml_device *device) {
     CUDA_TRY(cuStreamSynchronize(cuda_of(device)->stream));
-    return ML_OK;
+    return cuda_times_collect(cuda_of(device));
 }
 
 const ml_device_ops ml_device_cuda = {

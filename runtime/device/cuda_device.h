@@ -2,7 +2,8 @@
  *
  *   cuda.c            the device: memory, transfers, workspace
  *   cuda_exec.c       executables: load, bind, run, the CUDA graph of a whole step
- *   cuda_watch.c      MLUA_DEBUG=2 (a time for every step) and MLUA_CHECK=cpu
+ *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
+ *   cuda_watch.c      MLUA_CHECK=cpu
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
  *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention
  *
@@ -21,6 +22,8 @@ typedef struct cuda_gemm_library cuda_gemm_library;
 typedef struct cuda_gemm cuda_gemm;           /* cuBLASLt descriptors of one shape, shared */
 typedef struct cuda_dnn cuda_dnn;             /* cuDNN, opened */
 typedef struct cuda_attention cuda_attention; /* a cuDNN plan of one attention step */
+typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
+typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
 
 enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20 };
 
@@ -52,6 +55,7 @@ typedef struct {
     uint32_t block_count, block_capacity;
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
+    cuda_times *times; /* NULL until a run is timed */
 } cuda_device;
 
 /* Make the workspace at least this large (never smaller). Waits for the stream if it must move. */
@@ -92,13 +96,21 @@ struct ml_executable {
     bool graph_refused;
     uint64_t runs;
     ml_checker *checker; /* where MLUA_CHECK asks for one */
+    ml_profile_program *profiled; /* its description; NULL until a run is timed */
+    cuda_step_times *times;       /* NULL until a run is timed by steps */
 };
 
 /* Put one step on the stream. */
 ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
 
-/* Runs with an eye on each step (cuda_watch.c). */
-ml_status cuda_run_timed(ml_executable *executable);
+/* A run that nobody looks at: eager or the graph. */
+ml_status cuda_run_plain(ml_executable *executable);
+/* Timed runs (cuda_profile.c). */
+ml_status cuda_run_profiled(ml_executable *executable, ml_run_mode mode);
+ml_status cuda_times_collect(cuda_device *device); /* once all runs are finished */
+void cuda_times_forget(ml_executable *executable);
+void cuda_times_close(cuda_device *device);
+/* Runs that compare what each step wrote (cuda_watch.c). */
 ml_status cuda_run_checked(ml_executable *executable);
 ml_check_read cuda_read_storage; /* the context is the executable */
 

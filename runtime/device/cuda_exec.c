@@ -292,6 +292,7 @@ void cuda_unload(ml_executable *e) {
     CUDA_OK(cuStreamSynchronize(e->device->stream));
     ml_check_free(e->checker);
     forget_graph(e);
+    cuda_times_forget(e);
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);
     ml_arena_free(e->arena);
@@ -415,7 +416,11 @@ ml_status cuda_run(ml_executable *e) {
         ML_TRY(cuda_bind(e, e->addresses));
     e->runs++;
     if (e->checker) return cuda_run_checked(e);
-    if (ml_knobs()->debug >= 2) return cuda_run_timed(e);
+    ml_run_mode mode = ml_profile_mode(e->device->base.profile);
+    return mode == ML_RUN_PLAIN ? cuda_run_plain(e) : cuda_run_profiled(e, mode);
+}
+
+ml_status cuda_run_plain(ml_executable *e) {
     if (!e->graph && e->runs > 1 && !e->graph_refused) {
         cuda_doing("the capture of the step");
         if (capture(e) != ML_OK) {

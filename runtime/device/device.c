@@ -10,7 +10,10 @@ static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **d
     ml_status status = ops->open(device, ordinal);
     if (status == ML_OK) {
         ml_debug(1, "device %s: %s\n", ops->name, (*device)->description);
-        return status;
+        if (ml_knobs()->debug < 2 || ml_device_profile(*device) == ML_OK) return ML_OK;
+        ops->close(*device);
+        *device = NULL;
+        return ml_error_last()->status;
     }
     ml_debug(1, "no device %s: %s\n", ops->name, ml_error_last()->text);
     *device = NULL;
@@ -45,6 +48,15 @@ ml_status ml_device_open(const char *name, int ordinal, ml_device **device) {
     return ml_help("devices are cpu, cuda and null");
 }
 
+ml_status ml_device_profile(ml_device *device) {
+    if (device->profile == NULL) device->profile = ml_profile_new();
+    if (device->profile != NULL) return ML_OK;
+    return ml_fail(ML_NO_MEMORY, "out of memory for a profile");
+}
+
 void ml_device_close(ml_device *device) {
-    if (device != NULL) device->ops->close(device);
+    if (device == NULL) return;
+    ml_profile *profile = device->profile;
+    device->ops->close(device);
+    ml_profile_free(profile);
 }

@@ -7,6 +7,7 @@
 #define ML_DEVICE_H
 
 #include "runtime/comm/comm.h"
+#include "runtime/device/profile.h"
 #include "runtime/plan/plan.h"
 
 typedef struct ml_device ml_device;
@@ -22,7 +23,8 @@ typedef struct {
                         int64_t bytes); /* in order with runs; `from` may be reused at once */
     ml_status (*download)(ml_device *device, void *to, const void *from, int64_t bytes); /* waits */
     ml_status (*zero)(ml_device *device, void *memory, int64_t bytes);
-    ml_status (*wait)(ml_device *device); /* until all runs are finished; reports their errors */
+    /* Until all runs are finished: reports their errors, and their times to the profile. */
+    ml_status (*wait)(ml_device *device);
     /* addresses[storage] is the base of each storage of the plan's schedule. */
     ml_status (*load)(ml_device *device, const ml_plan *plan, ml_executable **executable);
     ml_status (*bind)(ml_executable *executable, void *const *addresses);
@@ -53,6 +55,7 @@ struct ml_device {
     const ml_device_ops *ops;
     ml_target target;
     const ml_ranks *ranks;             /* of the session; NULL: one rank */
+    ml_profile *profile;               /* owned; NULL: runs are not looked at */
     char description[256];             /* "NVIDIA H200, 141 GB, driver 580.1" */
     int64_t peak_bytes, current_bytes; /* allocated */
 };
@@ -66,6 +69,8 @@ bool ml_cuda_absent(void); /* there is no NVIDIA driver, or it sees no GPU: noth
  * is there and cannot be opened is told on stderr before the cpu takes its place. */
 ml_status ml_device_open(const char *name, int ordinal, ml_device **device);
 void ml_device_close(ml_device *device);
+/* Runs from now on are looked at as the device's profile says. Safe to call again. */
+ml_status ml_device_profile(ml_device *device);
 /* What `mlua doctor` prints: a line for each thing found or missing and what that costs. */
 void ml_device_doctor(ml_text *out);
 
