@@ -235,6 +235,11 @@ function Tensor:ne(b) end
 ---@return Tensor
 function Tensor:neg() end
 
+---the same tensor, split over each listed mesh axis along the first of the axes, whole where the list is empty: t:on{tp={"seq"}, dp={}} overrides the layout's tables for this tensor and its gradient; without a layout it does nothing
+---@param axes table<string, (Axis|string)[]>
+---@return Tensor
+function Tensor:on(axes) end
+
 ---1 where the index equals the position along the new axis, else 0.
 ---@param axis Axis the new axis
 ---@param dtype? string default "f32"

@@ -122,6 +122,10 @@ static ml_ref sample_move(ml_graph *g, ml_op op) {
     case ML_OP_MERGE: return ml_merge(g, x, b, s, n);
     case ML_OP_CONCAT: return ml_concat(g, (ml_ref[]){x, graph_input(g, ML_BF16, "s3 b2")}, 2, s);
     case ML_OP_GATHER: return ml_gather(g, x, graph_input(g, ML_I32, "n3 b2"), s);
+    case ML_OP_PLACE: {
+        int64_t args[] = {graph_axis(g, "mesh"), s, graph_axis(g, "other_mesh"), 0};
+        return ml_graph_add(g, op, &x, 1, args, 4, NULL);
+    }
     case ML_OP_OUT: return ml_out(g, graph_sample(g, ML_OP_TOP_K), 1);
     default: {
         ml_type table = graph_axes(g, ML_F32, "v9 d8");

@@ -135,6 +135,8 @@ static ml_ref build_permute(fixture *f) {
     ml_ref x = x_of(f, "b2 s2 d3");
     return ml_graph_add(f->g, ML_OP_PERMUTE, &x, 1, NULL, 0, &type);
 }
+BUILD(build_place,
+      add1(f, ML_OP_PLACE, x_of(f, "s2 d3"), (int64_t[]){AXIS("x"), AXIS("d"), AXIS("y"), 0}, 4))
 BUILD(build_slice, ml_slice(f->g, x_of(f, "s5 d3"), AXIS("s"), 1, 4))
 BUILD(build_pad, ml_pad(f->g, x_of(f, "s2 d3"), AXIS("s"), 1, 2))
 BUILD(build_split, ml_split(f->g, x_of(f, "s6 d2"), AXIS("s"), AXIS("h"), 2, AXIS("s"), 3))
@@ -262,6 +264,7 @@ static const op_case cases[] = {
     {ML_OP_BROADCAST, "f64[d=3, s=2, b=2]", build_broadcast},
     {ML_OP_RENAME, "f64[d=2, s=3]", build_rename},
     {ML_OP_PERMUTE, "f64[d=3, b=2, s=2]", build_permute},
+    {ML_OP_PLACE, "f64[s=2, d=3]", build_place},
     {ML_OP_SLICE, "f64[s=3, d=3]", build_slice},
     {ML_OP_PAD, "f64[s=5, d=3]", build_pad},
     {ML_OP_SPLIT, "f64[h=2, s=3, d=2]", build_split},

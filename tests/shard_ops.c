@@ -40,6 +40,12 @@ static ml_ref cast_f64(fixture *f, ml_ref x) {
     return ml_cast(f->g, x, ML_F64);
 }
 
+static ml_ref dot(fixture *f, const char *a, const char *b, const char *over) {
+    ml_ref left = operand(f, a), right = operand(f, b);
+    ml_type axes = TYPE(over);
+    return ml_dot(f->g, left, right, axes.axis, axes.rank, ML_F64);
+}
+
 static ml_ref build_random(fixture *f) {
     ml_ref key = ml_const_int(f->g, ML_I64, 1234567890123456789);
     ml_type type = TYPE("s4 d8");
@@ -58,6 +64,10 @@ static ml_ref build_permute(fixture *f) {
     ml_type type = TYPE("d8 b4 s4");
     return ml_permute(f->g, operand(f, "b4 s4 d8"), &type);
 }
+/* Over mesh axis x along d, or whole; whether the layout has others or not. */
+BUILD(build_place,
+      sine(f, with_args(f, ML_OP_PLACE, add(f, dot(f, "s4 h8", "h8 d4", "h8"), operand(f, "s4 d4")),
+                        (int64_t[]){AXIS("x"), fixture_below(f, 2) ? AXIS("d") : 0}, 2)))
 BUILD(build_slice, ml_slice(f->g, operand(f, "s8 d4"), AXIS("s"), 2, 6))
 BUILD(build_slice_odd, ml_slice(f->g, operand(f, "s8 d4"), AXIS("s"), 1, 4))
 BUILD(build_pad, ml_pad(f->g, operand(f, "s4 d4"), AXIS("s"), 1, 3))
@@ -91,11 +101,6 @@ BUILD(build_top_k,
       with_args(f, ML_OP_TOP_K, operand(f, "b4 e8 d4"), (int64_t[]){AXIS("e"), 4, AXIS("k")}, 3))
 BUILD(build_out, cast_f64(f, ml_out(f->g, build_sort(f), 1)))
 
-static ml_ref dot(fixture *f, const char *a, const char *b, const char *over) {
-    ml_ref left = operand(f, a), right = operand(f, b);
-    ml_type axes = TYPE(over);
-    return ml_dot(f->g, left, right, axes.axis, axes.rank, ML_F64);
-}
 BUILD(build_dot, dot(f, "b4 s4 d8", "d8 h4", "d8"))
 BUILD(build_dot_batch, dot(f, "b4 s4 h4 d4", "d4 t4 h4 b4", "d4"))
 BUILD(build_dot_two, dot(f, "s4 h4 d4", "h4 d4 e4", "h4 d4"))
@@ -193,6 +198,7 @@ static const op_case cases[] = {
     {ML_OP_BROADCAST, build_broadcast},
     {ML_OP_RENAME, build_rename},
     {ML_OP_PERMUTE, build_permute},
+    {ML_OP_PLACE, build_place},
     {ML_OP_SLICE, build_slice},
     {ML_OP_SLICE, build_slice_odd},
     {ML_OP_PAD, build_pad},

@@ -1,4 +1,5 @@
-/* Layouts in Lua: the one of the session, from the tables that stdlib/layout.lua has checked. */
+/* Layouts in Lua: the one of the session, from the tables that stdlib/layout.lua has checked, and
+ * where single tensors lie. */
 #include "vm/vm.h"
 
 #include <string.h>
@@ -35,6 +36,42 @@ static void read_mesh_axis(lua_State *L, int spec, ml_mesh_axis *axis) {
     lua_pop(L, 2);
 }
 
+static const char *const mesh_key = "mlua.mesh"; /* registry: the mesh axes' names, in order */
+
+/* The names of the mesh are a list at the top of the stack; raises where `name`, by which n is
+ * placed, is none of them. */
+static void check_mesh_name(lua_State *L, const char *name, ml_ref n) {
+    int names = lua_gettop(L);
+    int64_t count = vm_table_length(L, names);
+    for (int i = 0; i < count; i++) {
+        lua_rawgeti(L, names, i + 1);
+        bool same = strcmp(lua_tostring(L, -1), name) == 0;
+        lua_pop(L, 1);
+        if (same) return;
+    }
+    vm_push_suggestion(L, name, names);
+    if (lua_isstring(L, -1)) {
+        lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
+    } else {
+        lua_pushstring(L, "the mesh has");
+        for (int i = 0; i < count; i++) {
+            lua_rawgeti(L, names, i + 1);
+            lua_pushfstring(L, "%s%s %s", lua_tostring(L, -2), i ? "," : "", lua_tostring(L, -1));
+        }
+    }
+    vm_fail_with(L, &n, 1, lua_tostring(L, -1), "on: the layout has no mesh axis \"%s\"", name);
+}
+
+/* Tensors that were placed before the layout was known. */
+static void check_places(lua_State *L) {
+    const ml_graph *g = vm_of(L)->graph;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        for (int k = 0; node->op == ML_OP_PLACE && k < node->arg_count; k += 2)
+            check_mesh_name(L, ml_axis_name(g, (ml_axis)ml_graph_args(g, n)[k]), n);
+    }
+}
+
 static int core_set_layout(lua_State *L) {
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -44,12 +81,17 @@ static int core_set_layout(lua_State *L) {
     lua_getfield(L, 1, "mesh");
     int64_t count = vm_table_length(L, 3);
     if (count > ML_MAX_MESH) vm_fail(L, NULL, "a mesh has at most %d axes", ML_MAX_MESH);
+    lua_newtable(L);
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, 3, i + 1);
         read_mesh_axis(L, 1, &layout->axis[i]);
         lua_pop(L, 1);
+        lua_pushstring(L, layout->axis[i].name);
+        lua_rawseti(L, 4, i + 1);
     }
     layout->count = (int)count;
+    check_places(L);
+    lua_setfield(L, LUA_REGISTRYINDEX, mesh_key);
     vm->laid_out = true;
     bool plan_only = vm->options->mode != VM_RUN;
     vm_check(L, ml_session_lay_out(vm->session, layout, plan_only));
@@ -66,6 +108,88 @@ static int core_axis_names(lua_State *L) {
     return 1;
 }
 
+/* ---- Where one tensor lies ------------------------------------------------------------------- */
+
+static bool is_known_axis(const ml_vm *vm, ml_axis axis) {
+    for (uint32_t i = 0; i < vm->sites.count; i++)
+        if (vm->sites.at[i].axis == axis) return true;
+    return false;
+}
+
+/* The first axis of the list at the top of the stack that n has; 0 for an empty list. */
+static ml_axis first_had(lua_State *L, ml_ref n, const char *mesh_axis) {
+    const ml_vm *vm = vm_of(L);
+    const ml_type *t = ml_graph_type(vm->graph, n);
+    ml_axis found = 0, first = 0;
+    int64_t count = vm_table_length(L, -1);
+    for (int i = 0; i < count; i++) {
+        lua_rawgeti(L, -1, i + 1);
+        ml_axis axis = vm_axis_id(L, -1, "an axis of on");
+        lua_pop(L, 1);
+        bool had = ml_type_find(t, axis) >= 0;
+        if (!had && !is_known_axis(vm, axis))
+            vm_fail_with(L, &n, 1, NULL, "on: nothing has an axis \"%s\"",
+                         ml_axis_name(vm->graph, axis));
+        if (had && !found) found = axis;
+        if (!first) first = axis;
+    }
+    if (count && !found)
+        vm_fail_with(L, &n, 1, lua_pushfstring(L, "on{%s={}} leaves it whole", mesh_axis),
+                     "on: it cannot be split over %s along \"%s\", which it does not have",
+                     mesh_axis, ml_axis_name(vm->graph, first));
+    return found;
+}
+
+/* Args in the order of the mesh axes' names: that of the table is not the same on every rank. */
+static void add_place(vm_node *node, ml_axis mesh_axis, ml_axis axis) {
+    const char *name = ml_axis_name(node->graph, mesh_axis);
+    int at = node->arg_count;
+    node->arg_count += 2;
+    for (; at > 0 && strcmp(ml_axis_name(node->graph, (ml_axis)node->args[at - 2]), name) > 0;
+         at -= 2) {
+        node->args[at] = node->args[at - 2];
+        node->args[at + 1] = node->args[at - 1];
+    }
+    node->args[at] = mesh_axis;
+    node->args[at + 1] = axis;
+}
+
+static int tensor_on(lua_State *L) {
+    static const char help[] =
+        "t:on{tp={\"seq\"}} splits it along seq, t:on{tp={}} leaves it whole";
+    ml_ref n = vm_tensor(L, 1, "the operand of on");
+    vm_most_arguments(L, 2, "on");
+    if (!lua_istable(L, 2))
+        vm_fail(L, help, "on takes lists of axes by mesh axis, got %s", vm_typename(L, 2));
+    vm_node node;
+    vm_begin(L, &node, ML_OP_PLACE);
+    node.sources = &n;
+    node.source_count = 1;
+    lua_pushnil(L);
+    while (lua_next(L, 2)) {
+        if (lua_type(L, -2) != LUA_TSTRING || !lua_istable(L, -1))
+            vm_fail(L, help, "on takes lists of axes by mesh axis");
+        if (node.arg_count == 2 * ML_MAX_MESH)
+            vm_fail(L, NULL, "a mesh has at most %d axes", ML_MAX_MESH);
+        const char *mesh_axis = lua_tostring(L, -2);
+        if (lua_getfield(L, LUA_REGISTRYINDEX, mesh_key) == LUA_TTABLE)
+            check_mesh_name(L, mesh_axis, n);
+        lua_pop(L, 1);
+        ml_axis axis = first_had(L, n, mesh_axis);
+        lua_pushvalue(L, -2);
+        add_place(&node, vm_axis_id(L, -1, "a mesh axis"), axis);
+        lua_pop(L, 2);
+    }
+    return vm_push_tensor(L, node.arg_count ? vm_add(L, &node) : n);
+}
+
+static const vm_entry methods[] = {
+    {"on", tensor_on, "axes: table<string, (Axis|string)[]> -> Tensor",
+     "the same tensor, split over each listed mesh axis along the first of the axes, whole where "
+     "the list is empty: t:on{tp={\"seq\"}, dp={}} overrides the layout's tables for this tensor "
+     "and its gradient; without a layout it does nothing"},
+    {0}};
+
 static const vm_entry functions[] = {
     {"set_layout", core_set_layout, "layout: table",
      "the layout of all programs and states: {mesh = {{name=, size=}, ...}, params=, acts=, "
@@ -75,4 +199,7 @@ static const vm_entry functions[] = {
 
 void vm_layout_register(lua_State *L) {
     vm_register(L, functions);
+    lua_getfield(L, -1, "tensor_methods");
+    vm_register(L, methods);
+    lua_pop(L, 1);
 }

@@ -312,6 +312,8 @@ static ml_ref move_back(ml_graph *G, ml_ref n, ml_ref g) {
         return ml_graph_add(G, ML_OP_SPLIT, &g, 1,
                             (int64_t[]){args[2], args[0], size, args[1], size_2}, 5, NULL);
     case ML_OP_RENAME: return rename_back(G, n, g);
+    case ML_OP_PLACE: /* where the value lies, its gradient does */
+        return ml_graph_add(G, ML_OP_PLACE, &g, 1, args, node->arg_count, NULL);
     case ML_OP_CUMSUM:
         return ml_graph_add(G, ML_OP_CUMSUM, &g, 1, (int64_t[]){args[0], !args[1]}, 2, NULL);
     case ML_OP_SUM: return ml_broadcast(G, g, &type);

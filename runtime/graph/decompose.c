@@ -1,4 +1,5 @@
-/* Attention by its definition where that is cheaper, or where no kernel serves (passes.h). */
+/* Attention by its definition where that is cheaper, or where no kernel serves (passes.h);
+ * placements dropped where there is one rank. */
 #include "runtime/graph/rewrite.h"
 
 /* What the attention kernels serve (codegen/lower.h: ml_attention_step). */
@@ -30,4 +31,13 @@ static ml_ref replace(rewrite *r, ml_ref node, const ml_ref *sources) {
 
 ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest) {
     return rewrite_run(from, roots, NULL, replace, &longest);
+}
+
+static ml_ref drop_place(rewrite *r, ml_ref node, const ml_ref *sources) {
+    bool place = ml_graph_node(r->from, node)->op == ML_OP_PLACE;
+    return place ? sources[0] : rewrite_copy(r, node, sources);
+}
+
+ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots) {
+    return rewrite_run(from, roots, NULL, drop_place, NULL);
 }

@@ -326,6 +326,10 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
 
 /* ---- The constructor ------------------------------------------------------------------------- */
 
+static bool is_axis_kind(char kind) {
+    return kind == 'a' || kind == 'o';
+}
+
 void graph_check_shape(const infer *in) {
     const ml_op_info *info = &ml_ops[in->op];
     bool indexed = in->op == ML_OP_RANDOM && in->source_count == 2;
@@ -342,8 +346,9 @@ void graph_check_shape(const infer *in) {
         ml_raise(ML_INTERNAL, "%s has %d arguments: \"%s\" wanted", info->name, in->arg_count,
                  kinds);
     for (int i = 0; i < in->arg_count; i++)
-        if (op_arg_kind(in->op, i) == 'a' &&
-            (in->args[i] <= 0 || in->args[i] >= in->g->tables->axes.count))
+        if (is_axis_kind(op_arg_kind(in->op, i)) &&
+            (in->args[i] < (op_arg_kind(in->op, i) == 'a') ||
+             in->args[i] >= in->g->tables->axes.count))
             ml_raise(ML_INTERNAL, "argument %d of %s is no axis", i, info->name);
 }
 
@@ -396,9 +401,9 @@ ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref
     const int64_t *old = ml_graph_args(from, n);
     for (int i = 0; i < node.arg_count; i++) {
         char kind = op_arg_kind(node.op, i);
-        args[i] = kind == 'a'   ? map_axis(g, from, old[i])
-                  : kind == 'f' ? (int64_t)graph_copy_function(g, from, (ml_ref)old[i])
-                                : old[i];
+        args[i] = is_axis_kind(kind) ? map_axis(g, from, old[i])
+                  : kind == 'f'      ? (int64_t)graph_copy_function(g, from, (ml_ref)old[i])
+                                     : old[i];
     }
     node.type = map_type(g, from, node.type);
     node.flags = (uint8_t)((node.flags | set) & ~clear);

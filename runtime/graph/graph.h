@@ -17,6 +17,7 @@
  *   BROADCAST -          RENAME (old new)*     PERMUTE -          (result order is the node's)
  *   SLICE axis start stop                      PAD axis before after
  *   SPLIT axis outer outer_size inner inner_size                  MERGE outer inner merged
+ *   PLACE (mesh_axis axis)*   mesh axes by name, ascending; axis 0: whole over that mesh axis
  *   CONCAT axis          GATHER axis           SUM, MAX, MIN axes*                ARGMAX axis
  *   CUMSUM axis from_end SORT axis descending  TOP_K axis k new_axis
  *   DOT axes* (reduced)  SCATTER_ADD axis      (result type is the node's)        OUT index

@@ -200,6 +200,12 @@ static void infer_scatter(infer *in, ml_type *out) {
     for (int i = 0; i < as->rank; i++) infer_append(in, out, as->axis[i], as->size[i]);
 }
 
+static void infer_place(infer *in, ml_type *out) {
+    *out = *infer_source(in, 0);
+    for (int i = 1; i < in->arg_count; i += 2)
+        if (in->args[i]) (void)infer_find(in, 0, in->args[i], "place", "the tensor");
+}
+
 void infer_move(infer *in, ml_type *out) {
     switch (in->op) {
     case ML_OP_BROADCAST: infer_broadcast(in, out); break;
@@ -211,6 +217,7 @@ void infer_move(infer *in, ml_type *out) {
     case ML_OP_MERGE: infer_merge(in, out); break;
     case ML_OP_CONCAT: infer_concat(in, out); break;
     case ML_OP_GATHER: infer_gather(in, out); break;
+    case ML_OP_PLACE: infer_place(in, out); break;
     default: infer_scatter(in, out);
     }
 }

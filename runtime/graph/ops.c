@@ -27,6 +27,7 @@ const char *op_args(ml_op op) {
     case ML_OP_PARAM:
     case ML_OP_OUT: return "n";
     case ML_OP_RENAME: return "aa*";
+    case ML_OP_PLACE: return "ao*";
     case ML_OP_SLICE:
     case ML_OP_PAD: return "ann";
     case ML_OP_SPLIT: return "aanan";

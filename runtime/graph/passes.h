@@ -15,6 +15,8 @@ void ml_autodiff(ml_graph *g, ml_ref loss, const ml_ref *wrt, int count, ml_ref 
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
 /* Replace attention over at most `longest` keys, and what no kernel supports, by its definition. */
 ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
+/* Without PLACE: for one rank. */
+ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots);
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 /* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of

@@ -56,7 +56,9 @@ static void print_args(const ml_graph *g, ml_ref n, ml_text *out) {
     default: break;
     }
     for (int i = 0; i < node->arg_count; i++)
-        if (op_arg_kind(node->op, i) == 'a')
+        if (op_arg_kind(node->op, i) == 'o' && !args[i])
+            ml_text_add(out, " whole");
+        else if (op_arg_kind(node->op, i) == 'a' || op_arg_kind(node->op, i) == 'o')
             ml_text_add(out, " %s", ml_axis_name(g, (ml_axis)args[i]));
         else
             ml_text_add(out, " %lld", (long long)args[i]);

@@ -126,6 +126,7 @@ static bool widens(rewrite *r, ml_ref node, int depth) {
     case ML_OP_SPLIT:
     case ML_OP_MERGE:
     case ML_OP_SLICE:
+    case ML_OP_PLACE:
     case ML_OP_PAD: s->wide[node] = widens(r, sources[0], depth + 1); break;
     default: break;
     }

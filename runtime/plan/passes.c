@@ -93,6 +93,12 @@ static void shard(ml_plan *plan) {
     ml_shard_traffic(g, plan->layout, plan->traffic);
 }
 
+static bool has_places(const ml_graph *g) {
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (ml_graph_node(g, n)->op == ML_OP_PLACE) return true;
+    return false;
+}
+
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
                   const ml_target *target, bool recompute) {
     ml_roots *r = &plan->roots;
@@ -100,6 +106,8 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
 
     roots_copy(plan, roots);
     pass_done(plan, ml_graph_extract(from, r), "extract");
+    if (plan->layout == NULL && has_places(plan->graph))
+        pass_done(plan, ml_drop_places(plan->graph, r), "places");
     updates_conform(plan);
     pass_done(plan, plan->graph, "conform");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify");

@@ -61,9 +61,8 @@ static void list_divisors(const ml_layout *layout, int i, int64_t size, int64_t 
     }
 }
 
-static _Noreturn void raise_indivisible(const ml_layout *layout, const ml_graph *g,
-                                        const ml_type *type, const ml_placements *p, int i,
-                                        int position, const char *what) {
+void ml_layout_indivisible(const ml_layout *layout, const ml_graph *g, const ml_type *type,
+                           const ml_placements *p, int i, int position, const char *what) {
     ml_text over = {.arena = ml_graph_arena((ml_graph *)g)}, help = over;
     int64_t parts = ml_layout_parts(layout, p, position);
     const char *name = ml_axis_name(g, type->axis[position]);
@@ -110,7 +109,7 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
             int position = ml_type_find(type, listed[k]);
             if (position < 0) continue;
             bool fits = divides(layout, type, &p, i, position);
-            if (!fits && what) raise_indivisible(layout, g, type, &p, i, position, what);
+            if (!fits && what) ml_layout_indivisible(layout, g, type, &p, i, position, what);
             if (fits) p.over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
             break;
         }

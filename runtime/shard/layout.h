@@ -72,6 +72,11 @@ typedef struct {
  * such an axis is left whole. */
 ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                               int state_kind, const char *what);
+/* Raises ML_INVALID: mesh axis i cannot split the axis at `position` of `what`, beside those of p.
+ */
+_Noreturn void ml_layout_indivisible(const ml_layout *layout, const ml_graph *g,
+                                     const ml_type *type, const ml_placements *p, int i,
+                                     int position, const char *what);
 /* Into how many parts the axis at `position` is cut. */
 int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int position);
 /* The type of one rank's part. */

@@ -2,6 +2,7 @@
  */
 #include <string.h>
 
+#include "runtime/graph/passes.h"
 #include "runtime/shard/shard_parts.h"
 
 uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version) {
@@ -297,7 +298,7 @@ static void mark_gradients(sharder *s) {
         const ml_node *node = ml_graph_node(s->from, n);
         shard_value *value = &s->values[n];
         bool passes_on = node->op == ML_OP_CAST || node->op == ML_OP_PERMUTE ||
-                         node->op == ML_OP_ADD || node->op == ML_OP_NEG;
+                         node->op == ML_OP_PLACE || node->op == ML_OP_ADD || node->op == ML_OP_NEG;
         if (!value->users) continue;
         value->gradient =
             (value->gradient && value->users == 1) || (node->flags & ML_NODE_GRADIENT);
@@ -316,8 +317,8 @@ static void mark_added(sharder *s, const ml_roots *roots) {
     for (ml_ref n = ml_graph_count(s->from); n-- > 1;) {
         const ml_node *node = ml_graph_node(s->from, n);
         bool passes_on = node->op == ML_OP_CAST || node->op == ML_OP_PERMUTE ||
-                         node->op == ML_OP_ADD || node->op == ML_OP_SUB || node->op == ML_OP_NEG ||
-                         node->op == ML_OP_WHERE;
+                         node->op == ML_OP_PLACE || node->op == ML_OP_ADD ||
+                         node->op == ML_OP_SUB || node->op == ML_OP_NEG || node->op == ML_OP_WHERE;
         if (!s->values[n].added || !passes_on) continue;
         for (int k = node->op == ML_OP_WHERE; k < node->source_count; k++) {
             shard_value *source = &s->values[ml_graph_source(s->from, n, k)];
@@ -354,6 +355,23 @@ static ml_placements output_placement(const sharder *s, const ml_roots *roots, i
     return ml_layout_place(s->layout, s->from, ml_graph_type(s->from, roots->outputs[i]), -1, NULL);
 }
 
+/* Raise where a PLACE speaks of a mesh axis that the layout has not. */
+static void check_places(const sharder *s) {
+    for (ml_ref n = 1; n < ml_graph_count(s->from); n++) {
+        const ml_node *node = ml_graph_node(s->from, n);
+        for (int k = 0; node->op == ML_OP_PLACE && k < node->arg_count; k += 2) {
+            const char *name = ml_axis_name(s->from, (ml_axis)ml_graph_args(s->from, n)[k]);
+            const ml_origin *origin = ml_graph_origin(s->from, n);
+            bool found = false;
+            for (int i = 0; i < s->layout->count; i++)
+                found = found || strcmp(s->layout->axis[i].name, name) == 0;
+            if (!found)
+                ml_raise(ML_INVALID, "%s:%d: the layout has no mesh axis \"%s\"",
+                         origin->file ? origin->file : "?", origin->line, name);
+        }
+    }
+}
+
 typedef struct {
     sharder s;
     ml_roots *roots, local;
@@ -374,6 +392,7 @@ static void body(void *argument) {
     sharder *s = &p->s;
     uint32_t count = ml_graph_count(s->from);
     s->to = ml_graph_derive(s->from);
+    check_places(s);
     s->values = ML_NEW_ARRAY(s->scratch, shard_value, count);
     count_users(s, p->roots);
     mark_gradients(s);
@@ -418,7 +437,7 @@ ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layou
 
 ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
                            ml_shard_tell *tell, void *context) {
-    if (ml_layout_ranks(layout) == 1) return ml_graph_extract(from, roots);
+    if (ml_layout_ranks(layout) == 1) return ml_drop_places(from, roots);
     pass p = {.s = {.from = from, .layout = layout, .scratch = ml_arena_new()}, .roots = roots};
     p.tell = tell;
     p.context = context;

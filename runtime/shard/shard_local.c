@@ -72,6 +72,7 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
     switch (node->op) {
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: shard_local_attention(s, n, sources, need, out, outputs); return;
+    case ML_OP_PLACE: outputs[0] = sources[0]; return;
     case ML_OP_IOTA: outputs[0] = global_iota(s, out, 0, t->axis[0], local.size[0]); return;
     case ML_OP_RANDOM: outputs[0] = local_random(s, n, sources[0], out, &local); return;
     case ML_OP_SPLIT:

@@ -2,6 +2,8 @@
  *
  * A cut goes along one axis of the op's index space: sources that have the axis are needed split
  * along it and others whole; a result that has it is split, one that sums over it is partial. */
+#include <string.h>
+
 #include "runtime/shard/shard_parts.h"
 
 enum { FEW = 8 };
@@ -145,6 +147,36 @@ static void propose_split(sharder *s, ml_ref n) {
         if (shard_rank(s, name) == SHARD_UNLISTED) name = from->axis[source];
         cut(s, n, name, &source, i, 0);
     }
+}
+
+/* What a text calls a node: its name and line. */
+static const char *node_text(const sharder *s, ml_ref n) {
+    const ml_origin *origin = ml_graph_origin(s->from, n);
+    const char *name = origin->name ? origin->name : "a tensor";
+    if (!origin->file) return name;
+    return ml_arena_format(s->scratch, "%s (%s:%d)", name, origin->file, origin->line);
+}
+
+/* Where PLACE tells a tensor to lie over this mesh axis; false where it says nothing. */
+static bool propose_place(sharder *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const ml_type *t = ml_graph_type(s->from, n);
+    const int64_t *args = ml_graph_args(s->from, n);
+    int64_t parts = s->layout->axis[s->mesh].size;
+    int told = -1;
+    for (int i = 0; i < node->arg_count; i += 2)
+        if (strcmp(ml_axis_name(s->from, (ml_axis)args[i]), s->layout->axis[s->mesh].name) == 0)
+            told = i + 1;
+    if (told < 0) return false;
+    shard_strategy *to = shard_strategy_new(s, n, SHARD_RELABEL);
+    if (!args[told]) return true;
+    int position = ml_type_find(t, (ml_axis)args[told]);
+    for (int i = 0; i < s->mesh; i++)
+        if (shard_same(s->need[0].over[i], shard_split(position))) parts *= s->layout->axis[i].size;
+    if (t->size[position] % parts)
+        ml_layout_indivisible(s->layout, s->from, t, s->need, s->mesh, position, node_text(s, n));
+    s->pool.at[to->sources] = to->out[0] = shard_split(position);
+    return true;
 }
 
 static void propose_merge(sharder *s, ml_ref n) {
@@ -347,6 +379,7 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
     case ML_OP_BROADCAST:
     case ML_OP_RENAME:
     case ML_OP_PERMUTE:
+    case ML_OP_PLACE:
     case ML_OP_SLICE:
     case ML_OP_PAD:
     case ML_OP_SPLIT:
@@ -364,6 +397,7 @@ static int partial_rank(const sharder *s, ml_ref n) {
     switch (ml_graph_node(s->from, n)->op) {
     case ML_OP_RENAME:
     case ML_OP_PERMUTE:
+    case ML_OP_PLACE:
     case ML_OP_SPLIT:
     case ML_OP_MERGE:
     case ML_OP_STOP_GRADIENT: return SHARD_RELABEL;
@@ -394,6 +428,10 @@ void shard_propose(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     const int64_t *args = ml_graph_args(s->from, n);
     switch (node->op) {
+    case ML_OP_PLACE:
+        if (propose_place(s, n)) return;
+        by_name(s, n, 0);
+        break;
     case ML_OP_BROADCAST:
     case ML_OP_PERMUTE: by_name(s, n, 0); break;
     case ML_OP_RENAME: by_position(s, n, -1); break;
