@@ -242,7 +242,7 @@ void fuse_roles(lowering *l) {
         for (int i = 0; i < node->source_count; i++)
             views_require(l, ml_graph_source(l->g, n, i), false);
     }
-    gemm_take_biases(l);
+    gemm_take_additions(l);
     layout_choose(l);
     int64_t *peak = ML_NEW_ARRAY(l->scratch, int64_t, l->count);
     count_users(l, peak);
@@ -252,8 +252,7 @@ void fuse_roles(lowering *l) {
         int op_class = ml_ops[ml_graph_node(l->g, n)->op].op_class;
         paths[n] = paths_of(l, n, paths);
         if (op_class == ML_CLASS_LEAF || op_class == ML_CLASS_MOVE) continue;
-        if (op_class == ML_CLASS_CONTRACT && !l->info[n].generic_dot)
-            continue; /* of a bias's ADD */
+        if (op_class == ML_CLASS_CONTRACT && !l->info[n].generic_dot) continue; /* of an ADD */
         if (worth_memory(l, n, peak[n], paths[n])) l->info[n].role = LOWER_ROOT;
     }
 }

@@ -57,7 +57,8 @@ void fuse_group_dependencies(lowering *l, uint32_t id, void (*visit)(void *conte
             fuse_producers(l, view.base, false, visit, context);
     }
     lower_view view;
-    if (group->bias != 0 && views_of(l, group->bias, &view))
+    ml_ref added = group->bias ? group->bias : group->addend;
+    if (added != 0 && views_of(l, added, &view))
         fuse_producers(l, view.base, false, visit, context);
 }
 
@@ -443,6 +444,7 @@ static void place_library(lowering *l, ml_ref n) {
     lower_group group = {.library = true, .node = product, .packed = {LOWER_NONE, LOWER_NONE}};
     group.result = n;
     group.bias = l->info[n].bias;
+    group.addend = l->info[n].addend;
     if (ml_graph_node(l->g, product)->op == ML_OP_DOT) gemm_plan(l, &group);
     uint32_t id = new_group(l, &group);
     l->info[n].group = id;
@@ -452,6 +454,7 @@ static void place_library(lowering *l, ml_ref n) {
         if (!packed) mark_read(l, ml_graph_source(l->g, product, i));
     }
     if (group.bias != 0) mark_read(l, group.bias);
+    if (group.addend != 0) mark_read(l, group.addend);
 }
 
 void fuse_groups(lowering *l) {

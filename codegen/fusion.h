@@ -86,7 +86,8 @@ typedef struct {
     uint32_t packed[2]; /* DOT: values of operands that had to be copied, LOWER_NONE: as they lie */
     uint32_t packers[2]; /* the groups that copy them */
     ml_gemm *gemm;       /* DOT */
-    ml_ref result, bias; /* DOT: what it writes (itself, or the ADD of a bias); 0: no bias */
+    ml_ref result; /* DOT: what it writes: itself, or the ADD that it does on the side */
+    ml_ref bias, addend; /* of that ADD, what else it adds; 0: none */
 } lower_group;
 
 typedef struct {
@@ -97,7 +98,8 @@ typedef struct {
     uint32_t partial_group; /* that makes the partial results of a REDUCE */
     uint32_t partial_value, value, storage;
     uint32_t layout;       /* index of a lower_layout; 0: contiguous in the type's order */
-    ml_ref product, bias;  /* of an ADD that a DOT does on the side: both operands; 0 elsewhere */
+    ml_ref product;        /* of an ADD that a DOT does on the side: the DOT; 0 elsewhere */
+    ml_ref bias, addend;   /* of such an ADD: the other operand, as one or the other */
     uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
     uint32_t recent[2];    /* groups that read it lately */
 } lower_info;
@@ -248,8 +250,9 @@ bool gemm_serves(const lowering *l, ml_ref dot);
 /* How many operands of a DOT must be copied as they lie; for operand `which` alone: 0 or 1, and the
  * order in which it would need no copy. */
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
-/* Give ADDs of a bias to the DOT before them, where the target's library adds for nothing. */
-void gemm_take_biases(lowering *l);
+/* Give ADDs to the DOT before them: of a bias, where the target's library adds for nothing, and of
+ * an f32 or f64 tensor that nothing else reads, which the product is accumulated to. */
+void gemm_take_additions(lowering *l);
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
 void gemm_plan(lowering *l, lower_group *group); /* copies of operands, where needed */
 void gemm_step(lowering *l, lower_group *group);

@@ -297,18 +297,52 @@ static bool takes_bias(lowering *l, ml_ref n, ml_ref dot, ml_ref bias) {
            stride == 1;
 }
 
-void gemm_take_biases(lowering *l) {
-    if (l->target->kind != ML_TARGET_CUDA || l->target->no_fuse) return;
-    for (ml_ref n = 1; n < l->count; n++) {
-        if (l->info[n].role != LOWER_ROOT || ml_graph_node(l->g, n)->op != ML_OP_ADD) continue;
-        for (int i = 0; i < 2; i++) {
-            ml_ref dot = ml_graph_source(l->g, n, i), bias = ml_graph_source(l->g, n, 1 - i);
-            if (!takes_bias(l, n, dot, bias)) continue;
-            l->info[n].role = LOWER_LIBRARY;
-            l->info[n].product = dot;
-            l->info[n].bias = bias;
-            l->info[dot].role = LOWER_INLINE; /* its only user computes it */
-            break;
+static bool is_update_of(const lowering *l, ml_ref n, ml_ref state) {
+    for (int i = 0; i < l->roots->update_count; i++)
+        if (l->roots->updates[i].value == n)
+            return l->roots->updates[i].state == (uint32_t)ml_graph_args(l->g, state)[0];
+    return false;
+}
+
+/* Whether n is DOT + addend, f32 or f64, where the memory of the addend is free after that: a
+ * tensor that a library step wrote for n alone, or the state that n is the new value of. */
+static bool takes_addend(const lowering *l, ml_ref n, ml_ref dot, ml_ref addend) {
+    const ml_type *type = ml_graph_type(l->g, n);
+    const lower_info *product = &l->info[dot], *other = &l->info[addend];
+    int op = ml_graph_node(l->g, addend)->op;
+    if (ml_graph_node(l->g, dot)->op != ML_OP_DOT || product->role != LOWER_LIBRARY) return false;
+    if (dot < addend || (type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
+    if (product->pinned || other->pinned || product->layout || other->layout || l->info[n].layout)
+        return false;
+    if (l->first_user[dot + 1] - l->first_user[dot] != 1 ||
+        l->first_user[addend + 1] - l->first_user[addend] != 1)
+        return false;
+    if (!ml_type_equal(type, ml_graph_type(l->g, dot)) ||
+        !ml_type_equal(type, ml_graph_type(l->g, addend)))
+        return false;
+    return (other->role == LOWER_LIBRARY && op != ML_OP_OUT) ||
+           (op == ML_OP_STATE && is_update_of(l, n, addend));
+}
+
+static void take_addition(lowering *l, ml_ref n, ml_ref dot) {
+    l->info[n].role = LOWER_LIBRARY;
+    l->info[n].product = dot;
+    l->info[dot].role = LOWER_INLINE; /* its only user computes it */
+}
+
+void gemm_take_additions(lowering *l) {
+    bool biases = l->target->kind == ML_TARGET_CUDA;
+    for (ml_ref n = 1; n < l->count && !l->target->no_fuse; n++) {
+        bool adds = l->info[n].reached && ml_graph_node(l->g, n)->op == ML_OP_ADD;
+        for (int i = 0; i < 2 && adds && l->info[n].product == 0; i++) {
+            ml_ref dot = ml_graph_source(l->g, n, i), other = ml_graph_source(l->g, n, 1 - i);
+            if (biases && l->info[n].role == LOWER_ROOT && takes_bias(l, n, dot, other)) {
+                take_addition(l, n, dot);
+                l->info[n].bias = other;
+            } else if (takes_addend(l, n, dot, other)) {
+                take_addition(l, n, dot);
+                l->info[n].addend = other;
+            }
         }
     }
 }
@@ -316,13 +350,21 @@ void gemm_take_biases(lowering *l) {
 void gemm_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     uint32_t reads[3], write = views_value(l, group->result);
+    int read_count = 2;
     for (int i = 0; i < 2; i++)
         reads[i] = group->packed[i] != LOWER_NONE ? group->packed[i]
                                                   : views_value(l, ml_graph_source(l->g, n, i));
     if (group->bias != 0) {
-        reads[2] = views_value(l, group->bias);
+        reads[read_count++] = views_value(l, group->bias);
         group->gemm->epilogue = ML_EPILOGUE_BIAS;
     }
-    ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, group->bias ? 3 : 2, &write, 1);
+    if (group->addend != 0) {
+        reads[read_count++] = views_value(l, group->addend);
+        group->gemm->accumulate = true;
+    }
+    ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, read_count, &write, 1);
     step->gemm = group->gemm;
+    if (group->addend == 0) return;
+    step->may_alias = ML_NEW(l->arena, uint64_t);
+    step->may_alias[0] = (uint64_t)1 << (read_count - 1);
 }

@@ -45,7 +45,7 @@ typedef struct {
     int64_t a_row, a_col, b_row, b_col, c_row, c_col;
     int64_t a_batch[ML_GEMM_BATCHES], b_batch[ML_GEMM_BATCHES], c_batch[ML_GEMM_BATCHES];
     ml_dtype a_dtype, b_dtype, c_dtype;
-    bool accumulate;      /* adds to what C holds */
+    bool accumulate;      /* adds to what C holds; a step's last read has that, laid out as C */
     ml_epilogue epilogue; /* BIAS: operand 2 is [n] and is added to every row */
 } ml_gemm;
 
@@ -91,7 +91,7 @@ typedef struct {
 
 typedef enum {
     ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
-    ML_STEP_GEMM,      /* reads a, b (, bias); writes c */
+    ML_STEP_GEMM,      /* reads a, b (, bias) (, what c accumulates to); writes c */
     ML_STEP_ATTENTION, /* forward or backward; the device picks cuDNN or the template */
     ML_STEP_COPY,      /* one contiguous value to another of the same type */
     ML_STEP_RAGGED, /* products by groups of rows, where the device has products of its own: CPU */

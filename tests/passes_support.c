@@ -169,19 +169,23 @@ typedef struct {
 static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
     return ml_decompose(from, roots, INT64_MAX);
 }
+/* Products of more than 80 elements are what it counts as large here. */
+static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
+    return ml_chunk(from, roots, 80 * 8);
+}
 static ml_graph *all_passes(const ml_graph *from, ml_roots *roots);
 
 static const named_pass passes[] = {
     {"simplify", ml_simplify},     {"decompose", decompose_all}, {"recompute", ml_recompute},
-    {"merge_dots", ml_merge_dots}, {"all", all_passes},
+    {"merge_dots", ml_merge_dots}, {"chunk", chunk_small},       {"all", all_passes},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 
 /* In the order in which a plan runs them. */
 static ml_graph *all_passes(const ml_graph *from, ml_roots *roots) {
     const ml_graph *g = from;
-    static const int order[] = {1, 0, 3, 0, 2};
-    for (int i = 0; i < 5; i++) {
+    static const int order[] = {1, 0, 3, 0, 4, 0, 2};
+    for (int i = 0; i < 7; i++) {
         ml_graph *next = passes[order[i]].run(g, roots);
         ml_graph_verify(next, roots, passes[order[i]].name);
         if (g != from) ml_graph_free((ml_graph *)g);

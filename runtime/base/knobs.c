@@ -54,6 +54,10 @@ static const knob KNOBS[] = {
     {"MLUA_RECOMPUTE", "0|1",
      "1: compute cheap activations again in the backward pass even where memory suffices", FLAG,
      AT(recompute)},
+    {"MLUA_CHUNK", "MIB",
+     "make logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
+     "whole",
+     NUMBER, AT(chunk)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
      "or ten steps",
@@ -70,7 +74,7 @@ static const knob KNOBS[] = {
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 
 static ml_knobs_values values = {
-    .tune = true, .cudnn = true, .deterministic = true, .blas = ML_BLAS_FASTER};
+    .tune = true, .cudnn = true, .deterministic = true, .blas = ML_BLAS_FASTER, .chunk = 1024};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void read_knob(const knob *k, const char *text) {

@@ -240,6 +240,15 @@ static ml_status collective_run(ml_executable *e, const command *c) {
     }
 }
 
+/* What a product is added to must lie where the result goes: mostly it does. */
+static ml_status accumulate_in_place(ml_executable *e, const command *c) {
+    const ml_step *step = c->step;
+    const ml_value *value = &e->plan->schedule->values.at[step->values[step->read_count]];
+    copy_call call = {c->pointers[step->read_count], c->pointers[step->read_count - 1]};
+    if (call.to == call.from) return ML_OK;
+    return ml_pool_run(e->cpu->pool, ml_type_bytes(&value->type), 1, copy_job, &call);
+}
+
 static ml_status command_run(ml_executable *e, command *c) {
     const ml_step *step = c->step;
     ml_pool *pool = e->cpu->pool;
@@ -250,6 +259,8 @@ static ml_status command_run(ml_executable *e, command *c) {
     }
     if (step->kind == ML_STEP_GEMM) {
         const void *bias = step->gemm->epilogue == ML_EPILOGUE_BIAS ? c->pointers[2] : NULL;
+        ml_status status = step->gemm->accumulate ? accumulate_in_place(e, c) : ML_OK;
+        if (status != ML_OK) return status;
         return cpu_gemm_run(step->gemm, c->pointers[0], c->pointers[1],
                             c->pointers[step->read_count], bias, e->scratch, pool);
     }

@@ -365,12 +365,13 @@ static ml_status launch_kernel(cuda_device *d, const cuda_launch *launch) {
     return ML_OK;
 }
 
-static ml_status copy_value(ml_executable *e, const cuda_step *step) {
-    const ml_value *v = &e->plan->schedule->values.at[step->step->values[0]];
+/* One contiguous operand of the step to another of the same type. */
+static ml_status copy_operand(ml_executable *e, const cuda_step *step, int from, int to) {
+    const ml_value *v = &e->plan->schedule->values.at[step->step->values[from]];
     int64_t bytes = ml_type_bytes(&v->type);
-    if (bytes == 0 || step->pointers[0] == step->pointers[1]) return ML_OK;
-    CUDA_TRY(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)step->pointers[1],
-                               (CUdeviceptr)(uintptr_t)step->pointers[0], (size_t)bytes,
+    if (bytes == 0 || step->pointers[from] == step->pointers[to]) return ML_OK;
+    CUDA_TRY(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)step->pointers[to],
+                               (CUdeviceptr)(uintptr_t)step->pointers[from], (size_t)bytes,
                                e->device->stream));
     return ML_OK;
 }
@@ -379,11 +380,14 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     cuda_doing(step->what);
     if (step->gemm) {
         void *operands[4];
+        int reads = step->step->read_count;
         gemm_operands(step, operands);
+        if (step->step->gemm->accumulate) /* mostly it lies there already */
+            ML_TRY(copy_operand(e, step, reads - 1, reads));
         return cuda_gemm_run(e->device, step->gemm, operands);
     }
     if (step->attention) return cuda_attention_run(e->device, step->attention);
-    if (step->step->kind == ML_STEP_COPY) return copy_value(e, step);
+    if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
     for (int i = 0; i < step->launch_count; i++)
         ML_TRY(launch_kernel(e->device, &step->launches[i]));
     return ML_OK;

@@ -19,6 +19,13 @@ ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
 ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots);
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
+/* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and
+ * products that use it up (the loss, gradients) in chunks of the product's outer axes, each with a
+ * product of at most that size, so that none of it is ever whole. Sums in f32 of a chunk's parts in
+ * the order of the chunks. Products whose whole result is needed stay as they are. */
+ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
+/* Whether there is a product of that size at all. */
+bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes);
 /* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of
  * keeping them, where what they are computed from is kept anyway. */
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);

@@ -123,6 +123,11 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
         pass_done(plan, ml_merge_dots(plan->graph, r), "merge");
         pass_done(plan, ml_simplify(plan->graph, r), "simplify3");
     }
+    const int64_t chunk = (int64_t)ml_knobs()->chunk << 20;
+    if (ml_chunk_applies(plan->graph, chunk) && !target->no_fuse) {
+        pass_done(plan, ml_chunk(plan->graph, r, chunk), "chunk");
+        pass_done(plan, ml_simplify(plan->graph, r), "simplify4");
+    }
     if (recompute || ml_knobs()->recompute)
         pass_done(plan, ml_recompute(plan->graph, r), "recompute");
     plan->schedule = ml_lower(plan->graph, r, target, plan->arena);

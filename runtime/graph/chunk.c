@@ -1,0 +1,352 @@
+/* Chunks (passes.h): logits and what is computed from them, a part of the tokens at a time.
+ *
+ * The region of a large product is all that depends on it up to where its size is gone: `members`
+ * keep the axes that are cut and add none to the product's; `added` nodes contract the cut axes
+ * (the loss, gradients of weights), so the chunks' results are combined; `joined` nodes are
+ * products that bring other axes (the gradient of the product's operand), so the chunks' results
+ * lie one after another. The rewrite is sound because every other node of the region computes a
+ * chunk of its result from the same chunk of its sources. It is worth it where no node beyond the
+ * region reads a large member: then no large tensor is ever whole.
+ *
+ * Cut are the axes that one operand of the product brings, outermost first, so that the chunks of
+ * that operand are views. All chunks are made where the product is visited; it waits for what the
+ * region reads from outside. */
+#include "runtime/graph/rewrite.h"
+
+#include <string.h>
+
+enum {
+    CUT_AXES = 2,
+    MOST_CHUNKS = 64,
+    LARGE_SHARE = 4, /* a tensor is large from a quarter of the product's elements */
+};
+
+typedef enum {
+    APART,  /* does not depend on the product */
+    MEMBER, /* made chunk by chunk */
+    ADDED,
+    JOINED,
+    AFTER, /* needs results of all chunks */
+} part;
+
+typedef struct {
+    rewrite *r;
+    int64_t most_bytes;
+    ml_ref product; /* 0: none was found */
+    ml_axis axis[CUT_AXES];
+    int64_t chunks[CUT_AXES], size[CUT_AXES]; /* size: of a chunk along the axis */
+    uint8_t *parts;                           /* by node */
+    bool *wanted;                             /* by node of the region: as a whole, by others */
+    ml_ref *made;                             /* by node: in the chunk at hand; 0: not yet */
+    ml_ref **pieces; /* by wanted node: each chunk's result; of ADDED one, their combination */
+    ml_ref *whole;   /* by node of the region, once all chunks are made */
+    int64_t start[CUT_AXES]; /* of the chunk at hand */
+} state;
+
+static const ml_type *type_of(const state *s, ml_ref n) {
+    return ml_graph_type(s->r->from, n);
+}
+
+static bool is_cut(const state *s, int64_t axis) {
+    return axis == s->axis[0] || (s->axis[1] && axis == s->axis[1]);
+}
+
+static bool in_region(const state *s, ml_ref n) {
+    return s->parts[n] == MEMBER || s->parts[n] == ADDED || s->parts[n] == JOINED;
+}
+
+static bool is_large(const state *s, ml_ref n) {
+    int64_t elements = ml_type_elements(type_of(s, n));
+    return elements * LARGE_SHARE >= ml_type_elements(type_of(s, s->product));
+}
+
+/* ---- Finding a region ------------------------------------------------------------------------ */
+
+static int64_t divisor_from(int64_t n, int64_t least) {
+    for (int64_t d = least; d < n; d++)
+        if (n % d == 0) return d;
+    return n;
+}
+
+/* The axes that only operand `side` of the product brings, and into how many chunks they are cut;
+ * false where they cannot be cut. */
+static bool choose_axes(state *s, int side) {
+    const ml_type *type = type_of(s, s->product);
+    const ml_type *own = type_of(s, ml_graph_source(s->r->from, s->product, side));
+    const ml_type *other = type_of(s, ml_graph_source(s->r->from, s->product, 1 - side));
+    int64_t wanted = (ml_type_bytes(type) + s->most_bytes - 1) / s->most_bytes;
+    int count = 0;
+    memset(s->axis, 0, sizeof s->axis);
+    for (int i = 0; i < CUT_AXES; i++) s->chunks[i] = 1;
+    if (wanted > MOST_CHUNKS) wanted = MOST_CHUNKS;
+    for (int i = 0; i < own->rank && count < CUT_AXES && wanted > 1; i++) {
+        if (ml_type_find(type, own->axis[i]) < 0 || ml_type_find(other, own->axis[i]) >= 0 ||
+            own->size[i] == 1)
+            continue;
+        s->axis[count] = own->axis[i];
+        s->chunks[count] =
+            divisor_from(own->size[i], wanted < own->size[i] ? wanted : own->size[i]);
+        s->size[count] = own->size[i] / s->chunks[count];
+        wanted = (wanted + s->chunks[count] - 1) / s->chunks[count];
+        count++;
+    }
+    return count > 0;
+}
+
+/* How many of the cut axes n contracts, where combining the chunks' results is right. */
+static int contracted(const state *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->r->from, n);
+    bool combines = node->op == ML_OP_SUM || node->op == ML_OP_MAX || node->op == ML_OP_MIN ||
+                    node->op == ML_OP_DOT;
+    int count = 0;
+    for (int i = 0; i < node->arg_count && combines; i++)
+        count += is_cut(s, ml_graph_args(s->r->from, n)[i]);
+    return count;
+}
+
+/* Whether a chunk of n's result needs the same chunk of its sources alone. */
+static bool keeps_chunks(const state *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->r->from, n);
+    const int64_t *args = ml_graph_args(s->r->from, n);
+    int axis_args = 0; /* leading arguments that are axes which it does not treat alike */
+    for (int i = 0; i < CUT_AXES && s->axis[i]; i++)
+        if (ml_type_find(type_of(s, n), s->axis[i]) < 0) return false;
+    switch (node->op) {
+    case ML_OP_BROADCAST:
+    case ML_OP_PERMUTE:
+    case ML_OP_ALL_REDUCE: return true;
+    case ML_OP_SLICE:
+    case ML_OP_PAD:
+    case ML_OP_SPLIT:
+    case ML_OP_CONCAT:
+    case ML_OP_GATHER:
+    case ML_OP_SCATTER_ADD:
+    case ML_OP_CUMSUM: axis_args = 1; break;
+    case ML_OP_MERGE: axis_args = 2; break;
+    case ML_OP_RENAME:
+    case ML_OP_SUM:
+    case ML_OP_MAX:
+    case ML_OP_MIN:
+    case ML_OP_ARGMAX:
+    case ML_OP_DOT: axis_args = node->arg_count; break;
+    default: return ml_ops[node->op].op_class == ML_CLASS_MAP && node->op != ML_OP_RANDOM;
+    }
+    for (int i = 0; i < axis_args; i++)
+        if (is_cut(s, args[i])) return false;
+    return true;
+}
+
+static part classify(const state *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->r->from, n);
+    const ml_type *type = type_of(s, n), *whole = type_of(s, s->product);
+    int cut = 1 + (s->axis[1] != 0);
+    if (contracted(s, n) == cut) return ADDED;
+    if (!keeps_chunks(s, n)) return AFTER;
+    for (int i = 0; i < type->rank; i++)
+        if (ml_type_find(whole, type->axis[i]) < 0) return node->op == ML_OP_DOT ? JOINED : AFTER;
+    return MEMBER;
+}
+
+/* Give n its part. false where a large member would have to be whole. */
+static bool add_node(state *s, ml_ref n) {
+    int count = ml_graph_node(s->r->from, n)->source_count;
+    bool depends = false, after = false, large = false;
+    for (int i = 0; i < count; i++) {
+        ml_ref source = ml_graph_source(s->r->from, n, i);
+        depends = depends || s->parts[source] != APART;
+        after = after || s->parts[source] > MEMBER;
+        large = large || (s->parts[source] == MEMBER && is_large(s, source));
+    }
+    if (!depends) return true;
+    s->parts[n] = after ? AFTER : (uint8_t)classify(s, n);
+    return !(s->parts[n] == AFTER && large);
+}
+
+static bool want(state *s, ml_ref n) {
+    if (in_region(s, n)) s->wanted[n] = true;
+    return !(s->parts[n] == MEMBER && is_large(s, n));
+}
+
+/* Roots, and what nodes beyond the region read, must be whole. */
+static bool find_wanted(state *s) {
+    const ml_roots *roots = s->r->roots;
+    bool good = true;
+    for (int i = 0; i < roots->output_count; i++) good = want(s, roots->outputs[i]) && good;
+    for (int i = 0; i < roots->update_count; i++) good = want(s, roots->updates[i].value) && good;
+    for (ml_ref n = s->product + 1; n < s->r->count && good; n++) {
+        if (s->parts[n] != AFTER) continue;
+        for (int i = 0; i < ml_graph_node(s->r->from, n)->source_count; i++)
+            good = want(s, ml_graph_source(s->r->from, n, i)) && good;
+    }
+    return good;
+}
+
+/* Whether the region of the product can be cut along what operand `side` brings, and sums over the
+ * other axes: else it is no loss, and cutting it would gain nothing. */
+static bool find_region(state *s, ml_ref product, int side) {
+    bool sums = false, ends = false;
+    s->product = product;
+    memset(s->parts, 0, s->r->count);
+    memset(s->wanted, 0, s->r->count * sizeof *s->wanted);
+    if (!choose_axes(s, side)) return false;
+    s->parts[product] = MEMBER;
+    for (ml_ref n = product + 1; n < s->r->count; n++) {
+        if (!s->r->users[n]) continue;
+        if (!add_node(s, n)) return false;
+        bool reduces = ml_ops[ml_graph_node(s->r->from, n)->op].op_class == ML_CLASS_REDUCE;
+        sums = sums || (s->parts[n] == MEMBER && reduces);
+        ends = ends || s->parts[n] == ADDED;
+    }
+    return sums && ends && find_wanted(s);
+}
+
+static void input_edges(void *context, rewrite_edge *edge, void *edges) {
+    const state *s = context;
+    for (ml_ref n = s->product + 1; n < s->r->count; n++) {
+        if (!in_region(s, n)) continue;
+        for (int i = 0; i < ml_graph_node(s->r->from, n)->source_count; i++) {
+            ml_ref source = ml_graph_source(s->r->from, n, i);
+            if (s->parts[source] == APART) edge(edges, source, s->product);
+        }
+    }
+}
+
+static void begin(rewrite *r) {
+    state *s = r->context;
+    s->r = r;
+    s->parts = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
+    s->wanted = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->made = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    s->pieces = ML_NEW_ARRAY(r->scratch, ml_ref *, r->count);
+    s->whole = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
+    for (ml_ref n = 1; n < r->count; n++) {
+        if (!r->users[n] || ml_graph_node(r->from, n)->op != ML_OP_DOT) continue;
+        if (ml_type_bytes(ml_graph_type(r->from, n)) <= s->most_bytes) continue;
+        if (!find_region(s, n, 0) && !find_region(s, n, 1)) continue;
+        if (!rewrite_order(r, input_edges, s))
+            ml_raise(ML_INTERNAL, "the chunks of product %%%u wait for themselves", n);
+        return;
+    }
+    s->product = 0;
+}
+
+/* ---- Making the chunks ----------------------------------------------------------------------- */
+
+static ml_type chunk_type(const state *s, ml_ref n) {
+    ml_type type = *type_of(s, n);
+    for (int i = 0; i < CUT_AXES && s->axis[i]; i++) {
+        int at = ml_type_find(&type, s->axis[i]);
+        if (at >= 0) type.size[at] = s->size[i];
+    }
+    return type;
+}
+
+static ml_ref chunk_of(state *s, ml_ref n);
+
+/* The chunk of n from the chunks of its sources. */
+static ml_ref make_chunk(state *s, ml_ref n) {
+    const ml_graph *from = s->r->from;
+    const ml_node *node = ml_graph_node(from, n);
+    ml_type type = chunk_type(s, n);
+    ml_ref few[8], *sources = few;
+    if (node->source_count > 8) sources = ML_NEW_ARRAY(s->r->scratch, ml_ref, node->source_count);
+    for (int i = 0; i < node->source_count; i++)
+        sources[i] = chunk_of(s, ml_graph_source(from, n, i));
+    ml_graph_set_origin(s->r->to, ml_graph_origin(from, n));
+    ml_graph_set_flags(s->r->to, node->flags & (uint8_t)~ML_NODE_GRADIENT);
+    if (s->parts[n] == ADDED && type.dtype == ML_BF16) { /* rounded once, when all are added */
+        type.dtype = ML_F32;
+        if (node->op != ML_OP_DOT) sources[0] = ml_cast(s->r->to, sources[0], ML_F32);
+    }
+    return ml_graph_add(s->r->to, node->op, sources, node->source_count, ml_graph_args(from, n),
+                        node->arg_count, &type);
+}
+
+/* The chunk of a node of the region or of what it reads. Large elementwise values, such as the test
+ * for the target, are computed by the chunk too: whole they would have to be kept. */
+static ml_ref chunk_of(state *s, ml_ref n) {
+    const ml_node *node = ml_graph_node(s->r->from, n);
+    const ml_type *type = type_of(s, n);
+    bool maps = (ml_ops[node->op].op_class == ML_CLASS_MAP && node->op != ML_OP_RANDOM) ||
+                node->op == ML_OP_BROADCAST;
+    if (s->made[n]) return s->made[n];
+    bool cut =
+        ml_type_find(type, s->axis[0]) >= 0 || (s->axis[1] && ml_type_find(type, s->axis[1]) >= 0);
+    if (in_region(s, n) || (cut && maps && is_large(s, n))) return s->made[n] = make_chunk(s, n);
+    ml_ref made = s->r->map[n];
+    ml_graph_set_origin(s->r->to, ml_graph_origin(s->r->from, n));
+    for (int i = 0; i < CUT_AXES && s->axis[i]; i++)
+        if (ml_type_find(type, s->axis[i]) >= 0)
+            made = ml_slice(s->r->to, made, s->axis[i], s->start[i], s->start[i] + s->size[i]);
+    return s->made[n] = made;
+}
+
+static void keep_result(state *s, ml_ref n, int64_t chunk) {
+    int64_t count = s->chunks[0] * s->chunks[1];
+    ml_op op = (ml_op)ml_graph_node(s->r->from, n)->op;
+    if (!s->pieces[n]) s->pieces[n] = ML_NEW_ARRAY(s->r->scratch, ml_ref, count);
+    if (s->parts[n] != ADDED || chunk == 0) {
+        s->pieces[n][s->parts[n] == ADDED ? 0 : chunk] = s->made[n];
+        return;
+    }
+    ml_op combine = op == ML_OP_MAX ? ML_OP_MAXIMUM : op == ML_OP_MIN ? ML_OP_MINIMUM : ML_OP_ADD;
+    s->pieces[n][0] = ml_map2(s->r->to, combine, s->pieces[n][0], s->made[n]);
+}
+
+/* The chunks' results side by side, along the inner axis first. */
+static ml_ref join(state *s, ml_ref n) {
+    ml_graph *to = s->r->to;
+    ml_ref *pieces = s->pieces[n];
+    if (s->axis[1])
+        for (int64_t i = 0; i < s->chunks[0]; i++)
+            pieces[i] = ml_concat(to, pieces + i * s->chunks[1], (int)s->chunks[1], s->axis[1]);
+    return ml_concat(to, pieces, (int)s->chunks[0], s->axis[0]);
+}
+
+static void make_chunks(state *s) {
+    const ml_graph *from = s->r->from;
+    for (int64_t chunk = 0; chunk < s->chunks[0] * s->chunks[1]; chunk++) {
+        memset(s->made, 0, s->r->count * sizeof *s->made);
+        s->start[0] = chunk / s->chunks[1] * s->size[0];
+        s->start[1] = chunk % s->chunks[1] * s->size[1];
+        for (ml_ref n = s->product; n < s->r->count; n++) {
+            if (!in_region(s, n)) continue;
+            (void)chunk_of(s, n);
+            if (s->wanted[n]) keep_result(s, n, chunk);
+        }
+    }
+    for (ml_ref n = s->product; n < s->r->count; n++) {
+        if (!in_region(s, n)) continue;
+        s->whole[n] = s->made[n]; /* of a node that none but its chunks' users read */
+        if (!s->wanted[n]) continue;
+        ml_graph_set_origin(s->r->to, ml_graph_origin(from, n));
+        ml_graph_set_flags(s->r->to, ml_graph_node(from, n)->flags & (uint8_t)~ML_NODE_GRADIENT);
+        s->whole[n] = s->parts[n] == ADDED ? s->pieces[n][0] : join(s, n);
+        s->whole[n] = ml_cast(s->r->to, s->whole[n], (ml_dtype)type_of(s, n)->dtype);
+    }
+}
+
+static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
+    state *s = r->context;
+    if (n == s->product) make_chunks(s);
+    return s->product && in_region(s, n) ? s->whole[n] : rewrite_copy(r, n, sources);
+}
+
+bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes) {
+    for (ml_ref n = 1; n < ml_graph_count(g) && most_bytes > 0; n++)
+        if (ml_graph_node(g, n)->op == ML_OP_DOT && ml_type_bytes(ml_graph_type(g, n)) > most_bytes)
+            return true;
+    return false;
+}
+
+ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes) {
+    state s = {.most_bytes = most_bytes};
+    ml_graph *g = rewrite_run(from, roots, begin, rule, &s);
+    while (s.product) { /* one region a run */
+        s = (state){.most_bytes = most_bytes};
+        ml_graph *next = rewrite_run(g, roots, begin, rule, &s);
+        ml_graph_free(g);
+        g = next;
+    }
+    return g;
+}

@@ -1,0 +1,56 @@
+/* The memory of training: what `mlua check` plans for an H200, and that the ways to need less of it
+ * change nothing of what is learned. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/process_support.h"
+
+enum { STEPS = 3 };
+
+/* Logits of 4 MiB, in 4 chunks and whole; one microbatch after the other in 2. */
+static void check_chunks(process_room *room, const char *model) {
+    char *wide = ml_arena_format(room->arena,
+                                 "\"$ROOT\"/models/%s.lua layers=1 embed=32 heads=2 seq=64 batch=8"
+                                 " vocab=2048 sample=0 warmup=1 lr=3e-3",
+                                 model);
+    process_step *whole = process_train(room, STEPS, "MLUA_CHUNK=0", wide);
+    process_compare(process_train(room, STEPS, "MLUA_CHUNK=1", wide), whole, STEPS, 1e-5,
+                    "in chunks");
+    process_compare(process_train(room, STEPS, "MLUA_CHUNK=1",
+                                  ml_arena_format(room->arena, "%s accum=2", wide)),
+                    whole, STEPS, 1e-5, "in chunks of microbatches");
+    process_result plan = process_run(room, 0, "MLUA_CHUNK=1 MLUA_DEBUG=5", "check %s", wide);
+    process_expect(&plan, "\nchunk: ");
+}
+
+PROCESS_TEST(chunks_of_logits) {
+    check_chunks(room, "gpt");
+    check_chunks(room, "llama");
+}
+
+static double planned_gib(process_room *room, const char *environment, const char *arguments) {
+    process_result plan =
+        process_run(room, 0, environment, "check \"$ROOT\"/models/%s --device h200", arguments);
+    const char *line = strstr(plan.output, "peak memory");
+    if (line == NULL) test_fail("mlua check tells no peak memory:\n%s", plan.output);
+    return line ? strtod(line + strlen("peak memory"), NULL) : 0;
+}
+
+/* GiB that PyTorch needs for the same model and batch, and the share of it that a plan may need. */
+PROCESS_TEST(memory_of_presets) {
+    static const struct {
+        const char *arguments;
+        double peer, share;
+    } models[] = {
+        {"gpt.lua preset=gpt2-124m", 28.5, 0.76},   {"gpt.lua preset=gpt-1.3b", 46.2, 1},
+        {"gpt.lua preset=gpt2-1.5b", 64.7, 1},      {"llama.lua preset=llama-1b", 44.7, 0.91},
+        {"llama.lua preset=llama-3b", 69.7, 1},     {"gpt_moe.lua preset=moe-8x", 95.7, 1.1},
+        {"gpt_moe.lua preset=moe-64x", 118.9, 1.05}};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        double gib = planned_gib(room, "", models[i].arguments);
+        if (!(gib > 0 && gib <= models[i].share * models[i].peer))
+            test_fail("%s is planned with %.2f GiB", models[i].arguments, gib);
+    }
+    double whole = planned_gib(room, "MLUA_CHUNK=0", models[0].arguments);
+    CHECK(planned_gib(room, "", models[0].arguments) < 0.85 * whole); /* 6.1 GiB of logits */
+}
