@@ -80,13 +80,16 @@ typedef struct {
 } ml_ragged;
 
 /* A collective over the ranks that differ along one mesh axis only. Both operands are contiguous in
- * their type's order, the axis that is gathered, scattered or exchanged outermost. */
+ * their type's order, the axis that is gathered, scattered or exchanged outermost. With a ticket
+ * (1, 2, ...) it may go on beside the steps that follow, until the WAIT with the same one, which
+ * reads both operands: then the result is there and the operand is free. */
 typedef struct {
     ml_op op; /* ML_OP_ALL_REDUCE, ... */
     int mesh_axis;
     int64_t ranks, count; /* count: elements of the smaller operand */
     ml_dtype dtype;
     ml_combine combine; /* of those that reduce */
+    uint32_t ticket;    /* 0: done when the next step begins */
 } ml_collective_step;
 
 typedef enum {
@@ -96,6 +99,8 @@ typedef enum {
     ML_STEP_COPY,      /* one contiguous value to another of the same type */
     ML_STEP_RAGGED, /* products by groups of rows, where the device has products of its own: CPU */
     ML_STEP_COLLECTIVE,
+    ML_STEP_WAIT, /* for the collective with the same ticket */
+    ML_STEP_KINDS
 } ml_step_kind;
 
 typedef struct {

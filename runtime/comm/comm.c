@@ -116,6 +116,10 @@ int ml_comm_rank(const ml_comm *comm) {
     return comm->rank;
 }
 
+int ml_comm_local_rank(const ml_comm *comm) {
+    return comm->local_rank;
+}
+
 int ml_comm_world(const ml_comm *comm) {
     return comm->world;
 }
@@ -166,6 +170,17 @@ ml_status ml_comm_agree(ml_comm *comm, uint64_t value, const char *what) {
     if (!values) return ml_fail(ML_NO_MEMORY, "no memory to compare %s between ranks", what);
     ml_status status = gather_words(comm, value, values);
     if (status == ML_OK) status = name_different(values, comm->world, what);
+    ml_free(values);
+    return status;
+}
+
+ml_status ml_comm_least(ml_comm *comm, int64_t *value) {
+    if (comm->world == 1) return ML_OK;
+    uint64_t *values = ml_alloc((size_t)comm->world * sizeof *values);
+    if (!values) return ml_fail(ML_NO_MEMORY, "no memory to compare numbers between ranks");
+    ml_status status = gather_words(comm, (uint64_t)*value, values);
+    for (int i = 0; i < comm->world && status == ML_OK; i++)
+        if ((int64_t)values[i] < *value) *value = (int64_t)values[i];
     ml_free(values);
     return status;
 }
@@ -229,6 +244,7 @@ ml_status ml_comm_open(const ml_launch *launch, ml_comm **result) {
     if (comm && ranks) {
         comm->rank = launch->rank;
         comm->world = world;
+        comm->local_rank = launch->local_rank;
         comm->fd = -1;
         comm->spins = ml_cpu_count() >= world ? SPINS : SPINS_CROWDED;
         for (int i = 0; i < world; i++) ranks[i] = i;

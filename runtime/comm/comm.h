@@ -23,7 +23,7 @@ typedef struct ml_edge ml_edge;   /* from one rank to another, one way */
 
 /* How this process was started: by `mlua run -n`, Slurm, torchrun-style or Open MPI variables. */
 typedef struct {
-    int rank, world, local_rank;
+    int rank, world, local_rank; /* local: among those of this host */
     char address[256]; /* of rank 0's rendezvous: host:port, or fd:N, the inherited segment */
     char secret[65];   /* hex; "" where the launcher gave none: see MLUA_SECRET */
     char job[128];     /* tells this job's rendezvous from others' of the same user */
@@ -51,7 +51,13 @@ bool ml_comm_fail(ml_comm *comm, const char *text);
 ml_status ml_comm_check(ml_comm *comm);
 /* Whether this process must end with ML_EXIT_PEER: another rank failed first. */
 bool ml_comm_peer_failed(void);
+/* For waits that are not this module's (for a GPU): call it several times a second meanwhile with
+ * the seconds since the last call, 0 at first, and ml_comm_waited at the end. Fails once another
+ * rank has failed; accuses a rank that keeps the others waiting, as collectives do. */
+ml_status ml_comm_waiting(ml_comm *comm, double seconds);
+void ml_comm_waited(ml_comm *comm);
 int ml_comm_rank(const ml_comm *comm);
+int ml_comm_local_rank(const ml_comm *comm);
 int ml_comm_world(const ml_comm *comm);
 /* ranks[0..count) in order; collective over all ranks of the job, each for its own group.
  * The same ranks again give the same group. Groups live as long as the communicator. */
@@ -96,6 +102,8 @@ ml_status ml_comm_barrier(ml_comm *comm);
 /* Fails with ML_INVALID, naming a rank that differs and `what`, unless every rank has this value.
  */
 ml_status ml_comm_agree(ml_comm *comm, uint64_t value, const char *what);
+/* *value becomes the smallest of all ranks; works between hosts too. */
+ml_status ml_comm_least(ml_comm *comm, int64_t *value);
 /* `size` bytes of rank 0 to all ranks; works between hosts too. */
 ml_status ml_comm_share(ml_comm *comm, void *bytes, size_t size);
 

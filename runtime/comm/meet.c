@@ -41,7 +41,8 @@ void comm_describe_text(uint64_t what, char *text, size_t size) {
                                           "mirror",
                                           "a barrier",
                                           "a comparison between ranks",
-                                          "what rank 0 shares"};
+                                          "what rank 0 shares",
+                                          "work on a GPU"};
     static const char *const ops[16] = {" (sum)", " (max)", " (min)"};
     unsigned kind = what >> 60, op = what >> 56 & 15, dtype = what >> 52 & 15;
     bool reduces = kind == COMM_ALL_REDUCE || kind == COMM_REDUCE_SCATTER;
@@ -246,4 +247,51 @@ ml_status comm_words(ml_group *g, uint64_t mine, uint64_t *words) {
     for (int i = 0; i < g->size; i++)
         words[i] = comm_slot_of(segment, g->index, g->ranks[i])->word[parity];
     return ML_OK;
+}
+
+/* ---- Waits that are not ours ------------------------------------------------------------------
+ */
+
+/* Who keeps a rank waiting whose GPU does not finish: one that has ended, or one that is not
+ * waiting itself; where all wait, this one's GPU. */
+static void accuse_outside(ml_comm *comm, double seconds) {
+    comm_segment *segment = comm->segment;
+    char why[128];
+    for (int i = 0; i < comm->world && !comm->wire; i++) {
+        comm_record *record = &segment->ranks[i];
+        bool done = atomic_load(&record->state) == COMM_DONE;
+        if (atomic_load(&record->waiting) && !done) continue;
+        snprintf(why, sizeof why, "shows no progress for %.0f s", seconds);
+        comm_accuse(segment, i, done ? "has ended while others wait for it" : why);
+        return;
+    }
+    snprintf(why, sizeof why, "has work on its GPU that does not end for %.0f s", seconds);
+    comm_accuse(segment, comm->rank, why);
+}
+
+ml_status ml_comm_waiting(ml_comm *comm, double seconds) {
+    comm_segment *segment = comm->segment;
+    if (!segment) return ML_OK;
+    uint64_t progress = 0;
+    bool busy = false, ended = false, all_wait = true;
+    atomic_store(&segment->ranks[comm->rank].waiting, comm_describe(COMM_OUTSIDE, 0, 0, 0));
+    for (int i = 0; i < comm->world && !comm->wire; i++) {
+        comm_record *record = &segment->ranks[i];
+        progress += atomic_load(&record->progress);
+        busy |= atomic_load(&record->busy) != 0;
+        ended |= atomic_load(&record->state) == COMM_DONE;
+        all_wait &= atomic_load(&record->waiting) != 0;
+    }
+    if (seconds == 0 || progress != comm->outside_progress) comm->outside_seconds = 0;
+    comm->outside_progress = progress;
+    comm->outside_seconds += seconds < 2 * SLICE ? seconds : 2 * SLICE;
+    double limit = comm_late_limit(comm, busy);
+    if (all_wait) limit = limit * 1.5 + 1;
+    if (ended && limit > comm_stale_limit()) limit = comm_stale_limit();
+    if (comm->outside_seconds > limit) accuse_outside(comm, comm->outside_seconds);
+    return comm_failure_report(comm);
+}
+
+void ml_comm_waited(ml_comm *comm) {
+    if (comm->segment) atomic_store(&comm->segment->ranks[comm->rank].waiting, 0);
 }

@@ -74,7 +74,7 @@ struct ml_group {
 typedef struct comm_wire comm_wire; /* connections between hosts: wire.h */
 
 struct ml_comm {
-    int rank, world, fd;
+    int rank, world, local_rank, fd;
     comm_segment *segment; /* NULL for a job of one */
     size_t mapped;
     comm_wire *wire; /* where the ranks are on several hosts; then the segment is this rank's own */
@@ -87,6 +87,8 @@ struct ml_comm {
     bool stopping;
     double step_began, step_times[COMM_STEP_TIMES];
     int steps;
+    uint64_t outside_progress; /* of all ranks, when ml_comm_waiting last saw some */
+    double outside_seconds;    /* since then */
 };
 
 /* segment.c */
@@ -128,7 +130,8 @@ typedef enum {
     COMM_MIRROR,
     COMM_BARRIER,
     COMM_WORDS,
-    COMM_SHARE
+    COMM_SHARE,
+    COMM_OUTSIDE /* a wait that is not comm's */
 } comm_kind;
 double comm_now(void); /* seconds, monotonic */
 uint64_t comm_describe(comm_kind kind, ml_reduce_op op, ml_dtype dtype, int64_t count);

@@ -66,7 +66,7 @@ static void command_fill(ml_executable *e, command *c, uint32_t number, ml_kerne
     c->step = &e->plan->schedule->steps.at[number];
     c->kernel = kernel;
     c->parts = 1;
-    if (c->step->collective != NULL) collective_fill(e, c);
+    if (c->step->kind == ML_STEP_COLLECTIVE) collective_fill(e, c);
     if (kernel == NULL) return;
     c->parts = kernel_parts(kernel, ml_pool_threads(e->cpu->pool));
     for (int i = 0; i < kernel->scalar_count; i++) c->scalars[i] = kernel->scalar[i];
@@ -274,6 +274,7 @@ static ml_status command_run(ml_executable *e, command *c) {
         return ml_pool_run(pool, bytes, parts, copy_job, &call);
     }
     if (step->kind == ML_STEP_COLLECTIVE) return collective_run(e, c);
+    if (step->kind == ML_STEP_WAIT) return ML_OK; /* collectives are done when they return */
     return ml_fail(ML_INTERNAL, "step %u has no kernel for the CPU", c->number);
 }
 

@@ -2,9 +2,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/device/cuda_device.h"
+#include "runtime/device/cuda_nccl.h"
 
 static cuda_device *cuda_of(ml_device *device) {
     return (cuda_device *)device;
@@ -70,7 +71,8 @@ static ml_status open_device(cuda_device *d, int ordinal) {
 
 static void cuda_close(ml_device *device) {
     cuda_device *d = cuda_of(device);
-    if (d->stream) CUDA_OK(cuStreamSynchronize(d->stream));
+    if (d->stream) cuda_wait_for(d, NULL);
+    cuda_nccl_close(d);
     cuda_dnn_close(d);
     cuda_gemm_close(d);
     cuda_times_close(d);
@@ -107,6 +109,51 @@ static ml_status cuda_open(ml_device **device, int ordinal) {
     }
     *device = &d->base;
     return ML_OK;
+}
+
+/* ---- Waiting ------------------------------------------------------------------------------------
+ */
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static CUresult query(const cuda_device *d, CUevent event) {
+    return event ? cuda.cuEventQuery(event) : cuda.cuStreamQuery(d->stream);
+}
+
+/* Collectives on the stream do not end when another rank has failed. Short waits spin. */
+static ml_status wait_with_others(cuda_device *d, CUevent event) {
+    static const double SPIN = 1e-4, LOOK = 0.1; /* seconds */
+    const struct timespec nap = {.tv_nsec = 50000};
+    ml_comm *comm = d->base.ranks->comm;
+    double start = seconds_now(), looked = start;
+    ml_status status = ML_OK;
+    CUresult result;
+    while ((result = query(d, event)) == CUDA_ERROR_NOT_READY && status == ML_OK) {
+        double now = seconds_now();
+        if (now - start < SPIN) continue;
+        nanosleep(&nap, NULL);
+        if (now - looked < LOOK) continue;
+        status = ml_comm_waiting(comm, looked == start ? 0 : now - looked);
+        if (status == ML_OK) status = cuda_nccl_check(d);
+        looked = now;
+    }
+    if (looked != start) ml_comm_waited(comm);
+    if (status != ML_OK) {
+        ml_error error = *ml_error_last();
+        cuda_nccl_abort(d);
+        *ml_error_last() = error;
+        return status;
+    }
+    return result == CUDA_SUCCESS ? ML_OK
+                                  : cuda_fail(result, event ? "cuEventQuery" : "cuStreamQuery");
+}
+
+ml_status cuda_wait_for(cuda_device *d, CUevent event) {
+    if (d->nccl) return wait_with_others(d, event);
+    return event ? CUDA_OK(cuEventSynchronize(event)) : CUDA_OK(cuStreamSynchronize(d->stream));
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------
@@ -150,7 +197,7 @@ static ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory) 
 static void cuda_release(ml_device *device, void *memory) {
     cuda_device *d = cuda_of(device);
     if (!memory) return;
-    CUDA_OK(cuStreamSynchronize(d->stream));
+    cuda_wait_for(d, NULL);
     CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)memory));
     for (uint32_t i = d->block_count; i-- > 0;)
         if (d->blocks[i].memory == memory) {
@@ -163,7 +210,7 @@ static void cuda_release(ml_device *device, void *memory) {
 ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
     if (bytes <= d->workspace_bytes) return ML_OK;
     if (d->workspace) {
-        CUDA_TRY(cuStreamSynchronize(d->stream));
+        ML_TRY(cuda_wait_for(d, NULL));
         CUDA_TRY(cuMemFree(d->workspace));
         account(d, -d->workspace_bytes);
     }
@@ -183,7 +230,7 @@ ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
 static ml_status take_stage(cuda_device *d, int *stage) {
     *stage = d->stage_next;
     d->stage_next = (d->stage_next + 1) % CUDA_STAGES;
-    CUDA_TRY(cuEventSynchronize(d->stage_event[*stage]));
+    ML_TRY(cuda_wait_for(d, d->stage_event[*stage]));
     return ML_OK;
 }
 
@@ -218,7 +265,7 @@ static ml_status cuda_download(ml_device *device, void *to, const void *from, in
             CUDA_TRY(cuEventRecord(d->stage_event[stage], d->stream));
         }
         if (pending >= 0) {
-            CUDA_TRY(cuEventSynchronize(d->stage_event[pending]));
+            ML_TRY(cuda_wait_for(d, d->stage_event[pending]));
             memcpy((char *)to + pending_at, d->stage[pending], pending_bytes);
         }
         pending = stage;
@@ -236,7 +283,7 @@ static ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes) {
 }
 
 static ml_status cuda_wait(ml_device *device) {
-    CUDA_TRY(cuStreamSynchronize(cuda_of(device)->stream));
+    ML_TRY(cuda_wait_for(cuda_of(device), NULL));
     return cuda_times_collect(cuda_of(device));
 }
 
@@ -254,5 +301,7 @@ const ml_device_ops ml_device_cuda = {
     .bind = cuda_bind,
     .run = cuda_run,
     .unload = cuda_unload,
+    .join = cuda_nccl_join,
+    .collect = cuda_nccl_collect,
 };
 #endif

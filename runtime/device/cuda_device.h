@@ -5,9 +5,12 @@
  *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
  *   cuda_watch.c      MLUA_CHECK=cpu
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
+ *   cuda_collect.c    collectives of executables; cuda_nccl.c wraps NCCL
  *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention
  *
- * One in-order stream carries everything, so one workspace serves all library calls. Executables
+ * One in-order stream carries everything but collectives that go on beside it, so one workspace
+ * serves all library calls. With several ranks no wait is the driver's own: cuda_wait_for looks for
+ * the failure of other ranks meanwhile. Executables
  * keep no address of the workspace across a change of workspace_generation: they bind again. */
 #ifndef ML_CUDA_DEVICE_H
 #define ML_CUDA_DEVICE_H
@@ -21,6 +24,7 @@
 typedef struct cuda_gemm_library cuda_gemm_library;
 typedef struct cuda_gemm cuda_gemm;           /* cuBLASLt descriptors of one shape, shared */
 typedef struct cuda_dnn cuda_dnn;             /* cuDNN, opened */
+typedef struct cuda_nccl cuda_nccl;           /* communicators of several ranks */
 typedef struct cuda_attention cuda_attention; /* a cuDNN plan of one attention step */
 typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
 typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
@@ -56,7 +60,11 @@ typedef struct {
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
     cuda_times *times; /* NULL until a run is timed */
+    cuda_nccl *nccl; /* NULL: one rank */
 } cuda_device;
+
+/* Until the event has passed, or, where it is NULL, all work on the device's stream. */
+ml_status cuda_wait_for(cuda_device *device, CUevent event);
 
 /* Make the workspace at least this large (never smaller). Waits for the stream if it must move. */
 ml_status cuda_workspace(cuda_device *device, int64_t bytes);
@@ -81,7 +89,15 @@ typedef struct {
     cuda_gemm *gemm;
     cuda_attention *attention;
     void **pointers; /* by the step's values */
+    uint32_t group;  /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
+
+/* Of a collective with a ticket: its group may begin; it is done. */
+typedef struct {
+    CUevent ready, done;
+    bool waited; /* while a run is put on the stream */
+    uint32_t first; /* ticket of its group: that one's events serve */
+} cuda_ticket;
 
 struct ml_executable {
     cuda_device *device;
@@ -92,6 +108,9 @@ struct ml_executable {
     void **addresses; /* by storage, as bound */
     bool bound;
     uint32_t workspace_generation;
+    cuda_ticket *tickets; /* [0] is unused */
+    uint32_t ticket_count;
+    bool collects[ML_MAX_MESH]; /* has collectives along the mesh axis */
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
     uint64_t runs;
@@ -100,8 +119,20 @@ struct ml_executable {
     cuda_step_times *times;       /* NULL until a run is timed by steps */
 };
 
-/* Put one step on the stream. */
+/* Put one step on the stream, and all of them: the latter with collectives beside the stream. */
 ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
+ml_status cuda_enqueue_all(ml_executable *executable);
+
+/* Collectives of an executable (cuda_collect.c). */
+void cuda_collect_load(ml_executable *executable); /* raises */
+void cuda_collect_unload(ml_executable *executable);
+/* The group that begins with this step. */
+ml_status cuda_collect_group(ml_executable *executable, const cuda_step *step);
+ml_status cuda_collect_wait(ml_executable *executable, const cuda_step *step);
+/* *value becomes the smallest of the ranks with which this executable has collectives. */
+ml_status cuda_collect_least(ml_executable *executable, int64_t *value);
+/* One collective alone, on the device's stream. */
+ml_status cuda_collect_alone(ml_executable *executable, const cuda_step *step);
 
 /* A run that nobody looks at: eager or the graph. */
 ml_status cuda_run_plain(ml_executable *executable);

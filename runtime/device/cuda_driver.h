@@ -18,8 +18,9 @@
     X(cuCtxSetCurrent) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemAllocHost)                \
     X(cuMemFreeHost) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync)                \
     X(cuMemsetD8Async) X(cuMemsetD2D8Async) X(cuStreamCreate) X(cuStreamDestroy)                   \
-    X(cuStreamSynchronize) X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuEventCreate)          \
-    X(cuEventDestroy) X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime)                 \
+    X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamWaitEvent) X(cuStreamBeginCapture)           \
+    X(cuStreamEndCapture) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery)      \
+    X(cuEventSynchronize) X(cuEventElapsedTime)                                                    \
     X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute)             \
     X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)
 

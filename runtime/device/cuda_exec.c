@@ -11,7 +11,7 @@
 
 #include "codegen/jit.h"
 #include "runtime/base/knobs.h"
-#include "runtime/device/cuda_device.h"
+#include "runtime/device/cuda_nccl.h"
 
 /* ---- Libraries, beside the compilation ----------------------------------------------------------
  */
@@ -244,6 +244,7 @@ static void load_body(void *argument) {
     describe_steps(e, &work);
     load_code(e, &work);
     load_kernels(e, true);
+    cuda_collect_load(e);
     int64_t workspace = work.wants_gemm ? ML_GEMM_WORKSPACE : 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
         cuda_step *step = &e->steps[i];
@@ -282,17 +283,18 @@ ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **exec
 
 static void forget_graph(ml_executable *e) {
     if (!e->graph) return;
-    CUDA_OK(cuStreamSynchronize(e->device->stream));
+    cuda_wait_for(e->device, NULL);
     CUDA_OK(cuGraphExecDestroy(e->graph));
     e->graph = NULL;
 }
 
 void cuda_unload(ml_executable *e) {
     if (!e) return;
-    CUDA_OK(cuStreamSynchronize(e->device->stream));
+    cuda_wait_for(e->device, NULL);
     ml_check_free(e->checker);
     forget_graph(e);
     cuda_times_forget(e);
+    cuda_collect_unload(e);
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);
     ml_arena_free(e->arena);
@@ -341,6 +343,7 @@ static ml_status bind_step(ml_executable *e, cuda_step *step) {
 
 ml_status cuda_bind(ml_executable *e, void *const *addresses) {
     ml_status status = ML_OK;
+    if (e->device->nccl) ML_TRY(cuda_nccl_ready(e->device));
     forget_graph(e);
     e->graph_refused = false;
     e->runs = 0;
@@ -388,13 +391,22 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     }
     if (step->attention) return cuda_attention_run(e->device, step->attention);
     if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
+    if (step->step->kind == ML_STEP_COLLECTIVE) return cuda_collect_alone(e, step);
     for (int i = 0; i < step->launch_count; i++)
         ML_TRY(launch_kernel(e->device, &step->launches[i]));
     return ML_OK;
 }
 
-static ml_status enqueue_all(ml_executable *e) {
-    for (uint32_t i = 0; i < e->step_count; i++) ML_TRY(cuda_enqueue(e, &e->steps[i]));
+ml_status cuda_enqueue_all(ml_executable *e) {
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        const cuda_step *step = &e->steps[i];
+        if (step->step->kind == ML_STEP_COLLECTIVE)
+            ML_TRY(cuda_collect_group(e, step));
+        else if (step->step->kind == ML_STEP_WAIT)
+            ML_TRY(cuda_collect_wait(e, step));
+        else
+            ML_TRY(cuda_enqueue(e, step));
+    }
     cuda_doing(NULL);
     return ML_OK;
 }
@@ -405,13 +417,35 @@ static ml_status capture(ml_executable *e) {
     CUgraphExec made = NULL;
     CUstream stream = e->device->stream;
     CUDA_TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-    ml_status status = enqueue_all(e);
+    ml_status status = cuda_enqueue_all(e);
     CUresult result = cuda.cuStreamEndCapture(stream, &graph);
     if (status == ML_OK && result != CUDA_SUCCESS) status = cuda_fail(result, "cuStreamEndCapture");
     if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&made, graph, 0));
     if (status == ML_OK) e->graph = made;
+    ml_error error = *ml_error_last();
     if (graph) CUDA_OK(cuGraphDestroy(graph));
+    *ml_error_last() = error;
     return status;
+}
+
+/* Ranks replay graphs only if all that share collectives have one. */
+static ml_status capture_together(ml_executable *e) {
+    cuda_doing("the capture of the step");
+    int64_t captured = capture(e) == ML_OK;
+    if (!captured)
+        ml_debug(1, "cuda: no graph of the step, it runs eagerly: %s\n", ml_error_last()->text);
+    ML_TRY(cuda_collect_least(e, &captured));
+    if (!captured) forget_graph(e);
+    e->graph_refused = !captured;
+    return ML_OK;
+}
+
+/* What this rank does, for the others' messages. */
+static void tell_others(const ml_executable *e) {
+    const char *name = e->plan->roots.name;
+    char note[128];
+    snprintf(note, sizeof note, "%s %llu", name ? name : "run", (unsigned long long)e->runs);
+    ml_comm_note(e->device->base.ranks->comm, note);
 }
 
 ml_status cuda_run(ml_executable *e) {
@@ -419,20 +453,15 @@ ml_status cuda_run(ml_executable *e) {
     if (e->workspace_generation != e->device->workspace_generation)
         ML_TRY(cuda_bind(e, e->addresses));
     e->runs++;
+    if (e->device->nccl) tell_others(e);
     if (e->checker) return cuda_run_checked(e);
     ml_run_mode mode = ml_profile_mode(e->device->base.profile);
     return mode == ML_RUN_PLAIN ? cuda_run_plain(e) : cuda_run_profiled(e, mode);
 }
 
 ml_status cuda_run_plain(ml_executable *e) {
-    if (!e->graph && e->runs > 1 && !e->graph_refused) {
-        cuda_doing("the capture of the step");
-        if (capture(e) != ML_OK) {
-            e->graph_refused = true;
-            ml_debug(1, "cuda: no graph of the step, it runs eagerly: %s\n", ml_error_last()->text);
-        }
-    }
-    if (!e->graph) return enqueue_all(e);
+    if (!e->graph && e->runs > 1 && !e->graph_refused) ML_TRY(capture_together(e));
+    if (!e->graph) return cuda_enqueue_all(e);
     cuda_doing("the replay of the step");
     CUDA_TRY(cuGraphLaunch(e->graph, e->device->stream));
     cuda_doing(NULL);

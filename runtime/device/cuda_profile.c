@@ -145,7 +145,7 @@ static ml_status run_steps(ml_executable *e) {
     make_call call = {.e = e};
     bool stops = e->runs == 1 && e->device->base.profile->prints;
     if (!e->times) ML_TRY(ml_protect(make_body, &call));
-    CUDA_TRY(cuStreamSynchronize(stream));
+    ML_TRY(cuda_wait_for(e->device, NULL));
     double start = ml_profile_now();
     CUDA_TRY(cuEventRecord(e->times->base, stream));
     for (uint32_t i = 0; i < e->step_count; i++) {
@@ -153,9 +153,9 @@ static ml_status run_steps(ml_executable *e) {
         ML_TRY(cuda_enqueue(e, &e->steps[i]));
         CUDA_TRY(cuEventRecord(e->times->end[i], stream));
         /* With MLUA_DEBUG=2 the first run stops at each step, so that a failing kernel is named. */
-        if (stops) CUDA_TRY(cuStreamSynchronize(stream));
+        if (stops) ML_TRY(cuda_wait_for(e->device, NULL));
     }
-    CUDA_TRY(cuStreamSynchronize(stream));
+    ML_TRY(cuda_wait_for(e->device, NULL));
     cuda_doing(NULL);
     return record_steps(e, start);
 }
@@ -172,7 +172,7 @@ static ml_status step_batch(ml_executable *e, const cuda_step *step, CUevent *ev
         ML_TRY(cuda_enqueue(e, step));
         CUDA_TRY(cuEventRecord(events[i], e->device->stream));
     }
-    CUDA_TRY(cuStreamSynchronize(e->device->stream));
+    ML_TRY(cuda_wait_for(e->device, NULL));
     for (int i = 2; i <= BATCH; i++) {
         float ms = 0;
         CUDA_TRY(cuEventElapsedTime(&ms, events[i - 1], events[i]));
@@ -233,14 +233,14 @@ static ml_status step_alone(ml_executable *e, uint32_t i) {
 }
 
 static ml_status run_alone(ml_executable *e) {
-    CUDA_TRY(cuStreamSynchronize(e->device->stream));
+    ML_TRY(cuda_wait_for(e->device, NULL));
     double start = ml_profile_now();
     for (uint32_t i = 0; i < e->step_count; i++) {
         ML_TRY(cuda_enqueue(e, &e->steps[i]));
         ML_TRY(step_alone(e, i));
     }
     cuda_doing(NULL);
-    CUDA_TRY(cuStreamSynchronize(e->device->stream));
+    ML_TRY(cuda_wait_for(e->device, NULL));
     return ml_profile_run_ends(e->device->base.profile, e->profiled, start, ml_profile_now());
 }
 

@@ -14,7 +14,7 @@ ml_status cuda_run_checked(ml_executable *e) {
     ml_status status = ml_check_begin(e->checker);
     for (uint32_t i = 0; i < e->step_count && status == ML_OK; i++) {
         status = cuda_enqueue(e, &e->steps[i]);
-        if (status == ML_OK) status = CUDA_OK(cuStreamSynchronize(e->device->stream));
+        if (status == ML_OK) status = cuda_wait_for(e->device, NULL);
         if (status == ML_OK) status = ml_check_step(e->checker, i);
     }
     cuda_doing(NULL);

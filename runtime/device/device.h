@@ -30,6 +30,12 @@ typedef struct {
     ml_status (*bind)(ml_executable *executable, void *const *addresses);
     ml_status (*run)(ml_executable *executable);
     void (*unload)(ml_executable *executable);
+    /* Several ranks; NULL where a device needs nothing of the kind. join: all ranks at once, before
+     * the first program and with device->ranks set: connect this device with the others'. collect:
+     * an all-gather or all-reduce of host memory between the ranks along a mesh axis. */
+    ml_status (*join)(ml_device *device);
+    ml_status (*collect)(ml_device *device, const ml_collective_step *step, const void *from,
+                         void *to);
     /* Between ranks (pipeline stages). Messages of an edge arrive in the order they were sent,
      * whole; the two ranks call in that order and with the same sizes. NULL where there are
      * none.
@@ -63,6 +69,7 @@ struct ml_device {
 extern const ml_device_ops ml_device_cpu, ml_device_null;
 #ifdef MLUA_CUDA
 extern const ml_device_ops ml_device_cuda;
+ml_status ml_cuda_nccl_describe(char *text, int size); /* its version; fails where it is absent */
 bool ml_cuda_absent(void); /* there is no NVIDIA driver, or it sees no GPU: nothing is broken */
 #endif
 /* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. A GPU that

@@ -50,20 +50,6 @@ static void report_library(ml_text *out, const library *l) {
     report(out, l->what, false, l->cost);
 }
 
-static void report_nccl(ml_text *out) {
-    void *handle = ml_dynamic_open("libnccl.so.2");
-    int number = 0;
-    char text[64];
-    int (*version)(int *) = handle ? (int (*)(int *))dlsym(handle, "ncclGetVersion") : NULL;
-    if (version == NULL || version(&number) != 0) {
-        report(out, "NCCL", false, "needed for several GPUs");
-    } else {
-        snprintf(text, sizeof text, "%d.%d.%d (libnccl.so.2)", number / 10000, number / 100 % 100,
-                 number % 100);
-        report(out, "NCCL", true, text);
-    }
-}
-
 static void report_device(ml_text *out, const char *what, const char *name) {
     ml_device *device = NULL;
     if (ml_device_open(name, 0, &device) != ML_OK) {
@@ -100,5 +86,8 @@ void ml_device_doctor(ml_text *out) {
     for (size_t i = 0; i < sizeof libraries / sizeof *libraries; i++) {
         report_library(out, &libraries[i]);
     }
-    report_nccl(out);
+#ifdef MLUA_CUDA
+    status = ml_cuda_nccl_describe(text, sizeof text);
+    report_described(out, "NCCL", status, text, "needed for several GPUs");
+#endif
 }

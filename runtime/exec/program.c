@@ -147,6 +147,7 @@ ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **
         if (status != ML_OK) return status;
     }
     ml_status ready = session_ready(session);
+    if (ready == ML_OK) ready = session_connect(session);
     if (ready != ML_OK) return ready;
     ml_program *made = ml_alloc(sizeof *made);
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");

@@ -15,7 +15,8 @@ typedef struct ml_program ml_program;
 ml_status ml_session_new(ml_session **session); /* no device yet */
 void ml_session_free(ml_session *session);
 ml_graph *ml_session_graph(ml_session *session);
-/* Open the device on first need; name NULL is the default. Once. */
+/* Open the device on first need; name NULL is the default. Once. On several ranks all at once, and
+ * the ordinal is the rank's place on its host. */
 ml_status ml_session_open(ml_session *session, const char *device, int ordinal);
 ml_device *ml_session_device(ml_session *session); /* NULL before */
 void ml_session_set_seed(ml_session *session, int64_t seed);

@@ -94,15 +94,57 @@ ml_status session_ready(const ml_session *session) {
                 ml_comm_world(session->comm));
         return ml_help("pass layout = m.layout { ... } to m.train or m.compile");
     }
-    if (session->device == NULL || strcmp(session->device->ops->name, "cuda") != 0) return ML_OK;
-    ml_fail(ML_DEVICE, "this version has no collectives between GPUs");
-    return ml_help("run several ranks with --device cpu");
+    return ML_OK;
+}
+
+/* The devices of the ranks must be alike, and plans must fit the smallest. */
+ml_status session_devices_agree(ml_session *session) {
+    ml_device *device = session->device;
+    ml_comm *comm = session->comm;
+    if (comm == NULL || ml_comm_world(comm) == 1) return ML_OK;
+    char what[128];
+    ml_target *target = &device->target;
+    int64_t facts[3] = {target->kind, target->arch, target->multiprocessors};
+    snprintf(what, sizeof what, "the device (%s, architecture %d, %d processors)",
+             device->ops->name, target->arch, target->multiprocessors);
+    if (target->kind == ML_TARGET_C) facts[1] = facts[2] = 0;
+    ml_status status = ml_comm_agree(comm, ml_hash(facts, sizeof facts, 0), what);
+    return status == ML_OK ? ml_comm_least(comm, &target->memory_bytes) : status;
+}
+
+ml_status session_connect(ml_session *session) {
+    ml_device *device = session->device;
+    if (session->world == NULL || session->connected) return ML_OK;
+    session->connected = true;
+    return device->ops->join != NULL ? device->ops->join(device) : ML_OK;
 }
 
 ml_status ml_session_step(ml_session *session, int64_t *stop) {
     if (session->world == NULL) return ML_OK;
     ml_comm_step(session->comm);
-    return ml_comm_all_reduce(session->world, stop, stop, 1, ML_I64, ML_REDUCE_MAX);
+    int64_t least = -*stop;
+    ml_status status = ml_comm_least(session->comm, &least);
+    *stop = -least;
+    return status;
+}
+
+/* An all-gather or a sum of host memory between the ranks along mesh axis i: through the device
+ * where that has its own ways, which also reach other hosts. */
+static ml_status axis_collect(const ml_session *session, int i, ml_op op, const void *from,
+                              void *to, int64_t count, ml_dtype dtype) {
+    const ml_device *device = session->device;
+    ml_group *group = session->ranks.group[i];
+    if (device->ops->collect != NULL) {
+        const ml_collective_step what = {.op = op,
+                                         .mesh_axis = i,
+                                         .ranks = session->ranks.layout->axis[i].size,
+                                         .count = count,
+                                         .dtype = dtype,
+                                         .combine = ML_COMBINE_SUM};
+        return device->ops->collect(session->device, &what, from, to);
+    }
+    if (op == ML_OP_ALL_GATHER) return ml_comm_all_gather(group, from, to, count, dtype);
+    return ml_comm_all_reduce(group, from, to, count, dtype, ML_REDUCE_SUM);
 }
 
 /* ---- tensors ---- */
@@ -138,8 +180,8 @@ static ml_status blocks_gather(const ml_session *session, const ml_type *local,
     ml_status status = ML_OK;
     for (int i = layout->count - 1; i >= 0 && status == ML_OK; i--) {
         if (layout->axis[i].size == 1 || places->over[i].kind != ML_SPLIT) continue;
-        status = ml_comm_all_gather(session->ranks.group[i], blocks, other, count,
-                                    (ml_dtype)local->dtype);
+        status = axis_collect(session, i, ML_OP_ALL_GATHER, blocks, other, count,
+                              (ml_dtype)local->dtype);
         count *= layout->axis[i].size;
         bytes *= layout->axis[i].size;
         if (status == ML_OK && bytes > 0) memcpy(blocks, other, (size_t)bytes);
@@ -170,8 +212,8 @@ static ml_status parts_add(const ml_session *session, const ml_type *local,
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++)
         if (layout->axis[i].size > 1 && places->over[i].kind == ML_PARTIAL_SUM)
-            status = ml_comm_all_reduce(session->ranks.group[i], sum, sum, ml_type_elements(local),
-                                        (ml_dtype)local->dtype, ML_REDUCE_SUM);
+            status = axis_collect(session, i, ML_OP_ALL_REDUCE, sum, sum, ml_type_elements(local),
+                                  (ml_dtype)local->dtype);
     return status;
 }
 

@@ -55,13 +55,14 @@ int64_t ml_session_seed(const ml_session *session) {
 
 ml_status ml_session_open(ml_session *session, const char *device, int ordinal) {
     if (session->device == NULL) {
+        if (session->comm != NULL) ordinal = ml_comm_local_rank(session->comm);
         ml_status status = ml_device_open(device, ordinal, &session->device);
         if (status != ML_OK) return status;
         session->device->ranks = &session->ranks;
         if (session->comm != NULL && session->device->target.kind == ML_TARGET_C) {
             session->device->target.memory_bytes /= ml_comm_world(session->comm); /* of one host */
         }
-        return ML_OK;
+        return session_devices_agree(session);
     }
     if (device == NULL || strcmp(device, session->device->ops->name) == 0) return ML_OK;
     return ml_fail(ML_INVALID, "the session runs on device %s already, and cannot open %s",

@@ -17,6 +17,7 @@ struct ml_session {
     ml_comm *comm; /* NULL: one process */
     ml_layout layout;
     bool has_layout;
+    bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
     ml_group *world;       /* all ranks; NULL where there is one */
     session_state *states; /* by state id */
@@ -59,6 +60,9 @@ ml_status program_execute(ml_program *program);
 
 /* ranks.c. Whether programs may be made: several ranks need a layout. */
 ml_status session_ready(const ml_session *session);
+/* All ranks at once, when the device is open; before the first program. */
+ml_status session_devices_agree(ml_session *session);
+ml_status session_connect(ml_session *session);
 /* The type of this rank's part of a state, and where the whole is split. */
 ml_status session_place(const ml_session *session, uint32_t state, ml_type *local,
                         ml_placements *places);

@@ -57,7 +57,7 @@ static double element(const void *memory, const layout *l, cublasOperation_t for
     return get(memory, l->type, batch * l->batch_stride + i);
 }
 
-static void multiply(void *data) {
+static int multiply(void *data) {
     const product *p = data;
     const int64_t depth = p->op.a_form == CUBLAS_OP_N ? p->a.columns : p->a.rows;
     for (int64_t batch = 0; batch < p->d.batch; batch++)
@@ -74,6 +74,7 @@ static void multiply(void *data) {
                     sum += get(p->op.bias, p->op.bias_type, row);
                 put(p->d_memory, p->d.type, at, sum);
             }
+    return 1;
 }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
@@ -191,7 +192,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               const cublasLtMatmulAlgo_t *algorithm, void *workspace,
                               size_t workspace_bytes, cudaStream_t stream) {
     product *p = malloc(sizeof *p);
-    (void)handle, (void)c_memory, (void)c, (void)algorithm, (void)stream;
+    (void)handle, (void)c_memory, (void)c, (void)algorithm;
     if (!workspace && workspace_bytes) return CUBLAS_STATUS_INVALID_VALUE;
     *p = (product){*(operation *)desc,
                    *(layout *)a,
@@ -205,6 +206,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const int wide = p->op.scale == CUDA_R_64F;
     p->alpha = wide ? *(const double *)alpha : (double)*(const float *)alpha;
     p->beta = wide ? *(const double *)beta : (double)*(const float *)beta;
-    emu_enqueue(multiply, p);
+    emu_enqueue(stream, multiply, p);
     return CUBLAS_STATUS_SUCCESS;
 }

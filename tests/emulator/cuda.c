@@ -11,31 +11,13 @@
 
 #include "fibers.h"
 
-typedef struct {
-    void (*call)(void *);
-    void *data;
-} recorded;
-typedef struct {
-    recorded *at;
-    int count;
-} recording;
-static int capturing, complaints;
-static recording now;
+static int complaints;
 
 void emu_complain(const char *what) {
     if (complaints++ < 20) fprintf(stderr, "emulator: %s\n", what);
 }
 __attribute__((destructor)) static void finish(void) {
     if (complaints) _exit(9);
-}
-
-void emu_enqueue(void (*call)(void *), void *data) {
-    if (!capturing) {
-        call(data);
-        return;
-    }
-    now.at = realloc(now.at, (size_t)(now.count + 1) * sizeof *now.at);
-    now.at[now.count++] = (recorded){call, data};
 }
 
 /* ---- The device ---- */
@@ -62,7 +44,8 @@ CUresult cuGetErrorString(CUresult result, const char **text) {
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetCount(int *count) {
-    *count = 1;
+    const char *gpus = getenv("EMULATOR_GPUS");
+    *count = gpus ? atoi(gpus) : 8;
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
@@ -108,7 +91,7 @@ typedef struct {
     unsigned char byte;
 } transfer;
 
-static void do_transfer(void *data) {
+static int do_transfer(void *data) {
     const transfer *t = data;
     for (size_t i = 0; i < t->height; i++) {
         if (t->from)
@@ -116,11 +99,12 @@ static void do_transfer(void *data) {
         else
             memset(t->to + i * t->pitch, t->byte, t->width);
     }
+    return 1;
 }
-static CUresult enqueue_transfer(transfer t) {
+static CUresult enqueue_transfer(CUstream stream, transfer t) {
     transfer *kept = malloc(sizeof *kept);
     *kept = t;
-    emu_enqueue(do_transfer, kept);
+    emu_enqueue(stream, do_transfer, kept);
     return CUDA_SUCCESS;
 }
 
@@ -137,6 +121,7 @@ CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
     return CUDA_SUCCESS;
 }
 CUresult cuMemFree(CUdeviceptr address) {
+    emu_finish(); /* the driver waits too */
     free((void *)(uintptr_t)address);
     return CUDA_SUCCESS;
 }
@@ -149,98 +134,22 @@ CUresult cuMemFreeHost(void *memory) {
     return CUDA_SUCCESS;
 }
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-    (void)stream;
-    return enqueue_transfer((transfer){(char *)(uintptr_t)to, from, 0, bytes, 1, 0});
+    return enqueue_transfer(stream, (transfer){(char *)(uintptr_t)to, from, 0, bytes, 1, 0});
 }
 CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    (void)stream;
-    return enqueue_transfer((transfer){to, (char *)(uintptr_t)from, 0, bytes, 1, 0});
+    return enqueue_transfer(stream, (transfer){to, (char *)(uintptr_t)from, 0, bytes, 1, 0});
 }
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    (void)stream;
     return enqueue_transfer(
-        (transfer){(char *)(uintptr_t)to, (char *)(uintptr_t)from, 0, bytes, 1, 0});
+        stream, (transfer){(char *)(uintptr_t)to, (char *)(uintptr_t)from, 0, bytes, 1, 0});
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream) {
-    (void)stream;
-    return enqueue_transfer((transfer){(char *)(uintptr_t)to, NULL, 0, bytes, 1, byte});
+    return enqueue_transfer(stream, (transfer){(char *)(uintptr_t)to, NULL, 0, bytes, 1, byte});
 }
 CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char byte, size_t width,
                            size_t height, CUstream stream) {
-    (void)stream;
-    return enqueue_transfer((transfer){(char *)(uintptr_t)to, NULL, pitch, width, height, byte});
-}
-
-/* ---- Streams, events, graphs ---- */
-CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
-    (void)flags;
-    *stream = (CUstream)2;
-    return CUDA_SUCCESS;
-}
-CUresult cuStreamDestroy(CUstream stream) {
-    (void)stream;
-    return CUDA_SUCCESS;
-}
-CUresult cuStreamSynchronize(CUstream stream) {
-    (void)stream;
-    return capturing ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
-}
-CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
-    (void)stream, (void)mode;
-    now = (recording){0};
-    capturing = 1;
-    return CUDA_SUCCESS;
-}
-CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-    recording *kept = malloc(sizeof *kept);
-    (void)stream;
-    *kept = now;
-    capturing = 0;
-    *graph = (CUgraph)kept;
-    return CUDA_SUCCESS;
-}
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
-    (void)flags;
-    recording *kept = malloc(sizeof *kept);
-    *kept = *(recording *)graph;
-    *exec = (CUgraphExec)kept;
-    return CUDA_SUCCESS;
-}
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    const recording *r = (const recording *)exec;
-    (void)stream;
-    for (int i = 0; i < r->count; i++) r->at[i].call(r->at[i].data);
-    return CUDA_SUCCESS;
-}
-CUresult cuGraphDestroy(CUgraph graph) {
-    free(graph);
-    return CUDA_SUCCESS;
-}
-CUresult cuGraphExecDestroy(CUgraphExec exec) {
-    free(exec);
-    return CUDA_SUCCESS;
-}
-CUresult cuEventCreate(CUevent *event, unsigned flags) {
-    (void)flags;
-    *event = (CUevent)3;
-    return CUDA_SUCCESS;
-}
-CUresult cuEventDestroy(CUevent event) {
-    (void)event;
-    return CUDA_SUCCESS;
-}
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-    (void)event, (void)stream;
-    return CUDA_SUCCESS;
-}
-CUresult cuEventSynchronize(CUevent event) {
-    (void)event;
-    return CUDA_SUCCESS;
-}
-CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end) {
-    (void)begin, (void)end;
-    *ms = 0.01f;
-    return CUDA_SUCCESS;
+    return enqueue_transfer(stream,
+                            (transfer){(char *)(uintptr_t)to, NULL, pitch, width, height, byte});
 }
 
 /* ---- Kernels ---- */
@@ -291,19 +200,19 @@ CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int va
     return CUDA_SUCCESS;
 }
 
-static void do_launch(void *data) {
+static int do_launch(void *data) {
     launch *l = data;
     char text[128];
     snprintf(text, sizeof text, "threads of %s wait for one another for ever", l->function->name);
     if (fibers_run(l->function->run, l->arguments, l->grid, l->block, l->shared_bytes))
         emu_complain(text);
+    return 1;
 }
 
 CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         CUstream stream, void **parameters, void **extra) {
     const unsigned threads = block_x * block_y * block_z;
-    (void)stream;
     if (grid_x == 0 || grid_x > 2147483647u || grid_y - 1 > 65534 || grid_z - 1 > 65534 ||
         threads == 0 || threads > 1024 || shared_bytes > ((function *)f)->shared_bytes)
         return CUDA_ERROR_INVALID_VALUE;
@@ -316,6 +225,6 @@ CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned
         memcpy(l->arguments, parameters[0], 56 * 8);
     else
         memcpy(l->arguments, extra[1], *(size_t *)extra[3]);
-    emu_enqueue(do_launch, l);
+    emu_enqueue(stream, do_launch, l);
     return CUDA_SUCCESS;
 }

@@ -1,5 +1,5 @@
-/* What the emulator's libraries share. Device memory is host memory and a launch runs at once,
- * on the calling thread; while a stream is captured, launches are only recorded. */
+/* What the emulator's libraries share. Device memory is host memory; work is done on the calling
+ * thread (streams.c). */
 #ifndef EMULATOR_FIBERS_H
 #define EMULATOR_FIBERS_H
 
@@ -10,8 +10,12 @@ typedef struct {
 /* Run a kernel's entry over a grid; 0, or 1 where its threads wait for one another for ever. */
 int fibers_run(void (*entry)(void *), void *arguments, emu_index grid, emu_index block,
                unsigned shared_bytes);
-/* Do this now, or at each launch of the graph that is being captured. Takes the data over. */
-void emu_enqueue(void (*call)(void *), void *data);
+/* Put work on a stream, or into the graph that is being captured. It is done when the call gives 1;
+ * one that waits for another process gives 0 and is called again. Takes the data over. */
+void emu_enqueue(void *stream, int (*call)(void *), void *data);
+/* Let `later` come after all that is on `earlier` by now. */
+void emu_order(void *earlier, void *later);
+void emu_finish(void); /* all streams */
 void emu_complain(const char *what); /* counted: the process then ends with an error */
 
 #endif

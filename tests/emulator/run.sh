@@ -3,7 +3,8 @@
 # launches, products, CUDA graphs) is tested on a machine without one:
 #   tests/emulator/run.sh build/test --gpu gpu_ops
 #   tests/emulator/run.sh build/mlua run models/gpt.lua --device cuda layers=2 embed=64 seq=64 batch=2
-# Threads of a block are fibers; kernels are compiled by the C++ compiler, products are by definition,
+#   tests/emulator/run.sh build/mlua run models/gpt.lua --device cuda -n 2 --mesh dp=2 ...
+# There are EMULATOR_GPUS of them (8). Threads of a block are fibers; kernels are compiled by the C++ compiler, products are by definition,
 # and cuDNN is absent, so attention runs on mlua's own kernels. It finds wrong indices, missing
 # barriers, reads of what nobody wrote and, with EMULATOR_BACKWARDS=1, an order that matters. It says
 # nothing about speed. Needs the CUDA toolkit's headers and a C++ compiler. B is the build folder.
@@ -21,9 +22,10 @@ make_library() { # NAME LINK SOURCE...
     [ -z "$newer" ] || ${CC:-cc} -std=gnu11 -O2 -w -shared -fPIC -Wl,-soname,"$name" -isystem "$include" \
         -o "$out/$name" "$@" $link -ldl
 }
-make_library libcuda.so.1 "" "$here/cuda.c" "$here/fibers.c"
+make_library libcuda.so.1 "" "$here/cuda.c" "$here/streams.c" "$here/fibers.c"
 make_library libnvrtc.so.13 "" "$here/nvrtc.c"
 make_library libcublasLt.so.13 "$out/libcuda.so.1" "$here/cublaslt.c"
+make_library libnccl.so.2 "$out/libcuda.so.1" "$here/nccl.c"
 # A change of the emulator makes its compiled kernels stale.
 [ "$out/cache" -nt "$here/device.hh" ] && [ "$out/cache" -nt "$here/nvrtc.c" ] || rm -rf "$out/cache"
 mkdir -p "$out/cache"

@@ -1,0 +1,44 @@
+/* NCCL: collectives between the GPUs of a job, one process a GPU; opened with dlopen on first use.
+ *
+ * One communicator serves each mesh axis, made by splitting that of all ranks. cuda_nccl_join
+ * starts to connect and returns; what needs the communicators waits in cuda_nccl_ready. Every
+ * communicator has its stream, a lane, for what goes on beside the device's own stream. All ranks
+ * put the same collectives on the same streams in the same order: NCCL is told to keep the order of
+ * calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or two of them could wait for one
+ * another.
+ *
+ * Sums of bf16 round at every rank they pass; MAX and MIN leave NaN out where another rank has a
+ * number (between CPU ranks it stays: comm.h). A SUM of booleans is "any".
+ *
+ * A failure of another rank or of NCCL itself aborts the communicators: their kernels end, and all
+ * that follows fails. */
+#ifndef ML_CUDA_NCCL_H
+#define ML_CUDA_NCCL_H
+#ifdef MLUA_CUDA
+
+#include "runtime/device/cuda_device.h"
+
+/* All ranks at once, with device->ranks set. */
+ml_status cuda_nccl_join(ml_device *device);
+/* Until the communicators are there. */
+ml_status cuda_nccl_ready(cuda_device *device);
+/* Destroys the communicators, or aborts them after a failure. Graphs are destroyed before. */
+void cuda_nccl_close(cuda_device *device);
+/* Errors of running collectives, and the failure of another rank; then the communicators are
+ * aborted. */
+ml_status cuda_nccl_check(cuda_device *device);
+void cuda_nccl_abort(cuda_device *device);
+CUstream cuda_nccl_lane(cuda_device *device, int mesh_axis);
+
+/* A collective on a stream, between begin and end: those of one group become one launch. */
+ml_status cuda_nccl_begin(void);
+ml_status cuda_nccl_enqueue(cuda_device *device, const ml_collective_step *step, const void *from,
+                            void *to, CUstream stream);
+ml_status cuda_nccl_end(void);
+
+/* An all-gather or all-reduce of host memory; waits. */
+ml_status cuda_nccl_collect(ml_device *device, const ml_collective_step *step, const void *from,
+                            void *to);
+
+#endif
+#endif
