@@ -8,24 +8,33 @@
 enum { STEPS = 3 };
 
 /* Logits of 4 MiB, in 4 chunks and whole; one microbatch after the other in 2. */
-static void check_chunks(process_room *room, const char *model) {
-    char *wide = ml_arena_format(room->arena,
-                                 "\"$ROOT\"/models/%s.lua layers=1 embed=32 heads=2 seq=64 batch=8"
-                                 " vocab=2048 sample=0 warmup=1 lr=3e-3",
-                                 model);
+static process_step *check_chunks(process_room *room, const char *model, char **script) {
+    char *wide = *script =
+        ml_arena_format(room->arena,
+                        "\"$ROOT\"/models/%s.lua layers=1 embed=32 heads=2 seq=64 batch=8"
+                        " vocab=2048 sample=0 warmup=1 lr=3e-3",
+                        model);
     process_step *whole = process_train(room, STEPS, "MLUA_CHUNK=0", wide);
     process_compare(process_train(room, STEPS, "MLUA_CHUNK=1", wide), whole, STEPS, 1e-5,
                     "in chunks");
-    process_compare(process_train(room, STEPS, "MLUA_CHUNK=1",
-                                  ml_arena_format(room->arena, "%s accum=2", wide)),
-                    whole, STEPS, 1e-5, "in chunks of microbatches");
-    process_result plan = process_run(room, 0, "MLUA_CHUNK=1 MLUA_DEBUG=5", "check %s", wide);
-    process_expect(&plan, "\nchunk: ");
+    return whole;
 }
 
 PROCESS_TEST(chunks_of_logits) {
-    check_chunks(room, "gpt");
-    check_chunks(room, "llama");
+    char *wide;
+    (void)check_chunks(room, "llama", &wide);
+    process_step *whole = check_chunks(room, "gpt", &wide);
+    process_compare(process_train(room, STEPS, "MLUA_CHUNK=1",
+                                  ml_arena_format(room->arena, "%s accum=2", wide)),
+                    whole, STEPS, 1e-5, "in chunks of microbatches");
+    char *split = ml_arena_format(room->arena, "%s -n 2 --mesh tp=2", wide);
+    process_compare(process_train(room, STEPS, "MLUA_CHUNK=1", split), whole, STEPS, 1e-5,
+                    "in chunks, the vocabulary over two ranks");
+    for (int i = 0; i < 2; i++) {
+        process_result plan = process_run(room, 0, "MLUA_CHUNK=1 MLUA_DEBUG=5", "check %s%s", wide,
+                                          i ? " --mesh tp=2" : "");
+        process_expect(&plan, "\nchunk: ");
+    }
 }
 
 static double planned_gib(process_room *room, const char *environment, const char *arguments) {

@@ -35,6 +35,7 @@ typedef struct {
     ml_ref product; /* 0: none was found */
     ml_axis axis[CUT_AXES];
     int64_t chunks[CUT_AXES], size[CUT_AXES]; /* size: of a chunk along the axis */
+    int64_t rows;                             /* of the product: what the uncut operand lacks */
     uint8_t *parts;                           /* by node */
     bool *wanted;                             /* by node of the region: as a whole, by others */
     ml_ref *made;                             /* by node: in the chunk at hand; 0: not yet */
@@ -77,7 +78,10 @@ static bool choose_axes(state *s, int side) {
     int64_t wanted = (ml_type_bytes(type) + s->most_bytes - 1) / s->most_bytes;
     int count = 0;
     memset(s->axis, 0, sizeof s->axis);
-    for (int i = 0; i < CUT_AXES; i++) s->chunks[i] = 1;
+    for (int i = 0; i < CUT_AXES; i++) s->chunks[i] = s->size[i] = 1;
+    s->rows = 1;
+    for (int i = 0; i < type->rank; i++)
+        if (ml_type_find(other, type->axis[i]) < 0) s->rows *= type->size[i];
     if (wanted > MOST_CHUNKS) wanted = MOST_CHUNKS;
     for (int i = 0; i < own->rank && count < CUT_AXES && wanted > 1; i++) {
         if (ml_type_find(type, own->axis[i]) < 0 || ml_type_find(other, own->axis[i]) >= 0 ||
@@ -109,12 +113,17 @@ static bool keeps_chunks(const state *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->r->from, n);
     const int64_t *args = ml_graph_args(s->r->from, n);
     int axis_args = 0; /* leading arguments that are axes which it does not treat alike */
-    for (int i = 0; i < CUT_AXES && s->axis[i]; i++)
-        if (ml_type_find(type_of(s, n), s->axis[i]) < 0) return false;
+    for (int i = 0; i < CUT_AXES && s->axis[i]; i++) {
+        int at = ml_type_find(type_of(s, n), s->axis[i]);
+        if (at < 0 || type_of(s, n)->size[at] != s->size[i] * s->chunks[i]) return false;
+    }
     switch (node->op) {
     case ML_OP_BROADCAST:
     case ML_OP_PERMUTE:
     case ML_OP_ALL_REDUCE: return true;
+    case ML_OP_ALL_GATHER:
+    case ML_OP_REDUCE_SCATTER:
+    case ML_OP_ALL_TO_ALL: return !is_cut(s, type_of(s, n)->axis[0]);
     case ML_OP_SLICE:
     case ML_OP_PAD:
     case ML_OP_SPLIT:
@@ -136,15 +145,20 @@ static bool keeps_chunks(const state *s, ml_ref n) {
     return true;
 }
 
-static part classify(const state *s, ml_ref n) {
-    const ml_node *node = ml_graph_node(s->r->from, n);
+/* Whether n has no other axes than the product, or no more elements than it has rows. */
+static bool is_within(const state *s, ml_ref n) {
     const ml_type *type = type_of(s, n), *whole = type_of(s, s->product);
+    bool within = true;
+    for (int i = 0; i < type->rank; i++) within = within && ml_type_find(whole, type->axis[i]) >= 0;
+    return within || ml_type_elements(type) <= s->rows;
+}
+
+static part classify(const state *s, ml_ref n) {
     int cut = 1 + (s->axis[1] != 0);
     if (contracted(s, n) == cut) return ADDED;
     if (!keeps_chunks(s, n)) return AFTER;
-    for (int i = 0; i < type->rank; i++)
-        if (ml_type_find(whole, type->axis[i]) < 0) return node->op == ML_OP_DOT ? JOINED : AFTER;
-    return MEMBER;
+    if (is_within(s, n)) return MEMBER;
+    return ml_graph_node(s->r->from, n)->op == ML_OP_DOT ? JOINED : AFTER;
 }
 
 /* Give n its part. false where a large member would have to be whole. */
