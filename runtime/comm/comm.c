@@ -271,6 +271,7 @@ void ml_comm_close(ml_comm *comm) {
     if (comm->watched) atomic_store(&comm->segment->ranks[comm->rank].state, COMM_DONE);
     comm_watch_stop(comm);
     wire_free(comm);
+    comm_edges_free(comm);
     if (comm->segment) munmap(comm->segment, comm->mapped);
     if (comm->fd >= 0) close(comm->fd);
     for (int i = 0; i < comm->group_count; i++) ml_free(comm->groups[i]);

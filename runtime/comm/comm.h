@@ -89,13 +89,16 @@ ml_status ml_comm_shift(ml_group *g, const void *in, void *out, int64_t count,
 ml_status ml_comm_mirror(ml_group *g, const void *in, void *out, int64_t count,
                          ml_dtype dtype); /* to and from rank size - 1 - this one's */
 /* A one-way edge between two ranks of the job. Collective over all ranks, which all name the same
- * edges in the same order; *edge is NULL on ranks that are neither end. A sender sleeps while
- * `room` bytes are under way (at least one message always is). The same pair and
- * tag again give the same edge. Edges live as long as the communicator. */
+ * edges in the same order; *edge is NULL on ranks that are neither end. The same pair and tag again
+ * give the same edge, with more room where that is asked for; then nothing may be under way. Edges
+ * live as long as the communicator. */
 ml_status ml_comm_edge(ml_comm *comm, int from, int to, int tag, int64_t room, ml_edge **edge);
 int ml_edge_from(const ml_edge *edge);
 int ml_edge_to(const ml_edge *edge);
-/* Host memory. send returns once the message is under way, receive once it is there. */
+/* Host memory. send returns once the whole message has found room: while no more than `room` bytes
+ * and 256 messages are under way. One that is larger than the room waits until the other end has
+ * begun to receive it. receive returns once the message is there; one of another size than expected
+ * fails with ML_INVALID. From the same thread as collectives. */
 ml_status ml_edge_send(ml_edge *edge, const void *memory, int64_t bytes);
 ml_status ml_edge_receive(ml_edge *edge, void *memory, int64_t bytes);
 ml_status ml_comm_barrier(ml_comm *comm);

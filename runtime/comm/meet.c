@@ -1,5 +1,5 @@
-/* Waiting for the other members of a group: short spins, then sleep; and what is said when one of
- * them does not come. */
+/* Waiting for other ranks, the members of a group above all: short spins, then sleep; and what is
+ * said when one of them does not come. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -31,6 +31,25 @@ uint64_t comm_describe(comm_kind kind, ml_reduce_op op, ml_dtype dtype, int64_t 
            ((uint64_t)count & ((1ull << 52) - 1));
 }
 
+/* 4 bits of kind, 12 of the other rank, 12 of tag, 36 of bytes (more are told as that many). */
+uint64_t comm_describe_message(comm_kind kind, int other, int tag, int64_t bytes) {
+    const int64_t most = (1ll << 36) - 1;
+    return (uint64_t)kind << 60 | ((uint64_t)other & 4095) << 48 | ((uint64_t)tag & 4095) << 36 |
+           (uint64_t)(bytes < most ? bytes : most);
+}
+
+int comm_described_rank(uint64_t what) {
+    unsigned kind = what >> 60;
+    return kind == COMM_SEND || kind == COMM_RECEIVE ? (int)(what >> 48 & 4095) : -1;
+}
+
+static void describe_message_text(uint64_t what, char *text, size_t size) {
+    bool sends = what >> 60 == COMM_SEND;
+    snprintf(text, size, "a %s of %llu bytes %s rank %u (tag %u)", sends ? "send" : "receive",
+             (unsigned long long)(what & ((1ull << 36) - 1)), sends ? "to" : "from",
+             (unsigned)(what >> 48 & 4095), (unsigned)(what >> 36 & 4095));
+}
+
 void comm_describe_text(uint64_t what, char *text, size_t size) {
     static const char *const names[16] = {"nothing",
                                           "all-reduce",
@@ -46,7 +65,9 @@ void comm_describe_text(uint64_t what, char *text, size_t size) {
     static const char *const ops[16] = {" (sum)", " (max)", " (min)"};
     unsigned kind = what >> 60, op = what >> 56 & 15, dtype = what >> 52 & 15;
     bool reduces = kind == COMM_ALL_REDUCE || kind == COMM_REDUCE_SCATTER;
-    if (kind >= COMM_BARRIER || kind == COMM_NOTHING || dtype >= ML_DTYPE_COUNT)
+    if (comm_described_rank(what) >= 0)
+        describe_message_text(what, text, size);
+    else if (kind >= COMM_BARRIER || kind == COMM_NOTHING || dtype >= ML_DTYPE_COUNT)
         snprintf(text, size, "%s", names[kind] ? names[kind] : "?");
     else
         snprintf(text, size, "%s of %llu %s%s", names[kind],
@@ -104,30 +125,21 @@ static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
 }
 
 typedef struct {
-    int rank; /* the member that is waited for; -1 at first */
+    int rank; /* that is waited for; -1 at first */
     uint32_t progress, beats;
     double silent;  /* seconds without a beat */
     double seconds; /* that it has shown no progress */
 } patience;
 
-/* The first member that has not reached this step; -1 where all have. */
-static int first_missing(const ml_group *g) {
-    for (int i = 0; i < g->size; i++) {
-        comm_slot *slot = comm_slot_of(g->comm->segment, g->index, g->ranks[i]);
-        if (atomic_load(&slot->posted) == g->step) return g->ranks[i];
-    }
-    return -1;
-}
-
-/* One slice has passed: accuse a member that ended, or that shows no progress for too long. One
- * that itself waits for another is spared for longer: the other will be found first. */
-static void look_around(ml_group *g, patience *p, double slice) {
-    comm_segment *segment = g->comm->segment;
-    int rank = first_missing(g);
+/* One slice has passed: accuse a rank that ended, or that shows no progress for too long. One that
+ * itself waits for another is spared for longer: the other will be found first. */
+static void look_around(ml_comm *comm, const comm_wait *wait, patience *p, double slice) {
+    comm_segment *segment = comm->segment;
+    int rank = wait->missing(wait->argument);
     if (rank < 0) return;
     comm_record *record = &segment->ranks[rank];
     uint32_t state = atomic_load(&record->state), progress = atomic_load(&record->progress);
-    if (state == COMM_DONE && first_missing(g) == rank) {
+    if (state == COMM_DONE && wait->missing(wait->argument) == rank) {
         comm_accuse(segment, rank, "has ended while others wait for it");
         return;
     }
@@ -137,7 +149,7 @@ static void look_around(ml_group *g, patience *p, double slice) {
     p->silent = beats == p->beats ? p->silent + slice : 0;
     p->beats = beats;
     double limit = state == COMM_STARTING ? comm_start_limit()
-                                          : comm_late_limit(g->comm, atomic_load(&record->busy));
+                                          : comm_late_limit(comm, atomic_load(&record->busy));
     if (atomic_load(&record->waiting)) limit = limit * 1.5 + 1;
     if (p->seconds < limit) return;
     char why[128];
@@ -150,38 +162,61 @@ static void look_around(ml_group *g, patience *p, double slice) {
 }
 
 /* Spinning that was in vain (the others have no core to run on, or are far behind) is shortened. */
-static bool spin(ml_group *g, comm_slot *leader) {
-    for (int i = 0; i < g->spins; i++) {
-        if (atomic_load_explicit(&leader->step, memory_order_acquire) != g->step) {
-            if (g->spins < g->comm->spins) g->spins *= 2;
+static bool spin(const ml_comm *comm, const comm_wait *wait, int *spins) {
+    for (int i = 0; i < *spins; i++) {
+        if (atomic_load_explicit(wait->word, memory_order_acquire) != wait->value) {
+            if (*spins < comm->spins) *spins *= 2;
             return true;
         }
         rest();
     }
-    if (g->spins > LEAST_SPINS) g->spins /= 2;
+    if (*spins > LEAST_SPINS) *spins /= 2;
     return false;
 }
 
-static ml_status wait_for_others(ml_group *g, comm_slot *leader) {
-    ml_comm *comm = g->comm;
-    if (spin(g, leader)) return ML_OK;
+ml_status comm_sleep(ml_comm *comm, const comm_wait *wait, int *spins) {
+    if (spin(comm, wait, spins)) return ML_OK;
     ml_status status = ML_OK;
     patience p = {.rank = -1};
     double last = comm_now();
-    atomic_store(&comm->segment->ranks[comm->rank].waiting, g->what);
-    while (atomic_load(&leader->step) == g->step) {
-        atomic_fetch_add(&leader->sleepers, 1);
-        sleep_while(&leader->step, g->step);
-        atomic_fetch_sub(&leader->sleepers, 1);
-        if (atomic_load(&leader->step) != g->step) break;
+    comm_record *record = &comm->segment->ranks[comm->rank];
+    atomic_store(&record->waiting, wait->what);
+    while (atomic_load(wait->word) == wait->value) {
+        atomic_fetch_add(wait->sleepers, 1);
+        sleep_while(wait->word, wait->value);
+        atomic_fetch_sub(wait->sleepers, 1);
+        if (atomic_load(wait->word) != wait->value) break;
         double now = comm_now();
         if (now - last < SLICE / 2) continue; /* a signal, or a failure of futex */
-        look_around(g, &p, now - last < 2 * SLICE ? now - last : 2 * SLICE);
+        look_around(comm, wait, &p, now - last < 2 * SLICE ? now - last : 2 * SLICE);
         last = now;
         if ((status = comm_failure_report(comm)) != ML_OK) break;
     }
-    atomic_store(&comm->segment->ranks[comm->rank].waiting, 0);
+    atomic_store(&record->waiting, 0);
     return status;
+}
+
+void comm_wake(_Atomic uint32_t *word, _Atomic uint32_t *sleepers) {
+    if (atomic_load(sleepers)) syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void comm_progress(ml_comm *comm) {
+    comm_record *record = &comm->segment->ranks[comm->rank];
+    atomic_store_explicit(&record->busy, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&record->progress, 1, memory_order_relaxed);
+}
+
+/* ---- Meeting ----------------------------------------------------------------------------------
+ */
+
+/* The first member that has not reached this step; -1 where all have. */
+static int first_missing(const void *argument) {
+    const ml_group *g = argument;
+    for (int i = 0; i < g->size; i++) {
+        comm_slot *slot = comm_slot_of(g->comm->segment, g->index, g->ranks[i]);
+        if (atomic_load(&slot->posted) == g->step) return g->ranks[i];
+    }
+    return -1;
 }
 
 ml_status comm_meet(ml_group *g) {
@@ -190,16 +225,14 @@ ml_status comm_meet(ml_group *g) {
     comm_slot *leader = comm_slot_of(segment, g->index, g->ranks[0]);
     atomic_store_explicit(&mine->what[g->step & 1], g->what, memory_order_relaxed);
     atomic_store(&mine->posted, g->step + 1);
-    comm_record *record = &segment->ranks[g->comm->rank];
-    atomic_store_explicit(&record->busy, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&record->progress, 1, memory_order_relaxed);
+    comm_progress(g->comm);
     if (atomic_fetch_add(&leader->arrived, 1) + 1 == (uint32_t)g->size) {
         atomic_store(&leader->arrived, 0);
         atomic_store(&leader->step, g->step + 1);
-        if (atomic_load(&leader->sleepers))
-            syscall(SYS_futex, &leader->step, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        comm_wake(&leader->step, &leader->sleepers);
     } else {
-        ml_status status = wait_for_others(g, leader);
+        comm_wait wait = {&leader->step, &leader->sleepers, g->step, g->what, first_missing, g};
+        ml_status status = comm_sleep(g->comm, &wait, &g->spins);
         if (status != ML_OK) return status;
     }
     g->step++;

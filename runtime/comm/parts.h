@@ -3,7 +3,7 @@
  * The segment is a header with one record a rank, then MOST_GROUPS areas, one a group index; an
  * area holds one slot for each rank of the job: words to meet at, and a staging buffer. Groups of
  * one index are disjoint, so a slot belongs to one group. The file is sparse: what no group touches
- * takes no memory.
+ * takes no memory. Rings of edges (edge.c) come after that, as they are made: the file grows.
  *
  * Meeting. A collective is a row of steps. In a step every member fills the staging buffer of that
  * step's parity, posts, and arrives at the leader's word (the group's first rank); the last one to
@@ -24,7 +24,8 @@ enum {
     COMM_MOST_GROUPS = 64,
     COMM_MOST_RANKS = 4096,
     COMM_LINE = 64,       /* of a cache */
-    COMM_CONTROL = 4096,  /* bytes before a slot's buffers */
+    COMM_CONTROL = 4096,  /* bytes before a slot's buffers, or a ring */
+    COMM_EDGE_BUCKETS = 256,
     COMM_STEP_TIMES = 15, /* of which the median is taken */
 };
 
@@ -80,6 +81,8 @@ struct ml_comm {
     comm_wire *wire; /* where the ranks are on several hosts; then the segment is this rank's own */
     ml_group *groups[COMM_MOST_GROUPS];
     int group_count, spins; /* at most, before a wait sleeps */
+    ml_edge *edges[COMM_EDGE_BUCKETS];
+    uint64_t edges_end; /* of the segment's file; 0: there are no edges yet */
     pthread_t watcher;
     bool watched;
     pthread_mutex_t lock;
@@ -131,12 +134,30 @@ typedef enum {
     COMM_BARRIER,
     COMM_WORDS,
     COMM_SHARE,
-    COMM_OUTSIDE /* a wait that is not comm's */
+    COMM_OUTSIDE, /* a wait that is not comm's */
+    COMM_SEND,
+    COMM_RECEIVE,
 } comm_kind;
 double comm_now(void); /* seconds, monotonic */
 uint64_t comm_describe(comm_kind kind, ml_reduce_op op, ml_dtype dtype, int64_t count);
+uint64_t comm_describe_message(comm_kind kind, int other, int tag, int64_t bytes);
+int comm_described_rank(uint64_t what); /* the other end of a message; -1: it is a collective */
 void comm_describe_text(uint64_t what, char *text, size_t size);
 ml_status comm_begin(ml_group *g, uint64_t what); /* checks for failures */
+/* A wait until *word is no longer `value`: short spins, then sleep. `missing` names the rank that
+ * is waited for, -1 where none is any more. */
+typedef struct {
+    _Atomic uint32_t *word, *sleepers;
+    uint32_t value;
+    uint64_t what; /* of this rank, for the others' messages */
+    int (*missing)(const void *argument);
+    const void *argument;
+} comm_wait;
+/* `spins` is how often to look before sleeping; spinning that was in vain shortens it. */
+ml_status comm_sleep(ml_comm *comm, const comm_wait *wait, int *spins);
+void comm_wake(_Atomic uint32_t *word, _Atomic uint32_t *sleepers); /* after *word was changed */
+/* This rank goes on: it is not busy with something long. */
+void comm_progress(ml_comm *comm);
 /* Post this member's step and wait for the others'. */
 ml_status comm_meet(ml_group *g);
 ml_status comm_first_meet(ml_group *g); /* and compare what each one means to do */
@@ -149,6 +170,9 @@ ml_status comm_failure_report(ml_comm *comm);
  * one of the sources' elements themselves. */
 void comm_reduce(ml_dtype dtype, ml_reduce_op op, const void *const *sources, int count,
                  int64_t from, int64_t elements, void *out);
+
+/* edge.c */
+void comm_edges_free(ml_comm *comm);
 
 /* watch.c */
 ml_status comm_watch_start(ml_comm *comm);

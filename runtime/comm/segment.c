@@ -132,6 +132,20 @@ int comm_failure_get(comm_segment *segment, char text[COMM_FAILURE_BYTES]) {
     return rank;
 }
 
+/* The rank that is most likely held up by `rank` itself: one that waits for a message from or to
+ * it, else one in a collective, else any that waits; -1: nobody does. */
+static int who_waits(comm_segment *segment, int rank) {
+    int found = -1, best = 0;
+    for (int other = 0; other < segment->world && best < 3; other++) {
+        uint64_t what = atomic_load(&segment->ranks[other].waiting);
+        if (other == rank || !what) continue;
+        int end = comm_described_rank(what);
+        int score = end == rank ? 3 : end < 0 ? 2 : 1;
+        if (score > best) found = other, best = score;
+    }
+    return found;
+}
+
 bool comm_accuse(comm_segment *segment, int rank, const char *why) {
     char text[COMM_FAILURE_BYTES], note[COMM_NOTE_BYTES], what[128];
     comm_record *record = &segment->ranks[rank];
@@ -144,14 +158,13 @@ bool comm_accuse(comm_segment *segment, int rank, const char *why) {
         comm_describe_text(waiting, what, sizeof what);
         used += snprintf(text + used, sizeof text - (size_t)used, ", waiting in %s", what);
     }
-    for (int other = 0; other < segment->world; other++) {
-        uint64_t theirs = atomic_load(&segment->ranks[other].waiting);
-        if (other == rank || !theirs) continue;
+    int other = who_waits(segment, rank);
+    uint64_t theirs = other < 0 ? 0 : atomic_load(&segment->ranks[other].waiting);
+    if (theirs) {
         comm_note_read(&segment->ranks[other], note);
         comm_describe_text(theirs, what, sizeof what);
         snprintf(text + used, sizeof text - (size_t)used, "; rank %d waits in %s%s%s", other, what,
                  *note ? ": " : "", note);
-        break;
     }
     return comm_failure_set(segment, rank, text);
 }

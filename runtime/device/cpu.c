@@ -80,6 +80,7 @@ static ml_status cpu_open(ml_device **device, int ordinal) {
 static void cpu_close(ml_device *device) {
     cpu_device *cpu = (cpu_device *)device;
     ml_pool_free(cpu->pool);
+    ml_free(cpu->expected);
     ml_free(cpu);
 }
 
@@ -131,6 +132,57 @@ static ml_status cpu_wait(ml_device *device) {
     return ML_OK;
 }
 
+/* ---- Between ranks ----------------------------------------------------------------------------
+ * Runs are finished when they return, so a message is sent from where it lies and received where it
+ * is awaited; in between it is in the edge's room. */
+
+static ml_status cpu_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes) {
+    (void)device;
+    return ml_edge_send(edge, memory, bytes);
+}
+
+static ml_status cpu_settle(ml_device *device, ml_edge *edge, const void *memory) {
+    (void)device, (void)edge, (void)memory;
+    return ML_OK;
+}
+
+/* The edge's place in the list; NULL: no memory for it. */
+static cpu_message *message_of(cpu_device *cpu, ml_edge *edge) {
+    for (int i = 0; i < cpu->expected_count; i++)
+        if (cpu->expected[i].edge == edge) return &cpu->expected[i];
+    if (cpu->expected_count == cpu->expected_room) {
+        int room = 2 * cpu->expected_room + 8;
+        cpu_message *grown = ml_realloc(cpu->expected, (size_t)cpu->expected_room * sizeof *grown,
+                                        (size_t)room * sizeof *grown);
+        if (grown == NULL) return NULL;
+        cpu->expected = grown;
+        cpu->expected_room = room;
+    }
+    cpu_message *made = &cpu->expected[cpu->expected_count++];
+    *made = (cpu_message){.edge = edge};
+    return made;
+}
+
+static ml_status cpu_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes) {
+    cpu_message *message = message_of((cpu_device *)device, edge);
+    if (message == NULL) return ml_fail(ML_NO_MEMORY, "no memory to receive from another rank");
+    if (message->memory != NULL)
+        return ml_fail(ML_INTERNAL, "a second message of the edge from rank %d is expected",
+                       ml_edge_from(edge));
+    message->memory = memory;
+    message->bytes = bytes;
+    return ML_OK;
+}
+
+static ml_status cpu_arrive(ml_device *device, ml_edge *edge, void *memory) {
+    cpu_message *message = message_of((cpu_device *)device, edge);
+    if (message == NULL || message->memory != memory)
+        return ml_fail(ML_INTERNAL, "a message of the edge from rank %d was not expected there",
+                       ml_edge_from(edge));
+    message->memory = NULL;
+    return ml_edge_receive(edge, memory, message->bytes);
+}
+
 const ml_device_ops ml_device_cpu = {
     .name = "cpu",
     .open = cpu_open,
@@ -145,4 +197,8 @@ const ml_device_ops ml_device_cpu = {
     .bind = cpu_exec_bind,
     .run = cpu_exec_run,
     .unload = cpu_exec_unload,
+    .send = cpu_send,
+    .settle = cpu_settle,
+    .expect = cpu_expect,
+    .arrive = cpu_arrive,
 };

@@ -8,8 +8,16 @@
 #include "runtime/device/device.h"
 
 typedef struct {
+    ml_edge *edge;
+    void *memory; /* NULL: no message is expected */
+    int64_t bytes;
+} cpu_message;
+
+typedef struct {
     ml_device base;
     ml_pool *pool;
+    cpu_message *expected; /* one an edge that was ever received from */
+    int expected_count, expected_room;
 } cpu_device;
 
 ml_status cpu_exec_load(ml_device *device, const ml_plan *plan, ml_executable **executable);

@@ -91,6 +91,27 @@ static void null_unload(ml_executable *executable) {
     ml_free(executable);
 }
 
+/* Messages stay away like all else that is computed. */
+static ml_status null_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes) {
+    (void)device, (void)edge, (void)memory, (void)bytes;
+    return ML_OK;
+}
+
+static ml_status null_settle(ml_device *device, ml_edge *edge, const void *memory) {
+    (void)device, (void)edge, (void)memory;
+    return ML_OK;
+}
+
+static ml_status null_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes) {
+    (void)device, (void)edge, (void)memory, (void)bytes;
+    return ML_OK;
+}
+
+static ml_status null_arrive(ml_device *device, ml_edge *edge, void *memory) {
+    (void)device, (void)edge, (void)memory;
+    return ML_OK;
+}
+
 const ml_device_ops ml_device_null = {
     .name = "null",
     .open = null_open,
@@ -105,4 +126,8 @@ const ml_device_ops ml_device_null = {
     .bind = null_bind,
     .run = null_run,
     .unload = null_unload,
+    .send = null_send,
+    .settle = null_settle,
+    .expect = null_expect,
+    .arrive = null_arrive,
 };
