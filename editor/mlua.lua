@@ -780,6 +780,9 @@ function m.layer_norm(spec) end
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
 ---the first that it has. state = {dp = "flat"} splits optimizer states over dp. --mesh gives sizes.
+---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
+---with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
+---the experts' weights.
 ---m.layout.megatron, .fsdp and .ddp make usual ones.
 m.layout = {}
 

@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local TABLES = { "mesh", "params", "acts", "state", "stages" }
+local TABLES = { "mesh", "params", "acts", "state", "stages", "exchange" }
 local SCHEDULES = { "1f1b", "interleaved", "zero-bubble" }
 
 -- Keys in order, so that messages are the same each time.
@@ -119,6 +119,16 @@ local function check_stages(spec, mesh)
   end
 end
 
+local function read_exchange(spec)
+  local value = spec.exchange
+  if value ~= nil and (type(value) ~= "number" or not (value >= 0) or value == math.huge) then
+    core.fail(("a layout's exchange is a factor, 0 or more, got %s"):format(tostring(value)), {
+      help = "1.5: ranks send the tokens of experts, with room for half more than an even share; 0: they gather weights",
+    })
+  end
+  return value or 0
+end
+
 local meta = { __name = "layout" }
 
 function meta:__tostring()
@@ -134,13 +144,14 @@ local function layout(_, spec)
   check_stages(spec, mesh)
   return setmetatable({
     mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
+    exchange = read_exchange(spec),
   }, meta)
 end
 
 local SIZES = { "pp", "dp", "ep", "cp", "tp" }
 
 local function preset(options)
-  m.check_options("layout.megatron", options or {}, { "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context" })
+  m.check_options("layout.megatron", options or {}, { "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "exchange" })
   options = options or {}
   local mesh = {}
   for _, axis in ipairs(SIZES) do
@@ -157,7 +168,7 @@ local presets = {}
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
 ---seq too; `zero` splits optimizer states over dp (ZeRO-1); `context` is how cp splits attention:
 ---"gathered" (default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that
----splits experts, and the batch elsewhere.
+---splits experts, and the batch elsewhere; `exchange` as in m.layout.
 function presets.megatron(options)
   local o, mesh = preset(options)
   local context = CONTEXT[o.context or "gathered"]
@@ -171,6 +182,7 @@ function presets.megatron(options)
     },
     state = o.zero and { dp = "flat" } or {},
     stages = { pp = "layers" },
+    exchange = o.exchange,
   }
 end
 
@@ -191,6 +203,9 @@ end
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
 ---the first that it has. state = {dp = "flat"} splits optimizer states over dp. --mesh gives sizes.
+---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
+---with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
+---the experts' weights.
 ---m.layout.megatron, .fsdp and .ddp make usual ones.
 m.layout = setmetatable(presets, {
   __call = layout,

@@ -4,8 +4,9 @@
 -- along the axis "experts" of its parameters, so that layouts split both by name. Without a capacity
 -- no token is dropped: all choices are sorted by expert and multiplied by ragged_dot, whose offsets
 -- stay on the device. With one, each expert takes `capacity` times its even share of every sequence,
--- earlier positions first: what is dropped depends on no later token and on no other sequence. Experts
--- that are split over ranks exchange tokens (all-to-all) with a capacity; without, weights are gathered.
+-- earlier positions first: what is dropped depends on no later token and on no other sequence. Where
+-- experts are split over ranks these exchange tokens (all-to-all) with a capacity, and without one
+-- where the layout has an `exchange`; else weights are gathered.
 local core = require "mlua.core"
 local m = require "mlua"
 

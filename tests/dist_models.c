@@ -102,6 +102,9 @@ static const layout_case moe_cases[] = {
     {"experts over dp", 2,
      "m.layout { mesh = { {'dp', 2} }, params = { dp = {'experts'} }, acts = { dp = {'batch', "
      "'experts'} } }"},
+    {"ep2 exchanged", 2, "m.layout.megatron { ep = 2, exchange = 2 }"},
+    {"ep4 tp2 sp exchanged", 8, "m.layout.megatron { ep = 4, tp = 2, sp = true, exchange = 4 }"},
+    {"dp2 ep2 fsdp exchanged", 4, "m.layout.fsdp { dp = 2, ep = 2, exchange = 2 }"},
 };
 enum { MOE_CASES = sizeof moe_cases / sizeof *moe_cases };
 
@@ -245,6 +248,7 @@ DIST_TEST(experts) {
     learned one = train(room, "gpt_moe", 1, NULL);
     compare(room, "gpt_moe", 1, &one, &moe_cases[1]);
     compare(room, "gpt_moe", 1, &one, &moe_cases[5]);
+    compare(room, "gpt_moe", 1, &one, &moe_cases[8]);
 }
 
 /* Fewer key heads than ranks are refused while they are to be split, and right when they are not.

@@ -170,8 +170,8 @@ static void compare(comparison *c, const ml_graph *g, const ml_roots *local, dou
     double ***results = ML_NEW_ARRAY(arena, double **, ranks);
     for (int64_t r = 0; r < ranks; r++) results[r] = ML_NEW_ARRAY(arena, double *, c->count + 1);
     for (int i = 0; i < c->count; i++)
-        nodes[i] = i < local->output_count ? local->outputs[i]
-                                           : local->updates[i - local->output_count].value;
+        nodes[i] = i < c->roots->output_count ? local->outputs[i]
+                                              : local->updates[i - c->roots->output_count].value;
     ml_shard_reference(g, c->layout, states, inputs, nodes, c->count, results, arena);
     for (int i = 0; i < c->count && c->good; i++) {
         int64_t elements = ml_type_elements(ml_graph_type(g, nodes[i]));
@@ -251,6 +251,8 @@ static ml_layout draw_layout(fixture *f, const ml_type *names) {
         draw_list(f, names, layout.axis[i].params, &layout.axis[i].params_count);
         layout.axis[i].flat = fixture_below(f, 3) == 0;
     }
+    enum { ROOM_FOR_ALL = 100 };
+    if (fixture_below(f, 2)) layout.exchange = ROOM_FOR_ALL;
     return layout;
 }
 

@@ -92,6 +92,7 @@ static int core_set_layout(lua_State *L) {
     layout->count = (int)count;
     check_places(L);
     lua_setfield(L, LUA_REGISTRYINDEX, mesh_key);
+    if (lua_getfield(L, 1, "exchange") == LUA_TNUMBER) layout->exchange = lua_tonumber(L, -1);
     vm->laid_out = true;
     bool plan_only = vm->options->mode != VM_RUN;
     vm_check(L, ml_session_lay_out(vm->session, layout, plan_only));

@@ -1,6 +1,7 @@
 /* Programs: plans made ready to run, with the addresses of all that they touch. */
 #include "runtime/exec/program.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -292,9 +293,35 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     return status == ML_OK ? device->ops->run(program->executable) : status;
 }
 
+/* Rows of experts that found no place fail the step: the others' results are not what one rank
+ * would have. */
+static ml_status watched_check(ml_program *program) {
+    const ml_roots *roots = &program->plan->roots;
+    if (roots->watched == 0) return ML_OK;
+    float *factors = ml_alloc((size_t)roots->watched * sizeof *factors);
+    if (factors == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading an output");
+    ml_status status = output_download(program, roots->output_count - 1, factors);
+    int worst = 0;
+    for (int i = 1; i < roots->watched; i++)
+        if (factors[i] > factors[worst]) worst = i;
+    double factor = factors[worst], room = program->plan->layout->exchange;
+    ml_free(factors);
+    if (status != ML_OK || !(factor > 0)) return status;
+    const ml_origin *origin = roots->watched_origins[worst];
+    ml_fail(ML_INVALID,
+            "%s (%s:%d) sends one rank %.2f times an even share of its rows, and the layout has "
+            "places for %g times",
+            origin->module != NULL && *origin->module ? origin->module : "a product by groups",
+            origin->file != NULL ? origin->file : "?", origin->line, factor, room);
+    return ml_help("exchange = %.1f in the layout, or none: then weights are gathered, and no "
+                   "load is too uneven",
+                   ceil(factor * 11) / 10);
+}
+
 ml_status ml_program_finish(ml_program *program, void *const *outputs) {
-    ml_status status = ML_OK;
-    for (int i = 0; i < program->plan->roots.output_count && status == ML_OK; i++) {
+    const ml_roots *roots = &program->plan->roots;
+    ml_status status = watched_check(program);
+    for (int i = 0; i < roots->output_count - (roots->watched > 0) && status == ML_OK; i++) {
         if (outputs != NULL && outputs[i] != NULL) status = output_download(program, i, outputs[i]);
     }
     return status;

@@ -197,6 +197,10 @@ typedef struct {
     int update_count;
     const char *name; /* for dumps and messages; may be NULL */
     int kept; /* the last outputs, which stay where the sharding rule puts them (stage.h) */
+    /* Where ml_shard bounds what ranks exchange, it adds one more output, behind all others: f32
+     * over so many exchanges, 0 where all rows found a place, else the factor that would do. */
+    int watched;
+    const ml_origin *const *watched_origins;
 } ml_roots;
 /* A new graph with only what the roots reach, which shares axis, state, input and origin tables
  * with `from` (`from` must outlive it). *roots is rewritten in place. */

@@ -68,6 +68,18 @@ static void count_flops(ml_plan *plan) {
     for (uint32_t i = 0; i < s->steps.count; i++) plan->flops += s->steps.at[i].flops;
 }
 
+/* What sharding has added is the graph's, which later passes replace. */
+static void watched_copy(ml_plan *plan) {
+    ml_roots *r = &plan->roots;
+    if (!r->watched) return;
+    const ml_origin **origins = ML_NEW_ARRAY(plan->arena, const ml_origin *, r->watched);
+    ml_ref *outputs = ML_NEW_ARRAY(plan->arena, ml_ref, r->output_count);
+    memcpy(origins, r->watched_origins, sizeof *origins * (size_t)r->watched);
+    memcpy(outputs, r->outputs, sizeof *outputs * (size_t)r->output_count);
+    r->watched_origins = origins;
+    r->outputs = outputs;
+}
+
 /* From the global program to that of one rank. Results keep the order of their axes. */
 static void shard(ml_plan *plan) {
     ml_roots *r = &plan->roots;
@@ -79,9 +91,11 @@ static void shard(ml_plan *plan) {
             places = ml_layout_place(plan->layout, plan->graph, type, -1, NULL);
         types[i] = ml_layout_local(plan->layout, type, &places);
     }
+    int asked = r->output_count;
     pass_done(plan, ml_shard(plan->graph, r, plan->layout), "shard");
+    watched_copy(plan);
     ml_graph *g = plan->graph;
-    for (int i = 0; i < r->output_count; i++) {
+    for (int i = 0; i < asked; i++) {
         ml_graph_set_origin(g, ml_graph_origin(g, r->outputs[i]));
         r->outputs[i] = ml_permute(g, r->outputs[i], &types[i]);
     }

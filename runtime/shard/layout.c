@@ -1,6 +1,8 @@
 /* The rule: where a tensor lies, what one rank holds of it, and how both are told. */
 #include "runtime/shard/layout.h"
 
+#include <math.h>
+
 int64_t ml_layout_ranks(const ml_layout *layout) {
     int64_t ranks = 1;
     for (int i = 0; i < layout->count; i++) ranks *= layout->axis[i].size;
@@ -29,6 +31,7 @@ void ml_layout_print(const ml_layout *layout, const ml_graph *g, ml_text *out) {
         print_list(g, "acts", a->acts, a->acts_count, out);
         if (a->flat) ml_text_add(out, " flat");
     }
+    if (layout->exchange > 0) ml_text_add(out, ", exchange=%g", layout->exchange);
 }
 
 int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int position) {
@@ -39,9 +42,25 @@ int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int pos
     return parts;
 }
 
+int64_t ml_layout_sent_places(const ml_layout *layout, const ml_type *type, const ml_placements *p,
+                              int i) {
+    enum { GRAIN = 8 }; /* of rows: keeps those of narrow tensors aligned */
+    int64_t ranks = layout->axis[i].size, batch = p->over[i].batch;
+    int64_t rows = type->size[p->over[i].axis] * type->size[batch];
+    rows /= ranks * ml_layout_parts(layout, p, (int)batch);
+    int64_t places = (int64_t)ceil(layout->exchange * (double)rows / (double)ranks);
+    places = (places + GRAIN - 1) / GRAIN * GRAIN;
+    return places < rows ? places : rows;
+}
+
 ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p) {
     ml_type local = *type;
     for (int i = 0; i < local.rank; i++) local.size[i] /= ml_layout_parts(layout, p, i);
+    for (int i = 0; i < layout->count; i++) {
+        if (p->over[i].kind != ML_SENT) continue;
+        local.size[p->over[i].batch] = layout->axis[i].size;
+        local.size[p->over[i].axis] = ml_layout_sent_places(layout, type, p, i);
+    }
     return local;
 }
 
@@ -130,7 +149,8 @@ void ml_layout_print_type(const ml_layout *layout, const ml_graph *g, const ml_t
     static const char *const partial[] = {[ML_PARTIAL_SUM] = "partial",
                                           [ML_PARTIAL_MAX] = "partial max",
                                           [ML_PARTIAL_MIN] = "partial min",
-                                          [ML_OWNED] = "own rows"};
+                                          [ML_OWNED] = "own rows",
+                                          [ML_SENT] = "sent rows"};
     ml_text_add(out, "%s", ml_dtypes[type->dtype].name);
     for (int k = 0; k < type->rank; k++) {
         ml_text_add(out, "%s%s=%lld", k ? ", " : "[", ml_axis_name(g, type->axis[k]),

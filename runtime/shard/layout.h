@@ -8,7 +8,10 @@
  * Sums of gradients (ML_STATE_GRADIENT) are split as the parameters are; over other mesh axes each
  * rank holds its own part of the sum, so that the ranks add them up once and not at each addition.
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
- * cut by the outermost first. A mesh axis of size 1 splits nothing and costs nothing. */
+ * cut by the outermost first. A mesh axis of size 1 splits nothing and costs nothing.
+ * `exchange` has rows of groups (tokens of experts) sent to the ranks that hold the groups, with
+ * places for so many times an even share of them (shard_exchange.c); 0: weights or tokens are
+ * gathered instead. */
 #ifndef ML_LAYOUT_H
 #define ML_LAYOUT_H
 
@@ -42,6 +45,7 @@ typedef struct {
     int count; /* 0: one rank */
     ml_mesh_axis axis[ML_MAX_MESH];
     ml_stages stages;
+    double exchange;
 } ml_layout;
 
 int64_t ml_layout_ranks(const ml_layout *layout);
@@ -58,10 +62,13 @@ typedef enum {
     ML_PARTIAL_MAX,
     ML_PARTIAL_MIN,
     ML_OWNED, /* whole, but only the rows of groups that this rank has (ragged.h) hold values */
+    ML_SENT,  /* the rows of this rank's groups from all ranks along the mesh axis: the batch axis
+                 counts senders, the rows' has the places that each sender has */
 } ml_placement_kind;
 typedef struct {
     uint8_t kind; /* ml_placement_kind */
-    uint8_t axis; /* ML_SPLIT: position in the tensor's type; ML_OWNED: that of the rows */
+    uint8_t axis; /* ML_SPLIT: position in the tensor's type; ML_OWNED, ML_SENT: of the rows */
+    uint8_t batch; /* ML_SENT: position of the axis that was split */
 } ml_placement;
 typedef struct {
     ml_placement over[ML_MAX_MESH];
@@ -79,6 +86,10 @@ _Noreturn void ml_layout_indivisible(const ml_layout *layout, const ml_graph *g,
                                      int position, const char *what);
 /* Into how many parts the axis at `position` is cut. */
 int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int position);
+/* Places for the rows that one rank sends to another, of a tensor that is ML_SENT over mesh axis i:
+ * `exchange` times an even share, and never more than all rows of a rank. */
+int64_t ml_layout_sent_places(const ml_layout *layout, const ml_type *type, const ml_placements *p,
+                              int i);
 /* The type of one rank's part. */
 ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p);
 /* bf16[batch=512@dp, seq=4096@tp, embed=4096]; partial sums as "partial(tp)". */

@@ -55,7 +55,7 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
     int64_t ranks = s->layout->axis[s->mesh].size;
     bool found = s->values[n].free && to.kind <= ML_SPLIT;
     *out = (price){0};
-    if (found) return true;
+    if (found || (s->values[n].free && to.kind == ML_SENT)) return true;
     for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v)) {
         const ml_placements *at = &s->versions.at[v].at;
         ml_placement from = at->over[s->mesh];
@@ -65,6 +65,7 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
                 bytes /= (double)s->layout->axis[i].size;
         price p = {.bytes = shard_move_cost(from, to, bytes, ranks)};
         if (p.bytes < 0) continue;
+        if (to.kind == ML_SENT) p.bytes = 0; /* the layout wants it */
         if (from.kind == ML_SPLIT && to.kind != ML_PARTIAL_SUM && !shard_same(from, to)) {
             int listed = shard_rank(s, t->axis[from.axis]);
             bool kept = to.kind == ML_SPLIT && rank < SHARD_PARAMS; /* exchanged, both listed */
@@ -86,13 +87,30 @@ static bool splits(const sharder *s, const ml_type *t, const ml_placements *befo
                    ml_placement cut) {
     if (cut.kind != ML_SPLIT) return true;
     int64_t parts = s->layout->axis[s->mesh].size;
-    for (int i = 0; i < s->mesh; i++)
-        if (shard_same(before->over[i], cut)) parts *= s->layout->axis[i].size;
+    for (int i = 0; i < s->mesh; i++) {
+        ml_placement p = before->over[i];
+        if (p.kind == ML_SENT && p.axis == cut.axis) return false;
+        if (shard_same(p, cut) || (p.kind == ML_SENT && p.batch == cut.axis))
+            parts *= s->layout->axis[i].size;
+    }
     return t->size[cut.axis] % parts == 0;
+}
+
+/* Groups whose rows were sent over a mesh axis before are not cut again. */
+static bool cuts_sent_groups(const sharder *s, ml_ref n, const shard_strategy *strategy,
+                             const ml_placements *need) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    if (node->op != ML_OP_RAGGED_DOT && node->op != ML_OP_RAGGED_OUTER) return false;
+    int i = shard_sent_over(s, &need[0]);
+    if (i < 0 || i >= s->mesh) return false;
+    ml_placement cut = s->pool.at[strategy->sources + 2];
+    const ml_type *bounds = ml_graph_type(s->from, ml_graph_source(s->from, n, 2));
+    return cut.kind == ML_SPLIT && bounds->axis[cut.axis] == (ml_axis)ml_graph_args(s->from, n)[1];
 }
 
 static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
                      const ml_placements *need, const ml_placements *out) {
+    if (cuts_sent_groups(s, n, strategy, need)) return false;
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
         if (!splits(s, ml_graph_type(s->from, ml_graph_source(s->from, n, k)), &need[k],
                     s->pool.at[strategy->sources + (uint32_t)k]))
@@ -104,7 +122,9 @@ static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
 static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
                    const ml_placements *out) {
     const ml_type *t = ml_graph_type(s->from, n);
-    if (strategy->out[0].kind == ML_REPLICATED || strategy->out[0].kind == ML_OWNED) return 0;
+    if (strategy->out[0].kind == ML_REPLICATED || strategy->out[0].kind == ML_OWNED ||
+        strategy->out[0].kind == ML_SENT)
+        return 0;
     if (strategy->out[0].kind >= ML_PARTIAL_SUM && ml_graph_node(s->from, n)->op == ML_OP_CAST)
         return 0; /* always wanted */
     int kind = s->values[n].added    ? ML_STATE_GRADIENT
@@ -219,9 +239,25 @@ static void place_output(sharder *s, ml_ref n) {
 static void keep_owner(sharder *s, ml_ref n, const ml_placements *need) {
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
         for (int i = 0; i < s->layout->count; i++)
-            if (need[k].over[i].kind == ML_OWNED)
+            if (need[k].over[i].kind == ML_OWNED || need[k].over[i].kind == ML_SENT)
                 memcpy(s->values[n].owner, shard_owner(s, ml_graph_source(s->from, n, k)),
                        sizeof s->values[n].owner);
+}
+
+/* Sources that are to be sent are sent as the rows of these groups. */
+static void give_owner(sharder *s, ml_ref n, const ml_placements *need) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    const ml_ref *sources = ml_graph_sources(s->from, n), *owner = NULL;
+    if (node->op == ML_OP_RAGGED_DOT || node->op == ML_OP_RAGGED_OUTER) owner = &sources[2];
+    for (int k = 0; k < node->source_count && !owner; k++)
+        if (shard_sent_over(s, &need[k]) >= 0 && shard_owner(s, sources[k])[0])
+            owner = shard_owner(s, sources[k]);
+    for (int k = 0; k < node->source_count; k++) {
+        if (shard_sent_over(s, &need[k]) < 0) continue;
+        ml_ref source = sources[k];
+        while (s->values[source].repeats) source = ml_graph_source(s->from, source, 0);
+        memcpy(s->values[source].owner, owner, sizeof s->values[source].owner);
+    }
 }
 
 /* A product by some of the groups is 0 in others' rows: a part of a sum, and rows of its own.
@@ -253,6 +289,7 @@ static void place_node(sharder *s, ml_ref n) {
     }
     for (s->mesh = 0; s->mesh < s->layout->count; s->mesh++)
         if (s->layout->axis[s->mesh].size > 1) choose(s, n, need, out);
+    give_owner(s, n, need);
     for (int k = 0; k < count; k++)
         sources[k] = shard_get(s, ml_graph_source(s->from, n, k), &need[k]);
     shard_local(s, n, sources, need, out, results);
@@ -400,7 +437,7 @@ static void body(void *argument) {
     for (ml_ref n = 1; n < count; n++)
         if (s->values[n].users) visit(s, n);
     p->local = *p->roots;
-    p->local.outputs = ML_NEW_ARRAY(s->scratch, ml_ref, p->roots->output_count + 1);
+    p->local.outputs = ML_NEW_ARRAY(s->scratch, ml_ref, p->roots->output_count + 2);
     p->local.updates = ML_NEW_ARRAY(s->scratch, ml_update, p->roots->update_count + 1);
     for (int i = 0; i < p->roots->output_count; i++) {
         enter_root(s, p->roots->outputs[i]);
@@ -409,6 +446,10 @@ static void body(void *argument) {
         ml_placements at = output_placement(s, p->roots, i);
         p->local.outputs[i] =
             stays ? s->versions.at[first].node : shard_get(s, p->roots->outputs[i], &at);
+    }
+    if (s->watches.count && !p->tell) {
+        p->local.outputs[p->local.output_count++] = shard_watched(s);
+        p->local.watched = (int)s->watches.count;
     }
     for (int i = 0; i < p->roots->update_count; i++) {
         const ml_update *update = &p->roots->updates[i];
@@ -425,6 +466,15 @@ static void body(void *argument) {
 static void finish(void *argument) {
     pass *p = argument;
     ml_graph *live = ml_graph_extract(p->s.to, &p->local);
+    if (p->local.watched) {
+        ml_arena *arena = ml_graph_arena(live);
+        const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, p->local.watched);
+        for (int i = 0; i < p->local.watched; i++) origins[i] = p->s.watches.at[i].origin;
+        p->roots->outputs = ML_NEW_ARRAY(arena, ml_ref, p->local.output_count);
+        p->roots->output_count = p->local.output_count;
+        p->roots->watched = p->local.watched;
+        p->roots->watched_origins = origins;
+    }
     for (int i = 0; i < p->local.output_count; i++) p->roots->outputs[i] = p->local.outputs[i];
     for (int i = 0; i < p->local.update_count; i++) p->roots->updates[i] = p->local.updates[i];
     ml_graph_free(p->s.to);

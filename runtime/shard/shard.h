@@ -18,9 +18,11 @@
  * Each is made once for a node and placement, except that what the forward pass gathered is
  * gathered again for the backward pass. Linear ops keep partial sums partial while nothing else
  * needs them. Products by groups of rows (experts) are followed by elementwise ops on the rows of a
- * rank's own groups (ML_OWNED) until they are summed. Results of a program are made whole (the last
- * roots->kept of them stay where the rule puts them); updates get their state's placement. A value
- * that nothing of the above can cut is computed whole on every rank. */
+ * rank's own groups (ML_OWNED) until they are summed; where the layout has an `exchange`, the rows
+ * of a split batch are sent to their groups' ranks instead (ML_SENT, shard_exchange.c). Results of
+ * a program are made whole (the last roots->kept of them stay where the rule puts them); updates
+ * get their state's placement. A value that nothing of the above can cut is computed whole on every
+ * rank. */
 #ifndef ML_SHARD_H
 #define ML_SHARD_H
 
@@ -40,10 +42,11 @@ typedef enum {
 } ml_collective;
 extern const char *const ml_collective_names[ML_COLLECTIVE_KINDS];
 
-/* The local program. States and inputs keep their ids; their nodes have local types. Placements can
- * be asked for afterwards through ml_layout_place: of states, of inputs, and of the last
- * roots->kept outputs (as an activation, without a name: what does not divide is whole); other
- * outputs are whole. Raises ML_INVALID for impossible layouts, naming the tensor. */
+/* The local program (roots->outputs may be a new array, of the graph). States and inputs keep
+ * their ids; their nodes have local types. Placements can be asked for afterwards through
+ * ml_layout_place: of states, of inputs, and of the last roots->kept outputs (as an activation,
+ * without a name: what does not divide is whole); other outputs are whole. Raises ML_INVALID for
+ * impossible layouts, naming the tensor. */
 ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout);
 /* For people: told of every node of `from` that has a place of its own, where its op puts it; the
  * outputs of the graph stay there. */

@@ -56,6 +56,13 @@ static void ragged_sources(sharder *s, ml_ref n, const ml_ref *sources, const ml
                            ml_ref *local) {
     const ml_type *x = ml_graph_type(s->to, sources[0]);
     int rows = ml_type_find(x, (ml_axis)ml_graph_args(s->from, n)[0]);
+    int sent = shard_sent_over(s, &need[0]);
+    if (sent >= 0) {
+        const shard_exchange *e =
+            shard_exchange_of(s, ml_graph_source(s->from, n, 0), &need[0], sent);
+        memcpy(local, (ml_ref[]){sources[0], sources[1], e->starts, e->ends}, 4 * sizeof *local);
+        return;
+    }
     ml_ref base = shard_base(s, &need[0], rows, x->size[rows]);
     for (int k = 0; k < 4; k++)
         local[k] = k < 2 || !base ? sources[k] : local_bounds(s, sources[k], base, x->size[rows]);

@@ -9,6 +9,14 @@
 double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks) {
     double share = (double)(ranks - 1) / (double)ranks;
     if (shard_same(from, to)) return 0;
+    if (from.kind == ML_SENT || to.kind == ML_SENT) { /* by way of a split along the batch */
+        ml_placement way = shard_split(from.kind == ML_SENT ? from.batch : to.batch);
+        ml_placement other = from.kind == ML_SENT ? to : from;
+        if (other.kind == ML_OWNED || other.kind == ML_SENT) return -1;
+        double rest = from.kind == ML_SENT ? shard_move_cost(way, to, bytes, ranks)
+                                           : shard_move_cost(from, way, bytes, ranks);
+        return rest < 0 ? rest : rest + bytes / (double)ranks * share;
+    }
     if (to.kind >= ML_PARTIAL_SUM) {
         bool partial = from.kind >= ML_PARTIAL_SUM && from.kind <= ML_PARTIAL_MIN;
         return to.kind == ML_PARTIAL_SUM && !partial ? 0 : -1;
@@ -332,11 +340,12 @@ static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at) {
         ml_ref source = ml_graph_source(s->from, n, k);
         const ml_type *from = ml_graph_type(s->from, source);
         for (int i = 0; i < s->layout->count; i++) {
-            if (at->over[i].kind != ML_SPLIT && at->over[i].kind != ML_OWNED) continue;
-            int position = node->op == ML_OP_RENAME ? at->over[i].axis
-                                                    : ml_type_find(from, t->axis[at->over[i].axis]);
+            ml_placement p = at->over[i];
+            if (p.kind != ML_SPLIT && p.kind != ML_OWNED && p.kind != ML_SENT) continue;
+            int position = node->op == ML_OP_RENAME ? p.axis : ml_type_find(from, t->axis[p.axis]);
+            int batch = p.kind == ML_SENT ? ml_type_find(from, t->axis[p.batch]) : 0;
             if (position >= 0)
-                need[k].over[i] = (ml_placement){at->over[i].kind, (uint8_t)position};
+                need[k].over[i] = (ml_placement){p.kind, (uint8_t)position, (uint8_t)batch};
         }
         sources[k] = shard_get(s, source, &need[k]);
     }
@@ -346,6 +355,32 @@ static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at) {
     ml_graph_set_origin(s->to, s->origin);
     shard_add_version(s, n, at, result, false);
     return result;
+}
+
+/* By way of what is split along the batch: to sent rows, and from them. */
+static ml_ref get_sent(sharder *s, ml_ref n, const ml_placements *at) {
+    ml_placements before = shard_unsent(s, at);
+    ml_ref node = shard_send(s, n, shard_get(s, n, &before), at);
+    shard_add_version(s, n, at, node, false);
+    return node;
+}
+/* Both are sent over one mesh axis, and others cut the batch and its rows in the same way: these
+ * axes mean something else now. */
+static bool sent_alike(const sharder *s, const ml_placements *a, const ml_placements *b) {
+    int i = shard_sent_over(s, a);
+    if (i < 0 || !shard_same(a->over[i], b->over[i])) return false;
+    ml_placement p = a->over[i];
+    for (int j = 0; j < s->layout->count; j++)
+        for (int k = 0; k < 2; k++) {
+            ml_placement cut = shard_split(k ? p.axis : p.batch);
+            if (shard_same(a->over[j], cut) != shard_same(b->over[j], cut)) return false;
+        }
+    return true;
+}
+static void bring_back(movement *m) {
+    m->node = shard_return(m->s, m->value, m->node, &m->at);
+    m->at = shard_unsent(m->s, &m->at);
+    shard_add_version(m->s, m->value, &m->at, m->node, m->gathered);
 }
 
 ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
@@ -372,8 +407,11 @@ ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
     }
     if (!best) ml_raise(ML_INTERNAL, "sharding: node %%%u cannot be partial", n);
     const shard_version *from = &s->versions.at[best];
+    int sent = shard_sent_over(s, at), was_sent = shard_sent_over(s, &from->at);
+    if (sent >= 0 && !sent_alike(s, &from->at, at)) return get_sent(s, n, at);
     bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);
     movement m = {s, n, *t, from->at, *at, from->node, from->gathered, forward && s->backward};
+    if (was_sent >= 0 && sent < 0) bring_back(&m);
     while (advance(&m)) shard_add_version(s, n, &m.at, m.node, m.gathered);
     return m.node;
 }

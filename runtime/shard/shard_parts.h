@@ -38,8 +38,25 @@ typedef struct {
     bool params;     /* a parameter, a gradient or an optimizer's value: the rule's table params */
     ml_ref *outputs; /* of ops with several outputs */
     ml_placements *output_places;
-    ml_ref owner[2]; /* of ML_OWNED versions: starts and ends of the groups of rows */
+    /* Of ML_OWNED and ML_SENT versions: starts and ends of the groups of rows. */
+    ml_ref owner[2];
 } shard_value;
+
+/* How rows of groups are sent over one mesh axis, in nodes of the local graph. */
+typedef struct {
+    ml_ref owner[2];
+    int mesh;
+    ml_placements bounds; /* of the owner, before */
+    ml_ref index;         /* i32 {peer, place}: which of this rank's rows goes there; -1: none */
+    ml_ref slot;          /* i32 {batch, rows}: to which place of all it went; -1: none was left */
+    ml_ref starts, ends;  /* i32 {batch, groups}: of this rank's groups among what is received */
+} shard_exchange;
+
+/* An exchange that may leave rows without a place: f32, 0 or the factor that would do. */
+typedef struct {
+    ml_ref number;
+    const ml_origin *origin;
+} shard_watch;
 
 /* One way to cut an op's work over one mesh axis. */
 typedef struct {
@@ -55,6 +72,8 @@ typedef struct {
     ml_arena *scratch;
     shard_value *values; /* by node of `from` */
     ML_VEC(shard_version) versions;
+    ML_VEC(shard_exchange) exchanges;
+    ML_VEC(shard_watch) watches;
     /* Of the node at hand: */
     const ml_origin *origin;
     uint8_t flags;
@@ -67,7 +86,8 @@ typedef struct {
 } sharder;
 
 static inline bool shard_same(ml_placement a, ml_placement b) {
-    bool along = a.kind == ML_SPLIT || a.kind == ML_OWNED;
+    bool along = a.kind == ML_SPLIT || a.kind == ML_OWNED || a.kind == ML_SENT;
+    if (a.kind == ML_SENT && a.batch != b.batch) return false;
     return a.kind == b.kind && (!along || a.axis == b.axis);
 }
 static inline ml_placement shard_split(int position) {
@@ -89,6 +109,22 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
  * axis is whole. */
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);
 
+/* ---- shard_exchange.c ---- */
+/* Proposes ML_SENT rows over s->mesh: for products by groups, and for what elementwise ops and sums
+ * make of them. */
+void shard_propose_sent(sharder *s, ml_ref n);
+/* The exchange of values of this owner that are placed so, with ML_SENT over mesh axis i. */
+const shard_exchange *shard_exchange_of(sharder *s, ml_ref n, const ml_placements *at, int i);
+/* The mesh axis over which it is ML_SENT; -1: none. */
+int shard_sent_over(const sharder *s, const ml_placements *at);
+/* What it was, or will be, before it is sent. */
+ml_placements shard_unsent(const sharder *s, const ml_placements *at);
+/* Value n in the placement shard_unsent gives (node), sent as `at` says; and back. */
+ml_ref shard_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
+ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
+/* All that was watched, as f32 over the watches, the largest of all ranks. */
+ml_ref shard_watched(sharder *s);
+
 /* ---- shard_rules.c, shard_rules_attention.c: strategies over s->mesh ---- */
 void shard_propose(sharder *s, ml_ref n);
 void shard_propose_attention(sharder *s, ml_ref n);
@@ -98,7 +134,7 @@ shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank);
 int shard_rank(const sharder *s, ml_axis axis);
 /* The placement over s->mesh of what broadcast n repeats, where n is in placement `over`. */
 ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over);
-/* Starts and ends of the groups whose rows an ML_OWNED version of n holds. */
+/* Starts and ends of the groups whose rows an ML_OWNED or ML_SENT version of n holds. */
 const ml_ref *shard_owner(const sharder *s, ml_ref n);
 /* Whether cutting along this axis is worth a thought: it is listed, or a source is split so. */
 bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source_positions);

@@ -28,9 +28,13 @@ shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank) {
 }
 
 ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over) {
-    if (over.kind != ML_SPLIT && over.kind != ML_OWNED) return over;
-    ml_axis axis = ml_graph_type(s->from, n)->axis[over.axis];
-    int position = ml_type_find(ml_graph_type(s->from, ml_graph_source(s->from, n, 0)), axis);
+    if (over.kind != ML_SPLIT && over.kind != ML_OWNED && over.kind != ML_SENT) return over;
+    const ml_type *t = ml_graph_type(s->from, n);
+    const ml_type *source = ml_graph_type(s->from, ml_graph_source(s->from, n, 0));
+    int position = ml_type_find(source, t->axis[over.axis]);
+    if (position >= 0 && over.kind == ML_SENT)
+        return (ml_placement){ML_SENT, (uint8_t)position,
+                              (uint8_t)ml_type_find(source, t->axis[over.batch])};
     return position >= 0 ? (ml_placement){over.kind, (uint8_t)position} : (ml_placement){0};
 }
 
@@ -294,7 +298,8 @@ static void propose_own_rows(sharder *s, ml_ref n) {
     if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_SUM) return;
     for (int k = 0; k < node->source_count; k++)
         for (int j = 0; j < s->mesh; j++)
-            if (s->need[k].over[j].kind == ML_OWNED) return; /* over one mesh axis only */
+            if (s->need[k].over[j].kind == ML_OWNED || s->need[k].over[j].kind == ML_SENT)
+                return; /* over one mesh axis only */
     for (int k = 0; k < node->source_count; k++) {
         ml_ref source = ml_graph_source(s->from, n, k);
         int row = own_rows(s, source);
@@ -463,6 +468,7 @@ void shard_propose(sharder *s, ml_ref n) {
         if (ml_ops[node->op].op_class == ML_CLASS_MAP) by_name(s, n, 0);
     }
     propose_own_rows(s, n);
+    shard_propose_sent(s, n);
     propose_partial(s, n);
     (void)shard_strategy_new(s, n, SHARD_NO_CUT);
 }
