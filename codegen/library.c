@@ -54,17 +54,13 @@ static int64_t backward_bytes(const ml_attention_step *a) {
     return bytes + heads * a->seq * a->head_dim * 4;
 }
 
+int64_t ml_attention_workspace(const ml_attention_step *a) {
+    return a->backward && !ml_attention_refused(a) ? backward_bytes(a) : 0;
+}
+
 int64_t ml_library_workspace(const ml_schedule *s) {
-    int64_t most = 0;
-    if (s->target->kind != ML_TARGET_CUDA) return 0;
-    for (uint32_t i = 0; i < s->steps.count; i++) {
-        const ml_step *step = &s->steps.at[i];
-        int64_t bytes = 0;
-        if (step->kind == ML_STEP_GEMM) bytes = ML_GEMM_WORKSPACE;
-        if (step->kind == ML_STEP_ATTENTION && step->attention->backward &&
-            !ml_attention_refused(step->attention))
-            bytes = backward_bytes(step->attention);
-        if (bytes > most) most = bytes;
-    }
-    return most;
+    for (uint32_t i = 0; i < s->steps.count; i++)
+        if (s->target->kind == ML_TARGET_CUDA && s->steps.at[i].kind == ML_STEP_GEMM)
+            return ML_GEMM_WORKSPACE;
+    return 0;
 }

@@ -1,4 +1,4 @@
-/* What the GPU's libraries are given beside a plan's arena.
+/* What the GPU's libraries are given to work in.
  *
  * Known without a GPU, so that a plan accounts for it before there is one. The device may need less
  * (where a library is missing, its own kernels serve), never noticeably more. */
@@ -16,7 +16,10 @@ const char *ml_attention_refused(const ml_attention_step *step);
  * fits at once. False where even the smallest slice is too large. */
 bool ml_attention_slices(const ml_attention_step *step, int64_t *batch_slices,
                          int64_t *head_slices);
-/* Bytes of workspace for the steps of a schedule: they share it. */
+/* Bytes of workspace that cuDNN wants for this step: a value that the step writes, in the arena. 0
+ * where it is not asked. */
+int64_t ml_attention_workspace(const ml_attention_step *step);
+/* Bytes of workspace beside the arena for the other steps of a schedule: they share it. */
 int64_t ml_library_workspace(const ml_schedule *schedule);
 
 #endif

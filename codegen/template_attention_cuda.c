@@ -3,6 +3,7 @@
  *
  * The backward pass sums without atomics: a first kernel gives dq by query blocks (and delta, the
  * row sums of do o, for the second), a second dk and dv by key blocks over the group's heads. */
+#include "codegen/library.h"
 #include "codegen/template_attention.h"
 
 /* A block is 16 x 16 threads; thread (ty, tx) holds rows ty + 16 i and columns tx + 16 j. Tiles are
@@ -346,6 +347,10 @@ void template_attention_cuda(ml_schedule *s, ml_step *step) {
     if (p.a->backward) {
         ml_dtype dtype = p.a->dtype == ML_F64 ? ML_F64 : ML_F32;
         int delta = template_workspace(s, step, dtype, p.batches * p.a->heads * p.a->seq);
+        ml_storage *workspace = &s->storages.at[template_value(s, step, delta)->storage];
+        int64_t library =
+            ml_attention_workspace(p.a); /* in the same place: one or the other runs */
+        if (library > workspace->bytes) workspace->bytes = library;
         template_set(&p.text, "delta_at", "%d", delta);
         template_set(&p.text, "pointers", "%d", step->read_count + step->write_count);
     }

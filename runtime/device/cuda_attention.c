@@ -66,6 +66,8 @@ struct attention_plan {
 struct cuda_attention {
     attention_plan *plan;
     int64_t batch_slices, head_slices;
+    int own;         /* the operand that is workspace of the step's own, large enough; 0: none */
+    char *workspace; /* that, or the device's */
     dnn_graph packs; /* owns the variant packs of the current addresses */
     dnn_descriptor pack[MAX_SLICES];
 };
@@ -357,6 +359,20 @@ static bool fits(const ml_step *step, const ml_schedule *s, char *why, int why_s
     return true;
 }
 
+static int64_t workspace_bytes(const attention_plan *p) {
+    return p->row_sum_bytes + p->dq_sum_bytes + p->engine_bytes;
+}
+
+/* The plan gives a backward step a place to work in. The library may want more than was foreseen.
+ */
+static int own_workspace(const ml_schedule *schedule, const ml_step *step,
+                         const attention_plan *p) {
+    int last = step->read_count + step->write_count - 1;
+    if (last < OPERANDS) return 0;
+    const ml_value *value = &schedule->values.at[step->values[last]];
+    return schedule->storages.at[value->storage].bytes >= workspace_bytes(p) ? last : 0;
+}
+
 ml_status cuda_attention_new(cuda_device *device, const ml_schedule *schedule, const ml_step *step,
                              cuda_attention **attention, char *why, int why_size) {
     attention_shape shape;
@@ -372,6 +388,7 @@ ml_status cuda_attention_new(cuda_device *device, const ml_schedule *schedule, c
     }
     ml_status status = find_plan(device->dnn, &shape, &a->plan);
     if (status == ML_OK && a->plan->plan) {
+        a->own = own_workspace(schedule, step, a->plan);
         *attention = a;
         return ML_OK;
     }
@@ -387,8 +404,7 @@ void cuda_attention_free(cuda_device *device, cuda_attention *attention) {
 }
 
 int64_t cuda_attention_workspace(const cuda_attention *attention) {
-    const attention_plan *p = attention->plan;
-    return p->row_sum_bytes + p->dq_sum_bytes + p->engine_bytes;
+    return attention->own ? 0 : workspace_bytes(attention->plan);
 }
 
 /* Where slice (batch, head) of an operand begins. */
@@ -417,8 +433,9 @@ static void *pointer_of(attention_plan *p, int id, void *const *operands, char *
 
 ml_status cuda_attention_bind(cuda_device *device, cuda_attention *a, void *const *operands) {
     attention_plan *p = a->plan;
-    char *workspace = (char *)(uintptr_t)device->workspace;
+    char *workspace = a->own ? operands[a->own] : (char *)(uintptr_t)device->workspace;
     void *pointers[ID_COUNT];
+    a->workspace = workspace;
     dnn_graph_free(&a->packs);
     for (int64_t i = 0; i < a->batch_slices * a->head_slices; i++) {
         for (int j = 0; j < p->id_count; j++)
@@ -437,7 +454,7 @@ ml_status cuda_attention_run(cuda_device *device, cuda_attention *a) {
     const attention_plan *p = a->plan;
     for (int64_t i = 0; i < a->batch_slices * a->head_slices; i++) {
         if (p->dq_sum_bytes && dnn->cudnnGetVersion() < 90600) /* newer ones zero it themselves */
-            CUDA_TRY(cuMemsetD8Async(device->workspace + (CUdeviceptr)p->row_sum_bytes, 0,
+            CUDA_TRY(cuMemsetD8Async((CUdeviceptr)(uintptr_t)a->workspace + p->row_sum_bytes, 0,
                                      (size_t)p->dq_sum_bytes, device->stream));
         cudnnStatus_t status = dnn->cudnnBackendExecute(dnn->handle, p->plan, a->pack[i]);
         if (status != CUDNN_STATUS_SUCCESS) return dnn_fail(dnn, status, "cudnnBackendExecute");
