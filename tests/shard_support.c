@@ -81,7 +81,7 @@ static double *cut(fixture *f, const ml_layout *layout, const ml_type *type, int
     return part;
 }
 
-static double worst_difference(const double *actual, const double *expected, int64_t count) {
+double shard_difference(const double *actual, const double *expected, int64_t count) {
     double largest = 1e-300, worst = 0;
     for (int64_t i = 0; i < count; i++)
         if (isfinite(expected[i])) largest = fmax(largest, fabs(expected[i]));
@@ -177,7 +177,7 @@ static void compare(comparison *c, const ml_graph *g, const ml_roots *local, dou
         int64_t elements = ml_type_elements(ml_graph_type(g, nodes[i]));
         add_parts(c, i, elements, results);
         for (int64_t r = 0; r < ranks && c->good; r++) {
-            double off = worst_difference(results[r][i], wanted(c, i, r), elements);
+            double off = shard_difference(results[r][i], wanted(c, i, r), elements);
             if (!(off <= c->tolerance)) complain(c, i, r, off, stage);
         }
     }
@@ -280,7 +280,7 @@ static ml_update accumulate(fixture *f, ml_ref gradient) {
 }
 
 /* y and its gradients; the norms of those of states, which move the states. */
-static ml_roots roots_of(fixture *f, ml_ref y) {
+ml_roots shard_roots(fixture *f, ml_ref y) {
     ml_ref wrt[SUPPORT_INPUTS], gradients[SUPPORT_INPUTS];
     ml_roots roots = {.outputs = ML_NEW_ARRAY(f->arena, ml_ref, SUPPORT_INPUTS),
                       .updates = ML_NEW_ARRAY(f->arena, ml_update, SUPPORT_INPUTS)};
@@ -312,7 +312,7 @@ static ml_roots roots_of(fixture *f, ml_ref y) {
 }
 
 int shard_check_drawn(fixture *f, ml_ref y, const char *names, int draws) {
-    trial t = {.f = f, .roots = roots_of(f, y)};
+    trial t = {.f = f, .roots = shard_roots(f, y)};
     ml_type axes = {0};
     char name[32];
     int used, tried = 0;

@@ -20,6 +20,11 @@ bool shard_check(fixture *f, const ml_layout *layout, const ml_roots *roots, dou
 /* y, its gradients and states that these move, under layouts drawn from these axes (8 at most are
  * drawn from); how many of them were possible. */
 int shard_check_drawn(fixture *f, ml_ref y, const char *names, int draws);
+/* y, its loss and gradients, sums of gradients, and states that these move; some outputs are kept.
+ */
+ml_roots shard_roots(fixture *f, ml_ref y);
+/* The largest difference, relative to the largest number that is expected. */
+double shard_difference(const double *actual, const double *expected, int64_t count);
 /* Collectives of one kind over mesh axis i. */
 int64_t shard_count(const ml_graph *g, const ml_layout *layout, int i, ml_collective kind);
 
