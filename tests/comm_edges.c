@@ -146,6 +146,7 @@ static int check_sleep(ml_comm *comm, void *argument) {
     (void)argument;
     ml_edge *there, *back;
     char memory[102], expected[100];
+    double began = comm_now(), used = processor_seconds();
     if (ml_comm_edge(comm, 0, 1, 0, 150, &there) != ML_OK ||
         ml_comm_edge(comm, 1, 0, 0, 150, &back) != ML_OK)
         return 1;
@@ -156,7 +157,6 @@ static int check_sleep(ml_comm *comm, void *argument) {
         usleep(500000);
         return send_message(back, memory, 100, 0) == ML_OK ? 0 : 3;
     }
-    double began = comm_now(), used = processor_seconds();
     for (int i = 0; i < 2; i++)
         if (send_message(there, memory, 100, i) != ML_OK) return 4;
     if (comm_now() - began < 0.4) return 5;
@@ -297,24 +297,15 @@ static int suffer_in_chain(ml_comm *comm, void *argument) {
     return ml_comm_peer_failed() ? ML_EXIT_PEER : 1;
 }
 
-static void one_end(fault kind, bool sender) {
-    plan p = {kind, sender};
-    comm_job job;
-    int codes[COMM_MOST], victim = sender ? 0 : CHAIN - 1;
+static void check_told(const plan *p, int pid, const int *codes, FILE *errors) {
     char text[8192], named[128], waits[128];
-    FILE *errors = tmpfile();
-    REQUIRE(errors);
-    comm_set_timeout(1);
-    comm_start(&job, CHAIN, suffer_in_chain, &p, fileno(errors));
-    int pid = job.pids[victim];
-    comm_finish(&job, 20, victim, codes);
-    comm_set_timeout(0);
+    int victim = p->sender ? 0 : CHAIN - 1;
     rewind(errors);
     text[fread(text, 1, sizeof text - 1, errors)] = 0;
     fclose(errors);
-    snprintf(named, sizeof named, "rank %d (pid %d) %s", victim, pid, says[kind]);
+    snprintf(named, sizeof named, "rank %d (pid %d) %s", victim, pid, says[p->kind]);
     snprintf(waits, sizeof waits, "rank 1 waits in a %s of %d bytes %s rank %d (tag 9): step ",
-             sender ? "receive" : "send", BYTES, sender ? "from" : "to", victim);
+             p->sender ? "receive" : "send", BYTES, p->sender ? "from" : "to", victim);
     if (!strstr(text, named) || !strstr(text, waits) ||
         !strstr(text, "last seen in: step 5, stage"))
         test_fail("expected \"%s\" and \"%s\" in\n%s", named, waits, text);
@@ -322,19 +313,33 @@ static void one_end(fault kind, bool sender) {
         if (i != victim) CHECK_EQ_INT(codes[i], ML_EXIT_PEER);
 }
 
+/* The sender of one job and the receiver of another, side by side, for they mostly wait. */
+static void both_ends(fault kind) {
+    comm_job jobs[2];
+    plan plans[2] = {{kind, true}, {kind, false}};
+    FILE *errors[2];
+    comm_set_timeout(2);
+    for (int i = 0; i < 2; i++) {
+        errors[i] = tmpfile();
+        REQUIRE(errors[i]);
+        comm_start(&jobs[i], CHAIN, suffer_in_chain, &plans[i], fileno(errors[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        int codes[COMM_MOST], victim = plans[i].sender ? 0 : CHAIN - 1, pid = jobs[i].pids[victim];
+        comm_finish(&jobs[i], 20, victim, codes);
+        check_told(&plans[i], pid, codes, errors[i]);
+    }
+    comm_set_timeout(0);
+}
+
 TEST(comm_edges, killed_ends) {
-    one_end(KILL, true);
-    one_end(KILL, false);
+    both_ends(KILL);
 }
-TEST(comm_edges, stopped_sender) {
-    one_end(STOP, true);
-}
-TEST(comm_edges, stopped_receiver) {
-    one_end(STOP, false);
+TEST(comm_edges, stopped_ends) {
+    both_ends(STOP);
 }
 TEST(comm_edges, ends_that_leave) {
-    one_end(LEAVE, true);
-    one_end(LEAVE, false);
+    both_ends(LEAVE);
 }
 
 /* What was sent before the sender left is received. */

@@ -438,7 +438,7 @@ TEST(shard_pipeline, large_and_fast) {
     clock_t began = clock();
     ml_pipeline_make(&made_case.problem, arena, &made);
     double seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
-    if (seconds > 1) test_fail("a schedule of a million tasks took %.2f s", seconds);
+    if (seconds > 2) test_fail("a schedule of a million tasks took %.2f s", seconds);
     CHECK_EQ_INT(made.length, 3 * (1024 * 8 + 63));
     check_pipeline(&made_case, &made);
     ml_arena_free(arena);
