@@ -71,6 +71,11 @@ static int between_hosts(ml_comm *comm, void *argument) {
     if (ml_comm_group(comm, pair, 2, &g) != ML_OK || ml_group_rank(g) != rank % 2) return 5;
     if (ml_comm_all_reduce(g, &in, &out, 1, ML_I32, ML_REDUCE_SUM) != ML_INVALID) return 6;
     if (!strstr(ml_error_last()->text, "must be on one host")) return 7;
+    ml_edge *edge; /* for GPUs it can be made */
+    if (ml_comm_edge(comm, 0, 1, 0, 100, &edge) != ML_OK || (edge != NULL) != (rank < 2)) return 9;
+    if (rank == 0 && ml_edge_send(edge, &in, sizeof in) != ML_INVALID) return 10;
+    if (rank == 1 && ml_edge_receive(edge, &out, sizeof out) != ML_INVALID) return 11;
+    if (edge && !strstr(ml_error_last()->text, "must be on one host")) return 12;
     return ml_comm_barrier(comm) == ML_OK ? 0 : 8;
 }
 
