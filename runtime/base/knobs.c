@@ -58,6 +58,10 @@ static const knob KNOBS[] = {
      "make logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
      "whole",
      NUMBER, AT(chunk)},
+    {"MLUA_OVERLAP", "0|1",
+     "collectives beside other work: 0 nowhere, 1 also in the order of steps on a CPU; default: on "
+     "GPUs",
+     NUMBER, AT(overlap)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
      "or ten steps",
@@ -73,8 +77,12 @@ static const knob KNOBS[] = {
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 
-static ml_knobs_values values = {
-    .tune = true, .cudnn = true, .deterministic = true, .blas = ML_BLAS_FASTER, .chunk = 1024};
+static ml_knobs_values values = {.tune = true,
+                                 .cudnn = true,
+                                 .deterministic = true,
+                                 .blas = ML_BLAS_FASTER,
+                                 .overlap = -1,
+                                 .chunk = 1024};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void read_knob(const knob *k, const char *text) {

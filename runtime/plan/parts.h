@@ -1,5 +1,6 @@
-/* What the files of plan/ share: a plan is made by plan_compile (passes.c), plan_assign
- * (assign.c), ml_memory_place and memory_account (memory.c), in this order. All raise. */
+/* What the files of plan/ share: a plan is made by plan_compile (passes.c), plan_overlap
+ * (overlap.c), plan_assign (assign.c), ml_memory_place and memory_account (memory.c), in this
+ * order. All raise. */
 #ifndef ML_PLAN_PARTS_H
 #define ML_PLAN_PARTS_H
 
@@ -9,6 +10,8 @@
  * schedule. plan->layout is set. */
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
                   const ml_target *target, bool recompute);
+/* Put the steps in an order in which collectives go on beside computation (lower.h: tickets). */
+void plan_overlap(ml_plan *plan);
 /* The type that a state has on this rank. */
 ml_type plan_state(const ml_plan *plan, uint32_t state);
 /* Let every update end up in its state: in place where that is safe, else by a copy at the end. */

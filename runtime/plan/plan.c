@@ -1,5 +1,6 @@
 /* Making, checking and printing plans. */
 #include "runtime/plan/plan.h"
+#include "runtime/base/knobs.h"
 
 #include <string.h>
 
@@ -47,7 +48,7 @@ typedef struct {
     const ml_roots *roots;
     const ml_target *target;
     const ml_layout *layout;
-    bool recompute;
+    bool recompute, overlap;
 } plan_call;
 
 static void plan_make(void *context) {
@@ -62,6 +63,7 @@ static void plan_make(void *context) {
     plan->layout = call->layout;
     *call->plan = plan;
     plan_compile(plan, call->from, call->roots, call->target, call->recompute);
+    if (call->overlap) plan_overlap(plan);
     plan_assign(plan);
     plan->arena_bytes = ml_memory_place(plan->schedule, plan->roots.output_count);
     plan->library_bytes = ml_library_workspace(plan->schedule);
@@ -69,13 +71,14 @@ static void plan_make(void *context) {
     plan->hash = hash_schedule(plan->schedule, hash_graph(plan->graph, 0));
 }
 
-/* Another plan, which computes some values twice rather than keep them: taken where it is smaller.
- */
-static void plan_smaller(const plan_call *first) {
+/* Another plan, taken where it is smaller: one whose collectives do not overlap with other work, or
+ * which computes some values twice rather than keep them. */
+static void plan_smaller(const plan_call *first, bool overlap, bool recompute) {
     ml_plan *other = NULL;
     plan_call call = *first;
     call.plan = &other;
-    call.recompute = true;
+    call.overlap = overlap;
+    call.recompute = recompute;
     ml_status status = ml_protect(plan_make, &call);
     if (status == ML_OK && other->peak_bytes < (*first->plan)->peak_bytes) {
         ml_plan *kept = other;
@@ -121,9 +124,13 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
                  const ml_layout *layout, ml_plan **plan) {
     *plan = NULL;
-    plan_call call = {plan, from, roots, target, layout, false};
+    int wanted = ml_knobs()->overlap;
+    bool overlap = wanted >= 0 ? wanted : target->kind == ML_TARGET_CUDA;
+    int64_t limit = target->memory_bytes;
+    plan_call call = {plan, from, roots, target, layout, false, overlap && layout != NULL};
     plan_make(&call);
-    if (target->memory_bytes > 0 && (*plan)->peak_bytes > target->memory_bytes) plan_smaller(&call);
+    if (limit > 0 && (*plan)->peak_bytes > limit && call.overlap) plan_smaller(&call, false, false);
+    if (limit > 0 && (*plan)->peak_bytes > limit) plan_smaller(&call, false, true);
 }
 
 void ml_plan_free(ml_plan *plan) {

@@ -167,7 +167,9 @@ static CUresult wait_event(stream *s, event *e) {
 }
 
 void emu_order(void *earlier, void *later) {
-    if (stream_of(earlier) == stream_of(later)) return;
+    const stream *s = stream_of(earlier);
+    if (s == stream_of(later)) return;
+    if (capturing && s != capturing && !s->forked) return; /* it has nothing in the graph */
     event *e = calloc(1, sizeof *e);
     record(e, stream_of(earlier));
     wait_event(stream_of(later), e);

@@ -1,0 +1,552 @@
+/* Collectives beside other work: a new order of the steps, and where each collective is waited for.
+ *
+ * The steps are put in order by simulating a GPU that works them off in one stream while the
+ * collectives of each mesh axis go on in a lane of their own. Computation keeps its order, with two
+ * exceptions that look at most WINDOW steps ahead: where the next step would wait for a collective,
+ * a later one that can run goes first; and what leads to a collective whose result is needed soon
+ * goes before what does not. A collective starts
+ * - as soon as its operand is there, where its result is no larger (sums of gradients); small ones
+ *   whose result is needed much later wait for others, to be one launch of BUCKET_BYTES;
+ * - else (parameters put together) as late as it may, so that what it makes does not fill memory.
+ * Every collective with computation between it and the first step that needs it gets a ticket and
+ * a WAIT before that step. The WAIT reads both operands, which keeps their memory until then.
+ *
+ * Times are guesses about a current GPU: only the order depends on them, and it is the same on
+ * every rank, because they come from the plan alone. */
+#include "runtime/base/knobs.h"
+#include "runtime/plan/parts.h"
+
+static const double FLOPS = 600e12, BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
+static const double NEAR_BYTES = 250e9, FAR_BYTES = 40e9; /* a second, within a host and beyond */
+static const double LATENCY = 20e-6, SOON = 1e-3;         /* seconds */
+static const int64_t BUCKET_BYTES = 25 << 20, AHEAD_BYTES = (int64_t)512 << 20;
+enum { HOST_RANKS = 8, WINDOW = 64, MOST_ANCESTORS = 12, NONE = UINT32_MAX };
+
+typedef struct {
+    uint32_t *first, *edge; /* of step i: edge[first[i] .. first[i + 1]) */
+} adjacency;
+
+typedef ML_VEC(uint32_t) step_list;
+
+typedef struct {
+    const ml_schedule *s;
+    const ml_layout *layout;
+    ml_arena *scratch;
+    uint32_t count;
+    adjacency before, after;
+    double *cost, *clock;  /* of a step; when computation would reach it in the old order */
+    double *need, *latest; /* of a collective: when its result is needed, when it must start */
+    uint32_t *user;        /* of a collective: the first step that needs it, or `count` */
+    uint32_t *waiting;     /* steps before it that are not placed */
+    double *finish;        /* of what is placed */
+    bool *placed;
+    uint32_t *group; /* of a placed collective: those of a launch have the same number */
+    uint32_t *order, placed_count, next, group_count;
+    step_list eager;             /* collectives whose operands are there */
+    step_list early;             /* of those that grow: a heap, the first to start on top */
+    step_list held[ML_MAX_MESH]; /* wait for others to be one launch */
+    double held_bytes[ML_MAX_MESH];
+    double now, lane[ML_MAX_MESH]; /* when the stream and the lanes are free */
+    int64_t ahead;                 /* bytes made by collectives that nobody has used yet */
+} overlap;
+
+static bool is_collective(const overlap *o, uint32_t step) {
+    return o->s->steps.at[step].kind == ML_STEP_COLLECTIVE;
+}
+
+static int64_t value_bytes(const overlap *o, uint32_t step, int which) {
+    return ml_type_bytes(&o->s->values.at[o->s->steps.at[step].values[which]].type);
+}
+
+static bool grows(const overlap *o, uint32_t step) {
+    return value_bytes(o, step, 1) > value_bytes(o, step, 0);
+}
+
+/* ---- What depends on what ---- */
+typedef struct {
+    uint32_t step, next;
+} access;
+typedef struct {
+    ML_VEC(access) accesses;
+    uint32_t *readers, *writers; /* by storage: the last access, or NONE */
+    ML_VEC(uint64_t) edges;      /* from << 32 | to */
+} dependencies;
+
+static void edges_from(overlap *o, dependencies *d, uint32_t access_at, uint32_t to) {
+    for (; access_at != NONE; access_at = d->accesses.at[access_at].next) {
+        uint32_t from = d->accesses.at[access_at].step;
+        if (from != to) *ML_PUSH(o->scratch, &d->edges) = (uint64_t)from << 32 | to;
+    }
+}
+
+static void access_add(overlap *o, dependencies *d, uint32_t *list, uint32_t step) {
+    *ML_PUSH(o->scratch, &d->accesses) = (access){step, *list};
+    *list = d->accesses.count - 1;
+}
+
+static void adjacency_fill(overlap *o, adjacency *a, const dependencies *d, bool backwards) {
+    a->first = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 2);
+    a->edge = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)d->edges.count + 1);
+    for (uint32_t i = 0; i < d->edges.count; i++) {
+        uint64_t e = d->edges.at[i];
+        a->first[(backwards ? (uint32_t)e : (uint32_t)(e >> 32)) + 2]++;
+    }
+    for (uint32_t i = 2; i < o->count + 2; i++) a->first[i] += a->first[i - 1];
+    for (uint32_t i = 0; i < d->edges.count; i++) {
+        uint32_t from = (uint32_t)(d->edges.at[i] >> 32), to = (uint32_t)d->edges.at[i];
+        a->edge[a->first[(backwards ? to : from) + 1]++] = backwards ? from : to;
+    }
+}
+
+/* A step comes after all writers of what it reads, and after all readers of what it writes. */
+static void dependencies_find(overlap *o) {
+    const ml_schedule *s = o->s;
+    dependencies d = {0};
+    size_t storages = (size_t)s->storages.count + 1;
+    d.readers = ML_NEW_ARRAY(o->scratch, uint32_t, storages);
+    d.writers = ML_NEW_ARRAY(o->scratch, uint32_t, storages);
+    for (size_t i = 0; i < storages; i++) d.readers[i] = d.writers[i] = NONE;
+    for (uint32_t t = 0; t < o->count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->read_count + step->write_count; i++) {
+            uint32_t storage = s->values.at[step->values[i]].storage;
+            edges_from(o, &d, i < step->read_count ? d.writers[storage] : d.readers[storage], t);
+        }
+        for (int i = 0; i < step->read_count + step->write_count; i++) {
+            uint32_t storage = s->values.at[step->values[i]].storage;
+            bool reads = i < step->read_count;
+            if (reads && s->storages.at[storage].kind != ML_STORAGE_TEMPORARY) continue;
+            access_add(o, &d, reads ? &d.readers[storage] : &d.writers[storage], t);
+        }
+    }
+    adjacency_fill(o, &o->before, &d, true);
+    adjacency_fill(o, &o->after, &d, false);
+}
+
+/* ---- Times ---- */
+/* Bytes that leave a rank. */
+static double wire_bytes(const ml_collective_step *c) {
+    double bytes = (double)c->count * ml_dtypes[c->dtype].bytes, ranks = (double)c->ranks;
+    switch (c->op) {
+    case ML_OP_ALL_REDUCE: return 2 * bytes * (ranks - 1) / ranks;
+    case ML_OP_ALL_TO_ALL: return bytes * (ranks - 1) / ranks;
+    case ML_OP_ALL_GATHER:
+    case ML_OP_REDUCE_SCATTER: return bytes * (ranks - 1);
+    default: return bytes;
+    }
+}
+
+static double step_cost(const overlap *o, uint32_t t) {
+    const ml_step *step = &o->s->steps.at[t];
+    if (step->kind != ML_STEP_COLLECTIVE) {
+        double work = step->flops / FLOPS, moved = (double)step->bytes / BYTES;
+        return LAUNCH + (work > moved ? work : moved);
+    }
+    const ml_collective_step *c = step->collective;
+    int64_t span = c->ranks;
+    for (int i = c->mesh_axis + 1; i < o->layout->count; i++) span *= o->layout->axis[i].size;
+    return wire_bytes(c) / (span > HOST_RANKS ? FAR_BYTES : NEAR_BYTES);
+}
+
+/* When each result is needed and, lane by lane, when what makes more of it must start. */
+static void times_find(overlap *o) {
+    double clock = 0, lane[ML_MAX_MESH];
+    for (uint32_t t = 0; t < o->count; t++) {
+        o->cost[t] = step_cost(o, t);
+        o->clock[t] = clock;
+        if (!is_collective(o, t)) clock += o->cost[t];
+    }
+    for (int i = 0; i < ML_MAX_MESH; i++) lane[i] = clock;
+    for (uint32_t t = o->count; t-- > 0;) {
+        if (!is_collective(o, t)) continue;
+        int axis = o->s->steps.at[t].collective->mesh_axis;
+        o->need[t] = clock;
+        o->user[t] = o->count;
+        for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++) {
+            uint32_t to = o->after.edge[e];
+            double when = is_collective(o, to) ? o->latest[to] : o->clock[to];
+            if (when < o->need[t]) o->need[t] = when;
+            if (to < o->user[t]) o->user[t] = to;
+        }
+        double end = grows(o, t) && lane[axis] < o->need[t] ? lane[axis] : o->need[t];
+        o->latest[t] = end - o->cost[t] - LATENCY;
+        if (grows(o, t)) lane[axis] = end - o->cost[t];
+    }
+}
+
+/* ---- The simulation ---- */
+/* When everything before the step is finished. */
+static double available(const overlap *o, uint32_t t) {
+    double when = 0;
+    for (uint32_t e = o->before.first[t]; e < o->before.first[t + 1]; e++) {
+        double finish = o->finish[o->before.edge[e]];
+        if (finish > when) when = finish;
+    }
+    return when;
+}
+
+static void early_push(overlap *o, uint32_t t) {
+    ML_PUSH(o->scratch, &o->early);
+    uint32_t at = o->early.count - 1, *heap = o->early.at;
+    for (; at > 0 && o->latest[heap[(at - 1) / 2]] > o->latest[t]; at = (at - 1) / 2)
+        heap[at] = heap[(at - 1) / 2];
+    heap[at] = t;
+}
+
+static uint32_t early_pop(overlap *o) {
+    uint32_t *heap = o->early.at, top = heap[0], last = heap[--o->early.count], at = 0;
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+        if (child >= o->early.count) break;
+        if (child + 1 < o->early.count && o->latest[heap[child + 1]] < o->latest[heap[child]])
+            child++;
+        if (o->latest[last] <= o->latest[heap[child]]) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = last;
+    return top;
+}
+
+static void ready(overlap *o, uint32_t t) {
+    if (!is_collective(o, t)) return;
+    if (grows(o, t))
+        early_push(o, t);
+    else
+        *ML_PUSH(o->scratch, &o->eager) = t;
+}
+
+static void place(overlap *o, uint32_t t, double finish) {
+    o->order[o->placed_count++] = t;
+    o->placed[t] = true;
+    o->finish[t] = finish;
+    for (uint32_t e = o->before.first[t]; e < o->before.first[t + 1]; e++) {
+        uint32_t from = o->before.edge[e];
+        if (!is_collective(o, from) || o->user[from] != t || !grows(o, from)) continue;
+        o->ahead -= value_bytes(o, from, 1);
+        o->user[from] = o->count; /* once */
+    }
+    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++)
+        if (--o->waiting[o->after.edge[e]] == 0) ready(o, o->after.edge[e]);
+    while (o->next < o->count && o->placed[o->next]) o->next++;
+}
+
+static void start(overlap *o, uint32_t t, bool begins_group) {
+    int axis = o->s->steps.at[t].collective->mesh_axis;
+    double from = available(o, t);
+    if (o->now > from) from = o->now;
+    if (o->lane[axis] > from) from = o->lane[axis];
+    if (begins_group) from += LATENCY, o->group_count++;
+    o->lane[axis] = from + o->cost[t];
+    o->group[t] = o->group_count;
+    if (grows(o, t) && o->user[t] < o->count) o->ahead += value_bytes(o, t, 1);
+    place(o, t, o->lane[axis]);
+}
+
+/* Progress in the old order's time. */
+static double progress(const overlap *o) {
+    return o->next < o->count ? o->clock[o->next] : o->clock[o->count - 1];
+}
+
+static bool flush(overlap *o, int axis) {
+    step_list list = o->held[axis];
+    o->held[axis] = (step_list){0};
+    o->held_bytes[axis] = 0;
+    for (uint32_t i = 0; i < list.count; i++) start(o, list.at[i], i == 0);
+    return list.count > 0;
+}
+
+static bool flush_all(overlap *o) {
+    bool any = false;
+    for (int i = 0; i < ML_MAX_MESH; i++) any |= flush(o, i);
+    return any;
+}
+
+/* Collectives whose results are needed soon start; the others wait in buckets. */
+static void start_eager(overlap *o) {
+    step_list list = o->eager;
+    o->eager = (step_list){0};
+    int last = -1;
+    for (uint32_t i = 0; i < list.count; i++) {
+        uint32_t t = list.at[i];
+        int axis = o->s->steps.at[t].collective->mesh_axis;
+        double bytes = wire_bytes(o->s->steps.at[t].collective);
+        if (available(o, t) > o->now) {
+            *ML_PUSH(o->scratch, &o->eager) = t;
+        } else if (o->need[t] - progress(o) > SOON && bytes < (double)BUCKET_BYTES) {
+            *ML_PUSH(o->scratch, &o->held[axis]) = t;
+            o->held_bytes[axis] += bytes;
+        } else {
+            start(o, t, axis != last);
+            last = axis;
+        }
+    }
+    for (int i = 0; i < ML_MAX_MESH; i++) {
+        bool due = o->held_bytes[i] >= (double)BUCKET_BYTES;
+        for (uint32_t k = 0; k < o->held[i].count && !due; k++)
+            due = o->need[o->held[i].at[k]] - progress(o) <= SOON;
+        if (due) flush(o, i);
+    }
+}
+
+/* Those that grow start in time for their users, as many as may lie ahead of them; with one start
+ * all that follow soon on the same lane, up to a bucket. */
+static bool start_early(overlap *o, bool forced) {
+    double at = progress(o), bytes = 0, limit = 0;
+    int axis = -1;
+    while (o->early.count > 0) {
+        uint32_t t = o->early.at[0];
+        const ml_collective_step *c = o->s->steps.at[t].collective;
+        double margin = SOON / 2 + o->cost[t];
+        bool due = at + margin >= o->latest[t] && (o->ahead < AHEAD_BYTES || o->clock[t] <= at);
+        bool joins = c->mesh_axis == axis && o->latest[t] <= limit &&
+                     bytes + wire_bytes(c) <= (double)BUCKET_BYTES && o->ahead < AHEAD_BYTES;
+        if (!due && !joins && !forced) break;
+        if (axis != c->mesh_axis) bytes = 0, limit = o->latest[t] + SOON;
+        early_pop(o);
+        start(o, t, axis != c->mesh_axis);
+        bytes += wire_bytes(c);
+        axis = c->mesh_axis;
+        forced = false;
+    }
+    return axis >= 0;
+}
+
+/* The first step that can run at once among those that a collective still waits for; NONE where
+ * another collective comes before it or they are too many. */
+static uint32_t leads_to(const overlap *o, uint32_t t) {
+    uint32_t list[MOST_ANCESTORS], count = 0, best = NONE;
+    for (uint32_t at = 0;; at++) {
+        for (uint32_t e = o->before.first[t]; e < o->before.first[t + 1]; e++) {
+            uint32_t from = o->before.edge[e], i = 0;
+            if (o->placed[from]) continue;
+            if (is_collective(o, from) || count == MOST_ANCESTORS) return NONE;
+            while (i < count && list[i] != from) i++;
+            if (i == count) list[count++] = from;
+        }
+        if (at == count) break;
+        t = list[at];
+        if (o->waiting[t] == 0 && t < best && available(o, t) <= o->now) best = t;
+    }
+    return best;
+}
+
+/* The step of computation to run next, or NONE where each would have to wait. */
+static uint32_t choose(const overlap *o) {
+    uint32_t seen = 0;
+    for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++, seen++) {
+        if (o->placed[t] || !is_collective(o, t) || grows(o, t)) continue;
+        if (o->waiting[t] == 0 || o->need[t] - progress(o) > SOON) continue;
+        uint32_t best = leads_to(o, t);
+        if (best != NONE) return best;
+        break;
+    }
+    seen = 0;
+    for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++) {
+        if (o->placed[t] || is_collective(o, t)) continue;
+        seen++;
+        if (o->waiting[t] == 0 && available(o, t) <= o->now) return t;
+    }
+    return NONE;
+}
+
+/* When something that waits for a collective on its way can go on; 0 where nothing does. */
+static double next_event(const overlap *o) {
+    double when = 0;
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < o->eager.count; i++) {
+        double at = available(o, o->eager.at[i]);
+        if (when == 0 || at < when) when = at;
+    }
+    for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++) {
+        if (o->placed[t] || is_collective(o, t)) continue;
+        seen++;
+        if (o->waiting[t] != 0) continue;
+        double at = available(o, t);
+        if (when == 0 || at < when) when = at;
+    }
+    return when;
+}
+
+static void simulate(overlap *o) {
+    for (uint32_t t = 0; t < o->count; t++)
+        if (o->waiting[t] == 0) ready(o, t);
+    while (o->placed_count < o->count) {
+        start_eager(o);
+        start_early(o, false);
+        uint32_t t = choose(o);
+        if (t != NONE) {
+            o->now += o->cost[t];
+            place(o, t, o->now);
+            continue;
+        }
+        double when = next_event(o);
+        if (when > o->now)
+            o->now = when;
+        else if (!flush_all(o) && !start_early(o, true) && o->placed_count < o->count &&
+                 o->eager.count == 0)
+            ml_raise(ML_INTERNAL, "overlap: step %u waits for ever", o->next);
+    }
+}
+
+/* ---- The new schedule ---- */
+typedef struct {
+    uint32_t *position; /* of each step in the new order */
+    uint32_t *wait_at;  /* of each collective: the place in the new order before which it is waited
+                           for; NONE where nothing goes on beside it */
+} waits;
+
+/* Whether there is computation between two places of the new order. */
+static bool computes(const overlap *o, uint32_t from, uint32_t to) {
+    for (uint32_t i = from + 1; i < to; i++)
+        if (!is_collective(o, o->order[i])) return true;
+    return false;
+}
+
+/* Where the first step that needs the result lies now; the first of its launch, if it is one of
+ * several collectives. */
+static uint32_t first_user(const overlap *o, uint32_t t, const uint32_t *position) {
+    uint32_t first = o->count;
+    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++)
+        if (position[o->after.edge[e]] < first) first = position[o->after.edge[e]];
+    while (first < o->count && first > 0 && is_collective(o, o->order[first]) &&
+           is_collective(o, o->order[first - 1]) &&
+           o->group[o->order[first - 1]] == o->group[o->order[first]])
+        first--;
+    return first;
+}
+
+/* Collectives of one launch are waited for one by one, or none is. */
+static void waits_find(const overlap *o, waits *w) {
+    w->position = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 1);
+    w->wait_at = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 1);
+    bool *beside = ML_NEW_ARRAY(o->scratch, bool, (size_t)o->group_count + 1);
+    for (uint32_t i = 0; i < o->count; i++) w->position[o->order[i]] = i;
+    for (uint32_t t = 0; t < o->count; t++) {
+        w->wait_at[t] = NONE;
+        if (!is_collective(o, t)) continue;
+        w->wait_at[t] = first_user(o, t, w->position);
+        if (computes(o, w->position[t], w->wait_at[t])) beside[o->group[t]] = true;
+    }
+    for (uint32_t t = 0; t < o->count; t++)
+        if (is_collective(o, t) && !beside[o->group[t]]) w->wait_at[t] = NONE;
+}
+
+/* A sum in flight is made where its operand lies, if nobody else reads that. */
+static void sums_in_place(const overlap *o, ml_schedule *s, const waits *w, int output_count,
+                          int update_count) {
+    size_t storages = (size_t)s->storages.count + 1;
+    uint32_t *reads = ML_NEW_ARRAY(o->scratch, uint32_t, storages);
+    uint32_t *writes = ML_NEW_ARRAY(o->scratch, uint32_t, storages);
+    uint32_t *moved = ML_NEW_ARRAY(o->scratch, uint32_t, storages);
+    for (uint32_t i = 0; i < s->storages.count; i++) moved[i] = i;
+    for (uint32_t t = 0; t < o->count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->read_count + step->write_count; i++)
+            (i < step->read_count ? reads : writes)[s->values.at[step->values[i]].storage]++;
+    }
+    for (int i = 0; i < output_count; i++) reads[s->values.at[s->output_values[i]].storage]++;
+    for (int i = 0; i < update_count; i++) reads[s->values.at[s->update_values[i]].storage]++;
+    for (uint32_t t = 0; t < o->count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        if (w->wait_at[t] == NONE || step->collective->op != ML_OP_ALL_REDUCE) continue;
+        const ml_value *from = &s->values.at[step->values[0]], *to = &s->values.at[step->values[1]];
+        const ml_storage *operand = &s->storages.at[from->storage];
+        ml_storage *result = &s->storages.at[to->storage];
+        bool alone = reads[from->storage] == 1 && writes[to->storage] == 1;
+        if (!alone || operand->kind != ML_STORAGE_TEMPORARY || operand->bytes != result->bytes ||
+            result->kind != ML_STORAGE_TEMPORARY || from->offset != 0 || to->offset != 0)
+            continue;
+        moved[to->storage] = moved[from->storage];
+        result->bytes = 0;
+    }
+    for (uint32_t v = 0; v < s->values.count; v++)
+        s->values.at[v].storage = moved[s->values.at[v].storage];
+}
+
+static ml_step wait_step(ml_schedule *s, const ml_step *started) {
+    ml_step wait = {.kind = ML_STEP_WAIT, .node = started->node, .read_count = 2};
+    wait.values = started->values;
+    wait.collective = started->collective;
+    wait.may_alias = ML_NEW(s->arena, uint64_t);
+    return wait;
+}
+
+static void schedule_rewrite(const overlap *o, ml_schedule *s, const waits *w) {
+    uint32_t *head = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 1);
+    uint32_t *next = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 1), ticket = 0;
+    const ml_step *old = s->steps.at;
+    for (uint32_t i = 0; i <= o->count; i++) head[i] = NONE;
+    for (uint32_t i = o->count; i-- > 0;) {
+        uint32_t t = o->order[i];
+        if (w->wait_at[t] == NONE) continue;
+        next[t] = head[w->wait_at[t]];
+        head[w->wait_at[t]] = t;
+    }
+    __typeof__(s->steps) steps = {0};
+    for (uint32_t i = 0; i <= o->count; i++) {
+        for (uint32_t t = head[i]; t != NONE; t = next[t])
+            *ML_PUSH(s->arena, &steps) = wait_step(s, &steps.at[w->position[t]]);
+        if (i == o->count) break;
+        uint32_t t = o->order[i];
+        ml_step *step = ML_PUSH(s->arena, &steps);
+        *step = old[t];
+        w->position[t] = steps.count - 1; /* from now on: with the waits */
+        if (w->wait_at[t] == NONE) continue;
+        ml_collective_step *c = ML_NEW(s->arena, ml_collective_step);
+        *c = *step->collective;
+        c->ticket = ++ticket;
+        step->collective = c;
+    }
+    s->steps = steps;
+}
+
+static void overlap_new(overlap *o) {
+    size_t count = (size_t)o->count + 1;
+    o->cost = ML_NEW_ARRAY(o->scratch, double, count);
+    o->clock = ML_NEW_ARRAY(o->scratch, double, count);
+    o->need = ML_NEW_ARRAY(o->scratch, double, count);
+    o->latest = ML_NEW_ARRAY(o->scratch, double, count);
+    o->finish = ML_NEW_ARRAY(o->scratch, double, count);
+    o->user = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    o->waiting = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    o->group = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    o->order = ML_NEW_ARRAY(o->scratch, uint32_t, count);
+    o->placed = ML_NEW_ARRAY(o->scratch, bool, count);
+    dependencies_find(o);
+    times_find(o);
+    for (uint32_t t = 0; t < o->count; t++)
+        o->waiting[t] = o->before.first[t + 1] - o->before.first[t];
+}
+
+typedef struct {
+    ml_plan *plan;
+    ml_arena *scratch;
+} overlap_call;
+
+static void overlap_body(void *context) {
+    const overlap_call *call = context;
+    ml_schedule *s = call->plan->schedule;
+    overlap o = {
+        .s = s, .layout = call->plan->layout, .scratch = call->scratch, .count = s->steps.count};
+    waits w;
+    bool any = false;
+    for (uint32_t t = 0; t < o.count; t++) any |= is_collective(&o, t);
+    if (!any) return;
+    overlap_new(&o);
+    simulate(&o);
+    waits_find(&o, &w);
+    sums_in_place(&o, s, &w, call->plan->roots.output_count, call->plan->roots.update_count);
+    schedule_rewrite(&o, s, &w);
+    ml_debug(3, "overlap: %.2f ms of computation, %.2f ms with collectives\n",
+             1e3 * o.clock[o.count - 1], 1e3 * o.now);
+}
+
+void plan_overlap(ml_plan *plan) {
+    if (plan->layout == NULL) return;
+    overlap_call call = {plan, ml_arena_new()};
+    if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while ordering collectives");
+    ml_status status = ml_protect(overlap_body, &call);
+    ml_arena_free(call.scratch);
+    if (status != ML_OK) ml_raise_last();
+}
