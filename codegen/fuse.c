@@ -3,8 +3,10 @@
  * A pointwise node that several others use is worth a place in memory when recomputing it would
  * read more than one tensor of its size, or take many operations. So GELU's derivative is
  * recomputed from the saved pre-activation and normalized values from x and its rstd, while sums of
- * the residual stream are kept. Expensive small tensors that are broadcast (rotary tables, rates)
- * are kept too. A root that turns out to be used by its own kernel alone is never stored. */
+ * the residual stream are kept. What the backward pass reads anyway costs a value of the forward
+ * pass nothing there. A widening cast is never kept: what it casts is. Expensive small tensors that
+ * are broadcast (rotary tables, rates) are kept too. A root that turns out to be used by its own
+ * kernel alone is never stored. */
 #include "codegen/fusion.h"
 
 #include <string.h>
@@ -167,8 +169,35 @@ static void count_users(lowering *l, int64_t *peak) {
     }
 }
 
+/* The backward pass reads m by another way than through n. */
+static bool read_anyway(const lowering *l, ml_ref m, ml_ref n, int depth) {
+    for (uint32_t i = l->first_user[m]; i < l->first_user[m + 1]; i++) {
+        ml_ref u = l->user[i];
+        if (u == n) continue;
+        if (ml_graph_node(l->g, u)->flags & ML_NODE_BACKWARD) return true;
+        if (depth > 0 && !fuse_in_memory(l, u) && read_anyway(l, u, n, depth - 1)) return true;
+    }
+    return false;
+}
+
+/* Forward, and needed once there and once in the backward pass or more. */
+static bool spans_passes(const lowering *l, ml_ref n) {
+    int forward = 0, backward = 0;
+    if (ml_graph_node(l->g, n)->flags & ML_NODE_BACKWARD) return false;
+    for (uint32_t i = l->first_user[n]; i < l->first_user[n + 1]; i++) {
+        bool late = ml_graph_node(l->g, l->user[i])->flags & ML_NODE_BACKWARD;
+        if (late)
+            backward++;
+        else
+            forward++;
+    }
+    return forward <= 1 && backward > 0;
+}
+
 typedef struct {
     lowering *l;
+    ml_ref judged;    /* whose cost it is; its loads that the backward pass has anyway are free */
+    bool spans;       /* it is of the forward pass, and the backward pass needs it */
     int64_t elements; /* of the node that is judged */
     int nodes, weight, loads, full;
 } cost;
@@ -180,7 +209,10 @@ static void add_cost(cost *c, ml_ref n, int64_t elements) {
     if (fuse_in_memory(l, n)) {
         int64_t own = ml_type_elements(ml_graph_type(l->g, n));
         c->loads++;
-        c->full += (own < elements ? own : elements) * FULL_SHARE >= c->elements;
+        bool full = (own < elements ? own : elements) * FULL_SHARE >= c->elements;
+        enum { FEW_STEPS = 6 }; /* from a tensor to who computes with it */
+        if (full && c->spans) full = !read_anyway(l, n, c->judged, FEW_STEPS);
+        c->full += full;
         return;
     }
     const ml_node *node = ml_graph_node(l->g, n);
@@ -209,7 +241,8 @@ static uint32_t paths_of(const lowering *l, ml_ref n, const uint32_t *paths) {
 }
 
 static bool worth_memory(lowering *l, ml_ref n, int64_t peak, uint32_t paths) {
-    cost c = {.l = l, .elements = ml_type_elements(ml_graph_type(l->g, n))};
+    cost c = {.l = l, .judged = n, .elements = ml_type_elements(ml_graph_type(l->g, n))};
+    c.spans = spans_passes(l, n);
     l->stamps++;
     l->stamp[n] = l->stamps;
     const ml_node *node = ml_graph_node(l->g, n);
@@ -220,6 +253,16 @@ static bool worth_memory(lowering *l, ml_ref n, int64_t peak, uint32_t paths) {
     if (peak >= EXPANSION * c.elements && c.weight >= WORTH_KEEPING) return true;
     if (l->info[n].unrolled && l->info[n].users > 1) return true; /* each element is many loads */
     return l->info[n].users > 1 && (c.full > 1 || c.nodes > MANY_NODES || paths > MANY_PATHS);
+}
+
+/* What to keep of n: where it only widens another value, that one, in half the memory. */
+static ml_ref narrow_of(const lowering *l, ml_ref n) {
+    if (ml_graph_node(l->g, n)->op != ML_OP_CAST) return n;
+    ml_ref source = ml_graph_source(l->g, n, 0);
+    const ml_type *from = ml_graph_type(l->g, source);
+    bool narrow = ml_dtypes[from->dtype].bytes < ml_dtypes[ml_graph_type(l->g, n)->dtype].bytes;
+    bool map = ml_ops[ml_graph_node(l->g, source)->op].op_class == ML_CLASS_MAP;
+    return narrow && map && l->info[source].role == LOWER_INLINE ? source : n;
 }
 
 void fuse_roles(lowering *l) {
@@ -253,6 +296,6 @@ void fuse_roles(lowering *l) {
         paths[n] = paths_of(l, n, paths);
         if (op_class == ML_CLASS_LEAF || op_class == ML_CLASS_MOVE) continue;
         if (op_class == ML_CLASS_CONTRACT && !l->info[n].generic_dot) continue; /* of an ADD */
-        if (worth_memory(l, n, peak[n], paths[n])) l->info[n].role = LOWER_ROOT;
+        if (worth_memory(l, n, peak[n], paths[n])) l->info[narrow_of(l, n)].role = LOWER_ROOT;
     }
 }

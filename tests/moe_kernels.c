@@ -93,6 +93,36 @@ TEST(moe, kernels_emulated) {
     template_use_emulator(false);
 }
 
+/* ---- Gate and up in one product ----------------------------------------------------------------
+ */
+
+static void merged(fixture *f) {
+    ml_axis r = fixture_axis(f, "r"), d = fixture_axis(f, "d"), h = fixture_axis(f, "h");
+    ml_ref bounds[2] = {bound(f, &groupings[1], groupings[1].starts, true),
+                        bound(f, &groupings[1], groupings[1].ends, true)};
+    ml_ref x = fixture_input(f, ML_F64, "b2 r140 d6", -1, 1), weights[3], made[2], gradients[4];
+    weights[0] = fixture_state(f, ML_F64, "e3 d6 h5");
+    weights[1] = fixture_state(f, ML_F64, "e3 d6 h5");
+    weights[2] = fixture_state(f, ML_F64, "e3 h5 d6");
+    for (int i = 0; i < 2; i++)
+        made[i] =
+            ml_ragged_dot(f->g, (ml_ref[]){x, weights[i], bounds[0], bounds[1]}, r, d, ML_F64);
+    ml_ref y = ml_map2(f->g, ML_OP_MUL, made[0], ml_map1(f->g, ML_OP_SIN, made[1]));
+    y = ml_ragged_dot(f->g, (ml_ref[]){y, weights[2], bounds[0], bounds[1]}, r, h, ML_F64);
+    ml_ref wrt[4] = {x, weights[0], weights[1], weights[2]};
+    ml_ref loss = fixture_loss(f, ml_map1(f->g, ML_OP_SIN, y));
+    ml_autodiff(f->g, loss, wrt, 4, gradients);
+    ml_ref roots[5] = {loss, gradients[0], gradients[1], gradients[2], gradients[3]};
+    fixture_check_passes(f, roots, 5, 1e-9);
+    CHECK_EQ_INT(fixture_count_after(f, "simplify", roots, 5, ML_OP_RAGGED_DOT), 6);
+    CHECK_EQ_INT(fixture_count_after(f, "simplify", roots, 5, ML_OP_RAGGED_OUTER), 3);
+    CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, 5, ML_OP_RAGGED_DOT), 4);
+    CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, 5, ML_OP_RAGGED_OUTER), 2);
+}
+TEST(moe, merged) {
+    fixture_run(merged, 9);
+}
+
 /* ---- Through sessions --------------------------------------------------------------------------
  */
 

@@ -7,9 +7,12 @@
  *   weights   h . g1, h . g2, ...       where the second pattern already joined the g
  *             -> h . concat(g), sliced
  *
+ * The products are DOTs, or products by groups of rows (ragged.h), which keep their groups.
+ *
  * The concatenation runs over one fresh axis, to which each operand's free axes are flattened. A
  * merged product waits for the operands of all its members, so nodes are visited in an order of
  * their own: ascending, except for what has to wait. */
+#include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"
 
 #include <stdlib.h>
@@ -65,11 +68,31 @@ static const ml_type *type_of(const state *s, ml_ref n) {
     return ml_graph_type(s->r->from, n);
 }
 
-static bool is_reduced(const state *s, ml_ref product, ml_axis axis) {
+static bool is_product(const state *s, ml_ref n) {
+    int op = node_of(s, n)->op;
+    return op == ML_OP_DOT || op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER;
+}
+
+/* The axes that a product sums over; *count of them. Rows of an outer product are summed too. */
+static const int64_t *reduced_axes(const state *s, ml_ref product, int *count) {
+    const ml_node *node = node_of(s, product);
     const int64_t *args = ml_graph_args(s->r->from, product);
-    for (int i = 0; i < node_of(s, product)->arg_count; i++)
-        if (args[i] == axis) return true;
+    *count = node->op == ML_OP_DOT ? node->arg_count : 1;
+    return node->op == ML_OP_RAGGED_DOT ? args + 2 : args;
+}
+
+static bool is_reduced(const state *s, ml_ref product, ml_axis axis) {
+    int count;
+    const int64_t *axes = reduced_axes(s, product, &count);
+    for (int i = 0; i < count; i++)
+        if (axes[i] == axis) return true;
     return false;
+}
+
+/* By groups of rows: the groups and what the rows have groups of their own along. */
+static bool is_shared(const state *s, ml_ref product, ml_axis axis) {
+    if (node_of(s, product)->op == ML_OP_DOT) return false;
+    return ml_type_find(type_of(s, ml_graph_source(s->r->from, product, 2)), axis) >= 0;
 }
 
 /* Axes of the right operand that the result has, in its order. */
@@ -77,7 +100,7 @@ static int free_axes(const state *s, ml_ref product, ml_axis *axes, int64_t *siz
     const ml_type *right = type_of(s, right_of(s, product));
     int count = 0;
     for (int i = 0; i < right->rank; i++)
-        if (!is_reduced(s, product, right->axis[i]))
+        if (!is_reduced(s, product, right->axis[i]) && !is_shared(s, product, right->axis[i]))
             axes[count] = right->axis[i], sizes[count++] = right->size[i];
     return count;
 }
@@ -96,7 +119,7 @@ static void find_users(state *s) {
         for (int i = 0; i < node->source_count; i++) {
             ml_ref source = ml_graph_source(s->r->from, n, i);
             s->user[source] = n;
-            if (node->op == ML_OP_DOT)
+            if (is_product(s, n) && i < 2)
                 s->products[source] += s->products[source] < 3;
             else if (!strides)
                 s->whole[source] = true;
@@ -111,7 +134,7 @@ static void find_users(state *s) {
 
 /* No batch axes, and something to flatten. */
 static bool mergeable(const state *s, ml_ref n) {
-    if (node_of(s, n)->op != ML_OP_DOT || node_of(s, n)->arg_count == 0) return false;
+    if (!is_product(s, n) || node_of(s, n)->arg_count == 0) return false;
     const ml_type *left = type_of(s, left_of(s, n));
     ml_axis axes[ML_MAX_AXES];
     int64_t sizes[ML_MAX_AXES];
@@ -124,14 +147,24 @@ static bool mergeable(const state *s, ml_ref n) {
 static uint64_t key_of(const state *s, ml_ref n) {
     const ml_node *node = node_of(s, n);
     uint64_t head[3] = {left_of(s, n), type_of(s, n)->dtype, type_of(s, right_of(s, n))->dtype};
-    uint64_t hash = ml_hash(head, sizeof head, 0);
+    uint64_t hash = ml_hash(head, sizeof head, node->op);
     return ml_hash(ml_graph_args(s->r->from, n), sizeof(int64_t) * node->arg_count, hash);
+}
+
+/* Of one op, and of the same groups where they are by groups. */
+static bool same_groups(const state *s, ml_ref a, ml_ref b) {
+    if (node_of(s, a)->op != node_of(s, b)->op) return false;
+    for (int i = 2; i < node_of(s, a)->source_count; i++)
+        if (ml_graph_source(s->r->from, a, i) != ml_graph_source(s->r->from, b, i)) return false;
+    const int64_t *x = ml_graph_args(s->r->from, a), *y = ml_graph_args(s->r->from, b);
+    return node_of(s, a)->op == ML_OP_DOT || (x[0] == y[0] && x[1] == y[1]);
 }
 
 static bool belongs(const state *s, const group *g, ml_ref n) {
     ml_ref first = g->members[0];
     const ml_node *a = node_of(s, first), *b = node_of(s, n);
     if (left_of(s, first) != left_of(s, n) || a->arg_count != b->arg_count) return false;
+    if (!same_groups(s, first, n)) return false;
     if (memcmp(ml_graph_args(s->r->from, first), ml_graph_args(s->r->from, n),
                sizeof(int64_t) * a->arg_count))
         return false;
@@ -185,7 +218,7 @@ static void find_forward_groups(state *s) {
     ml_index index = {.arena = s->r->scratch};
     for (ml_ref n = 1; n < s->r->count; n++)
         if (s->r->users[n] && mergeable(s, n) && s->weight[right_of(s, n)] &&
-            !s->weight[left_of(s, n)])
+            !s->weight[left_of(s, n)] && node_of(s, n)->op != ML_OP_RAGGED_OUTER)
             add_member(s, &index, n, false);
     for (uint32_t i = 0; i < s->groups.count; i++) {
         group *g = &s->groups.at[i];
@@ -228,17 +261,19 @@ static int addends(const state *s, ml_ref n, ml_ref *out) {
  * where it is no such product, or where its gradient serves other products than it and the one
  * that gives the weight's gradient, or cannot be a slice. */
 static int position_in(const state *s, const group *g, ml_ref product) {
-    const ml_node *node = node_of(s, product);
-    if (node->op != ML_OP_DOT || s->r->users[product] != 1) return -1;
+    int reduced;
+    if (!is_product(s, product) || s->r->users[product] != 1) return -1;
+    (void)reduced_axes(s, product, &reduced);
     ml_ref gradient = left_of(s, product), weight = right_of(s, product);
     if (s->products[gradient] > 2 || s->whole[gradient] || s->weight[gradient]) return -1;
     for (int i = 0; i < g->count; i++) {
         ml_ref member = g->members[i];
         if (right_of(s, member) != weight) continue;
+        if (!same_groups(s, member, product)) return -1;
         ml_axis axes[ML_MAX_AXES];
         int64_t sizes[ML_MAX_AXES];
         int count = free_axes(s, member, axes, sizes);
-        if (count != node->arg_count) return -1;
+        if (count != reduced) return -1;
         for (int k = 0; k < count; k++)
             if (!is_reduced(s, product, axes[k])) return -1;
         const ml_type *type = type_of(s, gradient);
@@ -256,7 +291,7 @@ static void try_sum(state *s, ml_ref n) {
     int count = addends(s, n, parts);
     uint32_t found = 0;
     for (int i = 0; i < count && !found; i++)
-        if (node_of(s, parts[i])->op == ML_OP_DOT) found = s->weight_group[right_of(s, parts[i])];
+        if (is_product(s, parts[i])) found = s->weight_group[right_of(s, parts[i])];
     if (!found) return;
     const group *g = &s->groups.at[found - 1];
     joined_sum sum = {.group = found - 1};
@@ -424,6 +459,19 @@ static void sum_gradients(const state *s, const joined_sum *sum, ml_ref *gradien
         gradients[i] = left_of(s, sum->products[i]);
 }
 
+/* A product as `like` is one, of other operands. */
+static ml_ref multiply(state *s, ml_ref like, ml_ref left, ml_ref right, const ml_axis *axes,
+                       int count, ml_dtype dtype) {
+    ml_graph *to = s->r->to;
+    if (node_of(s, like)->op == ML_OP_DOT) return ml_dot(to, left, right, axes, count, dtype);
+    ml_ref sources[4] = {left, right};
+    for (int i = 2; i < 4; i++) sources[i] = s->r->map[ml_graph_source(s->r->from, like, i)];
+    ml_axis rows = (ml_axis)ml_graph_args(s->r->from, like)[0];
+    if (node_of(s, like)->op == ML_OP_RAGGED_OUTER)
+        return ml_ragged_outer(to, sources, rows, dtype);
+    return ml_ragged_dot(to, sources, rows, axes[0], dtype);
+}
+
 static ml_ref build_sum(state *s, ml_ref n, const joined_sum *sum) {
     ml_graph *to = s->r->to;
     group *forward = &s->groups.at[sum->group];
@@ -432,7 +480,8 @@ static ml_ref build_sum(state *s, ml_ref n, const joined_sum *sum) {
     sum_gradients(s, sum, gradients);
     ml_type type = *type_of(s, n);
     ml_ref left = joined(s, forward, GRADIENTS, gradients);
-    ml_ref total = ml_dot(to, left, joined(s, forward, WEIGHTS, NULL), &fresh, 1, type.dtype);
+    ml_ref right = joined(s, forward, WEIGHTS, NULL);
+    ml_ref total = multiply(s, sum->products[0], left, right, &fresh, 1, (ml_dtype)type.dtype);
     total = ml_permute(to, total, &type);
     for (int i = 0; i < sum->rest_count; i++)
         total = ml_map2(to, ML_OP_ADD, total, s->r->map[sum->rest[i]]);
@@ -445,11 +494,13 @@ static ml_ref build_merged(state *s, const group *g, const group *forward,
     ml_graph *to = s->r->to;
     ml_ref first = g->members[0];
     ml_axis axes[ML_MAX_AXES];
-    int count = node_of(s, first)->arg_count;
-    for (int i = 0; i < count; i++) axes[i] = (ml_axis)ml_graph_args(s->r->from, first)[i];
+    int count;
+    const int64_t *reduced = reduced_axes(s, first, &count);
+    for (int i = 0; i < count; i++) axes[i] = (ml_axis)reduced[i];
     ml_ref right = joined(s, forward, g->gradient ? GRADIENTS : WEIGHTS, gradients);
     ml_ref left = s->r->map[left_of(s, first)];
-    ml_ref merged = ml_dot(to, left, right, axes, count, type_of(s, first)->dtype);
+    ml_dtype dtype = (ml_dtype)type_of(s, first)->dtype;
+    ml_ref merged = multiply(s, first, left, right, axes, count, dtype);
     if (!g->biased[0]) return merged;
     return ml_map2(to, ML_OP_ADD, merged, joined(s, forward, BIASES, NULL));
 }
