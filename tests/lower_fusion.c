@@ -156,6 +156,41 @@ TEST(lower, residual_and_norm) {
     free_piece(&p);
 }
 
+/* silu(gate) * up, weighted by rows, and all gradients: what experts do. */
+static void build_gate(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_BF16, "be", SIZES(256, 32)), weight = input(p, ML_F32, "b", SIZES(256));
+    ml_ref w[3] = {input(p, ML_BF16, "ef", SIZES(32, 64)), input(p, ML_BF16, "ef", SIZES(32, 64)),
+                   input(p, ML_BF16, "fe", SIZES(64, 32))};
+    ml_ref gate = dot(p, x, w[0], "e"), h = ml_cast(p->g, gate, ML_F32);
+    h = ml_cast(p->g, MUL(h, FN(SIGMOID, h)), ML_BF16);
+    h = ml_cast(p->g, MUL(h, dot(p, x, w[1], "e")), ML_F32);
+    h = ml_cast(p->g, MUL(h, weight), ML_BF16);
+    ml_ref y = ml_cast(p->g, dot(p, h, w[2], "f"), ML_F32);
+    ml_axis all[2] = {axis(p, "b"), axis(p, "e")};
+    ml_ref wrt[4] = {weight, w[0], w[1], w[2]}, gradients[4];
+    ml_autodiff(p->g, ml_reduce(p->g, ML_OP_SUM, FN(SIN, y), all, 2), wrt, 4, gradients);
+    for (int i = 0; i < 4; i++) output(p, gradients[i]);
+}
+
+/* Of all that is as wide as the hidden layer memory holds gate, up, the weighted product, and the
+ * gradients of these three, each in bf16: the product before its weight is computed again. */
+TEST(lower, gated_and_weighted) {
+    piece p;
+    int wide = 0;
+    lower_piece(&p, build_gate);
+    for (uint32_t i = 0; i < p.s->steps.count; i++)
+        for (int k = 0; k < p.s->steps.at[i].write_count; k++) {
+            const ml_step *step = &p.s->steps.at[i];
+            const ml_value *v = &p.s->values.at[step->values[step->read_count + k]];
+            if (ml_type_elements(&v->type) != 256 * 64) continue;
+            CHECK_EQ_INT(v->type.dtype, ML_BF16);
+            wide++;
+        }
+    CHECK_EQ_INT(wide, 6);
+    free_piece(&p);
+}
+
 static void build_norm_gradient(void *context) {
     piece *p = context;
     ml_ref x = input(p, ML_F32, "bse", SIZES(8, 256, 64)),
