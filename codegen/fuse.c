@@ -131,16 +131,18 @@ static void pin(lowering *l, ml_ref n) {
         if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE) break;
         base = ml_graph_source(l->g, base, 0);
     }
-    lower_view view;
-    if (base != n && fuse_in_memory(l, base) &&
-        (l->info[base].role == LOWER_LEAF || !views_of(l, n, &view) ||
-         !views_contiguous(ml_graph_type(l->g, n), view.stride)))
-        base = n;
-    if (l->info[base].role == LOWER_INLINE) l->info[base].role = LOWER_ROOT;
-    if (base != n && !views_of(l, n, &view)) {
-        base = n;
-        l->info[base].role = LOWER_ROOT;
+    if (base != n) { /* the same memory serves where the movements keep its order */
+        lower_view view;
+        uint8_t role = l->info[base].role;
+        if (role == LOWER_INLINE) l->info[base].role = LOWER_ROOT;
+        bool serves = role != LOWER_LEAF && views_of(l, n, &view) &&
+                      views_contiguous(ml_graph_type(l->g, n), view.stride);
+        if (!serves) {
+            l->info[base].role = role;
+            base = n;
+        }
     }
+    if (l->info[base].role == LOWER_INLINE) l->info[base].role = LOWER_ROOT;
     l->info[base].pinned = l->info[base].stored = true;
 }
 

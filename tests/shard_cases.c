@@ -112,7 +112,8 @@ static ml_ref build_broadcast(fixture *f) {
 }
 BUILD(build_iota, mul(f, number(f, ml_iota(f->g, AXIS("s"), 8)), operand(f, "b4 s8")))
 BUILD(build_state, sine(f, fixture_state(f, FLOAT, "s4 d4")))
-BUILD(build_cast, ml_cast(f->g, ml_cast(f->g, operand(f, "s4 d4"), ML_BF16), FLOAT))
+BUILD(build_cast,
+      ml_cast(f->g, ml_cast(f->g, operand(f, "s4 d4"), FLOAT == ML_F64 ? ML_F32 : ML_F64), FLOAT))
 BUILD(build_rename, with_args(f, ML_OP_RENAME, operand(f, "s4 d8"),
                               (int64_t[]){AXIS("s"), AXIS("d"), AXIS("d"), AXIS("s")}, 4))
 static ml_ref build_permute(fixture *f) {

@@ -2,7 +2,7 @@
  * the result and all gradients are those of one rank. First on the interpreter of all ranks in f64,
  * where each operand is checked to lie as told; then by processes that compute in f32 and talk to
  * one another. The default is a sample: DIST_SEED draws another, DIST_ALL=1 takes all placements,
- * MANY at most of a case over a mesh. */
+ * MANY at most of a case over a mesh; DIST_CASE=n takes that case alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +21,11 @@ typedef struct {
 
 static uint64_t seed_of_run(void) {
     return getenv("DIST_SEED") ? strtoull(getenv("DIST_SEED"), NULL, 10) : 1;
+}
+
+static bool wanted(int op_case) {
+    const char *only = getenv("DIST_CASE");
+    return !only || atoi(only) == op_case;
 }
 
 static shard_told tell(int mesh) {
@@ -116,7 +121,8 @@ TEST(dist, every_op_interpreted) {
     uint64_t random = seed_of_run();
     int64_t done = 0;
     for (int i = 0; i < shard_case_count(); i++)
-        done += for_placements(i, getenv("DIST_ALL") ? MANY : 12, &random, run_interpreter);
+        if (wanted(i))
+            done += for_placements(i, getenv("DIST_ALL") ? MANY : 12, &random, run_interpreter);
     printf("%lld placements\n", (long long)done);
 }
 
@@ -268,7 +274,7 @@ TEST(dist, every_op) {
     int64_t done = 0;
     bool all = getenv("DIST_ALL") != NULL;
     for (int i = 0; i < shard_case_count(); i++)
-        if (all || test_range(&random, 0, 3) == 0)
+        if (wanted(i) && (all || test_range(&random, 0, 3) == 0))
             done += for_placements(i, all ? MANY_RUN : 1, &random, put_in_batch);
     for (int mesh = 0; mesh < MESHES; mesh++) run_batch(&batches[mesh]);
     printf("%lld placements\n", (long long)done);

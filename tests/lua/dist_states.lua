@@ -83,6 +83,20 @@ expect_sums(function(b) return b - 1 end, 1, "one part")
 add { x = x, first = true }
 add { x = x, first = false }
 expect_sums(function() return 0 end, 2, "two parts")
+-- What ranks gather lies in its order also where a movement of their parts costs nothing.
+local H, D, S = core.axis("h", 4), core.axis("d", 4), core.axis("s", 2)
+local merged = m.compile(function(feeds)
+  local z = feeds.z + 1
+  return { parts = z:on { dp = { "h" }, tp = { "h" } }:merge("h", "s", "hs") }
+end, { z = { H, D, S } }, { layout = layout })
+local z = fill(core.host("f32", 4, 4, 2), 32, function(i) return i end)
+local parts = merged { z = z }.parts
+for h = 0, 3 do
+  for d = 0, 3 do
+    for s = 0, 1 do check.equal(parts[(h * 2 + s) * 4 + d + 1], h * 8 + d * 2 + s + 2, "merged parts") end
+  end
+end
+
 check.equal(counts:get()[1], 2 * all, "a sum without axes")
 sums:set(fill(core.host("f32", 8), 8, function(b) return 10 * b end))
 add { x = x, first = false }
