@@ -1,4 +1,6 @@
-/* Attention under drawn layouts: heads, key/value heads, queries, keys (rings), batches. */
+/* Attention under drawn layouts: heads, key/value heads, queries, keys (rings), batches; and
+ * context parallelism: every mask in every form of it, and the work of each rank. */
+#include <math.h>
 #include <stdio.h>
 
 #include "tests/shard_support.h"
@@ -121,4 +123,187 @@ static void three_ways(fixture *f) {
 }
 TEST(shard_attention, three_ways) {
     fixture_run(three_ways, 7);
+}
+
+/* ---- Every mask, every form of context parallelism ------------------------------------------- */
+
+typedef enum { PLAIN, SCORED, DOCUMENTS, BIASED } function_kind;
+typedef struct {
+    const char *name;
+    int queries, keys, kv_heads;
+    bool causal;
+    int window;
+    function_kind function;
+} mask_case;
+
+static const mask_case masks[] = {
+    {"whole", 24, 24, 2, false, 0, PLAIN},
+    {"causal", 24, 24, 4, true, 0, PLAIN},
+    {"causal, grouped", 24, 24, 1, true, 0, PLAIN},
+    {"narrow window", 24, 24, 2, true, 5, PLAIN},
+    {"window of one", 24, 24, 2, true, 1, PLAIN},
+    {"wide window", 24, 24, 2, true, 17, PLAIN},
+    {"window, not causal", 24, 24, 2, false, 7, PLAIN},
+    {"more keys", 24, 48, 2, true, 0, PLAIN},
+    {"fewer keys, window", 48, 24, 2, true, 9, PLAIN}, /* some see nothing */
+    {"score function", 24, 24, 2, true, 0, SCORED},
+    {"score function, not causal", 24, 24, 4, false, 0, SCORED},
+    {"documents", 24, 24, 2, true, 0, DOCUMENTS},
+    {"documents, wide window", 24, 24, 2, true, 20, DOCUMENTS},
+    {"bias", 24, 24, 2, true, 0, BIASED},
+    {"bias, not causal", 24, 24, 2, false, 0, BIASED},
+};
+enum { MASKS = sizeof masks / sizeof *masks };
+static const mask_case *mask;
+
+/* -infinity where the documents of query and key differ. */
+static ml_ref documents(fixture *f, ml_ref s, const ml_ref *captured) {
+    ml_ref of[2];
+    for (int i = 0; i < 2; i++)
+        of[i] = ml_cast(f->g, parameter(f, 1 + i, ml_graph_type(f->g, captured[i])), ML_F64);
+    ml_ref query = ml_map2(f->g, ML_OP_MUL, s, ml_const(f->g, ML_F64, 0)); /* with all axes */
+    query = ml_map2(f->g, ML_OP_ADD, query, of[0]);
+    return ml_where(f->g, ml_map2(f->g, ML_OP_EQ, query, of[1]), s,
+                    ml_const(f->g, ML_F64, -INFINITY));
+}
+
+static ml_ref build_mask(fixture *f) {
+    char q[64], k[64];
+    const char *kv = mask->kv_heads == 4 ? "h" : "k";
+    snprintf(q, sizeof q, "b2 s%d h4 d2", mask->queries);
+    snprintf(k, sizeof k, "b2 t%d %s%d d2", mask->keys, kv, mask->kv_heads);
+    ml_ref sources[] = {fixture_input(f, ML_F64, q, -2, 2), fixture_input(f, ML_F64, k, -2, 2),
+                        fixture_input(f, ML_F64, k, -2, 2), 0, 0};
+    ml_attention_args args = {.seq = fixture_axis(f, "s"),
+                              .kv_seq = fixture_axis(f, "t"),
+                              .heads = fixture_axis(f, "h"),
+                              .kv_heads = fixture_axis(f, kv),
+                              .head_dim = fixture_axis(f, "d"),
+                              .causal = mask->causal,
+                              .window = mask->window,
+                              .scale = 0.7};
+    if (mask->function == PLAIN) return ml_attention(f->g, sources, 3, &args);
+    ml_type score;
+    ml_attention_score_type(f->g, sources[0], sources[1], &args, &score);
+    ml_ref s = parameter(f, 0, &score);
+    if (mask->function == SCORED) {
+        sources[3] = fixture_input(f, ML_F64, "h4", -1, 1);
+        sources[4] = fixture_input(f, ML_F64, "t24", -1, 1);
+        args.score = make_score(f, sources, &args);
+        return ml_attention(f->g, sources, 5, &args);
+    }
+    if (mask->function == DOCUMENTS) {
+        sources[3] = fixture_index(f, "b2 s24", 3);
+        sources[4] = fixture_index(f, "b2 t24", 3);
+        args.score = documents(f, s, sources + 3);
+        return ml_attention(f->g, sources, 5, &args);
+    }
+    sources[3] = fixture_input(f, ML_F64, "t24 h4 s24", -1, 1);
+    ml_ref bias = parameter(f, 1, ml_graph_type(f->g, sources[3]));
+    args.score = ml_map2(f->g, ML_OP_ADD, s, bias);
+    return ml_attention(f->g, sources, 4, &args);
+}
+
+static const char *const forms[] = {"acts s t", "acts s",
+                                    "acts h s"}; /* ring, gathered, exchanged */
+
+static void check_mask(fixture *f) {
+    static const int ranks[] = {2, 3, 4};
+    ml_ref o = build_mask(f);
+    ml_roots roots = shard_roots(f, o);
+    for (int i = 0; i < 9; i++) {
+        char text[64];
+        if (ranks[i / 3] == 3 && i % 3 == 2) continue; /* four heads */
+        snprintf(f->label, sizeof f->label, "%s", mask->name);
+        snprintf(text, sizeof text, "cp%d %s", ranks[i / 3], forms[i % 3]);
+        ml_layout layout = shard_layout(f, text);
+        CHECK(shard_check(f, &layout, &roots, 1e-9, i == 6));
+    }
+}
+
+TEST(shard_attention, masks) {
+    for (int i = 0; i < MASKS; i++) {
+        mask = &masks[i];
+        fixture_run(check_mask, (uint64_t)i);
+    }
+}
+
+/* ---- The work of each rank ------------------------------------------------------------------- */
+
+/* Pairs of a query and a key that the attentions of one rank look at: what masks do not hide. */
+static int64_t pairs_of(const ml_graph *g, ml_ref n, int64_t q_start, int64_t k_start) {
+    ml_attention_args args;
+    ml_attention_read(g, n, &args);
+    const ml_type *q = ml_graph_type(g, ml_graph_source(g, n, 0));
+    const ml_type *k = ml_graph_type(g, ml_graph_source(g, n, 1));
+    int64_t queries = q->size[ml_type_find(q, args.seq)], pairs = 0;
+    int64_t keys = k->size[ml_type_find(k, args.kv_seq)];
+    int64_t offset = args.placed ? args.offset + q_start - k_start : keys - queries;
+    for (int64_t i = 0; i < queries; i++)
+        for (int64_t j = 0; j < keys; j++)
+            pairs +=
+                !(args.causal && j > i + offset) && !(args.window && i + offset - j >= args.window);
+    int64_t dim = q->size[ml_type_find(q, args.head_dim)];
+    return pairs * (ml_type_elements(q) / (queries * dim)); /* of each head of each sample */
+}
+
+/* By rank; every attention's places as the ranks compute them. */
+static void count_pairs(fixture *f, const ml_layout *layout, const ml_graph *g, int64_t *pairs) {
+    int64_t ranks = ml_layout_ranks(layout);
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        if (ml_graph_node(g, n)->op != ML_OP_ATTENTION) continue;
+        ml_attention_args args;
+        ml_attention_read(g, n, &args);
+        double **places = ML_NEW_ARRAY(f->arena, double *, 2 * ranks);
+        double ***results = ML_NEW_ARRAY(f->arena, double **, ranks);
+        for (int64_t r = 0; r < ranks; r++) results[r] = places + 2 * r;
+        if (args.placed)
+            ml_shard_reference(g, layout, NULL, NULL,
+                               ml_graph_sources(g, n) + ml_attention_captured(g, n) - 2, 2, results,
+                               f->arena);
+        for (int64_t r = 0; r < ranks; r++)
+            pairs[r] += args.placed
+                            ? pairs_of(g, n, (int64_t)*results[r][0], (int64_t)*results[r][1])
+                            : pairs_of(g, n, 0, 0);
+    }
+}
+
+/* The ranks look at every pair that the mask leaves once, and at no other; the busiest has `most`
+ * percent of the average. */
+static void check_work(fixture *f, const char *text, double most) {
+    int64_t pairs[8] = {0}, sum = 0, largest = 0;
+    ml_ref o = build_mask(f);
+    ml_roots roots = {.outputs = &o, .output_count = 1}, local;
+    ml_layout layout = shard_layout(f, text);
+    ml_graph *g = shard_program(f, &layout, &roots, &local);
+    count_pairs(f, &layout, g, pairs);
+    ml_graph_free(g);
+    int64_t ranks = ml_layout_ranks(&layout);
+    for (int64_t r = 0; r < ranks; r++) {
+        sum += pairs[r];
+        largest = pairs[r] > largest ? pairs[r] : largest;
+    }
+    CHECK_EQ_INT(sum, pairs_of(f->g, o, 0, 0));
+    if (!CHECK(100.0 * (double)(largest * ranks) <= most * (double)sum + 1e-6))
+        test_fail("%s under %s: the busiest rank has %.1f%% of the average", mask->name, text,
+                  100.0 * (double)(largest * ranks) / (double)sum);
+}
+
+static void work(fixture *f) {
+    mask = &masks[1]; /* causal */
+    for (int i = 0; i < 2; i++) {
+        check_work(f, i ? "cp2 acts s" : "cp2 acts s t", 100);
+        check_work(f, i ? "cp3 acts s" : "cp3 acts s t", 100);
+        check_work(f, i ? "cp4 acts s" : "cp4 acts s t", 100);
+        check_work(f, i ? "dp2 acts b;cp4 acts s" : "dp2 acts b;cp4 acts s t", 100);
+    }
+    check_work(f, "cp4 acts h s", 100); /* by heads: each has all of the pairs */
+    check_work(f, "cp8 acts s t", 188); /* parts of 3 rows have no halves */
+    mask = &masks[3];                   /* a narrow window: the first ranks have a little less */
+    check_work(f, "cp4 acts s t", 110);
+    mask = &masks[5]; /* a wide one */
+    check_work(f, "cp4 acts s t", 130);
+}
+TEST(shard_attention, work) {
+    fixture_run(work, 3);
 }

@@ -333,7 +333,7 @@ static void per_layer(const char *text, extent how, int over,
             test_fail("%s of one layer, %s, under %s", ml_collective_names[k], names[how], text);
 }
 
-/* Kinds: all-reduce, all-gather, reduce-scatter, all-to-all, shift. Others have to be 0. */
+/* Kinds: all-reduce, all-gather, reduce-scatter, all-to-all, shift, mirror. */
 #define COUNTS(...) ((const int[ML_COLLECTIVE_KINDS]){__VA_ARGS__})
 TEST(shard_models, tensor_parallel_traffic) {
     /* Megatron's: an all-reduce after each half of a layer, and as many backward. */
@@ -400,8 +400,10 @@ TEST(shard_models, scale) {
 TEST(shard_models, context_parallel_traffic) {
     per_layer("cp2 acts heads kv_heads seq", FORWARD, 0, COUNTS(0, 0, 0, 4, 0));
     per_layer("cp2 acts heads kv_heads seq", GRADIENTS, 0, COUNTS(10, 0, 0, 8, 0));
-    per_layer("cp4 acts seq", FORWARD, 0, COUNTS(0, 2, 0, 0, 0));
-    per_layer("cp4 acts seq", GRADIENTS, 0, COUNTS(10, 4, 2, 0, 0));
-    per_layer("cp4 acts seq kv_seq", FORWARD, 0, COUNTS(0, 0, 0, 0, 6));
-    per_layer("cp4 acts seq kv_seq", GRADIENTS, 0, COUNTS(10, 0, 0, 0, 14));
+    /* Causal halves are traded: q and o; lse for the backward pass; o, lse, do and dq there. */
+    per_layer("cp4 acts seq", FORWARD, 0, COUNTS(0, 2, 0, 0, 0, 2));
+    per_layer("cp4 acts seq", GRADIENTS, 0, COUNTS(10, 4, 2, 0, 0, 7));
+    /* k and v too, dk and dv. k and v go around again for the backward pass, with dk and dv. */
+    per_layer("cp4 acts seq kv_seq", FORWARD, 0, COUNTS(0, 0, 0, 0, 6, 4));
+    per_layer("cp4 acts seq kv_seq", GRADIENTS, 0, COUNTS(10, 0, 0, 0, 20, 11));
 }
