@@ -35,8 +35,8 @@ typedef struct {
 /* Rows of queries or of keys. */
 typedef struct {
     ml_ref *of;    /* by source: these rows of it; 0 where it does not have such rows */
-    ml_ref start;  /* i32: the first one's index in the whole; 0: none, it is 0 */
-    ml_ref block;  /* keys: i32, they are this one of as many blocks as there fit; 0: all there are */
+    ml_ref start;  /* i32: the first one's index in the whole; no node: it is 0 */
+    ml_ref block;  /* i32: which of the blocks of `size` rows of the whole; no node: keys are all */
     int64_t size;
 } shard_rows;
 
