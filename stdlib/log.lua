@@ -27,7 +27,7 @@ function m.training_log(o, flops)
   local columns = not options.json and core.terminal()
   local tokens_step = o.batch.size * o.seq.size
   local log, started, last, smooth = {}, core.time(), core.time(), nil
-  local peak = device.peak_flops or 0
+  local peak, busy = device.peak_flops or 0, 0
   local every = o.log_every or (columns and 1 or math.max(1, o.steps // 20))
   -- What a line says: each part with its rank. The highest ranks go first where the columns are few.
   local function parts(step, loss, norm, lr, seconds)
@@ -67,10 +67,15 @@ function m.training_log(o, flops)
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
     if options.json then
-      local speed = tokens_step / seconds
-      core.write(([[{"step":%d,"loss":%s,"grad_norm":%s,"lr":%s,"tokens":%d,"tokens_per_s":%s,"tflops_per_gpu":%s,"mfu":%s,"memory_gib":%s,"step_ms":%s}]])
+      local speed, worked = tokens_step / seconds, ""
+      if options.profile then -- the device's share of the step
+        local all = core.device().busy_seconds
+        worked = (',"device_ms":%s,"busy":%s'):format(number((all - busy) * 1e3), number((all - busy) / seconds))
+        busy = all
+      end
+      core.write(([[{"step":%d,"loss":%s,"grad_norm":%s,"lr":%s,"tokens":%d,"tokens_per_s":%s,"tflops_per_gpu":%s,"mfu":%s,"memory_gib":%s,"step_ms":%s%s}]])
         :format(step, number(loss), number(norm), number(lr), step * tokens_step, number(speed), number(flops / seconds / 1e12),
-          peak > 0 and number(flops / seconds / peak) or "null", number(core.device().used_bytes / 2 ^ 30), number(seconds * 1e3)) .. "\n")
+          peak > 0 and number(flops / seconds / peak) or "null", number(core.device().used_bytes / 2 ^ 30), number(seconds * 1e3), worked) .. "\n")
     elseif step % every == 0 or step == 1 or step == o.steps then
       local list = parts(step, loss, norm, lr, smooth or seconds)
       core.write(columns and "\r\27[K" .. bar(step, list) or join(list, 9) .. "\n")

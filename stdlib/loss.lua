@@ -3,22 +3,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
----Cross-entropy between logits and target ids, as a sum over all positions and the number of
----positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
----et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
----is `ignore` (default -1) count for nothing.
----@param logits Tensor with axis `axis`
----@param targets Tensor i32, the other axes of logits
----@param options? {axis: string, label_smoothing: number, z_loss: number, ignore: integer}
----@return Tensor sum f32
----@return Tensor count f32
-function m.cross_entropy(logits, targets, options)
-  m.check_options("cross_entropy", options, { "axis", "label_smoothing", "z_loss", "ignore" })
-  options = options or {}
-  local axis = options.axis or "vocab"
-  if targets:dtype() ~= "i32" then
-    core.fail("the targets of cross_entropy must be i32, not " .. targets:dtype(), { help = 'cast them: targets:cast("i32")' })
-  end
+local function cross_entropy(logits, targets, axis, options)
   local x = logits:dtype() == "bf16" and logits:cast("f32") or logits
   local n = x:size(axis)
   local lse = m.logsumexp(x, axis)
@@ -40,6 +25,25 @@ function m.cross_entropy(logits, targets, options)
   if (options.z_loss or 0) > 0 then loss = loss + options.z_loss * lse * lse end
   local counts = core.ne(targets, options.ignore or -1)
   return core.where(counts, loss, 0):sum(), counts:cast("f32"):sum()
+end
+
+---Cross-entropy between logits and target ids, as a sum over all positions and the number of
+---positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
+---et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
+---is `ignore` (default -1) count for nothing.
+---@param logits Tensor with axis `axis`
+---@param targets Tensor i32, the other axes of logits
+---@param options? {axis: string, label_smoothing: number, z_loss: number, ignore: integer}
+---@return Tensor sum f32
+---@return Tensor count f32
+function m.cross_entropy(logits, targets, options)
+  m.check_options("cross_entropy", options, { "axis", "label_smoothing", "z_loss", "ignore" })
+  options = options or {}
+  local axis = options.axis or "vocab"
+  if targets:dtype() ~= "i32" then
+    core.fail("the targets of cross_entropy must be i32, not " .. targets:dtype(), { help = 'cast them: targets:cast("i32")' })
+  end
+  return m.scope("loss", cross_entropy, logits, targets, axis, options)
 end
 
 ---Add a loss of a module's own, such as the balance loss of a router, to that of the program being

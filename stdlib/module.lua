@@ -164,6 +164,20 @@ local function call(instance, ...)
   return table.unpack(results, 2, results.n)
 end
 
+---Call fn(...) with `name` added to the module path: that is where messages and --profile place the
+---tensors that it makes.
+---@param name string such as "router"
+---@param fn function
+---@return any ... what fn returns
+function m.scope(name, fn, ...)
+  local outer = core.module_path ""
+  core.module_path(outer == "" and name or outer .. "." .. name)
+  local results = table.pack(pcall(fn, ...))
+  core.module_path(outer)
+  if not results[1] then error(results[2], 0) end
+  return table.unpack(results, 2, results.n)
+end
+
 ---A class of modules. `build(self, ...)` makes the fields of an instance; define `:forward(...)` on
 ---the class, and call the instance to run it.
 ---@param name string

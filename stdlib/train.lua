@@ -19,13 +19,14 @@ end
 
 -- Divide, clip, update; a step whose gradient is not finite changes no parameter (m.train stops there).
 local function apply(o, parameters, gradients, total, count, feeds)
-  local norm = core.sqrt(square_sum(gradients)) / count
+  local norm = core.sqrt(m.scope("gradient norm", square_sum, gradients)) / count
   local scale = 1 / count
   if o.clip and o.clip > 0 then scale = scale * core.minimum(1, o.clip / (norm + 1e-6)) end
   local ok = core.is_finite(norm)
   local scaled = {}
   for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
-  o.optimizer.update(parameters, scaled, { rate = core.where(ok, feeds.rate, 0), step = feeds.step:cast("f32") })
+  local inputs = { rate = core.where(ok, feeds.rate, 0), step = feeds.step:cast("f32") }
+  m.scope("optimizer", o.optimizer.update, parameters, scaled, inputs)
   return { loss = total / count, grad_norm = norm }
 end
 
@@ -267,6 +268,7 @@ function m.train(options)
   local log = m.training_log(o, flops)
   local result = { steps = 0 }
   for step = 1, o.steps do
+    core.begin_step(step, o.steps)
     local rate = o.schedule(step, o.steps)
     if type(rate) ~= "number" then core.fail(("the schedule must return a number, got %s"):format(tostring(rate))) end
     for i = 0, o.accum - 1 do
@@ -296,6 +298,7 @@ function m.train(options)
     end
     if core.stopped() then break end
   end
+  core.begin_step()
   log.close()
   return result
 end

@@ -80,8 +80,10 @@ static int corpus_fill(lua_State *L) {
                              .last = position(L, corpus, "to", 1)};
     if (vm_option(L, 5, "seed")) range.seed = vm_integer(L, -1, "the seed");
     if (vm_option(L, 5, "vocab")) range.vocab = vm_integer(L, -1, "vocab");
+    double begin = vm_profile_clock(L);
     vm_check(L, ml_corpus_fill(corpus, &range, step * rows, rows, hosts[0]->dims[1], hosts[0]->data,
                                hosts[1]->data));
+    vm_profile_span(L, "data", begin);
     lua_settop(L, 1);
     return 1;
 }

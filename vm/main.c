@@ -10,6 +10,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/base/suggest.h"
+#include "runtime/exec/bench.h"
 #include "vm/gpus.h"
 #include "vm/vm.h"
 
@@ -22,7 +23,13 @@ static bool launched;       /* as one of the ranks of a job */
 static char **command_line; /* a copy: options are cut apart as they are read */
 
 enum { EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 130 };
-enum { FOR_RUN = 1, FOR_CHECK = 2, FOR_REPL = 4, FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL };
+enum {
+    FOR_RUN = 1,
+    FOR_CHECK = 2,
+    FOR_REPL = 4,
+    FOR_DOCTOR = 8,
+    FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL
+};
 
 /* ---- Tables ------------------------------------------------------------------------------------
  */
@@ -33,6 +40,9 @@ typedef enum {
     OPTION_JSON,
     OPTION_MESH,
     OPTION_RANKS,
+    OPTION_PROFILE,
+    OPTION_PROFILE_STEPS,
+    OPTION_BENCH,
     OPTION_SEED,
     OPTION_TYPES,
     OPTION_QUIET
@@ -55,6 +65,12 @@ static const struct {
     {"--mesh", "a=2,b=4", OPTION_MESH, FOR_SCRIPTS,
      "sizes of the layout's mesh axes, 1 where not named"},
     {"-n", "RANKS", OPTION_RANKS, FOR_RUN, "ranks to start on this host (default 1)"},
+    {"--profile", "FILE.json", OPTION_PROFILE, FOR_RUN,
+     "measure some steps: a trace for ui.perfetto.dev, and a table of where the time goes"},
+    {"--profile-steps", "A:B", OPTION_PROFILE_STEPS, FOR_RUN,
+     "which steps --profile looks into (default 3:5)"},
+    {"--bench", NULL, OPTION_BENCH, FOR_DOCTOR,
+     "measure each device's copy bandwidth and largest matrix products; takes seconds"},
     {"--types", NULL, OPTION_TYPES, FOR_CHECK, "print the type of every tensor too"},
     {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS, "say less"},
 };
@@ -81,8 +97,8 @@ static const command commands[] = {
      "build, type-check and plan; report work and memory; run nothing", FOR_CHECK, check_main},
     {"repl", "[SCRIPT] [key=value ...]", "type expressions and see their types", FOR_REPL,
      repl_main},
-    {"doctor", "", "what was found on this machine, what is missing and what that costs", 0,
-     doctor_main},
+    {"doctor", "", "what was found on this machine, what is missing and what that costs",
+     FOR_DOCTOR, doctor_main},
     {"editor", "[FILE]", "write the definitions that editors complete from (LuaCATS)", 0,
      editor_main},
     {"help", "[COMMAND]", "this text, or that of a command", 0, help_main},
@@ -172,9 +188,10 @@ static int option_error(const command *c, const char *word) {
     for (int i = 0; i < OPTION_COUNT; i++)
         if (option_table[i].commands & c->flag) names[count++] = option_table[i].name;
     usage_error("%s has no option %s", c->name, word);
-    char help[64];
+    char help[64], name[64];
     snprintf(help, sizeof help, "mlua %s --help lists them", c->name);
-    return print_suggestion(ml_suggest(word, names, count), help);
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    return print_suggestion(ml_suggest(name, names, count), help);
 }
 
 static bool parse_integer(const char *text, int64_t *value) {
@@ -237,6 +254,12 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_SEED:
         if (!parse_integer(value, &options->seed))
             return usage_error("--seed takes an integer, not \"%s\"", value);
+        return EXIT_OK;
+    case OPTION_BENCH: options->bench = true; return EXIT_OK;
+    case OPTION_PROFILE: options->profile = value; return EXIT_OK;
+    case OPTION_PROFILE_STEPS:
+        if (!vm_profile_parse_steps(value, options))
+            return usage_error("--profile-steps takes A:B with 2 <= A <= B, not \"%s\"", value);
         return EXIT_OK;
     case OPTION_RANKS:
         if (!parse_integer(value, &number) || number < 1)
@@ -342,6 +365,7 @@ static int script_main(lua_State *L) {
         lua_pushcfunction(L, vm_report_rest);
         lua_call(L, 0, 0);
     }
+    vm_profile_finish(L);
     bool told = options->comm && ml_comm_rank(options->comm) != 0; /* by the first rank */
     if (!options->override_count || told) return 0;
     lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
@@ -436,10 +460,23 @@ static int run_ranks(vm_options *options) {
     return result == EXIT_OK ? ml_launch_local((int)options->ranks, command_line) : result;
 }
 
+/* Before any rank trains for nothing. */
+static int profile_error(const vm_options *options) {
+    if (options->profile_first && !options->profile) {
+        usage_error("--profile-steps says which steps, and nothing asks for a profile");
+        return print_suggestion(NULL, "--profile=trace.json");
+    }
+    if (!options->profile || vm_profile_writable(options->profile)) return EXIT_OK;
+    fprintf(stderr, "mlua: cannot write the profile to %s: %s\n", options->profile,
+            strerror(errno));
+    return EXIT_ERROR;
+}
+
 static int run_command(vm_options *options, int count, char **words) {
     options->mode = VM_RUN;
     int result = parse_script("run", options, count, words, true);
     if (result == EXIT_OK && !readable(options->script)) return missing_script(options->script);
+    if (result == EXIT_OK) result = profile_error(options);
     return result == EXIT_OK ? run_ranks(options) : result;
 }
 
@@ -474,14 +511,34 @@ static void print_doctor(void *argument) {
     fputs(text->text ? text->text : "", stdout);
 }
 
+static int print_bench(const char *title, const char *device) {
+    ml_ceilings found;
+    if (ml_bench(device, 0, true, &found) != ML_OK) return print_last_error();
+    printf("%-12s copy %.1f GB/s (read + written), %s GEMM %.3f TFLOP/s (%lld x %lld x %lld)\n",
+           title, found.copy_bytes * 1e-9, ml_dtypes[ml_bench_dtype(device)].name,
+           found.gemm_flops * 1e-12, (long long)found.gemm_size, (long long)found.gemm_size,
+           (long long)found.gemm_size);
+    return EXIT_OK;
+}
+
+static int print_benches(void) {
+    int result = print_bench("CPU bench", "cpu");
+#ifdef MLUA_CUDA
+    if (!ml_cuda_absent() && print_bench("GPU bench", "cuda") != EXIT_OK) result = EXIT_ERROR;
+#endif
+    return result;
+}
+
 static int doctor_main(vm_options *options, int count, char **words) {
-    (void)options, (void)words;
-    if (count) return usage_error("doctor takes no arguments");
+    int result = parse_words(find_command("doctor"), options, count, words);
+    if (result != EXIT_OK) return result;
+    if (options->script) return usage_error("doctor takes no arguments");
     ml_text text = {.arena = ml_arena_new()};
     ml_status status = text.arena ? ml_protect(print_doctor, &text)
                                   : ml_fail(ML_NO_MEMORY, "not enough host memory");
     ml_arena_free(text.arena);
-    return status == ML_OK ? EXIT_OK : print_last_error();
+    if (status != ML_OK) return print_last_error();
+    return options->bench ? print_benches() : EXIT_OK;
 }
 
 static int editor_main(vm_options *options, int count, char **words) {

@@ -304,8 +304,11 @@ static int program_start(lua_State *L) {
     lua_getiuservalue(L, 1, 2);
     check_feeds(L, 3);
     if (p->program) {
+        vm_profile_run(L);
+        double begin = vm_profile_clock(L);
         const void **inputs = read_feeds(L, p, 3);
         vm_check(L, ml_program_start(p->program, inputs));
+        vm_profile_span(L, "start", begin);
     }
     p->started = true;
     return 0;
@@ -330,7 +333,9 @@ static int program_finish(lua_State *L) {
         outputs[i] = vm_push_host(L, type->dtype, type->rank, type->size)->data;
         lua_settable(L, 3);
     }
+    double begin = vm_profile_clock(L);
     if (p->program) vm_check(L, ml_program_finish(p->program, outputs));
+    vm_profile_span(L, "finish", begin);
     for (int i = 0; i < count; i++) {
         if (p->output_types[i].rank) continue;
         lua_rawgeti(L, 2, i + 1);

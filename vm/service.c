@@ -46,6 +46,8 @@ static void make_options(lua_State *L) {
     lua_setfield(L, -2, "json");
     lua_pushboolean(L, o->quiet);
     lua_setfield(L, -2, "quiet");
+    lua_pushboolean(L, o->profile != NULL);
+    lua_setfield(L, -2, "profile");
     lua_pushstring(L, o->script);
     lua_setfield(L, -2, "script");
     lua_pushinteger(L, o->seed);
@@ -103,8 +105,10 @@ void vm_open_device(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (vm->options->mode == VM_CHECK)
         choose_check_target(L);
-    else if (!ml_session_device(vm->session))
+    else if (!ml_session_device(vm->session)) {
         vm_check(L, ml_session_open(vm->session, vm->options->device, 0));
+        vm_profile_attach(L);
+    }
 }
 
 ml_dtype vm_compute_dtype(lua_State *L) {
@@ -151,6 +155,11 @@ static int core_device(lua_State *L) {
     lua_setfield(L, -2, "peak_bytes");
     lua_pushnumber(L, gpu ? gpu->tflops * 1e12 : 0);
     lua_setfield(L, -2, "peak_flops");
+    if (device && vm->options->profile) {
+        vm_check(L, device->ops->wait(ml_session_device(vm->session)));
+        lua_pushnumber(L, device->profile->busy);
+        lua_setfield(L, -2, "busy_seconds");
+    }
     return 1;
 }
 
@@ -230,12 +239,14 @@ static int core_is_tensor(lua_State *L) {
 
 static const vm_entry functions[] = {
     {"options", core_options, "-> table",
-     "the command line: mode, device, json, mesh, seed, overrides, script, quiet; rank and ranks"},
+     "the command line: mode, device, json, mesh, seed, overrides, script, quiet, profile; rank "
+     "and "
+     "ranks"},
     {"compute_dtype", core_compute_dtype, "dtype?: string -> string",
      "the dtype in which forward functions read parameters"},
     {"device", core_device, "-> table",
      "name, description, memory_bytes, used_bytes, peak_bytes, peak_flops (dense bf16; 0: "
-     "unknown)"},
+     "unknown); with --profile busy_seconds, in which it worked so far"},
     {"set_seed", core_set_seed, "seed: integer", "the seed of all randomness"},
     {"sync", core_sync, "", "wait for the device"},
     {"hash", core_hash, "text: string -> integer", "a 64-bit hash of a text, the same everywhere"},

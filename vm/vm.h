@@ -31,7 +31,9 @@ typedef struct {
     const char *script; /* NULL: none */
     const char *device; /* NULL: the default */
     int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
-    bool json, quiet, types;
+    bool json, quiet, types, bench;
+    const char *profile;                 /* --profile: where the trace goes; NULL: none */
+    int64_t profile_first, profile_last; /* --profile-steps; 0: the default */
     int64_t seed;
     vm_setting overrides[VM_MAX_SETTINGS];
     int override_count;
@@ -49,6 +51,13 @@ typedef struct {
     int line;
 } vm_axis_site;
 
+/* Which steps --profile measures, and how far the script is (profile.c). */
+typedef struct {
+    int64_t first, last, step;
+    bool marked;   /* the script tells steps by core.begin_step */
+    bool reported; /* the trace is written */
+} vm_profile;
+
 typedef struct ml_vm {
     lua_State *L;
     ml_session *session;
@@ -64,6 +73,7 @@ typedef struct ml_vm {
     ML_VEC(ml_ref) tainted;   /* nodes of the score function that is being traced */
     bool laid_out;            /* the script has given a layout */
     bool polls_stop;          /* the script asks core.stopped() by itself */
+    vm_profile profile;
     ml_target check_target;   /* check mode: what is planned for */
     const char *check_device; /* its description */
 } ml_vm;
@@ -189,6 +199,7 @@ void vm_tensorfile_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
 void vm_layout_register(lua_State *L);
+void vm_profile_register(lua_State *L);
 
 /* service.c: the dtype that parameters are read in. Opens the device in run mode. */
 ml_dtype vm_compute_dtype(lua_State *L);
@@ -223,6 +234,16 @@ typedef struct {
 } vm_program;
 vm_program *vm_to_program(lua_State *L, int index);
 const ml_plan *vm_program_plan(const vm_program *program);
+
+/* profile.c: --profile. The two first for the command line: whether --profile-steps takes this text,
+ * and whether the file can be written. All others do nothing without --profile. */
+bool vm_profile_parse_steps(const char *text, vm_options *options);
+bool vm_profile_writable(const char *path);
+void vm_profile_attach(lua_State *L); /* the device has been opened */
+void vm_profile_run(lua_State *L);    /* a program is about to run */
+double vm_profile_clock(lua_State *L);
+void vm_profile_span(lua_State *L, const char *what, double begin); /* of the host, until now */
+void vm_profile_finish(lua_State *L);                               /* the script is over */
 
 /* check.c: the report of programs that the script made but did not report itself. */
 int vm_report_rest(lua_State *L);

@@ -352,7 +352,8 @@ static ml_status step_run(ml_executable *e, uint32_t *at, ml_run_mode mode) {
     ml_status status = e->checker != NULL ? ml_check_reads(e->checker, number) : ML_OK;
     double start = mode == ML_RUN_STEPS ? ml_profile_now() : 0;
     if (status == ML_OK) status = step_again(&call);
-    if (status == ML_OK && mode == ML_RUN_STEPS)
+    bool works = e->commands[call.first].step->kind != ML_STEP_WAIT;
+    if (status == ML_OK && mode == ML_RUN_STEPS && works)
         status = ml_profile_step_ran(profile, e->profiled, number, ML_STREAM_MAIN, start,
                                      ml_profile_now());
     if (status == ML_OK && e->checker != NULL) status = ml_check_step(e->checker, number);

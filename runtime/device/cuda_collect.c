@@ -86,6 +86,7 @@ ml_status cuda_collect_least(ml_executable *e, int64_t *value) {
 /* ---- Running ------------------------------------------------------------------------------------
  */
 static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count, CUstream stream) {
+    ML_TRY(cuda_time_begins(e, step, stream));
     ML_TRY(cuda_nccl_begin());
     ml_status status = ML_OK;
     for (uint32_t i = 0; i < count && status == ML_OK; i++) {
@@ -96,7 +97,8 @@ static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count
     ml_error error = *ml_error_last();
     ml_status ended = cuda_nccl_end();
     if (status != ML_OK) *ml_error_last() = error;
-    return status != ML_OK ? status : ended;
+    if (status == ML_OK) status = ended;
+    return status == ML_OK ? cuda_time_ends(e, step, stream) : status;
 }
 
 ml_status cuda_collect_alone(ml_executable *e, const cuda_step *step) {

@@ -138,6 +138,10 @@ ml_status cuda_collect_alone(ml_executable *executable, const cuda_step *step);
 ml_status cuda_run_plain(ml_executable *executable);
 /* Timed runs (cuda_profile.c). */
 ml_status cuda_run_profiled(ml_executable *executable, ml_run_mode mode);
+/* While a run goes by steps (else nothing happens): events around a step, or around the group that
+ * begins with it, on the stream that carries it. */
+ml_status cuda_time_begins(ml_executable *executable, const cuda_step *step, CUstream stream);
+ml_status cuda_time_ends(ml_executable *executable, const cuda_step *step, CUstream stream);
 ml_status cuda_times_collect(cuda_device *device); /* once all runs are finished */
 void cuda_times_forget(ml_executable *executable);
 void cuda_times_close(cuda_device *device);

@@ -397,6 +397,12 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
     return ML_OK;
 }
 
+static ml_status enqueue_timed(ml_executable *e, const cuda_step *step) {
+    ML_TRY(cuda_time_begins(e, step, e->device->stream));
+    ML_TRY(cuda_enqueue(e, step));
+    return cuda_time_ends(e, step, e->device->stream);
+}
+
 ml_status cuda_enqueue_all(ml_executable *e) {
     for (uint32_t i = 0; i < e->step_count; i++) {
         const cuda_step *step = &e->steps[i];
@@ -405,7 +411,7 @@ ml_status cuda_enqueue_all(ml_executable *e) {
         else if (step->step->kind == ML_STEP_WAIT)
             ML_TRY(cuda_collect_wait(e, step));
         else
-            ML_TRY(cuda_enqueue(e, step));
+            ML_TRY(enqueue_timed(e, step));
     }
     cuda_doing(NULL);
     return ML_OK;

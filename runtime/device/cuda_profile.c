@@ -21,7 +21,7 @@ struct cuda_times {
 };
 
 struct cuda_step_times {
-    uint32_t count;
+    bool recording;             /* a run by steps goes on */
     CUevent base, *begin, *end; /* by step */
 };
 
@@ -108,9 +108,9 @@ static void make_body(void *context) {
     times->begin = ML_NEW_ARRAY(e->arena, CUevent, e->step_count + 1);
     times->end = ML_NEW_ARRAY(e->arena, CUevent, e->step_count + 1);
     ML_CHECK(CUDA_OK(cuEventCreate(&times->base, CU_EVENT_DEFAULT)));
-    for (times->count = 0; times->count < e->step_count; times->count++) {
-        ML_CHECK(CUDA_OK(cuEventCreate(&times->begin[times->count], CU_EVENT_DEFAULT)));
-        ML_CHECK(CUDA_OK(cuEventCreate(&times->end[times->count], CU_EVENT_DEFAULT)));
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        ML_CHECK(CUDA_OK(cuEventCreate(&times->begin[i], CU_EVENT_DEFAULT)));
+        ML_CHECK(CUDA_OK(cuEventCreate(&times->end[i], CU_EVENT_DEFAULT)));
     }
 }
 
@@ -125,38 +125,69 @@ void cuda_times_forget(ml_executable *e) {
     }
 }
 
-static ml_status record_steps(ml_executable *e, double start) {
-    const cuda_step_times *times = e->times;
-    ml_profile *profile = e->device->base.profile;
-    double last = start;
-    for (uint32_t i = 0; i < e->step_count; i++) {
-        float begin = 0, end = 0;
-        CUDA_TRY(cuEventElapsedTime(&begin, times->base, times->begin[i]));
-        CUDA_TRY(cuEventElapsedTime(&end, times->base, times->end[i]));
-        double from = start + 1e-3 * (double)begin, to = start + 1e-3 * (double)end;
-        ML_TRY(ml_profile_step_ran(profile, e->profiled, i, ML_STREAM_MAIN, from, to));
-        if (to > last) last = to;
+ml_status cuda_time_begins(ml_executable *e, const cuda_step *step, CUstream stream) {
+    if (!e->times || !e->times->recording) return ML_OK;
+    CUDA_TRY(cuEventRecord(e->times->begin[step - e->steps], stream));
+    return ML_OK;
+}
+
+ml_status cuda_time_ends(ml_executable *e, const cuda_step *step, CUstream stream) {
+    if (!e->times || !e->times->recording) return ML_OK;
+    CUDA_TRY(cuEventRecord(e->times->end[step - e->steps], stream));
+    return e->times->stops ? cuda_wait_for(e->device, NULL) : ML_OK;
+}
+
+/* Seconds from the base of the run to an event. */
+static ml_status since_base(const ml_executable *e, CUevent event, double *seconds) {
+    float ms = 0;
+    CUDA_TRY(cuEventElapsedTime(&ms, e->times->base, event));
+    *seconds = 1e-3 * (double)ms;
+    return ML_OK;
+}
+
+/* The step at i, or the collectives that are one launch with it, which share its time by their
+ * bytes. *last becomes the end of the latest. */
+static ml_status record_step(ml_executable *e, uint32_t i, double start, double *last) {
+    const ml_collective_step *c = e->steps[i].step->collective;
+    uint32_t count = e->steps[i].step->kind == ML_STEP_COLLECTIVE ? e->steps[i].group : 1;
+    int stream = count > 0 && c && c->ticket ? ML_STREAM_AXIS + c->mesh_axis : ML_STREAM_MAIN;
+    double begin, end, bytes = 0;
+    if (count == 0 || e->steps[i].step->kind == ML_STEP_WAIT) return ML_OK;
+    ML_TRY(since_base(e, e->times->begin[i], &begin));
+    ML_TRY(since_base(e, e->times->end[i], &end));
+    if (start + end > *last) *last = start + end;
+    for (uint32_t k = i; k < i + count; k++) bytes += (double)e->steps[k].step->bytes;
+    for (uint32_t k = i; k < i + count; k++) {
+        double share =
+            count == 1 || bytes <= 0 ? 1 / (double)count : (double)e->steps[k].step->bytes / bytes;
+        double from = begin, to = begin + share * (end - begin);
+        if (k + 1 == i + count) to = end;
+        ML_TRY(ml_profile_step_ran(e->device->base.profile, e->profiled, k, stream, start + from,
+                                   start + to));
+        begin = to;
+        bytes -= (double)e->steps[k].step->bytes;
     }
-    return ml_profile_run_ends(profile, e->profiled, start, last);
+    return ML_OK;
+}
+
+static ml_status record_steps(ml_executable *e, double start) {
+    double last = start;
+    for (uint32_t i = 0; i < e->step_count; i++) ML_TRY(record_step(e, i, start, &last));
+    return ml_profile_run_ends(e->device->base.profile, e->profiled, start, last);
 }
 
 static ml_status run_steps(ml_executable *e) {
-    CUstream stream = e->device->stream;
     make_call call = {.e = e};
-    bool stops = e->runs == 1 && e->device->base.profile->prints;
     if (!e->times) ML_TRY(ml_protect(make_body, &call));
     ML_TRY(cuda_wait_for(e->device, NULL));
     double start = ml_profile_now();
-    CUDA_TRY(cuEventRecord(e->times->base, stream));
-    for (uint32_t i = 0; i < e->step_count; i++) {
-        CUDA_TRY(cuEventRecord(e->times->begin[i], stream));
-        ML_TRY(cuda_enqueue(e, &e->steps[i]));
-        CUDA_TRY(cuEventRecord(e->times->end[i], stream));
-        /* With MLUA_DEBUG=2 the first run stops at each step, so that a failing kernel is named. */
-        if (stops) ML_TRY(cuda_wait_for(e->device, NULL));
-    }
+    CUDA_TRY(cuEventRecord(e->times->base, e->device->stream));
+    e->times->recording = true;
+    e->times->stops = e->runs == 1 && e->device->base.profile->prints;
+    ml_status status = cuda_enqueue_all(e);
+    e->times->recording = false;
+    ML_TRY(status);
     ML_TRY(cuda_wait_for(e->device, NULL));
-    cuda_doing(NULL);
     return record_steps(e, start);
 }
 

@@ -66,13 +66,18 @@ static bool reduces(const ml_schedule *s, const ml_step *step) {
     return false;
 }
 
+static bool in_scope(const char *module, const char *scope) {
+    const char *dot = strrchr(module, '.');
+    return strcmp(dot != NULL ? dot + 1 : module, scope) == 0;
+}
+
 static ml_work work_of(const ml_schedule *s, const ml_step *step, const char *module) {
     if (step->gemm != NULL || step->ragged != NULL) return ML_WORK_GEMM;
     if (step->attention != NULL) return ML_WORK_ATTENTION;
-    if (step->kind == ML_STEP_COLLECTIVE) return ML_WORK_COLLECTIVE;
+    if (step->kind == ML_STEP_COLLECTIVE || step->kind == ML_STEP_WAIT) return ML_WORK_COLLECTIVE;
     if (step->kind == ML_STEP_COPY) return ML_WORK_COPY;
-    if (strcmp(module, ML_MODULE_OPTIMIZER) == 0 || writes_state(s, step)) return ML_WORK_OPTIMIZER;
-    if (strcmp(module, ML_MODULE_LOSS) == 0) return ML_WORK_LOSS;
+    if (in_scope(module, ML_SCOPE_OPTIMIZER) || writes_state(s, step)) return ML_WORK_OPTIMIZER;
+    if (in_scope(module, ML_SCOPE_LOSS)) return ML_WORK_LOSS;
     return reduces(s, step) ? ML_WORK_REDUCTION : ML_WORK_MAP;
 }
 

@@ -32,9 +32,9 @@ typedef enum {
 } ml_work;
 extern const char *const ml_work_names[ML_WORKS];
 
-/* Module paths that stdlib gives to what belongs to no module of the model. */
-#define ML_MODULE_LOSS "loss"
-#define ML_MODULE_OPTIMIZER "optimizer"
+/* What the module paths of losses and optimizers end with (m.scope). */
+#define ML_SCOPE_LOSS "loss"
+#define ML_SCOPE_OPTIMIZER "optimizer"
 
 /* What the device was measured to do; 0 where it was not (exec/bench.h measures). */
 typedef struct {

@@ -8,6 +8,7 @@
 
 #include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "fibers.h"
@@ -31,6 +32,7 @@ typedef struct {
     long position;
     int recorded_in_capture;
     long captured;
+    double seconds; /* when it passed, outside of graphs */
 } event;
 typedef struct {
     stream *on;
@@ -116,6 +118,12 @@ static void note_event(event *e, stream *s) {
     e->on = s;
     e->position = s->count;
 }
+static int stamp(void *data) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    ((event *)data)->seconds = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return 1;
+}
 static int passed(void *data) {
     const event *e = data;
     return advance(e->on, e->position, 0);
@@ -139,6 +147,7 @@ static int wait_marker(void *data) {
 static CUresult record(event *e, stream *s) {
     e->recorded_in_capture = capturing != NULL;
     if (!capturing) {
+        put(s, (work){stamp, e});
         note_event(e, s);
         return CUDA_SUCCESS;
     }
@@ -201,8 +210,12 @@ CUresult cuEventQuery(CUevent handle) {
     return !e->on || advance(e->on, e->position, 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end) {
-    (void)begin, (void)end;
-    *ms = 0.01f;
+    const event *from = (const event *)begin, *to = (const event *)end;
+    if (!from->on || !to->on || from->recorded_in_capture || to->recorded_in_capture)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!advance(from->on, from->position, 0) || !advance(to->on, to->position, 0))
+        return CUDA_ERROR_NOT_READY;
+    *ms = (float)(1e3 * (to->seconds - from->seconds));
     return CUDA_SUCCESS;
 }
 

@@ -1,0 +1,15 @@
+/* What a device can do at best: `mlua doctor --bench`, and the ceilings beside which --profile puts
+ * every step. */
+#ifndef ML_BENCH_H
+#define ML_BENCH_H
+
+#include "runtime/device/device.h"
+
+/* Measures by programs of its own on a device opened for it: a kernel that reads and writes memory,
+ * and the largest square product that is quickly done; matrices grow until the rate does not. Takes
+ * a second or two, and is kept in the cache folder under the device's model. Unless `again` is set,
+ * what is kept there is taken. `device`: "cpu" or "cuda". */
+ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *ceilings);
+ml_dtype ml_bench_dtype(const char *device); /* of the products */
+
+#endif
