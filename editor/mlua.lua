@@ -997,6 +997,13 @@ function m.rsqrt(a) end
 ---@return Tensor
 function m.scatter_add(index, value, axis, new_axis, keep) end
 
+---Call fn(...) with `name` added to the module path: that is where messages and --profile place the
+---tensors that it makes.
+---@param name string such as "router"
+---@param fn function
+---@return any ... what fn returns
+function m.scope(name, fn, ...) end
+
 ---Gradient descent with momentum.
 ---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: function}
 function m.sgd(options) end

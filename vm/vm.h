@@ -235,8 +235,8 @@ typedef struct {
 vm_program *vm_to_program(lua_State *L, int index);
 const ml_plan *vm_program_plan(const vm_program *program);
 
-/* profile.c: --profile. The two first for the command line: whether --profile-steps takes this text,
- * and whether the file can be written. All others do nothing without --profile. */
+/* profile.c: --profile. The two first for the command line: whether --profile-steps takes this
+ * text, and whether the file can be written. All others do nothing without --profile. */
 bool vm_profile_parse_steps(const char *text, vm_options *options);
 bool vm_profile_writable(const char *path);
 void vm_profile_attach(lua_State *L); /* the device has been opened */

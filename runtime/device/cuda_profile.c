@@ -22,6 +22,7 @@ struct cuda_times {
 
 struct cuda_step_times {
     bool recording;             /* a run by steps goes on */
+    bool stops;                 /* after each step: MLUA_DEBUG=2 has a kernel that fails named */
     CUevent base, *begin, *end; /* by step */
 };
 

@@ -6,7 +6,7 @@
 #include "codegen/jit.h"
 #include "runtime/exec/program.h"
 
-enum { RUNS = 8 };
+enum { RUNS = 5 };
 
 typedef struct {
     ml_session *session;
