@@ -2,11 +2,11 @@
  * by hand, they give what the whole program gives; and what they send is what it should be. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "runtime/shard/stage.h"
-#include "tests/shard_support.h"
+#include "tests/stage_support.h"
 
 /* ---- A model --------------------------------------------------------------------------------- */
 
@@ -32,17 +32,7 @@ static void in_module(model *m, const char *path) {
 }
 
 static ml_ref state(model *m, const char *name, ml_state_kind kind, const ml_type *type) {
-    ml_state made = {.name = name, .kind = kind, .type = *type};
-    int64_t id = ml_graph_add_state(m->g, &made), count = ml_type_elements(type);
-    REQUIRE(id < SUPPORT_INPUTS || m->shape.width > 100);
-    if (id < SUPPORT_INPUTS) {
-        double *values = ML_NEW_ARRAY(m->f->arena, double, count);
-        for (int64_t i = 0; i < count; i++)
-            values[i] = kind == ML_STATE_GRADIENT ? 0 : fixture_uniform(m->f, 0.1, 1);
-        m->f->states[id] = values;
-        m->f->state_count = (int)id + 1;
-    }
-    return ml_graph_add(m->g, ML_OP_STATE, NULL, 0, &id, 1, NULL);
+    return stage_state(m->f, name, kind, type);
 }
 
 static ml_ref parameter(model *m, const char *module, const char *name, const char *axes) {
@@ -221,179 +211,6 @@ static void microbatch_program(model *m, ml_ref *sums) {
     }
 }
 
-/* ---- Stages ---------------------------------------------------------------------------------- */
-
-/* What all stages hold; NaN where they hold nothing. */
-typedef struct {
-    fixture *f;
-    ml_layout layout;
-    ml_stage_map map;
-    double **states[64]; /* by stage, by state */
-    uint32_t settled;
-    ml_staged last; /* of the last program; its graphs are gone */
-} pipeline;
-
-static pipeline pipeline_of(fixture *f, int ranks, int chunks) {
-    pipeline p = {.f = f, .layout = {.count = 1}};
-    p.layout.axis[0] = (ml_mesh_axis){.name = "pp", .size = ranks};
-    p.layout.stages =
-        (ml_stages){.on = true, .chunks = chunks, .microbatches = 1, .list = "layers"};
-    p.map.arena = f->arena;
-    for (int s = 0; s < ranks * chunks; s++)
-        p.states[s] = ML_NEW_ARRAY(f->arena, double *, SUPPORT_INPUTS);
-    return p;
-}
-
-static double *filled(fixture *f, const ml_type *type, double value) {
-    int64_t count = ml_type_elements(type);
-    double *values = ML_NEW_ARRAY(f->arena, double, count);
-    for (int64_t i = 0; i < count; i++) values[i] = value;
-    return values;
-}
-
-/* States that were just given holders get their values there; of sums of gradients the first. */
-static void fill_states(pipeline *p) {
-    for (uint32_t id = 0; id < (uint32_t)p->f->state_count; id++) {
-        const ml_state *state = ml_graph_state(p->f->g, id);
-        int64_t bytes = ml_type_elements(&state->type) * (int64_t)sizeof(double);
-        bool first = true;
-        for (int s = 0; s < p->map.count; s++) {
-            if (p->states[s][id] && !isnan(p->states[s][id][0])) continue;
-            bool held = ml_stage_holds(&p->map, id, s);
-            p->states[s][id] = filled(p->f, &state->type, held ? 0 : NAN);
-            if (held && (state->kind != ML_STATE_GRADIENT || first))
-                memcpy(p->states[s][id], p->f->states[id], (size_t)bytes);
-            if (held) first = false;
-        }
-    }
-}
-
-static double **values_of(pipeline *p, const ml_graph *g, int stage, double **inputs,
-                          const ml_ref *nodes, int count) {
-    double **results = ML_NEW_ARRAY(p->f->arena, double *, count + 1);
-    ml_reference(g, (const double *const *)p->states[stage], (const double *const *)inputs, nodes,
-                 count, results, false, p->f->arena);
-    return results;
-}
-
-static void same(pipeline *p, const char *what, int i, int stage, const double *actual,
-                 const double *expected, int64_t count) {
-    double largest = 1e-3;
-    for (int64_t k = 0; k < count; k++) largest = fmax(largest, fabs(expected[k]));
-    for (int64_t k = 0; k < count; k++)
-        if (!(fabs(actual[k] - expected[k]) <= 1e-9 * largest)) {
-            test_fail("%s: %s %d at stage %d, element %lld: %.12g, expected %.12g", p->f->label,
-                      what, i, stage, (long long)k, actual[k], expected[k]);
-            return;
-        }
-}
-
-/* Pass what stages send, level by level; inputs that did not come yet are NaN. */
-static double ***pass_transfers(pipeline *p, const ml_staged *staged) {
-    int count = (int)ml_graph_input_count(p->f->g);
-    double ***inputs = ML_NEW_ARRAY(p->f->arena, double **, staged->count);
-    for (int s = 0; s < staged->count; s++) {
-        inputs[s] = ML_NEW_ARRAY(p->f->arena, double *, count);
-        for (int i = 0; i < count; i++)
-            inputs[s][i] = i < p->f->input_count
-                               ? p->f->inputs[i]
-                               : filled(p->f, &ml_graph_input(p->f->g, (uint32_t)i)->type, NAN);
-    }
-    double **sent = ML_NEW_ARRAY(p->f->arena, double *, staged->transfer_count + 1);
-    for (int first = 0, end; first < staged->transfer_count; first = end) {
-        int level = staged->transfers[first].from_level;
-        for (end = first; end < staged->transfer_count; end++) {
-            const ml_transfer *t = &staged->transfers[end];
-            if (t->from_level != level) break;
-            const ml_stage *from = &staged->stages[t->from];
-            CHECK(t->to_level > t->from_level && t->to_level < staged->stages[t->to].levels);
-            CHECK(t->output >= from->roots.output_count - from->roots.kept);
-            CHECK(t->output < from->roots.output_count && t->from != t->to);
-            sent[end] = values_of(p, from->graph, t->from, inputs[t->from],
-                                  &from->roots.outputs[t->output], 1)[0];
-        }
-        for (int i = first; i < end; i++)
-            inputs[staged->transfers[i].to][staged->transfers[i].input] = sent[i];
-        if (end < staged->transfer_count) CHECK(staged->transfers[end].from_level > level);
-    }
-    return inputs;
-}
-
-static void check_outputs(pipeline *p, const ml_staged *staged, const ml_roots *whole,
-                          double ***inputs, double **expected) {
-    int ranks = (int)p->layout.axis[0].size;
-    for (int i = 0; i < whole->output_count; i++)
-        for (int rank = 0; rank < ranks; rank++) {
-            int found = 0;
-            for (int s = rank; s < staged->count; s += ranks) {
-                const ml_stage *stage = &staged->stages[s];
-                if (stage->output_of[i] < 0) continue;
-                found++;
-                ml_ref node = stage->roots.outputs[stage->output_of[i]];
-                same(p, "output", i, s, values_of(p, stage->graph, s, inputs[s], &node, 1)[0],
-                     expected[i], ml_type_elements(ml_graph_type(stage->graph, node)));
-            }
-            CHECK_EQ_INT(found, 1);
-        }
-}
-
-/* New values at every holder and nowhere else; parts of gradients make up the whole. */
-static void check_updates(pipeline *p, const ml_staged *staged, const ml_roots *whole,
-                          double ***inputs, double **expected) {
-    double **made[64][SUPPORT_INPUTS] = {0};
-    for (int s = 0; s < staged->count; s++)
-        for (int u = 0; u < staged->stages[s].roots.update_count; u++) {
-            const ml_update *update = &staged->stages[s].roots.updates[u];
-            CHECK(ml_stage_holds(&p->map, update->state, s) && !made[s][update->state]);
-            made[s][update->state] =
-                values_of(p, staged->stages[s].graph, s, inputs[s], &update->value, 1);
-        }
-    for (int u = 0; u < whole->update_count; u++) {
-        uint32_t id = whole->updates[u].state;
-        const ml_state *state = ml_graph_state(p->f->g, id);
-        int64_t count = ml_type_elements(&state->type);
-        double *total = filled(p->f, &state->type, 0);
-        bool sum = state->kind == ML_STATE_GRADIENT;
-        CHECK(p->map.holders[id] != NULL);
-        for (const struct ml_holder *h = p->map.holders[id]; h; h = h->next) {
-            if (!CHECK(made[h->stage][id] != NULL)) continue;
-            double *value = p->states[h->stage][id] = made[h->stage][id][0];
-            if (!sum) same(p, state->name, u, h->stage, value, expected[u], count);
-            for (int64_t k = 0; k < count; k++) total[k] += value[k];
-        }
-        if (sum) same(p, state->name, u, -1, total, expected[u], count);
-        p->f->states[id] = expected[u];
-    }
-}
-
-static void cut_and_run(pipeline *p, const ml_roots *program) {
-    ml_roots roots = *program;
-    fixture *f = p->f;
-    roots.outputs = ML_NEW_ARRAY(f->arena, ml_ref, roots.output_count + 1);
-    roots.updates = ML_NEW_ARRAY(f->arena, ml_update, roots.update_count + 1);
-    memcpy(roots.outputs, program->outputs, sizeof(ml_ref) * (size_t)roots.output_count);
-    memcpy(roots.updates, program->updates, sizeof(ml_update) * (size_t)roots.update_count);
-    ml_graph *g = ml_graph_extract(f->g, &roots), *simple = ml_simplify(g, &roots);
-    ml_stage_cut(simple, &roots, &p->layout, &p->map, f->arena, &p->last);
-    for (int s = 0; s < p->last.count; s++)
-        ml_graph_verify(p->last.stages[s].graph, &p->last.stages[s].roots, "stage");
-    fill_states(p);
-    int outputs = roots.output_count, count = outputs + roots.update_count;
-    ml_ref *nodes = ML_NEW_ARRAY(f->arena, ml_ref, count + 1);
-    for (int i = 0; i < count; i++)
-        nodes[i] = i < outputs ? roots.outputs[i] : roots.updates[i - outputs].value;
-    double **expected = ML_NEW_ARRAY(f->arena, double *, count + 1);
-    ml_reference(simple, (const double *const *)f->states, (const double *const *)f->inputs, nodes,
-                 count, expected, false, f->arena);
-    double ***inputs = pass_transfers(p, &p->last);
-    check_outputs(p, &p->last, &roots, inputs, expected);
-    check_updates(p, &p->last, &roots, inputs, expected + outputs);
-    ml_staged graphs = p->last;
-    ml_staged_free(&graphs);
-    ml_graph_free(simple);
-    ml_graph_free(g);
-}
-
 /* ---- Tests ----------------------------------------------------------------------------------- */
 
 static const struct {
@@ -416,9 +233,9 @@ static void whole_steps(fixture *f) {
                                 .auxiliary = variant >= 1,
                                 .dtype = ML_F64});
             step_program(&m);
-            pipeline p = pipeline_of(&own, cuts[i].ranks, cuts[i].chunks);
-            cut_and_run(&p, &m.roots);
-            cut_and_run(&p, &m.roots);
+            stage_pipeline p = stage_pipeline_of(&own, cuts[i].ranks, cuts[i].chunks);
+            stage_run(&p, &m.roots);
+            stage_run(&p, &m.roots);
             ml_graph_free(own.g);
         }
 }
@@ -442,11 +259,11 @@ static void accumulation(fixture *f) {
         new_roots(&m, "update");
         output(&m, sums[m.count]);
         apply(&m, sums);
-        pipeline p = pipeline_of(&own, cuts[i].ranks, cuts[i].chunks);
+        stage_pipeline p = stage_pipeline_of(&own, cuts[i].ranks, cuts[i].chunks);
         for (int step = 0; step < 2; step++) {
-            cut_and_run(&p, &microbatch);
-            cut_and_run(&p, &microbatch);
-            cut_and_run(&p, &m.roots);
+            stage_run(&p, &microbatch);
+            stage_run(&p, &microbatch);
+            stage_run(&p, &m.roots);
         }
         ml_graph_free(own.g);
     }
@@ -465,14 +282,14 @@ static void update_first(fixture *f) {
     new_roots(&m, "update");
     output(&m, sums[m.count]);
     apply(&m, sums);
-    pipeline p = pipeline_of(f, 4, 1);
+    stage_pipeline p = stage_pipeline_of(f, 4, 1);
     for (int i = 0; i < f->state_count; i++) /* a length of 0 would divide by 0 */
         if (ml_graph_state(f->g, (uint32_t)i)->kind == ML_STATE_GRADIENT)
             for (int64_t k = 0; k < ml_type_elements(&ml_graph_state(f->g, (uint32_t)i)->type); k++)
                 f->states[i][k] = 1;
-    cut_and_run(&p, &m.roots);
-    cut_and_run(&p, &microbatch);
-    cut_and_run(&p, &m.roots);
+    stage_run(&p, &m.roots);
+    stage_run(&p, &microbatch);
+    stage_run(&p, &m.roots);
 }
 TEST(shard_stage, update_first) {
     fixture_run(update_first, 3);
@@ -482,7 +299,7 @@ TEST(shard_stage, update_first) {
 
 typedef struct {
     fixture *f;
-    pipeline *p;
+    stage_pipeline *p;
     model *m;
 } attempt;
 
@@ -497,17 +314,17 @@ static void impossible(fixture *f) {
     model m;
     begin_model(&m, f, (shape){.layers = 3, .tied = true, .dtype = ML_F64});
     step_program(&m);
-    pipeline p = pipeline_of(f, 4, 1);
+    stage_pipeline p = stage_pipeline_of(f, 4, 1);
     attempt a = {f, &p, &m};
     CHECK_RAISES(try_cut, &a, ML_INVALID,
                  "cannot cut \"blocks\", 3 layers, into 4 pipeline stages");
     CHECK_TEXT(ml_error_last()->help, "each stage needs a layer: pp=3 at most");
-    p = pipeline_of(f, 2, 2);
+    p = stage_pipeline_of(f, 2, 2);
     CHECK_RAISES(try_cut, &a, ML_INVALID,
                  "cannot cut \"blocks\", 3 layers, into 4 pipeline stages");
     CHECK_TEXT(ml_error_last()->help,
                "each stage needs a layer: with 2 stages a rank, pp=1 at most; or fewer chunks");
-    p = pipeline_of(f, 2, 1);
+    p = stage_pipeline_of(f, 2, 1);
     snprintf(p.layout.stages.list, sizeof p.layout.stages.list, "block");
     CHECK_RAISES(try_cut, &a, ML_INVALID,
                  "the model has no list of modules \"block\" to cut into pipeline stages");
@@ -528,7 +345,7 @@ static void no_layers(fixture *f) {
     model m;
     begin_model(&m, f, (shape){.layers = 0, .tied = true, .dtype = ML_F64});
     step_program(&m);
-    pipeline p = pipeline_of(f, 2, 1);
+    stage_pipeline p = stage_pipeline_of(f, 2, 1);
     attempt a = {f, &p, &m};
     CHECK_RAISES(try_cut, &a, ML_INVALID,
                  "the model has no list of modules to cut into pipeline stages");
@@ -541,7 +358,7 @@ TEST(shard_stage, no_layers) {
 static void by_name(fixture *f) {
     model m;
     begin_model(&m, f, (shape){.layers = 4, .dtype = ML_F64});
-    pipeline p = pipeline_of(f, 2, 1);
+    stage_pipeline p = stage_pipeline_of(f, 2, 1);
     ml_type type = fixture_type(f, ML_F32, "embed4");
     uint32_t id = (uint32_t)ml_graph_args(
         f->g, state(&m, "blocks.4.up.adamw.m", ML_STATE_OPTIMIZER, &type))[0];
@@ -553,4 +370,76 @@ static void by_name(fixture *f) {
 }
 TEST(shard_stage, by_name) {
     fixture_run(by_name, 6);
+}
+
+/* ---- What is sent ---------------------------------------------------------------------------- */
+
+static int64_t transfer_bytes(const ml_staged *staged, const ml_graph *g, int i) {
+    (void)staged;
+    return ml_type_bytes(ml_graph_type(g, staged->transfers[i].node));
+}
+
+/* A whole step of a bf16 model under `ranks` x `chunks` stages: of what is as large as a layer's
+ * output, one of bf16 forward and one backward at each boundary; the embedding's gradient and new
+ * value; the rest is numbers. */
+static void traffic(fixture *f) {
+    model m;
+    begin_model(&m, f, (shape){.layers = 8, .tied = true, .dtype = ML_BF16, .width = 128});
+    step_program(&m);
+    stage_pipeline p = stage_pipeline_of(f, 2, 2);
+    ml_roots roots = m.roots;
+    ml_graph *g = ml_graph_extract(f->g, &roots), *simple = ml_simplify(g, &roots);
+    ml_staged staged;
+    ml_stage_cut(simple, &roots, &p.layout, &p.map, f->arena, &staged);
+    int forward = 0, backward = 0, table = 0;
+    for (int i = 0; i < staged.transfer_count; i++) {
+        const ml_transfer *t = &staged.transfers[i];
+        int64_t bytes = transfer_bytes(&staged, simple, i);
+        if (bytes <= 8) continue;
+        if (bytes == 5 * 128 * 4)
+            table++;
+        else if (CHECK_EQ_INT(bytes, 128 * 3 * 128 * 2))
+            t->to == t->from + 1 ? forward++ : backward++;
+        if (bytes > 5 * 128 * 4) CHECK(t->to == t->from + 1 || t->to == t->from - 1);
+    }
+    CHECK_EQ_INT(forward, 3);
+    CHECK_EQ_INT(backward, 3);
+    CHECK_EQ_INT(table, 2);
+    CHECK(ml_stage_holds(&p.map, 0, 0) && ml_stage_holds(&p.map, 0, 3));
+    CHECK(!ml_stage_holds(&p.map, 0, 1) && !ml_stage_holds(&p.map, 0, 2));
+    ml_staged_free(&staged);
+    ml_graph_free(simple);
+    ml_graph_free(g);
+}
+TEST(shard_stage, traffic) {
+    fixture_run(traffic, 7);
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* A thousand layers on 256 stages: each has its share, and no more than a layer above it. */
+static void scale(fixture *f) {
+    model m;
+    begin_model(&m, f, (shape){.layers = 1000, .tied = true, .dtype = ML_BF16, .width = 128});
+    step_program(&m);
+    stage_pipeline p = stage_pipeline_of(f, 64, 4);
+    ml_staged staged;
+    double start = seconds();
+    ml_stage_cut(f->g, &m.roots, &p.layout, &p.map, f->arena, &staged);
+    double taken = seconds() - start;
+    printf("%u nodes cut in %.3f s, %d transfers\n", ml_graph_count(f->g), taken,
+           staged.transfer_count);
+    CHECK(taken < 1);
+    for (int s = 0; s < 256; s++) {
+        int layers = p.map.first[s + 1] - p.map.first[s];
+        CHECK(layers >= 1 && layers <= 5);
+    }
+    ml_staged_free(&staged);
+}
+TEST(shard_stage, scale) {
+    fixture_run(scale, 8);
 }

@@ -132,7 +132,7 @@ static void make_part(building *b, ml_ref n, stage_value *part) {
     int count = ml_graph_node(c->g, n)->source_count;
     for (int i = 0; i < count; i++) {
         ml_ref source = ml_graph_source(c->g, n, i);
-        const stage_node *of = &c->node[source];
+        stage_node *of = &c->node[source];
         int home = of->kind == STAGE_HOME ? of->home : c->node[n].home;
         if (of->kind == STAGE_SUM)
             used[i] = stage_part(of, part->stage);
@@ -294,7 +294,7 @@ static void build_roots(building *b, int s) {
                            .update_count = (int)from->updates.count};
     to->roots.outputs = ML_NEW_ARRAY(c->arena, ml_ref, roots->output_count + from->kept.count + 1);
     for (int i = 0; i < roots->output_count; i++) {
-        const stage_node *at = &c->node[roots->outputs[i]];
+        stage_node *at = &c->node[roots->outputs[i]];
         int rank = s % c->ranks;
         bool home = at->kind != STAGE_FREE && at->home % c->ranks == rank;
         to->output_of[i] = -1;

@@ -117,29 +117,40 @@ static void place_state(stage_cutting *c, ml_ref n) {
     at->kind = stage_set_count(c, state->set) > 1 ? STAGE_SUM : STAGE_HOME;
 }
 
+/* The stages of the terms of sum n; those that have no home yet come to its own. */
+static uint64_t *terms_set(stage_cutting *c, ml_ref n) {
+    uint64_t *set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
+    for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
+        const stage_node *term = &c->node[ml_graph_source(c->g, n, i)];
+        if (!stage_is_term(c, n, i) || term->home < 0) continue;
+        if (term->kind == STAGE_HOME) stage_include(set, term->home);
+        for (int w = 0; term->kind == STAGE_SUM && w < c->words; w++) set[w] |= term->set[w];
+    }
+    return set;
+}
+
 /* Terms at several stages? */
 static bool place_sum(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     if (!at->sum || !is_linear(c, n)) return false;
-    uint64_t *set = NULL;
-    int home = -1;
-    for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
-        const stage_node *term = &c->node[ml_graph_source(c->g, n, i)];
-        if (!stage_is_term(c, n, i) || term->home < 0 || term->kind < STAGE_HOME) continue;
-        if (!set && term->kind == STAGE_HOME && (home < 0 || home == term->home)) {
-            home = term->home;
-            continue;
-        }
-        if (!set) set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
-        if (home >= 0) stage_include(set, home);
-        if (term->kind == STAGE_HOME) stage_include(set, term->home);
-        for (int w = 0; term->kind == STAGE_SUM && w < c->words; w++) set[w] |= term->set[w];
-    }
-    if (!set || stage_set_count(c, set) < 2) return false;
+    uint64_t *set = terms_set(c, n);
+    if (stage_set_count(c, set) < 2) return false;
     at->kind = STAGE_SUM;
     at->set = set;
     at->home = stage_next(c, set, 0);
     return true;
+}
+
+/* Terms may have got a home, or another one, since. */
+static void place_sums_again(stage_cutting *c) {
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        stage_node *at = &c->node[n];
+        if (!at->live || at->kind != STAGE_SUM || ml_graph_node(c->g, n)->op == ML_OP_STATE)
+            continue;
+        at->set = terms_set(c, n);
+        if (stage_set_count(c, at->set) < 2) at->kind = STAGE_HOME;
+        at->home = stage_next(c, at->set, 0);
+    }
 }
 
 /* By operands: tensors before numbers, and what has a home before what states tell. */
@@ -303,5 +314,6 @@ void stage_place(stage_cutting *c) {
             if (c->node[n].live) place(c, n);
     place_rest(c);
     shrink_transfers(c);
+    place_sums_again(c);
     absorb_sums(c);
 }

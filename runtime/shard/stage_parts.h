@@ -87,7 +87,7 @@ bool stage_is_term(const stage_cutting *c, ml_ref n, int i);
 /* ---- stage_wanted.c */
 
 void stage_want_all(stage_cutting *c);
-stage_value *stage_find(const stage_node *at, int stage);
+stage_value *stage_find(stage_node *at, int stage); /* the whole value; NULL where not wanted */
 stage_value *stage_part(const stage_node *at, int stage); /* NULL where it has none there */
 typedef ML_VEC(ml_ref) stage_refs;
 /* The terms of sum n, those of the sums that it absorbed included, in order. */

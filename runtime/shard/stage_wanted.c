@@ -16,9 +16,15 @@ int stage_next(const stage_cutting *c, const uint64_t *set, int from) {
     return -1;
 }
 
-stage_value *stage_find(const stage_node *at, int stage) {
-    for (stage_value *v = at->values; v; v = v->next)
-        if (v->stage == stage) return v;
+/* What was found moves to the front: neighbours in the graph mostly ask for the same stage. */
+stage_value *stage_find(stage_node *at, int stage) {
+    for (stage_value **link = &at->values; *link; link = &(*link)->next) {
+        stage_value *v = *link;
+        if (v->stage != stage) continue;
+        *link = v->next;
+        v->next = at->values;
+        return at->values = v;
+    }
     return NULL;
 }
 
@@ -53,14 +59,23 @@ static void add_value(stage_cutting *c, ml_ref n, int stage, bool received) {
     at->values = v;
 }
 
-/* A cast to a wider dtype, or a broadcast, of what another stage made: made here of what is sent.
- */
-static bool widens(const stage_cutting *c, ml_ref n) {
-    ml_op op = ml_graph_node(c->g, n)->op;
-    if (op != ML_OP_CAST && op != ML_OP_BROADCAST) return false;
-    ml_ref source = ml_graph_source(c->g, n, 0);
-    return c->node[source].kind == STAGE_HOME &&
-           ml_type_bytes(ml_graph_type(c->g, source)) < ml_type_bytes(ml_graph_type(c->g, n));
+/* Whether n is made anew of what another stage sends, so that less is sent: a cast to a wider dtype
+ * and a broadcast, and numbers that one other number tells. */
+static bool is_derived(const stage_cutting *c, ml_ref n) {
+    const ml_node *node = ml_graph_node(c->g, n);
+    ml_ref of = 0;
+    if (ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_BROADCAST) return false;
+    for (int i = 0; i < node->source_count; i++) {
+        ml_ref source = ml_graph_source(c->g, n, i);
+        if (c->node[source].kind == STAGE_FREE || source == of) continue;
+        if (c->node[source].kind == STAGE_LAZY || of) return false;
+        of = source;
+    }
+    if (!of) return false;
+    const ml_type *type = ml_graph_type(c->g, n), *from = ml_graph_type(c->g, of);
+    if (type->rank == 0) return from->rank == 0;
+    return (node->op == ML_OP_CAST || node->op == ML_OP_BROADCAST) &&
+           ml_type_bytes(from) < ml_type_bytes(type);
 }
 
 static bool holds(const stage_cutting *c, ml_ref n, int stage) {
@@ -70,7 +85,8 @@ static bool holds(const stage_cutting *c, ml_ref n, int stage) {
 
 static void want(stage_cutting *c, ml_ref n, int stage) {
     const stage_node *at = &c->node[n];
-    bool received = at->kind >= STAGE_HOME && at->home != stage && !widens(c, n);
+    bool received = at->home != stage &&
+                    (at->kind == STAGE_SUM || (at->kind == STAGE_HOME && !is_derived(c, n)));
     if (at->kind == STAGE_LAZY && ml_graph_node(c->g, n)->op == ML_OP_STATE)
         received = !holds(c, n, stage);
     add_value(c, n, stage, received);
