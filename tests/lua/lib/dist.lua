@@ -1,0 +1,86 @@
+-- Trains models/$MODEL.lua under $LAYOUT (a Lua expression; none: one rank). Prints first a hash of all
+-- initial weights and, where $GRADIENTS names a file, how far each gradient is from the one in it: a line
+-- "gradient NAME DISTANCE NORM" with Frobenius norms. Without such a file it is written.
+local m, core = require "mlua", require "mlua.core"
+local train, new_state = m.train, core.state
+local file = os.getenv "GRADIENTS"
+
+local sums = {} -- of gradients over microbatches: by the parameter's name
+function core.state(options)
+  local state = new_state(options)
+  local of = options.kind == "gradient" and options.name:match "^gradient%.(.*)"
+  if of then sums[of] = state end
+  return state
+end
+
+local function hash_weights(parameters)
+  local parts = {}
+  for _, p in ipairs(parameters) do
+    local host = p:get()
+    for i = 1, p:elements() do parts[#parts + 1] = string.pack("<d", host[i]) end
+  end
+  return core.hash(table.concat(parts))
+end
+
+-- The gradients of the first batch, all at once.
+local function gradients(o, parameters)
+  local spec = { core.axis(o.batch.name, o.batch.size), o.seq, dtype = "i32" }
+  local program = m.compile(function(feeds)
+    local total, out = m.cross_entropy(o.model(feeds.tokens), feeds.targets), {}
+    for i, g in ipairs(m.grad(total, parameters)) do out[("g%03d"):format(i)] = g end
+    return out
+  end, { tokens = spec, targets = spec })
+  local tokens, targets = core.host("i32", o.batch.size, o.seq.size), core.host("i32", o.batch.size, o.seq.size)
+  core.corpus(nil, { dtype = "u8" }):fill(tokens, targets, 0, { seed = 1, vocab = 256, from = 0, to = 1 })
+  local out, list = program { tokens = tokens, targets = targets }, {}
+  for i in ipairs(parameters) do list[i] = out[("g%03d"):format(i)] end
+  return list
+end
+
+local function write(list)
+  local out = assert(io.open(file, "wb"))
+  for _, g in ipairs(list) do
+    for k = 1, #g do out:write(string.pack("<d", g[k])) end
+  end
+  out:close()
+end
+
+local function compare(list, parameters, expected)
+  local at = 1
+  for i, g in ipairs(list) do
+    local off, square, x = 0, 0, nil
+    for k = 1, #g do
+      x, at = string.unpack("<d", expected, at)
+      off, square = off + (g[k] - x) ^ 2, square + x ^ 2
+    end
+    core.write(("gradient %s %.9g %.9g\n"):format(parameters[i]:name(), math.sqrt(off), math.sqrt(square)))
+  end
+  if at ~= #expected + 1 then core.fail "the file holds gradients of another model" end
+end
+
+local function tell(list, parameters)
+  local known = io.open(file, "rb")
+  if not known then return write(list) end
+  compare(list, parameters, known:read "a")
+  known:close()
+end
+
+function m.train(o)
+  local text = os.getenv "LAYOUT"
+  o.layout = text and assert(load("local m = ...; return " .. text))(m)
+  m.use_layout(o.layout, "m.train")
+  if core.options().mode ~= "run" then return train(o) end
+  o.model(core.input("names", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
+  local parameters = m.parameters(o.model)
+  core.write(("weights %d\n"):format(hash_weights(parameters)))
+  if file and o.accum == 1 then tell(gradients(o, parameters), parameters) end
+  function o.on_step(step)
+    if step ~= 1 or not file or o.accum == 1 then return end
+    local list = {}
+    for i, p in ipairs(parameters) do list[i] = sums[p:name()]:get() end
+    tell(list, parameters)
+  end
+  return train(o)
+end
+
+dofile(os.getenv "ROOT" .. "/models/" .. os.getenv "MODEL" .. ".lua")
