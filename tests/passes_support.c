@@ -173,11 +173,19 @@ static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
 static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
     return ml_chunk(from, roots, 80 * 8);
 }
+static ml_graph *recompute_little(const ml_graph *from, ml_roots *roots) {
+    return ml_recompute_thrifty(from, roots, 6 << 10);
+}
 static ml_graph *all_passes(const ml_graph *from, ml_roots *roots);
 
 static const named_pass passes[] = {
-    {"simplify", ml_simplify},     {"decompose", decompose_all}, {"recompute", ml_recompute},
-    {"merge_dots", ml_merge_dots}, {"chunk", chunk_small},       {"all", all_passes},
+    {"simplify", ml_simplify},
+    {"decompose", decompose_all},
+    {"recompute", ml_recompute},
+    {"merge_dots", ml_merge_dots},
+    {"chunk", chunk_small},
+    {"all", all_passes},
+    {"recompute_little", recompute_little},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

@@ -52,8 +52,9 @@ static const knob KNOBS[] = {
      "set",
      NUMBER, AT(blas)},
     {"MLUA_RECOMPUTE", "0|1",
-     "1: compute cheap activations again in the backward pass even where memory suffices", FLAG,
-     AT(recompute)},
+     "1: compute activations again in the backward pass wherever that saves memory; 0: nowhere; "
+     "where not set, on a GPU those that take next to no time",
+     NUMBER, AT(recompute)},
     {"MLUA_CHUNK", "MIB",
      "make logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
      "whole",
@@ -82,6 +83,7 @@ static ml_knobs_values values = {.tune = true,
                                  .deterministic = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
+                                 .recompute = ML_RECOMPUTE_THRIFTY,
                                  .chunk = 1024};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 

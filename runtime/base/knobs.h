@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { ML_BLAS_FASTER = 2 };
+enum { ML_BLAS_FASTER = 2, ML_RECOMPUTE_THRIFTY = 2 };
 typedef struct {
     int debug;           /* MLUA_DEBUG=0..5: device, kernels with times, fusion, source, graphs,
                             rewrites */
@@ -20,7 +20,7 @@ typedef struct {
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
-    bool recompute;      /* MLUA_RECOMPUTE=1: recompute activations whatever the memory */
+    int recompute;       /* MLUA_RECOMPUTE=1: recompute activations whatever the time; 0: none */
     int chunk;           /* MLUA_CHUNK=MiB: logits beyond this are made in chunks; 0: never */
     int overlap;         /* MLUA_OVERLAP=0|1: collectives beside other work; -1: on GPUs */
     int timeout;         /* MLUA_TIMEOUT=s: seconds until a silent rank is given up; 0: default */

@@ -29,6 +29,8 @@ bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes);
 /* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of
  * keeping them, where what they are computed from is kept anyway. */
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);
+/* Only those that cost little: up to `bytes` bytes of memory traffic in all. */
+ml_graph *ml_recompute_thrifty(const ml_graph *from, ml_roots *roots, int64_t bytes);
 
 /* The reference interpreter: every op by its definition, one at a time, in float64 (integers in
  * int64), in no hurry. states[id] and inputs[id] hold elements as doubles in type order;

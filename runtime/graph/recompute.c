@@ -6,12 +6,19 @@
  * optimizer). A forward value that it reads is `needed`. Products, attention, reductions and
  * gathers are kept where they are needed. An elementwise value or a movement is expanded into its
  * sources, nearest first; among all the cuts met on the way the one is taken that adds the fewest
- * bytes to what is kept. Where that is the value itself, it is kept. */
+ * bytes to what is kept. Where that is the value itself, it is kept.
+ *
+ * Thrifty recomputation takes only what costs one more writing at most, for a product to read it:
+ * whatever it is computed from is read by the backward phase's elementwise work anyway. And it
+ * stops once all that writing comes to so many bytes. */
 #include "runtime/graph/rewrite.h"
 
 #include <string.h>
 
-enum { MOST_EXPANDED = 40 }; /* nodes of one recomputation */
+enum {
+    MOST_EXPANDED = 40, /* nodes of one recomputation */
+    SMALL_SHARE = 16,   /* of a value's bytes: what is read beside it does not count */
+};
 
 typedef enum {
     NOT_NEEDED,
@@ -28,6 +35,11 @@ typedef struct {
     uint8_t *fates;
     ml_ref *copies; /* by node of `from`: its copy in `to` */
     ml_ref *until;  /* by node: a product that waits for the sources of this one; 0: does not */
+    bool thrifty;
+    bool *read;       /* by node: the backward phase's elementwise work reads it, or what it is made
+                         from elementwise */
+    bool *multiplied; /* by node: operand of a product of the backward phase */
+    int64_t bytes_left; /* that may still be moved for recomputation */
 } state;
 
 static bool is_leaf(const state *s, ml_ref n) {
@@ -141,6 +153,25 @@ static bool expand_once(const state *s, cut *c) {
     return true;
 }
 
+/* What recomputing n from a cut moves: it is written again, for products, and what else it is made
+ * of is read. */
+static int64_t moved_by(const state *s, ml_ref n, const cut *c) {
+    int64_t own = bytes_of(s, n), bytes = s->multiplied[n] ? own : 0;
+    for (int i = 0; i < c->open_count; i++) {
+        int64_t read = bytes_of(s, c->open[i]);
+        if (!s->read[c->open[i]] && read * SMALL_SHARE > own) bytes += read;
+    }
+    return bytes;
+}
+
+/* Whether to recompute n, which saves so many bytes; if so they are spent. */
+static bool afford(state *s, ml_ref n, const cut *c, int64_t saved) {
+    int64_t moved = moved_by(s, n, c);
+    bool good = moved <= s->bytes_left && moved * 7 <= saved * 8;
+    if (good) s->bytes_left -= moved;
+    return good;
+}
+
 /* Decide about a needed value: keep it, or expand it up to the cheapest cut and keep that. */
 static void decide(state *s, ml_ref n) {
     cut now = {.open = {n}, .open_count = 1}, best = now;
@@ -148,6 +179,10 @@ static void decide(state *s, ml_ref n) {
     while (cheapest > 0 && expand_once(s, &now)) {
         int64_t cost = cost_of(s, &now);
         if (cost < cheapest) cheapest = cost, best = now;
+    }
+    if (s->thrifty && !afford(s, n, &best, bytes_of(s, n) - cheapest)) {
+        s->fates[n] = KEPT;
+        return;
     }
     for (int i = 0; i < best.open_count; i++)
         if (!is_leaf(s, best.open[i])) s->fates[best.open[i]] = KEPT;
@@ -238,9 +273,30 @@ static void find_order(state *s) {
     if (!rewrite_order(r, wait_edges, s)) r->order = NULL; /* they wait for each other */
 }
 
+/* What elementwise work and products of the backward phase read of the forward phase. */
+static void find_readers(state *s) {
+    const ml_graph *g = s->r->from;
+    for (ml_ref n = s->r->count; n-- > 1;) { /* users before what they use */
+        if (!s->r->users[n]) continue;
+        const ml_node *node = ml_graph_node(g, n);
+        int op_class = ml_ops[node->op].op_class;
+        bool works = op_class == ML_CLASS_MAP || op_class == ML_CLASS_REDUCE;
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(g, n, i);
+            if (s->backward[source]) continue;
+            if (s->backward[n] ? works : s->read[n] && is_cheap(s, n)) s->read[source] = true;
+            bool multiplies = op_class == ML_CLASS_CONTRACT || node->op == ML_OP_RAGGED_DOT ||
+                              node->op == ML_OP_RAGGED_OUTER;
+            if (s->backward[n] && multiplies) s->multiplied[source] = true;
+        }
+    }
+}
+
 static void begin(rewrite *r) {
     state *s = r->context;
     s->r = r;
+    s->read = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->multiplied = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->backward = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->table = ML_NEW_ARRAY(r->scratch, bool, r->count);
@@ -248,6 +304,7 @@ static void begin(rewrite *r) {
     s->copies = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     find_phases(s);
     find_needs(s);
+    if (s->thrifty) find_readers(s);
     for (ml_ref n = 1; n < r->count; n++)
         if (s->fates[n] == NEEDED) decide(s, n);
     find_order(s);
@@ -286,5 +343,10 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
 
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots) {
     state s = {0};
+    return rewrite_run(from, roots, begin, rule, &s);
+}
+
+ml_graph *ml_recompute_thrifty(const ml_graph *from, ml_roots *roots, int64_t bytes) {
+    state s = {.thrifty = true, .bytes_left = bytes};
     return rewrite_run(from, roots, begin, rule, &s);
 }

@@ -9,7 +9,7 @@
 /* Run the passes over the roots and lower the result: sets plan->graph, roots, traffic and
  * schedule. plan->layout is set. */
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
-                  const ml_target *target, bool recompute);
+                  const ml_target *target, bool recompute_all);
 /* Put the steps in an order in which collectives go on beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
 /* The type that a state has on this rank. */

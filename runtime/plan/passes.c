@@ -113,8 +113,31 @@ static bool has_places(const ml_graph *g) {
     return false;
 }
 
+/* The bytes that a GPU moves in one part in 128 of the time that the program's products take. */
+static int64_t spare_bytes(const ml_plan *plan) {
+    const double flops_a_byte = 150, share = 128;
+    double flops = 0;
+    for (ml_ref n = 1; n < ml_graph_count(plan->graph); n++) {
+        int op_class = ml_ops[ml_graph_node(plan->graph, n)->op].op_class;
+        if (op_class == ML_CLASS_CONTRACT || op_class == ML_CLASS_ROUTINE)
+            flops += ml_flops(plan->graph, n);
+    }
+    return (int64_t)(flops / flops_a_byte / share);
+}
+
+/* What is kept for the backward pass, and what is computed twice: all that saves memory where that
+ * is asked for; else, on a GPU, what takes next to no time. */
+static void recompute(ml_plan *plan, bool gpu, bool all) {
+    ml_roots *r = &plan->roots;
+    int wanted = all ? 1 : ml_knobs()->recompute;
+    if (wanted == 1)
+        pass_done(plan, ml_recompute(plan->graph, r), "recompute");
+    else if (wanted == ML_RECOMPUTE_THRIFTY && gpu)
+        pass_done(plan, ml_recompute_thrifty(plan->graph, r, spare_bytes(plan)), "recompute");
+}
+
 void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
-                  const ml_target *target, bool recompute) {
+                  const ml_target *target, bool recompute_all) {
     ml_roots *r = &plan->roots;
     bool gpu = target->kind == ML_TARGET_CUDA;
 
@@ -142,8 +165,7 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
         pass_done(plan, ml_chunk(plan->graph, r, chunk), "chunk");
         pass_done(plan, ml_simplify(plan->graph, r), "simplify4");
     }
-    if (recompute || ml_knobs()->recompute)
-        pass_done(plan, ml_recompute(plan->graph, r), "recompute");
+    recompute(plan, gpu, recompute_all);
     plan->schedule = ml_lower(plan->graph, r, target, plan->arena);
     count_flops(plan);
 }
