@@ -303,5 +303,10 @@ const ml_device_ops ml_device_cuda = {
     .unload = cuda_unload,
     .join = cuda_nccl_join,
     .collect = cuda_nccl_collect,
+    .connect = cuda_edge_connect,
+    .send = cuda_edge_send,
+    .settle = cuda_edge_settle,
+    .expect = cuda_edge_expect,
+    .arrive = cuda_edge_arrive,
 };
 #endif

@@ -5,7 +5,8 @@
  *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
  *   cuda_watch.c      MLUA_CHECK=cpu
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
- *   cuda_collect.c    collectives of executables; cuda_nccl.c wraps NCCL
+ *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two
+ *                     ranks; cuda_nccl.c wraps NCCL
  *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention
  *
  * One in-order stream carries everything but collectives that go on beside it, so one workspace
@@ -61,6 +62,7 @@ typedef struct {
     cuda_dnn *dnn;
     cuda_times *times; /* NULL until a run is timed */
     cuda_nccl *nccl; /* NULL: one rank */
+    struct cuda_edge *edges;
 } cuda_device;
 
 /* Until the event has passed, or, where it is NULL, all work on the device's stream. */

@@ -73,8 +73,13 @@ static const int64_t BUFFER_BYTES = (int64_t)1 << 30; /* what communicators may 
 /* Set before any call: multicast over NVLink stays off, and calls of several communicators keep
  * their order, unless the user says otherwise. */
 static void set_variables(void) {
+    int driver = 0;
     setenv("NCCL_NVLS_ENABLE", "0", 0);
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    /* Older drivers would keep the order by letting each call wait for the end of the one before.
+     */
+    if (cuda.cuDriverGetVersion && cuda.cuDriverGetVersion(&driver) == CUDA_SUCCESS &&
+        driver >= 12030)
+        setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
 }
 
 /* From the main thread only. */
@@ -149,12 +154,12 @@ struct cuda_nccl {
     _Atomic bool connected; /* or failed */
     ml_status status;
     ml_error error;
-    CUdeviceptr room; /* for cuda_nccl_gather */
+    cuda_pair *pairs, **last_pair; /* in the order in which all ranks made them */
+    CUdeviceptr room;              /* for cuda_nccl_collect */
     int64_t room_bytes;
 };
 
-static ml_status connect(cuda_nccl *n) {
-    CUDA_TRY(cuCtxSetCurrent(n->device->context));
+static ml_status connect_axes(cuda_nccl *n) {
     NCCL_TRY(ncclCommInitRank(&n->all, n->world, n->id, n->rank));
     for (int i = 0; i < n->axis_count; i++) {
         if (n->size[i] == 1) continue;
@@ -166,6 +171,20 @@ static ml_status connect(cuda_nccl *n) {
     return ML_OK;
 }
 
+/* What is not connected yet. Pairs go in the order that all ranks know: no two ranks wait for one
+ * another. */
+static ml_status connect(cuda_nccl *n) {
+    CUDA_TRY(cuCtxSetCurrent(n->device->context));
+    if (!n->all) ML_TRY(connect_axes(n));
+    for (cuda_pair *pair = n->pairs; pair; pair = pair->next) {
+        ncclUniqueId id;
+        if (pair->comm) continue;
+        memcpy(&id, pair->id, sizeof id);
+        NCCL_TRY(ncclCommInitRank((ncclComm_t *)&pair->comm, 2, id, pair->end));
+    }
+    return ML_OK;
+}
+
 static void *connect_thread(void *argument) {
     cuda_nccl *n = argument;
     cuda_doing("the connection of the GPUs");
@@ -173,6 +192,14 @@ static void *connect_thread(void *argument) {
     if (n->status != ML_OK) n->error = *ml_error_last();
     atomic_store(&n->connected, true);
     return NULL;
+}
+
+static ml_status connect_start(cuda_nccl *n) {
+    atomic_store(&n->connected, false);
+    if (pthread_create(&n->thread, NULL, connect_thread, n) != 0)
+        return ml_fail(ML_NO_MEMORY, "no memory for a thread");
+    n->connecting = true;
+    return ML_OK;
 }
 
 static void describe_mesh(cuda_nccl *n, const ml_ranks *ranks) {
@@ -203,29 +230,41 @@ ml_status cuda_nccl_join(ml_device *device) {
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     for (int i = 0; i < n->axis_count; i++)
         if (n->size[i] > 1) CUDA_TRY(cuStreamCreate(&n->lane[i], CU_STREAM_NON_BLOCKING));
-    if (pthread_create(&n->thread, NULL, connect_thread, n) != 0)
-        return ml_fail(ML_NO_MEMORY, "no memory for a thread");
-    n->connecting = true;
+    n->last_pair = &n->pairs;
+    return connect_start(n);
+}
+
+static bool pairs_wait(const cuda_nccl *n) {
+    const cuda_pair *pair = n->pairs;
+    while (pair && pair->comm) pair = pair->next;
+    return pair != NULL;
+}
+
+static ml_status connect_end(cuda_nccl *n) {
+    ml_comm *comm = n->device->base.ranks->comm;
+    const struct timespec pause = {.tv_nsec = 2000000};
+    ml_status status = ML_OK;
+    for (double slice = 0; status == ML_OK && !atomic_load(&n->connected); slice = 2e-3) {
+        status = ml_comm_waiting(comm, slice);
+        nanosleep(&pause, NULL);
+    }
+    ml_comm_waited(comm);
+    if (status != ML_OK) return status;
+    pthread_join(n->thread, NULL);
+    n->connecting = false;
+    if (n->status == ML_OK)
+        ml_debug(1, "nccl: %d.%d.%d connects %d GPUs\n", nccl.version / 10000,
+                 nccl.version / 100 % 100, nccl.version % 100, n->world);
     return ML_OK;
 }
 
 ml_status cuda_nccl_ready(cuda_device *d) {
     cuda_nccl *n = d->nccl;
-    const struct timespec pause = {.tv_nsec = 2000000};
     if (!n) return ml_fail(ML_INTERNAL, "a program for several ranks was loaded on one");
-    if (n->connecting) {
-        ml_status status = ML_OK;
-        for (double slice = 0; status == ML_OK && !atomic_load(&n->connected); slice = 2e-3) {
-            status = ml_comm_waiting(d->base.ranks->comm, slice);
-            nanosleep(&pause, NULL);
-        }
-        ml_comm_waited(d->base.ranks->comm);
-        if (status != ML_OK) return status;
-        pthread_join(n->thread, NULL);
-        n->connecting = false;
-        if (n->status == ML_OK)
-            ml_debug(1, "nccl: %d.%d.%d connects %d GPUs\n", nccl.version / 10000,
-                     nccl.version / 100 % 100, nccl.version % 100, n->world);
+    if (n->connecting) ML_TRY(connect_end(n));
+    if (n->status == ML_OK && !n->aborted && pairs_wait(n)) {
+        ML_TRY(connect_start(n));
+        ML_TRY(connect_end(n));
     }
     if (n->status != ML_OK) *ml_error_last() = n->error;
     return n->status;
@@ -236,6 +275,10 @@ static void each_communicator(cuda_nccl *n, ncclResult_t (*call)(ncclComm_t)) {
     for (int i = 0; i < n->axis_count; i++) {
         if (n->axis[i] && n->axis[i] != n->all) call(n->axis[i]);
         n->axis[i] = NULL;
+    }
+    for (cuda_pair *pair = n->pairs; pair; pair = pair->next) {
+        if (pair->comm) call(pair->comm);
+        pair->comm = NULL;
     }
     if (n->all) call(n->all);
     n->all = NULL;
@@ -269,6 +312,7 @@ void cuda_nccl_close(cuda_device *d) {
     n->connecting = false;
     if (others_failed(d)) cuda_nccl_abort(d);
     each_communicator(n, nccl.ncclCommDestroy);
+    cuda_edges_close(d);
     for (int i = 0; i < n->axis_count; i++)
         if (n->lane[i]) CUDA_OK(cuStreamDestroy(n->lane[i]));
     if (n->room) CUDA_OK(cuMemFree(n->room));
@@ -276,15 +320,18 @@ void cuda_nccl_close(cuda_device *d) {
     d->nccl = NULL;
 }
 
+static ml_status check_error(ncclComm_t comm) {
+    ncclResult_t error = ncclSuccess;
+    if (!comm) return ML_OK;
+    NCCL_TRY(ncclCommGetAsyncError(comm, &error));
+    if (error == ncclSuccess || error == ncclInProgress) return ML_OK;
+    return nccl_fail(error, "what the GPUs send one another");
+}
+
 static ml_status check_errors(cuda_nccl *n) {
-    for (int i = -1; i < n->axis_count; i++) {
-        ncclComm_t comm = i < 0 ? n->all : n->axis[i];
-        ncclResult_t error = ncclSuccess;
-        if (!comm) continue;
-        NCCL_TRY(ncclCommGetAsyncError(comm, &error));
-        if (error != ncclSuccess && error != ncclInProgress)
-            return nccl_fail(error, "a collective between the GPUs");
-    }
+    ML_TRY(check_error(n->all));
+    for (int i = 0; i < n->axis_count; i++) ML_TRY(check_error(n->axis[i]));
+    for (cuda_pair *pair = n->pairs; pair; pair = pair->next) ML_TRY(check_error(pair->comm));
     return ML_OK;
 }
 
@@ -371,6 +418,37 @@ ml_status cuda_nccl_enqueue(cuda_device *d, const ml_collective_step *s, const v
         return exchange(comm, type, s->count, from, ranks - 1 - at, to, ranks - 1 - at, stream);
     default: return ml_fail(ML_INTERNAL, "no collective between GPUs for %s", ml_ops[s->op].name);
     }
+}
+
+/* ---- Pairs --------------------------------------------------------------------------------------
+ */
+ml_status cuda_pair_new(cuda_device *d, int end, cuda_pair *pair) {
+    cuda_nccl *n = d->nccl;
+    ncclUniqueId id = {{0}};
+    if (!n) return ml_fail(ML_INTERNAL, "an edge between GPUs before they are connected");
+    if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&id));
+    ML_TRY(ml_comm_share(d->base.ranks->comm, &id, sizeof id));
+    if (end < 0) return ML_OK;
+    if (n->connecting) ML_TRY(connect_end(n)); /* its thread reads the list */
+    _Static_assert(sizeof id == sizeof pair->id, "the size of NCCL's identifier");
+    memcpy(pair->id, &id, sizeof id);
+    pair->end = end;
+    *n->last_pair = pair;
+    n->last_pair = &pair->next;
+    return ML_OK;
+}
+
+ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t bytes,
+                         CUstream stream) {
+    if (!pair->comm) return ml_fail(ML_DEVICE, "the GPUs' communicators were aborted");
+    NCCL_TRY(ncclSend(memory, (size_t)bytes, ncclUint8, 1 - pair->end, pair->comm, stream));
+    return ML_OK;
+}
+
+ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream) {
+    if (!pair->comm) return ml_fail(ML_DEVICE, "the GPUs' communicators were aborted");
+    NCCL_TRY(ncclRecv(memory, (size_t)bytes, ncclUint8, 1 - pair->end, pair->comm, stream));
+    return ML_OK;
 }
 
 /* ---- Host memory --------------------------------------------------------------------------------

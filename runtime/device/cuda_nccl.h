@@ -36,6 +36,26 @@ ml_status cuda_nccl_enqueue(cuda_device *device, const ml_collective_step *step,
                             void *to, CUstream stream);
 ml_status cuda_nccl_end(void);
 
+/* A communicator of two ranks. The caller keeps it until cuda_nccl_close. */
+typedef struct cuda_pair {
+    struct cuda_pair *next;
+    struct ncclComm *comm; /* NULL until cuda_nccl_ready */
+    int end;               /* 0 or 1 */
+    char id[128];
+} cuda_pair;
+/* All ranks at once; end is -1, and there is no pair, on those that are neither end. */
+ml_status cuda_pair_new(cuda_device *device, int end, cuda_pair *pair);
+ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t bytes, CUstream stream);
+ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
+
+/* Edges between ranks, as device.h says (cuda_edge.c). */
+ml_status cuda_edge_connect(ml_device *device, ml_edge *edge);
+ml_status cuda_edge_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
+ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory);
+ml_status cuda_edge_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes);
+ml_status cuda_edge_arrive(ml_device *device, ml_edge *edge, void *memory);
+void cuda_edges_close(cuda_device *device);
+
 /* An all-gather or all-reduce of host memory; waits. */
 ml_status cuda_nccl_collect(ml_device *device, const ml_collective_step *step, const void *from,
                             void *to);

@@ -36,12 +36,16 @@ typedef struct {
     ml_status (*join)(ml_device *device);
     ml_status (*collect)(ml_device *device, const ml_collective_step *step, const void *from,
                          void *to);
+    /* All ranks at once, right after ml_comm_edge made this edge (NULL on ranks that are neither
+     * end): the ops below may then use it. NULL where a device needs no such call. */
+    ml_status (*connect)(ml_device *device, ml_edge *edge);
     /* Between ranks (pipeline stages). Messages of an edge arrive in the order they were sent,
      * whole; the two ranks call in that order and with the same sizes. NULL where there are
      * none.
      * send: in order with runs before it; returns at once unless many messages are under way. The
      * memory must not be written before `settle` of it, which makes later runs wait for the send.
-     * expect: the next message of the edge goes to `memory`, which no earlier run needs any more;
+     * expect: the next message of the edge goes to `memory`, once the runs before are done with it
+     * (on a GPU: are finished; so expect a message before the run that it may arrive beside);
      * arrive: later runs wait for it. One message of an edge is expected at a time. */
     ml_status (*send)(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
     ml_status (*settle)(ml_device *device, ml_edge *edge, const void *memory);

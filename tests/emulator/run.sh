@@ -20,7 +20,7 @@ make_library() { # NAME LINK SOURCE...
     shift 2
     for s in "$@" "$here/fibers.h"; do [ "$out/$name" -nt "$s" ] || newer=1; done
     [ -z "$newer" ] || ${CC:-cc} -std=gnu11 -O2 -w -shared -fPIC -Wl,-soname,"$name" -isystem "$include" \
-        -o "$out/$name" "$@" $link -ldl
+        -o "$out/$name" "$@" $link -ldl -lpthread
 }
 make_library libcuda.so.1 "" "$here/cuda.c" "$here/streams.c" "$here/fibers.c"
 make_library libnvrtc.so.13 "" "$here/nvrtc.c"

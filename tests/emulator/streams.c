@@ -1,11 +1,14 @@
+#define _GNU_SOURCE
 /* Streams, events and graphs of the emulator.
  *
  * A stream is a queue of work. The first stream of a process does its work as soon as it may; the
  * others do theirs as late as is allowed: when somebody waits for an event behind it, asks for it,
  * or nothing else can go on. So a missing wait is seen: what it should have waited for is not there
- * yet, or works with memory that others have written since. */
+ * yet, or works with memory that others have written since. A thread sees to it that all goes on
+ * while the process itself does something else for long. */
 #include <cuda.h>
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <time.h>
@@ -47,7 +50,31 @@ static stream streams[STREAMS];
 static stream *capturing; /* the stream on which it began */
 static recording now;
 
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+static unsigned long calls; /* so far: none for a while lets the thread go on */
+
 static int advance(stream *s, long position, int others);
+
+static void enter(void) {
+    pthread_mutex_lock(&lock);
+    calls++;
+}
+static void leave(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+static void *keep_going(void *unused) {
+    unsigned long seen = 0;
+    (void)unused;
+    for (;; usleep(5000)) {
+        pthread_mutex_lock(&lock);
+        for (int i = 0; seen == calls && i < STREAMS; i++)
+            advance(&streams[i], streams[i].count, 0);
+        seen = calls;
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
 
 /* ---- Queues ---- */
 static void put(stream *s, work what) {
@@ -95,7 +122,9 @@ static void record_entry(stream *s, work what) {
 void emu_enqueue(void *handle, int (*call)(void *), void *data) {
     stream *s = stream_of(handle);
     if (!capturing) {
+        enter();
         put(s, (work){call, data});
+        leave();
         return;
     }
     if (s != capturing && !s->forked) emu_complain("a stream that is not captured is used");
@@ -147,8 +176,10 @@ static int wait_marker(void *data) {
 static CUresult record(event *e, stream *s) {
     e->recorded_in_capture = capturing != NULL;
     if (!capturing) {
+        enter();
         put(s, (work){stamp, e});
         note_event(e, s);
+        leave();
         return CUDA_SUCCESS;
     }
     if (s != capturing && !s->forked) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
@@ -163,7 +194,9 @@ static CUresult record(event *e, stream *s) {
 static CUresult wait_event(stream *s, event *e) {
     if (!capturing) {
         if (e->recorded_in_capture) return CUDA_ERROR_CAPTURED_EVENT;
+        enter();
         wait_for_event(s, e);
+        leave();
         return CUDA_SUCCESS;
     }
     if (!e->recorded_in_capture) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
@@ -207,14 +240,19 @@ CUresult cuEventSynchronize(CUevent handle) {
 }
 CUresult cuEventQuery(CUevent handle) {
     const event *e = (const event *)handle;
-    return !e->on || advance(e->on, e->position, 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    enter();
+    int there = !e->on || advance(e->on, e->position, 1);
+    leave();
+    return there ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 CUresult cuEventElapsedTime(float *ms, CUevent begin, CUevent end) {
     const event *from = (const event *)begin, *to = (const event *)end;
     if (!from->on || !to->on || from->recorded_in_capture || to->recorded_in_capture)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!advance(from->on, from->position, 0) || !advance(to->on, to->position, 0))
-        return CUDA_ERROR_NOT_READY;
+    enter();
+    int there = advance(from->on, from->position, 0) && advance(to->on, to->position, 0);
+    leave();
+    if (!there) return CUDA_ERROR_NOT_READY;
     *ms = (float)(1e3 * (to->seconds - from->seconds));
     return CUDA_SUCCESS;
 }
@@ -225,6 +263,8 @@ CUresult cuStreamCreate(CUstream *result, unsigned flags) {
     (void)flags;
     while (i < STREAMS && streams[i].used) i++;
     if (i == STREAMS) return CUDA_ERROR_OUT_OF_MEMORY;
+    static pthread_t thread;
+    if (!thread) pthread_create(&thread, NULL, keep_going, NULL);
     streams[i].used = 1;
     streams[i].late = i > 0;
     *result = (CUstream)&streams[i];
@@ -249,7 +289,10 @@ CUresult cuStreamSynchronize(CUstream handle) {
 CUresult cuStreamQuery(CUstream handle) {
     stream *s = stream_of(handle);
     if (capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return advance(s, s->count, 1) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    enter();
+    int there = advance(s, s->count, 1);
+    leave();
+    return there ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 /* ---- Graphs ---- */
@@ -283,6 +326,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
     const recording *r = (const recording *)exec;
     (void)handle;
+    enter();
     for (int i = 0; i < r->count; i++) {
         const entry *e = &r->at[i];
         const event_work *w = e->what.data;
@@ -293,6 +337,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle) {
         else
             put(e->on, e->what);
     }
+    leave();
     return CUDA_SUCCESS;
 }
 CUresult cuGraphDestroy(CUgraph graph) {
