@@ -7,11 +7,14 @@
  * before the first layer is of the first virtual stage, what comes after the last one of the last.
  * Virtual stage v runs at coordinate v % ranks of the mesh axis.
  *
- * A state lives on the virtual stages that read it (a tied embedding: the first and the last). Its
- * home is the first of them: there it is updated, and its optimizer's states live there alone;
- * copies receive the new value. A gradient state that is the sum of parts of several stages keeps a
- * part on each; who reads it gets the sum. Sums of numbers of all stages (norms) are added up where
- * they are needed.
+ * Each node has one home: the stage of the layer that it is of, forward or backward; for what is of
+ * none, the last of its operands' stages forward, the first backward. A state lives on the virtual
+ * stages that read it in the first program that uses it (a tied embedding: the first and the last);
+ * later programs that need it elsewhere are sent it. Its home is the first of them; the optimizer's
+ * states live where the gradient is: the new value is made there, and copies receive it. A gradient
+ * state that is the sum of parts of several stages keeps a part on each; who reads it gets the sum.
+ * Before it is first assigned the part at home is its initial value and the others are 0. Sums over
+ * stages (norms) are added up at the first of their stages, in order, and sent from there.
  *
  * Each stage gets a graph and roots of its own, still global over all other mesh axes. What one
  * stage needs of another is a transfer: an output of the one (roots.kept of them, last, which stay
@@ -57,7 +60,7 @@ typedef struct {
     int *output_of; /* by output of the program: its place in roots.outputs, or -1. Every rank has
                        each output on exactly one of its virtual stages */
     int levels;     /* 1 + the highest level of a value of this stage */
-    double *flops;  /* [levels]: forward and backward work, to deal and to schedule by */
+    double *flops;  /* [levels]: work to deal and to schedule by; a byte written counts as some */
 } ml_stage;
 
 typedef struct {

@@ -12,15 +12,11 @@ static bool is_float(const ml_graph *g, ml_ref n) {
     return ml_dtypes[ml_graph_type(g, n)->dtype].kind == ML_KIND_FLOAT;
 }
 
-/* Ops through which parts of a sum may go one by one. Sums in wider dtypes only get more exact. */
+/* Ops through which parts of a sum may go one by one. Each part is rounded as the whole would be.
+ */
 static bool may_be_linear(const ml_graph *g, ml_ref n) {
     switch ((ml_op)ml_graph_node(g, n)->op) {
-    case ML_OP_CAST: {
-        ml_ref of = ml_graph_source(g, n, 0);
-        return is_float(g, n) && is_float(g, of) &&
-               ml_dtypes[ml_graph_type(g, n)->dtype].bytes >=
-                   ml_dtypes[ml_graph_type(g, of)->dtype].bytes;
-    }
+    case ML_OP_CAST: return is_float(g, n) && is_float(g, ml_graph_source(g, n, 0));
     case ML_OP_ADD:
     case ML_OP_SUB:
     case ML_OP_NEG:
