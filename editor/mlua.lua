@@ -592,10 +592,11 @@ function m.clamp(x, low, high) end
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
 ---without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
----of dtype i64, differs at each step); `layout` of all programs and states (m.layout).
+---of dtype i64, differs at each step); `layout` of all programs and states (m.layout);
+---`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean, layout: table}
+---@param options? {name: string, training: boolean, layout: table, microbatches: integer}
 ---@return Program
 function m.compile(fn, inputs, options) end
 
@@ -779,7 +780,9 @@ function m.layer_norm(spec) end
 
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
----the first that it has. state = {dp = "flat"} splits optimizer states over dp. --mesh gives sizes.
+---the first that it has. state = {dp = "flat"} splits optimizer states over dp. stages =
+---{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
+---list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
 ---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
 ---with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
 ---the experts' weights.
@@ -852,6 +855,10 @@ function m.maximum(a, b) end
 ---@param ... Axis|string
 ---@return Tensor
 function m.mean(x, ...) end
+
+---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
+---the layout has stages and gives none, accum if it is more than 1, else two for each rank.
+function m.microbatches(accum) end
 
 ---the smaller of a and b; NaN if either is
 ---@param a Tensor|number

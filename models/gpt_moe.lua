@@ -9,7 +9,7 @@ local m = require "mlua"
 local cfg = m.config {
   layers = 4, embed = 256, heads = 4, kv_heads = 2, ffn = 256, experts = 8, top_k = 2, shared = 0, router = "softmax",
   capacity = 0.0, exchange = 0.0, aux = 0.01, z = 1e-3, balance = 0.0, vocab = 256, seq = 256, batch = 16, accum = 1, steps = 300,
-  lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, rope_base = 500000.0, seed = 1, data = "", sample = 300,
+  lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, rope_base = 500000.0, seed = 1, schedule = "1f1b", data = "", sample = 300,
   presets = {
     demo = { layers = 3, embed = 192, heads = 4, kv_heads = 2, ffn = 192, seq = 128, steps = 200, lr = 2e-3, warmup = 40 },
     ["moe-8x"] = {
@@ -63,7 +63,7 @@ local layout = m.layout { -- mesh axes are 1 unless --mesh sizes them; "ep" spli
   mesh = { { "pp", 1 }, { "dp", 1 }, { "ep", 1 }, { "cp", 1 }, { "tp", 1 } },
   params = { tp = { "heads", "kv_heads", "ffn", "vocab" }, ep = { "experts" } },
   acts = { tp = { "heads", "kv_heads", "ffn", "vocab", "seq" }, cp = { "seq", "kv_seq" }, dp = { "batch" }, ep = { "batch", "experts" } },
-  stages = { pp = "layers" }, exchange = cfg.exchange,
+  stages = { pp = "layers", schedule = cfg.schedule }, exchange = cfg.exchange,
 }
 m.train {
   model = model, batch = A.batch, seq = A.seq, vocab = cfg.vocab, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip,

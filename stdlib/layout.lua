@@ -96,27 +96,41 @@ local function read_state(spec, mesh)
   return copy
 end
 
--- This version cuts no model into stages: their mesh axis must have size 1.
-local function check_stages(spec, mesh)
-  local known = names_of(mesh)
-  local schedule = (spec.stages or {}).schedule
-  local found = schedule == nil
-  for _, name in ipairs(SCHEDULES) do found = found or name == schedule end
-  if not found then core.fail(("there is no schedule %q"):format(tostring(schedule)), { help = table.concat(SCHEDULES, ", ") }) end
-  for key in sorted(spec.stages or {}) do
-    if key ~= "schedule" and key ~= "microbatches" then
-      local size
-      for _, axis in ipairs(mesh) do
-        if axis.name == key then size = axis.size end
-      end
-      if not size then unknown("stages speaks of the mesh axis", key, known) end
-      if size > 1 then
-        core.fail(("%s=%d: this version does not cut models into pipeline stages"):format(key, size), {
-          help = ("%s=1, and more ranks on the other axes of the mesh"):format(key),
+-- {pp = "layers", schedule =, chunks =, microbatches = }: which mesh axis cuts which list of modules.
+local function read_stages(spec, mesh)
+  local stages, found = spec.stages or {}, nil
+  for key, value in sorted(stages) do
+    if key ~= "schedule" and key ~= "microbatches" and key ~= "chunks" then
+      local known = false
+      for _, axis in ipairs(mesh) do known = known or axis.name == key end
+      if not known then unknown("stages speaks of the mesh axis", key, names_of(mesh)) end
+      if found then core.fail(("stages has two mesh axes, %s and %s"):format(found.axis, key)) end
+      if type(value) ~= "string" then
+        core.fail(("stages.%s names a list of modules, got %s"):format(key, type(value)), {
+          help = ('stages = { %s = "layers" }, the longest list of modules that the model has'):format(key),
         })
       end
+      found = { axis = key, list = value }
     end
   end
+  for _, key in ipairs { "chunks", "microbatches" } do
+    local value = stages[key]
+    if value ~= nil and not (math.tointeger(value) and value >= 1) then
+      core.fail(("stages.%s must be a positive integer, got %s"):format(key, tostring(value)))
+    end
+  end
+  local schedule = stages.schedule or (stages.chunks or 1) > 1 and "interleaved" or "1f1b"
+  local known = false
+  for _, name in ipairs(SCHEDULES) do known = known or name == schedule end
+  if not known then core.fail(("there is no schedule %q"):format(tostring(schedule)), { help = table.concat(SCHEDULES, ", ") }) end
+  local chunks = stages.chunks or schedule == "interleaved" and 2 or 1
+  if chunks > 1 ~= (schedule == "interleaved") then
+    core.fail(("the schedule %s takes %s"):format(schedule, chunks > 1 and "one chunk a rank" or "several chunks a rank"), {
+      help = 'stages = { pp = "layers", schedule = "interleaved", chunks = 2 }',
+    })
+  end
+  if not found then return nil end
+  return { axis = found.axis, list = found.list, schedule = schedule, chunks = chunks, microbatches = stages.microbatches or 0 }
 end
 
 local function read_exchange(spec)
@@ -141,17 +155,18 @@ local function layout(_, spec)
   m.check_options("layout", spec or {}, TABLES)
   spec = spec or {}
   local mesh = read_mesh(spec.mesh)
-  check_stages(spec, mesh)
   return setmetatable({
     mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
-    exchange = read_exchange(spec),
+    exchange = read_exchange(spec), stages = read_stages(spec, mesh),
   }, meta)
 end
 
 local SIZES = { "pp", "dp", "ep", "cp", "tp" }
 
 local function preset(options)
-  m.check_options("layout.megatron", options or {}, { "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "exchange" })
+  m.check_options("layout.megatron", options or {}, {
+    "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "exchange", "schedule", "chunks", "microbatches",
+  })
   options = options or {}
   local mesh = {}
   for _, axis in ipairs(SIZES) do
@@ -168,7 +183,9 @@ local presets = {}
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
 ---seq too; `zero` splits optimizer states over dp (ZeRO-1); `context` is how cp splits attention:
 ---"gathered" (default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that
----splits experts, and the batch elsewhere; `exchange` as in m.layout.
+---splits experts, and the batch elsewhere; `exchange` as in m.layout. `schedule` ("1f1b",
+---"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
+---stages that pp makes.
 function presets.megatron(options)
   local o, mesh = preset(options)
   local context = CONTEXT[o.context or "gathered"]
@@ -181,7 +198,7 @@ function presets.megatron(options)
       ep = o.ep and { "batch", "experts" },
     },
     state = o.zero and { dp = "flat" } or {},
-    stages = { pp = "layers" },
+    stages = { pp = "layers", schedule = o.schedule, chunks = o.chunks, microbatches = o.microbatches },
     exchange = o.exchange,
   }
 end
@@ -202,7 +219,9 @@ end
 
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
----the first that it has. state = {dp = "flat"} splits optimizer states over dp. --mesh gives sizes.
+---the first that it has. state = {dp = "flat"} splits optimizer states over dp. stages =
+---{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
+---list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
 ---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
 ---with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
 ---the experts' weights.
@@ -233,6 +252,21 @@ local function check_names(lists, known)
   end
 end
 
+local current -- the layout of the session
+
+---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
+---the layout has stages and gives none, accum if it is more than 1, else two for each rank.
+function m.microbatches(accum)
+  local stages, ranks = current and current.stages, 1
+  if not stages then return accum end
+  for _, axis in ipairs(current.mesh) do
+    if axis.name == stages.axis then ranks = axis.size end
+  end
+  if ranks == 1 then return accum end
+  if stages.microbatches > 0 then return accum * stages.microbatches end
+  return accum > 1 and accum or 2 * ranks
+end
+
 ---Give all programs and states of the script their layout, as the option `layout` of m.train and
 ---m.compile does; at the prompt, tensors then show where they lie and what ranks send for them.
 ---@param value table made by m.layout
@@ -246,4 +280,5 @@ function m.use_layout(value, what)
   check_names(value.params, known)
   check_names(value.acts, known)
   core.set_layout(value)
+  current = value
 end

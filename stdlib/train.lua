@@ -91,7 +91,9 @@ local function accumulated_step(o, parameters)
     for _, t in ipairs(totals) do add(t.state, t.value) end
     add(loss_sum, total)
     add(loss_count, count)
-  end, token_inputs(o, { step = { dtype = "i64" }, first = { dtype = "bool" } }), { name = "microbatch", training = true })
+  end, token_inputs(o, { step = { dtype = "i64" }, first = { dtype = "bool" } }), {
+    name = "microbatch", training = true, microbatches = o.accum,
+  })
   local finish = m.compile(function(feeds)
     local gradients = {}
     for i, sum in ipairs(sums) do gradients[i] = sum:read() end
@@ -161,11 +163,16 @@ local function complete(options)
     if o[key] == nil then core.fail(("m.train needs %s"):format(key), { help = "options: " .. table.concat(OPTIONS, ", ") }) end
   end
   check_kinds(o)
-  if o.batch.size % o.accum ~= 0 then
-    core.fail(("batch=%d cannot be cut into accum=%d microbatches"):format(o.batch.size, o.accum), {
-      help = "accum must divide the batch",
+  m.use_layout(o.layout, "m.train")
+  local parts = m.microbatches(o.accum)
+  if o.batch.size % parts ~= 0 then
+    local accum = parts == o.accum and ("accum=%d microbatches"):format(parts) or ("%d microbatches"):format(parts)
+    core.fail(("batch=%d cannot be cut into %s"):format(o.batch.size, accum), {
+      help = parts == o.accum and "accum must divide the batch"
+        or "stages cut it too: their microbatches, times accum, must divide the batch",
     })
   end
+  o.accum = parts
   o.loss = checked_loss(o.loss or default_loss(o))
   if o.data == "" then o.data = nil end
   if o.eval_every == 0 then o.eval_every = nil end
@@ -242,7 +249,6 @@ function m.train(options)
     o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   end
   local parameters = m.parameters(o.model)
-  m.use_layout(o.layout, "m.train")
   local step_program, micro, finish
   if o.accum == 1 then step_program = m.step_program(o, parameters) else micro, finish = accumulated_step(o, parameters) end
   local programs = step_program and { step_program } or { micro, finish }
@@ -277,7 +283,6 @@ function m.train(options)
       local feeds = { tokens = data.tokens, targets = data.targets, step = step_program and step or step * o.accum + i }
       if step_program then feeds.rate = rate else feeds.first = i == 0 end
       program:start(feeds)
-      if i + 1 < o.accum then program:finish() end
     end
     if finish then
       micro:finish()

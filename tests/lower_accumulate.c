@@ -76,7 +76,7 @@ static void plan_sum(void *context) {
     sum = ml_map2(p->g, ML_OP_ADD, ml_map2(p->g, ML_OP_ADD, old, part(p->g, "i", "e", "f")), sum);
     ml_update update = {(uint32_t)id, sum};
     ml_roots roots = {.updates = &update, .update_count = 1};
-    ml_plan_new(p->g, &roots, &p->target, NULL, &p->plan);
+    ml_plan_new(p->g, &roots, &p->target, NULL, NULL, &p->plan);
 }
 
 TEST(lower, products_accumulate) {

@@ -218,7 +218,7 @@ static void kept_outputs(fixture *f) {
     ml_plan *plan;
     ml_target target = {.kind = ML_TARGET_C};
     roots = (ml_roots){.outputs = outputs, .output_count = 3, .kept = 2};
-    ml_plan_new(f->g, &roots, &target, &layout, &plan);
+    ml_plan_new(f->g, &roots, &target, &layout, NULL, &plan);
     CHECK_TEXT(output_type(f, plan->graph, plan->roots.outputs[0]), "f32[c=8, b=8]");
     CHECK_TEXT(output_type(f, plan->graph, plan->roots.outputs[1]), "f32[c=4, b=8]");
     ml_plan_free(plan);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/graph/passes.h"
+#include "runtime/plan/staged.h"
 
 enum { LARGEST = 10 };
 
@@ -15,8 +16,9 @@ typedef struct {
     int64_t parameters, parameter_count;
     int64_t state_bytes[STATE_KINDS], state_count[STATE_KINDS]; /* by ml_state_kind */
     double flops;                                               /* of one step */
-    const ml_plan *largest;          /* the program with the highest peak */
-    int64_t peak_bytes, other_bytes; /* of it; states that only other programs use */
+    const ml_plan *largest;                /* the program with the highest peak */
+    const struct ml_staged_plan *pipeline; /* of the program that runs most often, if it is cut */
+    int64_t peak_bytes, other_bytes;       /* of it; states that only other programs use */
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
     vm_traffic traffic;
@@ -70,7 +72,7 @@ static int compare_keys(const void *left, const void *right) {
 }
 
 /* Kernels of equal source share one compilation. `keys` has room for every kernel. */
-static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *key_count) {
+static void count_part(report *r, const ml_plan *plan, uint64_t *keys, size_t *key_count) {
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_step *step = &plan->schedule->steps.at[i];
         r->kernels += step->kind == ML_STEP_KERNEL;
@@ -81,10 +83,17 @@ static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *
     }
 }
 
+static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *key_count) {
+    for (int i = 0; i < plan->part_count; i++) count_part(r, plan->parts[i], keys, key_count);
+}
+
 static size_t count_kernels(const ml_plan *plan) {
     size_t count = 0;
-    for (uint32_t i = 0; i < plan->schedule->steps.count; i++)
-        for (const ml_kernel *k = plan->schedule->steps.at[i].kernel; k; k = k->next) count++;
+    for (int p = 0; p < plan->part_count; p++) {
+        const ml_schedule *s = plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->steps.count; i++)
+            for (const ml_kernel *k = s->steps.at[i].kernel; k; k = k->next) count++;
+    }
     return count;
 }
 
@@ -113,6 +122,7 @@ static void read_programs(lua_State *L, report *r, double accum) {
         const ml_plan *plan = vm_program_plan(program);
         r->flops += plan->flops * (i == 1 ? accum : 1);
         r->plan_seconds += program->seconds;
+        if (i == 1) r->pipeline = plan->staged;
         count_steps(r, plan, list, &key_count);
         traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
         if (!r->largest || plan->peak_bytes > r->peak_bytes) {
@@ -125,12 +135,16 @@ static void read_programs(lua_State *L, report *r, double accum) {
 }
 
 /* Mark the states that a plan reads or writes. */
-static void mark_states(const ml_plan *plan, bool *used) {
+static void mark_part(const ml_plan *plan, bool *used) {
     for (uint32_t i = 0; i < plan->schedule->storages.count; i++) {
         const ml_storage *storage = &plan->schedule->storages.at[i];
         if (storage->kind == ML_STORAGE_STATE) used[storage->id] = true;
     }
     for (int i = 0; i < plan->roots.update_count; i++) used[plan->roots.updates[i].state] = true;
+}
+
+static void mark_states(const ml_plan *plan, bool *used) {
+    for (int i = 0; i < plan->part_count; i++) mark_part(plan->parts[i], used);
 }
 
 typedef struct {
@@ -180,18 +194,18 @@ static void read_states(lua_State *L, report *r) {
  * ------------------------------------------------------------------------------------ */
 
 static void print_largest(lua_State *L, const report *r) {
-    ml_ref nodes[LARGEST];
-    int64_t bytes[LARGEST];
-    int count = ml_plan_largest(r->largest, LARGEST, nodes, bytes);
+    ml_plan_block list[LARGEST];
+    int count = ml_plan_largest(r->largest, LARGEST, list);
     printf("largest at the peak\n");
     for (int i = 0; i < count; i++) {
-        const ml_graph *g = r->largest->graph;
-        const ml_origin *origin = nodes[i] ? ml_graph_origin(g, nodes[i]) : NULL;
-        const char *size = bytes_text(L, bytes[i]);
-        vm_push_type(L, g, nodes[i] ? ml_graph_type(g, nodes[i]) : &(ml_type){0});
-        printf("  %10s  %s", size, nodes[i] ? lua_tostring(L, -1) : "workspace");
-        if (nodes[i] && ml_graph_node(g, nodes[i])->op == ML_OP_STATE) {
-            const ml_state *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, nodes[i])[0]);
+        const ml_graph *g = list[i].graph;
+        ml_ref n = list[i].node;
+        const ml_origin *origin = n ? ml_graph_origin(g, n) : NULL;
+        const char *size = bytes_text(L, list[i].bytes);
+        vm_push_type(L, g, n ? ml_graph_type(g, n) : &(ml_type){0});
+        printf("  %10s  %s", size, n ? lua_tostring(L, -1) : "workspace");
+        if (n && ml_graph_node(g, n)->op == ML_OP_STATE) {
+            const ml_state *state = ml_graph_state(g, (uint32_t)ml_graph_args(g, n)[0]);
             printf("  state %s", state->name ? state->name : "?");
             origin = &state->origin;
         } else if (origin && origin->module && origin->module[0]) {
@@ -229,6 +243,18 @@ static void print_types(lua_State *L, const vm_program *program, const char *nam
     }
 }
 
+static void print_pipeline(const struct ml_staged_plan *p) {
+    static const char *const kinds[] = {"1f1b", "interleaved", "zero-bubble"};
+    printf(
+        "pipeline        %d stages of %s, %s, %d microbatches, bubble %.1f%%; below, the rank of "
+        "stage %d, which needs the most memory\n",
+        p->count, p->map->list, kinds[p->problem.kind], p->microbatches, 100 * p->pipeline.bubble,
+        p->coordinate);
+    printf("  layers       ");
+    for (int v = 0; v < p->count; v++) printf(" %d", p->map->first[v + 1] - p->map->first[v]);
+    printf("\n");
+}
+
 static int64_t all_states(const report *r) {
     int64_t bytes = 0;
     for (int i = 0; i < STATE_KINDS; i++) bytes += r->state_bytes[i];
@@ -240,6 +266,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     const ml_vm *vm = vm_of(L);
     printf("device          %s\n", device_text(vm));
     traffic_print_ranks(L, &r->traffic);
+    if (r->pipeline) print_pipeline(r->pipeline);
     printf("parameters      %s in %lld tensors\n", count_text(L, (double)r->parameters),
            (long long)r->parameter_count);
     printf("states         ");
@@ -272,16 +299,16 @@ static void print_text(lua_State *L, const report *r, double tokens) {
 }
 
 static json_t *largest_json(lua_State *L, const report *r) {
-    ml_ref nodes[LARGEST];
-    int64_t bytes[LARGEST];
-    int count = ml_plan_largest(r->largest, LARGEST, nodes, bytes);
+    ml_plan_block blocks[LARGEST];
+    int count = ml_plan_largest(r->largest, LARGEST, blocks);
     json_t *list = json_array();
     for (int i = 0; i < count; i++) {
-        const ml_graph *g = r->largest->graph;
-        const ml_origin *origin = nodes[i] ? ml_graph_origin(g, nodes[i]) : NULL;
-        vm_push_type(L, g, nodes[i] ? ml_graph_type(g, nodes[i]) : &(ml_type){0});
-        json_t *item = json_pack("{s:s, s:I}", "type", nodes[i] ? lua_tostring(L, -1) : "workspace",
-                                 "bytes", (json_int_t)bytes[i]);
+        const ml_graph *g = blocks[i].graph;
+        ml_ref n = blocks[i].node;
+        const ml_origin *origin = n ? ml_graph_origin(g, n) : NULL;
+        vm_push_type(L, g, n ? ml_graph_type(g, n) : &(ml_type){0});
+        json_t *item = json_pack("{s:s, s:I}", "type", n ? lua_tostring(L, -1) : "workspace",
+                                 "bytes", (json_int_t)blocks[i].bytes);
         if (origin && origin->file) {
             json_object_set_new(item, "file", json_string(origin->file));
             json_object_set_new(item, "line", json_integer(origin->line));
@@ -305,6 +332,11 @@ static void print_json(lua_State *L, const report *r, double tokens) {
                   "attentions", r->attentions, "plan_seconds", r->plan_seconds, "peak_bytes",
                   (json_int_t)r->peak_bytes, "memory_bytes", memory, "largest", largest_json(L, r));
     if (object) traffic_json(L, &r->traffic, object);
+    if (object && r->pipeline) {
+        json_object_set_new(object, "bubble", json_real(r->pipeline->pipeline.bubble));
+        json_object_set_new(object, "stages", json_integer(r->pipeline->count));
+        json_object_set_new(object, "microbatches", json_integer(r->pipeline->microbatches));
+    }
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text) printf("%s\n", text);
     ml_free(text); /* main.c gives jansson ml_alloc */

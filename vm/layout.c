@@ -2,6 +2,7 @@
  * where single tensors lie. */
 #include "vm/vm.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* The names of a list at the top of the stack as axes. */
@@ -72,6 +73,27 @@ static void check_places(lua_State *L) {
     }
 }
 
+/* stages = {axis=, list=, schedule=, chunks=, microbatches=} */
+static void read_stages(lua_State *L, int spec, ml_layout *layout) {
+    static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble", NULL};
+    ml_stages *stages = &layout->stages;
+    if (lua_getfield(L, spec, "stages") != LUA_TTABLE) return;
+    lua_getfield(L, -1, "axis");
+    const char *axis = luaL_checkstring(L, -1);
+    for (int i = 0; i < layout->count; i++) {
+        if (strcmp(layout->axis[i].name, axis) == 0) stages->mesh_axis = i;
+    }
+    stages->on = layout->axis[stages->mesh_axis].size > 1;
+    lua_getfield(L, -2, "list");
+    snprintf(stages->list, sizeof stages->list, "%s", luaL_checkstring(L, -1));
+    lua_getfield(L, -3, "schedule");
+    stages->schedule = (ml_stage_schedule)luaL_checkoption(L, -1, NULL, schedules);
+    lua_getfield(L, -4, "chunks");
+    stages->chunks = (int)vm_integer(L, -1, "the chunks of a pipeline");
+    lua_getfield(L, -5, "microbatches");
+    stages->microbatches = (int)vm_integer(L, -1, "the microbatches of a pipeline");
+}
+
 static int core_set_layout(lua_State *L) {
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -93,6 +115,7 @@ static int core_set_layout(lua_State *L) {
     check_places(L);
     lua_setfield(L, LUA_REGISTRYINDEX, mesh_key);
     if (lua_getfield(L, 1, "exchange") == LUA_TNUMBER) layout->exchange = lua_tonumber(L, -1);
+    read_stages(L, 1, layout);
     vm->laid_out = true;
     bool plan_only = vm->options->mode != VM_RUN;
     vm_check(L, ml_session_lay_out(vm->session, layout, plan_only));

@@ -145,8 +145,8 @@ static void check_inputs(lua_State *L, vm_program *p) {
 }
 
 /* A parameter's name determines its initial value: without one it would be zero. */
-static void check_parameters(lua_State *L, const vm_program *p) {
-    const ml_schedule *s = vm_program_plan(p)->schedule;
+static void check_parameters(lua_State *L, const ml_plan *part) {
+    const ml_schedule *s = part->schedule;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         if (s->storages.at[i].kind != ML_STORAGE_STATE) continue;
         const ml_state *state = ml_graph_state(s->graph, s->storages.at[i].id);
@@ -158,7 +158,8 @@ static void check_parameters(lua_State *L, const vm_program *p) {
 }
 
 static int core_program(lua_State *L) {
-    static const char *const known[] = {"name", "inputs", "outputs", "updates", NULL};
+    static const char *const known[] = {"name",    "inputs",       "outputs",
+                                        "updates", "microbatches", NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -186,6 +187,9 @@ static int core_program(lua_State *L) {
     }
     lua_setiuservalue(L, 2, 3);
     lua_settop(L, 2);
+    if (vm_option(L, 1, "microbatches"))
+        p->roots.microbatches = (int)vm_integer(L, 3, "a program's microbatches");
+    lua_settop(L, 2);
     if (vm_option(L, 1, "updates")) read_updates(L, p, 3);
     lua_settop(L, 2);
     lua_getfield(L, 1, "inputs");
@@ -202,7 +206,8 @@ static int core_program(lua_State *L) {
         vm_check(L, ml_program_new(vm->session, &p->roots, &p->program));
         check_inputs(L, p);
     }
-    check_parameters(L, p);
+    for (int i = 0; i < vm_program_plan(p)->part_count; i++)
+        check_parameters(L, vm_program_plan(p)->parts[i]);
     p->seconds = now() - started;
     return 1;
 }

@@ -59,10 +59,13 @@ void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
             t->total[i][k].count += plan->traffic[i][k].count * times;
             t->total[i][k].bytes += plan->traffic[i][k].bytes * times;
         }
-    for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
-        const ml_step *step = &plan->schedule->steps.at[i];
-        if (step->kind != ML_STEP_COLLECTIVE) continue;
-        add_move(t, &(vm_move){plan, step, step_bytes(step), times, false});
+    for (int p = 0; p < plan->part_count; p++) {
+        const ml_schedule *s = plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->steps.count; i++) {
+            const ml_step *step = &s->steps.at[i];
+            if (step->kind != ML_STEP_COLLECTIVE) continue;
+            add_move(t, &(vm_move){plan->parts[p], step, step_bytes(step), times, false});
+        }
     }
 }
 

@@ -191,6 +191,7 @@ const ml_device_ops ml_device_cpu = {
     .release = cpu_release,
     .upload = cpu_copy,
     .download = cpu_copy,
+    .copy = cpu_copy,
     .zero = cpu_zero,
     .wait = cpu_wait,
     .load = cpu_exec_load,

@@ -234,6 +234,14 @@ static ml_status take_stage(cuda_device *d, int *stage) {
     return ML_OK;
 }
 
+static ml_status cuda_copy(ml_device *device, void *to, const void *from, int64_t bytes) {
+    cuda_device *d = cuda_of(device);
+    if (bytes == 0) return ML_OK;
+    CUDA_TRY(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from,
+                               (size_t)bytes, d->stream));
+    return ML_OK;
+}
+
 static ml_status cuda_upload(ml_device *device, void *to, const void *from, int64_t bytes) {
     cuda_device *d = cuda_of(device);
     for (int64_t at = 0; at < bytes; at += CUDA_STAGE_BYTES) {
@@ -293,6 +301,7 @@ const ml_device_ops ml_device_cuda = {
     .close = cuda_close,
     .allocate = cuda_allocate,
     .release = cuda_release,
+    .copy = cuda_copy,
     .upload = cuda_upload,
     .download = cuda_download,
     .zero = cuda_zero,

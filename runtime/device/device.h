@@ -22,6 +22,8 @@ typedef struct {
     ml_status (*upload)(ml_device *device, void *to, const void *from,
                         int64_t bytes); /* in order with runs; `from` may be reused at once */
     ml_status (*download)(ml_device *device, void *to, const void *from, int64_t bytes); /* waits */
+    ml_status (*copy)(ml_device *device, void *to, const void *from,
+                      int64_t bytes); /* on the device, in order with runs */
     ml_status (*zero)(ml_device *device, void *memory, int64_t bytes);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);

@@ -120,6 +120,7 @@ const ml_device_ops ml_device_null = {
     .release = null_release,
     .upload = null_copy,
     .download = null_copy,
+    .copy = null_copy,
     .zero = null_zero,
     .wait = null_wait,
     .load = null_load,

@@ -7,21 +7,33 @@
 
 #include "runtime/exec/session.h"
 #include "runtime/plan/place.h"
+#include "runtime/plan/staged.h"
 
 /* ---- making ---- */
+/* Inputs of the program, and not what stages receive or keep. */
+static bool input_fed(const ml_plan *plan, uint32_t id) {
+    const struct ml_staged_plan *staged = plan->staged;
+    return staged == NULL || id < staged->fed_count;
+}
+
 static void inputs_find(ml_program *program) {
     ml_plan *plan = program->plan;
-    const ml_schedule *s = plan->schedule;
-    uint32_t known = ml_graph_input_count(plan->graph);
+    uint32_t known = ml_graph_input_count(plan->graph), storages = 0;
     bool *used = ML_NEW_ARRAY(plan->arena, bool, (size_t)known + 1);
     program->input_ids = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)known + 1);
     program->input_offsets = ML_NEW_ARRAY(plan->arena, int64_t, (size_t)known + 1);
     program->input_bytes = ML_NEW_ARRAY(plan->arena, int64_t, (size_t)known + 1);
     program->input_places = ML_NEW_ARRAY(plan->arena, ml_placements, (size_t)known + 1);
-    program->addresses = ML_NEW_ARRAY(plan->arena, void *, (size_t)s->storages.count + 1);
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        if (s->storages.at[i].kind == ML_STORAGE_INPUT) used[s->storages.at[i].id] = true;
+    for (int p = 0; p < plan->part_count; p++) {
+        const ml_schedule *s = plan->parts[p]->schedule;
+        if (s->storages.count > storages) storages = s->storages.count;
+        for (uint32_t i = 0; i < s->storages.count; i++) {
+            const ml_storage *storage = &s->storages.at[i];
+            if (storage->kind == ML_STORAGE_INPUT && input_fed(plan, storage->id))
+                used[storage->id] = true;
+        }
     }
+    program->addresses = ML_NEW_ARRAY(plan->arena, void *, (size_t)storages + 1);
     for (uint32_t id = 0; id < known; id++) {
         if (!used[id]) continue;
         const ml_graph *global = program->session->graph;
@@ -42,7 +54,7 @@ static void inputs_body(void *context) {
 static ml_status inputs_allocate(ml_program *program) {
     const ml_layout *layout = program->plan->layout;
     int64_t bytes = 0, largest = 0;
-    for (int i = 0; i < program->input_count; i++) {
+    for (int i = 0; i < program->input_count && program->plan->staged == NULL; i++) {
         program->input_offsets[i] = bytes;
         bytes +=
             (program->input_bytes[i] + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
@@ -70,16 +82,17 @@ static ml_status inputs_allocate(ml_program *program) {
 /* Bytes of the states that other programs brought and this one does not use. */
 static int64_t foreign_bytes(const ml_program *program) {
     const ml_session *session = program->session;
-    const ml_schedule *s = program->plan->schedule;
     int64_t bytes = session->state_bytes;
     bool *seen = ml_alloc((size_t)session->state_count + 1);
     if (seen == NULL) return bytes;
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        const ml_storage *storage = &s->storages.at[i];
-        if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
-        seen[storage->id] = true;
-        if (session->states[storage->id].memory != NULL) {
-            bytes -= session->states[storage->id].bytes;
+    for (int p = 0; p < program->plan->part_count; p++) {
+        const ml_schedule *s = program->plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->storages.count; i++) {
+            const ml_storage *storage = &s->storages.at[i];
+            if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
+            seen[storage->id] = true;
+            if (session->states[storage->id].memory != NULL)
+                bytes -= session->states[storage->id].bytes;
         }
     }
     ml_free(seen);
@@ -99,13 +112,34 @@ static void require_body(void *context) {
 }
 
 static ml_status states_allocate(ml_program *program) {
-    const ml_schedule *s = program->plan->schedule;
     ml_status status = ML_OK;
-    for (uint32_t i = 0; i < s->storages.count && status == ML_OK; i++) {
-        if (s->storages.at[i].kind != ML_STORAGE_STATE) continue;
-        status = session_allocate(program->session, s->storages.at[i].id);
+    for (int p = 0; p < program->plan->part_count; p++) {
+        const ml_schedule *s = program->plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->storages.count && status == ML_OK; i++) {
+            if (s->storages.at[i].kind != ML_STORAGE_STATE) continue;
+            status = session_allocate(program->session, s->storages.at[i].id);
+        }
     }
     return status;
+}
+
+/* Whether all ranks make this program: under stages, those that initialize states are each rank's
+ * own affair. */
+static bool ranks_together(const ml_program *program) {
+    const ml_session *session = program->session;
+    if (session->world == NULL) return false;
+    return program->plan->staged != NULL || !session->layout.stages.on;
+}
+
+/* Of the ranks that compile the same kernels, the first. */
+static bool rank_leads(const ml_session *session) {
+    const ml_layout *layout = &session->layout;
+    if (session->world == NULL) return true;
+    for (int i = 0; i < layout->count; i++) {
+        if (layout->stages.on && layout->stages.mesh_axis == i) continue;
+        if (ml_layout_coordinate(layout, session->ranks.rank, i) != 0) return false;
+    }
+    return true;
 }
 
 static ml_status program_load(ml_program *program) {
@@ -113,35 +147,39 @@ static ml_status program_load(ml_program *program) {
     ml_status status = ml_protect(inputs_body, program);
     if (status == ML_OK) status = session_grow(session);
     if (status != ML_OK) return status;
+    if (program->plan->staged != NULL) session_release(session);
     require_call call = {program, foreign_bytes(program)};
     status = ml_protect(require_body, &call);
     if (status == ML_OK) status = states_allocate(program);
     if (status == ML_OK) status = inputs_allocate(program);
     if (status == ML_OK) status = session_reserve(session, program->plan->arena_bytes);
     if (status != ML_OK) return status;
-    /* The first rank compiles; the others find its kernels in the cache. */
-    bool first = session->world == NULL || session->ranks.rank == 0;
-    if (!first) status = ml_comm_barrier(session->comm);
+    /* One rank compiles; the others find its kernels in the cache. */
+    bool together = ranks_together(program), first = rank_leads(session);
+    if (!first && together) status = ml_comm_barrier(session->comm);
     if (status != ML_OK) return status;
     if (session->world != NULL) ml_comm_busy(session->comm, "compiling kernels");
-    status = session->device->ops->load(session->device, program->plan, &program->executable);
-    if (status == ML_OK && first && session->world != NULL) {
-        status = ml_comm_barrier(session->comm);
-    }
+    if (program->plan->staged != NULL)
+        status = staged_load(program);
+    else
+        status = session->device->ops->load(session->device, program->plan, &program->executable);
+    if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
+    if (status == ML_OK && program->plan->staged != NULL) status = staged_connect(program);
     return status;
 }
 
 /* Ranks that would not do the same are told so before any of them waits for another. */
 static ml_status program_agree(const ml_program *program) {
     const ml_session *session = program->session;
-    if (session->world == NULL) return ML_OK;
+    if (!ranks_together(program)) return ML_OK;
     char what[128];
     const char *name = program->plan->roots.name;
     snprintf(what, sizeof what, "the plan of program \"%s\"", name != NULL ? name : "");
     return ml_comm_agree(session->comm, program->plan->hash, what);
 }
 
-ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **program) {
+ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
+                       ml_program **program) {
     *program = NULL;
     if (session->device == NULL) {
         ml_status status = ml_session_open(session, NULL, 0);
@@ -156,7 +194,8 @@ ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **
     made->next = session->programs;
     if (made->next != NULL) made->next->previous = made;
     session->programs = made;
-    ml_status status = ml_session_plan(session, roots, &session->device->target, &made->plan);
+    const ml_target *target = &session->device->target;
+    ml_status status = session_plan(session, roots, target, staged, &made->plan);
     if (status == ML_OK) status = program_agree(made);
     if (status == ML_OK) status = program_load(made);
     if (status != ML_OK) {
@@ -168,7 +207,7 @@ ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **
 }
 
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program) {
-    return program_make(session, roots, program);
+    return program_make(session, roots, true, program);
 }
 
 void ml_program_free(ml_program *program) {
@@ -185,6 +224,7 @@ void ml_program_free(ml_program *program) {
         device->ops->wait(device);
         device->ops->unload(program->executable);
     }
+    staged_unload(program);
     if (program->inputs != NULL) device->ops->release(device, program->inputs);
     *ml_error_last() = kept;
     ml_plan_free(program->plan);
@@ -202,7 +242,7 @@ int ml_program_inputs(const ml_program *program, uint32_t *ids) {
 }
 
 /* ---- running ---- */
-static void *storage_address(const ml_program *program, const ml_storage *storage) {
+void *program_address(const ml_program *program, const ml_storage *storage) {
     if (storage->kind == ML_STORAGE_STATE) return program->session->states[storage->id].memory;
     if (storage->kind == ML_STORAGE_TEMPORARY) {
         return (char *)program->session->arena + storage->offset;
@@ -218,15 +258,29 @@ static void *storage_address(const ml_program *program, const ml_storage *storag
 
 static ml_status program_bind(ml_program *program) {
     if (program->bound) return ML_OK;
-    const ml_schedule *s = program->plan->schedule;
     ml_status status = session_reserve(program->session, program->plan->arena_bytes);
     if (status != ML_OK) return status;
+    if (program->plan->staged != NULL) {
+        staged_unbind(program);
+        program->bound = true;
+        return ML_OK;
+    }
+    const ml_schedule *s = program->plan->schedule;
     for (uint32_t i = 0; i < s->storages.count; i++) {
-        program->addresses[i] = storage_address(program, &s->storages.at[i]);
+        program->addresses[i] = program_address(program, &s->storages.at[i]);
     }
     status = program->session->device->ops->bind(program->executable, program->addresses);
     program->bound = status == ML_OK;
     return status;
+}
+
+ml_status program_prepare(ml_program *program) {
+    if (!program->ready) {
+        ml_status status = session_initialize(program->session, program);
+        program->ready = status == ML_OK;
+        if (status != ML_OK) return status;
+    }
+    return program_bind(program);
 }
 
 ml_status program_execute(ml_program *program) {
@@ -272,12 +326,8 @@ static ml_status output_download(ml_program *program, int output, void *to) {
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_session *session = program->session;
     ml_device *device = session->device;
-    ml_status status = ML_OK;
-    if (!program->ready) {
-        status = session_initialize(session, program);
-        program->ready = status == ML_OK;
-    }
-    if (status == ML_OK) status = program_bind(program);
+    if (program->staged != NULL) return staged_start(program, inputs);
+    ml_status status = program_prepare(program);
     for (int i = 0; i < program->input_count && status == ML_OK; i++) {
         char *to = (char *)program->inputs + program->input_offsets[i];
         const void *from = inputs[i];
@@ -319,6 +369,7 @@ static ml_status watched_check(ml_program *program) {
 }
 
 ml_status ml_program_finish(ml_program *program, void *const *outputs) {
+    if (program->staged != NULL) return staged_finish(program, outputs);
     const ml_roots *roots = &program->plan->roots;
     ml_status status = watched_check(program);
     for (int i = 0; i < roots->output_count - (roots->watched > 0) && status == ML_OK; i++) {

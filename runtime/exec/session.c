@@ -22,8 +22,12 @@ ml_status ml_session_new(ml_session **session) {
         return ml_fail(ML_NO_MEMORY, "out of memory while starting a session");
     }
     made->graph = call.graph;
+    made->stages.arena = ml_arena_new();
     *session = made;
-    return ML_OK;
+    if (made->stages.arena != NULL) return ML_OK;
+    ml_session_free(made);
+    *session = NULL;
+    return ml_fail(ML_NO_MEMORY, "out of memory while starting a session");
 }
 
 void ml_session_free(ml_session *session) {
@@ -36,6 +40,7 @@ void ml_session_free(ml_session *session) {
     if (session->arena != NULL) session->device->ops->release(session->device, session->arena);
     ml_device_close(session->device);
     ml_free(session->states);
+    if (session->stages.arena != NULL) ml_arena_free(session->stages.arena);
     ml_graph_free(session->graph);
     ml_free(session);
 }
@@ -74,23 +79,36 @@ typedef struct {
     const ml_roots *roots;
     const ml_target *target;
     const ml_layout *layout;
+    const ml_cut *cut;
     ml_plan **plan;
 } plan_call;
 
 static void plan_body(void *context) {
     plan_call *call = context;
-    ml_plan_new(call->graph, call->roots, call->target, call->layout, call->plan);
+    ml_plan_new(call->graph, call->roots, call->target, call->layout, call->cut, call->plan);
 }
 
-ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
-                          ml_plan **plan) {
-    plan_call call = {session->graph, roots, target, session->ranks.layout, plan};
+/* On one rank of several, the plan of its pipeline stages. */
+ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
+                       bool staged, ml_plan **plan) {
+    const ml_layout *layout = session->ranks.layout;
+    ml_cut cut = {&session->stages, -1};
+    if (staged && layout != NULL && layout->stages.on && session->world != NULL) {
+        cut.coordinate =
+            (int)ml_layout_coordinate(layout, session->ranks.rank, layout->stages.mesh_axis);
+    }
+    plan_call call = {session->graph, roots, target, layout, staged ? &cut : NULL, plan};
     *plan = NULL;
     ml_status status = ml_protect(plan_body, &call);
     if (status == ML_OK) return ML_OK;
     ml_plan_free(*plan);
     *plan = NULL;
     return status;
+}
+
+ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
+                          ml_plan **plan) {
+    return session_plan(session, roots, target, true, plan);
 }
 
 /* ---- states ---- */
@@ -137,6 +155,7 @@ typedef struct {
 } initial_work;
 
 static void wanted_add(initial_work *work, uint32_t id) {
+    if (!session_holds(work->session, id) && work->program == NULL) return;
     if (work->listed[id] || work->session->states[id].initialized) return;
     work->listed[id] = true;
     work->wanted[work->wanted_count++] = id;
@@ -176,10 +195,12 @@ static void wanted_find(initial_work *work) {
         for (uint32_t id = 0; id < count; id++) wanted_add(work, id);
         return;
     }
-    const ml_schedule *s = work->program->plan->schedule;
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        const ml_storage *storage = &s->storages.at[i];
-        if (storage->kind == ML_STORAGE_STATE) wanted_add(work, storage->id);
+    for (int p = 0; p < work->program->plan->part_count; p++) {
+        const ml_schedule *s = work->program->plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->storages.count; i++) {
+            const ml_storage *storage = &s->storages.at[i];
+            if (storage->kind == ML_STORAGE_STATE) wanted_add(work, storage->id);
+        }
     }
     work->walk = 1;
     for (uint32_t i = 0; i < work->wanted_count; i++) initial_walk(work, work->wanted[i], true);
@@ -203,7 +224,7 @@ static void initial_add(initial_work *work, uint32_t id) {
 static void initial_run(initial_work *work) {
     if (work->roots.update_count == 0) return;
     ml_program *program = NULL;
-    ml_status status = program_make(work->session, &work->roots, &program);
+    ml_status status = program_make(work->session, &work->roots, false, &program);
     if (status == ML_OK) status = program_execute(program);
     ml_device *device = work->session->device;
     if (status == ML_OK) status = device->ops->wait(device);
@@ -260,10 +281,20 @@ static ml_status state_check(ml_session *session, uint32_t state) {
     return ml_fail(ML_INTERNAL, "there is no state %u", state);
 }
 
+/* This rank's part of a state, of several ranks; zeros where another stage is its home. */
+static ml_status part_download(ml_session *session, uint32_t state, void *part) {
+    ml_device *device = session->device;
+    const session_state *held = &session->states[state];
+    bool sums = ml_graph_state(session->graph, state)->kind == ML_STATE_GRADIENT;
+    if (!(sums ? session_holds(session, state) : session_home(session, state))) return ML_OK;
+    return device->ops->download(device, part, held->memory, held->bytes);
+}
+
 ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     ml_status status = state_check(session, state);
     if (status == ML_OK) status = session_grow(session);
-    if (status == ML_OK && !session->states[state].initialized) {
+    if (status == ML_OK) status = session_settle(session, state);
+    if (status == ML_OK && session_holds(session, state) && !session->states[state].initialized) {
         status = session_initialize(session, NULL);
     }
     if (status != ML_OK) return status;
@@ -272,33 +303,51 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     if (session->world == NULL) {
         return device->ops->download(device, to, held->memory, held->bytes);
     }
-    void *part = ml_alloc((size_t)held->bytes + 1);
+    ml_type local;
+    ml_placements places;
+    status = session_place(session, state, &local, &places);
+    if (status != ML_OK) return status;
+    int64_t bytes = ml_type_bytes(&local);
+    void *part = ml_alloc((size_t)bytes + 1);
     if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading a state");
-    status = device->ops->download(device, part, held->memory, held->bytes);
+    status = part_download(session, state, part);
+    if (status == ML_OK) status = session_spread(session, state, part, bytes);
     if (status == ML_OK) status = session_gather(session, state, part, to);
+    ml_free(part);
+    return status;
+}
+
+/* This rank's part of a whole value; of a sum, parts beyond the first are zero. */
+static ml_status part_upload(ml_session *session, uint32_t state, const void *from) {
+    ml_device *device = session->device;
+    const ml_state *info = ml_graph_state(session->graph, state);
+    session_state *held = &session->states[state];
+    if (info->kind == ML_STATE_GRADIENT && !session_home(session, state))
+        return device->ops->zero(device, held->memory, held->bytes);
+    ml_type local;
+    ml_placements places;
+    ml_status status = session_place(session, state, &local, &places);
+    if (status != ML_OK) return status;
+    void *part = ml_alloc((size_t)held->bytes + 1);
+    if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while writing a state");
+    status = session_cut(session, &info->type, &places, from, part);
+    if (status == ML_OK) status = device->ops->upload(device, held->memory, part, held->bytes);
     ml_free(part);
     return status;
 }
 
 ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from) {
     ml_status status = state_check(session, state);
-    if (status == ML_OK) status = session_allocate(session, state);
+    if (status == ML_OK) status = session_settle(session, state);
+    if (status != ML_OK || !session_holds(session, state)) return status;
+    status = session_allocate(session, state);
     if (status != ML_OK) return status;
     ml_device *device = session->device;
     session_state *held = &session->states[state];
-    void *part = NULL;
-    if (session->world != NULL) {
-        ml_type local;
-        ml_placements places;
-        part = ml_alloc((size_t)held->bytes + 1);
-        if (part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while writing a state");
-        const ml_type *type = &ml_graph_state(session->graph, state)->type;
-        status = session_place(session, state, &local, &places);
-        if (status == ML_OK) status = session_cut(session, type, &places, from, part);
-        from = part;
-    }
-    if (status == ML_OK) status = device->ops->upload(device, held->memory, from, held->bytes);
-    ml_free(part);
+    if (session->world == NULL)
+        status = device->ops->upload(device, held->memory, from, held->bytes);
+    else
+        status = part_upload(session, state, from);
     if (status == ML_OK) held->initialized = true;
     return status;
 }

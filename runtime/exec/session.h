@@ -20,6 +20,8 @@ struct ml_session {
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
     ml_group *world;       /* all ranks; NULL where there is one */
+    int edge_tags;         /* given out */
+    ml_stage_map stages;   /* of pipelines: where layers and states live */
     session_state *states; /* by state id */
     uint32_t state_count;  /* entries of `states`; the graph may have more by now */
     int64_t state_bytes;   /* allocated */
@@ -32,6 +34,7 @@ struct ml_program {
     ml_session *session;
     ml_plan *plan;
     ml_executable *executable;
+    struct staged_run *staged; /* of a program cut into stages: it has no executable */
     bool bound;          /* to the session's present arena */
     void *inputs;        /* one block for all inputs, then the coordinates */
     int64_t coordinates; /* their offset: an i32 for each mesh axis, PLACE_ALIGNMENT apart */
@@ -55,9 +58,34 @@ ml_status session_initialize(ml_session *session, const ml_program *program);
 /* An arena of at least this size; programs bound to a smaller one are unbound. */
 ml_status session_reserve(ml_session *session, int64_t bytes);
 /* A program whose states need not be initialized: the one that initializes them. */
-ml_status program_make(ml_session *session, const ml_roots *roots, ml_program **program);
+ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
+                       ml_program **program);
 ml_status program_execute(ml_program *program);
+/* States initialized, temporaries reserved. */
+ml_status program_prepare(ml_program *program);
+/* Where a state, a temporary or a coordinate lies. */
+void *program_address(const ml_program *program, const ml_storage *storage);
+ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
+                       bool staged, ml_plan **plan);
 
+/* staged.c: the same for programs that are cut into stages. */
+ml_status staged_load(ml_program *program);
+ml_status staged_connect(ml_program *program); /* all ranks together */
+void staged_unload(ml_program *program);
+void staged_unbind(ml_program *program); /* addresses have changed */
+ml_status staged_start(ml_program *program, const void *const *inputs);
+ml_status staged_finish(ml_program *program, void *const *outputs);
+
+/* stages.c. Whether this rank keeps the state, and whether it is the home of its value (where
+ * several keep a copy): both where there are no stages. Before any program is cut, all ranks do. */
+bool session_holds(const ml_session *session, uint32_t state);
+bool session_home(const ml_session *session, uint32_t state);
+/* Release what ranks kept before the last program was cut, and that now lives elsewhere. */
+void session_release(ml_session *session);
+/* A stage for a state that no program has used yet. */
+ml_status session_settle(ml_session *session, uint32_t state);
+/* This rank's part of a state from whichever stage has it (the others give zeros); all at once. */
+ml_status session_spread(const ml_session *session, uint32_t state, void *part, int64_t bytes);
 /* ranks.c. Whether programs may be made: several ranks need a layout. */
 ml_status session_ready(const ml_session *session);
 /* All ranks at once, when the device is open; before the first program. */

@@ -197,3 +197,24 @@ void plan_assign(ml_plan *plan) {
     }
     updates_copy(&work, done);
 }
+
+void plan_export(ml_plan *plan) {
+    ml_schedule *s = plan->schedule;
+    for (int i = 0; i < plan->roots.output_count; i++) {
+        const ml_value *value = &s->values.at[s->output_values[i]];
+        ml_storage *storage = &s->storages.at[value->storage];
+        int64_t bytes = ml_type_bytes(&value->type);
+        if (!ml_value_contiguous(value))
+            ml_raise(ML_INTERNAL, "output %d of a piece is not contiguous in memory", i);
+        if (storage->kind == ML_STORAGE_TEMPORARY && value->offset == 0 &&
+            storage->bytes == bytes) {
+            storage->kind = ML_STORAGE_CELL;
+            storage->id = (uint32_t)i;
+            continue;
+        }
+        ml_type type = value->type;
+        ml_ref node = value->node;
+        uint32_t cell = storage_add(s, ML_STORAGE_CELL, (uint32_t)i, bytes, node);
+        copy_add(s, s->output_values[i], value_add(s, node, &type, cell), node);
+    }
+}

@@ -53,7 +53,7 @@ static void lifetimes_find(ml_schedule *s, int output_count) {
     }
 }
 
-static int64_t padded(int64_t bytes) {
+int64_t memory_padded(int64_t bytes) {
     return (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
 }
 
@@ -74,7 +74,7 @@ static void heirs_find(const ml_schedule *s, const bool *is_output, uint32_t *he
                 const ml_storage *ended = &s->storages.at[y];
                 if (ended->kind != ML_STORAGE_TEMPORARY || ended->last != t || y == x ||
                     is_output[y] || heir[y] != NO_STORAGE ||
-                    padded(ended->bytes) != padded(born->bytes) ||
+                    memory_padded(ended->bytes) != memory_padded(born->bytes) ||
                     !memory_may_overwrite(s, step, w, y)) {
                     continue;
                 }
@@ -157,17 +157,20 @@ static bool *gradients_find(const ml_graph *g, ml_arena *arena) {
     return gradient;
 }
 
+ml_memory_kind memory_state_kind(ml_state_kind kind) {
+    switch (kind) {
+    case ML_STATE_PARAMETER: return ML_MEMORY_PARAMETERS;
+    case ML_STATE_OPTIMIZER: return ML_MEMORY_OPTIMIZER;
+    case ML_STATE_GRADIENT: return ML_MEMORY_GRADIENTS;
+    case ML_STATE_OTHER: break; /* counters, biases of routers: small */
+    }
+    return ML_MEMORY_WORKSPACE;
+}
+
 static ml_memory_kind memory_kind(const ml_schedule *s, const ml_storage *storage,
                                   const bool *gradient) {
-    if (storage->kind == ML_STORAGE_STATE) {
-        switch (ml_graph_state(s->graph, storage->id)->kind) {
-        case ML_STATE_PARAMETER: return ML_MEMORY_PARAMETERS;
-        case ML_STATE_OPTIMIZER: return ML_MEMORY_OPTIMIZER;
-        case ML_STATE_GRADIENT: return ML_MEMORY_GRADIENTS;
-        case ML_STATE_OTHER: break; /* counters, biases of routers: small */
-        }
-        return ML_MEMORY_WORKSPACE;
-    }
+    if (storage->kind == ML_STORAGE_STATE)
+        return memory_state_kind(ml_graph_state(s->graph, storage->id)->kind);
     if (storage->kind == ML_STORAGE_INPUT || storage->node == 0) return ML_MEMORY_WORKSPACE;
     return gradient[storage->node] ? ML_MEMORY_GRADIENTS : ML_MEMORY_ACTIVATIONS;
 }
@@ -179,8 +182,8 @@ static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
         if (storage->kind != ML_STORAGE_TEMPORARY) continue;
-        change[storage->first] += padded(storage->bytes);
-        change[storage->last + 1] -= padded(storage->bytes);
+        change[storage->first] += memory_padded(storage->bytes);
+        change[storage->last + 1] -= memory_padded(storage->bytes);
     }
     for (uint32_t t = 0; t < steps; t++) {
         load += change[t];
@@ -196,17 +199,20 @@ void memory_account(ml_plan *plan) {
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(s->graph) + 1);
     const bool *gradient = gradients_find(s->graph, plan->arena);
     int64_t temporaries = 0, others = 0;
-    for (int i = 0; i < ML_MEMORY_KINDS; i++) plan->kind_bytes[i] = 0;
+    for (int i = 0; i < ML_MEMORY_KINDS; i++) plan->kind_bytes[i] = plan->state_bytes[i] = 0;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
-        int64_t bytes = padded(storage->bytes);
+        int64_t bytes = memory_padded(storage->bytes);
         bool temporary = storage->kind == ML_STORAGE_TEMPORARY;
         if (temporary && (storage->first > plan->peak_step || storage->last < plan->peak_step)) {
             continue;
         }
+        if (plan->piece && storage->kind == ML_STORAGE_INPUT) continue; /* a cell */
+        if (storage->kind == ML_STORAGE_CELL) continue;
         if (storage->kind == ML_STORAGE_STATE) {
             if (seen[storage->id]) continue;
             seen[storage->id] = true;
+            plan->state_bytes[memory_kind(s, storage, gradient)] += bytes;
         }
         plan->kind_bytes[memory_kind(s, storage, gradient)] += bytes;
         if (temporary)

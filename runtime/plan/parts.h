@@ -1,23 +1,36 @@
-/* What the files of plan/ share: a plan is made by plan_compile (passes.c), plan_overlap
- * (overlap.c), plan_assign (assign.c), ml_memory_place and memory_account (memory.c), in this
- * order. All raise. */
+/* What the files of plan/ share: a plan is made by plan_global, plan_local and plan_lower
+ * (passes.c), plan_overlap (overlap.c), plan_assign and plan_export (assign.c), ml_memory_place
+ * and memory_account (memory.c), in this order; between the first two, programs are cut into
+ * stages (staged.c), which then are plans of their own. All raise. */
 #ifndef ML_PLAN_PARTS_H
 #define ML_PLAN_PARTS_H
 
 #include "runtime/plan/plan.h"
 
-/* Run the passes over the roots and lower the result: sets plan->graph, roots, traffic and
- * schedule. plan->layout is set. */
-void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
-                  const ml_target *target, bool recompute_all);
+/* An empty plan with an arena. */
+ml_plan *plan_empty(void);
+/* Copy roots into the plan. */
+void plan_roots(ml_plan *plan, const ml_roots *from);
+/* The passes over the global program, up to where stages are cut: sets plan->graph and roots. */
+void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots);
+/* Those over the program of one rank, from sharding on: sets plan->traffic. plan->layout is set. */
+void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all);
+/* To steps: sets plan->schedule and flops. */
+void plan_lower(ml_plan *plan, const ml_target *target);
 /* Put the steps in an order in which collectives go on beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
+/* plan_lower and all that follows: assignment, places, accounts, hash. */
+void plan_steps(ml_plan *plan, const ml_target *target, bool overlap);
 /* The type that a state has on this rank. */
 ml_type plan_state(const ml_plan *plan, uint32_t state);
 /* Let every update end up in its state: in place where that is safe, else by a copy at the end. */
 void plan_assign(ml_plan *plan);
+/* Of a piece: let every output end up in its cell, or copy it there at the end. */
+void plan_export(ml_plan *plan);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
+ml_memory_kind memory_state_kind(ml_state_kind kind);
+int64_t memory_padded(int64_t bytes);
 
 /* Whether write `write` of the step may use the very memory of `storage`, as far as the step's own
  * reads of that storage are concerned. */

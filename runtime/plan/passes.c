@@ -53,7 +53,7 @@ static void updates_conform(ml_plan *plan) {
     }
 }
 
-static void roots_copy(ml_plan *plan, const ml_roots *from) {
+void plan_roots(ml_plan *plan, const ml_roots *from) {
     ml_roots *to = &plan->roots;
     *to = *from;
     if (from->name != NULL) to->name = ml_arena_copy(plan->arena, from->name, strlen(from->name));
@@ -136,18 +136,21 @@ static void recompute(ml_plan *plan, bool gpu, bool all) {
         pass_done(plan, ml_recompute_thrifty(plan->graph, r, spare_bytes(plan)), "recompute");
 }
 
-void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
-                  const ml_target *target, bool recompute_all) {
+void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots) {
     ml_roots *r = &plan->roots;
-    bool gpu = target->kind == ML_TARGET_CUDA;
-
-    roots_copy(plan, roots);
+    plan_roots(plan, roots);
     pass_done(plan, ml_graph_extract(from, r), "extract");
     if (plan->layout == NULL && has_places(plan->graph))
         pass_done(plan, ml_drop_places(plan->graph, r), "places");
     updates_conform(plan);
     pass_done(plan, plan->graph, "conform");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify");
+}
+
+void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
+    ml_roots *r = &plan->roots;
+    bool gpu = target->kind == ML_TARGET_CUDA;
+
     if (plan->layout != NULL) {
         shard(plan);
         pass_done(plan, ml_simplify(plan->graph, r), "shard simplify");
@@ -166,6 +169,10 @@ void plan_compile(ml_plan *plan, const ml_graph *from, const ml_roots *roots,
         pass_done(plan, ml_simplify(plan->graph, r), "simplify4");
     }
     recompute(plan, gpu, recompute_all);
-    plan->schedule = ml_lower(plan->graph, r, target, plan->arena);
+}
+
+void plan_lower(ml_plan *plan, const ml_target *target) {
+    if (plan->piece) pass_done(plan, plan->graph, "piece");
+    plan->schedule = ml_lower(plan->graph, &plan->roots, target, plan->arena);
     count_flops(plan);
 }

@@ -6,6 +6,7 @@
 
 #include "codegen/library.h"
 #include "runtime/plan/parts.h"
+#include "runtime/plan/staged.h"
 
 const char *const ml_memory_names[ML_MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
                                                       "activations", "workspace"};
@@ -17,7 +18,12 @@ static uint64_t hash_graph(const ml_graph *g, uint64_t seed) {
         uint32_t head[4] = {node->op, node->source_count, node->arg_count, type->dtype};
         seed = ml_hash(head, sizeof head, seed);
         seed = ml_hash(ml_graph_sources(g, n), node->source_count * sizeof(ml_ref), seed);
-        seed = ml_hash(ml_graph_args(g, n), node->arg_count * sizeof(int64_t), seed);
+        if (node->op == ML_OP_INPUT) { /* ids differ between the ranks of pipeline stages */
+            const char *name = ml_graph_input(g, (uint32_t)ml_graph_args(g, n)[0])->name;
+            seed = ml_hash(name, strlen(name), seed);
+        } else {
+            seed = ml_hash(ml_graph_args(g, n), node->arg_count * sizeof(int64_t), seed);
+        }
         seed = ml_hash(type->axis, type->rank * sizeof(ml_axis), seed);
         seed = ml_hash(type->size, type->rank * sizeof(int64_t), seed);
     }
@@ -48,11 +54,11 @@ typedef struct {
     const ml_roots *roots;
     const ml_target *target;
     const ml_layout *layout;
+    const ml_cut *cut;
     bool recompute, overlap;
 } plan_call;
 
-static void plan_make(void *context) {
-    plan_call *call = context;
+ml_plan *plan_empty(void) {
     ml_arena *arena = ml_arena_new();
     ml_plan *plan = arena != NULL ? ml_alloc(sizeof *plan) : NULL;
     if (plan == NULL) {
@@ -60,15 +66,35 @@ static void plan_make(void *context) {
         ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
     }
     plan->arena = arena;
-    plan->layout = call->layout;
-    *call->plan = plan;
-    plan_compile(plan, call->from, call->roots, call->target, call->recompute);
-    if (call->overlap) plan_overlap(plan);
+    return plan;
+}
+
+void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
+    plan_lower(plan, target);
+    if (overlap) plan_overlap(plan);
     plan_assign(plan);
-    plan->arena_bytes = ml_memory_place(plan->schedule, plan->roots.output_count);
+    if (plan->piece) plan_export(plan);
+    int outputs = plan->piece ? 0 : plan->roots.output_count;
+    plan->arena_bytes = ml_memory_place(plan->schedule, outputs);
     plan->library_bytes = ml_library_workspace(plan->schedule);
     memory_account(plan);
     plan->hash = hash_schedule(plan->schedule, hash_graph(plan->graph, 0));
+}
+
+static void plan_make(void *context) {
+    plan_call *call = context;
+    ml_plan *plan = *call->plan = plan_empty();
+    plan->layout = call->layout;
+    plan_global(plan, call->from, call->roots);
+    if (call->layout != NULL && call->layout->stages.on && call->cut != NULL) {
+        plan->hash = hash_graph(plan->graph, 1);
+        staged_make(plan, call->target, call->cut, call->recompute, call->overlap);
+        return;
+    }
+    plan->parts = ML_NEW(plan->arena, ml_plan *);
+    plan->parts[plan->part_count++] = plan;
+    plan_local(plan, call->target, call->recompute);
+    plan_steps(plan, call->target, call->overlap);
 }
 
 /* Another plan, taken where it is smaller: one whose collectives do not overlap with other work, or
@@ -122,12 +148,12 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
 }
 
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
-                 const ml_layout *layout, ml_plan **plan) {
+                 const ml_layout *layout, const ml_cut *cut, ml_plan **plan) {
     *plan = NULL;
     int wanted = ml_knobs()->overlap;
     bool overlap = wanted >= 0 ? wanted : target->kind == ML_TARGET_CUDA;
     int64_t limit = target->memory_bytes;
-    plan_call call = {plan, from, roots, target, layout, false, overlap && layout != NULL};
+    plan_call call = {plan, from, roots, target, layout, cut, false, overlap && layout != NULL};
     plan_make(&call);
     if (limit > 0 && (*plan)->peak_bytes > limit && call.overlap) plan_smaller(&call, false, false);
     if (limit > 0 && (*plan)->peak_bytes > limit) plan_smaller(&call, false, true);
@@ -135,34 +161,38 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
 
 void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
+    staged_free(plan->staged);
     if (plan->graph != NULL) ml_graph_free(plan->graph);
     ml_arena_free(plan->arena);
     ml_free(plan);
 }
 
-int ml_plan_largest(const ml_plan *plan, int count, ml_ref *nodes, int64_t *bytes) {
-    const ml_schedule *s = plan->schedule;
-    bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(s->graph) + 1);
-    int found = 0;
-    for (uint32_t i = 0; i < s->storages.count && count > 0; i++) {
+/* A part's storages into the list, which is kept sorted. */
+static int largest_add(const ml_plan *part, bool *seen, int count, int found, ml_plan_block *list) {
+    const ml_schedule *s = part->schedule;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
         if (storage->kind == ML_STORAGE_TEMPORARY &&
-            (storage->first > plan->peak_step || storage->last < plan->peak_step)) {
+            (storage->first > part->peak_step || storage->last < part->peak_step)) {
             continue;
         }
         if (storage->kind == ML_STORAGE_STATE) { /* old and new value share their memory */
             if (seen[storage->id]) continue;
             seen[storage->id] = true;
         }
-        if (found == count && storage->bytes <= bytes[count - 1]) continue;
+        if (found == count && storage->bytes <= list[count - 1].bytes) continue;
         int at = found < count ? found++ : count - 1;
-        for (; at > 0 && bytes[at - 1] < storage->bytes; at--) {
-            bytes[at] = bytes[at - 1];
-            nodes[at] = nodes[at - 1];
-        }
-        bytes[at] = storage->bytes;
-        nodes[at] = storage->node;
+        for (; at > 0 && list[at - 1].bytes < storage->bytes; at--) list[at] = list[at - 1];
+        list[at] = (ml_plan_block){part->graph, storage->node, storage->bytes};
     }
+    return found;
+}
+
+int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list) {
+    bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
+    int found = 0;
+    for (int i = 0; i < plan->part_count && count > 0; i++)
+        found = largest_add(plan->parts[i], seen, count, found, list);
     return found;
 }
 
@@ -178,9 +208,9 @@ enum { LARGEST = 10 };
 static const double GIB = 1024.0 * 1024 * 1024;
 
 void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device) {
-    int64_t needed = plan->peak_bytes + extra, bytes[LARGEST];
+    int64_t needed = plan->peak_bytes + extra;
     if (limit <= 0 || needed <= limit) return;
-    ml_ref nodes[LARGEST];
+    ml_plan_block list[LARGEST];
     ml_text out = {.arena = plan->arena};
     ml_text_add(&out, "the program needs %.2f GiB of memory, and %s has %.2f GiB for it\n  ",
                 needed / GIB, device, limit / GIB);
@@ -188,15 +218,15 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const ch
         ml_text_add(&out, "%s %.2f, ", ml_memory_names[i], plan->kind_bytes[i] / GIB);
     }
     ml_text_add(&out, "other programs %.2f GiB\n  largest tensors at the peak:", extra / GIB);
-    int found = ml_plan_largest(plan, LARGEST, nodes, bytes);
+    int found = ml_plan_largest(plan, LARGEST, list);
     for (int i = 0; i < found; i++) {
-        ml_text_add(&out, "\n  %9.3f GiB  ", bytes[i] / GIB);
-        if (nodes[i] == 0) {
+        ml_text_add(&out, "\n  %9.3f GiB  ", list[i].bytes / GIB);
+        if (list[i].node == 0) {
             ml_text_add(&out, "workspace");
             continue;
         }
-        ml_type_print(plan->graph, ml_graph_type(plan->graph, nodes[i]), &out);
-        print_origin(plan->graph, nodes[i], &out);
+        ml_type_print(list[i].graph, ml_graph_type(list[i].graph, list[i].node), &out);
+        print_origin(list[i].graph, list[i].node, &out);
     }
     ml_fail(ML_TOO_LARGE, "%s", out.text);
     ml_help("use a smaller batch, or accumulate gradients over more, smaller parts of it (accum)");
@@ -204,7 +234,7 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const ch
 }
 
 static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
-    static const char *const kinds[] = {"t", "state ", "input ", "coordinate "};
+    static const char *const kinds[] = {"t", "state ", "input ", "cell ", "coordinate "};
     const ml_value *value = &plan->schedule->values.at[index];
     const ml_storage *storage = &plan->schedule->storages.at[value->storage];
     bool temporary = storage->kind == ML_STORAGE_TEMPORARY;
@@ -217,6 +247,11 @@ static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
 
 void ml_plan_print(const ml_plan *plan, ml_text *out) {
     const ml_schedule *s = plan->schedule;
+    if (s == NULL) {
+        ml_pipeline_print(&plan->staged->problem, &plan->staged->pipeline, out);
+        for (int i = 0; i < plan->part_count; i++) ml_plan_print(plan->parts[i], out);
+        return;
+    }
     ml_text_add(out, "%u steps, %.3f GFLOP, arena %.3f GiB, peak %.3f GiB at step %u\n",
                 s->steps.count, plan->flops * 1e-9, plan->arena_bytes / GIB, plan->peak_bytes / GIB,
                 plan->peak_step);

@@ -7,6 +7,7 @@
 
 #include "codegen/lower.h"
 #include "runtime/shard/shard.h"
+#include "runtime/shard/stage.h"
 
 typedef enum {
     ML_MEMORY_PARAMETERS,
@@ -18,27 +19,41 @@ typedef enum {
 } ml_memory_kind;
 extern const char *const ml_memory_names[ML_MEMORY_KINDS];
 
+/* How to cut a program into pipeline stages, where the layout says so. */
 typedef struct {
+    ml_stage_map *map; /* of the session: grown */
+    int coordinate;    /* along the stages' mesh axis; -1 plans every stage, for a check */
+} ml_cut;
+
+typedef struct ml_plan ml_plan;
+struct ml_plan {
     ml_arena *arena; /* owns everything below */
-    ml_graph *graph; /* of one rank, after all passes */
+    ml_graph *graph; /* of one rank, after all passes; of a program that is cut, the global one */
     ml_roots roots;
     const ml_layout *layout; /* NULL: one rank */
-    ml_schedule *schedule;
+    ml_schedule *schedule; /* NULL for a program that is cut: ask its parts */
+    struct ml_staged_plan *staged; /* staged.h; NULL where it is not cut */
+    ml_plan **parts; /* what runs on this rank, each with a schedule: the pieces of its stages, or
+                        the plan itself */
+    int part_count;
+    bool piece; /* a part of another plan: inputs and outputs are its caller's memory */
     int64_t arena_bytes;   /* temporaries: the peak that the offsets reach */
     int64_t library_bytes; /* workspace that the device's libraries want beside the arena */
     int64_t kind_bytes[ML_MEMORY_KINDS]; /* at the step of the peak; states in full */
+    int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
     int64_t peak_bytes;                  /* states + arena + inputs + library */
     uint32_t peak_step;
     double flops;  /* of one run */
     uint64_t hash; /* of graph and schedule: equal on every rank */
     ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
-} ml_plan;
+};
 
-/* The plan of each rank of `layout` (NULL: one rank). `from` is the session graph; `target` and
+/* The plan of each rank of `layout` (NULL: one rank); with `cut`, where the layout has stages, of
+ * the ranks at one coordinate. `from` is the session graph; `target` and
  * `layout` outlive the plan. Raises; ml_plan_free is safe on what a failed call left in *plan (NULL
  * or partial). */
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
-                 const ml_layout *layout, ml_plan **plan);
+                 const ml_layout *layout, const ml_cut *cut, ml_plan **plan);
 /* The type of a rank's part of a state or input. */
 ml_type ml_plan_state_type(const ml_layout *layout, const ml_graph *g, uint32_t state);
 ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t input);
@@ -46,8 +61,14 @@ ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t 
 ml_placements ml_plan_state_places(const ml_layout *layout, const ml_graph *g, uint32_t state);
 ml_placements ml_plan_input_places(const ml_layout *layout, const ml_graph *g, uint32_t input);
 void ml_plan_free(ml_plan *plan);
-/* The largest storages alive at the peak, largest first: node and bytes. */
-int ml_plan_largest(const ml_plan *plan, int count, ml_ref *nodes, int64_t *bytes);
+typedef struct {
+    const ml_graph *graph;
+    ml_ref node; /* 0: workspace */
+    int64_t bytes;
+} ml_plan_block;
+/* The largest storages alive at the peak (of a program that is cut: of each part's), largest first.
+ */
+int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list);
 /* Raise ML_TOO_LARGE, with the ten largest tensors and their lines, where the plan plus `extra`
  * bytes (states of other programs) exceeds `limit` bytes. */
 void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device);

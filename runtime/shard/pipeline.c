@@ -230,7 +230,7 @@ static void begin(simulation *s, int rank, int task, int microbatch, int64_t now
 
 /* On to the next unit to open: groups of `ranks` microbatches, each for all chunks in turn. */
 static void next_unit(const ml_pipeline_problem *p, unit *u) {
-    int size = p->chunks == 1 ? p->microbatches : p->ranks;
+    int size = p->chunks == 1 || p->microbatches == 1 ? p->microbatches : p->ranks;
     if (++u->microbatch < u->group + size) return;
     if (++u->chunk == p->chunks) *u = (unit){0, u->group + size, 0};
     u->microbatch = u->group;
@@ -333,7 +333,7 @@ static int64_t simulate(simulation *s) {
 static void check_problem(const ml_pipeline_problem *p) {
     int m = p->microbatches, ranks = p->ranks;
     if (m < 1) ml_raise(ML_INVALID, "a pipeline of %d microbatches", m);
-    if (p->chunks == 1 || m % ranks == 0) return;
+    if (p->chunks == 1 || m == 1 || m % ranks == 0) return; /* one: nothing overlaps */
     ml_fail(ML_INVALID,
             "%d microbatches over %d pipeline ranks with %d stages each: interleaved stages take "
             "them in groups of %d",

@@ -38,6 +38,7 @@ typedef enum {
     ML_COLLECTIVE_ALL_TO_ALL,
     ML_COLLECTIVE_SHIFT,
     ML_COLLECTIVE_MIRROR,
+    ML_COLLECTIVE_SEND, /* between pipeline stages */
     ML_COLLECTIVE_KINDS
 } ml_collective;
 extern const char *const ml_collective_names[ML_COLLECTIVE_KINDS];

@@ -9,6 +9,7 @@ const char *const ml_collective_names[ML_COLLECTIVE_KINDS] = {
     [ML_COLLECTIVE_REDUCE_SCATTER] = "reduce-scatter",
     [ML_COLLECTIVE_ALL_TO_ALL] = "all-to-all",
     [ML_COLLECTIVE_SHIFT] = "shift",
+    [ML_COLLECTIVE_SEND] = "send",
     [ML_COLLECTIVE_MIRROR] = "mirror",
 };
 

@@ -1,0 +1,299 @@
+/* Running programs that are cut into pipeline stages: a step's microbatches are collected, then
+ * every rank goes through its tasks in the order of the schedule. */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/exec/session.h"
+#include "runtime/plan/place.h"
+#include "runtime/plan/staged.h"
+
+typedef struct {
+    char *blocks;                /* device memory: slots of block_bytes each */
+    ml_executable **executables; /* by slot and piece; one for all slots where binding is cheap */
+    bool *bound;
+} stage_run;
+
+struct staged_run {
+    stage_run *stages;  /* by virtual stage */
+    ml_edge **edges;    /* by lane; NULL where this rank is neither end */
+    char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch */
+    int64_t feed_bytes; /* of one microbatch */
+    int queued;
+    bool rebinds; /* one executable serves all slots */
+};
+
+static const struct ml_staged_plan *plan_of(const ml_program *program) {
+    return program->plan->staged;
+}
+
+static bool mine(const ml_program *program, int stage) {
+    return plan_of(program)->stages[stage].planned;
+}
+
+static char *cell_address(const ml_program *program, int stage, int microbatch, int cell) {
+    const staged_stage *s = &plan_of(program)->stages[stage];
+    int64_t block = s->slot_of[microbatch] * s->pieces.block_bytes;
+    return program->staged->stages[stage].blocks + block + s->pieces.cells[cell].offset;
+}
+
+/* ---- making ---- */
+/* The edges of lane `i` between all ranks that differ along the stages' mesh axis alone: each is
+ * made by all ranks together, in this order. */
+static ml_status lane_edges(ml_program *program, int i, int64_t room) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    const ml_layout *layout = program->plan->layout;
+    ml_session *session = program->session;
+    int axis = layout->stages.mesh_axis, tag = session->edge_tags++, step = 1;
+    int from = plan->lanes[i].from % plan->ranks, to = plan->lanes[i].to % plan->ranks;
+    ml_status status = ML_OK;
+    for (int k = axis + 1; k < layout->count; k++) step *= (int)layout->axis[k].size;
+    for (int rank = 0; rank < ml_comm_world(session->comm) && status == ML_OK; rank++) {
+        if (ml_layout_coordinate(layout, rank, axis) != 0) continue;
+        ml_edge *edge = NULL;
+        status =
+            ml_comm_edge(session->comm, rank + from * step, rank + to * step, tag, room, &edge);
+        if (edge != NULL) program->staged->edges[i] = edge;
+    }
+    return status;
+}
+
+/* Each lane has an edge with room for all microbatches that its sender can be ahead. */
+ml_status staged_connect(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_status status = ML_OK;
+    for (int i = 0; i < plan->lane_count && status == ML_OK; i++) {
+        const staged_lane *lane = &plan->lanes[i];
+        if (lane->local) continue;
+        int ahead = plan->pipeline.held[lane->from] + 1;
+        if (ahead > plan->microbatches) ahead = plan->microbatches;
+        status = lane_edges(program, i, ahead * (lane->bytes + PLACE_ALIGNMENT));
+    }
+    return status;
+}
+
+static ml_status stage_load(ml_program *program, int v) {
+    const staged_stage *plan = &plan_of(program)->stages[v];
+    stage_run *stage = &program->staged->stages[v];
+    ml_device *device = program->session->device;
+    int copies = program->staged->rebinds ? 1 : plan->slots;
+    int count = copies * plan->pieces.count;
+    int64_t bytes = plan->slots * plan->pieces.block_bytes;
+    stage->executables = ml_alloc(sizeof *stage->executables * (size_t)(count + 1));
+    stage->bound = ml_alloc((size_t)count + 1);
+    if (stage->executables == NULL || stage->bound == NULL)
+        return ml_fail(ML_NO_MEMORY, "out of memory for a pipeline stage");
+    ml_status status =
+        device->ops->allocate(device, bytes > 0 ? bytes : 1, (void **)&stage->blocks);
+    for (int i = 0; i < count && status == ML_OK; i++) {
+        status =
+            device->ops->load(device, plan->plans[i % plan->pieces.count], &stage->executables[i]);
+    }
+    return status;
+}
+
+/* The inputs that this rank's stages read, and where their parts lie in a microbatch's feed. */
+static ml_status feeds_make(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    struct staged_run *run = program->staged;
+    for (int i = 0; i < program->input_count; i++) {
+        program->input_offsets[i] = run->feed_bytes;
+        run->feed_bytes += program->input_bytes[i];
+    }
+    run->feeds = ml_alloc((size_t)(run->feed_bytes * plan->microbatches) + 1);
+    return run->feeds != NULL ? ML_OK : ml_fail(ML_NO_MEMORY, "out of memory for inputs");
+}
+
+ml_status staged_load(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    struct staged_run *run = program->staged = ml_alloc(sizeof *run);
+    if (run == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
+    run->rebinds = program->session->device->target.kind == ML_TARGET_C;
+    run->stages = ml_alloc(sizeof *run->stages * (size_t)(plan->count + 1));
+    run->edges = ml_alloc(sizeof(ml_edge *) * (size_t)(plan->lane_count + 1));
+    if (run->stages == NULL || run->edges == NULL)
+        return ml_fail(ML_NO_MEMORY, "out of memory for a program");
+    ml_status status = feeds_make(program);
+    for (int v = 0; v < plan->count && status == ML_OK; v++) {
+        if (mine(program, v)) status = stage_load(program, v);
+    }
+    return status;
+}
+
+void staged_unload(ml_program *program) {
+    struct staged_run *run = program->staged;
+    ml_device *device = program->session->device;
+    if (run == NULL) return;
+    device->ops->wait(device);
+    for (int v = 0; v < plan_of(program)->count && run->stages != NULL; v++) {
+        const staged_stage *plan = &plan_of(program)->stages[v];
+        stage_run *stage = &run->stages[v];
+        int count = (run->rebinds ? 1 : plan->slots) * plan->pieces.count;
+        for (int i = 0; i < count && stage->executables != NULL; i++) {
+            if (stage->executables[i] != NULL) device->ops->unload(stage->executables[i]);
+        }
+        if (stage->blocks != NULL) device->ops->release(device, stage->blocks);
+        ml_free(stage->executables);
+        ml_free(stage->bound);
+    }
+    ml_free(run->stages);
+    ml_free(run->edges);
+    ml_free(run->feeds);
+    ml_free(run);
+    program->staged = NULL;
+}
+
+/* ---- running ---- */
+static void *storage_address(const ml_program *program, int v, int p, int microbatch,
+                             const ml_storage *storage) {
+    const piece_set *pieces = &plan_of(program)->stages[v].pieces;
+    int cell = 0;
+    switch (storage->kind) {
+    case ML_STORAGE_INPUT:
+        while (pieces->cells[cell].input != storage->id) cell++;
+        return cell_address(program, v, microbatch, cell);
+    case ML_STORAGE_CELL:
+        return cell_address(program, v, microbatch, pieces->pieces[p].exports[storage->id]);
+    default: return program_address(program, storage);
+    }
+}
+
+static ml_status piece_run(ml_program *program, int v, int p, int microbatch) {
+    const staged_stage *plan = &plan_of(program)->stages[v];
+    stage_run *stage = &program->staged->stages[v];
+    ml_device *device = program->session->device;
+    int at = p + (program->staged->rebinds ? 0 : plan->slot_of[microbatch] * plan->pieces.count);
+    ml_status status = ML_OK;
+    if (program->staged->rebinds || !stage->bound[at]) {
+        const ml_schedule *s = plan->plans[p]->schedule;
+        for (uint32_t i = 0; i < s->storages.count; i++) {
+            program->addresses[i] = storage_address(program, v, p, microbatch, &s->storages.at[i]);
+        }
+        status = device->ops->bind(stage->executables[at], program->addresses);
+        stage->bound[at] = status == ML_OK;
+    }
+    return status == ML_OK ? device->ops->run(stage->executables[at]) : status;
+}
+
+/* A slot begins another microbatch: what was sent from it must be gone, and the inputs come. */
+static ml_status slot_begin(ml_program *program, int v, int microbatch) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    const piece_set *pieces = &plan->stages[v].pieces;
+    ml_device *device = program->session->device;
+    ml_status status = ML_OK;
+    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[i];
+        if (plan->lanes[m->lane].from != v || plan->lanes[m->lane].local) continue;
+        status = device->ops->settle(device, program->staged->edges[m->lane],
+                                     cell_address(program, v, microbatch, m->cell_from));
+    }
+    const char *feed = program->staged->feeds + (int64_t)microbatch * program->staged->feed_bytes;
+    for (int i = 0; i < pieces->cell_count && status == ML_OK; i++) {
+        for (int k = 0; k < program->input_count; k++) {
+            if (program->input_ids[k] != pieces->cells[i].input) continue;
+            status = device->ops->upload(device, cell_address(program, v, microbatch, i),
+                                         feed + program->input_offsets[k], program->input_bytes[k]);
+        }
+    }
+    return status;
+}
+
+/* What the task waits for. */
+static ml_status task_receive(ml_program *program, int task, int microbatch) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_device *device = program->session->device;
+    ml_status status = ML_OK;
+    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[i];
+        const staged_lane *lane = &plan->lanes[m->lane];
+        if (lane->to_task != task) continue;
+        char *to = cell_address(program, lane->to, microbatch, m->cell_to);
+        if (lane->local) {
+            const char *from = cell_address(program, lane->from, microbatch, m->cell_from);
+            status = device->ops->copy(device, to, from, m->bytes);
+            continue;
+        }
+        ml_edge *edge = program->staged->edges[m->lane];
+        status = device->ops->expect(device, edge, to, m->bytes);
+        if (status == ML_OK) status = device->ops->arrive(device, edge, to);
+    }
+    return status;
+}
+
+static ml_status task_send(ml_program *program, int task, int microbatch) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_device *device = program->session->device;
+    ml_status status = ML_OK;
+    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[i];
+        const staged_lane *lane = &plan->lanes[m->lane];
+        if (lane->from_task != task || lane->local) continue;
+        status = device->ops->send(device, program->staged->edges[m->lane],
+                                   cell_address(program, lane->from, microbatch, m->cell_from),
+                                   m->bytes);
+    }
+    return status;
+}
+
+static ml_status step_run(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    int rank = plan->coordinate;
+    ml_status status = ML_OK;
+    for (int i = 0; i < plan->pipeline.action_count[rank] && status == ML_OK; i++) {
+        const ml_action *action = &plan->pipeline.actions[rank][i];
+        int v = plan->tasks[action->task].stage;
+        int p = action->task - plan->stages[v].first_task;
+        if (p == 0) status = slot_begin(program, v, action->microbatch);
+        if (status == ML_OK) status = task_receive(program, action->task, action->microbatch);
+        if (status == ML_OK) status = piece_run(program, v, p, action->microbatch);
+        if (status == ML_OK) status = task_send(program, action->task, action->microbatch);
+    }
+    return status;
+}
+
+ml_status staged_start(ml_program *program, const void *const *inputs) {
+    struct staged_run *run = program->staged;
+    char *feed = run->feeds + (int64_t)run->queued * run->feed_bytes;
+    ml_status status = program_prepare(program);
+    for (int i = 0; i < program->input_count && status == ML_OK; i++) {
+        const ml_graph *g = program->session->graph;
+        status =
+            session_cut(program->session, &ml_graph_input(g, program->input_ids[i])->type,
+                        &program->input_places[i], inputs[i], feed + program->input_offsets[i]);
+    }
+    if (status != ML_OK || ++run->queued < plan_of(program)->microbatches) return status;
+    run->queued = 0;
+    return step_run(program);
+}
+
+void staged_unbind(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    for (int v = 0; v < plan->count; v++) {
+        const staged_stage *stage = &plan->stages[v];
+        if (!stage->planned) continue;
+        int count = (program->staged->rebinds ? 1 : stage->slots) * stage->pieces.count;
+        memset(program->staged->stages[v].bound, 0, (size_t)count);
+    }
+}
+
+ml_status staged_finish(ml_program *program, void *const *outputs) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_device *device = program->session->device;
+    ml_status status = ML_OK;
+    if (program->staged->queued > 0) {
+        return ml_fail(ML_INVALID,
+                       "program \"%s\" was started %d times; a step has %d microbatches",
+                       program->plan->roots.name, program->staged->queued, plan->microbatches);
+    }
+    for (int i = 0; i < program->plan->roots.output_count && status == ML_OK; i++) {
+        if (outputs == NULL || outputs[i] == NULL) continue;
+        for (int v = plan->coordinate; v < plan->count; v += plan->ranks) {
+            int cell = plan->stages[v].outputs[i];
+            if (cell < 0) continue;
+            status = device->ops->download(device, outputs[i],
+                                           cell_address(program, v, plan->microbatches - 1, cell),
+                                           plan->stages[v].pieces.cells[cell].bytes);
+            break;
+        }
+    }
+    return status;
+}

@@ -1,0 +1,85 @@
+/* States under pipeline stages: which rank keeps them, and bringing them to all ranks. */
+#include <string.h>
+
+#include "runtime/exec/session.h"
+
+static bool staged(const ml_session *session) {
+    return session->world != NULL && session->layout.stages.on;
+}
+
+static int coordinate(const ml_session *session) {
+    return (int)ml_layout_coordinate(&session->layout, session->ranks.rank,
+                                     session->layout.stages.mesh_axis);
+}
+
+static const struct ml_holder *holders(const ml_session *session, uint32_t state) {
+    return state < session->stages.state_count ? session->stages.holders[state] : NULL;
+}
+
+bool session_holds(const ml_session *session, uint32_t state) {
+    if (!staged(session) || session->stages.count == 0) return true;
+    int ranks = (int)session->layout.axis[session->layout.stages.mesh_axis].size;
+    for (const struct ml_holder *h = holders(session, state); h != NULL; h = h->next) {
+        if (h->stage % ranks == coordinate(session)) return true;
+    }
+    return false;
+}
+
+bool session_home(const ml_session *session, uint32_t state) {
+    if (!staged(session)) return true;
+    int ranks = (int)session->layout.axis[session->layout.stages.mesh_axis].size;
+    const struct ml_holder *home = holders(session, state);
+    if (session->stages.count == 0) return coordinate(session) == 0;
+    return home != NULL && home->stage % ranks == coordinate(session);
+}
+
+void session_release(ml_session *session) {
+    ml_device *device = session->device;
+    for (uint32_t id = 0; id < session->state_count; id++) {
+        session_state *state = &session->states[id];
+        if (state->memory == NULL || holders(session, id) == NULL || session_holds(session, id))
+            continue;
+        device->ops->release(device, state->memory);
+        session->state_bytes -= state->bytes;
+        *state = (session_state){0};
+    }
+}
+
+typedef struct {
+    ml_session *session;
+    uint32_t state;
+} settle_call;
+
+static void settle_body(void *context) {
+    settle_call *call = context;
+    ml_session *session = call->session;
+    ml_stage_settle(session->graph, &session->layout, &session->stages, call->state);
+}
+
+ml_status session_settle(ml_session *session, uint32_t state) {
+    if (!staged(session) || session->stages.count == 0) return ML_OK;
+    if (holders(session, state) != NULL) return ML_OK;
+    settle_call call = {session, state};
+    return ml_protect(settle_body, &call);
+}
+
+/* What one rank has and the others are zero in, as sums of its words; parts of a sum as such. */
+ml_status session_spread(const ml_session *session, uint32_t state, void *part, int64_t bytes) {
+    if (!staged(session)) return ML_OK;
+    ml_group *group = session->ranks.group[session->layout.stages.mesh_axis];
+    const ml_state *info = ml_graph_state(session->graph, state);
+    if (info->kind == ML_STATE_GRADIENT) {
+        int64_t count = bytes / ml_dtypes[info->type.dtype].bytes;
+        return ml_comm_all_reduce(group, part, part, count, (ml_dtype)info->type.dtype,
+                                  ML_REDUCE_SUM);
+    }
+    int64_t words = bytes / (int64_t)sizeof(int32_t), rest = bytes % (int64_t)sizeof(int32_t);
+    ml_status status = ml_comm_all_reduce(group, part, part, words, ML_I32, ML_REDUCE_SUM);
+    int32_t tail = 0;
+    if (status != ML_OK || rest == 0) return status;
+    char *last = (char *)part + words * (int64_t)sizeof tail;
+    memcpy(&tail, last, (size_t)rest);
+    status = ml_comm_all_reduce(group, &tail, &tail, 1, ML_I32, ML_REDUCE_SUM);
+    memcpy(last, &tail, (size_t)rest);
+    return status;
+}

@@ -1,0 +1,377 @@
+/* Cutting a stage's graph into pieces: which node is of which piece, what lies in cells, and the
+ * graphs of the pieces. */
+#include "runtime/plan/pieces.h"
+
+#include <string.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/plan/place.h"
+
+enum { FREE = -1, NO_CELL = -1 };
+typedef uint32_t piece_mask;
+
+typedef struct {
+    const ml_graph *g;
+    const ml_roots *roots;
+    const int *input_level;
+    ml_arena *arena;
+    piece_set *set;
+    uint32_t count;
+    int main_pieces; /* without the late one */
+    int *level;      /* by node: FREE where it needs nothing received */
+    bool *cheap;     /* FREE, and computed anew wherever it is needed */
+    bool *early;     /* of the highest level: something that is sent needs it */
+    bool *root;      /* an output or the new value of a state */
+    bool *live;
+    piece_mask *need, *made; /* by node: the pieces that read it, and that compute it */
+    piece_mask *wanted;      /* need of the walk before */
+    piece_mask *several;     /* of an op's other outputs */
+    double *cost, *parts;    /* by node and piece: see costs_find */
+    int *cell;               /* by node */
+    ML_VEC(piece_cell) cells;
+} cutting;
+
+static int lowest(piece_mask mask) {
+    return mask ? __builtin_ctz(mask) : 0;
+}
+static piece_mask bit(int piece) {
+    return (piece_mask)1 << piece;
+}
+
+/* ---- levels ---- */
+static bool cheap_op(ml_op op) {
+    switch (ml_ops[op].op_class) {
+    case ML_CLASS_LEAF:
+    case ML_CLASS_MAP: return true;
+    case ML_CLASS_COLLECTIVE: return op == ML_OP_ALL_GATHER;
+    case ML_CLASS_MOVE: return op != ML_OP_GATHER && op != ML_OP_OUT;
+    default: return false;
+    }
+}
+
+static void levels_find(cutting *c) {
+    for (ml_ref n = 1; n < c->count; n++) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        c->level[n] = FREE;
+        c->cheap[n] = cheap_op(node->op);
+        if (node->op == ML_OP_INPUT) {
+            int level = c->input_level[ml_graph_args(c->g, n)[0]];
+            if (level > 0) c->level[n] = level, c->cheap[n] = false;
+        }
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            if (c->level[source] > c->level[n]) c->level[n] = c->level[source];
+            c->cheap[n] = c->cheap[n] && c->cheap[source];
+        }
+    }
+}
+
+static void pieces_list(cutting *c, const piece_levels *levels) {
+    c->main_pieces = c->set->count = levels->count;
+    for (int i = 0; i < levels->count; i++) c->set->pieces[i].level = levels->level[i];
+    if (!levels->late) return;
+    c->set->pieces[levels->count] =
+        (piece){.level = levels->level[levels->count - 1], .late = true};
+    c->set->count++;
+}
+
+/* ---- which piece computes what ---- */
+static int piece_at(const cutting *c, ml_ref n) {
+    int i = 0;
+    while (c->set->pieces[i].level != c->level[n]) i++;
+    bool last = i == c->main_pieces - 1, split = c->set->count > c->main_pieces;
+    return last && split && !c->early[n] ? c->main_pieces : i;
+}
+
+/* What costs no more than a pass over memory to compute again. */
+static bool light(const cutting *c, ml_ref n) {
+    const ml_node *node = ml_graph_node(c->g, n);
+    return node->source_count > 0 && cheap_op(node->op);
+}
+
+static ml_ref viewed(const ml_graph *g, ml_ref n) {
+    for (;;) {
+        switch (ml_graph_node(g, n)->op) {
+        case ML_OP_SLICE:
+        case ML_OP_RENAME:
+        case ML_OP_PERMUTE:
+        case ML_OP_SPLIT:
+        case ML_OP_MERGE: n = ml_graph_source(g, n, 0); break;
+        default: return n;
+        }
+    }
+}
+
+/* Slices that together are all of a tensor (queries, keys and values of one product): it is wanted
+ * itself, for they are views of it. */
+static void views_join(cutting *c) {
+    int pieces = c->set->count;
+    for (ml_ref n = 1; n < c->count; n++) {
+        ml_ref base = viewed(c->g, n);
+        for (int p = 0; base != n && p < pieces; p++) {
+            if (!(c->wanted[n] & ~c->made[n] & bit(p))) continue;
+            c->parts[base * (size_t)pieces + p] += (double)ml_type_bytes(ml_graph_type(c->g, n));
+        }
+    }
+    for (ml_ref n = 1; n < c->count; n++) {
+        double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n));
+        for (int p = 0; p < pieces; p++)
+            if (c->parts[n * (size_t)pieces + p] >= bytes) c->wanted[n] |= bit(p);
+    }
+}
+
+/* Bytes that a piece after n's own would have to find in memory to have n: nothing where others
+ * want it there, n itself, or what it is made of where that is light work. */
+static void costs_find(cutting *c) {
+    int pieces = c->set->count;
+    for (ml_ref n = 1; n < c->count; n++) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n));
+        for (int p = 0; p < pieces; p++) {
+            double parts = 0;
+            for (int i = 0; i < node->source_count; i++)
+                parts += c->cost[ml_graph_source(c->g, n, i) * (size_t)pieces + p];
+            c->parts[n * (size_t)pieces + p] = light(c, n) ? parts : bytes;
+            double least = light(c, n) && parts < bytes ? parts : bytes;
+            bool had = c->cheap[n] || node->op == ML_OP_INPUT || (c->wanted[n] & bit(p));
+            c->cost[n * (size_t)pieces + p] = had ? 0 : least;
+        }
+    }
+}
+
+/* Whether piece p should rather compute n than read it from memory. */
+static bool worth_anew(const cutting *c, ml_ref n, int p) {
+    double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n));
+    return light(c, n) && c->parts[n * (size_t)c->set->count + p] < bytes;
+}
+
+/* One walk from users to sources. The first finds out who needs what; the second, which knows,
+ * computes anew what is better not kept. */
+static void pieces_walk(cutting *c, bool anew) {
+    memset(c->need, 0, sizeof *c->need * c->count);
+    memset(c->made, 0, sizeof *c->made * c->count);
+    memset(c->several, 0, sizeof *c->several * c->count);
+    memset(c->live, 0, sizeof *c->live * c->count);
+    for (ml_ref n = c->count - 1; n > 0; n--) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        if (c->root[n] && (c->level[n] == FREE || node->op == ML_OP_INPUT))
+            c->need[n] |= bit(c->level[n] == FREE ? 0 : piece_at(c, n));
+        if (!c->need[n] && !c->several[n] && !c->root[n]) continue;
+        c->live[n] = true;
+        piece_mask need = c->need[n] | c->several[n];
+        if (node->op == ML_OP_INPUT || c->cheap[n])
+            c->made[n] = need;
+        else
+            c->made[n] = bit(c->level[n] == FREE ? lowest(need) : piece_at(c, n));
+        bool again = node->flags & ML_NODE_COPY; /* meant to be computed where it is used */
+        if (anew && !(need & c->made[n]) && !c->root[n] &&
+            (again || worth_anew(c, n, lowest(need))))
+            c->made[n] = bit(lowest(need)); /* its own piece has no use for it */
+        for (int p = 0; anew && p < c->set->count; p++) {
+            if ((need & ~c->made[n] & bit(p)) && worth_anew(c, n, p)) c->made[n] |= bit(p);
+        }
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            c->early[source] |= c->early[n] && c->level[source] == c->level[n];
+            if (node->op == ML_OP_OUT)
+                c->several[source] |= c->need[n] | (c->root[n] ? c->made[n] : 0);
+            else
+                c->need[source] |= c->made[n];
+        }
+    }
+    for (ml_ref n = 1; n < c->count; n++) { /* outputs of an op come with it */
+        if (c->live[n] && ml_graph_node(c->g, n)->op == ML_OP_OUT)
+            c->made[n] = c->made[ml_graph_source(c->g, n, 0)];
+    }
+    memcpy(c->wanted, c->need, sizeof *c->need * c->count);
+}
+
+static void roots_mark(cutting *c) {
+    const ml_roots *r = c->roots;
+    for (int i = 0; i < r->output_count; i++) {
+        c->root[r->outputs[i]] = true;
+        if (i >= r->output_count - r->kept) c->early[r->outputs[i]] = true;
+    }
+    for (int i = 0; i < r->update_count; i++) c->root[r->updates[i].value] = true;
+}
+
+/* The first piece that has the value. */
+static int home_of(const cutting *c, ml_ref n) {
+    return lowest(c->made[n] ? c->made[n] : c->need[n]);
+}
+
+/* An update comes with its value, but not before the last read of what the state held. */
+static void updates_place(cutting *c, int *piece_of) {
+    uint32_t states = ml_graph_state_count(c->g);
+    int *last = ML_NEW_ARRAY(c->arena, int, (size_t)states + 1);
+    for (ml_ref n = 1; n < c->count; n++) {
+        if (ml_graph_node(c->g, n)->op != ML_OP_STATE || !c->made[n]) continue;
+        int piece = 31 - __builtin_clz(c->made[n]);
+        int64_t state = ml_graph_args(c->g, n)[0];
+        if (piece > last[state]) last[state] = piece;
+    }
+    for (int i = 0; i < c->roots->update_count; i++) {
+        ml_ref value = c->roots->updates[i].value;
+        int home = home_of(c, value), read = last[c->roots->updates[i].state];
+        piece_of[i] = home > read ? home : read;
+        if (!(c->made[value] & bit(piece_of[i]))) c->need[value] |= bit(piece_of[i]);
+    }
+}
+
+/* ---- cells ---- */
+static int cell_new(cutting *c, ml_ref n, uint32_t input, int from) {
+    piece_cell *cell = ML_PUSH(c->arena, &c->cells);
+    *cell = (piece_cell){.input = input, .from = from};
+    cell->bytes = ml_type_bytes(ml_graph_type(c->g, n));
+    c->cell[n] = (int)c->cells.count - 1;
+    return c->cell[n];
+}
+
+/* Everything that is in memory between pieces. */
+static void cells_make(cutting *c, ml_graph *tables) {
+    for (ml_ref n = 1; n < c->count; n++) {
+        c->cell[n] = NO_CELL;
+        if (!c->live[n]) continue;
+        if (ml_graph_node(c->g, n)->op == ML_OP_INPUT) {
+            cell_new(c, n, (uint32_t)ml_graph_args(c->g, n)[0], CELL_GIVEN);
+        } else if (c->need[n] & ~c->made[n]) {
+            ml_input input = {"a kept value", *ml_graph_type(c->g, n)};
+            cell_new(c, n, ml_graph_add_input(tables, &input), home_of(c, n));
+        }
+    }
+    for (int i = 0; i < c->roots->output_count; i++) {
+        ml_ref n = c->roots->outputs[i];
+        if (c->cell[n] == NO_CELL) cell_new(c, n, UINT32_MAX, home_of(c, n));
+        c->set->cell_of_output[i] = c->cell[n];
+        c->set->piece_of_output[i] = home_of(c, n);
+    }
+    int64_t offset = 0;
+    for (uint32_t i = 0; i < c->cells.count; i++) {
+        piece_cell *cell = &c->cells.at[i];
+        cell->offset = offset;
+        offset += (cell->bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+    }
+    c->set->cells = c->cells.at;
+    c->set->cell_count = (int)c->cells.count;
+    c->set->block_bytes = offset;
+}
+
+/* For people, with MLUA_DEBUG=4: what is kept between pieces. */
+static void cells_print(const cutting *c) {
+    ml_text out = {.arena = c->arena};
+    if (ml_knobs()->debug < 4) return;
+    for (ml_ref n = 1; n < c->count; n++) {
+        if (c->cell[n] == NO_CELL) continue;
+        const piece_cell *cell = &c->cells.at[c->cell[n]];
+        const ml_origin *origin = ml_graph_origin(c->g, n);
+        ml_text_add(&out, "  cell %d: %lld bytes from piece %d, read by %x: %s ", c->cell[n],
+                    (long long)cell->bytes, cell->from, c->need[n] & ~c->made[n],
+                    ml_ops[ml_graph_node(c->g, n)->op].name);
+        ml_type_print(c->g, ml_graph_type(c->g, n), &out);
+        ml_text_add(&out, "  %s:%d %s\n", origin->file ? origin->file : "", origin->line,
+                    origin->module ? origin->module : "");
+    }
+    ml_debug(4, "cells of \"%s\": %lld bytes\n%s", c->roots->name ? c->roots->name : "",
+             (long long)c->set->block_bytes, out.text ? out.text : "");
+}
+
+/* ---- the graphs ---- */
+/* A kept value is a block of memory: what is a view of another must be written out. */
+static ml_ref exported(const cutting *c, ml_graph *to, ml_ref n, ml_ref made) {
+    if (ml_ops[ml_graph_node(c->g, n)->op].op_class != ML_CLASS_MOVE) return made;
+    ml_graph_set_origin(to, ml_graph_origin(c->g, n));
+    return ml_graph_add(to, ML_OP_STOP_GRADIENT, &made, 1, NULL, 0, NULL);
+}
+
+static ml_ref imported(const cutting *c, ml_graph *to, ml_ref n) {
+    const piece_cell *cell = &c->cells.at[c->cell[n]];
+    int64_t id = cell->input;
+    ml_graph_set_origin(to, ml_graph_origin(c->g, n));
+    return ml_graph_add(to, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
+}
+
+static void piece_fill(cutting *c, int p, ml_ref *map) {
+    ml_graph *to = c->set->pieces[p].graph;
+    for (ml_ref n = 1; n < c->count; n++) {
+        map[n] = 0;
+        if (!c->live[n]) continue;
+        if (c->made[n] & bit(p)) {
+            const ml_node *node = ml_graph_node(c->g, n);
+            ml_ref few[8], *sources = few;
+            if (node->source_count > 8)
+                sources = ML_NEW_ARRAY(c->arena, ml_ref, node->source_count);
+            for (int i = 0; i < node->source_count; i++)
+                sources[i] = map[ml_graph_source(c->g, n, i)];
+            map[n] = ml_graph_copy(to, c->g, n, sources);
+        } else if (c->need[n] & bit(p)) {
+            map[n] = imported(c, to, n);
+        }
+    }
+}
+
+static void piece_roots(cutting *c, int p, const int *update_piece, const ml_ref *map) {
+    piece *piece = &c->set->pieces[p];
+    ml_roots *roots = &piece->roots;
+    roots->name = c->roots->name;
+    roots->outputs = ML_NEW_ARRAY(c->arena, ml_ref, (size_t)c->cells.count + 1);
+    roots->updates = ML_NEW_ARRAY(c->arena, ml_update, (size_t)c->roots->update_count + 1);
+    piece->exports = ML_NEW_ARRAY(c->arena, int, (size_t)c->cells.count + 1);
+    for (ml_ref n = 1; n < c->count; n++) {
+        if (c->cell[n] == NO_CELL || c->cells.at[c->cell[n]].from != p) continue;
+        piece->exports[roots->output_count] = c->cell[n];
+        roots->outputs[roots->output_count++] = exported(c, piece->graph, n, map[n]);
+    }
+    for (int i = 0; i < c->roots->update_count; i++) {
+        ml_update update = c->roots->updates[i];
+        if (update_piece[i] != p) continue;
+        update.value = map[update.value];
+        roots->updates[roots->update_count++] = update;
+    }
+    roots->kept = roots->output_count;
+}
+
+void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level,
+                const piece_levels *levels, ml_arena *arena, piece_set *out) {
+    memset(out, 0, sizeof *out);
+    size_t count = ml_graph_count(g);
+    cutting c = {.g = g, .roots = roots, .input_level = input_level, .arena = arena, .set = out};
+    c.count = (uint32_t)count;
+    c.level = ML_NEW_ARRAY(arena, int, count);
+    c.cell = ML_NEW_ARRAY(arena, int, count);
+    c.cheap = ML_NEW_ARRAY(arena, bool, count);
+    c.early = ML_NEW_ARRAY(arena, bool, count);
+    c.root = ML_NEW_ARRAY(arena, bool, count);
+    c.live = ML_NEW_ARRAY(arena, bool, count);
+    c.need = ML_NEW_ARRAY(arena, piece_mask, count);
+    c.made = ML_NEW_ARRAY(arena, piece_mask, count);
+    c.wanted = ML_NEW_ARRAY(arena, piece_mask, count);
+    c.several = ML_NEW_ARRAY(arena, piece_mask, count);
+    out->cell_of_output = ML_NEW_ARRAY(arena, int, (size_t)roots->output_count + 1);
+    out->piece_of_output = ML_NEW_ARRAY(arena, int, (size_t)roots->output_count + 1);
+    int *update_piece = ML_NEW_ARRAY(arena, int, (size_t)roots->update_count + 1);
+    levels_find(&c);
+    pieces_list(&c, levels);
+    roots_mark(&c);
+    pieces_walk(&c, false);
+    c.cost = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);
+    c.parts = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);
+    views_join(&c);
+    costs_find(&c);
+    pieces_walk(&c, true);
+    updates_place(&c, update_piece);
+    for (int p = 0; p < out->count; p++) out->pieces[p].graph = ml_graph_derive(g);
+    cells_make(&c, out->pieces[0].graph);
+    cells_print(&c);
+    ml_ref *map = ML_NEW_ARRAY(arena, ml_ref, count);
+    for (int p = 0; p < out->count; p++) {
+        piece_fill(&c, p, map);
+        piece_roots(&c, p, update_piece, map);
+    }
+}
+
+void pieces_free(piece_set *set) {
+    for (int p = 0; p < set->count; p++) {
+        if (set->pieces[p].graph != NULL) ml_graph_free(set->pieces[p].graph);
+        set->pieces[p].graph = NULL;
+    }
+}

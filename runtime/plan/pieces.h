@@ -1,0 +1,58 @@
+/* Pieces: the graph of one virtual stage, cut into what runs between two messages.
+ *
+ * A piece holds what has the same level: it runs once its values are received, and sends when it is
+ * done. A stage of a training program has two, forward and backward (the last stage one, for there
+ * they follow each other); with `split_late` the weight-gradient work that nobody waits for is a
+ * piece of its own. Pieces run in order, each once a microbatch; microbatches overlap.
+ *
+ * What is in memory between pieces lies in cells: inputs of the program, received values, values
+ * to send, and values that a later piece reads. All cells of a stage and microbatch are one block.
+ * Rather than keep a value, a later piece computes it anew where that is light work (elementwise
+ * ops, views, all-gathers) on values that take less room or are there anyway: normalised inputs,
+ * activations, weights of FSDP. */
+#ifndef ML_PIECES_H
+#define ML_PIECES_H
+
+#include "runtime/graph/graph.h"
+
+enum { PIECES_MOST = 32, CELL_GIVEN = -1 };
+
+typedef struct {
+    uint32_t input; /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
+    int from;       /* the piece that computes it; CELL_GIVEN: an input or received */
+    int64_t bytes, offset; /* in the block; offsets are multiples of 256 */
+} piece_cell;
+
+typedef struct {
+    int level;
+    bool late;
+    ml_graph *graph;
+    ml_roots roots; /* all outputs are kept: output i goes to cell exports[i] */
+    int *exports;
+} piece;
+
+typedef struct {
+    int count, cell_count;
+    piece pieces[PIECES_MOST];
+    piece_cell *cells;
+    int *cell_of_output; /* by output of the stage's roots */
+    int *piece_of_output; /* the piece after which it is there */
+    int64_t block_bytes;
+} piece_set;
+
+/* Where to cut: the levels at which the stage has work, ascending, the same on every rank of the
+ * stage; `late`: the last one in two. */
+typedef struct {
+    int count; /* at most PIECES_MOST - 1 */
+    int level[PIECES_MOST];
+    bool late;
+} piece_levels;
+
+/* Cut `g`, a rank's graph. input_level[id] of an INPUT that is received is at least 1 and one of
+ * the levels, and 0 for inputs of the program. Graphs are to be freed by pieces_free, the rest is
+ * in `arena`. */
+void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level,
+                const piece_levels *levels, ml_arena *arena, piece_set *out);
+void pieces_free(piece_set *set);
+
+#endif

@@ -1,0 +1,299 @@
+/* Plans of programs that are cut into pipeline stages: stages to pieces, pieces to tasks, transfers
+ * to lanes of messages, and who needs how much memory. */
+#include "runtime/plan/staged.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/plan/parts.h"
+#include "runtime/plan/place.h"
+
+typedef struct ml_staged_plan staged_plan;
+
+typedef struct {
+    ml_plan *plan;
+    const ml_target *target;
+    const ml_cut *cut;
+    bool recompute, overlap;
+    staged_plan *staged;
+    int *input_level; /* by INPUT id */
+} staging;
+
+/* ---- tasks ---- */
+static void level_add(piece_levels *levels, int level) {
+    int at = levels->count;
+    for (int i = 0; i < levels->count; i++) {
+        if (levels->level[i] == level) return;
+    }
+    if (levels->count == PIECES_MOST - 1) {
+        ml_raise(ML_INVALID, "a pipeline stage waits for others more than %d times a run",
+                 PIECES_MOST - 1);
+    }
+    for (; at > 0 && levels->level[at - 1] > level; at--) levels->level[at] = levels->level[at - 1];
+    levels->level[at] = level;
+    levels->count++;
+}
+
+/* The levels at which each stage has work: those of what it receives, and 0 where others wait for
+ * something that needs nothing received. */
+static void levels_find(staging *s) {
+    const ml_staged *c = &s->staged->cut;
+    bool late =
+        s->plan->layout->stages.schedule == ML_SCHEDULE_ZERO_BUBBLE && s->staged->microbatches > 1;
+    for (int i = 0; i < c->transfer_count; i++) {
+        const ml_transfer *t = &c->transfers[i];
+        level_add(&s->staged->stages[t->to].levels, t->to_level);
+        if (t->from_level == 0) level_add(&s->staged->stages[t->from].levels, 0);
+    }
+    for (int v = 0; v < c->count; v++) {
+        piece_levels *levels = &s->staged->stages[v].levels;
+        if (levels->count == 0) level_add(levels, 0);
+    }
+    for (int i = 0; late && i < c->transfer_count; i++) { /* others wait for the backward pass */
+        piece_levels *levels = &s->staged->stages[c->transfers[i].from].levels;
+        int last = levels->level[levels->count - 1];
+        if (last > 0 && c->transfers[i].from_level == last) levels->late = true;
+    }
+}
+
+static double flops_at(const ml_stage *stage, int level) {
+    return level < stage->levels ? stage->flops[level] : 0;
+}
+
+/* Work in proportion: the largest task takes UNITS. Weight gradients take as long as the forward
+ * pass, which is a third where it is in the same task. */
+enum { UNITS = 1000 };
+static void tasks_cost(staging *s, const double *flops) {
+    double most = 1;
+    for (int t = 0; t < s->staged->task_count; t++) most = flops[t] > most ? flops[t] : most;
+    for (int t = 0; t < s->staged->task_count; t++) {
+        int64_t units = (int64_t)(UNITS * flops[t] / most);
+        s->staged->tasks[t].cost = units > 0 ? units : 1;
+    }
+}
+
+static void tasks_make(staging *s) {
+    staged_plan *staged = s->staged;
+    ml_arena *arena = s->plan->arena;
+    for (int v = 0; v < staged->count; v++) {
+        staged_stage *stage = &staged->stages[v];
+        stage->first_task = staged->task_count;
+        stage->task_count = stage->levels.count + stage->levels.late;
+        staged->task_count += stage->task_count;
+    }
+    staged->tasks = ML_NEW_ARRAY(arena, ml_task, (size_t)staged->task_count);
+    double *flops = ML_NEW_ARRAY(arena, double, (size_t)staged->task_count);
+    for (int v = 0; v < staged->count; v++) {
+        const staged_stage *stage = &staged->stages[v];
+        int count = stage->levels.count;
+        for (int i = 0; i < count; i++) {
+            int t = stage->first_task + i;
+            staged->tasks[t].stage = v;
+            flops[t] = flops_at(&s->staged->cut.stages[v], stage->levels.level[i]);
+        }
+        if (!stage->levels.late) continue;
+        int t = stage->first_task + count, main = t - 1;
+        staged->tasks[t] = (ml_task){.stage = v, .late = true};
+        flops[t] = count > 1 ? flops[stage->first_task] : flops[main] / 3;
+        if (flops[t] > flops[main] / 2) flops[t] = flops[main] / 2;
+        flops[main] -= flops[t];
+    }
+    tasks_cost(s, flops);
+}
+
+static int task_at(const staged_stage *stage, int level) {
+    for (int i = 0; i < stage->levels.count; i++) {
+        if (stage->levels.level[i] == level) return stage->first_task + i;
+    }
+    return stage->first_task;
+}
+
+/* ---- lanes ---- */
+static int cell_of_input(const staged_stage *stage, uint32_t input) {
+    for (int i = 0; i < stage->pieces.cell_count; i++) {
+        if (stage->pieces.cells[i].input == input) return i;
+    }
+    return -1;
+}
+
+/* What is received and no longer needed still has to go somewhere. */
+static int cell_spare(staged_stage *stage, int64_t bytes, ml_arena *arena) {
+    piece_set *set = &stage->pieces;
+    piece_cell *cells = ML_NEW_ARRAY(arena, piece_cell, (size_t)set->cell_count + 1);
+    if (set->cell_count > 0) memcpy(cells, set->cells, sizeof *cells * (size_t)set->cell_count);
+    cells[set->cell_count] = (piece_cell){UINT32_MAX, CELL_GIVEN, bytes, set->block_bytes};
+    set->block_bytes += (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+    set->cells = cells;
+    return set->cell_count++;
+}
+
+static int lane_of(staging *s, const ml_transfer *t) {
+    staged_plan *staged = s->staged;
+    staged_lane lane = {.from = t->from, .to = t->to};
+    lane.from_task = task_at(&staged->stages[t->from], t->from_level);
+    lane.to_task = task_at(&staged->stages[t->to], t->to_level);
+    lane.local = t->from % staged->ranks == t->to % staged->ranks;
+    for (int i = staged->lane_count - 1; i >= 0; i--) {
+        const staged_lane *known = &staged->lanes[i];
+        if (known->from_task == lane.from_task && known->to_task == lane.to_task) return i;
+    }
+    staged->lanes[staged->lane_count] = lane;
+    return staged->lane_count++;
+}
+
+static int compare_messages(const void *left, const void *right) {
+    const staged_message *a = left, *b = right;
+    if (a->lane != b->lane) return a->lane < b->lane ? -1 : 1;
+    return 0;
+}
+
+static void lanes_make(staging *s) {
+    staged_plan *staged = s->staged;
+    const ml_staged *c = &s->staged->cut;
+    ml_arena *arena = s->plan->arena;
+    staged->lanes = ML_NEW_ARRAY(arena, staged_lane, (size_t)c->transfer_count + 1);
+    staged->messages = ML_NEW_ARRAY(arena, staged_message, (size_t)c->transfer_count + 1);
+    staged->message_count = c->transfer_count;
+    for (int i = 0; i < c->transfer_count; i++) {
+        const ml_transfer *t = &c->transfers[i];
+        staged_message *m = &staged->messages[i];
+        staged_stage *from = &staged->stages[t->from], *to = &staged->stages[t->to];
+        ml_type type = ml_plan_input_type(s->plan->layout, s->plan->graph, t->input);
+        *m = (staged_message){lane_of(s, t), -1, -1, ml_type_bytes(&type)};
+        staged->lanes[m->lane].bytes += m->bytes;
+        if (from->planned) m->cell_from = from->pieces.cell_of_output[t->output];
+        if (to->planned) {
+            m->cell_to = cell_of_input(to, t->input);
+            if (m->cell_to < 0) m->cell_to = cell_spare(to, m->bytes, arena);
+        }
+        if (from->planned && from->pieces.cells[m->cell_from].bytes != m->bytes)
+            ml_raise(ML_INTERNAL, "stage %d sends another size than stage %d expects", t->from,
+                     t->to);
+    }
+    /* A stable order: messages of a lane in the order of the transfers. */
+    for (int i = 1; i < staged->message_count; i++) {
+        staged_message moving = staged->messages[i];
+        int j = i;
+        for (; j > 0 && compare_messages(&staged->messages[j - 1], &moving) > 0; j--)
+            staged->messages[j] = staged->messages[j - 1];
+        staged->messages[j] = moving;
+    }
+}
+
+/* ---- stages and pieces ---- */
+static ml_plan *part_new(const staging *s, ml_graph **graph, const ml_roots *roots,
+                         ml_plan **place) {
+    ml_plan *part = *place = plan_empty();
+    part->layout = s->plan->layout;
+    part->graph = *graph;
+    *graph = NULL;
+    plan_roots(part, roots);
+    return part;
+}
+
+static void pieces_plan(staging *s, staged_stage *stage) {
+    piece_set *set = &stage->pieces;
+    ml_arena *arena = s->plan->arena;
+    pieces_cut(stage->local->graph, &stage->local->roots, s->input_level, &stage->levels, arena,
+               set);
+    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, PIECES_MOST);
+    for (int p = 0; p < set->count; p++) {
+        piece *piece = &set->pieces[p];
+        ml_plan *part = part_new(s, &piece->graph, &piece->roots, &stage->plans[p]);
+        part->piece = true;
+        plan_steps(part, s->target, s->overlap);
+    }
+}
+
+static void stage_plan(staging *s, int v) {
+    staged_stage *stage = &s->staged->stages[v];
+    ml_stage *cut = &s->staged->cut.stages[v];
+    stage->planned = true;
+    ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
+    plan_local(local, s->target, s->recompute);
+    if (local->roots.watched > 0) { /* with microbatches under way, NaN in the loss tells */
+        local->roots.output_count--;
+        local->roots.watched = 0;
+    }
+    pieces_plan(s, stage);
+    int outputs = s->plan->roots.output_count;
+    stage->outputs = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
+    stage->output_piece = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
+    for (int i = 0; i < outputs; i++) {
+        int at = cut->output_of[i];
+        stage->outputs[i] = at >= 0 ? stage->pieces.cell_of_output[at] : -1;
+        stage->output_piece[i] = at >= 0 ? stage->pieces.piece_of_output[at] : 0;
+    }
+}
+
+/* ---- the schedule ---- */
+static void schedule_make(staging *s) {
+    staged_plan *staged = s->staged;
+    const ml_stages *how = &s->plan->layout->stages;
+    ml_arena *arena = s->plan->arena;
+    ml_pipeline_problem *problem = &staged->problem;
+    problem->kind = staged->microbatches > 1 ? how->schedule : ML_SCHEDULE_1F1B;
+    problem->ranks = staged->ranks;
+    problem->chunks = staged->count / staged->ranks;
+    problem->microbatches = staged->microbatches;
+    problem->task_count = staged->task_count;
+    problem->tasks = staged->tasks;
+    ml_task_edge *edges = ML_NEW_ARRAY(arena, ml_task_edge,
+                                       (size_t)staged->lane_count + (size_t)staged->task_count + 1);
+    problem->edges = edges;
+    for (int i = 0; i < staged->lane_count; i++) {
+        edges[problem->edge_count++] =
+            (ml_task_edge){staged->lanes[i].from_task, staged->lanes[i].to_task};
+    }
+    for (int v = 0; v < staged->count; v++) {
+        const staged_stage *stage = &staged->stages[v];
+        for (int i = 1; i < stage->task_count; i++) {
+            int t = stage->first_task + i;
+            edges[problem->edge_count++] = (ml_task_edge){t - 1, t};
+        }
+    }
+    ml_pipeline_make(problem, arena, &staged->pipeline);
+}
+
+static void inputs_level(staging *s) {
+    const ml_staged *c = &s->staged->cut;
+    uint32_t inputs = ml_graph_input_count(s->plan->graph);
+    s->input_level = ML_NEW_ARRAY(s->plan->arena, int, (size_t)inputs + 1);
+    for (int i = 0; i < c->transfer_count; i++)
+        s->input_level[c->transfers[i].input] = c->transfers[i].to_level;
+}
+
+void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool recompute,
+                 bool overlap) {
+    staging s = {
+        .plan = plan, .target = target, .cut = cut, .recompute = recompute, .overlap = overlap};
+    const ml_layout *layout = plan->layout;
+    staged_plan *staged = s.staged = plan->staged = ML_NEW(plan->arena, staged_plan);
+    staged->microbatches = plan->roots.microbatches > 1 ? plan->roots.microbatches : 1;
+    staged->ranks = (int)layout->axis[layout->stages.mesh_axis].size;
+    staged->fed_count = ml_graph_input_count(plan->graph);
+    ml_stage_cut(plan->graph, &plan->roots, layout, cut->map, plan->arena, &staged->cut);
+    staged->count = staged->cut.count;
+    staged->map = cut->map;
+    staged->stages = ML_NEW_ARRAY(plan->arena, staged_stage, (size_t)staged->count);
+    inputs_level(&s);
+    levels_find(&s);
+    tasks_make(&s);
+    for (int v = 0; v < staged->count; v++) {
+        if (cut->coordinate < 0 || v % staged->ranks == cut->coordinate) stage_plan(&s, v);
+    }
+    lanes_make(&s);
+    schedule_make(&s);
+    staged_account(plan, cut->coordinate);
+}
+
+void staged_free(staged_plan *staged) {
+    if (staged == NULL) return;
+    ml_staged_free(&staged->cut);
+    for (int v = 0; v < staged->count && staged->stages != NULL; v++) {
+        staged_stage *stage = &staged->stages[v];
+        for (int p = 0; p < PIECES_MOST && stage->plans != NULL; p++) ml_plan_free(stage->plans[p]);
+        pieces_free(&stage->pieces);
+        ml_plan_free(stage->local);
+    }
+}

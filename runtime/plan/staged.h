@@ -1,0 +1,67 @@
+/* The plan of a program that is cut into pipeline stages (runtime/shard/stage.h).
+ *
+ * Each virtual stage has pieces (pieces.h), each with a plan of its own; a task of the schedule
+ * (runtime/shard/pipeline.h) is a piece with a microbatch. A stage keeps the cells of a microbatch
+ * in a block, and has as many blocks as microbatches are under way there at once, and one more,
+ * into which the next message can come: `slots`. A message is one tensor of a transfer: `lanes`
+ * are what stage `from` sends to stage `to` at one level; messages of a lane go in the order of
+ * the microbatches. */
+#ifndef ML_STAGED_H
+#define ML_STAGED_H
+
+#include "runtime/plan/pieces.h"
+#include "runtime/plan/plan.h"
+#include "runtime/shard/pipeline.h"
+
+typedef struct {
+    int lane;
+    int cell_from, cell_to; /* of the blocks of its stages; -1 where that stage is not planned */
+    int64_t bytes;
+} staged_message;
+
+typedef struct {
+    int from, to;           /* virtual stages */
+    int from_task, to_task; /* after which it is sent, before which it must be there */
+    int64_t bytes;          /* of all its messages, on one rank */
+    bool local;             /* both stages are of one rank: a copy, no message */
+} staged_lane;
+
+typedef struct {
+    bool planned;
+    int first_task, task_count;
+    piece_levels levels;
+    piece_set pieces;
+    ml_plan *local;  /* the whole stage: its traffic */
+    ml_plan **plans; /* by piece */
+    int *outputs;    /* by output of the program: its cell, or -1 */
+    int *output_piece;
+    int slots;
+    int *slot_of; /* by microbatch */
+} staged_stage;
+
+struct ml_staged_plan {
+    int count, microbatches, ranks; /* virtual stages; ranks of the mesh axis */
+    const ml_stage_map *map;
+    uint32_t fed_count; /* INPUT ids below are the script's; above, what stages receive and keep */
+    ml_staged cut;
+    staged_stage *stages;
+    int task_count, lane_count, message_count;
+    ml_task *tasks;
+    staged_lane *lanes;
+    staged_message *messages; /* those of a lane follow one another, lanes ascending */
+    ml_pipeline_problem problem;
+    ml_pipeline pipeline;
+    int coordinate; /* whose plan it is; in a check, the one that needs the most memory */
+};
+
+/* Cut plan->graph (global, simplified) and plan the stages of coordinate cut->coordinate, or all of
+ * them. Sets the staged plan, the parts, the accounts and the hash of *plan. Raises. */
+void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool recompute,
+                 bool overlap);
+void staged_free(struct ml_staged_plan *staged);
+/* Slots, memory and work (staged_account.c): of `coordinate`, or of the one that needs most. */
+void staged_account(ml_plan *plan, int coordinate);
+/* Microbatches whose blocks a stage has, and the slot of each: from the schedule. */
+void staged_slots(struct ml_staged_plan *staged, int stage, ml_arena *arena);
+
+#endif

@@ -1,0 +1,171 @@
+/* What the stages of a rank need: blocks for the microbatches that are under way at once, states,
+ * temporaries, work, traffic. */
+#include <string.h>
+
+#include "runtime/plan/parts.h"
+#include "runtime/plan/staged.h"
+
+typedef struct ml_staged_plan staged_plan;
+
+static int rank_of(const staged_plan *staged, int stage) {
+    return stage % staged->ranks;
+}
+
+/* By microbatch: the last action of the stage's rank that touches its block, which other stages of
+ * the rank may read in place. */
+static void ends_find(const staged_plan *staged, int stage, ml_arena *arena, int *begin, int *end) {
+    int rank = rank_of(staged, stage);
+    bool *reads = ML_NEW_ARRAY(arena, bool, (size_t)staged->task_count + 1); /* by task */
+    for (int i = 0; i < staged->lane_count; i++) {
+        const staged_lane *lane = &staged->lanes[i];
+        if (lane->local && lane->from == stage) reads[lane->to_task] = true;
+    }
+    for (int i = 0; i < staged->microbatches; i++) begin[i] = -1;
+    for (int i = 0; i < staged->pipeline.action_count[rank]; i++) {
+        const ml_action *action = &staged->pipeline.actions[rank][i];
+        bool own = staged->tasks[action->task].stage == stage;
+        if (own && begin[action->microbatch] < 0) begin[action->microbatch] = i;
+        if (own || reads[action->task]) end[action->microbatch] = i;
+    }
+}
+
+/* Slots are given out in turn, the one that has been free for longest first. */
+void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
+    staged_stage *stage = &staged->stages[v];
+    int count = staged->microbatches, rank = rank_of(staged, v);
+    int *begin = ML_NEW_ARRAY(arena, int, (size_t)count), *end = ML_NEW_ARRAY(arena, int, count);
+    int actions = staged->pipeline.action_count[rank], most = 0, alive = 0;
+    ends_find(staged, v, arena, begin, end);
+    int *change = ML_NEW_ARRAY(arena, int, (size_t)actions + 2);
+    for (int i = 0; i < count; i++) change[begin[i]]++, change[end[i] + 1]--;
+    for (int i = 0; i < actions; i++) {
+        alive += change[i];
+        if (alive > most) most = alive;
+    }
+    stage->slots = most < count ? most + 1 : most;
+    stage->slot_of = ML_NEW_ARRAY(arena, int, (size_t)count);
+    int *free_since = ML_NEW_ARRAY(arena, int, (size_t)stage->slots);
+    for (int i = 0; i < stage->slots; i++) free_since[i] = i - stage->slots;
+    for (int t = 0; t < actions; t++) {
+        int i = staged->pipeline.actions[rank][t].microbatch, best = 0;
+        if (begin[i] != t) continue;
+        for (int k = 1; k < stage->slots; k++) {
+            if (free_since[k] < free_since[best]) best = k;
+        }
+        stage->slot_of[i] = best;
+        free_since[best] = end[i];
+    }
+}
+
+typedef struct {
+    int64_t kinds[ML_MEMORY_KINDS], states[ML_MEMORY_KINDS];
+    int64_t arena, library, blocks, peak;
+    double flops;
+    uint32_t step;
+} account;
+
+static void account_states(const ml_plan *part, bool *seen, account *a) {
+    const ml_schedule *s = part->schedule;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
+        seen[storage->id] = true;
+        a->states[memory_state_kind(ml_graph_state(s->graph, storage->id)->kind)] +=
+            memory_padded(storage->bytes);
+    }
+}
+
+static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, account *a) {
+    const staged_plan *staged = plan->staged;
+    bool *seen = ML_NEW_ARRAY(arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
+    const ml_plan *largest = NULL;
+    memset(a, 0, sizeof *a);
+    for (int v = coordinate; v < staged->count; v += staged->ranks) {
+        const staged_stage *stage = &staged->stages[v];
+        a->blocks += stage->pieces.block_bytes * stage->slots;
+        for (int p = 0; p < stage->pieces.count; p++) {
+            const ml_plan *part = stage->plans[p];
+            account_states(part, seen, a);
+            a->flops += part->flops;
+            if (part->library_bytes > a->library) a->library = part->library_bytes;
+            if (largest == NULL || part->arena_bytes > largest->arena_bytes) largest = part;
+        }
+    }
+    a->arena = largest->arena_bytes;
+    for (int i = 0; i < ML_MEMORY_KINDS; i++) {
+        a->kinds[i] = a->states[i] + largest->kind_bytes[i] - largest->state_bytes[i];
+        a->peak += a->states[i];
+    }
+    a->kinds[ML_MEMORY_ACTIVATIONS] += a->blocks;
+    a->kinds[ML_MEMORY_WORKSPACE] += a->library - largest->library_bytes;
+    a->peak += a->arena + a->library + a->blocks;
+}
+
+static void traffic_sum(ml_plan *plan, int coordinate) {
+    const staged_plan *staged = plan->staged;
+    ml_traffic *sent = &plan->traffic[plan->layout->stages.mesh_axis][ML_COLLECTIVE_SEND];
+    for (int v = coordinate; v < staged->count; v += staged->ranks) {
+        const ml_plan *local = staged->stages[v].local;
+        for (int i = 0; i < ML_MAX_MESH; i++) {
+            for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
+                plan->traffic[i][k].count += local->traffic[i][k].count;
+                plan->traffic[i][k].bytes += local->traffic[i][k].bytes;
+            }
+        }
+    }
+    for (int i = 0; i < staged->message_count; i++) {
+        const staged_lane *lane = &staged->lanes[staged->messages[i].lane];
+        if (lane->local || rank_of(staged, lane->from) != coordinate) continue;
+        sent->count++;
+        sent->bytes += staged->messages[i].bytes;
+    }
+}
+
+static void parts_list(ml_plan *plan, int coordinate) {
+    const staged_plan *staged = plan->staged;
+    int count = 0;
+    for (int v = coordinate; v < staged->count; v += staged->ranks)
+        count += staged->stages[v].pieces.count;
+    plan->parts = ML_NEW_ARRAY(plan->arena, ml_plan *, (size_t)count);
+    for (int v = coordinate; v < staged->count; v += staged->ranks) {
+        for (int p = 0; p < staged->stages[v].pieces.count; p++)
+            plan->parts[plan->part_count++] = staged->stages[v].plans[p];
+    }
+}
+
+/* The work of all ranks, as if evenly spread, from that of one of them. */
+static double flops_even(const staged_plan *staged, double own, int coordinate) {
+    double all = 0, mine = 0;
+    for (int v = 0; v < staged->count; v++) {
+        for (int i = 0; i < staged->cut.stages[v].levels; i++) {
+            double flops = staged->cut.stages[v].flops[i];
+            all += flops;
+            if (rank_of(staged, v) == coordinate) mine += flops;
+        }
+    }
+    return mine > 0 ? own * all / mine / staged->ranks : 0;
+}
+
+void staged_account(ml_plan *plan, int coordinate) {
+    staged_plan *staged = plan->staged;
+    account best, a;
+    for (int v = 0; v < staged->count; v++) {
+        if (staged->stages[v].planned) staged_slots(staged, v, plan->arena);
+    }
+    staged->coordinate = coordinate;
+    if (coordinate >= 0) account_rank(plan, coordinate, plan->arena, &best);
+    for (int r = 0; coordinate < 0 && r < staged->ranks; r++) {
+        account_rank(plan, r, plan->arena, &a);
+        if (r > 0 && a.peak <= best.peak) continue;
+        best = a;
+        staged->coordinate = r;
+    }
+    memcpy(plan->kind_bytes, best.kinds, sizeof best.kinds);
+    memcpy(plan->state_bytes, best.states, sizeof best.states);
+    plan->arena_bytes = best.arena;
+    plan->library_bytes = best.library;
+    plan->peak_bytes = best.peak;
+    plan->flops = flops_even(staged, best.flops, staged->coordinate);
+    traffic_sum(plan, staged->coordinate);
+    parts_list(plan, staged->coordinate);
+}
