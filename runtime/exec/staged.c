@@ -57,15 +57,14 @@ static ml_status lane_edges(ml_program *program, int i, int64_t room) {
     return status;
 }
 
-/* Each lane has an edge with room for all microbatches that its sender can be ahead. */
+/* Each lane has an edge with room for all that is under way on it at once. */
 ml_status staged_connect(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_status status = ML_OK;
     for (int i = 0; i < plan->lane_count && status == ML_OK; i++) {
         const staged_lane *lane = &plan->lanes[i];
         if (lane->local) continue;
-        int ahead = plan->pipeline.held[lane->from] + 1;
-        if (ahead > plan->microbatches) ahead = plan->microbatches;
+        int64_t ahead = plan->pipeline.under_way[i] > 0 ? plan->pipeline.under_way[i] : 1;
         status = lane_edges(program, i, ahead * (lane->bytes + PLACE_ALIGNMENT));
     }
     return status;
