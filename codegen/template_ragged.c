@@ -1,10 +1,12 @@
 /* Products by groups of rows (lower.h, ml_ragged) on CUDA. Offsets are read on the device: the host
  * never waits for them, and the grid is what the most ragged groups would need.
  *
- * A block computes a tile of the result. RAGGED_DOT: blocks count tiles through the groups, and
- * through the rows between them, which are cleared; a tile never crosses two groups. RAGGED_OUTER:
- * a tile belongs to one group and sums over its rows in order, so that results repeat. bf16 goes to
- * tensor cores (mma.sync, cp.async one step ahead), everything else to plain multiplications. */
+ * A group's rows are those of all elements of the batch, one after another, so that tiles are full
+ * however few rows one element has. RAGGED_DOT: a warp finds the tile's group by a scan over the
+ * groups' tiles, then a table in shared memory says where each row of the tile lies; the last
+ * blocks clear what is of no group. RAGGED_OUTER: a tile belongs to one group and sums over its
+ * rows in order, so that results repeat. bf16 goes to tensor cores (mma.sync, cp.async one step
+ * ahead), everything else to plain multiplications. */
 #include "codegen/template.h"
 
 typedef struct {
@@ -12,80 +14,151 @@ typedef struct {
     ml_step *step;
     ml_template text;
     const ml_ragged *r;
-    int64_t tile_m, tile_n, tiles; /* most row tiles of one element of the batch */
+    int64_t tile_m, tile_n, tiles; /* most tiles of rows */
 } printer;
 
-/* Sets group (-1: none), rows of the tile `row`, its sizes, the depth to sum over, and pointers to
- * the first element of a, b and c; returns where there is nothing to do. */
-static const char dot_text[] = R"(
-    int group = -1, tile = blockIdx.y % ${tiles}, rows = 0;
-    long long row = 0, done = 0, batch = blockIdx.y / ${tiles};
-    const int *starts = (const int *)a.p[2] + batch * ${start_batch};
-    const int *ends = (const int *)a.p[3] + batch * ${end_batch};
-    for (int e = 0; e <= ${groups}; e++) { /* the rows before group e, then its own */
-        long long start = ${rows}, end = ${rows};
-        if (e < ${groups}) start = starts[e * ${start_stride}], end = ends[e * ${end_stride}];
-        start = start < done ? done : start > ${rows} ? ${rows} : start;
-        end = end < start ? start : end > ${rows} ? ${rows} : end;
-        int before = (int)((start - done + ${tm} - 1) / ${tm});
-        int own = (int)((end - start + ${tm} - 1) / ${tm});
-        if (tile >= 0 && tile < before + own) {
-            row = tile < before ? done + tile * ${tm}LL : start + (tile - before) * ${tm}LL;
-            long long left = (tile < before ? start : end) - row;
-            rows = left < ${tm} ? (int)left : ${tm};
-            if (tile >= before) group = e;
-        }
-        tile -= before + own;
-        done = end;
+/* Rows of a group as they are counted: from 0 through all elements of the batch. A walk is at one
+ * of these; it goes forward only. */
+static const char walk_text[] = R"(
+struct ${e}_walk {
+    int batch;
+    long long first, start, count; /* what is counted before; its rows of this element */
+};
+static __device__ __forceinline__ void ${e}_enter(${e}_walk &w, ${e}_arguments &a, int group,
+                                                  int batch) {
+    long long start = ((const int *)a.p[2])[batch * ${start_batch} + group * ${start_stride}];
+    long long end = ((const int *)a.p[3])[batch * ${end_batch} + group * ${end_stride}];
+    start = start < 0 ? 0 : start;
+    end = end > ${rows} ? ${rows} : end;
+    w.batch = batch, w.start = start, w.count = end > start ? end - start : 0;
+}
+static __device__ __forceinline__ void ${e}_seek(${e}_walk &w, ${e}_arguments &a, int group,
+                                                 long long row) {
+    while (row >= w.first + w.count && w.batch + 1 < ${batches}) {
+        w.first += w.count;
+        ${e}_enter(w, a, group, w.batch + 1);
     }
-    if (rows == 0) return;
-    int column = blockIdx.x * ${tn};
+}
+static __device__ __forceinline__ long long ${e}_count(${e}_arguments &a, int group) {
+    ${e}_walk w;
+    long long count = 0;
+    for (int batch = 0; batch < ${batches}; batch++) {
+        ${e}_enter(w, a, group, batch);
+        count += w.count;
+    }
+    return count;
+}
+)";
+
+/* Zeros in rows of no group, of the elements of the batch one after another in windows. */
+static const char clear_text[] = R"(
+static __device__ __noinline__ void ${e}_clear(${e}_arguments &a, int window, int column,
+                                               int columns) {
+    int batch = window / ${windows};
+    long long from = window % ${windows} * ${window}LL, covered = 0;
+    long long to = from + ${window} < ${rows} ? from + ${window} : ${rows};
+    ${e}_walk w;
+    for (int e = threadIdx.x % 32; e < ${groups}; e += 32) {
+        ${e}_enter(w, a, e, batch);
+        long long low = w.start > from ? w.start : from, high = w.start + w.count;
+        high = high < to ? high : to;
+        covered += high > low ? high - low : 0;
+    }
+    for (int d = 16; d > 0; d /= 2) covered += __shfl_xor_sync(~0u, covered, d);
+    if (covered == to - from) return;
+    for (long long row = from + threadIdx.x / 32; row < to; row += 8) {
+        int in = 0;
+        for (int e = threadIdx.x % 32; e < ${groups}; e += 32) {
+            ${e}_enter(w, a, e, batch);
+            in |= row >= w.start && row < w.start + w.count;
+        }
+        for (int d = 16; d > 0; d /= 2) in |= __shfl_xor_sync(~0u, in, d);
+        ${result} *out = (${result} *)a.p[4] + batch * ${c_batch} + row * ${c_row};
+        for (int c = threadIdx.x % 32; c < columns && !in; c += 32)
+            out[(column + c) * ${c_col}] = ${zero};
+    }
+}
+)";
+
+/* Sets group, how many rows the tile has and where each lies (row_at, out_at), its columns, the
+ * depth to sum over, and pointers; returns where there is nothing to do. */
+static const char dot_text[] = R"(
+    __shared__ long long row_at[${tm}], out_at[${tm}], tile_first;
+    __shared__ int tile_group;
+    int column = blockIdx.x * ${tn}, tile = blockIdx.y;
     int columns = ${n} - column < ${tn} ? ${n} - column : ${tn};
-    long long depth = group < 0 ? 0 : ${k};
-    const ${memory} *left = (const ${memory} *)a.p[0] + batch * ${a_batch} + row * ${a_row};
-    const ${memory} *right = (const ${memory} *)a.p[1] + (group < 0 ? 0 : group) * ${b_group} +
-                             column * ${b_col};
-    ${result} *out = (${result} *)a.p[4] + batch * ${c_batch} + row * ${c_row} + column * ${c_col};
+    if (tile >= ${tiles}) {
+        ${e}_clear(a, tile - ${tiles}, column, columns);
+        return;
+    }
+    if (threadIdx.x == 0) tile_group = -1;
+    __syncthreads();
+    if (threadIdx.x < 32)
+        for (int base = 0, done = 0; base < ${groups} && done <= tile; base += 32) {
+            int e = base + threadIdx.x;
+            int own = e < ${groups} ? (int)((${e}_count(a, e) + ${tm} - 1) / ${tm}) : 0;
+            int sum = own; /* of the tiles up to this group */
+            for (int d = 1; d < 32; d *= 2) {
+                int before = __shfl_up_sync(~0u, sum, d);
+                sum += threadIdx.x >= d ? before : 0;
+            }
+            int at = tile - (done + sum - own);
+            if (at >= 0 && at < own) tile_group = e, tile_first = at * ${tm}LL;
+            done += __shfl_sync(~0u, sum, 31);
+        }
+    __syncthreads();
+    int group = tile_group;
+    if (group < 0) return;
+    long long depth = ${k}, left_rows = ${e}_count(a, group) - tile_first;
+    int rows = left_rows < ${tm} ? (int)left_rows : ${tm};
+    ${e}_walk walk;
+    walk.first = 0;
+    ${e}_enter(walk, a, group, 0);
+    if (threadIdx.x < rows) {
+        long long row = tile_first + threadIdx.x;
+        ${e}_seek(walk, a, group, row);
+        row += walk.start - walk.first;
+        row_at[threadIdx.x] = walk.batch * ${a_batch} + row * ${a_row};
+        out_at[threadIdx.x] = walk.batch * ${c_batch} + row * ${c_row};
+    }
+    __syncthreads();
+    const ${memory} *left = (const ${memory} *)a.p[0];
+    const ${memory} *right = (const ${memory} *)a.p[1] + group * ${b_group} + column * ${b_col};
+    ${result} *out = (${result} *)a.p[4] + column * ${c_col};
 )";
 
 static const char outer_text[] = R"(
     int group = blockIdx.y;
     int m = blockIdx.x / ${n_tiles} * ${tm}, n = blockIdx.x % ${n_tiles} * ${tn};
     int rows = ${k} - m < ${tm} ? ${k} - m : ${tm}, columns = ${n} - n < ${tn} ? ${n} - n : ${tn};
-    long long depth = 0;
-    const ${memory} *left = 0, *right = 0;
+    long long depth = ${e}_count(a, group);
+    ${e}_walk walk, walk_right;
+    walk.first = 0;
+    ${e}_enter(walk, a, group, 0);
+    walk_right = walk;
+    const ${memory} *left = (const ${memory} *)a.p[0] + m * ${a_col};
+    const ${memory} *right = (const ${memory} *)a.p[1] + n * ${b_col};
     ${result} *out = (${result} *)a.p[4] + group * ${c_group} + m * ${c_row} + n * ${c_col};
-)";
-
-/* The rows of the group in one element of the batch: what the sum goes over next. */
-static const char segment_text[] = R"(
-        long long start = ((const int *)a.p[2])[batch * ${start_batch} + group * ${start_stride}];
-        long long end = ((const int *)a.p[3])[batch * ${end_batch} + group * ${end_stride}];
-        start = start < 0 ? 0 : start;
-        end = end > ${rows} ? ${rows} : end;
-        depth = end > start ? end - start : 0;
-        start = depth ? start : 0;
-        left = (const ${memory} *)a.p[0] + batch * ${a_batch} + start * ${a_row} + m * ${a_col};
-        right = (const ${memory} *)a.p[1] + batch * ${b_batch} + start * ${b_row} + n * ${b_col};
 )";
 
 /* 64 x 64, sixteen results a thread, any strides. */
 static const char plain_text[] = R"(
 struct ${e}_arguments { char *p[${pointers}]; };
+${walk}
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     __shared__ ${sum} lefts[16][65], rights[16][65];
     ${locate}
     int x = threadIdx.x % 16, y = threadIdx.x / 16;
     ${sum} sum[4][4] = {};
-    ${each_segment} {
-    ${segment}
     for (long long d = 0; d < depth; d += 16) {
         for (int i = threadIdx.x; i < 1024; i += 256) {
             int j = ${left_deep} ? i % 16 : i / 64, at = ${left_deep} ? i / 16 : i % 64;
             bool valid = at < rows && d + j < depth;
+            ${seek_left}
             lefts[j][at] = valid ? (${sum})${load_left} : 0;
             j = ${right_deep} ? i % 16 : i / 64, at = ${right_deep} ? i / 16 : i % 64;
             valid = at < columns && d + j < depth;
+            ${seek_right}
             rights[j][at] = valid ? (${sum})${load_right} : 0;
         }
         __syncthreads();
@@ -98,11 +171,10 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                     sum[u][v] += lefts[j][y + 16 * u] * rights[j][x + 16 * v];
         __syncthreads();
     }
-    }
     for (int u = 0; u < 4; u++)
         for (int v = 0; v < 4; v++)
             if (y + 16 * u < rows && x + 16 * v < columns)
-                out[(y + 16 * u) * ${c_row} + (x + 16 * v) * ${c_col}] = ${store};
+                out[${out_row} + (x + 16 * v) * ${c_col}] = ${store};
 }
 )";
 
@@ -119,18 +191,7 @@ static __device__ __forceinline__ void ${e}_tile(unsigned to, int stride, const 
                   valid ? 16 : 0);
     }
 }
-static __device__ __forceinline__ void ${e}_stage(unsigned to, const ml_bf16 *left,
-                                                  const ml_bf16 *right, long long d, int rows,
-                                                  int columns, long long depth) {
-    if (${left_deep}) ${e}_tile(to, 72, left + d, ${left_stride}, rows, depth - d, 128, 64);
-    else ${e}_tile(to, 136, left + d * ${left_stride}, ${left_stride}, depth - d, rows, 64, 128);
-    to += ${left_bytes};
-    if (${right_deep}) ${e}_tile(to, 72, right + d, ${right_stride}, columns, depth - d, 128, 64);
-    else
-        ${e}_tile(to, 136, right + d * ${right_stride}, ${right_stride}, depth - d, columns, 64,
-                  128);
-    ${e}_commit();
-}
+${stage_text}
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     extern __shared__ uint4 ${e}_shared[];
     ${locate}
@@ -144,17 +205,14 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                        ? (warp_n + lane / 16 * 8 + lane % 8) * 72 + lane / 8 % 2 * 8
                        : lane % 16 * 136 + warp_n + lane / 16 * 8;
     float sum[4][4][4] = {};
-    ${each_segment} {
-    ${segment}
-    __syncthreads(); /* the stages are free again */
-    if (depth) ${e}_stage(stages, left, right, 0, rows, columns, depth);
+    if (depth) ${e}_stage(${stage_call}, stages, left, right, 0, rows, columns, depth);
     int stage = 0;
     for (long long d = 0; d < depth; d += 64, stage ^= 1) {
         ${e}_wait();
         __syncthreads();
         if (d + 64 < depth)
-            ${e}_stage(stages + (stage ^ 1) * ${stage_bytes}, left, right, d + 64, rows, columns,
-                       depth);
+            ${e}_stage(${stage_call}, stages + (stage ^ 1) * ${stage_bytes}, left, right, d + 64,
+                       rows, columns, depth);
         unsigned lefts = stages + stage * ${stage_bytes} + left_at * 2;
         unsigned rights = stages + stage * ${stage_bytes} + ${left_bytes} + right_at * 2;
 #pragma unroll
@@ -175,7 +233,6 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                     ${e}_mma(sum[u][v], x[u], y[v / 2][v % 2 * 2], y[v / 2][v % 2 * 2 + 1]);
         }
     }
-    }
 #pragma unroll
     for (int u = 0; u < 4; u++)
 #pragma unroll
@@ -186,6 +243,47 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
                 if (r >= rows || c >= columns) continue;
                 ${write_pair}
             }
+}
+)";
+
+/* Rows of the tile by the table; the matrix of the group. */
+static const char dot_stage_text[] = R"(
+static __device__ __forceinline__ void ${e}_stage(const long long *row_at, unsigned to,
+                                                  const ml_bf16 *left, const ml_bf16 *right,
+                                                  long long d, int rows, int columns,
+                                                  long long depth) {
+    for (int i = threadIdx.x; i < 1024; i += 256) {
+        int r = i / 8, c = i % 8 * 8;
+        bool valid = r < rows && d + c < depth;
+        ${e}_copy(to + (r * 72 + c) * 2, left + (valid ? row_at[r] + d + c : 0), valid ? 16 : 0);
+    }
+    to += ${left_bytes};
+    if (${right_deep}) ${e}_tile(to, 72, right + d, ${right_stride}, columns, depth - d, 128, 64);
+    else
+        ${e}_tile(to, 136, right + d * ${right_stride}, ${right_stride}, depth - d, columns, 64,
+                  128);
+    ${e}_commit();
+}
+)";
+
+/* The same rows of both; a thread's come in ascending order. */
+static const char outer_stage_text[] = R"(
+static __device__ __forceinline__ void ${e}_stage(${e}_walk &walk, ${e}_arguments &a, int group,
+                                                  unsigned to, const ml_bf16 *left,
+                                                  const ml_bf16 *right, long long d, int rows,
+                                                  int columns, long long depth) {
+    for (int i = threadIdx.x; i < 1024; i += 256) {
+        int r = i / 16, c = i % 16 * 8;
+        bool valid = d + r < depth;
+        if (valid) ${e}_seek(walk, a, group, d + r);
+        long long row = d + r - walk.first + walk.start;
+        const ml_bf16 *from =
+            left + (valid && c < rows ? walk.batch * ${a_batch} + row * ${a_row} + c : 0);
+        ${e}_copy(to + (r * 136 + c) * 2, from, valid && c < rows ? 16 : 0);
+        from = right + (valid && c < columns ? walk.batch * ${b_batch} + row * ${b_row} + c : 0);
+        ${e}_copy(to + ${left_bytes} + (r * 136 + c) * 2, from, valid && c < columns ? 16 : 0);
+    }
+    ${e}_commit();
 }
 )";
 
@@ -252,6 +350,12 @@ static bool mma_serves(const printer *p) {
     return r->b_col == 1 ? r->b_row % 8 == 0 : r->b_row == 1 && r->b_col % 8 == 0;
 }
 
+/* Blocks that clear rows of no group; each looks at that many rows of one element of the batch. */
+enum { CLEAR_WINDOW = 1024 };
+static int64_t windows_of(const ml_ragged *r) {
+    return (r->rows + CLEAR_WINDOW - 1) / CLEAR_WINDOW;
+}
+
 static void set_sizes(printer *p) {
     const ml_ragged *r = p->r;
     template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
@@ -261,11 +365,14 @@ static void set_sizes(printer *p) {
     set(p, "rows", r->rows);
     set(p, "a_batch", r->a_batch), set(p, "b_batch", r->b_batch), set(p, "c_batch", r->c_batch);
     set(p, "start_batch", r->start_batch), set(p, "end_batch", r->end_batch);
-    template_set_text(&p->text, "each_segment",
-                      r->outer ? "for (long long batch = 0; batch < ${batches}; batch++)" : "");
     template_set(&p->text, "batches", "%lld", (long long)r->batch);
-    template_set_text(&p->text, "segment", r->outer ? segment_text : "");
     template_set(&p->text, "tiles", "%lld", (long long)p->tiles);
+    template_set(&p->text, "window", "%d", CLEAR_WINDOW);
+    template_set(&p->text, "windows", "%lld", (long long)windows_of(r));
+    template_set_text(&p->text, "zero", template_store(p->text.arena, r->c_dtype, "0.0f"));
+    const char *walk =
+        r->outer ? walk_text : ml_arena_format(p->text.arena, "%s%s", walk_text, clear_text);
+    template_set_text(&p->text, "walk", walk);
     set(p, "a_row", r->a_row), set(p, "a_col", r->a_col);
     set(p, "b_group", r->b_group), set(p, "b_row", r->b_row), set(p, "b_col", r->b_col);
     set(p, "c_group", r->c_group), set(p, "c_row", r->c_row), set(p, "c_col", r->c_col);
@@ -288,16 +395,18 @@ static ml_kernel *mma_kernel(printer *p) {
     template_set_text(t, "quick", "");
     template_set(t, "left_deep", "%d", left_deep);
     template_set(t, "right_deep", "%d", right_deep);
-    set(p, "left_stride", r->a_row);
+    template_set_text(t, "stage_text", r->outer ? outer_stage_text : dot_stage_text);
+    template_set_text(t, "stage_call", r->outer ? "walk, a, group" : "row_at");
     set(p, "right_stride", right_deep ? r->b_col : r->b_row);
     template_set(t, "left_bytes", "%lld", (long long)left_bytes);
     template_set(t, "stage_bytes", "%lld", (long long)stage_bytes);
     template_set_text(t, "write_pair",
-                      r->c_dtype == ML_BF16 ? "*(unsigned *)(out + r * ${c_row} + c) = "
+                      r->c_dtype == ML_BF16 ? "*(unsigned *)(out + ${out_row} + c) = "
                                               "${e}_pack(sum[u][v][2 * i], sum[u][v][2 * i + 1]);"
-                                            : "out[r * ${c_row} + c] = sum[u][v][2 * i], "
-                                              "out[r * ${c_row} + c + 1] = sum[u][v][2 * i + 1];");
-    const char *body = ml_arena_format(t->arena, "%s%s", template_mma_ptx, mma_text);
+                                            : "out[${out_row} + c] = sum[u][v][2 * i], "
+                                              "out[${out_row} + c + 1] = sum[u][v][2 * i + 1];");
+    template_set_text(t, "out_row", r->outer ? "r * ${c_row}" : "out_at[r]");
+    const char *body = ml_arena_format(t->arena, "%s${walk}%s", template_mma_ptx, mma_text);
     ml_kernel *kernel = template_kernel(t, body, r->outer ? "ragged_outer" : "ragged_dot",
                                         p->step->read_count + p->step->write_count);
     kernel->shared_bytes = (uint32_t)(2 * stage_bytes);
@@ -307,11 +416,20 @@ static ml_kernel *mma_kernel(printer *p) {
 static ml_kernel *plain_kernel(printer *p) {
     const ml_ragged *r = p->r;
     ml_template *t = &p->text;
-    int64_t a_at = r->outer ? r->a_col : r->a_row, a_deep = r->outer ? r->a_row : r->a_col;
-    const char *left = ml_arena_format(t->arena, "left[at * %lldLL + (d + j) * %lldLL]",
-                                       (long long)a_at, (long long)a_deep);
-    const char *right = ml_arena_format(t->arena, "right[at * %lldLL + (d + j) * %lldLL]",
-                                        (long long)r->b_col, (long long)r->b_row);
+    int64_t a_deep = r->outer ? r->a_row : r->a_col;
+    const char *left =
+        r->outer ? "left[walk.batch * ${a_batch} + (d + j - walk.first + walk.start) * ${a_row} + "
+                   "at * ${a_col}]"
+                 : "left[row_at[at] + (d + j) * ${a_col}]";
+    const char *right = r->outer
+                            ? "right[walk_right.batch * ${b_batch} + (d + j - walk_right.first + "
+                              "walk_right.start) * ${b_row} + at * ${b_col}]"
+                            : "right[at * ${b_col} + (d + j) * ${b_row}]";
+    template_set_text(t, "out_row", r->outer ? "(y + 16 * u) * ${c_row}" : "out_at[y + 16 * u]");
+    template_set_text(t, "seek_left",
+                      r->outer ? "if (valid) ${e}_seek(walk, a, group, d + j);" : "");
+    template_set_text(t, "seek_right",
+                      r->outer ? "if (valid) ${e}_seek(walk_right, a, group, d + j);" : "");
     template_set_text(t, "sum", r->dtype == ML_F64 ? "double" : "float");
     template_set(t, "left_deep", "%d", a_deep == 1);
     template_set(t, "right_deep", "%d", r->b_row == 1);
@@ -333,9 +451,10 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
     bool mma = mma_serves(&p);
     p.tile_m = p.tile_n = mma ? 128 : 64;
     int64_t columns = (r->n + p.tile_n - 1) / p.tile_n;
-    p.tiles = r->rows / p.tile_m + 2 * r->groups + 1; /* each range may end in a part of one */
+    int64_t clearing = r->batch * windows_of(r);
+    p.tiles = r->batch * r->rows / p.tile_m + r->groups; /* each group may end in a part of one */
     if (r->rows > INT32_MAX || r->k > INT32_MAX || r->n > INT32_MAX || r->groups > 65535 ||
-        p.tiles * r->batch > 65535)
+        p.tiles + clearing > 65535)
         ml_raise(ML_INVALID, "a product of %lld rows in %lld groups is too large for the GPU",
                  (long long)(r->batch * r->rows), (long long)r->groups);
     set_sizes(&p);
@@ -345,5 +464,5 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         template_launch(step->kernel, columns * ((r->k + p.tile_m - 1) / p.tile_m), r->groups, 1,
                         256, shared);
     else
-        template_launch(step->kernel, columns, p.tiles * r->batch, 1, 256, shared);
+        template_launch(step->kernel, columns, p.tiles + clearing, 1, 256, shared);
 }

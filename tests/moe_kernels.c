@@ -9,18 +9,28 @@
 
 typedef struct {
     int groups;
-    int64_t rows, starts[8], ends[8];
+    int64_t rows, starts[40], ends[40];
 } grouping;
 
-static const grouping groupings[] = {
+static grouping groupings[] = {
     {4, 200, {0, 70, 70, 71}, {70, 70, 71, 200}},   /* an empty one, one row */
     {3, 140, {5, 5, 133}, {5, 133, 139}},           /* rows before, none between, one after */
     {2, 300, {40, 260}, {130, 261}},                /* rows of no group on all sides */
     {5, 60, {0, 0, 0, 60, 60}, {0, 0, 60, 60, 60}}, /* all in one */
     {1, 33, {0}, {0}},                              /* nothing at all */
     {2, 50, {-3, 20}, {20, 99}},                    /* bounds outside of the rows */
+    {2, 1100, {3, 1030}, {9, 1090}},                /* much to clear */
+    {40, 90, {0}, {0}},                             /* more groups than a warp has lanes */
 };
-enum { GROUPINGS = sizeof groupings / sizeof *groupings };
+enum { GROUPINGS = sizeof groupings / sizeof *groupings, MANY = GROUPINGS - 1 };
+
+/* Up to four rows each, some of none between. */
+static void fill_many(void) {
+    for (int e = 0; e < groupings[MANY].groups; e++) {
+        groupings[MANY].starts[e] = 2 * e + e / 8;
+        groupings[MANY].ends[e] = groupings[MANY].starts[e] + (e % 8 == 7 ? 3 : e % 3);
+    }
+}
 
 /* The second batch element's groups are those of the first, one row later. */
 static ml_ref bound(fixture *f, const grouping *p, const int64_t *values, bool batch) {
@@ -67,13 +77,18 @@ static int chosen; /* the grouping of the run */
 static void kernels(fixture *f) {
     const grouping *p = &groupings[chosen];
     bool odd = chosen % 2;
+    if (chosen >= MANY - 1) {
+        kernel(f, p, ML_F32, ML_F32, "rk", "ekn", 5, 4);
+        kernel(f, p, ML_F32, ML_F32, "rk", "rn", 5, 4);
+        return;
+    }
     kernel(f, p, ML_BF16, ML_BF16, "rk", odd ? "enk" : "ekn", 72, 40);
     kernel(f, p, ML_BF16, ML_F32, "rk", "rn", 40, 24);
     if (chosen < 3) {
         kernel(f, p, ML_F32, ML_F32, odd ? "kr" : "rk", odd ? "ken" : "ekn", 19, 70);
         kernel(f, p, ML_F32, ML_F32, odd ? "rk" : "kr", "nr", 70, 5);
     }
-    if (chosen == 1) {
+    if (chosen == 0) { /* a tile has rows of both */
         kernel(f, p, ML_BF16, ML_BF16, "brk", "ekn", 72, 40);
         kernel(f, p, ML_BF16, ML_F32, "brk", "brn", 40, 24);
         kernel(f, p, ML_F32, ML_F32, "rbk", "ekn", 19, 5);
@@ -89,6 +104,7 @@ static void kernels(fixture *f) {
 }
 TEST(moe, kernels_emulated) {
     template_use_emulator(true);
+    fill_many();
     for (chosen = 0; chosen < GROUPINGS; chosen++) fixture_run(kernels, 3);
     template_use_emulator(false);
 }

@@ -4,6 +4,7 @@
  * aligned; shared memory is poisoned before each block. */
 #include "tests/cuda_emulator.hh"
 
+#define __noinline__
 #define __align__(n) __attribute__((aligned(n)))
 
 static char *emulated_shared;
@@ -17,6 +18,13 @@ template <typename T> static inline T __shfl_up_sync(unsigned, T value, int by) 
     memcpy(&emulated_box[threadIdx.x], &value, sizeof value);
     __syncwarp();
     memcpy(&value, &emulated_box[emulated_warp() + from], sizeof value);
+    __syncwarp();
+    return value;
+}
+template <typename T> static inline T __shfl_sync(unsigned, T value, int from) {
+    memcpy(&emulated_box[threadIdx.x], &value, sizeof value);
+    __syncwarp();
+    memcpy(&value, &emulated_box[emulated_warp() + from % 32], sizeof value);
     __syncwarp();
     return value;
 }
