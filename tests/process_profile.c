@@ -297,12 +297,17 @@ PROCESS_TEST(profile_debug) {
 
 /* ---- Ceilings ---- */
 PROCESS_TEST(doctor_bench) {
-    process_result r = process_run(room, 0, "", "doctor --bench");
+    process_result r = process_run(room, 0, "", "doctor --bench -n 2");
     const char *line = strstr(r.output, "CPU bench");
     REQUIRE(line != NULL);
     double copy = strtod(strstr(line, "copy ") + 5, NULL);
     double gemm = strtod(strstr(line, "GEMM ") + 5, NULL);
     CHECK(copy > 0.2 && copy < 20000 && gemm > 1e-3 && gemm < 1000);
+    line = strstr(r.output, "all-reduce");
+    REQUIRE(line != NULL);
+    CHECK(strstr(line, "among 2 ") != NULL && strtod(line + strlen("all-reduce"), NULL) > 0);
+    r = process_run(room, 2, "", "doctor -n 2");
+    process_expect(&r, "which only --bench asks for");
     r = process_run(room, 2, "", "doctor --bensh");
     process_expect(&r, "did you mean --bench?");
     r = process_run(room, 2, "", "doctor now");

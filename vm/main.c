@@ -10,7 +10,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/base/suggest.h"
-#include "runtime/exec/bench.h"
+#include "vm/doctor.h"
 #include "vm/gpus.h"
 #include "vm/vm.h"
 
@@ -64,7 +64,7 @@ static const struct {
      "of all randomness; a script's own seed setting wins (default 0)"},
     {"--mesh", "a=2,b=4", OPTION_MESH, FOR_SCRIPTS,
      "sizes of the layout's mesh axes, 1 where not named"},
-    {"-n", "RANKS", OPTION_RANKS, FOR_RUN, "ranks to start on this host (default 1)"},
+    {"-n", "RANKS", OPTION_RANKS, FOR_RUN | FOR_DOCTOR, "ranks to start on this host (default 1)"},
     {"--profile", "FILE.json", OPTION_PROFILE, FOR_RUN,
      "measure some steps: a trace for ui.perfetto.dev, and a table of where the time goes"},
     {"--profile-steps", "A:B", OPTION_PROFILE_STEPS, FOR_RUN,
@@ -505,40 +505,21 @@ static int repl_main(vm_options *options, int count, char **words) {
     return result;
 }
 
-static void print_doctor(void *argument) {
-    ml_text *text = argument;
-    ml_device_doctor(text);
-    fputs(text->text ? text->text : "", stdout);
-}
-
-static int print_bench(const char *title, const char *device) {
-    ml_ceilings found;
-    if (ml_bench(device, 0, true, &found) != ML_OK) return print_last_error();
-    printf("%-12s copy %.1f GB/s (read + written), %s GEMM %.3f TFLOP/s (%lld x %lld x %lld)\n",
-           title, found.copy_bytes * 1e-9, ml_dtypes[ml_bench_dtype(device)].name,
-           found.gemm_flops * 1e-12, (long long)found.gemm_size, (long long)found.gemm_size,
-           (long long)found.gemm_size);
-    return EXIT_OK;
-}
-
-static int print_benches(void) {
-    int result = print_bench("CPU bench", "cpu");
-#ifdef MLUA_CUDA
-    if (!ml_cuda_absent() && print_bench("GPU bench", "cuda") != EXIT_OK) result = EXIT_ERROR;
-#endif
-    return result;
-}
-
 static int doctor_main(vm_options *options, int count, char **words) {
     int result = parse_words(find_command("doctor"), options, count, words);
     if (result != EXIT_OK) return result;
     if (options->script) return usage_error("doctor takes no arguments");
-    ml_text text = {.arena = ml_arena_new()};
-    ml_status status = text.arena ? ml_protect(print_doctor, &text)
-                                  : ml_fail(ML_NO_MEMORY, "not enough host memory");
-    ml_arena_free(text.arena);
-    if (status != ML_OK) return print_last_error();
-    return options->bench ? print_benches() : EXIT_OK;
+    if (options->ranks && !options->bench) {
+        usage_error("doctor -n measures collectives, which only --bench asks for");
+        return print_suggestion(NULL, "mlua doctor --bench -n 8");
+    }
+    if (launched && launch.world > 1) return doctor_rank(&launch) ? EXIT_OK : EXIT_ERROR;
+    if (!doctor_print()) return print_last_error();
+    if (!options->bench) return EXIT_OK;
+    if (!doctor_bench()) result = EXIT_ERROR;
+    int ranks = options->ranks ? (int)options->ranks : doctor_gpus();
+    int ranks_result = ranks > 1 ? ml_launch_local(ranks, command_line) : EXIT_OK;
+    return result != EXIT_OK ? result : ranks_result;
 }
 
 static int editor_main(vm_options *options, int count, char **words) {

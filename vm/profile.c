@@ -54,12 +54,11 @@ void vm_profile_attach(lua_State *L) {
     if (strcmp(device->ops->name, "null") == 0)
         vm_fail(L, "devices that run are cpu and cuda", "--profile: the device null runs nothing");
     vm_check(L, ml_device_profile(device));
-    if (!vm->options->comm || ml_comm_rank(vm->options->comm) == 0)
+    ml_comm *comm = vm->options->comm;
+    if (comm) ml_comm_busy(comm, "measuring the device for --profile");
+    if (!comm || ml_comm_rank(comm) == 0)
         vm_check(L, ml_bench(device->ops->name, 0, false, &ceilings));
-    if (vm->options->comm) {
-        ml_comm_busy(vm->options->comm, "measuring the device for --profile");
-        vm_check(L, ml_comm_share(vm->options->comm, &ceilings, sizeof ceilings));
-    }
+    if (comm) vm_check(L, ml_comm_share(comm, &ceilings, sizeof ceilings));
     device->profile->ceilings = ceilings;
     device->profile->keeps = true;
     vm->profile.first = vm->options->profile_first ? vm->options->profile_first : FIRST;

@@ -99,6 +99,11 @@ bool ml_cuda_absent(void) {
     return opened.absent;
 }
 
+int ml_cuda_count(void) {
+    int count = 0;
+    return cuda_driver_open(&count) == ML_OK ? count : 0;
+}
+
 ml_status cuda_fail(CUresult result, const char *call) {
     const char *name = "unknown error", *meaning = "";
     size_t length = strcspn(call, "(");

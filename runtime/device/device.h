@@ -76,6 +76,7 @@ extern const ml_device_ops ml_device_cpu, ml_device_null;
 #ifdef MLUA_CUDA
 extern const ml_device_ops ml_device_cuda;
 ml_status ml_cuda_nccl_describe(char *text, int size); /* its version; fails where it is absent */
+int ml_cuda_count(void);   /* GPUs that the driver sees; 0 where there is no driver */
 bool ml_cuda_absent(void); /* there is no NVIDIA driver, or it sees no GPU: nothing is broken */
 #endif
 /* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. A GPU that

@@ -121,6 +121,90 @@ static ml_status bench_run(const char *device, int ordinal, ml_session *session,
     return status;
 }
 
+/* ---- Between ranks ---- */
+typedef struct {
+    bench b;
+    ml_comm *comm;
+    double bus_bytes;
+    int64_t bytes;
+} reduce_bench;
+
+/* Seconds of the fastest collective among the events since `first`. */
+static double fastest_collective(const ml_profile *profile, uint32_t first) {
+    double best = 1e30;
+    for (uint32_t i = first; i < profile->events.count; i++) {
+        const ml_profile_event *event = &profile->events.at[i];
+        if (event->at >= ML_EVENT_HOST) continue;
+        if (event->program->steps[event->at].work != ML_WORK_COLLECTIVE) continue;
+        if (event->end - event->begin < best) best = event->end - event->begin;
+    }
+    return best > 1e-9 ? best : 1e-9;
+}
+
+/* The sum of what all ranks have of x[rank, element]. */
+static double reduce_seconds(reduce_bench *r, int64_t bytes) {
+    bench *b = &r->b;
+    ml_axis rank = ml_axis_named(b->graph, "rank"), element = ml_axis_named(b->graph, "element");
+    ml_type whole = {.dtype = ML_F32,
+                     .rank = 2,
+                     .axis = {rank, element},
+                     .size = {ml_comm_world(r->comm), bytes / 4}};
+    ml_type sum = {.dtype = ML_F32, .rank = 1, .axis = {element}, .size = {bytes / 4}};
+    uint32_t from = state_new(b, &whole, true), to = state_new(b, &sum, false);
+    uint32_t first = b->device->profile->events.count;
+    fastest(b, to, ml_reduce(b->graph, ML_OP_SUM, state_read(b, from), &rank, 1));
+    double seconds = fastest_collective(b->device->profile, first);
+    ML_CHECK(ml_comm_share(r->comm, &seconds, sizeof seconds)); /* all ranks go on alike */
+    return seconds;
+}
+
+static void reduce_body(void *context) {
+    static const double long_enough = 0.02;
+    reduce_bench *r = context;
+    int ranks = ml_comm_world(r->comm);
+    int64_t most = r->b.device->target.memory_bytes / 8 < (int64_t)1 << 30
+                       ? r->b.device->target.memory_bytes / 8
+                       : (int64_t)1 << 30;
+    double seconds = 0;
+    for (int64_t bytes = (int64_t)1 << 18; bytes <= most && seconds < long_enough; bytes *= 4) {
+        seconds = reduce_seconds(r, bytes);
+        double rate = 2.0 * (ranks - 1) / ranks * (double)bytes / seconds;
+        if (rate < r->bus_bytes) continue;
+        r->bus_bytes = rate;
+        r->bytes = bytes;
+    }
+}
+
+ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) {
+    ml_session *session = NULL;
+    ml_status status = ml_session_new(&session);
+    if (status != ML_OK) return status;
+    ml_graph *graph = ml_session_graph(session);
+    ml_layout layout = {.count = 1};
+    ml_axis rank = ml_axis_named(graph, "rank");
+    layout.axis[0] = (ml_mesh_axis){.name = "dp",
+                                    .size = ml_comm_world(comm),
+                                    .params_count = 1,
+                                    .acts_count = 1,
+                                    .params = {rank},
+                                    .acts = {rank}};
+    ml_session_join(session, comm);
+    status = ml_session_open(session, NULL, 0);
+    if (status == ML_OK) status = ml_session_lay_out(session, &layout, false);
+    ml_device *device = ml_session_device(session);
+    if (status == ML_OK) status = ml_device_profile(device);
+    if (status == ML_OK) device->profile->keeps = true;
+    if (status == ML_OK) status = ml_profile_begin_step(device->profile, 1, ML_RUN_STEPS);
+    reduce_bench r = {.b = {.session = session, .graph = graph, .device = device}, .comm = comm};
+    if (status == ML_OK) status = ml_protect(reduce_body, &r);
+    ml_error error = *ml_error_last();
+    ml_session_free(session);
+    *ml_error_last() = error;
+    *bus_bytes = r.bus_bytes;
+    *bytes = r.bytes;
+    return status;
+}
+
 /* ---- What was measured before ---- */
 typedef struct {
     uint64_t magic;

@@ -10,6 +10,9 @@
  * a second or two, and is kept in the cache folder under the device's model. Unless `again` is set,
  * what is kept there is taken. `device`: "cpu" or "cuda". */
 ml_status ml_bench(const char *device, int ordinal, bool again, ml_ceilings *ceilings);
+/* All ranks at once: the bandwidth of an all-reduce among them, as the links see it: each byte of
+ * the result passes 2 (ranks - 1) / ranks times. `bytes`: of the tensor that reached it. */
+ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes);
 ml_dtype ml_bench_dtype(const char *device); /* of the products */
 
 #endif
