@@ -207,7 +207,10 @@ static ml_ref half(halves *h, ml_ref n, ml_axis axis, int which) {
     return ml_slice(h->x->g, n, axis, which * h->size, (which + 1) * h->size);
 }
 static ml_ref joined(halves *h, const ml_ref part[2], ml_axis axis) {
-    return ml_concat(h->x->g, part, 2, axis);
+    again(h->x, true); /* what is kept are the halves */
+    ml_ref both = ml_concat(h->x->g, part, 2, axis);
+    again(h->x, false);
+    return both;
 }
 
 static void trade(halves *h, ml_ref n, ml_axis axis, ml_ref part[2]) {
