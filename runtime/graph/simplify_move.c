@@ -107,6 +107,12 @@ static ml_ref slice_concat(const subject *x) {
     return fit(x, simplify_make(x->s, ML_OP_CONCAT, parts, kept, &axis, 1, NULL));
 }
 
+/* What the backward pass takes out of something again, it takes out of what is kept for it: the
+ * parts that this was made of are not. */
+static bool taken_again(const subject *x) {
+    return ml_graph_node(x->g, x->n)->flags & ~ml_graph_node(x->g, x->a)->flags & ML_NODE_COPY;
+}
+
 static ml_ref slice(const subject *x) {
     int64_t axis = x->args[0], start = x->args[1], stop = x->args[2];
     bool same_axis = x->a_args[0] == axis;
@@ -118,7 +124,7 @@ static ml_ref slice(const subject *x) {
         return move(x, ML_OP_SLICE, inner(x), (int64_t[]){axis, base + start, base + stop}, 3);
     }
     case ML_OP_PAD: return same_axis ? slice_pad(x) : 0;
-    case ML_OP_CONCAT: return same_axis ? slice_concat(x) : 0;
+    case ML_OP_CONCAT: return same_axis && !taken_again(x) ? slice_concat(x) : 0;
     case ML_OP_BROADCAST: return has(inner_type(x), axis) ? move_inside(x) : fit(x, inner(x));
     case ML_OP_PERMUTE: return move_inside(x);
     default: return 0;

@@ -213,9 +213,14 @@ static ml_ref joined(halves *h, const ml_ref part[2], ml_axis axis) {
     return both;
 }
 
+/* q, k and v are traded once, in the forward pass: the halves are kept for the backward pass in
+ * place of them. */
 static void trade(halves *h, ml_ref n, ml_axis axis, ml_ref part[2]) {
+    bool once = n == h->x->sources[Q] || n == h->x->sources[K] || n == h->x->sources[V];
+    again(h->x, !once);
     ml_ref kept = half(h, n, axis, 0);
     ml_ref other = between_ranks(h->x, ML_OP_MIRROR, h->mesh, half(h, n, axis, 1));
+    again(h->x, false);
     part[LOW] = ml_where(h->x->g, h->keeps_low, kept, other);
     part[HIGH] = ml_where(h->x->g, h->keeps_low, other, kept);
 }
