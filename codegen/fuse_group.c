@@ -265,6 +265,11 @@ static bool mixes_recomputation(const lowering *l, uint32_t id, const lower_grou
     return copy && !(ml_graph_node(l->g, l->groups.at[id].node)->flags & later);
 }
 
+/* Whether to join would be to put off what is to be done now. */
+static bool puts_off(const lowering *l, uint32_t id, const lower_group *from) {
+    return (from->prompt || l->groups.at[id].prompt) && id < l->last_library;
+}
+
 static uint64_t signature(const lowering *l, const lower_group *group) {
     const lower_root *root = &group->roots.at[0];
     int64_t what[4] = {root->kind, ml_graph_node(l->g, root->node)->op, root->space.dtype,
@@ -285,7 +290,8 @@ static uint32_t find_alike(lowering *l, const lower_group *from) {
         if (id == 0 || l->alike[i].signature != mine) continue;
         const lower_group *to = &l->groups.at[id];
         if (to->accesses.count + to->roots.count > ALIKE_OPERANDS) continue;
-        if (!mixes_recomputation(l, id, from) && join(l, id, from, true)) return id;
+        if (mixes_recomputation(l, id, from) || puts_off(l, id, from)) continue;
+        if (join(l, id, from, true)) return id;
     }
     return 0;
 }
@@ -313,9 +319,11 @@ static uint32_t find_kernel(lowering *l, const lower_group *from) {
         add_candidate(l, from, info->recent[0], list, &count);
         add_candidate(l, from, info->recent[1], list, &count);
     }
-    for (int i = 0; i < count; i++)
-        if (!mixes_recomputation(l, list[i].group, from) && join(l, list[i].group, from, false))
-            return list[i].group;
+    for (int i = 0; i < count; i++) {
+        uint32_t id = list[i].group;
+        if (mixes_recomputation(l, id, from) || puts_off(l, id, from)) continue;
+        if (join(l, id, from, false)) return id;
+    }
     if (from->digits == 0 && l->scalar_group != 0 && join(l, l->scalar_group, from, true))
         return l->scalar_group;
     if (from->roots.at[0].kind != LOWER_ROOT_FINISH) return find_alike(l, from);
@@ -390,12 +398,14 @@ static void place_finish(lowering *l, uint32_t id, ml_ref n) {
 uint32_t fuse_place(lowering *l, lower_root *root) {
     lower_group single = fuse_single(l, root);
     lower_root *own = &single.roots.at[0];
+    single.prompt = ml_graph_node(l->g, own->node)->flags & ML_NODE_PROMPT;
     uint32_t id = find_kernel(l, &single);
     if (id == 0) {
         id = new_group(l, &single);
         offer_alike(l, &single, id);
     }
     lower_group *group = &l->groups.at[id];
+    group->prompt = group->prompt || single.prompt;
     ml_scope scope = (ml_scope)group->roots.at[group->roots.count - 1].scope;
     if (group->digits == 0) l->scalar_group = id;
     if (own->kind == LOWER_ROOT_FINISH) l->finish_group[l->finish_next++ & 3] = id;
@@ -447,7 +457,7 @@ static void place_library(lowering *l, ml_ref n) {
     group.addend = l->info[n].addend;
     if (ml_graph_node(l->g, product)->op == ML_OP_DOT) gemm_plan(l, &group);
     uint32_t id = new_group(l, &group);
-    l->info[n].group = id;
+    l->info[n].group = l->last_library = id;
     fuse_group_dependencies(l, id, seal, l);
     for (int i = 0; i < ml_graph_node(l->g, product)->source_count; i++) {
         bool packed = i < 2 && group.packed[i] != LOWER_NONE;

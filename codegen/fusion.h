@@ -74,7 +74,7 @@ typedef struct {
 } lower_root;
 
 typedef struct {
-    bool library, sealed, committed;
+    bool library, sealed, committed, prompt; /* prompt: ML_NODE_PROMPT */
     ml_ref node; /* what it is named after */
     uint32_t level;
     int digits, row_digits; /* row_digits counts only when committed */
@@ -132,6 +132,7 @@ typedef struct {
     uint32_t *stamp, stamps; /* marks for bounded walks */
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */
+    uint32_t last_library;      /* the group */
     uint32_t *storage_of_state, *storage_of_input;
     ML_VEC(lower_pack) packs;
     ml_index pack_index;      /* by node */

@@ -307,3 +307,27 @@ static void work(fixture *f) {
 TEST(shard_attention, work) {
     fixture_run(work, 3);
 }
+
+/* The next keys are on their way (S) before a round's attentions (A). */
+static void order_of_ring(fixture *f) {
+    ml_roots roots = {.outputs = ML_NEW(f->arena, ml_ref), .output_count = 1}, local;
+    mask = &masks[1];
+    roots.outputs[0] = build_mask(f);
+    static const char *const expected[] = {"SSASSAASSAAAA", "SSASSASSAA"};
+    for (int i = 0; i < 2; i++) {
+        char order[64] = "", *at = order;
+        ml_layout layout = shard_layout(f, "cp4 acts s t");
+        ml_graph *g = shard_program(f, &layout, &roots, &local);
+        for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+            int op = ml_graph_node(g, n)->op;
+            if (op == ML_OP_SHIFT || op == ML_OP_ATTENTION) *at++ = op == ML_OP_SHIFT ? 'S' : 'A';
+        }
+        ml_graph_free(g);
+        CHECK_TEXT(order, expected[i]);
+        mask = &masks[0];
+        roots.outputs[0] = build_mask(f);
+    }
+}
+TEST(shard_attention, order_of_ring) {
+    fixture_run(order_of_ring, 3);
+}

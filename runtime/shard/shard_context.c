@@ -121,6 +121,14 @@ static ml_ref as_source(shard_attention *x, ml_ref n) {
     return ml_cast(x->g, n, (ml_dtype)ml_graph_type(x->g, x->sources[Q])->dtype);
 }
 
+/* Sums over rounds are added up after every few of them: what the rounds made goes by then, and is
+ * not read and written more often than that. */
+static void settle(shard_attention *x, int64_t round, const ml_ref *sums, int count) {
+    enum { TOGETHER = 4 };
+    for (int i = 0; i < count && round % TOGETHER == TOGETHER - 1; i++)
+        if (sums[i]) ml_graph_mark(x->g, sums[i], ML_NODE_PROMPT);
+}
+
 /* ---- Contiguous parts ------------------------------------------------------------------------ */
 
 static shard_rows own_queries(shard_attention *x) {
@@ -172,6 +180,7 @@ static void contiguous_ring(shard_attention *x, ml_ref *outputs) {
             for (int i = Q; i <= V; i++) add_term(x, &sums[i], 0, made[i]);
         else
             add_keys(x, &o, &lse, 0, made);
+        settle(x, round, (ml_ref[]){o, lse, sums[Q]}, 3);
         for (int i = K; i <= V; i++) k.of[i] = next[i];
     }
     outputs[0] = as_source(x, x->grad ? sums[Q] : o);
@@ -331,7 +340,10 @@ static void select_rows(halves *h, ml_ref test, const shard_rows *a, const shard
                         shard_rows *out) {
     *out = (shard_rows){.of = by_source(h->x)};
     for (int i = 0; i < h->x->count; i++)
-        if (a->of[i]) out->of[i] = ml_where(h->x->g, test, a->of[i], b->of[i]);
+        if (a->of[i]) {
+            out->of[i] = ml_where(h->x->g, test, a->of[i], b->of[i]);
+            ml_graph_mark(h->x->g, out->of[i], ML_NODE_PROMPT);
+        }
     set_block(h, out, ml_where(h->x->g, test, a->block, b->block));
 }
 
@@ -387,6 +399,8 @@ static void balanced_ring(shard_attention *x, ml_ref *outputs) {
             own_keys(&h, keys);
         else
             others_keys(&h);
+        ml_ref sums[] = {h.o[0], h.o[1], h.lse[0], h.lse[1], h.sum[Q][0], h.sum[Q][1]};
+        settle(x, round, sums, 6);
         for (int i = K; i <= V; i++) keys[i] = next[i];
     }
     finish_queries(&h, outputs);
