@@ -103,6 +103,33 @@ static double ***pass_transfers(stage_pipeline *p, const ml_staged *staged) {
     return inputs;
 }
 
+/* Levels follow from those at which received values are first needed. */
+static void check_levels(stage_pipeline *p, const ml_staged *staged) {
+    uint32_t inputs = ml_graph_input_count(p->f->g);
+    int *needed = ML_NEW_ARRAY(p->f->arena, int, inputs + 1);
+    for (int i = 0; i < staged->transfer_count; i++)
+        needed[staged->transfers[i].input] = staged->transfers[i].to_level;
+    for (int s = 0; s < staged->count; s++) {
+        const ml_graph *g = staged->stages[s].graph;
+        int *level = ML_NEW_ARRAY(p->f->arena, int, ml_graph_count(g) + 1), most = 0;
+        for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+            const ml_node *node = ml_graph_node(g, n);
+            if (node->op == ML_OP_INPUT) level[n] = needed[ml_graph_args(g, n)[0]];
+            for (int i = 0; i < node->source_count; i++) {
+                int of = level[ml_graph_source(g, n, i)];
+                if (of > level[n]) level[n] = of;
+            }
+            if (level[n] > most) most = level[n];
+        }
+        CHECK_EQ_INT(staged->stages[s].levels, most + 1);
+        for (int i = 0; i < staged->transfer_count; i++) {
+            const ml_transfer *t = &staged->transfers[i];
+            if (t->from == s)
+                CHECK_EQ_INT(level[staged->stages[s].roots.outputs[t->output]], t->from_level);
+        }
+    }
+}
+
 static void check_outputs(stage_pipeline *p, const ml_staged *staged, const ml_roots *whole,
                           double ***inputs, double **expected) {
     int ranks = (int)p->layout.axis[0].size;
@@ -161,6 +188,7 @@ void stage_run(stage_pipeline *p, const ml_roots *program) {
     ml_stage_cut(simple, &roots, &p->layout, &p->map, f->arena, &p->last);
     for (int s = 0; s < p->last.count; s++)
         ml_graph_verify(p->last.stages[s].graph, &p->last.stages[s].roots, "stage");
+    check_levels(p, &p->last);
     fill_states(p);
     int outputs = roots.output_count, count = outputs + roots.update_count;
     ml_ref *nodes = ML_NEW_ARRAY(f->arena, ml_ref, count + 1);

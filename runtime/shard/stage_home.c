@@ -26,6 +26,7 @@ static bool may_be_linear(const ml_graph *g, ml_ref n) {
     case ML_OP_PERMUTE:
     case ML_OP_RENAME:
     case ML_OP_BROADCAST:
+    case ML_OP_PLACE:
     case ML_OP_SUM: return true;
     default: return false;
     }
