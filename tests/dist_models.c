@@ -6,7 +6,7 @@
 
 #include "tests/process_support.h"
 
-enum { STEPS = 5 };
+enum { STEPS = 5, LAYERS = 2, MOST_LAYERS = 8 };
 #define SCRIPT "\"$ROOT/tests/lua/lib/dist.lua\""
 
 typedef enum { GPT = 1, LLAMA = 2, GPT_MOE = 4, DENSE = GPT | LLAMA } models;
@@ -19,6 +19,7 @@ typedef struct {
     models models;
     int ranks;
     const char *layout; /* a Lua expression */
+    int layers;         /* 0: as few as will do */
 } layout_case;
 
 #define TP "'heads', 'kv_heads', 'ffn', 'vocab'"
@@ -102,6 +103,35 @@ static const layout_case cases[] = {
     {"experts over tp", GPT_MOE, 2,
      "m.layout { mesh = { {'tp', 2} }, params = { tp = {'experts', 'heads', 'vocab'} }, "
      "acts = { tp = {'experts', 'heads', 'vocab'} } }"},
+    {"pp2", DENSE | GPT_MOE, 2, "m.layout.megatron { pp = 2, microbatches = 2 }"},
+    {"pp2 at once", DENSE, 2, "m.layout.megatron { pp = 2, microbatches = 1 }"},
+    {"pp4", DENSE, 4, "m.layout.megatron { pp = 4, microbatches = 4 }", 4},
+    {"pp4 of 7 layers", DENSE, 4, "m.layout.megatron { pp = 4, microbatches = 8 }", 7},
+    {"pp2 of 7 layers", DENSE, 2, "m.layout.megatron { pp = 2, microbatches = 4 }", 7},
+    {"pp8", DENSE, 8, "m.layout.megatron { pp = 8, microbatches = 8 }", 8},
+    {"pp2 interleaved", DENSE, 2,
+     "m.layout.megatron { pp = 2, schedule = 'interleaved', microbatches = 4 }", 4},
+    {"pp4 interleaved dp2", DENSE, 8,
+     "m.layout.megatron { pp = 4, dp = 2, schedule = 'interleaved', microbatches = 4 }", 8},
+    {"pp2 three chunks", DENSE, 2,
+     "m.layout.megatron { pp = 2, schedule = 'interleaved', chunks = 3, microbatches = 4 }", 7},
+    {"pp4 zero-bubble", DENSE, 4,
+     "m.layout.megatron { pp = 4, schedule = 'zero-bubble', microbatches = 8 }", 4},
+    {"pp2 dp2 zero-bubble zero1", DENSE | GPT_MOE, 4,
+     "m.layout.megatron { pp = 2, dp = 2, zero = true, schedule = 'zero-bubble', "
+     "microbatches = 4 }"},
+    {"dp2 tp2 pp2", DENSE, 8, "m.layout.megatron { dp = 2, tp = 2, pp = 2, microbatches = 4 }"},
+    {"dp2 tp2 pp2 sp zero1", DENSE, 8,
+     "m.layout.megatron { dp = 2, tp = 2, pp = 2, sp = true, zero = true, microbatches = 2 }"},
+    {"cp2 pp2 tp2", DENSE, 8, "m.layout.megatron { cp = 2, pp = 2, tp = 2, microbatches = 2 }"},
+    {"cp2 ring pp2 tp2 sp", DENSE, 8,
+     "m.layout.megatron { cp = 2, context = 'ring', pp = 2, tp = 2, sp = true, "
+     "microbatches = 4 }"},
+    {"fsdp2 pp2", DENSE | GPT_MOE, 4, "m.layout.fsdp { dp = 2, pp = 2, microbatches = 2 }"},
+    {"pp2 inside of dp2", DENSE, 4,
+     "m.layout { mesh = { {'dp', 2}, {'pp', 2} }, acts = { dp = {'batch'} }, "
+     "stages = { pp = 'blocks', microbatches = 4 } }"},
+    {"ep2 pp2 tp2", GPT_MOE, 8, "m.layout.megatron { ep = 2, pp = 2, tp = 2, microbatches = 2 }"},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
@@ -136,17 +166,18 @@ static char *gradient_lines(process_room *room, const char *output) {
 
 /* Microbatches have 8 samples: all layouts divide them. On one rank (c is NULL) the gradients are
  * kept in a file, with which others compare theirs. */
-static learned train(process_room *room, const char *model, int accum, const layout_case *c) {
-    char *environment =
-        ml_arena_format(room->arena, "MLUA_VERIFY=1 GRADIENTS=%s.%d MODEL=%s %s%s%s", model, accum,
-                        model, c ? "LAYOUT=\"" : "", c ? c->layout : "", c ? "\"" : "");
+static learned train(process_room *room, const char *model, int accum, int layers,
+                     const layout_case *c) {
+    char *environment = ml_arena_format(
+        room->arena, "MLUA_VERIFY=1 GRADIENTS=%s.%d.%d MODEL=%s %s%s%s", model, accum, layers,
+        model, c ? "LAYOUT=\"" : "", c ? c->layout : "", c ? "\"" : "");
     /* In f64 no rounding sends a token to another expert. */
     bool experts = strcmp(model, "gpt_moe") == 0;
     process_result r = process_run(room, 0, environment,
                                    "run --device cpu --json %s-n %d " SCRIPT
-                                   " layers=2 embed=32 heads=4 %s seq=16 "
+                                   " layers=%d embed=32 heads=4 %s seq=16 "
                                    "batch=%d vocab=256 sample=0 warmup=1 lr=3e-3 accum=%d steps=%d",
-                                   experts ? "--dtype f64 " : "", c ? c->ranks : 1,
+                                   experts ? "--dtype f64 " : "", c ? c->ranks : 1, layers,
                                    settings_of(model), 8 * accum, accum, STEPS);
     learned out = {.weights = "none"};
     const char *line = strstr(r.output, "weights ");
@@ -191,7 +222,7 @@ static void check_gradients(const char *what, const char *lines) {
 
 static void compare(process_room *room, const char *model, int accum, const learned *one,
                     const layout_case *c) {
-    learned many = train(room, model, accum, c);
+    learned many = train(room, model, accum, c->layers ? c->layers : LAYERS, c);
     if (strcmp(many.weights, one->weights) != 0)
         test_fail("%s, %s: initial %s, not %s", model, c->name, many.weights, one->weights);
     check_gradients(c->name, many.gradients);
@@ -214,7 +245,8 @@ static const layout_case *find(const char *name) {
 
 static void compare_named(process_room *room, const char *model, int accum,
                           const char *const *names, int count) {
-    learned one = train(room, model, accum, NULL);
+    int layers = find(names[0])->layers; /* the same for all */
+    learned one = train(room, model, accum, layers ? layers : LAYERS, NULL);
     CHECK(one.loss[STEPS - 1] < one.loss[0]);
     for (int i = 0; i < count; i++) compare(room, model, accum, &one, find(names[i]));
 }
@@ -261,6 +293,27 @@ DIST_TEST(few_key_heads) {
     double expected = number(strstr(one.output, "{\"step\":2"), "\"loss\":");
     double actual = number(strstr(four.output, "{\"step\":2"), "\"loss\":");
     CHECK(deviation(actual, expected) <= 1e-5);
+}
+
+DIST_TEST(stages) {
+    static const char *const two[] = {"pp2", "pp2 dp2 zero-bubble zero1", "cp2 ring pp2 tp2 sp"};
+    static const char *const seven[] = {"pp4 of 7 layers", "pp2 three chunks"};
+    compare_named(room, "gpt", 1, two, 3);
+    compare_named(room, "llama", 1, seven, 2);
+}
+
+/* What a pipeline cannot be says so, on every rank alike. */
+DIST_TEST(impossible_stages) {
+    process_result r = process_run(room, 1, "",
+                                   "run --device cpu -n 4 --mesh pp=4 \"$ROOT/models/gpt.lua\" "
+                                   "layers=3");
+    process_expect(&r, "cannot cut \"blocks\", 3 layers, into 4 pipeline stages");
+    r = process_run(room, 1, "", "check --mesh pp=4 \"$ROOT/models/gpt.lua\" layers=8 batch=10");
+    process_expect(&r, "batch=10 cannot be cut into 8 microbatches");
+    r = process_run(room, 1, "",
+                    "check --mesh pp=4 \"$ROOT/models/gpt.lua\" layers=8 batch=18 "
+                    "schedule=interleaved accum=6");
+    process_expect(&r, "interleaved stages take them in groups of 4");
 }
 
 DIST_TEST(accumulation) {
@@ -314,7 +367,7 @@ static layout_case draw_layout(process_room *room, uint64_t seed) {
  * do not divide must say so. */
 DIST_TEST(drawn_layouts) {
     if (!all_asked()) return;
-    learned one = train(room, "llama", 1, NULL);
+    learned one = train(room, "llama", 1, LAYERS, NULL);
     uint64_t first = getenv("DIST_SEED") ? strtoull(getenv("DIST_SEED"), NULL, 10) : 1;
     int fitting = 0, wanted = getenv("DIST_DRAWS") ? atoi(getenv("DIST_DRAWS")) : 100;
     for (uint64_t seed = first; fitting < wanted && seed < first + 400; seed++) {
@@ -366,10 +419,13 @@ DIST_TEST(every_layout) {
     worst = worst_gradient = 0;
     for (int model = 0; model < MODELS; model++)
         for (int accum = 1; accum <= 4; accum += 3) {
-            learned one = train(room, model_names[model], accum, NULL);
+            learned one[MOST_LAYERS + 1] = {0};
             for (int i = from; i < CASES; i++) {
+                int layers = cases[i].layers ? cases[i].layers : LAYERS;
                 if (!(cases[i].models >> model & 1)) continue;
-                compare(room, model_names[model], accum, &one, &cases[i]);
+                if (!one[layers].weights)
+                    one[layers] = train(room, model_names[model], accum, layers, NULL);
+                compare(room, model_names[model], accum, &one[layers], &cases[i]);
                 count++;
             }
         }
