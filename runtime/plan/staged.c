@@ -205,10 +205,34 @@ static void pieces_plan(staging *s, staged_stage *stage) {
     }
 }
 
+/* Stages of equal shape differ in the names of their states alone. */
+static uint64_t stage_shape(const ml_stage *stage, const staged_stage *plan) {
+    const ml_graph *g = stage->graph;
+    const ml_roots *r = &stage->roots;
+    uint64_t shape = ml_hash(&plan->levels, sizeof plan->levels, (uint64_t)r->kept);
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        const ml_type *type = ml_graph_type(g, n);
+        bool leaf = node->op == ML_OP_STATE || node->op == ML_OP_INPUT;
+        size_t args = leaf ? 0 : node->arg_count * sizeof(int64_t);
+        uint32_t head[3] = {node->op, node->flags, type->dtype};
+        shape = ml_hash(head, sizeof head, shape);
+        shape = ml_hash(ml_graph_sources(g, n), node->source_count * sizeof(ml_ref), shape);
+        shape = ml_hash(ml_graph_args(g, n), args, shape);
+        shape = ml_hash(type->axis, type->rank * sizeof(ml_axis), shape);
+        shape = ml_hash(type->size, type->rank * sizeof(int64_t), shape);
+    }
+    shape = ml_hash(r->outputs, sizeof(ml_ref) * (size_t)r->output_count, shape);
+    for (int i = 0; i < r->update_count; i++)
+        shape = ml_hash(&r->updates[i].value, sizeof(ml_ref), shape);
+    return shape;
+}
+
 static void stage_plan(staging *s, int v) {
     staged_stage *stage = &s->staged->stages[v];
     ml_stage *cut = &s->staged->cut.stages[v];
     stage->planned = true;
+    stage->like = v;
     ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
     plan_local(local, s->target, s->recompute);
     if (local->roots.watched > 0) { /* with microbatches under way, NaN in the loss tells */
@@ -223,6 +247,24 @@ static void stage_plan(staging *s, int v) {
         int at = cut->output_of[i];
         stage->outputs[i] = at >= 0 ? stage->pieces.cell_of_output[at] : -1;
         stage->output_piece[i] = at >= 0 ? stage->pieces.piece_of_output[at] : 0;
+    }
+}
+
+/* Those of this rank; in a check, one of each shape. */
+static void stages_plan(staging *s) {
+    staged_plan *staged = s->staged;
+    uint64_t *shapes = ML_NEW_ARRAY(s->plan->arena, uint64_t, (size_t)staged->count);
+    for (int v = 0; v < staged->count; v++) {
+        staged_stage *stage = &staged->stages[v];
+        stage->like = -1;
+        if (s->cut->coordinate >= 0) {
+            if (v % staged->ranks == s->cut->coordinate) stage_plan(s, v);
+            continue;
+        }
+        shapes[v] = stage_shape(&staged->cut.stages[v], stage);
+        for (int i = 0; i < v && stage->like < 0; i++)
+            if (shapes[i] == shapes[v]) stage->like = staged->stages[i].like;
+        if (stage->like < 0) stage_plan(s, v);
     }
 }
 
@@ -279,9 +321,7 @@ void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool
     inputs_level(&s);
     levels_find(&s);
     tasks_make(&s);
-    for (int v = 0; v < staged->count; v++) {
-        if (cut->coordinate < 0 || v % staged->ranks == cut->coordinate) stage_plan(&s, v);
-    }
+    stages_plan(&s);
     lanes_make(&s);
     schedule_make(&s);
     staged_account(plan, cut->coordinate);

@@ -77,12 +77,14 @@ static void account_states(const ml_plan *part, bool *seen, account *a) {
 
 static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, account *a) {
     const staged_plan *staged = plan->staged;
-    bool *seen = ML_NEW_ARRAY(arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
+    size_t states = (size_t)ml_graph_state_count(plan->graph) + 1;
+    bool *seen = ML_NEW_ARRAY(arena, bool, states);
     const ml_plan *largest = NULL;
     memset(a, 0, sizeof *a);
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
-        const staged_stage *stage = &staged->stages[v];
-        a->blocks += stage->pieces.block_bytes * stage->slots;
+        const staged_stage *stage = &staged->stages[staged->stages[v].like];
+        a->blocks += stage->pieces.block_bytes * staged->stages[v].slots;
+        if (stage->like != v) memset(seen, 0, states); /* the ids are another stage's */
         for (int p = 0; p < stage->pieces.count; p++) {
             const ml_plan *part = stage->plans[p];
             account_states(part, seen, a);
@@ -105,7 +107,7 @@ static void traffic_sum(ml_plan *plan, int coordinate) {
     const staged_plan *staged = plan->staged;
     ml_traffic *sent = &plan->traffic[plan->layout->stages.mesh_axis][ML_COLLECTIVE_SEND];
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
-        const ml_plan *local = staged->stages[v].local;
+        const ml_plan *local = staged->stages[staged->stages[v].like].local;
         for (int i = 0; i < ML_MAX_MESH; i++) {
             for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
                 plan->traffic[i][k].count += local->traffic[i][k].count;
@@ -125,11 +127,12 @@ static void parts_list(ml_plan *plan, int coordinate) {
     const staged_plan *staged = plan->staged;
     int count = 0;
     for (int v = coordinate; v < staged->count; v += staged->ranks)
-        count += staged->stages[v].pieces.count;
+        count += staged->stages[staged->stages[v].like].pieces.count;
     plan->parts = ML_NEW_ARRAY(plan->arena, ml_plan *, (size_t)count);
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
-        for (int p = 0; p < staged->stages[v].pieces.count; p++)
-            plan->parts[plan->part_count++] = staged->stages[v].plans[p];
+        const staged_stage *stage = &staged->stages[staged->stages[v].like];
+        for (int p = 0; p < stage->pieces.count; p++)
+            plan->parts[plan->part_count++] = stage->plans[p];
     }
 }
 
@@ -150,7 +153,7 @@ void staged_account(ml_plan *plan, int coordinate) {
     staged_plan *staged = plan->staged;
     account best, a;
     for (int v = 0; v < staged->count; v++) {
-        if (staged->stages[v].planned) staged_slots(staged, v, plan->arena);
+        if (staged->stages[v].like >= 0) staged_slots(staged, v, plan->arena);
     }
     staged->coordinate = coordinate;
     if (coordinate >= 0) account_rank(plan, coordinate, plan->arena, &best);
