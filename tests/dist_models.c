@@ -37,6 +37,7 @@ static const layout_case cases[] = {
     {"tp4", DENSE, 4, "m.layout.megatron { tp = 4 }"},
     {"tp2 sp", DENSE | GPT_MOE, 2, "m.layout.megatron { tp = 2, sp = true }"},
     {"tp4 sp", DENSE, 4, "m.layout.megatron { tp = 4, sp = true }"},
+    {"dp4 tp2 sp zero1", DENSE, 8, "m.layout.megatron { dp = 4, tp = 2, sp = true, zero = true }"},
     {"dp2 tp2", DENSE, 4, "m.layout.megatron { dp = 2, tp = 2 }"},
     {"dp4 tp2", DENSE, 8, "m.layout.megatron { dp = 4, tp = 2 }"},
     {"dp2 tp4 sp", DENSE, 8, "m.layout.megatron { dp = 2, tp = 4, sp = true }"},
@@ -400,6 +401,12 @@ DIST_TEST(check_of_a_mesh) {
     r = process_run(room, 0, "", "check --json \"$ROOT/models/gpt.lua\" layers=2 --mesh dp=4,tp=2");
     process_expect(&r, "\"mesh\":{\"pp\":1,\"dp\":4,\"cp\":1,\"tp\":2}");
     process_expect(&r, "\"redistributions\":[{\"kind\":");
+    process_expect(&r, "\"whole_optimizer_bytes\":0");
+    /* ZeRO-1 over 8 of tensors of which some have 12 and 251 elements an axis. */
+    r = process_run(room, 0, "",
+                    "check \"$ROOT/models/gpt.lua\" layers=1 embed=12 heads=3 seq=31 vocab=251 "
+                    "batch=8 --mesh dp=8");
+    process_expect(&r, "of the optimizer's are whole over an axis that is \"flat\"");
 }
 
 /* On a quiet machine 0.5 s; the bound leaves room for busy ones and for sanitizers. */

@@ -39,7 +39,11 @@ static void placements(fixture *f) {
     CHECK_TEXT(placed(f, &layout, "embed8 ffn16", ML_STATE_PARAMETER), "bf16[embed=8, ffn=16@tp]");
     CHECK_TEXT(placed(f, &layout, "embed8 ffn16", ML_STATE_OPTIMIZER),
                "bf16[embed=8@dp, ffn=16@tp]");
-    CHECK_TEXT(placed(f, &layout, "embed6 ffn16", ML_STATE_OPTIMIZER), "bf16[embed=6, ffn=16@tp]");
+    CHECK_TEXT(placed(f, &layout, "embed6 ffn16", ML_STATE_OPTIMIZER),
+               "bf16[embed=6, ffn=16@tp@dp]");
+    CHECK_TEXT(placed(f, &layout, "heads8", ML_STATE_OPTIMIZER), "bf16[heads=8@tp@dp]");
+    CHECK_TEXT(placed(f, &layout, "embed6 heads4", ML_STATE_OPTIMIZER),
+               "bf16[embed=6, heads=4@tp]");
     CHECK_TEXT(placed(f, &layout, "embed6 vocab8", ML_STATE_OPTIMIZER),
                "bf16[embed=6, vocab=8@dp]");
     CHECK_TEXT(placed(f, &layout, "", ML_STATE_OPTIMIZER), "bf16");

@@ -352,6 +352,8 @@ TEST(shard_models, data_parallel_traffic) {
     per_layer("dp2 acts batch", STEP, 0, COUNTS(10, 0, 0, 0, 0));
     /* ZeRO-1: gradients scattered, new parameters gathered; a scalar for the norm. */
     per_layer("dp8 acts batch flat", STEP, 0, COUNTS(0, 10, 10, 0, 0));
+    /* Also what tensor parallelism cuts: inside of its parts. */
+    per_layer("dp8 acts batch flat; tp4 params " TP " acts " TP, STEP, 0, COUNTS(0, 10, 10, 0, 0));
     /* FSDP: what is split is gathered for each pass; the bias of ffn is not split. */
     per_layer("dp8 acts batch params embed", FORWARD, 0, COUNTS(0, 9, 0, 0, 0));
     per_layer("dp8 acts batch params embed", STEP, 0, COUNTS(1, 17, 9, 0, 0));

@@ -15,7 +15,8 @@ typedef struct {
     const ml_graph *graph; /* the session's */
     int64_t parameters, parameter_count;
     int64_t state_bytes[STATE_KINDS], state_count[STATE_KINDS]; /* by ml_state_kind */
-    double flops;                                               /* of one step */
+    int64_t whole_bytes;                   /* of optimizer states that "flat" could not split */
+    double flops;                          /* of one step */
     const ml_plan *largest;                /* the program with the highest peak */
     const struct ml_staged_plan *pipeline; /* of the program that runs most often, if it is cut */
     int64_t peak_bytes, other_bytes;       /* of it; states that only other programs use */
@@ -151,19 +152,18 @@ typedef struct {
     const ml_vm *vm;
     uint32_t id;
     ml_type type;
+    bool whole; /* over a mesh axis that is to split optimizer states */
 } local_call;
 
 static void find_local(void *argument) {
     local_call *call = argument;
     const ml_layout *layout = ml_session_layout(call->vm->session);
     call->type = ml_plan_state_type(layout, call->vm->graph, call->id);
-}
-
-/* Of a rank's part. */
-static int64_t state_bytes(lua_State *L, uint32_t id) {
-    local_call call = {.vm = vm_of(L), .id = id};
-    vm_protect(L, find_local, &call);
-    return ml_type_bytes(&call.type);
+    if (!layout || ml_graph_state(call->vm->graph, call->id)->kind != ML_STATE_OPTIMIZER) return;
+    ml_placements at = ml_plan_state_places(layout, call->vm->graph, call->id);
+    for (int i = 0; i < layout->count; i++)
+        if (layout->axis[i].flat && layout->axis[i].size > 1 && at.over[i].kind != ML_SPLIT)
+            call->whole = true;
 }
 
 static void read_states(lua_State *L, report *r) {
@@ -176,7 +176,9 @@ static void read_states(lua_State *L, report *r) {
     if (r->largest) mark_states(r->largest, own);
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(r->graph, id);
-        int64_t bytes = state_bytes(L, id);
+        local_call call = {.vm = vm_of(L), .id = id}; /* a rank's part */
+        vm_protect(L, find_local, &call);
+        int64_t bytes = ml_type_bytes(&call.type);
         if (state->kind == ML_STATE_PARAMETER) {
             r->parameters += ml_type_elements(&state->type);
             r->parameter_count++;
@@ -184,6 +186,7 @@ static void read_states(lua_State *L, report *r) {
         if (!all[id]) continue;
         r->state_bytes[state->kind] += bytes;
         r->state_count[state->kind]++;
+        if (call.whole) r->whole_bytes += bytes;
         if (!own[id]) r->other_bytes += bytes;
     }
     r->peak_bytes += r->other_bytes;
@@ -275,6 +278,10 @@ static void print_text(lua_State *L, const report *r, double tokens) {
             printf(" %s %s in %lld,", kinds[i], bytes_text(L, r->state_bytes[i]),
                    (long long)r->state_count[i]);
     printf(" %s in all\n", bytes_text(L, all_states(r)));
+    if (r->whole_bytes)
+        printf("  %s of the optimizer's are whole over an axis that is \"flat\": no axis of theirs "
+               "divides\n",
+               bytes_text(L, r->whole_bytes));
     printf("work a step     %sFLOP", count_text(L, r->flops));
     if (tokens > 0) printf(", %sFLOP a token of %.0f", count_text(L, r->flops / tokens), tokens);
     printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
@@ -337,6 +344,8 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "stages", json_integer(r->pipeline->count));
         json_object_set_new(object, "microbatches", json_integer(r->pipeline->microbatches));
     }
+    if (object && r->traffic.layout)
+        json_object_set_new(object, "whole_optimizer_bytes", json_integer(r->whole_bytes));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text) printf("%s\n", text);
     ml_free(text); /* main.c gives jansson ml_alloc */

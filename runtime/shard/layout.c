@@ -103,17 +103,18 @@ static bool divides(const ml_layout *layout, const ml_type *type, const ml_place
     return type->size[position] % parts == 0;
 }
 
-/* ZeRO-1: the first axis that divides and is not cut by a mesh axis within this one, whose parts
- * would then have to be gathered to cut them the other way around. */
+/* ZeRO-1: the first axis that divides. What a mesh axis within this one cuts is cut inside of its
+ * parts: to cut it around them, they would have to be gathered. */
 static void place_flat(const ml_layout *layout, const ml_type *type, int i, ml_placements *p) {
-    for (int position = 0; position < type->rank; position++) {
-        bool taken = false;
-        for (int inner = i + 1; inner < layout->count; inner++)
-            taken = taken || (p->over[inner].kind == ML_SPLIT && p->over[inner].axis == position);
-        if (taken || !divides(layout, type, p, i, position)) continue;
-        p->over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
-        return;
-    }
+    for (int within = 0; within < 2; within++)
+        for (int position = 0; position < type->rank; position++) {
+            bool taken = false;
+            for (int k = i + 1; k < layout->count; k++)
+                taken = taken || (p->over[k].kind == ML_SPLIT && p->over[k].axis == position);
+            if (taken != within || !divides(layout, type, p, i, position)) continue;
+            p->over[i] = (ml_placement){ML_SPLIT, (uint8_t)position, .within = (uint8_t)within};
+            return;
+        }
 }
 
 ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
@@ -155,9 +156,11 @@ void ml_layout_print_type(const ml_layout *layout, const ml_graph *g, const ml_t
     for (int k = 0; k < type->rank; k++) {
         ml_text_add(out, "%s%s=%lld", k ? ", " : "[", ml_axis_name(g, type->axis[k]),
                     (long long)type->size[k]);
-        for (int i = 0; i < layout->count; i++)
-            if (p->over[i].kind == ML_SPLIT && p->over[i].axis == k)
-                ml_text_add(out, "@%s", layout->axis[i].name);
+        for (int within = 0; within < 2; within++)
+            for (int i = 0; i < layout->count; i++)
+                if (p->over[i].kind == ML_SPLIT && p->over[i].axis == k &&
+                    p->over[i].within == within)
+                    ml_text_add(out, "@%s", layout->axis[i].name);
     }
     if (type->rank) ml_text_add(out, "]");
     for (int i = 0; i < layout->count; i++)

@@ -4,7 +4,8 @@
  * along the first listed axis that it has, and replicated where it has none. `params` speaks of
  * parameters (and the states and gradients shaped like them), `acts` of everything else. `flat` is
  * ZeRO-1: optimizer states are split over that mesh axis whatever their axes are called, along the
- * first of their axes that divides and that no mesh axis within this one cuts, and updated there.
+ * first of their axes that divides (one that no mesh axis within this one cuts where there is one,
+ * else inside of those cuts), and updated there.
  * Sums of gradients (ML_STATE_GRADIENT) are split as the parameters are; over other mesh axes each
  * rank holds its own part of the sum, so that the ranks add them up once and not at each addition.
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
@@ -66,9 +67,11 @@ typedef enum {
                  counts senders, the rows' has the places that each sender has */
 } ml_placement_kind;
 typedef struct {
-    uint8_t kind; /* ml_placement_kind */
+    uint8_t kind;   /* ml_placement_kind */
     uint8_t axis; /* ML_SPLIT: position in the tensor's type; ML_OWNED, ML_SENT: of the rows */
     uint8_t batch; /* ML_SENT: position of the axis that was split */
+    uint8_t within; /* ML_SPLIT: inside of the cuts of that axis that are not `within`, instead of
+                       by the order of the mesh axes */
 } ml_placement;
 typedef struct {
     ml_placement over[ML_MAX_MESH];

@@ -90,7 +90,7 @@ static bool splits(const sharder *s, const ml_type *t, const ml_placements *befo
     for (int i = 0; i < s->mesh; i++) {
         ml_placement p = before->over[i];
         if (p.kind == ML_SENT && p.axis == cut.axis) return false;
-        if (shard_same(p, cut) || (p.kind == ML_SENT && p.batch == cut.axis))
+        if (shard_along(p, cut.axis) || (p.kind == ML_SENT && p.batch == cut.axis))
             parts *= s->layout->axis[i].size;
     }
     return t->size[cut.axis] % parts == 0;
@@ -382,7 +382,7 @@ static ml_placements update_placement(const sharder *s, const ml_update *update)
         ml_layout_place(s->layout, s->from, &state->type, (int)state->kind, state_text(s, state));
     for (int i = 0; i < s->layout->count; i++)
         if (at.over[i].kind == ML_SPLIT)
-            at.over[i] = shard_split(ml_type_find(t, state->type.axis[at.over[i].axis]));
+            at.over[i].axis = (uint8_t)ml_type_find(t, state->type.axis[at.over[i].axis]);
     return at;
 }
 

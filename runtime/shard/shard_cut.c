@@ -8,9 +8,11 @@
 static int64_t block_of(const ml_layout *layout, const ml_placements *p, int64_t rank,
                         int position) {
     int64_t block = 0;
-    for (int i = 0; i < layout->count; i++)
-        if (p->over[i].kind == ML_SPLIT && p->over[i].axis == position)
-            block = block * layout->axis[i].size + ml_layout_coordinate(layout, rank, i);
+    for (int within = 0; within < 2; within++)
+        for (int i = 0; i < layout->count; i++)
+            if (p->over[i].kind == ML_SPLIT && p->over[i].axis == position &&
+                p->over[i].within == within)
+                block = block * layout->axis[i].size + ml_layout_coordinate(layout, rank, i);
     return block;
 }
 

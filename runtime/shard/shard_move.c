@@ -21,7 +21,8 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
         bool partial = from.kind >= ML_PARTIAL_SUM && from.kind <= ML_PARTIAL_MIN;
         return to.kind == ML_PARTIAL_SUM && !partial ? 0 : -1;
     }
-    if (from.kind == ML_REPLICATED) return 0; /* a slice */
+    if (from.kind == ML_REPLICATED) return 0;                                      /* a slice */
+    if (from.kind == ML_SPLIT && shard_along(to, from.axis)) return bytes * share; /* and a slice */
     if (from.kind >= ML_PARTIAL_SUM) return to.kind == ML_SPLIT ? bytes * share : 2 * bytes * share;
     return to.kind == ML_SPLIT ? bytes / (double)ranks * share : bytes * share;
 }
@@ -29,8 +30,10 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local) {
     ml_graph *g = s->to;
     ml_ref block = 0;
-    for (int i = 0; i < s->layout->count; i++) {
-        if (at->over[i].kind != ML_SPLIT || at->over[i].axis != position) continue;
+    int count = s->layout->count;
+    for (int k = 0; k < 2 * count; k++) { /* those within come last */
+        int i = k % count;
+        if (!shard_along(at->over[i], position) || at->over[i].within != k / count) continue;
         int64_t ranks = s->layout->axis[i].size;
         ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, (int64_t[]){i, ranks}, 2, NULL);
         if (block) {
@@ -214,20 +217,27 @@ static void clear_others(movement *m) {
 
 /* ---- The order of steps ---------------------------------------------------------------------- */
 
-/* A mesh axis within i cuts the axis at `position` now. */
-static bool cut_within(const movement *m, int i, int position) {
-    for (int j = i + 1; j < m->s->layout->count; j++)
-        if (shard_same(m->at.over[j], shard_split(position))) return true;
+/* A cut over mesh axis i is inside of another, over mesh axis j, of the same axis. */
+static bool inside(ml_placement cut, int i, ml_placement other, int j) {
+    return cut.within == other.within ? i > j : cut.within;
+}
+
+/* A mesh axis cuts the parts of `cut`, which is over mesh axis i, now. */
+static bool cut_within(const movement *m, int i, ml_placement cut) {
+    for (int j = 0; j < m->s->layout->count; j++)
+        if (j != i && shard_along(m->at.over[j], cut.axis) && inside(m->at.over[j], j, cut, i))
+            return true;
     return false;
 }
 
-/* A mesh axis around i has still to cut the axis at `position`. */
-static bool cut_around_first(const movement *m, int i, int position) {
-    for (int j = 0; j < i; j++)
-        if (!shard_same(m->at.over[j], m->target.over[j]) &&
-            (shard_same(m->target.over[j], shard_split(position)) ||
-             shard_same(m->at.over[j], shard_split(position))))
-            return true;
+/* A mesh axis around `cut` has still to be cut or joined. */
+static bool cut_around_first(const movement *m, int i, ml_placement cut) {
+    for (int j = 0; j < m->s->layout->count; j++) {
+        ml_placement now = m->at.over[j], then = m->target.over[j];
+        if (j == i || shard_same(now, then)) continue;
+        if (shard_along(now, cut.axis) && inside(cut, i, now, j)) return true;
+        if (shard_along(then, cut.axis) && inside(cut, i, then, j)) return true;
+    }
     return false;
 }
 
@@ -237,8 +247,8 @@ static bool possible(const movement *m, step kind, int i) {
     ml_placement from = m->at.over[i], to = m->target.over[i];
     bool splits = to.kind == ML_SPLIT, was_split = from.kind == ML_SPLIT;
     if (shard_same(from, to)) return false;
-    bool can_cut = splits && !cut_within(m, i, to.axis) && !cut_around_first(m, i, to.axis);
-    bool can_join = was_split && !cut_within(m, i, from.axis);
+    bool can_cut = splits && !cut_within(m, i, to) && !cut_around_first(m, i, to);
+    bool can_join = was_split && !cut_within(m, i, from);
     if (from.kind == ML_OWNED) return kind == CLEAR;
     switch (kind) {
     case CLEAR: return false;
@@ -246,7 +256,7 @@ static bool possible(const movement *m, step kind, int i) {
     case SHARE: return from.kind == ML_REPLICATED && to.kind == ML_PARTIAL_SUM;
     case SPREAD: return can_join && to.kind == ML_PARTIAL_SUM;
     case SCATTER: return from.kind >= ML_PARTIAL_SUM && can_cut;
-    case EXCHANGE: return can_join && can_cut;
+    case EXCHANGE: return can_join && can_cut && from.axis != to.axis;
     case REDUCE: return from.kind >= ML_PARTIAL_SUM;
     default: return can_join;
     }
@@ -293,10 +303,12 @@ static bool advance(movement *m) {
         ml_placement from = m->at.over[i], to = m->target.over[i];
         if (shard_same(from, to)) continue;
         reached = false;
-        for (int j = count - 1; j > i; j--) {
+        for (int j = count - 1; j >= 0; j--) {
             ml_placement inner = m->at.over[j];
-            if (inner.kind != ML_SPLIT) continue;
-            if (!shard_same(inner, from) && !shard_same(inner, to)) continue;
+            if (j == i || inner.kind != ML_SPLIT || cut_within(m, j, inner)) continue;
+            bool stands = shard_along(from, inner.axis) && inside(inner, j, from, i);
+            stands = stands || (shard_along(to, inner.axis) && inside(inner, j, to, i));
+            if (!stands) continue;
             m->at.over[j] = (ml_placement){ML_REPLICATED, 0};
             gather_parts(m, j, inner.axis);
             return true;
@@ -345,7 +357,8 @@ static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at) {
             int position = node->op == ML_OP_RENAME ? p.axis : ml_type_find(from, t->axis[p.axis]);
             int batch = p.kind == ML_SENT ? ml_type_find(from, t->axis[p.batch]) : 0;
             if (position >= 0)
-                need[k].over[i] = (ml_placement){p.kind, (uint8_t)position, (uint8_t)batch};
+                need[k].over[i] =
+                    (ml_placement){p.kind, (uint8_t)position, (uint8_t)batch, p.within};
         }
         sources[k] = shard_get(s, source, &need[k]);
     }

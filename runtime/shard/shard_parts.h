@@ -88,10 +88,16 @@ typedef struct {
 static inline bool shard_same(ml_placement a, ml_placement b) {
     bool along = a.kind == ML_SPLIT || a.kind == ML_OWNED || a.kind == ML_SENT;
     if (a.kind == ML_SENT && a.batch != b.batch) return false;
+    if (a.kind == ML_SPLIT && a.within != b.within) return false;
     return a.kind == b.kind && (!along || a.axis == b.axis);
 }
 static inline ml_placement shard_split(int position) {
     return (ml_placement){ML_SPLIT, (uint8_t)position};
+}
+
+/* Whether it is split along this axis. */
+static inline bool shard_along(ml_placement p, int position) {
+    return p.kind == ML_SPLIT && p.axis == position;
 }
 
 /* ---- shard.c ---- */

@@ -35,7 +35,8 @@ ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over) {
     if (position >= 0 && over.kind == ML_SENT)
         return (ml_placement){ML_SENT, (uint8_t)position,
                               (uint8_t)ml_type_find(source, t->axis[over.batch])};
-    return position >= 0 ? (ml_placement){over.kind, (uint8_t)position} : (ml_placement){0};
+    if (position < 0) return (ml_placement){0};
+    return (ml_placement){over.kind, (uint8_t)position, .within = over.within};
 }
 
 static bool has_version(const sharder *s, ml_ref n, ml_placement over) {
@@ -82,30 +83,50 @@ bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source
     return false;
 }
 
-/* Where ZeRO-1 puts a sum of gradients over this mesh axis; -1: nowhere. */
-static int flat_position(const sharder *s, ml_ref n) {
-    if (!s->layout->axis[s->mesh].flat || !s->values[n].params) return -1;
+/* How ZeRO-1 splits a sum of gradients over this mesh axis; whole where it does not. */
+static ml_placement flat_place(const sharder *s, ml_ref n) {
+    const ml_placement whole = {0};
+    if (!s->layout->axis[s->mesh].flat || !s->values[n].params) return whole;
     const ml_type *t = ml_graph_type(s->from, n);
     ml_placement flat =
         ml_layout_place(s->layout, s->from, t, ML_STATE_OPTIMIZER, NULL).over[s->mesh];
-    if (flat.kind != ML_SPLIT) return -1;
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count && flat.kind == ML_SPLIT; k++)
+        if (source_has(s, n, k, (ml_placement){ML_PARTIAL_SUM, 0})) return flat;
+    return whole;
+}
+
+static ml_placement split_within(int position) {
+    return (ml_placement){ML_SPLIT, (uint8_t)position, .within = 1};
+}
+
+static bool source_is_within(const sharder *s, ml_ref n, const int *source_positions) {
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
-        if (source_has(s, n, k, (ml_placement){ML_PARTIAL_SUM, 0})) return flat.axis;
-    return -1;
+        if (source_positions[k] >= 0 && source_has(s, n, k, split_within(source_positions[k])))
+            return true;
+    return false;
 }
 
 /* A cut along `axis`, at source_positions[k] of source k (-1: it lacks it) and at `out` of the
- * result; with out -1 the result is partial in the way of `combine`. */
+ * result; with out -1 the result is partial in the way of `combine`. Inside of the cuts of other
+ * mesh axes too where a source is split so. */
 static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out,
                 ml_placement_kind combine) {
-    bool flat = out >= 0 && out == flat_position(s, n);
-    if (!flat && !shard_candidate(s, n, axis, source_positions)) return;
-    shard_strategy *to = shard_strategy_new(s, n, shard_rank(s, axis));
-    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
-        if (source_positions[k] >= 0)
-            s->pool.at[to->sources + (uint32_t)k] = shard_split(source_positions[k]);
-    ml_placement result = out >= 0 ? shard_split(out) : (ml_placement){(uint8_t)combine, 0};
-    for (int i = 0; i < ML_MAX_OUTPUTS; i++) to->out[i] = result;
+    ml_placement flat = out >= 0 ? flat_place(s, n) : (ml_placement){0};
+    bool is_flat = shard_along(flat, out);
+    bool wanted[2] = {(is_flat && !flat.within) || shard_candidate(s, n, axis, source_positions),
+                      (is_flat && flat.within) || source_is_within(s, n, source_positions)};
+    for (int within = 0; within < 2; within++) {
+        if (!wanted[within]) continue;
+        shard_strategy *to = shard_strategy_new(s, n, shard_rank(s, axis));
+        for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+            if (source_positions[k] >= 0)
+                s->pool.at[to->sources + (uint32_t)k] =
+                    within ? split_within(source_positions[k]) : shard_split(source_positions[k]);
+        ml_placement result = out < 0  ? (ml_placement){(uint8_t)combine, 0}
+                              : within ? split_within(out)
+                                       : shard_split(out);
+        for (int i = 0; i < ML_MAX_OUTPUTS; i++) to->out[i] = result;
+    }
 }
 
 static int *positions(sharder *s, ml_ref n, int few[FEW]) {
