@@ -208,27 +208,47 @@ static void deal(const double *cost, int layers, ml_stage_map *map, int count) {
     share(cost, count, high, needed, map->first);
 }
 
-/* What each layer costs. What belongs to none goes with what it uses: forward with the last layer
- * of those, backward with the first. */
-static double *layer_costs(stage_cutting *c, int layers) {
-    double *cost = ML_NEW_ARRAY(c->scratch, double, layers);
+/* The layer that a node goes with by its operands: its own; of those that it uses, forward the
+ * last, backward the first; -1 where they tell none, which is all that is said of what is had
+ * everywhere. */
+static int *layers_by_operands(stage_cutting *c, const bool *free) {
     int *layer = ML_NEW_ARRAY(c->scratch, int, c->node_count);
-    bool *free = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
-        if (!c->node[n].live) continue;
         const ml_node *node = ml_graph_node(c->g, n);
         bool backward = node->flags & ML_NODE_BACKWARD;
-        int at = -1;
-        free[n] = node->op != ML_OP_STATE;
+        layer[n] = -1;
+        if (!c->node[n].live || free[n]) continue;
         for (int i = 0; i < node->source_count; i++) {
-            ml_ref source = ml_graph_source(c->g, n, i);
-            free[n] = free[n] && free[source];
-            int of = layer[source];
-            if (!free[source] && of >= 0 && (at < 0 || (backward ? of < at : of > at))) at = of;
+            int of = layer[ml_graph_source(c->g, n, i)];
+            if (of >= 0 && (layer[n] < 0 || (backward ? of < layer[n] : of > layer[n])))
+                layer[n] = of;
         }
-        if (c->node[n].layer >= 0) at = c->node[n].layer;
-        layer[n] = free[n] ? -1 : at;
-        if (!free[n]) cost[at < 0 ? 0 : at] += stage_flops(c->g, n);
+        if (c->node[n].layer >= 0) layer[n] = c->node[n].layer;
+    }
+    return layer;
+}
+
+/* What each layer costs, with what goes with it: by operands, else with the first user. */
+static double *layer_costs(stage_cutting *c, int layers) {
+    double *cost = ML_NEW_ARRAY(c->scratch, double, layers);
+    bool *free = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
+    int *first = ML_NEW_ARRAY(c->scratch, int, c->node_count); /* layer of a user */
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        first[n] = layers;
+        free[n] = node->op != ML_OP_STATE;
+        for (int i = 0; i < node->source_count; i++)
+            free[n] = free[n] && free[ml_graph_source(c->g, n, i)];
+    }
+    int *layer = layers_by_operands(c, free);
+    for (ml_ref n = c->node_count - 1; n > 0; n--) {
+        if (!c->node[n].live || free[n]) continue;
+        int at = layer[n] >= 0 ? layer[n] : first[n] < layers ? first[n] : 0;
+        cost[at] += stage_flops(c->g, n);
+        for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            if (at < first[source]) first[source] = at;
+        }
     }
     return cost;
 }
