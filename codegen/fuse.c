@@ -297,7 +297,7 @@ void fuse_roles(lowering *l) {
         int op_class = ml_ops[ml_graph_node(l->g, n)->op].op_class;
         paths[n] = paths_of(l, n, paths);
         if (op_class == ML_CLASS_LEAF || op_class == ML_CLASS_MOVE) continue;
-        if (op_class == ML_CLASS_CONTRACT && !l->info[n].generic_dot) continue; /* of an ADD */
+        if (l->info[n].taken) continue;
         bool prompt = ml_graph_node(l->g, n)->flags & ML_NODE_PROMPT;
         if (prompt || worth_memory(l, n, peak[n], paths[n]))
             l->info[narrow_of(l, n)].role = LOWER_ROOT;

@@ -86,19 +86,20 @@ typedef struct {
     uint32_t packed[2]; /* DOT: values of operands that had to be copied, LOWER_NONE: as they lie */
     uint32_t packers[2]; /* the groups that copy them */
     ml_gemm *gemm;       /* DOT */
-    ml_ref result; /* DOT: what it writes: itself, or the ADD that it does on the side */
+    ml_ref result; /* what a library step writes: itself, or the ADD that it does on the side */
     ml_ref bias, addend; /* of that ADD, what else it adds; 0: none */
 } lower_group;
 
 typedef struct {
     uint8_t role;
     bool reached, stored, pinned, unrolled, generic_dot;
+    bool taken; /* a DOT or SCATTER_ADD whose only user, an ADD, is its step's result */
     uint8_t users;          /* that are not movements, or behind movements; at most 255 */
     uint32_t group;         /* that makes the final value */
     uint32_t partial_group; /* that makes the partial results of a REDUCE */
     uint32_t partial_value, value, storage;
     uint32_t layout;       /* index of a lower_layout; 0: contiguous in the type's order */
-    ml_ref product;        /* of an ADD that a DOT does on the side: the DOT; 0 elsewhere */
+    ml_ref product; /* of an ADD that a DOT or SCATTER_ADD does on the side: that; 0 elsewhere */
     ml_ref bias, addend;   /* of such an ADD: the other operand, as one or the other */
     uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
     uint32_t recent[2];    /* groups that read it lately */
@@ -252,7 +253,8 @@ bool gemm_serves(const lowering *l, ml_ref dot);
  * order in which it would need no copy. */
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
 /* Give ADDs to the DOT before them: of a bias, where the target's library adds for nothing, and of
- * an f32 or f64 tensor that nothing else reads, which the product is accumulated to. */
+ * an f32 or f64 tensor that nothing else reads, which the product is accumulated to. The latter to
+ * SCATTER_ADDs too. */
 void gemm_take_additions(lowering *l);
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
 void gemm_plan(lowering *l, lower_group *group); /* copies of operands, where needed */

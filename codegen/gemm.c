@@ -304,30 +304,32 @@ static bool is_update_of(const lowering *l, ml_ref n, ml_ref state) {
     return false;
 }
 
-/* Whether n is DOT + addend, f32 or f64, where the memory of the addend is free after that: a
+/* Whether n is work + addend, f32 or f64, where the memory of the addend is free after that: a
  * tensor that a library step wrote for n alone, or the state that n is the new value of. */
-static bool takes_addend(const lowering *l, ml_ref n, ml_ref dot, ml_ref addend) {
+static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend) {
     const ml_type *type = ml_graph_type(l->g, n);
-    const lower_info *product = &l->info[dot], *other = &l->info[addend];
-    int op = ml_graph_node(l->g, addend)->op;
-    if (ml_graph_node(l->g, dot)->op != ML_OP_DOT || product->role != LOWER_LIBRARY) return false;
-    if (dot < addend || (type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
+    const lower_info *product = &l->info[work], *other = &l->info[addend];
+    int adder = ml_graph_node(l->g, work)->op, op = ml_graph_node(l->g, addend)->op;
+    if (adder != ML_OP_DOT && adder != ML_OP_SCATTER_ADD) return false;
+    if (product->role != LOWER_LIBRARY || work < addend) return false;
+    if ((type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
     if (product->pinned || other->pinned || product->layout || other->layout || l->info[n].layout)
         return false;
-    if (l->first_user[dot + 1] - l->first_user[dot] != 1 ||
+    if (l->first_user[work + 1] - l->first_user[work] != 1 ||
         l->first_user[addend + 1] - l->first_user[addend] != 1)
         return false;
-    if (!ml_type_equal(type, ml_graph_type(l->g, dot)) ||
+    if (!ml_type_equal(type, ml_graph_type(l->g, work)) ||
         !ml_type_equal(type, ml_graph_type(l->g, addend)))
         return false;
     return (other->role == LOWER_LIBRARY && op != ML_OP_OUT) ||
            (op == ML_OP_STATE && is_update_of(l, n, addend));
 }
 
-static void take_addition(lowering *l, ml_ref n, ml_ref dot) {
+static void take_addition(lowering *l, ml_ref n, ml_ref work) {
     l->info[n].role = LOWER_LIBRARY;
-    l->info[n].product = dot;
-    l->info[dot].role = LOWER_INLINE; /* its only user computes it */
+    l->info[n].product = work;
+    l->info[work].role = LOWER_INLINE; /* its only user computes it */
+    l->info[work].taken = true;
 }
 
 void gemm_take_additions(lowering *l) {
@@ -335,12 +337,12 @@ void gemm_take_additions(lowering *l) {
     for (ml_ref n = 1; n < l->count && !l->target->no_fuse; n++) {
         bool adds = l->info[n].reached && ml_graph_node(l->g, n)->op == ML_OP_ADD;
         for (int i = 0; i < 2 && adds && l->info[n].product == 0; i++) {
-            ml_ref dot = ml_graph_source(l->g, n, i), other = ml_graph_source(l->g, n, 1 - i);
-            if (biases && l->info[n].role == LOWER_ROOT && takes_bias(l, n, dot, other)) {
-                take_addition(l, n, dot);
+            ml_ref work = ml_graph_source(l->g, n, i), other = ml_graph_source(l->g, n, 1 - i);
+            if (biases && l->info[n].role == LOWER_ROOT && takes_bias(l, n, work, other)) {
+                take_addition(l, n, work);
                 l->info[n].bias = other;
-            } else if (takes_addend(l, n, dot, other)) {
-                take_addition(l, n, dot);
+            } else if (takes_addend(l, n, work, other)) {
+                take_addition(l, n, work);
                 l->info[n].addend = other;
             }
         }

@@ -147,7 +147,8 @@ const char *ml_step_label(const ml_step *step);
 /* Kernels from templates (templates_*.c). The step's `kernel` is filled in. Workspace that a
  * template needs is a further written value that it adds to the step. */
 void ml_template_attention(ml_schedule *s, ml_step *step);
-void ml_template_scatter_add(ml_schedule *s, ml_step *step); /* reads index, value; writes result */
+/* Reads index, value (, what it is added to, laid out as the result); writes the result. */
+void ml_template_scatter_add(ml_schedule *s, ml_step *step);
 void ml_template_scan(ml_schedule *s, ml_step *step);        /* CUMSUM, SORT, TOP_K */
 /* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
 void ml_template_ragged(ml_schedule *s, ml_step *step);

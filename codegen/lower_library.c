@@ -148,6 +148,17 @@ static void collective_step(lowering *l, ml_ref n) {
     if (node->op == ML_OP_ALL_REDUCE) step->may_alias[0] = 1;
 }
 
+static void scatter_step(lowering *l, const lower_group *group) {
+    uint32_t reads[3], write = views_value(l, group->result);
+    int count = group->addend ? 3 : 2;
+    for (int i = 0; i < 2; i++) reads[i] = views_value(l, ml_graph_source(l->g, group->node, i));
+    if (group->addend) reads[2] = views_value(l, group->addend);
+    ml_step *step = lower_step(l, ML_STEP_KERNEL, group->node, reads, count, &write, 1);
+    step->may_alias = ML_NEW(l->arena, uint64_t);
+    if (group->addend) step->may_alias[0] = 1 << 2;
+    ml_template_scatter_add(l->s, step);
+}
+
 void lower_library_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     switch (ml_graph_node(l->g, n)->op) {
@@ -162,11 +173,7 @@ void lower_library_step(lowering *l, lower_group *group) {
     case ML_OP_ALL_TO_ALL:
     case ML_OP_SHIFT:
     case ML_OP_MIRROR: collective_step(l, n); break;
-    case ML_OP_SCATTER_ADD: {
-        ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
-        ml_template_scatter_add(l->s, step);
-        break;
-    }
+    case ML_OP_SCATTER_ADD: scatter_step(l, group); break;
     default: {
         ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
         ml_template_scan(l->s, step);

@@ -1,4 +1,5 @@
-/* SCATTER_ADD: result[batch, index[batch, token], column] += value[batch, token, column], from 0.
+/* SCATTER_ADD: result[batch, index[batch, token], column] += value[batch, token, column], from 0,
+ * or from a third operand that lies as the result does and is mostly in its place.
  *
  * Axes of the value that index and result share are batch axes, those of the index alone are
  * tokens, the others columns. Each element of the result is summed in an order that depends on
@@ -19,6 +20,7 @@ typedef struct {
     int64_t batches, tokens, columns, rows; /* rows: size of the scattered axis */
     ml_dtype value_dtype, dtype;            /* of the value and of the result */
     bool vector;                            /* columns can be moved four at a time */
+    bool based;                             /* on a third operand, of the result's dtype */
 } printer;
 
 enum { DIRECT_TOKENS = 16, MAX_DIRECT = 1 << 26, TILES = 256, VECTOR = 4 };
@@ -39,7 +41,7 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
     *p = (printer){.schedule = s, .step = step, .text = {.arena = s->arena}};
     ml_template *t = &p->text;
     const ml_value *index = template_value(s, step, 0), *value = template_value(s, step, 1);
-    const ml_value *result = template_value(s, step, 2);
+    const ml_value *result = template_value(s, step, step->read_count);
     ml_axis along = (ml_axis)ml_graph_args(s->graph, step->node)[0];
     /* [kind][operand]; kinds: batch, token, column; operands: index, value, result */
     ml_template_loops loops[3][3] = {0};
@@ -86,17 +88,26 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
     template_set_text(t, "adder", is_float ? emit_compute_type(p->dtype) : adder);
     template_set_text(t, "load", p->value_dtype == ML_BF16 ? "ml_load_bf16" : "");
     template_set_text(t, "store", p->dtype == ML_BF16 ? "ml_store_bf16" : "");
+    p->based = step->read_count == 3;
+    template_set(t, "based", "%d", p->based);
+    template_set(t, "base_at", "%d", p->based ? 2 : step->read_count);
+    template_set(t, "result_at", "%d", step->read_count);
 }
 
 /* ---- CPU ---- */
 
 static const char cpu_text[] = R"(
-static void ${e}_unit(const int *index, const ${value} *value, ${sums_memory} *sums,
-                      ${memory} *result, long long batch, long long first_row, long long last_row,
-                      long long first_column, long long last_column) {
+static void ${e}_unit(const int *index, const ${value} *value, const ${memory} *base,
+                      ${sums_memory} *sums, ${memory} *result, long long batch,
+                      long long first_row, long long last_row, long long first_column,
+                      long long last_column) {
     for (long long row = first_row; row < last_row; row++)
         for (long long column = first_column; column < last_column; column++)
-            sums[row * ${sums_row} + ${sums_column}] = 0;
+            if (!${based})
+                sums[row * ${sums_row} + ${sums_column}] = 0;
+            else if (base != result)
+                result[row * ${row_stride} + ${result_column}] =
+                    base[row * ${row_stride} + ${result_column}];
     for (long long token = 0; token < ${tokens}; token++) {
         long long row = index[${index_token}];
         if (row < first_row || row >= last_row) continue;
@@ -120,10 +131,11 @@ void ${e}(char *const *p, const long long *s, long long begin, long long end) {
         long long batch = unit / (${row_parts} * ${column_blocks});
         long long last = (block + 1) * ${column_block};
         ${e}_unit((const int *)p[0] + ${index_batch}, (const ${value} *)p[1] + ${value_batch},
+                  (const ${memory} *)p[${base_at}] + ${result_batch},
                   (${sums_memory} *)p[${sums_at}] + ${sums_batch},
-                  (${memory} *)p[2] + ${result_batch}, batch, part * ${rows} / ${row_parts},
-                  (part + 1) * ${rows} / ${row_parts}, block * ${column_block},
-                  last < ${columns} ? last : ${columns});
+                  (${memory} *)p[${result_at}] + ${result_batch}, batch,
+                  part * ${rows} / ${row_parts}, (part + 1) * ${rows} / ${row_parts},
+                  block * ${column_block}, last < ${columns} ? last : ${columns});
     }
 }
 )";
@@ -138,7 +150,7 @@ static void scatter_cpu(printer *p) {
     int64_t parts = units >= wanted ? 1 : (wanted + units - 1) / units;
     if (parts > p->rows) parts = p->rows;
     bool narrow = p->dtype == ML_BF16; /* sums need a wider type than the result has */
-    int at = 2;
+    int at = p->step->read_count;
     if (narrow)
         at = template_workspace(p->schedule, p->step, ML_F32, p->batches * p->rows * p->columns);
     template_set(t, "narrow", "%d", narrow);
@@ -171,11 +183,11 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     long long batch = element / (${columns} * ${rows});
     const int *index = (const int *)a.p[0] + ${index_batch};
     const ${value} *value = (const ${value} *)a.p[1] + ${value_batch} + ${value_column};
-    ${adder} sum = 0;
+    long long at = ${result_batch} + row * ${row_stride} + ${result_column};
+    ${adder} sum = ${based} ? ((const ${memory} *)a.p[${base_at}])[at] : 0;
     for (long long token = 0; token < ${tokens}; token++)
         if (index[${index_token}] == row) sum += (${adder})${load}(value[${value_token}]);
-    ((${memory} *)a.p[2])[${result_batch} + row * ${row_stride} + ${result_column}] =
-        ${store}((${sum})sum);
+    ((${memory} *)a.p[${result_at}])[at] = ${store}((${sum})sum);
 }
 )";
 
@@ -345,6 +357,7 @@ extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) 
     if (key >= ${limit}LL || column >= ${columns}) return;
     unsigned first = starts[key], end = starts[key + 1];
     ${adder} sum[${width}] = {0};
+    if (${based} && first == end && a.p[${base_at}] == a.p[${result_at}]) return;
     if (end - first <= ${chunk}) ${e}_sum(a, first, end, column, sum);
     else {
         const ${adder} *partial = (const ${adder} *)a.p[${partial}] + column;
@@ -354,10 +367,14 @@ extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) 
         }
     }
     long long batch = key / ${rows}, row = key % ${rows};
+    long long place = ${result_batch} + row * ${row_stride} + ${result_column};
     ${e}_results out;
+    if (${based}) {
+        out = *(const ${e}_results *)((const ${memory} *)a.p[${base_at}] + place);
+        for (int j = 0; j < ${width}; j++) sum[j] += (${adder})out.x[j];
+    }
     for (int j = 0; j < ${width}; j++) out.x[j] = ${store}((${sum})sum[j]);
-    *(${e}_results *)((${memory} *)a.p[2] + ${result_batch} + row * ${row_stride} +
-                      ${result_column}) = out;
+    *(${e}_results *)((${memory} *)a.p[${result_at}] + place) = out;
 }
 )";
 

@@ -28,12 +28,26 @@ static void build_sums(ops_case *c) {
     ml_ref shared = product(c, "b2 t9 j6", "b2 j6 n7", "j", false);
     ops_output(c, ml_map2(c->g, ML_OP_ADD, batch, shared), ops_tolerance(dtype), "batched");
     ops_output(c, ml_map1(c->g, ML_OP_SIN, shared), ops_tolerance(dtype), "what it was added to");
-    ml_ref index = ops_index(c, "t9", 7);
-    ml_ref rows = ops_input(c, dtype, "t9 m4", -1, 1);
-    ml_type type = ops_type(c, dtype, "n7 m4");
-    ml_ref scattered = ml_scatter_add(c->g, index, rows, ops_axis(c, "n"), &type);
-    ml_ref tied = product(c, "n7 k5", "k5 m4", "k", false);
-    ops_output(c, ml_map2(c->g, ML_OP_ADD, scattered, tied), ops_tolerance(dtype), "scattered");
+}
+
+/* Rows that are added to a product, or the product to them: few, and so many that they are sorted.
+ */
+static void build_scattered(ops_case *c) {
+    static const struct {
+        const char *tokens, *values, *table, *left, *right;
+        int64_t rows;
+    } cases[] = {{"t9", "t9 m4", "n7 m4", "n7 k5", "k5 m4", 7},
+                 {"b3 t800", "b3 t800 m132", "n300 m132", "n300 k3", "k3 m132", 290}};
+    for (int i = 0; i < 4; i++) {
+        ml_ref index = ops_index(c, cases[i / 2].tokens, cases[i / 2].rows);
+        ml_ref value = ops_input(c, dtype, cases[i / 2].values, -1, 1), part[2];
+        ml_type type = ops_type(c, dtype, cases[i / 2].table);
+        for (int k = 0; k < 2; k++)
+            part[k] = k == i % 2 ? product(c, cases[i / 2].left, cases[i / 2].right, "k", false)
+                                 : ml_scatter_add(c->g, index, value, ops_axis(c, "n"), &type);
+        ops_output(c, ml_map2(c->g, ML_OP_ADD, part[0], part[1]), 10 * ops_tolerance(dtype),
+                   "scattered %d", i);
+    }
 }
 
 OPS_TEST(accumulated_products) {
@@ -41,6 +55,7 @@ OPS_TEST(accumulated_products) {
     for (int i = 0; i < 3; i++) {
         dtype = dtypes[i];
         ops_run(build_sums, 40 + (uint64_t)i, OPS_UNFUSED);
+        if (dtype != ML_BF16) ops_run(build_scattered, 50 + (uint64_t)i, 0);
     }
 }
 

@@ -33,6 +33,7 @@ void emu_complain(const char *what);
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
 #define __restrict__
 #define __shared__ static
 
