@@ -36,6 +36,10 @@ static bool is_multiple(const ml_template_loops *loops, int64_t of) {
     return true;
 }
 
+static const char add_base_text[] = R"(
+    out = *(const ${e}_results *)((const ${memory} *)a.p[${base_at}] + place);
+    for (int j = 0; j < ${width}; j++) sum[j] += out.x[j];)";
+
 /* Sort the value's axes into batch, tokens and columns, and print the offsets of all operands. */
 static void begin(printer *p, ml_schedule *s, ml_step *step) {
     *p = (printer){.schedule = s, .step = step, .text = {.arena = s->arena}};
@@ -90,6 +94,8 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
     template_set_text(t, "store", p->dtype == ML_BF16 ? "ml_store_bf16" : "");
     p->based = step->read_count == 3;
     template_set(t, "based", "%d", p->based);
+    template_set_text(t, "start", p->based ? "((const ${memory} *)a.p[${base_at}])[at]" : "0");
+    template_set_text(t, "add_base", p->based ? add_base_text : "");
     template_set(t, "base_at", "%d", p->based ? 2 : step->read_count);
     template_set(t, "result_at", "%d", step->read_count);
 }
@@ -184,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     const int *index = (const int *)a.p[0] + ${index_batch};
     const ${value} *value = (const ${value} *)a.p[1] + ${value_batch} + ${value_column};
     long long at = ${result_batch} + row * ${row_stride} + ${result_column};
-    ${adder} sum = ${based} ? ((const ${memory} *)a.p[${base_at}])[at] : 0;
+    ${adder} sum = ${start};
     for (long long token = 0; token < ${tokens}; token++)
         if (index[${index_token}] == row) sum += (${adder})${load}(value[${value_token}]);
     ((${memory} *)a.p[${result_at}])[at] = ${store}((${sum})sum);
@@ -369,10 +375,7 @@ extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) 
     long long batch = key / ${rows}, row = key % ${rows};
     long long place = ${result_batch} + row * ${row_stride} + ${result_column};
     ${e}_results out;
-    if (${based}) {
-        out = *(const ${e}_results *)((const ${memory} *)a.p[${base_at}] + place);
-        for (int j = 0; j < ${width}; j++) sum[j] += (${adder})out.x[j];
-    }
+    ${add_base}
     for (int j = 0; j < ${width}; j++) out.x[j] = ${store}((${sum})sum[j]);
     *(${e}_results *)((${memory} *)a.p[${result_at}] + place) = out;
 }
