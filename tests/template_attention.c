@@ -44,9 +44,21 @@ static const shape parts[] = {
     {1, 2, 2, 66, 75, 32, false, 0, SLOPES, false, true, 300, 100, 0},
 };
 
+/* Keys that all queries are too early or too late for: nobody may look at them. */
+static const struct {
+    shape shape;
+    int start, stop;
+} hidden[] = {
+    {{1, 2, 2, 64, 256, 64, true, 0, NO_SCORE, false, true, 10, 0, 0}, 128, 256},
+    {{1, 2, 1, 64, 192, 32, true, 0, NO_SCORE, true, true, 0, 64, 0}, 0, 192},
+    {{1, 2, 2, 60, 256, 64, true, 20, NO_SCORE, false, true, 400, 200, 0}, 0, 128},
+};
+
 static const shape *current;
 static ml_dtype dtype;
 static ml_target target;
+static int spoilt[2], number;
+static const char *kind; /* of shape, for messages */
 
 static ml_ref parameter(fixture *f, int64_t index, const ml_type *type) {
     return ml_graph_add(f->g, ML_OP_PARAM, NULL, 0, &index, 1, type);
@@ -109,8 +121,7 @@ static ml_ref operand(fixture *f, const char *heads, int head_count, const char 
 static void check_shape(fixture *f) {
     const shape *s = current;
     const char *kv = s->heads == s->kv_heads ? "h" : "g";
-    snprintf(f->label, sizeof f->label, "%s %d in %s", s->placed ? "part" : "shape",
-             (int)(s - (s->placed ? parts : shapes)), ml_dtypes[dtype].name);
+    snprintf(f->label, sizeof f->label, "%s %d in %s", kind, number, ml_dtypes[dtype].name);
     ml_ref sources[8] = {operand(f, "h", s->heads, "s", s->seq),
                          operand(f, kv, s->kv_heads, "t", s->kv_seq),
                          operand(f, kv, s->kv_heads, "t", s->kv_seq)};
@@ -130,6 +141,7 @@ static void check_shape(fixture *f) {
         sources[count++] = fixture_input(f, ML_I32, "", s->k_start, s->k_start);
     }
     if (s->score) args.score = score(f, sources, &count);
+    template_spoil(fixture_axis(f, "t"), spoilt[0], spoilt[1]);
     ml_ref o = ml_attention(f->g, sources, count, &args);
     double tolerance = dtype == ML_BF16 ? 1e-2 : 2e-6;
     template_check_target(f, o, tolerance, &target);
@@ -150,6 +162,8 @@ static void check_some(const shape *some, size_t count, ml_dtype of, int threads
     target = (ml_target){.kind = ML_TARGET_C, .threads = threads, .vector_bytes = vector_bytes};
     for (size_t i = 0; i < count; i += step) {
         current = &some[i];
+        kind = spoilt[1] ? "hidden keys" : current->placed ? "part" : "shape";
+        if (!spoilt[1]) number = (int)(current - (current->placed ? parts : shapes));
         template_use_cuda(of == ML_BF16 || i % 8 == 0);
         fixture_run(check_shape, i);
     }
@@ -158,6 +172,16 @@ static void check_some(const shape *some, size_t count, ml_dtype of, int threads
 
 static void check_all(ml_dtype of, int threads, int vector_bytes, size_t step) {
     check_some(shapes, SHAPES, of, threads, vector_bytes, step);
+}
+
+/* The hidden keys are NaN: they are skipped, by where queries and keys begin, not masked. */
+static void check_hidden(ml_dtype of, int threads, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        number = (int)i;
+        spoilt[0] = hidden[i].start, spoilt[1] = hidden[i].stop;
+        check_some(&hidden[i].shape, 1, of, threads, 32, 1);
+    }
+    spoilt[0] = spoilt[1] = 0;
 }
 
 /* The default leaves some out: compilers take their time. */
@@ -186,6 +210,16 @@ TEST(template, attention_emulated) {
     template_use_emulator(true);
     check_all(ML_BF16, 64, 16, 9);
     check_all(ML_F32, 64, 16, 10);
+    template_use_emulator(false);
+}
+TEST(template, attention_skips) {
+    check_hidden(ML_F32, 1, 3);  /* the gradient in one pass */
+    check_hidden(ML_F32, 64, 2); /* in two */
+}
+TEST(template, attention_skips_emulated) {
+    template_use_emulator(true);
+    check_hidden(ML_BF16, 64, every() ? 3 : 1); /* on tensor cores */
+    if (every()) check_hidden(ML_F32, 64, 3);
     template_use_emulator(false);
 }
 TEST(template, attention_parts_emulated) {

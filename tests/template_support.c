@@ -8,6 +8,12 @@
 #include "codegen/jit.h"
 
 static bool with_gaps, without_cuda, emulating;
+static ml_axis spoilt_axis;
+static int64_t spoilt_start, spoilt_stop;
+
+void template_spoil(ml_axis axis, int64_t start, int64_t stop) {
+    spoilt_axis = axis, spoilt_start = start, spoilt_stop = stop;
+}
 
 void template_use_emulator(bool emulated) {
     emulating = emulated;
@@ -176,6 +182,15 @@ static void put(const ml_value *v, char *memory, int64_t i, double x) {
     }
 }
 
+/* Whether element i (in type order) is of those that are to be spoilt. */
+static bool is_spoilt(const ml_type *t, int64_t i) {
+    int at = spoilt_axis ? ml_type_find(t, spoilt_axis) : -1;
+    if (at < 0 || ml_dtypes[t->dtype].kind != ML_KIND_FLOAT) return false;
+    for (int axis = t->rank - 1; axis > at; axis--) i /= t->size[axis];
+    i %= t->size[at];
+    return i >= spoilt_start && i < spoilt_stop;
+}
+
 /* Memory of all values: sources hold the reference's values as their dtype can, others poison. */
 static void fill(run *r, double *const *sources) {
     for (int i = 0; i < r->step->read_count + r->step->write_count; i++) {
@@ -186,7 +201,7 @@ static void fill(run *r, double *const *sources) {
         memset(r->memory[i], 0xff, (size_t)bytes);
         if (i >= r->step->read_count) continue;
         for (int64_t e = 0; e < ml_type_elements(&v->type); e++)
-            put(v, r->memory[i], e, sources[i][e]);
+            put(v, r->memory[i], e, is_spoilt(&v->type, e) ? NAN : sources[i][e]);
     }
 }
 

@@ -18,6 +18,10 @@ void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_t
 /* Give every float input large gaps between its rows, as a part of a larger tensor has. */
 void template_use_gaps(bool gaps);
 
+/* Put NaN where kernels must not look: into the float operands with this axis, at its indices start
+ * .. stop - 1. What is expected comes from the values that were there. 0: nowhere. */
+void template_spoil(ml_axis axis, int64_t start, int64_t stop);
+
 /* Whether the CUDA kernels are compiled too (as at first). */
 void template_use_cuda(bool compiled);
 /* Whether they are run, and compared, by an emulator of a GPU's threads (slow; not at first). */
