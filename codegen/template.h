@@ -53,6 +53,10 @@ const char *template_store(ml_arena *arena, ml_dtype dtype, const char *value);
  * _matrices and _transposed (ldmatrix), _mma, _pack, _exp2. ${quick}: text before them. */
 extern const char template_mma_ptx[];
 
+/* The kernel of a product by groups of rows for sm_90, once template_ragged.c has set all sizes.
+ * right_deep: the right operand's depth is innermost; narrow: the result is bf16. */
+ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narrow, int pointers);
+
 const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i);
 
 #endif

@@ -5,8 +5,9 @@
  * however few rows one element has. RAGGED_DOT: a warp finds the tile's group by a scan over the
  * groups' tiles, then a table in shared memory says where each row of the tile lies; the last
  * blocks clear what is of no group. RAGGED_OUTER: a tile belongs to one group and sums over its
- * rows in order, so that results repeat. bf16 goes to tensor cores (mma.sync, cp.async one step
- * ahead), everything else to plain multiplications. */
+ * rows in order, so that results repeat. bf16 goes to tensor cores (on Hopper by template_wgmma.c,
+ * elsewhere and for few columns by mma.sync, cp.async one step ahead), everything else to plain
+ * multiplications. */
 #include "codegen/template.h"
 
 typedef struct {
@@ -350,6 +351,18 @@ static bool mma_serves(const printer *p) {
     return r->b_col == 1 ? r->b_row % 8 == 0 : r->b_row == 1 && r->b_col % 8 == 0;
 }
 
+/* Where a result has more columns than half a tile of theirs. Other GPUs have no such products. */
+static bool wgmma_serves(const printer *p) {
+    enum { HOPPER = 90, NARROW = 128 };
+    return mma_serves(p) && p->schedule->target->arch == HOPPER && p->r->n > NARROW;
+}
+
+static ml_kernel *wgmma_kernel(printer *p) {
+    const ml_ragged *r = p->r;
+    return template_wgmma(&p->text, r->outer, !r->outer && r->b_col != 1, r->c_dtype == ML_BF16,
+                          p->step->read_count + p->step->write_count);
+}
+
 /* Blocks that clear rows of no group; each looks at that many rows of one element of the batch. */
 enum { CLEAR_WINDOW = 1024 };
 static int64_t windows_of(const ml_ragged *r) {
@@ -448,8 +461,9 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         return;
     }
     const ml_ragged *r = p.r;
-    bool mma = mma_serves(&p);
-    p.tile_m = p.tile_n = mma ? 128 : 64;
+    bool mma = mma_serves(&p), wgmma = wgmma_serves(&p);
+    p.tile_m = mma ? 128 : 64;
+    p.tile_n = wgmma ? 256 : p.tile_m;
     int64_t columns = (r->n + p.tile_n - 1) / p.tile_n;
     int64_t clearing = r->batch * windows_of(r);
     p.tiles = r->batch * r->rows / p.tile_m + r->groups; /* each group may end in a part of one */
@@ -458,7 +472,7 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         ml_raise(ML_INVALID, "a product of %lld rows in %lld groups is too large for the GPU",
                  (long long)(r->batch * r->rows), (long long)r->groups);
     set_sizes(&p);
-    step->kernel = mma ? mma_kernel(&p) : plain_kernel(&p);
+    step->kernel = wgmma ? wgmma_kernel(&p) : mma ? mma_kernel(&p) : plain_kernel(&p);
     uint32_t shared = step->kernel->shared_bytes;
     if (r->outer)
         template_launch(step->kernel, columns * ((r->k + p.tile_m - 1) / p.tile_m), r->groups, 1,

@@ -33,7 +33,7 @@ static emulated_index threadIdx, blockIdx;
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __shared__ static
 
 static void emulated_wait(emulated_state state) {

@@ -9,10 +9,21 @@
 
 enum { PATH_SIZE = 128 };
 
+/* Which operands of warpgroup products do not have their depth innermost: the instruction's last
+ * two immediates. */
+static void flat_operands(const char *text, bool flat[2]) {
+    static const char before[] = "%128, %129, p, 1, 1, ";
+    const char *at = strstr(text, before);
+    int left, right;
+    REQUIRE(at && sscanf(at + strlen(before), "%d, %d", &left, &right) == 2);
+    flat[0] = left, flat[1] = right;
+}
+
 /* The kernel's source with dynamic shared memory and PTX (and quick functions) replaced. */
 static void write_source(FILE *file, const ml_kernel *k) {
     static const char shared[] = "extern __shared__ ", ptx[] = "/* PTX */",
-                      ptx_end[] = "/* end of PTX */";
+                      ptx_end[] = "/* end of PTX */", wgmma[] = "/* WGMMA */",
+                      wgmma_end[] = "/* end of WGMMA */";
     for (const char *at = k->source; *at;) {
         if (strncmp(at, shared, strlen(shared)) == 0) {
             char type[32], name[64];
@@ -22,6 +33,11 @@ static void write_source(FILE *file, const ml_kernel *k) {
         } else if (strncmp(at, ptx, strlen(ptx)) == 0) {
             fprintf(file, "EMULATED_PTX(%s)\n", k->entry);
             at = strstr(at, ptx_end) + strlen(ptx_end);
+        } else if (strncmp(at, wgmma, strlen(wgmma)) == 0) {
+            bool flat[2];
+            flat_operands(at, flat);
+            fprintf(file, "EMULATED_WGMMA(%s, %d, %d)\n", k->entry, flat[0], flat[1]);
+            at = strstr(at, wgmma_end) + strlen(wgmma_end);
         } else
             fputc(*at++, file);
     }

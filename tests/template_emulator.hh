@@ -1,10 +1,17 @@
 /* What the kernel templates need of CUDA beyond tests/cuda_emulator.hh: exchanges between the lanes
  * of a warp, dynamic shared memory, and the PTX of tensor-core kernels (EMULATED_PTX stands for the
  * functions between the marks of codegen/template_mma.c). Memory checks: 16-byte accesses must be
- * aligned; shared memory is poisoned before each block. */
+ * aligned; shared memory is poisoned before each block. Copies and warpgroup products happen as late
+ * as they may: when their thread waits for them. */
+#include <vector>
+
 #include "tests/cuda_emulator.hh"
 
 #define __noinline__
+struct float2 {
+    float x, y;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 #define __align__(n) __attribute__((aligned(n)))
 
 static char *emulated_shared;
@@ -83,12 +90,91 @@ static inline void emulated_mma(float *c, const unsigned *a, unsigned b0, unsign
     }
     __syncwarp();
 }
+/* Groups of a thread's asynchronous work, the oldest first. */
+struct emulated_copying {
+    unsigned to;
+    const void *from;
+    int bytes;
+};
+struct emulated_product {
+    float *c;
+    unsigned long long left, right;
+};
+template <typename T> struct emulated_groups {
+    std::vector<T> open;
+    std::vector<std::vector<T>> closed;
+    void commit() {
+        closed.push_back(open);
+        open.clear();
+    }
+    template <typename F> void wait(size_t but, F body) {
+        for (; closed.size() > but; closed.erase(closed.begin()))
+            for (const T &each : closed.front()) body(each);
+    }
+};
+static emulated_groups<emulated_copying> emulated_copies[EMULATED_THREADS];
+static emulated_groups<emulated_product> emulated_products[EMULATED_THREADS];
+
 static inline void emulated_copy(unsigned to, const void *from, int bytes) {
     emulated_require_aligned(to);
     if (bytes) emulated_require_aligned((unsigned long long)from);
-    memset(emulated_shared + to, 0, 16);
-    memcpy(emulated_shared + to, from, (size_t)bytes);
+    memset(emulated_shared + to, 0xff, 16); /* neither what was there nor what will be */
+    emulated_copies[threadIdx.x].open.push_back({to, from, bytes});
 }
+static inline void emulated_copies_wait(size_t but) {
+    emulated_copies[threadIdx.x].wait(but, [](const emulated_copying &c) {
+        memset(emulated_shared + c.to, 0, 16);
+        memcpy(emulated_shared + c.to, c.from, (size_t)c.bytes);
+    });
+}
+
+/* Element (i, depth) of an operand of a warpgroup product, in the 128-byte mode. Depth innermost:
+ * lines of 64 deep, eight lines a core matrix, `stride` bytes from one to the next. Flat: blocks of
+ * 64 along i, `leading` bytes apart, with a line for each depth; eight of them are `stride` bytes.
+ * Bits 4 to 6 of the address are exchanged by bits 7 to 9. */
+static inline float emulated_element(unsigned long long operand, bool flat, int i, int depth) {
+    unsigned start = (unsigned)(operand & 0x3fff) << 4;
+    unsigned leading = (unsigned)(operand >> 16 & 0x3fff) << 4;
+    unsigned stride = (unsigned)(operand >> 32 & 0x3fff) << 4, at;
+    if (operand >> 62 != 1) abort();
+    if (flat)
+        at = start + i / 64 * leading + i % 64 * 2 + depth / 8 * stride + depth % 8 * 128;
+    else
+        at = start + i / 8 * stride + i % 8 * 128 + depth * 2;
+    at ^= (at >> 7 & 7) << 4;
+    unsigned short half;
+    memcpy(&half, emulated_shared + at, 2);
+    return emulated_half(half, 0);
+}
+/* Of 64 x 256: lane l of warp w has rows 16 w + l / 4 and the eighth after it, columns 2 (l % 4),
+ * the next, and so on in steps of eight. */
+static inline void emulated_products_wait(size_t but, bool left_flat, bool right_flat) {
+    emulated_products[threadIdx.x].wait(but, [=](const emulated_product &p) {
+        int row = (int)threadIdx.x / 32 % 4 * 16 + emulated_lane() / 4;
+        for (int k = 0; k < 16; k++) {
+            float left[2] = {emulated_element(p.left, left_flat, row, k),
+                             emulated_element(p.left, left_flat, row + 8, k)};
+            for (int i = 0; i < 64; i++) {
+                int column = i / 2 * 8 + emulated_lane() % 4 * 2 + i % 2;
+                float right = emulated_element(p.right, right_flat, column, k);
+                p.c[i / 2 * 4 + i % 2] += left[0] * right;
+                p.c[i / 2 * 4 + 2 + i % 2] += left[1] * right;
+            }
+        }
+    });
+}
+#define EMULATED_WGMMA(e, left_flat, right_flat)                                                   \
+    static inline void e##_landed() { emulated_copies_wait(1); }                                   \
+    static inline void e##_begin() {}                                                              \
+    static inline void e##_end() { emulated_products[threadIdx.x].commit(); }                      \
+    static inline void e##_finish() { emulated_products_wait(0, left_flat, right_flat); }          \
+    static inline void e##_finish_but_one() {                                                      \
+        emulated_products_wait(1, left_flat, right_flat);                                          \
+    }                                                                                              \
+    static inline void e##_product(float (&c)[128], unsigned long long left,                       \
+                                   unsigned long long right) {                                     \
+        emulated_products[threadIdx.x].open.push_back({c, left, right});                           \
+    }
 #define EMULATED_PTX(e)                                                                            \
     static inline unsigned e##_address(const void *shared) {                                       \
         return (unsigned)((const char *)shared - emulated_shared);                                 \
@@ -96,8 +182,11 @@ static inline void emulated_copy(unsigned to, const void *from, int bytes) {
     static inline void e##_copy(unsigned to, const void *from, int bytes) {                        \
         emulated_copy(to, from, bytes);                                                            \
     }                                                                                              \
-    static inline void e##_commit() {}                                                             \
-    static inline void e##_wait() {}                                                               \
+    static inline void e##_commit() { emulated_copies[threadIdx.x].commit(); }                     \
+    static inline void e##_wait() {                                                                \
+        emulated_copies[threadIdx.x].commit();                                                     \
+        emulated_copies_wait(0);                                                                   \
+    }                                                                                              \
     static inline void e##_matrices(unsigned (&r)[4], unsigned from) {                             \
         emulated_matrices(r, from, false);                                                         \
     }                                                                                              \
