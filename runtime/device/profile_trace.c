@@ -102,7 +102,7 @@ static void step_add(const trace_call *call, const ml_profile_event *event) {
                 (long long)step->bytes, step->flops, (double)step->bytes / seconds * 1e-9,
                 step->flops / seconds * 1e-12);
     if (ideal > 0)
-        ml_text_add(call->out, ",\"best us\":%.3f,\"share of ceiling\":%.4g", ideal * 1e6,
+        ml_text_add(call->out, ",\"best us\":%.6g,\"share of ceiling\":%.4g", ideal * 1e6,
                     ideal / seconds);
     ml_text_add(call->out, "}}");
 }
