@@ -450,6 +450,11 @@ function Host:table() end
 ---@overload fun(inputs: table): table<string, number|Host>
 local Program = {}
 
+---the share of a step in which pipeline ranks wait: measured, planned; nil before step 4 and without a pipeline
+---@return number?
+---@return number?
+function Program:bubble() end
+
 ---the second half: waits and gives the outputs; no other program may run in between
 ---@return table
 function Program:finish() end
@@ -1114,8 +1119,9 @@ function m.train(options) end
 ---The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close().
 ---@param o table m.train's options
 ---@param flops number of one step
+---@param program Program the one that runs most often: a pipeline's says how long its ranks wait
 ---@return table
-function m.training_log(o, flops) end
+function m.training_log(o, flops, program) end
 
 ---Uniform in [0, 1).
 ---@param axes Axis[]

@@ -21,8 +21,9 @@ end
 ---The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close().
 ---@param o table m.train's options
 ---@param flops number of one step
+---@param program Program the one that runs most often: a pipeline's says how long its ranks wait
 ---@return table
-function m.training_log(o, flops)
+function m.training_log(o, flops, program)
   local options, device = core.options(), core.device()
   local columns = not options.json and core.terminal()
   local tokens_step = o.batch.size * o.seq.size
@@ -57,6 +58,11 @@ function m.training_log(o, flops)
     local full = math.floor(width * step / o.steps)
     return "[" .. ("#"):rep(full) .. ("-"):rep(width - full) .. "] " .. text
   end
+  local told = false
+  local function tell_bubble(measured, planned)
+    told = true
+    core.write_error(("pipeline of %d microbatches: bubble %.1f%%, planned %.1f%%\n"):format(o.accum, 100 * measured, 100 * planned))
+  end
   function log.step(step, loss, norm, lr)
     local now = core.time()
     local seconds = now - last
@@ -66,11 +72,14 @@ function m.training_log(o, flops)
     else
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
+    local bubble, planned = program:bubble()
+    if bubble and not told and not options.json and options.rank == 0 then tell_bubble(bubble, planned) end
     if options.json then
       local speed, worked = tokens_step / seconds, ""
+      if bubble then worked = (',"bubble":%s,"bubble_planned":%s'):format(number(bubble), number(planned)) end
       if options.profile then -- the device's share of the step
         local all = core.device().busy_seconds
-        worked = (',"device_ms":%s,"busy":%s'):format(number((all - busy) * 1e3), number((all - busy) / seconds))
+        worked = worked .. (',"device_ms":%s,"busy":%s'):format(number((all - busy) * 1e3), number((all - busy) / seconds))
         busy = all
       end
       core.write(([[{"step":%d,"loss":%s,"grad_norm":%s,"lr":%s,"tokens":%d,"tokens_per_s":%s,"tflops_per_gpu":%s,"mfu":%s,"memory_gib":%s,"step_ms":%s%s}]])

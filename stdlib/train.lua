@@ -271,7 +271,7 @@ function m.train(options)
   end
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
-  local log = m.training_log(o, flops)
+  local log = m.training_log(o, flops, programs[1])
   local result = { steps = 0 }
   for step = 1, o.steps do
     core.begin_step(step, o.steps)

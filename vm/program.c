@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "runtime/base/suggest.h"
+#include "runtime/plan/staged.h"
 
 vm_program *vm_to_program(lua_State *L, int index) {
     return luaL_testudata(L, index, vm_program_class);
@@ -380,6 +381,16 @@ static int program_plan(lua_State *L) {
     return 1;
 }
 
+static int program_bubble(lua_State *L) {
+    vm_program *p = check_program(L);
+    const ml_plan *plan = vm_program_plan(p);
+    double measured = p->program ? ml_program_bubble(p->program) : -1;
+    if (measured < 0) return 0;
+    lua_pushnumber(L, measured);
+    lua_pushnumber(L, plan->staged->pipeline.bubble);
+    return 2;
+}
+
 static int program_name(lua_State *L) {
     check_program(L);
     lua_getiuservalue(L, 1, 1);
@@ -405,6 +416,9 @@ static const vm_entry methods[] = {
      "the first half of a call: enqueues the work and returns while it runs; inputs may be reused"},
     {"finish", program_finish, "-> table",
      "the second half: waits and gives the outputs; no other program may run in between"},
+    {"bubble", program_bubble, "-> number?, number?",
+     "the share of a step in which pipeline ranks wait: measured, planned; nil before step 4 and "
+     "without a pipeline"},
     {"plan", program_plan, "-> table",
      "what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds"},
     {"name", program_name, "-> string?", "the name"},

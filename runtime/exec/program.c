@@ -236,6 +236,10 @@ const ml_plan *ml_program_plan(const ml_program *program) {
     return program->plan;
 }
 
+double ml_program_bubble(const ml_program *program) {
+    return staged_bubble(program);
+}
+
 int ml_program_inputs(const ml_program *program, uint32_t *ids) {
     for (int i = 0; i < program->input_count && ids != NULL; i++) ids[i] = program->input_ids[i];
     return program->input_count;

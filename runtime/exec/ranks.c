@@ -128,10 +128,9 @@ ml_status ml_session_step(ml_session *session, int64_t *stop) {
     return status;
 }
 
-/* An all-gather or a sum of host memory between the ranks along mesh axis i: through the device
- * where that has its own ways, which also reach other hosts. */
-static ml_status axis_collect(const ml_session *session, int i, ml_op op, const void *from,
-                              void *to, int64_t count, ml_dtype dtype) {
+/* Through the device where that has its own ways, which also reach other hosts. */
+ml_status session_collect(const ml_session *session, int i, ml_op op, const void *from, void *to,
+                          int64_t count, ml_dtype dtype) {
     const ml_device *device = session->device;
     ml_group *group = session->ranks.group[i];
     if (device->ops->collect != NULL) {
@@ -180,8 +179,8 @@ static ml_status blocks_gather(const ml_session *session, const ml_type *local,
     ml_status status = ML_OK;
     for (int i = layout->count - 1; i >= 0 && status == ML_OK; i--) {
         if (layout->axis[i].size == 1 || places->over[i].kind != ML_SPLIT) continue;
-        status = axis_collect(session, i, ML_OP_ALL_GATHER, blocks, other, count,
-                              (ml_dtype)local->dtype);
+        status = session_collect(session, i, ML_OP_ALL_GATHER, blocks, other, count,
+                                 (ml_dtype)local->dtype);
         count *= layout->axis[i].size;
         bytes *= layout->axis[i].size;
         if (status == ML_OK && bytes > 0) memcpy(blocks, other, (size_t)bytes);
@@ -212,8 +211,8 @@ static ml_status parts_add(const ml_session *session, const ml_type *local,
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++)
         if (layout->axis[i].size > 1 && places->over[i].kind == ML_PARTIAL_SUM)
-            status = axis_collect(session, i, ML_OP_ALL_REDUCE, sum, sum, ml_type_elements(local),
-                                  (ml_dtype)local->dtype);
+            status = session_collect(session, i, ML_OP_ALL_REDUCE, sum, sum,
+                                     ml_type_elements(local), (ml_dtype)local->dtype);
     return status;
 }
 

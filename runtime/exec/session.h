@@ -76,6 +76,23 @@ void staged_unbind(ml_program *program); /* addresses have changed */
 ml_status staged_start(ml_program *program, const void *const *inputs);
 ml_status staged_finish(ml_program *program, void *const *outputs);
 
+/* bubble.c: how much of a pipelined step ranks wait, measured in two steps after the first ones: in
+ * one each task is timed by itself, in the next the step. */
+typedef struct {
+    int64_t steps;
+    double began, task, busy, length; /* seconds */
+    double share;                     /* the bubble; negative while it is not known */
+} bubble_clock;
+ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
+ml_status bubble_task_begin(ml_program *program, bubble_clock *clock);
+ml_status bubble_task_end(ml_program *program, bubble_clock *clock);
+ml_status bubble_step_end(ml_program *program, bubble_clock *clock);
+double staged_bubble(const ml_program *program); /* negative: not known */
+
+/* An all-gather or a sum of host memory between the ranks along mesh axis i. */
+ml_status session_collect(const ml_session *session, int i, ml_op op, const void *from, void *to,
+                          int64_t count, ml_dtype dtype);
+
 /* stages.c. Whether this rank keeps the state, and whether it is the home of its value (where
  * several keep a copy): both where there are no stages. Before any program is cut, all ranks do. */
 bool session_holds(const ml_session *session, uint32_t state);

@@ -20,6 +20,7 @@ struct staged_run {
     int64_t feed_bytes; /* of one microbatch */
     int queued;
     bool rebinds; /* one executable serves all slots */
+    bubble_clock clock;
 };
 
 static const struct ml_staged_plan *plan_of(const ml_program *program) {
@@ -53,6 +54,8 @@ static ml_status lane_edges(ml_program *program, int i, int64_t room) {
         status =
             ml_comm_edge(session->comm, rank + from * step, rank + to * step, tag, room, &edge);
         if (edge != NULL) program->staged->edges[i] = edge;
+        const ml_device_ops *ops = session->device->ops;
+        if (status == ML_OK && ops->connect != NULL) status = ops->connect(session->device, edge);
     }
     return status;
 }
@@ -106,6 +109,7 @@ ml_status staged_load(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
     struct staged_run *run = program->staged = ml_alloc(sizeof *run);
     if (run == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
+    run->clock.share = -1;
     run->rebinds = program->session->device->target.kind == ML_TARGET_C;
     run->stages = ml_alloc(sizeof *run->stages * (size_t)(plan->count + 1));
     run->edges = ml_alloc(sizeof(ml_edge *) * (size_t)(plan->lane_count + 1));
@@ -235,18 +239,25 @@ static ml_status task_send(ml_program *program, int task, int microbatch) {
 
 static ml_status step_run(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
+    bubble_clock *clock = &program->staged->clock;
     int rank = plan->coordinate;
-    ml_status status = ML_OK;
+    ml_status status = bubble_step_begin(program, clock);
     for (int i = 0; i < plan->pipeline.action_count[rank] && status == ML_OK; i++) {
         const ml_action *action = &plan->pipeline.actions[rank][i];
         int v = plan->tasks[action->task].stage;
         int p = action->task - plan->stages[v].first_task;
         if (p == 0) status = slot_begin(program, v, action->microbatch);
         if (status == ML_OK) status = task_receive(program, action->task, action->microbatch);
+        if (status == ML_OK) status = bubble_task_begin(program, clock);
         if (status == ML_OK) status = piece_run(program, v, p, action->microbatch);
+        if (status == ML_OK) status = bubble_task_end(program, clock);
         if (status == ML_OK) status = task_send(program, action->task, action->microbatch);
     }
-    return status;
+    return status == ML_OK ? bubble_step_end(program, clock) : status;
+}
+
+double staged_bubble(const ml_program *program) {
+    return program->staged != NULL ? program->staged->clock.share : -1;
 }
 
 ml_status staged_start(ml_program *program, const void *const *inputs) {
