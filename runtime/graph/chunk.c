@@ -18,7 +18,8 @@
 enum {
     CUT_AXES = 2,
     MOST_CHUNKS = 64,
-    LARGE_SHARE = 4, /* a tensor is large from a quarter of the product's elements */
+    LARGE_SHARE = 4,     /* a tensor is large from a quarter of the product's elements */
+    FARTHEST_SUM = 4096, /* nodes after the product: most products are no logits */
 };
 
 typedef enum {
@@ -210,6 +211,7 @@ static bool find_region(state *s, ml_ref product, int side) {
         bool reduces = ml_ops[ml_graph_node(s->r->from, n)->op].op_class == ML_CLASS_REDUCE;
         sums = sums || (s->parts[n] == MEMBER && reduces);
         ends = ends || s->parts[n] == ADDED;
+        if (!sums && n - product > FARTHEST_SUM) return false;
     }
     return sums && ends && find_wanted(s);
 }

@@ -167,6 +167,7 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
     if (ml_chunk_applies(plan->graph, chunk) && !target->no_fuse) {
         pass_done(plan, ml_chunk(plan->graph, r, chunk), "chunk");
         pass_done(plan, ml_simplify(plan->graph, r), "simplify4");
+        if (plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
     }
     recompute(plan, gpu, recompute_all);
 }
