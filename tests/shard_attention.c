@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "runtime/plan/plan.h"
 #include "tests/shard_support.h"
 
 enum { DRAWS = 40 };
@@ -330,4 +331,47 @@ static void order_of_ring(fixture *f) {
 }
 TEST(shard_attention, order_of_ring) {
     fixture_run(order_of_ring, 3);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* Temporary bytes of attention and its gradients over rings of so many ranks. */
+static int64_t arena_of(fixture *f, const ml_roots *roots, int ranks) {
+    static const ml_target target = {.kind = ML_TARGET_C, .threads = 2, .vector_bytes = 32};
+    char text[32];
+    snprintf(text, sizeof text, "cp%d acts s t", ranks);
+    ml_layout *layout = ML_NEW(f->arena, ml_layout);
+    *layout = shard_layout(f, text);
+    ml_plan *plan = NULL;
+    ml_plan_new(f->g, roots, &target, layout, NULL, &plan);
+    int64_t bytes = plan->arena_bytes;
+    ml_plan_free(plan);
+    return bytes;
+}
+
+/* A rank never holds the keys, or what the rounds made, of all others: with four times the ranks it
+ * has a quarter, and a few rounds' results more. */
+static void memory_of_ring(fixture *f) {
+    ml_ref wrt[3], gradients[3];
+    ml_attention_args args = {.seq = fixture_axis(f, "s"),
+                              .kv_seq = fixture_axis(f, "t"),
+                              .heads = fixture_axis(f, "h"),
+                              .kv_heads = fixture_axis(f, "h"),
+                              .head_dim = fixture_axis(f, "d"),
+                              .causal = true,
+                              .scale = 0.1};
+    for (int i = 0; i < 3; i++)
+        wrt[i] = fixture_input(f, ML_BF16, i ? "t8192 h2 d32" : "s8192 h2 d32", -1, 1);
+    ml_ref weighted = ml_map2(f->g, ML_OP_MUL, ml_attention(f->g, wrt, 3, &args),
+                              fixture_input(f, ML_BF16, "s8192 h2 d32", -1, 1));
+    ml_type type = *ml_graph_type(f->g, weighted);
+    ml_ref loss = ml_reduce(f->g, ML_OP_SUM, weighted, type.axis, type.rank);
+    ml_autodiff(f->g, loss, wrt, 3, gradients);
+    ml_roots roots = {.outputs = gradients, .output_count = 3, .kept = 3};
+    int64_t few = arena_of(f, &roots, 4), many = arena_of(f, &roots, 16);
+    if (!CHECK(many * 3 < few))
+        test_fail("%lld bytes with 4 ranks, %lld with 16", (long long)few, (long long)many);
+}
+TEST(shard_attention, memory_of_ring) {
+    fixture_run(memory_of_ring, 3);
 }

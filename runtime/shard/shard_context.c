@@ -283,25 +283,36 @@ static void finish_queries(halves *h, ml_ref *outputs) {
     if (!x->grad) outputs[1] = trade_back(h, h->lse, x->args.seq);
 }
 
-static void balanced_gathered(shard_attention *x, ml_ref *outputs) {
-    halves h = trade_queries(x);
-    shard_rows keys = whole_keys(x);
-    ml_ref made[ML_MAX_OUTPUTS];
-    for (int i = 0; i < 2; i++) {
-        shard_attention_call(x, &h.q[i], &keys, true, false, made);
-        contribute(&h, i, 0, 0, made);
-    }
-    finish_queries(&h, outputs);
-    for (int i = K; i <= V && x->grad; i++) outputs[i] = as_source(x, h.sum[i][0]);
-}
-
-/* ---- The ring of traded halves --------------------------------------------------------------- */
-
 static void call_halves(halves *h, int q, int k, bool causal) {
     ml_ref made[ML_MAX_OUTPUTS];
     shard_attention_call(h->x, &h->q[q], &h->k[k], causal, false, made);
     contribute(h, q, k, 0, made);
 }
+
+/* Half of the blocks are low ones: keys of the first half are seen by all high queries, those of
+ * the second half by no low ones. */
+static void balanced_gathered(shard_attention *x, ml_ref *outputs) {
+    halves h = trade_queries(x);
+    ml_axis axis = x->args.kv_seq;
+    int64_t size = size_along(x, x->sources[K], axis) / 2;
+    for (int j = 0; j < 2; j++) {
+        h.k[j] = (shard_rows){by_source(x), integer(x, j * size), integer(x, j), size};
+        again(x, true);
+        for (int i = K; i <= V; i++)
+            h.k[j].of[i] = ml_slice(x->g, x->sources[i], axis, j * size, (j + 1) * size);
+        again(x, false);
+    }
+    call_halves(&h, HIGH, LOW, false);
+    call_halves(&h, HIGH, HIGH, true);
+    call_halves(&h, LOW, LOW, true);
+    finish_queries(&h, outputs);
+    for (int i = K; i <= V && x->grad; i++) {
+        for (int j = 0; j < 2; j++) h.sum[i][j] = as_source(x, h.sum[i][j]);
+        outputs[i] = ml_concat(x->g, h.sum[i], 2, axis);
+    }
+}
+
+/* ---- The ring of traded halves --------------------------------------------------------------- */
 
 /* Low and high rows one after another are causal among themselves as they are in the whole. */
 static void own_keys_at_once(halves *h, const ml_ref *keys) {
