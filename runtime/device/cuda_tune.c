@@ -234,7 +234,7 @@ static ml_status tune(cuda_device *device, cuda_gemm *gemm, void *const *operand
         CUDA_OK(cuMemsetD8Async(borrowed, 0, bytes, device->stream));
     }
     ml_status status = tune_on(&b, scratch, found, count, &gemm->algorithm);
-    CUDA_OK(cuStreamSynchronize(device->stream));
+    cuda_wait_for(device, NULL);
     if (b.begin) CUDA_OK(cuEventDestroy(b.begin));
     if (b.end) CUDA_OK(cuEventDestroy(b.end));
     if (borrowed) CUDA_OK(cuMemFree(borrowed));
@@ -242,20 +242,66 @@ static ml_status tune(cuda_device *device, cuda_gemm *gemm, void *const *operand
     return status;
 }
 
-ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands,
-                         const bool scratch[3]) {
+/* ---- Several ranks ------------------------------------------------------------------------------
+ */
+/* Ranks that compute the same must do it to the bit: those of a pipeline stage, which tune the same
+ * shapes in the same order, take what the first of them has chosen. */
+static bool shares(const ml_layout *layout, int mesh_axis) {
+    return layout->axis[mesh_axis].size > 1 &&
+           !(layout->stages.on && layout->stages.mesh_axis == mesh_axis);
+}
+
+static bool chooses(const cuda_device *device) {
+    const ml_ranks *ranks = device->base.ranks;
+    if (!device->nccl) return true;
+    for (int i = 0; i < ranks->layout->count; i++)
+        if (shares(ranks->layout, i) && ml_layout_coordinate(ranks->layout, ranks->rank, i) != 0)
+            return false;
+    return true;
+}
+
+static ml_status share_choice(cuda_device *device, cublasLtMatmulAlgo_t *algorithm) {
+    if (!device->nccl) return ML_OK;
+    const ml_layout *layout = device->base.ranks->layout;
+    int64_t most = 1;
+    for (int i = 0; i < layout->count; i++)
+        if (layout->axis[i].size > most) most = layout->axis[i].size;
+    cublasLtMatmulAlgo_t *all = ml_alloc((size_t)most * sizeof *all);
+    if (!all) return ml_fail(ML_NO_MEMORY, "no memory to compare GEMMs between ranks");
+    ml_status status = ML_OK;
+    for (int i = 0; i < layout->count && status == ML_OK; i++) {
+        if (!shares(layout, i)) continue;
+        const ml_collective_step gather = {.op = ML_OP_ALL_GATHER,
+                                           .mesh_axis = i,
+                                           .ranks = layout->axis[i].size,
+                                           .count = sizeof *all,
+                                           .dtype = ML_BOOL}; /* bytes */
+        status = device->base.ops->collect(&device->base, &gather, algorithm, all);
+        if (status == ML_OK) *algorithm = all[0];
+    }
+    ml_free(all);
+    return status;
+}
+
+static ml_status choose_alone(cuda_device *device, cuda_gemm *gemm, void *const *operands,
+                              const bool scratch[3]) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     int count = 0;
+    if (ml_knobs()->tune && read_cache(device, gemm)) return ML_OK;
+    ML_TRY(propose(device->gemms, gemm, found, &count));
+    gemm->algorithm = found[0].algo;
+    return ml_knobs()->tune && count > 1 ? tune(device, gemm, operands, scratch, found, count)
+                                         : ML_OK;
+}
+
+ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands,
+                         const bool scratch[3]) {
     if (gemm->chosen || gemm->empty) return ML_OK;
     if (operands[3])
         LT_TRY(device->gemms, cublasLtMatmulDescSetAttribute, gemm->operation,
                CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands[3], sizeof operands[3]);
-    if (!ml_knobs()->tune || !read_cache(device, gemm)) {
-        ML_TRY(propose(device->gemms, gemm, found, &count));
-        gemm->algorithm = found[0].algo;
-        if (ml_knobs()->tune && count > 1)
-            ML_TRY(tune(device, gemm, operands, scratch, found, count));
-    }
+    if (chooses(device)) ML_TRY(choose_alone(device, gemm, operands, scratch));
+    ML_TRY(share_choice(device, &gemm->algorithm));
     gemm->chosen = true;
     return ML_OK;
 }

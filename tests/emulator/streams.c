@@ -103,11 +103,16 @@ static int advance(stream *s, long position, int others) {
 }
 
 static void wait_until(stream *s, long position) {
-    for (int tries = 0; !advance(s, position, tries > 0); tries++)
+    for (int tries = 0;; tries++) {
+        enter();
+        int there = advance(s, position, tries > 0);
+        leave();
+        if (there) return;
         if (tries > 20)
             usleep(200);
         else
             sched_yield();
+    }
 }
 
 static stream *stream_of(void *handle) {
