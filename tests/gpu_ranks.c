@@ -66,4 +66,48 @@ static void gpu_ranks_layouts(process_room *room) {
 TEST(gpu_ranks, layouts) {
     process_in_room(gpu_ranks_layouts);
 }
+
+/* Rank 1 fails before its fifth sum; the other one waits for it on its GPU. */
+static const char fault_script[] =
+    "local m, core = require 'mlua', require 'mlua.core'\n"
+    "local cfg = m.config { how = 'none' }\n"
+    "local A = m.axes { batch = 8 }\n"
+    "local sum = m.compile(function(feeds) return (feeds.x * feeds.x):sum('batch') end,\n"
+    "  { x = { A.batch, dtype = 'f32' } }, { name = 'sum', layout = m.layout.ddp { dp = 2 } })\n"
+    "local x = core.host('f32', 8)\n"
+    "for i = 1, 100000 do\n"
+    "  if i == 5 and core.options().rank == 1 then\n"
+    "    if cfg.how == 'kill' then os.execute('kill -KILL $PPID') end\n"
+    "    if cfg.how == 'hang' then os.execute('sleep 60') end\n"
+    "    if cfg.how == 'error' then error('this rank fails') end\n"
+    "  end\n"
+    "  assert(tonumber(sum { x = x }) == 0)\n"
+    "end\n";
+
+static void gpu_ranks_faults(process_room *room) {
+    static const struct {
+        const char *how, *says;
+        int code;
+    } faults[] = {{"kill", "rank 0 waits in work on a GPU: sum 5", 137},
+                  {"hang", "rank 0 waits in work on a GPU: sum 5", PROCESS_ANY_CODE},
+                  {"error", "this rank fails", 1}};
+    if (gpus() < 2) return;
+    process_write(room, "fault.lua", fault_script);
+    for (int i = 0; i < 3; i++) {
+        process_result r = process_run(
+            room, faults[i].code, "MLUA_TIMEOUT=4",
+            "run fault.lua --device cuda --dtype f32 --quiet -n 2 how=%s", faults[i].how);
+        process_expect(&r, "rank 1");
+        process_expect(&r, faults[i].says);
+        CHECK(r.code != 0 && r.seconds < 40);
+    }
+    if (!getenv("EMULATOR")) return;
+    process_result r = process_run(room, PROCESS_ANY_CODE, "EMULATOR_NCCL_ERROR=6 MLUA_TIMEOUT=9",
+                                   "run fault.lua --device cuda --quiet -n 2 how=hang");
+    process_expect(&r, "what the GPUs send one another failed");
+    CHECK(r.code != 0 && r.seconds < 8);
+}
+TEST(gpu_ranks, faults) {
+    process_in_room(gpu_ranks_faults);
+}
 #endif

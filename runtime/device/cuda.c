@@ -128,19 +128,20 @@ static ml_status wait_with_others(cuda_device *d, CUevent event) {
     static const double SPIN = 1e-4, LOOK = 0.1; /* seconds */
     const struct timespec nap = {.tv_nsec = 50000};
     ml_comm *comm = d->base.ranks->comm;
-    double start = seconds_now(), looked = start;
+    double start = seconds_now(), looked = 0;
     ml_status status = ML_OK;
     CUresult result;
     while ((result = query(d, event)) == CUDA_ERROR_NOT_READY && status == ML_OK) {
         double now = seconds_now();
         if (now - start < SPIN) continue;
+        if (now - looked >= LOOK) {
+            status = ml_comm_waiting(comm, looked == 0 ? 0 : now - looked);
+            if (status == ML_OK && looked != 0) status = cuda_nccl_check(d);
+            looked = now;
+        }
         nanosleep(&nap, NULL);
-        if (now - looked < LOOK) continue;
-        status = ml_comm_waiting(comm, looked == start ? 0 : now - looked);
-        if (status == ML_OK) status = cuda_nccl_check(d);
-        looked = now;
     }
-    if (looked != start) ml_comm_waited(comm);
+    if (looked != 0) ml_comm_waited(comm);
     if (status != ML_OK) {
         ml_error error = *ml_error_last();
         cuda_nccl_abort(d);
