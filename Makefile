@@ -5,6 +5,7 @@
 #   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make test-dist       every layout of every model on CPU ranks
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
+#   make test-gpu-dist   every layout on the GPUs of this machine, and how fast they are together
 #   make test-gpu        kernels, parity and examples on the GPU of this machine
 #   make bench           CPU benchmarks as JSON lines
 #   make bench-gpu       the same on a GPU
@@ -50,7 +51,7 @@ LUA := $(wildcard stdlib/*.lua)
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) \
         $(wildcard runtime/*/*.h codegen/*.h vm/*.h tests/*.c))
 
-.PHONY: all demo test test-dist test-asan test-emulated test-gpu bench bench-gpu lint editor install clean deps
+.PHONY: all demo test test-dist test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
@@ -117,6 +118,8 @@ test-asan:
 	  SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" test
 test-gpu: $(B)/mlua $(B)/test
 	MLUA=$(B)/mlua $(B)/test --gpu $(T)
+test-gpu-dist: $(B)/mlua $(B)/test
+	B=$(B) MLUA=$(B)/mlua tests/gpu_dist.sh
 test-emulated: $(B)/mlua $(B)/test
 	B=$(B) MLUA=$(B)/mlua tests/emulator/run.sh $(B)/test --gpu $(T)
 
