@@ -98,6 +98,13 @@ static const layout_case cases[] = {
     {"ep2 tp2", GPT_MOE, 4, "m.layout.megatron { ep = 2, tp = 2 }"},
     {"ep4 tp2 sp", GPT_MOE, 8, "m.layout.megatron { ep = 4, tp = 2, sp = true }"},
     {"ep2 cp2", GPT_MOE, 4, "m.layout.megatron { ep = 2, cp = 2 }"},
+    {"ep2 rows sent", GPT_MOE, 2, "m.layout.megatron { ep = 2, exchange = 2 }"},
+    {"ep2 rows without a place", GPT_MOE, 2, "m.layout.megatron { ep = 2, exchange = 0.75 }"},
+    {"ep4 tp2 sp rows sent", GPT_MOE, 8,
+     "m.layout.megatron { ep = 4, tp = 2, sp = true, exchange = 4 }"},
+    {"dp2 ep2 fsdp rows sent", GPT_MOE, 4, "m.layout.fsdp { dp = 2, ep = 2, exchange = 2 }"},
+    {"pp2 ep2 rows sent", GPT_MOE, 4,
+     "m.layout.megatron { pp = 2, ep = 2, exchange = 2, microbatches = 2 }"},
     {"experts over dp", GPT_MOE, 2,
      "m.layout { mesh = { {'dp', 2} }, params = { dp = {'experts'} }, "
      "acts = { dp = {'batch', 'experts'} } }"},
@@ -146,6 +153,7 @@ static const char *settings_of(const char *model) {
 typedef struct {
     char *weights, *gradients; /* the lines; gradients are empty in the first run */
     double loss[STEPS], norm[STEPS];
+    bool again; /* a step without places for all rows was done again */
 } learned;
 
 static double number(const char *line, const char *key) {
@@ -195,6 +203,7 @@ static learned train(process_room *room, const char *model, int accum, int layer
     const char *line = strstr(r.output, "weights ");
     if (line) out.weights = ml_arena_copy(room->arena, line, strcspn(line, "\n"));
     out.gradients = gradient_lines(room, r.output);
+    out.again = strstr(r.output, "are done again with gathered weights") != NULL;
     for (int i = 0; i < STEPS; i++) {
         line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
         if (!line) ml_raise(ML_INTERNAL, "no step %d in\n%s", i + 1, r.output);
@@ -238,6 +247,7 @@ static void compare(process_room *room, const char *model, int accum, const lear
     if (strcmp(many.weights, one->weights) != 0)
         test_fail("%s, %s: initial %s, not %s", model, c->name, many.weights, one->weights);
     check_gradients(c->name, many.gradients);
+    CHECK_EQ_INT(many.again, strstr(c->name, "without a place") != NULL);
     for (int i = 0; i < STEPS; i++) {
         double loss = deviation(many.loss[i], one->loss[i]);
         double norm = deviation(many.norm[i], one->norm[i]);
@@ -281,8 +291,9 @@ DIST_TEST(llama) {
 }
 
 DIST_TEST(experts) {
-    static const char *const names[] = {"ep2", "dp2 ep2 fsdp"};
-    compare_named(room, "gpt_moe", 1, names, 2);
+    static const char *const names[] = {"ep2", "dp2 ep2 fsdp", "ep2 rows sent",
+                                        "ep2 rows without a place"};
+    compare_named(room, "gpt_moe", 1, names, 4);
 }
 
 /* Fewer key heads than ranks are refused while they are to be split, and right when they are not.

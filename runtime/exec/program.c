@@ -1,7 +1,6 @@
 /* Programs: plans made ready to run, with the addresses of all that they touch. */
 #include "runtime/exec/program.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -142,7 +141,7 @@ static bool rank_leads(const ml_session *session) {
     return true;
 }
 
-static ml_status program_load(ml_program *program) {
+ml_status program_reserve(ml_program *program) {
     ml_session *session = program->session;
     ml_status status = ml_protect(inputs_body, program);
     if (status == ML_OK) status = session_grow(session);
@@ -151,9 +150,12 @@ static ml_status program_load(ml_program *program) {
     require_call call = {program, foreign_bytes(program)};
     status = ml_protect(require_body, &call);
     if (status == ML_OK) status = states_allocate(program);
-    if (status == ML_OK) status = inputs_allocate(program);
-    if (status == ML_OK) status = session_reserve(session, program->plan->arena_bytes);
-    if (status != ML_OK) return status;
+    return status == ML_OK ? session_reserve(session, program->plan->arena_bytes) : status;
+}
+
+ml_status program_compile(ml_program *program) {
+    ml_session *session = program->session;
+    ml_status status = ML_OK;
     /* One rank compiles; the others find its kernels in the cache. */
     bool together = ranks_together(program), first = rank_leads(session);
     if (!first && together) status = ml_comm_barrier(session->comm);
@@ -168,6 +170,12 @@ static ml_status program_load(ml_program *program) {
     return status;
 }
 
+static ml_status program_load(ml_program *program) {
+    ml_status status = program_reserve(program);
+    if (status == ML_OK) status = inputs_allocate(program);
+    return status == ML_OK ? program_compile(program) : status;
+}
+
 /* Ranks that would not do the same are told so before any of them waits for another. */
 static ml_status program_agree(const ml_program *program) {
     const ml_session *session = program->session;
@@ -176,6 +184,13 @@ static ml_status program_agree(const ml_program *program) {
     const char *name = program->plan->roots.name;
     snprintf(what, sizeof what, "the plan of program \"%s\"", name != NULL ? name : "");
     return ml_comm_agree(session->comm, program->plan->hash, what);
+}
+
+void program_enter(ml_session *session, ml_program *program) {
+    program->session = session;
+    program->next = session->programs;
+    if (program->next != NULL) program->next->previous = program;
+    session->programs = program;
 }
 
 ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
@@ -190,14 +205,12 @@ ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
     if (ready != ML_OK) return ready;
     ml_program *made = ml_alloc(sizeof *made);
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
-    made->session = session;
-    made->next = session->programs;
-    if (made->next != NULL) made->next->previous = made;
-    session->programs = made;
-    const ml_target *target = &session->device->target;
-    ml_status status = session_plan(session, roots, target, staged, &made->plan);
+    program_enter(session, made);
+    const ml_layout *layout = session->ranks.layout;
+    ml_status status = session_plan(session, roots, layout, staged, &made->plan);
     if (status == ML_OK) status = program_agree(made);
     if (status == ML_OK) status = program_load(made);
+    if (status == ML_OK) status = fallback_make(made, roots);
     if (status != ML_OK) {
         ml_program_free(made);
         return status;
@@ -214,6 +227,8 @@ void ml_program_free(ml_program *program) {
     if (program == NULL) return;
     ml_session *session = program->session;
     ml_device *device = session->device;
+    ml_program_free(program->fallback);
+    if (program->owner != NULL) program->owner->fallback = NULL;
     if (program->previous != NULL)
         program->previous->next = program->next;
     else
@@ -225,7 +240,8 @@ void ml_program_free(ml_program *program) {
         device->ops->unload(program->executable);
     }
     staged_unload(program);
-    if (program->inputs != NULL) device->ops->release(device, program->inputs);
+    bool owns = program->inputs != NULL && program->owner == NULL;
+    if (owns) device->ops->release(device, program->inputs);
     *ml_error_last() = kept;
     ml_plan_free(program->plan);
     ml_free(program->part);
@@ -308,7 +324,7 @@ static void gather_elements(const ml_value *value, char *to, const char *from) {
     }
 }
 
-static ml_status output_download(ml_program *program, int output, void *to) {
+ml_status program_download(ml_program *program, int output, void *to) {
     const ml_schedule *s = program->plan->schedule;
     const ml_value *value = &s->values.at[s->output_values[output]];
     ml_device *device = program->session->device;
@@ -347,37 +363,13 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     return status == ML_OK ? device->ops->run(program->executable) : status;
 }
 
-/* Rows of experts that found no place fail the step: the others' results are not what one rank
- * would have. */
-static ml_status watched_check(ml_program *program) {
-    const ml_roots *roots = &program->plan->roots;
-    if (roots->watched == 0) return ML_OK;
-    float *factors = ml_alloc((size_t)roots->watched * sizeof *factors);
-    if (factors == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading an output");
-    ml_status status = output_download(program, roots->output_count - 1, factors);
-    int worst = 0;
-    for (int i = 1; i < roots->watched; i++)
-        if (factors[i] > factors[worst]) worst = i;
-    double factor = factors[worst], room = program->plan->layout->exchange;
-    ml_free(factors);
-    if (status != ML_OK || !(factor > 0)) return status;
-    const ml_origin *origin = roots->watched_origins[worst];
-    ml_fail(ML_INVALID,
-            "%s (%s:%d) sends one rank %.2f times an even share of its rows, and the layout has "
-            "places for %g times",
-            origin->module != NULL && *origin->module ? origin->module : "a product by groups",
-            origin->file != NULL ? origin->file : "?", origin->line, factor, room);
-    return ml_help("exchange = %.1f in the layout, or none: then weights are gathered, and no "
-                   "load is too uneven",
-                   ceil(factor * 11) / 10);
-}
-
 ml_status ml_program_finish(ml_program *program, void *const *outputs) {
     if (program->staged != NULL) return staged_finish(program, outputs);
     const ml_roots *roots = &program->plan->roots;
-    ml_status status = watched_check(program);
+    ml_program *done;
+    ml_status status = fallback_settle(program, &done);
     for (int i = 0; i < roots->output_count - (roots->watched > 0) && status == ML_OK; i++) {
-        if (outputs != NULL && outputs[i] != NULL) status = output_download(program, i, outputs[i]);
+        if (outputs != NULL && outputs[i] != NULL) status = program_download(done, i, outputs[i]);
     }
     return status;
 }

@@ -89,9 +89,8 @@ static void plan_body(void *context) {
 }
 
 /* On one rank of several, the plan of its pipeline stages. */
-ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
-                       bool staged, ml_plan **plan) {
-    const ml_layout *layout = session->ranks.layout;
+static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml_target *target,
+                            const ml_layout *layout, bool staged, ml_plan **plan) {
     ml_cut cut = {&session->stages, -1};
     if (staged && layout != NULL && layout->stages.on && session->world != NULL) {
         cut.coordinate =
@@ -106,9 +105,14 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_targ
     return status;
 }
 
+ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
+                       bool staged, ml_plan **plan) {
+    return plan_under(session, roots, &session->device->target, layout, staged, plan);
+}
+
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan) {
-    return session_plan(session, roots, target, true, plan);
+    return plan_under(session, roots, target, session->ranks.layout, true, plan);
 }
 
 /* ---- states ---- */

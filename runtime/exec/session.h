@@ -16,6 +16,7 @@ struct ml_session {
     int64_t seed;
     ml_comm *comm; /* NULL: one process */
     ml_layout layout;
+    ml_layout unbounded; /* the layout without `exchange`: of fallbacks */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
@@ -45,6 +46,8 @@ struct ml_program {
     ml_placements *input_places;
     int input_count;
     bool ready; /* all states that it reads are initialized */
+    ml_program *fallback; /* fallback.c; NULL: none */
+    ml_program *owner;    /* whose fallback it is, with the inputs of that; NULL: nobody's */
     ml_program *next, *previous;
 };
 
@@ -61,12 +64,23 @@ ml_status session_reserve(ml_session *session, int64_t bytes);
 ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
                        ml_program **program);
 ml_status program_execute(ml_program *program);
+/* Steps of making one: among the session's programs; memory of states and temporaries; kernels. */
+void program_enter(ml_session *session, ml_program *program);
+ml_status program_reserve(ml_program *program);
+ml_status program_compile(ml_program *program); /* all ranks together */
+ml_status program_download(ml_program *program, int output, void *to);
 /* States initialized, temporaries reserved. */
 ml_status program_prepare(ml_program *program);
 /* Where a state, a temporary or a coordinate lies. */
 void *program_address(const ml_program *program, const ml_storage *storage);
-ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
+/* A plan for the session's device. */
+ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool staged, ml_plan **plan);
+
+/* fallback.c */
+ml_status fallback_make(ml_program *program, const ml_roots *roots);
+/* After a run: *done has the results, the program itself or its fallback, which then has run. */
+ml_status fallback_settle(ml_program *program, ml_program **done);
 
 /* staged.c: the same for programs that are cut into stages. */
 ml_status staged_load(ml_program *program);

@@ -447,15 +447,19 @@ static void body(void *argument) {
         p->local.outputs[i] =
             stays ? s->versions.at[first].node : shard_get(s, p->roots->outputs[i], &at);
     }
+    ml_ref unfit = 0;
     if (s->watches.count && !p->tell) {
-        p->local.outputs[p->local.output_count++] = shard_watched(s);
+        unfit = shard_watched(s);
+        p->local.outputs[p->local.output_count++] = unfit;
         p->local.watched = (int)s->watches.count;
     }
     for (int i = 0; i < p->roots->update_count; i++) {
         const ml_update *update = &p->roots->updates[i];
         enter_root(s, update->value);
         ml_placements at = update_placement(s, update);
-        p->local.updates[i] = (ml_update){update->state, shard_get(s, update->value, &at)};
+        ml_ref value = shard_get(s, update->value, &at);
+        if (unfit && !s->layout->stages.on) value = shard_unless(s, unfit, update, value);
+        p->local.updates[i] = (ml_update){update->state, value};
     }
     for (ml_ref n = 1; n < count && p->tell; n++)
         if (s->values[n].versions)

@@ -14,8 +14,9 @@
  * elements on each rank, top-k choices included, and experts of 3 D x F on N ranks, a layer sends
  * 4 exchange R D (N-1)/N elements forward and backward; gathering the weights of E experts
  * and scattering their gradients takes 9 E D F (N-1)/N. `mlua check` tells both in bytes.
- * Rows that find no place are never dropped in silence: they come back as NaN, and what is watched
- * (ml_roots) says of which module and what factor would have done. */
+ * Rows that find no place are never dropped in silence: they come back as NaN, what is watched
+ * (ml_roots) says of which module and what factor would have done, and the step changes no state
+ * (but under pipeline stages, whose microbatches are under way by then). */
 #include <math.h>
 #include <string.h>
 
@@ -320,6 +321,20 @@ ml_ref shard_watched(sharder *s) {
         if (args[1] > 1) all = ml_graph_add(g, ML_OP_ALL_REDUCE, &all, 1, args, 3, NULL);
     }
     return all;
+}
+
+ml_ref shard_unless(sharder *s, ml_ref watched, const ml_update *update, ml_ref value) {
+    ml_graph *g = s->to;
+    const ml_state *state = ml_graph_state(s->from, update->state);
+    ml_axis over = ml_graph_type(g, watched)->axis[0];
+    ml_ref most = ml_reduce(g, ML_OP_MAX, watched, &over, 1);
+    ml_ref fit = ml_map2(g, ML_OP_EQ, most, ml_const(g, ML_F32, 0));
+    ml_placements at = ml_layout_place(s->layout, s->from, &state->type, (int)state->kind, NULL);
+    ml_type local = ml_layout_local(s->layout, &state->type, &at);
+    int64_t id = update->state;
+    ml_ref before = ml_graph_add(g, ML_OP_STATE, NULL, 0, &id, 1, &local);
+    before = ml_permute(g, before, ml_graph_type(g, value));
+    return ml_where(g, fit, value, before);
 }
 
 /* ---- Proposals ------------------------------------------------------------------------------- */

@@ -130,6 +130,8 @@ ml_ref shard_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 /* All that was watched, as f32 over the watches, the largest of all ranks. */
 ml_ref shard_watched(sharder *s);
+/* The value of an update, or that of the state before where not all found a place. */
+ml_ref shard_unless(sharder *s, ml_ref watched, const ml_update *update, ml_ref value);
 
 /* ---- shard_rules.c, shard_rules_attention.c: strategies over s->mesh ---- */
 void shard_propose(sharder *s, ml_ref n);
