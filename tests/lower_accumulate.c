@@ -30,6 +30,44 @@ static void build_sums(ops_case *c) {
     ops_output(c, ml_map1(c->g, ML_OP_SIN, shared), ops_tolerance(dtype), "what it was added to");
 }
 
+/* The axes of an operand, in one order or the other, with or without a batch axis. */
+static char *axes_of(ops_case *c, const char *batch, const char *a, int64_t a_size, const char *b,
+                     int64_t b_size) {
+    bool turned = test_range(&c->random, 0, 1);
+    return ml_arena_format(c->arena, "%s %s%lld %s%lld", batch, turned ? b : a,
+                           (long long)(turned ? b_size : a_size), turned ? a : b,
+                           (long long)(turned ? a_size : b_size));
+}
+
+/* Sums of two or three products of any shape; every other one is wanted transposed. */
+static void build_random_sums(ops_case *c) {
+    for (int i = 0; i < 10; i++) {
+        int64_t m = test_range(&c->random, 1, 70), n = test_range(&c->random, 1, 70);
+        char *row = ml_arena_format(c->arena, "r%c", 'a' + i), *batch = "";
+        char *column = ml_arena_format(c->arena, "q%c", 'a' + i);
+        if (test_range(&c->random, 0, 2) == 0) batch = "b3";
+        ml_ref total = 0;
+        for (int k = 0; k < 3; k++) {
+            int64_t depth = test_range(&c->random, 1, 90);
+            char *over = ml_arena_format(c->arena, "k%c%c", 'a' + i, 'a' + k);
+            ml_ref part = product(c, axes_of(c, batch, row, m, over, depth),
+                                  axes_of(c, batch, over, depth, column, n), over, false);
+            total = k == 0 ? part : ml_map2(c->g, ML_OP_ADD, total, part);
+            if (k == 1 && test_range(&c->random, 0, 1)) break;
+        }
+        ml_type type = *ml_graph_type(c->g, total);
+        for (int a = 0; a < type.rank / 2; a++) {
+            int64_t size = type.size[a];
+            ml_axis axis = type.axis[a];
+            int other = type.rank - 1 - a;
+            type.size[a] = type.size[other], type.axis[a] = type.axis[other];
+            type.size[other] = size, type.axis[other] = axis;
+        }
+        if (i % 2) total = ml_permute(c->g, total, &type);
+        ops_output(c, total, ops_tolerance(dtype), "random sum %d", i);
+    }
+}
+
 /* Rows that are added to a product, or the product to them: few, and so many that they are sorted.
  */
 static void build_scattered(ops_case *c) {
@@ -55,6 +93,7 @@ OPS_TEST(accumulated_products) {
     for (int i = 0; i < 3; i++) {
         dtype = dtypes[i];
         ops_run(build_sums, 40 + (uint64_t)i, OPS_UNFUSED);
+        ops_run(build_random_sums, 60 + (uint64_t)i, 0);
         if (dtype != ML_BF16) ops_run(build_scattered, 50 + (uint64_t)i, 0);
     }
 }
