@@ -200,23 +200,47 @@ static ml_status slot_begin(ml_program *program, int v, int microbatch) {
     return status;
 }
 
+/* Whether message i is the first of its lane: the one that may be on its way before its task's
+ * turn, for an edge expects one at a time. */
+static bool leads_lane(const struct ml_staged_plan *plan, int i) {
+    return i == 0 || plan->messages[i - 1].lane != plan->messages[i].lane;
+}
+
+/* A task is next: its slot is made ready, and the first message of each lane may come. */
+static ml_status task_prepare(ml_program *program, const ml_action *action) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_device *device = program->session->device;
+    int v = plan->tasks[action->task].stage;
+    bool first = action->task == plan->stages[v].first_task;
+    ml_status status = first ? slot_begin(program, v, action->microbatch) : ML_OK;
+    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[i];
+        const staged_lane *lane = &plan->lanes[m->lane];
+        if (lane->to_task != action->task || lane->local || !leads_lane(plan, i)) continue;
+        status =
+            device->ops->expect(device, program->staged->edges[m->lane],
+                                cell_address(program, v, action->microbatch, m->cell_to), m->bytes);
+    }
+    return status;
+}
+
 /* What the task waits for. */
-static ml_status task_receive(ml_program *program, int task, int microbatch) {
+static ml_status task_receive(ml_program *program, const ml_action *action) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
         const staged_message *m = &plan->messages[i];
         const staged_lane *lane = &plan->lanes[m->lane];
-        if (lane->to_task != task) continue;
-        char *to = cell_address(program, lane->to, microbatch, m->cell_to);
+        if (lane->to_task != action->task) continue;
+        char *to = cell_address(program, lane->to, action->microbatch, m->cell_to);
         if (lane->local) {
-            const char *from = cell_address(program, lane->from, microbatch, m->cell_from);
+            const char *from = cell_address(program, lane->from, action->microbatch, m->cell_from);
             status = device->ops->copy(device, to, from, m->bytes);
             continue;
         }
         ml_edge *edge = program->staged->edges[m->lane];
-        status = device->ops->expect(device, edge, to, m->bytes);
+        if (!leads_lane(plan, i)) status = device->ops->expect(device, edge, to, m->bytes);
         if (status == ML_OK) status = device->ops->arrive(device, edge, to);
     }
     return status;
@@ -241,13 +265,17 @@ static ml_status step_run(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
     bubble_clock *clock = &program->staged->clock;
     int rank = plan->coordinate;
+    int count = plan->pipeline.action_count[rank];
     ml_status status = bubble_step_begin(program, clock);
-    for (int i = 0; i < plan->pipeline.action_count[rank] && status == ML_OK; i++) {
+    if (status == ML_OK && count > 0)
+        status = task_prepare(program, &plan->pipeline.actions[rank][0]);
+    for (int i = 0; i < count && status == ML_OK; i++) {
         const ml_action *action = &plan->pipeline.actions[rank][i];
         int v = plan->tasks[action->task].stage;
         int p = action->task - plan->stages[v].first_task;
-        if (p == 0) status = slot_begin(program, v, action->microbatch);
-        if (status == ML_OK) status = task_receive(program, action->task, action->microbatch);
+        status = task_receive(program, action);
+        /* Before this task runs, so that a GPU receives beside it. */
+        if (status == ML_OK && i + 1 < count) status = task_prepare(program, action + 1);
         if (status == ML_OK) status = bubble_task_begin(program, clock);
         if (status == ML_OK) status = piece_run(program, v, p, action->microbatch);
         if (status == ML_OK) status = bubble_task_end(program, clock);
