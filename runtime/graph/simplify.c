@@ -117,6 +117,7 @@ static bool widens(rewrite *r, ml_ref node, int depth) {
     case ML_OP_RAGGED_OUTER:
     case ML_OP_SCATTER_ADD:
     case ML_OP_SUM: s->wide[node] = true; break;
+    case ML_OP_CAST: s->wide[node] = ml_graph_type(r->from, sources[0])->dtype == ML_F32; break;
     case ML_OP_ADD:
         s->wide[node] = widens(r, sources[0], depth + 1);
         s->wide[node] = widens(r, sources[1], depth + 1) || s->wide[node];
@@ -153,6 +154,7 @@ static ml_ref widened(rewrite *r, ml_ref node) {
     const ml_node *n = ml_graph_node(r->from, node);
     ml_type type = *ml_graph_type(r->from, node);
     type.dtype = ML_F32;
+    if (n->op == ML_OP_CAST) return r->map[ml_graph_source(r->from, node, 0)];
     ml_ref sources[4];
     bool keeps = n->op == ML_OP_DOT || n->op == ML_OP_SCATTER_ADD || /* bf16 operands */
                  n->op == ML_OP_RAGGED_OUTER;
