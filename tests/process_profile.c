@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/device/device.h"
 #include "tests/process_support.h"
 
 static const char gpt[] =
@@ -14,6 +15,8 @@ static const char small[] = "\"$ROOT\"/models/gpt.lua layers=1 embed=32 heads=2 
                             " sample=0 warmup=1 lr=3e-3";
 
 /* ---- Reading a trace ---- */
+enum { RANKS = 4, THREADS = 16 };
+
 static json_t *load_trace(process_room *room, const char *name) {
     json_error_t error;
     json_t *root = json_load_file(ml_arena_format(room->arena, "%s/%s", room->folder, name),
@@ -64,8 +67,7 @@ static step_time time_of(const json_t *events, int64_t pid, int64_t step) {
 static void check_events(const json_t *events) {
     size_t i;
     json_t *event;
-    double last_end = 0;
-    int64_t last_pid = -1;
+    double last_end[RANKS][THREADS] = {0};
     json_array_foreach(events, i, event) {
         REQUIRE(json_is_integer(json_object_get(event, "pid")) &&
                 json_is_integer(json_object_get(event, "tid")) && text_of(event, "name")[0]);
@@ -80,10 +82,11 @@ static void check_events(const json_t *events) {
         CHECK(number_of(args, "bytes") > 0 && number_of(args, "flops") >= 0);
         if (strcmp(text_of(event, "cat"), "collective") != 0)
             CHECK(number_of(args, "best us") > 0 && number_of(args, "share of ceiling") > 0);
-        /* one stream: steps do not overlap (times are printed to the nanosecond) */
-        if (pid == last_pid) CHECK(number_of(event, "ts") >= last_end - 0.01);
-        last_pid = pid;
-        last_end = number_of(event, "ts") + number_of(event, "dur");
+        /* in one stream steps do not overlap (times are printed to the nanosecond) */
+        int64_t tid = json_integer_value(json_object_get(event, "tid"));
+        REQUIRE(pid < RANKS && tid < THREADS);
+        CHECK(number_of(event, "ts") >= last_end[pid][tid] - 0.01);
+        last_end[pid][tid] = number_of(event, "ts") + number_of(event, "dur");
     }
 }
 
@@ -314,6 +317,26 @@ PROCESS_TEST(doctor_bench) {
     process_expect(&r, "takes no arguments");
 }
 
+/* Sends and receives of pipeline stages are the host's. */
+PROCESS_TEST(profile_of_a_pipeline) {
+    process_run(
+        room, 0, "",
+        "run -n 2 --mesh pp=2 --device cpu \"$ROOT\"/models/gpt.lua layers=2 embed=32 heads=2"
+        " seq=16 batch=4 accum=2 sample=0 steps=6 --profile=t.json");
+    json_t *root = load_trace(room, "t.json");
+    size_t i;
+    json_t *event;
+    int sent[2] = {0}, received[2] = {0};
+    json_array_foreach(json_object_get(root, "traceEvents"), i, event) {
+        int64_t pid = json_integer_value(json_object_get(event, "pid"));
+        if (step_of(event) != 4) continue;
+        if (strcmp(text_of(event, "name"), "send") == 0) sent[pid]++;
+        if (strcmp(text_of(event, "name"), "receive") == 0) received[pid]++;
+    }
+    CHECK(sent[0] >= 2 && sent[1] >= 2 && received[0] >= 2 && received[1] >= 2);
+    json_decref(root);
+}
+
 /* ---- The same on a GPU ---- */
 static void gpu_trace(process_room *room) {
     check_trace(room, "cuda", small);
@@ -333,3 +356,32 @@ static void gpu_unchanged(process_room *room) {
 TEST(gpu_profile, changes_nothing) {
     process_in_room(gpu_unchanged);
 }
+
+#ifdef MLUA_CUDA
+/* Collectives go on beside the rest, in a stream of their own. */
+static void gpu_ranks(process_room *room) {
+    if (ml_cuda_count() < 2) return;
+    process_result r =
+        process_run(room, 0, "",
+                    "run -n 2 --mesh dp=2 --device cuda --json %s steps=6 --profile=t.json", small);
+    json_t *profile = load_profile(r.output), *root = load_trace(room, "t.json");
+    const json_t *sums = json_object_get(profile, "profile");
+    const json_t *events = json_object_get(root, "traceEvents");
+    double all = number_of(sums, "collective_ms"),
+           exposed = number_of(sums, "exposed_collective_ms");
+    CHECK(all > 0 && exposed >= 0 && exposed <= all * (1 + 1e-9));
+    check_events(events);
+    size_t i;
+    json_t *event;
+    int beside[2] = {0};
+    json_array_foreach(events, i, event) if (strcmp(text_of(event, "cat"), "collective") == 0)
+        beside[json_integer_value(json_object_get(event, "pid"))] +=
+        json_integer_value(json_object_get(event, "tid")) > 2;
+    CHECK(beside[0] > 0 && beside[1] == beside[0]);
+    json_decref(root);
+    json_decref(profile);
+}
+TEST(gpu_profile, ranks) {
+    process_in_room(gpu_ranks);
+}
+#endif

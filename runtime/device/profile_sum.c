@@ -202,8 +202,8 @@ static void print_ends(const ml_profile *profile, const ml_profile_sums *sums, m
         ml_text_add(out, "best: each product and attention alone, all else at %.1f GB/s (copy)\n",
                     profile->ceilings.copy_bytes * 1e-9);
     if (sums->total.ideal > 0)
-        ml_text_add(out, "sum of best times %.3f ms of %.3f ms: %.1f%% of what is possible\n",
-                    sums->total.ideal * 1e3, measured * 1e3, 100 * sums->total.ideal / measured);
+        ml_text_add(out, "sum of best times: %.3f ms, %.1f%% of the step's %.3f ms\n",
+                    sums->total.ideal * 1e3, 100 * sums->total.ideal / measured, measured * 1e3);
 }
 
 void ml_profile_table(const ml_profile *profile, const ml_profile_sums *sums, ml_text *out) {

@@ -261,6 +261,16 @@ static ml_status task_send(ml_program *program, int task, int microbatch) {
     return status;
 }
 
+/* A half of a task's transfers; where runs are profiled, with the time that the host is in it. */
+static ml_status transfer(ml_program *program, const ml_action *action, bool receives) {
+    ml_profile *profile = program->session->device->profile;
+    double begin = profile != NULL ? ml_profile_now() : 0;
+    ml_status status = receives ? task_receive(program, action)
+                                : task_send(program, action->task, action->microbatch);
+    if (status != ML_OK || profile == NULL) return status;
+    return ml_profile_host(profile, receives ? "receive" : "send", begin);
+}
+
 static ml_status step_run(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
     bubble_clock *clock = &program->staged->clock;
@@ -273,13 +283,13 @@ static ml_status step_run(ml_program *program) {
         const ml_action *action = &plan->pipeline.actions[rank][i];
         int v = plan->tasks[action->task].stage;
         int p = action->task - plan->stages[v].first_task;
-        status = task_receive(program, action);
+        status = transfer(program, action, true);
         /* Before this task runs, so that a GPU receives beside it. */
         if (status == ML_OK && i + 1 < count) status = task_prepare(program, action + 1);
         if (status == ML_OK) status = bubble_task_begin(program, clock);
         if (status == ML_OK) status = piece_run(program, v, p, action->microbatch);
         if (status == ML_OK) status = bubble_task_end(program, clock);
-        if (status == ML_OK) status = task_send(program, action->task, action->microbatch);
+        if (status == ML_OK) status = transfer(program, action, false);
     }
     return status == ML_OK ? bubble_step_end(program, clock) : status;
 }
