@@ -14,6 +14,8 @@ typedef struct {
     bool causal;
     int window;
     bool score; /* a soft cap with a slope along the keys */
+    bool placed;
+    int q_start, k_start;
 } shape;
 
 static const shape shapes[] = {
@@ -31,6 +33,9 @@ static const shape shapes[] = {
     {"score", 2, 2, 2, 96, 96, 64, true, 0, true},
     {"score, grouped window", 1, 4, 2, 90, 90, 32, true, 33, true},
     {"long", 1, 1, 1, 640, 640, 64, true, 0, false},
+    {"part", 1, 2, 1, 200, 264, 64, true, 0, false, true, 300, 200},
+    {"part with a score", 1, 2, 2, 130, 130, 32, true, 150, true, true, 260, 130},
+    {"hidden part", 1, 2, 2, 70, 150, 64, true, 0, false, true, 0, 70},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -75,7 +80,11 @@ static void build_shape(ops_case *c) {
     ml_session_device(c->session)->target.longest_materialized = 0;
     ml_ref qkv[] = {operand(c, "heads", s->heads, "seq", s->seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq),
-                    operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq)};
+                    operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq), 0, 0};
+    if (s->placed) {
+        qkv[3] = ops_input(c, ML_I32, "", s->q_start, s->q_start);
+        qkv[4] = ops_input(c, ML_I32, "", s->k_start, s->k_start);
+    }
     ml_attention_args args = {.seq = ops_axis(c, "seq"),
                               .kv_seq = ops_axis(c, "kv_seq"),
                               .heads = ops_axis(c, "heads"),
@@ -83,11 +92,12 @@ static void build_shape(ops_case *c) {
                               .head_dim = ops_axis(c, "head_dim"),
                               .causal = s->causal,
                               .window = s->window,
+                              .placed = s->placed,
                               .scale = 1 / sqrt(s->dim),
                               .score = s->score ? soft_cap(c) : 0};
     char label[96];
     snprintf(label, sizeof label, "attention, %s%s", s->name, heads_first ? ", heads first" : "");
-    ml_ref o = ml_attention(c->g, qkv, 3, &args);
+    ml_ref o = ml_attention(c->g, qkv, s->placed ? 5 : 3, &args);
     ops_output(c, o, ops_tolerance(current_dtype), "%s", label);
     ops_gradients(c, o, qkv, 3, 2 * ops_tolerance(current_dtype), label);
 }

@@ -278,6 +278,7 @@ static void check_work(fixture *f, const char *text, double most) {
     ml_layout layout = shard_layout(f, text);
     ml_graph *g = shard_program(f, &layout, &roots, &local);
     count_pairs(f, &layout, g, pairs);
+    double balance = ml_shard_balance(g, &layout);
     ml_graph_free(g);
     int64_t ranks = ml_layout_ranks(&layout);
     for (int64_t r = 0; r < ranks; r++) {
@@ -285,6 +286,7 @@ static void check_work(fixture *f, const char *text, double most) {
         largest = pairs[r] > largest ? pairs[r] : largest;
     }
     CHECK_EQ_INT(sum, pairs_of(f->g, o, 0, 0));
+    CHECK_NEAR(balance, (double)(largest * ranks) / (double)sum, 1e-12);
     if (!CHECK(100.0 * (double)(largest * ranks) <= most * (double)sum + 1e-6))
         test_fail("%s under %s: the busiest rank has %.1f%% of the average", mask->name, text,
                   100.0 * (double)(largest * ranks) / (double)sum);

@@ -17,6 +17,7 @@ typedef struct {
     int64_t state_bytes[STATE_KINDS], state_count[STATE_KINDS]; /* by ml_state_kind */
     int64_t whole_bytes;                   /* of optimizer states that "flat" could not split */
     double flops;                          /* of one step */
+    double busiest;                        /* ml_shard_balance */
     const ml_plan *largest;                /* the program with the highest peak */
     const struct ml_staged_plan *pipeline; /* of the program that runs most often, if it is cut */
     int64_t peak_bytes, other_bytes;       /* of it; states that only other programs use */
@@ -113,6 +114,16 @@ static const vm_program *program_at(lua_State *L, int64_t i) {
     return program;
 }
 
+/* Over stages: the least even. */
+static double find_busiest(const ml_plan *plan) {
+    double busiest = 1;
+    for (int i = 0; i < plan->part_count && plan->layout; i++) {
+        double part = ml_shard_balance(plan->parts[i]->graph, plan->layout);
+        if (part > busiest) busiest = part;
+    }
+    return busiest;
+}
+
 static void read_programs(lua_State *L, report *r, double accum) {
     int64_t count = vm_table_length(L, 1);
     size_t keys = 0, key_count = 0;
@@ -122,6 +133,7 @@ static void read_programs(lua_State *L, report *r, double accum) {
         const vm_program *program = program_at(L, i);
         const ml_plan *plan = vm_program_plan(program);
         r->flops += plan->flops * (i == 1 ? accum : 1);
+        if (i == 1) r->busiest = find_busiest(plan);
         r->plan_seconds += program->seconds;
         if (i == 1) r->pipeline = plan->staged;
         count_steps(r, plan, list, &key_count);
@@ -284,6 +296,8 @@ static void print_text(lua_State *L, const report *r, double tokens) {
                bytes_text(L, r->whole_bytes));
     printf("work a step     %sFLOP", count_text(L, r->flops));
     if (tokens > 0) printf(", %sFLOP a token of %.0f", count_text(L, r->flops / tokens), tokens);
+    if (r->busiest > 1.005)
+        printf("\n  attention     %.2f times the average on the busiest rank", r->busiest);
     printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
            "copies\n",
            r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
@@ -344,6 +358,8 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "stages", json_integer(r->pipeline->count));
         json_object_set_new(object, "microbatches", json_integer(r->pipeline->microbatches));
     }
+    if (object && r->traffic.layout)
+        json_object_set_new(object, "attention_balance", json_real(r->busiest));
     if (object && r->traffic.layout)
         json_object_set_new(object, "whole_optimizer_bytes", json_integer(r->whole_bytes));
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;

@@ -57,6 +57,9 @@ ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layou
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);
+/* The work of the busiest rank's attentions over the average rank's: 1 is even. Masks count, score
+ * functions do not. 1 too where there are more ranks than are worth comparing. Does not raise. */
+double ml_shard_balance(const ml_graph *g, const ml_layout *layout);
 /* The reference interpreter for all ranks of a layout at once, collectives included: checks the
  * pass with no processes. states[rank][id], inputs[rank][id] are local; results[rank][i] for
  * nodes[i]. */

@@ -1,0 +1,140 @@
+/* How evenly the ranks' attentions share the work. What a mask hides of an attention of parts
+ * depends on where the parts begin, which the graph computes from a rank's coordinates: that little
+ * arithmetic is done here for every rank. */
+#include <stddef.h>
+#include <string.h>
+
+#include "runtime/graph/reference.h"
+#include "runtime/shard/shard.h"
+
+enum { MOST_RANKS = 4096, CALLS = 64 };
+
+/* An attention without what does not matter here. */
+typedef struct {
+    int64_t queries, keys, shift, window, causal;
+    int64_t pairs;
+} call;
+
+typedef struct {
+    const ml_graph *g;
+    const ml_layout *layout;
+    ml_arena *scratch;
+    reference_cell *cells;           /* of numbers, by node */
+    uint32_t *known, round;          /* known[n] == round: cells[n] is of this rank */
+    bool used[ML_MAX_MESH], unknown; /* mesh axes that places depend on; on something else too */
+    int64_t coordinate[ML_MAX_MESH];
+    call calls[CALLS]; /* the last ones: layers are alike */
+    int next;
+    double most, average; /* of the ranks */
+} work;
+
+static reference_cell value_of(work *w, ml_ref n) {
+    const ml_node *node = ml_graph_node(w->g, n);
+    const int64_t *args = ml_graph_args(w->g, n);
+    reference_cell x[3] = {0};
+    if (w->known[n] == w->round) return w->cells[n];
+    if (node->op == ML_OP_CONST) {
+        x[0].integer = args[0];
+    } else if (node->op == ML_OP_COORDINATE) {
+        w->used[args[0]] = true;
+        x[0].integer = w->coordinate[args[0]];
+    } else if (ml_ops[node->op].op_class == ML_CLASS_MAP && node->op != ML_OP_RANDOM) {
+        for (int i = 0; i < node->source_count; i++)
+            x[i] = value_of(w, ml_graph_source(w->g, n, i));
+        ml_dtype from = (ml_dtype)ml_graph_type(w->g, ml_graph_source(w->g, n, 0))->dtype;
+        x[0] = reference_map((ml_op)node->op, (ml_dtype)ml_graph_type(w->g, n)->dtype, from, x);
+    } else {
+        w->unknown = true;
+    }
+    w->known[n] = w->round;
+    w->cells[n] = x[0];
+    return x[0];
+}
+
+/* Pairs of a query and a key that the mask leaves. */
+static int64_t count_pairs(const call *c) {
+    int64_t pairs = 0;
+    if (!c->causal && !c->window) return c->queries * c->keys;
+    for (int64_t i = 0; i < c->queries; i++) {
+        int64_t stop = c->causal && i + c->shift + 1 < c->keys ? i + c->shift + 1 : c->keys;
+        int64_t start = c->window ? i + c->shift - c->window + 1 : 0;
+        if (start < 0) start = 0;
+        if (stop > start) pairs += stop - start;
+    }
+    return pairs;
+}
+
+static int64_t pairs_of(work *w, call c) {
+    size_t described = offsetof(call, pairs);
+    for (int i = 0; i < CALLS; i++)
+        if (memcmp(&w->calls[i], &c, described) == 0) return w->calls[i].pairs;
+    c.pairs = count_pairs(&c);
+    w->calls[w->next++ % CALLS] = c;
+    return c.pairs;
+}
+
+/* Of one attention or gradient on one rank: proportional to its products. */
+static double work_of(work *w, ml_ref n) {
+    ml_attention_args args;
+    ml_attention_read(w->g, n, &args);
+    const ml_type *q = ml_graph_type(w->g, ml_graph_source(w->g, n, 0));
+    const ml_type *k = ml_graph_type(w->g, ml_graph_source(w->g, n, 1));
+    call c = {.queries = q->size[ml_type_find(q, args.seq)],
+              .keys = k->size[ml_type_find(k, args.kv_seq)],
+              .window = args.window,
+              .causal = args.causal};
+    c.shift = c.keys - c.queries;
+    if (args.placed) {
+        int places = ml_attention_captured(w->g, n) - 2;
+        c.shift = args.offset + value_of(w, ml_graph_source(w->g, n, places)).integer -
+                  value_of(w, ml_graph_source(w->g, n, places + 1)).integer;
+    }
+    double rows = (double)ml_type_elements(q) / (double)c.queries; /* batch, heads, head_dim */
+    bool gradient = ml_graph_node(w->g, n)->op == ML_OP_ATTENTION_GRAD;
+    return (double)pairs_of(w, c) * rows * (gradient ? 2 : 1);
+}
+
+static double work_of_rank(work *w) {
+    double sum = 0;
+    w->round++;
+    for (ml_ref n = 1; n < ml_graph_count(w->g); n++) {
+        int op = ml_graph_node(w->g, n)->op;
+        if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) sum += work_of(w, n);
+    }
+    return sum;
+}
+
+/* The next coordinates along the mesh axes that matter; false after the last. */
+static bool advance(work *w) {
+    for (int i = w->layout->count - 1; i >= 0; i--) {
+        if (!w->used[i]) continue;
+        if (++w->coordinate[i] < w->layout->axis[i].size) return true;
+        w->coordinate[i] = 0;
+    }
+    return false;
+}
+
+static void compare_ranks(void *argument) {
+    work *w = argument;
+    int64_t ranks = 1, count = 0;
+    double sum = 0;
+    w->cells = ML_NEW_ARRAY(w->scratch, reference_cell, ml_graph_count(w->g));
+    w->known = ML_NEW_ARRAY(w->scratch, uint32_t, ml_graph_count(w->g));
+    (void)work_of_rank(w); /* finds the mesh axes that matter */
+    for (int i = 0; i < w->layout->count; i++) ranks *= w->used[i] ? w->layout->axis[i].size : 1;
+    if (w->unknown || ranks > MOST_RANKS) return;
+    do {
+        double mine = work_of_rank(w);
+        sum += mine;
+        count++;
+        if (mine > w->most) w->most = mine;
+    } while (advance(w));
+    w->average = sum / (double)count;
+}
+
+double ml_shard_balance(const ml_graph *g, const ml_layout *layout) {
+    work w = {.g = g, .layout = layout, .scratch = ml_arena_new()};
+    bool compared = w.scratch && ml_protect(compare_ranks, &w) == ML_OK;
+    ml_arena_free(w.scratch);
+    return compared && w.average > 0 ? w.most / w.average : 1;
+}
