@@ -358,32 +358,41 @@ static void draw_list(ml_text *out, uint64_t *state, const char *const *names, i
     for (int i = 0; i < taken; i++) ml_text_add(out, "'%s', ", order[i]);
 }
 
-/* A layout of 2, 4 or 8 ranks on one to three mesh axes. */
+/* A layout of 2, 4 or 8 ranks on one to three mesh axes, of which one may be a pipeline. */
 static layout_case draw_layout(process_room *room, uint64_t seed) {
     static const char *const params[] = {"embed", "heads", "kv_heads", "ffn", "vocab", "head_dim"};
     static const char *const acts[] = {"batch", "seq",   "heads", "kv_heads",
                                        "ffn",   "vocab", "embed", "kv_seq"};
     uint64_t state = seed * 7919 + 1;
     int doublings = (int)test_range(&state, 1, 3), axes = (int)test_range(&state, 1, doublings);
-    ml_text mesh = {.arena = room->arena}, p = mesh, a = mesh, flat = mesh;
+    ml_text mesh = {.arena = room->arena}, p = mesh, a = mesh, flat = mesh, stages = mesh;
+    int pipeline = (int)test_range(&state, 0, 2 * axes); /* most often none */
+    ml_text_add(&flat, "%s", "");
+    ml_text_add(&stages, "%s", "");
     for (int i = 0; i < axes; i++) {
         int size = i + 1 < axes ? 2 : 2 << (doublings - axes);
         ml_text_add(&mesh, "{'m%d', %d}, ", i, size);
+        if (i == pipeline && size == LAYERS) {
+            static const char *const kinds[] = {"1f1b", "zero-bubble"};
+            ml_text_add(&stages, "m%d = 'layers', microbatches = %d, schedule = '%s'", i,
+                        1 << test_range(&state, 0, 2), kinds[test_range(&state, 0, 1)]);
+            continue;
+        }
         ml_text_add(&p, "m%d = {", i);
         draw_list(&p, &state, params, 6);
         ml_text_add(&p, "}, ");
         ml_text_add(&a, "m%d = {", i);
         draw_list(&a, &state, acts, 8);
         ml_text_add(&a, "}, ");
-        ml_text_add(&flat, "%s", "");
         if (test_range(&state, 0, 3) == 0) ml_text_add(&flat, "m%d = 'flat', ", i);
     }
     return (layout_case){ml_arena_format(room->arena, "draw %llu", (unsigned long long)seed), LLAMA,
                          1 << doublings,
                          ml_arena_format(room->arena,
                                          "m.layout { mesh = { %s}, params = { %s}, acts = { %s}, "
-                                         "state = { %s} }",
-                                         mesh.text, p.text, a.text, flat.text)};
+                                         "state = { %s}, stages = { %s } }",
+                                         mesh.text, p.text ? p.text : "", a.text ? a.text : "",
+                                         flat.text, stages.text)};
 }
 
 /* One hundred layouts that nobody chose; DIST_SEED is the first and DIST_DRAWS how many. Those that
