@@ -282,6 +282,24 @@ PROCESS_TEST(profile_errors) {
     CHECK_TEXT(r.output, "hello.lua\n");
 }
 
+/* What was measured when the user stops a training is told. */
+PROCESS_TEST(profile_of_an_interrupted_run) {
+    process_result r = process_shell(
+        room, PROCESS_ANY_CODE,
+        "\"$MLUA\" run --device cpu %s steps=1000000 --profile=t.json >out 2>&1 & mlua=$!; "
+        "for i in $(seq 600); do grep -q 'profile of' out && break; sleep 0.05; done; "
+        "kill -INT $mlua; wait $mlua; echo code $?; "
+        "\"$MLUA\" run --device cpu %s steps=1000000 --profile=late.json --profile-steps=3:900000 "
+        ">out 2>&1 & mlua=$!; "
+        "for i in $(seq 600); do grep -q 'first step' out && break; sleep 0.05; done; sleep 0.3; "
+        "kill -INT $mlua; wait $mlua; echo code $?; cat out",
+        small, small);
+    process_expect(&r, "code 130");
+    process_expect(&r, "the trace is in late.json");
+    json_decref(load_trace(room, "t.json"));
+    json_decref(load_trace(room, "late.json"));
+}
+
 /* Fewer steps than the default ones: the last ones are measured. */
 PROCESS_TEST(profile_of_few_steps) {
     process_result r =

@@ -244,9 +244,11 @@ static int core_begin_step(lua_State *L) {
 void vm_profile_finish(lua_State *L) {
     ml_vm *vm = vm_of(L);
     ml_profile *profile = profile_of(vm);
-    if (!vm->options->profile || vm->profile.reported || vm_stop) return;
+    if (!vm->options->profile || vm->profile.reported) return;
     if (profile) end_step(L, profile);
-    if (!profile || vm->profile.step < vm->profile.first)
+    bool measured = profile && vm->profile.step >= vm->profile.first;
+    if (!measured && vm_stop) return; /* interrupted */
+    if (!measured)
         vm_fail(L,
                 "a step is one of m.train's or, without it, a run of a program; "
                 "--profile-steps=A:B chooses others",

@@ -219,6 +219,7 @@ static ml_status event_add(ml_profile *profile, ml_profile_event event) {
     uint32_t intervals = profile->intervals.count;
     if (intervals > 0 && profile->intervals.at[intervals - 1].end == 0)
         event.step = profile->intervals.at[intervals - 1].step;
+    event.mode = profile->mode;
     add_call call = {.profile = profile, .event = event};
     return ml_protect(event_body, &call);
 }

@@ -67,7 +67,8 @@ typedef struct {
     const char *what;                  /* the host's */
     uint32_t at;                       /* step of the program, or ML_EVENT_... */
     int stream;
-    int64_t step; /* of the training */
+    int64_t step;     /* of the training */
+    ml_run_mode mode; /* of that step */
     double begin, end;
 } ml_profile_event;
 

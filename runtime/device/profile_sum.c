@@ -64,8 +64,9 @@ static int by_seconds(const void *a, const void *b) {
     return x->seconds < y->seconds ? 1 : x->seconds > y->seconds ? -1 : strcmp(x->name, y->name);
 }
 
-static bool is_step(const ml_profile_event *event) {
-    return event->at < ML_EVENT_HOST;
+/* A step of a program, in a step of the training that was timed by steps. */
+static bool is_timed(const ml_profile_event *event) {
+    return event->at < ML_EVENT_HOST && event->mode == ML_RUN_STEPS;
 }
 static bool is_collective(const ml_profile_event *event) {
     return event->program->steps[event->at].work == ML_WORK_COLLECTIVE;
@@ -82,13 +83,6 @@ static const ml_profile_interval *intervals_of(const ml_profile *profile, ml_run
         ++*count;
     }
     return last;
-}
-
-static bool was_timed(const ml_profile *profile, int64_t step) {
-    for (uint32_t i = 0; i < profile->intervals.count; i++)
-        if (profile->intervals.at[i].step == step)
-            return profile->intervals.at[i].mode == ML_RUN_STEPS;
-    return false;
 }
 
 typedef struct {
@@ -110,7 +104,7 @@ static double exposed_seconds(const sum_call *call) {
         count = 0;
         for (uint32_t i = 0; i < profile->events.count; i++) {
             const ml_profile_event *event = &profile->events.at[i];
-            if (!is_step(event) || !was_timed(profile, event->step)) continue;
+            if (!is_timed(event)) continue;
             if (only_work && is_collective(event)) continue;
             spans[count++] = (span){event->begin, event->end};
         }
@@ -130,7 +124,7 @@ static void sum_events(sum_call *call) {
     ml_profile_sums *sums = call->sums;
     for (uint32_t i = 0; i < call->profile->events.count; i++) {
         const ml_profile_event *event = &call->profile->events.at[i];
-        if (!is_step(event) || !was_timed(call->profile, event->step)) continue;
+        if (!is_timed(event)) continue;
         const ml_profile_step *step = &event->program->steps[event->at];
         double seconds = event->end - event->begin, ideal = ml_profile_ideal(call->profile, step);
         row_add(&sums->work[step->work], step, seconds, ideal);
@@ -199,7 +193,9 @@ static void print_ends(const ml_profile *profile, const ml_profile_sums *sums, m
                     (long long)sums->whole_step, sums->whole_wall * 1e3,
                     100 * sums->whole_busy / sums->whole_wall);
     if (profile->ceilings.copy_bytes > 0)
-        ml_text_add(out, "best: each product and attention alone, all else at %.1f GB/s (copy)\n",
+        ml_text_add(out,
+                    "best: each product and attention alone, all else at %.1f GB/s, what a copy "
+                    "reaches (mlua doctor --bench measures it again)\n",
                     profile->ceilings.copy_bytes * 1e-9);
     if (sums->total.ideal > 0)
         ml_text_add(out, "sum of best times: %.3f ms, %.1f%% of the step's %.3f ms\n",
