@@ -75,7 +75,7 @@ typedef struct {
 
 typedef struct {
     bool library, sealed, committed, prompt; /* prompt: ML_NODE_PROMPT */
-    ml_ref node; /* what it is named after */
+    ml_ref node;                             /* what it is named after */
     uint32_t level;
     int digits, row_digits; /* row_digits counts only when committed */
     int64_t size[ML_MAX_LOOPS];
@@ -93,13 +93,14 @@ typedef struct {
 typedef struct {
     uint8_t role;
     bool reached, stored, pinned, unrolled, generic_dot;
-    bool taken; /* a DOT or SCATTER_ADD whose only user, an ADD, is its step's result */
-    uint8_t users;          /* that are not movements, or behind movements; at most 255 */
-    uint32_t group;         /* that makes the final value */
+    bool reset;     /* a WHERE that begins a sum of a state anew: a library step of its own */
+    bool taken;     /* a DOT or SCATTER_ADD whose only user, an ADD, is its step's result */
+    uint8_t users;  /* that are not movements, or behind movements; at most 255 */
+    uint32_t group; /* that makes the final value */
     uint32_t partial_group; /* that makes the partial results of a REDUCE */
     uint32_t partial_value, value, storage;
-    uint32_t layout;       /* index of a lower_layout; 0: contiguous in the type's order */
-    ml_ref product; /* of an ADD that a DOT or SCATTER_ADD does on the side: that; 0 elsewhere */
+    uint32_t layout; /* index of a lower_layout; 0: contiguous in the type's order */
+    ml_ref product;  /* of an ADD that a DOT or SCATTER_ADD does on the side: that; 0 elsewhere */
     ml_ref bias, addend;   /* of such an ADD: the other operand, as one or the other */
     uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
     uint32_t recent[2];    /* groups that read it lately */

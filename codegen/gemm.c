@@ -325,6 +325,42 @@ static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend
            (op == ML_OP_STATE && is_update_of(l, n, addend));
 }
 
+/* Whether n is work + where(test, 0, sum), f32 or f64, and the new value of state `sum`: one term
+ * of a sum over microbatches, which begins anew where the input `test` says so. */
+static bool takes_sum(const lowering *l, ml_ref n, ml_ref work, ml_ref kept) {
+    const ml_graph *g = l->g;
+    const lower_info *product = &l->info[work];
+    int adder = ml_graph_node(g, work)->op;
+    double zero = 1;
+    if (adder != ML_OP_DOT && adder != ML_OP_SCATTER_ADD) return false;
+    if (ml_graph_node(g, kept)->op != ML_OP_WHERE || l->info[kept].role != LOWER_INLINE)
+        return false;
+    ml_ref test = ml_graph_source(g, kept, 0), state = ml_graph_source(g, kept, 2);
+    const ml_type *type = ml_graph_type(g, n),
+                  *all[] = {ml_graph_type(g, work), ml_graph_type(g, kept),
+                            ml_graph_type(g, state)};
+    if (product->role != LOWER_LIBRARY || product->pinned || product->layout) return false;
+    if (l->info[n].layout || (type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
+    for (int i = 0; i < 3; i++)
+        if (!ml_type_equal(type, all[i])) return false;
+    const ml_ref single[] = {work, kept, state};
+    for (int i = 0; i < 3; i++)
+        if (l->first_user[single[i] + 1] - l->first_user[single[i]] != 1) return false;
+    return ml_graph_node(g, state)->op == ML_OP_STATE && is_update_of(l, n, state) &&
+           ml_graph_node(g, test)->op == ML_OP_INPUT && ml_graph_type(g, test)->rank == 0 &&
+           ml_graph_constant(g, ml_graph_source(g, kept, 1), &zero) && zero == 0;
+}
+
+/* n lies where the kept sum does, so that both can lie where the state is. */
+static void share_memory(lowering *l, ml_ref n, ml_ref kept) {
+    lower_layout *layout = ML_PUSH(l->scratch, &l->layouts);
+    layout->holder = kept;
+    views_strides(ml_graph_type(l->g, n), layout->stride);
+    l->info[n].layout = l->layouts.count - 1;
+    l->info[kept].role = LOWER_LIBRARY;
+    l->info[kept].reset = true;
+}
+
 static void take_addition(lowering *l, ml_ref n, ml_ref work) {
     l->info[n].role = LOWER_LIBRARY;
     l->info[n].product = work;
@@ -344,6 +380,10 @@ void gemm_take_additions(lowering *l) {
             } else if (takes_addend(l, n, work, other)) {
                 take_addition(l, n, work);
                 l->info[n].addend = other;
+            } else if (takes_sum(l, n, work, other)) {
+                take_addition(l, n, work);
+                l->info[n].addend = other;
+                share_memory(l, n, other);
             }
         }
     }

@@ -14,7 +14,7 @@ typedef enum {
     ML_STORAGE_TEMPORARY,
     ML_STORAGE_STATE,
     ML_STORAGE_INPUT,
-    ML_STORAGE_CELL, /* memory of the caller for output `id` (runtime/plan/pieces.h) */
+    ML_STORAGE_CELL,       /* memory of the caller for output `id` (runtime/plan/pieces.h) */
     ML_STORAGE_COORDINATE, /* one i32: this rank's along mesh axis `id`; set before the first run */
 } ml_storage_kind;
 typedef struct {
@@ -62,10 +62,9 @@ typedef struct {
     ml_dtype dtype; /* of q, k, v, o */
     bool backward;
     int operand_count; /* the step's values, reads then writes, as the node lists them */
-    ml_attention_strides
-        strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; places have none; captured:
-                                     batch, head, seq (q) and dim (kv) strides, 0 where it lacks
-                                     the axis */
+    ml_attention_strides strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; places
+                                                      have none; captured: batch, head, seq (q) and
+                                                      dim (kv) strides, 0 where it lacks the axis */
 } ml_attention_step;
 
 /* RAGGED_DOT: c[batch, rows, n] = a[batch, rows, k] b[group, k, n]; RAGGED_OUTER: c[group, k, n] =
@@ -149,7 +148,8 @@ const char *ml_step_label(const ml_step *step);
 void ml_template_attention(ml_schedule *s, ml_step *step);
 /* Reads index, value (, what it is added to, laid out as the result); writes the result. */
 void ml_template_scatter_add(ml_schedule *s, ml_step *step);
-void ml_template_scan(ml_schedule *s, ml_step *step);        /* CUMSUM, SORT, TOP_K */
+void ml_template_scan(ml_schedule *s, ml_step *step);  /* CUMSUM, SORT, TOP_K */
+void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */
 /* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
 void ml_template_ragged(ml_schedule *s, ml_step *step);
 

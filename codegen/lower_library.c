@@ -159,6 +159,16 @@ static void scatter_step(lowering *l, const lower_group *group) {
     ml_template_scatter_add(l->s, step);
 }
 
+static void reset_step(lowering *l, ml_ref n) {
+    uint32_t reads[2], write = views_value(l, n);
+    reads[0] = views_value(l, ml_graph_source(l->g, n, 0));
+    reads[1] = views_value(l, ml_graph_source(l->g, n, 2));
+    ml_step *step = lower_step(l, ML_STEP_KERNEL, n, reads, 2, &write, 1);
+    step->may_alias = ML_NEW(l->arena, uint64_t);
+    step->may_alias[0] = 1 << 1;
+    ml_template_reset(l->s, step);
+}
+
 void lower_library_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     switch (ml_graph_node(l->g, n)->op) {
@@ -174,6 +184,7 @@ void lower_library_step(lowering *l, lower_group *group) {
     case ML_OP_SHIFT:
     case ML_OP_MIRROR: collective_step(l, n); break;
     case ML_OP_SCATTER_ADD: scatter_step(l, group); break;
+    case ML_OP_WHERE: reset_step(l, n); break;
     default: {
         ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
         ml_template_scan(l->s, step);

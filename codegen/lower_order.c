@@ -9,6 +9,7 @@ typedef struct {
     uint32_t at;
     uint32_t *waiting; /* groups that read it and are not placed yet */
     uint32_t *heap, *key;
+    ml_ref *updated; /* by node: the STATE that it is the new value of */
     uint32_t heap_count;
 } ordering;
 
@@ -33,6 +34,39 @@ static bool just_in_time(lowering *l, const lower_group *group) {
         if (group->accesses.at[a].partial || l->info[group->accesses.at[a].node].role != LOWER_LEAF)
             return false;
     return true;
+}
+
+/* Whether a kernel does nothing but give states new values that are made of their old ones, such as
+ * sums over microbatches: as soon as it can, so that what it reads dies. */
+static bool updates_in_place(const ordering *o, const lower_group *group) {
+    for (uint32_t r = 0; r < group->roots.count; r++) {
+        const lower_root *root = &group->roots.at[r];
+        ml_ref state = o->updated[root->node];
+        bool reads = false;
+        for (uint32_t a = 0; a < group->accesses.count; a++)
+            reads = reads || group->accesses.at[a].node == state;
+        if (root->kind != LOWER_ROOT_VALUE || !state || !reads) return false;
+    }
+    return !group->library && group->roots.count > 0;
+}
+
+/* Which STATE each new value is assigned to; 0 for other nodes. */
+static void find_updates(ordering *o) {
+    const lowering *l = o->l;
+    ml_ref *states = ML_NEW_ARRAY(l->scratch, ml_ref, ml_graph_state_count(l->g) + 1);
+    o->updated = ML_NEW_ARRAY(l->scratch, ml_ref, l->count + 1);
+    for (ml_ref n = 1; n < l->count; n++)
+        if (ml_graph_node(l->g, n)->op == ML_OP_STATE) states[ml_graph_args(l->g, n)[0]] = n;
+    for (int i = 0; i < l->roots->update_count; i++)
+        o->updated[l->roots->updates[i].value] = states[l->roots->updates[i].state];
+}
+
+static uint32_t latest_source(const ordering *o, uint32_t group) {
+    uint32_t latest = 0;
+    for (uint32_t e = o->first[group]; e < o->first[group + 1]; e++)
+        if (o->key[o->edge[e]] != UINT32_MAX && o->key[o->edge[e]] > latest)
+            latest = o->key[o->edge[e]];
+    return latest > 0 ? latest : o->key[group];
 }
 
 static void push(ordering *o, uint32_t group) {
@@ -78,7 +112,12 @@ uint32_t *lower_order(lowering *l, uint32_t *count) {
         for (uint32_t r = 0; r < group->roots.count; r++)
             if (group->roots.at[r].node > o.key[i]) o.key[i] = group->roots.at[r].node;
         if (just_in_time(l, group)) o.key[i] = UINT32_MAX;
-        if (o.waiting[i] == 0) push(&o, i);
+    }
+    find_updates(&o);
+    for (uint32_t i = 1; i < groups; i++) {
+        if (o.waiting[i] != 0) continue;
+        if (updates_in_place(&o, &l->groups.at[i])) o.key[i] = latest_source(&o, i);
+        push(&o, i);
     }
     uint32_t *order = ML_NEW_ARRAY(l->scratch, uint32_t, groups + 1), left = groups - 1;
     while (o.heap_count > 0) {

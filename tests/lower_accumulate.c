@@ -160,3 +160,42 @@ TEST(lower, products_accumulate) {
         ml_graph_free(p.g);
     }
 }
+
+/* state = where(first, 0, state) + a b: cleared or not, then accumulated to, where it is. */
+static void plan_microbatch(void *context) {
+    sum_plan *p = context;
+    p->g = ml_graph_new();
+    ml_ref term = part(p->g, "k", "a", "b");
+    ml_input first = {.name = "first", .type = {.dtype = ML_BOOL}};
+    int64_t input = ml_graph_add_input(p->g, &first);
+    ml_state state = {.name = "sum", .kind = ML_STATE_GRADIENT, .type = *ml_graph_type(p->g, term)};
+    int64_t id = ml_graph_add_state(p->g, &state);
+    ml_ref old = ml_graph_add(p->g, ML_OP_STATE, NULL, 0, &id, 1, NULL);
+    ml_ref test = ml_graph_add(p->g, ML_OP_INPUT, NULL, 0, &input, 1, NULL);
+    ml_ref kept = ml_where(p->g, test, ml_const(p->g, ML_F32, 0), old);
+    ml_update update = {(uint32_t)id, ml_map2(p->g, ML_OP_ADD, kept, term)};
+    ml_roots roots = {.updates = &update, .update_count = 1};
+    ml_plan_new(p->g, &roots, &p->target, NULL, NULL, &p->plan);
+}
+
+TEST(lower, microbatches_accumulate_in_place) {
+    static const ml_target targets[] = {
+        {.kind = ML_TARGET_C, .threads = 2, .vector_bytes = 32},
+        {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132}};
+    for (int i = 0; i < 2; i++) {
+        sum_plan p = {.target = targets[i]};
+        CHECK_STATUS(ml_protect(plan_microbatch, &p), ML_OK);
+        const ml_schedule *s = p.plan->schedule;
+        CHECK_EQ_INT(s->steps.count, 2);
+        CHECK_EQ_INT(p.plan->arena_bytes, 0);
+        CHECK_TEXT(ml_step_label(&s->steps.at[0]), "reset");
+        CHECK(s->steps.at[1].gemm->accumulate);
+        for (uint32_t t = 0; t < s->steps.count; t++) {
+            const ml_step *step = &s->steps.at[t];
+            const ml_value *to = &s->values.at[step->values[step->read_count]];
+            CHECK_EQ_INT(s->storages.at[to->storage].kind, ML_STORAGE_STATE);
+        }
+        ml_plan_free(p.plan);
+        ml_graph_free(p.g);
+    }
+}

@@ -21,6 +21,7 @@
 enum {
     MOST_MEMBERS = 16,
     LONGEST_RANGE = 1 << 16, /* nodes between the first and last member of a gradient group */
+    LARGE_TERM = 1 << 21,    /* elements: a product of that size keeps a GPU busy */
 };
 
 /* Products with one left operand, merged into one. */
@@ -351,6 +352,20 @@ static bool independent(const state *s, const group *g) {
     return good;
 }
 
+/* Whether all members are large terms of sums over microbatches: each product can add to its sum by
+ * itself, where parts of one product would be written, read and added. */
+static bool are_accumulated(const state *s, const group *g) {
+    for (int i = 0; i < g->count; i++) {
+        ml_ref n = g->members[i], user = s->user[n];
+        if (s->r->users[n] != 1 || !user || node_of(s, user)->op != ML_OP_ADD) return false;
+        ml_ref kept = left_of(s, user) == n ? right_of(s, user) : left_of(s, user);
+        if (node_of(s, kept)->op != ML_OP_WHERE || ml_type_elements(type_of(s, n)) < LARGE_TERM)
+            return false;
+        if (node_of(s, ml_graph_source(s->r->from, kept, 2))->op != ML_OP_STATE) return false;
+    }
+    return true;
+}
+
 static void find_gradient_groups(state *s) {
     ml_index index = {.arena = s->r->scratch};
     uint32_t before = s->groups.count;
@@ -361,7 +376,7 @@ static void find_gradient_groups(state *s) {
         const group *g = &s->groups.at[i];
         uint32_t sum = s->gradient_sum[right_of(s, g->members[0])];
         const group *forward = &s->groups.at[s->sums.at[sum - 1].group];
-        if (g->count != forward->count || !independent(s, g)) continue;
+        if (g->count != forward->count || are_accumulated(s, g) || !independent(s, g)) continue;
         for (int k = 0; k < g->count; k++) s->group_of[g->members[k]] = i + 1;
     }
 }
