@@ -3,10 +3,13 @@
  * The steps are put in order by simulating a GPU that works them off in one stream while the
  * collectives of each mesh axis go on in a lane of their own. Computation keeps its order, with two
  * exceptions that look at most WINDOW steps ahead: where the next step would wait for a collective,
- * a later one that can run goes first; and what leads to a collective whose result is needed soon
- * goes before what does not. A collective starts
- * - as soon as its operand is there, where its result is no larger (sums of gradients); small ones
- *   whose result is needed much later wait for others, to be one launch of BUCKET_BYTES;
+ * a later one that can run goes first (gradients of weights are kept for that); and what leads to a
+ * collective whose result is needed soon goes before what does not. Kernels that only prepare
+ * operands of collectives (a gradient's copy in another order) go at once, wherever they were. A
+ * collective starts
+ * - as soon as its operand is there, where its result is no larger (sums of gradients); those whose
+ *   result is needed much later wait for others, to be one launch of BUCKET_BYTES, and for a lane
+ *   that is idle;
  * - else (parameters put together) as late as it may, so that what it makes does not fill memory.
  * Every collective with computation between it and the first step that needs it gets a ticket and
  * a WAIT before that step. The WAIT reads both operands, which keeps their memory until then.
@@ -20,7 +23,7 @@ static const double FLOPS = 600e12, BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; 
 static const double NEAR_BYTES = 250e9, FAR_BYTES = 40e9; /* a second, within a host and beyond */
 static const double LATENCY = 20e-6, SOON = 1e-3;         /* seconds */
 static const int64_t BUCKET_BYTES = 25 << 20, AHEAD_BYTES = (int64_t)512 << 20;
-enum { HOST_RANKS = 8, WINDOW = 64, MOST_ANCESTORS = 12, NONE = UINT32_MAX };
+enum { HOST_RANKS = 8, WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
 
 typedef struct {
     uint32_t *first, *edge; /* of step i: edge[first[i] .. first[i + 1]) */
@@ -40,14 +43,18 @@ typedef struct {
     uint32_t *waiting;     /* steps before it that are not placed */
     double *finish;        /* of what is placed */
     bool *placed;
-    uint32_t *group; /* of a placed collective: those of a launch have the same number */
+    bool *prepares;       /* a kernel that only collectives which do not grow need */
+    bool *prepares_early; /* one that only those which grow need; it has a `latest` too */
+    uint32_t *group;      /* of a placed collective: those of a launch have the same number */
     uint32_t *order, placed_count, next, group_count;
-    step_list eager;             /* collectives whose operands are there */
-    step_list early;             /* of those that grow: a heap, the first to start on top */
-    step_list held[ML_MAX_MESH]; /* wait for others to be one launch */
-    double held_bytes[ML_MAX_MESH];
+    step_list eager;                  /* collectives whose operands are there */
+    step_list preparing;              /* kernels that prepare, and can run */
+    step_list early;                  /* of those that grow: a heap, the first to start on top */
+    step_list held[ML_MAX_MESH];      /* wait for others to be one launch */
+    uint32_t held_first[ML_MAX_MESH]; /* those before it have started */
+    double held_bytes[ML_MAX_MESH], held_need[ML_MAX_MESH];
     double now, lane[ML_MAX_MESH]; /* when the stream and the lanes are free */
-    int64_t ahead;                 /* bytes made by collectives that nobody has used yet */
+    int64_t ahead, most_ahead;     /* bytes made by collectives that nobody has used yet */
 } overlap;
 
 static bool is_collective(const overlap *o, uint32_t step) {
@@ -174,6 +181,27 @@ static void times_find(overlap *o) {
     }
 }
 
+static bool only_needed(const overlap *o, uint32_t t, const bool *prepares, bool by_growing) {
+    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++) {
+        uint32_t to = o->after.edge[e];
+        if (!prepares[to] && (!is_collective(o, to) || grows(o, to) != by_growing)) return false;
+    }
+    return o->after.first[t] < o->after.first[t + 1];
+}
+
+static void prepares_find(overlap *o) {
+    for (uint32_t t = o->count; t-- > 0;) {
+        const ml_step *step = &o->s->steps.at[t];
+        if (step->kind != ML_STEP_KERNEL && step->kind != ML_STEP_COPY) continue;
+        o->prepares[t] = only_needed(o, t, o->prepares, false);
+        o->prepares_early[t] = only_needed(o, t, o->prepares_early, true);
+        o->latest[t] = o->clock[t];
+        for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1] && o->prepares_early[t]; e++)
+            if (o->latest[o->after.edge[e]] - o->cost[t] < o->latest[t])
+                o->latest[t] = o->latest[o->after.edge[e]] - o->cost[t];
+    }
+}
+
 /* ---- The simulation ---- */
 /* When everything before the step is finished. */
 static double available(const overlap *o, uint32_t t) {
@@ -209,6 +237,8 @@ static uint32_t early_pop(overlap *o) {
 }
 
 static void ready(overlap *o, uint32_t t) {
+    if (o->prepares[t]) *ML_PUSH(o->scratch, &o->preparing) = t;
+    if (o->prepares_early[t]) early_push(o, t);
     if (!is_collective(o, t)) return;
     if (grows(o, t))
         early_push(o, t);
@@ -248,12 +278,25 @@ static double progress(const overlap *o) {
     return o->next < o->count ? o->clock[o->next] : o->clock[o->count - 1];
 }
 
+static void hold(overlap *o, int axis, uint32_t t) {
+    if (o->held[axis].count == o->held_first[axis] || o->need[t] < o->held_need[axis])
+        o->held_need[axis] = o->need[t];
+    *ML_PUSH(o->scratch, &o->held[axis]) = t;
+    o->held_bytes[axis] += wire_bytes(o->s->steps.at[t].collective);
+}
+
+/* Start the next launch of what is held for a mesh axis; false where there is nothing. */
 static bool flush(overlap *o, int axis) {
-    step_list list = o->held[axis];
-    o->held[axis] = (step_list){0};
-    o->held_bytes[axis] = 0;
-    for (uint32_t i = 0; i < list.count; i++) start(o, list.at[i], i == 0);
-    return list.count > 0;
+    double bytes = 0;
+    uint32_t begin = o->held_first[axis], at = begin;
+    for (; at < o->held[axis].count && bytes < (double)BUCKET_BYTES; at++) {
+        uint32_t t = o->held[axis].at[at];
+        start(o, t, at == begin);
+        bytes += wire_bytes(o->s->steps.at[t].collective);
+    }
+    o->held_first[axis] = at;
+    o->held_bytes[axis] -= bytes;
+    return at > begin;
 }
 
 static bool flush_all(overlap *o) {
@@ -262,7 +305,8 @@ static bool flush_all(overlap *o) {
     return any;
 }
 
-/* Collectives whose results are needed soon start; the others wait in buckets. */
+/* Collectives whose results are needed soon start; the others wait for one another and for an idle
+ * lane, so that they never keep the former waiting for long. */
 static void start_eager(overlap *o) {
     step_list list = o->eager;
     o->eager = (step_list){0};
@@ -270,46 +314,62 @@ static void start_eager(overlap *o) {
     for (uint32_t i = 0; i < list.count; i++) {
         uint32_t t = list.at[i];
         int axis = o->s->steps.at[t].collective->mesh_axis;
-        double bytes = wire_bytes(o->s->steps.at[t].collective);
         if (available(o, t) > o->now) {
             *ML_PUSH(o->scratch, &o->eager) = t;
-        } else if (o->need[t] - progress(o) > SOON && bytes < (double)BUCKET_BYTES) {
-            *ML_PUSH(o->scratch, &o->held[axis]) = t;
-            o->held_bytes[axis] += bytes;
+        } else if (o->need[t] - progress(o) > SOON) {
+            hold(o, axis, t);
         } else {
             start(o, t, axis != last);
             last = axis;
         }
     }
     for (int i = 0; i < ML_MAX_MESH; i++) {
-        bool due = o->held_bytes[i] >= (double)BUCKET_BYTES;
-        for (uint32_t k = 0; k < o->held[i].count && !due; k++)
-            due = o->need[o->held[i].at[k]] - progress(o) <= SOON;
-        if (due) flush(o, i);
+        bool idle = o->lane[i] <= o->now, full = o->held_bytes[i] >= (double)BUCKET_BYTES;
+        bool due = o->held_need[i] - progress(o) <= SOON;
+        if (due)
+            while (flush(o, i)) continue;
+        else if (full && idle)
+            flush(o, i);
     }
 }
 
+static void compute(overlap *o, uint32_t t) {
+    uint32_t i = 0;
+    while (i < o->preparing.count && o->preparing.at[i] != t) i++;
+    if (i < o->preparing.count) o->preparing.at[i] = o->preparing.at[--o->preparing.count];
+    o->now += o->cost[t];
+    place(o, t, o->now);
+}
+
 /* Those that grow start in time for their users, as many as may lie ahead of them; with one start
- * all that follow soon on the same lane, up to a bucket. */
+ * all that follow soon on the same lane, up to a bucket. Kernels that prepare them go before. */
 static bool start_early(overlap *o, bool forced) {
     double at = progress(o), bytes = 0, limit = 0;
-    int axis = -1;
-    while (o->early.count > 0) {
+    bool any = false;
+    for (int axis = -1; o->early.count > 0; forced = false) {
         uint32_t t = o->early.at[0];
         const ml_collective_step *c = o->s->steps.at[t].collective;
-        double margin = SOON / 2 + o->cost[t];
-        bool due = at + margin >= o->latest[t] && (o->ahead < AHEAD_BYTES || o->clock[t] <= at);
-        bool joins = c->mesh_axis == axis && o->latest[t] <= limit &&
-                     bytes + wire_bytes(c) <= (double)BUCKET_BYTES && o->ahead < AHEAD_BYTES;
-        if (!due && !joins && !forced) break;
-        if (axis != c->mesh_axis) bytes = 0, limit = o->latest[t] + SOON;
+        double busy = c ? o->lane[c->mesh_axis] - o->now : 0;
+        double margin = SOON + (c ? o->cost[t] : SOON) + (busy > 0 ? busy : 0);
+        bool room = o->ahead < o->most_ahead, gone = o->placed[t];
+        bool due = at + margin >= o->latest[t] && (room || o->clock[t] <= at);
+        bool joins = c && c->mesh_axis == axis && o->latest[t] <= limit && room &&
+                     bytes + wire_bytes(c) <= (double)BUCKET_BYTES;
+        if (!due && !joins && !forced && !gone) break;
+        if (available(o, t) > o->now && !gone && !c) break; /* a kernel waits for a collective */
         early_pop(o);
+        if (gone) continue;
+        any = true;
+        if (!c) {
+            compute(o, t);
+            continue;
+        }
+        if (axis != c->mesh_axis) bytes = 0, limit = o->latest[t] + SOON;
         start(o, t, axis != c->mesh_axis);
         bytes += wire_bytes(c);
         axis = c->mesh_axis;
-        forced = false;
     }
-    return axis >= 0;
+    return any;
 }
 
 /* The first step that can run at once among those that a collective still waits for; NONE where
@@ -331,23 +391,52 @@ static uint32_t leads_to(const overlap *o, uint32_t t) {
     return best;
 }
 
-/* The step of computation to run next, or NONE where each would have to wait. */
-static uint32_t choose(const overlap *o) {
-    uint32_t seen = 0;
-    for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++, seen++) {
+/* Whether a collective whose result is needed right away lies close ahead: then there will be time
+ * to fill. */
+static bool will_wait(const overlap *o) {
+    for (uint32_t t = o->next; t < o->count && t < o->next + WINDOW; t++)
+        if (!o->placed[t] && is_collective(o, t) && !grows(o, t) &&
+            o->need[t] - o->clock[t] <= SOON)
+            return true;
+    return false;
+}
+
+/* A product that is not needed for long: the gradient of weights. */
+static bool can_be_left(const overlap *o, uint32_t t) {
+    if (o->s->steps.at[t].kind != ML_STEP_GEMM) return false;
+    for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++)
+        if (o->clock[o->after.edge[e]] - o->clock[t] < 4 * SOON) return false;
+    return true;
+}
+
+/* A collective that is needed soon, and waits for computation close ahead: the first step of that
+ * which can run. */
+static uint32_t urgent(const overlap *o) {
+    for (uint32_t t = o->next; t < o->count && t < o->next + WINDOW; t++) {
         if (o->placed[t] || !is_collective(o, t) || grows(o, t)) continue;
         if (o->waiting[t] == 0 || o->need[t] - progress(o) > SOON) continue;
-        uint32_t best = leads_to(o, t);
-        if (best != NONE) return best;
-        break;
+        return leads_to(o, t);
     }
-    seen = 0;
+    return NONE;
+}
+
+/* The step of computation to run next, or NONE where each would have to wait. A few that can be
+ * left are kept for when others wait. */
+static uint32_t choose(const overlap *o) {
+    for (uint32_t i = 0; i < o->preparing.count; i++)
+        if (available(o, o->preparing.at[i]) <= o->now) return o->preparing.at[i];
+    uint32_t best = urgent(o), left = NONE, left_count = 0, seen = 0;
+    if (best != NONE) return best;
+    bool leave = will_wait(o);
     for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++) {
         if (o->placed[t] || is_collective(o, t)) continue;
         seen++;
-        if (o->waiting[t] == 0 && available(o, t) <= o->now) return t;
+        if (o->waiting[t] != 0 || available(o, t) > o->now) continue;
+        if (!leave || !can_be_left(o, t)) return t;
+        if (left == NONE) left = t;
+        if (++left_count == MOST_LEFT) break;
     }
-    return NONE;
+    return left;
 }
 
 /* When something that waits for a collective on its way can go on; 0 where nothing does. */
@@ -358,6 +447,8 @@ static double next_event(const overlap *o) {
         double at = available(o, o->eager.at[i]);
         if (when == 0 || at < when) when = at;
     }
+    if (o->early.count > 0 && available(o, o->early.at[0]) > o->now)
+        when = available(o, o->early.at[0]);
     for (uint32_t t = o->next; t < o->count && seen < WINDOW; t++) {
         if (o->placed[t] || is_collective(o, t)) continue;
         seen++;
@@ -376,8 +467,7 @@ static void simulate(overlap *o) {
         start_early(o, false);
         uint32_t t = choose(o);
         if (t != NONE) {
-            o->now += o->cost[t];
-            place(o, t, o->now);
+            compute(o, t);
             continue;
         }
         double when = next_event(o);
@@ -513,8 +603,15 @@ static void overlap_new(overlap *o) {
     o->group = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->order = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->placed = ML_NEW_ARRAY(o->scratch, bool, count);
+    o->prepares = ML_NEW_ARRAY(o->scratch, bool, count);
+    o->prepares_early = ML_NEW_ARRAY(o->scratch, bool, count);
     dependencies_find(o);
     times_find(o);
+    prepares_find(o);
+    o->most_ahead = AHEAD_BYTES;
+    for (uint32_t t = 0; t < o->count; t++)
+        if (is_collective(o, t) && grows(o, t) && 2 * value_bytes(o, t, 1) > o->most_ahead)
+            o->most_ahead = 2 * value_bytes(o, t, 1);
     for (uint32_t t = 0; t < o->count; t++)
         o->waiting[t] = o->before.first[t + 1] - o->before.first[t];
 }
