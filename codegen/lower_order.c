@@ -36,8 +36,9 @@ static bool just_in_time(lowering *l, const lower_group *group) {
     return true;
 }
 
-/* Whether a kernel does nothing but give states new values that are made of their old ones, such as
- * sums over microbatches: as soon as it can, so that what it reads dies. */
+/* Whether a kernel does nothing but give states new values that are made of their old ones, which
+ * nothing else reads, such as sums over microbatches: as soon as it can, so that what it reads
+ * dies. */
 static bool updates_in_place(const ordering *o, const lower_group *group) {
     for (uint32_t r = 0; r < group->roots.count; r++) {
         const lower_root *root = &group->roots.at[r];
@@ -46,6 +47,7 @@ static bool updates_in_place(const ordering *o, const lower_group *group) {
         for (uint32_t a = 0; a < group->accesses.count; a++)
             reads = reads || group->accesses.at[a].node == state;
         if (root->kind != LOWER_ROOT_VALUE || !state || !reads) return false;
+        if (o->l->first_user[state + 1] - o->l->first_user[state] != 1) return false;
     }
     return !group->library && group->roots.count > 0;
 }
