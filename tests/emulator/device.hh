@@ -19,7 +19,8 @@ void emu_warp_barrier(unsigned mask);
 uint64_t *emu_slots(void);              // one for each lane of this warp
 unsigned (*emu_fragments(void))[8];     // likewise
 void emu_copy_later(unsigned to, const void *from, int bytes); // 16 bytes, zeros past `bytes`
-void emu_copy_wait(void);
+void emu_copy_commit(void);
+void emu_copy_wait(int but); // all groups but the last so many; -1: everything
 void emu_complain(const char *what);
 }
 #define threadIdx (emu_now->index)
@@ -162,6 +163,48 @@ static inline void emu_load_matrices(unsigned &r0, unsigned &r1, unsigned &r2, u
         *result[m] = element[0] | (unsigned)element[1] << 16;
     }
     emu_warp_barrier(~0u);
+}
+// Products of warpgroups (wgmma m64n256k16): nothing is computed before it is waited for.
+struct emu_product { float *c; unsigned long long left, right; int left_flat, right_flat, group; };
+static emu_product emu_products[1024][16];
+static int emu_product_count[1024], emu_product_group[1024];
+static inline void emu_product_later(float *c, unsigned long long left, unsigned long long right,
+                                     int left_flat, int right_flat) {
+    int n = emu_now->number, *count = &emu_product_count[n];
+    if (*count == 16) { emu_complain("more products are under way than the emulator keeps"); return; }
+    emu_products[n][(*count)++] = {c, left, right, left_flat, right_flat, emu_product_group[n]};
+}
+// Element (i, depth) of an operand in the 128-byte mode, as template_wgmma.c says.
+static inline float emu_element(unsigned long long operand, int flat, int i, int depth) {
+    unsigned start = (operand & 0x3fff) << 4, leading = (operand >> 16 & 0x3fff) << 4;
+    unsigned stride = (operand >> 32 & 0x3fff) << 4;
+    unsigned at = flat ? start + i / 64 * leading + i % 64 * 2 + depth / 8 * stride + depth % 8 * 128
+                       : start + i / 8 * stride + i % 8 * 128 + depth * 2;
+    unsigned short half;
+    if (operand >> 62 != 1) emu_complain("a product's operand is not in the 128-byte mode");
+    memcpy(&half, emu_dynamic_shared + (at ^ (at >> 7 & 7) << 4), 2);
+    return emu_half(half, 0);
+}
+static inline void emu_product_now(const emu_product &p) {
+    int lane = emu_lane(), row = emu_now->number / 32 % 4 * 16 + lane / 4;
+    for (int k = 0; k < 16; k++) {
+        float left[2] = {emu_element(p.left, p.left_flat, row, k),
+                         emu_element(p.left, p.left_flat, row + 8, k)};
+        for (int i = 0; i < 64; i++) {
+            float right = emu_element(p.right, p.right_flat, i / 2 * 8 + lane % 4 * 2 + i % 2, k);
+            for (int h = 0; h < 2; h++) p.c[i / 2 * 4 + 2 * h + i % 2] += left[h] * right;
+        }
+    }
+}
+static inline void emu_products_commit() { emu_product_group[emu_now->number]++; }
+static inline void emu_products_wait(int but) { // all groups but the last so many
+    int n = emu_now->number, left = 0;
+    for (int i = 0; i < emu_product_count[n]; i++) {
+        const emu_product p = emu_products[n][i];
+        if (p.group >= emu_product_group[n] - but) emu_products[n][left++] = p;
+        else emu_product_now(p);
+    }
+    emu_product_count[n] = left;
 }
 // mma m16n8k16: a row-major, b column-major, c in f32
 static inline void emu_multiply(float &c0, float &c1, float &c2, float &c3, unsigned a0, unsigned a1,

@@ -29,7 +29,7 @@ typedef struct {          /* what a warp's lanes exchange */
 typedef struct {
     unsigned to;
     const void *from;
-    int bytes;
+    int bytes, group;
 } pending_copy;
 
 emu_thread *emu_now;
@@ -44,7 +44,7 @@ static unsigned long progress; /* counts events: none in a round means that all 
 static barrier barriers[16];
 static warp warps[WARPS];
 static pending_copy copies[THREADS][COPIES];
-static int copy_count[THREADS];
+static int copy_count[THREADS], copy_group[THREADS];
 static void (*entry)(void *);
 static void *arguments;
 
@@ -115,17 +115,28 @@ void emu_copy_later(unsigned to, const void *from, int bytes) {
         emu_complain("more copies are under way than the emulator keeps");
         return;
     }
-    copies[emu_now->number][(*count)++] = (pending_copy){to, from, bytes};
+    copies[emu_now->number][(*count)++] =
+        (pending_copy){to, from, bytes, copy_group[emu_now->number]};
 }
 
-void emu_copy_wait(void) {
+void emu_copy_commit(void) {
+    copy_group[emu_now->number]++;
+}
+
+/* For all groups but the last so many; -1: for all, and what is in no group yet. */
+void emu_copy_wait(int but) {
     const int n = emu_now->number;
+    int left = 0;
     for (int i = 0; i < copy_count[n]; i++) {
         const pending_copy *c = &copies[n][i];
+        if (but >= 0 && c->group >= copy_group[n] - but) {
+            copies[n][left++] = *c;
+            continue;
+        }
         memset(emu_dynamic_shared + c->to, 0, 16);
         if (c->bytes) memcpy(emu_dynamic_shared + c->to, c->from, (size_t)c->bytes);
     }
-    copy_count[n] = 0;
+    copy_count[n] = left;
 }
 
 static void prepare_block(emu_index size) {
@@ -133,6 +144,7 @@ static void prepare_block(emu_index size) {
     memset(barriers, 0, sizeof barriers);
     memset(warps, 0, sizeof warps);
     memset(copy_count, 0, sizeof copy_count);
+    memset(copy_group, 0, sizeof copy_group);
     for (int i = 0; i < total; i++) {
         const unsigned n = (unsigned)i;
         void **top = (void **)(stacks + (size_t)(i + 1) * STACK - 64);

@@ -14,7 +14,7 @@ struct _nvrtcProgram {
     size_t bytes;
 };
 typedef struct {
-    const char *opcode, *call; /* % is the next operand; %0 to %9 one by its number */
+    const char *opcode, *call; /* %0 to %9 are operands, # the number behind the opcode */
 } ptx_form;
 static const ptx_form forms[] = {
     {"cvt.rn.bf16.f32", "%0 = emu_to_bf16(%1);"},
@@ -24,8 +24,13 @@ static const ptx_form forms[] = {
     {"min.NaN.f32", "%0 = emu_min(%1, %2);"},
     {"bar.sync", "emu_barrier(%0, %1);"},
     {"cp.async.cg.shared.global", "emu_copy_later(%0, %1, %2);"},
-    {"cp.async.commit_group;", ";"},
-    {"cp.async.wait_all;", "emu_copy_wait();"},
+    {"cp.async.commit_group;", "emu_copy_commit();"},
+    {"cp.async.wait_all;", "emu_copy_wait(-1);"},
+    {"cp.async.wait_group", "emu_copy_wait(#);"},
+    {"fence.proxy.async.shared::cta;", ";"},
+    {"wgmma.fence.sync.aligned;", ";"},
+    {"wgmma.commit_group.sync.aligned;", "emu_products_commit();"},
+    {"wgmma.wait_group.sync.aligned", "emu_products_wait(#);"},
     {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", "emu_load_matrices(%0, %1, %2, %3, %4, false);"},
     {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16",
      "emu_load_matrices(%0, %1, %2, %3, %4, true);"},
@@ -42,11 +47,24 @@ static const char *past_closing(const char *at) {
     return at;
 }
 
+/* wgmma: its operands are the parameters of the function around it, its last immediates say how
+ * they lie. */
+static int print_product(FILE *out, const char *begin, const char *end) {
+    static const char before[] = "p, 1, 1, ";
+    const char *at = strstr(begin, "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16");
+    int left, right;
+    if (!at || at > end || !(at = strstr(at, before)) || at > end) return 0;
+    if (sscanf(at + strlen(before), "%d, %d", &left, &right) != 2) return 0;
+    fprintf(out, "emu_product_later(c, left, right, %d, %d);", left, right);
+    return 1;
+}
+
 /* Print the call for an asm statement whose operands lie in begin .. end; 0 for unknown PTX. */
 static int print_ptx(FILE *out, const char *begin, const char *end) {
     const char *operand[16], *stop[16], *opcode = strchr(begin, '"') + 1;
     size_t length = strcspn(opcode, " \"");
     int count = 0;
+    if (print_product(out, begin, end)) return 1;
     for (const char *at = begin; at < end && count < 16; at++) {
         if (*at != '"' || at[1] == ' ') continue;
         const char *close = strchr(at + 1, '"'), *open = close + 1;
@@ -60,6 +78,10 @@ static int print_ptx(FILE *out, const char *begin, const char *end) {
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         if (strlen(forms[i].opcode) != length || strncmp(opcode, forms[i].opcode, length)) continue;
         for (const char *c = forms[i].call; *c; c++) {
+            if (*c == '#') {
+                fprintf(out, "%d", atoi(opcode + length));
+                continue;
+            }
             int which = *c == '%' ? *++c - '0' : -1;
             if (which < 0)
                 fputc(*c, out);
