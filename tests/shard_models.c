@@ -373,6 +373,33 @@ TEST(shard_models, accumulation_traffic) {
     per_layer("tp8 params " TP " acts " TP " seq", UPDATE, 0, COUNTS(3, 0, 0, 0, 0));
 }
 
+/* What is split as the parameters are is scattered where it is made, not where it is added: no more
+ * than a few nodes lie between a product and the collective. */
+TEST(shard_models, gradients_are_scattered_at_once) {
+    static const extent programs[] = {STEP, MICROBATCH};
+    for (int k = 0; k < 2; k++) {
+        fixture f = {.random = 1, .arena = ml_arena_new()};
+        f.g = ml_graph_new();
+        model m = {.f = &f, .dtype = ML_BF16, .kv_heads = 8, .large = true};
+        build_model(&m, 3, programs[k]);
+        ml_layout layout = shard_layout(&f, "dp8 acts batch params embed");
+        ml_roots local;
+        ml_graph *g = shard_program(&f, &layout, &m.roots, &local);
+        int scattered = 0;
+        for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+            if (ml_graph_node(g, n)->op != ML_OP_REDUCE_SCATTER) continue;
+            ml_ref made = ml_graph_source(g, n, 0);
+            while (ml_graph_node(g, made)->op == ML_OP_PERMUTE) made = ml_graph_source(g, made, 0);
+            CHECK(n - made <= 4);
+            scattered++;
+        }
+        CHECK(scattered >= 3 * 9);
+        ml_graph_free(g);
+        ml_graph_free(f.g);
+        ml_arena_free(f.arena);
+    }
+}
+
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

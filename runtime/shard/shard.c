@@ -306,6 +306,24 @@ static void place_node(sharder *s, ml_ref n) {
     }
 }
 
+/* A gradient of which each rank has a part is added up at once where the rule splits it: it would
+ * fill memory until its first use. */
+static void settle_gradient(sharder *s, ml_ref n) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    int kind = s->values[n].added ? ML_STATE_GRADIENT : ML_STATE_OPTIMIZER;
+    ml_placements home = ml_layout_place(s->layout, s->from, t, kind, NULL);
+    ml_placements at = s->versions.at[s->values[n].versions].at;
+    bool moves = false;
+    for (int i = 0; i < s->layout->count; i++) {
+        if (at.over[i].kind != ML_PARTIAL_SUM || home.over[i].kind != ML_SPLIT) continue;
+        at.over[i] = home.over[i];
+        moves = true;
+    }
+    for (int i = 0; i < t->rank; i++)
+        if (t->size[i] % ml_layout_parts(s->layout, &at, i)) return;
+    if (moves) ml_graph_mark(s->to, shard_get(s, n, &at), ML_NODE_GRADIENT);
+}
+
 static void visit(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     s->origin = ml_graph_origin(s->from, n);
@@ -325,6 +343,7 @@ static void visit(sharder *s, ml_ref n) {
         place_node(s, n);
     if (!(node->flags & ML_NODE_GRADIENT)) return;
     ml_graph_mark(s->to, s->versions.at[s->values[n].versions].node, ML_NODE_GRADIENT);
+    settle_gradient(s, n);
 }
 
 /* ---- Programs -------------------------------------------------------------------------------- */
