@@ -185,7 +185,7 @@ PROCESS_TEST(too_large_for_this_machine) {
         process_run(room, 1, "", "run --device cpu small.lua seq=100000 batch=10000");
     process_expect(&r, "the program needs ");
     process_expect(&r, "largest tensors at the peak:");
-    process_expect(&r, "[batch=10000, seq=100000, vocab=256] from small.lua:1");
+    process_expect(&r, "[batch=10000, seq=100000, embed=8] from small.lua:1");
     CHECK(r.cpu_seconds < 10);
 }
 
