@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "codegen/library.h"
 #include "runtime/plan/plan.h"
 #include "tests/shard_support.h"
 
@@ -351,10 +352,9 @@ static int64_t arena_of(fixture *f, const ml_roots *roots, int ranks) {
     return bytes;
 }
 
-/* A rank never holds the keys, or what the rounds made, of all others: with four times the ranks it
- * has a quarter, and a few rounds' results more. */
-static void memory_of_ring(fixture *f) {
-    ml_ref wrt[3], gradients[3];
+/* Gradients of causal attention, which stay where they are. */
+static ml_roots causal_gradients(fixture *f) {
+    ml_ref wrt[3], *gradients = ML_NEW_ARRAY(f->arena, ml_ref, 3);
     ml_attention_args args = {.seq = fixture_axis(f, "s"),
                               .kv_seq = fixture_axis(f, "t"),
                               .heads = fixture_axis(f, "h"),
@@ -369,11 +369,48 @@ static void memory_of_ring(fixture *f) {
     ml_type type = *ml_graph_type(f->g, weighted);
     ml_ref loss = ml_reduce(f->g, ML_OP_SUM, weighted, type.axis, type.rank);
     ml_autodiff(f->g, loss, wrt, 3, gradients);
-    ml_roots roots = {.outputs = gradients, .output_count = 3, .kept = 3};
+    return (ml_roots){.outputs = gradients, .output_count = 3, .kept = 3};
+}
+
+/* A rank never holds the keys, or what the rounds made, of all others: with four times the ranks it
+ * has a quarter, and a few rounds' results more. */
+static void memory_of_ring(fixture *f) {
+    ml_roots roots = causal_gradients(f);
     int64_t few = arena_of(f, &roots, 4), many = arena_of(f, &roots, 16);
     if (!CHECK(many * 3 < few))
         test_fail("%lld bytes with 4 ranks, %lld with 16", (long long)few, (long long)many);
 }
 TEST(shard_attention, memory_of_ring) {
     fixture_run(memory_of_ring, 3);
+}
+
+/* Attentions of a GPU's plan that cuDNN is asked for, of how many. */
+static int cudnn_calls(fixture *f, const char *text, int *of) {
+    static const ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
+    ml_roots roots = causal_gradients(f);
+    ml_layout *layout = ML_NEW(f->arena, ml_layout);
+    *layout = shard_layout(f, text);
+    ml_plan *plan = NULL;
+    int asked = *of = 0;
+    ml_plan_new(f->g, &roots, &target, layout, NULL, &plan);
+    for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
+        const ml_attention_step *step = plan->schedule->steps.at[i].attention;
+        if (!step) continue;
+        *of += 1;
+        asked += ml_attention_refused(step) == NULL;
+    }
+    ml_plan_free(plan);
+    return asked;
+}
+
+/* No call of a causal ring needs places. With gathered keys one of three has no mask. */
+static void cudnn_serves(fixture *f) {
+    int of;
+    CHECK_EQ_INT(cudnn_calls(f, "cp4 acts s t", &of), 14);
+    CHECK_EQ_INT(of, 14); /* own keys at once, two calls for each other rank's; backward too */
+    CHECK_EQ_INT(cudnn_calls(f, "cp4 acts s", &of), 2);
+    CHECK_EQ_INT(of, 6);
+}
+TEST(shard_attention, cudnn_serves) {
+    fixture_run(cudnn_serves, 3);
 }

@@ -19,9 +19,10 @@
  * gathered again for the backward pass. Linear ops keep partial sums partial while nothing else
  * needs them. Products by groups of rows (experts) are followed by elementwise ops on the rows of a
  * rank's own groups (ML_OWNED) until they are summed; where the layout has an `exchange`, the rows
- * of a split batch are sent to their groups' ranks instead (ML_SENT, shard_exchange.c). Results of
- * a program are made whole (the last roots->kept of them stay where the rule puts them); updates
- * get their state's placement. A value that nothing of the above can cut is computed whole on every
+ * of a split batch are sent to their groups' ranks instead (ML_SENT, shard_exchange.c).
+ * Attention whose queries are cut shares causal work evenly among the ranks (shard_context.c).
+ * Results of a program are made whole (the last roots->kept of them stay where the rule puts them);
+ * updates get their state's placement. A value that nothing of the above can cut is computed whole on every
  * rank. */
 #ifndef ML_SHARD_H
 #define ML_SHARD_H
