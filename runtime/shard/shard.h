@@ -22,8 +22,8 @@
  * of a split batch are sent to their groups' ranks instead (ML_SENT, shard_exchange.c).
  * Attention whose queries are cut shares causal work evenly among the ranks (shard_context.c).
  * Results of a program are made whole (the last roots->kept of them stay where the rule puts them);
- * updates get their state's placement. A value that nothing of the above can cut is computed whole on every
- * rank. */
+ * updates get their state's placement. A value that nothing of the above can cut is computed whole
+ * on every rank. */
 #ifndef ML_SHARD_H
 #define ML_SHARD_H
 
