@@ -122,9 +122,9 @@ static void print_options(int flags) {
         snprintf(left, sizeof left, "%s%s%s", option_table[i].name,
                  option_table[i].value ? " " : "",
                  option_table[i].value ? option_table[i].value : "");
-        printf("  %-18s %s\n", left, option_table[i].doc);
+        printf("  %-20s %s\n", left, option_table[i].doc);
     }
-    printf("  %-18s %s\n", "--help", "this text");
+    printf("  %-20s %s\n", "--help", "this text");
 }
 
 static void print_knobs(void) {
