@@ -152,6 +152,7 @@ static void check_outputs(stage_pipeline *p, const ml_staged *staged, const ml_r
 static void check_updates(stage_pipeline *p, const ml_staged *staged, const ml_roots *whole,
                           double ***inputs, double **expected) {
     double **made[STAGE_SUPPORT_STAGES][SUPPORT_INPUTS] = {0};
+    int ranks = (int)p->layout.axis[0].size;
     for (int s = 0; s < staged->count; s++)
         for (int u = 0; u < staged->stages[s].roots.update_count; u++) {
             const ml_update *update = &staged->stages[s].roots.updates[u];
@@ -168,6 +169,8 @@ static void check_updates(stage_pipeline *p, const ml_staged *staged, const ml_r
         CHECK(p->map.holders[id] != NULL);
         for (const struct ml_holder *h = p->map.holders[id]; h; h = h->next) {
             if (!CHECK(made[h->stage][id] != NULL)) continue;
+            for (const struct ml_holder *of = h->next; sum && of; of = of->next)
+                CHECK(of->stage % ranks != h->stage % ranks); /* they share its memory */
             double *value = p->states[h->stage][id] = made[h->stage][id][0];
             if (!sum) same(p, state->name, u, h->stage, value, expected[u], count);
             for (int64_t k = 0; k < count; k++) total[k] += value[k];

@@ -7,7 +7,7 @@
 #include "runtime/base/knobs.h"
 #include "runtime/plan/place.h"
 
-enum { FREE = -1, NO_CELL = -1 };
+enum { FREE = -1, NO_CELL = -1, NO_PIECE = -1 };
 typedef uint32_t piece_mask;
 
 typedef struct {
@@ -20,6 +20,7 @@ typedef struct {
     int main_pieces; /* without the late one */
     int *level;      /* by node: FREE where it needs nothing received */
     bool *cheap;     /* FREE, and computed anew wherever it is needed */
+    bool *once;      /* by state: read by one piece alone */
     bool *early;     /* of the highest level: something that is sent needs it */
     bool *root;      /* an output or the new value of a state */
     bool *live;
@@ -58,6 +59,7 @@ static void levels_find(cutting *c) {
             int level = c->input_level[ml_graph_args(c->g, n)[0]];
             if (level > 0) c->level[n] = level, c->cheap[n] = false;
         }
+        if (node->op == ML_OP_STATE && c->once[ml_graph_args(c->g, n)[0]]) c->cheap[n] = false;
         for (int i = 0; i < node->source_count; i++) {
             ml_ref source = ml_graph_source(c->g, n, i);
             if (c->level[source] > c->level[n]) c->level[n] = c->level[source];
@@ -192,7 +194,33 @@ static void roots_mark(cutting *c) {
         c->root[r->outputs[i]] = true;
         if (i >= r->output_count - r->kept) c->early[r->outputs[i]] = true;
     }
-    for (int i = 0; i < r->update_count; i++) c->root[r->updates[i].value] = true;
+    for (int i = 0; i < r->update_count; i++) {
+        const ml_update *update = &r->updates[i];
+        c->root[update->value] = true;
+        /* The next microbatch waits for it. */
+        if (c->once[update->state] &&
+            ml_graph_state(c->g, update->state)->kind != ML_STATE_GRADIENT)
+            c->early[update->value] = true;
+    }
+}
+
+/* States that the next microbatch reads while this one is under way. */
+static void states_mark(cutting *c, bool overlaps) {
+    c->once = ML_NEW_ARRAY(c->arena, bool, (size_t)ml_graph_state_count(c->g) + 1);
+    for (int i = 0; overlaps && i < c->roots->update_count; i++)
+        c->once[c->roots->updates[i].state] = true;
+}
+
+static _Noreturn void raise_early_read(const cutting *c, uint32_t state) {
+    const ml_state *info = ml_graph_state(c->g, state);
+    ml_fail(
+        ML_INVALID,
+        "state \"%s\" (%s:%d) is read before what it is assigned is known, and by then a pipeline "
+        "has begun the next microbatch",
+        info->name ? info->name : "?", info->origin.file ? info->origin.file : "?",
+        info->origin.line);
+    ml_help("assign what the forward pass of the layers that read it gives; or microbatches = 1");
+    ml_raise_last();
 }
 
 /* The first piece that has the value. */
@@ -204,6 +232,7 @@ static int home_of(const cutting *c, ml_ref n) {
 static void updates_place(cutting *c, int *piece_of) {
     uint32_t states = ml_graph_state_count(c->g);
     int *last = ML_NEW_ARRAY(c->arena, int, (size_t)states + 1);
+    for (uint32_t i = 0; i < states; i++) last[i] = NO_PIECE;
     for (ml_ref n = 1; n < c->count; n++) {
         if (ml_graph_node(c->g, n)->op != ML_OP_STATE || !c->made[n]) continue;
         int piece = 31 - __builtin_clz(c->made[n]);
@@ -214,6 +243,8 @@ static void updates_place(cutting *c, int *piece_of) {
         ml_ref value = c->roots->updates[i].value;
         int home = home_of(c, value), read = last[c->roots->updates[i].state];
         piece_of[i] = home > read ? home : read;
+        if (c->once[c->roots->updates[i].state] && read != NO_PIECE && read < piece_of[i])
+            raise_early_read(c, c->roots->updates[i].state);
         if (!(c->made[value] & bit(piece_of[i]))) c->need[value] |= bit(piece_of[i]);
     }
 }
@@ -349,6 +380,7 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     out->cell_of_output = ML_NEW_ARRAY(arena, int, (size_t)roots->output_count + 1);
     out->piece_of_output = ML_NEW_ARRAY(arena, int, (size_t)roots->output_count + 1);
     int *update_piece = ML_NEW_ARRAY(arena, int, (size_t)roots->update_count + 1);
+    states_mark(&c, levels->overlaps);
     levels_find(&c);
     pieces_list(&c, levels);
     roots_mark(&c);

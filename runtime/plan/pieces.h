@@ -9,7 +9,11 @@
  * to send, and values that a later piece reads. All cells of a stage and microbatch are one block.
  * Rather than keep a value, a later piece computes it anew where that is light work (elementwise
  * ops, views, all-gathers) on values that take less room or are there anyway: normalised inputs,
- * activations, weights of FSDP. */
+ * activations, weights of FSDP.
+ *
+ * Where microbatches overlap, a state that the program updates is read by one piece alone, which
+ * updates it too: the pieces of a microbatch see it as the microbatch before left it. What is not a
+ * sum of gradients may not be read in a piece before the one that has its new value. */
 #ifndef ML_PIECES_H
 #define ML_PIECES_H
 
@@ -18,8 +22,8 @@
 enum { PIECES_MOST = 32, CELL_GIVEN = -1 };
 
 typedef struct {
-    uint32_t input; /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
-    int from;       /* the piece that computes it; CELL_GIVEN: an input or received */
+    uint32_t input;        /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
+    int from;              /* the piece that computes it; CELL_GIVEN: an input or received */
     int64_t bytes, offset; /* in the block; offsets are multiples of 256 */
 } piece_cell;
 
@@ -35,21 +39,23 @@ typedef struct {
     int count, cell_count;
     piece pieces[PIECES_MOST];
     piece_cell *cells;
-    int *cell_of_output; /* by output of the stage's roots */
+    int *cell_of_output;  /* by output of the stage's roots */
     int *piece_of_output; /* the piece after which it is there */
     int64_t block_bytes;
 } piece_set;
 
 /* Where to cut: the levels at which the stage has work, ascending, the same on every rank of the
- * stage; `late`: the last one in two. */
+ * stage. */
 typedef struct {
     int count; /* at most PIECES_MOST - 1 */
     int level[PIECES_MOST];
-    bool late;
+    bool late;     /* the last one in two */
+    bool overlaps; /* a microbatch begins before the one before it has ended */
 } piece_levels;
 
 /* Cut `g`, a rank's graph. input_level[id] of an INPUT that is received is at least 1 and one of
- * the levels, and 0 for inputs of the program. Graphs are to be freed by pieces_free, the rest is
+ * the levels, and 0 for inputs of the program. Raises ML_INVALID for a state that is read too early
+ * (above). Graphs are to be freed by pieces_free, the rest is
  * in `arena`. */
 void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level,
                 const piece_levels *levels, ml_arena *arena, piece_set *out);

@@ -48,6 +48,7 @@ static void levels_find(staging *s) {
     for (int v = 0; v < c->count; v++) {
         piece_levels *levels = &s->staged->stages[v].levels;
         if (levels->count == 0) level_add(levels, 0);
+        levels->overlaps = s->staged->microbatches > 1;
     }
     for (int i = 0; late && i < c->transfer_count; i++) { /* others wait for the backward pass */
         piece_levels *levels = &s->staged->stages[c->transfers[i].from].levels;

@@ -12,7 +12,8 @@
  * stages that read it in the first program that uses it (a tied embedding: the first and the last);
  * later programs that need it elsewhere are sent it. Its home is the first of them; the optimizer's
  * states live where the gradient is: the new value is made there, and copies receive it. A gradient
- * state that is the sum of parts of several stages keeps a part on each; who reads it gets the sum.
+ * state that is the sum of parts of several stages keeps one on each of their ranks; who reads it
+ * gets the sum.
  * Before it is first assigned the part at home is its initial value and the others are 0. Sums over
  * stages (norms) are added up at the first of their stages, in order, and sent from there.
  *

@@ -241,7 +241,14 @@ static void assign(building *b, uint32_t state, const stage_value *v) {
     *ML_PUSH(b->cut->arena, &b->stages[v->stage].updates) = (ml_update){state, v->made};
 }
 
-/* A sum of gradients: each holder gets its own part. Parts of stages that hold none go home. */
+/* The holder that a part of another stage goes to: that of its rank, else the first. */
+static int holder_for(const stage_cutting *c, const stage_state *state, int stage) {
+    for (int v = stage_next(c, state->set, 0); v >= 0; v = stage_next(c, state->set, v + 1))
+        if (v % c->ranks == stage % c->ranks) return v;
+    return state->home;
+}
+
+/* A sum of gradients: each holder gets its own part, and those of stages that hold none. */
 static void assign_parts(building *b, const ml_update *update) {
     stage_cutting *c = b->cut;
     const stage_state *state = &c->state[update->state];
@@ -252,10 +259,10 @@ static void assign_parts(building *b, const ml_update *update) {
                                   : v == state->home       ? stage_find(value, v)
                                                            : NULL;
         if (part) whole = *part;
-        for (int i = 0;
-             v == state->home && value->kind == STAGE_SUM && i < stage_set_count(c, value->set);
-             i++) {
-            if (stage_in(state->set, value->parts[i].stage)) continue;
+        int parts = value->kind == STAGE_SUM ? stage_set_count(c, value->set) : 0;
+        for (int i = 0; i < parts; i++) {
+            int of = value->parts[i].stage;
+            if (stage_in(state->set, of) || holder_for(c, state, of) != v) continue;
             stage_value sent = {0};
             send(b, update->value, &value->parts[i], v, &sent);
             add_term(b, update->value, &whole, &sent);

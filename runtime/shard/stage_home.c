@@ -221,7 +221,31 @@ static void place_rest(stage_cutting *c) {
             c->node[n].home = c->node[ml_graph_source(c->g, n, 0)].home;
 }
 
-/* A state of gradients that no program used yet has a part wherever its new value has one. */
+/* Whether the backward pass makes it, or what is added to it. */
+static bool is_backward(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    bool backward = node->flags & ML_NODE_BACKWARD;
+    for (int i = 0; i < node->source_count; i++)
+        backward = backward || ml_graph_node(g, ml_graph_source(g, n, i))->flags & ML_NODE_BACKWARD;
+    return backward;
+}
+
+/* The stages that keep parts of a sum: one a rank, for its stages share the memory of a state. The
+ * last to run: the highest of them forward, the lowest backward. */
+static uint64_t *keepers(const stage_cutting *c, ml_ref value) {
+    uint64_t *set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
+    int *keeper = ML_NEW_ARRAY(c->scratch, int, c->ranks); /* 1 + its stage */
+    bool backward = is_backward(c->g, value);
+    for (int v = stage_next(c, c->node[value].set, 0); v >= 0;
+         v = stage_next(c, c->node[value].set, v + 1))
+        if (!backward || !keeper[v % c->ranks]) keeper[v % c->ranks] = v + 1;
+    for (int r = 0; r < c->ranks; r++)
+        if (keeper[r]) stage_include(set, keeper[r] - 1);
+    return set;
+}
+
+/* A state of gradients that no program used yet has a part on each rank where its new value has
+ * one. */
 static bool place_gradient_states(stage_cutting *c) {
     bool any = false;
     for (int i = 0; i < c->roots->update_count; i++) {
@@ -232,10 +256,12 @@ static bool place_gradient_states(stage_cutting *c) {
         int home = value->home >= 0 ? value->home : value->hint;
         if (value->kind <= STAGE_LAZY && home < 0)
             home = stage_by_name(c->g, &c->map, update->state);
-        state->set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
-        for (int w = 0; value->kind == STAGE_SUM && w < c->words; w++)
-            state->set[w] = value->set[w];
-        if (value->kind != STAGE_SUM) stage_include(state->set, home < 0 ? 0 : home);
+        if (value->kind == STAGE_SUM) {
+            state->set = keepers(c, update->value);
+        } else {
+            state->set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
+            stage_include(state->set, home < 0 ? 0 : home);
+        }
         state->home = stage_next(c, state->set, 0);
         any = true;
     }
