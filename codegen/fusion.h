@@ -93,10 +93,10 @@ typedef struct {
 typedef struct {
     uint8_t role;
     bool reached, stored, pinned, unrolled, generic_dot;
-    bool reset;     /* a WHERE that begins a sum of a state anew: a library step of its own */
-    bool taken;     /* a DOT or SCATTER_ADD whose only user, an ADD, is its step's result */
-    uint8_t users;  /* that are not movements, or behind movements; at most 255 */
-    uint32_t group; /* that makes the final value */
+    bool shares;            /* lies in the memory of what it adds to */
+    bool taken;             /* a DOT or SCATTER_ADD whose only user, an ADD, is its step's result */
+    uint8_t users;          /* that are not movements, or behind movements; at most 255 */
+    uint32_t group;         /* that makes the final value */
     uint32_t partial_group; /* that makes the partial results of a REDUCE */
     uint32_t partial_value, value, storage;
     uint32_t layout; /* index of a lower_layout; 0: contiguous in the type's order */

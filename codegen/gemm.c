@@ -304,6 +304,14 @@ static bool is_update_of(const lowering *l, ml_ref n, ml_ref state) {
     return false;
 }
 
+/* The last of the additions that n begins, each with nothing but the next for a user. */
+static ml_ref last_addition(const lowering *l, ml_ref n) {
+    while (!l->info[n].pinned && l->first_user[n + 1] - l->first_user[n] == 1 &&
+           ml_graph_node(l->g, l->user[l->first_user[n]])->op == ML_OP_ADD)
+        n = l->user[l->first_user[n]];
+    return n;
+}
+
 /* Whether n is work + addend, f32 or f64, where the memory of the addend is free after that: a
  * tensor that a library step wrote for n alone, or the state that n is the new value of. */
 static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend) {
@@ -311,9 +319,11 @@ static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend
     const lower_info *product = &l->info[work], *other = &l->info[addend];
     int adder = ml_graph_node(l->g, work)->op, op = ml_graph_node(l->g, addend)->op;
     if (adder != ML_OP_DOT && adder != ML_OP_SCATTER_ADD) return false;
-    if (product->role != LOWER_LIBRARY || work < addend) return false;
+    if (product->role != LOWER_LIBRARY) return false;
+    if (work < (other->product ? other->product : addend)) return false; /* it would have to wait */
     if ((type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
-    if (product->pinned || other->pinned || product->layout || other->layout || l->info[n].layout)
+    if (product->pinned || other->pinned || product->layout || l->info[n].layout ||
+        (other->layout && !other->shares))
         return false;
     if (l->first_user[work + 1] - l->first_user[work] != 1 ||
         l->first_user[addend + 1] - l->first_user[addend] != 1)
@@ -346,19 +356,19 @@ static bool takes_sum(const lowering *l, ml_ref n, ml_ref work, ml_ref kept) {
     const ml_ref single[] = {work, kept, state};
     for (int i = 0; i < 3; i++)
         if (l->first_user[single[i] + 1] - l->first_user[single[i]] != 1) return false;
-    return ml_graph_node(g, state)->op == ML_OP_STATE && is_update_of(l, n, state) &&
+    return ml_graph_node(g, state)->op == ML_OP_STATE &&
+           is_update_of(l, last_addition(l, n), state) &&
            ml_graph_node(g, test)->op == ML_OP_INPUT && ml_graph_type(g, test)->rank == 0 &&
            ml_graph_constant(g, ml_graph_source(g, kept, 1), &zero) && zero == 0;
 }
 
-/* n lies where the kept sum does, so that both can lie where the state is. */
+/* n lies where the kept sum does, so that all terms of it can lie where the state is. */
 static void share_memory(lowering *l, ml_ref n, ml_ref kept) {
     lower_layout *layout = ML_PUSH(l->scratch, &l->layouts);
     layout->holder = kept;
     views_strides(ml_graph_type(l->g, n), layout->stride);
     l->info[n].layout = l->layouts.count - 1;
-    l->info[kept].role = LOWER_LIBRARY;
-    l->info[kept].reset = true;
+    l->info[n].shares = true;
 }
 
 static void take_addition(lowering *l, ml_ref n, ml_ref work) {
@@ -380,9 +390,12 @@ void gemm_take_additions(lowering *l) {
             } else if (takes_addend(l, n, work, other)) {
                 take_addition(l, n, work);
                 l->info[n].addend = other;
+                if (l->info[other].shares)
+                    share_memory(l, n, l->layouts.at[l->info[other].layout].holder);
             } else if (takes_sum(l, n, work, other)) {
                 take_addition(l, n, work);
                 l->info[n].addend = other;
+                l->info[other].role = LOWER_LIBRARY; /* a step of its own: lower_library.c */
                 share_memory(l, n, other);
             }
         }

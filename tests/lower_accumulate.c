@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "codegen/lower.h"
+#include "runtime/graph/passes.h"
 #include "runtime/plan/plan.h"
 #include "tests/ops_support.h"
 
@@ -99,7 +100,7 @@ OPS_TEST(accumulated_products) {
 }
 
 typedef struct {
-    ml_graph *g;
+    ml_graph *g, *opened;
     ml_target target;
     ml_plan *plan;
 } sum_plan;
@@ -161,11 +162,12 @@ TEST(lower, products_accumulate) {
     }
 }
 
-/* state = where(first, 0, state) + a b: cleared or not, then accumulated to, where it is. */
+/* state = where(first, 0, state) + (a b + c d): cleared or not, then accumulated to, where it is.
+ */
 static void plan_microbatch(void *context) {
     sum_plan *p = context;
     p->g = ml_graph_new();
-    ml_ref term = part(p->g, "k", "a", "b");
+    ml_ref term = ml_map2(p->g, ML_OP_ADD, part(p->g, "k", "a", "b"), part(p->g, "j", "c", "d"));
     ml_input first = {.name = "first", .type = {.dtype = ML_BOOL}};
     int64_t input = ml_graph_add_input(p->g, &first);
     ml_state state = {.name = "sum", .kind = ML_STATE_GRADIENT, .type = *ml_graph_type(p->g, term)};
@@ -175,7 +177,8 @@ static void plan_microbatch(void *context) {
     ml_ref kept = ml_where(p->g, test, ml_const(p->g, ML_F32, 0), old);
     ml_update update = {(uint32_t)id, ml_map2(p->g, ML_OP_ADD, kept, term)};
     ml_roots roots = {.updates = &update, .update_count = 1};
-    ml_plan_new(p->g, &roots, &p->target, NULL, NULL, &p->plan);
+    p->opened = ml_open_sums(p->g, &roots);
+    ml_plan_new(p->opened, &roots, &p->target, NULL, NULL, &p->plan);
 }
 
 TEST(lower, microbatches_accumulate_in_place) {
@@ -186,16 +189,17 @@ TEST(lower, microbatches_accumulate_in_place) {
         sum_plan p = {.target = targets[i]};
         CHECK_STATUS(ml_protect(plan_microbatch, &p), ML_OK);
         const ml_schedule *s = p.plan->schedule;
-        CHECK_EQ_INT(s->steps.count, 2);
+        CHECK_EQ_INT(s->steps.count, 3);
         CHECK_EQ_INT(p.plan->arena_bytes, 0);
         CHECK_TEXT(ml_step_label(&s->steps.at[0]), "reset");
-        CHECK(s->steps.at[1].gemm->accumulate);
+        CHECK(s->steps.at[1].gemm->accumulate && s->steps.at[2].gemm->accumulate);
         for (uint32_t t = 0; t < s->steps.count; t++) {
             const ml_step *step = &s->steps.at[t];
             const ml_value *to = &s->values.at[step->values[step->read_count]];
             CHECK_EQ_INT(s->storages.at[to->storage].kind, ML_STORAGE_STATE);
         }
         ml_plan_free(p.plan);
+        ml_graph_free(p.opened);
         ml_graph_free(p.g);
     }
 }

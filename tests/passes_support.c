@@ -186,6 +186,7 @@ static const named_pass passes[] = {
     {"chunk", chunk_small},
     {"all", all_passes},
     {"recompute_little", recompute_little},
+    {"open_sums", ml_open_sums},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

@@ -26,6 +26,10 @@ ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
 /* Whether there is a product of that size at all. */
 bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes);
+/* Terms of sums over microbatches, where those of one microbatch are several products (such as
+ * those of chunks), are added to the state one after the other. After sharding: one by one they
+ * would be reduced over ranks one by one too. */
+ml_graph *ml_open_sums(const ml_graph *from, ml_roots *roots);
 /* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of
  * keeping them, where what they are computed from is kept anyway. */
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);

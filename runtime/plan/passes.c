@@ -166,6 +166,7 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
     const int64_t chunk = (int64_t)ml_knobs()->chunk << 20;
     if (ml_chunk_applies(plan->graph, chunk) && !target->no_fuse) {
         pass_done(plan, ml_chunk(plan->graph, r, chunk), "chunk");
+        pass_done(plan, ml_open_sums(plan->graph, r), "open sums");
         pass_done(plan, ml_simplify(plan->graph, r), "simplify4");
         if (plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
     }
