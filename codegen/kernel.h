@@ -99,6 +99,7 @@ typedef struct ml_kernel {
                                 kernel declares itself, less than 48 KiB are allowed unasked */
     struct ml_kernel *next;  /* to be run with the same pointers once this one is finished, or NULL:
                                 templates (attention backward, scatter_add) need such chains */
+    struct ml_kernel *otherwise; /* CUDA: runs where this chain does not compile; or NULL */
 } ml_kernel;
 
 /* Print `ir` for `target` (emit.c, with loop skeletons in emit_c.c and emit_cuda.c). Raises. */

@@ -32,5 +32,19 @@ void template_attention_c(ml_schedule *s, ml_step *step);
 void template_attention_cuda(ml_schedule *s, ml_step *step);
 /* Tensor-core kernels for bf16; false where they do not serve these shapes (template_mma.c). */
 bool template_attention_mma(attention_printer *p);
+/* The same on Hopper's warpgroup products, for heads of 64 and 128 (template_attention_wgmma.c). */
+bool template_attention_wgmma(attention_printer *p);
+/* bf16 on tensor cores: 16-byte accesses fit every operand; units of exponents (template_mma.c). */
+bool attention_aligned(const attention_printer *p);
+void attention_set_units(attention_printer *p);
+
+/* How a kernel on warpgroup products is cut: warpgroups of 64 rows, rows of the tiles that pass by,
+ * stages of these, blocks on a multiprocessor. */
+typedef struct {
+    int groups, tile, stages, resident;
+} attention_tile;
+/* Expand bodies after what such kernels share; pointers and sizes are set. */
+ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *tile,
+                                  const char *const *bodies, int count, const char *label);
 
 #endif

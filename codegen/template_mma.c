@@ -500,17 +500,21 @@ static bool aligned(const attention_printer *p, int i, bool statistics) {
     return s->dim == 1 && all % 8 == 0;
 }
 
-static bool serves(const attention_printer *p) {
+bool attention_aligned(const attention_printer *p) {
     const ml_attention_step *a = p->a;
-    if (a->dtype != ML_BF16 || p->schedule->target->arch < 80) return false;
-    if (a->head_dim % 8 || a->value_dim % 8 || a->head_dim > 128 || a->value_dim > 128)
-        return false;
+    if (a->dtype != ML_BF16 || a->head_dim % 8 || a->value_dim % 8) return false;
     int reads = a->backward ? 6 : 3, writes = a->backward ? 3 : 2;
     for (int i = 0; i < reads; i++)
         if (!aligned(p, i, i == 4)) return false;
     for (int i = 0; i < writes; i++)
         if (!aligned(p, p->step->read_count + i, !a->backward && i == 1)) return false;
     return true;
+}
+
+static bool serves(const attention_printer *p) {
+    const ml_attention_step *a = p->a;
+    return p->schedule->target->arch >= 80 && a->head_dim <= 128 && a->value_dim <= 128 &&
+           attention_aligned(p);
 }
 
 static void set(attention_printer *p, const char *name, int64_t value) {
@@ -526,7 +530,7 @@ static ml_kernel *finish(attention_printer *p, const char *const *bodies, int co
 
 /* Scores are exponentiated in base 2: `unit` turns a score into an exponent, and `natural` the
  * largest score into a logarithm. Without a score function the scale is part of both. */
-static void set_units(attention_printer *p) {
+void attention_set_units(attention_printer *p) {
     const ml_attention_step *a = p->a;
     ml_template *t = &p->text;
     bool scored = a->args.score != 0;
@@ -579,7 +583,7 @@ bool template_attention_mma(attention_printer *p) {
     int64_t value_width = attention_round_up(a->value_dim, 16);
     int64_t hs = head_width + 8, vs = value_width + 8, ws = hs > vs ? hs : vs, bn = 64;
     int64_t q_blocks = (a->seq + 127) / 128;
-    set_units(p);
+    attention_set_units(p);
     set(p, "q_blocks", q_blocks);
     set(p, "hw", head_width);
     set(p, "vw", value_width);

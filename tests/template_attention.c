@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/knobs.h"
 #include "tests/template_support.h"
 
 typedef enum { NO_SCORE, SOFT_CAP, SLOPES, DOCUMENTS } score_kind;
@@ -52,6 +53,18 @@ static const struct {
     {{1, 2, 2, 64, 256, 64, true, 0, NO_SCORE, false, true, 10, 0, 0}, 128, 256},
     {{1, 2, 1, 64, 192, 32, true, 0, NO_SCORE, true, true, 0, 64, 0}, 0, 192},
     {{1, 2, 2, 60, 256, 64, true, 20, NO_SCORE, false, true, 400, 200, 0}, 0, 128},
+};
+
+/* For kernels on warpgroup products: several tiles, ragged ends, each kind of mask and score. */
+static const shape hopper[] = {
+    {1, 2, 1, 150, 150, 64, true, 0, SOFT_CAP, false},
+    {1, 1, 1, 140, 200, 128, true, 0, SOFT_CAP, true},
+    {1, 2, 2, 70, 300, 64, true, 90, SLOPES, false},
+    {2, 1, 1, 75, 75, 128, true, 0, DOCUMENTS, true},
+    {1, 2, 2, 150, 70, 128, true, 0, NO_SCORE, false}, /* some rows see nothing */
+    {2, 1, 1, 260, 260, 64, false, 0, NO_SCORE, true},
+    {1, 1, 1, 70, 400, 64, true, 0, NO_SCORE, false, true, 330, 0, 0},
+    {1, 2, 1, 70, 150, 128, true, 50, SLOPES, false, true, 130, 90, 7},
 };
 
 static const shape *current;
@@ -168,7 +181,7 @@ static void check_some(const shape *some, size_t count, ml_dtype of, int threads
     for (size_t i = 0; i < count; i += step) {
         current = &some[i];
         kind = spoilt[1] ? "hidden keys" : current->placed ? "part" : "shape";
-        if (!spoilt[1]) number = (int)(current - (current->placed ? parts : shapes));
+        if (!spoilt[1]) number = (int)i;
         template_use_cuda(every() || (!current->placed && (of == ML_BF16 || i % 8 == 0)));
         fixture_run(check_shape, i);
     }
@@ -228,4 +241,22 @@ TEST(template, attention_parts_emulated) {
     if (every()) check_some(parts, PARTS, ML_BF16, 64, 16, 1);
     if (every()) check_some(parts, PARTS, ML_F32, 64, 16, 1);
     template_use_emulator(false);
+}
+
+/* Attention on Hopper's warpgroup products, with each of the tiles that it may be cut into. */
+static void check_hopper(int tiles, size_t first, size_t step) {
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const int kept = knobs->wgmma;
+    knobs->wgmma = tiles;
+    template_use_emulator(true);
+    check_some(hopper + first, sizeof hopper / sizeof *hopper - first, ML_BF16, 64, 16, step);
+    template_use_emulator(false);
+    knobs->wgmma = kept;
+}
+TEST(template, attention_hopper) {
+    check_hopper(1, 0, every() ? 1 : 8);
+}
+TEST(template, attention_hopper_tiles) {
+    if (every()) check_hopper(2, 0, 1);
+    if (every()) check_hopper(3, 0, 1);
 }

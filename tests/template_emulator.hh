@@ -3,6 +3,7 @@
  * functions between the marks of codegen/template_mma.c). Memory checks: 16-byte accesses must be
  * aligned; shared memory is poisoned before each block. Copies and warpgroup products happen as late
  * as they may: when their thread waits for them. */
+#include <map>
 #include <vector>
 
 #include "tests/cuda_emulator.hh"
@@ -99,6 +100,11 @@ struct emulated_copying {
 struct emulated_product {
     float *c;
     unsigned long long left, right;
+    int columns;
+    bool left_flat, right_flat, add;
+    const unsigned *registers[4]; /* the left operand where it is no memory */
+    unsigned given[4];
+    float held[2][16]; /* its two rows of this thread */
 };
 template <typename T> struct emulated_groups {
     std::vector<T> open;
@@ -146,35 +152,142 @@ static inline float emulated_element(unsigned long long operand, bool flat, int 
     memcpy(&half, emulated_shared + at, 2);
     return emulated_half(half, 0);
 }
-/* Of 64 x 256: lane l of warp w has rows 16 w + l / 4 and the eighth after it, columns 2 (l % 4),
- * the next, and so on in steps of eight. */
-static inline void emulated_products_wait(size_t but, bool left_flat, bool right_flat) {
-    emulated_products[threadIdx.x].wait(but, [=](const emulated_product &p) {
-        int row = (int)threadIdx.x / 32 % 4 * 16 + emulated_lane() / 4;
-        for (int k = 0; k < 16; k++) {
-            float left[2] = {emulated_element(p.left, left_flat, row, k),
-                             emulated_element(p.left, left_flat, row + 8, k)};
-            for (int i = 0; i < 64; i++) {
-                int column = i / 2 * 8 + emulated_lane() % 4 * 2 + i % 2;
-                float right = emulated_element(p.right, right_flat, column, k);
-                p.c[i / 2 * 4 + i % 2] += left[0] * right;
-                p.c[i / 2 * 4 + 2 + i % 2] += left[1] * right;
-            }
+static void emulated_complain(const char *what) {
+    fprintf(stderr, "thread %u: %s\n", threadIdx.x, what);
+    abort();
+}
+/* Sums of products under way: nobody may read them (they are NaN), or write them. */
+struct emulated_sum {
+    int products;
+    std::vector<float> value;
+};
+static std::map<float *, emulated_sum> emulated_sums[EMULATED_THREADS];
+static bool emulated_fenced[EMULATED_THREADS];
+
+static inline void emulated_begin() { emulated_fenced[threadIdx.x] = true; }
+static inline void emulated_product_later(const emulated_product &p) {
+    if (!emulated_fenced[threadIdx.x]) emulated_complain("a product without a fence before it");
+    emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
+    if (sum.products++ == 0) {
+        sum.value.assign(p.c, p.c + p.columns / 2);
+        memset(p.c, 0xff, (size_t)p.columns * 2);
+    }
+    emulated_products[threadIdx.x].open.push_back(p);
+}
+/* Of 64 x columns: lane l of warp w has rows 16 w + l / 4 and the eighth after it, columns
+ * 2 (l % 4), the next, and so on in steps of eight. */
+static inline void emulated_multiply(const emulated_product &p, float *c) {
+    int row = (int)threadIdx.x / 32 % 4 * 16 + emulated_lane() / 4;
+    bool held = p.registers[0] != NULL;
+    for (int i = 0; !p.add && i < p.columns / 2; i++) c[i] = 0;
+    for (int k = 0; k < 16; k++) {
+        float left[2];
+        for (int r = 0; r < 2; r++)
+            left[r] = held ? p.held[r][k]
+                           : emulated_element(p.left, p.left_flat, row + 8 * r, k);
+        for (int i = 0; i < p.columns / 4; i++) {
+            int column = i / 2 * 8 + emulated_lane() % 4 * 2 + i % 2;
+            float right = emulated_element(p.right, p.right_flat, column, k);
+            c[i / 2 * 4 + i % 2] += left[0] * right;
+            c[i / 2 * 4 + 2 + i % 2] += left[1] * right;
         }
+    }
+}
+static inline void emulated_products_wait(size_t but) {
+    emulated_fenced[threadIdx.x] = false;
+    emulated_products[threadIdx.x].wait(but, [](const emulated_product &p) {
+        emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
+        for (int i = 0; p.registers[0] && i < 4; i++)
+            if (*p.registers[i] != p.given[i]) emulated_complain("an operand under way is written");
+        emulated_multiply(p, sum.value.data());
+        if (--sum.products) return;
+        for (int i = 0; i < p.columns / 2; i++)
+            if (__float_as_uint(p.c[i]) != ~0u) emulated_complain("a sum under way is written");
+        memcpy(p.c, sum.value.data(), (size_t)p.columns * 2);
+        emulated_sums[threadIdx.x].erase(p.c);
     });
+}
+static inline void emulated_shared_product(float *c, unsigned long long left,
+                                           unsigned long long right, int columns, bool left_flat,
+                                           bool right_flat, bool add) {
+    emulated_product_later({c, left, right, columns, left_flat, right_flat, add, {}, {}, {}});
+}
+/* Four lanes hold two rows of the left operand: lane l columns 2 (l % 4), the next, and the eighth
+ * after them. */
+static inline void emulated_held_product(float *c, const unsigned &a0, const unsigned &a1,
+                                         const unsigned &a2, const unsigned &a3,
+                                         unsigned long long right, int columns, bool right_flat,
+                                         bool add) {
+    static unsigned held[EMULATED_THREADS][4];
+    emulated_product p = {c,   0,  right,           columns, false, right_flat,
+                          add, {&a0, &a1, &a2, &a3}, {a0, a1, a2, a3}, {}};
+    memcpy(held[threadIdx.x], p.given, sizeof p.given);
+    __syncwarp();
+    for (int k = 0; k < 16; k++)
+        for (int r = 0; r < 2; r++)
+            p.held[r][k] = emulated_half(
+                held[(threadIdx.x & ~3u) + (unsigned)k % 8 / 2][r + k / 8 * 2], k % 2);
+    __syncwarp();
+    emulated_product_later(p);
 }
 #define EMULATED_WGMMA(e, left_flat, right_flat)                                                   \
     static inline void e##_landed() { emulated_copies_wait(1); }                                   \
-    static inline void e##_begin() {}                                                              \
+    static inline void e##_begin() { emulated_begin(); }                                           \
     static inline void e##_end() { emulated_products[threadIdx.x].commit(); }                      \
-    static inline void e##_finish() { emulated_products_wait(0, left_flat, right_flat); }          \
-    static inline void e##_finish_but_one() {                                                      \
-        emulated_products_wait(1, left_flat, right_flat);                                          \
-    }                                                                                              \
+    static inline void e##_finish() { emulated_products_wait(0); }                                 \
+    static inline void e##_finish_but_one() { emulated_products_wait(1); }                         \
     static inline void e##_product(float (&c)[128], unsigned long long left,                       \
                                    unsigned long long right) {                                     \
-        emulated_products[threadIdx.x].open.push_back({c, left, right});                           \
+        emulated_shared_product(c, left, right, 256, left_flat, right_flat, true);                 \
     }
+/* A product of the templates that name theirs: its left operand from shared memory (0), or from
+ * registers (1). */
+#define EMULATED_PRODUCT_0(e, name, n, left_flat, right_flat)                                      \
+    static inline void e##_##name(float (&c)[n / 2], unsigned long long left,                      \
+                                  unsigned long long right, int add) {                             \
+        emulated_shared_product(c, left, right, n, left_flat, right_flat, add);                    \
+    }
+#define EMULATED_PRODUCT_1(e, name, n, left_flat, right_flat)                                      \
+    static inline void e##_##name(float (&c)[n / 2], const unsigned &a0, const unsigned &a1,       \
+                                  const unsigned &a2, const unsigned &a3,                          \
+                                  unsigned long long right, int add) {                             \
+        emulated_held_product(c, a0, a1, a2, a3, right, n, right_flat, add);                       \
+    }
+
+/* mbarrier: phases are numbered, the wait is for the one of this parity to end. */
+struct emulated_mbarrier {
+    int arrivals, here;
+    unsigned phase;
+};
+static std::map<unsigned, emulated_mbarrier> emulated_mbarriers;
+static inline void emulated_mbarrier_arrive(unsigned at) {
+    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that nobody made");
+    emulated_mbarrier &b = emulated_mbarriers[at];
+    if (++b.here == b.arrivals) b.here = 0, b.phase++;
+}
+static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
+    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that nobody made");
+    for (long turns = 0; emulated_mbarriers[at].phase % 2 == parity; turns++) {
+        if (turns > 100000) emulated_complain("waits at a barrier for ever");
+        emulated_wait(EMULATED_READY);
+    }
+}
+#define EMULATED_ASYNC(e)                                                                          \
+    template <int LATER> static inline void e##_landed() { emulated_copies_wait(LATER); }          \
+    static inline void e##_begin() { emulated_begin(); }                                           \
+    static inline void e##_end() { emulated_products[threadIdx.x].commit(); }                      \
+    template <int LATER> static inline void e##_finish() { emulated_products_wait(LATER); }        \
+    static inline void e##_barrier(unsigned at, int arrivals) {                                    \
+        emulated_mbarriers[at] = {arrivals, 0, 0};                                                 \
+    }                                                                                              \
+    static inline void e##_arrive(unsigned at) { emulated_mbarrier_arrive(at); }                   \
+    static inline void e##_await(unsigned at, unsigned parity) {                                   \
+        emulated_mbarrier_await(at, parity);                                                       \
+    }                                                                                              \
+    static inline void e##_meet(int group) { emulated_barrier(1 + group, 128); }                  \
+    template <int> static inline void e##_fewer_registers() {}                                     \
+    template <int> static inline void e##_more_registers() {}                                      \
+    template <typename T> static inline void e##_hold(T &) {}
 #define EMULATED_PTX(e)                                                                            \
     static inline unsigned e##_address(const void *shared) {                                       \
         return (unsigned)((const char *)shared - emulated_shared);                                 \
@@ -212,7 +325,7 @@ static void emulated_run(void (*body)(void *), void *arguments, unsigned grid, u
                          int block, long bytes) {
     emulated_body = body;
     emulated_bytes = bytes;
-    emulated_shared = (char *)aligned_alloc(64, (size_t)(bytes + 64) / 64 * 64);
+    emulated_shared = (char *)aligned_alloc(1024, (size_t)(bytes + 1024) / 1024 * 1024);
     emulated_launch(emulated_poisoned, arguments, grid, grid_y, block);
     free(emulated_shared);
 }

@@ -47,6 +47,9 @@ static const knob KNOBS[] = {
     {"MLUA_DETERMINISTIC", "0|1",
      "0: let the GPU's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
+    {"MLUA_WGMMA", "0..3",
+     "mlua's own attention on Hopper: which tiles of the warpgroup products (default 1); 0: none",
+     NUMBER, AT(wgmma)},
     {"MLUA_BLAS", "0|1",
      "matrix products on the CPU: 0 by mlua's own kernels, 1 by OpenBLAS; by the faster where not "
      "set",
@@ -81,6 +84,7 @@ enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 static ml_knobs_values values = {.tune = true,
                                  .cudnn = true,
                                  .deterministic = true,
+                                 .wgmma = 1,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
                                  .recompute = ML_RECOMPUTE_THRIFTY,

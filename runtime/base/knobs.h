@@ -19,6 +19,7 @@ typedef struct {
     bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes */
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
+    int wgmma;           /* MLUA_WGMMA=0: no attention on warpgroup products; N: their tiles */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
     int recompute;       /* MLUA_RECOMPUTE=1: recompute activations whatever the time; 0: none */
     int chunk;           /* MLUA_CHUNK=MiB: logits beyond this are made in chunks; 0: never */

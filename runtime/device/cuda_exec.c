@@ -94,8 +94,8 @@ static void load_images(void *argument) {
 }
 
 /* Compile and load what the device does not have yet. Templates that cuDNN stands in for are left
- * out where `templates` is not set. Distinct keys are compiled once. Raises. */
-static void load_kernels(ml_executable *e, bool templates) {
+ * out where `templates` is not set. Distinct keys are compiled once. */
+static ml_status try_kernels(ml_executable *e, bool templates) {
     kernel_list list = {0};
     ml_index seen = {.arena = e->arena};
     for (uint32_t i = 0; i < e->step_count; i++) {
@@ -104,7 +104,7 @@ static void load_kernels(ml_executable *e, bool templates) {
         if (attention ? templates && !step->attention : !templates)
             list_kernels(e, step, &seen, &list);
     }
-    if (list.count == 0) return;
+    if (list.count == 0) return ML_OK;
     image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
     int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);
     int threads = ml_cpu_count() < 32 ? ml_cpu_count() : 32;
@@ -116,6 +116,29 @@ static void load_kernels(ml_executable *e, bool templates) {
     ml_pool_free(pool);
     if (status == ML_OK) status = ml_protect(load_images, &work);
     if (jit) ml_jit_cuda_free(jit);
+    return status;
+}
+
+/* Kernels with instructions that this NVRTC does not know give way to those it knows. */
+static bool take_others(ml_executable *e) {
+    bool any = false;
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        const cuda_step *step = &e->steps[i];
+        ml_step *of_plan = &e->plan->schedule->steps.at[i];
+        if (step->attention || !of_plan->kernel || !of_plan->kernel->otherwise) continue;
+        of_plan->kernel = of_plan->kernel->otherwise;
+        any = true;
+    }
+    return any;
+}
+
+/* Raises. */
+static void load_kernels(ml_executable *e, bool templates) {
+    ml_status status = try_kernels(e, templates);
+    if (status == ML_COMPILE && templates && take_others(e)) {
+        ml_debug(1, "attention: no warpgroup products: %s\n", ml_error_last()->text);
+        status = try_kernels(e, templates);
+    }
     if (status != ML_OK) ml_raise_last();
 }
 

@@ -1,0 +1,474 @@
+/* Attention for Hopper (sm_90a): bf16, heads of 64 and 128, on warpgroup products (wgmma).
+ *
+ * A block owns 64 rows a warpgroup, whose operands stay in shared memory, and walks over tiles that
+ * one more warpgroup brings: copies of 16 bytes (cp.async, so that operands may have any strides
+ * and need no tensor maps made on the host) into a ring of stages, each with two barriers
+ * (mbarrier): full, and empty again. The others wait for nobody but it, so that one's softmax runs
+ * beside another's products; in a warpgroup the scores of the next tile and the products of this
+ * one's probabilities are under way together.
+ *
+ * Tiles lie in blocks of 64 columns; in a block each row is a line of 128 bytes, whose 16-byte
+ * pieces are exchanged by the row modulo 8, as wgmma's 128-byte mode expects: read with columns as
+ * depth (queries by keys) or with rows as depth (probabilities by values). Accumulators are
+ * registers: lane l of warp w of a warpgroup holds rows 16 w + l / 4 and the eighth after it,
+ * columns 2 (l % 4), the next, and so on in steps of eight; rounded to bf16 they are the left
+ * operand of the next product as they are.
+ *
+ * Predicted (forward, an SM's cycles for 128 queries x 128 keys): products 2,048 with heads of 128
+ * and 1,024 with 64; softmax 16,384 elements x 8 instructions / 128 lanes = 1,000, and 2,600 to
+ * 3,300 with a soft cap (three of its 20 instructions on a unit of 16 lanes). Overlapped to two
+ * thirds: 480-560 TFLOP/s plain and 370-420 with a soft cap with heads of 128, 250-300 and 180-220
+ * with 64. Registers: out + scores + probabilities = 64 + 64 + 32 of 232 with heads of 128
+ * and 32 + 64 + 32 with 64: ptxas spills nothing, with a soft cap either. */
+#include "codegen/template_attention.h"
+#include "runtime/base/knobs.h"
+
+/* Between the marks: what tests replace to run without a GPU. */
+static const char async_text[] = R"(
+/* ASYNC */
+/* All of this thread's copies but those of the LATER latest groups: visible to products. */
+template <int LATER> static __device__ __forceinline__ void ${e}_landed() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_end() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int LATER> static __device__ __forceinline__ void ${e}_finish() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LATER) : "memory");
+}
+static __device__ __forceinline__ void ${e}_barrier(unsigned at, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+static __device__ __forceinline__ void ${e}_arrive(unsigned at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+static __device__ __forceinline__ void ${e}_await(unsigned at, unsigned parity) {
+    unsigned done;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.b32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(at), "r"(parity)
+                     : "memory");
+    while (!done);
+}
+/* A warpgroup's threads meet. Named by a constant: a kernel with any barrier takes all of them. */
+static __device__ __forceinline__ void ${e}_meet(int group) {
+    if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
+    if (group == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
+    if (group == 2) asm volatile("bar.sync 3, 128;" ::: "memory");
+}
+template <int COUNT> static __device__ __forceinline__ void ${e}_fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void ${e}_more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+/* What products wrote, or read, may be touched from here on: not before, for the compiler too. */
+template <int N> static __device__ __forceinline__ void ${e}_hold(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+template <int N> static __device__ __forceinline__ void ${e}_hold(unsigned (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
+}
+/* end of ASYNC */
+)";
+
+static const char common_text[] = R"(
+/* Where a 16-byte piece of a row lies in a tile. */
+static __device__ __forceinline__ unsigned ${e}_place(int tile_rows, int row, int piece) {
+    return piece / 8 * tile_rows * 128 + row * 128 + (piece % 8 ^ row % 8) * 16;
+}
+/* An operand of products in shared memory; `block` bytes from one block of columns to the next. */
+static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned address,
+                                                                  unsigned block) {
+    return 1ull << 62 | 1024ull >> 4 << 32 | (unsigned long long)(block >> 4) << 16 |
+           (address & 0x3ffffu) >> 4;
+}
+/* A warpgroup starts to copy `rows` rows, of which `there` exist, to a tile from row `first` on. */
+static __device__ __forceinline__ void ${e}_fill(unsigned tile, int tile_rows, int first, int rows,
+                                                 const ml_bf16 *from, long long stride,
+                                                 int there) {
+#pragma unroll 4
+    for (int i = threadIdx.x % 128; i < rows * (${dim} / 8); i += 128) {
+        int r = i / (${dim} / 8), piece = i % (${dim} / 8);
+        bool valid = r < there;
+        ${e}_copy(tile + ${e}_place(tile_rows, first + r, piece),
+                  from + (valid ? r * stride + piece * 8 : 0), valid ? 16 : 0);
+    }
+}
+/* s = 64 rows of the left tile by all of the right one, columns as depth. */
+static __device__ __forceinline__ void ${e}_scores(float (&s)[${tile} / 2], unsigned left,
+                                                   unsigned right) {
+#pragma unroll
+    for (int k = 0; k < ${dim} / 16; k++)
+        ${e}_score(s, ${e}_operand(left + k / 4 * ${rows} * 128 + k % 4 * 32, 16),
+                   ${e}_operand(right + k / 4 * ${tile} * 128 + k % 4 * 32, 16), k > 0);
+}
+/* sum += p by the right tile, its rows as depth. */
+static __device__ __forceinline__ void ${e}_chain(float (&sum)[${dim} / 2],
+                                                  const unsigned (&p)[${tile} / 4],
+                                                  unsigned right) {
+#pragma unroll
+    for (int k = 0; k < ${tile} / 16; k++)
+        ${e}_weigh(sum, p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3],
+                   ${e}_operand(right + k * 2048, ${tile} * 128), 1);
+}
+static __device__ __forceinline__ void ${e}_round(unsigned (&p)[${tile} / 4],
+                                                  const float (&s)[${tile} / 2]) {
+#pragma unroll
+    for (int i = 0; i < ${tile} / 4; i++) p[i] = ${e}_pack(s[2 * i], s[2 * i + 1]);
+}
+/* A warp's 16 rows of a sum through its rows of a tile, which nobody needs any more, to memory. */
+static __device__ __forceinline__ void ${e}_spill(char *tile, int row,
+                                                  const float (&sum)[${dim} / 2], float factor,
+                                                  ml_bf16 *to, long long stride, int there) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int u = 0; u < ${dim} / 8; u++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            *(unsigned *)(tile + ${e}_place(${rows}, row + r * 8 + lane / 4, u) + lane % 4 * 4) =
+                ${e}_pack(sum[u * 4 + 2 * r] * factor, sum[u * 4 + 2 * r + 1] * factor);
+    __syncwarp();
+    for (int i = lane; i < 16 * (${dim} / 8); i += 32) {
+        int r = i / (${dim} / 8), piece = i % (${dim} / 8);
+        if (r < there)
+            *(uint4 *)(to + r * stride + piece * 8) =
+                *(const uint4 *)(tile + ${e}_place(${rows}, row + r, piece));
+    }
+}
+/* The place in the ring of stages; a stage's barriers are 8 bytes: all full, then all empty. */
+struct ${e}_ring {
+    int stage;
+    unsigned parity;
+    __device__ __forceinline__ void next() {
+        if (++stage == ${stages}) stage = 0, parity ^= 1;
+    }
+};
+static __device__ __forceinline__ void ${e}_make_ring(unsigned barriers) {
+    if (threadIdx.x == 0)
+        for (int i = 0; i < ${stages}; i++) {
+            ${e}_barrier(barriers + i * 8, 128); /* copying threads */
+            ${e}_barrier(barriers + (${stages} + i) * 8, ${groups} * 4); /* the others' warps */
+        }
+    __syncthreads();
+}
+static __device__ __forceinline__ void ${e}_release(unsigned barriers, int stage) {
+    if (threadIdx.x % 32 == 0) ${e}_arrive(barriers + (${stages} + stage) * 8);
+}
+/* The copying warpgroup's side: a stage that is free; all copies of it are under way. */
+struct ${e}_feed {
+    unsigned barriers;
+    int given;
+    ${e}_ring ahead, behind;
+    __device__ __forceinline__ int free_stage() {
+        ${e}_await(barriers + (${stages} + ahead.stage) * 8, ahead.parity ^ 1);
+        return ahead.stage;
+    }
+    __device__ __forceinline__ void give() {
+        ${e}_commit();
+        ahead.next();
+        if (given++ < ${stages} - 2) return;
+        ${e}_landed<${stages} - 2>();
+        ${e}_arrive(barriers + behind.stage * 8);
+        behind.next();
+    }
+    __device__ __forceinline__ void finish() {
+        ${e}_landed<0>();
+        for (; behind.stage != ahead.stage || behind.parity != ahead.parity; behind.next())
+            ${e}_arrive(barriers + behind.stage * 8);
+    }
+};
+)";
+
+/* Shared memory: queries; stages of keys or values; barriers. Tiles come in the order in which they
+ * are needed: keys 0, keys 1, values 0, keys 2, values 1, ..., the last values. */
+static const char forward_text[] = R"(
+static __device__ __forceinline__ void ${e}_produce(const ml_bf16 *k, const ml_bf16 *v, int first,
+                                                    int blocks, unsigned stages,
+                                                    unsigned barriers) {
+    ${e}_feed feed = {barriers};
+    for (int t = 0; t < 2 * blocks; t++) {
+        bool last = t == 2 * blocks - 1, keys = !last && (t == 0 || t % 2);
+        int key = first + (last ? blocks - 1 : keys ? (t + 1) / 2 : t / 2 - 1) * ${tile};
+        unsigned to = stages + feed.free_stage() * ${tile_bytes};
+        if (keys)
+            ${e}_fill(to, ${tile}, 0, ${tile}, k + key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
+        else
+            ${e}_fill(to, ${tile}, 0, ${tile}, v + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
+        feed.give();
+    }
+    feed.finish();
+}
+/* One tile: scores to probabilities, statistics of the rows, and the factor for what was summed.
+ * `query` is the warpgroup's first one. */
+static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int batch, int head,
+                                                    int query, int key, float (&s)[${tile} / 2],
+                                                    float (&largest)[2], float (&total)[2],
+                                                    float (&shrink)[2]) {
+    int lane = threadIdx.x % 32, last_query = query + 63, keys = ${tile};
+    (void)last_query, (void)keys;
+    ${places}
+    bool masked = key + ${tile} > ${kv_seq} || (${crosses});
+    query += threadIdx.x / 32 % 4 * 16 + lane / 4;
+    key += lane % 4 * 2;
+    ${captures}
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int qi = query + r * 8;
+        qi = qi < ${seq} ? qi : ${seq} - 1;
+        if (${scored}) {
+#pragma unroll
+            for (int n = 0; n < ${tile} / 8; n++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    int kv = key + n * 8 + c;
+                    ${clamp_key}
+                    float x = s[n * 4 + 2 * r + c] * ${scale};
+                    ${score}
+                    s[n * 4 + 2 * r + c] = x < ${lowest} ? ${lowest} : x;
+                }
+        }
+        if (masked) {
+#pragma unroll
+            for (int n = 0; n < ${tile} / 8; n++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    int kv = key + n * 8 + c;
+                    if (!(kv < ${kv_seq} && (${visible}))) s[n * 4 + 2 * r + c] = ${lowest};
+                }
+        }
+        float next = largest[r];
+#pragma unroll
+        for (int n = 0; n < ${tile} / 8; n++)
+            next = fmaxf(next, fmaxf(s[n * 4 + 2 * r], s[n * 4 + 2 * r + 1]));
+        next = fmaxf(next, __shfl_xor_sync(~0u, next, 1));
+        next = fmaxf(next, __shfl_xor_sync(~0u, next, 2));
+        float base = next <= ${lowest} ? 0.0f : next * ${unit}; /* a row without keys so far */
+        shrink[r] = ${e}_exp2(largest[r] * ${unit} - base);
+        largest[r] = next;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < ${tile} / 8; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float x = ${e}_exp2(s[n * 4 + 2 * r + c] * ${unit} - base);
+                s[n * 4 + 2 * r + c] = x;
+                sum += x;
+            }
+        total[r] = total[r] * shrink[r] + sum;
+    }
+}
+/* What a warpgroup sums over all tiles. */
+static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int batch, int head,
+                                                    int query, int first, int blocks,
+                                                    unsigned queries_at, unsigned stages,
+                                                    unsigned barriers, float (&out)[${dim} / 2],
+                                                    float (&largest)[2], float (&total)[2]) {
+    float s[${tile} / 2], shrink[2];
+    unsigned p[${tile} / 4];
+    ${e}_ring ring = {};
+    ${e}_await(barriers, 0);
+    ${e}_begin();
+    ${e}_scores(s, queries_at, stages);
+    ${e}_end();
+    ${e}_finish<0>();
+    ${e}_hold(s);
+    ${e}_release(barriers, 0);
+    ring.next();
+    ${e}_softmax(a, batch, head, query, first, s, largest, total, shrink);
+    ${e}_round(p, s);
+    for (int block = 1; block < blocks; block++) {
+        int keys_stage = ring.stage;
+        ${e}_await(barriers + ring.stage * 8, ring.parity);
+        ring.next();
+        ${e}_begin();
+        ${e}_scores(s, queries_at, stages + keys_stage * ${tile_bytes});
+        ${e}_end();
+        int values_stage = ring.stage;
+        ${e}_await(barriers + ring.stage * 8, ring.parity);
+        ring.next();
+        ${e}_chain(out, p, stages + values_stage * ${tile_bytes});
+        ${e}_end();
+        ${e}_finish<1>();
+        ${e}_hold(s);
+        ${e}_release(barriers, keys_stage);
+        ${e}_softmax(a, batch, head, query, first + block * ${tile}, s, largest, total, shrink);
+        ${e}_finish<0>();
+        ${e}_hold(out);
+        ${e}_hold(p);
+        ${e}_release(barriers, values_stage);
+#pragma unroll
+        for (int i = 0; i < ${dim} / 2; i++) out[i] *= shrink[i / 2 % 2];
+        ${e}_round(p, s);
+    }
+    ${e}_await(barriers + ring.stage * 8, ring.parity);
+    ${e}_begin();
+    ${e}_chain(out, p, stages + ring.stage * ${tile_bytes});
+    ${e}_end();
+    ${e}_finish<0>();
+    ${e}_hold(out);
+}
+extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_arguments a) {
+    extern __shared__ uint4 ${e}_shared[]; ${places}
+    unsigned before = (1024 - ${e}_address(${e}_shared) % 1024) % 1024;
+    char *query_tile = (char *)${e}_shared + before;
+    unsigned queries_at = ${e}_address(query_tile), stages = queries_at + ${rows} * ${dim} * 2;
+    unsigned barriers = stages + ${stages} * ${tile_bytes};
+    int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
+    int batch = blockIdx.x / (${q_blocks} * ${heads});
+    int query = (${q_blocks} - 1 - block) * ${rows}; /* the longest causal rows first */
+    int kv_head = head / ${group}, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int last_query = query + ${rows} - 1 < ${seq} ? query + ${rows} - 1 : ${seq} - 1;
+    (void)last_query;
+    int first = ${first_key}, end = ${end_key};
+    first = first / ${tile} * ${tile};
+    int blocks = end > first ? (end - first + ${tile} - 1) / ${tile} : 0;
+    ${e}_make_ring(barriers);
+    if (warp >= ${groups} * 4) {
+        ${e}_fewer_registers<${fewer}>();
+        ${e}_produce((const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head},
+                     (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head}, first, blocks,
+                     stages, barriers);
+    } else {
+        ${e}_more_registers<${more}>();
+        int own = warp / 4 * 64, row = warp * 16; /* rows of the warpgroup, of the warp */
+        ${e}_fill(queries_at, ${rows}, own, 64, (const ml_bf16 *)a.p[0] + ${q_batch} +
+                  head * ${q_head} + (query + own) * ${q_seq}, ${q_seq}, ${seq} - query - own);
+        ${e}_commit();
+        ${e}_landed<0>();
+        ${e}_meet(warp / 4);
+        float out[${dim} / 2] = {}, largest[2] = {${lowest}, ${lowest}}, total[2] = {};
+        if (blocks)
+            ${e}_consume(a, batch, head, query + own, first, blocks, queries_at + own * 128, stages,
+                         barriers, out, largest, total);
+        ${e}_meet(warp / 4); /* nobody reads queries any more */
+        float *lse = (float *)a.p[${lse_at}] + ${lse_batch} + head * ${lse_head};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float sum = total[r];
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            float inverse = sum == 0 ? 0 : 1 / sum;
+            int qi = query + row + r * 8 + lane / 4;
+            if (lane % 4 == 0 && qi < ${seq})
+                lse[qi * ${lse_seq}] =
+                    sum == 0 ? -ML_INF : largest[r] * ${natural} + logf(sum);
+#pragma unroll
+            for (int n = 0; n < ${dim} / 8; n++)
+                out[n * 4 + 2 * r] *= inverse, out[n * 4 + 2 * r + 1] *= inverse;
+        }
+        query += row;
+        ${e}_spill(query_tile, row, out, 1.0f, (ml_bf16 *)a.p[${o_at}] + ${o_batch} +
+                   head * ${o_head} + query * ${o_seq}, ${o_seq}, ${seq} - query);
+    }
+}
+)";
+
+/* What may be tuned on the card: MLUA_WGMMA=N takes variant N of each kernel (from 1). */
+static const attention_tile forward_tiles[2][3] = {
+    /* heads of 64 */
+    {{.groups = 2, .tile = 128, .stages = 6, .resident = 1},
+     {.groups = 2, .tile = 64, .stages = 4, .resident = 2},
+     {.groups = 3, .tile = 64, .stages = 6, .resident = 1}},
+    /* heads of 128 */
+    {{.groups = 2, .tile = 128, .stages = 4, .resident = 1},
+     {.groups = 2, .tile = 64, .stages = 6, .resident = 1},
+     {.groups = 3, .tile = 64, .stages = 5, .resident = 1}},
+};
+
+/* A product of 64 x columns x 16: its left operand from shared memory (registers: from 4 of them),
+ * with depth innermost unless it is flat. The mark tells tests what to put in its place. */
+static void add_product(ml_text *out, const char *name, int columns, bool registers, bool left_flat,
+                        bool right_flat) {
+    int sums = columns / 2, after = sums + (registers ? 5 : 2);
+    ml_text_add(out, "/* PRODUCT %s %d %d %d %d */\n", name, columns, registers, left_flat,
+                right_flat);
+    ml_text_add(out, "static __device__ __forceinline__ void ${e}_%s(float (&c)[%d], ", name, sums);
+    ml_text_add(out, registers ? "unsigned a0, unsigned a1, unsigned a2, unsigned a3, "
+                               : "unsigned long long left, ");
+    ml_text_add(out,
+                "unsigned long long right, int add) {\n"
+                "    asm volatile(\"{ .reg .pred p; setp.ne.b32 p, %%%d, 0; \"\n"
+                "                 \"wgmma.mma_async.sync.aligned.m64n%dk16.f32.bf16.bf16 {",
+                after, columns);
+    for (int i = 0; i < sums; i++) ml_text_add(out, "%s%%%d", i ? ", " : "", i);
+    if (registers)
+        ml_text_add(out, "}, {%%%d, %%%d, %%%d, %%%d}, %%%d, p, 1, 1, %d; }\"\n", sums, sums + 1,
+                    sums + 2, sums + 3, sums + 4, right_flat);
+    else
+        ml_text_add(out, "}, %%%d, %%%d, p, 1, 1, %d, %d; }\"\n", sums, sums + 1, left_flat,
+                    right_flat);
+    ml_text_add(out, "                 : ");
+    for (int i = 0; i < sums; i++) ml_text_add(out, "%s\"+f\"(c[%d])", i ? ", " : "", i);
+    ml_text_add(out, "\n                 : %s\"l\"(right), \"r\"(add));\n}\n/* end of PRODUCT */\n",
+                registers ? "\"r\"(a0), \"r\"(a1), \"r\"(a2), \"r\"(a3), " : "\"l\"(left), ");
+}
+
+ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *tile,
+                                  const char *const *bodies, int count, const char *label) {
+    ml_template *t = &p->text;
+    int dim = (int)p->a->head_dim;
+    /* A thread's registers of 64 Ki: the copying warpgroup leaves most of its own to the others. */
+    int each = 512 / tile->resident, fewer = tile->groups * tile->resident == 2 ? 40 : 32;
+    int more = (each - fewer) / tile->groups / 8 * 8;
+    ml_text body = {.arena = t->arena};
+    const struct {
+        const char *name;
+        int value;
+    } sizes[] = {
+        {"dim", dim},
+        {"groups", tile->groups},
+        {"rows", tile->groups * 64},
+        {"tile", tile->tile},
+        {"tile_bytes", tile->tile * dim * 2},
+        {"stages", tile->stages},
+        {"resident", tile->resident},
+        {"threads", (tile->groups + 1) * 128},
+        {"fewer", fewer},
+        {"more", more},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        template_set(t, sizes[i].name, "%d", sizes[i].value);
+    ml_text_add(&body, "%s%s", template_mma_ptx, async_text);
+    add_product(&body, "score", tile->tile, false, false, false);
+    add_product(&body, "weigh", dim, true, false, true);
+    ml_text_add(&body, "%s", common_text);
+    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
+    return template_kernel(t, body.text, label, p->step->read_count + p->step->write_count);
+}
+
+static void print_forward(attention_printer *p, int variant) {
+    const ml_attention_step *a = p->a;
+    const attention_tile *tile = &forward_tiles[a->head_dim == 128][variant];
+    int64_t rows = tile->groups * 64, blocks = (a->seq + rows - 1) / rows;
+    template_set(&p->text, "q_blocks", "%lld", (long long)blocks);
+    const char *const bodies[] = {forward_text};
+    p->step->kernel = attention_wgmma_kernel(p, tile, bodies, 1, "attention wgmma");
+    template_launch(
+        p->step->kernel, blocks * a->heads * p->batches, 1, 1, (uint32_t)(tile->groups + 1) * 128,
+        1024 + (rows + tile->stages * tile->tile) * a->head_dim * 2 + 2 * 8 * tile->stages);
+}
+
+static bool serves(const attention_printer *p) {
+    enum { HOPPER = 90 };
+    const ml_attention_step *a = p->a;
+    return p->schedule->target->arch == HOPPER && ml_knobs()->wgmma &&
+           (a->head_dim == 64 || a->head_dim == 128) && a->value_dim == a->head_dim &&
+           attention_aligned(p);
+}
+
+bool template_attention_wgmma(attention_printer *p) {
+    if (!serves(p) || p->a->backward) return false;
+    int variant = ml_knobs()->wgmma - 1;
+    attention_set_units(p);
+    print_forward(p, variant < 3 ? variant : 0);
+    return true;
+}
