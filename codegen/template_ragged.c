@@ -16,6 +16,7 @@ typedef struct {
     ml_template text;
     const ml_ragged *r;
     int64_t tile_m, tile_n, tiles; /* most tiles of rows */
+    int64_t height;                /* blocks along the rows */
 } printer;
 
 /* Rows of a group as they are counted: from 0 through all elements of the batch. A walk is at one
@@ -39,6 +40,13 @@ static __device__ __forceinline__ void ${e}_seek(${e}_walk &w, ${e}_arguments &a
         w.first += w.count;
         ${e}_enter(w, a, group, w.batch + 1);
     }
+}
+/* Blocks go through bands of columns: those that run together read few rows and few columns, which
+ * then come from the cache. */
+static __device__ __forceinline__ void ${e}_order(int block, int &row, int &column) {
+    int band = block / (${band} * ${height}), rest = block % (${band} * ${height});
+    int width = ${n_tiles} - band * ${band} < ${band} ? ${n_tiles} - band * ${band} : ${band};
+    row = rest / width, column = band * ${band} + rest % width;
 }
 static __device__ __forceinline__ long long ${e}_count(${e}_arguments &a, int group) {
     ${e}_walk w;
@@ -86,7 +94,9 @@ static __device__ __noinline__ void ${e}_clear(${e}_arguments &a, int window, in
 static const char dot_text[] = R"(
     __shared__ long long row_at[${tm}], out_at[${tm}], tile_first;
     __shared__ int tile_group;
-    int column = blockIdx.x * ${tn}, tile = blockIdx.y;
+    int tile, column;
+    ${e}_order(blockIdx.y * ${n_tiles} + blockIdx.x, tile, column);
+    column *= ${tn};
     int columns = ${n} - column < ${tn} ? ${n} - column : ${tn};
     if (tile >= ${tiles}) {
         ${e}_clear(a, tile - ${tiles}, column, columns);
@@ -130,7 +140,9 @@ static const char dot_text[] = R"(
 
 static const char outer_text[] = R"(
     int group = blockIdx.y;
-    int m = blockIdx.x / ${n_tiles} * ${tm}, n = blockIdx.x % ${n_tiles} * ${tn};
+    int m, n;
+    ${e}_order(blockIdx.x, m, n);
+    m *= ${tm}, n *= ${tn};
     int rows = ${k} - m < ${tm} ? ${k} - m : ${tm}, columns = ${n} - n < ${tn} ? ${n} - n : ${tn};
     long long depth = ${e}_count(a, group);
     ${e}_walk walk, walk_right;
@@ -369,6 +381,17 @@ static int64_t windows_of(const ml_ragged *r) {
     return (r->rows + CLEAR_WINDOW - 1) / CLEAR_WINDOW;
 }
 
+/* Columns of a matrix that stay in the cache while rows pass by; of an outer product, as many as
+ * there are rows in what runs together. */
+static int64_t band_of(const printer *p) {
+    enum { CACHED_BYTES = 16 << 20, SQUARE = 12 };
+    int64_t columns = (p->r->n + p->tile_n - 1) / p->tile_n;
+    int64_t bytes = p->r->k * p->tile_n * ml_dtypes[p->r->dtype].bytes;
+    int64_t band = p->r->outer ? SQUARE : CACHED_BYTES / (bytes + 1);
+    if (band > columns) return columns;
+    return band > 1 ? band : 1;
+}
+
 static void set_sizes(printer *p) {
     const ml_ragged *r = p->r;
     template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
@@ -381,6 +404,8 @@ static void set_sizes(printer *p) {
     template_set(&p->text, "batches", "%lld", (long long)r->batch);
     template_set(&p->text, "tiles", "%lld", (long long)p->tiles);
     template_set(&p->text, "window", "%d", CLEAR_WINDOW);
+    template_set(&p->text, "height", "%lld", (long long)p->height);
+    template_set(&p->text, "band", "%lld", (long long)band_of(p));
     template_set(&p->text, "windows", "%lld", (long long)windows_of(r));
     template_set_text(&p->text, "zero", template_store(p->text.arena, r->c_dtype, "0.0f"));
     const char *walk =
@@ -471,12 +496,12 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         p.tiles + clearing > 65535)
         ml_raise(ML_INVALID, "a product of %lld rows in %lld groups is too large for the GPU",
                  (long long)(r->batch * r->rows), (long long)r->groups);
+    p.height = r->outer ? (r->k + p.tile_m - 1) / p.tile_m : p.tiles + clearing;
     set_sizes(&p);
     step->kernel = wgmma ? wgmma_kernel(&p) : mma ? mma_kernel(&p) : plain_kernel(&p);
     uint32_t shared = step->kernel->shared_bytes;
     if (r->outer)
-        template_launch(step->kernel, columns * ((r->k + p.tile_m - 1) / p.tile_m), r->groups, 1,
-                        256, shared);
+        template_launch(step->kernel, columns * p.height, r->groups, 1, 256, shared);
     else
-        template_launch(step->kernel, columns, p.tiles + clearing, 1, 256, shared);
+        template_launch(step->kernel, columns, p.height, 1, 256, shared);
 }
