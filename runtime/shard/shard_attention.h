@@ -9,7 +9,7 @@
 
 #include "runtime/shard/shard_parts.h"
 
-enum { ATTENTION_Q, ATTENTION_K, ATTENTION_V };
+enum { ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_LSE = 4 };
 
 typedef struct {
     sharder *s;

@@ -246,6 +246,21 @@ static void set_block(halves *h, shard_rows *rows, ml_ref block) {
     rows->size = h->size;
 }
 
+/* The forward pass's statistics are kept as it made them, unless it is in another program or its
+ * parts lay elsewhere. */
+static bool kept_lse(halves *h, int k, ml_ref part[2]) {
+    shard_attention *x = h->x;
+    ml_ref source = ml_graph_source(x->s->from, x->n, k);
+    if (!x->grad || k != ATTENTION_LSE || ml_graph_node(x->s->from, source)->op != ML_OP_OUT)
+        return false;
+    const shard_value *made = &x->s->values[ml_graph_source(x->s->from, source, 0)];
+    if (!made->lse[LOW]) return false;
+    for (int i = 0; i < x->s->layout->count; i++)
+        if (!shard_same(made->output_places[1].over[i], x->need[k].over[i])) return false;
+    part[LOW] = made->lse[LOW], part[HIGH] = made->lse[HIGH];
+    return true;
+}
+
 static halves trade_queries(shard_attention *x) {
     ml_axis axis = x->args.seq;
     halves h = {.x = x, .mesh = x->queries, .ranks = x->s->layout->axis[x->queries].size};
@@ -259,7 +274,7 @@ static halves trade_queries(shard_attention *x) {
     }
     for (int k = 0; k < x->count; k++) {
         if (k == K || k == V || !shard_attention_along(x, k, axis)) continue;
-        trade(&h, x->sources[k], axis, part);
+        if (!kept_lse(&h, k, part)) trade(&h, x->sources[k], axis, part);
         h.q[LOW].of[k] = part[LOW], h.q[HIGH].of[k] = part[HIGH];
     }
     return h;
@@ -280,7 +295,10 @@ static void finish_queries(halves *h, ml_ref *outputs) {
     ml_ref *part = x->grad ? h->sum[Q] : h->o;
     for (int i = 0; i < 2; i++) part[i] = as_source(x, part[i]);
     outputs[0] = trade_back(h, part, x->args.seq);
-    if (!x->grad) outputs[1] = trade_back(h, h->lse, x->args.seq);
+    if (x->grad) return;
+    shard_value *value = &x->s->values[x->n];
+    for (int i = 0; i < 2; i++) value->lse[i] = h->lse[i];
+    outputs[1] = trade_back(h, h->lse, x->args.seq);
 }
 
 static void call_halves(halves *h, int q, int k, bool causal) {

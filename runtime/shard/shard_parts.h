@@ -40,6 +40,7 @@ typedef struct {
     ml_placements *output_places;
     /* Of ML_OWNED and ML_SENT versions: starts and ends of the groups of rows. */
     ml_ref owner[2];
+    ml_ref lse[2]; /* of attention with traded halves (shard_context.c) */
 } shard_value;
 
 /* How rows of groups are sent over one mesh axis, in nodes of the local graph. */
