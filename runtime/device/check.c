@@ -178,13 +178,18 @@ static double largest_of(const double *values, int64_t count) {
     return largest;
 }
 
-/* What a sum would be without cancellation: rounding is relative to this. 0 for other ops. */
-static double magnitude(check_call *call, ml_ref root) {
+/* What a sum would be without cancellation: rounding is relative to this. 0 for other ops. `n` is
+ * in the copied part. */
+static double magnitude(check_call *call, ml_ref n) {
     ml_graph *g = call->graph;
-    ml_ref n = call->copy[root], sources[2];
+    ml_ref sources[2];
     const ml_node *node = ml_graph_node(g, n);
     ml_type type = *ml_graph_type(g, n);
     int count = node->source_count;
+    if (node->op == ML_OP_ADD) {
+        ml_ref left = ml_graph_source(g, n, 0), right = ml_graph_source(g, n, 1);
+        return magnitude(call, left) + magnitude(call, right);
+    }
     if (node->op != ML_OP_SUM && node->op != ML_OP_DOT) return 0;
     for (int i = 0; i < count; i++) {
         sources[i] = ml_map1(g, ML_OP_ABS, ml_graph_source(g, n, i));
@@ -210,7 +215,7 @@ static void compare(check_call *call, ml_ref n, const double *is, const double *
         double deviation = fabs(is[i] - should[i]);
         bool beyond = !isfinite(is[i]) && fabs(should[i]) > 1e38; /* f64 sees no overflow of f32 */
         if (beyond || deviation <= most) continue;
-        if (!widened) most = fmax(most, sum_tolerance(dtype) * magnitude(call, n));
+        if (!widened) most = fmax(most, sum_tolerance(dtype) * magnitude(call, call->copy[n]));
         widened = true;
         if (!(deviation <= most)) fail(call, n, i, is[i], should[i]);
     }
