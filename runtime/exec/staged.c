@@ -308,9 +308,9 @@ ml_status staged_start(ml_program *program, const void *const *inputs) {
             session_cut(program->session, &ml_graph_input(g, program->input_ids[i])->type,
                         &program->input_places[i], inputs[i], feed + program->input_offsets[i]);
     }
-    if (status != ML_OK || ++run->queued < plan_of(program)->microbatches) return status;
-    run->queued = 0;
-    return step_run(program);
+    bool complete = status != ML_OK || ++run->queued == plan_of(program)->microbatches;
+    if (complete) run->queued = 0; /* after an error, a step begins anew */
+    return complete && status == ML_OK ? step_run(program) : status;
 }
 
 void staged_unbind(ml_program *program) {
@@ -327,10 +327,13 @@ ml_status staged_finish(ml_program *program, void *const *outputs) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
-    if (program->staged->queued > 0) {
-        return ml_fail(ML_INVALID,
-                       "program \"%s\" was started %d times; a step has %d microbatches",
-                       program->plan->roots.name, program->staged->queued, plan->microbatches);
+    int queued = program->staged->queued;
+    if (queued > 0) {
+        const char *name = program->plan->roots.name;
+        program->staged->queued = 0;
+        ml_fail(ML_INVALID, "program \"%s\" was started %d times; a step has %d microbatches",
+                name != NULL ? name : "", queued, plan->microbatches);
+        return ml_help("call start once for each microbatch, then finish");
     }
     for (int i = 0; i < program->plan->roots.output_count && status == ML_OK; i++) {
         if (outputs == NULL || outputs[i] == NULL) continue;

@@ -1,0 +1,119 @@
+/* Pipelines as a user runs them: they learn what one rank learns, whatever the model does with its
+ * states; what they cannot do, and ranks that die in the middle of a step, are told. */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/process_support.h"
+
+#define SCRIPT "\"$ROOT/tests/lua/pipeline.lua\" --dtype f64 --quiet"
+
+static process_result train(process_room *room, int ranks, const char *settings) {
+    return process_run(room, 0, "MLUA_VERIFY=1",
+                       "run --device cpu -n %d --mesh pp=%d " SCRIPT
+                       " %s 2>errors | grep -av ^step",
+                       ranks, ranks, settings);
+}
+
+/* Line by line: a name, then numbers. Sums of microbatches are of f32, in another order. */
+static void compare(const char *actual, const char *expected, const char *what) {
+    int numbers = 0;
+    const char *a = actual, *b = expected;
+    while (*b) {
+        char *after, *other;
+        double wanted = strtod(b, &after), got = strtod(a, &other);
+        if (after == b) {
+            if (*a++ != *b++) break;
+            continue;
+        }
+        numbers++;
+        if (!(fabs(got - wanted) <= 2e-5 * fmax(fabs(wanted), 0.1))) break;
+        a = other, b = after;
+    }
+    if (*a || *b) test_fail("%s:\n%s\nis not\n%s", what, actual, expected);
+    CHECK(numbers > 20);
+}
+
+/* A weight of all layers, states that forward passes assign, losses of layers, dropout; stages of a
+ * rank share its memory. */
+PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
+    static const char *const settings[] = {"schedule=interleaved chunks=2", "schedule=zero-bubble",
+                                           "microbatches=8 schedule=1f1b"};
+    char *one = train(room, 1, "accum=4").output, *eight = train(room, 1, "accum=8").output;
+    CHECK(strcmp(one, eight) != 0);
+    int count = getenv("DIST_ALL") ? 3 : 2;
+    for (int i = 0; i < count; i++)
+        compare(train(room, 2, settings[i]).output, i == 2 ? eight : one, settings[i]);
+    if (!getenv("DIST_ALL")) return;
+    one = train(room, 1, "accum=4 again=true").output;
+    compare(train(room, 2, "again=true").output, one, "a second training");
+    compare(train(room, 4, "again=true").output, one, "a second training on four ranks");
+}
+
+PROCESS_TEST(pipelines_refuse_states_that_come_too_late) {
+    process_result r =
+        process_run(room, 1, "", "run --device cpu -n 2 --mesh pp=2 " SCRIPT " early=true");
+    process_expect(&r, "state \"seen\" (");
+    process_expect(&r, "is read before what it is assigned is known");
+    process_expect(&r, "microbatches = 1");
+    r = process_run(room, 1, "", "check --mesh pp=2 " SCRIPT " early=true");
+    process_expect(&r, "state \"seen\" (");
+    r = process_run(room, 0, "", "check --mesh pp=2 " SCRIPT " early=true microbatches=1");
+}
+
+/* What the model says after training is the same. */
+PROCESS_TEST(pipelines_generate) {
+    static const char settings[] = "--dtype f64 --quiet layers=2 embed=16 heads=2 seq=8 batch=4 "
+                                   "steps=2 warmup=1 sample=12 accum=2";
+    process_result one = process_run(
+        room, 0, "", "run --device cpu \"$ROOT/models/gpt.lua\" %s 2>errors | grep -av ^step",
+        settings);
+    process_result two = process_run(
+        room, 0, "",
+        "run --device cpu -n 2 --mesh pp=2 \"$ROOT/models/gpt.lua\" %s 2>errors | grep -av ^step",
+        settings);
+    CHECK(strlen(one.output) > 12);
+    CHECK_TEXT(two.output, one.output);
+}
+
+/* A rank that dies while the others wait for its messages. */
+PROCESS_TEST(pipelines_tell_of_ranks_that_die) {
+    process_write(room, "a.lua",
+                  "local core = require 'mlua.core'\n"
+                  "if core.options().rank == 1 then\n"
+                  "  os.execute('echo pid $PPID >&2; (sleep 0.4; kill -9 $PPID) &')\n"
+                  "end\n"
+                  "dofile(os.getenv 'SCRIPT')\n");
+    train(room, 2, ""); /* compiles the kernels */
+    process_result r =
+        process_run(room, 128 + SIGKILL, "SCRIPT=\"$ROOT/tests/lua/pipeline.lua\"",
+                    "run --device cpu -n 2 --mesh pp=2 --dtype f64 --quiet a.lua steps=1000000");
+    process_expect(&r, "mlua: rank 1 (pid ");
+    process_expect(&r, "was killed by signal 9 (Killed)");
+    const char *told = strstr(r.output, "pid ");
+    int pid = told ? atoi(told + 4) : 0;
+    CHECK(pid > 0 && kill(pid, 0) != 0);
+    if (r.seconds > 20) test_fail("it takes %.1f s", r.seconds);
+}
+
+/* What stage 0 of two keeps of a microbatch, as MLUA_DEBUG=4 prints it. */
+static double kept_bytes(process_room *room, int layers) {
+    process_result r = process_run(
+        room, 0, "MLUA_DEBUG=4",
+        "check --device h200 \"$ROOT/models/gpt.lua\" layers=%d embed=1024 heads=16 seq=2048 "
+        "batch=2 accum=2 --mesh pp=2,tp=8 2>&1 | grep 'cells of' | sed 's/.*: //'",
+        layers);
+    return strtod(r.output, NULL);
+}
+
+/* Tensor and sequence parallel, a layer of width e keeps 20 bytes of each token and channel: bf16
+ * of its two sums (2 e), queries, keys and values (3 e), what attention gives (e) and what the
+ * activation is of (4 e). What is normalised or activated is computed anew. */
+PROCESS_TEST(pipelines_keep_little) {
+    double bytes = (kept_bytes(room, 8) - kept_bytes(room, 4)) / 2; /* stage 0 has half of them */
+    double unit = 2048.0 * 1024 / 8;
+    if (!(bytes > 0 && bytes <= 20.2 * unit))
+        test_fail("a layer keeps %.0f bytes, %.2f of each token and channel", bytes, bytes / unit);
+}
