@@ -110,4 +110,30 @@ static void gpu_ranks_faults(process_room *room) {
 TEST(gpu_ranks, faults) {
     process_in_room(gpu_ranks_faults);
 }
+
+/* Four ranks of two hosts, as torchrun starts them; on emulated GPUs hosts are emulated too. */
+static void gpu_ranks_hosts(process_room *room) {
+    static const char *const meshes[] = {"dp=2,tp=2", "dp=4 layout=fsdp", "pp=2,dp=2"};
+    const char *emulator = getenv("EMULATOR");
+    if (!emulator) return;
+    learned one = train(room, 1, "");
+    for (int i = 0; i < 3; i++) {
+        process_result r = process_shell(
+            room, 0,
+            "export MLUA_SECRET=test MLUA_BIND=127.0.0.1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 "
+            "MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ %% 20000)) LD_PRELOAD=%s/libhost.so; "
+            "for r in 3 2 1 0; do RANK=$r LOCAL_RANK=$((r %% 2)) EMULATOR_HOST=host$((r / 2)) "
+            "timeout 100 $MLUA run $ROOT/models/gpt.lua --device cuda --dtype f32 --json layers=2 "
+            "embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 warmup=1 steps=%d --mesh %s & "
+            "done; wait",
+            emulator, STEPS, meshes[i]);
+        char *last = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", STEPS));
+        if (!last) ml_raise(ML_INTERNAL, "no last step in\n%s", r.output);
+        double off = fabs(number(last, "\"loss\":") / one.loss[STEPS - 1] - 1);
+        if (!(off <= 1e-5)) test_fail("two hosts, %s: the loss is off by %g", meshes[i], off);
+    }
+}
+TEST(gpu_ranks, hosts) {
+    process_in_room(gpu_ranks_hosts);
+}
 #endif
