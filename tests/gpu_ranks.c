@@ -62,6 +62,7 @@ static void gpu_ranks_layouts(process_room *room) {
     compare(room, &one, 2, "--mesh dp=2 layout=fsdp");
     compare(room, &one, 4, "--mesh dp=2,tp=2");
     compare(room, &one, 4, "--mesh dp=4 layout=fsdp");
+    compare(room, &one, 4, "--mesh pp=2,tp=2");
 }
 TEST(gpu_ranks, layouts) {
     process_in_room(gpu_ranks_layouts);

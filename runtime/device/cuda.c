@@ -57,6 +57,8 @@ static ml_status open_stages(cuda_device *d) {
 static ml_status open_device(cuda_device *d, int ordinal) {
     int count = 0;
     ML_TRY(cuda_driver_open(&count));
+    /* Slurm may show each task of a host its own GPU alone. */
+    if (count == 1 && getenv("SLURM_PROCID")) ordinal = 0;
     if (ordinal < 0 || ordinal >= count) {
         ml_fail(ML_DEVICE, "there is no GPU %d: the driver sees %d", ordinal, count);
         return ml_help("GPUs are numbered from 0; CUDA_VISIBLE_DEVICES restricts them");

@@ -156,7 +156,6 @@ struct cuda_nccl {
     ml_error error;
     cuda_pair *pairs, **last_pair; /* in the order in which all ranks made them */
     CUdeviceptr room;              /* for cuda_nccl_collect */
-    int64_t room_bytes;
 };
 
 static ml_status connect_axes(cuda_nccl *n) {
@@ -473,12 +472,21 @@ static ml_status collect_part(cuda_nccl *n, const ml_collective_step *whole, int
     return ML_OK;
 }
 
-static ml_status room_for(cuda_nccl *n, int64_t bytes) {
-    if (bytes <= n->room_bytes) return ML_OK;
-    if (n->room) CUDA_TRY(cuMemFree(n->room));
-    n->room = 0, n->room_bytes = 0;
-    CUDA_TRY(cuMemAlloc(&n->room, (size_t)bytes));
-    n->room_bytes = bytes;
+/* Elements that go at once. */
+static int64_t part_of(int64_t blocks, int width) {
+    int64_t most = ROOM_BYTES / blocks / 256 * 256;
+    return (most < 4096 ? 4096 : most) / width;
+}
+
+/* Room for the widest mesh axis, once: giving memory back would wait for all that runs, which may
+ * wait for this rank. */
+static ml_status room_make(cuda_nccl *n) {
+    int64_t bytes = 0;
+    for (int i = 0; i < n->axis_count; i++) {
+        int64_t blocks = 1 + n->size[i], wanted = (part_of(blocks, 1) + 256) * blocks;
+        if (wanted > bytes) bytes = wanted;
+    }
+    if (!n->room) CUDA_TRY(cuMemAlloc(&n->room, (size_t)bytes));
     return ML_OK;
 }
 
@@ -487,15 +495,13 @@ ml_status cuda_nccl_collect(ml_device *device, const ml_collective_step *s, cons
     cuda_device *d = (cuda_device *)device;
     int width = ml_dtypes[s->dtype].bytes;
     int64_t blocks = 1 + (s->op == ML_OP_ALL_GATHER ? s->ranks : 1);
-    int64_t most = ROOM_BYTES / blocks / 256 * 256;
     if (s->op != ML_OP_ALL_GATHER && s->op != ML_OP_ALL_REDUCE)
         return ml_fail(ML_INTERNAL, "%s of host memory", ml_ops[s->op].name);
-    if (most < 4096) most = 4096;
+    const int64_t most = part_of(blocks, width);
     ML_TRY(cuda_nccl_ready(d));
-    ML_TRY(room_for(d->nccl, (most + 256) * blocks));
+    ML_TRY(room_make(d->nccl));
     cuda_doing("a collective of host memory");
     ml_status status = ML_OK;
-    most /= width;
     for (int64_t at = 0; at < s->count && status == ML_OK; at += most)
         status = collect_part(d->nccl, s, s->count - at < most ? s->count - at : most,
                               (const char *)from + at * width, (char *)to + at * width);

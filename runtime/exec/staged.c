@@ -20,6 +20,7 @@ struct staged_run {
     int64_t feed_bytes; /* of one microbatch */
     int queued;
     bool rebinds; /* one executable serves all slots */
+    int64_t steps;
     bubble_clock clock;
 };
 
@@ -276,16 +277,18 @@ static ml_status step_run(ml_program *program) {
     bubble_clock *clock = &program->staged->clock;
     int rank = plan->coordinate;
     int count = plan->pipeline.action_count[rank];
+    /* While a GPU still loads kernels, which may wait for all that runs there, no message may be
+     * expected whose sender waits for this rank: not before all executables have run twice. */
+    bool ahead = ++program->staged->steps > 2;
     ml_status status = bubble_step_begin(program, clock);
-    if (status == ML_OK && count > 0)
-        status = task_prepare(program, &plan->pipeline.actions[rank][0]);
     for (int i = 0; i < count && status == ML_OK; i++) {
         const ml_action *action = &plan->pipeline.actions[rank][i];
         int v = plan->tasks[action->task].stage;
         int p = action->task - plan->stages[v].first_task;
-        status = transfer(program, action, true);
+        if (!ahead || i == 0) status = task_prepare(program, action);
+        if (status == ML_OK) status = transfer(program, action, true);
         /* Before this task runs, so that a GPU receives beside it. */
-        if (status == ML_OK && i + 1 < count) status = task_prepare(program, action + 1);
+        if (status == ML_OK && ahead && i + 1 < count) status = task_prepare(program, action + 1);
         if (status == ML_OK) status = bubble_task_begin(program, clock);
         if (status == ML_OK) status = piece_run(program, v, p, action->microbatch);
         if (status == ML_OK) status = bubble_task_end(program, clock);
