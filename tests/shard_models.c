@@ -389,8 +389,10 @@ TEST(shard_models, gradients_are_scattered_at_once) {
         for (ml_ref n = 1; n < ml_graph_count(g); n++) {
             if (ml_graph_node(g, n)->op != ML_OP_REDUCE_SCATTER) continue;
             ml_ref made = ml_graph_source(g, n, 0);
-            while (ml_graph_node(g, made)->op == ML_OP_PERMUTE) made = ml_graph_source(g, made, 0);
+            bool permuted = ml_graph_node(g, made)->op == ML_OP_PERMUTE;
+            if (permuted) made = ml_graph_source(g, made, 0);
             CHECK(n - made <= 4);
+            CHECK(!permuted || ml_graph_node(g, made)->op != ML_OP_DOT); /* made in its order */
             scattered++;
         }
         CHECK(scattered >= 3 * 9);

@@ -69,9 +69,29 @@ static ml_type fronted(const ml_type *t, int position) {
     return out;
 }
 
+/* A product whose first axis would be the one at `position` were its operands exchanged: so made,
+ * it need not be copied. */
+static ml_ref exchanged_product(movement *m, int position) {
+    ml_graph *g = m->s->to;
+    const ml_node *node = ml_graph_node(g, m->node);
+    const ml_type type = *ml_graph_type(g, m->node);
+    if (node->op != ML_OP_DOT || position == 0) return m->node;
+    ml_ref a = ml_graph_source(g, m->node, 0), b = ml_graph_source(g, m->node, 1);
+    const ml_type *first = ml_graph_type(g, a), *second = ml_graph_type(g, b);
+    ml_axis reduced[ML_MAX_AXES];
+    if (first->rank + second->rank - 2 * node->arg_count != type.rank) return m->node;
+    if (ml_type_find(first, type.axis[position]) >= 0) return m->node;
+    uint8_t flags = node->flags & ML_NODE_GRADIENT;
+    int count = node->arg_count;
+    for (int i = 0; i < count; i++) reduced[i] = (ml_axis)ml_graph_args(g, m->node)[i];
+    ml_ref made = ml_dot(g, b, a, reduced, count, (ml_dtype)type.dtype);
+    ml_graph_mark(g, made, flags);
+    return made;
+}
+
 static ml_ref to_front(movement *m, int position) {
     ml_type front = fronted(ml_graph_type(m->s->to, m->node), position);
-    return ml_permute(m->s->to, m->node, &front);
+    return ml_permute(m->s->to, exchanged_product(m, position), &front);
 }
 
 /* In the order of the value again, whatever the sizes are now. */
