@@ -39,12 +39,17 @@ bool attention_aligned(const attention_printer *p);
 void attention_set_units(attention_printer *p);
 
 /* How a kernel on warpgroup products is cut: warpgroups of 64 rows, rows of the tiles that pass by,
- * stages of these, blocks on a multiprocessor. */
+ * stages of these, blocks on a multiprocessor; gradients of keys: whether a tile's last products go
+ * on beside the next tile's first. MLUA_WGMMA=N takes variant N of each table, from 1. */
+enum { ATTENTION_VARIANTS = 3 };
 typedef struct {
     int groups, tile, stages, resident;
+    bool deferred;
 } attention_tile;
 /* Expand bodies after what such kernels share; pointers and sizes are set. */
 ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *tile,
                                   const char *const *bodies, int count, const char *label);
+/* dq, then dk and dv (template_attention_wgmma_grad.c). */
+void attention_wgmma_gradient(attention_printer *p, int variant);
 
 #endif

@@ -46,6 +46,15 @@ static __device__ __forceinline__ void ${e}_barrier(unsigned at, int arrivals) {
 static __device__ __forceinline__ void ${e}_arrive(unsigned at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
+static __device__ __forceinline__ bool ${e}_ended(unsigned at, unsigned parity) { /* at once */
+    unsigned done;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; "
+                 "selp.b32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+    return done;
+}
 static __device__ __forceinline__ void ${e}_await(unsigned at, unsigned parity) {
     unsigned done;
     do
@@ -163,28 +172,30 @@ static __device__ __forceinline__ void ${e}_make_ring(unsigned barriers) {
 static __device__ __forceinline__ void ${e}_release(unsigned barriers, int stage) {
     if (threadIdx.x % 32 == 0) ${e}_arrive(barriers + (${stages} + stage) * 8);
 }
-/* The copying warpgroup's side: a stage that is free; all copies of it are under way. */
+/* The copying warpgroup's side. A stage is told to be full once later ones are under way, and at
+ * the latest before a wait: nobody waits for what is not told yet. */
 struct ${e}_feed {
     unsigned barriers;
-    int given;
+    int untold;
     ${e}_ring ahead, behind;
+    template <int LATER> __device__ __forceinline__ void tell() {
+        ${e}_landed<LATER>();
+        for (; untold > LATER; untold--, behind.next()) ${e}_arrive(barriers + behind.stage * 8);
+    }
     __device__ __forceinline__ int free_stage() {
-        ${e}_await(barriers + (${stages} + ahead.stage) * 8, ahead.parity ^ 1);
+        unsigned empty = barriers + (${stages} + ahead.stage) * 8;
+        if (!${e}_ended(empty, ahead.parity ^ 1)) {
+            tell<0>();
+            ${e}_await(empty, ahead.parity ^ 1);
+        }
         return ahead.stage;
     }
     __device__ __forceinline__ void give() {
         ${e}_commit();
         ahead.next();
-        if (given++ < ${stages} - 2) return;
-        ${e}_landed<${stages} - 2>();
-        ${e}_arrive(barriers + behind.stage * 8);
-        behind.next();
+        if (++untold > 2) tell<2>();
     }
-    __device__ __forceinline__ void finish() {
-        ${e}_landed<0>();
-        for (; behind.stage != ahead.stage || behind.parity != ahead.parity; behind.next())
-            ${e}_arrive(barriers + behind.stage * 8);
-    }
+    __device__ __forceinline__ void flush() { tell<0>(); }
 };
 )";
 
@@ -205,7 +216,7 @@ static __device__ __forceinline__ void ${e}_produce(const ml_bf16 *k, const ml_b
             ${e}_fill(to, ${tile}, 0, ${tile}, v + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
         feed.give();
     }
-    feed.finish();
+    feed.flush();
 }
 /* One tile: scores to probabilities, statistics of the rows, and the factor for what was summed.
  * `query` is the warpgroup's first one. */
@@ -320,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
     extern __shared__ uint4 ${e}_shared[]; ${places}
     unsigned before = (1024 - ${e}_address(${e}_shared) % 1024) % 1024;
     char *query_tile = (char *)${e}_shared + before;
-    unsigned queries_at = ${e}_address(query_tile), stages = queries_at + ${rows} * ${dim} * 2;
+    unsigned queries_at = ${e}_address(query_tile), stages = queries_at + ${row_bytes};
     unsigned barriers = stages + ${stages} * ${tile_bytes};
     int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
     int batch = blockIdx.x / (${q_blocks} * ${heads});
@@ -373,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
 )";
 
 /* What may be tuned on the card: MLUA_WGMMA=N takes variant N of each kernel (from 1). */
-static const attention_tile forward_tiles[2][3] = {
+static const attention_tile forward_tiles[2][ATTENTION_VARIANTS] = {
     /* heads of 64 */
     {{.groups = 2, .tile = 128, .stages = 6, .resident = 1},
      {.groups = 2, .tile = 64, .stages = 4, .resident = 2},
@@ -432,6 +443,8 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
         {"stages", tile->stages},
         {"resident", tile->resident},
         {"threads", (tile->groups + 1) * 128},
+        {"row_bytes", tile->groups * 64 * dim * 2},
+        {"deferred", tile->deferred},
         {"fewer", fewer},
         {"more", more},
     };
@@ -466,9 +479,13 @@ static bool serves(const attention_printer *p) {
 }
 
 bool template_attention_wgmma(attention_printer *p) {
-    if (!serves(p) || p->a->backward) return false;
+    if (!serves(p)) return false;
     int variant = ml_knobs()->wgmma - 1;
+    if (variant >= ATTENTION_VARIANTS) variant = 0;
     attention_set_units(p);
-    print_forward(p, variant < 3 ? variant : 0);
+    if (p->a->backward)
+        attention_wgmma_gradient(p, variant);
+    else
+        print_forward(p, variant);
     return true;
 }

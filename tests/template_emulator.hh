@@ -281,6 +281,9 @@ static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
         emulated_mbarriers[at] = {arrivals, 0, 0};                                                 \
     }                                                                                              \
     static inline void e##_arrive(unsigned at) { emulated_mbarrier_arrive(at); }                   \
+    static inline bool e##_ended(unsigned at, unsigned parity) {                                   \
+        return emulated_mbarriers[at].phase % 2 != parity;                                         \
+    }                                                                                              \
     static inline void e##_await(unsigned at, unsigned parity) {                                   \
         emulated_mbarrier_await(at, parity);                                                       \
     }                                                                                              \
