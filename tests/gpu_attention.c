@@ -33,6 +33,7 @@ static const shape shapes[] = {
     {"score", 2, 2, 2, 96, 96, 64, true, 0, true},
     {"score, grouped window", 1, 4, 2, 90, 90, 32, true, 33, true},
     {"long", 1, 1, 1, 640, 640, 64, true, 0, false},
+    {"score, head of 128", 1, 2, 1, 200, 200, 128, true, 0, true},
     {"part", 1, 2, 1, 200, 264, 64, true, 0, false, true, 300, 200},
     {"part with a score", 1, 2, 2, 130, 130, 32, true, 150, true, true, 260, 130},
     {"hidden part", 1, 2, 2, 70, 150, 64, true, 0, false, true, 0, 70},
@@ -131,4 +132,15 @@ GPU_TEST(attention, bf16_cudnn) {
 }
 GPU_TEST(attention, bf16_cudnn_heads_first) {
     check_all(ML_BF16, true, true);
+}
+/* The other tiles of warpgroup products, and none of these. */
+GPU_TEST(attention, bf16_template_tiles) {
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const int kept = knobs->wgmma;
+    for (int tiles = 0; tiles <= 3; tiles++) {
+        if (tiles == kept) continue;
+        knobs->wgmma = tiles;
+        check_all(ML_BF16, tiles % 2, false);
+    }
+    knobs->wgmma = kept;
 }
