@@ -2,10 +2,10 @@
  *
  * Each virtual stage has pieces (pieces.h), each with a plan of its own; a task of the schedule
  * (runtime/shard/pipeline.h) is a piece with a microbatch. A stage keeps the cells of a microbatch
- * in a block, and has as many blocks as microbatches are under way there at once, and one more,
- * into which the next message can come: `slots`. A message is one tensor of a transfer: `lanes`
- * are what stage `from` sends to stage `to` at one level; messages of a lane go in the order of
- * the microbatches. */
+ * in a block, and has as many blocks (`slots`) as are in use there at once: from the action before
+ * the first, when messages may come already, to the last, and to when all that was sent from it
+ * has found its place. A message is one tensor of a transfer: `lanes` are what stage `from` sends
+ * to stage `to` at one level; messages of a lane go in the order of the microbatches. */
 #ifndef ML_STAGED_H
 #define ML_STAGED_H
 

@@ -11,8 +11,30 @@ static int rank_of(const staged_plan *staged, int stage) {
     return stage % staged->ranks;
 }
 
-/* By microbatch: the last action of the stage's rank that touches its block, which other stages of
- * the rank may read in place. */
+/* When a rank begins the action before its action `at`: by then it has a place for what that one
+ * receives (exec/staged.c). */
+static int64_t expected_at(const staged_plan *staged, int rank, int at) {
+    return at > 0 ? staged->pipeline.actions[rank][at - 1].start : -1;
+}
+
+/* GPUs send from where the message lies, which holds the block until the receiver has a place for
+ * it: to the last own action that begins no later than that. A later one may wait for the message
+ * and ranks never wait in a circle, for whatever is waited for begins earlier in the schedule. */
+static void ends_of_messages(const staged_plan *staged, const staged_lane *lane, int *end) {
+    int from = rank_of(staged, lane->from), to = rank_of(staged, lane->to), last = 0;
+    int count = staged->pipeline.action_count[from];
+    const ml_action *own = staged->pipeline.actions[from];
+    for (int i = 0; i < staged->pipeline.action_count[to]; i++) {
+        const ml_action *action = &staged->pipeline.actions[to][i];
+        if (action->task != lane->to_task) continue;
+        int64_t there = expected_at(staged, to, i);
+        while (last + 1 < count && own[last + 1].start <= there) last++;
+        if (last > end[action->microbatch]) end[action->microbatch] = last;
+    }
+}
+
+/* By microbatch: the first action of the stage's rank that touches its block, and the last, which
+ * may be that of another stage that reads it in place. */
 static void ends_find(const staged_plan *staged, int stage, ml_arena *arena, int *begin, int *end) {
     int rank = rank_of(staged, stage);
     bool *reads = ML_NEW_ARRAY(arena, bool, (size_t)staged->task_count + 1); /* by task */
@@ -27,6 +49,24 @@ static void ends_find(const staged_plan *staged, int stage, ml_arena *arena, int
         if (own && begin[action->microbatch] < 0) begin[action->microbatch] = i;
         if (own || reads[action->task]) end[action->microbatch] = i;
     }
+    for (int i = 0; i < staged->lane_count; i++) {
+        const staged_lane *lane = &staged->lanes[i];
+        if (!lane->local && lane->from == stage) ends_of_messages(staged, lane, end);
+    }
+}
+
+/* How many blocks are in use at once, where each is prepared one action before it begins. */
+static int slots_needed(const int *begin, const int *end, int count, int actions, ml_arena *arena) {
+    int *change = ML_NEW_ARRAY(arena, int, (size_t)actions + 2), most = 0, alive = 0;
+    for (int i = 0; i < count; i++) {
+        change[begin[i] > 0 ? begin[i] - 1 : 0]++;
+        change[end[i] + 1]--;
+    }
+    for (int i = 0; i < actions; i++) {
+        alive += change[i];
+        if (alive > most) most = alive;
+    }
+    return most;
 }
 
 /* Slots are given out in turn, the one that has been free for longest first. */
@@ -34,26 +74,20 @@ void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
     staged_stage *stage = &staged->stages[v];
     int count = staged->microbatches, rank = rank_of(staged, v);
     int *begin = ML_NEW_ARRAY(arena, int, (size_t)count), *end = ML_NEW_ARRAY(arena, int, count);
-    int actions = staged->pipeline.action_count[rank], most = 0, alive = 0;
+    int actions = staged->pipeline.action_count[rank];
     ends_find(staged, v, arena, begin, end);
-    int *change = ML_NEW_ARRAY(arena, int, (size_t)actions + 2);
-    for (int i = 0; i < count; i++) change[begin[i]]++, change[end[i] + 1]--;
-    for (int i = 0; i < actions; i++) {
-        alive += change[i];
-        if (alive > most) most = alive;
-    }
-    stage->slots = most < count ? most + 1 : most;
+    stage->slots = slots_needed(begin, end, count, actions, arena);
     stage->slot_of = ML_NEW_ARRAY(arena, int, (size_t)count);
-    int *free_since = ML_NEW_ARRAY(arena, int, (size_t)stage->slots);
-    for (int i = 0; i < stage->slots; i++) free_since[i] = i - stage->slots;
+    int *used_to = ML_NEW_ARRAY(arena, int, (size_t)stage->slots);
+    for (int i = 0; i < stage->slots; i++) used_to[i] = i - stage->slots - 1;
     for (int t = 0; t < actions; t++) {
         int i = staged->pipeline.actions[rank][t].microbatch, best = 0;
         if (begin[i] != t) continue;
         for (int k = 1; k < stage->slots; k++) {
-            if (free_since[k] < free_since[best]) best = k;
+            if (used_to[k] < used_to[best]) best = k;
         }
         stage->slot_of[i] = best;
-        free_since[best] = end[i];
+        used_to[best] = end[i];
     }
 }
 
