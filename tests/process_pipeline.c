@@ -117,3 +117,34 @@ PROCESS_TEST(pipelines_keep_little) {
     if (!(bytes > 0 && bytes <= 20.2 * unit))
         test_fail("a layer keeps %.0f bytes, %.2f of each token and channel", bytes, bytes / unit);
 }
+
+static double number_after(const char *text, const char *key) {
+    const char *at = strstr(text, key);
+    if (!at) test_fail("no %s in\n%s", key, text);
+    return at ? strtod(at + strlen(key), NULL) : 0;
+}
+
+/* What a check tells of a rank is what the rank takes: the first one, which has most microbatches
+ * under way. */
+PROCESS_TEST(pipelines_take_what_a_check_tells) {
+    static const char settings[] = "--device cpu --json --mesh pp=2 \"$ROOT/models/gpt.lua\" "
+                                   "layers=4 embed=64 heads=2 seq=64 batch=16 vocab=256 steps=1 "
+                                   "warmup=1 sample=0";
+    process_result check = process_run(room, 0, "", "check %s", settings);
+    process_result run = process_run(room, 0, "", "run -n 2 %s 2>errors", settings);
+    double told = number_after(check.output, "\"peak_bytes\":");
+    double taken = number_after(run.output, "\"memory_gib\":") * (1 << 30);
+    if (!(fabs(taken - told) <= 0.03 * told)) test_fail("%.0f bytes told, %.0f taken", told, taken);
+}
+
+/* Stages that are alike are planned once, each with states of its own. */
+PROCESS_TEST(pipelines_share_out_states) {
+    process_result r =
+        process_run(room, 0, "",
+                    "check --device h200 --json --mesh pp=8 \"$ROOT/models/gpt.lua\" "
+                    "layers=16 embed=256 heads=4 vocab=256 batch=32");
+    double each = number_after(r.output, "\"parameters\":") * 4 * 4 / 8;
+    double told = number_after(r.output, "\"state_bytes\":");
+    if (!(told >= 0.9 * each && told <= 1.1 * each))
+        test_fail("%.0f bytes of states on a rank, and %.0f are an even share", told, each);
+}

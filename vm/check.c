@@ -124,30 +124,7 @@ static double find_busiest(const ml_plan *plan) {
     return busiest;
 }
 
-static void read_programs(lua_State *L, report *r, double accum) {
-    int64_t count = vm_table_length(L, 1);
-    size_t keys = 0, key_count = 0;
-    for (int64_t i = 1; i <= count; i++) keys += count_kernels(vm_program_plan(program_at(L, i)));
-    uint64_t *list = lua_newuserdatauv(L, (keys + 1) * sizeof *list, 0);
-    for (int64_t i = 1; i <= count; i++) {
-        const vm_program *program = program_at(L, i);
-        const ml_plan *plan = vm_program_plan(program);
-        r->flops += plan->flops * (i == 1 ? accum : 1);
-        if (i == 1) r->busiest = find_busiest(plan);
-        r->plan_seconds += program->seconds;
-        if (i == 1) r->pipeline = plan->staged;
-        count_steps(r, plan, list, &key_count);
-        traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
-        if (!r->largest || plan->peak_bytes > r->peak_bytes) {
-            r->largest = plan;
-            r->peak_bytes = plan->peak_bytes;
-        }
-    }
-    r->distinct = count_distinct(list, key_count);
-    lua_pop(L, 1);
-}
-
-/* Mark the states that a plan reads or writes. */
+/* Mark the states that a program reads or writes on the rank that its plan tells of. */
 static void mark_part(const ml_plan *plan, bool *used) {
     for (uint32_t i = 0; i < plan->schedule->storages.count; i++) {
         const ml_storage *storage = &plan->schedule->storages.at[i];
@@ -157,7 +134,14 @@ static void mark_part(const ml_plan *plan, bool *used) {
 }
 
 static void mark_states(const ml_plan *plan, bool *used) {
-    for (int i = 0; i < plan->part_count; i++) mark_part(plan->parts[i], used);
+    const struct ml_staged_plan *staged = plan->staged;
+    if (!staged || !staged->stages[0].states) {
+        for (int i = 0; i < plan->part_count; i++) mark_part(plan->parts[i], used);
+        return;
+    }
+    for (int v = staged->coordinate; v < staged->count; v += staged->ranks)
+        for (int i = 0; i < staged->stages[v].state_count; i++)
+            used[staged->stages[v].states[i]] = true;
 }
 
 typedef struct {
@@ -176,6 +160,87 @@ static void find_local(void *argument) {
     for (int i = 0; i < layout->count; i++)
         if (layout->axis[i].flat && layout->axis[i].size > 1 && at.over[i].kind != ML_SPLIT)
             call->whole = true;
+}
+
+/* By state, the bytes of a rank's part; on top of the stack. */
+static int64_t *push_state_bytes(lua_State *L) {
+    uint32_t states = ml_graph_state_count(vm_of(L)->graph);
+    int64_t *bytes = lua_newuserdatauv(L, ((size_t)states + 1) * sizeof *bytes, 0);
+    for (uint32_t id = 0; id < states; id++) {
+        local_call call = {.vm = vm_of(L), .id = id};
+        vm_protect(L, find_local, &call);
+        bytes[id] = ml_type_bytes(&call.type);
+    }
+    return bytes;
+}
+
+typedef struct {
+    ml_plan *plan;
+    int coordinate;
+} account_call;
+
+static void account_again(void *argument) {
+    account_call *call = argument;
+    staged_account(call->plan, call->coordinate);
+}
+
+/* All programs of a pipeline tell of the rank at one coordinate; what it needs. */
+static int64_t account_rank(lua_State *L, int coordinate, const int64_t *bytes, bool *used) {
+    uint32_t states = ml_graph_state_count(vm_of(L)->graph);
+    const ml_plan *largest = NULL;
+    int64_t count = vm_table_length(L, 1), needed = 0;
+    memset(used, 0, states + 1);
+    for (int64_t i = 1; i <= count; i++) {
+        account_call call = {program_at(L, i)->plan, coordinate};
+        if (call.plan->staged) vm_protect(L, account_again, &call);
+        mark_states(call.plan, used);
+        if (!largest || call.plan->peak_bytes > largest->peak_bytes) largest = call.plan;
+    }
+    for (uint32_t id = 0; id < states; id++) needed += used[id] ? bytes[id] : 0;
+    memset(used, 0, states + 1);
+    mark_states(largest, used);
+    for (uint32_t id = 0; id < states; id++) needed -= used[id] ? bytes[id] : 0;
+    return largest->peak_bytes + needed;
+}
+
+/* In a check, the rank of a pipeline that needs the most memory for all programs. */
+static void choose_rank(lua_State *L) {
+    const ml_plan *first = program_at(L, 1)->plan;
+    if (!first || !first->staged) return;
+    const int64_t *bytes = push_state_bytes(L);
+    bool *used = lua_newuserdatauv(L, (size_t)ml_graph_state_count(vm_of(L)->graph) + 1, 0);
+    int64_t most = -1;
+    int chosen = 0;
+    for (int i = 0; i < first->staged->ranks; i++) {
+        int64_t needed = account_rank(L, i, bytes, used);
+        if (needed > most) most = needed, chosen = i;
+    }
+    (void)account_rank(L, chosen, bytes, used);
+    lua_pop(L, 2);
+}
+
+static void read_programs(lua_State *L, report *r, double accum) {
+    int64_t count = vm_table_length(L, 1);
+    size_t keys = 0, key_count = 0;
+    choose_rank(L);
+    for (int64_t i = 1; i <= count; i++) keys += count_kernels(vm_program_plan(program_at(L, i)));
+    uint64_t *list = lua_newuserdatauv(L, (keys + 1) * sizeof *list, 0);
+    for (int64_t i = 1; i <= count; i++) {
+        const vm_program *program = program_at(L, i);
+        const ml_plan *plan = vm_program_plan(program);
+        r->flops += plan->flops * (i == 1 ? accum : 1);
+        if (i == 1) r->busiest = find_busiest(plan);
+        r->plan_seconds += program->seconds;
+        if (i == 1) r->pipeline = plan->staged;
+        count_steps(r, plan, list, &key_count);
+        traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
+        if (!r->largest || plan->peak_bytes > r->peak_bytes) {
+            r->largest = plan;
+            r->peak_bytes = plan->peak_bytes;
+        }
+    }
+    r->distinct = count_distinct(list, key_count);
+    lua_pop(L, 1);
 }
 
 static void read_states(lua_State *L, report *r) {

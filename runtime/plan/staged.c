@@ -251,6 +251,20 @@ static void stage_plan(staging *s, int v) {
     }
 }
 
+static void states_list(staging *s, int v) {
+    staged_stage *stage = &s->staged->stages[v];
+    const ml_stage *cut = &s->staged->cut.stages[v];
+    uint32_t nodes = ml_graph_count(cut->graph);
+    stage->states =
+        ML_NEW_ARRAY(s->plan->arena, uint32_t, (size_t)nodes + (size_t)cut->roots.update_count);
+    for (ml_ref n = 1; n < nodes; n++) {
+        if (ml_graph_node(cut->graph, n)->op != ML_OP_STATE) continue;
+        stage->states[stage->state_count++] = (uint32_t)ml_graph_args(cut->graph, n)[0];
+    }
+    for (int i = 0; i < cut->roots.update_count; i++)
+        stage->states[stage->state_count++] = cut->roots.updates[i].state;
+}
+
 /* Those of this rank; in a check, one of each shape. */
 static void stages_plan(staging *s) {
     staged_plan *staged = s->staged;
@@ -262,6 +276,7 @@ static void stages_plan(staging *s) {
             if (v % staged->ranks == s->cut->coordinate) stage_plan(s, v);
             continue;
         }
+        states_list(s, v);
         shapes[v] = stage_shape(&staged->cut.stages[v], stage);
         for (int i = 0; i < v && stage->like < 0; i++)
             if (shapes[i] == shapes[v]) stage->like = staged->stages[i].like;

@@ -38,7 +38,9 @@ typedef struct {
     int *outputs;    /* by output of the program: its cell, or -1 */
     int *output_piece;
     int slots;
-    int *slot_of; /* by microbatch */
+    int *slot_of;     /* by microbatch */
+    uint32_t *states; /* in a check: which ones it reads or assigns, some twice */
+    int state_count;
 } staged_stage;
 
 struct ml_staged_plan {
@@ -61,7 +63,8 @@ struct ml_staged_plan {
 void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool recompute,
                  bool overlap);
 void staged_free(struct ml_staged_plan *staged);
-/* Slots, memory and work (staged_account.c): of `coordinate`, or of the one that needs most. */
+/* Slots, memory and work (staged_account.c): of `coordinate`, or (-1) of the one that needs most. A
+ * plan of all stages may be asked again, for another coordinate. */
 void staged_account(ml_plan *plan, int coordinate);
 /* Microbatches whose blocks a stage has, and the slot of each: from the schedule. */
 void staged_slots(struct ml_staged_plan *staged, int stage, ml_arena *arena);

@@ -187,9 +187,12 @@ void staged_account(ml_plan *plan, int coordinate) {
     staged_plan *staged = plan->staged;
     account best, a;
     for (int v = 0; v < staged->count; v++) {
-        if (staged->stages[v].like >= 0) staged_slots(staged, v, plan->arena);
+        bool known = staged->stages[v].like < 0 || staged->stages[v].slot_of != NULL;
+        if (!known) staged_slots(staged, v, plan->arena);
     }
     staged->coordinate = coordinate;
+    plan->part_count = 0;
+    memset(plan->traffic, 0, sizeof plan->traffic);
     if (coordinate >= 0) account_rank(plan, coordinate, plan->arena, &best);
     for (int r = 0; coordinate < 0 && r < staged->ranks; r++) {
         account_rank(plan, r, plan->arena, &a);
