@@ -344,6 +344,12 @@ DIST_TEST(accumulation) {
     compare_named(room, "llama", 4, names, 2);
 }
 
+/* Each microbatch that finds no room is done again, not the last one alone. */
+DIST_TEST(accumulation_without_room) {
+    static const char *const names[] = {"ep2 rows without a place"};
+    compare_named(room, "gpt_moe", 4, names, 1);
+}
+
 /* A mesh axis' list of some axes in some order. */
 static void draw_list(ml_text *out, uint64_t *state, const char *const *names, int count) {
     const char *order[16];

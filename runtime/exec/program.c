@@ -343,11 +343,21 @@ ml_status program_download(ml_program *program, int output, void *to) {
     return status;
 }
 
+/* The last run stands, or was done again by *done. */
+static ml_status program_settle(ml_program *program, ml_program **done) {
+    *done = program;
+    if (!program->unsettled) return ML_OK;
+    program->unsettled = false;
+    return fallback_settle(program, done);
+}
+
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_session *session = program->session;
     ml_device *device = session->device;
     if (program->staged != NULL) return staged_start(program, inputs);
-    ml_status status = program_prepare(program);
+    ml_program *done;
+    ml_status status = program_settle(program, &done); /* of microbatches: the run before */
+    if (status == ML_OK) status = program_prepare(program);
     for (int i = 0; i < program->input_count && status == ML_OK; i++) {
         char *to = (char *)program->inputs + program->input_offsets[i];
         const void *from = inputs[i];
@@ -360,14 +370,16 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
         if (status != ML_OK) break;
         status = device->ops->upload(device, to, from, program->input_bytes[i]);
     }
-    return status == ML_OK ? device->ops->run(program->executable) : status;
+    if (status != ML_OK) return status;
+    program->unsettled = true;
+    return device->ops->run(program->executable);
 }
 
 ml_status ml_program_finish(ml_program *program, void *const *outputs) {
     if (program->staged != NULL) return staged_finish(program, outputs);
     const ml_roots *roots = &program->plan->roots;
     ml_program *done;
-    ml_status status = fallback_settle(program, &done);
+    ml_status status = program_settle(program, &done);
     for (int i = 0; i < roots->output_count - (roots->watched > 0) && status == ML_OK; i++) {
         if (outputs != NULL && outputs[i] != NULL) status = program_download(done, i, outputs[i]);
     }

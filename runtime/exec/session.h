@@ -45,6 +45,7 @@ struct ml_program {
     int64_t *input_offsets, *input_bytes; /* of this rank's parts */
     ml_placements *input_places;
     int input_count;
+    bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
     bool ready; /* all states that it reads are initialized */
     ml_program *fallback; /* fallback.c; NULL: none */
     ml_program *owner;    /* whose fallback it is, with the inputs of that; NULL: nobody's */
