@@ -45,11 +45,15 @@ enum { ATTENTION_VARIANTS = 3 };
 typedef struct {
     int groups, tile, stages, resident;
     bool deferred;
+    bool fused; /* keys' gradients: dq is added up in memory too, in any order */
 } attention_tile;
 /* Expand bodies after what such kernels share; pointers and sizes are set. */
 ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *tile,
                                   const char *const *bodies, int count, const char *label);
 /* dq, then dk and dv (template_attention_wgmma_grad.c). */
 void attention_wgmma_gradient(attention_printer *p, int variant);
+bool attention_wgmma_serves(const attention_printer *p);
+/* f32 elements of workspace that the gradient wants for delta and sums of dq; 0: as others do. */
+int64_t attention_wgmma_sums(const attention_printer *p);
 
 #endif

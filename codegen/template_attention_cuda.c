@@ -346,7 +346,8 @@ void template_attention_cuda(ml_schedule *s, ml_step *step) {
     attention_begin(&p, s, step);
     if (p.a->backward) {
         ml_dtype dtype = p.a->dtype == ML_F64 ? ML_F64 : ML_F32;
-        int delta = template_workspace(s, step, dtype, p.batches * p.a->heads * p.a->seq);
+        int64_t deltas = p.batches * p.a->heads * p.a->seq, sums = attention_wgmma_sums(&p);
+        int delta = template_workspace(s, step, dtype, sums > deltas ? sums : deltas);
         ml_storage *workspace = &s->storages.at[template_value(s, step, delta)->storage];
         int64_t library =
             ml_attention_workspace(p.a); /* in the same place: one or the other runs */

@@ -71,6 +71,18 @@ static __device__ __forceinline__ void ${e}_meet(int group) {
     if (group == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
     if (group == 2) asm volatile("bar.sync 3, 128;" ::: "memory");
 }
+template <int THREADS> static __device__ __forceinline__ void ${e}_meet_all() {
+    asm volatile("bar.sync 4, %0;" ::"n"(THREADS) : "memory");
+}
+/* What this thread wrote to shared memory: visible to products once threads met. */
+static __device__ __forceinline__ void ${e}_show() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_add(float *to, float a, float b, float c, float d) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
+                 "f"(b), "f"(c), "f"(d)
+                 : "memory");
+}
 template <int COUNT> static __device__ __forceinline__ void ${e}_fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -445,6 +457,7 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
         {"threads", (tile->groups + 1) * 128},
         {"row_bytes", tile->groups * 64 * dim * 2},
         {"deferred", tile->deferred},
+        {"fused", tile->fused},
         {"fewer", fewer},
         {"more", more},
     };
@@ -453,6 +466,7 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
     ml_text_add(&body, "%s%s", template_mma_ptx, async_text);
     add_product(&body, "score", tile->tile, false, false, false);
     add_product(&body, "weigh", dim, true, false, true);
+    if (tile->fused) add_product(&body, "gather", dim / 2, false, true, true);
     ml_text_add(&body, "%s", common_text);
     for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
     return template_kernel(t, body.text, label, p->step->read_count + p->step->write_count);
@@ -470,7 +484,7 @@ static void print_forward(attention_printer *p, int variant) {
         1024 + (rows + tile->stages * tile->tile) * a->head_dim * 2 + 2 * 8 * tile->stages);
 }
 
-static bool serves(const attention_printer *p) {
+bool attention_wgmma_serves(const attention_printer *p) {
     enum { HOPPER = 90 };
     const ml_attention_step *a = p->a;
     return p->schedule->target->arch == HOPPER && ml_knobs()->wgmma &&
@@ -479,7 +493,7 @@ static bool serves(const attention_printer *p) {
 }
 
 bool template_attention_wgmma(attention_printer *p) {
-    if (!serves(p)) return false;
+    if (!attention_wgmma_serves(p)) return false;
     int variant = ml_knobs()->wgmma - 1;
     if (variant >= ATTENTION_VARIANTS) variant = 0;
     attention_set_units(p);

@@ -215,14 +215,14 @@ static __device__ __forceinline__ void ${e}_produce(const ${e}_arguments &a, int
     }
     feed.flush();
 }
-static __device__ __forceinline__ void ${e}_consume(
+${gather}static __device__ __forceinline__ void ${e}_consume(
     const ${e}_arguments &a, int batch, int kv_head, int key, int first, int end, unsigned keys_at,
-    unsigned values_at, unsigned stages, unsigned barriers, const float *rows,
-    float (&dk)[${dim} / 2], float (&dv)[${dim} / 2]) {
+    unsigned values_at, unsigned stages, unsigned barriers, const float *rows, char *slope_tiles,
+    unsigned key_tile, float (&dk)[${dim} / 2], float (&dv)[${dim} / 2]) {
     float s[${tile} / 2], dp[${tile} / 2];
     unsigned p[${tile} / 4], slopes[${tile} / 4];
-    int before = -1, keys = 64;
-    (void)keys;
+    int before = -1, keys = 64, odd = 0;
+    (void)keys, (void)odd;
     ${places}
     ${e}_ring ring = {};
     for (int head = kv_head * ${group}; head < (kv_head + 1) * ${group}; head++)
@@ -252,10 +252,19 @@ static __device__ __forceinline__ void ${e}_consume(
             ${e}_slopes<true>(a, batch, head, key, query, masked, lse, lse + ${tile}, s, dp);
             ${e}_round(p, s);
             ${e}_round(slopes, dp);
+            ${show_slopes}
             ${e}_begin();
             ${e}_chain(dv, p, outs_at);
             ${e}_chain(dk, slopes, queries_at);
             ${e}_end();
+            if (${fused} && ${dim} == 128) { /* registers for sums of dq */
+                ${e}_finish<0>();
+                ${e}_hold(p);
+                ${e}_hold(slopes);
+                ${e}_hold(dk);
+                ${e}_hold(dv);
+            }
+            ${gather_call}
             before = stage;
             if (!${deferred}) {
                 ${e}_finish<0>();
@@ -277,6 +286,8 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
     unsigned keys_at = ${e}_address(key_tile), values_at = keys_at + ${row_bytes};
     unsigned stages = values_at + ${row_bytes}, barriers = stages + ${stages} * 2 * ${tile_bytes};
     float *rows = (float *)(value_tile + (barriers - values_at) + 16 * ${stages});
+    char *slope_tiles = value_tile + (barriers - values_at) + ${statistics};
+    (void)slope_tiles;
     int key = blockIdx.x % ${k_blocks} * ${rows}, kv_head = blockIdx.x / ${k_blocks} % ${kv_heads};
     int batch = blockIdx.x / (${k_blocks} * ${kv_heads}), warp = threadIdx.x / 32;
     int last_key = key + ${rows} - 1 < ${kv_seq} ? key + ${rows} - 1 : ${kv_seq} - 1;
@@ -299,13 +310,103 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
         ${e}_meet(warp / 4);
         float dk[${dim} / 2] = {}, dv[${dim} / 2] = {};
         ${e}_consume(a, batch, kv_head, key + own, first, end, keys_at + own * 128,
-                     values_at + own * 128, stages, barriers, rows, dk, dv);
+                     values_at + own * 128, stages, barriers, rows, slope_tiles, keys_at, dk, dv);
         ${e}_meet(warp / 4); /* nobody reads keys and values any more */
         key += row;
         ${e}_spill(key_tile, row, dk, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
                    kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
         ${e}_spill(value_tile, row, dv, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
                    kv_head * ${dv_head} + key * ${dv_seq}, ${dv_seq}, ${kv_seq} - key);
+    }
+}
+)";
+
+/* Where dq may be added up in any order (MLUA_DETERMINISTIC=0), the keys' kernel does that: slopes
+ * go through shared memory, in which a row is a key as they are, and are read with rows as depth;
+ * each of two warpgroups takes half of dq's columns. Sums of a thread lie side by side in memory:
+ * [batch, head][tile of 64 queries][half][4 sums of a thread][thread][4]. A kernel before clears
+ * them and gives delta, one behind turns them into dq. 5 products: 5,120 cycles, and slopes once.
+ */
+static const char gather_text[] = R"(
+static __device__ __forceinline__ void ${e}_show_slopes(char *tile,
+                                                        const unsigned (&p)[${tile} / 4]) {
+    int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < ${tile} / 4; i++)
+        *(unsigned *)(tile + ${e}_place(${rows}, row + i % 2 * 8, i / 2) + threadIdx.x % 4 * 4) =
+            p[i];
+    ${e}_show();
+}
+static __device__ __forceinline__ void ${e}_gather_queries(const ${e}_arguments &a, int batch,
+                                                           int head, int query, unsigned slopes,
+                                                           unsigned key_tile) {
+    float sum[${dim} / 4];
+    int half = threadIdx.x / 128;
+    /* 64 columns are a block, 32 are half of its lines */
+    unsigned keys = key_tile + half * (${dim} == 128 ? ${rows} * 128 : 64);
+    ${e}_begin();
+#pragma unroll
+    for (int k = 0; k < ${rows} / 16; k++)
+        ${e}_gather(sum, ${e}_operand(slopes + k * 2048, ${rows} * 128),
+                    ${e}_operand(keys + k * 2048, ${rows} * 128), k > 0);
+    ${e}_end();
+    ${e}_finish<0>();
+    ${e}_hold(sum);
+    float *to = (float *)a.p[${delta_at}] + ${sums_at};
+    to += ((((long long)batch * ${heads} + head) * ${q_tiles} + query / 64) * 2 + half) *
+              (32 * ${dim}) + threadIdx.x % 128 * 4;
+#pragma unroll
+    for (int i = 0; i < ${dim} / 16; i++)
+        ${e}_add(to + i * 512, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+}
+)";
+
+/* Blocks of 64 queries: delta, and sums of dq cleared. */
+static const char prepare_text[] = R"(
+extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    int query = blockIdx.x % ${q_tiles} * 64, head = blockIdx.x / ${q_tiles} % ${heads};
+    int batch = blockIdx.x / (${q_tiles} * ${heads});
+    const ml_bf16 *o = (const ml_bf16 *)a.p[3] + ${o_batch} + head * ${o_head};
+    const ml_bf16 *g = (const ml_bf16 *)a.p[5] + ${g_batch} + head * ${g_head};
+    float *deltas = (float *)a.p[${delta_at}] + ((long long)batch * ${heads} + head) * ${seq};
+#pragma unroll 4
+    for (int r = threadIdx.x / 16; r < 64; r += 8) {
+        int qi = query + r, c = threadIdx.x % 16 * 8;
+        float sum = 0;
+        if (qi < ${seq} && c < ${head_dim}) {
+            union { uint4 all; ml_bf16 x[8]; } left, right;
+            left.all = *(const uint4 *)(o + qi * ${o_seq} + c);
+            right.all = *(const uint4 *)(g + qi * ${g_seq} + c);
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum += ml_load_bf16(left.x[i]) * ml_load_bf16(right.x[i]);
+        }
+#pragma unroll
+        for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        if (threadIdx.x % 16 == 0 && qi < ${seq}) deltas[qi] = sum;
+    }
+    uint4 *sums = (uint4 *)((float *)a.p[${delta_at}] + ${sums_at}) +
+                  (long long)blockIdx.x * (16 * ${head_dim});
+#pragma unroll 8
+    for (int i = 0; i < ${head_dim} / 8; i++) sums[i * 128 + threadIdx.x] = uint4{0, 0, 0, 0};
+}
+)";
+
+/* Blocks of 64 queries: what was added up, as dq. */
+static const char settle_text[] = R"(
+extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
+    int query = blockIdx.x % ${q_tiles} * 64, head = blockIdx.x / ${q_tiles} % ${heads};
+    int batch = blockIdx.x / (${q_tiles} * ${heads}), lane = threadIdx.x % 32;
+    ml_bf16 *dq = (ml_bf16 *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head};
+    const float4 *sums = (const float4 *)((const float *)a.p[${delta_at}] + ${sums_at}) +
+                         (long long)blockIdx.x * (16 * ${head_dim}) + threadIdx.x;
+    query += threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll 8
+    for (int i = 0; i < ${head_dim} / 8; i++) {
+        float4 sum = sums[i * 128];
+        ml_bf16 *to = dq + query * ${dq_seq} + i * 8 + lane % 4 * 2;
+        if (query < ${seq}) *(unsigned *)to = ${e}_pack(sum.x * ${scale}, sum.y * ${scale});
+        if (query + 8 < ${seq})
+            *(unsigned *)(to + 8 * ${dq_seq}) = ${e}_pack(sum.z * ${scale}, sum.w * ${scale});
     }
 }
 )";
@@ -328,6 +429,15 @@ static const attention_tile key_tiles[2][ATTENTION_VARIANTS] = {
      {.groups = 2, .tile = 32, .stages = 6, .resident = 1}},
 };
 
+static const attention_tile fused_tiles[2][ATTENTION_VARIANTS] = {
+    {{.groups = 2, .tile = 64, .stages = 5, .resident = 1, .fused = true},
+     {.groups = 2, .tile = 64, .stages = 3, .resident = 1, .fused = true},
+     {.groups = 2, .tile = 64, .stages = 8, .resident = 1, .fused = true}},
+    {{.groups = 2, .tile = 64, .stages = 3, .resident = 1, .fused = true},
+     {.groups = 2, .tile = 64, .stages = 2, .resident = 1, .fused = true},
+     {.groups = 2, .tile = 64, .stages = 3, .resident = 1, .fused = true}},
+};
+
 /* One of the two kernels; `pairs`: a stage is two tiles and statistics. */
 static ml_kernel *print_half(attention_printer *p, const attention_tile *tile, const char *text,
                              bool pairs, const char *label) {
@@ -335,17 +445,67 @@ static ml_kernel *print_half(attention_printer *p, const attention_tile *tile, c
     int64_t rows = tile->groups * 64, stage = tile->tile * a->head_dim * 2 * (pairs ? 2 : 1);
     int64_t length = pairs ? a->kv_seq : a->seq, heads = pairs ? a->kv_heads : a->heads;
     int64_t blocks = (length + rows - 1) / rows;
-    int64_t statistics = 2 * 4 * (pairs ? tile->stages * tile->tile : rows);
+    int64_t statistics = 16 * tile->stages + 2 * 4 * (pairs ? tile->stages * tile->tile : rows);
+    statistics = attention_round_up(statistics, 1024);
     template_set(&p->text, pairs ? "k_blocks" : "q_blocks", "%lld", (long long)blocks);
+    template_set(&p->text, "statistics", "%lld", (long long)statistics);
     const char *const bodies[] = {slopes_text, text};
     ml_kernel *kernel = attention_wgmma_kernel(p, tile, bodies, 2, label);
     template_launch(kernel, blocks * heads * p->batches, 1, 1, (uint32_t)(tile->groups + 1) * 128,
-                    1024 + 2 * rows * a->head_dim * 2 + tile->stages * (stage + 16) + statistics);
+                    1024 + 2 * rows * a->head_dim * 2 + tile->stages * stage + statistics +
+                        (tile->fused ? 2 * rows * 128 : 0));
     return kernel;
+}
+
+static int64_t tiles_of_queries(const attention_printer *p) {
+    return (p->a->seq + 63) / 64;
+}
+
+/* Sums of dq begin at a multiple of 64 elements, behind delta. */
+static int64_t sums_at(const attention_printer *p) {
+    return attention_round_up(p->batches * p->a->heads * p->a->seq, 64);
+}
+
+int64_t attention_wgmma_sums(const attention_printer *p) {
+    if (ml_knobs()->deterministic || !attention_wgmma_serves(p)) return 0;
+    return sums_at(p) + p->batches * p->a->heads * tiles_of_queries(p) * 64 * p->a->head_dim;
+}
+
+static ml_kernel *print_simple(attention_printer *p, const char *text, const char *label) {
+    const char *body = ml_arena_format(p->text.arena, "%s%s", template_mma_ptx, text);
+    ml_kernel *kernel =
+        template_kernel(&p->text, body, label, p->step->read_count + p->step->write_count);
+    template_launch(kernel, tiles_of_queries(p) * p->a->heads * p->batches, 1, 1, 128, 0);
+    return kernel;
+}
+
+static void print_fused(attention_printer *p, const attention_tile *tile) {
+    ml_template *t = &p->text;
+    template_set(t, "q_tiles", "%lld", (long long)tiles_of_queries(p));
+    template_set(t, "sums_at", "%lldLL", (long long)sums_at(p));
+    template_set_text(t, "gather", gather_text);
+    template_set_text(
+        t, "show_slopes",
+        "odd ^= 1;\n            ${e}_show_slopes(slope_tiles + odd * (${rows} * 128), "
+        "slopes);");
+    template_set_text(
+        t, "gather_call",
+        "${e}_meet_all<${groups} * 128>();\n            ${e}_gather_queries(a, batch, "
+        "head, query, ${e}_address(slope_tiles) + odd * (${rows} * 128), key_tile);");
+    p->step->kernel = print_simple(p, prepare_text, "attention_grad delta");
+    p->step->kernel->next = print_half(p, tile, keys_text, true, "attention_grad dq dk dv wgmma");
+    p->step->kernel->next->next = print_simple(p, settle_text, "attention_grad dq");
 }
 
 void attention_wgmma_gradient(attention_printer *p, int variant) {
     int size = p->a->head_dim == 128;
+    if (!ml_knobs()->deterministic) {
+        print_fused(p, &fused_tiles[size][variant]);
+        return;
+    }
+    template_set_text(&p->text, "gather", "");
+    template_set_text(&p->text, "show_slopes", "");
+    template_set_text(&p->text, "gather_call", "");
     p->step->kernel =
         print_half(p, &query_tiles[size][variant], queries_text, false, "attention_grad dq wgmma");
     p->step->kernel->next =

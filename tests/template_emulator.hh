@@ -12,6 +12,9 @@
 struct float2 {
     float x, y;
 };
+struct float4 {
+    float x, y, z, w;
+};
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 #define __align__(n) __attribute__((aligned(n)))
 
@@ -288,6 +291,12 @@ static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
         emulated_mbarrier_await(at, parity);                                                       \
     }                                                                                              \
     static inline void e##_meet(int group) { emulated_barrier(1 + group, 128); }                  \
+    template <int THREADS> static inline void e##_meet_all() { emulated_barrier(4, THREADS); }     \
+    static inline void e##_show() {}                                                               \
+    static inline void e##_add(float *to, float a, float b, float c, float d) {                    \
+        emulated_require_aligned((unsigned long long)to);                                          \
+        to[0] += a, to[1] += b, to[2] += c, to[3] += d;                                            \
+    }                                                                                              \
     template <int> static inline void e##_fewer_registers() {}                                     \
     template <int> static inline void e##_more_registers() {}                                      \
     template <typename T> static inline void e##_hold(T &) {}
