@@ -161,7 +161,7 @@ static void bench_body(void *context) {
     if (status != ML_OK) ml_raise_last();
 }
 
-static void time_one(const shape *s, score_kind kind, const char *kernels) {
+static void time_one(const shape *s, score_kind kind, const char *kernels, bool sorted) {
     bench b = {.shape = s, .score = kind};
     ml_status status = ml_session_new(&b.session);
     if (status == ML_OK) status = ml_session_open(b.session, "cuda", 0);
@@ -175,11 +175,11 @@ static void time_one(const shape *s, score_kind kind, const char *kernels) {
     if (status != ML_OK)
         test_fail("%s, %s: %s", score_names[kind], kernels, ml_error_last()->text);
     else
-        printf("B%d H%d T%d D%d  %-9s  %-10s  forward %6.0f us %5.0f TFLOP/s   backward %6.0f us "
-               "%5.0f TFLOP/s\n",
-               s->batch, s->heads, s->seq, s->dim, score_names[kind], kernels, b.seconds[0] * 1e6,
-               flops / b.seconds[0] * 1e-12, b.seconds[1] * 1e6,
-               2.5 * flops / b.seconds[1] * 1e-12);
+        printf(
+            "B%d H%d T%d D%d  %-9s  %-8s  %-9s  forward %6.0f us %5.0f TFLOP/s   backward %6.0f us "
+            "%5.0f TFLOP/s\n",
+            s->batch, s->heads, s->seq, s->dim, score_names[kind], kernels, b.seconds[0] * 1e6,
+            flops / b.seconds[0] * 1e-12, b.seconds[1] * 1e6, 2.5 * flops / b.seconds[1] * 1e-12);
     fflush(stdout);
     ml_session_free(b.session);
 }
@@ -191,14 +191,17 @@ GPU_TEST(attention, times) {
     const shape *all = size && strcmp(size, "tiny") == 0 ? tiny : shapes;
     for (int i = 0; size && i < 2; i++)
         for (int kind = PLAIN; kind < SCORES; kind++) {
-            knobs->cudnn = true, knobs->wgmma = 0;
-            if (kind == PLAIN) time_one(&all[i], (score_kind)kind, "cudnn");
-            knobs->cudnn = false;
-            time_one(&all[i], (score_kind)kind, "mma.sync");
-            for (knobs->wgmma = 1; knobs->wgmma <= VARIANTS; knobs->wgmma++) {
-                char name[32];
-                snprintf(name, sizeof name, "wgmma %d", knobs->wgmma);
-                time_one(&all[i], (score_kind)kind, name);
+            for (int sorted = 1; sorted >= 0; sorted--) { /* MLUA_DETERMINISTIC */
+                knobs->deterministic = sorted;
+                knobs->cudnn = true, knobs->wgmma = 0;
+                if (kind == PLAIN) time_one(&all[i], (score_kind)kind, "cudnn", sorted);
+                knobs->cudnn = false;
+                if (sorted) time_one(&all[i], (score_kind)kind, "mma.sync", sorted);
+                for (knobs->wgmma = 1; knobs->wgmma <= VARIANTS; knobs->wgmma++) {
+                    char name[32];
+                    snprintf(name, sizeof name, "wgmma %d", knobs->wgmma);
+                    time_one(&all[i], (score_kind)kind, name, sorted);
+                }
             }
         }
     *knobs = kept;
