@@ -8,7 +8,7 @@
 
 #include "tests/process_support.h"
 
-#define SCRIPT "\"$ROOT/tests/lua/pipeline.lua\" --dtype f64 --quiet"
+#define SCRIPT "\"$ROOT/tests/lua/lib/pipeline.lua\" --dtype f64 --quiet"
 
 static process_result train(process_room *room, int ranks, const char *settings) {
     return process_run(room, 0, "MLUA_VERIFY=1",
@@ -41,6 +41,7 @@ static void compare(const char *actual, const char *expected, const char *what) 
 PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
     static const char *const settings[] = {"schedule=interleaved chunks=2", "schedule=zero-bubble",
                                            "microbatches=8 schedule=1f1b"};
+
     char *one = train(room, 1, "accum=4").output, *eight = train(room, 1, "accum=8").output;
     CHECK(strcmp(one, eight) != 0);
     int count = getenv("DIST_ALL") ? 3 : 2;
@@ -49,6 +50,8 @@ PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
     if (!getenv("DIST_ALL")) return;
     one = train(room, 1, "accum=4 again=true").output;
     compare(train(room, 2, "again=true").output, one, "a second training");
+    compare(train(room, 2, "common=true schedule=zero-bubble").output,
+            train(room, 1, "accum=4 common=true").output, "a state of all layers");
     compare(train(room, 4, "again=true").output, one, "a second training on four ranks");
 }
 
@@ -61,6 +64,11 @@ PROCESS_TEST(pipelines_refuse_states_that_come_too_late) {
     r = process_run(room, 1, "", "check --mesh pp=2 " SCRIPT " early=true");
     process_expect(&r, "state \"seen\" (");
     r = process_run(room, 0, "", "check --mesh pp=2 " SCRIPT " early=true microbatches=1");
+    r = process_run(room, 1, "",
+                    "run --device cpu -n 2 --mesh pp=2 " SCRIPT
+                    " common=true schedule=interleaved chunks=2");
+    process_expect(&r, "state \"common\" (");
+    process_expect(&r, "is used by several stages of one rank and assigned before");
 }
 
 /* What the model says after training is the same. */
@@ -88,7 +96,7 @@ PROCESS_TEST(pipelines_tell_of_ranks_that_die) {
                   "dofile(os.getenv 'SCRIPT')\n");
     train(room, 2, ""); /* compiles the kernels */
     process_result r =
-        process_run(room, 128 + SIGKILL, "SCRIPT=\"$ROOT/tests/lua/pipeline.lua\"",
+        process_run(room, 128 + SIGKILL, "SCRIPT=\"$ROOT/tests/lua/lib/pipeline.lua\"",
                     "run --device cpu -n 2 --mesh pp=2 --dtype f64 --quiet a.lua steps=1000000");
     process_expect(&r, "mlua: rank 1 (pid ");
     process_expect(&r, "was killed by signal 9 (Killed)");

@@ -340,6 +340,8 @@ void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool
     stages_plan(&s);
     lanes_make(&s);
     schedule_make(&s);
+    for (int r = 0; r < staged->ranks; r++)
+        if (cut->coordinate < 0 || cut->coordinate == r) staged_check_states(plan, r);
     staged_account(plan, cut->coordinate);
 }
 

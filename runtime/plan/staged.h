@@ -66,6 +66,9 @@ void staged_free(struct ml_staged_plan *staged);
 /* Slots, memory and work (staged_account.c): of `coordinate`, or (-1) of the one that needs most. A
  * plan of all stages may be asked again, for another coordinate. */
 void staged_account(ml_plan *plan, int coordinate);
+/* Raise ML_INVALID where stages of a rank share a state that one of them assigns too early
+ * (staged_states.c). */
+void staged_check_states(const ml_plan *plan, int rank);
 /* Microbatches whose blocks a stage has, and the slot of each: from the schedule. */
 void staged_slots(struct ml_staged_plan *staged, int stage, ml_arena *arena);
 

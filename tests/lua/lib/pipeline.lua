@@ -5,6 +5,7 @@ local m = require "mlua"
 local core = require "mlua.core"
 local cfg = m.config {
   layers = 4, seq = 8, batch = 16, steps = 2, accum = 1, schedule = "1f1b", chunks = 1, microbatches = 4, early = false, again = false,
+  common = false,
 }
 local A = m.axes { embed = 16, ffn = 32, vocab = 256, seq = cfg.seq, batch = cfg.batch }
 
@@ -13,11 +14,13 @@ local Block = m.module("Block", function(self)
   self.scale, self.sum = m.buffer { A.embed, init = "ones" }, m.buffer {}
 end)
 
-function Block:forward(x, up, down)
+function Block:forward(x, up, down, common, first)
   local h = self.norm(x)
   local square, scale = core.stop_gradient(m.mean(h * h, "batch", "seq")), self.scale:read()
   self.scale:assign(0.9 * scale + 0.1 * square)
   h = h / scale -- the backward pass reads it too
+  if common then h = h / common:read() end
+  if common and first then common:assign(0.5 * (common:read() + square)) end
   h = m.dropout(m.gelu(h:dot(up, "embed")):dot(down, "ffn"), 0.1)
   m.add_loss((h * h):sum(), cfg.seq * cfg.batch) -- one for all layers in the end
   m.step_total(self.sum, h:sum())
@@ -27,13 +30,14 @@ end
 local Net = m.module("Net", function(self)
   self.embedding = m.param { A.vocab, A.embed }
   self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }
+  self.common = cfg.common and m.buffer { A.embed, init = "ones" }
   self.blocks = m.stack(cfg.layers, Block)
   self.norm = m.rms_norm { A.embed }
 end)
 
 function Net:forward(tokens)
   local x = self.embedding:gather(tokens, "vocab")
-  for _, block in ipairs(self.blocks) do x = block(x, self.up, self.down) end
+  for i, block in ipairs(self.blocks) do x = block(x, self.up, self.down, self.common, i == 1) end
   return self.norm(x):dot(self.embedding, "embed")
 end
 
