@@ -318,6 +318,7 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int
         int values_stage = ring.stage;
         ${e}_await(barriers + ring.stage * 8, ring.parity);
         ring.next();
+        ${e}_begin();
         ${e}_chain(out, p, stages + values_stage * ${tile_bytes});
         ${e}_end();
         ${e}_finish<1>();
@@ -399,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
 static const attention_tile forward_tiles[2][ATTENTION_VARIANTS] = {
     /* heads of 64 */
     {{.groups = 2, .tile = 128, .stages = 6, .resident = 1},
-     {.groups = 2, .tile = 64, .stages = 4, .resident = 2},
+     {.groups = 1, .tile = 64, .stages = 4, .resident = 3},
      {.groups = 3, .tile = 64, .stages = 6, .resident = 1}},
     /* heads of 128 */
     {{.groups = 2, .tile = 128, .stages = 4, .resident = 1},
@@ -439,9 +440,11 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
                                   const char *const *bodies, int count, const char *label) {
     ml_template *t = &p->text;
     int dim = (int)p->a->head_dim;
-    /* A thread's registers of 64 Ki: the copying warpgroup leaves most of its own to the others. */
-    int each = 512 / tile->resident, fewer = tile->groups * tile->resident == 2 ? 40 : 32;
-    int more = (each - fewer) / tile->groups / 8 * 8;
+    /* A block begins with as many registers a thread as fit; the copying warpgroup leaves most of
+     * its own to the others. More than there are would be waited for for ever. */
+    int threads = (tile->groups + 1) * 128, each = 65536 / (threads * tile->resident) / 8 * 8;
+    int fewer = tile->groups * tile->resident == 2 ? 40 : 32;
+    int more = (each * (tile->groups + 1) - fewer) / tile->groups / 8 * 8;
     ml_text body = {.arena = t->arena};
     const struct {
         const char *name;
@@ -454,7 +457,7 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
         {"tile_bytes", tile->tile * dim * 2},
         {"stages", tile->stages},
         {"resident", tile->resident},
-        {"threads", (tile->groups + 1) * 128},
+        {"threads", threads},
         {"row_bytes", tile->groups * 64 * dim * 2},
         {"deferred", tile->deferred},
         {"fused", tile->fused},
