@@ -9,6 +9,7 @@
  * elsewhere and for few columns by mma.sync, cp.async one step ahead), everything else to plain
  * multiplications. */
 #include "codegen/template.h"
+#include "runtime/base/knobs.h"
 
 typedef struct {
     ml_schedule *schedule;
@@ -366,7 +367,8 @@ static bool mma_serves(const printer *p) {
 /* Where a result has more columns than half a tile of theirs. Other GPUs have no such products. */
 static bool wgmma_serves(const printer *p) {
     enum { HOPPER = 90, NARROW = 128 };
-    return mma_serves(p) && p->schedule->target->arch == HOPPER && p->r->n > NARROW;
+    return mma_serves(p) && p->schedule->target->arch == HOPPER && p->r->n > NARROW &&
+           ml_knobs()->wgmma;
 }
 
 static ml_kernel *wgmma_kernel(printer *p) {
@@ -478,6 +480,32 @@ static ml_kernel *plain_kernel(printer *p) {
                            p->step->read_count + p->step->write_count);
 }
 
+typedef enum { PLAIN, MMA, WGMMA } method;
+
+static ml_kernel *print_kernel(printer *p, method how) {
+    const ml_ragged *r = p->r;
+    p->tile_m = how == PLAIN ? 64 : 128;
+    p->tile_n = how == WGMMA ? 256 : p->tile_m;
+    int64_t columns = (r->n + p->tile_n - 1) / p->tile_n;
+    int64_t clearing = r->batch * windows_of(r);
+    p->tiles = r->batch * r->rows / p->tile_m + r->groups; /* each group may end in a part of one */
+    if (r->rows > INT32_MAX || r->k > INT32_MAX || r->n > INT32_MAX || r->groups > 65535 ||
+        p->tiles + clearing > 65535)
+        ml_raise(ML_INVALID, "a product of %lld rows in %lld groups is too large for the GPU",
+                 (long long)(r->batch * r->rows), (long long)r->groups);
+    p->height = r->outer ? (r->k + p->tile_m - 1) / p->tile_m : p->tiles + clearing;
+    set_sizes(p);
+    ml_kernel *kernel = how == WGMMA ? wgmma_kernel(p)
+                        : how == MMA ? mma_kernel(p)
+                                     : plain_kernel(p);
+    uint32_t shared = kernel->shared_bytes;
+    if (r->outer)
+        template_launch(kernel, columns * p->height, r->groups, 1, 256, shared);
+    else
+        template_launch(kernel, columns, p->height, 1, 256, shared);
+    return kernel;
+}
+
 void ml_template_ragged(ml_schedule *s, ml_step *step) {
     printer p = {.schedule = s, .step = step, .text = {.arena = s->arena}};
     p.r = step->ragged = describe(s, step);
@@ -485,23 +513,9 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         step->kind = ML_STEP_RAGGED;
         return;
     }
-    const ml_ragged *r = p.r;
-    bool mma = mma_serves(&p), wgmma = wgmma_serves(&p);
-    p.tile_m = mma ? 128 : 64;
-    p.tile_n = wgmma ? 256 : p.tile_m;
-    int64_t columns = (r->n + p.tile_n - 1) / p.tile_n;
-    int64_t clearing = r->batch * windows_of(r);
-    p.tiles = r->batch * r->rows / p.tile_m + r->groups; /* each group may end in a part of one */
-    if (r->rows > INT32_MAX || r->k > INT32_MAX || r->n > INT32_MAX || r->groups > 65535 ||
-        p.tiles + clearing > 65535)
-        ml_raise(ML_INVALID, "a product of %lld rows in %lld groups is too large for the GPU",
-                 (long long)(r->batch * r->rows), (long long)r->groups);
-    p.height = r->outer ? (r->k + p.tile_m - 1) / p.tile_m : p.tiles + clearing;
-    set_sizes(&p);
-    step->kernel = wgmma ? wgmma_kernel(&p) : mma ? mma_kernel(&p) : plain_kernel(&p);
-    uint32_t shared = step->kernel->shared_bytes;
-    if (r->outer)
-        template_launch(step->kernel, columns * p.height, r->groups, 1, 256, shared);
-    else
-        template_launch(step->kernel, columns, p.height, 1, 256, shared);
+    step->kernel = print_kernel(&p, mma_serves(&p) ? MMA : PLAIN);
+    if (!wgmma_serves(&p)) return;
+    ml_kernel *otherwise = step->kernel;
+    step->kernel = print_kernel(&p, WGMMA);
+    step->kernel->otherwise = otherwise;
 }

@@ -48,7 +48,8 @@ static const knob KNOBS[] = {
      "0: let the GPU's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
     {"MLUA_WGMMA", "0..3",
-     "mlua's own attention on Hopper: which tiles of the warpgroup products (default 1); 0: none",
+     "mlua's own kernels on Hopper's warpgroup products: which tiles of attention (default 1); 0: "
+     "none",
      NUMBER, AT(wgmma)},
     {"MLUA_BLAS", "0|1",
      "matrix products on the CPU: 0 by mlua's own kernels, 1 by OpenBLAS; by the faster where not "

@@ -120,12 +120,13 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
 }
 
 /* Kernels with instructions that this NVRTC does not know give way to those it knows. */
-static bool take_others(ml_executable *e) {
+static bool take_others(ml_executable *e, bool templates) {
     bool any = false;
     for (uint32_t i = 0; i < e->step_count; i++) {
-        const cuda_step *step = &e->steps[i];
         ml_step *of_plan = &e->plan->schedule->steps.at[i];
-        if (step->attention || !of_plan->kernel || !of_plan->kernel->otherwise) continue;
+        bool attention = of_plan->kind == ML_STEP_ATTENTION;
+        if (attention != templates || (attention && e->steps[i].attention)) continue;
+        if (!of_plan->kernel || !of_plan->kernel->otherwise) continue;
         of_plan->kernel = of_plan->kernel->otherwise;
         any = true;
     }
@@ -135,8 +136,9 @@ static bool take_others(ml_executable *e) {
 /* Raises. */
 static void load_kernels(ml_executable *e, bool templates) {
     ml_status status = try_kernels(e, templates);
-    if (status == ML_COMPILE && templates && take_others(e)) {
-        ml_debug(1, "attention: no warpgroup products: %s\n", ml_error_last()->text);
+    if (status == ML_COMPILE && take_others(e, templates)) {
+        fprintf(stderr, "mlua: without Hopper's warpgroup products, which is slower: %s\n",
+                ml_error_last()->text);
         status = try_kernels(e, templates);
     }
     if (status != ML_OK) ml_raise_last();

@@ -1,0 +1,189 @@
+/* Products by groups on the GPU, as large as warpgroup products want them: against the reference,
+ * and how fast they are at the sizes of models/gpt_moe.lua's presets.
+ *   BENCH=1 build/test --gpu -j 0 gpu_ragged/times
+ * BENCH=tiny: to try the test alone. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/device/profile.h"
+#include "runtime/exec/session.h"
+#include "runtime/graph/ragged.h"
+#include "tests/ops_support.h"
+
+/* ---- Against the reference --------------------------------------------------------------------
+ */
+/* Two sequences whose groups are of odd lengths; the second group has no rows. */
+static ml_ref bound(ops_case *c, bool end) {
+    ml_type type = ops_type(c, ML_I32, "b2 e4"), wide = type;
+    wide.dtype = ML_F32;
+    ml_ref b = ml_broadcast(c->g, ml_cast(c->g, ml_iota(c->g, ops_axis(c, "b"), 2), ML_F32), &wide);
+    ml_ref e = ml_broadcast(c->g, ml_cast(c->g, ml_iota(c->g, ops_axis(c, "e"), 4), ML_F32), &wide);
+    /* 3 + b, then 77 rows for each group but the second one */
+    ml_ref past = ml_map2(c->g, end ? ML_OP_GE : ML_OP_GT, e, ml_const(c->g, ML_F32, 1));
+    ml_ref groups = ml_map2(c->g, ML_OP_SUB, e, ml_cast(c->g, past, ML_F32));
+    if (end) groups = ml_map2(c->g, ML_OP_ADD, groups, ml_const(c->g, ML_F32, 1));
+    ml_ref at = ml_map2(c->g, ML_OP_MUL, groups, ml_const(c->g, ML_F32, 77));
+    at = ml_map2(c->g, ML_OP_ADD, at, ml_map2(c->g, ML_OP_ADD, b, ml_const(c->g, ML_F32, 3)));
+    return ml_cast(c->g, at, ML_I32);
+}
+
+static bool turned; /* the matrices: depth innermost */
+
+static void build(ops_case *c) {
+    ml_ref sources[4] = {ops_input(c, ML_BF16, "b2 r240 k200", -1, 1),
+                         ops_input(c, ML_BF16, turned ? "e4 n264 k200" : "e4 k200 n264", -1, 1),
+                         bound(c, false), bound(c, true)};
+    ml_ref y = ml_ragged_dot(c->g, sources, ops_axis(c, "r"), ops_axis(c, "k"), ML_BF16);
+    ops_output(c, y, ops_tolerance(ML_BF16), "product");
+    ops_gradients(c, y, sources, 2, 4 * ops_tolerance(ML_BF16), "product");
+}
+
+GPU_TEST(ragged, wide) {
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const int kept = knobs->wgmma;
+    for (int i = 0; i < 4; i++) {
+        turned = i % 2, knobs->wgmma = i / 2;
+        ops_run(build, 70 + (uint64_t)i, 0);
+    }
+    knobs->wgmma = kept;
+}
+
+/* ---- Times -------------------------------------------------------------------------------------
+ */
+enum { RUNS = 6 };
+typedef struct {
+    const char *name;
+    int batch, rows, groups, depth, columns;
+} shape;
+static const shape shapes[] = {{"moe-8x up", 4, 8192, 8, 2048, 11264},
+                               {"moe-8x down", 4, 8192, 8, 5632, 2048},
+                               {"moe-64x up", 4, 24576, 64, 2048, 2816},
+                               {"moe-64x down", 4, 24576, 64, 1408, 2048}};
+static const shape tiny = {"tiny", 2, 100, 3, 136, 144};
+typedef struct {
+    ml_session *session;
+    ml_graph *g;
+    const shape *shape;
+    const char *kernels;
+    int states;
+} bench;
+
+static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
+    const shape *s = b->shape;
+    ml_type type = {.dtype = dtype};
+    for (; *axes; axes++) {
+        char name[2] = {*axes, 0};
+        type.axis[type.rank] = ml_axis_named(b->g, name);
+        type.size[type.rank++] = *axes == 'b'   ? s->batch
+                                 : *axes == 'r' ? s->rows
+                                 : *axes == 'e' ? s->groups
+                                 : *axes == 'k' ? s->depth
+                                                : s->columns;
+    }
+    return type;
+}
+
+/* A state's id; it begins as `initial`, or as random numbers. */
+static uint32_t state_new(bench *b, const ml_type *type, ml_ref initial) {
+    ml_ref key = ml_const_int(b->g, ML_I64, b->states + 1);
+    ml_type wide = *type;
+    wide.dtype = ML_F32;
+    if (!initial) initial = ml_graph_add(b->g, ML_OP_RANDOM, &key, 1, NULL, 0, &wide);
+    ml_state state = {.name = ml_arena_format(ml_graph_arena(b->g), "bench %d", ++b->states),
+                      .kind = ML_STATE_OTHER,
+                      .type = *type,
+                      .initial = ml_cast(b->g, initial, (ml_dtype)type->dtype)};
+    return ml_graph_add_state(b->g, &state);
+}
+
+static ml_ref operand(bench *b, const ml_type *type, ml_ref initial) {
+    int64_t id = state_new(b, type, initial);
+    return ml_graph_add(b->g, ML_OP_STATE, NULL, 0, &id, 1, type);
+}
+
+/* Where each group begins or, `shift` 1, ends: all are as long. */
+static ml_ref even_bound(bench *b, int shift) {
+    ml_type type = type_of(b, ML_I32, "be"), wide = type;
+    wide.dtype = ML_F32;
+    ml_ref e = ml_cast(b->g, ml_iota(b->g, type.axis[1], b->shape->groups), ML_F32);
+    e = ml_map2(b->g, ML_OP_ADD, e, ml_const(b->g, ML_F32, shift));
+    double rows = b->shape->rows / b->shape->groups;
+    e = ml_map2(b->g, ML_OP_MUL, e, ml_const(b->g, ML_F32, rows));
+    return operand(b, &type, ml_broadcast(b->g, e, &wide));
+}
+
+static void print_times(const bench *b, const ml_profile *profile) {
+    for (uint32_t i = 0; i < profile->events.count; i++) {
+        const ml_profile_event *first = &profile->events.at[i];
+        if (first->at >= ML_EVENT_HOST) continue;
+        const ml_profile_step *step = &first->program->steps[first->at];
+        double best = 0;
+        bool seen = false;
+        for (uint32_t j = 0; j < profile->events.count; j++) {
+            const ml_profile_event *e = &profile->events.at[j];
+            if (e->at != first->at || e->program != first->program) continue;
+            seen |= j < i;
+            double took = e->end - e->begin;
+            if (best == 0 || took < best) best = took;
+        }
+        if (step->work != ML_WORK_GEMM || seen) continue;
+        printf("%-12s  %-8s  %-40s %7.0f us %5.0f TFLOP/s\n", b->shape->name, b->kernels,
+               step->name, best * 1e6, step->flops / best * 1e-12);
+    }
+    fflush(stdout);
+}
+
+/* y = x w, and what its gradients need: dx = dy w', dw = x' dy. */
+static void bench_body(void *context) {
+    bench *b = context;
+    ml_type x_type = type_of(b, ML_BF16, "brk"), w_type = type_of(b, ML_BF16, "ekn");
+    ml_type y_type = type_of(b, ML_BF16, "brn"), sum_type = type_of(b, ML_F32, "ekn");
+    ml_ref starts = even_bound(b, 0), ends = even_bound(b, 1);
+    ml_ref x = operand(b, &x_type, 0), w = operand(b, &w_type, 0), dy = operand(b, &y_type, 0);
+    ml_axis rows = x_type.axis[1];
+    ml_update updates[] = {
+        {state_new(b, &y_type, 0),
+         ml_ragged_dot(b->g, (ml_ref[]){x, w, starts, ends}, rows, w_type.axis[1], ML_BF16)},
+        {state_new(b, &x_type, 0),
+         ml_ragged_dot(b->g, (ml_ref[]){dy, w, starts, ends}, rows, w_type.axis[2], ML_BF16)},
+        {state_new(b, &sum_type, 0),
+         ml_ragged_outer(b->g, (ml_ref[]){x, dy, starts, ends}, rows, ML_F32)},
+    };
+    ml_roots roots = {.updates = updates, .update_count = 3, .name = "bench"};
+    ml_program *program = NULL;
+    ml_device *device = ml_session_device(b->session);
+    ml_status status = ml_program_new(b->session, &roots, &program);
+    for (int run = 0; run < RUNS && status == ML_OK; run++)
+        status = ml_program_run(program, NULL, NULL);
+    if (status == ML_OK) status = device->ops->wait(device);
+    if (status == ML_OK) print_times(b, device->profile);
+    ml_program_free(program);
+    if (status != ML_OK) ml_raise_last();
+}
+
+static void time_one(const shape *s, const char *kernels) {
+    bench b = {.shape = s, .kernels = kernels};
+    ml_status status = ml_session_new(&b.session);
+    if (status == ML_OK) status = ml_session_open(b.session, "cuda", 0);
+    b.g = ml_session_graph(b.session);
+    ml_device *device = ml_session_device(b.session);
+    if (status == ML_OK) status = ml_device_profile(device);
+    if (status == ML_OK) device->profile->keeps = true;
+    if (status == ML_OK) status = ml_profile_begin_step(device->profile, 1, ML_RUN_STEPS);
+    if (status == ML_OK) status = ml_protect(bench_body, &b);
+    if (status != ML_OK) test_fail("%s, %s: %s", s->name, kernels, ml_error_last()->text);
+    ml_session_free(b.session);
+}
+
+GPU_TEST(ragged, times) {
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const int kept = knobs->wgmma;
+    const char *size = getenv("BENCH");
+    bool small = size && strcmp(size, "tiny") == 0;
+    for (int i = 0; size && i < (small ? 1 : 4); i++)
+        for (knobs->wgmma = 1; knobs->wgmma >= 0; knobs->wgmma--)
+            time_one(small ? &tiny : &shapes[i], knobs->wgmma ? "wgmma" : "mma.sync");
+    knobs->wgmma = kept;
+}
