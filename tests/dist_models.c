@@ -117,7 +117,7 @@ static const layout_case cases[] = {
     {"pp4 of 7 layers", DENSE, 4, "m.layout.megatron { pp = 4, microbatches = 8 }", 7},
     {"pp2 of 7 layers", DENSE, 2, "m.layout.megatron { pp = 2, microbatches = 4 }", 7},
     {"pp8", DENSE, 8, "m.layout.megatron { pp = 8, microbatches = 8 }", 8},
-    {"pp2 interleaved", DENSE, 2,
+    {"pp2 interleaved", DENSE | GPT_MOE, 2,
      "m.layout.megatron { pp = 2, schedule = 'interleaved', microbatches = 4 }", 4},
     {"pp4 interleaved dp2", DENSE, 8,
      "m.layout.megatron { pp = 4, dp = 2, schedule = 'interleaved', microbatches = 4 }", 8},
