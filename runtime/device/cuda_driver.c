@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/dynamic.h"
@@ -66,6 +67,9 @@ static ml_status open_once(void) {
         ml_fail(ML_DEVICE, "the NVIDIA driver is too old: it has no %s", missing);
         return ml_help("install driver 525 or newer, or run with --device cpu");
     }
+    /* Streams that share a queue of the GPU wait for one another, and what waits for another rank
+     * must keep nothing waiting: as many queues as there can be, unless the user says otherwise. */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     CUresult result = cuda.cuInit(0);
     if (result == CUDA_SUCCESS) result = cuda.cuDeviceGetCount(&opened.devices);
     if (result == CUDA_ERROR_NO_DEVICE || (result == CUDA_SUCCESS && opened.devices == 0)) {

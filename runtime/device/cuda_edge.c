@@ -37,15 +37,16 @@ static ml_status open_edge(cuda_edge *e) {
 
 ml_status cuda_edge_connect(ml_device *device, ml_edge *edge) {
     cuda_device *d = (cuda_device *)device;
-    if (!edge) return cuda_pair_new(d, -1, NULL);
-    if (find(d, edge)) return cuda_pair_new(d, -1, NULL); /* the others cannot know */
+    /* A rank has no color of an edge that it knows: the other end knows it too. */
+    if (!edge || find(d, edge)) return cuda_pair_new(d, 0, 0, NULL);
     cuda_edge *e = ml_alloc(sizeof *e);
     if (!e) return ml_fail(ML_NO_MEMORY, "no memory for an edge between GPUs");
     e->edge = edge;
     e->next = d->edges;
     d->edges = e; /* closed with the device, however far this gets */
     ML_TRY(open_edge(e));
-    return cuda_pair_new(d, ml_edge_to(edge) == d->base.ranks->rank, &e->pair);
+    bool receives = ml_edge_to(edge) == d->base.ranks->rank;
+    return cuda_pair_new(d, ml_edge_from(edge), receives, &e->pair);
 }
 
 void cuda_edges_close(cuda_device *d) {

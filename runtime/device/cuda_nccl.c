@@ -67,19 +67,22 @@ static struct {
     int version;
 } nccl;
 
-enum { OLDEST = 21800 };
+enum { OLDEST = 21800, ORDERS = 22600 };
 static const int64_t BUFFER_BYTES = (int64_t)1 << 30; /* what communicators may take of the GPU */
 
-/* Set before any call: multicast over NVLink stays off, and calls of several communicators keep
- * their order, unless the user says otherwise. */
-static void set_variables(void) {
+/* Whether NCCL is to keep the order of calls between communicators, and can: unless the user says
+ * otherwise. Not under pipeline stages: a message waits for the one before it on its edge, and
+ * would keep waiting all that is called after it, which the other rank may need to take that one
+ * (tests/shard_launches.c). Older drivers keep the order by letting each call wait for the end of
+ * the one before. */
+static bool keep_order(bool stages) {
+    static const char variable[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
     int driver = 0;
-    setenv("NCCL_NVLS_ENABLE", "0", 0);
-    /* Older drivers would keep the order by letting each call wait for the end of the one before.
-     */
-    if (cuda.cuDriverGetVersion && cuda.cuDriverGetVersion(&driver) == CUDA_SUCCESS &&
-        driver >= 12030)
-        setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    bool able = nccl.version >= ORDERS && cuda.cuDriverGetVersion(&driver) == CUDA_SUCCESS &&
+                driver >= 12030;
+    if (able && !stages) setenv(variable, "1", 0);
+    const char *set = getenv(variable);
+    return able && set && strcmp(set, "1") == 0;
 }
 
 /* From the main thread only. */
@@ -98,7 +101,7 @@ static ml_status open_library(void) {
         ml_fail(ML_DEVICE, "no NCCL (libnccl.so.2), which several GPUs need");
         return ml_help("install NCCL 2.18 or newer (libnccl2), or use one GPU");
     }
-    set_variables();
+    setenv("NCCL_NVLS_ENABLE", "0", 0); /* multicast over NVLink, unless the user wants it */
     int version = 0;
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         void *address = dlsym(library, calls[i].symbol);
@@ -147,16 +150,23 @@ struct cuda_nccl {
     ncclUniqueId id;
     ncclComm_t all, axis[ML_MAX_MESH]; /* an axis of all ranks has theirs */
     int64_t size[ML_MAX_MESH], at[ML_MAX_MESH];
-    int first[ML_MAX_MESH]; /* of this rank's group along the axis */
-    CUstream lane[ML_MAX_MESH];
+    int first[ML_MAX_MESH];     /* of this rank's group along the axis */
+    CUstream lane[ML_MAX_MESH]; /* one for all, where nobody keeps the order between several */
+    CUstream streams[ML_MAX_MESH];
     pthread_t thread; /* that connects */
     bool connecting, aborted;
     _Atomic bool connected; /* or failed */
     ml_status status;
     ml_error error;
-    cuda_pair *pairs, **last_pair; /* in the order in which all ranks made them */
-    CUdeviceptr room;              /* for cuda_nccl_collect */
+    cuda_pair *pairs;
+    struct split {
+        int color, key;
+        ncclComm_t comm;
+    } split;          /* that is being made */
+    CUdeviceptr room; /* for cuda_nccl_collect */
 };
+
+enum { NO_COLOR = -1 }; /* NCCL_SPLIT_NOCOLOR */
 
 static ml_status connect_axes(cuda_nccl *n) {
     NCCL_TRY(ncclCommInitRank(&n->all, n->world, n->id, n->rank));
@@ -170,17 +180,11 @@ static ml_status connect_axes(cuda_nccl *n) {
     return ML_OK;
 }
 
-/* What is not connected yet. Pairs go in the order that all ranks know: no two ranks wait for one
- * another. */
+/* The mesh axes' communicators or, once they are there, the split that is wanted. */
 static ml_status connect(cuda_nccl *n) {
     CUDA_TRY(cuCtxSetCurrent(n->device->context));
-    if (!n->all) ML_TRY(connect_axes(n));
-    for (cuda_pair *pair = n->pairs; pair; pair = pair->next) {
-        ncclUniqueId id;
-        if (pair->comm) continue;
-        memcpy(&id, pair->id, sizeof id);
-        NCCL_TRY(ncclCommInitRank((ncclComm_t *)&pair->comm, 2, id, pair->end));
-    }
+    if (!n->all) return connect_axes(n);
+    NCCL_TRY(ncclCommSplit(n->all, n->split.color, n->split.key, &n->split.comm, NULL));
     return ML_OK;
 }
 
@@ -215,6 +219,19 @@ static void describe_mesh(cuda_nccl *n, const ml_ranks *ranks) {
     }
 }
 
+static ml_status open_lanes(cuda_nccl *n, bool ordered) {
+    CUstream one = NULL;
+    for (int i = 0; i < n->axis_count; i++) {
+        if (n->size[i] == 1) continue;
+        if (ordered || !one) {
+            CUDA_TRY(cuStreamCreate(&n->streams[i], CU_STREAM_NON_BLOCKING));
+            one = n->streams[i];
+        }
+        n->lane[i] = one;
+    }
+    return ML_OK;
+}
+
 ml_status cuda_nccl_join(ml_device *device) {
     cuda_device *d = (cuda_device *)device;
     if (d->nccl) return ML_OK;
@@ -227,16 +244,8 @@ ml_status cuda_nccl_join(ml_device *device) {
     if (device->target.memory_bytes > 8 * BUFFER_BYTES) device->target.memory_bytes -= BUFFER_BYTES;
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
-    for (int i = 0; i < n->axis_count; i++)
-        if (n->size[i] > 1) CUDA_TRY(cuStreamCreate(&n->lane[i], CU_STREAM_NON_BLOCKING));
-    n->last_pair = &n->pairs;
+    ML_TRY(open_lanes(n, keep_order(device->ranks->layout->stages.on)));
     return connect_start(n);
-}
-
-static bool pairs_wait(const cuda_nccl *n) {
-    const cuda_pair *pair = n->pairs;
-    while (pair && pair->comm) pair = pair->next;
-    return pair != NULL;
 }
 
 static ml_status connect_end(cuda_nccl *n) {
@@ -261,10 +270,6 @@ ml_status cuda_nccl_ready(cuda_device *d) {
     cuda_nccl *n = d->nccl;
     if (!n) return ml_fail(ML_INTERNAL, "a program for several ranks was loaded on one");
     if (n->connecting) ML_TRY(connect_end(n));
-    if (n->status == ML_OK && !n->aborted && pairs_wait(n)) {
-        ML_TRY(connect_start(n));
-        ML_TRY(connect_end(n));
-    }
     if (n->status != ML_OK) *ml_error_last() = n->error;
     return n->status;
 }
@@ -313,7 +318,7 @@ void cuda_nccl_close(cuda_device *d) {
     each_communicator(n, nccl.ncclCommDestroy);
     cuda_edges_close(d);
     for (int i = 0; i < n->axis_count; i++)
-        if (n->lane[i]) CUDA_OK(cuStreamDestroy(n->lane[i]));
+        if (n->streams[i]) CUDA_OK(cuStreamDestroy(n->streams[i]));
     if (n->room) CUDA_OK(cuMemFree(n->room));
     ml_free(n);
     d->nccl = NULL;
@@ -421,19 +426,20 @@ ml_status cuda_nccl_enqueue(cuda_device *d, const ml_collective_step *s, const v
 
 /* ---- Pairs --------------------------------------------------------------------------------------
  */
-ml_status cuda_pair_new(cuda_device *d, int end, cuda_pair *pair) {
+ml_status cuda_pair_new(cuda_device *d, int color, int end, cuda_pair *pair) {
     cuda_nccl *n = d->nccl;
-    ncclUniqueId id = {{0}};
     if (!n) return ml_fail(ML_INTERNAL, "an edge between GPUs before they are connected");
-    if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&id));
-    ML_TRY(ml_comm_share(d->base.ranks->comm, &id, sizeof id));
-    if (end < 0) return ML_OK;
-    if (n->connecting) ML_TRY(connect_end(n)); /* its thread reads the list */
-    _Static_assert(sizeof id == sizeof pair->id, "the size of NCCL's identifier");
-    memcpy(pair->id, &id, sizeof id);
+    ML_TRY(cuda_nccl_ready(d));
+    if (!n->all) return ml_fail(ML_DEVICE, "the GPUs' communicators were aborted");
+    ML_TRY(cuda_wait_for(d, NULL)); /* nothing may be under way while NCCL splits */
+    n->split = (struct split){.color = pair ? color : NO_COLOR, .key = end};
+    ML_TRY(connect_start(n));
+    ML_TRY(cuda_nccl_ready(d));
+    if (!pair) return ML_OK;
+    pair->comm = n->split.comm;
     pair->end = end;
-    *n->last_pair = pair;
-    n->last_pair = &pair->next;
+    pair->next = n->pairs;
+    n->pairs = pair;
     return ML_OK;
 }
 

@@ -3,9 +3,10 @@
  * One communicator serves each mesh axis, made by splitting that of all ranks. cuda_nccl_join
  * starts to connect and returns; what needs the communicators waits in cuda_nccl_ready. Every
  * communicator has its stream, a lane, for what goes on beside the device's own stream. All ranks
- * put the same collectives on the same streams in the same order: NCCL is told to keep the order of
- * calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or two of them could wait for one
- * another.
+ * put the same collectives on the same streams in the same order. Where several lanes are used,
+ * NCCL is told to keep the order of calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or
+ * two of them could wait for one another; where it cannot, and under pipeline stages, whose
+ * messages must not keep others waiting, one lane serves all.
  *
  * Sums of bf16 round at every rank they pass; MAX and MIN leave NaN out where another rank has a
  * number (between CPU ranks it stays: comm.h). A SUM of booleans is "any".
@@ -39,12 +40,12 @@ ml_status cuda_nccl_end(void);
 /* A communicator of two ranks. The caller keeps it until cuda_nccl_close. */
 typedef struct cuda_pair {
     struct cuda_pair *next;
-    struct ncclComm *comm; /* NULL until cuda_nccl_ready */
+    struct ncclComm *comm; /* NULL once aborted */
     int end;               /* 0 or 1 */
-    char id[128];
 } cuda_pair;
-/* All ranks at once; end is -1, and there is no pair, on those that are neither end. */
-ml_status cuda_pair_new(cuda_device *device, int end, cuda_pair *pair);
+/* All ranks at once, each for one pair at most: the two ends give the same color; pair is NULL on
+ * ranks that are no end. */
+ml_status cuda_pair_new(cuda_device *device, int color, int end, cuda_pair *pair);
 ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t bytes, CUstream stream);
 ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
 

@@ -38,8 +38,9 @@ typedef struct {
     ml_status (*join)(ml_device *device);
     ml_status (*collect)(ml_device *device, const ml_collective_step *step, const void *from,
                          void *to);
-    /* All ranks at once, right after ml_comm_edge made this edge (NULL on ranks that are neither
-     * end): the ops below may then use it. NULL where a device needs no such call. */
+    /* All ranks at once, right after ml_comm_edge made edges of which each rank is an end of one at
+     * most, this one (NULL: of none): the ops below may then use it. NULL where a device needs no
+     * such call. */
     ml_status (*connect)(ml_device *device, ml_edge *edge);
     /* Between ranks (pipeline stages). Messages of an edge arrive in the order they were sent,
      * whole; the two ranks call in that order and with the same sizes. NULL where there are

@@ -36,10 +36,11 @@ ml_status fallback_make(ml_program *program, const ml_roots *roots) {
     ml_status status = session_plan(session, roots, &session->unbounded, false, &spare->plan);
     if (status == ML_OK) status = program_reserve(spare);
     if (status == ML_OK) status = share_inputs(spare, program);
-    if (status == ML_NO_MEMORY) {
-        ml_program_free(spare);
-        return ML_OK;
-    }
+    bool absent = status == ML_NO_MEMORY || status == ML_TOO_LARGE;
+    if (status != ML_OK && !absent) return status;
+    int64_t made = !absent; /* all ranks have one, or none has */
+    status = session->world != NULL ? ml_comm_least(session->comm, &made) : ML_OK;
+    if (!made) ml_program_free(spare);
     return status;
 }
 

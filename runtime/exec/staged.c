@@ -19,8 +19,8 @@ struct staged_run {
     char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch */
     int64_t feed_bytes; /* of one microbatch */
     int queued;
-    bool rebinds; /* one executable serves all slots */
-    int64_t steps;
+    bool rebinds;  /* one executable serves all slots */
+    int64_t steps; /* since the executables were bound */
     bubble_clock clock;
 };
 
@@ -55,10 +55,10 @@ static ml_status lane_edges(ml_program *program, int i, int64_t room) {
         status =
             ml_comm_edge(session->comm, rank + from * step, rank + to * step, tag, room, &edge);
         if (edge != NULL) program->staged->edges[i] = edge;
-        const ml_device_ops *ops = session->device->ops;
-        if (status == ML_OK && ops->connect != NULL) status = ops->connect(session->device, edge);
     }
-    return status;
+    const ml_device_ops *ops = session->device->ops;
+    if (status != ML_OK || ops->connect == NULL) return status;
+    return ops->connect(session->device, program->staged->edges[i]);
 }
 
 /* Each lane has an edge with room for all that is under way on it at once. */
@@ -161,21 +161,46 @@ static void *storage_address(const ml_program *program, int v, int p, int microb
     }
 }
 
-static ml_status piece_run(ml_program *program, int v, int p, int microbatch) {
+/* Of a piece's executables, the one that has the microbatch's slot. */
+static int executable_of(const ml_program *program, int v, int p, int microbatch) {
     const staged_stage *plan = &plan_of(program)->stages[v];
+    return p + (program->staged->rebinds ? 0 : plan->slot_of[microbatch] * plan->pieces.count);
+}
+
+static ml_status piece_bind(ml_program *program, int v, int p, int microbatch) {
+    const ml_schedule *s = plan_of(program)->stages[v].plans[p]->schedule;
     stage_run *stage = &program->staged->stages[v];
-    ml_device *device = program->session->device;
-    int at = p + (program->staged->rebinds ? 0 : plan->slot_of[microbatch] * plan->pieces.count);
-    ml_status status = ML_OK;
-    if (program->staged->rebinds || !stage->bound[at]) {
-        const ml_schedule *s = plan->plans[p]->schedule;
-        for (uint32_t i = 0; i < s->storages.count; i++) {
-            program->addresses[i] = storage_address(program, v, p, microbatch, &s->storages.at[i]);
-        }
-        status = device->ops->bind(stage->executables[at], program->addresses);
-        stage->bound[at] = status == ML_OK;
+    int at = executable_of(program, v, p, microbatch);
+    if (stage->bound[at] && !program->staged->rebinds) return ML_OK;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
+        program->addresses[i] = storage_address(program, v, p, microbatch, &s->storages.at[i]);
     }
-    return status == ML_OK ? device->ops->run(stage->executables[at]) : status;
+    ml_status status =
+        program->session->device->ops->bind(stage->executables[at], program->addresses);
+    stage->bound[at] = status == ML_OK;
+    return status;
+}
+
+/* Before messages are under way: what a GPU does to bind, such as to give memory back, may wait for
+ * all that runs there. */
+static ml_status pieces_bind(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_status status = ML_OK;
+    for (int v = 0; v < plan->count && !program->staged->rebinds; v++) {
+        for (int m = 0; m < plan->microbatches && mine(program, v); m++) {
+            for (int p = 0; p < plan->stages[v].pieces.count && status == ML_OK; p++)
+                status = piece_bind(program, v, p, m);
+        }
+    }
+    return status;
+}
+
+static ml_status piece_run(ml_program *program, int v, int p, int microbatch) {
+    ml_executable **executables = program->staged->stages[v].executables;
+    ml_status status = program->staged->rebinds ? piece_bind(program, v, p, microbatch) : ML_OK;
+    if (status != ML_OK) return status;
+    return program->session->device->ops->run(
+        executables[executable_of(program, v, p, microbatch)]);
 }
 
 /* A slot begins another microbatch: what was sent from it must be gone, and the inputs come. */
@@ -280,7 +305,8 @@ static ml_status step_run(ml_program *program) {
     /* While a GPU still loads kernels, which may wait for all that runs there, no message may be
      * expected whose sender waits for this rank: not before all executables have run twice. */
     bool ahead = ++program->staged->steps > 2;
-    ml_status status = bubble_step_begin(program, clock);
+    ml_status status = pieces_bind(program);
+    if (status == ML_OK) status = bubble_step_begin(program, clock);
     for (int i = 0; i < count && status == ML_OK; i++) {
         const ml_action *action = &plan->pipeline.actions[rank][i];
         int v = plan->tasks[action->task].stage;
@@ -318,6 +344,7 @@ ml_status staged_start(ml_program *program, const void *const *inputs) {
 
 void staged_unbind(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
+    program->staged->steps = 0;
     for (int v = 0; v < plan->count; v++) {
         const staged_stage *stage = &plan->stages[v];
         if (!stage->planned) continue;

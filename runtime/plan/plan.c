@@ -48,6 +48,37 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
     return seed;
 }
 
+static uint64_t hash_layout(const ml_plan *plan, uint64_t seed) {
+    ml_text text = {.arena = plan->arena};
+    ml_layout_print(plan->layout, plan->graph, &text);
+    return ml_hash(text.text, strlen(text.text), seed);
+}
+
+/* What all ranks of a pipeline know alike: who sends what to whom, in which order. How each makes
+ * it is its own affair, but for what changes the order of collectives. */
+static uint64_t hash_staged(const struct ml_staged_plan *staged, uint64_t seed) {
+    int64_t knobs[] = {ml_knobs()->overlap, ml_knobs()->no_fuse, ml_knobs()->recompute,
+                       ml_knobs()->chunk};
+    seed = ml_hash(knobs, sizeof knobs, seed);
+    for (int i = 0; i < staged->message_count; i++) {
+        const staged_message *m = &staged->messages[i];
+        int64_t fields[] = {m->lane, m->bytes};
+        seed = ml_hash(fields, sizeof fields, seed);
+    }
+    for (int i = 0; i < staged->lane_count; i++) {
+        const staged_lane *lane = &staged->lanes[i];
+        int fields[] = {lane->from, lane->to, lane->from_task, lane->to_task};
+        seed = ml_hash(fields, sizeof fields, seed);
+    }
+    for (int r = 0; r < staged->ranks; r++)
+        for (int i = 0; i < staged->pipeline.action_count[r]; i++) {
+            const ml_action *a = &staged->pipeline.actions[r][i];
+            int fields[] = {a->task, a->microbatch};
+            seed = ml_hash(fields, sizeof fields, seed);
+        }
+    return seed;
+}
+
 typedef struct {
     ml_plan **plan;
     const ml_graph *from;
@@ -87,8 +118,8 @@ static void plan_make(void *context) {
     plan->layout = call->layout;
     plan_global(plan, call->from, call->roots);
     if (call->layout != NULL && call->layout->stages.on && call->cut != NULL) {
-        plan->hash = hash_graph(plan->graph, 1);
         staged_make(plan, call->target, call->cut, call->recompute, call->overlap);
+        plan->hash = hash_staged(plan->staged, hash_layout(plan, hash_graph(plan->graph, 1)));
         return;
     }
     plan->parts = ML_NEW(plan->arena, ml_plan *);

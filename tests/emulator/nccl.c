@@ -289,8 +289,11 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *re
         size += theirs[0] == color;
         rank += theirs[0] == color && (theirs[1] < key || (theirs[1] == key && i < parent->rank));
     }
+    *result = NULL;
+    int number = parent->splits++;
+    if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
     struct ncclComm *c = new_comm(size, rank);
-    snprintf(c->folder, sizeof c->folder, "%.400s/%d.%d", parent->folder, parent->splits++, color);
+    snprintf(c->folder, sizeof c->folder, "%.400s/%d.%d", parent->folder, number, color);
     mkdir(c->folder, 0700);
     *result = c;
     return ncclSuccess;
