@@ -66,5 +66,7 @@ else
     wanted gpt2-1.5b && run_case gpt2-1.5b 15 5 "$(peer gpt2-1.5b 16 1024)" -- models/gpt.lua --device cuda preset=gpt2-1.5b
     wanted llama-1b && run_case llama-1b 15 5 "$(peer llama-1b 4 4096)" -- models/llama.lua --device cuda preset=llama-1b
     wanted llama-3b && run_case llama-3b 15 5 "$(peer llama-3b 2 4096)" -- models/llama.lua --device cuda preset=llama-3b
+    wanted moe-8x && run_case moe-8x 15 5 "$(peer moe-8x 4 4096)" -- models/gpt_moe.lua --device cuda preset=moe-8x
+    wanted moe-64x && run_case moe-64x 15 5 "$(peer moe-64x 4 4096)" -- models/gpt_moe.lua --device cuda preset=moe-64x
 fi
 exit 0

@@ -1,75 +1,146 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
-#   1. build/test --gpu           every kernel, product and attention against the reference
-#   2. parity with PyTorch        both models, in f32 and bf16
-#   3. compute-sanitizer          memcheck on all kernel tests, racecheck on those with shared memory
-#   4. tests/bench.sh gpu CASE... (gpt2-124m where none is named)
-# Logs go to the folder; the last lines are a table. Exits 1 if anything failed.
-# PARTS="test parity memcheck racecheck bench" picks parts; B is the build folder; LIMIT seconds each part.
+# What needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
+# PARTS picks parts, or one of two lists (`first` where not set):
+#   first   smoke kernels products attention tiles ragged times parity profile     about 6 minutes
+#   second  memcheck racecheck synccheck bench                                     about 9 minutes
+#   all     both, with `first` as it is
+#   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
+#   kernels    every generated kernel against the reference
+#   products   cuBLASLt, and products by groups on warpgroup products
+#   attention  cuDNN, and mlua's own kernels as they run by default
+#   tiles      the other tiles of warpgroup products, which MLUA_WGMMA=2 and 3 take
+#   ragged     how fast products by groups are: warpgroup products, mma.sync
+#   times      how fast attention is: cuDNN, mma.sync and each variant
+#   parity     both models against PyTorch's numbers, in f32 and bf16
+#   profile    each CASE: tokens/s, and time by kind of kernel beside the best there is
+#   memcheck, racecheck, synccheck   compute-sanitizer
+#   bench      each CASE by tests/bench.sh: cold start, warm start, tokens/s (PEERS: PyTorch beside it)
+# A part that takes longer than its limit is killed, and those tests are told that had not ended; no
+# part begins when less than 20 s of BUDGET (570) seconds are left. The folder gets table.txt and
+# logs.txt, whatever happens. Exits 1 if anything failed. B is the build folder; LIMIT overrides every
+# limit; SETTINGS are settings of the cases' runs; DEVICE is cuda.
 set -u
 cd "$(dirname "$0")/.."
-build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-240}
+build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS bad=0
 [ $# -gt 0 ] && shift
-parts=${PARTS:-test parity memcheck racecheck bench}
+first="smoke kernels products attention tiles ragged times parity profile"
+second="memcheck racecheck synccheck bench"
+case ${PARTS:=first} in first) PARTS=$first ;; second) PARTS=$second ;; all) PARTS="$first $second" ;; esac
 cases=("$@")
-[ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m)
+[ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m llama-1b moe-8x moe-64x)
+read -ra settings <<<"${SETTINGS:-}"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 mkdir -p "$out"
-export MLUA=${MLUA:-$build/mlua} MLUA_CACHE=${MLUA_CACHE:-$out/cache}
-rows=() bad=0
+rm -f "$out/table.txt" "$out/logs.txt"
+export MLUA=${MLUA:-$build/mlua} MLUA_CACHE=${MLUA_CACHE:-$work/cache}
 
-# part NAME COMMAND...: run it into NAME.log and note how it went
-part() {
-    local name=$1 start end status result
+# note ROW: into the table, and told at once
+note() { echo "$1" | tee -a "$out/table.txt"; }
+
+# Of a test program that was killed: what it had not ended.
+unfinished() { # LOG PATTERN...
+    local log=$1
     shift
-    start=$(date +%s)
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1
+    comm -23 <("$build/test" --gpu --list "$@" | sort) <(sed -nE 's/^(ok|FAILED) ([^ :]*).*/\2/p' "$log" | sort) | tr '\n' ' '
+}
+
+# part NAME LIMIT COMMAND...: run it, and note how it went
+part() {
+    local name=$1 limit=${LIMIT:-$2} left=$((budget - SECONDS + begun)) start=$SECONDS status result log=$work/$1.log
+    shift 2
+    if [ $left -lt 20 ]; then
+        note "$(printf '%-20s left out: %d s are left' "$name" $left)"
+        return 1
+    fi
+    [ "$limit" -le $left ] || limit=$left
+    # A kernel that never ends lets no signal through but the last one.
+    timeout -k 5 "$limit" "$@" >"$log" 2>&1
     status=$?
-    end=$(date +%s)
-    result=$(grep -E '^[0-9]+ passed|ERROR SUMMARY|RACECHECK SUMMARY' "$out/$name.log" | tail -n 2 | tr '\n' ' ')
-    [ $status = 124 ] && result="stopped after $limit s $result"
-    [ $status = 0 ] || { bad=1; grep -E '^  |^FAIL|Invalid|Race|hazard|error' "$out/$name.log" | head -40; }
-    rows+=("$(printf '%-22s %-6s %5d s  %s' "$name" "$([ $status = 0 ] && echo ok || echo FAILED)" $((end - start)) "$result")")
+    { echo "==== $name: $*"; cat "$log"; } >>"$out/logs.txt"
+    result=$(grep -E '^[0-9]+ passed|ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 2 | tr '\n' ' ')
+    if [ $status = 124 ] || [ $status = 137 ]; then result="stopped after $limit s $result"; fi
+    note "$(printf '%-20s %-6s %4d s  %s' "$name" "$([ $status = 0 ] && echo ok || echo FAILED)" $((SECONDS - start)) "$result")"
+    grep -E '^mlua: ' "$log" | sort -u | head -5
+    [ $status = 0 ] && return 0
+    bad=1
+    grep -E '^  |^FAIL|\.lua:[0-9]+: |Invalid|Race|hazard|[Ee]rror| off by ' "$log" | cut -c1-200 | head -25 | grep . || tail -n 12 "$log" | cut -c1-200
+    return 1
+}
+
+# tests NAME LIMIT PATTERN...: of build/test
+tests() {
+    local name=$1 limit=$2
+    shift 2
+    part "$name" "$limit" "$build/test" --gpu -v "$@" || [ ! -f "$work/$name.log" ] ||
+        grep -qE '^[0-9]+ passed' "$work/$name.log" || note "  had not ended: $(unfinished "$work/$name.log" "$@")"
+}
+
+# times NAME LIMIT PATTERN: what a test prints
+times() {
+    BENCH=${BENCH:-1} tests "$1" "$2" -j 0 "$3"
+    grep -E 'TFLOP/s' "$work/$1.log" 2>/dev/null | tee -a "$out/table.txt"
 }
 
 sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}"/bin/compute-sanitizer 2>/dev/null)
-sanitize() { # NAME TOOL PATTERN...
-    local name=$1 tool=$2
-    shift 2
+sanitize() { # TOOL PATTERN...
+    local tool=$1
+    shift
     if [ -z "$sanitizer" ]; then
-        rows+=("$(printf '%-22s %-6s' "$name" 'absent: there is no compute-sanitizer')")
+        note "$(printf '%-20s absent: there is no compute-sanitizer' "$tool")"
         return
     fi
     # Library kernels are not ours to check, and MLUA_TUNE=0 keeps their many candidates out.
-    MLUA_TUNE=0 MLUA_CUDNN=0 part "$name" "$sanitizer" --tool "$tool" --error-exitcode 9 \
-        --print-limit 20 "$build/test" --gpu "$@"
+    MLUA_TUNE=0 MLUA_CUDNN=0 part "$tool" 120 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+        --target-processes all --print-limit 20 "$build/test" --gpu -v "$@"
+}
+
+script_of() { case $1 in gpt*) echo models/gpt.lua ;; moe*) echo models/gpt_moe.lua ;; *) echo models/llama.lua ;; esac }
+
+profile() { # CASE
+    local log=$work/profile-$1.log
+    part "profile-$1" 75 "$MLUA" run "$(script_of "$1")" --device "${DEVICE:-cuda}" preset="$1" steps=16 --json \
+        --profile "$work/$1.json" --profile-steps 5:6 "${settings[@]}" || return
+    # Steps from the eighth on run as they do without a profile.
+    grep '^{"step"' "$log" | tail -n +9 | sed -nE 's/.*"tokens_per_s":([0-9.]+).*/\1/p' | sort -n |
+        awk -v name="$1" '{ a[NR] = $1 } END { if (NR) printf "  %s: %.0f tokens/s (median of %d steps)\n", name, a[int((NR + 1) / 2)], NR }' |
+        tee -a "$out/table.txt"
+    grep '^{"step"' "$log" | sed -n '1p;$p' | sed -nE 's/.*("step":[0-9]+,"loss":[^,]+).*("memory_gib":[^,]+).*/  \1 \2/p'
+    sed -n '/^kind /,/^total /p; /^sum of best/p' "$log" | tee -a "$out/table.txt"
 }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
-"$MLUA" doctor 2>&1 | tee "$out/doctor.log"
-for p in $parts; do
+"$MLUA" doctor 2>&1 | tee "$work/doctor.log"
+for p in $PARTS; do
     case $p in
-    test) part tests "$build/test" --gpu ;;
+    smoke) part smoke 60 "$MLUA" run models/gpt.lua --device "${DEVICE:-cuda}" steps=20 sample=0 --json "${settings[@]}" ;;
+    kernels) tests kernels 120 gpu_ops gpu/ gpu_profile ;;
+    products) tests products 60 gpu_gemm gpu_ragged/wide ;;
+    attention) tests attention 60 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
+    tiles) tests tiles 45 gpu_attention/bf16_tiles ;;
+    ragged) times ragged 60 gpu_ragged/times ;;
+    times) times times 100 gpu_attention/times ;;
     parity)
         for dtype in f32 bf16; do
             for model in gpt llama; do
-                echo "require('mlua.core').compute_dtype '$dtype' dofile 'tests/lua/parity_$model.lua'" \
-                    >"$out/parity.lua"
-                part "parity-$model-$dtype" "$MLUA" run "$out/parity.lua" --device "${DEVICE:-cuda}"
-                tail -n 3 "$out/parity-$model-$dtype.log"
+                echo "require('mlua.core').compute_dtype '$dtype' dofile 'tests/lua/parity_$model.lua'" >"$work/parity.lua"
+                part "parity-$model-$dtype" 30 "$MLUA" run "$work/parity.lua" --device "${DEVICE:-cuda}"
+                grep -vE '^mlua: ' "$work/parity-$model-$dtype.log" | tail -n 2
             done
         done
         ;;
-    memcheck) sanitize memcheck memcheck gpu_ops gpu_attention/f32 gpu_attention/bf16_template ;;
-    racecheck) sanitize racecheck racecheck gpu_ops/reductions gpu_ops/scans gpu_attention/bf16_template ;;
+    profile) for c in "${cases[@]}"; do profile "$c"; done ;;
+    memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
+    racecheck) sanitize racecheck gpu_ops/reductions gpu_ops/scans gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
+    synccheck) sanitize synccheck gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     bench)
         for c in "${cases[@]}"; do
-            part "bench-$c" tests/bench.sh gpu "$c"
-            grep '^{' "$out/bench-$c.log"
+            part "bench-$c" 150 tests/bench.sh gpu "$c" && grep '^{' "$work/bench-$c.log" | tee -a "$out/table.txt"
         done
         ;;
     *) echo "gpu.sh: there is no part \"$p\"" >&2; exit 2 ;;
     esac
 done
 echo
-printf '%s\n' "${rows[@]}"
+cat "$out/table.txt"
 exit $bad

@@ -134,7 +134,7 @@ GPU_TEST(attention, bf16_cudnn_heads_first) {
     check_all(ML_BF16, true, true);
 }
 /* The other tiles of warpgroup products, and none of these. */
-GPU_TEST(attention, bf16_template_tiles) {
+GPU_TEST(attention, bf16_tiles) {
     ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
     const int kept = knobs->wgmma;
     for (int tiles = 0; tiles <= 3; tiles++) {
