@@ -2,6 +2,7 @@
  * part of the tokens at a time. */
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/passes_support.h"
 
@@ -104,4 +105,63 @@ static void check_whole(fixture *f) {
 
 TEST(passes, no_chunks_of_what_is_whole) {
     fixture_run(check_whole, 9);
+}
+
+/* `count` microbatches, one after the other: a feed-forward with a large hidden tensor and its
+ * residual, logits, their loss and the weights' gradients. Three roots of each. */
+static void add_microbatches(fixture *f, int count, ml_ref *roots) {
+    static const variant plain = {"b4 s6", "xw"};
+    ml_axis embed = fixture_axis(f, "embed"), hidden = fixture_axis(f, "hidden");
+    ml_ref x = fixture_input(f, ML_F64, "b4 s6 embed5", -1, 1);
+    ml_ref up = fixture_input(f, ML_F64, "embed5 hidden14", -1, 1);
+    ml_ref down = fixture_input(f, ML_F64, "hidden14 embed5", -1, 1);
+    ml_ref w = fixture_input(f, ML_F64, "vocab12 embed5", -1, 1);
+    ml_ref targets = fixture_index(f, "b4 s6", VOCAB), weights[2] = {up, w};
+    current = &plain;
+    for (int i = 0; i < count; i++) {
+        ml_ref part = MAP2(MUL, x, NUMBER(1 + 0.01 * i));
+        ml_ref inner = MAP1(TANH, ml_dot(f->g, part, up, &embed, 1, ML_F64));
+        ml_ref y = MAP2(ADD, part, ml_dot(f->g, inner, down, &hidden, 1, ML_F64));
+        ml_ref mean = ml_reduce(f->g, ML_OP_SUM, y, &embed, 1);
+        roots[3 * i] = loss_of(f, logits_of(f, MAP2(SUB, y, mean), w), targets);
+        ml_autodiff(f->g, roots[3 * i], weights, 2, &roots[3 * i + 1]);
+    }
+}
+
+/* Of each microbatch the three products of the loss are cut, those of the feed-forward are not. */
+static void check_many(fixture *f) {
+    enum { COUNT = 3 };
+    ml_ref roots[3 * COUNT];
+    add_microbatches(f, COUNT, roots);
+    fixture_check_pass(f, "chunk", roots, 3 * COUNT, 1e-9);
+    int whole = fixture_count_after(f, "simplify", roots, 3 * COUNT, ML_OP_DOT);
+    int chunks = fixture_count_after(f, "chunk", roots, 3 * COUNT, ML_OP_DOT) - whole;
+    CHECK_EQ_INT(whole, 7 * COUNT);
+    CHECK(chunks > 0 && chunks % (3 * COUNT) == 0);
+}
+
+TEST(passes, chunks_of_many_losses) {
+    fixture_run(check_many, 11);
+}
+
+static double seconds_for(fixture *f, int count) {
+    ml_ref *roots = ML_NEW_ARRAY(f->arena, ml_ref, 3 * count);
+    add_microbatches(f, count, roots);
+    clock_t began = clock();
+    int dots = fixture_count_after(f, "chunk", roots, 3 * count, ML_OP_DOT);
+    double seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
+    CHECK(dots > 8 * count);
+    return seconds;
+}
+
+/* One run cuts all of them. A run for each, as it once was, takes 64 times as long for 8 times as
+ * many. Processor time, so that a busy machine does not matter. */
+static void check_scaling(fixture *f) {
+    double few = seconds_for(f, 50), many = seconds_for(f, 400);
+    if (many > 0.25 && many > 24 * few)
+        test_fail("chunks: %.3f s for 50 losses, %.3f s for 400", few, many);
+}
+
+TEST(passes, chunks_in_linear_time) {
+    fixture_run(check_scaling, 12);
 }
