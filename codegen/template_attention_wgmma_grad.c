@@ -311,7 +311,10 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
         float dk[${dim} / 2] = {}, dv[${dim} / 2] = {};
         ${e}_consume(a, batch, kv_head, key + own, first, end, keys_at + own * 128,
                      values_at + own * 128, stages, barriers, rows, slope_tiles, keys_at, dk, dv);
-        ${e}_meet(warp / 4); /* nobody reads keys and values any more */
+        if (${fused}) /* nobody reads keys and values any more: for dq, others did too */
+            ${e}_meet_all<${groups} * 128>();
+        else
+            ${e}_meet(warp / 4);
         key += row;
         ${e}_spill(key_tile, row, dk, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
                    kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);

@@ -108,6 +108,7 @@ struct emulated_product {
     const unsigned *registers[4]; /* the left operand where it is no memory */
     unsigned given[4];
     float held[2][16]; /* its two rows of this thread */
+    unsigned long long mark; /* of what memory held when it began */
 };
 template <typename T> struct emulated_groups {
     std::vector<T> open;
@@ -167,8 +168,24 @@ struct emulated_sum {
 static std::map<float *, emulated_sum> emulated_sums[EMULATED_THREADS];
 static bool emulated_fenced[EMULATED_THREADS];
 
+/* Of some elements that this thread's part reads: the same from the beginning to the end. */
+static unsigned long long emulated_mark(const emulated_product &p) {
+    int row = (int)threadIdx.x / 32 % 4 * 16 + emulated_lane() / 4;
+    unsigned long long mark = 0;
+    for (int k = 0; k < 16; k += 5) {
+        for (int r = 0; r < 2 && !p.registers[0]; r++)
+            mark = mark * 31 +
+                   __float_as_uint(emulated_element(p.left, p.left_flat, row + 8 * r, k));
+        for (int i = 0; i < p.columns / 4; i++) {
+            int column = i / 2 * 8 + emulated_lane() % 4 * 2 + i % 2;
+            mark = mark * 31 + __float_as_uint(emulated_element(p.right, p.right_flat, column, k));
+        }
+    }
+    return mark;
+}
 static inline void emulated_begin() { emulated_fenced[threadIdx.x] = true; }
-static inline void emulated_product_later(const emulated_product &p) {
+static inline void emulated_product_later(emulated_product p) {
+    p.mark = emulated_mark(p);
     if (!emulated_fenced[threadIdx.x]) emulated_complain("a product without a fence before it");
     emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
     if (sum.products++ == 0) {
@@ -198,10 +215,15 @@ static inline void emulated_multiply(const emulated_product &p, float *c) {
 }
 static inline void emulated_products_wait(size_t but) {
     emulated_fenced[threadIdx.x] = false;
+    /* others go on first; one warpgroup in turn is slow, so that they drift apart */
+    static unsigned waits[EMULATED_THREADS];
+    bool slow = waits[threadIdx.x]++ / 3 % 2 == threadIdx.x / 128 % 2;
+    for (int turns = slow ? 40 : 1; turns > 0; turns--) emulated_wait(EMULATED_READY);
     emulated_products[threadIdx.x].wait(but, [](const emulated_product &p) {
         emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
         for (int i = 0; p.registers[0] && i < 4; i++)
             if (*p.registers[i] != p.given[i]) emulated_complain("an operand under way is written");
+        if (emulated_mark(p) != p.mark) emulated_complain("an operand in memory changes under way");
         emulated_multiply(p, sum.value.data());
         if (--sum.products) return;
         for (int i = 0; i < p.columns / 2; i++)
@@ -213,7 +235,7 @@ static inline void emulated_products_wait(size_t but) {
 static inline void emulated_shared_product(float *c, unsigned long long left,
                                            unsigned long long right, int columns, bool left_flat,
                                            bool right_flat, bool add) {
-    emulated_product_later({c, left, right, columns, left_flat, right_flat, add, {}, {}, {}});
+    emulated_product_later({c, left, right, columns, left_flat, right_flat, add, {}, {}, {}, 0});
 }
 /* Four lanes hold two rows of the left operand: lane l columns 2 (l % 4), the next, and the eighth
  * after them. */
@@ -223,7 +245,7 @@ static inline void emulated_held_product(float *c, const unsigned &a0, const uns
                                          bool add) {
     static unsigned held[EMULATED_THREADS][4];
     emulated_product p = {c,   0,  right,           columns, false, right_flat,
-                          add, {&a0, &a1, &a2, &a3}, {a0, a1, a2, a3}, {}};
+                          add, {&a0, &a1, &a2, &a3}, {a0, a1, a2, a3}, {}, 0};
     memcpy(held[threadIdx.x], p.given, sizeof p.given);
     __syncwarp();
     for (int k = 0; k < 16; k++)
