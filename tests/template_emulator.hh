@@ -218,7 +218,7 @@ static inline void emulated_products_wait(size_t but) {
     /* others go on first; one warpgroup in turn is slow, so that they drift apart */
     static unsigned waits[EMULATED_THREADS];
     bool slow = waits[threadIdx.x]++ / 3 % 2 == threadIdx.x / 128 % 2;
-    for (int turns = slow ? 40 : 1; turns > 0; turns--) emulated_wait(EMULATED_READY);
+    for (int turns = slow ? 12 : 1; turns > 0; turns--) emulated_wait(EMULATED_READY);
     emulated_products[threadIdx.x].wait(but, [](const emulated_product &p) {
         emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
         for (int i = 0; p.registers[0] && i < 4; i++)
