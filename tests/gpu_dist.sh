@@ -2,7 +2,8 @@
 # Several GPUs of one machine, in one go and building nothing: tests/gpu_dist.sh [OUTPUT-FOLDER]
 #   1. build/test --gpu gpu_ranks    layouts against one GPU, messages, ranks that fail
 #   2. every layout of every model that fits the GPUs, against one GPU: f32 within 1e-4, bf16 2e-2
-#   3. gpt-1.3b under data parallelism with ZeRO-1, and others: tokens/s of a GPU beside one alone
+#   3. gpt-1.3b under data parallelism with ZeRO-1, tensors split, stages: tokens/s of a GPU beside
+#      one alone
 # Logs go to the folder; the last lines are a table. Exits 1 if anything failed.
 # PARTS="ranks f32 bf16 speed" picks parts; GPUS=n uses no more; STEPS and SETTINGS are those of each
 # speed; B is the build folder; LIMIT seconds each part.
@@ -66,6 +67,7 @@ speeds() {
         MLUA_OVERLAP=0 speed "zero1-dp$n-in-order" "$n" "dp=$n" batch=$((8 * n)) # to compare
         speed "fsdp-dp$n" "$n" "dp=$n" batch=$((8 * n)) layout=fsdp
         speed "tp$n" "$n" "tp=$n" batch=$((8 * n))
+        speed "pp$n" "$n" "pp=$n" batch=$((8 * n)) accum=$((2 * n)) # microbatches of 4 rows
     done
 }
 

@@ -86,6 +86,23 @@ PROCESS_TEST(pipelines_generate) {
     CHECK_TEXT(two.output, one.output);
 }
 
+/* Ranks whose stages would not send what the others expect, or in another order. */
+PROCESS_TEST(pipelines_tell_of_ranks_that_differ) {
+    process_write(room, "a.lua",
+                  "local m, core = require 'mlua', require 'mlua.core'\n"
+                  "local layout = m.layout\n"
+                  "rawset(m, 'layout', function(o)\n"
+                  "  if core.options().rank == 1 then o.stages.schedule = 'zero-bubble' end\n"
+                  "  return layout(o)\n"
+                  "end)\n"
+                  "dofile(os.getenv 'SCRIPT')\n");
+    process_result r = process_run(
+        room, 1, "SCRIPT=\"$ROOT/tests/lua/lib/pipeline.lua\"",
+        "run --device cpu -n 2 --mesh pp=2 --dtype f64 --quiet a.lua steps=1");
+    process_expect(&r, "the plan of program \"");
+    process_expect(&r, "of rank 1 differs from rank 0's");
+}
+
 /* A rank that dies while the others wait for its messages. */
 PROCESS_TEST(pipelines_tell_of_ranks_that_die) {
     process_write(room, "a.lua",
