@@ -7,16 +7,26 @@ enum { MOST_GROUPED = 512 };
 
 /* ---- Groups -------------------------------------------------------------------------------------
  */
-static bool touches(const ml_schedule *s, const ml_step *step, int from, int to, uint32_t storage) {
-    for (int i = from; i < to; i++)
-        if (s->values.at[step->values[i]].storage == storage) return true;
+/* Whether two storages share memory. What one collective has read for the last time, the next one
+ * may be placed over. */
+static bool share_memory(const ml_schedule *s, uint32_t a, uint32_t b) {
+    const ml_storage *one = &s->storages.at[a], *other = &s->storages.at[b];
+    if (a == b) return true;
+    if (one->kind != ML_STORAGE_TEMPORARY || other->kind != ML_STORAGE_TEMPORARY) return false;
+    return one->offset < other->offset + other->bytes && other->offset < one->offset + one->bytes;
+}
+
+static bool touches(const ml_schedule *s, const ml_step *step, uint32_t storage) {
+    for (int i = 0; i < 2; i++)
+        if (share_memory(s, s->values.at[step->values[i]].storage, storage)) return true;
     return false;
 }
 
-/* Whether one step needs what the other writes, or writes what the other uses. */
+/* Whether one step needs what the other writes, or writes where the other reads or writes: those of
+ * one launch go on at the same time. */
 static bool depend(const ml_schedule *s, const ml_step *a, const ml_step *b) {
     uint32_t a_to = s->values.at[a->values[1]].storage, b_to = s->values.at[b->values[1]].storage;
-    return touches(s, a, 0, 2, b_to) || touches(s, b, 0, 2, a_to);
+    return touches(s, a, b_to) || touches(s, b, a_to);
 }
 
 /* How many collectives from step i on can be one launch. */

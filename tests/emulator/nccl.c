@@ -181,7 +181,7 @@ static int do_group(void *data) {
     g->begun = 1;
     for (int i = 0; i < g->count; i++)
         if (!g->at[i].comm->aborted && !piece_ready(&g->at[i])) return 0;
-    for (int i = 0; i < g->count; i++)
+    for (int i = g->count; i-- > 0;) /* in any order, so not in that of the calls */
         if (!g->at[i].comm->aborted) end_piece(&g->at[i]);
     g->begun = 0; /* a graph does it again */
     return 1;
