@@ -96,9 +96,9 @@ PROCESS_TEST(pipelines_tell_of_ranks_that_differ) {
                   "  return layout(o)\n"
                   "end)\n"
                   "dofile(os.getenv 'SCRIPT')\n");
-    process_result r = process_run(
-        room, 1, "SCRIPT=\"$ROOT/tests/lua/lib/pipeline.lua\"",
-        "run --device cpu -n 2 --mesh pp=2 --dtype f64 --quiet a.lua steps=1");
+    process_result r =
+        process_run(room, 1, "SCRIPT=\"$ROOT/tests/lua/lib/pipeline.lua\"",
+                    "run --device cpu -n 2 --mesh pp=2 --dtype f64 --quiet a.lua steps=1");
     process_expect(&r, "the plan of program \"");
     process_expect(&r, "of rank 1 differs from rank 0's");
 }
