@@ -470,6 +470,22 @@ DIST_TEST(check_of_a_trillion) {
     CHECK(r.cpu_seconds < 30);
 }
 
+/* Where links are far slower than computation, parameters are still put together only a little
+ * ahead of their users: not those of all layers at once. */
+DIST_TEST(gathers_of_slow_links) {
+    static const char *const overlap[] = {"MLUA_OVERLAP=0", "MLUA_OVERLAP=1"};
+    double peak[2];
+    for (int i = 0; i < 2; i++) {
+        process_result r =
+            process_run(room, 0, overlap[i],
+                        "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=12 "
+                        "embed=24576 heads=192 seq=2048 batch=3072 vocab=51200 "
+                        "accum=8 --device h200 --mesh dp=384,tp=8");
+        peak[i] = number(r.output, "\"peak_bytes\":");
+    }
+    CHECK(peak[0] > 0 && peak[1] < peak[0] + 2.0 * (1 << 30)); /* a layer's are 1.7 GiB */
+}
+
 /* All of them; `make test-dist`. DIST_FROM=n begins at case n. */
 DIST_TEST(every_layout) {
     if (!all_asked()) return;

@@ -10,7 +10,9 @@
  * - as soon as its operand is there, where its result is no larger (sums of gradients); those whose
  *   result is needed much later wait for others, to be one launch of BUCKET_BYTES, and for a lane
  *   that is idle;
- * - else (parameters put together) as late as it may, so that what it makes does not fill memory.
+ * - else (parameters put together) as late as it may, so that what it makes does not fill memory:
+ *   as long as less than AHEAD_BYTES, or two of the largest, lie ahead, or when computation has
+ *   come to it.
  * Every collective with computation between it and the first step that needs it gets a ticket and
  * a WAIT before that step. The WAIT reads both operands, which keeps their memory until then.
  *
@@ -372,6 +374,24 @@ static bool start_early(overlap *o, bool forced) {
     return any;
 }
 
+/* Start those that grow and that computation has come to, whatever lies ahead already: others of a
+ * slow lane, to be started long before their users, may be on top of the heap and wait for room. */
+static bool start_reached(overlap *o) {
+    double bytes = 0;
+    bool any = false;
+    for (int axis = -1; o->next < o->count; any = true) {
+        uint32_t t = o->next;
+        if (!is_collective(o, t) || !grows(o, t)) break;
+        const ml_collective_step *c = o->s->steps.at[t].collective;
+        bool joins = c->mesh_axis == axis && bytes + wire_bytes(c) <= (double)BUCKET_BYTES;
+        if (!joins) bytes = 0;
+        start(o, t, !joins);
+        bytes += wire_bytes(c);
+        axis = c->mesh_axis;
+    }
+    return any;
+}
+
 /* The first step that can run at once among those that a collective still waits for; NONE where
  * another collective comes before it or they are too many. */
 static uint32_t leads_to(const overlap *o, uint32_t t) {
@@ -465,6 +485,7 @@ static void simulate(overlap *o) {
     while (o->placed_count < o->count) {
         start_eager(o);
         start_early(o, false);
+        start_reached(o);
         uint32_t t = choose(o);
         if (t != NONE) {
             compute(o, t);
