@@ -481,7 +481,7 @@ static void print_forward(attention_printer *p, int variant) {
     int64_t rows = tile->groups * 64, blocks = (a->seq + rows - 1) / rows;
     template_set(&p->text, "q_blocks", "%lld", (long long)blocks);
     const char *const bodies[] = {forward_text};
-    p->step->kernel = attention_wgmma_kernel(p, tile, bodies, 1, "attention wgmma");
+    p->step->kernel = attention_wgmma_kernel(p, tile, bodies, 1, "attention");
     template_launch(
         p->step->kernel, blocks * a->heads * p->batches, 1, 1, (uint32_t)(tile->groups + 1) * 128,
         1024 + (rows + tile->stages * tile->tile) * a->head_dim * 2 + 2 * 8 * tile->stages);

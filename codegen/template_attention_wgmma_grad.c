@@ -495,8 +495,8 @@ static void print_fused(attention_printer *p, const attention_tile *tile) {
         t, "gather_call",
         "${e}_meet_all<${groups} * 128>();\n            ${e}_gather_queries(a, batch, "
         "head, query, ${e}_address(slope_tiles) + odd * (${rows} * 128), key_tile);");
-    p->step->kernel = print_simple(p, prepare_text, "attention_grad delta");
-    p->step->kernel->next = print_half(p, tile, keys_text, true, "attention_grad dq dk dv wgmma");
+    p->step->kernel = print_simple(p, prepare_text, "attention_grad");
+    p->step->kernel->next = print_half(p, tile, keys_text, true, "attention_grad dq dk dv");
     p->step->kernel->next->next = print_simple(p, settle_text, "attention_grad dq");
 }
 
@@ -510,7 +510,7 @@ void attention_wgmma_gradient(attention_printer *p, int variant) {
     template_set_text(&p->text, "show_slopes", "");
     template_set_text(&p->text, "gather_call", "");
     p->step->kernel =
-        print_half(p, &query_tiles[size][variant], queries_text, false, "attention_grad dq wgmma");
+        print_half(p, &query_tiles[size][variant], queries_text, false, "attention_grad dq");
     p->step->kernel->next =
-        print_half(p, &key_tiles[size][variant], keys_text, true, "attention_grad dk dv wgmma");
+        print_half(p, &key_tiles[size][variant], keys_text, true, "attention_grad dk dv");
 }
