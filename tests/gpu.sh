@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # What needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
 # PARTS picks parts, or one of two lists (`first` where not set):
-#   first   smoke kernels products attention tiles ragged times parity profile     about 6 minutes
-#   second  memcheck racecheck synccheck bench                                     about 9 minutes
+#   first   smoke kernels products attention tiles ragged times parity profile     about 7 minutes
+#   second  variants memcheck racecheck synccheck bench                                about 9
 #   all     both, with `first` as it is
 #   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
 #   kernels    every generated kernel against the reference
 #   products   cuBLASLt, and products by groups on warpgroup products
 #   attention  cuDNN, and mlua's own kernels as they run by default
-#   tiles      the other tiles of warpgroup products, which MLUA_WGMMA=2 and 3 take
+#   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), and MLUA_DETERMINISTIC=0
 #   ragged     how fast products by groups are: warpgroup products, mma.sync
 #   times      how fast attention is: cuDNN, mma.sync and each variant
 #   parity     both models against PyTorch's numbers, in f32 and bf16
 #   profile    each CASE: tokens/s, and time by kind of kernel beside the best there is
+#   variants   the same of the first CASE: MLUA_DETERMINISTIC=0, MLUA_CUDNN=0, MLUA_RECOMPUTE=0
 #   memcheck, racecheck, synccheck   compute-sanitizer
 #   bench      each CASE by tests/bench.sh: cold start, warm start, tokens/s (PEERS: PyTorch beside it)
 # A part that takes longer than its limit is killed, and those tests are told that had not ended; no
@@ -24,7 +25,7 @@ cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS bad=0
 [ $# -gt 0 ] && shift
 first="smoke kernels products attention tiles ragged times parity profile"
-second="memcheck racecheck synccheck bench"
+second="variants memcheck racecheck synccheck bench"
 case ${PARTS:=first} in first) PARTS=$first ;; second) PARTS=$second ;; all) PARTS="$first $second" ;; esac
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m llama-1b moe-8x moe-64x)
@@ -97,13 +98,14 @@ sanitize() { # TOOL PATTERN...
 
 script_of() { case $1 in gpt*) echo models/gpt.lua ;; moe*) echo models/gpt_moe.lua ;; *) echo models/llama.lua ;; esac }
 
-profile() { # CASE
-    local log=$work/profile-$1.log
-    part "profile-$1" 75 "$MLUA" run "$(script_of "$1")" --device "${DEVICE:-cuda}" preset="$1" steps=16 --json \
-        --profile "$work/$1.json" --profile-steps 5:6 "${settings[@]}" || return
+profile() { # CASE [NAME]
+    local name=${2:-$1}
+    local log=$work/profile-$name.log
+    part "profile-$name" 75 "$MLUA" run "$(script_of "$1")" --device "${DEVICE:-cuda}" preset="$1" steps=16 --json \
+        --profile "$work/$name.json" --profile-steps 5:6 "${settings[@]}" || return
     # Steps from the eighth on run as they do without a profile.
     grep '^{"step"' "$log" | tail -n +9 | sed -nE 's/.*"tokens_per_s":([0-9.]+).*/\1/p' | sort -n |
-        awk -v name="$1" '{ a[NR] = $1 } END { if (NR) printf "  %s: %.0f tokens/s (median of %d steps)\n", name, a[int((NR + 1) / 2)], NR }' |
+        awk -v name="$name" '{ a[NR] = $1 } END { if (NR) printf "  %s: %.0f tokens/s (median of %d steps)\n", name, a[int((NR + 1) / 2)], NR }' |
         tee -a "$out/table.txt"
     grep '^{"step"' "$log" | sed -n '1p;$p' | sed -nE 's/.*("step":[0-9]+,"loss":[^,]+).*("memory_gib":[^,]+).*/  \1 \2/p'
     sed -n '/^kind /,/^total /p; /^sum of best/p' "$log" | tee -a "$out/table.txt"
@@ -117,7 +119,7 @@ for p in $PARTS; do
     kernels) tests kernels 120 gpu_ops gpu/ gpu_profile ;;
     products) tests products 60 gpu_gemm gpu_ragged/wide ;;
     attention) tests attention 60 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
-    tiles) tests tiles 45 gpu_attention/bf16_tiles ;;
+    tiles) tests tiles 60 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
     ragged) times ragged 60 gpu_ragged/times ;;
     times) times times 100 gpu_attention/times ;;
     parity)
@@ -130,6 +132,12 @@ for p in $PARTS; do
         done
         ;;
     profile) for c in "${cases[@]}"; do profile "$c"; done ;;
+    variants)
+        MLUA_DETERMINISTIC=0 profile "${cases[0]}" any-order
+        MLUA_CUDNN=0 profile "${cases[0]}" own-attention
+        MLUA_CUDNN=0 MLUA_DETERMINISTIC=0 profile "${cases[0]}" own-any-order
+        MLUA_RECOMPUTE=0 profile "${cases[0]}" no-recompute
+        ;;
     memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     racecheck) sanitize racecheck gpu_ops/reductions gpu_ops/scans gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     synccheck) sanitize synccheck gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
