@@ -1,6 +1,5 @@
 /* What the tests of ops on a device share (ops_support.h). */
 #include "tests/ops_support.h"
-#include "runtime/base/knobs.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -8,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/exec/session.h"
 
 static const char *device_name = "cpu";

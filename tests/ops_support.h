@@ -1,12 +1,13 @@
 /* What the tests of ops on a device share: graphs over random inputs whose outputs must equal the
- * reference interpreter's, fused and unfused, with the same bits at each run (unless MLUA_DETERMINISTIC=0). OPS_TEST(name) is a
+ * reference interpreter's, fused and unfused, with the same bits at each run. OPS_TEST(name) is a
  * test "ops/name" on the CPU and another "gpu_ops/name" on the GPU, where four runs take a program
  * through its eager run and the capture and replays of its CUDA graph. Where there is no GPU, the
  * latter say so and pass; MLUA_TEST_DEVICE names another device for them, to try the tests alone.
  *
  * Inputs are multiples of 1/64 from -2 to 2, which every float dtype holds exactly, so that
  * comparisons, floors and sorts see the same numbers everywhere. Temporary memory is filled with
- * NaN patterns before each run: a kernel that reads what nobody wrote is found. */
+ * NaN patterns before each run: a kernel that reads what nobody wrote is found. Bits may differ
+ * between runs with MLUA_DETERMINISTIC=0. */
 #ifndef OPS_SUPPORT_H
 #define OPS_SUPPORT_H
 
