@@ -24,7 +24,9 @@ typedef struct {
 
 typedef struct {
     struct ml_staged_plan plan;
-    bool ahead; /* messages are expected one action early: later steps; NCCL has connected all */
+    bool ahead[MOST_RANKS]; /* messages are expected one action early: not in the first steps after
+                               a rank has bound its executables */
+    bool connects;          /* NCCL, in the very first step */
     launch_list ranks[MOST_RANKS];
     bool *sends, *receives; /* by message: that end is there */
     bool *calls[2];         /* by edge: its first send, its first receive is called */
@@ -71,9 +73,9 @@ static void put_rank(simulation *s, int rank) {
     list->at = calloc((size_t)count * 4 * MOST_EDGES, sizeof *list->at);
     for (int i = 0; i < count; i++) {
         const ml_action *a = &made->actions[rank][i];
-        if (!s->ahead || i == 0) put_prepare(s, list, a);
+        if (!s->ahead[rank] || i == 0) put_prepare(s, list, a);
         put_messages(s, list, a, true);
-        if (s->ahead && i + 1 < count) put_prepare(s, list, a + 1);
+        if (s->ahead[rank] && i + 1 < count) put_prepare(s, list, a + 1);
         put(list, RUN, -1);
         put_messages(s, list, a, false);
     }
@@ -89,7 +91,7 @@ static bool call(simulation *s, launch_list *list) {
     for (; list->called < list->count; list->called++, moved = true) {
         const launch *l = &list->at[list->called];
         int edge = l->message / s->plan.microbatches;
-        if (s->ahead || (l->kind != SEND && l->kind != EXPECT)) continue;
+        if (!s->connects || (l->kind != SEND && l->kind != EXPECT)) continue;
         s->calls[l->kind == SEND][edge] = true;
         if (!s->calls[l->kind != SEND][edge]) break;
     }
@@ -179,11 +181,18 @@ static const int shapes[][3] = {/* ranks, chunks, microbatches */
                                 {2, 1, 1}, {2, 1, 7}, {3, 1, 2}, {4, 1, 3},  {4, 1, 16}, {8, 1, 24},
                                 {2, 2, 2}, {2, 2, 8}, {3, 2, 9}, {4, 3, 16}, {8, 4, 16}, {2, 8, 8}};
 
-static void every_shape(bool ahead) {
+typedef enum { FIRST_STEP, SECOND_STEP, LATER, ODD_RANKS_LATER, EVEN_RANKS_LATER, MOMENTS } moment;
+static const char *const moments[] = {"first step", "second step", "later", "odd ranks ahead",
+                                      "even ranks ahead"};
+
+static void every_shape(moment when) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int kind = ML_SCHEDULE_1F1B; kind <= ML_SCHEDULE_ZERO_BUBBLE; kind++) {
             ml_arena *arena = ml_arena_new();
-            simulation s = {.ahead = ahead};
+            simulation s = {.connects = when == FIRST_STEP};
+            for (int r = 0; r < MOST_RANKS; r++)
+                s.ahead[r] = when == LATER || (when == ODD_RANKS_LATER && r % 2 == 1) ||
+                             (when == EVEN_RANKS_LATER && r % 2 == 0);
             chain_make(&s, arena, (ml_stage_schedule)kind, shapes[i][0], shapes[i][1],
                        shapes[i][2]);
             size_t messages = (size_t)s.plan.lane_count * (size_t)s.plan.microbatches;
@@ -193,13 +202,11 @@ static void every_shape(bool ahead) {
             if (!ends(&s))
                 test_fail("schedule %d of %d ranks, %d chunks, %d microbatches, %s: ranks wait in "
                           "a circle",
-                          kind, shapes[i][0], shapes[i][1], shapes[i][2],
-                          ahead ? "messages ahead" : "first steps");
+                          kind, shapes[i][0], shapes[i][1], shapes[i][2], moments[when]);
             ml_arena_free(arena);
         }
 }
 
 TEST(shard_pipeline, rendezvous) {
-    every_shape(false);
-    every_shape(true);
+    for (int when = FIRST_STEP; when < MOMENTS; when++) every_shape((moment)when);
 }
