@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # What needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
-# PARTS picks parts, or one of two lists (`first` where not set):
-#   first   smoke kernels products attention tiles ragged times parity profile     about 7 minutes
-#   second  variants memcheck racecheck synccheck bench                                about 9
-#   all     both, with `first` as it is
+# PARTS picks parts, or one of three lists for calls of ten minutes (`first` where not set):
+#   first   smoke kernels products attention ragged parity profile tiles    what runs by default
+#   second  times variants racecheck synccheck memcheck
+#   third   bench
 #   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
 #   kernels    every generated kernel against the reference
 #   products   cuBLASLt, and products by groups on warpgroup products
@@ -24,9 +24,11 @@ set -u
 cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS bad=0
 [ $# -gt 0 ] && shift
-first="smoke kernels products attention tiles ragged times parity profile"
-second="variants memcheck racecheck synccheck bench"
-case ${PARTS:=first} in first) PARTS=$first ;; second) PARTS=$second ;; all) PARTS="$first $second" ;; esac
+case ${PARTS:=first} in
+first) PARTS="smoke kernels products attention ragged parity profile tiles" ;;
+second) PARTS="times variants racecheck synccheck memcheck" ;;
+third) PARTS=bench ;;
+esac
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m llama-1b moe-8x moe-64x)
 read -ra settings <<<"${SETTINGS:-}"
@@ -93,7 +95,7 @@ sanitize() { # TOOL PATTERN...
     fi
     # Library kernels are not ours to check, and MLUA_TUNE=0 keeps their many candidates out.
     MLUA_TUNE=0 MLUA_CUDNN=0 part "$tool" 120 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-        --target-processes all --print-limit 20 "$build/test" --gpu -v "$@"
+        --print-limit 20 "$build/test" --gpu -v -j 0 "$@" # in one process, which is the one that is watched
 }
 
 script_of() { case $1 in gpt*) echo models/gpt.lua ;; moe*) echo models/gpt_moe.lua ;; *) echo models/llama.lua ;; esac }
@@ -118,10 +120,10 @@ for p in $PARTS; do
     smoke) part smoke 60 "$MLUA" run models/gpt.lua --device "${DEVICE:-cuda}" steps=20 sample=0 --json "${settings[@]}" ;;
     kernels) tests kernels 120 gpu_ops gpu/ gpu_profile ;;
     products) tests products 60 gpu_gemm gpu_ragged/wide ;;
-    attention) tests attention 60 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
-    tiles) tests tiles 60 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
+    attention) tests attention 90 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
+    tiles) tests tiles 120 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
     ragged) times ragged 60 gpu_ragged/times ;;
-    times) times times 100 gpu_attention/times ;;
+    times) times times 240 gpu_attention/times ;;
     parity)
         for dtype in f32 bf16; do
             for model in gpt llama; do
