@@ -23,7 +23,7 @@ part() {
     local name=$1 start status result
     shift
     start=$(date +%s)
-    timeout "$limit" "$@" >"$out/$name.log" 2>&1
+    timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1
     status=$?
     result=$(grep -E '^[0-9]+ passed|layouts; worst' "$out/$name.log" | tail -n 2 | tr '\n' ' ')
     [ $status = 124 ] && result="stopped after $limit s $result"
