@@ -117,11 +117,12 @@ ml_status ml_comm_all_reduce(ml_group *g, const void *in, void *out, int64_t cou
 /* ---- The others -------------------------------------------------------------------------------
  */
 
-ml_status ml_comm_all_gather(ml_group *g, const void *in, void *out, int64_t count,
-                             ml_dtype dtype) {
+/* out is what the members [first, first + members) have, one behind the other. */
+static ml_status take(ml_group *g, comm_kind kind, int first, int members, const void *in,
+                      void *out, int64_t count, ml_dtype dtype) {
     int64_t bytes = count * ml_dtypes[dtype].bytes;
     if (g->size == 1) return copy(out, in, bytes), ML_OK;
-    ml_status status = start(g, COMM_ALL_GATHER, 0, dtype, count);
+    ml_status status = start(g, kind, 0, dtype, count);
     if (status != ML_OK) return status;
     int64_t chunk = (int64_t)g->comm->segment->chunk_bytes;
     for (int64_t at = 0; at < bytes || at == 0; at += chunk) {
@@ -129,11 +130,16 @@ ml_status ml_comm_all_gather(ml_group *g, const void *in, void *out, int64_t cou
         uint32_t step = g->step;
         copy(buffer_of(g, g->rank, step), (const char *)in + at, part);
         if ((status = meet(g, at == 0)) != ML_OK) return status;
-        for (int i = 0; i < g->size; i++)
-            copy((char *)out + i * bytes + at,
+        for (int i = first; i < first + members; i++)
+            copy((char *)out + (i - first) * bytes + at,
                  i == g->rank ? (const char *)in + at : buffer_of(g, i, step), part);
     }
     return ML_OK;
+}
+
+ml_status ml_comm_all_gather(ml_group *g, const void *in, void *out, int64_t count,
+                             ml_dtype dtype) {
+    return take(g, COMM_ALL_GATHER, 0, g->size, in, out, count, dtype);
 }
 
 /* Elements of each member's block that go into one chunk. */
@@ -192,28 +198,10 @@ ml_status ml_comm_all_to_all(ml_group *g, const void *in, void *out, int64_t cou
     return ML_OK;
 }
 
-/* out is what `member` has. */
-static ml_status take(ml_group *g, comm_kind kind, int member, const void *in, void *out,
-                      int64_t count, ml_dtype dtype) {
-    int64_t bytes = count * ml_dtypes[dtype].bytes;
-    if (g->size == 1) return copy(out, in, bytes), ML_OK;
-    ml_status status = start(g, kind, 0, dtype, count);
-    if (status != ML_OK) return status;
-    int64_t chunk = (int64_t)g->comm->segment->chunk_bytes;
-    for (int64_t at = 0; at < bytes || at == 0; at += chunk) {
-        int64_t part = least(chunk, bytes - at);
-        uint32_t step = g->step;
-        copy(buffer_of(g, g->rank, step), (const char *)in + at, part);
-        if ((status = meet(g, at == 0)) != ML_OK) return status;
-        copy((char *)out + at, buffer_of(g, member, step), part);
-    }
-    return ML_OK;
-}
-
 ml_status ml_comm_shift(ml_group *g, const void *in, void *out, int64_t count, ml_dtype dtype) {
-    return take(g, COMM_SHIFT, (g->rank + g->size - 1) % g->size, in, out, count, dtype);
+    return take(g, COMM_SHIFT, (g->rank + g->size - 1) % g->size, 1, in, out, count, dtype);
 }
 
 ml_status ml_comm_mirror(ml_group *g, const void *in, void *out, int64_t count, ml_dtype dtype) {
-    return take(g, COMM_MIRROR, g->size - 1 - g->rank, in, out, count, dtype);
+    return take(g, COMM_MIRROR, g->size - 1 - g->rank, 1, in, out, count, dtype);
 }

@@ -94,8 +94,8 @@ ml_status staged_finish(ml_program *program, void *const *outputs);
 /* bubble.c: how much of a pipelined step ranks wait, measured in two steps after the first ones: in
  * one each task is timed by itself, in the next the step. */
 typedef struct {
-    int64_t steps;
-    double began, task, busy, length; /* seconds */
+    int64_t steps, step;      /* counted so far; the present one's number, 0: it does not count */
+    double began, task, busy; /* seconds */
     double share;                     /* the bubble; negative while it is not known */
 } bubble_clock;
 ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);

@@ -1,6 +1,5 @@
 /* Running programs that are cut into pipeline stages: a step's microbatches are collected, then
  * every rank goes through its tasks in the order of the schedule. */
-#include <stdio.h>
 #include <string.h>
 
 #include "runtime/exec/session.h"
@@ -14,8 +13,10 @@ typedef struct {
 } stage_run;
 
 struct staged_run {
-    stage_run *stages;  /* by virtual stage */
-    ml_edge **edges;    /* by lane; NULL where this rank is neither end */
+    stage_run *stages; /* by virtual stage */
+    ml_edge **edges;   /* by lane; NULL where this rank is neither end */
+    int *messages;     /* of the plan's, those that this rank sends or receives, in their order */
+    int message_count;
     char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch */
     int64_t feed_bytes; /* of one microbatch */
     int queued;
@@ -94,6 +95,19 @@ static ml_status stage_load(ml_program *program, int v) {
     return status;
 }
 
+static ml_status messages_list(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    struct staged_run *run = program->staged;
+    run->messages = ml_alloc(sizeof(int) * (size_t)(plan->message_count + 1));
+    if (run->messages == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
+    for (int i = 0; i < plan->message_count; i++) {
+        const staged_lane *lane = &plan->lanes[plan->messages[i].lane];
+        if (mine(program, lane->from) || mine(program, lane->to))
+            run->messages[run->message_count++] = i;
+    }
+    return ML_OK;
+}
+
 /* The inputs that this rank's stages read, and where their parts lie in a microbatch's feed. */
 static ml_status feeds_make(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
@@ -117,6 +131,7 @@ ml_status staged_load(ml_program *program) {
     if (run->stages == NULL || run->edges == NULL)
         return ml_fail(ML_NO_MEMORY, "out of memory for a program");
     ml_status status = feeds_make(program);
+    if (status == ML_OK) status = messages_list(program);
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
         if (mine(program, v)) status = stage_load(program, v);
     }
@@ -141,6 +156,7 @@ void staged_unload(ml_program *program) {
     }
     ml_free(run->stages);
     ml_free(run->edges);
+    ml_free(run->messages);
     ml_free(run->feeds);
     ml_free(run);
     program->staged = NULL;
@@ -209,8 +225,8 @@ static ml_status slot_begin(ml_program *program, int v, int microbatch) {
     const piece_set *pieces = &plan->stages[v].pieces;
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
-    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[i];
+    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[program->staged->messages[i]];
         if (plan->lanes[m->lane].from != v || plan->lanes[m->lane].local) continue;
         status = device->ops->settle(device, program->staged->edges[m->lane],
                                      cell_address(program, v, microbatch, m->cell_from));
@@ -226,10 +242,10 @@ static ml_status slot_begin(ml_program *program, int v, int microbatch) {
     return status;
 }
 
-/* Whether message i is the first of its lane: the one that may be on its way before its task's
+/* Whether a message is the first of its lane: the one that may be on its way before its task's
  * turn, for an edge expects one at a time. */
-static bool leads_lane(const struct ml_staged_plan *plan, int i) {
-    return i == 0 || plan->messages[i - 1].lane != plan->messages[i].lane;
+static bool leads_lane(const struct ml_staged_plan *plan, const staged_message *m) {
+    return m == plan->messages || m[-1].lane != m->lane;
 }
 
 /* A task is next: its slot is made ready, and the first message of each lane may come. */
@@ -239,10 +255,10 @@ static ml_status task_prepare(ml_program *program, const ml_action *action) {
     int v = plan->tasks[action->task].stage;
     bool first = action->task == plan->stages[v].first_task;
     ml_status status = first ? slot_begin(program, v, action->microbatch) : ML_OK;
-    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[i];
+    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[program->staged->messages[i]];
         const staged_lane *lane = &plan->lanes[m->lane];
-        if (lane->to_task != action->task || lane->local || !leads_lane(plan, i)) continue;
+        if (lane->to_task != action->task || lane->local || !leads_lane(plan, m)) continue;
         status =
             device->ops->expect(device, program->staged->edges[m->lane],
                                 cell_address(program, v, action->microbatch, m->cell_to), m->bytes);
@@ -255,8 +271,8 @@ static ml_status task_receive(ml_program *program, const ml_action *action) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
-    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[i];
+    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[program->staged->messages[i]];
         const staged_lane *lane = &plan->lanes[m->lane];
         if (lane->to_task != action->task) continue;
         char *to = cell_address(program, lane->to, action->microbatch, m->cell_to);
@@ -266,7 +282,7 @@ static ml_status task_receive(ml_program *program, const ml_action *action) {
             continue;
         }
         ml_edge *edge = program->staged->edges[m->lane];
-        if (!leads_lane(plan, i)) status = device->ops->expect(device, edge, to, m->bytes);
+        if (!leads_lane(plan, m)) status = device->ops->expect(device, edge, to, m->bytes);
         if (status == ML_OK) status = device->ops->arrive(device, edge, to);
     }
     return status;
@@ -276,8 +292,8 @@ static ml_status task_send(ml_program *program, int task, int microbatch) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
-    for (int i = 0; i < plan->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[i];
+    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
+        const staged_message *m = &plan->messages[program->staged->messages[i]];
         const staged_lane *lane = &plan->lanes[m->lane];
         if (lane->from_task != task || lane->local) continue;
         status = device->ops->send(device, program->staged->edges[m->lane],
