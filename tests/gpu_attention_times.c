@@ -9,10 +9,10 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/device/profile.h"
-#include "runtime/exec/session.h"
+#include "tests/gpu_bench.h"
 #include "tests/ops_support.h"
 
-enum { RUNS = 6, VARIANTS = 3 };
+enum { VARIANTS = 3 };
 typedef enum { PLAIN, SOFT_CAP, ALIBI, DOCUMENTS, SCORES } score_kind;
 static const char *const score_names[SCORES] = {"plain", "soft cap", "alibi", "documents"};
 typedef struct {
@@ -22,11 +22,9 @@ static const shape shapes[] = {{64, 12, 1024, 64}, {8, 16, 4096, 128}};
 static const shape tiny[] = {{1, 2, 160, 64}, {1, 1, 160, 128}};
 
 typedef struct {
-    ml_session *session;
-    ml_graph *g;
+    gpu_bench base;
     const shape *shape;
     score_kind score;
-    int states;
     double seconds[2]; /* forward, backward */
 } bench;
 
@@ -35,7 +33,7 @@ static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
     ml_type type = {.dtype = dtype};
     for (; *axes; axes++) {
         char name[2] = {*axes, 0};
-        type.axis[type.rank] = ml_axis_named(b->g, name);
+        type.axis[type.rank] = ml_axis_named(b->base.g, name);
         type.size[type.rank++] = *axes == 'b'   ? s->batch
                                  : *axes == 'h' ? s->heads
                                  : *axes == 'd' ? s->dim
@@ -44,70 +42,53 @@ static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
     return type;
 }
 
-/* A state's id; it begins as `initial`, or as random numbers. */
-static uint32_t state_new(bench *b, const ml_type *type, ml_ref initial) {
-    char *name = ml_arena_format(ml_graph_arena(b->g), "bench %d", ++b->states);
-    ml_ref key = ml_const_int(b->g, ML_I64, b->states);
-    ml_type wide = *type;
-    wide.dtype = ML_F32;
-    if (!initial) initial = ml_graph_add(b->g, ML_OP_RANDOM, &key, 1, NULL, 0, &wide);
-    ml_state state = {.name = name,
-                      .kind = ML_STATE_OTHER,
-                      .type = *type,
-                      .initial = ml_cast(b->g, initial, (ml_dtype)type->dtype)};
-    return ml_graph_add_state(b->g, &state);
-}
-
-static ml_ref state_read(bench *b, uint32_t state) {
-    int64_t id = state;
-    return ml_graph_add(b->g, ML_OP_STATE, NULL, 0, &id, 1, &ml_graph_state(b->g, state)->type);
-}
-
 static ml_ref parameter(bench *b, int64_t i, const ml_type *type) {
-    return ml_graph_add(b->g, ML_OP_PARAM, NULL, 0, &i, 1, type);
+    return ml_graph_add(b->base.g, ML_OP_PARAM, NULL, 0, &i, 1, type);
 }
 
 /* Which document each token is in: of 700 tokens. */
 static ml_ref documents(bench *b, const char *axes) {
     ml_type type = type_of(b, ML_I32, axes), wide = type;
     wide.dtype = ML_F32;
-    ml_ref at = ml_cast(b->g, ml_iota(b->g, type.axis[1], type.size[1]), ML_F32);
-    at = ml_map2(b->g, ML_OP_MUL, at, ml_const(b->g, ML_F32, 1.0 / 700));
-    at = ml_broadcast(b->g, ml_map1(b->g, ML_OP_FLOOR, at), &wide);
-    return state_read(b, state_new(b, &type, at));
+    ml_ref at = ml_cast(b->base.g, ml_iota(b->base.g, type.axis[1], type.size[1]), ML_F32);
+    at = ml_map2(b->base.g, ML_OP_MUL, at, ml_const(b->base.g, ML_F32, 1.0 / 700));
+    at = ml_broadcast(b->base.g, ml_map1(b->base.g, ML_OP_FLOOR, at), &wide);
+    return gpu_bench_operand(&b->base, &type, at);
 }
 
 /* 30 tanh(s / 30); s + slope[h] (k - q); s where the documents are the same. */
 static ml_ref score(bench *b, ml_ref *sources, int *count) {
     ml_type type = type_of(b, ML_F32, "bhst");
-    ml_ref x = parameter(b, 0, &type), cap = ml_const(b->g, ML_F32, 30);
+    ml_ref x = parameter(b, 0, &type), cap = ml_const(b->base.g, ML_F32, 30);
     if (b->score == SOFT_CAP)
-        return ml_map2(b->g, ML_OP_MUL,
-                       ml_map1(b->g, ML_OP_TANH,
-                               ml_map2(b->g, ML_OP_MUL, x, ml_const(b->g, ML_F32, 1.0 / 30))),
-                       cap);
+        return ml_map2(
+            b->base.g, ML_OP_MUL,
+            ml_map1(b->base.g, ML_OP_TANH,
+                    ml_map2(b->base.g, ML_OP_MUL, x, ml_const(b->base.g, ML_F32, 1.0 / 30))),
+            cap);
     /* with all axes: indices alone do not have them */
-    ml_ref zero = ml_map2(b->g, ML_OP_MUL, x, ml_const(b->g, ML_F32, 0));
+    ml_ref zero = ml_map2(b->base.g, ML_OP_MUL, x, ml_const(b->base.g, ML_F32, 0));
     if (b->score == ALIBI) {
         ml_type by_head = type_of(b, ML_F32, "h");
-        sources[(*count)++] = state_read(b, state_new(b, &by_head, 0));
-        ml_ref q = ml_cast(b->g, ml_iota(b->g, type.axis[2], b->shape->seq), ML_F32);
-        ml_ref k = ml_cast(b->g, ml_iota(b->g, type.axis[3], b->shape->seq), ML_F32);
-        ml_ref distance = ml_map2(b->g, ML_OP_SUB, ml_map2(b->g, ML_OP_ADD, zero, k), q);
-        distance = ml_map2(b->g, ML_OP_MUL, distance, parameter(b, 1, &by_head));
-        return ml_map2(b->g, ML_OP_ADD, x, distance);
+        sources[(*count)++] = gpu_bench_operand(&b->base, &by_head, 0);
+        ml_ref q = ml_cast(b->base.g, ml_iota(b->base.g, type.axis[2], b->shape->seq), ML_F32);
+        ml_ref k = ml_cast(b->base.g, ml_iota(b->base.g, type.axis[3], b->shape->seq), ML_F32);
+        ml_ref distance = ml_map2(b->base.g, ML_OP_SUB, ml_map2(b->base.g, ML_OP_ADD, zero, k), q);
+        distance = ml_map2(b->base.g, ML_OP_MUL, distance, parameter(b, 1, &by_head));
+        return ml_map2(b->base.g, ML_OP_ADD, x, distance);
     }
     ml_type of_q = type_of(b, ML_I32, "bs"), of_k = type_of(b, ML_I32, "bt");
     sources[(*count)++] = documents(b, "bs");
     sources[(*count)++] = documents(b, "bt");
-    ml_ref left = ml_cast(b->g, parameter(b, 1, &of_q), ML_F32);
-    ml_ref right = ml_cast(b->g, parameter(b, 2, &of_k), ML_F32);
-    ml_ref same = ml_map2(b->g, ML_OP_EQ, ml_map2(b->g, ML_OP_ADD, zero, left), right);
-    return ml_where(b->g, same, x, ml_const(b->g, ML_F32, -INFINITY));
+    ml_ref left = ml_cast(b->base.g, parameter(b, 1, &of_q), ML_F32);
+    ml_ref right = ml_cast(b->base.g, parameter(b, 2, &of_k), ML_F32);
+    ml_ref same = ml_map2(b->base.g, ML_OP_EQ, ml_map2(b->base.g, ML_OP_ADD, zero, left), right);
+    return ml_where(b->base.g, same, x, ml_const(b->base.g, ML_F32, -INFINITY));
 }
 
 /* The fastest run of each attention step: the one with more work is the gradient. */
-static void take_times(bench *b, const ml_profile *profile) {
+static void take_times(void *context, const ml_profile *profile) {
+    bench *b = context;
     double most = 0;
     for (uint32_t i = 0; i < profile->events.count; i++) {
         const ml_profile_event *e = &profile->events.at[i];
@@ -128,9 +109,9 @@ static void take_times(bench *b, const ml_profile *profile) {
 static void bench_body(void *context) {
     bench *b = context;
     ml_type q_type = type_of(b, ML_BF16, "bshd"), k_type = type_of(b, ML_BF16, "bthd");
-    ml_ref sources[8] = {state_read(b, state_new(b, &q_type, 0)),
-                         state_read(b, state_new(b, &k_type, 0)),
-                         state_read(b, state_new(b, &k_type, 0))};
+    ml_ref sources[8] = {gpu_bench_operand(&b->base, &q_type, 0),
+                         gpu_bench_operand(&b->base, &k_type, 0),
+                         gpu_bench_operand(&b->base, &k_type, 0)};
     int count = 3;
     ml_attention_args args = {.seq = q_type.axis[1],
                               .kv_seq = k_type.axis[1],
@@ -140,37 +121,21 @@ static void bench_body(void *context) {
                               .causal = true,
                               .scale = b->shape->dim == 64 ? 0.125 : 0.08838834764831845};
     if (b->score != PLAIN) args.score = score(b, sources, &count);
-    ml_ref o = ml_attention(b->g, sources, count, &args), gradients[3];
-    ml_ref weighed = ml_map2(b->g, ML_OP_MUL, ml_cast(b->g, o, ML_F32),
-                             ml_cast(b->g, state_read(b, state_new(b, &q_type, 0)), ML_F32));
-    ml_ref loss = ml_reduce(b->g, ML_OP_SUM, weighed, q_type.axis, q_type.rank);
-    ml_autodiff(b->g, loss, sources, 3, gradients);
+    ml_ref o = ml_attention(b->base.g, sources, count, &args), gradients[3];
+    ml_ref weighed = ml_map2(b->base.g, ML_OP_MUL, ml_cast(b->base.g, o, ML_F32),
+                             ml_cast(b->base.g, gpu_bench_operand(&b->base, &q_type, 0), ML_F32));
+    ml_ref loss = ml_reduce(b->base.g, ML_OP_SUM, weighed, q_type.axis, q_type.rank);
+    ml_autodiff(b->base.g, loss, sources, 3, gradients);
     ml_update updates[3];
     for (int i = 0; i < 3; i++)
-        updates[i] = (ml_update){state_new(b, i ? &k_type : &q_type, 0),
-                                 ml_cast(b->g, gradients[i], ML_BF16)};
-    ml_roots roots = {.updates = updates, .update_count = 3, .name = "bench"};
-    ml_program *program = NULL;
-    ml_device *device = ml_session_device(b->session);
-    ml_status status = ml_program_new(b->session, &roots, &program);
-    for (int run = 0; run < RUNS && status == ML_OK; run++)
-        status = ml_program_run(program, NULL, NULL);
-    if (status == ML_OK) status = device->ops->wait(device);
-    if (status == ML_OK) take_times(b, device->profile);
-    ml_program_free(program);
-    if (status != ML_OK) ml_raise_last();
+        updates[i] = (ml_update){gpu_bench_state(&b->base, i ? &k_type : &q_type, 0),
+                                 ml_cast(b->base.g, gradients[i], ML_BF16)};
+    gpu_bench_run(&b->base, updates, 3, take_times, b);
 }
 
 static void time_one(const shape *s, score_kind kind, const char *kernels, bool sorted) {
     bench b = {.shape = s, .score = kind};
-    ml_status status = ml_session_new(&b.session);
-    if (status == ML_OK) status = ml_session_open(b.session, "cuda", 0);
-    b.g = ml_session_graph(b.session);
-    ml_device *device = ml_session_device(b.session);
-    if (status == ML_OK) status = ml_device_profile(device);
-    if (status == ML_OK) device->profile->keeps = true;
-    if (status == ML_OK) status = ml_profile_begin_step(device->profile, 1, ML_RUN_STEPS);
-    if (status == ML_OK) status = ml_protect(bench_body, &b);
+    ml_status status = gpu_bench_time(&b.base, bench_body, &b);
     double flops = 2.0 * s->batch * s->heads * s->seq * (double)s->seq * s->dim;
     if (status != ML_OK)
         test_fail("%s, %s: %s", score_names[kind], kernels, ml_error_last()->text);
@@ -181,7 +146,6 @@ static void time_one(const shape *s, score_kind kind, const char *kernels, bool 
                sorted ? "" : "any order", b.seconds[0] * 1e6, flops / b.seconds[0] * 1e-12,
                b.seconds[1] * 1e6, 2.5 * flops / b.seconds[1] * 1e-12);
     fflush(stdout);
-    ml_session_free(b.session);
 }
 
 GPU_TEST(attention, times) {

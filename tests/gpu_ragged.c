@@ -8,8 +8,8 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/device/profile.h"
-#include "runtime/exec/session.h"
 #include "runtime/graph/ragged.h"
+#include "tests/gpu_bench.h"
 #include "tests/ops_support.h"
 
 /* ---- Against the reference --------------------------------------------------------------------
@@ -52,7 +52,6 @@ GPU_TEST(ragged, wide) {
 
 /* ---- Times -------------------------------------------------------------------------------------
  */
-enum { RUNS = 6 };
 typedef struct {
     const char *name;
     int batch, rows, groups, depth, columns;
@@ -63,11 +62,9 @@ static const shape shapes[] = {{"moe-8x up", 4, 8192, 8, 2048, 11264},
                                {"moe-64x down", 4, 24576, 64, 1408, 2048}};
 static const shape tiny = {"tiny", 2, 100, 3, 136, 144};
 typedef struct {
-    ml_session *session;
-    ml_graph *g;
+    gpu_bench base;
     const shape *shape;
     const char *kernels;
-    int states;
 } bench;
 
 static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
@@ -75,7 +72,7 @@ static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
     ml_type type = {.dtype = dtype};
     for (; *axes; axes++) {
         char name[2] = {*axes, 0};
-        type.axis[type.rank] = ml_axis_named(b->g, name);
+        type.axis[type.rank] = ml_axis_named(b->base.g, name);
         type.size[type.rank++] = *axes == 'b'   ? s->batch
                                  : *axes == 'r' ? s->rows
                                  : *axes == 'e' ? s->groups
@@ -85,36 +82,19 @@ static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
     return type;
 }
 
-/* A state's id; it begins as `initial`, or as random numbers. */
-static uint32_t state_new(bench *b, const ml_type *type, ml_ref initial) {
-    ml_ref key = ml_const_int(b->g, ML_I64, b->states + 1);
-    ml_type wide = *type;
-    wide.dtype = ML_F32;
-    if (!initial) initial = ml_graph_add(b->g, ML_OP_RANDOM, &key, 1, NULL, 0, &wide);
-    ml_state state = {.name = ml_arena_format(ml_graph_arena(b->g), "bench %d", ++b->states),
-                      .kind = ML_STATE_OTHER,
-                      .type = *type,
-                      .initial = ml_cast(b->g, initial, (ml_dtype)type->dtype)};
-    return ml_graph_add_state(b->g, &state);
-}
-
-static ml_ref operand(bench *b, const ml_type *type, ml_ref initial) {
-    int64_t id = state_new(b, type, initial);
-    return ml_graph_add(b->g, ML_OP_STATE, NULL, 0, &id, 1, type);
-}
-
 /* Where each group begins or, `shift` 1, ends: all are as long. */
 static ml_ref even_bound(bench *b, int shift) {
     ml_type type = type_of(b, ML_I32, "be"), wide = type;
     wide.dtype = ML_F32;
-    ml_ref e = ml_cast(b->g, ml_iota(b->g, type.axis[1], b->shape->groups), ML_F32);
-    e = ml_map2(b->g, ML_OP_ADD, e, ml_const(b->g, ML_F32, shift));
+    ml_ref e = ml_cast(b->base.g, ml_iota(b->base.g, type.axis[1], b->shape->groups), ML_F32);
+    e = ml_map2(b->base.g, ML_OP_ADD, e, ml_const(b->base.g, ML_F32, shift));
     double rows = b->shape->rows / b->shape->groups;
-    e = ml_map2(b->g, ML_OP_MUL, e, ml_const(b->g, ML_F32, rows));
-    return operand(b, &type, ml_broadcast(b->g, e, &wide));
+    e = ml_map2(b->base.g, ML_OP_MUL, e, ml_const(b->base.g, ML_F32, rows));
+    return gpu_bench_operand(&b->base, &type, ml_broadcast(b->base.g, e, &wide));
 }
 
-static void print_times(const bench *b, const ml_profile *profile) {
+static void print_times(void *context, const ml_profile *profile) {
+    const bench *b = context;
     for (uint32_t i = 0; i < profile->events.count; i++) {
         const ml_profile_event *first = &profile->events.at[i];
         if (first->at >= ML_EVENT_HOST) continue;
@@ -141,40 +121,24 @@ static void bench_body(void *context) {
     ml_type x_type = type_of(b, ML_BF16, "brk"), w_type = type_of(b, ML_BF16, "ekn");
     ml_type y_type = type_of(b, ML_BF16, "brn"), sum_type = type_of(b, ML_F32, "ekn");
     ml_ref starts = even_bound(b, 0), ends = even_bound(b, 1);
-    ml_ref x = operand(b, &x_type, 0), w = operand(b, &w_type, 0), dy = operand(b, &y_type, 0);
+    ml_ref x = gpu_bench_operand(&b->base, &x_type, 0), w = gpu_bench_operand(&b->base, &w_type, 0),
+           dy = gpu_bench_operand(&b->base, &y_type, 0);
     ml_axis rows = x_type.axis[1];
     ml_update updates[] = {
-        {state_new(b, &y_type, 0),
-         ml_ragged_dot(b->g, (ml_ref[]){x, w, starts, ends}, rows, w_type.axis[1], ML_BF16)},
-        {state_new(b, &x_type, 0),
-         ml_ragged_dot(b->g, (ml_ref[]){dy, w, starts, ends}, rows, w_type.axis[2], ML_BF16)},
-        {state_new(b, &sum_type, 0),
-         ml_ragged_outer(b->g, (ml_ref[]){x, dy, starts, ends}, rows, ML_F32)},
+        {gpu_bench_state(&b->base, &y_type, 0),
+         ml_ragged_dot(b->base.g, (ml_ref[]){x, w, starts, ends}, rows, w_type.axis[1], ML_BF16)},
+        {gpu_bench_state(&b->base, &x_type, 0),
+         ml_ragged_dot(b->base.g, (ml_ref[]){dy, w, starts, ends}, rows, w_type.axis[2], ML_BF16)},
+        {gpu_bench_state(&b->base, &sum_type, 0),
+         ml_ragged_outer(b->base.g, (ml_ref[]){x, dy, starts, ends}, rows, ML_F32)},
     };
-    ml_roots roots = {.updates = updates, .update_count = 3, .name = "bench"};
-    ml_program *program = NULL;
-    ml_device *device = ml_session_device(b->session);
-    ml_status status = ml_program_new(b->session, &roots, &program);
-    for (int run = 0; run < RUNS && status == ML_OK; run++)
-        status = ml_program_run(program, NULL, NULL);
-    if (status == ML_OK) status = device->ops->wait(device);
-    if (status == ML_OK) print_times(b, device->profile);
-    ml_program_free(program);
-    if (status != ML_OK) ml_raise_last();
+    gpu_bench_run(&b->base, updates, 3, print_times, b);
 }
 
 static void time_one(const shape *s, const char *kernels) {
     bench b = {.shape = s, .kernels = kernels};
-    ml_status status = ml_session_new(&b.session);
-    if (status == ML_OK) status = ml_session_open(b.session, "cuda", 0);
-    b.g = ml_session_graph(b.session);
-    ml_device *device = ml_session_device(b.session);
-    if (status == ML_OK) status = ml_device_profile(device);
-    if (status == ML_OK) device->profile->keeps = true;
-    if (status == ML_OK) status = ml_profile_begin_step(device->profile, 1, ML_RUN_STEPS);
-    if (status == ML_OK) status = ml_protect(bench_body, &b);
+    ml_status status = gpu_bench_time(&b.base, bench_body, &b);
     if (status != ML_OK) test_fail("%s, %s: %s", s->name, kernels, ml_error_last()->text);
-    ml_session_free(b.session);
 }
 
 GPU_TEST(ragged, times) {
