@@ -140,11 +140,12 @@ static void time_one(const shape *s, score_kind kind, const char *kernels, bool 
     if (status != ML_OK)
         test_fail("%s, %s: %s", score_names[kind], kernels, ml_error_last()->text);
     else
-        printf("B%d H%d T%d D%d  %-9s  %-8s  %-9s  forward %6.0f us %4.0f TFLOP/s   backward "
+        printf("%sB%d H%d T%d D%d  %-9s  %-8s  %-9s  forward %6.0f us %4.0f TFLOP/s   backward "
                "%6.0f us %4.0f TFLOP/s\n",
-               s->batch, s->heads, s->seq, s->dim, score_names[kind], kernels,
-               sorted ? "" : "any order", b.seconds[0] * 1e6, flops / b.seconds[0] * 1e-12,
-               b.seconds[1] * 1e6, 2.5 * flops / b.seconds[1] * 1e-12);
+               ml_knobs()->wgmma > 0 && !b.base.hopper ? "FELL BACK to mma.sync: " : "", s->batch,
+               s->heads, s->seq, s->dim, score_names[kind], kernels, sorted ? "" : "any order",
+               b.seconds[0] * 1e6, flops / b.seconds[0] * 1e-12, b.seconds[1] * 1e6,
+               2.5 * flops / b.seconds[1] * 1e-12);
     fflush(stdout);
 }
 

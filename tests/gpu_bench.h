@@ -10,6 +10,7 @@ typedef struct {
     ml_session *session;
     ml_graph *g;
     int states;
+    bool hopper; /* the program ran kernels of Hopper's own, and did not fall back from them */
 } gpu_bench;
 
 /* Open the session, run body(context) under ml_protect and close; the status of what failed. */

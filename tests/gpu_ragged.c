@@ -109,8 +109,9 @@ static void print_times(void *context, const ml_profile *profile) {
             if (best == 0 || took < best) best = took;
         }
         if (step->work != ML_WORK_GEMM || seen) continue;
-        printf("%-12s  %-8s  %-40s %7.0f us %5.0f TFLOP/s\n", b->shape->name, b->kernels,
-               step->name, best * 1e6, step->flops / best * 1e-12);
+        printf("%s%-12s  %-8s  %-40s %7.0f us %5.0f TFLOP/s\n",
+               ml_knobs()->wgmma > 0 && !b->base.hopper ? "FELL BACK to mma.sync: " : "",
+               b->shape->name, b->kernels, step->name, best * 1e6, step->flops / best * 1e-12);
     }
     fflush(stdout);
 }
