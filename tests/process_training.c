@@ -71,7 +71,7 @@ PROCESS_TEST(text_and_token_files) {
                   "file:close()\n");
     process_run(room, 0, "", "run --device cpu write.lua");
     process_step *text = process_train(room, STEPS, "", with(room, gpt, "data=book.txt"));
-    process_step *tokens = process_train(room, STEPS, "", with(room, gpt, "data=book.bin"));
+    process_step *tokens = process_train(room, STEPS, "", with(room, gpt, "data=./book.bin"));
     process_step *corpus = process_train(room, STEPS, "", gpt);
     process_compare(tokens, text, STEPS, 0, "16-bit tokens");
     CHECK(strcmp(corpus[0].loss, text[0].loss) != 0);

@@ -296,7 +296,7 @@ static int parse_words(const command *c, vm_options *options, int count, char **
         if (word[0] == '-' && word[1]) {
             int result = parse_option(c, options, count, words, &i);
             if (result != EXIT_OK) return result;
-        } else if (equals && equals > word && !strchr(word, '/') &&
+        } else if (equals && equals > word && !memchr(word, '/', (size_t)(equals - word)) &&
                    (options->script || c->flag == FOR_REPL)) {
             if (options->override_count == VM_MAX_SETTINGS) return usage_error("too many settings");
             *equals = 0;
