@@ -2,6 +2,9 @@
 # Benchmarks as JSON lines: tests/bench.sh cpu|gpu [case ...]
 # PEERS=DIR runs torch_cpu.py or torch_train.py of that folder beside each case, in turn, in this run;
 # PYTHON names the interpreter that has torch. Medians over the steady steps. MLUA names the binary.
+# On a GPU both sides train on the same tokens (DATA, a file of u16 tokens; by default drawn by Zipf's
+# law), mlua before and after PyTorch, so that what the clocks do in between shows; first steps count
+# from the command, PyTorch's without a cache. A row for the README's table follows each case.
 set -u
 cd "$(dirname "$0")/.."
 mlua=${MLUA:-build/mlua} python=${PYTHON:-python3} peers=${PEERS:-}
@@ -9,43 +12,96 @@ cache=$(mktemp -d)
 trap 'rm -rf "$cache"' EXIT
 
 median() { sort -n | awk '{ a[NR] = $1 } END { if (NR) print (NR % 2 ? a[(NR + 1) / 2] : (a[NR / 2] + a[NR / 2 + 1]) / 2) }'; }
-field() { sed -nE "s/.*\"$1\": ?\"?([-+0-9.eE]+).*/\1/p"; }
+field() { grep -oE "\"$1\": ?[-+0-9.eE]+" | sed 's/.*: *//'; }
 now() { date +%s.%N; }
+compute() { awk "BEGIN { printf \"$1\", $2 }"; }
 
-# time_first SETTINGS...: seconds from the command to the end of its first step
-time_first() {
-    local start end
+# timed_run OUTPUT ARGUMENT...: run mlua, and print the seconds from the command to the end of its first step
+timed_run() {
+    local output=$1 start
+    shift
     start=$(now)
-    "$mlua" run "$@" steps=1 --json >/dev/null 2>"$cache/err" || { cat "$cache/err" >&2; echo null; return; }
-    end=$(now)
-    awk "BEGIN { printf \"%.2f\", $end - $start }"
+    "$mlua" run "$@" --json 2>"$cache/err" | { read -r line; now >"$cache/then"; echo "$line"; grep -a '^{'; } >"$output"
+    if [ "${PIPESTATUS[0]}" = 0 ]; then
+        compute %.2f "$(cat "$cache/then") - $start"
+        grep '^mlua: ' "$cache/err" >&2
+    else
+        cat "$cache/err" >&2
+        echo null
+    fi
 }
 
 # run_case NAME STEPS SKIP PEER-COMMAND -- SCRIPT SETTINGS...
 run_case() {
     local name=$1 steps=$2 skip=$3 peer=$4
     shift 5
-    local cold warm out speed memory tflops peer_out='' peer_speed=null ratio=null
-    cold=$(MLUA_CACHE="$cache/$name" time_first "$@")
-    warm=$(MLUA_CACHE="$cache/$name" time_first "$@")
-    out=$(MLUA_CACHE="$cache/$name" "$mlua" run "$@" steps="$steps" --json)
-    speed=$(echo "$out" | tail -n +$((skip + 1)) | field tokens_per_s | median)
-    tflops=$(echo "$out" | tail -n +$((skip + 1)) | field tflops_per_gpu | median)
-    memory=$(echo "$out" | tail -n 1 | field memory_gib)
-    if [ -n "$peers" ] && [ -n "$peer" ]; then
+    local cold warm out=$cache/out speed memory tflops peer_out='' peer_speed=null ratio=null
+    export MLUA_CACHE="$cache/$name"
+    cold=$(timed_run "$out" "$@" steps=1)
+    warm=$(timed_run "$out" "$@" steps="$steps")
+    speed=$(tail -n +$((skip + 1)) "$out" | field tokens_per_s | median)
+    tflops=$(tail -n +$((skip + 1)) "$out" | field tflops_per_gpu | median)
+    memory=$(tail -n 1 "$out" | field memory_gib)
+    if [ -n "$peers" ]; then
         peer_out=$($python $peer | tail -n 1)
-        peer_speed=$(echo "$peer_out" | sed -nE 's/.*"tok_s(_gpu)?": ?([0-9.]+).*/\2/p')
-        ratio=$(awk "BEGIN { printf \"%.2f\", ${speed:-0} / ${peer_speed:-1} }")
+        peer_speed=$(echo "$peer_out" | field tok_s)
+        ratio=$(compute %.2f "${speed:-0} / ${peer_speed:-1}")
     fi
     printf '{"case":"%s","tokens_per_s":%.0f,"tflops":%.2f,"memory_gib":%.2f,"first_step_cold_s":%s,"first_step_warm_s":%s,"first_loss":%s,"last_loss":%s,"peer_tokens_per_s":%s,"ratio":%s}\n' \
-        "$name" "${speed:-0}" "${tflops:-0}" "${memory:-0}" "$cold" "$warm" "$(echo "$out" | head -1 | field loss)" \
-        "$(echo "$out" | tail -1 | field loss)" "${peer_speed:-null}" "$ratio"
+        "$name" "${speed:-0}" "${tflops:-0}" "${memory:-0}" "$cold" "$warm" "$(head -1 "$out" | field loss)" \
+        "$(tail -1 "$out" | field loss)" "${peer_speed:-null}" "$ratio"
     [ -z "$peer_out" ] || echo "$peer_out"
+}
+
+# u16 tokens below 50,257 in which the n-th most frequent one has about 1/n of the first one's share
+draw_tokens() { # FILE
+    cat >"$cache/tokens.lua" <<'LUA'
+math.randomseed(1, 2)
+local file, list = assert(io.open(os.getenv "TOKENS", "wb")), {}
+for i = 1, 2 ^ 21 do list[i] = string.pack("<I2", 50257 ^ math.random() // 1 | 0) end
+file:write(table.concat(list))
+file:close()
+LUA
+    TOKENS=$1 "$mlua" run "$cache/tokens.lua" --device cpu
+}
+
+# gpu_case NAME SCRIPT BATCH SEQ
+gpu_case() {
+    local name=$1 script=$2 batch=$3 seq=$4 steps=18 skip=3 cold warm peer='' run before after speed=0 best=null busy=null
+    local train=("$script" --device "${DEVICE:-cuda}" preset="$name" data="$data" batch="$batch" seq="$seq")
+    export MLUA_CACHE="$cache/$name" TORCHINDUCTOR_CACHE_DIR="$cache/inductor-$name" TRITON_CACHE_DIR="$cache/triton-$name"
+    cold=$(timed_run "$cache/before" "${train[@]}" steps=$steps)
+    [ -z "$peers" ] || peer=$($python "$peers/torch_train.py" --model "$name" -B "$batch" -T "$seq" --steps $steps --data "$data" | tail -n 1)
+    warm=$(timed_run "$cache/after" "${train[@]}" steps=$steps)
+    for run in before after; do tail -n +$((skip + 1)) "$cache/$run" | field tokens_per_s >"$cache/$run.speeds"; done
+    before=$(median <"$cache/before.speeds") after=$(median <"$cache/after.speeds")
+    speed=$(cat "$cache"/{before,after}.speeds | median)
+    "$mlua" run "${train[@]}" steps=6 --json --profile "$cache/trace.json" --profile-steps 3:4 2>"$cache/err" | grep -a '^{"profile"' >"$cache/profile" ||
+        cat "$cache/err" >&2
+    share() { compute %.1f "100 * $(field "$1" <"$cache/profile" | head -1) / $(field "$2" <"$cache/profile" | head -1)"; }
+    [ ! -s "$cache/profile" ] || { best=$(share roofline_ms whole_step_ms) busy=$(share whole_step_device_ms whole_step_ms); }
+    local memory peer_speed peer_memory peer_first='' ratio=null
+    memory=$(tail -n 1 "$cache/after" | field memory_gib)
+    peer_speed=$(echo "$peer" | field tok_s_gpu) peer_memory=$(echo "$peer" | field peak_gib)
+    if [ -n "$peer_speed" ]; then
+        ratio=$(compute %.3f "${speed:-0} / $peer_speed")
+        peer_first=$(compute %.1f "$(echo "$peer" | field import_s) + $(echo "$peer" | field first_step_s)")
+    fi
+    printf '{"case":"%s","tokens_per_s":%.0f,"before":%.0f,"after":%.0f,"memory_gib":%.2f,"first_step_cold_s":%s,"first_step_warm_s":%s,' \
+        "$name" "${speed:-0}" "${before:-0}" "${after:-0}" "${memory:-0}" "$cold" "$warm"
+    printf '"first_loss":%s,"last_loss":%s,"percent_of_best":%s,"percent_busy":%s,' "$(head -n 1 "$cache/after" | field loss)" \
+        "$(tail -n 1 "$cache/after" | field loss)" "$best" "$busy"
+    printf '"peer_tokens_per_s":%s,"ratio":%s,"peer_memory_gib":%s,"peer_first_step_s":%s,"peer_first_loss":%s,"peer_last_loss":%s}\n' \
+        "${peer_speed:-null}" "$ratio" "${peer_memory:-null}" "${peer_first:-null}" "$(echo "$peer" | field loss_first | grep . || echo null)" \
+        "$(echo "$peer" | field loss_last | grep . || echo null)"
+    printf '| %s | %s x %s | %.0f | %s | %s | %.1f / %s | %s / %s (%s) s | %s %% | %s %% |\n' "$name" "$batch" "$seq" "${speed:-0}" \
+        "${peer_speed:--}" "$ratio" "${memory:-0}" "${peer_memory:--}" "$cold" "$warm" "${peer_first:--}" "$best" "$busy"
+    [ -n "$speed" ] && [ -s "$cache/profile" ] && { [ -z "$peers" ] || [ -n "$peer_speed" ]; }
 }
 
 wanted() { [ ${#cases[@]} -eq 0 ] && return 0; local c; for c in "${cases[@]}"; do [ "$c" = "$1" ] && return 0; done; return 1; }
 
-mode=${1:-cpu}
+mode=${1:-cpu} failed=0
 shift
 cases=("$@")
 if [ "$mode" = cpu ]; then
@@ -60,13 +116,20 @@ if [ "$mode" = cpu ]; then
         done | median | awk '{ printf "{\"case\":\"check-124m\",\"seconds\":%.3f}\n", $1 }'
     fi
 else
-    peer() { echo "$peers/torch_train.py --model $1 -B $2 -T $3"; }
-    wanted gpt2-124m && run_case gpt2-124m 20 5 "$(peer gpt2-124m 64 1024)" -- models/gpt.lua --device cuda preset=gpt2-124m
-    wanted gpt-1.3b && run_case gpt-1.3b 15 5 "$(peer gpt-1.3b 8 2048)" -- models/gpt.lua --device cuda preset=gpt-1.3b
-    wanted gpt2-1.5b && run_case gpt2-1.5b 15 5 "$(peer gpt2-1.5b 16 1024)" -- models/gpt.lua --device cuda preset=gpt2-1.5b
-    wanted llama-1b && run_case llama-1b 15 5 "$(peer llama-1b 4 4096)" -- models/llama.lua --device cuda preset=llama-1b
-    wanted llama-3b && run_case llama-3b 15 5 "$(peer llama-3b 2 4096)" -- models/llama.lua --device cuda preset=llama-3b
-    wanted moe-8x && run_case moe-8x 15 5 "$(peer moe-8x 4 4096)" -- models/gpt_moe.lua --device cuda preset=moe-8x
-    wanted moe-64x && run_case moe-64x 15 5 "$(peer moe-64x 4 4096)" -- models/gpt_moe.lua --device cuda preset=moe-64x
+    data=${DATA:-$cache/tokens.bin}
+    [ -n "${DATA:-}" ] || draw_tokens "$data"
+    echo '| model | batch x length | mlua tokens/s | PyTorch | ratio | peak GiB, mlua / PyTorch | first step, cold / warm (PyTorch) | best times of the step | GPU busy |'
+    echo '| --- | --- | --- | --- | --- | --- | --- | --- | --- |'
+    while read -r name script batch seq; do
+        wanted "$name" && { gpu_case "$name" "models/$script.lua" "$batch" "$seq" </dev/null || failed=1; }
+    done <<'CASES'
+gpt2-124m gpt 64 1024
+gpt-1.3b gpt 8 2048
+gpt2-1.5b gpt 16 1024
+llama-1b llama 4 4096
+llama-3b llama 2 4096
+moe-8x gpt_moe 4 4096
+moe-64x gpt_moe 4 4096
+CASES
 fi
-exit 0
+exit $failed

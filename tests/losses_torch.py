@@ -1,0 +1,223 @@
+"""The losses of a model of models/ beside PyTorch's: same tokens, initial values and optimizer.
+
+tests/lua/losses_*.lua trains as models/*.lua does and tells the tokens of each step, and of each parameter the
+constant or the key and standard deviation that it begins with. Here the same model, written in PyTorch's own
+terms and sharing no code with mlua, repeats the steps: initial values come from the counter generator as this
+file defines it, on a GPU bfloat16 by autocast over float32 weights, on a CPU float32.
+Prints both columns, the losses, gradient norms, and the largest relative difference of a loss; exits 1 where that
+is above --bound.
+usage: python3 tests/losses_torch.py gpt|llama|moe [key=value ...] [--device cuda] [--bound 0.01]
+       MLUA names the binary. Such as: tests/losses_torch.py moe preset=moe-8x --device cuda
+"""
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+torch = F = checkpoint = None  # imported when mlua is done
+
+
+# ---- What mlua says ----
+def run_mlua(args):
+    """settings, {parameter: told}, {step: windows}, [line of a step]"""
+    command = [os.environ.get("MLUA", os.path.join(HERE, "../build/mlua")), "run"]
+    command += [os.path.join(HERE, f"lua/losses_{args.model}.lua"), "--device", args.device, "--json", *args.settings]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"losses_torch.py: {' '.join(command)} failed ({done.returncode})")
+    settings, parameters, windows, steps = {}, {}, {}, []
+    for line in done.stdout.splitlines():
+        told = json.loads(line)
+        if "settings" in told:
+            settings = told["settings"]
+        elif "parameter" in told:
+            parameters[told["parameter"]] = told
+        elif "window" in told:
+            windows.setdefault(told["window"], []).append(told["tokens"])
+        elif "step" in told:
+            steps.append(told)
+    return settings, parameters, windows, steps
+
+
+# ---- Initial values: SplitMix64 over (key, index), and Box and Muller ----
+def wrapped(x):
+    """A 64-bit integer as the signed one of the same bits."""
+    x &= 2**64 - 1
+    return x - 2**64 if x >= 2**63 else x
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def shifted(x, bits):  # to the right, zeros coming in
+    return (x >> bits) & (2 ** (64 - bits) - 1)
+
+
+def mix(x):
+    x = (x ^ shifted(x, 30)) * wrapped(0xBF58476D1CE4E5B9)
+    x = (x ^ shifted(x, 27)) * wrapped(0x94D049BB133111EB)
+    return x ^ shifted(x, 31)
+
+
+def uniform(key, index):
+    start = mix(torch.tensor(wrapped(key + GOLDEN))).item()
+    bits = mix((index + 1) * wrapped(GOLDEN) + start)
+    return shifted(bits, 40).to(torch.float32) * 2.0**-24
+
+
+def initial(told, device):
+    dims = told["dims"]
+    if "constant" in told:
+        return torch.full(dims, float(told["constant"]), device=device)
+    key, count, chunk = int(told["key"]), math.prod(dims), 1 << 25
+    values = torch.empty(count, device=device)
+    for begin in range(0, count, chunk):
+        index = torch.arange(begin, min(count, begin + chunk), device=device)
+        radius = (-2 * (1 - uniform(key, index)).log()).sqrt()
+        values[begin : begin + chunk] = radius * (2 * math.pi * uniform(key + 1, index)).cos() * told["std"]
+    return values.view(dims)
+
+
+# ---- The models ----
+def attend(q, k, v):  # [batch, seq, heads, head_dim]; k and v may have fewer heads
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    if hasattr(F, "scaled_dot_product_attention"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    hidden = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ k.transpose(2, 3) / math.sqrt(q.shape[3])).masked_fill(hidden, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+
+def rope(x, base=500000.0):
+    half = x.shape[-1] // 2
+    rate = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angle = torch.outer(torch.arange(x.shape[1], device=x.device, dtype=torch.float32), rate)[:, None, :]
+    a, b = x.float().chunk(2, -1)
+    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1).to(x.dtype)
+
+
+def project(x, w):  # [.., embed] by [embed, heads, head_dim]
+    return (x @ w.flatten(1)).unflatten(-1, w.shape[1:])
+
+
+def rms_norm(x, gain):
+    x = x.float()
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
+
+
+def gpt_block(x, p, c):
+    h = F.layer_norm(x, x.shape[-1:], p["norm1.gain"], p["norm1.bias"], 1e-5)
+    q, k, v = (project(h, p["attention.w" + n]) + p["attention.b" + n] for n in "qkv")
+    x = x + attend(q, k, v).flatten(2) @ p["attention.wo"].flatten(0, 1) + p["attention.bo"]
+    h = F.layer_norm(x, x.shape[-1:], p["norm2.gain"], p["norm2.bias"], 1e-5)
+    return x + F.gelu(h @ p["mlp.up"] + p["mlp.up_bias"], approximate="tanh") @ p["mlp.down"] + p["mlp.down_bias"]
+
+
+def experts(x, p, c):
+    """softmax over all experts, the top_k of a token made to sum to 1, no token dropped; the router in float32."""
+    flat = x.flatten(0, 1)
+    with torch.autocast(x.device.type, enabled=False):
+        probabilities = (flat.float() @ p["moe.router"]).softmax(-1)
+    weights, index = probabilities.topk(int(c["top_k"]), -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    order = index.flatten().argsort(stable=True)
+    counts = torch.bincount(index.flatten(), minlength=int(c["experts"])).tolist()
+    out = []
+    for e, rows in enumerate((flat[order // index.shape[1]]).split(counts)):
+        out.append((F.silu(rows @ p["moe.gate"][e]) * (rows @ p["moe.up"][e])) @ p["moe.down"][e])
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    y = torch.cat(out)[back].view(*index.shape, -1)
+    return (y * weights[..., None]).sum(1).view_as(x)
+
+
+def llama_block(x, p, c):
+    h = rms_norm(x, p["norm1.gain"])
+    q, k, v = (project(h, p["w" + n]) for n in "qkv")
+    x = x + attend(rope(q), rope(k), v).flatten(2) @ p["wo"].flatten(0, 1)
+    h = rms_norm(x, p["norm2.gain"])
+    if "moe.router" in p:
+        return x + experts(h, p, c)
+    return x + (F.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
+
+
+def mean_loss(p, windows, c):
+    inputs, targets = windows[:, :-1], windows[:, 1:]
+    gpt = "wpe" in p
+    x = F.embedding(inputs, p["wte" if gpt else "embedding"])
+    if gpt:
+        x = x + p["wpe"]
+    for i in range(1, int(c["layers"]) + 1):
+        prefix = f"blocks.{i}."
+        block = {name[len(prefix) :]: w for name, w in p.items() if name.startswith(prefix)}
+        x = checkpoint(gpt_block if gpt else llama_block, x, block, c, use_reentrant=False)
+    if gpt:
+        logits = F.layer_norm(x, x.shape[-1:], p["norm.gain"], p["norm.bias"], 1e-5) @ p["wte"].T
+    else:
+        logits = rms_norm(x, p["norm.gain"]) @ p["embedding"].T
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+# ---- Training ----
+def decays(name):  # gains and biases do not
+    last = name.split(".")[-1]
+    return last not in ("gain", "bias", "bq", "bk", "bv", "bo") and not last.endswith("_bias")
+
+
+def run_torch(c, told, windows, device):
+    """[(loss, gradient norm)], and the most memory in GiB"""
+    p = {name: initial(t, device).requires_grad_() for name, t in told.items()}
+    groups = [([w for n, w in p.items() if decays(n) == wanted], c["decay"] * wanted) for wanted in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": g, "weight_decay": d} for g, d in groups], lr=c["lr"], betas=(0.9, 0.95),
+                                  eps=1e-8, **({"fused": True} if device == "cuda" else {}))
+    out = []
+    for step in sorted(windows):
+        for group in optimizer.param_groups:  # the first steps alone: the schedule after them is left out
+            group["lr"] = c["lr"] * min(1, step / c["warmup"])
+        batch = torch.tensor(windows[step], device=device)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = mean_loss(p, batch, c)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(list(p.values()), c["clip"])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        out.append((loss.item(), norm.item()))
+    return out, torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=["gpt", "llama", "moe"])
+    parser.add_argument("settings", nargs="*", help="key=value of models/*.lua; steps=20 unless they say so")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--bound", type=float, default=0.01)
+    args = parser.parse_args()
+    if not any(s.startswith("steps=") for s in args.settings):
+        args.settings.append("steps=20")
+    begin = time.time()
+    settings, parameters, windows, steps = run_mlua(args)
+    if settings["steps"] > settings["warmup"]:
+        sys.exit("losses_torch.py: more steps than warmup: this file knows the schedule's first part only")
+    middle = time.time()
+    global torch, F, checkpoint
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.checkpoint import checkpoint
+    expected, gib = run_torch(settings, parameters, windows, args.device)
+    print(f"{'step':>4} {'mlua':>9} {'PyTorch':>9} {'off by':>8}   norm: {'mlua':>9} {'PyTorch':>9}")
+    worst = 0
+    for told, (loss, norm) in zip(steps, expected):
+        off = abs(told["loss"] / loss - 1)
+        worst = max(worst, off) if off == off else math.inf
+        print(f"{told['step']:>4} {told['loss']:>9.4f} {loss:>9.4f} {off:>8.2%}         {told['grad_norm']:>9.4f} {norm:>9.4f}")
+    print(f"largest difference {worst:.3%} of {len(steps)} losses, allowed {args.bound:.3%} "
+          f"(torch {torch.__version__}; mlua {middle - begin:.1f} s, PyTorch {time.time() - middle:.1f} s, {gib:.1f} GiB)")
+    sys.exit(worst > args.bound or len(steps) != len(expected) or len(steps) != settings["steps"])
+
+
+main()

@@ -1,0 +1,74 @@
+-- Train a model of models/ as its script does, and tell another implementation all it needs to repeat
+-- the steps (tests/losses_torch.py), as JSON lines: the settings; of each parameter its dimensions and
+-- initial values (a constant, or a standard deviation and the key of the counter generator); the
+-- windows of tokens of each step. With --json the lines of the training follow. Gives losses(file).
+local m = require "mlua"
+local core = require "mlua.core"
+
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+
+-- How parameters begin, by key: m.init tells as it is asked.
+local function record_initial_values()
+  local initial, normal, constant = {}, m.init.normal, m.init.constant
+  m.init.normal = function(std)
+    local values = normal(std)
+    return function(axes, key)
+      initial[key] = ('"std":%.17g,"key":"%d"'):format(std, key)
+      return values(axes, key)
+    end
+  end
+  m.init.constant = function(value)
+    local values = constant(value)
+    return function(axes, key)
+      initial[key] = ('"constant":%.17g'):format(value)
+      return values(axes, key)
+    end
+  end
+  return initial
+end
+
+local function tell_parameters(o, initial)
+  o.model(core.input("tokens", { o.batch, o.seq }, "i32")) -- makes layers that wait for their input
+  local parameters, names = m.parameters(o.model)
+  for i, p in ipairs(parameters) do
+    local dims = {}
+    for j, axis in ipairs(m.axes_of(p)) do dims[j] = axis.size end
+    local key = core.hash(("%d parameter %s"):format(core.options().seed, names[i]))
+    core.write(('{"parameter":"%s","dims":[%s],%s}\n'):format(names[i], table.concat(dims, ","), initial[key]))
+  end
+end
+
+-- A window is its seq inputs and the token after them: what the model reads and has to predict.
+local function tell_tokens(o)
+  local batch, seq = o.batch.size, o.seq.size
+  local corpus = core.corpus(o.data ~= "" and o.data or nil, { dtype = o.data:match "%.bin$" and "u16" or "u8" })
+  local tokens, targets = core.host("i32", batch, seq), core.host("i32", batch, seq)
+  for step = 1, o.steps do
+    corpus:fill(tokens, targets, step - 1, { seed = m.settings.seed, vocab = o.vocab })
+    local inputs, after = tokens:table(), targets:table()
+    for row = 1, batch do
+      core.write(('{"window":%d,"tokens":[%s,%d]}\n'):format(step, table.concat(inputs, ",", (row - 1) * seq + 1, row * seq), after[row * seq]))
+    end
+  end
+end
+
+local function tell_settings()
+  local told = {}
+  for key, value in pairs(m.settings) do
+    if type(value) == "number" then told[#told + 1] = ('"%s":%.17g'):format(key, value) end
+  end
+  table.sort(told)
+  core.write(('{"settings":{%s}}\n'):format(table.concat(told, ",")))
+end
+
+return function(file)
+  local train, initial = m.train, record_initial_values()
+  m.generate = function() end
+  m.train = function(o)
+    tell_settings()
+    tell_parameters(o, initial)
+    tell_tokens(o)
+    return train(o)
+  end
+  dofile(root .. file)
+end

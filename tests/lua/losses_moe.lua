@@ -1,0 +1,3 @@
+local core = require "mlua.core"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+dofile(root .. "tests/lua/lib/losses.lua") "models/gpt_moe.lua"
