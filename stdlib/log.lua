@@ -18,7 +18,8 @@ local function count(x)
   return ("%.0f"):format(x)
 end
 
----The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close().
+---The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close();
+---.outside(fn, ...) runs what belongs to no step.
 ---@param o table m.train's options
 ---@param flops number of one step
 ---@param program Program the one that runs most often: a pipeline's says how long its ranks wait
@@ -62,6 +63,12 @@ function m.training_log(o, flops, program)
   local function tell_bubble(measured, planned)
     told = true
     core.write_error(("pipeline of %d microbatches: bubble %.1f%%, planned %.1f%%\n"):format(o.accum, 100 * measured, 100 * planned))
+  end
+  function log.outside(fn, ...)
+    local begun, before = core.time(), options.profile and core.device().busy_seconds
+    fn(...)
+    last = last + core.time() - begun
+    if before then busy = busy + core.device().busy_seconds - before end
   end
   function log.step(step, loss, norm, lr)
     local now = core.time()

@@ -276,7 +276,7 @@ function m.train(options)
   local log = m.training_log(o, flops, programs[1])
   local result = { steps = 0 }
   for step = 1, o.steps do
-    core.begin_step(step, o.steps)
+    log.outside(core.begin_step, step, o.steps) -- which writes a profile
     local rate = o.schedule(step, o.steps)
     if type(rate) ~= "number" then core.fail(("the schedule must return a number, got %s"):format(tostring(rate))) end
     for i = 0, o.accum - 1 do

@@ -3,7 +3,7 @@
 # PARTS picks parts, or one of three lists for calls of ten minutes (`first` where not set):
 #   first   smoke kernels products attention ragged parity profile tiles    what runs by default
 #   second  times variants racecheck synccheck memcheck
-#   third   bench
+#   third   losses bench
 #   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
 #   kernels    every generated kernel against the reference
 #   products   cuBLASLt, and products by groups on warpgroup products
@@ -15,7 +15,8 @@
 #   profile    each CASE: tokens/s, and time by kind of kernel beside the best there is
 #   variants   the same of the first CASE: MLUA_DETERMINISTIC=0, MLUA_CUDNN=0, MLUA_RECOMPUTE=0
 #   memcheck, racecheck, synccheck   compute-sanitizer
-#   bench      each CASE by tests/bench.sh: cold start, warm start, tokens/s (PEERS: PyTorch beside it)
+#   losses     the first 20 losses of gpt2-124m and moe-8x beside PyTorch's, from the same weights and tokens
+#   bench      each CASE by tests/bench.sh: first steps, tokens/s, memory (PEERS: PyTorch beside it)
 # A part that takes longer than its limit is killed, and those tests are told that had not ended; no
 # part begins when less than 20 s of BUDGET (570) seconds are left. The folder gets table.txt and
 # logs.txt, whatever happens. Exits 1 if anything failed. B is the build folder; LIMIT overrides every
@@ -27,7 +28,7 @@ build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS ba
 case ${PARTS:=first} in
 first) PARTS="smoke kernels products attention ragged parity profile tiles" ;;
 second) PARTS="times variants racecheck synccheck memcheck" ;;
-third) PARTS=bench ;;
+third) PARTS="losses bench" ;;
 esac
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m llama-1b moe-8x moe-64x)
@@ -113,6 +114,12 @@ profile() { # CASE [NAME]
     sed -n '/^kind /,/^total /p; /^sum of best/p' "$log" | tee -a "$out/table.txt"
 }
 
+losses() { # CASE MODEL [SETTING...]
+    local name=losses-$1
+    part "$name" 90 "${PYTHON:-python3}" tests/losses_torch.py "$2" preset="$1" "${@:3}" --device "${DEVICE:-cuda}"
+    grep -E '^(step|largest|PyTorch| +[0-9])' "$work/$name.log" 2>/dev/null | tee -a "$out/table.txt"
+}
+
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
 "$MLUA" doctor 2>&1 | tee "$work/doctor.log"
 for p in $PARTS; do
@@ -143,9 +150,19 @@ for p in $PARTS; do
     memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     racecheck) sanitize racecheck gpu_ops/reductions gpu_ops/scans gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     synccheck) sanitize synccheck gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
+    losses)
+        if ! "${PYTHON:-python3}" -c "import torch" 2>/dev/null; then
+            note "$(printf '%-20s absent: there is no PyTorch (PYTHON names an interpreter that has it)' losses)"
+            continue
+        fi
+        losses gpt2-124m gpt
+        # Within the twenty steps of warm-up that a run has by default this model's training is chaotic.
+        losses moe-8x moe warmup=400
+        ;;
     bench)
         for c in "${cases[@]}"; do
-            part "bench-$c" 150 tests/bench.sh gpu "$c" && grep '^{' "$work/bench-$c.log" | tee -a "$out/table.txt"
+            part "bench-$c" 150 tests/bench.sh gpu "$c"
+            grep '^[{|]' "$work/bench-$c.log" 2>/dev/null | tee -a "$out/table.txt"
         done
         ;;
     *) echo "gpu.sh: there is no part \"$p\"" >&2; exit 2 ;;
