@@ -1,6 +1,6 @@
 """The losses of a model of models/ beside PyTorch's: same tokens, initial values and optimizer.
 
-tests/lua/losses_*.lua trains as models/*.lua does and tells the tokens of each step, and of each parameter the
+tests/lua/lib/losses.lua trains as models/*.lua does and tells the tokens of each step, and of each parameter the
 constant or the key and standard deviation that it begins with. Here the same model, written in PyTorch's own
 terms and sharing no code with mlua, repeats the steps: initial values come from the counter generator as this
 file defines it, on a GPU bfloat16 by autocast over float32 weights, on a CPU float32.
@@ -26,8 +26,9 @@ torch = F = checkpoint = None  # imported when mlua is done
 def run_mlua(args):
     """settings, {parameter: told}, {step: windows}, [line of a step]"""
     command = [os.environ.get("MLUA", os.path.join(HERE, "../build/mlua")), "run"]
-    command += [os.path.join(HERE, f"lua/losses_{args.model}.lua"), "--device", args.device, "--json", *args.settings]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    command += [os.path.join(HERE, "lua/lib/losses.lua"), "--device", args.device, "--json", *args.settings]
+    script = "models/" + {"moe": "gpt_moe"}.get(args.model, args.model) + ".lua"
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "MODEL": script})
     if done.returncode:
         sys.exit(f"losses_torch.py: {' '.join(command)} failed ({done.returncode})")
     settings, parameters, windows, steps = {}, {}, {}, []

@@ -1,7 +1,7 @@
 -- Train a model of models/ as its script does, and tell another implementation all it needs to repeat
 -- the steps (tests/losses_torch.py), as JSON lines: the settings; of each parameter its dimensions and
 -- initial values (a constant, or a standard deviation and the key of the counter generator); the
--- windows of tokens of each step. With --json the lines of the training follow. Gives losses(file).
+-- windows of tokens of each step. With --json the lines of the training follow. MODEL names the script.
 local m = require "mlua"
 local core = require "mlua.core"
 
@@ -61,14 +61,12 @@ local function tell_settings()
   core.write(('{"settings":{%s}}\n'):format(table.concat(told, ",")))
 end
 
-return function(file)
-  local train, initial = m.train, record_initial_values()
-  m.generate = function() end
-  m.train = function(o)
-    tell_settings()
-    tell_parameters(o, initial)
-    tell_tokens(o)
-    return train(o)
-  end
-  dofile(root .. file)
+local train, initial = m.train, record_initial_values()
+m.generate = function() end
+m.train = function(o)
+  tell_settings()
+  tell_parameters(o, initial)
+  tell_tokens(o)
+  return train(o)
 end
+dofile(root .. (os.getenv "MODEL" or "models/gpt.lua"))
