@@ -118,15 +118,20 @@ def gpt_block(x, p, c):
     q, k, v = (project(h, p["attention.w" + n]) + p["attention.b" + n] for n in "qkv")
     x = x + attend(q, k, v).flatten(2) @ p["attention.wo"].flatten(0, 1) + p["attention.bo"]
     h = F.layer_norm(x, x.shape[-1:], p["norm2.gain"], p["norm2.bias"], 1e-5)
-    return x + F.gelu(h @ p["mlp.up"] + p["mlp.up_bias"], approximate="tanh") @ p["mlp.down"] + p["mlp.down_bias"]
+    return x + F.gelu(h @ p["mlp.up"] + p["mlp.up_bias"], approximate="tanh") @ p["mlp.down"] + p["mlp.down_bias"], 0
 
 
 def experts(x, p, c):
-    """softmax over all experts, the top_k of a token made to sum to 1, no token dropped; the router in float32."""
+    """softmax over all experts, the top_k of a token made to sum to 1, no token dropped; the router in float32.
+    Also the router's losses, for the mean over tokens: E * sum(f_e P_e) of each sequence, logsumexp squared."""
     flat = x.flatten(0, 1)
     with torch.autocast(x.device.type, enabled=False):
-        probabilities = (flat.float() @ p["moe.router"]).softmax(-1)
+        logits = flat.float() @ p["moe.router"]
+        probabilities = logits.softmax(-1)
     weights, index = probabilities.topk(int(c["top_k"]), -1)
+    chosen = F.one_hot(index, int(c["experts"])).sum(1).view(*x.shape[:2], -1)
+    share, mean = chosen.float().mean(1) / c["top_k"], probabilities.view_as(chosen).mean(1)
+    added = c["aux"] * c["experts"] * (share * mean).sum(-1).mean() + c["z"] * logits.logsumexp(-1).square().mean()
     weights = weights / weights.sum(-1, keepdim=True)
     order = index.flatten().argsort(stable=True)
     counts = torch.bincount(index.flatten(), minlength=int(c["experts"])).tolist()
@@ -135,7 +140,7 @@ def experts(x, p, c):
         out.append((F.silu(rows @ p["moe.gate"][e]) * (rows @ p["moe.up"][e])) @ p["moe.down"][e])
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
     y = torch.cat(out)[back].view(*index.shape, -1)
-    return (y * weights[..., None]).sum(1).view_as(x)
+    return (y * weights[..., None]).sum(1).view_as(x), added
 
 
 def llama_block(x, p, c):
@@ -144,26 +149,31 @@ def llama_block(x, p, c):
     x = x + attend(rope(q), rope(k), v).flatten(2) @ p["wo"].flatten(0, 1)
     h = rms_norm(x, p["norm2.gain"])
     if "moe.router" in p:
-        return x + experts(h, p, c)
-    return x + (F.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
+        y, added = experts(h, p, c)
+        return x + y, added
+    return x + (F.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], 0
 
 
 def mean_loss(p, windows, c, residual):
+    """The loss, and what is minimized: with the routers' losses."""
     inputs, targets = windows[:, :-1], windows[:, 1:]
     gpt = "wpe" in p
     x = F.embedding(inputs, p["wte" if gpt else "embedding"])
     if gpt:
         x = x + p["wpe"]
+    total = 0
     for i in range(1, int(c["layers"]) + 1):
         x = x.to(residual)
         prefix = f"blocks.{i}."
         block = {name[len(prefix) :]: w for name, w in p.items() if name.startswith(prefix)}
-        x = checkpoint(gpt_block if gpt else llama_block, x, block, c, use_reentrant=False)
+        x, added = checkpoint(gpt_block if gpt else llama_block, x, block, c, use_reentrant=False)
+        total = total + added
     if gpt:
         logits = F.layer_norm(x, x.shape[-1:], p["norm.gain"], p["norm.bias"], 1e-5) @ p["wte"].T
     else:
         logits = rms_norm(x, p["norm.gain"]) @ p["embedding"].T
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    return loss, loss + total
 
 
 # ---- Training ----
@@ -184,8 +194,8 @@ def run_torch(c, told, windows, device, residual):
             group["lr"] = c["lr"] * min(1, step / c["warmup"])
         batch = torch.tensor(windows[step], device=device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            loss = mean_loss(p, batch, c, residual)
-        loss.backward()
+            loss, minimized = mean_loss(p, batch, c, residual)
+        minimized.backward()
         norm = torch.nn.utils.clip_grad_norm_(list(p.values()), c["clip"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
