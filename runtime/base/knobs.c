@@ -63,6 +63,10 @@ static const knob KNOBS[] = {
      "make logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "
      "whole",
      NUMBER, AT(chunk)},
+    {"MLUA_COPIES", "0|1",
+     "0: parameters are cast for a GPU's products at each step; else their casts are kept, and set "
+     "with the parameters, where memory allows",
+     FLAG, AT(copies)},
     {"MLUA_OVERLAP", "0|1",
      "collectives beside other work: 0 nowhere, 1 also in the order of steps on a CPU; default: on "
      "GPUs",
@@ -85,6 +89,7 @@ enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 static ml_knobs_values values = {.tune = true,
                                  .cudnn = true,
                                  .deterministic = true,
+                                 .copies = true,
                                  .wgmma = 1,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,

@@ -70,9 +70,8 @@ static void load_function(cuda_device *d, const ml_kernel *kernel, const void *i
 
 typedef ML_VEC(ml_kernel *) kernel_list;
 
-static void list_kernels(ml_executable *e, const cuda_step *step, ml_index *seen,
-                         kernel_list *list) {
-    for (ml_kernel *k = step->step->kernel; k; k = k->next) {
+static void list_kernels(ml_executable *e, const ml_step *step, ml_index *seen, kernel_list *list) {
+    for (ml_kernel *k = step->kernel; k; k = k->next) {
         uint32_t cursor = 0;
         if (find_function(e->device, k->key)) continue;
         if (ml_index_next(seen, k->key, &cursor) != ML_INDEX_NONE) continue;
@@ -102,8 +101,11 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
         const cuda_step *step = &e->steps[i];
         bool attention = step->step->kind == ML_STEP_ATTENTION;
         if (attention ? templates && !step->attention : !templates)
-            list_kernels(e, step, &seen, &list);
+            list_kernels(e, step->step, &seen, &list);
     }
+    const ml_plan *next = e->plan->refresh; /* will be loaded next */
+    for (uint32_t i = 0; next && !templates && i < next->schedule->steps.count; i++)
+        list_kernels(e, &next->schedule->steps.at[i], &seen, &list);
     if (list.count == 0) return ML_OK;
     image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
     int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);

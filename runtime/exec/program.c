@@ -32,6 +32,8 @@ static void inputs_find(ml_program *program) {
                 used[storage->id] = true;
         }
     }
+    if (plan->refresh != NULL && plan->refresh->schedule->storages.count > storages)
+        storages = plan->refresh->schedule->storages.count;
     program->addresses = ML_NEW_ARRAY(plan->arena, void *, (size_t)storages + 1);
     for (uint32_t id = 0; id < known; id++) {
         if (!used[id]) continue;
@@ -141,6 +143,12 @@ static bool rank_leads(const ml_session *session) {
     return true;
 }
 
+static int64_t arena_needed(const ml_program *program) {
+    const ml_plan *plan = program->plan, *refresh = plan->refresh;
+    bool larger = refresh != NULL && refresh->arena_bytes > plan->arena_bytes;
+    return larger ? refresh->arena_bytes : plan->arena_bytes;
+}
+
 ml_status program_reserve(ml_program *program) {
     ml_session *session = program->session;
     ml_status status = ml_protect(inputs_body, program);
@@ -150,7 +158,16 @@ ml_status program_reserve(ml_program *program) {
     require_call call = {program, foreign_bytes(program)};
     status = ml_protect(require_body, &call);
     if (status == ML_OK) status = states_allocate(program);
-    return status == ML_OK ? session_reserve(session, program->plan->arena_bytes) : status;
+    return status == ML_OK ? session_reserve(session, arena_needed(program)) : status;
+}
+
+/* With the plan's kernels those that make its copies. */
+static ml_status executables_load(ml_program *program) {
+    ml_device *device = program->session->device;
+    const ml_plan *plan = program->plan;
+    ml_status status = device->ops->load(device, plan, &program->executable);
+    if (status != ML_OK || plan->refresh == NULL) return status;
+    return device->ops->load(device, plan->refresh, &program->refresh);
 }
 
 ml_status program_compile(ml_program *program) {
@@ -164,7 +181,7 @@ ml_status program_compile(ml_program *program) {
     if (program->plan->staged != NULL)
         status = staged_load(program);
     else
-        status = session->device->ops->load(session->device, program->plan, &program->executable);
+        status = executables_load(program);
     if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
     if (status == ML_OK && program->plan->staged != NULL) status = staged_connect(program);
     return status;
@@ -188,6 +205,7 @@ static ml_status program_agree(const ml_program *program) {
 
 void program_enter(ml_session *session, ml_program *program) {
     program->session = session;
+    program->number = ++session->program_numbers;
     program->next = session->programs;
     if (program->next != NULL) program->next->previous = program;
     session->programs = program;
@@ -239,6 +257,8 @@ void ml_program_free(ml_program *program) {
         device->ops->wait(device);
         device->ops->unload(program->executable);
     }
+    if (program->refresh != NULL) device->ops->unload(program->refresh);
+    program_drop_copies(program);
     staged_unload(program);
     bool owns = program->inputs != NULL && program->owner == NULL;
     if (owns) device->ops->release(device, program->inputs);
@@ -276,20 +296,26 @@ void *program_address(const ml_program *program, const ml_storage *storage) {
     return (char *)program->inputs + program->input_offsets[i];
 }
 
+static ml_status executable_bind(ml_program *program, const ml_plan *plan,
+                                 ml_executable *executable) {
+    const ml_schedule *s = plan->schedule;
+    for (uint32_t i = 0; i < s->storages.count; i++)
+        program->addresses[i] = program_address(program, &s->storages.at[i]);
+    return program->session->device->ops->bind(executable, program->addresses);
+}
+
 static ml_status program_bind(ml_program *program) {
     if (program->bound) return ML_OK;
-    ml_status status = session_reserve(program->session, program->plan->arena_bytes);
+    ml_status status = session_reserve(program->session, arena_needed(program));
     if (status != ML_OK) return status;
     if (program->plan->staged != NULL) {
         staged_unbind(program);
         program->bound = true;
         return ML_OK;
     }
-    const ml_schedule *s = program->plan->schedule;
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        program->addresses[i] = program_address(program, &s->storages.at[i]);
-    }
-    status = program->session->device->ops->bind(program->executable, program->addresses);
+    if (program->refresh != NULL)
+        status = executable_bind(program, program->plan->refresh, program->refresh);
+    if (status == ML_OK) status = executable_bind(program, program->plan, program->executable);
     program->bound = status == ML_OK;
     return status;
 }
@@ -305,6 +331,7 @@ ml_status program_prepare(ml_program *program) {
 
 ml_status program_execute(ml_program *program) {
     ml_status status = program_bind(program);
+    if (status == ML_OK) status = program_refresh(program);
     if (status != ML_OK) return status;
     return program->session->device->ops->run(program->executable);
 }
@@ -370,6 +397,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
         if (status != ML_OK) break;
         status = device->ops->upload(device, to, from, program->input_bytes[i]);
     }
+    if (status == ML_OK) status = program_refresh(program);
     if (status != ML_OK) return status;
     program->unsettled = true;
     return device->ops->run(program->executable);

@@ -161,6 +161,7 @@ typedef struct {
 static void wanted_add(initial_work *work, uint32_t id) {
     if (!session_holds(work->session, id) && work->program == NULL) return;
     if (work->listed[id] || work->session->states[id].initialized) return;
+    if (ml_graph_state(work->session->graph, id)->kind == ML_STATE_COPY) return; /* copies.c */
     work->listed[id] = true;
     work->wanted[work->wanted_count++] = id;
 }
@@ -353,6 +354,7 @@ ml_status ml_session_write_state(ml_session *session, uint32_t state, const void
     else
         status = part_upload(session, state, from);
     if (status == ML_OK) held->initialized = true;
+    held->writer = 0;
     return status;
 }
 

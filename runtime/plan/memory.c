@@ -159,7 +159,8 @@ static bool *gradients_find(const ml_graph *g, ml_arena *arena) {
 
 ml_memory_kind memory_state_kind(ml_state_kind kind) {
     switch (kind) {
-    case ML_STATE_PARAMETER: return ML_MEMORY_PARAMETERS;
+    case ML_STATE_PARAMETER:
+    case ML_STATE_COPY: return ML_MEMORY_PARAMETERS;
     case ML_STATE_OPTIMIZER: return ML_MEMORY_OPTIMIZER;
     case ML_STATE_GRADIENT: return ML_MEMORY_GRADIENTS;
     case ML_STATE_OTHER: break; /* counters, biases of routers: small */

@@ -15,6 +15,11 @@ void plan_roots(ml_plan *plan, const ml_roots *from);
 void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots);
 /* Those over the program of one rank, from sharding on: sets plan->traffic. plan->layout is set. */
 void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all);
+/* Keep what the program casts parameters to for its products from step to step, as states that are
+ * set with the parameters: sets plan->refresh. */
+void plan_copies(ml_plan *plan, const ml_target *target);
+/* The plan goes on with `graph`, which pass `name` made from the one it has. */
+void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 /* To steps: sets plan->schedule and flops. */
 void plan_lower(ml_plan *plan, const ml_target *target);
 /* Put the steps in an order in which collectives go on beside computation (lower.h: tickets). */

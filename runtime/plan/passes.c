@@ -21,8 +21,7 @@ static void pass_dump(const ml_plan *plan, const char *pass) {
             ml_graph_count(plan->graph) - 1, out.text ? out.text : "");
 }
 
-/* The plan goes on with `graph`, which pass `name` made from the one it has. */
-static void pass_done(ml_plan *plan, ml_graph *graph, const char *name) {
+void pass_done(ml_plan *plan, ml_graph *graph, const char *name) {
     if (graph != plan->graph) {
         ml_graph *old = plan->graph;
         plan->graph = graph;

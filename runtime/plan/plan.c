@@ -86,7 +86,7 @@ typedef struct {
     const ml_target *target;
     const ml_layout *layout;
     const ml_cut *cut;
-    bool recompute, overlap;
+    bool recompute, overlap, copies;
 } plan_call;
 
 ml_plan *plan_empty(void) {
@@ -125,15 +125,17 @@ static void plan_make(void *context) {
     plan->parts = ML_NEW(plan->arena, ml_plan *);
     plan->parts[plan->part_count++] = plan;
     plan_local(plan, call->target, call->recompute);
+    if (call->copies) plan_copies(plan, call->target);
     plan_steps(plan, call->target, call->overlap);
 }
 
-/* Another plan, taken where it is smaller: one whose collectives do not overlap with other work, or
- * which computes some values twice rather than keep them. */
+/* Another plan, taken where it is smaller: one that keeps no copies of parameters, whose collectives
+ * do not overlap with other work, or which computes some values twice rather than keep them. */
 static void plan_smaller(const plan_call *first, bool overlap, bool recompute) {
     ml_plan *other = NULL;
     plan_call call = *first;
     call.plan = &other;
+    call.copies = false;
     call.overlap = overlap;
     call.recompute = recompute;
     ml_status status = ml_protect(plan_make, &call);
@@ -152,6 +154,7 @@ static const char *or_unnamed(const char *name) {
 
 ml_placements ml_plan_state_places(const ml_layout *layout, const ml_graph *g, uint32_t state) {
     const ml_state *info = ml_graph_state(g, state);
+    if (info->kind == ML_STATE_COPY) return (ml_placements){0}; /* of one rank's part */
     return ml_layout_place(layout, g, &info->type, (int)info->kind, or_unnamed(info->name));
 }
 
@@ -184,8 +187,13 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
     int wanted = ml_knobs()->overlap;
     bool overlap = wanted >= 0 ? wanted : target->kind == ML_TARGET_CUDA;
     int64_t limit = target->memory_bytes;
-    plan_call call = {plan, from, roots, target, layout, cut, false, overlap && layout != NULL};
+    bool copies = cut != NULL && target->kind == ML_TARGET_CUDA && !target->no_fuse &&
+                  ml_knobs()->copies;
+    plan_call call = {plan,   from, roots, target, layout, cut,
+                      false,  overlap && layout != NULL, copies};
     plan_make(&call);
+    if (limit > 0 && (*plan)->peak_bytes > limit && (*plan)->refresh != NULL)
+        plan_smaller(&call, call.overlap, false);
     if (limit > 0 && (*plan)->peak_bytes > limit && call.overlap) plan_smaller(&call, false, false);
     if (limit > 0 && (*plan)->peak_bytes > limit) plan_smaller(&call, false, true);
 }
@@ -193,6 +201,7 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
 void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     staged_free(plan->staged);
+    ml_plan_free(plan->refresh);
     if (plan->graph != NULL) ml_graph_free(plan->graph);
     ml_arena_free(plan->arena);
     ml_free(plan);

@@ -36,6 +36,11 @@ struct ml_plan {
     ml_plan **parts; /* what runs on this rank, each with a schedule: the pieces of its stages, or
                         the plan itself */
     int part_count;
+    /* Sets the states that are copies of parameters, to be run before this plan where another than
+     * it has set one of copied[]; NULL where there are none (copies.c). */
+    ml_plan *refresh;
+    uint32_t *copied;
+    int copied_count;
     bool piece; /* a part of another plan: inputs and outputs are its caller's memory */
     int64_t arena_bytes;   /* temporaries: the peak that the offsets reach */
     int64_t library_bytes; /* workspace that the device's libraries want beside the arena */
@@ -49,8 +54,8 @@ struct ml_plan {
 };
 
 /* The plan of each rank of `layout` (NULL: one rank); with `cut`, where the layout has stages, of
- * the ranks at one coordinate. `from` is the session graph; `target` and
- * `layout` outlive the plan. Raises; ml_plan_free is safe on what a failed call left in *plan (NULL
+ * the ranks at one coordinate; without, for what runs once or in another's place, it keeps no
+ * copies of parameters. `from` is the session graph; `target` and `layout` outlive the plan. Raises; ml_plan_free is safe on what a failed call left in *plan (NULL
  * or partial). */
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
                  const ml_layout *layout, const ml_cut *cut, ml_plan **plan);
