@@ -342,8 +342,7 @@ static int64_t all_states(const report *r) {
 }
 
 static void print_text(lua_State *L, const report *r, double tokens) {
-    static const char *const kinds[] = {"parameters", "optimizer", "gradients", "copies",
-                                         "other"};
+    static const char *const kinds[] = {"parameters", "optimizer", "gradients", "copies", "other"};
     const ml_vm *vm = vm_of(L);
     printf("device          %s\n", device_text(vm));
     traffic_print_ranks(L, &r->traffic);

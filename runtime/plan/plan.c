@@ -129,8 +129,9 @@ static void plan_make(void *context) {
     plan_steps(plan, call->target, call->overlap);
 }
 
-/* Another plan, taken where it is smaller: one that keeps no copies of parameters, whose collectives
- * do not overlap with other work, or which computes some values twice rather than keep them. */
+/* Another plan, taken where it is smaller: one that keeps no copies of parameters, whose
+ * collectives do not overlap with other work, or which computes some values twice rather than keep
+ * them. */
 static void plan_smaller(const plan_call *first, bool overlap, bool recompute) {
     ml_plan *other = NULL;
     plan_call call = *first;
@@ -187,10 +188,10 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
     int wanted = ml_knobs()->overlap;
     bool overlap = wanted >= 0 ? wanted : target->kind == ML_TARGET_CUDA;
     int64_t limit = target->memory_bytes;
-    bool copies = cut != NULL && target->kind == ML_TARGET_CUDA && !target->no_fuse &&
-                  ml_knobs()->copies;
-    plan_call call = {plan,   from, roots, target, layout, cut,
-                      false,  overlap && layout != NULL, copies};
+    bool copies =
+        cut != NULL && target->kind == ML_TARGET_CUDA && !target->no_fuse && ml_knobs()->copies;
+    plan_call call = {plan,  from, roots, target, layout, cut, false, overlap && layout != NULL,
+                      copies};
     plan_make(&call);
     if (limit > 0 && (*plan)->peak_bytes > limit && (*plan)->refresh != NULL)
         plan_smaller(&call, call.overlap, false);
