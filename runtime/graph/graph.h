@@ -119,7 +119,7 @@ typedef enum {
     ML_STATE_PARAMETER,
     ML_STATE_OPTIMIZER,
     ML_STATE_GRADIENT, /* a sum of gradients over microbatches */
-    ML_STATE_COPY, /* of parameters, in the type of the products: a plan's own, of one rank's part */
+    ML_STATE_COPY, /* of parameters, in the products' type: a plan's own, of one rank's part */
     ML_STATE_OTHER,
 } ml_state_kind;
 typedef struct {
