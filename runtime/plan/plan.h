@@ -55,7 +55,7 @@ struct ml_plan {
 
 /* The plan of each rank of `layout` (NULL: one rank); with `cut`, where the layout has stages, of
  * the ranks at one coordinate; without, for what runs once or in another's place, it keeps no
- * copies of parameters. `from` is the session graph; `target` and `layout` outlive the plan. Raises;
+ * copies of parameters. `from` is the session graph; `target` and `layout` outlive it. Raises;
  * ml_plan_free is safe on what a failed call left in *plan (NULL or partial). */
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
                  const ml_layout *layout, const ml_cut *cut, ml_plan **plan);
