@@ -12,7 +12,7 @@
 #   make lint            layering, length and formatting
 #   make editor          regenerate editor/ from the program's tables
 #   make install PREFIX=/usr/local
-# V=1 prints the commands; PEERS=DIR has make bench run the PyTorch peers of that folder beside mlua.
+# V=1 prints the commands; PEERS=DIR has make bench run the PyTorch peer of that folder (torch_cpu.py) beside mlua.
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:

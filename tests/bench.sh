@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Benchmarks as JSON lines: tests/bench.sh cpu|gpu [case ...]
-# PEERS=DIR runs torch_cpu.py or torch_train.py of that folder beside each case, in turn, in this run;
-# PYTHON names the interpreter that has torch. Medians over the steady steps. MLUA names the binary.
+# Beside PyTorch where PYTHON (an interpreter, default python3) has it: on a GPU tests/peers_torch.py, which
+# compiles by PEER_COMPILE (model, or blocks, which is over in seconds), or torch_train.py of the folder PEERS;
+# on a CPU torch_cpu.py of that folder. Medians over the steady steps. MLUA names the binary.
 # On a GPU both sides train on the same tokens (DATA, a file of u16 tokens; by default drawn by Zipf's
 # law), mlua before and after PyTorch, so that what the clocks do in between shows; first steps count
 # from the command, PyTorch's without a cache. A row for the README's table follows each case.
@@ -65,21 +66,35 @@ LUA
     TOKENS=$1 "$mlua" run "$cache/tokens.lua" --device cpu
 }
 
+has_torch() { "$python" -c 'import importlib.util as u; raise SystemExit(not u.find_spec("torch"))' >/dev/null 2>&1; }
+
+run_peer() { # NAME BATCH SEQ
+    if [ -n "$peers" ]; then
+        "$python" "$peers/torch_train.py" --model "$1" -B "$2" -T "$3" --data "$data" | tail -n 1
+    else
+        "$python" tests/peers_torch.py "$1" -B "$2" -T "$3" --data "$data" --compile "${PEER_COMPILE:-model}"
+    fi
+}
+
 # gpu_case NAME SCRIPT BATCH SEQ
 gpu_case() {
-    local name=$1 script=$2 batch=$3 seq=$4 steps=18 skip=3 cold warm peer='' run before after speed=0 best=null busy=null
-    local train=("$script" --device "${DEVICE:-cuda}" preset="$name" data="$data" batch="$batch" seq="$seq")
+    local name=$1 script=$2 batch=$3 seq=$4 skip=3 cold warm peer='' run before after speed best=null busy=null
+    local train=("$script" --device "${DEVICE:-cuda}" preset="$name" data="$data" batch="$batch" seq="$seq" lr=3e-4) # as the peer's
     export MLUA_CACHE="$cache/$name" TORCHINDUCTOR_CACHE_DIR="$cache/inductor-$name" TRITON_CACHE_DIR="$cache/triton-$name"
-    cold=$(timed_run "$cache/before" "${train[@]}" steps=$steps)
-    [ -z "$peers" ] || peer=$($python "$peers/torch_train.py" --model "$name" -B "$batch" -T "$seq" --steps $steps --data "$data" | tail -n 1)
-    warm=$(timed_run "$cache/after" "${train[@]}" steps=$steps)
+    cold=$(timed_run "$cache/before" "${train[@]}" steps=15)
+    ! has_torch || peer=$(run_peer "$name" "$batch" "$seq")
+    warm=$(timed_run "$cache/after" "${train[@]}" steps=12)
     for run in before after; do tail -n +$((skip + 1)) "$cache/$run" | field tokens_per_s >"$cache/$run.speeds"; done
     before=$(median <"$cache/before.speeds") after=$(median <"$cache/after.speeds")
     speed=$(cat "$cache"/{before,after}.speeds | median)
-    "$mlua" run "${train[@]}" steps=6 --json --profile "$cache/trace.json" --profile-steps 3:4 2>"$cache/err" | grep -a '^{"profile"' >"$cache/profile" ||
+    "$mlua" run "${train[@]}" steps=5 --json --profile "$cache/trace.json" --profile-steps 3:3 2>"$cache/err" | grep -a '^{"profile"' >"$cache/profile" ||
         cat "$cache/err" >&2
-    share() { compute %.1f "100 * $(field "$1" <"$cache/profile" | head -1) / $(field "$2" <"$cache/profile" | head -1)"; }
-    [ ! -s "$cache/profile" ] || { best=$(share roofline_ms whole_step_ms) busy=$(share whole_step_device_ms whole_step_ms); }
+    # beside the median step: a single one may fall where the clocks are down
+    if [ -s "$cache/profile" ] && [ -n "$speed" ]; then
+        told() { field "$1" <"$cache/profile" | head -n 1; }
+        best=$(compute %.1f "$(told roofline_ms) / 10 / ($batch * $seq / $speed)")
+        busy=$(compute %.1f "100 * $(told whole_step_device_ms) / $(told whole_step_ms)")
+    fi
     local memory peer_speed peer_memory peer_first='' ratio=null
     memory=$(tail -n 1 "$cache/after" | field memory_gib)
     peer_speed=$(echo "$peer" | field tok_s_gpu) peer_memory=$(echo "$peer" | field peak_gib)
@@ -89,14 +104,14 @@ gpu_case() {
     fi
     printf '{"case":"%s","tokens_per_s":%.0f,"before":%.0f,"after":%.0f,"memory_gib":%.2f,"first_step_cold_s":%s,"first_step_warm_s":%s,' \
         "$name" "${speed:-0}" "${before:-0}" "${after:-0}" "${memory:-0}" "$cold" "$warm"
-    printf '"first_loss":%s,"last_loss":%s,"percent_of_best":%s,"percent_busy":%s,' "$(head -n 1 "$cache/after" | field loss)" \
-        "$(tail -n 1 "$cache/after" | field loss)" "$best" "$busy"
+    printf '"first_loss":%s,"last_loss":%s,"percent_of_best":%s,"percent_busy":%s,' "$(head -n 1 "$cache/before" | field loss)" \
+        "$(tail -n 1 "$cache/before" | field loss)" "$best" "$busy"
     printf '"peer_tokens_per_s":%s,"ratio":%s,"peer_memory_gib":%s,"peer_first_step_s":%s,"peer_first_loss":%s,"peer_last_loss":%s}\n' \
         "${peer_speed:-null}" "$ratio" "${peer_memory:-null}" "${peer_first:-null}" "$(echo "$peer" | field loss_first | grep . || echo null)" \
         "$(echo "$peer" | field loss_last | grep . || echo null)"
     printf '| %s | %s x %s | %.0f | %s | %s | %.1f / %s | %s / %s (%s) s | %s %% | %s %% |\n' "$name" "$batch" "$seq" "${speed:-0}" \
         "${peer_speed:--}" "$ratio" "${memory:-0}" "${peer_memory:--}" "$cold" "$warm" "${peer_first:--}" "$best" "$busy"
-    [ -n "$speed" ] && [ -s "$cache/profile" ] && { [ -z "$peers" ] || [ -n "$peer_speed" ]; }
+    [ -n "$speed" ] && [ -s "$cache/profile" ] && { ! has_torch || [ -n "$peer_speed" ]; }
 }
 
 wanted() { [ ${#cases[@]} -eq 0 ] && return 0; local c; for c in "${cases[@]}"; do [ "$c" = "$1" ] && return 0; done; return 1; }

@@ -16,7 +16,7 @@
 #   variants   the same of the first CASE: MLUA_DETERMINISTIC=0, MLUA_CUDNN=0, MLUA_RECOMPUTE=0
 #   memcheck, racecheck, synccheck   compute-sanitizer
 #   losses     the first 20 losses of gpt2-124m and moe-8x beside PyTorch's, from the same weights and tokens
-#   bench      each CASE by tests/bench.sh: first steps, tokens/s, memory (PEERS: PyTorch beside it)
+#   bench      each CASE by tests/bench.sh: first steps, tokens/s, memory, PyTorch beside it (PEER_COMPILE)
 # A part that takes longer than its limit is killed, and those tests are told that had not ended; no
 # part begins when less than 20 s of BUDGET (570) seconds are left. The folder gets table.txt and
 # logs.txt, whatever happens. Exits 1 if anything failed. B is the build folder; LIMIT overrides every
@@ -161,7 +161,7 @@ for p in $PARTS; do
         ;;
     bench)
         for c in "${cases[@]}"; do
-            part "bench-$c" 150 tests/bench.sh gpu "$c"
+            part "bench-$c" 180 tests/bench.sh gpu "$c"
             grep '^[{|]' "$work/bench-$c.log" 2>/dev/null | tee -a "$out/table.txt"
         done
         ;;
