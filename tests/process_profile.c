@@ -110,7 +110,12 @@ static int model_line(process_room *room, const char *text) {
 }
 
 /* ---- What is checked on every device ---- */
-static void check_trace(process_room *room, const char *device, const char *model) {
+/* Nearly all of a step is its parts and the host's: `pause` microseconds may pass between two. */
+static bool adds_up(const step_time *t, double pause) {
+    return t->steps + t->host + pause * t->count >= 0.8 * t->wall;
+}
+
+static void check_trace(process_room *room, const char *device, const char *model, double pause) {
     process_result r =
         process_run(room, 0, "", "run --device %s %s steps=8 --profile=trace.json", device, model);
     process_expect(&r, "profile of steps 3 to 5");
@@ -121,15 +126,15 @@ static void check_trace(process_room *room, const char *device, const char *mode
     const json_t *events = json_object_get(root, "traceEvents");
     check_events(events);
     step_time first = time_of(events, 0, 3);
-    bool adds_up = false;
+    bool sum = false;
     for (int step = 3; step <= 5; step++) {
         step_time t = time_of(events, 0, step);
         CHECK(t.count > 20);
         CHECK_EQ_INT(t.count, first.count);
         CHECK(t.steps + t.host <= t.wall);
-        adds_up |= t.steps + t.host >= 0.8 * t.wall; /* a busy machine disturbs single ones */
+        sum |= adds_up(&t, pause); /* a busy machine disturbs single ones */
     }
-    CHECK(adds_up);
+    CHECK(sum);
     for (int step = 1; step <= 7; step++) {
         CHECK(time_of(events, 0, step).wall > 0);
         if (step < 3 || step > 5) CHECK_EQ_INT(time_of(events, 0, step).count, 0);
@@ -144,7 +149,7 @@ static void check_trace(process_room *room, const char *device, const char *mode
 }
 
 PROCESS_TEST(profile_trace) {
-    check_trace(room, "cpu", gpt);
+    check_trace(room, "cpu", gpt, 0);
 }
 
 /* The line of JSON that holds the profile. */
@@ -356,8 +361,10 @@ PROCESS_TEST(profile_of_a_pipeline) {
 }
 
 /* ---- The same on a GPU ---- */
+/* A GPU pauses for the events around a step: 1.3 us measured on an H200, where the steps of this
+ * model take 5 us and are 62% of what passes. */
 static void gpu_trace(process_room *room) {
-    check_trace(room, "cuda", small);
+    check_trace(room, "cuda", small, 2);
 }
 TEST(gpu_profile, trace) {
     process_in_room(gpu_trace);
