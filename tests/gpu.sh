@@ -2,7 +2,7 @@
 # What needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
 # PARTS picks parts, or one of three lists for calls of ten minutes (`first` where not set):
 #   first   smoke kernels products attention ragged parity profile tiles    what runs by default
-#   second  times variants racecheck synccheck memcheck
+#   second  times variants racecheck synccheck memcheck initcheck
 #   third   losses bench
 #   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
 #   kernels    every generated kernel against the reference
@@ -14,7 +14,7 @@
 #   parity     both models against PyTorch's numbers, in f32 and bf16
 #   profile    each CASE: tokens/s, and time by kind of kernel beside the best there is
 #   variants   the same of the first CASE: MLUA_DETERMINISTIC=0, MLUA_CUDNN=0, MLUA_RECOMPUTE=0
-#   memcheck, racecheck, synccheck   compute-sanitizer
+#   memcheck, racecheck, synccheck, initcheck   compute-sanitizer (initcheck: memory that nobody wrote)
 #   losses     the first 20 losses of gpt2-124m and moe-8x beside PyTorch's, from the same weights and tokens
 #   bench      each CASE by tests/bench.sh: first steps, tokens/s, memory, PyTorch beside it (PEER_COMPILE)
 # A part that takes longer than its limit is killed, and those tests are told that had not ended; no
@@ -27,7 +27,7 @@ build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS ba
 [ $# -gt 0 ] && shift
 case ${PARTS:=first} in
 first) PARTS="smoke kernels products attention ragged parity profile tiles" ;;
-second) PARTS="times variants racecheck synccheck memcheck" ;;
+second) PARTS="times variants racecheck synccheck memcheck initcheck" ;;
 third) PARTS="losses bench" ;;
 esac
 cases=("$@")
@@ -149,6 +149,7 @@ for p in $PARTS; do
         ;;
     memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     racecheck) sanitize racecheck gpu_ops/reductions gpu_ops/scans gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
+    initcheck) sanitize initcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     synccheck) sanitize synccheck gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     losses)
         if ! "${PYTHON:-python3}" -c "import torch" 2>/dev/null; then
