@@ -84,8 +84,23 @@ typedef struct {
  *       runs units begin .. end-1 of `units`; units may run in any order and at once.
  * CUDA: extern "C" __global__ void ENTRY(ml_arguments a), where ml_arguments is
  *       struct { char *p[]; long long s[]; } of exactly pointer_count pointers and scalar_count
- *       scalars; `units` is ignored. */
-enum { ML_MAX_SCALARS = 8 };
+ *       scalars; `units` is ignored. With tensor maps the struct is aligned to 64 bytes, begins
+ *       with map_count of them, 128 bytes each, and the parameter is const __grid_constant__. */
+enum { ML_MAX_SCALARS = 8, ML_MAP_AXES = 5, ML_MAP_BYTES = 128 };
+
+/* What the copy engine of Hopper (TMA) needs to know of an operand, encoded by the driver once the
+ * operand's address is known. Axes from the innermost one, which is contiguous; other strides and
+ * the address must be multiples of 16 bytes. Elements of a box outside of the tensor arrive as 0.
+ * Pieces of 16 bytes of a box's lines are exchanged by the address in shared memory (swizzle). */
+typedef struct {
+    int pointer; /* which of the kernel's pointers */
+    uint8_t dtype;
+    int rank;
+    int64_t size[ML_MAP_AXES], stride[ML_MAP_AXES]; /* elements */
+    int box[ML_MAP_AXES];                           /* elements, at most 256 each */
+    int swizzle;                                    /* bytes of a line: 0, 32, 64 or 128 */
+} ml_tensor_map;
+
 typedef struct ml_kernel {
     uint64_t key;           /* hash of source, which names what it computes */
     const char *entry;      /* C identifier, derived from key */
@@ -93,13 +108,16 @@ typedef struct ml_kernel {
     const char *label;      /* for people: "sum+mul+store", shown in debug output and traces */
     int pointer_count, scalar_count;
     int64_t scalar[ML_MAX_SCALARS];
+    const ml_tensor_map *maps; /* CUDA: map_count of them */
+    int map_count;
     int64_t units, grain;   /* C: parallel units, and the fewest worth waking a thread */
     uint32_t grid[3], block; /* CUDA */
     uint32_t shared_bytes;   /* dynamic. The function's attribute must be set to it: beside what the
                                 kernel declares itself, less than 48 KiB are allowed unasked */
     struct ml_kernel *next;  /* to be run with the same pointers once this one is finished, or NULL:
                                 templates (attention backward, scatter_add) need such chains */
-    struct ml_kernel *otherwise; /* CUDA: runs where this chain does not compile; or NULL */
+    struct ml_kernel *otherwise; /* CUDA: runs where this chain does not compile, or the driver
+                                    encodes no tensor maps; or NULL */
 } ml_kernel;
 
 /* Print `ir` for `target` (emit.c, with loop skeletons in emit_c.c and emit_cuda.c). Raises. */

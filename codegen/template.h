@@ -57,6 +57,10 @@ extern const char template_mma_ptx[];
  * right_deep: the right operand's depth is innermost; narrow: the result is bf16. */
 ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narrow, int pointers);
 
+/* The same by the copy engine: where strides, beyond what tensor cores need, allow it. */
+bool template_tma_serves(const ml_ragged *r);
+ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors, int pointers);
+
 const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i);
 
 #endif

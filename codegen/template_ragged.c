@@ -480,12 +480,18 @@ static ml_kernel *plain_kernel(printer *p) {
                            p->step->read_count + p->step->write_count);
 }
 
-typedef enum { PLAIN, MMA, WGMMA } method;
+static bool tma_serves(const printer *p) {
+    enum { SIXTEEN = 8 }; /* elements of 16 bytes, at least */
+    return wgmma_serves(p) && ml_knobs()->tma && template_tma_serves(p->r) &&
+           template_value(p->schedule, p->step, 4)->offset % SIXTEEN == 0;
+}
+
+typedef enum { PLAIN, MMA, WGMMA, TMA } method;
 
 static ml_kernel *print_kernel(printer *p, method how) {
     const ml_ragged *r = p->r;
     p->tile_m = how == PLAIN ? 64 : 128;
-    p->tile_n = how == WGMMA ? 256 : p->tile_m;
+    p->tile_n = how >= WGMMA ? 256 : p->tile_m;
     int64_t columns = (r->n + p->tile_n - 1) / p->tile_n;
     int64_t clearing = r->batch * windows_of(r);
     p->tiles = r->batch * r->rows / p->tile_m + r->groups; /* each group may end in a part of one */
@@ -495,6 +501,9 @@ static ml_kernel *print_kernel(printer *p, method how) {
                  (long long)(r->batch * r->rows), (long long)r->groups);
     p->height = r->outer ? (r->k + p->tile_m - 1) / p->tile_m : p->tiles + clearing;
     set_sizes(p);
+    if (how == TMA)
+        return template_tma(&p->text, r, p->schedule->target->multiprocessors,
+                            p->step->read_count + p->step->write_count);
     ml_kernel *kernel = how == WGMMA ? wgmma_kernel(p)
                         : how == MMA ? mma_kernel(p)
                                      : plain_kernel(p);
@@ -513,9 +522,10 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         step->kind = ML_STEP_RAGGED;
         return;
     }
-    step->kernel = print_kernel(&p, mma_serves(&p) ? MMA : PLAIN);
-    if (!wgmma_serves(&p)) return;
-    ml_kernel *otherwise = step->kernel;
-    step->kernel = print_kernel(&p, WGMMA);
-    step->kernel->otherwise = otherwise;
+    method best = tma_serves(&p) ? TMA : wgmma_serves(&p) ? WGMMA : mma_serves(&p) ? MMA : PLAIN;
+    for (method how = best > MMA ? MMA : best; how <= best; how++) { /* each falls back on the last */
+        ml_kernel *otherwise = step->kernel;
+        step->kernel = print_kernel(&p, how);
+        step->kernel->otherwise = otherwise;
+    }
 }

@@ -40,14 +40,65 @@ static void build(ops_case *c) {
     ops_gradients(c, y, sources, 2, 4 * ops_tolerance(ML_BF16), "product");
 }
 
-GPU_TEST(ragged, wide) {
+/* The copy engine, cp.async, and mma.sync: what each falls back on. */
+enum { KERNELS = 3 };
+static const char *choose(ml_knobs_values *knobs, int kernels) {
+    static const char *const names[KERNELS] = {"tma", "cp.async", "mma.sync"};
+    knobs->tma = kernels == 0, knobs->wgmma = kernels < 2;
+    return names[kernels];
+}
+
+static void with_each(void (*body)(ops_case *), uint64_t seed) {
     ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
-    const int kept = knobs->wgmma;
-    for (int i = 0; i < 4; i++) {
-        turned = i % 2, knobs->wgmma = i / 2;
-        ops_run(build, 70 + (uint64_t)i, 0);
+    const ml_knobs_values kept = *knobs;
+    for (int i = 0; i < KERNELS; i++) {
+        choose(knobs, i);
+        for (int t = 0; t < 2; t++) {
+            turned = t;
+            ops_run(body, seed + (uint64_t)t, 0);
+        }
     }
-    knobs->wgmma = kept;
+    *knobs = kept;
+}
+
+GPU_TEST(ragged, wide) {
+    with_each(build, 70);
+}
+
+/* Rows sorted by groups drawn at random, one of them never: few rows each, and many. */
+static void draw(ops_case *c, const char *x_axes, const char *w_axes, const char *ids_axes,
+                 const char *both_axes, int64_t groups) {
+    ml_graph *g = c->g;
+    ml_axis r = ops_axis(c, "r"), e = ops_axis(c, "e");
+    ml_ref ids = ops_index(c, ids_axes, groups - 1);
+    ml_ref sorted = ml_graph_add(g, ML_OP_SORT, &ids, 1, (int64_t[]){r, 0}, 2, NULL);
+    ml_type both = ops_type(c, ML_I32, both_axes);
+    ml_ref group = ml_broadcast(g, ml_iota(g, e, groups), &both);
+    ml_ref hit = ml_map2(g, ML_OP_EQ, ml_broadcast(g, sorted, &both), group);
+    ml_ref counts = ml_reduce(g, ML_OP_SUM, ml_cast(g, hit, ML_I32), &r, 1);
+    ml_ref ends = ml_graph_add(g, ML_OP_CUMSUM, &counts, 1, (int64_t[]){e, 0}, 2, NULL);
+    ml_ref sources[4] = {ops_input(c, ML_BF16, x_axes, -1, 1), ops_input(c, ML_BF16, w_axes, -1, 1),
+                         ml_map2(g, ML_OP_SUB, ends, counts), ends};
+    ml_ref y = ml_ragged_dot(g, sources, r, ops_axis(c, "k"), ML_F32);
+    ops_output(c, y, ops_tolerance(ML_F32) * 10, "product");
+    ml_ref outer[4] = {sources[0], ml_cast(g, y, ML_BF16), sources[2], sources[3]};
+    for (int i = 0; i < 2; i++) {
+        ml_dtype dtype = i ? ML_BF16 : ML_F32;
+        ops_output(c, ml_ragged_outer(g, outer, r, dtype), 2 * ops_tolerance(ML_BF16),
+                   "outer product, %s", ml_dtypes[dtype].name);
+    }
+}
+static void build_few(ops_case *c) {
+    draw(c, "b3 r50 k136", turned ? "e40 n264 k136" : "e40 k136 n264", "b3 r50", "b3 e40 r50",
+         40);
+}
+static void build_many(ops_case *c) {
+    draw(c, "r700 k72", turned ? "e4 n136 k72" : "e4 k72 n136", "r700", "e4 r700", 4);
+}
+
+GPU_TEST(ragged, drawn) {
+    with_each(build_few, 80);
+    with_each(build_many, 90);
 }
 
 /* ---- Times -------------------------------------------------------------------------------------
@@ -144,11 +195,11 @@ static void time_one(const shape *s, const char *kernels) {
 
 GPU_TEST(ragged, times) {
     ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
-    const int kept = knobs->wgmma;
+    const ml_knobs_values kept = *knobs;
     const char *size = getenv("BENCH");
     bool small = size && strcmp(size, "tiny") == 0;
     for (int i = 0; size && i < (small ? 1 : 4); i++)
-        for (knobs->wgmma = 1; knobs->wgmma >= 0; knobs->wgmma--)
-            time_one(small ? &tiny : &shapes[i], knobs->wgmma ? "wgmma" : "mma.sync");
-    knobs->wgmma = kept;
+        for (int k = 0; k < KERNELS; k++)
+            time_one(small ? &tiny : &shapes[i], choose(knobs, k));
+    *knobs = kept;
 }

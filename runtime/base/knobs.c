@@ -51,6 +51,7 @@ static const knob KNOBS[] = {
      "mlua's own kernels on Hopper's warpgroup products: which tiles of attention (default 1); 0: "
      "none",
      NUMBER, AT(wgmma)},
+    {"MLUA_TMA", "0|1", "0: products by groups of rows without Hopper's copy engine", FLAG, AT(tma)},
     {"MLUA_BLAS", "0|1",
      "matrix products on the CPU: 0 by mlua's own kernels, 1 by OpenBLAS; by the faster where not "
      "set",
@@ -91,6 +92,7 @@ static ml_knobs_values values = {.tune = true,
                                  .deterministic = true,
                                  .copies = true,
                                  .wgmma = 1,
+                                 .tma = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
                                  .recompute = ML_RECOMPUTE_THRIFTY,

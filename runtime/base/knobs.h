@@ -20,6 +20,7 @@ typedef struct {
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
     int wgmma;           /* MLUA_WGMMA=0: no attention on warpgroup products; N: their tiles */
+    bool tma;            /* MLUA_TMA=0: products by groups without the copy engine */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
     int recompute;       /* MLUA_RECOMPUTE=1: recompute activations whatever the time; 0: none */
     int chunk;           /* MLUA_CHUNK=MiB: logits beyond this are made in chunks; 0: never */

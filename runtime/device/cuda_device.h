@@ -2,6 +2,7 @@
  *
  *   cuda.c            the device: memory, transfers, workspace
  *   cuda_exec.c       executables: load, bind, run, the CUDA graph of a whole step
+ *   cuda_maps.c       tensor maps of kernels that use Hopper's copy engine
  *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
  *   cuda_watch.c      MLUA_CHECK=cpu
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
@@ -80,8 +81,14 @@ void cuda_unload(ml_executable *executable);
 typedef struct {
     CUfunction function;
     const ml_kernel *kernel;
-    void **arguments; /* the kernel's one struct: pointers, then scalars */
+    void **arguments; /* the kernel's one struct: tensor maps, pointers, scalars */
+    void **pointers;  /* in there */
 } cuda_launch;
+
+/* Tensor maps (cuda_maps.c). Where the driver has none, the step runs its kernel's `otherwise`. */
+void cuda_maps_choose(ml_step *step); /* raises */
+/* Encode them for the pointers that the launch has now. */
+ml_status cuda_maps_bind(cuda_launch *launch);
 
 typedef struct {
     const ml_step *step;

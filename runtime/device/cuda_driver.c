@@ -39,9 +39,13 @@ static const char *resolve(void *library) {
     static const struct {
         const char *symbol;
         size_t at;
+        bool optional;
     } calls[] = {
-#define ENTRY(name) {TEXT(name), offsetof(cuda_driver, name)},
+#define ENTRY(name) {TEXT(name), offsetof(cuda_driver, name), false},
         CUDA_CALLS(ENTRY)
+#undef ENTRY
+#define ENTRY(name) {TEXT(name), offsetof(cuda_driver, name), true},
+            CUDA_OPTIONAL_CALLS(ENTRY)
 #undef ENTRY
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -49,7 +53,7 @@ static const char *resolve(void *library) {
         /* Older drivers have this one under its first name only, with the same prototype. */
         if (!address && !strncmp(calls[i].symbol, "cuEventElapsedTime", 18))
             address = dlsym(library, "cuEventElapsedTime");
-        if (!address) return calls[i].symbol;
+        if (!address && !calls[i].optional) return calls[i].symbol;
         memcpy((char *)&cuda + calls[i].at, &address, sizeof address);
     }
     return NULL;

@@ -1,7 +1,7 @@
 /* The CUDA driver, opened with dlopen on first use.
  *
  * `cuda.cuName(...)` calls the driver; every name in CUDA_CALLS is resolved by cuda_driver_open or
- * the open fails. CUDA_TRY turns a failed call into a stored ml_error that names the call, the
+ * the open fails; those in CUDA_OPTIONAL_CALLS may be missing. CUDA_TRY turns a failed call into a stored ml_error that names the call, the
  * driver's error and what the device was doing (cuda_doing). */
 #ifndef ML_CUDA_DRIVER_H
 #define ML_CUDA_DRIVER_H
@@ -24,9 +24,12 @@
     X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute)             \
     X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)
 
+/* NULL in drivers that lack them. */
+#define CUDA_OPTIONAL_CALLS(X) X(cuTensorMapEncodeTiled)
+
 typedef struct {
 #define CUDA_DECLARE(name) __typeof__(name) *name;
-    CUDA_CALLS(CUDA_DECLARE)
+    CUDA_CALLS(CUDA_DECLARE) CUDA_OPTIONAL_CALLS(CUDA_DECLARE)
 #undef CUDA_DECLARE
 } cuda_driver;
 extern cuda_driver cuda;

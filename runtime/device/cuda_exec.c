@@ -137,8 +137,10 @@ static bool take_others(ml_executable *e, bool templates) {
 
 /* Raises. */
 static void load_kernels(ml_executable *e, bool templates) {
+    for (uint32_t i = 0; i < e->step_count; i++)
+        cuda_maps_choose(&e->plan->schedule->steps.at[i]);
     ml_status status = try_kernels(e, templates);
-    if (status == ML_COMPILE && take_others(e, templates)) {
+    while (status == ML_COMPILE && take_others(e, templates)) {
         fprintf(stderr, "mlua: without Hopper's warpgroup products, which is slower: %s\n",
                 ml_error_last()->text);
         status = try_kernels(e, templates);
@@ -167,9 +169,13 @@ static void prepare_launches(ml_executable *e, cuda_step *step) {
         }
         launch->function = f->function;
         launch->kernel = k;
-        launch->arguments = ML_NEW_ARRAY(e->arena, void *, k->pointer_count + k->scalar_count + 1);
+        enum { PADDING = ML_MAP_BYTES / sizeof(void *) }; /* the struct may be aligned */
+        int maps = k->map_count * ML_MAP_BYTES / (int)sizeof(void *);
+        launch->arguments = ML_NEW_ARRAY(e->arena, void *,
+                                         maps + k->pointer_count + k->scalar_count + PADDING);
+        launch->pointers = launch->arguments + maps;
         for (int s = 0; s < k->scalar_count; s++)
-            memcpy(&launch->arguments[k->pointer_count + s], &k->scalar[s], 8);
+            memcpy(&launch->pointers[k->pointer_count + s], &k->scalar[s], 8);
     }
 }
 
@@ -330,7 +336,7 @@ void cuda_unload(ml_executable *e) {
 
 /* ---- Bind ---------------------------------------------------------------------------------------
  */
-static void bind_pointers(ml_executable *e, cuda_step *step) {
+static ml_status bind_pointers(ml_executable *e, cuda_step *step) {
     const ml_schedule *s = e->plan->schedule;
     int count = step->step->read_count + step->step->write_count;
     for (int i = 0; i < count; i++) {
@@ -340,9 +346,11 @@ static void bind_pointers(ml_executable *e, cuda_step *step) {
     }
     for (int i = 0; i < step->launch_count; i++) {
         cuda_launch *launch = &step->launches[i];
-        memcpy(launch->arguments, step->pointers,
+        memcpy(launch->pointers, step->pointers,
                (size_t)launch->kernel->pointer_count * sizeof *step->pointers);
+        ML_TRY(cuda_maps_bind(launch));
     }
+    return ML_OK;
 }
 
 /* Before a run, temporaries hold nothing: a GEMM may be tuned on them. */
@@ -362,7 +370,7 @@ static ml_status tune_gemm(ml_executable *e, const cuda_step *step) {
 
 static ml_status bind_step(ml_executable *e, cuda_step *step) {
     cuda_doing(step->what);
-    bind_pointers(e, step);
+    ML_TRY(bind_pointers(e, step));
     if (step->gemm) ML_TRY(tune_gemm(e, step));
     if (step->attention) ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
     return ML_OK;

@@ -1,0 +1,485 @@
+/* Products by groups of rows on Hopper's copy engine (TMA) and warpgroup products (wgmma), for
+ * template_ragged.c.
+ *
+ * Blocks stay for the whole kernel and come in pairs (clusters), a pair an item at a time: two
+ * tiles of 128 x 256 that share their columns, or, where a group's tiles of rows are odd in number,
+ * two of the last rows that share those. What is shared each block loads half of, for both. One
+ * warp loads, as far ahead as there are stages; two warpgroups multiply, 64 rows each, and write
+ * results while the next item is loaded. Items go by group, then through bands of rows whose
+ * columns stay in the cache.
+ *
+ * A stage is six boxes of 64 x 64, two of the left operand and four of the right one, in 128-byte
+ * lines that are swizzled as template_wgmma.c says. Lines along the rows may come from several
+ * elements of the batch: then by boxes of eight lines, and of one line where an end lies within
+ * eight. Lines that a sum must not see are loaded from outside of the tensor, as zeros. */
+#include "codegen/template.h"
+
+enum { ROWS = 128, COLUMNS = 256, DEEP = 64, STAGES = 4, THREADS = 384, CLUSTER = 2 };
+enum { BOX_BYTES = DEEP * 128, STAGE_BYTES = (ROWS + COLUMNS) / DEEP * BOX_BYTES };
+
+static const char ptx_text[] = R"(
+struct alignas(64) ${e}_map { char bytes[128]; };
+struct ${e}_arguments { ${e}_map map[${maps}]; char *p[${pointers}]; };
+static __device__ __forceinline__ unsigned ${e}_address(const void *shared) {
+    return (unsigned)__cvta_generic_to_shared(shared);
+}
+static __device__ __forceinline__ unsigned ${e}_rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+static __device__ __forceinline__ void ${e}_meet() { /* all threads of the pair */
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_barrier(unsigned barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+static __device__ __forceinline__ void ${e}_barriers_made() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_wait(unsigned barrier, unsigned parity) {
+    asm volatile("{ .reg .pred done; again: "
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; "
+                 "@!done bra again; }" ::"r"(barrier), "r"(parity) : "memory");
+}
+static __device__ __forceinline__ void ${e}_expect(unsigned barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+static __device__ __forceinline__ void ${e}_release(unsigned barrier, unsigned rank) {
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
+                 "r"(rank) : "memory");
+}
+/* A box to shared memory of this block, or to the same place of both. */
+static __device__ __forceinline__ void ${e}_load(const ${e}_map *map, unsigned to, int x, int y,
+                                                 int z, unsigned barrier, bool both) {
+    if (both)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to), "l"(map),
+                     "r"(x), "r"(y), "r"(z), "r"(barrier), "h"((unsigned short)3) : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z),
+                     "r"(barrier) : "memory");
+}
+static __device__ __forceinline__ void ${e}_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_end() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_finish() { /* all products */
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_finish_but_one() {
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_product(float (&c)[128], unsigned long long left,
+                                                    unsigned long long right) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0; "
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {${registers}}, "
+                 "%128, %129, p, 1, 1, ${left_flat}, ${right_flat}; }"
+                 : ${sums}
+                 : "l"(left), "l"(right), "r"(1));
+}
+static __device__ __forceinline__ unsigned ${e}_pack(float low, float high) {
+    unsigned pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+/* Of an operand in shared memory; `block` bytes from one block of columns to the next. */
+static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned address,
+                                                                  unsigned block) {
+    return 1ull << 62 | 1024ull >> 4 << 32 | (unsigned long long)(block >> 4) << 16 |
+           (address & 0x3ffffu) >> 4;
+}
+)";
+
+/* What every thread looks up: for each group, where its rows of each element of the batch begin,
+ * how many rows lie in elements before, how many there are, and how many items come before. */
+static const char tables_text[] = R"(
+struct ${e}_tables {
+    unsigned long long full[${stages}], empty[${stages}];
+    int start[${groups} * ${batches}], before[${groups} * ${batches}];
+    int total[${groups}], item[${groups} + 1];
+};
+static __device__ __forceinline__ int ${e}_tiles(int rows) {
+    return ${outer} ? (${k} + 127) / 128 : (rows + 127) / 128;
+}
+static __device__ __forceinline__ int ${e}_items(int rows) {
+    int tiles = ${e}_tiles(rows);
+    return tiles / 2 * ${n_tiles} + tiles % 2 * ((${n_tiles} + 1) / 2);
+}
+static __device__ __forceinline__ void ${e}_fill(const ${e}_arguments &a, ${e}_tables &t) {
+    for (int e = threadIdx.x; e < ${groups}; e += ${threads}) {
+        int total = 0;
+#pragma unroll 4
+        for (int b = 0; b < ${batches}; b++) {
+            int start = ((const int *)a.p[2])[b * ${start_batch} + e * ${start_stride}];
+            int end = ((const int *)a.p[3])[b * ${end_batch} + e * ${end_stride}];
+            start = start < 0 ? 0 : start;
+            end = end > ${rows} ? (int)${rows} : end;
+            t.start[e * ${batches} + b] = start, t.before[e * ${batches} + b] = total;
+            total += end > start ? end - start : 0;
+        }
+        t.total[e] = total;
+    }
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < ${stages}; i++) {
+            ${e}_barrier(${e}_address(&t.full[i]), 1);
+            ${e}_barrier(${e}_address(&t.empty[i]), 16); /* all warps of both that multiply */
+        }
+        ${e}_barriers_made();
+    }
+    __syncthreads();
+    int lane = threadIdx.x, done = 0;
+    for (int base = 0; lane < 32 && base < ${groups}; base += 32) {
+        int own = base + lane < ${groups} ? ${e}_items(t.total[base + lane]) : 0, sum = own;
+        for (int d = 1; d < 32; d *= 2) {
+            int other = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? other : 0;
+        }
+        if (base + lane < ${groups}) t.item[base + lane] = done + sum - own;
+        done += __shfl_sync(~0u, sum, 31);
+    }
+    if (lane == 0) t.item[${groups}] = done;
+    ${e}_meet();
+}
+/* A block's tile of an item; `same_rows`: the other block's differs in its columns. */
+struct ${e}_tile { int group, row, column; bool same_rows; };
+static __device__ __forceinline__ void ${e}_seek(const ${e}_tables &t, int item, int rank,
+                                                 ${e}_tile &tile) {
+    while (item >= t.item[tile.group + 1]) tile.group++; /* items come in ascending order */
+    int tiles = ${e}_tiles(t.total[tile.group]), pairs = tiles / 2;
+    int at = item - t.item[tile.group], band = at / (${band} * ${n_tiles}) * ${band};
+    tile.same_rows = at >= pairs * ${n_tiles};
+    if (tile.same_rows) {
+        tile.row = tiles - 1, tile.column = (at - pairs * ${n_tiles}) * 2 + rank;
+    } else {
+        int height = pairs - band < ${band} ? pairs - band : ${band};
+        at -= band * ${n_tiles};
+        tile.row = (band + at % height) * 2 + rank, tile.column = at / height;
+    }
+    tile.row *= 128, tile.column *= 256;
+}
+/* Where a row of a group lies, `at` in which element of the batch, and how many come there from it
+ * on; search begins in element `batch`. */
+struct ${e}_place { int batch, at, left; };
+static __device__ __forceinline__ ${e}_place ${e}_locate(const ${e}_tables &t, int group, int batch,
+                                                         int row) {
+    const int *before = t.before + group * ${batches};
+    while (batch + 1 < ${batches} && row >= before[batch + 1]) batch++;
+    int end = batch + 1 < ${batches} ? before[batch + 1] : t.total[group];
+    return {batch, t.start[group * ${batches} + batch] + row - before[batch], end - row};
+}
+)";
+
+static const char load_text[] = R"(
+/* Whether `count` rows from a place on may be loaded as one box: what follows a group's rows does
+ * no harm where they are results' rows. */
+static __device__ __forceinline__ bool ${e}_whole(${e}_place p, int count, int rows_left) {
+    return p.left >= count || (!${outer} && p.left == rows_left);
+}
+/* Eight lines; those past the group's rows are zeros. */
+static __device__ __forceinline__ void ${e}_load_rows(const ${e}_map *map, const ${e}_tables &t,
+                                                      int group, int batch, int row, unsigned to,
+                                                      int column, unsigned barrier, bool both) {
+    ${e}_place p = ${e}_locate(t, group, batch, row);
+    if (p.left <= 0 || ${e}_whole(p, 8, t.total[group] - row)) {
+        ${e}_load(map + 1, to, column, p.left > 0 ? p.at : (int)${rows}, p.batch, barrier, both);
+        return;
+    }
+    for (int i = 0; i < 8; i++) {
+        p = ${e}_locate(t, group, p.batch, row + i);
+        ${e}_load(map + 2, to + i * 128, column, p.left > 0 ? p.at : (int)${rows}, p.batch, barrier,
+                  both);
+    }
+}
+/* A box of a stage that this block loads: where it goes, and where it comes from. */
+struct ${e}_box { const ${e}_map *map; bool left, both; unsigned to; int x, y, z; };
+static __device__ __forceinline__ ${e}_box ${e}_choose(const ${e}_arguments &a, ${e}_tile tile,
+                                                       int rank, int box) {
+    ${e}_box b;
+    int lefts = tile.same_rows ? 1 : 2;
+    b.left = box < lefts, b.both = b.left == tile.same_rows;
+    box = b.left ? box + (b.both ? rank : 0) : box - lefts + (b.both ? rank * 2 : 0);
+    b.map = a.map + (b.left ? 0 : 3), b.to = (b.left ? 0 : 16384) + box * 8192;
+    int at = (b.left ? tile.row : tile.column) + box * 64; /* not along the sum */
+    bool deep = !${outer} && (b.left || ${right_deep});
+    b.x = deep ? 0 : at, b.y = deep ? at : 0, b.z = tile.group;
+    return b;
+}
+static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, const ${e}_tables &t,
+                                                     unsigned stages, int rank) {
+    int lane = threadIdx.x, stage = 0;
+    unsigned parity = 1;
+    ${e}_tile tile = {};
+    for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
+        ${e}_seek(t, item, rank, tile);
+        int steps = ${outer} ? (t.total[tile.group] + 63) / 64 : (${k} + 63) / 64;
+        int boxes = tile.same_rows ? 5 : 4;
+        ${e}_box own = ${e}_choose(a, tile, rank, lane);
+        ${e}_place p = ${e}_locate(t, tile.group, 0, ${outer} ? 0 : own.left ? own.y : tile.row);
+        bool whole = ${e}_whole(p, 64, t.total[tile.group] - own.y) || !own.left;
+        whole = __all_sync(~0u, whole);
+        if (!${outer} && own.left) own.y = p.at, own.z = p.batch;
+        for (int step = 0; step < steps; step++) {
+            unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
+            ${e}_wait(${e}_address(&t.empty[stage]), parity);
+            if (lane == 0) ${e}_expect(full, ${stage_bytes});
+            if (${outer}) {
+                if (p.left < 64) p = ${e}_locate(t, tile.group, p.batch, step * 64);
+                whole = p.left >= 64, own.y = p.at, own.z = p.batch;
+                p.at += 64, p.left -= 64;
+            }
+            for (int i = lane; i < boxes * 8 && !whole; i += 32) {
+                ${e}_box b = ${e}_choose(a, tile, rank, i / 8);
+                if (${outer} || b.left)
+                    ${e}_load_rows(b.map, t, tile.group, ${outer} ? own.z : 0,
+                                   (${outer} ? step * 64 : b.y) + i % 8 * 8,
+                                   to + b.to + i % 8 * 1024, ${outer} ? b.x : step * 64, full,
+                                   b.both);
+            }
+            if (lane < boxes && (whole || (!${outer} && !own.left)))
+                ${e}_load(own.map, to + own.to, own.x, own.y, own.z, full, own.both);
+            if (!${outer} && (own.left || ${right_deep})) own.x += 64;
+            else if (!${outer}) own.y += 64;
+            __syncwarp();
+            if (++stage == ${stages}) stage = 0, parity ^= 1;
+        }
+    }
+}
+)";
+
+/* Zeros in rows of no group, 64 rows at a time, by warps that have nothing else to do. */
+static const char clear_text[] = R"(
+/* How many of these rows of an element of the batch are of a group. */
+static __device__ __forceinline__ int ${e}_covered(const ${e}_tables &t, int batch, int from,
+                                                   int to) {
+    int sum = 0;
+    for (int e = threadIdx.x % 32; e < ${groups}; e += 32) {
+        int i = e * ${batches} + batch, low = t.start[i], high = low - t.before[i];
+        high += batch + 1 < ${batches} ? t.before[i + 1] : t.total[e];
+        low = low > from ? low : from, high = high < to ? high : to;
+        sum += high > low ? high - low : 0;
+    }
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    return sum;
+}
+static __device__ __noinline__ void ${e}_clear(${result} *results, const ${e}_tables &t) {
+    int windows = (int)((${rows} + 63) / 64), lane = threadIdx.x % 32;
+    for (int w = blockIdx.x * 3 + threadIdx.x / 32 - 1; w < windows * ${batches};
+         w += gridDim.x * 3) {
+        int batch = w / windows, from = w % windows * 64;
+        int to = from + 64 < ${rows} ? from + 64 : (int)${rows};
+        if (${e}_covered(t, batch, from, to) == to - from) continue;
+        for (int row = from; row < to; row++) {
+            if (${e}_covered(t, batch, row, row + 1)) continue;
+            ${result} *out = results + batch * ${c_batch} + row * ${c_row};
+            for (int c = lane * ${wide}; c < ${n}; c += 32 * ${wide})
+                *(uint4 *)(out + c) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+)";
+
+/* Quads of lanes exchange what they hold, so that each writes 16 bytes of a row. */
+static const char narrow_text[] = R"(
+static __device__ __forceinline__ void ${e}_write(${result} *out, const float (&sum)[128], int i,
+                                                  int columns) { /* of row i of the thread's two */
+    int lane = threadIdx.x % 4;
+#pragma unroll
+    for (int u = 0; u < 32; u += 4) {
+        unsigned v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            v[j] = ${e}_pack(sum[(u + j) * 4 + 2 * i], sum[(u + j) * 4 + 2 * i + 1]);
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+            unsigned other = __shfl_xor_sync(~0u, lane & 1 ? v[j] : v[j + 1], 1);
+            v[j] = lane & 1 ? other : v[j], v[j + 1] = lane & 1 ? v[j + 1] : other;
+        }
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            unsigned other = __shfl_xor_sync(~0u, lane & 2 ? v[j] : v[j + 2], 2);
+            v[j] = lane & 2 ? other : v[j], v[j + 2] = lane & 2 ? v[j + 2] : other;
+        }
+        int c = (u + lane) * 8;
+        if (c < columns) *(uint4 *)(out + c) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+)";
+static const char wide_text[] = R"(
+static __device__ __forceinline__ void ${e}_write(${result} *out, const float (&sum)[128], int i,
+                                                  int columns) { /* of row i of the thread's two */
+    int lane = threadIdx.x % 4;
+    bool odd = lane & 1;
+#pragma unroll
+    for (int u = 0; u < 32; u += 2) {
+        float x = sum[u * 4 + 2 * i], y = sum[u * 4 + 2 * i + 1];
+        float z = sum[u * 4 + 4 + 2 * i], w = sum[u * 4 + 5 + 2 * i];
+        float first = __shfl_xor_sync(~0u, odd ? x : z, 1);
+        float second = __shfl_xor_sync(~0u, odd ? y : w, 1);
+        int c = (u + odd) * 8 + lane / 2 * 4;
+        if (c < columns)
+            *(float4 *)(out + c) =
+                odd ? make_float4(first, second, z, w) : make_float4(x, y, first, second);
+    }
+}
+)";
+
+static const char kernel_text[] = R"(
+static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, const ${e}_tables &t,
+                                                     unsigned stages, int rank) {
+    int stage = 0, lane = threadIdx.x % 32, warpgroup = threadIdx.x / 128 - 1;
+    int first = warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4; /* row of results */
+    unsigned parity = 0;
+    ${e}_tile tile = {};
+    for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
+        ${e}_seek(t, item, rank, tile);
+        int steps = ${outer} ? (t.total[tile.group] + 63) / 64 : (${k} + 63) / 64;
+        float sum[128] = {};
+        unsigned last = 0;
+        for (int step = 0; step < steps; step++) {
+            unsigned lefts = stages + stage * ${stage_bytes} + warpgroup * 8192;
+            unsigned rights = stages + stage * ${stage_bytes} + 16384;
+            ${e}_wait(${e}_address(&t.full[stage]), parity);
+            ${e}_begin();
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                ${e}_product(sum, ${e}_operand(lefts + k * ${left_step}, ${left_block}),
+                             ${e}_operand(rights + k * ${right_step}, ${right_block}));
+            ${e}_end();
+            ${e}_finish_but_one();
+            if (step > 0 && lane < 2) ${e}_release(last, lane);
+            last = ${e}_address(&t.empty[stage]);
+            if (++stage == ${stages}) stage = 0, parity ^= 1;
+        }
+        ${e}_finish();
+        if (steps > 0 && lane < 2) ${e}_release(last, lane);
+        int columns = ${n} - tile.column;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int row = tile.row + first + i * 8;
+            ${result} *out = (${result} *)a.p[4] + tile.column;
+            if (${outer}) {
+                out += tile.group * ${c_group} + row * ${c_row};
+                ${e}_write(out, sum, i, row < ${k} ? columns : 0);
+            } else {
+                ${e}_place p = ${e}_locate(t, tile.group, 0, row);
+                out += p.batch * ${c_batch} + p.at * ${c_row};
+                ${e}_write(out, sum, i, p.left > 0 ? columns : 0);
+            }
+        }
+    }
+}
+extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(${threads}, 1)
+    ${e}(const __grid_constant__ ${e}_arguments a) {
+    extern __shared__ uint4 ${e}_shared[];
+    __shared__ ${e}_tables t;
+    unsigned stages = (${e}_address(${e}_shared) + 1023) & ~1023u;
+    int rank = ${e}_rank();
+    ${e}_fill(a, t);
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x < 32)
+            ${e}_load_all(a, t, stages, rank);
+        ${clear}
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        ${e}_multiply(a, t, stages, rank);
+    }
+    ${e}_meet(); /* the other block may still load for this one */
+}
+)";
+
+/* "%0, %1, ..." and "+f"(c[0]), ... */
+static void set_registers(ml_template *t) {
+    enum { SUMS = 128 };
+    ml_text registers = {.arena = t->arena}, sums = {.arena = t->arena};
+    for (int i = 0; i < SUMS; i++) {
+        ml_text_add(&registers, "%s%%%d", i ? ", " : "", i);
+        ml_text_add(&sums, "%s\"+f\"(c[%d])", i ? ", " : "", i);
+    }
+    template_set_text(t, "registers", registers.text);
+    template_set_text(t, "sums", sums.text);
+}
+
+static int64_t round_up(int64_t size) { return (size + 7) / 8 * 8; }
+
+/* Boxes of 64 columns and some rows of what lies as [depth][row][column], columns contiguous. */
+static ml_tensor_map map_of(int pointer, const int64_t size[3], const int64_t stride[3], int rows) {
+    ml_tensor_map map = {.pointer = pointer,
+                         .dtype = ML_BF16,
+                         .rank = 3,
+                         .box = {DEEP, rows, 1},
+                         .swizzle = DEEP * 2};
+    for (int i = 0; i < 3; i++) {
+        map.size[i] = size[i];
+        /* an axis of one element has any stride, but it must be one that a map may have */
+        map.stride[i] = size[i] > 1 ? stride[i] : i ? round_up(size[0]) : 1;
+    }
+    return map;
+}
+
+/* Three of the left operand; one, or for an outer product three, of the right one. */
+static void add_maps(ml_template *t, ml_kernel *kernel, const ml_ragged *r) {
+    static const int rows[3] = {DEEP, 8, 1};
+    ml_tensor_map *map = ML_NEW_ARRAY(t->arena, ml_tensor_map, 6);
+    int64_t left[3] = {r->k, r->rows, r->batch}, left_stride[3] = {1, r->a_row, r->a_batch};
+    int64_t right[3] = {r->n, r->rows, r->batch}, right_stride[3] = {1, r->b_row, r->b_batch};
+    bool deep = !r->outer && r->b_col != 1;
+    if (!r->outer) {
+        right[0] = deep ? r->k : r->n, right[1] = deep ? r->n : r->k, right[2] = r->groups;
+        right_stride[1] = deep ? r->b_col : r->b_row, right_stride[2] = r->b_group;
+    }
+    kernel->maps = map;
+    kernel->map_count = r->outer ? 6 : 4;
+    for (int i = 0; i < kernel->map_count; i++)
+        map[i] = i < 3 ? map_of(0, left, left_stride, rows[i])
+                       : map_of(1, right, right_stride, rows[i - 3]);
+}
+
+static void set_all(ml_template *t, const ml_ragged *r) {
+    enum { LINE = 128, UNUSED = 16, BAND = 8 };
+    bool right_deep = !r->outer && r->b_col != 1;
+    set_registers(t);
+    template_set(t, "maps", "%d", r->outer ? 6 : 4);
+    template_set(t, "outer", "%d", r->outer);
+    template_set(t, "stages", "%d", STAGES);
+    template_set(t, "threads", "%d", THREADS);
+    template_set(t, "stage_bytes", "%d", STAGE_BYTES);
+    template_set(t, "band", "%d", BAND);
+    template_set(t, "wide", "%d", r->c_dtype == ML_BF16 ? 8 : 4);
+    template_set(t, "left_flat", "%d", r->outer);
+    template_set(t, "right_flat", "%d", !right_deep);
+    template_set(t, "right_deep", "%d", right_deep);
+    template_set(t, "left_step", "%d", r->outer ? 16 * LINE : 32);
+    template_set(t, "right_step", "%d", right_deep ? 32 : 16 * LINE);
+    template_set(t, "left_block", "%d", r->outer ? BOX_BYTES : UNUSED);
+    template_set(t, "right_block", "%d", right_deep ? UNUSED : BOX_BYTES);
+    template_set_text(t, "clear", r->outer ? "" : "else ${e}_clear((${result} *)a.p[4], t);");
+}
+
+bool template_tma_serves(const ml_ragged *r) {
+    enum { SEGMENTS = 2048, GROUPS = 1024, WIDE_BF16 = 8, WIDE_F32 = 4 };
+    int64_t wide = r->c_dtype == ML_BF16 ? WIDE_BF16 : WIDE_F32;
+    if (r->groups > GROUPS || r->groups * r->batch > SEGMENTS) return false;
+    if (r->a_row <= 0 || r->b_row <= 0 || r->b_col <= 0) return false;
+    return r->c_row % wide == 0 && r->c_group % wide == 0 && r->c_batch % wide == 0;
+}
+
+ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors, int pointers) {
+    enum { ALIGNMENT = 1024, H200 = 132 };
+    set_all(t, r);
+    const char *body = ml_arena_format(
+        t->arena, "%s%s%s%s%s%s", ptx_text, tables_text, load_text, r->outer ? "" : clear_text,
+        r->c_dtype == ML_BF16 ? narrow_text : wide_text, kernel_text);
+    ml_kernel *kernel =
+        template_kernel(t, body, r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
+    add_maps(t, kernel, r);
+    int blocks = (multiprocessors > 0 ? multiprocessors : H200) / CLUSTER * CLUSTER;
+    template_launch(kernel, blocks, 1, 1, THREADS, STAGES * STAGE_BYTES + ALIGNMENT);
+    return kernel;
+}
