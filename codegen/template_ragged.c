@@ -523,7 +523,8 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
         return;
     }
     method best = tma_serves(&p) ? TMA : wgmma_serves(&p) ? WGMMA : mma_serves(&p) ? MMA : PLAIN;
-    for (method how = best > MMA ? MMA : best; how <= best; how++) { /* each falls back on the last */
+    for (method how = best > MMA ? MMA : best; how <= best;
+         how++) { /* each falls back on the last */
         ml_kernel *otherwise = step->kernel;
         step->kernel = print_kernel(&p, how);
         step->kernel->otherwise = otherwise;

@@ -406,7 +406,9 @@ static void set_registers(ml_template *t) {
     template_set_text(t, "sums", sums.text);
 }
 
-static int64_t round_up(int64_t size) { return (size + 7) / 8 * 8; }
+static int64_t round_up(int64_t size) {
+    return (size + 7) / 8 * 8;
+}
 
 /* Boxes of 64 columns and some rows of what lies as [depth][row][column], columns contiguous. */
 static ml_tensor_map map_of(int pointer, const int64_t size[3], const int64_t stride[3], int rows) {

@@ -89,8 +89,7 @@ static void draw(ops_case *c, const char *x_axes, const char *w_axes, const char
     }
 }
 static void build_few(ops_case *c) {
-    draw(c, "b3 r50 k136", turned ? "e40 n264 k136" : "e40 k136 n264", "b3 r50", "b3 e40 r50",
-         40);
+    draw(c, "b3 r50 k136", turned ? "e40 n264 k136" : "e40 k136 n264", "b3 r50", "b3 e40 r50", 40);
 }
 static void build_many(ops_case *c) {
     draw(c, "r700 k72", turned ? "e4 n136 k72" : "e4 k72 n136", "r700", "e4 r700", 4);
@@ -199,7 +198,6 @@ GPU_TEST(ragged, times) {
     const char *size = getenv("BENCH");
     bool small = size && strcmp(size, "tiny") == 0;
     for (int i = 0; size && i < (small ? 1 : 4); i++)
-        for (int k = 0; k < KERNELS; k++)
-            time_one(small ? &tiny : &shapes[i], choose(knobs, k));
+        for (int k = 0; k < KERNELS; k++) time_one(small ? &tiny : &shapes[i], choose(knobs, k));
     *knobs = kept;
 }

@@ -51,7 +51,8 @@ static const knob KNOBS[] = {
      "mlua's own kernels on Hopper's warpgroup products: which tiles of attention (default 1); 0: "
      "none",
      NUMBER, AT(wgmma)},
-    {"MLUA_TMA", "0|1", "0: products by groups of rows without Hopper's copy engine", FLAG, AT(tma)},
+    {"MLUA_TMA", "0|1", "0: products by groups of rows without Hopper's copy engine", FLAG,
+     AT(tma)},
     {"MLUA_BLAS", "0|1",
      "matrix products on the CPU: 0 by mlua's own kernels, 1 by OpenBLAS; by the faster where not "
      "set",

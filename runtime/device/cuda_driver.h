@@ -1,8 +1,9 @@
 /* The CUDA driver, opened with dlopen on first use.
  *
  * `cuda.cuName(...)` calls the driver; every name in CUDA_CALLS is resolved by cuda_driver_open or
- * the open fails; those in CUDA_OPTIONAL_CALLS may be missing. CUDA_TRY turns a failed call into a stored ml_error that names the call, the
- * driver's error and what the device was doing (cuda_doing). */
+ * the open fails; those in CUDA_OPTIONAL_CALLS may be missing. CUDA_TRY turns a failed call into a
+ * stored ml_error that names the call, the driver's error and what the device was doing
+ * (cuda_doing). */
 #ifndef ML_CUDA_DRIVER_H
 #define ML_CUDA_DRIVER_H
 #ifdef MLUA_CUDA
@@ -12,17 +13,19 @@
 #include "runtime/base/status.h"
 
 #define CUDA_CALLS(X)                                                                              \
-    X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString)                          \
-    X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute)                  \
-    X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                   \
-    X(cuCtxSetCurrent) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemAllocHost)                \
-    X(cuMemFreeHost) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync)                \
-    X(cuMemsetD8Async) X(cuMemsetD2D8Async) X(cuStreamCreate) X(cuStreamDestroy)                   \
-    X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamWaitEvent) X(cuStreamBeginCapture)           \
-    X(cuStreamEndCapture) X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery)      \
-    X(cuEventSynchronize) X(cuEventElapsedTime)                                                    \
-    X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute)             \
-    X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphDestroy) X(cuGraphExecDestroy)
+    X(cuInit)                                                                                      \
+    X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) \
+        X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) \
+            X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuMemGetInfo) X(cuMemAlloc) X(       \
+                cuMemFree) X(cuMemAllocHost) X(cuMemFreeHost) X(cuMemcpyHtoDAsync)                 \
+                X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async) X(cuMemsetD2D8Async)  \
+                    X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery)   \
+                        X(cuStreamWaitEvent) X(cuStreamBeginCapture) X(cuStreamEndCapture)         \
+                            X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery)    \
+                                X(cuEventSynchronize) X(cuEventElapsedTime) X(cuModuleLoadData)    \
+                                    X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute) \
+                                        X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphLaunch)   \
+                                            X(cuGraphDestroy) X(cuGraphExecDestroy)
 
 /* NULL in drivers that lack them. */
 #define CUDA_OPTIONAL_CALLS(X) X(cuTensorMapEncodeTiled)

@@ -137,8 +137,7 @@ static bool take_others(ml_executable *e, bool templates) {
 
 /* Raises. */
 static void load_kernels(ml_executable *e, bool templates) {
-    for (uint32_t i = 0; i < e->step_count; i++)
-        cuda_maps_choose(&e->plan->schedule->steps.at[i]);
+    for (uint32_t i = 0; i < e->step_count; i++) cuda_maps_choose(&e->plan->schedule->steps.at[i]);
     ml_status status = try_kernels(e, templates);
     while (status == ML_COMPILE && take_others(e, templates)) {
         fprintf(stderr, "mlua: without Hopper's warpgroup products, which is slower: %s\n",
@@ -171,8 +170,8 @@ static void prepare_launches(ml_executable *e, cuda_step *step) {
         launch->kernel = k;
         enum { PADDING = ML_MAP_BYTES / sizeof(void *) }; /* the struct may be aligned */
         int maps = k->map_count * ML_MAP_BYTES / (int)sizeof(void *);
-        launch->arguments = ML_NEW_ARRAY(e->arena, void *,
-                                         maps + k->pointer_count + k->scalar_count + PADDING);
+        launch->arguments =
+            ML_NEW_ARRAY(e->arena, void *, maps + k->pointer_count + k->scalar_count + PADDING);
         launch->pointers = launch->arguments + maps;
         for (int s = 0; s < k->scalar_count; s++)
             memcpy(&launch->pointers[k->pointer_count + s], &k->scalar[s], 8);

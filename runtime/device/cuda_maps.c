@@ -39,11 +39,10 @@ static ml_status encode(const ml_tensor_map *map, void *address, CUtensorMap *en
         steps[i] = 1;
         if (i > 0) stride[i - 1] = (cuuint64_t)(map->stride[i] * ml_dtypes[map->dtype].bytes);
     }
-    CUDA_TRY(cuTensorMapEncodeTiled(encoded, type_of((ml_dtype)map->dtype), (cuuint32_t)map->rank,
-                                    address, size, stride, box, steps,
-                                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(map->swizzle),
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+    CUDA_TRY(cuTensorMapEncodeTiled(
+        encoded, type_of((ml_dtype)map->dtype), (cuuint32_t)map->rank, address, size, stride, box,
+        steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(map->swizzle),
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     return ML_OK;
 }
 
