@@ -140,8 +140,7 @@ static void load_kernels(ml_executable *e, bool templates) {
     for (uint32_t i = 0; i < e->step_count; i++) cuda_maps_choose(&e->plan->schedule->steps.at[i]);
     ml_status status = try_kernels(e, templates);
     while (status == ML_COMPILE && take_others(e, templates)) {
-        fprintf(stderr, "mlua: with other kernels, which are slower: %s\n",
-                ml_error_last()->text);
+        fprintf(stderr, "mlua: with other kernels, which are slower: %s\n", ml_error_last()->text);
         status = try_kernels(e, templates);
     }
     if (status != ML_OK) ml_raise_last();
