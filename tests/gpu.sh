@@ -162,7 +162,7 @@ for p in $PARTS; do
         ;;
     bench)
         for c in "${cases[@]}"; do
-            part "bench-$c" 180 tests/bench.sh gpu "$c"
+            part "bench-$c" 120 tests/bench.sh gpu "$c"
             grep '^[{|]' "$work/bench-$c.log" 2>/dev/null | tee -a "$out/table.txt"
         done
         ;;
