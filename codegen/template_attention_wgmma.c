@@ -177,12 +177,14 @@ static __device__ __forceinline__ void ${e}_make_ring(unsigned barriers) {
     if (threadIdx.x == 0)
         for (int i = 0; i < ${stages}; i++) {
             ${e}_barrier(barriers + i * 8, 128); /* copying threads */
-            ${e}_barrier(barriers + (${stages} + i) * 8, ${groups} * 4); /* the others' warps */
+            ${e}_barrier(barriers + (${stages} + i) * 8, ${groups} * ${tellers}); /* the others */
         }
     __syncthreads();
 }
+/* One thread tells that its warp is done with a stage; what all of the warp read comes before. */
 static __device__ __forceinline__ void ${e}_release(unsigned barriers, int stage) {
-    if (threadIdx.x % 32 == 0) ${e}_arrive(barriers + (${stages} + stage) * 8);
+    __syncwarp();
+    if (threadIdx.x % (128 / ${tellers}) == 0) ${e}_arrive(barriers + (${stages} + stage) * 8);
 }
 /* The copying warpgroup's side. A stage is told to be full once later ones are under way, and at
  * the latest before a wait: nobody waits for what is not told yet. */
@@ -458,6 +460,7 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
         {"stages", tile->stages},
         {"resident", tile->resident},
         {"threads", threads},
+        {"tellers", ml_knobs()->elect ? 4 : 128}, /* threads of a warpgroup */
         {"row_bytes", tile->groups * 64 * dim * 2},
         {"deferred", tile->deferred},
         {"fused", tile->fused},
