@@ -77,6 +77,23 @@ static void gpu_ranks_in_order(process_room *room) {
     compare_under(room, "MLUA_OVERLAP=0", &one, 2, "--mesh dp=2");
     compare_under(room, "MLUA_OVERLAP=0", &one, 2, "--mesh dp=2 layout=fsdp");
 }
+/* Every schedule, also where loads of kernels, graphs and connections wait for all that runs. */
+static void gpu_ranks_pipelines(process_room *room) {
+    static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble"};
+    if (gpus() < 2) return;
+    learned one = train(room, 1, "MLUA_VERIFY=1", "layers=8 accum=4");
+    for (int i = 0; i < 3; i++) {
+        const char *s = schedules[i];
+        compare_under(room, "EMULATOR_WAITS=1", &one, 2,
+                      ml_arena_format(room->arena, "--mesh pp=2 layers=8 accum=4 schedule=%s", s));
+        compare_under(room, "EMULATOR_WAITS=1", &one, 4,
+                      ml_arena_format(room->arena, "--mesh pp=4 layers=8 accum=8 schedule=%s", s));
+    }
+}
+TEST(gpu_ranks, pipelines) {
+    process_in_room(gpu_ranks_pipelines);
+}
+
 TEST(gpu_ranks, in_order) {
     process_in_room(gpu_ranks_in_order);
 }

@@ -312,6 +312,7 @@ const ml_device_ops ml_device_cuda = {
     .load = cuda_load,
     .bind = cuda_bind,
     .run = cuda_run,
+    .ready = cuda_ready,
     .unload = cuda_unload,
     .join = cuda_nccl_join,
     .collect = cuda_nccl_collect,

@@ -76,6 +76,7 @@ ml_status cuda_workspace(cuda_device *device, int64_t bytes);
 ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable);
 ml_status cuda_bind(ml_executable *executable, void *const *addresses);
 ml_status cuda_run(ml_executable *executable);
+ml_status cuda_ready(ml_executable *executable);
 void cuda_unload(ml_executable *executable);
 
 typedef struct {

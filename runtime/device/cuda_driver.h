@@ -12,20 +12,21 @@
 
 #include "runtime/base/status.h"
 
+/* clang-format off */
 #define CUDA_CALLS(X)                                                                              \
-    X(cuInit)                                                                                      \
-    X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString) X(cuDeviceGetCount) X(cuDeviceGet) \
-        X(cuDeviceGetName) X(cuDeviceGetAttribute) X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) \
-            X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuMemGetInfo) X(cuMemAlloc) X(       \
-                cuMemFree) X(cuMemAllocHost) X(cuMemFreeHost) X(cuMemcpyHtoDAsync)                 \
-                X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD8Async) X(cuMemsetD2D8Async)  \
-                    X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery)   \
-                        X(cuStreamWaitEvent) X(cuStreamBeginCapture) X(cuStreamEndCapture)         \
-                            X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery)    \
-                                X(cuEventSynchronize) X(cuEventElapsedTime) X(cuModuleLoadData)    \
-                                    X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute) \
-                                        X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphLaunch)   \
-                                            X(cuGraphDestroy) X(cuGraphExecDestroy)
+    X(cuInit) X(cuDriverGetVersion) X(cuGetErrorName) X(cuGetErrorString)                          \
+    X(cuDeviceGetCount) X(cuDeviceGet) X(cuDeviceGetName) X(cuDeviceGetAttribute)                  \
+    X(cuDeviceTotalMem) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease)                   \
+    X(cuCtxSetCurrent) X(cuMemGetInfo) X(cuMemAlloc) X(cuMemFree) X(cuMemAllocHost)                \
+    X(cuMemFreeHost) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync)                \
+    X(cuMemsetD8Async) X(cuMemsetD2D8Async) X(cuStreamCreate) X(cuStreamCreateWithPriority)        \
+    X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamWaitEvent)                \
+    X(cuStreamBeginCapture) X(cuStreamEndCapture) X(cuEventCreate) X(cuEventDestroy)               \
+    X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime)                   \
+    X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuFuncSetAttribute)             \
+    X(cuLaunchKernel) X(cuGraphInstantiate) X(cuGraphUpload) X(cuGraphLaunch) X(cuGraphDestroy)    \
+    X(cuGraphExecDestroy)
+/* clang-format on */
 
 /* NULL in drivers that lack them. */
 #define CUDA_OPTIONAL_CALLS(X) X(cuTensorMapEncodeTiled)

@@ -29,7 +29,7 @@ static cuda_edge *find(const cuda_device *d, const ml_edge *edge) {
 }
 
 static ml_status open_edge(cuda_edge *e) {
-    CUDA_TRY(cuStreamCreate(&e->stream, CU_STREAM_NON_BLOCKING));
+    ML_TRY(cuda_nccl_stream(&e->stream));
     CUDA_TRY(cuEventCreate(&e->ready, CU_EVENT_DISABLE_TIMING));
     CUDA_TRY(cuEventCreate(&e->there, CU_EVENT_DISABLE_TIMING));
     return ML_OK;
@@ -38,7 +38,7 @@ static ml_status open_edge(cuda_edge *e) {
 ml_status cuda_edge_connect(ml_device *device, ml_edge *edge) {
     cuda_device *d = (cuda_device *)device;
     /* A rank has no color of an edge that it knows: the other end knows it too. */
-    if (!edge || find(d, edge)) return cuda_pair_new(d, 0, 0, NULL);
+    if (!edge || find(d, edge)) return cuda_pair_new(d, 0, 0, NULL, NULL);
     cuda_edge *e = ml_alloc(sizeof *e);
     if (!e) return ml_fail(ML_NO_MEMORY, "no memory for an edge between GPUs");
     e->edge = edge;
@@ -46,7 +46,7 @@ ml_status cuda_edge_connect(ml_device *device, ml_edge *edge) {
     d->edges = e; /* closed with the device, however far this gets */
     ML_TRY(open_edge(e));
     bool receives = ml_edge_to(edge) == d->base.ranks->rank;
-    return cuda_pair_new(d, ml_edge_from(edge), receives, &e->pair);
+    return cuda_pair_new(d, ml_edge_from(edge), receives, e->stream, &e->pair);
 }
 
 void cuda_edges_close(cuda_device *d) {

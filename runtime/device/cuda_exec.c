@@ -498,6 +498,16 @@ ml_status cuda_run(ml_executable *e) {
     return mode == ML_RUN_PLAIN ? cuda_run_plain(e) : cuda_run_profiled(e, mode);
 }
 
+ml_status cuda_ready(ml_executable *e) {
+    if (e->workspace_generation != e->device->workspace_generation)
+        ML_TRY(cuda_bind(e, e->addresses));
+    if (e->checker || e->graph || e->graph_refused) return ML_OK;
+    ML_TRY(capture_together(e));
+    if (e->graph) CUDA_TRY(cuGraphUpload(e->graph, e->device->stream));
+    cuda_doing(NULL);
+    return cuda_wait_for(e->device, NULL);
+}
+
 ml_status cuda_run_plain(ml_executable *e) {
     if (!e->graph && e->runs > 1 && !e->graph_refused) ML_TRY(capture_together(e));
     if (!e->graph) return cuda_enqueue_all(e);

@@ -2,6 +2,7 @@
 #include "runtime/device/cuda_nccl.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -35,7 +36,8 @@ typedef enum {
 ncclResult_t ncclGetVersion(int *);
 ncclResult_t ncclGetUniqueId(ncclUniqueId *);
 ncclResult_t ncclCommInitRank(ncclComm_t *, int, ncclUniqueId, int);
-ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t *, void *);
+typedef struct ncclConfig ncclConfig_t;
+ncclResult_t ncclCommSplit(ncclComm_t, int, int, ncclComm_t *, ncclConfig_t *);
 ncclResult_t ncclCommDestroy(ncclComm_t);
 ncclResult_t ncclCommAbort(ncclComm_t);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *);
@@ -142,6 +144,36 @@ static ml_status nccl_fail(ncclResult_t result, const char *call) {
         if (result_ != ncclSuccess) return nccl_fail(result_, #call);                              \
     } while (0)
 
+/* What a pair of ranks has to itself. Its kernels wait on the GPU beside computation, so they have
+ * few thread blocks: each takes a multiprocessor. This is the oldest form of ncclConfig_t that has
+ * all that is set; NCCL takes the rest as unset. */
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cluster, least_blocks, most_blocks;
+    const char *network;
+    int share, traffic; /* the latter since 2.25; before, it is padding */
+} pair_config;
+static const pair_config pair_wishes = {
+    .size = sizeof(pair_config),
+    .magic = 0xcafebeef,
+    .version = 21800,
+    .blocking = 1,
+    .cluster = INT_MIN, /* unset */
+    .least_blocks = INT_MIN,
+    .most_blocks = 4,
+    .network = NULL,
+    .share = 0,
+    .traffic = INT_MIN,
+};
+
+/* Kernels of this stream start before those of others that wait. */
+ml_status cuda_nccl_stream(CUstream *stream) {
+    enum { HIGHEST = -100 }; /* the driver takes the highest that it has */
+    CUDA_TRY(cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, HIGHEST));
+    return ML_OK;
+}
+
 /* ---- Communicators ------------------------------------------------------------------------------
  */
 struct cuda_nccl {
@@ -161,6 +193,7 @@ struct cuda_nccl {
     cuda_pair *pairs;
     struct split {
         int color, key;
+        CUstream stream;
         ncclComm_t comm;
     } split;          /* that is being made */
     CUdeviceptr room; /* for cuda_nccl_collect */
@@ -180,12 +213,26 @@ static ml_status connect_axes(cuda_nccl *n) {
     return ML_OK;
 }
 
+/* NCCL makes a connection when it is first used, and that may wait for all that runs on the GPU: so
+ * a pair sends its first message, of what lies in the room, while nothing does. */
+static ml_status first_message(cuda_nccl *n) {
+    void *room = (void *)(uintptr_t)n->room;
+    CUstream stream = n->split.stream;
+    if (n->split.key == 0)
+        NCCL_TRY(ncclSend(room, 1, ncclUint8, 1, n->split.comm, stream));
+    else
+        NCCL_TRY(ncclRecv(room, 1, ncclUint8, 0, n->split.comm, stream));
+    CUDA_TRY(cuStreamSynchronize(stream));
+    return ML_OK;
+}
+
 /* The mesh axes' communicators or, once they are there, the split that is wanted. */
 static ml_status connect(cuda_nccl *n) {
     CUDA_TRY(cuCtxSetCurrent(n->device->context));
     if (!n->all) return connect_axes(n);
-    NCCL_TRY(ncclCommSplit(n->all, n->split.color, n->split.key, &n->split.comm, NULL));
-    return ML_OK;
+    ncclConfig_t *wishes = (ncclConfig_t *)(void *)&pair_wishes;
+    NCCL_TRY(ncclCommSplit(n->all, n->split.color, n->split.key, &n->split.comm, wishes));
+    return n->split.comm ? first_message(n) : ML_OK;
 }
 
 static void *connect_thread(void *argument) {
@@ -224,7 +271,7 @@ static ml_status open_lanes(cuda_nccl *n, bool ordered) {
     for (int i = 0; i < n->axis_count; i++) {
         if (n->size[i] == 1) continue;
         if (ordered || !one) {
-            CUDA_TRY(cuStreamCreate(&n->streams[i], CU_STREAM_NON_BLOCKING));
+            ML_TRY(cuda_nccl_stream(&n->streams[i]));
             one = n->streams[i];
         }
         n->lane[i] = one;
@@ -426,13 +473,16 @@ ml_status cuda_nccl_enqueue(cuda_device *d, const ml_collective_step *s, const v
 
 /* ---- Pairs --------------------------------------------------------------------------------------
  */
-ml_status cuda_pair_new(cuda_device *d, int color, int end, cuda_pair *pair) {
+static ml_status room_make(cuda_nccl *n);
+
+ml_status cuda_pair_new(cuda_device *d, int color, int end, CUstream stream, cuda_pair *pair) {
     cuda_nccl *n = d->nccl;
     if (!n) return ml_fail(ML_INTERNAL, "an edge between GPUs before they are connected");
     ML_TRY(cuda_nccl_ready(d));
     if (!n->all) return ml_fail(ML_DEVICE, "the GPUs' communicators were aborted");
     ML_TRY(cuda_wait_for(d, NULL)); /* nothing may be under way while NCCL splits */
-    n->split = (struct split){.color = pair ? color : NO_COLOR, .key = end};
+    ML_TRY(room_make(n));
+    n->split = (struct split){.color = pair ? color : NO_COLOR, .key = end, .stream = stream};
     ML_TRY(connect_start(n));
     ML_TRY(cuda_nccl_ready(d));
     if (!pair) return ML_OK;

@@ -29,6 +29,7 @@ void cuda_nccl_close(cuda_device *device);
  * aborted. */
 ml_status cuda_nccl_check(cuda_device *device);
 void cuda_nccl_abort(cuda_device *device);
+ml_status cuda_nccl_stream(CUstream *stream); /* of its own: for what others wait for */
 CUstream cuda_nccl_lane(cuda_device *device, int mesh_axis);
 
 /* A collective on a stream, between begin and end: those of one group become one launch. */
@@ -43,9 +44,9 @@ typedef struct cuda_pair {
     struct ncclComm *comm; /* NULL once aborted */
     int end;               /* 0 or 1 */
 } cuda_pair;
-/* All ranks at once, each for one pair at most: the two ends give the same color; pair is NULL on
- * ranks that are no end. */
-ml_status cuda_pair_new(cuda_device *device, int color, int end, cuda_pair *pair);
+/* All ranks at once, each for one pair at most: the two ends give the same color, end 0 will send
+ * and end 1 receive; pair is NULL on ranks that are no end. Both ends are connected then. */
+ml_status cuda_pair_new(cuda_device *device, int color, int end, CUstream stream, cuda_pair *pair);
 ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t bytes, CUstream stream);
 ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
 

@@ -38,6 +38,9 @@ typedef struct {
     ml_status (*join)(ml_device *device);
     ml_status (*collect)(ml_device *device, const ml_collective_step *step, const void *from,
                          void *to);
+    /* Before a bound executable runs for the first time, but one like it has run: make now what its
+     * runs would make. Nothing may be under way. NULL where there is nothing to make. */
+    ml_status (*ready)(ml_executable *executable);
     /* All ranks at once, right after ml_comm_edge made edges of which each rank is an end of one at
      * most, this one (NULL: of none): the ops below may then use it. NULL where a device needs no
      * such call. */

@@ -40,17 +40,17 @@ struct ml_program {
     ml_executable *executable;
     ml_executable *refresh; /* of plan->refresh; NULL where there is none */
     struct staged_run *staged; /* of a program cut into stages: it has no executable */
-    bool bound;          /* to the session's present arena */
-    void *inputs;        /* one block for all inputs, then the coordinates */
-    int64_t coordinates; /* their offset: an i32 for each mesh axis, PLACE_ALIGNMENT apart */
-    void *part;          /* host memory for the largest part of an input; NULL on one rank */
-    void **addresses;    /* by storage; in the plan's arena */
+    bool bound;                /* to the session's present arena */
+    void *inputs;              /* one block for all inputs, then the coordinates */
+    int64_t coordinates;       /* their offset: an i32 for each mesh axis, PLACE_ALIGNMENT apart */
+    void *part;                /* host memory for the largest part of an input; NULL on one rank */
+    void **addresses;          /* by storage; in the plan's arena */
     uint32_t *input_ids;
     int64_t *input_offsets, *input_bytes; /* of this rank's parts */
     ml_placements *input_places;
     int input_count;
     bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
-    bool ready; /* all states that it reads are initialized */
+    bool ready;     /* all states that it reads are initialized */
     ml_program *fallback; /* fallback.c; NULL: none */
     ml_program *owner;    /* whose fallback it is, with the inputs of that; NULL: nobody's */
     ml_program *next, *previous;
@@ -100,16 +100,14 @@ void staged_unbind(ml_program *program); /* addresses have changed */
 ml_status staged_start(ml_program *program, const void *const *inputs);
 ml_status staged_finish(ml_program *program, void *const *outputs);
 
-/* bubble.c: how much of a pipelined step ranks wait, measured in two steps after the first ones: in
- * one each task is timed by itself, in the next the step. */
+/* bubble.c: how much of a pipelined step ranks wait, measured in one step after the first ones. */
 typedef struct {
-    int64_t steps, step;      /* counted so far; the present one's number, 0: it does not count */
-    double began, task, busy; /* seconds */
-    double share;                     /* the bubble; negative while it is not known */
+    int64_t steps, step; /* counted so far; the present one's number, 0: it does not count */
+    double began, busy;  /* seconds: when, and how long the device had worked before */
+    ml_run_mode mode;    /* of the profile before */
+    double share;        /* the bubble; negative while it is not known */
 } bubble_clock;
 ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
-ml_status bubble_task_begin(ml_program *program, bubble_clock *clock);
-ml_status bubble_task_end(ml_program *program, bubble_clock *clock);
 ml_status bubble_step_end(ml_program *program, bubble_clock *clock);
 double staged_bubble(const ml_program *program); /* negative: not known */
 

@@ -1,5 +1,6 @@
 /* Running programs that are cut into pipeline stages: a step's microbatches are collected, then
  * every rank goes through its tasks in the order of the schedule. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/exec/session.h"
@@ -20,8 +21,8 @@ struct staged_run {
     char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch */
     int64_t feed_bytes; /* of one microbatch */
     int queued;
-    bool rebinds;  /* one executable serves all slots */
-    int64_t steps; /* since the executables were bound */
+    bool rebinds; /* one executable serves all slots */
+    bool fresh;   /* not all executables are ready for many messages under way */
     bubble_clock clock;
 };
 
@@ -219,10 +220,9 @@ static ml_status piece_run(ml_program *program, int v, int p, int microbatch) {
         executables[executable_of(program, v, p, microbatch)]);
 }
 
-/* A slot begins another microbatch: what was sent from it must be gone, and the inputs come. */
-static ml_status slot_begin(ml_program *program, int v, int microbatch) {
+/* After this, what was sent for the microbatch is gone. */
+static ml_status messages_settle(ml_program *program, int v, int microbatch) {
     const struct ml_staged_plan *plan = plan_of(program);
-    const piece_set *pieces = &plan->stages[v].pieces;
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
@@ -231,6 +231,15 @@ static ml_status slot_begin(ml_program *program, int v, int microbatch) {
         status = device->ops->settle(device, program->staged->edges[m->lane],
                                      cell_address(program, v, microbatch, m->cell_from));
     }
+    return status;
+}
+
+/* A slot begins another microbatch: what was sent from it must be gone, and the inputs come. */
+static ml_status slot_begin(ml_program *program, int v, int microbatch) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    const piece_set *pieces = &plan->stages[v].pieces;
+    ml_device *device = program->session->device;
+    ml_status status = messages_settle(program, v, microbatch);
     const char *feed = program->staged->feeds + (int64_t)microbatch * program->staged->feed_bytes;
     for (int i = 0; i < pieces->cell_count && status == ML_OK; i++) {
         for (int k = 0; k < program->input_count; k++) {
@@ -288,17 +297,19 @@ static ml_status task_receive(ml_program *program, const ml_action *action) {
     return status;
 }
 
-static ml_status task_send(ml_program *program, int task, int microbatch) {
+/* What the task has made for others, or (`to_task`) what this rank has for the task. */
+static ml_status messages_send(ml_program *program, const ml_action *action, bool to_task) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
         const staged_message *m = &plan->messages[program->staged->messages[i]];
         const staged_lane *lane = &plan->lanes[m->lane];
-        if (lane->from_task != task || lane->local) continue;
-        status = device->ops->send(device, program->staged->edges[m->lane],
-                                   cell_address(program, lane->from, microbatch, m->cell_from),
-                                   m->bytes);
+        if ((to_task ? lane->to_task : lane->from_task) != action->task) continue;
+        if (lane->local || !mine(program, lane->from)) continue;
+        status = device->ops->send(
+            device, program->staged->edges[m->lane],
+            cell_address(program, lane->from, action->microbatch, m->cell_from), m->bytes);
     }
     return status;
 }
@@ -307,35 +318,125 @@ static ml_status task_send(ml_program *program, int task, int microbatch) {
 static ml_status transfer(ml_program *program, const ml_action *action, bool receives) {
     ml_profile *profile = program->session->device->profile;
     double begin = profile != NULL ? ml_profile_now() : 0;
-    ml_status status = receives ? task_receive(program, action)
-                                : task_send(program, action->task, action->microbatch);
+    ml_status status =
+        receives ? task_receive(program, action) : messages_send(program, action, false);
     if (status != ML_OK || profile == NULL) return status;
     return ml_profile_host(profile, receives ? "receive" : "send", begin);
 }
 
-static ml_status step_run(ml_program *program) {
+static ml_status action_run(ml_program *program, const ml_action *action) {
+    int v = plan_of(program)->tasks[action->task].stage;
+    int p = action->task - plan_of(program)->stages[v].first_task;
+    return piece_run(program, v, p, action->microbatch);
+}
+
+static int compare_start(const void *a, const void *b) {
+    const ml_action *x = *(const ml_action *const *)a, *y = *(const ml_action *const *)b;
+    return x->start != y->start ? (x->start < y->start ? -1 : 1) : x->task - y->task;
+}
+
+/* The actions of all ranks with a microbatch, in an order in which each comes after those that it
+ * needs something of. There is one of each task. */
+static ml_status actions_of(const struct ml_staged_plan *plan, int microbatch,
+                            const ml_action ***list, int *count) {
+    const ml_action **found = ml_alloc(sizeof *found * (size_t)(plan->task_count + 1));
+    *list = found;
+    *count = 0;
+    if (found == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a step");
+    for (int r = 0; r < plan->ranks; r++)
+        for (int i = 0; i < plan->pipeline.action_count[r]; i++)
+            if (plan->pipeline.actions[r][i].microbatch == microbatch)
+                found[(*count)++] = &plan->pipeline.actions[r][i];
+    qsort(found, (size_t)*count, sizeof *found, compare_start);
+    return ML_OK;
+}
+
+/* A microbatch goes through all tasks by itself. Messages are sent when the task that needs them is
+ * next and not before: then nothing that is under way waits for what comes later. */
+static ml_status microbatch_run(ml_program *program, int microbatch) {
     const struct ml_staged_plan *plan = plan_of(program);
-    bubble_clock *clock = &program->staged->clock;
-    int rank = plan->coordinate;
-    int count = plan->pipeline.action_count[rank];
-    /* While a GPU still loads kernels, which may wait for all that runs there, no message may be
-     * expected whose sender waits for this rank: not before all executables have run twice. */
-    bool ahead = ++program->staged->steps > 2;
-    ml_status status = pieces_bind(program);
-    if (status == ML_OK) status = bubble_step_begin(program, clock);
+    const ml_action **actions;
+    int count;
+    ml_status status = actions_of(plan, microbatch, &actions, &count);
     for (int i = 0; i < count && status == ML_OK; i++) {
-        const ml_action *action = &plan->pipeline.actions[rank][i];
-        int v = plan->tasks[action->task].stage;
-        int p = action->task - plan->stages[v].first_task;
-        if (!ahead || i == 0) status = task_prepare(program, action);
-        if (status == ML_OK) status = transfer(program, action, true);
-        /* Before this task runs, so that a GPU receives beside it. */
-        if (status == ML_OK && ahead && i + 1 < count) status = task_prepare(program, action + 1);
-        if (status == ML_OK) status = bubble_task_begin(program, clock);
-        if (status == ML_OK) status = piece_run(program, v, p, action->microbatch);
-        if (status == ML_OK) status = bubble_task_end(program, clock);
-        if (status == ML_OK) status = transfer(program, action, false);
+        bool own = mine(program, plan->tasks[actions[i]->task].stage);
+        if (own) status = task_prepare(program, actions[i]);
+        if (status == ML_OK) status = messages_send(program, actions[i], true);
+        if (!own || status != ML_OK) continue;
+        status = transfer(program, actions[i], true);
+        if (status == ML_OK) status = action_run(program, actions[i]);
     }
+    ml_free(actions);
+    return status;
+}
+
+/* Nothing is under way: what a device makes for its later runs is made now, for all slots. */
+static ml_status pieces_ready(ml_program *program, int microbatch) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_device *device = program->session->device;
+    ml_status status = ML_OK;
+    for (int v = 0; v < plan->count && status == ML_OK; v++)
+        if (mine(program, v)) status = messages_settle(program, v, microbatch);
+    if (status == ML_OK) status = device->ops->wait(device);
+    for (int v = 0; v < plan->count && device->ops->ready != NULL; v++) {
+        int count = mine(program, v) ? plan->stages[v].slots * plan->stages[v].pieces.count : 0;
+        for (int i = 0; i < count && status == ML_OK; i++)
+            status = device->ops->ready(program->staged->stages[v].executables[i]);
+    }
+    return status;
+}
+
+/* Microbatches of this step that go by themselves, before the others. The first one of fresh
+ * executables does: a GPU loads kernels and makes graphs for the first runs, and that may wait for
+ * all that is under way there, such as a message whose receiver waits for this rank. So do all
+ * while products are measured alone. All ranks do the same. */
+static ml_status microbatches_alone(ml_program *program, int *alone) {
+    struct staged_run *run = program->staged;
+    int64_t ready = !run->fresh;
+    ml_status status = ML_OK;
+    if (program->session->comm != NULL) status = ml_comm_least(program->session->comm, &ready);
+    run->fresh = !ready;
+    *alone = ready ? 0 : 1;
+    if (ml_profile_mode(program->session->device->profile) == ML_RUN_ALONE)
+        *alone = plan_of(program)->microbatches;
+    return status;
+}
+
+/* The actions of the schedule, but for those of the first few microbatches. */
+static ml_status schedule_run(ml_program *program, int without) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    const ml_action *action = plan->pipeline.actions[plan->coordinate];
+    const ml_action *end = action + plan->pipeline.action_count[plan->coordinate];
+    ml_status status = ML_OK;
+    while (action < end && action->microbatch < without) action++;
+    if (action < end) status = task_prepare(program, action);
+    while (action < end && status == ML_OK) {
+        const ml_action *next = action + 1;
+        while (next < end && next->microbatch < without) next++;
+        status = transfer(program, action, true);
+        /* Before this task runs, so that a GPU receives beside it. */
+        if (status == ML_OK && next < end) status = task_prepare(program, next);
+        if (status == ML_OK) status = action_run(program, action);
+        if (status == ML_OK) status = transfer(program, action, false);
+        action = next;
+    }
+    return status;
+}
+
+static ml_status step_run(ml_program *program) {
+    bubble_clock *clock = &program->staged->clock;
+    int alone = 0;
+    ml_status status = pieces_bind(program);
+    if (status == ML_OK) status = microbatches_alone(program, &alone);
+    clock->step = 0;
+    if (status == ML_OK && alone == 0) status = bubble_step_begin(program, clock);
+    for (int i = 0; i < alone && status == ML_OK; i++) {
+        status = microbatch_run(program, i);
+        if (status != ML_OK || !program->staged->fresh) continue;
+        status = pieces_ready(program, i);
+        program->staged->fresh = status != ML_OK;
+    }
+    if (status == ML_OK) status = schedule_run(program, alone);
     return status == ML_OK ? bubble_step_end(program, clock) : status;
 }
 
@@ -360,7 +461,7 @@ ml_status staged_start(ml_program *program, const void *const *inputs) {
 
 void staged_unbind(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
-    program->staged->steps = 0;
+    program->staged->fresh = true;
     for (int v = 0; v < plan->count; v++) {
         const staged_stage *stage = &plan->stages[v];
         if (!stage->planned) continue;

@@ -156,6 +156,7 @@ CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char byte, siz
 typedef struct {
     void (*run)(void *);
     unsigned shared_bytes; /* allowed */
+    int launched;
     char name[64];
 } function;
 typedef struct {
@@ -216,6 +217,8 @@ CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned
     if (grid_x == 0 || grid_x > 2147483647u || grid_y - 1 > 65534 || grid_z - 1 > 65534 ||
         threads == 0 || threads > 1024 || shared_bytes > ((function *)f)->shared_bytes)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!((function *)f)->launched && emu_waits()) emu_finish();
+    ((function *)f)->launched = 1;
     launch *l = calloc(1, sizeof *l);
     l->function = (function *)f;
     l->grid = (emu_index){grid_x, grid_y, grid_z};

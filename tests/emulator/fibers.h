@@ -16,6 +16,9 @@ void emu_enqueue(void *stream, int (*call)(void *), void *data);
 /* Let `later` come after all that is on `earlier` by now. */
 void emu_order(void *earlier, void *later);
 void emu_finish(void); /* all streams */
+/* Whether what makes ready for more (loads of kernels at their first launch, graphs, connections)
+ * waits for all that is under way, as a GPU's driver may do: EMULATOR_WAITS=1. */
+int emu_waits(void);
 void emu_complain(const char *what); /* counted: the process then ends with an error */
 
 #endif

@@ -1,7 +1,9 @@
 /* libnccl for the emulator: collectives between processes, each with an emulated GPU. Messages are
  * files in a folder of the communicator ($EMULATOR/nccl/ID); sums are in the order of the ranks.
- * Calls only put work on streams; it waits for the other ranks there, as on a GPU. Complains about
- * ranks that call different collectives. */
+ * Calls only put work on streams; it waits for the other ranks there, as on a GPU. With
+ * EMULATOR_WAITS=1 a message is gone once its receiver takes it, and a communicator's first message
+ * waits for all that this rank has under way. Complains about ranks that call different
+ * collectives. */
 #include <nccl.h>
 
 #include <dirent.h>
@@ -140,6 +142,7 @@ static void begin_piece(piece *p) {
     for (int i = 0; i < c->size; i++) {
         int peer = p->kind == SEND || p->kind == RECEIVE ? i == p->peer : i != c->rank;
         if (!peer) continue;
+        if (p->kind == SEND) p->message[i] = c->sent[i];
         if (p->kind != RECEIVE)
             send_message(c, i, describe(p), p->from + (p->kind == REDUCE_SCATTER ? i * bytes : 0),
                          bytes);
@@ -147,8 +150,14 @@ static void begin_piece(piece *p) {
     }
 }
 
-static int piece_ready(const piece *p) {
-    if (p->kind == SEND) return 1;
+static int message_gone(const piece *p) {
+    char path[600];
+    name_message(p->comm, p->comm->rank, p->peer, p->message[p->peer], path);
+    return access(path, F_OK) != 0;
+}
+
+static int piece_ready(const piece *p, int alone) {
+    if (p->kind == SEND) return !alone || !emu_waits() || message_gone(p);
     if (p->kind == RECEIVE) return has_message(p->comm, p->peer, p->message[p->peer]);
     for (int i = 0; i < p->comm->size; i++)
         if (i != p->comm->rank && !has_message(p->comm, i, p->message[i])) return 0;
@@ -180,7 +189,7 @@ static int do_group(void *data) {
     for (int i = 0; !g->begun && i < g->count; i++) begin_piece(&g->at[i]);
     g->begun = 1;
     for (int i = 0; i < g->count; i++)
-        if (!g->at[i].comm->aborted && !piece_ready(&g->at[i])) return 0;
+        if (!g->at[i].comm->aborted && !piece_ready(&g->at[i], g->count == 1)) return 0;
     for (int i = g->count; i-- > 0;) /* in any order, so not in that of the calls */
         if (!g->at[i].comm->aborted) end_piece(&g->at[i]);
     g->begun = 0; /* a graph does it again */
@@ -207,6 +216,7 @@ ncclResult_t ncclGroupEnd(void) {
 
 static ncclResult_t add(piece p, void *stream) {
     if (p.comm->aborted || collecting.count == GROUP) return ncclInvalidUsage;
+    if (!p.comm->stream && (p.kind == SEND || p.kind == RECEIVE) && emu_waits()) emu_finish();
     if (collecting.count && collecting_stream != stream)
         emu_complain("nccl: a group on two streams");
     ncclGroupStart();
