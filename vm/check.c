@@ -9,7 +9,7 @@
 
 enum { LARGEST = 10 };
 
-enum { STATE_KINDS = ML_STATE_OTHER + 1 };
+enum { STATE_KINDS = ML_STATE_COPY + 1 };
 
 typedef struct {
     const ml_graph *graph; /* the session's */
@@ -342,7 +342,7 @@ static int64_t all_states(const report *r) {
 }
 
 static void print_text(lua_State *L, const report *r, double tokens) {
-    static const char *const kinds[] = {"parameters", "optimizer", "gradients", "copies", "other"};
+    static const char *const kinds[] = {"parameters", "optimizer", "gradients", "other", "copies"};
     const ml_vm *vm = vm_of(L);
     printf("device          %s\n", device_text(vm));
     traffic_print_ranks(L, &r->traffic);

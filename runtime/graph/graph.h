@@ -119,8 +119,9 @@ typedef enum {
     ML_STATE_PARAMETER,
     ML_STATE_OPTIMIZER,
     ML_STATE_GRADIENT, /* a sum of gradients over microbatches */
-    ML_STATE_COPY, /* of parameters, in the products' type: a plan's own, of one rank's part */
     ML_STATE_OTHER,
+    ML_STATE_COPY, /* of parameters, in the products' type: a plan's own, of one rank's part; no
+                      script makes one */
 } ml_state_kind;
 typedef struct {
     const char *name; /* unique; the key of its randomness and of checkpoints */
