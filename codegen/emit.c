@@ -201,14 +201,16 @@ const char *ml_prelude(ml_target_kind kind) {
     return kind == ML_TARGET_CUDA ? emit_prelude_cuda : emit_prelude_c;
 }
 
-void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out) {
+static void print(const ml_kernel_ir *ir, const ml_target *target, int batch, ml_arena *arena,
+                  ml_kernel *out) {
     ml_kernel_ir scalar = *ir;
     if (ir->loop_count == 0) { /* a single element: one loop of size 1 */
         scalar.loop_count = scalar.row_loops = 1;
         scalar.size[0] = 1;
         ir = &scalar;
     }
-    emitter e = {.ir = ir, .target = target, .arena = arena, .out = out, .text = {.arena = arena}};
+    emitter e = {.ir = ir, .target = target, .arena = arena, .out = out, .batch = batch};
+    e.text.arena = arena;
     memset(out, 0, sizeof *out);
     emit_analyse(&e);
     if (target->kind == ML_TARGET_CUDA)
@@ -217,4 +219,37 @@ void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, m
         emit_c(&e);
     /* here and not only where kernels are compiled: so that `mlua check` shows them too */
     cache_keep_if_asked(out, ml_prelude(target->kind), target->kind == ML_TARGET_CUDA ? "cu" : "c");
+}
+
+void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out) {
+    print(ir, target, 0, arena, out);
+}
+
+int ml_batch_capacity(const ml_kernel *kernel) {
+    enum { WORDS = 512 }; /* of a kernel's arguments: 4 KiB */
+    bool simple = kernel->next == NULL && kernel->otherwise == NULL && kernel->grid[1] == 1 &&
+                  kernel->grid[2] == 1 && kernel->grid[0] > 0 && kernel->scalar_count == 2;
+    return simple ? (WORDS - 1) / (kernel->pointer_count + 3) : 0;
+}
+
+void ml_emit_batch(const ml_kernel_ir *ir, const ml_kernel *const *members, int count,
+                   const ml_target *target, ml_arena *arena, ml_kernel *out) {
+    int capacity = ml_batch_capacity(members[0]);
+    int64_t *table = ML_NEW_ARRAY(arena, int64_t, 3 * (size_t)capacity + 1), blocks = 0;
+    print(ir, target, capacity, arena, out);
+    out->pointer_count = capacity * members[0]->pointer_count;
+    out->scalar_count = 0;
+    out->table = table;
+    out->table_count = 3 * capacity + 1;
+    table[0] = count;
+    for (int i = 0; i < count; i++) {
+        table[1 + i] = blocks;
+        table[1 + capacity + 2 * i] = members[i]->scalar[0];
+        table[2 + capacity + 2 * i] = members[i]->scalar[1];
+        blocks += members[i]->grid[0];
+    }
+    if (blocks > INT32_MAX)
+        ml_raise(ML_TOO_LARGE, "a launch needs %lld blocks, more than a GPU can start",
+                 (long long)blocks);
+    out->grid[0] = (uint32_t)blocks;
 }

@@ -19,6 +19,7 @@ typedef struct emitter {
     ml_arena *arena;
     ml_text text;
     ml_kernel *out;
+    int batch; /* members that one launch may have; 0: a kernel of its own */
     int *stage, *depth, *place;
     bool *buffered;               /* set by the target: survives its pass */
     bool *exact;                  /* a CAST to bf16 that a bf16 store rounds anyway */

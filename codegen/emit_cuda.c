@@ -431,12 +431,17 @@ static void print_partials(const cuda_shape *s, bool start) {
     }
 }
 
+/* The number of the block among those of its kernel: in a batch, of its member. */
+static const char *block_text(const cuda_shape *s) {
+    return s->e->batch > 0 ? "block" : "blockIdx.x";
+}
+
 /* Rows (or packs) of this block's chunk: low .. high-1. */
 static void print_chunk(const cuda_shape *s) {
     ml_text_add(&s->e->text,
-                "const long long chunk = blockIdx.%s;\nconst %s low = (%s)(chunk * a.s[0] / "
+                "const long long chunk = %s;\nconst %s low = (%s)(chunk * a.s[0] / "
                 "a.s[1]), high = (%s)((chunk + 1) * a.s[0] / a.s[1]);\n",
-                s->tiled ? "y" : "x", s->integer, s->integer, s->integer);
+                s->tiled ? "blockIdx.y" : block_text(s), s->integer, s->integer, s->integer);
     print_partials(s, true);
 }
 
@@ -450,9 +455,8 @@ static void print_element_loop(const cuda_shape *s) {
                     threads);
     else
         ml_text_add(&e->text,
-                    "const %s t = ((%s)blockIdx.x * %d + it) * %d + threadIdx.x;\nif (t < a.s[0]) "
-                    "{\n",
-                    s->integer, s->integer, s->packs, threads);
+                    "const %s t = ((%s)%s * %d + it) * %d + threadIdx.x;\nif (t < a.s[0]) {\n",
+                    s->integer, s->integer, block_text(s), s->packs, threads);
     print_unravel(s, "t", 0, e->inner, s->integer);
     print_pointers(s);
 }
@@ -489,9 +493,8 @@ static void print_rows(const cuda_shape *s) {
     ml_text_add(&e->text, "const int lane = threadIdx.x %% %d, team = threadIdx.x / %d;\n", s->team,
                 s->team);
     if (!s->chunked) {
-        ml_text_add(&e->text,
-                    "const %s row = (%s)blockIdx.x * %d + team;\nif (row >= a.s[0]) return;\n",
-                    s->integer, s->integer, s->teams);
+        ml_text_add(&e->text, "const %s row = (%s)%s * %d + team;\nif (row >= a.s[0]) return;\n",
+                    s->integer, s->integer, block_text(s), s->teams);
         print_row(s);
         return;
     }
@@ -546,14 +549,57 @@ static bool is_quick(const cuda_shape *s) {
     return any;
 }
 
-void emit_cuda(emitter *e) {
+/* The operands' pointers. The batch's arguments are, in this order: the members' reads, their
+ * writes; the number of members, each one's first block, each one's scalars. */
+static void print_operands(const cuda_shape *s) {
+    emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
-    cuda_shape s = {.e = e};
-    cuda_choose_shape(&s);
+    int reads = 0, half = 1;
+    while (reads < ir->operand_count && !ir->operand[reads].written) reads++;
+    while (half * 2 < e->batch) half *= 2;
+    if (e->batch > 0)
+        ml_text_add(&e->text,
+                    "const int members = (int)all.s[0];\nint m = 0;\n"
+                    "for (int half = %d; half > 0; half /= 2)\n"
+                    "if (m + half < members && blockIdx.x >= all.s[1 + m + half]) m += half;\n"
+                    "const unsigned block = blockIdx.x - (unsigned)all.s[1 + m];\n"
+                    "const ml_sizes a = {{all.s[%d + 2 * m], all.s[%d + 2 * m]}};\n",
+                    half, e->batch + 1, e->batch + 2);
     for (int k = 0; k < ir->operand_count; k++) {
         const char *type = emit_memory_type((ml_dtype)ir->operand[k].dtype);
-        ml_text_add(&e->text, "%s *const o%d = (%s *)a.p[%d];\n", type, k, type, k);
+        const char *at = ml_arena_format(e->arena, "a.p[%d]", k);
+        if (e->batch > 0 && k < reads)
+            at = ml_arena_format(e->arena, "all.p[m * %d + %d]", reads, k);
+        else if (e->batch > 0)
+            at = ml_arena_format(e->arena, "all.p[members * %d + m * %d + %d]", reads,
+                                 ir->operand_count - reads, k - reads);
+        ml_text_add(&e->text, "%s *const o%d = (%s *)%s;\n", type, k, type, at);
     }
+}
+
+/* What comes before the kernel's name, and after it. */
+static void finish(const cuda_shape *s, const char *quick) {
+    emitter *e = s->e;
+    const char *types;
+    if (e->batch > 0)
+        types = ml_arena_format(e->arena,
+                                "struct ml_arguments { char *p[%d]; long long s[%d]; };\n"
+                                "struct ml_sizes { long long s[2]; };\n",
+                                e->ir->operand_count * e->batch, 1 + 3 * e->batch);
+    else
+        types = ml_arena_format(e->arena, "struct ml_arguments { char *p[%d]; long long s[2]; };\n",
+                                e->ir->operand_count);
+    emit_finish(e,
+                ml_arena_format(e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%d) ",
+                                quick, types, cuda_threads(s)),
+                e->batch > 0 ? "(const __grid_constant__ ml_arguments all)\n{\n"
+                             : "(const ml_arguments a)\n{\n");
+}
+
+void emit_cuda(emitter *e) {
+    cuda_shape s = {.e = e};
+    cuda_choose_shape(&s);
+    print_operands(&s);
     if (s.shared_bytes > 0) ml_text_add(&e->text, "extern __shared__ uint4 shared[];\n");
     if (s.elementwise)
         print_elements(&s);
@@ -565,10 +611,5 @@ void emit_cuda(emitter *e) {
                                        "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
                                        "#define ml_tanh_f32 ml_quick_tanh_f32\n"
                                      : "";
-    emit_finish(e,
-                ml_arena_format(e->arena,
-                                "%sstruct ml_arguments { char *p[%d]; long long s[2]; };\nextern "
-                                "\"C\" __global__ void __launch_bounds__(%d) ",
-                                quick, ir->operand_count, cuda_threads(&s)),
-                "(const ml_arguments a)\n{\n");
+    finish(&s, quick);
 }

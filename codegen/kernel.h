@@ -84,8 +84,9 @@ typedef struct {
  *       runs units begin .. end-1 of `units`; units may run in any order and at once.
  * CUDA: extern "C" __global__ void ENTRY(ml_arguments a), where ml_arguments is
  *       struct { char *p[]; long long s[]; } of exactly pointer_count pointers and scalar_count
- *       scalars; `units` is ignored. With tensor maps the struct is aligned to 64 bytes, begins
- *       with map_count of them, 128 bytes each, and the parameter is const __grid_constant__. */
+ *       scalars, or fewer pointers and then nothing in their places; `units` is ignored. With
+ *       tensor maps the struct is aligned to 64 bytes, begins with map_count of them, 128 bytes
+ *       each, and the parameter is const __grid_constant__. */
 enum { ML_MAX_SCALARS = 8, ML_MAP_AXES = 5, ML_MAP_BYTES = 128 };
 
 /* What the copy engine of Hopper (TMA) needs to know of an operand, encoded by the driver once the
@@ -108,6 +109,8 @@ typedef struct ml_kernel {
     const char *label;      /* for people: "sum+mul+store", shown in debug output and traces */
     int pointer_count, scalar_count;
     int64_t scalar[ML_MAX_SCALARS];
+    const int64_t *table; /* CUDA: more scalars, behind these */
+    int table_count;
     const ml_tensor_map *maps; /* CUDA: map_count of them */
     int map_count;
     int64_t units, grain;   /* C: parallel units, and the fewest worth waking a thread */
@@ -122,6 +125,13 @@ typedef struct ml_kernel {
 
 /* Print `ir` for `target` (emit.c, with loop skeletons in emit_c.c and emit_cuda.c). Raises. */
 void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out);
+/* CUDA: one launch of several kernels that share a key and do not depend on one another: each keeps
+ * its own blocks and so computes the same bits. The pointers are all members' reads, then all their
+ * writes; pointer_count counts what there is room for. `ir` is any member's. Raises.
+ * ml_batch_capacity: how many such kernels one launch may have; 0 where a kernel takes no part. */
+int ml_batch_capacity(const ml_kernel *kernel);
+void ml_emit_batch(const ml_kernel_ir *ir, const ml_kernel *const *members, int count,
+                   const ml_target *target, ml_arena *arena, ml_kernel *out);
 /* The text that goes before every kernel's source: types, conversions, ml_exp_f32, ... */
 const char *ml_prelude(ml_target_kind kind);
 /* Expression of a MAP op with operand texts filled in, e.g. "ml_exp_f32(v3)"; for templates too. */

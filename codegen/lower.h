@@ -107,6 +107,7 @@ typedef struct {
     ml_step_kind kind;
     ml_ref node; /* the node it is named after, for origins */
     int read_count, write_count;
+    int members; /* kernels that it is a batch of, each with as many reads and writes; 0: none */
     uint32_t *values;       /* reads, then writes: in the order of the kernel's pointers */
     const ml_kernel_ir *ir; /* loops; NULL for templates */
     ml_kernel *kernel;      /* KERNEL, and ATTENTION where the template serves */
@@ -114,8 +115,8 @@ typedef struct {
     const ml_attention_step *attention;
     const ml_ragged *ragged;
     const ml_collective_step *collective;
-    uint64_t *may_alias; /* for each write: bit set of the reads whose memory it may overwrite
-                            (same elements read before they are written, never after) */
+    uint64_t *may_alias; /* for each write: bit set of its member's reads whose memory it may
+                            overwrite (same elements read before they are written, never after) */
     double flops;
     int64_t bytes; /* that must move: each operand once */
 } ml_step;

@@ -73,6 +73,8 @@ static const knob KNOBS[] = {
      "0: parameters are cast for a GPU's products at each step; else their casts are kept, and set "
      "with the parameters, where memory allows",
      FLAG, AT(copies)},
+    {"MLUA_BATCH", "0|1",
+     "0: a launch for each kernel; else a GPU runs those that are alike in one", FLAG, AT(batch)},
     {"MLUA_OVERLAP", "0|1",
      "collectives beside other work: 0 nowhere, 1 also in the order of steps on a CPU; default: on "
      "GPUs",
@@ -96,6 +98,7 @@ static ml_knobs_values values = {.tune = true,
                                  .cudnn = true,
                                  .deterministic = true,
                                  .copies = true,
+                                 .batch = true,
                                  .wgmma = 1,
                                  .tma = true,
                                  .elect = true,

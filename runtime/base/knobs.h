@@ -26,6 +26,7 @@ typedef struct {
     int recompute;       /* MLUA_RECOMPUTE=1: recompute activations whatever the time; 0: none */
     int chunk;           /* MLUA_CHUNK=MiB: logits beyond this are made in chunks; 0: never */
     bool copies;         /* MLUA_COPIES=0: no copies of parameters outlive a step */
+    bool batch;          /* MLUA_BATCH=0: every kernel has a launch of its own */
     int overlap;         /* MLUA_OVERLAP=0|1: collectives beside other work; -1: on GPUs */
     int timeout;         /* MLUA_TIMEOUT=s: seconds until a silent rank is given up; 0: default */
     const char *bind;    /* MLUA_BIND=address: where rank 0's rendezvous listens */

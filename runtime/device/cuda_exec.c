@@ -169,11 +169,15 @@ static void prepare_launches(ml_executable *e, cuda_step *step) {
         launch->kernel = k;
         enum { PADDING = ML_MAP_BYTES / sizeof(void *) }; /* the struct may be aligned */
         int maps = k->map_count * ML_MAP_BYTES / (int)sizeof(void *);
+        int scalars = k->scalar_count + k->table_count;
         launch->arguments =
-            ML_NEW_ARRAY(e->arena, void *, maps + k->pointer_count + k->scalar_count + PADDING);
+            ML_NEW_ARRAY(e->arena, void *, maps + k->pointer_count + scalars + PADDING);
         launch->pointers = launch->arguments + maps;
-        for (int s = 0; s < k->scalar_count; s++)
-            memcpy(&launch->pointers[k->pointer_count + s], &k->scalar[s], 8);
+        for (int s = 0; s < scalars; s++) {
+            const int64_t *from =
+                s < k->scalar_count ? &k->scalar[s] : &k->table[s - k->scalar_count];
+            memcpy(&launch->pointers[k->pointer_count + s], from, 8);
+        }
     }
 }
 
@@ -344,8 +348,9 @@ static ml_status bind_pointers(ml_executable *e, cuda_step *step) {
     }
     for (int i = 0; i < step->launch_count; i++) {
         cuda_launch *launch = &step->launches[i];
+        int room = launch->kernel->pointer_count;
         memcpy(launch->pointers, step->pointers,
-               (size_t)launch->kernel->pointer_count * sizeof *step->pointers);
+               (size_t)(count < room ? count : room) * sizeof *step->pointers);
         ML_TRY(cuda_maps_bind(launch));
     }
     return ML_OK;

@@ -15,6 +15,15 @@ bool ml_value_contiguous(const ml_value *value) {
     return true;
 }
 
+/* Whether a step may write a result over the operand's memory. */
+static bool overwrites(const ml_step *step, int write, int read) {
+    int members = step->members > 0 ? step->members : 1, reads = step->read_count / members;
+    if (step->may_alias == NULL || reads == 0) return false;
+    int member = write / (step->write_count / members);
+    if (read / reads != member || read % reads >= 64) return false;
+    return step->may_alias[write] >> read % reads & 1;
+}
+
 bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int write,
                           uint32_t storage) {
     const ml_value *written = &schedule->values.at[step->values[step->read_count + write]];
@@ -22,7 +31,7 @@ bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int 
     for (int i = 0; i < step->read_count; i++) {
         const ml_value *read = &schedule->values.at[step->values[i]];
         if (read->storage != storage) continue;
-        if (step->may_alias == NULL || i >= 64 || !(step->may_alias[write] >> i & 1)) return false;
+        if (!overwrites(step, write, i)) return false;
         if (read->offset != written->offset || ml_dtypes[read->type.dtype].bytes != width) {
             return false;
         }
@@ -69,7 +78,7 @@ static void heirs_find(const ml_schedule *s, const bool *is_output, uint32_t *he
             const ml_storage *born = &s->storages.at[x];
             if (born->kind != ML_STORAGE_TEMPORARY || born->first != t || inherits[x]) continue;
             for (int r = 0; r < step->read_count && !inherits[x]; r++) {
-                if (r >= 64 || !(step->may_alias[w] >> r & 1)) continue;
+                if (!overwrites(step, w, r)) continue;
                 uint32_t y = s->values.at[step->values[r]].storage;
                 const ml_storage *ended = &s->storages.at[y];
                 if (ended->kind != ML_STORAGE_TEMPORARY || ended->last != t || y == x ||

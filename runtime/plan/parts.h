@@ -32,6 +32,8 @@ ml_type plan_state(const ml_plan *plan, uint32_t state);
 void plan_assign(ml_plan *plan);
 /* Of a piece: let every output end up in its cell, or copy it there at the end. */
 void plan_export(ml_plan *plan);
+/* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
+void plan_batch(ml_plan *plan, const ml_target *target);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
 ml_memory_kind memory_state_kind(ml_state_kind kind);

@@ -103,6 +103,8 @@ ml_plan *plan_empty(void) {
 void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
     plan_lower(plan, target);
     if (overlap) plan_overlap(plan);
+    if (target->kind == ML_TARGET_CUDA && !target->no_fuse && ml_knobs()->batch)
+        plan_batch(plan, target);
     plan_assign(plan);
     if (plan->piece) plan_export(plan);
     int outputs = plan->piece ? 0 : plan->roots.output_count;
@@ -110,6 +112,10 @@ void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
     plan->library_bytes = ml_library_workspace(plan->schedule);
     memory_account(plan);
     plan->hash = hash_schedule(plan->schedule, hash_graph(plan->graph, 0));
+    if (ml_knobs()->debug < 3) return;
+    ml_text text = {.arena = plan->arena};
+    ml_plan_print(plan, &text);
+    ml_debug(3, "%s", text.text);
 }
 
 static void plan_make(void *context) {

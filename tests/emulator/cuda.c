@@ -157,6 +157,7 @@ typedef struct {
     void (*run)(void *);
     unsigned shared_bytes; /* allowed */
     int launched;
+    unsigned bytes;        /* of the arguments */
     char name[64];
 } function;
 typedef struct {
@@ -189,10 +190,13 @@ CUresult cuModuleGetFunction(CUfunction *result, CUmodule module, const char *na
     function *f = calloc(1, sizeof *f);
     snprintf(symbol, sizeof symbol, "%s__run", name);
     *(void **)&f->run = dlsym(module, symbol);
+    snprintf(symbol, sizeof symbol, "%s__bytes", name);
+    const unsigned *bytes = dlsym(module, symbol);
+    f->bytes = bytes ? *bytes : 0;
     f->shared_bytes = 0; /* really 48 KiB less what the kernel declares: not to be relied on */
     snprintf(f->name, sizeof f->name, "%s", name);
     *result = (CUfunction)f;
-    return f->run ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return f->run && f->bytes <= 4096 ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value) {
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > 227 << 10)
@@ -224,8 +228,8 @@ CUresult cuLaunchKernel(CUfunction f, unsigned grid_x, unsigned grid_y, unsigned
     l->grid = (emu_index){grid_x, grid_y, grid_z};
     l->block = (emu_index){block_x, block_y, block_z};
     l->shared_bytes = shared_bytes;
-    if (parameters) /* one struct of at most 56 words; what lies behind it is read, never used */
-        memcpy(l->arguments, parameters[0], 56 * 8);
+    if (parameters) /* one struct */
+        memcpy(l->arguments, parameters[0], l->function->bytes);
     else
         memcpy(l->arguments, extra[1], *(size_t *)extra[3]);
     emu_enqueue(stream, do_launch, l);

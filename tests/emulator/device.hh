@@ -31,6 +31,7 @@ void emu_complain(const char *what);
 #define __device__
 #define __host__
 #define __global__
+#define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)

@@ -1,7 +1,8 @@
 /* libnvrtc for the emulator: "compiles" a kernel to a shared object for this machine.
  *
  * Inline PTX becomes calls of device.hh, dynamic shared memory a pointer, and each kernel gets an
- * entry NAME__run(arguments). The image is a magic word, its size and the object's bytes. */
+ * entry NAME__run(arguments) and its arguments' size, NAME__bytes. The image is a magic word, its
+ * size and the object's bytes. */
 #include <ctype.h>
 #include <nvrtc.h>
 #include <stdio.h>
@@ -130,9 +131,11 @@ static void print_source(FILE *out, const char *source) {
         int length = (int)strcspn(p, "(");
         const char *argument = p + length + 1;
         if (!strncmp(argument, "const ", 6)) argument += 6;
+        if (!strncmp(argument, "__grid_constant__ ", 18)) argument += 18;
         sscanf(argument, "%127[A-Za-z0-9_]", type);
         fprintf(out, "\nextern \"C\" void %.*s__run(void *a) { %.*s(*(%s *)a); }\n", length, p,
                 length, p, type);
+        fprintf(out, "extern \"C\" const unsigned %.*s__bytes = sizeof(%s);\n", length, p, type);
     }
 }
 
