@@ -227,9 +227,7 @@ void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, m
 
 int ml_batch_capacity(const ml_kernel *kernel) {
     enum { WORDS = 512 }; /* of a kernel's arguments: 4 KiB */
-    bool simple = kernel->next == NULL && kernel->otherwise == NULL && kernel->grid[1] == 1 &&
-                  kernel->grid[2] == 1 && kernel->grid[0] > 0 && kernel->scalar_count == 2;
-    return simple ? (WORDS - 1) / (kernel->pointer_count + 3) : 0;
+    return kernel->joins ? (WORDS - 1) / (kernel->pointer_count + 3) : 0;
 }
 
 void ml_emit_batch(const ml_kernel_ir *ir, const ml_kernel *const *members, int count,
@@ -239,6 +237,7 @@ void ml_emit_batch(const ml_kernel_ir *ir, const ml_kernel *const *members, int 
     print(ir, target, capacity, arena, out);
     out->pointer_count = capacity * members[0]->pointer_count;
     out->scalar_count = 0;
+    out->joins = false;
     out->table = table;
     out->table_count = 3 * capacity + 1;
     table[0] = count;

@@ -533,6 +533,7 @@ static void set_launch(const cuda_shape *s) {
     out->scalar_count = 2;
     out->scalar[0] = work;
     out->scalar[1] = e->ir->chunks;
+    out->joins = !s->tiled && blocks > 0;
 }
 
 /* Whether every float element that the kernel writes is rounded to bf16. */

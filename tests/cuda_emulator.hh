@@ -31,6 +31,7 @@ static void *emulated_arguments;
 static emulated_index threadIdx, blockIdx;
 
 #define __global__
+#define __grid_constant__
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)

@@ -66,3 +66,20 @@ PROCESS_TEST(memory_of_presets) {
     CHECK(usual < 0.95 * kept);
     CHECK(planned_gib(room, "MLUA_RECOMPUTE=1", gpt2) < 0.95 * usual);
 }
+
+static int planned_kernels(process_room *room, const char *environment, const char *arguments) {
+    process_result plan =
+        process_run(room, 0, environment, "check \"$ROOT\"/models/%s --device h200", arguments);
+    const char *line = strstr(plan.output, "\nsteps ");
+    if (line == NULL) test_fail("mlua check tells no steps:\n%s", plan.output);
+    return line ? atoi(line + strlen("\nsteps ")) : 0;
+}
+
+/* No kernel casts a weight at each step; and the optimizer does not launch one a parameter. */
+PROCESS_TEST(kernels_of_presets) {
+    const char *gpt2 = "gpt.lua preset=gpt2-124m";
+    int copied = planned_kernels(room, "MLUA_BATCH=0", gpt2),
+        most = planned_kernels(room, "", gpt2);
+    CHECK(copied <= planned_kernels(room, "MLUA_BATCH=0 MLUA_COPIES=0", gpt2) - 70); /* 76 casts */
+    CHECK(most > 0 && most <= copied / 2);
+}
