@@ -157,7 +157,7 @@ typedef struct {
     void (*run)(void *);
     unsigned shared_bytes; /* allowed */
     int launched;
-    unsigned bytes;        /* of the arguments */
+    unsigned bytes; /* of the arguments */
     char name[64];
 } function;
 typedef struct {
