@@ -102,21 +102,44 @@ void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from,
  * `known` maps a node's number to its place in nodes and names. */
 typedef struct {
     ml_text *out;
-    const ml_graph *g;
-    const char *const *values;
-    const char *(*index_of)(void *, ml_axis);
-    void *context;
+    const ml_function *f;
     const char *prefix;
     ml_index known;
     ML_VEC(const char *) names;
 } function_printer;
 
+/* 1 or 0 for a bool that is known, else -1. */
+static int known_bool(const ml_function *f, ml_ref n) {
+    for (int i = 0; i < f->known_count; i++)
+        if (f->known[i] == n) return f->holds[i];
+    const ml_node *node = ml_graph_node(f->g, n);
+    if (node->op == ML_OP_BROADCAST || node->op == ML_OP_RENAME || node->op == ML_OP_PERMUTE)
+        return known_bool(f, ml_graph_source(f->g, n, 0));
+    if (node->op != ML_OP_CONST || ml_graph_type(f->g, n)->dtype != ML_BOOL) return -1;
+    return ml_graph_args(f->g, n)[0] != 0;
+}
+
+/* every value here is a scalar at one query and key: repeating or renaming changes nothing */
+ml_ref ml_function_strip(const ml_function *f, ml_ref n) {
+    for (;;) {
+        int op = ml_graph_node(f->g, n)->op, chosen = -1;
+        if (op == ML_OP_WHERE) {
+            int holds = known_bool(f, ml_graph_source(f->g, n, 0));
+            chosen = holds < 0 ? -1 : holds ? 1 : 2;
+        } else if (op == ML_OP_BROADCAST || op == ML_OP_RENAME || op == ML_OP_PERMUTE)
+            chosen = 0;
+        if (chosen < 0) return n;
+        n = ml_graph_source(f->g, n, chosen);
+    }
+}
+
 static const char *function_leaf(const function_printer *p, ml_ref n) {
-    const int64_t *args = ml_graph_args(p->g, n);
-    const ml_type *type = ml_graph_type(p->g, n);
-    switch ((ml_op)ml_graph_node(p->g, n)->op) {
-    case ML_OP_PARAM: return p->values[args[0]];
-    case ML_OP_IOTA: return p->index_of(p->context, (ml_axis)args[0]);
+    const ml_function *f = p->f;
+    const int64_t *args = ml_graph_args(f->g, n);
+    const ml_type *type = ml_graph_type(f->g, n);
+    switch ((ml_op)ml_graph_node(f->g, n)->op) {
+    case ML_OP_PARAM: return f->values[args[0]];
+    case ML_OP_IOTA: return f->index_of(f->context, (ml_axis)args[0]);
     case ML_OP_CONST: {
         ml_text text = {.arena = p->out->arena};
         double number;
@@ -131,45 +154,39 @@ static const char *function_leaf(const function_printer *p, ml_ref n) {
 static const char *function_value(function_printer *p, ml_ref n);
 
 static const char *function_map(function_printer *p, ml_ref n) {
-    const ml_node *node = ml_graph_node(p->g, n);
-    const ml_ref *sources = ml_graph_sources(p->g, n);
-    /* every value here is a scalar at one query and key: repeating or renaming changes nothing */
-    if (node->op == ML_OP_BROADCAST || node->op == ML_OP_RENAME || node->op == ML_OP_PERMUTE)
-        return function_value(p, sources[0]);
+    const ml_graph *g = p->f->g;
+    const ml_node *node = ml_graph_node(g, n);
+    const ml_ref *sources = ml_graph_sources(g, n);
     if (ml_ops[node->op].op_class != ML_CLASS_MAP || node->op == ML_OP_RANDOM)
         ml_raise(ML_INVALID, "a score function can only compute elementwise, and %s is not",
                  ml_ops[node->op].name);
     const char *operands[3] = {"", "", ""};
     for (int i = 0; i < node->source_count && i < 3; i++)
         operands[i] = function_value(p, sources[i]);
-    ml_dtype dtype = (ml_dtype)ml_graph_type(p->g, n)->dtype;
+    ml_dtype dtype = (ml_dtype)ml_graph_type(g, n)->dtype;
     const char *name = ml_arena_format(p->out->arena, "%s%u", p->prefix, p->names.count);
     ml_text_add(p->out, "const %s %s = ", emit_compute_type(dtype), name);
-    ml_emit_map(p->out, (ml_op)node->op, dtype, (ml_dtype)ml_graph_type(p->g, sources[0])->dtype,
+    ml_emit_map(p->out, (ml_op)node->op, dtype, (ml_dtype)ml_graph_type(g, sources[0])->dtype,
                 operands);
     ml_text_add(p->out, ";\n");
     return name;
 }
 
 static const char *function_value(function_printer *p, ml_ref n) {
+    n = ml_function_strip(p->f, n);
+    int holds = known_bool(p->f, n);
+    if (holds >= 0) return holds ? "1" : "0";
     uint32_t cursor = 0, at = ml_index_next(&p->known, n, &cursor);
     if (at != ML_INDEX_NONE) return p->names.at[at];
-    const char *name = function_leaf(p, n);
+    const char *name = p->f->special ? p->f->special(p->f->context, n) : NULL;
+    if (name == NULL) name = function_leaf(p, n);
     if (name == NULL) name = function_map(p, n);
     ml_index_add(&p->known, n, p->names.count);
     *ML_PUSH(p->out->arena, &p->names) = name;
     return name;
 }
 
-const char *ml_emit_function(ml_text *out, const ml_graph *g, ml_ref root,
-                             const char *const *values, const char *(*index_of)(void *, ml_axis),
-                             void *context, const char *prefix) {
-    function_printer p = {.out = out,
-                          .g = g,
-                          .values = values,
-                          .index_of = index_of,
-                          .context = context,
-                          .prefix = prefix,
-                          .known = {.arena = out->arena}};
+const char *ml_emit_function(ml_text *out, const ml_function *f, ml_ref root, const char *prefix) {
+    function_printer p = {.out = out, .f = f, .prefix = prefix, .known = {.arena = out->arena}};
     return function_value(&p, root);
 }

@@ -138,11 +138,22 @@ const char *ml_prelude(ml_target_kind kind);
 /* Expression of a MAP op with operand texts filled in, e.g. "ml_exp_f32(v3)"; for templates too. */
 void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from,
                  const char *const *operands);
-/* Print a closed function of the graph (a score function) as C/CUDA statements in f32 and return
- * the name of the result. values[i] is the text for PARAM(i) (for a captured tensor: the template's
- * load expression); index_of(axis) texts for IOTA by axis. */
-const char *ml_emit_function(ml_text *out, const ml_graph *g, ml_ref root,
-                             const char *const *values, const char *(*index_of)(void *, ml_axis),
-                             void *context, const char *prefix);
+/* A closed function of the graph (a score function). values[i] is the text for PARAM(i) (for a
+ * captured tensor: the template's load expression); index_of(axis) texts for IOTA by axis; bools of
+ * `known` are what `holds` says. */
+typedef struct {
+    const ml_graph *g;
+    const char *const *values;
+    const char *(*index_of)(void *, ml_axis);
+    const char *(*special)(void *, ml_ref);
+    void *context;
+    const ml_ref *known;
+    const bool *holds;
+    int known_count;
+} ml_function;
+/* Print it as C/CUDA statements in f32, with names that begin with `prefix`; the result's name. */
+const char *ml_emit_function(ml_text *out, const ml_function *f, ml_ref root, const char *prefix);
+/* Past what repeats, renames, or picks a side by a bool that is known. */
+ml_ref ml_function_strip(const ml_function *f, ml_ref n);
 
 #endif

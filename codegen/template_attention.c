@@ -73,20 +73,17 @@ static void set_functions(attention_printer *p) {
     const char **values = ML_NEW_ARRAY(arena, const char *, p->captured + 2);
     for (int i = 0; i < p->captured; i++) values[1 + i] = set_captured(p, i);
 
-    ml_text score = {.arena = arena};
-    values[0] = "x";
-    const char *result =
-        ml_emit_function(&score, p->a->graph, p->a->args.score, values, index_text, p, "score_");
-    ml_text_add(&score, "x = %s;", result);
-    template_set_text(&p->text, "score", score.text);
-    if (!p->a->args.derivative) return;
-
-    ml_text slope = {.arena = arena};
-    values[0] = "raw";
+    ml_text score = {.arena = arena}, slope = {.arena = arena};
+    const ml_function f = {
+        .g = p->a->graph, .values = values, .index_of = index_text, .context = p};
+    values[0] = p->a->backward ? "raw" : "x";
     values[1 + p->captured] = "slope";
-    result = ml_emit_function(&slope, p->a->graph, p->a->args.derivative, values, index_text, p,
-                              "slope_");
-    ml_text_add(&slope, "slope = %s;", result);
+    ml_text_add(&score, "x = %s;", ml_emit_function(&score, &f, p->a->args.score, "score_"));
+    template_set_text(&p->text, "score", score.text);
+    attention_split_score(p, &f);
+    if (!p->a->args.derivative) return;
+    ml_text_add(&slope, "slope = %s;",
+                ml_emit_function(&slope, &f, p->a->args.derivative, "slope_"));
     template_set_text(&p->text, "derivative", slope.text);
 }
 

@@ -17,6 +17,9 @@ typedef struct {
     int captured, captured_first; /* captured tensors: count, position of the first */
     bool placed;                  /* its places are the two operands before */
     int64_t batches, group;       /* product of batch axes; query heads of a K/V head */
+    int masks;                    /* taken off the score function (template_attention_score.c) */
+    bool masked_by_head, open_score_is_plain;
+    struct splitter *splitter; /* while it prints */
 } attention_printer;
 
 /* Sets: seq kv_seq heads kv_heads group head_dim value_dim batches scale; memory, load, store
@@ -28,15 +31,33 @@ typedef struct {
 void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step);
 int64_t attention_round_up(int64_t n, int64_t to);
 
+/* Takes the score function apart: p->masks tells how many masks were at its root. If any, sets
+ * shown: statements that end in a bool of that name. For attention_open_score. */
+void attention_split_score(attention_printer *p, const ml_function *f);
+/* From here on `score` and `derivative` are those where masks show it. For each row of a tile, with
+ * its query in qi and the first key in kv, comes `line_rows` first, which sets what `lines`
+ * declares for `row` 0 and 1; `score` wants `row`, and how many keys after the first in the float
+ * `step`. Call it after attention_set_units. */
+void attention_open_score(attention_printer *p);
+/* States of blocks of 64 queries by 64 keys: workspace for them, at `states_at`, and the kernel
+ * that writes them, a byte each; q_parts by k_parts of them a batch and, if p->masked_by_head,
+ * head. */
+enum { ATTENTION_PART = 64, ATTENTION_PARTLY_SHOWN = 1, ATTENTION_SHOWN = 2 };
+void attention_reserve_states(attention_printer *p, ml_schedule *s);
+ml_kernel *attention_states_kernel(attention_printer *p);
+
 void template_attention_c(ml_schedule *s, ml_step *step);
 void template_attention_cuda(ml_schedule *s, ml_step *step);
 /* Tensor-core kernels for bf16; false where they do not serve these shapes (template_mma.c). */
 bool template_attention_mma(attention_printer *p);
+/* Workspace of those on Hopper: before any text is printed. */
+void attention_wgmma_reserve(attention_printer *p, ml_schedule *s);
 /* The same on Hopper's warpgroup products, for heads of 64 and 128 (template_attention_wgmma.c). */
 bool template_attention_wgmma(attention_printer *p);
 /* bf16 on tensor cores: 16-byte accesses fit every operand; units of exponents (template_mma.c). */
 bool attention_aligned(const attention_printer *p);
 void attention_set_units(attention_printer *p);
+void attention_set_score_units(attention_printer *p, bool scored);
 
 /* How a kernel on warpgroup products is cut: warpgroups of 64 rows, rows of the tiles that pass by,
  * stages of these, blocks on a multiprocessor; gradients of keys: whether a tile's last products go
@@ -44,6 +65,7 @@ void attention_set_units(attention_printer *p);
 enum { ATTENTION_VARIANTS = 3 };
 typedef struct {
     int groups, tile, stages, resident;
+    bool turns; /* warpgroups issue their products in turns */
     bool deferred;
     bool fused; /* keys' gradients: dq is added up in memory too, in any order */
 } attention_tile;

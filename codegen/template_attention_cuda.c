@@ -355,6 +355,7 @@ void template_attention_cuda(ml_schedule *s, ml_step *step) {
         template_set(&p.text, "delta_at", "%d", delta);
         template_set(&p.text, "pointers", "%d", step->read_count + step->write_count);
     }
+    attention_wgmma_reserve(&p, s);
     if (!template_attention_mma(&p)) general(&p);
     ml_kernel *otherwise = step->kernel;
     if (template_attention_wgmma(&p)) step->kernel->otherwise = otherwise;

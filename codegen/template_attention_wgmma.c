@@ -14,12 +14,12 @@
  * columns 2 (l % 4), the next, and so on in steps of eight; rounded to bf16 they are the left
  * operand of the next product as they are.
  *
- * Predicted (forward, an SM's cycles for 128 queries x 128 keys): products 2,048 with heads of 128
- * and 1,024 with 64; softmax 16,384 elements x 8 instructions / 128 lanes = 1,000, and 2,600 to
- * 3,300 with a soft cap (three of its 20 instructions on a unit of 16 lanes). Overlapped to two
- * thirds: 480-560 TFLOP/s plain and 370-420 with a soft cap with heads of 128, 250-300 and 180-220
- * with 64. Registers: out + scores + probabilities = 64 + 64 + 32 of 232 with heads of 128
- * and 32 + 64 + 32 with 64: ptxas spills nothing, with a soft cap either. */
+ * Cycles of an SM for 128 queries x 128 keys: products 2,048 with heads of 128 and 1,024 with 64;
+ * exponentials 1,024 on a unit of 16 lanes, and as many for a soft cap's tanh; five instructions an
+ * element on four schedulers, 640, which the copies must not crowd: they take 100. Measured on an
+ * H200, causal, TFLOP/s: heads of 128, 4,096 tokens: 580-590 plain, 450 with a soft cap, 540 with
+ * slopes (ALiBi), 1,370 for documents of 700 tokens; heads of 64, 1,024 tokens: 288, 228, 257, 256
+ * (all counted as if nothing but the causal mask were skipped). */
 #include "codegen/template_attention.h"
 #include "runtime/base/knobs.h"
 
@@ -71,6 +71,17 @@ static __device__ __forceinline__ void ${e}_meet(int group) {
     if (group == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
     if (group == 2) asm volatile("bar.sync 3, 128;" ::: "memory");
 }
+/* Warpgroups issue products in turns, so that one's softmax runs beside another's products. */
+static __device__ __forceinline__ void ${e}_turn(int group) {
+    if (group == 0) asm volatile("bar.sync 5, 256;" ::: "memory");
+    if (group == 1) asm volatile("bar.sync 6, 256;" ::: "memory");
+    if (group == 2) asm volatile("bar.sync 7, 256;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_pass(int group) {
+    if (group == 0) asm volatile("bar.arrive 5, 256;" ::: "memory");
+    if (group == 1) asm volatile("bar.arrive 6, 256;" ::: "memory");
+    if (group == 2) asm volatile("bar.arrive 7, 256;" ::: "memory");
+}
 template <int THREADS> static __device__ __forceinline__ void ${e}_meet_all() {
     asm volatile("bar.sync 4, %0;" ::"n"(THREADS) : "memory");
 }
@@ -112,16 +123,25 @@ static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned addre
     return 1ull << 62 | 1024ull >> 4 << 32 | (unsigned long long)(block >> 4) << 16 |
            (address & 0x3ffffu) >> 4;
 }
-/* A warpgroup starts to copy `rows` rows, of which `there` exist, to a tile from row `first` on. */
+/* A warpgroup starts to copy `rows` rows, of which `there` exist, to a tile from row `first` on. A
+ * thread's pieces lie below each other, in steps of whole swizzles, so that it computes only the
+ * first one's places: the copying warpgroup is to take few of the others' instructions. */
 static __device__ __forceinline__ void ${e}_fill(unsigned tile, int tile_rows, int first, int rows,
                                                  const ml_bf16 *from, long long stride,
                                                  int there) {
+    const int pieces = ${dim} / 8, step = 128 / pieces;
+    int row = threadIdx.x % 128 / pieces, piece = threadIdx.x % pieces;
+    const ml_bf16 *own = from + row * stride + piece * 8;
+    tile += ${e}_place(tile_rows, first + row, piece);
+    if (there >= rows) {
+#pragma unroll
+        for (int r = 0; r < rows; r += step) ${e}_copy(tile + r * 128, own + r * stride, 16);
+    } else {
 #pragma unroll 4
-    for (int i = threadIdx.x % 128; i < rows * (${dim} / 8); i += 128) {
-        int r = i / (${dim} / 8), piece = i % (${dim} / 8);
-        bool valid = r < there;
-        ${e}_copy(tile + ${e}_place(tile_rows, first + r, piece),
-                  from + (valid ? r * stride + piece * 8 : 0), valid ? 16 : 0);
+        for (int r = 0; r < rows; r += step) {
+            bool valid = row + r < there;
+            ${e}_copy(tile + r * 128, valid ? own + r * stride : from, valid ? 16 : 0);
+        }
     }
 }
 /* s = 64 rows of the left tile by all of the right one, columns as depth. */
@@ -216,13 +236,18 @@ struct ${e}_feed {
 /* Shared memory: queries; stages of keys or values; barriers. Tiles come in the order in which they
  * are needed: keys 0, keys 1, values 0, keys 2, values 1, ..., the last values. */
 static const char forward_text[] = R"(
+/* The first key of the block's i-th tile: of those listed, if there is a list. */
+static __device__ __forceinline__ int ${e}_key(int first, int i, const int *list) {
+    return ${listed} ? (list[i] >> 8) * ${tile} : first + i * ${tile};
+}
+${make_list}
 static __device__ __forceinline__ void ${e}_produce(const ml_bf16 *k, const ml_bf16 *v, int first,
-                                                    int blocks, unsigned stages,
+                                                    int blocks, const int *list, unsigned stages,
                                                     unsigned barriers) {
     ${e}_feed feed = {barriers};
     for (int t = 0; t < 2 * blocks; t++) {
         bool last = t == 2 * blocks - 1, keys = !last && (t == 0 || t % 2);
-        int key = first + (last ? blocks - 1 : keys ? (t + 1) / 2 : t / 2 - 1) * ${tile};
+        int key = ${e}_key(first, last ? blocks - 1 : keys ? (t + 1) / 2 : t / 2 - 1, list);
         unsigned to = stages + feed.free_stage() * ${tile_bytes};
         if (keys)
             ${e}_fill(to, ${tile}, 0, ${tile}, k + key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
@@ -235,9 +260,9 @@ static __device__ __forceinline__ void ${e}_produce(const ml_bf16 *k, const ml_b
 /* One tile: scores to probabilities, statistics of the rows, and the factor for what was summed.
  * `query` is the warpgroup's first one. */
 static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int batch, int head,
-                                                    int query, int key, float (&s)[${tile} / 2],
-                                                    float (&largest)[2], float (&total)[2],
-                                                    float (&shrink)[2]) {
+                                                    int query, int key, bool part,
+                                                    float (&s)[${tile} / 2], float (&largest)[2],
+                                                    float (&total)[2], float (&shrink)[2]) {
     int lane = threadIdx.x % 32, last_query = query + 63, keys = ${tile};
     (void)last_query, (void)keys;
     ${places}
@@ -245,56 +270,69 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
     query += threadIdx.x / 32 % 4 * 16 + lane / 4;
     key += lane % 4 * 2;
     ${captures}
+    if (${scored}) {
+        ${lines}
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            int kv = key, qi = query + row * 8;
+            (void)kv, (void)qi;
+            ${clamp_query}
+            ${line_rows}
+        }
+#pragma unroll
+        for (int i = 0; i < ${tile} / 2; i++) {
+            int kv = key + i / 4 * 8 + i % 2, row = i / 2 % 2, qi = query + row * 8;
+            float step = i / 4 * 8 + i % 2;
+            (void)step;
+            ${clamp_query}
+            ${clamp_key}
+            (void)kv, (void)qi;
+            float x = s[i] * ${scale};
+            ${score}
+            s[i] = x;
+        }
+    }
+    if (masked) {
+#pragma unroll
+        for (int i = 0; i < ${tile} / 2; i++) {
+            int kv = key + i / 4 * 8 + i % 2, qi = query + i / 2 % 2 * 8;
+            if (!(kv < ${kv_seq} && (${visible}))) s[i] = ${lowest};
+        }
+    }
+    ${hide}
+    /* Several chains of each row, or each step would wait for the one before. */
+    float most[2][4], base[2], sum[2][2] = {};
+#pragma unroll
+    for (int n = 0; n < ${tile} / 8; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float x = fmaxf(s[n * 4 + 2 * r], s[n * 4 + 2 * r + 1]);
+            most[r][n % 4] = n < 4 ? x : fmaxf(most[r][n % 4], x);
+        }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int qi = query + r * 8;
-        qi = qi < ${seq} ? qi : ${seq} - 1;
-        if (${scored}) {
-#pragma unroll
-            for (int n = 0; n < ${tile} / 8; n++)
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    int kv = key + n * 8 + c;
-                    ${clamp_key}
-                    float x = s[n * 4 + 2 * r + c] * ${scale};
-                    ${score}
-                    s[n * 4 + 2 * r + c] = x < ${lowest} ? ${lowest} : x;
-                }
-        }
-        if (masked) {
-#pragma unroll
-            for (int n = 0; n < ${tile} / 8; n++)
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    int kv = key + n * 8 + c;
-                    if (!(kv < ${kv_seq} && (${visible}))) s[n * 4 + 2 * r + c] = ${lowest};
-                }
-        }
-        float next = largest[r];
-#pragma unroll
-        for (int n = 0; n < ${tile} / 8; n++)
-            next = fmaxf(next, fmaxf(s[n * 4 + 2 * r], s[n * 4 + 2 * r + 1]));
+        float next = fmaxf(fmaxf(most[r][0], most[r][1]), fmaxf(most[r][2], most[r][3]));
+        next = fmaxf(largest[r], next);
         next = fmaxf(next, __shfl_xor_sync(~0u, next, 1));
         next = fmaxf(next, __shfl_xor_sync(~0u, next, 2));
-        float base = next <= ${lowest} ? 0.0f : next * ${unit}; /* a row without keys so far */
-        shrink[r] = ${e}_exp2(largest[r] * ${unit} - base);
+        base[r] = next <= ${lowest} ? 0.0f : next * ${unit}; /* a row without keys so far */
+        shrink[r] = ${e}_exp2(largest[r] * ${unit} - base[r]);
         largest[r] = next;
-        float sum = 0;
-#pragma unroll
-        for (int n = 0; n < ${tile} / 8; n++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float x = ${e}_exp2(s[n * 4 + 2 * r + c] * ${unit} - base);
-                s[n * 4 + 2 * r + c] = x;
-                sum += x;
-            }
-        total[r] = total[r] * shrink[r] + sum;
     }
+#pragma unroll
+    for (int i = 0; i < ${tile} / 2; i++) {
+        int r = i / 2 % 2;
+        s[i] = ${e}_exp2(s[i] * ${unit} - base[r]);
+        sum[r][i % 2] += s[i];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) total[r] = total[r] * shrink[r] + (sum[r][0] + sum[r][1]);
 }
 /* What a warpgroup sums over all tiles. */
 static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int batch, int head,
                                                     int query, int first, int blocks,
-                                                    unsigned queries_at, unsigned stages,
+                                                    const int *list, unsigned queries_at,
+                                                    unsigned stages,
                                                     unsigned barriers, float (&out)[${dim} / 2],
                                                     float (&largest)[2], float (&total)[2]) {
     float s[${tile} / 2], shrink[2];
@@ -308,10 +346,13 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int
     ${e}_hold(s);
     ${e}_release(barriers, 0);
     ring.next();
-    ${e}_softmax(a, batch, head, query, first, s, largest, total, shrink);
+    ${e}_softmax(a, batch, head, query, ${e}_key(first, 0, list), ${e}_part(list, 0), s, largest,
+                 total, shrink);
     ${e}_round(p, s);
+    if (${turns} && threadIdx.x / 128 == ${groups} - 1) ${e}_pass(0);
     for (int block = 1; block < blocks; block++) {
         int keys_stage = ring.stage;
+        if (${turns}) ${e}_turn(threadIdx.x / 128);
         ${e}_await(barriers + ring.stage * 8, ring.parity);
         ring.next();
         ${e}_begin();
@@ -323,10 +364,13 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int
         ${e}_begin();
         ${e}_chain(out, p, stages + values_stage * ${tile_bytes});
         ${e}_end();
+        if (${turns}) ${e}_pass((threadIdx.x / 128 + 1) % ${groups});
         ${e}_finish<1>();
         ${e}_hold(s);
         ${e}_release(barriers, keys_stage);
-        ${e}_softmax(a, batch, head, query, first + block * ${tile}, s, largest, total, shrink);
+        ${e}_softmax(a, batch, head, query, ${e}_key(first, block, list), ${e}_part(list, block), s,
+                     largest, total, shrink);
+        ${e}_hold(s); /* or the compiler moves it all behind the wait */
         ${e}_finish<0>();
         ${e}_hold(out);
         ${e}_hold(p);
@@ -357,12 +401,15 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
     int first = ${first_key}, end = ${end_key};
     first = first / ${tile} * ${tile};
     int blocks = end > first ? (end - first + ${tile} - 1) / ${tile} : 0;
+    int *list = (int *)(query_tile + (barriers - queries_at) + 16 * ${stages}) + 1;
+    if (${listed} && warp == 0) ${e}_make_list(a, batch, head, query, first, blocks, list);
     ${e}_make_ring(barriers);
+    if (${listed}) blocks = list[-1];
     if (warp >= ${groups} * 4) {
         ${e}_fewer_registers<${fewer}>();
         ${e}_produce((const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head},
                      (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head}, first, blocks,
-                     stages, barriers);
+                     list, stages, barriers);
     } else {
         ${e}_more_registers<${more}>();
         int own = warp / 4 * 64, row = warp * 16; /* rows of the warpgroup, of the warp */
@@ -373,8 +420,8 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
         ${e}_meet(warp / 4);
         float out[${dim} / 2] = {}, largest[2] = {${lowest}, ${lowest}}, total[2] = {};
         if (blocks)
-            ${e}_consume(a, batch, head, query + own, first, blocks, queries_at + own * 128, stages,
-                         barriers, out, largest, total);
+            ${e}_consume(a, batch, head, query + own, first, blocks, list, queries_at + own * 128,
+                         stages, barriers, out, largest, total);
         ${e}_meet(warp / 4); /* nobody reads queries any more */
         float *lse = (float *)a.p[${lse_at}] + ${lse_batch} + head * ${lse_head};
 #pragma unroll
@@ -398,17 +445,69 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
 }
 )";
 
+/* With masks: the tiles of which they show something to some warpgroup, and after `part` of which
+ * something is hidden from this one, both from the states of blocks of 64 by 64. An entry is the
+ * tile's number and a bit for each warpgroup; the count goes before the first. */
+static const char list_text[] = R"(
+static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
+                                                      int query, int first, int blocks, int *list) {
+    const char *states = a.p[${states_at}] + ((long long)batch * ${mask_heads} + ${mask_head}) *
+                                                 (${q_parts} * ${k_parts}LL);
+    int lane = threadIdx.x % 32, count = 0;
+    (void)head;
+    for (int start = 0; start < blocks; start += 32) {
+        int tile = first / ${tile} + start + lane, shown = 0, parts = 0;
+#pragma unroll
+        for (int i = 0; i < ${groups}; i++)
+#pragma unroll
+            for (int j = 0; j < ${tile} / 64; j++) {
+                int q = query / 64 + i, k = tile * (${tile} / 64) + j;
+                if (q >= ${q_parts} || k >= ${k_parts} || start + lane >= blocks) continue;
+                int state = states[q * ${k_parts}LL + k];
+                shown |= state;
+                if (state != ${whole_state}) parts |= 1 << i;
+            }
+        unsigned all = __ballot_sync(~0u, shown != 0);
+        if (shown) list[count + __popc(all & ((1u << lane) - 1))] = tile << 8 | parts;
+        count += __popc(all);
+    }
+    if (lane == 0) list[-1] = count;
+}
+static __device__ __forceinline__ bool ${e}_part(const int *list, int i) {
+    return list[i] >> threadIdx.x / 128 & 1;
+}
+)";
+static const char no_list_text[] = R"(
+static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
+                                                      int query, int first, int blocks, int *list) {
+}
+static __device__ __forceinline__ bool ${e}_part(const int *list, int i) { return false; }
+)";
+static const char hide_text[] = R"(if (part) {
+#pragma unroll
+        for (int i = 0; i < ${tile} / 2; i++) {
+            int kv = key + i / 4 * 8 + i % 2, qi = query + i / 2 % 2 * 8;
+            ${clamp_query}
+            ${clamp_key}
+            (void)kv, (void)qi;
+            ${shown}
+            if (!shown) s[i] = ${lowest};
+        }
+    })";
+
 /* What may be tuned on the card: MLUA_WGMMA=N takes variant N of each kernel (from 1). */
 static const attention_tile forward_tiles[2][ATTENTION_VARIANTS] = {
     /* heads of 64 */
-    {{.groups = 2, .tile = 128, .stages = 6, .resident = 1},
-     {.groups = 1, .tile = 64, .stages = 4, .resident = 3},
-     {.groups = 3, .tile = 64, .stages = 6, .resident = 1}},
+    {{.groups = 1, .tile = 64, .stages = 4, .resident = 3},
+     {.groups = 1, .tile = 128, .stages = 4, .resident = 2},
+     {.groups = 2, .tile = 128, .stages = 6, .resident = 1, .turns = true}},
     /* heads of 128 */
-    {{.groups = 2, .tile = 128, .stages = 4, .resident = 1},
+    {{.groups = 2, .tile = 128, .stages = 4, .resident = 1, .turns = true},
      {.groups = 2, .tile = 64, .stages = 6, .resident = 1},
-     {.groups = 3, .tile = 64, .stages = 5, .resident = 1}},
+     {.groups = 3, .tile = 64, .stages = 5, .resident = 1, .turns = true}},
 };
+
+enum { MOST_SHARED = 227 * 1024 }; /* bytes of a multiprocessor */
 
 /* A product of 64 x columns x 16: its left operand from shared memory (registers: from 4 of them),
  * with depth innermost unless it is flat. The mark tells tests what to put in its place. */
@@ -481,13 +580,30 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
 static void print_forward(attention_printer *p, int variant) {
     const ml_attention_step *a = p->a;
     const attention_tile *tile = &forward_tiles[a->head_dim == 128][variant];
+    template_set(&p->text, "turns", "%d", tile->turns);
     int64_t rows = tile->groups * 64, blocks = (a->seq + rows - 1) / rows;
     template_set(&p->text, "q_blocks", "%lld", (long long)blocks);
+    int64_t tiles = (a->kv_seq + tile->tile - 1) / tile->tile;
+    int64_t bytes = 1024 + (rows + tile->stages * tile->tile) * a->head_dim * 2 + 16 * tile->stages;
+    bool listed = p->masks > 0 && bytes + 4 * (tiles + 1) <= MOST_SHARED / tile->resident;
+    template_set(&p->text, "listed", "%d", listed);
+    template_set_text(&p->text, "make_list", listed ? list_text : no_list_text);
+    template_set_text(&p->text, "hide", listed ? hide_text : "(void)part;");
+    template_set_text(&p->text, "lines", "");
+    template_set_text(&p->text, "line_rows", "");
+    if (a->args.score && listed == (p->masks > 0)) attention_open_score(p);
+    if (listed) bytes += 4 * (tiles + 1);
     const char *const bodies[] = {forward_text};
-    p->step->kernel = attention_wgmma_kernel(p, tile, bodies, 1, "attention");
-    template_launch(
-        p->step->kernel, blocks * a->heads * p->batches, 1, 1, (uint32_t)(tile->groups + 1) * 128,
-        1024 + (rows + tile->stages * tile->tile) * a->head_dim * 2 + 2 * 8 * tile->stages);
+    ml_kernel *kernel = attention_wgmma_kernel(p, tile, bodies, 1, "attention");
+    template_launch(kernel, blocks * a->heads * p->batches, 1, 1,
+                    (uint32_t)(tile->groups + 1) * 128, bytes);
+    p->step->kernel = listed ? attention_states_kernel(p) : kernel;
+    if (listed) p->step->kernel->next = kernel;
+}
+
+void attention_wgmma_reserve(attention_printer *p, ml_schedule *s) {
+    if (p->masks > 0 && !p->a->backward && attention_wgmma_serves(p))
+        attention_reserve_states(p, s);
 }
 
 bool attention_wgmma_serves(const attention_printer *p) {

@@ -530,19 +530,21 @@ static ml_kernel *finish(attention_printer *p, const char *const *bodies, int co
 
 /* Scores are exponentiated in base 2: `unit` turns a score into an exponent, and `natural` the
  * largest score into a logarithm. Without a score function the scale is part of both. */
-void attention_set_units(attention_printer *p) {
-    const ml_attention_step *a = p->a;
-    ml_template *t = &p->text;
-    bool scored = a->args.score != 0;
-    double log2e = 1.4426950408889634;
+void attention_set_score_units(attention_printer *p, bool scored) {
+    double log2e = 1.4426950408889634, scale = p->a->args.scale;
     set(p, "scored", scored);
-    template_set(t, "unit", "%.9ef", scored ? log2e : a->args.scale * log2e);
-    template_set(t, "natural", "%.9ef", scored ? 1.0 : a->args.scale);
+    template_set(&p->text, "unit", "%.9ef", scored ? log2e : scale * log2e);
+    template_set(&p->text, "natural", "%.9ef", scored ? 1.0 : scale);
+}
+
+void attention_set_units(attention_printer *p) {
+    ml_template *t = &p->text;
+    attention_set_score_units(p, p->a->args.score != 0);
     bool clamped = p->captured > 0;
     template_set_text(t, "quick",
                       "#define ml_exp_f32 ml_quick_exp_f32\n" /* rounded to bf16 anyway */
                       "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
-                      "#define ml_tanh_f32 ml_quick_tanh_f32\n");
+                      "#define ml_tanh_f32 ml_hardware_tanh_f32\n");
     template_set_text(t, "clamp_key", clamped ? "kv = kv < ${kv_seq} ? kv : ${kv_seq} - 1;" : "");
     template_set_text(t, "clamp_query", clamped ? "qi = qi < ${seq} ? qi : ${seq} - 1;" : "");
 }

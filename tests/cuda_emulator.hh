@@ -25,7 +25,7 @@ enum { EMULATED_THREADS = 1024, EMULATED_STACK = 64 << 10 };
 static emulated_thread emulated[EMULATED_THREADS];
 static char *emulated_stacks;
 static ucontext_t emulated_scheduler;
-static int emulated_threads;
+static int emulated_threads, emulated_arrived[16]; /* at barriers, without waiting there */
 static void (*emulated_entry)(void *);
 static void *emulated_arguments;
 static emulated_index threadIdx, blockIdx;
@@ -94,13 +94,16 @@ static bool emulated_release_barrier(int barrier) {
         running += !here && emulated[i].state != EMULATED_DONE;
         if (here) wanted = emulated[i].count;
     }
-    if (waiting == 0 || (barrier > 0 ? waiting < wanted : running > 0)) return false;
+    int arrived = emulated_arrived[barrier];
+    if (waiting == 0 || (barrier > 0 ? waiting + arrived < wanted : running > 0)) return false;
+    if (barrier > 0) emulated_arrived[barrier] -= wanted - waiting;
     for (int i = 0; i < emulated_threads; i++)
         if (emulated[i].state == EMULATED_BARRIER && emulated[i].barrier == barrier)
             emulated[i].state = EMULATED_READY;
     return true;
 }
 static void emulated_block() {
+    memset(emulated_arrived, 0, sizeof emulated_arrived);
     for (int i = 0; i < emulated_threads; i++) {
         emulated_thread *t = &emulated[i];
         getcontext(&t->context);

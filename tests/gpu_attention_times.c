@@ -1,7 +1,8 @@
 /* How fast attention is on the GPU, forward and backward, causal: cuDNN, the kernels on mma.sync,
  * and each variant of those on warpgroup products, with score functions that a model may have.
  *   BENCH=1 build/test --gpu -j 0 gpu_attention/times
- * One line each; TFLOP/s count causal attention at one half. BENCH=tiny: to try the test alone. */
+ * One line each; TFLOP/s count causal attention at one half. BENCH=tiny: to try the test alone.
+ * ONLY="D64 alibi wgmma_2, cudnn": lines with all words of one of these. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,6 +57,13 @@ static ml_ref documents(bench *b, const char *axes) {
     return gpu_bench_operand(&b->base, &type, at);
 }
 
+/* An i32 tensor with all axes of the scores, as vm/attention.c makes indices. */
+static ml_ref widened(bench *b, ml_ref x, ml_ref index) {
+    ml_ref odd = ml_cast(b->base.g, ml_map2(b->base.g, ML_OP_NE, x, x), ML_I32);
+    ml_ref sources[3] = {ml_const_int(b->base.g, ML_BOOL, 1), index, odd};
+    return ml_graph_add(b->base.g, ML_OP_WHERE, sources, 3, NULL, 0, NULL);
+}
+
 /* 30 tanh(s / 30); s + slope[h] (k - q); s where the documents are the same. */
 static ml_ref score(bench *b, ml_ref *sources, int *count) {
     ml_type type = type_of(b, ML_F32, "bhst");
@@ -66,23 +74,22 @@ static ml_ref score(bench *b, ml_ref *sources, int *count) {
             ml_map1(b->base.g, ML_OP_TANH,
                     ml_map2(b->base.g, ML_OP_MUL, x, ml_const(b->base.g, ML_F32, 1.0 / 30))),
             cap);
-    /* with all axes: indices alone do not have them */
-    ml_ref zero = ml_map2(b->base.g, ML_OP_MUL, x, ml_const(b->base.g, ML_F32, 0));
     if (b->score == ALIBI) {
         ml_type by_head = type_of(b, ML_F32, "h");
         sources[(*count)++] = gpu_bench_operand(&b->base, &by_head, 0);
-        ml_ref q = ml_cast(b->base.g, ml_iota(b->base.g, type.axis[2], b->shape->seq), ML_F32);
-        ml_ref k = ml_cast(b->base.g, ml_iota(b->base.g, type.axis[3], b->shape->seq), ML_F32);
-        ml_ref distance = ml_map2(b->base.g, ML_OP_SUB, ml_map2(b->base.g, ML_OP_ADD, zero, k), q);
-        distance = ml_map2(b->base.g, ML_OP_MUL, distance, parameter(b, 1, &by_head));
+        ml_ref q = widened(b, x, ml_iota(b->base.g, type.axis[2], b->shape->seq));
+        ml_ref k = widened(b, x, ml_iota(b->base.g, type.axis[3], b->shape->seq));
+        ml_ref distance = ml_cast(b->base.g, ml_map2(b->base.g, ML_OP_SUB, k, q), ML_F32);
+        ml_ref both[2] = {distance, parameter(b, 1, &by_head)};
+        distance = ml_graph_add(b->base.g, ML_OP_MUL, both, 2, NULL, 0, NULL);
         return ml_map2(b->base.g, ML_OP_ADD, x, distance);
     }
     ml_type of_q = type_of(b, ML_I32, "bs"), of_k = type_of(b, ML_I32, "bt");
     sources[(*count)++] = documents(b, "bs");
     sources[(*count)++] = documents(b, "bt");
-    ml_ref left = ml_cast(b->base.g, parameter(b, 1, &of_q), ML_F32);
-    ml_ref right = ml_cast(b->base.g, parameter(b, 2, &of_k), ML_F32);
-    ml_ref same = ml_map2(b->base.g, ML_OP_EQ, ml_map2(b->base.g, ML_OP_ADD, zero, left), right);
+    ml_ref left = widened(b, x, parameter(b, 1, &of_q));
+    ml_ref both[2] = {left, parameter(b, 2, &of_k)};
+    ml_ref same = ml_graph_add(b->base.g, ML_OP_EQ, both, 2, NULL, 0, NULL);
     return ml_where(b->base.g, same, x, ml_const(b->base.g, ML_F32, -INFINITY));
 }
 
@@ -133,17 +140,35 @@ static void bench_body(void *context) {
     gpu_bench_run(&b->base, updates, 3, take_times, b);
 }
 
+/* Are all words of a part of ONLY in `line`? */
+static bool wanted(const char *line) {
+    char only[256], *parts = NULL;
+    snprintf(only, sizeof only, "%s", getenv("ONLY") ? getenv("ONLY") : " ");
+    for (char *part = strtok_r(only, ",", &parts); part; part = strtok_r(NULL, ",", &parts)) {
+        char *words = NULL;
+        bool all = true;
+        for (char *word = strtok_r(part, " ", &words); word; word = strtok_r(NULL, " ", &words)) {
+            for (char *at = word; (at = strchr(at, '_')) != NULL;) *at = ' ';
+            all &= strstr(line, word) != NULL;
+        }
+        if (all) return true;
+    }
+    return false;
+}
+
 static void time_one(const shape *s, score_kind kind, const char *kernels, bool sorted) {
+    char line[128];
+    snprintf(line, sizeof line, "B%d H%d T%d D%d  %-9s  %-8s  %-9s", s->batch, s->heads, s->seq,
+             s->dim, score_names[kind], kernels, sorted ? "" : "any order");
+    if (!wanted(line)) return;
     bench b = {.shape = s, .score = kind};
     ml_status status = gpu_bench_time(&b.base, bench_body, &b);
     double flops = 2.0 * s->batch * s->heads * s->seq * (double)s->seq * s->dim;
     if (status != ML_OK)
         test_fail("%s, %s: %s", score_names[kind], kernels, ml_error_last()->text);
     else
-        printf("%sB%d H%d T%d D%d  %-9s  %-8s  %-9s  forward %6.0f us %4.0f TFLOP/s   backward "
-               "%6.0f us %4.0f TFLOP/s\n",
-               ml_knobs()->wgmma > 0 && !b.base.hopper ? "FELL BACK to mma.sync: " : "", s->batch,
-               s->heads, s->seq, s->dim, score_names[kind], kernels, sorted ? "" : "any order",
+        printf("%s%s  forward %6.0f us %4.0f TFLOP/s   backward %6.0f us %4.0f TFLOP/s\n",
+               ml_knobs()->wgmma > 0 && !b.base.hopper ? "FELL BACK to mma.sync: " : "", line,
                b.seconds[0] * 1e6, flops / b.seconds[0] * 1e-12, b.seconds[1] * 1e6,
                2.5 * flops / b.seconds[1] * 1e-12);
     fflush(stdout);

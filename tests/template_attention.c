@@ -8,7 +8,7 @@
 #include "runtime/base/knobs.h"
 #include "tests/template_support.h"
 
-typedef enum { NO_SCORE, SOFT_CAP, SLOPES, DOCUMENTS } score_kind;
+typedef enum { NO_SCORE, SOFT_CAP, SLOPES, DOCUMENTS, STRIPES } score_kind;
 typedef struct {
     int batch, heads, kv_heads, seq, kv_seq, dim;
     bool causal;
@@ -65,6 +65,8 @@ static const shape hopper[] = {
     {2, 1, 1, 260, 260, 64, false, 0, NO_SCORE, true},
     {1, 1, 1, 70, 400, 64, true, 0, NO_SCORE, false, true, 330, 0, 0},
     {1, 2, 1, 70, 150, 128, true, 50, SLOPES, false, true, 130, 90, 7},
+    {1, 2, 1, 330, 450, 64, true, 0, STRIPES, false}, /* blocks that nobody sees, and all see */
+    {1, 2, 2, 200, 200, 128, false, 0, STRIPES, false},
 };
 
 static const shape *current;
@@ -81,6 +83,31 @@ static ml_ref index_of(fixture *f, const char *axis, int64_t size) {
     return ml_cast(f->g, ml_iota(f->g, fixture_axis(f, axis), size), ML_F32);
 }
 
+/* s + (k - q) / 32, where q and k are in the same hundred or k is among the head's first ones; with
+ * indices as vm/attention.c makes them, of all axes of the scores. */
+static ml_ref stripes(fixture *f, ml_ref x) {
+    ml_ref odd = ml_cast(f->g, ml_map2(f->g, ML_OP_NE, x, x), ML_I32), index[3];
+    const char *const axes[] = {"s", "t", "h"};
+    const int sizes[] = {current->seq, current->kv_seq, current->heads};
+    for (int i = 0; i < 3; i++) {
+        ml_ref sources[] = {ml_const_int(f->g, ML_BOOL, 1),
+                            ml_iota(f->g, fixture_axis(f, axes[i]), sizes[i]), odd};
+        index[i] = ml_graph_add(f->g, ML_OP_WHERE, sources, 3, NULL, 0, NULL);
+    }
+    ml_ref hundred[2], hundredth = ml_const(f->g, ML_F32, 0.01);
+    for (int i = 0; i < 2; i++) {
+        ml_ref at = ml_map2(f->g, ML_OP_MUL, ml_cast(f->g, index[i], ML_F32), hundredth);
+        hundred[i] = ml_map1(f->g, ML_OP_FLOOR, at);
+    }
+    ml_ref first = ml_map2(f->g, ML_OP_MUL, index[2], ml_const_int(f->g, ML_I32, 90));
+    ml_ref others = ml_map2(f->g, ML_OP_AND, ml_map2(f->g, ML_OP_NE, hundred[0], hundred[1]),
+                            ml_map2(f->g, ML_OP_GE, index[1], first));
+    ml_ref distance = ml_cast(f->g, ml_map2(f->g, ML_OP_SUB, index[1], index[0]), ML_F32);
+    distance = ml_map2(f->g, ML_OP_MUL, distance, ml_const(f->g, ML_F32, 1.0 / 32));
+    return ml_where(f->g, others, ml_const(f->g, ML_F32, -INFINITY),
+                    ml_map2(f->g, ML_OP_ADD, x, distance));
+}
+
 /* The score function; sources gets what it captures. */
 static ml_ref score(fixture *f, ml_ref *sources, int *count) {
     const shape *s = current;
@@ -93,6 +120,7 @@ static ml_ref score(fixture *f, ml_ref *sources, int *count) {
         ml_ref y = ml_map1(f->g, ML_OP_TANH, ml_map2(f->g, ML_OP_DIV, x, cap));
         return ml_map2(f->g, ML_OP_MUL, y, cap);
     }
+    if (s->score == STRIPES) return stripes(f, x);
     if (s->score == SLOPES) { /* s slope[h] + bias[b, t, s] + h - (q - k) / 16 + b */
         snprintf(axes, sizeof axes, "h%d", s->heads);
         ml_ref slope = sources[(*count)++] = fixture_input(f, ML_F32, axes, 0.5, 1.5);

@@ -48,6 +48,9 @@ static inline unsigned __match_any_sync(unsigned, unsigned value) {
     __syncwarp();
     return same;
 }
+static inline unsigned __ballot_sync(unsigned lanes, int vote) {
+    return __match_any_sync(lanes, vote != 0) ^ (vote ? 0 : ~0u);
+}
 static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 static inline unsigned atomicAdd(unsigned *to, unsigned by) {
     unsigned before = *to;
@@ -313,6 +316,8 @@ static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
         emulated_mbarrier_await(at, parity);                                                       \
     }                                                                                              \
     static inline void e##_meet(int group) { emulated_barrier(1 + group, 128); }                  \
+    static inline void e##_turn(int group) { emulated_barrier(5 + group, 256); }                  \
+    static inline void e##_pass(int group) { emulated_arrived[5 + group]++; }                     \
     template <int THREADS> static inline void e##_meet_all() { emulated_barrier(4, THREADS); }     \
     static inline void e##_show() {}                                                               \
     static inline void e##_add(float *to, float a, float b, float c, float d) {                    \

@@ -21,6 +21,7 @@ static const ptx_form forms[] = {
     {"cvt.rn.bf16.f32", "%0 = emu_to_bf16(%1);"},
     {"cvt.rn.bf16x2.f32", "%0 = emu_pair(%1, %2);"},
     {"ex2.approx.ftz.f32", "%0 = exp2f(%1);"},
+    {"tanh.approx.f32", "%0 = tanhf(%1);"},
     {"max.NaN.f32", "%0 = emu_max(%1, %2);"},
     {"min.NaN.f32", "%0 = emu_min(%1, %2);"},
     {"bar.sync", "emu_barrier(%0, %1);"},
