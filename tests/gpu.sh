@@ -148,10 +148,7 @@ for p in $PARTS; do
         MLUA_RECOMPUTE=0 profile "${cases[0]}" no-recompute
         ;;
     memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
-    # racecheck takes a thread that arrives at an mbarrier to speak for itself, also where the rest of
-    # its warp waits in __syncwarp before (seen in version 2025.3 on 20 lines of CUDA: elected threads
-    # give false alarms, all threads none), so here all arrive; nothing else in the kernels differs.
-    racecheck) MLUA_ELECT=0 sanitize racecheck gpu_ops/reductions gpu_ops/scans gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
+    racecheck) sanitize racecheck gpu_ops/reductions gpu_ops/scans gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     initcheck) sanitize initcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     synccheck) sanitize synccheck gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     losses)

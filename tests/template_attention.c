@@ -288,12 +288,6 @@ TEST(template, attention_hopper) {
 TEST(template, attention_hopper_fused) {
     check_hopper(1, false, every() ? 0 : 1, every() ? 1 : 8);
 }
-/* Each thread arrives at barriers itself. */
-TEST(template, attention_hopper_unelected) {
-    ((ml_knobs_values *)ml_knobs())->elect = false;
-    check_hopper(1, true, 1, every() ? 1 : 16);
-    ((ml_knobs_values *)ml_knobs())->elect = true;
-}
 TEST(template, attention_hopper_tiles) {
     if (every()) check_hopper(2, true, 0, 1);
     if (every()) check_hopper(3, true, 0, 1);

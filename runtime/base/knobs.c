@@ -53,10 +53,6 @@ static const knob KNOBS[] = {
      NUMBER, AT(wgmma)},
     {"MLUA_TMA", "0|1", "0: products by groups of rows without Hopper's copy engine", FLAG,
      AT(tma)},
-    {"MLUA_ELECT", "0|1",
-     "0: every thread of attention's kernels tells barriers itself what one tells for its warp: "
-     "race checkers take it to speak for itself alone",
-     FLAG, AT(elect)},
     {"MLUA_BLAS", "0|1",
      "matrix products on the CPU: 0 by mlua's own kernels, 1 by OpenBLAS; by the faster where not "
      "set",
@@ -101,7 +97,6 @@ static ml_knobs_values values = {.tune = true,
                                  .batch = true,
                                  .wgmma = 1,
                                  .tma = true,
-                                 .elect = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
                                  .recompute = ML_RECOMPUTE_THRIFTY,

@@ -21,7 +21,6 @@ typedef struct {
     bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
     int wgmma;           /* MLUA_WGMMA=0: no attention on warpgroup products; N: their tiles */
     bool tma;            /* MLUA_TMA=0: products by groups without the copy engine */
-    bool elect;          /* MLUA_ELECT=0: no thread arrives at barriers for its warp */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
     int recompute;       /* MLUA_RECOMPUTE=1: recompute activations whatever the time; 0: none */
     int chunk;           /* MLUA_CHUNK=MiB: logits beyond this are made in chunks; 0: never */
