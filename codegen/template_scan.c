@@ -389,8 +389,10 @@ extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) 
 }
 )";
 
-/* Long rows, keys in memory: step 0 makes keys; s[0] = width and s[1] = apart give one exchange of
- * the bitonic network; the last kernel writes. */
+/* Long rows, keys in memory: the first kernel makes keys; then the bitonic network, of which runs
+ * of
+ * ${run} keys do in shared memory what is not further apart, for the widths s[0] to s[1], while
+ * s[0] = width and s[1] = apart give one exchange of what is; the last kernel writes. */
 static const char long_arguments_text[] = R"(
 struct ${e}_arguments { char *p[${pointers}]; };
 struct ${e}_step { char *p[${pointers}]; long long s[2]; };
@@ -413,6 +415,26 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_step a) {
     bool up = (low & a.s[0] & (${padded}LL - 1)) == 0;
     ${e}_key *keys = (${e}_key *)a.p[${keys}], left = keys[low], right = keys[low + apart];
     if (${e}_before(right, left) == up) keys[low] = right, keys[low + apart] = left;
+}
+)";
+static const char long_run_text[] = R"(
+extern "C" __global__ void __launch_bounds__(1024) ${e}(${e}_step a) {
+    __shared__ ${e}_key keys[${run}];
+    long long first = blockIdx.x * ${run}LL;
+    ${e}_key *all = (${e}_key *)a.p[${keys}] + first;
+    for (int i = threadIdx.x; i < ${run}; i += 1024) keys[i] = all[i];
+    __syncthreads();
+    for (long long width = a.s[0]; width <= a.s[1]; width *= 2)
+        for (int apart = width < ${run} ? (int)width / 2 : ${run} / 2; apart > 0; apart /= 2) {
+            for (int i = threadIdx.x; i < ${run} / 2; i += 1024) {
+                int low = 2 * i - (i & (apart - 1)), high = low + apart;
+                bool up = ((first + low) & width & (${padded}LL - 1)) == 0;
+                ${e}_key left = keys[low], right = keys[high];
+                if (${e}_before(right, left) == up) keys[low] = right, keys[high] = left;
+            }
+            __syncthreads();
+        }
+    for (int i = threadIdx.x; i < ${run}; i += 1024) all[i] = keys[i];
 }
 )";
 static const char long_write_text[] = R"(
@@ -519,27 +541,40 @@ static void cumsum_cuda(printer *p) {
         template_launch(p->step->kernel, p->rows, 1, 1, 256, 0);
 }
 
+/* `k`, with these scalars, after the last of the chain. */
+static ml_kernel *chain(printer *p, ml_kernel *last, const ml_kernel *k, int64_t first,
+                        int64_t second) {
+    last = last->next = ML_NEW(p->text.arena, ml_kernel);
+    *last = *k;
+    last->scalar_count = 2, last->scalar[0] = first, last->scalar[1] = second;
+    return last;
+}
+
 static void sort_long(printer *p, const char *keys_text) {
     int64_t padded = power_of_two(p->size), all = p->rows * padded;
+    int64_t run = p->wide ? SHARED_KEYS / 2 : SHARED_KEYS;
     int keys = template_workspace(p->schedule, p->step, ML_I64, all * (p->wide ? 2 : 1));
     template_set(&p->text, "keys", "%d", keys);
     template_set(&p->text, "padded", "%lld", (long long)padded);
+    template_set(&p->text, "run", "%lld", (long long)run);
     template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
     const char *const make[] = {long_arguments_text, key_text, keys_text, long_make_text};
     const char *const exchange[] = {long_arguments_text, key_text, keys_text, long_exchange_text};
+    const char *const runs[] = {long_arguments_text, key_text, keys_text, long_run_text};
     const char *const write[] = {long_arguments_text, key_text, keys_text, write_text,
                                  long_write_text};
     ml_kernel *k = p->step->kernel = finish(p, make, 4, "sort keys");
     template_launch(k, (all + 255) / 256, 1, 1, 256, 0);
-    ml_kernel *shared = finish(p, exchange, 4, "sort exchange");
-    template_launch(shared, (all / 2 + 255) / 256, 1, 1, 256, 0);
-    shared->scalar_count = 2;
-    for (int64_t width = 2; width <= padded; width *= 2)
-        for (int64_t apart = width / 2; apart > 0; apart /= 2) {
-            k = k->next = ML_NEW(p->text.arena, ml_kernel);
-            *k = *shared;
-            k->scalar[0] = width, k->scalar[1] = apart;
-        }
+    ml_kernel *far = finish(p, exchange, 4, "sort exchange");
+    template_launch(far, (all / 2 + 255) / 256, 1, 1, 256, 0);
+    ml_kernel *near = finish(p, runs, 4, "sort run");
+    template_launch(near, all / run, 1, 1, 1024, 0);
+    k = chain(p, k, near, 2, run);
+    for (int64_t width = 2 * run; width <= padded; width *= 2) {
+        for (int64_t apart = width / 2; apart >= run; apart /= 2)
+            k = chain(p, k, far, width, apart);
+        k = chain(p, k, near, width, width);
+    }
     k->next = finish(p, write, 5, "sort");
     template_launch(k->next, (p->rows * p->kept + 255) / 256, 1, 1, 256, 0);
 }
