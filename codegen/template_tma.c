@@ -46,9 +46,10 @@ static __device__ __forceinline__ void ${e}_expect(unsigned barrier, int bytes) 
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
 }
+/* Of what products have read: with `.release.cluster` every step would wait for a fence. */
 static __device__ __forceinline__ void ${e}_release(unsigned barrier, unsigned rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
+                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
                  "r"(rank) : "memory");
 }
 /* A box to shared memory of this block, or to the same place of both. */

@@ -9,7 +9,7 @@
 #   products   cuBLASLt, and products by groups on warpgroup products
 #   attention  cuDNN, and mlua's own kernels as they run by default
 #   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), and MLUA_DETERMINISTIC=0
-#   ragged     how fast products by groups are: warpgroup products, mma.sync
+#   ragged     how fast products by groups are
 #   times      how fast attention is: cuDNN, mma.sync and each variant
 #   parity     both models against PyTorch's numbers, in f32 and bf16
 #   profile    each CASE: tokens/s, and time by kind of kernel beside the best there is
@@ -126,7 +126,7 @@ for p in $PARTS; do
     case $p in
     smoke) part smoke 60 "$MLUA" run models/gpt.lua --device "${DEVICE:-cuda}" steps=20 sample=0 --json "${settings[@]}" ;;
     kernels) tests kernels 120 gpu_ops gpu/ gpu_profile ;;
-    products) tests products 60 gpu_gemm gpu_ragged/wide ;;
+    products) tests products 60 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
     attention) tests attention 90 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
     tiles) tests tiles 120 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
     ragged) times ragged 60 gpu_ragged/times ;;
@@ -147,9 +147,9 @@ for p in $PARTS; do
         MLUA_CUDNN=0 MLUA_DETERMINISTIC=0 profile "${cases[0]}" own-any-order
         MLUA_RECOMPUTE=0 profile "${cases[0]}" no-recompute
         ;;
-    memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
+    memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_ragged/drawn gpu_attention/bf16_template_heads_first ;;
     racecheck) sanitize racecheck gpu_ops/reductions gpu_ops/scans gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
-    initcheck) sanitize initcheck gpu_ops gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
+    initcheck) sanitize initcheck gpu_ops gpu_ragged/wide gpu_ragged/drawn gpu_attention/bf16_template_heads_first ;;
     synccheck) sanitize synccheck gpu_ragged/wide gpu_attention/bf16_template_heads_first ;;
     losses)
         if ! "${PYTHON:-python3}" -c "import torch" 2>/dev/null; then

@@ -1,7 +1,7 @@
 /* Products by groups on the GPU, as large as warpgroup products want them: against the reference,
  * and how fast they are at the sizes of models/gpt_moe.lua's presets.
  *   BENCH=1 build/test --gpu -j 0 gpu_ragged/times
- * BENCH=tiny: to try the test alone. */
+ * BENCH=all: the kernels that serve elsewhere, too; BENCH=tiny: to try the test alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,15 +29,18 @@ static ml_ref bound(ops_case *c, bool end) {
     return ml_cast(c->g, at, ML_I32);
 }
 
-static bool turned; /* the matrices: depth innermost */
-
-static void build(ops_case *c) {
+/* `turned`: the matrices' depth is innermost. */
+static void add_bound(ops_case *c, bool turned) {
     ml_ref sources[4] = {ops_input(c, ML_BF16, "b2 r240 k200", -1, 1),
                          ops_input(c, ML_BF16, turned ? "e4 n264 k200" : "e4 k200 n264", -1, 1),
                          bound(c, false), bound(c, true)};
     ml_ref y = ml_ragged_dot(c->g, sources, ops_axis(c, "r"), ops_axis(c, "k"), ML_BF16);
-    ops_output(c, y, ops_tolerance(ML_BF16), "product");
+    ops_output(c, y, ops_tolerance(ML_BF16), "product%s", turned ? ", turned" : "");
     ops_gradients(c, y, sources, 2, 4 * ops_tolerance(ML_BF16), "product");
+}
+static void build(ops_case *c) {
+    add_bound(c, false);
+    add_bound(c, true);
 }
 
 /* The copy engine, cp.async, and mma.sync: what each falls back on. */
@@ -53,10 +56,7 @@ static void with_each(void (*body)(ops_case *), uint64_t seed) {
     const ml_knobs_values kept = *knobs;
     for (int i = 0; i < KERNELS; i++) {
         choose(knobs, i);
-        for (int t = 0; t < 2; t++) {
-            turned = t;
-            ops_run(body, seed + (uint64_t)t, 0);
-        }
+        ops_run(body, seed, 0);
     }
     *knobs = kept;
 }
@@ -88,16 +88,15 @@ static void draw(ops_case *c, const char *x_axes, const char *w_axes, const char
                    "outer product, %s", ml_dtypes[dtype].name);
     }
 }
-static void build_few(ops_case *c) {
-    draw(c, "b3 r50 k136", turned ? "e40 n264 k136" : "e40 k136 n264", "b3 r50", "b3 e40 r50", 40);
-}
-static void build_many(ops_case *c) {
-    draw(c, "r700 k72", turned ? "e4 n136 k72" : "e4 k72 n136", "r700", "e4 r700", 4);
+static void build_drawn(ops_case *c) {
+    draw(c, "b3 r50 k136", "e40 k136 n264", "b3 r50", "b3 e40 r50", 40);
+    draw(c, "b3 r50 k136", "e40 n264 k136", "b3 r50", "b3 e40 r50", 40);
+    draw(c, "r700 k72", "e4 k72 n136", "r700", "e4 r700", 4);
+    draw(c, "r700 k72", "e4 n136 k72", "r700", "e4 r700", 4);
 }
 
 GPU_TEST(ragged, drawn) {
-    with_each(build_few, 80);
-    with_each(build_many, 90);
+    with_each(build_drawn, 80);
 }
 
 /* ---- Times -------------------------------------------------------------------------------------
@@ -197,7 +196,8 @@ GPU_TEST(ragged, times) {
     const ml_knobs_values kept = *knobs;
     const char *size = getenv("BENCH");
     bool small = size && strcmp(size, "tiny") == 0;
+    int kernels = size && strcmp(size, "all") == 0 ? KERNELS : 1;
     for (int i = 0; size && i < (small ? 1 : 4); i++)
-        for (int k = 0; k < KERNELS; k++) time_one(small ? &tiny : &shapes[i], choose(knobs, k));
+        for (int k = 0; k < kernels; k++) time_one(small ? &tiny : &shapes[i], choose(knobs, k));
     *knobs = kept;
 }
