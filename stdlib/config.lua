@@ -71,7 +71,9 @@ function m.config(defaults)
   for _, pair in ipairs(overrides) do
     local key, text = pair[1], pair[2]
     if not (key == "preset" and defaults.presets) then
-      set(key, values[key] ~= nil and parse(key, text, values[key]) or text, "this script")
+      local value = text -- set tells of unknown keys
+      if values[key] ~= nil then value = parse(key, text, values[key]) end
+      set(key, value, "this script")
     end
   end
   if values.seed then core.set_seed(values.seed) end

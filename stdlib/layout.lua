@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local TABLES = { "mesh", "params", "acts", "state", "stages", "exchange" }
+local TABLES = { "mesh", "params", "acts", "state", "reshard", "stages", "exchange" }
 local SCHEDULES = { "1f1b", "interleaved", "zero-bubble" }
 
 -- Keys in order, so that messages are the same each time.
@@ -96,6 +96,20 @@ local function read_state(spec, mesh)
   return copy
 end
 
+local function read_reshard(spec, mesh)
+  local known, copy = names_of(mesh), {}
+  for axis, value in sorted(spec.reshard or {}) do
+    local found = false
+    for _, name in ipairs(known) do found = found or name == axis end
+    if not found then unknown("reshard speaks of the mesh axis", axis, known) end
+    if type(value) ~= "boolean" then
+      core.fail(("reshard.%s is true or false, got %s"):format(axis, tostring(value)), { help = ("reshard = { %s = false }"):format(axis) })
+    end
+    copy[axis] = value
+  end
+  return copy
+end
+
 -- {pp = "layers", schedule =, chunks =, microbatches = }: which mesh axis cuts which list of modules.
 local function read_stages(spec, mesh)
   local stages, found = spec.stages or {}, nil
@@ -157,7 +171,7 @@ local function layout(_, spec)
   local mesh = read_mesh(spec.mesh)
   return setmetatable({
     mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
-    exchange = read_exchange(spec), stages = read_stages(spec, mesh),
+    reshard = read_reshard(spec, mesh), exchange = read_exchange(spec), stages = read_stages(spec, mesh),
   }, meta)
 end
 
@@ -165,7 +179,7 @@ local SIZES = { "pp", "dp", "ep", "cp", "tp" }
 
 local function preset(options)
   m.check_options("layout.megatron", options or {}, {
-    "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "exchange", "schedule", "chunks", "microbatches",
+    "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "exchange", "schedule", "chunks", "microbatches", "reshard",
   })
   options = options or {}
   local mesh = {}
@@ -197,13 +211,15 @@ function presets.megatron(options)
       tp = { "heads", "kv_heads", "ffn", "vocab", o.sp and "seq" or nil }, cp = context, dp = { "batch" },
       ep = o.ep and { "batch", "experts" },
     },
-    state = o.zero and { dp = "flat" } or {},
+    state = o.zero and { dp = "flat" } or {}, reshard = { dp = o.reshard ~= false },
     stages = { pp = "layers", schedule = o.schedule, chunks = o.chunks, microbatches = o.microbatches },
     exchange = o.exchange,
   }
 end
 
----Megatron's, with the parameters split over dp along embed too: gathered ahead of use.
+---Megatron's, with the parameters split over dp along embed too: gathered ahead of use, in the
+---backward pass again. With reshard = false the gathered ones are kept until then: less is sent, and
+---in bf16 where that is what is computed in (ZeRO-1 sends f32).
 function presets.fsdp(options)
   local layout = presets.megatron(options)
   layout.params.dp = { "embed" }
@@ -219,7 +235,8 @@ end
 
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
----the first that it has. state = {dp = "flat"} splits optimizer states over dp. stages =
+---the first that it has. state = {dp = "flat"} splits optimizer states over dp. reshard =
+---{dp = false} keeps what the forward pass gathers over dp for the backward pass. stages =
 ---{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
 ---list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
 ---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,

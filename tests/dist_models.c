@@ -33,6 +33,9 @@ static const layout_case cases[] = {
     {"fsdp2", DENSE, 2, "m.layout.fsdp { dp = 2 }"},
     {"fsdp4", DENSE | GPT_MOE, 4, "m.layout.fsdp { dp = 4 }"},
     {"fsdp8", DENSE, 8, "m.layout.fsdp { dp = 8 }"},
+    {"fsdp2 kept", DENSE, 2, "m.layout.fsdp { dp = 2, reshard = false }"},
+    {"fsdp4 kept", DENSE | GPT_MOE, 4, "m.layout.fsdp { dp = 4, reshard = false }"},
+    {"fsdp2 tp2 sp kept", DENSE, 4, "m.layout.fsdp { dp = 2, tp = 2, sp = true, reshard = false }"},
     {"tp2", DENSE, 2, "m.layout.megatron { tp = 2 }"},
     {"tp4", DENSE, 4, "m.layout.megatron { tp = 4 }"},
     {"tp2 sp", DENSE | GPT_MOE, 2, "m.layout.megatron { tp = 2, sp = true }"},
@@ -281,8 +284,8 @@ static void compare_named(process_room *room, const char *model, int accum,
     static void dist_##name(process_room *room)
 
 DIST_TEST(gpt) {
-    static const char *const names[] = {"dp2", "fsdp2", "tp2 sp", "dp2 tp2 sp zero1"};
-    compare_named(room, "gpt", 1, names, 4);
+    static const char *const names[] = {"dp2", "fsdp2", "fsdp2 kept", "tp2 sp", "dp2 tp2 sp zero1"};
+    compare_named(room, "gpt", 1, names, 5);
 }
 
 DIST_TEST(llama) {
@@ -487,17 +490,30 @@ DIST_TEST(gathers_of_slow_links) {
 }
 
 /* All of them; `make test-dist`. DIST_FROM=n begins at case n. */
+/* DIST_NAMES="dp2;tp2 sp": these alone, and with accumulation 1 alone. */
+static bool named(const layout_case *c) {
+    const char *names = getenv("DIST_NAMES");
+    size_t length = strlen(c->name);
+    for (const char *at = names; at && *at;) {
+        size_t part = strcspn(at, ";");
+        if (part == length && memcmp(at, c->name, part) == 0) return true;
+        at += part + (at[part] == ';');
+    }
+    return names == NULL;
+}
+
 DIST_TEST(every_layout) {
     if (!all_asked()) return;
     int from = getenv("DIST_FROM") ? atoi(getenv("DIST_FROM")) : 0, count = 0;
     int most = atoi(asked("DIST_RANKS", "1000000"));
     worst = worst_gradient = 0;
     for (int model = 0; model < MODELS; model++)
-        for (int accum = 1; accum <= 4; accum += 3) {
+        for (int accum = 1; accum <= (getenv("DIST_NAMES") ? 1 : 4); accum += 3) {
             learned one[MOST_LAYERS + 1] = {0};
             for (int i = from; i < CASES; i++) {
                 int layers = cases[i].layers ? cases[i].layers : LAYERS;
                 if (!(cases[i].models >> model & 1) || cases[i].ranks > most) continue;
+                if (!named(&cases[i])) continue;
                 if (!one[layers].weights)
                     one[layers] = train(room, model_names[model], accum, layers, NULL);
                 compare(room, model_names[model], accum, &one[layers], &cases[i]);

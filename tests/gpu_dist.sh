@@ -1,87 +1,167 @@
 #!/usr/bin/env bash
 # Several GPUs of one machine, in one go and building nothing: tests/gpu_dist.sh [OUTPUT-FOLDER]
-#   1. build/test --gpu gpu_ranks    layouts against one GPU, messages, ranks that fail
-#   2. every layout of every model that fits the GPUs, against one GPU: f32 within 1e-4, bf16 2e-2
-#   3. gpt-1.3b under data parallelism with ZeRO-1, tensors split, stages: tokens/s of a GPU beside
-#      one alone
-# Logs go to the folder; the last lines are a table. Exits 1 if anything failed.
-# PARTS="ranks f32 bf16 speed" picks parts; GPUS=n uses no more; STEPS and SETTINGS are those of each
-# speed; B is the build folder; LIMIT seconds each part.
+# PARTS picks and orders parts (all but "all" and "variants" unless told otherwise):
+#   data      gpt-1.3b under data parallelism: ZeRO-1, FSDP, FSDP that keeps what it gathers; tokens/s
+#             of a GPU beside one alone, and the share of time in exposed communication
+#   variants  the same with NCCL's settings and the order of collectives changed
+#   stages    gpt-1.3b in pipeline stages: 1F1B, interleaved, zero-bubble, with 16 microbatches;
+#             their bubbles, measured and planned
+#   split     tensors and context split over two GPUs
+#   experts   a mixture of experts, whose experts are split over all GPUs
+#   ranks     build/test --gpu gpu_ranks: layouts against one GPU, messages, ranks that fail
+#   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2
+#   all       every layout of every model that fits the GPUs
+# Logs and traces go to the folder; the last lines are a table. Exits 1 if anything failed. GPUS=n
+# uses no more; STEPS, SETTINGS and EXPERTS are those of a speed; B is the build folder; LIMIT
+# seconds a part, TOTAL seconds all of them.
 set -u
 cd "$(dirname "$0")/.."
-build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-1500} steps=${STEPS:-30}
-parts=${PARTS:-ranks f32 bf16 speed}
+build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-300} total=${TOTAL:-3600} steps=${STEPS:-30}
+parts=${PARTS:-data stages split experts ranks sample}
 read -ra settings <<<"${SETTINGS:-preset=gpt-1.3b}"
+read -ra experts <<<"${EXPERTS:-preset=moe-8x}"
 mkdir -p "$out"
-export MLUA=${MLUA:-$build/mlua} MLUA_CACHE=${MLUA_CACHE:-$out/cache}
+export MLUA=${MLUA:-$build/mlua} MLUA_CACHE=${MLUA_CACHE:-$out/cache} MLUA_TIMEOUT=${MLUA_TIMEOUT:-12}
 gpus=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)}
 [ "$gpus" -ge 2 ] || { echo "gpu_dist.sh: $gpus GPUs here, and 2 are needed" >&2; exit 2; }
-rows=() bad=0
+most=$gpus # ranks of what is split over all: a power of two
+[ $((most & (most - 1))) = 0 ] || most=2
+
+# row TEXT: of the table; parts that run beside others add theirs too
+row() {
+    printf '%s\n' "$*" | tee -a "$out/table.txt"
+}
 
 # part NAME COMMAND...: run it into NAME.log and note how it went
 part() {
-    local name=$1 start status result
+    local name=$1 start=$SECONDS status result left=$((total - SECONDS))
     shift
-    start=$(date +%s)
-    timeout -k 10 "$limit" "$@" >"$out/$name.log" 2>&1
+    [ $left -gt 5 ] || { row "$(printf '%-26s left out: %s s are over' "$name" "$total")"; touch "$out/bad"; return 1; }
+    [ $left -lt "$limit" ] || left=$limit
+    timeout -k 5 "$left" "$@" >"$out/$name.log" 2>&1
     status=$?
     result=$(grep -E '^[0-9]+ passed|layouts; worst' "$out/$name.log" | tail -n 2 | tr '\n' ' ')
-    [ $status = 124 ] && result="stopped after $limit s $result"
-    [ $status = 0 ] || { bad=1; grep -E '^  |^FAIL|mlua:' "$out/$name.log" | head -20; }
-    rows+=("$(printf '%-26s %-6s %5d s  %s' "$name" "$([ $status = 0 ] && echo ok || echo FAILED)" \
-        $(($(date +%s) - start)) "$result")")
+    [ $status -lt 124 ] || result="stopped after $left s $result"
+    [ $status = 0 ] || { touch "$out/bad"; grep -E '^  |^FAIL|mlua:' "$out/$name.log" | head -20; }
+    row "$(printf '%-26s %-6s %5d s  %s' "$name" "$([ $status = 0 ] && echo ok || echo FAILED)" \
+        $((SECONDS - start)) "$result")"
     return $status
 }
 
-layouts() { # DTYPE BOUND
-    part "layouts-$1" env DIST_ALL=1 DIST_DEVICE=cuda DIST_DTYPE="$1" DIST_BOUND="$2" DIST_RANKS="$gpus" \
-        "$build/test" -j 1 dist/every_layout
-}
-
-# Median of the last two thirds of the steps; "-" where there are none.
-median() { # KEY LOG
-    sed -n "s/.*\"$1\":\\([0-9.e+-]*\\).*/\\1/p" "$2" | tail -n +$((steps / 3 + 1)) | sort -g |
+# value KEY LOG [STEPS]: the median of the last steps' values of the key; "-" where there are none.
+value() {
+    sed -n "s/.*\"$1\":\\([0-9.e+-]*\\).*/\\1/p" "$2" | tail -n "${3:-$((steps / 2))}" | sort -g |
         awk '{ v[NR] = $1 } END { if (NR) print v[int((NR + 1) / 2)]; else print "-" }'
 }
 
-alone=
-speed() { # NAME RANKS MESH SETTINGS...
-    local name=$1 ranks=$2 mesh=$3 all each
-    shift 3
-    part "speed-$name" "$MLUA" run models/gpt.lua --device cuda --json -n "$ranks" --mesh "$mesh" \
-        "${settings[@]}" sample=0 steps="$steps" "$@" || return
-    all=$(median tokens_per_s "$out/speed-$name.log")
+# speed NAME RANKS MESH MODEL SETTINGS...: beside one GPU alone, whose speed is in alone.MODEL
+speed() {
+    local name=$1 ranks=$2 mesh=$3 model=$4 log all each alone text
+    shift 4
+    log=$out/$name.log
+    part "$name" "$MLUA" run "models/$model.lua" --device cuda --json -n "$ranks" --mesh "$mesh" \
+        sample=0 steps="$steps" "$@" || return
+    all=$(value tokens_per_s "$log")
     each=$(awk -v t="$all" -v n="$ranks" 'BEGIN { printf "%.0f", t / n }')
-    [ -n "$alone" ] || alone=$each
-    rows+=("$(printf '%-26s %s tokens/s, %s of a GPU (%s%% of one alone), memory %s GiB' "" "$(printf %.0f "$all")" "$each" \
-        "$(awk -v e="$each" -v a="$alone" 'BEGIN { printf "%.1f", 100 * e / a }')" \
-        "$(printf %.1f "$(median memory_gib "$out/speed-$name.log")")")")
+    [ "$ranks" != 1 ] || echo "$each" >"$out/alone.$model"
+    alone=$(cat "$out/alone.$model" 2>/dev/null || echo "$each")
+    text=$(printf '%-26s %.0f tokens/s, %s of a GPU (%s%% of one alone), %.1f ms, memory %.1f GiB' "" \
+        "$all" "$each" "$(awk -v e="$each" -v a="$alone" 'BEGIN { printf "%.1f", 100 * e / a }')" \
+        "$(value step_ms "$log")" "$(value memory_gib "$log")")
+    if grep -q '"exposed_collective_ms"' "$log"; then
+        text+=$(awk -v c="$(value collective_ms "$log" 1)" -v e="$(value exposed_collective_ms "$log" 1)" \
+            -v s="$(value whole_step_ms "$log" 1)" 'BEGIN {
+            printf "; collectives %.1f ms, exposed %.1f ms, %.1f%% of a step of %.1f ms", c, e, 100 * e / s, s }')
+    fi
+    if grep -q '"bubble_planned"' "$log"; then
+        text+=$(awk -v b="$(value bubble "$log" 1)" -v p="$(value bubble_planned "$log" 1)" 'BEGIN {
+            printf "; bubble %.1f%%, planned %.1f%%", 100 * b, 100 * p }')
+    fi
+    row "$text"
 }
 
-speeds() {
-    local n
-    speed one 1 dp=1 batch=8
-    for n in 2 4 8; do
-        [ "$n" -le "$gpus" ] || break
-        speed "zero1-dp$n" "$n" "dp=$n" batch=$((8 * n))
-        MLUA_OVERLAP=0 speed "zero1-dp$n-in-order" "$n" "dp=$n" batch=$((8 * n)) # to compare
-        speed "fsdp-dp$n" "$n" "dp=$n" batch=$((8 * n)) layout=fsdp
-        speed "tp$n" "$n" "tp=$n" batch=$((8 * n))
-        speed "pp$n" "$n" "pp=$n" batch=$((8 * n)) accum=$((2 * n)) # microbatches of 4 rows
+profiled() { # NAME RANKS MESH MODEL SETTINGS...
+    speed "$@" --profile="$out/$1.json"
+}
+
+alone() {
+    local gpt=$out/alone.gpt moe=$out/alone.gpt_moe
+    [ -s "$gpt" ] || CUDA_VISIBLE_DEVICES=0 speed one 1 dp=1 gpt "${settings[@]}" batch=8 &
+    [ -s "$moe" ] || [ "$1" != experts ] ||
+        CUDA_VISIBLE_DEVICES=1 speed one-moe 1 dp=1 gpt_moe "${experts[@]}" batch=4 &
+    wait
+}
+
+data() {
+    alone "$@"
+    local b=$((8 * most))
+    profiled "zero1-dp$most" "$most" "dp=$most" gpt "${settings[@]}" batch=$b
+    profiled "kept-dp$most" "$most" "dp=$most" gpt "${settings[@]}" batch=$b layout=fsdp reshard=false
+    speed "fsdp-dp$most" "$most" "dp=$most" gpt "${settings[@]}" batch=$b layout=fsdp
+}
+
+variants() {
+    local n b=$((8 * most))
+    for n in 8 16; do
+        NCCL_MAX_CTAS=$n speed "kept-ctas$n" "$most" "dp=$most" gpt "${settings[@]}" batch=$b layout=fsdp reshard=false
     done
+    NCCL_MAX_CTAS=8 speed zero1-ctas8 "$most" "dp=$most" gpt "${settings[@]}" batch=$b
+    MLUA_OVERLAP=0 speed zero1-in-order "$most" "dp=$most" gpt "${settings[@]}" batch=$b
+}
+
+stages() {
+    local s
+    alone "$@"
+    for s in 1f1b interleaved zero-bubble; do # microbatches of 2 rows on four GPUs
+        speed "pp$most-$s" "$most" "pp=$most" gpt "${settings[@]}" batch=$((8 * most)) accum=16 schedule=$s
+    done
+}
+
+split() {
+    alone "$@"
+    CUDA_VISIBLE_DEVICES=0,1 profiled tp2 2 tp=2 gpt "${settings[@]}" batch=16 &
+    [ "$gpus" -ge 4 ] || wait
+    CUDA_VISIBLE_DEVICES=$([ "$gpus" -ge 4 ] && echo 2,3 || echo 0,1) \
+        profiled cp2 2 cp=2 gpt "${settings[@]}" batch=16 &
+    wait
+}
+
+experts() {
+    alone experts
+    profiled "ep$most" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most)) exchange=1.5
+    profiled "ep$most-gathered" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most))
+}
+
+layouts() { # NAME DTYPE BOUND [NAMES]
+    part "$1" env DIST_ALL=1 DIST_DEVICE=cuda DIST_DTYPE="$2" DIST_BOUND="$3" DIST_RANKS="$gpus" \
+        ${4:+DIST_NAMES="$4"} "$build/test" -j 1 dist/every_layout
+}
+
+sample() {
+    local two="zero1 dp2;fsdp2 kept;tp2 sp;cp2 gathered;cp2 exchanged;cp2 ring;pp2;ep2 rows sent"
+    local four="dp2 tp2 sp zero1;fsdp4;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1;ep4 zero1"
+    [ "$gpus" -ge 4 ] || four=$two
+    CUDA_VISIBLE_DEVICES=0,1 layouts sample2-f32 f32 1e-4 "$two" &
+    [ "$gpus" -ge 4 ] || wait
+    [ "$gpus" -lt 4 ] || CUDA_VISIBLE_DEVICES=2,3 layouts sample2-bf16 bf16 2e-2 "$two" &
+    wait
+    [ "$gpus" -lt 4 ] || layouts sample4-f32 f32 1e-4 "$four"
+    layouts sample4-bf16 bf16 2e-2 "$four"
 }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
 "$MLUA" doctor 2>&1 | tee "$out/doctor.log"
 for p in $parts; do
     case $p in
-    ranks) part ranks "$build/test" --gpu gpu_ranks ;;
-    f32) layouts f32 1e-4 ;;
-    bf16) layouts bf16 2e-2 ;;
-    speed) speeds ;;
+    data | variants | stages | split | experts | sample) $p "$p" ;;
+    ranks) part ranks "$build/test" --gpu -v -j 1 gpu_ranks ;;
+    all)
+        layouts all-f32 f32 1e-4
+        layouts all-bf16 bf16 2e-2
+        ;;
     *) echo "gpu_dist.sh: there is no part \"$p\"" >&2; exit 2 ;;
     esac
 done
 echo
-printf '%s\n' "${rows[@]}"
-exit $bad
+cat "$out/table.txt"
+[ ! -e "$out/bad" ]

@@ -35,6 +35,9 @@ static void read_mesh_axis(lua_State *L, int spec, ml_mesh_axis *axis) {
     lua_getfield(L, spec, "state");
     axis->flat = lua_getfield(L, -1, axis->name) == LUA_TSTRING;
     lua_pop(L, 2);
+    lua_getfield(L, spec, "reshard");
+    axis->keep = lua_getfield(L, -1, axis->name) == LUA_TBOOLEAN && !lua_toboolean(L, -1);
+    lua_pop(L, 2);
 }
 
 static const char *const mesh_key = "mlua.mesh"; /* registry: the mesh axes' names, in order */

@@ -8,7 +8,7 @@
  * operands of collectives (a gradient's copy in another order) go at once, wherever they were. A
  * collective starts
  * - as soon as its operand is there, where its result is no larger (sums of gradients); those whose
- *   result is needed much later wait for others, to be one launch of BUCKET_BYTES, and for a lane
+ *   result is needed much later wait for others, to be one launch of BUCKET seconds, and for a lane
  *   that is idle;
  * - else (parameters put together) as late as it may, so that what it makes does not fill memory:
  *   as long as less than AHEAD_BYTES, or two of the largest, lie ahead, or when computation has
@@ -24,7 +24,9 @@
 static const double FLOPS = 600e12, BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
 static const double NEAR_BYTES = 250e9, FAR_BYTES = 40e9; /* a second, within a host and beyond */
 static const double LATENCY = 20e-6, SOON = 1e-3;         /* seconds */
-static const int64_t BUCKET_BYTES = 25 << 20, AHEAD_BYTES = (int64_t)512 << 20;
+static const double BUCKET =
+    0.6e-3; /* seconds: what small launches reach of a link's speed is little */
+static const int64_t AHEAD_BYTES = (int64_t)512 << 20;
 enum { HOST_RANKS = 8, WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
 
 typedef struct {
@@ -145,6 +147,17 @@ static double wire_bytes(const ml_collective_step *c) {
     }
 }
 
+/* Bytes a second that a rank sends over a mesh axis. */
+static double link_speed(const overlap *o, int axis) {
+    int64_t span = 1;
+    for (int i = axis; i < o->layout->count; i++) span *= o->layout->axis[i].size;
+    return span > HOST_RANKS ? FAR_BYTES : NEAR_BYTES;
+}
+
+static double bucket_bytes(const overlap *o, int axis) {
+    return BUCKET * link_speed(o, axis);
+}
+
 static double step_cost(const overlap *o, uint32_t t) {
     const ml_step *step = &o->s->steps.at[t];
     if (step->kind != ML_STEP_COLLECTIVE) {
@@ -152,9 +165,7 @@ static double step_cost(const overlap *o, uint32_t t) {
         return LAUNCH + (work > moved ? work : moved);
     }
     const ml_collective_step *c = step->collective;
-    int64_t span = c->ranks;
-    for (int i = c->mesh_axis + 1; i < o->layout->count; i++) span *= o->layout->axis[i].size;
-    return wire_bytes(c) / (span > HOST_RANKS ? FAR_BYTES : NEAR_BYTES);
+    return wire_bytes(c) / link_speed(o, c->mesh_axis);
 }
 
 /* When each result is needed and, lane by lane, when what makes more of it must start. */
@@ -291,7 +302,7 @@ static void hold(overlap *o, int axis, uint32_t t) {
 static bool flush(overlap *o, int axis) {
     double bytes = 0;
     uint32_t begin = o->held_first[axis], at = begin;
-    for (; at < o->held[axis].count && bytes < (double)BUCKET_BYTES; at++) {
+    for (; at < o->held[axis].count && bytes < bucket_bytes(o, axis); at++) {
         uint32_t t = o->held[axis].at[at];
         start(o, t, at == begin);
         bytes += wire_bytes(o->s->steps.at[t].collective);
@@ -326,7 +337,7 @@ static void start_eager(overlap *o) {
         }
     }
     for (int i = 0; i < ML_MAX_MESH; i++) {
-        bool idle = o->lane[i] <= o->now, full = o->held_bytes[i] >= (double)BUCKET_BYTES;
+        bool idle = o->lane[i] <= o->now, full = o->held_bytes[i] >= bucket_bytes(o, i);
         bool due = o->held_need[i] - progress(o) <= SOON;
         if (due)
             while (flush(o, i)) continue;
@@ -356,7 +367,7 @@ static bool start_early(overlap *o, bool forced) {
         bool room = o->ahead < o->most_ahead, gone = o->placed[t];
         bool due = at + margin >= o->latest[t] && (room || o->clock[t] <= at);
         bool joins = c && c->mesh_axis == axis && o->latest[t] <= limit && room &&
-                     bytes + wire_bytes(c) <= (double)BUCKET_BYTES;
+                     bytes + wire_bytes(c) <= bucket_bytes(o, c->mesh_axis);
         if (!due && !joins && !forced && !gone) break;
         if (available(o, t) > o->now && !gone && !c) break; /* a kernel waits for a collective */
         early_pop(o);
@@ -383,7 +394,7 @@ static bool start_reached(overlap *o) {
         uint32_t t = o->next;
         if (!is_collective(o, t) || !grows(o, t)) break;
         const ml_collective_step *c = o->s->steps.at[t].collective;
-        bool joins = c->mesh_axis == axis && bytes + wire_bytes(c) <= (double)BUCKET_BYTES;
+        bool joins = c->mesh_axis == axis && bytes + wire_bytes(c) <= bucket_bytes(o, c->mesh_axis);
         if (!joins) bytes = 0;
         start(o, t, !joins);
         bytes += wire_bytes(c);

@@ -30,6 +30,7 @@ void ml_layout_print(const ml_layout *layout, const ml_graph *g, ml_text *out) {
         print_list(g, "params", a->params, a->params_count, out);
         print_list(g, "acts", a->acts, a->acts_count, out);
         if (a->flat) ml_text_add(out, " flat");
+        if (a->keep) ml_text_add(out, " keep");
     }
     if (layout->exchange > 0) ml_text_add(out, ", exchange=%g", layout->exchange);
 }

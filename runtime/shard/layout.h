@@ -6,6 +6,8 @@
  * ZeRO-1: optimizer states are split over that mesh axis whatever their axes are called, along the
  * first of their axes that divides (one that no mesh axis within this one cuts where there is one,
  * else inside of those cuts), and updated there.
+ * What the forward pass has gathered the backward pass gathers again, unless the mesh axis says
+ * `keep`: then it is gathered once and lives until the backward pass is done with it.
  * Sums of gradients (ML_STATE_GRADIENT) are split as the parameters are; over other mesh axes each
  * rank holds its own part of the sum, so that the ranks add them up once and not at each addition.
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
@@ -26,17 +28,20 @@ typedef struct {
     int params_count, acts_count;
     ml_axis params[ML_MAX_LISTED], acts[ML_MAX_LISTED]; /* in order of preference */
     bool flat;                                          /* state = {dp = "flat"} */
+    bool keep;                                          /* reshard = {dp = false} */
 } ml_mesh_axis;
 
 typedef enum {
-    ML_SCHEDULE_1F1B, ML_SCHEDULE_INTERLEAVED, ML_SCHEDULE_ZERO_BUBBLE
+    ML_SCHEDULE_1F1B,
+    ML_SCHEDULE_INTERLEAVED,
+    ML_SCHEDULE_ZERO_BUBBLE
 } ml_stage_schedule;
 
 /* Pipeline stages: which mesh axis, and how (stage.h, pipeline.h). */
 typedef struct {
-    bool on;       /* and the mesh axis has more than one rank */
+    bool on; /* and the mesh axis has more than one rank */
     int mesh_axis;
-    int chunks;    /* virtual stages of a rank; more than 1 is interleaved */
+    int chunks; /* virtual stages of a rank; more than 1 is interleaved */
     int microbatches;
     ml_stage_schedule schedule;
     char list[64]; /* of modules: "layers" is the longest */
@@ -68,8 +73,8 @@ typedef enum {
 } ml_placement_kind;
 typedef struct {
     uint8_t kind;   /* ml_placement_kind */
-    uint8_t axis; /* ML_SPLIT: position in the tensor's type; ML_OWNED, ML_SENT: of the rows */
-    uint8_t batch; /* ML_SENT: position of the axis that was split */
+    uint8_t axis;   /* ML_SPLIT: position in the tensor's type; ML_OWNED, ML_SENT: of the rows */
+    uint8_t batch;  /* ML_SENT: position of the axis that was split */
     uint8_t within; /* ML_SPLIT: inside of the cuts of that axis that are not `within`, instead of
                        by the order of the mesh axes */
 } ml_placement;

@@ -126,7 +126,7 @@ static void gather_parts(movement *m, int i, int position) {
     x = collective(m, ML_OP_ALL_GATHER, x, i, ML_PARTIAL_SUM);
     if (m->copy) ml_graph_set_flags(g, m->s->flags);
     back(m, x);
-    m->gathered = true;
+    m->gathered |= !m->s->layout->axis[i].keep;
 }
 
 /* From split along `from` to split along `to`. */

@@ -47,6 +47,7 @@ run(0, script .. " --seed 5", "5")
 run(0, "run --device cpu " .. script .. " lr=1", "declares no settings")
 write "#!/usr/bin/env mlua\nlocal m = require 'mlua'\nlocal c = m.config { lr = 1.5, on = false, name = 'x' }\nprint(c.lr, c.on, c.name)"
 run(0, script .. " lr=2 on=true name=a=b", "2.0\ttrue\ta=b")
+run(0, script .. " on=false", "1.5\tfalse\tx")
 run(1, script .. " lr=two", "lr=two is not a number")
 write "error(setmetatable({}, {__tostring = function() return 'an object' end}))"
 run(1, script, "an object")
