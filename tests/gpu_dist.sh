@@ -19,7 +19,7 @@ cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-300} total=${TOTAL:-3600} steps=${STEPS:-30}
 parts=${PARTS:-data stages split experts ranks sample}
 read -ra settings <<<"${SETTINGS:-preset=gpt-1.3b}"
-read -ra experts <<<"${EXPERTS:-preset=moe-8x}"
+read -ra experts <<<"${EXPERTS:-preset=moe-8x aux=0.01}"
 mkdir -p "$out"
 export MLUA=${MLUA:-$build/mlua} MLUA_CACHE=${MLUA_CACHE:-$out/cache} MLUA_TIMEOUT=${MLUA_TIMEOUT:-12}
 gpus=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)}
@@ -128,7 +128,7 @@ split() {
 
 experts() {
     alone experts
-    profiled "ep$most" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most)) exchange=1.5
+    profiled "ep$most" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most)) exchange=2
     profiled "ep$most-gathered" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most))
 }
 
