@@ -140,7 +140,8 @@ void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from,
                  const char *const *operands);
 /* A closed function of the graph (a score function). values[i] is the text for PARAM(i) (for a
  * captured tensor: the template's load expression); index_of(axis) texts for IOTA by axis; bools of
- * `known` are what `holds` says. */
+ * `known` are what `holds` says; special(context, n), where there is one, may give a value's text.
+ */
 typedef struct {
     const ml_graph *g;
     const char *const *values;

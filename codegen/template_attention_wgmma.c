@@ -218,11 +218,7 @@ struct ${e}_feed {
         for (; untold > LATER; untold--, behind.next()) ${e}_arrive(barriers + behind.stage * 8);
     }
     __device__ __forceinline__ int free_stage() {
-        unsigned empty = barriers + (${stages} + ahead.stage) * 8;
-        if (!${e}_ended(empty, ahead.parity ^ 1)) {
-            tell<0>();
-            ${e}_await(empty, ahead.parity ^ 1);
-        }
+        await(barriers + (${stages} + ahead.stage) * 8, ahead.parity ^ 1);
         return ahead.stage;
     }
     __device__ __forceinline__ void give() {
@@ -230,31 +226,80 @@ struct ${e}_feed {
         ahead.next();
         if (++untold > 2) tell<2>();
     }
+    /* Until a barrier that the others arrive at, which may need all stages for that. */
+    __device__ __forceinline__ void await(unsigned barrier, unsigned parity) {
+        if (${e}_ended(barrier, parity)) return;
+        tell<0>();
+        ${e}_await(barrier, parity);
+    }
     __device__ __forceinline__ void flush() { tell<0>(); }
 };
 )";
 
-/* Shared memory: queries; stages of keys or values; barriers. Tiles come in the order in which they
- * are needed: keys 0, keys 1, values 0, keys 2, values 1, ..., the last values. */
+/* A thread block serves several blocks of queries of a head, a long and a short one in turn where
+ * the mask is causal, so that the copies for the next one are under way while one ends. Shared
+ * memory: queries, of two blocks if there are more; stages of keys or values; barriers; lists of
+ * tiles. Tiles come in the order in which they are needed: keys 0, keys 1, values 0, keys 2,
+ * values 1, ..., the last values; the queries come with keys 0. */
 static const char forward_text[] = R"(
-/* The first key of the block's i-th tile: of those listed, if there is a list. */
+struct ${e}_work { int query, first, blocks; };
+/* The j-th block of queries of this thread block, and which tiles of keys it needs. Where it needs
+ * none, one is taken that lies behind the last key: zeros. */
+static __device__ __forceinline__ bool ${e}_find(const ${e}_arguments &a, int j, ${e}_work &work) {
+    ${places}
+    int i = blockIdx.x % ${chunks} + j / 2 * ${chunks}, block = ${q_blocks} - 1 - i;
+    if (${works} > 1 && i > block) return false;
+    if (j % 2) {
+        if (i == block) return false;
+        block = i;
+    }
+    int query = block * ${rows};
+    int last_query = query + ${rows} - 1 < ${seq} ? query + ${rows} - 1 : ${seq} - 1;
+    (void)last_query;
+    int first = ${first_key}, end = ${end_key};
+    first = first / ${tile} * ${tile};
+    int blocks = end > first ? (end - first + ${tile} - 1) / ${tile} : 0;
+    if (blocks == 0) first = (${kv_seq} + ${tile} - 1) / ${tile} * ${tile}, blocks = 1;
+    work.query = query, work.first = first, work.blocks = blocks;
+    return true;
+}
+/* The first key of the i-th tile: of those listed, if there is a list. */
 static __device__ __forceinline__ int ${e}_key(int first, int i, const int *list) {
     return ${listed} ? (list[i] >> 8) * ${tile} : first + i * ${tile};
 }
 ${make_list}
-static __device__ __forceinline__ void ${e}_produce(const ml_bf16 *k, const ml_bf16 *v, int first,
-                                                    int blocks, const int *list, unsigned stages,
-                                                    unsigned barriers) {
+static __device__ __forceinline__ void ${e}_produce(const ${e}_arguments &a, int batch, int head,
+                                                    unsigned queries_at, unsigned stages,
+                                                    unsigned barriers, int *lists) {
+    int kv_head = head / ${group};
+    const ml_bf16 *q = (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head};
+    const ml_bf16 *k = (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head};
+    const ml_bf16 *v = (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head};
     ${e}_feed feed = {barriers};
-    for (int t = 0; t < 2 * blocks; t++) {
-        bool last = t == 2 * blocks - 1, keys = !last && (t == 0 || t % 2);
-        int key = ${e}_key(first, last ? blocks - 1 : keys ? (t + 1) / 2 : t / 2 - 1, list);
-        unsigned to = stages + feed.free_stage() * ${tile_bytes};
-        if (keys)
-            ${e}_fill(to, ${tile}, 0, ${tile}, k + key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
-        else
-            ${e}_fill(to, ${tile}, 0, ${tile}, v + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
-        feed.give();
+    for (int j = 0, turn = 0; j < ${works}; j++) {
+        ${e}_work work;
+        if (!${e}_find(a, j, work)) continue;
+        int buffer = turn % 2, *list = lists + buffer * ${list_size} + 1;
+        if (turn > 1) feed.await(barriers + (2 * ${stages} + buffer) * 8, (turn / 2 & 1) ^ 1);
+        turn++;
+        if (${listed}) {
+            if (threadIdx.x / 32 == ${groups} * 4) ${e}_make_list(a, batch, head, work, list);
+            ${e}_meet_all<128>();
+            work.blocks = list[-1];
+        }
+        ${e}_fill(queries_at + buffer * ${row_bytes}, ${rows}, 0, ${rows},
+                  q + work.query * ${q_seq}, ${q_seq}, ${seq} - work.query);
+        for (int t = 0; t < 2 * work.blocks; t++) {
+            bool last = t == 2 * work.blocks - 1, keys = !last && (t == 0 || t % 2);
+            int i = last ? work.blocks - 1 : keys ? (t + 1) / 2 : t / 2 - 1;
+            int key = ${e}_key(work.first, i, list);
+            unsigned to = stages + feed.free_stage() * ${tile_bytes};
+            if (keys)
+                ${e}_fill(to, ${tile}, 0, ${tile}, k + key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
+            else
+                ${e}_fill(to, ${tile}, 0, ${tile}, v + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
+            feed.give();
+        }
     }
     feed.flush();
 }
@@ -333,24 +378,23 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
 static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int batch, int head,
                                                     int query, int first, int blocks,
                                                     const int *list, unsigned queries_at,
-                                                    unsigned stages,
-                                                    unsigned barriers, float (&out)[${dim} / 2],
+                                                    unsigned stages, unsigned barriers,
+                                                    ${e}_ring &ring, float (&out)[${dim} / 2],
                                                     float (&largest)[2], float (&total)[2]) {
     float s[${tile} / 2], shrink[2];
     unsigned p[${tile} / 4];
-    ${e}_ring ring = {};
-    ${e}_await(barriers, 0);
+    ${e}_await(barriers + ring.stage * 8, ring.parity);
+    if (${listed}) blocks = list[-1];
     ${e}_begin();
-    ${e}_scores(s, queries_at, stages);
+    ${e}_scores(s, queries_at, stages + ring.stage * ${tile_bytes});
     ${e}_end();
     ${e}_finish<0>();
     ${e}_hold(s);
-    ${e}_release(barriers, 0);
+    ${e}_release(barriers, ring.stage);
     ring.next();
     ${e}_softmax(a, batch, head, query, ${e}_key(first, 0, list), ${e}_part(list, 0), s, largest,
                  total, shrink);
     ${e}_round(p, s);
-    if (${turns} && threadIdx.x / 128 == ${groups} - 1) ${e}_pass(0);
     for (int block = 1; block < blocks; block++) {
         int keys_stage = ring.stage;
         if (${turns}) ${e}_turn(threadIdx.x / 128);
@@ -386,62 +430,69 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int
     ${e}_end();
     ${e}_finish<0>();
     ${e}_hold(out);
+    ${e}_release(barriers, ring.stage);
+    ring.next();
+}
+/* What was summed, to memory, through the warpgroup's queries, which nobody reads any more. */
+static __device__ __forceinline__ void ${e}_settle(const ${e}_arguments &a, int batch, int head,
+                                                   int query, char *query_tile,
+                                                   float (&out)[${dim} / 2],
+                                                   const float (&largest)[2],
+                                                   const float (&total)[2]) {
+    int row = threadIdx.x / 32 * 16, lane = threadIdx.x % 32;
+    float *lse = (float *)a.p[${lse_at}] + ${lse_batch} + head * ${lse_head};
+    ${e}_meet(threadIdx.x / 128);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = total[r];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        float inverse = sum == 0 ? 0 : 1 / sum;
+        int qi = query + row + r * 8 + lane / 4;
+        if (lane % 4 == 0 && qi < ${seq})
+            lse[qi * ${lse_seq}] = sum == 0 ? -ML_INF : largest[r] * ${natural} + logf(sum);
+#pragma unroll
+        for (int n = 0; n < ${dim} / 8; n++)
+            out[n * 4 + 2 * r] *= inverse, out[n * 4 + 2 * r + 1] *= inverse;
+    }
+    query += row;
+    ${e}_spill(query_tile, row, out, 1.0f, (ml_bf16 *)a.p[${o_at}] + ${o_batch} + head * ${o_head} +
+               query * ${o_seq}, ${o_seq}, ${seq} - query);
 }
 extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_arguments a) {
-    extern __shared__ uint4 ${e}_shared[]; ${places}
+    extern __shared__ uint4 ${e}_shared[];
     unsigned before = (1024 - ${e}_address(${e}_shared) % 1024) % 1024;
-    char *query_tile = (char *)${e}_shared + before;
-    unsigned queries_at = ${e}_address(query_tile), stages = queries_at + ${row_bytes};
+    char *query_tiles = (char *)${e}_shared + before;
+    unsigned queries_at = ${e}_address(query_tiles);
+    unsigned stages = queries_at + ${buffers} * ${row_bytes};
     unsigned barriers = stages + ${stages} * ${tile_bytes};
-    int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
-    int batch = blockIdx.x / (${q_blocks} * ${heads});
-    int query = (${q_blocks} - 1 - block) * ${rows}; /* the longest causal rows first */
-    int kv_head = head / ${group}, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int last_query = query + ${rows} - 1 < ${seq} ? query + ${rows} - 1 : ${seq} - 1;
-    (void)last_query;
-    int first = ${first_key}, end = ${end_key};
-    first = first / ${tile} * ${tile};
-    int blocks = end > first ? (end - first + ${tile} - 1) / ${tile} : 0;
-    int *list = (int *)(query_tile + (barriers - queries_at) + 16 * ${stages}) + 1;
-    if (${listed} && warp == 0) ${e}_make_list(a, batch, head, query, first, blocks, list);
+    int *lists = (int *)(query_tiles + (barriers - queries_at) + 16 * ${stages} + 16);
+    int head = blockIdx.x / ${chunks} % ${heads}, batch = blockIdx.x / (${chunks} * ${heads});
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 2; i++) /* the queries' are empty again */
+            ${e}_barrier(barriers + (2 * ${stages} + i) * 8, ${groups} * 128);
     ${e}_make_ring(barriers);
-    if (${listed}) blocks = list[-1];
-    if (warp >= ${groups} * 4) {
+    if (threadIdx.x >= ${groups} * 128) {
         ${e}_fewer_registers<${fewer}>();
-        ${e}_produce((const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head},
-                     (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head}, first, blocks,
-                     list, stages, barriers);
+        ${e}_produce(a, batch, head, queries_at, stages, barriers, lists);
     } else {
         ${e}_more_registers<${more}>();
-        int own = warp / 4 * 64, row = warp * 16; /* rows of the warpgroup, of the warp */
-        ${e}_fill(queries_at, ${rows}, own, 64, (const ml_bf16 *)a.p[0] + ${q_batch} +
-                  head * ${q_head} + (query + own) * ${q_seq}, ${q_seq}, ${seq} - query - own);
-        ${e}_commit();
-        ${e}_landed<0>();
-        ${e}_meet(warp / 4);
-        float out[${dim} / 2] = {}, largest[2] = {${lowest}, ${lowest}}, total[2] = {};
-        if (blocks)
-            ${e}_consume(a, batch, head, query + own, first, blocks, list, queries_at + own * 128,
-                         stages, barriers, out, largest, total);
-        ${e}_meet(warp / 4); /* nobody reads queries any more */
-        float *lse = (float *)a.p[${lse_at}] + ${lse_batch} + head * ${lse_head};
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float sum = total[r];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            float inverse = sum == 0 ? 0 : 1 / sum;
-            int qi = query + row + r * 8 + lane / 4;
-            if (lane % 4 == 0 && qi < ${seq})
-                lse[qi * ${lse_seq}] =
-                    sum == 0 ? -ML_INF : largest[r] * ${natural} + logf(sum);
-#pragma unroll
-            for (int n = 0; n < ${dim} / 8; n++)
-                out[n * 4 + 2 * r] *= inverse, out[n * 4 + 2 * r + 1] *= inverse;
+        int own = threadIdx.x / 128 * 64; /* rows of the warpgroup */
+        ${e}_ring ring = {};
+        if (${turns} && threadIdx.x / 128 == ${groups} - 1) ${e}_pass(0);
+        for (int j = 0, turn = 0; j < ${works}; j++) {
+            ${e}_work work;
+            if (!${e}_find(a, j, work)) continue;
+            int buffer = turn++ % 2;
+            float out[${dim} / 2] = {}, largest[2] = {${lowest}, ${lowest}}, total[2] = {};
+            ${e}_consume(a, batch, head, work.query + own, work.first, work.blocks,
+                         lists + buffer * ${list_size} + 1,
+                         queries_at + buffer * ${row_bytes} + own * 128, stages, barriers, ring,
+                         out, largest, total);
+            ${e}_settle(a, batch, head, work.query, query_tiles + buffer * ${row_bytes}, out,
+                        largest, total);
+            ${e}_release(barriers, ${stages} + buffer);
         }
-        query += row;
-        ${e}_spill(query_tile, row, out, 1.0f, (ml_bf16 *)a.p[${o_at}] + ${o_batch} +
-                   head * ${o_head} + query * ${o_seq}, ${o_seq}, ${seq} - query);
     }
 }
 )";
@@ -451,19 +502,19 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
  * tile's number and a bit for each warpgroup; the count goes before the first. */
 static const char list_text[] = R"(
 static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
-                                                      int query, int first, int blocks, int *list) {
+                                                      const ${e}_work &work, int *list) {
     const char *states = a.p[${states_at}] + ((long long)batch * ${mask_heads} + ${mask_head}) *
                                                  (${q_parts} * ${k_parts}LL);
     int lane = threadIdx.x % 32, count = 0;
     (void)head;
-    for (int start = 0; start < blocks; start += 32) {
-        int tile = first / ${tile} + start + lane, shown = 0, parts = 0;
+    for (int start = 0; start < work.blocks; start += 32) {
+        int tile = work.first / ${tile} + start + lane, shown = 0, parts = 0;
 #pragma unroll
         for (int i = 0; i < ${groups}; i++)
 #pragma unroll
             for (int j = 0; j < ${tile} / 64; j++) {
-                int q = query / 64 + i, k = tile * (${tile} / 64) + j;
-                if (q >= ${q_parts} || k >= ${k_parts} || start + lane >= blocks) continue;
+                int q = work.query / 64 + i, k = tile * (${tile} / 64) + j;
+                if (q >= ${q_parts} || k >= ${k_parts} || start + lane >= work.blocks) continue;
                 int state = states[q * ${k_parts}LL + k];
                 shown |= state;
                 if (state != ${whole_state}) parts |= 1 << i;
@@ -472,7 +523,9 @@ static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, i
         if (shown) list[count + __popc(all & ((1u << lane) - 1))] = tile << 8 | parts;
         count += __popc(all);
     }
-    if (lane == 0) list[-1] = count;
+    if (lane) return;
+    if (count == 0) list[count++] = (${kv_seq} + ${tile} - 1) / ${tile} << 8;
+    list[-1] = count;
 }
 static __device__ __forceinline__ bool ${e}_part(const int *list, int i) {
     return list[i] >> threadIdx.x / 128 & 1;
@@ -480,8 +533,7 @@ static __device__ __forceinline__ bool ${e}_part(const int *list, int i) {
 )";
 static const char no_list_text[] = R"(
 static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
-                                                      int query, int first, int blocks, int *list) {
-}
+                                                      const ${e}_work &work, int *list) {}
 static __device__ __forceinline__ bool ${e}_part(const int *list, int i) { return false; }
 )";
 static const char hide_text[] = R"(if (part) {
@@ -499,11 +551,11 @@ static const char hide_text[] = R"(if (part) {
 /* What may be tuned on the card: MLUA_WGMMA=N takes variant N of each kernel (from 1). */
 static const attention_tile forward_tiles[2][ATTENTION_VARIANTS] = {
     /* heads of 64 */
-    {{.groups = 1, .tile = 64, .stages = 4, .resident = 3},
+    {{.groups = 2, .tile = 128, .stages = 6, .resident = 1, .works = 8, .turns = true},
      {.groups = 1, .tile = 128, .stages = 4, .resident = 2},
-     {.groups = 2, .tile = 128, .stages = 6, .resident = 1, .turns = true}},
+     {.groups = 1, .tile = 64, .stages = 4, .resident = 3}},
     /* heads of 128 */
-    {{.groups = 2, .tile = 128, .stages = 4, .resident = 1, .turns = true},
+    {{.groups = 2, .tile = 128, .stages = 4, .resident = 1, .works = 4, .turns = true},
      {.groups = 2, .tile = 64, .stages = 6, .resident = 1},
      {.groups = 3, .tile = 64, .stages = 5, .resident = 1, .turns = true}},
 };
@@ -577,25 +629,43 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
     return template_kernel(t, body.text, label, p->step->read_count + p->step->write_count);
 }
 
+/* Blocks of queries of a thread block: fewer than the tile's where multiprocessors would be idle.
+ */
+static int works_of_block(const attention_printer *p, const attention_tile *tile, int64_t blocks) {
+    int64_t all = blocks * p->a->heads * p->batches, works = tile->works > 0 ? tile->works : 1;
+    int64_t at_once = (int64_t)p->schedule->target->multiprocessors * tile->resident;
+    while (works > 1 && (works > blocks || all / works < 4 * at_once)) works /= 2;
+    return (int)works;
+}
+
 static void print_forward(attention_printer *p, int variant) {
     const ml_attention_step *a = p->a;
     const attention_tile *tile = &forward_tiles[a->head_dim == 128][variant];
     template_set(&p->text, "turns", "%d", tile->turns);
     int64_t rows = tile->groups * 64, blocks = (a->seq + rows - 1) / rows;
+    int works = works_of_block(p, tile, blocks), buffers = works > 1 ? 2 : 1;
+    int64_t pairs = (works + 1) / 2;
+    int64_t chunks = works > 1 ? ((blocks + 1) / 2 + pairs - 1) / pairs : blocks;
+    template_set(&p->text, "works", "%d", works);
+    template_set(&p->text, "buffers", "%d", buffers);
+    template_set(&p->text, "chunks", "%lld", (long long)chunks);
     template_set(&p->text, "q_blocks", "%lld", (long long)blocks);
     int64_t tiles = (a->kv_seq + tile->tile - 1) / tile->tile;
-    int64_t bytes = 1024 + (rows + tile->stages * tile->tile) * a->head_dim * 2 + 16 * tile->stages;
-    bool listed = p->masks > 0 && bytes + 4 * (tiles + 1) <= MOST_SHARED / tile->resident;
+    int64_t list_bytes = 4 * buffers * (tiles + 1);
+    int64_t bytes = 1024 + (buffers * rows + tile->stages * tile->tile) * a->head_dim * 2 +
+                    16 * tile->stages + 16;
+    bool listed = p->masks > 0 && bytes + list_bytes <= MOST_SHARED / tile->resident;
+    template_set(&p->text, "list_size", "%lld", (long long)tiles + 1);
     template_set(&p->text, "listed", "%d", listed);
     template_set_text(&p->text, "make_list", listed ? list_text : no_list_text);
     template_set_text(&p->text, "hide", listed ? hide_text : "(void)part;");
     template_set_text(&p->text, "lines", "");
     template_set_text(&p->text, "line_rows", "");
     if (a->args.score && listed == (p->masks > 0)) attention_open_score(p);
-    if (listed) bytes += 4 * (tiles + 1);
+    if (listed) bytes += list_bytes;
     const char *const bodies[] = {forward_text};
     ml_kernel *kernel = attention_wgmma_kernel(p, tile, bodies, 1, "attention");
-    template_launch(kernel, blocks * a->heads * p->batches, 1, 1,
+    template_launch(kernel, chunks * a->heads * p->batches, 1, 1,
                     (uint32_t)(tile->groups + 1) * 128, bytes);
     p->step->kernel = listed ? attention_states_kernel(p) : kernel;
     if (listed) p->step->kernel->next = kernel;
