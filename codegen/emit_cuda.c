@@ -10,7 +10,7 @@ static void add_type(ml_text *out, const cuda_shape *s, int operand) {
 
 /* The offset of an access over the loops inside `first`; at pack level the innermost index is
  * that of the pack's first element. */
-static const char *access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack) {
+const char *cuda_access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack) {
     emitter *e = s->e;
     ml_text text = {.arena = e->arena};
     int first = s->elementwise ? e->inner : e->ir->row_loops;
@@ -27,18 +27,24 @@ static void print_pack_load(const cuda_shape *s, int i, const char *to) {
     const ml_inst *inst = &e->ir->inst[i];
     const char *type = emit_memory_type((ml_dtype)e->ir->operand[inst->operand].dtype);
     ml_text_add(&e->text, "%s = ", to);
+    if (s->staged[i]) {
+        if (s->resident < s->packs)
+            ml_text_add(&e->text, "it >= %d ? ml_load_pack<%s, %d>(%s) : ", s->resident, type,
+                        s->vec, cuda_access_text(s, inst, true));
+        ml_text_add(&e->text, "ml_load_pack<%s, %d>((const %s *)(%s));\n", type, s->vec, type,
+                    cuda_staged_text(s, i, "slot"));
+        return;
+    }
     if (inst->guard != ML_NO_INST)
         ml_text_add(&e->text, "!%s ? ml_zero_pack<%s, %d>() : ", emit_name(e, inst->guard), type,
                     s->vec);
-    ml_text_add(&e->text, "ml_load_pack<%s, %d>(%s);\n", type, s->vec, access_text(s, inst, true));
+    ml_text_add(&e->text, "ml_load_pack<%s, %d>(%s);\n", type, s->vec,
+                cuda_access_text(s, inst, true));
 }
 
-/* The thread's pack of this round: in registers, in shared memory, or loaded just now. */
+/* The thread's pack of this round: kept in registers, or loaded just now. */
 static const char *pack_name(const cuda_shape *s, int pack) {
-    ml_arena *arena = s->e->arena;
-    if (!s->cached[pack]) return ml_arena_format(arena, "q%d", pack);
-    if (s->shared_bytes == 0) return ml_arena_format(arena, "q%d[it]", pack);
-    return ml_arena_format(arena, "q%d[it * %d + lane]", pack, s->team);
+    return ml_arena_format(s->e->arena, s->cached[pack] ? "q%d[it]" : "q%d", pack);
 }
 
 static void print_load(const cuda_shape *s, int i) {
@@ -47,15 +53,20 @@ static void print_load(const cuda_shape *s, int i) {
     ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
     const char *type = emit_compute_type((ml_dtype)inst->dtype), *from;
     int pack = s->pack[i];
-    if (pack >= 0)
+    if (s->next[i])
+        from = ml_arena_format(e->arena, "w%d", i);
+    else if (pack >= 0)
         from = ml_arena_format(e->arena, "%s.e[k]", pack_name(s, pack));
     else
-        from = ml_arena_format(e->arena, "*(%s)", access_text(s, inst, false));
+        from = ml_arena_format(e->arena, "*(%s)", cuda_access_text(s, inst, false));
     ml_text_add(&e->text, "const %s v%d = ", type, i);
     bool guarded = inst->guard != ML_NO_INST && pack < 0;
     if (guarded) ml_text_add(&e->text, "!%s ? 0 : ", emit_name(e, inst->guard));
-    ml_text_add(&e->text, memory == ML_BF16 ? "%sml_load_bf16(%s);\n" : "(%s)%s;\n",
-                memory == ML_BF16 ? "" : type, from);
+    if (memory == ML_BF16 && pack >= 0)
+        ml_text_add(&e->text, "ml_unpack(%s, k);\n", pack_name(s, pack));
+    else
+        ml_text_add(&e->text, memory == ML_BF16 ? "%sml_load_bf16(%s);\n" : "(%s)%s;\n",
+                    memory == ML_BF16 ? "" : type, from);
 }
 
 static void print_store(const cuda_shape *s, int i) {
@@ -70,7 +81,7 @@ static void print_store(const cuda_shape *s, int i) {
     if (cuda_stores_pack(s, i))
         ml_text_add(&e->text, memory == ML_BF16 ? "u%d[k] = " : "u%d.e[k] = ", i);
     else
-        ml_text_add(&e->text, "*(%s) = ", access_text(s, inst, false));
+        ml_text_add(&e->text, "*(%s) = ", cuda_access_text(s, inst, false));
     if (memory == ML_BF16 && !cuda_stores_pack(s, i))
         ml_text_add(&e->text, "ml_store_bf16((float)%s);\n", value);
     else
@@ -109,21 +120,47 @@ static void print_reduce(const cuda_shape *s, int i) {
     print_combine(s, i, to, emit_name(e, inst->src[0]));
 }
 
+/* A value that all rows share, of the elements from `base` on: no packs and no row are at hand. */
+void cuda_print_invariant(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (inst->kind != ML_INST_LOAD) {
+        emit_value(e, &e->text, i);
+        return;
+    }
+    const ml_operand *operand = &e->ir->operand[inst->operand];
+    const char *type = emit_compute_type((ml_dtype)inst->dtype);
+    ml_text_add(&e->text, "const %s v%d = %s(o%d[0", type, i,
+                operand->dtype == ML_BF16 ? "ml_load_bf16"
+                                          : ml_arena_format(e->arena, "(%s)", type),
+                inst->operand);
+    emit_offset(e, &e->text, operand, e->ir->row_loops, e->inner, -1);
+    if (inst->index != ML_NO_INST) ml_text_add(&e->text, " + %s", emit_name(e, inst->index));
+    ml_text_add(&e->text, "]);\n");
+}
+
 static void print_instruction(const cuda_shape *s, int i, int stage) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     const char *at = ml_arena_format(e->arena, "k%d[it * %d + k]", i, s->vec);
+    if (s->hoisted[i]) {
+        ml_text_add(&e->text, "const %s v%d = h%d[it * %d + k];\n",
+                    emit_compute_type((ml_dtype)inst->dtype), i, i, s->vec);
+        return;
+    }
     if (e->buffered[i] && e->stage[i] < stage) {
         ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
                     at);
         return;
     }
-    switch ((ml_inst_kind)inst->kind) {
-    case ML_INST_LOAD: print_load(s, i); break;
-    case ML_INST_STORE: print_store(s, i); break;
-    case ML_INST_REDUCE: print_reduce(s, i); break;
-    default: emit_value(e, &e->text, i); break;
-    }
+    if (s->largest[i] >= 0) return; /* taken from the pack */
+    bool printed = cuda_print_simpler(s, i);
+    if (!printed) switch ((ml_inst_kind)inst->kind) {
+        case ML_INST_LOAD: print_load(s, i); break;
+        case ML_INST_STORE: print_store(s, i); break;
+        case ML_INST_REDUCE: print_reduce(s, i); break;
+        default: emit_value(e, &e->text, i); break;
+        }
     if (e->buffered[i]) ml_text_add(&e->text, "%s = v%d;\n", at, i);
 }
 
@@ -143,6 +180,38 @@ static bool reads_pack(const cuda_shape *s, int stage, int pack, bool cached) {
     return false;
 }
 
+static void print_pack_elements(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++) {\n", s->vec);
+    ml_text_add(&e->text, "const %s i%d = base + k;\n", s->column_integer, e->inner);
+    print_places(s, stage, e->inner, e->inner);
+    ml_text_add(&e->text, "}\n");
+}
+
+/* A pack that a comparison with the column's number hits is printed apart from all others. */
+static void print_hit_or_missed(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    cuda_shape missed = *s;
+    const char *before = "if (";
+    missed.missed = true;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        if (s->hit[i] < 0 || !e->need[stage][i]) continue;
+        const char *type = e->ir->inst[s->hit[i]].dtype == ML_I64 ? "ml_u64" : "unsigned";
+        ml_text_add(&e->text, "%s(%s)%s - (%s)base < %d", before, type, emit_name(e, s->hit[i]),
+                    type, s->vec);
+        before = " || ";
+    }
+    if (strcmp(before, "if (") == 0) {
+        print_pack_elements(s, stage);
+        return;
+    }
+    ml_text_add(&e->text, ") {\n");
+    print_pack_elements(s, stage);
+    ml_text_add(&e->text, "} else {\n");
+    print_pack_elements(&missed, stage);
+    ml_text_add(&e->text, "}\n");
+}
+
 /* One pack of one row: indices are set; the thread owns it. */
 static void print_pack_body(const cuda_shape *s, int stage) {
     emitter *e = s->e;
@@ -152,6 +221,7 @@ static void print_pack_body(const cuda_shape *s, int stage) {
         if (s->pack[i] == i && reads_pack(s, stage, i, false)) {
             add_type(&e->text, s, ir->inst[i].operand);
             print_pack_load(s, i, ml_arena_format(e->arena, " q%d", i));
+            cuda_print_refill(s, i, stage);
         }
         if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
         if (ir->operand[ir->inst[i].operand].dtype == ML_BF16) {
@@ -161,10 +231,11 @@ static void print_pack_body(const cuda_shape *s, int stage) {
             ml_text_add(&e->text, " u%d;\n", i);
         }
     }
-    ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++) {\n", s->vec);
-    ml_text_add(&e->text, "const %s i%d = base + k;\n", s->column_integer, e->inner);
-    print_places(s, stage, e->inner, e->inner);
-    ml_text_add(&e->text, "}\n");
+    print_hit_or_missed(s, stage);
+    for (int i = 0; i < ir->inst_count; i++)
+        if (s->largest[i] >= 0 && e->need[stage][i])
+            ml_text_add(&e->text, "a%d = ml_max_f32(a%d, ml_pack_max(%s));\n", i, i,
+                        pack_name(s, s->largest[i]));
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
         if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
@@ -173,14 +244,14 @@ static void print_pack_body(const cuda_shape *s, int stage) {
         const char *value = ml_arena_format(
             e->arena, memory == ML_BF16 ? "ml_round_pack<%2$d>(u%1$d)" : "u%1$d", i, s->vec);
         ml_text_add(&e->text, "ml_store_pack<%s, %d>(%s, %s);\n", emit_memory_type(memory), s->vec,
-                    access_text(s, inst, true), value);
+                    cuda_access_text(s, inst, true), value);
     }
 }
 
 /* Indices of loops first .. last from `linear`. The innermost loop's is `base`, that of the pack's
  * first element; elementwise kernels count packs, kernels with columns count elements. */
-static void print_unravel(const cuda_shape *s, const char *linear, int first, int last,
-                          const char *integer) {
+void cuda_print_unravel(const cuda_shape *s, const char *linear, int first, int last,
+                        const char *integer) {
     emitter *e = s->e;
     const char *rest = linear;
     for (int loop = last; loop >= first; loop--) {
@@ -204,7 +275,7 @@ static void print_unravel(const cuda_shape *s, const char *linear, int first, in
     }
 }
 
-static void print_pointers(const cuda_shape *s) {
+void cuda_print_pointers(const cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     bool used[ML_MAX_OPERANDS] = {false};
@@ -222,14 +293,14 @@ static void print_pointers(const cuda_shape *s) {
 }
 
 /* Open the loop over a thread's packs: c is the first column of the pack. */
-static void print_pack_loop(const cuda_shape *s) {
+void cuda_print_pack_loop(const cuda_shape *s) {
     emitter *e = s->e;
     const char *type = s->column_integer;
     ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = 0; it < %d; it++) {\n",
                 s->unroll ? "" : " 4", s->packs);
     ml_text_add(&e->text, "const %s c = ((%s)%s * %d + lane) * %d;\n", type, type,
                 s->tiled ? "blockIdx.x" : "it", s->team, s->vec);
-    print_unravel(s, "c", e->ir->row_loops, e->inner, type);
+    cuda_print_unravel(s, "c", e->ir->row_loops, e->inner, type);
     int64_t covered = (int64_t)s->team * s->vec * s->packs;
     bool whole = s->tiled ? e->columns % covered == 0 : covered == e->columns;
     if (whole)
@@ -293,15 +364,8 @@ static void print_row_results(const cuda_shape *s, int stage) {
 /* Declare where a cached pack lives. */
 static void print_cached_pack(const cuda_shape *s, int pack) {
     emitter *e = s->e;
-    int operand = e->ir->inst[pack].operand;
-    add_type(&e->text, s, operand);
-    if (s->shared_bytes == 0) {
-        ml_text_add(&e->text, " q%d[%d];\n", pack, s->packs);
-        return;
-    }
-    ml_text_add(&e->text, " *const q%d = (", pack);
-    add_type(&e->text, s, operand);
-    ml_text_add(&e->text, " *)((char *)shared + %lld);\n", (long long)s->shared[pack]);
+    add_type(&e->text, s, e->ir->inst[pack].operand);
+    ml_text_add(&e->text, " q%d[%d];\n", pack, s->packs);
 }
 
 static void print_cached_loads(const cuda_shape *s, int stage) {
@@ -327,11 +391,12 @@ static void print_pass(const cuda_shape *s, int stage) {
         loads = true;
     }
     if (loads) {
-        print_pack_loop(s);
+        cuda_print_pack_loop(s);
         print_cached_loads(s, stage);
         ml_text_add(&e->text, "}\n}\n");
     }
-    print_pack_loop(s);
+    cuda_print_refill_start(s, stage);
+    cuda_print_pack_loop(s);
     print_pack_body(s, stage);
     ml_text_add(&e->text, "}\n}\n");
     print_row_results(s, stage);
@@ -339,8 +404,8 @@ static void print_pass(const cuda_shape *s, int stage) {
 
 static void print_row(const cuda_shape *s) {
     emitter *e = s->e;
-    print_unravel(s, "row", 0, e->ir->row_loops - 1, s->integer);
-    print_pointers(s);
+    cuda_print_unravel(s, "row", 0, e->ir->row_loops - 1, s->integer);
+    cuda_print_pointers(s);
     for (int stage = 0; stage < e->stages; stage++) {
         print_places(s, stage, -1, e->ir->row_loops - 1);
         print_pass(s, stage);
@@ -364,7 +429,7 @@ static void print_partial_start(const cuda_shape *s, int i) {
                     emit_compute_type((ml_dtype)inst->dtype), i, count, count, i, identity.text);
         return;
     }
-    print_pack_loop(s);
+    cuda_print_pack_loop(s);
     ml_text_add(&e->text, "for (int k = 0; k < %d; k++) o%d[chunk * %lldLL + c + k] = %s;\n}\n}\n",
                 s->vec, inst->operand, (long long)e->columns, identity.text);
 }
@@ -378,7 +443,7 @@ static void print_column_end(const cuda_shape *s, int i) {
     const char *m = ml_arena_format(e->arena, "columns_%s", ml_dtypes[inst->dtype].suffix);
     int threads = cuda_threads(s);
     if (!s->in_registers) return;
-    print_pack_loop(s);
+    cuda_print_pack_loop(s);
     ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++)\n", s->vec);
     const char *to = ml_arena_format(e->arena, "o%d[chunk * %lldLL + c + k]", inst->operand,
                                      (long long)e->columns);
@@ -457,8 +522,8 @@ static void print_element_loop(const cuda_shape *s) {
         ml_text_add(&e->text,
                     "const %s t = ((%s)%s * %d + it) * %d + threadIdx.x;\nif (t < a.s[0]) {\n",
                     s->integer, s->integer, block_text(s), s->packs, threads);
-    print_unravel(s, "t", 0, e->inner, s->integer);
-    print_pointers(s);
+    cuda_print_unravel(s, "t", 0, e->inner, s->integer);
+    cuda_print_pointers(s);
 }
 
 static void print_elements(const cuda_shape *s) {
@@ -495,13 +560,17 @@ static void print_rows(const cuda_shape *s) {
     if (!s->chunked) {
         ml_text_add(&e->text, "const %s row = (%s)%s * %d + team;\nif (row >= a.s[0]) return;\n",
                     s->integer, s->integer, block_text(s), s->teams);
+        cuda_print_step(s);
         print_row(s);
         return;
     }
     print_chunk(s);
+    cuda_print_start(s);
     ml_text_add(&e->text, "for (%s row = low + team; row < high; row += %d) {\n", s->integer,
                 s->teams);
+    cuda_print_step(s);
     print_row(s);
+    cuda_print_row_end(s);
     if (several_stages && s->team > CUDA_WARP)
         ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
     ml_text_add(&e->text, "}\n");
@@ -519,26 +588,25 @@ static void set_launch(const cuda_shape *s) {
     if (s->tiled)
         blocks = ceil_div(e->columns, (int64_t)s->team * s->vec);
     else if (s->chunked)
-        blocks = e->ir->chunks;
+        blocks = s->chunks;
     else
         blocks = ceil_div(work, s->elementwise ? (int64_t)cuda_threads(s) * s->packs : s->teams);
-    if (blocks > INT32_MAX || e->ir->chunks > 65535)
+    if (blocks > INT32_MAX || s->chunks > 65535)
         ml_raise(ML_TOO_LARGE, "a kernel needs %lld blocks, more than a GPU can start",
                  (long long)blocks);
     out->grid[0] = (uint32_t)blocks;
-    out->grid[1] = s->tiled ? (uint32_t)e->ir->chunks : 1;
+    out->grid[1] = s->tiled ? (uint32_t)s->chunks : 1;
     out->grid[2] = 1;
     out->block = (uint32_t)cuda_threads(s);
-    out->shared_bytes = s->shared_bytes;
+    out->shared_bytes = (uint32_t)(s->slots * s->slot_bytes);
     out->scalar_count = 2;
     out->scalar[0] = work;
-    out->scalar[1] = e->ir->chunks;
+    out->scalar[1] = s->chunks;
     out->joins = !s->tiled && blocks > 0;
 }
 
 /* Whether every float element that the kernel writes is rounded to bf16. */
-static bool is_quick(const cuda_shape *s) {
-    const emitter *e = s->e;
+static bool is_quick(const emitter *e) {
     bool any = false;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
@@ -579,9 +647,14 @@ static void print_operands(const cuda_shape *s) {
 }
 
 /* What comes before the kernel's name, and after it. */
-static void finish(const cuda_shape *s, const char *quick) {
+static void finish(const cuda_shape *s) {
     emitter *e = s->e;
-    const char *types;
+    const char *types, *bounds = ml_arena_format(e->arena, "%d", cuda_threads(s));
+    const char *quick = s->quick ? "#define ml_exp_f32 ml_quick_exp_f32\n"
+                                   "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
+                                   "#define ml_tanh_f32 ml_quick_tanh_f32\n"
+                                 : "";
+    if (s->blocks > 0) bounds = ml_arena_format(e->arena, "%s, %d", bounds, s->blocks);
     if (e->batch > 0)
         types = ml_arena_format(e->arena,
                                 "struct ml_arguments { char *p[%d]; long long s[%d]; };\n"
@@ -591,8 +664,8 @@ static void finish(const cuda_shape *s, const char *quick) {
         types = ml_arena_format(e->arena, "struct ml_arguments { char *p[%d]; long long s[2]; };\n",
                                 e->ir->operand_count);
     emit_finish(e,
-                ml_arena_format(e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%d) ",
-                                quick, types, cuda_threads(s)),
+                ml_arena_format(e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%s) ",
+                                quick, types, bounds),
                 e->batch > 0 ? "(const __grid_constant__ ml_arguments all)\n{\n"
                              : "(const ml_arguments a)\n{\n");
 }
@@ -600,17 +673,14 @@ static void finish(const cuda_shape *s, const char *quick) {
 void emit_cuda(emitter *e) {
     cuda_shape s = {.e = e};
     cuda_choose_shape(&s);
+    s.quick = is_quick(e);
     print_operands(&s);
-    if (s.shared_bytes > 0) ml_text_add(&e->text, "extern __shared__ uint4 shared[];\n");
+    if (s.slots > 0) ml_text_add(&e->text, "extern __shared__ uint4 shared[];\n");
     if (s.elementwise)
         print_elements(&s);
     else
         print_rows(&s);
     ml_text_add(&e->text, "}\n");
     set_launch(&s);
-    const char *quick = is_quick(&s) ? "#define ml_exp_f32 ml_quick_exp_f32\n"
-                                       "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
-                                       "#define ml_tanh_f32 ml_quick_tanh_f32\n"
-                                     : "";
-    finish(&s, quick);
+    finish(&s);
 }

@@ -5,7 +5,10 @@
  * row, thread t of it the packs t, t + team, ... (`packs` of them); a block holds `teams` teams.
  * With chunks a block walks the rows of its chunk, team k the rows k, k + teams, ...; `tiled`
  * kernels (column sums of rows that need nothing from each other) also cut the columns over
- * blockIdx.x. Everything is a function of sizes and strides alone. */
+ * blockIdx.x. Where passes read rows from shared memory (`slots` > 0), asynchronous copies bring
+ * them slots - 1 rows ahead, or, with one slot, during the last pass over the row before; a thread
+ * reads only what it copied itself, so that no barriers are needed. Everything is a function of
+ * sizes and strides alone. */
 #ifndef ML_EMIT_CUDA_H
 #define ML_EMIT_CUDA_H
 
@@ -17,14 +20,29 @@ typedef struct {
     emitter *e;
     bool elementwise, chunked, tiled;
     int vec, team, teams, packs;
+    int64_t chunks;      /* blocks that walk rows, where chunked */
     bool unroll;         /* the loop over packs is unrolled, so that arrays live in registers */
     const char *integer; /* type of indices: int where they fit, else long long */
     const char *column_integer; /* the same for columns, or for the innermost loop */
     int *pack;    /* LOAD: the first load of the same elements, whose pack serves; -1: no pack */
     bool *cached; /* by pack: lives in registers from its first stage on */
     int *first_stage; /* by pack */
-    int64_t *shared;  /* by pack: cached ones start there in shared memory, if any is used */
-    uint32_t shared_bytes;
+    bool *staged;     /* by pack: copied to shared memory ahead of its row */
+    int64_t *shared;  /* by pack: where staged ones start in a slot */
+    /* A comparison of the column's number with one value of the row is true in one pack of the row
+     * at most. Others are printed without it: */
+    int *hit;         /* the row's value, by comparison; else -1 */
+    bool *zero;       /* values that are 0 where no comparison is true */
+    int *largest;     /* a row's maximum of elements as they lie in memory: their pack; else -1 */
+    bool quick;       /* rounding to bf16 hides errors of about 1e-6 */
+    bool missed;      /* such a pack is being printed */
+    bool *next;       /* loads of one value a row: loaded while the row before is worked on */
+    bool *invariant;  /* element values that all rows share ... */
+    bool *hoisted;    /* ... and those of them that are computed once, for rows to use */
+    int slots;        /* rows of a team in shared memory at a time */
+    int64_t slot_bytes;
+    int resident;     /* packs of a thread that a slot has room for; others stay in memory */
+    int blocks;       /* that a multiprocessor is to hold at once, where that is known; or 0 */
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
 } cuda_shape;
 
@@ -35,5 +53,26 @@ bool cuda_is_row_partial(const cuda_shape *s, int inst);       /* an ALL partial
 /* Whether a STORE moves whole packs. */
 bool cuda_stores_pack(const cuda_shape *s, int inst);
 int cuda_threads(const cuda_shape *s); /* of a block */
+int cuda_pack_bytes(const cuda_shape *s, int pack);
+int cuda_last_stage(const cuda_shape *s, int pack);
+
+/* Of emit_cuda.c. The offset of an access over the loops inside the row; at pack level the
+ * innermost index is that of the pack's first element. */
+const char *cuda_access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack);
+void cuda_print_unravel(const cuda_shape *s, const char *linear, int first, int last,
+                        const char *integer);
+void cuda_print_pointers(const cuda_shape *s);
+void cuda_print_pack_loop(const cuda_shape *s);
+void cuda_print_invariant(const cuda_shape *s, int inst);
+bool cuda_print_simpler(const cuda_shape *s, int inst); /* emit_cuda_simpler.c; whether it did */
+/* Of emit_cuda_ahead.c. A thread's place for a pack in a slot. */
+const char *cuda_staged_text(const cuda_shape *s, int pack, const char *slot);
+void cuda_print_start(const cuda_shape *s); /* before a chunk's rows */
+void cuda_print_step(const cuda_shape *s);  /* before a row: see to the next ones, await this one */
+void cuda_print_row_end(const cuda_shape *s);
+/* With one slot: before a pass that is some pack's last, find out where the next row lies; and once
+ * the pass has such a pack in registers, copy the next row's in its place. */
+void cuda_print_refill_start(const cuda_shape *s, int stage);
+void cuda_print_refill(const cuda_shape *s, int pack, int stage);
 
 #endif

@@ -17,8 +17,18 @@ enum {
     LEAST_THREADS = 512, /* that a multiprocessor should hold at once, in blocks of any size */
     LONG_ROW_THREADS = 512,
     CACHED_BYTES = 64 << 10,
-    SHARED_BYTES = 112 << 10, /* of a block, so that two fit */
-    COLUMN_BYTES = 40 << 10,  /* of column results: a kernel may declare 48 KiB in all */
+    LONGEST_ROW_THREADS = 1024, /* likewise, where one block has a multiprocessor alone */
+    SHARED_BYTES = 110 << 10,   /* of a block, so that two fit */
+    HOISTED_REGISTERS = 32,     /* for values that all rows share and columns' sums */
+    TWO_BLOCKS_SUMS = 16, /* more registers of columns' sums do not leave room for a second block */
+    MOST_HOISTED = 16,    /* then */
+    MAX_SLOTS = 4,
+    TWO_BLOCKS_THREADS = 640,
+    TILE_THREADS = 1536, /* of a multiprocessor, of tiles */
+    LEAST_TILE_TEAMS = 4,
+    TILE_ROUNDS = 6,         /* rows that a team of a tile should have */
+    LEAST_ROUNDS = 4,        /* rows of a team in a chunk, for any to be copied ahead */
+    COLUMN_BYTES = 40 << 10, /* of column results: a kernel may declare 48 KiB in all */
 };
 
 bool cuda_is_column(const cuda_shape *s, const ml_inst *inst) {
@@ -198,11 +208,13 @@ static int choose_lanes(int64_t packs, int64_t most) {
 
 static void choose_team(cuda_shape *s) {
     int64_t packs = (s->e->columns + s->vec - 1) / s->vec;
-    int64_t rows = s->chunked ? s->e->rows / s->e->ir->chunks + 1 : s->e->rows;
+    int64_t rows = s->chunked ? s->e->rows / s->chunks + 1 : s->e->rows;
     double accumulators, each = column_registers(s, &accumulators);
     double elements = each > 0 ? ROW_REGISTERS / each : MAX_ELEMENTS;
     if (elements > MAX_ELEMENTS) elements = MAX_ELEMENTS;
     if (!s->chunked && rows < FEW_ROWS) elements = s->vec; /* threads are what lacks */
+    /* room for rows ahead, and for two blocks */
+    if (s->chunked && (accumulators > 0 || s->e->stages > 1)) elements = s->vec;
     if (s->tiled || packs <= CUDA_WARP)
         s->team = round_up_power(at_most(packs, CUDA_WARP));
     else
@@ -213,6 +225,8 @@ static void choose_team(cuda_shape *s) {
     s->teams = s->team < threads ? threads / s->team : 1;
     if (s->teams > 15 && s->team > CUDA_WARP) s->teams = 15; /* 16 barriers a block */
     while (s->teams / 2 >= rows && cuda_threads(s) / 2 >= CUDA_WARP) s->teams /= 2;
+    while (s->tiled && s->teams > LEAST_TILE_TEAMS && rows < (int64_t)TILE_ROUNDS * s->teams)
+        s->teams /= 2;
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
     if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
     while (column_bytes(s) > COLUMN_BYTES) s->teams /= 2;
@@ -227,17 +241,34 @@ static bool is_row_address(const cuda_shape *s, int i) {
            (inst->guard == ML_NO_INST || e->place[inst->guard] < e->ir->row_loops);
 }
 
-/* Whether later passes need the elements of a pack again. */
-static bool is_read_again(const cuda_shape *s, int pack) {
+/* The last pass that needs the elements of a pack. */
+int cuda_last_stage(const cuda_shape *s, int pack) {
     const emitter *e = s->e;
-    for (int i = pack; i < e->ir->inst_count; i++)
-        for (int stage = 0; stage < e->stages; stage++)
-            if (s->pack[i] == pack && e->need[stage][i] && stage != s->first_stage[pack])
-                return true;
-    return false;
+    int last = 0;
+    for (int stage = 0; stage < e->stages; stage++)
+        for (int i = pack; i < e->ir->inst_count; i++)
+            if (s->pack[i] == pack && e->need[stage][i]) last = stage;
+    return last;
 }
 
-static int pack_bytes(const cuda_shape *s, int pack) {
+/* How many passes need the elements of a pack. */
+static int readers(const cuda_shape *s, int pack) {
+    const emitter *e = s->e;
+    int count = 0;
+    for (int stage = 0; stage < e->stages; stage++) {
+        bool reads = false;
+        for (int i = pack; i < e->ir->inst_count; i++)
+            reads = reads || (s->pack[i] == pack && e->need[stage][i]);
+        count += reads;
+    }
+    return count;
+}
+
+static bool is_read_again(const cuda_shape *s, int pack) {
+    return readers(s, pack) > 1;
+}
+
+int cuda_pack_bytes(const cuda_shape *s, int pack) {
     return s->vec * ml_dtypes[s->e->ir->operand[s->e->ir->inst[pack].operand].dtype].bytes;
 }
 
@@ -247,6 +278,9 @@ static double free_registers(const cuda_shape *s) {
     double accumulators, limit = REGISTERS / threads;
     column_registers(s, &accumulators);
     double used = s->in_registers && !s->elementwise ? accumulators * s->vec * s->packs : 0;
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (s->hoisted[i])
+            used += s->vec * s->packs * (ml_dtypes[s->e->ir->inst[i].dtype].bytes > 4 ? 2 : 1);
     return (limit < 255 ? limit : 255) - OWN_REGISTERS - used;
 }
 
@@ -258,7 +292,8 @@ static void choose_registers(cuda_shape *s) {
     double left = free_registers(s);
     for (int round = 0; round < 2; round++) {
         for (int i = 0; i < ir->inst_count; i++) {
-            double cost = s->pack[i] == i ? s->packs * pack_bytes(s, i) / 4.0 : 0;
+            if (s->staged[i]) continue;
+            double cost = s->pack[i] == i ? s->packs * cuda_pack_bytes(s, i) / 4.0 : 0;
             if (s->pack[i] != i || s->cached[i] || !is_row_address(s, i) || cost > left) continue;
             bool again = is_read_again(s, i);
             if (!again && (round == 0 || is_cached(s, &ir->operand[ir->inst[i].operand]))) continue;
@@ -279,32 +314,223 @@ static void choose_registers(cuda_shape *s) {
     }
 }
 
-/* Long rows do not fit in registers. Packs that several passes need are kept in shared memory,
- * where two blocks of a multiprocessor have room for them: one loads while the other computes. */
+/* Shared memory that one block may have, less what kernels declare themselves. */
+static int64_t most_shared(const cuda_shape *s) {
+    int arch = s->e->target->arch;
+    int64_t kib = arch >= 90 && arch < 120 ? 227 : arch == 80 || arch == 87 ? 163 : 99;
+    return (kib - 5) << 10;
+}
+
+/* Whether a pack can be copied to shared memory before its row begins: its address is known then,
+ * and it is no operand that caches serve. */
+static bool may_stage(const cuda_shape *s, int i) {
+    const ml_kernel_ir *ir = s->e->ir;
+    const ml_inst *inst = &ir->inst[i];
+    if (s->pack[i] != i || inst->guard != ML_NO_INST || s->e->target->arch < 80) return false;
+    if (inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST) return false;
+    return cuda_pack_bytes(s, i) % 16 == 0 && !is_cached(s, &ir->operand[inst->operand]);
+}
+
+/* Stage packs that may be (or only those that passes read again) in as many slots as `bytes` of
+ * shared memory hold, if they are `least` at least. Where they hold no slot but `least` is 0, most
+ * of one will do. */
+static bool stage_rows(cuda_shape *s, bool only_again, int64_t bytes, int least) {
+    emitter *e = s->e;
+    int64_t all = 0, round = 0;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        s->staged[i] = may_stage(s, i) && readers(s, i) > only_again;
+        if (s->staged[i]) round += (int64_t)cuda_threads(s) * cuda_pack_bytes(s, i);
+    }
+    int64_t slot = round * s->packs;
+    s->resident = s->packs;
+    s->slots = slot == 0 ? 0 : at_most(bytes / slot, only_again ? 1 : MAX_SLOTS);
+    if (slot > 0 && s->slots == 0 && least == 0 && slot < 2 * bytes) {
+        s->slots = 1;
+        s->resident = (int)(bytes / round);
+    }
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        if (!s->staged[i]) continue;
+        s->shared[i] = all;
+        all += (int64_t)s->resident * cuda_threads(s) * cuda_pack_bytes(s, i);
+    }
+    s->slot_bytes = all;
+    if (s->slots >= least && s->slots > 0) return true;
+    memset(s->staged, 0, (size_t)e->ir->inst_count * sizeof *s->staged);
+    s->slots = 0;
+    return false;
+}
+
+/* Whether a team walks enough rows for it to pay that work is done ahead of them. */
+static bool rows_follow(const cuda_shape *s) {
+    return s->chunked && s->e->rows / s->chunks >= (int64_t)LEAST_ROUNDS * s->teams;
+}
+
+/* Rows that need nothing from each other are walked by a few blocks all the same where they take
+ * several passes each: what a row waits for is under way while others are worked on. */
+static bool choose_walk(cuda_shape *s) {
+    const ml_kernel_ir *ir = s->e->ir;
+    if (s->chunked || s->e->stages < 3) return false;
+    s->chunked = true;
+    s->chunks = 2 * (s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132);
+    choose_team(s);
+    if (rows_follow(s) && s->unroll && s->team > CUDA_WARP) return true;
+    s->chunked = false;
+    s->chunks = ir->chunks;
+    return false;
+}
+
+/* Element values that depend on no row: loads, and what is computed of them and constants. */
+static bool is_invariant(const cuda_shape *s, int i) {
+    const emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    const ml_inst *inst = &ir->inst[i];
+    bool any = false;
+    if (e->place[i] != e->inner) return false;
+    if (inst->kind == ML_INST_LOAD) {
+        if (inst->guard != ML_NO_INST) return false;
+        if (inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST) return false;
+        for (int loop = 0; loop < ir->row_loops; loop++)
+            if (ir->operand[inst->operand].stride[loop] != 0) return false;
+        return true;
+    }
+    if (inst->kind != ML_INST_MAP || inst->op == ML_OP_RANDOM) return false;
+    for (int at = 0; at < ML_INST_SOURCES; at++) {
+        int source = ml_inst_source(inst, at);
+        if (source == ML_NO_INST || ir->inst[source].kind == ML_INST_CONST) continue;
+        if (!s->invariant[source]) return false;
+        any = true;
+    }
+    return any;
+}
+
+/* Whether an instruction that computes (in `stage`, or in any where it is negative) reads i. */
+static bool is_used(const cuda_shape *s, int i, int stage, bool by_invariant) {
+    const emitter *e = s->e;
+    for (int j = i + 1; j < e->ir->inst_count; j++) {
+        if (s->hoisted[j] || (s->invariant[j] && !by_invariant)) continue;
+        if (stage >= 0 && !e->need[stage][j]) continue;
+        for (int at = 0; at < ML_INST_SOURCES; at++)
+            if (ml_inst_source(&e->ir->inst[j], at) == i) return true;
+    }
+    return false;
+}
+
+/* Values that all rows share wait in registers, where a few hold them. */
+static void choose_hoisted(cuda_shape *s) {
+    const ml_kernel_ir *ir = s->e->ir;
+    double accumulators;
+    column_registers(s, &accumulators);
+    bool room = s->unroll && s->in_registers && !s->tiled && rows_follow(s);
+    int sums = (int)accumulators * s->vec * s->packs;
+    int left = !room ? 0 : sums > TWO_BLOCKS_SUMS ? MOST_HOISTED : HOISTED_REGISTERS - sums;
+    for (int i = 0; i < ir->inst_count; i++) s->invariant[i] = left > 0 && is_invariant(s, i);
+    for (int i = 0; i < ir->inst_count; i++) {
+        int cost = s->vec * s->packs * (ml_dtypes[ir->inst[i].dtype].bytes > 4 ? 2 : 1);
+        if (!s->invariant[i] || cost > left || !is_used(s, i, -1, false)) continue;
+        s->hoisted[i] = true;
+        left -= cost;
+    }
+}
+
+/* What passes need, less what leads to hoisted values alone. */
+static void find_needs(cuda_shape *s) {
+    emitter *e = s->e;
+    for (int stage = 0; stage < e->stages; stage++)
+        memset(e->need[stage], 0, (size_t)e->ir->inst_count * sizeof(bool));
+    emit_needs(e);
+    for (int stage = 0; stage < e->stages; stage++)
+        for (int i = e->ir->inst_count - 1; i >= 0; i--)
+            if (s->invariant[i]) e->need[stage][i] = is_used(s, i, stage, true);
+}
+
+/* What a row has one of is loaded while the row before is worked on. */
+static void choose_next(cuda_shape *s) {
+    const emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        s->next[i] = rows_follow(s) && inst->kind == ML_INST_LOAD && inst->index == ML_NO_INST &&
+                     inst->guard == ML_NO_INST && e->place[i] >= 0 &&
+                     e->place[i] < e->ir->row_loops;
+    }
+}
+
+/* Blocks of one multiprocessor. Tiles' work on a row is short. */
+static int blocks_together(const cuda_shape *s) {
+    return s->tiled ? TILE_THREADS / cuda_threads(s) : 2;
+}
+
+/* Rows of a chunk follow each other: while one is worked on the next ones are under way. */
+static void stage_ahead(cuda_shape *s) {
+    if (!rows_follow(s)) return;
+    stage_rows(s, false, most_shared(s) / blocks_together(s) - column_bytes(s), 2);
+}
+
+/* Long rows do not fit in registers. Packs that several passes need are kept in shared memory: one
+ * row of each of two blocks, so that one loads while the other computes, or as much of a row as one
+ * block has room for. Where rows follow each other the last pass makes room for the next one. */
 static bool choose_shared(cuda_shape *s) {
     emitter *e = s->e;
+    cuda_shape before = *s;
     double accumulators;
-    int64_t bytes = 0, packs = (e->columns + s->vec - 1) / s->vec;
+    int64_t packs = (e->columns + s->vec - 1) / s->vec;
     column_registers(s, &accumulators);
-    int team = at_most((packs + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP, LONG_ROW_THREADS);
-    int64_t rounds = (packs + team - 1) / team;
-    for (int i = 0; i < e->ir->inst_count; i++)
-        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i))
-            bytes += rounds * team * pack_bytes(s, i);
-    if (bytes == 0 || bytes > SHARED_BYTES || accumulators > 0) return false;
-    s->team = team;
+    if (accumulators > 0) return false;
     s->teams = 1;
-    s->packs = (int)rounds;
     s->unroll = false;
-    bytes = 0;
-    for (int i = 0; i < e->ir->inst_count; i++) {
-        if (s->pack[i] != i || !is_row_address(s, i) || !is_read_again(s, i)) continue;
-        s->cached[i] = true;
-        s->shared[i] = bytes;
-        bytes += rounds * team * pack_bytes(s, i);
+    for (int least = 1; least >= 0; least--) {
+        int threads = least == 1 ? LONG_ROW_THREADS : LONGEST_ROW_THREADS;
+        s->team = choose_lanes(packs, (packs + threads - 1) / threads);
+        s->packs = (int)((packs + s->team - 1) / s->team);
+        if (stage_rows(s, true, least == 1 ? SHARED_BYTES : most_shared(s), least)) return true;
     }
-    s->shared_bytes = (uint32_t)bytes;
-    return true;
+    *s = before;
+    return false;
+}
+
+static bool is_column_number(const cuda_shape *s, int i) {
+    const ml_inst *inst = &s->e->ir->inst[i];
+    if (inst->kind == ML_INST_MAP && inst->op == ML_OP_CAST &&
+        ml_dtypes[inst->dtype].kind == ML_KIND_INT)
+        return is_column_number(s, inst->src[0]);
+    return inst->kind == ML_INST_INDEX && inst->operand == s->e->inner;
+}
+
+/* Maxima of bf16 elements themselves: two are compared by one instruction. */
+static void find_largest(cuda_shape *s) {
+    const ml_kernel_ir *ir = s->e->ir;
+    for (int i = 0; i < ir->inst_count; i++) {
+        s->largest[i] = -1;
+        if (!ml_inst_reduces_row(&ir->inst[i]) || ir->inst[i].op != ML_OP_MAX || s->vec == 1 ||
+            s->e->target->arch < 80)
+            continue;
+        int from = ir->inst[i].src[0];
+        if (ir->inst[from].kind == ML_INST_MAP && ir->inst[from].op == ML_OP_CAST)
+            from = ir->inst[from].src[0];
+        if (ir->inst[from].kind == ML_INST_LOAD && s->pack[from] >= 0 &&
+            ir->operand[ir->inst[from].operand].dtype == ML_BF16)
+            s->largest[i] = s->pack[from];
+    }
+}
+
+/* Comparisons of the column's number with what a row has one of. */
+static void find_hits(cuda_shape *s) {
+    const emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        s->hit[i] = -1;
+        if (inst->kind != ML_INST_MAP || s->vec == 1 || s->elementwise) continue;
+        for (int side = 0; side < 2 && inst->op == ML_OP_EQ; side++) {
+            int other = inst->src[1 - side];
+            if (is_column_number(s, inst->src[side]) && e->place[other] < e->ir->row_loops &&
+                ml_dtypes[e->ir->inst[other].dtype].kind == ML_KIND_INT)
+                s->hit[i] = other;
+        }
+        if (inst->op == ML_OP_WHERE && s->hit[inst->src[0]] >= 0) {
+            const ml_inst *other = &e->ir->inst[inst->src[2]];
+            s->zero[i] = other->kind == ML_INST_CONST && other->constant.integer == 0;
+        }
+        if (inst->op == ML_OP_CAST) s->zero[i] = s->zero[inst->src[0]];
+    }
 }
 
 /* Index arithmetic over loops first .. in 32 bits where every offset and count fits. */
@@ -330,7 +556,8 @@ static const char *choose_integer(const cuda_shape *s, int first) {
  * multiprocessor has room for one block alone. */
 static bool fits_registers(const cuda_shape *s) {
     for (int i = 0; i < s->e->ir->inst_count; i++)
-        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i) && !s->cached[i])
+        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i) && !s->cached[i] &&
+            !s->staged[i])
             return false;
     return cuda_threads(s) <= LONG_ROW_THREADS;
 }
@@ -341,6 +568,9 @@ static void move_to_shared(cuda_shape *s) {
     bool *cached = s->cached, *buffered = e->buffered;
     s->cached = ML_NEW_ARRAY(e->arena, bool, count + 1);
     e->buffered = ML_NEW_ARRAY(e->arena, bool, count + 1);
+    memset(s->invariant, 0, count * sizeof(bool));
+    memset(s->hoisted, 0, count * sizeof(bool));
+    find_needs(s);
     if (choose_shared(s)) return;
     s->cached = cached;
     e->buffered = buffered;
@@ -357,11 +587,20 @@ static void choose_elements(cuda_shape *s) {
         if (s->pack[i] == i && is_row_address(s, i) && !s->cached[i]) s->packs = 1;
 }
 
+/* How many blocks registers are to leave room for, as shared memory does. */
+static void choose_blocks(cuda_shape *s) {
+    double accumulators;
+    column_registers(s, &accumulators);
+    if (s->slots == 0 || s->resident < s->packs || cuda_threads(s) > TWO_BLOCKS_THREADS) return;
+    if (accumulators * s->vec * s->packs <= TWO_BLOCKS_SUMS) s->blocks = blocks_together(s);
+}
+
 void cuda_choose_shape(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     size_t count = (size_t)ir->inst_count + 1;
     s->elementwise = ir->row_loops == ir->loop_count;
+    s->chunks = ir->chunks;
     s->chunked = ir->chunks > 0;
     s->tiled = s->chunked && !s->elementwise;
     for (int i = 0; i < ir->inst_count; i++)
@@ -373,16 +612,29 @@ void cuda_choose_shape(cuda_shape *s) {
     choose_vec(s);
     find_packs(s);
     s->shared = ML_NEW_ARRAY(e->arena, int64_t, count);
+    s->staged = ML_NEW_ARRAY(e->arena, bool, count);
+    s->next = ML_NEW_ARRAY(e->arena, bool, count);
+    s->hit = ML_NEW_ARRAY(e->arena, int, count);
+    s->zero = ML_NEW_ARRAY(e->arena, bool, count);
+    s->largest = ML_NEW_ARRAY(e->arena, int, count);
+    s->invariant = ML_NEW_ARRAY(e->arena, bool, count);
+    s->hoisted = ML_NEW_ARRAY(e->arena, bool, count);
     s->integer = choose_integer(s, 0);
     s->column_integer = choose_integer(s, s->elementwise ? e->inner : ir->row_loops);
+    find_hits(s);
+    find_largest(s);
     emit_needs(e);
     if (s->elementwise) {
         choose_elements(s);
         return;
     }
-    choose_team(s);
+    if (!choose_walk(s)) choose_team(s);
+    choose_hoisted(s);
+    find_needs(s);
+    if (s->unroll && s->in_registers) stage_ahead(s);
     if (s->unroll) choose_registers(s);
     if (!fits_registers(s)) move_to_shared(s);
-    for (int stage = 0; stage < e->stages; stage++) memset(e->need[stage], 0, count - 1);
-    emit_needs(e);
+    find_needs(s);
+    choose_next(s);
+    choose_blocks(s);
 }

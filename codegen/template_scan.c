@@ -6,8 +6,8 @@
  * fetched from the input by position at the end.
  *
  * CPU: merge sort, insertion for a small TOP_K. CUDA: bitonic sort of a row in shared memory, or
- * in memory by a chain of kernels for long rows; a warp a row, or a block a row, finds the largest
- * k times over for a small TOP_K. */
+ * for long rows of tiles of it, with exchanges between tiles in memory; a warp a row, or a block a
+ * row, finds the largest k times over for a small TOP_K. */
 #include <string.h>
 
 #include "codegen/template.h"
@@ -389,60 +389,69 @@ extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) 
 }
 )";
 
-/* Long rows, keys in memory: the first kernel makes keys; then the bitonic network, of which runs
- * of
- * ${run} keys do in shared memory what is not further apart, for the widths s[0] to s[1], while
- * s[0] = width and s[1] = apart give one exchange of what is; the last kernel writes. */
+/* Long rows: keys in memory, of which a block sorts or merges a tile of ${tile} in shared memory.
+ * s[0] .. s[1]: widths of the bitonic network whose exchanges within a tile are made; width 2 makes
+ * the keys first, the last width writes the results. */
 static const char long_arguments_text[] = R"(
-struct ${e}_arguments { char *p[${pointers}]; };
-struct ${e}_step { char *p[${pointers}]; long long s[2]; };
+struct ${e}_arguments { char *p[${pointers}]; long long s[3]; };
 )";
-static const char long_make_text[] = R"(
-extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    long long i = blockIdx.x * 256LL + threadIdx.x, row = i / ${padded}, at = i % ${padded};
-    if (row >= ${rows}) return;
-    ((${e}_key *)a.p[${keys}])[i] =
-        at < ${size} ? ${e}_make(${load}(((const ${memory} *)a.p[0] + ${x_row})[at * ${stride}]),
-                                 (unsigned)at)
-                     : ${e}_last();
-}
-)";
-static const char long_exchange_text[] = R"(
-extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_step a) {
-    long long i = blockIdx.x * 256LL + threadIdx.x, apart = a.s[1];
-    if (i >= ${rows} * (${padded} / 2)) return;
-    long long low = i / apart * 2 * apart + i % apart;
-    bool up = (low & a.s[0] & (${padded}LL - 1)) == 0;
-    ${e}_key *keys = (${e}_key *)a.p[${keys}], left = keys[low], right = keys[low + apart];
-    if (${e}_before(right, left) == up) keys[low] = right, keys[low + apart] = left;
-}
-)";
-static const char long_run_text[] = R"(
-extern "C" __global__ void __launch_bounds__(1024) ${e}(${e}_step a) {
-    __shared__ ${e}_key keys[${run}];
-    long long first = blockIdx.x * ${run}LL;
+static const char long_tile_text[] = R"(
+extern "C" __global__ void __launch_bounds__(1024) ${e}(${e}_arguments a) {
+    __shared__ ${e}_key keys[${tile}];
+    long long first = blockIdx.x * ${tile}LL, row = first / ${padded};
+    int start = (int)(first % ${padded});
     ${e}_key *all = (${e}_key *)a.p[${keys}] + first;
-    for (int i = threadIdx.x; i < ${run}; i += 1024) keys[i] = all[i];
+    for (int i = threadIdx.x; i < ${tile}; i += 1024) {
+        if (a.s[0] > 2) keys[i] = all[i];
+        else if (start + i >= ${size}) keys[i] = ${e}_last();
+        else
+            keys[i] = ${e}_make(
+                ${load}(((const ${memory} *)a.p[0] + ${x_row})[(start + i) * ${stride}]),
+                start + i);
+    }
     __syncthreads();
-    for (long long width = a.s[0]; width <= a.s[1]; width *= 2)
-        for (int apart = width < ${run} ? (int)width / 2 : ${run} / 2; apart > 0; apart /= 2) {
-            for (int i = threadIdx.x; i < ${run} / 2; i += 1024) {
+    for (int width = (int)a.s[0]; width <= (int)a.s[1]; width *= 2)
+        for (int apart = (width < ${tile} ? width : ${tile}) / 2; apart > 0; apart /= 2) {
+            for (int i = threadIdx.x; i < ${tile} / 2; i += 1024) {
                 int low = 2 * i - (i & (apart - 1)), high = low + apart;
-                bool up = ((first + low) & width & (${padded}LL - 1)) == 0;
+                bool up = ((start + low) & width & (${padded} - 1)) == 0;
                 ${e}_key left = keys[low], right = keys[high];
                 if (${e}_before(right, left) == up) keys[low] = right, keys[high] = left;
             }
             __syncthreads();
         }
-    for (int i = threadIdx.x; i < ${run}; i += 1024) all[i] = keys[i];
+    for (int i = threadIdx.x; i < ${tile}; i += 1024) {
+        if (a.s[1] < ${padded}) all[i] = keys[i];
+        else if (start + i < ${kept}) ${e}_write(a, row, start + i, (int)${e}_from(keys[i]));
+    }
 }
 )";
-static const char long_write_text[] = R"(
+/* Exchanges of width s[0] between tiles: of N keys that lie s[1] apart all that this width makes.
+ */
+static const char long_exchange_text[] = R"(
+template <int N> static __device__ __forceinline__ void ${e}_exchange(const ${e}_arguments &a) {
+    long long i = blockIdx.x * 256LL + threadIdx.x, apart = a.s[1];
+    if (i >= ${rows} * (${padded} / N)) return;
+    long long first = (i - (i & (apart - 1))) * N + (i & (apart - 1));
+    bool up = (first & a.s[0] & (${padded}LL - 1)) == 0;
+    ${e}_key *keys = (${e}_key *)a.p[${keys}] + first, held[N];
+#pragma unroll
+    for (int j = 0; j < N; j++) held[j] = keys[j * apart];
+#pragma unroll
+    for (int half = N / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            if (j & half) continue;
+            ${e}_key left = held[j], right = held[j + half];
+            if (${e}_before(right, left) == up) held[j] = right, held[j + half] = left;
+        }
+#pragma unroll
+    for (int j = 0; j < N; j++) keys[j * apart] = held[j];
+}
 extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    long long i = blockIdx.x * 256LL + threadIdx.x, row = i / ${kept};
-    int at = (int)(i % ${kept});
-    if (row >= ${rows}) return;
-    ${e}_write(a, row, at, (int)${e}_from(((${e}_key *)a.p[${keys}])[row * ${padded} + at]));
+    if (a.s[2] == 2) ${e}_exchange<2>(a);
+    else if (a.s[2] == 4) ${e}_exchange<4>(a);
+    else ${e}_exchange<8>(a);
 }
 )";
 
@@ -541,42 +550,40 @@ static void cumsum_cuda(printer *p) {
         template_launch(p->step->kernel, p->rows, 1, 1, 256, 0);
 }
 
-/* `k`, with these scalars, after the last of the chain. */
-static ml_kernel *chain(printer *p, ml_kernel *last, const ml_kernel *k, int64_t first,
-                        int64_t second) {
-    last = last->next = ML_NEW(p->text.arena, ml_kernel);
-    *last = *k;
-    last->scalar_count = 2, last->scalar[0] = first, last->scalar[1] = second;
-    return last;
+/* Append a launch of `kernel` with scalars of its own to a chain. */
+static ml_kernel **add_launch(printer *p, ml_kernel **at, const ml_kernel *kernel, int64_t blocks,
+                              uint32_t threads, int64_t width, int64_t second, int64_t third) {
+    *at = ML_NEW(p->text.arena, ml_kernel);
+    **at = *kernel;
+    template_launch(*at, blocks, 1, 1, threads, 0);
+    (*at)->scalar[0] = width, (*at)->scalar[1] = second, (*at)->scalar[2] = third;
+    return &(*at)->next;
 }
 
 static void sort_long(printer *p, const char *keys_text) {
     int64_t padded = power_of_two(p->size), all = p->rows * padded;
-    int64_t run = p->wide ? SHARED_KEYS / 2 : SHARED_KEYS;
+    int64_t tile = p->wide ? SHARED_KEYS / 2 : SHARED_KEYS;
     int keys = template_workspace(p->schedule, p->step, ML_I64, all * (p->wide ? 2 : 1));
     template_set(&p->text, "keys", "%d", keys);
     template_set(&p->text, "padded", "%lld", (long long)padded);
-    template_set(&p->text, "run", "%lld", (long long)run);
+    template_set(&p->text, "tile", "%lld", (long long)tile);
     template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
-    const char *const make[] = {long_arguments_text, key_text, keys_text, long_make_text};
-    const char *const exchange[] = {long_arguments_text, key_text, keys_text, long_exchange_text};
-    const char *const runs[] = {long_arguments_text, key_text, keys_text, long_run_text};
-    const char *const write[] = {long_arguments_text, key_text, keys_text, write_text,
-                                 long_write_text};
-    ml_kernel *k = p->step->kernel = finish(p, make, 4, "sort keys");
-    template_launch(k, (all + 255) / 256, 1, 1, 256, 0);
-    ml_kernel *far = finish(p, exchange, 4, "sort exchange");
-    template_launch(far, (all / 2 + 255) / 256, 1, 1, 256, 0);
-    ml_kernel *near = finish(p, runs, 4, "sort run");
-    template_launch(near, all / run, 1, 1, 1024, 0);
-    k = chain(p, k, near, 2, run);
-    for (int64_t width = 2 * run; width <= padded; width *= 2) {
-        for (int64_t apart = width / 2; apart >= run; apart /= 2)
-            k = chain(p, k, far, width, apart);
-        k = chain(p, k, near, width, width);
+    const char *const tiles[] = {long_arguments_text, key_text, keys_text, write_text,
+                                 long_tile_text};
+    const char *const exchanges[] = {long_arguments_text, key_text, keys_text, long_exchange_text};
+    ml_kernel *sort = finish(p, tiles, 5, "sort keys"), **at = &p->step->kernel;
+    ml_kernel *exchange = finish(p, exchanges, 4, "sort exchange");
+    sort->scalar_count = exchange->scalar_count = 3;
+    at = add_launch(p, at, sort, all / tile, 1024, 2, tile, 0);
+    for (int64_t width = 2 * tile; width <= padded; width *= 2) {
+        for (int64_t span = width; span > tile;) {
+            int64_t together = span / tile < 8 ? span / tile : 8;
+            span /= together;
+            at = add_launch(p, at, exchange, (all / together + 255) / 256, 256, width, span,
+                            together);
+        }
+        at = add_launch(p, at, sort, all / tile, 1024, width, width, 0);
     }
-    k->next = finish(p, write, 5, "sort");
-    template_launch(k->next, (p->rows * p->kept + 255) / 256, 1, 1, 256, 0);
 }
 
 static void sort_cuda(printer *p) {

@@ -153,5 +153,11 @@ static inline unsigned short emulated_bf16(float x) {
 }
 static inline float emulated_max(float a, float b) { return a != a || a > b ? a : b; }
 static inline float emulated_min(float a, float b) { return a != a || a < b ? a : b; }
+static inline unsigned emulated_max2(unsigned a, unsigned b) {
+    float low = emulated_max(__uint_as_float(a << 16), __uint_as_float(b << 16));
+    float high =
+        emulated_max(__uint_as_float(a & 0xffff0000u), __uint_as_float(b & 0xffff0000u));
+    return __float_as_uint(high) | __float_as_uint(low) >> 16;
+}
 static inline float emulated_exp2(float x) { return exp2f(x); }
 static inline float emulated_tanh(float x) { return tanhf(x); }

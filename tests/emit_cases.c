@@ -109,6 +109,34 @@ static void norm_backward(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype 
     ir_reduce(k, ML_OP_MAX, ML_SCOPE_ALL, mean2, largest);
 }
 
+/* A cross-entropy and its gradient: three passes over rows of which a block walks several, and of
+ * which one element each is the label's. */
+static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 2;
+    int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, dtype, NULL, true);
+    int labels = ir_operand(k, ML_I32, (int64_t[]){1, 0}, false);
+    int total = ir_partial(k, ML_F32, false);
+    int label = map2(k, ML_OP_MUL, ir_load(k, labels, ML_I32), ir_const(k, ML_I32, 37));
+    k->level = ML_LEVEL_ELEMENT;
+    int vx = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, vx, 0);
+    int column = ir_cast(k, ML_I32, ir_index(k, 1));
+    int hit = ir_map(k, ML_OP_EQ, ML_BOOL, column, label, none);
+    int zero = ir_const(k, ML_F32, 0);
+    int own = ir_map(k, ML_OP_WHERE, ML_F32, hit, vx, zero);
+    int picked = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, own, 0);
+    k->phase = 1;
+    int e = map1(k, ML_OP_EXP, map2(k, ML_OP_SUB, vx, largest));
+    int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, e, 0);
+    k->phase = 2;
+    int less = ir_map(k, ML_OP_WHERE, ML_F32, hit, ir_const(k, ML_F32, -1), zero);
+    ir_store(k, y, map2(k, ML_OP_ADD, less, map2(k, ML_OP_DIV, e, sum)));
+    k->level = ML_LEVEL_ROW;
+    int lse = map2(k, ML_OP_ADD, map1(k, ML_OP_LOG, sum), largest);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_SUB, lse, picked), total);
+}
+
 static void all_flat(ir_kernel *k, int64_t size, int64_t chunks, ml_dtype dtype) {
     ir_init(k, 1, 1, (int64_t[]){size});
     k->ir.chunks = chunks;
@@ -231,12 +259,18 @@ static const kernel_case cases[] = {
     {"norm backward, few rows", norm_backward, 3, 130, ML_F32, 2e-5},
     {"norm backward bf16", norm_backward, 64, 768, ML_BF16, 2e-2},
     {"norm backward, long rows", norm_backward, 23, 4096, ML_BF16, 2e-2},
+    {"norm backward, many rows", norm_backward, 290, 768, ML_BF16, 2e-2},
+    {"norm backward, many wide rows", norm_backward, 70, 2048, ML_BF16, 2e-2},
     {"norm backward, very long rows", norm_backward, 11, 40000, ML_F32, 2e-5},
+    {"loss", loss, 23, 9000, ML_F32, 2e-5},
+    {"loss, long bf16 rows", loss, 13, 50304, ML_BF16, 8e-3},
+    {"loss, longer rows than a block holds", loss, 5, 128256, ML_BF16, 8e-3},
     {"all", all_flat, 100003, 7, ML_F32, 1e-6},
     {"all bf16", all_flat, 65536, 4, ML_BF16, 1e-6},
     {"all nested", all_nested, 5, 130, ML_F32, 2e-6},
     {"column sums", column_sums, 9, 11, ML_BF16, 8e-3},
     {"column sums by packs", column_sums, 50, 320, ML_F32, 2e-6},
+    {"column sums of many rows", column_sums, 790, 264, ML_BF16, 8e-3},
     {"column sums of several types", column_sums_mixed, 70, 512, ML_BF16, 1e-5},
     {"argmax 3", argmax, 11, 3, ML_F32, 0},
     {"argmax 40", argmax, 11, 40, ML_F32, 0},

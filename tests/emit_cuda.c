@@ -80,6 +80,8 @@ static const char *const spellings[][2] = {
     {"asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(h.bits) : \"f\"(x))", "h.bits = emulated_bf16(x)"},
     {"asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b))", "r = emulated_max(a, b)"},
     {"asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b))", "r = emulated_min(a, b)"},
+    {"asm(\"max.NaN.bf16x2 %0, %1, %2;\" : \"=r\"(r) : \"r\"(a), \"r\"(b))",
+     "r = emulated_max2(a, b)"},
     {"asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_exp2(x)"},
     {"asm(\"tanh.approx.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x))", "r = emulated_tanh(x)"},
     {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[i]) : \"f\"(v[2 * i + 1]), \"f\"(v[2 * "
@@ -87,6 +89,14 @@ static const char *const spellings[][2] = {
      "q.word[i] = emulated_bf16(v[2 * i + 1]) << 16 | emulated_bf16(v[2 * i])"},
     {"extern \"C\" __global__", "static"},
     {"extern __shared__ uint4 shared[];", "static uint4 shared[16384];"},
+    {"asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" : : "
+     "\"r\"((unsigned)__cvta_generic_to_shared(to)), \"l\"(from), \"r\"(16) : \"memory\")",
+     "*(uint4 *)to = *(const uint4 *)from"},
+    {"asm volatile(\"cp.async.commit_group;\" ::: \"memory\")", "(void)0"},
+    {"asm volatile(\"cp.async.wait_group 0;\" ::: \"memory\")", "(void)0"},
+    {"asm volatile(\"cp.async.wait_group 1;\" ::: \"memory\")", "(void)0"},
+    {"asm volatile(\"cp.async.wait_group 2;\" ::: \"memory\")", "(void)0"},
+    {"asm volatile(\"cp.async.wait_group 3;\" ::: \"memory\")", "(void)0"},
     {"asm volatile(\"bar.sync %0, %1;\" : : \"r\"(team + 1), \"n\"(TEAM) : \"memory\")",
      "emulated_barrier(team + 1, TEAM)"},
 };

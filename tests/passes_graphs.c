@@ -337,6 +337,33 @@ TEST(passes, rules) {
     fixture_run(check_rules, 5);
 }
 
+/* Rows by expert and back: where every element gets `each` rows, what a scatter adds is gathered.
+ */
+static void check_sorted(fixture *f, int64_t each, int64_t tokens, bool gathered) {
+    ml_graph *g = f->g;
+    ml_axis rows = AXIS("r"), along = AXIS("t");
+    ml_ref picked = fixture_index(f, "b3 r12", 4),
+           value = fixture_input(f, ML_F64, "b3 r12 e5", -1, 1);
+    ml_ref sorted = ml_graph_add(g, ML_OP_SORT, &picked, 1, (int64_t[]){rows, 0}, 2, NULL);
+    ml_ref token = ml_map2(g, ML_OP_IDIV, ml_out(g, sorted, 1), ml_const_int(g, ML_I32, each));
+    ml_type type = fixture_type(f, ML_F64, "b3 e5");
+    type.axis[2] = along, type.size[2] = tokens, type.rank = 3;
+    ml_ref y = ml_scatter_add(g, token, value, along, &type);
+    CHECK_EQ_INT(fixture_count_after(f, "gather_sorted", &y, 1, ML_OP_SCATTER_ADD), !gathered);
+    fixture_check_pass(f, "gather_sorted", &y, 1, 1e-12);
+}
+
+static void check_all_sorted(fixture *f) {
+    check_sorted(f, 3, 4, true);
+    check_sorted(f, 1, 12, true);
+    check_sorted(f, 3, 5, false); /* the last gets none */
+    check_sorted(f, 2, 4, false); /* some belong to none */
+}
+
+TEST(passes, sorted_scatters) {
+    fixture_run(check_all_sorted, 7);
+}
+
 /* ---- Values by hand, randomness, FLOPs
  * ----------------------------------------------------------- */
 

@@ -187,6 +187,7 @@ static const named_pass passes[] = {
     {"all", all_passes},
     {"recompute_little", recompute_little},
     {"open_sums", ml_open_sums},
+    {"gather_sorted", ml_gather_sorted},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

@@ -61,6 +61,8 @@ static void sorts(fixture *f) {
     sort(f, ML_I32, "a2 b77", "b", true);
     sort(f, ML_I64, "a2 b3000", "b", false);
     sort(f, ML_F32, "a2 b5000", "b", true);
+    sort(f, ML_F32, "a2 b20000", "b", false);
+    sort(f, ML_I64, "a1 b34000", "b", true);
     sort(f, ML_F32, "a3 b1", "b", true);
 }
 TEST(template, sort) {

@@ -17,6 +17,8 @@ ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
 ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
 /* Without PLACE: for one rank. */
 ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots);
+/* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
+ml_graph *ml_gather_sorted(const ml_graph *from, ml_roots *roots);
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and

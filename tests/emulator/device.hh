@@ -144,6 +144,11 @@ static inline float emu_half(unsigned pair, int high) {
     return __uint_as_float(high ? pair & 0xffff0000u : pair << 16);
 }
 static inline float emu_max(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+static inline unsigned emu_max_pair(unsigned a, unsigned b) {
+    float low = emu_max(__uint_as_float(a << 16), __uint_as_float(b << 16));
+    float high = emu_max(__uint_as_float(a & 0xffff0000u), __uint_as_float(b & 0xffff0000u));
+    return __float_as_uint(high) | __float_as_uint(low) >> 16;
+}
 static inline float emu_min(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
 // ldmatrix: lane i gives the address of row i % 8 of matrix i / 8
 static inline void emu_load_matrices(unsigned &r0, unsigned &r1, unsigned &r2, unsigned &r3,

@@ -23,6 +23,7 @@ static const ptx_form forms[] = {
     {"ex2.approx.ftz.f32", "%0 = exp2f(%1);"},
     {"tanh.approx.f32", "%0 = tanhf(%1);"},
     {"max.NaN.f32", "%0 = emu_max(%1, %2);"},
+    {"max.NaN.bf16x2", "%0 = emu_max_pair(%1, %2);"},
     {"min.NaN.f32", "%0 = emu_min(%1, %2);"},
     {"bar.sync", "emu_barrier(%0, %1);"},
     {"cp.async.cg.shared.global", "emu_copy_later(%0, %1, %2);"},

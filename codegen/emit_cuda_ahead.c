@@ -1,0 +1,146 @@
+/* Kernels for CUDA: what is done before a row's turn comes. Asynchronous copies bring packs of the
+ * next rows to shared memory, loads bring the next row's own values to registers, and values that
+ * are the same for all rows are computed once. */
+#include "codegen/emit_cuda.h"
+
+#include <string.h>
+
+static const char commit_text[] = "asm volatile(\"cp.async.commit_group;\" ::: \"memory\");\n";
+
+static const char *memory_type(const cuda_shape *s, int i) {
+    const ml_kernel_ir *ir = s->e->ir;
+    return emit_memory_type((ml_dtype)ir->operand[ir->inst[i].operand].dtype);
+}
+
+const char *cuda_staged_text(const cuda_shape *s, int pack, const char *slot) {
+    ml_arena *arena = s->e->arena;
+    const char *at =
+        s->slots == 1 ? "" : ml_arena_format(arena, "%s * %lld + ", slot, (long long)s->slot_bytes);
+    return ml_arena_format(arena, "(char *)shared + %s%lld + (it * %d + threadIdx.x) * %d", at,
+                           (long long)s->shared[pack], cuda_threads(s), cuda_pack_bytes(s, pack));
+}
+
+/* Open a block in which indices and pointers are those of row `row`, if there is one. */
+static void print_if_row(const cuda_shape *s, const char *row) {
+    ml_text_add(&s->e->text, "{\nconst %s ahead = %s;\nif (ahead < %s) {\n", s->integer, row,
+                s->chunked ? "high" : "a.s[0]");
+    cuda_print_unravel(s, "ahead", 0, s->e->ir->row_loops - 1, s->integer);
+    cuda_print_pointers(s);
+}
+
+/* Copy the staged packs of row `row`, if there is one, to a slot: one group of copies. */
+static void print_copies(const cuda_shape *s, const char *row, const char *slot) {
+    emitter *e = s->e;
+    print_if_row(s, row);
+    cuda_print_pack_loop(s);
+    if (s->resident < s->packs) ml_text_add(&e->text, "if (it < %d) {\n", s->resident);
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (s->staged[i])
+            ml_text_add(&e->text, "ml_stage_pack<%s, %d>(%s, %s);\n", memory_type(s, i), s->vec,
+                        cuda_staged_text(s, i, slot), cuda_access_text(s, &e->ir->inst[i], true));
+    ml_text_add(&e->text, s->resident < s->packs ? "}\n}\n}\n}\n}\n" : "}\n}\n}\n}\n");
+    ml_text_add(&e->text, "%s", commit_text);
+}
+
+static bool loads_next(const cuda_shape *s) {
+    bool any = false;
+    for (int i = 0; i < s->e->ir->inst_count; i++) any = any || s->next[i];
+    return any;
+}
+
+/* Load what row `row` has one of. */
+static void print_next(const cuda_shape *s, const char *row) {
+    emitter *e = s->e;
+    if (!loads_next(s)) return;
+    print_if_row(s, row);
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (s->next[i])
+            ml_text_add(&e->text, "n%d = *(%s);\n", i, cuda_access_text(s, &e->ir->inst[i], false));
+    ml_text_add(&e->text, "}\n}\n");
+}
+
+/* Values that are the same for all rows. */
+static void print_hoisted(const cuda_shape *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    bool any = false;
+    for (int i = 0; i < ir->inst_count; i++) {
+        if (!s->hoisted[i]) continue;
+        any = true;
+        ml_text_add(&e->text, "%s h%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype), i,
+                    s->vec * s->packs);
+    }
+    if (!any) return;
+    cuda_print_pack_loop(s);
+    ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++) {\n", s->vec);
+    ml_text_add(&e->text, "const %s i%d = base + k;\n", s->column_integer, e->inner);
+    for (int i = 0; i < ir->inst_count; i++) {
+        if (!s->invariant[i]) continue;
+        cuda_print_invariant(s, i);
+        if (s->hoisted[i]) ml_text_add(&e->text, "h%d[it * %d + k] = v%d;\n", i, s->vec, i);
+    }
+    ml_text_add(&e->text, "}\n}\n}\n");
+}
+
+/* Whether the last pass over a row has the next one copied. */
+static bool refills(const cuda_shape *s) {
+    return s->slots == 1 && s->chunked;
+}
+
+void cuda_print_refill_start(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        if (!refills(s) || !s->staged[i] || cuda_last_stage(s, i) != stage) continue;
+        const char *type = memory_type(s, i);
+        int operand = e->ir->inst[i].operand;
+        ml_text_add(&e->text, "%s *f%d = 0;\n", type, i);
+        print_if_row(s, ml_arena_format(e->arena, "row + %d", s->teams));
+        ml_text_add(&e->text, "f%d = r%d;\n}\n}\n", i, operand);
+    }
+}
+
+void cuda_print_refill(const cuda_shape *s, int pack, int stage) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[pack];
+    if (!refills(s) || !s->staged[pack] || cuda_last_stage(s, pack) != stage) return;
+    const char *own = ml_arena_format(e->arena, "r%d", inst->operand);
+    const char *rest = cuda_access_text(s, inst, true) + strlen(own);
+    ml_text_add(&e->text, "if (f%d", pack);
+    if (s->resident < s->packs) ml_text_add(&e->text, " && it < %d", s->resident);
+    ml_text_add(&e->text, ") ml_stage_pack<%s, %d>(%s, f%d%s);\n", memory_type(s, pack), s->vec,
+                cuda_staged_text(s, pack, "slot"), pack, rest);
+}
+
+void cuda_print_start(const cuda_shape *s) {
+    emitter *e = s->e;
+    print_hoisted(s);
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (s->next[i]) ml_text_add(&e->text, "%s n%d = {};\n", memory_type(s, i), i);
+    print_next(s, "low + team");
+    if (s->slots == 1) print_copies(s, "low + team", "slot");
+    if (s->slots < 2) return;
+    ml_text_add(&e->text, "int slot = 0;\nfor (int fill = 0; fill < %d; fill++) {\n", s->slots - 1);
+    print_copies(s, ml_arena_format(e->arena, "low + team + fill * %d", s->teams), "fill");
+    ml_text_add(&e->text, "}\n");
+}
+
+void cuda_print_step(const cuda_shape *s) {
+    emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (s->next[i]) ml_text_add(&e->text, "const %s w%d = n%d;\n", memory_type(s, i), i, i);
+    print_next(s, ml_arena_format(e->arena, "row + %d", s->teams));
+    if (s->slots == 0) return;
+    if (s->slots > 1) {
+        ml_text_add(&e->text, "const int filled = slot == 0 ? %d : slot - 1;\n", s->slots - 1);
+        print_copies(s, ml_arena_format(e->arena, "row + %d", (s->slots - 1) * s->teams), "filled");
+    } else if (!s->chunked) {
+        print_copies(s, "row", "slot");
+    }
+    ml_text_add(&e->text, "asm volatile(\"cp.async.wait_group %d;\" ::: \"memory\");\n",
+                s->slots - 1);
+}
+
+void cuda_print_row_end(const cuda_shape *s) {
+    if (refills(s)) ml_text_add(&s->e->text, "%s", commit_text);
+    if (s->slots > 1) ml_text_add(&s->e->text, "slot = slot == %d ? 0 : slot + 1;\n", s->slots - 1);
+}
