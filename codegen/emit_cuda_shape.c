@@ -24,6 +24,7 @@ enum {
     MOST_HOISTED = 16,    /* then */
     MAX_SLOTS = 4,
     TWO_BLOCKS_THREADS = 640,
+    WALK_LANES = 128,    /* shorter rows without sums of columns do as well by themselves */
     TILE_THREADS = 1536, /* of a multiprocessor, of tiles */
     LEAST_TILE_TEAMS = 4,
     TILE_ROUNDS = 6,         /* rows that a team of a tile should have */
@@ -373,7 +374,7 @@ static bool choose_walk(cuda_shape *s) {
     s->chunked = true;
     s->chunks = 2 * (s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132);
     choose_team(s);
-    if (rows_follow(s) && s->unroll && s->team > CUDA_WARP) return true;
+    if (rows_follow(s) && s->unroll && s->team >= WALK_LANES) return true;
     s->chunked = false;
     s->chunks = ir->chunks;
     return false;
