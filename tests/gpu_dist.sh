@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Several GPUs of one machine, in one go and building nothing: tests/gpu_dist.sh [OUTPUT-FOLDER]
-# PARTS picks and orders parts (all but "all" and "variants" unless told otherwise):
+# PARTS picks and orders parts (all but "all", "variants" and "gathered" unless told otherwise):
 #   data      gpt-1.3b under data parallelism: ZeRO-1, FSDP, FSDP that keeps what it gathers; tokens/s
 #             of a GPU beside one alone, and the share of time in exposed communication
 #   variants  the same with NCCL's settings and the order of collectives changed
 #   stages    gpt-1.3b in pipeline stages: 1F1B, interleaved, zero-bubble, with 16 microbatches;
 #             their bubbles, measured and planned
 #   split     tensors and context split over two GPUs
-#   experts   a mixture of experts, whose experts are split over all GPUs
+#   experts   a mixture of experts, whose experts are split over all GPUs; rows are sent
+#   gathered  the same with weights gathered instead
 #   ranks     build/test --gpu gpu_ranks: layouts against one GPU, messages, ranks that fail
-#   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2
+#   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2;
+#             sample16 those of four GPUs in bf16
 #   all       every layout of every model that fits the GPUs
 # Logs and traces go to the folder; the last lines are a table. Exits 1 if anything failed. GPUS=n
 # uses no more; STEPS, SETTINGS and EXPERTS are those of a speed; B is the build folder; LIMIT
@@ -17,7 +19,7 @@
 set -u
 cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-300} total=${TOTAL:-3600} steps=${STEPS:-30}
-parts=${PARTS:-data stages split experts ranks sample}
+parts=${PARTS:-data stages split experts ranks sample sample16}
 read -ra settings <<<"${SETTINGS:-preset=gpt-1.3b}"
 read -ra experts <<<"${EXPERTS:-preset=moe-8x aux=0.01}"
 mkdir -p "$out"
@@ -113,7 +115,8 @@ stages() {
     local s
     alone "$@"
     for s in 1f1b interleaved zero-bubble; do # microbatches of 2 rows on four GPUs
-        speed "pp$most-$s" "$most" "pp=$most" gpt "${settings[@]}" batch=$((8 * most)) accum=16 schedule=$s
+        speed "pp$most-$s" "$most" "pp=$most" gpt "${settings[@]}" batch=$((8 * most)) accum=16 schedule=$s ||
+            return # what one hangs in the others would too
     done
 }
 
@@ -129,31 +132,38 @@ split() {
 experts() {
     alone experts
     profiled "ep$most" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most)) exchange=2
+}
+
+gathered() {
+    alone experts
     profiled "ep$most-gathered" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most))
 }
 
 layouts() { # NAME DTYPE BOUND [NAMES]
     part "$1" env DIST_ALL=1 DIST_DEVICE=cuda DIST_DTYPE="$2" DIST_BOUND="$3" DIST_RANKS="$gpus" \
-        ${4:+DIST_NAMES="$4"} "$build/test" -j 1 dist/every_layout
+        ${4:+DIST_NAMES="$4" DIST_SKIP=llama} "$build/test" -j 1 dist/every_layout
 }
 
+four="dp2 tp2 sp zero1;fsdp4;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1;ep4 zero1"
 sample() {
     local two="zero1 dp2;fsdp2 kept;tp2 sp;cp2 gathered;cp2 exchanged;cp2 ring;pp2;ep2 rows sent"
-    local four="dp2 tp2 sp zero1;fsdp4;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1;ep4 zero1"
-    [ "$gpus" -ge 4 ] || four=$two
     CUDA_VISIBLE_DEVICES=0,1 layouts sample2-f32 f32 1e-4 "$two" &
     [ "$gpus" -ge 4 ] || wait
-    [ "$gpus" -lt 4 ] || CUDA_VISIBLE_DEVICES=2,3 layouts sample2-bf16 bf16 2e-2 "$two" &
+    CUDA_VISIBLE_DEVICES=$([ "$gpus" -ge 4 ] && echo 2,3 || echo 0,1) \
+        layouts sample2-bf16 bf16 2e-2 "$two" &
     wait
     [ "$gpus" -lt 4 ] || layouts sample4-f32 f32 1e-4 "$four"
-    layouts sample4-bf16 bf16 2e-2 "$four"
+}
+
+sample16() {
+    [ "$gpus" -lt 4 ] || layouts sample4-bf16 bf16 2e-2 "$four"
 }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
 "$MLUA" doctor 2>&1 | tee "$out/doctor.log"
 for p in $parts; do
     case $p in
-    data | variants | stages | split | experts | sample) $p "$p" ;;
+    data | variants | stages | split | experts | gathered | sample | sample16) $p "$p" ;;
     ranks) part ranks "$build/test" --gpu -v -j 1 gpu_ranks ;;
     all)
         layouts all-f32 f32 1e-4
