@@ -103,11 +103,18 @@ data() {
 }
 
 variants() {
-    local n b=$((8 * most))
-    for n in 8 16; do
-        NCCL_MAX_CTAS=$n speed "kept-ctas$n" "$most" "dp=$most" gpt "${settings[@]}" batch=$b layout=fsdp reshard=false
-    done
-    NCCL_MAX_CTAS=8 speed zero1-ctas8 "$most" "dp=$most" gpt "${settings[@]}" batch=$b
+    local kept="layout=fsdp reshard=false" b=$((8 * most))
+    alone "$@"
+    # shellcheck disable=SC2086
+    NCCL_MAX_CTAS=8 speed kept-ctas-8 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
+    # shellcheck disable=SC2086
+    NCCL_MIN_CTAS=32 speed kept-ctas-32 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
+    NCCL_MIN_CTAS=32 CUDA_VISIBLE_DEVICES=0,1 speed tp2-ctas-32 2 tp=2 gpt "${settings[@]}" batch=16 &
+    [ "$gpus" -ge 4 ] || wait
+    # shellcheck disable=SC2086
+    CUDA_VISIBLE_DEVICES=$([ "$gpus" -ge 4 ] && echo 2,3 || echo 0,1) \
+        speed kept-dp2 2 dp=2 gpt "${settings[@]}" batch=16 $kept &
+    wait
     MLUA_OVERLAP=0 speed zero1-in-order "$most" "dp=$most" gpt "${settings[@]}" batch=$b
 }
 
