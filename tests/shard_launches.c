@@ -26,6 +26,7 @@ typedef struct {
 typedef struct {
     struct ml_staged_plan plan;
     int alone;      /* microbatches that go alone */
+    bool ahead;     /* messages are expected an action early */
     bool all_fresh; /* the runs after them may keep the host too */
     launch_list ranks[MOST_RANKS];
     bool *sends, *receives; /* by message: that end is there */
@@ -99,15 +100,14 @@ static void put_rank(simulation *s, int rank) {
     int count = made->action_count[rank];
     list->at = calloc((size_t)count * 4 * MOST_EDGES, sizeof *list->at);
     for (int m = 0; m < s->alone && m < s->plan.microbatches; m++) put_alone(s, list, rank, m);
-    bool first = true;
+    int begun = list->count;
     for (int i = 0; i < count; i++) {
         const ml_action *a = &made->actions[rank][i], *next = a + 1;
         if (a->microbatch < s->alone) continue;
-        if (first) put_prepare(s, list, a);
-        first = false;
+        if (!s->ahead || list->count == begun) put_prepare(s, list, a);
         put_messages(s, list, a, true);
         while (next < made->actions[rank] + count && next->microbatch < s->alone) next++;
-        if (next < made->actions[rank] + count) put_prepare(s, list, next);
+        if (s->ahead && next < made->actions[rank] + count) put_prepare(s, list, next);
         put(list, s->all_fresh ? FRESH_RUN : RUN, -1);
         put_messages(s, list, a, false);
     }
@@ -223,12 +223,12 @@ static const int shapes[][3] = {/* ranks, chunks, microbatches */
                                 {2, 2, 2}, {2, 2, 8}, {3, 2, 9}, {4, 3, 16}, {8, 4, 16}, {2, 8, 8}};
 
 /* Whether no rank waits in a circle, for every shape and kind. */
-static bool every_shape(int alone, bool all_fresh, bool tells) {
+static bool every_shape(int alone, bool ahead, bool all_fresh, bool tells) {
     bool all = true;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int kind = ML_SCHEDULE_1F1B; kind <= ML_SCHEDULE_ZERO_BUBBLE; kind++) {
             ml_arena *arena = ml_arena_new();
-            simulation s = {.alone = alone, .all_fresh = all_fresh};
+            simulation s = {.alone = alone, .ahead = ahead, .all_fresh = all_fresh};
             chain_make(&s, arena, (ml_stage_schedule)kind, shapes[i][0], shapes[i][1],
                        shapes[i][2]);
             size_t messages = (size_t)s.plan.lane_count * (size_t)s.plan.microbatches;
@@ -246,8 +246,11 @@ static bool every_shape(int alone, bool all_fresh, bool tells) {
 }
 
 TEST(shard_pipeline, rendezvous) {
-    every_shape(0, false, true);
-    every_shape(1, false, true);
-    every_shape(1000, false, true);
-    CHECK(!every_shape(0, true, false)); /* this is what the first microbatch goes alone for */
+    for (int ahead = 0; ahead < 2; ahead++) {
+        every_shape(0, ahead, false, true);
+        every_shape(1, ahead, false, true);
+        every_shape(1000, ahead, false, true);
+        /* This is what the first microbatch goes alone for. */
+        CHECK(!every_shape(0, ahead, true, false));
+    }
 }

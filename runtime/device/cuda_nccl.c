@@ -144,9 +144,10 @@ static ml_status nccl_fail(ncclResult_t result, const char *call) {
         if (result_ != ncclSuccess) return nccl_fail(result_, #call);                              \
     } while (0)
 
-/* What a pair of ranks has to itself. Its kernels wait on the GPU beside computation, so they have
- * few thread blocks: each takes a multiprocessor. This is the oldest form of ncclConfig_t that has
- * all that is set; NCCL takes the rest as unset. */
+/* What a pair of ranks has to itself. Its kernels run beside computation, so they have few thread
+ * blocks, each of which takes a multiprocessor; but so many that a message fits into the buffers
+ * that NCCL has for each (4 MiB): its sender is done before it is received. This is the oldest form
+ * of ncclConfig_t that has all that is set; NCCL takes the rest as unset. */
 typedef struct {
     size_t size;
     unsigned magic, version;
@@ -161,7 +162,7 @@ static const pair_config pair_wishes = {
     .blocking = 1,
     .cluster = INT_MIN, /* unset */
     .least_blocks = INT_MIN,
-    .most_blocks = 4,
+    .most_blocks = 8,
     .network = NULL,
     .share = 0,
     .traffic = INT_MIN,

@@ -402,23 +402,20 @@ static ml_status microbatches_alone(ml_program *program, int *alone) {
     return status;
 }
 
-/* The actions of the schedule, but for those of the first few microbatches. */
+/* The actions of the schedule, but for those of the first few microbatches. A message is expected
+ * when its task is next and not before: on a GPU what waits for it keeps multiprocessors, and those
+ * of products that run beside. It lies in NCCL's buffers on this GPU by then. */
 static ml_status schedule_run(ml_program *program, int without) {
     const struct ml_staged_plan *plan = plan_of(program);
     const ml_action *action = plan->pipeline.actions[plan->coordinate];
-    const ml_action *end = action + plan->pipeline.action_count[plan->coordinate];
+    int count = plan->pipeline.action_count[plan->coordinate];
     ml_status status = ML_OK;
-    while (action < end && action->microbatch < without) action++;
-    if (action < end) status = task_prepare(program, action);
-    while (action < end && status == ML_OK) {
-        const ml_action *next = action + 1;
-        while (next < end && next->microbatch < without) next++;
-        status = transfer(program, action, true);
-        /* Before this task runs, so that a GPU receives beside it. */
-        if (status == ML_OK && next < end) status = task_prepare(program, next);
+    for (int i = 0; i < count && status == ML_OK; i++, action++) {
+        if (action->microbatch < without) continue;
+        status = task_prepare(program, action);
+        if (status == ML_OK) status = transfer(program, action, true);
         if (status == ML_OK) status = action_run(program, action);
         if (status == ML_OK) status = transfer(program, action, false);
-        action = next;
     }
     return status;
 }
