@@ -197,7 +197,8 @@ local presets = {}
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
 ---seq too; `zero` splits optimizer states over dp (ZeRO-1); `context` is how cp splits attention:
 ---"gathered" (default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that
----splits experts, and the batch elsewhere; `exchange` as in m.layout. `schedule` ("1f1b",
+---splits experts, and the batch elsewhere; `exchange` as in m.layout; `reshard` = false keeps what the
+---forward pass gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
 ---"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
 ---stages that pp makes.
 function presets.megatron(options)
@@ -211,7 +212,7 @@ function presets.megatron(options)
       tp = { "heads", "kv_heads", "ffn", "vocab", o.sp and "seq" or nil }, cp = context, dp = { "batch" },
       ep = o.ep and { "batch", "experts" },
     },
-    state = o.zero and { dp = "flat" } or {}, reshard = { dp = o.reshard ~= false },
+    state = o.zero and { dp = "flat" } or {}, reshard = o.reshard == false and { dp = false, cp = false, tp = false } or {},
     stages = { pp = "layers", schedule = o.schedule, chunks = o.chunks, microbatches = o.microbatches },
     exchange = o.exchange,
   }

@@ -3,7 +3,7 @@
 # PARTS picks and orders parts (all but "all", "variants" and "gathered" unless told otherwise):
 #   data      gpt-1.3b under data parallelism: ZeRO-1, FSDP, FSDP that keeps what it gathers; tokens/s
 #             of a GPU beside one alone, and the share of time in exposed communication
-#   variants  the same with NCCL's settings and the order of collectives changed
+#   variants  more is kept than gathered again; NCCL's settings and the order of collectives changed
 #   stages    gpt-1.3b in pipeline stages: 1F1B, interleaved, zero-bubble, with 16 microbatches;
 #             their bubbles, measured and planned
 #   split     tensors and context split over two GPUs
@@ -106,15 +106,14 @@ variants() {
     local kept="layout=fsdp reshard=false" b=$((8 * most))
     alone "$@"
     # shellcheck disable=SC2086
-    NCCL_MAX_CTAS=8 speed kept-ctas-8 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
-    # shellcheck disable=SC2086
     NCCL_MIN_CTAS=32 speed kept-ctas-32 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
-    NCCL_MIN_CTAS=32 CUDA_VISIBLE_DEVICES=0,1 speed tp2-ctas-32 2 tp=2 gpt "${settings[@]}" batch=16 &
+    CUDA_VISIBLE_DEVICES=0,1 speed tp2-kept 2 tp=2 gpt "${settings[@]}" batch=16 reshard=false &
     [ "$gpus" -ge 4 ] || wait
-    # shellcheck disable=SC2086
     CUDA_VISIBLE_DEVICES=$([ "$gpus" -ge 4 ] && echo 2,3 || echo 0,1) \
-        speed kept-dp2 2 dp=2 gpt "${settings[@]}" batch=16 $kept &
+        speed cp2-kept 2 cp=2 gpt "${settings[@]}" batch=16 reshard=false &
     wait
+    # shellcheck disable=SC2086
+    NCCL_MAX_CTAS=8 speed kept-ctas-8 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
     MLUA_OVERLAP=0 speed zero1-in-order "$most" "dp=$most" gpt "${settings[@]}" batch=$b
 }
 
