@@ -297,7 +297,10 @@ void cuda_print_pack_loop(const cuda_shape *s) {
     emitter *e = s->e;
     const char *type = s->column_integer;
     ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = 0; it < %d; it++) {\n",
-                s->unroll ? "" : " 4", s->packs);
+                s->unroll      ? ""
+                : s->apart > 1 ? " 8"
+                               : " 4",
+                s->packs);
     ml_text_add(&e->text, "const %s c = ((%s)%s * %d + lane) * %d;\n", type, type,
                 s->tiled ? "blockIdx.x" : "it", s->team, s->vec);
     cuda_print_unravel(s, "c", e->ir->row_loops, e->inner, type);
@@ -343,10 +346,12 @@ static const char *reduction_text(const cuda_shape *s, int i, int team) {
     }
     ml_text identity = {.arena = e->arena};
     emit_identity(&identity, (ml_op)inst->op, dtype);
-    return ml_arena_format(e->arena, "ml_team_reduce<%s, %d, %d>(a%d, (%s)%s, %s, %s)",
-                           inst->op == ML_OP_SUM   ? "ml_sum"
-                           : inst->op == ML_OP_MAX ? "ml_max"
-                                                   : "ml_min",
+    const char *combine = inst->op == ML_OP_SUM   ? "ml_sum"
+                          : inst->op == ML_OP_MAX ? "ml_max"
+                                                  : "ml_min";
+    if (team != cuda_threads(s) && s->apart > 1)
+        return ml_arena_format(e->arena, "ml_apart_reduce<%s, %d>(a%d)", combine, s->apart, i);
+    return ml_arena_format(e->arena, "ml_team_reduce<%s, %d, %d>(a%d, (%s)%s, %s, %s)", combine,
                            team, cuda_threads(s), i, type, identity.text, shared, which);
 }
 
@@ -555,8 +560,14 @@ static void print_elements(const cuda_shape *s) {
 static void print_rows(const cuda_shape *s) {
     emitter *e = s->e;
     bool several_stages = e->stages > 1;
-    ml_text_add(&e->text, "const int lane = threadIdx.x %% %d, team = threadIdx.x / %d;\n", s->team,
-                s->team);
+    if (s->apart > 1)
+        ml_text_add(&e->text,
+                    "const int lane = threadIdx.x / %d %% %d, team = threadIdx.x / %d * %d + "
+                    "threadIdx.x %% %d;\n",
+                    s->apart, s->team, s->team * s->apart, s->apart, s->apart);
+    else
+        ml_text_add(&e->text, "const int lane = threadIdx.x %% %d, team = threadIdx.x / %d;\n",
+                    s->team, s->team);
     if (!s->chunked) {
         ml_text_add(&e->text, "const %s row = (%s)%s * %d + team;\nif (row >= a.s[0]) return;\n",
                     s->integer, s->integer, block_text(s), s->teams);

@@ -20,6 +20,7 @@ typedef struct {
     emitter *e;
     bool elementwise, chunked, tiled;
     int vec, team, teams, packs;
+    int apart;  /* threads of a team lie so many apart: neighbours have neighbouring rows */
     int64_t chunks;      /* blocks that walk rows, where chunked */
     bool unroll;         /* the loop over packs is unrolled, so that arrays live in registers */
     const char *integer; /* type of indices: int where they fit, else long long */

@@ -24,6 +24,8 @@ enum {
     MOST_HOISTED = 16,    /* then */
     MAX_SLOTS = 4,
     TWO_BLOCKS_THREADS = 640,
+    APART = 4,           /* rows side by side */
+    APART_TEAM = 8,      /* threads of each: APART * APART_TEAM is a warp */
     WALK_LANES = 128,    /* shorter rows without sums of columns do as well by themselves */
     TILE_THREADS = 1536, /* of a multiprocessor, of tiles */
     LEAST_TILE_TEAMS = 4,
@@ -366,6 +368,34 @@ static bool rows_follow(const cuda_shape *s) {
     return s->chunked && s->e->rows / s->chunks >= (int64_t)LEAST_ROUNDS * s->teams;
 }
 
+/* Rows whose elements lie far apart, beside those of the next row: where chunks' sums are added up,
+ * say. Four rows side by side then, so that what a warp reads at once lies together. */
+static bool choose_apart(cuda_shape *s) {
+    const emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    int beside = ir->row_loops - 1, found = 0;
+    bool fits = s->vec == 1 && !s->tiled && e->columns >= 4 * APART_TEAM && beside >= 0 &&
+                ir->size[beside] >= APART;
+    for (int i = 0; i < ir->inst_count && fits; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        const int64_t *stride = ir->operand[inst->operand].stride;
+        bool argmax = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_ARGMAX;
+        if (argmax || cuda_is_column(s, inst)) fits = false;
+        if (inst->kind != ML_INST_LOAD || e->place[i] != e->inner) continue;
+        if (is_cached(s, &ir->operand[inst->operand]) && stride[e->inner] == 0) continue;
+        fits = fits && stride[beside] == 1 && stride[e->inner] != 1;
+        found++;
+    }
+    if (!fits || found == 0) return false;
+    s->apart = APART;
+    s->team = APART_TEAM;
+    s->teams = ROW_THREADS / APART_TEAM;
+    s->packs = (int)((e->columns + s->team - 1) / s->team);
+    s->unroll = s->packs <= MAX_UNROLLED;
+    s->in_registers = true;
+    return true;
+}
+
 /* Rows that need nothing from each other are walked by a few blocks all the same where they take
  * several passes each: what a row waits for is under way while others are worked on. */
 static bool choose_walk(cuda_shape *s) {
@@ -629,7 +659,8 @@ void cuda_choose_shape(cuda_shape *s) {
         choose_elements(s);
         return;
     }
-    if (!choose_walk(s)) choose_team(s);
+    s->apart = 1;
+    if (!choose_apart(s) && !choose_walk(s)) choose_team(s);
     choose_hoisted(s);
     find_needs(s);
     if (s->unroll && s->in_registers) stage_ahead(s);

@@ -187,6 +187,25 @@ static void column_sums_mixed(ir_kernel *k, int64_t rows, int64_t columns, ml_dt
     ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, ir_cast(k, ML_I32, positive), counts);
 }
 
+/* What ends a reduction over chunks: rows of elements that lie far apart. */
+static void strided_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 3;
+    int x = ir_operand(k, dtype, (int64_t[]){1, rows}, false);
+    int y = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true),
+        most = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true);
+    int squares = ir_partial(k, ML_F32, false);
+    k->level = ML_LEVEL_ELEMENT;
+    int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, v, 0);
+    int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, v, 0);
+    k->level = ML_LEVEL_ROW;
+    k->phase = 1;
+    ir_store(k, y, sum);
+    ir_store(k, most, largest);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_MUL, sum, sum), squares);
+}
+
 static void argmax(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
     int x = ir_operand(k, dtype, NULL, false);
@@ -272,6 +291,8 @@ static const kernel_case cases[] = {
     {"column sums by packs", column_sums, 50, 320, ML_F32, 2e-6},
     {"column sums of many rows", column_sums, 790, 264, ML_BF16, 8e-3},
     {"column sums of several types", column_sums_mixed, 70, 512, ML_BF16, 1e-5},
+    {"rows of strided elements", strided_rows, 50, 264, ML_F32, 2e-5},
+    {"rows of strided elements bf16", strided_rows, 37, 33, ML_BF16, 2e-5},
     {"argmax 3", argmax, 11, 3, ML_F32, 0},
     {"argmax 40", argmax, 11, 40, ML_F32, 0},
     {"argmax 1000", argmax, 6, 1000, ML_F32, 0},
