@@ -396,33 +396,58 @@ static const char long_arguments_text[] = R"(
 struct ${e}_arguments { char *p[${pointers}]; long long s[3]; };
 )";
 static const char long_tile_text[] = R"(
+enum { ${e}_own = ${tile} / 1024 }; /* keys of a thread, neighbours, in registers */
+/* The lesser or the greater of `key` and `other`: `least` of them. */
+static __device__ __forceinline__ void ${e}_keep(${e}_key &key, ${e}_key other, bool least) {
+    if (${e}_before(other, key) == least) key = other;
+}
 extern "C" __global__ void __launch_bounds__(1024) ${e}(${e}_arguments a) {
-    __shared__ ${e}_key keys[${tile}];
+    __shared__ ${e}_key shared[${tile}];
+    const int own = ${e}_own;
     long long first = blockIdx.x * ${tile}LL, row = first / ${padded};
-    int start = (int)(first % ${padded});
-    ${e}_key *all = (${e}_key *)a.p[${keys}] + first;
-    for (int i = threadIdx.x; i < ${tile}; i += 1024) {
-        if (a.s[0] > 2) keys[i] = all[i];
-        else if (start + i >= ${size}) keys[i] = ${e}_last();
+    int thread = threadIdx.x, start = (int)(first % ${padded}) + thread * own;
+    ${e}_key *all = (${e}_key *)a.p[${keys}] + first + thread * own, keys[own];
+#pragma unroll
+    for (int j = 0; j < own; j++) {
+        if (a.s[0] > 2) keys[j] = all[j];
+        else if (start + j >= ${size}) keys[j] = ${e}_last();
         else
-            keys[i] = ${e}_make(
-                ${load}(((const ${memory} *)a.p[0] + ${x_row})[(start + i) * ${stride}]),
-                start + i);
+            keys[j] = ${e}_make(
+                ${load}(((const ${memory} *)a.p[0] + ${x_row})[(start + j) * ${stride}]),
+                start + j);
     }
-    __syncthreads();
-    for (int width = (int)a.s[0]; width <= (int)a.s[1]; width *= 2)
-        for (int apart = (width < ${tile} ? width : ${tile}) / 2; apart > 0; apart /= 2) {
-            for (int i = threadIdx.x; i < ${tile} / 2; i += 1024) {
-                int low = 2 * i - (i & (apart - 1)), high = low + apart;
-                bool up = ((start + low) & width & (${padded} - 1)) == 0;
-                ${e}_key left = keys[low], right = keys[high];
-                if (${e}_before(right, left) == up) keys[low] = right, keys[high] = left;
-            }
+    for (int width = (int)a.s[0]; width <= (int)a.s[1]; width *= 2) {
+        int apart = (width < ${tile} ? width : ${tile}) / 2;
+        bool up = (start & width & (${padded} - 1)) == 0; /* of all of them from width 2 own on */
+        for (; apart >= 32 * own; apart /= 2) {
             __syncthreads();
+#pragma unroll
+            for (int j = 0; j < own; j++) shared[j * 1024 + thread] = keys[j];
+            __syncthreads();
+#pragma unroll
+            for (int j = 0; j < own; j++)
+                ${e}_keep(keys[j], shared[j * 1024 + (thread ^ (apart / own))],
+                          ((thread & (apart / own)) == 0) == up);
         }
-    for (int i = threadIdx.x; i < ${tile}; i += 1024) {
-        if (a.s[1] < ${padded}) all[i] = keys[i];
-        else if (start + i < ${kept}) ${e}_write(a, row, start + i, (int)${e}_from(keys[i]));
+        for (; apart >= own; apart /= 2)
+#pragma unroll
+            for (int j = 0; j < own; j++)
+                ${e}_keep(keys[j], ${e}_shuffle(keys[j], apart / own),
+                          ((thread & (apart / own)) == 0) == up);
+#pragma unroll
+        for (int half = own / 2; half > 0; half /= 2)
+#pragma unroll
+            for (int j = 0; j < own; j++) {
+                if ((j & half) || half * 2 > width) continue;
+                bool rises = ((start + j) & width & (${padded} - 1)) == 0;
+                ${e}_key left = keys[j], right = keys[j + half];
+                if (${e}_before(right, left) == rises) keys[j] = right, keys[j + half] = left;
+            }
+    }
+#pragma unroll
+    for (int j = 0; j < own; j++) {
+        if (a.s[1] < ${padded}) all[j] = keys[j];
+        else if (start + j < ${kept}) ${e}_write(a, row, start + j, (int)${e}_from(keys[j]));
     }
 }
 )";
@@ -510,20 +535,27 @@ extern "C" __global__ void __launch_bounds__(512) ${e}(${e}_arguments a) {
 )";
 
 static const char narrow_least_text[] = R"(
+static __device__ __forceinline__ ${e}_key ${e}_shuffle(${e}_key key, int lanes) {
+    return __shfl_xor_sync(~0u, key, lanes);
+}
 static __device__ __forceinline__ ${e}_key ${e}_least(${e}_key key) {
     for (int d = 16; d > 0; d /= 2) {
-        ${e}_key other = __shfl_xor_sync(~0u, key, d);
+        ${e}_key other = ${e}_shuffle(key, d);
         if (other < key) key = other;
     }
     return key;
 }
 )";
 static const char wide_least_text[] = R"(
+static __device__ __forceinline__ ${e}_key ${e}_shuffle(${e}_key key, int lanes) {
+    ${e}_key other;
+    other.order = __shfl_xor_sync(~0u, key.order, lanes);
+    other.from = __shfl_xor_sync(~0u, key.from, lanes);
+    return other;
+}
 static __device__ __forceinline__ ${e}_key ${e}_least(${e}_key key) {
     for (int d = 16; d > 0; d /= 2) {
-        ${e}_key other;
-        other.order = __shfl_xor_sync(~0u, key.order, d);
-        other.from = __shfl_xor_sync(~0u, key.from, d);
+        ${e}_key other = ${e}_shuffle(key, d);
         if (${e}_before(other, key)) key = other;
     }
     return key;
@@ -560,7 +592,7 @@ static ml_kernel **add_launch(printer *p, ml_kernel **at, const ml_kernel *kerne
     return &(*at)->next;
 }
 
-static void sort_long(printer *p, const char *keys_text) {
+static void sort_long(printer *p, const char *keys_text, const char *least_text) {
     int64_t padded = power_of_two(p->size), all = p->rows * padded;
     int64_t tile = p->wide ? SHARED_KEYS / 2 : SHARED_KEYS;
     int keys = template_workspace(p->schedule, p->step, ML_I64, all * (p->wide ? 2 : 1));
@@ -568,10 +600,10 @@ static void sort_long(printer *p, const char *keys_text) {
     template_set(&p->text, "padded", "%lld", (long long)padded);
     template_set(&p->text, "tile", "%lld", (long long)tile);
     template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
-    const char *const tiles[] = {long_arguments_text, key_text, keys_text, write_text,
-                                 long_tile_text};
+    const char *const tiles[] = {long_arguments_text, key_text,   keys_text,
+                                 least_text,          write_text, long_tile_text};
     const char *const exchanges[] = {long_arguments_text, key_text, keys_text, long_exchange_text};
-    ml_kernel *sort = finish(p, tiles, 5, "sort keys"), **at = &p->step->kernel;
+    ml_kernel *sort = finish(p, tiles, 6, "sort keys"), **at = &p->step->kernel;
     ml_kernel *exchange = finish(p, exchanges, 4, "sort exchange");
     sort->scalar_count = exchange->scalar_count = 3;
     at = add_launch(p, at, sort, all / tile, 1024, 2, tile, 0);
@@ -601,7 +633,7 @@ static void sort_cuda(printer *p) {
     } else if (top && p->kept <= BLOCK_KEPT) {
         body = top_block_text;
     } else if (p->size > (p->wide ? SHARED_KEYS / 2 : SHARED_KEYS)) {
-        sort_long(p, keys);
+        sort_long(p, keys, least);
         return;
     } else {
         int64_t block_rows = padded >= 512 ? 1 : 512 / padded;
