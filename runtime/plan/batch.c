@@ -19,11 +19,12 @@ enum {
 typedef struct {
     ml_schedule *s;
     uint32_t count;
-    uint32_t *old;       /* by storage: where it is a state's new value, the state's storage */
-    uint32_t *last_read; /* by storage: the step; 0: none */
-    int64_t *born;       /* by step: bytes of temporaries that it is the first to write */
-    uint32_t *order;     /* the steps as they will run */
-    bool *taken;         /* by step: it is a part of another */
+    uint32_t *old;            /* by storage: where it is a state's new value, the state's storage */
+    uint32_t *last_read;      /* by storage: the step; 0: none */
+    int64_t *born;            /* by step: bytes of temporaries that it is the first to write */
+    uint64_t *reads, *writes; /* by step: a bit for each storage, of which many share one */
+    uint32_t *order;          /* the steps as they will run */
+    bool *taken;              /* by step: it is a part of another */
 } batches;
 
 static uint32_t storage_of(const batches *b, const ml_step *step, int value) {
@@ -63,8 +64,22 @@ static void find_storages(batches *b, const ml_roots *roots) {
         b->last_read[s->values.at[s->output_values[i]].storage] = b->count;
 }
 
+/* Most pairs of steps are seen at once to touch nothing in common. */
+static void find_bits(batches *b) {
+    b->reads = ML_NEW_ARRAY(b->s->arena, uint64_t, b->count + 1);
+    b->writes = ML_NEW_ARRAY(b->s->arena, uint64_t, b->count + 1);
+    for (uint32_t t = 0; t < b->count; t++) {
+        const ml_step *step = &b->s->steps.at[t];
+        for (int i = 0; i < step->read_count + step->write_count; i++)
+            (i < step->read_count ? b->reads : b->writes)[t] |=
+                (uint64_t)1 << b->old[storage_of(b, step, i)] % 64;
+    }
+}
+
 /* Whether one of two steps writes what the other touches. */
 static bool conflict(const batches *b, uint32_t x, uint32_t y) {
+    if (!(b->writes[x] & (b->reads[y] | b->writes[y])) && !(b->reads[x] & b->writes[y]))
+        return false;
     const ml_step *one = &b->s->steps.at[x], *other = &b->s->steps.at[y];
     int values = one->read_count + one->write_count;
     int others = other->read_count + other->write_count;
@@ -176,6 +191,7 @@ void plan_batch(ml_plan *plan, const ml_target *target) {
     ml_schedule *s = plan->schedule;
     batches b = {.s = s, .count = s->steps.count};
     find_storages(&b, &plan->roots);
+    find_bits(&b);
     move_small(&b);
     for (uint32_t i = b.count; i-- > 0;) {
         uint32_t members[MOST];
