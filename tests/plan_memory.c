@@ -1,11 +1,12 @@
 /* Placement of blocks, and whole random schedules run symbolically: every step must read what the
- * program's semantics say, wherever assignment and placement put it. */
+ * program's semantics say, wherever assignment and placement put it, whatever shares its launch. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "runtime/plan/parts.h"
 #include "runtime/plan/place.h"
+#include "tests/emit_cases.h"
 #include "tests/test.h"
 
 static double seconds(void) {
@@ -72,6 +73,7 @@ TEST(plan, half_a_million_blocks) {
 
 /* ---- schedules ---- */
 enum { STATES = 6, STORAGES = 40, STEPS = 30, ADDRESSES = STATES + STORAGES + 64 };
+enum { OPERANDS = 4 * STEPS };
 
 typedef struct {
     ml_plan plan;
@@ -164,9 +166,25 @@ static void write_token(memory *m, uint32_t storage, uint64_t token) {
     }
 }
 
-static uint64_t step_token(uint32_t step, int write, const uint64_t *reads, int count) {
-    return ml_hash(reads, sizeof *reads * (size_t)count,
-                   (uint64_t)step * 16 + (uint64_t)write + 99);
+/* A result is known by where it goes and by what it is made of. */
+static uint64_t result_token(uint32_t storage, const uint64_t *reads, int count) {
+    return ml_hash(reads, sizeof *reads * (size_t)count, storage + 99);
+}
+
+/* The tokens that a step writes: each member of a batch reads its own part. */
+static void step_tokens(const ml_schedule *s, const ml_step *step, const uint64_t *token,
+                        uint64_t *written) {
+    uint64_t read[OPERANDS];
+    int members = step->members > 0 ? step->members : 1, reads = step->read_count / members;
+    int writes = step->write_count / members;
+    for (int i = 0; i < step->read_count; i++)
+        read[i] = token[s->values.at[step->values[i]].storage];
+    for (int i = 0; i < step->write_count; i++) {
+        uint32_t to = s->values.at[step->values[step->read_count + i]].storage;
+        written[i] = step->kind == ML_STEP_COPY
+                         ? read[0]
+                         : result_token(to, read + i / writes * reads, reads);
+    }
 }
 
 /* The tokens of all storages where nothing shares memory and nothing is assigned. */
@@ -174,31 +192,38 @@ static void run_pure(const ml_schedule *s, uint64_t *token) {
     for (uint32_t i = 0; i < s->storages.count; i++) token[i] = 1000 + s->storages.at[i].id;
     for (uint32_t t = 0; t < s->steps.count; t++) {
         const ml_step *step = &s->steps.at[t];
-        uint64_t reads[8];
-        for (int i = 0; i < step->read_count; i++) {
-            reads[i] = token[s->values.at[step->values[i]].storage];
-        }
-        for (int i = 0; i < step->write_count; i++) {
-            uint32_t to = s->values.at[step->values[step->read_count + i]].storage;
-            token[to] = step_token(t, i, reads, step->read_count);
-        }
+        uint64_t written[OPERANDS];
+        step_tokens(s, step, token, written);
+        for (int i = 0; i < step->write_count; i++)
+            token[s->values.at[step->values[step->read_count + i]].storage] = written[i];
     }
 }
 
-/* A write may lie where the step reads only as may_alias says. */
+static bool meets(int64_t a, int64_t b) {
+    return a < b + 256 && b < a + 256;
+}
+
+/* A write may lie where the step, or its member, reads only as may_alias says. */
 static bool step_is_sound(const memory *m, const ml_step *step) {
+    int members = step->members > 0 ? step->members : 1, reads = step->read_count / members;
+    int writes = step->write_count / members;
     for (int w = 0; w < step->write_count; w++) {
         int64_t to = begin_of(m, m->s->values.at[step->values[step->read_count + w]].storage);
         for (int r = 0; r < step->read_count; r++) {
             int64_t from = begin_of(m, m->s->values.at[step->values[r]].storage);
-            bool over = from < to + 256 && to < from + 256;
-            if (over && (from != to || !(step->may_alias[w] >> r & 1))) return false;
+            bool own = r / reads == w / writes && step->may_alias[w] >> r % reads & 1;
+            if (meets(from, to) && (from != to || !own)) return false;
+        }
+        for (int other = 0; other < w; other++) {
+            uint32_t value = step->values[step->read_count + other];
+            if (meets(begin_of(m, m->s->values.at[value].storage), to)) return false;
         }
     }
     return true;
 }
 
-static void run_world(world *w) {
+/* Assign states and place the rest, after `join` where that is not NULL. */
+static void run_world(world *w, void join(world *w)) {
     ml_schedule *s = w->plan.schedule;
     const ml_roots *roots = &w->plan.roots;
     uint64_t pure[ADDRESSES], outputs[4], updates[STATES];
@@ -209,6 +234,7 @@ static void run_world(world *w) {
     for (int i = 0; i < roots->update_count; i++) {
         updates[i] = pure[s->values.at[s->update_values[i]].storage];
     }
+    if (join != NULL) join(w);
     uint32_t steps = s->steps.count;
     plan_assign(&w->plan);
     int64_t bytes = ml_memory_place(s, roots->output_count);
@@ -219,17 +245,11 @@ static void run_world(world *w) {
     }
     for (uint32_t t = 0; t < s->steps.count; t++) {
         const ml_step *step = &s->steps.at[t];
-        uint64_t reads[8];
+        uint64_t written[OPERANDS];
         CHECK(step_is_sound(&m, step));
-        for (int i = 0; i < step->read_count; i++) {
-            reads[i] = m.token[s->values.at[step->values[i]].storage];
-        }
-        for (int i = 0; i < step->write_count; i++) {
-            uint32_t to = s->values.at[step->values[step->read_count + i]].storage;
-            bool copy = step->kind == ML_STEP_COPY;
-            uint64_t token = copy ? reads[0] : step_token(t, i, reads, step->read_count);
-            write_token(&m, to, token);
-        }
+        step_tokens(s, step, m.token, written);
+        for (int i = 0; i < step->write_count; i++)
+            write_token(&m, s->values.at[step->values[step->read_count + i]].storage, written[i]);
         if (t >= steps) CHECK(step->kind == ML_STEP_COPY);
     }
     for (int i = 0; i < roots->output_count; i++) {
@@ -248,10 +268,61 @@ TEST(plan, random_schedules) {
     for (uint64_t seed = 1; seed <= 400; seed++) {
         world w = {.graph = ml_graph_new(), .arena = ml_arena_new(), .random = seed * 77};
         build_world(&w);
-        run_world(&w);
+        run_world(&w, NULL);
         ml_arena_free(w.arena);
         ml_graph_free(w.graph);
     }
+}
+
+static int joined; /* kernels, in all worlds */
+
+/* By storage, how many collectives run before the step that writes it. */
+static void find_sides(const ml_schedule *s, uint32_t *side) {
+    uint32_t seen = 0;
+    for (uint32_t t = 0; t < s->steps.count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->write_count; i++)
+            side[s->values.at[step->values[step->read_count + i]].storage] = seen;
+        seen += step->kind == ML_STEP_COLLECTIVE;
+    }
+}
+
+/* Kernels are alike where they have as many operands; some steps are collectives. */
+static void join_alike(world *w) {
+    ml_schedule *s = w->plan.schedule;
+    ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
+    ir_kernel k;
+    double tolerance;
+    uint32_t count = s->steps.count, before[STORAGES] = {0}, after[STORAGES] = {0};
+    emit_case(&k, 0, &tolerance);
+    for (uint32_t t = 0; t < count; t++) {
+        ml_step *step = &s->steps.at[t];
+        step->bytes = test_range(&w->random, 0, 1) ? 256 : 1 << 20;
+        step->ir = &k.ir;
+        step->kernel = ML_NEW(s->arena, ml_kernel);
+        ml_emit(&k.ir, &target, s->arena, step->kernel);
+        step->kernel->key = (uint64_t)(step->read_count * 4 + step->write_count);
+        step->kernel->pointer_count = step->read_count + step->write_count;
+        if (test_range(&w->random, 0, 9) == 0) step->kind = ML_STEP_COLLECTIVE;
+    }
+    find_sides(s, before);
+    plan_batch(&w->plan, &target);
+    find_sides(s, after);
+    CHECK(memcmp(before, after, sizeof before) == 0);
+    joined += (int)(count - s->steps.count);
+    ir_free(&k);
+}
+
+TEST(plan, random_batches) {
+    joined = 0;
+    for (uint64_t seed = 1; seed <= 300; seed++) {
+        world w = {.graph = ml_graph_new(), .arena = ml_arena_new(), .random = seed * 79};
+        build_world(&w);
+        run_world(&w, join_alike);
+        ml_arena_free(w.arena);
+        ml_graph_free(w.graph);
+    }
+    CHECK(joined > 300);
 }
 
 /* An optimizer's step that reads and writes its state costs neither a copy nor memory. */

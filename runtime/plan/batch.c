@@ -200,10 +200,8 @@ void plan_batch(ml_plan *plan, const ml_target *target) {
         int count = find_members(&b, i, members);
         if (count > 1) join(&b, members, count, target);
     }
-    ml_step *steps = ML_NEW_ARRAY(s->arena, ml_step, b.count + 1);
-    uint32_t left = 0;
+    __typeof__(s->steps) steps = {0};
     for (uint32_t i = 0; i < b.count; i++)
-        if (!b.taken[b.order[i]]) steps[left++] = s->steps.at[b.order[i]];
-    for (uint32_t i = 0; i < left; i++) s->steps.at[i] = steps[i];
-    s->steps.count = left;
+        if (!b.taken[b.order[i]]) *ML_PUSH(s->arena, &steps) = s->steps.at[b.order[i]];
+    s->steps = steps;
 }
