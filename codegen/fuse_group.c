@@ -10,8 +10,6 @@
 enum {
     KERNEL_OPERANDS = 40, /* tensors a kernel touches, at most (of ML_MAX_OPERANDS) */
     KERNEL_INSTS = 700,
-    SMALL_ELEMENTS = 16384, /* kernels up to that size cost what their launch costs */
-    ALIKE_OPERANDS = 30,    /* leaves room for what joins a new member */
     KERNEL_PHASES = 5,
     CANDIDATES = 8,
     SHARED_PART = 4, /* a shared tensor counts from a quarter of the root's space */
@@ -270,43 +268,6 @@ static bool puts_off(const lowering *l, uint32_t id, const lower_group *from) {
     return (from->prompt || l->groups.at[id].prompt) && id < l->last_library;
 }
 
-static uint64_t signature(const lowering *l, const lower_group *group) {
-    const lower_root *root = &group->roots.at[0];
-    int64_t what[4] = {root->kind, ml_graph_node(l->g, root->node)->op, root->space.dtype,
-                       group->insts};
-    uint64_t hash = ml_hash(what, sizeof what, 3);
-    return ml_hash(group->size, sizeof group->size, hash);
-}
-
-/* GPUs: small tensors of one size that are treated alike (optimizer steps and casts of biases and
- * gains, their squares for the norm) share a launch. */
-static uint32_t find_alike(lowering *l, const lower_group *from) {
-    int64_t elements = 1;
-    for (int d = 0; d < from->digits; d++) elements *= from->size[d];
-    if (l->target->kind != ML_TARGET_CUDA || elements > SMALL_ELEMENTS || elements == 1) return 0;
-    uint64_t mine = signature(l, from);
-    for (int i = 0; i < LOWER_ALIKE; i++) {
-        uint32_t id = l->alike[i].group;
-        if (id == 0 || l->alike[i].signature != mine) continue;
-        const lower_group *to = &l->groups.at[id];
-        if (to->accesses.count + to->roots.count > ALIKE_OPERANDS) continue;
-        if (mixes_recomputation(l, id, from) || puts_off(l, id, from)) continue;
-        if (join(l, id, from, true)) return id;
-    }
-    return 0;
-}
-
-/* A new kernel that later ones may join for being alike. */
-static void offer_alike(lowering *l, const lower_group *group, uint32_t id) {
-    lower_alike offer = {.signature = signature(l, group), .group = id};
-    for (int i = 0; i < LOWER_ALIKE; i++) {
-        if (l->alike[i].signature != offer.signature) continue;
-        l->alike[i] = offer;
-        return;
-    }
-    l->alike[l->alike_next++ % LOWER_ALIKE] = offer;
-}
-
 static uint32_t find_kernel(lowering *l, const lower_group *from) {
     candidate list[CANDIDATES];
     int count = 0;
@@ -326,7 +287,7 @@ static uint32_t find_kernel(lowering *l, const lower_group *from) {
     }
     if (from->digits == 0 && l->scalar_group != 0 && join(l, l->scalar_group, from, true))
         return l->scalar_group;
-    if (from->roots.at[0].kind != LOWER_ROOT_FINISH) return find_alike(l, from);
+    if (from->roots.at[0].kind != LOWER_ROOT_FINISH) return 0;
     for (int i = 0; i < 4; i++)
         if (l->finish_group[i] != 0 && join(l, l->finish_group[i], from, true))
             return l->finish_group[i];
@@ -400,10 +361,7 @@ uint32_t fuse_place(lowering *l, lower_root *root) {
     lower_root *own = &single.roots.at[0];
     single.prompt = ml_graph_node(l->g, own->node)->flags & ML_NODE_PROMPT;
     uint32_t id = find_kernel(l, &single);
-    if (id == 0) {
-        id = new_group(l, &single);
-        offer_alike(l, &single, id);
-    }
+    if (id == 0) id = new_group(l, &single);
     lower_group *group = &l->groups.at[id];
     group->prompt = group->prompt || single.prompt;
     ml_scope scope = (ml_scope)group->roots.at[group->roots.count - 1].scope;

@@ -111,12 +111,6 @@ typedef struct {
     uint32_t value, group;
 } lower_pack; /* a copy of a library's operand */
 
-enum { LOWER_ALIKE = 16 };
-typedef struct {
-    uint64_t signature;
-    uint32_t group;
-} lower_alike;
-
 typedef struct {
     const ml_graph *g;
     const ml_roots *roots;
@@ -141,8 +135,6 @@ typedef struct {
     uint32_t scalar_group;    /* a recent kernel without loops */
     uint32_t finish_group[4]; /* recent kernels that add up partial results */
     int finish_next;
-    lower_alike alike[LOWER_ALIKE]; /* recent kernels by what they do */
-    uint32_t alike_next;
     ml_index kernels; /* printed kernels by structure */
     ML_VEC(const ml_kernel_ir *) printed;
     ML_VEC(ml_kernel *) printed_kernels;

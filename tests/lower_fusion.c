@@ -382,29 +382,6 @@ TEST(lower, bias_of_a_product) {
     free_piece(&p);
 }
 
-/* Small vectors under the same optimizer share a launch on the GPU. */
-static void build_vectors(void *context) {
-    piece *p = context;
-    ml_ref rate = input(p, ML_F32, "", SIZES(0));
-    for (int i = 0; i < 4; i++) {
-        ml_ref w = input(p, ML_F32, "e", SIZES(64)), g = input(p, ML_F32, "e", SIZES(64));
-        ml_ref m = ADD(MUL(input(p, ML_F32, "e", SIZES(64)), number(p, 0.9)), g);
-        output(p, m);
-        output(p, SUB(w, MUL(m, rate)));
-    }
-}
-
-TEST(lower, small_vectors) {
-    piece p;
-    lower_for(&p, ML_TARGET_CUDA, build_vectors);
-    CHECK_EQ_INT(p.s->steps.count, 1);
-    CHECK_EQ_INT(p.s->steps.at[0].write_count, 8);
-    free_piece(&p);
-    lower_piece(&p, build_vectors);
-    CHECK_EQ_INT(p.s->steps.count, 4);
-    free_piece(&p);
-}
-
 /* Each level needs the one before at two places; small sums of small sums. */
 static void build_doubling(void *context) {
     piece *p = context;
