@@ -64,14 +64,14 @@ TEST(gpu_copies, bits) {
 /* Sums in one row are added up by kernels that have one chunk: they take no part in batches. */
 static void gpu_copies_batches(process_room *room) {
     static const char *const models[] = {"gpt.lua --dtype f32", "llama.lua kv_heads=2",
-                                         "gpt_moe.lua kv_heads=4 experts=4"};
+                                         "gpt_moe.lua kv_heads=4 experts=4 accum=2"};
     for (int i = 0; i < 3; i++) {
         char *run = ml_arena_format(room->arena,
                                     "run \"$ROOT\"/models/%s --device cuda --quiet --json layers=3 "
                                     "embed=32 heads=4 ffn=64 seq=16 batch=8 sample=0 steps=3 "
                                     "| sed -E 's/,\"lr\".*//'",
                                     models[i]);
-        process_result alone = process_run(room, 0, "MLUA_BATCH=0", "%s", run);
+        process_result alone = process_run(room, 0, "MLUA_BATCH=0 MLUA_COPIES=0", "%s", run);
         process_result joined = process_run(room, 0, "MLUA_VERIFY=1", "%s", run);
         process_expect(&alone, "\"step\":3");
         CHECK_TEXT(joined.output, alone.output);

@@ -11,7 +11,7 @@ typedef struct {
     ml_graph *g;
     ml_update updates[MOST];
     ml_ref outputs[MOST];
-    int update_count, output_count;
+    int update_count, output_count, microbatches;
     ml_plan *plan;
     void (*build)(void *);
 } program;
@@ -52,12 +52,13 @@ static void plan_body(void *context) {
     ml_roots roots = {.outputs = p->outputs,
                       .output_count = p->output_count,
                       .updates = p->updates,
-                      .update_count = p->update_count};
+                      .update_count = p->update_count,
+                      .microbatches = p->microbatches};
     ml_plan_new(p->g, &roots, &target, NULL, &cut, &p->plan);
 }
 
 static const ml_schedule *plan_of(program *p, void (*build)(void *)) {
-    *p = (program){.build = build};
+    *p = (program){.build = build, .microbatches = p->microbatches};
     REQUIRE(ml_protect(plan_body, p) == ML_OK);
     return p->plan->schedule;
 }
@@ -93,7 +94,7 @@ static void build_rule(void *context) {
 }
 
 TEST(plan, batch_of_all_sizes) {
-    program p;
+    program p = {0};
     const ml_schedule *s = plan_of(&p, build_rule);
     CHECK_EQ_INT(s->steps.count, 1);
     CHECK_EQ_INT(s->steps.at[0].members, 5);
@@ -120,7 +121,7 @@ static void build_chain(void *context) {
 }
 
 TEST(plan, batch_of_a_chain) {
-    program p;
+    program p = {0};
     CHECK_EQ_INT(most_members(plan_of(&p, build_chain)), 0);
     done(&p);
 }
@@ -135,7 +136,7 @@ static void build_exchange(void *context) {
 }
 
 TEST(plan, batch_of_an_exchange) {
-    program p;
+    program p = {0};
     const ml_schedule *s = plan_of(&p, build_exchange);
     CHECK_EQ_INT(most_members(s), 0);
     CHECK_EQ_INT(copies_in(s), 1); /* one of the two is in place */
@@ -157,7 +158,7 @@ static void build_products(void *context) {
 }
 
 TEST(plan, copies_of_weights) {
-    program p;
+    program p = {0};
     const ml_schedule *s = plan_of(&p, build_products);
     const ml_plan *refresh = p.plan->refresh;
     REQUIRE(refresh != NULL);
@@ -176,5 +177,16 @@ TEST(plan, copies_of_weights) {
     }
     CHECK_EQ_INT(sets, 1); /* the weight and its copy */
     CHECK_EQ_INT(copies_in(s), 0);
+    done(&p);
+}
+
+/* One of several runs of a step: what another program sets is cast once a step. */
+TEST(plan, copies_of_microbatches) {
+    program p = {.microbatches = 4};
+    plan_of(&p, build_products);
+    REQUIRE(p.plan->refresh != NULL);
+    CHECK_EQ_INT(p.plan->copied_count, 2);
+    CHECK_EQ_INT(p.plan->refresh->roots.update_count, 2);
+    CHECK_EQ_INT(p.plan->roots.update_count, 2); /* the weight that it sets, and its copy */
     done(&p);
 }

@@ -131,6 +131,7 @@ static void mark_part(const ml_plan *plan, bool *used) {
         if (storage->kind == ML_STORAGE_STATE) used[storage->id] = true;
     }
     for (int i = 0; i < plan->roots.update_count; i++) used[plan->roots.updates[i].state] = true;
+    if (plan->refresh) mark_part(plan->refresh, used);
 }
 
 static void mark_states(const ml_plan *plan, bool *used) {

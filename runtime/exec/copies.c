@@ -5,19 +5,22 @@
 static bool copies_stale(const ml_program *program) {
     const ml_plan *plan = program->plan;
     for (int i = 0; i < plan->copied_count; i++)
-        if (program->session->states[plan->copied[i]].writer != program->number) return true;
-    return false;
+        if (program->session->states[plan->copied[i]].set_at > program->copied_at) return true;
+    return program->copied_at == 0;
 }
 
 ml_status program_refresh(ml_program *program) {
-    const ml_session *session = program->session;
+    ml_session *session = program->session;
     const ml_roots *roots = &program->plan->roots;
-    if (copies_stale(program)) {
+    if (program->refresh != NULL && copies_stale(program)) {
         ml_status status = session->device->ops->run(program->refresh);
         if (status != ML_OK) return status;
+        program->copied_at = session->clock;
     }
+    if (roots->update_count > 0) session->clock++;
     for (int i = 0; i < roots->update_count; i++)
-        session->states[roots->updates[i].state].writer = program->number;
+        session->states[roots->updates[i].state].set_at = session->clock;
+    if (program->refresh != NULL) program->copied_at = session->clock; /* it sets them too */
     return ML_OK;
 }
 

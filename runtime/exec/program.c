@@ -80,14 +80,20 @@ static ml_status inputs_allocate(ml_program *program) {
     return status;
 }
 
+const ml_plan *program_part(const ml_program *program, int i) {
+    const ml_plan *plan = program->plan;
+    return i < plan->part_count ? plan->parts[i] : i == plan->part_count ? plan->refresh : NULL;
+}
+
 /* Bytes of the states that other programs brought and this one does not use. */
 static int64_t foreign_bytes(const ml_program *program) {
     const ml_session *session = program->session;
     int64_t bytes = session->state_bytes;
     bool *seen = ml_alloc((size_t)session->state_count + 1);
     if (seen == NULL) return bytes;
-    for (int p = 0; p < program->plan->part_count; p++) {
-        const ml_schedule *s = program->plan->parts[p]->schedule;
+    const ml_plan *part;
+    for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
+        const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->storages.count; i++) {
             const ml_storage *storage = &s->storages.at[i];
             if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
@@ -114,8 +120,9 @@ static void require_body(void *context) {
 
 static ml_status states_allocate(ml_program *program) {
     ml_status status = ML_OK;
-    for (int p = 0; p < program->plan->part_count; p++) {
-        const ml_schedule *s = program->plan->parts[p]->schedule;
+    const ml_plan *part;
+    for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
+        const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->storages.count && status == ML_OK; i++) {
             if (s->storages.at[i].kind != ML_STORAGE_STATE) continue;
             status = session_allocate(program->session, s->storages.at[i].id);
@@ -205,7 +212,6 @@ static ml_status program_agree(const ml_program *program) {
 
 void program_enter(ml_session *session, ml_program *program) {
     program->session = session;
-    program->number = ++session->program_numbers;
     program->next = session->programs;
     if (program->next != NULL) program->next->previous = program;
     session->programs = program;

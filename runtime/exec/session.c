@@ -22,6 +22,7 @@ ml_status ml_session_new(ml_session **session) {
         return ml_fail(ML_NO_MEMORY, "out of memory while starting a session");
     }
     made->graph = call.graph;
+    made->clock = 1;
     made->stages.arena = ml_arena_new();
     *session = made;
     if (made->stages.arena != NULL) return ML_OK;
@@ -200,8 +201,9 @@ static void wanted_find(initial_work *work) {
         for (uint32_t id = 0; id < count; id++) wanted_add(work, id);
         return;
     }
-    for (int p = 0; p < work->program->plan->part_count; p++) {
-        const ml_schedule *s = work->program->plan->parts[p]->schedule;
+    const ml_plan *part;
+    for (int p = 0; (part = program_part(work->program, p)) != NULL; p++) {
+        const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->storages.count; i++) {
             const ml_storage *storage = &s->storages.at[i];
             if (storage->kind == ML_STORAGE_STATE) wanted_add(work, storage->id);
@@ -354,7 +356,7 @@ ml_status ml_session_write_state(ml_session *session, uint32_t state, const void
     else
         status = part_upload(session, state, from);
     if (status == ML_OK) held->initialized = true;
-    held->writer = 0;
+    held->set_at = ++session->clock;
     return status;
 }
 

@@ -8,7 +8,7 @@ typedef struct {
     void *memory;     /* NULL until the first program uses it */
     bool initialized; /* holds its initial or a later value */
     int64_t bytes;    /* of this rank's part; set with `memory` */
-    uint32_t writer;  /* the number of the program that set it last; 0: none did, or the host */
+    uint64_t set_at;  /* the session's clock when it was set last */
 } session_state;
 
 struct ml_session {
@@ -30,15 +30,15 @@ struct ml_session {
     void *arena;           /* the temporaries of whichever program runs */
     int64_t arena_bytes;
     ml_program *programs; /* all of them, linked */
-    uint32_t program_numbers; /* given out */
+    uint64_t clock;       /* counts what sets states; from 1 */
 };
 
 struct ml_program {
     ml_session *session;
     ml_plan *plan;
-    uint32_t number; /* of the session's programs; from 1 */
     ml_executable *executable;
     ml_executable *refresh; /* of plan->refresh; NULL where there is none */
+    uint64_t copied_at;     /* the clock that its copies of parameters are of; 0: never made */
     struct staged_run *staged; /* of a program cut into stages: it has no executable */
     bool bound;                /* to the session's present arena */
     void *inputs;              /* one block for all inputs, then the coordinates */
@@ -76,8 +76,10 @@ ml_status program_compile(ml_program *program); /* all ranks together */
 ml_status program_download(ml_program *program, int output, void *to);
 /* States initialized, temporaries reserved. */
 ml_status program_prepare(ml_program *program);
-/* What a run needs before it: the copies that the program keeps of states that it was not the last
- * to set. Then a run of the program counts as the last that set what it sets. */
+/* The plans whose steps the program runs: its parts, and what makes its copies; then NULL. */
+const ml_plan *program_part(const ml_program *program, int i);
+/* What a run needs before it: copies of parameters as they are by now. What the run sets counts as
+ * set then. */
 ml_status program_refresh(ml_program *program);
 /* Memory of the copies that the program keeps. */
 void program_drop_copies(ml_program *program);

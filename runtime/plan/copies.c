@@ -1,9 +1,10 @@
 /* Copies of parameters in the type of the products. A program that casts parameters for its
  * products, and sets them at its end, would read all of them once more at the start of each step
- * only to cast them. Instead it keeps the casts, with the casts that a merged product lies side by
- * side of, as states of its own: the kernel that computes a parameter's new value writes its cast
- * as well. `refresh` makes them from the parameters, before the first run and after anything else
- * has set one (exec/program.c sees to that).
+ * only to cast them. Instead it keeps the casts, those of a merged product side by side, as states
+ * of its own: the kernel that computes a parameter's new value writes its cast as well. `refresh`
+ * makes them from the parameters, before the first run and after anything else has set one
+ * (exec/copies.c). So do programs that run several times for a step, once for each microbatch: they
+ * set no parameters, and refresh once a step.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -16,7 +17,8 @@ typedef struct {
     ml_arena *scratch;
     uint32_t count;
     ml_ref *new_value; /* by state; 0 where the program does not set it */
-    bool *source;      /* by node: made of f32 states that the program sets, by moves alone */
+    bool often;        /* it runs several times before others set the rest */
+    bool *source;      /* by node: made of f32 parameters as above, by moves alone */
     bool *cast;        /* by node: likewise, and cast to bf16 */
     bool *operand;     /* by node: a product reads it in memory */
     uint32_t *state;   /* by node: 1 + the state that holds it; 0: none does */
@@ -53,7 +55,7 @@ static void find_casts(work *w) {
         if (node->op == ML_OP_STATE) {
             uint32_t state = (uint32_t)ml_graph_args(g, n)[0];
             ml_ref value = w->new_value[state];
-            w->source[n] = dtype == ML_F32 && value != 0 && value != n &&
+            w->source[n] = dtype == ML_F32 && (value != 0 ? value != n : w->often) &&
                            ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
             continue;
         }
@@ -111,11 +113,15 @@ static void add_states(work *w) {
     }
 }
 
-/* A cast with new values in the place of the states that it is made of. */
+/* A cast with new values in the place of the states that it is made of; itself where none has one.
+ */
 static ml_ref of_new_values(work *w, ml_ref n) {
     ml_graph *g = w->g;
     const ml_node *node = ml_graph_node(g, n);
-    if (node->op == ML_OP_STATE) return w->new_value[ml_graph_args(g, n)[0]];
+    if (node->op == ML_OP_STATE) {
+        ml_ref value = w->new_value[ml_graph_args(g, n)[0]];
+        return value != 0 ? value : n;
+    }
     if (w->updated[n] != 0) return w->updated[n];
     ml_ref *sources = ML_NEW_ARRAY(w->scratch, ml_ref, (size_t)node->source_count + 1);
     int count = node->source_count;
@@ -124,24 +130,25 @@ static ml_ref of_new_values(work *w, ml_ref n) {
     return w->updated[n] = ml_graph_copy(g, g, n, sources);
 }
 
-/* The plan sets the copies with the parameters. */
+/* The plan sets the copies with the parameters that it sets. */
 static void add_updates(work *w) {
     ml_roots *r = &w->plan->roots;
     ml_update *updates =
         ML_NEW_ARRAY(w->plan->arena, ml_update, (size_t)r->update_count + (size_t)w->copy_count);
-    for (int i = 0; i < r->update_count; i++) updates[i] = r->updates[i];
+    int count = r->update_count;
+    for (int i = 0; i < count; i++) updates[i] = r->updates[i];
     for (int i = 0; i < w->copy_count; i++) {
         ml_ref value = of_new_values(w, w->copies[i].value);
-        updates[r->update_count + i] = (ml_update){w->copies[i].state, value};
+        if (value != w->copies[i].value) updates[count++] = (ml_update){w->copies[i].state, value};
     }
     r->updates = updates;
-    r->update_count += w->copy_count;
+    r->update_count = count;
 }
 
 static void list_sources(work *w) {
     ml_plan *plan = w->plan;
     bool *reached = ML_NEW_ARRAY(w->scratch, bool, w->count);
-    plan->copied = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)plan->roots.update_count + 1);
+    plan->copied = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(w->g) + 1);
     for (int i = 0; i < w->copy_count; i++) reached[w->copies[i].value] = true;
     for (ml_ref n = w->count - 1; n > 0; n--) {
         const ml_node *node = ml_graph_node(w->g, n);
@@ -182,6 +189,7 @@ static void copies_body(void *context) {
     ml_graph *g = plan->graph;
     size_t count = ml_graph_count(g), states = ml_graph_state_count(g);
     work w = {.plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count};
+    w.often = plan->roots.microbatches > 1;
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);

@@ -202,6 +202,23 @@ static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
     return peak;
 }
 
+/* States that only the making of copies reads. */
+static int64_t account_refresh(ml_plan *plan, bool *seen) {
+    const ml_schedule *s = plan->refresh != NULL ? plan->refresh->schedule : NULL;
+    int64_t sum = 0;
+    for (uint32_t i = 0; s != NULL && i < s->storages.count; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
+        int64_t bytes = memory_padded(storage->bytes);
+        ml_memory_kind kind = memory_state_kind(ml_graph_state(s->graph, storage->id)->kind);
+        seen[storage->id] = true;
+        plan->state_bytes[kind] += bytes;
+        plan->kind_bytes[kind] += bytes;
+        sum += bytes;
+    }
+    return sum;
+}
+
 /* The space between blocks counts as workspace. */
 void memory_account(ml_plan *plan) {
     const ml_schedule *s = plan->schedule;
@@ -230,6 +247,7 @@ void memory_account(ml_plan *plan) {
         else
             others += bytes;
     }
+    others += account_refresh(plan, seen);
     plan->kind_bytes[ML_MEMORY_WORKSPACE] += plan->library_bytes + plan->arena_bytes - temporaries;
     plan->peak_bytes = others + plan->arena_bytes + plan->library_bytes;
 }
