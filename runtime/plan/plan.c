@@ -188,6 +188,20 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
     return ml_plan_state_type(plan->layout, plan->graph, state);
 }
 
+/* What a program that keeps copies should leave room for: where another one sets the parameters,
+ * after all microbatches, what that keeps of each, mostly two moments. */
+static int64_t memory_wanted(const ml_plan *plan) {
+    int64_t wanted = plan->peak_bytes;
+    const ml_schedule *s = plan->refresh->schedule;
+    for (uint32_t i = 0; i < s->storages.count && plan->roots.microbatches > 1; i++) {
+        const ml_storage *storage = &s->storages.at[i];
+        if (storage->kind == ML_STORAGE_STATE &&
+            ml_graph_state(s->graph, storage->id)->kind == ML_STATE_PARAMETER)
+            wanted += 2 * storage->bytes;
+    }
+    return wanted;
+}
+
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
                  const ml_layout *layout, const ml_cut *cut, ml_plan **plan) {
     *plan = NULL;
@@ -199,7 +213,7 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
     plan_call call = {plan,  from, roots, target, layout, cut, false, overlap && layout != NULL,
                       copies};
     plan_make(&call);
-    if (limit > 0 && (*plan)->peak_bytes > limit && (*plan)->refresh != NULL)
+    if (limit > 0 && (*plan)->refresh != NULL && memory_wanted(*plan) > limit)
         plan_smaller(&call, call.overlap, false);
     if (limit > 0 && (*plan)->peak_bytes > limit && call.overlap) plan_smaller(&call, false, false);
     if (limit > 0 && (*plan)->peak_bytes > limit) plan_smaller(&call, false, true);
