@@ -2,7 +2,7 @@
 -- its slots s (s.name reads a state of p's shape, zeros at first; assigning sets it for the next
 -- step) and t (t.lr, t.step: f32 scalars; t.decay: the weight decay, 0 where the parameter is exempt;
 -- t.options; t.parameter: the state), and returns the new p. The compiler fuses all of it into one
--- kernel a parameter.
+-- kernel a parameter, and a GPU runs those of all parameters in a few launches.
 local core = require "mlua.core"
 local m = require "mlua"
 
