@@ -268,6 +268,28 @@ static bool puts_off(const lowering *l, uint32_t id, const lower_group *from) {
     return (from->prompt || l->groups.at[id].prompt) && id < l->last_library;
 }
 
+static int64_t elements_of(const lower_group *group) {
+    int64_t elements = 1;
+    for (int d = 0; d < group->digits; d++) elements *= group->size[d];
+    return elements;
+}
+
+/* GPUs: whether a state's new value, made of its old one, would be a result of the rows that the
+ * kernel adds up. All threads of a row read the old one, so that the new one could not lie there
+ * and would have to be copied; kernels of new values alone share a launch. */
+static bool displaces_state(const lowering *l, uint32_t id, const lower_group *from) {
+    const lower_group *to = &l->groups.at[id];
+    const lower_root *root = &from->roots.at[0];
+    if (l->target->kind != ML_TARGET_CUDA || root->kind != LOWER_ROOT_VALUE) return false;
+    if (!l->info[root->node].pinned || elements_of(from) >= elements_of(to)) return false;
+    for (uint32_t a = 0; a < from->accesses.count; a++) {
+        ml_ref read = from->accesses.at[a].node;
+        if (ml_graph_node(l->g, read)->op == ML_OP_STATE && gemm_updates(l, root->node, read))
+            return true;
+    }
+    return false;
+}
+
 static uint32_t find_kernel(lowering *l, const lower_group *from) {
     candidate list[CANDIDATES];
     int count = 0;
@@ -283,6 +305,7 @@ static uint32_t find_kernel(lowering *l, const lower_group *from) {
     for (int i = 0; i < count; i++) {
         uint32_t id = list[i].group;
         if (mixes_recomputation(l, id, from) || puts_off(l, id, from)) continue;
+        if (displaces_state(l, id, from)) continue;
         if (join(l, id, from, false)) return id;
     }
     if (from->digits == 0 && l->scalar_group != 0 && join(l, l->scalar_group, from, true))

@@ -249,6 +249,8 @@ int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
  * an f32 or f64 tensor that nothing else reads, which the product is accumulated to. The latter to
  * SCATTER_ADDs too. */
 void gemm_take_additions(lowering *l);
+/* Whether n is the new value of the state that the STATE reads. */
+bool gemm_updates(const lowering *l, ml_ref n, ml_ref state);
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
 void gemm_plan(lowering *l, lower_group *group); /* copies of operands, where needed */
 void gemm_step(lowering *l, lower_group *group);

@@ -297,7 +297,7 @@ static bool takes_bias(lowering *l, ml_ref n, ml_ref dot, ml_ref bias) {
            stride == 1;
 }
 
-static bool is_update_of(const lowering *l, ml_ref n, ml_ref state) {
+bool gemm_updates(const lowering *l, ml_ref n, ml_ref state) {
     for (int i = 0; i < l->roots->update_count; i++)
         if (l->roots->updates[i].value == n)
             return l->roots->updates[i].state == (uint32_t)ml_graph_args(l->g, state)[0];
@@ -332,7 +332,7 @@ static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend
         !ml_type_equal(type, ml_graph_type(l->g, addend)))
         return false;
     return (other->role == LOWER_LIBRARY && op != ML_OP_OUT) ||
-           (op == ML_OP_STATE && is_update_of(l, n, addend));
+           (op == ML_OP_STATE && gemm_updates(l, n, addend));
 }
 
 /* Whether n is work + where(test, 0, sum), f32 or f64, and the new value of state `sum`: one term
@@ -357,7 +357,7 @@ static bool takes_sum(const lowering *l, ml_ref n, ml_ref work, ml_ref kept) {
     for (int i = 0; i < 3; i++)
         if (l->first_user[single[i] + 1] - l->first_user[single[i]] != 1) return false;
     return ml_graph_node(g, state)->op == ML_OP_STATE &&
-           is_update_of(l, last_addition(l, n), state) &&
+           gemm_updates(l, last_addition(l, n), state) &&
            ml_graph_node(g, test)->op == ML_OP_INPUT && ml_graph_type(g, test)->rank == 0 &&
            ml_graph_constant(g, ml_graph_source(g, kept, 1), &zero) && zero == 0;
 }

@@ -143,6 +143,27 @@ TEST(plan, batch_of_an_exchange) {
     done(&p);
 }
 
+/* Sums of gradients of biases over microbatches: added in place, and not by what adds up the rows.
+ */
+static void build_sums(void *context) {
+    program *p = context;
+    for (int i = 0; i < 3; i++) {
+        uint32_t id;
+        ml_ref x = input(p, 4096, 64 + 32 * i), old = state(p, 1, 64 + 32 * i, &id);
+        ml_axis rows = ml_graph_type(p->g, x)->axis[0];
+        ml_ref sum = ml_reduce(p->g, ML_OP_SUM, x, &rows, 1);
+        set(p, id, ADD(old, sum));
+    }
+}
+
+TEST(plan, batch_of_small_sums) {
+    program p = {0};
+    const ml_schedule *s = plan_of(&p, build_sums);
+    CHECK_EQ_INT(copies_in(s), 0);
+    CHECK_EQ_INT(s->steps.at[s->steps.count - 1].members, 3);
+    done(&p);
+}
+
 /* A weight under a product: cast once, by what sets it. One that is not set is cast as it was. */
 static void build_products(void *context) {
     program *p = context;
