@@ -10,10 +10,11 @@
  *
  * A stage is six boxes of 64 x 64, two of the left operand and four of the right one, in 128-byte
  * lines that are swizzled as template_wgmma.c says. Lines along the rows may come from several
- * elements of the batch: then by boxes of eight lines, and of one line where an end lies within
- * eight. Lines that a sum must not see are loaded from outside of the tensor, as zeros. */
+ * elements of the batch: what comes from one is cut into boxes of 32, 16, ... 1 lines. Lines that a
+ * sum must not see are loaded from outside of the tensor, as zeros. */
 #include "codegen/template.h"
 
+enum { HEIGHTS = 7 }; /* of boxes: 64, 32, ... 1 lines */
 enum { ROWS = 128, COLUMNS = 256, DEEP = 64, STAGES = 4, THREADS = 384, CLUSTER = 2 };
 enum { BOX_BYTES = DEEP * 128, STAGE_BYTES = (ROWS + COLUMNS) / DEEP * BOX_BYTES };
 
@@ -100,7 +101,9 @@ static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned addre
 /* What every thread looks up: for each group, where its rows of each element of the batch begin,
  * how many rows lie in elements before, how many there are, and how many items come before. */
 static const char tables_text[] = R"(
+struct ${e}_piece { unsigned to; int at, z, kind; }; /* a box that is loaded; kind: which map */
 struct ${e}_tables {
+    ${e}_piece list[128];
     unsigned long long full[${stages}], empty[${stages}];
     int start[${groups} * ${batches}], before[${groups} * ${batches}];
     int total[${groups}], item[${groups} + 1];
@@ -176,76 +179,113 @@ static __device__ __forceinline__ ${e}_place ${e}_locate(const ${e}_tables &t, i
 }
 )";
 
-static const char load_text[] = R"(
-/* Whether `count` rows from a place on may be loaded as one box: what follows a group's rows does
- * no harm where they are results' rows. */
-static __device__ __forceinline__ bool ${e}_whole(${e}_place p, int count, int rows_left) {
-    return p.left >= count || (!${outer} && p.left == rows_left);
-}
-/* Eight lines; those past the group's rows are zeros. */
-static __device__ __forceinline__ void ${e}_load_rows(const ${e}_map *map, const ${e}_tables &t,
-                                                      int group, int batch, int row, unsigned to,
-                                                      int column, unsigned barrier, bool both) {
-    ${e}_place p = ${e}_locate(t, group, batch, row);
-    if (p.left <= 0 || ${e}_whole(p, 8, t.total[group] - row)) {
-        ${e}_load(map + 1, to, column, p.left > 0 ? p.at : (int)${rows}, p.batch, barrier, both);
-        return;
+static const char cut_text[] = R"(
+/* Cut 64 lines of rows into boxes of rows that follow one another; how many. What follows a group's
+ * rows does no harm where they are results' rows. */
+static __device__ __forceinline__ int ${e}_cut(const ${e}_tables &t, int group, int batch, int row,
+                                               unsigned to, ${e}_piece *list) {
+    int count = 0;
+    for (int line = 0; line < 64;) {
+        ${e}_place p = ${e}_locate(t, group, batch, row + line);
+        int run = 64 - line;
+        bool more = ${outer} || row + line + p.left < t.total[group];
+        if (p.left > 0 && p.left < run && more) run = p.left;
+        batch = p.batch;
+        for (int kind = 0; kind < 7; kind++) {
+            if (!(run & 64 >> kind)) continue;
+            list[count++] = {to + line * 128, p.left > 0 ? p.at : (int)${rows}, batch, kind};
+            line += 64 >> kind, p.at += 64 >> kind;
+        }
     }
-    for (int i = 0; i < 8; i++) {
-        p = ${e}_locate(t, group, p.batch, row + i);
-        ${e}_load(map + 2, to + i * 128, column, p.left > 0 ? p.at : (int)${rows}, p.batch, barrier,
-                  both);
-    }
+    return count;
 }
 /* A box of a stage that this block loads: where it goes, and where it comes from. */
-struct ${e}_box { const ${e}_map *map; bool left, both; unsigned to; int x, y, z; };
-static __device__ __forceinline__ ${e}_box ${e}_choose(const ${e}_arguments &a, ${e}_tile tile,
-                                                       int rank, int box) {
+struct ${e}_box { bool left, both; unsigned to; int at; };
+static __device__ __forceinline__ ${e}_box ${e}_choose(${e}_tile tile, int rank, int box) {
     ${e}_box b;
     int lefts = tile.same_rows ? 1 : 2;
     b.left = box < lefts, b.both = b.left == tile.same_rows;
     box = b.left ? box + (b.both ? rank : 0) : box - lefts + (b.both ? rank * 2 : 0);
-    b.map = a.map + (b.left ? 0 : 3), b.to = (b.left ? 0 : 16384) + box * 8192;
-    int at = (b.left ? tile.row : tile.column) + box * 64; /* not along the sum */
-    bool deep = !${outer} && (b.left || ${right_deep});
-    b.x = deep ? 0 : at, b.y = deep ? at : 0, b.z = tile.group;
+    b.to = (b.left ? 0 : 16384) + box * 8192;
+    b.at = (b.left ? tile.row : tile.column) + box * 64; /* not along the sum */
     return b;
 }
-static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, const ${e}_tables &t,
+)";
+
+/* The same boxes at each step but for the depth: those of the matrix, then those of rows. */
+static const char dot_load_text[] = R"(
+static __device__ __forceinline__ void ${e}_load_piece(const ${e}_arguments &a, ${e}_piece p,
+                                                       unsigned to, int depth, unsigned barrier,
+                                                       bool both) {
+    bool deep = p.kind < 7 || ${right_deep};
+    ${e}_load(a.map + p.kind, to + p.to, deep ? depth : p.at, deep ? p.at : depth, p.z, barrier,
+              both);
+}
+static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${e}_tables &t,
                                                      unsigned stages, int rank) {
     int lane = threadIdx.x, stage = 0;
     unsigned parity = 1;
     ${e}_tile tile = {};
     for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
         ${e}_seek(t, item, rank, tile);
-        int steps = ${outer} ? (t.total[tile.group] + 63) / 64 : (${k} + 63) / 64;
-        int boxes = tile.same_rows ? 5 : 4;
-        ${e}_box own = ${e}_choose(a, tile, rank, lane);
-        ${e}_place p = ${e}_locate(t, tile.group, 0, ${outer} ? 0 : own.left ? own.y : tile.row);
-        bool whole = ${e}_whole(p, 64, t.total[tile.group] - own.y) || !own.left;
-        whole = __all_sync(~0u, whole);
-        if (!${outer} && own.left) own.y = p.at, own.z = p.batch;
+        int boxes = tile.same_rows ? 5 : 4, rights = tile.same_rows ? 4 : 2, pieces = 0;
+        ${e}_box own = ${e}_choose(tile, rank, lane);
+        if (own.left) pieces = ${e}_cut(t, tile.group, 0, own.at, own.to, t.list + lane * 64);
+        __syncwarp();
+        int first = rights + __shfl_sync(~0u, pieces, 0), all = first + __shfl_sync(~0u, pieces, 1);
+        own = ${e}_choose(tile, rank, boxes - rights + lane);
+        ${e}_piece mine = {own.to, own.at, tile.group, 7};
+        if (lane >= rights && lane < all)
+            mine = t.list[lane < first ? lane - rights : 64 + lane - first];
+        for (int step = 0; step < (${k} + 63) / 64; step++) {
+            unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
+            ${e}_wait(${e}_address(&t.empty[stage]), parity);
+            if (lane == 0) ${e}_expect(full, ${stage_bytes});
+            if (lane < all)
+                ${e}_load_piece(a, mine, to, step * 64, full, tile.same_rows == (lane >= rights));
+            for (int i = lane + 32; i < all; i += 32) /* only where elements have few rows each */
+                ${e}_load_piece(a, t.list[i < first ? i - rights : 64 + i - first], to, step * 64,
+                                full, tile.same_rows);
+            __syncwarp();
+            if (++stage == ${stages}) stage = 0, parity ^= 1;
+        }
+    }
+}
+)";
+
+/* The same rows for all boxes of a step. */
+static const char outer_load_text[] = R"(
+static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${e}_tables &t,
+                                                     unsigned stages, int rank) {
+    int lane = threadIdx.x, stage = 0;
+    unsigned parity = 1;
+    ${e}_tile tile = {};
+    for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
+        ${e}_seek(t, item, rank, tile);
+        int steps = (t.total[tile.group] + 63) / 64, boxes = tile.same_rows ? 5 : 4;
+        ${e}_box own = ${e}_choose(tile, rank, lane);
+        ${e}_place p = {};
         for (int step = 0; step < steps; step++) {
             unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
             ${e}_wait(${e}_address(&t.empty[stage]), parity);
             if (lane == 0) ${e}_expect(full, ${stage_bytes});
-            if (${outer}) {
-                if (p.left < 64) p = ${e}_locate(t, tile.group, p.batch, step * 64);
-                whole = p.left >= 64, own.y = p.at, own.z = p.batch;
-                p.at += 64, p.left -= 64;
+            if (p.left < 64) p = ${e}_locate(t, tile.group, p.batch, step * 64);
+            if (p.left >= 64) {
+                if (lane < boxes)
+                    ${e}_load(a.map + (own.left ? 0 : 7), to + own.to, own.at, p.at, p.batch, full,
+                              own.both);
+            } else {
+                int count = 0;
+                if (lane == 0) count = ${e}_cut(t, tile.group, p.batch, step * 64, 0, t.list);
+                count = __shfl_sync(~0u, count, 0);
+                for (int i = lane; i < count * boxes; i += 32) {
+                    ${e}_box b = ${e}_choose(tile, rank, i / count);
+                    ${e}_piece piece = t.list[i % count];
+                    ${e}_load(a.map + (b.left ? 0 : 7) + piece.kind, to + b.to + piece.to, b.at,
+                              piece.at, piece.z, full, b.both);
+                }
             }
-            for (int i = lane; i < boxes * 8 && !whole; i += 32) {
-                ${e}_box b = ${e}_choose(a, tile, rank, i / 8);
-                if (${outer} || b.left)
-                    ${e}_load_rows(b.map, t, tile.group, ${outer} ? own.z : 0,
-                                   (${outer} ? step * 64 : b.y) + i % 8 * 8,
-                                   to + b.to + i % 8 * 1024, ${outer} ? b.x : step * 64, full,
-                                   b.both);
-            }
-            if (lane < boxes && (whole || (!${outer} && !own.left)))
-                ${e}_load(own.map, to + own.to, own.x, own.y, own.z, full, own.both);
-            if (!${outer} && (own.left || ${right_deep})) own.x += 64;
-            else if (!${outer}) own.y += 64;
+            p.at += 64, p.left -= 64;
             __syncwarp();
             if (++stage == ${stages}) stage = 0, parity ^= 1;
         }
@@ -383,12 +423,12 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(${threads
     int rank = ${e}_rank();
     ${e}_fill(a, t);
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (threadIdx.x < 32)
             ${e}_load_all(a, t, stages, rank);
         ${clear}
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         ${e}_multiply(a, t, stages, rank);
     }
     ${e}_meet(); /* the other block may still load for this one */
@@ -426,10 +466,8 @@ static ml_tensor_map map_of(int pointer, const int64_t size[3], const int64_t st
     return map;
 }
 
-/* Three of the left operand; one, or for an outer product three, of the right one. */
+/* One for each height of boxes of rows; the right operand of an outer product has rows too. */
 static void add_maps(ml_template *t, ml_kernel *kernel, const ml_ragged *r) {
-    static const int rows[3] = {DEEP, 8, 1};
-    ml_tensor_map *map = ML_NEW_ARRAY(t->arena, ml_tensor_map, 6);
     int64_t left[3] = {r->k, r->rows, r->batch}, left_stride[3] = {1, r->a_row, r->a_batch};
     int64_t right[3] = {r->n, r->rows, r->batch}, right_stride[3] = {1, r->b_row, r->b_batch};
     bool deep = !r->outer && r->b_col != 1;
@@ -437,18 +475,19 @@ static void add_maps(ml_template *t, ml_kernel *kernel, const ml_ragged *r) {
         right[0] = deep ? r->k : r->n, right[1] = deep ? r->n : r->k, right[2] = r->groups;
         right_stride[1] = deep ? r->b_col : r->b_row, right_stride[2] = r->b_group;
     }
+    kernel->map_count = r->outer ? 2 * HEIGHTS : HEIGHTS + 1;
+    ml_tensor_map *map = ML_NEW_ARRAY(t->arena, ml_tensor_map, kernel->map_count);
     kernel->maps = map;
-    kernel->map_count = r->outer ? 6 : 4;
     for (int i = 0; i < kernel->map_count; i++)
-        map[i] = i < 3 ? map_of(0, left, left_stride, rows[i])
-                       : map_of(1, right, right_stride, rows[i - 3]);
+        map[i] = i < HEIGHTS ? map_of(0, left, left_stride, DEEP >> i)
+                             : map_of(1, right, right_stride, DEEP >> (i - HEIGHTS));
 }
 
 static void set_all(ml_template *t, const ml_ragged *r) {
     enum { LINE = 128, UNUSED = 16, BAND = 8 };
     bool right_deep = !r->outer && r->b_col != 1;
     set_registers(t);
-    template_set(t, "maps", "%d", r->outer ? 6 : 4);
+    template_set(t, "maps", "%d", r->outer ? 2 * HEIGHTS : HEIGHTS + 1);
     template_set(t, "outer", "%d", r->outer);
     template_set(t, "stages", "%d", STAGES);
     template_set(t, "threads", "%d", THREADS);
@@ -476,9 +515,10 @@ bool template_tma_serves(const ml_ragged *r) {
 ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors, int pointers) {
     enum { ALIGNMENT = 1024, H200 = 132 };
     set_all(t, r);
-    const char *body = ml_arena_format(
-        t->arena, "%s%s%s%s%s%s", ptx_text, tables_text, load_text, r->outer ? "" : clear_text,
-        r->c_dtype == ML_BF16 ? narrow_text : wide_text, kernel_text);
+    const char *body =
+        ml_arena_format(t->arena, "%s%s%s%s%s%s%s", ptx_text, tables_text, cut_text,
+                        r->outer ? outer_load_text : dot_load_text, r->outer ? "" : clear_text,
+                        r->c_dtype == ML_BF16 ? narrow_text : wide_text, kernel_text);
     ml_kernel *kernel =
         template_kernel(t, body, r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
     add_maps(t, kernel, r);

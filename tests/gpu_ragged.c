@@ -131,15 +131,25 @@ static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
     return type;
 }
 
-/* Where each group begins or, `shift` 1, ends: all are as long. */
-static ml_ref even_bound(bench *b, int shift) {
+/* Where each group begins or, `shift` 1, ends: about as long all, but of odd lengths. */
+static ml_ref bench_bound(bench *b, int shift) {
+    ml_graph *g = b->base.g;
     ml_type type = type_of(b, ML_I32, "be"), wide = type;
     wide.dtype = ML_F32;
-    ml_ref e = ml_cast(b->base.g, ml_iota(b->base.g, type.axis[1], b->shape->groups), ML_F32);
-    e = ml_map2(b->base.g, ML_OP_ADD, e, ml_const(b->base.g, ML_F32, shift));
-    double rows = b->shape->rows / b->shape->groups;
-    e = ml_map2(b->base.g, ML_OP_MUL, e, ml_const(b->base.g, ML_F32, rows));
-    return gpu_bench_operand(&b->base, &type, ml_broadcast(b->base.g, e, &wide));
+    int groups = b->shape->groups;
+    double rows = b->shape->rows / groups;
+    ml_ref batch = ml_cast(g, ml_iota(g, type.axis[0], b->shape->batch), ML_F32);
+    ml_ref e = ml_cast(g, ml_iota(g, type.axis[1], groups), ML_F32);
+    batch = ml_broadcast(g, batch, &wide), e = ml_broadcast(g, e, &wide);
+    e = ml_map2(g, ML_OP_ADD, e, ml_const(g, ML_F32, shift));
+    ml_ref first = ml_map2(g, ML_OP_GE, e, ml_const(g, ML_F32, 1)); /* neither 0 nor all */
+    ml_ref last = ml_map2(g, ML_OP_LT, e, ml_const(g, ML_F32, groups));
+    ml_ref odd = ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, e, ml_const(g, ML_F32, 5)),
+                         ml_map2(g, ML_OP_MUL, batch, ml_const(g, ML_F32, 11)));
+    odd = ml_map2(g, ML_OP_MUL, odd, ml_cast(g, first, ML_F32));
+    odd = ml_map2(g, ML_OP_MUL, odd, ml_cast(g, last, ML_F32));
+    e = ml_map2(g, ML_OP_MUL, e, ml_const(g, ML_F32, rows));
+    return gpu_bench_operand(&b->base, &type, ml_map2(g, ML_OP_ADD, e, odd));
 }
 
 static void print_times(void *context, const ml_profile *profile) {
@@ -170,7 +180,7 @@ static void bench_body(void *context) {
     bench *b = context;
     ml_type x_type = type_of(b, ML_BF16, "brk"), w_type = type_of(b, ML_BF16, "ekn");
     ml_type y_type = type_of(b, ML_BF16, "brn"), sum_type = type_of(b, ML_F32, "ekn");
-    ml_ref starts = even_bound(b, 0), ends = even_bound(b, 1);
+    ml_ref starts = bench_bound(b, 0), ends = bench_bound(b, 1);
     ml_ref x = gpu_bench_operand(&b->base, &x_type, 0), w = gpu_bench_operand(&b->base, &w_type, 0),
            dy = gpu_bench_operand(&b->base, &y_type, 0);
     ml_axis rows = x_type.axis[1];
