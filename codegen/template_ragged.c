@@ -5,9 +5,9 @@
  * however few rows one element has. RAGGED_DOT: a warp finds the tile's group by a scan over the
  * groups' tiles, then a table in shared memory says where each row of the tile lies; the last
  * blocks clear what is of no group. RAGGED_OUTER: a tile belongs to one group and sums over its
- * rows in order, so that results repeat. bf16 goes to tensor cores (on Hopper by template_wgmma.c,
- * elsewhere and for few columns by mma.sync, cp.async one step ahead), everything else to plain
- * multiplications. */
+ * rows in order, so that results repeat. bf16 goes to tensor cores (on Hopper by template_tma.c or,
+ * where the driver or the strides do not let it, template_wgmma.c; elsewhere and for few columns by
+ * mma.sync, cp.async one step ahead), everything else to plain multiplications. */
 #include "codegen/template.h"
 #include "runtime/base/knobs.h"
 

@@ -92,7 +92,7 @@ static void build_drawn(ops_case *c) {
     draw(c, "b3 r50 k136", "e40 k136 n264", "b3 r50", "b3 e40 r50", 40);
     draw(c, "b3 r50 k136", "e40 n264 k136", "b3 r50", "b3 e40 r50", 40);
     draw(c, "r700 k72", "e4 k72 n136", "r700", "e4 r700", 4);
-    draw(c, "r700 k72", "e4 n136 k72", "r700", "e4 r700", 4);
+    draw(c, "r700 k40", "e4 n136 k40", "r700", "e4 r700", 4);
 }
 
 GPU_TEST(ragged, drawn) {
