@@ -101,9 +101,7 @@ static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned addre
 /* What every thread looks up: for each group, where its rows of each element of the batch begin,
  * how many rows lie in elements before, how many there are, and how many items come before. */
 static const char tables_text[] = R"(
-struct ${e}_piece { unsigned to; int at, z, kind; }; /* a box that is loaded; kind: which map */
 struct ${e}_tables {
-    ${e}_piece list[128];
     unsigned long long full[${stages}], empty[${stages}];
     int start[${groups} * ${batches}], before[${groups} * ${batches}];
     int total[${groups}], item[${groups} + 1];
@@ -179,27 +177,8 @@ static __device__ __forceinline__ ${e}_place ${e}_locate(const ${e}_tables &t, i
 }
 )";
 
-static const char cut_text[] = R"(
-/* Cut 64 lines of rows into boxes of rows that follow one another; how many. What follows a group's
- * rows does no harm where they are results' rows. */
-static __device__ __forceinline__ int ${e}_cut(const ${e}_tables &t, int group, int batch, int row,
-                                               unsigned to, ${e}_piece *list) {
-    int count = 0;
-    for (int line = 0; line < 64;) {
-        ${e}_place p = ${e}_locate(t, group, batch, row + line);
-        int run = 64 - line;
-        bool more = ${outer} || row + line + p.left < t.total[group];
-        if (p.left > 0 && p.left < run && more) run = p.left;
-        batch = p.batch;
-        for (int kind = 0; kind < 7; kind++) {
-            if (!(run & 64 >> kind)) continue;
-            list[count++] = {to + line * 128, p.left > 0 ? p.at : (int)${rows}, batch, kind};
-            line += 64 >> kind, p.at += 64 >> kind;
-        }
-    }
-    return count;
-}
-/* A box of a stage that this block loads: where it goes, and where it comes from. */
+static const char choose_text[] = R"(
+/* A box of a stage that this block loads: where it goes, and where it begins, not along the sum. */
 struct ${e}_box { bool left, both; unsigned to; int at; };
 static __device__ __forceinline__ ${e}_box ${e}_choose(${e}_tile tile, int rank, int box) {
     ${e}_box b;
@@ -207,83 +186,130 @@ static __device__ __forceinline__ ${e}_box ${e}_choose(${e}_tile tile, int rank,
     b.left = box < lefts, b.both = b.left == tile.same_rows;
     box = b.left ? box + (b.both ? rank : 0) : box - lefts + (b.both ? rank * 2 : 0);
     b.to = (b.left ? 0 : 16384) + box * 8192;
-    b.at = (b.left ? tile.row : tile.column) + box * 64; /* not along the sum */
+    b.at = (b.left ? tile.row : tile.column) + box * 64;
     return b;
 }
+/* Of the boxes that a run of rows is cut into, the one that has 64 >> i lines: after how many. */
+static __device__ __forceinline__ int ${e}_cut(int run, int i) { return run & ~((128 >> i) - 1); }
 )";
 
-/* The same boxes at each step but for the depth: those of the matrix, then those of rows. */
+/* One warp loads the matrix, another the rows: the same boxes at each step but for the depth. */
 static const char dot_load_text[] = R"(
-static __device__ __forceinline__ void ${e}_load_piece(const ${e}_arguments &a, ${e}_piece p,
-                                                       unsigned to, int depth, unsigned barrier,
-                                                       bool both) {
-    bool deep = p.kind < 7 || ${right_deep};
-    ${e}_load(a.map + p.kind, to + p.to, deep ? depth : p.at, deep ? p.at : depth, p.z, barrier,
-              both);
-}
-static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${e}_tables &t,
-                                                     unsigned stages, int rank) {
-    int lane = threadIdx.x, stage = 0;
+struct ${e}_piece { unsigned to; int at, batch, kind; }; /* kind: which map */
+static __device__ __forceinline__ void ${e}_load_matrix(const ${e}_arguments &a, ${e}_tables &t,
+                                                        unsigned stages, int rank) {
+    int lane = threadIdx.x % 32, stage = 0;
     unsigned parity = 1;
     ${e}_tile tile = {};
     for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
         ${e}_seek(t, item, rank, tile);
-        int boxes = tile.same_rows ? 5 : 4, rights = tile.same_rows ? 4 : 2, pieces = 0;
-        ${e}_box own = ${e}_choose(tile, rank, lane);
-        if (own.left) pieces = ${e}_cut(t, tile.group, 0, own.at, own.to, t.list + lane * 64);
-        __syncwarp();
-        int first = rights + __shfl_sync(~0u, pieces, 0), all = first + __shfl_sync(~0u, pieces, 1);
-        own = ${e}_choose(tile, rank, boxes - rights + lane);
-        ${e}_piece mine = {own.to, own.at, tile.group, 7};
-        if (lane >= rights && lane < all)
-            mine = t.list[lane < first ? lane - rights : 64 + lane - first];
-        for (int step = 0; step < (${k} + 63) / 64; step++) {
+        ${e}_box own = ${e}_choose(tile, rank, (tile.same_rows ? 1 : 2) + lane);
+        for (int d = 0; d < ${k}; d += 64) {
             unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
             ${e}_wait(${e}_address(&t.empty[stage]), parity);
             if (lane == 0) ${e}_expect(full, ${stage_bytes});
-            if (lane < all)
-                ${e}_load_piece(a, mine, to, step * 64, full, tile.same_rows == (lane >= rights));
-            for (int i = lane + 32; i < all; i += 32) /* only where elements have few rows each */
-                ${e}_load_piece(a, t.list[i < first ? i - rights : 64 + i - first], to, step * 64,
-                                full, tile.same_rows);
+            if (lane < (tile.same_rows ? 4 : 2))
+                ${e}_load(a.map + 7, to + own.to, ${right_deep} ? d : own.at,
+                          ${right_deep} ? own.at : d, tile.group, full, !tile.same_rows);
             __syncwarp();
             if (++stage == ${stages}) stage = 0, parity ^= 1;
         }
     }
 }
-)";
-
-/* The same rows for all boxes of a step. */
-static const char outer_load_text[] = R"(
-static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${e}_tables &t,
-                                                     unsigned stages, int rank) {
-    int lane = threadIdx.x, stage = 0;
+/* 64 lines of rows as pieces, each of rows that follow one another; how many. What follows a
+ * group's rows does no harm. */
+static __device__ __forceinline__ int ${e}_list(const ${e}_tables &t, int group, int row,
+                                                unsigned to, ${e}_piece *list) {
+    int count = 0;
+    ${e}_place p = {};
+    for (int line = 0, run; line < 64; line += run) {
+        p = ${e}_locate(t, group, p.batch, row + line);
+        run = 64 - line;
+        if (p.left > 0 && p.left < run && row + line + p.left < t.total[group]) run = p.left;
+        for (int i = 0; i < 7; i++) {
+            int skip = ${e}_cut(run, i);
+            if (run & 64 >> i) list[count++] = {to + (line + skip) * 128, p.at + skip, p.batch, i};
+        }
+    }
+    return count;
+}
+static __device__ __forceinline__ void ${e}_load_rows(const ${e}_arguments &a, ${e}_tables &t,
+                                                      unsigned stages, int rank) {
+    __shared__ ${e}_piece list[128];
+    int lane = threadIdx.x % 32, stage = 0;
     unsigned parity = 1;
     ${e}_tile tile = {};
     for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
         ${e}_seek(t, item, rank, tile);
-        int steps = (t.total[tile.group] + 63) / 64, boxes = tile.same_rows ? 5 : 4;
         ${e}_box own = ${e}_choose(tile, rank, lane);
-        ${e}_place p = {};
-        for (int step = 0; step < steps; step++) {
+        int pieces = own.left ? ${e}_list(t, tile.group, own.at, own.to, list + lane * 64) : 0;
+        __syncwarp();
+        int first = __shfl_sync(~0u, pieces, 0), all = first + __shfl_sync(~0u, pieces, 1);
+        ${e}_piece mine = {};
+        if (lane < all) mine = list[lane < first ? lane : 64 + lane - first];
+        for (int d = 0; d < ${k}; d += 64) {
             unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
             ${e}_wait(${e}_address(&t.empty[stage]), parity);
-            if (lane == 0) ${e}_expect(full, ${stage_bytes});
-            if (p.left < 64) p = ${e}_locate(t, tile.group, p.batch, step * 64);
-            if (p.left >= 64) {
-                if (lane < boxes)
-                    ${e}_load(a.map + (own.left ? 0 : 7), to + own.to, own.at, p.at, p.batch, full,
-                              own.both);
-            } else {
-                int count = 0;
-                if (lane == 0) count = ${e}_cut(t, tile.group, p.batch, step * 64, 0, t.list);
-                count = __shfl_sync(~0u, count, 0);
-                for (int i = lane; i < count * boxes; i += 32) {
-                    ${e}_box b = ${e}_choose(tile, rank, i / count);
-                    ${e}_piece piece = t.list[i % count];
-                    ${e}_load(a.map + (b.left ? 0 : 7) + piece.kind, to + b.to + piece.to, b.at,
-                              piece.at, piece.z, full, b.both);
-                }
+            if (lane < all)
+                ${e}_load(a.map + mine.kind, to + mine.to, d, mine.at, mine.batch, full,
+                          tile.same_rows);
+            for (int i = lane + 32; i < all; i += 32) { /* where elements have few rows each */
+                ${e}_piece p = list[i < first ? i : 64 + i - first];
+                ${e}_load(a.map + p.kind, to + p.to, d, p.at, p.batch, full, tile.same_rows);
+            }
+            __syncwarp();
+            if (++stage == ${stages}) stage = 0, parity ^= 1;
+        }
+    }
+}
+static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${e}_tables &t,
+                                                     unsigned stages, int rank) {
+    int warp = threadIdx.x / 32;
+    if (warp == 0) ${e}_load_matrix(a, t, stages, rank);
+    else if (warp == 1) ${e}_load_rows(a, t, stages, rank);
+    else ${e}_clear((${result} *)a.p[4], t);
+}
+)";
+
+/* The same rows for all boxes of a step; a box a warp. */
+static const char outer_load_text[] = R"(
+/* Of a box that has rows of several elements of the batch, or ends: the lanes' pieces. */
+static __device__ __forceinline__ void ${e}_load_cut(const ${e}_map *map, const ${e}_tables &t,
+                                                     int group, int batch, int row, unsigned to,
+                                                     int column, unsigned barrier, bool both) {
+    int lane = threadIdx.x % 32;
+    for (int line = 0, run; line < 64; line += run) {
+        ${e}_place p = ${e}_locate(t, group, batch, row + line);
+        batch = p.batch, run = 64 - line;
+        if (p.left > 0 && p.left < run) run = p.left;
+        int skip = ${e}_cut(run, lane);
+        if (lane < 7 && run & 64 >> lane)
+            ${e}_load(map + lane, to + (line + skip) * 128, column,
+                      p.left > 0 ? p.at + skip : (int)${rows}, batch, barrier, both);
+        __syncwarp();
+    }
+}
+static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${e}_tables &t,
+                                                     unsigned stages, int rank) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, stage = 0;
+    unsigned parity = 1;
+    ${e}_tile tile = {};
+    for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
+        ${e}_seek(t, item, rank, tile);
+        int total = t.total[tile.group], boxes = tile.same_rows ? 5 : 4;
+        ${e}_place p = {};
+        for (int row = 0; row < total; row += 64) {
+            unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
+            ${e}_wait(${e}_address(&t.empty[stage]), parity);
+            if (threadIdx.x == 0) ${e}_expect(full, ${stage_bytes});
+            if (p.left < 64) p = ${e}_locate(t, tile.group, p.batch, row);
+            for (int box = warp; box < boxes; box += 4) {
+                ${e}_box b = ${e}_choose(tile, rank, box);
+                const ${e}_map *map = a.map + (b.left ? 0 : 7);
+                if (p.left < 64)
+                    ${e}_load_cut(map, t, tile.group, p.batch, row, to + b.to, b.at, full, b.both);
+                else if (lane == 0)
+                    ${e}_load(map, to + b.to, b.at, p.at, p.batch, full, b.both);
             }
             p.at += 64, p.left -= 64;
             __syncwarp();
@@ -310,8 +336,8 @@ static __device__ __forceinline__ int ${e}_covered(const ${e}_tables &t, int bat
 }
 static __device__ __noinline__ void ${e}_clear(${result} *results, const ${e}_tables &t) {
     int windows = (int)((${rows} + 63) / 64), lane = threadIdx.x % 32;
-    for (int w = blockIdx.x * 3 + threadIdx.x / 32 - 1; w < windows * ${batches};
-         w += gridDim.x * 3) {
+    for (int w = blockIdx.x * 2 + threadIdx.x / 32 - 2; w < windows * ${batches};
+         w += gridDim.x * 2) {
         int batch = w / windows, from = w % windows * 64;
         int to = from + 64 < ${rows} ? from + 64 : (int)${rows};
         if (${e}_covered(t, batch, from, to) == to - from) continue;
@@ -380,6 +406,14 @@ static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, co
     for (int item = blockIdx.x / 2; item < t.item[${groups}]; item += gridDim.x / 2) {
         ${e}_seek(t, item, rank, tile);
         int steps = ${outer} ? (t.total[tile.group] + 63) / 64 : (${k} + 63) / 64;
+        if (!${outer} && tile.row + warpgroup * 64 >= t.total[tile.group]) { /* no rows */
+            for (int step = 0; step < steps; step++) {
+                ${e}_wait(${e}_address(&t.full[stage]), parity);
+                if (lane < 2) ${e}_release(${e}_address(&t.empty[stage]), lane);
+                if (++stage == ${stages}) stage = 0, parity ^= 1;
+            }
+            continue;
+        }
         float sum[128] = {};
         unsigned last = 0;
         for (int step = 0; step < steps; step++) {
@@ -424,9 +458,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(${threads
     ${e}_fill(a, t);
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (threadIdx.x < 32)
-            ${e}_load_all(a, t, stages, rank);
-        ${clear}
+        ${e}_load_all(a, t, stages, rank);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         ${e}_multiply(a, t, stages, rank);
@@ -501,7 +533,6 @@ static void set_all(ml_template *t, const ml_ragged *r) {
     template_set(t, "right_step", "%d", right_deep ? 32 : 16 * LINE);
     template_set(t, "left_block", "%d", r->outer ? BOX_BYTES : UNUSED);
     template_set(t, "right_block", "%d", right_deep ? UNUSED : BOX_BYTES);
-    template_set_text(t, "clear", r->outer ? "" : "else ${e}_clear((${result} *)a.p[4], t);");
 }
 
 bool template_tma_serves(const ml_ragged *r) {
@@ -516,8 +547,8 @@ ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors,
     enum { ALIGNMENT = 1024, H200 = 132 };
     set_all(t, r);
     const char *body =
-        ml_arena_format(t->arena, "%s%s%s%s%s%s%s", ptx_text, tables_text, cut_text,
-                        r->outer ? outer_load_text : dot_load_text, r->outer ? "" : clear_text,
+        ml_arena_format(t->arena, "%s%s%s%s%s%s%s", ptx_text, tables_text, choose_text,
+                        r->outer ? "" : clear_text, r->outer ? outer_load_text : dot_load_text,
                         r->c_dtype == ML_BF16 ? narrow_text : wide_text, kernel_text);
     ml_kernel *kernel =
         template_kernel(t, body, r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
