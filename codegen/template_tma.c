@@ -409,6 +409,7 @@ static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, co
         if (!${outer} && tile.row + warpgroup * 64 >= t.total[tile.group]) { /* no rows */
             for (int step = 0; step < steps; step++) {
                 ${e}_wait(${e}_address(&t.full[stage]), parity);
+                __syncwarp();
                 if (lane < 2) ${e}_release(${e}_address(&t.empty[stage]), lane);
                 if (++stage == ${stages}) stage = 0, parity ^= 1;
             }
