@@ -230,15 +230,12 @@ extern "C" __global__ void __launch_bounds__(1024) ${e}(${e}_arguments a) {
     __shared__ unsigned warps[32];
     unsigned *counts = (unsigned *)a.p[${counts}], before = 0;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    for (int start = 0; start < ${radix} * ${tiles}; start += 16384) {
-        int at = start + (int)threadIdx.x * 16;
-        unsigned x[16], sum = 0;
-#pragma unroll
-        for (int i = 0; i < 16; i++) x[i] = at + i < ${radix} * ${tiles} ? counts[at + i] : 0;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            unsigned own = x[i];
-            x[i] = sum, sum += own;
+    for (int start = 0; start < ${radix} * ${tiles}; start += 4096) {
+        int at = start + (int)threadIdx.x * 4;
+        unsigned x[4], sum = 0;
+        for (int i = 0; i < 4; i++) {
+            x[i] = sum;
+            sum += at + i < ${radix} * ${tiles} ? counts[at + i] : 0;
         }
         unsigned upto = sum;
         for (int d = 1; d < 32; d *= 2) {
@@ -252,8 +249,7 @@ extern "C" __global__ void __launch_bounds__(1024) ${e}(${e}_arguments a) {
             if (w < warp) below += warps[w];
             total += warps[w];
         }
-#pragma unroll
-        for (int i = 0; i < 16; i++)
+        for (int i = 0; i < 4; i++)
             if (at + i < ${radix} * ${tiles}) counts[at + i] = below + upto - sum + x[i];
         before = total;
         __syncthreads();
@@ -455,7 +451,7 @@ static void scatter_sorted(printer *p) {
                  (long long)all, (long long)limit);
     while (chunk * chunk < all && chunk < 1024) chunk *= 2;
     int bits = bits_of(limit), passes = (bits + 8) / 9, radix_bits = (bits + passes - 1) / passes;
-    int64_t tile = 512;
+    int64_t tile = 2048;
     while (tile * TILES < all) tile *= 2;
     int64_t tiles = (all + tile - 1) / tile;
     int keys[2], tokens[2];
