@@ -17,9 +17,10 @@
  * Cycles of an SM for 128 queries x 128 keys: products 2,048 with heads of 128 and 1,024 with 64;
  * exponentials 1,024 on a unit of 16 lanes, and as many for a soft cap's tanh; five instructions an
  * element on four schedulers, 640, which the copies must not crowd: they take 100. Measured on an
- * H200, causal, TFLOP/s: heads of 128, 4,096 tokens: 580-590 plain, 450 with a soft cap, 540 with
- * slopes (ALiBi), 1,370 for documents of 700 tokens; heads of 64, 1,024 tokens: 288, 228, 257, 256
- * (all counted as if nothing but the causal mask were skipped). */
+ * H200, causal, TFLOP/s: heads of 128, 4,096 tokens: 609 plain, 473 with a soft cap, 560 with
+ * slopes (ALiBi), 1,370 for documents of 700 tokens; heads of 64, 1,024 tokens: 320, 220, 280, 300
+ * (all counted as if nothing but the causal mask were skipped). Tried, and no faster: a stage for
+ * each copying warp, rescaling only where the largest score grew by 2^8, three warpgroups. */
 #include "codegen/template_attention.h"
 #include "runtime/base/knobs.h"
 
@@ -415,7 +416,9 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, int
         ${e}_release(barriers, keys_stage);
         ${e}_softmax(a, batch, head, query, ${e}_key(first, block, list), ${e}_part(list, block), s,
                      largest, total, shrink);
-        ${e}_hold(s); /* or the compiler moves it all behind the wait */
+        /* ptxas waits before the exponentials; made to wait behind them, it is slower by 3 to 5%
+         * (H200): the other warpgroup's products fill that time. */
+        ${e}_hold(s);
         ${e}_finish<0>();
         ${e}_hold(out);
         ${e}_hold(p);

@@ -531,8 +531,9 @@ function m.added_loss(count) end
 ---options: `causal`; `window` (a query sees the last `window` keys); `scale` (default
 ---1/sqrt(head_dim)); `document` (an i32 tensor over batch and seq: only equal ids see each other);
 ---`score = function(s, i)`, traced and compiled into the kernel, where s is the scaled score and
----i.batch, i.head, i.q, i.k are indices. k and v may be longer or shorter than q when their axis is
----called `kv_seq`; then causal and window count from the end: the last query sees the last key.
+---i.batch, i.head, i.q, i.k are indices; `m.where(shown, s, -math.huge)` is a mask, and a GPU skips
+---blocks that it hides. k and v may be longer or shorter than q when their axis is called `kv_seq`;
+---then causal and window count from the end: the last query sees the last key.
 ---`seq`, `heads` and `head_dim` name q's axes where they are called something else; without heads
 ---there is one.
 ---@param q Tensor

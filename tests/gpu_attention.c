@@ -8,35 +8,39 @@
 #include <math.h>
 #include <stdio.h>
 
+/* No score function; a soft cap with a slope along the keys; a mask of documents of 70 tokens. */
+typedef enum { PLAIN, CAPPED, DOCUMENTS } score_kind;
 typedef struct {
     const char *name;
     int batch, heads, kv_heads, seq, kv_seq, dim;
     bool causal;
     int window;
-    bool score; /* a soft cap with a slope along the keys */
+    score_kind score;
     bool placed;
     int q_start, k_start;
 } shape;
 
 static const shape shapes[] = {
-    {"causal", 2, 2, 2, 128, 128, 64, true, 0, false},
-    {"whole", 2, 2, 2, 128, 128, 64, false, 0, false},
-    {"grouped", 2, 4, 2, 96, 96, 64, true, 0, false},
-    {"one K/V head", 1, 4, 1, 72, 72, 128, true, 0, false},
-    {"window", 1, 2, 2, 200, 200, 32, true, 48, false},
-    {"odd length", 2, 2, 2, 77, 77, 64, true, 0, false},
-    {"short", 3, 2, 2, 9, 9, 16, true, 0, false},
-    {"head of 40", 1, 2, 2, 70, 70, 40, true, 0, false},
-    {"head of 20", 1, 2, 1, 70, 70, 20, true, 0, false},
-    {"more keys, causal", 1, 2, 2, 40, 104, 64, true, 0, false},
-    {"more keys, whole", 2, 2, 1, 40, 104, 64, false, 0, false},
-    {"score", 2, 2, 2, 96, 96, 64, true, 0, true},
-    {"score, grouped window", 1, 4, 2, 90, 90, 32, true, 33, true},
-    {"long", 1, 1, 1, 640, 640, 64, true, 0, false},
-    {"score, head of 128", 1, 2, 1, 200, 200, 128, true, 0, true},
-    {"part", 1, 2, 1, 200, 264, 64, true, 0, false, true, 300, 200},
-    {"part with a score", 1, 2, 2, 130, 130, 32, true, 150, true, true, 260, 130},
-    {"hidden part", 1, 2, 2, 70, 150, 64, true, 0, false, true, 0, 70},
+    {"causal", 2, 2, 2, 128, 128, 64, true, 0, PLAIN},
+    {"whole", 2, 2, 2, 128, 128, 64, false, 0, PLAIN},
+    {"grouped", 2, 4, 2, 96, 96, 64, true, 0, PLAIN},
+    {"one K/V head", 1, 4, 1, 72, 72, 128, true, 0, PLAIN},
+    {"window", 1, 2, 2, 200, 200, 32, true, 48, PLAIN},
+    {"odd length", 2, 2, 2, 77, 77, 64, true, 0, PLAIN},
+    {"short", 3, 2, 2, 9, 9, 16, true, 0, PLAIN},
+    {"head of 40", 1, 2, 2, 70, 70, 40, true, 0, PLAIN},
+    {"head of 20", 1, 2, 1, 70, 70, 20, true, 0, PLAIN},
+    {"more keys, causal", 1, 2, 2, 40, 104, 64, true, 0, PLAIN},
+    {"more keys, whole", 2, 2, 1, 40, 104, 64, false, 0, PLAIN},
+    {"score", 2, 2, 2, 96, 96, 64, true, 0, CAPPED},
+    {"score, grouped window", 1, 4, 2, 90, 90, 32, true, 33, CAPPED},
+    {"long", 1, 1, 1, 640, 640, 64, true, 0, PLAIN},
+    {"score, head of 128", 1, 2, 1, 200, 200, 128, true, 0, CAPPED},
+    {"documents", 2, 2, 1, 330, 330, 64, true, 0, DOCUMENTS},
+    {"documents, head of 128", 1, 2, 2, 200, 450, 128, false, 0, DOCUMENTS},
+    {"part", 1, 2, 1, 200, 264, 64, true, 0, PLAIN, true, 300, 200},
+    {"part with a score", 1, 2, 2, 130, 130, 32, true, 150, CAPPED, true, 260, 130},
+    {"hidden part", 1, 2, 2, 70, 150, 64, true, 0, PLAIN, true, 0, 70},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -44,14 +48,28 @@ static const shape *current;
 static ml_dtype current_dtype;
 static bool heads_first; /* {batch, heads, seq, head_dim} in memory, else heads after seq */
 
-/* 20 tanh(s / 20) - (query - key) / 16 */
-static ml_ref soft_cap(ops_case *c) {
+static ml_ref document_of(ops_case *c, ml_ref s, const char *axis, int size) {
+    ml_ref odd = ml_cast(c->g, ml_map2(c->g, ML_OP_NE, s, s), ML_I32);
+    ml_ref sources[3] = {ml_const_int(c->g, ML_BOOL, 1), ml_iota(c->g, ops_axis(c, axis), size),
+                         odd}; /* an index as vm/attention.c makes it, of all axes of s */
+    ml_ref at = ml_cast(c->g, ml_graph_add(c->g, ML_OP_WHERE, sources, 3, NULL, 0, NULL), ML_F32);
+    at = ml_map2(c->g, ML_OP_MUL, at, ml_const(c->g, ML_F32, 1.0 / 70));
+    return ml_map1(c->g, ML_OP_FLOOR, at);
+}
+
+/* 20 tanh(s / 20) - (query - key) / 16, or s in a document. */
+static ml_ref score_of(ops_case *c) {
     char axes[96];
     int64_t index = 0;
     snprintf(axes, sizeof axes, "batch%d heads%d seq%d kv_seq%d", current->batch, current->heads,
              current->seq, current->kv_seq);
     ml_type type = ops_type(c, ML_F32, axes);
     ml_ref s = ml_graph_add(c->g, ML_OP_PARAM, NULL, 0, &index, 1, &type);
+    if (current->score == DOCUMENTS) {
+        ml_ref same = ml_map2(c->g, ML_OP_EQ, document_of(c, s, "seq", current->seq),
+                              document_of(c, s, "kv_seq", current->kv_seq));
+        return ml_where(c->g, same, s, ml_const(c->g, ML_F32, -INFINITY));
+    }
     ml_ref capped = ml_map2(c->g, ML_OP_DIV, s, ml_const(c->g, ML_F32, 20));
     capped =
         ml_map2(c->g, ML_OP_MUL, ml_map1(c->g, ML_OP_TANH, capped), ml_const(c->g, ML_F32, 20));
@@ -95,7 +113,7 @@ static void build_shape(ops_case *c) {
                               .window = s->window,
                               .placed = s->placed,
                               .scale = 1 / sqrt(s->dim),
-                              .score = s->score ? soft_cap(c) : 0};
+                              .score = s->score != PLAIN ? score_of(c) : 0};
     char label[96];
     snprintf(label, sizeof label, "attention, %s%s", s->name, heads_first ? ", heads first" : "");
     ml_ref o = ml_attention(c->g, qkv, s->placed ? 5 : 3, &args);
