@@ -56,13 +56,15 @@ bool cuda_stores_pack(const cuda_shape *s, int inst);
 int cuda_threads(const cuda_shape *s); /* of a block */
 int cuda_pack_bytes(const cuda_shape *s, int pack);
 int cuda_last_stage(const cuda_shape *s, int pack);
+bool cuda_is_of_number(const cuda_shape *s, int inst);
 
-/* Of emit_cuda.c. The offset of an access over the loops inside the row; at pack level the
+/* Of emit_cuda_index.c. The offset of an access over the loops inside the row; at pack level the
  * innermost index is that of the pack's first element. */
 const char *cuda_access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack);
 void cuda_print_unravel(const cuda_shape *s, const char *linear, int first, int last,
                         const char *integer);
 void cuda_print_pointers(const cuda_shape *s);
+/* Of emit_cuda.c. */
 void cuda_print_pack_loop(const cuda_shape *s);
 void cuda_print_invariant(const cuda_shape *s, int inst);
 bool cuda_print_simpler(const cuda_shape *s, int inst); /* emit_cuda_simpler.c; whether it did */

@@ -53,9 +53,13 @@ static void print_next(const cuda_shape *s, const char *row) {
     emitter *e = s->e;
     if (!loads_next(s)) return;
     print_if_row(s, row);
-    for (int i = 0; i < e->ir->inst_count; i++)
-        if (s->next[i])
-            ml_text_add(&e->text, "n%d = *(%s);\n", i, cuda_access_text(s, &e->ir->inst[i], false));
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (inst->kind != ML_INST_CONST && cuda_is_of_number(s, i)) emit_value(e, &e->text, i);
+        if (!s->next[i]) continue;
+        if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
+        ml_text_add(&e->text, "n%d = *(%s);\n", i, cuda_access_text(s, inst, false));
+    }
     ml_text_add(&e->text, "}\n}\n");
 }
 

@@ -94,10 +94,12 @@ static bool allows(const cuda_shape *s, int i, int vec) {
     return divisible(e->ir, inst->index, vec);
 }
 
-/* Whether an operand is small and read again and again: caches serve it. */
-static bool is_cached(const cuda_shape *s, const ml_operand *operand) {
+/* Whether an access is to a small operand that is read again and again: caches serve it. */
+static bool is_cached(const cuda_shape *s, const ml_inst *inst) {
     const ml_kernel_ir *ir = s->e->ir;
+    const ml_operand *operand = &ir->operand[inst->operand];
     int64_t elements = 1;
+    if (inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST) return false;
     for (int loop = 0; loop < ir->loop_count; loop++)
         if (operand->stride[loop] != 0) elements *= ir->size[loop];
     return elements * ml_dtypes[operand->dtype].bytes <= CACHED_BYTES &&
@@ -105,23 +107,26 @@ static bool is_cached(const cuda_shape *s, const ml_operand *operand) {
 }
 
 /* The largest pack that the innermost size and most of the contiguous accesses allow, of at most
- * 16 bytes, so that neighbouring threads touch neighbouring bytes. Accesses that do not allow it
- * are moved element by element. */
+ * 16 bytes, so that neighbouring threads touch neighbouring bytes; in rows of mostly bf16, of 16
+ * bytes of that. Accesses that do not allow it are moved element by element. */
 static void choose_vec(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     int most = 0;
     s->vec = 1;
     for (int vec = 2; vec <= MAX_VEC && ir->size[e->inner] % vec == 0; vec *= 2) {
-        int count = 0, widest = 1;
+        int count = 0, widest = 1, streams[9] = {0}; /* by bytes of an element */
         for (int i = 0; i < ir->inst_count; i++) {
             if (!is_contiguous(s, i) || !allows(s, i, vec)) continue;
             const ml_operand *operand = &ir->operand[ir->inst[i].operand];
             int bytes = ml_dtypes[operand->dtype].bytes;
             count++;
-            if (bytes > widest && !is_cached(s, operand)) widest = bytes;
+            if (is_cached(s, &ir->inst[i])) continue;
+            streams[bytes]++;
+            if (bytes > widest) widest = bytes;
         }
-        if (count == 0 || count < most || vec * widest > 16) continue;
+        bool narrow = !s->elementwise && widest == 4 && streams[2] >= 3 * streams[4];
+        if (count == 0 || count < most || vec * widest > (narrow ? 32 : 16)) continue;
         s->vec = vec;
         most = count;
     }
@@ -161,7 +166,7 @@ static double column_registers(const cuda_shape *s, double *accumulators) {
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
         const ml_operand *operand = &ir->operand[inst->operand];
-        if (s->pack[i] == i && !is_cached(s, operand))
+        if (s->pack[i] == i && !is_cached(s, &ir->inst[i]))
             packs += ml_dtypes[operand->dtype].bytes / 4.0;
         if (cuda_is_column(s, inst)) *accumulators += ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1;
     }
@@ -299,7 +304,7 @@ static void choose_registers(cuda_shape *s) {
             double cost = s->pack[i] == i ? s->packs * cuda_pack_bytes(s, i) / 4.0 : 0;
             if (s->pack[i] != i || s->cached[i] || !is_row_address(s, i) || cost > left) continue;
             bool again = is_read_again(s, i);
-            if (!again && (round == 0 || is_cached(s, &ir->operand[ir->inst[i].operand]))) continue;
+            if (!again && (round == 0 || is_cached(s, &ir->inst[i]))) continue;
             s->cached[i] = true;
             left -= cost;
         }
@@ -331,7 +336,7 @@ static bool may_stage(const cuda_shape *s, int i) {
     const ml_inst *inst = &ir->inst[i];
     if (s->pack[i] != i || inst->guard != ML_NO_INST || s->e->target->arch < 80) return false;
     if (inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST) return false;
-    return cuda_pack_bytes(s, i) % 16 == 0 && !is_cached(s, &ir->operand[inst->operand]);
+    return cuda_pack_bytes(s, i) % 16 == 0 && !is_cached(s, inst);
 }
 
 /* Stage packs that may be (or only those that passes read again) in as many slots as `bytes` of
@@ -382,7 +387,7 @@ static bool choose_apart(cuda_shape *s) {
         bool argmax = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_ARGMAX;
         if (argmax || cuda_is_column(s, inst)) fits = false;
         if (inst->kind != ML_INST_LOAD || e->place[i] != e->inner) continue;
-        if (is_cached(s, &ir->operand[inst->operand]) && stride[e->inner] == 0) continue;
+        if (is_cached(s, inst) && stride[e->inner] == 0) continue;
         fits = fits && stride[beside] == 1 && stride[e->inner] != 1;
         found++;
     }
@@ -474,14 +479,28 @@ static void find_needs(cuda_shape *s) {
             if (s->invariant[i]) e->need[stage][i] = is_used(s, i, stage, true);
 }
 
+/* Whether a row's value is computed of its number alone. */
+bool cuda_is_of_number(const cuda_shape *s, int i) {
+    const emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (e->place[i] >= e->ir->row_loops) return false;
+    if (inst->kind == ML_INST_CONST || inst->kind == ML_INST_INDEX) return true;
+    for (int at = 0; at < ML_INST_SOURCES; at++) {
+        int source = ml_inst_source(inst, at);
+        if (source != ML_NO_INST && !cuda_is_of_number(s, source)) return false;
+    }
+    return inst->kind == ML_INST_MAP;
+}
+
 /* What a row has one of is loaded while the row before is worked on. */
 static void choose_next(cuda_shape *s) {
     const emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        s->next[i] = rows_follow(s) && inst->kind == ML_INST_LOAD && inst->index == ML_NO_INST &&
-                     inst->guard == ML_NO_INST && e->place[i] >= 0 &&
-                     e->place[i] < e->ir->row_loops;
+        s->next[i] = rows_follow(s) && inst->kind == ML_INST_LOAD && e->place[i] >= 0 &&
+                     e->place[i] < e->ir->row_loops &&
+                     (inst->index == ML_NO_INST || cuda_is_of_number(s, inst->index)) &&
+                     (inst->guard == ML_NO_INST || cuda_is_of_number(s, inst->guard));
     }
 }
 
@@ -607,15 +626,18 @@ static void move_to_shared(cuda_shape *s) {
     e->buffered = buffered;
 }
 
-/* Two packs a thread, both loaded first, so that enough bytes are under way. */
+/* Two packs a thread, both loaded first, so that enough bytes are under way; four where an index
+ * has to be loaded before them. */
 static void choose_elements(cuda_shape *s) {
+    const ml_kernel_ir *ir = s->e->ir;
     s->teams = 1;
     s->packs = 2;
     s->unroll = s->in_registers = true;
     s->team = s->chunked ? CHUNK_THREADS : ELEMENT_THREADS;
     choose_registers(s);
-    for (int i = 0; i < s->e->ir->inst_count; i++)
-        if (s->pack[i] == i && is_row_address(s, i) && !s->cached[i]) s->packs = 1;
+    for (int i = 0; i < ir->inst_count; i++)
+        if (s->pack[i] == i && is_row_address(s, i) && !s->cached[i] && !is_cached(s, &ir->inst[i]))
+            s->packs = 1;
 }
 
 /* How many blocks registers are to leave room for, as shared memory does. */

@@ -364,6 +364,26 @@ TEST(passes, sorted_scatters) {
     fixture_run(check_all_sorted, 7);
 }
 
+/* Sums of terms that are scaled row by row. */
+static void check_split_sums(fixture *f) {
+    ml_graph *g = f->g;
+    ml_ref a = fixture_input(f, ML_F64, "b3 s4 d6", -1, 1);
+    ml_ref b = fixture_input(f, ML_F64, "b3 s4 d6", -1, 1);
+    ml_ref r = fixture_input(f, ML_F64, "s4", -1, 1), c = fixture_input(f, ML_F64, "d6", -1, 1);
+    ml_ref rows = ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, a, r), ml_map2(g, ML_OP_MUL, r, b));
+    ml_ref columns =
+        ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, a, c), ml_map2(g, ML_OP_MUL, b, r));
+    ml_ref split = ml_reduce(g, ML_OP_SUM, rows, (ml_axis[]){AXIS("d"), AXIS("b")}, 2);
+    ml_ref whole = ml_reduce(g, ML_OP_SUM, columns, (ml_axis[]){AXIS("d")}, 1);
+    CHECK_EQ_INT(fixture_count_after(f, "split_sums", &split, 1, ML_OP_SUM), 2);
+    CHECK_EQ_INT(fixture_count_after(f, "split_sums", &whole, 1, ML_OP_SUM), 1);
+    fixture_check_pass(f, "split_sums", (ml_ref[]){split, whole}, 2, 1e-12);
+}
+
+TEST(passes, split_sums) {
+    fixture_run(check_split_sums, 8);
+}
+
 /* ---- Values by hand, randomness, FLOPs
  * ----------------------------------------------------------- */
 

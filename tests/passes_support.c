@@ -188,6 +188,7 @@ static const named_pass passes[] = {
     {"recompute_little", recompute_little},
     {"open_sums", ml_open_sums},
     {"gather_sorted", ml_gather_sorted},
+    {"split_sums", ml_split_sums},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 
