@@ -83,6 +83,27 @@ static void find_exact_casts(emitter *e) {
     }
 }
 
+/* Keys of random numbers are scalars, so that all parameters of a shape are drawn by one kernel. */
+static void find_scalars(emitter *e) {
+    const ml_kernel_ir *ir = e->ir;
+    e->scalars = EMIT_OWN_SCALARS;
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        if (inst->kind != ML_INST_MAP || inst->op != ML_OP_RANDOM) continue;
+        int key = inst->src[0];
+        if (ir->inst[key].kind == ML_INST_CONST && e->scalar[key] == 0 &&
+            e->scalars < ML_MAX_SCALARS)
+            e->scalar[key] = e->scalars++;
+    }
+}
+
+/* Once the target has set its own. */
+static void set_scalars(const emitter *e) {
+    e->out->scalar_count = e->scalars;
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (e->scalar[i] > 0) e->out->scalar[e->scalar[i]] = e->ir->inst[i].constant.integer;
+}
+
 static const char *index_text(emitter *e, int loop) {
     return is_trivial(e->ir, loop) ? "0LL" : ml_arena_format(e->arena, "i%d", loop);
 }
@@ -95,6 +116,7 @@ void emit_analyse(emitter *e) {
     e->place = ML_NEW_ARRAY(e->arena, int, count);
     e->buffered = ML_NEW_ARRAY(e->arena, bool, count);
     e->exact = ML_NEW_ARRAY(e->arena, bool, count);
+    e->scalar = ML_NEW_ARRAY(e->arena, int, count);
     for (int s = 0; s < EMIT_MAX_STAGES; s++) e->need[s] = ML_NEW_ARRAY(e->arena, bool, count);
     e->index = ML_NEW_ARRAY(e->arena, const char *, ML_MAX_LOOPS);
     e->inner = ir->loop_count - 1;
@@ -106,6 +128,7 @@ void emit_analyse(emitter *e) {
     }
     for (int i = 0; i < ir->inst_count; i++) analyse_instruction(e, i);
     find_exact_casts(e);
+    find_scalars(e);
 }
 
 /* Whether the value of instruction i must be carried from pass to pass: it changes by column. */
@@ -145,6 +168,9 @@ void emit_offset(emitter *e, ml_text *out, const ml_operand *operand, int first,
 const char *emit_name(emitter *e, int inst) {
     const ml_inst *value = &e->ir->inst[inst];
     if (value->kind != ML_INST_CONST) return ml_arena_format(e->arena, "v%d", inst);
+    if (e->scalar[inst] > 0)
+        return ml_arena_format(e->arena, "%ss[%d]", e->target->kind == ML_TARGET_CUDA ? "a." : "",
+                               e->scalar[inst]);
     ml_text text = {.arena = e->arena};
     emit_constant(&text, (ml_dtype)value->dtype, value->constant.number, value->constant.integer);
     return text.text;
@@ -217,6 +243,7 @@ static void print(const ml_kernel_ir *ir, const ml_target *target, int batch, ml
         emit_cuda(&e);
     else
         emit_c(&e);
+    set_scalars(&e);
     /* here and not only where kernels are compiled: so that `mlua check` shows them too */
     cache_keep_if_asked(out, ml_prelude(target->kind), target->kind == ML_TARGET_CUDA ? "cu" : "c");
 }
@@ -227,24 +254,25 @@ void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, m
 
 int ml_batch_capacity(const ml_kernel *kernel) {
     enum { WORDS = 512 }; /* of a kernel's arguments: 4 KiB */
-    return kernel->joins ? (WORDS - 1) / (kernel->pointer_count + 3) : 0;
+    return kernel->joins ? (WORDS - 1) / (kernel->pointer_count + 1 + kernel->scalar_count) : 0;
 }
 
 void ml_emit_batch(const ml_kernel_ir *ir, const ml_kernel *const *members, int count,
                    const ml_target *target, ml_arena *arena, ml_kernel *out) {
-    int capacity = ml_batch_capacity(members[0]);
-    int64_t *table = ML_NEW_ARRAY(arena, int64_t, 3 * (size_t)capacity + 1), blocks = 0;
+    int capacity = ml_batch_capacity(members[0]), scalars = members[0]->scalar_count;
+    int words = 1 + (1 + scalars) * capacity;
+    int64_t *table = ML_NEW_ARRAY(arena, int64_t, words), blocks = 0;
     print(ir, target, capacity, arena, out);
     out->pointer_count = capacity * members[0]->pointer_count;
     out->scalar_count = 0;
     out->joins = false;
     out->table = table;
-    out->table_count = 3 * capacity + 1;
+    out->table_count = words;
     table[0] = count;
     for (int i = 0; i < count; i++) {
         table[1 + i] = blocks;
-        table[1 + capacity + 2 * i] = members[i]->scalar[0];
-        table[2 + capacity + 2 * i] = members[i]->scalar[1];
+        for (int k = 0; k < scalars; k++)
+            table[1 + capacity + scalars * i + k] = members[i]->scalar[k];
         blocks += members[i]->grid[0];
     }
     if (blocks > INT32_MAX)

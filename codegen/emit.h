@@ -11,7 +11,7 @@
 
 #include "codegen/kernel.h"
 
-enum { EMIT_MAX_STAGES = 8 };
+enum { EMIT_MAX_STAGES = 8, EMIT_OWN_SCALARS = 2 /* the loops' bounds */ };
 
 typedef struct emitter {
     const ml_kernel_ir *ir;
@@ -22,10 +22,11 @@ typedef struct emitter {
     int batch; /* members that one launch may have; 0: a kernel of its own */
     int *stage, *depth, *place;
     bool *buffered;               /* set by the target: survives its pass */
+    int *scalar;                  /* of a constant: its place among the scalars; 0: in the text */
     bool *exact;                  /* a CAST to bf16 that a bf16 store rounds anyway */
     bool *need[EMIT_MAX_STAGES];  /* instructions to print in a stage */
     bool passes[EMIT_MAX_STAGES]; /* whether a stage has anything to do inside the columns */
-    int stages;
+    int stages, scalars;
     int inner;             /* the innermost loop */
     int64_t rows, columns; /* products of sizes */
     const char **index;    /* texts of the loops' indices */
@@ -48,7 +49,7 @@ void emit_offset(emitter *e, ml_text *out, const ml_operand *operand, int first,
 /* "const float v3 = ml_exp_f32(v2);" for MAP, CONST and INDEX; loads and stores are the target's.
  */
 void emit_value(emitter *e, ml_text *out, int inst);
-/* The name of a value, or the text of a constant. */
+/* The name of a value, or the text of a constant (or of the scalar that holds it). */
 const char *emit_name(emitter *e, int inst);
 /* Finish: entry name from the hash of the text, header in front of it. */
 void emit_finish(emitter *e, const char *before, const char *after_name);

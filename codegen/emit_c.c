@@ -431,7 +431,6 @@ static void set_units(const printer *p) {
         unit_cost = cost * (e->rows / e->ir->chunks + 1) * e->columns;
     }
     out->grain = WAKE_COST / (unit_cost > 0 ? unit_cost : 1) + 1;
-    out->scalar_count = 2;
     out->scalar[0] = e->rows;
     out->scalar[1] = e->ir->chunks;
 }

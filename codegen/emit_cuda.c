@@ -552,7 +552,6 @@ static void set_launch(const cuda_shape *s) {
     out->grid[2] = 1;
     out->block = (uint32_t)cuda_threads(s);
     out->shared_bytes = (uint32_t)(s->slots * s->slot_bytes);
-    out->scalar_count = 2;
     out->scalar[0] = work;
     out->scalar[1] = s->chunks;
     out->joins = !s->tiled && blocks > 0;
@@ -579,14 +578,19 @@ static void print_operands(const cuda_shape *s) {
     int reads = 0, half = 1;
     while (reads < ir->operand_count && !ir->operand[reads].written) reads++;
     while (half * 2 < e->batch) half *= 2;
-    if (e->batch > 0)
+    if (e->batch > 0) {
         ml_text_add(&e->text,
                     "const int members = (int)all.s[0];\nint m = 0;\n"
                     "for (int half = %d; half > 0; half /= 2)\n"
                     "if (m + half < members && blockIdx.x >= all.s[1 + m + half]) m += half;\n"
                     "const unsigned block = blockIdx.x - (unsigned)all.s[1 + m];\n"
-                    "const ml_sizes a = {{all.s[%d + 2 * m], all.s[%d + 2 * m]}};\n",
-                    half, e->batch + 1, e->batch + 2);
+                    "const ml_sizes a = {{",
+                    half);
+        for (int i = 0; i < e->scalars; i++)
+            ml_text_add(&e->text, "%sall.s[%d + %d * m]", i ? ", " : "", e->batch + 1 + i,
+                        e->scalars);
+        ml_text_add(&e->text, "}};\n");
+    }
     for (int k = 0; k < ir->operand_count; k++) {
         const char *type = emit_memory_type((ml_dtype)ir->operand[k].dtype);
         const char *at = ml_arena_format(e->arena, "a.p[%d]", k);
@@ -602,20 +606,19 @@ static void print_operands(const cuda_shape *s) {
 /* What comes before the kernel's name, and after it. */
 static void finish(const cuda_shape *s) {
     emitter *e = s->e;
-    const char *types, *bounds = ml_arena_format(e->arena, "%d", cuda_threads(s));
+    const char *bounds = ml_arena_format(e->arena, "%d", cuda_threads(s)), *sizes = "";
+    const char *scalars = ml_arena_format(e->arena, "long long s[%d]", e->scalars);
     const char *quick = s->quick ? "#define ml_exp_f32 ml_quick_exp_f32\n"
                                    "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
                                    "#define ml_tanh_f32 ml_quick_tanh_f32\n"
                                  : "";
     if (s->blocks > 0) bounds = ml_arena_format(e->arena, "%s, %d", bounds, s->blocks);
+    if (e->batch > 0) sizes = ml_arena_format(e->arena, "struct ml_sizes { %s; };\n", scalars);
     if (e->batch > 0)
-        types = ml_arena_format(e->arena,
-                                "struct ml_arguments { char *p[%d]; long long s[%d]; };\n"
-                                "struct ml_sizes { long long s[2]; };\n",
-                                e->ir->operand_count * e->batch, 1 + 3 * e->batch);
-    else
-        types = ml_arena_format(e->arena, "struct ml_arguments { char *p[%d]; long long s[2]; };\n",
-                                e->ir->operand_count);
+        scalars = ml_arena_format(e->arena, "long long s[%d]", 1 + (1 + e->scalars) * e->batch);
+    const char *types =
+        ml_arena_format(e->arena, "struct ml_arguments { char *p[%d]; %s; };\n%s",
+                        e->ir->operand_count * (e->batch > 0 ? e->batch : 1), scalars, sizes);
     emit_finish(e,
                 ml_arena_format(e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%s) ",
                                 quick, types, bounds),

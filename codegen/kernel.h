@@ -78,7 +78,7 @@ typedef struct {
 
 /* A kernel ready to be compiled. Its source does not depend on node numbers, names or addresses,
  * so kernels of equal structure share one compilation. Sizes that only bound the outermost loop
- * are scalar arguments and not in the source.
+ * and keys of random numbers are scalar arguments and not in the source.
  *
  * C:    void ENTRY(char *const *p, const long long *s, long long begin, long long end)
  *       runs units begin .. end-1 of `units`; units may run in any order and at once.
