@@ -83,3 +83,33 @@ PROCESS_TEST(kernels_of_presets) {
     CHECK(copied <= planned_kernels(room, "MLUA_BATCH=0 MLUA_COPIES=0", gpt2) - 70); /* 76 casts */
     CHECK(most > 0 && most <= copied / 2);
 }
+
+/* However many programs train a model, memory holds one set of copies of its weights. */
+PROCESS_TEST(memory_of_copies) {
+    process_write(
+        room, "two.lua",
+        "local m, core = require 'mlua', require 'mlua.core'\n"
+        "local cfg = m.config { programs = 1 }\n"
+        "local A = m.axes { embed = 64, ffn = 256, vocab = 512, batch = 4 }\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  self.table, self.out = m.param { A.vocab, A.embed }, m.param { A.embed, A.vocab }\n"
+        "  self.gate, self.up = m.param { A.embed, A.ffn }, m.param { A.embed, A.ffn }\n"
+        "  self.down = m.param { A.ffn, A.embed }\n"
+        "end)\n"
+        "function Net:forward(tokens)\n"
+        "  local x = self.table:gather(tokens, 'vocab')\n"
+        "  local y = m.silu(x:dot(self.gate, 'embed')) * x:dot(self.up, 'embed')\n"
+        "  return (x + y:dot(self.down, 'ffn')):dot(self.out, 'embed')\n"
+        "end\n"
+        "local net, programs = Net(), {}\n"
+        "for i = 1, cfg.programs do\n"
+        "  programs[i] = m.step_program({ model = net, batch = A.batch, clip = 1,\n"
+        "    seq = core.axis('seq', 64 // i), optimizer = m.adamw {} }, m.parameters(net))\n"
+        "end\n"
+        "core.report(programs)\n");
+    for (int programs = 1; programs <= 2; programs++) {
+        process_result plan =
+            process_run(room, 0, "", "check two.lua --device h200 programs=%d", programs);
+        process_expect(&plan, "copies 160.0 KiB in 3,"); /* gate and up side by side, down, out */
+    }
+}

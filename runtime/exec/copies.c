@@ -24,14 +24,21 @@ ml_status program_refresh(ml_program *program) {
     return ML_OK;
 }
 
+void program_keep_copies(ml_program *program) {
+    const ml_plan *refresh = program->plan->refresh;
+    program->keeps = refresh != NULL;
+    for (int i = 0; program->keeps && i < refresh->roots.update_count; i++)
+        program->session->states[refresh->roots.updates[i].state].keepers++;
+}
+
 void program_drop_copies(ml_program *program) {
     ml_session *session = program->session;
-    const ml_plan *refresh = program->plan != NULL ? program->plan->refresh : NULL;
-    for (int i = 0; refresh != NULL && i < refresh->roots.update_count; i++) {
-        uint32_t id = refresh->roots.updates[i].state;
-        if (id >= session->state_count || session->states[id].memory == NULL) continue;
-        session->device->ops->release(session->device, session->states[id].memory);
-        session->state_bytes -= session->states[id].bytes;
-        session->states[id] = (session_state){0};
+    for (int i = 0; program->keeps && i < program->plan->refresh->roots.update_count; i++) {
+        session_state *copy = &session->states[program->plan->refresh->roots.updates[i].state];
+        if (--copy->keepers > 0) continue;
+        if (copy->memory != NULL) session->device->ops->release(session->device, copy->memory);
+        session->state_bytes -= copy->bytes;
+        *copy = (session_state){0};
     }
+    program->keeps = false;
 }

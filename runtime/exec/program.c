@@ -164,7 +164,9 @@ ml_status program_reserve(ml_program *program) {
     if (program->plan->staged != NULL) session_release(session);
     require_call call = {program, foreign_bytes(program)};
     status = ml_protect(require_body, &call);
-    if (status == ML_OK) status = states_allocate(program);
+    if (status != ML_OK) return status;
+    program_keep_copies(program);
+    status = states_allocate(program);
     return status == ML_OK ? session_reserve(session, arena_needed(program)) : status;
 }
 

@@ -9,6 +9,7 @@ typedef struct {
     bool initialized; /* holds its initial or a later value */
     int64_t bytes;    /* of this rank's part; set with `memory` */
     uint64_t set_at;  /* the session's clock when it was set last */
+    int keepers;      /* of a copy of parameters: the programs that keep it */
 } session_state;
 
 struct ml_session {
@@ -39,6 +40,7 @@ struct ml_program {
     ml_executable *executable;
     ml_executable *refresh; /* of plan->refresh; NULL where there is none */
     uint64_t copied_at;     /* the clock that its copies of parameters are of; 0: never made */
+    bool keeps;             /* is counted among the keepers of its copies */
     struct staged_run *staged; /* of a program cut into stages: it has no executable */
     bool bound;                /* to the session's present arena */
     void *inputs;              /* one block for all inputs, then the coordinates */
@@ -81,7 +83,9 @@ const ml_plan *program_part(const ml_program *program, int i);
 /* What a run needs before it: copies of parameters as they are by now. What the run sets counts as
  * set then. */
 ml_status program_refresh(ml_program *program);
-/* Memory of the copies that the program keeps. */
+/* The program is among those that keep its copies of parameters; and no longer: the last one
+ * releases their memory. */
+void program_keep_copies(ml_program *program);
 void program_drop_copies(ml_program *program);
 /* Where a state, a temporary or a coordinate lies. */
 void *program_address(const ml_program *program, const ml_storage *storage);

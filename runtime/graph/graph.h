@@ -120,8 +120,8 @@ typedef enum {
     ML_STATE_OPTIMIZER,
     ML_STATE_GRADIENT, /* a sum of gradients over microbatches */
     ML_STATE_OTHER,
-    ML_STATE_COPY, /* of parameters, in the products' type: a plan's own, of one rank's part; no
-                      script makes one */
+    ML_STATE_COPY, /* of parameters, in the products' type: of one rank's part; plans that keep the
+                      same share one, and no script makes any */
 } ml_state_kind;
 typedef struct {
     const char *name; /* unique; the key of its randomness and of checkpoints */
@@ -129,6 +129,7 @@ typedef struct {
     ml_type type;
     ml_ref initial; /* in the session graph */
     ml_origin origin;
+    uint64_t recipe; /* of a copy: a hash of what it is made of, and how */
 } ml_state;
 typedef struct {
     const char *name;

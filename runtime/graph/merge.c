@@ -15,6 +15,7 @@
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -446,8 +447,12 @@ static ml_ref unflatten(ml_graph *g, ml_ref x, const ml_axis *axes, const int64_
     return x;
 }
 
+/* An axis that no script can name; the same for the same group of another program over the same
+ * model, so that what the two keep of the weights is the same, too (plan/copies.c). */
 static ml_axis fresh_of(state *s, group *g) {
-    if (!g->fresh) g->fresh = ml_axis_fresh(s->r->to, "joined");
+    char name[32];
+    snprintf(name, sizeof name, "joined'%u", (unsigned)(g - s->groups.at) + 1);
+    if (!g->fresh) g->fresh = ml_axis_named(s->r->to, name);
     return g->fresh;
 }
 

@@ -4,7 +4,8 @@
  * of its own: the kernel that computes a parameter's new value writes its cast as well. `refresh`
  * makes them from the parameters, before the first run and after anything else has set one
  * (exec/copies.c). So do programs that run several times for a step, once for each microbatch: they
- * set no parameters, and refresh once a step.
+ * set no parameters, and refresh once a step. Programs that keep the same share the state, so that
+ * memory holds one set of copies however many trainings there are of a model.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -97,19 +98,53 @@ static uint32_t first_state(const work *w, ml_ref n) {
     return (uint32_t)ml_graph_args(w->g, n)[0];
 }
 
+/* The same for what is made of the same states in the same way, in any program. */
+static uint64_t recipe_of(const work *w, ml_ref n) {
+    const ml_graph *g = w->g;
+    const ml_node *node = ml_graph_node(g, n);
+    const ml_type *type = ml_graph_type(g, n);
+    uint64_t hash = ml_hash(ml_graph_args(g, n), node->arg_count * sizeof(int64_t), node->op);
+    hash = ml_hash(type->axis, type->rank * sizeof(ml_axis), hash);
+    hash = ml_hash(type->size, type->rank * sizeof(int64_t), hash);
+    for (int i = 0; i < node->source_count; i++) {
+        uint64_t source = recipe_of(w, ml_graph_source(g, n, i));
+        hash = ml_hash(&source, sizeof source, hash);
+    }
+    return hash;
+}
+
+static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
+    const ml_state *of = ml_graph_state(w->g, first_state(w, n));
+    ml_state state = {
+        .name = ml_arena_format(w->scratch, "%s in bf16", of->name != NULL ? of->name : "?"),
+        .kind = ML_STATE_COPY,
+        .type = *ml_graph_type(w->g, n),
+        .origin = of->origin,
+        .recipe = recipe,
+    };
+    return ml_graph_add_state(w->g, &state);
+}
+
+/* A state for each copy: the one that there is, where another program keeps the same. */
 static void add_states(work *w) {
+    ml_index known = {.arena = w->scratch};
+    uint32_t states = ml_graph_state_count(w->g);
+    bool *listed = ML_NEW_ARRAY(w->scratch, bool, (size_t)states + w->count);
+    for (uint32_t id = 0; id < states; id++) {
+        const ml_state *state = ml_graph_state(w->g, id);
+        if (state->kind == ML_STATE_COPY) ml_index_add(&known, state->recipe, id);
+    }
     for (ml_ref n = 1; n < w->count; n++) {
         if (!holds(w, n)) continue;
-        const ml_state *of = ml_graph_state(w->g, first_state(w, n));
-        ml_state state = {
-            .name = ml_arena_format(w->scratch, "%s in bf16", of->name != NULL ? of->name : "?"),
-            .kind = ML_STATE_COPY,
-            .type = *ml_graph_type(w->g, n),
-            .origin = of->origin,
-        };
-        uint32_t id = ml_graph_add_state(w->g, &state);
+        uint64_t recipe = recipe_of(w, n);
+        uint32_t cursor = 0, id = ml_index_next(&known, recipe, &cursor);
+        if (id == ML_INDEX_NONE) {
+            id = add_state(w, n, recipe);
+            ml_index_add(&known, recipe, id);
+        }
         w->state[n] = id + 1;
-        w->copies[w->copy_count++] = (ml_update){id, n};
+        if (!listed[id]) w->copies[w->copy_count++] = (ml_update){id, n};
+        listed[id] = true;
     }
 }
 
