@@ -387,7 +387,21 @@ uint64_t *lower_aliases(const emission *e, const ml_kernel_ir *ir) {
 
 /* --- cost and identity --- */
 
-void lower_describe_ir(const ml_kernel_ir *ir, ml_step *step) {
+/* Elements of an operand that loads at computed indices reach: each once at most. */
+static int64_t gathered(const ml_schedule *s, const ml_kernel_ir *ir, int operand, double rows,
+                        double elements) {
+    const ml_value *value = &s->values.at[ir->operand[operand].value];
+    double most = (double)ml_type_elements(&value->type), reached = 0;
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        bool computed = inst->kind == ML_INST_LOAD && inst->operand == operand &&
+                        inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST;
+        if (computed) reached += inst->level == ML_LEVEL_ELEMENT ? elements : rows;
+    }
+    return (int64_t)(reached < most ? reached : most);
+}
+
+void lower_describe_ir(const ml_schedule *s, const ml_kernel_ir *ir, ml_step *step) {
     double rows = 1, elements = 1;
     for (int i = 0; i < ir->loop_count; i++) {
         if (i < ir->row_loops) rows *= (double)ir->size[i];
@@ -401,10 +415,11 @@ void lower_describe_ir(const ml_kernel_ir *ir, ml_step *step) {
         step->flops += ml_ops[inst->op].flops * (element ? elements : rows);
     }
     for (int o = 0; o < ir->operand_count; o++) {
-        int64_t touched = ml_dtypes[ir->operand[o].dtype].bytes;
+        int64_t touched = 1, computed = gathered(s, ir, o, rows, elements);
         for (int i = 0; i < ir->loop_count; i++)
             if (ir->operand[o].stride[i] != 0) touched *= ir->size[i];
-        step->bytes += touched;
+        if (computed > 0) touched = computed;
+        step->bytes += touched * ml_dtypes[ir->operand[o].dtype].bytes;
     }
 }
 

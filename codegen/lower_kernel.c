@@ -307,6 +307,6 @@ void lower_kernel_step(lowering *l, lower_group *group) {
                                ir->operand_count - e.reads);
     step->ir = ir;
     step->may_alias = lower_aliases(&e, ir);
-    lower_describe_ir(ir, step);
+    lower_describe_ir(l->s, ir, step);
     print_kernel(l, step, ir);
 }

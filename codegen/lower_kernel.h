@@ -23,7 +23,7 @@ typedef struct {
 /* Levels, phases, loops: b's instructions and digits to the final IR. */
 void lower_finish_ir(emission *e, ml_kernel_ir *ir);
 uint64_t *lower_aliases(const emission *e, const ml_kernel_ir *ir);
-void lower_describe_ir(const ml_kernel_ir *ir, ml_step *step);
+void lower_describe_ir(const ml_schedule *s, const ml_kernel_ir *ir, ml_step *step);
 uint64_t lower_hash_ir(const ml_kernel_ir *ir); /* of all but the values */
 bool lower_same_ir(const ml_kernel_ir *a, const ml_kernel_ir *b);
 
