@@ -18,7 +18,9 @@ enum { HEIGHTS = 7 }; /* of boxes: 64, 32, ... 1 lines */
 enum { ROWS = 128, COLUMNS = 256, DEEP = 64, STAGES = 4, THREADS = 384, CLUSTER = 2 };
 enum { BOX_BYTES = DEEP * 128, STAGE_BYTES = (ROWS + COLUMNS) / DEEP * BOX_BYTES };
 
+/* Between the marks: what tests replace to run without a GPU. */
 static const char ptx_text[] = R"(
+/* TMA */
 struct alignas(64) ${e}_map { char bytes[128]; };
 struct ${e}_arguments { ${e}_map map[${maps}]; char *p[${pointers}]; };
 static __device__ __forceinline__ unsigned ${e}_address(const void *shared) {
@@ -90,6 +92,14 @@ static __device__ __forceinline__ unsigned ${e}_pack(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+/* Registers go from the warps that load to those that multiply. */
+static __device__ __forceinline__ void ${e}_give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+}
+static __device__ __forceinline__ void ${e}_take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+}
+/* end of TMA */
 /* Of an operand in shared memory; `block` bytes from one block of columns to the next. */
 static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned address,
                                                                   unsigned block) {
@@ -458,10 +468,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(${threads
     int rank = ${e}_rank();
     ${e}_fill(a, t);
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+        ${e}_give_registers();
         ${e}_load_all(a, t, stages, rank);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+        ${e}_take_registers();
         ${e}_multiply(a, t, stages, rank);
     }
     ${e}_meet(); /* the other block may still load for this one */

@@ -29,5 +29,7 @@ void template_use_emulator(bool emulated);
 
 /* Run kernels in order over these pointers; false where there is no C++ compiler. */
 bool template_emulate(ml_kernel *const *kernels, int count, char *const *memory);
+/* The same of a kernel with tensor maps, of which no chain is made: two blocks share its work. */
+bool template_emulate_pair(const ml_kernel *kernel, char *const *memory);
 
 #endif
