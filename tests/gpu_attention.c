@@ -96,7 +96,9 @@ static void build_shape(ops_case *c) {
     const shape *s = current;
     const bool grouped = s->heads != s->kv_heads;
     const char *kv_heads = grouped ? "kv_heads" : "heads";
-    ml_session_device(c->session)->target.longest_materialized = 0;
+    ml_target *target = &ml_session_device(c->session)->target;
+    target->longest_materialized = 0;
+    target->multiprocessors = 0; /* unknown: thread blocks take several blocks of queries */
     ml_ref qkv[] = {operand(c, "heads", s->heads, "seq", s->seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq), 0, 0};
