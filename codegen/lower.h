@@ -90,6 +90,7 @@ typedef struct {
     ml_dtype dtype;
     ml_combine combine; /* of those that reduce */
     uint32_t ticket;    /* 0: done when the next step begins */
+    uint32_t launch;    /* those of different ones are not to be joined */
 } ml_collective_step;
 
 typedef enum {

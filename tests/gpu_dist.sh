@@ -86,8 +86,18 @@ profiled() { # NAME RANKS MESH MODEL SETTINGS...
     speed "$@" --profile="$out/$1.json"
 }
 
+# Tokens of a flat distribution: then the router's is about even, as with a trained model.
+tokens() {
+    [ -s "$out/tokens.bin" ] && return
+    printf '%s\n' 'math.randomseed(1) local f = assert(io.open(os.getenv "TOKENS", "wb"))' \
+        'for _ = 1, 4000000 do f:write(string.pack("<I2", math.random(0, 50303))) end f:close()' \
+        >"$out/tokens.lua"
+    TOKENS=$out/tokens.bin "$MLUA" run "$out/tokens.lua" --device cpu && experts+=(data="$out/tokens.bin")
+}
+
 alone() {
     local gpt=$out/alone.gpt moe=$out/alone.gpt_moe
+    [ "$1" != experts ] || tokens
     [ -s "$gpt" ] || CUDA_VISIBLE_DEVICES=0 speed one 1 dp=1 gpt "${settings[@]}" batch=8 &
     [ -s "$moe" ] || [ "$1" != experts ] ||
         CUDA_VISIBLE_DEVICES=1 speed one-moe 1 dp=1 gpt_moe "${experts[@]}" batch=4 &

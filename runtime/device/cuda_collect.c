@@ -37,7 +37,8 @@ static uint32_t group_size(const ml_executable *e, uint32_t i) {
     for (; end < e->step_count && end - i < MOST_GROUPED; end++) {
         const ml_step *step = e->steps[end].step;
         if (step->kind != ML_STEP_COLLECTIVE || step->collective->mesh_axis != first->mesh_axis ||
-            !step->collective->ticket != !first->ticket)
+            !step->collective->ticket != !first->ticket ||
+            step->collective->launch != first->launch)
             break;
         bool bound = false;
         for (uint32_t k = i; k < end && !bound; k++) bound = depend(s, e->steps[k].step, step);

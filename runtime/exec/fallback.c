@@ -1,7 +1,9 @@
 /* A program that bounds what ranks exchange (layout.h) has another one behind it, of the same roots
  * under the same layout without the bound: where rows find no place, the step has changed no state,
  * and the other program does it again from the inputs that are still on the device. Its memory is
- * reserved with the first one's; its kernels are compiled when it is first needed. */
+ * reserved with the first one's; its kernels are compiled when it is first needed. After a step
+ * that was done again some go to the other program at once, twice as many after each failure in a
+ * row. */
 #include <math.h>
 #include <stdio.h>
 
@@ -45,6 +47,14 @@ ml_status fallback_make(ml_program *program, const ml_roots *roots) {
 }
 
 /* ---- running ---- */
+enum { LONGEST_PAUSE = 64 };
+
+bool fallback_goes(ml_program *program) {
+    program->went = program->waits > 0;
+    if (program->went) program->waits--;
+    return program->went;
+}
+
 /* The factor that would have done for the first exchange that did not fit, *origin; 0 where all
  * did. What comes after it has NaN to route. */
 static ml_status factor_of(ml_program *program, double *factor, const ml_origin **origin) {
@@ -88,6 +98,9 @@ static ml_status run_again(ml_program *program, const char *text, double factor)
         ml_status status = program_compile(spare);
         if (status != ML_OK) return status;
     }
+    program->pause = program->pause == 0 ? 1 : 2 * program->pause;
+    if (program->pause > LONGEST_PAUSE) program->pause = LONGEST_PAUSE;
+    program->waits = program->pause;
     return program_execute(spare);
 }
 
@@ -97,7 +110,12 @@ ml_status fallback_settle(ml_program *program, ml_program **done) {
     char text[512];
     *done = program;
     if (program->plan->roots.watched == 0) return ML_OK;
+    if (program->went) {
+        *done = program->fallback;
+        return ML_OK;
+    }
     ml_status status = factor_of(program, &factor, &origin);
+    if (status == ML_OK && !(factor > 0)) program->pause = 0;
     if (status != ML_OK || !(factor > 0)) return status;
     describe(program, factor, origin, text, sizeof text);
     if (program->fallback != NULL) {

@@ -408,6 +408,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     if (status == ML_OK) status = program_refresh(program);
     if (status != ML_OK) return status;
     program->unsettled = true;
+    if (fallback_goes(program)) return program_execute(program->fallback);
     return device->ops->run(program->executable);
 }
 

@@ -38,9 +38,9 @@ struct ml_program {
     ml_session *session;
     ml_plan *plan;
     ml_executable *executable;
-    ml_executable *refresh; /* of plan->refresh; NULL where there is none */
-    uint64_t copied_at;     /* the clock that its copies of parameters are of; 0: never made */
-    bool keeps;             /* is counted among the keepers of its copies */
+    ml_executable *refresh;    /* of plan->refresh; NULL where there is none */
+    uint64_t copied_at;        /* the clock that its copies of parameters are of; 0: never made */
+    bool keeps;                /* is counted among the keepers of its copies */
     struct staged_run *staged; /* of a program cut into stages: it has no executable */
     bool bound;                /* to the session's present arena */
     void *inputs;              /* one block for all inputs, then the coordinates */
@@ -54,7 +54,9 @@ struct ml_program {
     bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
     bool ready;     /* all states that it reads are initialized */
     ml_program *fallback; /* fallback.c; NULL: none */
-    ml_program *owner;    /* whose fallback it is, with the inputs of that; NULL: nobody's */
+    int waits, pause;  /* runs that go to the fallback at once: left, and after the next failure */
+    bool went;         /* the last run did */
+    ml_program *owner; /* whose fallback it is, with the inputs of that; NULL: nobody's */
     ml_program *next, *previous;
 };
 
@@ -95,6 +97,8 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layo
 
 /* fallback.c */
 ml_status fallback_make(ml_program *program, const ml_roots *roots);
+/* Whether this run is to be the fallback's at once. */
+bool fallback_goes(ml_program *program);
 /* After a run: *done has the results, the program itself or its fallback, which then has run. */
 ml_status fallback_settle(ml_program *program, ml_program **done);
 

@@ -24,8 +24,9 @@
 static const double FLOPS = 600e12, BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
 static const double NEAR_BYTES = 250e9, FAR_BYTES = 40e9; /* a second, within a host and beyond */
 static const double LATENCY = 20e-6, SOON = 1e-3;         /* seconds */
-static const double BUCKET =
-    0.6e-3; /* seconds: what small launches reach of a link's speed is little */
+/* Seconds: what small launches reach of a link's speed is little; how much later than estimated a
+ * launch may be over, all of it at once. */
+static const double BUCKET = 0.6e-3, SLACK = 5 * BUCKET;
 static const int64_t AHEAD_BYTES = (int64_t)512 << 20;
 enum { HOST_RANKS = 8, WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
 
@@ -274,6 +275,13 @@ static void place(overlap *o, uint32_t t, double finish) {
     while (o->next < o->count && o->placed[o->next]) o->next++;
 }
 
+/* Progress in the old order's time. */
+static double progress(const overlap *o) {
+    return o->next < o->count ? o->clock[o->next] : o->clock[o->count - 1];
+}
+
+/* Beside computation a launch takes up to three times as long as alone. Who needs a result that
+ * nobody needs soon (a gradient's norm) is not to come so close behind that all would wait. */
 static void start(overlap *o, uint32_t t, bool begins_group) {
     int axis = o->s->steps.at[t].collective->mesh_axis;
     double from = available(o, t);
@@ -282,13 +290,9 @@ static void start(overlap *o, uint32_t t, bool begins_group) {
     if (begins_group) from += LATENCY, o->group_count++;
     o->lane[axis] = from + o->cost[t];
     o->group[t] = o->group_count;
+    bool soon = grows(o, t) || o->need[t] - progress(o) <= SOON;
     if (grows(o, t) && o->user[t] < o->count) o->ahead += value_bytes(o, t, 1);
-    place(o, t, o->lane[axis]);
-}
-
-/* Progress in the old order's time. */
-static double progress(const overlap *o) {
-    return o->next < o->count ? o->clock[o->next] : o->clock[o->count - 1];
+    place(o, t, o->lane[axis] + (soon ? 0 : SLACK));
 }
 
 static void hold(overlap *o, int axis, uint32_t t) {
@@ -618,6 +622,7 @@ static void schedule_rewrite(const overlap *o, ml_schedule *s, const waits *w) {
         ml_collective_step *c = ML_NEW(s->arena, ml_collective_step);
         *c = *step->collective;
         c->ticket = ++ticket;
+        c->launch = o->group[t];
         step->collective = c;
     }
     s->steps = steps;
