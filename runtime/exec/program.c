@@ -405,10 +405,11 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
         if (status != ML_OK) break;
         status = device->ops->upload(device, to, from, program->input_bytes[i]);
     }
-    if (status == ML_OK) status = program_refresh(program);
     if (status != ML_OK) return status;
     program->unsettled = true;
     if (fallback_goes(program)) return program_execute(program->fallback);
+    status = program_refresh(program);
+    if (status != ML_OK) return status;
     return device->ops->run(program->executable);
 }
 
