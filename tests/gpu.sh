@@ -2,7 +2,7 @@
 # What needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
 # PARTS picks parts, or one of three lists for calls of ten minutes (`first` where not set):
 #   first   smoke kernels products attention ragged parity profile tiles    what runs by default
-#   second  times variants racecheck synccheck memcheck initcheck
+#   second  times flex variants racecheck synccheck memcheck initcheck
 #   third   losses bench
 #   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
 #   kernels    every generated kernel against the reference
@@ -11,6 +11,7 @@
 #   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), and MLUA_DETERMINISTIC=0
 #   ragged     how fast products by groups are
 #   times      how fast attention is: cuDNN, mma.sync and each variant
+#   flex       the same score functions and masks in PyTorch's FlexAttention
 #   parity     both models against PyTorch's numbers, in f32 and bf16
 #   profile    each CASE: tokens/s, and time by kind of kernel beside the best there is
 #   variants   the same of the first CASE: MLUA_DETERMINISTIC=0, MLUA_CUDNN=0, MLUA_RECOMPUTE=0
@@ -27,7 +28,7 @@ build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS ba
 [ $# -gt 0 ] && shift
 case ${PARTS:=first} in
 first) PARTS="smoke kernels products attention ragged parity profile tiles" ;;
-second) PARTS="times variants racecheck synccheck memcheck initcheck" ;;
+second) PARTS="times flex variants racecheck synccheck memcheck initcheck" ;;
 third) PARTS="losses bench" ;;
 esac
 cases=("$@")
@@ -131,6 +132,11 @@ for p in $PARTS; do
     tiles) tests tiles 120 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
     ragged) times ragged 60 gpu_ragged/times ;;
     times) times times 240 gpu_attention/times ;;
+    flex)
+        "${PYTHON:-python3}" -c "import torch" 2>/dev/null || continue
+        part flex 120 "${PYTHON:-python3}" tests/attention_torch.py
+        grep forward "$work/flex.log" | tee -a "$out/table.txt"
+        ;;
     parity)
         for dtype in f32 bf16; do
             for model in gpt llama; do

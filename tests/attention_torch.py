@@ -1,6 +1,6 @@
 """PyTorch's FlexAttention with the score functions and masks of gpu_attention/times, beside its SDPA on cuDNN.
 
-    python3 tests/peers/flex_attention.py [tiny]
+    python3 tests/attention_torch.py [tiny]
 
 One line each, as that test prints them; medians of 20 runs, TFLOP/s count causal attention at one half. What
 FlexAttention can skip it may: documents and the causal mask are block masks. Needs a GPU, PyTorch >= 2.5.
