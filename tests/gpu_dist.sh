@@ -124,6 +124,8 @@ variants() {
     wait
     # shellcheck disable=SC2086
     NCCL_MAX_CTAS=8 speed kept-ctas-8 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
+    # A message's thread blocks in a cluster wait for several multiprocessors at once.
+    NCCL_CGA_CLUSTER_SIZE=0 speed "pp$most-no-clusters" "$most" "pp=$most" gpt "${settings[@]}" batch=$b accum=16
     MLUA_OVERLAP=0 speed zero1-in-order "$most" "dp=$most" gpt "${settings[@]}" batch=$b
 }
 
