@@ -113,3 +113,21 @@ PROCESS_TEST(memory_of_copies) {
         process_expect(&plan, "copies 160.0 KiB in 3,"); /* gate and up side by side, down, out */
     }
 }
+
+static double json_number(const process_result *result, const char *key) {
+    const char *at = strstr(result->output, key);
+    if (at == NULL) test_fail("no %s in\n%s", key, result->output);
+    return at ? strtod(at + strlen(key), NULL) : 0;
+}
+
+/* With accumulation, all states of both programs are there while activations are. */
+PROCESS_TEST(memory_of_two_programs) {
+    process_result plan =
+        process_run(room, 0, "",
+                    "check \"$ROOT\"/models/gpt.lua --json --device h200 layers=2 "
+                    "embed=1024 seq=64 batch=64 accum=4 sample=0");
+    double activations = json_number(&plan, "\"activations\":");
+    CHECK(activations > 16e6);
+    CHECK(json_number(&plan, "\"peak_bytes\":") >=
+          json_number(&plan, "\"state_bytes\":") + activations);
+}

@@ -15,10 +15,10 @@ typedef struct {
     const ml_graph *graph; /* the session's */
     int64_t parameters, parameter_count;
     int64_t state_bytes[STATE_KINDS], state_count[STATE_KINDS]; /* by ml_state_kind */
-    int64_t whole_bytes;                   /* of optimizer states that "flat" could not split */
-    double flops;                          /* of one step */
-    double busiest;                        /* ml_shard_balance */
-    const ml_plan *largest;                /* the program with the highest peak */
+    int64_t whole_bytes;    /* of optimizer states that "flat" could not split */
+    double flops;           /* of one step */
+    double busiest;         /* ml_shard_balance */
+    const ml_plan *largest; /* the program that needs the most, with the others' states */
     const struct ml_staged_plan *pipeline; /* of the program that runs most often, if it is cut */
     int64_t peak_bytes, other_bytes;       /* of it; states that only other programs use */
     int kernels, gemms, attentions, copies, distinct;
@@ -185,23 +185,43 @@ static void account_again(void *argument) {
     staged_account(call->plan, call->coordinate);
 }
 
-/* All programs of a pipeline tell of the rank at one coordinate; what it needs. */
-static int64_t account_rank(lua_State *L, int coordinate, const int64_t *bytes, bool *used) {
-    uint32_t states = ml_graph_state_count(vm_of(L)->graph);
+/* Bytes of the states that are in `all` and that the program does not use. */
+static int64_t find_others(const ml_plan *plan, const bool *all, const int64_t *bytes, bool *own) {
+    uint32_t states = ml_graph_state_count(plan->graph);
+    int64_t sum = 0;
+    memset(own, 0, states + 1);
+    mark_states(plan, own);
+    for (uint32_t id = 0; id < states; id++) sum += all[id] && !own[id] ? bytes[id] : 0;
+    return sum;
+}
+
+/* The program that needs the most memory, with what others keep (*others bytes) beside it. */
+static const ml_plan *find_largest(lua_State *L, const int64_t *bytes, bool *all, bool *own,
+                                   int64_t *others) {
+    int64_t count = vm_table_length(L, 1), most = -1;
     const ml_plan *largest = NULL;
-    int64_t count = vm_table_length(L, 1), needed = 0;
-    memset(used, 0, states + 1);
+    memset(all, 0, ml_graph_state_count(vm_of(L)->graph) + 1);
+    for (int64_t i = 1; i <= count; i++) mark_states(vm_program_plan(program_at(L, i)), all);
+    for (int64_t i = 1; i <= count; i++) {
+        const ml_plan *plan = vm_program_plan(program_at(L, i));
+        int64_t beside = find_others(plan, all, bytes, own);
+        if (plan->peak_bytes + beside <= most) continue;
+        most = plan->peak_bytes + beside;
+        *others = beside;
+        largest = plan;
+    }
+    return largest;
+}
+
+/* All programs of a pipeline tell of the rank at one coordinate; what it needs. */
+static int64_t account_rank(lua_State *L, int coordinate, const int64_t *bytes, bool *all,
+                            bool *own) {
+    int64_t count = vm_table_length(L, 1), others = 0;
     for (int64_t i = 1; i <= count; i++) {
         account_call call = {program_at(L, i)->plan, coordinate};
         if (call.plan->staged) vm_protect(L, account_again, &call);
-        mark_states(call.plan, used);
-        if (!largest || call.plan->peak_bytes > largest->peak_bytes) largest = call.plan;
     }
-    for (uint32_t id = 0; id < states; id++) needed += used[id] ? bytes[id] : 0;
-    memset(used, 0, states + 1);
-    mark_states(largest, used);
-    for (uint32_t id = 0; id < states; id++) needed -= used[id] ? bytes[id] : 0;
-    return largest->peak_bytes + needed;
+    return find_largest(L, bytes, all, own, &others)->peak_bytes + others;
 }
 
 /* In a check, the rank of a pipeline that needs the most memory for all programs. */
@@ -209,15 +229,16 @@ static void choose_rank(lua_State *L) {
     const ml_plan *first = program_at(L, 1)->plan;
     if (!first || !first->staged) return;
     const int64_t *bytes = push_state_bytes(L);
-    bool *used = lua_newuserdatauv(L, (size_t)ml_graph_state_count(vm_of(L)->graph) + 1, 0);
+    size_t states = ml_graph_state_count(vm_of(L)->graph);
+    bool *all = lua_newuserdatauv(L, states + 1, 0), *own = lua_newuserdatauv(L, states + 1, 0);
     int64_t most = -1;
     int chosen = 0;
     for (int i = 0; i < first->staged->ranks; i++) {
-        int64_t needed = account_rank(L, i, bytes, used);
+        int64_t needed = account_rank(L, i, bytes, all, own);
         if (needed > most) most = needed, chosen = i;
     }
-    (void)account_rank(L, chosen, bytes, used);
-    lua_pop(L, 2);
+    (void)account_rank(L, chosen, bytes, all, own);
+    lua_pop(L, 3);
 }
 
 static void read_programs(lua_State *L, report *r, double accum) {
@@ -235,10 +256,6 @@ static void read_programs(lua_State *L, report *r, double accum) {
         if (i == 1) r->pipeline = plan->staged;
         count_steps(r, plan, list, &key_count);
         traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
-        if (!r->largest || plan->peak_bytes > r->peak_bytes) {
-            r->largest = plan;
-            r->peak_bytes = plan->peak_bytes;
-        }
     }
     r->distinct = count_distinct(list, key_count);
     lua_pop(L, 1);
@@ -247,28 +264,23 @@ static void read_programs(lua_State *L, report *r, double accum) {
 static void read_states(lua_State *L, report *r) {
     uint32_t states = ml_graph_state_count(r->graph);
     bool *all = lua_newuserdatauv(L, states + 1, 0), *own = lua_newuserdatauv(L, states + 1, 0);
-    memset(all, 0, states + 1);
-    memset(own, 0, states + 1);
-    for (int64_t i = 1; i <= vm_table_length(L, 1); i++)
-        mark_states(vm_program_plan(program_at(L, i)), all);
-    if (r->largest) mark_states(r->largest, own);
+    int64_t *bytes = push_state_bytes(L);
+    r->largest = find_largest(L, bytes, all, own, &r->other_bytes);
+    r->peak_bytes = r->largest->peak_bytes + r->other_bytes;
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(r->graph, id);
         local_call call = {.vm = vm_of(L), .id = id}; /* a rank's part */
         vm_protect(L, find_local, &call);
-        int64_t bytes = ml_type_bytes(&call.type);
         if (state->kind == ML_STATE_PARAMETER) {
             r->parameters += ml_type_elements(&state->type);
             r->parameter_count++;
         }
         if (!all[id]) continue;
-        r->state_bytes[state->kind] += bytes;
+        r->state_bytes[state->kind] += bytes[id];
         r->state_count[state->kind]++;
-        if (call.whole) r->whole_bytes += bytes;
-        if (!own[id]) r->other_bytes += bytes;
+        if (call.whole) r->whole_bytes += bytes[id];
     }
-    r->peak_bytes += r->other_bytes;
-    lua_pop(L, 2);
+    lua_pop(L, 3);
 }
 
 /* ---- Printing

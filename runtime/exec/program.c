@@ -85,10 +85,17 @@ const ml_plan *program_part(const ml_program *program, int i) {
     return i < plan->part_count ? plan->parts[i] : i == plan->part_count ? plan->refresh : NULL;
 }
 
-/* Bytes of the states that other programs brought and this one does not use. */
+static int64_t arena_needed(const ml_program *program) {
+    const ml_plan *plan = program->plan, *refresh = plan->refresh;
+    bool larger = refresh != NULL && refresh->arena_bytes > plan->arena_bytes;
+    return larger ? refresh->arena_bytes : plan->arena_bytes;
+}
+
+/* Bytes that other programs brought and this one does not use: of states and of the arena. */
 static int64_t foreign_bytes(const ml_program *program) {
     const ml_session *session = program->session;
-    int64_t bytes = session->state_bytes;
+    int64_t bytes = session->state_bytes, spare = session->arena_bytes - arena_needed(program);
+    if (spare > 0) bytes += spare;
     bool *seen = ml_alloc((size_t)session->state_count + 1);
     if (seen == NULL) return bytes;
     const ml_plan *part;
@@ -148,12 +155,6 @@ static bool rank_leads(const ml_session *session) {
         if (ml_layout_coordinate(layout, session->ranks.rank, i) != 0) return false;
     }
     return true;
-}
-
-static int64_t arena_needed(const ml_program *program) {
-    const ml_plan *plan = program->plan, *refresh = plan->refresh;
-    bool larger = refresh != NULL && refresh->arena_bytes > plan->arena_bytes;
-    return larger ? refresh->arena_bytes : plan->arena_bytes;
 }
 
 ml_status program_reserve(ml_program *program) {
