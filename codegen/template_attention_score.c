@@ -15,7 +15,15 @@
 
 #include "codegen/template_attention.h"
 
-enum { BY_SCORE = 1, BY_QUERY = 2, BY_KEY = 4, BY_HEAD = 8, MAX_MASKS = 8, MAX_LEAVES = 16 };
+enum {
+    BY_SCORE = 1,
+    BY_QUERY = 2,
+    BY_KEY = 4,
+    BY_HEAD = 8,
+    MAX_MASKS = 8,
+    MAX_LEAVES = 16,
+    BUDGET = 100
+};
 
 typedef struct splitter {
     attention_printer *p;
@@ -23,6 +31,9 @@ typedef struct splitter {
     int leaf_count;
     ml_ref leaf[MAX_LEAVES]; /* functions of the query alone, or of the key alone */
     ml_text begin, values;   /* of their bounds: declarations, statements for one query and key */
+    ml_index known;          /* of nodes: places in `needs`, what they depend on */
+    ML_VEC(uint8_t) needs;
+    int budget; /* nodes still to be looked at: texts must not grow without bounds */
     int line_count;
     ml_text lines_begin, lines; /* declarations, statements for a row's first key */
 } splitter;
@@ -34,9 +45,10 @@ static bool is_number(const ml_graph *g, ml_ref n, double wanted) {
     return ml_dtypes[ml_graph_type(g, n)->dtype].kind == ML_KIND_FLOAT && number == wanted;
 }
 
-static int depends(const splitter *s, ml_ref n) {
+static int depends(splitter *s, ml_ref n);
+
+static int depends_itself(splitter *s, ml_ref n) {
     const ml_attention_args *args = &s->p->a->args;
-    n = ml_function_strip(s->f, n);
     const ml_node *node = ml_graph_node(s->f->g, n);
     if (node->op == ML_OP_PARAM) {
         int64_t i = ml_graph_args(s->f->g, n)[0];
@@ -47,13 +59,21 @@ static int depends(const splitter *s, ml_ref n) {
     }
     if (node->op == ML_OP_IOTA) {
         ml_axis axis = (ml_axis)ml_graph_args(s->f->g, n)[0];
-        return axis == args->seq      ? BY_QUERY
-               : axis == args->kv_seq ? BY_KEY
-               : axis == args->heads  ? BY_HEAD
-                                      : 0;
+        if (axis == args->seq) return BY_QUERY;
+        return axis == args->kv_seq ? BY_KEY : axis == args->heads ? BY_HEAD : 0;
     }
     int of = 0;
     for (int i = 0; i < node->source_count; i++) of |= depends(s, ml_graph_source(s->f->g, n, i));
+    return of;
+}
+
+static int depends(splitter *s, ml_ref n) {
+    n = ml_function_strip(s->f, n);
+    uint32_t cursor = 0, at = ml_index_next(&s->known, n, &cursor);
+    if (at != ML_INDEX_NONE) return s->needs.at[at];
+    int of = depends_itself(s, n);
+    ml_index_add(&s->known, n, s->needs.count);
+    *ML_PUSH(s->p->text.arena, &s->needs) = (uint8_t)of;
     return of;
 }
 
@@ -92,7 +112,7 @@ static bounds bounds_of(splitter *s, ml_ref n) {
     ml_arena *arena = s->p->text.arena;
     n = ml_function_strip(s->f, n);
     int of = depends(s, n);
-    if (of & BY_SCORE) return (bounds){0};
+    if (of & BY_SCORE || s->budget-- <= 0) return (bounds){0};
     if (!(of & BY_QUERY) || !(of & BY_KEY)) {
         int i = leaf_of(s, n);
         if (i < 0) return (bounds){0};
@@ -155,6 +175,7 @@ static truth truth_of(splitter *s, ml_ref n) {
     n = ml_function_strip(s->f, n);
     const ml_node *node = ml_graph_node(g, n);
     int of = depends(s, n);
+    if (s->budget-- <= 0) return unknown;
     if (!(of & BY_QUERY) || !(of & BY_KEY)) {
         bounds b = bounds_of(s, n);
         if (!b.low) return unknown;
@@ -214,7 +235,7 @@ static line line_of(splitter *s, ml_ref n) {
     int of = depends(s, n), op = ml_graph_node(g, n)->op;
     ml_dtype dtype = (ml_dtype)ml_graph_type(g, n)->dtype;
     line none = {0}, a;
-    if (of & BY_SCORE || (dtype != ML_I32 && dtype != ML_F32)) return none;
+    if (of & BY_SCORE || (dtype != ML_I32 && dtype != ML_F32) || s->budget-- <= 0) return none;
     if (!(of & BY_KEY)) {
         const char *prefix = ml_arena_format(arena, "line%d_", s->line_count++);
         return (line){ml_emit_function(&s->lines, s->f, n, prefix), "0"};
@@ -252,6 +273,7 @@ static const char *line_text(void *context, ml_ref n) {
                op == ML_OP_NEG || op == ML_OP_CAST;
     if (!sum || of & BY_SCORE || !(of & BY_KEY) || ml_graph_type(s->f->g, n)->dtype != ML_F32)
         return NULL;
+    s->budget = BUDGET;
     line a = line_of(s, n);
     if (!a.value) return NULL;
     int i = s->line_count++;
@@ -287,6 +309,7 @@ static void set_masks(splitter *s, const ml_ref *masks, const bool *holds, int c
     for (int i = 0; i < count; i++) {
         const char *prefix = ml_arena_format(p->text.arena, "shown%d_", i);
         const char *name = ml_emit_function(&shown, s->f, masks[i], prefix);
+        s->budget = BUDGET;
         truth t = truth_of(s, masks[i]);
         if (!holds[i]) t = opposite(s, t);
         ml_text_add(&at, "%s%s%s", i ? " && " : "", holds[i] ? "" : "!", name);
@@ -307,6 +330,7 @@ void attention_split_score(attention_printer *p, const ml_function *f) {
     const ml_text empty = {.arena = arena};
     splitter s = {.p = p, .f = f, .begin = empty, .values = empty};
     s.lines = s.lines_begin = empty;
+    s.known = (ml_index){.arena = arena};
     ml_ref *masks = ML_NEW_ARRAY(arena, ml_ref, MAX_MASKS);
     bool *holds = ML_NEW_ARRAY(arena, bool, MAX_MASKS);
     ml_ref open = take_masks(&s, p->a->args.score, masks, holds, &p->masks);
