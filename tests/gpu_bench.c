@@ -18,12 +18,13 @@ ml_ref gpu_bench_operand(gpu_bench *b, const ml_type *type, ml_ref initial) {
     return ml_graph_add(b->g, ML_OP_STATE, NULL, 0, &id, 1, type);
 }
 
-static bool runs_hopper(const ml_plan *plan) {
+static void see_kernels(gpu_bench *b, const ml_plan *plan) {
+    b->hopper = b->maps = false;
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_kernel *kernel = plan->schedule->steps.at[i].kernel;
-        if (kernel != NULL && kernel->otherwise != NULL) return true;
+        b->hopper |= kernel != NULL && kernel->otherwise != NULL;
+        b->maps |= kernel != NULL && kernel->map_count > 0;
     }
-    return false;
 }
 
 void gpu_bench_run(gpu_bench *b, ml_update *updates, int count,
@@ -32,7 +33,7 @@ void gpu_bench_run(gpu_bench *b, ml_update *updates, int count,
     ml_program *program = NULL;
     ml_device *device = ml_session_device(b->session);
     ml_status status = ml_program_new(b->session, &roots, &program);
-    if (status == ML_OK) b->hopper = runs_hopper(ml_program_plan(program));
+    if (status == ML_OK) see_kernels(b, ml_program_plan(program));
     for (int run = 0; run < GPU_BENCH_RUNS && status == ML_OK; run++)
         status = ml_program_run(program, NULL, NULL);
     if (status == ML_OK) status = device->ops->wait(device);

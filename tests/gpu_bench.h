@@ -11,6 +11,7 @@ typedef struct {
     ml_graph *g;
     int states;
     bool hopper; /* the program ran kernels of Hopper's own, and did not fall back from them */
+    bool maps;   /* it ran kernels on the copy engine */
 } gpu_bench;
 
 /* Open the session, run body(context) under ml_protect and close; the status of what failed. */

@@ -154,6 +154,9 @@ static ml_ref bench_bound(bench *b, int shift) {
 
 static void print_times(void *context, const ml_profile *profile) {
     const bench *b = context;
+    const char *fallback = ml_knobs()->wgmma > 0 && !b->base.hopper ? "FELL BACK to mma.sync: "
+                           : ml_knobs()->tma && !b->base.maps       ? "FELL BACK to cp.async: "
+                                                                    : "";
     for (uint32_t i = 0; i < profile->events.count; i++) {
         const ml_profile_event *first = &profile->events.at[i];
         if (first->at >= ML_EVENT_HOST) continue;
@@ -168,9 +171,8 @@ static void print_times(void *context, const ml_profile *profile) {
             if (best == 0 || took < best) best = took;
         }
         if (step->work != ML_WORK_GEMM || seen) continue;
-        printf("%s%-12s  %-8s  %-40s %7.0f us %5.0f TFLOP/s\n",
-               ml_knobs()->wgmma > 0 && !b->base.hopper ? "FELL BACK to mma.sync: " : "",
-               b->shape->name, b->kernels, step->name, best * 1e6, step->flops / best * 1e-12);
+        printf("%s%-12s  %-8s  %-40s %7.0f us %5.0f TFLOP/s\n", fallback, b->shape->name,
+               b->kernels, step->name, best * 1e6, step->flops / best * 1e-12);
     }
     fflush(stdout);
 }
