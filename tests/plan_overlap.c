@@ -248,7 +248,7 @@ TEST(plan, overlap_of_gradients) {
     for (int large = 0; large < 2; large++) {
         world w;
         uint32_t grads[LAYERS], sums[LAYERS];
-        world_new(&w, 1, large ? 16 << 20 : 1 << 10);
+        world_new(&w, 1, large ? 64 << 20 : 1 << 10); /* one alone is a launch, or all are */
         uint32_t x = add_value(&w, ML_STORAGE_TEMPORARY, 0, 1);
         add_step(&w, ML_STEP_KERNEL, 0, &x, 1);
         for (int i = 0; i < LAYERS; i++) {
