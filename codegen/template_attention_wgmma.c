@@ -362,7 +362,7 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
         next = fmaxf(largest[r], next);
         next = fmaxf(next, __shfl_xor_sync(~0u, next, 1));
         next = fmaxf(next, __shfl_xor_sync(~0u, next, 2));
-        base[r] = next <= ${lowest} ? 0.0f : next * ${unit}; /* a row without keys so far */
+        base[r] = next * ${unit} < ${no_key} ? 0.0f : next * ${unit};
         shrink[r] = ${e}_exp2(largest[r] * ${unit} - base[r]);
         largest[r] = next;
     }

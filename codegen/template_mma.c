@@ -203,7 +203,7 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
                 next = fmaxf(next, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
             next = fmaxf(next, __shfl_xor_sync(~0u, next, 1));
             next = fmaxf(next, __shfl_xor_sync(~0u, next, 2));
-            float base = next <= ${lowest} ? 0.0f : next * ${unit}; /* a row without keys so far */
+            float base = next * ${unit} < ${no_key} ? 0.0f : next * ${unit};
             shrink[m][r] = ${e}_exp2(largest[m][r] * ${unit} - base);
             largest[m][r] = next;
             float sum = 0;
@@ -529,10 +529,14 @@ static ml_kernel *finish(attention_printer *p, const char *const *bodies, int co
 }
 
 /* Scores are exponentiated in base 2: `unit` turns a score into an exponent, and `natural` the
- * largest score into a logarithm. Without a score function the scale is part of both. */
+ * largest score into a logarithm. Without a score function the scale is part of both, if it keeps
+ * the order. A row has had no key so far where its largest exponent is below `no_key`: what lies
+ * there, such as masks of -1e30, differs from its own rounded product by too much for exp2. */
 void attention_set_score_units(attention_printer *p, bool scored) {
     double log2e = 1.4426950408889634, scale = p->a->args.scale;
+    scored = scored || scale < 0;
     set(p, "scored", scored);
+    template_set_text(&p->text, "no_key", "-2e9f");
     template_set(&p->text, "unit", "%.9ef", scored ? log2e : scale * log2e);
     template_set(&p->text, "natural", "%.9ef", scored ? 1.0 : scale);
 }

@@ -5,7 +5,7 @@
 #include "tests/emit_cases.h"
 #include "tests/test.h"
 
-enum { MAX_CASES = 64 };
+enum { MAX_CASES = 96 };
 
 typedef struct {
     ml_c_function *function;

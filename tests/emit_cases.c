@@ -77,6 +77,25 @@ static void softmax(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype)
     ir_store(k, lse, map2(k, ML_OP_ADD, map1(k, ML_OP_LOG, sum), largest));
 }
 
+/* Exponentials of what lies above a row's value. */
+static void exp_above(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype, double bottom) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, dtype, NULL, true);
+    int base = ir_operand(k, ML_F32, (int64_t[]){1, 0}, false);
+    int low = ir_const(k, ML_F32, bottom);
+    int from = map2(k, ML_OP_ADD, ir_load(k, base, ML_F32), low);
+    k->level = ML_LEVEL_ELEMENT;
+    int vx = map2(k, ML_OP_ADD, ir_cast(k, ML_F32, ir_load(k, x, dtype)), low);
+    ir_store(k, y, map1(k, ML_OP_EXP, map2(k, ML_OP_SUB, vx, from)));
+}
+static void probabilities(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    exp_above(k, rows, columns, dtype, 3);
+}
+/* Of rows of which a mask hides everything. */
+static void masked(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    exp_above(k, rows, columns, dtype, -1e30);
+}
+
 /* A norm's backward pass: two row sums, dx, and partial column sums for the gain and the bias. */
 static void norm_backward(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
@@ -272,6 +291,8 @@ static const kernel_case cases[] = {
     {"softmax, long rows", softmax, 3, 50304, ML_F32, 2e-6},
     {"softmax, long bf16 rows", softmax, 3, 50304, ML_BF16, 8e-3},
     {"softmax, short rows", softmax, 301, 5, ML_BF16, 8e-3},
+    {"probabilities", probabilities, 5, 300, ML_BF16, 8e-3},
+    {"probabilities, masked rows", masked, 5, 300, ML_BF16, 8e-3},
     {"softmax of one", softmax, 3, 1, ML_F64, 2e-6},
     {"softmax, middle rows", softmax, 9, 3072, ML_BF16, 8e-3},
     {"norm backward", norm_backward, 41, 96, ML_F32, 2e-5},

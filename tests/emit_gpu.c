@@ -8,7 +8,7 @@
 
 #ifdef MLUA_CUDA
 
-enum { MAX_CASES = 64 };
+enum { MAX_CASES = 96 };
 
 typedef struct {
     ir_kernel *k;

@@ -16,6 +16,7 @@ typedef struct {
     score_kind score;
     bool heads_first, placed;
     int q_start, k_start, offset;
+    bool opposite; /* a scale below 0 */
 } shape;
 
 static const shape shapes[] = {
@@ -67,6 +68,7 @@ static const shape hopper[] = {
     {1, 2, 1, 70, 150, 128, true, 50, SLOPES, false, true, 130, 90, 7},
     {1, 2, 1, 330, 450, 64, true, 0, STRIPES, false}, /* blocks that nobody sees, and all see */
     {1, 2, 2, 200, 200, 128, false, 0, STRIPES, false},
+    {1, 1, 1, 70, 75, 64, false, 0, NO_SCORE, true, .opposite = true},
 };
 
 static const shape *current;
@@ -176,7 +178,7 @@ static void check_shape(fixture *f) {
                               .window = s->window,
                               .placed = s->placed,
                               .offset = s->offset,
-                              .scale = 1 / sqrt(s->dim)};
+                              .scale = (s->opposite ? -1 : 1) / sqrt(s->dim)};
     if (s->placed) {
         sources[count++] = fixture_input(f, ML_I32, "", s->q_start, s->q_start);
         sources[count++] = fixture_input(f, ML_I32, "", s->k_start, s->k_start);
@@ -287,6 +289,10 @@ TEST(template, attention_hopper) {
 }
 TEST(template, attention_hopper_fused) {
     check_hopper(1, false, every() ? 0 : 1, every() ? 1 : 8);
+}
+TEST(template, attention_hopper_opposite) {
+    check_hopper(1, true, sizeof hopper / sizeof *hopper - 1, 1);
+    check_hopper(0, true, sizeof hopper / sizeof *hopper - 1, 1); /* and on mma.sync */
 }
 TEST(template, attention_hopper_tiles) {
     if (every()) check_hopper(2, true, 0, 1);
