@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # What needs a GPU, in one go and building nothing: tests/gpu.sh [OUTPUT-FOLDER [CASE ...]]
-# PARTS picks parts, or one of three lists for calls of ten minutes (`first` where not set):
-#   first   smoke kernels products attention ragged parity profile tiles    what runs by default
-#   second  times flex variants racecheck synccheck memcheck initcheck
-#   third   losses bench
+# PARTS picks parts, or a list of them; what runs by default is `right` and then `profile`:
+#   right   smoke kernels products attention tiles parity losses racecheck synccheck memcheck initcheck
+#           trace: parts that measure nothing run side by side, JOBS (half the cores) at once
+#   fast    ragged times flex profile bench, each alone
 #   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
 #   kernels    every generated kernel against the reference
+#   trace      what --profile says of a small run
 #   products   cuBLASLt, and products by groups on warpgroup products
 #   attention  cuDNN, and mlua's own kernels as they run by default
 #   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), and MLUA_DETERMINISTIC=0
@@ -24,13 +25,12 @@
 # limit; SETTINGS are settings of the cases' runs; DEVICE is cuda.
 set -u
 cd "$(dirname "$0")/.."
-build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS bad=0
+build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS
 [ $# -gt 0 ] && shift
-case ${PARTS:=first} in
-first) PARTS="smoke kernels products attention ragged parity profile tiles" ;;
-second) PARTS="times flex variants racecheck synccheck memcheck initcheck" ;;
-third) PARTS="losses bench" ;;
-esac
+right="racecheck losses attention tiles memcheck initcheck synccheck kernels products parity smoke trace"
+parts=" ${PARTS:-right profile} "
+parts=${parts/ right / $right }
+parts=${parts/ fast / ragged times flex profile bench }
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m llama-1b moe-8x moe-64x)
 read -ra settings <<<"${SETTINGS:-}"
@@ -62,13 +62,13 @@ part() {
     # A kernel that never ends lets no signal through but the last one.
     timeout -k 5 "$limit" "$@" >"$log" 2>&1
     status=$?
-    { echo "==== $name: $*"; cat "$log"; } >>"$out/logs.txt"
+    { flock 8; echo "==== $name: $*"; cat "$log"; } 8>>"$work/lock" >>"$out/logs.txt"
     result=$(grep -E '^[0-9]+ passed|ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -n 2 | tr '\n' ' ')
     if [ $status = 124 ] || [ $status = 137 ]; then result="stopped after $limit s $result"; fi
     note "$(printf '%-20s %-6s %4d s  %s' "$name" "$([ $status = 0 ] && echo ok || echo FAILED)" $((SECONDS - start)) "$result")"
     grep -E '^mlua: ' "$log" | sort -u | head -5
     [ $status = 0 ] && return 0
-    bad=1
+    touch "$work/bad"
     grep -E '^  |^FAIL|\.lua:[0-9]+: |Invalid|Race|hazard|[Ee]rror| off by ' "$log" | cut -c1-200 | head -25 | grep . || tail -n 12 "$log" | cut -c1-200
     return 1
 }
@@ -96,7 +96,7 @@ sanitize() { # NAME PATTERN..., where NAME begins with the tool's
         return
     fi
     # Library kernels are not ours to check, and MLUA_TUNE=0 keeps their many candidates out.
-    MLUA_TUNE=0 MLUA_CUDNN=0 part "$name" 60 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+    MLUA_TUNE=0 MLUA_CUDNN=0 part "$name" 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
         --print-limit 20 "$build/test" --gpu -v -j 0 "$@" # in one process, which is the one that is watched
 }
 
@@ -117,23 +117,25 @@ profile() { # CASE [NAME]
 
 losses() { # CASE MODEL [SETTING...]
     local name=losses-$1
-    part "$name" 90 "${PYTHON:-python3}" tests/losses_torch.py "$2" preset="$1" "${@:3}" --device "${DEVICE:-cuda}"
+    part "$name" 150 "${PYTHON:-python3}" tests/losses_torch.py "$2" preset="$1" "${@:3}" --device "${DEVICE:-cuda}"
     grep -E '^(step|largest|PyTorch| +[0-9])' "$work/$name.log" 2>/dev/null | tee -a "$out/table.txt"
 }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
 "$MLUA" doctor 2>&1 | tee "$work/doctor.log"
-for p in $PARTS; do
-    case $p in
+
+run_part() {
+    case $1 in
     smoke) part smoke 60 "$MLUA" run models/gpt.lua --device "${DEVICE:-cuda}" steps=20 sample=0 --json "${settings[@]}" ;;
-    kernels) tests kernels 120 gpu_ops gpu/ gpu_profile ;;
-    products) tests products 60 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
-    attention) tests attention 90 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
-    tiles) tests tiles 120 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
+    kernels) tests kernels 150 gpu_ops gpu/ gpu_copies ;;
+    trace) tests trace 30 -j 0 gpu_profile ;;
+    products) tests products 90 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
+    attention) tests attention 150 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
+    tiles) tests tiles 180 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
     ragged) times ragged 60 gpu_ragged/times ;;
     times) times times 240 gpu_attention/times ;;
     flex)
-        "${PYTHON:-python3}" -c "import torch" 2>/dev/null || continue
+        "${PYTHON:-python3}" -c "import torch" 2>/dev/null || return
         part flex 120 "${PYTHON:-python3}" tests/attention_torch.py
         grep forward "$work/flex.log" | tee -a "$out/table.txt"
         ;;
@@ -141,7 +143,7 @@ for p in $PARTS; do
         for dtype in f32 bf16; do
             for model in gpt llama; do
                 echo "require('mlua.core').compute_dtype '$dtype' dofile 'tests/lua/parity_$model.lua'" >"$work/parity.lua"
-                part "parity-$model-$dtype" 30 "$MLUA" run "$work/parity.lua" --device "${DEVICE:-cuda}"
+                part "parity-$model-$dtype" 60 "$MLUA" run "$work/parity.lua" --device "${DEVICE:-cuda}"
                 grep -vE '^mlua: ' "$work/parity-$model-$dtype.log" | tail -n 2
             done
         done
@@ -165,7 +167,7 @@ for p in $PARTS; do
     losses)
         if ! "${PYTHON:-python3}" -c "import torch" 2>/dev/null; then
             note "$(printf '%-20s absent: there is no PyTorch (PYTHON names an interpreter that has it)' losses)"
-            continue
+            return
         fi
         losses gpt2-124m gpt
         # Within the twenty steps of warm-up that a run has by default this model's training is chaotic.
@@ -177,9 +179,25 @@ for p in $PARTS; do
             grep '^[{|]' "$work/bench-$c.log" 2>/dev/null | tee -a "$out/table.txt"
         done
         ;;
+    esac
+}
+
+# The longest first.
+jobs=${JOBS:-$((($(nproc) + 1) / 2))}
+for p in $parts; do
+    case $p in
+    racecheck | losses | attention | tiles | memcheck | initcheck | synccheck | kernels | products | parity | smoke)
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+        run_part "$p" &
+        ;;
+    trace | ragged | times | flex | profile | variants | bench) ;;
     *) echo "gpu.sh: there is no part \"$p\"" >&2; exit 2 ;;
     esac
 done
+wait
+for p in $parts; do
+    case $p in trace | ragged | times | flex | profile | variants | bench) run_part "$p" ;; esac
+done
 echo
 cat "$out/table.txt"
-exit $bad
+[ ! -e "$work/bad" ]
