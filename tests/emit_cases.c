@@ -225,6 +225,19 @@ static void strided_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype d
     ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_MUL, sum, sum), squares);
 }
 
+/* Whether any element of a row is not 0. */
+static void any(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    int x = ir_operand(k, dtype, NULL, false);
+    int y = ir_operand(k, ML_BOOL, (int64_t[]){1, 0}, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int truth = ir_cast(k, ML_BOOL, ir_load(k, x, dtype));
+    int one = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, truth, 0);
+    k->level = ML_LEVEL_ROW;
+    k->phase = 1;
+    ir_store(k, y, one);
+}
+
 static void argmax(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
     int x = ir_operand(k, dtype, NULL, false);
@@ -314,6 +327,7 @@ static const kernel_case cases[] = {
     {"column sums of several types", column_sums_mixed, 70, 512, ML_BF16, 1e-5},
     {"rows of strided elements", strided_rows, 50, 264, ML_F32, 2e-5},
     {"rows of strided elements bf16", strided_rows, 37, 33, ML_BF16, 2e-5},
+    {"any of bf16", any, 11, 64, ML_BF16, 0},
     {"argmax 3", argmax, 11, 3, ML_F32, 0},
     {"argmax 40", argmax, 11, 40, ML_F32, 0},
     {"argmax 1000", argmax, 6, 1000, ML_F32, 0},
