@@ -60,23 +60,22 @@ void attention_set_units(attention_printer *p);
 void attention_set_score_units(attention_printer *p, bool scored);
 
 /* How a kernel on warpgroup products is cut: warpgroups of 64 rows, rows of the tiles that pass by,
- * stages of these, blocks on a multiprocessor; gradients of keys: whether a tile's last products go
- * on beside the next tile's first. MLUA_WGMMA=N takes variant N of each table, from 1. */
+ * stages of these, blocks on a multiprocessor; whether for the gradient. MLUA_WGMMA=N takes variant
+ * N of each table, from 1. */
 enum { ATTENTION_VARIANTS = 3 };
 typedef struct {
     int groups, tile, stages, resident;
     int works;  /* forward: blocks of queries of a thread block; 0: one */
     bool turns; /* warpgroups issue their products in turns */
-    bool deferred;
-    bool fused; /* keys' gradients: dq is added up in memory too, in any order */
+    bool gradient;
 } attention_tile;
 /* Expand bodies after what such kernels share; pointers and sizes are set. */
 ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *tile,
                                   const char *const *bodies, int count, const char *label);
-/* dq, then dk and dv (template_attention_wgmma_grad.c). */
+/* dq, dk and dv (template_attention_wgmma_grad.c). */
 void attention_wgmma_gradient(attention_printer *p, int variant);
 bool attention_wgmma_serves(const attention_printer *p);
-/* f32 elements of workspace that the gradient wants for delta and sums of dq; 0: as others do. */
+/* f32 elements of workspace that the gradient wants; 0: as others do. */
 int64_t attention_wgmma_sums(const attention_printer *p);
 
 #endif

@@ -90,11 +90,6 @@ template <int THREADS> static __device__ __forceinline__ void ${e}_meet_all() {
 static __device__ __forceinline__ void ${e}_show() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-static __device__ __forceinline__ void ${e}_add(float *to, float a, float b, float c, float d) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a),
-                 "f"(b), "f"(c), "f"(d)
-                 : "memory");
-}
 template <int COUNT> static __device__ __forceinline__ void ${e}_fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
@@ -616,8 +611,6 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
         {"resident", tile->resident},
         {"threads", threads},
         {"row_bytes", tile->groups * 64 * dim * 2},
-        {"deferred", tile->deferred},
-        {"fused", tile->fused},
         {"fewer", fewer},
         {"more", more},
     };
@@ -626,7 +619,7 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
     ml_text_add(&body, "%s%s", template_mma_ptx, async_text);
     add_product(&body, "score", tile->tile, false, false, false);
     add_product(&body, "weigh", dim, true, false, true);
-    if (tile->fused) add_product(&body, "gather", dim / 2, false, true, true);
+    if (tile->gradient) add_product(&body, "gather", dim / 2, false, true, true);
     ml_text_add(&body, "%s", common_text);
     for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
     return template_kernel(t, body.text, label, p->step->read_count + p->step->write_count);

@@ -1,336 +1,314 @@
-/* The gradient of attention on Hopper's warpgroup products (see template_attention_wgmma.c).
+/* The gradient of attention on Hopper's warpgroup products in one pass over the scores: dq, dk, dv.
  *
- * Without atomics, so that results repeat: one kernel by blocks of queries gives delta (row sums of
- * do o) and dq, the next by blocks of keys dk and dv. The second computes everything transposed:
- * rows of its accumulators are keys, so that probabilities and slopes are left operands as they
- * are. That is 7 products for the 5 that are counted.
+ * A block takes one item after another, 128 keys of a head; its first two warpgroups own 64 keys
+ * each and compute everything transposed: rows of their accumulators are keys, so that
+ * probabilities and slopes are left operands as they are. Slopes also go through shared memory, in
+ * which a row is a key, and are read with rows as depth for dq, of which each warpgroup has half
+ * the columns. Two warps bring operands by 16-byte copies, with a message for each tile of 64
+ * queries that says what it is; the last two warps add tiles of dq to sums in memory by bulk
+ * copies.
  *
- * Predicted (cycles of an SM for 128 queries x 128 keys, heads of 128): 7,168 for products; slopes
- * twice, of 12 instructions (1,600 each) or 30 with a soft cap (3,900 each). Overlapped to two
- * thirds: 430 TFLOP/s plain, 300-340 with a soft cap; heads of 64: 270 and 190. Registers: dk + dv
- * + scores + slopes = 64 + 64 + 32 + 32 of 232 with heads of 128 and tiles of 64 queries. */
+ * Results repeat: a tile of dq is added up in the order of falling keys. Items are handed out in
+ * that order within a head too (a counter in memory, asked when an item is begun), so that whoever
+ * is waited for runs already; with a causal mask the item of the keys before meets a tile of
+ * queries two tiles of time later, so that next to nobody waits. The first one stores, so that
+ * nobody clears sums. A kernel before gives row statistics, one behind turns sums into dq.
+ *
+ * A sum's elements lie as threads hold them: [tile of 64 queries][half][4 sums of a thread][thread]
+ * [4]. With heads of 64 there are registers to issue the next tile's scores before a tile's last
+ * products (`early`).
+ *
+ * Cycles of an SM for 128 queries x 128 keys: products 2,560 with heads of 64 and 5,120 with 128;
+ * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
+ * Measured on an H200 (causal, TFLOP/s): heads of 64, 1,024 tokens: 221 plain, 182 with a soft cap
+ * whose tanh was no single instruction yet, 212 with slopes (ALiBi); heads of 128, 4,096 tokens:
+ * 402, 336, 370: about 8,000 and 10,000 cycles. Without waiting for turns it takes as long, and
+ * without adding up dq at all 1% less: what takes time is that both warpgroups are at the same
+ * point, so that products and slopes are hardly beside each other, and shared memory, which
+ * operands of 64 columns keep busy as long as the products. */
 #include "codegen/template_attention.h"
-#include "runtime/base/knobs.h"
 
-/* One tile of the scores: s to probabilities and dp to the gradients of the scaled products.
- * ROWS_ARE_KEYS: rows of the accumulators are keys, columns queries, and lse (in units of log2) and
- * delta are by query of the tile; else they are those of this thread's two rows. */
+/* Between the marks: what tests replace to run without a GPU. */
+static const char bulk_text[] = R"(
+/* BULK */
+static __device__ __forceinline__ void ${e}_send(float *to, unsigned from, int bytes, bool add) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+    if (add)
+        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::
+                         "l"(to), "r"(from), "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                     "r"(from), "r"(bytes)
+                     : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_sent() { /* shared memory is free */
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_added() { /* others may add */
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_await_turn(const unsigned *at, unsigned turn) {
+    unsigned now;
+    do
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory");
+    while (now != turn);
+}
+static __device__ __forceinline__ void ${e}_pass_turn(unsigned *at, unsigned turn) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(turn) : "memory");
+}
+static __device__ __forceinline__ void ${e}_meet_suppliers() {
+    __syncwarp();
+    asm volatile("bar.sync 5, 64;" ::: "memory");
+}
+/* end of BULK */
+)";
+
+/* One tile of the scores: s to probabilities and dp to the gradients of the scaled products. Rows
+ * are keys, columns queries, whose lse (in units of log2) and delta are in shared memory. */
 static const char slopes_text[] = R"(
-template <bool ROWS_ARE_KEYS>
+template <bool MASKED>
 static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int batch, int head,
-                                                   int row, int column, bool masked,
-                                                   const float *lse, const float *delta,
+                                                   int query, int key, const float *lse,
                                                    float (&s)[${tile} / 2],
                                                    float (&dp)[${tile} / 2]) {
     int lane = threadIdx.x % 32;
-    row += threadIdx.x / 32 % 4 * 16 + lane / 4;
+    key += threadIdx.x / 32 % 4 * 16 + lane / 4;
     ${captures}
     ${places}
 #pragma unroll
-    for (int i = 0; i < ${tile} / 2; i++) {
-        int r = i / 2 % 2, c = i / 4 * 8 + lane % 4 * 2 + i % 2, at = ROWS_ARE_KEYS ? c : r;
-        int qi = ROWS_ARE_KEYS ? column + c : row + r * 8;
-        int kv = ROWS_ARE_KEYS ? row + r * 8 : column + c;
-        bool hidden = masked && !(kv < ${kv_seq} && (${visible}));
-        float x = s[i], raw = x * ${scale}, slope;
-        (void)raw, (void)qi, (void)kv;
-        if (${scored}) {
-            ${clamp_query}
-            ${clamp_key}
-            x = raw;
-            ${score}
-            x = ${e}_exp2(x * ${unit} - lse[at]);
+    for (int u = 0; u < ${tile} / 8; u++) {
+        int column = u * 8 + lane % 4 * 2;
+        float2 base = *(const float2 *)(lse + column);
+        float2 delta = *(const float2 *)(lse + ${tile} + column);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int qi = query + column + j % 2, kv = key + j / 2 * 8, i = u * 4 + j;
+            bool hidden = MASKED && !(kv < ${kv_seq} && (${visible}));
+            float x = s[i], raw = x * ${scale}, slope;
+            (void)raw, (void)qi, (void)kv;
+            if (${scored}) {
+                ${clamp_query}
+                ${clamp_key}
+                x = raw;
+                ${score}
+            }
+            x = ${e}_exp2(x * ${unit} - (j % 2 ? base.y : base.x));
             x = hidden ? 0 : x;
-            slope = x * (dp[i] - delta[at]);
-            ${derivative}
-            slope = hidden ? 0 : slope;
-        } else {
-            x = ${e}_exp2(x * ${unit} - lse[at]);
-            x = hidden ? 0 : x;
-            slope = x * (dp[i] - delta[at]);
+            slope = x * (dp[i] - (j % 2 ? delta.y : delta.x));
+            if (${scored}) {
+                ${derivative}
+                slope = hidden ? 0 : slope;
+            }
+            s[i] = x;
+            dp[i] = slope;
         }
-        s[i] = x;
-        dp[i] = slope;
     }
 }
 )";
 
-/* Shared memory: queries, do, stages of keys or values (keys 0, values 0, keys 1, ...), barriers,
- * lse, delta. */
-static const char queries_text[] = R"(
-static __device__ __forceinline__ void ${e}_produce(const ml_bf16 *k, const ml_bf16 *v, int first,
-                                                    int end, unsigned stages, unsigned barriers) {
-    ${e}_feed feed = {barriers};
-    for (int key = first; key < end; key += ${tile}) {
-        unsigned to = stages + feed.free_stage() * ${tile_bytes};
-        ${e}_fill(to, ${tile}, 0, ${tile}, k + key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
-        feed.give();
-        to = stages + feed.free_stage() * ${tile_bytes};
-        ${e}_fill(to, ${tile}, 0, ${tile}, v + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
-        feed.give();
+/* Shared memory: slots of keys and values; stages of queries and do; two tiles of slopes; two of
+ * dq; statistics and messages of the stages; notes for those who add dq; tickets; barriers. */
+static const char parts_text[] = R"(
+struct __align__(16) ${e}_message {
+    int batch, head, query, key; /* batch < 0: there is no more */
+    int tile, rank;              /* of dq: which one, and how many add to it before; or none: -1 */
+    int last, unused;            /* of an item */
+};
+enum {
+    ${e}_stages_at = ${slots} * 2 * ${row_bytes},
+    ${e}_slopes_at = ${e}_stages_at + ${stages} * 2 * ${tile_bytes},
+    ${e}_sums_at = ${e}_slopes_at + 2 * ${rows} * 128,
+    ${e}_sum_bytes = 256 * ${dim},
+    ${e}_rows_at = ${e}_sums_at + 2 * ${e}_sum_bytes,
+    ${e}_messages_at = ${e}_rows_at + ${stages} * 8 * ${tile},
+    ${e}_notes_at = ${e}_messages_at + ${stages} * 32,
+    ${e}_tickets_at = ${e}_notes_at + 16,
+    ${e}_full = ${e}_tickets_at + 16, /* barriers, of 8 bytes: of each stage */
+    ${e}_empty = ${e}_full + ${stages} * 8,
+    ${e}_free = ${e}_empty + ${stages} * 8, /* of each slot */
+    ${e}_shown = ${e}_free + ${slots} * 8,  /* a tile of slopes, by both warpgroups */
+    ${e}_given = ${e}_shown + 8,            /* a tile of dq: two */
+    ${e}_taken = ${e}_given + 16,
+};
+static __device__ __forceinline__ void ${e}_make_barriers(unsigned at) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < ${stages}; i++) {
+            ${e}_barrier(at + ${e}_full + i * 8, 64); /* threads that bring */
+            ${e}_barrier(at + ${e}_empty + i * 8, 8); /* warps */
+        }
+        for (int i = 0; i < ${slots}; i++) ${e}_barrier(at + ${e}_free + i * 8, 8);
+        ${e}_barrier(at + ${e}_shown, 8);
+        for (int i = 0; i < 2; i++) {
+            ${e}_barrier(at + ${e}_given + i * 8, 8);
+            ${e}_barrier(at + ${e}_taken + i * 8, 1);
+        }
     }
-    feed.flush();
+    __syncthreads();
 }
-/* lse and delta of a warpgroup's rows, `own` of the block's on, from do in shared memory and o;
- * rows without keys get a large lse. */
-static __device__ __forceinline__ void ${e}_statistics(const ${e}_arguments &a, int batch, int head,
-                                                       int query, int own, const char *outs,
-                                                       float *lse, float *delta) {
-    const ml_bf16 *o = (const ml_bf16 *)a.p[3] + ${o_batch} + head * ${o_head};
-    const float *from = (const float *)a.p[4] + ${lse_batch} + head * ${lse_head};
-    float *deltas = (float *)a.p[${delta_at}] + ((long long)batch * ${heads} + head) * ${seq};
+static __device__ __forceinline__ void ${e}_signal(unsigned barrier) { /* a warp's */
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ${e}_arrive(barrier);
+}
+)";
+
+/* The two warps that bring. A stage is told to be full once later ones are under way, and at the
+ * latest before a wait. */
+static const char supply_text[] = R"(
+struct ${e}_supply {
+    unsigned at;
+    int untold;
+    ${e}_ring ahead, behind;
+    template <int LATER> __device__ __forceinline__ void tell() {
+        ${e}_landed<LATER>();
+        for (; untold > LATER; untold--, behind.next())
+            ${e}_arrive(at + ${e}_full + behind.stage * 8);
+    }
+    __device__ __forceinline__ void await_free(unsigned barrier, unsigned parity) {
+        /* A warp stays together: barriers behind count on it. */
+        if (__ballot_sync(~0u, !${e}_ended(barrier, parity)) == 0) return;
+        tell<0>();
+        ${e}_await(barrier, parity);
+        __syncwarp();
+    }
+    __device__ __forceinline__ int free_stage() {
+        await_free(at + ${e}_empty + ahead.stage * 8, ahead.parity ^ 1);
+        return ahead.stage;
+    }
+    __device__ __forceinline__ void give() {
+        ${e}_commit();
+        ahead.next();
+        if (++untold > 2) tell<2>();
+    }
+};
+static __device__ __forceinline__ void ${e}_bring(unsigned tile, int rows, const ml_bf16 *from,
+                                                  long long stride, int there) {
 #pragma unroll 4
-    for (int r = own + threadIdx.x % 128 / 16; r < own + 64; r += 8) {
-        int qi = query + r, piece = threadIdx.x % 16;
-        float sum = 0;
-        if (qi < ${seq} && piece < ${dim} / 8) {
-            union { uint4 all; ml_bf16 x[8]; } left, right;
-            left.all = *(const uint4 *)(o + qi * ${o_seq} + piece * 8);
-            right.all = *(const uint4 *)(outs + ${e}_place(${rows}, r, piece));
-#pragma unroll
-            for (int i = 0; i < 8; i++) sum += ml_load_bf16(left.x[i]) * ml_load_bf16(right.x[i]);
-        }
-#pragma unroll
-        for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        if (threadIdx.x % 16) continue;
-        float x = qi < ${seq} ? from[qi * ${lse_seq}] : 0;
-        lse[r] = x == -ML_INF ? 3e38f : x * 1.44269504f;
-        delta[r] = sum;
-        if (qi < ${seq}) deltas[qi] = sum;
+    for (int i = threadIdx.x % 64; i < rows * (${dim} / 8); i += 64) {
+        int r = i / (${dim} / 8), piece = i % (${dim} / 8);
+        bool valid = r < there;
+        ${e}_copy(tile + ${e}_place(rows, r, piece), from + (valid ? r * stride + piece * 8 : 0),
+                  valid ? 16 : 0);
     }
 }
-/* What a warpgroup sums over all tiles. The products of one tile's slopes are under way beside the
- * next tile's scores. */
-static __device__ __forceinline__ void ${e}_consume(
-    const ${e}_arguments &a, int batch, int head, int query, int first, int end,
-    unsigned queries_at, unsigned outs_at, unsigned stages, unsigned barriers, const float *lse,
-    const float *delta, float (&out)[${dim} / 2]) {
-    float s[${tile} / 2], dp[${tile} / 2];
-    unsigned p[${tile} / 4];
-    int before = 0, last_query = query + 63, keys = ${tile};
-    (void)last_query, (void)keys;
+/* All tiles of queries that see the keys from `key` on, in the heads that share them. */
+static __device__ __forceinline__ void ${e}_bring_item(const ${e}_arguments &a, char *base,
+                                                       ${e}_supply &supply, int batch, int kv_head,
+                                                       int key) {
     ${places}
-    ${e}_ring ring = {};
-    for (int key = first; key < end; key += ${tile}) {
-        int keys_stage = ring.stage;
-        ${e}_await(barriers + ring.stage * 8, ring.parity);
-        ring.next();
-        ${e}_begin();
-        ${e}_scores(s, queries_at, stages + keys_stage * ${tile_bytes});
-        int values_stage = ring.stage;
-        ${e}_await(barriers + ring.stage * 8, ring.parity);
-        ring.next();
-        ${e}_scores(dp, outs_at, stages + values_stage * ${tile_bytes});
-        ${e}_end();
-        ${e}_finish<0>();
-        ${e}_hold(s);
-        ${e}_hold(dp);
-        ${e}_hold(p);
-        ${e}_hold(out);
-        if (key > first) ${e}_release(barriers, before);
-        ${e}_release(barriers, values_stage);
-        bool masked = key + ${tile} > ${kv_seq} || (${crosses});
-        ${e}_slopes<false>(a, batch, head, query, key, masked, lse, delta, s, dp);
-        ${e}_round(p, dp);
-        ${e}_begin();
-        ${e}_chain(out, p, stages + keys_stage * ${tile_bytes});
-        ${e}_end();
-        before = keys_stage;
-    }
-    ${e}_finish<0>();
-    ${e}_hold(out);
-}
-extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_arguments a) {
-    extern __shared__ uint4 ${e}_shared[]; ${places}
-    unsigned before = (1024 - ${e}_address(${e}_shared) % 1024) % 1024;
-    char *query_tile = (char *)${e}_shared + before, *out_tile = query_tile + ${row_bytes};
-    unsigned queries_at = ${e}_address(query_tile), outs_at = queries_at + ${row_bytes};
-    unsigned stages = outs_at + ${row_bytes}, barriers = stages + ${stages} * ${tile_bytes};
-    float *lse = (float *)(out_tile + (barriers - outs_at) + 16 * ${stages});
-    float *delta = lse + ${rows};
-    int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
-    int batch = blockIdx.x / (${q_blocks} * ${heads});
-    int query = (${q_blocks} - 1 - block) * ${rows}; /* the longest causal rows first */
-    int kv_head = head / ${group}, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int last_query = query + ${rows} - 1 < ${seq} ? query + ${rows} - 1 : ${seq} - 1;
-    (void)last_query;
-    int first = ${first_key}, end = ${end_key};
-    first = first / ${tile} * ${tile};
-    ${e}_make_ring(barriers);
-    if (warp >= ${groups} * 4) {
-        ${e}_fewer_registers<${fewer}>();
-        ${e}_produce((const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head},
-                     (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head}, first, end, stages,
-                     barriers);
-    } else {
-        ${e}_more_registers<${more}>();
-        int own = warp / 4 * 64, row = warp * 16; /* rows of the warpgroup, of the warp */
-        ${e}_fill(queries_at, ${rows}, own, 64, (const ml_bf16 *)a.p[0] + ${q_batch} +
-                  head * ${q_head} + (query + own) * ${q_seq}, ${q_seq}, ${seq} - query - own);
-        ${e}_fill(outs_at, ${rows}, own, 64, (const ml_bf16 *)a.p[5] + ${g_batch} +
-                  head * ${g_head} + (query + own) * ${g_seq}, ${g_seq}, ${seq} - query - own);
-        ${e}_commit();
-        ${e}_landed<0>();
-        ${e}_meet(warp / 4);
-        ${e}_statistics(a, batch, head, query, own, out_tile, lse, delta);
-        ${e}_meet(warp / 4);
-        float out[${dim} / 2] = {};
-        float lses[2] = {lse[row + lane / 4], lse[row + lane / 4 + 8]};
-        float deltas[2] = {delta[row + lane / 4], delta[row + lane / 4 + 8]};
-        ${e}_consume(a, batch, head, query + own, first, end, queries_at + own * 128,
-                     outs_at + own * 128, stages, barriers, lses, deltas, out);
-        ${e}_meet(warp / 4); /* nobody reads queries any more */
-        query += row;
-        ${e}_spill(query_tile, row, out, ${scale}, (ml_bf16 *)a.p[${dq_at}] + ${dq_batch} +
-                   head * ${dq_head} + query * ${dq_seq}, ${dq_seq}, ${seq} - query);
-    }
-}
-)";
-
-/* Shared memory: keys, values, stages of queries and do, barriers, lse and delta of the stages. */
-static const char keys_text[] = R"(
-static __device__ __forceinline__ void ${e}_produce(const ${e}_arguments &a, int batch, int kv_head,
-                                                    int first, int end, unsigned stages,
-                                                    unsigned barriers, float *rows) {
-    ${e}_feed feed = {barriers};
-    for (int head = kv_head * ${group}; head < (kv_head + 1) * ${group}; head++) {
-        const ml_bf16 *q = (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head};
-        const ml_bf16 *g = (const ml_bf16 *)a.p[5] + ${g_batch} + head * ${g_head};
-        const float *lse = (const float *)a.p[4] + ${lse_batch} + head * ${lse_head};
-        const float *delta = (const float *)a.p[${delta_at}] +
-                             ((long long)batch * ${heads} + head) * ${seq};
-        for (int query = first; query < end; query += ${tile}) {
-            int stage = feed.free_stage(), queries = ${seq} - query, r = threadIdx.x % 128;
-            unsigned to = stages + stage * (2 * ${tile_bytes});
-            ${e}_fill(to, ${tile}, 0, ${tile}, q + query * ${q_seq}, ${q_seq}, queries);
-            ${e}_fill(to + ${tile_bytes}, ${tile}, 0, ${tile}, g + query * ${g_seq}, ${g_seq},
-                      queries);
-            if (r < ${tile}) { /* rows that do not exist, or see nothing: probabilities 0 */
-                float x = r < queries ? lse[(query + r) * ${lse_seq}] : -ML_INF;
-                rows[stage * (2 * ${tile}) + r] = x == -ML_INF ? 3e38f : x * 1.44269504f;
-                rows[stage * (2 * ${tile}) + ${tile} + r] = r < queries ? delta[query + r] : 0;
-            }
-            feed.give();
-        }
-    }
-    feed.flush();
-}
-${gather}static __device__ __forceinline__ void ${e}_consume(
-    const ${e}_arguments &a, int batch, int kv_head, int key, int first, int end, unsigned keys_at,
-    unsigned values_at, unsigned stages, unsigned barriers, const float *rows, char *slope_tiles,
-    unsigned key_tile, float (&dk)[${dim} / 2], float (&dv)[${dim} / 2]) {
-    float s[${tile} / 2], dp[${tile} / 2];
-    unsigned p[${tile} / 4], slopes[${tile} / 4];
-    int before = -1, keys = 64, odd = 0;
-    (void)keys, (void)odd;
-    ${places}
-    ${e}_ring ring = {};
-    for (int head = kv_head * ${group}; head < (kv_head + 1) * ${group}; head++)
-        for (int query = first; query < end; query += ${tile}) {
-            int stage = ring.stage, last_query = query + ${tile} - 1;
-            (void)last_query;
-            unsigned queries_at = stages + stage * (2 * ${tile_bytes});
-            unsigned outs_at = queries_at + ${tile_bytes};
-            const float *lse = rows + stage * (2 * ${tile});
-            ${e}_await(barriers + stage * 8, ring.parity);
-            ring.next();
-            ${e}_begin();
-            ${e}_scores(s, keys_at, queries_at);
-            ${e}_scores(dp, values_at, outs_at);
-            ${e}_end();
-            ${e}_finish<0>();
-            ${e}_hold(s);
-            ${e}_hold(dp);
-            if (${deferred}) { /* what the tile before gives was under way too */
-                ${e}_hold(p);
-                ${e}_hold(slopes);
-                ${e}_hold(dk);
-                ${e}_hold(dv);
-                if (before >= 0) ${e}_release(barriers, before);
-            }
-            bool masked = ${crosses};
-            ${e}_slopes<true>(a, batch, head, key, query, masked, lse, lse + ${tile}, s, dp);
-            ${e}_round(p, s);
-            ${e}_round(slopes, dp);
-            ${show_slopes}
-            ${e}_begin();
-            ${e}_chain(dv, p, outs_at);
-            ${e}_chain(dk, slopes, queries_at);
-            ${e}_end();
-            if (${fused} && ${dim} == 128) { /* registers for sums of dq */
-                ${e}_finish<0>();
-                ${e}_hold(p);
-                ${e}_hold(slopes);
-                ${e}_hold(dk);
-                ${e}_hold(dv);
-            }
-            ${gather_call}
-            before = stage;
-            if (!${deferred}) {
-                ${e}_finish<0>();
-                ${e}_hold(p);
-                ${e}_hold(slopes);
-                ${e}_hold(dk);
-                ${e}_hold(dv);
-                ${e}_release(barriers, stage);
-            }
-        }
-    ${e}_finish<0>();
-    ${e}_hold(dk);
-    ${e}_hold(dv);
-}
-extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_arguments a) {
-    extern __shared__ uint4 ${e}_shared[]; ${places}
-    unsigned skipped = (1024 - ${e}_address(${e}_shared) % 1024) % 1024;
-    char *key_tile = (char *)${e}_shared + skipped, *value_tile = key_tile + ${row_bytes};
-    unsigned keys_at = ${e}_address(key_tile), values_at = keys_at + ${row_bytes};
-    unsigned stages = values_at + ${row_bytes}, barriers = stages + ${stages} * 2 * ${tile_bytes};
-    float *rows = (float *)(value_tile + (barriers - values_at) + 16 * ${stages});
-    char *slope_tiles = value_tile + (barriers - values_at) + ${statistics};
-    (void)slope_tiles;
-    int key = blockIdx.x % ${k_blocks} * ${rows}, kv_head = blockIdx.x / ${k_blocks} % ${kv_heads};
-    int batch = blockIdx.x / (${k_blocks} * ${kv_heads}), warp = threadIdx.x / 32;
     int last_key = key + ${rows} - 1 < ${kv_seq} ? key + ${rows} - 1 : ${kv_seq} - 1;
+    int first = ${first_query}, end = ${end_query}, head = kv_head * ${group};
     (void)last_key;
-    int first = ${first_query}, end = ${end_query};
     first = first / ${tile} * ${tile};
-    ${e}_make_ring(barriers);
-    if (warp >= ${groups} * 4) {
-        ${e}_fewer_registers<${fewer}>();
-        ${e}_produce(a, batch, kv_head, first, end, stages, barriers, rows);
-    } else {
-        ${e}_more_registers<${more}>();
-        int own = warp / 4 * 64, row = warp * 16; /* rows of the warpgroup, of the warp */
-        ${e}_fill(keys_at, ${rows}, own, 64, (const ml_bf16 *)a.p[1] + ${k_batch} +
-                  kv_head * ${k_head} + (key + own) * ${k_seq}, ${k_seq}, ${kv_seq} - key - own);
-        ${e}_fill(values_at, ${rows}, own, 64, (const ml_bf16 *)a.p[2] + ${v_batch} +
-                  kv_head * ${v_head} + (key + own) * ${v_seq}, ${v_seq}, ${kv_seq} - key - own);
-        ${e}_commit();
-        ${e}_landed<0>();
-        ${e}_meet(warp / 4);
-        float dk[${dim} / 2] = {}, dv[${dim} / 2] = {};
-        ${e}_consume(a, batch, kv_head, key + own, first, end, keys_at + own * 128,
-                     values_at + own * 128, stages, barriers, rows, slope_tiles, keys_at, dk, dv);
-        if (${fused}) /* nobody reads keys and values any more: for dq, others did too */
-            ${e}_meet_all<${groups} * 128>();
-        else
-            ${e}_meet(warp / 4);
-        key += row;
-        ${e}_spill(key_tile, row, dk, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
-                   kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
-        ${e}_spill(value_tile, row, dv, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
-                   kv_head * ${dv_head} + key * ${dv_seq}, ${dv_seq}, ${kv_seq} - key);
+    int count = end > first ? (end - first + ${tile} - 1) / ${tile} * ${group} : 0;
+    int query = first, thread = threadIdx.x % 64;
+    const float *all_rows = (const float *)a.p[${delta_at}];
+    for (int left = count ? count : 1; left > 0; left--) {
+        int stage = supply.free_stage(), queries = count ? ${seq} - query : 0;
+        int tile = (batch * ${heads} + head) * ${q_tiles} + query / ${tile};
+        unsigned to = supply.at + ${e}_stages_at + stage * (2 * ${tile_bytes});
+        ${e}_bring(to, ${tile}, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
+                   query * ${q_seq}, ${q_seq}, queries);
+        ${e}_bring(to + ${tile_bytes}, ${tile}, (const ml_bf16 *)a.p[5] + ${g_batch} +
+                   head * ${g_head} + query * ${g_seq}, ${g_seq}, queries);
+        float *rows = (float *)(base + ${e}_rows_at) + stage * (2 * ${tile});
+        if (!count)
+            rows[thread] = 3e38f, rows[${tile} + thread] = 0; /* probabilities 0 */
+        else if (thread < 32)
+            ${e}_copy(${e}_address(rows) + thread * 16, all_rows + tile * 128LL + thread * 4, 16);
+        int latest = ${latest_block};
+        if (thread == 0)
+            ((${e}_message *)(base + ${e}_messages_at))[stage] = ${e}_message{
+                batch, head, query, key, tile, count ? latest - key / ${rows} : -1, left == 1, 0};
+        supply.give();
+        query += ${tile};
+        if (query >= end) query = first, head++;
+    }
+}
+static __device__ __forceinline__ void ${e}_bring_all(const ${e}_arguments &a, char *base,
+                                                      unsigned at) {
+    unsigned *counter = (unsigned *)((float *)a.p[${delta_at}] + ${counter_at});
+    int *tickets = (int *)(base + ${e}_tickets_at), slot = 0, thread = threadIdx.x % 64;
+    unsigned parity = 1;
+    ${e}_supply supply = {at};
+    for (int odd = 0;; odd ^= 1) {
+        /* No sooner than it is begun: others wait for it. */
+        if (thread == 0) tickets[odd] = (int)atomicAdd(counter, 1u);
+        ${e}_meet_suppliers();
+        int item = tickets[odd];
+        if (item >= ${items}) break;
+        int key = (${k_blocks} - 1 - item % ${k_blocks}) * ${rows};
+        int kv_head = item / ${k_blocks} % ${kv_heads}, batch = item / (${k_blocks} * ${kv_heads});
+        supply.await_free(at + ${e}_free + slot * 8, parity);
+        unsigned to = at + slot * (2 * ${row_bytes});
+        ${e}_bring(to, ${rows}, (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head} +
+                   key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
+        ${e}_bring(to + ${row_bytes}, ${rows}, (const ml_bf16 *)a.p[2] + ${v_batch} +
+                   kv_head * ${v_head} + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
+        if (++slot == ${slots}) slot = 0, parity ^= 1;
+        ${e}_bring_item(a, base, supply, batch, kv_head, key);
+    }
+    int stage = supply.free_stage();
+    if (thread == 0) ((${e}_message *)(base + ${e}_messages_at))[stage].batch = -1;
+    supply.give();
+    supply.tell<0>();
+}
+)";
+
+/* Each of the last two warps adds every other tile of dq. */
+static const char add_text[] = R"(
+static __device__ __forceinline__ void ${e}_add_all(const ${e}_arguments &a, char *base,
+                                                    unsigned at) {
+    int which = threadIdx.x / 32 % 2;
+    float *sums = (float *)a.p[${delta_at}] + ${sums_at};
+    unsigned *turns = (unsigned *)((float *)a.p[${delta_at}] + ${turns_at});
+    if (threadIdx.x % 32) return;
+    for (unsigned parity = 0;; parity ^= 1) {
+        ${e}_await(at + ${e}_given + which * 8, parity);
+        int tile = ((const int *)(base + ${e}_notes_at))[which * 2];
+        int rank = ((const int *)(base + ${e}_notes_at))[which * 2 + 1];
+        if (tile < 0) break;
+        if (rank >= 0) {
+            ${e}_await_turn(turns + tile, (unsigned)rank);
+            ${e}_send(sums + tile * (64LL * ${dim}), at + ${e}_sums_at + which * ${e}_sum_bytes,
+                      ${e}_sum_bytes, rank > 0);
+            ${e}_sent();
+        }
+        ${e}_arrive(at + ${e}_taken + which * 8);
+        if (rank >= 0) {
+            ${e}_added();
+            ${e}_pass_turn(turns + tile, (unsigned)rank + 1);
+        }
+    }
+}
+/* Tile number `turn` of dq to those who add. */
+static __device__ __forceinline__ void ${e}_give(char *base, unsigned at, int turn, int tile,
+                                                 int rank, const float (&sum)[${dim} / 4]) {
+    int which = turn % 2;
+    ${e}_await(at + ${e}_taken + which * 8, turn / 2 % 2 ^ 1);
+    char *to = base + ${e}_sums_at + which * ${e}_sum_bytes;
+    to += threadIdx.x / 128 * (${e}_sum_bytes / 2) + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < ${dim} / 16; i++)
+        *(float4 *)(to + i * 2048) =
+            float4{sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]};
+    ${e}_show();
+    int *note = (int *)(base + ${e}_notes_at) + which * 2;
+    if (threadIdx.x == 0) note[0] = tile, note[1] = rank;
+    ${e}_signal(at + ${e}_given + which * 8);
+}
+static __device__ __forceinline__ void ${e}_give_up(char *base, unsigned at, int turn) {
+    for (int i = 0; i < 2; i++, turn++) {
+        ${e}_await(at + ${e}_taken + turn % 2 * 8, turn / 2 % 2 ^ 1);
+        if (threadIdx.x == 0) ((int *)(base + ${e}_notes_at))[turn % 2 * 2] = -1;
+        ${e}_signal(at + ${e}_given + turn % 2 * 8);
     }
 }
 )";
 
-/* Where dq may be added up in any order (MLUA_DETERMINISTIC=0), the keys' kernel does that: slopes
- * go through shared memory, in which a row is a key as they are, and are read with rows as depth;
- * each of two warpgroups takes half of dq's columns. Sums of a thread lie side by side in memory:
- * [batch, head][tile of 64 queries][half][4 sums of a thread][thread][4]. A kernel before clears
- * them and gives delta, one behind turns them into dq. 5 products: 5,120 cycles, and slopes once.
- */
-static const char gather_text[] = R"(
+static const char products_text[] = R"(
 static __device__ __forceinline__ void ${e}_show_slopes(char *tile,
                                                         const unsigned (&p)[${tile} / 4]) {
     int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -340,39 +318,223 @@ static __device__ __forceinline__ void ${e}_show_slopes(char *tile,
             p[i];
     ${e}_show();
 }
-static __device__ __forceinline__ void ${e}_gather_queries(const ${e}_arguments &a, int batch,
-                                                           int head, int query, unsigned slopes,
-                                                           unsigned key_tile) {
-    float sum[${dim} / 4];
-    int half = threadIdx.x / 128;
+static __device__ __forceinline__ void ${e}_gather_queries(float (&sum)[${dim} / 4],
+                                                           unsigned slopes, unsigned keys) {
     /* 64 columns are a block, 32 are half of its lines */
-    unsigned keys = key_tile + half * (${dim} == 128 ? ${rows} * 128 : 64);
-    ${e}_begin();
+    keys += threadIdx.x / 128 * (${dim} == 128 ? ${rows} * 128 : 64);
 #pragma unroll
     for (int k = 0; k < ${rows} / 16; k++)
         ${e}_gather(sum, ${e}_operand(slopes + k * 2048, ${rows} * 128),
                     ${e}_operand(keys + k * 2048, ${rows} * 128), k > 0);
-    ${e}_end();
-    ${e}_finish<0>();
-    ${e}_hold(sum);
-    float *to = (float *)a.p[${delta_at}] + ${sums_at};
-    to += ((((long long)batch * ${heads} + head) * ${q_tiles} + query / 64) * 2 + half) *
-              (32 * ${dim}) + threadIdx.x % 128 * 4;
+}
+static __device__ __forceinline__ void ${e}_two_scores(float (&s)[${tile} / 2],
+                                                       float (&dp)[${tile} / 2], unsigned at,
+                                                       int slot, int stage) {
+    unsigned keys = at + slot * (2 * ${row_bytes}) + threadIdx.x / 128 * 8192;
+    unsigned queries = at + ${e}_stages_at + stage * (2 * ${tile_bytes});
+    ${e}_scores(s, keys, queries);
+    ${e}_scores(dp, keys + ${row_bytes}, queries + ${tile_bytes});
+}
+static __device__ __forceinline__ void ${e}_two_chains(
+    float (&dk)[${dim} / 2], float (&dv)[${dim} / 2], const unsigned (&slopes)[${tile} / 4],
+    const unsigned (&p)[${tile} / 4], unsigned at, int stage) {
+    unsigned queries = at + ${e}_stages_at + stage * (2 * ${tile_bytes});
+    ${e}_chain(dv, p, queries + ${tile_bytes});
+    ${e}_chain(dk, slopes, queries);
+}
+template <bool MASKED>
+static __device__ __forceinline__ void ${e}_tile_slopes(const ${e}_arguments &a, const char *base,
+                                                        const ${e}_message &m, int stage,
+                                                        float (&s)[${tile} / 2],
+                                                        float (&dp)[${tile} / 2]) {
+    ${places}
+    const float *rows = (const float *)(base + ${e}_rows_at) + stage * (2 * ${tile});
+    int key = m.key + threadIdx.x / 128 * 64, query = m.query;
+    int keys = 64, last_query = query + ${tile} - 1;
+    (void)keys, (void)last_query;
+    if (MASKED || key + 64 > ${kv_seq} || (${crosses}))
+        ${e}_slopes<true>(a, m.batch, m.head, query, key, rows, s, dp);
+    else
+        ${e}_slopes<false>(a, m.batch, m.head, query, key, rows, s, dp);
+}
+/* dk and dv through the slot of keys and values, which nobody reads any more, to memory. */
+static __device__ __forceinline__ void ${e}_finish_item(const ${e}_arguments &a, char *base,
+                                                        unsigned at, int slot, int batch,
+                                                        int kv_head, int key,
+                                                        float (&dk)[${dim} / 2],
+                                                        float (&dv)[${dim} / 2]) {
+    int row = threadIdx.x / 32 * 16;
+    char *tile = base + slot * (2 * ${row_bytes});
+    key += row;
+    ${e}_meet_all<256>();
+    ${e}_spill(tile, row, dk, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
+               kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
+    ${e}_spill(tile + ${row_bytes}, row, dv, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
+               kv_head * ${dv_head} + key * ${dv_seq}, ${dv_seq}, ${kv_seq} - key);
+    ${e}_signal(at + ${e}_free + slot * 8);
 #pragma unroll
-    for (int i = 0; i < ${dim} / 16; i++)
-        ${e}_add(to + i * 512, sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]);
+    for (int i = 0; i < ${dim} / 2; i++) dk[i] = dv[i] = 0;
+    ${e}_hold(dk); /* before more products begin */
+    ${e}_hold(dv);
 }
 )";
 
-/* Blocks of 64 queries: delta, and sums of dq cleared. */
+/* One tile after another. */
+static const char consume_text[] = R"(
+static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, char *base,
+                                                    unsigned at) {
+    float s[${tile} / 2], dp[${tile} / 2], dk[${dim} / 2] = {}, dv[${dim} / 2] = {};
+    unsigned p[${tile} / 4], slopes[${tile} / 4];
+    int slot = 0, turn = 0;
+    ${e}_ring ring = {};
+    for (;; turn++) {
+        int stage = ring.stage, odd = turn % 2 * (${rows} * 128);
+        ${e}_await(at + ${e}_full + stage * 8, ring.parity);
+        ring.next();
+        const ${e}_message m = ((const ${e}_message *)(base + ${e}_messages_at))[stage];
+        if (m.batch < 0) break;
+        ${e}_begin();
+        ${e}_two_scores(s, dp, at, slot, stage);
+        ${e}_end();
+        ${e}_finish<0>();
+        ${e}_hold(s);
+        ${e}_hold(dp);
+        ${e}_tile_slopes<false>(a, base, m, stage, s, dp);
+        ${e}_round(p, s);
+        ${e}_round(slopes, dp);
+        ${e}_show_slopes(base + ${e}_slopes_at + odd, slopes);
+        ${e}_signal(at + ${e}_shown);
+        ${e}_begin();
+        ${e}_two_chains(dk, dv, slopes, p, at, stage);
+        ${e}_end();
+        float sum[${dim} / 4];
+        ${e}_await(at + ${e}_shown, turn % 2);
+        ${e}_begin();
+        ${e}_gather_queries(sum, at + ${e}_slopes_at + odd, at + slot * (2 * ${row_bytes}));
+        ${e}_end();
+        ${e}_finish<1>();
+        ${e}_hold(p);
+        ${e}_hold(slopes);
+        ${e}_hold(dk);
+        ${e}_hold(dv);
+        ${e}_signal(at + ${e}_empty + stage * 8);
+        ${e}_finish<0>();
+        ${e}_hold(sum);
+        ${e}_give(base, at, turn, m.tile, m.rank, sum);
+        if (m.last) {
+            ${e}_finish_item(a, base, at, slot, m.batch, m.head / ${group}, m.key, dk, dv);
+            if (++slot == ${slots}) slot = 0;
+        }
+    }
+    ${e}_give_up(base, at, turn);
+}
+)";
+
+/* The same with the next tile's scores issued before the last products of this one, which go on
+ * beside the next one's slopes. Nothing is under way from one round of the loop to the next: ptxas
+ * would serialize all products. The scores behind the last tile are nobody's. */
+static const char early_text[] = R"(
+static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, char *base,
+                                                    unsigned at) {
+    const ${e}_message *messages = (const ${e}_message *)(base + ${e}_messages_at);
+    float s[${tile} / 2], dp[${tile} / 2], dk[${dim} / 2] = {}, dv[${dim} / 2] = {};
+    unsigned p[${tile} / 4], slopes[${tile} / 4];
+    int slot = 0, turn = 0, stage = 0;
+    ${e}_ring ring = {};
+    ${e}_await(at + ${e}_full, 0);
+    ${e}_message m = messages[0];
+    ${e}_hold(dk); /* zeros before products begin */
+    ${e}_hold(dv);
+    ${e}_begin();
+    ${e}_two_scores(s, dp, at, 0, 0);
+    ${e}_end();
+    ${e}_finish<0>();
+    ${e}_hold(s);
+    ${e}_hold(dp);
+    if (m.batch >= 0) ${e}_tile_slopes<true>(a, base, m, 0, s, dp);
+    for (; m.batch >= 0; turn++) {
+        int odd = turn % 2 * (${rows} * 128), before = stage, before_slot = slot;
+        ${e}_round(p, s);
+        ${e}_round(slopes, dp);
+        ${e}_show_slopes(base + ${e}_slopes_at + odd, slopes);
+        ${e}_signal(at + ${e}_shown);
+        if (m.last && ++slot == ${slots}) slot = 0;
+        ring.next();
+        stage = ring.stage;
+        ${e}_await(at + ${e}_full + stage * 8, ring.parity);
+        const ${e}_message next = messages[stage];
+        float sum[${dim} / 4];
+        ${e}_begin();
+        ${e}_two_scores(s, dp, at, slot, stage);
+        ${e}_end();
+        ${e}_begin();
+        ${e}_two_chains(dk, dv, slopes, p, at, before);
+        ${e}_end();
+        ${e}_await(at + ${e}_shown, turn % 2);
+        ${e}_begin();
+        ${e}_gather_queries(sum, at + ${e}_slopes_at + odd, at + before_slot * (2 * ${row_bytes}));
+        ${e}_end();
+        ${e}_finish<2>();
+        ${e}_hold(s);
+        ${e}_hold(dp);
+        if (next.batch >= 0) ${e}_tile_slopes<false>(a, base, next, stage, s, dp);
+        ${e}_finish<0>();
+        ${e}_hold(p);
+        ${e}_hold(slopes);
+        ${e}_hold(dk);
+        ${e}_hold(dv);
+        ${e}_hold(sum);
+        ${e}_signal(at + ${e}_empty + before * 8);
+        ${e}_give(base, at, turn, m.tile, m.rank, sum);
+        if (m.last)
+            ${e}_finish_item(a, base, at, before_slot, m.batch, m.head / ${group}, m.key, dk, dv);
+        m = next;
+    }
+    ${e}_give_up(base, at, turn);
+}
+)";
+
+static const char kernel_text[] = R"(
+extern "C" __global__ void __launch_bounds__(${threads}, 1) ${e}(${e}_arguments a) {
+    extern __shared__ uint4 ${e}_shared[];
+    unsigned skipped = (1024 - ${e}_address(${e}_shared) % 1024) % 1024;
+    char *base = (char *)${e}_shared + skipped;
+    unsigned at = ${e}_address(base);
+    ${e}_make_barriers(at);
+    int warp = threadIdx.x / 32;
+    if (warp >= 8) {
+        ${e}_fewer_registers<${fewer}>();
+        if (warp < 10)
+            ${e}_bring_all(a, base, at);
+        else
+            ${e}_add_all(a, base, at);
+    } else {
+        ${e}_more_registers<${more}>();
+        ${e}_consume(a, base, at);
+    }
+}
+)";
+
+/* Blocks of 64 queries: their lse in units of log2 and delta, the row sums of do o, side by side;
+ * rows that do not exist, or see nothing, get a large lse. Nobody has added to their dq. */
 static const char prepare_text[] = R"(
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     int query = blockIdx.x % ${q_tiles} * 64, head = blockIdx.x / ${q_tiles} % ${heads};
     int batch = blockIdx.x / (${q_tiles} * ${heads});
     const ml_bf16 *o = (const ml_bf16 *)a.p[3] + ${o_batch} + head * ${o_head};
     const ml_bf16 *g = (const ml_bf16 *)a.p[5] + ${g_batch} + head * ${g_head};
-    float *deltas = (float *)a.p[${delta_at}] + ((long long)batch * ${heads} + head) * ${seq};
-#pragma unroll 4
+    const float *lse = (const float *)a.p[4] + ${lse_batch} + head * ${lse_head};
+    float *work = (float *)a.p[${delta_at}], *rows = work + blockIdx.x * 128LL;
+    if (threadIdx.x == 0) {
+        ((unsigned *)(work + ${turns_at}))[blockIdx.x] = 0;
+        if (blockIdx.x == 0) *(unsigned *)(work + ${counter_at}) = 0;
+    }
+    if (threadIdx.x < 64) {
+        int qi = query + threadIdx.x;
+        float x = qi < ${seq} ? lse[qi * ${lse_seq}] : -ML_INF;
+        rows[threadIdx.x] = x == -ML_INF ? 3e38f : x * 1.44269504f;
+    }
+#pragma unroll
     for (int r = threadIdx.x / 16; r < 64; r += 8) {
         int qi = query + r, c = threadIdx.x % 16 * 8;
         float sum = 0;
@@ -385,27 +547,25 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
         }
 #pragma unroll
         for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        if (threadIdx.x % 16 == 0 && qi < ${seq}) deltas[qi] = sum;
+        if (threadIdx.x % 16 == 0) rows[64 + r] = sum;
     }
-    uint4 *sums = (uint4 *)((float *)a.p[${delta_at}] + ${sums_at}) +
-                  (long long)blockIdx.x * (16 * ${head_dim});
-#pragma unroll 8
-    for (int i = 0; i < ${head_dim} / 8; i++) sums[i * 128 + threadIdx.x] = uint4{0, 0, 0, 0};
 }
 )";
 
-/* Blocks of 64 queries: what was added up, as dq. */
+/* Blocks of 64 queries: what was added up, if anything was, as dq. */
 static const char settle_text[] = R"(
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     int query = blockIdx.x % ${q_tiles} * 64, head = blockIdx.x / ${q_tiles} % ${heads};
     int batch = blockIdx.x / (${q_tiles} * ${heads}), lane = threadIdx.x % 32;
     ml_bf16 *dq = (ml_bf16 *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head};
-    const float4 *sums = (const float4 *)((const float *)a.p[${delta_at}] + ${sums_at}) +
+    const float *work = (const float *)a.p[${delta_at}];
+    const float4 *sums = (const float4 *)(work + ${sums_at}) +
                          (long long)blockIdx.x * (16 * ${head_dim}) + threadIdx.x;
+    bool any = ((const unsigned *)(work + ${turns_at}))[blockIdx.x] > 0;
     query += threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll 8
     for (int i = 0; i < ${head_dim} / 8; i++) {
-        float4 sum = sums[i * 128];
+        float4 sum = any ? sums[i * 128] : float4{0, 0, 0, 0};
         ml_bf16 *to = dq + query * ${dq_seq} + i * 8 + lane % 4 * 2;
         if (query < ${seq}) *(unsigned *)to = ${e}_pack(sum.x * ${scale}, sum.y * ${scale});
         if (query + 8 < ${seq})
@@ -414,64 +574,37 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
 }
 )";
 
-/* Variants, by head size (64, 128). */
-static const attention_tile query_tiles[2][ATTENTION_VARIANTS] = {
-    {{.groups = 2, .tile = 128, .stages = 6, .resident = 1},
-     {.groups = 2, .tile = 64, .stages = 8, .resident = 1},
-     {.groups = 3, .tile = 64, .stages = 8, .resident = 1}},
-    {{.groups = 2, .tile = 64, .stages = 8, .resident = 1},
-     {.groups = 2, .tile = 64, .stages = 5, .resident = 1},
-     {.groups = 3, .tile = 32, .stages = 8, .resident = 1}},
+/* How a block is cut, by head size (64, 128) and variant. */
+typedef struct {
+    int stages, slots;
+    bool early;
+} grad_tile;
+static const grad_tile grad_tiles[2][ATTENTION_VARIANTS] = {
+    {{4, 2, true}, {4, 2, false}, {3, 2, true}},
+    {{2, 1, false}, {2, 1, false}, {2, 1, false}},
 };
-static const attention_tile key_tiles[2][ATTENTION_VARIANTS] = {
-    {{.groups = 2, .tile = 64, .stages = 5, .resident = 1, .deferred = true},
-     {.groups = 2, .tile = 64, .stages = 5, .resident = 1},
-     {.groups = 3, .tile = 32, .stages = 6, .resident = 1, .deferred = true}},
-    {{.groups = 2, .tile = 64, .stages = 4, .resident = 1},
-     {.groups = 2, .tile = 32, .stages = 6, .resident = 1, .deferred = true},
-     {.groups = 2, .tile = 32, .stages = 6, .resident = 1}},
-};
-
-static const attention_tile fused_tiles[2][ATTENTION_VARIANTS] = {
-    {{.groups = 2, .tile = 64, .stages = 5, .resident = 1, .fused = true},
-     {.groups = 2, .tile = 64, .stages = 3, .resident = 1, .fused = true},
-     {.groups = 2, .tile = 64, .stages = 8, .resident = 1, .fused = true}},
-    {{.groups = 2, .tile = 64, .stages = 3, .resident = 1, .fused = true},
-     {.groups = 2, .tile = 64, .stages = 2, .resident = 1, .fused = true},
-     {.groups = 2, .tile = 64, .stages = 3, .resident = 1, .fused = true}},
-};
-
-/* One of the two kernels; `pairs`: a stage is two tiles and statistics. */
-static ml_kernel *print_half(attention_printer *p, const attention_tile *tile, const char *text,
-                             bool pairs, const char *label) {
-    const ml_attention_step *a = p->a;
-    int64_t rows = tile->groups * 64, stage = tile->tile * a->head_dim * 2 * (pairs ? 2 : 1);
-    int64_t length = pairs ? a->kv_seq : a->seq, heads = pairs ? a->kv_heads : a->heads;
-    int64_t blocks = (length + rows - 1) / rows;
-    int64_t statistics = 16 * tile->stages + 2 * 4 * (pairs ? tile->stages * tile->tile : rows);
-    statistics = attention_round_up(statistics, 1024);
-    template_set(&p->text, pairs ? "k_blocks" : "q_blocks", "%lld", (long long)blocks);
-    template_set(&p->text, "statistics", "%lld", (long long)statistics);
-    const char *const bodies[] = {slopes_text, text};
-    ml_kernel *kernel = attention_wgmma_kernel(p, tile, bodies, 2, label);
-    template_launch(kernel, blocks * heads * p->batches, 1, 1, (uint32_t)(tile->groups + 1) * 128,
-                    1024 + 2 * rows * a->head_dim * 2 + tile->stages * stage + statistics +
-                        (tile->fused ? 2 * rows * 128 : 0));
-    return kernel;
-}
+enum { QUERIES = 64, KEYS = 128 };
 
 static int64_t tiles_of_queries(const attention_printer *p) {
-    return (p->a->seq + 63) / 64;
+    return (p->a->seq + QUERIES - 1) / QUERIES;
 }
 
-/* Sums of dq begin at a multiple of 64 elements, behind delta. */
-static int64_t sums_at(const attention_printer *p) {
-    return attention_round_up(p->batches * p->a->heads * p->a->seq, 64);
+/* The workspace: statistics of the rows, sums of dq, how many added to each tile of these, the
+ * counter of items. In f32 elements. */
+typedef struct {
+    int64_t sums, turns, counter, end;
+} grad_room;
+static grad_room lay_out(const attention_printer *p) {
+    int64_t tiles = p->batches * p->a->heads * tiles_of_queries(p);
+    grad_room room = {.sums = tiles * 2 * QUERIES};
+    room.turns = room.sums + tiles * QUERIES * p->a->head_dim;
+    room.counter = room.turns + tiles;
+    room.end = room.counter + 1;
+    return room;
 }
 
 int64_t attention_wgmma_sums(const attention_printer *p) {
-    if (ml_knobs()->deterministic || !attention_wgmma_serves(p)) return 0;
-    return sums_at(p) + p->batches * p->a->heads * tiles_of_queries(p) * 64 * p->a->head_dim;
+    return attention_wgmma_serves(p) ? lay_out(p).end : 0;
 }
 
 static ml_kernel *print_simple(attention_printer *p, const char *text, const char *label) {
@@ -482,35 +615,47 @@ static ml_kernel *print_simple(attention_printer *p, const char *text, const cha
     return kernel;
 }
 
-static void print_fused(attention_printer *p, const attention_tile *tile) {
-    ml_template *t = &p->text;
-    template_set(t, "q_tiles", "%lld", (long long)tiles_of_queries(p));
-    template_set(t, "sums_at", "%lldLL", (long long)sums_at(p));
-    template_set_text(t, "gather", gather_text);
-    template_set_text(
-        t, "show_slopes",
-        "odd ^= 1;\n            ${e}_show_slopes(slope_tiles + odd * (${rows} * 128), "
-        "slopes);");
-    template_set_text(
-        t, "gather_call",
-        "${e}_meet_all<${groups} * 128>();\n            ${e}_gather_queries(a, batch, "
-        "head, query, ${e}_address(slope_tiles) + odd * (${rows} * 128), key_tile);");
-    p->step->kernel = print_simple(p, prepare_text, "attention_grad");
-    p->step->kernel->next = print_half(p, tile, keys_text, true, "attention_grad dq dk dv");
-    p->step->kernel->next->next = print_simple(p, settle_text, "attention_grad dq");
+static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
+    const ml_attention_step *a = p->a;
+    const attention_tile tile = {
+        .groups = 2, .tile = QUERIES, .stages = cut->stages, .resident = 1, .gradient = true};
+    int64_t items = (a->kv_seq + KEYS - 1) / KEYS * a->kv_heads * p->batches;
+    const char *const bodies[] = {bulk_text,
+                                  slopes_text,
+                                  parts_text,
+                                  supply_text,
+                                  add_text,
+                                  products_text,
+                                  cut->early ? early_text : consume_text,
+                                  kernel_text};
+    template_set(&p->text, "slots", "%d", cut->slots);
+    template_set(&p->text, "items", "%lld", (long long)items);
+    template_set(&p->text, "k_blocks", "%lld", (long long)(a->kv_seq + KEYS - 1) / KEYS);
+    /* The last keys that queries query .. query + 63 see. */
+    template_set_text(&p->text, "latest_block",
+                      a->args.causal ? "(query + ${tile} - 1 + ${shift} < ${kv_seq} ? "
+                                       "(query + ${tile} - 1 + ${shift}) / ${rows} : "
+                                       "${k_blocks} - 1)"
+                                     : "${k_blocks} - 1");
+    ml_kernel *kernel = attention_wgmma_kernel(
+        p, &tile, bodies, (int)(sizeof bodies / sizeof *bodies), "attention_grad dq dk dv");
+    int64_t head = a->head_dim, several = p->schedule->target->multiprocessors;
+    int64_t shared = cut->slots * 2 * KEYS * head * 2 + cut->stages * 2 * QUERIES * head * 2 +
+                     2 * KEYS * QUERIES * 2 + 2 * QUERIES * head * 4 +
+                     cut->stages * (8 * QUERIES + 32 + 16) + 32 + cut->slots * 8 + 40;
+    template_launch(kernel, several > 0 && several < items ? several : items, 1, 1, 384,
+                    1024 + shared);
+    return kernel;
 }
 
 void attention_wgmma_gradient(attention_printer *p, int variant) {
-    int size = p->a->head_dim == 128;
-    if (!ml_knobs()->deterministic) {
-        print_fused(p, &fused_tiles[size][variant]);
-        return;
-    }
-    template_set_text(&p->text, "gather", "");
-    template_set_text(&p->text, "show_slopes", "");
-    template_set_text(&p->text, "gather_call", "");
-    p->step->kernel =
-        print_half(p, &query_tiles[size][variant], queries_text, false, "attention_grad dq");
-    p->step->kernel->next =
-        print_half(p, &key_tiles[size][variant], keys_text, true, "attention_grad dk dv");
+    ml_template *t = &p->text;
+    grad_room room = lay_out(p);
+    template_set(t, "q_tiles", "%lld", (long long)tiles_of_queries(p));
+    template_set(t, "sums_at", "%lldLL", (long long)room.sums);
+    template_set(t, "turns_at", "%lldLL", (long long)room.turns);
+    template_set(t, "counter_at", "%lldLL", (long long)room.counter);
+    p->step->kernel = print_simple(p, prepare_text, "attention_grad");
+    p->step->kernel->next = print_items(p, &grad_tiles[p->a->head_dim == 128][variant]);
+    p->step->kernel->next->next = print_simple(p, settle_text, "attention_grad dq");
 }

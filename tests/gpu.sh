@@ -152,7 +152,6 @@ run_part() {
     variants)
         MLUA_DETERMINISTIC=0 profile "${cases[0]}" any-order
         MLUA_CUDNN=0 profile "${cases[0]}" own-attention
-        MLUA_CUDNN=0 MLUA_DETERMINISTIC=0 profile "${cases[0]}" own-any-order
         MLUA_RECOMPUTE=0 profile "${cases[0]}" no-recompute
         ;;
     memcheck) sanitize memcheck gpu_ops gpu_ragged/wide gpu_ragged/drawn gpu_attention/bf16_template_heads_first ;;

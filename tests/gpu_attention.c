@@ -164,13 +164,11 @@ GPU_TEST(attention, bf16_tiles) {
     }
     knobs->wgmma = kept;
 }
-/* The gradient may add up in any order (MLUA_DETERMINISTIC=0). */
+/* cuDNN's gradient may add up in any order (MLUA_DETERMINISTIC=0). */
 GPU_TEST(attention, bf16_unordered) {
     ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
     const ml_knobs_values kept = *knobs;
     knobs->deterministic = false;
-    for (knobs->wgmma = 1; knobs->wgmma <= 3; knobs->wgmma++)
-        check_all(ML_BF16, knobs->wgmma == 2, false);
     check_all(ML_BF16, false, true);
     *knobs = kept;
 }

@@ -41,7 +41,7 @@ static void write_source(FILE *file, const ml_kernel *k) {
     static const char shared[] = "extern __shared__ ", ptx[] = "/* PTX */",
                       ptx_end[] = "/* end of PTX */", wgmma[] = "/* WGMMA */",
                       wgmma_end[] = "/* end of WGMMA */", async[] = "/* ASYNC */",
-                      product[] = "/* PRODUCT ";
+                      bulk[] = "/* BULK */", product[] = "/* PRODUCT ";
     for (const char *at = k->source; *at;) {
         if (strncmp(at, shared, strlen(shared)) == 0) {
             char type[32], name[64];
@@ -59,6 +59,9 @@ static void write_source(FILE *file, const ml_kernel *k) {
         } else if (strncmp(at, async, strlen(async)) == 0) {
             fprintf(file, "EMULATED_ASYNC(%s)\n", k->entry);
             at = past(at, "/* end of ASYNC */");
+        } else if (strncmp(at, bulk, strlen(bulk)) == 0) {
+            fprintf(file, "EMULATED_BULK(%s)\n", k->entry);
+            at = past(at, "/* end of BULK */");
         } else if (strncmp(at, product, strlen(product)) == 0) {
             write_product(file, k->entry, at);
             at = past(at, "/* end of PRODUCT */");
@@ -77,9 +80,10 @@ static bool compile(ml_kernel *const *kernels, int count, const char *source, co
         for (int j = 0; j < i; j++) known |= kernels[j]->key == kernels[i]->key;
         if (known) continue;
         const char *entry = kernels[i]->entry;
+        const char *type = kernels[i]->scalar_count > 1 ? "step" : "arguments";
         write_source(file, kernels[i]);
-        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_arguments *)a); }\n", entry,
-                entry, entry);
+        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_%s *)a); }\n", entry, entry,
+                entry, type);
         fprintf(file,
                 "extern \"C\" void %s_emulated(void *a, unsigned x, unsigned y, int block, long "
                 "bytes) { emulated_run(%s_enter, a, x, y, block, bytes); }\n",

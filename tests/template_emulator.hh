@@ -320,13 +320,26 @@ static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
     static inline void e##_pass(int group) { emulated_arrived[5 + group]++; }                     \
     template <int THREADS> static inline void e##_meet_all() { emulated_barrier(4, THREADS); }     \
     static inline void e##_show() {}                                                               \
-    static inline void e##_add(float *to, float a, float b, float c, float d) {                    \
-        emulated_require_aligned((unsigned long long)to);                                          \
-        to[0] += a, to[1] += b, to[2] += c, to[3] += d;                                            \
-    }                                                                                              \
     template <int> static inline void e##_fewer_registers() {}                                     \
     template <int> static inline void e##_more_registers() {}                                      \
     template <typename T> static inline void e##_hold(T &) {}
+/* Bulk copies of f32 from shared memory, and turns to add in. */
+static inline void emulated_send(float *to, unsigned from, int bytes, bool add) {
+    emulated_require_aligned((unsigned long long)to | from | (unsigned)bytes);
+    const float *values = (const float *)(emulated_shared + from);
+    for (int i = 0; i < bytes / 4; i++) to[i] = add ? to[i] + values[i] : values[i];
+}
+#define EMULATED_BULK(e)                                                                           \
+    static inline void e##_send(float *to, unsigned from, int bytes, bool add) {                   \
+        emulated_send(to, from, bytes, add);                                                       \
+    }                                                                                              \
+    static inline void e##_sent() {}                                                               \
+    static inline void e##_added() {}                                                              \
+    static inline void e##_await_turn(const unsigned *at, unsigned turn) {                         \
+        if (*at != turn) emulated_complain("another one's turn");                                  \
+    }                                                                                              \
+    static inline void e##_pass_turn(unsigned *at, unsigned turn) { *at = turn; }                  \
+    static inline void e##_meet_suppliers() { emulated_barrier(5, 64); }
 #define EMULATED_PTX(e)                                                                            \
     static inline unsigned e##_address(const void *shared) {                                       \
         return (unsigned)((const char *)shared - emulated_shared);                                 \

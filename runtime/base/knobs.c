@@ -45,7 +45,7 @@ static const knob KNOBS[] = {
      FLAG, AT(tune)},
     {"MLUA_CUDNN", "0|1", "0: attention runs on mlua's own kernels on the GPU", FLAG, AT(cudnn)},
     {"MLUA_DETERMINISTIC", "0|1",
-     "0: let the GPU's attention gradient add up in any order, which is faster", FLAG,
+     "0: let cuDNN's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
     {"MLUA_WGMMA", "0..3",
      "mlua's own kernels on Hopper's warpgroup products: which tiles of attention (default 1); 0: "

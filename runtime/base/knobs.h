@@ -18,7 +18,7 @@ typedef struct {
     const char *cache;   /* MLUA_CACHE=dir: the kernel cache's folder */
     bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes */
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
-    bool deterministic;  /* MLUA_DETERMINISTIC=0: attention gradients may add up in any order */
+    bool deterministic;  /* MLUA_DETERMINISTIC=0: cuDNN's attention may add up in any order */
     int wgmma;           /* MLUA_WGMMA=0: no attention on warpgroup products; N: their tiles */
     bool tma;            /* MLUA_TMA=0: products by groups without the copy engine */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
