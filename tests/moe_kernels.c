@@ -117,11 +117,13 @@ TEST(moe, kernels_emulated) {
  * columns, tiles with rows of both sequences. */
 static void wide(fixture *f) {
     static const grouping p = {3, 150, {0, 90, 100}, {90, 90, 145}};
+    template_spoil(fixture_axis(f, "r"), 91, 100); /* of no group: nobody may see them */
     kernel(f, &p, ML_BF16, ML_BF16, "brk", "ekn", 392, 136);
     kernel(f, &p, ML_BF16, ML_F32, "rk", "enk", 200, 264);
     kernel(f, &p, ML_BF16, ML_F32, "brk", "brn", 136, 264);
     kernel(f, &p, ML_BF16, ML_BF16, "rk", "ekn", 40, 136);
     kernel(f, &p, ML_F32, ML_F32, "rk", "rn", 70, 840); /* two bands of columns */
+    template_spoil(0, 0, 0);
 }
 TEST(moe, wide_kernels_emulated) {
     template_use_emulator(true);
