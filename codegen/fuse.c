@@ -54,8 +54,11 @@ void fuse_dot_space(const ml_graph *g, ml_ref n, ml_type *space) {
 
 static void reach(lowering *l) {
     for (int i = 0; i < l->roots->output_count; i++) l->info[l->roots->outputs[i]].reached = true;
-    for (int i = 0; i < l->roots->update_count; i++)
+    l->update = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
+    for (int i = l->roots->update_count; i-- > 0;) {
         l->info[l->roots->updates[i].value].reached = true;
+        l->update[l->roots->updates[i].value] = (uint32_t)i + 1;
+    }
     for (ml_ref n = l->count - 1; n > 0; n--) {
         if (!l->info[n].reached) continue;
         const ml_ref *sources = ml_graph_sources(l->g, n);

@@ -298,10 +298,9 @@ static bool takes_bias(lowering *l, ml_ref n, ml_ref dot, ml_ref bias) {
 }
 
 bool gemm_updates(const lowering *l, ml_ref n, ml_ref state) {
-    for (int i = 0; i < l->roots->update_count; i++)
-        if (l->roots->updates[i].value == n)
-            return l->roots->updates[i].state == (uint32_t)ml_graph_args(l->g, state)[0];
-    return false;
+    uint32_t update = l->update[n];
+    return update != 0 &&
+           l->roots->updates[update - 1].state == (uint32_t)ml_graph_args(l->g, state)[0];
 }
 
 /* The last of the additions that n begins, each with nothing but the next for a user. */

@@ -70,7 +70,7 @@ typedef struct {
     int loop_count, row_loops;
     int64_t size[ML_MAX_LOOPS];
     int operand_count;
-    ml_operand operand[ML_MAX_OPERANDS];
+    ml_operand *operand; /* at most ML_MAX_OPERANDS */
     int inst_count, phases;
     ml_inst *inst;
     int64_t chunks;    /* 0 where there is no COLUMN or ALL reduction */

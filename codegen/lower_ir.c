@@ -304,6 +304,7 @@ void lower_finish_ir(emission *e, ml_kernel_ir *ir) {
     ir->row_loops = loop.rows;
     ir->operand_count = (int)e->operands.count;
     memcpy(ir->size, loop.size, sizeof ir->size);
+    ir->operand = ML_NEW_ARRAY(e->l->arena, ml_operand, e->operands.count + 1);
     for (int o = 0; o < ir->operand_count; o++) {
         ir->operand[o] = e->operands.at[o];
         for (int i = 0; i < ML_MAX_LOOPS; i++)

@@ -8,6 +8,7 @@ void ir_init(ir_kernel *k, int row_loops, int loops, const int64_t *sizes) {
     k->ir.row_loops = row_loops;
     k->ir.loop_count = loops;
     k->ir.inst = k->inst;
+    k->ir.operand = k->operand;
     k->ir.phases = 1;
     memcpy(k->ir.size, sizes, sizeof *sizes * (size_t)loops);
 }

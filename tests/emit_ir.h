@@ -10,6 +10,7 @@ enum { IR_MAX_INST = 96 };
 typedef struct {
     ml_kernel_ir ir;
     ml_inst inst[IR_MAX_INST];
+    ml_operand operand[ML_MAX_OPERANDS];
     int level, phase;                  /* of instructions added from now on */
     int64_t elements[ML_MAX_OPERANDS]; /* of each operand's memory */
     int64_t offset[ML_MAX_OPERANDS];   /* of its first element in memory */

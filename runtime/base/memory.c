@@ -170,33 +170,39 @@ void ml_text_add(ml_text *text, const char *format, ...) {
     text->length += added;
 }
 
-/* Linear probing; a slot is free where its value is ML_INDEX_NONE. The load stays below 2/3. */
+/* Linear probing; the load stays below 2/3. A slot's hash and value are one line of a cache. */
+struct ml_index_slot {
+    uint64_t hash;
+    uint32_t next_value; /* one more than the value; 0: free */
+};
+
 static uint32_t slot_of(const ml_index *index, uint64_t hash) {
     return (uint32_t)((hash * 0x9E3779B97F4A7C15u) >> 32) & (index->capacity - 1);
 }
 
-static void put(ml_index *index, uint64_t hash, uint32_t value) {
+static void put(ml_index *index, uint64_t hash, uint32_t next_value) {
     uint32_t slot = slot_of(index, hash);
-    while (index->values[slot] != ML_INDEX_NONE) slot = (slot + 1) & (index->capacity - 1);
-    index->hashes[slot] = hash;
-    index->values[slot] = value;
+    while (index->slots[slot].next_value != 0) slot = (slot + 1) & (index->capacity - 1);
+    index->slots[slot] = (struct ml_index_slot){hash, next_value};
+}
+
+void ml_index_reserve(ml_index *index, uint32_t count) {
+    ml_index old = *index;
+    uint32_t capacity = old.capacity ? old.capacity : 16;
+    while (count >= capacity / 3 * 2) {
+        if (capacity > UINT32_MAX / 4) ml_raise(ML_NO_MEMORY, "an index is too large");
+        capacity *= 2;
+    }
+    if (capacity == old.capacity) return;
+    index->slots = ML_NEW_ARRAY(index->arena, struct ml_index_slot, capacity);
+    index->capacity = capacity;
+    for (uint32_t i = 0; i < old.capacity; i++)
+        if (old.slots[i].next_value != 0) put(index, old.slots[i].hash, old.slots[i].next_value);
 }
 
 void ml_index_add(ml_index *index, uint64_t hash, uint32_t value) {
-    if (index->count >= index->capacity / 3 * 2) {
-        if (index->capacity > UINT32_MAX / 4) ml_raise(ML_NO_MEMORY, "an index is too large");
-        ml_index old = *index;
-        uint32_t capacity = old.capacity ? old.capacity * 2 : 16;
-        uint64_t *hashes = ML_NEW_ARRAY(index->arena, uint64_t, capacity);
-        uint32_t *values = ML_NEW_ARRAY(index->arena, uint32_t, capacity);
-        memset(values, 0xff, sizeof *values * capacity);
-        index->hashes = hashes;
-        index->values = values;
-        index->capacity = capacity;
-        for (uint32_t i = 0; i < old.capacity; i++)
-            if (old.values[i] != ML_INDEX_NONE) put(index, old.hashes[i], old.values[i]);
-    }
-    put(index, hash, value);
+    if (index->count >= index->capacity / 3 * 2) ml_index_reserve(index, index->count);
+    put(index, hash, value + 1);
     index->count++;
 }
 
@@ -204,9 +210,10 @@ uint32_t ml_index_next(const ml_index *index, uint64_t hash, uint32_t *cursor) {
     if (!index->capacity) return ML_INDEX_NONE;
     uint32_t first = slot_of(index, hash);
     for (;;) {
-        uint32_t slot = (first + (*cursor)++) & (index->capacity - 1);
-        if (index->values[slot] == ML_INDEX_NONE) return ML_INDEX_NONE;
-        if (index->hashes[slot] == hash) return index->values[slot];
+        const struct ml_index_slot *slot =
+            &index->slots[(first + (*cursor)++) & (index->capacity - 1)];
+        if (slot->next_value == 0) return ML_INDEX_NONE;
+        if (slot->hash == hash) return slot->next_value - 1;
     }
 }
 

@@ -35,6 +35,10 @@ char *ml_arena_copy(ml_arena *arena, const void *bytes, size_t count); /* adds a
     ((__typeof__((vec)->at))ml_vec_grow(arena, &(vec)->at, &(vec)->count, &(vec)->capacity,        \
                                         sizeof *(vec)->at))
 void *ml_vec_grow(ml_arena *arena, void *at, uint32_t *count, uint32_t *capacity, size_t size);
+/* Room in an ML_VEC without elements for that many. */
+#define ML_VEC_RESERVE(arena, vec, room)                                                           \
+    ((vec)->at = (__typeof__((vec)->at))ml_arena_alloc(arena, sizeof *(vec)->at * (room)),         \
+     (vec)->capacity = (room))
 
 /* A text that grows; `text` is always terminated. */
 typedef struct { ml_arena *arena; char *text; size_t length, capacity; } ml_text;
@@ -43,11 +47,12 @@ void ml_text_add(ml_text *text, const char *format, ...) __attribute__((format(p
 /* A hash index from 64-bit hashes to u32 values; the caller compares keys. Grows, never shrinks. */
 typedef struct {
     ml_arena *arena;
-    uint64_t *hashes;
-    uint32_t *values;
+    struct ml_index_slot *slots;
     uint32_t count, capacity;
 } ml_index;
 enum { ML_INDEX_NONE = UINT32_MAX };
+/* Make room for `count` values at once. */
+void ml_index_reserve(ml_index *index, uint32_t count);
 void ml_index_add(ml_index *index, uint64_t hash, uint32_t value);
 /* The next value under `hash`, starting with *cursor = 0; ML_INDEX_NONE after the last. */
 uint32_t ml_index_next(const ml_index *index, uint64_t hash, uint32_t *cursor);

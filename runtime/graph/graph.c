@@ -29,6 +29,7 @@ struct ml_graph {
     uint32_t origin; /* of the nodes to come */
     ML_VEC(ml_node) nodes;
     ml_index index;
+    uint32_t indexed; /* nodes before this one are in the index; the others when one is looked up */
     /* Pools. Growing one leaves the old block in the arena, so pointers into it stay valid. */
     ML_VEC(ml_ref) sources;
     ML_VEC(int64_t) args;
@@ -159,8 +160,15 @@ uint32_t ml_graph_input_count(const ml_graph *g) {
 typedef struct {
     ml_arena *arena;
     graph_tables *shared; /* NULL: make new ones */
+    const ml_graph *like; /* it will be about as large; or NULL */
     ml_graph *made;
 } new_request;
+
+static void graph_reserve(ml_graph *g, const ml_graph *like) {
+    ML_VEC_RESERVE(g->arena, &g->nodes, like->nodes.count + 1);
+    ML_VEC_RESERVE(g->arena, &g->sources, like->sources.count + 1);
+    ML_VEC_RESERVE(g->arena, &g->args, like->args.count + 1);
+}
 
 static void graph_fill(void *argument) {
     new_request *request = argument;
@@ -170,7 +178,9 @@ static void graph_fill(void *argument) {
     g->index.arena = arena;
     g->owns_tables = !request->shared;
     g->tables = request->shared;
+    if (request->like != NULL) graph_reserve(g, request->like);
     ML_PUSH(arena, &g->nodes); /* node 0 is none */
+    g->indexed = 1;
     if (g->owns_tables) {
         graph_tables *t = g->tables = ML_NEW(arena, graph_tables);
         t->arena = arena;
@@ -181,8 +191,8 @@ static void graph_fill(void *argument) {
     request->made = g;
 }
 
-static ml_graph *graph_new(graph_tables *shared) {
-    new_request request = {ml_arena_new(), shared, NULL};
+static ml_graph *graph_new(graph_tables *shared, const ml_graph *like) {
+    new_request request = {ml_arena_new(), shared, like, NULL};
     if (!request.arena) ml_raise(ML_NO_MEMORY, "out of memory: could not make a graph");
     if (ml_protect(graph_fill, &request) != ML_OK) {
         ml_arena_free(request.arena);
@@ -192,10 +202,13 @@ static ml_graph *graph_new(graph_tables *shared) {
 }
 
 ml_graph *ml_graph_new(void) {
-    return graph_new(NULL);
+    return graph_new(NULL, NULL);
 }
 ml_graph *ml_graph_derive(const ml_graph *parent) {
-    return graph_new(parent->tables);
+    return graph_new(parent->tables, NULL);
+}
+ml_graph *graph_derive_like(const ml_graph *parent, const ml_graph *like) {
+    return graph_new(parent->tables, like);
 }
 void ml_graph_free(ml_graph *g) {
     if (g) ml_arena_free(g->arena);
@@ -289,19 +302,40 @@ static bool node_same(const ml_graph *g, ml_ref n, const ml_node *node, const ml
     return true;
 }
 
-static ml_ref find_same(const ml_graph *g, uint64_t hash, const ml_node *node,
-                        const ml_ref *sources, const int64_t *args) {
+/* Passes end with copies of all that is live, which nobody looks up but who adds to them. */
+static void index_rest(ml_graph *g) {
+    ml_index_reserve(&g->index, g->nodes.count);
+    for (; g->indexed < g->nodes.count; g->indexed++) {
+        const ml_node *node = &g->nodes.at[g->indexed];
+        const ml_ref *sources = g->sources.at + node->sources;
+        ml_index_add(&g->index, node_hash(node, sources, g->args.at + node->args), g->indexed);
+    }
+}
+
+static ml_ref find_same(ml_graph *g, uint64_t hash, const ml_node *node, const ml_ref *sources,
+                        const int64_t *args) {
     uint32_t cursor = 0, at;
+    if (g->indexed < g->nodes.count) index_rest(g);
     while ((at = ml_index_next(&g->index, hash, &cursor)) != ML_INDEX_NONE)
         if (node_same(g, at, node, sources, args)) return at;
     return 0;
 }
 
-ml_ref graph_lookup(const ml_graph *g, ml_ref n) {
+ml_ref graph_lookup(ml_graph *g, ml_ref n) {
     const ml_node *node = &g->nodes.at[n];
     const ml_ref *sources = g->sources.at + node->sources;
     const int64_t *args = g->args.at + node->args;
     return find_same(g, node_hash(node, sources, args), node, sources, args);
+}
+
+static ml_ref node_append(ml_graph *g, ml_node *node, const ml_ref *sources, const int64_t *args) {
+    node->sources = g->sources.count;
+    node->args = g->args.count;
+    for (int i = 0; i < node->source_count; i++) *ML_PUSH(g->arena, &g->sources) = sources[i];
+    for (int i = 0; i < node->arg_count; i++) *ML_PUSH(g->arena, &g->args) = args[i];
+    ml_ref n = g->nodes.count;
+    *ML_PUSH(g->arena, &g->nodes) = *node;
+    return n;
 }
 
 /* The index is filled last: when memory runs out on the way, the graph stays valid. */
@@ -314,13 +348,9 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
             g->nodes.at[found].flags &= (uint8_t)~ML_NODE_BACKWARD;
         return found;
     }
-    node->sources = g->sources.count;
-    node->args = g->args.count;
-    for (int i = 0; i < node->source_count; i++) *ML_PUSH(g->arena, &g->sources) = sources[i];
-    for (int i = 0; i < node->arg_count; i++) *ML_PUSH(g->arena, &g->args) = args[i];
-    ml_ref n = g->nodes.count;
-    *ML_PUSH(g->arena, &g->nodes) = *node;
+    ml_ref n = node_append(g, node, sources, args);
     ml_index_add(&g->index, hash, n);
+    g->indexed = n + 1;
     return n;
 }
 
@@ -391,6 +421,18 @@ static uint32_t map_type(ml_graph *g, const ml_graph *from, uint32_t type) {
     return type_intern(g, &mapped);
 }
 
+static void copy_args(ml_graph *g, const ml_graph *from, ml_ref n, int64_t *args) {
+    const ml_node *node = ml_graph_node(from, n);
+    const int64_t *old = ml_graph_args(from, n);
+    bool plain = g->tables == from->tables && strchr(op_args(node->op), 'f') == NULL;
+    for (int i = 0; i < node->arg_count; i++) {
+        char kind = plain ? 'n' : op_arg_kind(node->op, i);
+        args[i] = is_axis_kind(kind) ? map_axis(g, from, old[i])
+                  : kind == 'f'      ? (int64_t)graph_copy_function(g, from, (ml_ref)old[i])
+                                     : old[i];
+    }
+}
+
 ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources,
                        uint8_t set, uint8_t clear) {
     ml_node node = *ml_graph_node(from, n);
@@ -398,18 +440,21 @@ ml_ref graph_copy_node(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref
         ml_raise(ML_INTERNAL, "a %s cannot be copied between sessions", ml_ops[node.op].name);
     int64_t few[FEW];
     int64_t *args = node.arg_count > FEW ? ML_NEW_ARRAY(g->arena, int64_t, node.arg_count) : few;
-    const int64_t *old = ml_graph_args(from, n);
-    for (int i = 0; i < node.arg_count; i++) {
-        char kind = op_arg_kind(node.op, i);
-        args[i] = is_axis_kind(kind) ? map_axis(g, from, old[i])
-                  : kind == 'f'      ? (int64_t)graph_copy_function(g, from, (ml_ref)old[i])
-                                     : old[i];
-    }
+    copy_args(g, from, n, args);
     node.type = map_type(g, from, node.type);
     node.flags = (uint8_t)((node.flags | set) & ~clear);
     if (g->tables != from->tables)
         node.origin = origin_intern(g, from->tables->origins.at[node.origin]);
     return node_intern(g, &node, sources, args);
+}
+
+ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources) {
+    assert(g->tables == from->tables);
+    ml_node node = *ml_graph_node(from, n);
+    int64_t few[FEW];
+    int64_t *args = node.arg_count > FEW ? ML_NEW_ARRAY(g->arena, int64_t, node.arg_count) : few;
+    copy_args(g, from, n, args);
+    return node_append(g, &node, sources, args);
 }
 
 ml_ref ml_graph_copy(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources) {

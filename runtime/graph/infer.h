@@ -63,7 +63,12 @@ ml_ref graph_copy_function(ml_graph *g, const ml_graph *from, ml_ref root);
 ml_ref graph_inline_placed(ml_graph *g, ml_ref root, const ml_ref *values, int count,
                            const ml_axis axis[2], const ml_ref start[2]);
 /* The node equal to the one described, or 0. Used by the verifier. */
-ml_ref graph_lookup(const ml_graph *g, ml_ref n);
+ml_ref graph_lookup(ml_graph *g, ml_ref n);
+/* ml_graph_copy of a node, within a session, that no node of g is equal to: nothing is looked up.
+ */
+ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources);
+/* ml_graph_derive; the new graph has room for as much as `like`. */
+ml_graph *graph_derive_like(const ml_graph *parent, const ml_graph *like);
 
 /* The value of a MAP op on constants, rounded to dtype `result`; false where it is not folded.
  * Integers are folded where they and the result are exact as doubles. values[] has a second

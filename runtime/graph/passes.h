@@ -19,8 +19,10 @@ ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
 ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots);
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
 ml_graph *ml_gather_sorted(const ml_graph *from, ml_roots *roots);
+bool ml_gather_sorted_applies(const ml_graph *g); /* whether there is one */
 /* Sums over an axis of terms that are scaled by what does not change along it: scaled sums. */
 ml_graph *ml_split_sums(const ml_graph *from, ml_roots *roots);
+bool ml_split_sums_applies(const ml_graph *g); /* whether there is one */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and

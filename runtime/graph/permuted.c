@@ -32,9 +32,11 @@ typedef struct {
     int64_t each;
 } sorted_index;
 
-/* Whether a SCATTER_ADD's index is an order, or one divided, so that every element of the result
- * gets `each` values. */
+/* Whether it is a SCATTER_ADD whose index is an order, or one divided, so that every element of the
+ * result gets `each` values. */
 static bool find_index(const ml_graph *g, ml_ref scatter, sorted_index *found) {
+    const ml_node *node = ml_graph_node(g, scatter);
+    if (node->op != ML_OP_SCATTER_ADD || node->source_count != 2) return false;
     ml_ref index = ml_graph_source(g, scatter, 0);
     ml_axis along = (ml_axis)ml_graph_args(g, scatter)[0];
     const ml_type *result = ml_graph_type(g, scatter), *indices = ml_graph_type(g, index);
@@ -57,9 +59,7 @@ static bool find_index(const ml_graph *g, ml_ref scatter, sorted_index *found) {
 
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     sorted_index found;
-    if (ml_graph_node(r->from, n)->op != ML_OP_SCATTER_ADD ||
-        ml_graph_node(r->from, n)->source_count != 2 || !find_index(r->from, n, &found))
-        return rewrite_copy(r, n, sources);
+    if (!find_index(r->from, n, &found)) return rewrite_copy(r, n, sources);
     ml_graph *g = r->to;
     const ml_type type = *ml_graph_type(r->from, n);
     ml_axis along = (ml_axis)ml_graph_args(r->from, n)[0];
@@ -80,6 +80,13 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
         sum = sum ? ml_map2(g, ML_OP_ADD, sum, value) : value;
     }
     return ml_permute(g, ml_cast(g, sum, (ml_dtype)type.dtype), &type);
+}
+
+bool ml_gather_sorted_applies(const ml_graph *g) {
+    sorted_index found;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (find_index(g, n, &found)) return true;
+    return false;
 }
 
 ml_graph *ml_gather_sorted(const ml_graph *from, ml_roots *roots) {

@@ -1,7 +1,7 @@
 /* The frame of every pass (rewrite.h). */
 #include "runtime/graph/rewrite.h"
 
-#include <string.h>
+#include "runtime/graph/infer.h"
 
 typedef struct {
     rewrite rewrite;
@@ -55,13 +55,14 @@ static void map_roots(const ml_roots *roots, const ml_ref *map, ml_arena *arena,
     }
 }
 
-/* Copy the live part of p->rewrite.to into a graph of its own. */
+/* Copy the live part of p->rewrite.to into a graph of its own. Its nodes are different, and so are
+ * their copies. */
 static void keep_live(run *p, ml_roots *roots) {
     rewrite live = {.from = p->rewrite.to, .scratch = p->rewrite.scratch, .roots = roots};
     live.count = ml_graph_count(live.from);
     count_users(&live);
     live.map = ML_NEW_ARRAY(live.scratch, ml_ref, live.count);
-    p->result = live.to = ml_graph_derive(p->rewrite.from);
+    p->result = live.to = graph_derive_like(live.from, live.from);
     for (ml_ref node = 1; node < live.count; node++) {
         if (!live.users[node]) continue;
         const ml_node *n = ml_graph_node(live.from, node);
@@ -69,7 +70,7 @@ static void keep_live(run *p, ml_roots *roots) {
         if (n->source_count > 8) sources = ML_NEW_ARRAY(live.scratch, ml_ref, n->source_count);
         for (int i = 0; i < n->source_count; i++)
             sources[i] = live.map[ml_graph_source(live.from, node, i)];
-        live.map[node] = ml_graph_copy(live.to, live.from, node, sources);
+        live.map[node] = graph_append(live.to, live.from, node, sources);
     }
     ml_roots mapped;
     map_roots(roots, live.map, live.scratch, &mapped);
@@ -84,7 +85,7 @@ static void body(void *argument) {
     count_users(r);
     r->map = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     r->outputs = ML_NEW_ARRAY(r->scratch, ml_ref *, r->count);
-    r->to = ml_graph_derive(r->from);
+    r->to = graph_derive_like(r->from, r->from);
     if (p->begin) p->begin(r);
     for (uint32_t i = 0; r->order && i < r->order_count; i++)
         r->map[r->order[i]] = rewritten(p, r->order[i]);

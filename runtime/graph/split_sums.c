@@ -3,53 +3,67 @@
  * it stands that takes a pass of its own over the row, and with its terms apart none. */
 #include "runtime/graph/rewrite.h"
 
-/* Whether n is constant along the axes. */
-static bool is_even(const rewrite *r, ml_ref n, const int64_t *axes, int count) {
-    const ml_type *type = ml_graph_type(r->from, n);
-    for (int i = 0; i < count; i++)
-        if (ml_type_find(type, (ml_axis)axes[i]) >= 0) return false;
+typedef struct {
+    ml_ref what[2], scale[2]; /* by term */
+    ml_axis summed[ML_MAX_AXES];
+    int count;
+} split;
+
+/* Whether n is constant along the summed axes. */
+static bool is_even(const ml_graph *g, ml_ref n, const split *s) {
+    const ml_type *type = ml_graph_type(g, n);
+    for (int i = 0; i < s->count; i++)
+        if (ml_type_find(type, s->summed[i]) >= 0) return false;
     return true;
 }
 
 /* A product of something that changes along all of the axes, and of something that does not. */
-static bool is_scaled(const rewrite *r, ml_ref n, const int64_t *axes, int count, ml_ref *what,
-                      ml_ref *scale) {
-    if (ml_graph_node(r->from, n)->op != ML_OP_MUL) return false;
+static bool is_scaled(const ml_graph *g, ml_ref n, const split *s, ml_ref *what, ml_ref *scale) {
+    if (ml_graph_node(g, n)->op != ML_OP_MUL) return false;
     for (int side = 0; side < 2; side++) {
-        *what = ml_graph_source(r->from, n, side);
-        *scale = ml_graph_source(r->from, n, 1 - side);
-        const ml_type *type = ml_graph_type(r->from, *what);
-        bool whole = ml_type_equal(type, ml_graph_type(r->from, n));
-        if (whole && ml_graph_type(r->from, *scale)->rank > 0 && is_even(r, *scale, axes, count))
-            return true;
+        *what = ml_graph_source(g, n, side);
+        *scale = ml_graph_source(g, n, 1 - side);
+        bool whole = ml_type_equal(ml_graph_type(g, *what), ml_graph_type(g, n));
+        if (whole && ml_graph_type(g, *scale)->rank > 0 && is_even(g, *scale, s)) return true;
     }
     return false;
 }
 
-static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
-    const ml_node *node = ml_graph_node(r->from, n);
-    const ml_type type = *ml_graph_type(r->from, n);
-    ml_ref term = node->op == ML_OP_SUM ? ml_graph_source(r->from, n, 0) : 0, what[2], scale[2];
-    if (!term || ml_graph_node(r->from, term)->op != ML_OP_ADD ||
-        (type.dtype != ML_F32 && type.dtype != ML_F64))
-        return rewrite_copy(r, n, sources);
-    int64_t axes[ML_MAX_AXES];
-    ml_axis summed[ML_MAX_AXES];
-    for (int i = 0; i < node->arg_count; i++)
-        summed[i] = (ml_axis)(axes[i] = ml_graph_args(r->from, n)[i]);
-    ml_ref sum = 0;
+static bool splits(const ml_graph *g, ml_ref n, split *s) {
+    const ml_node *node = ml_graph_node(g, n);
+    ml_dtype dtype = (ml_dtype)ml_graph_type(g, n)->dtype;
+    if (node->op != ML_OP_SUM || (dtype != ML_F32 && dtype != ML_F64)) return false;
+    ml_ref term = ml_graph_source(g, n, 0);
+    if (ml_graph_node(g, term)->op != ML_OP_ADD) return false;
+    s->count = node->arg_count;
+    for (int i = 0; i < s->count; i++) s->summed[i] = (ml_axis)ml_graph_args(g, n)[i];
     for (int i = 0; i < 2; i++) {
-        ml_ref part = ml_graph_source(r->from, term, i);
-        if (!ml_type_equal(ml_graph_type(r->from, part), ml_graph_type(r->from, term)) ||
-            !is_scaled(r, part, axes, node->arg_count, &what[i], &scale[i]))
-            return rewrite_copy(r, n, sources);
+        ml_ref part = ml_graph_source(g, term, i);
+        if (!ml_type_equal(ml_graph_type(g, part), ml_graph_type(g, term)) ||
+            !is_scaled(g, part, s, &s->what[i], &s->scale[i]))
+            return false;
     }
+    return true;
+}
+
+static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
+    const ml_type type = *ml_graph_type(r->from, n);
+    split s;
+    ml_ref sum = 0;
+    if (!splits(r->from, n, &s)) return rewrite_copy(r, n, sources);
     for (int i = 0; i < 2; i++) {
-        ml_ref part = ml_reduce(r->to, ML_OP_SUM, r->map[what[i]], summed, node->arg_count);
-        part = ml_map2(r->to, ML_OP_MUL, part, r->map[scale[i]]);
+        ml_ref part = ml_reduce(r->to, ML_OP_SUM, r->map[s.what[i]], s.summed, s.count);
+        part = ml_map2(r->to, ML_OP_MUL, part, r->map[s.scale[i]]);
         sum = sum ? ml_map2(r->to, ML_OP_ADD, sum, part) : part;
     }
     return ml_permute(r->to, sum, &type);
+}
+
+bool ml_split_sums_applies(const ml_graph *g) {
+    split s;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (splits(g, n, &s)) return true;
+    return false;
 }
 
 ml_graph *ml_split_sums(const ml_graph *from, ml_roots *roots) {

@@ -16,15 +16,24 @@ enum {
     MOST = 128,        /* members, whatever there is room for */
 };
 
+/* That a step reads or writes a storage. */
+typedef struct {
+    uint32_t step, writer, end; /* the next that writes that storage, and after its last: touches */
+    bool writes;
+} touch;
+
 typedef struct {
     ml_schedule *s;
     uint32_t count;
-    uint32_t *old;            /* by storage: where it is a state's new value, the state's storage */
-    uint32_t *last_read;      /* by storage: the step; 0: none */
-    int64_t *born;            /* by step: bytes of temporaries that it is the first to write */
-    uint64_t *reads, *writes; /* by step: a bit for each storage, of which many share one */
-    uint32_t *order;          /* the steps as they will run */
-    bool *taken;              /* by step: it is a part of another */
+    uint32_t *old;       /* by storage: where it is a state's new value, the state's storage */
+    uint32_t *last_read; /* by storage: the step; 0: none */
+    int64_t *born;       /* by step: bytes of temporaries that it is the first to write */
+    uint64_t *kind;      /* by step: equal where kernels are alike; 0: not to be joined */
+    touch *touches;      /* of each storage (of the state for its new value) as the steps were */
+    uint32_t *first_own,
+        *own; /* step t's: touches[own[first_own[t]]] .. [own[first_own[t + 1] - 1]] */
+    uint32_t *order, *place; /* the steps as they will run, and where each is among them */
+    bool *taken;             /* by step: it is a part of another */
 } batches;
 
 static uint32_t storage_of(const batches *b, const ml_step *step, int value) {
@@ -38,6 +47,7 @@ static void find_storages(batches *b, const ml_roots *roots) {
     b->old = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
     b->last_read = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
     b->order = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
+    b->place = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
     b->born = ML_NEW_ARRAY(s->arena, int64_t, b->count + 1);
     b->taken = ML_NEW_ARRAY(s->arena, bool, b->count + 1);
     for (uint32_t i = 0; i < storages; i++) {
@@ -51,7 +61,7 @@ static void find_storages(batches *b, const ml_roots *roots) {
     bool *written = ML_NEW_ARRAY(s->arena, bool, storages + 1);
     for (uint32_t t = 0; t < b->count; t++) {
         const ml_step *step = &s->steps.at[t];
-        b->order[t] = t;
+        b->order[t] = b->place[t] = t;
         for (int i = 0; i < step->read_count; i++) b->last_read[storage_of(b, step, i)] = t;
         for (int i = step->read_count; i < step->read_count + step->write_count; i++) {
             uint32_t at = storage_of(b, step, i);
@@ -64,31 +74,56 @@ static void find_storages(batches *b, const ml_roots *roots) {
         b->last_read[s->values.at[s->output_values[i]].storage] = b->count;
 }
 
-/* Most pairs of steps are seen at once to touch nothing in common. */
-static void find_bits(batches *b) {
-    b->reads = ML_NEW_ARRAY(b->s->arena, uint64_t, b->count + 1);
-    b->writes = ML_NEW_ARRAY(b->s->arena, uint64_t, b->count + 1);
+static void find_touches(batches *b) {
+    const ml_schedule *s = b->s;
+    uint32_t storages = s->storages.count, total = 0;
+    uint32_t *at = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
+    b->first_own = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
     for (uint32_t t = 0; t < b->count; t++) {
-        const ml_step *step = &b->s->steps.at[t];
+        const ml_step *step = &s->steps.at[t];
+        b->first_own[t] = total;
+        total += (uint32_t)(step->read_count + step->write_count);
         for (int i = 0; i < step->read_count + step->write_count; i++)
-            (i < step->read_count ? b->reads : b->writes)[t] |=
-                (uint64_t)1 << b->old[storage_of(b, step, i)] % 64;
+            at[b->old[storage_of(b, step, i)] + 1]++;
+    }
+    b->first_own[b->count] = total;
+    b->touches = ML_NEW_ARRAY(s->arena, touch, total + 1);
+    b->own = ML_NEW_ARRAY(s->arena, uint32_t, total + 1);
+    for (uint32_t i = 0; i < storages; i++) at[i + 1] += at[i];
+    for (uint32_t t = 0; t < b->count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->read_count + step->write_count; i++) {
+            uint32_t to = at[b->old[storage_of(b, step, i)]]++;
+            b->own[b->first_own[t] + (uint32_t)i] = to;
+            b->touches[to] = (touch){.step = t, .writes = i >= step->read_count};
+        }
+    }
+    for (uint32_t i = storages; i-- > 0;) { /* at[i] is the end of storage i's by now */
+        uint32_t begin = i > 0 ? at[i - 1] : 0, writer = at[i];
+        for (uint32_t e = at[i]; e-- > begin;) {
+            b->touches[e].writer = writer;
+            b->touches[e].end = at[i];
+            if (b->touches[e].writes) writer = e;
+        }
     }
 }
 
-/* Whether one of two steps writes what the other touches. */
-static bool conflict(const batches *b, uint32_t x, uint32_t y) {
-    if (!(b->writes[x] & (b->reads[y] | b->writes[y])) && !(b->reads[x] & b->writes[y]))
-        return false;
-    const ml_step *one = &b->s->steps.at[x], *other = &b->s->steps.at[y];
-    int values = one->read_count + one->write_count;
-    int others = other->read_count + other->write_count;
-    for (int i = 0; i < values; i++) {
-        uint32_t storage = b->old[storage_of(b, one, i)];
-        for (int j = i < one->read_count ? other->read_count : 0; j < others; j++)
-            if (b->old[storage_of(b, other, j)] == storage) return true;
+/* The first place of a step after t of which one writes what the other touches. Such steps never
+ * pass one another. */
+static uint32_t first_conflict(const batches *b, uint32_t t) {
+    uint32_t first = b->count;
+    for (uint32_t i = b->first_own[t]; i < b->first_own[t + 1]; i++) {
+        const touch *own = &b->touches[b->own[i]];
+        uint32_t e = own->writes ? b->own[i] + 1 : own->writer;
+        while (e < own->end) {
+            const touch *other = &b->touches[e];
+            bool counts = other->step != t && !b->taken[other->step];
+            if (counts && b->place[other->step] < first) first = b->place[other->step];
+            if (counts && other->writes) break;
+            e = own->writes ? e + 1 : other->writer;
+        }
     }
-    return false;
+    return first;
 }
 
 /* What other streams wait for keeps its place, and everything keeps its side of it. */
@@ -99,22 +134,36 @@ static bool is_fixed(const batches *b, uint32_t t) {
 
 /* Small kernels to right before the first step that needs them done. */
 static void move_small(batches *b) {
+    uint32_t fixed = b->count; /* the next place of such a step */
     for (uint32_t from = b->count; from-- > 0;) {
-        uint32_t t = b->order[from], to = from;
+        uint32_t t = b->order[from];
         const ml_step *step = &b->s->steps.at[t];
+        if (is_fixed(b, t)) fixed = from;
         if (step->kind != ML_STEP_KERNEL || step->bytes > SMALL) continue;
-        while (to + 1 < b->count && to - from < FARTHEST && !is_fixed(b, b->order[to + 1]) &&
-               !conflict(b, t, b->order[to + 1]))
-            to++;
-        for (uint32_t i = from; i < to; i++) b->order[i] = b->order[i + 1];
-        b->order[to] = t;
+        uint32_t end = first_conflict(b, t);
+        if (end > fixed) end = fixed;
+        if (end > from + FARTHEST + 1) end = from + FARTHEST + 1;
+        for (uint32_t i = from; i + 1 < end; i++) {
+            b->order[i] = b->order[i + 1];
+            b->place[b->order[i]] = i;
+        }
+        b->order[end - 1] = t;
+        b->place[t] = end - 1;
     }
 }
 
 static bool alike(const ml_step *a, const ml_step *b) {
-    return a->kind == ML_STEP_KERNEL && a->ir != NULL && b->ir != NULL &&
-           a->kernel->key == b->kernel->key && ml_batch_capacity(a->kernel) > 0 &&
-           a->read_count == b->read_count && a->write_count == b->write_count;
+    return a->kernel->key == b->kernel->key && a->read_count == b->read_count &&
+           a->write_count == b->write_count;
+}
+
+static void find_kinds(batches *b) {
+    b->kind = ML_NEW_ARRAY(b->s->arena, uint64_t, b->count + 1);
+    for (uint32_t t = 0; t < b->count; t++) {
+        const ml_step *step = &b->s->steps.at[t];
+        if (step->kind == ML_STEP_KERNEL && step->ir && ml_batch_capacity(step->kernel) > 0)
+            b->kind[t] = step->kernel->key;
+    }
 }
 
 /* Whether step t may run when step `then` does, which comes later: its large operands are there
@@ -133,26 +182,24 @@ static bool waits_for_free(const batches *b, uint32_t t, uint32_t then, int64_t 
     return true;
 }
 
-/* The steps that can run together with the one at `last`; members[0] is that. */
-static int find_members(const batches *b, uint32_t last, uint32_t *members) {
+/* The steps from place `begin` on that can run together with the one at `last`; members[0] is that.
+ */
+static int find_members(const batches *b, uint32_t begin, uint32_t last, uint32_t *members) {
     const uint32_t then = b->order[last];
     const ml_step *step = &b->s->steps.at[then];
-    uint32_t passed[FARTHEST], count = 0;
-    int found = 1, most = ml_batch_capacity(step->kernel);
+    int found = 1, passed = 0, most = ml_batch_capacity(step->kernel);
     int64_t born = 0;
     members[0] = then;
-    for (uint32_t i = last; i-- > 0 && count < FARTHEST && found < most && found < MOST;) {
+    for (uint32_t i = last; i-- > begin && passed < FARTHEST && found < most && found < MOST;) {
         uint32_t t = b->order[i];
         if (b->taken[t]) continue;
-        if (is_fixed(b, t)) break;
-        bool joins = alike(&b->s->steps.at[t], step) && waits_for_free(b, t, then, born);
-        for (uint32_t p = 0; p < count && joins; p++) joins = !conflict(b, t, passed[p]);
-        for (int m = 0; m < found && joins; m++) joins = !conflict(b, t, members[m]);
+        bool joins = b->kind[t] == b->kind[then] && alike(&b->s->steps.at[t], step) &&
+                     waits_for_free(b, t, then, born) && first_conflict(b, t) > last;
         born += b->born[t];
         if (joins)
             members[found++] = t;
         else
-            passed[count++] = t;
+            passed++;
     }
     return found;
 }
@@ -191,13 +238,16 @@ void plan_batch(ml_plan *plan, const ml_target *target) {
     ml_schedule *s = plan->schedule;
     batches b = {.s = s, .count = s->steps.count};
     find_storages(&b, &plan->roots);
-    find_bits(&b);
+    find_touches(&b);
+    find_kinds(&b);
     move_small(&b);
+    uint32_t *begin = ML_NEW_ARRAY(s->arena, uint32_t, b.count + 1); /* after a fixed step */
+    for (uint32_t i = 0; i < b.count; i++)
+        begin[i + 1] = is_fixed(&b, b.order[i]) ? i + 1 : begin[i];
     for (uint32_t i = b.count; i-- > 0;) {
         uint32_t members[MOST];
-        const ml_step *step = &s->steps.at[b.order[i]];
-        if (b.taken[b.order[i]] || !alike(step, step)) continue;
-        int count = find_members(&b, i, members);
+        if (b.taken[b.order[i]] || b.kind[b.order[i]] == 0) continue;
+        int count = find_members(&b, begin[i], i, members);
         if (count > 1) join(&b, members, count, target);
     }
     __typeof__(s->steps) steps = {0};

@@ -154,8 +154,10 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
         shard(plan);
         pass_done(plan, ml_simplify(plan->graph, r), "shard simplify");
     }
-    if (gpu) pass_done(plan, ml_gather_sorted(plan->graph, r), "gather sorted");
-    if (gpu) pass_done(plan, ml_split_sums(plan->graph, r), "split sums");
+    if (gpu && ml_gather_sorted_applies(plan->graph))
+        pass_done(plan, ml_gather_sorted(plan->graph, r), "gather sorted");
+    if (gpu && ml_split_sums_applies(plan->graph))
+        pass_done(plan, ml_split_sums(plan->graph, r), "split sums");
     pass_done(plan, ml_decompose(plan->graph, r, target->longest_materialized), "decompose");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify2");
     /* Merged weights are written side by side by the casts that a GPU makes of them anyway. The
