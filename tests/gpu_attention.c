@@ -47,6 +47,10 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const shape *current;
 static ml_dtype current_dtype;
 static bool heads_first; /* {batch, heads, seq, head_dim} in memory, else heads after seq */
+/* As kernels are told. Unknown: thread blocks take several blocks of queries. Few: thread blocks of
+ * the gradient on warpgroup products take several blocks of keys. */
+enum { UNKNOWN = 0, FEW = 2 };
+static int multiprocessors;
 
 static ml_ref document_of(ops_case *c, ml_ref s, const char *axis, int size) {
     ml_ref odd = ml_cast(c->g, ml_map2(c->g, ML_OP_NE, s, s), ML_I32);
@@ -98,7 +102,7 @@ static void build_shape(ops_case *c) {
     const char *kv_heads = grouped ? "kv_heads" : "heads";
     ml_target *target = &ml_session_device(c->session)->target;
     target->longest_materialized = 0;
-    target->multiprocessors = 0; /* unknown: thread blocks take several blocks of queries */
+    target->multiprocessors = multiprocessors;
     ml_ref qkv[] = {operand(c, "heads", s->heads, "seq", s->seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq),
                     operand(c, kv_heads, s->kv_heads, "kv_seq", s->kv_seq), 0, 0};
@@ -146,6 +150,11 @@ GPU_TEST(attention, bf16_template) {
 }
 GPU_TEST(attention, bf16_template_heads_first) {
     check_all(ML_BF16, true, false);
+}
+GPU_TEST(attention, bf16_template_blocks_of_keys) {
+    multiprocessors = FEW;
+    check_all(ML_BF16, false, false);
+    multiprocessors = UNKNOWN;
 }
 GPU_TEST(attention, bf16_cudnn) {
     check_all(ML_BF16, false, true);
