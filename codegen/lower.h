@@ -122,6 +122,12 @@ typedef struct {
     int64_t bytes; /* that must move: each operand once */
 } ml_step;
 
+/* Kernels of templates by a hash of the body and of what is put in: layers repeat. */
+typedef struct {
+    ml_index index;
+    ML_VEC(const ml_kernel *) kernels;
+} ml_expansions;
+
 typedef struct {
     const ml_graph *graph;
     ml_arena *arena;
@@ -131,6 +137,7 @@ typedef struct {
     ML_VEC(ml_step) steps;
     uint32_t *output_values; /* by output of the roots */
     uint32_t *update_values; /* by update: where the new value lies before it is assigned */
+    ml_expansions expansions;
 } ml_schedule;
 
 /* Fuse (fuse.c), choose views, build kernel IR (lower.c), describe GEMMs and attention, print

@@ -68,8 +68,23 @@ char *template_expand(const ml_template *t, const char *body) {
     return out.text;
 }
 
-ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers) {
-    ml_kernel *k = ML_NEW(t->arena, ml_kernel);
+ml_template template_begin(ml_schedule *s) {
+    s->expansions.index.arena = s->arena;
+    return (ml_template){.arena = s->arena, .known = &s->expansions};
+}
+
+static uint64_t hash_of(const ml_template *t, const char *body) {
+    uint64_t hash = ml_hash(body, strlen(body), 0);
+    for (uint32_t i = 0; i < t->entries.count; i++) {
+        const ml_template_entry *entry = &t->entries.at[i];
+        hash = ml_hash(entry->name, strlen(entry->name), hash);
+        hash = ml_hash(entry->text, strlen(entry->text), hash);
+    }
+    return hash;
+}
+
+/* Sets key, entry and source. */
+static void name_and_expand(ml_template *t, const char *body, ml_kernel *k) {
     uint32_t count = t->entries.count;
     template_set_text(t, "e", "ml_kernel");
     const char *anonymous = template_expand(t, body);
@@ -78,6 +93,22 @@ ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, 
     template_set_text(t, "e", k->entry);
     k->source = template_expand(t, body);
     t->entries.count = count;
+}
+
+ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers) {
+    ml_kernel *k = ML_NEW(t->arena, ml_kernel);
+    uint64_t hash = hash_of(t, body);
+    uint32_t cursor = 0, at = ml_index_next(&t->known->index, hash, &cursor);
+    if (at == ML_INDEX_NONE) {
+        name_and_expand(t, body, k);
+        ml_index_add(&t->known->index, hash, t->known->kernels.count);
+        *ML_PUSH(t->arena, &t->known->kernels) = k;
+    } else {
+        const ml_kernel *same = t->known->kernels.at[at];
+        k->key = same->key;
+        k->entry = same->entry;
+        k->source = same->source;
+    }
     k->label = label;
     k->pointer_count = pointers;
     k->units = k->grain = 1;

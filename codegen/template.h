@@ -14,8 +14,10 @@ typedef struct { const char *name, *text; } ml_template_entry;
 typedef struct {
     ml_arena *arena;
     ML_VEC(ml_template_entry) entries;
+    ml_expansions *known;
 } ml_template;
 
+ml_template template_begin(ml_schedule *s);
 /* Later settings of a name win. */
 void template_set(ml_template *t, const char *name, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -136,7 +136,7 @@ static void set_masks(attention_printer *p) {
 
 void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step) {
     const ml_attention_step *a = step->attention;
-    *p = (attention_printer){.schedule = s, .step = step, .a = a, .text = {.arena = s->arena}};
+    *p = (attention_printer){.schedule = s, .step = step, .a = a, .text = template_begin(s)};
     ml_template *t = &p->text;
     int reads = a->backward ? 6 : 3;
     p->placed = a->args.placed;

@@ -516,7 +516,7 @@ static ml_kernel *print_kernel(printer *p, method how) {
 }
 
 void ml_template_ragged(ml_schedule *s, ml_step *step) {
-    printer p = {.schedule = s, .step = step, .text = {.arena = s->arena}};
+    printer p = {.schedule = s, .step = step, .text = template_begin(s)};
     p.r = step->ragged = describe(s, step);
     if (s->target->kind != ML_TARGET_CUDA) {
         step->kind = ML_STEP_RAGGED;

@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) 
 )";
 
 void ml_template_reset(ml_schedule *s, ml_step *step) {
-    ml_template t = {.arena = s->arena};
+    ml_template t = template_begin(s);
     const ml_value *result = template_value(s, step, 2);
     int64_t count = ml_type_elements(&result->type);
     template_set_text(&t, "memory", emit_memory_type((ml_dtype)result->type.dtype));

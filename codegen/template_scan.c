@@ -79,7 +79,7 @@ static void set_outputs(printer *p, const ml_value *x, ml_axis axis, ml_axis out
 }
 
 static void begin(printer *p, ml_schedule *s, ml_step *step) {
-    *p = (printer){.schedule = s, .step = step, .text = {.arena = s->arena}};
+    *p = (printer){.schedule = s, .step = step, .text = template_begin(s)};
     ml_template *t = &p->text;
     const int64_t *args = ml_graph_args(s->graph, step->node);
     const ml_value *x = template_value(s, step, 0);

@@ -42,7 +42,7 @@ static const char add_base_text[] = R"(
 
 /* Sort the value's axes into batch, tokens and columns, and print the offsets of all operands. */
 static void begin(printer *p, ml_schedule *s, ml_step *step) {
-    *p = (printer){.schedule = s, .step = step, .text = {.arena = s->arena}};
+    *p = (printer){.schedule = s, .step = step, .text = template_begin(s)};
     ml_template *t = &p->text;
     const ml_value *index = template_value(s, step, 0), *value = template_value(s, step, 1);
     const ml_value *result = template_value(s, step, step->read_count);
