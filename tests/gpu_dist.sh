@@ -9,7 +9,7 @@
 #   split     tensors and context split over two GPUs
 #   experts   a mixture of experts, whose experts are split over all GPUs; rows are sent
 #   gathered  the same with weights gathered instead
-#   ranks     build/test --gpu gpu_ranks: layouts against one GPU, messages, ranks that fail
+#   ranks     build/test --gpu gpu_ranks gpu/edges: layouts against one GPU, messages, ranks that fail
 #   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2;
 #             sample16 those of four GPUs in bf16
 #   all       every layout of every model that fits the GPUs
@@ -182,7 +182,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>
 for p in $parts; do
     case $p in
     data | variants | stages | split | experts | gathered | sample | sample16) $p "$p" ;;
-    ranks) part ranks "$build/test" --gpu -v -j 1 gpu_ranks ;;
+    ranks) part ranks "$build/test" --gpu -v -j 1 gpu_ranks gpu/edges ;;
     all)
         layouts all-f32 f32 1e-4
         layouts all-bf16 bf16 2e-2
