@@ -267,6 +267,11 @@ int ml_op_outputs(const ml_graph *g, ml_ref n) {
 void ml_graph_set_origin(ml_graph *g, const ml_origin *origin) {
     g->origin = origin ? origin_intern(g, origin) : 0;
 }
+void graph_take_origin(ml_graph *g, const ml_graph *from, ml_ref n) {
+    uint32_t origin = ml_graph_node(from, n)->origin;
+    g->origin =
+        g->tables == from->tables ? origin : origin_intern(g, from->tables->origins.at[origin]);
+}
 void ml_graph_set_flags(ml_graph *g, uint8_t flags) {
     g->flags = flags;
 }

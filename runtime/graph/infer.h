@@ -67,6 +67,8 @@ ml_ref graph_lookup(ml_graph *g, ml_ref n);
 /* ml_graph_copy of a node, within a session, that no node of g is equal to: nothing is looked up.
  */
 ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *sources);
+/* Nodes to come have the origin of node n of `from`. */
+void graph_take_origin(ml_graph *g, const ml_graph *from, ml_ref n);
 /* ml_graph_derive; the new graph has room for as much as `like`. */
 ml_graph *graph_derive_like(const ml_graph *parent, const ml_graph *like);
 

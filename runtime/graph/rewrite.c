@@ -37,7 +37,7 @@ static ml_ref rewritten(run *p, ml_ref node) {
     if (n->source_count > 8) sources = ML_NEW_ARRAY(r->scratch, ml_ref, n->source_count);
     for (int i = 0; i < n->source_count; i++)
         sources[i] = r->map[ml_graph_source(r->from, node, i)];
-    ml_graph_set_origin(r->to, ml_graph_origin(r->from, node));
+    graph_take_origin(r->to, r->from, node);
     ml_graph_set_flags(r->to, n->flags & (uint8_t)~ML_NODE_GRADIENT);
     ml_ref made = p->rule(r, node, sources);
     if (n->flags & ML_NODE_GRADIENT) ml_graph_mark(r->to, made, ML_NODE_GRADIENT);
