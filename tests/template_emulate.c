@@ -80,10 +80,9 @@ static bool compile(ml_kernel *const *kernels, int count, const char *source, co
         for (int j = 0; j < i; j++) known |= kernels[j]->key == kernels[i]->key;
         if (known) continue;
         const char *entry = kernels[i]->entry;
-        const char *type = kernels[i]->scalar_count > 1 ? "step" : "arguments";
         write_source(file, kernels[i]);
-        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_%s *)a); }\n", entry, entry,
-                entry, type);
+        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_arguments *)a); }\n", entry,
+                entry, entry);
         fprintf(file,
                 "extern \"C\" void %s_emulated(void *a, unsigned x, unsigned y, int block, long "
                 "bytes) { emulated_run(%s_enter, a, x, y, block, bytes); }\n",
