@@ -357,15 +357,20 @@ static __device__ __forceinline__ void ${e}_tile_slopes(const ${e}_arguments &a,
     else
         ${e}_slopes<false>(a, m.batch, m.head, query, key, rows, s, dp);
 }
-/* dk and dv through the slot of keys and values, which nobody reads any more, to memory. */
+/* dk and dv through the slot of keys and values, which nobody reads any more, to memory. Of keys
+ * that no query sees they are zeros, whatever the keys are. */
 static __device__ __forceinline__ void ${e}_finish_item(const ${e}_arguments &a, char *base,
                                                         unsigned at, int slot, int batch,
-                                                        int kv_head, int key,
+                                                        int kv_head, int key, bool seen,
                                                         float (&dk)[${dim} / 2],
                                                         float (&dv)[${dim} / 2]) {
     int row = threadIdx.x / 32 * 16;
     char *tile = base + slot * (2 * ${row_bytes});
     key += row;
+    if (!seen) {
+#pragma unroll
+        for (int i = 0; i < ${dim} / 2; i++) dk[i] = dv[i] = 0;
+    }
     ${e}_meet_all<256>();
     ${e}_spill(tile, row, dk, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
                kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
@@ -422,7 +427,8 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
         ${e}_hold(sum);
         ${e}_give(base, at, turn, m.tile, m.rank, sum);
         if (m.last) {
-            ${e}_finish_item(a, base, at, slot, m.batch, m.head / ${group}, m.key, dk, dv);
+            ${e}_finish_item(a, base, at, slot, m.batch, m.head / ${group}, m.key, m.rank >= 0, dk,
+                             dv);
             if (++slot == ${slots}) slot = 0;
         }
     }
@@ -487,7 +493,8 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
         ${e}_signal(at + ${e}_empty + before * 8);
         ${e}_give(base, at, turn, m.tile, m.rank, sum);
         if (m.last)
-            ${e}_finish_item(a, base, at, before_slot, m.batch, m.head / ${group}, m.key, dk, dv);
+            ${e}_finish_item(a, base, at, before_slot, m.batch, m.head / ${group}, m.key,
+                             m.rank >= 0, dk, dv);
         m = next;
     }
     ${e}_give_up(base, at, turn);
