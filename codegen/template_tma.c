@@ -217,6 +217,7 @@ static __device__ __forceinline__ void ${e}_load_matrix(const ${e}_arguments &a,
         for (int d = 0; d < ${k}; d += 64) {
             unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
             ${e}_wait(${e}_address(&t.empty[stage]), parity);
+            __syncwarp(); /* or a late lane would find it empty once more */
             if (lane == 0) ${e}_expect(full, ${stage_bytes});
             if (lane < (tile.same_rows ? 4 : 2))
                 ${e}_load(a.map + 7, to + own.to, ${right_deep} ? d : own.at,
@@ -260,6 +261,7 @@ static __device__ __forceinline__ void ${e}_load_rows(const ${e}_arguments &a, $
         for (int d = 0; d < ${k}; d += 64) {
             unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
             ${e}_wait(${e}_address(&t.empty[stage]), parity);
+            __syncwarp(); /* or a late lane would find it empty once more */
             if (lane < all)
                 ${e}_load(a.map + mine.kind, to + mine.to, d, mine.at, mine.batch, full,
                           tile.same_rows);
@@ -311,6 +313,7 @@ static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${
         for (int row = 0; row < total; row += 64) {
             unsigned to = stages + stage * ${stage_bytes}, full = ${e}_address(&t.full[stage]);
             ${e}_wait(${e}_address(&t.empty[stage]), parity);
+            __syncwarp(); /* or a late lane would find it empty once more */
             if (threadIdx.x == 0) ${e}_expect(full, ${stage_bytes});
             if (p.left < 64) p = ${e}_locate(t, tile.group, p.batch, row);
             for (int box = warp; box < boxes; box += 4) {
