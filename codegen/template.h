@@ -10,7 +10,9 @@
 #include "codegen/emit.h"
 #include "codegen/lower.h"
 
-typedef struct { const char *name, *text; } ml_template_entry;
+typedef struct {
+    const char *name, *text;
+} ml_template_entry;
 typedef struct {
     ml_arena *arena;
     ML_VEC(ml_template_entry) entries;
@@ -58,6 +60,11 @@ extern const char template_mma_ptx[];
 /* The kernel of a product by groups of rows for sm_90, once template_ragged.c has set all sizes.
  * right_deep: the right operand's depth is innermost; narrow: the result is bf16. */
 ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narrow, int pointers);
+
+/* What kernels of 64 x 256 products a warpgroup share: _begin, _end, _finish, _finish_but_one and
+ * _product on ${registers} and ${sums}; and _operand, its operands in shared memory. */
+extern const char template_wgmma_products[], template_wgmma_operand[];
+void template_wgmma_registers(ml_template *t); /* sets ${registers} and ${sums} */
 
 /* The same by the copy engine: where strides, beyond what tensor cores need, allow it. */
 bool template_tma_serves(const ml_ragged *r);

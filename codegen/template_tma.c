@@ -67,26 +67,9 @@ static __device__ __forceinline__ void ${e}_load(const ${e}_map *map, unsigned t
                      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to), "l"(map), "r"(x), "r"(y), "r"(z),
                      "r"(barrier) : "memory");
 }
-static __device__ __forceinline__ void ${e}_begin() {
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-static __device__ __forceinline__ void ${e}_end() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-static __device__ __forceinline__ void ${e}_finish() { /* all products */
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-static __device__ __forceinline__ void ${e}_finish_but_one() {
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-}
-static __device__ __forceinline__ void ${e}_product(float (&c)[128], unsigned long long left,
-                                                    unsigned long long right) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {${registers}}, "
-                 "%128, %129, p, 1, 1, ${left_flat}, ${right_flat}; }"
-                 : ${sums}
-                 : "l"(left), "l"(right), "r"(1));
-}
+)";
+/* Between them template_wgmma_products. */
+static const char ptx_end_text[] = R"(
 static __device__ __forceinline__ unsigned ${e}_pack(float low, float high) {
     unsigned pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -100,12 +83,6 @@ static __device__ __forceinline__ void ${e}_take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
 }
 /* end of TMA */
-/* Of an operand in shared memory; `block` bytes from one block of columns to the next. */
-static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned address,
-                                                                  unsigned block) {
-    return 1ull << 62 | 1024ull >> 4 << 32 | (unsigned long long)(block >> 4) << 16 |
-           (address & 0x3ffffu) >> 4;
-}
 )";
 
 /* What every thread looks up: for each group, where its rows of each element of the batch begin,
@@ -481,18 +458,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(${threads
 }
 )";
 
-/* "%0, %1, ..." and "+f"(c[0]), ... */
-static void set_registers(ml_template *t) {
-    enum { SUMS = 128 };
-    ml_text registers = {.arena = t->arena}, sums = {.arena = t->arena};
-    for (int i = 0; i < SUMS; i++) {
-        ml_text_add(&registers, "%s%%%d", i ? ", " : "", i);
-        ml_text_add(&sums, "%s\"+f\"(c[%d])", i ? ", " : "", i);
-    }
-    template_set_text(t, "registers", registers.text);
-    template_set_text(t, "sums", sums.text);
-}
-
 static int64_t round_up(int64_t size) {
     return (size + 7) / 8 * 8;
 }
@@ -532,7 +497,7 @@ static void add_maps(ml_template *t, ml_kernel *kernel, const ml_ragged *r) {
 static void set_all(ml_template *t, const ml_ragged *r) {
     enum { LINE = 128, UNUSED = 16, BAND = 8 };
     bool right_deep = !r->outer && r->b_col != 1;
-    set_registers(t);
+    template_wgmma_registers(t);
     template_set(t, "maps", "%d", r->outer ? 2 * HEIGHTS : HEIGHTS + 1);
     template_set(t, "outer", "%d", r->outer);
     template_set(t, "stages", "%d", STAGES);
@@ -561,7 +526,8 @@ ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors,
     enum { ALIGNMENT = 1024, H200 = 132 };
     set_all(t, r);
     const char *body =
-        ml_arena_format(t->arena, "%s%s%s%s%s%s%s", ptx_text, tables_text, choose_text,
+        ml_arena_format(t->arena, "%s%s%s%s%s%s%s%s%s%s", ptx_text, template_wgmma_products,
+                        ptx_end_text, template_wgmma_operand, tables_text, choose_text,
                         r->outer ? "" : clear_text, r->outer ? outer_load_text : dot_load_text,
                         r->c_dtype == ML_BF16 ? narrow_text : wide_text, kernel_text);
     ml_kernel *kernel =

@@ -15,12 +15,15 @@
 enum { SUMS = 128, COLUMNS = 256 };
 
 /* Between the marks: what tests replace to run without a GPU. */
-static const char ptx_text[] = R"(
+static const char copies_text[] = R"(
 /* WGMMA */
 static __device__ __forceinline__ void ${e}_landed() { /* all copies but those of one step */
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+)";
+/* In such marks too. */
+const char template_wgmma_products[] = R"(
 static __device__ __forceinline__ void ${e}_begin() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -41,13 +44,19 @@ static __device__ __forceinline__ void ${e}_product(float (&c)[128], unsigned lo
                  : ${sums}
                  : "l"(left), "l"(right), "r"(1));
 }
+)";
+static const char end_text[] = R"(
 /* end of WGMMA */
+)";
+const char template_wgmma_operand[] = R"(
 /* Of an operand in shared memory; `block` bytes from one block of columns to the next. */
 static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned address,
                                                                   unsigned block) {
     return 1ull << 62 | 1024ull >> 4 << 32 | (unsigned long long)(block >> 4) << 16 |
            (address & 0x3ffffu) >> 4;
 }
+)";
+static const char place_text[] = R"(
 /* Where the 16-byte piece `piece` of a line goes. */
 static __device__ __forceinline__ unsigned ${e}_place(int line, int piece) {
     return line * 128 + (piece ^ line % 8) * 16;
@@ -154,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) ${e}(${e}_arguments a) {
 )";
 
 /* "%0, %1, ..." and "+f"(c[0]), ... */
-static void set_registers(ml_template *t) {
+void template_wgmma_registers(ml_template *t) {
     ml_text registers = {.arena = t->arena}, sums = {.arena = t->arena};
     for (int i = 0; i < SUMS; i++) {
         ml_text_add(&registers, "%s%%%d", i ? ", " : "", i);
@@ -173,7 +182,7 @@ ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narr
     };
     enum { STAGES = 4, ALIGNMENT = 1024, BLOCK = DEEP * LINE, UNUSED = 16 };
     template_set_text(t, "quick", "");
-    set_registers(t);
+    template_wgmma_registers(t);
     template_set(t, "left_flat", "%d", outer);
     template_set(t, "right_flat", "%d", !right_deep);
     template_set(t, "right_deep", "%d", right_deep);
@@ -190,8 +199,10 @@ ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narr
                                "${e}_pack(sum[u * 4 + 2 * i], sum[u * 4 + 2 * i + 1]);"
                              : "*(float2 *)(out + ${out_row} + c) = "
                                "make_float2(sum[u * 4 + 2 * i], sum[u * 4 + 2 * i + 1]);");
-    const char *body = ml_arena_format(t->arena, "%s%s${walk}%s%s", template_mma_ptx, ptx_text,
-                                       outer ? outer_stage_text : dot_stage_text, kernel_text);
+    const char *body =
+        ml_arena_format(t->arena, "%s%s%s%s%s%s${walk}%s%s", template_mma_ptx, copies_text,
+                        template_wgmma_products, end_text, template_wgmma_operand, place_text,
+                        outer ? outer_stage_text : dot_stage_text, kernel_text);
     ml_kernel *kernel =
         template_kernel(t, body, outer ? "ragged_outer wgmma" : "ragged_dot wgmma", pointers);
     kernel->shared_bytes = STAGES * STAGE_BYTES + ALIGNMENT;

@@ -67,47 +67,44 @@ local function check_list(table_name, axis, list)
   end
 end
 
--- params and acts: lists of axes by mesh axis.
-local function read_lists(spec, table_name, mesh)
-  local lists = spec[table_name] or {}
-  if type(lists) ~= "table" then core.fail(("a layout's %s is a table, got %s"):format(table_name, type(lists))) end
+-- The entries of one of a layout's tables, each of an axis of the mesh, by name; `read` makes what is kept.
+local function read_by_axis(entries, what, mesh, read)
   local known, copy = names_of(mesh), {}
-  for axis, list in sorted(lists) do
+  for axis, value in sorted(entries or {}) do
     local found = false
     for _, name in ipairs(known) do found = found or name == axis end
-    if not found then unknown(table_name .. " speaks of the mesh axis", axis, known) end
-    check_list(table_name, axis, list)
-    copy[axis] = table.move(list, 1, #list, 1, {})
+    if not found then unknown(what .. " the mesh axis", axis, known) end
+    copy[axis] = read(axis, value)
   end
   return copy
+end
+
+-- params and acts: lists of axes by mesh axis.
+local function read_lists(spec, table_name, mesh)
+  local lists = spec[table_name]
+  if lists and type(lists) ~= "table" then core.fail(("a layout's %s is a table, got %s"):format(table_name, type(lists))) end
+  return read_by_axis(lists, table_name .. " speaks of", mesh, function(axis, list)
+    check_list(table_name, axis, list)
+    return table.move(list, 1, #list, 1, {})
+  end)
 end
 
 local function read_state(spec, mesh)
-  local known, copy = names_of(mesh), {}
-  for axis, how in sorted(spec.state or {}) do
-    local found = false
-    for _, name in ipairs(known) do found = found or name == axis end
-    if not found then unknown("state speaks of the mesh axis", axis, known) end
+  return read_by_axis(spec.state, "state speaks of", mesh, function(axis, how)
     if how ~= "flat" then
       core.fail(("state.%s cannot be %s"):format(axis, tostring(how)), { help = ('state = { %s = "flat" }'):format(axis) })
     end
-    copy[axis] = how
-  end
-  return copy
+    return how
+  end)
 end
 
 local function read_reshard(spec, mesh)
-  local known, copy = names_of(mesh), {}
-  for axis, value in sorted(spec.reshard or {}) do
-    local found = false
-    for _, name in ipairs(known) do found = found or name == axis end
-    if not found then unknown("reshard speaks of the mesh axis", axis, known) end
+  return read_by_axis(spec.reshard, "reshard speaks of", mesh, function(axis, value)
     if type(value) ~= "boolean" then
       core.fail(("reshard.%s is true or false, got %s"):format(axis, tostring(value)), { help = ("reshard = { %s = false }"):format(axis) })
     end
-    copy[axis] = value
-  end
-  return copy
+    return value
+  end)
 end
 
 -- {pp = "layers", schedule =, chunks =, microbatches = }: which mesh axis cuts which list of modules.

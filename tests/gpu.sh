@@ -181,6 +181,12 @@ run_part() {
     esac
 }
 
+for p in $parts; do
+    case " $right ragged times flex profile variants bench " in
+    *" $p "*) ;;
+    *) echo "gpu.sh: there is no part \"$p\"" >&2; exit 2 ;;
+    esac
+done
 # The longest first.
 jobs=${JOBS:-$((($(nproc) + 1) / 2))}
 for p in $parts; do
@@ -189,8 +195,6 @@ for p in $parts; do
         while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
         run_part "$p" &
         ;;
-    trace | ragged | times | flex | profile | variants | bench) ;;
-    *) echo "gpu.sh: there is no part \"$p\"" >&2; exit 2 ;;
     esac
 done
 wait
