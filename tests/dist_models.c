@@ -159,6 +159,7 @@ typedef struct {
     char *weights, *gradients; /* the lines; gradients are empty in the first run */
     double loss[STEPS], norm[STEPS];
     bool again; /* a step without places for all rows was done again */
+    double seconds;
 } learned;
 
 static double number(const char *line, const char *key) {
@@ -171,8 +172,8 @@ static bool all_asked(void) {
     return getenv("DIST_ALL") != NULL;
 }
 
-/* DIST_DEVICE=cuda DIST_DTYPE=bf16 DIST_BOUND=2e-2 DIST_RANKS=4: on GPUs (tests/gpu_dist.sh), and
- * how far results may be off. */
+/* DIST_DEVICE=cuda DIST_DTYPE=bf16 DIST_BOUND=2e-2: on GPUs (tests/gpu_dist.sh), and how far off
+ * results may be. */
 static const char *asked(const char *variable, const char *otherwise) {
     const char *value = getenv(variable);
     return value ? value : otherwise;
@@ -204,7 +205,7 @@ static learned train(process_room *room, const char *model, int accum, int layer
                                    "batch=%d vocab=256 sample=0 warmup=1 lr=3e-3 accum=%d steps=%d",
                                    asked("DIST_DEVICE", "cpu"), dtype, c ? c->ranks : 1, layers,
                                    settings_of(model), 8 * accum, accum, STEPS);
-    learned out = {.weights = "none"};
+    learned out = {.weights = "none", .seconds = r.seconds};
     const char *line = strstr(r.output, "weights ");
     if (line) out.weights = ml_arena_copy(room->arena, line, strcspn(line, "\n"));
     out.gradients = gradient_lines(room, r.output);
@@ -262,6 +263,9 @@ static void compare(process_room *room, const char *model, int accum, const lear
                       model, c->name, accum, i + 1, many.loss[i], many.norm[i], one->loss[i],
                       one->norm[i]);
     }
+    if (!all_asked()) return;
+    printf("%s, %s, accumulation %d: %.1f s\n", model, c->name, accum, many.seconds);
+    fflush(stdout); /* shown by a process that is stopped, too */
 }
 
 static const layout_case *find(const char *name) {
@@ -491,8 +495,7 @@ DIST_TEST(gathers_of_slow_links) {
     CHECK(peak[0] > 0 && peak[1] < peak[0] + 2.0 * (1 << 30)); /* a layer's are 1.7 GiB */
 }
 
-/* DIST_NAMES="dp2;tp2 sp": these alone, and with accumulation 1 alone; DIST_SKIP=llama: a model
- * that is left out. */
+/* DIST_NAMES="dp2;tp2 sp": these alone; DIST_SKIP=llama: a model that is left out. */
 static bool named(const layout_case *c) {
     const char *names = getenv("DIST_NAMES");
     size_t length = strlen(c->name);
@@ -504,20 +507,32 @@ static bool named(const layout_case *c) {
     return names == NULL;
 }
 
-/* All of them; `make test-dist`. DIST_FROM=n begins at case n. */
+/* DIST_RANKS=4 or DIST_RANKS=1-4: layouts of so many ranks alone. */
+static bool of_the_size(const layout_case *c) {
+    int least = 1, most = 1 << 20;
+    int read = sscanf(asked("DIST_RANKS", ""), "%d-%d", &least, &most);
+    if (read == 1) most = least;
+    return c->ranks >= least && c->ranks <= most;
+}
+
+/* All of them; `make test-dist`. DIST_PART=2/5: every fifth, the second one of five first, so that
+ * five processes do all; DIST_ACCUM=1: that accumulation alone. */
 DIST_TEST(every_layout) {
     if (!all_asked()) return;
-    int from = getenv("DIST_FROM") ? atoi(getenv("DIST_FROM")) : 0, count = 0;
-    int most = atoi(asked("DIST_RANKS", "1000000"));
+    int part = 1, parts = 1, count = 0, turn = 0;
+    (void)sscanf(asked("DIST_PART", ""), "%d/%d", &part, &parts);
+    int only = atoi(asked("DIST_ACCUM", "0"));
     worst = worst_gradient = 0;
     for (int model = 0; model < MODELS; model++)
-        for (int accum = 1; accum <= (getenv("DIST_NAMES") ? 1 : 4); accum += 3) {
+        for (int accum = 1; accum <= 4; accum += 3) {
             learned one[MOST_LAYERS + 1] = {0};
-            for (int i = from; i < CASES; i++) {
+            if (only && accum != only) continue;
+            for (int i = 0; i < CASES; i++) {
                 int layers = cases[i].layers ? cases[i].layers : LAYERS;
-                if (!(cases[i].models >> model & 1) || cases[i].ranks > most) continue;
+                if (!(cases[i].models >> model & 1) || !of_the_size(&cases[i])) continue;
                 if (!named(&cases[i]) || strcmp(asked("DIST_SKIP", ""), model_names[model]) == 0)
                     continue;
+                if (turn++ % parts != part - 1) continue;
                 if (!one[layers].weights)
                     one[layers] = train(room, model_names[model], accum, layers, NULL);
                 compare(room, model_names[model], accum, &one[layers], &cases[i]);

@@ -10,24 +10,34 @@
 #   experts   a mixture of experts, whose experts are split over all GPUs; rows are sent
 #   gathered  the same with weights gathered instead
 #   ranks     build/test --gpu gpu_ranks gpu/edges: layouts against one GPU, messages, ranks that fail
-#   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2;
-#             sample16 those of four GPUs in bf16
+#   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2
 #   all       every layout of every model that fits the GPUs
 # Logs and traces go to the folder; the last lines are a table. Exits 1 if anything failed. GPUS=n
-# uses no more; STEPS, SETTINGS and EXPERTS are those of a speed; B is the build folder; LIMIT
-# seconds a part, TOTAL seconds all of them.
+# uses no more, and CUDA_VISIBLE_DEVICES says which; STEPS, SETTINGS and EXPERTS are those of a speed;
+# B is the build folder; LIMIT seconds a part, TOTAL seconds all of them. Layouts of fewer ranks than
+# there are GPUs are compared side by side, SHARE (3) at once on the same GPUs.
 set -u
 cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-300} total=${TOTAL:-3600} steps=${STEPS:-30}
-parts=${PARTS:-data stages split experts ranks sample sample16}
+parts=${PARTS:-data stages split experts ranks sample}
 read -ra settings <<<"${SETTINGS:-preset=gpt-1.3b}"
 read -ra experts <<<"${EXPERTS:-preset=moe-8x aux=0.01}"
 mkdir -p "$out"
 export MLUA=${MLUA:-$build/mlua} MLUA_CACHE=${MLUA_CACHE:-$out/cache} MLUA_TIMEOUT=${MLUA_TIMEOUT:-12}
-gpus=${GPUS:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | wc -l)}
+found=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null)}
+read -ra devices <<<"$(echo "${found:-$(seq 0 $((${GPUS:-0} - 1)))}" | tr ',\n' '  ')"
+gpus=${GPUS:-${#devices[@]}}
 [ "$gpus" -ge 2 ] || { echo "gpu_dist.sh: $gpus GPUs here, and 2 are needed" >&2; exit 2; }
 most=$gpus # ranks of what is split over all: a power of two
 [ $((most & (most - 1))) = 0 ] || most=2
+second=$([ "$gpus" -ge 4 ] && echo 2 || echo 0) # where a second pair of GPUs begins
+
+# on FIRST COUNT COMMAND...: with so many of the GPUs, from that one on
+on() {
+    local list="${devices[*]:$1:$2}"
+    shift 2
+    CUDA_VISIBLE_DEVICES=${list// /,} "$@"
+}
 
 # row TEXT: of the table; parts that run beside others add theirs too
 row() {
@@ -98,9 +108,9 @@ tokens() {
 alone() {
     local gpt=$out/alone.gpt moe=$out/alone.gpt_moe
     [ "$1" != experts ] || tokens
-    [ -s "$gpt" ] || CUDA_VISIBLE_DEVICES=0 speed one 1 dp=1 gpt "${settings[@]}" batch=8 &
+    [ -s "$gpt" ] || on 0 1 speed one 1 dp=1 gpt "${settings[@]}" batch=8 &
     [ -s "$moe" ] || [ "$1" != experts ] ||
-        CUDA_VISIBLE_DEVICES=1 speed one-moe 1 dp=1 gpt_moe "${experts[@]}" batch=4 &
+        on 1 1 speed one-moe 1 dp=1 gpt_moe "${experts[@]}" batch=4 &
     wait
 }
 
@@ -117,10 +127,9 @@ variants() {
     alone "$@"
     # shellcheck disable=SC2086
     NCCL_MIN_CTAS=32 speed kept-ctas-32 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
-    CUDA_VISIBLE_DEVICES=0,1 speed tp2-kept 2 tp=2 gpt "${settings[@]}" batch=16 reshard=false &
+    on 0 2 speed tp2-kept 2 tp=2 gpt "${settings[@]}" batch=16 reshard=false &
     [ "$gpus" -ge 4 ] || wait
-    CUDA_VISIBLE_DEVICES=$([ "$gpus" -ge 4 ] && echo 2,3 || echo 0,1) \
-        speed cp2-kept 2 cp=2 gpt "${settings[@]}" batch=16 reshard=false &
+    on "$second" 2 speed cp2-kept 2 cp=2 gpt "${settings[@]}" batch=16 reshard=false &
     wait
     # shellcheck disable=SC2086
     NCCL_MAX_CTAS=8 speed kept-ctas-8 "$most" "dp=$most" gpt "${settings[@]}" batch=$b $kept
@@ -140,10 +149,9 @@ stages() {
 
 split() {
     alone "$@"
-    CUDA_VISIBLE_DEVICES=0,1 profiled tp2 2 tp=2 gpt "${settings[@]}" batch=16 &
+    on 0 2 profiled tp2 2 tp=2 gpt "${settings[@]}" batch=16 &
     [ "$gpus" -ge 4 ] || wait
-    CUDA_VISIBLE_DEVICES=$([ "$gpus" -ge 4 ] && echo 2,3 || echo 0,1) \
-        profiled cp2 2 cp=2 gpt "${settings[@]}" batch=16 &
+    on "$second" 2 profiled cp2 2 cp=2 gpt "${settings[@]}" batch=16 &
     wait
 }
 
@@ -157,31 +165,35 @@ gathered() {
     profiled "ep$most-gathered" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most))
 }
 
-layouts() { # NAME DTYPE BOUND [NAMES]
-    part "$1" env DIST_ALL=1 DIST_DEVICE=cuda DIST_DTYPE="$2" DIST_BOUND="$3" DIST_RANKS="$gpus" \
-        ${4:+DIST_NAMES="$4" DIST_SKIP=llama} "$build/test" -j 1 dist/every_layout
+# layouts NAME DTYPE BOUND [NAMES]: against one GPU; those of two ranks first, then of four, eight
+layouts() {
+    local ranks set worker sets workers share=${SHARE:-3}
+    for ((ranks = 2; ranks <= most; ranks *= 2)); do
+        sets=$((gpus / ranks)) workers=$((gpus / ranks * share))
+        for ((worker = 0; worker < workers; worker++)); do
+            set=$((worker % sets))
+            on $((set * ranks)) "$ranks" part "$1-$ranks-$((worker + 1))" env MLUA_TUNE=0 \
+                DIST_ALL=1 DIST_DEVICE=cuda DIST_DTYPE="$2" DIST_BOUND="$3" DIST_ACCUM="${ACCUM:-0}" \
+                DIST_RANKS="$ranks" DIST_PART="$((worker + 1))/$workers" ${4:+DIST_NAMES="$4"} \
+                "$build/test" -j 0 dist/every_layout &
+        done
+        wait
+    done
 }
 
-four="dp2 tp2 sp zero1;fsdp4;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1;ep4 zero1"
 sample() {
-    local two="zero1 dp2;fsdp2 kept;tp2 sp;cp2 gathered;cp2 exchanged;cp2 ring;pp2;ep2 rows sent"
-    CUDA_VISIBLE_DEVICES=0,1 layouts sample2-f32 f32 1e-4 "$two" &
-    [ "$gpus" -ge 4 ] || wait
-    CUDA_VISIBLE_DEVICES=$([ "$gpus" -ge 4 ] && echo 2,3 || echo 0,1) \
-        layouts sample2-bf16 bf16 2e-2 "$two" &
-    wait
-    [ "$gpus" -lt 4 ] || layouts sample4-f32 f32 1e-4 "$four"
-}
-
-sample16() {
-    [ "$gpus" -lt 4 ] || layouts sample4-bf16 bf16 2e-2 "$four"
+    local names="zero1 dp2;fsdp2 kept;tp2 sp;cp2 gathered;cp2 exchanged;cp2 ring;pp2;ep2 rows sent"
+    names+=";dp2 tp2 sp zero1;fsdp4;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1;ep4 zero1"
+    names+=";dp2 tp2 pp2;pp4 interleaved dp2;dp2 cp2 tp2 sp;ep4 tp2 sp rows sent"
+    layouts sample-f32 f32 1e-4 "$names"
+    layouts sample-bf16 bf16 2e-2 "$names"
 }
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
 "$MLUA" doctor 2>&1 | tee "$out/doctor.log"
 for p in $parts; do
     case $p in
-    data | variants | stages | split | experts | gathered | sample | sample16) $p "$p" ;;
+    data | variants | stages | split | experts | gathered | sample) $p "$p" ;;
     ranks) part ranks "$build/test" --gpu -v -j 1 gpu_ranks gpu/edges ;;
     all)
         layouts all-f32 f32 1e-4
