@@ -74,6 +74,10 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
                                   const char *const *bodies, int count, const char *label);
 /* dq, dk and dv (template_attention_wgmma_grad.c). */
 void attention_wgmma_gradient(attention_printer *p, int variant);
+/* Its texts for what goes in and out of blocks (template_attention_wgmma_supply.c): bulk copies and
+ * turns; shared memory; those who bring operands; those who add dq. */
+extern const char attention_grad_bulk[], attention_grad_parts[], attention_grad_supply[],
+    attention_grad_add[];
 bool attention_wgmma_serves(const attention_printer *p);
 /* f32 elements of workspace that the gradient wants; 0: as others do. */
 int64_t attention_wgmma_sums(const attention_printer *p);

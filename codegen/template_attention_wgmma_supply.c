@@ -1,0 +1,242 @@
+/* What goes into the blocks of attention's gradient on warpgroup products, and dq out of them (see
+ * template_attention_wgmma_grad.c): two warps bring operands by 16-byte copies, with a message for
+ * each tile of queries that says what it is; two more add tiles of dq to sums in memory, each tile
+ * in turn. */
+#include "codegen/template_attention.h"
+
+/* Between the marks: what tests replace to run without a GPU. */
+const char attention_grad_bulk[] = R"(
+/* BULK */
+static __device__ __forceinline__ void ${e}_send(float *to, unsigned from, int bytes, bool add) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+    if (add)
+        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::
+                         "l"(to), "r"(from), "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                     "r"(from), "r"(bytes)
+                     : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_sent() { /* shared memory is free */
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_added() { /* others may add */
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+static __device__ __forceinline__ void ${e}_await_turn(const unsigned *at, unsigned turn) {
+    unsigned now;
+    do
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(at) : "memory");
+    while (now != turn);
+}
+static __device__ __forceinline__ void ${e}_pass_turn(unsigned *at, unsigned turn) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(turn) : "memory");
+}
+static __device__ __forceinline__ void ${e}_meet_suppliers() {
+    __syncwarp();
+    asm volatile("bar.sync 5, 64;" ::: "memory");
+}
+/* end of BULK */
+)";
+
+/* Shared memory: slots of keys and values; stages of queries and do; two tiles of slopes; two of
+ * dq; statistics and messages of the stages; notes for those who add dq; tickets; barriers. */
+const char attention_grad_parts[] = R"(
+struct __align__(16) ${e}_message {
+    int batch, head, query, key; /* batch < 0: there is no more */
+    int tile, rank;              /* of dq: which one, and how many add to it before; or none: -1 */
+    int last, unused;            /* of an item */
+};
+enum {
+    ${e}_stages_at = ${slots} * 2 * ${row_bytes},
+    ${e}_slopes_at = ${e}_stages_at + ${stages} * 2 * ${tile_bytes},
+    ${e}_sums_at = ${e}_slopes_at + 2 * ${rows} * 128,
+    ${e}_sum_bytes = 256 * ${dim},
+    ${e}_rows_at = ${e}_sums_at + 2 * ${e}_sum_bytes,
+    ${e}_messages_at = ${e}_rows_at + ${stages} * 8 * ${tile},
+    ${e}_notes_at = ${e}_messages_at + ${stages} * 32,
+    ${e}_tickets_at = ${e}_notes_at + 16,
+    ${e}_full = ${e}_tickets_at + 16, /* barriers, of 8 bytes: of each stage */
+    ${e}_empty = ${e}_full + ${stages} * 8,
+    ${e}_free = ${e}_empty + ${stages} * 8, /* of each slot */
+    ${e}_shown = ${e}_free + ${slots} * 8,  /* a tile of slopes, by both warpgroups */
+    ${e}_given = ${e}_shown + 8,            /* a tile of dq: two */
+    ${e}_taken = ${e}_given + 16,
+};
+static __device__ __forceinline__ void ${e}_make_barriers(unsigned at) {
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < ${stages}; i++) {
+            ${e}_barrier(at + ${e}_full + i * 8, 64); /* threads that bring */
+            ${e}_barrier(at + ${e}_empty + i * 8, 8); /* warps */
+        }
+        for (int i = 0; i < ${slots}; i++) ${e}_barrier(at + ${e}_free + i * 8, 8);
+        ${e}_barrier(at + ${e}_shown, 8);
+        for (int i = 0; i < 2; i++) {
+            ${e}_barrier(at + ${e}_given + i * 8, 8);
+            ${e}_barrier(at + ${e}_taken + i * 8, 1);
+        }
+    }
+    __syncthreads();
+}
+static __device__ __forceinline__ void ${e}_signal(unsigned barrier) { /* a warp's */
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ${e}_arrive(barrier);
+}
+)";
+
+/* The two warps that bring. A stage is told to be full once later ones are under way, and at the
+ * latest before a wait. */
+const char attention_grad_supply[] = R"(
+struct ${e}_supply {
+    unsigned at;
+    int untold;
+    ${e}_ring ahead, behind;
+    template <int LATER> __device__ __forceinline__ void tell() {
+        ${e}_landed<LATER>();
+        for (; untold > LATER; untold--, behind.next())
+            ${e}_arrive(at + ${e}_full + behind.stage * 8);
+    }
+    __device__ __forceinline__ void await_free(unsigned barrier, unsigned parity) {
+        /* A warp stays together: barriers behind count on it. */
+        if (__ballot_sync(~0u, !${e}_ended(barrier, parity)) == 0) return;
+        tell<0>();
+        ${e}_await(barrier, parity);
+        __syncwarp();
+    }
+    __device__ __forceinline__ int free_stage() {
+        await_free(at + ${e}_empty + ahead.stage * 8, ahead.parity ^ 1);
+        return ahead.stage;
+    }
+    __device__ __forceinline__ void give() {
+        ${e}_commit();
+        ahead.next();
+        if (++untold > 2) tell<2>();
+    }
+};
+static __device__ __forceinline__ void ${e}_bring(unsigned tile, int rows, const ml_bf16 *from,
+                                                  long long stride, int there) {
+#pragma unroll 4
+    for (int i = threadIdx.x % 64; i < rows * (${dim} / 8); i += 64) {
+        int r = i / (${dim} / 8), piece = i % (${dim} / 8);
+        bool valid = r < there;
+        ${e}_copy(tile + ${e}_place(rows, r, piece), from + (valid ? r * stride + piece * 8 : 0),
+                  valid ? 16 : 0);
+    }
+}
+/* All tiles of queries that see the keys from `key` on, in the heads that share them. */
+static __device__ __forceinline__ void ${e}_bring_item(const ${e}_arguments &a, char *base,
+                                                       ${e}_supply &supply, int batch, int kv_head,
+                                                       int key) {
+    ${places}
+    int last_key = key + ${rows} - 1 < ${kv_seq} ? key + ${rows} - 1 : ${kv_seq} - 1;
+    int first = ${first_query}, end = ${end_query}, head = kv_head * ${group};
+    (void)last_key;
+    first = first / ${tile} * ${tile};
+    int count = end > first ? (end - first + ${tile} - 1) / ${tile} * ${group} : 0;
+    int query = first, thread = threadIdx.x % 64;
+    const float *all_rows = (const float *)a.p[${delta_at}];
+    for (int left = count ? count : 1; left > 0; left--) {
+        int stage = supply.free_stage(), queries = count ? ${seq} - query : 0;
+        int tile = (batch * ${heads} + head) * ${q_tiles} + query / ${tile};
+        unsigned to = supply.at + ${e}_stages_at + stage * (2 * ${tile_bytes});
+        ${e}_bring(to, ${tile}, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
+                   query * ${q_seq}, ${q_seq}, queries);
+        ${e}_bring(to + ${tile_bytes}, ${tile}, (const ml_bf16 *)a.p[5] + ${g_batch} +
+                   head * ${g_head} + query * ${g_seq}, ${g_seq}, queries);
+        float *rows = (float *)(base + ${e}_rows_at) + stage * (2 * ${tile});
+        if (!count)
+            rows[thread] = 3e38f, rows[${tile} + thread] = 0; /* probabilities 0 */
+        else if (thread < 32)
+            ${e}_copy(${e}_address(rows) + thread * 16, all_rows + tile * 128LL + thread * 4, 16);
+        int latest = ${latest_block};
+        if (thread == 0)
+            ((${e}_message *)(base + ${e}_messages_at))[stage] = ${e}_message{
+                batch, head, query, key, tile, count ? latest - key / ${rows} : -1, left == 1, 0};
+        supply.give();
+        query += ${tile};
+        if (query >= end) query = first, head++;
+    }
+}
+static __device__ __forceinline__ void ${e}_bring_all(const ${e}_arguments &a, char *base,
+                                                      unsigned at) {
+    unsigned *counter = (unsigned *)((float *)a.p[${delta_at}] + ${counter_at});
+    int *tickets = (int *)(base + ${e}_tickets_at), slot = 0, thread = threadIdx.x % 64;
+    unsigned parity = 1;
+    ${e}_supply supply = {at};
+    for (int odd = 0;; odd ^= 1) {
+        /* No sooner than it is begun: others wait for it. */
+        if (thread == 0) tickets[odd] = (int)atomicAdd(counter, 1u);
+        ${e}_meet_suppliers();
+        int item = tickets[odd];
+        if (item >= ${items}) break;
+        int key = (${k_blocks} - 1 - item % ${k_blocks}) * ${rows};
+        int kv_head = item / ${k_blocks} % ${kv_heads}, batch = item / (${k_blocks} * ${kv_heads});
+        supply.await_free(at + ${e}_free + slot * 8, parity);
+        unsigned to = at + slot * (2 * ${row_bytes});
+        ${e}_bring(to, ${rows}, (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head} +
+                   key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
+        ${e}_bring(to + ${row_bytes}, ${rows}, (const ml_bf16 *)a.p[2] + ${v_batch} +
+                   kv_head * ${v_head} + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
+        if (++slot == ${slots}) slot = 0, parity ^= 1;
+        ${e}_bring_item(a, base, supply, batch, kv_head, key);
+    }
+    int stage = supply.free_stage();
+    if (thread == 0) ((${e}_message *)(base + ${e}_messages_at))[stage].batch = -1;
+    supply.give();
+    supply.tell<0>();
+}
+)";
+
+/* Each of the last two warps adds every other tile of dq. */
+const char attention_grad_add[] = R"(
+static __device__ __forceinline__ void ${e}_add_all(const ${e}_arguments &a, char *base,
+                                                    unsigned at) {
+    int which = threadIdx.x / 32 % 2;
+    float *sums = (float *)a.p[${delta_at}] + ${sums_at};
+    unsigned *turns = (unsigned *)((float *)a.p[${delta_at}] + ${turns_at});
+    if (threadIdx.x % 32) return;
+    for (unsigned parity = 0;; parity ^= 1) {
+        ${e}_await(at + ${e}_given + which * 8, parity);
+        int tile = ((const int *)(base + ${e}_notes_at))[which * 2];
+        int rank = ((const int *)(base + ${e}_notes_at))[which * 2 + 1];
+        if (tile < 0) break;
+        if (rank >= 0) {
+            ${e}_await_turn(turns + tile, (unsigned)rank);
+            ${e}_send(sums + tile * (64LL * ${dim}), at + ${e}_sums_at + which * ${e}_sum_bytes,
+                      ${e}_sum_bytes, rank > 0);
+            ${e}_sent();
+        }
+        ${e}_arrive(at + ${e}_taken + which * 8);
+        if (rank >= 0) {
+            ${e}_added();
+            ${e}_pass_turn(turns + tile, (unsigned)rank + 1);
+        }
+    }
+}
+/* Tile number `turn` of dq to those who add. */
+static __device__ __forceinline__ void ${e}_give(char *base, unsigned at, int turn, int tile,
+                                                 int rank, const float (&sum)[${dim} / 4]) {
+    int which = turn % 2;
+    ${e}_await(at + ${e}_taken + which * 8, turn / 2 % 2 ^ 1);
+    char *to = base + ${e}_sums_at + which * ${e}_sum_bytes;
+    to += threadIdx.x / 128 * (${e}_sum_bytes / 2) + threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < ${dim} / 16; i++)
+        *(float4 *)(to + i * 2048) =
+            float4{sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]};
+    ${e}_show();
+    int *note = (int *)(base + ${e}_notes_at) + which * 2;
+    if (threadIdx.x == 0) note[0] = tile, note[1] = rank;
+    ${e}_signal(at + ${e}_given + which * 8);
+}
+static __device__ __forceinline__ void ${e}_give_up(char *base, unsigned at, int turn) {
+    for (int i = 0; i < 2; i++, turn++) {
+        ${e}_await(at + ${e}_taken + turn % 2 * 8, turn / 2 % 2 ^ 1);
+        if (threadIdx.x == 0) ((int *)(base + ${e}_notes_at))[turn % 2 * 2] = -1;
+        ${e}_signal(at + ${e}_given + turn % 2 * 8);
+    }
+}
+)";
