@@ -60,9 +60,10 @@ function m.training_log(o, flops, program)
     return "[" .. ("#"):rep(full) .. ("-"):rep(width - full) .. "] " .. text
   end
   local told = false
-  local function tell_bubble(measured, planned)
+  local function tell_bubble(measured, predicted, planned)
     told = true
-    core.write_error(("pipeline of %d microbatches: bubble %.1f%%, planned %.1f%%\n"):format(o.accum, 100 * measured, 100 * planned))
+    core.write_error(("pipeline of %d microbatches: bubble %.1f%%, predicted %.1f%% from times of a step (planned %.1f%%)\n")
+      :format(o.accum, 100 * measured, 100 * predicted, 100 * planned))
   end
   function log.outside(fn, ...)
     local begun, before = core.time(), options.profile and core.device().busy_seconds
@@ -79,11 +80,13 @@ function m.training_log(o, flops, program)
     else
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
-    local bubble, planned = program:bubble()
-    if bubble and not told and not options.json and options.rank == 0 then tell_bubble(bubble, planned) end
+    local bubble, predicted, planned = program:bubble()
+    if bubble and not told and not options.json and options.rank == 0 then tell_bubble(bubble, predicted, planned) end
     if options.json then
       local speed, worked = tokens_step / seconds, ""
-      if bubble then worked = (',"bubble":%s,"bubble_planned":%s'):format(number(bubble), number(planned)) end
+      if bubble then
+        worked = (',"bubble":%s,"bubble_predicted":%s,"bubble_planned":%s'):format(number(bubble), number(predicted), number(planned))
+      end
       if options.profile then -- the device's share of the step
         local all = core.device().busy_seconds
         worked = worked .. (',"device_ms":%s,"busy":%s'):format(number((all - busy) * 1e3), number((all - busy) / seconds))

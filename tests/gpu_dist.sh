@@ -86,8 +86,9 @@ speed() {
             printf "; collectives %.1f ms, exposed %.1f ms, %.1f%% of a step of %.1f ms", c, e, 100 * e / s, s }')
     fi
     if grep -q '"bubble_planned"' "$log"; then
-        text+=$(awk -v b="$(value bubble "$log" 1)" -v p="$(value bubble_planned "$log" 1)" 'BEGIN {
-            printf "; bubble %.1f%%, planned %.1f%%", 100 * b, 100 * p }')
+        text+=$(awk -v b="$(value bubble "$log" 1)" -v f="$(value bubble_predicted "$log" 1)" \
+            -v p="$(value bubble_planned "$log" 1)" 'BEGIN {
+            printf "; bubble %.1f%%, predicted %.1f%%, planned %.1f%%", 100 * b, 100 * f, 100 * p }')
     fi
     row "$text"
 }

@@ -186,19 +186,68 @@ static bool runs(const slots_case *c, stream *streams) {
 /* ---- Tests ------------------------------------------------------------------------------------
  */
 
+static void check_case(slots_case *c, int draw) {
+    stream streams[RANKS] = {0};
+    check_slots(c);
+    for (int r = 0; r < c->plan.ranks; r++) fill(c, r, &streams[r]);
+    if (!runs(c, streams))
+        test_fail("draw %d: schedule %d of %d ranks, %d stages, %d microbatches waits in a circle",
+                  draw, c->plan.problem.kind, c->plan.ranks, c->plan.count, c->plan.microbatches);
+}
+
+/* A step whose tasks and messages took what the plan did not know. */
+static const ml_task_time *const *step_of(slots_case *c, uint64_t *random) {
+    const struct ml_staged_plan *plan = &c->plan;
+    ml_task_time **ran = ML_NEW_ARRAY(c->arena, ml_task_time *, (size_t)plan->ranks);
+    int64_t *took = ML_NEW_ARRAY(c->arena, int64_t, (size_t)plan->task_count);
+    for (int t = 0; t < plan->task_count; t++)
+        took[t] = 1000 * plan->tasks[t].cost + test_range(random, 0, 9000);
+    int64_t message = test_range(random, 0, 3000), later = 0;
+    for (int r = 0; r < plan->ranks; r++) {
+        ran[r] = ML_NEW_ARRAY(c->arena, ml_task_time, (size_t)plan->pipeline.action_count[r]);
+        for (int i = 0; i < plan->pipeline.action_count[r]; i++) {
+            const ml_action *a = &plan->pipeline.actions[r][i];
+            int64_t begin = 10000 * a->start + later;
+            ran[r][i] = (ml_task_time){begin, begin + took[a->task]};
+            later += message / plan->microbatches;
+        }
+    }
+    return (const ml_task_time *const *)ran;
+}
+
+/* Another order, from times of a step, serves with the blocks and rooms of the first one. */
+TEST(plan_slots, another_order_fits) {
+    static slots_case c;
+    int tries = getenv("DIST_ALL") ? 8000 : 300, reordered = 0;
+    for (int i = 0; i < tries; i++) {
+        uint64_t random = 9000 + (uint64_t)i;
+        make(&c, &random);
+        int slots[STAGES], room[MOST_LANES];
+        for (int v = 0; v < c.plan.count; v++)
+            slots[v] = c.stages[v].slots, c.stages[v].planned = true;
+        memcpy(room, c.plan.pipeline.under_way, sizeof *room * (size_t)c.plan.lane_count);
+        ml_plan plan = {.staged = &c.plan, .arena = c.arena};
+        staged_forecast forecast;
+        staged_measured(&plan, step_of(&c, &random), c.arena, &forecast);
+        reordered += forecast.reordered;
+        CHECK(forecast.length <= forecast.length_before && forecast.length > 0);
+        CHECK(!forecast.reordered || c.plan.count == c.plan.ranks);
+        for (int v = 0; v < c.plan.count; v++) CHECK_EQ_INT(c.stages[v].slots, slots[v]);
+        for (int l = 0; l < c.plan.lane_count; l++)
+            CHECK(c.lanes[l].local || c.plan.pipeline.under_way[l] <= room[l]);
+        check_case(&c, i);
+        ml_arena_free(c.arena);
+    }
+    CHECK(reordered > 0 && reordered < tries);
+}
+
 TEST(plan_slots, no_circle) {
     static slots_case c;
     int tries = getenv("DIST_ALL") ? 20000 : 400;
     for (int i = 0; i < tries; i++) {
         uint64_t random = 77 + (uint64_t)i;
         make(&c, &random);
-        check_slots(&c);
-        stream streams[RANKS] = {0};
-        for (int r = 0; r < c.plan.ranks; r++) fill(&c, r, &streams[r]);
-        if (!runs(&c, streams))
-            test_fail("draw %d: schedule %d of %d ranks, %d stages, %d microbatches waits in a "
-                      "circle",
-                      i, c.plan.problem.kind, c.plan.ranks, c.plan.count, c.plan.microbatches);
+        check_case(&c, i);
         ml_arena_free(c.arena);
     }
 }

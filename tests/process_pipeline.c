@@ -36,6 +36,12 @@ static void compare(const char *actual, const char *expected, const char *what) 
     CHECK(numbers > 20);
 }
 
+static double number_after(const char *text, const char *key) {
+    const char *at = strstr(text, key);
+    if (!at) test_fail("no %s in\n%s", key, text);
+    return at ? strtod(at + strlen(key), NULL) : 0;
+}
+
 /* A weight of all layers, states that forward passes assign, losses of layers, dropout; stages of a
  * rank share its memory. */
 PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
@@ -69,6 +75,27 @@ PROCESS_TEST(pipelines_refuse_states_that_come_too_late) {
                     " common=true schedule=interleaved chunks=2");
     process_expect(&r, "state \"common\" (");
     process_expect(&r, "is used by several stages of one rank and assigned before");
+}
+
+/* The fourth step's times foretell the bubble of the fifth, and may change the order of what
+ * follows: what is learned stays. */
+PROCESS_TEST(pipelines_foretell_their_bubble) {
+    static const char settings[] =
+        "--device cpu --dtype f64 --json \"$ROOT/models/gpt.lua\" layers=4 "
+        "embed=16 heads=2 seq=8 batch=8 vocab=256 accum=8 steps=7 "
+        "warmup=1 sample=0";
+    process_result one = process_run(room, 0, "", "run %s 2>errors", settings);
+    process_result two =
+        process_run(room, 0, "", "run -n 2 --mesh pp=2 %s schedule=zero-bubble 2>errors", settings);
+    const char *last[2] = {strstr(one.output, "{\"step\":7,"), strstr(two.output, "{\"step\":7,")};
+    REQUIRE(last[0] != NULL && last[1] != NULL);
+    double wanted = number_after(last[0], "\"loss\":"), loss = number_after(last[1], "\"loss\":");
+    CHECK_NEAR(loss, wanted, 1e-5 * wanted);
+    double bubble = number_after(last[1], "\"bubble\":");
+    double predicted = number_after(last[1], "\"bubble_predicted\":");
+    double planned = number_after(last[1], "\"bubble_planned\":");
+    CHECK(bubble > 0 && bubble < 1 && predicted > 0 && predicted < 1);
+    CHECK(planned > 0.03 && planned < 0.3);
 }
 
 /* What the model says after training is the same. */
@@ -141,12 +168,6 @@ PROCESS_TEST(pipelines_keep_little) {
     double unit = 2048.0 * 1024 / 8;
     if (!(bytes > 0 && bytes <= 20.2 * unit))
         test_fail("a layer keeps %.0f bytes, %.2f of each token and channel", bytes, bytes / unit);
-}
-
-static double number_after(const char *text, const char *key) {
-    const char *at = strstr(text, key);
-    if (!at) test_fail("no %s in\n%s", key, text);
-    return at ? strtod(at + strlen(key), NULL) : 0;
 }
 
 /* What a check tells of a rank is what the rank takes: the first one, which has most microbatches

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/shard/pipeline.h"
+#include "runtime/shard/pipeline_times.h"
 #include "tests/test.h"
 
 /* ---- Problems ---------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ static bool check_edges(checker *k) {
     const ml_pipeline_problem *p = &k->c->problem;
     for (int m = 0; m < p->microbatches; m++) {
         for (int e = 0; e < p->edge_count; e++)
-            if (*of(k->end, k, p->edges[e].from, m) > *of(k->start, k, p->edges[e].to, m))
+            if (*of(k->end, k, p->edges[e].from, m) + p->edges[e].delay >
+                *of(k->start, k, p->edges[e].to, m))
                 return false;
         for (int t = 1; t < p->task_count; t++)
             if (p->tasks[t].stage == p->tasks[t - 1].stage &&
@@ -313,6 +314,101 @@ TEST(shard_pipeline, odd_graphs) {
     ml_pipeline made;
     ml_pipeline_make(&back, arena, &made);
     CHECK_EQ_INT(made.action_count[0] + made.action_count[1], 16);
+    ml_arena_free(arena);
+}
+
+/* Messages that take a while, in every variant of an order. */
+TEST(shard_pipeline, messages_take_time) {
+    uint64_t random = 21;
+    ml_arena *arena = ml_arena_new();
+    for (int times = 0; times < 60; times++) {
+        int ranks = (int)test_range(&random, 2, 6), m = ranks * (int)test_range(&random, 1, 4);
+        int kind = (int)test_range(&random, 0, 2), chunks = kind == 1 ? 2 : 1;
+        make_chain(&made_case, (ml_stage_schedule)kind, ranks, chunks, m, even(1, 1, kind == 2),
+                   &random);
+        for (int e = 0; e < made_case.edges_count; e++)
+            if (made_case.tasks[made_case.edges[e].from].stage !=
+                made_case.tasks[made_case.edges[e].to].stage)
+                made_case.edges[e].delay = test_range(&random, 0, 40);
+        for (int variant = 0; variant < ML_PIPELINE_VARIANTS; variant++) {
+            ml_pipeline made;
+            ml_pipeline_variant(&made_case.problem, variant, arena, &made);
+            check_pipeline(&made_case, &made);
+        }
+    }
+    ml_arena_free(arena);
+}
+
+/* What each task and message of a case takes. */
+static ml_pipeline_times draw_times(const pipeline_case *c, uint64_t *random, ml_arena *arena) {
+    ml_pipeline_times t = {ML_NEW_ARRAY(arena, int64_t, MOST_TASKS),
+                           ML_NEW_ARRAY(arena, int64_t, MOST_TASKS),
+                           ML_NEW_ARRAY(arena, int64_t, MOST_EDGES)};
+    for (int i = 0; i < c->count; i++) t.task[i] = test_range(random, 2000, 9000);
+    for (int i = 0; i < c->count; i++) t.pause[i] = test_range(random, 0, 60);
+    for (int e = 0; e < c->edges_count; e++) {
+        int from = c->tasks[c->edges[e].from].stage, to = c->tasks[c->edges[e].to].stage;
+        t.delay[e] = from % c->problem.ranks == to % c->problem.ranks ? 0 : 100 + 10 * (e % 40);
+    }
+    return t;
+}
+
+/* Begin and end of all actions, by going over them until nothing changes. */
+static ml_task_time **walk_times(const pipeline_case *c, const ml_pipeline *made,
+                                 const ml_pipeline_times *t, ml_arena *arena) {
+    int m = c->problem.microbatches;
+    ml_task_time **ran = ML_NEW_ARRAY(arena, ml_task_time *, (size_t)c->problem.ranks);
+    int64_t *end = ML_NEW_ARRAY(arena, int64_t, (size_t)c->count * (size_t)m);
+    for (int r = 0; r < c->problem.ranks; r++)
+        ran[r] = ML_NEW_ARRAY(arena, ml_task_time, (size_t)made->action_count[r]);
+    for (bool changes = true; changes;) {
+        changes = false;
+        for (int r = 0; r < c->problem.ranks; r++)
+            for (int i = 0; i < made->action_count[r]; i++) {
+                const ml_action *a = &made->actions[r][i];
+                int64_t begin = i > 0 ? ran[r][i - 1].end + t->pause[a->task] : 0;
+                for (int e = 0; e < c->edges_count; e++) {
+                    int64_t there = end[c->edges[e].from * m + a->microbatch] + t->delay[e];
+                    if (c->edges[e].to == a->task && there > begin) begin = there;
+                }
+                ml_task_time now = {begin, begin + t->task[a->task]};
+                changes = changes || now.end != ran[r][i].end;
+                ran[r][i] = now;
+                end[a->task * m + a->microbatch] = now.end;
+            }
+    }
+    return ran;
+}
+
+/* A step's times are learnt from when its actions ran, and foretell its length. */
+TEST(shard_pipeline, times_are_learnt) {
+    uint64_t random = 3;
+    ml_arena *arena = ml_arena_new();
+    for (int times = 0; times < 40; times++) {
+        int ranks = (int)test_range(&random, 2, 6), kind = (int)test_range(&random, 0, 2);
+        make_chain(&made_case, (ml_stage_schedule)kind, ranks, kind == 1 ? 2 : 1, 4 * ranks,
+                   even(1, 1, kind == 2), &random);
+        ml_pipeline made;
+        ml_pipeline_make(&made_case.problem, arena, &made);
+        ml_pipeline_times t = draw_times(&made_case, &random, arena), learnt;
+        ml_task_time **ran = walk_times(&made_case, &made, &t, arena);
+        int64_t length = 0, work = 0;
+        for (int r = 0; r < ranks; r++)
+            for (int i = 0; i < made.action_count[r]; i++) {
+                length = ran[r][i].end > length ? ran[r][i].end : length;
+                work += t.task[made.actions[r][i].task];
+            }
+        double bubble;
+        CHECK_EQ_INT(ml_pipeline_replay(&made_case.problem, &made, &t, arena, &bubble), length);
+        CHECK_NEAR(bubble, 1 - (double)work / ((double)length * ranks), 1e-12);
+        ml_pipeline_learn(&made_case.problem, &made, (const ml_task_time *const *)ran, arena,
+                          &learnt);
+        for (int i = 0; i < made_case.count; i++) CHECK_EQ_INT(learnt.task[i], t.task[i]);
+        int64_t told = ml_pipeline_replay(&made_case.problem, &made, &learnt, arena, &bubble);
+        if (!((double)llabs(told - length) <= 0.01 * (double)length))
+            test_fail("%d ranks, schedule %d: a step of %lld takes %lld", ranks, kind,
+                      (long long)length, (long long)told);
+    }
     ml_arena_free(arena);
 }
 

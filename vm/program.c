@@ -384,11 +384,12 @@ static int program_plan(lua_State *L) {
 static int program_bubble(lua_State *L) {
     vm_program *p = check_program(L);
     const ml_plan *plan = vm_program_plan(p);
-    double measured = p->program ? ml_program_bubble(p->program) : -1;
+    double forecast, measured = p->program ? ml_program_bubble(p->program, &forecast) : -1;
     if (measured < 0) return 0;
     lua_pushnumber(L, measured);
+    lua_pushnumber(L, forecast);
     lua_pushnumber(L, plan->staged->pipeline.bubble);
-    return 2;
+    return 3;
 }
 
 static int program_name(lua_State *L) {
@@ -416,9 +417,9 @@ static const vm_entry methods[] = {
      "the first half of a call: enqueues the work and returns while it runs; inputs may be reused"},
     {"finish", program_finish, "-> table",
      "the second half: waits and gives the outputs; no other program may run in between"},
-    {"bubble", program_bubble, "-> number?, number?",
-     "the share of a step in which pipeline ranks wait: measured, planned; nil before step 4 and "
-     "without a pipeline"},
+    {"bubble", program_bubble, "-> number?, number?, number?",
+     "the share of a step in which pipeline ranks wait: measured, as foretold from measured times "
+     "of tasks and messages, planned; nil before step 5 and without a pipeline"},
     {"plan", program_plan, "-> table",
      "what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds"},
     {"name", program_name, "-> string?", "the name"},

@@ -2,7 +2,9 @@
 /* Timed runs: events around the whole of a run, around each step, and around repeated products.
  *
  * Runs that are timed as a whole stay asynchronous: their events wait in a list until somebody
- * waits for the device. Runs by steps go without the CUDA graph, between two waits. */
+ * waits for the device. When each began is told from an event before the first of them, which
+ * passes at once where nothing else is under way by then. Runs by steps go without the CUDA graph,
+ * between two waits. */
 #include <string.h>
 
 #include "runtime/device/cuda_device.h"
@@ -11,11 +13,12 @@
 typedef struct {
     CUevent begin, end;
     const ml_profile_program *program;
-    double start; /* on the host, when it was enqueued */
 } whole_run;
 
 struct cuda_times {
     ml_arena *arena;
+    CUevent base;           /* before the first pending run */
+    double start;           /* on the host, when it was recorded */
     ML_VEC(whole_run) runs; /* pending ones first; the rest have events to be used again */
     uint32_t pending;
 };
@@ -56,6 +59,7 @@ static ml_status times_open(cuda_device *d) {
 
 void cuda_times_close(cuda_device *d) {
     if (!d->times) return;
+    if (d->times->base) CUDA_OK(cuEventDestroy(d->times->base));
     for (uint32_t i = 0; i < d->times->runs.count; i++) {
         if (d->times->runs.at[i].begin) CUDA_OK(cuEventDestroy(d->times->runs.at[i].begin));
         if (d->times->runs.at[i].end) CUDA_OK(cuEventDestroy(d->times->runs.at[i].end));
@@ -71,23 +75,29 @@ ml_status cuda_times_collect(cuda_device *d) {
     d->times->pending = 0;
     for (uint32_t i = 0; i < count; i++) {
         const whole_run *run = &d->times->runs.at[i];
-        float ms = 0;
+        float begin = 0, ms = 0;
+        CUDA_TRY(cuEventElapsedTime(&begin, d->times->base, run->begin));
         CUDA_TRY(cuEventElapsedTime(&ms, run->begin, run->end));
-        ML_TRY(ml_profile_run_ends(d->base.profile, run->program, run->start,
-                                   run->start + 1e-3 * (double)ms));
+        double start = d->times->start + 1e-3 * (double)begin;
+        ML_TRY(
+            ml_profile_run_ends(d->base.profile, run->program, start, start + 1e-3 * (double)ms));
     }
     return ML_OK;
 }
 
 static ml_status run_whole(ml_executable *e) {
-    enum { MOST_PENDING = 256 };
+    enum { MOST_PENDING = 4096 };
     cuda_device *d = e->device;
     next_call call = {.device = d};
     ML_TRY(times_open(d));
     if (d->times->pending == MOST_PENDING) ML_TRY(d->base.ops->wait(&d->base));
     ML_TRY(ml_protect(next_body, &call));
     call.run->program = e->profiled;
-    call.run->start = ml_profile_now();
+    if (d->times->pending == 0) {
+        if (!d->times->base) CUDA_TRY(cuEventCreate(&d->times->base, CU_EVENT_DEFAULT));
+        d->times->start = ml_profile_now();
+        CUDA_TRY(cuEventRecord(d->times->base, d->stream));
+    }
     CUDA_TRY(cuEventRecord(call.run->begin, d->stream));
     ML_TRY(cuda_run_plain(e));
     CUDA_TRY(cuEventRecord(call.run->end, d->stream));

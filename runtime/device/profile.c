@@ -209,6 +209,11 @@ static void interval_body(void *context) {
     add_call *call = context;
     *ML_PUSH(call->profile->arena, &call->profile->intervals) = call->interval;
 }
+static void run_body(void *context) {
+    add_call *call = context;
+    *ML_PUSH(call->profile->arena, &call->profile->runs) =
+        (ml_profile_run){call->event.begin, call->event.end};
+}
 static void best_body(void *context) {
     add_call *call = context;
     *ML_PUSH(call->profile->arena, &call->profile->best) = call->best;
@@ -291,9 +296,12 @@ ml_status ml_profile_run_ends(ml_profile *profile, const ml_profile_program *pro
         ml_profile_interval *last = &profile->intervals.at[profile->intervals.count - 1];
         if (last->end == 0) last->busy += end - begin;
     }
-    ml_status status = event_add(
-        profile,
-        (ml_profile_event){.program = program, .at = ML_EVENT_WHOLE, .begin = begin, .end = end});
+    add_call run = {.profile = profile, .event = {.begin = begin, .end = end}};
+    ml_status status = profile->lists ? ml_protect(run_body, &run) : ML_OK;
+    if (status == ML_OK)
+        status = event_add(
+            profile, (ml_profile_event){
+                         .program = program, .at = ML_EVENT_WHOLE, .begin = begin, .end = end});
     if (profile->prints) run_print(profile);
     if (!profile->keeps) profile->events.count = profile->run_first = 0;
     return status;

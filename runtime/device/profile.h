@@ -85,16 +85,23 @@ typedef struct {
     double seconds;
 } ml_profile_best;
 
+/* From the first to the last work of a run. */
+typedef struct {
+    double begin, end;
+} ml_profile_run;
+
 typedef struct ml_profile {
     ml_arena *arena;
     ml_run_mode mode;
     bool prints; /* MLUA_DEBUG=2: every run goes step by step and is printed */
     bool keeps;  /* events and intervals; where not, only `busy` grows */
+    bool lists;  /* every timed run in `runs`, in their order */
     double busy;
     ml_ceilings ceilings;
     ML_VEC(ml_profile_event) events;
     ML_VEC(ml_profile_interval) intervals;
     ML_VEC(ml_profile_best) best;
+    ML_VEC(ml_profile_run) runs;
     uint32_t run_first; /* event of the run that goes on, for what is printed */
 } ml_profile;
 

@@ -281,8 +281,10 @@ const ml_plan *ml_program_plan(const ml_program *program) {
     return program->plan;
 }
 
-double ml_program_bubble(const ml_program *program) {
-    return staged_bubble(program);
+double ml_program_bubble(const ml_program *program, double *forecast) {
+    const bubble_clock *clock = staged_clock(program);
+    *forecast = clock != NULL ? clock->forecast : 0;
+    return clock != NULL ? clock->share : -1;
 }
 
 int ml_program_inputs(const ml_program *program, uint32_t *ids) {

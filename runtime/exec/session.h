@@ -110,16 +110,18 @@ void staged_unbind(ml_program *program); /* addresses have changed */
 ml_status staged_start(ml_program *program, const void *const *inputs);
 ml_status staged_finish(ml_program *program, void *const *outputs);
 
-/* bubble.c: how much of a pipelined step ranks wait, measured in one step after the first ones. */
+/* bubble.c: how much of a pipelined step ranks wait: what the times of one step after the first
+ * ones foretell, and measured in the next one. */
 typedef struct {
     int64_t steps, step; /* counted so far; the present one's number, 0: it does not count */
     double began, busy;  /* seconds: when, and how long the device had worked before */
     ml_run_mode mode;    /* of the profile before */
     double share;        /* the bubble; negative while it is not known */
+    double forecast;
 } bubble_clock;
 ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
 ml_status bubble_step_end(ml_program *program, bubble_clock *clock);
-double staged_bubble(const ml_program *program); /* negative: not known */
+const bubble_clock *staged_clock(const ml_program *program); /* NULL: no pipeline */
 
 /* An all-gather or a sum of host memory between the ranks along mesh axis i. */
 ml_status session_collect(const ml_session *session, int i, ml_op op, const void *from, void *to,

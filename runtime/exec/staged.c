@@ -437,8 +437,8 @@ static ml_status step_run(ml_program *program) {
     return status == ML_OK ? bubble_step_end(program, clock) : status;
 }
 
-double staged_bubble(const ml_program *program) {
-    return program->staged != NULL ? program->staged->clock.share : -1;
+const bubble_clock *staged_clock(const ml_program *program) {
+    return program->staged != NULL ? &program->staged->clock : NULL;
 }
 
 ml_status staged_start(ml_program *program, const void *const *inputs) {

@@ -11,7 +11,7 @@
 
 #include "runtime/plan/pieces.h"
 #include "runtime/plan/plan.h"
-#include "runtime/shard/pipeline.h"
+#include "runtime/shard/pipeline_times.h"
 
 typedef struct {
     int lane;
@@ -69,6 +69,22 @@ void staged_account(ml_plan *plan, int coordinate);
 /* Raise ML_INVALID where stages of a rank share a state that one of them assigns too early
  * (staged_states.c). */
 void staged_check_states(const ml_plan *plan, int rank);
+/* From a step that ran (staged_measured.c). */
+typedef struct {
+    ml_pipeline_times times;
+    int64_t length; /* of a step with these times, in nanoseconds */
+    double bubble;
+    bool reordered; /* the actions have another order from now on: `length` and `bubble` are its */
+    int64_t length_before;
+} staged_forecast;
+/* ran[rank][i]: when the i-th action of each rank began and ended. Tells how a step goes on from
+ * now, and takes a better order of actions where one fits the blocks that there are. All ranks call
+ * it with the same times. Results stay, to the bit: each task has its microbatches in ascending
+ * order. Raises. */
+void staged_measured(ml_plan *plan, const ml_task_time *const *ran, ml_arena *arena,
+                     staged_forecast *out);
+/* A line for each task and each lane. */
+void staged_times_print(const ml_plan *plan, const staged_forecast *forecast, ml_text *out);
 /* Microbatches whose blocks a stage has, and the slot of each: from the schedule. */
 void staged_slots(struct ml_staged_plan *staged, int stage, ml_arena *arena);
 

@@ -55,16 +55,18 @@ typedef struct {
     ml_task_edge *edges;
     int edge_count;
     edge_index out_of, into;
-    int *under_way;    /* [edges] microbatches whose source is done and whose user has not begun */
-    int *rank_of;      /* [tasks] */
-    int *after;        /* [tasks]: of its stage that are not late and follow */
-    uint16_t *missing; /* [tasks][microbatches] sources that are not done */
+    int *under_way; /* [edges] microbatches whose source is done and whose user has not begun */
+    ready_heap messages; /* by when they arrive: edges that take a while */
+    int *rank_of;        /* [tasks] */
+    int *after;          /* [tasks]: of its stage that are not late and follow */
+    uint16_t *missing;   /* [tasks][microbatches] sources that are not done */
     uint16_t *unit_left; /* [stages][microbatches] tasks that are not done */
     rank_state *ranks;
     uint64_t *ends; /* a tree: ends[1] is the first, end * leaves + rank; [leaves + rank]: each */
     int leaves;     /* a power of two */
     int *woken, woken_count; /* ranks that may have something to start */
     bool late_waits;         /* late tasks only where nothing else can run */
+    int patience;            /* and no better work comes for so many quarters of their time */
     bool *opened;            /* [stages][microbatches] */
     int *stage_held;
     ml_pipeline *out;
@@ -257,6 +259,37 @@ static bool open_next(simulation *s, int rank, int64_t now) {
     return true;
 }
 
+/* Whether the microbatch's task can begin once this edge's message is there. */
+static bool waits_alone(const simulation *s, int rank, int edge, int microbatch) {
+    const rank_state *at = &s->ranks[rank];
+    int user = s->edges[edge].to;
+    if (s->rank_of[user] != rank || s->missing[(size_t)user * s->microbatches + microbatch] != 1)
+        return false;
+    bool opens = user == s->stages[s->problem->tasks[user].stage].first;
+    return !opens || (at->open < at->open_limit && at->held < at->held_limit);
+}
+
+/* Whether the rank gets better work before `until`. */
+static bool better_comes(const simulation *s, int rank, int64_t until) {
+    for (uint32_t i = 0; i < s->messages.count; i++) {
+        const ready *message = &s->messages.at[i];
+        if ((int64_t)message->key <= until &&
+            waits_alone(s, rank, message->task, message->microbatch))
+            return true;
+    }
+    for (int r = 0; r < s->problem->ranks; r++) {
+        int task = s->ranks[r].running;
+        if (task < 0) continue;
+        int64_t end = (int64_t)(s->ends[s->leaves + r] / (uint64_t)s->leaves);
+        for (int i = s->out_of.first[task]; i < s->out_of.first[task + 1]; i++) {
+            int e = s->out_of.edges[i];
+            if (end + s->edges[e].delay <= until && waits_alone(s, rank, e, s->ranks[r].microbatch))
+                return true;
+        }
+    }
+    return false;
+}
+
 static void dispatch(simulation *s, int rank, int64_t now) {
     rank_state *at = &s->ranks[rank];
     bool late = at->late_taken < at->late_count;
@@ -264,6 +297,10 @@ static void dispatch(simulation *s, int rank, int64_t now) {
         if (open_next(s, rank, now)) return;
         late = late && !at->later.count;
         if (!late && !at->later.count) return;
+    }
+    if (late && s->patience > 0) {
+        int64_t cost = s->problem->tasks[at->late[at->late_taken].task].cost;
+        if (better_comes(s, rank, now + cost * s->patience / 4)) return;
     }
     ready item = late ? at->late[at->late_taken++] : heap_pop(&at->later);
     begin(s, rank, item.task, item.microbatch, now);
@@ -280,7 +317,15 @@ static void add_ready(simulation *s, int rank, int task, int microbatch) {
     heap_push(s->arena, &at->later, item);
 }
 
-static void finish(simulation *s, int rank) {
+static void arrive(simulation *s, int edge, int microbatch) {
+    int user = s->edges[edge].to;
+    if (--s->missing[(size_t)user * s->microbatches + microbatch] > 0) return;
+    if (user != s->stages[s->problem->tasks[user].stage].first)
+        add_ready(s, s->rank_of[user], user, microbatch);
+    wake(s, s->rank_of[user]);
+}
+
+static void finish(simulation *s, int rank, int64_t now) {
     const ml_pipeline_problem *p = s->problem;
     rank_state *at = &s->ranks[rank];
     int task = at->running, microbatch = at->microbatch, v = p->tasks[task].stage;
@@ -290,12 +335,13 @@ static void finish(simulation *s, int rank) {
     if (--s->unit_left[(size_t)v * s->microbatches + microbatch] == 0)
         at->held--, s->stage_held[v]--;
     for (int i = s->out_of.first[task]; i < s->out_of.first[task + 1]; i++) {
-        int e = s->out_of.edges[i], user = s->edges[e].to, other = s->rank_of[user];
-        int under_way = ++s->under_way[e];
+        int e = s->out_of.edges[i], under_way = ++s->under_way[e];
         if (under_way > s->out->under_way[e]) s->out->under_way[e] = under_way;
-        if (--s->missing[(size_t)user * s->microbatches + microbatch] > 0) continue;
-        if (user != s->stages[p->tasks[user].stage].first) add_ready(s, other, user, microbatch);
-        wake(s, other);
+        if (s->edges[e].delay == 0)
+            arrive(s, e, microbatch);
+        else
+            heap_push(s->arena, &s->messages,
+                      (ready){(uint64_t)(now + s->edges[e].delay), e, microbatch});
     }
     wake(s, rank);
 }
@@ -313,17 +359,31 @@ static bool open_any(simulation *s, int64_t now) {
     return false;
 }
 
+/* Time goes on to the next end of a task or message; false: there is none. */
+static bool go_on(const simulation *s, int64_t *now) {
+    bool runs = anything_runs(s);
+    if (!runs && s->messages.count == 0) return false;
+    int64_t next = runs ? first_end(s) : INT64_MAX;
+    if (s->messages.count > 0 && (int64_t)s->messages.at[0].key < next)
+        next = (int64_t)s->messages.at[0].key;
+    *now = next;
+    return true;
+}
+
 static int64_t simulate(simulation *s) {
     int64_t now = 0;
     do {
-        while (anything_runs(s) && first_end(s) == now) finish(s, first_rank(s));
+        while (anything_runs(s) && first_end(s) == now) finish(s, first_rank(s), now);
+        while (s->messages.count > 0 && (int64_t)s->messages.at[0].key == now) {
+            ready message = heap_pop(&s->messages);
+            arrive(s, message.task, message.microbatch);
+        }
         for (int i = 0; i < s->woken_count; i++) {
             s->ranks[s->woken[i]].looked_at = false;
             dispatch(s, s->woken[i], now);
         }
         s->woken_count = 0;
-        if (anything_runs(s)) now = first_end(s);
-    } while (anything_runs(s) || open_any(s, now));
+    } while (go_on(s, &now) || open_any(s, now));
     return now;
 }
 
@@ -385,17 +445,20 @@ static void output_new(simulation *s) {
     }
 }
 
-static void make(const ml_pipeline_problem *problem, bool late_waits, ml_arena *arena,
-                 ml_pipeline *out) {
+void ml_pipeline_variant(const ml_pipeline_problem *problem, int variant, ml_arena *arena,
+                         ml_pipeline *out) {
     simulation *s = simulation_new(problem, arena, out);
     output_new(s);
     start_state(s);
-    s->late_waits = late_waits;
+    s->late_waits = variant > 0;
+    s->patience = variant > 0 ? variant - 1 : 0;
     out->length = simulate(s);
     double work = 0;
     for (int r = 0; r < problem->ranks; r++) work += (double)s->ranks[r].work;
     if (out->length) out->bubble = 1 - work / ((double)out->length * problem->ranks);
 }
+
+enum { AT_ONCE, WAITS }; /* variants */
 
 /* Where costs are uneven a late task may begin just before its rank gets better work; then 1F1B's
  * order can be the shorter one. Judged by a step of a few microbatches. */
@@ -403,15 +466,15 @@ static bool waiting_pays(const ml_pipeline_problem *problem, ml_arena *arena) {
     ml_pipeline_problem trial = *problem;
     ml_pipeline waits, at_once;
     if (trial.microbatches > 4 * trial.ranks) trial.microbatches = 4 * trial.ranks;
-    make(&trial, true, arena, &waits);
-    make(&trial, false, arena, &at_once);
+    ml_pipeline_variant(&trial, WAITS, arena, &waits);
+    ml_pipeline_variant(&trial, AT_ONCE, arena, &at_once);
     return waits.length <= at_once.length;
 }
 
 void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out) {
     check_problem(problem);
     bool late_waits = problem->kind == ML_SCHEDULE_ZERO_BUBBLE && waiting_pays(problem, arena);
-    make(problem, late_waits, arena, out);
+    ml_pipeline_variant(problem, late_waits ? WAITS : AT_ONCE, arena, out);
 }
 
 /* ---- Printing ---------------------------------------------------------------------------------

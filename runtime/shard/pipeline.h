@@ -27,7 +27,8 @@ typedef struct {
     bool late;
 } ml_task;
 typedef struct {
-    int from, to; /* tasks of one microbatch */
+    int from, to;  /* tasks of one microbatch */
+    int64_t delay; /* time units from the end of the one to where the other may begin */
 } ml_task_edge;
 typedef struct {
     ml_stage_schedule kind;
@@ -44,8 +45,8 @@ typedef struct {
 typedef struct {
     ml_action **actions; /* [ranks], in order */
     int *action_count;
-    int64_t length;  /* of the whole step */
-    double bubble;   /* idle share of all ranks' time until the last one is done */
+    int64_t length; /* of the whole step */
+    double bubble;  /* idle share of all ranks' time until the last one is done */
     int *held; /* [stages]: most microbatches at once between a stage's first and last task, late
                   ones included */
     int *under_way; /* [edges]: most messages at once that are sent and not yet taken. With room for
@@ -55,6 +56,11 @@ typedef struct {
 /* Raises ML_INVALID for several chunks with microbatches that are no multiple of ranks (the help
  * names the nearest that are). In `arena`. Near-linear in tasks x microbatches. */
 void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out);
+/* The order of variant 0, 1, ... (`ML_PIPELINE_VARIANTS`): late tasks at once; where nothing else
+ * can run; the same, but not just before better work comes. The problem was checked before. */
+enum { ML_PIPELINE_VARIANTS = 5 };
+void ml_pipeline_variant(const ml_pipeline_problem *problem, int variant, ml_arena *arena,
+                         ml_pipeline *out);
 /* One line a rank: "F0 F1 . B0 W0", for MLUA_DEBUG and golden tests: tasks by their place in the
  * stage (F first, B second, W late; the last stage's only task is an F; chunk letter a, b, ...
  * where there are several); a dot is a wait. */
