@@ -138,7 +138,7 @@ static __device__ __forceinline__ void ${e}_finish_item(const ${e}_arguments &a,
                kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
     ${e}_spill(tile + ${row_bytes}, row, dv, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
                kv_head * ${dv_head} + key * ${dv_seq}, ${dv_seq}, ${kv_seq} - key);
-    ${e}_signal(at + ${e}_free + slot * 8);
+    ${e}_leave(at + ${e}_free + slot * 8);
 #pragma unroll
     for (int i = 0; i < ${dim} / 2; i++) dk[i] = dv[i] = 0;
     ${e}_hold(dk); /* before more products begin */
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
         ${e}_hold(slopes);
         ${e}_hold(dk);
         ${e}_hold(dv);
-        ${e}_signal(at + ${e}_empty + stage * 8);
+        ${e}_leave(at + ${e}_empty + stage * 8);
         ${e}_finish<0>();
         ${e}_hold(sum);
         ${e}_give(base, at, turn, m.tile, m.rank, sum);
@@ -252,7 +252,7 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
         ${e}_hold(dk);
         ${e}_hold(dv);
         ${e}_hold(sum);
-        ${e}_signal(at + ${e}_empty + before * 8);
+        ${e}_leave(at + ${e}_empty + before * 8);
         ${e}_give(base, at, turn, m.tile, m.rank, sum);
         if (m.last)
             ${e}_finish_item(a, base, at, before_slot, m.batch, m.head / ${group}, m.key,

@@ -70,10 +70,10 @@ static __device__ __forceinline__ void ${e}_make_barriers(unsigned at) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < ${stages}; i++) {
             ${e}_barrier(at + ${e}_full + i * 8, 64); /* threads that bring */
-            ${e}_barrier(at + ${e}_empty + i * 8, 8); /* warps */
+            ${e}_barrier(at + ${e}_empty + i * 8, 256);
         }
-        for (int i = 0; i < ${slots}; i++) ${e}_barrier(at + ${e}_free + i * 8, 8);
-        ${e}_barrier(at + ${e}_shown, 8);
+        for (int i = 0; i < ${slots}; i++) ${e}_barrier(at + ${e}_free + i * 8, 256);
+        ${e}_barrier(at + ${e}_shown, 8); /* warps */
         for (int i = 0; i < 2; i++) {
             ${e}_barrier(at + ${e}_given + i * 8, 8);
             ${e}_barrier(at + ${e}_taken + i * 8, 1);
@@ -84,6 +84,12 @@ static __device__ __forceinline__ void ${e}_make_barriers(unsigned at) {
 static __device__ __forceinline__ void ${e}_signal(unsigned barrier) { /* a warp's */
     __syncwarp();
     if (threadIdx.x % 32 == 0) ${e}_arrive(barrier);
+}
+/* This thread has read what others replace next; each tells for itself (template_attention_wgmma.c,
+ * ${e}_release). */
+static __device__ __forceinline__ void ${e}_leave(unsigned barrier) {
+    __syncwarp();
+    ${e}_arrive(barrier);
 }
 )";
 
