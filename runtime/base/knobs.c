@@ -75,6 +75,9 @@ static const knob KNOBS[] = {
      "collectives beside other work: 0 nowhere, 1 also in the order of steps on a CPU; default: on "
      "GPUs",
      NUMBER, AT(overlap)},
+    {"MLUA_PEER", "0|1",
+     "1: GPUs of one host copy from one another's memory beside other work; 0: NCCL does (default)",
+     FLAG, AT(peer)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
      "or ten steps",

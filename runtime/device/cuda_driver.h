@@ -29,7 +29,11 @@
 /* clang-format on */
 
 /* NULL in drivers that lack them. */
-#define CUDA_OPTIONAL_CALLS(X) X(cuTensorMapEncodeTiled)
+/* clang-format off */
+#define CUDA_OPTIONAL_CALLS(X)                                                                     \
+    X(cuTensorMapEncodeTiled) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)    \
+    X(cuMemGetAddressRange) X(cuStreamWriteValue32) X(cuStreamWaitValue32) X(cuStreamBatchMemOp)
+/* clang-format on */
 
 typedef struct {
 #define CUDA_DECLARE(name) __typeof__(name) *name;

@@ -1,12 +1,17 @@
+#define _GNU_SOURCE
 /* libcuda for the emulator: the driver calls that mlua makes, on the CPU. Device memory is host
- * memory filled with NaN patterns; images are shared objects made by nvrtc.c. */
+ * memory (a memfd, so that other processes can open it) filled with NaN patterns; images are shared
+ * objects made by nvrtc.c. */
 #include <cuda.h>
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "fibers.h"
@@ -112,19 +117,167 @@ CUresult cuMemGetInfo(size_t *free_bytes, size_t *total) {
     *free_bytes = *total = (size_t)8 << 30;
     return CUDA_SUCCESS;
 }
+/* Blocks lie one behind the other in one large memfd, a page apart, and addresses are not used
+ * again: what touches memory that was given back, or runs over a block's last page, faults. */
+enum { PAGE = 4096, MOST_BLOCKS = 1 << 16 };
+static const size_t DEVICE = (size_t)1 << 40;
+typedef struct {
+    size_t offset, bytes; /* whole pages; 0: given back */
+    const char *opened;   /* of another process: where it lies here */
+    int process;          /* whose */
+} block;
+static struct {
+    pthread_mutex_t lock;
+    char *base;
+    int file;
+    size_t next;
+    block blocks[MOST_BLOCKS];
+    long count;
+} memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void memory_open(void) {
+    memory.file = memfd_create("emulated-gpu", MFD_CLOEXEC);
+    if (memory.file < 0 || ftruncate(memory.file, (off_t)DEVICE)) return;
+    memory.base = mmap(NULL, DEVICE, PROT_NONE, MAP_SHARED | MAP_NORESERVE, memory.file, 0);
+}
+static char *memory_take(size_t bytes) {
+    if (!memory.base) memory_open();
+    if (!memory.base || memory.base == MAP_FAILED || memory.count == MOST_BLOCKS) return NULL;
+    memory.blocks[memory.count++] = (block){memory.next, bytes};
+    char *at = memory.base + memory.next;
+    memory.next += bytes + PAGE;
+    return memory.next <= DEVICE && !mprotect(at, bytes, PROT_READ | PROT_WRITE) ? at : NULL;
+}
+static block *memory_find(CUdeviceptr address) {
+    size_t offset = (size_t)address - (size_t)memory.base;
+    for (long i = memory.count; i-- > 0;) {
+        block *b = &memory.blocks[i];
+        if (!b->opened && offset >= b->offset && offset < b->offset + b->bytes) return b;
+    }
+    return NULL;
+}
 CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
-    void *memory;
-    if (bytes > (size_t)8 << 30 || posix_memalign(&memory, 512, bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    memset(memory, 0xff, bytes);
-    *address = (CUdeviceptr)(uintptr_t)memory;
+    pthread_mutex_lock(&memory.lock);
+    char *at = bytes > (size_t)8 << 30 ? NULL : memory_take((bytes + PAGE - 1) / PAGE * PAGE);
+    pthread_mutex_unlock(&memory.lock);
+    if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
+    memset(at, 0xff, bytes);
+    *address = (CUdeviceptr)(uintptr_t)at;
     return CUDA_SUCCESS;
 }
 CUresult cuMemFree(CUdeviceptr address) {
     emu_finish(); /* the driver waits too */
-    free((void *)(uintptr_t)address);
+    pthread_mutex_lock(&memory.lock);
+    block *b = memory_find(address);
+    if (b) {
+        madvise(memory.base + b->offset, b->bytes, MADV_REMOVE);
+        mprotect(memory.base + b->offset, b->bytes, PROT_NONE);
+        *b = (block){0};
+    }
+    pthread_mutex_unlock(&memory.lock);
+    return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+    const block *b = memory_find(address);
+    if (!b) return CUDA_ERROR_INVALID_VALUE;
+    if (base) *base = (CUdeviceptr)(uintptr_t)(memory.base + b->offset);
+    if (bytes) *bytes = b->bytes;
     return CUDA_SUCCESS;
 }
+
+/* ---- Memory of other processes ---- */
+typedef struct {
+    int process, file;
+    size_t offset, bytes;
+} ipc_handle;
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
+    const block *b = memory_find(address);
+    if (!b) return CUDA_ERROR_INVALID_VALUE;
+    memset(handle, 0, sizeof *handle);
+    const ipc_handle h = {(int)getpid(), memory.file, b->offset, b->bytes};
+    memcpy(handle, &h, sizeof h);
+    return CUDA_SUCCESS;
+}
+CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags) {
+    ipc_handle h;
+    char path[64];
+    memcpy(&h, &handle, sizeof h);
+    if (flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || h.process == (int)getpid())
+        return CUDA_ERROR_INVALID_CONTEXT;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", h.process, h.file);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0) return CUDA_ERROR_MAP_FAILED;
+    char *at = mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)h.offset);
+    close(file);
+    if (at == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
+    pthread_mutex_lock(&memory.lock);
+    for (long i = 0; i < memory.count; i++) {
+        const block *b = &memory.blocks[i];
+        if (b->opened && b->offset == h.offset && b->process == h.process)
+            emu_complain("memory of another process is opened twice");
+    }
+    if (memory.count < MOST_BLOCKS)
+        memory.blocks[memory.count++] = (block){h.offset, h.bytes, at, h.process};
+    pthread_mutex_unlock(&memory.lock);
+    *address = (CUdeviceptr)(uintptr_t)at;
+    return CUDA_SUCCESS;
+}
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    emu_finish();
+    pthread_mutex_lock(&memory.lock);
+    block *b = NULL;
+    for (long i = 0; i < memory.count; i++)
+        if (memory.blocks[i].opened == (char *)(uintptr_t)address) b = &memory.blocks[i];
+    if (b) munmap((void *)b->opened, b->bytes), *b = (block){0};
+    pthread_mutex_unlock(&memory.lock);
+    return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- Words that streams write and wait for ---- */
+static int do_word(void *data) {
+    const CUstreamBatchMemOpParams *op = data;
+    uint32_t *word = (uint32_t *)(uintptr_t)op->waitValue.address, value = op->waitValue.value;
+    if (op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32) {
+        __atomic_store_n(word, value, __ATOMIC_SEQ_CST);
+        return 1;
+    }
+    uint32_t there = __atomic_load_n(word, __ATOMIC_SEQ_CST);
+    if (op->waitValue.flags == CU_STREAM_WAIT_VALUE_EQ) return there == value;
+    return (int32_t)(there - value) >= 0;
+}
+CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatchMemOpParams *ops,
+                            unsigned flags) {
+    if (count > 255 || flags) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++) {
+        CUstreamBatchMemOpParams *kept = malloc(sizeof *kept);
+        *kept = ops[i];
+        if (ops[i].waitValue.address % 4 ||
+            (ops[i].operation != CU_STREAM_MEM_OP_WRITE_VALUE_32 &&
+             (ops[i].operation != CU_STREAM_MEM_OP_WAIT_VALUE_32 || ops[i].waitValue.flags > 1)))
+            return CUDA_ERROR_INVALID_VALUE;
+        emu_enqueue(stream, do_word, kept);
+    }
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                              unsigned flags) {
+    CUstreamBatchMemOpParams op = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32};
+    op.writeValue.address = address;
+    op.writeValue.value = value;
+    op.writeValue.flags = flags;
+    return cuStreamBatchMemOp(stream, 1, &op, 0);
+}
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value,
+                             unsigned flags) {
+    CUstreamBatchMemOpParams op = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32};
+    op.waitValue.address = address;
+    op.waitValue.value = value;
+    op.waitValue.flags = flags;
+    return cuStreamBatchMemOp(stream, 1, &op, 0);
+}
+
+/* ---- Host memory ---- */
 CUresult cuMemAllocHost(void **memory, size_t bytes) {
     *memory = malloc(bytes);
     return CUDA_SUCCESS;
