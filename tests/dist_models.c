@@ -190,37 +190,68 @@ static char *gradient_lines(process_room *room, const char *output) {
     return first ? ml_arena_copy(room->arena, first, (size_t)(end - first)) : "";
 }
 
-/* Microbatches have 8 samples: all layouts divide them. On one rank (c is NULL) the gradients are
- * kept in a file, with which others compare theirs. */
-static learned train(process_room *room, const char *model, int accum, int layers,
-                     const layout_case *c) {
-    char *environment = ml_arena_format(
-        room->arena, "MLUA_VERIFY=1 GRADIENTS=%s.%d.%d MODEL=%s %s%s%s", model, accum, layers,
-        model, c ? "LAYOUT=\"" : "", c ? c->layout : "", c ? "\"" : "");
-    /* In f64 no rounding sends a token to another expert. */
-    const char *dtype = strcmp(model, "gpt_moe") == 0 ? "f64" : asked("DIST_DTYPE", "f32");
-    process_result r = process_run(room, 0, environment,
-                                   "run --device %s --dtype %s --json -n %d " SCRIPT
-                                   " layers=%d embed=32 heads=4 %s seq=16 "
-                                   "batch=%d vocab=256 sample=0 warmup=1 lr=3e-3 accum=%d steps=%d",
-                                   asked("DIST_DEVICE", "cpu"), dtype, c ? c->ranks : 1, layers,
-                                   settings_of(model), 8 * accum, accum, STEPS);
-    learned out = {.weights = "none", .seconds = r.seconds};
-    const char *line = strstr(r.output, "weights ");
+/* What one run has printed: out of all that a process has, from the line "run N" to the next. */
+static learned read_run(process_room *room, const char *output, int run) {
+    learned out = {.weights = "none"};
+    const char *from = strstr(output, ml_arena_format(room->arena, "run %d\n", run));
+    if (!from) ml_raise(ML_INTERNAL, "no run %d in\n%s", run, output);
+    const char *next = strstr(from, ml_arena_format(room->arena, "\nrun %d\n", run + 1));
+    size_t length = next ? (size_t)(next + 1 - from) : strlen(from);
+    const char *text = ml_arena_copy(room->arena, from, length);
+    const char *line = strstr(text, "weights ");
     if (line) out.weights = ml_arena_copy(room->arena, line, strcspn(line, "\n"));
-    out.gradients = gradient_lines(room, r.output);
-    out.again = strstr(r.output, "are done again with gathered weights") != NULL;
+    out.gradients = gradient_lines(room, text);
     for (int i = 0; i < STEPS; i++) {
-        line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
-        if (!line) ml_raise(ML_INTERNAL, "no step %d in\n%s", i + 1, r.output);
+        line = strstr(text, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
+        if (!line) ml_raise(ML_INTERNAL, "run %d: no step %d in\n%s", run, i + 1, output);
         out.loss[i] = number(line, "\"loss\":");
         out.norm[i] = number(line, "\"grad_norm\":");
     }
     return out;
 }
 
+/* Under several layouts of as many ranks and layers, one after the other in the same processes; or
+ * on one rank, where there are none. Microbatches have 8 samples: all layouts divide them. One rank
+ * keeps the gradients in a file, with which others compare theirs. */
+static void train(process_room *room, const char *model, int accum, int layers,
+                  const layout_case *const *c, int count, learned *out) {
+    char *environment = ml_arena_format(room->arena, "MLUA_VERIFY=1 GRADIENTS=%s.%d.%d MODEL=%s",
+                                        model, accum, layers, model);
+    if (count) {
+        ml_text lines = {.arena = room->arena};
+        for (int i = 0; i < count; i++) ml_text_add(&lines, "%s\n", c[i]->layout);
+        process_write(room, "layouts.txt", lines.text);
+        environment =
+            ml_arena_format(room->arena, "%s LAYOUTS=layouts.txt MLUA_RUNS=%d", environment, count);
+    }
+    /* In f64 no rounding sends a token to another expert. */
+    const char *dtype = strcmp(model, "gpt_moe") == 0 ? "f64" : asked("DIST_DTYPE", "f32");
+    process_result r = process_run(room, 0, environment,
+                                   "run --device %s --dtype %s --json -n %d " SCRIPT
+                                   " layers=%d embed=32 heads=4 %s seq=16 "
+                                   "batch=%d vocab=256 sample=0 warmup=1 lr=3e-3 accum=%d steps=%d",
+                                   asked("DIST_DEVICE", "cpu"), dtype, count ? c[0]->ranks : 1,
+                                   layers, settings_of(model), 8 * accum, accum, STEPS);
+    for (int i = 0; i < (count ? count : 1); i++) {
+        out[i] = read_run(room, r.output, i + 1);
+        out[i].again = strstr(r.output, "are done again with gathered weights") != NULL;
+        out[i].seconds = r.seconds / (count ? count : 1);
+    }
+}
+
+static learned train_one(process_room *room, const char *model, int accum, int layers) {
+    learned one;
+    train(room, model, accum, layers ? layers : LAYERS, NULL, 0, &one);
+    return one;
+}
+
 static double deviation(double a, double b) {
     return fabs(a - b) / fabs(b);
+}
+
+/* Of which some steps must be done again. */
+static bool without_place(const layout_case *c) {
+    return strstr(c->name, "without a place") != NULL;
 }
 
 static double worst, worst_gradient; /* of all layouts of this run */
@@ -247,25 +278,60 @@ static void check_gradients(const char *what, const char *lines) {
     }
 }
 
-static void compare(process_room *room, const char *model, int accum, const learned *one,
-                    const layout_case *c) {
-    learned many = train(room, model, accum, c->layers ? c->layers : LAYERS, c);
-    if (strcmp(many.weights, one->weights) != 0)
-        test_fail("%s, %s: initial %s, not %s", model, c->name, many.weights, one->weights);
-    check_gradients(c->name, many.gradients);
-    CHECK_EQ_INT(many.again, strstr(c->name, "without a place") != NULL);
+static void compare(const char *model, int accum, const learned *one, const layout_case *c,
+                    const learned *many) {
+    if (strcmp(many->weights, one->weights) != 0)
+        test_fail("%s, %s: initial %s, not %s", model, c->name, many->weights, one->weights);
+    check_gradients(c->name, many->gradients);
+    CHECK_EQ_INT(many->again, without_place(c));
     for (int i = 0; i < STEPS; i++) {
-        double loss = deviation(many.loss[i], one->loss[i]);
-        double norm = deviation(many.norm[i], one->norm[i]);
+        double loss = deviation(many->loss[i], one->loss[i]);
+        double norm = deviation(many->norm[i], one->norm[i]);
         worst = fmax(worst, fmax(loss, norm));
         if (!(loss <= bound()) || !(norm <= bound()))
             test_fail("%s, %s, accum %d: step %d has loss %.9g and norm %.9g, not %.9g and %.9g",
-                      model, c->name, accum, i + 1, many.loss[i], many.norm[i], one->loss[i],
+                      model, c->name, accum, i + 1, many->loss[i], many->norm[i], one->loss[i],
                       one->norm[i]);
     }
     if (!all_asked()) return;
-    printf("%s, %s, accumulation %d: %.1f s\n", model, c->name, accum, many.seconds);
+    printf("%s, %s, accumulation %d: %.1f s\n", model, c->name, accum, many->seconds);
     fflush(stdout); /* shown by a process that is stopped, too */
+}
+
+/* Those that can be trained by the processes that train the first one, which are taken out of the
+ * list. */
+static int alike(const layout_case **list, int *count, const layout_case **taken) {
+    const layout_case *first = list[0];
+    int left = 0, found = 0;
+    for (int i = 0; i < *count; i++) {
+        const layout_case *c = list[i];
+        bool together = c == first || (c->ranks == first->ranks && c->layers == first->layers &&
+                                       !without_place(c) && !without_place(first));
+        if (together)
+            taken[found++] = c;
+        else
+            list[left++] = c;
+    }
+    *count = left;
+    return found;
+}
+
+/* Against one rank, of which there are results by the number of layers. */
+static void compare_all(process_room *room, const char *model, int accum, const layout_case **list,
+                        int count) {
+    learned one[MOST_LAYERS + 1] = {0},
+                              *many = ml_arena_alloc(room->arena, sizeof(learned) * CASES);
+    const layout_case **taken = ml_arena_alloc(room->arena, sizeof *taken * CASES);
+    while (count) {
+        int found = alike(list, &count, taken);
+        int layers = taken[0]->layers ? taken[0]->layers : LAYERS;
+        if (!one[layers].weights) {
+            one[layers] = train_one(room, model, accum, layers);
+            CHECK(one[layers].loss[STEPS - 1] < one[layers].loss[0]);
+        }
+        train(room, model, accum, layers, taken, found, many);
+        for (int i = 0; i < found; i++) compare(model, accum, &one[layers], taken[i], &many[i]);
+    }
 }
 
 static const layout_case *find(const char *name) {
@@ -276,10 +342,9 @@ static const layout_case *find(const char *name) {
 
 static void compare_named(process_room *room, const char *model, int accum,
                           const char *const *names, int count) {
-    int layers = find(names[0])->layers; /* the same for all */
-    learned one = train(room, model, accum, layers ? layers : LAYERS, NULL);
-    CHECK(one.loss[STEPS - 1] < one.loss[0]);
-    for (int i = 0; i < count; i++) compare(room, model, accum, &one, find(names[i]));
+    const layout_case *list[CASES];
+    for (int i = 0; i < count; i++) list[i] = find(names[i]);
+    compare_all(room, model, accum, list, count);
 }
 
 #define DIST_TEST(name)                                                                            \
@@ -414,7 +479,7 @@ static layout_case draw_layout(process_room *room, uint64_t seed) {
  * do not divide must say so. */
 DIST_TEST(drawn_layouts) {
     if (!all_asked()) return;
-    learned one = train(room, "llama", 1, LAYERS, NULL);
+    learned one = train_one(room, "llama", 1, LAYERS), many;
     uint64_t first = getenv("DIST_SEED") ? strtoull(getenv("DIST_SEED"), NULL, 10) : 1;
     int fitting = 0, wanted = getenv("DIST_DRAWS") ? atoi(getenv("DIST_DRAWS")) : 100;
     for (uint64_t seed = first; fitting < wanted && seed < first + 400; seed++) {
@@ -426,8 +491,10 @@ DIST_TEST(drawn_layouts) {
                         "seq=16 batch=8 "
                         "vocab=256");
         if (r.code == 0) {
+            const layout_case *drawn = &c;
             fitting++;
-            compare(room, "llama", 1, &one, &c);
+            train(room, "llama", 1, LAYERS, &drawn, 1, &many);
+            compare("llama", 1, &one, &c, &many);
         } else if (!strstr(r.output, "cannot split \"")) {
             test_fail("%s: %s\n%s", c.name, c.layout, r.output);
         }
@@ -525,19 +592,17 @@ DIST_TEST(every_layout) {
     worst = worst_gradient = 0;
     for (int model = 0; model < MODELS; model++)
         for (int accum = 1; accum <= 4; accum += 3) {
-            learned one[MOST_LAYERS + 1] = {0};
+            const layout_case *list[CASES];
+            int wanted = 0;
             if (only && accum != only) continue;
             for (int i = 0; i < CASES; i++) {
-                int layers = cases[i].layers ? cases[i].layers : LAYERS;
                 if (!(cases[i].models >> model & 1) || !of_the_size(&cases[i])) continue;
                 if (!named(&cases[i]) || strcmp(asked("DIST_SKIP", ""), model_names[model]) == 0)
                     continue;
-                if (turn++ % parts != part - 1) continue;
-                if (!one[layers].weights)
-                    one[layers] = train(room, model_names[model], accum, layers, NULL);
-                compare(room, model_names[model], accum, &one[layers], &cases[i]);
-                count++;
+                if (turn++ % parts == part - 1) list[wanted++] = &cases[i];
             }
+            compare_all(room, model_names[model], accum, list, wanted);
+            count += wanted;
         }
     printf("%d runs of %d layouts; worst deviation of loss or gradient norm: %.2g, of a gradient: "
            "%.2g\n",

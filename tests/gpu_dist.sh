@@ -15,7 +15,7 @@
 # Logs and traces go to the folder; the last lines are a table. Exits 1 if anything failed. GPUS=n
 # uses no more, and CUDA_VISIBLE_DEVICES says which; STEPS, SETTINGS and EXPERTS are those of a speed;
 # B is the build folder; LIMIT seconds a part, TOTAL seconds all of them. Layouts of fewer ranks than
-# there are GPUs are compared side by side, SHARE (3) at once on the same GPUs.
+# there are GPUs are compared side by side, SHARE (1) at once on the same GPUs.
 set -u
 cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-300} total=${TOTAL:-3600} steps=${STEPS:-30}
@@ -168,7 +168,7 @@ gathered() {
 
 # layouts NAME DTYPE BOUND [NAMES]: against one GPU; those of two ranks first, then of four, eight
 layouts() {
-    local ranks set worker sets workers share=${SHARE:-3}
+    local ranks set worker sets workers share=${SHARE:-1}
     for ((ranks = 2; ranks <= most; ranks *= 2)); do
         sets=$((gpus / ranks)) workers=$((gpus / ranks * share))
         for ((worker = 0; worker < workers; worker++)); do

@@ -390,7 +390,7 @@ static bool first_failure(lua_State *L, ml_comm *comm) {
     return first;
 }
 
-static int run_script(vm_options *options) {
+static int run_script_once(vm_options *options) {
     ml_vm *vm = NULL;
     int result = EXIT_OK;
     if (vm_new(options, &vm) != ML_OK) {
@@ -411,6 +411,13 @@ static int run_script(vm_options *options) {
         vm_catch_signals(NULL);
     }
     vm_free(vm);
+    return result;
+}
+
+static int run_script(vm_options *options) {
+    int result = EXIT_OK, runs = ml_knobs()->runs > 1 ? ml_knobs()->runs : 1;
+    for (options->run = 1; options->run <= runs && result == EXIT_OK; options->run++)
+        result = run_script_once(options);
     return result;
 }
 

@@ -56,6 +56,8 @@ static void make_options(lua_State *L) {
     lua_setfield(L, -2, "rank");
     lua_pushinteger(L, o->comm ? ml_comm_world(o->comm) : 1);
     lua_setfield(L, -2, "ranks");
+    lua_pushinteger(L, o->run);
+    lua_setfield(L, -2, "run");
     push_settings(L, o);
     lua_setfield(L, LUA_REGISTRYINDEX, options_key);
 }

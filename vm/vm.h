@@ -41,6 +41,7 @@ typedef struct {
     int mesh_count;
     int64_t ranks; /* -n; 0: not said */
     ml_comm *comm; /* with the other ranks; NULL: one process */
+    int run;       /* which of MLUA_RUNS, from 1 */
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */

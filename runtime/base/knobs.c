@@ -90,6 +90,10 @@ static const knob KNOBS[] = {
      "needed",
      TEXT, AT(secret)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
+    {"MLUA_RUNS", "N",
+     "run the script N times, each with fresh states, in the same processes; core.options().run "
+     "counts",
+     NUMBER, AT(runs)},
 };
 enum { KNOB_COUNT = sizeof KNOBS / sizeof *KNOBS };
 

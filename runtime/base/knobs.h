@@ -32,6 +32,7 @@ typedef struct {
     const char *bind;    /* MLUA_BIND=address: where rank 0's rendezvous listens */
     const char *secret;  /* MLUA_SECRET: what ranks prove to each other that they know */
     int threads;         /* MLUA_THREADS=n: CPU threads; 0 is all cores */
+    int runs;            /* MLUA_RUNS=n: the script runs n times in the same processes */
 } ml_knobs_values;
 
 const ml_knobs_values *ml_knobs(void);

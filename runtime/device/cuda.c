@@ -65,6 +65,10 @@ static ml_status open_device(cuda_device *d, int ordinal) {
     }
     CUDA_TRY(cuDeviceGet(&d->device, ordinal));
     CUDA_TRY(cuDevicePrimaryCtxRetain(&d->context, d->device));
+    if (ml_knobs()->runs > 1) { /* the next run finds the context: the process ends it */
+        CUcontext kept;
+        CUDA_TRY(cuDevicePrimaryCtxRetain(&kept, d->device));
+    }
     CUDA_TRY(cuCtxSetCurrent(d->context));
     ML_TRY(read_target(d));
     CUDA_TRY(cuStreamCreate(&d->stream, CU_STREAM_NON_BLOCKING));

@@ -1,5 +1,5 @@
--- Trains models/$MODEL.lua under $LAYOUT (a Lua expression; none: one rank). Prints first a hash of all
--- initial weights and, where $GRADIENTS names a file, how far each gradient is from the one in it: a line
+-- Trains models/$MODEL.lua under a layout: $LAYOUT, a Lua expression, or of the file $LAYOUTS the line of this run
+-- (MLUA_RUNS); none: one rank. Prints first which run it is, a hash of all initial weights and, where $GRADIENTS names a file, how far each gradient is from the one in it: a line
 -- "gradient NAME DISTANCE NORM" with Frobenius norms. Without such a file it is written.
 local m, core = require "mlua", require "mlua.core"
 local train, new_state = m.train, core.state
@@ -65,14 +65,26 @@ local function tell(list, parameters)
   known:close()
 end
 
+local run = core.options().run
+
+local function layout_text()
+  if not os.getenv "LAYOUTS" then return os.getenv "LAYOUT" end
+  local at = 0
+  for line in io.lines(os.getenv "LAYOUTS") do
+    at = at + 1
+    if at == run then return line end
+  end
+  core.fail(("there is no layout %d"):format(run))
+end
+
 function m.train(o)
-  local text = os.getenv "LAYOUT"
+  local text = layout_text()
   o.layout = text and assert(load("local m = ...; return " .. text))(m)
   m.use_layout(o.layout, "m.train")
   if core.options().mode ~= "run" then return train(o) end
   o.model(core.input("names", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   local parameters = m.parameters(o.model)
-  core.write(("weights %d\n"):format(hash_weights(parameters)))
+  core.write(("run %d\nweights %d\n"):format(run, hash_weights(parameters)))
   if file and o.accum == 1 then tell(gradients(o, parameters), parameters) end
   function o.on_step(step)
     if step ~= 1 or not file or o.accum == 1 then return end
