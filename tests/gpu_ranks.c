@@ -25,13 +25,13 @@ static double number(const char *line, const char *key) {
     return strtod(at + strlen(key), NULL);
 }
 
+#define RUN                                                                                        \
+    "run \"$ROOT/models/gpt.lua\" --device cuda --dtype f32 --json -n %d layers=2 embed=32 "       \
+    "heads=4 seq=16 batch=8 vocab=256 sample=0 warmup=1 steps=%d %s"
+
 static learned train(process_room *room, int ranks, const char *knobs, const char *arguments) {
     learned out;
-    process_result r = process_run(
-        room, 0, knobs,
-        "run \"$ROOT/models/gpt.lua\" --device cuda --dtype f32 --json -n %d layers=2 embed=32 "
-        "heads=4 seq=16 batch=8 vocab=256 sample=0 warmup=1 steps=%d %s",
-        ranks, STEPS, arguments);
+    process_result r = process_run(room, 0, knobs, RUN, ranks, STEPS, arguments);
     for (int i = 0; i < STEPS; i++) {
         char *line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
         if (!line) ml_raise(ML_INTERNAL, "no step %d in\n%s", i + 1, r.output);
@@ -77,6 +77,46 @@ static void gpu_ranks_in_order(process_room *room) {
     compare_under(room, "MLUA_OVERLAP=0", &one, 2, "--mesh dp=2");
     compare_under(room, "MLUA_OVERLAP=0", &one, 2, "--mesh dp=2 layout=fsdp");
 }
+/* By copies between the GPUs, also where loads of kernels and graphs wait for all that runs; sums
+ * of more than a stage too. */
+static void gpu_ranks_copies(process_room *room) {
+    static const char *const layouts[] = {"dp=2", "dp=2 layout=fsdp",
+                                          "dp=2 layout=fsdp reshard=false", "dp=4 layout=fsdp",
+                                          "dp=2 layout=fsdp vocab=9000 embed=256"};
+    if (gpus() < 2) return;
+    learned one = train(room, 1, "MLUA_VERIFY=1", "");
+    for (int i = 0; i < 5; i++) {
+        const char *arguments = ml_arena_format(room->arena, "--mesh %s", layouts[i]);
+        int ranks = i == 3 ? 4 : 2;
+        if (i == 4) one = train(room, 1, "MLUA_VERIFY=1", "vocab=9000 embed=256");
+        if (gpus() < ranks) continue;
+        compare_under(room, "MLUA_PEER=1 EMULATOR_WAITS=1", &one, ranks, arguments);
+        process_result r =
+            process_run(room, 0, "MLUA_PEER=1 MLUA_DEBUG=1", RUN, ranks, 1, arguments);
+        const char *said = strstr(r.output, "go by copies");
+        while (said && said > r.output && said[-1] != '\n') said--;
+        if (!said || strstr(said, "peer: 0 of")) test_fail("no copies of %s", arguments);
+    }
+}
+/* One of those that copy dies: the other one does not wait for it for ever. */
+static void gpu_ranks_copies_fault(process_room *room) {
+    if (gpus() < 2) return;
+    process_result r = process_shell(
+        room, PROCESS_ANY_CODE,
+        "MLUA_PEER=1 MLUA_TIMEOUT=4 timeout 60 $MLUA run $ROOT/models/gpt.lua --device cuda -n 2 "
+        "--mesh dp=2 layout=fsdp layers=2 embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 "
+        "steps=1000000 & sleep %d; kill -KILL $(pgrep -P $(pgrep -P $!) | tail -n 1); wait $!",
+        getenv("EMULATOR") ? 6 : 12);
+    process_expect(&r, "rank 1");
+    CHECK(r.code != 0 && r.code != 124 && r.seconds < 40);
+}
+TEST(gpu_ranks, copies) {
+    process_in_room(gpu_ranks_copies);
+}
+TEST(gpu_ranks, copies_fault) {
+    process_in_room(gpu_ranks_copies_fault);
+}
+
 /* Every schedule, also where loads of kernels, graphs and connections wait for all that runs. */
 static void gpu_ranks_pipelines(process_room *room) {
     static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble"};

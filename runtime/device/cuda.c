@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/device/cuda_nccl.h"
+#include "runtime/device/cuda_pull.h"
 
 static cuda_device *cuda_of(ml_device *device) {
     return (cuda_device *)device;
@@ -79,6 +79,7 @@ static void cuda_close(ml_device *device) {
     cuda_device *d = cuda_of(device);
     if (d->stream) cuda_wait_for(d, NULL);
     cuda_nccl_close(d);
+    cuda_pull_close(d);
     cuda_dnn_close(d);
     cuda_gemm_close(d);
     cuda_times_close(d);
@@ -193,10 +194,13 @@ static ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory) 
         d->blocks = blocks;
         d->block_capacity = capacity;
     }
+    /* Other ranks can open whole blocks only. */
+    if (d->nccl && ml_knobs()->peer && bytes >= CUDA_WHOLE_BYTES / 32 && bytes < CUDA_WHOLE_BYTES)
+        bytes = CUDA_WHOLE_BYTES;
     CUresult result = cuda.cuMemAlloc(&address, bytes > 0 ? (size_t)bytes : 256);
     if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the program");
     *memory = (void *)(uintptr_t)address;
-    d->blocks[d->block_count++] = (struct cuda_block){*memory, bytes};
+    d->blocks[d->block_count++] = (struct cuda_block){*memory, bytes, ++d->block_serial};
     account(d, bytes);
     return ML_OK;
 }

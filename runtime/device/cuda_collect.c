@@ -1,7 +1,7 @@
 #ifdef MLUA_CUDA
 /* Collectives of an executable: those that follow one another on one mesh axis are one launch;
  * those with a ticket go on their axis' lane, beside the device's stream, between two events. */
-#include "runtime/device/cuda_nccl.h"
+#include "runtime/device/cuda_pull.h"
 
 enum { MOST_GROUPED = 512 };
 
@@ -96,11 +96,16 @@ ml_status cuda_collect_least(ml_executable *e, int64_t *value) {
 
 /* ---- Running ------------------------------------------------------------------------------------
  */
-static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count, CUstream stream) {
-    ML_TRY(cuda_time_begins(e, step, stream));
+/* By NCCL; `all`: those too that would go by copies. */
+static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count, bool all,
+                         CUstream stream) {
+    uint32_t calls = 0;
+    for (uint32_t i = 0; i < count; i++) calls += all || !step[i].pull;
+    if (calls == 0) return ML_OK;
     ML_TRY(cuda_nccl_begin());
     ml_status status = ML_OK;
     for (uint32_t i = 0; i < count && status == ML_OK; i++) {
+        if (!all && step[i].pull) continue;
         cuda_doing(step[i].what);
         status = cuda_nccl_enqueue(e->device, step[i].step->collective, step[i].pointers[0],
                                    step[i].pointers[1], stream);
@@ -108,25 +113,34 @@ static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count
     ml_error error = *ml_error_last();
     ml_status ended = cuda_nccl_end();
     if (status != ML_OK) *ml_error_last() = error;
-    if (status == ML_OK) status = ended;
-    return status == ML_OK ? cuda_time_ends(e, step, stream) : status;
+    return status == ML_OK ? ended : status;
+}
+
+static ml_status enqueue_here(ml_executable *e, const cuda_step *step, uint32_t count) {
+    CUstream stream = e->device->stream;
+    ML_TRY(cuda_time_begins(e, step, stream));
+    ML_TRY(enqueue(e, step, count, true, stream));
+    return cuda_time_ends(e, step, stream);
 }
 
 ml_status cuda_collect_alone(ml_executable *e, const cuda_step *step) {
-    return enqueue(e, step, 1, e->device->stream);
+    return enqueue_here(e, step, 1);
 }
 
 ml_status cuda_collect_group(ml_executable *e, const cuda_step *step) {
     const ml_collective_step *first = step->step->collective;
     cuda_device *d = e->device;
     if (step->group == 0) return ML_OK; /* went with an earlier one */
-    if (first->ticket == 0) return enqueue(e, step, step->group, d->stream);
+    if (first->ticket == 0) return enqueue_here(e, step, step->group);
     CUstream lane = cuda_nccl_lane(d, first->mesh_axis);
     cuda_ticket *ticket = &e->tickets[first->ticket];
     ticket->waited = false;
     CUDA_TRY(cuEventRecord(ticket->ready, d->stream));
     CUDA_TRY(cuStreamWaitEvent(lane, ticket->ready, 0));
-    ML_TRY(enqueue(e, step, step->group, lane));
+    ML_TRY(cuda_time_begins(e, step, lane));
+    ML_TRY(enqueue(e, step, step->group, false, lane));
+    ML_TRY(cuda_pull_enqueue(e, step, step->group, lane));
+    ML_TRY(cuda_time_ends(e, step, lane));
     CUDA_TRY(cuEventRecord(ticket->done, lane));
     return ML_OK;
 }

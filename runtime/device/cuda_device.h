@@ -7,7 +7,7 @@
  *   cuda_watch.c      MLUA_CHECK=cpu
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
  *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two
- *                     ranks; cuda_nccl.c wraps NCCL
+ *                     ranks; cuda_nccl.c wraps NCCL; cuda_pull.c collectives by copies
  *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention
  *
  * One in-order stream carries everything but collectives that go on beside it, so one workspace
@@ -32,6 +32,7 @@ typedef struct cuda_times cuda_times;           /* runs whose times are not yet 
 typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
 
 enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20 };
+enum { CUDA_WHOLE_BYTES = 2 << 20 }; /* blocks from here on share no memory with others */
 
 typedef struct {
     uint64_t key;
@@ -57,12 +58,15 @@ typedef struct {
     struct cuda_block { /* what allocate gave out, for the accounts */
         void *memory;
         int64_t bytes;
+        uint64_t serial; /* no two blocks have the same */
     } * blocks;
     uint32_t block_count, block_capacity;
+    uint64_t block_serial; /* of the last one */
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
     cuda_times *times; /* NULL until a run is timed */
     cuda_nccl *nccl; /* NULL: one rank */
+    struct cuda_pulls *pulls; /* NULL until an executable has collectives that go by copies */
     struct cuda_edge *edges;
 } cuda_device;
 
@@ -99,6 +103,7 @@ typedef struct {
     cuda_gemm *gemm;
     cuda_attention *attention;
     void **pointers; /* by the step's values */
+    struct cuda_pull *pull; /* of a collective that goes by copies; NULL: NCCL has it */
     uint32_t group;  /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
 
@@ -121,6 +126,9 @@ struct ml_executable {
     cuda_ticket *tickets; /* [0] is unused */
     uint32_t ticket_count;
     bool collects[ML_MAX_MESH]; /* has collectives along the mesh axis */
+    struct cuda_pull *pulls;    /* of its steps; NULL: none */
+    uint32_t *opened;           /* by rank and step: what it uses of the device's list */
+    uint32_t opened_count;
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
     uint64_t runs;

@@ -11,7 +11,7 @@
 
 #include "codegen/jit.h"
 #include "runtime/base/knobs.h"
-#include "runtime/device/cuda_nccl.h"
+#include "runtime/device/cuda_pull.h"
 
 /* ---- Libraries, beside the compilation ----------------------------------------------------------
  */
@@ -330,6 +330,7 @@ void cuda_unload(ml_executable *e) {
     forget_graph(e);
     cuda_times_forget(e);
     cuda_collect_unload(e);
+    cuda_pull_unbind(e);
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);
     ml_arena_free(e->arena);
@@ -385,10 +386,12 @@ ml_status cuda_bind(ml_executable *e, void *const *addresses) {
     forget_graph(e);
     e->graph_refused = false;
     e->runs = 0;
-    if (addresses != (void *const *)e->addresses)
+    bool others = addresses != (void *const *)e->addresses;
+    if (others)
         memcpy(e->addresses, addresses, e->plan->schedule->storages.count * sizeof *addresses);
     for (uint32_t i = 0; i < e->step_count && status == ML_OK; i++)
         status = bind_step(e, &e->steps[i]);
+    if (others && status == ML_OK) status = cuda_pull_bind(e);
     cuda_doing(NULL);
     e->workspace_generation = e->device->workspace_generation;
     e->bound = status == ML_OK;

@@ -1,5 +1,5 @@
 #ifdef MLUA_CUDA
-#include "runtime/device/cuda_nccl.h"
+#include "runtime/device/cuda_pull.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -290,6 +290,7 @@ ml_status cuda_nccl_join(ml_device *device) {
     d->nccl = n;
     describe_mesh(n, device->ranks);
     if (device->target.memory_bytes > 8 * BUFFER_BYTES) device->target.memory_bytes -= BUFFER_BYTES;
+    device->target.memory_bytes -= cuda_pull_reserve(device->target.memory_bytes);
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     ML_TRY(open_lanes(n, keep_order(device->ranks->layout->stages.on)));
@@ -340,7 +341,9 @@ void cuda_nccl_abort(cuda_device *d) {
     cuda_nccl *n = d->nccl;
     if (!n || n->aborted || n->connecting) return;
     n->aborted = true;
+    cuda_pull_abort_begin(d);
     each_communicator(n, nccl.ncclCommAbort);
+    cuda_pull_abort_end(d);
 }
 
 static bool others_failed(const cuda_device *d) {

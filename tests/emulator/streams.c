@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,14 +28,15 @@ typedef struct {
     long head, room;  /* at[head] is the next one */
     long count, done; /* of all work ever put here */
     int used, late;
-    int forked;            /* has joined the capture that is going on */
-    long captured, joined; /* pieces of work in it; how many the first stream waits for */
+    int forked;          /* has joined the capture that is going on */
+    long captured;       /* pieces of work in it */
+    long known[STREAMS]; /* how many of each stream's come before what is put here next */
 } stream;
 typedef struct {
     stream *on;
     long position;
     int recorded_in_capture;
-    long captured;
+    long known[STREAMS];
     double seconds; /* when it passed, outside of graphs */
 } event;
 typedef struct {
@@ -197,7 +199,8 @@ static CUresult record(event *e, stream *s) {
     event_work *w = malloc(sizeof *w);
     *w = (event_work){e, s};
     e->on = s;
-    e->captured = s->captured;
+    s->known[s - streams] = s->captured;
+    memcpy(e->known, s->known, sizeof e->known);
     record_entry(s, (work){note_marker, w});
     return CUDA_SUCCESS;
 }
@@ -212,7 +215,8 @@ static CUresult wait_event(stream *s, event *e) {
     }
     if (!e->recorded_in_capture) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     if (s != capturing) s->forked = 1;
-    if (s == capturing && e->on->joined < e->captured) e->on->joined = e->captured;
+    for (int i = 0; i < STREAMS; i++)
+        if (s->known[i] < e->known[i]) s->known[i] = e->known[i];
     event_work *w = malloc(sizeof *w);
     *w = (event_work){e, s};
     record_entry(s, (work){wait_marker, w});
@@ -311,8 +315,10 @@ CUresult cuStreamBeginCapture(CUstream handle, CUstreamCaptureMode mode) {
     (void)mode;
     now = (recording){0};
     capturing = stream_of(handle);
-    for (int i = 0; i < STREAMS; i++)
-        streams[i].forked = 0, streams[i].captured = streams[i].joined = 0;
+    for (int i = 0; i < STREAMS; i++) {
+        streams[i].forked = 0, streams[i].captured = 0;
+        memset(streams[i].known, 0, sizeof streams[i].known);
+    }
     return CUDA_SUCCESS;
 }
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
@@ -323,7 +329,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph) {
     capturing = NULL;
     *graph = (CUgraph)kept;
     for (int i = 0; i < STREAMS; i++)
-        if (&streams[i] != first && streams[i].joined < streams[i].captured)
+        if (&streams[i] != first && first->known[i] < streams[i].captured)
             return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     return CUDA_SUCCESS;
 }
