@@ -61,6 +61,15 @@ extern const char template_mma_ptx[];
  * right_deep: the right operand's depth is innermost; narrow: the result is bf16. */
 ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narrow, int pointers);
 
+/* The body of the CUDA kernel of a SORT of integers of which the graph tells that they are few, or a
+ * permutation; it calls ${e}_write. NULL: neither. `size`: of a row. */
+typedef struct {
+    int64_t blocks; /* for each row */
+    uint32_t threads;
+} template_sort_grid;
+const char *template_sort_known(ml_template *t, const ml_graph *g, ml_ref sort, int64_t size,
+                                template_sort_grid *grid);
+
 /* What kernels of 64 x 256 products a warpgroup share: _begin, _end, _finish, _finish_but_one and
  * _product on ${registers} and ${sums}; and _operand, its operands in shared memory. */
 extern const char template_wgmma_products[], template_wgmma_operand[];

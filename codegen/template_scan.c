@@ -6,8 +6,9 @@
  * fetched from the input by position at the end.
  *
  * CPU: merge sort, insertion for a small TOP_K. CUDA: bitonic sort of a row in shared memory, or
- * for long rows of tiles of it, with exchanges between tiles in memory; a warp a row, or a block a
- * row, finds the largest k times over for a small TOP_K. */
+ * for long rows of tiles of it, with exchanges between tiles in memory (template_sort.c where the
+ * elements are known); a warp a row, or a block a row, finds the largest k times over for a small
+ * TOP_K. */
 #include <string.h>
 
 #include "codegen/template.h"
@@ -627,7 +628,12 @@ static void sort_cuda(printer *p) {
     int64_t padded = power_of_two(p->size), grid = p->rows;
     uint32_t threads = 512;
     bool top = p->op == ML_OP_TOP_K;
-    if (top && p->kept <= WARP_KEPT && p->size <= WARP_ROW) {
+    template_sort_grid known;
+    const char *counted =
+        template_sort_known(t, p->schedule->graph, p->step->node, p->size, &known);
+    if (counted) {
+        body = counted, keys = least = "", grid = p->rows * known.blocks, threads = known.threads;
+    } else if (top && p->kept <= WARP_KEPT && p->size <= WARP_ROW) {
         body = top_warp_text, threads = 128, grid = (p->rows + 3) / 4;
         template_set(t, "held", "%lld", (long long)(p->size + 31) / 32);
     } else if (top && p->kept <= BLOCK_KEPT) {
@@ -643,7 +649,8 @@ static void sort_cuda(printer *p) {
         template_set(t, "block_rows", "%lld", (long long)block_rows);
         template_set(t, "threads", "%u", threads);
     }
-    const char *const bodies[] = {cuda_arguments_text, key_text, keys, least, write_text, body};
+    const char *const bodies[] = {
+        cuda_arguments_text, counted ? "" : key_text, keys, least, write_text, body};
     p->step->kernel = finish(p, bodies, 6, label);
     template_launch(p->step->kernel, grid, 1, 1, threads, 0);
 }

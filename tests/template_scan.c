@@ -69,6 +69,30 @@ TEST(template, sort) {
     fixture_run(sorts, 2);
 }
 
+/* Experts that tokens chose, and the way back. */
+static void sort_chosen(fixture *f, const char *axes, int64_t k, bool descending) {
+    label(f, axes);
+    ml_axis top = fixture_axis(f, "top"), rows = fixture_axis(f, "r");
+    ml_ref x = fixture_input(f, ML_F32, axes, -1, 1);
+    x = ml_graph_add(f->g, ML_OP_TOP_K, &x, 1, (int64_t[]){fixture_axis(f, "e"), k, top}, 3, NULL);
+    x = ml_out(f->g, x, 1);
+    ml_ref picked = ml_graph_add(f->g, ML_OP_MERGE, &x, 1,
+                                 (int64_t[]){fixture_axis(f, "t"), top, rows}, 3, NULL);
+    ml_ref sorted = along(f, ML_OP_SORT, picked, "r", descending, 0);
+    template_check(f, sorted, 0);
+    template_check(f, along(f, ML_OP_SORT, ml_out(f->g, sorted, 1), "r", descending, 0), 0);
+}
+
+static void sorts_chosen(fixture *f) {
+    sort_chosen(f, "a3 t40 e8", 2, false);
+    sort_chosen(f, "t1100 e40", 3, false);
+    sort_chosen(f, "a2 t70 e256", 2, true);
+    sort_chosen(f, "a2 t70 e257", 1, false);
+}
+TEST(template, sort_chosen) {
+    fixture_run(sorts_chosen, 7);
+}
+
 static void top(fixture *f, ml_dtype dtype, const char *axes, const char *axis, int64_t k) {
     label(f, axes);
     ml_ref x = ml_cast(f->g, fixture_index(f, axes, 50), dtype);
@@ -135,6 +159,8 @@ static void emulated(fixture *f) {
     cumsum(f, ML_F32, "a3 b300", "b", true);
     sort(f, ML_F32, "a3 b100", "b", true);
     sort(f, ML_F64, "a2 b2100", "b", false);
+    sort_chosen(f, "a3 t40 e8", 2, false);
+    sort_chosen(f, "t550 e40", 2, true);
     top(f, ML_F32, "a9 b64", "b", 6);
     top(f, ML_F32, "a2 b1100", "b", 5);
     scatter(f, "b4 t10", 12, "b4 t10", ML_F32, "b4 v12", ML_F32);
