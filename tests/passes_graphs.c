@@ -384,6 +384,29 @@ TEST(passes, split_sums) {
     fixture_run(check_split_sums, 8);
 }
 
+/* A router and its gradients; the values are those of bf16 and f32, as the reference keeps more. */
+static void check_split_dots(fixture *f) {
+    ml_graph *g = f->g;
+    ml_ref x = ml_cast(g, fixture_input(f, ML_BF16, "b3 s4 d16", -1, 1), ML_F32);
+    ml_ref w = fixture_input(f, ML_F32, "d16 e8", -1, 1);
+    ml_ref dy = fixture_input(f, ML_F32, "b3 s4 e8", -1, 1);
+    ml_ref odd = fixture_input(f, ML_F32, "d16 e9", -1, 1);
+    ml_axis rows[] = {AXIS("b"), AXIS("s")}, d = AXIS("d"), e = AXIS("e");
+    ml_ref y[] = {ml_dot(g, x, w, &d, 1, ML_F32), ml_dot(g, x, dy, rows, 2, ML_F32),
+                  ml_cast(g, ml_dot(g, dy, w, &e, 1, ML_F32), ML_BF16),
+                  ml_dot(g, x, odd, &d, 1, ML_F32), ml_dot(g, dy, w, &e, 1, ML_F32)};
+    static const int joined[] = {1, 1, 2, 0, 0};
+    for (int i = 0; i < 5; i++) {
+        CHECK_EQ_INT(fixture_count_after(f, "split_dots", &y[i], 1, ML_OP_CONCAT), joined[i]);
+        CHECK_EQ_INT(fixture_count_after(f, "split_dots", &y[i], 1, ML_OP_DOT), 1);
+        fixture_check_pass(f, "split_dots", &y[i], 1, i == 2 ? 1e-4 : 1e-6);
+    }
+}
+
+TEST(passes, split_dots) {
+    fixture_run(check_split_dots, 9);
+}
+
 /* ---- Values by hand, randomness, FLOPs
  * ----------------------------------------------------------- */
 

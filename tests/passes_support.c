@@ -189,6 +189,7 @@ static const named_pass passes[] = {
     {"open_sums", ml_open_sums},
     {"gather_sorted", ml_gather_sorted},
     {"split_sums", ml_split_sums},
+    {"split_dots", ml_split_dots},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

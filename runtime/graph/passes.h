@@ -23,6 +23,10 @@ bool ml_gather_sorted_applies(const ml_graph *g); /* whether there is one */
 /* Sums over an axis of terms that are scaled by what does not change along it: scaled sums. */
 ml_graph *ml_split_sums(const ml_graph *from, ml_roots *roots);
 bool ml_split_sums_applies(const ml_graph *g); /* whether there is one */
+/* Narrow products of f32 with bf16 values, or of few elements and rounded to bf16 afterwards, in
+ * terms of products of bf16. */
+ml_graph *ml_split_dots(const ml_graph *from, ml_roots *roots);
+bool ml_split_dots_applies(const ml_graph *g); /* whether there may be one */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and

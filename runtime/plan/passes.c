@@ -160,6 +160,8 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
         pass_done(plan, ml_split_sums(plan->graph, r), "split sums");
     pass_done(plan, ml_decompose(plan->graph, r, target->longest_materialized), "decompose");
     pass_done(plan, ml_simplify(plan->graph, r), "simplify2");
+    if (gpu && !target->no_fuse && ml_split_dots_applies(plan->graph))
+        pass_done(plan, ml_split_dots(plan->graph, r), "split dots");
     /* Merged weights are written side by side by the casts that a GPU makes of them anyway. The
      * CPU computes with the f32 states themselves, which would have to be copied at each step. */
     if (gpu && !target->no_fuse) {
