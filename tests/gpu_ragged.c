@@ -99,6 +99,38 @@ GPU_TEST(ragged, drawn) {
     with_each(build_drawn, 80);
 }
 
+/* A router: products in three parts, sorts that count, and the inverse of an order. */
+static void build_routes(ops_case *c) {
+    ml_graph *g = c->g;
+    ml_axis e = ops_axis(c, "e"), d = ops_axis(c, "d"), k = ops_axis(c, "k"), r = ops_axis(c, "r");
+    ml_axis rows[] = {ops_axis(c, "b"), ops_axis(c, "s")};
+    ml_ref x = ml_cast(g, ops_input(c, ML_BF16, "b3 s40 d72", -1, 1), ML_F32);
+    ml_ref w = ops_input(c, ML_F32, "d72 e16", -1, 1), wide = ops_input(c, ML_F32, "d72 e40", -1, 1);
+    w = ml_map2(g, ML_OP_MUL, w, ml_map2(g, ML_OP_MUL, w, w)); /* more bits than a bf16 has */
+    wide = ml_map2(g, ML_OP_MUL, wide, ml_map2(g, ML_OP_MUL, wide, wide));
+    ml_ref y = ml_dot(g, x, w, &d, 1, ML_F32);
+    ops_output(c, y, ops_tolerance(ML_F32), "logits");
+    ops_output(c, ml_dot(g, x, wide, &d, 1, ML_F32), ops_tolerance(ML_F32), "more logits");
+    ops_output(c, ml_dot(g, x, y, rows, 2, ML_F32), 4 * ops_tolerance(ML_F32), "router's gradient");
+    ops_output(c, ml_cast(g, ml_dot(g, y, w, &e, 1, ML_F32), ML_BF16), ops_tolerance(ML_BF16),
+               "tokens' gradient");
+    for (int descending = 0; descending < 2; descending++) {
+        ml_ref scores = ops_input(c, ML_F32, descending ? "s1100 e40" : "b3 s40 e16", -1, 1);
+        ml_ref n = ml_graph_add(g, ML_OP_TOP_K, &scores, 1, (int64_t[]){e, 3, k}, 3, NULL);
+        n = ml_merge(g, ml_out(g, n, 1), rows[1], k, r);
+        for (int inverse = 0; inverse < 2; inverse++) {
+            n = ml_graph_add(g, ML_OP_SORT, &n, 1, (int64_t[]){r, descending}, 2, NULL);
+            ops_output(c, n, 0, "experts in order %d %d", descending, inverse);
+            n = ml_out(g, n, 1);
+            ops_output(c, n, 0, "order of experts %d %d", descending, inverse);
+        }
+    }
+}
+
+GPU_TEST(ragged, routes) {
+    ops_run(build_routes, 90, OPS_UNFUSED);
+}
+
 /* ---- Times -------------------------------------------------------------------------------------
  */
 typedef struct {
