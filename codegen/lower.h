@@ -76,6 +76,8 @@ typedef struct {
     int64_t a_batch, b_batch, c_batch, start_batch, end_batch;
     int64_t a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col; /* 0 where it has none */
     int64_t start_stride, end_stride;
+    bool squares; /* a second result, f32: RAGGED_OUTER's output 1 */
+    int64_t s_group, s_row, s_col;
     ml_dtype dtype, c_dtype; /* of a and b; of c */
 } ml_ragged;
 

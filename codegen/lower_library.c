@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "runtime/graph/ragged.h"
+
 /* The node of output i; 0 where nothing uses it. */
 static ml_ref output_node(lowering *l, ml_ref n, int i) {
     if (i == 0) return n;
@@ -35,6 +37,8 @@ static ml_type missing_type(lowering *l, ml_ref n, int i) {
         type.dtype = type.dtype == ML_F64 ? ML_F64 : ML_F32;
     } else if (op == ML_OP_ATTENTION_GRAD) {
         type = *ml_graph_type(l->g, ml_graph_source(l->g, n, i));
+    } else if (op == ML_OP_RAGGED_OUTER) {
+        ragged_squares_type(l->g, n, &type);
     } else {
         type.dtype = ML_I32; /* the indices of SORT and TOP_K */
     }

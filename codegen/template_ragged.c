@@ -10,6 +10,7 @@
  * mma.sync, cp.async one step ahead), everything else to plain multiplications. */
 #include "codegen/template.h"
 #include "runtime/base/knobs.h"
+#include "runtime/graph/ragged.h"
 
 typedef struct {
     ml_schedule *schedule;
@@ -260,6 +261,27 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
 }
 )";
 
+/* After kernels that do not: sums of the squares of 16 x 256 results, read again. */
+static const char squares_text[] = R"(
+struct ${e}_arguments { char *p[${pointers}]; };
+extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
+    __shared__ float warps[8];
+    int x = blockIdx.x % ${squares_wide}, y = blockIdx.x / ${squares_wide}, group = blockIdx.y;
+    int column = x * 256 + threadIdx.x, row = y * 16;
+    const ${result} *from = (const ${result} *)a.p[4] + group * ${c_group} + column * ${c_col};
+    float sum = 0;
+    for (int i = row; i < row + 16 && i < ${k} && column < ${n}; i++)
+        sum += from[i * ${c_row}] * from[i * ${c_row}];
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < 8; i++) sum += warps[i];
+    if (threadIdx.x == 0)
+        ((float *)a.p[5])[group * ${s_group} + y * ${s_row} + x * ${s_col}] = sum;
+}
+)";
+
 /* Rows of the tile by the table; the matrix of the group. */
 static const char dot_stage_text[] = R"(
 static __device__ __forceinline__ void ${e}_stage(const long long *row_at, unsigned to,
@@ -341,6 +363,12 @@ static ml_ragged *describe(const ml_schedule *s, const ml_step *step) {
     r->b_row = stride_of(b, r->outer ? rows : k), r->b_col = stride_of(b, n);
     r->c_group = r->outer ? stride_of(c, groups) : 0;
     r->c_row = stride_of(c, r->outer ? k : rows), r->c_col = stride_of(c, n);
+    r->squares = r->outer && args[2] != 0;
+    if (r->squares) {
+        const ml_value *squares = template_value(s, step, 5);
+        r->s_group = stride_of(squares, groups);
+        r->s_row = stride_of(squares, k), r->s_col = stride_of(squares, n);
+    }
     r->dtype = (ml_dtype)a->type.dtype, r->c_dtype = (ml_dtype)c->type.dtype;
     return r;
 }
@@ -416,6 +444,7 @@ static void set_sizes(printer *p) {
     set(p, "a_row", r->a_row), set(p, "a_col", r->a_col);
     set(p, "b_group", r->b_group), set(p, "b_row", r->b_row), set(p, "b_col", r->b_col);
     set(p, "c_group", r->c_group), set(p, "c_row", r->c_row), set(p, "c_col", r->c_col);
+    set(p, "s_group", r->s_group), set(p, "s_row", r->s_row), set(p, "s_col", r->s_col);
     set(p, "start_stride", r->start_stride), set(p, "end_stride", r->end_stride);
     template_set(&p->text, "tm", "%lld", (long long)p->tile_m);
     template_set(&p->text, "tn", "%lld", (long long)p->tile_n);
@@ -480,6 +509,17 @@ static ml_kernel *plain_kernel(printer *p) {
                            p->step->read_count + p->step->write_count);
 }
 
+static ml_kernel *squares_kernel(printer *p) {
+    const ml_ragged *r = p->r;
+    const int64_t rows = RAGGED_SQUARE_ROWS, columns = RAGGED_SQUARE_COLUMNS;
+    int64_t wide = (r->n + columns - 1) / columns;
+    template_set(&p->text, "squares_wide", "%lld", (long long)wide);
+    ml_kernel *kernel = template_kernel(&p->text, squares_text, "squares",
+                                        p->step->read_count + p->step->write_count);
+    template_launch(kernel, wide * ((r->k + rows - 1) / rows), r->groups, 1, 256, 0);
+    return kernel;
+}
+
 static bool tma_serves(const printer *p) {
     enum { SIXTEEN = 8 }; /* elements of 16 bytes, at least */
     return wgmma_serves(p) && ml_knobs()->tma && template_tma_serves(p->r) &&
@@ -512,6 +552,7 @@ static ml_kernel *print_kernel(printer *p, method how) {
         template_launch(kernel, columns * p->height, r->groups, 1, 256, shared);
     else
         template_launch(kernel, columns, p->height, 1, 256, shared);
+    if (r->squares) kernel->next = squares_kernel(p);
     return kernel;
 }
 

@@ -1,9 +1,9 @@
 /* Sorts on CUDA of integers whose range the graph tells, for template_scan.c: nothing is compared.
  *
- * Numbers of what TOP_K or ARGMAX chose (a token's experts) are counted: a block a row, a thread
- * holds every 1024th element, a warp counts those of each kind that it holds, and sums over kinds
- * and warps say where each goes. Elements of a kind keep their order, as a stable sort demands.
- * Sorting the indices that a SORT gave, a permutation, gives its inverse: each goes where it says. */
+ * Numbers of what TOP_K or ARGMAX chose (a token's experts) are counted: a block a row, a warp a
+ * part of it; each warp counts its elements of each kind, and sums over kinds and warps say where
+ * they go. Elements of a kind keep their order, as a stable sort demands. Sorting the indices that
+ * a SORT gave, a permutation, gives its inverse: each goes where it says. */
 #include "codegen/template.h"
 
 enum { THREADS = 1024, MOST_KINDS = 256, MOST_HELD = 32 };
@@ -107,8 +107,7 @@ static bool is_permutation(const ml_graph *g, ml_ref n, ml_axis axis) {
     while (ml_graph_node(g, n)->op == ML_OP_PERMUTE) n = ml_graph_source(g, n, 0);
     if (ml_graph_node(g, n)->op != ML_OP_OUT) return false;
     ml_ref sort = ml_graph_source(g, n, 0);
-    return ml_graph_node(g, sort)->op == ML_OP_SORT &&
-           (ml_axis)ml_graph_args(g, sort)[0] == axis;
+    return ml_graph_node(g, sort)->op == ML_OP_SORT && (ml_axis)ml_graph_args(g, sort)[0] == axis;
 }
 
 const char *template_sort_known(ml_template *t, const ml_graph *g, ml_ref sort, int64_t size,

@@ -11,7 +11,10 @@
  * A stage is six boxes of 64 x 64, two of the left operand and four of the right one, in 128-byte
  * lines that are swizzled as template_wgmma.c says. Lines along the rows may come from several
  * elements of the batch: what comes from one is cut into boxes of 32, 16, ... 1 lines. Lines that a
- * sum must not see are loaded from outside of the tensor, as zeros. */
+ * sum must not see are loaded from outside of the tensor, as zeros.
+ *
+ * Where a RAGGED_OUTER gives sums of squares too, each warp adds up those of its 16 x 256 results
+ * (others are 0) before it writes them. */
 #include "codegen/template.h"
 
 enum { HEIGHTS = 7 }; /* of boxes: 64, 32, ... 1 lines */
@@ -386,6 +389,21 @@ static __device__ __forceinline__ void ${e}_write(${result} *out, const float (&
 }
 )";
 
+static const char squares_text[] = R"(
+static __device__ __forceinline__ void ${e}_write_squares(const ${e}_arguments &a, int group,
+                                                          int row, int column,
+                                                          const float (&sum)[128]) {
+    float squares[4] = {};
+#pragma unroll
+    for (int i = 0; i < 128; i++) squares[i % 4] += sum[i] * sum[i];
+    float all = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) all += __shfl_xor_sync(~0u, all, d);
+    if (threadIdx.x % 32 == 0 && row < ${k})
+        ((float *)a.p[5])[group * ${s_group} + row / 16 * ${s_row} + column / 256 * ${s_col}] = all;
+}
+)";
+
 static const char kernel_text[] = R"(
 static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, const ${e}_tables &t,
                                                      unsigned stages, int rank) {
@@ -425,6 +443,7 @@ static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, co
         ${e}_finish();
         if (steps > 0 && lane < 2) ${e}_release(last, lane);
         int columns = ${n} - tile.column;
+        ${write_squares}
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int row = tile.row + first + i * 8;
@@ -512,6 +531,10 @@ static void set_all(ml_template *t, const ml_ragged *r) {
     template_set(t, "right_step", "%d", right_deep ? 32 : 16 * LINE);
     template_set(t, "left_block", "%d", r->outer ? BOX_BYTES : UNUSED);
     template_set(t, "right_block", "%d", right_deep ? UNUSED : BOX_BYTES);
+    template_set_text(t, "write_squares",
+                      r->squares ? "${e}_write_squares(a, tile.group, tile.row + first - lane / 4, "
+                                   "tile.column, sum);"
+                                 : "");
 }
 
 bool template_tma_serves(const ml_ragged *r) {
@@ -525,11 +548,11 @@ bool template_tma_serves(const ml_ragged *r) {
 ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors, int pointers) {
     enum { ALIGNMENT = 1024, H200 = 132 };
     set_all(t, r);
-    const char *body =
-        ml_arena_format(t->arena, "%s%s%s%s%s%s%s%s%s%s", ptx_text, template_wgmma_products,
-                        ptx_end_text, template_wgmma_operand, tables_text, choose_text,
-                        r->outer ? "" : clear_text, r->outer ? outer_load_text : dot_load_text,
-                        r->c_dtype == ML_BF16 ? narrow_text : wide_text, kernel_text);
+    const char *body = ml_arena_format(
+        t->arena, "%s%s%s%s%s%s%s%s%s%s%s", ptx_text, template_wgmma_products, ptx_end_text,
+        template_wgmma_operand, tables_text, choose_text, r->outer ? "" : clear_text,
+        r->outer ? outer_load_text : dot_load_text, r->c_dtype == ML_BF16 ? narrow_text : wide_text,
+        r->squares ? squares_text : "", kernel_text);
     ml_kernel *kernel =
         template_kernel(t, body, r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
     add_maps(t, kernel, r);

@@ -81,6 +81,12 @@ static void draw(ops_case *c, const char *x_axes, const char *w_axes, const char
                          ml_map2(g, ML_OP_SUB, ends, counts), ends};
     ml_ref y = ml_ragged_dot(g, sources, r, ops_axis(c, "k"), ML_F32);
     ops_output(c, y, ops_tolerance(ML_F32) * 10, "product");
+    ml_ref norm = ml_ragged_outer(
+        g, (ml_ref[]){sources[0], ml_cast(g, y, ML_BF16), sources[2], sources[3]}, r, ML_F32);
+    norm = ml_map2(g, ML_OP_MUL, norm, norm);
+    ml_type type = *ml_graph_type(g, norm);
+    ops_output(c, ml_reduce(g, ML_OP_SUM, norm, type.axis, type.rank), ops_tolerance(ML_BF16),
+               "sum of squares");
     ml_ref outer[4] = {sources[0], ml_cast(g, y, ML_BF16), sources[2], sources[3]};
     for (int i = 0; i < 2; i++) {
         ml_dtype dtype = i ? ML_BF16 : ML_F32;
@@ -105,7 +111,8 @@ static void build_routes(ops_case *c) {
     ml_axis e = ops_axis(c, "e"), d = ops_axis(c, "d"), k = ops_axis(c, "k"), r = ops_axis(c, "r");
     ml_axis rows[] = {ops_axis(c, "b"), ops_axis(c, "s")};
     ml_ref x = ml_cast(g, ops_input(c, ML_BF16, "b3 s40 d72", -1, 1), ML_F32);
-    ml_ref w = ops_input(c, ML_F32, "d72 e16", -1, 1), wide = ops_input(c, ML_F32, "d72 e40", -1, 1);
+    ml_ref w = ops_input(c, ML_F32, "d72 e16", -1, 1),
+           wide = ops_input(c, ML_F32, "d72 e40", -1, 1);
     w = ml_map2(g, ML_OP_MUL, w, ml_map2(g, ML_OP_MUL, w, w)); /* more bits than a bf16 has */
     wide = ml_map2(g, ML_OP_MUL, wide, ml_map2(g, ML_OP_MUL, wide, wide));
     ml_ref y = ml_dot(g, x, w, &d, 1, ML_F32);

@@ -68,8 +68,10 @@ static void kernel(fixture *f, const grouping *p, ml_dtype dtype, ml_dtype resul
                          matrix(f, dtype, b, p->rows, p->groups, k, n),
                          bound(f, p, p->starts, batch), bound(f, p, p->ends, batch)};
     bool outer = strchr(b, 'r') != NULL;
+    int64_t args[] = {fixture_axis(f, "r"), fixture_axis(f, "e"), result == ML_F32};
     ml_ref y =
-        outer ? ml_ragged_outer(f->g, sources, fixture_axis(f, "r"), result)
+        outer ? ml_graph_add(f->g, ML_OP_RAGGED_OUTER, sources, 4, args, 3,
+                             &(ml_type){.dtype = result})
               : ml_ragged_dot(f->g, sources, fixture_axis(f, "r"), fixture_axis(f, "k"), result);
     template_check(f, y, result == ML_BF16 ? 4e-3 : dtype == ML_F64 ? 1e-14 : 2e-6);
 }
@@ -159,6 +161,29 @@ static void merged(fixture *f) {
 }
 TEST(moe, merged) {
     fixture_run(merged, 9);
+}
+
+/* The norm of gradients, gate and up apart: whole blocks of columns alone are known. */
+static void squares(fixture *f) {
+    ml_graph *g = f->g;
+    ml_axis r = fixture_axis(f, "r"), n = fixture_axis(f, "n");
+    const grouping *p = &groupings[0];
+    ml_ref sources[4] = {fixture_input(f, ML_F32, "r200 k19", -1, 1),
+                         fixture_input(f, ML_F32, "r200 n560", -1, 1),
+                         bound(f, p, p->starts, false), bound(f, p, p->ends, false)};
+    ml_ref y = ml_ragged_outer(g, sources, r, ML_F32),
+           parts[4] = {y, ml_rename(g, ml_slice(g, y, n, 0, 256), n, fixture_axis(f, "m")),
+                       ml_slice(g, y, n, 256, 560), ml_slice(g, y, n, 100, 356)};
+    for (int i = 0; i < 4; i++) {
+        ml_type type = *ml_graph_type(g, parts[i]);
+        ml_ref norm = ml_map2(g, ML_OP_MUL, parts[i], parts[i]);
+        norm = ml_reduce(g, ML_OP_SUM, norm, type.axis, type.rank);
+        CHECK_EQ_INT(fixture_count_after(f, "ragged_squares", &norm, 1, ML_OP_MUL), i == 3);
+        fixture_check_pass(f, "ragged_squares", (ml_ref[]){norm, parts[i]}, 2, 1e-12);
+    }
+}
+TEST(moe, squares) {
+    fixture_run(squares, 11);
 }
 
 /* ---- Through sessions --------------------------------------------------------------------------

@@ -190,6 +190,7 @@ static const named_pass passes[] = {
     {"gather_sorted", ml_gather_sorted},
     {"split_sums", ml_split_sums},
     {"split_dots", ml_split_dots},
+    {"ragged_squares", ml_ragged_squares},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

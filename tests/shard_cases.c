@@ -204,12 +204,12 @@ static ml_ref bounds(fixture *f, const char *axes, bool ends) {
         f->inputs[f->input_count - 1][i] = values[i / 4][ends][i % 4];
     return index;
 }
-static ml_ref ragged(fixture *f, ml_op op, const char *a, const char *b, int64_t reduced) {
+/* last: what a RAGGED_DOT sums over; 0, one output, of a RAGGED_OUTER */
+static ml_ref ragged(fixture *f, ml_op op, const char *a, const char *b, int64_t last) {
     ml_ref sources[] = {operand(f, a), operand(f, b), bounds(f, "g4", false),
                         bounds(f, "g4", true)};
     ml_type type = {.dtype = FLOAT};
-    return ml_graph_add(f->g, op, sources, 4, (int64_t[]){AXIS("b"), AXIS("g"), reduced},
-                        reduced ? 3 : 2, &type);
+    return ml_graph_add(f->g, op, sources, 4, (int64_t[]){AXIS("b"), AXIS("g"), last}, 3, &type);
 }
 BUILD(build_ragged, ragged(f, ML_OP_RAGGED_DOT, "b8 d4", "g4 d4 h4", AXIS("d")))
 BUILD(build_ragged_outer, ragged(f, ML_OP_RAGGED_OUTER, "b8 d4", "h4 b8", 0))

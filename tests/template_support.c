@@ -105,6 +105,13 @@ static void describe_attention(run *r, const ml_graph *g, ml_ref node) {
     step->attention = a;
 }
 
+static void take_chain(run *r, ml_kernel *k) {
+    for (r->kernels = 0; k && r->kernels < 96; k = k->next) {
+        CHECK_EQ_INT(k->pointer_count, r->step->read_count + r->step->write_count);
+        r->kernel[r->kernels++] = k;
+    }
+}
+
 /* The node as a step with its kernels. */
 static void print_step(run *r, fixture *f, ml_ref node, const ml_target *target) {
     ml_schedule *s = r->s = ML_NEW(f->arena, ml_schedule);
@@ -132,11 +139,7 @@ static void print_step(run *r, fixture *f, ml_ref node, const ml_target *target)
         ml_template_ragged(s, step);
     else
         ml_template_scan(s, step);
-    r->kernels = 0;
-    for (ml_kernel *k = step->kernel; k && r->kernels < 96; k = k->next) {
-        CHECK_EQ_INT(k->pointer_count, step->read_count + step->write_count);
-        r->kernel[r->kernels++] = k;
-    }
+    take_chain(r, step->kernel);
 }
 
 /* The offset of element i (in type order). */
@@ -264,7 +267,7 @@ static void check_emulated(fixture *f, ml_ref node, double *const *values, doubl
         if (template_emulate_pair(r.kernel[0], r.memory))
             compare_all(&r, f, node, values, tolerance);
         release(&r);
-        while (r.kernel[0]->map_count > 0) r.kernel[0] = r.kernel[0]->otherwise;
+        while (r.kernel[0]->map_count > 0) take_chain(&r, r.kernel[0]->otherwise);
         fill(&r, values);
     }
     if (template_emulate(r.kernel, r.kernels, r.memory))

@@ -260,6 +260,7 @@ int ml_op_outputs(const ml_graph *g, ml_ref n) {
     case ML_OP_TOP_K:
     case ML_OP_ATTENTION: return 2;
     case ML_OP_ATTENTION_GRAD: return 3;
+    case ML_OP_RAGGED_OUTER: return ml_graph_args(g, n)[2] ? 2 : 1;
     default: return 1;
     }
 }

@@ -126,7 +126,7 @@ ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis r
 
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype) {
     ml_axis groups = groups_of(g, sources);
-    return ml_graph_add(g, ML_OP_RAGGED_OUTER, sources, 4, (int64_t[]){rows, groups}, 2,
+    return ml_graph_add(g, ML_OP_RAGGED_OUTER, sources, 4, (int64_t[]){rows, groups, 0}, 3,
                         &(ml_type){.dtype = dtype});
 }
 

@@ -4,7 +4,9 @@
  * rows and bounds may share: matrices are the same for all). Groups come in ascending order, do not
  * overlap, and may be empty. RAGGED_DOT multiplies each row by its group's matrix; rows of no group
  * give 0, so that a rank that holds some of the groups computes a part of a sum. RAGGED_OUTER sums
- * the outer products of the rows of each group: each is the other's gradient. */
+ * the outer products of the rows of each group: each is the other's gradient. Where its third
+ * argument says so (ml_ragged_squares) it has a second output: sums of the squares of its blocks of
+ * 16 x 256, which its kernels know while they hold them. */
 #ifndef ML_RAGGED_H
 #define ML_RAGGED_H
 
@@ -17,6 +19,10 @@ ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis r
                      ml_dtype dtype);
 /* sources: x {batch, rows, m}, y {batch, rows, n}, starts and ends. Gives {groups, m, n}. */
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype);
+
+enum { RAGGED_SQUARE_ROWS = 16, RAGGED_SQUARE_COLUMNS = 256 };
+void ragged_squares_type(const ml_graph *g, ml_ref outer, ml_type *out);
+void reference_ragged_squares(const reference_value *outer, reference_value *out);
 
 /* The gradient of operand 0 or 1 of n. */
 ml_ref ragged_gradient(ml_graph *g, ml_ref n, ml_ref cotangent, int operand);

@@ -293,6 +293,22 @@ static void along_axis(reference_run *r, ml_ref node, ml_ref of, reference_value
     reference_sort(a, axis, out_axis, descending, &values, out);
 }
 
+static void ragged(reference_run *r, ml_ref node, reference_value *out) {
+    const reference_value *sources[4];
+    for (int i = 0; i < 4; i++) sources[i] = value_of(r, node, i);
+    reference_ragged((ml_op)ml_graph_node(r->graph, node)->op, sources,
+                     ml_graph_args(r->graph, node), out);
+}
+
+/* Of the products that RAGGED_OUTER gives. */
+static void squares(reference_run *r, ml_ref of, reference_value *out) {
+    reference_value outer = {.type = *ml_graph_type(r->graph, of)};
+    outer.cells =
+        ml_arena_alloc(r->scratch, sizeof *outer.cells * (size_t)ml_type_elements(&outer.type));
+    ragged(r, of, &outer);
+    reference_ragged_squares(&outer, out);
+}
+
 static void compute(reference_run *r, ml_ref node, reference_value *out) {
     const int64_t *args = ml_graph_args(r->graph, node);
     const ml_node *n = ml_graph_node(r->graph, node);
@@ -311,17 +327,20 @@ static void compute(reference_run *r, ml_ref node, reference_value *out) {
         return;
     case ML_OP_SORT:
     case ML_OP_TOP_K: along_axis(r, node, node, out); return;
-    case ML_OP_OUT: along_axis(r, node, ml_graph_source(r->graph, node, 0), out); return;
+    case ML_OP_OUT: {
+        ml_ref of = ml_graph_source(r->graph, node, 0);
+        bool outer = ml_graph_node(r->graph, of)->op == ML_OP_RAGGED_OUTER;
+        if (outer)
+            squares(r, of, out);
+        else
+            along_axis(r, node, of, out);
+        return;
+    }
     case ML_OP_DOT:
         reference_dot(value_of(r, node, 0), value_of(r, node, 1), args, n->arg_count, out);
         return;
     case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER: {
-        const reference_value *sources[4];
-        for (int i = 0; i < 4; i++) sources[i] = value_of(r, node, i);
-        reference_ragged(op, sources, args, out);
-        return;
-    }
+    case ML_OP_RAGGED_OUTER: ragged(r, node, out); return;
     case ML_OP_SCATTER_ADD:
         reference_scatter_add(value_of(r, node, 0), value_of(r, node, 1), (ml_axis)args[0], out);
         return;

@@ -63,8 +63,8 @@ static ml_ref by_parts(rewrite *r, ml_ref dot, const ml_ref *sources, int side, 
     ml_graph *g = r->to;
     ml_ref x = r->map[narrow_source(r->from, ml_graph_source(r->from, dot, side))];
     ml_ref parts[PARTS], operands[2], sum = 0;
-    int64_t size = type_of(g, sources[1 - side])
-                       ->size[ml_type_find(type_of(g, sources[1 - side]), own)];
+    int64_t size =
+        type_of(g, sources[1 - side])->size[ml_type_find(type_of(g, sources[1 - side]), own)];
     split(g, sources[1 - side], parts, PARTS);
     operands[side] = x, operands[1 - side] = ml_concat(g, parts, PARTS, own);
     const ml_node *node = ml_graph_node(r->from, dot);
@@ -122,8 +122,8 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
 bool ml_split_dots_applies(const ml_graph *g) {
     int side;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (is_plain(g, n) && (exact_side(g, n, &side) ||
-                               few(g, n, ml_graph_source(g, n, 0), true)))
+        if (is_plain(g, n) &&
+            (exact_side(g, n, &side) || few(g, n, ml_graph_source(g, n, 0), true)))
             return true;
     return false;
 }

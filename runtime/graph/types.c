@@ -6,6 +6,7 @@
 
 #include "runtime/base/suggest.h"
 #include "runtime/graph/infer.h"
+#include "runtime/graph/ragged.h"
 
 const ml_type *infer_source(const infer *in, int i) {
     return ml_graph_type(in->g, in->sources[i]);
@@ -465,6 +466,7 @@ static void infer_out(infer *in, ml_type *out) {
         out->rank--; /* kv_seq is last */
         break;
     }
+    case ML_OP_RAGGED_OUTER: ragged_squares_type(g, of, out); break;
     default: *out = *ml_graph_type(g, ml_graph_source(g, of, (int)output)); /* ATTENTION_GRAD */
     }
 }

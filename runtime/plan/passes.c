@@ -176,6 +176,8 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
         if (plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
     }
     recompute(plan, gpu, recompute_all);
+    if (gpu && !target->no_fuse && ml_ragged_squares_apply(plan->graph))
+        pass_done(plan, ml_ragged_squares(plan->graph, r), "ragged squares");
 }
 
 void plan_lower(ml_plan *plan, const ml_target *target) {
