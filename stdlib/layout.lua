@@ -195,7 +195,8 @@ local presets = {}
 ---seq too; `zero` splits optimizer states over dp (ZeRO-1); `context` is how cp splits attention:
 ---"gathered" (default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that
 ---splits experts, and the batch elsewhere; `exchange` as in m.layout; `reshard` = false keeps what the
----forward pass gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
+---forward pass gathers over dp, cp and tp for the backward pass, for memory; with `zero` and without
+---stages, parameters lie in parts too and are gathered ahead of use. `schedule` ("1f1b",
 ---"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
 ---stages that pp makes.
 function presets.megatron(options)
@@ -224,11 +225,16 @@ function presets.fsdp(options)
   return layout
 end
 
----Data parallel; `zero` splits optimizer states too (ZeRO-1).
+---Data parallel; `zero` splits optimizer states too (ZeRO-1): parameters are gathered in f32 once
+---they are updated or, with `reshard` = false, lie in parts and are gathered ahead of use, in the dtype
+---that is computed in, beside other work.
 function presets.ddp(options)
-  m.check_options("layout.ddp", options or {}, { "dp", "zero" })
+  m.check_options("layout.ddp", options or {}, { "dp", "zero", "reshard" })
   local o = options or {}
-  return m.layout { mesh = { { "dp", o.dp or 1 } }, acts = { dp = { "batch" } }, state = o.zero and { dp = "flat" } or {} }
+  return m.layout {
+    mesh = { { "dp", o.dp or 1 } }, acts = { dp = { "batch" } }, state = o.zero and { dp = "flat" } or {},
+    reshard = o.reshard == false and { dp = false } or {},
+  }
 end
 
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For

@@ -81,7 +81,7 @@ static void gpu_ranks_in_order(process_room *room) {
  * of more than a stage too. */
 static void gpu_ranks_copies(process_room *room) {
     static const char *const layouts[] = {"dp=2", "dp=2 layout=fsdp",
-                                          "dp=2 layout=fsdp reshard=false", "dp=4 layout=fsdp",
+                                          "dp=2 layout=fsdp reshard=false", "dp=4 reshard=false",
                                           "dp=2 layout=fsdp vocab=9000 embed=256"};
     if (gpus() < 2) return;
     learned one = train(room, 1, "MLUA_VERIFY=1", "");

@@ -57,3 +57,39 @@ static void experts_traffic(fixture *f) {
 TEST(shard_ops, experts_traffic) {
     for (int i = 0; i < 8; i++) fixture_run(experts_traffic, (uint64_t)i);
 }
+
+/* Products of one operand with three weights that lie in parts: one collective gathers the weights
+ * (another one the operand's gradient, an output), and one scatters their gradients. */
+static void joined_weights(fixture *f) {
+    ml_axis embed = fixture_axis(f, "e");
+    ml_ref h = ml_map1(f->g, ML_OP_SIN, fixture_input(f, ML_F64, "b4 s3 e8", -1, 1)), y = 0;
+    ml_ref wrt[4], gradients[4];
+    for (int64_t i = 0; i < 3; i++) {
+        wrt[i] = fixture_state(f, ML_F64, "e8 v6 d4");
+        ml_ref product = ml_map1(f->g, ML_OP_SIN, ml_dot(f->g, h, wrt[i], &embed, 1, ML_F64));
+        y = i == 0 ? product : ml_map2(f->g, ML_OP_MUL, y, product);
+    }
+    wrt[3] = f->nodes[0];
+    ml_ref loss = fixture_loss(f, y);
+    ml_autodiff(f->g, loss, wrt, 4, gradients);
+    static const char *const layouts[] = {"dp2 acts b params e keep", "dp4 acts b flat keep"};
+    for (int i = 0; i < 2; i++) {
+        ml_layout layout = shard_layout(f, layouts[i]);
+        ml_ref outputs[2] = {loss, gradients[3]};
+        ml_update updates[3];
+        for (uint32_t k = 0; k < 3; k++) updates[k] = (ml_update){k, gradients[k]};
+        ml_roots local,
+            roots = {.outputs = outputs, .output_count = 2, .updates = updates, .update_count = 3};
+        CHECK(shard_check(f, &layout, &roots, 1e-9, true));
+        ml_graph *g = shard_program(f, &layout, &roots, &local);
+        ml_graph *simple = ml_simplify(g, &local), *merged = ml_merge_dots(simple, &local);
+        CHECK_EQ_INT(shard_count(merged, &layout, 0, ML_COLLECTIVE_ALL_GATHER), 2);
+        CHECK_EQ_INT(shard_count(merged, &layout, 0, ML_COLLECTIVE_REDUCE_SCATTER), 1);
+        ml_graph_free(merged);
+        ml_graph_free(simple);
+        ml_graph_free(g);
+    }
+}
+TEST(shard_ops, joined_weights) {
+    for (int i = 0; i < 4; i++) fixture_run(joined_weights, (uint64_t)i);
+}

@@ -21,6 +21,8 @@ ml_layout shard_layout(fixture *f, const char *text) {
         ml_mesh_axis *a = &layout.axis[layout.count - 1];
         if (!fresh && strcmp(word, "flat") == 0)
             a->flat = true;
+        else if (!fresh && strcmp(word, "keep") == 0)
+            a->keep = true;
         else if (!fresh && strcmp(word, "acts") == 0)
             acts = true;
         else if (!fresh && strcmp(word, "params") == 0)
@@ -250,6 +252,7 @@ static ml_layout draw_layout(fixture *f, const ml_type *names) {
         draw_list(f, names, layout.axis[i].acts, &layout.axis[i].acts_count);
         draw_list(f, names, layout.axis[i].params, &layout.axis[i].params_count);
         layout.axis[i].flat = fixture_below(f, 3) == 0;
+        layout.axis[i].keep = fixture_below(f, 2) == 0;
     }
     enum { ROOM_FOR_ALL = 100 };
     if (fixture_below(f, 2)) layout.exchange = ROOM_FOR_ALL;

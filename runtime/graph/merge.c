@@ -7,7 +7,9 @@
  *   weights   h . g1, h . g2, ...       where the second pattern already joined the g
  *             -> h . concat(g), sliced
  *
- * The products are DOTs, or products by groups of rows (ragged.h), which keep their groups.
+ * The products are DOTs, or products by groups of rows (ragged.h), which keep their groups. Weights
+ * that are gathered along a reduced axis are joined before, so that one collective gathers them
+ * all; gradients of weights that are scattered so are scattered together and then sliced.
  *
  * The concatenation runs over one fresh axis, to which each operand's free axes are flattened. A
  * merged product waits for the operands of all its members, so nodes are visited in an order of
@@ -45,7 +47,8 @@ typedef struct {
 
 typedef struct {
     rewrite *r;
-    bool *weight;      /* by node: a state, cast and moved */
+    bool *weight;      /* by node: a state, cast, moved and gathered */
+    bool *gathered;    /* by node: a weight that was gathered on the way */
     ml_ref *user;      /* by node: its last user */
     uint8_t *products; /* by node: users that are products; at most 3 are counted */
     bool *whole;       /* by node: something needs it as a tensor of its own, not as a slice */
@@ -115,7 +118,9 @@ static void find_users(state *s) {
         if (!s->r->users[n]) continue;
         const ml_node *node = node_of(s, n);
         bool moves = node->op == ML_OP_CAST || ml_ops[node->op].op_class == ML_CLASS_MOVE;
-        s->weight[n] = node->op == ML_OP_STATE || (moves && node->source_count == 1);
+        bool gathers = node->op == ML_OP_ALL_GATHER;
+        s->weight[n] = node->op == ML_OP_STATE || gathers || (moves && node->source_count == 1);
+        s->gathered[n] = gathers;
         bool strides = node->op == ML_OP_OUT || ml_ops[node->op].op_class == ML_CLASS_MAP ||
                        ml_ops[node->op].op_class == ML_CLASS_REDUCE;
         for (int i = 0; i < node->source_count; i++) {
@@ -126,9 +131,31 @@ static void find_users(state *s) {
             else if (!strides)
                 s->whole[source] = true;
         }
-        for (int i = 0; i < node->source_count; i++)
+        for (int i = 0; i < node->source_count; i++) {
             s->weight[n] = s->weight[n] && s->weight[ml_graph_source(s->r->from, n, i)];
+            s->gathered[n] = s->gathered[n] || s->gathered[ml_graph_source(s->r->from, n, i)];
+        }
+        s->gathered[n] = s->gathered[n] && s->weight[n];
     }
+}
+
+/* Whether a weight can be joined with others ahead of a product: as it is, or before it is gathered
+ * along an axis that the product reduces. */
+static bool joinable(const state *s, ml_ref product) {
+    ml_ref weight = right_of(s, product);
+    if (!s->weight[weight] || !s->gathered[weight]) return s->weight[weight];
+    return node_of(s, weight)->op == ML_OP_ALL_GATHER && node_of(s, product)->op == ML_OP_DOT &&
+           !s->gathered[left_of(s, weight)] && is_reduced(s, product, type_of(s, weight)->axis[0]);
+}
+
+/* Both not gathered, or by the same ranks along the same axis. */
+static bool gathered_alike(const state *s, ml_ref a, ml_ref b) {
+    if (!s->gathered[a] || !s->gathered[b]) return s->gathered[a] == s->gathered[b];
+    const ml_node *x = node_of(s, a), *y = node_of(s, b);
+    return x->op == y->op && x->flags == y->flags &&
+           type_of(s, a)->axis[0] == type_of(s, b)->axis[0] &&
+           memcmp(ml_graph_args(s->r->from, a), ml_graph_args(s->r->from, b),
+                  sizeof(int64_t) * x->arg_count) == 0;
 }
 
 /* ---- Groups of products with one left operand -------------------------------------------------
@@ -172,6 +199,7 @@ static bool belongs(const state *s, const group *g, ml_ref n) {
         return false;
     for (int i = 0; i < g->count; i++)
         if (right_of(s, g->members[i]) == right_of(s, n)) return false;
+    if (!gathered_alike(s, right_of(s, first), right_of(s, n))) return false;
     return type_of(s, first)->dtype == type_of(s, n)->dtype && g->count < MOST_MEMBERS &&
            type_of(s, right_of(s, first))->dtype == type_of(s, right_of(s, n))->dtype;
 }
@@ -219,8 +247,8 @@ static void find_biases(const state *s, group *g) {
 static void find_forward_groups(state *s) {
     ml_index index = {.arena = s->r->scratch};
     for (ml_ref n = 1; n < s->r->count; n++)
-        if (s->r->users[n] && mergeable(s, n) && s->weight[right_of(s, n)] &&
-            !s->weight[left_of(s, n)] && node_of(s, n)->op != ML_OP_RAGGED_OUTER)
+        if (s->r->users[n] && mergeable(s, n) && joinable(s, n) && !s->weight[left_of(s, n)] &&
+            node_of(s, n)->op != ML_OP_RAGGED_OUTER)
             add_member(s, &index, n, false);
     for (uint32_t i = 0; i < s->groups.count; i++) {
         group *g = &s->groups.at[i];
@@ -409,6 +437,7 @@ static void begin(rewrite *r) {
     state *s = r->context;
     s->r = r;
     s->weight = ML_NEW_ARRAY(r->scratch, bool, r->count);
+    s->gathered = ML_NEW_ARRAY(r->scratch, bool, r->count);
     s->user = ML_NEW_ARRAY(r->scratch, ml_ref, r->count);
     s->products = ML_NEW_ARRAY(r->scratch, uint8_t, r->count);
     s->whole = ML_NEW_ARRAY(r->scratch, bool, r->count);
@@ -436,6 +465,17 @@ static ml_ref flatten(ml_graph *g, ml_ref x, const ml_axis *axes, int count, ml_
     return x;
 }
 
+static ml_ref outermost(ml_graph *g, ml_ref x, ml_axis axis) {
+    ml_type type = *ml_graph_type(g, x);
+    int at = ml_type_find(&type, axis);
+    int64_t size = type.size[at];
+    for (int i = at; i > 0; i--) {
+        type.axis[i] = type.axis[i - 1], type.size[i] = type.size[i - 1];
+        type.axis[i - 1] = axis, type.size[i - 1] = size;
+    }
+    return ml_permute(g, x, &type);
+}
+
 static ml_ref unflatten(ml_graph *g, ml_ref x, const ml_axis *axes, const int64_t *sizes, int count,
                         ml_axis from) {
     if (count == 1) return ml_rename(g, x, from, axes[0]);
@@ -461,7 +501,8 @@ typedef enum { WEIGHTS, BIASES, GRADIENTS } operand_kind;
 /* The operands of a forward group's members, flattened and one after another; gradients have the
  * axes over which the weights are flattened. */
 static ml_ref joined(state *s, const group *forward, operand_kind kind, const ml_ref *gradients) {
-    ml_ref parts[MOST_MEMBERS];
+    ml_ref parts[MOST_MEMBERS], first = right_of(s, forward->members[0]);
+    bool gather = kind == WEIGHTS && s->gathered[first];
     for (int i = 0; i < forward->count; i++) {
         ml_axis axes[ML_MAX_AXES];
         int64_t sizes[ML_MAX_AXES];
@@ -469,9 +510,14 @@ static ml_ref joined(state *s, const group *forward, operand_kind kind, const ml
         ml_ref operand = kind == GRADIENTS ? gradients[i]
                          : kind == BIASES  ? bias_in(s, forward, i)
                                            : right_of(s, forward->members[i]);
+        if (gather) operand = left_of(s, operand);
         parts[i] = flatten(s->r->to, s->r->map[operand], axes, count, forward->fresh);
     }
-    return ml_concat(s->r->to, parts, forward->count, forward->fresh);
+    ml_ref whole = ml_concat(s->r->to, parts, forward->count, forward->fresh);
+    if (!gather) return whole;
+    whole = outermost(s->r->to, whole, type_of(s, first)->axis[0]);
+    return ml_graph_add(s->r->to, ML_OP_ALL_GATHER, &whole, 1, ml_graph_args(s->r->from, first),
+                        node_of(s, first)->arg_count, NULL);
 }
 
 static void sum_gradients(const state *s, const joined_sum *sum, ml_ref *gradients) {
@@ -527,8 +573,8 @@ static ml_ref build_merged(state *s, const group *g, const group *forward,
 
 /* The part of a merged product that stands for n, a member or the addition of its bias. Of a
  * gradient group, the parts lie in the order of the forward group whose weights they are the
- * gradients of. */
-static ml_ref build_member(state *s, ml_ref n, group *g) {
+ * gradients of. `scatter` (or 0) is a user of n that scatters it: then what it makes. */
+static ml_ref build_member(state *s, ml_ref n, group *g, ml_ref scatter) {
     ml_graph *to = s->r->to;
     group *forward = g;
     ml_ref gradients[MOST_MEMBERS], product = n;
@@ -541,7 +587,14 @@ static ml_ref build_member(state *s, ml_ref n, group *g) {
     }
     ml_axis fresh = fresh_of(s, forward);
     if (!g->merged) g->merged = build_merged(s, g, forward, gradients);
-    ml_type type = *type_of(s, n);
+    ml_type type = *type_of(s, scatter ? scatter : n);
+    ml_ref whole = g->merged;
+    if (scatter) {
+        whole = outermost(to, whole, type.axis[0]);
+        whole =
+            ml_graph_add(to, ML_OP_REDUCE_SCATTER, &whole, 1, ml_graph_args(s->r->from, scatter),
+                         node_of(s, scatter)->arg_count, NULL);
+    }
     int64_t start = 0;
     for (int i = 0; i < forward->count; i++) {
         ml_axis axes[ML_MAX_AXES];
@@ -550,7 +603,7 @@ static ml_ref build_member(state *s, ml_ref n, group *g) {
         for (int k = 0; k < count; k++) size *= sizes[k];
         ml_ref operand = g->gradient ? gradients[i] : right_of(s, forward->members[i]);
         if (operand == right_of(s, product)) {
-            ml_ref part = ml_slice(to, g->merged, fresh, start, start + size);
+            ml_ref part = ml_slice(to, whole, fresh, start, start + size);
             return ml_permute(to, unflatten(to, part, axes, sizes, count, fresh), &type);
         }
         start += size;
@@ -558,9 +611,22 @@ static ml_ref build_member(state *s, ml_ref n, group *g) {
     ml_raise(ML_INTERNAL, "a merged product lost its member %%%u", n);
 }
 
+/* The merged product of gradients that n scatters along an axis that all of it has; or NULL. */
+static group *scattered(const state *s, ml_ref n) {
+    if (node_of(s, n)->op != ML_OP_REDUCE_SCATTER) return NULL;
+    ml_ref product = left_of(s, n);
+    if (!s->group_of[product]) return NULL;
+    group *g = &s->groups.at[s->group_of[product] - 1];
+    const ml_type *right = type_of(s, right_of(s, product));
+    bool all = ml_type_find(right, type_of(s, n)->axis[0]) < 0;
+    return g->gradient && all ? g : NULL;
+}
+
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     state *s = r->context;
-    if (s->group_of[n]) return build_member(s, n, &s->groups.at[s->group_of[n] - 1]);
+    group *scatters = scattered(s, n);
+    if (scatters) return build_member(s, left_of(s, n), scatters, n);
+    if (s->group_of[n]) return build_member(s, n, &s->groups.at[s->group_of[n] - 1], 0);
     if (s->sum_of[n]) return build_sum(s, n, &s->sums.at[s->sum_of[n] - 1]);
     return rewrite_copy(r, n, sources);
 }

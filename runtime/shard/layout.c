@@ -138,7 +138,10 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
     for (int i = 0; i < layout->count; i++) {
         bool stages = layout->stages.on && layout->stages.mesh_axis == i;
         if (layout->axis[i].size == 1 || p.over[i].kind == ML_SPLIT) continue;
-        if (state_kind == ML_STATE_OPTIMIZER && layout->axis[i].flat)
+        bool flat = state_kind == ML_STATE_OPTIMIZER ||
+                    (state_kind == ML_STATE_PARAMETER && layout->axis[i].keep &&
+                     !layout->stages.on); /* whose every microbatch would gather them */
+        if (flat && layout->axis[i].flat)
             place_flat(layout, type, i, &p);
         else if (state_kind == ML_STATE_GRADIENT && !stages)
             p.over[i] = (ml_placement){ML_PARTIAL_SUM, 0};

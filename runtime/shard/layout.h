@@ -7,7 +7,9 @@
  * first of their axes that divides (one that no mesh axis within this one cuts where there is one,
  * else inside of those cuts), and updated there.
  * What the forward pass has gathered the backward pass gathers again, unless the mesh axis says
- * `keep`: then it is gathered once and lives until the backward pass is done with it.
+ * `keep`: then it is gathered once and lives until the backward pass is done with it. With `flat`
+ * and `keep` parameters too lie in parts from one step to the next (not under pipeline stages), and
+ * are gathered ahead of use, beside other work, instead of after their update.
  * Sums of gradients (ML_STATE_GRADIENT) are split as the parameters are; over other mesh axes each
  * rank holds its own part of the sum, so that the ranks add them up once and not at each addition.
  * Ranks are numbered with the first mesh axis outermost. An axis split over several mesh axes is
