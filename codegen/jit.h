@@ -27,6 +27,9 @@ ml_status ml_jit_c_describe(char *out, int size);
 typedef struct ml_jit_cuda ml_jit_cuda;
 ml_status ml_jit_cuda_compile(ml_kernel *const *kernels, int count, int arch, ml_pool *pool,
                               ml_jit_cuda **jit, const void **images, int64_t *sizes);
+/* This process is one of several of this host that compile the same kernels, numbered from 0: each
+ * begins with its own part of them, and finds in the cache what others have compiled by then. */
+void ml_jit_cuda_share(int process, int processes);
 void ml_jit_cuda_free(ml_jit_cuda *jit);
 ml_status ml_jit_cuda_describe(char *out, int size); /* "NVRTC 13.0" */
 

@@ -202,10 +202,26 @@ static ml_status compile_kernel(const compile_call *call, int i) {
     return ML_OK;
 }
 
+static int share_of, shares = 1;
+
+void ml_jit_cuda_share(int process, int processes) {
+    share_of = process;
+    shares = processes;
+}
+
 static void compile_job(void *context, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const compile_call *call = context;
-    for (int64_t i = begin; i < end; i++) ML_CHECK(compile_kernel(call, call->missing[i]));
+    int64_t first = (int64_t)call->missing_count * share_of / shares;
+    for (int64_t i = begin; i < end; i++) {
+        int k = call->missing[(i + first) % call->missing_count];
+        uint64_t key[2];
+        kernel_key(call->kernels[k], call->arch, key);
+        if (shares > 1 &&
+            ml_cache_read(key, "cubin", &call->jit->images[k], &call->jit->sizes[k]) == ML_OK)
+            continue;
+        ML_CHECK(compile_kernel(call, k));
+    }
 }
 
 static void compile_body(void *argument) {

@@ -92,6 +92,13 @@ static void load_images(void *argument) {
         load_function(work->device, work->list.at[i], work->images[i]);
 }
 
+/* Of this host: each has a GPU of its own. */
+static int local_ranks(const cuda_device *d) {
+    if (!d->base.ranks || !d->base.ranks->comm) return 1;
+    int world = ml_comm_world(d->base.ranks->comm), gpus = ml_cuda_count();
+    return world < gpus ? world : gpus;
+}
+
 /* Compile and load what the device does not have yet. Templates that cuDNN stands in for are left
  * out where `templates` is not set. Distinct keys are compiled once. */
 static ml_status try_kernels(ml_executable *e, bool templates) {
@@ -109,7 +116,9 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
     if (list.count == 0) return ML_OK;
     image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
     int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);
-    int threads = ml_cpu_count() < 32 ? ml_cpu_count() : 32;
+    int ranks = local_ranks(e->device), threads = ml_cpu_count() < 32 ? ml_cpu_count() : 32;
+    if (ranks > 1) ml_jit_cuda_share(ml_comm_local_rank(e->device->base.ranks->comm), ranks);
+    threads = threads > 2 * ranks ? threads / ranks : 2; /* a compiler's memory counts too */
     ml_pool *pool = ml_pool_new(threads);
     if (!pool) ml_raise(ML_NO_MEMORY, "no memory for %d compile threads", threads);
     ml_jit_cuda *jit = NULL;
