@@ -788,7 +788,8 @@ function m.layer_norm(spec) end
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
 ---the first that it has. state = {dp = "flat"} splits optimizer states over dp. reshard =
----{dp = false} keeps what the forward pass gathers over dp for the backward pass. stages =
+---{dp = false} keeps what the forward pass gathers over dp for the backward pass; with both, parameters
+---lie in parts too from one step to the next. stages =
 ---{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
 ---list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
 ---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,

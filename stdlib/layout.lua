@@ -192,11 +192,11 @@ local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = 
 local presets = {}
 
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
----seq too; `zero` splits optimizer states over dp (ZeRO-1); `context` is how cp splits attention:
----"gathered" (default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that
----splits experts, and the batch elsewhere; `exchange` as in m.layout; `reshard` = false keeps what the
----forward pass gathers over dp, cp and tp for the backward pass, for memory; with `zero` and without
----stages, parameters lie in parts too and are gathered ahead of use. `schedule` ("1f1b",
+---seq too; `zero` splits optimizer states over dp (ZeRO-1) and, without stages, parameters from one
+---step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
+---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
+---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false keeps what the forward pass
+---gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
 ---"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
 ---stages that pp makes.
 function presets.megatron(options)
@@ -210,7 +210,7 @@ function presets.megatron(options)
       tp = { "heads", "kv_heads", "ffn", "vocab", o.sp and "seq" or nil }, cp = context, dp = { "batch" },
       ep = o.ep and { "batch", "experts" },
     },
-    state = o.zero and { dp = "flat" } or {}, reshard = o.reshard == false and { dp = false, cp = false, tp = false } or {},
+    state = o.zero and { dp = "flat" } or {}, reshard = o.reshard == false and { dp = false, cp = false, tp = false } or o.zero and { dp = false } or {},
     stages = { pp = "layers", schedule = o.schedule, chunks = o.chunks, microbatches = o.microbatches },
     exchange = o.exchange,
   }
@@ -218,29 +218,31 @@ end
 
 ---Megatron's, with the parameters split over dp along embed too: gathered ahead of use, in the
 ---backward pass again. With reshard = false the gathered ones are kept until then: less is sent, and
----in bf16 where that is what is computed in (ZeRO-1 sends f32).
+---in bf16 where that is what is computed in.
 function presets.fsdp(options)
   local layout = presets.megatron(options)
   layout.params.dp = { "embed" }
+  if not options or options.reshard ~= false then layout.reshard.dp = nil end
   return layout
 end
 
----Data parallel; `zero` splits optimizer states too (ZeRO-1): parameters are gathered in f32 once
----they are updated or, with `reshard` = false, lie in parts and are gathered ahead of use, in the dtype
----that is computed in, beside other work.
+---Data parallel; `zero` splits optimizer states too (ZeRO-1) and, from one step to the next, parameters:
+---they are gathered ahead of use, in the dtype that is computed in, and live until the backward pass is
+---done with them.
 function presets.ddp(options)
-  m.check_options("layout.ddp", options or {}, { "dp", "zero", "reshard" })
+  m.check_options("layout.ddp", options or {}, { "dp", "zero" })
   local o = options or {}
   return m.layout {
     mesh = { { "dp", o.dp or 1 } }, acts = { dp = { "batch" } }, state = o.zero and { dp = "flat" } or {},
-    reshard = o.reshard == false and { dp = false } or {},
+    reshard = o.zero and { dp = false } or {},
   }
 end
 
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
 ---the first that it has. state = {dp = "flat"} splits optimizer states over dp. reshard =
----{dp = false} keeps what the forward pass gathers over dp for the backward pass. stages =
+---{dp = false} keeps what the forward pass gathers over dp for the backward pass; with both, parameters
+---lie in parts too from one step to the next. stages =
 ---{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
 ---list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
 ---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,

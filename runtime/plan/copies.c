@@ -4,8 +4,9 @@
  * of its own: the kernel that computes a parameter's new value writes its cast as well. `refresh`
  * makes them from the parameters, before the first run and after anything else has set one
  * (exec/copies.c). So do programs that run several times for a step, once for each microbatch: they
- * set no parameters, and refresh once a step. Programs that keep the same share the state, so that
- * memory holds one set of copies however many trainings there are of a model.
+ * set no parameters, and refresh once a step; what is gathered of parameters that lie in parts, and
+ * lives through the backward pass, they keep gathered. Programs that keep the same share the state,
+ * so that memory holds one set of copies however many trainings there are of a model.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -46,6 +47,14 @@ static bool rearranges(const ml_graph *g, ml_ref n) {
     }
 }
 
+/* A cast put together from all ranks, once a step instead of for each microbatch: where its memory
+ * would be there anyway. */
+static bool gathers(const work *w, ml_ref n) {
+    const ml_node *node = ml_graph_node(w->g, n);
+    return node->op == ML_OP_ALL_GATHER && w->often && w->plan->layout != NULL &&
+           w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep;
+}
+
 /* Which nodes are parameters, and which are their casts. */
 static void find_casts(work *w) {
     const ml_graph *g = w->g;
@@ -62,6 +71,7 @@ static void find_casts(work *w) {
         }
         if (node->op == ML_OP_CAST)
             w->cast[n] = dtype == ML_BF16 && w->source[ml_graph_source(g, n, 0)];
+        if (gathers(w, n)) w->cast[n] = w->cast[ml_graph_source(g, n, 0)];
         if (!rearranges(g, n)) continue;
         w->source[n] = w->cast[n] = true;
         for (int i = 0; i < node->source_count; i++) {
@@ -82,6 +92,7 @@ static void find_operands(work *w) {
             ml_ref source = ml_graph_source(g, n, i);
             bool joined = ml_graph_node(g, source)->op == ML_OP_CONCAT && !rearranges(g, n);
             bool reads = moves ? w->operand[n] : joined || (is_product(g, n) && i < 2);
+            if (gathers(w, n)) reads = false; /* itself is what is kept */
             if (w->cast[source] && reads) w->operand[source] = true;
         }
     }
@@ -89,7 +100,8 @@ static void find_operands(work *w) {
 
 static bool holds(const work *w, ml_ref n) {
     int op = ml_graph_node(w->g, n)->op;
-    return w->cast[n] && w->operand[n] && (op == ML_OP_CAST || op == ML_OP_CONCAT);
+    bool made = op == ML_OP_CAST || op == ML_OP_CONCAT || op == ML_OP_ALL_GATHER;
+    return w->cast[n] && w->operand[n] && made;
 }
 
 /* Any of the states that a cast is made of. */
@@ -242,6 +254,7 @@ static void copies_body(void *context) {
     make_refresh(&w, call->target);
     add_updates(&w);
     pass_done(plan, rewrite_run(plan->graph, &plan->roots, NULL, read_copy, &w), "copies");
+    if (w.often && plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
 }
 
 void plan_copies(ml_plan *plan, const ml_target *target) {
