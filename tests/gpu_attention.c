@@ -127,16 +127,22 @@ static void build_shape(ops_case *c) {
     ops_gradients(c, o, qkv, 3, 2 * ops_tolerance(current_dtype), label);
 }
 
-static void check_all(ml_dtype dtype, bool first, bool cudnn) {
-    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
-    const bool kept = knobs->cudnn;
+static void check_shapes(ml_dtype dtype, bool first) {
     current_dtype = dtype, heads_first = first;
-    knobs->cudnn = cudnn;
     for (int i = 0; i < SHAPES; i++) {
         current = &shapes[i];
         ops_run(build_shape, (uint64_t)i, 0);
     }
-    knobs->cudnn = kept;
+}
+
+/* cuDNN wherever it can serve, or nowhere: nothing is chosen by timing. */
+static void check_all(ml_dtype dtype, bool first, bool cudnn) {
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const ml_knobs_values kept = *knobs;
+    knobs->cudnn = cudnn;
+    knobs->tune = false;
+    check_shapes(dtype, first);
+    *knobs = kept;
 }
 
 GPU_TEST(attention, f32) {
@@ -161,6 +167,14 @@ GPU_TEST(attention, bf16_cudnn) {
 }
 GPU_TEST(attention, bf16_cudnn_heads_first) {
     check_all(ML_BF16, true, true);
+}
+/* cuDNN or kernels on warpgroup products, whichever is faster. */
+GPU_TEST(attention, bf16_chosen) {
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const ml_knobs_values kept = *knobs;
+    knobs->tune = true;
+    check_shapes(ML_BF16, false);
+    *knobs = kept;
 }
 /* The other tiles of warpgroup products, and none of these. */
 GPU_TEST(attention, bf16_tiles) {

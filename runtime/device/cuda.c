@@ -81,6 +81,7 @@ static void cuda_close(ml_device *device) {
     cuda_nccl_close(d);
     cuda_pull_close(d);
     cuda_dnn_close(d);
+    cuda_contests_close(d);
     cuda_gemm_close(d);
     cuda_times_close(d);
     for (uint32_t i = 0; i < d->functions.count; i++)

@@ -8,7 +8,8 @@
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
  *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two
  *                     ranks; cuda_nccl.c wraps NCCL; cuda_pull.c collectives by copies
- *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention
+ *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention;
+ *                     cuda_contest.c chooses between these and the own kernels
  *
  * One in-order stream carries everything but collectives that go on beside it, so one workspace
  * serves all library calls. With several ranks no wait is the driver's own: cuda_wait_for looks for
@@ -28,6 +29,7 @@ typedef struct cuda_gemm cuda_gemm;           /* cuBLASLt descriptors of one sha
 typedef struct cuda_dnn cuda_dnn;             /* cuDNN, opened */
 typedef struct cuda_nccl cuda_nccl;           /* communicators of several ranks */
 typedef struct cuda_attention cuda_attention; /* a cuDNN plan of one attention step */
+typedef struct cuda_contest cuda_contest;     /* a choice between such a plan and own kernels */
 typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
 typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
 
@@ -64,6 +66,7 @@ typedef struct {
     uint64_t block_serial; /* of the last one */
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
+    cuda_contest *contests; /* decided ones, a list */
     cuda_times *times; /* NULL until a run is timed */
     cuda_nccl *nccl; /* NULL: one rank */
     struct cuda_pulls *pulls; /* NULL until an executable has collectives that go by copies */
@@ -101,7 +104,9 @@ typedef struct {
     int launch_count; /* kernels: the step's kernel and its chain */
     cuda_launch *launches;
     cuda_gemm *gemm;
-    cuda_attention *attention;
+    cuda_attention *attention; /* cuDNN serves; NULL: the launches do */
+    const uint64_t *contest;   /* attention that both may serve: the key of the choice; or NULL */
+    bool undecided;            /* both are loaded: the first bind times them */
     void **pointers; /* by the step's values */
     struct cuda_pull *pull; /* of a collective that goes by copies; NULL: NCCL has it */
     uint32_t group;  /* collectives from this one on that are one launch; 0: in an earlier one's */
@@ -182,8 +187,14 @@ ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda
 ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands,
                          const bool scratch[3]);
 ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *operands);
+/* What is chosen by timing, for others too: numbers to time it with; whether this rank decides;
+ * what the deciding rank has chosen, for all that must compute the same bits. */
+ml_status cuda_tune_fill(cuda_device *device, void *memory, int64_t bytes);
+bool cuda_tune_chooses(const cuda_device *device);
+ml_status cuda_tune_share(cuda_device *device, void *choice, int64_t bytes);
 
 /* Attention through cuDNN (cuda_dnn.c, cuda_attention.c). */
+ml_status cuda_dnn_load(cuda_device *device); /* the library: enough to ask for its version */
 ml_status cuda_dnn_open(cuda_device *device);
 void cuda_dnn_close(cuda_device *device);
 /* NULL in *attention where cuDNN does not serve this step: then the template does; `why` says why.
@@ -195,6 +206,16 @@ int64_t cuda_attention_workspace(const cuda_attention *attention);
 ml_status cuda_attention_bind(cuda_device *device, cuda_attention *attention,
                               void *const *operands);
 ml_status cuda_attention_run(cuda_device *device, cuda_attention *attention);
+
+/* cuDNN or the own kernels on warpgroup products (cuda_contest.c). */
+/* The contest of an attention step that both may serve, else NULL. Raises. */
+const uint64_t *cuda_contest_of(ml_executable *executable, const ml_step *step);
+/* Whether the own kernels are known to serve, so that cuDNN need not be asked: where one rank
+ * decides alone. cuDNN's library is loaded. */
+bool cuda_contest_won(cuda_device *device, const uint64_t *contest);
+/* The step's pointers are bound, both ways: decide for good. */
+ml_status cuda_contest_decide(ml_executable *executable, cuda_step *step);
+void cuda_contests_close(cuda_device *device);
 
 #endif
 #endif

@@ -58,19 +58,23 @@ ml_status dnn_fail(const cuda_dnn *dnn, cudnnStatus_t status, const char *call) 
                    detail, *what ? " at " : "", what);
 }
 
+ml_status cuda_dnn_load(cuda_device *device) {
+    if (!device->dnn) device->dnn = dnn_load();
+    return device->dnn ? ML_OK : ml_error_last()->status;
+}
+
 ml_status cuda_dnn_open(cuda_device *device) {
-    if (device->dnn) return ML_OK;
-    cuda_dnn *dnn = dnn_load();
-    if (!dnn) return ml_error_last()->status;
+    ML_TRY(cuda_dnn_load(device));
+    cuda_dnn *dnn = device->dnn;
+    if (dnn->handle) return ML_OK;
     cudnnStatus_t status = dnn->cudnnCreate(&dnn->handle);
     if (status == CUDNN_STATUS_SUCCESS) status = dnn->cudnnSetStream(dnn->handle, device->stream);
     if (status != CUDNN_STATUS_SUCCESS) {
         dnn_fail(dnn, status, "cudnnCreate");
         if (dnn->handle) dnn->cudnnDestroy(dnn->handle);
-        ml_free(dnn);
+        dnn->handle = NULL;
         return ML_DEVICE;
     }
-    device->dnn = dnn;
     return ML_OK;
 }
 

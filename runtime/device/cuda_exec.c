@@ -27,12 +27,14 @@ static ml_status open_libraries(library_work *work) {
     CUDA_TRY(cuCtxSetCurrent(e->device->context));
     if (work->wants_gemm) ML_TRY(cuda_gemm_open(e->device));
     /* A machine without cuDNN runs the template kernels. */
-    if (!work->wants_dnn || cuda_dnn_open(e->device) != ML_OK) return ML_OK;
+    if (!work->wants_dnn || cuda_dnn_load(e->device) != ML_OK) return ML_OK;
     for (uint32_t i = 0; i < e->step_count; i++) {
         char why[512] = "";
         cuda_step *step = &e->steps[i];
         if (step->step->kind != ML_STEP_ATTENTION) continue;
         cuda_doing(step->what);
+        if (step->contest && cuda_contest_won(e->device, step->contest)) continue;
+        if (cuda_dnn_open(e->device) != ML_OK) return ML_OK;
         ML_TRY(cuda_attention_new(e->device, e->plan->schedule, step->step, &step->attention, why,
                                   sizeof why));
         if (!step->attention)
@@ -99,16 +101,20 @@ static int local_ranks(const cuda_device *d) {
     return world < gpus ? world : gpus;
 }
 
-/* Compile and load what the device does not have yet. Templates that cuDNN stands in for are left
- * out where `templates` is not set. Distinct keys are compiled once. */
+/* Kernels of attention come second, once it is known what cuDNN serves, but for those that may be
+ * preferred to it. */
+static bool takes_part(const cuda_step *step, bool templates) {
+    if (step->step->kind != ML_STEP_ATTENTION) return !templates;
+    return templates ? !step->attention : step->contest != NULL;
+}
+
+/* Compile and load what the device does not have yet. Distinct keys are compiled once. */
 static ml_status try_kernels(ml_executable *e, bool templates) {
     kernel_list list = {0};
     ml_index seen = {.arena = e->arena};
     for (uint32_t i = 0; i < e->step_count; i++) {
         const cuda_step *step = &e->steps[i];
-        bool attention = step->step->kind == ML_STEP_ATTENTION;
-        if (attention ? templates && !step->attention : !templates)
-            list_kernels(e, step->step, &seen, &list);
+        if (takes_part(step, templates)) list_kernels(e, step->step, &seen, &list);
     }
     const ml_plan *next = e->plan->refresh; /* will be loaded next */
     for (uint32_t i = 0; next && !templates && i < next->schedule->steps.count; i++)
@@ -135,8 +141,7 @@ static bool take_others(ml_executable *e, bool templates) {
     bool any = false;
     for (uint32_t i = 0; i < e->step_count; i++) {
         ml_step *of_plan = &e->plan->schedule->steps.at[i];
-        bool attention = of_plan->kind == ML_STEP_ATTENTION;
-        if (attention != templates || (attention && e->steps[i].attention)) continue;
+        if (!takes_part(&e->steps[i], templates)) continue;
         if (!of_plan->kernel || !of_plan->kernel->otherwise) continue;
         of_plan->kernel = of_plan->kernel->otherwise;
         any = true;
@@ -253,6 +258,7 @@ static void describe_steps(ml_executable *e, library_work *work) {
         cuda_step *step = &e->steps[i];
         step->step = &s->steps.at[i];
         step->what = describe_step(e, i);
+        step->contest = cuda_contest_of(e, step->step);
         step->pointers =
             ML_NEW_ARRAY(e->arena, void *, step->step->read_count + step->step->write_count + 1);
         work->wants_gemm |= step->step->kind == ML_STEP_GEMM;
@@ -293,8 +299,11 @@ static void load_body(void *argument) {
     for (uint32_t i = 0; i < e->step_count; i++) {
         cuda_step *step = &e->steps[i];
         bool attention = step->step->kind == ML_STEP_ATTENTION;
+        /* Kernels that gave way to others, for want of instructions, do not contend. */
+        step->undecided = step->attention && step->contest && step->step->kernel->otherwise;
         if (step->step->kind == ML_STEP_GEMM) ML_CHECK(prepare_gemm(e, step));
-        if (step->step->kind == ML_STEP_KERNEL || (attention && !step->attention))
+        if (step->step->kind == ML_STEP_KERNEL ||
+            (attention && (!step->attention || step->undecided)))
             prepare_launches(e, step);
         if (!step->attention) continue;
         int64_t bytes = cuda_attention_workspace(step->attention);
@@ -386,7 +395,7 @@ static ml_status bind_step(ml_executable *e, cuda_step *step) {
     ML_TRY(bind_pointers(e, step));
     if (step->gemm) ML_TRY(tune_gemm(e, step));
     if (step->attention) ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
-    return ML_OK;
+    return step->undecided ? cuda_contest_decide(e, step) : ML_OK;
 }
 
 ml_status cuda_bind(ml_executable *e, void *const *addresses) {

@@ -189,12 +189,12 @@ static ml_status choose(const bench *b, const cublasLtMatmulHeuristicResult_t *f
 
 /* Numbers of about unit size in every type that is multiplied: zeros or one constant would draw
  * less power than real data and favour other candidates. */
-static ml_status fill(cuda_device *device, void *memory, int64_t bytes) {
+ml_status cuda_tune_fill(cuda_device *device, void *memory, int64_t bytes) {
     enum { SEED_BYTES = 1 << 20 };
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)memory;
     uint16_t *seed = ml_alloc(SEED_BYTES);
     uint64_t state = 0x9e3779b97f4a7c15;
-    if (!seed) return ml_fail(ML_NO_MEMORY, "no memory to tune GEMMs");
+    if (!seed) return ml_fail(ML_NO_MEMORY, "no memory for the operands of timed calls");
     for (int i = 0; i < SEED_BYTES / 2; i++) {
         state = state * 6364136223846793005 + 1442695040888963407;
         seed[i] = (uint16_t)(0x3f00 | (state >> 63 << 15) | (state >> 40 & 0xff));
@@ -214,7 +214,7 @@ static ml_status tune_on(bench *b, const bool scratch[3],
                          const cublasLtMatmulHeuristicResult_t *found, int count,
                          cublasLtMatmulAlgo_t *algorithm) {
     for (int i = 0; i < 2; i++)
-        if (scratch[i]) ML_TRY(fill(b->device, b->operand[i], gemm_extent(b->gemm, i)));
+        if (scratch[i]) ML_TRY(cuda_tune_fill(b->device, b->operand[i], gemm_extent(b->gemm, i)));
     CUDA_TRY(cuEventCreate(&b->begin, CU_EVENT_DEFAULT));
     CUDA_TRY(cuEventCreate(&b->end, CU_EVENT_DEFAULT));
     return choose(b, found, count, algorithm);
@@ -251,7 +251,7 @@ static bool shares(const ml_layout *layout, int mesh_axis) {
            !(layout->stages.on && layout->stages.mesh_axis == mesh_axis);
 }
 
-static bool chooses(const cuda_device *device) {
+bool cuda_tune_chooses(const cuda_device *device) {
     const ml_ranks *ranks = device->base.ranks;
     if (!device->nccl) return true;
     for (int i = 0; i < ranks->layout->count; i++)
@@ -260,24 +260,24 @@ static bool chooses(const cuda_device *device) {
     return true;
 }
 
-static ml_status share_choice(cuda_device *device, cublasLtMatmulAlgo_t *algorithm) {
+ml_status cuda_tune_share(cuda_device *device, void *choice, int64_t bytes) {
     if (!device->nccl) return ML_OK;
     const ml_layout *layout = device->base.ranks->layout;
     int64_t most = 1;
     for (int i = 0; i < layout->count; i++)
         if (layout->axis[i].size > most) most = layout->axis[i].size;
-    cublasLtMatmulAlgo_t *all = ml_alloc((size_t)most * sizeof *all);
-    if (!all) return ml_fail(ML_NO_MEMORY, "no memory to compare GEMMs between ranks");
+    void *all = ml_alloc((size_t)(most * bytes));
+    if (!all) return ml_fail(ML_NO_MEMORY, "no memory to compare choices between ranks");
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++) {
         if (!shares(layout, i)) continue;
         const ml_collective_step gather = {.op = ML_OP_ALL_GATHER,
                                            .mesh_axis = i,
                                            .ranks = layout->axis[i].size,
-                                           .count = sizeof *all,
+                                           .count = bytes,
                                            .dtype = ML_BOOL}; /* bytes */
-        status = device->base.ops->collect(&device->base, &gather, algorithm, all);
-        if (status == ML_OK) *algorithm = all[0];
+        status = device->base.ops->collect(&device->base, &gather, choice, all);
+        if (status == ML_OK) memcpy(choice, all, (size_t)bytes);
     }
     ml_free(all);
     return status;
@@ -300,8 +300,8 @@ ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *oper
     if (operands[3])
         LT_TRY(device->gemms, cublasLtMatmulDescSetAttribute, gemm->operation,
                CUBLASLT_MATMUL_DESC_BIAS_POINTER, &operands[3], sizeof operands[3]);
-    if (chooses(device)) ML_TRY(choose_alone(device, gemm, operands, scratch));
-    ML_TRY(share_choice(device, &gemm->algorithm));
+    if (cuda_tune_chooses(device)) ML_TRY(choose_alone(device, gemm, operands, scratch));
+    ML_TRY(cuda_tune_share(device, &gemm->algorithm, sizeof gemm->algorithm));
     gemm->chosen = true;
     return ML_OK;
 }
