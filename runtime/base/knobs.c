@@ -41,7 +41,9 @@ static const knob KNOBS[] = {
     {"MLUA_OOM", "N", "let the N-th allocation fail, to test what happens then", LARGE_NUMBER,
      AT(out_of_memory)},
     {"MLUA_CACHE", "DIR", "keep compiled kernels in DIR", TEXT, AT(cache)},
-    {"MLUA_TUNE", "0|1", "0: take the GPU library's first algorithm for each GEMM and time none",
+    {"MLUA_TUNE", "0|1",
+     "0: time nothing, but take the GPU library's first algorithm for each GEMM, and cuDNN for "
+     "attention",
      FLAG, AT(tune)},
     {"MLUA_CUDNN", "0|1", "0: attention runs on mlua's own kernels on the GPU", FLAG, AT(cudnn)},
     {"MLUA_DETERMINISTIC", "0|1",

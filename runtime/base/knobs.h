@@ -16,7 +16,7 @@ typedef struct {
     const char *keep;    /* MLUA_KEEP=dir: keep the sources of generated kernels there */
     int64_t out_of_memory; /* MLUA_OOM=n: the n-th allocation fails; 0 is never */
     const char *cache;   /* MLUA_CACHE=dir: the kernel cache's folder */
-    bool tune;           /* MLUA_TUNE=0: the first GEMM algorithm that the library proposes */
+    bool tune;           /* MLUA_TUNE=0: what libraries propose first; nothing is timed */
     bool cudnn;          /* MLUA_CUDNN=0: attention runs on our own kernels on the GPU */
     bool deterministic;  /* MLUA_DETERMINISTIC=0: cuDNN's attention may add up in any order */
     int wgmma;           /* MLUA_WGMMA=0: no attention on warpgroup products; N: their tiles */
