@@ -28,7 +28,7 @@ static ml_status connect(rank_state *r) {
             ml_edge *edge = NULL;
             int to = (from + (way ? RANKS - 1 : 1)) % RANKS;
             status = ml_comm_edge(r->comm, from, to, way, 1, &edge);
-            if (status == ML_OK) status = r->device->ops->connect(r->device, edge);
+            if (status == ML_OK) status = r->device->ops->connect(r->device, edge, MOST_BYTES);
             if (from == me) r->out[way] = edge;
             if (to == me) r->in[way] = edge;
         }
@@ -49,19 +49,24 @@ static char byte_of(int from, int way, int message, int64_t i) {
     return (char)(from * 31 + way * 7 + message * 13 + (int)(i % 251));
 }
 
-/* Send message n both ways, then take those of the others: nobody waits for a sender. */
-static ml_status exchange(rank_state *r, int n) {
+static ml_status send(rank_state *r, int n) {
     const ml_device_ops *ops = r->device->ops;
-    int me = ml_comm_rank(r->comm);
     int64_t bytes = bytes_of(n);
     ml_status status = ML_OK;
     for (int way = 0; way < 2 && status == ML_OK; way++) {
         char *memory = r->sent[way][n % SLOTS];
-        for (int64_t i = 0; i < bytes; i++) r->host[i] = byte_of(me, way, n, i);
+        for (int64_t i = 0; i < bytes; i++) r->host[i] = byte_of(ml_comm_rank(r->comm), way, n, i);
         status = ops->settle(r->device, r->out[way], memory);
         if (status == ML_OK) status = ops->upload(r->device, memory, r->host, bytes);
         if (status == ML_OK) status = ops->send(r->device, r->out[way], memory, bytes);
     }
+    return status;
+}
+
+static ml_status take(rank_state *r, int n) {
+    const ml_device_ops *ops = r->device->ops;
+    int64_t bytes = bytes_of(n);
+    ml_status status = ML_OK;
     for (int way = 0; way < 2 && status == ML_OK; way++) {
         char *memory = r->received[way][n % SLOTS];
         int from = ml_edge_from(r->in[way]);
@@ -76,6 +81,14 @@ static ml_status exchange(rank_state *r, int n) {
     return status;
 }
 
+/* A few messages both ways, then take those of the others: nobody waits for a sender. */
+static ml_status exchange(rank_state *r, int first, int count) {
+    ml_status status = ML_OK;
+    for (int i = 0; i < count && status == ML_OK; i++) status = send(r, first + i);
+    for (int i = 0; i < count && status == ML_OK; i++) status = take(r, first + i);
+    return status;
+}
+
 static int edges_body(ml_comm *comm, void *argument) {
     (void)argument;
     int me = ml_comm_rank(comm);
@@ -86,7 +99,9 @@ static int edges_body(ml_comm *comm, void *argument) {
     ml_status status = ml_device_open("cuda", me, &r.device);
     if (status == ML_OK) r.device->ranks = &ranks;
     if (status == ML_OK) status = connect(&r);
-    for (int n = 0; n < MESSAGES && status == ML_OK; n++) status = exchange(&r, n);
+    for (int n = 0; n < MESSAGES && status == ML_OK; n++) status = exchange(&r, n, 1);
+    for (int n = MESSAGES; n < 8 * MESSAGES && status == ML_OK; n += SLOTS)
+        status = exchange(&r, n, SLOTS);
     if (status == ML_OK) status = ml_comm_barrier(comm);
     if (status != ML_OK) ml_comm_fail(comm, ml_error_last()->text);
     if (status != ML_OK) fprintf(stderr, "rank %d: %s\n", me, ml_error_last()->text);

@@ -124,8 +124,10 @@ static void gpu_ranks_pipelines(process_room *room) {
     learned one = train(room, 1, "MLUA_VERIFY=1", "layers=8 accum=4");
     for (int i = 0; i < 3; i++) {
         const char *s = schedules[i];
-        compare_under(room, "EMULATOR_WAITS=1", &one, 2,
-                      ml_arena_format(room->arena, "--mesh pp=2 layers=8 accum=4 schedule=%s", s));
+        const char *two =
+            ml_arena_format(room->arena, "--mesh pp=2 layers=8 accum=4 schedule=%s", s);
+        compare_under(room, "EMULATOR_WAITS=1", &one, 2, two);
+        compare_under(room, "MLUA_PEER=0 EMULATOR_WAITS=1", &one, 2, two);
         compare_under(room, "EMULATOR_WAITS=1", &one, 4,
                       ml_arena_format(room->arena, "--mesh pp=4 layers=8 accum=8 schedule=%s", s));
     }

@@ -78,8 +78,9 @@ static const knob KNOBS[] = {
      "GPUs",
      NUMBER, AT(overlap)},
     {"MLUA_PEER", "0|1",
-     "1: GPUs of one host copy from one another's memory beside other work; 0: NCCL does (default)",
-     FLAG, AT(peer)},
+     "GPUs of one host copy to and from one another's memory: 1 messages of pipeline stages, and "
+     "collectives beside other work; 0 nothing (NCCL does); default: messages",
+     NUMBER, AT(peer)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
      "or ten steps",
@@ -108,6 +109,7 @@ static ml_knobs_values values = {.tune = true,
                                  .tma = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
+                                 .peer = -1,
                                  .recompute = ML_RECOMPUTE_THRIFTY,
                                  .chunk = 1024};
 static pthread_once_t once = PTHREAD_ONCE_INIT;

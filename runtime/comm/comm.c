@@ -124,6 +124,10 @@ int ml_comm_world(const ml_comm *comm) {
     return comm->world;
 }
 
+bool ml_comm_local(const ml_comm *comm) {
+    return comm->wire == NULL;
+}
+
 /* ---- Agreement --------------------------------------------------------------------------------
  */
 

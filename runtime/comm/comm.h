@@ -59,6 +59,7 @@ void ml_comm_waited(ml_comm *comm);
 int ml_comm_rank(const ml_comm *comm);
 int ml_comm_local_rank(const ml_comm *comm);
 int ml_comm_world(const ml_comm *comm);
+bool ml_comm_local(const ml_comm *comm); /* all ranks are of this host, and share memory */
 /* ranks[0..count) in order; collective over all ranks of the job, each for its own group.
  * The same ranks again give the same group. Groups live as long as the communicator. */
 ml_status ml_comm_group(ml_comm *comm, const int *ranks, int count, ml_group **group);

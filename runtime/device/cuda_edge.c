@@ -1,7 +1,11 @@
 #ifdef MLUA_CUDA
-/* Messages between two ranks: each edge has a communicator and a stream of its own, so that they go
- * on beside computation and in no order with one another. */
+/* Messages between two ranks: each edge has a stream of its own, so that they go on beside
+ * computation and in no order with one another. Between GPUs of one host the copy engines carry
+ * them (cuda_peer.h) where they can; else a communicator of the two. */
 #include "runtime/device/cuda_nccl.h"
+#include "runtime/device/cuda_peer.h"
+
+#include <time.h>
 
 /* The last message from this memory: gone once the event has passed. */
 typedef struct {
@@ -13,6 +17,8 @@ typedef struct {
 typedef struct cuda_edge {
     struct cuda_edge *next;
     ml_edge *edge;
+    bool direct; /* by copy engines, else `pair` */
+    cuda_peer peer;
     cuda_pair pair;
     CUstream stream;
     CUevent ready; /* what was on the device's stream before */
@@ -35,27 +41,94 @@ static ml_status open_edge(cuda_edge *e) {
     return ML_OK;
 }
 
-ml_status cuda_edge_connect(ml_device *device, ml_edge *edge) {
+static bool receives(const cuda_device *d, const cuda_edge *e) {
+    return ml_edge_to(e->edge) == d->base.ranks->rank;
+}
+
+/* All ranks at once; e is NULL where this one is no end of a new edge. *direct tells all of them
+ * whether the copy engines carry messages of all edges that are new. */
+static ml_status connect_peers(cuda_device *d, cuda_edge *e, int64_t most, bool *direct) {
+    ml_comm *comm = d->base.ranks->comm;
+    enum { WORD = sizeof(int64_t), WORDS = sizeof(cuda_peer_offer) / WORD };
+    _Static_assert(sizeof(cuda_peer_offer) % WORD == 0, "offers are whole words");
+    cuda_peer_offer mine = {.able = cuda_peer_able()}, *all;
+    *direct = false;
+    if (!ml_comm_local(comm)) return ML_OK;
+    if (e && mine.able) ML_TRY(cuda_peer_offer_make(d, &e->peer, receives(d, e), most, &mine));
+    all = ml_alloc((size_t)ml_comm_world(comm) * sizeof mine);
+    if (!all) return ml_fail(ML_NO_MEMORY, "no memory for an edge between GPUs");
+    ml_status status = ml_comm_all_gather(ml_comm_everyone(comm), &mine, all, WORDS, ML_I64);
+    int64_t able = 1;
+    for (int i = 0; i < ml_comm_world(comm); i++) able = able && all[i].able;
+    if (status == ML_OK && able && e) {
+        int other = receives(d, e) ? ml_edge_from(e->edge) : ml_edge_to(e->edge);
+        able = cuda_peer_open(&e->peer, &all[other], e->stream);
+    }
+    ml_free(all);
+    if (status == ML_OK) status = ml_comm_least(comm, &able);
+    *direct = able;
+    return status;
+}
+
+ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t most) {
     cuda_device *d = (cuda_device *)device;
-    /* A rank has no color of an edge that it knows: the other end knows it too. */
-    if (!edge || find(d, edge)) return cuda_pair_new(d, 0, 0, NULL, NULL);
-    cuda_edge *e = ml_alloc(sizeof *e);
-    if (!e) return ml_fail(ML_NO_MEMORY, "no memory for an edge between GPUs");
-    e->edge = edge;
-    e->next = d->edges;
-    d->edges = e; /* closed with the device, however far this gets */
-    ML_TRY(open_edge(e));
-    bool receives = ml_edge_to(edge) == d->base.ranks->rank;
-    return cuda_pair_new(d, ml_edge_from(edge), receives, e->stream, &e->pair);
+    cuda_edge *e = NULL;
+    bool direct;
+    ML_TRY(cuda_nccl_ready(d));
+    if (edge && !find(d, edge)) { /* one that is known is known to the other end too */
+        e = ml_alloc(sizeof *e);
+        if (!e) return ml_fail(ML_NO_MEMORY, "no memory for an edge between GPUs");
+        e->edge = edge;
+        e->next = d->edges;
+        d->edges = e; /* closed with the device, however far this gets */
+        ML_TRY(open_edge(e));
+    }
+    ML_TRY(connect_peers(d, e, most, &direct));
+    if (e) e->direct = direct;
+    if (direct) return ML_OK;
+    if (!e) return cuda_pair_new(d, 0, 0, NULL, NULL);
+    cuda_peer_close(d, &e->peer);
+    return cuda_pair_new(d, ml_edge_from(edge), receives(d, e), e->stream, &e->pair);
+}
+
+bool cuda_edge_patient(const ml_device *device, const ml_edge *edge) {
+    const cuda_edge *e = find((const cuda_device *)device, edge);
+    return e && e->direct;
+}
+
+/* On streams of their own: those of the edges wait. */
+void cuda_edges_give_up(cuda_device *d) {
+    CUstream stream = NULL;
+    for (cuda_edge *e = d->edges; e; e = e->next) {
+        if (!e->direct) continue;
+        if (!stream && cuda_nccl_stream(&stream) != ML_OK) return;
+        cuda_peer_give_up(&e->peer, stream);
+    }
+    if (stream) CUDA_OK(cuStreamDestroy(stream));
+}
+
+/* What still waits after a while waits for a rank that has stopped. */
+static void drain(cuda_device *d) {
+    const struct timespec pause = {.tv_nsec = 2000000};
+    bool idle = false;
+    for (int tries = 0; tries < 500 && !idle; tries++) {
+        idle = true;
+        for (cuda_edge *e = d->edges; e; e = e->next)
+            if (e->direct && cuda.cuStreamQuery(e->stream) == CUDA_ERROR_NOT_READY) idle = false;
+        if (!idle) nanosleep(&pause, NULL);
+    }
+    if (!idle) cuda_edges_give_up(d);
 }
 
 void cuda_edges_close(cuda_device *d) {
+    drain(d);
     while (d->edges) {
         cuda_edge *e = d->edges;
         d->edges = e->next;
         for (uint32_t i = 0; i < e->sent_count; i++) CUDA_OK(cuEventDestroy(e->sent[i].gone));
         if (e->ready) CUDA_OK(cuEventDestroy(e->ready));
         if (e->there) CUDA_OK(cuEventDestroy(e->there));
+        cuda_peer_close(d, &e->peer);
         if (e->stream) CUDA_OK(cuStreamDestroy(e->stream));
         ml_free(e->sent);
         ml_free(e);
@@ -101,10 +174,13 @@ ml_status cuda_edge_send(ml_device *device, ml_edge *edge, const void *memory, i
     sent_message *message = message_of(e, memory);
     if (!message) ML_TRY(message_new(e, memory, &message));
     ML_TRY(after_stream(d, e));
-    ML_TRY(cuda_pair_send(&e->pair, memory, bytes, e->stream));
+    if (e->direct)
+        ML_TRY(cuda_peer_send(&e->peer, memory, bytes, e->stream));
+    else
+        ML_TRY(cuda_pair_send(&e->pair, memory, bytes, e->stream));
     CUDA_TRY(cuEventRecord(message->gone, e->stream));
     message->pending = true;
-    return ML_OK;
+    return e->direct ? cuda_peer_sent(&e->peer, e->stream) : ML_OK;
 }
 
 ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory) {
@@ -125,10 +201,13 @@ ml_status cuda_edge_expect(ml_device *device, ml_edge *edge, void *memory, int64
         return ml_fail(ML_INTERNAL, "a second message of the edge from rank %d is expected",
                        ml_edge_from(edge));
     ML_TRY(after_stream(d, e));
-    ML_TRY(cuda_pair_receive(&e->pair, memory, bytes, e->stream));
+    if (e->direct)
+        ML_TRY(cuda_peer_receive(&e->peer, memory, bytes, e->stream));
+    else
+        ML_TRY(cuda_pair_receive(&e->pair, memory, bytes, e->stream));
     CUDA_TRY(cuEventRecord(e->there, e->stream));
     e->expected = memory;
-    return ML_OK;
+    return e->direct ? cuda_peer_received(&e->peer, e->stream) : ML_OK;
 }
 
 ml_status cuda_edge_arrive(ml_device *device, ml_edge *edge, void *memory) {

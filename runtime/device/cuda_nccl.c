@@ -343,6 +343,7 @@ void cuda_nccl_abort(cuda_device *d) {
     n->aborted = true;
     cuda_pull_abort_begin(d);
     each_communicator(n, nccl.ncclCommAbort);
+    cuda_edges_give_up(d);
     cuda_pull_abort_end(d);
 }
 

@@ -51,11 +51,13 @@ ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t byte
 ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
 
 /* Edges between ranks, as device.h says (cuda_edge.c). */
-ml_status cuda_edge_connect(ml_device *device, ml_edge *edge);
+ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t most);
+bool cuda_edge_patient(const ml_device *device, const ml_edge *edge);
 ml_status cuda_edge_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
 ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory);
 ml_status cuda_edge_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes);
 ml_status cuda_edge_arrive(ml_device *device, ml_edge *edge, void *memory);
+void cuda_edges_give_up(cuda_device *device); /* another rank has failed */
 void cuda_edges_close(cuda_device *device);
 
 /* An all-gather or all-reduce of host memory; waits. */

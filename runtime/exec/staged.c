@@ -22,6 +22,7 @@ struct staged_run {
     int64_t feed_bytes; /* of one microbatch */
     int queued;
     bool rebinds; /* one executable serves all slots */
+    bool patient; /* some messages may be expected an action ahead */
     bool fresh;   /* not all executables are ready for many messages under way */
     bubble_clock clock;
 };
@@ -41,10 +42,20 @@ static char *cell_address(const ml_program *program, int stage, int microbatch, 
 }
 
 /* ---- making ---- */
+/* Bytes of a lane's messages, wherever each of them begins. */
+static int64_t lane_room(const struct ml_staged_plan *plan, int lane) {
+    int64_t bytes = PLACE_ALIGNMENT;
+    for (int i = 0; i < plan->message_count; i++)
+        if (plan->messages[i].lane == lane) bytes += plan->messages[i].bytes + PLACE_ALIGNMENT;
+    return bytes;
+}
+
 /* The edges of lane `i` between all ranks that differ along the stages' mesh axis alone: each is
  * made by all ranks together, in this order. */
-static ml_status lane_edges(ml_program *program, int i, int64_t room) {
+static ml_status lane_edges(ml_program *program, int i) {
     const struct ml_staged_plan *plan = plan_of(program);
+    int64_t ahead = plan->pipeline.under_way[i] > 0 ? plan->pipeline.under_way[i] : 1;
+    int64_t most = lane_room(plan, i), room = ahead * most;
     const ml_layout *layout = program->plan->layout;
     ml_session *session = program->session;
     int axis = layout->stages.mesh_axis, tag = session->edge_tags++, step = 1;
@@ -59,8 +70,11 @@ static ml_status lane_edges(ml_program *program, int i, int64_t room) {
         if (edge != NULL) program->staged->edges[i] = edge;
     }
     const ml_device_ops *ops = session->device->ops;
-    if (status != ML_OK || ops->connect == NULL) return status;
-    return ops->connect(session->device, program->staged->edges[i]);
+    ml_edge *edge = program->staged->edges[i];
+    if (status == ML_OK && ops->connect != NULL) status = ops->connect(session->device, edge, most);
+    if (status == ML_OK && edge != NULL && ops->patient != NULL)
+        program->staged->patient |= ops->patient(session->device, edge);
+    return status;
 }
 
 /* Each lane has an edge with room for all that is under way on it at once. */
@@ -68,10 +82,7 @@ ml_status staged_connect(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_status status = ML_OK;
     for (int i = 0; i < plan->lane_count && status == ML_OK; i++) {
-        const staged_lane *lane = &plan->lanes[i];
-        if (lane->local) continue;
-        int64_t ahead = plan->pipeline.under_way[i] > 0 ? plan->pipeline.under_way[i] : 1;
-        status = lane_edges(program, i, ahead * (lane->bytes + PLACE_ALIGNMENT));
+        if (!plan->lanes[i].local) status = lane_edges(program, i);
     }
     return status;
 }
@@ -257,22 +268,45 @@ static bool leads_lane(const struct ml_staged_plan *plan, const staged_message *
     return m == plan->messages || m[-1].lane != m->lane;
 }
 
-/* A task is next: its slot is made ready, and the first message of each lane may come. */
-static ml_status task_prepare(ml_program *program, const ml_action *action) {
+/* The first message of each lane to the task may come: those that are expected early, or those that
+ * are not. */
+static ml_status leading_expect(ml_program *program, const ml_action *action, bool early) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     int v = plan->tasks[action->task].stage;
-    bool first = action->task == plan->stages[v].first_task;
-    ml_status status = first ? slot_begin(program, v, action->microbatch) : ML_OK;
+    ml_status status = ML_OK;
     for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
         const staged_message *m = &plan->messages[program->staged->messages[i]];
         const staged_lane *lane = &plan->lanes[m->lane];
+        ml_edge *edge = program->staged->edges[m->lane];
         if (lane->to_task != action->task || lane->local || !leads_lane(plan, m)) continue;
-        status =
-            device->ops->expect(device, program->staged->edges[m->lane],
-                                cell_address(program, v, action->microbatch, m->cell_to), m->bytes);
+        bool patient = program->staged->patient && device->ops->patient(device, edge);
+        if (patient != early) continue;
+        status = device->ops->expect(
+            device, edge, cell_address(program, v, action->microbatch, m->cell_to), m->bytes);
     }
     return status;
+}
+
+/* The slot of a task that comes next, or after the next one, is made ready. */
+static ml_status task_slot(ml_program *program, const ml_action *action) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    int v = plan->tasks[action->task].stage;
+    bool first = action->task == plan->stages[v].first_task;
+    return first ? slot_begin(program, v, action->microbatch) : ML_OK;
+}
+
+/* A task comes after the next one: what can be expected at no cost is. */
+static ml_status task_foresee(ml_program *program, const ml_action *action) {
+    if (action == NULL || !program->staged->patient) return ML_OK;
+    ml_status status = task_slot(program, action);
+    return status == ML_OK ? leading_expect(program, action, true) : status;
+}
+
+/* A task is next, and was foreseen. */
+static ml_status task_prepare(ml_program *program, const ml_action *action) {
+    ml_status status = program->staged->patient ? ML_OK : task_slot(program, action);
+    return status == ML_OK ? leading_expect(program, action, false) : status;
 }
 
 /* What the task waits for. */
@@ -360,7 +394,8 @@ static ml_status microbatch_run(ml_program *program, int microbatch) {
     ml_status status = actions_of(plan, microbatch, &actions, &count);
     for (int i = 0; i < count && status == ML_OK; i++) {
         bool own = mine(program, plan->tasks[actions[i]->task].stage);
-        if (own) status = task_prepare(program, actions[i]);
+        if (own) status = task_foresee(program, actions[i]);
+        if (own && status == ML_OK) status = task_prepare(program, actions[i]);
         if (status == ML_OK) status = messages_send(program, actions[i], true);
         if (!own || status != ML_OK) continue;
         status = transfer(program, actions[i], true);
@@ -402,18 +437,28 @@ static ml_status microbatches_alone(ml_program *program, int *alone) {
     return status;
 }
 
+/* From action `at` on, the first one of those that are not left out, or NULL. */
+static const ml_action *action_from(const struct ml_staged_plan *plan, int at, int without) {
+    const ml_action *actions = plan->pipeline.actions[plan->coordinate];
+    for (; at < plan->pipeline.action_count[plan->coordinate]; at++)
+        if (actions[at].microbatch >= without) return &actions[at];
+    return NULL;
+}
+
 /* The actions of the schedule, but for those of the first few microbatches. A message is expected
- * when its task is next and not before: on a GPU what waits for it keeps multiprocessors, and those
- * of products that run beside. It lies in NCCL's buffers on this GPU by then. */
+ * while the task before its task runs (staged_slots counts on no more) where that costs nothing;
+ * else when its task is next and not before: what waits for it on a GPU then keeps multiprocessors,
+ * and those of products that run beside. It lies in NCCL's buffers on this GPU by then. */
 static ml_status schedule_run(ml_program *program, int without) {
     const struct ml_staged_plan *plan = plan_of(program);
-    const ml_action *action = plan->pipeline.actions[plan->coordinate];
-    int count = plan->pipeline.action_count[plan->coordinate];
-    ml_status status = ML_OK;
-    for (int i = 0; i < count && status == ML_OK; i++, action++) {
-        if (action->microbatch < without) continue;
+    const ml_action *actions = plan->pipeline.actions[plan->coordinate];
+    const ml_action *action = action_from(plan, 0, without), *next;
+    ml_status status = task_foresee(program, action);
+    for (; action != NULL && status == ML_OK; action = next) {
+        next = action_from(plan, (int)(action - actions) + 1, without);
         status = task_prepare(program, action);
         if (status == ML_OK) status = transfer(program, action, true);
+        if (status == ML_OK) status = task_foresee(program, next);
         if (status == ML_OK) status = action_run(program, action);
         if (status == ML_OK) status = transfer(program, action, false);
     }

@@ -1,0 +1,124 @@
+#ifdef MLUA_CUDA
+#include "runtime/device/cuda_peer.h"
+
+#include "runtime/base/knobs.h"
+
+enum { HEAD = 256, ALIGNMENT = 256, WHOLE = 2 << 20 }; /* bytes */
+
+bool cuda_peer_able(void) {
+    return ml_knobs()->peer != 0 && cuda.cuIpcGetMemHandle && cuda.cuIpcOpenMemHandle &&
+           cuda.cuIpcCloseMemHandle && cuda.cuMemGetAddressRange && cuda.cuStreamWaitValue32 &&
+           cuda.cuStreamWriteValue32;
+}
+
+static int64_t aligned(int64_t bytes, int64_t to) {
+    return (bytes + to - 1) / to * to;
+}
+
+/* Room for twice as much as is sent at once: the next messages may come while those before are
+ * copied out. Memory of its own, which large blocks have: a piece of what others share cannot be
+ * opened twice. */
+ml_status cuda_peer_offer_make(cuda_device *d, cuda_peer *peer, bool receives, int64_t most,
+                               cuda_peer_offer *offer) {
+    void *block = NULL;
+    CUdeviceptr base = 0;
+    size_t size = 0;
+    *peer = (cuda_peer){.room = 2 * aligned(most, ALIGNMENT) + 16 * ALIGNMENT};
+    int64_t bytes = aligned(HEAD + (receives ? peer->room : 0), WHOLE);
+    ML_TRY(d->base.ops->allocate(&d->base, bytes, &block));
+    peer->own = (CUdeviceptr)(uintptr_t)block;
+    CUDA_TRY(cuMemsetD8Async(peer->own, 0, HEAD, d->stream));
+    ML_TRY(cuda_wait_for(d, NULL));
+    offer->able = cuda.cuIpcGetMemHandle(&offer->handle, peer->own) == CUDA_SUCCESS &&
+                  cuda.cuMemGetAddressRange(&base, &size, peer->own) == CUDA_SUCCESS;
+    offer->offset = offer->able ? (int64_t)(peer->own - base) : 0;
+    return ML_OK;
+}
+
+/* The way there is made when it is first used, which may wait for all that runs: so that is now. */
+bool cuda_peer_open(cuda_peer *peer, const cuda_peer_offer *other, CUstream stream) {
+    if (cuda.cuIpcOpenMemHandle(&peer->opened, other->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) !=
+        CUDA_SUCCESS) {
+        peer->opened = 0;
+        return false;
+    }
+    peer->other = peer->opened + (CUdeviceptr)other->offset;
+    return cuda.cuMemcpyDtoDAsync(peer->other + HEAD / 2, peer->own + HEAD / 2, 16, stream) ==
+               CUDA_SUCCESS &&
+           cuda.cuStreamWriteValue32(stream, peer->other, 0, 0) == CUDA_SUCCESS &&
+           cuda.cuStreamWaitValue32(stream, peer->own, 0, CU_STREAM_WAIT_VALUE_GEQ) ==
+               CUDA_SUCCESS &&
+           cuda.cuStreamSynchronize(stream) == CUDA_SUCCESS;
+}
+
+void cuda_peer_close(cuda_device *d, cuda_peer *peer) {
+    if (peer->opened) CUDA_OK(cuIpcCloseMemHandle(peer->opened));
+    if (peer->own) d->base.ops->release(&d->base, (void *)(uintptr_t)peer->own);
+    *peer = (cuda_peer){0};
+}
+
+/* Where the next message goes. *before becomes how many messages must be copied out by then: those
+ * up to the last one that lies there. */
+static ml_status place(cuda_peer *peer, int64_t bytes, int64_t *begin, uint32_t *before) {
+    int64_t size = aligned(bytes, ALIGNMENT);
+    if (size > peer->room)
+        return ml_fail(ML_INTERNAL, "a message of %lld bytes between GPUs has room for %lld",
+                       (long long)bytes, (long long)peer->room);
+    if (peer->next + size > peer->room) peer->next = 0;
+    uint32_t known = peer->count < CUDA_PEER_RECENT ? peer->count : CUDA_PEER_RECENT;
+    *begin = peer->next;
+    *before = peer->count - known; /* those that are forgotten */
+    for (uint32_t i = 1; i <= known; i++) {
+        uint32_t n = peer->count - i;
+        if (peer->recent[n % CUDA_PEER_RECENT].begin >= *begin + size ||
+            peer->recent[n % CUDA_PEER_RECENT].end <= *begin)
+            continue;
+        *before = n + 1;
+        break;
+    }
+    peer->recent[peer->count % CUDA_PEER_RECENT].begin = *begin;
+    peer->recent[peer->count % CUDA_PEER_RECENT].end = peer->next = *begin + size;
+    peer->count++;
+    return ML_OK;
+}
+
+static CUdeviceptr address(const void *memory) {
+    return (CUdeviceptr)(uintptr_t)memory;
+}
+
+ml_status cuda_peer_send(cuda_peer *peer, const void *memory, int64_t bytes, CUstream stream) {
+    int64_t begin;
+    uint32_t before;
+    ML_TRY(place(peer, bytes, &begin, &before));
+    if (before > 0)
+        CUDA_TRY(cuStreamWaitValue32(stream, peer->own, before, CU_STREAM_WAIT_VALUE_GEQ));
+    CUDA_TRY(cuMemcpyDtoDAsync(peer->other + (CUdeviceptr)(HEAD + begin), address(memory),
+                               (size_t)bytes, stream));
+    return ML_OK;
+}
+
+ml_status cuda_peer_sent(cuda_peer *peer, CUstream stream) {
+    CUDA_TRY(cuStreamWriteValue32(stream, peer->other, peer->count, 0));
+    return ML_OK;
+}
+
+ml_status cuda_peer_receive(cuda_peer *peer, void *memory, int64_t bytes, CUstream stream) {
+    int64_t begin;
+    uint32_t before;
+    ML_TRY(place(peer, bytes, &begin, &before));
+    CUDA_TRY(cuStreamWaitValue32(stream, peer->own, peer->count, CU_STREAM_WAIT_VALUE_GEQ));
+    CUDA_TRY(cuMemcpyDtoDAsync(address(memory), peer->own + (CUdeviceptr)(HEAD + begin),
+                               (size_t)bytes, stream));
+    return ML_OK;
+}
+
+ml_status cuda_peer_received(cuda_peer *peer, CUstream stream) {
+    CUDA_TRY(cuStreamWriteValue32(stream, peer->other, peer->count, 0));
+    return ML_OK;
+}
+
+void cuda_peer_give_up(const cuda_peer *peer, CUstream stream) {
+    const uint32_t far = (uint32_t)1 << 30; /* numbers are compared as they wrap */
+    if (peer->own) CUDA_OK(cuStreamWriteValue32(stream, peer->own, peer->count + far, 0));
+}
+#endif

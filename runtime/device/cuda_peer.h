@@ -1,0 +1,52 @@
+#ifdef MLUA_CUDA
+/* Messages between two GPUs of one host by their copy engines. The sender writes into a ring in the
+ * receiver's memory, then a number beside it: how many messages are there. The receiver copies them
+ * out and tells the sender, in the same way, how many it has. Streams wait for these numbers, so
+ * that nothing waits on a multiprocessor, and a message need not be expected to leave the memory
+ * that it is sent from.
+ *
+ * Both ends place messages in the ring by the same rule from their sizes alone. */
+#ifndef ML_CUDA_PEER_H
+#define ML_CUDA_PEER_H
+
+#include "runtime/device/cuda_device.h"
+
+enum { CUDA_PEER_RECENT = 64 };
+typedef struct {
+    CUdeviceptr own, other; /* a number, then the receiver's ring: this end's, the other one's */
+    CUdeviceptr opened;     /* the memory that `other` lies in; 0: not open */
+    int64_t room, next;     /* bytes of the ring; where the next message goes if it fits there */
+    uint32_t count;         /* messages so far */
+    struct {
+        int64_t begin, end;
+    } recent[CUDA_PEER_RECENT]; /* message n's part of the ring at n % CUDA_PEER_RECENT */
+} cuda_peer;
+
+/* What one end tells the other. */
+typedef struct {
+    int64_t able;
+    int64_t offset; /* of the block in the memory of the handle */
+    CUipcMemHandle handle;
+} cuda_peer_offer;
+
+/* Whether this driver can, and MLUA_PEER does not say otherwise. */
+bool cuda_peer_able(void);
+/* A block for messages of at most `most` bytes together; what to tell of it. Fails where there is
+ * no memory; `able` tells whether others can open it. */
+ml_status cuda_peer_offer_make(cuda_device *device, cuda_peer *peer, bool receives, int64_t most,
+                               cuda_peer_offer *offer);
+/* Whether the other end's block can be opened; one of these tries the way there. */
+bool cuda_peer_open(cuda_peer *peer, const cuda_peer_offer *other, CUstream stream);
+void cuda_peer_close(cuda_device *device, cuda_peer *peer);
+
+/* On the edge's stream: a copy to the ring once there is room; then tell of it. */
+ml_status cuda_peer_send(cuda_peer *peer, const void *memory, int64_t bytes, CUstream stream);
+ml_status cuda_peer_sent(cuda_peer *peer, CUstream stream);
+/* A copy from the ring once the message is there; then tell of it. */
+ml_status cuda_peer_receive(cuda_peer *peer, void *memory, int64_t bytes, CUstream stream);
+ml_status cuda_peer_received(cuda_peer *peer, CUstream stream);
+/* Nothing waits for the other end any more: it has failed. What is copied is of no use. */
+void cuda_peer_give_up(const cuda_peer *peer, CUstream stream);
+
+#endif
+#endif
