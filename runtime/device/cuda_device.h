@@ -6,8 +6,9 @@
  *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
  *   cuda_watch.c      MLUA_CHECK=cpu
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
- *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two
- *                     ranks; cuda_nccl.c wraps NCCL; cuda_pull.c collectives by copies
+ *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two ranks, through
+ *                     cuda_peer.c on one host; cuda_nccl.c wraps NCCL; cuda_pull.c collectives by
+ *                     copies
  *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention;
  *                     cuda_contest.c chooses between these and the own kernels
  *
