@@ -112,7 +112,7 @@ static bool check_edges(checker *k) {
                 *of(k->start, k, p->edges[e].to, m))
                 return false;
         for (int t = 1; t < p->task_count; t++)
-            if (p->tasks[t].stage == p->tasks[t - 1].stage &&
+            if (p->tasks[t].stage == p->tasks[t - 1].stage && !p->tasks[t - 1].late &&
                 *of(k->end, k, t - 1, m) > *of(k->start, k, t, m))
                 return false;
     }
@@ -144,9 +144,9 @@ static bool check_memory(const checker *k) {
     for (int r = 0; r < p->ranks; r++) {
         int open =
             p->chunks == 1 ? p->ranks - r : 2 * (p->ranks - r - 1) + (p->chunks - 1) * p->ranks + 1;
-        good = good && most_at_once(k, r, -1, false) <= open;
-        good = good && most_at_once(k, r, -1, true) <=
-                           (p->kind == ML_SCHEDULE_ZERO_BUBBLE ? largest : open + 1);
+        bool all = p->kind == ML_SCHEDULE_ZERO_BUBBLE;
+        good = good && most_at_once(k, r, -1, false) <= (all ? largest : open);
+        good = good && most_at_once(k, r, -1, true) <= (all ? largest : open + 1);
     }
     for (int v = 0; v < p->ranks * p->chunks; v++)
         good = good && most_at_once(k, v % p->ranks, v, true) == k->made->held[v];

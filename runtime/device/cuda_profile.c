@@ -2,8 +2,8 @@
 /* Timed runs: events around the whole of a run, around each step, and around repeated products.
  *
  * Runs that are timed as a whole stay asynchronous: their events wait in a list until somebody
- * waits for the device. When each began is told from an event before the first of them, which
- * passes at once where nothing else is under way by then. Runs by steps go without the CUDA graph,
+ * waits for the device. When each began is told from an event that was recorded at the end of the
+ * wait before: with nothing under way it passed at once. Runs by steps go without the CUDA graph,
  * between two waits. */
 #include <string.h>
 
@@ -17,7 +17,7 @@ typedef struct {
 
 struct cuda_times {
     ml_arena *arena;
-    CUevent base;           /* before the first pending run */
+    CUevent base;           /* before all pending runs */
     double start;           /* on the host, when it was recorded */
     ML_VEC(whole_run) runs; /* pending ones first; the rest have events to be used again */
     uint32_t pending;
@@ -47,11 +47,20 @@ static void next_body(void *context) {
     call->run = &times->runs.at[times->pending];
 }
 
+static ml_status base_record(cuda_device *d) {
+    d->times->start = ml_profile_now();
+    CUDA_TRY(cuEventRecord(d->times->base, d->stream));
+    return ML_OK;
+}
+
 static ml_status times_open(cuda_device *d) {
     if (d->times) return ML_OK;
     d->times = ml_alloc(sizeof *d->times);
     if (d->times) d->times->arena = ml_arena_new();
-    if (d->times && d->times->arena) return ML_OK;
+    if (d->times && d->times->arena) {
+        CUDA_TRY(cuEventCreate(&d->times->base, CU_EVENT_DEFAULT));
+        return base_record(d);
+    }
     ml_free(d->times);
     d->times = NULL;
     return ml_fail(ML_NO_MEMORY, "no memory to time runs");
@@ -82,7 +91,7 @@ ml_status cuda_times_collect(cuda_device *d) {
         ML_TRY(
             ml_profile_run_ends(d->base.profile, run->program, start, start + 1e-3 * (double)ms));
     }
-    return ML_OK;
+    return base_record(d);
 }
 
 static ml_status run_whole(ml_executable *e) {
@@ -93,11 +102,6 @@ static ml_status run_whole(ml_executable *e) {
     if (d->times->pending == MOST_PENDING) ML_TRY(d->base.ops->wait(&d->base));
     ML_TRY(ml_protect(next_body, &call));
     call.run->program = e->profiled;
-    if (d->times->pending == 0) {
-        if (!d->times->base) CUDA_TRY(cuEventCreate(&d->times->base, CU_EVENT_DEFAULT));
-        d->times->start = ml_profile_now();
-        CUDA_TRY(cuEventRecord(d->times->base, d->stream));
-    }
     CUDA_TRY(cuEventRecord(call.run->begin, d->stream));
     ML_TRY(cuda_run_plain(e));
     CUDA_TRY(cuEventRecord(call.run->end, d->stream));

@@ -47,6 +47,16 @@ typedef struct {
     int *first, *edges; /* of task t: edges[first[t] .. first[t + 1]) */
 } edge_index;
 
+/* How a rank orders its tasks, beyond the rule of the kind. */
+typedef struct {
+    bool waits;   /* late tasks only where nothing else can run */
+    int patience; /* and no better work comes for so many quarters of their time */
+    bool wide;    /* every rank may have as many units open as the first one */
+} variant;
+static const variant variants[ML_PIPELINE_VARIANTS] = {
+    {0}, {true}, {true, 0, true}, {true, 1, true}, {true, 2, true}, {true, 1}, {true, 2}};
+enum { AT_ONCE, WAITS };
+
 typedef struct {
     const ml_pipeline_problem *problem;
     ml_arena *arena;
@@ -65,9 +75,8 @@ typedef struct {
     uint64_t *ends; /* a tree: ends[1] is the first, end * leaves + rank; [leaves + rank]: each */
     int leaves;     /* a power of two */
     int *woken, woken_count; /* ranks that may have something to start */
-    bool late_waits;         /* late tasks only where nothing else can run */
-    int patience;            /* and no better work comes for so many quarters of their time */
-    bool *opened;            /* [stages][microbatches] */
+    variant how;
+    bool *opened; /* [stages][microbatches] */
     int *stage_held;
     ml_pipeline *out;
 } simulation;
@@ -139,7 +148,7 @@ static void start_state(simulation *s) {
             s->unit_left[(size_t)v * m + i] = (uint16_t)s->stages[v].task_count;
     for (int r = 0; r < p->ranks; r++) {
         s->ranks[r].running = -1;
-        s->ranks[r].open_limit = open_limit(p, r);
+        s->ranks[r].open_limit = open_limit(p, s->how.wide ? 0 : r);
         s->ranks[r].held_limit = open_limit(p, 0);
         s->ranks[r].looked_at = true;
         s->woken[s->woken_count++] = r;
@@ -293,14 +302,14 @@ static bool better_comes(const simulation *s, int rank, int64_t until) {
 static void dispatch(simulation *s, int rank, int64_t now) {
     rank_state *at = &s->ranks[rank];
     bool late = at->late_taken < at->late_count;
-    if (!late || s->late_waits) {
+    if (!late || s->how.waits) {
         if (open_next(s, rank, now)) return;
         late = late && !at->later.count;
         if (!late && !at->later.count) return;
     }
-    if (late && s->patience > 0) {
+    if (late && s->how.patience > 0) {
         int64_t cost = s->problem->tasks[at->late[at->late_taken].task].cost;
-        if (better_comes(s, rank, now + cost * s->patience / 4)) return;
+        if (better_comes(s, rank, now + cost * s->how.patience / 4)) return;
     }
     ready item = late ? at->late[at->late_taken++] : heap_pop(&at->later);
     begin(s, rank, item.task, item.microbatch, now);
@@ -445,36 +454,41 @@ static void output_new(simulation *s) {
     }
 }
 
-void ml_pipeline_variant(const ml_pipeline_problem *problem, int variant, ml_arena *arena,
+void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
                          ml_pipeline *out) {
     simulation *s = simulation_new(problem, arena, out);
+    s->how = variants[problem->kind == ML_SCHEDULE_ZERO_BUBBLE ? number : AT_ONCE];
     output_new(s);
     start_state(s);
-    s->late_waits = variant > 0;
-    s->patience = variant > 0 ? variant - 1 : 0;
     out->length = simulate(s);
     double work = 0;
     for (int r = 0; r < problem->ranks; r++) work += (double)s->ranks[r].work;
     if (out->length) out->bubble = 1 - work / ((double)out->length * problem->ranks);
 }
 
-enum { AT_ONCE, WAITS }; /* variants */
-
-/* Where costs are uneven a late task may begin just before its rank gets better work; then 1F1B's
- * order can be the shorter one. Judged by a step of a few microbatches. */
-static bool waiting_pays(const ml_pipeline_problem *problem, ml_arena *arena) {
+/* Where costs are uneven a late task may begin just before its rank gets better work; then another
+ * order can be the shorter one, even 1F1B's. Judged by a step of a few microbatches. What opens
+ * more units must be worth their memory. */
+static int best_variant(const ml_pipeline_problem *problem, ml_arena *arena) {
     ml_pipeline_problem trial = *problem;
-    ml_pipeline waits, at_once;
+    int64_t shortest = 0;
+    int best = WAITS;
+    if (problem->kind != ML_SCHEDULE_ZERO_BUBBLE) return AT_ONCE;
     if (trial.microbatches > 4 * trial.ranks) trial.microbatches = 4 * trial.ranks;
-    ml_pipeline_variant(&trial, WAITS, arena, &waits);
-    ml_pipeline_variant(&trial, AT_ONCE, arena, &at_once);
-    return waits.length <= at_once.length;
+    for (int i = ML_PIPELINE_VARIANTS - 1; i >= 0; i--) {
+        ml_pipeline made;
+        ml_pipeline_variant(&trial, i, arena, &made);
+        int64_t length = made.length + (variants[i].wide ? made.length / 200 : 0);
+        if (shortest > 0 && (i == AT_ONCE ? length >= shortest : length > shortest)) continue;
+        shortest = length;
+        best = i;
+    }
+    return best;
 }
 
 void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out) {
     check_problem(problem);
-    bool late_waits = problem->kind == ML_SCHEDULE_ZERO_BUBBLE && waiting_pays(problem, arena);
-    ml_pipeline_variant(problem, late_waits ? WAITS : AT_ONCE, arena, out);
+    ml_pipeline_variant(problem, best_variant(problem, arena), arena, out);
 }
 
 /* ---- Printing ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@
  *                microbatches for each chunk, at most 2(ranks - r - 1) + (chunks - 1) ranks + 1
  *   zero-bubble  (Qi et al. 2023, ZB-H1) the same with late tasks moved to where the rank would
  *                wait; no rank holds more microbatches, late tasks included, than the first rank
- *                has open in 1F1B
+ *                has open in 1F1B, and where that is shorter each may have so many open
  * The order on a rank is that of the simulation, so ranks never wait in a circle, whatever the true
  * times of their tasks. Each task takes its microbatches in ascending order, so messages between
  * two tasks are received in the order in which they were sent. */
@@ -56,10 +56,11 @@ typedef struct {
 /* Raises ML_INVALID for several chunks with microbatches that are no multiple of ranks (the help
  * names the nearest that are). In `arena`. Near-linear in tasks x microbatches. */
 void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out);
-/* The order of variant 0, 1, ... (`ML_PIPELINE_VARIANTS`): late tasks at once; where nothing else
- * can run; the same, but not just before better work comes. The problem was checked before. */
-enum { ML_PIPELINE_VARIANTS = 5 };
-void ml_pipeline_variant(const ml_pipeline_problem *problem, int variant, ml_arena *arena,
+/* One of the orders among which a zero-bubble schedule is chosen: late tasks at once; where nothing
+ * else can run; the same with more units open; or not just before better work comes. Others have
+ * one order. The problem was checked before. */
+enum { ML_PIPELINE_VARIANTS = 7 };
+void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
                          ml_pipeline *out);
 /* One line a rank: "F0 F1 . B0 W0", for MLUA_DEBUG and golden tests: tasks by their place in the
  * stage (F first, B second, W late; the last stage's only task is an F; chunk letter a, b, ...
