@@ -90,15 +90,56 @@ static int64_t median_of(const samples *s, int of, int64_t otherwise) {
     return median(&s->at[(size_t)of * (size_t)s->room], s->count[of]);
 }
 
-static void learn_tasks(const tables *t, const ml_task_time *const *ran, int64_t *task) {
-    const ml_pipeline_problem *p = t->problem;
-    for (int r = 0; r < p->ranks; r++)
+static void note_ends(const tables *t, const ml_task_time *const *ran) {
+    for (int r = 0; r < t->problem->ranks; r++)
         for (int i = 0; i < t->made->action_count[r]; i++) {
             const ml_action *a = &t->made->actions[r][i];
             *end_of(t, a->task, a->microbatch) = ran[r][i].end;
-            task[a->task] += ran[r][i].end - ran[r][i].begin;
         }
-    for (int i = 0; i < p->task_count; i++) task[i] /= p->microbatches;
+}
+
+static void learn_tasks(const tables *t, const ml_task_time *const *ran, int64_t *task) {
+    for (int r = 0; r < t->problem->ranks; r++)
+        for (int i = 0; i < t->made->action_count[r]; i++)
+            task[t->made->actions[r][i].task] += ran[r][i].end - ran[r][i].begin;
+    for (int i = 0; i < t->problem->task_count; i++) task[i] /= t->problem->microbatches;
+}
+
+/* The shortest time from the end of each edge's source to the begin of its user. */
+static void shortest_gaps(const tables *t, const ml_task_time *const *ran, int64_t *gap) {
+    const ml_pipeline_problem *p = t->problem;
+    for (int e = 0; e < p->edge_count; e++) gap[e] = INT64_MAX;
+    for (int r = 0; r < p->ranks; r++)
+        for (int i = 0; i < t->made->action_count[r]; i++) {
+            const ml_action *a = &t->made->actions[r][i];
+            for (int k = t->first[a->task]; k < t->first[a->task + 1]; k++) {
+                int e = t->into[k];
+                int64_t from = *end_of(t, p->edges[e].from, a->microbatch);
+                if (ran[r][i].begin - from < gap[e]) gap[e] = ran[r][i].begin - from;
+            }
+        }
+}
+
+/* Clocks of ranks differ a little: where a message seems to come before it was sent, all of the
+ * receiver's times are later ones. That does not change how long messages take there and back. */
+static const ml_task_time *const *common_clock(const tables *t, const ml_task_time *const *ran) {
+    const ml_pipeline_problem *p = t->problem;
+    int64_t *gap = ML_NEW_ARRAY(t->arena, int64_t, (size_t)p->edge_count + 1);
+    int64_t *later = ML_NEW_ARRAY(t->arena, int64_t, (size_t)p->ranks);
+    ml_task_time **moved = ML_NEW_ARRAY(t->arena, ml_task_time *, (size_t)p->ranks);
+    shortest_gaps(t, ran, gap);
+    for (int round = 0; round < p->ranks; round++)
+        for (int e = 0; e < p->edge_count; e++) {
+            int from = rank_of(p, p->edges[e].from), to = rank_of(p, p->edges[e].to);
+            if (from != to && gap[e] < INT64_MAX && later[to] + gap[e] < later[from])
+                later[to] = later[from] - gap[e];
+        }
+    for (int r = 0; r < p->ranks; r++) {
+        moved[r] = ML_NEW_ARRAY(t->arena, ml_task_time, (size_t)t->made->action_count[r] + 1);
+        for (int i = 0; i < t->made->action_count[r]; i++)
+            moved[r][i] = (ml_task_time){ran[r][i].begin + later[r], ran[r][i].end + later[r]};
+    }
+    return (const ml_task_time *const *)moved;
 }
 
 /* A message that nobody ever waited for took no longer than the shortest time to its task, and
@@ -109,25 +150,20 @@ static void learn_delays(const tables *t, const ml_task_time *const *ran, int64_
     int64_t *most = ML_NEW_ARRAY(t->arena, int64_t, (size_t)p->edge_count + 1);
     int64_t *known = ML_NEW_ARRAY(t->arena, int64_t, (size_t)p->edge_count + 1);
     int known_count = 0, last;
-    for (int e = 0; e < p->edge_count; e++) most[e] = INT64_MAX;
+    shortest_gaps(t, ran, most);
     for (int r = 0; r < p->ranks; r++)
         for (int i = 0; i < t->made->action_count[r]; i++) {
             const ml_action *a = &t->made->actions[r][i];
             int64_t ready = ready_at(t, a->task, a->microbatch, NULL, &last);
             if (last >= 0 && (i == 0 || ready > ran[r][i - 1].end))
                 sample(&waits, last, ran[r][i].begin - ready);
-            for (int k = t->first[a->task]; k < t->first[a->task + 1]; k++) {
-                int e = t->into[k];
-                int64_t took = ran[r][i].begin - *end_of(t, p->edges[e].from, a->microbatch);
-                if (took < most[e]) most[e] = took > 0 ? took : 0;
-            }
         }
     for (int e = 0; e < p->edge_count; e++)
         if (waits.count[e] > 0) known[known_count++] = delay[e] = median_of(&waits, e, 0);
     int64_t usual = known_count > 0 ? median(known, known_count) : 0;
     for (int e = 0; e < p->edge_count; e++)
         if (waits.count[e] == 0 && between_ranks(p, &p->edges[e]))
-            delay[e] = most[e] < usual ? most[e] : usual;
+            delay[e] = most[e] < 0 ? 0 : most[e] < usual ? most[e] : usual;
 }
 
 static void learn_pauses(const tables *t, const ml_task_time *const *ran, const int64_t *delay,
@@ -150,6 +186,9 @@ void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *ma
     times->task = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
     times->pause = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
     times->delay = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->edge_count + 1);
+    note_ends(&t, ran);
+    ran = common_clock(&t, ran);
+    note_ends(&t, ran);
     learn_tasks(&t, ran, times->task);
     learn_delays(&t, ran, times->delay);
     learn_pauses(&t, ran, times->delay, times->pause);

@@ -18,7 +18,7 @@ typedef struct {
     int64_t *delay; /* [edges] from the end of a task to the begin of one that waits for it alone */
 } ml_pipeline_times;
 
-/* ran[rank][i]: of the i-th action of each rank. */
+/* ran[rank][i]: of the i-th action of each rank, by clocks that may differ a little. */
 void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *made,
                        const ml_task_time *const *ran, ml_arena *arena, ml_pipeline_times *times);
 /* The length of a step in which ranks go through the schedule's actions in their order and every
