@@ -515,6 +515,10 @@ DIST_TEST(check_of_a_mesh) {
     process_expect(&r, "largest redistributions");
     process_expect(&r, "i32[batch=16@dp, seq=256@tp]");
     process_expect(&r, "bf16[batch=16@dp, seq=256, embed=384] partial(tp)");
+    /* Parameters that lie in parts are gathered once a step, not for each microbatch. */
+    r = process_run(room, 0, "",
+                    "check \"$ROOT/models/gpt.lua\" layers=2 --device h200 --mesh dp=4 accum=2");
+    process_expect(&r, "x 2    all_gather over dp to bf16[embed=384, ffn=1536]");
     r = process_run(room, 0, "", "check --json \"$ROOT/models/gpt.lua\" layers=2 --mesh dp=4,tp=2");
     process_expect(&r, "\"mesh\":{\"pp\":1,\"dp\":4,\"cp\":1,\"tp\":2}");
     process_expect(&r, "\"redistributions\":[{\"kind\":");

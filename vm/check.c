@@ -256,6 +256,8 @@ static void read_programs(lua_State *L, report *r, double accum) {
         if (i == 1) r->pipeline = plan->staged;
         count_steps(r, plan, list, &key_count);
         traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
+        if (plan->refresh && plan->roots.microbatches > 1) /* before the first of them */
+            traffic_add(&r->traffic, plan->refresh, 1);
     }
     r->distinct = count_distinct(list, key_count);
     lua_pop(L, 1);

@@ -212,6 +212,7 @@ static void make_refresh(work *w, const ml_target *target) {
     refresh->layout = plan->layout;
     plan_roots(refresh, &roots);
     refresh->graph = ml_graph_extract(w->g, &refresh->roots);
+    if (plan->layout != NULL) ml_shard_traffic(refresh->graph, plan->layout, refresh->traffic);
     refresh->parts = ML_NEW(refresh->arena, ml_plan *);
     refresh->parts[refresh->part_count++] = refresh;
     plan_steps(refresh, target, false);
