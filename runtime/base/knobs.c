@@ -77,9 +77,10 @@ static const knob KNOBS[] = {
      "collectives beside other work: 0 nowhere, 1 also in the order of steps on a CPU; default: on "
      "GPUs",
      NUMBER, AT(overlap)},
-    {"MLUA_PEER", "0|1",
-     "GPUs of one host copy to and from one another's memory: 1 messages of pipeline stages, and "
-     "collectives beside other work; 0 nothing (NCCL does); default: messages",
+    {"MLUA_PEER", "0..8",
+     "GPUs of one host copy to and from one another's memory (default 1): messages of pipeline "
+     "stages, and collectives beside other work, these from N at a time where N is 2 to 8; 0: NCCL "
+     "does it all",
      NUMBER, AT(peer)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
@@ -109,7 +110,7 @@ static ml_knobs_values values = {.tune = true,
                                  .tma = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
-                                 .peer = -1,
+                                 .peer = 1,
                                  .recompute = ML_RECOMPUTE_THRIFTY,
                                  .chunk = 1024};
 static pthread_once_t once = PTHREAD_ONCE_INIT;

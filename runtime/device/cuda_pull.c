@@ -127,7 +127,9 @@ static void close_opened(cuda_pulls *p, uint32_t at) {
 /* ---- The device's part --------------------------------------------------------------------------
  */
 static ml_status pulls_make(cuda_device *d, cuda_pulls *p) {
-    for (int i = 0; i < PULL_STREAMS; i++) {
+    const int wanted = ml_knobs()->peer, usual = 3;
+    p->stream_count = wanted < 2 ? usual : wanted < PULL_STREAMS ? wanted : PULL_STREAMS;
+    for (int i = 0; i < p->stream_count; i++) {
         ML_TRY(cuda_nccl_stream(&p->streams[i]));
         CUDA_TRY(cuEventCreate(&p->copied[i], CU_EVENT_DISABLE_TIMING));
     }
@@ -247,16 +249,49 @@ static bool open_steps(ml_executable *e, int axis, uint32_t count, const pull_of
     return true;
 }
 
+/* What a kernel has of a small step. */
+static cuda_pull_row row_of(const cuda_step *step, int ranks, int own) {
+    const ml_collective_step *c = step->step->collective;
+    int64_t bytes = c->count * ml_dtypes[c->dtype].bytes;
+    bool adds = c->op == ML_OP_REDUCE_SCATTER;
+    cuda_pull_row row = {.to = (CUdeviceptr)(uintptr_t)step->pointers[1],
+                         .count = adds ? c->count : bytes,
+                         .kind = adds ? 1 + (int64_t)c->dtype : 0};
+    for (int r = 0; r < ranks; r++)
+        row.from[r] = step->pull->from[r] + (CUdeviceptr)(adds ? own * bytes : 0);
+    return row;
+}
+
+/* The table of small steps, on the device. */
+static ml_status rows_make(ml_executable *e, int axis, uint32_t count) {
+    ml_device *device = &e->device->base;
+    int ranks = (int)ranks_of(e->device, axis), own = place_of(e->device, axis);
+    cuda_pull_row *rows = ml_alloc(count * sizeof *rows);
+    uint32_t made = 0;
+    if (!rows) return ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        struct cuda_pull *pull = e->steps[i].pull;
+        if (!pull) continue;
+        const ml_collective_step *c = e->steps[i].step->collective;
+        pull->small = c->count * ml_dtypes[c->dtype].bytes <= PULL_SMALL;
+        pull->row = made;
+        if (pull->small) rows[made++] = row_of(&e->steps[i], ranks, own);
+    }
+    int64_t bytes = made * (int64_t)sizeof *rows;
+    ml_status status = ML_OK;
+    if (made > 0) status = device->ops->allocate(device, bytes, &e->pull_rows);
+    if (made > 0 && status == ML_OK)
+        status = device->ops->upload(device, e->pull_rows, rows, bytes);
+    ml_free(rows);
+    return status;
+}
+
 static ml_status exchange(ml_executable *e, int axis, uint32_t count, pull_offer *mine,
                           pull_offer *all) {
     uint32_t at = 0, served = 0;
-    bool adds = false;
-    for (uint32_t i = 0; i < e->step_count; i++) {
-        if (!serves(&e->steps[i])) continue;
-        offer_make(e->device, e->steps[i].pointers[0], &mine[at++]);
-        adds |= e->steps[i].step->collective->op == ML_OP_REDUCE_SCATTER;
-    }
-    if (adds) ML_TRY(cuda_pull_load(e->device));
+    for (uint32_t i = 0; i < e->step_count; i++)
+        if (serves(&e->steps[i])) offer_make(e->device, e->steps[i].pointers[0], &mine[at++]);
+    ML_TRY(cuda_pull_load(e->device));
     ML_TRY(gather(e->device, axis, mine, count, all));
     bool able = open_steps(e, axis, count, all);
     ML_TRY(agree(e->device, axis, &able));
@@ -264,8 +299,10 @@ static ml_status exchange(ml_executable *e, int axis, uint32_t count, pull_offer
         if (!able) e->steps[i].pull = NULL;
         served += e->steps[i].pull != NULL;
     }
-    ml_debug(1, "peer: %u of %u collectives beside other work of %s go by copies\n", served, count,
-             e->plan->roots.name ? e->plan->roots.name : "a program");
+    if (served > 0) ML_TRY(rows_make(e, axis, served));
+    ml_debug(1, "peer: %u of %u collectives beside other work of %s go by copies, %u allocations\n",
+             served, count, e->plan->roots.name ? e->plan->roots.name : "a program",
+             e->device->pulls->opened_count);
     return ML_OK;
 }
 
@@ -294,6 +331,8 @@ ml_status cuda_pull_bind(ml_executable *e) {
 void cuda_pull_unbind(ml_executable *e) {
     for (uint32_t i = 0; i < e->opened_count; i++) close_opened(e->device->pulls, e->opened[i]);
     for (uint32_t i = 0; i < e->step_count; i++) e->steps[i].pull = NULL;
+    if (e->pull_rows) e->device->base.ops->release(&e->device->base, e->pull_rows);
+    e->pull_rows = NULL;
     ml_free(e->opened);
     ml_free(e->pulls);
     e->opened = NULL;
@@ -343,7 +382,7 @@ void cuda_pull_abort_end(cuda_device *d) {
     if (!p || !p->letting_go) return;
     for (int i = 0; i < 10000 && cuda.cuStreamQuery(d->stream) == CUDA_ERROR_NOT_READY; i++)
         nanosleep(&pause, NULL);
-    for (int s = 0; s < PULL_STREAMS; s++)
+    for (int s = 0; s < p->stream_count; s++)
         for (int i = 0; i < 1000 && cuda.cuStreamQuery(p->streams[s]) == CUDA_ERROR_NOT_READY; i++)
             nanosleep(&pause, NULL);
     atomic_store(&p->gone, true);
