@@ -66,6 +66,8 @@ static void gpu_ranks_layouts(process_room *room) {
     compare(room, &one, 2, "--mesh tp=2");
     compare(room, &one, 2, "--mesh cp=2");
     compare(room, &one, 2, "--mesh dp=2 layout=fsdp");
+    compare_under(room, "MLUA_PEER=0", &one, 2, "--mesh dp=2");
+    compare_under(room, "MLUA_PEER=0", &one, 2, "--mesh dp=2 layout=fsdp");
     compare(room, &one, 4, "--mesh dp=2,tp=2");
     compare(room, &one, 4, "--mesh dp=4 layout=fsdp");
     compare(room, &one, 4, "--mesh pp=2,tp=2");

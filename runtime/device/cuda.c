@@ -196,8 +196,7 @@ static ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory) 
         d->block_capacity = capacity;
     }
     /* Other ranks can open whole blocks only. */
-    if (d->nccl && ml_knobs()->peer > 0 && bytes >= CUDA_WHOLE_BYTES / 32 &&
-        bytes < CUDA_WHOLE_BYTES)
+    if (d->nccl && ml_knobs()->peer && bytes >= CUDA_WHOLE_BYTES / 32 && bytes < CUDA_WHOLE_BYTES)
         bytes = CUDA_WHOLE_BYTES;
     CUresult result = cuda.cuMemAlloc(&address, bytes > 0 ? (size_t)bytes : 256);
     if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the program");

@@ -148,7 +148,7 @@ static int64_t stage_bytes(int64_t memory_bytes) {
 }
 
 int64_t cuda_pull_reserve(int64_t memory_bytes) {
-    return ml_knobs()->peer > 0 ? stage_bytes(memory_bytes) + WORDS_BYTES : 0;
+    return ml_knobs()->peer ? stage_bytes(memory_bytes) + WORDS_BYTES : 0;
 }
 
 static ml_status pulls_open(cuda_device *d) {
@@ -310,7 +310,7 @@ ml_status cuda_pull_bind(ml_executable *e) {
     cuda_device *d = e->device;
     uint32_t count = 0;
     cuda_pull_unbind(e);
-    if (ml_knobs()->peer <= 0 || !d->nccl || e->plan->piece || !driver_able()) return ML_OK;
+    if (!ml_knobs()->peer || !d->nccl || e->plan->piece || !driver_able()) return ML_OK;
     int axis = only_axis(e, &count);
     if (axis < 0 || count == 0 || ranks_of(d, axis) > PULL_RANKS) return ML_OK;
     ML_TRY(pulls_open(d));
