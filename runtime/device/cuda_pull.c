@@ -91,6 +91,12 @@ static void offer_make(const cuda_device *d, const void *memory, pull_offer *off
 
 /* ---- Memory of other ranks ----------------------------------------------------------------------
  */
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 /* The place in the list of what is opened; UINT32_MAX where it cannot be. */
 static uint32_t open_offer(cuda_pulls *p, int rank, const pull_offer *offer) {
     uint32_t free_slot = p->opened_count;
@@ -175,6 +181,7 @@ static ml_status connect_axis(cuda_device *d, int axis) {
     int64_t ranks = ranks_of(d, axis);
     pull_offer mine, all[PULL_RANKS];
     if (a->connected) return ML_OK;
+    double began = seconds();
     offer_make(d, p->words, &mine);
     ML_TRY(gather(d, axis, &mine, 1, all));
     a->able = true;
@@ -189,9 +196,10 @@ static ml_status connect_axis(cuda_device *d, int axis) {
     }
     ML_TRY(agree(d, axis, &a->able));
     a->connected = true;
-    ml_debug(1, "peer: %lld GPUs along %s %s\n", (long long)ranks,
+    ml_debug(1, "peer: %lld GPUs along %s %s (%.2f s)\n", (long long)ranks,
              d->base.ranks->layout->axis[axis].name,
-             a->able ? "copy from one another's memory" : "cannot open one another's memory");
+             a->able ? "copy from one another's memory" : "cannot open one another's memory",
+             seconds() - began);
     return ML_OK;
 }
 
@@ -291,18 +299,24 @@ static ml_status exchange(ml_executable *e, int axis, uint32_t count, pull_offer
     uint32_t at = 0, served = 0;
     for (uint32_t i = 0; i < e->step_count; i++)
         if (serves(&e->steps[i])) offer_make(e->device, e->steps[i].pointers[0], &mine[at++]);
+    double began = seconds();
     ML_TRY(cuda_pull_load(e->device));
+    double loaded = seconds();
     ML_TRY(gather(e->device, axis, mine, count, all));
+    double told = seconds();
     bool able = open_steps(e, axis, count, all);
+    double opened = seconds();
     ML_TRY(agree(e->device, axis, &able));
     for (uint32_t i = 0; i < e->step_count; i++) {
         if (!able) e->steps[i].pull = NULL;
         served += e->steps[i].pull != NULL;
     }
     if (served > 0) ML_TRY(rows_make(e, axis, served));
-    ml_debug(1, "peer: %u of %u collectives beside other work of %s go by copies, %u allocations\n",
-             served, count, e->plan->roots.name ? e->plan->roots.name : "a program",
-             e->device->pulls->opened_count);
+    ml_debug(1,
+             "peer: %u of %u collectives beside other work of %s go by copies; kernels %.2f s, "
+             "addresses %.2f s, %u allocations of others open after %.2f s\n",
+             served, count, e->plan->roots.name ? e->plan->roots.name : "a program", loaded - began,
+             told - loaded, e->device->pulls->opened_count, opened - told);
     return ML_OK;
 }
 
