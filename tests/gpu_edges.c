@@ -28,7 +28,9 @@ static ml_status connect(rank_state *r) {
             ml_edge *edge = NULL;
             int to = (from + (way ? RANKS - 1 : 1)) % RANKS;
             status = ml_comm_edge(r->comm, from, to, way, 1, &edge);
-            if (status == ML_OK) status = r->device->ops->connect(r->device, edge, MOST_BYTES);
+            if (status == ML_OK)
+                status =
+                    r->device->ops->connect(r->device, edge, way ? MOST_BYTES : MOST_BYTES / 4);
             if (from == me) r->out[way] = edge;
             if (to == me) r->in[way] = edge;
         }

@@ -47,14 +47,14 @@ static bool receives(const cuda_device *d, const cuda_edge *e) {
 
 /* All ranks at once; e is NULL where this one is no end of a new edge. *direct tells all of them
  * whether the copy engines carry messages of all edges that are new. */
-static ml_status connect_peers(cuda_device *d, cuda_edge *e, int64_t most, bool *direct) {
+static ml_status connect_peers(cuda_device *d, cuda_edge *e, int64_t usual, bool *direct) {
     ml_comm *comm = d->base.ranks->comm;
     enum { WORD = sizeof(int64_t), WORDS = sizeof(cuda_peer_offer) / WORD };
     _Static_assert(sizeof(cuda_peer_offer) % WORD == 0, "offers are whole words");
     cuda_peer_offer mine = {.able = cuda_peer_able()}, *all;
     *direct = false;
     if (!ml_comm_local(comm)) return ML_OK;
-    if (e && mine.able) ML_TRY(cuda_peer_offer_make(d, &e->peer, receives(d, e), most, &mine));
+    if (e && mine.able) ML_TRY(cuda_peer_offer_make(d, &e->peer, receives(d, e), usual, &mine));
     all = ml_alloc((size_t)ml_comm_world(comm) * sizeof mine);
     if (!all) return ml_fail(ML_NO_MEMORY, "no memory for an edge between GPUs");
     ml_status status = ml_comm_all_gather(ml_comm_everyone(comm), &mine, all, WORDS, ML_I64);
@@ -70,7 +70,7 @@ static ml_status connect_peers(cuda_device *d, cuda_edge *e, int64_t most, bool 
     return status;
 }
 
-ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t most) {
+ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t usual) {
     cuda_device *d = (cuda_device *)device;
     cuda_edge *e = NULL;
     bool direct;
@@ -83,7 +83,7 @@ ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t most) {
         d->edges = e; /* closed with the device, however far this gets */
         ML_TRY(open_edge(e));
     }
-    ML_TRY(connect_peers(d, e, most, &direct));
+    ML_TRY(connect_peers(d, e, usual, &direct));
     if (e) e->direct = direct;
     if (direct) return ML_OK;
     if (!e) return cuda_pair_new(d, 0, 0, NULL, NULL);
@@ -180,7 +180,7 @@ ml_status cuda_edge_send(ml_device *device, ml_edge *edge, const void *memory, i
         ML_TRY(cuda_pair_send(&e->pair, memory, bytes, e->stream));
     CUDA_TRY(cuEventRecord(message->gone, e->stream));
     message->pending = true;
-    return e->direct ? cuda_peer_sent(&e->peer, e->stream) : ML_OK;
+    return e->direct ? cuda_peer_tell(&e->peer, e->stream) : ML_OK;
 }
 
 ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory) {
@@ -207,7 +207,7 @@ ml_status cuda_edge_expect(ml_device *device, ml_edge *edge, void *memory, int64
         ML_TRY(cuda_pair_receive(&e->pair, memory, bytes, e->stream));
     CUDA_TRY(cuEventRecord(e->there, e->stream));
     e->expected = memory;
-    return e->direct ? cuda_peer_received(&e->peer, e->stream) : ML_OK;
+    return e->direct ? cuda_peer_tell(&e->peer, e->stream) : ML_OK;
 }
 
 ml_status cuda_edge_arrive(ml_device *device, ml_edge *edge, void *memory) {

@@ -51,7 +51,7 @@ ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t byte
 ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
 
 /* Edges between ranks, as device.h says (cuda_edge.c). */
-ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t most);
+ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t usual);
 bool cuda_edge_patient(const ml_device *device, const ml_edge *edge);
 ml_status cuda_edge_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
 ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory);

@@ -3,7 +3,7 @@
 
 #include "runtime/base/knobs.h"
 
-enum { HEAD = 256, ALIGNMENT = 256, WHOLE = 2 << 20 }; /* bytes */
+enum { HEAD = 256, ALIGNMENT = 256, WHOLE = 2 << 20, PART = 32 << 20 }; /* bytes */
 
 bool cuda_peer_able(void) {
     return ml_knobs()->peer != 0 && cuda.cuIpcGetMemHandle && cuda.cuIpcOpenMemHandle &&
@@ -18,12 +18,13 @@ static int64_t aligned(int64_t bytes, int64_t to) {
 /* Room for twice as much as is sent at once: the next messages may come while those before are
  * copied out. Memory of its own, which large blocks have: a piece of what others share cannot be
  * opened twice. */
-ml_status cuda_peer_offer_make(cuda_device *d, cuda_peer *peer, bool receives, int64_t most,
+ml_status cuda_peer_offer_make(cuda_device *d, cuda_peer *peer, bool receives, int64_t usual,
                                cuda_peer_offer *offer) {
     void *block = NULL;
     CUdeviceptr base = 0;
     size_t size = 0;
-    *peer = (cuda_peer){.room = 2 * aligned(most, ALIGNMENT) + 16 * ALIGNMENT};
+    int64_t part = usual < PART ? aligned(usual, ALIGNMENT) : PART;
+    *peer = (cuda_peer){.room = 2 * part + 16 * ALIGNMENT, .part = part};
     int64_t bytes = aligned(HEAD + (receives ? peer->room : 0), WHOLE);
     ML_TRY(d->base.ops->allocate(&d->base, bytes, &block));
     peer->own = (CUdeviceptr)(uintptr_t)block;
@@ -59,11 +60,8 @@ void cuda_peer_close(cuda_device *d, cuda_peer *peer) {
 
 /* Where the next message goes. *before becomes how many messages must be copied out by then: those
  * up to the last one that lies there. */
-static ml_status place(cuda_peer *peer, int64_t bytes, int64_t *begin, uint32_t *before) {
+static void place(cuda_peer *peer, int64_t bytes, int64_t *begin, uint32_t *before) {
     int64_t size = aligned(bytes, ALIGNMENT);
-    if (size > peer->room)
-        return ml_fail(ML_INTERNAL, "a message of %lld bytes between GPUs has room for %lld",
-                       (long long)bytes, (long long)peer->room);
     if (peer->next + size > peer->room) peer->next = 0;
     uint32_t known = peer->count < CUDA_PEER_RECENT ? peer->count : CUDA_PEER_RECENT;
     *begin = peer->next;
@@ -79,40 +77,48 @@ static ml_status place(cuda_peer *peer, int64_t bytes, int64_t *begin, uint32_t 
     peer->recent[peer->count % CUDA_PEER_RECENT].begin = *begin;
     peer->recent[peer->count % CUDA_PEER_RECENT].end = peer->next = *begin + size;
     peer->count++;
+}
+
+static ml_status send_part(cuda_peer *peer, CUdeviceptr from, int64_t bytes, CUstream stream) {
+    int64_t begin;
+    uint32_t before;
+    place(peer, bytes, &begin, &before);
+    CUdeviceptr to = peer->other + (CUdeviceptr)(HEAD + begin);
+    if (before > 0)
+        CUDA_TRY(cuStreamWaitValue32(stream, peer->own, before, CU_STREAM_WAIT_VALUE_GEQ));
+    CUDA_TRY(cuMemcpyDtoDAsync(to, from, (size_t)bytes, stream));
     return ML_OK;
 }
 
-static CUdeviceptr address(const void *memory) {
-    return (CUdeviceptr)(uintptr_t)memory;
+static ml_status receive_part(cuda_peer *peer, CUdeviceptr to, int64_t bytes, CUstream stream) {
+    int64_t begin;
+    uint32_t before;
+    place(peer, bytes, &begin, &before);
+    CUdeviceptr from = peer->own + (CUdeviceptr)(HEAD + begin);
+    CUDA_TRY(cuStreamWaitValue32(stream, peer->own, peer->count, CU_STREAM_WAIT_VALUE_GEQ));
+    CUDA_TRY(cuMemcpyDtoDAsync(to, from, (size_t)bytes, stream));
+    return ML_OK;
 }
 
 ml_status cuda_peer_send(cuda_peer *peer, const void *memory, int64_t bytes, CUstream stream) {
-    int64_t begin;
-    uint32_t before;
-    ML_TRY(place(peer, bytes, &begin, &before));
-    if (before > 0)
-        CUDA_TRY(cuStreamWaitValue32(stream, peer->own, before, CU_STREAM_WAIT_VALUE_GEQ));
-    CUDA_TRY(cuMemcpyDtoDAsync(peer->other + (CUdeviceptr)(HEAD + begin), address(memory),
-                               (size_t)bytes, stream));
-    return ML_OK;
-}
-
-ml_status cuda_peer_sent(cuda_peer *peer, CUstream stream) {
-    CUDA_TRY(cuStreamWriteValue32(stream, peer->other, peer->count, 0));
-    return ML_OK;
+    CUdeviceptr from = (CUdeviceptr)(uintptr_t)memory;
+    for (; bytes > peer->part; from += (CUdeviceptr)peer->part, bytes -= peer->part) {
+        ML_TRY(send_part(peer, from, peer->part, stream));
+        ML_TRY(cuda_peer_tell(peer, stream));
+    }
+    return send_part(peer, from, bytes, stream);
 }
 
 ml_status cuda_peer_receive(cuda_peer *peer, void *memory, int64_t bytes, CUstream stream) {
-    int64_t begin;
-    uint32_t before;
-    ML_TRY(place(peer, bytes, &begin, &before));
-    CUDA_TRY(cuStreamWaitValue32(stream, peer->own, peer->count, CU_STREAM_WAIT_VALUE_GEQ));
-    CUDA_TRY(cuMemcpyDtoDAsync(address(memory), peer->own + (CUdeviceptr)(HEAD + begin),
-                               (size_t)bytes, stream));
-    return ML_OK;
+    CUdeviceptr to = (CUdeviceptr)(uintptr_t)memory;
+    for (; bytes > peer->part; to += (CUdeviceptr)peer->part, bytes -= peer->part) {
+        ML_TRY(receive_part(peer, to, peer->part, stream));
+        ML_TRY(cuda_peer_tell(peer, stream));
+    }
+    return receive_part(peer, to, bytes, stream);
 }
 
-ml_status cuda_peer_received(cuda_peer *peer, CUstream stream) {
+ml_status cuda_peer_tell(const cuda_peer *peer, CUstream stream) {
     CUDA_TRY(cuStreamWriteValue32(stream, peer->other, peer->count, 0));
     return ML_OK;
 }

@@ -2,10 +2,11 @@
 /* Messages between two GPUs of one host by their copy engines. The sender writes into a ring in the
  * receiver's memory, then a number beside it: how many messages are there. The receiver copies them
  * out and tells the sender, in the same way, how many it has. Streams wait for these numbers, so
- * that nothing waits on a multiprocessor, and a message need not be expected to leave the memory
- * that it is sent from.
+ * that nothing waits on a multiprocessor, and what finds room in the ring leaves the sender's
+ * memory before it is expected.
  *
- * Both ends place messages in the ring by the same rule from their sizes alone. */
+ * Both ends cut messages into parts, and place these in the ring, by the same rule from the sizes
+ * alone. */
 #ifndef ML_CUDA_PEER_H
 #define ML_CUDA_PEER_H
 
@@ -16,6 +17,7 @@ typedef struct {
     CUdeviceptr own, other; /* a number, then the receiver's ring: this end's, the other one's */
     CUdeviceptr opened;     /* the memory that `other` lies in; 0: not open */
     int64_t room, next;     /* bytes of the ring; where the next message goes if it fits there */
+    int64_t part;           /* what is longer goes in parts of so many bytes, each as a message */
     uint32_t count;         /* messages so far */
     struct {
         int64_t begin, end;
@@ -31,20 +33,19 @@ typedef struct {
 
 /* Whether this driver can, and MLUA_PEER does not say otherwise. */
 bool cuda_peer_able(void);
-/* A block for messages of at most `most` bytes together; what to tell of it. Fails where there is
- * no memory; `able` tells whether others can open it. */
-ml_status cuda_peer_offer_make(cuda_device *device, cuda_peer *peer, bool receives, int64_t most,
+/* A block for messages of `usual` bytes together, or of less where that is much; what to tell of
+ * it. Fails where there is no memory; `able` tells whether others can open it. */
+ml_status cuda_peer_offer_make(cuda_device *device, cuda_peer *peer, bool receives, int64_t usual,
                                cuda_peer_offer *offer);
 /* Whether the other end's block can be opened; one of these tries the way there. */
 bool cuda_peer_open(cuda_peer *peer, const cuda_peer_offer *other, CUstream stream);
 void cuda_peer_close(cuda_device *device, cuda_peer *peer);
 
-/* On the edge's stream: a copy to the ring once there is room; then tell of it. */
+/* On the edge's stream: a copy to the ring once there is room, or from it once the message is
+ * there. Then, when the stream has noted that, `tell` the other end. */
 ml_status cuda_peer_send(cuda_peer *peer, const void *memory, int64_t bytes, CUstream stream);
-ml_status cuda_peer_sent(cuda_peer *peer, CUstream stream);
-/* A copy from the ring once the message is there; then tell of it. */
 ml_status cuda_peer_receive(cuda_peer *peer, void *memory, int64_t bytes, CUstream stream);
-ml_status cuda_peer_received(cuda_peer *peer, CUstream stream);
+ml_status cuda_peer_tell(const cuda_peer *peer, CUstream stream);
 /* Nothing waits for the other end any more: it has failed. What is copied is of no use. */
 void cuda_peer_give_up(const cuda_peer *peer, CUstream stream);
 

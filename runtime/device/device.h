@@ -42,10 +42,9 @@ typedef struct {
      * runs would make. Nothing may be under way. NULL where there is nothing to make. */
     ml_status (*ready)(ml_executable *executable);
     /* All ranks at once, right after ml_comm_edge made edges of which each rank is an end of one at
-     * most, this one (NULL: of none): the ops below may then use it. `most` bytes are of a message,
-     * or of those that are sent before any of them is expected. NULL where a device needs no such
-     * call. */
-    ml_status (*connect)(ml_device *device, ml_edge *edge, int64_t most);
+     * most, this one (NULL: of none): the ops below may then use it. `usual`: the bytes that are
+     * sent at once. NULL where a device needs no such call. */
+    ml_status (*connect)(ml_device *device, ml_edge *edge, int64_t usual);
     /* Whether a message of the edge may be expected long before it comes at no cost to the runs
      * that go on meanwhile. NULL: of no edge. */
     bool (*patient)(const ml_device *device, const ml_edge *edge);
