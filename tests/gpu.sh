@@ -9,7 +9,7 @@
 #   trace      what --profile says of a small run
 #   products   cuBLASLt, and products by groups on warpgroup products
 #   attention  cuDNN, and mlua's own kernels as they run by default
-#   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), and MLUA_DETERMINISTIC=0
+#   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), MLUA_DETERMINISTIC=0, and what is chosen by time
 #   ragged     how fast products by groups are
 #   times      how fast attention is: cuDNN, mma.sync and each variant
 #   flex       the same score functions and masks in PyTorch's FlexAttention
@@ -131,7 +131,7 @@ run_part() {
     trace) tests trace 30 -j 0 gpu_profile ;;
     products) tests products 90 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
     attention) tests attention 150 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
-    tiles) tests tiles 180 gpu_attention/bf16_tiles gpu_attention/bf16_unordered ;;
+    tiles) tests tiles 180 gpu_attention/bf16_tiles gpu_attention/bf16_unordered gpu_attention/bf16_chosen ;;
     ragged) times ragged 60 gpu_ragged/times ;;
     times) times times 240 gpu_attention/times ;;
     flex)
