@@ -13,8 +13,12 @@ static void print_pack_load(const cuda_shape *s, int i, const char *to) {
     const ml_inst *inst = &e->ir->inst[i];
     const char *type = emit_memory_type((ml_dtype)e->ir->operand[inst->operand].dtype);
     ml_text_add(&e->text, "%s = ", to);
+    if (s->staged[i] && s->part == CUDA_REST) {
+        ml_text_add(&e->text, "g%d[it - %d];\n", i, s->resident);
+        return;
+    }
     if (s->staged[i]) {
-        if (s->resident < s->packs)
+        if (s->resident < s->packs && s->part == CUDA_ALL)
             ml_text_add(&e->text, "it >= %d ? ml_load_pack<%s, %d>(%s) : ", s->resident, type,
                         s->vec, cuda_access_text(s, inst, true));
         ml_text_add(&e->text, "ml_load_pack<%s, %d>((const %s *)(%s));\n", type, s->vec, type,
@@ -75,7 +79,7 @@ static void print_store(const cuda_shape *s, int i) {
                     value);
 }
 
-static ml_dtype accumulator_dtype(const cuda_shape *s, int i) {
+ml_dtype cuda_accumulator_dtype(const cuda_shape *s, int i) {
     const ml_inst *inst = &s->e->ir->inst[i];
     return (ml_dtype)(inst->op == ML_OP_ARGMAX ? s->e->ir->inst[inst->src[0]].dtype : inst->dtype);
 }
@@ -91,7 +95,7 @@ static void print_combine(const cuda_shape *s, int i, const char *to, const char
                     i, value, to, value, value, to, to, to, value, i);
     else
         ml_text_add(&e->text, "%s = ml_%s_%s(%s, %s);\n", to, inst->op == ML_OP_MAX ? "max" : "min",
-                    ml_dtypes[accumulator_dtype(s, i)].suffix, to, value);
+                    ml_dtypes[cuda_accumulator_dtype(s, i)].suffix, to, value);
 }
 
 static void print_reduce(const cuda_shape *s, int i) {
@@ -238,11 +242,12 @@ static void print_pack_body(const cuda_shape *s, int stage) {
 void cuda_print_pack_loop(const cuda_shape *s) {
     emitter *e = s->e;
     const char *type = s->column_integer;
-    ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = 0; it < %d; it++) {\n",
-                s->unroll      ? ""
-                : s->apart > 1 ? " 8"
-                               : " 4",
-                s->packs);
+    ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = %d; it < %d; it++) {\n",
+                s->unroll || s->part == CUDA_REST ? ""
+                : s->apart > 1                    ? " 8"
+                                                  : " 4",
+                s->part == CUDA_REST ? s->resident : 0,
+                s->part == CUDA_RESIDENT ? s->resident : s->packs);
     ml_text_add(&e->text, "const %s c = ((%s)%s * %d + lane) * %d;\n", type, type,
                 s->tiled ? "blockIdx.x" : "it", s->team, s->vec);
     cuda_print_unravel(s, "c", e->ir->row_loops, e->inner, type);
@@ -257,55 +262,11 @@ void cuda_print_pack_loop(const cuda_shape *s) {
 static void print_accumulator(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
-    ml_dtype dtype = accumulator_dtype(s, i);
+    ml_dtype dtype = cuda_accumulator_dtype(s, i);
     ml_text_add(&e->text, "%s a%d = ", emit_compute_type(dtype), i);
     emit_identity(&e->text, inst->op == ML_OP_ARGMAX ? ML_OP_MAX : (ml_op)inst->op, dtype);
     ml_text_add(&e->text, ";\n");
     if (inst->op == ML_OP_ARGMAX) ml_text_add(&e->text, "%s j%d = -1;\n", s->integer, i);
-}
-
-/* "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
-static const char *reduction_text(const cuda_shape *s, int i, int team) {
-    emitter *e = s->e;
-    const ml_inst *inst = &e->ir->inst[i];
-    ml_dtype dtype = accumulator_dtype(s, i);
-    const char *type = emit_compute_type(dtype);
-    const char *which = team == cuda_threads(s) ? "0" : "team";
-    const char *shared = ml_arena_format(e->arena, "(%s *)0", type), *indices = "";
-    if (team > CUDA_WARP) {
-        ml_text_add(&e->text, "__shared__ %s m%d[%d];\n", type, i,
-                    cuda_threads(s) / team * CUDA_WARP);
-        shared = ml_arena_format(e->arena, "m%d + %s * %d", i, which, CUDA_WARP);
-    }
-    if (inst->op == ML_OP_ARGMAX) {
-        if (team > CUDA_WARP)
-            ml_text_add(&e->text, "__shared__ %s n%d[%d];\n", s->integer, i,
-                        cuda_threads(s) / team * CUDA_WARP);
-        indices = team > CUDA_WARP ? ml_arena_format(e->arena, "n%d + %s * %d", i, which, CUDA_WARP)
-                                   : ml_arena_format(e->arena, "(%s *)0", s->integer);
-        return ml_arena_format(e->arena, "ml_team_argmax<%d, %d>(a%d, j%d, %s, %s, %s)", team,
-                               cuda_threads(s), i, i, shared, indices, which);
-    }
-    ml_text identity = {.arena = e->arena};
-    emit_identity(&identity, (ml_op)inst->op, dtype);
-    const char *combine = inst->op == ML_OP_SUM   ? "ml_sum"
-                          : inst->op == ML_OP_MAX ? "ml_max"
-                                                  : "ml_min";
-    if (team != cuda_threads(s) && s->apart > 1)
-        return ml_arena_format(e->arena, "ml_apart_reduce<%s, %d>(a%d)", combine, s->apart, i);
-    return ml_arena_format(e->arena, "ml_team_reduce<%s, %d, %d>(a%d, (%s)%s, %s, %s)", combine,
-                           team, cuda_threads(s), i, type, identity.text, shared, which);
-}
-
-static void print_row_results(const cuda_shape *s, int stage) {
-    emitter *e = s->e;
-    for (int i = 0; i < e->ir->inst_count; i++) {
-        const ml_inst *inst = &e->ir->inst[i];
-        if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
-        const char *result = reduction_text(s, i, s->team);
-        ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
-                    result);
-    }
 }
 
 /* Declare where a cached pack lives. */
@@ -343,10 +304,16 @@ static void print_pass(const cuda_shape *s, int stage) {
         ml_text_add(&e->text, "}\n}\n");
     }
     cuda_print_refill_start(s, stage);
-    cuda_print_pack_loop(s);
-    print_pack_body(s, stage);
-    ml_text_add(&e->text, "}\n}\n");
-    print_row_results(s, stage);
+    bool parts = cuda_holds_rest(s);
+    for (int part = parts ? CUDA_RESIDENT : CUDA_ALL; part <= (parts ? CUDA_REST : CUDA_ALL);
+         part++) {
+        cuda_shape some = *s;
+        some.part = (cuda_part)part;
+        cuda_print_pack_loop(&some);
+        print_pack_body(&some, stage);
+        ml_text_add(&e->text, "}\n}\n");
+    }
+    cuda_print_row_results(s, stage);
 }
 
 static void print_row(const cuda_shape *s) {
@@ -435,7 +402,7 @@ static void print_partials(const cuda_shape *s, bool start) {
             print_column_end(s, i);
         } else {
             ml_text_add(&e->text, "{\n");
-            const char *result = reduction_text(s, i, cuda_threads(s));
+            const char *result = cuda_reduction_text(s, i, cuda_threads(s));
             ml_text_add(&e->text,
                         "const %s all = %s;\nif (threadIdx.x == 0) o%d[chunk] = all;\n}\n",
                         emit_compute_type((ml_dtype)inst->dtype), result, inst->operand);
@@ -501,7 +468,7 @@ static void print_elements(const cuda_shape *s) {
 
 static void print_rows(const cuda_shape *s) {
     emitter *e = s->e;
-    bool several_stages = e->stages > 1;
+    bool turns = cuda_takes_turns(s);
     if (s->apart > 1)
         ml_text_add(&e->text,
                     "const int lane = threadIdx.x / %d %% %d, team = threadIdx.x / %d * %d + "
@@ -519,12 +486,15 @@ static void print_rows(const cuda_shape *s) {
     }
     print_chunk(s);
     cuda_print_start(s);
+    if (turns) ml_text_add(&e->text, "int turn = 0;\n");
     ml_text_add(&e->text, "for (%s row = low + team; row < high; row += %d) {\n", s->integer,
                 s->teams);
     cuda_print_step(s);
     print_row(s);
     cuda_print_row_end(s);
-    if (several_stages && s->team > CUDA_WARP)
+    if (turns)
+        ml_text_add(&e->text, "turn = %d - turn;\n", s->teams * CUDA_WARP);
+    else if (e->stages > 1 && s->team > CUDA_WARP)
         ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
     ml_text_add(&e->text, "}\n");
     print_partials(s, false);

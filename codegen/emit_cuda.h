@@ -14,7 +14,11 @@
 
 #include "codegen/emit.h"
 
-enum { CUDA_WARP = 32, CUDA_MAX_THREADS = 1024 };
+/* More registers of columns' sums do not leave room for a second block. */
+enum { CUDA_WARP = 32, CUDA_MAX_THREADS = 1024, CUDA_TWO_BLOCKS_SUMS = 16 };
+
+/* Of a thread's packs: all, those with room in a slot, the others. */
+typedef enum { CUDA_ALL, CUDA_RESIDENT, CUDA_REST } cuda_part;
 
 typedef struct {
     emitter *e;
@@ -43,6 +47,8 @@ typedef struct {
     int slots;        /* rows of a team in shared memory at a time */
     int64_t slot_bytes;
     int resident;     /* packs of a thread that a slot has room for; others stay in memory */
+    bool held;        /* or rather in registers, from the row before on */
+    cuda_part part;   /* that is being printed */
     int blocks;       /* that a multiprocessor is to hold at once, where that is known; or 0 */
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
 } cuda_shape;
@@ -58,6 +64,20 @@ int cuda_pack_bytes(const cuda_shape *s, int pack);
 int cuda_last_stage(const cuda_shape *s, int pack);
 bool cuda_is_of_number(const cuda_shape *s, int inst);
 
+/* Registers for one column of a row: packs in bytes / 4, column accumulators. */
+double cuda_column_registers(const cuda_shape *s, double *accumulators);
+/* Whether a team walks enough rows for it to pay that work is done ahead of them. */
+bool cuda_rows_follow(const cuda_shape *s);
+
+/* Of emit_cuda_values.c. */
+void cuda_choose_hoisted(cuda_shape *s);
+void cuda_find_needs(cuda_shape *s); /* what passes need, less what leads to hoisted values alone */
+void cuda_choose_next(cuda_shape *s);
+void cuda_choose_kept(cuda_shape *s);
+/* Of emit_cuda_team.c. "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
+const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
+bool cuda_takes_turns(const cuda_shape *s);
+void cuda_print_row_results(const cuda_shape *s, int stage);
 /* Of emit_cuda_index.c. The offset of an access over the loops inside the row; at pack level the
  * innermost index is that of the pack's first element. */
 const char *cuda_access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack);
@@ -66,10 +86,15 @@ void cuda_print_unravel(const cuda_shape *s, const char *linear, int first, int 
 void cuda_print_pointers(const cuda_shape *s);
 /* Of emit_cuda.c. */
 void cuda_print_pack_loop(const cuda_shape *s);
+ml_dtype cuda_accumulator_dtype(const cuda_shape *s, int inst); /* of a REDUCE */
 void cuda_print_invariant(const cuda_shape *s, int inst);
-bool cuda_print_simpler(const cuda_shape *s, int inst); /* emit_cuda_simpler.c; whether it did */
+/* Of emit_cuda_simpler.c. */
+void cuda_find_hits(cuda_shape *s);
+void cuda_find_largest(cuda_shape *s);
+bool cuda_print_simpler(const cuda_shape *s, int inst); /* whether it did */
 /* Of emit_cuda_ahead.c. A thread's place for a pack in a slot. */
 const char *cuda_staged_text(const cuda_shape *s, int pack, const char *slot);
+bool cuda_holds_rest(const cuda_shape *s); /* in registers */
 void cuda_print_start(const cuda_shape *s); /* before a chunk's rows */
 void cuda_print_step(const cuda_shape *s);  /* before a row: see to the next ones, await this one */
 void cuda_print_row_end(const cuda_shape *s);

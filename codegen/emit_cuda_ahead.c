@@ -28,18 +28,43 @@ static void print_if_row(const cuda_shape *s, const char *row) {
     cuda_print_pointers(s);
 }
 
+bool cuda_holds_rest(const cuda_shape *s) {
+    return s->slots == 1 && s->resident < s->packs && s->held;
+}
+
+static void declare_held(const cuda_shape *s) {
+    for (int i = 0; i < s->e->ir->inst_count && cuda_holds_rest(s); i++)
+        if (s->staged[i])
+            ml_text_add(&s->e->text, "ml_pack<%s, %d> g%d[%d];\n", memory_type(s, i), s->vec, i,
+                        s->packs - s->resident);
+}
+
+/* Load a pack that a slot has no room for. */
+static void print_held(const cuda_shape *s, int pack, const char *from) {
+    ml_text_add(&s->e->text, "g%d[it - %d] = ml_load_pack<%s, %d>(%s);\n", pack, s->resident,
+                memory_type(s, pack), s->vec, from);
+}
+
 /* Copy the staged packs of row `row`, if there is one, to a slot: one group of copies. */
 static void print_copies(const cuda_shape *s, const char *row, const char *slot) {
     emitter *e = s->e;
     print_if_row(s, row);
-    cuda_print_pack_loop(s);
-    if (s->resident < s->packs) ml_text_add(&e->text, "if (it < %d) {\n", s->resident);
+    cuda_shape some = *s;
+    some.part = CUDA_RESIDENT;
+    cuda_print_pack_loop(&some);
     for (int i = 0; i < e->ir->inst_count; i++)
         if (s->staged[i])
             ml_text_add(&e->text, "ml_stage_pack<%s, %d>(%s, %s);\n", memory_type(s, i), s->vec,
                         cuda_staged_text(s, i, slot), cuda_access_text(s, &e->ir->inst[i], true));
-    ml_text_add(&e->text, s->resident < s->packs ? "}\n}\n}\n}\n}\n" : "}\n}\n}\n}\n");
-    ml_text_add(&e->text, "%s", commit_text);
+    ml_text_add(&e->text, "}\n}\n");
+    if (cuda_holds_rest(s)) {
+        some.part = CUDA_REST;
+        cuda_print_pack_loop(&some);
+        for (int i = 0; i < e->ir->inst_count; i++)
+            if (s->staged[i]) print_held(s, i, cuda_access_text(s, &e->ir->inst[i], true));
+        ml_text_add(&e->text, "}\n}\n");
+    }
+    ml_text_add(&e->text, "}\n}\n%s", commit_text);
 }
 
 static bool loads_next(const cuda_shape *s) {
@@ -110,7 +135,13 @@ void cuda_print_refill(const cuda_shape *s, int pack, int stage) {
     const char *own = ml_arena_format(e->arena, "r%d", inst->operand);
     const char *rest = cuda_access_text(s, inst, true) + strlen(own);
     ml_text_add(&e->text, "if (f%d", pack);
-    if (s->resident < s->packs) ml_text_add(&e->text, " && it < %d", s->resident);
+    if (s->part == CUDA_REST) {
+        ml_text_add(&e->text, ") ");
+        print_held(s, pack, ml_arena_format(e->arena, "f%d%s", pack, rest));
+        return;
+    }
+    if (s->resident < s->packs && s->part == CUDA_ALL)
+        ml_text_add(&e->text, " && it < %d", s->resident);
     ml_text_add(&e->text, ") ml_stage_pack<%s, %d>(%s, f%d%s);\n", memory_type(s, pack), s->vec,
                 cuda_staged_text(s, pack, "slot"), pack, rest);
 }
@@ -118,6 +149,7 @@ void cuda_print_refill(const cuda_shape *s, int pack, int stage) {
 void cuda_print_start(const cuda_shape *s) {
     emitter *e = s->e;
     print_hoisted(s);
+    declare_held(s);
     for (int i = 0; i < e->ir->inst_count; i++)
         if (s->next[i]) ml_text_add(&e->text, "%s n%d = {};\n", memory_type(s, i), i);
     print_next(s, "low + team");
@@ -138,6 +170,7 @@ void cuda_print_step(const cuda_shape *s) {
         ml_text_add(&e->text, "const int filled = slot == 0 ? %d : slot - 1;\n", s->slots - 1);
         print_copies(s, ml_arena_format(e->arena, "row + %d", (s->slots - 1) * s->teams), "filled");
     } else if (!s->chunked) {
+        declare_held(s);
         print_copies(s, "row", "slot");
     }
     ml_text_add(&e->text, "asm volatile(\"cp.async.wait_group %d;\" ::: \"memory\");\n",

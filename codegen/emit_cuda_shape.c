@@ -19,9 +19,7 @@ enum {
     CACHED_BYTES = 64 << 10,
     LONGEST_ROW_THREADS = 1024, /* likewise, where one block has a multiprocessor alone */
     SHARED_BYTES = 110 << 10,   /* of a block, so that two fit */
-    HOISTED_REGISTERS = 32,     /* for values that all rows share and columns' sums */
-    TWO_BLOCKS_SUMS = 16, /* more registers of columns' sums do not leave room for a second block */
-    MOST_HOISTED = 16,    /* then */
+    HELD_REGISTERS = 16,        /* for the rest of rows that shared memory has no room for */
     MAX_SLOTS = 4,
     TWO_BLOCKS_THREADS = 640,
     APART = 4,           /* rows side by side */
@@ -125,7 +123,7 @@ static void choose_vec(cuda_shape *s) {
             streams[bytes]++;
             if (bytes > widest) widest = bytes;
         }
-        bool narrow = !s->elementwise && widest == 4 && streams[2] >= 3 * streams[4];
+        bool narrow = !s->elementwise && widest == 4 && streams[2] >= 2 * streams[4];
         if (count == 0 || count < most || vec * widest > (narrow ? 32 : 16)) continue;
         s->vec = vec;
         most = count;
@@ -159,7 +157,7 @@ bool cuda_stores_pack(const cuda_shape *s, int i) {
 }
 
 /* Registers for one column of a row: packs in bytes / 4, column accumulators. */
-static double column_registers(const cuda_shape *s, double *accumulators) {
+double cuda_column_registers(const cuda_shape *s, double *accumulators) {
     const ml_kernel_ir *ir = s->e->ir;
     double packs = 0;
     *accumulators = 0;
@@ -217,7 +215,7 @@ static int choose_lanes(int64_t packs, int64_t most) {
 static void choose_team(cuda_shape *s) {
     int64_t packs = (s->e->columns + s->vec - 1) / s->vec;
     int64_t rows = s->chunked ? s->e->rows / s->chunks + 1 : s->e->rows;
-    double accumulators, each = column_registers(s, &accumulators);
+    double accumulators, each = cuda_column_registers(s, &accumulators);
     double elements = each > 0 ? ROW_REGISTERS / each : MAX_ELEMENTS;
     if (elements > MAX_ELEMENTS) elements = MAX_ELEMENTS;
     if (!s->chunked && rows < FEW_ROWS) elements = s->vec; /* threads are what lacks */
@@ -284,7 +282,7 @@ int cuda_pack_bytes(const cuda_shape *s, int pack) {
 static double free_registers(const cuda_shape *s) {
     int threads = cuda_threads(s) > LEAST_THREADS ? cuda_threads(s) : LEAST_THREADS;
     double accumulators, limit = REGISTERS / threads;
-    column_registers(s, &accumulators);
+    cuda_column_registers(s, &accumulators);
     double used = s->in_registers && !s->elementwise ? accumulators * s->vec * s->packs : 0;
     for (int i = 0; i < s->e->ir->inst_count; i++)
         if (s->hoisted[i])
@@ -356,6 +354,7 @@ static bool stage_rows(cuda_shape *s, bool only_again, int64_t bytes, int least)
         s->slots = 1;
         s->resident = (int)(bytes / round);
     }
+    s->held = (s->packs - s->resident) * (round / cuda_threads(s)) / 4 <= HELD_REGISTERS;
     for (int i = 0; i < e->ir->inst_count; i++) {
         if (!s->staged[i]) continue;
         s->shared[i] = all;
@@ -369,7 +368,7 @@ static bool stage_rows(cuda_shape *s, bool only_again, int64_t bytes, int least)
 }
 
 /* Whether a team walks enough rows for it to pay that work is done ahead of them. */
-static bool rows_follow(const cuda_shape *s) {
+bool cuda_rows_follow(const cuda_shape *s) {
     return s->chunked && s->e->rows / s->chunks >= (int64_t)LEAST_ROUNDS * s->teams;
 }
 
@@ -409,99 +408,10 @@ static bool choose_walk(cuda_shape *s) {
     s->chunked = true;
     s->chunks = 2 * (s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132);
     choose_team(s);
-    if (rows_follow(s) && s->unroll && s->team >= WALK_LANES) return true;
+    if (cuda_rows_follow(s) && s->unroll && s->team >= WALK_LANES) return true;
     s->chunked = false;
     s->chunks = ir->chunks;
     return false;
-}
-
-/* Element values that depend on no row: loads, and what is computed of them and constants. */
-static bool is_invariant(const cuda_shape *s, int i) {
-    const emitter *e = s->e;
-    const ml_kernel_ir *ir = e->ir;
-    const ml_inst *inst = &ir->inst[i];
-    bool any = false;
-    if (e->place[i] != e->inner) return false;
-    if (inst->kind == ML_INST_LOAD) {
-        if (inst->guard != ML_NO_INST) return false;
-        if (inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST) return false;
-        for (int loop = 0; loop < ir->row_loops; loop++)
-            if (ir->operand[inst->operand].stride[loop] != 0) return false;
-        return true;
-    }
-    if (inst->kind != ML_INST_MAP || inst->op == ML_OP_RANDOM) return false;
-    for (int at = 0; at < ML_INST_SOURCES; at++) {
-        int source = ml_inst_source(inst, at);
-        if (source == ML_NO_INST || ir->inst[source].kind == ML_INST_CONST) continue;
-        if (!s->invariant[source]) return false;
-        any = true;
-    }
-    return any;
-}
-
-/* Whether an instruction that computes (in `stage`, or in any where it is negative) reads i. */
-static bool is_used(const cuda_shape *s, int i, int stage, bool by_invariant) {
-    const emitter *e = s->e;
-    for (int j = i + 1; j < e->ir->inst_count; j++) {
-        if (s->hoisted[j] || (s->invariant[j] && !by_invariant)) continue;
-        if (stage >= 0 && !e->need[stage][j]) continue;
-        for (int at = 0; at < ML_INST_SOURCES; at++)
-            if (ml_inst_source(&e->ir->inst[j], at) == i) return true;
-    }
-    return false;
-}
-
-/* Values that all rows share wait in registers, where a few hold them. */
-static void choose_hoisted(cuda_shape *s) {
-    const ml_kernel_ir *ir = s->e->ir;
-    double accumulators;
-    column_registers(s, &accumulators);
-    bool room = s->unroll && s->in_registers && !s->tiled && rows_follow(s);
-    int sums = (int)accumulators * s->vec * s->packs;
-    int left = !room ? 0 : sums > TWO_BLOCKS_SUMS ? MOST_HOISTED : HOISTED_REGISTERS - sums;
-    for (int i = 0; i < ir->inst_count; i++) s->invariant[i] = left > 0 && is_invariant(s, i);
-    for (int i = 0; i < ir->inst_count; i++) {
-        int cost = s->vec * s->packs * (ml_dtypes[ir->inst[i].dtype].bytes > 4 ? 2 : 1);
-        if (!s->invariant[i] || cost > left || !is_used(s, i, -1, false)) continue;
-        s->hoisted[i] = true;
-        left -= cost;
-    }
-}
-
-/* What passes need, less what leads to hoisted values alone. */
-static void find_needs(cuda_shape *s) {
-    emitter *e = s->e;
-    for (int stage = 0; stage < e->stages; stage++)
-        memset(e->need[stage], 0, (size_t)e->ir->inst_count * sizeof(bool));
-    emit_needs(e);
-    for (int stage = 0; stage < e->stages; stage++)
-        for (int i = e->ir->inst_count - 1; i >= 0; i--)
-            if (s->invariant[i]) e->need[stage][i] = is_used(s, i, stage, true);
-}
-
-/* Whether a row's value is computed of its number alone. */
-bool cuda_is_of_number(const cuda_shape *s, int i) {
-    const emitter *e = s->e;
-    const ml_inst *inst = &e->ir->inst[i];
-    if (e->place[i] >= e->ir->row_loops) return false;
-    if (inst->kind == ML_INST_CONST || inst->kind == ML_INST_INDEX) return true;
-    for (int at = 0; at < ML_INST_SOURCES; at++) {
-        int source = ml_inst_source(inst, at);
-        if (source != ML_NO_INST && !cuda_is_of_number(s, source)) return false;
-    }
-    return inst->kind == ML_INST_MAP;
-}
-
-/* What a row has one of is loaded while the row before is worked on. */
-static void choose_next(cuda_shape *s) {
-    const emitter *e = s->e;
-    for (int i = 0; i < e->ir->inst_count; i++) {
-        const ml_inst *inst = &e->ir->inst[i];
-        s->next[i] = rows_follow(s) && inst->kind == ML_INST_LOAD && e->place[i] >= 0 &&
-                     e->place[i] < e->ir->row_loops &&
-                     (inst->index == ML_NO_INST || cuda_is_of_number(s, inst->index)) &&
-                     (inst->guard == ML_NO_INST || cuda_is_of_number(s, inst->guard));
-    }
 }
 
 /* Blocks of one multiprocessor. Tiles' work on a row is short. */
@@ -511,7 +421,7 @@ static int blocks_together(const cuda_shape *s) {
 
 /* Rows of a chunk follow each other: while one is worked on the next ones are under way. */
 static void stage_ahead(cuda_shape *s) {
-    if (!rows_follow(s)) return;
+    if (!cuda_rows_follow(s)) return;
     stage_rows(s, false, most_shared(s) / blocks_together(s) - column_bytes(s), 2);
 }
 
@@ -523,7 +433,7 @@ static bool choose_shared(cuda_shape *s) {
     cuda_shape before = *s;
     double accumulators;
     int64_t packs = (e->columns + s->vec - 1) / s->vec;
-    column_registers(s, &accumulators);
+    cuda_column_registers(s, &accumulators);
     if (accumulators > 0) return false;
     s->teams = 1;
     s->unroll = false;
@@ -535,52 +445,6 @@ static bool choose_shared(cuda_shape *s) {
     }
     *s = before;
     return false;
-}
-
-static bool is_column_number(const cuda_shape *s, int i) {
-    const ml_inst *inst = &s->e->ir->inst[i];
-    if (inst->kind == ML_INST_MAP && inst->op == ML_OP_CAST &&
-        ml_dtypes[inst->dtype].kind == ML_KIND_INT)
-        return is_column_number(s, inst->src[0]);
-    return inst->kind == ML_INST_INDEX && inst->operand == s->e->inner;
-}
-
-/* Maxima of bf16 elements themselves: two are compared by one instruction. */
-static void find_largest(cuda_shape *s) {
-    const ml_kernel_ir *ir = s->e->ir;
-    for (int i = 0; i < ir->inst_count; i++) {
-        s->largest[i] = -1;
-        if (!ml_inst_reduces_row(&ir->inst[i]) || ir->inst[i].op != ML_OP_MAX || s->vec == 1 ||
-            ml_dtypes[ir->inst[i].dtype].kind != ML_KIND_FLOAT || s->e->target->arch < 80)
-            continue;
-        int from = ir->inst[i].src[0];
-        if (ir->inst[from].kind == ML_INST_MAP && ir->inst[from].op == ML_OP_CAST)
-            from = ir->inst[from].src[0];
-        if (ir->inst[from].kind == ML_INST_LOAD && s->pack[from] >= 0 &&
-            ir->operand[ir->inst[from].operand].dtype == ML_BF16)
-            s->largest[i] = s->pack[from];
-    }
-}
-
-/* Comparisons of the column's number with what a row has one of. */
-static void find_hits(cuda_shape *s) {
-    const emitter *e = s->e;
-    for (int i = 0; i < e->ir->inst_count; i++) {
-        const ml_inst *inst = &e->ir->inst[i];
-        s->hit[i] = -1;
-        if (inst->kind != ML_INST_MAP || s->vec == 1 || s->elementwise) continue;
-        for (int side = 0; side < 2 && inst->op == ML_OP_EQ; side++) {
-            int other = inst->src[1 - side];
-            if (is_column_number(s, inst->src[side]) && e->place[other] < e->ir->row_loops &&
-                ml_dtypes[e->ir->inst[other].dtype].kind == ML_KIND_INT)
-                s->hit[i] = other;
-        }
-        if (inst->op == ML_OP_WHERE && s->hit[inst->src[0]] >= 0) {
-            const ml_inst *other = &e->ir->inst[inst->src[2]];
-            s->zero[i] = other->kind == ML_INST_CONST && other->constant.integer == 0;
-        }
-        if (inst->op == ML_OP_CAST) s->zero[i] = s->zero[inst->src[0]];
-    }
 }
 
 /* Index arithmetic over loops first .. in 32 bits where every offset and count fits. */
@@ -620,13 +484,13 @@ static void move_to_shared(cuda_shape *s) {
     e->buffered = ML_NEW_ARRAY(e->arena, bool, count + 1);
     memset(s->invariant, 0, count * sizeof(bool));
     memset(s->hoisted, 0, count * sizeof(bool));
-    find_needs(s);
+    cuda_find_needs(s);
     if (choose_shared(s)) return;
     s->cached = cached;
     e->buffered = buffered;
 }
 
-/* Two packs a thread, both loaded first, so that enough bytes are under way; four where an index
+/* Two packs a thread, both loaded first, so that enough bytes are under way; more where an index
  * has to be loaded before them. */
 static void choose_elements(cuda_shape *s) {
     const ml_kernel_ir *ir = s->e->ir;
@@ -643,9 +507,9 @@ static void choose_elements(cuda_shape *s) {
 /* How many blocks registers are to leave room for, as shared memory does. */
 static void choose_blocks(cuda_shape *s) {
     double accumulators;
-    column_registers(s, &accumulators);
+    cuda_column_registers(s, &accumulators);
     if (s->slots == 0 || s->resident < s->packs || cuda_threads(s) > TWO_BLOCKS_THREADS) return;
-    if (accumulators * s->vec * s->packs <= TWO_BLOCKS_SUMS) s->blocks = blocks_together(s);
+    if (accumulators * s->vec * s->packs <= CUDA_TWO_BLOCKS_SUMS) s->blocks = blocks_together(s);
 }
 
 void cuda_choose_shape(cuda_shape *s) {
@@ -674,8 +538,8 @@ void cuda_choose_shape(cuda_shape *s) {
     s->hoisted = ML_NEW_ARRAY(e->arena, bool, count);
     s->integer = choose_integer(s, 0);
     s->column_integer = choose_integer(s, s->elementwise ? e->inner : ir->row_loops);
-    find_hits(s);
-    find_largest(s);
+    cuda_find_hits(s);
+    cuda_find_largest(s);
     emit_needs(e);
     if (s->elementwise) {
         choose_elements(s);
@@ -683,12 +547,13 @@ void cuda_choose_shape(cuda_shape *s) {
     }
     s->apart = 1;
     if (!choose_apart(s) && !choose_walk(s)) choose_team(s);
-    choose_hoisted(s);
-    find_needs(s);
+    cuda_choose_hoisted(s);
+    cuda_find_needs(s);
     if (s->unroll && s->in_registers) stage_ahead(s);
     if (s->unroll) choose_registers(s);
     if (!fits_registers(s)) move_to_shared(s);
-    find_needs(s);
-    choose_next(s);
+    cuda_find_needs(s);
+    cuda_choose_kept(s);
+    cuda_choose_next(s);
     choose_blocks(s);
 }

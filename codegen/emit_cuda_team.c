@@ -1,0 +1,97 @@
+/* Kernels for CUDA: reductions over a team, which is part of a warp, a warp or several. */
+#include "codegen/emit_cuda.h"
+
+static const char *combine_name(const ml_inst *inst) {
+    return inst->op == ML_OP_SUM ? "ml_sum" : inst->op == ML_OP_MAX ? "ml_max" : "ml_min";
+}
+
+/* "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
+const char *cuda_reduction_text(const cuda_shape *s, int i, int team) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    ml_dtype dtype = cuda_accumulator_dtype(s, i);
+    const char *type = emit_compute_type(dtype);
+    const char *which = team == cuda_threads(s) ? "0" : "team";
+    const char *shared = ml_arena_format(e->arena, "(%s *)0", type), *indices = "";
+    if (team > CUDA_WARP) {
+        ml_text_add(&e->text, "__shared__ %s m%d[%d];\n", type, i,
+                    cuda_threads(s) / team * CUDA_WARP);
+        shared = ml_arena_format(e->arena, "m%d + %s * %d", i, which, CUDA_WARP);
+    }
+    if (inst->op == ML_OP_ARGMAX) {
+        if (team > CUDA_WARP)
+            ml_text_add(&e->text, "__shared__ %s n%d[%d];\n", s->integer, i,
+                        cuda_threads(s) / team * CUDA_WARP);
+        indices = team > CUDA_WARP ? ml_arena_format(e->arena, "n%d + %s * %d", i, which, CUDA_WARP)
+                                   : ml_arena_format(e->arena, "(%s *)0", s->integer);
+        return ml_arena_format(e->arena, "ml_team_argmax<%d, %d>(a%d, j%d, %s, %s, %s)", team,
+                               cuda_threads(s), i, i, shared, indices, which);
+    }
+    ml_text identity = {.arena = e->arena};
+    emit_identity(&identity, (ml_op)inst->op, dtype);
+    const char *combine = combine_name(inst);
+    if (team != cuda_threads(s) && s->apart > 1)
+        return ml_arena_format(e->arena, "ml_apart_reduce<%s, %d>(a%d)", combine, s->apart, i);
+    return ml_arena_format(e->arena, "ml_team_reduce<%s, %d, %d>(a%d, (%s)%s, %s, %s)", combine,
+                           team, cuda_threads(s), i, type, identity.text, shared, which);
+}
+
+/* Whether values that teams of several warps share lie in two places by turns, so that threads of
+ * one row need not wait for those that still read the row before's. */
+bool cuda_takes_turns(const cuda_shape *s) {
+    const ml_kernel_ir *ir = s->e->ir;
+    for (int i = 0; i < ir->inst_count; i++)
+        if (ml_inst_reduces_row(&ir->inst[i]) && ir->inst[i].op == ML_OP_ARGMAX) return false;
+    return s->chunked && s->e->stages > 1 && s->team > CUDA_WARP;
+}
+
+/* The results of one stage of teams of several warps, which meet once for all of them. */
+static void print_team_results(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    int slots = cuda_threads(s) / s->team * CUDA_WARP;
+    for (int get = 0; get < 2; get++) {
+        for (int i = 0; i < e->ir->inst_count; i++) {
+            const ml_inst *inst = &e->ir->inst[i];
+            if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+            ml_dtype dtype = cuda_accumulator_dtype(s, i);
+            const char *type = emit_compute_type(dtype), *combine = combine_name(inst);
+            const char *at = ml_arena_format(e->arena, "m%d + %steam * %d", i,
+                                             cuda_takes_turns(s) ? "turn + " : "", CUDA_WARP);
+            if (get) {
+                ml_text_add(&e->text, "const %s v%d = ml_team_get<%s, %d>((%s)",
+                            emit_compute_type((ml_dtype)inst->dtype), i, combine, s->team, type);
+                emit_identity(&e->text, (ml_op)inst->op, dtype);
+                ml_text_add(&e->text, ", %s);\n", at);
+            } else {
+                ml_text_add(&e->text,
+                            "__shared__ %s m%d[%d];\n"
+                            "ml_team_put<%d>(ml_warp_reduce<%s, %d>(a%d), %s);\n",
+                            type, i, slots * (cuda_takes_turns(s) ? 2 : 1), s->team, combine,
+                            s->team, i, at);
+            }
+        }
+        if (!get) ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
+    }
+}
+
+void cuda_print_row_results(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    bool any = false, argmax = false;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+        any = true;
+        argmax = argmax || inst->op == ML_OP_ARGMAX;
+    }
+    if (any && !argmax && s->team > CUDA_WARP) {
+        print_team_results(s, stage);
+        return;
+    }
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+        const char *result = cuda_reduction_text(s, i, s->team);
+        ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
+                    result);
+    }
+}
