@@ -128,6 +128,34 @@ static void norm_backward(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype 
     ir_reduce(k, ML_OP_MAX, ML_SCOPE_ALL, mean2, largest);
 }
 
+/* A norm of a sum: three passes over rows of which a block walks several, for values of elements
+ * that stay in registers from pass to pass. */
+static void norm_of_sum(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 3;
+    int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, dtype, NULL, false);
+    int gain = ir_operand(k, ML_F32, (int64_t[]){0, 1}, false);
+    int out = ir_operand(k, dtype, NULL, true), total = ir_partial(k, ML_F32, false);
+    int count = ir_const(k, ML_F32, (double)columns);
+    k->level = ML_LEVEL_ELEMENT;
+    int vx = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    int sum = map2(k, ML_OP_ADD, vx, ir_cast(k, ML_F32, ir_load(k, y, dtype)));
+    int all = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, sum, 0);
+    k->phase = 1;
+    k->level = ML_LEVEL_ROW;
+    int mean = map2(k, ML_OP_DIV, all, count);
+    k->level = ML_LEVEL_ELEMENT;
+    int off = map2(k, ML_OP_SUB, sum, mean);
+    int squares = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, map2(k, ML_OP_MUL, off, off), 0);
+    k->phase = 2;
+    k->level = ML_LEVEL_ROW;
+    int scale = map1(k, ML_OP_RSQRT, map2(k, ML_OP_DIV, squares, count));
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, scale, total);
+    k->level = ML_LEVEL_ELEMENT;
+    int normal = map2(k, ML_OP_MUL, off, scale);
+    ir_store(k, out, map2(k, ML_OP_MUL, normal, ir_load(k, gain, ML_F32)));
+}
+
 /* A cross-entropy and its gradient: three passes over rows of which a block walks several, and of
  * which one element each is the label's. */
 static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
@@ -315,6 +343,7 @@ static const kernel_case cases[] = {
     {"norm backward, many rows", norm_backward, 290, 768, ML_BF16, 2e-2},
     {"norm backward, many wide rows", norm_backward, 70, 2048, ML_BF16, 2e-2},
     {"norm backward, very long rows", norm_backward, 11, 40000, ML_F32, 2e-5},
+    {"norm of a sum", norm_of_sum, 70, 2048, ML_BF16, 2e-2},
     {"loss", loss, 23, 9000, ML_F32, 2e-5},
     {"loss, long bf16 rows", loss, 13, 50304, ML_BF16, 8e-3},
     {"loss, longer rows than a block holds", loss, 5, 128256, ML_BF16, 8e-3},
