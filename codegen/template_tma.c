@@ -399,7 +399,7 @@ static __device__ __forceinline__ void ${e}_write_squares(const ${e}_arguments &
     float all = (squares[0] + squares[1]) + (squares[2] + squares[3]);
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) all += __shfl_xor_sync(~0u, all, d);
-    if (threadIdx.x % 32 == 0 && row < ${k})
+    if (threadIdx.x % 32 == 0 && row < ${k} && column < ${n})
         ((float *)a.p[5])[group * ${s_group} + row / 16 * ${s_row} + column / 256 * ${s_col}] = all;
 }
 )";

@@ -124,7 +124,8 @@ static void wide(fixture *f) {
     kernel(f, &p, ML_BF16, ML_F32, "rk", "enk", 200, 264);
     kernel(f, &p, ML_BF16, ML_F32, "brk", "brn", 136, 264);
     kernel(f, &p, ML_BF16, ML_BF16, "rk", "ekn", 40, 136);
-    kernel(f, &p, ML_F32, ML_F32, "rk", "rn", 70, 840); /* two bands of columns */
+    kernel(f, &p, ML_BF16, ML_F32, "rk", "rn", 72, 520); /* tiles odd in number both ways */
+    kernel(f, &p, ML_F32, ML_F32, "rk", "rn", 70, 840);  /* two bands of columns */
     template_spoil(0, 0, 0);
 }
 TEST(moe, wide_kernels_emulated) {
