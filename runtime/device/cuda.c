@@ -195,9 +195,6 @@ static ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory) 
         d->blocks = blocks;
         d->block_capacity = capacity;
     }
-    /* Other ranks can open whole blocks only. */
-    if (d->nccl && ml_knobs()->peer && bytes >= CUDA_WHOLE_BYTES / 32 && bytes < CUDA_WHOLE_BYTES)
-        bytes = CUDA_WHOLE_BYTES;
     CUresult result = cuda.cuMemAlloc(&address, bytes > 0 ? (size_t)bytes : 256);
     if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the program");
     *memory = (void *)(uintptr_t)address;
@@ -325,6 +322,7 @@ const ml_device_ops ml_device_cuda = {
     .unload = cuda_unload,
     .join = cuda_nccl_join,
     .collect = cuda_nccl_collect,
+    .forget = cuda_pull_forget,
     .connect = cuda_edge_connect,
     .patient = cuda_edge_patient,
     .send = cuda_edge_send,

@@ -35,7 +35,6 @@ typedef struct cuda_times cuda_times;           /* runs whose times are not yet 
 typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
 
 enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20 };
-enum { CUDA_WHOLE_BYTES = 2 << 20 }; /* blocks from here on share no memory with others */
 
 typedef struct {
     uint64_t key;
@@ -135,7 +134,7 @@ struct ml_executable {
     struct cuda_pull *pulls;    /* of its steps; NULL: none */
     void *pull_rows;            /* on the device: of those that are small */
     uint32_t *opened;           /* by rank and step: what it uses of the device's list */
-    uint32_t opened_count;
+    uint32_t opened_count, pull_generation;
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
     uint64_t runs;

@@ -71,8 +71,12 @@ static uint64_t host_hash(void) {
     return ml_hash(name, strlen(name), 0);
 }
 
-/* Blocks of whole pages of the GPU's have memory of their own: pieces of what others share cannot
- * be opened one by one. */
+static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) {
+    for (uint32_t i = 0; i < d->block_count; i++)
+        if (d->blocks[i].serial == serial) return &d->blocks[i];
+    return NULL;
+}
+
 static void offer_make(const cuda_device *d, const void *memory, pull_offer *offer) {
     CUdeviceptr base = 0, at = (CUdeviceptr)(uintptr_t)memory;
     size_t size = 0;
@@ -80,7 +84,6 @@ static void offer_make(const cuda_device *d, const void *memory, pull_offer *off
     for (uint32_t i = 0; i < d->block_count; i++) {
         const char *from = d->blocks[i].memory, *to = from + d->blocks[i].bytes;
         if ((const char *)memory < from || (const char *)memory >= to) continue;
-        if (d->blocks[i].bytes < CUDA_WHOLE_BYTES) return;
         offer->serial = d->blocks[i].serial;
         offer->able = cuda.cuMemGetAddressRange(&base, &size, at) == CUDA_SUCCESS &&
                       cuda.cuIpcGetMemHandle(&offer->handle, base) == CUDA_SUCCESS;
@@ -122,12 +125,13 @@ static uint32_t open_offer(cuda_pulls *p, int rank, const pull_offer *offer) {
         p->opened = more;
         p->opened_count++;
     }
-    p->opened[free_slot] = (cuda_opened){rank, offer->serial, base, 1};
+    p->opened[free_slot] = (cuda_opened){rank, offer->serial, base, 1, false};
     return free_slot;
 }
 
 static void close_opened(cuda_pulls *p, uint32_t at) {
-    if (--p->opened[at].users == 0) CUDA_OK(cuIpcCloseMemHandle(p->opened[at].base));
+    if (p->opened[at].users > 0 && --p->opened[at].users == 0)
+        CUDA_OK(cuIpcCloseMemHandle(p->opened[at].base));
 }
 
 /* ---- The device's part --------------------------------------------------------------------------
@@ -184,15 +188,17 @@ static ml_status connect_axis(cuda_device *d, int axis) {
     double began = seconds();
     offer_make(d, p->words, &mine);
     ML_TRY(gather(d, axis, &mine, 1, all));
-    a->able = true;
+    a->able = p->stage_bytes / PULL_HALVES / ranks >= PULL_SMALL;
     for (int i = 0; i < ranks; i++) {
         a->words[i] = (CUdeviceptr)(uintptr_t)p->words + words_of(axis);
         if (i == place_of(d, axis)) continue;
-        uint32_t at = open_offer(p, rank_at(d, axis, i), &all[i]); /* until the device is closed */
-        if (at == UINT32_MAX)
+        uint32_t at = open_offer(p, rank_at(d, axis, i), &all[i]);
+        if (at == UINT32_MAX) {
             a->able = false;
-        else
-            a->words[i] = p->opened[at].base + (CUdeviceptr)all[i].offset + words_of(axis);
+            continue;
+        }
+        p->opened[at].words = true;
+        a->words[i] = p->opened[at].base + (CUdeviceptr)all[i].offset + words_of(axis);
     }
     ML_TRY(agree(d, axis, &a->able));
     a->connected = true;
@@ -257,6 +263,29 @@ static bool open_steps(ml_executable *e, int axis, uint32_t count, const pull_of
     return true;
 }
 
+/* Each block that is opened costs time, on all other ranks: only those with most bytes are offered,
+ * of which one holds all temporaries. NCCL has what lies elsewhere. */
+static void few_blocks(const ml_executable *e, pull_offer *offers, uint32_t count) {
+    enum { BLOCKS = 4 };
+    uint64_t kept[BLOCKS] = {0};
+    for (int best = 0; best < BLOCKS; best++) {
+        int64_t most = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            const struct cuda_block *b = block_of(e->device, offers[i].serial);
+            bool known = !b;
+            for (int k = 0; k < best; k++) known = known || kept[k] == offers[i].serial;
+            if (known || b->bytes <= most) continue;
+            most = b->bytes;
+            kept[best] = offers[i].serial;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        bool found = false;
+        for (int k = 0; k < BLOCKS; k++) found = found || kept[k] == offers[i].serial;
+        if (!found) offers[i].able = 0;
+    }
+}
+
 /* What a kernel has of a small step. */
 static cuda_pull_row row_of(const cuda_step *step, int ranks, int own) {
     const ml_collective_step *c = step->step->collective;
@@ -299,6 +328,7 @@ static ml_status exchange(ml_executable *e, int axis, uint32_t count, pull_offer
     uint32_t at = 0, served = 0;
     for (uint32_t i = 0; i < e->step_count; i++)
         if (serves(&e->steps[i])) offer_make(e->device, e->steps[i].pointers[0], &mine[at++]);
+    few_blocks(e, mine, count);
     double began = seconds();
     ML_TRY(cuda_pull_load(e->device));
     double loaded = seconds();
@@ -333,6 +363,7 @@ ml_status cuda_pull_bind(ml_executable *e) {
     size_t all = (size_t)count * (size_t)ranks_of(d, axis);
     pull_offer *mine = ml_alloc(count * sizeof *mine), *others = ml_alloc(all * sizeof *others);
     e->pulls = ml_alloc(count * sizeof *e->pulls);
+    e->pull_generation = d->pulls->generation;
     e->opened = ml_alloc(all * sizeof *e->opened);
     ml_status status = mine && others && e->pulls && e->opened
                            ? exchange(e, axis, count, mine, others)
@@ -343,7 +374,9 @@ ml_status cuda_pull_bind(ml_executable *e) {
 }
 
 void cuda_pull_unbind(ml_executable *e) {
-    for (uint32_t i = 0; i < e->opened_count; i++) close_opened(e->device->pulls, e->opened[i]);
+    for (uint32_t i = 0; i < e->opened_count; i++)
+        if (e->pull_generation == e->device->pulls->generation)
+            close_opened(e->device->pulls, e->opened[i]);
     for (uint32_t i = 0; i < e->step_count; i++) e->steps[i].pull = NULL;
     if (e->pull_rows) e->device->base.ops->release(&e->device->base, e->pull_rows);
     e->pull_rows = NULL;
@@ -352,6 +385,25 @@ void cuda_pull_unbind(ml_executable *e) {
     e->opened = NULL;
     e->pulls = NULL;
     e->opened_count = 0;
+}
+
+/* A block must not be given back while others have it open. Ranks that copy from one another run
+ * the same programs, so they are here at the same time; their words stay open. */
+ml_status cuda_pull_forget(ml_device *device) {
+    cuda_device *d = (cuda_device *)device;
+    cuda_pulls *p = d->pulls;
+    bool closed = true;
+    if (!p || p->aborted) return ML_OK;
+    ML_TRY(cuda_wait_for(d, NULL));
+    p->generation++;
+    for (uint32_t i = 0; i < p->opened_count; i++) {
+        if (p->opened[i].users == 0 || p->opened[i].words) continue;
+        p->opened[i].users = 1;
+        close_opened(p, i);
+    }
+    for (int i = 0; i < ML_MAX_MESH; i++)
+        if (p->axis[i].able) ML_TRY(agree(d, i, &closed));
+    return ML_OK;
 }
 
 /* ---- The end ------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ typedef struct {
     uint64_t serial; /* of the block, in its rank */
     CUdeviceptr base;
     int64_t users; /* executables */
+    bool words;    /* of the rank: open as long as the device */
 } cuda_opened;
 
 /* A part of a collective that adds up, in the stage. */
@@ -84,6 +85,7 @@ typedef struct cuda_pulls {
     CUfunction sum[ML_DTYPE_COUNT], small;
     cuda_opened *opened;
     uint32_t opened_count;
+    uint32_t generation; /* of what executables have opened: an older one's is closed */
     uint32_t segment_count;
     cuda_segment segments[PULL_SEGMENTS];
 } cuda_pulls;
@@ -97,6 +99,8 @@ void cuda_pull_unbind(ml_executable *executable); /* closes what nobody uses any
 /* Those of `count` collectives of a group that have a `pull`. */
 ml_status cuda_pull_enqueue(ml_executable *executable, const cuda_step *steps, uint32_t count,
                             CUstream lane);
+/* Closes what executables have opened, on all ranks that copy from one another. */
+ml_status cuda_pull_forget(ml_device *device);
 /* Another rank has failed: from begin on nothing waits for others; end waits until all is over. */
 void cuda_pull_abort_begin(cuda_device *device);
 void cuda_pull_abort_end(cuda_device *device);

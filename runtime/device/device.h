@@ -38,6 +38,9 @@ typedef struct {
     ml_status (*join)(ml_device *device);
     ml_status (*collect)(ml_device *device, const ml_collective_step *step, const void *from,
                          void *to);
+    /* Before memory is given back that bound executables use: they all will be bound again before
+     * they run. All ranks that run the same programs at once. NULL where nothing is to do. */
+    ml_status (*forget)(ml_device *device);
     /* Before a bound executable runs for the first time, but one like it has run: make now what its
      * runs would make. Nothing may be under way. NULL where there is nothing to make. */
     ml_status (*ready)(ml_executable *executable);

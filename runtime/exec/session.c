@@ -367,6 +367,8 @@ ml_status session_reserve(ml_session *session, int64_t bytes) {
     ml_status status = device->ops->wait(device);
     if (status != ML_OK) return status;
     for (ml_program *p = session->programs; p != NULL; p = p->next) p->bound = false;
+    if (session->arena != NULL && device->ops->forget != NULL) status = device->ops->forget(device);
+    if (status != ML_OK) return status;
     if (session->arena != NULL) device->ops->release(device, session->arena);
     session->arena = NULL;
     session->arena_bytes = 0;

@@ -4,9 +4,9 @@
  * of its own: the kernel that computes a parameter's new value writes its cast as well. `refresh`
  * makes them from the parameters, before the first run and after anything else has set one
  * (exec/copies.c). So do programs that run several times for a step, once for each microbatch: they
- * set no parameters, and refresh once a step; what is gathered of parameters that lie in parts, and
- * lives through the backward pass, they keep gathered. So do, of such parameters, programs that
- * only use a model: they would gather them for each token. Programs that keep the same share the
+ * set no parameters, and refresh once a step; parameters that lie in parts, and are kept once they
+ * are gathered, they keep gathered, on a CPU too. So do programs that only use a model: they would
+ * gather them for each token. Programs that keep the same share the
  * state, so that memory holds one set of copies however many trainings there are of a model.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
@@ -23,9 +23,11 @@ typedef struct {
     bool often;        /* it runs several times before others set the rest */
     bool *source;      /* by node: made of f32 parameters as above, by moves alone */
     bool *cast;        /* by node: likewise, and cast to bf16 */
-    bool *operand;     /* by node: a product reads it in memory */
-    uint32_t *state;   /* by node: 1 + the state that holds it; 0: none does */
-    ml_ref *updated;   /* by node: what it is of the new values, where that is made; 0 elsewhere */
+    bool *made;      /* by node: of f32 parameters by any casts, moves and gathers that are kept */
+    bool casts;      /* keep casts too: what products of a GPU read */
+    bool *operand;   /* by node: a product reads it in memory; of what is gathered: anything */
+    uint32_t *state; /* by node: 1 + the state that holds it; 0: none does */
+    ml_ref *updated; /* by node: what it is of the new values, where that is made; 0 elsewhere */
     ml_update *copies; /* the states, and what they hold at first */
     int copy_count;
 } work;
@@ -48,12 +50,13 @@ static bool rearranges(const ml_graph *g, ml_ref n) {
     }
 }
 
-/* A cast put together from all ranks, once a step instead of for each microbatch: where its memory
- * would be there anyway. */
+/* Put together from all ranks, once a step instead of for each microbatch: where its memory would
+ * be there anyway. */
 static bool gathers(const work *w, ml_ref n) {
     const ml_node *node = ml_graph_node(w->g, n);
     return node->op == ML_OP_ALL_GATHER && w->often && w->plan->layout != NULL &&
-           w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep;
+           w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep &&
+           w->made[ml_graph_source(w->g, n, 0)];
 }
 
 /* Which nodes are parameters, and which are their casts. */
@@ -68,16 +71,18 @@ static void find_casts(work *w) {
             ml_ref value = w->new_value[state];
             w->source[n] = dtype == ML_F32 && (value != 0 ? value != n : w->often) &&
                            ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
+            w->made[n] = w->source[n];
             continue;
         }
         if (node->op == ML_OP_CAST)
             w->cast[n] = dtype == ML_BF16 && w->source[ml_graph_source(g, n, 0)];
-        if (gathers(w, n)) w->cast[n] = w->cast[ml_graph_source(g, n, 0)];
+        w->made[n] = gathers(w, n) || (node->op == ML_OP_CAST && w->made[ml_graph_source(g, n, 0)]);
         if (!rearranges(g, n)) continue;
-        w->source[n] = w->cast[n] = true;
+        w->source[n] = w->cast[n] = w->made[n] = true;
         for (int i = 0; i < node->source_count; i++) {
             w->source[n] = w->source[n] && w->source[ml_graph_source(g, n, i)];
             w->cast[n] = w->cast[n] && w->cast[ml_graph_source(g, n, i)];
+            w->made[n] = w->made[n] && w->made[ml_graph_source(g, n, i)];
         }
     }
 }
@@ -93,16 +98,18 @@ static void find_operands(work *w) {
             ml_ref source = ml_graph_source(g, n, i);
             bool joined = ml_graph_node(g, source)->op == ML_OP_CONCAT && !rearranges(g, n);
             bool reads = moves ? w->operand[n] : joined || (is_product(g, n) && i < 2);
-            if (gathers(w, n)) reads = false; /* itself is what is kept */
-            if (w->cast[source] && reads) w->operand[source] = true;
+            /* Itself is what is kept; or a part is cast ahead of each gather, for next to nothing:
+             * other GPUs read it where all temporaries lie. */
+            if (node->op == ML_OP_ALL_GATHER && w->made[source]) continue;
+            if (gathers(w, source) || (w->cast[source] && reads)) w->operand[source] = true;
         }
     }
 }
 
 static bool holds(const work *w, ml_ref n) {
     int op = ml_graph_node(w->g, n)->op;
-    bool made = op == ML_OP_CAST || op == ML_OP_CONCAT || op == ML_OP_ALL_GATHER;
-    return w->cast[n] && w->operand[n] && made;
+    if (gathers(w, n)) return w->operand[n];
+    return w->casts && w->cast[n] && w->operand[n] && (op == ML_OP_CAST || op == ML_OP_CONCAT);
 }
 
 /* Any of the states that a cast is made of. */
@@ -129,7 +136,8 @@ static uint64_t recipe_of(const work *w, ml_ref n) {
 static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
     const ml_state *of = ml_graph_state(w->g, first_state(w, n));
     ml_state state = {
-        .name = ml_arena_format(w->scratch, "%s in bf16", of->name != NULL ? of->name : "?"),
+        .name = ml_arena_format(w->scratch, gathers(w, n) ? "%s, gathered" : "%s in bf16",
+                                of->name != NULL ? of->name : "?"),
         .kind = ML_STATE_COPY,
         .type = *ml_graph_type(w->g, n),
         .origin = of->origin,
@@ -255,6 +263,8 @@ static void copies_body(void *context) {
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.made = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.casts = call->target->kind == ML_TARGET_CUDA && !call->target->no_fuse;
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
     w.state = ML_NEW_ARRAY(w.scratch, uint32_t, count);
     w.updated = ML_NEW_ARRAY(w.scratch, ml_ref, count);

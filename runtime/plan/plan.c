@@ -208,8 +208,8 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
     int wanted = ml_knobs()->overlap;
     bool overlap = wanted >= 0 ? wanted : target->kind == ML_TARGET_CUDA;
     int64_t limit = target->memory_bytes;
-    bool copies =
-        cut != NULL && target->kind == ML_TARGET_CUDA && !target->no_fuse && ml_knobs()->copies;
+    bool copies = cut != NULL && ml_knobs()->copies &&
+                  (layout != NULL || (target->kind == ML_TARGET_CUDA && !target->no_fuse));
     plan_call call = {plan,  from, roots, target, layout, cut, false, overlap && layout != NULL,
                       copies};
     plan_make(&call);
