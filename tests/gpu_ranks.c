@@ -124,6 +124,7 @@ static void gpu_ranks_pipelines(process_room *room) {
     static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble"};
     if (gpus() < 2) return;
     learned one = train(room, 1, "MLUA_VERIFY=1", "layers=8 accum=4");
+    compare_under(room, "MLUA_CHECK=cpu", &one, 2, "--mesh pp=2 layers=8 accum=4");
     for (int i = 0; i < 3; i++) {
         const char *s = schedules[i];
         const char *two =

@@ -21,10 +21,11 @@ static ml_status settled(const ml_program *program) {
     return device->ops->wait(device);
 }
 
-/* Of the steps of --profile, those that are only timed as a whole count. */
+/* Of the steps of --profile, those that are only timed as a whole count; of runs that are compared
+ * with the CPU's nothing is timed. */
 static bool counts(const ml_program *program) {
     const ml_profile *profile = program->session->device->profile;
-    if (program->plan->staged->microbatches == 1) return false;
+    if (program->plan->staged->microbatches == 1 || ml_knobs()->check != NULL) return false;
     if (profile != NULL && profile->keeps) return ml_profile_mode(profile) == ML_RUN_WHOLE;
     return ml_profile_mode(profile) == ML_RUN_PLAIN;
 }
