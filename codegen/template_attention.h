@@ -65,6 +65,7 @@ void attention_set_score_units(attention_printer *p, bool scored);
 enum { ATTENTION_VARIANTS = 3 };
 typedef struct {
     int groups, tile, stages, resident;
+    int fewer;  /* registers of a thread that copies; 0: few */
     int works;  /* forward: blocks of queries of a thread block; 0: one */
     bool turns; /* warpgroups issue their products in turns */
     bool gradient;

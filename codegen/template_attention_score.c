@@ -340,7 +340,7 @@ void attention_split_score(attention_printer *p, const ml_function *f) {
     p->open_score_is_plain =
         ml_graph_node(f->g, open)->op == ML_OP_PARAM && ml_graph_args(f->g, open)[0] == 0;
     ml_text score = empty, slope = empty;
-    shown.special = line_text;
+    if (!p->a->backward) shown.special = line_text;
     p->splitter = &s;
     ml_text_add(&score, "x = %s;", ml_emit_function(&score, &shown, open, "score_"));
     p->splitter = NULL;
@@ -348,7 +348,6 @@ void attention_split_score(attention_printer *p, const ml_function *f) {
     template_set_text(&p->text, "open_lines", s.lines_begin.text ? s.lines_begin.text : "");
     template_set_text(&p->text, "open_rows", s.lines.text ? s.lines.text : "");
     if (!p->a->args.derivative) return;
-    shown.special = NULL;
     ml_text_add(&slope, "slope = %s;",
                 ml_emit_function(&slope, &shown, p->a->args.derivative, "slope_"));
     template_set_text(&p->text, "open_derivative", slope.text);

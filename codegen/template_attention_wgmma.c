@@ -595,7 +595,7 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
     /* A block begins with as many registers a thread as fit; the copying warpgroup leaves most of
      * its own to the others. More than there are would be waited for for ever. */
     int threads = (tile->groups + 1) * 128, each = 65536 / (threads * tile->resident) / 8 * 8;
-    int fewer = tile->groups * tile->resident == 2 ? 40 : 32;
+    int fewer = tile->fewer ? tile->fewer : tile->groups * tile->resident == 2 ? 40 : 32;
     int more = (each * (tile->groups + 1) - fewer) / tile->groups / 8 * 8;
     ml_text body = {.arena = t->arena};
     const struct {
@@ -668,8 +668,7 @@ static void print_forward(attention_printer *p, int variant) {
 }
 
 void attention_wgmma_reserve(attention_printer *p, ml_schedule *s) {
-    if (p->masks > 0 && !p->a->backward && attention_wgmma_serves(p))
-        attention_reserve_states(p, s);
+    if (p->masks > 0 && attention_wgmma_serves(p)) attention_reserve_states(p, s);
 }
 
 bool attention_wgmma_serves(const attention_printer *p) {

@@ -13,6 +13,10 @@
  * queries two tiles of time later, so that next to nobody waits. The first one stores, so that
  * nobody clears sums. A kernel before gives row statistics, one behind turns sums into dq.
  *
+ * Tiles that masks of the score function hide are nobody's: those who bring skip them, by a table
+ * that the kernel before makes from the states of blocks (template_attention_score.c). It also has
+ * each tile's turn, as those who never come must not be waited for.
+ *
  * A sum's elements lie as threads hold them: [tile of 64 queries][half][4 sums of a thread][thread]
  * [4]. With heads of 64 there are registers to issue the next tile's scores before a tile's last
  * products (`early`).
@@ -50,9 +54,14 @@ static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int 
             bool hidden = MASKED && !(kv < ${kv_seq} && (${visible}));
             float x = s[i], raw = x * ${scale}, slope;
             (void)raw, (void)qi, (void)kv;
-            if (${scored}) {
+            if (${scored} || MASKED) {
                 ${clamp_query}
                 ${clamp_key}
+            }
+            if (MASKED) {
+                ${hide}
+            }
+            if (${scored}) {
                 x = raw;
                 ${score}
             }
@@ -113,8 +122,9 @@ static __device__ __forceinline__ void ${e}_tile_slopes(const ${e}_arguments &a,
     const float *rows = (const float *)(base + ${e}_rows_at) + stage * (2 * ${tile});
     int key = m.key + threadIdx.x / 128 * 64, query = m.query;
     int keys = 64, last_query = query + ${tile} - 1;
+    bool part = ${listed} && m.parts >> threadIdx.x / 128 & 1;
     (void)keys, (void)last_query;
-    if (MASKED || key + 64 > ${kv_seq} || (${crosses}))
+    if (MASKED || part || key + 64 > ${kv_seq} || (${crosses}))
         ${e}_slopes<true>(a, m.batch, m.head, query, key, rows, s, dp);
     else
         ${e}_slopes<false>(a, m.batch, m.head, query, key, rows, s, dp);
@@ -318,8 +328,37 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
         for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
         if (threadIdx.x % 16 == 0) rows[64 + r] = sum;
     }
+    ${find_entries}
 }
 )";
+/* With masks: what a block's queries are to each block of 128 keys (${e}_tiles), from the last one
+ * that they see on, by the states of blocks of 64 by 64. */
+static const char entries_text[] = R"(
+    if (threadIdx.x < 32 && (${mask_heads} > 1 || head == 0)) {
+        ${places}
+        int lane = threadIdx.x, rank = 0, latest = ${latest_block};
+        long long mask = (long long)batch * ${mask_heads} + ${mask_head};
+        const char *states = a.p[${states_at}] + (mask * ${q_parts} + query / 64) * ${k_parts};
+        int *entries = (int *)(work + ${entries_at}) + mask * (${k_blocks} * ${q_tiles});
+        for (int start = latest; start >= 0; start -= 32) {
+            int block = start - lane, parts = 0;
+            bool seen = false;
+            for (int i = 0; i < 2; i++) {
+                int k = block * 2 + i, state = block >= 0 && k < ${k_parts} ? states[k] : 0;
+                seen |= state != 0;
+                parts |= (state != ${whole_state}) << i;
+            }
+            unsigned all = __ballot_sync(~0u, seen);
+            int before = rank + __popc(all & ((1u << lane) - 1));
+            if (block >= 0)
+                entries[block * ${q_tiles} + query / 64] = seen ? before * 4 + parts : -1;
+            rank += __popc(all);
+        }
+    })";
+static const char entry_text[] =
+    "((const int *)((const float *)a.p[${delta_at}] + ${entries_at}))"
+    "[(((long long)batch * ${mask_heads} + ${mask_head}) * ${k_blocks} + key / ${rows}) * "
+    "${q_tiles} + query / ${tile}]";
 
 /* Blocks of 64 queries: what was added up, if anything was, as dq. The four threads of a row have
  * two columns each of eight: they trade, so that each writes eight of its own, 16 bytes. */
@@ -366,14 +405,16 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
 }
 )";
 
-/* How a block is cut, by head size (64, 128) and variant. */
+/* How a block is cut, by head size (64, 128) and variant. Threads that copy would need 64
+ * registers, but with heads of 128 those that compute need 232: with fewer, ptxas serializes their
+ * products. */
 typedef struct {
-    int stages, slots;
+    int stages, slots, fewer;
     bool early;
 } grad_tile;
 static const grad_tile grad_tiles[2][ATTENTION_VARIANTS] = {
-    {{4, 2, false}, {4, 2, true}, {3, 2, true}},
-    {{2, 1, false}, {2, 1, false}, {2, 1, false}},
+    {{4, 2, 56, false}, {4, 2, 56, true}, {3, 2, 56, true}},
+    {{2, 1, 40, false}, {2, 1, 40, false}, {2, 1, 40, false}},
 };
 enum { QUERIES = 64, KEYS = 128 };
 
@@ -381,17 +422,24 @@ static int64_t tiles_of_queries(const attention_printer *p) {
     return (p->a->seq + QUERIES - 1) / QUERIES;
 }
 
+static int64_t blocks_of_keys(const attention_printer *p) {
+    return (p->a->kv_seq + KEYS - 1) / KEYS;
+}
+
 /* The workspace: statistics of the rows, sums of dq, how many added to each tile of these, the
- * counter of items. In f32 elements. */
+ * counter of items; with masks what tiles are to blocks of keys. In f32 elements. */
 typedef struct {
-    int64_t sums, turns, counter, end;
+    int64_t sums, turns, counter, entries, end;
 } grad_room;
 static grad_room lay_out(const attention_printer *p) {
     int64_t tiles = p->batches * p->a->heads * tiles_of_queries(p);
     grad_room room = {.sums = tiles * 2 * QUERIES};
     room.turns = room.sums + tiles * QUERIES * p->a->head_dim;
     room.counter = room.turns + tiles;
-    room.end = room.counter + 1;
+    room.entries = room.end = room.counter + 1;
+    if (p->masks > 0)
+        room.end += p->batches * (p->masked_by_head ? p->a->heads : 1) * tiles_of_queries(p) *
+                    blocks_of_keys(p);
     return room;
 }
 
@@ -407,11 +455,32 @@ static ml_kernel *print_simple(attention_printer *p, const char *text, const cha
     return kernel;
 }
 
+/* The last keys that queries query .. query + 63 see; what masks hide, and from whom. */
+static void set_visible(attention_printer *p, const grad_room *room) {
+    ml_template *t = &p->text;
+    bool listed = p->masks > 0;
+    template_set(t, "latest_block",
+                 p->a->args.causal ? "(query + %d + ${shift} < ${kv_seq} ? (query + %d + ${shift}) "
+                                     "/ %d : ${k_blocks} - 1)"
+                                   : "(${k_blocks} - 1)",
+                 QUERIES - 1, QUERIES - 1, KEYS);
+    template_set(t, "entries_at", "%lldLL", (long long)room->entries);
+    template_set(t, "listed", "%d", listed);
+    template_set_text(t, "find_entries", listed ? entries_text : "");
+    template_set_text(t, "entry", listed ? entry_text : "(${latest_block} - key / ${rows}) * 4");
+    template_set_text(t, "hide", listed ? "${shown} hidden |= !shown;" : "");
+    if (p->a->args.score && listed) attention_open_score(p);
+}
+
 static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
     const ml_attention_step *a = p->a;
-    const attention_tile tile = {
-        .groups = 2, .tile = QUERIES, .stages = cut->stages, .resident = 1, .gradient = true};
-    int64_t items = (a->kv_seq + KEYS - 1) / KEYS * a->kv_heads * p->batches;
+    const attention_tile tile = {.groups = 2,
+                                 .tile = QUERIES,
+                                 .stages = cut->stages,
+                                 .resident = 1,
+                                 .fewer = cut->fewer,
+                                 .gradient = true};
+    int64_t items = blocks_of_keys(p) * a->kv_heads * p->batches;
     const char *const bodies[] = {attention_grad_bulk,
                                   slopes_text,
                                   attention_grad_parts,
@@ -422,13 +491,6 @@ static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
                                   kernel_text};
     template_set(&p->text, "slots", "%d", cut->slots);
     template_set(&p->text, "items", "%lld", (long long)items);
-    template_set(&p->text, "k_blocks", "%lld", (long long)(a->kv_seq + KEYS - 1) / KEYS);
-    /* The last keys that queries query .. query + 63 see. */
-    template_set_text(&p->text, "latest_block",
-                      a->args.causal ? "(query + ${tile} - 1 + ${shift} < ${kv_seq} ? "
-                                       "(query + ${tile} - 1 + ${shift}) / ${rows} : "
-                                       "${k_blocks} - 1)"
-                                     : "${k_blocks} - 1");
     ml_kernel *kernel = attention_wgmma_kernel(
         p, &tile, bodies, (int)(sizeof bodies / sizeof *bodies), "attention_grad dq dk dv");
     int64_t head = a->head_dim, several = p->schedule->target->multiprocessors;
@@ -447,7 +509,11 @@ void attention_wgmma_gradient(attention_printer *p, int variant) {
     template_set(t, "sums_at", "%lldLL", (long long)room.sums);
     template_set(t, "turns_at", "%lldLL", (long long)room.turns);
     template_set(t, "counter_at", "%lldLL", (long long)room.counter);
-    p->step->kernel = print_simple(p, prepare_text, "attention_grad");
-    p->step->kernel->next = print_items(p, &grad_tiles[p->a->head_dim == 128][variant]);
-    p->step->kernel->next->next = print_simple(p, settle_text, "attention_grad dq");
+    template_set(t, "k_blocks", "%lld", (long long)blocks_of_keys(p));
+    set_visible(p, &room);
+    ml_kernel *prepare = print_simple(p, prepare_text, "attention_grad");
+    prepare->next = print_items(p, &grad_tiles[p->a->head_dim == 128][variant]);
+    prepare->next->next = print_simple(p, settle_text, "attention_grad dq");
+    p->step->kernel = p->masks > 0 ? attention_states_kernel(p) : prepare;
+    if (p->masks > 0) p->step->kernel->next = prepare;
 }

@@ -48,7 +48,7 @@ const char attention_grad_parts[] = R"(
 struct __align__(16) ${e}_message {
     int batch, head, query, key; /* batch < 0: there is no more */
     int tile, rank;              /* of dq: which one, and how many add to it before; or none: -1 */
-    int last, unused;            /* of an item */
+    int last, parts;             /* of an item; of which masks hide something: see below */
 };
 enum {
     ${e}_stages_at = ${slots} * 2 * ${row_bytes},
@@ -97,13 +97,12 @@ static __device__ __forceinline__ void ${e}_leave(unsigned barrier) {
  * latest before a wait. */
 const char attention_grad_supply[] = R"(
 struct ${e}_supply {
-    unsigned at;
+    unsigned at, count; /* of tiles so far */
     int untold;
-    ${e}_ring ahead, behind;
     template <int LATER> __device__ __forceinline__ void tell() {
         ${e}_landed<LATER>();
-        for (; untold > LATER; untold--, behind.next())
-            ${e}_arrive(at + ${e}_full + behind.stage * 8);
+        for (; untold > LATER; untold--)
+            ${e}_arrive(at + ${e}_full + (count - untold) % ${stages} * 8);
     }
     __device__ __forceinline__ void await_free(unsigned barrier, unsigned parity) {
         /* A warp stays together: barriers behind count on it. */
@@ -113,81 +112,133 @@ struct ${e}_supply {
         __syncwarp();
     }
     __device__ __forceinline__ int free_stage() {
-        await_free(at + ${e}_empty + ahead.stage * 8, ahead.parity ^ 1);
-        return ahead.stage;
+        int stage = count % ${stages};
+        await_free(at + ${e}_empty + stage * 8, count / ${stages} % 2 ^ 1);
+        return stage;
     }
     __device__ __forceinline__ void give() {
         ${e}_commit();
-        ahead.next();
+        count++;
         if (++untold > 2) tell<2>();
     }
 };
-static __device__ __forceinline__ void ${e}_bring(unsigned tile, int rows, const ml_bf16 *from,
-                                                  long long stride, int there) {
-#pragma unroll 4
-    for (int i = threadIdx.x % 64; i < rows * (${dim} / 8); i += 64) {
-        int r = i / (${dim} / 8), piece = i % (${dim} / 8);
-        bool valid = r < there;
-        ${e}_copy(tile + ${e}_place(rows, r, piece), from + (valid ? r * stride + piece * 8 : 0),
-                  valid ? 16 : 0);
-    }
+/* This thread's number, and what depends on it, anew each time: there are no registers to keep it. */
+static __device__ __forceinline__ int ${e}_supplier() {
+    unsigned thread[1] = {threadIdx.x % 64};
+    ${e}_hold(thread);
+    return thread[0];
 }
-/* All tiles of queries that see the keys from `key` on, in the heads that share them. */
+/* A thread's pieces lie below each other, and every other one in steps of whole swizzles, so that
+ * only two places are computed: these warps are to take few of the others' instructions. */
+template <int ROWS>
+static __device__ __forceinline__ void ${e}_bring(unsigned tile, const ml_bf16 *from,
+                                                  long long stride, int there) {
+    const int pieces = ${dim} / 8, step = 64 / pieces;
+    int thread = ${e}_supplier(), row = thread / pieces, piece = thread % pieces;
+    const ml_bf16 *own = from + row * stride + piece * 8;
+    unsigned even = tile + ${e}_place(ROWS, row, piece);
+    unsigned odd = tile + ${e}_place(ROWS, row + step, piece);
+    if (there >= ROWS) {
+#pragma unroll 4
+        for (int r = 0; r < ROWS; r += 2 * step) {
+            ${e}_copy(even + r * 128, own + r * stride, 16);
+            ${e}_copy(odd + r * 128, own + (r + step) * stride, 16);
+        }
+    } else
+#pragma unroll 2
+        for (int r = 0; r < ROWS; r += 2 * step) {
+            bool valid = row + r < there, next = row + r + step < there;
+            ${e}_copy(even + r * 128, valid ? own + r * stride : from, valid ? 16 : 0);
+            ${e}_copy(odd + r * 128, next ? own + (r + step) * stride : from, next ? 16 : 0);
+        }
+}
+/* The tiles of queries that an item's keys are for, in the heads that share these. Looked up 32 at
+ * a time: each lane knows what one of them is, -1 or how many add to its dq before, and in the last
+ * bits whether masks hide a part of it from the first 64 keys, and from the others. */
+struct ${e}_tiles {
+    int batch, head, key, first, end, next, found;
+    unsigned left;
+    __device__ __forceinline__ ${e}_tiles(const ${e}_arguments &a, int batch, int kv_head, int key)
+        : batch(batch), head(kv_head * ${group}), key(key), left(0) {
+        ${places}
+        int last_key = key + ${rows} - 1 < ${kv_seq} ? key + ${rows} - 1 : ${kv_seq} - 1;
+        (void)last_key;
+        first = ${first_query}, end = ${end_query};
+        first = next = first / ${tile} * ${tile};
+    }
+    __device__ __forceinline__ bool more(const ${e}_arguments &a) {
+        while (!left) {
+            if (next >= end) {
+                if (++head % ${group} == 0) return false;
+                next = first;
+            }
+            int query = next + threadIdx.x % 32 * ${tile};
+            next += 32 * ${tile}, found = -1;
+            if (query < end) {
+                ${places}
+                found = ${entry};
+            }
+            left = __ballot_sync(~0u, found >= 0);
+        }
+        return true;
+    }
+    __device__ __forceinline__ int take(int &query) {
+        int lane = __popc(~left & (left - 1)); /* the first bit */
+        left &= left - 1;
+        query = next + (lane - 32) * ${tile};
+        return __shfl_sync(~0u, found, lane);
+    }
+};
+/* All tiles of an item; where there are none, one of zeros that hides everything. */
 static __device__ __forceinline__ void ${e}_bring_item(const ${e}_arguments &a, char *base,
-                                                       ${e}_supply &supply, int batch, int kv_head,
-                                                       int key) {
-    ${places}
-    int last_key = key + ${rows} - 1 < ${kv_seq} ? key + ${rows} - 1 : ${kv_seq} - 1;
-    int first = ${first_query}, end = ${end_query}, head = kv_head * ${group};
-    (void)last_key;
-    first = first / ${tile} * ${tile};
-    int count = end > first ? (end - first + ${tile} - 1) / ${tile} * ${group} : 0;
-    int query = first, thread = threadIdx.x % 64;
-    const float *all_rows = (const float *)a.p[${delta_at}];
-    for (int left = count ? count : 1; left > 0; left--) {
-        int stage = supply.free_stage(), queries = count ? ${seq} - query : 0;
+                                                       ${e}_supply &supply, ${e}_tiles &tiles) {
+    int batch = tiles.batch;
+    for (bool more = tiles.more(a), none = !more; more || none; none = false) {
+        int stage = supply.free_stage(), query = 0, entry = -1, there = 0;
+        int head = none ? tiles.head - 1 : tiles.head, thread = ${e}_supplier();
+        if (more) entry = tiles.take(query), there = ${seq} - query;
         int tile = (batch * ${heads} + head) * ${q_tiles} + query / ${tile};
-        unsigned to = supply.at + ${e}_stages_at + stage * (2 * ${tile_bytes});
-        ${e}_bring(to, ${tile}, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
-                   query * ${q_seq}, ${q_seq}, queries);
-        ${e}_bring(to + ${tile_bytes}, ${tile}, (const ml_bf16 *)a.p[5] + ${g_batch} +
-                   head * ${g_head} + query * ${g_seq}, ${g_seq}, queries);
+        ${e}_message *message = (${e}_message *)(base + ${e}_messages_at) + stage;
+        if (thread == 0)
+            *message = ${e}_message{batch, head, query, tiles.key, tile, entry >> 2, 1, entry & 3};
         float *rows = (float *)(base + ${e}_rows_at) + stage * (2 * ${tile});
-        if (!count)
+        if (none)
             rows[thread] = 3e38f, rows[${tile} + thread] = 0; /* probabilities 0 */
         else if (thread < 32)
-            ${e}_copy(${e}_address(rows) + thread * 16, all_rows + tile * 128LL + thread * 4, 16);
-        int latest = ${latest_block};
-        if (thread == 0)
-            ((${e}_message *)(base + ${e}_messages_at))[stage] = ${e}_message{
-                batch, head, query, key, tile, count ? latest - key / ${rows} : -1, left == 1, 0};
+            ${e}_copy(${e}_address(rows) + thread * 16,
+                      (const float *)a.p[${delta_at}] + tile * 128LL + thread * 4, 16);
+        unsigned to = supply.at + ${e}_stages_at + stage * (2 * ${tile_bytes});
+        ${e}_bring<${tile}>(to, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
+                   query * ${q_seq}, ${q_seq}, there);
+        ${e}_bring<${tile}>(to + ${tile_bytes}, (const ml_bf16 *)a.p[5] + ${g_batch} +
+                   head * ${g_head} + query * ${g_seq}, ${g_seq}, there);
+        more = more && tiles.more(a);
+        if (more && thread == 0) message->last = 0;
         supply.give();
-        query += ${tile};
-        if (query >= end) query = first, head++;
     }
 }
 static __device__ __forceinline__ void ${e}_bring_all(const ${e}_arguments &a, char *base,
                                                       unsigned at) {
     unsigned *counter = (unsigned *)((float *)a.p[${delta_at}] + ${counter_at});
-    int *tickets = (int *)(base + ${e}_tickets_at), slot = 0, thread = threadIdx.x % 64;
-    unsigned parity = 1;
+    int thread = threadIdx.x % 64;
     ${e}_supply supply = {at};
-    for (int odd = 0;; odd ^= 1) {
+    for (unsigned number = 0;; number++) {
+        int *ticket = (int *)(base + ${e}_tickets_at) + number % 2, slot = number % ${slots};
         /* No sooner than it is begun: others wait for it. */
-        if (thread == 0) tickets[odd] = (int)atomicAdd(counter, 1u);
+        if (thread == 0) *ticket = (int)atomicAdd(counter, 1u);
         ${e}_meet_suppliers();
-        int item = tickets[odd];
+        int item = *ticket;
         if (item >= ${items}) break;
         int key = (${k_blocks} - 1 - item % ${k_blocks}) * ${rows};
         int kv_head = item / ${k_blocks} % ${kv_heads}, batch = item / (${k_blocks} * ${kv_heads});
-        supply.await_free(at + ${e}_free + slot * 8, parity);
+        supply.await_free(at + ${e}_free + slot * 8, number / ${slots} % 2 ^ 1);
         unsigned to = at + slot * (2 * ${row_bytes});
-        ${e}_bring(to, ${rows}, (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head} +
+        ${e}_bring<${rows}>(to, (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head} +
                    key * ${k_seq}, ${k_seq}, ${kv_seq} - key);
-        ${e}_bring(to + ${row_bytes}, ${rows}, (const ml_bf16 *)a.p[2] + ${v_batch} +
+        ${e}_bring<${rows}>(to + ${row_bytes}, (const ml_bf16 *)a.p[2] + ${v_batch} +
                    kv_head * ${v_head} + key * ${v_seq}, ${v_seq}, ${kv_seq} - key);
-        if (++slot == ${slots}) slot = 0, parity ^= 1;
-        ${e}_bring_item(a, base, supply, batch, kv_head, key);
+        ${e}_tiles tiles(a, batch, kv_head, key);
+        ${e}_bring_item(a, base, supply, tiles);
     }
     int stage = supply.free_stage();
     if (thread == 0) ((${e}_message *)(base + ${e}_messages_at))[stage].batch = -1;

@@ -38,6 +38,8 @@ static const shape shapes[] = {
     {"score, head of 128", 1, 2, 1, 200, 200, 128, true, 0, CAPPED},
     {"documents", 2, 2, 1, 330, 330, 64, true, 0, DOCUMENTS},
     {"documents, head of 128", 1, 2, 2, 200, 450, 128, false, 0, DOCUMENTS},
+    {"documents, head of 128, causal", 1, 2, 1, 330, 330, 128, true, 0, DOCUMENTS},
+    {"part of documents", 1, 2, 1, 2200, 140, 64, true, 0, DOCUMENTS, true, 0, 2060},
     {"part", 1, 2, 1, 200, 264, 64, true, 0, PLAIN, true, 300, 200},
     {"part with a score", 1, 2, 2, 130, 130, 32, true, 150, CAPPED, true, 260, 130},
     {"hidden part", 1, 2, 2, 70, 150, 64, true, 0, PLAIN, true, 0, 70},

@@ -289,6 +289,17 @@ TEST(template, attention_hopper) {
 TEST(template, attention_hopper_masked) {
     if (!every()) check_hopper(1, 3, 8);
 }
+/* Keys that masks hide from everybody are NaN: nobody may look at their tiles. */
+TEST(template, attention_hopper_skips) {
+    static const shape striped = {1, 2, 1, 130, 384, 64, false, 0, STRIPES, false};
+    spoilt[0] = 256, spoilt[1] = 384, number = 0;
+    template_spoil_c(false);
+    template_use_emulator(true);
+    check_some(&striped, 1, ML_BF16, 64, 16, 1);
+    template_use_emulator(false);
+    template_spoil_c(true);
+    spoilt[0] = spoilt[1] = 0;
+}
 TEST(template, attention_hopper_opposite) {
     check_hopper(1, sizeof hopper / sizeof *hopper - 1, 1);
     check_hopper(0, sizeof hopper / sizeof *hopper - 1, 1); /* and on mma.sync */

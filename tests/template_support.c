@@ -7,12 +7,16 @@
 
 #include "codegen/jit.h"
 
-static bool with_gaps, without_cuda, emulating;
+static bool with_gaps, without_cuda, emulating, sound_in_c;
 static ml_axis spoilt_axis;
 static int64_t spoilt_start, spoilt_stop;
 
 void template_spoil(ml_axis axis, int64_t start, int64_t stop) {
     spoilt_axis = axis, spoilt_start = start, spoilt_stop = stop;
+}
+
+void template_spoil_c(bool spoil) {
+    sound_in_c = !spoil;
 }
 
 void template_use_emulator(bool emulated) {
@@ -195,7 +199,7 @@ static bool is_spoilt(const ml_type *t, int64_t i) {
 }
 
 /* Memory of all values: sources hold the reference's values as their dtype can, others poison. */
-static void fill(run *r, double *const *sources) {
+static void fill(run *r, double *const *sources, bool sound) {
     for (int i = 0; i < r->step->read_count + r->step->write_count; i++) {
         const ml_value *v = &r->s->values.at[r->step->values[i]];
         int64_t bytes = (r->s->storages.at[v->storage].bytes + 63) / 64 * 64;
@@ -204,7 +208,7 @@ static void fill(run *r, double *const *sources) {
         memset(r->memory[i], 0xff, (size_t)bytes);
         if (i >= r->step->read_count) continue;
         for (int64_t e = 0; e < ml_type_elements(&v->type); e++)
-            put(v, r->memory[i], e, is_spoilt(&v->type, e) ? NAN : sources[i][e]);
+            put(v, r->memory[i], e, !sound && is_spoilt(&v->type, e) ? NAN : sources[i][e]);
     }
 }
 
@@ -262,13 +266,13 @@ static void check_emulated(fixture *f, ml_ref node, double *const *values, doubl
     if (!emulating) return;
     run r = {0};
     print_step(&r, f, node, &cuda_target);
-    fill(&r, values);
+    fill(&r, values, false);
     if (r.kernels == 1 && r.kernel[0]->map_count > 0) {
         if (template_emulate_pair(r.kernel[0], r.memory))
             compare_all(&r, f, node, values, tolerance);
         release(&r);
         while (r.kernel[0]->map_count > 0) take_chain(&r, r.kernel[0]->otherwise);
-        fill(&r, values);
+        fill(&r, values, false);
     }
     if (template_emulate(r.kernel, r.kernels, r.memory))
         compare_all(&r, f, node, values, tolerance);
@@ -310,7 +314,7 @@ void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_t
         r.kernels ? ml_jit_c_load(r.kernel, r.kernels, pool, &jit, functions) : ML_OK;
     if (status != ML_OK) test_fail("%s: %s", f->label, ml_error_last()->text);
     if (status == ML_OK && r.kernels) {
-        fill(&r, values);
+        fill(&r, values, sound_in_c);
         execute(&r, functions);
         for (int i = 0; i < writes; i++) compare(&r, f, i, values[reads + i], tolerance);
         release(&r);

@@ -21,6 +21,8 @@ void template_use_gaps(bool gaps);
 /* Put NaN where kernels must not look: into the float operands with this axis, at its indices start
  * .. stop - 1. What is expected comes from the values that were there. 0: nowhere. */
 void template_spoil(ml_axis axis, int64_t start, int64_t stop);
+/* Whether the kernels for C must not look there either (as at first). */
+void template_spoil_c(bool spoil);
 
 /* Whether the CUDA kernels are compiled too (as at first). */
 void template_use_cuda(bool compiled);
