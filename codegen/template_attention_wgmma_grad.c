@@ -24,11 +24,14 @@
  * Cycles of an SM for 128 queries x 128 keys: products 2,560 with heads of 64 and 5,120 with 128;
  * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
  * Measured on an H200 (causal, TFLOP/s): heads of 64, 1,024 tokens: 270 plain (257 with `early`,
- * then 237 with a soft cap and 249 with slopes, ALiBi); heads of 128, 4,096 tokens: 430 plain. Of
- * 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8. Without waiting for
- * turns it takes as long, and without adding up dq at all 1% less: what takes time is that both
- * warpgroups are at the same point, so that products and slopes are hardly beside each other, and
- * shared memory, which operands of 64 columns keep busy as long as the products. */
+ * then 237 with a soft cap and 249 with slopes, ALiBi); heads of 128, 4,096 tokens: 430 plain.
+ * Documents of 700 tokens, with `early`, while dq was still written 4 bytes at a time (28 % of the
+ * time) and dk and dv went through shared memory (10 and 18 %): 278 and 1,030; masks take 2 %. Of
+ * 1.0 ms with heads of 64 the kernel before takes 6 % and the one
+ * behind 8. Without waiting for turns it takes as long, and without adding up dq at all 1% less:
+ * what takes time is that both warpgroups are at the same point, so that products and slopes are
+ * hardly beside each other, and shared memory, which operands of 64 columns keep busy as long as
+ * the products. */
 #include "codegen/template_attention.h"
 
 /* One tile of the scores: s to probabilities and dp to the gradients of the scaled products. Rows
@@ -76,6 +79,47 @@ static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int 
             dp[i] = slope;
         }
     }
+}
+)";
+
+/* A warp's 16 rows of an accumulator, or zeros, to memory, of which `there` exist. The four threads
+ * of a row have two columns each of eight: they trade, so that each writes eight of its own, 16
+ * bytes. */
+static const char store_text[] = R"(
+static __device__ __forceinline__ void ${e}_trade(unsigned (&x)[4]) {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & step) continue;
+            bool high = threadIdx.x & step;
+            unsigned other = __shfl_xor_sync(~0u, high ? x[i] : x[i + step], step);
+            if (high)
+                x[i] = other;
+            else
+                x[i + step] = other;
+        }
+}
+template <int N>
+static __device__ __forceinline__ void ${e}_store_rows(const float (&sum)[N], bool any,
+                                                       float factor, ml_bf16 *to,
+                                                       long long stride, int there) {
+    int lane = threadIdx.x % 32;
+    to += lane / 4 * stride + lane % 4 * 8;
+#pragma unroll
+    for (int i = 0; i < N / 4; i += 4)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            unsigned x[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float *pair = sum + (i + k) * 4 + r * 2;
+                x[k] = any ? ${e}_pack(pair[0] * factor, pair[1] * factor) : 0;
+            }
+            ${e}_trade(x);
+            if (lane / 4 + r * 8 < there)
+                *(uint4 *)(to + r * 8 * stride + i * 8) = uint4{x[0], x[1], x[2], x[3]};
+        }
 }
 )";
 
@@ -129,26 +173,18 @@ static __device__ __forceinline__ void ${e}_tile_slopes(const ${e}_arguments &a,
     else
         ${e}_slopes<false>(a, m.batch, m.head, query, key, rows, s, dp);
 }
-/* dk and dv through the slot of keys and values, which nobody reads any more, to memory. Of keys
- * that no query sees they are zeros, whatever the keys are. */
-static __device__ __forceinline__ void ${e}_finish_item(const ${e}_arguments &a, char *base,
-                                                        unsigned at, int slot, int batch,
-                                                        int kv_head, int key, bool seen,
+/* dk and dv of an item. Of keys that no query sees they are zeros, whatever the keys are. */
+static __device__ __forceinline__ void ${e}_finish_item(const ${e}_arguments &a,
+                                                        const ${e}_message &m,
                                                         float (&dk)[${dim} / 2],
                                                         float (&dv)[${dim} / 2]) {
-    int row = threadIdx.x / 32 * 16;
-    char *tile = base + slot * (2 * ${row_bytes});
-    key += row;
-    if (!seen) {
-#pragma unroll
-        for (int i = 0; i < ${dim} / 2; i++) dk[i] = dv[i] = 0;
-    }
-    ${e}_meet_all<256>();
-    ${e}_spill(tile, row, dk, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
-               kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
-    ${e}_spill(tile + ${row_bytes}, row, dv, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
-               kv_head * ${dv_head} + key * ${dv_seq}, ${dv_seq}, ${kv_seq} - key);
-    ${e}_leave(at + ${e}_free + slot * 8);
+    int batch = m.batch, kv_head = m.head / ${group}, key = m.key + threadIdx.x / 32 * 16;
+    bool seen = m.rank >= 0;
+    (void)batch;
+    ${e}_store_rows<${dim} / 2>(dk, seen, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
+                                kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
+    ${e}_store_rows<${dim} / 2>(dv, seen, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
+                                kv_head * ${dv_head} + key * ${dv_seq}, ${dv_seq}, ${kv_seq} - key);
 #pragma unroll
     for (int i = 0; i < ${dim} / 2; i++) dk[i] = dv[i] = 0;
     ${e}_hold(dk); /* before more products begin */
@@ -197,10 +233,10 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
         ${e}_leave(at + ${e}_empty + stage * 8);
         ${e}_finish<0>();
         ${e}_hold(sum);
+        if (m.last) ${e}_leave(at + ${e}_free + slot * 8);
         ${e}_give(base, at, turn, m.tile, m.rank, sum);
         if (m.last) {
-            ${e}_finish_item(a, base, at, slot, m.batch, m.head / ${group}, m.key, m.rank >= 0, dk,
-                             dv);
+            ${e}_finish_item(a, m, dk, dv);
             if (++slot == ${slots}) slot = 0;
         }
     }
@@ -263,10 +299,9 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
         ${e}_hold(dv);
         ${e}_hold(sum);
         ${e}_leave(at + ${e}_empty + before * 8);
+        if (m.last) ${e}_leave(at + ${e}_free + before_slot * 8);
         ${e}_give(base, at, turn, m.tile, m.rank, sum);
-        if (m.last)
-            ${e}_finish_item(a, base, at, before_slot, m.batch, m.head / ${group}, m.key,
-                             m.rank >= 0, dk, dv);
+        if (m.last) ${e}_finish_item(a, m, dk, dv);
         m = next;
     }
     ${e}_give_up(base, at, turn);
@@ -360,48 +395,25 @@ static const char entry_text[] =
     "[(((long long)batch * ${mask_heads} + ${mask_head}) * ${k_blocks} + key / ${rows}) * "
     "${q_tiles} + query / ${tile}]";
 
-/* Blocks of 64 queries: what was added up, if anything was, as dq. The four threads of a row have
- * two columns each of eight: they trade, so that each writes eight of its own, 16 bytes. */
+/* Blocks of 64 queries: what was added up, if anything was, as dq. */
 static const char settle_text[] = R"(
-static __device__ __forceinline__ void ${e}_trade(unsigned (&x)[4]) {
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i & step) continue;
-            bool high = threadIdx.x & step;
-            unsigned other = __shfl_xor_sync(~0u, high ? x[i] : x[i + step], step);
-            if (high)
-                x[i] = other;
-            else
-                x[i + step] = other;
-        }
-}
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     int query = blockIdx.x % ${q_tiles} * 64, head = blockIdx.x / ${q_tiles} % ${heads};
-    int batch = blockIdx.x / (${q_tiles} * ${heads}), lane = threadIdx.x % 32;
+    int batch = blockIdx.x / (${q_tiles} * ${heads});
     ml_bf16 *dq = (ml_bf16 *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head};
     const float *work = (const float *)a.p[${delta_at}];
     const float4 *sums = (const float4 *)(work + ${sums_at}) +
                          (long long)blockIdx.x * (16 * ${head_dim}) + threadIdx.x;
     bool any = ((const unsigned *)(work + ${turns_at}))[blockIdx.x] > 0;
-    query += threadIdx.x / 32 * 16 + lane / 4;
-#pragma unroll 2
-    for (int i = 0; i < ${head_dim} / 8; i += 4) {
-        unsigned upper[4], lower[4]; /* rows: 8 apart */
+    query += threadIdx.x / 32 * 16;
+    float x[${head_dim} / 2];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float4 sum = any ? sums[(i + j) * 128] : float4{0, 0, 0, 0};
-            upper[j] = ${e}_pack(sum.x * ${scale}, sum.y * ${scale});
-            lower[j] = ${e}_pack(sum.z * ${scale}, sum.w * ${scale});
-        }
-        ${e}_trade(upper);
-        ${e}_trade(lower);
-        ml_bf16 *to = dq + query * ${dq_seq} + (i + lane % 4) * 8;
-        if (query < ${seq}) *(uint4 *)to = uint4{upper[0], upper[1], upper[2], upper[3]};
-        if (query + 8 < ${seq})
-            *(uint4 *)(to + 8 * ${dq_seq}) = uint4{lower[0], lower[1], lower[2], lower[3]};
+    for (int i = 0; i < ${head_dim} / 8; i++) {
+        float4 sum = any ? sums[i * 128] : float4{0, 0, 0, 0};
+        x[4 * i] = sum.x, x[4 * i + 1] = sum.y, x[4 * i + 2] = sum.z, x[4 * i + 3] = sum.w;
     }
+    ${e}_store_rows<${head_dim} / 2>(x, true, ${scale}, dq + query * ${dq_seq}, ${dq_seq},
+                                     ${seq} - query);
 }
 )";
 
@@ -448,7 +460,7 @@ int64_t attention_wgmma_sums(const attention_printer *p) {
 }
 
 static ml_kernel *print_simple(attention_printer *p, const char *text, const char *label) {
-    const char *body = ml_arena_format(p->text.arena, "%s%s", template_mma_ptx, text);
+    const char *body = ml_arena_format(p->text.arena, "%s%s%s", template_mma_ptx, store_text, text);
     ml_kernel *kernel =
         template_kernel(&p->text, body, label, p->step->read_count + p->step->write_count);
     template_launch(kernel, tiles_of_queries(p) * p->a->heads * p->batches, 1, 1, 128, 0);
@@ -481,13 +493,10 @@ static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
                                  .fewer = cut->fewer,
                                  .gradient = true};
     int64_t items = blocks_of_keys(p) * a->kv_heads * p->batches;
-    const char *const bodies[] = {attention_grad_bulk,
-                                  slopes_text,
-                                  attention_grad_parts,
-                                  attention_grad_supply,
-                                  attention_grad_add,
-                                  products_text,
-                                  cut->early ? early_text : consume_text,
+    const char *const bodies[] = {attention_grad_bulk,  slopes_text,
+                                  attention_grad_parts, attention_grad_supply,
+                                  attention_grad_add,   store_text,
+                                  products_text,        cut->early ? early_text : consume_text,
                                   kernel_text};
     template_set(&p->text, "slots", "%d", cut->slots);
     template_set(&p->text, "items", "%lld", (long long)items);

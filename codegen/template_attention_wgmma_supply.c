@@ -122,7 +122,7 @@ struct ${e}_supply {
         if (++untold > 2) tell<2>();
     }
 };
-/* This thread's number, and what depends on it, anew each time: there are no registers to keep it. */
+/* This thread's number, and what depends on it, anew each time: no registers are left for it. */
 static __device__ __forceinline__ int ${e}_supplier() {
     unsigned thread[1] = {threadIdx.x % 64};
     ${e}_hold(thread);
