@@ -37,7 +37,7 @@ void attention_split_score(attention_printer *p, const ml_function *f);
 /* From here on `score` and `derivative` are those where masks show it. For each row of a tile, with
  * its query in qi and the first key in kv, comes `line_rows` first, which sets what `lines`
  * declares for `row` 0 and 1; `score` wants `row`, and how many keys after the first in the float
- * `step`. Call it after attention_set_units. */
+ * `step`. In gradients rows are keys and steps queries. Call it after attention_set_units. */
 void attention_open_score(attention_printer *p);
 /* States of blocks of 64 queries by 64 keys: workspace for them, at `states_at`, and the kernel
  * that writes them, a byte each; q_parts by k_parts of them a batch and, if p->masked_by_head,

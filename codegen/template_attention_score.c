@@ -9,7 +9,8 @@
  *
  * What changes along the keys by the same amount from key to key, such as slope[h] (k - q), is
  * computed for a row's first key of the tile; other keys are one multiplication and addition away.
- */
+ * In gradients rows are keys: there it is what changes by the same amount from query to query too,
+ * and is computed for a row's first query. */
 #include <math.h>
 #include <string.h>
 
@@ -200,12 +201,20 @@ static truth truth_of(splitter *s, ml_ref n) {
 
 typedef struct {
     const char *value, *slope; /* at the first key, from key to key; no value: no line */
+    const char *across;        /* from query to query; NULL: not always the same */
 } line;
 
 /* The product, or quotient, of a line and something that all keys share. */
-static line scaled_line(ml_arena *arena, line a, char operator, const char * by) {
-    return (line){ml_arena_format(arena, "(%s %c %s)", a.value, operator, by),
-                  ml_arena_format(arena, "(%s %c %s)", a.slope, operator, by)};
+static line scaled_line(ml_arena *arena, line a, char operator, const line * by) {
+    bool even = a.across && by->across && strcmp(by->across, "0") == 0;
+    return (line){ml_arena_format(arena, "(%s %c %s)", a.value, operator, by->value),
+                  ml_arena_format(arena, "(%s %c %s)", a.slope, operator, by->value),
+                  even ? ml_arena_format(arena, "(%s %c %s)", a.across, operator, by->value)
+                       : NULL};
+}
+
+static const char *as_float(ml_arena *arena, const char *value) {
+    return strcmp(value, "0") ? ml_arena_format(arena, "(float)%s", value) : "0";
 }
 
 static line line_of(splitter *s, ml_ref n);
@@ -220,12 +229,13 @@ static line line_of_two(splitter *s, ml_ref n) {
     if (op == ML_OP_ADD || op == ML_OP_SUB) {
         char sign = op == ML_OP_ADD ? '+' : '-';
         return (line){ml_arena_format(arena, "(%s %c %s)", a.value, sign, b.value),
-                      ml_arena_format(arena, "(%s %c %s)", a.slope, sign, b.slope)};
+                      ml_arena_format(arena, "(%s %c %s)", a.slope, sign, b.slope),
+                      a.across && b.across
+                          ? ml_arena_format(arena, "(%s %c %s)", a.across, sign, b.across)
+                          : NULL};
     }
-    if (strcmp(b.slope, "0") == 0)
-        return scaled_line(arena, a, op == ML_OP_MUL ? '*' : '/', b.value);
-    return op == ML_OP_MUL && strcmp(a.slope, "0") == 0 ? scaled_line(arena, b, '*', a.value)
-                                                        : none;
+    if (strcmp(b.slope, "0") == 0) return scaled_line(arena, a, op == ML_OP_MUL ? '*' : '/', &b);
+    return op == ML_OP_MUL && strcmp(a.slope, "0") == 0 ? scaled_line(arena, b, '*', &a) : none;
 }
 
 static line line_of(splitter *s, ml_ref n) {
@@ -238,22 +248,24 @@ static line line_of(splitter *s, ml_ref n) {
     if (of & BY_SCORE || (dtype != ML_I32 && dtype != ML_F32) || s->budget-- <= 0) return none;
     if (!(of & BY_KEY)) {
         const char *prefix = ml_arena_format(arena, "line%d_", s->line_count++);
-        return (line){ml_emit_function(&s->lines, s->f, n, prefix), "0"};
+        const char *across = !(of & BY_QUERY) ? "0" : op == ML_OP_IOTA ? "1" : NULL;
+        return (line){ml_emit_function(&s->lines, s->f, n, prefix), "0", across};
     }
     switch (op) {
     case ML_OP_IOTA:
-        return (line){s->f->index_of(s->f->context, (ml_axis)ml_graph_args(g, n)[0]), "1"};
+        return (line){s->f->index_of(s->f->context, (ml_axis)ml_graph_args(g, n)[0]), "1", "0"};
     case ML_OP_CAST:
         if (dtype != ML_F32) return none;
         a = line_of(s, ml_graph_source(g, n, 0));
         if (!a.value) return none;
-        return (line){ml_arena_format(arena, "(float)%s", a.value),
-                      strcmp(a.slope, "0") ? ml_arena_format(arena, "(float)%s", a.slope) : "0"};
+        return (line){ml_arena_format(arena, "(float)%s", a.value), as_float(arena, a.slope),
+                      a.across ? as_float(arena, a.across) : NULL};
     case ML_OP_NEG:
         a = line_of(s, ml_graph_source(g, n, 0));
         if (!a.value) return none;
         return (line){ml_arena_format(arena, "(-%s)", a.value),
-                      ml_arena_format(arena, "(-%s)", a.slope)};
+                      ml_arena_format(arena, "(-%s)", a.slope),
+                      a.across ? ml_arena_format(arena, "(-%s)", a.across) : NULL};
     case ML_OP_DIV:
         if (dtype != ML_F32) return none;
         return line_of_two(s, n);
@@ -264,7 +276,8 @@ static line line_of(splitter *s, ml_ref n) {
     }
 }
 
-/* The text of a value along the keys: of `row`, and `step` keys behind the first. */
+/* The text of a value along the keys: of `row`, and `step` keys behind the first. In gradients: of
+ * `row`, a key, and `step` queries behind the first. */
 static const char *line_text(void *context, ml_ref n) {
     attention_printer *p = context;
     splitter *s = p->splitter;
@@ -275,10 +288,11 @@ static const char *line_text(void *context, ml_ref n) {
         return NULL;
     s->budget = BUDGET;
     line a = line_of(s, n);
-    if (!a.value) return NULL;
+    const char *step = p->a->backward ? a.across : a.slope;
+    if (!a.value || !step) return NULL;
     int i = s->line_count++;
     ml_text_add(&s->lines_begin, "float line%d[2], slope%d[2];\n", i, i);
-    ml_text_add(&s->lines, "line%d[row] = %s;\nslope%d[row] = %s;\n", i, a.value, i, a.slope);
+    ml_text_add(&s->lines, "line%d[row] = %s;\nslope%d[row] = %s;\n", i, a.value, i, step);
     return ml_arena_format(p->text.arena, "(line%d[row] + slope%d[row] * step)", i, i);
 }
 
@@ -340,7 +354,7 @@ void attention_split_score(attention_printer *p, const ml_function *f) {
     p->open_score_is_plain =
         ml_graph_node(f->g, open)->op == ML_OP_PARAM && ml_graph_args(f->g, open)[0] == 0;
     ml_text score = empty, slope = empty;
-    if (!p->a->backward) shown.special = line_text;
+    shown.special = line_text;
     p->splitter = &s;
     ml_text_add(&score, "x = %s;", ml_emit_function(&score, &shown, open, "score_"));
     p->splitter = NULL;
@@ -348,6 +362,7 @@ void attention_split_score(attention_printer *p, const ml_function *f) {
     template_set_text(&p->text, "open_lines", s.lines_begin.text ? s.lines_begin.text : "");
     template_set_text(&p->text, "open_rows", s.lines.text ? s.lines.text : "");
     if (!p->a->args.derivative) return;
+    shown.special = NULL;
     ml_text_add(&slope, "slope = %s;",
                 ml_emit_function(&slope, &shown, p->a->args.derivative, "slope_"));
     template_set_text(&p->text, "open_derivative", slope.text);

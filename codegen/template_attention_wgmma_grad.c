@@ -35,7 +35,8 @@
 #include "codegen/template_attention.h"
 
 /* One tile of the scores: s to probabilities and dp to the gradients of the scaled products. Rows
- * are keys, columns queries, whose lse (in units of log2) and delta are in shared memory. */
+ * are keys, columns queries, whose lse (in units of log2) and delta are in shared memory. What the
+ * score function adds along both, such as slope[h] (k - q), comes from a row's first query on. */
 static const char slopes_text[] = R"(
 template <bool MASKED>
 static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int batch, int head,
@@ -46,6 +47,15 @@ static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int 
     key += threadIdx.x / 32 % 4 * 16 + lane / 4;
     ${captures}
     ${places}
+    ${lines}
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        int kv = key + row * 8, qi = query + lane % 4 * 2;
+        ${clamp_query}
+        ${clamp_key}
+        (void)kv, (void)qi;
+        ${line_rows}
+    }
 #pragma unroll
     for (int u = 0; u < ${tile} / 8; u++) {
         int column = u * 8 + lane % 4 * 2;
@@ -55,8 +65,10 @@ static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int 
         for (int j = 0; j < 4; j++) {
             int qi = query + column + j % 2, kv = key + j / 2 * 8, i = u * 4 + j;
             bool hidden = MASKED && !(kv < ${kv_seq} && (${visible}));
+            const int row = j / 2;
+            const float step = u * 8 + j % 2;
             float x = s[i], raw = x * ${scale}, slope;
-            (void)raw, (void)qi, (void)kv;
+            (void)raw, (void)qi, (void)kv, (void)row, (void)step;
             if (${scored} || MASKED) {
                 ${clamp_query}
                 ${clamp_key}
@@ -123,7 +135,16 @@ static __device__ __forceinline__ void ${e}_store_rows(const float (&sum)[N], bo
 }
 )";
 
+/* Operands are computed once and added to, and the warpgroup is one lane's, so that compilers know
+ * that it is the same for all: a third of the instructions between products. */
 static const char products_text[] = R"(
+static __device__ __forceinline__ int ${e}_group() {
+    return __shfl_sync(~0u, threadIdx.x / 128, 0);
+}
+static __device__ __forceinline__ unsigned long long ${e}_further(unsigned long long operand,
+                                                                  unsigned bytes) {
+    return operand >> 32 << 32 | ((unsigned)operand + bytes / 16);
+}
 static __device__ __forceinline__ void ${e}_show_slopes(char *tile,
                                                         const unsigned (&p)[${tile} / 4]) {
     int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
@@ -136,19 +157,27 @@ static __device__ __forceinline__ void ${e}_show_slopes(char *tile,
 static __device__ __forceinline__ void ${e}_gather_queries(float (&sum)[${dim} / 4],
                                                            unsigned slopes, unsigned keys) {
     /* 64 columns are a block, 32 are half of its lines */
-    keys += threadIdx.x / 128 * (${dim} == 128 ? ${rows} * 128 : 64);
+    keys += ${e}_group() * (${dim} == 128 ? ${rows} * 128 : 64);
+    unsigned long long l = ${e}_operand(slopes, ${rows} * 128);
+    unsigned long long r = ${e}_operand(keys, ${rows} * 128);
 #pragma unroll
     for (int k = 0; k < ${rows} / 16; k++)
-        ${e}_gather(sum, ${e}_operand(slopes + k * 2048, ${rows} * 128),
-                    ${e}_operand(keys + k * 2048, ${rows} * 128), k > 0);
+        ${e}_gather(sum, ${e}_further(l, k * 2048), ${e}_further(r, k * 2048), k > 0);
 }
 static __device__ __forceinline__ void ${e}_two_scores(float (&s)[${tile} / 2],
                                                        float (&dp)[${tile} / 2], unsigned at,
                                                        int slot, int stage) {
-    unsigned keys = at + slot * (2 * ${row_bytes}) + threadIdx.x / 128 * 8192;
-    unsigned queries = at + ${e}_stages_at + stage * (2 * ${tile_bytes});
-    ${e}_scores(s, keys, queries);
-    ${e}_scores(dp, keys + ${row_bytes}, queries + ${tile_bytes});
+    unsigned long long l = ${e}_operand(at + slot * (2 * ${row_bytes}) + ${e}_group() * 8192, 16);
+    unsigned long long r = ${e}_operand(at + ${e}_stages_at + stage * (2 * ${tile_bytes}), 16);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int k = 0; k < ${dim} / 16; k++) {
+            unsigned keys = k / 4 * ${rows} * 128 + k % 4 * 32;
+            unsigned queries = k / 4 * ${tile} * 128 + k % 4 * 32;
+            ${e}_score(i ? dp : s, ${e}_further(l, i * ${row_bytes} + keys),
+                       ${e}_further(r, i * ${tile_bytes} + queries), k > 0);
+        }
 }
 static __device__ __forceinline__ void ${e}_two_chains(
     float (&dk)[${dim} / 2], float (&dv)[${dim} / 2], const unsigned (&slopes)[${tile} / 4],
@@ -481,7 +510,9 @@ static void set_visible(attention_printer *p, const grad_room *room) {
     template_set_text(t, "find_entries", listed ? entries_text : "");
     template_set_text(t, "entry", listed ? entry_text : "(${latest_block} - key / ${rows}) * 4");
     template_set_text(t, "hide", listed ? "${shown} hidden |= !shown;" : "");
-    if (p->a->args.score && listed) attention_open_score(p);
+    template_set_text(t, "lines", "");
+    template_set_text(t, "line_rows", "");
+    if (p->a->args.score) attention_open_score(p);
 }
 
 static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
