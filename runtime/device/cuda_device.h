@@ -132,7 +132,6 @@ struct ml_executable {
     uint32_t ticket_count;
     bool collects[ML_MAX_MESH]; /* has collectives along the mesh axis */
     struct cuda_pull *pulls;    /* of its steps; NULL: none */
-    void *pull_rows;            /* on the device: of those that are small */
     uint32_t *opened;           /* by rank and step: what it uses of the device's list */
     uint32_t opened_count, pull_generation;
     CUgraphExec graph; /* of the whole step; NULL until captured */

@@ -11,7 +11,7 @@
 
 #include "runtime/base/knobs.h"
 
-enum { KINDS = 2, WORD_BYTES = 32, WORDS_BYTES = 2 << 20 };
+enum { KINDS = 2, WORD_BYTES = 32, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
 
 /* What a rank tells the others of an operand, or of its words: of a block that they can open. */
 typedef struct {
@@ -188,7 +188,7 @@ static ml_status connect_axis(cuda_device *d, int axis) {
     double began = seconds();
     offer_make(d, p->words, &mine);
     ML_TRY(gather(d, axis, &mine, 1, all));
-    a->able = p->stage_bytes / PULL_HALVES / ranks >= PULL_SMALL;
+    a->able = p->stage_bytes / PULL_HALVES / ranks >= LEAST_ROOM;
     for (int i = 0; i < ranks; i++) {
         a->words[i] = (CUdeviceptr)(uintptr_t)p->words + words_of(axis);
         if (i == place_of(d, axis)) continue;
@@ -286,43 +286,6 @@ static void few_blocks(const ml_executable *e, pull_offer *offers, uint32_t coun
     }
 }
 
-/* What a kernel has of a small step. */
-static cuda_pull_row row_of(const cuda_step *step, int ranks, int own) {
-    const ml_collective_step *c = step->step->collective;
-    int64_t bytes = c->count * ml_dtypes[c->dtype].bytes;
-    bool adds = c->op == ML_OP_REDUCE_SCATTER;
-    cuda_pull_row row = {.to = (CUdeviceptr)(uintptr_t)step->pointers[1],
-                         .count = adds ? c->count : bytes,
-                         .kind = adds ? 1 + (int64_t)c->dtype : 0};
-    for (int r = 0; r < ranks; r++)
-        row.from[r] = step->pull->from[r] + (CUdeviceptr)(adds ? own * bytes : 0);
-    return row;
-}
-
-/* The table of small steps, on the device. */
-static ml_status rows_make(ml_executable *e, int axis, uint32_t count) {
-    ml_device *device = &e->device->base;
-    int ranks = (int)ranks_of(e->device, axis), own = place_of(e->device, axis);
-    cuda_pull_row *rows = ml_alloc(count * sizeof *rows);
-    uint32_t made = 0;
-    if (!rows) return ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
-    for (uint32_t i = 0; i < e->step_count; i++) {
-        struct cuda_pull *pull = e->steps[i].pull;
-        if (!pull) continue;
-        const ml_collective_step *c = e->steps[i].step->collective;
-        pull->small = c->count * ml_dtypes[c->dtype].bytes <= PULL_SMALL;
-        pull->row = made;
-        if (pull->small) rows[made++] = row_of(&e->steps[i], ranks, own);
-    }
-    int64_t bytes = made * (int64_t)sizeof *rows;
-    ml_status status = ML_OK;
-    if (made > 0) status = device->ops->allocate(device, bytes, &e->pull_rows);
-    if (made > 0 && status == ML_OK)
-        status = device->ops->upload(device, e->pull_rows, rows, bytes);
-    ml_free(rows);
-    return status;
-}
-
 static ml_status exchange(ml_executable *e, int axis, uint32_t count, pull_offer *mine,
                           pull_offer *all) {
     uint32_t at = 0, served = 0;
@@ -341,7 +304,6 @@ static ml_status exchange(ml_executable *e, int axis, uint32_t count, pull_offer
         if (!able) e->steps[i].pull = NULL;
         served += e->steps[i].pull != NULL;
     }
-    if (served > 0) ML_TRY(rows_make(e, axis, served));
     ml_debug(1,
              "peer: %u of %u collectives beside other work of %s go by copies; kernels %.2f s, "
              "addresses %.2f s, %u allocations of others open after %.2f s\n",
@@ -378,8 +340,6 @@ void cuda_pull_unbind(ml_executable *e) {
         if (e->pull_generation == e->device->pulls->generation)
             close_opened(e->device->pulls, e->opened[i]);
     for (uint32_t i = 0; i < e->step_count; i++) e->steps[i].pull = NULL;
-    if (e->pull_rows) e->device->base.ops->release(&e->device->base, e->pull_rows);
-    e->pull_rows = NULL;
     ml_free(e->opened);
     ml_free(e->pulls);
     e->opened = NULL;

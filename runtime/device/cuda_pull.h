@@ -7,9 +7,8 @@
  * to a stage, where a kernel adds them up in the order of ranks. For a group of collectives, on its
  * axis' lane:
  *   1. tell all others: what they will read is ready (a word in their memory becomes 1);
- *   2. from each other one, once it has told so too: copy; what is small a kernel copies or adds,
- *      one for the group, as each copy takes the host and an engine some microseconds;
- *   3. tell all others that it was read, and wait until they have read.
+ *   2. from each other one, once it has told so too: copy; then tell it that it was read;
+ *   3. wait until all others have read.
  * A word goes back to 0 when it was waited for, before its writer is told anything more, so that a
  * CUDA graph of all this can be run again.
  *
@@ -31,24 +30,13 @@ enum {
     PULL_RANKS = 16,  /* along an axis, at most */
     PULL_STREAMS = 8, /* that copy at the same time, at most */
     PULL_HALVES = 2,  /* of the stage: one is filled while the other is added up */
-    PULL_SEGMENTS = 512,
-    PULL_SMALL = 64 << 10 /* bytes of a rank's piece: what is larger an engine copies */
+    PULL_SEGMENTS = 512
 };
 
 /* Where the others' operand of a collective lies, by rank along the axis. */
 struct cuda_pull {
     CUdeviceptr from[PULL_RANKS];
-    bool small;
-    uint32_t row; /* of what is small: in the executable's table */
 };
-
-/* What the kernel for small pieces reads of a step. */
-typedef struct {
-    CUdeviceptr from[PULL_RANKS]; /* what it takes of each rank */
-    CUdeviceptr to;
-    int64_t count; /* bytes of a piece that is gathered; elements of a sum */
-    int64_t kind;  /* 0: gathered; else 1 + dtype of the sum */
-} cuda_pull_row;
 
 /* Memory of another rank. */
 typedef struct {
@@ -82,7 +70,7 @@ typedef struct cuda_pulls {
     CUstream streams[PULL_STREAMS], escape;
     CUevent begun, copied[PULL_STREAMS], added[PULL_HALVES];
     CUmodule module;
-    CUfunction sum[ML_DTYPE_COUNT], small;
+    CUfunction sum[ML_DTYPE_COUNT];
     cuda_opened *opened;
     uint32_t opened_count;
     uint32_t generation; /* of what executables have opened: an older one's is closed */

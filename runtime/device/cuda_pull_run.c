@@ -8,11 +8,11 @@
 #include "runtime/device/cuda_pull.h"
 
 enum { READY, READ }; /* kinds of words: the operands are there; they were read */
-enum { THREADS = 256, SHARES = 4, MOST_BLOCKS = 264, ALIGNMENT = 256 };
+enum { THREADS = 256, MOST_BLOCKS = 264, ALIGNMENT = 256 };
 
 /* ---- The kernel ---------------------------------------------------------------------------------
  */
-/* A format. One for each type. p: this rank's operand, the others' in the stage, the result. s:
+/* One for each type. p: this rank's operand, the others' in the stage, the result. s:
  * elements, bytes between two ranks' parts of the stage, this rank's place, ranks. */
 static const char kernel_text[] = R"(
 struct ml_arguments { char *p[3]; long long s[4]; };
@@ -55,41 +55,6 @@ template <typename T, typename C> static __device__ void ml_add_up(const ml_argu
         ml_narrow(sum, to + i);
     }
 }
-
-/* A table of small pieces, a row for each block along x; those along y share its work. */
-struct ml_row { char *from[16], *to; long long count, kind; };
-template <typename T> static __device__ void ml_copy(const ml_row &row, int ranks) {
-    const long long count = row.count / (long long)sizeof(T), step = gridDim.y * blockDim.x;
-    for (int r = 0; r < ranks; r++) {
-        const T *from = (const T *)row.from[r];
-        T *to = (T *)(row.to + r * row.count);
-        if (from == to) continue;
-        for (long long i = blockIdx.y * blockDim.x + threadIdx.x; i < count; i += step)
-            to[i] = from[i];
-    }
-}
-template <typename T, typename C> static __device__ void ml_add(const ml_row &row, int ranks) {
-    const long long step = gridDim.y * blockDim.x;
-    for (long long i = blockIdx.y * blockDim.x + threadIdx.x; i < row.count; i += step) {
-        C sum = ml_wide(((const T *)row.from[0])[i]);
-        for (int r = 1; r < ranks; r++) sum += ml_wide(((const T *)row.from[r])[i]);
-        ml_narrow(sum, (T *)row.to + i);
-    }
-}
-struct ml_small_arguments { const ml_row *rows; long long ranks; };
-extern "C" __global__ void __launch_bounds__(256) ml_take_small(const ml_small_arguments a)
-{
-    const ml_row &row = a.rows[blockIdx.x];
-    const int ranks = (int)a.ranks;
-    ml_u64 bits = (ml_u64)row.to | (ml_u64)row.count;
-    for (int r = 0; r < ranks; r++) bits |= (ml_u64)row.from[r];
-    if (row.kind == 0 && (bits & 15) == 0) ml_copy<ml_quad>(row, ranks);
-    else if (row.kind == 0 && (bits & 3) == 0) ml_copy<unsigned>(row, ranks);
-    else if (row.kind == 0) ml_copy<unsigned char>(row, ranks);
-    else if (row.kind == %d) ml_add<float, float>(row, ranks);
-    else if (row.kind == %d) ml_add<double, double>(row, ranks);
-    else ml_add<ml_bf16, float>(row, ranks);
-}
 )";
 static const char entry_text[] =
     "extern \"C\" __global__ void __launch_bounds__(%d) ml_add_%s(const ml_arguments a)\n"
@@ -109,7 +74,7 @@ bool cuda_pull_adds(ml_dtype dtype) {
 }
 
 static void make_text(char *text, size_t size) {
-    int used = snprintf(text, size, kernel_text, 1 + ML_F32, 1 + ML_F64);
+    int used = snprintf(text, size, "%s", kernel_text);
     for (int i = 0; i < TYPES; i++)
         used += snprintf(text + used, size - (size_t)used, entry_text, THREADS, types[i].name,
                          types[i].memory, types[i].compute);
@@ -123,20 +88,6 @@ static ml_status load_image(cuda_device *d, const void *image) {
         snprintf(name, sizeof name, "ml_add_%s", types[i].name);
         CUDA_TRY(cuModuleGetFunction(&p->sum[types[i].dtype], p->module, name));
     }
-    CUDA_TRY(cuModuleGetFunction(&p->small, p->module, "ml_take_small"));
-    return ML_OK;
-}
-
-/* Rows of the executable's table; none, a launch to no effect. */
-static ml_status take_small(cuda_device *d, const cuda_pull_row *rows, uint32_t count, int ranks,
-                            CUstream stream) {
-    struct {
-        const cuda_pull_row *rows;
-        int64_t ranks;
-    } arguments = {rows, ranks};
-    void *parameters[] = {&arguments};
-    CUDA_TRY(cuLaunchKernel(d->pulls->small, count, SHARES, 1, THREADS, 1, 1, 0, stream, parameters,
-                            NULL));
     return ML_OK;
 }
 
@@ -161,8 +112,6 @@ static ml_status launch_first(cuda_device *d) {
     void *nowhere[3] = {d->pulls->stage, d->pulls->stage, d->pulls->stage};
     const int64_t nothing[4] = {0, 0, 0, 1};
     for (int i = 0; i < TYPES; i++) ML_TRY(add(d, types[i].dtype, nowhere, nothing, d->stream));
-    ML_TRY(d->base.ops->zero(&d->base, d->pulls->stage, sizeof(cuda_pull_row)));
-    ML_TRY(take_small(d, d->pulls->stage, 1, 1, d->stream)); /* copies nothing */
     return cuda_wait_for(d, NULL);
 }
 
@@ -237,27 +186,38 @@ static void word_await(CUstreamBatchMemOpParams op[2], CUdeviceptr word) {
     word_write(&op[1], word, 0);
 }
 
-/* All others may read what this rank has; or have been read. */
-static unsigned words_tell(const group *g, int kind, CUstreamBatchMemOpParams *ops) {
+static ml_status tell_ready(const group *g) {
+    CUstreamBatchMemOpParams ops[PULL_RANKS];
     for (int i = 1; i < g->ranks; i++)
-        word_write(&ops[i - 1], cuda_pull_word(g->axis, other(g, i), kind, g->at), 1);
-    return (unsigned)(g->ranks - 1);
+        word_write(&ops[i - 1], cuda_pull_word(g->axis, other(g, i), READY, g->at), 1);
+    CUDA_TRY(cuStreamBatchMemOp(g->lane, (unsigned)(g->ranks - 1), ops, 0));
+    return ML_OK;
 }
 
-/* The same told by those others that this stream copies from; NULL: by all. */
-static unsigned words_await(const group *g, int kind, CUstream stream,
-                            CUstreamBatchMemOpParams *ops) {
-    unsigned count = 0;
-    for (int i = 1; i < g->ranks; i++) {
-        if (stream && stream_of(g, i) != stream) continue;
-        word_await(&ops[count], cuda_pull_word(g->axis, g->at, kind, other(g, i)));
-        count += 2;
-    }
-    return count;
+static ml_status await_ready(const group *g, int i) {
+    CUstreamBatchMemOpParams ops[2];
+    word_await(ops, cuda_pull_word(g->axis, g->at, READY, other(g, i)));
+    CUDA_TRY(cuStreamBatchMemOp(stream_of(g, i), 2, ops, 0));
+    return ML_OK;
+}
+
+static ml_status tell_read(const group *g, int i) {
+    CUstreamBatchMemOpParams op;
+    word_write(&op, cuda_pull_word(g->axis, other(g, i), READ, g->at), 1);
+    CUDA_TRY(cuStreamBatchMemOp(stream_of(g, i), 1, &op, 0));
+    return ML_OK;
+}
+
+static ml_status await_read(const group *g) {
+    CUstreamBatchMemOpParams ops[2 * PULL_RANKS];
+    for (int i = 1; i < g->ranks; i++)
+        word_await(&ops[2 * (i - 1)], cuda_pull_word(g->axis, g->at, READ, other(g, i)));
+    CUDA_TRY(cuStreamBatchMemOp(g->lane, (unsigned)(2 * (g->ranks - 1)), ops, 0));
+    return ML_OK;
 }
 
 static bool has(const cuda_step *step, ml_op op) {
-    return step->pull && !step->pull->small && step->step->collective->op == op;
+    return step->pull && step->step->collective->op == op;
 }
 
 static int64_t step_bytes(const cuda_step *step) {
@@ -373,47 +333,31 @@ static ml_status sum_all(const group *g) {
     }
 }
 
-/* What engines copy, from all others on several streams. */
-static ml_status copy_large(const group *g) {
-    CUstreamBatchMemOpParams ops[2 * PULL_RANKS];
+/* Others hear that they were read as soon as they are: not once a kernel has found a multiprocessor
+ * to add up. */
+static ml_status run_group(const group *g) {
+    ML_TRY(tell_ready(g));
     CUDA_TRY(cuEventRecord(g->p->begun, g->lane));
-    for (int i = 0; i < streams_used(g); i++) {
+    for (int i = 0; i < streams_used(g); i++)
         CUDA_TRY(cuStreamWaitEvent(g->p->streams[i], g->p->begun, 0));
-        unsigned count = words_await(g, READY, g->p->streams[i], ops);
-        CUDA_TRY(cuStreamBatchMemOp(g->p->streams[i], count, ops, 0));
+    ML_TRY(copy_gathered(g, 0));
+    for (int i = 1; i < g->ranks; i++) {
+        ML_TRY(await_ready(g, i));
+        ML_TRY(copy_gathered(g, i));
     }
-    for (int i = 0; i < g->ranks; i++) ML_TRY(copy_gathered(g, i));
     ML_TRY(sum_all(g));
-    return lane_follows(g);
-}
-
-static ml_status run_group(const group *g, bool large, const cuda_pull_row *rows, uint32_t count) {
-    CUstreamBatchMemOpParams ops[3 * PULL_RANKS];
-    unsigned told = words_tell(g, READY, ops);
-    if (!large) told += words_await(g, READY, NULL, ops + told);
-    CUDA_TRY(cuStreamBatchMemOp(g->lane, told, ops, 0));
-    if (large) ML_TRY(copy_large(g));
-    if (count > 0) ML_TRY(take_small(g->e->device, rows, count, g->ranks, g->lane));
-    told = words_tell(g, READ, ops);
-    told += words_await(g, READ, NULL, ops + told);
-    CUDA_TRY(cuStreamBatchMemOp(g->lane, told, ops, 0));
-    return ML_OK;
+    for (int i = 1; i < g->ranks; i++) ML_TRY(tell_read(g, i));
+    ML_TRY(lane_follows(g));
+    return await_read(g);
 }
 
 ml_status cuda_pull_enqueue(ml_executable *e, const cuda_step *steps, uint32_t count,
                             CUstream lane) {
     const ml_ranks *ranks = e->device->base.ranks;
     int axis = steps->step->collective->mesh_axis;
-    const cuda_pull_row *rows = NULL; /* the group's follow one another */
-    uint32_t small = 0;
-    bool large = false;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct cuda_pull *pull = steps[i].pull;
-        large |= pull && !pull->small;
-        if (!pull || !pull->small) continue;
-        if (small++ == 0) rows = (const cuda_pull_row *)e->pull_rows + pull->row;
-    }
-    if (!large && small == 0) return ML_OK;
+    bool any = false;
+    for (uint32_t i = 0; i < count; i++) any |= steps[i].pull != NULL;
+    if (!any) return ML_OK;
     if (e->device->pulls->aborted)
         return ml_fail(ML_DEVICE, "copies between the GPUs were given up after a failure");
     group g = {e,
@@ -424,7 +368,6 @@ ml_status cuda_pull_enqueue(ml_executable *e, const cuda_step *steps, uint32_t c
                lane,
                steps,
                count};
-    cuda_doing(steps->what);
-    return run_group(&g, large, rows, small);
+    return run_group(&g);
 }
 #endif

@@ -5,9 +5,8 @@
  * makes them from the parameters, before the first run and after anything else has set one
  * (exec/copies.c). So do programs that run several times for a step, once for each microbatch: they
  * set no parameters, and refresh once a step; parameters that lie in parts, and are kept once they
- * are gathered, they keep gathered, on a CPU too. So do programs that only use a model: they would
- * gather them for each token. Programs that keep the same share the
- * state, so that memory holds one set of copies however many trainings there are of a model.
+ * are gathered, they keep gathered, on a CPU too. Programs that keep the same share the state, so
+ * that memory holds one set of copies however many trainings there are of a model.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -234,19 +233,6 @@ static ml_ref read_copy(rewrite *r, ml_ref n, const ml_ref *sources) {
     return ml_graph_add(r->to, ML_OP_STATE, NULL, 0, &id, 1, ml_graph_type(r->from, n));
 }
 
-/* A program that sets no parameters, which lie in parts and are kept once they are gathered. */
-static bool only_uses(const ml_plan *plan) {
-    bool parts = false;
-    for (int i = 0; i < plan->roots.update_count; i++)
-        if (ml_graph_state(plan->graph, plan->roots.updates[i].state)->kind == ML_STATE_PARAMETER)
-            return false;
-    for (int i = 0; plan->layout != NULL && i < plan->layout->count; i++) {
-        const ml_mesh_axis *axis = &plan->layout->axis[i];
-        parts = parts || (axis->size > 1 && axis->keep && axis->flat);
-    }
-    return parts;
-}
-
 typedef struct {
     ml_plan *plan;
     const ml_target *target;
@@ -259,7 +245,7 @@ static void copies_body(void *context) {
     ml_graph *g = plan->graph;
     size_t count = ml_graph_count(g), states = ml_graph_state_count(g);
     work w = {.plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count};
-    w.often = plan->roots.microbatches > 1 || only_uses(plan);
+    w.often = plan->roots.microbatches > 1;
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
