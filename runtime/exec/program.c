@@ -183,8 +183,10 @@ static ml_status executables_load(ml_program *program) {
 ml_status program_compile(ml_program *program) {
     ml_session *session = program->session;
     ml_status status = ML_OK;
-    /* One rank compiles; the others find its kernels in the cache. */
-    bool together = ranks_together(program), first = rank_leads(session);
+    /* On a CPU one rank compiles, and the others find its kernels in the cache. On GPUs all do:
+     * they deal the kernels (ml_jit_cuda_share). */
+    bool deal = session->device->target.kind == ML_TARGET_CUDA;
+    bool together = ranks_together(program) && !deal, first = rank_leads(session);
     if (!first && together) status = ml_comm_barrier(session->comm);
     if (status != ML_OK) return status;
     if (session->world != NULL) ml_comm_busy(session->comm, "compiling kernels");
