@@ -71,6 +71,12 @@ static uint64_t host_hash(void) {
     return ml_hash(name, strlen(name), 0);
 }
 
+/* Ranks may have different drivers: all of them exchange offers all the same. */
+static bool driver_able(void) {
+    return cuda.cuIpcGetMemHandle && cuda.cuIpcOpenMemHandle && cuda.cuIpcCloseMemHandle &&
+           cuda.cuMemGetAddressRange && cuda.cuStreamBatchMemOp;
+}
+
 static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) {
     for (uint32_t i = 0; i < d->block_count; i++)
         if (d->blocks[i].serial == serial) return &d->blocks[i];
@@ -85,7 +91,8 @@ static void offer_make(const cuda_device *d, const void *memory, pull_offer *off
         const char *from = d->blocks[i].memory, *to = from + d->blocks[i].bytes;
         if ((const char *)memory < from || (const char *)memory >= to) continue;
         offer->serial = d->blocks[i].serial;
-        offer->able = cuda.cuMemGetAddressRange(&base, &size, at) == CUDA_SUCCESS &&
+        offer->able = driver_able() &&
+                      cuda.cuMemGetAddressRange(&base, &size, at) == CUDA_SUCCESS &&
                       cuda.cuIpcGetMemHandle(&offer->handle, base) == CUDA_SUCCESS;
         offer->offset = (int64_t)(at - base);
         return;
@@ -111,7 +118,7 @@ static uint32_t open_offer(cuda_pulls *p, int rank, const pull_offer *offer) {
         return i;
     }
     CUdeviceptr base = 0;
-    if (!offer->able || offer->host != host_hash() ||
+    if (!offer->able || !driver_able() || offer->host != host_hash() ||
         cuda.cuIpcOpenMemHandle(&base, offer->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) !=
             CUDA_SUCCESS)
         return UINT32_MAX;
@@ -211,11 +218,6 @@ static ml_status connect_axis(cuda_device *d, int axis) {
 
 /* ---- Executables --------------------------------------------------------------------------------
  */
-static bool driver_able(void) {
-    return cuda.cuIpcGetMemHandle && cuda.cuIpcOpenMemHandle && cuda.cuIpcCloseMemHandle &&
-           cuda.cuMemGetAddressRange && cuda.cuStreamBatchMemOp;
-}
-
 static bool serves(const cuda_step *step) {
     const ml_collective_step *c = step->step->collective;
     if (step->step->kind != ML_STEP_COLLECTIVE || c->ticket == 0 || c->count == 0) return false;
@@ -316,7 +318,7 @@ ml_status cuda_pull_bind(ml_executable *e) {
     cuda_device *d = e->device;
     uint32_t count = 0;
     cuda_pull_unbind(e);
-    if (!ml_knobs()->peer || !d->nccl || e->plan->piece || !driver_able()) return ML_OK;
+    if (!ml_knobs()->peer || !d->nccl || e->plan->piece) return ML_OK;
     int axis = only_axis(e, &count);
     if (axis < 0 || count == 0 || ranks_of(d, axis) > PULL_RANKS) return ML_OK;
     ML_TRY(pulls_open(d));
