@@ -27,11 +27,14 @@
  * then 237 with a soft cap and 249 with slopes, ALiBi); heads of 128, 4,096 tokens: 430 plain.
  * Documents of 700 tokens, with `early`, while dq was still written 4 bytes at a time (28 % of the
  * time) and dk and dv went through shared memory (10 and 18 %): 278 and 1,030; masks take 2 %. Of
- * 1.0 ms with heads of 64 the kernel before takes 6 % and the one
- * behind 8. Without waiting for turns it takes as long, and without adding up dq at all 1% less:
- * what takes time is that both warpgroups are at the same point, so that products and slopes are
- * hardly beside each other, and shared memory, which operands of 64 columns keep busy as long as
- * the products. */
+ * 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8, adding up dq in
+ * order 6.
+ *
+ * What takes time is neither products nor shared memory: in a loop in which products are under way
+ * beside everything else nobody waits for them, and a tile of 64 queries takes as long with heads
+ * of 64 (3,640 cycles: exponentials 1,230, slopes 515, issuing products 590, where products from
+ * registers stop a warp and operands were made anew for each, giving dq away 530, an item's end
+ * 350). Two warps on a scheduler, at the same point, do not hide each other's latencies. */
 #include "codegen/template_attention.h"
 
 /* One tile of the scores: s to probabilities and dp to the gradients of the scaled products. Rows
