@@ -40,8 +40,8 @@ void ml_program_free(ml_program *program);
 const ml_plan *ml_program_plan(const ml_program *program);
 /* The share of a step in which the ranks of a pipeline wait for one another, measured in its fifth
  * step; negative before, and where there is no pipeline. *forecast becomes what the schedule comes
- * to with the times of tasks and messages in the fourth; plan->staged tells what was planned, when
- * only their work was known. */
+ * to with the times of tasks and messages in the fourth (the planned one, should those not have
+ * been taken); plan->staged tells what was planned, when only their work was known. */
 double ml_program_bubble(const ml_program *program, double *forecast);
 /* Inputs and outputs are whole tensors on every rank. inputs[i] is the host memory of program input
  * i (by position in ml_program_inputs); outputs[i] receives output i, in the type's order, or is
