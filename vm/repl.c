@@ -1,17 +1,21 @@
 /* The interactive prompt. On a terminal: line editing, history and completion by libedit; from a
  * pipe: plain lines, no prompt. An input that is incomplete continues on the next line; the inputs
  * are numbered, and errors name them: "[3]:1: ...". */
+#define _GNU_SOURCE /* ppoll */
 #include "vm/repl.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <histedit.h>
+#include <limits.h>
 #include <locale.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "vm/traps.h"
 
@@ -24,7 +28,8 @@ typedef struct {
     History *history;
     char history_file[PATH_SIZE];
     const char *prompt;
-    char *line; /* of getline, where there is no terminal */
+    sigset_t open; /* the signals that are blocked while a key is waited for: Ctrl-C's is not */
+    char *line;    /* of getline, where there is no terminal */
     size_t line_capacity;
 } repl;
 
@@ -69,6 +74,24 @@ static void find_history(char *path, size_t size) {
     }
 }
 
+/* The next key, of which a signal that comes at any time is one: it is let through while this waits
+ * alone, so that none is lost between the keys. */
+static int read_key(EditLine *edit, wchar_t *key) {
+    repl *r;
+    el_get(edit, EL_CLIENTDATA, &r);
+    char bytes[MB_LEN_MAX];
+    for (size_t count = 1; count <= sizeof bytes; count++) {
+        struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+        if (ppoll(&input, 1, NULL, &r->open) < 0) return -1;
+        ssize_t got = read(STDIN_FILENO, bytes + count - 1, 1);
+        if (got <= 0) return (int)got;
+        mbstate_t state = {0};
+        *key = (unsigned char)bytes[0]; /* where it is no character */
+        if (mbrtowc(key, bytes, count, &state) != (size_t)-2) break; /* it goes on */
+    }
+    return 1;
+}
+
 static void open_editor(repl *r) {
     HistEvent event;
     setlocale(LC_CTYPE, "");
@@ -77,6 +100,7 @@ static void open_editor(repl *r) {
     if (!r->edit || !r->history) return;
     el_set(r->edit, EL_CLIENTDATA, r);
     el_set(r->edit, EL_PROMPT, repl_prompt);
+    el_set(r->edit, EL_GETCFN, read_key);
     el_set(r->edit, EL_EDITOR, "emacs");
     el_set(r->edit, EL_HIST, history, r->history);
     el_set(r->edit, EL_ADDFN, "mlua-complete", "complete a name", complete);
@@ -105,7 +129,11 @@ static void on_interrupt(int number) {
 static const char *read_line(repl *r, const char *prompt, bool *interrupted) {
     *interrupted = false;
     if (!r->edit) return getline(&r->line, &r->line_capacity, stdin) >= 0 ? r->line : NULL;
-    struct sigaction action = {.sa_handler = on_interrupt}, before; /* read() ends at a signal */
+    struct sigaction action = {.sa_handler = on_interrupt}, before; /* read_key() ends at it */
+    sigset_t interrupt;
+    sigemptyset(&interrupt);
+    sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &interrupt, &r->open);
     sigaction(SIGINT, &action, &before);
     int count = 0;
     r->prompt = prompt;
@@ -113,6 +141,7 @@ static const char *read_line(repl *r, const char *prompt, bool *interrupted) {
     const char *line = el_gets(r->edit, &count);
     *interrupted = !line && errno == EINTR;
     sigaction(SIGINT, &before, NULL);
+    pthread_sigmask(SIG_SETMASK, &r->open, NULL);
     if (*interrupted) {
         el_reset(r->edit);
         fputs("\n", stdout);
