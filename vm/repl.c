@@ -86,7 +86,7 @@ static int read_key(EditLine *edit, wchar_t *key) {
         ssize_t got = read(STDIN_FILENO, bytes + count - 1, 1);
         if (got <= 0) return (int)got;
         mbstate_t state = {0};
-        *key = (unsigned char)bytes[0]; /* where it is no character */
+        *key = (unsigned char)bytes[0];                              /* where it is no character */
         if (mbrtowc(key, bytes, count, &state) != (size_t)-2) break; /* it goes on */
     }
     return 1;
