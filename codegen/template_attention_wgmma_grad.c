@@ -23,12 +23,10 @@
  *
  * Cycles of an SM for 128 queries x 128 keys: products 2,560 with heads of 64 and 5,120 with 128;
  * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
- * Measured on an H200 (causal, TFLOP/s): heads of 64, 1,024 tokens: 270 plain (257 with `early`,
- * then 237 with a soft cap and 249 with slopes, ALiBi); heads of 128, 4,096 tokens: 430 plain.
- * Documents of 700 tokens, with `early`, while dq was still written 4 bytes at a time (28 % of the
- * time) and dk and dv went through shared memory (10 and 18 %): 278 and 1,030; masks take 2 %. Of
- * 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8, adding up dq in
- * order 6.
+ * Measured on an H200 (causal, TFLOP/s; plain, soft cap, slopes (ALiBi), documents of 700 tokens):
+ * heads of 64, 1,024 tokens: 278, 259, 278, 355; heads of 128, 4,096 tokens: 460, 414, 464, 1,276.
+ * Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8, adding up dq in
+ * order 6; masks take 2 %.
  *
  * What takes time is neither products nor shared memory: in a loop in which products are under way
  * beside everything else nobody waits for them, and a tile of 64 queries takes as long with heads

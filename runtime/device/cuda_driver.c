@@ -102,6 +102,11 @@ ml_status cuda_driver_open(int *device_count) {
     return opened.status;
 }
 
+bool cuda_driver_shares(void) {
+    return cuda.cuIpcGetMemHandle && cuda.cuIpcOpenMemHandle && cuda.cuIpcCloseMemHandle &&
+           cuda.cuMemGetAddressRange;
+}
+
 bool ml_cuda_absent(void) {
     cuda_driver_open(NULL);
     return opened.absent;

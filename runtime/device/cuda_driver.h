@@ -45,6 +45,8 @@ extern cuda_driver cuda;
 /* Open libcuda and start it; later calls return the first call's outcome. Fails with ML_DEVICE and
  * says whether the driver, its version or the GPU is what is missing. */
 ml_status cuda_driver_open(int *device_count);
+/* Whether the driver has the calls by which processes open one another's memory. */
+bool cuda_driver_shares(void);
 
 /* What this thread is about to do, for messages: "step 12 (sum+mul), gpt.lua:41"; not copied. */
 void cuda_doing(const char *what);

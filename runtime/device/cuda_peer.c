@@ -6,8 +6,7 @@
 enum { HEAD = 256, ALIGNMENT = 256, WHOLE = 2 << 20, PART = 32 << 20 }; /* bytes */
 
 bool cuda_peer_able(void) {
-    return ml_knobs()->peer != 0 && cuda.cuIpcGetMemHandle && cuda.cuIpcOpenMemHandle &&
-           cuda.cuIpcCloseMemHandle && cuda.cuMemGetAddressRange && cuda.cuStreamWaitValue32 &&
+    return ml_knobs()->peer != 0 && cuda_driver_shares() && cuda.cuStreamWaitValue32 &&
            cuda.cuStreamWriteValue32;
 }
 

@@ -73,8 +73,7 @@ static uint64_t host_hash(void) {
 
 /* Ranks may have different drivers: all of them exchange offers all the same. */
 static bool driver_able(void) {
-    return cuda.cuIpcGetMemHandle && cuda.cuIpcOpenMemHandle && cuda.cuIpcCloseMemHandle &&
-           cuda.cuMemGetAddressRange && cuda.cuStreamBatchMemOp;
+    return cuda_driver_shares() && cuda.cuStreamBatchMemOp;
 }
 
 static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) {
@@ -86,7 +85,7 @@ static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) 
 static void offer_make(const cuda_device *d, const void *memory, pull_offer *offer) {
     CUdeviceptr base = 0, at = (CUdeviceptr)(uintptr_t)memory;
     size_t size = 0;
-    *offer = (pull_offer){.host = host_hash()};
+    *offer = (pull_offer){.host = d->pulls->host};
     for (uint32_t i = 0; i < d->block_count; i++) {
         const char *from = d->blocks[i].memory, *to = from + d->blocks[i].bytes;
         if ((const char *)memory < from || (const char *)memory >= to) continue;
@@ -118,7 +117,7 @@ static uint32_t open_offer(cuda_pulls *p, int rank, const pull_offer *offer) {
         return i;
     }
     CUdeviceptr base = 0;
-    if (!offer->able || !driver_able() || offer->host != host_hash() ||
+    if (!offer->able || !driver_able() || offer->host != p->host ||
         cuda.cuIpcOpenMemHandle(&base, offer->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) !=
             CUDA_SUCCESS)
         return UINT32_MAX;
@@ -172,6 +171,7 @@ static ml_status pulls_open(cuda_device *d) {
     if (d->pulls) return ML_OK;
     d->pulls = ml_alloc(sizeof *d->pulls);
     if (!d->pulls) return ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
+    d->pulls->host = host_hash();
     d->pulls->stage_bytes = stage_bytes(d->base.target.memory_bytes);
     return pulls_make(d, d->pulls);
 }
@@ -320,6 +320,8 @@ ml_status cuda_pull_bind(ml_executable *e) {
     cuda_pull_unbind(e);
     if (!ml_knobs()->peer || !d->nccl || e->plan->piece) return ML_OK;
     int axis = only_axis(e, &count);
+    if (axis < 0 && count > 0)
+        ml_debug(1, "peer: collectives beside other work are of several mesh axes: by NCCL\n");
     if (axis < 0 || count == 0 || ranks_of(d, axis) > PULL_RANKS) return ML_OK;
     ML_TRY(pulls_open(d));
     ML_TRY(connect_axis(d, axis));

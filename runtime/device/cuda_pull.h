@@ -61,6 +61,7 @@ typedef struct {
 
 typedef struct cuda_pulls {
     cuda_pull_axis axis[ML_MAX_MESH];
+    uint64_t host;       /* whose memory can be opened */
     void *words, *stage; /* this rank's */
     int64_t stage_bytes;
     int stream_count;
