@@ -220,3 +220,13 @@ PROCESS_TEST(interrupt_while_compiling) {
     process_expect(&r, "mlua: interrupted\n");
     process_shell(room, 1, "find cache -name 'tmp-*' | grep .");
 }
+
+#if !defined(__SANITIZE_ADDRESS__) /* which tells of crashes itself */
+/* A fault of mlua's own ends by its signal, with the calls that led to it. */
+PROCESS_TEST(crash) {
+    process_write(room, "crash.lua", "os.execute 'kill -SEGV $PPID'");
+    process_result r = process_run(room, 128 + 11, "", "run --device cpu crash.lua");
+    process_expect(&r, "please report it with these calls, innermost first:\n");
+    process_expect(&r, "main+0x");
+}
+#endif

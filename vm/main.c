@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/crash.h"
 #include "runtime/base/knobs.h"
 #include "runtime/base/suggest.h"
 #include "vm/doctor.h"
@@ -598,6 +599,7 @@ static bool copy_words(int count, char **words) {
 
 int main(int count, char **words) {
     launched = ml_launch_detect(&launch); /* before the variables of ranks are taken for knobs */
+    ml_crash_report();
     json_set_alloc_funcs(ml_alloc, ml_free);
     static vm_options options = {.dtype = -1};
     if (count < 2) {

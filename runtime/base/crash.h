@@ -1,0 +1,10 @@
+/* What a crash leaves behind: the calls that led to it, on stderr, so that a report of the fault can
+ * say more than the signal's name. */
+#ifndef ML_CRASH_H
+#define ML_CRASH_H
+
+/* From here on signals that tell of a fault in the program (SIGSEGV, SIGBUS, SIGILL, SIGFPE,
+ * SIGABRT) print them before the process ends by that very signal. Sanitizers have their own. */
+void ml_crash_report(void);
+
+#endif
