@@ -1,5 +1,5 @@
-/* What a crash leaves behind: the calls that led to it, on stderr, so that a report of the fault can
- * say more than the signal's name. */
+/* What a crash leaves behind: the calls that led to it, on stderr, so that a report of the fault
+ * can say more than the name of a signal. */
 #ifndef ML_CRASH_H
 #define ML_CRASH_H
 
