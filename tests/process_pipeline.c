@@ -2,6 +2,7 @@
  * states; what they cannot do, and ranks that die in the middle of a step, are told. */
 #include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -111,6 +112,22 @@ PROCESS_TEST(pipelines_generate) {
         settings);
     CHECK(strlen(one.output) > 12);
     CHECK_TEXT(two.output, one.output);
+}
+
+/* An optimizer that names axes of its own, after each rank has planned another stage: the ranks'
+ * plans are told to be alike all the same. */
+PROCESS_TEST(pipelines_take_axes_that_optimizers_name) {
+    process_write(room, "muon.lua",
+                  "local m = require 'mlua'\n"
+                  "m.adamw = m.muon\n"
+                  "dofile(os.getenv 'SCRIPT')\n");
+    static const char settings[] = "muon.lua layers=2 embed=16 heads=2 seq=8 batch=4 accum=2 "
+                                   "steps=3 warmup=1 sample=0";
+    static const char script[] = "SCRIPT=\"$ROOT/models/llama.lua\"";
+    char several[200];
+    snprintf(several, sizeof several, "-n 4 --mesh pp=2,tp=2 %s", settings);
+    process_step *one = process_train(room, 3, script, settings);
+    process_compare(process_train(room, 3, script, several), one, 3, 2e-5, "pp=2,tp=2");
 }
 
 /* Ranks whose stages would not send what the others expect, or in another order. */

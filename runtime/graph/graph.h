@@ -276,6 +276,8 @@ ml_ref ml_graph_inline(ml_graph *g, ml_ref root, const ml_ref *values, int count
 
 /* Printing: one line a node, "%12 f32[batch=8] = add %3 %11   -- gpt.lua:12 blocks.0". */
 void ml_graph_print(const ml_graph *g, const ml_roots *roots, ml_text *out);
+/* Of all nodes, with axes and inputs by name: equal graphs of two sessions have equal ones. */
+uint64_t ml_graph_hash(const ml_graph *g, uint64_t seed);
 /* Check every invariant of this header; raises ML_INTERNAL naming pass, node and what is broken. */
 void ml_graph_verify(const ml_graph *g, const ml_roots *roots, const char *pass);
 

@@ -11,25 +11,6 @@
 const char *const ml_memory_names[ML_MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
                                                       "activations", "workspace"};
 
-static uint64_t hash_graph(const ml_graph *g, uint64_t seed) {
-    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
-        const ml_node *node = ml_graph_node(g, n);
-        const ml_type *type = ml_graph_type(g, n);
-        uint32_t head[4] = {node->op, node->source_count, node->arg_count, type->dtype};
-        seed = ml_hash(head, sizeof head, seed);
-        seed = ml_hash(ml_graph_sources(g, n), node->source_count * sizeof(ml_ref), seed);
-        if (node->op == ML_OP_INPUT) { /* ids differ between the ranks of pipeline stages */
-            const char *name = ml_graph_input(g, (uint32_t)ml_graph_args(g, n)[0])->name;
-            seed = ml_hash(name, strlen(name), seed);
-        } else {
-            seed = ml_hash(ml_graph_args(g, n), node->arg_count * sizeof(int64_t), seed);
-        }
-        seed = ml_hash(type->axis, type->rank * sizeof(ml_axis), seed);
-        seed = ml_hash(type->size, type->rank * sizeof(int64_t), seed);
-    }
-    return seed;
-}
-
 static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
@@ -111,7 +92,7 @@ void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
     plan->arena_bytes = ml_memory_place(plan->schedule, outputs);
     plan->library_bytes = ml_library_workspace(plan->schedule);
     memory_account(plan);
-    plan->hash = hash_schedule(plan->schedule, hash_graph(plan->graph, 0));
+    plan->hash = hash_schedule(plan->schedule, ml_graph_hash(plan->graph, 0));
     if (ml_knobs()->debug < 3) return;
     ml_text text = {.arena = plan->arena};
     ml_plan_print(plan, &text);
@@ -125,7 +106,7 @@ static void plan_make(void *context) {
     plan_global(plan, call->from, call->roots);
     if (call->layout != NULL && call->layout->stages.on && call->cut != NULL) {
         staged_make(plan, call->target, call->cut, call->recompute, call->overlap);
-        plan->hash = hash_staged(plan->staged, hash_layout(plan, hash_graph(plan->graph, 1)));
+        plan->hash = hash_staged(plan->staged, hash_layout(plan, ml_graph_hash(plan->graph, 1)));
         return;
     }
     plan->parts = ML_NEW(plan->arena, ml_plan *);
