@@ -161,6 +161,9 @@ void layout_choose(lowering *l);
  * tensor must have into the strides of that node. 0 where a movement cannot be turned round. */
 ml_ref views_maker(lowering *l, ml_ref tensor, int64_t *stride);
 
+/* overlay.c: CONCATs in the memory of what they are made of */
+void overlay_concats(lowering *l);
+
 /* fuse.c: roles */
 void fuse_roles(lowering *l);
 bool fuse_in_memory(const lowering *l, ml_ref n);

@@ -58,6 +58,7 @@ static void lower_body(void *context) {
     prepare(l);
     fuse_roles(l);
     fuse_groups(l);
+    overlay_concats(l);
     make_steps(l);
     s->output_values = ML_NEW_ARRAY(l->arena, uint32_t, l->roots->output_count + 1);
     s->update_values = ML_NEW_ARRAY(l->arena, uint32_t, l->roots->update_count + 1);

@@ -363,6 +363,62 @@ TEST(lower, attention_without_copies) {
     free_piece(&p);
 }
 
+/* q, k and v of one product side by side, q and k turned by position, which attention reads. */
+static ml_ref turned(piece *p, ml_ref x, ml_axis d) {
+    ml_ref low = ml_slice(p->g, x, d, 0, 8), high = ml_slice(p->g, x, d, 8, 16);
+    ml_ref c = input(p, ML_F32, "sd", SIZES(32, 8)), s = input(p, ML_F32, "sd", SIZES(32, 8));
+    ml_ref parts[2] = {SUB(MUL(low, c), MUL(high, s)), ADD(MUL(high, c), MUL(low, s))};
+    return ml_concat(p->g, parts, 2, d);
+}
+
+static ml_ref qkv_joined(piece *p, bool also_read) {
+    ml_axis s = axis(p, "s"), t = axis(p, "t"), j = axis(p, "j"), h = axis(p, "h"),
+            g = axis(p, "g"), d = axis(p, "d");
+    ml_ref x = input(p, ML_F32, "bse", SIZES(2, 32, 64));
+    ml_ref qkv = dot(p, x, input(p, ML_F32, "ej", SIZES(64, 128)), "e");
+    ml_ref q = ml_split(p->g, ml_slice(p->g, qkv, j, 0, 64), j, h, 4, d, 16);
+    ml_ref k = ml_split(p->g, ml_slice(p->g, qkv, j, 64, 96), j, g, 2, d, 16);
+    ml_ref v = ml_split(p->g, ml_slice(p->g, qkv, j, 96, 128), j, g, 2, d, 16);
+    ml_attention_args args = {.seq = s, .kv_seq = t, .heads = h, .kv_heads = g, .head_dim = d};
+    args.scale = 0.25, args.causal = true;
+    if (also_read) output(p, ml_reduce(p->g, ML_OP_SUM, FN(EXP, q), &d, 1));
+    k = ml_rename(p->g, turned(p, k, d), s, t);
+    ml_ref sources[3] = {turned(p, q, d), k, ml_rename(p->g, v, s, t)};
+    return ml_attention(p->g, sources, 3, &args);
+}
+
+static void build_turned(void *context) {
+    output(context, qkv_joined(context, false));
+}
+
+/* The sum may run after q was turned: q must stay as it was. */
+static void build_turned_and_read(void *context) {
+    output(context, qkv_joined(context, true));
+}
+
+TEST(lower, turned_in_place) {
+    for (int also_read = 0; also_read < 2; also_read++) {
+        for (int kind = 0; kind < 2; kind++) {
+            piece p;
+            lower_for(&p, kind ? ML_TARGET_CUDA : ML_TARGET_C,
+                      also_read ? build_turned_and_read : build_turned);
+            const ml_value *v[3] = {0};
+            for (uint32_t i = 0; i < p.s->steps.count; i++) {
+                const ml_step *step = &p.s->steps.at[i];
+                for (int k = 0; k < 3 && step->kind == ML_STEP_ATTENTION; k++)
+                    v[k] = &p.s->values.at[step->values[k]];
+            }
+            REQUIRE(v[2] != NULL);
+            CHECK_EQ_INT(v[2]->offset, 96);
+            CHECK_EQ_INT(v[1]->storage, v[2]->storage);
+            CHECK_EQ_INT(v[1]->offset, 64);
+            CHECK((v[0]->storage == v[2]->storage) == !also_read);
+            CHECK_EQ_INT(v[0]->offset, 0);
+            free_piece(&p);
+        }
+    }
+}
+
 /* A product whose bias is all that follows: the GPU's library adds it. */
 static void build_bias(void *context) {
     piece *p = context;
