@@ -129,6 +129,32 @@ void cuda_print_invariant(const cuda_shape *s, int i) {
     ml_text_add(&e->text, "]);\n");
 }
 
+/* h is the value times 2^15. */
+static void print_folded(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    int i = s->folded;
+    if (e->stage[i] < stage)
+        ml_text_add(&e->text, "const float h%d = ml_unpack_half(%s, k);\n", i,
+                    pack_name(s, s->folded_pack));
+    else
+        ml_text_add(&e->text, "const float h%d = z%d[k] = ml_exp_up(%s);\n", i, i,
+                    emit_name(e, e->ir->inst[i].src[0]));
+    ml_text_add(&e->text, "const float v%d = h%d * ML_DOWN;\n", i, i);
+}
+
+/* The folded values take their elements' place. */
+static void print_fold(const cuda_shape *s) {
+    emitter *e = s->e;
+    int pack = s->folded_pack;
+    if (s->part == CUDA_REST)
+        ml_text_add(&e->text, "g%d[it - %d] = ml_round_halves<%d>(z%d);\n", pack, s->resident,
+                    s->vec, s->folded);
+    else
+        ml_text_add(&e->text,
+                    "ml_store_pack<ml_bf16, %d>((ml_bf16 *)(%s), ml_round_halves<%d>(z%d));\n",
+                    s->vec, cuda_staged_text(s, pack, "slot"), s->vec, s->folded);
+}
+
 static void print_instruction(const cuda_shape *s, int i, int stage) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
@@ -136,6 +162,10 @@ static void print_instruction(const cuda_shape *s, int i, int stage) {
     if (s->hoisted[i]) {
         ml_text_add(&e->text, "const %s v%d = h%d[it * %d + k];\n",
                     emit_compute_type((ml_dtype)inst->dtype), i, i, s->vec);
+        return;
+    }
+    if (i == s->folded) {
+        print_folded(s, stage);
         return;
     }
     if (e->buffered[i] && e->stage[i] < stage) {
@@ -166,7 +196,7 @@ static bool reads_pack(const cuda_shape *s, int stage, int pack, bool cached) {
     emitter *e = s->e;
     if (s->cached[pack] != cached || (cached && s->first_stage[pack] != stage)) return false;
     for (int i = pack; i < e->ir->inst_count; i++)
-        if (s->pack[i] == pack && e->need[stage][i]) return true;
+        if (cuda_reads_pack(s, stage, i, pack)) return true;
     return false;
 }
 
@@ -221,7 +251,10 @@ static void print_pack_body(const cuda_shape *s, int stage) {
             ml_text_add(&e->text, " u%d;\n", i);
         }
     }
+    bool folds = s->folded >= 0 && e->need[stage][s->folded] && e->stage[s->folded] == stage;
+    if (folds) ml_text_add(&e->text, "float z%d[%d];\n", s->folded, s->vec);
     print_hit_or_missed(s, stage);
+    if (folds) print_fold(s);
     for (int i = 0; i < ir->inst_count; i++)
         if (s->largest[i] >= 0 && e->need[stage][i])
             ml_text_add(&e->text, "a%d = ml_max_f32(a%d, ml_pack_max(%s));\n", i, i,
@@ -291,7 +324,7 @@ static void print_pass(const cuda_shape *s, int stage) {
     if (!e->passes[stage]) return;
     for (int i = 0; i < ir->inst_count; i++) {
         if (ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(s, i);
-        if (e->buffered[i] && e->stage[i] == stage)
+        if (e->buffered[i] && i != s->folded && e->stage[i] == stage)
             ml_text_add(&e->text, "%s k%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype),
                         i, s->vec * s->packs);
         if (s->pack[i] != i || !reads_pack(s, stage, i, true)) continue;
@@ -598,8 +631,8 @@ static void finish(const cuda_shape *s) {
 
 void emit_cuda(emitter *e) {
     cuda_shape s = {.e = e};
-    cuda_choose_shape(&s);
     s.quick = is_quick(e);
+    cuda_choose_shape(&s);
     print_operands(&s);
     if (s.slots > 0) ml_text_add(&e->text, "extern __shared__ uint4 shared[];\n");
     if (s.elementwise)

@@ -24,10 +24,10 @@ typedef struct {
     emitter *e;
     bool elementwise, chunked, tiled;
     int vec, team, teams, packs;
-    int apart;  /* threads of a team lie so many apart: neighbours have neighbouring rows */
-    int64_t chunks;      /* blocks that walk rows, where chunked */
-    bool unroll;         /* the loop over packs is unrolled, so that arrays live in registers */
-    const char *integer; /* type of indices: int where they fit, else long long */
+    int apart;      /* threads of a team lie so many apart: neighbours have neighbouring rows */
+    int64_t chunks; /* blocks that walk rows, where chunked */
+    bool unroll;    /* the loop over packs is unrolled, so that arrays live in registers */
+    const char *integer;        /* type of indices: int where they fit, else long long */
     const char *column_integer; /* the same for columns, or for the innermost loop */
     int *pack;    /* LOAD: the first load of the same elements, whose pack serves; -1: no pack */
     bool *cached; /* by pack: lives in registers from its first stage on */
@@ -36,27 +36,31 @@ typedef struct {
     int64_t *shared;  /* by pack: where staged ones start in a slot */
     /* A comparison of the column's number with one value of the row is true in one pack of the row
      * at most. Others are printed without it: */
-    int *hit;         /* the row's value, by comparison; else -1 */
-    bool *zero;       /* values that are 0 where no comparison is true */
-    int *largest;     /* a row's maximum of elements as they lie in memory: their pack; else -1 */
-    bool quick;       /* rounding to bf16 hides errors of about 1e-6 */
-    bool missed;      /* such a pack is being printed */
-    bool *next;       /* loads of one value a row: loaded while the row before is worked on */
-    bool *invariant;  /* element values that all rows share ... */
-    bool *hoisted;    /* ... and those of them that are computed once, for rows to use */
-    int slots;        /* rows of a team in shared memory at a time */
+    int *hit;        /* the row's value, by comparison; else -1 */
+    bool *zero;      /* values that are 0 where no comparison is true */
+    int *largest;    /* a row's maximum of elements as they lie in memory: their pack; else -1 */
+    bool quick;      /* rounding to bf16 hides errors of about 1e-6 */
+    bool missed;     /* such a pack is being printed */
+    bool *next;      /* loads of one value a row: loaded while the row before is worked on */
+    bool *invariant; /* element values that all rows share ... */
+    bool *hoisted;   /* ... and those of them that are computed once, for rows to use */
+    int slots;       /* rows of a team in shared memory at a time */
     int64_t slot_bytes;
-    int resident;     /* packs of a thread that a slot has room for; others stay in memory */
-    bool held;        /* or rather in registers, from the row before on */
-    cuda_part part;   /* that is being printed */
-    int blocks;       /* that a multiprocessor is to hold at once, where that is known; or 0 */
+    int resident;      /* packs of a thread that a slot has room for; others stay in memory */
+    bool held;         /* or rather in registers, from the row before on */
+    int folded;        /* a value that takes the place of the elements it is made of; else -1 */
+    int folded_pack;   /* theirs */
+    cuda_part part;    /* that is being printed */
+    int blocks;        /* that a multiprocessor is to hold at once, where that is known; or 0 */
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
 } cuda_shape;
 
 void cuda_choose_shape(cuda_shape *s);
+/* Whether instruction i reads a pack in this pass. */
+bool cuda_reads_pack(const cuda_shape *s, int stage, int i, int pack);
 bool cuda_is_column(const cuda_shape *s, const ml_inst *inst); /* a COLUMN partial */
-ml_dtype cuda_column_dtype(const ml_inst *inst); /* what a COLUMN partial is summed in */
-bool cuda_is_row_partial(const cuda_shape *s, int inst);       /* an ALL partial, once a row */
+ml_dtype cuda_column_dtype(const ml_inst *inst);         /* what a COLUMN partial is summed in */
+bool cuda_is_row_partial(const cuda_shape *s, int inst); /* an ALL partial, once a row */
 /* Whether a STORE moves whole packs. */
 bool cuda_stores_pack(const cuda_shape *s, int inst);
 int cuda_threads(const cuda_shape *s); /* of a block */
@@ -74,6 +78,7 @@ void cuda_choose_hoisted(cuda_shape *s);
 void cuda_find_needs(cuda_shape *s); /* what passes need, less what leads to hoisted values alone */
 void cuda_choose_next(cuda_shape *s);
 void cuda_choose_kept(cuda_shape *s);
+void cuda_choose_folded(cuda_shape *s);
 /* Of emit_cuda_team.c. "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
 const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
 bool cuda_takes_turns(const cuda_shape *s);
@@ -94,7 +99,7 @@ void cuda_find_largest(cuda_shape *s);
 bool cuda_print_simpler(const cuda_shape *s, int inst); /* whether it did */
 /* Of emit_cuda_ahead.c. A thread's place for a pack in a slot. */
 const char *cuda_staged_text(const cuda_shape *s, int pack, const char *slot);
-bool cuda_holds_rest(const cuda_shape *s); /* in registers */
+bool cuda_holds_rest(const cuda_shape *s);  /* in registers */
 void cuda_print_start(const cuda_shape *s); /* before a chunk's rows */
 void cuda_print_step(const cuda_shape *s);  /* before a row: see to the next ones, await this one */
 void cuda_print_row_end(const cuda_shape *s);

@@ -247,13 +247,18 @@ static bool is_row_address(const cuda_shape *s, int i) {
            (inst->guard == ML_NO_INST || e->place[inst->guard] < e->ir->row_loops);
 }
 
+bool cuda_reads_pack(const cuda_shape *s, int stage, int i, int pack) {
+    bool folded = i == s->folded && pack == s->folded_pack;
+    return (s->pack[i] == pack || folded) && s->e->need[stage][i];
+}
+
 /* The last pass that needs the elements of a pack. */
 int cuda_last_stage(const cuda_shape *s, int pack) {
     const emitter *e = s->e;
     int last = 0;
     for (int stage = 0; stage < e->stages; stage++)
         for (int i = pack; i < e->ir->inst_count; i++)
-            if (s->pack[i] == pack && e->need[stage][i]) last = stage;
+            if (cuda_reads_pack(s, stage, i, pack)) last = stage;
     return last;
 }
 
@@ -516,6 +521,7 @@ void cuda_choose_shape(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     size_t count = (size_t)ir->inst_count + 1;
+    s->folded = s->folded_pack = -1;
     s->elementwise = ir->row_loops == ir->loop_count;
     s->chunks = ir->chunks;
     s->chunked = ir->chunks > 0;
@@ -553,6 +559,7 @@ void cuda_choose_shape(cuda_shape *s) {
     if (s->unroll) choose_registers(s);
     if (!fits_registers(s)) move_to_shared(s);
     cuda_find_needs(s);
+    cuda_choose_folded(s);
     cuda_choose_kept(s);
     cuda_choose_next(s);
     choose_blocks(s);

@@ -79,6 +79,19 @@ static bool print_exp(const cuda_shape *s, int i) {
     return true;
 }
 
+/* The product of a folded value and one of the row: the latter takes the power of two. */
+static bool print_folded_product(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (s->folded < 0 || inst->kind != ML_INST_MAP || inst->op != ML_OP_MUL) return false;
+    int side = inst->src[1] == s->folded;
+    if (inst->src[side] != s->folded || e->depth[inst->src[1 - side]] >= e->ir->row_loops)
+        return false;
+    ml_text_add(&e->text, "const float v%d = %s * ML_DOWN * h%d;\n", i,
+                emit_name(e, inst->src[1 - side]), s->folded);
+    return true;
+}
+
 bool cuda_print_simpler(const cuda_shape *s, int i) {
-    return (s->missed && print_missed(s, i)) || print_exp(s, i);
+    return (s->missed && print_missed(s, i)) || print_exp(s, i) || print_folded_product(s, i);
 }

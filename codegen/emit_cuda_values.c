@@ -115,6 +115,44 @@ void cuda_choose_kept(cuda_shape *s) {
     }
 }
 
+/* The element of a pack of bf16 that a value is, or the cast of. */
+static int element_of(const cuda_shape *s, int i) {
+    const ml_kernel_ir *ir = s->e->ir;
+    if (ir->inst[i].kind == ML_INST_MAP && ir->inst[i].op == ML_OP_CAST) i = ir->inst[i].src[0];
+    return ir->inst[i].kind == ML_INST_LOAD && s->pack[i] >= 0 ? s->pack[i] : -1;
+}
+
+/* exp(x - the row's largest x) of bf16 elements x in shared memory, for passes that need no x: from
+ * 0 to 1, it takes the place of x as f16, whose 2^-12 the rounding of results to bf16 hides, so
+ * that it is computed once. */
+void cuda_choose_folded(cuda_shape *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    bool all = s->resident == s->packs || cuda_holds_rest(s);
+    for (int i = 0; i < ir->inst_count && s->quick && s->slots == 1 && all; i++) {
+        const ml_inst *inst = &ir->inst[i], *less = &ir->inst[inst->src[0]];
+        bool is_exp = inst->kind == ML_INST_MAP && inst->op == ML_OP_EXP && inst->dtype == ML_F32 &&
+                      e->place[i] == e->inner && !e->buffered[i];
+        if (!is_exp || less->kind != ML_INST_MAP || less->op != ML_OP_SUB) continue;
+        int pack = element_of(s, less->src[0]), later = 0, others = 0;
+        if (pack < 0 || !s->staged[pack] || s->largest[less->src[1]] != pack) continue;
+        e->buffered[i] = true;
+        cuda_find_needs(s);
+        for (int stage = e->stage[i] + 1; stage < e->stages; stage++) {
+            later += e->need[stage][i];
+            for (int j = 0; j < ir->inst_count; j++)
+                others += s->pack[j] == pack && e->need[stage][j];
+        }
+        if (later > 0 && others == 0) {
+            s->folded = i;
+            s->folded_pack = pack;
+            return;
+        }
+        e->buffered[i] = false;
+        cuda_find_needs(s);
+    }
+}
+
 /* Whether a row's value is computed of its number alone. */
 bool cuda_is_of_number(const cuda_shape *s, int i) {
     const emitter *e = s->e;

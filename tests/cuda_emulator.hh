@@ -151,6 +151,23 @@ static inline unsigned short emulated_bf16(float x) {
     unsigned u = __float_as_uint(x);
     return x != x ? 0x7fff : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
+/* f16, rounded to nearest, ties to even; of_f16: back */
+static inline unsigned emulated_f16(float x) {
+    unsigned sign = __float_as_uint(x) >> 16 & 0x8000, infinite = 0x7c00;
+    float a = fabsf(x);
+    if (a != a) return 0x7fff;
+    if (a >= 65520.0f) return sign | infinite;
+    int exponent = a < 6.103515625e-5f ? -14 : ilogbf(a);
+    unsigned steps = (unsigned)rintf(ldexpf(a, 10 - exponent));
+    return sign | ((unsigned)(exponent + 14) * 1024 + steps);
+}
+static inline float emulated_of_f16(unsigned bits) {
+    unsigned exponent = bits >> 10 & 31, steps = bits & 1023;
+    float a = exponent == 31 ? (steps ? NAN : INFINITY)
+              : exponent == 0 ? ldexpf((float)steps, -24)
+                              : ldexpf((float)(1024 + steps), (int)exponent - 25);
+    return bits & 0x8000 ? -a : a;
+}
 static inline float emulated_max(float a, float b) { return a != a || a > b ? a : b; }
 static inline float emulated_min(float a, float b) { return a != a || a < b ? a : b; }
 static inline unsigned emulated_max2(unsigned a, unsigned b) {

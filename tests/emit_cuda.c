@@ -91,6 +91,15 @@ static const char *const spellings[][2] = {
      "q.word[i] = emulated_bf16(v[2 * i + 1]) << 16 | emulated_bf16(v[2 * i])"},
     {"asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(x), \"f\"(0.0f))",
      "r = emulated_bf16(x) << 16"},
+    {"asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(q.word[i]) : \"f\"(v[2 * i + 1]), \"f\"(v[2 * "
+     "i]))",
+     "q.word[i] = emulated_f16(v[2 * i + 1]) << 16 | emulated_f16(v[2 * i])"},
+    {"asm(\"{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }\" : \"=f\"(r) : "
+     "\"r\"(word))",
+     "r = emulated_of_f16(word >> 16)"},
+    {"asm(\"{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }\" : \"=f\"(r) : "
+     "\"r\"(word))",
+     "r = emulated_of_f16(word & 0xffff)"},
     {"extern \"C\" __global__", "static"},
     {"extern __shared__ uint4 shared[];", "static uint4 shared[16384];"},
     {"asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\" : : "
