@@ -302,15 +302,21 @@ static void compare(const char *model, int accum, const learned *one, const layo
     fflush(stdout); /* shown by a process that is stopped, too */
 }
 
+static bool staged(const layout_case *c) {
+    return strncmp(c->name, "pp", 2) == 0 || strstr(c->name, " pp") != NULL;
+}
+
 /* Those that can be trained by the processes that train the first one, which are taken out of the
- * list. */
+ * list. NCCL reads once in a process whether it keeps the order of calls, which it must not under
+ * pipeline stages. */
 static int alike(const layout_case **list, int *count, const layout_case **taken) {
     const layout_case *first = list[0];
     int left = 0, found = 0;
     for (int i = 0; i < *count; i++) {
         const layout_case *c = list[i];
-        bool together = c == first || (c->ranks == first->ranks && c->layers == first->layers &&
-                                       !without_place(c) && !without_place(first));
+        bool together = c == first ||
+                        (c->ranks == first->ranks && c->layers == first->layers &&
+                         staged(c) == staged(first) && !without_place(c) && !without_place(first));
         if (together)
             taken[found++] = c;
         else

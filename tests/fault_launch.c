@@ -36,6 +36,10 @@ static int act(ml_comm *comm, const char *mode) {
         if (ml_comm_fail(comm, "no such file")) fprintf(stderr, "gpt.lua:3: no such file\n");
         return 7;
     }
+    if (!strcmp(mode, "slow error") && rank == 2) {
+        if (ml_comm_fail(comm, "no such file")) fprintf(stderr, "gpt.lua:3: no such file\n");
+        for (;;) sleep(100);
+    }
     ml_status status =
         ml_comm_all_reduce(ml_comm_everyone(comm), &sum, &sum, 1, ML_I32, ML_REDUCE_SUM);
     if (!strcmp(mode, "wait"))
@@ -152,6 +156,8 @@ static void failing(void *arena) {
     char *text = check_mode(arena, "error", 7, RANKS,
                             WORDS("[rank 2] gpt.lua:3: no such file\n", "mlua: rank 2 failed"));
     CHECK(!strstr(text, "[rank 1] gpt"));
+    check_mode(arena, "slow error", 1, RANKS,
+               WORDS("[rank 2] gpt.lua:3: no such file\n", "mlua: rank 2 failed"));
     check_mode(arena, "exit", 9, RANKS, WORDS("rank 1 (pid "));
     check_mode(arena, "early", 5, RANKS, WORDS("rank 1 (pid ", "ended with exit code 5"));
 }
