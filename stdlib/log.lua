@@ -18,6 +18,8 @@ local function count(x)
   return ("%.0f"):format(x)
 end
 
+local since = core.time() -- when the script began, or its last training ended: what precedes a first step
+
 ---The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close();
 ---.outside(fn, ...) runs what belongs to no step.
 ---@param o table m.train's options
@@ -28,7 +30,7 @@ function m.training_log(o, flops, program)
   local options, device = core.options(), core.device()
   local columns = not options.json and core.terminal()
   local tokens_step = o.batch.size * o.seq.size
-  local log, started, last, smooth = {}, core.time(), core.time(), nil
+  local log, last, smooth = {}, core.time(), nil
   local peak, busy = device.peak_flops or 0, 0
   local every = o.log_every or (columns and 1 or math.max(1, o.steps // 20))
   -- What a line says: each part with its rank. The highest ranks go first where the columns are few.
@@ -76,7 +78,7 @@ function m.training_log(o, flops, program)
     local seconds = now - last
     last = now
     if step == 1 then
-      if not options.json and options.rank == 0 then core.write_error(("first step after %.1f s (loss %.4f)\n"):format(now - started, loss)) end
+      if not options.json and options.rank == 0 then core.write_error(("first step after %.1f s (loss %.4f)\n"):format(now - since, loss)) end
     else
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
@@ -109,6 +111,7 @@ function m.training_log(o, flops, program)
   end
   function log.close()
     if columns then core.write "\n" end
+    since = core.time()
   end
   return log
 end

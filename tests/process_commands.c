@@ -127,6 +127,20 @@ PROCESS_TEST(closed_pipe) {
     CHECK_TEXT(r.output, "1\n2\n");
 }
 
+/* What cannot be written is told by the exit code, whoever writes it. */
+PROCESS_TEST(full_disk) {
+    process_write(room, "long.lua", "for i = 1, 3000 do print(i) end\n");
+    static const char *const commands[] = {
+        "run --device cpu long.lua", "check models.lua", "--version", "help run"};
+    process_write(room, "models.lua",
+                  "local m = require 'mlua'\n"
+                  "m.compile(function(i) return i.x * 3 end, { x = { m.axis('a', 4) } })\n");
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        process_result r = process_shell(room, 1, "\"$MLUA\" %s 2>&1 >/dev/full", commands[i]);
+        CHECK_TEXT(r.output, "mlua: cannot write to standard output\n");
+    }
+}
+
 PROCESS_TEST(binary_needs_only_the_c_library) {
     process_result r =
         process_shell(room, 0,

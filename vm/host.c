@@ -215,8 +215,9 @@ int vm_load_file(lua_State *L, const char *path, int env) {
         lua_remove(L, -2);
         return LUA_ERRFILE;
     }
-    size_t skip = 0; /* a first line "#!..." is for the shell */
-    if (size && text[0] == '#')
+    static const char mark[] = "\xEF\xBB\xBF"; /* of UTF-8, which some editors begin files with */
+    size_t skip = size >= 3 && memcmp(text, mark, 3) == 0 ? 3 : 0;
+    if (skip < size && text[skip] == '#') /* a first line "#!..." is for the shell */
         while (skip < size && text[skip] != '\n') skip++;
     lua_pushfstring(L, "@%s", strcmp(path, "-") == 0 ? "stdin" : path);
     int status = vm_load(L, text + skip, size - skip, lua_tostring(L, -1), env);

@@ -210,6 +210,9 @@ static int parse_mesh(vm_options *options, char *text) {
         if (!equals || !parse_integer(equals + 1, &size) || size < 1)
             return usage_error("--mesh takes sizes such as dp=2,tp=4, not \"%s\"", item);
         *equals = 0;
+        for (int i = 0; i < options->mesh_count; i++)
+            if (strcmp(options->mesh[i].key, item) == 0)
+                return usage_error("--mesh has two sizes of \"%s\"", item);
         if (options->mesh_count == VM_MAX_SETTINGS)
             return usage_error("--mesh names too many axes");
         options->mesh[options->mesh_count++] = (vm_setting){item, equals + 1};
@@ -597,7 +600,7 @@ static bool copy_words(int count, char **words) {
     return false;
 }
 
-int main(int count, char **words) {
+static int run_words(int count, char **words) {
     launched = ml_launch_detect(&launch); /* before the variables of ranks are taken for knobs */
     ml_crash_report();
     json_set_alloc_funcs(ml_alloc, ml_free);
@@ -621,5 +624,12 @@ int main(int count, char **words) {
     if (!copy_words(count, words)) return print_last_error();
     int result = c->run(&options, count - first, words + first);
     free_words();
-    return fflush(stdout) == 0 ? result : EXIT_ERROR;
+    return result;
+}
+
+int main(int count, char **words) {
+    int result = run_words(count, words);
+    if (fflush(stdout) == 0 && !ferror(stdout)) return result;
+    if (result == EXIT_OK) fprintf(stderr, "mlua: cannot write to standard output\n");
+    return result == EXIT_OK ? EXIT_ERROR : result;
 }

@@ -250,7 +250,8 @@ static int core_axis(lua_State *L) {
     const char *name = lua_type(L, 1) == LUA_TSTRING ? lua_tostring(L, 1) : NULL;
     if (!name || !is_axis_name(name))
         vm_fail(L, "a name is letters, digits and _, not beginning with a digit",
-                "an axis cannot be called %s", luaL_tolstring(L, 1, NULL));
+                name ? "an axis cannot be called \"%s\"" : "an axis cannot be called %s",
+                luaL_tolstring(L, 1, NULL));
     lua_settop(L, 2);
     lua_Integer size = vm_integer(L, 2, "the size of an axis");
     if (size < 1)

@@ -37,6 +37,7 @@ run(2, "run x.lua y.lua", "what is \"y.lua\"?")
 run(2, "run x.lua --seed", "--seed needs a value")
 run(2, "run x.lua --seed=1x", "--seed takes an integer")
 run(2, "run x.lua --mesh dp", "--mesh takes sizes")
+run(2, "check x.lua --mesh dp=2,tp=2,dp=4", "--mesh has two sizes of \"dp\"")
 run(1, "run " .. root .. "models/gtp.lua", "cannot open", "No such file", "did you mean " .. root .. "models/gpt.lua?")
 -- The libraries of the GPU that it opens keep memory of their own.
 run(0, "ENV ASAN_OPTIONS=detect_leaks=0 MLUA doctor", "C compiler")
@@ -51,6 +52,8 @@ run(0, script .. " on=false", "1.5\tfalse\tx")
 run(1, script .. " lr=two", "lr=two is not a number")
 write "error(setmetatable({}, {__tostring = function() return 'an object' end}))"
 run(1, script, "an object")
+write "\xEF\xBB\xBF#!/usr/bin/env mlua\nprint 'a mark of UTF-8 before it'"
+run(0, script, "a mark of UTF-8 before it")
 write "error()"
 run(1, script, "nil")
 write "os.exit(7)"
