@@ -544,7 +544,7 @@ function m.added_loss(count) end
 ---@return Tensor
 function m.attention(q, k, v, options) end
 
----What m.param was told about a parameter: {decay=, axes=}.
+---What m.param was told about a parameter: {decay=, axes=, frozen=}.
 function m.attributes(p) end
 
 ---Named axes with sizes.
@@ -565,7 +565,7 @@ function m.axis(name, size) end
 
 ---A bias: a parameter that is zero at first and exempt from weight decay, unless the options of
 ---m.param say otherwise.
----@param spec {init: any, decay: boolean, [integer]: Axis}
+---@param spec {init: any, decay: boolean, frozen: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.bias(spec) end
 
@@ -954,13 +954,15 @@ function m.optimizer(name, defaults, rule) end
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
----decay (default: parameters of fewer than two axes are exempt). `name` names a parameter that no
+---decay (default: parameters of fewer than two axes are exempt). `frozen=true` makes one that m.train
+---leaves as it is, such as the weights that an adapter is added to. `name` names a parameter that no
 ---module holds.
----@param spec {init: any, decay: boolean, name: string, [integer]: Axis}
+---@param spec {init: any, decay: boolean, frozen: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec) end
 
----The parameters of a module in the order of the tree; `.name` in the second list.
+---The parameters of a module that training changes, in the order of the tree; their names in the second
+---list.
 ---@param model table a module instance
 ---@return State[] parameters
 ---@return string[] names
@@ -1060,9 +1062,9 @@ function m.softplus(x) end
 ---@return Tensor
 function m.sqrt(a) end
 
----A list of `count` modules, each made by class(i, ...).
+---A list of `count` modules, each made by class(i, ...), a class or a function that gives a module.
 ---@param count integer
----@param class table
+---@param class table|fun(i: integer, ...): table
 ---@return table[]
 function m.stack(count, class, ...) end
 

@@ -22,9 +22,9 @@ local function names_of(mesh)
   return names
 end
 
-local function unknown(what, name, known)
+local function unknown(what, name, known, rest)
   local guess = core.suggest(tostring(name), known)
-  core.fail(("%s %q"):format(what, tostring(name)), {
+  core.fail(("%s %q%s"):format(what, tostring(name), rest or ""), {
     help = guess and ("did you mean %s?"):format(guess) or "the mesh has " .. table.concat(known, ", "),
   })
 end
@@ -73,7 +73,7 @@ local function read_by_axis(entries, what, mesh, read)
   for axis, value in sorted(entries or {}) do
     local found = false
     for _, name in ipairs(known) do found = found or name == axis end
-    if not found then unknown(what .. " the mesh axis", axis, known) end
+    if not found then unknown(what .. " the mesh axis", axis, known, ", which the mesh has not") end
     copy[axis] = read(axis, value)
   end
   return copy
@@ -114,7 +114,7 @@ local function read_stages(spec, mesh)
     if key ~= "schedule" and key ~= "microbatches" and key ~= "chunks" then
       local known = false
       for _, axis in ipairs(mesh) do known = known or axis.name == key end
-      if not known then unknown("stages speaks of the mesh axis", key, names_of(mesh)) end
+      if not known then unknown("stages speaks of the mesh axis", key, names_of(mesh), ", which the mesh has not") end
       if found then core.fail(("stages has two mesh axes, %s and %s"):format(found.axis, key)) end
       if type(value) ~= "string" then
         core.fail(("stages.%s names a list of modules, got %s"):format(key, type(value)), {

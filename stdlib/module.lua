@@ -7,7 +7,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: init, decay
+local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: init, decay, frozen
 local is_instance = {} -- marks metatables of module instances
 
 local function instance_of(value)
@@ -18,12 +18,13 @@ end
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
----decay (default: parameters of fewer than two axes are exempt). `name` names a parameter that no
+---decay (default: parameters of fewer than two axes are exempt). `frozen=true` makes one that m.train
+---leaves as it is, such as the weights that an adapter is added to. `name` names a parameter that no
 ---module holds.
----@param spec {init: any, decay: boolean, name: string, [integer]: Axis}
+---@param spec {init: any, decay: boolean, frozen: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.param(spec)
-  m.check_options("param", spec, { "init", "decay", "name" }, "A.embed, A.ffn")
+  m.check_options("param", spec, { "init", "decay", "frozen", "name" }, "A.embed, A.ffn")
   local axes = {}
   for i, axis in ipairs(spec) do axes[i] = axis end
   local init = spec.init
@@ -37,17 +38,17 @@ function m.param(spec)
   local p = core.state { axes = axes, dtype = "f32", kind = "parameter", name = spec.name }
   local decay = spec.decay
   if decay == nil then decay = #axes >= 2 end
-  attributes[p] = { init = init, decay = decay, axes = axes }
+  attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen }
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
 
 ---A bias: a parameter that is zero at first and exempt from weight decay, unless the options of
 ---m.param say otherwise.
----@param spec {init: any, decay: boolean, [integer]: Axis}
+---@param spec {init: any, decay: boolean, frozen: boolean, name: string, [integer]: Axis}
 ---@return State
 function m.bias(spec)
-  m.check_options("bias", spec, { "init", "decay", "name" }, "A.embed")
+  m.check_options("bias", spec, { "init", "decay", "frozen", "name" }, "A.embed")
   local all = { init = "zeros", decay = false }
   for key, value in pairs(spec) do all[key] = value end
   return m.param(all)
@@ -63,12 +64,12 @@ function m.buffer(spec)
   local init = spec.init or 0
   if type(init) ~= "function" then init = m.init.constant(init == "ones" and 1 or init == "zeros" and 0 or init) end
   local p = core.state { axes = axes, dtype = "f32", kind = "other", name = spec.name }
-  attributes[p] = { init = init, decay = false, axes = axes, buffer = true }
+  attributes[p] = { init = init, decay = false, axes = axes, frozen = true }
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
 
----What m.param was told about a parameter: {decay=, axes=}.
+---What m.param was told about a parameter: {decay=, axes=, frozen=}.
 function m.attributes(p) return attributes[p] or {} end
 
 local taken = {} -- the names that parameters have
@@ -229,14 +230,20 @@ function m.module(name, build)
   })
 end
 
----A list of `count` modules, each made by class(i, ...).
+---A list of `count` modules, each made by class(i, ...), a class or a function that gives a module.
 ---@param count integer
----@param class table
+---@param class table|fun(i: integer, ...): table
 ---@return table[]
 function m.stack(count, class, ...)
   if not math.tointeger(count) then core.fail("m.stack takes a count and a class, got " .. tostring(count)) end
+  if type(class) ~= "function" and type(class) ~= "table" then core.fail("m.stack takes a count and a class, got " .. tostring(class)) end
   local list = {}
-  for i = 1, count do list[i] = class(i, ...) end
+  for i = 1, count do
+    list[i] = class(i, ...)
+    if list[i] == nil then
+      core.fail(("m.stack: layer %d is nil"):format(i), { help = "a function in the place of the class returns the layer" })
+    end
+  end
   return list
 end
 
@@ -245,7 +252,8 @@ end
 ---@return boolean
 function m.is_module(x) return instance_of(x) ~= nil end
 
----The parameters of a module in the order of the tree; `.name` in the second list.
+---The parameters of a module that training changes, in the order of the tree; their names in the second
+---list.
 ---@param model table a module instance
 ---@return State[] parameters
 ---@return string[] names
@@ -257,7 +265,7 @@ function m.parameters(model)
   name_tree(record)
   local list, names, seen = {}, {}, {}
   walk(model, "", {}, function() end, function(p)
-    if not seen[p] and not attributes[p].buffer then
+    if not seen[p] and not attributes[p].frozen then
       seen[p] = true
       list[#list + 1], names[#names + 1] = p, p:name()
     end

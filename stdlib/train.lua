@@ -19,6 +19,9 @@ end
 
 -- Divide, clip, update; a step whose gradient is not finite changes no parameter (m.train stops there).
 local function apply(o, parameters, gradients, total, count, feeds)
+  if #parameters == 0 then
+    core.fail("the model has no parameters to train", { help = "training changes what m.param makes, in fields of the model and its modules" })
+  end
   local norm = core.sqrt(m.scope("gradient norm", square_sum, gradients)) / count
   local scale = 1 / count
   if o.clip and o.clip > 0 then scale = scale * core.minimum(1, o.clip / (norm + 1e-6)) end

@@ -130,8 +130,8 @@ PROCESS_TEST(closed_pipe) {
 /* What cannot be written is told by the exit code, whoever writes it. */
 PROCESS_TEST(full_disk) {
     process_write(room, "long.lua", "for i = 1, 3000 do print(i) end\n");
-    static const char *const commands[] = {
-        "run --device cpu long.lua", "check models.lua", "--version", "help run"};
+    static const char *const commands[] = {"run --device cpu long.lua", "check models.lua",
+                                           "--version", "help run"};
     process_write(room, "models.lua",
                   "local m = require 'mlua'\n"
                   "m.compile(function(i) return i.x * 3 end, { x = { m.axis('a', 4) } })\n");

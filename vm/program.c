@@ -245,17 +245,23 @@ static const void *feed_memory(lua_State *L, int index, const ml_input *input) {
     return data;
 }
 
+/* Push what is to be said of a feed that the program does not know. */
+static const char *push_feed_help(lua_State *L, const char *name, int names, int64_t count) {
+    vm_push_suggestion(L, name, names);
+    if (lua_isstring(L, -1)) return lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
+    if (count == 0) return lua_pushliteral(L, "it has none");
+    lua_pushliteral(L, "its inputs are");
+    for (int64_t i = 1; i <= count; i++) {
+        lua_rawgeti(L, names, i);
+        lua_pushfstring(L, i == 1 ? "%s %s" : "%s, %s", lua_tostring(L, -2), lua_tostring(L, -1));
+    }
+    return lua_tostring(L, -1);
+}
+
 /* Raise for a feed that the program does not know, or an input that is not fed. */
 static void check_feeds(lua_State *L, int names) {
     int64_t count = vm_table_length(L, names);
     luaL_checkstack(L, (int)count * 2 + 20, "too many inputs");
-    for (int64_t i = 1; i <= count; i++) {
-        lua_rawgeti(L, names, i);
-        lua_pushvalue(L, -1);
-        if (lua_gettable(L, 2) == LUA_TNIL)
-            vm_fail(L, NULL, "the program needs the input \"%s\"", lua_tostring(L, -2));
-        lua_pop(L, 2);
-    }
     lua_pushnil(L);
     while (lua_next(L, 2)) {
         lua_pop(L, 1);
@@ -267,18 +273,14 @@ static void check_feeds(lua_State *L, int names) {
         }
         if (known) continue;
         const char *name = luaL_tolstring(L, -1, NULL);
-        vm_push_suggestion(L, name, names);
-        if (lua_isstring(L, -1)) {
-            lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
-        } else {
-            lua_pushliteral(L, "its inputs are");
-            for (int64_t i = 1; i <= count; i++) {
-                lua_rawgeti(L, names, i);
-                lua_pushfstring(L, i == 1 ? "%s %s" : "%s, %s", lua_tostring(L, -2),
-                                lua_tostring(L, -1));
-            }
-        }
-        vm_fail(L, lua_tostring(L, -1), "the program has no input \"%s\"", name);
+        vm_fail(L, push_feed_help(L, name, names, count), "the program has no input \"%s\"", name);
+    }
+    for (int64_t i = 1; i <= count; i++) {
+        lua_rawgeti(L, names, i);
+        lua_pushvalue(L, -1);
+        if (lua_gettable(L, 2) == LUA_TNIL)
+            vm_fail(L, NULL, "the program needs the input \"%s\"", lua_tostring(L, -2));
+        lua_pop(L, 2);
     }
 }
 

@@ -15,9 +15,11 @@ static ml_status map_file(const char *path, ml_safetensors *file) {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     struct stat status;
     if (descriptor < 0) return ml_fail(ML_IO, "cannot open %s: %s", path, strerror(errno));
-    if (fstat(descriptor, &status) != 0 || status.st_size < 8) {
+    if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size < 8) {
+        bool folder = S_ISDIR(status.st_mode);
         close(descriptor);
-        return ml_fail(ML_IO, "%s is no safetensors file: it has fewer than 8 bytes", path);
+        return ml_fail(ML_IO, "%s is no safetensors file: %s", path,
+                       folder ? "it is a folder" : "it has fewer than 8 bytes");
     }
     void *map = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
     close(descriptor);

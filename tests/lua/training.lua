@@ -44,4 +44,35 @@ check.equal(table.concat(names, " "),
 local ids, text = m.generate(model, { prompt = "ab", tokens = 5, seq = A.seq, temperature = 0, quiet = true })
 check.equal(#ids, 7, "generated ids")
 check.equal(#text, 5, "generated text")
+
+-- Adapters beside frozen weights: only the former are learned, and all are read in the compute dtype.
+local rank = m.axis("rank", 2)
+local Adapted = m.module("Adapted", function(self)
+  self.embedding = m.param { A.vocab, A.embed, init = 0.5, frozen = true }
+  self.down, self.up = m.param { A.embed, rank, init = 0.1 }, m.param { rank, A.embed, init = 0.1 }
+end)
+function Adapted:forward(tokens)
+  local x = self.embedding:gather(tokens, "vocab")
+  check.equal(x:dtype(), m.compute_dtype(), "dtype of frozen weights")
+  return (x + x:dot(self.down, "embed"):dot(self.up, "rank")):dot(self.embedding, "embed")
+end
+local frozen = Adapted()
+local names_left = select(2, m.parameters(frozen))
+table.sort(names_left)
+check.equal(table.concat(names_left, " "), "down up", "names of what is trained")
+local before = table.concat(frozen.embedding:get():table(), " ")
+local up = table.concat(frozen.up:get():table(), " ")
+train { model = frozen }
+check.equal(table.concat(frozen.embedding:get():table(), " "), before, "frozen weights")
+check.equal(table.concat(frozen.up:get():table(), " ") ~= up, true, "weights of the adapter")
+
+-- Mistakes.
+local Empty = m.module("Empty", function() end)
+function Empty:forward(tokens) return tokens:one_hot(A.vocab) end
+check.raises("the model has no parameters to train", m.train, { model = Empty(), batch = A.batch, seq = A.seq })
+check.raises("m.stack: layer 1 is nil", m.stack, 2, function() end)
+check.raises("m.stack takes a count and a class, got 7", m.stack, 2, 7)
+local double = m.compile(function(feeds) return { y = feeds.x * 2 } end, { x = { A.embed } })
+check.raises("the program has no input \"y\"", double, { y = 1 })
+check.raises("the program needs the input \"x\"", double, {})
 check.done()
