@@ -76,7 +76,29 @@ static int between_hosts(ml_comm *comm, void *argument) {
     if (rank == 0 && ml_edge_send(edge, &in, sizeof in) != ML_INVALID) return 10;
     if (rank == 1 && ml_edge_receive(edge, &out, sizeof out) != ML_INVALID) return 11;
     if (edge && !strstr(ml_error_last()->text, "must be on one host")) return 12;
+    ml_comm_part(comm); /* and go on all the same */
     return ml_comm_barrier(comm) == ML_OK ? 0 : 8;
+}
+
+/* Ranks 0 and 1 tell each other two words, ranks 2 and 3 nobody; all ranks part. */
+static int swap_and_part(ml_comm *comm, void *argument) {
+    (void)argument;
+    int rank = ml_comm_rank(comm), other = rank < 2 ? 1 - rank : -1;
+    for (int round = 0; round < 2; round++) {
+        int64_t mine[2] = {rank * 10 + round, -1 - rank}, theirs[2] = {7, 7};
+        if (ml_comm_swap(comm, other, mine, theirs, 2) != ML_OK) return 1;
+        if (theirs[0] != (other < 0 ? 0 : other * 10 + round)) return 2;
+        if (theirs[1] != (other < 0 ? 0 : -1 - other)) return 4;
+    }
+    if (rank == 3) usleep(300000);
+    double before = comm_now();
+    ml_comm_part(comm);
+    double waited = comm_now() - before;
+    if (waited > 3 || (rank != 3 && waited < 0.1)) return 5;
+    if (rank == 2) return 0; /* ends without another word */
+    before = comm_now();
+    ml_comm_part(comm);
+    return comm_now() - before < 3 ? 0 : 6;
 }
 
 static int die_between_hosts(ml_comm *comm, void *argument) {
@@ -106,6 +128,13 @@ TEST(comm, several_hosts) {
     comm_job job;
     start_hosts(&job, between_hosts, NULL, -1);
     finish_well(&job);
+}
+
+TEST(comm, swap_and_part) {
+    comm_job job;
+    start_hosts(&job, swap_and_part, NULL, -1);
+    finish_well(&job);
+    comm_run(4, swap_and_part, NULL);
 }
 
 /* Rank `fault` stops, or rank fault - 10 ends without a word. */
@@ -180,7 +209,7 @@ static int record(int port, const ml_launch *launch, const char *secret, join_he
     join_random(hello->nonce, sizeof hello->nonce);
     CHECK(join_write(fd, hello, sizeof *hello, comm_now() + 1));
     CHECK(join_read(fd, &challenge, sizeof challenge, comm_now() + 2));
-    join_who_fill(&answer->who);
+    join_who_fill(launch, &answer->who);
     join_prove_client(&job, hello, challenge.nonce, &answer->who, answer->proof);
     CHECK(join_write(fd, answer, sizeof *answer, comm_now() + 1));
     return fd;

@@ -82,14 +82,19 @@ static void gpu_ranks_in_order(process_room *room) {
 /* By copies between the GPUs, also where loads of kernels and graphs wait for all that runs; sums
  * of more than a stage too. */
 static void gpu_ranks_copies(process_room *room) {
-    static const char *const layouts[] = {"dp=2", "dp=2 layout=fsdp",
-                                          "dp=2 layout=fsdp reshard=false", "dp=4 reshard=false",
-                                          "dp=2 layout=fsdp vocab=9000 embed=256"};
+    static const char *const layouts[] = {"dp=2",
+                                          "dp=2 layout=fsdp",
+                                          "dp=2 layout=fsdp reshard=false",
+                                          "dp=4 reshard=false",
+                                          "dp=2 layout=fsdp vocab=9000 embed=256",
+                                          "dp=2,tp=2",
+                                          "dp=2,cp=2 layout=fsdp"};
     if (gpus() < 2) return;
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 7; i++) {
         const char *arguments = ml_arena_format(room->arena, "--mesh %s", layouts[i]);
-        int ranks = i == 3 ? 4 : 2;
+        int ranks = i == 3 || i > 4 ? 4 : 2;
+        if (i == 5) one = train(room, 1, "MLUA_VERIFY=1", "");
         if (i == 4) one = train(room, 1, "MLUA_VERIFY=1", "vocab=9000 embed=256");
         if (gpus() < ranks) continue;
         compare_under(room, "MLUA_PEER=1 EMULATOR_WAITS=1", &one, ranks, arguments);
@@ -149,14 +154,16 @@ TEST(gpu_ranks, layouts) {
 /* Rank 1 fails before its fifth sum; the other one waits for it on its GPU. */
 static const char fault_script[] =
     "local m, core = require 'mlua', require 'mlua.core'\n"
-    "local cfg = m.config { how = 'none' }\n"
+    "local cfg = m.config { how = 'none', victim = 1, ranks = 2 }\n"
     "local A = m.axes { batch = 8 }\n"
     "local sum = m.compile(function(feeds) return (feeds.x * feeds.x):sum('batch') end,\n"
-    "  { x = { A.batch, dtype = 'f32' } }, { name = 'sum', layout = m.layout.ddp { dp = 2 } })\n"
+    "  { x = { A.batch, dtype = 'f32' } }, { name = 'sum', layout = m.layout.ddp { dp = cfg.ranks "
+    "} })\n"
     "local x = core.host('f32', 8)\n"
     "for i = 1, 100000 do\n"
-    "  if i == 5 and core.options().rank == 1 then\n"
+    "  if i == 5 and core.options().rank == cfg.victim then\n"
     "    if cfg.how == 'kill' then os.execute('kill -KILL $PPID') end\n"
+    "    if cfg.how == 'stop' then os.execute('kill -STOP $PPID') end\n"
     "    if cfg.how == 'hang' then os.execute('sleep 60') end\n"
     "    if cfg.how == 'error' then error('this rank fails') end\n"
     "  end\n"
@@ -190,29 +197,106 @@ TEST(gpu_ranks, faults) {
     process_in_room(gpu_ranks_faults);
 }
 
-/* Four ranks of two hosts, as torchrun starts them; on emulated GPUs hosts are emulated too. */
+/* Four ranks that take themselves for those of two hosts: memory of others is opened within a host,
+ * and what goes between them goes by NCCL, in copies, collectives and messages alike. */
 static void gpu_ranks_hosts(process_room *room) {
-    static const char *const meshes[] = {"dp=2,tp=2", "dp=4 layout=fsdp", "pp=2,dp=2"};
-    const char *emulator = getenv("EMULATOR");
-    if (!emulator) return;
+    static const struct {
+        const char *arguments;
+        bool copies, pairs; /* some collectives go by copies; some messages by NCCL */
+    } cases[] = {{"--mesh dp=2,tp=2", true, false},
+                 {"--mesh dp=4 layout=fsdp", false, false},
+                 {"--mesh pp=2,dp=2", false, true},
+                 {"--mesh pp=4 layers=4 accum=2", false, true}};
+    if (gpus() < 4) return;
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
-    for (int i = 0; i < 3; i++) {
-        process_result r = process_shell(
-            room, 0,
-            "export MLUA_SECRET=test MLUA_BIND=127.0.0.1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 "
-            "MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ %% 20000)) LD_PRELOAD=%s/libhost.so; "
-            "for r in 3 2 1 0; do RANK=$r LOCAL_RANK=$((r %% 2)) EMULATOR_HOST=host$((r / 2)) "
-            "timeout 100 $MLUA run $ROOT/models/gpt.lua --device cuda --dtype f32 --json layers=2 "
-            "embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 warmup=1 steps=%d --mesh %s & "
-            "done; wait",
-            emulator, STEPS, meshes[i]);
-        char *last = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", STEPS));
-        if (!last) ml_raise(ML_INTERNAL, "no last step in\n%s", r.output);
-        double off = fabs(number(last, "\"loss\":") / one.loss[STEPS - 1] - 1);
-        if (!(off <= 1e-5)) test_fail("two hosts, %s: the loss is off by %g", meshes[i], off);
+    for (int i = 0; i < 4; i++) {
+        const char *arguments = cases[i].arguments;
+        if (i == 3) one = train(room, 1, "MLUA_VERIFY=1", "layers=4 accum=2");
+        compare_under(room, "MLUA_HOSTS=2", &one, 4, arguments);
+        process_result r = process_run(room, 0, "MLUA_HOSTS=2 MLUA_DEBUG=1", RUN, 4, 1, arguments);
+        CHECK_EQ_INT(strstr(r.output, "of step go by copies") && !strstr(r.output, "peer: 0 of"),
+                     cases[i].copies);
+        CHECK_EQ_INT(strstr(r.output, "by NCCL: edge") != NULL, cases[i].pairs);
     }
+    CHECK(strstr(process_run(room, 0, "MLUA_HOSTS=2 MLUA_DEBUG=1", RUN, 4, 1,
+                             "--mesh pp=4 layers=4 accum=2")
+                     .output,
+                 "by copies: edge") != NULL);
 }
 TEST(gpu_ranks, hosts) {
     process_in_room(gpu_ranks_hosts);
+}
+
+/* The same as cluster launchers start them on two nodes: where this user may, each has its own
+ * network, and what joins them is a pair of (virtual) Ethernet cards; else two addresses. */
+static const char two_nodes[] =
+    "join='' here=127.0.0.2 list='127.0.0.[2-3]'\n"
+    "if [ -z \"$APART\" ] && unshare -rn true 2>/dev/null && command -v ip nsenter >/dev/null; "
+    "then\n"
+    "    APART=1 exec unshare -rn \"$BASH\" \"$0\" \"$@\"; fi\n"
+    "if [ -n \"$APART\" ]; then\n"
+    "    ip link set lo up; unshare -n sleep 300 & far=$!; sleep 0.5\n"
+    "    ip link add va type veth peer name vb netns $far || exit 3\n"
+    "    ip addr add 10.77.0.1/24 dev va; ip link set va up\n"
+    "    join=\"nsenter -t $far -n\"\n"
+    "    $join ip link set lo up; $join ip addr add 10.77.0.2/24 dev vb; $join ip link set vb up\n"
+    "    here=10.77.0.1 list='10.77.0.[1-2]'; fi\n"
+    "echo \"rank 0 is at $here ${APART:+by ethernet}\"\n"
+    "export MLUA_SECRET=test MLUA_BIND=$1 MLUA_HOSTS=2\n"
+    "for r in 3 2 1 0; do\n"
+    "    case $2 in\n"
+    "    torchrun) export RANK=$r LOCAL_RANK=$r WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 "
+    "\\\n"
+    "        MASTER_ADDR=$here MASTER_PORT=29611 ;;\n"
+    "    slurm) export SLURM_PROCID=$r SLURM_LOCALID=$r SLURM_NTASKS=4 SLURM_JOB_ID=77 \\\n"
+    "        SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=\"$list\" ;;\n"
+    "    mpi) export OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=4 "
+    "\\\n"
+    "        OMPI_COMM_WORLD_LOCAL_SIZE=2 MASTER_ADDR=$here PMIX_NAMESPACE=job-9 ;;\n"
+    "    esac\n"
+    "    at=''; [ $r -lt 2 ] || at=$join\n"
+    "    $at timeout 100 \"$MLUA\" run \"$ROOT/models/gpt.lua\" --device cuda --dtype f32 --json "
+    "\\\n"
+    "        layers=2 embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 warmup=1 steps=4 \\\n"
+    "        --mesh dp=2,tp=2 & pids=\"$pids $!\"\n"
+    "done\n"
+    "code=0; for p in $pids; do wait $p || code=1; done\n"
+    "[ -z \"$far\" ] || kill $far; exit $code\n";
+
+static void gpu_ranks_nodes(process_room *room) {
+    static const char *const launchers[] = {"0.0.0.0 torchrun", "0.0.0.0 slurm", "0.0.0.0 mpi"};
+    if (!getenv("EMULATOR")) return; /* elsewhere ranks of two networks see no GPU in common */
+    learned one = train(room, 1, "MLUA_VERIFY=1", "");
+    process_write(room, "two_nodes.sh", two_nodes);
+    for (int i = 0; i < 3; i++) {
+        process_result r = process_shell(room, 0, "bash two_nodes.sh %s", launchers[i]);
+        char *last = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", STEPS));
+        if (!last) ml_raise(ML_INTERNAL, "no last step in\n%s", r.output);
+        double off = fabs(number(last, "\"loss\":") / one.loss[STEPS - 1] - 1);
+        if (!(off <= 1e-5)) test_fail("two nodes, %s: the loss is off by %g", launchers[i], off);
+    }
+}
+TEST(gpu_ranks, nodes) {
+    process_in_room(gpu_ranks_nodes);
+}
+
+/* A rank of the other host dies, or stops: all are told, and end. */
+static void gpu_ranks_hosts_fault(process_room *room) {
+    static const struct {
+        const char *how, *says;
+    } faults[] = {{"kill", "rank 3 (pid"}, {"stop", "rank 3 (pid"}, {"error", "this rank fails"}};
+    if (gpus() < 4) return;
+    process_write(room, "fault.lua", fault_script);
+    for (int i = 0; i < 3; i++) {
+        process_result r = process_run(
+            room, PROCESS_ANY_CODE, "MLUA_TIMEOUT=4 MLUA_HOSTS=2",
+            "run fault.lua --device cuda --dtype f32 --quiet -n 4 victim=3 ranks=4 how=%s",
+            faults[i].how);
+        process_expect(&r, faults[i].says);
+        CHECK(r.code != 0 && r.seconds < 30);
+    }
+}
+TEST(gpu_ranks, hosts_fault) {
+    process_in_room(gpu_ranks_hosts_fault);
 }
 #endif

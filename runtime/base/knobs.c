@@ -82,6 +82,10 @@ static const knob KNOBS[] = {
      "stages, and collectives beside other work, these from N at a time where N is 2 to 8; 0: NCCL "
      "does it all",
      NUMBER, AT(peer)},
+    {"MLUA_HOSTS", "N",
+     "to test: the ranks on this machine take themselves for those of N hosts, as many in a row on "
+     "each, and share nothing but connections and NCCL between these",
+     NUMBER, AT(hosts)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
      "or ten steps",

@@ -28,6 +28,7 @@ typedef struct {
     bool batch;          /* MLUA_BATCH=0: every kernel has a launch of its own */
     int overlap;         /* MLUA_OVERLAP=0|1: collectives beside other work; -1: on GPUs */
     int peer;            /* MLUA_PEER=n: GPUs copy between their memories; 0: NCCL does */
+    int hosts;           /* MLUA_HOSTS=n: ranks of one host take themselves for those of n */
     int timeout;         /* MLUA_TIMEOUT=s: seconds until a silent rank is given up; 0: default */
     const char *bind;    /* MLUA_BIND=address: where rank 0's rendezvous listens */
     const char *secret;  /* MLUA_SECRET: what ranks prove to each other that they know */

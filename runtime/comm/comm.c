@@ -11,6 +11,7 @@
 
 /* Spinning pays only while every rank has a core of its own. */
 enum { SPINS = 2048, SPINS_CROWDED = 64 };
+static const double PART_SECONDS = 5;
 
 /* ---- Groups -----------------------------------------------------------------------------------
  */
@@ -128,6 +129,10 @@ bool ml_comm_local(const ml_comm *comm) {
     return comm->wire == NULL;
 }
 
+uint64_t ml_comm_host(const ml_comm *comm) {
+    return comm->host;
+}
+
 /* ---- Agreement --------------------------------------------------------------------------------
  */
 
@@ -205,6 +210,47 @@ ml_status ml_comm_share(ml_comm *comm, void *bytes, size_t size) {
     return status;
 }
 
+ml_status ml_comm_swap(ml_comm *comm, int other, const void *mine, void *theirs, int words) {
+    size_t bytes = (size_t)words * sizeof(int64_t);
+    if (comm->wire) return wire_swap(comm, other, mine, theirs, bytes);
+    char *all = ml_alloc((size_t)comm->world * bytes);
+    if (!all) return ml_fail(ML_NO_MEMORY, "no memory for messages of pairs of ranks");
+    ml_status status = ML_OK;
+    if (comm->world == 1)
+        memcpy(all, mine, bytes);
+    else
+        status = ml_comm_all_gather(comm->groups[0], mine, all, words, ML_I64);
+    if (status == ML_OK && other >= 0) memcpy(theirs, all + (size_t)other * bytes, bytes);
+    if (other < 0) memset(theirs, 0, bytes);
+    ml_free(all);
+    return status;
+}
+
+/* ---- Parting ----------------------------------------------------------------------------------
+ */
+
+static bool still_here(const ml_comm *comm, uint32_t times) {
+    for (int i = 0; i < comm->world; i++) {
+        comm_record *record = &comm->segment->ranks[i];
+        if (atomic_load(&record->state) <= COMM_RUNNING && atomic_load(&record->parted) < times)
+            return true;
+    }
+    return false;
+}
+
+void ml_comm_part(ml_comm *comm) {
+    if (!comm || comm->world == 1 || !comm->segment) return;
+    double deadline = comm_now() + PART_SECONDS;
+    uint32_t times = atomic_fetch_add(&comm->segment->ranks[comm->rank].parted, 1) + 1;
+    if (atomic_load(&comm->segment->failed)) return;
+    if (comm->wire) {
+        wire_part(comm, deadline);
+        return;
+    }
+    while (still_here(comm, times) && comm_now() < deadline && !atomic_load(&comm->segment->failed))
+        usleep(1000);
+}
+
 /* ---- Opening ----------------------------------------------------------------------------------
  */
 
@@ -250,6 +296,7 @@ ml_status ml_comm_open(const ml_launch *launch, ml_comm **result) {
         comm->world = world;
         comm->local_rank = launch->local_rank;
         comm->fd = -1;
+        comm->host = join_host(launch);
         comm->spins = ml_cpu_count() >= world ? SPINS : SPINS_CROWDED;
         for (int i = 0; i < world; i++) ranks[i] = i;
         all = group_new(comm, ranks, world);

@@ -59,7 +59,8 @@ void ml_comm_waited(ml_comm *comm);
 int ml_comm_rank(const ml_comm *comm);
 int ml_comm_local_rank(const ml_comm *comm);
 int ml_comm_world(const ml_comm *comm);
-bool ml_comm_local(const ml_comm *comm); /* all ranks are of this host, and share memory */
+bool ml_comm_local(const ml_comm *comm);    /* all ranks are of this host, and share memory */
+uint64_t ml_comm_host(const ml_comm *comm); /* the same on all ranks of a host, and on no others */
 /* ranks[0..count) in order; collective over all ranks of the job, each for its own group.
  * The same ranks again give the same group. Groups live as long as the communicator. */
 ml_status ml_comm_group(ml_comm *comm, const int *ranks, int count, ml_group **group);
@@ -108,6 +109,12 @@ ml_status ml_comm_barrier(ml_comm *comm);
 ml_status ml_comm_agree(ml_comm *comm, uint64_t value, const char *what);
 /* *value becomes the smallest of all ranks; works between hosts too. */
 ml_status ml_comm_least(ml_comm *comm, int64_t *value);
+/* All ranks at once: `words` 64-bit words of this rank to rank `other`, and that one's here; other
+ * is -1 for a rank that takes no part, and theirs becomes 0. Works between hosts too. */
+ml_status ml_comm_swap(ml_comm *comm, int other, const void *mine, void *theirs, int words);
+/* This rank uses nothing of the others' any more: waits a moment until all others have said so too,
+ * have ended or have failed. Nothing fails by it. */
+void ml_comm_part(ml_comm *comm);
 /* `size` bytes of rank 0 to all ranks; works between hosts too. */
 ml_status ml_comm_share(ml_comm *comm, void *bytes, size_t size);
 

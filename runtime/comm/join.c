@@ -43,14 +43,28 @@ static void copy_line(const char *path, char *text, size_t size) {
     if (file) fclose(file);
 }
 
-void join_who_fill(join_who *who) {
+void join_who_fill(const ml_launch *launch, join_who *who) {
+    int hosts = ml_knobs()->hosts;
     memset(who, 0, sizeof *who);
     if (join_boot)
         snprintf(who->boot, sizeof who->boot, "%s", join_boot);
     else
         copy_line("/proc/sys/kernel/random/boot_id", who->boot, sizeof who->boot);
     gethostname(who->host, sizeof who->host - 1);
+    if (hosts > 1 &&
+        launch->world > 1) { /* ranks in a row are on one host, as launchers put them */
+        int host = (int)((int64_t)launch->rank * hosts / launch->world);
+        size_t length = strnlen(who->boot, 24);
+        snprintf(who->boot + length, sizeof who->boot - length, " host %d", host);
+    }
     who->pid = (uint32_t)getpid();
+}
+
+uint64_t join_host(const ml_launch *launch) {
+    join_who who;
+    join_who_fill(launch, &who);
+    const char *name = *who.boot ? who.boot : who.host;
+    return ml_hash(name, strlen(name), 0);
 }
 
 static void prove(const join_job *job, const char *side, const join_hello *hello,

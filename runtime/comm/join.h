@@ -31,7 +31,9 @@ typedef struct {
     uint8_t nonce[DIGEST_BYTES], proof[DIGEST_BYTES];
 } join_challenge;
 typedef struct {
-    char boot[40], host[64]; /* the kernel's boot id, the host's name */
+    /* The kernel's boot id, and which one of MLUA_HOSTS hosts this rank takes itself for; the
+     * host's name. */
+    char boot[40], host[64];
     uint32_t pid, unused;
 } join_who;
 typedef struct {
@@ -42,9 +44,9 @@ typedef enum { JOIN_REFUSED, JOIN_SHARED, JOIN_HOSTS } join_verdict;
 typedef struct {
     uint32_t verdict, unused;
     join_who who;
-    char name[JOIN_NAME_BYTES];    /* of the Unix socket, in the abstract namespace */
-    uint8_t ticket[DIGEST_BYTES];  /* to show there */
-    char text[JOIN_TEXT_BYTES];    /* why it is refused */
+    char name[JOIN_NAME_BYTES];   /* of the Unix socket, in the abstract namespace */
+    uint8_t ticket[DIGEST_BYTES]; /* to show there */
+    char text[JOIN_TEXT_BYTES];   /* why it is refused */
     uint8_t proof[DIGEST_BYTES];
 } join_welcome;
 
@@ -63,7 +65,8 @@ ml_status comm_secret(const ml_launch *launch, char secret[65 + 256]);
 extern const char JOIN_MAGIC[8];
 extern const char *join_boot; /* for tests, in place of the kernel's boot id: as on other hosts */
 void join_random(void *bytes, size_t size);
-void join_who_fill(join_who *who);
+void join_who_fill(const ml_launch *launch, join_who *who);
+uint64_t join_host(const ml_launch *launch); /* of this process, as ml_comm_host */
 void join_prove_server(const join_job *job, const join_hello *hello,
                        const uint8_t nonce[DIGEST_BYTES], uint8_t proof[DIGEST_BYTES]);
 void join_prove_client(const join_job *job, const join_hello *hello,

@@ -40,7 +40,7 @@ static bool shake_hands(visit *v, int fd) {
         v->met_stranger = true;
         return false;
     }
-    join_who_fill(&answer.who);
+    join_who_fill(v->job->launch, &answer.who);
     join_prove_client(v->job, &v->hello, v->nonce, &answer.who, answer.proof);
     if (!join_write(fd, &answer, sizeof answer, deadline) ||
         !join_read(fd, &v->welcome, sizeof v->welcome, v->job->deadline + LAST_WORD_SECONDS))

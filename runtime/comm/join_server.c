@@ -36,7 +36,7 @@ typedef struct {
  */
 
 static void welcome(server *s, guest *g, join_welcome *w) {
-    join_who_fill(&w->who);
+    join_who_fill(s->job->launch, &w->who);
     join_prove_welcome(s->job, &g->hello, g->nonce, w, w->proof);
     join_write(g->fd, w, sizeof *w, comm_now() + 1);
 }
@@ -237,7 +237,7 @@ static ml_status keep_wires(ml_comm *comm, server *s, int other) {
 
 static ml_status finish(ml_comm *comm, server *s) {
     join_who own;
-    join_who_fill(&own);
+    join_who_fill(s->job->launch, &own);
     for (int i = 1; i < s->world; i++)
         if (!*own.boot || strcmp(own.boot, s->ranks[i].answer.who.boot) != 0)
             return keep_wires(comm, s, i);

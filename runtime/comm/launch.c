@@ -139,18 +139,26 @@ static bool from_slurm(ml_launch *launch) {
  */
 static bool from_mlua(ml_launch *launch) {
     const char *rank = VARIABLE("MLUA_RANK"), *world = VARIABLE("MLUA_WORLD");
-    const char *segment = VARIABLE("MLUA_SEGMENT");
-    if (!rank || !world || !segment) return false;
+    const char *segment = VARIABLE("MLUA_SEGMENT"), *address = VARIABLE("MLUA_ADDRESS");
+    const char *secret = VARIABLE("MLUA_JOB");
+    if (!rank || !world || (!segment && !(address && secret))) return false;
     launch->rank = number(rank, -1);
     launch->world = number(world, -1);
     launch->local_rank = number(VARIABLE("MLUA_LOCAL_RANK"), launch->rank);
     set_job(launch, "mlua run -n", NULL, NULL, NULL);
-    snprintf(launch->address, sizeof launch->address, "fd:%d", number(segment, -1));
-    fcntl(number(segment, -1), F_SETFD, FD_CLOEXEC);
+    if (segment) {
+        snprintf(launch->address, sizeof launch->address, "fd:%d", number(segment, -1));
+        fcntl(number(segment, -1), F_SETFD, FD_CLOEXEC);
+    } else { /* they take themselves for ranks of several hosts */
+        snprintf(launch->address, sizeof launch->address, "%s", address);
+        snprintf(launch->secret, sizeof launch->secret, "%s", secret);
+    }
     unsetenv("MLUA_RANK");
     unsetenv("MLUA_WORLD");
     unsetenv("MLUA_LOCAL_RANK");
     unsetenv("MLUA_SEGMENT");
+    unsetenv("MLUA_ADDRESS");
+    unsetenv("MLUA_JOB");
     return true;
 }
 

@@ -17,8 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
-#include "runtime/comm/parts.h"
+#include "runtime/comm/join.h"
 
 enum { LINE_BYTES = 8192, POLL_MS = 200, EXIT_START = 1, SIGNALS_TO_KILL = 3 };
 /* Seconds after a failure: ranks end by themselves in comm_stale_limit() or GRACE, the less. */
@@ -43,6 +44,8 @@ typedef struct {
     int interrupts;
     double failed_at; /* 0: not */
     bool terminated, killed;
+    char address[64],
+        secret[65]; /* where MLUA_HOSTS forbids ranks to share this one's memory; "" */
 } launcher;
 
 /* ---- Output -----------------------------------------------------------------------------------
@@ -121,11 +124,16 @@ static _Noreturn void become_rank(const launcher *l, int rank, int errors, pid_t
                      dup2(errors, STDERR_FILENO) < 0))
         _exit(EXIT_START);
     if (nothing > STDERR_FILENO) close(nothing);
-    fcntl(l->fd, F_SETFD, 0);
     set_number("MLUA_RANK", rank);
     set_number("MLUA_LOCAL_RANK", rank);
     set_number("MLUA_WORLD", l->ranks);
-    set_number("MLUA_SEGMENT", l->fd);
+    if (*l->address) {
+        setenv("MLUA_ADDRESS", l->address, 1);
+        setenv("MLUA_JOB", l->secret, 1);
+    } else {
+        fcntl(l->fd, F_SETFD, 0);
+        set_number("MLUA_SEGMENT", l->fd);
+    }
     const char *threads = getenv("MLUA_THREADS");
     int cores = ml_cpu_count() / l->ranks;
     if (!threads || !*threads) set_number("MLUA_THREADS", cores > 1 ? cores : 1);
@@ -151,6 +159,17 @@ static ml_status start_rank(launcher *l, int rank, char **argv) {
     return ML_OK;
 }
 
+/* Ranks that take themselves for those of several hosts meet as these do, at rank 0's. */
+static void choose_address(launcher *l) {
+    enum { FIRST_PORT = 40000, PORTS = 20000 };
+    unsigned char random[32];
+    if (ml_knobs()->hosts <= 1 || l->ranks <= 1) return;
+    join_random(random, sizeof random);
+    snprintf(l->address, sizeof l->address, "127.0.0.1:%d",
+             FIRST_PORT + (random[0] << 8 | random[1]) % PORTS);
+    for (size_t i = 0; i < sizeof random; i++) sprintf(l->secret + 2 * i, "%02x", random[i]);
+}
+
 static ml_status start(launcher *l, char **argv) {
     sigset_t watched;
     sigemptyset(&watched);
@@ -166,6 +185,7 @@ static ml_status start(launcher *l, char **argv) {
     ml_status status = comm_segment_map(l->fd, &l->segment, &l->mapped);
     if (status != ML_OK) return status;
     atomic_store(&l->segment->launched, 1);
+    choose_address(l);
     l->children = ml_alloc((size_t)l->ranks * sizeof *l->children);
     l->polled = ml_alloc((size_t)(l->ranks + 1) * sizeof *l->polled);
     if (!l->children || !l->polled)

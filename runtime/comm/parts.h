@@ -23,8 +23,8 @@ enum {
     COMM_FAILURE_BYTES = 2048,
     COMM_MOST_GROUPS = 64,
     COMM_MOST_RANKS = 4096,
-    COMM_LINE = 64,       /* of a cache */
-    COMM_CONTROL = 4096,  /* bytes before a slot's buffers, or a ring */
+    COMM_LINE = 64,      /* of a cache */
+    COMM_CONTROL = 4096, /* bytes before a slot's buffers, or a ring */
     COMM_EDGE_BUCKETS = 256,
     COMM_STEP_TIMES = 15, /* of which the median is taken */
 };
@@ -34,10 +34,11 @@ typedef enum { COMM_STARTING, COMM_RUNNING, COMM_DONE, COMM_DEAD } comm_state;
 typedef struct {
     _Alignas(COMM_LINE) _Atomic uint32_t state;
     _Atomic int32_t pid;
-    _Atomic uint32_t beats;    /* of its watcher thread */
-    _Atomic uint32_t progress; /* notes and meetings, counted */
-    _Atomic uint32_t busy;     /* with something that may take minutes */
-    _Atomic uint64_t waiting;  /* the collective it waits in (comm_describe); 0: none */
+    _Atomic uint32_t beats;        /* of its watcher thread */
+    _Atomic uint32_t progress;     /* notes and meetings, counted */
+    _Atomic uint32_t busy;         /* with something that may take minutes */
+    _Atomic uint32_t parted;       /* calls of ml_comm_part */
+    _Atomic uint64_t waiting;      /* the collective it waits in (comm_describe); 0: none */
     _Atomic uint32_t note_version; /* odd while the note is being written */
     char note[COMM_NOTE_BYTES];
 } comm_record;
@@ -76,6 +77,7 @@ typedef struct comm_wire comm_wire; /* connections between hosts: wire.h */
 
 struct ml_comm {
     int rank, world, local_rank, fd;
+    uint64_t host;
     comm_segment *segment; /* NULL for a job of one */
     size_t mapped;
     comm_wire *wire; /* where the ranks are on several hosts; then the segment is this rank's own */

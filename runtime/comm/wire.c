@@ -15,7 +15,9 @@ typedef enum {
     FRAME_SHARE,
     FRAME_FAILURE,
     FRAME_FAREWELL,
-    FRAME_BEAT
+    FRAME_BEAT,
+    FRAME_SWAP,
+    FRAME_PART
 } frame_kind;
 typedef struct {
     uint32_t kind, sequence;
@@ -196,7 +198,7 @@ static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *byt
     frame f;
     if (!join_read(fd, &f, sizeof f, deadline)) {
         lost(comm, connection, "died or lost its connection");
-    } else if (f.kind == FRAME_BEAT) {
+    } else if (f.kind == FRAME_BEAT || f.kind == FRAME_PART) { /* one that came too late */
         *again = true;
     } else if (f.kind == FRAME_FAILURE && f.bytes == sizeof m) {
         if (join_read(fd, &m, sizeof m, deadline)) take_failure(comm, &m);
@@ -259,4 +261,81 @@ ml_status wire_share(ml_comm *comm, void *bytes, size_t size) {
     if (status != ML_OK) return status;
     return comm->rank == 0 ? to_all(comm, FRAME_SHARE, bytes, size)
                            : get_frame(comm, 0, FRAME_SHARE, bytes, size);
+}
+
+/* ---- Pairs, and the end -----------------------------------------------------------------------
+ */
+
+typedef struct {
+    int64_t other;
+    char bytes[];
+} swap_message;
+
+/* Rank 0 takes what all have for one another, and sends each what is for it. */
+static ml_status swap_all(ml_comm *comm, swap_message *mine, char *room, void *theirs,
+                          size_t bytes) {
+    size_t size = sizeof *mine + bytes;
+    ml_status status = ML_OK;
+    memcpy(room, mine, size);
+    for (int i = 1; status == ML_OK && i < comm->world; i++)
+        status = get_frame(comm, i, FRAME_SWAP, room + (size_t)i * size, size);
+    for (int i = 0; status == ML_OK && i < comm->world; i++) {
+        int64_t other = ((swap_message *)(void *)(room + (size_t)i * size))->other;
+        swap_message *answer = mine; /* what rank 0 had to say is in the room by now */
+        memset(answer->bytes, 0, bytes);
+        if (other >= 0 && other < comm->world)
+            memcpy(answer->bytes, room + (size_t)other * size + sizeof *mine, bytes);
+        if (i == 0) memcpy(theirs, answer->bytes, bytes);
+        if (i > 0 && !put_frame(comm, i, FRAME_SWAP, answer->bytes, bytes))
+            lost(comm, i, "died or lost its connection");
+        status = comm_failure_report(comm);
+    }
+    return status;
+}
+
+ml_status wire_swap(ml_comm *comm, int other, const void *mine, void *theirs, size_t bytes) {
+    size_t size = sizeof(swap_message) + bytes;
+    size_t messages = comm->rank == 0 ? 1 + (size_t)comm->world : 1;
+    ml_status status = comm_failure_report(comm);
+    comm->wire->sequence++;
+    if (status != ML_OK) return status;
+    swap_message *message = ml_alloc(messages * size);
+    if (!message) return ml_fail(ML_NO_MEMORY, "no memory for messages of pairs of ranks");
+    message->other = other;
+    memcpy(message->bytes, mine, bytes);
+    if (comm->rank == 0) {
+        status = swap_all(comm, message, (char *)message + size, theirs, bytes);
+    } else {
+        if (!put_frame(comm, 0, FRAME_SWAP, message, size))
+            lost(comm, 0, "died or lost its connection");
+        status = get_frame(comm, 0, FRAME_SWAP, theirs, bytes);
+    }
+    ml_free(message);
+    return status;
+}
+
+/* Takes beats, and the other end's frame of parting; false where it says something else, or is
+ * gone. */
+static bool parts(ml_comm *comm, int connection, double deadline) {
+    int fd = comm->wire->ends[connection].fd;
+    frame f = {.kind = FRAME_BEAT};
+    while (f.kind == FRAME_BEAT && comm_now() < deadline && !atomic_load(&comm->segment->failed)) {
+        if (!join_wait(fd, POLLIN, comm_now() + SLICE)) continue;
+        pthread_mutex_lock(&comm->wire->lock);
+        ssize_t count = recv(fd, &f, sizeof f, MSG_PEEK | MSG_DONTWAIT);
+        bool whole = count == (ssize_t)sizeof f, none = count < 0 && errno == EAGAIN;
+        if (!whole) f.kind = none ? FRAME_BEAT : FRAME_FAREWELL;
+        if (whole && (f.kind == FRAME_BEAT || f.kind == FRAME_PART)) recv(fd, &f, sizeof f, 0);
+        pthread_mutex_unlock(&comm->wire->lock);
+    }
+    return f.kind == FRAME_PART;
+}
+
+void wire_part(ml_comm *comm, double deadline) {
+    if (comm->rank != 0) {
+        if (put_frame(comm, 0, FRAME_PART, NULL, 0)) parts(comm, 0, deadline);
+        return;
+    }
+    for (int i = 1; i < comm->world; i++) parts(comm, i, deadline);
+    for (int i = 1; i < comm->world; i++) put_frame(comm, i, FRAME_PART, NULL, 0);
 }

@@ -323,6 +323,7 @@ const ml_device_ops ml_device_cuda = {
     .join = cuda_nccl_join,
     .collect = cuda_nccl_collect,
     .forget = cuda_pull_forget,
+    .part = cuda_nccl_part,
     .connect = cuda_edge_connect,
     .patient = cuda_edge_patient,
     .send = cuda_edge_send,

@@ -79,17 +79,17 @@ void cuda_collect_unload(ml_executable *e) {
     }
 }
 
-ml_status cuda_collect_least(ml_executable *e, int64_t *value) {
+ml_status cuda_collect_least(ml_executable *e, int64_t *values, int64_t count) {
     ml_device *device = &e->device->base;
     for (int i = 0; i < ML_MAX_MESH; i++) {
         if (!e->collects[i]) continue;
         const ml_collective_step least = {.op = ML_OP_ALL_REDUCE,
                                           .mesh_axis = i,
                                           .ranks = device->ranks->layout->axis[i].size,
-                                          .count = 1,
+                                          .count = count,
                                           .dtype = ML_I64,
                                           .combine = ML_COMBINE_MIN};
-        ML_TRY(cuda_nccl_collect(device, &least, value, value));
+        ML_TRY(cuda_nccl_collect(device, &least, values, values));
     }
     return ML_OK;
 }

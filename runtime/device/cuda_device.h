@@ -8,7 +8,7 @@
  *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
  *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two ranks, through
  *                     cuda_peer.c on one host; cuda_nccl.c wraps NCCL; cuda_pull.c collectives by
- *                     copies
+ *                     copies; cuda_share.c memory that ranks of one host open in one another's GPU
  *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention;
  *                     cuda_contest.c chooses between these and the own kernels
  *
@@ -71,6 +71,9 @@ typedef struct {
     cuda_nccl *nccl; /* NULL: one rank */
     struct cuda_pulls *pulls; /* NULL until an executable has collectives that go by copies */
     struct cuda_edge *edges;
+    struct cuda_opened *opened; /* memory of other ranks (cuda_share.h) */
+    uint32_t opened_count, opened_generation;
+    bool parted; /* from the other ranks: none of their memory is open any more */
 } cuda_device;
 
 /* Until the event has passed, or, where it is NULL, all work on the device's stream. */
@@ -133,7 +136,7 @@ struct ml_executable {
     bool collects[ML_MAX_MESH]; /* has collectives along the mesh axis */
     struct cuda_pull *pulls;    /* of its steps; NULL: none */
     uint32_t *opened;           /* by rank and step: what it uses of the device's list */
-    uint32_t opened_count, pull_generation;
+    uint32_t opened_count, opened_generation;
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
     uint64_t runs;
@@ -152,8 +155,9 @@ void cuda_collect_unload(ml_executable *executable);
 /* The group that begins with this step. */
 ml_status cuda_collect_group(ml_executable *executable, const cuda_step *step);
 ml_status cuda_collect_wait(ml_executable *executable, const cuda_step *step);
-/* *value becomes the smallest of the ranks with which this executable has collectives. */
-ml_status cuda_collect_least(ml_executable *executable, int64_t *value);
+/* Each of `count` values becomes the smallest of the ranks with which this executable has
+ * collectives, and of those with which these have some. */
+ml_status cuda_collect_least(ml_executable *executable, int64_t *values, int64_t count);
 /* One collective alone, on the device's stream. */
 ml_status cuda_collect_alone(ml_executable *executable, const cuda_step *step);
 

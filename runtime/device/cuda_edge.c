@@ -7,6 +7,8 @@
 
 #include <time.h>
 
+#include "runtime/base/knobs.h"
+
 /* The last message from this memory: gone once the event has passed. */
 typedef struct {
     const void *memory;
@@ -45,29 +47,28 @@ static bool receives(const cuda_device *d, const cuda_edge *e) {
     return ml_edge_to(e->edge) == d->base.ranks->rank;
 }
 
-/* All ranks at once; e is NULL where this one is no end of a new edge. *direct tells all of them
- * whether the copy engines carry messages of all edges that are new. */
+/* All ranks at once; e is NULL where this one is no end of a new edge. Its two ends agree on
+ * whether the copy engines carry its messages; *direct tells all ranks whether they do so for all
+ * new edges.
+ */
 static ml_status connect_peers(cuda_device *d, cuda_edge *e, int64_t usual, bool *direct) {
     ml_comm *comm = d->base.ranks->comm;
-    enum { WORD = sizeof(int64_t), WORDS = sizeof(cuda_peer_offer) / WORD };
-    _Static_assert(sizeof(cuda_peer_offer) % WORD == 0, "offers are whole words");
-    cuda_peer_offer mine = {.able = cuda_peer_able()}, *all;
-    *direct = false;
-    if (!ml_comm_local(comm)) return ML_OK;
-    if (e && mine.able) ML_TRY(cuda_peer_offer_make(d, &e->peer, receives(d, e), usual, &mine));
-    all = ml_alloc((size_t)ml_comm_world(comm) * sizeof mine);
-    if (!all) return ml_fail(ML_NO_MEMORY, "no memory for an edge between GPUs");
-    ml_status status = ml_comm_all_gather(ml_comm_everyone(comm), &mine, all, WORDS, ML_I64);
-    int64_t able = 1;
-    for (int i = 0; i < ml_comm_world(comm); i++) able = able && all[i].able;
-    if (status == ML_OK && able && e) {
-        int other = receives(d, e) ? ml_edge_from(e->edge) : ml_edge_to(e->edge);
-        able = cuda_peer_open(&e->peer, &all[other], e->stream);
+    cuda_offer mine = {.able = 0}, theirs;
+    int other = !e ? -1 : receives(d, e) ? ml_edge_from(e->edge) : ml_edge_to(e->edge);
+    int64_t here = 0, there = 0;
+    if (e && cuda_share_able()) ML_TRY(cuda_peer_make(d, &e->peer, receives(d, e), usual, &mine));
+    ML_TRY(ml_comm_swap(comm, other, &mine, &theirs, CUDA_OFFER_WORDS));
+    if (mine.able && theirs.able) here = cuda_peer_open(d, &e->peer, other, &theirs, e->stream);
+    ML_TRY(ml_comm_swap(comm, other, &here, &there, 1));
+    if (e) {
+        e->direct = here && there;
+        ml_debug(1, "peer: by %s: edge from rank %d to %d\n", e->direct ? "copies" : "NCCL",
+                 ml_edge_from(e->edge), ml_edge_to(e->edge));
     }
-    ml_free(all);
-    if (status == ML_OK) status = ml_comm_least(comm, &able);
-    *direct = able;
-    return status;
+    int64_t all = !e || e->direct;
+    ML_TRY(ml_comm_least(comm, &all));
+    *direct = all != 0;
+    return ML_OK;
 }
 
 ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t usual) {
@@ -84,11 +85,12 @@ ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t usual) {
         ML_TRY(open_edge(e));
     }
     ML_TRY(connect_peers(d, e, usual, &direct));
-    if (e) e->direct = direct;
     if (direct) return ML_OK;
-    if (!e) return cuda_pair_new(d, 0, 0, NULL, NULL);
+    if (!e || e->direct) return cuda_pair_new(d, 0, 0, NULL, NULL);
     cuda_peer_close(d, &e->peer);
-    return cuda_pair_new(d, ml_edge_from(edge), receives(d, e), e->stream, &e->pair);
+    ML_TRY(cuda_pair_new(d, ml_edge_from(edge), receives(d, e), e->stream, &e->pair));
+    cuda_peer_free(d, &e->peer); /* all ranks have come here meanwhile */
+    return ML_OK;
 }
 
 bool cuda_edge_patient(const ml_device *device, const ml_edge *edge) {
@@ -108,7 +110,7 @@ void cuda_edges_give_up(cuda_device *d) {
 }
 
 /* What still waits after a while waits for a rank that has stopped. */
-static void drain(cuda_device *d) {
+void cuda_edges_drain(cuda_device *d) {
     const struct timespec pause = {.tv_nsec = 2000000};
     bool idle = false;
     for (int tries = 0; tries < 500 && !idle; tries++) {
@@ -121,14 +123,13 @@ static void drain(cuda_device *d) {
 }
 
 void cuda_edges_close(cuda_device *d) {
-    drain(d);
+    cuda_edges_drain(d);
     while (d->edges) {
         cuda_edge *e = d->edges;
         d->edges = e->next;
         for (uint32_t i = 0; i < e->sent_count; i++) CUDA_OK(cuEventDestroy(e->sent[i].gone));
         if (e->ready) CUDA_OK(cuEventDestroy(e->ready));
         if (e->there) CUDA_OK(cuEventDestroy(e->there));
-        cuda_peer_close(d, &e->peer);
         if (e->stream) CUDA_OK(cuStreamDestroy(e->stream));
         ml_free(e->sent);
         ml_free(e);

@@ -499,7 +499,7 @@ static ml_status capture_together(ml_executable *e) {
     int64_t captured = capture(e) == ML_OK;
     if (!captured)
         ml_debug(1, "cuda: no graph of the step, it runs eagerly: %s\n", ml_error_last()->text);
-    ML_TRY(cuda_collect_least(e, &captured));
+    ML_TRY(cuda_collect_least(e, &captured, 1));
     if (!captured) forget_graph(e);
     e->graph_refused = !captured;
     return ML_OK;

@@ -280,6 +280,13 @@ static ml_status open_lanes(cuda_nccl *n, bool ordered) {
     return ML_OK;
 }
 
+/* Ranks that take themselves for those of another host have no memory in common for NCCL either. */
+static void set_host(uint64_t host) {
+    char text[32];
+    snprintf(text, sizeof text, "mlua-%016llx", (unsigned long long)host);
+    setenv("NCCL_HOSTID", text, 1);
+}
+
 ml_status cuda_nccl_join(ml_device *device) {
     cuda_device *d = (cuda_device *)device;
     if (d->nccl) return ML_OK;
@@ -289,6 +296,7 @@ ml_status cuda_nccl_join(ml_device *device) {
     n->device = d;
     d->nccl = n;
     describe_mesh(n, device->ranks);
+    if (ml_knobs()->hosts > 1) set_host(ml_comm_host(device->ranks->comm));
     if (device->target.memory_bytes > 8 * BUFFER_BYTES) device->target.memory_bytes -= BUFFER_BYTES;
     device->target.memory_bytes -= cuda_pull_reserve(device->target.memory_bytes);
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
@@ -356,6 +364,14 @@ static bool others_failed(const cuda_device *d) {
     return failed;
 }
 
+void cuda_nccl_part(ml_device *device) {
+    cuda_device *d = (cuda_device *)device;
+    if (!d->nccl || d->nccl->connecting) return;
+    if (others_failed(d)) cuda_nccl_abort(d);
+    cuda_edges_drain(d);
+    cuda_share_end(d);
+}
+
 void cuda_nccl_close(cuda_device *d) {
     cuda_nccl *n = d->nccl;
     if (!n) return;
@@ -366,7 +382,7 @@ void cuda_nccl_close(cuda_device *d) {
         return;
     }
     n->connecting = false;
-    if (others_failed(d)) cuda_nccl_abort(d);
+    cuda_nccl_part(&d->base);
     each_communicator(n, nccl.ncclCommDestroy);
     cuda_edges_close(d);
     for (int i = 0; i < n->axis_count; i++)

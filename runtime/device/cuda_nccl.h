@@ -23,6 +23,9 @@
 ml_status cuda_nccl_join(ml_device *device);
 /* Until the communicators are there. */
 ml_status cuda_nccl_ready(cuda_device *device);
+/* No executables are left: nothing of this rank uses the others' memory from now on. Waits a moment
+ * until the others say so too; then memory that they had open may be given back. */
+void cuda_nccl_part(ml_device *device);
 /* Destroys the communicators, or aborts them after a failure. Graphs are destroyed before. */
 void cuda_nccl_close(cuda_device *device);
 /* Errors of running collectives, and the failure of another rank; then the communicators are
@@ -58,6 +61,7 @@ ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory)
 ml_status cuda_edge_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes);
 ml_status cuda_edge_arrive(ml_device *device, ml_edge *edge, void *memory);
 void cuda_edges_give_up(cuda_device *device); /* another rank has failed */
+void cuda_edges_drain(cuda_device *device);   /* until all that was sent and expected is there */
 void cuda_edges_close(cuda_device *device);
 
 /* An all-gather or all-reduce of host memory; waits. */

@@ -1,14 +1,7 @@
 #ifdef MLUA_CUDA
 #include "runtime/device/cuda_peer.h"
 
-#include "runtime/base/knobs.h"
-
 enum { HEAD = 256, ALIGNMENT = 256, WHOLE = 2 << 20, PART = 32 << 20 }; /* bytes */
-
-bool cuda_peer_able(void) {
-    return ml_knobs()->peer != 0 && cuda_driver_shares() && cuda.cuStreamWaitValue32 &&
-           cuda.cuStreamWriteValue32;
-}
 
 static int64_t aligned(int64_t bytes, int64_t to) {
     return (bytes + to - 1) / to * to;
@@ -17,32 +10,26 @@ static int64_t aligned(int64_t bytes, int64_t to) {
 /* Room for twice as much as is sent at once: the next messages may come while those before are
  * copied out. Memory of its own, which large blocks have: a piece of what others share cannot be
  * opened twice. */
-ml_status cuda_peer_offer_make(cuda_device *d, cuda_peer *peer, bool receives, int64_t usual,
-                               cuda_peer_offer *offer) {
+ml_status cuda_peer_make(cuda_device *d, cuda_peer *peer, bool receives, int64_t usual,
+                         cuda_offer *offer) {
     void *block = NULL;
-    CUdeviceptr base = 0;
-    size_t size = 0;
     int64_t part = usual < PART ? aligned(usual, ALIGNMENT) : PART;
-    *peer = (cuda_peer){.room = 2 * part + 16 * ALIGNMENT, .part = part};
+    *peer = (cuda_peer){.room = 2 * part + 16 * ALIGNMENT, .part = part, .place = CUDA_SHARE_NONE};
     int64_t bytes = aligned(HEAD + (receives ? peer->room : 0), WHOLE);
     ML_TRY(d->base.ops->allocate(&d->base, bytes, &block));
     peer->own = (CUdeviceptr)(uintptr_t)block;
     CUDA_TRY(cuMemsetD8Async(peer->own, 0, HEAD, d->stream));
     ML_TRY(cuda_wait_for(d, NULL));
-    offer->able = cuda.cuIpcGetMemHandle(&offer->handle, peer->own) == CUDA_SUCCESS &&
-                  cuda.cuMemGetAddressRange(&base, &size, peer->own) == CUDA_SUCCESS;
-    offer->offset = offer->able ? (int64_t)(peer->own - base) : 0;
+    *offer = cuda_share_offer(d, block);
     return ML_OK;
 }
 
 /* The way there is made when it is first used, which may wait for all that runs: so that is now. */
-bool cuda_peer_open(cuda_peer *peer, const cuda_peer_offer *other, CUstream stream) {
-    if (cuda.cuIpcOpenMemHandle(&peer->opened, other->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) !=
-        CUDA_SUCCESS) {
-        peer->opened = 0;
-        return false;
-    }
-    peer->other = peer->opened + (CUdeviceptr)other->offset;
+bool cuda_peer_open(cuda_device *d, cuda_peer *peer, int rank, const cuda_offer *other,
+                    CUstream stream) {
+    peer->place = cuda_share_open(d, rank, other, true);
+    if (peer->place == CUDA_SHARE_NONE) return false;
+    peer->other = cuda_share_address(d, peer->place, other);
     return cuda.cuMemcpyDtoDAsync(peer->other + HEAD / 2, peer->own + HEAD / 2, 16, stream) ==
                CUDA_SUCCESS &&
            cuda.cuStreamWriteValue32(stream, peer->other, 0, 0) == CUDA_SUCCESS &&
@@ -52,7 +39,12 @@ bool cuda_peer_open(cuda_peer *peer, const cuda_peer_offer *other, CUstream stre
 }
 
 void cuda_peer_close(cuda_device *d, cuda_peer *peer) {
-    if (peer->opened) CUDA_OK(cuIpcCloseMemHandle(peer->opened));
+    if (peer->own && peer->place != CUDA_SHARE_NONE)
+        cuda_share_close(d, peer->place, d->opened_generation);
+    peer->place = CUDA_SHARE_NONE;
+}
+
+void cuda_peer_free(cuda_device *d, cuda_peer *peer) {
     if (peer->own) d->base.ops->release(&d->base, (void *)(uintptr_t)peer->own);
     *peer = (cuda_peer){0};
 }

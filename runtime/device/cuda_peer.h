@@ -10,12 +10,12 @@
 #ifndef ML_CUDA_PEER_H
 #define ML_CUDA_PEER_H
 
-#include "runtime/device/cuda_device.h"
+#include "runtime/device/cuda_share.h"
 
 enum { CUDA_PEER_RECENT = 64 };
 typedef struct {
     CUdeviceptr own, other; /* a number, then the receiver's ring: this end's, the other one's */
-    CUdeviceptr opened;     /* the memory that `other` lies in; 0: not open */
+    uint32_t place;         /* of what `other` lies in, among what is open */
     int64_t room, next;     /* bytes of the ring; where the next message goes if it fits there */
     int64_t part;           /* what is longer goes in parts of so many bytes, each as a message */
     uint32_t count;         /* messages so far */
@@ -24,22 +24,16 @@ typedef struct {
     } recent[CUDA_PEER_RECENT]; /* message n's part of the ring at n % CUDA_PEER_RECENT */
 } cuda_peer;
 
-/* What one end tells the other. */
-typedef struct {
-    int64_t able;
-    int64_t offset; /* of the block in the memory of the handle */
-    CUipcMemHandle handle;
-} cuda_peer_offer;
-
-/* Whether this driver can, and MLUA_PEER does not say otherwise. */
-bool cuda_peer_able(void);
 /* A block for messages of `usual` bytes together, or of less where that is much; what to tell of
  * it. Fails where there is no memory; `able` tells whether others can open it. */
-ml_status cuda_peer_offer_make(cuda_device *device, cuda_peer *peer, bool receives, int64_t usual,
-                               cuda_peer_offer *offer);
+ml_status cuda_peer_make(cuda_device *device, cuda_peer *peer, bool receives, int64_t usual,
+                         cuda_offer *offer);
 /* Whether the other end's block can be opened; one of these tries the way there. */
-bool cuda_peer_open(cuda_peer *peer, const cuda_peer_offer *other, CUstream stream);
+bool cuda_peer_open(cuda_device *device, cuda_peer *peer, int rank, const cuda_offer *other,
+                    CUstream stream);
 void cuda_peer_close(cuda_device *device, cuda_peer *peer);
+/* Gives the block back, once the other end has closed it. */
+void cuda_peer_free(cuda_device *device, cuda_peer *peer);
 
 /* On the edge's stream: a copy to the ring once there is room, or from it once the message is
  * there. Then, when the stream has noted that, `tell` the other end. */

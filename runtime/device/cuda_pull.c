@@ -7,19 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "runtime/base/knobs.h"
 
 enum { KINDS = 2, WORD_BYTES = 32, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
-
-/* What a rank tells the others of an operand, or of its words: of a block that they can open. */
-typedef struct {
-    int64_t able; /* 0: it cannot be opened */
-    int64_t offset;
-    uint64_t serial, host;
-    CUipcMemHandle handle;
-} pull_offer;
 
 /* ---- Exchanges ----------------------------------------------------------------------------------
  */
@@ -31,6 +22,11 @@ static int place_of(const cuda_device *d, int axis) {
     return (int)ml_layout_coordinate(d->base.ranks->layout, d->base.ranks->rank, axis);
 }
 
+/* Whether copies may serve an axis of so many ranks. */
+static bool fits(int64_t ranks) {
+    return ranks > 1 && ranks <= PULL_RANKS;
+}
+
 /* The rank of the job at a place along the axis. */
 static int rank_at(const cuda_device *d, int axis, int place) {
     const ml_layout *layout = d->base.ranks->layout;
@@ -39,13 +35,12 @@ static int rank_at(const cuda_device *d, int axis, int place) {
     return d->base.ranks->rank + (place - place_of(d, axis)) * step;
 }
 
-static ml_status gather(cuda_device *d, int axis, const pull_offer *mine, int64_t count,
-                        pull_offer *all) {
+static ml_status gather(cuda_device *d, int axis, const cuda_offer *mine, int64_t count,
+                        cuda_offer *all) {
     const ml_collective_step step = {.op = ML_OP_ALL_GATHER,
                                      .mesh_axis = axis,
                                      .ranks = ranks_of(d, axis),
-                                     .count =
-                                         count * (int64_t)(sizeof(pull_offer) / sizeof(int64_t)),
+                                     .count = count * CUDA_OFFER_WORDS,
                                      .dtype = ML_I64};
     return cuda_nccl_collect(&d->base, &step, mine, all);
 }
@@ -64,116 +59,34 @@ static ml_status agree(cuda_device *d, int axis, bool *able) {
     return ML_OK;
 }
 
-/* Ranks of one host have the same; a block of another host cannot be opened in any case. */
-static uint64_t host_hash(void) {
-    char name[256] = "";
-    gethostname(name, sizeof name - 1);
-    return ml_hash(name, strlen(name), 0);
-}
-
-/* Ranks may have different drivers: all of them exchange offers all the same. */
-static bool driver_able(void) {
-    return cuda_driver_shares() && cuda.cuStreamBatchMemOp;
-}
-
-static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) {
-    for (uint32_t i = 0; i < d->block_count; i++)
-        if (d->blocks[i].serial == serial) return &d->blocks[i];
-    return NULL;
-}
-
-static void offer_make(const cuda_device *d, const void *memory, pull_offer *offer) {
-    CUdeviceptr base = 0, at = (CUdeviceptr)(uintptr_t)memory;
-    size_t size = 0;
-    *offer = (pull_offer){.host = d->pulls->host};
-    for (uint32_t i = 0; i < d->block_count; i++) {
-        const char *from = d->blocks[i].memory, *to = from + d->blocks[i].bytes;
-        if ((const char *)memory < from || (const char *)memory >= to) continue;
-        offer->serial = d->blocks[i].serial;
-        offer->able = driver_able() &&
-                      cuda.cuMemGetAddressRange(&base, &size, at) == CUDA_SUCCESS &&
-                      cuda.cuIpcGetMemHandle(&offer->handle, base) == CUDA_SUCCESS;
-        offer->offset = (int64_t)(at - base);
-        return;
-    }
-}
-
-/* ---- Memory of other ranks ----------------------------------------------------------------------
- */
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* The place in the list of what is opened; UINT32_MAX where it cannot be. */
-static uint32_t open_offer(cuda_pulls *p, int rank, const pull_offer *offer) {
-    uint32_t free_slot = p->opened_count;
-    for (uint32_t i = 0; i < p->opened_count; i++) {
-        cuda_opened *o = &p->opened[i];
-        if (o->users == 0) free_slot = i;
-        if (o->users == 0 || o->rank != rank || o->serial != offer->serial) continue;
-        o->users++;
-        return i;
-    }
-    CUdeviceptr base = 0;
-    if (!offer->able || !driver_able() || offer->host != p->host ||
-        cuda.cuIpcOpenMemHandle(&base, offer->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) !=
-            CUDA_SUCCESS)
-        return UINT32_MAX;
-    if (free_slot == p->opened_count) {
-        size_t old = p->opened_count * sizeof *p->opened;
-        cuda_opened *more = ml_realloc(p->opened, old, old + sizeof *more);
-        if (!more) {
-            CUDA_OK(cuIpcCloseMemHandle(base));
-            return UINT32_MAX;
-        }
-        p->opened = more;
-        p->opened_count++;
-    }
-    p->opened[free_slot] = (cuda_opened){rank, offer->serial, base, 1, false};
-    return free_slot;
-}
-
-static void close_opened(cuda_pulls *p, uint32_t at) {
-    if (p->opened[at].users > 0 && --p->opened[at].users == 0)
-        CUDA_OK(cuIpcCloseMemHandle(p->opened[at].base));
-}
-
 /* ---- The device's part --------------------------------------------------------------------------
  */
-static ml_status pulls_make(cuda_device *d, cuda_pulls *p) {
-    const int wanted = ml_knobs()->peer, usual = 3;
-    p->stream_count = wanted < 2 ? usual : wanted < PULL_STREAMS ? wanted : PULL_STREAMS;
-    for (int i = 0; i < p->stream_count; i++) {
-        ML_TRY(cuda_nccl_stream(&p->streams[i]));
-        CUDA_TRY(cuEventCreate(&p->copied[i], CU_EVENT_DISABLE_TIMING));
-    }
-    for (int i = 0; i < PULL_HALVES; i++)
-        CUDA_TRY(cuEventCreate(&p->added[i], CU_EVENT_DISABLE_TIMING));
-    CUDA_TRY(cuEventCreate(&p->begun, CU_EVENT_DISABLE_TIMING));
-    ML_TRY(cuda_nccl_stream(&p->escape));
-    ML_TRY(d->base.ops->allocate(&d->base, WORDS_BYTES, &p->words));
-    ML_TRY(d->base.ops->zero(&d->base, p->words, WORDS_BYTES));
-    return cuda_wait_for(d, NULL);
-}
-
-static int64_t stage_bytes(int64_t memory_bytes) {
+static int64_t stages_bytes(int64_t memory_bytes) {
     const int64_t most = 128 << 20;
     return memory_bytes / 1024 < most ? memory_bytes / 1024 : most;
 }
 
 int64_t cuda_pull_reserve(int64_t memory_bytes) {
-    return ml_knobs()->peer ? stage_bytes(memory_bytes) + WORDS_BYTES : 0;
+    return ml_knobs()->peer ? stages_bytes(memory_bytes) + WORDS_BYTES : 0;
+}
+
+static ml_status words_make(cuda_device *d) {
+    ML_TRY(cuda_nccl_stream(&d->pulls->escape));
+    ML_TRY(d->base.ops->allocate(&d->base, WORDS_BYTES, &d->pulls->words));
+    ML_TRY(d->base.ops->zero(&d->base, d->pulls->words, WORDS_BYTES));
+    return cuda_wait_for(d, NULL);
 }
 
 static ml_status pulls_open(cuda_device *d) {
     if (d->pulls) return ML_OK;
     d->pulls = ml_alloc(sizeof *d->pulls);
-    if (!d->pulls) return ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
-    d->pulls->host = host_hash();
-    d->pulls->stage_bytes = stage_bytes(d->base.target.memory_bytes);
-    return pulls_make(d, d->pulls);
+    return d->pulls ? words_make(d) : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
 }
 
 CUdeviceptr cuda_pull_word(const cuda_pull_axis *axis, int of_rank, int kind, int from_rank) {
@@ -185,164 +98,215 @@ static CUdeviceptr words_of(int axis) {
     return (CUdeviceptr)(axis * KINDS * PULL_RANKS * WORD_BYTES);
 }
 
+static bool open_words(cuda_device *d, int axis, const cuda_offer *all) {
+    cuda_pull_axis *a = &d->pulls->axis[axis];
+    for (int i = 0; i < a->ranks; i++) {
+        CUdeviceptr words = (CUdeviceptr)(uintptr_t)d->pulls->words;
+        if (i != a->at) {
+            uint32_t place = cuda_share_open(d, rank_at(d, axis, i), &all[i], true);
+            if (place == CUDA_SHARE_NONE) return false;
+            words = cuda_share_address(d, place, &all[i]);
+        }
+        a->words[i] = words + words_of(axis);
+    }
+    return true;
+}
+
+/* The axes that copies may serve divide the stage's memory. */
+static int64_t stage_share(const cuda_device *d) {
+    const ml_layout *layout = d->base.ranks->layout;
+    int64_t axes = 0;
+    for (int i = 0; i < layout->count; i++) axes += fits(layout->axis[i].size);
+    return stages_bytes(d->base.target.memory_bytes) / (axes > 0 ? axes : 1);
+}
+
+static ml_status axis_make(cuda_device *d, cuda_pull_axis *a) {
+    const int wanted = ml_knobs()->peer, usual = 3;
+    a->stream_count = wanted < 2 ? usual : wanted < PULL_STREAMS ? wanted : PULL_STREAMS;
+    if (a->stream_count > a->ranks - 1) a->stream_count = a->ranks - 1;
+    for (int i = 0; i < a->stream_count; i++) {
+        ML_TRY(cuda_nccl_stream(&a->streams[i]));
+        CUDA_TRY(cuEventCreate(&a->copied[i], CU_EVENT_DISABLE_TIMING));
+    }
+    for (int i = 0; i < PULL_HALVES; i++)
+        CUDA_TRY(cuEventCreate(&a->added[i], CU_EVENT_DISABLE_TIMING));
+    CUDA_TRY(cuEventCreate(&a->begun, CU_EVENT_DISABLE_TIMING));
+    return d->base.ops->allocate(&d->base, a->stage_bytes, &a->stage);
+}
+
 /* Once for each axis: open the words of all ranks along it. */
 static ml_status connect_axis(cuda_device *d, int axis) {
-    cuda_pulls *p = d->pulls;
-    cuda_pull_axis *a = &p->axis[axis];
-    int64_t ranks = ranks_of(d, axis);
-    pull_offer mine, all[PULL_RANKS];
+    cuda_pull_axis *a = &d->pulls->axis[axis];
     if (a->connected) return ML_OK;
     double began = seconds();
-    offer_make(d, p->words, &mine);
+    a->ranks = (int)ranks_of(d, axis);
+    a->at = place_of(d, axis);
+    a->stage_bytes = stage_share(d);
+    cuda_offer mine = cuda_share_offer(d, d->pulls->words), all[PULL_RANKS];
     ML_TRY(gather(d, axis, &mine, 1, all));
-    a->able = p->stage_bytes / PULL_HALVES / ranks >= LEAST_ROOM;
-    for (int i = 0; i < ranks; i++) {
-        a->words[i] = (CUdeviceptr)(uintptr_t)p->words + words_of(axis);
-        if (i == place_of(d, axis)) continue;
-        uint32_t at = open_offer(p, rank_at(d, axis, i), &all[i]);
-        if (at == UINT32_MAX) {
-            a->able = false;
-            continue;
-        }
-        p->opened[at].words = true;
-        a->words[i] = p->opened[at].base + (CUdeviceptr)all[i].offset + words_of(axis);
-    }
-    ML_TRY(agree(d, axis, &a->able));
+    bool able = a->stage_bytes / PULL_HALVES / a->ranks >= LEAST_ROOM && open_words(d, axis, all);
+    ML_TRY(agree(d, axis, &able));
+    if (able) ML_TRY(axis_make(d, a));
+    a->able = able;
     a->connected = true;
-    ml_debug(1, "peer: %lld GPUs along %s %s (%.2f s)\n", (long long)ranks,
+    ml_debug(1, "peer: %d GPUs along %s %s (%.2f s)\n", a->ranks,
              d->base.ranks->layout->axis[axis].name,
-             a->able ? "copy from one another's memory" : "cannot open one another's memory",
+             able ? "copy from one another's memory" : "cannot open one another's memory",
              seconds() - began);
     return ML_OK;
 }
 
 /* ---- Executables --------------------------------------------------------------------------------
  */
-static bool serves(const cuda_step *step) {
+static bool serves(const cuda_device *d, const cuda_step *step) {
     const ml_collective_step *c = step->step->collective;
     if (step->step->kind != ML_STEP_COLLECTIVE || c->ticket == 0 || c->count == 0) return false;
+    if (!fits(ranks_of(d, c->mesh_axis))) return false;
     if (c->op == ML_OP_ALL_GATHER) return true;
     return c->op == ML_OP_REDUCE_SCATTER && c->combine == ML_COMBINE_SUM &&
            cuda_pull_adds(c->dtype);
 }
 
-/* The only axis of the executable's tickets, and how many of its steps copies may serve. */
-static int only_axis(const ml_executable *e, uint32_t *count) {
-    int axis = -1;
-    *count = 0;
-    for (uint32_t i = 0; i < e->step_count; i++) {
-        const ml_step *step = e->steps[i].step;
-        if (step->kind != ML_STEP_COLLECTIVE || step->collective->ticket == 0) continue;
-        if (axis >= 0 && axis != step->collective->mesh_axis) return -1;
-        axis = step->collective->mesh_axis;
-        *count += serves(&e->steps[i]);
-    }
-    return axis;
-}
+/* What copies may serve of an executable, along one axis. */
+typedef struct {
+    ml_executable *e;
+    int axis;
+    uint32_t count;
+    uint32_t *steps;
+    cuda_offer *mine, *all; /* [count], and by rank */
+    struct cuda_pull *pulls;
+    int64_t *able; /* [count] */
+} candidates;
 
 /* What the others have of each step; false where something cannot be opened. */
-static bool open_steps(ml_executable *e, int axis, uint32_t count, const pull_offer *all) {
-    cuda_device *d = e->device;
-    int ranks = (int)ranks_of(d, axis), own = place_of(d, axis);
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < e->step_count; i++) {
-        if (!serves(&e->steps[i])) continue;
-        struct cuda_pull *pull = &e->pulls[at];
-        bool able = true;
-        for (int r = 0; r < ranks; r++) able &= all[(size_t)r * count + at].able != 0;
-        for (int r = 0; r < ranks && able; r++) {
-            const pull_offer *offer = &all[(size_t)r * count + at];
-            pull->from[r] = (CUdeviceptr)(uintptr_t)e->steps[i].pointers[0];
-            if (r == own) continue;
-            uint32_t slot = open_offer(d->pulls, rank_at(d, axis, r), offer);
-            if (slot == UINT32_MAX) return false;
-            e->opened[e->opened_count++] = slot;
-            pull->from[r] = d->pulls->opened[slot].base + (CUdeviceptr)offer->offset;
+static bool open_steps(const candidates *c) {
+    ml_executable *e = c->e;
+    const cuda_pull_axis *a = &e->device->pulls->axis[c->axis];
+    for (uint32_t i = 0; i < c->count; i++) {
+        c->able[i] = 1;
+        for (int r = 0; r < a->ranks; r++) c->able[i] &= c->all[(size_t)r * c->count + i].able != 0;
+        for (int r = 0; r < a->ranks && c->able[i]; r++) {
+            const cuda_offer *offer = &c->all[(size_t)r * c->count + i];
+            c->pulls[i].from[r] = (CUdeviceptr)(uintptr_t)e->steps[c->steps[i]].pointers[0];
+            if (r == a->at) continue;
+            uint32_t place =
+                cuda_share_open(e->device, rank_at(e->device, c->axis, r), offer, false);
+            if (place == CUDA_SHARE_NONE) return false;
+            e->opened[e->opened_count++] = place;
+            c->pulls[i].from[r] = cuda_share_address(e->device, place, offer);
         }
-        e->steps[i].pull = able ? pull : NULL;
-        at++;
     }
     return true;
 }
 
+static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) {
+    for (uint32_t i = 0; i < d->block_count; i++)
+        if (d->blocks[i].serial == serial) return &d->blocks[i];
+    return NULL;
+}
+
 /* Each block that is opened costs time, on all other ranks: only those with most bytes are offered,
  * of which one holds all temporaries. NCCL has what lies elsewhere. */
-static void few_blocks(const ml_executable *e, pull_offer *offers, uint32_t count) {
+static void few_blocks(const candidates *c) {
     enum { BLOCKS = 4 };
     uint64_t kept[BLOCKS] = {0};
     for (int best = 0; best < BLOCKS; best++) {
         int64_t most = 0;
-        for (uint32_t i = 0; i < count; i++) {
-            const struct cuda_block *b = block_of(e->device, offers[i].serial);
+        for (uint32_t i = 0; i < c->count; i++) {
+            const struct cuda_block *b = block_of(c->e->device, c->mine[i].serial);
             bool known = !b;
-            for (int k = 0; k < best; k++) known = known || kept[k] == offers[i].serial;
+            for (int k = 0; k < best; k++) known = known || kept[k] == c->mine[i].serial;
             if (known || b->bytes <= most) continue;
             most = b->bytes;
-            kept[best] = offers[i].serial;
+            kept[best] = c->mine[i].serial;
         }
     }
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < c->count; i++) {
         bool found = false;
-        for (int k = 0; k < BLOCKS; k++) found = found || kept[k] == offers[i].serial;
-        if (!found) offers[i].able = 0;
+        for (int k = 0; k < BLOCKS; k++) found = found || kept[k] == c->mine[i].serial;
+        if (!found) c->mine[i].able = 0;
     }
 }
 
-static ml_status exchange(ml_executable *e, int axis, uint32_t count, pull_offer *mine,
-                          pull_offer *all) {
-    uint32_t at = 0, served = 0;
-    for (uint32_t i = 0; i < e->step_count; i++)
-        if (serves(&e->steps[i])) offer_make(e->device, e->steps[i].pointers[0], &mine[at++]);
-    few_blocks(e, mine, count);
-    double began = seconds();
-    ML_TRY(cuda_pull_load(e->device));
-    double loaded = seconds();
-    ML_TRY(gather(e->device, axis, mine, count, all));
-    double told = seconds();
-    bool able = open_steps(e, axis, count, all);
-    double opened = seconds();
-    ML_TRY(agree(e->device, axis, &able));
+static ml_status exchange(const candidates *c) {
+    cuda_device *d = c->e->device;
+    ML_TRY(connect_axis(d, c->axis));
+    if (!d->pulls->axis[c->axis].able) return ML_OK;
+    ML_TRY(cuda_pull_load(d));
+    for (uint32_t i = 0; i < c->count; i++)
+        c->mine[i] = cuda_share_offer(d, c->e->steps[c->steps[i]].pointers[0]);
+    few_blocks(c);
+    ML_TRY(gather(d, c->axis, c->mine, c->count, c->all));
+    if (!open_steps(c)) memset(c->able, 0, c->count * sizeof *c->able);
+    return ML_OK;
+}
+
+static ml_status exchange_axis(ml_executable *e, int axis, uint32_t *first, int64_t *able) {
+    size_t ranks = (size_t)ranks_of(e->device, axis);
+    candidates c = {.e = e, .axis = axis, .pulls = e->pulls + *first, .able = able + *first};
+    c.steps = ml_alloc((size_t)e->step_count * sizeof *c.steps);
+    for (uint32_t i = 0; c.steps && i < e->step_count; i++)
+        if (serves(e->device, &e->steps[i]) && e->steps[i].step->collective->mesh_axis == axis)
+            c.steps[c.count++] = i;
+    c.mine = ml_alloc((c.count + 1) * sizeof *c.mine);
+    c.all = ml_alloc((c.count + 1) * ranks * sizeof *c.all);
+    ml_status status = c.steps && c.mine && c.all
+                           ? ML_OK
+                           : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
+    if (status == ML_OK && c.count > 0) status = exchange(&c);
+    for (uint32_t i = 0; i < c.count; i++) e->steps[c.steps[i]].pull = &c.pulls[i];
+    *first += c.count;
+    ml_free(c.steps);
+    ml_free(c.mine);
+    ml_free(c.all);
+    return status;
+}
+
+static void choose(ml_executable *e, const int64_t *able, uint32_t count, double began) {
+    uint32_t served = 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
-        if (!able) e->steps[i].pull = NULL;
+        if (e->steps[i].pull && !able[e->steps[i].pull - e->pulls]) e->steps[i].pull = NULL;
         served += e->steps[i].pull != NULL;
     }
     ml_debug(1,
-             "peer: %u of %u collectives beside other work of %s go by copies; kernels %.2f s, "
-             "addresses %.2f s, %u allocations of others open after %.2f s\n",
-             served, count, e->plan->roots.name ? e->plan->roots.name : "a program", loaded - began,
-             told - loaded, e->device->pulls->opened_count, opened - told);
-    return ML_OK;
+             "peer: %u of %u collectives beside other work of %s go by copies; %u allocations of "
+             "others are open; %.2f s\n",
+             served, count, e->plan->roots.name ? e->plan->roots.name : "a program",
+             cuda_share_count(e->device), seconds() - began);
 }
 
 ml_status cuda_pull_bind(ml_executable *e) {
     cuda_device *d = e->device;
-    uint32_t count = 0;
+    size_t count = 0, places = 0;
+    double began = seconds();
     cuda_pull_unbind(e);
     if (!ml_knobs()->peer || !d->nccl || e->plan->piece) return ML_OK;
-    int axis = only_axis(e, &count);
-    if (axis < 0 && count > 0)
-        ml_debug(1, "peer: collectives beside other work are of several mesh axes: by NCCL\n");
-    if (axis < 0 || count == 0 || ranks_of(d, axis) > PULL_RANKS) return ML_OK;
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        if (!serves(d, &e->steps[i])) continue;
+        places += (size_t)ranks_of(d, e->steps[i].step->collective->mesh_axis);
+        count++;
+    }
+    if (count == 0) return ML_OK;
     ML_TRY(pulls_open(d));
-    ML_TRY(connect_axis(d, axis));
-    if (!d->pulls->axis[axis].able) return ML_OK;
-    size_t all = (size_t)count * (size_t)ranks_of(d, axis);
-    pull_offer *mine = ml_alloc(count * sizeof *mine), *others = ml_alloc(all * sizeof *others);
+    int64_t *able = ml_alloc(count * sizeof *able);
     e->pulls = ml_alloc(count * sizeof *e->pulls);
-    e->pull_generation = d->pulls->generation;
-    e->opened = ml_alloc(all * sizeof *e->opened);
-    ml_status status = mine && others && e->pulls && e->opened
-                           ? exchange(e, axis, count, mine, others)
+    e->opened = ml_alloc(places * sizeof *e->opened);
+    e->opened_generation = d->opened_generation;
+    ml_status status = able && e->pulls && e->opened
+                           ? ML_OK
                            : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
-    ml_free(mine);
-    ml_free(others);
+    uint32_t first = 0;
+    for (int axis = 0; axis < ML_MAX_MESH && status == ML_OK; axis++)
+        if (e->collects[axis]) status = exchange_axis(e, axis, &first, able);
+    if (status == ML_OK) status = cuda_collect_least(e, able, (int64_t)count);
+    if (status == ML_OK) choose(e, able, (uint32_t)count, began);
+    ml_free(able);
     return status;
 }
 
 void cuda_pull_unbind(ml_executable *e) {
     for (uint32_t i = 0; i < e->opened_count; i++)
-        if (e->pull_generation == e->device->pulls->generation)
-            close_opened(e->device->pulls, e->opened[i]);
+        cuda_share_close(e->device, e->opened[i], e->opened_generation);
     for (uint32_t i = 0; i < e->step_count; i++) e->steps[i].pull = NULL;
     ml_free(e->opened);
     ml_free(e->pulls);
@@ -355,18 +319,12 @@ void cuda_pull_unbind(ml_executable *e) {
  * the same programs, so they are here at the same time; their words stay open. */
 ml_status cuda_pull_forget(ml_device *device) {
     cuda_device *d = (cuda_device *)device;
-    cuda_pulls *p = d->pulls;
     bool closed = true;
-    if (!p || p->aborted) return ML_OK;
+    if (!d->pulls || d->pulls->aborted) return ML_OK;
     ML_TRY(cuda_wait_for(d, NULL));
-    p->generation++;
-    for (uint32_t i = 0; i < p->opened_count; i++) {
-        if (p->opened[i].users == 0 || p->opened[i].words) continue;
-        p->opened[i].users = 1;
-        close_opened(p, i);
-    }
+    cuda_share_forget(d);
     for (int i = 0; i < ML_MAX_MESH; i++)
-        if (p->axis[i].able) ML_TRY(agree(d, i, &closed));
+        if (d->pulls->axis[i].able) ML_TRY(agree(d, i, &closed));
     return ML_OK;
 }
 
@@ -412,30 +370,35 @@ void cuda_pull_abort_end(cuda_device *d) {
     if (!p || !p->letting_go) return;
     for (int i = 0; i < 10000 && cuda.cuStreamQuery(d->stream) == CUDA_ERROR_NOT_READY; i++)
         nanosleep(&pause, NULL);
-    for (int s = 0; s < p->stream_count; s++)
-        for (int i = 0; i < 1000 && cuda.cuStreamQuery(p->streams[s]) == CUDA_ERROR_NOT_READY; i++)
+    for (int k = 0; k < ML_MAX_MESH * PULL_STREAMS; k++) {
+        const cuda_pull_axis *a = &p->axis[k / PULL_STREAMS];
+        CUstream stream = a->streams[k % PULL_STREAMS];
+        for (int i = 0; stream && i < 1000 && cuda.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
+             i++)
             nanosleep(&pause, NULL);
+    }
     atomic_store(&p->gone, true);
     pthread_join(p->thread, NULL);
     p->letting_go = false;
+}
+
+static void axis_close(cuda_pull_axis *a) {
+    for (int i = 0; i < PULL_STREAMS; i++) {
+        if (a->streams[i]) CUDA_OK(cuStreamDestroy(a->streams[i]));
+        if (a->copied[i]) CUDA_OK(cuEventDestroy(a->copied[i]));
+    }
+    for (int i = 0; i < PULL_HALVES; i++)
+        if (a->added[i]) CUDA_OK(cuEventDestroy(a->added[i]));
+    if (a->begun) CUDA_OK(cuEventDestroy(a->begun));
 }
 
 void cuda_pull_close(cuda_device *d) {
     cuda_pulls *p = d->pulls;
     if (!p) return;
     cuda_pull_abort_end(d);
-    for (uint32_t i = 0; i < p->opened_count; i++)
-        if (p->opened[i].users > 0) CUDA_OK(cuIpcCloseMemHandle(p->opened[i].base));
-    for (int i = 0; i < PULL_STREAMS; i++) {
-        if (p->streams[i]) CUDA_OK(cuStreamDestroy(p->streams[i]));
-        if (p->copied[i]) CUDA_OK(cuEventDestroy(p->copied[i]));
-    }
-    for (int i = 0; i < PULL_HALVES; i++)
-        if (p->added[i]) CUDA_OK(cuEventDestroy(p->added[i]));
-    if (p->begun) CUDA_OK(cuEventDestroy(p->begun));
+    for (int i = 0; i < ML_MAX_MESH; i++) axis_close(&p->axis[i]);
     if (p->escape) CUDA_OK(cuStreamDestroy(p->escape));
     if (p->module) CUDA_OK(cuModuleUnload(p->module));
-    ml_free(p->opened);
     ml_free(p);
     d->pulls = NULL;
 }

@@ -12,11 +12,17 @@
  * A word goes back to 0 when it was waited for, before its writer is told anything more, so that a
  * CUDA graph of all this can be run again.
  *
- * Groups of an executable are in the same order on all ranks, on one lane: only executables whose
- * tickets are of one mesh axis take this way, and pieces of pipeline stages do not, which may be
- * bound while messages are under way. Everything else is NCCL's.
+ * Every mesh axis has its own group of ranks, lane, streams, words and stage, so that groups of
+ * several axes go on beside one another. None waits for ever: all ranks put the groups of an
+ * executable on their streams in the same order, whatever the axis; on a rank, what is on a stream
+ * waits only for what was put there before; and between ranks, only for what the same group has
+ * told before it waits itself. So the first group that is not over can go on, on all its ranks,
+ * even where the GPU works off all streams one after the other. Pieces of pipeline stages are in no
+ * such order, and may be bound while messages are under way: their collectives are NCCL's, as those
+ * of axes that cross hosts are. All ranks of a program choose alike, step by step, since replicas
+ * of a sum must not be added up in two orders.
  *
- *   cuda_pull.c       memory of other ranks: opened, closed, given up
+ *   cuda_pull.c       what goes this way; memory of other ranks: opened, closed, given up
  *   cuda_pull_run.c   groups of collectives, and the kernel that adds up */
 #ifndef ML_CUDA_PULL_H
 #define ML_CUDA_PULL_H
@@ -25,6 +31,7 @@
 #include <pthread.h>
 
 #include "runtime/device/cuda_nccl.h"
+#include "runtime/device/cuda_share.h"
 
 enum {
     PULL_RANKS = 16,  /* along an axis, at most */
@@ -38,15 +45,6 @@ struct cuda_pull {
     CUdeviceptr from[PULL_RANKS];
 };
 
-/* Memory of another rank. */
-typedef struct {
-    int rank; /* of the job */
-    uint64_t serial; /* of the block, in its rank */
-    CUdeviceptr base;
-    int64_t users; /* executables */
-    bool words;    /* of the rank: open as long as the device */
-} cuda_opened;
-
 /* A part of a collective that adds up, in the stage. */
 typedef struct {
     const cuda_step *step;
@@ -56,33 +54,32 @@ typedef struct {
 
 typedef struct {
     bool connected, able;
-    CUdeviceptr words[PULL_RANKS]; /* the block with each rank's words; this one's at its place */
+    int ranks, at;                 /* along the axis, and this one's place */
+    CUdeviceptr words[PULL_RANKS]; /* each rank's of this axis; this one's at its place */
+    void *stage;
+    int64_t stage_bytes;
+    int stream_count;
+    CUstream streams[PULL_STREAMS];
+    CUevent begun, copied[PULL_STREAMS], added[PULL_HALVES];
 } cuda_pull_axis;
 
 typedef struct cuda_pulls {
     cuda_pull_axis axis[ML_MAX_MESH];
-    uint64_t host;       /* whose memory can be opened */
-    void *words, *stage; /* this rank's */
-    int64_t stage_bytes;
-    int stream_count;
+    void *words; /* this rank's, of all axes */
     bool aborted, letting_go;
     _Atomic bool gone; /* nothing waits any more */
     pthread_t thread;  /* that lets go */
-    CUstream streams[PULL_STREAMS], escape;
-    CUevent begun, copied[PULL_STREAMS], added[PULL_HALVES];
+    CUstream escape;
     CUmodule module;
     CUfunction sum[ML_DTYPE_COUNT];
-    cuda_opened *opened;
-    uint32_t opened_count;
-    uint32_t generation; /* of what executables have opened: an older one's is closed */
-    uint32_t segment_count;
+    uint32_t segment_count; /* of the round that is put on streams */
     cuda_segment segments[PULL_SEGMENTS];
 } cuda_pulls;
 
 /* Bytes of a device with so many that copies take beside the plans' memory. */
 int64_t cuda_pull_reserve(int64_t memory_bytes);
 /* All ranks along the axes of the executable's collectives, once its pointers are known: choose the
- * steps that go this way. Exchanges addresses where any does. */
+ * steps that go this way. Exchanges addresses where any may. */
 ml_status cuda_pull_bind(ml_executable *executable);
 void cuda_pull_unbind(ml_executable *executable); /* closes what nobody uses any more */
 /* Those of `count` collectives of a group that have a `pull`. */
@@ -96,8 +93,8 @@ void cuda_pull_abort_end(cuda_device *device);
 void cuda_pull_close(cuda_device *device);
 
 /* Between the two files. */
-ml_status cuda_pull_load(cuda_device *device); /* the kernels, and the stage */
-bool cuda_pull_adds(ml_dtype dtype); /* there is a kernel for it */
+ml_status cuda_pull_load(cuda_device *device); /* the kernels */
+bool cuda_pull_adds(ml_dtype dtype);           /* there is a kernel for it */
 CUdeviceptr cuda_pull_word(const cuda_pull_axis *axis, int of_rank, int kind, int from_rank);
 
 #endif

@@ -109,7 +109,7 @@ static ml_status add(cuda_device *d, ml_dtype dtype, void *const pointers[3],
 
 /* A first launch may wait for all that runs, so that is now, when nothing does. */
 static ml_status launch_first(cuda_device *d) {
-    void *nowhere[3] = {d->pulls->stage, d->pulls->stage, d->pulls->stage};
+    void *nowhere[3] = {d->pulls->words, d->pulls->words, d->pulls->words};
     const int64_t nothing[4] = {0, 0, 0, 1};
     for (int i = 0; i < TYPES; i++) ML_TRY(add(d, types[i].dtype, nowhere, nothing, d->stream));
     return cuda_wait_for(d, NULL);
@@ -135,8 +135,6 @@ ml_status cuda_pull_load(cuda_device *d) {
     ml_pool_free(pool);
     if (status == ML_OK) status = load_image(d, image);
     if (jit) ml_jit_cuda_free(jit);
-    if (status == ML_OK && !d->pulls->stage)
-        status = d->base.ops->allocate(&d->base, d->pulls->stage_bytes, &d->pulls->stage);
     return status == ML_OK ? launch_first(d) : status;
 }
 
@@ -145,7 +143,7 @@ ml_status cuda_pull_load(cuda_device *d) {
 typedef struct {
     ml_executable *e;
     cuda_pulls *p;
-    const cuda_pull_axis *axis;
+    const cuda_pull_axis *axis; /* with the streams that copy, and the stage */
     int ranks, at;
     CUstream lane;
     const cuda_step *steps;
@@ -154,7 +152,7 @@ typedef struct {
 
 /* Bytes of each rank's part of half the stage. */
 static int64_t room_of(const group *g) {
-    return g->p->stage_bytes / PULL_HALVES / (g->ranks - 1) / ALIGNMENT * ALIGNMENT;
+    return g->axis->stage_bytes / PULL_HALVES / (g->ranks - 1) / ALIGNMENT * ALIGNMENT;
 }
 
 static int other(const group *g, int i) { /* i from 1 on: nobody is asked by all at the same time */
@@ -162,11 +160,7 @@ static int other(const group *g, int i) { /* i from 1 on: nobody is asked by all
 }
 
 static CUstream stream_of(const group *g, int i) {
-    return g->p->streams[(i - 1) % g->p->stream_count];
-}
-
-static int streams_used(const group *g) {
-    return g->ranks - 1 < g->p->stream_count ? g->ranks - 1 : g->p->stream_count;
+    return g->axis->streams[(i - 1) % g->axis->stream_count];
 }
 
 static void word_write(CUstreamBatchMemOpParams *op, CUdeviceptr word, uint32_t value) {
@@ -272,7 +266,7 @@ static void next_segments(const group *g, progress *at) {
 static CUdeviceptr stage_of(const group *g, int round, int rank) {
     int part = rank < g->at ? rank : rank - 1;
     int64_t room = room_of(g);
-    return (CUdeviceptr)(uintptr_t)g->p->stage +
+    return (CUdeviceptr)(uintptr_t)g->axis->stage +
            (CUdeviceptr)((round % PULL_HALVES * (g->ranks - 1) + part) * room);
 }
 
@@ -310,9 +304,9 @@ static ml_status add_segments(const group *g, int round) {
 
 /* The lane goes on once all streams that copy have come here. */
 static ml_status lane_follows(const group *g) {
-    for (int i = 0; i < streams_used(g); i++) {
-        CUDA_TRY(cuEventRecord(g->p->copied[i], g->p->streams[i]));
-        CUDA_TRY(cuStreamWaitEvent(g->lane, g->p->copied[i], 0));
+    for (int i = 0; i < g->axis->stream_count; i++) {
+        CUDA_TRY(cuEventRecord(g->axis->copied[i], g->axis->streams[i]));
+        CUDA_TRY(cuStreamWaitEvent(g->lane, g->axis->copied[i], 0));
     }
     return ML_OK;
 }
@@ -324,12 +318,12 @@ static ml_status sum_all(const group *g) {
         int half = at.round % PULL_HALVES;
         next_segments(g, &at);
         if (g->p->segment_count == 0) return ML_OK;
-        for (int i = 0; i < streams_used(g) && at.round >= PULL_HALVES; i++)
-            CUDA_TRY(cuStreamWaitEvent(g->p->streams[i], g->p->added[half], 0));
+        for (int i = 0; i < g->axis->stream_count && at.round >= PULL_HALVES; i++)
+            CUDA_TRY(cuStreamWaitEvent(g->axis->streams[i], g->axis->added[half], 0));
         for (int i = 1; i < g->ranks; i++) ML_TRY(copy_segments(g, at.round, i));
         ML_TRY(lane_follows(g));
         ML_TRY(add_segments(g, at.round));
-        CUDA_TRY(cuEventRecord(g->p->added[half], g->lane));
+        CUDA_TRY(cuEventRecord(g->axis->added[half], g->lane));
     }
 }
 
@@ -337,9 +331,9 @@ static ml_status sum_all(const group *g) {
  * to add up. */
 static ml_status run_group(const group *g) {
     ML_TRY(tell_ready(g));
-    CUDA_TRY(cuEventRecord(g->p->begun, g->lane));
-    for (int i = 0; i < streams_used(g); i++)
-        CUDA_TRY(cuStreamWaitEvent(g->p->streams[i], g->p->begun, 0));
+    CUDA_TRY(cuEventRecord(g->axis->begun, g->lane));
+    for (int i = 0; i < g->axis->stream_count; i++)
+        CUDA_TRY(cuStreamWaitEvent(g->axis->streams[i], g->axis->begun, 0));
     ML_TRY(copy_gathered(g, 0));
     for (int i = 1; i < g->ranks; i++) {
         ML_TRY(await_ready(g, i));
@@ -353,21 +347,13 @@ static ml_status run_group(const group *g) {
 
 ml_status cuda_pull_enqueue(ml_executable *e, const cuda_step *steps, uint32_t count,
                             CUstream lane) {
-    const ml_ranks *ranks = e->device->base.ranks;
-    int axis = steps->step->collective->mesh_axis;
     bool any = false;
     for (uint32_t i = 0; i < count; i++) any |= steps[i].pull != NULL;
     if (!any) return ML_OK;
     if (e->device->pulls->aborted)
         return ml_fail(ML_DEVICE, "copies between the GPUs were given up after a failure");
-    group g = {e,
-               e->device->pulls,
-               &e->device->pulls->axis[axis],
-               (int)ranks->layout->axis[axis].size,
-               (int)ml_layout_coordinate(ranks->layout, ranks->rank, axis),
-               lane,
-               steps,
-               count};
+    const cuda_pull_axis *axis = &e->device->pulls->axis[steps->step->collective->mesh_axis];
+    group g = {e, e->device->pulls, axis, axis->ranks, axis->at, lane, steps, count};
     return run_group(&g);
 }
 #endif

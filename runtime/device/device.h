@@ -41,6 +41,9 @@ typedef struct {
     /* Before memory is given back that bound executables use: they all will be bound again before
      * they run. All ranks that run the same programs at once. NULL where nothing is to do. */
     ml_status (*forget)(ml_device *device);
+    /* Before the memory of a session is given back, with no executables left: waits a moment until
+     * the other ranks use none of it. Never fails. NULL where nothing is to do. */
+    void (*part)(ml_device *device);
     /* Before a bound executable runs for the first time, but one like it has run: make now what its
      * runs would make. Nothing may be under way. NULL where there is nothing to make. */
     ml_status (*ready)(ml_executable *executable);

@@ -34,6 +34,8 @@ ml_status ml_session_new(ml_session **session) {
 void ml_session_free(ml_session *session) {
     if (session == NULL) return;
     while (session->programs != NULL) ml_program_free(session->programs);
+    ml_device *device = session->device;
+    if (device != NULL && device->ops->part != NULL) device->ops->part(device);
     for (uint32_t i = 0; i < session->state_count; i++) {
         if (session->states[i].memory == NULL) continue;
         session->device->ops->release(session->device, session->states[i].memory);

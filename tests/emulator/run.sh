@@ -26,7 +26,6 @@ make_library libcuda.so.1 "" "$here/cuda.c" "$here/streams.c" "$here/fibers.c"
 make_library libnvrtc.so.13 "" "$here/nvrtc.c"
 make_library libcublasLt.so.13 "$out/libcuda.so.1" "$here/cublaslt.c"
 make_library libnccl.so.2 "$out/libcuda.so.1" "$here/nccl.c"
-make_library libhost.so "" "$here/host.c"
 # A change of the emulator makes its compiled kernels stale.
 [ "$out/cache" -nt "$here/device.hh" ] && [ "$out/cache" -nt "$here/nvrtc.c" ] || rm -rf "$out/cache"
 mkdir -p "$out/cache"
