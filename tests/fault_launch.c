@@ -32,8 +32,10 @@ static int act(ml_comm *comm, const char *mode) {
     if (!strcmp(mode, "kill") && rank == 1) raise(SIGKILL);
     if (!strcmp(mode, "stop") && rank == 1) raise(SIGSTOP);
     if (!strcmp(mode, "exit") && rank == 1) return 9;
-    if (!strcmp(mode, "error") && rank == 2) {
+    bool late = !strcmp(mode, "late error");
+    if ((late || !strcmp(mode, "error")) && rank == 2) {
         if (ml_comm_fail(comm, "no such file")) fprintf(stderr, "gpt.lua:3: no such file\n");
+        if (late) usleep(3500000); /* a GPU is given back */
         return 7;
     }
     if (!strcmp(mode, "slow error") && rank == 2) {
@@ -98,10 +100,11 @@ static int check_gone(const char *text) {
 static char *check_mode(ml_arena *arena, const char *mode, int expected_code, int pids,
                         const char *const *words) {
     int code;
-    char *text = test_command(
-        arena,
-        ml_arena_format(arena, "COMM_TEST='%s' MLUA_TIMEOUT=2 %s", mode, this_program(arena)),
-        &code);
+    char *text =
+        test_command(arena,
+                     ml_arena_format(arena, "COMM_TEST='%s' MLUA_TIMEOUT=%d %s", mode,
+                                     strncmp(mode, "late", 4) == 0 ? 5 : 2, this_program(arena)),
+                     &code);
     if (code != expected_code)
         test_fail("mode %s ends with %d, not %d:\n%s", mode, code, expected_code, text);
     int told = check_gone(text);
@@ -158,6 +161,7 @@ static void failing(void *arena) {
     CHECK(!strstr(text, "[rank 1] gpt"));
     check_mode(arena, "slow error", 1, RANKS,
                WORDS("[rank 2] gpt.lua:3: no such file\n", "mlua: rank 2 failed"));
+    check_mode(arena, "late error", 7, RANKS, WORDS("mlua: rank 2 failed; the other ranks"));
     check_mode(arena, "exit", 9, RANKS, WORDS("rank 1 (pid "));
     check_mode(arena, "early", 5, RANKS, WORDS("rank 1 (pid ", "ended with exit code 5"));
 }

@@ -21,7 +21,7 @@
 #include "runtime/base/pool.h"
 #include "runtime/comm/join.h"
 
-enum { LINE_BYTES = 8192, POLL_MS = 200, EXIT_START = 1, SIGNALS_TO_KILL = 3 };
+enum { LINE_BYTES = 8192, POLL_MS = 200, EXIT_FAILED = 1, SIGNALS_TO_KILL = 3 };
 /* Seconds after a failure: ranks end by themselves in comm_stale_limit() or GRACE, the less. */
 static const double GRACE = 8, TERM_AFTER = 2, KILL_AFTER = 6, ALONE = 3;
 
@@ -118,11 +118,11 @@ static _Noreturn void become_rank(const launcher *l, int rank, int errors, pid_t
                                   char **argv) {
     int nothing = open("/dev/null", O_RDWR);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(EXIT_START);
+    if (getppid() != parent) _exit(EXIT_FAILED);
     sigprocmask(SIG_SETMASK, &l->before, NULL);
     if (rank > 0 && (dup2(nothing, STDIN_FILENO) < 0 || dup2(nothing, STDOUT_FILENO) < 0 ||
                      dup2(errors, STDERR_FILENO) < 0))
-        _exit(EXIT_START);
+        _exit(EXIT_FAILED);
     if (nothing > STDERR_FILENO) close(nothing);
     set_number("MLUA_RANK", rank);
     set_number("MLUA_LOCAL_RANK", rank);
@@ -139,7 +139,7 @@ static _Noreturn void become_rank(const launcher *l, int rank, int errors, pid_t
     if (!threads || !*threads) set_number("MLUA_THREADS", cores > 1 ? cores : 1);
     execv("/proc/self/exe", argv);
     dprintf(STDERR_FILENO, "mlua: cannot start rank %d: %s\n", rank, strerror(errno));
-    _exit(EXIT_START);
+    _exit(EXIT_FAILED);
 }
 
 static ml_status start_rank(launcher *l, int rank, char **argv) {
@@ -206,6 +206,12 @@ static void signal_ranks(launcher *l, int number) {
         if (l->children[i].pid) kill(l->children[i].pid, number);
 }
 
+/* It has told why: what it ends with is the job's code, however long it takes to end. */
+static bool failed_itself(const launcher *l, int rank) {
+    return atomic_load(&l->segment->failure_own) &&
+           (int)atomic_load(&l->segment->failed) - 1 == rank;
+}
+
 static void rank_ended(launcher *l, int rank, int status) {
     comm_record *record = &l->segment->ranks[rank];
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -224,8 +230,8 @@ static void rank_ended(launcher *l, int rank, int status) {
                  strsignal(WTERMSIG(status)));
     if (code == ML_EXIT_PEER)
         l->peers_ended = true;
-    else if (!l->exit_code && !l->terminated && !l->killed)
-        l->exit_code = code;
+    else if (!l->exit_code && ((!l->terminated && !l->killed) || failed_itself(l, rank)))
+        l->exit_code = WIFEXITED(status) || !failed_itself(l, rank) ? code : EXIT_FAILED;
     comm_accuse(l->segment, rank, why);
     atomic_store(&record->state, COMM_DEAD);
 }
@@ -260,7 +266,8 @@ static void press(launcher *l) {
     double since = comm_now() - l->failed_at;
     double grace = comm_stale_limit() < GRACE ? comm_stale_limit() : GRACE;
     int fault = (int)atomic_load(&l->segment->failed) - 1;
-    bool alone = l->running == 1 && fault >= 0 && l->children[fault].pid && since > ALONE;
+    bool alone = l->running == 1 && fault >= 0 && l->children[fault].pid && since > ALONE &&
+                 !failed_itself(l, fault);
     if (since > grace + TERM_AFTER && !l->terminated) {
         l->terminated = true;
         signal_ranks(l, SIGTERM);
@@ -340,7 +347,7 @@ int ml_launch_local(int ranks, char **argv) {
     if (status != ML_OK) {
         fprintf(stderr, "mlua: %s\n", ml_error_last()->text);
         signal_ranks(&l, SIGKILL);
-        l.exit_code = EXIT_START;
+        l.exit_code = EXIT_FAILED;
     }
     run(&l);
     if (status == ML_OK && (l.exit_code || l.peers_ended || l.killed)) tell(&l);
