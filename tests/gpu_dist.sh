@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Several GPUs of one machine, in one go and building nothing: tests/gpu_dist.sh [OUTPUT-FOLDER]
-# PARTS picks and orders parts (all but "all", "variants" and "gathered" unless told otherwise):
+# PARTS picks and orders parts (all but "all", "variants", "gathered", "mixed" and "hosts" unless
+# told otherwise):
 #   data      gpt-1.3b under data parallelism: ZeRO-1, FSDP, FSDP that keeps what it gathers; tokens/s
 #             of a GPU beside one alone, and the share of time in exposed communication
 #   variants  more is kept than gathered again; NCCL's settings and the order of collectives changed
 #   stages    gpt-1.3b in pipeline stages: 1F1B, interleaved, zero-bubble, with 16 microbatches;
 #             their bubbles, measured and planned
 #   split     tensors and context split over two GPUs
+#   mixed     four GPUs as two times two: data beside tensors and beside context; copies against NCCL
 #   experts   a mixture of experts, whose experts are split over all GPUs; rows are sent
 #   gathered  the same with weights gathered instead
 #   ranks     build/test --gpu gpu_ranks gpu/edges: layouts against one GPU, messages, ranks that fail
+#   hosts     GPUs of this machine as those of two hosts (MLUA_HOSTS=2): layouts against one GPU, deaths
 #   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2
 #   all       every layout of every model that fits the GPUs
 # Logs and traces go to the folder; the last lines are a table. Exits 1 if anything failed. GPUS=n
@@ -156,6 +159,16 @@ split() {
     wait
 }
 
+mixed() {
+    local mesh
+    [ "$most" -ge 4 ] || { row "mixed                      left out: it takes four GPUs"; return; }
+    alone "$@"
+    for mesh in dp=2,tp=2 dp=2,cp=2; do
+        profiled "${mesh//[=,]/}" 4 "$mesh" gpt "${settings[@]}" batch=32
+        MLUA_PEER=0 speed "${mesh//[=,]/}-nccl" 4 "$mesh" gpt "${settings[@]}" batch=32
+    done
+}
+
 experts() {
     alone experts
     profiled "ep$most" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most)) exchange=2
@@ -190,11 +203,20 @@ sample() {
     layouts sample-bf16 bf16 2e-2 "$names"
 }
 
+# What crosses the two hosts goes by NCCL through sockets.
+hosts() {
+    local names="zero1;tp2 sp;pp2;fsdp4;dp2 tp2 sp zero1;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1"
+    part hosts-ranks "$build/test" --gpu -v -j 1 gpu_ranks/hosts
+    export MLUA_HOSTS=2
+    layouts hosts-f32 f32 1e-4 "$names"
+    unset MLUA_HOSTS
+}
+
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
 "$MLUA" doctor 2>&1 | tee "$out/doctor.log"
 for p in $parts; do
     case $p in
-    data | variants | stages | split | experts | gathered | sample) $p "$p" ;;
+    data | variants | stages | split | mixed | experts | gathered | hosts | sample) $p "$p" ;;
     ranks) part ranks "$build/test" --gpu -v -j 1 gpu_ranks gpu/edges ;;
     all)
         layouts all-f32 f32 1e-4
