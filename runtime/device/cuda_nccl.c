@@ -284,7 +284,7 @@ static ml_status open_lanes(cuda_nccl *n, bool ordered) {
 static void set_host(uint64_t host) {
     char text[32];
     snprintf(text, sizeof text, "mlua-%016llx", (unsigned long long)host);
-    setenv("NCCL_HOSTID", text, 1);
+    setenv("NCCL_HOSTID", text, 0);
 }
 
 ml_status cuda_nccl_join(ml_device *device) {
