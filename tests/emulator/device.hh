@@ -137,6 +137,10 @@ static inline unsigned short emu_to_bf16(float x) {
     unsigned u = __float_as_uint(x);
     return x != x ? 0x7fff : (unsigned short)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
+static inline unsigned emu_halves(float high, float low) {
+    return (unsigned)emu_bits<uint16_t>((_Float16)high) << 16 | emu_bits<uint16_t>((_Float16)low);
+}
+static inline float emu_of_f16(unsigned word) { return (float)emu_bits<_Float16>((uint16_t)word); }
 static inline unsigned emu_pair(float high, float low) {
     return (unsigned)emu_to_bf16(high) << 16 | emu_to_bf16(low);
 }

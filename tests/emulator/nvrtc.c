@@ -20,6 +20,9 @@ typedef struct {
 static const ptx_form forms[] = {
     {"cvt.rn.bf16.f32", "%0 = emu_to_bf16(%1);"},
     {"cvt.rn.bf16x2.f32", "%0 = emu_pair(%1, %2);"},
+    {"cvt.rn.f16x2.f32", "%0 = emu_halves(%1, %2)"},
+    {"{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }", "%0 = emu_of_f16(%1)"},
+    {"{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }", "%0 = emu_of_f16(%1 >> 16)"},
     {"ex2.approx.ftz.f32", "%0 = exp2f(%1);"},
     {"tanh.approx.f32", "%0 = tanhf(%1);"},
     {"max.NaN.f32", "%0 = emu_max(%1, %2);"},
@@ -65,7 +68,7 @@ static int print_product(FILE *out, const char *begin, const char *end) {
 /* Print the call for an asm statement whose operands lie in begin .. end; 0 for unknown PTX. */
 static int print_ptx(FILE *out, const char *begin, const char *end) {
     const char *operand[16], *stop[16], *opcode = strchr(begin, '"') + 1;
-    size_t length = strcspn(opcode, " \"");
+    size_t length = strcspn(opcode, *opcode == '{' ? "\"" : " \""); /* of several: all of them */
     int count = 0;
     if (print_product(out, begin, end)) return 1;
     for (const char *at = begin; at < end && count < 16; at++) {
