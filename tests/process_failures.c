@@ -71,11 +71,16 @@ static const char kernel_script[] = "local m = require 'mlua'\n"
 /* A knob that is misspelt or has a value that it does not take is told, and ignored. */
 PROCESS_TEST(knobs_that_are_wrong) {
     process_write(room, "empty.lua", "");
-    process_result r = process_run(room, 0, "MLUA_CHEK=cpu MLUA_CHECK=gpu MLUA_DEBUG=much",
+    process_result r = process_run(room, 0,
+                                   "MLUA_CHEK=cpu MLUA_CHECK=gpu MLUA_DEBUG=much MLUA_TMA=2 "
+                                   "MLUA_PEER=9 MLUA_OVERLAP=-1",
                                    "run --device cpu empty.lua");
     process_expect(&r, "mlua: MLUA_CHEK is ignored: did you mean MLUA_CHECK?\n");
     process_expect(&r, "mlua: MLUA_CHECK=gpu is ignored: it takes cpu\n");
     process_expect(&r, "mlua: MLUA_DEBUG=much is ignored: it takes 0..5\n");
+    process_expect(&r, "mlua: MLUA_TMA=2 is ignored: it takes 0|1\n");
+    process_expect(&r, "mlua: MLUA_PEER=9 is ignored: it takes 0..8\n");
+    process_expect(&r, "mlua: MLUA_OVERLAP=-1 is ignored: it takes 0|1\n");
     r = process_run(room, 0, "MLUA_CHECK=0 MLUA_CHECK_OF_ANOTHER_PROGRAM=1",
                     "run --device cpu empty.lua");
     CHECK_TEXT(r.output, "");

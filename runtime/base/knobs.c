@@ -119,6 +119,15 @@ static ml_knobs_values values = {.tune = true,
                                  .chunk = 1024};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+/* The largest number that a knob takes: its syntax names it, but for counts. */
+static long long most_of(const knob *k) {
+    const char *range = strstr(k->syntax, "..");
+    if (k->kind == WORD) return 0;
+    if (range) return strtoll(range + 2, NULL, 10);
+    if (strcmp(k->syntax, "0|1") == 0) return 1;
+    return k->kind == LARGE_NUMBER ? LLONG_MAX : 1000000;
+}
+
 static void read_knob(const knob *k, const char *text) {
     void *field = (char *)&values + k->offset;
     if (k->kind == TEXT || (k->kind == WORD && strcmp(text, k->syntax) == 0)) {
@@ -127,8 +136,7 @@ static void read_knob(const knob *k, const char *text) {
     }
     char *end;
     long long number = strtoll(text, &end, 10);
-    long long most = k->kind == WORD ? 0 : k->kind == LARGE_NUMBER ? LLONG_MAX : 1000000;
-    if (*end || number < 0 || number > most) {
+    if (*end || number < 0 || number > most_of(k)) {
         fprintf(stderr, "mlua: %s=%s is ignored: it takes %s\n", k->name, text, k->syntax);
         return;
     }
