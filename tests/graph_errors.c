@@ -107,6 +107,12 @@ static void concat_sizes(ml_graph *g) {
 static void concat_missing(ml_graph *g) {
     ml_concat(g, (ml_ref[]){f32(g, "batch2 seq4"), f32(g, "seq4")}, 2, axis(g, "seq"));
 }
+static void gather_large(ml_graph *g) {
+    ml_gather(g, f32(g, "vocab3000000000"), graph_input(g, ML_I32, "seq4"), axis(g, "vocab"));
+}
+static void iota_large(ml_graph *g) {
+    ml_iota(g, axis(g, "seq"), (int64_t)INT32_MAX + 2);
+}
 static void gather_index(ml_graph *g) {
     ml_gather(g, f32(g, "vocab9"), f32(g, "seq4"), axis(g, "vocab"));
 }
@@ -210,6 +216,12 @@ static const struct {
      "cannot concatenate tensors with \"batch\": tensor 2 has no such axis", "its axes are seq"},
     {"gather_index", gather_index, 2, "the index of gather is i32, not f32",
      "cast it: x:cast(\"i32\")"},
+    {"gather_large", gather_large, 2,
+     "axis \"vocab\" has 3000000000 elements: gather counts them in i32, which ends at 2147483647",
+     "split it into two axes"},
+    {"iota_large", iota_large, 0,
+     "axis \"seq\" has 2147483649 elements: iota counts them in i32, which ends at 2147483647",
+     "split it into two axes"},
     {"top_k_many", top_k_many, 1, "cannot take the 5 largest over \"experts\": it has 4 elements",
      ""},
     {"nine_axes", nine_axes, 1, "split would give a tensor with more than 8 axes",

@@ -29,8 +29,9 @@ ml_axis graph_axis(ml_graph *g, const char *name) {
 ml_type graph_axes(ml_graph *g, ml_dtype dtype, const char *axes) {
     ml_type type = {.dtype = (uint8_t)dtype};
     char name[32];
-    int size, used;
-    while (sscanf(axes, " %31[a-z_]%d%n", name, &size, &used) == 2) {
+    long long size;
+    int used;
+    while (sscanf(axes, " %31[a-z_]%lld%n", name, &size, &used) == 2) {
         type.axis[type.rank] = graph_axis(g, name);
         type.size[type.rank++] = size;
         axes += used;

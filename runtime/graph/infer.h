@@ -40,6 +40,8 @@ void infer_number_only(const infer *in, int i);
 void infer_dtype(const infer *in, int i, ml_dtype dtype, const char *whose);
 /* Append an axis; raises for a duplicate, a size below 1, or too many axes. */
 void infer_append(const infer *in, ml_type *out, ml_axis axis, int64_t size);
+/* Raise where i32 does not reach all elements of an axis. */
+void infer_indexed(const infer *in, ml_axis axis, int64_t size);
 /* "batch, seq, embed" in the graph's arena. */
 const char *infer_axes(const infer *in, const ml_type *t);
 

@@ -144,6 +144,7 @@ static void infer_gather(infer *in, ml_type *out) {
     infer_dtype(in, 1, ML_I32, "the index");
     int at = infer_find(in, 0, in->args[0], "gather along", "the table");
     const ml_type *table = infer_source(in, 0), *index = infer_source(in, 1);
+    infer_indexed(in, table->axis[at], table->size[at]);
     out->dtype = table->dtype;
     for (int i = 0; i < index->rank; i++) infer_append(in, out, index->axis[i], index->size[i]);
     for (int i = 0; i < table->rank; i++) {
@@ -185,6 +186,7 @@ static void infer_scatter(infer *in, ml_type *out) {
     if (ml_type_find(as, axis) < 0)
         infer_raise(in, NULL, "cannot scatter along \"%s\": the result has no such axis",
                     name_of(in, axis));
+    infer_indexed(in, axis, as->size[ml_type_find(as, axis)]);
     check_within(in, index, "the index", 0, value, "the value");
     check_within(in, as, "the result", axis, value, "the value");
     for (int i = 0; i < value->rank; i++)

@@ -294,6 +294,13 @@ static void infer_held(const infer *in, const ml_type *held, ml_type *out) {
     *out = *in->given;
 }
 
+void infer_indexed(const infer *in, ml_axis axis, int64_t size) {
+    if (size - 1 > INT32_MAX)
+        infer_raise(in, "split it into two axes",
+                    "axis \"%s\" has %lld elements: %s counts them in i32, which ends at %d",
+                    ml_axis_name(in->g, axis), (long long)size, ml_ops[in->op].name, INT32_MAX);
+}
+
 static void check_mesh(const infer *in) {
     if (in->args[0] < 0 || in->args[1] < 1)
         ml_raise(ML_INTERNAL, "%s names no mesh axis", ml_ops[in->op].name);
@@ -304,6 +311,7 @@ static void infer_leaf(infer *in, ml_type *out) {
     case ML_OP_CONST: out->dtype = given_dtype(in); break;
     case ML_OP_IOTA:
         out->dtype = ML_I32;
+        infer_indexed(in, (ml_axis)in->args[0], in->args[1]);
         infer_append(in, out, (ml_axis)in->args[0], in->args[1]);
         break;
     case ML_OP_STATE:
@@ -360,6 +368,8 @@ static void infer_reduce(infer *in, ml_type *out) {
         infer_find(in, 0, in->args[i], axis_verb(in), "the tensor");
     if (in->arg_count == 0) ml_raise(ML_INTERNAL, "%s names no axis", ml_ops[in->op].name);
     sort_axes(in);
+    for (int i = 0; in->op == ML_OP_ARGMAX && i < t->rank; i++)
+        if (is_reduced(in, t->axis[i])) infer_indexed(in, t->axis[i], t->size[i]);
     out->dtype = in->op == ML_OP_ARGMAX ? ML_I32 : t->dtype;
     for (int i = 0; i < t->rank; i++)
         if (!is_reduced(in, t->axis[i])) infer_append(in, out, t->axis[i], t->size[i]);
@@ -369,6 +379,7 @@ static void infer_scan(infer *in, ml_type *out) {
     const ml_type *t = infer_source(in, 0);
     infer_number_only(in, 0);
     int at = infer_find(in, 0, in->args[0], axis_verb(in), "the tensor");
+    if (in->op != ML_OP_CUMSUM) infer_indexed(in, t->axis[at], t->size[at]);
     if (in->op != ML_OP_TOP_K) {
         *out = *t;
         return;
