@@ -17,6 +17,14 @@ function m.generate(model, options)
   if type(seq) ~= "userdata" or core.is_tensor(seq) then
     core.fail("m.generate needs seq, the axis of positions", { help = "seq = A.seq" })
   end
+  local count = options.tokens or 200
+  if not math.tointeger(count) or count < 0 then
+    core.fail(("m.generate's tokens must be an integer, 0 or more, got %s"):format(tostring(count)))
+  end
+  if type(temperature) ~= "number" or not (temperature >= 0) then
+    core.fail(("m.generate's temperature must be a number, 0 or more, got %s"):format(tostring(temperature)))
+  end
+  local vocab -- how many tokens there are
   local batch = core.axis(core.options().ranks > 1 and "sample" or "batch", 1) -- which no layout splits
   local sample = m.compile(function(feeds)
     local logits = model(feeds.tokens):cast("f32"):gather(feeds.position, seq.name):max(batch.name)
@@ -24,6 +32,7 @@ function m.generate(model, options)
     if #rest ~= 1 then
       core.fail("the logits of a model that generates have batch, " .. seq.name .. " and one more axis, not " .. table.concat(rest, ", "))
     end
+    vocab = logits:size(rest[1])
     if temperature > 0 then -- the Gumbel trick: argmax of logits/t - log(-log(u)) is a sample
       local u = core.random(feeds.key, m.axes_of(logits))
       logits = logits / temperature - core.log(1e-9 - core.log(u + 1e-9))
@@ -33,14 +42,19 @@ function m.generate(model, options)
   local prompt, ids = options.prompt or "\n", {}
   if type(prompt) == "string" then
     for i = 1, #prompt do ids[i] = prompt:byte(i) end
-    if not options.quiet then core.write(prompt) end
   else
     for i, id in ipairs(prompt) do ids[i] = id end
   end
+  for _, id in ipairs(ids) do
+    if not math.tointeger(id) or id < 0 or id >= vocab then
+      core.fail(("m.generate's prompt has the token %s, and the model has 0 to %d"):format(tostring(id), vocab - 1))
+    end
+  end
   if #ids == 0 then core.fail("m.generate needs a prompt of at least one token") end
+  if type(prompt) == "string" and not options.quiet then core.write(prompt) end
   local window = core.host("i32", 1, seq.size)
   local text = {}
-  for i = 1, options.tokens or 200 do
+  for i = 1, count do
     local first = math.max(0, #ids - seq.size)
     for j = 1, seq.size do window[j] = ids[first + j] or 0 end
     local key = core.hash(("%d sample %d"):format(options.seed or core.options().seed, i))

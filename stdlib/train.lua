@@ -215,13 +215,16 @@ local function explain(o, data, step, loss, norm)
       paths[#paths + 1] = path
       outputs[("%06d"):format(#paths)] = core.is_finite(x:cast "f32"):cast("f32"):min()
     end
-    o.loss(feeds.tokens, feeds.targets)
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    outputs.total, outputs.count = total, core.is_tensor(count) and count or core.full({}, count)
     return outputs
   end, token_inputs(o), { name = "probe" })
+  local total, count = 0, 0
   local function culprit()
     for micro = 0, o.accum - 1 do
       data.fill(step, micro)
       local finite = probe { tokens = data.tokens, targets = data.targets }
+      total, count = total + finite.total, count + finite.count
       for i, path in ipairs(paths) do
         if finite[("%06d"):format(i)] ~= 1 then return path == "" and "the model" or path end
       end
@@ -229,6 +232,8 @@ local function explain(o, data, step, loss, norm)
   end
   local path = culprit()
   local where = path and "the first output that is not finite is that of " .. path
+    or count == 0 and "the loss counts nothing: the count that belongs to its sum is 0"
+    or total - total ~= 0 and "every module's output is finite, and the loss is not"
     or "every module's output is finite: the backward pass overflows"
   core.fail(("step %d: loss %s, gradient norm %s: %s"):format(step, plain(loss), plain(norm), where), {
     help = "the parameters still hold their values of the step before; try a lower lr, longer warmup or clip"
@@ -274,6 +279,7 @@ function m.train(options)
     end
     return total / count
   end
+  if evaluate then data.fill(1, 0, true) end -- too little data for it is told before the first step
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
   local log = m.training_log(o, flops, programs[1])
@@ -281,7 +287,9 @@ function m.train(options)
   for step = 1, o.steps do
     log.outside(core.begin_step, step, o.steps) -- which writes a profile
     local rate = o.schedule(step, o.steps)
-    if type(rate) ~= "number" then core.fail(("the schedule must return a number, got %s"):format(tostring(rate))) end
+    if type(rate) ~= "number" or rate ~= rate or math.abs(rate) == math.huge then
+      core.fail(("the schedule must return a number, got %s at step %d"):format(plain(rate), step), { help = "a factor of the optimizer's lr" })
+    end
     for i = 0, o.accum - 1 do
       data.fill(step, i)
       local program = step_program or micro

@@ -72,6 +72,31 @@ function Empty:forward(tokens) return tokens:one_hot(A.vocab) end
 check.raises("the model has no parameters to train", m.train, { model = Empty(), batch = A.batch, seq = A.seq })
 check.raises("m.stack: layer 1 is nil", m.stack, 2, function() end)
 check.raises("m.stack takes a count and a class, got 7", m.stack, 2, 7)
+local function schedule(value) return function() return value end end
+check.raises("the schedule must return a number, got nan at step 1", train, { model = Adapted(), schedule = schedule(0 / 0) })
+check.raises("the schedule must return a number, got inf at step 1", train, { model = Adapted(), schedule = schedule(math.huge) })
+local steps = 0
+check.raises("a window of seq=32 needs 33", train, {
+  model = Adapted(), eval_every = 2, eval_share = 1e-6, on_step = function() steps = steps + 1 end,
+})
+check.equal(steps, 0, "steps before too little data for evaluation is told")
+local counted = Adapted()
+local function loss(bad)
+  return function(tokens, targets)
+    local sum, count = m.cross_entropy(counted(tokens), bad == "count" and targets * 0 - 1 or targets)
+    return bad == "sum" and sum + m.log(sum * 0) or sum, count
+  end
+end
+check.raises("the loss counts nothing", train, { model = counted, loss = loss "count" })
+check.raises("every module's output is finite, and the loss is not", train, { model = counted, loss = loss "sum" })
+local function generate(o)
+  o.seq, o.quiet = A.seq, true
+  m.generate(model, o)
+end
+check.raises("m.generate's tokens must be an integer, 0 or more, got x", generate, { tokens = "x" })
+check.raises("m.generate's temperature must be a number, 0 or more, got -1", generate, { temperature = -1 })
+check.raises("m.generate's prompt has the token 256, and the model has 0 to 255", generate, { prompt = { 1, 256 } })
+check.raises("m.generate's prompt has the token -1, and", generate, { prompt = { -1 } })
 local double = m.compile(function(feeds) return { y = feeds.x * 2 } end, { x = { A.embed } })
 check.raises("the program has no input \"y\"", double, { y = 1 })
 check.raises("the program needs the input \"x\"", double, {})
