@@ -262,14 +262,16 @@ function m.train(options)
   local step_program, micro, finish
   if o.accum == 1 then step_program = m.step_program(o, parameters) else micro, finish = accumulated_step(o, parameters) end
   local programs = step_program and { step_program } or { micro, finish }
-  if mode == "check" then
-    core.report(programs, { parameters = parameters, tokens = o.batch.size * o.seq.size, accum = o.accum })
-    return {}
-  end
   local evaluate = o.eval_every and m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
     return { total = total, count = count }
   end, token_inputs(o), { name = "evaluation" })
+  if mode == "check" then
+    local all = table.move(programs, 1, #programs, 1, {})
+    all[#all + 1] = evaluate
+    core.report(all, { parameters = parameters, tokens = o.batch.size * o.seq.size, accum = o.accum, step = #programs })
+    return {}
+  end
   local function eval_loss(step)
     local total, count = 0, 0
     for i = 1, o.eval_batches * o.accum do

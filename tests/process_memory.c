@@ -120,6 +120,44 @@ static double json_number(const process_result *result, const char *key) {
     return at ? strtod(at + strlen(key), NULL) : 0;
 }
 
+/* What runs between steps counts in memory and tells what it sends, but is no work of a step. */
+PROCESS_TEST(memory_between_steps) {
+    process_write(room, "between.lua",
+                  "local m, core = require 'mlua', require 'mlua.core'\n"
+                  "local cfg = m.config { every = 0, large = 8 }\n"
+                  "local A = m.axes { embed = 32, vocab = 256, seq = 16, batch = 8 }\n"
+                  "local Net = m.module('Net', function(self) self.table = m.param { A.vocab, "
+                  "A.embed } end)\n"
+                  "function Net:forward(tokens)\n"
+                  "  return self.table:gather(tokens, 'vocab'):dot(self.table, 'embed')\n"
+                  "end\n"
+                  "if cfg.large == 8 then\n"
+                  "  m.train { model = Net(), batch = A.batch, seq = A.seq, steps = 2, optimizer = "
+                  "m.sgd {},\n"
+                  "    eval_every = cfg.every, layout = m.layout.fsdp {} }\n"
+                  "else\n"
+                  "  local function squares(size)\n"
+                  "    local wide = { core.axis('wide', size) }\n"
+                  "    return m.compile(function(feeds)\n"
+                  "      return { y = (feeds.x:sort('wide') * feeds.x):sum('wide') }\n"
+                  "    end, { x = { wide[1], dtype = 'f32' } })\n"
+                  "  end\n"
+                  "  core.report({ squares(8), squares(cfg.large) }, { step = 1 })\n"
+                  "end\n");
+    process_result without =
+        process_run(room, 0, "", "check between.lua --json --mesh dp=2 --device h200");
+    process_result with =
+        process_run(room, 0, "", "check between.lua --json --mesh dp=2 --device h200 every=1");
+    CHECK(strstr(without.output, "between_steps") == NULL);
+    const char *between = strstr(with.output, "\"between_steps\":");
+    CHECK(between && strstr(between, "\"dp\":{\"all-reduce\":{\"count\":2"));
+    CHECK(json_number(&with, "\"flops\":") == json_number(&without, "\"flops\":"));
+    process_result large =
+        process_run(room, 0, "", "check between.lua --json --device h200 large=1048576");
+    CHECK(json_number(&large, "\"peak_bytes\":") > 8e6);
+    CHECK(json_number(&large, "\"flops\":") < 1e4);
+}
+
 /* With accumulation, all states of both programs are there while activations are. */
 PROCESS_TEST(memory_of_two_programs) {
     process_result plan =

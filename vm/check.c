@@ -24,6 +24,8 @@ typedef struct {
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
     vm_traffic traffic;
+    int64_t step_programs; /* the first ones; the others run between steps */
+    vm_traffic between;    /* once each of these */
     bool fits;
 } report;
 
@@ -73,20 +75,24 @@ static int compare_keys(const void *left, const void *right) {
     return a < b ? -1 : a > b;
 }
 
-/* Kernels of equal source share one compilation. `keys` has room for every kernel. */
-static void count_part(report *r, const ml_plan *plan, uint64_t *keys, size_t *key_count) {
+static void count_part(report *r, const ml_plan *plan) {
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_step *step = &plan->schedule->steps.at[i];
         r->kernels += step->kind == ML_STEP_KERNEL;
         r->gemms += step->kind == ML_STEP_GEMM || step->kind == ML_STEP_RAGGED;
         r->attentions += step->kind == ML_STEP_ATTENTION;
         r->copies += step->kind == ML_STEP_COPY;
-        for (const ml_kernel *k = step->kernel; k; k = k->next) keys[(*key_count)++] = k->key;
     }
 }
 
-static void count_steps(report *r, const ml_plan *plan, uint64_t *keys, size_t *key_count) {
-    for (int i = 0; i < plan->part_count; i++) count_part(r, plan->parts[i], keys, key_count);
+/* Kernels of equal source share one compilation. `keys` has room for every kernel. */
+static void list_kernels(const ml_plan *plan, uint64_t *keys, size_t *key_count) {
+    for (int p = 0; p < plan->part_count; p++) {
+        const ml_schedule *s = plan->parts[p]->schedule;
+        for (uint32_t i = 0; i < s->steps.count; i++)
+            for (const ml_kernel *k = s->steps.at[i].kernel; k; k = k->next)
+                keys[(*key_count)++] = k->key;
+    }
 }
 
 static size_t count_kernels(const ml_plan *plan) {
@@ -250,11 +256,17 @@ static void read_programs(lua_State *L, report *r, double accum) {
     for (int64_t i = 1; i <= count; i++) {
         const vm_program *program = program_at(L, i);
         const ml_plan *plan = vm_program_plan(program);
+        r->plan_seconds += program->seconds;
+        if (i > r->step_programs) {
+            list_kernels(plan, list, &key_count);
+            traffic_add(&r->between, plan, 1);
+            continue;
+        }
         r->flops += plan->flops * (i == 1 ? accum : 1);
         if (i == 1) r->busiest = find_busiest(plan);
-        r->plan_seconds += program->seconds;
         if (i == 1) r->pipeline = plan->staged;
-        count_steps(r, plan, list, &key_count);
+        for (int p = 0; p < plan->part_count; p++) count_part(r, plan->parts[p]);
+        list_kernels(plan, list, &key_count);
         traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
         if (plan->refresh && plan->roots.microbatches > 1) /* before the first of them */
             traffic_add(&r->traffic, plan->refresh, 1);
@@ -386,7 +398,10 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->largest->kind_bytes[i]));
     if (r->other_bytes) printf("  %-13s %s\n", "other states", bytes_text(L, r->other_bytes));
-    traffic_print(L, &r->traffic, format_bytes);
+    traffic_print(L, &r->traffic, "in one step", format_bytes);
+    if (r->step_programs < vm_table_length(L, 1))
+        traffic_print(L, &r->between, "in one run of what runs between steps (evaluation)",
+                      format_bytes);
     if (r->fits) print_largest(L, r); /* the error lists them otherwise */
     lua_settop(L, 2);
     if (vm->options->types)
@@ -433,6 +448,11 @@ static void print_json(lua_State *L, const report *r, double tokens) {
                   "attentions", r->attentions, "plan_seconds", r->plan_seconds, "peak_bytes",
                   (json_int_t)r->peak_bytes, "memory_bytes", memory, "largest", largest_json(L, r));
     if (object) traffic_json(L, &r->traffic, object);
+    if (object && r->step_programs < vm_table_length(L, 1)) {
+        json_t *between = json_object();
+        traffic_json(L, &r->between, between);
+        json_object_set_new(object, "between_steps", between);
+    }
     if (object && r->pipeline) {
         json_object_set_new(object, "bubble", json_real(r->pipeline->pipeline.bubble));
         json_object_set_new(object, "stages", json_integer(r->pipeline->count));
@@ -468,7 +488,9 @@ static int core_report(lua_State *L) {
     lua_settop(L, 2);
     if (vm_table_length(L, 1) < 1) vm_fail(L, NULL, "report needs a program");
     double tokens = 0, accum = 1;
+    report r = {.graph = vm->graph, .step_programs = vm_table_length(L, 1)};
     if (lua_istable(L, 2)) {
+        if (vm_option(L, 2, "step")) r.step_programs = (int64_t)lua_tonumber(L, -1);
         if (vm_option(L, 2, "tokens")) tokens = lua_tonumber(L, -1);
         if (vm_option(L, 2, "accum")) accum = lua_tonumber(L, -1);
         lua_settop(L, 2);
@@ -476,7 +498,6 @@ static int core_report(lua_State *L) {
     lua_pushboolean(L, 1);
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.reported");
     vm_open_device(L);
-    report r = {.graph = vm->graph};
     read_programs(L, &r, accum);
     read_states(L, &r);
     luaL_checkstack(L, 64, "a report");
@@ -510,8 +531,10 @@ int vm_report_rest(lua_State *L) {
 
 static const vm_entry functions[] = {
     {"report", core_report,
-     "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer}",
-     "print what mlua check prints, and raise where the programs do not fit the device"},
+     "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
+     "integer}",
+     "print what mlua check prints, and raise where the programs do not fit the device; the first "
+     "`step` programs (default: all) make a step, the others run between steps"},
     {0}};
 
 void vm_check_register(lua_State *L) {

@@ -81,11 +81,12 @@ static void push_mesh(lua_State *L, const ml_layout *layout) {
     luaL_pushresult(&text);
 }
 
-void traffic_print(lua_State *L, const vm_traffic *t, void (*format)(char *, size_t, int64_t)) {
+void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
+                   void (*format)(char *, size_t, int64_t)) {
     const ml_layout *layout = t->layout;
     char size[64];
     if (layout == NULL) return;
-    printf("collectives     of one rank, in one step\n");
+    printf("collectives     of one rank, %s\n", when);
     for (int i = 0; i < layout->count; i++)
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
             if (!t->total[i][k].count) continue;

@@ -23,7 +23,9 @@ typedef struct {
 /* A program that runs `times` times a step. */
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times);
 void traffic_print_ranks(lua_State *L, const vm_traffic *t);
-void traffic_print(lua_State *L, const vm_traffic *t, void (*format)(char *, size_t, int64_t));
+/* `when`: "in one step". */
+void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
+                   void (*format)(char *, size_t, int64_t));
 /* The tensors of the global program `roots` of the session, with where they lie. */
 void traffic_print_types(lua_State *L, const ml_roots *roots);
 /* A tensor of the session's graph: its type with where it lies, a rank's part, and what the ranks
