@@ -16,10 +16,21 @@ typedef struct {
     int64_t memory_bytes;  /* what plans may use; 0: unknown */
     int64_t longest_materialized; /* attention over more keys never holds the score matrix */
     bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE) */
+    int64_t link_bytes;    /* a second, that a GPU sends to those of its host at most: from the data
+                              sheet of what joins them; 0: unknown */
+    int host_ranks;        /* GPUs of a host; 0: unknown */
 } ml_target;
 
 /* On a GPU no attention is short enough: a fused kernel beats products and a softmax at any
  * length. */
 enum { ML_CUDA_MATERIALIZED = 0 };
+
+/* One way: NVLink of GPUs of this architecture, and PCIe (generation 4, 16 lanes). */
+enum { ML_LINK_PCIE = 32 };
+static inline int64_t ml_target_link(int arch, bool nvlink) {
+    const int64_t giga = 1000000000;
+    if (!nvlink) return ML_LINK_PCIE * giga;
+    return (arch >= 100 ? 900 : arch >= 90 ? 450 : 300) * giga;
+}
 
 #endif

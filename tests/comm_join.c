@@ -63,6 +63,7 @@ static int between_hosts(ml_comm *comm, void *argument) {
     char text[100] = "";
     ml_group *g;
     if (rank == 0) snprintf(text, sizeof text, "an id that all need");
+    if (ml_comm_host_ranks(comm) != (rank < 2 ? 2 : 1)) return 13;
     if (ml_comm_share(comm, text, sizeof text) != ML_OK || strcmp(text, "an id that all need"))
         return 1;
     if (ml_comm_agree(comm, 7, "the plan") != ML_OK || ml_comm_barrier(comm) != ML_OK) return 2;

@@ -227,6 +227,7 @@ TEST(plan, random_overlaps) {
     for (uint64_t seed = 1; seed <= 300; seed++) {
         world w;
         world_new(&w, seed * 31, seed % 2 ? 64 : 4 << 20);
+        if (seed % 3 == 0) w.target.link_bytes = 1000000000;
         draw_world(&w);
         results expected = old_results(&w);
         plan_overlap(&w.plan);
@@ -245,10 +246,13 @@ TEST(plan, random_overlaps) {
  * put together. */
 TEST(plan, overlap_of_gradients) {
     enum { LAYERS = 12 };
-    for (int large = 0; large < 2; large++) {
+    for (int way = 0; way < 4; way++) { /* small; large; small over a slow link; between hosts */
+        bool large = way > 0;
         world w;
         uint32_t grads[LAYERS], sums[LAYERS];
-        world_new(&w, 1, large ? 64 << 20 : 1 << 10); /* one alone is a launch, or all are */
+        world_new(&w, 1, way == 1 ? 64 << 20 : way == 3 ? 8 << 20 : 1 << 10);
+        if (way == 2) w.target.link_bytes = 3000000; /* one alone is a launch, or all are */
+        if (way == 3) w.target.host_ranks = 4;
         uint32_t x = add_value(&w, ML_STORAGE_TEMPORARY, 0, 1);
         add_step(&w, ML_STEP_KERNEL, 0, &x, 1);
         for (int i = 0; i < LAYERS; i++) {

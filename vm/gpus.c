@@ -6,11 +6,15 @@
 #include <unistd.h>
 
 static const vm_gpu gpus[] = {
-    {"h200", "H200", 90, 132, 139.8, 989.5},        {"h100", "H100", 90, 132, 79.1, 989.5},
-    {"gh200", "GH200", 90, 132, 94.5, 989.5},       {"b200", "B200", 100, 148, 178.0, 2250.0},
-    {"a100", "A100", 80, 108, 79.2, 312.0},         {"l40s", "L40S", 89, 142, 44.5, 362.0},
-    {"rtx5090", "RTX 5090", 120, 170, 31.3, 209.5}, {"rtx4090", "RTX 4090", 89, 128, 23.5, 165.2},
-    {"rtx3090", "RTX 3090", 86, 82, 23.6, 71.0},
+    {"h200", "H200", 90, 132, 139.8, 989.5, true},
+    {"h100", "H100", 90, 132, 79.1, 989.5, true},
+    {"gh200", "GH200", 90, 132, 94.5, 989.5, true},
+    {"b200", "B200", 100, 148, 178.0, 2250.0, true},
+    {"a100", "A100", 80, 108, 79.2, 312.0, true},
+    {"l40s", "L40S", 89, 142, 44.5, 362.0, false},
+    {"rtx5090", "RTX 5090", 120, 170, 31.3, 209.5, false},
+    {"rtx4090", "RTX 4090", 89, 128, 23.5, 165.2, false},
+    {"rtx3090", "RTX 3090", 86, 82, 23.6, 71.0, false},
 };
 enum { COUNT = sizeof gpus / sizeof *gpus };
 
@@ -57,5 +61,6 @@ void gpu_target(const vm_gpu *gpu, ml_target *target) {
                           .threads = 1,
                           .vector_bytes = 64,
                           .memory_bytes = (int64_t)(gpu->memory_gib * (1 << 30)),
+                          .link_bytes = ml_target_link(gpu->arch, gpu->nvlink),
                           .longest_materialized = ML_CUDA_MATERIALIZED};
 }

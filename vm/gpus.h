@@ -10,6 +10,7 @@ typedef struct {
     int arch, multiprocessors;
     double memory_gib; /* what the driver leaves to programs, about */
     double tflops;     /* dense bf16, from the vendor's data sheet */
+    bool nvlink;       /* joins those of a host */
 } vm_gpu;
 
 const vm_gpu *gpu_by_key(const char *key);           /* NULL where there is none */

@@ -129,6 +129,10 @@ bool ml_comm_local(const ml_comm *comm) {
     return comm->wire == NULL;
 }
 
+int ml_comm_host_ranks(const ml_comm *comm) {
+    return comm->host_ranks;
+}
+
 uint64_t ml_comm_host(const ml_comm *comm) {
     return comm->host;
 }
@@ -273,12 +277,25 @@ static ml_status join(ml_comm *comm, const ml_launch *launch) {
     return ML_OK;
 }
 
+/* How many are on this host, where they are on several. */
+static ml_status count_host(ml_comm *comm) {
+    uint64_t *hosts = ml_alloc((size_t)comm->world * sizeof *hosts);
+    if (!hosts) return ml_fail(ML_NO_MEMORY, "no memory to join %d ranks", comm->world);
+    ml_status status = wire_words(comm, comm->host, hosts);
+    comm->host_ranks = 0;
+    for (int i = 0; i < comm->world && status == ML_OK; i++)
+        comm->host_ranks += hosts[i] == comm->host;
+    ml_free(hosts);
+    return status;
+}
+
 static ml_status open_ranks(ml_comm *comm, const ml_launch *launch) {
     ml_status status = join(comm, launch);
     if (status != ML_OK || (status = comm_watch_start(comm)) != ML_OK) return status;
     comm_record *record = &comm->segment->ranks[comm->rank];
     atomic_store(&record->pid, (int32_t)getpid());
     atomic_store(&record->state, COMM_RUNNING);
+    if (comm->wire && (status = count_host(comm)) != ML_OK) return status;
     return ml_comm_barrier(comm);
 }
 
@@ -297,6 +314,7 @@ ml_status ml_comm_open(const ml_launch *launch, ml_comm **result) {
         comm->local_rank = launch->local_rank;
         comm->fd = -1;
         comm->host = join_host(launch);
+        comm->host_ranks = world;
         comm->spins = ml_cpu_count() >= world ? SPINS : SPINS_CROWDED;
         for (int i = 0; i < world; i++) ranks[i] = i;
         all = group_new(comm, ranks, world);

@@ -60,6 +60,7 @@ int ml_comm_rank(const ml_comm *comm);
 int ml_comm_local_rank(const ml_comm *comm);
 int ml_comm_world(const ml_comm *comm);
 bool ml_comm_local(const ml_comm *comm);    /* all ranks are of this host, and share memory */
+int ml_comm_host_ranks(const ml_comm *comm); /* of this host */
 uint64_t ml_comm_host(const ml_comm *comm); /* the same on all ranks of a host, and on no others */
 /* ranks[0..count) in order; collective over all ranks of the job, each for its own group.
  * The same ranks again give the same group. Groups live as long as the communicator. */

@@ -78,6 +78,7 @@ typedef struct comm_wire comm_wire; /* connections between hosts: wire.h */
 struct ml_comm {
     int rank, world, local_rank, fd;
     uint64_t host;
+    int host_ranks;
     comm_segment *segment; /* NULL for a job of one */
     size_t mapped;
     comm_wire *wire; /* where the ranks are on several hosts; then the segment is this rank's own */

@@ -13,6 +13,21 @@ static cuda_device *cuda_of(ml_device *device) {
 
 /* ---- Opening and closing ------------------------------------------------------------------------
  */
+/* Atomics on another GPU's memory go over NVLink alone. Where no other GPU is in sight, as where a
+ * launcher shows each rank its own, those of data centers are taken to have it. */
+static int64_t read_link(const cuda_device *d, int arch) {
+    int count = 0, atomics = arch == 80 || arch == 90 || arch == 100 || arch == 103;
+    if (cuda.cuDeviceGetP2PAttribute && cuda.cuDeviceGetCount(&count) == CUDA_SUCCESS && count > 1) {
+        CUdevice other = d->device;
+        for (int i = 0; i < count && other == d->device; i++) cuda.cuDeviceGet(&other, i);
+        if (cuda.cuDeviceGetP2PAttribute(&atomics,
+                                         CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, d->device,
+                                         other) != CUDA_SUCCESS)
+            atomics = 0;
+    }
+    return ml_target_link(arch, atomics != 0);
+}
+
 static ml_status read_target(cuda_device *d) {
     int major = 0, minor = 0, driver = 0;
     size_t free_bytes = 0, total = 0;
@@ -31,6 +46,7 @@ static ml_status read_target(cuda_device *d) {
     target->vector_bytes = 64;
     target->longest_materialized = ML_CUDA_MATERIALIZED;
     target->no_fuse = ml_knobs()->no_fuse;
+    target->link_bytes = read_link(d, target->arch);
     /* Library code, the context's own memory and workspace take some of what is free now. */
     int64_t reserve = (int64_t)512 << 20;
     target->memory_bytes =

@@ -109,7 +109,12 @@ ml_status session_devices_agree(ml_session *session) {
              device->ops->name, target->arch, target->multiprocessors);
     if (target->kind == ML_TARGET_C) facts[1] = facts[2] = 0;
     ml_status status = ml_comm_agree(comm, ml_hash(facts, sizeof facts, 0), what);
-    return status == ML_OK ? ml_comm_least(comm, &target->memory_bytes) : status;
+    int64_t host = ml_comm_host_ranks(comm);
+    if (status == ML_OK) status = ml_comm_least(comm, &target->memory_bytes);
+    if (status == ML_OK) status = ml_comm_least(comm, &target->link_bytes);
+    if (status == ML_OK) status = ml_comm_least(comm, &host);
+    target->host_ranks = (int)host;
+    return status;
 }
 
 ml_status session_connect(ml_session *session) {

@@ -16,13 +16,16 @@
  * Every collective with computation between it and the first step that needs it gets a ticket and
  * a WAIT before that step. The WAIT reads both operands, which keeps their memory until then.
  *
- * Times are guesses about a current GPU: only the order depends on them, and it is the same on
- * every rank, because they come from the plan alone. */
+ * Times are guesses about a current GPU, those of collectives from the data sheet of what joins the
+ * GPUs (ml_target): only the order depends on them, and it is the same on every rank, because they
+ * come from the plan and from what the ranks' devices agreed on. */
 #include "runtime/base/knobs.h"
 #include "runtime/plan/parts.h"
 
 static const double FLOPS = 600e12, BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
-static const double NEAR_BYTES = 250e9, FAR_BYTES = 40e9; /* a second, within a host and beyond */
+/* A second: the link within a host where the target does not tell, what collectives reach of a link,
+ * and what they reach between hosts (400 Gbit/s cards, one a GPU). */
+static const double LINK = 450e9, REACHED = 5.0 / 9, FAR_BYTES = 40e9;
 static const double LATENCY = 20e-6, SOON = 1e-3;         /* seconds */
 /* Seconds: what small launches reach of a link's speed is little; how much later than estimated a
  * launch may be over, all of it at once. */
@@ -152,7 +155,10 @@ static double wire_bytes(const ml_collective_step *c) {
 static double link_speed(const overlap *o, int axis) {
     int64_t span = 1;
     for (int i = axis; i < o->layout->count; i++) span *= o->layout->axis[i].size;
-    return span > HOST_RANKS ? FAR_BYTES : NEAR_BYTES;
+    const ml_target *target = o->s->target;
+    int host = target->host_ranks > 0 ? target->host_ranks : HOST_RANKS;
+    double link = target->link_bytes > 0 ? (double)target->link_bytes : LINK;
+    return span > host ? FAR_BYTES : REACHED * link;
 }
 
 static double bucket_bytes(const overlap *o, int axis) {
