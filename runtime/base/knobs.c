@@ -84,7 +84,8 @@ static const knob KNOBS[] = {
      NUMBER, AT(peer)},
     {"MLUA_HOSTS", "N",
      "to test: the ranks on this machine take themselves for those of N hosts, as many in a row on "
-     "each, and share nothing but connections and NCCL between these",
+     "each, and share nothing but connections and NCCL between these (and GPUs, where there are "
+     "fewer than ranks: one GPU does for N ranks of N hosts)",
      NUMBER, AT(hosts)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "

@@ -73,6 +73,7 @@ static ml_status open_stages(cuda_device *d) {
 static ml_status open_device(cuda_device *d, int ordinal) {
     int count = 0;
     ML_TRY(cuda_driver_open(&count));
+    if (ml_knobs()->hosts > 1 && count > 0) ordinal %= count; /* those hosts share this one's */
     /* Slurm may show each task of a host its own GPU alone. */
     if (count == 1 && getenv("SLURM_PROCID")) ordinal = 0;
     if (ordinal < 0 || ordinal >= count) {

@@ -76,15 +76,23 @@ static const int64_t BUFFER_BYTES = (int64_t)1 << 30; /* what communicators may 
  * otherwise. Not under pipeline stages: a message waits for the one before it on its edge, and
  * would keep waiting all that is called after it, which the other rank may need to take that one
  * (tests/shard_launches.c). Older drivers keep the order by letting each call wait for the end of
- * the one before. */
-static bool keep_order(bool stages) {
+ * the one before. NCCL reads this once in a process: one whose script runs again (MLUA_RUNS) cannot
+ * have stages after none, for the driver then faults at the graphs of pieces. */
+static ml_status keep_order(bool stages, bool *ordered) {
     static const char variable[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
+    static bool decided, by_us, order;
     int driver = 0;
     bool able = nccl.version >= ORDERS && cuda.cuDriverGetVersion(&driver) == CUDA_SUCCESS &&
                 driver >= 12030;
-    if (able && !stages) setenv(variable, "1", 0);
+    if (!decided && able && !stages) by_us = setenv(variable, "1", 0) == 0;
     const char *set = getenv(variable);
-    return able && set && strcmp(set, "1") == 0;
+    if (!decided) order = able && set && strcmp(set, "1") == 0;
+    decided = true;
+    *ordered = order;
+    if (!stages || !order || !by_us) return ML_OK;
+    ml_fail(ML_INVALID, "NCCL keeps the order of calls in this process, which had a layout without "
+                        "pipeline stages before: it must not under stages");
+    return ml_help("run the script under this layout in a process of its own, without MLUA_RUNS");
 }
 
 /* From the main thread only. */
@@ -301,7 +309,9 @@ ml_status cuda_nccl_join(ml_device *device) {
     device->target.memory_bytes -= cuda_pull_reserve(device->target.memory_bytes);
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
-    ML_TRY(open_lanes(n, keep_order(device->ranks->layout->stages.on)));
+    bool ordered;
+    ML_TRY(keep_order(device->ranks->layout->stages.on, &ordered));
+    ML_TRY(open_lanes(n, ordered));
     return connect_start(n);
 }
 
