@@ -8,13 +8,14 @@ local m = require "mlua"
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
 ---without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
 ---of dtype i64, differs at each step); `layout` of all programs and states (m.layout);
----`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps.
+---`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps; `often`: it runs many
+---times before anything sets the parameters, as sampling does: what it makes of them alone is kept where memory allows.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
----@param options? {name: string, training: boolean, layout: table, microbatches: integer}
+---@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean}
 ---@return Program
 function m.compile(fn, inputs, options)
-  m.check_options("compile", options, { "name", "training", "layout", "microbatches" })
+  m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often" })
   if type(fn) ~= "function" then core.fail("m.compile takes a function, got " .. type(fn)) end
   options = options or {}
   m.use_layout(options.layout, "m.compile")
@@ -58,7 +59,7 @@ function m.compile(fn, inputs, options)
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
   local program = core.program {
     name = options.name or "program", inputs = list, outputs = outputs or {}, updates = updates,
-    microbatches = options.microbatches,
+    microbatches = options.microbatches, often = options.often,
   }
   if not single then return program end
   return setmetatable({}, {

@@ -38,7 +38,7 @@ function m.generate(model, options)
       logits = logits / temperature - core.log(1e-9 - core.log(u + 1e-9))
     end
     return logits:argmax(rest[1])
-  end, { tokens = { batch, seq, dtype = "i32" }, position = { dtype = "i32" }, key = { dtype = "i64" } }, { name = "sample" })
+  end, { tokens = { batch, seq, dtype = "i32" }, position = { dtype = "i32" }, key = { dtype = "i64" } }, { name = "sample", often = true })
   local prompt, ids = options.prompt or "\n", {}
   if type(prompt) == "string" then
     for i = 1, #prompt do ids[i] = prompt:byte(i) end

@@ -1,6 +1,8 @@
 /* Copies of parameters that programs keep from step to step (plan/copies.c), whatever sets the
  * parameters in between, and kernels that share a launch (plan/batch.c): results are to the bit
  * what they are without. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/process_support.h"
@@ -76,6 +78,46 @@ static void gpu_copies_batches(process_room *room) {
         process_expect(&alone, "\"step\":3");
         CHECK_TEXT(joined.output, alone.output);
     }
+}
+/* What a program that runs often keeps gathered is left where others hold the memory. */
+static void gpu_copies_often(process_room *room) {
+    if (!getenv("EMULATOR")) return;
+    process_write(
+        room, "often.lua",
+        "local m, core = require 'mlua', require 'mlua.core'\n"
+        "local A = m.axes { embed = 256, ffn = 1024, rows = 768 }\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  for i = 1, 4 do self['w' .. i] = m.param { A.embed, A.ffn } end\n"
+        "end)\n"
+        "function Net:forward(x)\n"
+        "  for i = 1, 4 do\n"
+        "    x = x:dot(self['w' .. i], 'embed'):dot(self['w' .. i], 'ffn')\n"
+        "  end\n"
+        "  return x\n"
+        "end\n"
+        "local other = m.state { core.axis('other', 1 << 20), name = 'other' }\n"
+        "m.use_layout(m.layout.megatron { zero = true })\n"
+        "m.compile(function(f) other:assign(other + f.by) return { y = f.by } end, { by = {} }) { "
+        "by = 1 }\n"
+        "local net = Net()\n"
+        "local program = m.compile(function(f) return { y = net(f.x):sum('rows', 'embed') } end,\n"
+        "  { x = { A.rows, A.embed } }, { layout = m.layout.megatron { zero = true }, often = true "
+        "})\n"
+        "local x = core.host('f32', 768, 256)\n"
+        "for i = 1, #x do x[i] = i % 7 end\n"
+        "for run = 1, 2 do print(program { x = x }.y) end\n"
+        "print('used ' .. core.device().used_bytes)\n");
+    const char *run = "run often.lua --device cuda --dtype f32 --quiet -n 2 --mesh dp=2";
+    process_result enough = process_run(room, 0, "MLUA_VERIFY=1", "%s", run);
+    process_result little = process_run(room, 0, "EMULATOR_MEMORY=152 MLUA_VERIFY=1", "%s", run);
+    const char *most = strstr(enough.output, "used "), *less = strstr(little.output, "used ");
+    REQUIRE(most && less && most > enough.output);
+    CHECK(strncmp(enough.output, little.output, (size_t)(most - enough.output)) == 0);
+    double more = strtod(most + 5, NULL) - strtod(less + 5, NULL);
+    if (!(more > 3e6)) test_fail("%g bytes more where there is room", more);
+}
+TEST(gpu_copies, often) {
+    process_in_room(gpu_copies_often);
 }
 TEST(gpu_copies, batches) {
     process_in_room(gpu_copies_batches);

@@ -158,6 +158,50 @@ PROCESS_TEST(memory_between_steps) {
     CHECK(json_number(&large, "\"flops\":") < 1e4);
 }
 
+/* A program that runs often keeps what it gathers, until something sets a parameter. */
+PROCESS_TEST(gathered_once) {
+    process_write(
+        room, "often.lua",
+        "local m, core = require 'mlua', require 'mlua.core'\n"
+        "local cfg = m.config { often = true, zero = true }\n"
+        "local A = m.axes { embed = 16, ffn = 32, vocab = 64 }\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  self.table, self.up = m.param { A.vocab, A.embed }, m.param { A.embed, A.ffn }\n"
+        "end)\n"
+        "function Net:forward(tokens) return self.table:gather(tokens, 'vocab'):dot(self.up, "
+        "'embed') end\n"
+        "local net, seq = Net(), core.axis('seq', 1024)\n"
+        "local layout = cfg.zero and m.layout.megatron { zero = true } or m.layout.fsdp {}\n"
+        "local program = m.compile(function(f) return { y = net(f.tokens):max('ffn') } end,\n"
+        "  { tokens = { seq, dtype = 'i32' } }, { layout = layout, often = cfg.often })\n"
+        "if core.options().mode == 'check' then core.report { program } return end\n"
+        "local tokens = core.host('i32', 1024)\n"
+        "for run = 1, 4 do\n"
+        "  for i = 1, 1024 do tokens[i] = (i * run) % 64 end\n"
+        "  local y = program { tokens = tokens }.y\n"
+        "  print(y[1], y[7], y[1024])\n"
+        "  if run == 2 then\n"
+        "    local up = net.up:get()\n"
+        "    for i = 1, #up do up[i] = 3 * up[i] end\n"
+        "    net.up:set(up)\n"
+        "  end\n"
+        "end\n");
+    for (int zero = 0; zero < 2; zero++) {
+        const char *at = zero ? "zero=true" : "zero=false";
+        const char *run = "run often.lua --device cpu -n 2 --mesh dp=2";
+        process_result once = process_run(room, 0, "MLUA_VERIFY=1", "%s %s", run, at);
+        process_result each = process_run(room, 0, "", "%s %s often=false", run, at);
+        CHECK_TEXT(once.output, each.output);
+        CHECK(strstr(once.output, "\n") != NULL);
+        process_result kept = process_run(room, 0, "", "check often.lua --mesh dp=2 %s", at);
+        process_result not =
+            process_run(room, 0, "", "check often.lua --mesh dp=2 %s often=false", at);
+        process_expect(&kept, "state up, gathered");
+        CHECK(!strstr(not .output, ", gathered") && strstr(not .output, "all_gather over dp"));
+        if (zero) CHECK(!strstr(kept.output, "all_gather over dp"));
+    }
+}
+
 /* With accumulation, all states of both programs are there while activations are. */
 PROCESS_TEST(memory_of_two_programs) {
     process_result plan =

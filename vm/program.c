@@ -159,8 +159,8 @@ static void check_parameters(lua_State *L, const ml_plan *part) {
 }
 
 static int core_program(lua_State *L) {
-    static const char *const known[] = {"name",    "inputs",       "outputs",
-                                        "updates", "microbatches", NULL};
+    static const char *const known[] = {"name",         "inputs", "outputs", "updates",
+                                        "microbatches", "often",  NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
@@ -190,6 +190,8 @@ static int core_program(lua_State *L) {
     lua_settop(L, 2);
     if (vm_option(L, 1, "microbatches"))
         p->roots.microbatches = (int)vm_integer(L, 3, "a program's microbatches");
+    lua_settop(L, 2);
+    if (vm_option(L, 1, "often")) p->roots.often = lua_toboolean(L, 3);
     lua_settop(L, 2);
     if (vm_option(L, 1, "updates")) read_updates(L, p, 3);
     lua_settop(L, 2);

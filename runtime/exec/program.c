@@ -222,6 +222,22 @@ void program_enter(ml_session *session, ml_program *program) {
     session->programs = program;
 }
 
+/* What a program keeps because it runs often must fit beside what others hold; all ranks hold as
+ * much. */
+static ml_status keep_less(ml_program *program, const ml_roots *roots, bool staged) {
+    ml_session *session = program->session;
+    int64_t limit = session->device->target.memory_bytes;
+    if (program->plan->refresh == NULL || limit <= 0) return ML_OK;
+    ml_status status = session_grow(session);
+    if (status != ML_OK || program->plan->peak_bytes + foreign_bytes(program) <= limit)
+        return status;
+    ml_roots seldom = *roots;
+    seldom.often = false;
+    ml_plan_free(program->plan);
+    program->plan = NULL;
+    return session_plan(session, &seldom, session->ranks.layout, staged, &program->plan);
+}
+
 ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
                        ml_program **program) {
     *program = NULL;
@@ -237,6 +253,7 @@ ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
     program_enter(session, made);
     const ml_layout *layout = session->ranks.layout;
     ml_status status = session_plan(session, roots, layout, staged, &made->plan);
+    if (status == ML_OK && roots->often) status = keep_less(made, roots, staged);
     if (status == ML_OK) status = program_agree(made);
     if (status == ML_OK) status = program_load(made);
     if (status == ML_OK) status = fallback_make(made, roots);

@@ -203,6 +203,7 @@ typedef struct {
     const char *name; /* for dumps and messages; may be NULL */
     int kept; /* the last outputs, which stay where the sharding rule puts them (stage.h) */
     int microbatches; /* runs of one step, which pipeline stages may overlap; 0 is 1 */
+    bool often;       /* it runs many times before anything sets what it reads */
     /* Where ml_shard bounds what ranks exchange, it adds one more output, behind all others: f32
      * over so many exchanges, 0 where all rows found a place, else the factor that would do. */
     int watched;

@@ -5,7 +5,8 @@
  * makes them from the parameters, before the first run and after anything else has set one
  * (exec/copies.c). So do programs that run several times for a step, once for each microbatch: they
  * set no parameters, and refresh once a step; parameters that lie in parts, and are kept once they
- * are gathered, they keep gathered, on a CPU too. Programs that keep the same share the state, so
+ * are gathered, they keep gathered, on a CPU too. Programs that run often (ml_roots), as sampling
+ * does, keep all that they gather. Programs that keep the same share the state, so
  * that memory holds one set of copies however many trainings there are of a model.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
@@ -54,7 +55,7 @@ static bool rearranges(const ml_graph *g, ml_ref n) {
 static bool gathers(const work *w, ml_ref n) {
     const ml_node *node = ml_graph_node(w->g, n);
     return node->op == ML_OP_ALL_GATHER && w->often && w->plan->layout != NULL &&
-           w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep &&
+           (w->plan->roots.often || w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep) &&
            w->made[ml_graph_source(w->g, n, 0)];
 }
 
@@ -245,7 +246,7 @@ static void copies_body(void *context) {
     ml_graph *g = plan->graph;
     size_t count = ml_graph_count(g), states = ml_graph_state_count(g);
     work w = {.plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count};
-    w.often = plan->roots.microbatches > 1;
+    w.often = plan->roots.microbatches > 1 || plan->roots.often;
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
