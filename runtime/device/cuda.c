@@ -17,12 +17,12 @@ static cuda_device *cuda_of(ml_device *device) {
  * launcher shows each rank its own, those of data centers are taken to have it. */
 static int64_t read_link(const cuda_device *d, int arch) {
     int count = 0, atomics = arch == 80 || arch == 90 || arch == 100 || arch == 103;
-    if (cuda.cuDeviceGetP2PAttribute && cuda.cuDeviceGetCount(&count) == CUDA_SUCCESS && count > 1) {
+    if (cuda.cuDeviceGetP2PAttribute && cuda.cuDeviceGetCount(&count) == CUDA_SUCCESS &&
+        count > 1) {
         CUdevice other = d->device;
         for (int i = 0; i < count && other == d->device; i++) cuda.cuDeviceGet(&other, i);
-        if (cuda.cuDeviceGetP2PAttribute(&atomics,
-                                         CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, d->device,
-                                         other) != CUDA_SUCCESS)
+        if (cuda.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+                                         d->device, other) != CUDA_SUCCESS)
             atomics = 0;
     }
     return ml_target_link(arch, atomics != 0);

@@ -32,7 +32,8 @@
 /* clang-format off */
 #define CUDA_OPTIONAL_CALLS(X)                                                                     \
     X(cuTensorMapEncodeTiled) X(cuIpcGetMemHandle) X(cuIpcOpenMemHandle) X(cuIpcCloseMemHandle)    \
-    X(cuDeviceGetP2PAttribute) X(cuMemGetAddressRange) X(cuStreamWriteValue32) X(cuStreamWaitValue32) X(cuStreamBatchMemOp)
+    X(cuMemGetAddressRange) X(cuStreamWriteValue32) X(cuStreamWaitValue32) X(cuStreamBatchMemOp)   \
+    X(cuDeviceGetP2PAttribute)
 /* clang-format on */
 
 typedef struct {

@@ -23,10 +23,10 @@
 #include "runtime/plan/parts.h"
 
 static const double FLOPS = 600e12, BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
-/* A second: the link within a host where the target does not tell, what collectives reach of a link,
- * and what they reach between hosts (400 Gbit/s cards, one a GPU). */
+/* A second: the link within a host where the target does not tell, what collectives reach of a
+ * link, and what they reach between hosts (400 Gbit/s cards, one a GPU). */
 static const double LINK = 450e9, REACHED = 5.0 / 9, FAR_BYTES = 40e9;
-static const double LATENCY = 20e-6, SOON = 1e-3;         /* seconds */
+static const double LATENCY = 20e-6, SOON = 1e-3; /* seconds */
 /* Seconds: what small launches reach of a link's speed is little; how much later than estimated a
  * launch may be over, all of it at once. */
 static const double BUCKET = 0.6e-3, SLACK = 5 * BUCKET;
