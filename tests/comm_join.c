@@ -330,17 +330,17 @@ static void check_detected(const char *const *variables, const char *expected) {
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
-        static const char *const others[] = {"RANK",        "WORLD_SIZE",   "MASTER_ADDR",
-                                             "MASTER_PORT", "SLURM_JOB_ID", "SLURM_PROCID",
-                                             "SLURM_NTASKS"};
+        static const char *const others[] = {"RANK",         "WORLD_SIZE",      "MASTER_ADDR",
+                                             "MASTER_PORT",  "SLURM_JOB_ID",    "SLURM_PROCID",
+                                             "SLURM_NTASKS", "LOCAL_WORLD_SIZE"};
         ml_launch l;
         for (size_t i = 0; i < sizeof others / sizeof *others; i++) unsetenv(others[i]);
         for (; *variables; variables++) putenv((char *)*variables);
         bool found = ml_launch_detect(&l);
         char *port = strrchr(l.address, ':');
         if (port && strncmp(l.source, "torch", 5)) *port = 0; /* follows from the job */
-        dprintf(ends[1], "%d %s %d %d %d %s", found, l.source, l.rank, l.world, l.local_rank,
-                l.address);
+        dprintf(ends[1], "%d %s %d %d %d %s%s", found, l.source, l.rank, l.world, l.local_rank,
+                l.address, l.several ? ", several hosts" : "");
         _exit(0);
     }
     close(ends[1]);
@@ -366,10 +366,10 @@ TEST(comm, detects_launchers) {
     check_detected(ENVIRONMENT("SLURM_PROCID=5", "SLURM_NTASKS=16", "SLURM_LOCALID=1",
                                "SLURM_JOB_ID=77", "SLURM_STEP_ID=0", "SLURM_NNODES=4",
                                "SLURM_NODELIST=gpu[003-010,012],cpu1"),
-                   "1 Slurm 5 16 1 gpu003");
+                   "1 Slurm 5 16 1 gpu003, several hosts");
     check_detected(ENVIRONMENT("SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_LOCALID=1",
                                "SLURM_LAUNCH_NODE_IPADDR=10.0.0.7", "SLURM_NNODES=2"),
-                   "1 Slurm 1 2 1 10.0.0.7");
+                   "1 Slurm 1 2 1 10.0.0.7, several hosts");
     check_detected(ENVIRONMENT("SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_LOCALID=1",
                                "SLURM_NNODES=1", "SLURM_NODELIST=gpu3"),
                    "1 Slurm 1 2 1 127.0.0.1");
@@ -378,6 +378,13 @@ TEST(comm, detects_launchers) {
     check_detected(ENVIRONMENT("OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=4",
                                "OMPI_COMM_WORLD_LOCAL_RANK=2", "OMPI_COMM_WORLD_LOCAL_SIZE=4"),
                    "1 Open MPI 2 4 2 127.0.0.1");
+    check_detected(ENVIRONMENT("OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=4",
+                               "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                               "MASTER_ADDR=node1"),
+                   "1 Open MPI 2 4 0 node1, several hosts");
+    check_detected(ENVIRONMENT("RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
+                               "MASTER_ADDR=node1"),
+                   "1 torchrun 3 8 1 node1:29500, several hosts");
 }
 
 /* Six digests of known texts. */

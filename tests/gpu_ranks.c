@@ -242,7 +242,7 @@ static const char two_nodes[] =
     "    $join ip link set lo up; $join ip addr add 10.77.0.2/24 dev vb; $join ip link set vb up\n"
     "    here=10.77.0.1 list='10.77.0.[1-2]'; fi\n"
     "echo \"rank 0 is at $here ${APART:+by ethernet}\"\n"
-    "export MLUA_SECRET=test MLUA_BIND=$1 MLUA_HOSTS=2\n"
+    "export MLUA_SECRET=test MLUA_HOSTS=2; [ $1 = auto ] || export MLUA_BIND=$1\n"
     "for r in 3 2 1 0; do\n"
     "    case $2 in\n"
     "    torchrun) export RANK=$r LOCAL_RANK=$r WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 "
@@ -264,7 +264,7 @@ static const char two_nodes[] =
     "[ -z \"$far\" ] || kill $far; exit $code\n";
 
 static void gpu_ranks_nodes(process_room *room) {
-    static const char *const launchers[] = {"0.0.0.0 torchrun", "0.0.0.0 slurm", "0.0.0.0 mpi"};
+    static const char *const launchers[] = {"auto torchrun", "auto slurm", "0.0.0.0 mpi"};
     if (!getenv("EMULATOR")) return; /* elsewhere ranks of two networks see no GPU in common */
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
     process_write(room, "two_nodes.sh", two_nodes);

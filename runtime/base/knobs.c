@@ -92,8 +92,9 @@ static const knob KNOBS[] = {
      "or ten steps",
      NUMBER, AT(timeout)},
     {"MLUA_BIND", "ADDRESS",
-     "where rank 0 waits for ranks on other hosts; default: this host alone (127.0.0.1)", TEXT,
-     AT(bind)},
+     "where rank 0 waits for ranks of other hosts; default: anywhere (0.0.0.0) where the launcher "
+     "tells of several hosts, else this host alone (127.0.0.1)",
+     TEXT, AT(bind)},
     {"MLUA_SECRET", "TEXT",
      "what the ranks of a job must know to join it; default: a file of the user's, made when first "
      "needed",

@@ -245,6 +245,13 @@ static ml_status finish(ml_comm *comm, server *s) {
     return comm->fd < 0 ? ml_error_last()->status : hand_out(s, comm->fd);
 }
 
+/* Where others come from: MLUA_BIND, else anywhere where the launcher has dealt the ranks to
+ * several hosts (who does not know the secret gets nothing), else this host alone. */
+static const char *where(const server *s) {
+    const char *bind = ml_knobs()->bind;
+    return bind ? bind : s->job->launch->several ? "0.0.0.0" : "127.0.0.1";
+}
+
 static ml_status too_late(server *s) {
     char text[JOIN_TEXT_BYTES], list[128] = "";
     size_t used = 0;
@@ -255,23 +262,22 @@ static ml_status too_late(server *s) {
              s->world - 1 - s->joined, s->world, list, used + 16 < sizeof list ? "" : " ...");
     for (int i = 1; i < s->world; i++)
         if (s->ranks[i].fd >= 0) refuse(s, &s->ranks[i], text);
-    const char *bind = ml_knobs()->bind;
-    ml_fail(ML_DEVICE, "%s (rank 0 waited at %s:%d; %d connections were refused)", text,
-            bind ? bind : "127.0.0.1", s->port, s->refused);
-    return bind ? ML_DEVICE
-                : ml_help("for ranks on other hosts set MLUA_BIND=0.0.0.0, or to the address of "
-                          "the network that they come from");
+    ml_fail(ML_DEVICE, "%s (rank 0 waited at %s:%d; %d connections were refused)", text, where(s),
+            s->port, s->refused);
+    return ml_knobs()->bind || s->job->launch->several
+               ? ML_DEVICE
+               : ml_help("for ranks on other hosts set MLUA_BIND=0.0.0.0, or to the address of "
+                         "the network that they come from");
 }
 
 static ml_status serve(ml_comm *comm, server *s) {
-    const char *bind = ml_knobs()->bind;
     for (int i = 0; i < JOIN_PORTS && s->listener < 0; i++) {
         s->port = s->job->port + i;
-        s->listener = join_address(bind ? bind : "127.0.0.1", s->port, true, 0);
+        s->listener = join_address(where(s), s->port, true, 0);
     }
     if (s->listener < 0)
-        return ml_fail(ML_IO, "rank 0 cannot listen at %s, ports %d to %d: %s",
-                       bind ? bind : "127.0.0.1", s->job->port, s->port, strerror(errno));
+        return ml_fail(ML_IO, "rank 0 cannot listen at %s, ports %d to %d: %s", where(s),
+                       s->job->port, s->port, strerror(errno));
     while (s->joined < s->world - 1) {
         if (comm_now() > s->job->deadline) return too_late(s);
         serve_once(s);

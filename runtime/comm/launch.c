@@ -86,7 +86,9 @@ static bool from_torchrun(ml_launch *launch) {
     int first = number(port, TORCH_PORT);
     if (VARIABLE("TORCHELASTIC_USE_AGENT_STORE")) first++; /* torchrun itself listens there */
     set_address(launch, host, first);
-    share_cores(number(VARIABLE("LOCAL_WORLD_SIZE"), 1));
+    int local = number(VARIABLE("LOCAL_WORLD_SIZE"), 0);
+    launch->several = local > 0 && local < launch->world;
+    share_cores(local);
     return true;
 }
 
@@ -101,6 +103,7 @@ static bool from_open_mpi(ml_launch *launch) {
             NULL);
     int local = number(VARIABLE("OMPI_COMM_WORLD_LOCAL_SIZE"), 0);
     bool one_host = local == launch->world;
+    launch->several = local > 0 && !one_host;
     share_cores(local);
     const char *host = VARIABLE("MASTER_ADDR");
     set_address(launch,
@@ -131,6 +134,7 @@ static bool from_slurm(ml_launch *launch) {
     if (!host && hosts == 1) host = "127.0.0.1";
     if (!host) host = *first ? first : VARIABLE("SLURM_LAUNCH_NODE_IPADDR");
     set_address(launch, host, number(VARIABLE("MASTER_PORT"), port_of(launch->job)));
+    launch->several = hosts > 1;
     share_cores(hosts > 0 ? (launch->world + hosts - 1) / hosts : 1);
     return true;
 }
