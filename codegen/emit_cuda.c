@@ -65,7 +65,7 @@ static void print_store(const cuda_shape *s, int i) {
     ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
     const char *value = emit_name(e, inst->src[0]);
     bool by_row = !s->elementwise && e->place[i] < e->ir->row_loops;
-    if (by_row) ml_text_add(&e->text, "if (lane == 0%s) ", s->tiled ? " && blockIdx.x == 0" : "");
+    if (by_row) ml_text_add(&e->text, "if (lane == 0%s) ", s->tiled ? " && tile == 0" : "");
     if (inst->guard != ML_NO_INST && !cuda_stores_pack(s, i))
         ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
     if (cuda_stores_pack(s, i))
@@ -282,7 +282,7 @@ void cuda_print_pack_loop(const cuda_shape *s) {
                 s->part == CUDA_REST ? s->resident : 0,
                 s->part == CUDA_RESIDENT ? s->resident : s->packs);
     ml_text_add(&e->text, "const %s c = ((%s)%s * %d + lane) * %d;\n", type, type,
-                s->tiled ? "blockIdx.x" : "it", s->team, s->vec);
+                s->tiled ? "tile" : "it", s->team, s->vec);
     cuda_print_unravel(s, "c", e->ir->row_loops, e->inner, type);
     int64_t covered = (int64_t)s->team * s->vec * s->packs;
     bool whole = s->tiled ? e->columns % covered == 0 : covered == e->columns;
@@ -448,12 +448,30 @@ static const char *block_text(const cuda_shape *s) {
     return s->e->batch > 0 ? "block" : "blockIdx.x";
 }
 
-/* Rows (or packs) of this block's chunk: low .. high-1. */
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static int64_t tiles_of(const cuda_shape *s) {
+    return s->tiled ? ceil_div(s->e->columns, (int64_t)s->team * s->vec) : 1;
+}
+
+/* Rows (or packs) of this block's chunk: low .. high-1. A division of 64 bits takes as long as a
+ * load, and all loads wait for it. */
 static void print_chunk(const cuda_shape *s) {
-    ml_text_add(&s->e->text,
-                "const long long chunk = %s;\nconst %s low = (%s)(chunk * a.s[0] / "
-                "a.s[1]), high = (%s)((chunk + 1) * a.s[0] / a.s[1]);\n",
-                s->tiled ? "blockIdx.y" : block_text(s), s->integer, s->integer, s->integer);
+    emitter *e = s->e;
+    int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
+    const char *wide = work < UINT32_MAX / (s->chunks + 1) ? "unsigned" : "long long";
+    const char *block = block_text(s);
+    if (s->tiled) {
+        ml_text_add(&e->text, "const int tile = (int)(%s %% %lldu);\n", block,
+                    (long long)tiles_of(s));
+        block = ml_arena_format(e->arena, "%s / %lldu", block, (long long)tiles_of(s));
+    }
+    ml_text_add(&e->text,
+                "const long long chunk = %s;\nconst %s low = (%s)((%s)chunk * (%s)a.s[0] / "
+                "(%s)a.s[1]), high = (%s)((%s)(chunk + 1) * (%s)a.s[0] / (%s)a.s[1]);\n",
+                block, s->integer, s->integer, wide, wide, wide, s->integer, wide, wide, wide);
     print_partials(s, true);
 }
 
@@ -533,31 +551,24 @@ static void print_rows(const cuda_shape *s) {
     print_partials(s, false);
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 static void set_launch(const cuda_shape *s) {
     emitter *e = s->e;
     ml_kernel *out = e->out;
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows, blocks;
-    if (s->tiled)
-        blocks = ceil_div(e->columns, (int64_t)s->team * s->vec);
-    else if (s->chunked)
-        blocks = s->chunks;
+    if (s->chunked)
+        blocks = tiles_of(s) * s->chunks;
     else
         blocks = ceil_div(work, s->elementwise ? (int64_t)cuda_threads(s) * s->packs : s->teams);
-    if (blocks > INT32_MAX || s->chunks > 65535)
+    if (blocks > INT32_MAX)
         ml_raise(ML_TOO_LARGE, "a kernel needs %lld blocks, more than a GPU can start",
                  (long long)blocks);
     out->grid[0] = (uint32_t)blocks;
-    out->grid[1] = s->tiled ? (uint32_t)s->chunks : 1;
-    out->grid[2] = 1;
+    out->grid[1] = out->grid[2] = 1;
     out->block = (uint32_t)cuda_threads(s);
     out->shared_bytes = (uint32_t)(s->slots * s->slot_bytes);
     out->scalar[0] = work;
     out->scalar[1] = s->chunks;
-    out->joins = !s->tiled && blocks > 0;
+    out->joins = blocks > 0;
 }
 
 /* Whether every float element that the kernel writes is rounded to bf16. */
