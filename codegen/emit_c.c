@@ -188,6 +188,19 @@ static bool has_lanes(const printer *p, int stage) {
     return false;
 }
 
+/* GCC 12 unrolls a loop of up to 16 columns inside that of rows, and then computes wrongly on
+ * processors with AVX where a load has a guard: the lanes of its masks are mixed up. */
+static bool must_stay_rolled(const printer *p, int stage) {
+    emitter *e = p->e;
+    if (e->ir->size[e->inner] > 16) return false;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        const ml_inst *inst = &e->ir->inst[i];
+        if (e->need[stage][i] && inst->kind == ML_INST_LOAD && inst->guard != ML_NO_INST)
+            return true;
+    }
+    return false;
+}
+
 static void print_vector_loop(const printer *p, int stage, const char *low, const char *high) {
     emitter *e = p->e;
     int n = e->inner;
@@ -202,6 +215,7 @@ static void print_vector_loop(const printer *p, int stage, const char *low, cons
         ml_text_add(&e->text, "{\nconst long long b = %s;\nconst %s m = (%s)(%s - b);\n", low,
                     p->counter, p->counter, high);
     }
+    if (must_stay_rolled(p, stage)) ml_text_add(&e->text, "#pragma GCC unroll 1\n");
     ml_text_add(&e->text,
                 "#pragma GCC ivdep\nfor (%s l = 0; l < m; l++) {\nconst long long i%d = b + l;\n",
                 p->counter, n);
