@@ -31,7 +31,9 @@ static double number(const char *line, const char *key) {
 
 static learned train(process_room *room, int ranks, const char *knobs, const char *arguments) {
     learned out;
-    process_result r = process_run(room, 0, knobs, RUN, ranks, STEPS, arguments);
+    process_result r =
+        process_run(room, 0, ml_arena_format(room->arena, "EMULATOR_SHARES=1 %s", knobs), RUN,
+                    ranks, STEPS, arguments);
     for (int i = 0; i < STEPS; i++) {
         char *line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
         if (!line) ml_raise(ML_INTERNAL, "no step %d in\n%s", i + 1, r.output);

@@ -125,7 +125,7 @@ static const size_t DEVICE = (size_t)1 << 40;
 typedef struct {
     size_t offset, bytes; /* whole pages; 0: given back */
     const char *opened;   /* of another process: where it lies here */
-    int process;          /* whose */
+    int process, file;    /* whose, and its memory here */
 } block;
 static struct {
     pthread_mutex_t lock;
@@ -136,9 +136,43 @@ static struct {
     long count;
 } memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* Behind the memory, in the same file: for each page who has the block that begins there open. */
+enum { OPENERS = 16 };
+typedef struct {
+    int process[OPENERS];
+} openers;
+
+static openers *openers_map(int file, size_t offset) {
+    size_t at = DEVICE + offset / PAGE * sizeof(openers), whole = at / PAGE * PAGE;
+    char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)whole);
+    return page == MAP_FAILED ? NULL : (openers *)(void *)(page + (at - whole));
+}
+static void openers_unmap(openers *o) {
+    munmap((void *)((size_t)o / PAGE * PAGE), PAGE);
+}
+/* This process in the place of another one (0: of nobody). */
+static void openers_change(int file, size_t offset, int from, int to) {
+    openers *o = openers_map(file, offset);
+    for (int i = 0; o && i < OPENERS; i++) {
+        int expected = from;
+        if (__atomic_compare_exchange_n(&o->process[i], &expected, to, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+            break;
+    }
+    if (o) openers_unmap(o);
+}
+/* With EMULATOR_SHARES=1: nobody may have open what is given back. */
+static void openers_check(size_t offset) {
+    openers *o = getenv("EMULATOR_SHARES") ? openers_map(memory.file, offset) : NULL;
+    for (int i = 0; o && i < OPENERS; i++)
+        if (o->process[i]) emu_complain("memory is given back that another process has open");
+    if (o) openers_unmap(o);
+}
+
 static void memory_open(void) {
     memory.file = memfd_create("emulated-gpu", MFD_CLOEXEC);
-    if (memory.file < 0 || ftruncate(memory.file, (off_t)DEVICE)) return;
+    size_t bytes = DEVICE + DEVICE / PAGE * sizeof(openers);
+    if (memory.file < 0 || ftruncate(memory.file, (off_t)bytes)) return;
     memory.base = mmap(NULL, DEVICE, PROT_NONE, MAP_SHARED | MAP_NORESERVE, memory.file, 0);
 }
 static char *memory_take(size_t bytes) {
@@ -171,6 +205,7 @@ CUresult cuMemFree(CUdeviceptr address) {
     pthread_mutex_lock(&memory.lock);
     block *b = memory_find(address);
     if (b) {
+        openers_check(b->offset);
         madvise(memory.base + b->offset, b->bytes, MADV_REMOVE);
         mprotect(memory.base + b->offset, b->bytes, PROT_NONE);
         *b = (block){0};
@@ -210,8 +245,8 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigne
     int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0) return CUDA_ERROR_MAP_FAILED;
     char *at = mmap(NULL, h.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)h.offset);
-    close(file);
     if (at == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
+    openers_change(file, h.offset, 0, (int)getpid());
     pthread_mutex_lock(&memory.lock);
     for (long i = 0; i < memory.count; i++) {
         const block *b = &memory.blocks[i];
@@ -219,7 +254,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigne
             emu_complain("memory of another process is opened twice");
     }
     if (memory.count < MOST_BLOCKS)
-        memory.blocks[memory.count++] = (block){h.offset, h.bytes, at, h.process};
+        memory.blocks[memory.count++] = (block){h.offset, h.bytes, at, h.process, file};
     pthread_mutex_unlock(&memory.lock);
     *address = (CUdeviceptr)(uintptr_t)at;
     return CUDA_SUCCESS;
@@ -230,7 +265,12 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     block *b = NULL;
     for (long i = 0; i < memory.count; i++)
         if (memory.blocks[i].opened == (char *)(uintptr_t)address) b = &memory.blocks[i];
-    if (b) munmap((void *)b->opened, b->bytes), *b = (block){0};
+    if (b) {
+        munmap((void *)b->opened, b->bytes);
+        openers_change(b->file, b->offset, (int)getpid(), 0);
+        close(b->file);
+        *b = (block){0};
+    }
     pthread_mutex_unlock(&memory.lock);
     return b ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
