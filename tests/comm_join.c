@@ -155,6 +155,42 @@ TEST(fault, ranks_on_several_hosts) {
     comm_set_timeout(0);
 }
 
+/* All wait for rank 2, on another host: as long as it is busy. */
+static int wait_for_busy(ml_comm *comm, void *argument) {
+    bool busy = *(bool *)argument;
+    if (ml_comm_barrier(comm) != ML_OK) return 1;
+    if (busy && ml_comm_rank(comm) == 2) ml_comm_busy(comm, "compiling kernels");
+    usleep(1300000); /* that is heard of */
+    double began = comm_now(), last = began, limit = ml_comm_rank(comm) == 2 ? 0 : 3;
+    if (ml_comm_rank(comm) == 2) usleep(3000000);
+    ml_status status = ML_OK;
+    for (double slice = 0; comm_now() - began < limit && status == ML_OK; slice = 0.05) {
+        status = ml_comm_waiting(comm, slice > 0 ? comm_now() - last : 0);
+        last = comm_now();
+        usleep(50000);
+    }
+    ml_comm_waited(comm);
+    if (busy) return status == ML_OK ? 0 : 2;
+    if (ml_comm_check(comm) != ML_DEVICE) return 3;
+    bool right = strstr(ml_error_last()->text, "rank 2 (pid ") != NULL &&
+                 strstr(ml_error_last()->text, "shows no progress") != NULL;
+    return right ? 0 : 4;
+}
+
+TEST(fault, busy_on_another_host) {
+    comm_set_timeout(1);
+    for (int busy = 0; busy < 2; busy++) {
+        comm_job job;
+        int codes[COMM_MOST], nowhere = open("/dev/null", O_WRONLY);
+        bool argument = busy;
+        start_hosts(&job, wait_for_busy, &argument, nowhere);
+        comm_finish(&job, 30, -1, codes);
+        close(nowhere);
+        for (int i = 0; i < 4; i++) CHECK_EQ_INT(codes[i], i == 2 && !busy ? 1 : 0);
+    }
+    comm_set_timeout(0);
+}
+
 /* Beats pass while the ranks exchange nothing, and do not disturb what they exchange then. */
 static int idle_between_hosts(ml_comm *comm, void *argument) {
     (void)argument;

@@ -286,15 +286,19 @@ TEST(gpu_ranks, nodes) {
 static void gpu_ranks_hosts_fault(process_room *room) {
     static const struct {
         const char *how, *says;
-    } faults[] = {{"kill", "rank 3 (pid"}, {"stop", "rank 3 (pid"}, {"error", "this rank fails"}};
+    } faults[] = {{"kill", "rank 3 (pid"},
+                  {"stop", "rank 3 (pid"},
+                  {"hang", "shows no progress"},
+                  {"error", "this rank fails"}};
     if (gpus() < 4) return;
     process_write(room, "fault.lua", fault_script);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         process_result r = process_run(
             room, PROCESS_ANY_CODE, "MLUA_TIMEOUT=4 MLUA_HOSTS=2",
             "run fault.lua --device cuda --dtype f32 --quiet -n 4 victim=3 ranks=4 how=%s",
             faults[i].how);
         process_expect(&r, faults[i].says);
+        if (i < 3) process_expect(&r, "rank 3 (pid");
         CHECK(r.code != 0 && r.seconds < 30);
     }
 }

@@ -285,12 +285,17 @@ ml_status comm_words(ml_group *g, uint64_t mine, uint64_t *words) {
 /* ---- Waits that are not ours ------------------------------------------------------------------
  */
 
+/* Between hosts rank 0 knows of all, the others of rank 0. */
+static int known_ranks(const ml_comm *comm) {
+    return comm->wire && comm->rank != 0 ? 1 : comm->world;
+}
+
 /* Who keeps a rank waiting whose GPU does not finish: one that has ended, or one that is not
  * waiting itself; where all wait, this one's GPU. */
 static void accuse_outside(ml_comm *comm, double seconds) {
     comm_segment *segment = comm->segment;
     char why[128];
-    for (int i = 0; i < comm->world && !comm->wire; i++) {
+    for (int i = 0; i < known_ranks(comm); i++) {
         comm_record *record = &segment->ranks[i];
         bool done = atomic_load(&record->state) == COMM_DONE;
         if (atomic_load(&record->waiting) && !done) continue;
@@ -308,7 +313,7 @@ ml_status ml_comm_waiting(ml_comm *comm, double seconds) {
     uint64_t progress = 0;
     bool busy = false, ended = false, all_wait = true;
     atomic_store(&segment->ranks[comm->rank].waiting, comm_describe(COMM_OUTSIDE, 0, 0, 0));
-    for (int i = 0; i < comm->world && !comm->wire; i++) {
+    for (int i = 0; i < known_ranks(comm); i++) {
         comm_record *record = &segment->ranks[i];
         progress += atomic_load(&record->progress);
         busy |= atomic_load(&record->busy) != 0;
@@ -320,6 +325,7 @@ ml_status ml_comm_waiting(ml_comm *comm, double seconds) {
     comm->outside_seconds += seconds < 2 * SLICE ? seconds : 2 * SLICE;
     double limit = comm_late_limit(comm, busy);
     if (all_wait) limit = limit * 1.5 + 1;
+    if (comm->wire && comm->rank != 0) limit = limit * 1.5 + 3; /* rank 0 says first who it is */
     if (ended && limit > comm_stale_limit()) limit = comm_stale_limit();
     if (comm->outside_seconds > limit) accuse_outside(comm, comm->outside_seconds);
     return comm_failure_report(comm);

@@ -20,9 +20,10 @@ typedef enum {
     FRAME_PART
 } frame_kind;
 typedef struct {
-    uint32_t kind, sequence;
+    uint32_t kind, sequence; /* of a beat: what its rank is at, BEAT_BUSY and BEAT_WAITS */
     uint64_t bytes;
 } frame;
+enum { BEAT_BUSY = 1, BEAT_WAITS = 2 };
 typedef struct {
     int32_t rank, unused;
     char text[COMM_FAILURE_BYTES];
@@ -114,6 +115,24 @@ void wire_tell_failure(ml_comm *comm) {
     for (int i = 0; i < comm->wire->count; i++) put_frame(comm, i, FRAME_FAILURE, &m, sizeof m);
 }
 
+/* What a beat tells of its rank. Rank 0's says busy where any rank is: the others do not hear of
+ * one another. */
+static void take_beat(ml_comm *comm, int connection, uint32_t flags) {
+    comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
+    uint64_t waits = flags & BEAT_WAITS ? comm_describe(COMM_OUTSIDE, 0, 0, 0) : 0;
+    atomic_store(&record->pid, (int32_t)comm->wire->ends[connection].who.pid);
+    atomic_store(&record->busy, flags & BEAT_BUSY);
+    atomic_store(&record->waiting, waits);
+}
+
+static uint32_t beat_flags(const ml_comm *comm) {
+    comm_record *own = &comm->segment->ranks[comm->rank];
+    bool busy = atomic_load(&own->busy) != 0;
+    for (int i = 0; i < comm->world && comm->rank == 0; i++)
+        busy |= atomic_load(&comm->segment->ranks[i].busy) != 0;
+    return (busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u);
+}
+
 /* Beats at the head of what has arrived are taken; a failure is read but left for the main thread.
  * What piles up behind a message that the main thread has yet to take counts as a sign of life. */
 static void look(ml_comm *comm, int connection, double slice) {
@@ -138,6 +157,7 @@ static void look(ml_comm *comm, int connection, double slice) {
                (ssize_t)sizeof seen.head &&
            seen.head.kind == FRAME_BEAT) {
         recv(end->fd, &seen.head, sizeof seen.head, MSG_DONTWAIT);
+        take_beat(comm, connection, seen.head.sequence);
         end->unread = 0;
         end->silent = 0;
     }
@@ -145,8 +165,8 @@ static void look(ml_comm *comm, int connection, double slice) {
 }
 
 /* A beat is left out where the other side takes nothing. */
-static void beat(wire_end *end) {
-    frame f = {.kind = FRAME_BEAT};
+static void beat(wire_end *end, uint32_t flags) {
+    frame f = {.kind = FRAME_BEAT, .sequence = flags};
     ssize_t count = send(end->fd, &f, sizeof f, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (count > 0 && count < (ssize_t)sizeof f)
         join_write(end->fd, (char *)&f + count, sizeof f - (size_t)count,
@@ -160,12 +180,13 @@ void wire_watch(ml_comm *comm, double slice) {
         return;
     }
     if (pthread_mutex_trylock(&wire->lock) != 0) return;
-    bool due = ++wire->ticks >= BEAT_TICKS;
+    bool due = ++wire->ticks >= BEAT_TICKS || wire->ticks * slice > comm_stale_limit() / 4;
+    uint32_t flags = beat_flags(comm);
     if (due) wire->ticks = 0;
     for (int i = 0; i < wire->count; i++) {
         if (wire->ends[i].fd < 0) continue;
         look(comm, i, slice);
-        if (due) beat(&wire->ends[i]);
+        if (due) beat(&wire->ends[i], flags);
     }
     pthread_mutex_unlock(&wire->lock);
 }
@@ -199,6 +220,7 @@ static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *byt
     if (!join_read(fd, &f, sizeof f, deadline)) {
         lost(comm, connection, "died or lost its connection");
     } else if (f.kind == FRAME_BEAT || f.kind == FRAME_PART) { /* one that came too late */
+        if (f.kind == FRAME_BEAT) take_beat(comm, connection, f.sequence);
         *again = true;
     } else if (f.kind == FRAME_FAILURE && f.bytes == sizeof m) {
         if (join_read(fd, &m, sizeof m, deadline)) take_failure(comm, &m);
@@ -216,8 +238,11 @@ static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *byt
 
 static ml_status get_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes,
                            size_t size) {
+    comm_record *own = &comm->segment->ranks[comm->rank];
     for (bool again = true; again;) {
+        atomic_store(&own->waiting, comm_describe(COMM_WORDS, 0, 0, 0));
         ml_status status = wait_for(comm, connection);
+        atomic_store(&own->waiting, 0);
         if (status != ML_OK) return status;
         again = false;
         pthread_mutex_lock(&comm->wire->lock);
