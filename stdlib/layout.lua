@@ -228,9 +228,10 @@ end
 
 ---Data parallel; `zero` splits optimizer states too (ZeRO-1) and, from one step to the next, parameters:
 ---they are gathered ahead of use, in the dtype that is computed in, and live until the backward pass is
----done with them.
+---done with them. `sp`, `schedule` and `reshard` are for scripts that take a preset by its name: here
+---there is nothing for them to change.
 function presets.ddp(options)
-  m.check_options("layout.ddp", options or {}, { "dp", "zero" })
+  m.check_options("layout.ddp", options or {}, { "dp", "zero", "sp", "schedule", "reshard" })
   local o = options or {}
   return m.layout {
     mesh = { { "dp", o.dp or 1 } }, acts = { dp = { "batch" } }, state = o.zero and { dp = "flat" } or {},

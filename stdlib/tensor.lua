@@ -185,12 +185,14 @@ function m.check_options(what, options, known, listed)
   end
   local set = {}
   for _, key in ipairs(known) do set[key] = true end
+  local unknown -- the first by name, so that the message is the same each time
   for key in pairs(options) do
-    if not set[key] and not (listed and math.type(key) == "integer") then
-      local guess = core.suggest(tostring(key), known)
-      core.fail(("m.%s has no option %s"):format(what, type(key) == "string" and ("%q"):format(key) or tostring(key)), {
-        help = guess and ("did you mean %s?"):format(guess) or "options: " .. table.concat(known, ", "),
-      })
-    end
+    local positional = listed and math.type(key) == "integer"
+    if not set[key] and not positional and (unknown == nil or tostring(key) < tostring(unknown)) then unknown = key end
   end
+  if unknown == nil then return end
+  local guess = core.suggest(tostring(unknown), known)
+  core.fail(("m.%s has no option %s"):format(what, type(unknown) == "string" and ("%q"):format(unknown) or tostring(unknown)), {
+    help = guess and ("did you mean %s?"):format(guess) or "options: " .. table.concat(known, ", "),
+  })
 end

@@ -30,10 +30,21 @@ PROCESS_TEST(check_of_a_thousand_layers) {
 /* Every preset of every model plans, and fits the card that it is for. */
 PROCESS_TEST(check_of_every_preset) {
     static const char *const presets[] = {
-        "gpt.lua preset=demo",       "gpt.lua preset=gpt2-124m",
-        "gpt.lua preset=gpt2-1.5b",  "gpt.lua preset=gpt-1.3b",
-        "llama.lua preset=demo",     "llama.lua preset=llama-1b",
-        "llama.lua preset=llama-3b", "llama.lua preset=llama-1b accum=4"};
+        "gpt.lua preset=demo",
+        "gpt.lua preset=gpt2-124m",
+        "gpt.lua preset=gpt2-1.5b",
+        "gpt.lua preset=gpt-1.3b",
+        "gpt.lua preset=gpt2-124m layout=ddp --mesh dp=8",
+        "gpt.lua preset=gpt2-124m layout=fsdp reshard=false --mesh dp=8",
+        "llama.lua preset=demo",
+        "llama.lua preset=llama-1b",
+        "llama.lua preset=llama-3b",
+        "llama.lua preset=llama-1b accum=4",
+        "llama.lua preset=llama-1b layout=ddp --mesh dp=2",
+        "gpt_moe.lua preset=demo",
+        "gpt_moe.lua preset=moe-8x",
+        "gpt_moe.lua preset=moe-64x",
+        "gpt_moe.lua preset=moe-64x batch=32 exchange=1.5 --mesh ep=8"};
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         process_result r =
             process_run(room, 0, "", "check --json --device h200 \"$ROOT\"/models/%s", presets[i]);
