@@ -8,7 +8,7 @@ static void add_type(ml_text *out, const cuda_shape *s, int operand) {
                 emit_memory_type((ml_dtype)s->e->ir->operand[operand].dtype), s->vec);
 }
 
-static void print_pack_load(const cuda_shape *s, int i, const char *to) {
+void cuda_print_pack_load(const cuda_shape *s, int i, const char *to) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     const char *type = emit_memory_type((ml_dtype)e->ir->operand[inst->operand].dtype);
@@ -34,7 +34,8 @@ static void print_pack_load(const cuda_shape *s, int i, const char *to) {
 
 /* The thread's pack of this round: kept in registers, or loaded just now. */
 static const char *pack_name(const cuda_shape *s, int pack) {
-    return ml_arena_format(s->e->arena, s->cached[pack] ? "q%d[it]" : "q%d", pack);
+    const char *format = s->cached[pack] ? "q%d[it]" : s->gathers ? "q%d[j]" : "q%d";
+    return ml_arena_format(s->e->arena, format, pack);
 }
 
 static void print_load(const cuda_shape *s, int i) {
@@ -139,7 +140,8 @@ static void print_folded(const cuda_shape *s, int stage) {
     else
         ml_text_add(&e->text, "const float h%d = z%d[k] = ml_exp_up(%s);\n", i, i,
                     emit_name(e, e->ir->inst[i].src[0]));
-    ml_text_add(&e->text, "const float v%d = h%d * ML_DOWN;\n", i, i);
+    ml_text_add(&e->text, "const float v%d = h%d * %s;\n", i, i,
+                s->online >= 0 ? "down" : "ML_DOWN");
 }
 
 /* The folded values take their elements' place. */
@@ -209,7 +211,7 @@ static void print_pack_elements(const cuda_shape *s, int stage) {
 }
 
 /* A pack that a comparison with the column's number hits is printed apart from all others. */
-static void print_hit_or_missed(const cuda_shape *s, int stage) {
+void cuda_print_elements(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     cuda_shape missed = *s;
     const char *before = "if (";
@@ -232,15 +234,19 @@ static void print_hit_or_missed(const cuda_shape *s, int stage) {
     ml_text_add(&e->text, "}\n");
 }
 
+void cuda_print_columns_outside(const cuda_shape *s, int stage) {
+    print_places(s, stage, s->elementwise ? -1 : s->e->ir->row_loops, s->e->inner - 1);
+}
+
 /* One pack of one row: indices are set; the thread owns it. */
 static void print_pack_body(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
-    print_places(s, stage, s->elementwise ? -1 : ir->row_loops, e->inner - 1);
+    cuda_print_columns_outside(s, stage);
     for (int i = 0; i < ir->inst_count; i++) {
         if (s->pack[i] == i && reads_pack(s, stage, i, false)) {
             add_type(&e->text, s, ir->inst[i].operand);
-            print_pack_load(s, i, ml_arena_format(e->arena, " q%d", i));
+            cuda_print_pack_load(s, i, ml_arena_format(e->arena, " q%d", i));
             cuda_print_refill(s, i, stage);
         }
         if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
@@ -251,9 +257,10 @@ static void print_pack_body(const cuda_shape *s, int stage) {
             ml_text_add(&e->text, " u%d;\n", i);
         }
     }
-    bool folds = s->folded >= 0 && e->need[stage][s->folded] && e->stage[s->folded] == stage;
+    bool folds = s->folded >= 0 && s->online < 0 && e->need[stage][s->folded] &&
+                 e->stage[s->folded] == stage;
     if (folds) ml_text_add(&e->text, "float z%d[%d];\n", s->folded, s->vec);
-    print_hit_or_missed(s, stage);
+    cuda_print_elements(s, stage);
     if (folds) print_fold(s);
     for (int i = 0; i < ir->inst_count; i++)
         if (s->largest[i] >= 0 && e->need[stage][i])
@@ -275,12 +282,19 @@ static void print_pack_body(const cuda_shape *s, int stage) {
 void cuda_print_pack_loop(const cuda_shape *s) {
     emitter *e = s->e;
     const char *type = s->column_integer;
-    ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = %d; it < %d; it++) {\n",
-                s->unroll || s->part == CUDA_REST ? ""
-                : s->apart > 1                    ? " 8"
-                                                  : " 4",
-                s->part == CUDA_REST ? s->resident : 0,
-                s->part == CUDA_RESIDENT ? s->resident : s->packs);
+    int first = s->part == CUDA_REST ? s->resident : 0;
+    int end = s->part == CUDA_RESIDENT ? s->resident : s->packs;
+    if (s->grouped)
+        ml_text_add(&e->text,
+                    "#pragma unroll\nfor (int j = 0; j < %d; j++) {\n"
+                    "const int it = %d + group * %d + j;\nif (it >= %d) continue;\n",
+                    s->group, first, s->group, end);
+    else
+        ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = %d; it < %d; it++) {\n",
+                    s->unroll || s->part == CUDA_REST ? ""
+                    : s->apart > 1                    ? " 8"
+                                                      : " 4",
+                    first, end);
     ml_text_add(&e->text, "const %s c = ((%s)%s * %d + lane) * %d;\n", type, type,
                 s->tiled ? "tile" : "it", s->team, s->vec);
     cuda_print_unravel(s, "c", e->ir->row_loops, e->inner, type);
@@ -313,17 +327,21 @@ static void print_cached_loads(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++)
         if (s->pack[i] == i && reads_pack(s, stage, i, true))
-            print_pack_load(s, i, pack_name(s, i));
+            cuda_print_pack_load(s, i, pack_name(s, i));
 }
 
-/* One pass over the columns of a row. */
-static void print_pass(const cuda_shape *s, int stage) {
+void cuda_print_accumulators(const cuda_shape *s, int stage) {
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (ml_inst_reduces_row(&s->e->ir->inst[i]) && s->e->stage[i] == stage)
+            print_accumulator(s, i);
+}
+
+/* Registers for what stays in them from this pass on. */
+static void print_kept(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     bool loads = false;
-    if (!e->passes[stage]) return;
     for (int i = 0; i < ir->inst_count; i++) {
-        if (ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(s, i);
         if (e->buffered[i] && i != s->folded && e->stage[i] == stage)
             ml_text_add(&e->text, "%s k%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype),
                         i, s->vec * s->packs);
@@ -331,20 +349,30 @@ static void print_pass(const cuda_shape *s, int stage) {
         print_cached_pack(s, i);
         loads = true;
     }
-    if (loads) {
-        cuda_print_pack_loop(s);
-        print_cached_loads(s, stage);
-        ml_text_add(&e->text, "}\n}\n");
-    }
+    if (!loads) return;
+    cuda_print_pack_loop(s);
+    print_cached_loads(s, stage);
+    ml_text_add(&e->text, "}\n}\n");
+}
+
+/* One pass over the columns of a row. */
+static void print_pass(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    if (!e->passes[stage]) return;
+    cuda_print_accumulators(s, stage);
+    print_kept(s, stage);
     cuda_print_refill_start(s, stage);
     bool parts = cuda_holds_rest(s);
     for (int part = parts ? CUDA_RESIDENT : CUDA_ALL; part <= (parts ? CUDA_REST : CUDA_ALL);
          part++) {
         cuda_shape some = *s;
         some.part = (cuda_part)part;
+        some.grouped = s->online >= 0;
+        cuda_print_group_start(&some);
         cuda_print_pack_loop(&some);
         print_pack_body(&some, stage);
         ml_text_add(&e->text, "}\n}\n");
+        cuda_print_group_end(&some);
     }
     cuda_print_row_results(s, stage);
 }
@@ -355,7 +383,10 @@ static void print_row(const cuda_shape *s) {
     cuda_print_pointers(s);
     for (int stage = 0; stage < e->stages; stage++) {
         print_places(s, stage, -1, e->ir->row_loops - 1);
-        print_pass(s, stage);
+        if (s->online >= 0 && stage + 1 == e->stage[s->folded])
+            cuda_print_online_pass(s, stage);
+        else if (s->online < 0 || stage != e->stage[s->folded])
+            print_pass(s, stage);
     }
 }
 

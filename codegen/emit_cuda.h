@@ -46,12 +46,16 @@ typedef struct {
     bool *hoisted;   /* ... and those of them that are computed once, for rows to use */
     int slots;       /* rows of a team in shared memory at a time */
     int64_t slot_bytes;
-    int resident;      /* packs of a thread that a slot has room for; others stay in memory */
-    bool held;         /* or rather in registers, from the row before on */
-    int folded;        /* a value that takes the place of the elements it is made of; else -1 */
-    int folded_pack;   /* theirs */
-    cuda_part part;    /* that is being printed */
-    int blocks;        /* that a multiprocessor is to hold at once, where that is known; or 0 */
+    int resident;    /* packs of a thread that a slot has room for; others stay in memory */
+    bool held;       /* or rather in registers, from the row before on */
+    int folded;      /* a value that takes the place of the elements it is made of; else -1 */
+    int folded_pack; /* theirs */
+    int online;      /* the folded value's sum, made in the pass of the largest element; else -1 */
+    int group;       /* then: packs whose largest element their values refer to */
+    bool grouped;    /* the packs' loop being printed is one of a group */
+    bool gathers;    /* likewise, and the group's packs are an array */
+    cuda_part part;  /* that is being printed */
+    int blocks;      /* that a multiprocessor is to hold at once, where that is known; or 0 */
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
 } cuda_shape;
 
@@ -63,7 +67,8 @@ ml_dtype cuda_column_dtype(const ml_inst *inst);         /* what a COLUMN partia
 bool cuda_is_row_partial(const cuda_shape *s, int inst); /* an ALL partial, once a row */
 /* Whether a STORE moves whole packs. */
 bool cuda_stores_pack(const cuda_shape *s, int inst);
-int cuda_threads(const cuda_shape *s); /* of a block */
+int cuda_threads(const cuda_shape *s);   /* of a block */
+bool cuda_is_alone(const cuda_shape *s); /* a block on its multiprocessor, for its shared memory */
 int cuda_pack_bytes(const cuda_shape *s, int pack);
 int cuda_last_stage(const cuda_shape *s, int pack);
 bool cuda_is_of_number(const cuda_shape *s, int inst);
@@ -79,6 +84,15 @@ void cuda_find_needs(cuda_shape *s); /* what passes need, less what leads to hoi
 void cuda_choose_next(cuda_shape *s);
 void cuda_choose_kept(cuda_shape *s);
 void cuda_choose_folded(cuda_shape *s);
+/* Of emit_cuda_online.c. A row's largest element and the sum of exponentials, in one pass. */
+void cuda_choose_online(cuda_shape *s);
+int cuda_online_largest(const cuda_shape *s);
+int cuda_groups(const cuda_shape *s);             /* of s->part */
+void cuda_print_group_start(const cuda_shape *s); /* the loop over groups, of the last pass */
+void cuda_print_group_end(const cuda_shape *s);
+void cuda_print_online_pass(const cuda_shape *s, int stage);
+void cuda_print_online_put(const cuda_shape *s); /* a team's results of it */
+void cuda_print_online_get(const cuda_shape *s);
 /* Of emit_cuda_team.c. "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
 const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
 bool cuda_takes_turns(const cuda_shape *s);
@@ -93,6 +107,10 @@ void cuda_print_pointers(const cuda_shape *s);
 void cuda_print_pack_loop(const cuda_shape *s);
 ml_dtype cuda_accumulator_dtype(const cuda_shape *s, int inst); /* of a REDUCE */
 void cuda_print_invariant(const cuda_shape *s, int inst);
+void cuda_print_accumulators(const cuda_shape *s, int stage);
+void cuda_print_pack_load(const cuda_shape *s, int pack, const char *to);
+void cuda_print_columns_outside(const cuda_shape *s, int stage); /* loops around the packs' */
+void cuda_print_elements(const cuda_shape *s, int stage);        /* of a pack */
 /* Of emit_cuda_simpler.c. */
 void cuda_find_hits(cuda_shape *s);
 void cuda_find_largest(cuda_shape *s);
@@ -103,6 +121,9 @@ bool cuda_holds_rest(const cuda_shape *s);  /* in registers */
 void cuda_print_start(const cuda_shape *s); /* before a chunk's rows */
 void cuda_print_step(const cuda_shape *s);  /* before a row: see to the next ones, await this one */
 void cuda_print_row_end(const cuda_shape *s);
+bool cuda_refills(
+    const cuda_shape *s); /* whether the last pass over a row has the next one copied */
+void cuda_print_commit(const cuda_shape *s);
 /* With one slot: before a pass that is some pack's last, find out where the next row lies; and once
  * the pass has such a pack in registers, copy the next row's in its place. */
 void cuda_print_refill_start(const cuda_shape *s, int stage);

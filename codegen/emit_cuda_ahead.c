@@ -7,6 +7,10 @@
 
 static const char commit_text[] = "asm volatile(\"cp.async.commit_group;\" ::: \"memory\");\n";
 
+void cuda_print_commit(const cuda_shape *s) {
+    ml_text_add(&s->e->text, "%s", commit_text);
+}
+
 static const char *memory_type(const cuda_shape *s, int i) {
     const ml_kernel_ir *ir = s->e->ir;
     return emit_memory_type((ml_dtype)ir->operand[ir->inst[i].operand].dtype);
@@ -111,15 +115,14 @@ static void print_hoisted(const cuda_shape *s) {
     ml_text_add(&e->text, "}\n}\n}\n");
 }
 
-/* Whether the last pass over a row has the next one copied. */
-static bool refills(const cuda_shape *s) {
+bool cuda_refills(const cuda_shape *s) {
     return s->slots == 1 && s->chunked;
 }
 
 void cuda_print_refill_start(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
-        if (!refills(s) || !s->staged[i] || cuda_last_stage(s, i) != stage) continue;
+        if (!cuda_refills(s) || !s->staged[i] || cuda_last_stage(s, i) != stage) continue;
         const char *type = memory_type(s, i);
         int operand = e->ir->inst[i].operand;
         ml_text_add(&e->text, "%s *f%d = 0;\n", type, i);
@@ -131,7 +134,7 @@ void cuda_print_refill_start(const cuda_shape *s, int stage) {
 void cuda_print_refill(const cuda_shape *s, int pack, int stage) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[pack];
-    if (!refills(s) || !s->staged[pack] || cuda_last_stage(s, pack) != stage) return;
+    if (!cuda_refills(s) || !s->staged[pack] || cuda_last_stage(s, pack) != stage) return;
     const char *own = ml_arena_format(e->arena, "r%d", inst->operand);
     const char *rest = cuda_access_text(s, inst, true) + strlen(own);
     ml_text_add(&e->text, "if (f%d", pack);
@@ -154,6 +157,7 @@ void cuda_print_start(const cuda_shape *s) {
         if (s->next[i]) ml_text_add(&e->text, "%s n%d = {};\n", memory_type(s, i), i);
     print_next(s, "low + team");
     if (s->slots == 1) print_copies(s, "low + team", "slot");
+    for (int i = 1; s->online >= 0 && i < cuda_groups(s); i++) cuda_print_commit(s);
     if (s->slots < 2) return;
     ml_text_add(&e->text, "int slot = 0;\nfor (int fill = 0; fill < %d; fill++) {\n", s->slots - 1);
     print_copies(s, ml_arena_format(e->arena, "low + team + fill * %d", s->teams), "fill");
@@ -173,11 +177,12 @@ void cuda_print_step(const cuda_shape *s) {
         declare_held(s);
         print_copies(s, "row", "slot");
     }
+    if (s->online >= 0 && cuda_refills(s)) return; /* groups are waited for one by one */
     ml_text_add(&e->text, "asm volatile(\"cp.async.wait_group %d;\" ::: \"memory\");\n",
                 s->slots - 1);
 }
 
 void cuda_print_row_end(const cuda_shape *s) {
-    if (refills(s)) ml_text_add(&s->e->text, "%s", commit_text);
+    if (cuda_refills(s) && s->online < 0) cuda_print_commit(s);
     if (s->slots > 1) ml_text_add(&s->e->text, "slot = slot == %d ? 0 : slot + 1;\n", s->slots - 1);
 }

@@ -372,6 +372,10 @@ static bool stage_rows(cuda_shape *s, bool only_again, int64_t bytes, int least)
     return false;
 }
 
+bool cuda_is_alone(const cuda_shape *s) {
+    return s->slots * s->slot_bytes > SHARED_BYTES;
+}
+
 /* Whether a team walks enough rows for it to pay that work is done ahead of them. */
 bool cuda_rows_follow(const cuda_shape *s) {
     return s->chunked && s->e->rows / s->chunks >= (int64_t)LEAST_ROUNDS * s->teams;
@@ -521,7 +525,7 @@ void cuda_choose_shape(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     size_t count = (size_t)ir->inst_count + 1;
-    s->folded = s->folded_pack = -1;
+    s->folded = s->folded_pack = s->online = -1;
     s->elementwise = ir->row_loops == ir->loop_count;
     s->chunks = ir->chunks;
     s->chunked = ir->chunks > 0;
@@ -560,6 +564,7 @@ void cuda_choose_shape(cuda_shape *s) {
     if (!fits_registers(s)) move_to_shared(s);
     cuda_find_needs(s);
     cuda_choose_folded(s);
+    cuda_choose_online(s);
     cuda_choose_kept(s);
     cuda_choose_next(s);
     choose_blocks(s);

@@ -87,8 +87,8 @@ static bool print_folded_product(const cuda_shape *s, int i) {
     int side = inst->src[1] == s->folded;
     if (inst->src[side] != s->folded || e->depth[inst->src[1 - side]] >= e->ir->row_loops)
         return false;
-    ml_text_add(&e->text, "const float v%d = %s * ML_DOWN * h%d;\n", i,
-                emit_name(e, inst->src[1 - side]), s->folded);
+    ml_text_add(&e->text, "const float v%d = %s * %s * h%d;\n", i,
+                emit_name(e, inst->src[1 - side]), s->online >= 0 ? "down" : "ML_DOWN", s->folded);
     return true;
 }
 

@@ -49,10 +49,11 @@ bool cuda_takes_turns(const cuda_shape *s) {
 static void print_team_results(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     int slots = cuda_threads(s) / s->team * CUDA_WARP;
+    int largest = s->online >= 0 ? cuda_online_largest(s) : -1;
     for (int get = 0; get < 2; get++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
-            if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+            if (!ml_inst_reduces_row(inst) || e->stage[i] != stage || i == largest) continue;
             ml_dtype dtype = cuda_accumulator_dtype(s, i);
             const char *type = emit_compute_type(dtype), *combine = combine_name(inst);
             const char *at = ml_arena_format(e->arena, "m%d + %steam * %d", i,
@@ -70,6 +71,8 @@ static void print_team_results(const cuda_shape *s, int stage) {
                             s->team, i, at);
             }
         }
+        if (largest >= 0 && get) cuda_print_online_get(s);
+        if (largest >= 0 && !get) cuda_print_online_put(s);
         if (!get) ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
     }
 }

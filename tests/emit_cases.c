@@ -346,6 +346,7 @@ static const kernel_case cases[] = {
     {"norm of a sum", norm_of_sum, 70, 2048, ML_BF16, 2e-2},
     {"loss", loss, 23, 9000, ML_F32, 2e-5},
     {"loss, long bf16 rows", loss, 13, 50304, ML_BF16, 8e-3},
+    {"loss, rows that fill a block", loss, 5, 90112, ML_BF16, 8e-3},
     {"loss, longer rows than a block holds", loss, 5, 128256, ML_BF16, 8e-3},
     {"all", all_flat, 100003, 7, ML_F32, 1e-6},
     {"all bf16", all_flat, 65536, 4, ML_BF16, 1e-6},
