@@ -160,9 +160,9 @@ static int wait_for_busy(ml_comm *comm, void *argument) {
     bool busy = *(bool *)argument;
     if (ml_comm_barrier(comm) != ML_OK) return 1;
     if (busy && ml_comm_rank(comm) == 2) ml_comm_busy(comm, "compiling kernels");
-    usleep(1300000); /* that is heard of */
-    double began = comm_now(), last = began, limit = ml_comm_rank(comm) == 2 ? 0 : 3;
-    if (ml_comm_rank(comm) == 2) usleep(3000000);
+    usleep(600000); /* that is heard of */
+    double began = comm_now(), last = began, limit = ml_comm_rank(comm) == 2 ? 0 : 1.7;
+    if (ml_comm_rank(comm) == 2) usleep(busy ? 1700000 : 3000000);
     ml_status status = ML_OK;
     for (double slice = 0; comm_now() - began < limit && status == ML_OK; slice = 0.05) {
         status = ml_comm_waiting(comm, slice > 0 ? comm_now() - last : 0);
