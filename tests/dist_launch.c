@@ -44,6 +44,15 @@ DIST_TEST(slurm) {
                          " SLURM_STEP_ID=0 SLURM_LAUNCH_NODE_IPADDR=127.0.0.1");
 }
 
+/* Ranks on CPUs that take themselves for those of two hosts are refused, each rank alike; GPUs may
+ * be on several (gpu_ranks/hosts). */
+DIST_TEST(hosts) {
+    process_result r =
+        process_run(room, 1, "MLUA_HOSTS=2", "run -n 2 --mesh dp=2 %s steps=2", model);
+    process_expect(&r, "ranks on the CPU must be on one host, and rank 1 is on another; use GPUs");
+    CHECK(r.seconds < 20);
+}
+
 /* A rank that is killed while it trains is named with what it was doing; nothing is left. */
 DIST_TEST(killed_rank) {
     process_result r = process_shell(
