@@ -71,6 +71,7 @@ typedef struct {
     cuda_nccl *nccl; /* NULL: one rank */
     struct cuda_pulls *pulls; /* NULL until an executable has collectives that go by copies */
     struct cuda_edge *edges;
+    int64_t ring_bytes; /* for messages of edges */
     struct cuda_opened *opened; /* memory of other ranks (cuda_share.h) */
     uint32_t opened_count, opened_generation;
     bool parted; /* from the other ranks: none of their memory is open any more */

@@ -55,13 +55,15 @@ static ml_status connect_peers(cuda_device *d, cuda_edge *e, int64_t usual, bool
     ml_comm *comm = d->base.ranks->comm;
     cuda_offer mine = {.able = 0}, theirs;
     int other = !e ? -1 : receives(d, e) ? ml_edge_from(e->edge) : ml_edge_to(e->edge);
-    int64_t here = 0, there = 0;
+    int64_t here[2] = {0}, there[2]; /* whether it is open, and parts of a message */
     if (e && cuda_share_able()) ML_TRY(cuda_peer_make(d, &e->peer, receives(d, e), usual, &mine));
     ML_TRY(ml_comm_swap(comm, other, &mine, &theirs, CUDA_OFFER_WORDS));
-    if (mine.able && theirs.able) here = cuda_peer_open(d, &e->peer, other, &theirs, e->stream);
-    ML_TRY(ml_comm_swap(comm, other, &here, &there, 1));
+    if (mine.able && theirs.able) here[0] = cuda_peer_open(d, &e->peer, other, &theirs, e->stream);
+    if (e) here[1] = e->peer.part;
+    ML_TRY(ml_comm_swap(comm, other, here, there, 2));
     if (e) {
-        e->direct = here && there;
+        e->direct = here[0] && there[0];
+        if (e->direct && !receives(d, e)) cuda_peer_cut(&e->peer, there[1]);
         ml_debug(1, "peer: by %s: edge from rank %d to %d\n", e->direct ? "copies" : "NCCL",
                  ml_edge_from(e->edge), ml_edge_to(e->edge));
     }

@@ -70,7 +70,8 @@ static struct {
 } nccl;
 
 enum { OLDEST = 21800, ORDERS = 22600 };
-static const int64_t BUFFER_BYTES = (int64_t)1 << 30; /* what communicators may take of the GPU */
+/* What communicators and rings for messages (cuda_peer.c) may take of the GPU. */
+static const int64_t BUFFER_BYTES = (int64_t)1 << 30;
 
 /* Whether NCCL is to keep the order of calls between communicators, and can: unless the user says
  * otherwise. Not under pipeline stages: a message waits for the one before it on its edge, and

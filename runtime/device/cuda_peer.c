@@ -1,10 +1,18 @@
 #ifdef MLUA_CUDA
 #include "runtime/device/cuda_peer.h"
 
-enum { HEAD = 256, ALIGNMENT = 256, WHOLE = 2 << 20, PART = 32 << 20 }; /* bytes */
+/* Bytes. */
+enum { HEAD = 256, ALIGNMENT = 256, WHOLE = 2 << 20, PART = 32 << 20, LEAST = 1 << 20 };
 
 static int64_t aligned(int64_t bytes, int64_t to) {
     return (bytes + to - 1) / to * to;
+}
+
+/* Rings come out of what is left for communicators: of this all may take so much, but for the least
+ * parts. */
+static int64_t rings_bytes(const cuda_device *d) {
+    const int64_t most = 512 << 20, share = d->base.target.memory_bytes / 256;
+    return share < most ? share : most;
 }
 
 /* Room for twice as much as is sent at once: the next messages may come while those before are
@@ -14,10 +22,16 @@ ml_status cuda_peer_make(cuda_device *d, cuda_peer *peer, bool receives, int64_t
                          cuda_offer *offer) {
     void *block = NULL;
     int64_t part = usual < PART ? aligned(usual, ALIGNMENT) : PART;
-    *peer = (cuda_peer){.room = 2 * part + 16 * ALIGNMENT, .part = part, .place = CUDA_SHARE_NONE};
+    int64_t left = rings_bytes(d) - d->ring_bytes;
+    if (receives && part > left / 2) part = left / 2 / ALIGNMENT * ALIGNMENT;
+    if (part < LEAST && part < usual) part = usual < LEAST ? aligned(usual, ALIGNMENT) : LEAST;
+    *peer = (cuda_peer){.place = CUDA_SHARE_NONE};
+    cuda_peer_cut(peer, part);
     int64_t bytes = aligned(HEAD + (receives ? peer->room : 0), WHOLE);
     ML_TRY(d->base.ops->allocate(&d->base, bytes, &block));
     peer->own = (CUdeviceptr)(uintptr_t)block;
+    peer->bytes = bytes;
+    d->ring_bytes += bytes;
     CUDA_TRY(cuMemsetD8Async(peer->own, 0, HEAD, d->stream));
     ML_TRY(cuda_wait_for(d, NULL));
     *offer = cuda_share_offer(d, block);
@@ -38,6 +52,11 @@ bool cuda_peer_open(cuda_device *d, cuda_peer *peer, int rank, const cuda_offer 
            cuda.cuStreamSynchronize(stream) == CUDA_SUCCESS;
 }
 
+void cuda_peer_cut(cuda_peer *peer, int64_t part) {
+    peer->part = part;
+    peer->room = 2 * part + 16 * ALIGNMENT;
+}
+
 void cuda_peer_close(cuda_device *d, cuda_peer *peer) {
     if (peer->own && peer->place != CUDA_SHARE_NONE)
         cuda_share_close(d, peer->place, d->opened_generation);
@@ -46,6 +65,7 @@ void cuda_peer_close(cuda_device *d, cuda_peer *peer) {
 
 void cuda_peer_free(cuda_device *d, cuda_peer *peer) {
     if (peer->own) d->base.ops->release(&d->base, (void *)(uintptr_t)peer->own);
+    d->ring_bytes -= peer->bytes;
     *peer = (cuda_peer){0};
 }
 

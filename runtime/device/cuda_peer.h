@@ -15,6 +15,7 @@
 enum { CUDA_PEER_RECENT = 64 };
 typedef struct {
     CUdeviceptr own, other; /* a number, then the receiver's ring: this end's, the other one's */
+    int64_t bytes;          /* of this end's block */
     uint32_t place;         /* of what `other` lies in, among what is open */
     int64_t room, next;     /* bytes of the ring; where the next message goes if it fits there */
     int64_t part;           /* what is longer goes in parts of so many bytes, each as a message */
@@ -31,6 +32,8 @@ ml_status cuda_peer_make(cuda_device *device, cuda_peer *peer, bool receives, in
 /* Whether the other end's block can be opened; one of these tries the way there. */
 bool cuda_peer_open(cuda_device *device, cuda_peer *peer, int rank, const cuda_offer *other,
                     CUstream stream);
+/* The sender cuts messages as the receiver's ring asks for. */
+void cuda_peer_cut(cuda_peer *peer, int64_t part);
 void cuda_peer_close(cuda_device *device, cuda_peer *peer);
 /* Gives the block back, once the other end has closed it. */
 void cuda_peer_free(cuda_device *device, cuda_peer *peer);
