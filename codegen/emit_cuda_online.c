@@ -62,7 +62,7 @@ static const char *reference(const cuda_shape *s) {
 
 void cuda_print_group_start(const cuda_shape *s) {
     if (s->online < 0) return;
-    int largest = s->e->ir->inst[s->e->ir->inst[s->folded].src[0]].src[1];
+    int largest = cuda_online_largest(s);
     open_loop(s);
     ml_text_add(&s->e->text, "const float down = ML_DOWN * ml_quick_exp_f32(%s - v%d);\n",
                 reference(s), largest);
@@ -85,7 +85,7 @@ static void print_wait(const cuda_shape *s) {
 
 static void print_group(const cuda_shape *s, int stage) {
     emitter *e = s->e;
-    int i = s->folded, pack = s->folded_pack, largest = cuda_online_largest(s);
+    int pack = s->folded_pack, largest = cuda_online_largest(s);
     open_loop(s);
     print_wait(s);
     ml_text_add(&e->text, "ml_pack<ml_bf16, %d> q%d[%d];\nml_lowest_packs(q%d);\n", s->vec, pack,
