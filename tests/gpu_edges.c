@@ -8,7 +8,7 @@
 #include "tests/test.h"
 
 #ifdef MLUA_CUDA
-enum { RANKS = 3, MESSAGES = 80, SLOTS = 3, MOST_BYTES = 70001 };
+enum { RANKS = 3, MESSAGES = 12, SLOTS = 3, MOST_BYTES = 70001 };
 
 typedef struct {
     ml_device *device;
