@@ -76,8 +76,10 @@ typedef struct {
     int64_t a_batch, b_batch, c_batch, start_batch, end_batch;
     int64_t a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col; /* 0 where it has none */
     int64_t start_stride, end_stride;
-    bool squares; /* a second result, f32: RAGGED_OUTER's output 1 */
-    int64_t s_group, s_row, s_col;
+    bool squares;   /* a second result, f32: RAGGED_OUTER's output 1 */
+    ml_ref gated;   /* 0, or a function that gives one: RAGGED_DOT's output 1 */
+    int rows_known; /* the numbers of the rows that it reads, from the fifth operand on */
+    int64_t s_group, s_batch, s_row, s_col; /* of the second result */
     ml_dtype dtype, c_dtype; /* of a and b; of c */
 } ml_ragged;
 

@@ -37,6 +37,8 @@ static ml_type missing_type(lowering *l, ml_ref n, int i) {
         type.dtype = type.dtype == ML_F64 ? ML_F64 : ML_F32;
     } else if (op == ML_OP_ATTENTION_GRAD) {
         type = *ml_graph_type(l->g, ml_graph_source(l->g, n, i));
+    } else if (op == ML_OP_RAGGED_DOT) {
+        ragged_gated_type(l->g, n, &type);
     } else if (op == ML_OP_RAGGED_OUTER) {
         ragged_squares_type(l->g, n, &type);
     } else {

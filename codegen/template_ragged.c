@@ -12,6 +12,8 @@
 #include "runtime/base/knobs.h"
 #include "runtime/graph/ragged.h"
 
+enum { PRODUCT_READS = 4 };
+
 typedef struct {
     ml_schedule *schedule;
     ml_step *step;
@@ -84,7 +86,7 @@ static __device__ __noinline__ void ${e}_clear(${e}_arguments &a, int window, in
             in |= row >= w.start && row < w.start + w.count;
         }
         for (int d = 16; d > 0; d /= 2) in |= __shfl_xor_sync(~0u, in, d);
-        ${result} *out = (${result} *)a.p[4] + batch * ${c_batch} + row * ${c_row};
+        ${result} *out = (${result} *)a.p[${c_at}] + batch * ${c_batch} + row * ${c_row};
         for (int c = threadIdx.x % 32; c < columns && !in; c += 32)
             out[(column + c) * ${c_col}] = ${zero};
     }
@@ -137,7 +139,7 @@ static const char dot_text[] = R"(
     __syncthreads();
     const ${memory} *left = (const ${memory} *)a.p[0];
     const ${memory} *right = (const ${memory} *)a.p[1] + group * ${b_group} + column * ${b_col};
-    ${result} *out = (${result} *)a.p[4] + column * ${c_col};
+    ${result} *out = (${result} *)a.p[${c_at}] + column * ${c_col};
 )";
 
 static const char outer_text[] = R"(
@@ -153,7 +155,7 @@ static const char outer_text[] = R"(
     walk_right = walk;
     const ${memory} *left = (const ${memory} *)a.p[0] + m * ${a_col};
     const ${memory} *right = (const ${memory} *)a.p[1] + n * ${b_col};
-    ${result} *out = (${result} *)a.p[4] + group * ${c_group} + m * ${c_row} + n * ${c_col};
+    ${result} *out = (${result} *)a.p[${c_at}] + group * ${c_group} + m * ${c_row} + n * ${c_col};
 )";
 
 /* 64 x 64, sixteen results a thread, any strides. */
@@ -268,7 +270,8 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     __shared__ float warps[8];
     int x = blockIdx.x % ${squares_wide}, y = blockIdx.x / ${squares_wide}, group = blockIdx.y;
     int column = x * 256 + threadIdx.x, row = y * 16;
-    const ${result} *from = (const ${result} *)a.p[4] + group * ${c_group} + column * ${c_col};
+    const ${result} *from = (const ${result} *)a.p[${c_at}];
+    from += group * ${c_group} + column * ${c_col};
     float sum = 0;
     for (int i = row; i < row + 16 && i < ${k} && column < ${n}; i++)
         sum += from[i * ${c_row}] * from[i * ${c_row}];
@@ -278,7 +281,22 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     sum = 0;
     for (int i = 0; i < 8; i++) sum += warps[i];
     if (threadIdx.x == 0)
-        ((float *)a.p[5])[group * ${s_group} + y * ${s_row} + x * ${s_col}] = sum;
+        ((float *)a.p[${s_at}])[group * ${s_group} + y * ${s_row} + x * ${s_col}] = sum;
+}
+)";
+
+/* After kernels that do not: what follows a row's halves. */
+static const char gated_text[] = R"(
+struct ${e}_arguments { char *p[${pointers}]; };
+${gated}
+extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
+    long long batch = blockIdx.x / ${rows}, row = blockIdx.x % ${rows};
+    const ${result} *from = (const ${result} *)a.p[${c_at}] + batch * ${c_batch} + row * ${c_row};
+    ml_bf16 *out = (ml_bf16 *)a.p[${s_at}] + batch * ${s_batch} + row * ${s_row};
+    for (long long c = threadIdx.x; c < ${half}; c += 256)
+        out[c * ${s_col}] = ml_store_bf16(
+            ${e}_gated(ml_load_bf16(from[c * ${c_col}]),
+                       ml_load_bf16(from[(c + ${half}) * ${c_col}]), ${row_numbers}));
 }
 )";
 
@@ -340,7 +358,8 @@ static ml_ragged *describe(const ml_schedule *s, const ml_step *step) {
     ml_ragged *r = ML_NEW(s->arena, ml_ragged);
     const int64_t *args = ml_graph_args(s->graph, step->node);
     const ml_value *a = template_value(s, step, 0), *b = template_value(s, step, 1);
-    const ml_value *starts = template_value(s, step, 2), *c = template_value(s, step, 4);
+    const ml_value *starts = template_value(s, step, 2);
+    const ml_value *c = template_value(s, step, step->read_count);
     ml_axis rows = (ml_axis)args[0], groups = (ml_axis)args[1];
     r->outer = ml_graph_node(s->graph, step->node)->op == ML_OP_RAGGED_OUTER;
     ml_axis batch = 0;
@@ -364,10 +383,12 @@ static ml_ragged *describe(const ml_schedule *s, const ml_step *step) {
     r->c_group = r->outer ? stride_of(c, groups) : 0;
     r->c_row = stride_of(c, r->outer ? k : rows), r->c_col = stride_of(c, n);
     r->squares = r->outer && args[2] != 0;
-    if (r->squares) {
-        const ml_value *squares = template_value(s, step, 5);
-        r->s_group = stride_of(squares, groups);
-        r->s_row = stride_of(squares, k), r->s_col = stride_of(squares, n);
+    r->gated = r->outer ? 0 : (ml_ref)args[3];
+    r->rows_known = step->read_count - PRODUCT_READS;
+    if (r->squares || r->gated) {
+        const ml_value *second = template_value(s, step, step->read_count + 1);
+        r->s_group = stride_of(second, groups), r->s_batch = stride_of(second, batch);
+        r->s_row = stride_of(second, r->outer ? k : rows), r->s_col = stride_of(second, n);
     }
     r->dtype = (ml_dtype)a->type.dtype, r->c_dtype = (ml_dtype)c->type.dtype;
     return r;
@@ -383,8 +404,9 @@ static bool mma_serves(const printer *p) {
     if (r->dtype != ML_BF16 || p->schedule->target->arch < 80) return false;
     if (r->c_dtype != ML_BF16 && r->c_dtype != ML_F32) return false;
     if (r->c_col != 1 || (r->c_row | r->c_group) % 2 != 0) return false;
-    for (int i = 0; i < 5; i++)
-        if (i != 2 && i != 3 && template_value(p->schedule, p->step, i)->offset % 8) return false;
+    const int aligned[] = {0, 1, p->step->read_count};
+    for (int i = 0; i < 3; i++)
+        if (template_value(p->schedule, p->step, aligned[i])->offset % 8) return false;
     if (r->a_batch % 8 || r->b_batch % 8 || r->c_batch % 2) return false;
     if (r->k % 8 || r->n % 8 || r->a_col != 1 || r->a_row % 8) return false;
     if (r->outer) return r->b_col == 1 && r->b_row % 8 == 0;
@@ -422,6 +444,40 @@ static int64_t band_of(const printer *p) {
     return band > 1 ? band : 1;
 }
 
+/* ${gated}: declares ${e}_gated(x0, x1, x2, x3), of the halves and the numbers of a row; these:
+ * ${row_numbers}, of row `row` of element `batch`. */
+static void set_gated(printer *p) {
+    const ml_ragged *r = p->r;
+    ml_arena *arena = p->text.arena;
+    static const char *const names[] = {"x0", "x1", "x2", "x3"};
+    const ml_function f = {.g = p->schedule->graph, .values = names};
+    ml_text body = {.arena = arena}, numbers = {.arena = arena};
+    const char *result = ml_emit_function(&body, &f, r->gated, "gated_");
+    template_set_text(&p->text, "gated",
+                      ml_arena_format(arena,
+                                      "static __device__ __forceinline__ float ${e}_gated(float "
+                                      "x0, float x1, float x2, float x3) {\n"
+                                      "(void)x2, (void)x3;\n%sreturn %s;\n}\n",
+                                      body.text ? body.text : "", result));
+    for (int i = 0; i < RAGGED_GATED_ROWS; i++) {
+        if (i >= r->rows_known) {
+            ml_text_add(&numbers, "%s0.0f", i ? ", " : "");
+            continue;
+        }
+        const ml_value *v = template_value(p->schedule, p->step, PRODUCT_READS + i);
+        const ml_value *starts = template_value(p->schedule, p->step, 2);
+        ml_axis rows = (ml_axis)ml_graph_args(p->schedule->graph, p->step->node)[0], batch = 0;
+        for (int k = 0; k < v->type.rank; k++)
+            if (v->type.axis[k] != rows && ml_type_find(&starts->type, v->type.axis[k]) >= 0)
+                batch = v->type.axis[k];
+        ml_text_add(&numbers, "%s((const float *)a.p[%d])[batch * %lldLL + row * %lldLL]",
+                    i ? ", " : "", PRODUCT_READS + i, (long long)stride_of(v, batch),
+                    (long long)stride_of(v, rows));
+    }
+    template_set_text(&p->text, "row_numbers", numbers.text);
+    set(p, "half", r->n / 2);
+}
+
 static void set_sizes(printer *p) {
     const ml_ragged *r = p->r;
     template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
@@ -444,7 +500,11 @@ static void set_sizes(printer *p) {
     set(p, "a_row", r->a_row), set(p, "a_col", r->a_col);
     set(p, "b_group", r->b_group), set(p, "b_row", r->b_row), set(p, "b_col", r->b_col);
     set(p, "c_group", r->c_group), set(p, "c_row", r->c_row), set(p, "c_col", r->c_col);
-    set(p, "s_group", r->s_group), set(p, "s_row", r->s_row), set(p, "s_col", r->s_col);
+    template_set(&p->text, "c_at", "%d", p->step->read_count);
+    template_set(&p->text, "s_at", "%d", p->step->read_count + 1);
+    set(p, "s_group", r->s_group), set(p, "s_batch", r->s_batch);
+    set(p, "s_row", r->s_row), set(p, "s_col", r->s_col);
+    if (r->gated) set_gated(p);
     set(p, "start_stride", r->start_stride), set(p, "end_stride", r->end_stride);
     template_set(&p->text, "tm", "%lld", (long long)p->tile_m);
     template_set(&p->text, "tn", "%lld", (long long)p->tile_n);
@@ -520,10 +580,19 @@ static ml_kernel *squares_kernel(printer *p) {
     return kernel;
 }
 
+static ml_kernel *gated_kernel(printer *p) {
+    ml_kernel *kernel =
+        template_kernel(&p->text, gated_text, "gated", p->step->read_count + p->step->write_count);
+    template_launch(kernel, p->r->batch * p->r->rows, 1, 1, 256, 0);
+    return kernel;
+}
+
 static bool tma_serves(const printer *p) {
     enum { SIXTEEN = 8 }; /* elements of 16 bytes, at least */
     return wgmma_serves(p) && ml_knobs()->tma && template_tma_serves(p->r) &&
-           template_value(p->schedule, p->step, 4)->offset % SIXTEEN == 0;
+           template_value(p->schedule, p->step, p->step->read_count)->offset % SIXTEEN == 0 &&
+           (!p->r->gated ||
+            template_value(p->schedule, p->step, p->step->read_count + 1)->offset % SIXTEEN == 0);
 }
 
 typedef enum { PLAIN, MMA, WGMMA, TMA } method;
@@ -553,6 +622,7 @@ static ml_kernel *print_kernel(printer *p, method how) {
     else
         template_launch(kernel, columns, p->height, 1, 256, shared);
     if (r->squares) kernel->next = squares_kernel(p);
+    if (r->gated) kernel->next = gated_kernel(p);
     return kernel;
 }
 

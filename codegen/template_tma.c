@@ -177,6 +177,8 @@ static __device__ __forceinline__ ${e}_box ${e}_choose(${e}_tile tile, int rank,
     box = b.left ? box + (b.both ? rank : 0) : box - lefts + (b.both ? rank * 2 : 0);
     b.to = (b.left ? 0 : 16384) + box * 8192;
     b.at = (b.left ? tile.row : tile.column) + box * 64;
+    if (${is_gated} && !b.left)
+        b.at = tile.column / 2 + box % 2 * 64 + (box < 2 ? 0 : ${n} / 2); /* of both halves */
     return b;
 }
 /* Of the boxes that a run of rows is cut into, the one that has 64 >> i lines: after how many. */
@@ -259,7 +261,7 @@ static __device__ __forceinline__ void ${e}_load_all(const ${e}_arguments &a, ${
     int warp = threadIdx.x / 32;
     if (warp == 0) ${e}_load_matrix(a, t, stages, rank);
     else if (warp == 1) ${e}_load_rows(a, t, stages, rank);
-    else ${e}_clear((${result} *)a.p[4], t);
+    else ${e}_clear(a, t);
 }
 )";
 
@@ -327,7 +329,7 @@ static __device__ __forceinline__ int ${e}_covered(const ${e}_tables &t, int bat
     for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
     return sum;
 }
-static __device__ __noinline__ void ${e}_clear(${result} *results, const ${e}_tables &t) {
+static __device__ __noinline__ void ${e}_clear(const ${e}_arguments &a, const ${e}_tables &t) {
     int windows = (int)((${rows} + 63) / 64), lane = threadIdx.x % 32;
     for (int w = blockIdx.x * 2 + threadIdx.x / 32 - 2; w < windows * ${batches};
          w += gridDim.x * 2) {
@@ -336,9 +338,10 @@ static __device__ __noinline__ void ${e}_clear(${result} *results, const ${e}_ta
         if (${e}_covered(t, batch, from, to) == to - from) continue;
         for (int row = from; row < to; row++) {
             if (${e}_covered(t, batch, row, row + 1)) continue;
-            ${result} *out = results + batch * ${c_batch} + row * ${c_row};
+            ${result} *out = (${result} *)a.p[${c_at}] + batch * ${c_batch} + row * ${c_row};
             for (int c = lane * ${wide}; c < ${n}; c += 32 * ${wide})
                 *(uint4 *)(out + c) = make_uint4(0, 0, 0, 0);
+            ${clear_gated}
         }
     }
 }
@@ -346,6 +349,18 @@ static __device__ __noinline__ void ${e}_clear(${result} *results, const ${e}_ta
 
 /* Quads of lanes exchange what they hold, so that each writes 16 bytes of a row. */
 static const char narrow_text[] = R"(
+static __device__ __forceinline__ void ${e}_exchange(unsigned (&v)[4], int lane) {
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        unsigned other = __shfl_xor_sync(~0u, lane & 1 ? v[j] : v[j + 1], 1);
+        v[j] = lane & 1 ? other : v[j], v[j + 1] = lane & 1 ? v[j + 1] : other;
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        unsigned other = __shfl_xor_sync(~0u, lane & 2 ? v[j] : v[j + 2], 2);
+        v[j] = lane & 2 ? other : v[j], v[j + 2] = lane & 2 ? v[j + 2] : other;
+    }
+}
 static __device__ __forceinline__ void ${e}_write(${result} *out, const float (&sum)[128], int i,
                                                   int columns) { /* of row i of the thread's two */
     int lane = threadIdx.x % 4;
@@ -355,18 +370,11 @@ static __device__ __forceinline__ void ${e}_write(${result} *out, const float (&
 #pragma unroll
         for (int j = 0; j < 4; j++)
             v[j] = ${e}_pack(sum[(u + j) * 4 + 2 * i], sum[(u + j) * 4 + 2 * i + 1]);
-#pragma unroll
-        for (int j = 0; j < 4; j += 2) {
-            unsigned other = __shfl_xor_sync(~0u, lane & 1 ? v[j] : v[j + 1], 1);
-            v[j] = lane & 1 ? other : v[j], v[j + 1] = lane & 1 ? v[j + 1] : other;
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            unsigned other = __shfl_xor_sync(~0u, lane & 2 ? v[j] : v[j + 2], 2);
-            v[j] = lane & 2 ? other : v[j], v[j + 2] = lane & 2 ? v[j + 2] : other;
-        }
+        ${e}_exchange(v, lane);
         int c = (u + lane) * 8;
-        if (c < columns) *(uint4 *)(out + c) = make_uint4(v[0], v[1], v[2], v[3]);
+        if (c < columns)
+            *(uint4 *)(out + (${is_gated} && u >= 16 ? c - 128 + ${n} / 2 : c)) =
+                make_uint4(v[0], v[1], v[2], v[3]);
     }
 }
 )";
@@ -399,10 +407,49 @@ static __device__ __forceinline__ void ${e}_write_squares(const ${e}_arguments &
     float all = (squares[0] + squares[1]) + (squares[2] + squares[3]);
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) all += __shfl_xor_sync(~0u, all, d);
+    float *out = (float *)a.p[${s_at}] + group * ${s_group};
     if (threadIdx.x % 32 == 0 && row < ${k} && column < ${n})
-        ((float *)a.p[5])[group * ${s_group} + row / 16 * ${s_row} + column / 256 * ${s_col}] = all;
+        out[row / 16 * ${s_row} + column / 256 * ${s_col}] = all;
 }
 )";
+
+/* A tile has 128 columns of each half, the same ones, so that a thread holds both of an element. */
+static const char gated_text[] = R"(
+${gated}
+static __device__ __forceinline__ float ${e}_numbers(const ${e}_arguments &a, int batch, int row,
+                                                     bool second) {
+    const float numbers[] = {${row_numbers}};
+    return numbers[second];
+}
+static __device__ __forceinline__ void ${e}_write_gated(const ${e}_arguments &a, ${e}_place p,
+                                                        int column, const float (&sum)[128], int i,
+                                                        bool valid) {
+    int lane = threadIdx.x % 4;
+    float x2 = valid ? ${e}_numbers(a, p.batch, p.at, false) : 0;
+    float x3 = valid ? ${e}_numbers(a, p.batch, p.at, true) : 0;
+    ${result} *out = (${result} *)a.p[${s_at}] + column + p.batch * ${s_batch} + p.at * ${s_row};
+#pragma unroll
+    for (int u = 0; u < 16; u += 4) {
+        unsigned v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int x = (u + j) * 4 + 2 * i, y = x + 64;
+            v[j] = ${e}_pack(${e}_gated(ml_round_bf16(sum[x]), ml_round_bf16(sum[y]), x2, x3),
+                             ${e}_gated(ml_round_bf16(sum[x + 1]), ml_round_bf16(sum[y + 1]), x2,
+                                        x3));
+        }
+        ${e}_exchange(v, lane);
+        if (valid) *(uint4 *)(out + (u + lane) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+)";
+static const char clear_gated_text[] = R"(
+            float same = ${e}_gated(0, 0, ${e}_numbers(a, batch, row, false),
+                                    ${e}_numbers(a, batch, row, true));
+            unsigned pair = ${e}_pack(same, same);
+            out = (${result} *)a.p[${s_at}] + batch * ${s_batch} + row * ${s_row};
+            for (int c = lane * ${wide}; c < ${n} / 2; c += 32 * ${wide})
+                *(uint4 *)(out + c) = make_uint4(pair, pair, pair, pair);)";
 
 static const char kernel_text[] = R"(
 static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, const ${e}_tables &t,
@@ -447,7 +494,8 @@ static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, co
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int row = tile.row + first + i * 8;
-            ${result} *out = (${result} *)a.p[4] + tile.column;
+            ${result} *out =
+                (${result} *)a.p[${c_at}] + (${is_gated} ? tile.column / 2 : tile.column);
             if (${outer}) {
                 out += tile.group * ${c_group} + row * ${c_row};
                 ${e}_write(out, sum, i, row < ${k} ? columns : 0);
@@ -455,6 +503,7 @@ static __device__ __forceinline__ void ${e}_multiply(const ${e}_arguments &a, co
                 ${e}_place p = ${e}_locate(t, tile.group, 0, row);
                 out += p.batch * ${c_batch} + p.at * ${c_row};
                 ${e}_write(out, sum, i, p.left > 0 ? columns : 0);
+                ${write_gated}
             }
         }
     }
@@ -531,6 +580,12 @@ static void set_all(ml_template *t, const ml_ragged *r) {
     template_set(t, "right_step", "%d", right_deep ? 32 : 16 * LINE);
     template_set(t, "left_block", "%d", r->outer ? BOX_BYTES : UNUSED);
     template_set(t, "right_block", "%d", right_deep ? UNUSED : BOX_BYTES);
+    template_set(t, "is_gated", "%d", r->gated != 0);
+    template_set_text(t, "write_gated",
+                      r->gated ? "${e}_write_gated(a, p, tile.column / 2, sum, i, "
+                                 "p.left > 0 && columns > 0);"
+                               : "");
+    template_set_text(t, "clear_gated", r->gated ? clear_gated_text : "");
     template_set_text(t, "write_squares",
                       r->squares ? "${e}_write_squares(a, tile.group, tile.row + first - lane / 4, "
                                    "tile.column, sum);"
@@ -542,19 +597,29 @@ bool template_tma_serves(const ml_ragged *r) {
     int64_t wide = r->c_dtype == ML_BF16 ? WIDE_BF16 : WIDE_F32;
     if (r->groups > GROUPS || r->groups * r->batch > SEGMENTS) return false;
     if (r->a_row <= 0 || r->b_row <= 0 || r->b_col <= 0) return false;
+    if (r->gated && (r->s_col != 1 || r->s_row % wide || r->s_batch % wide)) return false;
     return r->c_row % wide == 0 && r->c_group % wide == 0 && r->c_batch % wide == 0;
 }
 
 ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors, int pointers) {
     enum { ALIGNMENT = 1024, H200 = 132 };
     set_all(t, r);
-    const char *body = ml_arena_format(
-        t->arena, "%s%s%s%s%s%s%s%s%s%s%s", ptx_text, template_wgmma_products, ptx_end_text,
-        template_wgmma_operand, tables_text, choose_text, r->outer ? "" : clear_text,
-        r->outer ? outer_load_text : dot_load_text, r->c_dtype == ML_BF16 ? narrow_text : wide_text,
-        r->squares ? squares_text : "", kernel_text);
+    const char *const parts[] = {ptx_text,
+                                 template_wgmma_products,
+                                 ptx_end_text,
+                                 template_wgmma_operand,
+                                 tables_text,
+                                 choose_text,
+                                 r->c_dtype == ML_BF16 ? narrow_text : wide_text,
+                                 r->gated ? gated_text : "",
+                                 r->outer ? "" : clear_text,
+                                 r->outer ? outer_load_text : dot_load_text,
+                                 r->squares ? squares_text : "",
+                                 kernel_text};
+    ml_text body = {.arena = t->arena};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ml_text_add(&body, "%s", parts[i]);
     ml_kernel *kernel =
-        template_kernel(t, body, r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
+        template_kernel(t, body.text, r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
     add_maps(t, kernel, r);
     int blocks = (multiprocessors > 0 ? multiprocessors : H200) / CLUSTER * CLUSTER;
     template_launch(kernel, blocks, 1, 1, THREADS, STAGES * STAGE_BYTES + ALIGNMENT);

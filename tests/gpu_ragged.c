@@ -105,6 +105,41 @@ GPU_TEST(ragged, drawn) {
     with_each(build_drawn, 80);
 }
 
+/* An expert: its hidden tensor comes from the kernel of gate and up; the last choices of experts
+ * are of none, and their rows of none. */
+static void build_gated(ops_case *c) {
+    ml_graph *g = c->g;
+    ml_axis r = ops_axis(c, "r"), e = ops_axis(c, "e"), n = ops_axis(c, "n");
+    ml_ref ids = ops_index(c, "b3 r150", 5);
+    ml_ref sorted = ml_graph_add(g, ML_OP_SORT, &ids, 1, (int64_t[]){r, 0}, 2, NULL);
+    ml_type both = ops_type(c, ML_I32, "b3 e4 r150");
+    ml_ref hit = ml_map2(g, ML_OP_EQ, ml_broadcast(g, sorted, &both),
+                         ml_broadcast(g, ml_iota(g, e, 4), &both));
+    ml_ref counts = ml_reduce(g, ML_OP_SUM, ml_cast(g, hit, ML_I32), &r, 1);
+    ml_ref ends = ml_graph_add(g, ML_OP_CUMSUM, &counts, 1, (int64_t[]){e, 0}, 2, NULL);
+    ml_ref starts = ml_map2(g, ML_OP_SUB, ends, counts), x[2];
+    ml_ref weight = ops_input(c, ML_F32, "b3 r150", 0, 1);
+    ml_ref y = ml_ragged_dot(g,
+                             (ml_ref[]){ops_input(c, ML_BF16, "b3 r150 k136", -1, 1),
+                                        ops_input(c, ML_BF16, "e4 k136 n768", -1, 1), starts, ends},
+                             r, ops_axis(c, "k"), ML_BF16);
+    for (int i = 0; i < 2; i++)
+        x[i] = ml_cast(g, ml_slice(g, y, n, i * 384, i * 384 + 384), ML_F32);
+    ml_ref h = ml_map2(g, ML_OP_MUL, ml_map2(g, ML_OP_MUL, x[0], ml_map1(g, ML_OP_SIGMOID, x[0])),
+                       ml_map2(g, ML_OP_MUL, x[1], weight));
+    h = ml_cast(g, ml_map2(g, ML_OP_ADD, h, weight), ML_BF16);
+    ml_ref z =
+        ml_ragged_dot(g, (ml_ref[]){h, ops_input(c, ML_BF16, "e4 n384 m136", -1, 1), starts, ends},
+                      r, n, ML_BF16);
+    ops_output(c, y, 4 * ops_tolerance(ML_BF16), "gate and up");
+    ops_output(c, h, 4 * ops_tolerance(ML_BF16), "hidden");
+    ops_output(c, z, 8 * ops_tolerance(ML_BF16), "down");
+}
+
+GPU_TEST(ragged, gated) {
+    with_each(build_gated, 60);
+}
+
 /* A router: products in three parts, sorts that count, and the inverse of an order. */
 static void build_routes(ops_case *c) {
     ml_graph *g = c->g;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/graph/infer.h"
 #include "runtime/graph/ragged.h"
 #include "tests/ops_support.h"
 #include "tests/template_support.h"
@@ -128,6 +129,44 @@ static void wide(fixture *f) {
     kernel(f, &p, ML_F32, ML_F32, "rk", "rn", 70, 840);  /* two bands of columns */
     template_spoil(0, 0, 0);
 }
+/* The hidden tensor of an expert beside gate and up: of rows of both sequences, and of none. */
+static void gated(fixture *f, const char *x_axes, const char *w_axes, const char *row_axes) {
+    ml_graph *g = f->g;
+    static const grouping p = {3, 50, {0, 30, 33}, {30, 30, 48}};
+    bool batch = x_axes[0] == 'b';
+    snprintf(f->label, sizeof f->label, "gated %s %s %s", x_axes, w_axes, row_axes);
+    ml_ref sources[6] = {fixture_input(f, ML_BF16, x_axes, -1, 1),
+                         fixture_input(f, ML_BF16, w_axes, -1, 1),
+                         bound(f, &p, p.starts, batch),
+                         bound(f, &p, p.ends, batch),
+                         fixture_input(f, ML_F32, row_axes, 0, 1),
+                         fixture_input(f, ML_F32, "r50", -1, 1)};
+    ml_type type = fixture_type(f, ML_BF16, batch ? "b2 r50 h256" : "r50 h256");
+    ml_ref x[4];
+    for (int64_t i = 0; i < 4; i++) {
+        const ml_type *own = i < 2 ? &type : ml_graph_type(g, sources[2 + i]);
+        x[i] = ml_graph_add(g, ML_OP_PARAM, NULL, 0, &i, 1, own);
+        x[i] = ml_cast(g, x[i], ML_F32);
+    }
+    ml_ref y =
+        ml_map2(g, ML_OP_MUL, ml_map2(g, ML_OP_MUL, x[0], ml_map1(g, ML_OP_SIGMOID, x[0])), x[1]);
+    y = ml_map2(g, ML_OP_MUL, ml_cast(g, ml_cast(g, y, ML_BF16), ML_F32), x[2]);
+    y = ml_cast(g, ml_map2(g, ML_OP_ADD, y, x[3]), ML_BF16);
+    int64_t args[] = {fixture_axis(f, "r"), fixture_axis(f, "e"), fixture_axis(f, "k"),
+                      graph_copy_function(g, g, y)};
+    ml_type narrow = {.dtype = ML_BF16};
+    template_check(f, ml_graph_add(g, ML_OP_RAGGED_DOT, sources, 6, args, 4, &narrow), 4e-3);
+}
+static void all_gated(fixture *f) {
+    gated(f, "b2 r50 k40", "e3 k40 n512", "b2 r50");
+    if (getenv("DIST_ALL")) gated(f, "r50 k72", "e3 n512 k72", "r50");
+}
+TEST(moe, gated_emulated) {
+    template_use_emulator(true);
+    fixture_run(all_gated, 5);
+    template_use_emulator(false);
+}
+
 TEST(moe, wide_kernels_emulated) {
     template_use_emulator(true);
     fixture_run(wide, 4);
@@ -185,6 +224,35 @@ static void squares(fixture *f) {
 }
 TEST(moe, squares) {
     fixture_run(squares, 11);
+}
+
+/* Gate, up and a weight: what a product's kernel goes on with, and what it cannot. */
+static void check_gated(fixture *f, int64_t cut, bool late, bool joined) {
+    ml_graph *g = f->g;
+    ml_axis r = fixture_axis(f, "r"), k = fixture_axis(f, "k"), n = fixture_axis(f, "n");
+    const grouping *p = &groupings[0];
+    ml_ref bounds[2] = {bound(f, p, p->starts, false), bound(f, p, p->ends, false)};
+    ml_ref x = fixture_input(f, ML_BF16, "r200 k5", -1, 1), half[2];
+    ml_ref weight = fixture_input(f, ML_F32, "r200", -1, 1);
+    ml_ref up = fixture_input(f, ML_BF16, "e4 k5 n512", -1, 1);
+    ml_ref down = fixture_input(f, ML_BF16, "e4 n256 k5", -1, 1);
+    ml_ref y = ml_ragged_dot(g, (ml_ref[]){x, up, bounds[0], bounds[1]}, r, k, ML_BF16);
+    if (late) weight = ml_reduce(g, ML_OP_SUM, ml_cast(g, y, ML_F32), &n, 1);
+    for (int i = 0; i < 2; i++)
+        half[i] = ml_cast(g, ml_slice(g, y, n, cut * !i, cut * !i + 256), ML_F32);
+    ml_ref h = ml_map2(g, ML_OP_MUL, half[0], ml_map1(g, ML_OP_SIGMOID, half[1]));
+    h = ml_cast(g, ml_map2(g, ML_OP_MUL, h, weight), ML_BF16);
+    ml_ref z = ml_ragged_dot(g, (ml_ref[]){h, down, bounds[0], bounds[1]}, r, n, ML_BF16);
+    CHECK_EQ_INT(fixture_count_after(f, "ragged_gated", &z, 1, ML_OP_OUT), joined);
+    fixture_check_pass(f, "ragged_gated", (ml_ref[]){z, h, y}, 3, 1e-12);
+}
+static void gated_or_not(fixture *f) {
+    check_gated(f, 256, false, true);
+    check_gated(f, 128, false, false); /* the halves overlap */
+    check_gated(f, 256, true, false);  /* the weight is known after the product */
+}
+TEST(moe, gated) {
+    fixture_run(gated_or_not, 12);
 }
 
 /* ---- Through sessions --------------------------------------------------------------------------

@@ -191,6 +191,7 @@ static const named_pass passes[] = {
     {"split_sums", ml_split_sums},
     {"split_dots", ml_split_dots},
     {"ragged_squares", ml_ragged_squares},
+    {"ragged_gated", ml_ragged_gated},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

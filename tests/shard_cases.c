@@ -209,7 +209,8 @@ static ml_ref ragged(fixture *f, ml_op op, const char *a, const char *b, int64_t
     ml_ref sources[] = {operand(f, a), operand(f, b), bounds(f, "g4", false),
                         bounds(f, "g4", true)};
     ml_type type = {.dtype = FLOAT};
-    return ml_graph_add(f->g, op, sources, 4, (int64_t[]){AXIS("b"), AXIS("g"), last}, 3, &type);
+    int64_t args[] = {AXIS("b"), AXIS("g"), last, 0};
+    return ml_graph_add(f->g, op, sources, 4, args, op == ML_OP_RAGGED_DOT ? 4 : 3, &type);
 }
 BUILD(build_ragged, ragged(f, ML_OP_RAGGED_DOT, "b8 d4", "g4 d4 h4", AXIS("d")))
 BUILD(build_ragged_outer, ragged(f, ML_OP_RAGGED_OUTER, "b8 d4", "h4 b8", 0))

@@ -351,7 +351,8 @@ static int tensor_ragged_dot(lua_State *L) {
     node.args[0] = rows;
     node.args[1] = groups;
     node.args[2] = over;
-    node.arg_count = 3;
+    node.args[3] = 0; /* no function */
+    node.arg_count = 4;
     return vm_push_tensor(L, vm_add(L, &node));
 }
 

@@ -1,5 +1,6 @@
 /* Attention by its definition where that is cheaper, or where no kernel serves (passes.h);
  * placements dropped where there is one rank. */
+#include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"
 
 /* What the attention kernels serve (codegen/lower.h: ml_attention_step). */
@@ -18,6 +19,11 @@ static bool served(const ml_graph *g, ml_ref node, const ml_attention_args *args
 static ml_ref replace(rewrite *r, ml_ref node, const ml_ref *sources) {
     ml_op op = ml_graph_node(r->from, node)->op;
     ml_ref copy = rewrite_copy(r, node, sources);
+    if (op == ML_OP_RAGGED_DOT && ml_graph_args(r->to, copy)[3]) {
+        ml_ref *both = r->outputs[node] = ML_NEW_ARRAY(r->scratch, ml_ref, ML_MAX_OUTPUTS);
+        ragged_gated_decompose(r->to, copy, both);
+        return both[0];
+    }
     if (op != ML_OP_ATTENTION && op != ML_OP_ATTENTION_GRAD) return copy;
     ml_attention_args args;
     ml_attention_read(r->to, copy, &args);

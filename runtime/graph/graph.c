@@ -260,6 +260,7 @@ int ml_op_outputs(const ml_graph *g, ml_ref n) {
     case ML_OP_TOP_K:
     case ML_OP_ATTENTION: return 2;
     case ML_OP_ATTENTION_GRAD: return 3;
+    case ML_OP_RAGGED_DOT: return ml_graph_args(g, n)[3] ? 2 : 1;
     case ML_OP_RAGGED_OUTER: return ml_graph_args(g, n)[2] ? 2 : 1;
     default: return 1;
     }
@@ -368,8 +369,9 @@ static bool is_axis_kind(char kind) {
 
 void graph_check_shape(const infer *in) {
     const ml_op_info *info = &ml_ops[in->op];
-    bool indexed = in->op == ML_OP_RANDOM && in->source_count == 2;
-    if (info->sources >= 0 && in->source_count != info->sources && !indexed)
+    bool more = (in->op == ML_OP_RANDOM && in->source_count == 2) ||
+                (in->op == ML_OP_RAGGED_DOT && in->source_count > info->sources);
+    if (info->sources >= 0 && in->source_count != info->sources && !more)
         ml_raise(ML_INTERNAL, "%s takes %d operands, not %d", info->name, info->sources,
                  in->source_count);
     for (int i = 0; i < in->source_count; i++)

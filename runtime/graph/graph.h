@@ -21,7 +21,7 @@
  *   CONCAT axis          GATHER axis           SUM, MAX, MIN axes*                ARGMAX axis
  *   CUMSUM axis from_end SORT axis descending  TOP_K axis k new_axis
  *   DOT axes* (reduced)  SCATTER_ADD axis      (result type is the node's)        OUT index
- *   RAGGED_DOT rows groups reduced                                RAGGED_OUTER rows groups squares
+ *   RAGGED_DOT rows groups reduced function                  RAGGED_OUTER rows groups squares
  *   ATTENTION, ATTENTION_GRAD  see ml_attention_args
  *   COORDINATE, ALL_GATHER, ALL_TO_ALL, SHIFT, MIRROR mesh_axis ranks
  *   ALL_REDUCE, REDUCE_SCATTER mesh_axis ranks ml_combine

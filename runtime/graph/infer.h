@@ -24,6 +24,7 @@ void infer_type(infer *in, ml_type *out);
 void infer_move(infer *in, ml_type *out);      /* moves.c: MOVE, SCATTER_ADD */
 void infer_attention(infer *in, ml_type *out); /* attention.c */
 void infer_ragged(infer *in, ml_type *out);    /* ragged.c */
+void infer_ragged_gated(infer *in, const ml_type *out);
 
 /* Raise ML_INVALID with the sources as operands. `help` may be NULL. */
 _Noreturn void infer_raise(const infer *in, const char *help, const char *format, ...)

@@ -50,7 +50,7 @@ const char *op_args(ml_op op) {
     case ML_OP_ALL_REDUCE:
     case ML_OP_REDUCE_SCATTER: return "nnn";
     case ML_OP_TOP_K: return "ana";
-    case ML_OP_RAGGED_DOT: return "aaa";
+    case ML_OP_RAGGED_DOT: return "aaaf";
     case ML_OP_RAGGED_OUTER: return "aan";
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: return "aaaaannnnbff";

@@ -31,6 +31,10 @@ bool ml_split_dots_applies(const ml_graph *g); /* whether there may be one */
  * know this second output. */
 ml_graph *ml_ragged_squares(const ml_graph *from, ml_roots *roots);
 bool ml_ragged_squares_apply(const ml_graph *g); /* whether there is one */
+/* What follows the halves of a product by groups elementwise comes from the product's kernel. Last,
+ * too. */
+ml_graph *ml_ragged_gated(const ml_graph *from, ml_roots *roots);
+bool ml_ragged_gated_applies(const ml_graph *g); /* whether there is one */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and

@@ -104,7 +104,7 @@ void infer_ragged(infer *in, ml_type *out) {
     if (in->given && ml_dtypes[in->given->dtype].kind == ML_KIND_FLOAT) dtype = in->given->dtype;
     out->dtype = dtype;
     if (in->op == ML_OP_RAGGED_DOT)
-        infer_dot(in, out);
+        infer_dot(in, out), infer_ragged_gated(in, out);
     else
         infer_outer(in, out);
 }
@@ -120,7 +120,7 @@ static ml_axis groups_of(const ml_graph *g, const ml_ref *sources) {
 ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis reduced,
                      ml_dtype dtype) {
     ml_axis groups = groups_of(g, sources);
-    return ml_graph_add(g, ML_OP_RAGGED_DOT, sources, 4, (int64_t[]){rows, groups, reduced}, 3,
+    return ml_graph_add(g, ML_OP_RAGGED_DOT, sources, 4, (int64_t[]){rows, groups, reduced, 0}, 4,
                         &(ml_type){.dtype = dtype});
 }
 

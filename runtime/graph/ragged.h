@@ -6,7 +6,9 @@
  * give 0, so that a rank that holds some of the groups computes a part of a sum. RAGGED_OUTER sums
  * the outer products of the rows of each group: each is the other's gradient. Where its third
  * argument says so (ml_ragged_squares) it has a second output: sums of the squares of its blocks of
- * 16 x 256, which its kernels know while they hold them. */
+ * 16 x 256, which its kernels know while they hold them. Where RAGGED_DOT's last argument is a
+ * function (ml_ragged_gated) its columns are two halves, and a second output is that function of
+ * both, PARAM 0 and 1, and of further operands, numbers of the rows, from PARAM 2 on. */
 #ifndef ML_RAGGED_H
 #define ML_RAGGED_H
 
@@ -23,6 +25,11 @@ ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtyp
 enum { RAGGED_SQUARE_ROWS = 16, RAGGED_SQUARE_COLUMNS = 256 };
 void ragged_squares_type(const ml_graph *g, ml_ref outer, ml_type *out);
 void reference_ragged_squares(const reference_value *outer, reference_value *out);
+
+enum { RAGGED_GATED_ROWS = 2, RAGGED_GATED_COLUMNS = 128 /* in whole blocks of these */ };
+void ragged_gated_type(const ml_graph *g, ml_ref dot, ml_type *out);
+/* What computes the same without a function: both outputs. */
+void ragged_gated_decompose(ml_graph *g, ml_ref n, ml_ref *outputs);
 
 /* The gradient of operand 0 or 1 of n. */
 ml_ref ragged_gradient(ml_graph *g, ml_ref n, ml_ref cotangent, int operand);

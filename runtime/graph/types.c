@@ -477,6 +477,7 @@ static void infer_out(infer *in, ml_type *out) {
         out->rank--; /* kv_seq is last */
         break;
     }
+    case ML_OP_RAGGED_DOT: ragged_gated_type(g, of, out); break;
     case ML_OP_RAGGED_OUTER: ragged_squares_type(g, of, out); break;
     default: *out = *ml_graph_type(g, ml_graph_source(g, of, (int)output)); /* ATTENTION_GRAD */
     }

@@ -176,8 +176,12 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
         if (plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
     }
     recompute(plan, gpu, recompute_all);
-    if (gpu && !target->no_fuse && ml_ragged_squares_apply(plan->graph))
+    if (!gpu || target->no_fuse) return;
+    if (ml_ragged_squares_apply(plan->graph))
         pass_done(plan, ml_ragged_squares(plan->graph, r), "ragged squares");
+    enum { HOPPER = 90 }; /* where kernels of products have what to go on with in registers */
+    if (target->arch == HOPPER && ml_knobs()->tma && ml_ragged_gated_applies(plan->graph))
+        pass_done(plan, ml_ragged_gated(plan->graph, r), "ragged gated");
 }
 
 void plan_lower(ml_plan *plan, const ml_target *target) {
