@@ -17,6 +17,7 @@ local function parse(key, text, default)
     value = math.tointeger(tonumber(text))
   elseif kind == "float" then
     value = tonumber(text)
+    if value and math.abs(value) == math.huge then value = nil end
   elseif kind == "boolean" then
     value = ({ ["true"] = true, ["1"] = true, ["false"] = false, ["0"] = false })[text]
   elseif kind == "string" then

@@ -66,8 +66,9 @@ function m.optimizer(name, defaults, rule)
     m.check_options(name .. where, options, known)
     for key, value in pairs(options or {}) do
       local wanted = key == "groups" and "function" or type(defaults[key])
-      if type(value) ~= wanted then
-        core.fail(("m.%s%s: %s must be a %s, got %s"):format(name, where, key, wanted, tostring(value)))
+      local finite = type(value) ~= "number" or value - value == 0
+      if type(value) ~= wanted or not finite then
+        core.fail(("m.%s%s: %s must be a %s, got %s"):format(name, where, key, finite and wanted or "finite number", tostring(value)))
       end
     end
   end

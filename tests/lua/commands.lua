@@ -50,6 +50,7 @@ write "#!/usr/bin/env mlua\nlocal m = require 'mlua'\nlocal c = m.config { lr = 
 run(0, script .. " lr=2 on=true name=a=b", "2.0\ttrue\ta=b")
 run(0, script .. " on=false", "1.5\tfalse\tx")
 run(1, script .. " lr=two", "lr=two is not a number")
+run(1, script .. " lr=1e400", "lr=1e400 is not a number")
 write "error(setmetatable({}, {__tostring = function() return 'an object' end}))"
 run(1, script, "an object")
 write "\xEF\xBB\xBF#!/usr/bin/env mlua\nprint 'a mark of UTF-8 before it'"
