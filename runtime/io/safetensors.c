@@ -82,6 +82,11 @@ static ml_status read_entries(const char *path, json_t *header, ml_safetensors *
         if (strcmp(name, "__metadata__") == 0) continue;
         ml_safetensor *tensor = &file->tensor[file->count++];
         tensor->name = ml_arena_copy(file->arena, name, strlen(name));
+        const char *dtype = json_string_value(json_object_get(entry, "dtype"));
+        if (dtype != NULL && !parse_dtype(dtype, &tensor->dtype)) {
+            ml_fail(ML_IO, "%s: tensor \"%s\" is of dtype %s", path, name, dtype);
+            return ml_help("F64, F32, BF16, I64, I32 and BOOL are read: convert the file");
+        }
         if (!parse_tensor(entry, data, size, tensor))
             return ml_fail(ML_IO, "%s: the header's entry for tensor \"%s\" is malformed", path,
                            name);

@@ -112,6 +112,21 @@ wide:fill(tokens, next_tokens, 0, { from = 0.5, to = 0.75 })
 for i = 1, #tokens do check.equal(tokens[i] >= 50 * 600 and next_tokens[i] < 75 * 600, true) end
 for i = 1, #tokens do check.equal(next_tokens[i] - tokens[i], 600) end
 check.raises("is not below vocab=1000", function() wide:fill(tokens, next_tokens, 0, { vocab = 1000 }) end)
+
+-- Tensor files: what is read, and what is told of others.
+local function tensors(header, data)
+  local out = assert(io.open(file, "wb"))
+  out:write(string.pack("<s8", header), data)
+  out:close()
+  return core.read_tensors(file)
+end
+local entry = '{"w":{"dtype":"%s","shape":[2],"data_offsets":[0,%d]}}'
+check.all(tensors(entry:format("F32", 8), string.pack("<ff", 1.5, -2)).w, { 1.5, -2 }, 0, "tensor of a file")
+check.raises('tensor "w" is of dtype F16', tensors, entry:format("F16", 4), string.pack("<I2I2", 0, 0))
+check.raises('entry for tensor "w" is malformed', tensors, entry:format("F32", 4), string.pack("<f", 1))
+check.raises("its header is malformed", tensors, "{", "")
+check.raises("fewer than 8 bytes", core.read_tensors, "/dev/null")
+check.raises("is no safetensors file: it is a folder", core.read_tensors, root .. "tests")
 os.remove(file)
 
 check.equal(core.suggest("lerning", { "learning", "loss" }), "learning")
