@@ -66,7 +66,9 @@ static void print_store(const cuda_shape *s, int i) {
     ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
     const char *value = emit_name(e, inst->src[0]);
     bool by_row = !s->elementwise && e->place[i] < e->ir->row_loops;
-    if (by_row) ml_text_add(&e->text, "if (lane == 0%s) ", s->tiled ? " && tile == 0" : "");
+    if (by_row)
+        ml_text_add(&e->text, "if (lane == 0%s%s) ", s->tiled ? " && tile == 0" : "",
+                    cuda_meets_apart(s) ? " && own" : "");
     if (inst->guard != ML_NO_INST && !cuda_stores_pack(s, i))
         ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
     if (cuda_stores_pack(s, i))
@@ -107,27 +109,9 @@ static void print_reduce(const cuda_shape *s, int i) {
         to = s->in_registers ? ml_arena_format(e->arena, "c%d[it * %d + k]", i, s->vec)
                              : ml_arena_format(e->arena, "o%d[chunk * %lldLL + c + k]",
                                                inst->operand, (long long)e->columns);
-    if (cuda_is_row_partial(s, i)) ml_text_add(&e->text, "if (lane == 0) ");
+    if (cuda_is_row_partial(s, i))
+        ml_text_add(&e->text, "if (lane == 0%s) ", cuda_meets_apart(s) ? " && own" : "");
     print_combine(s, i, to, emit_name(e, inst->src[0]));
-}
-
-/* A value that all rows share, of the elements from `base` on: no packs and no row are at hand. */
-void cuda_print_invariant(const cuda_shape *s, int i) {
-    emitter *e = s->e;
-    const ml_inst *inst = &e->ir->inst[i];
-    if (inst->kind != ML_INST_LOAD) {
-        emit_value(e, &e->text, i);
-        return;
-    }
-    const ml_operand *operand = &e->ir->operand[inst->operand];
-    const char *type = emit_compute_type((ml_dtype)inst->dtype);
-    ml_text_add(&e->text, "const %s v%d = %s(o%d[0", type, i,
-                operand->dtype == ML_BF16 ? "ml_load_bf16"
-                                          : ml_arena_format(e->arena, "(%s)", type),
-                inst->operand);
-    emit_offset(e, &e->text, operand, e->ir->row_loops, e->inner, -1);
-    if (inst->index != ML_NO_INST) ml_text_add(&e->text, " + %s", emit_name(e, inst->index));
-    ml_text_add(&e->text, "]);\n");
 }
 
 /* h is the value times 2^15. */
@@ -413,50 +397,45 @@ static void print_partial_start(const cuda_shape *s, int i) {
 }
 
 /* A chunk's column results: the teams' registers are combined in order through shared memory,
- * which all reductions of a type share. */
+ * which all of them use in turn, and written side by side. */
 static void print_column_end(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     const char *type = emit_compute_type((ml_dtype)inst->dtype);
-    const char *m = ml_arena_format(e->arena, "columns_%s", ml_dtypes[inst->dtype].suffix);
-    int threads = cuda_threads(s);
+    int threads = cuda_threads(s), width = s->team * s->vec;
     if (!s->in_registers) return;
+    const char *to =
+        ml_arena_format(e->arena, "o%d[chunk * %lldLL + c", inst->operand, (long long)e->columns);
     cuda_print_pack_loop(s);
-    ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++)\n", s->vec);
-    const char *to = ml_arena_format(e->arena, "o%d[chunk * %lldLL + c + k]", inst->operand,
-                                     (long long)e->columns);
     if (s->teams == 1) {
-        ml_text_add(&e->text, "%s = c%d[it * %d + k];\n}\n}\n", to, i, s->vec);
+        ml_text_add(
+            &e->text,
+            "#pragma unroll\nfor (int k = 0; k < %d; k++)\n%s + k] = c%d[it * %d + k];\n}\n}\n",
+            s->vec, to, i, s->vec);
         return;
     }
-    ml_text_add(&e->text, "%s[k * %d + threadIdx.x] = c%d[it * %d + k];\n}\n__syncthreads();\n", m,
-                threads, i, s->vec);
+    const char *part =
+        ml_arena_format(e->arena, "((%s *)columns)[(team * %d + lane) * %d", type, s->team, s->vec);
     ml_text_add(&e->text,
-                "if (team == 0 && c < %lld) {\nfor (int k = 0; k < %d; k++) {\n%s sum = %s[k * %d "
-                "+ lane];\nfor (int other = 1; other < %d; other++) {\n",
-                (long long)e->columns, s->vec, type, m, threads, s->teams);
+                "ml_pack<%s, %d> part;\n#pragma unroll\nfor (int k = 0; k < %d; k++) part.e[k] = "
+                "c%d[it * %d + k];\nml_store_pack<%s, %d>(&%s], part);\n}\n__syncthreads();\n",
+                type, s->vec, s->vec, i, s->vec, type, s->vec, part);
+    ml_text_add(&e->text,
+                "for (int j = threadIdx.x; j < %d; j += %d) {\nconst %s c = (%s)%s * %d + j;\n"
+                "%s sum = ((%s *)columns)[j];\nfor (int other = 1; other < %d; other++) {\n",
+                width, threads, s->column_integer, s->column_integer, s->tiled ? "tile" : "it",
+                width, type, type, s->teams);
     print_combine(s, i, "sum",
-                  ml_arena_format(e->arena, "%s[k * %d + other * %d + lane]", m, threads, s->team));
-    ml_text_add(&e->text, "}\n%s = sum;\n}\n}\n__syncthreads();\n}\n", to);
-}
-
-/* The shared memory that column results need, once for each type. */
-static void print_column_memory(const cuda_shape *s) {
-    emitter *e = s->e;
-    bool declared[ML_DTYPE_COUNT] = {false};
-    for (int i = 0; i < e->ir->inst_count && s->in_registers && s->teams > 1; i++) {
-        const ml_inst *inst = &e->ir->inst[i];
-        ml_dtype dtype = cuda_column_dtype(inst);
-        if (!cuda_is_column(s, inst) || declared[dtype]) continue;
-        declared[dtype] = true;
-        ml_text_add(&e->text, "__shared__ %s columns_%s[%d];\n", emit_compute_type(dtype),
-                    ml_dtypes[dtype].suffix, cuda_threads(s) * s->vec);
-    }
+                  ml_arena_format(e->arena, "((%s *)columns)[other * %d + j]", type, width));
+    ml_text_add(&e->text, "}\nif (c < %lld) %s] = sum;\n}\n__syncthreads();\n}\n",
+                (long long)e->columns, to);
 }
 
 static void print_partials(const cuda_shape *s, bool start) {
     emitter *e = s->e;
-    if (!start) print_column_memory(s);
+    if (!start && cuda_column_bytes(s) > 0)
+        ml_text_add(&e->text, "__shared__ uint4 columns[%lld];\n",
+                    (long long)(cuda_column_bytes(s) + 15) / 16);
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
         if (!ml_inst_reduces_partly(inst)) continue;
@@ -548,34 +527,61 @@ static void print_elements(const cuda_shape *s) {
     print_partials(s, false);
 }
 
+static void print_lanes(const cuda_shape *s) {
+    ml_text *out = &s->e->text;
+    if (s->apart > 1)
+        ml_text_add(out,
+                    "const int lane = threadIdx.x / 32 %% %d * %d + threadIdx.x %% 32 / %d, "
+                    "team = threadIdx.x / %d * %d + threadIdx.x %% %d;\n",
+                    s->warps, CUDA_WARP / s->apart, s->apart, s->warps * CUDA_WARP, s->apart,
+                    s->apart);
+    else
+        ml_text_add(out, "const int lane = threadIdx.x %% %d, team = threadIdx.x / %d;\n", s->team,
+                    s->team);
+}
+
+/* This team's row of those from `first` on; where there is none, the last one's. */
+static void print_own_row(const cuda_shape *s, const char *first, const char *end) {
+    ml_text_add(
+        &s->e->text,
+        "const bool own = %s + team < %s;\nconst %s row = (%s)(own ? %s + team : %s - 1);\n", first,
+        end, s->integer, s->integer, first, end);
+}
+
+static void print_single_row(const cuda_shape *s) {
+    const char *first =
+        ml_arena_format(s->e->arena, "(%s)%s * %d", s->integer, block_text(s), s->teams);
+    if (cuda_meets_apart(s))
+        print_own_row(s, first, "a.s[0]");
+    else
+        ml_text_add(&s->e->text, "const %s row = %s + team;\nif (row >= a.s[0]) return;\n",
+                    s->integer, first);
+    cuda_print_step(s);
+    print_row(s);
+}
+
 static void print_rows(const cuda_shape *s) {
     emitter *e = s->e;
     bool turns = cuda_takes_turns(s);
-    if (s->apart > 1)
-        ml_text_add(&e->text,
-                    "const int lane = threadIdx.x / %d %% %d, team = threadIdx.x / %d * %d + "
-                    "threadIdx.x %% %d;\n",
-                    s->apart, s->team, s->team * s->apart, s->apart, s->apart);
-    else
-        ml_text_add(&e->text, "const int lane = threadIdx.x %% %d, team = threadIdx.x / %d;\n",
-                    s->team, s->team);
+    print_lanes(s);
     if (!s->chunked) {
-        ml_text_add(&e->text, "const %s row = (%s)%s * %d + team;\nif (row >= a.s[0]) return;\n",
-                    s->integer, s->integer, block_text(s), s->teams);
-        cuda_print_step(s);
-        print_row(s);
+        print_single_row(s);
         return;
     }
     print_chunk(s);
     cuda_print_start(s);
     if (turns) ml_text_add(&e->text, "int turn = 0;\n");
-    ml_text_add(&e->text, "for (%s row = low + team; row < high; row += %d) {\n", s->integer,
-                s->teams);
+    const char *index = cuda_meets_apart(s) ? "first" : "row";
+    ml_text_add(&e->text, "for (%s %s = low%s; %s < high; %s += %d) {\n", s->integer, index,
+                cuda_meets_apart(s) ? "" : " + team", index, index, s->teams);
+    if (cuda_meets_apart(s)) print_own_row(s, "first", "high");
     cuda_print_step(s);
     print_row(s);
     cuda_print_row_end(s);
     if (turns)
         ml_text_add(&e->text, "turn = %d - turn;\n", s->teams * CUDA_WARP);
+    else if (cuda_meets_apart(s))
+        ml_text_add(&e->text, "__syncthreads();\n");
     else if (e->stages > 1 && s->team > CUDA_WARP)
         ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
     ml_text_add(&e->text, "}\n");

@@ -25,6 +25,7 @@ typedef struct {
     bool elementwise, chunked, tiled;
     int vec, team, teams, packs;
     int apart;      /* threads of a team lie so many apart: neighbours have neighbouring rows */
+    int warps;      /* then: that share a team; where several do, whole blocks meet for results */
     int64_t chunks; /* blocks that walk rows, where chunked */
     bool unroll;    /* the loop over packs is unrolled, so that arrays live in registers */
     const char *integer;        /* type of indices: int where they fit, else long long */
@@ -63,7 +64,8 @@ void cuda_choose_shape(cuda_shape *s);
 /* Whether instruction i reads a pack in this pass. */
 bool cuda_reads_pack(const cuda_shape *s, int stage, int i, int pack);
 bool cuda_is_column(const cuda_shape *s, const ml_inst *inst); /* a COLUMN partial */
-ml_dtype cuda_column_dtype(const ml_inst *inst);         /* what a COLUMN partial is summed in */
+ml_dtype cuda_column_dtype(const ml_inst *inst); /* what a COLUMN partial is summed in */
+int64_t cuda_column_bytes(const cuda_shape *s);
 bool cuda_is_row_partial(const cuda_shape *s, int inst); /* an ALL partial, once a row */
 /* Whether a STORE moves whole packs. */
 bool cuda_stores_pack(const cuda_shape *s, int inst);
@@ -96,6 +98,7 @@ void cuda_print_online_get(const cuda_shape *s);
 /* Of emit_cuda_team.c. "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
 const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
 bool cuda_takes_turns(const cuda_shape *s);
+bool cuda_meets_apart(const cuda_shape *s); /* threads without a row come along, but for effects */
 void cuda_print_row_results(const cuda_shape *s, int stage);
 /* Of emit_cuda_index.c. The offset of an access over the loops inside the row; at pack level the
  * innermost index is that of the pack's first element. */
@@ -106,7 +109,6 @@ void cuda_print_pointers(const cuda_shape *s);
 /* Of emit_cuda.c. */
 void cuda_print_pack_loop(const cuda_shape *s);
 ml_dtype cuda_accumulator_dtype(const cuda_shape *s, int inst); /* of a REDUCE */
-void cuda_print_invariant(const cuda_shape *s, int inst);
 void cuda_print_accumulators(const cuda_shape *s, int stage);
 void cuda_print_pack_load(const cuda_shape *s, int pack, const char *to);
 void cuda_print_columns_outside(const cuda_shape *s, int stage); /* loops around the packs' */

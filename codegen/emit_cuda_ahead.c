@@ -92,6 +92,47 @@ static void print_next(const cuda_shape *s, const char *row) {
     ml_text_add(&e->text, "}\n}\n");
 }
 
+/* Where an operand that all rows share lies for the element (or pack) at `base`: no row is at hand.
+ */
+static const char *invariant_text(const cuda_shape *s, int i, bool whole_pack) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    ml_text text = {.arena = e->arena};
+    ml_text_add(&text, "o%d + (0", inst->operand);
+    emit_offset(e, &text, &e->ir->operand[inst->operand], e->ir->row_loops, e->inner,
+                whole_pack ? e->inner : -1);
+    if (inst->index != ML_NO_INST) ml_text_add(&text, " + %s", emit_name(e, inst->index));
+    ml_text_add(&text, whole_pack ? " + base)" : ")");
+    return text.text;
+}
+
+static void print_invariant_pack(const cuda_shape *s, int i) {
+    const char *type = memory_type(s, i);
+    ml_text_add(&s->e->text, "ml_pack<%s, %d> q%d = ml_load_pack<%s, %d>(%s);\n", type, s->vec, i,
+                type, s->vec, invariant_text(s, i, true));
+}
+
+/* A value that all rows share, of the elements from `base` on. */
+static void print_invariant(const cuda_shape *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (inst->kind != ML_INST_LOAD) {
+        emit_value(e, &e->text, i);
+        return;
+    }
+    const char *type = emit_compute_type((ml_dtype)inst->dtype);
+    bool bf16 = e->ir->operand[inst->operand].dtype == ML_BF16;
+    ml_text_add(&e->text, "const %s v%d = ", type, i);
+    if (s->pack[i] >= 0 && bf16)
+        ml_text_add(&e->text, "ml_unpack(q%d, k);\n", s->pack[i]);
+    else if (s->pack[i] >= 0)
+        ml_text_add(&e->text, "(%s)q%d.e[k];\n", type, s->pack[i]);
+    else
+        ml_text_add(&e->text, "%s(*(%s));\n",
+                    bf16 ? "ml_load_bf16" : ml_arena_format(e->arena, "(%s)", type),
+                    invariant_text(s, i, false));
+}
+
 /* Values that are the same for all rows. */
 static void print_hoisted(const cuda_shape *s) {
     emitter *e = s->e;
@@ -105,11 +146,13 @@ static void print_hoisted(const cuda_shape *s) {
     }
     if (!any) return;
     cuda_print_pack_loop(s);
+    for (int i = 0; i < ir->inst_count; i++)
+        if (s->invariant[i] && s->pack[i] == i) print_invariant_pack(s, i);
     ml_text_add(&e->text, "#pragma unroll\nfor (int k = 0; k < %d; k++) {\n", s->vec);
     ml_text_add(&e->text, "const %s i%d = base + k;\n", s->column_integer, e->inner);
     for (int i = 0; i < ir->inst_count; i++) {
         if (!s->invariant[i]) continue;
-        cuda_print_invariant(s, i);
+        print_invariant(s, i);
         if (s->hoisted[i]) ml_text_add(&e->text, "h%d[it * %d + k] = v%d;\n", i, s->vec, i);
     }
     ml_text_add(&e->text, "}\n}\n}\n");
@@ -149,19 +192,22 @@ void cuda_print_refill(const cuda_shape *s, int pack, int stage) {
                 cuda_staged_text(s, pack, "slot"), pack, rest);
 }
 
+/* The first rows' copies are under way before anything waits for what all rows share. */
 void cuda_print_start(const cuda_shape *s) {
     emitter *e = s->e;
-    print_hoisted(s);
     declare_held(s);
+    if (s->slots == 1) print_copies(s, "low + team", "slot");
+    for (int i = 1; s->online >= 0 && i < cuda_groups(s); i++) cuda_print_commit(s);
+    if (s->slots > 1) {
+        ml_text_add(&e->text, "int slot = 0;\nfor (int fill = 0; fill < %d; fill++) {\n",
+                    s->slots - 1);
+        print_copies(s, ml_arena_format(e->arena, "low + team + fill * %d", s->teams), "fill");
+        ml_text_add(&e->text, "}\n");
+    }
     for (int i = 0; i < e->ir->inst_count; i++)
         if (s->next[i]) ml_text_add(&e->text, "%s n%d = {};\n", memory_type(s, i), i);
     print_next(s, "low + team");
-    if (s->slots == 1) print_copies(s, "low + team", "slot");
-    for (int i = 1; s->online >= 0 && i < cuda_groups(s); i++) cuda_print_commit(s);
-    if (s->slots < 2) return;
-    ml_text_add(&e->text, "int slot = 0;\nfor (int fill = 0; fill < %d; fill++) {\n", s->slots - 1);
-    print_copies(s, ml_arena_format(e->arena, "low + team + fill * %d", s->teams), "fill");
-    ml_text_add(&e->text, "}\n");
+    print_hoisted(s);
 }
 
 void cuda_print_step(const cuda_shape *s) {

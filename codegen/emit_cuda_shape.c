@@ -8,6 +8,7 @@ enum {
     ELEMENT_THREADS = 256,
     ROW_THREADS = 128,   /* of a block of several small teams */
     CHUNK_THREADS = 512, /* chunks are few, so each gets many threads */
+    SUMS_THREADS = 768,  /* where sums of columns leave no room for a second block */
     MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads */
     ROW_REGISTERS = 80,  /* that a row's elements may take of a thread, likewise */
     FEW_ROWS = 256,
@@ -22,9 +23,14 @@ enum {
     HELD_REGISTERS = 16,        /* for the rest of rows that shared memory has no room for */
     MAX_SLOTS = 4,
     TWO_BLOCKS_THREADS = 640,
-    APART = 4,           /* rows side by side */
-    APART_TEAM = 8,      /* threads of each: APART * APART_TEAM is a warp */
-    WALK_LANES = 128,    /* shorter rows without sums of columns do as well by themselves */
+    APART_FEW = 8,    /* rows side by side: as many elements as memory moves at least */
+    APART_WARPS = 16, /* that share such rows, if they are long enough */
+    APART_LEAST = 2,  /* elements of a thread then */
+    CHUNK_APART_WARPS = 4,
+    CHUNK_APART_LEAST = 16,
+    WALK_LANES = 128,    /* shorter rows without sums of columns do as well by themselves ... */
+    WALK_REGISTERS = 48, /* ... and those whose loads take no more of a thread */
+    WALK_BLOCKS = 8,     /* a multiprocessor: most of them wait for their turn */
     TILE_THREADS = 1536, /* of a multiprocessor, of tiles */
     LEAST_TILE_TEAMS = 4,
     TILE_ROUNDS = 6,         /* rows that a team of a tile should have */
@@ -171,18 +177,15 @@ double cuda_column_registers(const cuda_shape *s, double *accumulators) {
     return packs + *accumulators;
 }
 
-/* Shared memory in which the teams' column results of one round meet: an array for each type. */
-static int64_t column_bytes(const cuda_shape *s) {
+/* Shared memory in which the teams' column results of one round meet, one sum after the other. */
+int64_t cuda_column_bytes(const cuda_shape *s) {
     const ml_kernel_ir *ir = s->e->ir;
-    bool counted[ML_DTYPE_COUNT] = {false};
-    int64_t bytes = 0;
+    int64_t most = 0;
     for (int i = 0; i < ir->inst_count; i++) {
-        ml_dtype dtype = cuda_column_dtype(&ir->inst[i]);
-        if (!cuda_is_column(s, &ir->inst[i]) || counted[dtype]) continue;
-        counted[dtype] = true;
-        bytes += (int64_t)cuda_threads(s) * s->vec * ml_dtypes[dtype].bytes;
+        int64_t bytes = ml_dtypes[cuda_column_dtype(&ir->inst[i])].bytes;
+        if (cuda_is_column(s, &ir->inst[i]) && bytes > most) most = bytes;
     }
-    return s->in_registers && s->teams > 1 ? bytes : 0;
+    return s->in_registers && s->teams > 1 ? most * cuda_threads(s) * s->vec : 0;
 }
 
 static int round_up_power(int64_t n) {
@@ -196,15 +199,16 @@ static int at_most(int64_t n, int most) {
 }
 
 /* Threads of a row of more than a warp's worth of packs: of all numbers of packs a thread may have,
- * the one that leaves the fewest lanes without work; of equals the most packs, since one warp needs
- * no barriers and a few need few. */
-static int choose_lanes(int64_t packs, int64_t most) {
+ * the one that leaves the fewest lanes without work, where each warp counts as much as `warp` lanes
+ * of 32: others wait for it; of equals the most packs. */
+static int choose_lanes(int64_t packs, int64_t most, int warp) {
     int best = CUDA_MAX_THREADS;
     double best_share = 0;
     for (int64_t each = most < 1 ? 1 : most; each >= 1; each--) {
         int64_t team = ((packs + each - 1) / each + CUDA_WARP - 1) / CUDA_WARP * CUDA_WARP;
         int64_t rounds = (packs + team - 1) / team;
         double share = (double)packs / (double)(team * rounds);
+        share /= 1 + (double)warp * (double)team / (CUDA_WARP * CUDA_WARP);
         if (team > CUDA_MAX_THREADS || share < best_share + 0.01) continue;
         best = (int)team;
         best_share = share;
@@ -224,10 +228,12 @@ static void choose_team(cuda_shape *s) {
     if (s->tiled || packs <= CUDA_WARP)
         s->team = round_up_power(at_most(packs, CUDA_WARP));
     else
-        s->team = choose_lanes(packs, (int64_t)elements / s->vec);
+        s->team = choose_lanes(packs, (int64_t)elements / s->vec, 1);
     s->packs = s->tiled ? 1 : (int)((packs + s->team - 1) / s->team);
     s->unroll = s->packs <= MAX_UNROLLED;
-    int threads = s->chunked ? CHUNK_THREADS : ROW_THREADS;
+    int threads = !s->chunked                     ? ROW_THREADS
+                  : accumulators > 0 && !s->tiled ? SUMS_THREADS
+                                                  : CHUNK_THREADS;
     s->teams = s->team < threads ? threads / s->team : 1;
     if (s->teams > 15 && s->team > CUDA_WARP) s->teams = 15; /* 16 barriers a block */
     while (s->teams / 2 >= rows && cuda_threads(s) / 2 >= CUDA_WARP) s->teams /= 2;
@@ -235,7 +241,7 @@ static void choose_team(cuda_shape *s) {
         s->teams /= 2;
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
     if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
-    while (column_bytes(s) > COLUMN_BYTES) s->teams /= 2;
+    while (cuda_column_bytes(s) > COLUMN_BYTES) s->teams /= 2;
 }
 
 /* Whether a load can be issued before the columns' loops are entered. */
@@ -382,44 +388,59 @@ bool cuda_rows_follow(const cuda_shape *s) {
 }
 
 /* Rows whose elements lie far apart, beside those of the next row: where chunks' sums are added up,
- * say. Four rows side by side then, so that what a warp reads at once lies together. */
+ * say. Rows side by side then, so that what a warp reads at once lies together: a warp's worth
+ * where there are many, few where threads are what lacks. */
 static bool choose_apart(cuda_shape *s) {
     const emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     int beside = ir->row_loops - 1, found = 0;
-    bool fits = s->vec == 1 && !s->tiled && e->columns >= 4 * APART_TEAM && beside >= 0 &&
-                ir->size[beside] >= APART;
+    bool stores = false, fits = s->vec == 1 && !s->tiled && e->columns >= CUDA_WARP &&
+                                beside >= 0 && ir->size[beside] >= APART_FEW;
     for (int i = 0; i < ir->inst_count && fits; i++) {
         const ml_inst *inst = &ir->inst[i];
         const int64_t *stride = ir->operand[inst->operand].stride;
         bool argmax = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_ARGMAX;
         if (argmax || cuda_is_column(s, inst)) fits = false;
+        if (inst->kind == ML_INST_STORE && e->place[i] == e->inner) stores = true;
         if (inst->kind != ML_INST_LOAD || e->place[i] != e->inner) continue;
         if (is_cached(s, inst) && stride[e->inner] == 0) continue;
         fits = fits && stride[beside] == 1 && stride[e->inner] != 1;
         found++;
     }
     if (!fits || found == 0) return false;
-    s->apart = APART;
-    s->team = APART_TEAM;
-    s->teams = ROW_THREADS / APART_TEAM;
+    bool many = s->chunked && e->rows / s->chunks >= APART_FEW * 2;
+    int64_t least = many ? CHUNK_APART_LEAST : APART_LEAST;
+    s->apart = many ? CUDA_WARP : APART_FEW;
+    s->team = CUDA_WARP / s->apart;
+    for (s->warps = 1; !stores && s->warps < (many ? CHUNK_APART_WARPS : APART_WARPS) &&
+                       e->columns >= 2 * s->team * least;) {
+        s->warps *= 2;
+        s->team *= 2;
+    }
+    s->teams = s->apart;
+    while (cuda_threads(s) < ROW_THREADS) s->teams *= 2;
     s->packs = (int)((e->columns + s->team - 1) / s->team);
     s->unroll = s->packs <= MAX_UNROLLED;
     s->in_registers = true;
     return true;
 }
 
-/* Rows that need nothing from each other are walked by a few blocks all the same where they take
- * several passes each: what a row waits for is under way while others are worked on. */
+/* Rows of several passes that are too much for registers are walked by blocks although they need
+ * nothing from each other: what a row waits for is under way while others are worked on. There are
+ * more blocks than run at once, since multiprocessors differ in what memory gives them. */
 static bool choose_walk(cuda_shape *s) {
-    const ml_kernel_ir *ir = s->e->ir;
+    int64_t processors = s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132;
+    double accumulators;
     if (s->chunked || s->e->stages < 3) return false;
+    if (cuda_column_registers(s, &accumulators) * MAX_ELEMENTS <= WALK_REGISTERS) return false;
     s->chunked = true;
-    s->chunks = 2 * (s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132);
-    choose_team(s);
-    if (cuda_rows_follow(s) && s->unroll && s->team >= WALK_LANES) return true;
+    for (int blocks = WALK_BLOCKS; blocks > 1; blocks /= 2) {
+        s->chunks = blocks * processors;
+        choose_team(s);
+        if (cuda_rows_follow(s) && s->unroll && s->team >= WALK_LANES) return true;
+    }
     s->chunked = false;
-    s->chunks = ir->chunks;
+    s->chunks = 0;
     return false;
 }
 
@@ -431,7 +452,10 @@ static int blocks_together(const cuda_shape *s) {
 /* Rows of a chunk follow each other: while one is worked on the next ones are under way. */
 static void stage_ahead(cuda_shape *s) {
     if (!cuda_rows_follow(s)) return;
-    stage_rows(s, false, most_shared(s) / blocks_together(s) - column_bytes(s), 2);
+    int64_t all = most_shared(s), part = all / blocks_together(s);
+    bool alone = cuda_threads(s) > TWO_BLOCKS_THREADS;
+    if (stage_rows(s, false, part - cuda_column_bytes(s), 2) || !alone) return;
+    stage_rows(s, false, all - cuda_column_bytes(s), 2);
 }
 
 /* Long rows do not fit in registers. Packs that several passes need are kept in shared memory: one
@@ -440,15 +464,12 @@ static void stage_ahead(cuda_shape *s) {
 static bool choose_shared(cuda_shape *s) {
     emitter *e = s->e;
     cuda_shape before = *s;
-    double accumulators;
     int64_t packs = (e->columns + s->vec - 1) / s->vec;
-    cuda_column_registers(s, &accumulators);
-    if (accumulators > 0) return false;
     s->teams = 1;
     s->unroll = false;
     for (int least = 1; least >= 0; least--) {
         int threads = least == 1 ? LONG_ROW_THREADS : LONGEST_ROW_THREADS;
-        s->team = choose_lanes(packs, (packs + threads - 1) / threads);
+        s->team = choose_lanes(packs, (packs + threads - 1) / threads, 0);
         s->packs = (int)((packs + s->team - 1) / s->team);
         if (stage_rows(s, true, least == 1 ? SHARED_BYTES : most_shared(s), least)) return true;
     }
@@ -489,6 +510,9 @@ static void move_to_shared(cuda_shape *s) {
     emitter *e = s->e;
     size_t count = (size_t)e->ir->inst_count;
     bool *cached = s->cached, *buffered = e->buffered;
+    double accumulators;
+    cuda_column_registers(s, &accumulators);
+    if (accumulators > 0) return; /* those stay in registers whatever the rest does */
     s->cached = ML_NEW_ARRAY(e->arena, bool, count + 1);
     e->buffered = ML_NEW_ARRAY(e->arena, bool, count + 1);
     memset(s->invariant, 0, count * sizeof(bool));
@@ -517,7 +541,11 @@ static void choose_elements(cuda_shape *s) {
 static void choose_blocks(cuda_shape *s) {
     double accumulators;
     cuda_column_registers(s, &accumulators);
-    if (s->slots == 0 || s->resident < s->packs || cuda_threads(s) > TWO_BLOCKS_THREADS) return;
+    if (s->slots == 0 || s->resident < s->packs) return;
+    if (cuda_threads(s) > TWO_BLOCKS_THREADS) {
+        s->blocks = 1;
+        return;
+    }
     if (accumulators * s->vec * s->packs <= CUDA_TWO_BLOCKS_SUMS) s->blocks = blocks_together(s);
 }
 

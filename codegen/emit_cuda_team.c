@@ -40,9 +40,39 @@ const char *cuda_reduction_text(const cuda_shape *s, int i, int team) {
  * one row need not wait for those that still read the row before's. */
 bool cuda_takes_turns(const cuda_shape *s) {
     const ml_kernel_ir *ir = s->e->ir;
+    if (s->apart > 1) return false;
     for (int i = 0; i < ir->inst_count; i++)
         if (ml_inst_reduces_row(&ir->inst[i]) && ir->inst[i].op == ML_OP_ARGMAX) return false;
     return s->chunked && s->e->stages > 1 && s->team > CUDA_WARP;
+}
+
+bool cuda_meets_apart(const cuda_shape *s) {
+    return s->apart > 1 && s->warps > 1;
+}
+
+/* The results of one stage of teams whose threads lie apart in several warps. */
+static void print_apart_results(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    for (int get = 0; get < 2; get++) {
+        for (int i = 0; i < e->ir->inst_count; i++) {
+            const ml_inst *inst = &e->ir->inst[i];
+            if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+            const char *type = emit_compute_type(cuda_accumulator_dtype(s, i));
+            const char *combine = combine_name(inst);
+            if (get)
+                ml_text_add(&e->text, "const %s v%d = ml_apart_get<%s, %d>(m%d + team * %d);\n",
+                            emit_compute_type((ml_dtype)inst->dtype), i, combine, s->warps, i,
+                            s->warps);
+            else
+                ml_text_add(&e->text,
+                            "__shared__ %s m%d[%d];\n"
+                            "ml_apart_put<%d>(ml_apart_reduce<%s, %d>(a%d), m%d + team * %d + "
+                            "threadIdx.x / 32 %% %d);\n",
+                            type, i, s->teams * s->warps, s->apart, combine, s->apart, i, i,
+                            s->warps, s->warps);
+        }
+        if (!get) ml_text_add(&e->text, "__syncthreads();\n");
+    }
 }
 
 /* The results of one stage of teams of several warps, which meet once for all of them. */
@@ -86,8 +116,8 @@ void cuda_print_row_results(const cuda_shape *s, int stage) {
         any = true;
         argmax = argmax || inst->op == ML_OP_ARGMAX;
     }
-    if (any && !argmax && s->team > CUDA_WARP) {
-        print_team_results(s, stage);
+    if (any && !argmax && (cuda_meets_apart(s) || s->team > CUDA_WARP)) {
+        (cuda_meets_apart(s) ? print_apart_results : print_team_results)(s, stage);
         return;
     }
     for (int i = 0; i < e->ir->inst_count; i++) {

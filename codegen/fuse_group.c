@@ -365,10 +365,11 @@ static ml_dtype compute_dtype(ml_dtype dtype) {
 }
 
 /* A reduction over rows ends in another kernel, which adds up the chunks. */
-static void place_finish(lowering *l, uint32_t id, ml_ref n) {
+static void place_finish(lowering *l, uint32_t id, ml_ref n, ml_scope scope) {
     lower_group *group = &l->groups.at[id];
     const ml_type *type = ml_graph_type(l->g, n);
-    if (group->chunks == 0) group->chunks = fuse_chunks(l, fuse_rows(group), fuse_columns(group));
+    if (group->chunks == 0)
+        group->chunks = fuse_chunks(l, fuse_rows(group), fuse_columns(group), scope);
     l->info[n].partial_group = id;
     lower_root finish = {.kind = LOWER_ROOT_FINISH, .node = n};
     finish.space.dtype = (uint8_t)compute_dtype((ml_dtype)type->dtype);
@@ -397,7 +398,8 @@ uint32_t fuse_place(lowering *l, lower_root *root) {
         if (!access->partial) note_reader(l, access->node, id);
         fuse_producers(l, access->node, access->partial, seal, l);
     }
-    if (own->kind == LOWER_ROOT_REDUCE && scope != ML_SCOPE_ROW) place_finish(l, id, own->node);
+    if (own->kind == LOWER_ROOT_REDUCE && scope != ML_SCOPE_ROW)
+        place_finish(l, id, own->node, scope);
     return id;
 }
 

@@ -27,10 +27,13 @@ int64_t fuse_columns(const lower_group *group) {
     return product(group, group->committed ? group->row_digits : group->digits, group->digits);
 }
 
-int64_t fuse_chunks(const lowering *l, int64_t rows, int64_t columns) {
-    int64_t most = l->target->kind == ML_TARGET_CUDA
-                       ? 2 * (l->target->multiprocessors > 0 ? l->target->multiprocessors : 132)
-                       : C_CHUNKS;
+/* Sums of columns take so many registers that a multiprocessor holds one block, and each chunk's
+ * are written and read again: there is one for each multiprocessor. */
+int64_t fuse_chunks(const lowering *l, int64_t rows, int64_t columns, ml_scope scope) {
+    int64_t processors = l->target->multiprocessors > 0 ? l->target->multiprocessors : 132;
+    int64_t most = l->target->kind != ML_TARGET_CUDA ? C_CHUNKS
+                   : scope == ML_SCOPE_COLUMN        ? processors
+                                                     : 2 * processors;
     int64_t worth = rows * columns / CHUNK_WORK;
     /* partial results must stay small beside what is read */
     if (worth > rows / 8) worth = rows / 8;

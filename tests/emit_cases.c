@@ -235,13 +235,13 @@ static void column_sums_mixed(ir_kernel *k, int64_t rows, int64_t columns, ml_dt
 }
 
 /* What ends a reduction over chunks: rows of elements that lie far apart. */
-static void strided_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+static void strided(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype, int chunks) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
-    k->ir.chunks = 3;
+    k->ir.chunks = chunks;
     int x = ir_operand(k, dtype, (int64_t[]){1, rows}, false);
     int y = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true),
         most = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true);
-    int squares = ir_partial(k, ML_F32, false);
+    int squares = chunks > 0 ? ir_partial(k, ML_F32, false) : 0;
     k->level = ML_LEVEL_ELEMENT;
     int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
     int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, v, 0);
@@ -250,7 +250,16 @@ static void strided_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype d
     k->phase = 1;
     ir_store(k, y, sum);
     ir_store(k, most, largest);
+    if (chunks == 0) return;
     ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_MUL, sum, sum), squares);
+}
+
+static void strided_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    strided(k, rows, columns, dtype, 3);
+}
+
+static void strided_alone(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    strided(k, rows, columns, dtype, 0);
 }
 
 /* Whether any element of a row is not 0. */
@@ -357,6 +366,8 @@ static const kernel_case cases[] = {
     {"column sums of several types", column_sums_mixed, 70, 512, ML_BF16, 1e-5},
     {"rows of strided elements", strided_rows, 50, 264, ML_F32, 2e-5},
     {"rows of strided elements bf16", strided_rows, 37, 33, ML_BF16, 2e-5},
+    {"rows of strided elements, rounds", strided_rows, 200, 264, ML_F32, 2e-5},
+    {"rows of strided elements alone", strided_alone, 45, 132, ML_F32, 2e-5},
     {"any of bf16", any, 11, 64, ML_BF16, 0},
     {"argmax 3", argmax, 11, 3, ML_F32, 0},
     {"argmax 40", argmax, 11, 40, ML_F32, 0},

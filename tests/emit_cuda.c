@@ -18,7 +18,9 @@ static long declared_shared(const char *source) {
     char type[32];
     for (const char *at = source; (at = strstr(at, "\n__shared__ ")) != NULL; at++)
         if (sscanf(at, "\n__shared__ %31s %*[a-z0-9_ ][%ld]", type, &count) == 2)
-            bytes += count * (strcmp(type, "double") == 0 || strcmp(type, "long") == 0 ? 8 : 4);
+            bytes += count * (strcmp(type, "uint4") == 0                                 ? 16
+                              : strcmp(type, "double") == 0 || strcmp(type, "long") == 0 ? 8
+                                                                                         : 4);
     return bytes;
 }
 
