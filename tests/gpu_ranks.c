@@ -107,17 +107,21 @@ static void gpu_ranks_copies(process_room *room) {
         if (!said || strstr(said, "peer: 0 of")) test_fail("no copies of %s", arguments);
     }
 }
-/* One of those that copy dies: the other one does not wait for it for ever. */
+/* One of those that copy dies, along one mesh axis or two: the others do not wait for it for ever.
+ */
 static void gpu_ranks_copies_fault(process_room *room) {
-    if (gpus() < 2) return;
-    process_result r = process_shell(
-        room, PROCESS_ANY_CODE,
-        "MLUA_PEER=1 MLUA_TIMEOUT=4 timeout 60 $MLUA run $ROOT/models/gpt.lua --device cuda -n 2 "
-        "--mesh dp=2 layout=fsdp layers=2 embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 "
-        "steps=1000000 & sleep %d; kill -KILL $(pgrep -P $(pgrep -P $!) | tail -n 1); wait $!",
-        getenv("EMULATOR") ? 6 : 12);
-    process_expect(&r, "rank 1");
-    CHECK(r.code != 0 && r.code != 124 && r.seconds < 40);
+    static const char *const layouts[] = {"-n 2 --mesh dp=2 layout=fsdp", "-n 4 --mesh dp=2,tp=2"};
+    for (int i = 0; i < 2; i++) {
+        if (gpus() < 2 + 2 * i) return;
+        process_result r = process_shell(
+            room, PROCESS_ANY_CODE,
+            "MLUA_PEER=1 MLUA_TIMEOUT=4 timeout 60 $MLUA run $ROOT/models/gpt.lua --device cuda %s "
+            "layers=2 embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 steps=1000000 & sleep %d; "
+            "kill -KILL $(pgrep -P $(pgrep -P $!) | tail -n 1); wait $!",
+            layouts[i], getenv("EMULATOR") ? 6 : 12);
+        process_expect(&r, i ? "rank 3" : "rank 1");
+        CHECK(r.code != 0 && r.code != 124 && r.seconds < 40);
+    }
 }
 TEST(gpu_ranks, copies) {
     process_in_room(gpu_ranks_copies);
