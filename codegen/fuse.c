@@ -270,6 +270,33 @@ static ml_ref narrow_of(const lowering *l, ml_ref n) {
     return narrow && map && l->info[source].role == LOWER_INLINE ? source : n;
 }
 
+/* Whether n, behind movements and sums over ranks, is the largest or smallest of some values. */
+static bool is_extreme(const lowering *l, ml_ref n) {
+    for (;;) {
+        const ml_node *node = ml_graph_node(l->g, n);
+        if (node->op == ML_OP_MAX || node->op == ML_OP_MIN) return true;
+        bool moves = ml_ops[node->op].op_class == ML_CLASS_MOVE && node->source_count == 1;
+        if (!moves && node->op != ML_OP_ALL_REDUCE) return false;
+        n = ml_graph_source(l->g, n, 0);
+    }
+}
+
+/* Values that are compared with the largest of them, as the gradient of MAX does, are computed
+ * once: a compiler may round a product and a sum together in one kernel and apart in another, and
+ * then none would be the largest. */
+static void keep_compared(const lowering *l, bool *compared) {
+    for (ml_ref n = 1; n < l->count; n++) {
+        if (!l->info[n].reached || ml_graph_node(l->g, n)->op != ML_OP_EQ) continue;
+        for (int side = 0; side < 2; side++) {
+            ml_ref value = ml_graph_source(l->g, n, side);
+            if (!is_extreme(l, ml_graph_source(l->g, n, 1 - side))) continue;
+            while (is_inline_move(l, value) && ml_graph_node(l->g, value)->source_count == 1)
+                value = ml_graph_source(l->g, value, 0);
+            compared[value] = true;
+        }
+    }
+}
+
 void fuse_roles(lowering *l) {
     reach(l);
     for (ml_ref n = 1; n < l->count; n++)
@@ -295,6 +322,8 @@ void fuse_roles(lowering *l) {
     int64_t *peak = ML_NEW_ARRAY(l->scratch, int64_t, l->count);
     count_users(l, peak);
     uint32_t *paths = ML_NEW_ARRAY(l->scratch, uint32_t, l->count);
+    bool *compared = ML_NEW_ARRAY(l->scratch, bool, l->count);
+    keep_compared(l, compared);
     for (ml_ref n = 1; n < l->count; n++) {
         if (!l->info[n].reached || l->info[n].role != LOWER_INLINE) continue;
         int op_class = ml_ops[ml_graph_node(l->g, n)->op].op_class;
@@ -302,7 +331,7 @@ void fuse_roles(lowering *l) {
         if (op_class == ML_CLASS_LEAF || op_class == ML_CLASS_MOVE) continue;
         if (l->info[n].taken) continue;
         bool prompt = ml_graph_node(l->g, n)->flags & ML_NODE_PROMPT;
-        if (prompt || worth_memory(l, n, peak[n], paths[n]))
+        if (prompt || compared[n] || worth_memory(l, n, peak[n], paths[n]))
             l->info[narrow_of(l, n)].role = LOWER_ROOT;
     }
 }

@@ -108,4 +108,18 @@ gradcheck("norms", { x = { A.a, A.b, A.c } }, function(i) return m.rms_norm { A.
 gradcheck("rope", { x = { A.seq, A.c, A.head_dim } }, function(i) return m.rope(i.x, { offset = 3, base = 100 }) end)
 gradcheck("a scalar", { x = {} }, function(i) return i.x * i.x + m.exp(i.x) end)
 gradcheck("broadcast", { x = { A.b } }, function(i) return m.exp(i.x:broadcast { A.a, A.b, A.c }:permute("c", "b", "a")) end)
+
+-- The gradient of MAX goes to the elements that equal it: they must be the same numbers wherever a
+-- compiler rounds a product and a sum together, or apart (codegen/fuse.c).
+local P4 = m.axes { row = 5, place = 9, part = 3, column = 4 }
+local largest = m.compile(function(i)
+  local x = i.x:softmax "column"
+  local y = (x + x:max "part") * i.scale
+  local loss = m.tanh((m.abs(y * y) + 0.3):max "place"):sum()
+  return { loss = loss, slope = m.grad(loss, { i.scale })[1] }
+end, { x = { P4.row, P4.place, P4.part, P4.column }, scale = {} })
+local wave = {}
+for i = 1, 540 do wave[i] = 1.3 * math.sin(0.23 * i * i + i) end
+local function at(scale) return largest { x = wave, scale = scale } end
+check.near(at(1).slope, (at(1.01).loss - at(0.99).loss) / 0.02, 1e-3, "gradient of the largest")
 check.done()
