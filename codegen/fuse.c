@@ -281,12 +281,24 @@ static bool is_extreme(const lowering *l, ml_ref n) {
     }
 }
 
+static bool is_comparison(const lowering *l, ml_ref n) {
+    switch ((ml_op)ml_graph_node(l->g, n)->op) {
+    case ML_OP_EQ:
+    case ML_OP_NE:
+    case ML_OP_LT:
+    case ML_OP_LE:
+    case ML_OP_GT:
+    case ML_OP_GE: return true;
+    default: return false;
+    }
+}
+
 /* Values that are compared with the largest of them, as the gradient of MAX does, are computed
  * once: a compiler may round a product and a sum together in one kernel and apart in another, and
  * then none would be the largest. */
 static void keep_compared(const lowering *l, bool *compared) {
     for (ml_ref n = 1; n < l->count; n++) {
-        if (!l->info[n].reached || ml_graph_node(l->g, n)->op != ML_OP_EQ) continue;
+        if (!l->info[n].reached || !is_comparison(l, n)) continue;
         for (int side = 0; side < 2; side++) {
             ml_ref value = ml_graph_source(l->g, n, side);
             if (!is_extreme(l, ml_graph_source(l->g, n, 1 - side))) continue;

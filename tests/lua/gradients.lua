@@ -115,11 +115,14 @@ local P4 = m.axes { row = 5, place = 9, part = 3, column = 4 }
 local largest = m.compile(function(i)
   local x = i.x:softmax "column"
   local y = (x + x:max "part") * i.scale
-  local loss = m.tanh((m.abs(y * y) + 0.3):max "place"):sum()
-  return { loss = loss, slope = m.grad(loss, { i.scale })[1] }
+  local values = m.abs(y * y) + 0.3
+  local loss = m.tanh(values:max "place"):sum()
+  local chosen = m.ge(y:detach() * y + 0.3, (y:detach() * y + 0.3):max "place"):cast "f32":sum()
+  return { loss = loss, slope = m.grad(loss, { i.scale })[1], chosen = chosen }
 end, { x = { P4.row, P4.place, P4.part, P4.column }, scale = {} })
 local wave = {}
 for i = 1, 540 do wave[i] = 1.3 * math.sin(0.23 * i * i + i) end
 local function at(scale) return largest { x = wave, scale = scale } end
 check.near(at(1).slope, (at(1.01).loss - at(0.99).loss) / 0.02, 1e-3, "gradient of the largest")
+check.near(at(1).chosen, 60, 0, "values that are at least the largest")
 check.done()
