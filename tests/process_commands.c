@@ -126,6 +126,16 @@ PROCESS_TEST(repl_from_a_pipe) {
     process_expect(&r, "7.0");
 }
 
+/* The script that README shows runs as it stands. */
+PROCESS_TEST(script_of_the_readme) {
+    process_result r = process_shell(room, 0,
+                                     "sed -n '/^```lua/,/^```/p' \"$ROOT/README.md\" | sed "
+                                     "'/^```/d' | \"$MLUA\" run --device cpu "
+                                     "- layers=1 embed=16 heads=2 seq=8 batch=2 steps=2");
+    process_expect(&r, "step 2/2  loss ");
+    process_expect(&r, "local function ");
+}
+
 PROCESS_TEST(script_from_stdin) {
     process_result r = process_shell(room, 0, "echo 'print(1 + 1)' | \"$MLUA\" run --device cpu -");
     CHECK_TEXT(r.output, "2\n");
