@@ -1,7 +1,9 @@
 /* How fast attention is on the GPU, forward and backward, causal: cuDNN, the kernels on mma.sync,
  * and each variant of those on warpgroup products, with score functions that a model may have.
  *   BENCH=1 build/test --gpu -j 0 gpu_attention/times
- * One line each; TFLOP/s count causal attention at one half. BENCH=tiny: to try the test alone.
+ * One line each, medians; TFLOP/s count causal attention at one half, whatever else a mask hides,
+ * and a window as what it shows. BENCH=shapes: other head sizes and lengths. BENCH=tiny: to try the
+ * test alone.
  * ONLY="D64 alibi wgmma_2, cudnn": lines with all words of one of these. */
 #include <math.h>
 #include <stdio.h>
@@ -13,20 +15,28 @@
 #include "tests/gpu_bench.h"
 #include "tests/ops_support.h"
 
-enum { VARIANTS = 3 };
+enum { VARIANTS = 3, RUNS = GPU_BENCH_RUNS };
 typedef enum { PLAIN, SOFT_CAP, ALIBI, DOCUMENTS, SCORES } score_kind;
 static const char *const score_names[SCORES] = {"plain", "soft cap", "alibi", "documents"};
 typedef struct {
-    int batch, heads, seq, dim;
+    int batch, heads, kv_heads, seq, dim, window;
 } shape;
-static const shape shapes[] = {{64, 12, 1024, 64}, {8, 16, 4096, 128}};
-static const shape tiny[] = {{1, 2, 160, 64}, {1, 1, 160, 128}};
+static const shape shapes[] = {{64, 12, 12, 1024, 64}, {8, 16, 16, 4096, 128}};
+static const shape tiny[] = {{1, 2, 2, 160, 64}, {1, 1, 1, 160, 128}};
+static const shape others[] = {
+    {8, 16, 16, 4096, 32},      {8, 16, 16, 4096, 80},  {8, 16, 16, 4096, 96},
+    {8, 8, 8, 4096, 192},       {8, 8, 8, 4096, 256},   {8, 32, 4, 4096, 64},
+    {4, 32, 8, 4096, 128},      {1, 16, 2, 16384, 128}, {1, 16, 16, 32768, 128},
+    {1, 32, 4, 32768, 64},      {1, 16, 16, 2048, 128}, {1, 16, 16, 16384, 128, 1024},
+    {8, 16, 4, 8192, 128, 512},
+};
 
 typedef struct {
     gpu_bench base;
     const shape *shape;
     score_kind score;
-    double seconds[2]; /* forward, backward */
+    int runs[2]; /* forward, backward */
+    double seconds[2][RUNS];
 } bench;
 
 static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
@@ -37,6 +47,7 @@ static ml_type type_of(bench *b, ml_dtype dtype, const char *axes) {
         type.axis[type.rank] = ml_axis_named(b->base.g, name);
         type.size[type.rank++] = *axes == 'b'   ? s->batch
                                  : *axes == 'h' ? s->heads
+                                 : *axes == 'g' ? s->kv_heads
                                  : *axes == 'd' ? s->dim
                                                 : s->seq;
     }
@@ -93,7 +104,7 @@ static ml_ref score(bench *b, ml_ref *sources, int *count) {
     return ml_where(b->base.g, same, x, ml_const(b->base.g, ML_F32, -INFINITY));
 }
 
-/* The fastest run of each attention step: the one with more work is the gradient. */
+/* The time of each attention step: the one with more work is the gradient. */
 static void take_times(void *context, const ml_profile *profile) {
     bench *b = context;
     double most = 0;
@@ -108,14 +119,26 @@ static void take_times(void *context, const ml_profile *profile) {
         if (e->at >= ML_EVENT_HOST) continue;
         const ml_profile_step *step = &e->program->steps[e->at];
         if (step->work != ML_WORK_ATTENTION) continue;
-        double *best = &b->seconds[step->flops > 0.9 * most], took = e->end - e->begin;
-        if (*best == 0 || took < *best) *best = took;
+        int which = step->flops > 0.9 * most;
+        if (b->runs[which] < RUNS) b->seconds[which][b->runs[which]++] = e->end - e->begin;
     }
+}
+
+static int by_size(const void *left, const void *right) {
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+static double median(bench *b, int which) {
+    qsort(b->seconds[which], (size_t)b->runs[which], sizeof(double), by_size);
+    return b->seconds[which][b->runs[which] / 2];
 }
 
 static void bench_body(void *context) {
     bench *b = context;
-    ml_type q_type = type_of(b, ML_BF16, "bshd"), k_type = type_of(b, ML_BF16, "bthd");
+    const shape *s = b->shape;
+    ml_type q_type = type_of(b, ML_BF16, "bshd");
+    ml_type k_type = type_of(b, ML_BF16, s->heads == s->kv_heads ? "bthd" : "btgd");
     ml_ref sources[8] = {gpu_bench_operand(&b->base, &q_type, 0),
                          gpu_bench_operand(&b->base, &k_type, 0),
                          gpu_bench_operand(&b->base, &k_type, 0)};
@@ -123,10 +146,11 @@ static void bench_body(void *context) {
     ml_attention_args args = {.seq = q_type.axis[1],
                               .kv_seq = k_type.axis[1],
                               .heads = q_type.axis[2],
-                              .kv_heads = q_type.axis[2],
+                              .kv_heads = k_type.axis[2],
                               .head_dim = q_type.axis[3],
                               .causal = true,
-                              .scale = b->shape->dim == 64 ? 0.125 : 0.08838834764831845};
+                              .window = s->window,
+                              .scale = 1 / sqrt(s->dim)};
     if (b->score != PLAIN) args.score = score(b, sources, &count);
     ml_ref o = ml_attention(b->base.g, sources, count, &args), gradients[3];
     ml_ref weighed = ml_map2(b->base.g, ML_OP_MUL, ml_cast(b->base.g, o, ML_F32),
@@ -156,22 +180,47 @@ static bool wanted(const char *line) {
     return false;
 }
 
+/* Pairs of queries and keys that count: half of all, or what a window shows. */
+static double pairs(const shape *s) {
+    double n = s->seq, w = s->window;
+    return w > 0 && w < n ? n * w - w * w / 2 : n * n / 2;
+}
+
 static void time_one(const shape *s, score_kind kind, const char *kernels, bool sorted) {
-    char line[128];
-    snprintf(line, sizeof line, "B%d H%d T%d D%d  %-9s  %-8s  %-9s", s->batch, s->heads, s->seq,
-             s->dim, score_names[kind], kernels, sorted ? "" : "any order");
+    char line[160], more[64] = "";
+    if (s->kv_heads != s->heads) snprintf(more, sizeof more, "/%d", s->kv_heads);
+    snprintf(line, sizeof line, "B%d H%d%s T%d D%d ", s->batch, s->heads, more, s->seq, s->dim);
+    if (s->window) snprintf(line + strlen(line), 32, "window %d ", s->window);
+    snprintf(line + strlen(line), 64, " %-9s  %-8s  %-9s", score_names[kind], kernels,
+             sorted ? "" : "any order");
     if (!wanted(line)) return;
     bench b = {.shape = s, .score = kind};
     ml_status status = gpu_bench_time(&b.base, bench_body, &b);
-    double flops = 2.0 * s->batch * s->heads * s->seq * (double)s->seq * s->dim;
-    if (status != ML_OK)
+    double flops = 4.0 * s->batch * s->heads * pairs(s) * s->dim;
+    if (status != ML_OK) {
         test_fail("%s, %s: %s", score_names[kind], kernels, ml_error_last()->text);
-    else
-        printf("%s%s  forward %6.0f us %4.0f TFLOP/s   backward %6.0f us %4.0f TFLOP/s\n",
-               ml_knobs()->wgmma > 0 && !b.base.hopper ? "FELL BACK to mma.sync: " : "", line,
-               b.seconds[0] * 1e6, flops / b.seconds[0] * 1e-12, b.seconds[1] * 1e6,
-               2.5 * flops / b.seconds[1] * 1e-12);
+        return;
+    }
+    double forward = median(&b, 0), backward = median(&b, 1);
+    printf("%s%s  forward %6.0f us %4.0f TFLOP/s   backward %6.0f us %4.0f TFLOP/s\n",
+           ml_knobs()->wgmma > 0 && !ml_knobs()->cudnn && !b.base.hopper ? "mma.sync: " : "", line,
+           forward * 1e6, flops / forward * 1e-12, backward * 1e6, 2.5 * flops / backward * 1e-12);
     fflush(stdout);
+}
+
+/* cuDNN, the kernels on mma.sync, and each variant of those on warpgroup products. */
+static void time_kernels(ml_knobs_values *knobs, const shape *s, score_kind kind, bool sorted) {
+    knobs->deterministic = sorted; /* MLUA_DETERMINISTIC, for cuDNN */
+    knobs->cudnn = true, knobs->wgmma = 0;
+    if (kind == PLAIN) time_one(s, kind, "cudnn", sorted);
+    if (!sorted) return;
+    knobs->cudnn = false;
+    time_one(s, kind, "mma.sync", true);
+    for (knobs->wgmma = 1; knobs->wgmma <= VARIANTS; knobs->wgmma++) {
+        char name[32];
+        snprintf(name, sizeof name, "wgmma %d", knobs->wgmma);
+        time_one(s, kind, name, true);
+    }
 }
 
 GPU_TEST(attention, times) {
@@ -179,20 +228,11 @@ GPU_TEST(attention, times) {
     const ml_knobs_values kept = *knobs;
     const char *size = getenv("BENCH");
     const shape *all = size && strcmp(size, "tiny") == 0 ? tiny : shapes;
-    for (int i = 0; size && i < 2; i++)
-        for (int kind = PLAIN; kind < SCORES; kind++) {
-            for (int sorted = 1; sorted >= 0; sorted--) { /* MLUA_DETERMINISTIC, for cuDNN */
-                knobs->deterministic = sorted;
-                knobs->cudnn = true, knobs->wgmma = 0;
-                if (kind == PLAIN) time_one(&all[i], (score_kind)kind, "cudnn", sorted);
-                knobs->cudnn = false;
-                if (sorted) time_one(&all[i], (score_kind)kind, "mma.sync", sorted);
-                for (knobs->wgmma = 1; sorted && knobs->wgmma <= VARIANTS; knobs->wgmma++) {
-                    char name[32];
-                    snprintf(name, sizeof name, "wgmma %d", knobs->wgmma);
-                    time_one(&all[i], (score_kind)kind, name, sorted);
-                }
-            }
-        }
+    int count = !size ? 0 : 2;
+    if (size && strcmp(size, "shapes") == 0) all = others, count = sizeof others / sizeof *others;
+    for (int i = 0; i < count; i++)
+        for (int kind = PLAIN; kind < SCORES; kind++)
+            for (int sorted = 1; sorted >= 0; sorted--)
+                time_kernels(knobs, &all[i], (score_kind)kind, sorted);
     *knobs = kept;
 }

@@ -2,20 +2,26 @@
 
 #include <math.h>
 
-/* Of mean 0 and variance 1: what a GPU spends on a product, and so its clock, depends on the bits.
- */
-static ml_ref draw(ml_graph *g, ml_ref key, const ml_type *type) {
-    ml_ref u = ml_graph_add(g, ML_OP_RANDOM, &key, 1, NULL, 0, type);
-    u = ml_map2(g, ML_OP_SUB, u, ml_const(g, ML_F32, 0.5));
-    return ml_map2(g, ML_OP_MUL, u, ml_const(g, ML_F32, sqrt(12)));
+static ml_ref uniform(ml_graph *g, int64_t key, const ml_type *type) {
+    ml_ref number = ml_const_int(g, ML_I64, key);
+    return ml_graph_add(g, ML_OP_RANDOM, &number, 1, NULL, 0, type);
+}
+
+/* From the normal distribution, as PyTorch's benchmarks draw: what a GPU spends on a product, and
+ * so its clock, depends on the bits. sqrt(-2 log(1 - u)) cos(2 pi v), of u and v in [0, 1). */
+static ml_ref draw(ml_graph *g, int key, const ml_type *type) {
+    ml_ref u = ml_map2(g, ML_OP_SUB, ml_const(g, ML_F32, 1), uniform(g, 2 * key, type));
+    u = ml_map2(g, ML_OP_MUL, ml_map1(g, ML_OP_LOG, u), ml_const(g, ML_F32, -2));
+    ml_ref v = uniform(g, 2 * key + 1, type);
+    v = ml_map1(g, ML_OP_COS, ml_map2(g, ML_OP_MUL, v, ml_const(g, ML_F32, 2 * acos(-1))));
+    return ml_map2(g, ML_OP_MUL, ml_map1(g, ML_OP_SQRT, u), v);
 }
 
 uint32_t gpu_bench_state(gpu_bench *b, const ml_type *type, ml_ref initial) {
     char *name = ml_arena_format(ml_graph_arena(b->g), "bench %d", ++b->states);
-    ml_ref key = ml_const_int(b->g, ML_I64, b->states);
     ml_type wide = *type;
     wide.dtype = ML_F32;
-    if (!initial) initial = draw(b->g, key, &wide);
+    if (!initial) initial = draw(b->g, b->states, &wide);
     ml_state state = {.name = name,
                       .kind = ML_STATE_OTHER,
                       .type = *type,

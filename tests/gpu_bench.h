@@ -4,7 +4,7 @@
 
 #include "runtime/exec/session.h"
 
-enum { GPU_BENCH_RUNS = 6 };
+enum { GPU_BENCH_RUNS = 12 };
 
 typedef struct {
     ml_session *session;
@@ -16,7 +16,7 @@ typedef struct {
 
 /* Open the session, run body(context) under ml_protect and close; the status of what failed. */
 ml_status gpu_bench_time(gpu_bench *b, void (*body)(void *), void *context);
-/* A state's id; it begins as `initial`, or as random numbers. */
+/* A state's id; it begins as `initial`, or as normal numbers. */
 uint32_t gpu_bench_state(gpu_bench *b, const ml_type *type, ml_ref initial);
 /* What a new state holds. */
 ml_ref gpu_bench_operand(gpu_bench *b, const ml_type *type, ml_ref initial);
