@@ -1,4 +1,4 @@
-/* Attention on CUDA with tensor cores: bf16, head sizes up to 128 in steps of 8.
+/* Attention on CUDA with tensor cores: bf16, head sizes up to 256 in steps of 8.
  *
  * mma.sync m16n8k16 with f32 sums, as in FlashAttention-2: scores stay in registers, and the
  * accumulators of one product are the left operand of the next. Tiles come by cp.async one step
@@ -6,9 +6,10 @@
  * bank twice. Lane l of a warp holds, of a 16 x 8 accumulator, rows l / 4 and l / 4 + 8 and columns
  * 2 (l % 4) and the next.
  *
- * Forward: a warp owns 32 queries. Backward, without atomics: one kernel by query blocks gives
- * delta (row sums of do o) and dq, the next one by key blocks dk and dv, where a warp owns keys and
- * all products are of transposed tiles, so that they too stay in registers. */
+ * Forward: a warp owns 32 queries, with heads above 128 half as many. Backward, without atomics:
+ * one kernel by query blocks gives delta (row sums of do o) and dq, the next one by key blocks dk
+ * and dv, where a warp owns keys and all products are of transposed tiles, so that they too stay in
+ * registers; of heads above 128 a block has half of the columns. */
 #include "codegen/template_attention.h"
 
 const char template_mma_ptx[] = R"(
@@ -160,18 +161,20 @@ static __device__ __forceinline__ void ${e}_stage(unsigned tiles, const ml_bf16 
 }
 /* One tile: scores to probabilities, statistics of the rows, and the factor for what was summed. */
 static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int batch, int head,
-                                                    int query, int key, float (&s)[2][${bn} / 8][4],
-                                                    float (&largest)[2][2], float (&total)[2][2],
-                                                    float (&shrink)[2][2]) {
-    int lane = threadIdx.x % 32, last_query = query + 127, keys = ${bn};
+                                                    int query, int key,
+                                                    float (&s)[${qt}][${bn} / 8][4],
+                                                    float (&largest)[${qt}][2],
+                                                    float (&total)[${qt}][2],
+                                                    float (&shrink)[${qt}][2]) {
+    int lane = threadIdx.x % 32, last_query = query + ${bm} - 1, keys = ${bn};
     (void)last_query, (void)keys;
     ${places}
     bool masked = key + ${bn} > ${kv_seq} || (${crosses});
-    query += threadIdx.x / 32 * 32 + lane / 4;
+    query += threadIdx.x / 32 * (${qt} * 16) + lane / 4;
     key += lane % 4 * 2;
     ${captures}
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int m = 0; m < ${qt}; m++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int qi = query + m * 16 + r * 8;
@@ -221,22 +224,22 @@ static __device__ __forceinline__ void ${e}_softmax(const ${e}_arguments &a, int
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     extern __shared__ uint4 ${e}_shared[]; ${places}
     ml_bf16 *query_tile = (ml_bf16 *)${e}_shared;
-    unsigned queries_at = ${e}_address(query_tile), stages_at = queries_at + 128 * ${ws} * 2;
+    unsigned queries_at = ${e}_address(query_tile), stages_at = queries_at + ${bm} * ${ws} * 2;
     int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
     int batch = blockIdx.x / (${q_blocks} * ${heads});
-    int query = (${q_blocks} - 1 - block) * 128; /* the longest causal rows first */
+    int query = (${q_blocks} - 1 - block) * ${bm}; /* the longest causal rows first */
     int kv_head = head / ${group}, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int last_query = query + 127 < ${seq} ? query + 127 : ${seq} - 1;
+    int last_query = query + ${bm} - 1 < ${seq} ? query + ${bm} - 1 : ${seq} - 1;
     (void)last_query;
     int first = ${first_key}, end = ${end_key};
     first = first / ${bn} * ${bn};
     const ml_bf16 *k = (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head};
     const ml_bf16 *v = (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head};
     ${e}_load(queries_at, ${ws}, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
-              query * ${q_seq}, ${q_seq}, ${seq} - query, ${head_dim}, 128, ${hw});
+              query * ${q_seq}, ${q_seq}, ${seq} - query, ${head_dim}, ${bm}, ${hw});
     ${e}_stage(stages_at, k, v, first);
-    float out[2][${vw} / 8][4] = {}, largest[2][2], total[2][2] = {}, shrink[2][2];
-    for (int i = 0; i < 4; i++) largest[i / 2][i % 2] = ${lowest};
+    float out[${qt}][${vw} / 8][4] = {}, largest[${qt}][2], total[${qt}][2] = {}, shrink[${qt}][2];
+    for (int i = 0; i < 2 * ${qt}; i++) largest[i / 2][i % 2] = ${lowest};
     int stage = 0;
     for (int key = first; key < end; key += ${bn}, stage ^= 1) {
         ${e}_wait();
@@ -244,11 +247,11 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
         unsigned keys_at = stages_at + stage * ${stage_bytes};
         if (key + ${bn} < end)
             ${e}_stage(stages_at + (stage ^ 1) * ${stage_bytes}, k, v, key + ${bn});
-        float s[2][${bn} / 8][4] = {};
-        ${e}_product(s, queries_at + warp * 32 * ${ws} * 2, ${ws}, keys_at, ${hs}, ${hw});
+        float s[${qt}][${bn} / 8][4] = {};
+        ${e}_product(s, queries_at + warp * (${qt} * 16) * ${ws} * 2, ${ws}, keys_at, ${hs}, ${hw});
         ${e}_softmax(a, batch, head, query, key, s, largest, total, shrink);
 #pragma unroll
-        for (int m = 0; m < 2; m++)
+        for (int m = 0; m < ${qt}; m++)
 #pragma unroll
             for (int n = 0; n < ${vw} / 8; n++)
 #pragma unroll
@@ -259,12 +262,12 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     __syncthreads();
     float *lse = (float *)a.p[${lse_at}] + ${lse_batch} + head * ${lse_head};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 2 * ${qt}; i++) {
         float sum = total[i / 2][i % 2];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         float inverse = sum == 0 ? 0 : 1 / sum;
-        int qi = query + warp * 32 + i / 2 * 16 + i % 2 * 8 + lane / 4;
+        int qi = query + warp * (${qt} * 16) + i / 2 * 16 + i % 2 * 8 + lane / 4;
         if (lane % 4 == 0 && qi < ${seq})
             lse[qi * ${lse_seq}] =
                 sum == 0 ? -ML_INF : largest[i / 2][i % 2] * ${natural} + logf(sum);
@@ -272,12 +275,12 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
         for (int n = 0; n < ${vw} / 8; n++)
             out[i / 2][n][i % 2 * 2] *= inverse, out[i / 2][n][i % 2 * 2 + 1] *= inverse;
     }
-    ml_bf16 *rows = query_tile + warp * 32 * ${ws};
+    ml_bf16 *rows = query_tile + warp * (${qt} * 16) * ${ws};
     ${e}_spill(rows, ${ws}, out, 1.0f);
     __syncwarp();
-    query += warp * 32;
+    query += warp * (${qt} * 16);
     ${e}_store((ml_bf16 *)a.p[${o_at}] + ${o_batch} + head * ${o_head} + query * ${o_seq}, ${o_seq},
-               rows, ${ws}, ${seq} - query, ${value_dim}, 32);
+               rows, ${ws}, ${seq} - query, ${value_dim}, ${qt} * 16);
 }
 )";
 
@@ -344,10 +347,10 @@ static __device__ __forceinline__ void ${e}_rows(const ${e}_arguments &a, int ba
     const ml_bf16 *o = (const ml_bf16 *)a.p[3] + ${o_batch} + head * ${o_head};
     const float *from = (const float *)a.p[4] + ${lse_batch} + head * ${lse_head};
     float *deltas = (float *)a.p[${delta_at}] + ((long long)batch * ${heads} + head) * ${seq};
-    for (int r = threadIdx.x / 16; r < 128; r += 8) {
-        int qi = query + r, c = threadIdx.x % 16 * 8;
+    for (int r = threadIdx.x / 16; r < ${bm}; r += 8) {
+        int qi = query + r;
         float sum = 0;
-        if (qi < ${seq} && c < ${value_dim}) {
+        for (int c = threadIdx.x % 16 * 8; qi < ${seq} && c < ${value_dim}; c += 128) {
             union { uint4 all; ml_bf16 x[8]; } left, right;
             left.all = *(const uint4 *)(o + qi * ${o_seq} + c);
             right.all = *(const uint4 *)(outs + r * ${vs} + c);
@@ -365,29 +368,30 @@ static __device__ __forceinline__ void ${e}_rows(const ${e}_arguments &a, int ba
 }
 extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     extern __shared__ uint4 ${e}_shared[]; ${places}
-    ml_bf16 *query_tile = (ml_bf16 *)${e}_shared, *out_tile = query_tile + 128 * ${hs};
-    unsigned queries_at = ${e}_address(query_tile), outs_at = queries_at + 128 * ${hs} * 2;
-    unsigned stages_at = outs_at + 128 * ${vs} * 2;
-    float *lse = (float *)(out_tile + 128 * ${vs} + 2 * ${stage_bytes} / 2), *delta = lse + 128;
+    ml_bf16 *query_tile = (ml_bf16 *)${e}_shared, *out_tile = query_tile + ${bm} * ${hs};
+    unsigned queries_at = ${e}_address(query_tile), outs_at = queries_at + ${bm} * ${hs} * 2;
+    unsigned stages_at = outs_at + ${bm} * ${vs} * 2;
+    float *lse = (float *)(out_tile + ${bm} * ${vs} + 2 * ${stage_bytes} / 2);
+    float *delta = lse + ${bm};
     int block = blockIdx.x % ${q_blocks}, head = blockIdx.x / ${q_blocks} % ${heads};
     int batch = blockIdx.x / (${q_blocks} * ${heads});
-    int query = (${q_blocks} - 1 - block) * 128; /* the longest causal rows first */
+    int query = (${q_blocks} - 1 - block) * ${bm}; /* the longest causal rows first */
     int kv_head = head / ${group}, warp = threadIdx.x / 32;
-    int last_query = query + 127 < ${seq} ? query + 127 : ${seq} - 1, keys = ${bn};
+    int last_query = query + ${bm} - 1 < ${seq} ? query + ${bm} - 1 : ${seq} - 1, keys = ${bn};
     (void)last_query, (void)keys;
     int first = ${first_key}, end = ${end_key};
     first = first / ${bn} * ${bn};
     const ml_bf16 *k = (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head};
     const ml_bf16 *v = (const ml_bf16 *)a.p[2] + ${v_batch} + kv_head * ${v_head};
     ${e}_load(queries_at, ${hs}, (const ml_bf16 *)a.p[0] + ${q_batch} + head * ${q_head} +
-              query * ${q_seq}, ${q_seq}, ${seq} - query, ${head_dim}, 128, ${hw});
+              query * ${q_seq}, ${q_seq}, ${seq} - query, ${head_dim}, ${bm}, ${hw});
     ${e}_load(outs_at, ${vs}, (const ml_bf16 *)a.p[5] + ${g_batch} + head * ${g_head} +
-              query * ${g_seq}, ${g_seq}, ${seq} - query, ${value_dim}, 128, ${vw});
+              query * ${g_seq}, ${g_seq}, ${seq} - query, ${value_dim}, ${bm}, ${vw});
     ${e}_stage(stages_at, k, v, first);
     ${e}_wait();
     __syncthreads();
     ${e}_rows(a, batch, head, query, out_tile, lse, delta);
-    float out[2][${hw} / 8][4] = {};
+    float out[${qt}][${hw} / 8][4] = {};
     int stage = 0;
     for (int key = first; key < end; key += ${bn}, stage ^= 1) {
         ${e}_wait();
@@ -395,27 +399,28 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
         unsigned keys_at = stages_at + stage * ${stage_bytes};
         if (key + ${bn} < end)
             ${e}_stage(stages_at + (stage ^ 1) * ${stage_bytes}, k, v, key + ${bn});
-        float s[2][${bn} / 8][4] = {}, dp[2][${bn} / 8][4] = {};
-        ${e}_product(s, queries_at + warp * 32 * ${hs} * 2, ${hs}, keys_at, ${hs}, ${hw});
-        ${e}_product(dp, outs_at + warp * 32 * ${vs} * 2, ${vs}, keys_at + ${bn} * ${hs} * 2, ${vs},
+        float s[${qt}][${bn} / 8][4] = {}, dp[${qt}][${bn} / 8][4] = {};
+        ${e}_product(s, queries_at + warp * (${qt} * 16) * ${hs} * 2, ${hs}, keys_at, ${hs}, ${hw});
+        int own = warp * (${qt} * 16); /* rows of the warp */
+        ${e}_product(dp, outs_at + own * ${vs} * 2, ${vs}, keys_at + ${bn} * ${hs} * 2, ${vs},
                      ${vw});
         bool masked = key + ${bn} > ${kv_seq} || (${crosses});
-        ${e}_slopes<2, ${bn} / 8, false>(a, batch, head, query + warp * 32, key, masked,
-                                         lse + warp * 32, delta + warp * 32, s, dp);
+        ${e}_slopes<${qt}, ${bn} / 8, false>(a, batch, head, query + own, key, masked, lse + own,
+                                             delta + own, s, dp);
         ${e}_chain(out, dp, keys_at, ${hs});
     }
     __syncthreads();
-    ml_bf16 *rows = query_tile + warp * 32 * ${hs};
+    ml_bf16 *rows = query_tile + warp * (${qt} * 16) * ${hs};
     ${e}_spill(rows, ${hs}, out, ${scale});
     __syncwarp();
-    query += warp * 32;
+    query += warp * (${qt} * 16);
     ${e}_store((ml_bf16 *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head} + query * ${dq_seq},
-               ${dq_seq}, rows, ${hs}, ${seq} - query, ${head_dim}, 32);
+               ${dq_seq}, rows, ${hs}, ${seq} - query, ${head_dim}, ${qt} * 16);
 }
 )";
 
 /* Shared memory: keys, values, two stages of queries, do, lse and delta. ${kt} row tiles of 16 keys
- * a warp, ${bq} queries a stage. */
+ * a warp, ${bq} queries a stage; of dk and dv a block has ${hp} and ${vp} columns. */
 static const char keys_text[] = R"(
 static __device__ __forceinline__ void ${e}_stage(const ${e}_arguments &a, unsigned tiles,
                                                   float *rows, int batch, int head, int query) {
@@ -441,8 +446,10 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     unsigned keys_at = ${e}_address(key_tile), values_at = keys_at + ${bn} * ${hs} * 2;
     unsigned stages_at = values_at + ${bn} * ${vs} * 2;
     float *rows = (float *)(value_tile + ${bn} * ${vs} + 2 * ${stage_bytes} / 2);
-    int key = blockIdx.x % ${k_blocks} * ${bn}, kv_head = blockIdx.x / ${k_blocks} % ${kv_heads};
-    int batch = blockIdx.x / (${k_blocks} * ${kv_heads});
+    int part = blockIdx.x % ${parts}, block = blockIdx.x / ${parts};
+    int key = block % ${k_blocks} * ${bn}, kv_head = block / ${k_blocks} % ${kv_heads};
+    int batch = block / (${k_blocks} * ${kv_heads});
+    int dk_first = part * ${hp}, dv_first = part * ${vp};
     int warp = threadIdx.x / 32, own = key + warp * ${kt} * 16;
     int last_key = key + ${bn} - 1 < ${kv_seq} ? key + ${bn} - 1 : ${kv_seq} - 1, keys = ${bn};
     (void)last_key, (void)keys;
@@ -455,7 +462,7 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     ${e}_commit();
     int blocks = end > first ? (end - first + ${bq} - 1) / ${bq} : 0, steps = blocks * ${group};
     if (steps) ${e}_stage(a, stages_at, rows, batch, kv_head * ${group}, first);
-    float dk[${kt}][${hw} / 8][4] = {}, dv[${kt}][${vw} / 8][4] = {};
+    float dk[${kt}][${hp} / 8][4] = {}, dv[${kt}][${vp} / 8][4] = {};
     for (int step = 0; step < steps; step++) {
         ${e}_wait();
         __syncthreads();
@@ -475,8 +482,8 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
         bool masked = ${crosses};
         ${e}_slopes<${kt}, ${bq} / 8, true>(a, batch, head, own, query, masked, lse, lse + ${bq}, s,
                                             dp);
-        ${e}_chain(dv, s, outs_at, ${vs});
-        ${e}_chain(dk, dp, queries_at, ${hs});
+        ${e}_chain(dv, s, outs_at + dv_first * 2, ${vs});
+        ${e}_chain(dk, dp, queries_at + dk_first * 2, ${hs});
     }
     ${e}_wait(); /* where there was no query */
     __syncthreads();
@@ -484,10 +491,12 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     ${e}_spill(key_tile, ${hs}, dk, ${scale});
     ${e}_spill(value_tile, ${vs}, dv, 1.0f);
     __syncwarp();
-    ${e}_store((ml_bf16 *)a.p[${dk_at}] + ${dk_batch} + kv_head * ${dk_head} + own * ${dk_seq},
-               ${dk_seq}, key_tile, ${hs}, ${kv_seq} - own, ${head_dim}, ${kt} * 16);
-    ${e}_store((ml_bf16 *)a.p[${dv_at}] + ${dv_batch} + kv_head * ${dv_head} + own * ${dv_seq},
-               ${dv_seq}, value_tile, ${vs}, ${kv_seq} - own, ${value_dim}, ${kt} * 16);
+    int dk_columns = ${head_dim} - dk_first < ${hp} ? ${head_dim} - dk_first : ${hp};
+    int dv_columns = ${value_dim} - dv_first < ${vp} ? ${value_dim} - dv_first : ${vp};
+    ${e}_store((ml_bf16 *)a.p[${dk_at}] + ${dk_batch} + kv_head * ${dk_head} + own * ${dk_seq} +
+               dk_first, ${dk_seq}, key_tile, ${hs}, ${kv_seq} - own, dk_columns, ${kt} * 16);
+    ${e}_store((ml_bf16 *)a.p[${dv_at}] + ${dv_batch} + kv_head * ${dv_head} + own * ${dv_seq} +
+               dv_first, ${dv_seq}, value_tile, ${vs}, ${kv_seq} - own, dv_columns, ${kt} * 16);
 }
 )";
 
@@ -511,9 +520,11 @@ bool attention_aligned(const attention_printer *p) {
     return true;
 }
 
+enum { LARGE = 128, LARGEST = 256 };
+
 static bool serves(const attention_printer *p) {
     const ml_attention_step *a = p->a;
-    return p->schedule->target->arch >= 80 && a->head_dim <= 128 && a->value_dim <= 128 &&
+    return p->schedule->target->arch >= 80 && a->head_dim <= LARGEST && a->value_dim <= LARGEST &&
            attention_aligned(p);
 }
 
@@ -553,19 +564,20 @@ void attention_set_units(attention_printer *p) {
     template_set_text(t, "clamp_query", clamped ? "qi = qi < ${seq} ? qi : ${seq} - 1;" : "");
 }
 
+/* Rows of tiles: what fits registers, and shared memory for two blocks of a multiprocessor. */
 static void print_backward(attention_printer *p, int64_t head_width, int64_t value_width) {
     const ml_attention_step *a = p->a;
-    int64_t hs = head_width + 8, vs = value_width + 8;
-    int64_t q_blocks = (a->seq + 127) / 128;
-    bool large = head_width > 64 || value_width > 64;
-    int64_t bn = large ? 32 : 64, stage = bn * (hs + vs) * 2;
+    int64_t hs = head_width + 8, vs = value_width + 8, widest = hs > vs ? hs - 8 : vs - 8;
+    bool huge = widest > LARGE, large = widest > 64;
+    int64_t qt = huge ? 1 : 2, bm = 64 * qt, q_blocks = (a->seq + bm - 1) / bm;
+    int64_t bn = huge ? 16 : large ? 32 : 64, stage = bn * (hs + vs) * 2;
     set(p, "bn", bn);
     set(p, "stage_bytes", stage);
     const char *const queries[] = {template_mma_ptx, common_text, slopes_text, queries_text};
     ml_kernel *dq = finish(p, queries, 4, "attention_grad dq");
     template_launch(dq, q_blocks * a->heads * p->batches, 1, 1, 128,
-                    128 * (hs + vs) * 2 + 2 * stage + 1024);
-    int64_t kt = large ? 1 : 2, bq = large ? 64 : 32;
+                    bm * (hs + vs) * 2 + 2 * stage + 8 * bm);
+    int64_t kt = large ? 1 : 2, bq = huge ? 16 : large ? 64 : 32, parts = huge ? 2 : 1;
     bn = 64 * kt;
     stage = bq * (hs + vs) * 2;
     int64_t k_blocks = (a->kv_seq + bn - 1) / bn;
@@ -573,10 +585,13 @@ static void print_backward(attention_printer *p, int64_t head_width, int64_t val
     set(p, "bn", bn);
     set(p, "kt", kt);
     set(p, "bq", bq);
+    set(p, "parts", parts);
+    set(p, "hp", head_width / parts);
+    set(p, "vp", value_width / parts);
     set(p, "stage_bytes", stage);
     const char *const keys[] = {template_mma_ptx, common_text, slopes_text, keys_text};
     ml_kernel *dkv = finish(p, keys, 4, "attention_grad dk dv");
-    template_launch(dkv, k_blocks * a->kv_heads * p->batches, 1, 1, 128,
+    template_launch(dkv, k_blocks * parts * a->kv_heads * p->batches, 1, 1, 128,
                     bn * (hs + vs) * 2 + 2 * stage + 4 * bq * 4);
     p->step->kernel = dq;
     dq->next = dkv;
@@ -585,12 +600,16 @@ static void print_backward(attention_printer *p, int64_t head_width, int64_t val
 bool template_attention_mma(attention_printer *p) {
     if (!serves(p)) return false;
     const ml_attention_step *a = p->a;
-    int64_t head_width = attention_round_up(a->head_dim, 16);
-    int64_t value_width = attention_round_up(a->value_dim, 16);
-    int64_t hs = head_width + 8, vs = value_width + 8, ws = hs > vs ? hs : vs, bn = 64;
-    int64_t q_blocks = (a->seq + 127) / 128;
+    bool huge = a->head_dim > LARGE || a->value_dim > LARGE;
+    int64_t step = huge ? 32 : 16; /* a half is whole tiles too */
+    int64_t head_width = attention_round_up(a->head_dim, step);
+    int64_t value_width = attention_round_up(a->value_dim, step);
+    int64_t hs = head_width + 8, vs = value_width + 8, ws = hs > vs ? hs : vs, bn = huge ? 32 : 64;
+    int64_t qt = huge ? 1 : 2, bm = 64 * qt, q_blocks = (a->seq + bm - 1) / bm;
     attention_set_units(p);
     set(p, "q_blocks", q_blocks);
+    set(p, "qt", qt);
+    set(p, "bm", bm);
     set(p, "hw", head_width);
     set(p, "vw", value_width);
     set(p, "hs", hs);
@@ -605,6 +624,6 @@ bool template_attention_mma(attention_printer *p) {
     const char *const bodies[] = {template_mma_ptx, common_text, forward_text};
     p->step->kernel = finish(p, bodies, 3, "attention");
     template_launch(p->step->kernel, q_blocks * a->heads * p->batches, 1, 1, 128,
-                    128 * ws * 2 + 2 * bn * (hs + vs) * 2);
+                    bm * ws * 2 + 2 * bn * (hs + vs) * 2);
     return true;
 }
