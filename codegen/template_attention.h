@@ -45,6 +45,9 @@ void attention_open_score(attention_printer *p);
 enum { ATTENTION_PART = 64, ATTENTION_PARTLY_SHOWN = 1, ATTENTION_SHOWN = 2 };
 void attention_reserve_states(attention_printer *p, ml_schedule *s);
 ml_kernel *attention_states_kernel(attention_printer *p);
+/* Lists of a block's tiles from these states, or none, and what is hidden in tiles that are partly
+ * shown: for template_attention_wgmma.c. */
+extern const char attention_list_text[], attention_no_list_text[], attention_hide_text[];
 
 void template_attention_c(ml_schedule *s, ml_step *step);
 void template_attention_cuda(ml_schedule *s, ml_step *step);
@@ -52,7 +55,7 @@ void template_attention_cuda(ml_schedule *s, ml_step *step);
 bool template_attention_mma(attention_printer *p);
 /* Workspace of those on Hopper: before any text is printed. */
 void attention_wgmma_reserve(attention_printer *p, ml_schedule *s);
-/* The same on Hopper's warpgroup products, for heads of 64 and 128 (template_attention_wgmma.c). */
+/* The same on Hopper's warpgroup products (template_attention_wgmma.c). */
 bool template_attention_wgmma(attention_printer *p);
 /* bf16 on tensor cores: 16-byte accesses fit every operand; units of exponents (template_mma.c). */
 bool attention_aligned(const attention_printer *p);
@@ -74,11 +77,12 @@ typedef struct {
 ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *tile,
                                   const char *const *bodies, int count, const char *label);
 /* dq, dk and dv (template_attention_wgmma_grad.c). */
-void attention_wgmma_gradient(attention_printer *p, int variant);
+void attention_wgmma_gradient(attention_printer *p);
 /* Its texts for what goes in and out of blocks (template_attention_wgmma_supply.c): bulk copies and
  * turns; shared memory; those who bring operands; those who add dq. */
 extern const char attention_grad_bulk[], attention_grad_parts[], attention_grad_supply[],
     attention_grad_add[];
+int64_t attention_width(const attention_printer *p);
 bool attention_wgmma_serves(const attention_printer *p);
 /* f32 elements of workspace that the gradient wants; 0: as others do. */
 int64_t attention_wgmma_sums(const attention_printer *p);

@@ -433,3 +433,57 @@ ml_kernel *attention_states_kernel(attention_printer *p) {
     template_launch(kernel, parts * heads * p->batches, 1, 1, 64, 0);
     return kernel;
 }
+
+/* ---- The forward kernels on warpgroup products
+ * ---------------------------------------------------- */
+
+/* With masks: the tiles of which they show something to some warpgroup, and after `part` of which
+ * something is hidden from this one, both from the states of blocks of 64 by 64. An entry is the
+ * tile's number and a bit for each warpgroup; the count goes before the first. */
+const char attention_list_text[] = R"(
+static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
+                                                      const ${e}_work &work, int *list) {
+    const char *states = a.p[${states_at}] + ((long long)batch * ${mask_heads} + ${mask_head}) *
+                                                 (${q_parts} * ${k_parts}LL);
+    int lane = threadIdx.x % 32, count = 0;
+    (void)head;
+    for (int start = 0; start < work.blocks; start += 32) {
+        int tile = work.first / ${tile} + start + lane, shown = 0, parts = 0;
+#pragma unroll
+        for (int i = 0; i < ${groups}; i++)
+#pragma unroll
+            for (int j = 0; j < ${tile} / 64; j++) {
+                int q = work.query / 64 + i, k = tile * (${tile} / 64) + j;
+                if (q >= ${q_parts} || k >= ${k_parts} || start + lane >= work.blocks) continue;
+                int state = states[q * ${k_parts}LL + k];
+                shown |= state;
+                if (state != ${whole_state}) parts |= 1 << i;
+            }
+        unsigned all = __ballot_sync(~0u, shown != 0);
+        if (shown) list[count + __popc(all & ((1u << lane) - 1))] = tile << 8 | parts;
+        count += __popc(all);
+    }
+    if (lane) return;
+    if (count == 0) list[count++] = (${kv_seq} + ${tile} - 1) / ${tile} << 8;
+    list[-1] = count;
+}
+static __device__ __forceinline__ bool ${e}_part(const int *list, int i) {
+    return list[i] >> threadIdx.x / 128 & 1;
+}
+)";
+const char attention_no_list_text[] = R"(
+static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
+                                                      const ${e}_work &work, int *list) {}
+static __device__ __forceinline__ bool ${e}_part(const int *list, int i) { return false; }
+)";
+const char attention_hide_text[] = R"(if (part) {
+#pragma unroll
+        for (int i = 0; i < ${tile} / 2; i++) {
+            int kv = key + i / 4 * 8 + i % 2, qi = query + i / 2 % 2 * 8;
+            ${clamp_query}
+            ${clamp_key}
+            (void)kv, (void)qi;
+            ${shown}
+            if (!shown) s[i] = ${lowest};
+        }
+    })";

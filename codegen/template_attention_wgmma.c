@@ -1,4 +1,5 @@
-/* Attention for Hopper (sm_90a): bf16, heads of 64 and 128, on warpgroup products (wgmma).
+/* Attention for Hopper (sm_90a): bf16, heads of up to 128 (forward 256), on warpgroup products
+ * (wgmma).
  *
  * A block owns 64 rows a warpgroup, whose operands stay in shared memory, and walks over tiles that
  * one more warpgroup brings: copies of 16 bytes (cp.async, so that operands may have any strides
@@ -17,9 +18,10 @@
  * Cycles of an SM for 128 queries x 128 keys: products 2,048 with heads of 128 and 1,024 with 64;
  * exponentials 1,024 on a unit of 16 lanes, and as many for a soft cap's tanh; five instructions an
  * element on four schedulers, 640, which the copies must not crowd: they take 100. Measured on an
- * H200, causal, TFLOP/s: heads of 128, 4,096 tokens: 609 plain, 473 with a soft cap, 560 with
- * slopes (ALiBi), 1,370 for documents of 700 tokens; heads of 64, 1,024 tokens: 320, 220, 280, 300
- * (all counted as if nothing but the causal mask were skipped). Tried, and no faster: a stage for
+ * H200, causal, TFLOP/s: heads of 128, 4,096 tokens: 600 plain, 475 with a soft cap, 570 with
+ * slopes (ALiBi), 1,500 for documents of 700 tokens; heads of 64, 1,024 tokens: 320, 226, 284, 314
+ * (all counted as if nothing but the causal mask were skipped); heads of 192 and of 256 525 and 560
+ * plain. Other sizes are the next ones' with columns of zeros. Tried, and no faster: a stage for
  * each copying warp, rescaling only where the largest score grew by 2^8, three warpgroups. */
 #include "codegen/template_attention.h"
 #include "runtime/base/knobs.h"
@@ -119,24 +121,32 @@ static __device__ __forceinline__ unsigned long long ${e}_operand(unsigned addre
     return 1ull << 62 | 1024ull >> 4 << 32 | (unsigned long long)(block >> 4) << 16 |
            (address & 0x3ffffu) >> 4;
 }
-/* A warpgroup starts to copy `rows` rows, of which `there` exist, to a tile from row `first` on. A
- * thread's pieces lie below each other, in steps of whole swizzles, so that it computes only the
- * first one's places: the copying warpgroup is to take few of the others' instructions. */
+/* A warpgroup starts to copy `rows` rows, of which `there` exist, to a tile from row `first` on;
+ * columns behind the last one are zeros. A thread's pieces lie below each other, in steps of whole
+ * swizzles, so that it computes only the first one's places: the copying warpgroup is to take few
+ * of the others' instructions. */
 static __device__ __forceinline__ void ${e}_fill(unsigned tile, int tile_rows, int first, int rows,
                                                  const ml_bf16 *from, long long stride,
                                                  int there) {
-    const int pieces = ${dim} / 8, step = 128 / pieces;
+    const int pieces = ${dim} % 128 ? 8 : 16, step = 128 / pieces;
     int row = threadIdx.x % 128 / pieces, piece = threadIdx.x % pieces;
     const ml_bf16 *own = from + row * stride + piece * 8;
     tile += ${e}_place(tile_rows, first + row, piece);
-    if (there >= rows) {
 #pragma unroll
-        for (int r = 0; r < rows; r += step) ${e}_copy(tile + r * 128, own + r * stride, 16);
-    } else {
+    for (int c = 0; c < ${dim} / 8; c += pieces) {
+        const bool exists = c * 8 + pieces * 8 <= ${head_dim} || c + piece < ${head_dim} / 8;
+        const unsigned to = tile + c / 8 * tile_rows * 128;
+        const ml_bf16 *piece_from = exists ? own + c * 8 : from;
+        if (there >= rows) {
+#pragma unroll
+            for (int r = 0; r < rows; r += step)
+                ${e}_copy(to + r * 128, piece_from + r * stride, exists ? 16 : 0);
+        } else {
 #pragma unroll 4
-        for (int r = 0; r < rows; r += step) {
-            bool valid = row + r < there;
-            ${e}_copy(tile + r * 128, valid ? own + r * stride : from, valid ? 16 : 0);
+            for (int r = 0; r < rows; r += step) {
+                bool valid = row + r < there && exists;
+                ${e}_copy(to + r * 128, valid ? piece_from + r * stride : from, valid ? 16 : 0);
+            }
         }
     }
 }
@@ -144,7 +154,7 @@ static __device__ __forceinline__ void ${e}_fill(unsigned tile, int tile_rows, i
 static __device__ __forceinline__ void ${e}_scores(float (&s)[${tile} / 2], unsigned left,
                                                    unsigned right) {
 #pragma unroll
-    for (int k = 0; k < ${dim} / 16; k++)
+    for (int k = 0; k < ${depth} / 16; k++)
         ${e}_score(s, ${e}_operand(left + k / 4 * ${rows} * 128 + k % 4 * 32, 16),
                    ${e}_operand(right + k / 4 * ${tile} * 128 + k % 4 * 32, 16), k > 0);
 }
@@ -174,8 +184,8 @@ static __device__ __forceinline__ void ${e}_spill(char *tile, int row,
             *(unsigned *)(tile + ${e}_place(${rows}, row + r * 8 + lane / 4, u) + lane % 4 * 4) =
                 ${e}_pack(sum[u * 4 + 2 * r] * factor, sum[u * 4 + 2 * r + 1] * factor);
     __syncwarp();
-    for (int i = lane; i < 16 * (${dim} / 8); i += 32) {
-        int r = i / (${dim} / 8), piece = i % (${dim} / 8);
+    for (int i = lane; i < 16 * (${head_dim} / 8); i += 32) {
+        int r = i / (${head_dim} / 8), piece = i % (${head_dim} / 8);
         if (r < there)
             *(uint4 *)(to + r * stride + piece * 8) =
                 *(const uint4 *)(tile + ${e}_place(${rows}, row + r, piece));
@@ -495,59 +505,8 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
 }
 )";
 
-/* With masks: the tiles of which they show something to some warpgroup, and after `part` of which
- * something is hidden from this one, both from the states of blocks of 64 by 64. An entry is the
- * tile's number and a bit for each warpgroup; the count goes before the first. */
-static const char list_text[] = R"(
-static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
-                                                      const ${e}_work &work, int *list) {
-    const char *states = a.p[${states_at}] + ((long long)batch * ${mask_heads} + ${mask_head}) *
-                                                 (${q_parts} * ${k_parts}LL);
-    int lane = threadIdx.x % 32, count = 0;
-    (void)head;
-    for (int start = 0; start < work.blocks; start += 32) {
-        int tile = work.first / ${tile} + start + lane, shown = 0, parts = 0;
-#pragma unroll
-        for (int i = 0; i < ${groups}; i++)
-#pragma unroll
-            for (int j = 0; j < ${tile} / 64; j++) {
-                int q = work.query / 64 + i, k = tile * (${tile} / 64) + j;
-                if (q >= ${q_parts} || k >= ${k_parts} || start + lane >= work.blocks) continue;
-                int state = states[q * ${k_parts}LL + k];
-                shown |= state;
-                if (state != ${whole_state}) parts |= 1 << i;
-            }
-        unsigned all = __ballot_sync(~0u, shown != 0);
-        if (shown) list[count + __popc(all & ((1u << lane) - 1))] = tile << 8 | parts;
-        count += __popc(all);
-    }
-    if (lane) return;
-    if (count == 0) list[count++] = (${kv_seq} + ${tile} - 1) / ${tile} << 8;
-    list[-1] = count;
-}
-static __device__ __forceinline__ bool ${e}_part(const int *list, int i) {
-    return list[i] >> threadIdx.x / 128 & 1;
-}
-)";
-static const char no_list_text[] = R"(
-static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
-                                                      const ${e}_work &work, int *list) {}
-static __device__ __forceinline__ bool ${e}_part(const int *list, int i) { return false; }
-)";
-static const char hide_text[] = R"(if (part) {
-#pragma unroll
-        for (int i = 0; i < ${tile} / 2; i++) {
-            int kv = key + i / 4 * 8 + i % 2, qi = query + i / 2 % 2 * 8;
-            ${clamp_query}
-            ${clamp_key}
-            (void)kv, (void)qi;
-            ${shown}
-            if (!shown) s[i] = ${lowest};
-        }
-    })";
-
 /* What may be tuned on the card: MLUA_WGMMA=N takes variant N of each kernel (from 1). */
-static const attention_tile forward_tiles[2][ATTENTION_VARIANTS] = {
+static const attention_tile forward_tiles[4][ATTENTION_VARIANTS] = {
     /* heads of 64 */
     {{.groups = 2, .tile = 128, .stages = 6, .resident = 1, .works = 8, .turns = true},
      {.groups = 1, .tile = 128, .stages = 4, .resident = 2},
@@ -556,6 +515,14 @@ static const attention_tile forward_tiles[2][ATTENTION_VARIANTS] = {
     {{.groups = 2, .tile = 128, .stages = 4, .resident = 1, .works = 4, .turns = true},
      {.groups = 2, .tile = 64, .stages = 6, .resident = 1},
      {.groups = 3, .tile = 64, .stages = 5, .resident = 1, .turns = true}},
+    /* heads of 192 */
+    {{.groups = 2, .tile = 128, .stages = 3, .resident = 1, .turns = true},
+     {.groups = 2, .tile = 64, .stages = 6, .resident = 1, .turns = true},
+     {.groups = 2, .tile = 64, .stages = 6, .resident = 1}},
+    /* heads of 256 */
+    {{.groups = 2, .tile = 64, .stages = 4, .resident = 1, .turns = true},
+     {.groups = 2, .tile = 64, .stages = 4, .resident = 1},
+     {.groups = 2, .tile = 64, .stages = 4, .resident = 1}},
 };
 
 enum { MOST_SHARED = 227 * 1024 }; /* bytes of a multiprocessor */
@@ -591,7 +558,7 @@ static void add_product(ml_text *out, const char *name, int columns, bool regist
 ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *tile,
                                   const char *const *bodies, int count, const char *label) {
     ml_template *t = &p->text;
-    int dim = (int)p->a->head_dim;
+    int dim = (int)attention_width(p);
     /* A block begins with as many registers a thread as fit; the copying warpgroup leaves most of
      * its own to the others. More than there are would be waited for for ever. */
     int threads = (tile->groups + 1) * 128, each = 65536 / (threads * tile->resident) / 8 * 8;
@@ -602,17 +569,11 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
         const char *name;
         int value;
     } sizes[] = {
-        {"dim", dim},
-        {"groups", tile->groups},
-        {"rows", tile->groups * 64},
-        {"tile", tile->tile},
-        {"tile_bytes", tile->tile * dim * 2},
-        {"stages", tile->stages},
-        {"resident", tile->resident},
-        {"threads", threads},
-        {"row_bytes", tile->groups * 64 * dim * 2},
-        {"fewer", fewer},
-        {"more", more},
+        {"groups", tile->groups}, {"rows", tile->groups * 64},
+        {"tile", tile->tile},     {"tile_bytes", tile->tile * dim * 2},
+        {"stages", tile->stages}, {"resident", tile->resident},
+        {"threads", threads},     {"row_bytes", tile->groups * 64 * dim * 2},
+        {"fewer", fewer},         {"more", more},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         template_set(t, sizes[i].name, "%d", sizes[i].value);
@@ -636,7 +597,7 @@ static int works_of_block(const attention_printer *p, const attention_tile *tile
 
 static void print_forward(attention_printer *p, int variant) {
     const ml_attention_step *a = p->a;
-    const attention_tile *tile = &forward_tiles[a->head_dim == 128][variant];
+    const attention_tile *tile = &forward_tiles[attention_width(p) / 64 - 1][variant];
     template_set(&p->text, "turns", "%d", tile->turns);
     int64_t rows = tile->groups * 64, blocks = (a->seq + rows - 1) / rows;
     int works = works_of_block(p, tile, blocks), buffers = works > 1 ? 2 : 1;
@@ -648,13 +609,13 @@ static void print_forward(attention_printer *p, int variant) {
     template_set(&p->text, "q_blocks", "%lld", (long long)blocks);
     int64_t tiles = (a->kv_seq + tile->tile - 1) / tile->tile;
     int64_t list_bytes = 4 * buffers * (tiles + 1);
-    int64_t bytes = 1024 + (buffers * rows + tile->stages * tile->tile) * a->head_dim * 2 +
+    int64_t bytes = 1024 + (buffers * rows + tile->stages * tile->tile) * attention_width(p) * 2 +
                     16 * tile->stages + 16;
     bool listed = p->masks > 0 && bytes + list_bytes <= MOST_SHARED / tile->resident;
     template_set(&p->text, "list_size", "%lld", (long long)tiles + 1);
     template_set(&p->text, "listed", "%d", listed);
-    template_set_text(&p->text, "make_list", listed ? list_text : no_list_text);
-    template_set_text(&p->text, "hide", listed ? hide_text : "(void)part;");
+    template_set_text(&p->text, "make_list", listed ? attention_list_text : attention_no_list_text);
+    template_set_text(&p->text, "hide", listed ? attention_hide_text : "(void)part;");
     template_set_text(&p->text, "lines", "");
     template_set_text(&p->text, "line_rows", "");
     if (a->args.score && listed == (p->masks > 0)) attention_open_score(p);
@@ -671,11 +632,16 @@ void attention_wgmma_reserve(attention_printer *p, ml_schedule *s) {
     if (p->masks > 0 && attention_wgmma_serves(p)) attention_reserve_states(p, s);
 }
 
+/* Columns of tiles: heads' sizes in whole blocks, as zeros where there are no more. */
+int64_t attention_width(const attention_printer *p) {
+    return attention_round_up(p->a->head_dim, 64);
+}
+
 bool attention_wgmma_serves(const attention_printer *p) {
     enum { HOPPER = 90 };
     const ml_attention_step *a = p->a;
     return p->schedule->target->arch == HOPPER && ml_knobs()->wgmma &&
-           (a->head_dim == 64 || a->head_dim == 128) && a->value_dim == a->head_dim &&
+           a->head_dim <= (a->backward ? 128 : 256) && a->value_dim == a->head_dim &&
            attention_aligned(p);
 }
 
@@ -684,8 +650,10 @@ bool template_attention_wgmma(attention_printer *p) {
     int variant = ml_knobs()->wgmma - 1;
     if (variant >= ATTENTION_VARIANTS) variant = 0;
     attention_set_units(p);
+    template_set(&p->text, "dim", "%d", (int)attention_width(p));
+    template_set(&p->text, "depth", "%d", (int)attention_round_up(p->a->head_dim, 16));
     if (p->a->backward)
-        attention_wgmma_gradient(p, variant);
+        attention_wgmma_gradient(p);
     else
         print_forward(p, variant);
     return true;

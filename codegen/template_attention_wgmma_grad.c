@@ -7,32 +7,41 @@
  * the columns. Four more warps bring operands and add tiles of dq to sums in memory
  * (template_attention_wgmma_supply.c).
  *
- * Results repeat: a tile of dq is added up in the order of falling keys. Items are handed out in
+ * Results repeat: a tile of dq is added up in the order of rising keys. Items are handed out in
  * that order within a head too (a counter in memory, asked when an item is begun), so that whoever
- * is waited for runs already; with a causal mask the item of the keys before meets a tile of
- * queries two tiles of time later, so that next to nobody waits. The first one stores, so that
- * nobody clears sums. A kernel before gives row statistics, one behind turns sums into dq.
+ * is waited for runs already. They are handed out for groups of heads, the first keys of all heads
+ * of a group first: with a causal mask most queries see these, so that short items come last and no
+ * multiprocessor is idle for long, and the items of a head begin at different times and hardly wait
+ * for each other. An item begins with the last queries, of all heads that share its keys. Who adds
+ * first stores, so that nobody clears sums. A kernel before gives row statistics, one behind turns
+ * sums into dq.
  *
  * Tiles that masks of the score function hide are nobody's: those who bring skip them, by a table
  * that the kernel before makes from the states of blocks (template_attention_score.c). It also has
  * each tile's turn, as those who never come must not be waited for.
  *
  * A sum's elements lie as threads hold them: [tile of 64 queries][half][4 sums of a thread][thread]
- * [4]. With heads of 64 there are registers to issue the next tile's scores before a tile's last
- * products (`early`).
+ * [4].
  *
  * Cycles of an SM for 128 queries x 128 keys: products 2,560 with heads of 64 and 5,120 with 128;
  * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
  * Measured on an H200 (causal, TFLOP/s; plain, soft cap, slopes (ALiBi), documents of 700 tokens):
- * heads of 64, 1,024 tokens: 278, 259, 278, 355; heads of 128, 4,096 tokens: 460, 414, 464, 1,276.
- * Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8, adding up dq in
- * order 6; masks take 2 %.
+ * heads of 64, 1,024 tokens: 280, 259, 279, 354; heads of 128, 4,096 tokens: 459, 413, 463, 1,273.
+ * There the order of items changes nothing; with a loop that was 4 % slower it took 32 heads on 8,
+ * 4 x 4,096 tokens, from 424 to 463; 16 on 2, 16,384 tokens, from 321 to 468; 16 of 2,048 tokens
+ * from 242 to 312. Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8,
+ * adding up dq in order 6; masks take 2 %.
  *
  * What takes time is neither products nor shared memory: in a loop in which products are under way
  * beside everything else nobody waits for them, and a tile of 64 queries takes as long with heads
  * of 64 (3,640 cycles: exponentials 1,230, slopes 515, issuing products 590, where products from
  * registers stop a warp and operands were made anew for each, giving dq away 530, an item's end
- * 350). Two warps on a scheduler, at the same point, do not hide each other's latencies. */
+ * 350). Two warps on a scheduler, at the same point, do not hide each other's latencies.
+ *
+ * Tried, and no faster (H200, normal operands): the next tile's scores issued before a tile's last
+ * products (2 % slower); dp awaited when half of the scores are probabilities (the same, 1 % slower
+ * with heads of 128); products always under way (14 % slower with heads of 128); anything between
+ * the wait for scores and the loads that follow it, which ptxas moves up: 4 to 11 %. */
 #include "codegen/template_attention.h"
 
 /* One tile of the scores: s to probabilities and dp to the gradients of the scaled products. Rows
@@ -130,7 +139,7 @@ static __device__ __forceinline__ void ${e}_store_rows(const float (&sum)[N], bo
                 x[k] = any ? ${e}_pack(pair[0] * factor, pair[1] * factor) : 0;
             }
             ${e}_trade(x);
-            if (lane / 4 + r * 8 < there)
+            if (lane / 4 + r * 8 < there && lane % 4 * 8 + i * 8 < ${head_dim})
                 *(uint4 *)(to + r * 8 * stride + i * 8) = uint4{x[0], x[1], x[2], x[3]};
         }
 }
@@ -173,7 +182,7 @@ static __device__ __forceinline__ void ${e}_two_scores(float (&s)[${tile} / 2],
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
-        for (int k = 0; k < ${dim} / 16; k++) {
+        for (int k = 0; k < ${depth} / 16; k++) {
             unsigned keys = k / 4 * ${rows} * 128 + k % 4 * 32;
             unsigned queries = k / 4 * ${tile} * 128 + k % 4 * 32;
             ${e}_score(i ? dp : s, ${e}_further(l, i * ${row_bytes} + keys),
@@ -274,70 +283,6 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
 }
 )";
 
-/* The same with the next tile's scores issued before the last products of this one, which go on
- * beside the next one's slopes. Nothing is under way from one round of the loop to the next: ptxas
- * would serialize all products. The scores behind the last tile are nobody's. */
-static const char early_text[] = R"(
-static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, char *base,
-                                                    unsigned at) {
-    const ${e}_message *messages = (const ${e}_message *)(base + ${e}_messages_at);
-    float s[${tile} / 2], dp[${tile} / 2], dk[${dim} / 2] = {}, dv[${dim} / 2] = {};
-    unsigned p[${tile} / 4], slopes[${tile} / 4];
-    int slot = 0, turn = 0, stage = 0;
-    ${e}_ring ring = {};
-    ${e}_await(at + ${e}_full, 0);
-    ${e}_message m = messages[0];
-    ${e}_hold(dk); /* zeros before products begin */
-    ${e}_hold(dv);
-    ${e}_begin();
-    ${e}_two_scores(s, dp, at, 0, 0);
-    ${e}_end();
-    ${e}_finish<0>();
-    ${e}_hold(s);
-    ${e}_hold(dp);
-    if (m.batch >= 0) ${e}_tile_slopes<true>(a, base, m, 0, s, dp);
-    for (; m.batch >= 0; turn++) {
-        int odd = turn % 2 * (${rows} * 128), before = stage, before_slot = slot;
-        ${e}_round(p, s);
-        ${e}_round(slopes, dp);
-        ${e}_show_slopes(base + ${e}_slopes_at + odd, slopes);
-        ${e}_signal(at + ${e}_shown);
-        if (m.last && ++slot == ${slots}) slot = 0;
-        ring.next();
-        stage = ring.stage;
-        ${e}_await(at + ${e}_full + stage * 8, ring.parity);
-        const ${e}_message next = messages[stage];
-        float sum[${dim} / 4];
-        ${e}_begin();
-        ${e}_two_scores(s, dp, at, slot, stage);
-        ${e}_end();
-        ${e}_begin();
-        ${e}_two_chains(dk, dv, slopes, p, at, before);
-        ${e}_end();
-        ${e}_await(at + ${e}_shown, turn % 2);
-        ${e}_begin();
-        ${e}_gather_queries(sum, at + ${e}_slopes_at + odd, at + before_slot * (2 * ${row_bytes}));
-        ${e}_end();
-        ${e}_finish<2>();
-        ${e}_hold(s);
-        ${e}_hold(dp);
-        if (next.batch >= 0) ${e}_tile_slopes<false>(a, base, next, stage, s, dp);
-        ${e}_finish<0>();
-        ${e}_hold(p);
-        ${e}_hold(slopes);
-        ${e}_hold(dk);
-        ${e}_hold(dv);
-        ${e}_hold(sum);
-        ${e}_leave(at + ${e}_empty + before * 8);
-        if (m.last) ${e}_leave(at + ${e}_free + before_slot * 8);
-        ${e}_give(base, at, turn, m.tile, m.rank, sum);
-        if (m.last) ${e}_finish_item(a, m, dk, dv);
-        m = next;
-    }
-    ${e}_give_up(base, at, turn);
-}
-)";
-
 static const char kernel_text[] = R"(
 extern "C" __global__ void __launch_bounds__(${threads}, 1) ${e}(${e}_arguments a) {
     extern __shared__ uint4 ${e}_shared[];
@@ -396,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     ${find_entries}
 }
 )";
-/* With masks: what a block's queries are to each block of 128 keys (${e}_tiles), from the last one
+/* With masks: what a block's queries are to each block of 128 keys (${e}_tiles), from the first one
  * that they see on, by the states of blocks of 64 by 64. */
 static const char entries_text[] = R"(
     if (threadIdx.x < 32 && (${mask_heads} > 1 || head == 0)) {
@@ -405,17 +350,18 @@ static const char entries_text[] = R"(
         long long mask = (long long)batch * ${mask_heads} + ${mask_head};
         const char *states = a.p[${states_at}] + (mask * ${q_parts} + query / 64) * ${k_parts};
         int *entries = (int *)(work + ${entries_at}) + mask * (${k_blocks} * ${q_tiles});
-        for (int start = latest; start >= 0; start -= 32) {
-            int block = start - lane, parts = 0;
+        for (int start = ${first_key} / ${keys_of_block}; start <= latest; start += 32) {
+            int block = start + lane, parts = 0;
             bool seen = false;
             for (int i = 0; i < 2; i++) {
-                int k = block * 2 + i, state = block >= 0 && k < ${k_parts} ? states[k] : 0;
+                int k = block * 2 + i;
+                int state = block <= latest && k < ${k_parts} ? states[k] : 0;
                 seen |= state != 0;
                 parts |= (state != ${whole_state}) << i;
             }
             unsigned all = __ballot_sync(~0u, seen);
             int before = rank + __popc(all & ((1u << lane) - 1));
-            if (block >= 0)
+            if (block <= latest)
                 entries[block * ${q_tiles} + query / 64] = seen ? before * 4 + parts : -1;
             rank += __popc(all);
         }
@@ -433,31 +379,26 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     ml_bf16 *dq = (ml_bf16 *)a.p[${dq_at}] + ${dq_batch} + head * ${dq_head};
     const float *work = (const float *)a.p[${delta_at}];
     const float4 *sums = (const float4 *)(work + ${sums_at}) +
-                         (long long)blockIdx.x * (16 * ${head_dim}) + threadIdx.x;
+                         (long long)blockIdx.x * (16 * ${dim}) + threadIdx.x;
     bool any = ((const unsigned *)(work + ${turns_at}))[blockIdx.x] > 0;
     query += threadIdx.x / 32 * 16;
-    float x[${head_dim} / 2];
+    float x[${dim} / 2];
 #pragma unroll
-    for (int i = 0; i < ${head_dim} / 8; i++) {
+    for (int i = 0; i < ${dim} / 8; i++) {
         float4 sum = any ? sums[i * 128] : float4{0, 0, 0, 0};
         x[4 * i] = sum.x, x[4 * i + 1] = sum.y, x[4 * i + 2] = sum.z, x[4 * i + 3] = sum.w;
     }
-    ${e}_store_rows<${head_dim} / 2>(x, true, ${scale}, dq + query * ${dq_seq}, ${dq_seq},
+    ${e}_store_rows<${dim} / 2>(x, true, ${scale}, dq + query * ${dq_seq}, ${dq_seq},
                                      ${seq} - query);
 }
 )";
 
-/* How a block is cut, by head size (64, 128) and variant. Threads that copy would need 64
- * registers, but with heads of 128 those that compute need 232: with fewer, ptxas serializes their
- * products. */
+/* How a block is cut, with heads of 64 and of 128. Threads that copy would need 64 registers, but
+ * with heads of 128 those that compute need 232: with fewer, ptxas serializes their products. */
 typedef struct {
     int stages, slots, fewer;
-    bool early;
 } grad_tile;
-static const grad_tile grad_tiles[2][ATTENTION_VARIANTS] = {
-    {{4, 2, 56, false}, {4, 2, 56, true}, {3, 2, 56, true}},
-    {{2, 1, 40, false}, {2, 1, 40, false}, {2, 1, 40, false}},
-};
+static const grad_tile grad_tiles[2] = {{4, 2, 56}, {2, 1, 40}};
 enum { QUERIES = 64, KEYS = 128 };
 
 static int64_t tiles_of_queries(const attention_printer *p) {
@@ -476,7 +417,7 @@ typedef struct {
 static grad_room lay_out(const attention_printer *p) {
     int64_t tiles = p->batches * p->a->heads * tiles_of_queries(p);
     grad_room room = {.sums = tiles * 2 * QUERIES};
-    room.turns = room.sums + tiles * QUERIES * p->a->head_dim;
+    room.turns = room.sums + tiles * QUERIES * attention_width(p);
     room.counter = room.turns + tiles;
     room.entries = room.end = room.counter + 1;
     if (p->masks > 0)
@@ -509,11 +450,26 @@ static void set_visible(attention_printer *p, const grad_room *room) {
     template_set(t, "entries_at", "%lldLL", (long long)room->entries);
     template_set(t, "listed", "%d", listed);
     template_set_text(t, "find_entries", listed ? entries_text : "");
-    template_set_text(t, "entry", listed ? entry_text : "(${latest_block} - key / ${rows}) * 4");
+    template_set_text(t, "entry",
+                      listed ? entry_text : "(key / ${rows} - ${first_key} / ${rows}) * 4");
     template_set_text(t, "hide", listed ? "${shown} hidden |= !shown;" : "");
     template_set_text(t, "lines", "");
     template_set_text(t, "line_rows", "");
     if (p->a->args.score) attention_open_score(p);
+}
+
+/* Items in the order in which they are begun: heads in groups, the first one with what is left
+ * over, and in a group the first keys of all its heads first, which most queries see: the last
+ * items are short. Items of a head that begin together wait for each other's dq, tile by tile; of
+ * so many heads only a few do. */
+static void set_order(attention_printer *p) {
+    enum { OF_A_HEAD = 4 };
+    int64_t heads = p->a->kv_heads * p->batches, together = heads;
+    int64_t fewest = (p->schedule->target->multiprocessors + OF_A_HEAD - 1) / OF_A_HEAD;
+    if (fewest > 0 && heads > fewest) together = (heads + heads / fewest - 1) / (heads / fewest);
+    int64_t groups = (heads + together - 1) / together;
+    template_set(&p->text, "together", "%lld", (long long)together);
+    template_set(&p->text, "first_heads", "%lld", (long long)(heads - (groups - 1) * together));
 }
 
 static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
@@ -525,16 +481,15 @@ static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
                                  .fewer = cut->fewer,
                                  .gradient = true};
     int64_t items = blocks_of_keys(p) * a->kv_heads * p->batches;
-    const char *const bodies[] = {attention_grad_bulk,  slopes_text,
-                                  attention_grad_parts, attention_grad_supply,
-                                  attention_grad_add,   store_text,
-                                  products_text,        cut->early ? early_text : consume_text,
-                                  kernel_text};
+    const char *const bodies[] = {attention_grad_bulk,   slopes_text,        attention_grad_parts,
+                                  attention_grad_supply, attention_grad_add, store_text,
+                                  products_text,         consume_text,       kernel_text};
     template_set(&p->text, "slots", "%d", cut->slots);
     template_set(&p->text, "items", "%lld", (long long)items);
+    set_order(p);
     ml_kernel *kernel = attention_wgmma_kernel(
         p, &tile, bodies, (int)(sizeof bodies / sizeof *bodies), "attention_grad dq dk dv");
-    int64_t head = a->head_dim, several = p->schedule->target->multiprocessors;
+    int64_t head = attention_width(p), several = p->schedule->target->multiprocessors;
     int64_t shared = cut->slots * 2 * KEYS * head * 2 + cut->stages * 2 * QUERIES * head * 2 +
                      2 * KEYS * QUERIES * 2 + 2 * QUERIES * head * 4 +
                      cut->stages * (8 * QUERIES + 32 + 16) + 32 + cut->slots * 8 + 40;
@@ -543,17 +498,18 @@ static ml_kernel *print_items(attention_printer *p, const grad_tile *cut) {
     return kernel;
 }
 
-void attention_wgmma_gradient(attention_printer *p, int variant) {
+void attention_wgmma_gradient(attention_printer *p) {
     ml_template *t = &p->text;
     grad_room room = lay_out(p);
     template_set(t, "q_tiles", "%lld", (long long)tiles_of_queries(p));
     template_set(t, "sums_at", "%lldLL", (long long)room.sums);
     template_set(t, "turns_at", "%lldLL", (long long)room.turns);
     template_set(t, "counter_at", "%lldLL", (long long)room.counter);
+    template_set(t, "keys_of_block", "%d", KEYS);
     template_set(t, "k_blocks", "%lld", (long long)blocks_of_keys(p));
     set_visible(p, &room);
     ml_kernel *prepare = print_simple(p, prepare_text, "attention_grad");
-    prepare->next = print_items(p, &grad_tiles[p->a->head_dim == 128][variant]);
+    prepare->next = print_items(p, &grad_tiles[attention_width(p) == 128]);
     prepare->next->next = print_simple(p, settle_text, "attention_grad dq");
     p->step->kernel = p->masks > 0 ? attention_states_kernel(p) : prepare;
     if (p->masks > 0) p->step->kernel->next = prepare;

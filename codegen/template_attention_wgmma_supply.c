@@ -135,57 +135,60 @@ static __device__ __forceinline__ void ${e}_bring(unsigned tile, const ml_bf16 *
                                                   long long stride, int there) {
     const int pieces = ${dim} / 8, step = 64 / pieces;
     int thread = ${e}_supplier(), row = thread / pieces, piece = thread % pieces;
-    const ml_bf16 *own = from + row * stride + piece * 8;
+    const bool exists = ${head_dim} == ${dim} || piece < ${head_dim} / 8;
+    const ml_bf16 *own = exists ? from + row * stride + piece * 8 : from;
     unsigned even = tile + ${e}_place(ROWS, row, piece);
     unsigned odd = tile + ${e}_place(ROWS, row + step, piece);
     if (there >= ROWS) {
 #pragma unroll 4
         for (int r = 0; r < ROWS; r += 2 * step) {
-            ${e}_copy(even + r * 128, own + r * stride, 16);
-            ${e}_copy(odd + r * 128, own + (r + step) * stride, 16);
+            ${e}_copy(even + r * 128, own + r * stride, exists ? 16 : 0);
+            ${e}_copy(odd + r * 128, own + (r + step) * stride, exists ? 16 : 0);
         }
     } else
 #pragma unroll 2
         for (int r = 0; r < ROWS; r += 2 * step) {
-            bool valid = row + r < there, next = row + r + step < there;
+            bool valid = row + r < there && exists, next = row + r + step < there && exists;
             ${e}_copy(even + r * 128, valid ? own + r * stride : from, valid ? 16 : 0);
             ${e}_copy(odd + r * 128, next ? own + (r + step) * stride : from, next ? 16 : 0);
         }
 }
-/* The tiles of queries that an item's keys are for, in the heads that share these. Looked up 32 at
- * a time: each lane knows what one of them is, -1 or how many add to its dq before, and in the last
- * bits whether masks hide a part of it from the first 64 keys, and from the others. */
+/* The tiles of queries that an item's keys are for, in the heads that share these: the last queries
+ * first, of all heads. Looked up 32 at a time: each lane knows what one of them is, -1 or how many
+ * add to its dq before, and in the last bits whether masks hide a part of it from the first 64
+ * keys, and from the others. */
 struct ${e}_tiles {
-    int batch, head, key, first, end, next, found;
+    int batch, kv_head, key, end, next, count, found;
     unsigned left;
     __device__ __forceinline__ ${e}_tiles(const ${e}_arguments &a, int batch, int kv_head, int key)
-        : batch(batch), head(kv_head * ${group}), key(key), left(0) {
+        : batch(batch), kv_head(kv_head), key(key), next(0), left(0) {
         ${places}
         int last_key = key + ${rows} - 1 < ${kv_seq} ? key + ${rows} - 1 : ${kv_seq} - 1;
         (void)last_key;
-        first = ${first_query}, end = ${end_query};
-        first = next = first / ${tile} * ${tile};
+        int first = ${first_query} / ${tile};
+        end = (${end_query} + ${tile} - 1) / ${tile}, count = (end - first) * ${group};
+    }
+    __device__ __forceinline__ void place(int i, int &head, int &query) const {
+        head = kv_head * ${group} + i % ${group}, query = (end - 1 - i / ${group}) * ${tile};
     }
     __device__ __forceinline__ bool more(const ${e}_arguments &a) {
         while (!left) {
-            if (next >= end) {
-                if (++head % ${group} == 0) return false;
-                next = first;
-            }
-            int query = next + threadIdx.x % 32 * ${tile};
-            next += 32 * ${tile}, found = -1;
-            if (query < end) {
+            if (next >= count) return false;
+            int i = next + threadIdx.x % 32, head, query;
+            next += 32, found = -1;
+            if (i < count) {
                 ${places}
+                place(i, head, query);
                 found = ${entry};
             }
             left = __ballot_sync(~0u, found >= 0);
         }
         return true;
     }
-    __device__ __forceinline__ int take(int &query) {
+    __device__ __forceinline__ int take(int &head, int &query) {
         int lane = __popc(~left & (left - 1)); /* the first bit */
         left &= left - 1;
-        query = next + (lane - 32) * ${tile};
+        place(next + lane - 32, head, query);
         return __shfl_sync(~0u, found, lane);
     }
 };
@@ -194,9 +197,9 @@ static __device__ __forceinline__ void ${e}_bring_item(const ${e}_arguments &a, 
                                                        ${e}_supply &supply, ${e}_tiles &tiles) {
     int batch = tiles.batch;
     for (bool more = tiles.more(a), none = !more; more || none; none = false) {
-        int stage = supply.free_stage(), query = 0, entry = -1, there = 0;
-        int head = none ? tiles.head - 1 : tiles.head, thread = ${e}_supplier();
-        if (more) entry = tiles.take(query), there = ${seq} - query;
+        int stage = supply.free_stage(), query = 0, entry = -1, there = 0, thread = ${e}_supplier();
+        int head = tiles.kv_head * ${group};
+        if (more) entry = tiles.take(head, query), there = ${seq} - query;
         int tile = (batch * ${heads} + head) * ${q_tiles} + query / ${tile};
         ${e}_message *message = (${e}_message *)(base + ${e}_messages_at) + stage;
         if (thread == 0)
@@ -227,10 +230,16 @@ static __device__ __forceinline__ void ${e}_bring_all(const ${e}_arguments &a, c
         /* No sooner than it is begun: others wait for it. */
         if (thread == 0) *ticket = (int)atomicAdd(counter, 1u);
         ${e}_meet_suppliers();
-        int item = *ticket;
+        int item = *ticket, first = 0, heads = ${first_heads};
         if (item >= ${items}) break;
-        int key = (${k_blocks} - 1 - item % ${k_blocks}) * ${rows};
-        int kv_head = item / ${k_blocks} % ${kv_heads}, batch = item / (${k_blocks} * ${kv_heads});
+        if (item >= ${first_heads} * ${k_blocks}) {
+            item -= ${first_heads} * ${k_blocks};
+            first = item / (${together} * ${k_blocks}), heads = ${together};
+            item -= first * (${together} * ${k_blocks});
+            first = ${first_heads} + first * ${together};
+        }
+        int unit = first + item % heads, key = item / heads * ${rows};
+        int kv_head = unit % ${kv_heads}, batch = unit / ${kv_heads};
         supply.await_free(at + ${e}_free + slot * 8, number / ${slots} % 2 ^ 1);
         unsigned to = at + slot * (2 * ${row_bytes});
         ${e}_bring<${rows}>(to, (const ml_bf16 *)a.p[1] + ${k_batch} + kv_head * ${k_head} +

@@ -68,6 +68,13 @@ static const shape hopper[] = {
     {1, 2, 1, 70, 150, 128, true, 50, SLOPES, false, true, 130, 90, 7},
     {1, 2, 1, 330, 450, 64, true, 0, STRIPES, false}, /* blocks that nobody sees, and all see */
     {1, 2, 2, 200, 200, 128, false, 0, STRIPES, false},
+    {1, 2, 1, 70, 140, 40, true, 0, SOFT_CAP, false}, /* columns that are zeros */
+    {1, 2, 2, 150, 140, 96, true, 60, NO_SCORE, true},
+    {1, 1, 1, 140, 200, 72, true, 0, DOCUMENTS, false},
+    {1, 2, 1, 150, 200, 192, true, 0, DOCUMENTS, false}, /* forward only, as these are */
+    {1, 1, 1, 140, 140, 256, true, 0, SOFT_CAP, true},
+    {23, 3, 3, 10, 140, 64, true, 0, NO_SCORE, false}, /* heads in groups, the first one smaller */
+    {8, 5, 5, 70, 140, 64, true, 80, DOCUMENTS, false},
     {1, 1, 1, 70, 75, 64, false, 0, NO_SCORE, true, .opposite = true},
 };
 
