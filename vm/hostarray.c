@@ -114,6 +114,8 @@ static int64_t element_index(lua_State *L, const vm_host *host) {
 static int host_index(lua_State *L) {
     vm_host *host = check_host(L);
     if (lua_type(L, 2) == LUA_TNUMBER) {
+        int behind; /* the end of what ipairs reads is nil */
+        if (lua_tointegerx(L, 2, &behind) == host->count + 1 && behind) return 0;
         vm_push_element(L, host->dtype, host->data, element_index(L, host));
         return 1;
     }
@@ -144,15 +146,40 @@ static int host_table(lua_State *L) {
     return 1;
 }
 
-/* Number of elements stored from a table of numbers or of such tables. */
-int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at,
-                       int64_t count) {
-    index = lua_absindex(L, index);
+/* A table of tables has the dimensions of what it fills; what it has of numbers is counted later.
+ */
+static void check_nesting(lua_State *L, int index, const int64_t *dims, int rank, int depth) {
+    int64_t length = vm_table_length(L, index), wanted = depth < rank ? dims[depth] : 0;
     luaL_checkstack(L, 8, "nested tables");
+    bool nested = lua_rawgeti(L, index, 1) == LUA_TTABLE;
+    lua_pop(L, 1);
+    for (int k = depth + 1; !nested && k < rank; k++) wanted *= dims[k];
+    if (!nested && depth == 0) return;
+    if (depth == rank)
+        vm_fail(L, NULL, "the table has tables in tables to a depth of more than %d", rank);
+    if (length != wanted)
+        vm_fail(L, "a list of all elements, in row-major order, fits too",
+                "a table inside has %lld elements where %lld are wanted", (long long)length,
+                (long long)wanted);
+    for (int64_t i = 1; nested && i <= length; i++) {
+        if (lua_rawgeti(L, index, i) != LUA_TTABLE)
+            vm_fail(L, NULL, "the table has both tables and %s", luaL_typename(L, -1));
+        check_nesting(L, lua_gettop(L), dims, rank, depth + 1);
+        lua_pop(L, 1);
+    }
+}
+
+/* Number of elements stored from a table of numbers or of such tables. */
+static int64_t store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at,
+                           int64_t count) {
+    index = lua_absindex(L, index);
     int64_t length = vm_table_length(L, index);
+    bool nested = false; /* as check_nesting has it: by the first element */
     for (int64_t i = 1; i <= length; i++) {
-        if (lua_rawgeti(L, index, i) == LUA_TTABLE) {
-            at = vm_store_table(L, -1, dtype, data, at, count);
+        bool table = lua_rawgeti(L, index, i) == LUA_TTABLE;
+        nested = i == 1 ? table : nested;
+        if (nested) {
+            at = store_table(L, -1, dtype, data, at, count);
         } else {
             if (at >= count)
                 vm_fail(L, NULL, "the table has more than the %lld elements wanted",
@@ -164,10 +191,19 @@ int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int6
     return at;
 }
 
+int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, const int64_t *dims, int rank,
+                       void *data) {
+    int64_t count = 1;
+    index = lua_absindex(L, index);
+    for (int i = 0; i < rank; i++) count *= dims[i];
+    check_nesting(L, index, dims, rank, 0);
+    return store_table(L, index, dtype, data, 0, count);
+}
+
 static int host_fill(lua_State *L) {
     vm_host *host = check_host(L);
     if (lua_istable(L, 2)) {
-        int64_t stored = vm_store_table(L, 2, host->dtype, host->data, 0, host->count);
+        int64_t stored = vm_store_table(L, 2, host->dtype, host->dims, host->rank, host->data);
         if (stored != host->count)
             vm_fail(L, NULL, "the table has %lld elements, the host array %lld", (long long)stored,
                     (long long)host->count);

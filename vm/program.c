@@ -234,7 +234,8 @@ static const void *feed_memory(lua_State *L, int index, const ml_input *input) {
     void *data =
         lua_newuserdatauv(L, (size_t)count * (size_t)ml_dtypes[input->type.dtype].bytes, 0);
     if (lua_istable(L, index)) {
-        int64_t stored = vm_store_table(L, index, input->type.dtype, data, 0, count);
+        const ml_type *type = &input->type;
+        int64_t stored = vm_store_table(L, index, type->dtype, type->size, type->rank, data);
         if (stored != count)
             vm_fail(L, NULL, "input \"%s\" takes %lld elements, the table has %lld", input->name,
                     (long long)count, (long long)stored);

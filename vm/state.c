@@ -248,7 +248,7 @@ static int state_set(lua_State *L) {
     const int64_t count = ml_type_elements(type);
     if (lua_istable(L, 2)) {
         vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
-        int64_t stored = vm_store_table(L, 2, type->dtype, host->data, 0, count);
+        int64_t stored = vm_store_table(L, 2, type->dtype, type->size, type->rank, host->data);
         if (stored != count)
             vm_fail(L, NULL, "%s takes %lld elements, the table has %lld",
                     display_name(info_of(L, id)), (long long)count, (long long)stored);

@@ -216,9 +216,9 @@ typedef struct {
 } vm_host;
 vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims);
 vm_host *vm_to_host(lua_State *L, int index); /* NULL where it is none */
-/* Store a (nested) table of numbers from element `at` on; gives where it ended. */
-int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at,
-                       int64_t count);
+/* Store a table of numbers, or of tables by these dimensions; gives how many there were. */
+int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, const int64_t *dims, int rank,
+                       void *data);
 void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_t i);
 void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i);
 

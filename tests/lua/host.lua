@@ -21,7 +21,23 @@ check.near(h[3], 0.1, 4e-3)
 local bools = core.host("bool", 2):fill { true, false }
 check.equal(bools[1], true)
 check.equal(tostring(core.host("i32", 2):fill { 1, 2 }), "host i32[2] {1, 2}")
-check.raises("element 4 of a host array of 3", function() return h[4] end)
+check.raises("element 5 of a host array of 3", function() return h[5] end)
+local sum = 0
+for _, value in ipairs(core.host("i32", 2):fill { 1, 2 }) do sum = sum + value end
+check.equal(sum, 3, "elements by ipairs")
+local matrix, loop = core.host("f32", 2, 3), {}
+loop[1] = loop
+check.raises("a table inside has 2 elements where 3 are wanted", function() matrix:fill { { 1, 2 }, { 3, 4 } } end)
+check.raises("a table inside has 3 elements where 2 are wanted", function() matrix:fill { { 1, 2 }, { 3, 4 }, { 5, 6 } } end)
+check.raises("a table inside has 4 elements where 3 are wanted", function() matrix:fill { { 1, 2, 3, 4 }, { 5, 6 } } end)
+check.raises("the table has both tables and number", function() matrix:fill { { 1, 2, 3 }, 4 } end)
+check.raises("a table inside has 1 elements where 2", function() matrix:fill(loop) end)
+loop = { 1 }
+loop[2] = loop
+check.raises("element 2 must be a number, got table", function() matrix:fill(loop) end)
+loop = {}
+loop[1] = loop
+check.raises("to a depth of more than 1", function() core.host("f32", 1):fill(loop) end)
 check.raises("element 0 of a host array of 3", function() h[0] = 1 end)
 check.raises("which i32 cannot hold", function() core.host("i32", 1)[1] = 2 ^ 40 end)
 check.raises("which i32 cannot hold", function() core.host("i32", 1)[1] = 0.5 end)
