@@ -96,7 +96,7 @@ sanitize() { # NAME PATTERN..., where NAME begins with the tool's
         return
     fi
     # Library kernels are not ours to check, and MLUA_TUNE=0 keeps their many candidates out.
-    MLUA_TUNE=0 MLUA_CUDNN=0 part "$name" 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+    MLUA_TUNE=0 MLUA_CUDNN=0 part "$name" 200 "$sanitizer" --tool "$tool" --error-exitcode 9 \
         --print-limit 20 "$build/test" --gpu -v -j 0 "$@" # in one process, which is the one that is watched
 }
 
@@ -130,8 +130,8 @@ run_part() {
     kernels) tests kernels 150 gpu_ops gpu/ gpu_copies ;;
     trace) tests trace 30 -j 0 gpu_profile ;;
     products) tests products 90 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
-    attention) tests attention 150 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
-    tiles) tests tiles 180 gpu_attention/bf16_tiles gpu_attention/bf16_unordered gpu_attention/bf16_chosen ;;
+    attention) tests attention 240 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
+    tiles) tests tiles 240 gpu_attention/bf16_tiles gpu_attention/bf16_unordered gpu_attention/bf16_chosen ;;
     ragged) times ragged 60 gpu_ragged/times ;;
     times) times times 240 gpu_attention/times ;;
     flex)

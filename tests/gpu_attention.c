@@ -39,7 +39,6 @@ static const shape shapes[] = {
     {"score, head of 96", 1, 4, 2, 200, 330, 96, true, 0, CAPPED},
     {"head of 192", 1, 2, 1, 200, 200, 192, true, 0, PLAIN},
     {"score, head of 256", 1, 2, 2, 150, 210, 256, true, 0, CAPPED},
-    {"documents, head of 256", 1, 2, 1, 200, 200, 256, true, 0, DOCUMENTS},
     {"documents", 2, 2, 1, 330, 330, 64, true, 0, DOCUMENTS},
     {"documents, head of 128", 1, 2, 2, 200, 450, 128, false, 0, DOCUMENTS},
     {"documents, head of 128, causal", 1, 2, 1, 330, 330, 128, true, 0, DOCUMENTS},
