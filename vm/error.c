@@ -328,12 +328,27 @@ static const char *split_position(const char *text, size_t *file_length, int *li
     return NULL;
 }
 
+/* What the innermost frame of a script has called, by the name that it has there; or NULL. */
+static const char *called_name(lua_State *L) {
+    lua_Debug frame, called = {0};
+    for (int level = 0; lua_getstack(L, level, &frame); level++) {
+        lua_getinfo(L, "nSl", &frame);
+        bool script =
+            frame.currentline >= 1 && strncmp(frame.source, VM_STDLIB, sizeof VM_STDLIB - 1) != 0;
+        if (script) return called.name;
+        called = frame;
+    }
+    return NULL;
+}
+
 static const char *hint_for(const char *message) {
     if (strstr(message, "number expected, got tensor") ||
         strstr(message, "number expected, got state"))
         return "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
                "m.maximum";
     if (strstr(message, "on a axis value")) return "an Axis has .name and .size";
+    bool ours = strncmp(message, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0;
+    if (ours && strstr(message, "a nil value")) return "is an argument missing, or misspelt?";
     return NULL;
 }
 
@@ -358,7 +373,9 @@ static void convert_message(lua_State *L) {
         lua_pushlstring(L, text, length);
         file = lua_tostring(L, -1);
         if (stdlib) {
-            lua_pushfstring(L, "%s (at %s:%d)", message, file, line);
+            const char *called = called_name(L);
+            lua_pushfstring(L, "%s%s%s (at %s:%d)", called ? called : "",
+                            called ? " was given what it cannot take: " : "", message, file, line);
             message = lua_tostring(L, -1);
             known = vm_script_frame(L, &frame);
             file = NULL;
