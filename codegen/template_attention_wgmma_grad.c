@@ -26,11 +26,12 @@
  * Cycles of an SM for 128 queries x 128 keys: products 2,560 with heads of 64 and 5,120 with 128;
  * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
  * Measured on an H200 (causal, TFLOP/s; plain, soft cap, slopes (ALiBi), documents of 700 tokens):
- * heads of 64, 1,024 tokens: 280, 259, 279, 354; heads of 128, 4,096 tokens: 459, 413, 463, 1,273.
- * There the order of items changes nothing; with a loop that was 4 % slower it took 32 heads on 8,
- * 4 x 4,096 tokens, from 424 to 463; 16 on 2, 16,384 tokens, from 321 to 468; 16 of 2,048 tokens
- * from 242 to 312. Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8,
- * adding up dq in order 6; masks take 2 %.
+ * heads of 64, 1,024 tokens: 292, 265, 289, 366; heads of 128, 4,096 tokens: 469, 428, -, 1,300;
+ * before items came in this order 281, 259, 279, 354 and 460, 413, 463, 1,273. It took 24 heads on
+ * 8, 2 x 4,096 tokens, from 1,367 us to 1,088 (a step of llama-3b: 322.8 to 317.6 ms), 16 on 8, 4 x
+ * 4,096, from 1,620 to 1,450; with a loop that was 4 % slower 16 on 2, 16,384 tokens, from 321
+ * TFLOP/s to 468; 16 of 2,048 tokens from 242 to 312. Of 1.0 ms with heads of 64 the kernel before
+ * takes 6 % and the one behind 8, adding up dq in order 6; masks take 2 %.
  *
  * What takes time is neither products nor shared memory: in a loop in which products are under way
  * beside everything else nobody waits for them, and a tile of 64 queries takes as long with heads
@@ -461,11 +462,14 @@ static void set_visible(attention_printer *p, const grad_room *room) {
 /* Items in the order in which they are begun: heads in groups, the first one with what is left
  * over, and in a group the first keys of all its heads first, which most queries see: the last
  * items are short. Items of a head that begin together wait for each other's dq, tile by tile; of
- * so many heads only a few do. */
+ * so many heads only a few do, and few of those that a head has: with heads of 64, 1,024 tokens (8
+ * items a head; 768 heads) groups of 4 took 2,640 us, of 8 1,690, 16 1,110, 66 880, 132 940, and
+ * short items first, which hardly wait, 915. */
 static void set_order(attention_printer *p) {
     enum { OF_A_HEAD = 4 };
-    int64_t heads = p->a->kv_heads * p->batches, together = heads;
-    int64_t fewest = (p->schedule->target->multiprocessors + OF_A_HEAD - 1) / OF_A_HEAD;
+    int64_t heads = p->a->kv_heads * p->batches, together = heads, at_once = blocks_of_keys(p) / 4;
+    at_once = at_once < 1 ? 1 : at_once > OF_A_HEAD ? OF_A_HEAD : at_once;
+    int64_t fewest = (p->schedule->target->multiprocessors + at_once - 1) / at_once;
     if (fewest > 0 && heads > fewest) together = (heads + heads / fewest - 1) / (heads / fewest);
     int64_t groups = (heads + together - 1) / together;
     template_set(&p->text, "together", "%lld", (long long)together);
