@@ -452,7 +452,12 @@ static void set_gated(printer *p) {
     static const char *const names[] = {"x0", "x1", "x2", "x3"};
     const ml_function f = {.g = p->schedule->graph, .values = names};
     ml_text body = {.arena = arena}, numbers = {.arena = arena};
-    const char *result = ml_emit_function(&body, &f, r->gated, "gated_");
+    const ml_graph *g = f.g;
+    ml_ref root = r->gated; /* rounded where it is written */
+    if (ml_graph_node(g, root)->op == ML_OP_CAST &&
+        ml_graph_type(g, ml_graph_source(g, root, 0))->dtype == ML_F32)
+        root = ml_graph_source(g, root, 0);
+    const char *result = ml_emit_function(&body, &f, root, "gated_");
     template_set_text(&p->text, "gated",
                       ml_arena_format(arena,
                                       "static __device__ __forceinline__ float ${e}_gated(float "
@@ -475,6 +480,10 @@ static void set_gated(printer *p) {
                     (long long)stride_of(v, rows));
     }
     template_set_text(&p->text, "row_numbers", numbers.text);
+    template_set_text(&p->text, "quick",
+                      "#define ml_exp_f32 ml_quick_exp_f32\n" /* rounded to bf16 anyway */
+                      "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
+                      "#define ml_tanh_f32 ml_quick_tanh_f32\n");
     set(p, "half", r->n / 2);
 }
 
@@ -504,6 +513,7 @@ static void set_sizes(printer *p) {
     template_set(&p->text, "s_at", "%d", p->step->read_count + 1);
     set(p, "s_group", r->s_group), set(p, "s_batch", r->s_batch);
     set(p, "s_row", r->s_row), set(p, "s_col", r->s_col);
+    template_set_text(&p->text, "quick", "");
     if (r->gated) set_gated(p);
     set(p, "start_stride", r->start_stride), set(p, "end_stride", r->end_stride);
     template_set(&p->text, "tm", "%lld", (long long)p->tile_m);

@@ -24,7 +24,7 @@ enum { BOX_BYTES = DEEP * 128, STAGE_BYTES = (ROWS + COLUMNS) / DEEP * BOX_BYTES
 /* Between the marks: what tests replace to run without a GPU. */
 static const char ptx_text[] = R"(
 /* TMA */
-struct alignas(64) ${e}_map { char bytes[128]; };
+${quick}struct alignas(64) ${e}_map { char bytes[128]; };
 struct ${e}_arguments { ${e}_map map[${maps}]; char *p[${pointers}]; };
 static __device__ __forceinline__ unsigned ${e}_address(const void *shared) {
     return (unsigned)__cvta_generic_to_shared(shared);
