@@ -271,7 +271,7 @@ function Tensor:pow(b) end
 ---@return Tensor
 function Tensor:ragged_dot(other, over, starts, ends) end
 
----max(x, 0).
+---max(x, 0), whose slope at 0 is 0 (that of m.maximum would be 1/2).
 ---@return Tensor
 function Tensor:relu() end
 
@@ -980,7 +980,7 @@ function m.pow(a, b) end
 ---@return table<string, Host>
 function m.read_tensors(path) end
 
----max(x, 0).
+---max(x, 0), whose slope at 0 is 0 (that of m.maximum would be 1/2).
 ---@param x Tensor
 ---@return Tensor
 function m.relu(x) end

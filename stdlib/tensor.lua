@@ -126,10 +126,10 @@ end
 ---@return Tensor
 function m.swiglu(gate, up) return m.silu(gate) * up end
 
----max(x, 0).
+---max(x, 0), whose slope at 0 is 0 (that of m.maximum would be 1/2).
 ---@param x Tensor
 ---@return Tensor
-function m.relu(x) return core.maximum(x, 0) end
+function m.relu(x) return core.where(core.le(x, 0), 0, x) end
 
 ---log(1 + exp(x)), without overflow.
 ---@param x Tensor

@@ -125,4 +125,15 @@ for i = 1, 540 do wave[i] = 1.3 * math.sin(0.23 * i * i + i) end
 local function at(scale) return largest { x = wave, scale = scale } end
 check.near(at(1).slope, (at(1.01).loss - at(0.99).loss) / 0.02, 1e-3, "gradient of the largest")
 check.near(at(1).chosen, 60, 0, "values that are at least the largest")
+
+-- RELU is flat at 0, and keeps what is no number.
+local relu = m.compile(function(i)
+  return { y = m.relu(i.x), slope = m.grad(m.relu(i.x):sum(), { i.x })[1] }
+end, { x = { m.axis("n", 4) } })
+local out = relu { x = { -1, 0, 2, 0 / 0 } }
+for n, expected in ipairs { { 0, 0 }, { 0, 0 }, { 2, 1 } } do
+  check.equal(out.y[n], expected[1] + 0.0, "relu")
+  check.equal(out.slope[n], expected[2] + 0.0, "slope of relu")
+end
+check.equal(out.y[4] ~= out.y[4], true, "relu of nan")
 check.done()
