@@ -3,13 +3,14 @@
 # PARTS picks parts, or a list of them; what runs by default is `right` and then `profile`:
 #   right   smoke kernels products attention tiles parity losses racecheck synccheck memcheck initcheck
 #           trace: parts that measure nothing run side by side, JOBS (half the cores) at once
-#   fast    ragged times flex profile bench, each alone
+#   fast    norms ragged times flex profile bench, each alone
 #   smoke      a few steps of a small model: the driver, NVRTC, cuBLASLt and cuDNN are there
 #   kernels    every generated kernel against the reference
 #   trace      what --profile says of a small run
 #   products   cuBLASLt, and products by groups on warpgroup products
 #   attention  cuDNN, and mlua's own kernels as they run by default
 #   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), MLUA_DETERMINISTIC=0, and what is chosen by time
+#   norms      how fast norms and their gradients are, beside a copy
 #   ragged     how fast products by groups are
 #   times      how fast attention is: cuDNN, mma.sync and each variant
 #   flex       the same score functions and masks in PyTorch's FlexAttention
@@ -30,7 +31,7 @@ build=${B:-build} out=${1:-$(mktemp -d)} budget=${BUDGET:-570} begun=$SECONDS
 right="racecheck losses attention tiles memcheck initcheck synccheck kernels products parity smoke trace"
 parts=" ${PARTS:-right profile} "
 parts=${parts/ right / $right }
-parts=${parts/ fast / ragged times flex profile bench }
+parts=${parts/ fast / norms ragged times flex profile bench }
 cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(gpt2-124m llama-1b moe-8x moe-64x)
 read -ra settings <<<"${SETTINGS:-}"
@@ -84,7 +85,7 @@ tests() {
 # times NAME LIMIT PATTERN: what a test prints
 times() {
     BENCH=${BENCH:-1} tests "$1" "$2" -j 0 "$3"
-    grep -E 'TFLOP/s' "$work/$1.log" 2>/dev/null | tee -a "$out/table.txt"
+    grep -E 'TFLOP/s|% of a copy' "$work/$1.log" 2>/dev/null | tee -a "$out/table.txt"
 }
 
 sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}"/bin/compute-sanitizer 2>/dev/null)
@@ -132,6 +133,7 @@ run_part() {
     products) tests products 90 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
     attention) tests attention 240 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
     tiles) tests tiles 240 gpu_attention/bf16_tiles gpu_attention/bf16_unordered gpu_attention/bf16_chosen ;;
+    norms) times norms 30 gpu_norms/times ;;
     ragged) times ragged 60 gpu_ragged/times ;;
     times) times times 240 gpu_attention/times ;;
     flex)
