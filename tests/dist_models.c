@@ -529,6 +529,17 @@ DIST_TEST(check_of_a_mesh) {
     process_expect(&r, "\"mesh\":{\"pp\":1,\"dp\":4,\"cp\":1,\"tp\":2}");
     process_expect(&r, "\"redistributions\":[{\"kind\":");
     process_expect(&r, "\"whole_optimizer_bytes\":0");
+    /* What the optimizer keeps counts as its own, though another program than the largest has it.
+     */
+    r = process_run(room, 0, "", "check --json \"$ROOT/models/gpt.lua\" layers=2 --mesh pp=2");
+    double sum = 0;
+    static const char *const kinds[] = {"parameters", "gradients", "optimizer", "activations",
+                                        "workspace"};
+    for (int i = 0; i < 5; i++)
+        sum += number(strstr(r.output, "\"memory_bytes\":"),
+                      ml_arena_format(room->arena, "\"%s\":", kinds[i]));
+    CHECK(number(strstr(r.output, "\"memory_bytes\":"), "\"optimizer\":") > 0);
+    CHECK(sum == number(r.output, "\"peak_bytes\":"));
     /* ZeRO-1 over 8 of tensors of which some have 12 and 251 elements an axis. */
     r = process_run(room, 0, "",
                     "check \"$ROOT/models/gpt.lua\" layers=1 embed=12 heads=3 seq=31 vocab=251 "

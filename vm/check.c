@@ -21,6 +21,7 @@ typedef struct {
     const ml_plan *largest; /* the program that needs the most, with the others' states */
     const struct ml_staged_plan *pipeline; /* of the program that runs most often, if it is cut */
     int64_t peak_bytes, other_bytes;       /* of it; states that only other programs use */
+    int64_t memory[ML_MEMORY_KINDS];       /* of the peak, with those states */
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
     vm_traffic traffic;
@@ -281,6 +282,9 @@ static void read_states(lua_State *L, report *r) {
     int64_t *bytes = push_state_bytes(L);
     r->largest = find_largest(L, bytes, all, own, &r->other_bytes);
     r->peak_bytes = r->largest->peak_bytes + r->other_bytes;
+    memcpy(r->memory, r->largest->kind_bytes, sizeof r->memory);
+    memset(own, 0, states + 1);
+    mark_states(r->largest, own);
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(r->graph, id);
         local_call call = {.vm = vm_of(L), .id = id}; /* a rank's part */
@@ -290,6 +294,7 @@ static void read_states(lua_State *L, report *r) {
             r->parameter_count++;
         }
         if (!all[id]) continue;
+        if (!own[id]) r->memory[ml_plan_memory_kind(state->kind)] += bytes[id];
         r->state_bytes[state->kind] += bytes[id];
         r->state_count[state->kind]++;
         if (call.whole) r->whole_bytes += bytes[id];
@@ -396,8 +401,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     printf("planned in      %.0f ms\n", r->plan_seconds * 1e3);
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
-        printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->largest->kind_bytes[i]));
-    if (r->other_bytes) printf("  %-13s %s\n", "other states", bytes_text(L, r->other_bytes));
+        printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->memory[i]));
     traffic_print(L, &r->traffic, "in one step", format_bytes);
     if (r->step_programs < vm_table_length(L, 1))
         traffic_print(L, &r->between, "in one run of what runs between steps (evaluation)",
@@ -439,7 +443,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     const ml_vm *vm = vm_of(L);
     json_t *memory = json_object();
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
-        json_object_set_new(memory, ml_memory_names[i], json_integer(r->largest->kind_bytes[i]));
+        json_object_set_new(memory, ml_memory_names[i], json_integer(r->memory[i]));
     json_t *object =
         json_pack("{s:s, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:i, s:f, s:I, s:o, s:o}", "device",
                   device_text(vm), "parameters", (json_int_t)r->parameters, "state_bytes",

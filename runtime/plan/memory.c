@@ -166,7 +166,7 @@ static bool *gradients_find(const ml_graph *g, ml_arena *arena) {
     return gradient;
 }
 
-ml_memory_kind memory_state_kind(ml_state_kind kind) {
+ml_memory_kind ml_plan_memory_kind(ml_state_kind kind) {
     switch (kind) {
     case ML_STATE_PARAMETER:
     case ML_STATE_COPY: return ML_MEMORY_PARAMETERS;
@@ -180,7 +180,7 @@ ml_memory_kind memory_state_kind(ml_state_kind kind) {
 static ml_memory_kind memory_kind(const ml_schedule *s, const ml_storage *storage,
                                   const bool *gradient) {
     if (storage->kind == ML_STORAGE_STATE)
-        return memory_state_kind(ml_graph_state(s->graph, storage->id)->kind);
+        return ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind);
     if (storage->kind == ML_STORAGE_INPUT || storage->node == 0) return ML_MEMORY_WORKSPACE;
     return gradient[storage->node] ? ML_MEMORY_GRADIENTS : ML_MEMORY_ACTIVATIONS;
 }
@@ -210,7 +210,7 @@ static int64_t account_refresh(ml_plan *plan, bool *seen) {
         const ml_storage *storage = &s->storages.at[i];
         if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
         int64_t bytes = memory_padded(storage->bytes);
-        ml_memory_kind kind = memory_state_kind(ml_graph_state(s->graph, storage->id)->kind);
+        ml_memory_kind kind = ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind);
         seen[storage->id] = true;
         plan->state_bytes[kind] += bytes;
         plan->kind_bytes[kind] += bytes;

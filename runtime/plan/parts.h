@@ -36,7 +36,6 @@ void plan_export(ml_plan *plan);
 void plan_batch(ml_plan *plan, const ml_target *target);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
-ml_memory_kind memory_state_kind(ml_state_kind kind);
 int64_t memory_padded(int64_t bytes);
 
 /* Whether write `write` of the step may use the very memory of `storage`, as far as the step's own

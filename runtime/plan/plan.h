@@ -18,6 +18,7 @@ typedef enum {
     ML_MEMORY_KINDS
 } ml_memory_kind;
 extern const char *const ml_memory_names[ML_MEMORY_KINDS];
+ml_memory_kind ml_plan_memory_kind(ml_state_kind kind); /* what a state counts as */
 
 /* How to cut a program into pipeline stages, where the layout says so. */
 typedef struct {

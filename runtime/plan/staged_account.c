@@ -104,7 +104,7 @@ static void account_states(const ml_plan *part, bool *seen, account *a) {
         const ml_storage *storage = &s->storages.at[i];
         if (storage->kind != ML_STORAGE_STATE || seen[storage->id]) continue;
         seen[storage->id] = true;
-        a->states[memory_state_kind(ml_graph_state(s->graph, storage->id)->kind)] +=
+        a->states[ml_plan_memory_kind(ml_graph_state(s->graph, storage->id)->kind)] +=
             memory_padded(storage->bytes);
     }
 }
