@@ -3,8 +3,9 @@
  * all three in memory until the backward pass.
  *
  * A CONCAT is laid over the parts of a product's (or kernel's) result that its own kernel reads,
- * each element over one that the same iteration reads and no other. Nothing else may read them. It
- * happens between the choice of groups and of their memory: nothing has a value yet. */
+ * each element over one that the same iteration reads and no other. Nothing else may read them, and
+ * no two CONCATs share them. It happens between the choice of groups and of their memory: nothing
+ * has a value yet. */
 #include "codegen/fusion.h"
 
 #include <string.h>
@@ -202,6 +203,13 @@ static bool try_access(lowering *l, overlay *o, const lower_access *access) {
     return true;
 }
 
+/* Whether another CONCAT takes these columns: one kernel may make both of the same elements. */
+static bool is_taken(const overlays *all, const overlay *o) {
+    for (uint32_t i = all->last[o->over]; i > 0; i = all->overlays.at[i - 1].before)
+        if (meet(&all->overlays.at[i - 1].columns, &o->columns)) return true;
+    return false;
+}
+
 static void propose(overlays *all, ml_ref n) {
     lowering *l = all->l;
     const lower_info *info = &l->info[n];
@@ -212,7 +220,7 @@ static void propose(overlays *all, ml_ref n) {
     if (o.group == 0) return;
     const lower_group *group = &l->groups.at[o.group];
     for (uint32_t a = 0; a < group->accesses.count; a++) {
-        if (!try_access(l, &o, &group->accesses.at[a])) continue;
+        if (!try_access(l, &o, &group->accesses.at[a]) || is_taken(all, &o)) continue;
         o.before = all->last[o.over];
         *ML_PUSH(l->scratch, &all->overlays) = o;
         all->last[o.over] = all->overlays.count;

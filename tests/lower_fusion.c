@@ -419,6 +419,38 @@ TEST(lower, turned_in_place) {
     }
 }
 
+/* The same columns turned twice in one kernel: only one of the two may take their place. */
+static void build_turned_twice(void *context) {
+    piece *p = context;
+    ml_axis s = axis(p, "s"), t = axis(p, "t"), j = axis(p, "j"), h = axis(p, "h"),
+            d = axis(p, "d");
+    ml_ref x = input(p, ML_F32, "bse", SIZES(2, 32, 64));
+    ml_ref both = dot(p, x, input(p, ML_F32, "ej", SIZES(64, 128)), "e");
+    ml_ref shared = ml_split(p->g, ml_slice(p->g, both, j, 0, 64), j, h, 4, d, 16);
+    ml_ref v = ml_split(p->g, ml_slice(p->g, both, j, 64, 128), j, h, 4, d, 16);
+    ml_attention_args args = {.seq = s, .kv_seq = t, .heads = h, .kv_heads = h, .head_dim = d};
+    args.scale = 0.25, args.causal = true;
+    ml_ref q = turned(p, shared, d), k = turned(p, shared, d);
+    ml_ref sources[3] = {q, ml_rename(p->g, k, s, t), ml_rename(p->g, v, s, t)};
+    output(p, ml_attention(p->g, sources, 3, &args));
+}
+
+TEST(lower, turned_twice) {
+    for (int kind = 0; kind < 2; kind++) {
+        piece p;
+        lower_for(&p, kind ? ML_TARGET_CUDA : ML_TARGET_C, build_turned_twice);
+        const ml_value *q = NULL, *k = NULL;
+        for (uint32_t i = 0; i < p.s->steps.count; i++) {
+            const ml_step *step = &p.s->steps.at[i];
+            if (step->kind != ML_STEP_ATTENTION) continue;
+            q = &p.s->values.at[step->values[0]], k = &p.s->values.at[step->values[1]];
+        }
+        REQUIRE(q != NULL);
+        CHECK(q->storage != k->storage);
+        free_piece(&p);
+    }
+}
+
 /* A product whose bias is all that follows: the GPU's library adds it. */
 static void build_bias(void *context) {
     piece *p = context;
