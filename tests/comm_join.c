@@ -191,6 +191,69 @@ TEST(fault, busy_on_another_host) {
     comm_set_timeout(0);
 }
 
+/* Rank 2, on another host, ends; the last that its beats told is that it waits and is busy. */
+static int wait_for_ended(ml_comm *comm, void *argument) {
+    (void)argument;
+    if (ml_comm_barrier(comm) != ML_OK) return 1;
+    if (ml_comm_rank(comm) == 2) {
+        ml_comm_busy(comm, "compiling kernels");
+        ml_comm_waiting(comm, 0);
+        usleep(600000);
+        return 0;
+    }
+    double began = comm_now(), last = began;
+    ml_status status = ML_OK;
+    for (double slice = 0; comm_now() - began < 4 && status == ML_OK; slice = 0.05) {
+        status = ml_comm_waiting(comm, slice > 0 ? comm_now() - last : 0);
+        last = comm_now();
+        usleep(50000);
+    }
+    ml_comm_waited(comm);
+    if (ml_comm_check(comm) != ML_DEVICE) return 3;
+    const char *text = ml_error_last()->text;
+    return strstr(text, "rank 2 (pid ") && strstr(text, "has ended while others wait") ? 0 : 4;
+}
+
+TEST(fault, ended_on_another_host) {
+    comm_job job;
+    int nowhere = open("/dev/null", O_WRONLY);
+    comm_set_timeout(1);
+    start_hosts(&job, wait_for_ended, NULL, nowhere);
+    close(nowhere);
+    finish_well(&job);
+    comm_set_timeout(0);
+}
+
+/* Rank 3, on another host, comes late to what ranks exchange: it goes on meanwhile, or hangs. */
+static int come_late(ml_comm *comm, void *argument) {
+    bool hangs = *(bool *)argument;
+    if (ml_comm_barrier(comm) != ML_OK) return 1;
+    for (int i = 0; i < 7 && ml_comm_rank(comm) == 3; i++) {
+        usleep(hangs ? 500000 : 250000);
+        if (!hangs) ml_comm_note(comm, "step 3");
+    }
+    double began = comm_now();
+    ml_status status = ml_comm_barrier(comm);
+    if (!hangs) return status == ML_OK ? 0 : 2;
+    if (status != ML_DEVICE || comm_now() - began > 4) return 3;
+    const char *text = ml_error_last()->text;
+    return strstr(text, "rank 3 (pid ") && strstr(text, "does not answer") ? 0 : 4;
+}
+
+TEST(fault, late_on_another_host) {
+    comm_set_timeout(1);
+    for (int hangs = 0; hangs < 2; hangs++) {
+        comm_job job;
+        int codes[COMM_MOST], nowhere = open("/dev/null", O_WRONLY);
+        bool argument = hangs;
+        start_hosts(&job, come_late, &argument, nowhere);
+        comm_finish(&job, 30, -1, codes);
+        close(nowhere);
+        for (int i = 0; i < 4; i++) CHECK_EQ_INT(codes[i], i == 3 && hangs ? 1 : 0);
+    }
+    comm_set_timeout(0);
+}
+
 /* Beats pass while the ranks exchange nothing, and do not disturb what they exchange then. */
 static int idle_between_hosts(ml_comm *comm, void *argument) {
     (void)argument;

@@ -20,10 +20,10 @@ typedef enum {
     FRAME_PART
 } frame_kind;
 typedef struct {
-    uint32_t kind, sequence; /* of a beat: what its rank is at, BEAT_BUSY and BEAT_WAITS */
+    uint32_t kind, sequence; /* of a beat: what its rank is at (BEAT_...) */
     uint64_t bytes;
 } frame;
-enum { BEAT_BUSY = 1, BEAT_WAITS = 2 };
+enum { BEAT_BUSY = 1, BEAT_WAITS = 2, BEAT_GOES_ON = 4 };
 typedef struct {
     int32_t rank, unused;
     char text[COMM_FAILURE_BYTES];
@@ -115,22 +115,45 @@ void wire_tell_failure(ml_comm *comm) {
     for (int i = 0; i < comm->wire->count; i++) put_frame(comm, i, FRAME_FAILURE, &m, sizeof m);
 }
 
-/* What a beat tells of its rank. Rank 0's says busy where any rank is: the others do not hear of
- * one another. */
+/* What a beat tells of its rank. Rank 0's says busy where any rank is, and that it goes on where
+ * any does: the others do not hear of one another. */
 static void take_beat(ml_comm *comm, int connection, uint32_t flags) {
     comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
     uint64_t waits = flags & BEAT_WAITS ? comm_describe(COMM_OUTSIDE, 0, 0, 0) : 0;
     atomic_store(&record->pid, (int32_t)comm->wire->ends[connection].who.pid);
     atomic_store(&record->busy, flags & BEAT_BUSY);
     atomic_store(&record->waiting, waits);
+    if (flags & BEAT_GOES_ON) atomic_fetch_add(&record->progress, 1);
 }
 
-static uint32_t beat_flags(const ml_comm *comm) {
+/* No beat tells of it any more: what the last one said was before it ended. */
+static void take_farewell(ml_comm *comm, int connection) {
+    comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
+    atomic_store(&record->busy, 0);
+    atomic_store(&record->waiting, 0);
+    atomic_store(&record->state, COMM_DONE);
+}
+
+/* Of all ranks that this one hears of; for rank 0's others that is rank 0. */
+static uint64_t progress_of(const ml_comm *comm, bool *busy) {
+    uint64_t progress = 0;
+    *busy = false;
+    for (int i = 0; i < (comm->rank == 0 ? comm->world : 1); i++) {
+        *busy |= atomic_load(&comm->segment->ranks[i].busy) != 0;
+        progress += atomic_load(&comm->segment->ranks[i].progress);
+    }
+    return progress;
+}
+
+static uint32_t beat_flags(ml_comm *comm) {
     comm_record *own = &comm->segment->ranks[comm->rank];
     bool busy = atomic_load(&own->busy) != 0;
-    for (int i = 0; i < comm->world && comm->rank == 0; i++)
-        busy |= atomic_load(&comm->segment->ranks[i].busy) != 0;
-    return (busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u);
+    uint64_t progress = atomic_load(&own->progress);
+    if (comm->rank == 0) progress = progress_of(comm, &busy);
+    bool goes_on = progress != comm->wire->progress;
+    comm->wire->progress = progress;
+    return (busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u) |
+           (goes_on ? BEAT_GOES_ON : 0u);
 }
 
 /* Beats at the head of what has arrived are taken; a failure is read but left for the main thread.
@@ -148,7 +171,10 @@ static void look(ml_comm *comm, int connection, double slice) {
     }
     if (count == (ssize_t)sizeof seen && seen.head.kind == FRAME_FAILURE)
         take_failure(comm, &seen.failure);
-    if (count >= (ssize_t)sizeof seen.head && seen.head.kind == FRAME_FAREWELL) return;
+    if (count >= (ssize_t)sizeof seen.head && seen.head.kind == FRAME_FAREWELL) {
+        take_farewell(comm, connection);
+        return;
+    }
     int unread = 0;
     ioctl(end->fd, FIONREAD, &unread);
     end->silent = unread == end->unread ? end->silent + slice : 0;
@@ -181,7 +207,7 @@ void wire_watch(ml_comm *comm, double slice) {
     }
     if (pthread_mutex_trylock(&wire->lock) != 0) return;
     bool due = ++wire->ticks >= BEAT_TICKS || wire->ticks * slice > comm_stale_limit() / 4;
-    uint32_t flags = beat_flags(comm);
+    uint32_t flags = due ? beat_flags(comm) : 0;
     if (due) wire->ticks = 0;
     for (int i = 0; i < wire->count; i++) {
         if (wire->ends[i].fd < 0) continue;
@@ -194,18 +220,43 @@ void wire_watch(ml_comm *comm, double slice) {
 /* ---- Exchanges --------------------------------------------------------------------------------
  */
 
-/* Until there is something to read. */
-static ml_status wait_for(ml_comm *comm, int connection) {
-    double waited = 0, last = comm_now();
-    while (!join_wait(comm->wire->ends[connection].fd, POLLIN, comm_now() + SLICE)) {
-        double now = comm_now();
-        waited += now - last < 2 * SLICE ? now - last : 2 * SLICE;
-        last = now;
-        if (waited > comm_late_limit(comm, true)) lost(comm, connection, "does not answer");
-        ml_status status = comm_failure_report(comm);
-        if (status != ML_OK) return status;
+/* How long a message does not come. */
+typedef struct {
+    double seconds, last; /* without progress of others; when it was last looked at */
+    uint64_t progress;
+} delay;
+
+static bool waits(const ml_comm *comm, int rank) {
+    return atomic_load(&comm->segment->ranks[rank].waiting) != 0;
+}
+
+/* Accuses who keeps this rank waiting for too long. Rank 0 says first who it is: of those that do
+ * not wait themselves. */
+static void look_at_delay(ml_comm *comm, int connection, delay *d) {
+    bool busy;
+    uint64_t progress = progress_of(comm, &busy);
+    double now = comm_now(), slice = now - d->last;
+    if (progress != d->progress) d->seconds = 0;
+    *d = (delay){d->seconds + (slice < 2 * SLICE ? slice : 2 * SLICE), now, progress};
+    double limit = comm_late_limit(comm, busy);
+    if (waits(comm, rank_at(comm, connection))) limit = limit * 1.5 + 1;
+    if (comm->rank != 0) limit = limit * 1.5 + 3;
+    if (d->seconds <= limit) return;
+    int late = connection;
+    for (int i = 1; comm->rank == 0 && waits(comm, late) && i < comm->world; i++)
+        if (!waits(comm, i)) late = i;
+    lost(comm, late, "does not answer");
+}
+
+/* Until there is something to read, of which beats are no answer. */
+static ml_status wait_for(ml_comm *comm, int connection, delay *d) {
+    ml_status status = ML_OK;
+    for (bool there = false; !there && status == ML_OK;) {
+        there = join_wait(comm->wire->ends[connection].fd, POLLIN, comm_now() + SLICE);
+        look_at_delay(comm, connection, d);
+        status = comm_failure_report(comm);
     }
-    return comm_failure_report(comm);
+    return status;
 }
 
 /* Holding the lock: the frame that begins to arrive. False: a failure, or *again where it was only
@@ -239,9 +290,10 @@ static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *byt
 static ml_status get_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes,
                            size_t size) {
     comm_record *own = &comm->segment->ranks[comm->rank];
+    delay d = {.last = comm_now()};
     for (bool again = true; again;) {
         atomic_store(&own->waiting, comm_describe(COMM_WORDS, 0, 0, 0));
-        ml_status status = wait_for(comm, connection);
+        ml_status status = wait_for(comm, connection, &d);
         atomic_store(&own->waiting, 0);
         if (status != ML_OK) return status;
         again = false;

@@ -17,6 +17,7 @@ struct comm_wire {
     wire_end *ends; /* [count] by rank (rank 0's own has no descriptor), or the one to rank 0 */
     int ticks;      /* of the watcher, since the last beat */
     uint32_t sequence;
+    uint64_t progress; /* when the last beat was sent */
     bool told; /* of the failure */
     pthread_mutex_t lock;
 };
