@@ -333,9 +333,7 @@ static void choose_registers(cuda_shape *s) {
 
 /* Shared memory that one block may have, less what kernels declare themselves. */
 static int64_t most_shared(const cuda_shape *s) {
-    int arch = s->e->target->arch;
-    int64_t kib = arch >= 90 && arch < 120 ? 227 : arch == 80 || arch == 87 ? 163 : 99;
-    return (kib - 5) << 10;
+    return ml_target_shared(s->e->target->arch) - (5 << 10);
 }
 
 /* Whether a pack can be copied to shared memory before its row begins: its address is known then,

@@ -25,6 +25,12 @@ typedef struct {
  * length. */
 enum { ML_CUDA_MATERIALIZED = 0 };
 
+/* Bytes of shared memory that a block may have on GPUs of this architecture. */
+static inline int64_t ml_target_shared(int arch) {
+    int64_t kib = arch >= 90 && arch < 120 ? 227 : arch == 80 || arch == 87 ? 163 : 99;
+    return kib << 10;
+}
+
 /* One way: NVLink of GPUs of this architecture, and PCIe (generation 4, 16 lanes). */
 enum { ML_LINK_PCIE = 32 };
 static inline int64_t ml_target_link(int arch, bool nvlink) {

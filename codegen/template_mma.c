@@ -564,12 +564,22 @@ void attention_set_units(attention_printer *p) {
     template_set_text(t, "clamp_query", clamped ? "qi = qi < ${seq} ? qi : ${seq} - 1;" : "");
 }
 
+/* Whether tiles for heads of 128, 192 rows of both operands in all, are more than a block may have:
+ * then those of queries in the gradient, and of keys in the forward kernel, have half of the rows.
+ */
+static bool lacks_room(const attention_printer *p, int64_t both_strides) {
+    return 192 * both_strides * 2 + 1024 > ml_target_shared(p->schedule->target->arch);
+}
+
 /* Rows of tiles: what fits registers, and shared memory for two blocks of a multiprocessor. */
 static void print_backward(attention_printer *p, int64_t head_width, int64_t value_width) {
     const ml_attention_step *a = p->a;
     int64_t hs = head_width + 8, vs = value_width + 8, widest = hs > vs ? hs - 8 : vs - 8;
-    bool huge = widest > LARGE, large = widest > 64;
-    int64_t qt = huge ? 1 : 2, bm = 64 * qt, q_blocks = (a->seq + bm - 1) / bm;
+    bool huge = widest > LARGE, large = widest > 64, less = large && lacks_room(p, hs + vs);
+    int64_t qt = huge || less ? 1 : 2, bm = 64 * qt, q_blocks = (a->seq + bm - 1) / bm;
+    set(p, "q_blocks", q_blocks);
+    set(p, "qt", qt);
+    set(p, "bm", bm);
     int64_t bn = huge ? 16 : large ? 32 : 64, stage = bn * (hs + vs) * 2;
     set(p, "bn", bn);
     set(p, "stage_bytes", stage);
@@ -577,7 +587,7 @@ static void print_backward(attention_printer *p, int64_t head_width, int64_t val
     ml_kernel *dq = finish(p, queries, 4, "attention_grad dq");
     template_launch(dq, q_blocks * a->heads * p->batches, 1, 1, 128,
                     bm * (hs + vs) * 2 + 2 * stage + 8 * bm);
-    int64_t kt = large ? 1 : 2, bq = huge ? 16 : large ? 64 : 32, parts = huge ? 2 : 1;
+    int64_t kt = large ? 1 : 2, bq = huge ? 16 : large && !less ? 64 : 32, parts = huge ? 2 : 1;
     bn = 64 * kt;
     stage = bq * (hs + vs) * 2;
     int64_t k_blocks = (a->kv_seq + bn - 1) / bn;
@@ -604,12 +614,8 @@ bool template_attention_mma(attention_printer *p) {
     int64_t step = huge ? 32 : 16; /* a half is whole tiles too */
     int64_t head_width = attention_round_up(a->head_dim, step);
     int64_t value_width = attention_round_up(a->value_dim, step);
-    int64_t hs = head_width + 8, vs = value_width + 8, ws = hs > vs ? hs : vs, bn = huge ? 32 : 64;
-    int64_t qt = huge ? 1 : 2, bm = 64 * qt, q_blocks = (a->seq + bm - 1) / bm;
+    int64_t hs = head_width + 8, vs = value_width + 8, ws = hs > vs ? hs : vs;
     attention_set_units(p);
-    set(p, "q_blocks", q_blocks);
-    set(p, "qt", qt);
-    set(p, "bm", bm);
     set(p, "hw", head_width);
     set(p, "vw", value_width);
     set(p, "hs", hs);
@@ -619,6 +625,11 @@ bool template_attention_mma(attention_printer *p) {
         print_backward(p, head_width, value_width);
         return true;
     }
+    int64_t qt = huge ? 1 : 2, bm = 64 * qt, q_blocks = (a->seq + bm - 1) / bm;
+    int64_t bn = huge || lacks_room(p, hs + vs) ? 32 : 64;
+    set(p, "q_blocks", q_blocks);
+    set(p, "qt", qt);
+    set(p, "bm", bm);
     set(p, "bn", bn);
     set(p, "stage_bytes", bn * (hs + vs) * 2);
     const char *const bodies[] = {template_mma_ptx, common_text, forward_text};

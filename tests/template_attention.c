@@ -263,6 +263,16 @@ TEST(template, attention_emulated) {
     check_all(ML_F32, 64, 16, every() ? 10 : 20);
     template_use_emulator(false);
 }
+/* Blocks of other GPUs may have less than half of Hopper's shared memory. */
+TEST(template, attention_little_room) {
+    static const shape wide = {1, 1, 1, 70, 75, 128, true, 0, NO_SCORE, false};
+    template_use_arch(89);
+    template_use_emulator(true);
+    number = 0;
+    check_some(&wide, 1, ML_BF16, 64, 16, 1);
+    template_use_emulator(false);
+    template_use_arch(0);
+}
 TEST(template, attention_skips) {
     check_hidden(ML_F32, 1, 3);  /* the gradient in one pass */
     check_hidden(ML_F32, 64, 2); /* in two */

@@ -255,7 +255,17 @@ static void compare(run *r, fixture *f, int output, const double *expected, doub
     CHECK(good);
 }
 
-static const ml_target cuda_target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
+enum { HOPPER = 90 };
+static ml_target cuda_target = {.kind = ML_TARGET_CUDA, .arch = HOPPER, .multiprocessors = 132};
+
+void template_use_arch(int arch) {
+    cuda_target.arch = arch ? arch : HOPPER;
+}
+
+static void check_room(const run *r) {
+    for (int i = 0; i < r->kernels; i++)
+        CHECK(r->kernel[i]->shared_bytes <= ml_target_shared(cuda_target.arch));
+}
 
 static void compare_all(run *r, fixture *f, ml_ref node, double *const *values, double tolerance) {
     for (int i = 0; i < ml_op_outputs(f->g, node); i++)
@@ -266,6 +276,7 @@ static void check_emulated(fixture *f, ml_ref node, double *const *values, doubl
     if (!emulating) return;
     run r = {0};
     print_step(&r, f, node, &cuda_target);
+    check_room(&r);
     fill(&r, values, false);
     if (r.kernels == 1 && r.kernel[0]->map_count > 0) {
         if (template_emulate_pair(r.kernel[0], r.memory))
