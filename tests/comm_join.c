@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/comm/join.h"
+#include "runtime/comm/wire.h"
 #include "tests/comm_support.h"
 #include "tests/test.h"
 
@@ -220,6 +220,29 @@ TEST(fault, ended_on_another_host) {
     comm_set_timeout(1);
     start_hosts(&job, wait_for_ended, NULL, nowhere);
     close(nowhere);
+    finish_well(&job);
+    comm_set_timeout(0);
+}
+
+/* Rank 2, on another host, parts and ends long before the others, who do not need it. */
+static int end_early(ml_comm *comm, void *argument) {
+    (void)argument;
+    if (ml_comm_barrier(comm) != ML_OK) return 1;
+    if (ml_comm_rank(comm) == 2) {
+        wire_part(comm, 1, comm_now());
+        return 0;
+    }
+    usleep(2600000);
+    if (ml_comm_check(comm) != ML_OK) return 2;
+    double before = comm_now();
+    ml_comm_part(comm);
+    return comm_now() - before < 1 ? 0 : 3;
+}
+
+TEST(comm, ends_early_on_another_host) {
+    comm_job job;
+    comm_set_timeout(1);
+    start_hosts(&job, end_early, NULL, -1);
     finish_well(&job);
     comm_set_timeout(0);
 }

@@ -248,7 +248,7 @@ void ml_comm_part(ml_comm *comm) {
     uint32_t times = atomic_fetch_add(&comm->segment->ranks[comm->rank].parted, 1) + 1;
     if (atomic_load(&comm->segment->failed)) return;
     if (comm->wire) {
-        wire_part(comm, deadline);
+        wire_part(comm, times, deadline);
         return;
     }
     while (still_here(comm, times) && comm_now() < deadline && !atomic_load(&comm->segment->failed))

@@ -126,6 +126,17 @@ static void take_beat(ml_comm *comm, int connection, uint32_t flags) {
     if (flags & BEAT_GOES_ON) atomic_fetch_add(&record->progress, 1);
 }
 
+/* What comes unasked: a beat, or that a rank parts. */
+static bool is_news(const frame *f) {
+    return f->kind == FRAME_BEAT || f->kind == FRAME_PART;
+}
+
+static void take_news(ml_comm *comm, int connection, const frame *f) {
+    comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
+    if (f->kind == FRAME_BEAT) take_beat(comm, connection, f->sequence);
+    if (f->kind == FRAME_PART) atomic_fetch_add(&record->parted, 1);
+}
+
 /* No beat tells of it any more: what the last one said was before it ended. */
 static void take_farewell(ml_comm *comm, int connection) {
     comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
@@ -156,7 +167,11 @@ static uint32_t beat_flags(ml_comm *comm) {
            (goes_on ? BEAT_GOES_ON : 0u);
 }
 
-/* Beats at the head of what has arrived are taken; a failure is read but left for the main thread.
+static bool has_ended(const ml_comm *comm, int connection) {
+    return atomic_load(&comm->segment->ranks[rank_at(comm, connection)].state) == COMM_DONE;
+}
+
+/* News at the head of what has arrived are taken; a failure is read but left for the main thread.
  * What piles up behind a message that the main thread has yet to take counts as a sign of life. */
 static void look(ml_comm *comm, int connection, double slice) {
     wire_end *end = &comm->wire->ends[connection];
@@ -181,9 +196,9 @@ static void look(ml_comm *comm, int connection, double slice) {
     end->unread = unread;
     while (recv(end->fd, &seen.head, sizeof seen.head, MSG_PEEK | MSG_DONTWAIT) ==
                (ssize_t)sizeof seen.head &&
-           seen.head.kind == FRAME_BEAT) {
+           is_news(&seen.head)) {
         recv(end->fd, &seen.head, sizeof seen.head, MSG_DONTWAIT);
-        take_beat(comm, connection, seen.head.sequence);
+        take_news(comm, connection, &seen.head);
         end->unread = 0;
         end->silent = 0;
     }
@@ -210,7 +225,7 @@ void wire_watch(ml_comm *comm, double slice) {
     uint32_t flags = due ? beat_flags(comm) : 0;
     if (due) wire->ticks = 0;
     for (int i = 0; i < wire->count; i++) {
-        if (wire->ends[i].fd < 0) continue;
+        if (wire->ends[i].fd < 0 || has_ended(comm, i)) continue;
         look(comm, i, slice);
         if (due) beat(&wire->ends[i], flags);
     }
@@ -270,8 +285,8 @@ static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *byt
     frame f;
     if (!join_read(fd, &f, sizeof f, deadline)) {
         lost(comm, connection, "died or lost its connection");
-    } else if (f.kind == FRAME_BEAT || f.kind == FRAME_PART) { /* one that came too late */
-        if (f.kind == FRAME_BEAT) take_beat(comm, connection, f.sequence);
+    } else if (is_news(&f)) {
+        take_news(comm, connection, &f);
         *again = true;
     } else if (f.kind == FRAME_FAILURE && f.bytes == sizeof m) {
         if (join_read(fd, &m, sizeof m, deadline)) take_failure(comm, &m);
@@ -391,28 +406,32 @@ ml_status wire_swap(ml_comm *comm, int other, const void *mine, void *theirs, si
     return status;
 }
 
-/* Takes beats, and the other end's frame of parting; false where it says something else, or is
- * gone. */
-static bool parts(ml_comm *comm, int connection, double deadline) {
+/* Until the other end has parted so many times, which the watcher may hear first, or says something
+ * else, or is gone. */
+static void await_parting(ml_comm *comm, int connection, uint32_t times, double deadline) {
+    const comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
     int fd = comm->wire->ends[connection].fd;
-    frame f = {.kind = FRAME_BEAT};
-    while (f.kind == FRAME_BEAT && comm_now() < deadline && !atomic_load(&comm->segment->failed)) {
-        if (!join_wait(fd, POLLIN, comm_now() + SLICE)) continue;
+    for (bool over = false; !over;) {
+        over = atomic_load(&record->parted) >= times || has_ended(comm, connection) ||
+               comm_now() >= deadline || atomic_load(&comm->segment->failed);
+        if (over || !join_wait(fd, POLLIN, comm_now() + SLICE)) continue;
+        frame f;
         pthread_mutex_lock(&comm->wire->lock);
         ssize_t count = recv(fd, &f, sizeof f, MSG_PEEK | MSG_DONTWAIT);
-        bool whole = count == (ssize_t)sizeof f, none = count < 0 && errno == EAGAIN;
-        if (!whole) f.kind = none ? FRAME_BEAT : FRAME_FAREWELL;
-        if (whole && (f.kind == FRAME_BEAT || f.kind == FRAME_PART)) recv(fd, &f, sizeof f, 0);
+        over = count >= 0 ? count < (ssize_t)sizeof f || !is_news(&f) : errno != EAGAIN;
+        if (count > 0 && !over) {
+            recv(fd, &f, sizeof f, 0);
+            take_news(comm, connection, &f);
+        }
         pthread_mutex_unlock(&comm->wire->lock);
     }
-    return f.kind == FRAME_PART;
 }
 
-void wire_part(ml_comm *comm, double deadline) {
+void wire_part(ml_comm *comm, uint32_t times, double deadline) {
     if (comm->rank != 0) {
-        if (put_frame(comm, 0, FRAME_PART, NULL, 0)) parts(comm, 0, deadline);
+        if (put_frame(comm, 0, FRAME_PART, NULL, 0)) await_parting(comm, 0, times, deadline);
         return;
     }
-    for (int i = 1; i < comm->world; i++) parts(comm, i, deadline);
+    for (int i = 1; i < comm->world; i++) await_parting(comm, i, times, deadline);
     for (int i = 1; i < comm->world; i++) put_frame(comm, i, FRAME_PART, NULL, 0);
 }

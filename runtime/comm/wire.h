@@ -29,8 +29,9 @@ ml_status wire_words(ml_comm *comm, uint64_t mine, uint64_t *words);
 /* Bytes of rank 0 to all. */
 ml_status wire_share(ml_comm *comm, void *bytes, size_t size);
 ml_status wire_swap(ml_comm *comm, int other, const void *mine, void *theirs, size_t bytes);
-/* Until all others part too, or end, fail, or the deadline passes. */
-void wire_part(ml_comm *comm, double deadline);
+/* This rank parts for the `times`th time: until all others have too, end, fail, or the deadline
+ * passes. */
+void wire_part(ml_comm *comm, uint32_t times, double deadline);
 /* For the watcher, every `slice` seconds: beats, connections that have broken or are silent, and
  * failures that others tell. */
 void wire_watch(ml_comm *comm, double slice);
