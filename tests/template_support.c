@@ -255,11 +255,12 @@ static void compare(run *r, fixture *f, int output, const double *expected, doub
     CHECK(good);
 }
 
-enum { HOPPER = 90 };
-static ml_target cuda_target = {.kind = ML_TARGET_CUDA, .arch = HOPPER, .multiprocessors = 132};
+enum { HOPPER = 90, H200 = 132 };
+static ml_target cuda_target = {.kind = ML_TARGET_CUDA, .arch = HOPPER, .multiprocessors = H200};
 
-void template_use_arch(int arch) {
+void template_use_gpu(int arch, int multiprocessors) {
     cuda_target.arch = arch ? arch : HOPPER;
+    cuda_target.multiprocessors = multiprocessors ? multiprocessors : H200;
 }
 
 static void check_room(const run *r) {

@@ -29,8 +29,8 @@ void template_use_cuda(bool compiled);
 /* Whether they are run, and compared, by an emulator of a GPU's threads (slow; not at first). */
 void template_use_emulator(bool emulated);
 
-/* The GPU architecture that CUDA kernels are made for; 0: as at first, 90. */
-void template_use_arch(int arch);
+/* The GPU that CUDA kernels are made for; 0: as at first, an H200's 90 and 132. */
+void template_use_gpu(int arch, int multiprocessors);
 
 /* Run kernels in order over these pointers; false where there is no C++ compiler. */
 bool template_emulate(ml_kernel *const *kernels, int count, char *const *memory);
