@@ -111,6 +111,8 @@ static void print_reduce(const cuda_shape *s, int i) {
                                                inst->operand, (long long)e->columns);
     if (cuda_is_row_partial(s, i))
         ml_text_add(&e->text, "if (lane == 0%s) ", cuda_meets_apart(s) ? " && own" : "");
+    else if (ml_inst_reduces_partly(inst) && cuda_meets_apart(s))
+        ml_text_add(&e->text, "if (own) ");
     print_combine(s, i, to, emit_name(e, inst->src[0]));
 }
 

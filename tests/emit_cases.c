@@ -262,6 +262,21 @@ static void strided_alone(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype 
     strided(k, rows, columns, dtype, 0);
 }
 
+/* Likewise, with a sum over all elements beside the rows' sums. */
+static void strided_all(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 3;
+    int x = ir_operand(k, dtype, (int64_t[]){1, rows}, false);
+    int y = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true), all = ir_partial(k, ML_F32, false);
+    k->level = ML_LEVEL_ELEMENT;
+    int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, v, 0);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_MUL, v, v), all);
+    k->level = ML_LEVEL_ROW;
+    k->phase = 1;
+    ir_store(k, y, sum);
+}
+
 /* Whether any element of a row is not 0. */
 static void any(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
@@ -368,6 +383,7 @@ static const kernel_case cases[] = {
     {"rows of strided elements bf16", strided_rows, 37, 33, ML_BF16, 2e-5},
     {"rows of strided elements, rounds", strided_rows, 200, 264, ML_F32, 2e-5},
     {"rows of strided elements alone", strided_alone, 45, 132, ML_F32, 2e-5},
+    {"rows of strided elements, and all", strided_all, 50, 264, ML_F32, 2e-5},
     {"any of bf16", any, 11, 64, ML_BF16, 0},
     {"argmax 3", argmax, 11, 3, ML_F32, 0},
     {"argmax 40", argmax, 11, 40, ML_F32, 0},
