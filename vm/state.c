@@ -234,7 +234,11 @@ static int state_elements(lua_State *L) {
 
 static int state_get(lua_State *L) {
     uint32_t id = self(L);
-    const ml_type *type = &info_of(L, id)->type;
+    const ml_state *state = info_of(L, id);
+    const ml_type *type = &state->type;
+    if (state->kind == ML_STATE_PARAMETER && !state->name && state->initial == 0)
+        vm_fail(L, "m.parameters(model) gives all of a model their names and initial values",
+                "a parameter has no value before its module has been called or listed");
     vm_open_device(L);
     vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
     if (vm_of(L)->options->mode != VM_CHECK)

@@ -164,7 +164,11 @@ typedef struct {
 static void wanted_add(initial_work *work, uint32_t id) {
     if (!session_holds(work->session, id) && work->program == NULL) return;
     if (work->listed[id] || work->session->states[id].initialized) return;
-    if (ml_graph_state(work->session->graph, id)->kind == ML_STATE_COPY) return; /* copies.c */
+    const ml_state *state = ml_graph_state(work->session->graph, id);
+    if (state->kind == ML_STATE_COPY) return; /* copies.c */
+    /* a module is yet to give it a name and with that its initial value */
+    bool later = state->kind == ML_STATE_PARAMETER && state->name == NULL && state->initial == 0;
+    if (later && work->program == NULL) return;
     work->listed[id] = true;
     work->wanted[work->wanted_count++] = id;
 }
@@ -305,6 +309,8 @@ ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     if (status == ML_OK) status = session_settle(session, state);
     if (status == ML_OK && session_holds(session, state) && !session->states[state].initialized) {
         status = session_initialize(session, NULL);
+        if (status == ML_OK && !session->states[state].initialized)
+            status = ml_fail(ML_INVALID, "state %u has no initial value yet", state);
     }
     if (status != ML_OK) return status;
     ml_device *device = session->device;

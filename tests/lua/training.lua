@@ -57,9 +57,14 @@ function Adapted:forward(tokens)
   return (x + x:dot(self.down, "embed"):dot(self.up, "rank")):dot(self.embedding, "embed")
 end
 local frozen = Adapted()
+local early, why = pcall(function() return frozen.embedding:get() end)
+local named = m.param { A.embed, init = "ones", name = "read_early" }
+check.equal(named:get()[1], 1, "a parameter of no module") -- and the model's are left alone
+check.equal(not early and tostring(why):match "a parameter has no value" ~= nil, true, "a parameter without initial values")
 local names_left = select(2, m.parameters(frozen))
 table.sort(names_left)
 check.equal(table.concat(names_left, " "), "down up", "names of what is trained")
+check.equal(frozen.embedding:get()[1] ~= 0, true, "initial values after others were read")
 local before = table.concat(frozen.embedding:get():table(), " ")
 local up = table.concat(frozen.up:get():table(), " ")
 train { model = frozen }
