@@ -505,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(${threads}, ${resident}) ${e}(${e}_
 }
 )";
 
-/* What may be tuned on the card: MLUA_WGMMA=N takes variant N of each kernel (from 1). */
+/* What may be tuned on the card: MLUA_WGMMA=N takes variant N of the forward kernel (from 1). */
 static const attention_tile forward_tiles[4][ATTENTION_VARIANTS] = {
     /* heads of 64 */
     {{.groups = 2, .tile = 128, .stages = 6, .resident = 1, .works = 8, .turns = true},

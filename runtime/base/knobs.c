@@ -50,8 +50,8 @@ static const knob KNOBS[] = {
      "0: let cuDNN's attention gradient add up in any order, which is faster", FLAG,
      AT(deterministic)},
     {"MLUA_WGMMA", "0..3",
-     "mlua's own kernels on Hopper's warpgroup products: which tiles of attention (default 1); 0: "
-     "none",
+     "mlua's own kernels on Hopper's warpgroup products: which tiles of attention forward (default "
+     "1); 0: none",
      NUMBER, AT(wgmma)},
     {"MLUA_TMA", "0|1", "0: products by groups of rows without Hopper's copy engine", FLAG,
      AT(tma)},
