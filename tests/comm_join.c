@@ -155,6 +155,18 @@ TEST(fault, ranks_on_several_hosts) {
     comm_set_timeout(0);
 }
 
+/* What ranks on several hosts do under a timeout of a second; the one at fault (-1: none) fails. */
+static void check_hosts(comm_body *body, bool argument, int fault) {
+    comm_job job;
+    int codes[COMM_MOST], nowhere = open("/dev/null", O_WRONLY);
+    comm_set_timeout(1);
+    start_hosts(&job, body, &argument, nowhere);
+    comm_finish(&job, 30, -1, codes);
+    close(nowhere);
+    for (int i = 0; i < 4; i++) CHECK_EQ_INT(codes[i], i == fault);
+    comm_set_timeout(0);
+}
+
 /* All wait for rank 2, on another host: as long as it is busy. */
 static int wait_for_busy(ml_comm *comm, void *argument) {
     bool busy = *(bool *)argument;
@@ -178,17 +190,8 @@ static int wait_for_busy(ml_comm *comm, void *argument) {
 }
 
 TEST(fault, busy_on_another_host) {
-    comm_set_timeout(1);
-    for (int busy = 0; busy < 2; busy++) {
-        comm_job job;
-        int codes[COMM_MOST], nowhere = open("/dev/null", O_WRONLY);
-        bool argument = busy;
-        start_hosts(&job, wait_for_busy, &argument, nowhere);
-        comm_finish(&job, 30, -1, codes);
-        close(nowhere);
-        for (int i = 0; i < 4; i++) CHECK_EQ_INT(codes[i], i == 2 && !busy ? 1 : 0);
-    }
-    comm_set_timeout(0);
+    check_hosts(wait_for_busy, true, -1);
+    check_hosts(wait_for_busy, false, 2);
 }
 
 /* Rank 2, on another host, ends; the last that its beats told is that it waits and is busy. */
@@ -264,17 +267,8 @@ static int come_late(ml_comm *comm, void *argument) {
 }
 
 TEST(fault, late_on_another_host) {
-    comm_set_timeout(1);
-    for (int hangs = 0; hangs < 2; hangs++) {
-        comm_job job;
-        int codes[COMM_MOST], nowhere = open("/dev/null", O_WRONLY);
-        bool argument = hangs;
-        start_hosts(&job, come_late, &argument, nowhere);
-        comm_finish(&job, 30, -1, codes);
-        close(nowhere);
-        for (int i = 0; i < 4; i++) CHECK_EQ_INT(codes[i], i == 3 && hangs ? 1 : 0);
-    }
-    comm_set_timeout(0);
+    check_hosts(come_late, false, -1);
+    check_hosts(come_late, true, 3);
 }
 
 /* Beats pass while the ranks exchange nothing, and do not disturb what they exchange then. */

@@ -351,9 +351,7 @@ int ml_launch_local(int ranks, char **argv) {
     }
     run(&l);
     if (status == ML_OK && (l.exit_code || l.peers_ended || l.killed)) tell(&l);
-    /* A rank that has told of its failure but did not end in time had to be killed. */
-    bool own = l.segment && atomic_load(&l.segment->failure_own);
     clean_up(&l);
-    if (l.exit_code || own) return l.exit_code ? l.exit_code : EXIT_FAILURE;
+    if (l.exit_code) return l.exit_code;
     return l.peers_ended || l.killed ? ML_EXIT_PEER : 0;
 }
