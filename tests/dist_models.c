@@ -1,175 +1,53 @@
-/* Whole models under many layouts, on CPU ranks: what they learn is what one rank learns. */
+/* Whole models under many layouts: what their ranks learn is what one rank learns. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "tests/dist_layouts.h"
 #include "tests/process_support.h"
 
-enum { STEPS = 5, LAYERS = 2, MOST_LAYERS = 8 };
+enum {
+    STEPS = 5,
+    MOST_ACCUM = 4,
+    TOGETHER = 24, /* runs in the same processes at most */
+    FAILURES = 3,  /* launches that end early until no more are made */
+};
 #define SCRIPT "\"$ROOT/tests/lua/lib/dist.lua\""
 
-typedef enum { GPT = 1, LLAMA = 2, GPT_MOE = 4, DENSE = GPT | LLAMA } models;
-enum { MODELS = 3 };
-static const char *const model_names[MODELS] = {"gpt", "llama", "gpt_moe"};
-
-/* A line for each layout. */
+/* A model under a layout; on one rank where there is none. */
 typedef struct {
-    const char *name;
-    models models;
-    int ranks;
-    const char *layout; /* a Lua expression */
-    int layers;         /* 0: as few as will do */
-} layout_case;
-
-#define TP "'heads', 'kv_heads', 'ffn', 'vocab'"
-static const layout_case cases[] = {
-    {"dp2", DENSE | GPT_MOE, 2, "m.layout.ddp { dp = 2 }"},
-    {"dp4", DENSE, 4, "m.layout.ddp { dp = 4 }"},
-    {"dp8", DENSE, 8, "m.layout.ddp { dp = 8 }"},
-    {"zero1 dp2", DENSE, 2, "m.layout.ddp { dp = 2, zero = true }"},
-    {"zero1 dp2 of the optimizer alone", DENSE, 2,
-     "m.layout { mesh = { {'dp', 2} }, acts = { dp = {'batch'} }, state = { dp = 'flat' } }"},
-    {"dp2 tp2 sp zero1 kept", DENSE, 4,
-     "m.layout.megatron { dp = 2, tp = 2, sp = true, zero = true, reshard = false }"},
-    {"zero1 dp4", DENSE | GPT_MOE, 4, "m.layout.ddp { dp = 4, zero = true }"},
-    {"zero1 dp8", DENSE, 8, "m.layout.ddp { dp = 8, zero = true }"},
-    {"fsdp2", DENSE, 2, "m.layout.fsdp { dp = 2 }"},
-    {"fsdp4", DENSE | GPT_MOE, 4, "m.layout.fsdp { dp = 4 }"},
-    {"fsdp8", DENSE, 8, "m.layout.fsdp { dp = 8 }"},
-    {"fsdp2 kept", DENSE, 2, "m.layout.fsdp { dp = 2, reshard = false }"},
-    {"fsdp4 kept", DENSE | GPT_MOE, 4, "m.layout.fsdp { dp = 4, reshard = false }"},
-    {"fsdp2 tp2 sp kept", DENSE, 4, "m.layout.fsdp { dp = 2, tp = 2, sp = true, reshard = false }"},
-    {"tp2", DENSE, 2, "m.layout.megatron { tp = 2 }"},
-    {"tp4", DENSE, 4, "m.layout.megatron { tp = 4 }"},
-    {"tp2 sp", DENSE | GPT_MOE, 2, "m.layout.megatron { tp = 2, sp = true }"},
-    {"tp4 sp", DENSE, 4, "m.layout.megatron { tp = 4, sp = true }"},
-    {"tp2 sp kept", DENSE | GPT_MOE, 2, "m.layout.megatron { tp = 2, sp = true, reshard = false }"},
-    {"cp2 kept", DENSE, 2, "m.layout.megatron { cp = 2, reshard = false }"},
-    {"dp4 tp2 sp zero1", DENSE, 8, "m.layout.megatron { dp = 4, tp = 2, sp = true, zero = true }"},
-    {"dp2 tp2", DENSE, 4, "m.layout.megatron { dp = 2, tp = 2 }"},
-    {"dp4 tp2", DENSE, 8, "m.layout.megatron { dp = 4, tp = 2 }"},
-    {"dp2 tp4 sp", DENSE, 8, "m.layout.megatron { dp = 2, tp = 4, sp = true }"},
-    {"dp2 tp2 sp zero1", DENSE, 4, "m.layout.megatron { dp = 2, tp = 2, sp = true, zero = true }"},
-    {"dp4 tp2 zero1", DENSE, 8, "m.layout.megatron { dp = 4, tp = 2, zero = true }"},
-    {"fsdp2 tp2", DENSE, 4, "m.layout.fsdp { dp = 2, tp = 2 }"},
-    {"fsdp4 tp2 sp", DENSE, 8, "m.layout.fsdp { dp = 4, tp = 2, sp = true }"},
-    {"cp2 gathered", DENSE | GPT_MOE, 2, "m.layout.megatron { cp = 2 }"},
-    {"cp4 gathered", DENSE, 4, "m.layout.megatron { cp = 4 }"},
-    {"cp2 exchanged", DENSE, 2, "m.layout.megatron { cp = 2, context = 'exchanged' }"},
-    {"cp4 exchanged", DENSE, 4, "m.layout.megatron { cp = 4, context = 'exchanged' }"},
-    {"cp2 ring", DENSE, 2, "m.layout.megatron { cp = 2, context = 'ring' }"},
-    {"cp4 ring", DENSE, 4, "m.layout.megatron { cp = 4, context = 'ring' }"},
-    {"dp2 cp2", DENSE, 4, "m.layout.megatron { dp = 2, cp = 2 }"},
-    {"dp2 cp2 exchanged tp2", DENSE, 8,
-     "m.layout.megatron { dp = 2, cp = 2, tp = 2, context = 'exchanged' }"},
-    {"dp2 cp2 ring zero1", DENSE, 4,
-     "m.layout.megatron { dp = 2, cp = 2, context = 'ring', zero = true }"},
-    {"dp2 cp2 ring tp2", DENSE, 8,
-     "m.layout.megatron { dp = 2, cp = 2, tp = 2, context = 'ring' }"},
-    {"dp2 cp2 tp2 sp", DENSE, 8, "m.layout.megatron { dp = 2, cp = 2, tp = 2, sp = true }"},
-    {"fsdp2 cp2 tp2", DENSE, 8, "m.layout.fsdp { dp = 2, cp = 2, tp = 2 }"},
-    {"dp2 over two mesh axes", DENSE, 4,
-     "m.layout { mesh = { {'a', 2}, {'b', 2} }, acts = { a = {'batch'}, b = {'batch'} } }"},
-    {"hybrid: fsdp2 in dp2", DENSE, 4,
-     "m.layout { mesh = { {'dp', 2}, {'fsdp', 2} }, params = { fsdp = {'embed'} }, "
-     "acts = { dp = {'batch'}, fsdp = {'batch'} } }"},
-    {"hybrid with zero1", DENSE, 4,
-     "m.layout { mesh = { {'dp', 2}, {'fsdp', 2} }, params = { fsdp = {'embed'} }, "
-     "acts = { dp = {'batch'}, fsdp = {'batch'} }, state = { dp = 'flat' } }"},
-    {"tp2 outside of dp2", DENSE, 4,
-     "m.layout { mesh = { {'tp', 2}, {'dp', 2} }, params = { tp = {" TP "} }, "
-     "acts = { tp = {" TP "}, dp = {'batch'} } }"},
-    {"tp2 outside of zero1 dp2", DENSE, 4,
-     "m.layout { mesh = { {'tp', 2}, {'dp', 2} }, params = { tp = {" TP "} }, "
-     "acts = { tp = {" TP "}, dp = {'batch'} }, state = { dp = 'flat' } }"},
-    {"flat over dp and cp", DENSE, 4,
-     "m.layout { mesh = { {'dp', 2}, {'cp', 2} }, acts = { dp = {'batch'}, cp = {'seq'} }, "
-     "state = { dp = 'flat', cp = 'flat' } }"},
-    {"vocab alone", DENSE, 4,
-     "m.layout { mesh = { {'tp', 4} }, params = { tp = {'vocab'} }, acts = { tp = {'vocab'} } }"},
-    {"ffn alone", DENSE, 4,
-     "m.layout { mesh = { {'tp', 4} }, params = { tp = {'ffn'} }, acts = { tp = {'ffn'} } }"},
-    {"embed split too", DENSE, 2,
-     "m.layout { mesh = { {'x', 2} }, params = { x = {'embed'} }, acts = { x = {'embed'} } }"},
-    {"embed over two mesh axes", DENSE, 4,
-     "m.layout { mesh = { {'dp', 2}, {'x', 2} }, params = { dp = {'embed'}, x = {'embed'} }, "
-     "acts = { dp = {'batch'}, x = {'batch'} } }"},
-    {"seq of data parallel ranks", DENSE, 2,
-     "m.layout { mesh = { {'dp', 2} }, acts = { dp = {'seq', 'batch'} } }"},
-    {"parameters split, activations not", DENSE, 2,
-     "m.layout { mesh = { {'x', 2} }, params = { x = {" TP "} } }"},
-    {"all ranks alike", DENSE | GPT_MOE, 2, "m.layout { mesh = { {'x', 2} } }"},
-    {"ep2", GPT_MOE, 2, "m.layout.megatron { ep = 2 }"},
-    {"ep4 zero1", GPT_MOE, 4, "m.layout.megatron { ep = 4, zero = true }"},
-    {"dp2 ep2 fsdp", GPT_MOE, 4, "m.layout.fsdp { dp = 2, ep = 2 }"},
-    {"dp2 ep2 zero1", GPT_MOE, 4, "m.layout.megatron { dp = 2, ep = 2, zero = true }"},
-    {"ep2 tp2", GPT_MOE, 4, "m.layout.megatron { ep = 2, tp = 2 }"},
-    {"ep4 tp2 sp", GPT_MOE, 8, "m.layout.megatron { ep = 4, tp = 2, sp = true }"},
-    {"ep2 cp2", GPT_MOE, 4, "m.layout.megatron { ep = 2, cp = 2 }"},
-    {"ep2 rows sent", GPT_MOE, 2, "m.layout.megatron { ep = 2, exchange = 2 }"},
-    {"ep2 rows without a place", GPT_MOE, 2, "m.layout.megatron { ep = 2, exchange = 0.75 }"},
-    {"ep4 tp2 sp rows sent", GPT_MOE, 8,
-     "m.layout.megatron { ep = 4, tp = 2, sp = true, exchange = 4 }"},
-    {"dp2 ep2 fsdp rows sent", GPT_MOE, 4, "m.layout.fsdp { dp = 2, ep = 2, exchange = 2 }"},
-    {"pp2 ep2 rows sent", GPT_MOE, 4,
-     "m.layout.megatron { pp = 2, ep = 2, exchange = 2, microbatches = 2 }"},
-    {"experts over dp", GPT_MOE, 2,
-     "m.layout { mesh = { {'dp', 2} }, params = { dp = {'experts'} }, "
-     "acts = { dp = {'batch', 'experts'} } }"},
-    {"experts over tp", GPT_MOE, 2,
-     "m.layout { mesh = { {'tp', 2} }, params = { tp = {'experts', 'heads', 'vocab'} }, "
-     "acts = { tp = {'experts', 'heads', 'vocab'} } }"},
-    {"pp2", DENSE | GPT_MOE, 2, "m.layout.megatron { pp = 2, microbatches = 2 }"},
-    {"pp2 at once", DENSE, 2, "m.layout.megatron { pp = 2, microbatches = 1 }"},
-    {"pp4", DENSE, 4, "m.layout.megatron { pp = 4, microbatches = 4 }", 4},
-    {"pp4 of 7 layers", DENSE, 4, "m.layout.megatron { pp = 4, microbatches = 8 }", 7},
-    {"pp2 of 7 layers", DENSE, 2, "m.layout.megatron { pp = 2, microbatches = 4 }", 7},
-    {"pp8", DENSE, 8, "m.layout.megatron { pp = 8, microbatches = 8 }", 8},
-    {"pp2 interleaved", DENSE | GPT_MOE, 2,
-     "m.layout.megatron { pp = 2, schedule = 'interleaved', microbatches = 4 }", 4},
-    {"pp4 interleaved dp2", DENSE, 8,
-     "m.layout.megatron { pp = 4, dp = 2, schedule = 'interleaved', microbatches = 4 }", 8},
-    {"pp2 three chunks", DENSE, 2,
-     "m.layout.megatron { pp = 2, schedule = 'interleaved', chunks = 3, microbatches = 4 }", 7},
-    {"pp4 zero-bubble", DENSE, 4,
-     "m.layout.megatron { pp = 4, schedule = 'zero-bubble', microbatches = 8 }", 4},
-    {"pp2 dp2 zero-bubble zero1", DENSE | GPT_MOE, 4,
-     "m.layout.megatron { pp = 2, dp = 2, zero = true, schedule = 'zero-bubble', "
-     "microbatches = 4 }"},
-    {"dp2 tp2 pp2", DENSE, 8, "m.layout.megatron { dp = 2, tp = 2, pp = 2, microbatches = 4 }"},
-    {"dp2 tp2 pp2 sp zero1", DENSE, 8,
-     "m.layout.megatron { dp = 2, tp = 2, pp = 2, sp = true, zero = true, microbatches = 2 }"},
-    {"cp2 pp2 tp2", DENSE, 8, "m.layout.megatron { cp = 2, pp = 2, tp = 2, microbatches = 2 }"},
-    {"cp2 ring pp2 tp2 sp", DENSE, 8,
-     "m.layout.megatron { cp = 2, context = 'ring', pp = 2, tp = 2, sp = true, "
-     "microbatches = 4 }"},
-    {"fsdp2 pp2", DENSE | GPT_MOE, 4, "m.layout.fsdp { dp = 2, pp = 2, microbatches = 2 }"},
-    {"pp2 inside of dp2", DENSE, 4,
-     "m.layout { mesh = { {'dp', 2}, {'pp', 2} }, acts = { dp = {'batch'} }, "
-     "stages = { pp = 'blocks', microbatches = 4 } }"},
-    {"ep2 pp2 tp2", GPT_MOE, 8, "m.layout.megatron { ep = 2, pp = 2, tp = 2, microbatches = 2 }"},
-};
-enum { CASES = sizeof cases / sizeof *cases };
-
-/* Of the models, at a size that all layouts divide. */
-static const char *settings_of(const char *model) {
-    if (strcmp(model, "llama") == 0) return "kv_heads=4 ffn=64";
-    if (strcmp(model, "gpt_moe") == 0) return "kv_heads=2 ffn=32 experts=8";
-    return "";
-}
+    const layout_case *layout;
+    model_kind model;
+    int accum, layers;
+} run;
 
 typedef struct {
     char *weights, *gradients; /* the lines; gradients are empty in the first run */
     double loss[STEPS], norm[STEPS];
     bool again; /* a step without places for all rows was done again */
-    double seconds;
 } learned;
+
+/* What runs are compared with, and how far those of a launch are. */
+typedef struct {
+    process_room *room;
+    learned one[MODELS][MOST_ACCUM + 1][MOST_LAYERS + 1];
+    const run *runs;
+    int count, done, compared, failures;
+    double since; /* the end of the run before */
+} comparison;
 
 static double number(const char *line, const char *key) {
     const char *at = strstr(line, key);
     REQUIRE(at != NULL);
     return strtod(at + strlen(key), NULL);
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 static bool all_asked(void) {
@@ -187,6 +65,9 @@ static double bound(void) {
     return strtod(asked("DIST_BOUND", "1e-5"), NULL);
 }
 
+/* ---- What runs print ----------------------------------------------------------------------------
+ */
+
 /* The lines about gradients. */
 static char *gradient_lines(process_room *room, const char *output) {
     const char *first = strstr(output, "gradient "), *end = first;
@@ -194,60 +75,34 @@ static char *gradient_lines(process_room *room, const char *output) {
     return first ? ml_arena_copy(room->arena, first, (size_t)(end - first)) : "";
 }
 
-/* What one run has printed: out of all that a process has, from the line "run N" to the next. */
-static learned read_run(process_room *room, const char *output, int run) {
+/* Where the run's output begins; NULL where it has not. */
+static const char *run_start(process_room *room, const char *output, int turn) {
+    return strstr(output, ml_arena_format(room->arena, "run %d\n", turn));
+}
+
+/* Out of all that a process has printed, from the line "run N" to the next. */
+static learned read_run(process_room *room, const char *output, int turn) {
     learned out = {.weights = "none"};
-    const char *from = strstr(output, ml_arena_format(room->arena, "run %d\n", run));
-    if (!from) ml_raise(ML_INTERNAL, "no run %d in\n%s", run, output);
-    const char *next = strstr(from, ml_arena_format(room->arena, "\nrun %d\n", run + 1));
-    size_t length = next ? (size_t)(next + 1 - from) : strlen(from);
+    const char *from = run_start(room, output, turn);
+    if (!from) ml_raise(ML_INTERNAL, "no run %d in\n%s", turn, output);
+    const char *next = run_start(room, from, turn + 1);
+    size_t length = next ? (size_t)(next - from) : strlen(from);
     const char *text = ml_arena_copy(room->arena, from, length);
     const char *line = strstr(text, "weights ");
     if (line) out.weights = ml_arena_copy(room->arena, line, strcspn(line, "\n"));
     out.gradients = gradient_lines(room, text);
+    out.again = strstr(text, "are done again with gathered weights") != NULL;
     for (int i = 0; i < STEPS; i++) {
         line = strstr(text, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
-        if (!line) ml_raise(ML_INTERNAL, "run %d: no step %d in\n%s", run, i + 1, output);
+        if (!line) ml_raise(ML_INTERNAL, "run %d: no step %d in\n%s", turn, i + 1, text);
         out.loss[i] = number(line, "\"loss\":");
         out.norm[i] = number(line, "\"grad_norm\":");
     }
     return out;
 }
 
-/* Under several layouts of as many ranks and layers, one after the other in the same processes; or
- * on one rank, where there are none. Microbatches have 8 samples: all layouts divide them. One rank
- * keeps the gradients in a file, with which others compare theirs. */
-static void train(process_room *room, const char *model, int accum, int layers,
-                  const layout_case *const *c, int count, learned *out) {
-    char *environment = ml_arena_format(room->arena, "MLUA_VERIFY=1 GRADIENTS=%s.%d.%d MODEL=%s",
-                                        model, accum, layers, model);
-    if (count) {
-        ml_text lines = {.arena = room->arena};
-        for (int i = 0; i < count; i++) ml_text_add(&lines, "%s\n", c[i]->layout);
-        process_write(room, "layouts.txt", lines.text);
-        environment =
-            ml_arena_format(room->arena, "%s LAYOUTS=layouts.txt MLUA_RUNS=%d", environment, count);
-    }
-    /* In f64 no rounding sends a token to another expert. */
-    const char *dtype = strcmp(model, "gpt_moe") == 0 ? "f64" : asked("DIST_DTYPE", "f32");
-    process_result r = process_run(room, 0, environment,
-                                   "run --device %s --dtype %s --json -n %d " SCRIPT
-                                   " layers=%d embed=32 heads=4 %s seq=16 "
-                                   "batch=%d vocab=256 sample=0 warmup=1 lr=3e-3 accum=%d steps=%d",
-                                   asked("DIST_DEVICE", "cpu"), dtype, count ? c[0]->ranks : 1,
-                                   layers, settings_of(model), 8 * accum, accum, STEPS);
-    for (int i = 0; i < (count ? count : 1); i++) {
-        out[i] = read_run(room, r.output, i + 1);
-        out[i].again = strstr(r.output, "are done again with gathered weights") != NULL;
-        out[i].seconds = r.seconds / (count ? count : 1);
-    }
-}
-
-static learned train_one(process_room *room, const char *model, int accum, int layers) {
-    learned one;
-    train(room, model, accum, layers ? layers : LAYERS, NULL, 0, &one);
-    return one;
-}
+/* ---- Comparing ----------------------------------------------------------------------------------
+ */
 
 static double deviation(double a, double b) {
     return fabs(a - b) / fabs(b);
@@ -258,13 +113,18 @@ static bool without_place(const layout_case *c) {
     return strstr(c->name, "without a place") != NULL;
 }
 
-static double worst, worst_gradient; /* of all layouts of this run */
+static double worst, worst_gradient; /* of all layouts of this process */
 
 static double largest_norm(const char *lines) {
     double largest = 0, norm;
     for (; *lines; lines = strchr(lines, '\n') + 1)
         if (sscanf(lines, "gradient %*s %*f %lf", &norm) == 1) largest = fmax(largest, norm);
     return largest;
+}
+
+static char *run_name(process_room *room, const run *r) {
+    return ml_arena_format(room->arena, "%s, %s, accumulation %d", model_names[r->model],
+                           r->layout ? r->layout->name : "one rank", r->accum);
 }
 
 /* The Frobenius norm of the difference, relative to that of the gradient. Some gradients are
@@ -282,79 +142,188 @@ static void check_gradients(const char *what, const char *lines) {
     }
 }
 
-static void compare(const char *model, int accum, const learned *one, const layout_case *c,
-                    const learned *many) {
+static void compare(const char *what, const learned *one, const run *r, const learned *many) {
     if (strcmp(many->weights, one->weights) != 0)
-        test_fail("%s, %s: initial %s, not %s", model, c->name, many->weights, one->weights);
-    check_gradients(c->name, many->gradients);
-    CHECK_EQ_INT(many->again, without_place(c));
+        test_fail("%s: initial %s, not %s", what, many->weights, one->weights);
+    check_gradients(what, many->gradients);
+    CHECK_EQ_INT(many->again, without_place(r->layout));
     for (int i = 0; i < STEPS; i++) {
         double loss = deviation(many->loss[i], one->loss[i]);
         double norm = deviation(many->norm[i], one->norm[i]);
         worst = fmax(worst, fmax(loss, norm));
         if (!(loss <= bound()) || !(norm <= bound()))
-            test_fail("%s, %s, accum %d: step %d has loss %.9g and norm %.9g, not %.9g and %.9g",
-                      model, c->name, accum, i + 1, many->loss[i], many->norm[i], one->loss[i],
-                      one->norm[i]);
+            test_fail("%s: step %d has loss %.9g and norm %.9g, not %.9g and %.9g", what, i + 1,
+                      many->loss[i], many->norm[i], one->loss[i], one->norm[i]);
     }
+}
+
+static learned *one_of(comparison *c, const run *r) {
+    return &c->one[r->model][r->accum][r->layers];
+}
+
+/* The next run of the launch has ended: one rank's is kept, others are compared with it. What a
+ * process that is stopped has compared is shown, too. */
+static void take_run(comparison *c, const char *output) {
+    const run *r = &c->runs[c->done++];
+    learned many = read_run(c->room, output, c->done);
+    const char *what = run_name(c->room, r);
+    double seconds = seconds_now() - c->since;
+    c->since += seconds;
+    if (!r->layout) {
+        CHECK(many.loss[STEPS - 1] < many.loss[0]);
+        *one_of(c, r) = many;
+        return;
+    }
+    compare(what, one_of(c, r), r, &many);
+    c->compared++;
     if (!all_asked()) return;
-    printf("%s, %s, accumulation %d: %.1f s\n", model, c->name, accum, many->seconds);
-    fflush(stdout); /* shown by a process that is stopped, too */
+    printf("%s: %.1f s on %d ranks\n", what, seconds, r->layout->ranks);
+    fflush(stdout);
+}
+
+/* The output of a launch so far. */
+static void hear(void *context, const char *output) {
+    comparison *c = context;
+    while (c->done + 1 < c->count && run_start(c->room, output, c->done + 2)) take_run(c, output);
+}
+
+/* ---- Launches -----------------------------------------------------------------------------------
+ */
+
+/* Of the models, at a size that all layouts divide. */
+static const char *settings_of(model_kind model) {
+    static const char *const settings[MODELS] = {"", "kv_heads = 4, ffn = 64",
+                                                 "kv_heads = 2, ffn = 32, experts = 8"};
+    return settings[model];
+}
+
+/* A line of the file that dist.lua reads. Microbatches have 8 samples: all layouts divide them. One
+ * rank keeps the gradients in a file, with which others compare theirs. */
+static void write_runs(process_room *room, const run *runs, int count) {
+    ml_text lines = {.arena = room->arena};
+    for (int i = 0; i < count; i++) {
+        const run *r = &runs[i];
+        const char *model = model_names[r->model];
+        ml_text_add(&lines,
+                    "{ model = '%s', layout = %s, gradients = '%s.%d.%d', settings = "
+                    "{ layers = %d, accum = %d, batch = %d, %s } }\n",
+                    model, r->layout ? r->layout->layout : "nil", model, r->accum, r->layers,
+                    r->layers, r->accum, 8 * r->accum, settings_of(r->model));
+    }
+    process_write(room, "runs.txt", lines.text);
+}
+
+/* Of a run beside those of its line. In f64 no rounding sends a token to another expert. */
+#define RUN                                                                                        \
+    "run --device %s --dtype %s --json -n %d " SCRIPT                                              \
+    " embed=32 heads=4 seq=16 vocab=256 sample=0 warmup=1 lr=3e-3 steps=%d"
+static const char *dtype_of(model_kind model) {
+    return model == GPT_MOE ? "f64" : asked("DIST_DTYPE", "f32");
+}
+
+/* All in the same processes, one after the other, each compared as it ends; false where they end
+ * before the last one has. */
+static bool launch(comparison *c, const run *runs, int count) {
+    process_room *room = c->room;
+    c->runs = runs;
+    c->count = count;
+    c->done = 0;
+    c->since = seconds_now();
+    write_runs(room, runs, count);
+    process_result r = process_follow(
+        room, hear, c,
+        ml_arena_format(room->arena, "MLUA_VERIFY=1 RUNS=runs.txt MLUA_RUNS=%d", count), RUN,
+        asked("DIST_DEVICE", "cpu"), dtype_of(runs->model), runs->layout ? runs->layout->ranks : 1,
+        STEPS);
+    if (r.code == 0) take_run(c, r.output);
+    if (r.code == 0) return true;
+    const char *from = run_start(room, r.output, c->done + 1);
+    if (!runs->layout) ml_raise(ML_INTERNAL, "one rank: exit code %d\n%s", r.code, r.output);
+    test_fail("%s: exit code %d after %.1f s\n%s", run_name(room, &runs[c->done]), r.code,
+              r.seconds, from ? from : r.output);
+    c->failures++;
+    return false;
+}
+
+/* What fails is left out, and those after it go on. */
+static void launch_all(comparison *c, const run *runs, int count) {
+    for (int at = 0; at < count && c->failures < FAILURES;) {
+        int some = count - at < TOGETHER ? count - at : TOGETHER;
+        at += launch(c, runs + at, some) ? some : c->done + 1;
+    }
 }
 
 static bool staged(const layout_case *c) {
     return strncmp(c->name, "pp", 2) == 0 || strstr(c->name, " pp") != NULL;
 }
 
-/* Those that can be trained by the processes that train the first one, which are taken out of the
- * list. NCCL reads once in a process whether it keeps the order of calls, which it must not under
- * pipeline stages. */
-static int alike(const layout_case **list, int *count, const layout_case **taken) {
-    const layout_case *first = list[0];
+/* Whether the processes that train one can train the other. NCCL reads once in a process whether it
+ * keeps the order of calls, which it must not under pipeline stages. */
+static bool alike(const run *a, const run *b) {
+    const layout_case *x = a->layout, *y = b->layout;
+    if ((a->model == GPT_MOE) != (b->model == GPT_MOE) || !x != !y) return false;
+    return !x || (x->ranks == y->ranks && staged(x) == staged(y) && !without_place(x) &&
+                  !without_place(y));
+}
+
+/* Those that one process can train together with the first, which are taken out of the list. */
+static int take_alike(run *list, int *count, run *taken) {
     int left = 0, found = 0;
-    for (int i = 0; i < *count; i++) {
-        const layout_case *c = list[i];
-        bool together = c == first ||
-                        (c->ranks == first->ranks && c->layers == first->layers &&
-                         staged(c) == staged(first) && !without_place(c) && !without_place(first));
-        if (together)
-            taken[found++] = c;
+    run first = list[0];
+    for (int i = 0; i < *count; i++)
+        if (i == 0 || alike(&first, &list[i]))
+            taken[found++] = list[i];
         else
-            list[left++] = c;
-    }
+            list[left++] = list[i];
     *count = left;
     return found;
 }
 
-/* Against one rank, of which there are results by the number of layers. */
-static void compare_all(process_room *room, const char *model, int accum, const layout_case **list,
-                        int count) {
-    learned one[MOST_LAYERS + 1] = {0},
-                              *many = ml_arena_alloc(room->arena, sizeof(learned) * CASES);
-    const layout_case **taken = ml_arena_alloc(room->arena, sizeof *taken * CASES);
-    while (count) {
-        int found = alike(list, &count, taken);
-        int layers = taken[0]->layers ? taken[0]->layers : LAYERS;
-        if (!one[layers].weights) {
-            one[layers] = train_one(room, model, accum, layers);
-            CHECK(one[layers].loss[STEPS - 1] < one[layers].loss[0]);
-        }
-        train(room, model, accum, layers, taken, found, many);
-        for (int i = 0; i < found; i++) compare(model, accum, &one[layers], taken[i], &many[i]);
+/* One rank's share of the comparison that nobody has made yet. */
+static void launch_missing(comparison *c, const run *runs, int count) {
+    run *missing = ML_NEW_ARRAY(c->room->arena, run, count);
+    int found = 0;
+    for (int i = 0; i < count; i++) {
+        run r = runs[i];
+        r.layout = NULL;
+        bool known = one_of(c, &r)->weights != NULL;
+        for (int k = 0; k < found && !known; k++) known = one_of(c, &missing[k]) == one_of(c, &r);
+        if (!known) missing[found++] = r;
     }
+    launch_all(c, missing, found);
+}
+
+static comparison *new_comparison(process_room *room) {
+    comparison *c = ML_NEW(room->arena, comparison);
+    c->room = room;
+    return c;
+}
+
+/* Against one rank. */
+static void compare_all(comparison *c, run *list, int count) {
+    run *taken = ML_NEW_ARRAY(c->room->arena, run, count);
+    while (count && c->failures < FAILURES) {
+        int found = take_alike(list, &count, taken);
+        launch_missing(c, taken, found);
+        launch_all(c, taken, found);
+    }
+}
+
+static run run_of(const layout_case *c, model_kind model, int accum) {
+    return (run){c, model, accum, c->layers ? c->layers : LAYERS};
 }
 
 static const layout_case *find(const char *name) {
     for (int i = 0; i < CASES; i++)
         if (strcmp(cases[i].name, name) == 0) return &cases[i];
-    test_stop(name, __FILE__, __LINE__);
+    ml_raise(ML_INVALID, "there is no layout \"%s\"", name);
 }
 
-static void compare_named(process_room *room, const char *model, int accum,
-                          const char *const *names, int count) {
-    const layout_case *list[CASES];
-    for (int i = 0; i < count; i++) list[i] = find(names[i]);
-    compare_all(room, model, accum, list, count);
+static void compare_named(process_room *room, model_kind model, int accum, const char *const *names,
+                          int count) {
+    run *list = ML_NEW_ARRAY(room->arena, run, count);
+    for (int i = 0; i < count; i++) list[i] = run_of(find(names[i]), model, accum);
+    compare_all(new_comparison(room), list, count);
 }
 
 #define DIST_TEST(name)                                                                            \
@@ -366,18 +335,18 @@ static void compare_named(process_room *room, const char *model, int accum,
 
 DIST_TEST(gpt) {
     static const char *const names[] = {"dp2", "fsdp2", "fsdp2 kept", "tp2 sp", "dp2 tp2 sp zero1"};
-    compare_named(room, "gpt", 1, names, 5);
+    compare_named(room, GPT, 1, names, 5);
 }
 
 DIST_TEST(llama) {
     static const char *const names[] = {"zero1 dp2", "cp2 gathered", "dp2 cp2 tp2 sp"};
-    compare_named(room, "llama", 1, names, 3);
+    compare_named(room, LLAMA, 1, names, 3);
 }
 
 DIST_TEST(experts) {
     static const char *const names[] = {"ep2", "dp2 ep2 fsdp", "ep2 rows sent",
                                         "ep2 rows without a place"};
-    compare_named(room, "gpt_moe", 1, names, 4);
+    compare_named(room, GPT_MOE, 1, names, 4);
 }
 
 /* Fewer key heads than ranks are refused while they are to be split, and right when they are not.
@@ -386,17 +355,18 @@ DIST_TEST(few_key_heads) {
     static const char few[] = "layers=1 embed=32 heads=4 kv_heads=2 ffn=64 seq=16 batch=8 vocab=256"
                               " sample=0 steps=2 warmup=1";
     static const char layout[] =
-        "LAYOUT=\"m.layout { mesh = { {'tp', 4} }, params = { tp = {'heads', 'ffn', 'vocab'} }, "
-        "acts = { tp = {'heads', 'ffn', 'vocab'} } }\"";
+        "m.layout { mesh = { {'tp', 4} }, params = { tp = {'heads', 'ffn', 'vocab'} }, "
+        "acts = { tp = {'heads', 'ffn', 'vocab'} } }";
     process_result r = process_run(
         room, 1, "", "run --device cpu -n 4 --mesh tp=4 \"$ROOT/models/llama.lua\" %s", few);
     process_expect(&r, "cannot split \"kv_heads\"");
     process_expect(&r, "leave \"kv_heads\" out of what tp splits");
     process_result one =
-        process_run(room, 0, "MODEL=llama", "run --device cpu --json " SCRIPT " %s", few);
+        process_run(room, 0, "", "run --device cpu --json \"$ROOT/models/llama.lua\" %s", few);
+    process_write(room, "runs.txt",
+                  ml_arena_format(room->arena, "{ model = 'llama', layout = %s }\n", layout));
     process_result four =
-        process_run(room, 0, ml_arena_format(room->arena, "MODEL=llama %s", layout),
-                    "run --device cpu --json -n 4 " SCRIPT " %s", few);
+        process_run(room, 0, "RUNS=runs.txt", "run --device cpu --json -n 4 " SCRIPT " %s", few);
     double expected = number(strstr(one.output, "{\"step\":2"), "\"loss\":");
     double actual = number(strstr(four.output, "{\"step\":2"), "\"loss\":");
     CHECK(deviation(actual, expected) <= 1e-5);
@@ -405,8 +375,8 @@ DIST_TEST(few_key_heads) {
 DIST_TEST(stages) {
     static const char *const two[] = {"pp2", "pp2 dp2 zero-bubble zero1", "cp2 ring pp2 tp2 sp"};
     static const char *const seven[] = {"pp4 of 7 layers", "pp2 three chunks"};
-    compare_named(room, "gpt", 1, two, 3);
-    compare_named(room, "llama", 1, seven, 2);
+    compare_named(room, GPT, 1, two, 3);
+    compare_named(room, LLAMA, 1, seven, 2);
 }
 
 /* What a pipeline cannot be says so, on every rank alike. */
@@ -425,13 +395,13 @@ DIST_TEST(impossible_stages) {
 
 DIST_TEST(accumulation) {
     static const char *const names[] = {"fsdp2 tp2", "dp2 tp2 sp zero1"};
-    compare_named(room, "llama", 4, names, 2);
+    compare_named(room, LLAMA, 4, names, 2);
 }
 
 /* Each microbatch that finds no room is done again, not the last one alone. */
 DIST_TEST(accumulation_without_room) {
     static const char *const names[] = {"ep2 rows without a place"};
-    compare_named(room, "gpt_moe", 4, names, 1);
+    compare_named(room, GPT_MOE, 4, names, 1);
 }
 
 /* A mesh axis' list of some axes in some order. */
@@ -476,7 +446,7 @@ static layout_case draw_layout(process_room *room, uint64_t seed) {
         ml_text_add(&a, "}, ");
         if (test_range(&state, 0, 3) == 0) ml_text_add(&flat, "m%d = 'flat', ", i);
     }
-    return (layout_case){ml_arena_format(room->arena, "draw %llu", (unsigned long long)seed), LLAMA,
+    return (layout_case){ml_arena_format(room->arena, "draw %llu", (unsigned long long)seed), DENSE,
                          1 << doublings,
                          ml_arena_format(room->arena,
                                          "m.layout { mesh = { %s}, params = { %s}, acts = { %s}, "
@@ -485,29 +455,29 @@ static layout_case draw_layout(process_room *room, uint64_t seed) {
                                          flat.text, stages.text)};
 }
 
-/* One hundred layouts that nobody chose; DIST_SEED is the first and DIST_DRAWS how many. Those that
- * do not divide must say so. */
+/* Whether it divides the model; where it does not, that is what is said. */
+static bool divides(process_room *room, const run *r) {
+    write_runs(room, r, 1);
+    process_result checked = process_run(room, PROCESS_ANY_CODE, "RUNS=runs.txt",
+                                         "check --device cpu " SCRIPT " embed=32 heads=4 seq=16 "
+                                         "vocab=256");
+    if (checked.code != 0 && !strstr(checked.output, "cannot split \""))
+        test_fail("%s: %s\n%s", r->layout->name, r->layout->layout, checked.output);
+    return checked.code == 0;
+}
+
+/* One hundred layouts that nobody chose; DIST_SEED is the first and DIST_DRAWS how many. */
 DIST_TEST(drawn_layouts) {
     if (!all_asked()) return;
-    learned one = train_one(room, "llama", 1, LAYERS), many;
+    comparison *c = new_comparison(room);
     uint64_t first = getenv("DIST_SEED") ? strtoull(getenv("DIST_SEED"), NULL, 10) : 1;
     int fitting = 0, wanted = getenv("DIST_DRAWS") ? atoi(getenv("DIST_DRAWS")) : 100;
     for (uint64_t seed = first; fitting < wanted && seed < first + 400; seed++) {
-        layout_case c = draw_layout(room, seed);
-        process_result r =
-            process_run(room, PROCESS_ANY_CODE,
-                        ml_arena_format(room->arena, "MODEL=llama LAYOUT=\"%s\"", c.layout),
-                        "check --device cpu " SCRIPT " layers=2 embed=32 heads=4 kv_heads=4 ffn=64 "
-                        "seq=16 batch=8 "
-                        "vocab=256");
-        if (r.code == 0) {
-            const layout_case *drawn = &c;
-            fitting++;
-            train(room, "llama", 1, LAYERS, &drawn, 1, &many);
-            compare("llama", 1, &one, &c, &many);
-        } else if (!strstr(r.output, "cannot split \"")) {
-            test_fail("%s: %s\n%s", c.name, c.layout, r.output);
-        }
+        layout_case drawn = draw_layout(room, seed);
+        run r = run_of(&drawn, LLAMA, 1);
+        if (!divides(room, &r)) continue;
+        fitting++;
+        compare_all(c, &r, 1);
     }
     CHECK_EQ_INT(fitting, wanted);
 }
@@ -599,6 +569,14 @@ static bool named(const layout_case *c) {
     return names == NULL;
 }
 
+static void check_names(process_room *room) {
+    for (const char *at = asked("DIST_NAMES", ""); *at;) {
+        size_t part = strcspn(at, ";");
+        find(ml_arena_copy(room->arena, at, part));
+        at += part + (at[part] == ';');
+    }
+}
+
 /* DIST_RANKS=4 or DIST_RANKS=1-4: layouts of so many ranks alone. */
 static bool of_the_size(const layout_case *c) {
     int least = 1, most = 1 << 20;
@@ -607,29 +585,42 @@ static bool of_the_size(const layout_case *c) {
     return c->ranks >= least && c->ranks <= most;
 }
 
-/* All of them; `make test-dist`. DIST_PART=2/5: every fifth, the second one of five first, so that
- * five processes do all; DIST_ACCUM=1: that accumulation alone. */
+/* The runs of this process in a turn. In the first one every layout has its turn with one of its
+ * models and accumulations, which change from layout to layout; in the others, with what is left.
+ */
+static int list_turn(int turn, int *dealt, run *list) {
+    int part = 1, parts = 1, only = atoi(asked("DIST_ACCUM", "0")), count = 0;
+    (void)sscanf(asked("DIST_PART", ""), "%d/%d", &part, &parts);
+    for (int i = 0; i < CASES; i++) {
+        run ways[MODELS * 2];
+        int found = 0;
+        if (!of_the_size(&cases[i]) || !named(&cases[i])) continue;
+        for (int k = 0; k < MODELS * 2; k++) {
+            run r = run_of(&cases[i], (model_kind)(k / 2), k % 2 ? MOST_ACCUM : 1);
+            bool skipped = strcmp(asked("DIST_SKIP", ""), model_names[r.model]) == 0;
+            if (cases[i].models >> r.model & 1 && !skipped && (!only || r.accum == only))
+                ways[found++] = r;
+        }
+        if (turn < found && (*dealt)++ % parts == part - 1)
+            list[count++] = ways[(i + turn) % found];
+    }
+    return count;
+}
+
+/* All of them; `make test-dist`. DIST_PART=2/5: every fifth run, the second one of five first, so
+ * that five processes do all; DIST_ACCUM=1: that accumulation alone; DIST_TURNS=1: each layout
+ * once. What is compared early is of all kinds: a process that is stopped has seen them. */
 DIST_TEST(every_layout) {
     if (!all_asked()) return;
-    int part = 1, parts = 1, count = 0, turn = 0;
-    (void)sscanf(asked("DIST_PART", ""), "%d/%d", &part, &parts);
-    int only = atoi(asked("DIST_ACCUM", "0"));
+    int turns = atoi(asked("DIST_TURNS", "0")), dealt = 0;
+    comparison *c = new_comparison(room);
+    check_names(room);
     worst = worst_gradient = 0;
-    for (int model = 0; model < MODELS; model++)
-        for (int accum = 1; accum <= 4; accum += 3) {
-            const layout_case *list[CASES];
-            int wanted = 0;
-            if (only && accum != only) continue;
-            for (int i = 0; i < CASES; i++) {
-                if (!(cases[i].models >> model & 1) || !of_the_size(&cases[i])) continue;
-                if (!named(&cases[i]) || strcmp(asked("DIST_SKIP", ""), model_names[model]) == 0)
-                    continue;
-                if (turn++ % parts == part - 1) list[wanted++] = &cases[i];
-            }
-            compare_all(room, model_names[model], accum, list, wanted);
-            count += wanted;
-        }
+    for (int turn = 0; turn < (turns ? turns : MODELS * 2); turn++) {
+        run *list = ML_NEW_ARRAY(room->arena, run, CASES);
+        compare_all(c, list, list_turn(turn, &dealt, list));
+    }
     printf("%d runs of %d layouts; worst deviation of loss or gradient norm: %.2g, of a gradient: "
            "%.2g\n",
-           count, CASES, worst, worst_gradient);
+           c->compared, CASES, worst, worst_gradient);
 }

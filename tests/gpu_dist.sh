@@ -14,11 +14,14 @@
 #   ranks     build/test --gpu gpu_ranks gpu/edges: layouts against one GPU, messages, ranks that fail
 #   hosts     GPUs of this machine as those of two hosts (MLUA_HOSTS=2): layouts against one GPU, deaths
 #   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2
-#   all       every layout of every model that fits the GPUs
+#   all       every layout of every model; TURNS=1: each with one of its models and accumulations
 # Logs and traces go to the folder; the last lines are a table. Exits 1 if anything failed. GPUS=n
 # uses no more, and CUDA_VISIBLE_DEVICES says which; STEPS, SETTINGS and EXPERTS are those of a speed;
-# B is the build folder; LIMIT seconds a part, TOTAL seconds all of them. Layouts of fewer ranks than
-# there are GPUs are compared side by side, SHARE (1) at once on the same GPUs.
+# B is the build folder; LIMIT seconds a part, TOTAL seconds all of them; JOBS (1) tests of `ranks` and
+# `hosts` run at once. Layouts are of 2, 4 and 8 ranks, or of so many as RANKS says; those of fewer
+# ranks than there are GPUs are compared side by side, SHARE (1) at once on the same GPUs. Where there
+# are fewer GPUs than ranks, "8-on-2" in the table, ranks share them and take themselves for those of
+# several hosts, between which NCCL goes through sockets: so layouts, and they alone, do with one GPU.
 set -u
 cd "$(dirname "$0")/.."
 build=${B:-build} out=${1:-$(mktemp -d)} limit=${LIMIT:-300} total=${TOTAL:-3600} steps=${STEPS:-30}
@@ -30,7 +33,7 @@ export MLUA=${MLUA:-$build/mlua} MLUA_CACHE=${MLUA_CACHE:-$out/cache} MLUA_TIMEO
 found=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null)}
 read -ra devices <<<"$(echo "${found:-$(seq 0 $((${GPUS:-0} - 1)))}" | tr ',\n' '  ')"
 gpus=${GPUS:-${#devices[@]}}
-[ "$gpus" -ge 2 ] || { echo "gpu_dist.sh: $gpus GPUs here, and 2 are needed" >&2; exit 2; }
+[ "$gpus" -ge 1 ] || { echo "gpu_dist.sh: there is no GPU here" >&2; exit 2; }
 most=$gpus # ranks of what is split over all: a power of two
 [ $((most & (most - 1))) = 0 ] || most=2
 second=$([ "$gpus" -ge 4 ] && echo 2 || echo 0) # where a second pair of GPUs begins
@@ -56,7 +59,7 @@ part() {
     timeout -k 5 "$left" "$@" >"$out/$name.log" 2>&1
     status=$?
     result=$(grep -E '^[0-9]+ passed|layouts; worst' "$out/$name.log" | tail -n 2 | tr '\n' ' ')
-    [ $status -lt 124 ] || result="stopped after $left s $result"
+    [ $status -lt 124 ] || result="stopped after $left s, $(grep -c ' ranks$' "$out/$name.log") layouts compared $result"
     [ $status = 0 ] || { touch "$out/bad"; grep -E '^  |^FAIL|mlua:' "$out/$name.log" | head -20; }
     row "$(printf '%-26s %-6s %5d s  %s' "$name" "$([ $status = 0 ] && echo ok || echo FAILED)" \
         $((SECONDS - start)) "$result")"
@@ -179,17 +182,20 @@ gathered() {
     profiled "ep$most-gathered" "$most" "ep=$most" gpt_moe "${experts[@]}" batch=$((4 * most))
 }
 
-# layouts NAME DTYPE BOUND [NAMES]: against one GPU; those of two ranks first, then of four, eight
+# layouts NAME DTYPE BOUND [NAMES]: against one GPU, those of most ranks last
 layouts() {
-    local ranks set worker sets workers share=${SHARE:-1}
-    for ((ranks = 2; ranks <= most; ranks *= 2)); do
-        sets=$((gpus / ranks)) workers=$((gpus / ranks * share))
+    local ranks at shared hosts worker workers
+    for ranks in ${RANKS:-2 4 8}; do
+        at=$((ranks < most ? ranks : most)) shared=$((ranks / at))
+        hosts=$((shared > ${MLUA_HOSTS:-1} ? shared : ${MLUA_HOSTS:-1}))
+        workers=$((gpus / at * ${SHARE:-1}))
         for ((worker = 0; worker < workers; worker++)); do
-            set=$((worker % sets))
-            on $((set * ranks)) "$ranks" part "$1-$ranks-$((worker + 1))" env MLUA_TUNE=0 \
+            on $((worker % (gpus / at) * at)) "$at" \
+                part "$1-$ranks$([ $shared = 1 ] || echo "-on-$at")-$((worker + 1))" \
+                env MLUA_TUNE=0 MLUA_HOSTS=$hosts MLUA_TIMEOUT=$((MLUA_TIMEOUT * shared)) \
                 DIST_ALL=1 DIST_DEVICE=cuda DIST_DTYPE="$2" DIST_BOUND="$3" DIST_ACCUM="${ACCUM:-0}" \
-                DIST_RANKS="$ranks" DIST_PART="$((worker + 1))/$workers" ${4:+DIST_NAMES="$4"} \
-                "$build/test" -j 0 dist/every_layout &
+                DIST_RANKS="$ranks" DIST_PART="$((worker + 1))/$workers" DIST_TURNS="${TURNS:-0}" \
+                ${4:+DIST_NAMES="$4"} "$build/test" -j 0 dist/every_layout &
         done
         wait
     done
@@ -205,8 +211,8 @@ sample() {
 
 # What crosses the two hosts goes by NCCL through sockets.
 hosts() {
-    local names="zero1;tp2 sp;pp2;fsdp4;dp2 tp2 sp zero1;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1"
-    part hosts-ranks "$build/test" --gpu -v -j 1 gpu_ranks/hosts
+    local names="zero1 dp2;tp2 sp;pp2;fsdp4;dp2 tp2 sp zero1;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1"
+    part hosts-ranks "$build/test" --gpu -v -j "${JOBS:-1}" gpu_ranks/hosts
     export MLUA_HOSTS=2
     layouts hosts-f32 f32 1e-4 "$names"
     unset MLUA_HOSTS
@@ -216,8 +222,12 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>
 "$MLUA" doctor 2>&1 | tee "$out/doctor.log"
 for p in $parts; do
     case $p in
+    sample | all) ;;
+    *) [ "$gpus" -ge 2 ] || { row "$(printf '%-26s left out: it takes two GPUs' "$p")"; continue; } ;;
+    esac
+    case $p in
     data | variants | stages | split | mixed | experts | gathered | hosts | sample) $p "$p" ;;
-    ranks) part ranks "$build/test" --gpu -v -j 1 gpu_ranks gpu/edges ;;
+    ranks) part ranks "$build/test" --gpu -v -j "${JOBS:-1}" gpu_ranks gpu/edges ;;
     all)
         layouts all-f32 f32 1e-4
         layouts all-bf16 bf16 2e-2

@@ -56,7 +56,8 @@ void process_in_room(process_body *body) {
     if (status != ML_OK) ml_raise_last();
 }
 
-static process_result run_command(process_room *room, int code, const char *command) {
+static process_result follow_command(process_room *room, test_listener *hear, void *context,
+                                     const char *command) {
     char root[PATH_MAX], binary[PATH_MAX];
     process_result result = {.output = ""};
     REQUIRE(getcwd(root, sizeof root) != NULL);
@@ -65,13 +66,23 @@ static process_result run_command(process_room *room, int code, const char *comm
         ml_arena_format(room->arena, "cd '%s' && export MLUA='%s' ROOT='%s' && { %s; } </dev/null",
                         room->folder, binary, root, command);
     double start = seconds_now(), cpu_start = cpu_seconds_now();
-    result.output = test_command(room->arena, whole, &result.code);
+    result.output = test_follow(room->arena, whole, hear, context, &result.code);
     result.seconds = seconds_now() - start;
     result.cpu_seconds = cpu_seconds_now() - cpu_start;
+    return result;
+}
+
+static process_result run_command(process_room *room, int code, const char *command) {
+    process_result result = follow_command(room, NULL, NULL, command);
     if (code != PROCESS_ANY_CODE && result.code != code)
         test_fail("exit code %d, not %d, from\n    %s\n%s", result.code, code, command,
                   result.output);
     return result;
+}
+
+static char *mlua_command(ml_arena *arena, const char *environment, const char *words) {
+    return ml_arena_format(arena, "env %s timeout %d \"$MLUA\" %s", environment, PROCESS_SECONDS,
+                           words);
 }
 
 process_result process_run(process_room *room, int code, const char *environment,
@@ -80,9 +91,16 @@ process_result process_run(process_room *room, int code, const char *environment
     va_start(list, arguments);
     char *words = format_list(room->arena, arguments, list);
     va_end(list);
-    return run_command(room, code,
-                       ml_arena_format(room->arena, "env %s timeout %d \"$MLUA\" %s", environment,
-                                       PROCESS_SECONDS, words));
+    return run_command(room, code, mlua_command(room->arena, environment, words));
+}
+
+process_result process_follow(process_room *room, test_listener *hear, void *context,
+                              const char *environment, const char *arguments, ...) {
+    va_list list;
+    va_start(list, arguments);
+    char *words = format_list(room->arena, arguments, list);
+    va_end(list);
+    return follow_command(room, hear, context, mlua_command(room->arena, environment, words));
 }
 
 process_result process_shell(process_room *room, int code, const char *format, ...) {

@@ -19,8 +19,8 @@ typedef struct {
 } process_room;
 
 typedef struct {
-    char *output; /* stdout and stderr together */
-    int code;     /* 128 + signal where one ended it */
+    char *output;       /* stdout and stderr together */
+    int code;           /* 128 + signal where one ended it */
     double seconds;     /* on the clock */
     double cpu_seconds; /* of processor time: what a busy machine does not change */
 } process_result;
@@ -45,7 +45,11 @@ enum { PROCESS_ANY_CODE = -1, PROCESS_SECONDS = 240 /* a command may take */ };
  * require this exit code. */
 process_result process_run(process_room *room, int code, const char *environment,
                            const char *arguments, ...) __attribute__((format(printf, 4, 5)));
-/* The same for any shell command. */
+/* The same, with any exit code; all of the output so far is heard whenever there is more. */
+process_result process_follow(process_room *room, test_listener *hear, void *context,
+                              const char *environment, const char *arguments, ...)
+    __attribute__((format(printf, 5, 6)));
+/* As process_run, for any shell command. */
 process_result process_shell(process_room *room, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* The output has this text in it. */

@@ -128,26 +128,33 @@ const char *test_binary(void) {
     return binary && *binary ? binary : "build/mlua";
 }
 
-char *test_command(ml_arena *arena, const char *command, int *exit_code) {
+char *test_follow(ml_arena *arena, const char *command, test_listener *hear, void *context,
+                  int *exit_code) {
     ml_text text = {.arena = arena};
     char block[4096];
-    size_t count;
+    ssize_t count;
     ml_text_add(&text, "%s", "");
     fflush(NULL);
     FILE *pipe = popen(ml_arena_format(arena, "exec 2>&1; %s", command), "r");
     if (!pipe) ml_raise(ML_IO, "cannot run %s", command);
-    while ((count = fread(block, 1, sizeof block, pipe)) > 0)
-        for (size_t i = 0; i < count;) { /* NUL bytes cannot be part of a text */
-            size_t length = strnlen(block + i, count - i);
+    while ((count = read(fileno(pipe), block, sizeof block)) > 0) {
+        for (size_t i = 0; i < (size_t)count;) { /* NUL bytes cannot be part of a text */
+            size_t length = strnlen(block + i, (size_t)count - i);
             ml_text_add(&text, "%.*s", (int)length, block + i);
             i += length + 1;
         }
+        if (hear) hear(context, text.text);
+    }
     int status = pclose(pipe);
     *exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     /* A sanitizer's report may end in exit code 1, which a test may expect. */
     if (strstr(text.text, "Sanitizer: ") || strstr(text.text, ": runtime error: "))
         test_fail("a sanitizer complains of %s:\n%s", command, text.text);
     return text.text;
+}
+
+char *test_command(ml_arena *arena, const char *command, int *exit_code) {
+    return test_follow(arena, command, NULL, NULL, exit_code);
 }
 
 /* ---- Running ----------------------------------------------------------------------------------

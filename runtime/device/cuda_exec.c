@@ -94,11 +94,11 @@ static void load_images(void *argument) {
         load_function(work->device, work->list.at[i], work->images[i]);
 }
 
-/* Of this host: each has a GPU of its own. */
+/* Of this host: each has a GPU of its own, unless they take themselves for those of several. */
 static int local_ranks(const cuda_device *d) {
     if (!d->base.ranks || !d->base.ranks->comm) return 1;
     int world = ml_comm_world(d->base.ranks->comm), gpus = ml_cuda_count();
-    return world < gpus ? world : gpus;
+    return ml_knobs()->hosts > 1 || world < gpus ? world : gpus;
 }
 
 /* Kernels of attention come second, once it is known what cuDNN serves, but for those that may be

@@ -1,9 +1,28 @@
--- Trains models/$MODEL.lua under a layout: $LAYOUT, a Lua expression, or of the file $LAYOUTS the line of this run
--- (MLUA_RUNS); none: one rank. Prints first which run it is, a hash of all initial weights and, where $GRADIENTS names a file, how far each gradient is from the one in it: a line
--- "gradient NAME DISTANCE NORM" with Frobenius norms. Without such a file it is written.
+-- Trains models/MODEL.lua under a layout as line N of the file $RUNS says, in run N of MLUA_RUNS: a table { model, layout (none: one
+-- rank), settings, gradients } in which `m` is the library. Prints first which run it is, a hash of all initial weights and how far each
+-- gradient is from the one in the file `gradients`: a line "gradient NAME DISTANCE NORM" with Frobenius norms. Without such a file it is
+-- written.
 local m, core = require "mlua", require "mlua.core"
-local train, new_state = m.train, core.state
-local file = os.getenv "GRADIENTS"
+local train, new_state, options = m.train, core.state, core.options
+local turn = math.max(options().run, 1)
+
+local function read_run()
+  local at = 0
+  for line in io.lines(os.getenv "RUNS") do
+    at = at + 1
+    if at == turn then return assert(load("local m = ...; return " .. line))(m) end
+  end
+  core.fail(("there is no run %d"):format(turn))
+end
+local run = read_run()
+local file = run.gradients
+
+-- Its settings are like words of the command line.
+function core.options()
+  local o = options()
+  for key, value in pairs(run.settings or {}) do table.insert(o.overrides, { key, tostring(value) }) end
+  return o
+end
 
 local sums = {} -- of gradients over microbatches: by the parameter's name
 function core.state(options)
@@ -65,26 +84,13 @@ local function tell(list, parameters)
   known:close()
 end
 
-local run = core.options().run
-
-local function layout_text()
-  if not os.getenv "LAYOUTS" then return os.getenv "LAYOUT" end
-  local at = 0
-  for line in io.lines(os.getenv "LAYOUTS") do
-    at = at + 1
-    if at == run then return line end
-  end
-  core.fail(("there is no layout %d"):format(run))
-end
-
 function m.train(o)
-  local text = layout_text()
-  o.layout = text and assert(load("local m = ...; return " .. text))(m)
+  o.layout = run.layout
   m.use_layout(o.layout, "m.train")
   if core.options().mode ~= "run" then return train(o) end
   o.model(core.input("names", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   local parameters = m.parameters(o.model)
-  core.write(("run %d\nweights %d\n"):format(run, hash_weights(parameters)))
+  core.write(("run %d\nweights %d\n"):format(turn, hash_weights(parameters)))
   if file and o.accum == 1 then tell(gradients(o, parameters), parameters) end
   function o.on_step(step)
     if step ~= 1 or not file or o.accum == 1 then return end
@@ -95,4 +101,4 @@ function m.train(o)
   return train(o)
 end
 
-dofile(os.getenv "ROOT" .. "/models/" .. os.getenv "MODEL" .. ".lua")
+dofile(("%s/models/%s.lua"):format(os.getenv "ROOT", run.model))
