@@ -86,6 +86,7 @@ void cuda_find_needs(cuda_shape *s); /* what passes need, less what leads to hoi
 void cuda_choose_next(cuda_shape *s);
 void cuda_choose_kept(cuda_shape *s);
 void cuda_choose_folded(cuda_shape *s);
+int cuda_guarded(const ml_kernel_ir *ir, int inst);
 /* Of emit_cuda_online.c. A row's largest element and the sum of exponentials, in one pass. */
 void cuda_choose_online(cuda_shape *s);
 int cuda_online_largest(const cuda_shape *s);

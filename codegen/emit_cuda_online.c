@@ -7,10 +7,10 @@
 
 enum { MOST_GROUPS = 4 /* of a slot: as many groups of copies are under way */ };
 
-/* The row's largest element. */
+/* The row's largest element. Those of groups are finite: they need no guard of their own. */
 int cuda_online_largest(const cuda_shape *s) {
     const ml_kernel_ir *ir = s->e->ir;
-    return ir->inst[ir->inst[s->folded].src[0]].src[1];
+    return cuda_guarded(ir, ir->inst[ir->inst[s->folded].src[0]].src[1]);
 }
 
 int cuda_groups(const cuda_shape *s) {

@@ -122,9 +122,21 @@ static int element_of(const cuda_shape *s, int i) {
     return ir->inst[i].kind == ML_INST_LOAD && s->pack[i] >= 0 ? s->pack[i] : -1;
 }
 
+/* The value that is taken where it is finite, and 0 elsewhere; else i itself. */
+int cuda_guarded(const ml_kernel_ir *ir, int i) {
+    const ml_inst *inst = &ir->inst[i];
+    if (inst->kind != ML_INST_MAP || inst->op != ML_OP_WHERE) return i;
+    const ml_inst *test = &ir->inst[inst->src[0]], *other = &ir->inst[inst->src[2]];
+    bool guards = test->kind == ML_INST_MAP && test->op == ML_OP_IS_FINITE &&
+                  test->src[0] == inst->src[1] && other->kind == ML_INST_CONST &&
+                  other->constant.number == 0;
+    return guards ? inst->src[1] : i;
+}
+
 /* exp(x - the row's largest x) of bf16 elements x in shared memory, for passes that need no x: from
  * 0 to 1, it takes the place of x as f16, whose 2^-12 the rounding of results to bf16 hides, so
- * that it is computed once. */
+ * that it is computed once. A row with an infinite element, of which nothing is lessened, may
+ * become NaN throughout. */
 void cuda_choose_folded(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
@@ -135,7 +147,8 @@ void cuda_choose_folded(cuda_shape *s) {
                       e->place[i] == e->inner && !e->buffered[i];
         if (!is_exp || less->kind != ML_INST_MAP || less->op != ML_OP_SUB) continue;
         int pack = element_of(s, less->src[0]), later = 0, others = 0;
-        if (pack < 0 || !s->staged[pack] || s->largest[less->src[1]] != pack) continue;
+        int largest = cuda_guarded(ir, less->src[1]);
+        if (pack < 0 || !s->staged[pack] || s->largest[largest] != pack) continue;
         e->buffered[i] = true;
         cuda_find_needs(s);
         for (int stage = e->stage[i] + 1; stage < e->stages; stage++) {

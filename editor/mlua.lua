@@ -174,7 +174,8 @@ function Tensor:logical_not() end
 ---@return Tensor
 function Tensor:logical_or(b) end
 
----log(sum(exp(x))) over the named axes, without overflow. The result is at least f32.
+---log(sum(exp(x))) over the named axes, without overflow: -inf, without a gradient, where all elements are
+--- -inf. The result is at least f32.
 ---@param ... Axis|string
 ---@return Tensor
 function Tensor:logsumexp(...) end
@@ -842,7 +843,8 @@ function m.logical_not(a) end
 ---@return Tensor
 function m.logical_or(a, b) end
 
----log(sum(exp(x))) over the named axes, without overflow. The result is at least f32.
+---log(sum(exp(x))) over the named axes, without overflow: -inf, without a gradient, where all elements are
+--- -inf. The result is at least f32.
 ---@param x Tensor
 ---@param ... Axis|string
 ---@return Tensor

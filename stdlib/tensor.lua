@@ -67,14 +67,24 @@ function m.var(x, ...)
   return m.mean(centred * centred, ...):cast(dtype)
 end
 
----log(sum(exp(x))) over the named axes, without overflow. The result is at least f32.
+-- exp(x - shift), its sum and the shift, so that nothing overflows: the largest element, or 0 where that is
+-- infinite, lest infinities be subtracted.
+local function exponentials(x, ...)
+  local largest = x:max(...)
+  local shift = core.stop_gradient(core.where(core.is_finite(largest), largest, 0))
+  local e = core.exp(x - shift)
+  return e, e:sum(...), shift
+end
+
+---log(sum(exp(x))) over the named axes, without overflow: -inf, without a gradient, where all elements are
+--- -inf. The result is at least f32.
 ---@param x Tensor
 ---@param ... Axis|string
 ---@return Tensor
 function m.logsumexp(x, ...)
-  x = wide(x)
-  local largest = core.stop_gradient(x:max(...))
-  return core.log(core.exp(x - largest):sum(...)) + largest
+  local _, sum, shift = exponentials(wide(x), ...)
+  local empty = core.eq(sum, 0)
+  return core.log(core.where(empty, 1, sum)) + core.where(empty, -math.huge, shift)
 end
 
 ---exp(x) / sum(exp(x)) over the named axes.
@@ -83,9 +93,8 @@ end
 ---@return Tensor
 function m.softmax(x, ...)
   local dtype = x:dtype()
-  x = wide(x)
-  local e = core.exp(x - core.stop_gradient(x:max(...)))
-  return (e / e:sum(...)):cast(dtype)
+  local e, sum = exponentials(wide(x), ...)
+  return (e / sum):cast(dtype)
 end
 
 ---x - logsumexp(x) over the named axes.

@@ -156,32 +156,53 @@ static void norm_of_sum(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dt
     ir_store(k, out, map2(k, ML_OP_MUL, normal, ir_load(k, gain, ML_F32)));
 }
 
-/* A cross-entropy and its gradient: three passes over rows of which a block walks several, and of
- * which one element each is the label's. */
+/* A cross-entropy and its gradient, as stdlib writes them: three passes over rows of which a block
+ * walks several, and of which one element each is the label's. */
 static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
     k->ir.chunks = 2;
     int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, dtype, NULL, true);
     int labels = ir_operand(k, ML_I32, (int64_t[]){1, 0}, false);
-    int total = ir_partial(k, ML_F32, false);
+    int lse = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true), total = ir_partial(k, ML_F32, false);
+    int zero = ir_const(k, ML_F32, 0), one = ir_const(k, ML_F32, 1);
+    int lowest = ir_const(k, ML_F32, -INFINITY);
     int label = map2(k, ML_OP_MUL, ir_load(k, labels, ML_I32), ir_const(k, ML_I32, 37));
     k->level = ML_LEVEL_ELEMENT;
     int vx = ir_cast(k, ML_F32, ir_load(k, x, dtype));
     int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, vx, 0);
     int column = ir_cast(k, ML_I32, ir_index(k, 1));
     int hit = ir_map(k, ML_OP_EQ, ML_BOOL, column, label, none);
-    int zero = ir_const(k, ML_F32, 0);
     int own = ir_map(k, ML_OP_WHERE, ML_F32, hit, vx, zero);
     int picked = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, own, 0);
     k->phase = 1;
-    int e = map1(k, ML_OP_EXP, map2(k, ML_OP_SUB, vx, largest));
+    k->level = ML_LEVEL_ROW;
+    int finite = ir_map(k, ML_OP_IS_FINITE, ML_BOOL, largest, none, none);
+    int shift = ir_map(k, ML_OP_WHERE, ML_F32, finite, largest, zero);
+    k->level = ML_LEVEL_ELEMENT;
+    int e = map1(k, ML_OP_EXP, map2(k, ML_OP_SUB, vx, shift));
     int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, e, 0);
     k->phase = 2;
-    int less = ir_map(k, ML_OP_WHERE, ML_F32, hit, ir_const(k, ML_F32, -1), zero);
-    ir_store(k, y, map2(k, ML_OP_ADD, less, map2(k, ML_OP_DIV, e, sum)));
     k->level = ML_LEVEL_ROW;
-    int lse = map2(k, ML_OP_ADD, map1(k, ML_OP_LOG, sum), largest);
-    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, map2(k, ML_OP_SUB, lse, picked), total);
+    int empty = ir_map(k, ML_OP_EQ, ML_BOOL, sum, zero, none);
+    int divisor = ir_map(k, ML_OP_WHERE, ML_F32, empty, one, sum);
+    int base = ir_map(k, ML_OP_WHERE, ML_F32, empty, lowest, shift);
+    int log_sum = map2(k, ML_OP_ADD, map1(k, ML_OP_LOG, divisor), base);
+    ir_store(k, lse, log_sum);
+    int known = ir_map(k, ML_OP_IS_FINITE, ML_BOOL, log_sum, none, none);
+    int own_loss = map2(k, ML_OP_SUB, log_sum, picked);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, ir_map(k, ML_OP_WHERE, ML_F32, known, own_loss, zero),
+              total);
+    k->level = ML_LEVEL_ELEMENT;
+    int less = ir_map(k, ML_OP_WHERE, ML_F32, hit, ir_const(k, ML_F32, -1), zero);
+    ir_store(k, y, map2(k, ML_OP_ADD, less, map2(k, ML_OP_DIV, e, divisor)));
+}
+
+/* A row of nothing but -infinity, and one with an infinity: of bf16 the latter's gradient may be no
+ * number in more elements than that one. */
+static void fill_loss(ir_kernel *k, ml_dtype dtype) {
+    int64_t columns = k->ir.size[1];
+    for (int64_t i = 0; i < columns; i++) ir_set(k, 0, columns + i, -INFINITY);
+    if (dtype == ML_F32) ir_set(k, 0, 2 * columns + columns / 2, INFINITY);
 }
 
 static void all_flat(ir_kernel *k, int64_t size, int64_t chunks, ml_dtype dtype) {
@@ -409,6 +430,7 @@ const char *emit_case(ir_kernel *k, int i, double *tolerance) {
     c->build(k, c->a, c->b, c->dtype);
     ir_fill(k, (uint64_t)i);
     if (c->build == argmax) fill_argmax(k);
+    if (c->build == loss) fill_loss(k, c->dtype);
     *tolerance = c->tolerance;
     return c->name;
 }

@@ -211,6 +211,7 @@ static double map_value(ml_op op, ml_dtype dtype, double a, double b, double c) 
     case ML_OP_MOD: return a - b * floor(a / b);
     case ML_OP_LT: return a < b;
     case ML_OP_GE: return a >= b;
+    case ML_OP_IS_FINITE: return isfinite(a) != 0;
     case ML_OP_EQ: return a == b;
     case ML_OP_AND: return a != 0 && b != 0;
     case ML_OP_WHERE: return a != 0 ? b : c;

@@ -75,6 +75,20 @@ check.all(out.lse, lse, 1e-5, "logsumexp")
 check.all(out.log_soft, log_soft, 1e-5, "log_softmax")
 check.all(out.soft, { 1, 1, 1, 1, 1, 1 }, 1e-6, "softmax")
 
+-- Infinite logits: of nothing to add up the logarithm is -inf, without a gradient; softmax of it is no number.
+local inf, R = math.huge, m.axis("rows", 3)
+local edge = m.compile(function(i)
+  local lse = i.x:logsumexp "classes"
+  return { lse = lse, all = i.x:slice("rows", 0, 1):logsumexp(), soft = i.x:softmax "classes",
+    gradient = m.grad(m.where(m.lt(lse, inf), lse, 0):sum(), { i.x })[1] }
+end, { x = { R, B.classes } }) { x = { -inf, -inf, -inf, -inf, -inf, 5, -inf, -inf, 1, inf, -inf, 0 } }
+check.equal(edge.all, -inf, "logsumexp over all axes")
+for i, value in ipairs { -inf, 5.0, inf } do check.equal(edge.lse[i], value, "logsumexp of row " .. i) end
+for i, value in ipairs { 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0 } do
+  check.equal(edge.gradient[i], value, "its gradient")
+  if i <= 4 then check.equal(edge.soft[i] == edge.soft[i], false, "softmax of -inf is a number") end
+end
+
 -- All positions ignored: nothing to learn from, and no NaN.
 local none = m.compile(function(i)
   local total, count = m.cross_entropy(i.x, i.targets)
