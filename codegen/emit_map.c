@@ -55,12 +55,15 @@ void emit_identity(ml_text *out, ml_op op, ml_dtype dtype) {
 
 static void add_cast(ml_text *out, ml_dtype to, ml_dtype from, const char *a) {
     const char *type = emit_compute_type(to);
+    bool truncates = ml_dtypes[to].kind == ML_KIND_INT && ml_dtypes[from].kind == ML_KIND_FLOAT;
     if (to == from)
         ml_text_add(out, "%s", a);
     else if (to == ML_BOOL)
         ml_text_add(out, "(%s != 0)", a);
     else if (to == ML_BF16)
         ml_text_add(out, "ml_round_bf16((float)%s)", a);
+    else if (truncates)
+        ml_text_add(out, "ml_%s_of_%s(%s)", ml_dtypes[to].suffix, ml_dtypes[from].suffix, a);
     else if (strcmp(type, emit_compute_type(from)) == 0)
         ml_text_add(out, "%s", a);
     else

@@ -1,6 +1,7 @@
 /* Enough of CUDA to run this project's generated kernels on the CPU, for tests on machines without
  * a GPU: a block's threads are fibers that switch at barriers and shuffles. One block runs at a
  * time, so `__shared__` is static. Included before a kernel's source by tests/emit_cuda.c. */
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -140,6 +141,14 @@ static void emulated_launch(void (*entry)(void *), void *arguments, unsigned gx,
     free(emulated_stacks);
 }
 
+// casts saturate; NaN gives the least integer but for f32 to i32, where it gives 0
+static inline long long emulated_truncate(double x, double limit, long long least) {
+    return x >= limit ? ~least : x > -limit ? (long long)x : least;
+}
+static inline int __float2int_rz(float x) { return x == x ? (int)emulated_truncate(x, 0x1p31, INT_MIN) : 0; }
+static inline int __double2int_rz(double x) { return (int)emulated_truncate(x, 0x1p31, INT_MIN); }
+static inline long long __float2ll_rz(float x) { return emulated_truncate(x, 0x1p63, LLONG_MIN); }
+static inline long long __double2ll_rz(double x) { return emulated_truncate(x, 0x1p63, LLONG_MIN); }
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 static inline float __uint_as_float(unsigned i) { float f; memcpy(&f, &i, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned i; memcpy(&i, &f, 4); return i; }

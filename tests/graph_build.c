@@ -20,6 +20,9 @@ static void constants_fold(ml_graph *g) {
     check_constant(g, ml_map2(g, ML_OP_LT, two, three), 1, "bool");
     check_constant(g, ml_map1(g, ML_OP_NOT, ml_const_int(g, ML_BOOL, 1)), 0, "bool");
     check_constant(g, ml_cast(g, ml_const(g, ML_F32, 2.75), ML_I32), 2, "i32");
+    check_constant(g, ml_cast(g, ml_const(g, ML_F32, 3e9), ML_I32), INT32_MAX, "i32");
+    check_constant(g, ml_cast(g, ml_const(g, ML_F64, -INFINITY), ML_I32), INT32_MIN, "i32");
+    check_constant(g, ml_cast(g, ml_const(g, ML_F32, NAN), ML_I64), 0, "i64");
     check_constant(g, ml_cast(g, ml_const_int(g, ML_I64, 7), ML_BF16), 7, "bf16");
     check_constant(g,
                    ml_map2(g, ML_OP_MOD, ml_const_int(g, ML_I32, -7), ml_const_int(g, ML_I32, 3)),
@@ -32,6 +35,7 @@ static void constants_fold(ml_graph *g) {
     double value;
     ml_ref large = ml_const_int(g, ML_I64, INT64_MAX - 1), one = ml_const_int(g, ML_I64, 1);
     CHECK(!ml_graph_constant(g, ml_map2(g, ML_OP_SUB, large, one), &value)); /* inexact */
+    CHECK(!ml_graph_constant(g, ml_cast(g, ml_const(g, ML_F64, 1e30), ML_I64), &value));
     CHECK(!ml_graph_constant(g, ml_map2(g, ML_OP_MOD, one, ml_const_int(g, ML_I64, 0)), &value));
 }
 TEST(graph_build, constants_fold) {

@@ -1,5 +1,7 @@
 /* Every elementwise op of the table on the CPU device, in every dtype that it takes, over several
  * arrangements of operands, with gradients. */
+#include <math.h>
+
 #include "tests/ops_support.h"
 
 typedef struct {
@@ -65,6 +67,32 @@ static void build_maps(ops_case *c) {
         ops_output(c, ml_cast(c->g, any[0], to[i]), loose, "cast of %s to %s",
                    ml_dtypes[dtype].name, ml_dtypes[to[i]].name);
     }
+}
+
+/* Casts to integers of what does not fit, and of what just does. */
+static void build_casts_to_integers(ops_case *c) {
+    static const double extremes[] = {0.75,   -0.75,     0x1.fep30,    -0x1.fep30,    0x1.fffffep30,
+                                      0x1p31, -0x1p31,   2147483647.5, -2147483648.5, 3e9,
+                                      -3e9,   0x1.fep62, 0x1p63,       -0x1p63,       1e30,
+                                      -1e30,  INFINITY,  -INFINITY,    NAN,           -NAN};
+    enum { EXTREMES = sizeof extremes / sizeof *extremes };
+    static const ml_dtype from[] = {ML_BF16, ML_F32, ML_F64};
+    for (int i = 0; i < 3; i++) {
+        ml_ref x = ops_input(c, from[i], "d37", -2, 2);
+        double *values = c->inputs[ml_graph_args(c->g, x)[0]];
+        for (int e = 0; e < EXTREMES; e++) { /* as the dtype holds them */
+            int64_t bits;
+            ops_store(from[i], &bits, 0, extremes[e]);
+            values[e] = ops_fetch(from[i], &bits, 0);
+        }
+        for (ml_dtype to = ML_I32; to <= ML_I64; to++)
+            ops_output(c, ml_cast(c->g, x, to), 0, "cast of extreme %s to %s",
+                       ml_dtypes[from[i]].name, ml_dtypes[to].name);
+    }
+}
+
+OPS_TEST(casts_to_integers) {
+    ops_run(build_casts_to_integers, 60, OPS_UNFUSED);
 }
 
 static void run_dtype(ml_dtype dtype, int arrangements_used, int flags) {

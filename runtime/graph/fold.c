@@ -63,6 +63,14 @@ static bool fold_test(ml_op op, const double *v, double *out) {
     }
 }
 
+int64_t fold_truncate(ml_dtype to, double x) {
+    double limit = to == ML_I32 ? 0x1p31 : 0x1p63;
+    if (isnan(x)) return 0;
+    if (x >= limit) return to == ML_I32 ? INT32_MAX : INT64_MAX;
+    if (x <= -limit) return to == ML_I32 ? INT32_MIN : INT64_MIN;
+    return (int64_t)x;
+}
+
 bool fold_map(ml_op op, ml_dtype operands, ml_dtype result, const double *values, double *value) {
     enum { EXACT_BITS = 53 }; /* integers are folded as doubles */
     ml_dtype_kind kind = ml_dtypes[operands].kind;
@@ -76,10 +84,10 @@ bool fold_map(ml_op op, ml_dtype operands, ml_dtype result, const double *values
         out = result == ML_BOOL ? values[0] != 0 : values[0];
     else if (kind == ML_KIND_INT ? !fold_int(op, values, &out) : !fold_float(op, values, &out))
         return false;
-    if (ml_dtypes[result].kind == ML_KIND_INT) { /* towards zero, where the result is in range */
-        double limit = result == ML_I32 ? 2147483647.0 : ldexp(1, EXACT_BITS);
-        if (!(fabs(out) <= limit)) return false;
-        out = trunc(out);
+    if (ml_dtypes[result].kind == ML_KIND_INT) {
+        if (kind == ML_KIND_FLOAT) out = (double)fold_truncate(result, out);
+        double limit = result == ML_I32 ? 0x1p31 : ldexp(1, EXACT_BITS);
+        if (!(out >= -limit && out < limit)) return false;
     }
     *value = result == ML_F32 || result == ML_BF16 ? (double)(float)out : out;
     return true;

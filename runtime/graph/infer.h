@@ -75,6 +75,9 @@ void graph_take_origin(ml_graph *g, const ml_graph *from, ml_ref n);
 /* ml_graph_derive; the new graph has room for as much as `like`. */
 ml_graph *graph_derive_like(const ml_graph *parent, const ml_graph *like);
 
+/* A float cast to an integer: towards zero; NaN is 0 and what does not fit the nearest that does.
+ */
+int64_t fold_truncate(ml_dtype to, double x);
 /* The value of a MAP op on constants, rounded to dtype `result`; false where it is not folded.
  * Integers are folded where they and the result are exact as doubles. values[] has a second
  * element even for ops of one operand. */

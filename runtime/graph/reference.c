@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/graph/infer.h"
 #include "runtime/graph/ragged.h"
 
 static uint64_t mix(uint64_t z) {
@@ -53,21 +54,12 @@ static reference_cell integer(int64_t value) {
     return (reference_cell){.integer = value};
 }
 
-/* Towards zero; NaN is 0 and what does not fit is the nearest that does. */
-static int64_t truncate_to(ml_dtype dtype, double x) {
-    double limit = dtype == ML_I32 ? 0x1p31 : 0x1p63;
-    if (isnan(x)) return 0;
-    if (x >= limit) return dtype == ML_I32 ? INT32_MAX : INT64_MAX;
-    if (x <= -limit) return dtype == ML_I32 ? INT32_MIN : INT64_MIN;
-    return (int64_t)x;
-}
-
 static reference_cell cast(ml_dtype to, ml_dtype from, reference_cell x) {
     bool from_float = ml_dtypes[from].kind == ML_KIND_FLOAT;
     switch (ml_dtypes[to].kind) {
     case ML_KIND_FLOAT: return from_float ? x : number((double)x.integer);
     case ML_KIND_BOOL: return integer(from_float ? x.number != 0 : x.integer != 0);
-    default: return from_float ? integer(truncate_to(to, x.number)) : x;
+    default: return from_float ? integer(fold_truncate(to, x.number)) : x;
     }
 }
 
