@@ -175,11 +175,19 @@ PROCESS_TEST(two_runs_share_a_cache) {
     process_expect(&r, "{\"step\":2,\"loss\":");
 }
 
-PROCESS_TEST(no_gpu) {
+PROCESS_TEST(no_gpu) { /* told before the script does anything */
     process_write(room, "kernel.lua", kernel_script);
     process_result r =
         process_run(room, 1, "CUDA_VISIBLE_DEVICES=", "run --device cuda kernel.lua");
     process_expect(&r, "--device cpu");
+    process_write(room, "prints.lua", "print 'the script runs'");
+    r = process_run(room, 1, "CUDA_VISIBLE_DEVICES=", "run --device cuda prints.lua");
+    CHECK(strncmp(r.output, "mlua: ", 6) == 0 && !strstr(r.output, "the script runs"));
+    r = process_run(room, 1, "CUDA_VISIBLE_DEVICES=", "run --device cuda -n 2 prints.lua");
+    CHECK(!strstr(r.output, "the script runs"));
+    process_run(room, 1, "CUDA_VISIBLE_DEVICES=", "repl --device cuda prints.lua");
+    r = process_run(room, 0, "CUDA_VISIBLE_DEVICES=", "check --device cuda prints.lua");
+    process_expect(&r, "the script runs");
     r = process_run(room, 2, "", "run --device tpu kernel.lua");
     process_expect(&r, "tpu");
 }

@@ -363,6 +363,7 @@ static int print_last_error(void) {
 /* Runs in a protected call: what is raised here, the message handler finishes. */
 static int script_main(lua_State *L) {
     const vm_options *options = vm_of(L)->options;
+    if (options->mode == VM_RUN) vm_check(L, ml_device_find(options->device));
     if (vm_load_file(L, options->script, 0) != LUA_OK) return lua_error(L);
     lua_call(L, 0, 0);
     if (options->mode == VM_CHECK) {
@@ -505,7 +506,7 @@ static int repl_main(vm_options *options, int count, char **words) {
     if (options->script && access(options->script, R_OK) != 0)
         return missing_script(options->script);
     ml_vm *vm = NULL;
-    if (vm_new(options, &vm) == ML_OK) {
+    if (ml_device_find(options->device) == ML_OK && vm_new(options, &vm) == ML_OK) {
         vm_catch_signals(vm);
         result = repl_run(vm);
         vm_catch_signals(NULL);

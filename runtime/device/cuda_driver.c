@@ -107,8 +107,12 @@ bool cuda_driver_shares(void) {
            cuda.cuMemGetAddressRange;
 }
 
+ml_status ml_cuda_find(void) {
+    return cuda_driver_open(NULL);
+}
+
 bool ml_cuda_absent(void) {
-    cuda_driver_open(NULL);
+    ml_cuda_find();
     return opened.absent;
 }
 

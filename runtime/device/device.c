@@ -20,14 +20,26 @@ static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **d
     return status;
 }
 
+static ml_status find_cuda(void) {
+#ifdef MLUA_CUDA
+    return ml_cuda_find();
+#else
+    ml_fail(ML_DEVICE, "this mlua was built without CUDA, so there is no device \"cuda\"");
+    return ml_help("install the CUDA toolkit's headers and build again, or use --device cpu");
+#endif
+}
+
 static ml_status open_cuda(int ordinal, ml_device **device) {
 #ifdef MLUA_CUDA
     return open_named(&ml_device_cuda, ordinal, device);
 #else
     (void)ordinal, (void)device;
-    ml_fail(ML_DEVICE, "this mlua was built without CUDA, so there is no device \"cuda\"");
-    return ml_help("install the CUDA toolkit's headers and build again, or use --device cpu");
+    return find_cuda();
 #endif
+}
+
+ml_status ml_device_find(const char *name) {
+    return name != NULL && strcmp(name, "cuda") == 0 ? find_cuda() : ML_OK;
 }
 
 ml_status ml_device_open(const char *name, int ordinal, ml_device **device) {

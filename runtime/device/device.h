@@ -89,12 +89,15 @@ extern const ml_device_ops ml_device_cpu, ml_device_null;
 #ifdef MLUA_CUDA
 extern const ml_device_ops ml_device_cuda;
 ml_status ml_cuda_nccl_describe(char *text, int size); /* its version; fails where it is absent */
+ml_status ml_cuda_find(void);                          /* a driver that sees a GPU */
 int ml_cuda_count(void);   /* GPUs that the driver sees; 0 where there is no driver */
 bool ml_cuda_absent(void); /* there is no NVIDIA driver, or it sees no GPU: nothing is broken */
 #endif
 /* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. A GPU that
  * is there and cannot be opened is told on stderr before the cpu takes its place. */
 ml_status ml_device_open(const char *name, int ordinal, ml_device **device);
+/* Fails where it is plain that ml_device_open would, and opens nothing. */
+ml_status ml_device_find(const char *name);
 void ml_device_close(ml_device *device);
 /* Runs from now on are looked at as the device's profile says. Safe to call again. */
 ml_status ml_device_profile(ml_device *device);
