@@ -37,6 +37,12 @@ void join_random(void *bytes, size_t size) {
     }
 }
 
+void join_random_hex(char *text, size_t digits) {
+    join_random(text, digits);
+    for (size_t i = 0; i < digits; i++) text[i] = "0123456789abcdef"[text[i] & 15];
+    text[digits] = 0;
+}
+
 static void copy_line(const char *path, char *text, size_t size) {
     FILE *file = fopen(path, "re");
     if (file && fgets(text, (int)size, file)) text[strcspn(text, "\n")] = 0;

@@ -65,6 +65,7 @@ ml_status comm_secret(const ml_launch *launch, char secret[65 + 256]);
 extern const char JOIN_MAGIC[8];
 extern const char *join_boot; /* for tests, in place of the kernel's boot id: as on other hosts */
 void join_random(void *bytes, size_t size);
+void join_random_hex(char *text, size_t digits); /* and a 0 after them */
 void join_who_fill(const ml_launch *launch, join_who *who);
 uint64_t join_host(const ml_launch *launch); /* of this process, as ml_comm_host */
 void join_prove_server(const join_job *job, const join_hello *hello,

@@ -194,11 +194,10 @@ static int who_left(const server *s) {
 
 static ml_status hand_out(server *s, int segment) {
     join_welcome w = {.verdict = JOIN_SHARED};
-    uint8_t random[12];
-    join_random(random, sizeof random);
+    char number[25];
+    join_random_hex(number, sizeof number - 1);
+    snprintf(w.name, sizeof w.name, "mlua-%s", number);
     join_random(w.ticket, sizeof w.ticket);
-    snprintf(w.name, sizeof w.name, "mlua-");
-    for (int i = 0; i < 12; i++) sprintf(w.name + 5 + 2 * i, "%02x", random[i]);
     int listener = join_local(w.name, true);
     if (listener < 0) return ml_fail(ML_IO, "cannot hand out shared memory: %s", strerror(errno));
     for (int i = 1; i < s->world; i++) welcome(s, &s->ranks[i], &w);

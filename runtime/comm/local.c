@@ -162,12 +162,11 @@ static ml_status start_rank(launcher *l, int rank, char **argv) {
 /* Ranks that take themselves for those of several hosts meet as these do, at rank 0's. */
 static void choose_address(launcher *l) {
     enum { FIRST_PORT = 40000, PORTS = 20000 };
-    unsigned char random[32];
+    uint16_t random;
     if (ml_knobs()->hosts <= 1 || l->ranks <= 1) return;
-    join_random(random, sizeof random);
-    snprintf(l->address, sizeof l->address, "127.0.0.1:%d",
-             FIRST_PORT + (random[0] << 8 | random[1]) % PORTS);
-    for (size_t i = 0; i < sizeof random; i++) sprintf(l->secret + 2 * i, "%02x", random[i]);
+    join_random(&random, sizeof random);
+    snprintf(l->address, sizeof l->address, "127.0.0.1:%d", FIRST_PORT + random % PORTS);
+    join_random_hex(l->secret, sizeof l->secret - 1);
 }
 
 static ml_status start(launcher *l, char **argv) {

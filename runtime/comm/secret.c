@@ -34,14 +34,11 @@ static ml_status read_secret(const char *path, char secret[65 + 256]) {
 /* Ranks may come here at the same moment: each writes a file of its own, one of them gets the name.
  */
 static void make_secret(const char *path) {
-    uint8_t bytes[SECRET_DIGITS / 2];
-    char text[SECRET_DIGITS + 2], own[PATH_BYTES + 64];
-    join_random(bytes, sizeof bytes);
-    for (size_t i = 0; i < sizeof bytes; i++) sprintf(text + 2 * i, "%02x", bytes[i]);
+    char text[SECRET_DIGITS + 1], suffix[13], own[PATH_BYTES + sizeof suffix];
+    join_random_hex(text, SECRET_DIGITS);
     text[SECRET_DIGITS] = '\n';
-    join_random(bytes, sizeof bytes);
-    snprintf(own, sizeof own, "%s.%02x%02x%02x%02x%02x%02x", path, bytes[0], bytes[1], bytes[2],
-             bytes[3], bytes[4], bytes[5]);
+    join_random_hex(suffix, sizeof suffix - 1);
+    snprintf(own, sizeof own, "%s.%s", path, suffix);
     int fd = open(own, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) return;
     bool good = write(fd, text, SECRET_DIGITS + 1) == SECRET_DIGITS + 1 && fsync(fd) == 0;
