@@ -5,12 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "tests/emit_cases.h"
+#include "tests/emulate.h"
 #include "tests/test.h"
 
-enum { MAX_CASES = 96, PATH_SIZE = 256 };
+enum { MAX_CASES = 96 };
 
 /* Bytes of the shared arrays that a kernel declares; GPUs take 48 KiB. */
 static long declared_shared(const char *source) {
@@ -133,12 +133,8 @@ static void write_emulated(FILE *file, const char *text) {
 }
 
 /* Every kernel in a namespace of its own, with a function that launches it. */
-static bool compile_emulated(ml_kernel **kernels, int count, const char *folder, char *object) {
-    char source[PATH_SIZE], command[3 * PATH_SIZE];
-    snprintf(source, sizeof source, "%s/kernels.cc", folder);
-    snprintf(object, PATH_SIZE, "%s/kernels.so", folder);
-    FILE *file = fopen(source, "w");
-    REQUIRE(file != NULL);
+static void *load_emulated(ml_kernel **kernels, int count) {
+    FILE *file = emulate_source();
     fputs("#include \"tests/cuda_emulator.hh\"\n", file);
     write_emulated(file, ml_prelude(ML_TARGET_CUDA));
     for (int i = 0; i < count; i++) {
@@ -151,11 +147,7 @@ static bool compile_emulated(ml_kernel **kernels, int count, const char *folder,
                 "launch%d(void *a) { emulated_launch(enter, a, %u, %u, %u); }\n}\n",
                 kernels[i]->entry, i, kernels[i]->grid[0], kernels[i]->grid[1], kernels[i]->block);
     }
-    fclose(file);
-    snprintf(command, sizeof command,
-             "c++ -std=c++17 -O1 -w -fPIC -shared -fno-strict-aliasing -fwrapv -I. -o %s %s",
-             object, source);
-    return system(command) == 0;
+    return emulate_load(file);
 }
 
 static void run_emulated(void *context, const ml_kernel *kernel, char **pointers,
@@ -219,15 +211,12 @@ static double compare_pair(ir_kernel *k, const ml_kernel *kernel, void *launch, 
 }
 
 static void check_emulated(int emit(ml_arena *arena, ml_kernel **kernels)) {
-    if (system("c++ --version >/dev/null 2>&1") != 0) return; /* no C++ compiler */
-    char folder[] = "/tmp/mlua-test-XXXXXX", object[PATH_SIZE], name[32], command[PATH_SIZE];
+    if (!emulate_possible()) return;
+    char name[32];
     ml_kernel *kernels[MAX_CASES];
     ml_arena *arena = ml_arena_new();
     int count = emit(arena, kernels);
-    REQUIRE(mkdtemp(folder) != NULL);
-    bool compiled = compile_emulated(kernels, count, folder, object);
-    void *library = compiled ? dlopen(object, RTLD_NOW) : NULL;
-    CHECK(compiled && library != NULL);
+    void *library = load_emulated(kernels, count);
     for (int i = 0; i < count && library != NULL; i++) {
         if (kernels[i] == NULL) continue;
         ir_kernel k;
@@ -240,8 +229,6 @@ static void check_emulated(int emit(ml_arena *arena, ml_kernel **kernels)) {
         ir_free(&k);
     }
     if (library != NULL) dlclose(library);
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    CHECK(system(command) == 0);
     ml_arena_free(arena);
 }
 

@@ -3,11 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "tests/emulate.h"
 #include "tests/template_support.h"
-
-enum { PATH_SIZE = 128 };
 
 /* Which operands of warpgroup products do not have their depth innermost: the instruction's last
  * two immediates. */
@@ -71,9 +69,7 @@ static void write_source(FILE *file, const ml_kernel *k) {
 }
 
 /* One function for each distinct kernel: ENTRY_emulated(arguments, x, y, block, shared bytes). */
-static bool compile(ml_kernel *const *kernels, int count, const char *source, const char *object) {
-    FILE *file = fopen(source, "w");
-    REQUIRE(file);
+static void write_kernels(FILE *file, ml_kernel *const *kernels, int count) {
     fprintf(file, "#include \"tests/template_emulator.hh\"\n%s\n", ml_prelude(ML_TARGET_C));
     for (int i = 0; i < count; i++) {
         bool known = false;
@@ -88,12 +84,6 @@ static bool compile(ml_kernel *const *kernels, int count, const char *source, co
                 "bytes) { emulated_run(%s_enter, a, x, y, block, bytes); }\n",
                 entry, entry);
     }
-    fclose(file);
-    char command[4 * PATH_SIZE];
-    snprintf(command, sizeof command,
-             "c++ -std=c++17 -O1 -w -fPIC -shared -fno-strict-aliasing -fwrapv -I. -o %s %s",
-             object, source);
-    return system(command) == 0;
 }
 
 static void launch(void *library, const ml_kernel *k, char *const *memory) {
@@ -114,20 +104,12 @@ static void launch(void *library, const ml_kernel *k, char *const *memory) {
 }
 
 bool template_emulate(ml_kernel *const *kernels, int count, char *const *memory) {
-    static int missing = -1; /* the C++ compiler */
-    if (missing < 0) missing = system("c++ --version >/dev/null 2>&1") != 0;
-    if (missing) return false;
-    char folder[] = "/tmp/mlua-test-XXXXXX", source[PATH_SIZE], object[PATH_SIZE];
-    REQUIRE(mkdtemp(folder));
-    snprintf(source, sizeof source, "%s/kernels.cc", folder);
-    snprintf(object, sizeof object, "%s/kernels.so", folder);
-    bool compiled = compile(kernels, count, source, object);
-    void *library = compiled ? dlopen(object, RTLD_NOW | RTLD_LOCAL) : NULL;
-    if (!library) test_fail("the kernels for the emulator do not compile");
-    for (int i = 0; i < count && library; i++) launch(library, kernels[i], memory);
-    if (library) dlclose(library);
-    unlink(source);
-    unlink(object);
-    rmdir(folder);
-    return library != NULL;
+    if (!emulate_possible()) return false;
+    FILE *file = emulate_source();
+    write_kernels(file, kernels, count);
+    void *library = emulate_load(file);
+    if (!library) return false;
+    for (int i = 0; i < count; i++) launch(library, kernels[i], memory);
+    dlclose(library);
+    return true;
 }

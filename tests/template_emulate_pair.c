@@ -3,11 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "tests/emulate.h"
 #include "tests/template_support.h"
-
-enum { PATH_SIZE = 128 };
 
 /* Shared memory that the kernel declares: TYPE NAME; or TYPE NAME[N]; the first lies behind what is
  * dynamic, others behind that. */
@@ -81,29 +79,12 @@ static void launch(void *library, const ml_kernel *k, char *const *memory) {
 }
 
 bool template_emulate_pair(const ml_kernel *kernel, char *const *memory) {
-    char folder[] = "/tmp/mlua-test-XXXXXX", source[PATH_SIZE], object[PATH_SIZE];
-    char command[4 * PATH_SIZE];
-    if (system("c++ --version >/dev/null 2>&1") != 0) return false;
-    REQUIRE(mkdtemp(folder));
-    snprintf(source, sizeof source, "%s/kernel.cc", folder);
-    snprintf(object, sizeof object, "%s/kernel.so", folder);
-    FILE *file = fopen(source, "w");
-    REQUIRE(file);
+    if (!emulate_possible()) return false;
+    FILE *file = emulate_source();
     write_source(file, kernel);
-    fclose(file);
-    snprintf(command, sizeof command,
-             "c++ -std=c++17 -O1 -w -Wno-psabi -fPIC -shared -pthread -fno-strict-aliasing -fwrapv "
-             "-I. -o %s "
-             "%s",
-             object, source);
-    void *library = system(command) == 0 ? dlopen(object, RTLD_NOW | RTLD_LOCAL) : NULL;
-    if (library)
-        launch(library, kernel, memory);
-    else
-        test_fail("a kernel for the emulated pair of blocks does not compile");
-    if (library) dlclose(library);
-    unlink(source);
-    unlink(object);
-    rmdir(folder);
-    return library != NULL;
+    void *library = emulate_load(file);
+    if (!library) return false;
+    launch(library, kernel, memory);
+    dlclose(library);
+    return true;
 }
