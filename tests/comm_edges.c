@@ -193,6 +193,23 @@ TEST(comm_edges, the_same_edge_again) {
     comm_run(3, check_again, NULL);
 }
 
+/* The receiver gives the old area's memory back while the sender leaves it. */
+static int check_growing(ml_comm *comm, void *argument) {
+    (void)argument;
+    int me = ml_comm_rank(comm);
+    ml_edge *edge;
+    char memory[102], expected[100];
+    for (int i = 0; i < 30000; i++) {
+        if (ml_comm_edge(comm, 0, 1, 0, 1000 + i, &edge) != ML_OK) return 1;
+        if (me == 0 && send_message(edge, memory, 100, i) != ML_OK) return 2;
+        if (me == 1 && !receive_message(edge, memory, expected, 100, i)) return 3;
+    }
+    return 0;
+}
+TEST(comm_edges, an_edge_that_grows) {
+    comm_run(2, check_growing, NULL);
+}
+
 static int check_many(ml_comm *comm, void *argument) {
     (void)argument;
     enum { EDGES = 256 };
