@@ -1029,6 +1029,11 @@ function m.scope(name, fn, ...) end
 ---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: function}
 function m.sgd(options) end
 
+---A value in a message: texts in quotes, what has no text of its own by its type.
+---@param value any
+---@return string
+function m.shown(value) end
+
 ---1 / (1 + exp(-a))
 ---@param a Tensor|number
 ---@return Tensor

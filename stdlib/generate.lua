@@ -19,10 +19,10 @@ function m.generate(model, options)
   end
   local count = options.tokens or 200
   if not math.tointeger(count) or count < 0 then
-    core.fail(("m.generate's tokens must be an integer, 0 or more, got %s"):format(tostring(count)))
+    core.fail(("m.generate's tokens must be an integer, 0 or more, got %s"):format(m.shown(count)))
   end
   if type(temperature) ~= "number" or not (temperature >= 0) then
-    core.fail(("m.generate's temperature must be a number, 0 or more, got %s"):format(tostring(temperature)))
+    core.fail(("m.generate's temperature must be a number, 0 or more, got %s"):format(m.shown(temperature)))
   end
   local vocab -- how many tokens there are
   local batch = core.axis(core.options().ranks > 1 and "sample" or "batch", 1) -- which no layout splits
@@ -47,7 +47,7 @@ function m.generate(model, options)
   end
   for _, id in ipairs(ids) do
     if not math.tointeger(id) or id < 0 or id >= vocab then
-      core.fail(("m.generate's prompt has the token %s, and the model has 0 to %d"):format(tostring(id), vocab - 1))
+      core.fail(("m.generate's prompt has the token %s, and the model has 0 to %d"):format(m.shown(id), vocab - 1))
     end
   end
   if #ids == 0 then core.fail("m.generate needs a prompt of at least one token") end

@@ -19,24 +19,24 @@ local function one_of(what, value, ...)
   for _, known in ipairs { ... } do
     if value == known then return value end
   end
-  core.fail(("m.moe's %s must be %s, got %s"):format(what, table.concat({ ... }, " or "), tostring(value)))
+  core.fail(("m.moe's %s must be %s, got %s"):format(what, table.concat({ ... }, " or "), m.shown(value)))
 end
 
 local function check(spec)
   m.check_options("moe", spec, OPTIONS, "A.embed, experts = A.experts, ffn = A.ffn")
   for _, key in ipairs { 1, "experts", "ffn" } do
     if type(spec[key]) ~= "userdata" or core.is_tensor(spec[key]) then
-      core.fail(("m.moe's %s must be an axis, got %s"):format(key == 1 and "embed (the first)" or key, tostring(spec[key])), {
+      core.fail(("m.moe's %s must be an axis, got %s"):format(key == 1 and "embed (the first)" or key, m.shown(spec[key])), {
         help = "m.moe { A.embed, experts = A.experts, ffn = A.ffn, top_k = 2 }",
       })
     end
   end
   local k = spec.top_k or 2
   if math.type(k) ~= "integer" or k < 1 or k > spec.experts.size then
-    core.fail(("m.moe cannot choose top_k=%s of %d experts"):format(tostring(k), spec.experts.size))
+    core.fail(("m.moe cannot choose top_k=%s of %d experts"):format(m.shown(k), spec.experts.size))
   end
   if spec.capacity ~= nil and (type(spec.capacity) ~= "number" or spec.capacity <= 0) then
-    core.fail(("m.moe's capacity must be a factor above 0, got %s"):format(tostring(spec.capacity)), {
+    core.fail(("m.moe's capacity must be a factor above 0, got %s"):format(m.shown(spec.capacity)), {
       help = "1.25 leaves room for a quarter more than an even share; without capacity nothing is dropped",
     })
   end

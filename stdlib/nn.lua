@@ -96,7 +96,7 @@ function m.attention(q, k, v, options)
   m.check_options("attention", options, { "causal", "window", "scale", "score", "document", "seq", "heads", "head_dim" })
   local window = options and options.window
   if window ~= nil and (not math.tointeger(window) or window < 1) then
-    core.fail(("attention's window must be a positive integer, got %s"):format(tostring(window)), {
+    core.fail(("attention's window must be a positive integer, got %s"):format(m.shown(window)), {
       help = "a query sees the last `window` keys, its own position included; leave it out to see all",
     })
   end

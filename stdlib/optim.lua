@@ -68,7 +68,7 @@ function m.optimizer(name, defaults, rule)
       local wanted = key == "groups" and "function" or type(defaults[key])
       local finite = type(value) ~= "number" or value - value == 0
       if type(value) ~= wanted or not finite then
-        core.fail(("m.%s%s: %s must be a %s, got %s"):format(name, where, key, finite and wanted or "finite number", tostring(value)))
+        core.fail(("m.%s%s: %s must be a %s, got %s"):format(name, where, key, finite and wanted or "finite number", m.shown(value)))
       end
     end
   end

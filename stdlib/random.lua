@@ -36,7 +36,7 @@ m.init = setmetatable({
   end,
 }, {
   __index = function(_, name)
-    core.fail(("m.init has no %q"):format(tostring(name)), { help = "normal(std), uniform(bound) and constant(value)" })
+    core.fail(("m.init has no %s"):format(m.shown(name)), { help = "normal(std), uniform(bound) and constant(value)" })
   end,
 })
 
@@ -55,7 +55,7 @@ end
 ---@param rate number 0 .. 1
 ---@return Tensor
 function m.dropout(x, rate)
-  if type(rate) ~= "number" or rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1, got " .. tostring(rate)) end
+  if type(rate) ~= "number" or rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1, got " .. m.shown(rate)) end
   if rate == 0 or not m.context.training then return x end
   return core.where(core.ge(core.random(site_key(), m.axes_of(x)), rate), x * (1 / (1 - rate)), 0)
 end

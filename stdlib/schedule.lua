@@ -8,7 +8,7 @@ local function with_warmup(options, what, known, after)
   options = options or {}
   for key, value in pairs(options) do
     if type(value) ~= "number" or value < 0 then
-      core.fail(("m.%s's %s must be a number and not negative, got %s"):format(what, key, tostring(value)))
+      core.fail(("m.%s's %s must be a number and not negative, got %s"):format(what, key, m.shown(value)))
     end
   end
   local warmup = options.warmup or 0

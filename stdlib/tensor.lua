@@ -162,6 +162,9 @@ function m.clamp(x, low, high) return core.minimum(core.maximum(x, low), high) e
 ---@param dtype? string default "f32"
 ---@return Tensor
 function m.one_hot(index, axis, dtype)
+  if index:dtype() ~= "i32" then
+    core.fail("the index of one_hot must be i32, not " .. index:dtype(), { help = 'cast it: index:cast("i32")' })
+  end
   local names, axes = index:axes(), {}
   for i, name in ipairs(names) do axes[i] = core.axis(name, index:size(name)) end
   axes[#axes + 1] = axis
@@ -180,6 +183,15 @@ for _, name in ipairs {
   methods[name] = m[name]
 end
 
+---A value in a message: texts in quotes, what has no text of its own by its type.
+---@param value any
+---@return string
+function m.shown(value)
+  if type(value) == "string" then return ("%q"):format(value) end
+  local text = tostring(value)
+  return text:find("^%a+: 0x%x+$") and "a " .. type(value) or text
+end
+
 ---Raise for a key of `options` that `known` does not list, with a did-you-mean.
 ---@param what string the function, for the message
 ---@param options? table
@@ -187,8 +199,8 @@ end
 ---@param listed? string what the list part of the table holds, where it has one
 function m.check_options(what, options, known, listed)
   if options == nil and not listed then return end
-  if type(options) ~= "table" then
-    core.fail(("m.%s takes a table, got %s"):format(what, type(options) == "userdata" and tostring(options) or type(options)), {
+  if type(options) ~= "table" or m.is_module(options) then
+    core.fail(("m.%s takes a table, got %s"):format(what, m.shown(options)), {
       help = listed and ("m.%s{%s}"):format(what, listed) or "options: " .. table.concat(known, ", "),
     })
   end
@@ -201,7 +213,7 @@ function m.check_options(what, options, known, listed)
   end
   if unknown == nil then return end
   local guess = core.suggest(tostring(unknown), known)
-  core.fail(("m.%s has no option %s"):format(what, type(unknown) == "string" and ("%q"):format(unknown) or tostring(unknown)), {
+  core.fail(("m.%s has no option %s"):format(what, m.shown(unknown)), {
     help = guess and ("did you mean %s?"):format(guess) or "options: " .. table.concat(known, ", "),
   })
 end

@@ -43,7 +43,13 @@ end
 local function default_loss(o)
   return function(tokens, targets)
     local logits = o.model(tokens)
-    if not core.is_tensor(logits) then core.fail("the model must return logits, got " .. type(logits)) end
+    if not core.is_tensor(logits) then core.fail("the model must return logits, got " .. m.shown(logits)) end
+    if not logits:has "vocab" then
+      core.fail(("the model must return logits over the axis \"vocab\", got %s"):format(tostring(logits)), {
+        help = "for other losses there is m.train{loss = function(tokens, targets) ... return sum, count end}",
+      })
+    end
+    o.vocab = o.vocab or logits:size "vocab" -- what tokens are held against
     return m.cross_entropy(logits, targets)
   end
 end
@@ -117,7 +123,8 @@ local function callable(x) return type(x) == "function" or type(x) == "table" an
 
 -- What each option must be, in words, and the test.
 local KINDS = {
-  model = { "a module", m.is_module }, loss = { "a function", callable }, schedule = { "a function of (step, steps)", callable },
+  model = { "a module", m.is_module, "calling a class makes one: local model = GPT()" },
+  loss = { "a function", callable }, schedule = { "a function of (step, steps)", callable },
   optimizer = { "what m.adamw{...} gives", function(x) return type(x) == "table" and type(x.update) == "function" end },
   batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
   steps = { "an integer, 0 or more", natural }, accum = { "a positive integer", positive },
@@ -132,7 +139,7 @@ local function check_kinds(o)
   for _, key in ipairs(OPTIONS) do
     local kind = KINDS[key]
     if kind and o[key] ~= nil and not kind[2](o[key]) then
-      core.fail(("m.train's %s must be %s, got %s"):format(key, kind[1], tostring(o[key])))
+      core.fail(("m.train's %s must be %s, got %s"):format(key, kind[1], m.shown(o[key])), { help = kind[3] })
     end
   end
 end

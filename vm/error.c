@@ -62,7 +62,10 @@ static void push_operands(lua_State *L, const lua_Debug *frame, const ml_ref *op
     size_t name_width = 0, type_width = 0;
     luaL_checkstack(L, 2 * count + 16, "operands");
     for (int i = 0; i < count; i++) {
-        if (!frame || !vm_push_name(L, frame, operands[i]))
+        ml_ref renamed = ml_graph_node(g, operands[i])->op == ML_OP_RENAME /* as by m.attention */
+                             ? ml_graph_source(g, operands[i], 0)
+                             : operands[i];
+        if (!frame || (!vm_push_name(L, frame, operands[i]) && !vm_push_name(L, frame, renamed)))
             lua_pushstring(L, operand_word(i, count));
         vm_push_type(L, g, ml_graph_type(g, operands[i]));
         size_t name = lua_rawlen(L, -2), type = lua_rawlen(L, -1);
@@ -347,6 +350,8 @@ static const char *hint_for(const char *message) {
         return "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
                "m.maximum";
     if (strstr(message, "on a axis value")) return "an Axis has .name and .size";
+    if (strstr(message, "a nil value (global 'self')"))
+        return "define the function with a colon: function Net:forward(x)";
     bool ours = strncmp(message, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0;
     if (ours && strstr(message, "a nil value")) return "is an argument missing, or misspelt?";
     return NULL;

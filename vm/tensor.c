@@ -22,7 +22,7 @@ void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
         lua_pop(L, 1);
         for (int k = 0; k < type->rank; k++)
             if (type->axis[k] == axis.id)
-                vm_fail(L, NULL, "%s names \"%s\" twice", what,
+                vm_fail(L, "axes of one tensor have different names", "%s name \"%s\" twice", what,
                         ml_axis_name(vm_of(L)->graph, axis.id));
         type->axis[type->rank] = axis.id;
         type->size[type->rank++] = axis.size;
@@ -45,7 +45,7 @@ static ml_ref broadcast(lua_State *L, ml_ref n, const ml_type *type) {
 
 static int core_full(lua_State *L) {
     ml_type type = {.dtype = (uint8_t)vm_dtype(L, 3, lua_isboolean(L, 2) ? ML_BOOL : ML_F32)};
-    vm_read_axes(L, 1, "the axes of full", &type);
+    vm_read_axes(L, 1, "the axes of a tensor", &type);
     ml_ref value;
     if (vm_is_tensor(L, 2))
         value = vm_cast(L, vm_tensor(L, 2, "the value of full"), type.dtype);
@@ -69,7 +69,7 @@ static int core_iota(lua_State *L) {
 
 static int core_random(lua_State *L) {
     ml_type type = {.dtype = ML_F32};
-    vm_read_axes(L, 2, "the axes of random", &type);
+    vm_read_axes(L, 2, "the axes of a tensor", &type);
     ml_ref key = vm_is_tensor(L, 1)    ? vm_cast(L, vm_tensor(L, 1, "the key of random"), ML_I64)
                  : lua_isinteger(L, 1) ? vm_number(L, 1, ML_I64)
                                        : 0;

@@ -35,3 +35,13 @@ try(train, { accum = 0 })
 try(train, { eval_share = 1 })
 try(train, { model = m.module("Net", function() end)(), loss = function() return m.zeros {} end })
 try(train, { model = m.module("Net", function() end)() })
+try(function() m.train(model) end)
+try(function() m.zeros { A.seq, m.axis("seq", 5) } end)
+try(function() m.one_hot(m.zeros { A.seq }, A.vocab) end)
+local k = m.input("k", { A.batch, A.seq, m.axis("kv_heads", 3), A.head_dim })
+try(function() m.attention(q, k, k) end)
+local Short = m.module("Short", function(self) self.w = m.param { A.vocab, A.embed } end)
+function Short:forward(tokens) return self.w:gather(tokens, "vocab"):dot(self.w, "embed") end
+try(train, { model = Short(), steps = 1, data = "tests/golden/arguments.lua" })
+function Short:forward(tokens) return self.w:gather(tokens, "vocab") end
+try(train, { model = Short(), steps = 1 })

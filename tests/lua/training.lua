@@ -98,7 +98,7 @@ local function generate(o)
   o.seq, o.quiet = A.seq, true
   m.generate(model, o)
 end
-check.raises("m.generate's tokens must be an integer, 0 or more, got x", generate, { tokens = "x" })
+check.raises("m.generate's tokens must be an integer, 0 or more, got \"x\"", generate, { tokens = "x" })
 check.raises("m.generate's temperature must be a number, 0 or more, got -1", generate, { temperature = -1 })
 check.raises("m.generate's prompt has the token 256, and the model has 0 to 255", generate, { prompt = { 1, 256 } })
 check.raises("m.generate's prompt has the token -1, and", generate, { prompt = { -1 } })
