@@ -235,8 +235,8 @@ end
 ---@param class table|fun(i: integer, ...): table
 ---@return table[]
 function m.stack(count, class, ...)
-  if not math.tointeger(count) then core.fail("m.stack takes a count and a class, got " .. tostring(count)) end
-  if type(class) ~= "function" and type(class) ~= "table" then core.fail("m.stack takes a count and a class, got " .. tostring(class)) end
+  if not math.tointeger(count) or count < 0 then core.fail("m.stack takes a count, 0 or more, and a class, got " .. m.shown(count)) end
+  if type(class) ~= "function" and type(class) ~= "table" then core.fail("m.stack takes a count and a class, got " .. m.shown(class)) end
   local list = {}
   for i = 1, count do
     list[i] = class(i, ...)

@@ -84,6 +84,9 @@ PROCESS_TEST(knobs_that_are_wrong) {
     r = process_run(room, 0, "MLUA_CHECK=0 MLUA_CHECK_OF_ANOTHER_PROGRAM=1",
                     "run --device cpu empty.lua");
     CHECK_TEXT(r.output, "");
+    r = process_run(room, 0, "MLUA_DUMP=simplfy", "check \"$ROOT/models/gpt.lua\" layers=1");
+    process_expect(&r,
+                   "mlua: MLUA_DUMP=simplfy is ignored: there is no such pass\n  help: passes: ");
 }
 
 PROCESS_TEST(sources_that_cannot_be_kept) {

@@ -234,7 +234,7 @@ static int parse_device(vm_options *options, const char *name) {
     bool known = strcmp(name, "cpu") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "null") == 0;
     if (known || (options->mode == VM_CHECK && gpu_by_key(name))) return EXIT_OK;
     usage_error("there is no device \"%s\"", name);
-    fprintf(stderr, "  help: devices are cpu, cuda and null");
+    fprintf(stderr, "  help: devices are cpu, cuda, null");
     if (options->mode == VM_CHECK)
         for (int i = 0; gpu_at(i); i++) fprintf(stderr, ", %s", gpu_at(i)->key);
     else if (gpu_by_key(name))

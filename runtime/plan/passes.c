@@ -1,17 +1,45 @@
 /* The compiler, top to bottom: from the session's graph to steps. Reads as the list of passes. */
 #include "runtime/plan/parts.h"
 
+#include <assert.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "runtime/base/knobs.h"
 #include "runtime/graph/passes.h"
 
+/* What MLUA_DUMP may name. */
+static const char *const names[] = {
+    "extract",       "places",     "conform",   "simplify",  "shard",      "shard simplify",
+    "gather sorted", "split sums", "decompose", "simplify2", "split dots", "merge",
+    "simplify3",     "chunk",      "open sums", "simplify4", "recompute",  "ragged squares",
+    "ragged gated",  "copies",     "piece",
+};
+
+static bool is_pass(const char *name, size_t length) {
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strlen(names[i]) == length && strncmp(names[i], name, length) == 0) return true;
+    return false;
+}
+
+/* Once. */
+static void tell_unknown(const char *wanted) {
+    static atomic_bool told;
+    if (atomic_exchange(&told, true)) return;
+    fprintf(stderr, "mlua: MLUA_DUMP=%s is ignored: there is no such pass\n  help: ", wanted);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        fprintf(stderr, "%s%s", i ? ", " : "passes: ", names[i]);
+    fputs("\n", stderr);
+}
+
 /* Print the graph where MLUA_DUMP=pass or pass@program asks for it. */
 static void pass_dump(const ml_plan *plan, const char *pass) {
     const char *wanted = ml_knobs()->dump, *at = wanted ? strchr(wanted, '@') : NULL;
     if (wanted == NULL) return;
     size_t length = at ? (size_t)(at - wanted) : strlen(wanted);
+    assert(is_pass(pass, strlen(pass)));
+    if (!is_pass(wanted, length)) tell_unknown(wanted);
     if (strlen(pass) != length || strncmp(pass, wanted, length) != 0) return;
     const char *name = plan->roots.name ? plan->roots.name : "";
     if (at != NULL && strcmp(at + 1, name) != 0) return;

@@ -97,7 +97,7 @@ run(1, "check --device h100 " .. script, "parameters      536.9 M in 2 tensors",
   "bf16[batch=64, seq=4096, ffn=32768]", script .. ":6")
 run(0, "check --device b200 --types " .. script, "state up", "f32[embed=8192, ffn=32768]")
 run(0, "check --device b200 --json " .. script, '"parameters":536870912', '"peak_bytes":', '"largest":[{"type":')
-run(2, "check --device h300 " .. script, "there is no device \"h300\"", "cpu, cuda and null, h200, h100")
+run(2, "check --device h300 " .. script, "there is no device \"h300\"", "cpu, cuda, null, h200, h100")
 run(2, "run --device h200 " .. script, "there is no device \"h200\"", "mlua check plans for h200")
 
 -- Kernels that the compiler refuses.

@@ -169,4 +169,5 @@ m.compile(function(i)
 end, { x = { G.n }, rate = {}, step = { dtype = "i64" } }) { x = { 1, 2, 3, 4 }, rate = 1, step = 1 }
 check.all(two.fast:get(), { 0.5, 0, -0.5, -1 }, 1e-6, "the group that learns")
 check.all(two.frozen:get(), { 1, 1, 1, 1 }, 0, "the frozen group")
+check.raises("m.stack takes a count, 0 or more, and a class, got -1", m.stack, -1, function() end)
 check.done()
