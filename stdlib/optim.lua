@@ -6,22 +6,33 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
--- Slots of one parameter: created on first reading, updated on assignment.
+local RULE = "rule(p, g, s, t) returns the new p; s has slots, t what it is given: t.lr, t.step, t.decay, t.options, t.parameter"
+
+-- Slots of one parameter: created on first reading, updated on assignment; and what checks a rule's result,
+-- and that no slot is only read, which would stay zero.
 local function slots(p, optimizer)
-  local current = {}
+  local current, read, assigned = {}, {}, {}
+  local function finish(new)
+    for _, slot in ipairs(read) do
+      if not assigned[slot] then
+        core.fail(("m.%s: the rule reads the slot %s and never sets it"):format(optimizer.name, m.shown(slot)), { help = RULE })
+      end
+    end
+    if not core.is_tensor(new) then core.fail(("m.%s: the rule must return a tensor, got %s"):format(optimizer.name, m.shown(new)), { help = RULE }) end
+  end
   return setmetatable({}, {
     __index = function(_, slot)
       if current[slot] == nil then
         local state = m.slot_state(p, optimizer, slot)
-        current[slot] = state:read()
+        current[slot], read[#read + 1] = state:read(), slot
       end
       return current[slot]
     end,
     __newindex = function(_, slot, value)
       m.slot_state(p, optimizer, slot):assign(value)
-      current[slot] = value
+      current[slot], assigned[slot] = value, true
     end,
-  })
+  }), finish
 end
 
 local slot_states = setmetatable({}, { __mode = "k" })
@@ -82,11 +93,12 @@ function m.optimizer(name, defaults, rule)
         local group = all.groups and all.groups(p:name(), p)
         check(group, " groups")
         local o = merged(all, group)
-        local value = p:read()
-        local new = rule(value, gradients[i], slots(p, optimizer), {
+        local value, own, finish = p:read(), slots(p, optimizer)
+        local new = rule(value, gradients[i], own, {
           lr = t.rate * o.lr, step = t.step, options = o, parameter = p,
           decay = m.attributes(p).decay and o.weight_decay or 0,
         })
+        finish(new)
         p:assign(new)
       end
     end

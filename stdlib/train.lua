@@ -125,7 +125,7 @@ local function callable(x) return type(x) == "function" or type(x) == "table" an
 local KINDS = {
   model = { "a module", m.is_module, "calling a class makes one: local model = GPT()" },
   loss = { "a function", callable }, schedule = { "a function of (step, steps)", callable },
-  optimizer = { "what m.adamw{...} gives", function(x) return type(x) == "table" and type(x.update) == "function" end },
+  optimizer = { "what m.adamw{...} gives", function(x) return type(x) == "table" and type(x.update) == "function" end, "m.adamw{lr = 3e-4}" },
   batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
   steps = { "an integer, 0 or more", natural }, accum = { "a positive integer", positive },
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },

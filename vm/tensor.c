@@ -11,7 +11,8 @@ static const ml_type *type_of(lua_State *L, ml_ref n) {
 void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
     if (!lua_istable(L, index))
         vm_fail(L, "write {A.batch, A.seq}", "%s must be a list of axes, got %s", what,
-                luaL_typename(L, index));
+                lua_isuserdata(L, index) ? luaL_tolstring(L, index, NULL)
+                                         : luaL_typename(L, index));
     int64_t count = vm_table_length(L, index);
     if (count > ML_MAX_AXES)
         vm_fail(L, NULL, "%s may list at most %d axes, got %lld", what, ML_MAX_AXES,
@@ -532,12 +533,40 @@ static int tensor_tostring(lua_State *L) {
     return 1;
 }
 
+/* What those look for who know other libraries; NULL for other names. */
+static const char *help_for_method(const char *name) {
+    static const char no_value[] =
+        "a tensor has no value while the script runs: call a program of m.compile to compute it";
+    static const struct {
+        const char *name, *help;
+    } elsewhere[] = {
+        {"get", no_value},
+        {"item", no_value},
+        {"tolist", no_value},
+        {"shape", "t:axes() lists its axes, t:size(axis) tells one's size"},
+        {"view", "t:split and t:merge reshape"},
+        {"reshape", "t:split and t:merge reshape"},
+        {"transpose", "ops go by the names of axes; t:permute orders them"},
+        {"expand", "t:broadcast adds axes"},
+        {"unsqueeze", "t:broadcast adds axes"},
+        {"matmul", "a:dot(b, \"axis\") sums products over the axis"},
+        {"to", "t:cast(dtype) converts"},
+        {"float", "t:cast(\"f32\") converts"},
+        {"backward", "m.grad(loss, {w}) gives gradients"},
+    };
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        if (strcmp(elsewhere[i].name, name) == 0) return elsewhere[i].help;
+    return NULL;
+}
+
 /* Methods are in the first upvalue; both classes use it (state.c). */
 int vm_missing_method(lua_State *L, int methods) {
     ml_ref n = vm_tensor(L, 1, "the operand");
     if (lua_type(L, 2) != LUA_TSTRING)
         vm_fail_with(L, &n, 1, "t:slice(axis, start, stop) takes elements; positions count from 0",
                      "a tensor cannot be indexed with %s", luaL_tolstring(L, 2, NULL));
+    const char *help = help_for_method(lua_tostring(L, 2));
+    if (help) vm_fail_with(L, &n, 1, help, "a tensor has no method \"%s\"", lua_tostring(L, 2));
     lua_newtable(L);
     int count = 0;
     lua_pushnil(L);

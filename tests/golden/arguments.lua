@@ -42,6 +42,13 @@ local k = m.input("k", { A.batch, A.seq, m.axis("kv_heads", 3), A.head_dim })
 try(function() m.attention(q, k, k) end)
 local Short = m.module("Short", function(self) self.w = m.param { A.vocab, A.embed } end)
 function Short:forward(tokens) return self.w:gather(tokens, "vocab"):dot(self.w, "embed") end
-try(train, { model = Short(), steps = 1, data = "tests/golden/arguments.lua" })
+try(train, { model = Short(), steps = 1, data = "tests/golden/nil_index.lua" })
 function Short:forward(tokens) return self.w:gather(tokens, "vocab") end
 try(train, { model = Short(), steps = 1 })
+function Short:forward(tokens) return self.w:gather(tokens, "vocab"):dot(self.w, "embed") end
+try(train, { model = Short(), steps = 1, optimizer = m.adamw })
+try(train, { model = Short(), steps = 1, optimizer = m.optimizer("mine", { lr = 0.1 }, function(p, g, o) return p - o.lr * g end) {} })
+try(train, { model = Short(), steps = 1, optimizer = m.optimizer("mine", { lr = 0.1 }, function() end) {} })
+try(function() return q:get() end)
+try(function() return q.shape end)
+try(function() m.uniform(A.embed) end)
