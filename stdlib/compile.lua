@@ -48,9 +48,14 @@ function m.compile(fn, inputs, options)
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
     losses = {}, totals = {} }
   local results = table.pack(pcall(function()
-    local outputs = fn(feeds)
+    local outputs = table.pack(fn(feeds))
     m.finish_totals()
-    return outputs
+    if outputs.n > 1 then
+      core.fail(("the function of m.compile returns %d values, and one is taken"):format(outputs.n), {
+        help = "a table names several: return { value = x, index = i }; sort and top_k have two results: (x:sort \"seq\") is the first",
+      })
+    end
+    return outputs[1]
   end))
   m.context = outer
   local updates = core.take_updates()

@@ -207,6 +207,11 @@ function m.module(name, build)
   end
   meta.__newindex = function(self, key, value)
     local record = rawget(self, is_instance)
+    if attributes[record.fields[key]] and core.is_tensor(value) and not attributes[value] then
+      core.fail(("%s.%s is a parameter, and cannot become a tensor"):format(name, tostring(key)), {
+        help = "call the tensor otherwise: local y = ...; a buffer of m.buffer is set by self.mean:assign(y)",
+      })
+    end
     if record.fields[key] == nil then record.order[#record.order + 1] = key end
     record.fields[key] = value
     adopt(record, value)

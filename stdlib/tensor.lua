@@ -70,6 +70,10 @@ end
 -- exp(x - shift), its sum and the shift, so that nothing overflows: the largest element, or 0 where that is
 -- infinite, lest infinities be subtracted.
 local function exponentials(x, ...)
+  local dtype = x:dtype()
+  if dtype ~= "f32" and dtype ~= "f64" then
+    core.fail("softmax and logsumexp work on floats, not on " .. dtype, { help = 'cast it: x:cast("f32")' })
+  end
   local largest = x:max(...)
   local shift = core.stop_gradient(core.where(core.is_finite(largest), largest, 0))
   local e = core.exp(x - shift)

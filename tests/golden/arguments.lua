@@ -52,3 +52,7 @@ try(train, { model = Short(), steps = 1, optimizer = m.optimizer("mine", { lr = 
 try(function() return q:get() end)
 try(function() return q.shape end)
 try(function() m.uniform(A.embed) end)
+try(function() m.compile(function(feeds) return feeds.x, feeds.x:max() end, { x = { A.seq } }) end)
+function Short:forward(tokens) self.w = self.w:gather(tokens, "vocab") end
+try(train, { model = Short(), steps = 1 })
+try(function() m.softmax(m.iota(A.seq), "seq") end)

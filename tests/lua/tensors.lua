@@ -143,7 +143,7 @@ for text, fn in pairs {
   ["needs the axes that it sums over"] = function() return t:dot(t) end,
   ["sort has no option \"descend\""] = function() return t:sort("a", { descend = true }) end,
   ["an Axis has no field sise"] = function() return A.a.sise end,
-  ["names \"a\" twice"] = function() return core.full({ A.a, A.a }, 0) end,
+  ["name \"a\" twice"] = function() return core.full({ A.a, A.a }, 0) end,
   ["cannot rename \"a\" of size 2 to \"b\" of size 3"] = function() return t:rename("a", A.b) end,
 } do check.raises(text, fn) end
 -- Padded rows that are short: loads with a guard in loops that a compiler unrolls (codegen/emit_c.c).
