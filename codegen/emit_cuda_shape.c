@@ -9,7 +9,8 @@ enum {
     ROW_THREADS = 128,   /* of a block of several small teams */
     CHUNK_THREADS = 512, /* chunks are few, so each gets many threads */
     SUMS_THREADS = 768,  /* where sums of columns leave no room for a second block */
-    MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads */
+    MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads ... */
+    TEAM_ELEMENTS = 16,  /* ... than a warp's; then, where that does not make blocks large */
     ROW_REGISTERS = 80,  /* that a row's elements may take of a thread, likewise */
     FEW_ROWS = 256,
     MAX_UNROLLED = 16,   /* packs of a thread */
@@ -216,6 +217,14 @@ static int choose_lanes(int64_t packs, int64_t most, int warp) {
     return best;
 }
 
+/* Packs of a thread at most where registers hold `held`. Rows that are not walked and need several
+ * warps get as many as hide each other's waiting for memory and for their team. */
+static int64_t most_packs(const cuda_shape *s, int64_t packs, int64_t held) {
+    int64_t few = TEAM_ELEMENTS / s->vec, least = (packs + LONG_ROW_THREADS - 1) / LONG_ROW_THREADS;
+    if (few < least) few = least;
+    return s->chunked || packs <= held * CUDA_WARP || few > held ? held : few;
+}
+
 static void choose_team(cuda_shape *s) {
     int64_t packs = (s->e->columns + s->vec - 1) / s->vec;
     int64_t rows = s->chunked ? s->e->rows / s->chunks + 1 : s->e->rows;
@@ -228,14 +237,16 @@ static void choose_team(cuda_shape *s) {
     if (s->tiled || packs <= CUDA_WARP)
         s->team = round_up_power(at_most(packs, CUDA_WARP));
     else
-        s->team = choose_lanes(packs, (int64_t)elements / s->vec, 1);
+        s->team = choose_lanes(packs, most_packs(s, packs, (int64_t)elements / s->vec), 2);
     s->packs = s->tiled ? 1 : (int)((packs + s->team - 1) / s->team);
     s->unroll = s->packs <= MAX_UNROLLED;
     int threads = !s->chunked                     ? ROW_THREADS
                   : accumulators > 0 && !s->tiled ? SUMS_THREADS
                                                   : CHUNK_THREADS;
     s->teams = s->team < threads ? threads / s->team : 1;
-    if (s->teams > 15 && s->team > CUDA_WARP) s->teams = 15; /* 16 barriers a block */
+    /* Threads that meet at a barrier by its team's number take all 16 of a block, and a
+     * multiprocessor has 64. */
+    if (s->team > CUDA_WARP) s->teams = s->chunked ? at_most(s->teams, 15) : 1;
     while (s->teams / 2 >= rows && cuda_threads(s) / 2 >= CUDA_WARP) s->teams /= 2;
     while (s->tiled && s->teams > LEAST_TILE_TEAMS && rows < (int64_t)TILE_ROUNDS * s->teams)
         s->teams /= 2;

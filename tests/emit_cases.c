@@ -381,6 +381,7 @@ static const kernel_case cases[] = {
     {"probabilities, masked rows", masked, 5, 300, ML_BF16, 8e-3},
     {"softmax of one", softmax, 3, 1, ML_F64, 2e-6},
     {"softmax, middle rows", softmax, 9, 3072, ML_BF16, 8e-3},
+    {"softmax, many middle rows", softmax, 300, 1600, ML_BF16, 8e-3},
     {"norm backward", norm_backward, 41, 96, ML_F32, 2e-5},
     {"norm backward, few rows", norm_backward, 3, 130, ML_F32, 2e-5},
     {"norm backward bf16", norm_backward, 64, 768, ML_BF16, 2e-2},

@@ -24,6 +24,17 @@ static long declared_shared(const char *source) {
     return bytes;
 }
 
+/* Whether several teams of a block meet at barriers by number, which leaves a multiprocessor room
+ * for four such blocks. */
+static bool meets_by_number(const char *source) {
+    int team, threads;
+    for (const char *at = source; (at = strstr(at, "ml_team_sync<")) != NULL; at++)
+        if (sscanf(at, "ml_team_sync<%d, %d>", &team, &threads) == 2 && team > 32 &&
+            team != threads)
+            return true;
+    return false;
+}
+
 static int emit_all(ml_arena *arena, ml_kernel **kernels) {
     ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
     double tolerance;
@@ -34,6 +45,7 @@ static int emit_all(ml_arena *arena, ml_kernel **kernels) {
         ml_emit(&k.ir, &target, arena, kernels[count]);
         CHECK(kernels[count]->grid[0] > 0 && kernels[count]->block >= 32);
         CHECK(declared_shared(kernels[count]->source) <= 48 << 10);
+        CHECK(k.ir.chunks > 0 || !meets_by_number(kernels[count]->source));
         ir_free(&k);
     }
     return count;
