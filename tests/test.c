@@ -205,17 +205,21 @@ static bool run_one(const options *o, const test *t) {
 }
 
 /* ---- Several processes: each takes the next test; one that a test ends is started again. ------
+ * Tests that mostly wait (for ranks that are stopped, late or silent) come last, and one process
+ * begins with these.
  */
 
 enum { MOST_JOBS = 16 };
 typedef struct {
-    atomic_int next, passed, failed;
+    atomic_int next[2]; /* of the tests that work, of those that wait */
+    atomic_int passed, failed;
     atomic_int running[MOST_JOBS]; /* the test that a process is at, from 1; 0: none */
 } board;
 typedef struct {
     const options *options;
-    board *board;           /* shared by all processes */
-    int count;              /* of tests[] */
+    board *board; /* shared by all processes */
+    int count;    /* of tests[] */
+    int first_waiting, jobs;
     int capture[MOST_JOBS]; /* what the running test prints, which is shown in one piece */
     pid_t process[MOST_JOBS];
 } crew;
@@ -244,13 +248,20 @@ static bool run_captured(const options *o, const test *t, int capture) {
     return passed;
 }
 
-static void work(crew *c, int slot) {
-    for (int i; (i = atomic_fetch_add(&c->board->next, 1)) < c->count;) {
+static void work_on(crew *c, int slot, bool waiting) {
+    int end = waiting ? c->count : c->first_waiting;
+    for (int i; (i = atomic_fetch_add(&c->board->next[waiting], 1)) < end;) {
         c->board->running[slot] = i + 1;
         bool passed = run_captured(c->options, &tests[i], c->capture[slot]);
         atomic_fetch_add(passed ? &c->board->passed : &c->board->failed, 1);
         c->board->running[slot] = 0;
     }
+}
+
+static void work(crew *c, int slot) {
+    bool waiting = slot + 1 == c->jobs;
+    work_on(c, slot, waiting);
+    work_on(c, slot, !waiting);
 }
 
 static void start_worker(crew *c, int slot) {
@@ -272,7 +283,7 @@ static void end_worker(crew *c, int slot, int status) {
            WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     atomic_fetch_add(&c->board->failed, 1);
     c->board->running[slot] = 0;
-    if (c->board->next < c->count) start_worker(c, slot);
+    if (c->board->next[0] < c->first_waiting || c->board->next[1] < c->count) start_worker(c, slot);
 }
 
 static bool open_crew(crew *c, int jobs) {
@@ -287,6 +298,8 @@ static bool open_crew(crew *c, int jobs) {
 }
 
 static void run_crew(crew *c, int jobs) {
+    c->jobs = jobs;
+    c->board->next[1] = c->first_waiting;
     for (int i = 0; i < jobs; i++) start_worker(c, i);
     int status;
     for (pid_t child; (child = waitpid(-1, &status, 0)) > 0;)
@@ -294,8 +307,13 @@ static void run_crew(crew *c, int jobs) {
             if (c->process[i] == child) end_worker(c, i, status);
 }
 
+static bool waits(const test *t) {
+    return strncmp(t->name, "fault/", 6) == 0 || strncmp(t->name, "comm", 4) == 0;
+}
+
 static int by_name(const void *a, const void *b) {
-    return strcmp(((const test *)a)->name, ((const test *)b)->name);
+    int later = waits(a) - waits(b);
+    return later ? later : strcmp(((const test *)a)->name, ((const test *)b)->name);
 }
 
 static int run_all(const options *o) {
@@ -305,6 +323,7 @@ static int run_all(const options *o) {
     for (int i = 0; i < test_count; i++)
         if (wanted(o, &tests[i])) tests[kept++] = tests[i];
     c.options = o, c.count = kept;
+    while (c.first_waiting < kept && !waits(&tests[c.first_waiting])) c.first_waiting++;
     for (int i = 0; i < kept && o->list; i++) puts(tests[i].name);
     if (o->list) return 0;
     int jobs = o->jobs < kept ? o->jobs : kept;
@@ -328,10 +347,11 @@ static int usage(const char *program) {
     return 2;
 }
 
-/* GPU tests run in this process, where a sanitizer of the device sees them. */
+/* GPU tests run in this process, where a sanitizer of the device sees them; others in one for each
+ * core, and one more for those that wait. */
 static int default_jobs(bool gpu) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    return gpu ? 0 : cores < 1 ? 1 : cores > MOST_JOBS ? MOST_JOBS : (int)cores;
+    return gpu ? 0 : cores < 1 ? 2 : cores >= MOST_JOBS ? MOST_JOBS : (int)cores + 1;
 }
 
 int main(int count, char **arguments) {

@@ -1,7 +1,7 @@
 /* The test harness. `build/test [--list] [--gpu] [-v] [-j PROCESSES] [pattern ...]` runs the tests
  * whose "area/name" contains one of the patterns, all where none is given; areas that begin with
  * "gpu" run with --gpu alone, and then only they. -v tells each test's time. The tests are spread
- * over as many processes as there are cores, so that none may depend on another, and one that
+ * over one process more than there are cores, so that none may depend on another, and one that
  * crashes fails alone; -j 0 runs them in the program itself (for debuggers).
  *
  *     TEST(graph, adds) { CHECK_EQ_INT(1 + 1, 2); }
