@@ -69,6 +69,7 @@ PROCESS_TEST(help_of_every_command) {
         process_expect(&all, commands[i]);
         process_result help = process_run(room, 0, "", "%s --help", commands[i]);
         process_expect(&help, ml_arena_format(room->arena, "usage: mlua %s", commands[i]));
+        CHECK(!strstr(help.output, " \n"));
         process_result same = process_run(room, 0, "", "help %s", commands[i]);
         CHECK_TEXT(same.output, help.output);
         if (strcmp(commands[i], "editor") != 0) {

@@ -153,8 +153,8 @@ static void print_help(void) {
 }
 
 static void print_command_help(const command *c) {
-    printf("usage: mlua %s %s%s\n\n%s\n", c->name, c->flag ? "[options] " : "", c->arguments,
-           c->doc);
+    printf("usage: mlua %s%s%s%s\n\n%s\n", c->name, c->flag ? " [options]" : "",
+           *c->arguments ? " " : "", c->arguments, c->doc);
     if (c->flag) {
         printf("\noptions\n");
         print_options(c->flag);
