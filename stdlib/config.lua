@@ -47,14 +47,19 @@ function m.config(defaults)
   end
   local known = names_of(values)
   if defaults.presets then known[#known + 1] = "preset" end
+  local function check(key, message)
+    if values[key] ~= nil then return end
+    local guess = core.suggest(tostring(key), known)
+    core.fail(message:format(m.shown(key)), {
+      help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
+    })
+  end
   local function set(key, value, where)
-    if values[key] == nil then
-      local guess = core.suggest(key, known)
-      core.fail(("%s has no setting %q"):format(where, key), {
-        help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
-      })
-    end
+    check(key, where .. " has no setting %s")
     values[key] = math.type(values[key]) == "float" and math.type(value) == "integer" and value + 0.0 or value
+  end
+  for _, name in ipairs(names_of(presets)) do -- also of those that are not asked for
+    for _, key in ipairs(names_of(presets[name])) do check(key, "the preset " .. name .. " sets %s, which the configuration has not") end
   end
   local overrides = core.options().overrides
   for _, pair in ipairs(overrides) do
@@ -66,7 +71,7 @@ function m.config(defaults)
           help = guess and ("did you mean %s?"):format(guess) or "presets: " .. table.concat(names_of(presets), ", "),
         })
       end
-      for key, value in pairs(preset) do set(key, value, "preset " .. pair[2]) end
+      for key, value in pairs(preset) do set(key, value, "the configuration") end
     end
   end
   for _, pair in ipairs(overrides) do

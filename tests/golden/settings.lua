@@ -5,3 +5,4 @@ local cfg = m.config {
   presets = { small = { width = 4, depth = 1, decay = 3 } },
 }
 for key, value in pairs(cfg) do print(key, math.type(value) or type(value), type(value) == "table" and "" or value) end
+m.config { depth = 2, presets = { small = { depth = 1 }, tiny = { dept = 1 } } }
