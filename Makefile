@@ -115,7 +115,7 @@ test-dist: $(B)/mlua $(B)/test
 	DIST_ALL=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v dist/
 test-asan:
 	@$(MAKE) --no-print-directory B=$(B)/asan CACHE=$(CACHE) OPT=-O1 \
-	  SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" test
+	  SANITIZE="-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer" test
 test-gpu: $(B)/mlua $(B)/test
 	MLUA=$(B)/mlua $(B)/test --gpu $(T)
 test-gpu-dist: $(B)/mlua $(B)/test
