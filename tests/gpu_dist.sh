@@ -60,7 +60,7 @@ part() {
     timeout -k 5 "$left" "$@" >"$out/$name.log" 2>&1
     status=$?
     result=$(grep -E '^[0-9]+ passed|layouts; worst' "$out/$name.log" | tail -n 2 | tr '\n' ' ')
-    [ $status -lt 124 ] || result="stopped after $left s, $(grep -c ' ranks$' "$out/$name.log") layouts compared $result"
+    [ $status -lt 124 ] || result="stopped after $left s, $(grep -cE '^ok | ranks$' "$out/$name.log") done"
     [ $status = 0 ] || { touch "$out/bad"; grep -E '^  |^FAIL|mlua:' "$out/$name.log" | head -20; }
     row "$(printf '%-26s %-6s %5d s  %s' "$name" "$([ $status = 0 ] && echo ok || echo FAILED)" \
         $((SECONDS - start)) "$result")"

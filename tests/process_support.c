@@ -80,9 +80,10 @@ static process_result run_command(process_room *room, int code, const char *comm
     return result;
 }
 
+/* In the test's own process group: who stops the test stops it too. */
 static char *mlua_command(ml_arena *arena, const char *environment, const char *words) {
-    return ml_arena_format(arena, "env %s timeout %d \"$MLUA\" %s", environment, PROCESS_SECONDS,
-                           words);
+    return ml_arena_format(arena, "env %s timeout --foreground %d \"$MLUA\" %s", environment,
+                           PROCESS_SECONDS, words);
 }
 
 process_result process_run(process_room *room, int code, const char *environment,
