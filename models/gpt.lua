@@ -3,6 +3,8 @@
 --   mlua run models/gpt.lua data=book.txt steps=500
 --   mlua run models/gpt.lua preset=gpt2-124m data=tokens.bin      (uint16 tokens)
 --   mlua check models/gpt.lua preset=gpt2-124m
+-- The presets of published sizes warm up over 2,000 steps, as nanoGPT does (gpt2-124m's loss leaps when it warms up
+-- over 20), and last for 20 tokens a parameter (Hoffmann et al. 2022).
 local m = require "mlua"
 
 local cfg = m.config {
@@ -10,9 +12,9 @@ local cfg = m.config {
   lr = 1e-3, warmup = 20, decay = 0.1, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", reshard = true, schedule = "1f1b", data = "", sample = 300,
   presets = {
     demo = { layers = 4, embed = 256, heads = 4, seq = 128, batch = 16, steps = 200, lr = 2e-3, warmup = 40 },
-    ["gpt2-124m"] = { layers = 12, embed = 768, heads = 12, vocab = 50304, seq = 1024, batch = 64, lr = 6e-4, sample = 0 },
-    ["gpt2-1.5b"] = { layers = 48, embed = 1600, heads = 25, vocab = 50304, seq = 1024, batch = 16, lr = 2e-4, sample = 0 },
-    ["gpt-1.3b"] = { layers = 24, embed = 2048, heads = 16, vocab = 50304, seq = 2048, batch = 8, lr = 2e-4, sample = 0 },
+    ["gpt2-124m"] = { layers = 12, embed = 768, heads = 12, vocab = 50304, seq = 1024, batch = 64, lr = 6e-4, warmup = 2000, steps = 38000, sample = 0 },
+    ["gpt2-1.5b"] = { layers = 48, embed = 1600, heads = 25, vocab = 50304, seq = 1024, batch = 16, lr = 2e-4, warmup = 2000, steps = 1900000, sample = 0 },
+    ["gpt-1.3b"] = { layers = 24, embed = 2048, heads = 16, vocab = 50304, seq = 2048, batch = 8, lr = 2e-4, warmup = 2000, steps = 1600000, sample = 0 },
   },
 }
 local A = m.axes {

@@ -5,6 +5,8 @@
 --   mlua run models/gpt_moe.lua                     a small model on the text built into mlua, as bytes
 --   mlua run models/gpt_moe.lua experts=16 top_k=4 router=sigmoid balance=0.001 aux=0
 --   mlua check models/gpt_moe.lua preset=moe-64x batch=32 exchange=1.5 --mesh ep=8
+-- The presets moe-8x and moe-64x warm up over 2,000 steps (Dai et al. 2024) and last for 20 tokens a parameter that a
+-- token meets (Hoffmann et al. 2022).
 local m = require "mlua"
 
 local cfg = m.config {
@@ -15,11 +17,11 @@ local cfg = m.config {
     demo = { layers = 3, embed = 192, heads = 4, kv_heads = 2, ffn = 192, seq = 128, steps = 200, lr = 2e-3, warmup = 40 },
     ["moe-8x"] = {
       layers = 16, embed = 2048, heads = 16, kv_heads = 8, ffn = 5632, experts = 8, top_k = 2, vocab = 50304, seq = 4096,
-      batch = 4, lr = 3e-4, aux = 0.0, z = 0.0, sample = 0,
+      batch = 4, lr = 3e-4, warmup = 2000, steps = 1720000, aux = 0.0, z = 0.0, sample = 0,
     },
     ["moe-64x"] = {
       layers = 12, embed = 2048, heads = 16, kv_heads = 8, ffn = 1408, experts = 64, top_k = 6, vocab = 50304, seq = 4096,
-      batch = 4, lr = 3e-4, aux = 0.0, z = 0.0, sample = 0,
+      batch = 4, lr = 3e-4, warmup = 2000, steps = 1070000, aux = 0.0, z = 0.0, sample = 0,
     },
   },
 }

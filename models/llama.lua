@@ -2,6 +2,8 @@
 -- attention, SwiGLU, no biases.
 --   mlua run models/llama.lua                       a small model on the text built into mlua, as bytes
 --   mlua check models/llama.lua preset=llama-3b
+-- The presets of published sizes warm up over 2,000 steps (Touvron et al. 2023) and last for 20 tokens a parameter
+-- (Hoffmann et al. 2022).
 local m = require "mlua"
 
 local cfg = m.config {
@@ -10,10 +12,12 @@ local cfg = m.config {
   presets = {
     demo = { layers = 4, embed = 256, heads = 4, kv_heads = 2, ffn = 704, seq = 128, steps = 200, lr = 2e-3, warmup = 40 },
     ["llama-1b"] = {
-      layers = 16, embed = 2048, heads = 16, kv_heads = 8, ffn = 8192, vocab = 128256, seq = 4096, batch = 4, lr = 3e-4, sample = 0,
+      layers = 16, embed = 2048, heads = 16, kv_heads = 8, ffn = 8192, vocab = 128256, seq = 4096, batch = 4,
+      lr = 3e-4, warmup = 2000, steps = 1550000, sample = 0,
     },
     ["llama-3b"] = {
-      layers = 28, embed = 3072, heads = 24, kv_heads = 8, ffn = 8192, vocab = 128256, seq = 4096, batch = 2, lr = 2e-4, sample = 0,
+      layers = 28, embed = 3072, heads = 24, kv_heads = 8, ffn = 8192, vocab = 128256, seq = 4096, batch = 2,
+      lr = 2e-4, warmup = 2000, steps = 7800000, sample = 0,
     },
   },
 }

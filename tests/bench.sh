@@ -79,7 +79,7 @@ run_peer() { # NAME BATCH SEQ
 # gpu_case NAME SCRIPT BATCH SEQ
 gpu_case() {
     local name=$1 script=$2 batch=$3 seq=$4 skip=3 cold warm peer='' run before after speed best=null busy=null
-    local train=("$script" --device "${DEVICE:-cuda}" preset="$name" data="$data" batch="$batch" seq="$seq" lr=3e-4) # as the peer's
+    local train=("$script" --device "${DEVICE:-cuda}" preset="$name" data="$data" batch="$batch" seq="$seq" lr=3e-4 warmup=20) # as the peer's
     export MLUA_CACHE="$cache/$name" TORCHINDUCTOR_CACHE_DIR="$cache/inductor-$name" TRITON_CACHE_DIR="$cache/triton-$name"
     cold=$(timed_run "$cache/before" "${train[@]}" steps=15)
     ! has_torch || peer=$(run_peer "$name" "$batch" "$seq")
