@@ -3,11 +3,11 @@
 tests/lua/lib/losses.lua trains as models/*.lua does and tells the tokens of each step, and of each parameter the
 constant or the key and standard deviation that it begins with. Here the same model, written in PyTorch's own
 terms and sharing no code with mlua, repeats the steps: initial values come from the counter generator as this
-file defines it, on a GPU bfloat16 by autocast over float32 weights, on a CPU float32.
-Prints the losses and gradient norms of both and the largest relative difference of a loss; exits 1 where that is
-above --bound. --again repeats PyTorch's steps with its residual stream rounded to bfloat16, as mlua's is: how far
+file defines it, bfloat16 is autocast over float32 weights. Where data= names no file the tokens are a drawn text.
+Prints the losses and gradient norms of both and the largest relative differences; exits 1 where one is above its
+bound. --again repeats PyTorch's steps with its residual stream rounded to bfloat16, as mlua's is: how far
 rounding alone takes PyTorch from itself, which says whether a difference is chaos.
-usage: python3 tests/losses_torch.py gpt|llama|moe [key=value ...] [--device cuda] [--bound 0.01]
+usage: python3 tests/losses_torch.py gpt|llama|moe [key=value ...] [--device cuda] [--dtype f32] [--bound 0.01]
        MLUA names the binary. Such as: tests/losses_torch.py moe preset=moe-8x --device cuda
 """
 import argparse
@@ -16,6 +16,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -24,11 +25,14 @@ torch = F = checkpoint = None  # imported when mlua is done
 
 # ---- What mlua says ----
 def run_mlua(args):
-    """settings, {parameter: told}, {step: windows}, [line of a step]"""
+    """settings, {parameter: told}, {step: windows}, [(loss, gradient norm)]"""
     command = [os.environ.get("MLUA", os.path.join(HERE, "../build/mlua")), "run"]
-    command += [os.path.join(HERE, "lua/lib/losses.lua"), "--device", args.device, "--json", *args.settings]
+    command += [os.path.join(HERE, "lua/lib/losses.lua"), "--device", args.device, "--dtype", args.dtype, "--json"]
+    command += args.settings
     script = "models/" + {"moe": "gpt_moe"}.get(args.model, args.model) + ".lua"
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "MODEL": script})
+    with tempfile.TemporaryDirectory() as folder:
+        told = {"MODEL": script, "TOKENS": os.path.join(folder, "tokens.bin")}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **told})
     if done.returncode:
         sys.exit(f"losses_torch.py: {' '.join(command)} failed ({done.returncode})")
     settings, parameters, windows, steps = {}, {}, {}, []
@@ -41,7 +45,7 @@ def run_mlua(args):
         elif "window" in told:
             windows.setdefault(told["window"], []).append(told["tokens"])
         elif "step" in told:
-            steps.append(told)
+            steps.append((told["loss"], told["grad_norm"]))
     return settings, parameters, windows, steps
 
 
@@ -108,16 +112,20 @@ def project(x, w):  # [.., embed] by [embed, heads, head_dim]
     return (x @ w.flatten(1)).unflatten(-1, w.shape[1:])
 
 
+def layer_norm(x, gain, bias):
+    return F.layer_norm(x.float(), x.shape[-1:], gain, bias, 1e-5)
+
+
 def rms_norm(x, gain):
     x = x.float()
     return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
 
 
 def gpt_block(x, p, c):
-    h = F.layer_norm(x, x.shape[-1:], p["norm1.gain"], p["norm1.bias"], 1e-5)
+    h = layer_norm(x, p["norm1.gain"], p["norm1.bias"])
     q, k, v = (project(h, p["attention.w" + n]) + p["attention.b" + n] for n in "qkv")
     x = x + attend(q, k, v).flatten(2) @ p["attention.wo"].flatten(0, 1) + p["attention.bo"]
-    h = F.layer_norm(x, x.shape[-1:], p["norm2.gain"], p["norm2.bias"], 1e-5)
+    h = layer_norm(x, p["norm2.gain"], p["norm2.bias"])
     return x + F.gelu(h @ p["mlp.up"] + p["mlp.up_bias"], approximate="tanh") @ p["mlp.down"] + p["mlp.down_bias"], 0
 
 
@@ -169,7 +177,7 @@ def mean_loss(p, windows, c, residual):
         x, added = checkpoint(gpt_block if gpt else llama_block, x, block, c, use_reentrant=False)
         total = total + added
     if gpt:
-        logits = F.layer_norm(x, x.shape[-1:], p["norm.gain"], p["norm.bias"], 1e-5) @ p["wte"].T
+        logits = layer_norm(x, p["norm.gain"], p["norm.bias"]) @ p["wte"].T
     else:
         logits = rms_norm(x, p["norm.gain"]) @ p["embedding"].T
     loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
@@ -182,7 +190,16 @@ def decays(name):  # gains and biases do not
     return last not in ("gain", "bias", "bq", "bk", "bv", "bo") and not last.endswith("_bias")
 
 
-def run_torch(c, told, windows, device, residual):
+def clip(parameters, most):
+    """The norm of all gradients, which are scaled to `most` where it is larger. Summed in float64, for float32
+    would be the less accurate side of a comparison."""
+    norm = math.sqrt(sum(w.grad.double().square().sum() for w in parameters))
+    for w in parameters:
+        w.grad.mul_(min(1, most / (norm + 1e-6)))
+    return norm
+
+
+def run_torch(c, told, windows, device, dtype, residual):
     """[(loss, gradient norm)], and the most memory in GiB"""
     p = {name: initial(t, device).requires_grad_() for name, t in told.items()}
     groups = [([w for n, w in p.items() if decays(n) == wanted], c["decay"] * wanted) for wanted in (True, False)]
@@ -193,14 +210,37 @@ def run_torch(c, told, windows, device, residual):
         for group in optimizer.param_groups:  # the first steps alone: the schedule after them is left out
             group["lr"] = c["lr"] * min(1, step / c["warmup"])
         batch = torch.tensor(windows[step], device=device)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
             loss, minimized = mean_loss(p, batch, c, residual)
         minimized.backward()
-        norm = torch.nn.utils.clip_grad_norm_(list(p.values()), c["clip"])
+        norm = clip(p.values(), c["clip"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        out.append((loss.item(), norm.item()))
+        out.append((loss.item(), norm))
     return out, torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0
+
+
+def off(value, expected):
+    """The relative difference; infinite where either is no number."""
+    difference = abs(value / expected - 1)
+    return difference if difference == difference else math.inf
+
+
+def worst_of(steps, expected):
+    """The largest difference of a loss, and of a norm, of [(loss, norm)]"""
+    return [max(off(a[i], b[i]) for a, b in zip(steps, expected)) for i in range(2)]
+
+
+def report(steps, expected, again):
+    """The table, of [(loss, norm)] of each"""
+    print(f"{'step':>4} {'mlua':>10} {'PyTorch':>10} {'off by':>8}   norm: {'mlua':>10} {'PyTorch':>10} {'off by':>8}" +
+          ("   PyTorch, rounded   off by" if again else ""))
+    for i, ((loss, norm), (of_torch, norm_of_torch)) in enumerate(zip(steps, expected)):
+        print(f"{i + 1:>4} {loss:>10.6f} {of_torch:>10.6f} {off(loss, of_torch):>8.1e}         "
+              f"{norm:>10.6f} {norm_of_torch:>10.6f} {off(norm, norm_of_torch):>8.1e}" +
+              (f"   {again[i][0]:>16.6f} {off(again[i][0], of_torch):>8.1e}" if again else ""))
+    if again:
+        print("PyTorch from itself with its residual stream rounded: {:.2g} of a loss, {:.2g} of a norm".format(*worst_of(again, expected)))
 
 
 def main():
@@ -208,9 +248,14 @@ def main():
     parser.add_argument("model", choices=["gpt", "llama", "moe"])
     parser.add_argument("settings", nargs="*", help="key=value of models/*.lua; steps=20 unless they say so")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--bound", type=float, default=0.01)
+    parser.add_argument("--dtype", choices=["bf16", "f32"], help="bf16 on a GPU and f32 on a CPU unless told")
+    parser.add_argument("--bound", type=float, help="of a loss; 0.01, and 1e-5 in f32, unless told")
+    parser.add_argument("--norm-bound", type=float, help="of a gradient norm; none, and 1e-3 in f32, unless told")
     parser.add_argument("--again", action="store_true", help="PyTorch also with a residual stream in bfloat16")
     args = parser.parse_args()
+    args.dtype = args.dtype or ("bf16" if args.device == "cuda" else "f32")
+    bounds = {"bf16": (0.01, math.inf), "f32": (1e-5, 1e-3)}[args.dtype]
+    bounds = [usual if told is None else told for told, usual in zip((args.bound, args.norm_bound), bounds)]
     if not any(s.startswith("steps=") for s in args.settings):
         args.settings.append("steps=20")
     begin = time.time()
@@ -222,27 +267,16 @@ def main():
     import torch
     import torch.nn.functional as F
     from torch.utils.checkpoint import checkpoint
-    expected, gib = run_torch(settings, parameters, windows, args.device, torch.float32)
+    expected, gib = run_torch(settings, parameters, windows, args.device, args.dtype, torch.float32)
     end = time.time()
-    again = run_torch(settings, parameters, windows, args.device, torch.bfloat16)[0] if args.again else []
+    again = run_torch(settings, parameters, windows, args.device, args.dtype, torch.bfloat16)[0] if args.again else []
     if not len(steps) == len(expected) == settings["steps"]:
         sys.exit(f"losses_torch.py: {len(steps)} steps of mlua, {len(expected)} of PyTorch")
-    print(f"{'step':>4} {'mlua':>9} {'PyTorch':>9} {'off by':>8}   norm: {'mlua':>9} {'PyTorch':>9}" +
-          ("   PyTorch, rounded   off by" if again else ""))
-    worst = worst_again = 0
-    for i, (told, (loss, norm)) in enumerate(zip(steps, expected)):
-        off = abs(told["loss"] / loss - 1)
-        worst = max(worst, off) if off == off else math.inf
-        line = f"{told['step']:>4} {told['loss']:>9.4f} {loss:>9.4f} {off:>8.2%}         {told['grad_norm']:>9.4f} {norm:>9.4f}"
-        if again:
-            worst_again = max(worst_again, abs(again[i][0] / loss - 1))
-            line += f"   {again[i][0]:>16.4f} {abs(again[i][0] / loss - 1):>8.2%}"
-        print(line)
-    if again:
-        print(f"PyTorch from itself with its residual stream rounded: {worst_again:.3%} at most")
-    print(f"largest difference {worst:.3%} of {len(steps)} losses, allowed {args.bound:.3%} "
-          f"(torch {torch.__version__}; mlua {middle - begin:.1f} s, PyTorch {end - middle:.1f} s, {gib:.1f} GiB)")
-    sys.exit(worst > args.bound)
+    report(steps, expected, again)
+    worst = worst_of(steps, expected)
+    print(f"largest difference {worst[0]:.2g} of a loss (allowed {bounds[0]:g}), {worst[1]:.2g} of a gradient norm (allowed {bounds[1]:g}); "
+          f"torch {torch.__version__}; mlua {middle - begin:.1f} s, PyTorch {end - middle:.1f} s, {gib:.1f} GiB")
+    sys.exit(worst[0] > bounds[0] or worst[1] > bounds[1])
 
 
 main()

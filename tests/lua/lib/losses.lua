@@ -2,10 +2,12 @@
 -- the steps (tests/losses_torch.py), as JSON lines: the settings; of each parameter its dimensions and
 -- initial values (a constant, or a standard deviation and the key of the counter generator); the
 -- windows of tokens of each step. With --json the lines of the training follow. MODEL names the script.
+-- Where data= names no file, the file TOKENS is written and trained on: a text that no version changes.
 local m = require "mlua"
 local core = require "mlua.core"
 
 local root = core.options().script:match "^(.*)tests/lua/" or ""
+local write_tokens = dofile(root .. "tests/lua/lib/tokens.lua")
 
 -- How parameters begin, by key: m.init tells as it is asked.
 local function record_initial_values()
@@ -41,7 +43,7 @@ end
 -- A window is its seq inputs and the token after them: what the model reads and has to predict.
 local function tell_tokens(o)
   local batch, seq = o.batch.size, o.seq.size
-  local corpus = core.corpus(o.data ~= "" and o.data or nil, { dtype = o.data:match "%.bin$" and "u16" or "u8" })
+  local corpus = core.corpus(o.data, { dtype = o.data:match "%.bin$" and "u16" or "u8" })
   local tokens, targets = core.host("i32", batch, seq), core.host("i32", batch, seq)
   for step = 1, o.steps do
     corpus:fill(tokens, targets, step - 1, { seed = m.settings.seed, vocab = o.vocab })
@@ -64,6 +66,7 @@ end
 local train, initial = m.train, record_initial_values()
 m.generate = function() end
 m.train = function(o)
+  if o.data == "" then o.data = write_tokens(assert(os.getenv "TOKENS", "TOKENS names no file to write"), o.vocab) end
   tell_settings()
   tell_parameters(o, initial)
   tell_tokens(o)
