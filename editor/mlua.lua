@@ -39,7 +39,7 @@ function Tensor:axes() end
 ---@return Tensor
 function Tensor:broadcast(axes) end
 
----the tensor converted to another dtype: bool, i32, i64, bf16, f32, f64
+---the tensor converted to another dtype: bool, i32, i64, bf16, f32, f64; floats become integers towards zero, NaN 0, and what does not fit the nearest that does
 ---@param dtype string
 ---@return Tensor
 function Tensor:cast(dtype) end

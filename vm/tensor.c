@@ -615,7 +615,9 @@ static const vm_entry functions[] = {
 
 static const vm_entry methods[] = {
     {"cast", tensor_cast, "dtype: string -> Tensor",
-     "the tensor converted to another dtype: bool, i32, i64, bf16, f32, f64"},
+     "the tensor converted to another dtype: bool, i32, i64, bf16, f32, f64; floats become "
+     "integers "
+     "towards zero, NaN 0, and what does not fit the nearest that does"},
     {"broadcast", tensor_broadcast, "axes: Axis[] -> Tensor",
      "repeated along the listed axes that it lacks, in the listed order"},
     {"permute", tensor_permute, "...: Axis|string -> Tensor",
