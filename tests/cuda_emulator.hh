@@ -16,7 +16,9 @@ struct emulated_index { unsigned x, y, z; };
 
 enum emulated_state { EMULATED_READY, EMULATED_BARRIER, EMULATED_SHUFFLE, EMULATED_DONE };
 struct emulated_thread {
-    ucontext_t context;
+    ucontext_t context; /* where it starts */
+    void *place[5];     /* where it waits */
+    bool started;
     emulated_state state;
     int barrier, count, other;
     unsigned mask;
@@ -25,7 +27,7 @@ struct emulated_thread {
 enum { EMULATED_THREADS = 1024, EMULATED_STACK = 64 << 10 };
 static emulated_thread emulated[EMULATED_THREADS];
 static char *emulated_stacks;
-static ucontext_t emulated_scheduler;
+static void *emulated_scheduler[5];
 static int emulated_threads, emulated_arrived[16]; /* at barriers, without waiting there */
 static void (*emulated_entry)(void *);
 static void *emulated_arguments;
@@ -38,10 +40,18 @@ static emulated_index threadIdx, blockIdx;
 #define __launch_bounds__(...)
 #define __shared__ static
 
-static void emulated_wait(emulated_state state) {
+/* Not by swapcontext, which asks the kernel each time. */
+static __attribute__((noinline)) void emulated_jump(void **place) { __builtin_longjmp(place, 1); }
+static __attribute__((noinline)) void emulated_wait(emulated_state state) {
     emulated_thread *self = &emulated[threadIdx.x];
     self->state = state;
-    swapcontext(&self->context, &emulated_scheduler);
+    if (__builtin_setjmp(self->place) == 0) emulated_jump(emulated_scheduler);
+}
+static __attribute__((noinline)) void emulated_resume(emulated_thread *t) {
+    if (__builtin_setjmp(emulated_scheduler) != 0) return;
+    if (t->started) emulated_jump(t->place);
+    t->started = true;
+    setcontext(&t->context);
 }
 static inline void emulated_barrier(int barrier, int count) {
     emulated[threadIdx.x].barrier = barrier;
@@ -59,10 +69,12 @@ template <typename T> static inline T __shfl_xor_sync(unsigned lanes, T value, i
     return value;
 }
 
+/* One block after another. */
 static void emulated_start() {
-    emulated_entry(emulated_arguments);
-    emulated[threadIdx.x].state = EMULATED_DONE;
-    setcontext(&emulated_scheduler);
+    for (;;) {
+        emulated_entry(emulated_arguments);
+        emulated_wait(EMULATED_DONE);
+    }
 }
 /* All lanes of a shuffle's mask are there, or gone for good. */
 static bool emulated_shuffle_ready(int thread) {
@@ -105,21 +117,13 @@ static bool emulated_release_barrier(int barrier) {
 }
 static void emulated_block() {
     memset(emulated_arrived, 0, sizeof emulated_arrived);
-    for (int i = 0; i < emulated_threads; i++) {
-        emulated_thread *t = &emulated[i];
-        getcontext(&t->context);
-        t->context.uc_stack.ss_sp = emulated_stacks + (size_t)i * EMULATED_STACK;
-        t->context.uc_stack.ss_size = EMULATED_STACK;
-        t->context.uc_link = NULL;
-        t->state = EMULATED_READY;
-        makecontext(&t->context, emulated_start, 0);
-    }
+    for (int i = 0; i < emulated_threads; i++) emulated[i].state = EMULATED_READY;
     for (bool progress = true; progress;) {
         progress = false;
         for (int i = 0; i < emulated_threads; i++) {
             if (emulated[i].state != EMULATED_READY) continue;
             threadIdx.x = (unsigned)i;
-            swapcontext(&emulated_scheduler, &emulated[i].context);
+            emulated_resume(&emulated[i]);
             progress = true;
         }
         progress |= emulated_release_shuffles();
@@ -136,6 +140,15 @@ static void emulated_launch(void (*entry)(void *), void *arguments, unsigned gx,
     emulated_entry = entry;
     emulated_arguments = arguments;
     emulated_threads = block;
+    for (int i = 0; i < emulated_threads; i++) {
+        emulated_thread *t = &emulated[i];
+        getcontext(&t->context);
+        t->context.uc_stack.ss_sp = emulated_stacks + (size_t)i * EMULATED_STACK;
+        t->context.uc_stack.ss_size = EMULATED_STACK;
+        t->context.uc_link = NULL;
+        t->started = false;
+        makecontext(&t->context, emulated_start, 0);
+    }
     for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) emulated_block();
     free(emulated_stacks);
