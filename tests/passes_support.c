@@ -176,6 +176,23 @@ static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
 static ml_graph *recompute_little(const ml_graph *from, ml_roots *roots) {
     return ml_recompute_thrifty(from, roots, 6 << 10);
 }
+/* Along every axis of an input that can be halved, one after the other. */
+static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {
+    bool done[256] = {false};
+    ml_graph *g = ml_simplify(from, roots);
+    for (ml_ref n = 1; n < ml_graph_count(from); n++) {
+        const ml_type *type = ml_graph_type(from, n);
+        for (int i = 0; ml_graph_node(from, n)->op == ML_OP_INPUT && i < type->rank; i++) {
+            if (type->size[i] % 2 != 0 || type->axis[i] >= 256 || done[type->axis[i]]) continue;
+            done[type->axis[i]] = true;
+            ml_graph *next = ml_halves(g, roots, type->axis[i], type->size[i]);
+            ml_graph_verify(next, roots, "halves");
+            ml_graph_free(g);
+            g = next;
+        }
+    }
+    return g;
+}
 static ml_graph *all_passes(const ml_graph *from, ml_roots *roots);
 
 static const named_pass passes[] = {
@@ -186,6 +203,7 @@ static const named_pass passes[] = {
     {"chunk", chunk_small},
     {"all", all_passes},
     {"recompute_little", recompute_little},
+    {"halves", halves_of_all},
     {"open_sums", ml_open_sums},
     {"gather_sorted", ml_gather_sorted},
     {"split_sums", ml_split_sums},

@@ -77,6 +77,11 @@ static const knob KNOBS[] = {
      "collectives beside other work: 0 nowhere, 1 also in the order of steps on a CPU; default: on "
      "GPUs",
      NUMBER, AT(overlap)},
+    {"MLUA_HALVES", "0|1",
+     "one half of the batch computes while the other exchanges: 0 never, 1 wherever it can; "
+     "default: "
+     "on GPUs, where that hides much",
+     NUMBER, AT(halves)},
     {"MLUA_PEER", "0..8",
      "GPUs of one host copy to and from one another's memory (default 1): messages of pipeline "
      "stages, and collectives beside other work, these from N at a time where N is 2 to 8; 0: NCCL "
@@ -116,6 +121,7 @@ static ml_knobs_values values = {.tune = true,
                                  .tma = true,
                                  .blas = ML_BLAS_FASTER,
                                  .overlap = -1,
+                                 .halves = -1,
                                  .peer = 1,
                                  .recompute = ML_RECOMPUTE_THRIFTY,
                                  .chunk = 1024};

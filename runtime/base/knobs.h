@@ -27,6 +27,7 @@ typedef struct {
     bool copies;         /* MLUA_COPIES=0: no copies of parameters outlive a step */
     bool batch;          /* MLUA_BATCH=0: every kernel has a launch of its own */
     int overlap;         /* MLUA_OVERLAP=0|1: collectives beside other work; -1: on GPUs */
+    int halves;          /* MLUA_HALVES=0|1: halves of the batch take turns; -1: where it pays */
     int peer;            /* MLUA_PEER=n: GPUs copy between their memories; 0: NCCL does */
     int hosts;           /* MLUA_HOSTS=n: ranks of one host take themselves for those of n */
     int timeout;         /* MLUA_TIMEOUT=s: seconds until a silent rank is given up; 0: default */

@@ -146,38 +146,11 @@ static int contracted(const state *s, ml_ref n) {
 
 /* Whether a chunk of n's result needs the same chunk of its sources alone. */
 static bool keeps_chunks(const state *s, ml_ref n) {
-    const ml_node *node = ml_graph_node(s->r->from, n);
-    const int64_t *args = ml_graph_args(s->r->from, n);
-    int axis_args = 0; /* leading arguments that are axes which it does not treat alike */
     for (int i = 0; i < CUT_AXES && s->at->axis[i]; i++) {
         int at = ml_type_find(type_of(s, n), s->at->axis[i]);
         if (at < 0 || type_of(s, n)->size[at] != s->at->size[i] * s->at->chunks[i]) return false;
+        if (!rewrite_keeps(s->r->from, n, s->at->axis[i])) return false;
     }
-    switch (node->op) {
-    case ML_OP_BROADCAST:
-    case ML_OP_PERMUTE:
-    case ML_OP_ALL_REDUCE: return true;
-    case ML_OP_ALL_GATHER:
-    case ML_OP_REDUCE_SCATTER:
-    case ML_OP_ALL_TO_ALL: return !is_cut(s, type_of(s, n)->axis[0]);
-    case ML_OP_SLICE:
-    case ML_OP_PAD:
-    case ML_OP_SPLIT:
-    case ML_OP_CONCAT:
-    case ML_OP_GATHER:
-    case ML_OP_SCATTER_ADD:
-    case ML_OP_CUMSUM: axis_args = 1; break;
-    case ML_OP_MERGE: axis_args = 2; break;
-    case ML_OP_RENAME:
-    case ML_OP_SUM:
-    case ML_OP_MAX:
-    case ML_OP_MIN:
-    case ML_OP_ARGMAX:
-    case ML_OP_DOT: axis_args = node->arg_count; break;
-    default: return ml_ops[node->op].op_class == ML_CLASS_MAP && node->op != ML_OP_RANDOM;
-    }
-    for (int i = 0; i < axis_args; i++)
-        if (is_cut(s, args[i])) return false;
     return true;
 }
 

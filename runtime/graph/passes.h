@@ -46,6 +46,11 @@ ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
 /* Whether there is a product of that size at all. */
 bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes);
+/* After sharding: compute what depends on the inputs' `axis`, of `size` elements (even), by halves
+ * of it, which take turns from one collective to the next: those of one half can go on beside the
+ * work of the other. Sums over the axis are those of the halves, added; those of bf16 are rounded
+ * once. What cannot be done by halves is done as before. Time in proportion to the nodes. */
+ml_graph *ml_halves(const ml_graph *from, ml_roots *roots, ml_axis axis, int64_t size);
 /* Terms of sums over microbatches, where those of one microbatch are several products (such as
  * those of chunks), are added to the state one after the other. After sharding: one by one they
  * would be reduced over ranks one by one too. */

@@ -36,6 +36,10 @@ typedef void rewrite_edge(void *edges, ml_ref source, ml_ref user);
 bool rewrite_order(rewrite *r, void (*extra)(void *context, rewrite_edge *edge, void *edges),
                    void *context);
 
+/* Whether each part of n's result along `axis` takes the same part of its sources alone, of those
+ * that have the axis (rewrite_parts.c). False for routines and scans of more than one output. */
+bool rewrite_keeps(const ml_graph *g, ml_ref n, ml_axis axis);
+
 /* Run a pass: `begin` (may be NULL) once users are counted, then `rule` for every live node. */
 ml_graph *rewrite_run(const ml_graph *from, ml_roots *roots, void (*begin)(rewrite *r),
                       rewrite_rule *rule, void *context);

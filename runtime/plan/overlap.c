@@ -22,7 +22,7 @@
 #include "runtime/base/knobs.h"
 #include "runtime/plan/parts.h"
 
-static const double FLOPS = 600e12, BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
+static const double BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
 /* A second: the link within a host where the target does not tell, what collectives reach of a
  * link, and what they reach between hosts (400 Gbit/s cards, one a GPU). */
 static const double LINK = 450e9, REACHED = 5.0 / 9, FAR_BYTES = 40e9;
@@ -151,14 +151,16 @@ static double wire_bytes(const ml_collective_step *c) {
     }
 }
 
-/* Bytes a second that a rank sends over a mesh axis. */
-static double link_speed(const overlap *o, int axis) {
+double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
     int64_t span = 1;
-    for (int i = axis; i < o->layout->count; i++) span *= o->layout->axis[i].size;
-    const ml_target *target = o->s->target;
+    for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
     int host = target->host_ranks > 0 ? target->host_ranks : HOST_RANKS;
     double link = target->link_bytes > 0 ? (double)target->link_bytes : LINK;
     return span > host ? FAR_BYTES : REACHED * link;
+}
+
+static double link_speed(const overlap *o, int axis) {
+    return plan_link_speed(o->layout, o->s->target, axis);
 }
 
 static double bucket_bytes(const overlap *o, int axis) {
@@ -168,7 +170,7 @@ static double bucket_bytes(const overlap *o, int axis) {
 static double step_cost(const overlap *o, uint32_t t) {
     const ml_step *step = &o->s->steps.at[t];
     if (step->kind != ML_STEP_COLLECTIVE) {
-        double work = step->flops / FLOPS, moved = (double)step->bytes / BYTES;
+        double work = step->flops / PLAN_FLOPS, moved = (double)step->bytes / BYTES;
         return LAUNCH + (work > moved ? work : moved);
     }
     const ml_collective_step *c = step->collective;

@@ -13,8 +13,9 @@ ml_plan *plan_empty(void);
 void plan_roots(ml_plan *plan, const ml_roots *from);
 /* The passes over the global program, up to where stages are cut: sets plan->graph and roots. */
 void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots);
-/* Those over the program of one rank, from sharding on: sets plan->traffic. plan->layout is set. */
-void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all);
+/* Those over the program of one rank, from sharding on: sets plan->traffic. plan->layout is set.
+ * `overlap`: steps will be put in an order in which collectives go on beside others. */
+void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all, bool overlap);
 /* Keep what the program casts parameters to for its products from step to step, as states that are
  * set with the parameters: sets plan->refresh. */
 void plan_copies(ml_plan *plan, const ml_target *target);
@@ -22,6 +23,12 @@ void plan_copies(ml_plan *plan, const ml_target *target);
 void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 /* To steps: sets plan->schedule and flops. */
 void plan_lower(ml_plan *plan, const ml_target *target);
+/* Let the halves of the batch take turns, where that hides collectives (halves.c). */
+void plan_halves(ml_plan *plan, const ml_target *target, bool overlap);
+/* Guesses about a current GPU: FLOPs a second of products, bytes a second that a rank sends over a
+ * mesh axis. */
+#define PLAN_FLOPS 600e12
+double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
 /* Put the steps in an order in which collectives go on beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
 /* plan_lower and all that follows: assignment, places, accounts, hash. */

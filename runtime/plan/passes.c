@@ -11,10 +11,11 @@
 
 /* What MLUA_DUMP may name. */
 static const char *const names[] = {
-    "extract",       "places",     "conform",   "simplify",  "shard",      "shard simplify",
-    "gather sorted", "split sums", "decompose", "simplify2", "split dots", "merge",
-    "simplify3",     "chunk",      "open sums", "simplify4", "recompute",  "ragged squares",
-    "ragged gated",  "copies",     "piece",
+    "extract",         "places",        "conform",    "simplify",  "shard",
+    "shard simplify",  "gather sorted", "split sums", "decompose", "simplify2",
+    "split dots",      "merge",         "simplify3",  "halves",    "open halves",
+    "halves simplify", "chunk",         "open sums",  "simplify4", "recompute",
+    "ragged squares",  "ragged gated",  "copies",     "piece",
 };
 
 static bool is_pass(const char *name, size_t length) {
@@ -174,7 +175,7 @@ void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots) {
     pass_done(plan, ml_simplify(plan->graph, r), "simplify");
 }
 
-void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
+void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all, bool overlap) {
     ml_roots *r = &plan->roots;
     bool gpu = target->kind == ML_TARGET_CUDA;
 
@@ -196,6 +197,7 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all) {
         pass_done(plan, ml_merge_dots(plan->graph, r), "merge");
         pass_done(plan, ml_simplify(plan->graph, r), "simplify3");
     }
+    plan_halves(plan, target, overlap);
     const int64_t chunk = (int64_t)ml_knobs()->chunk << 20;
     if (ml_chunk_applies(plan->graph, chunk) && !target->no_fuse) {
         pass_done(plan, ml_chunk(plan->graph, r, chunk), "chunk");

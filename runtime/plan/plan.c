@@ -39,7 +39,7 @@ static uint64_t hash_layout(const ml_plan *plan, uint64_t seed) {
  * it is its own affair, but for what changes the order of collectives. */
 static uint64_t hash_staged(const struct ml_staged_plan *staged, uint64_t seed) {
     int64_t knobs[] = {ml_knobs()->overlap, ml_knobs()->no_fuse, ml_knobs()->recompute,
-                       ml_knobs()->chunk};
+                       ml_knobs()->chunk, ml_knobs()->halves};
     seed = ml_hash(knobs, sizeof knobs, seed);
     for (int i = 0; i < staged->message_count; i++) {
         const staged_message *m = &staged->messages[i];
@@ -111,7 +111,7 @@ static void plan_make(void *context) {
     }
     plan->parts = ML_NEW(plan->arena, ml_plan *);
     plan->parts[plan->part_count++] = plan;
-    plan_local(plan, call->target, call->recompute);
+    plan_local(plan, call->target, call->recompute, call->overlap);
     if (call->copies) plan_copies(plan, call->target);
     plan_steps(plan, call->target, call->overlap);
 }

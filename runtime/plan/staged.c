@@ -235,7 +235,7 @@ static void stage_plan(staging *s, int v) {
     stage->planned = true;
     stage->like = v;
     ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
-    plan_local(local, s->target, s->recompute);
+    plan_local(local, s->target, s->recompute, false);
     if (local->roots.watched > 0) { /* with microbatches under way, NaN in the loss tells */
         local->roots.output_count--;
         local->roots.watched = 0;

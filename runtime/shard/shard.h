@@ -55,6 +55,8 @@ ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layou
 typedef void ml_shard_tell(void *context, const ml_graph *from, ml_ref n, const ml_placements *at);
 ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
                            ml_shard_tell *tell, void *context);
+/* Bytes that leave one rank for collective n, as rings send them, and its kind. */
+int64_t ml_shard_sent(const ml_graph *g, ml_ref n, int64_t ranks, ml_collective *kind);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);

@@ -13,8 +13,7 @@ const char *const ml_collective_names[ML_COLLECTIVE_KINDS] = {
     [ML_COLLECTIVE_MIRROR] = "mirror",
 };
 
-/* Bytes that leave one rank, as rings send them. */
-static int64_t bytes_sent(const ml_graph *g, ml_ref n, int64_t ranks, ml_collective *kind) {
+int64_t ml_shard_sent(const ml_graph *g, ml_ref n, int64_t ranks, ml_collective *kind) {
     int64_t in = ml_type_bytes(ml_graph_type(g, ml_graph_source(g, n, 0)));
     switch (ml_graph_node(g, n)->op) {
     case ML_OP_ALL_REDUCE: *kind = ML_COLLECTIVE_ALL_REDUCE; return 2 * in / ranks * (ranks - 1);
@@ -36,7 +35,7 @@ void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
         const int64_t *args = ml_graph_args(g, n);
         ml_collective kind;
         if (args[0] >= layout->count) continue;
-        int64_t bytes = bytes_sent(g, n, args[1], &kind);
+        int64_t bytes = ml_shard_sent(g, n, args[1], &kind);
         traffic[args[0]][kind].count++;
         traffic[args[0]][kind].bytes += bytes;
     }
