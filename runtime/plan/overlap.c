@@ -26,7 +26,9 @@ static const double BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
 /* A second: the link within a host where the target does not tell, what collectives reach of a
  * link, and what they reach between hosts (400 Gbit/s cards, one a GPU). */
 static const double LINK = 450e9, REACHED = 5.0 / 9, FAR_BYTES = 40e9;
-static const double LATENCY = 20e-6, SOON = 1e-3; /* seconds */
+/* Seconds. What is needed later than LATER waits for others to be one launch: gradients of weights,
+ * but not what the next part of a layer, which may be several products away, is made of. */
+static const double LATENCY = 20e-6, SOON = 1e-3, LATER = 3e-3;
 /* Seconds: what small launches reach of a link's speed is little; how much later than estimated a
  * launch may be over, all of it at once. */
 static const double BUCKET = 0.6e-3, SLACK = 5 * BUCKET;
@@ -61,6 +63,7 @@ typedef struct {
     step_list held[ML_MAX_MESH];      /* wait for others to be one launch */
     uint32_t held_first[ML_MAX_MESH]; /* those before it have started */
     double held_bytes[ML_MAX_MESH], held_need[ML_MAX_MESH];
+    double progress; /* in the old order's time: of what is computed, whatever was left behind */
     double now, lane[ML_MAX_MESH]; /* when the stream and the lanes are free */
     int64_t ahead, most_ahead;     /* bytes made by collectives that nobody has used yet */
 } overlap;
@@ -283,11 +286,6 @@ static void place(overlap *o, uint32_t t, double finish) {
     while (o->next < o->count && o->placed[o->next]) o->next++;
 }
 
-/* Progress in the old order's time. */
-static double progress(const overlap *o) {
-    return o->next < o->count ? o->clock[o->next] : o->clock[o->count - 1];
-}
-
 /* Beside computation a launch takes up to three times as long as alone. Who needs a result that
  * nobody needs soon (a gradient's norm) is not to come so close behind that all would wait. */
 static void start(overlap *o, uint32_t t, bool begins_group) {
@@ -298,7 +296,7 @@ static void start(overlap *o, uint32_t t, bool begins_group) {
     if (begins_group) from += LATENCY, o->group_count++;
     o->lane[axis] = from + o->cost[t];
     o->group[t] = o->group_count;
-    bool soon = grows(o, t) || o->need[t] - progress(o) <= SOON;
+    bool soon = grows(o, t) || o->need[t] - o->progress <= LATER;
     if (grows(o, t) && o->user[t] < o->count) o->ahead += value_bytes(o, t, 1);
     place(o, t, o->lane[axis] + (soon ? 0 : SLACK));
 }
@@ -341,7 +339,7 @@ static void start_eager(overlap *o) {
         int axis = o->s->steps.at[t].collective->mesh_axis;
         if (available(o, t) > o->now) {
             *ML_PUSH(o->scratch, &o->eager) = t;
-        } else if (o->need[t] - progress(o) > SOON) {
+        } else if (o->need[t] - o->progress > LATER) {
             hold(o, axis, t);
         } else {
             start(o, t, axis != last);
@@ -350,7 +348,7 @@ static void start_eager(overlap *o) {
     }
     for (int i = 0; i < ML_MAX_MESH; i++) {
         bool idle = o->lane[i] <= o->now, full = o->held_bytes[i] >= bucket_bytes(o, i);
-        bool due = o->held_need[i] - progress(o) <= SOON;
+        bool due = o->held_need[i] - o->progress <= LATER;
         if (due)
             while (flush(o, i)) continue;
         else if (full && idle)
@@ -363,13 +361,14 @@ static void compute(overlap *o, uint32_t t) {
     while (i < o->preparing.count && o->preparing.at[i] != t) i++;
     if (i < o->preparing.count) o->preparing.at[i] = o->preparing.at[--o->preparing.count];
     o->now += o->cost[t];
+    o->progress += o->cost[t];
     place(o, t, o->now);
 }
 
 /* Those that grow start in time for their users, as many as may lie ahead of them; with one start
  * all that follow soon on the same lane, up to a bucket. Kernels that prepare them go before. */
 static bool start_early(overlap *o, bool forced) {
-    double at = progress(o), bytes = 0, limit = 0;
+    double at = o->progress, bytes = 0, limit = 0;
     bool any = false;
     for (int axis = -1; o->early.count > 0; forced = false) {
         uint32_t t = o->early.at[0];
@@ -456,8 +455,8 @@ static bool can_be_left(const overlap *o, uint32_t t) {
  * which can run. */
 static uint32_t urgent(const overlap *o) {
     for (uint32_t t = o->next; t < o->count && t < o->next + WINDOW; t++) {
-        if (o->placed[t] || !is_collective(o, t) || grows(o, t)) continue;
-        if (o->waiting[t] == 0 || o->need[t] - progress(o) > SOON) continue;
+        if (o->placed[t] || !is_collective(o, t)) continue;
+        if (o->waiting[t] == 0 || o->need[t] - o->progress > SOON) continue;
         return leads_to(o, t);
     }
     return NONE;
