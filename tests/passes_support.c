@@ -203,6 +203,7 @@ static const named_pass passes[] = {
     {"chunk", chunk_small},
     {"all", all_passes},
     {"recompute_little", recompute_little},
+    {"sink_orders", ml_sink_orders},
     {"halves", halves_of_all},
     {"open_sums", ml_open_sums},
     {"gather_sorted", ml_gather_sorted},

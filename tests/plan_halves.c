@@ -1,5 +1,6 @@
-/* Halves of the batch that take turns: the order of what they compute and exchange, what plans
- * choose, and that ranks on the CPU learn what one rank does. */
+/* What sharded programs become before they are lowered: halves of the batch that take turns (the
+ * order of what they compute and exchange, what plans choose, and that ranks on the CPU learn what
+ * one rank does), and memory orders that need no copies around collectives. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,9 @@ static ml_ref make_layers(fixture *f, ml_ref up, ml_ref down) {
     ml_axis embed = fixture_axis(f, "embed"), hidden = fixture_axis(f, "hidden");
     ml_ref x = fixture_input(f, ML_F32, "batch4 seq3 embed5", -1, 1);
     for (int i = 0; i < LAYERS; i++) {
+        ml_type lying = fixture_type(f, ML_F32, "batch4 seq6 embed5");
         ml_ref whole = collective(f, ML_OP_ALL_GATHER, x, "seq3 batch4 embed5");
+        whole = ml_permute(f->g, whole, &lying);
         ml_ref inner = ml_map1(f->g, ML_OP_TANH, ml_dot(f->g, whole, up, &embed, 1, ML_F32));
         ml_ref y = ml_dot(f->g, inner, down, &hidden, 1, ML_F32);
         ml_ref part = collective(f, ML_OP_REDUCE_SCATTER, y, "seq6 batch4 embed5");
@@ -68,6 +71,31 @@ static void check_turns(fixture *f) {
 
 TEST(plan_halves, turns) {
     fixture_run(check_turns, 3);
+}
+
+static int permutes(const ml_graph *g) {
+    int count = 0;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        count += ml_graph_node(g, n)->op == ML_OP_PERMUTE;
+    return count;
+}
+
+/* Only the first operand and the last result are permuted. */
+static void check_orders(fixture *f) {
+    ml_ref up = fixture_input(f, ML_F32, "embed5 hidden7", -1, 1);
+    ml_ref down = fixture_input(f, ML_F32, "hidden7 embed5", -1, 1);
+    ml_ref x = make_layers(f, up, down);
+    ml_roots roots = {.outputs = &x, .output_count = 1};
+    CHECK(permutes(f->g) >= 4 * LAYERS);
+    ml_graph *g = ml_sink_orders(f->g, &roots);
+    ml_graph_verify(g, &roots, "sink orders");
+    CHECK_EQ_INT(permutes(g), 2);
+    CHECK(ml_permuted_bytes(g) < ml_permuted_bytes(f->g));
+    ml_graph_free(g);
+}
+
+TEST(plan_halves, orders) {
+    fixture_run(check_orders, 4);
 }
 
 /* What goes on from a sum of its own segment, or from what is whole, has both halves before it. */

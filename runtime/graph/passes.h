@@ -46,6 +46,10 @@ ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
 ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
 /* Whether there is a product of that size at all. */
 bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes);
+/* Permutations move from operands to results, until they cancel: those around collectives, whose
+ * parts lie along the outermost axis, would be copies otherwise. */
+ml_graph *ml_sink_orders(const ml_graph *from, ml_roots *roots);
+int64_t ml_permuted_bytes(const ml_graph *g); /* of the results of all permutations */
 /* After sharding: compute what depends on the inputs' `axis`, of `size` elements (even), by halves
  * of it, which take turns from one collective to the next: those of one half can go on beside the
  * work of the other. Sums over the axis are those of the halves, added; those of bf16 are rounded

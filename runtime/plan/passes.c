@@ -11,11 +11,11 @@
 
 /* What MLUA_DUMP may name. */
 static const char *const names[] = {
-    "extract",         "places",        "conform",    "simplify",  "shard",
-    "shard simplify",  "gather sorted", "split sums", "decompose", "simplify2",
-    "split dots",      "merge",         "simplify3",  "halves",    "open halves",
-    "halves simplify", "chunk",         "open sums",  "simplify4", "recompute",
-    "ragged squares",  "ragged gated",  "copies",     "piece",
+    "extract",        "places",          "conform",       "simplify",   "shard",
+    "shard simplify", "sink orders",     "gather sorted", "split sums", "decompose",
+    "simplify2",      "split dots",      "merge",         "simplify3",  "halves",
+    "open halves",    "halves simplify", "chunk",         "open sums",  "simplify4",
+    "recompute",      "ragged squares",  "ragged gated",  "copies",     "piece",
 };
 
 static bool is_pass(const char *name, size_t length) {
@@ -175,6 +175,20 @@ void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots) {
     pass_done(plan, ml_simplify(plan->graph, r), "simplify");
 }
 
+/* The orders that collectives have their operands and results in, for all between them, where that
+ * leaves less to permute: tensors and sequences that are split, not parameters alone. */
+static void sink_orders(ml_plan *plan) {
+    ml_roots before = plan->roots;
+    plan_roots(plan, &before);
+    ml_graph *sunk = ml_sink_orders(plan->graph, &plan->roots);
+    if (ml_permuted_bytes(sunk) >= ml_permuted_bytes(plan->graph)) {
+        ml_graph_free(sunk);
+        plan->roots = before;
+        return;
+    }
+    pass_done(plan, sunk, "sink orders");
+}
+
 void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all, bool overlap) {
     ml_roots *r = &plan->roots;
     bool gpu = target->kind == ML_TARGET_CUDA;
@@ -182,6 +196,7 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all, bool
     if (plan->layout != NULL) {
         shard(plan);
         pass_done(plan, ml_simplify(plan->graph, r), "shard simplify");
+        sink_orders(plan);
     }
     if (gpu && ml_gather_sorted_applies(plan->graph))
         pass_done(plan, ml_gather_sorted(plan->graph, r), "gather sorted");
