@@ -56,6 +56,7 @@ typedef struct {
     bool grouped;    /* the packs' loop being printed is one of a group */
     bool gathers;    /* likewise, and the group's packs are an array */
     cuda_part part;  /* that is being printed */
+    bool instead;    /* values wait in registers in place of the packs they are made of */
     int blocks;      /* that a multiprocessor is to hold at once, where that is known; or 0 */
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
 } cuda_shape;

@@ -9,9 +9,11 @@ enum {
     ROW_THREADS = 128,   /* of a block of several small teams */
     CHUNK_THREADS = 512, /* chunks are few, so each gets many threads */
     SUMS_THREADS = 768,  /* where sums of columns leave no room for a second block */
-    MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads ... */
-    TEAM_ELEMENTS = 16,  /* ... than a warp's; then, where that does not make blocks large */
-    ROW_REGISTERS = 80,  /* that a row's elements may take of a thread, likewise */
+    MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads */
+    WARP_ELEMENTS = 24,  /* the same of a row that is not walked and for which a warp will do ... */
+    TEAM_ELEMENTS = 16,  /* ... and of others, where these many threads will do */
+    TEAM_THREADS = 384,
+    ROW_REGISTERS = 80, /* that a row's elements may take of a thread, likewise */
     FEW_ROWS = 256,
     MAX_UNROLLED = 16,   /* packs of a thread */
     REGISTERS = 65536,   /* of a multiprocessor */
@@ -217,12 +219,13 @@ static int choose_lanes(int64_t packs, int64_t most, int warp) {
     return best;
 }
 
-/* Packs of a thread at most where registers hold `held`. Rows that are not walked and need several
- * warps get as many as hide each other's waiting for memory and for their team. */
+/* Packs of a thread at most where registers hold `held`. Rows that are not walked get so many warps
+ * that these hide each other's waiting for memory and for their team. */
 static int64_t most_packs(const cuda_shape *s, int64_t packs, int64_t held) {
-    int64_t few = TEAM_ELEMENTS / s->vec, least = (packs + LONG_ROW_THREADS - 1) / LONG_ROW_THREADS;
+    int64_t few = TEAM_ELEMENTS / s->vec, least = (packs + TEAM_THREADS - 1) / TEAM_THREADS;
     if (few < least) few = least;
-    return s->chunked || packs <= held * CUDA_WARP || few > held ? held : few;
+    if (s->e->columns <= WARP_ELEMENTS * CUDA_WARP) few = WARP_ELEMENTS / s->vec;
+    return s->chunked || few > held ? held : few;
 }
 
 static void choose_team(cuda_shape *s) {
@@ -307,9 +310,42 @@ static double free_registers(const cuda_shape *s) {
     cuda_column_registers(s, &accumulators);
     double used = s->in_registers && !s->elementwise ? accumulators * s->vec * s->packs : 0;
     for (int i = 0; i < s->e->ir->inst_count; i++)
-        if (s->hoisted[i])
+        if (s->hoisted[i] || s->e->buffered[i])
             used += s->vec * s->packs * (ml_dtypes[s->e->ir->inst[i].dtype].bytes > 4 ? 2 : 1);
     return (limit < 255 ? limit : 255) - OWN_REGISTERS - used;
+}
+
+/* Registers of packs that several passes need. */
+static double registers_again(const cuda_shape *s) {
+    double sum = 0;
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (s->pack[i] == i && is_row_address(s, i) && is_read_again(s, i))
+            sum += s->packs * cuda_pack_bytes(s, i) / 4.0;
+    return sum;
+}
+
+/* Values that take fewer registers from pass to pass than the packs they are made of, a sum of
+ * several say, stay in their place. */
+static void choose_instead(cuda_shape *s) {
+    emitter *e = s->e;
+    double packs = registers_again(s), left = free_registers(s);
+    for (int i = e->ir->inst_count - 1; i >= 0; i--) {
+        const ml_inst *inst = &e->ir->inst[i];
+        double cost = s->vec * s->packs * (ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1);
+        if (inst->kind != ML_INST_MAP || e->place[i] != e->inner || cost >= packs || cost > left)
+            continue;
+        e->buffered[i] = true;
+        cuda_find_needs(s);
+        double rest = registers_again(s);
+        if (rest + cost < packs) {
+            packs = rest;
+            left -= cost;
+            s->instead = true;
+        } else {
+            e->buffered[i] = false;
+            cuda_find_needs(s);
+        }
+    }
 }
 
 /* What stays in registers from pass to pass: loads that several passes need, then other loads
@@ -335,7 +371,8 @@ static void choose_registers(cuda_shape *s) {
         for (int stage = e->stage[i] + 1; stage < e->stages; stage++)
             later = later || e->need[stage][i];
         double cost = s->vec * s->packs * (ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1);
-        if (!inst->kept || !later || s->pack[i] >= 0 || e->place[i] != e->inner || cost > left)
+        if (!inst->kept || !later || e->buffered[i] || s->pack[i] >= 0 || e->place[i] != e->inner ||
+            cost > left)
             continue;
         e->buffered[i] = true;
         left -= cost;
@@ -550,6 +587,7 @@ static void choose_elements(cuda_shape *s) {
 static void choose_blocks(cuda_shape *s) {
     double accumulators;
     cuda_column_registers(s, &accumulators);
+    if (s->instead) s->blocks = 1; /* without a number, ptxas spills some to fit one more */
     if (s->slots == 0 || s->resident < s->packs) return;
     if (cuda_threads(s) > TWO_BLOCKS_THREADS) {
         s->blocks = 1;
@@ -597,6 +635,7 @@ void cuda_choose_shape(cuda_shape *s) {
     cuda_choose_hoisted(s);
     cuda_find_needs(s);
     if (s->unroll && s->in_registers) stage_ahead(s);
+    if (s->unroll && !s->chunked) choose_instead(s);
     if (s->unroll) choose_registers(s);
     if (!fits_registers(s)) move_to_shared(s);
     cuda_find_needs(s);

@@ -128,14 +128,15 @@ static void norm_backward(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype 
     ir_reduce(k, ML_OP_MAX, ML_SCOPE_ALL, mean2, largest);
 }
 
-/* A norm of a sum: three passes over rows of which a block walks several, for values of elements
- * that stay in registers from pass to pass. */
-static void norm_of_sum(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+/* A norm of a sum: three passes over rows, for values of elements that stay in registers from pass
+ * to pass. With chunks a block walks several rows. */
+static void norm(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype, int chunks) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
-    k->ir.chunks = 3;
+    k->ir.chunks = chunks;
     int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, dtype, NULL, false);
     int gain = ir_operand(k, ML_F32, (int64_t[]){0, 1}, false);
-    int out = ir_operand(k, dtype, NULL, true), total = ir_partial(k, ML_F32, false);
+    int out = ir_operand(k, dtype, NULL, true);
+    int total = chunks > 0 ? ir_partial(k, ML_F32, false) : none;
     int count = ir_const(k, ML_F32, (double)columns);
     k->level = ML_LEVEL_ELEMENT;
     int vx = ir_cast(k, ML_F32, ir_load(k, x, dtype));
@@ -150,10 +151,18 @@ static void norm_of_sum(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dt
     k->phase = 2;
     k->level = ML_LEVEL_ROW;
     int scale = map1(k, ML_OP_RSQRT, map2(k, ML_OP_DIV, squares, count));
-    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, scale, total);
+    if (chunks > 0) ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, scale, total);
     k->level = ML_LEVEL_ELEMENT;
     int normal = map2(k, ML_OP_MUL, off, scale);
     ir_store(k, out, map2(k, ML_OP_MUL, normal, ir_load(k, gain, ML_F32)));
+}
+
+static void norm_of_sum(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    norm(k, rows, columns, dtype, 3);
+}
+
+static void norm_by_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    norm(k, rows, columns, dtype, 0);
 }
 
 /* A cross-entropy and its gradient, as stdlib writes them: three passes over rows of which a block
@@ -390,6 +399,7 @@ static const kernel_case cases[] = {
     {"norm backward, many wide rows", norm_backward, 70, 2048, ML_BF16, 2e-2},
     {"norm backward, very long rows", norm_backward, 11, 40000, ML_F32, 2e-5},
     {"norm of a sum", norm_of_sum, 70, 2048, ML_BF16, 2e-2},
+    {"norm of a sum, row by row", norm_by_rows, 260, 1600, ML_F32, 2e-5},
     {"loss", loss, 23, 9000, ML_F32, 2e-5},
     {"loss, long bf16 rows", loss, 13, 50304, ML_BF16, 8e-3},
     {"loss, rows that fill a block", loss, 5, 90112, ML_BF16, 8e-3},

@@ -51,6 +51,26 @@ static int emit_all(ml_arena *arena, ml_kernel **kernels) {
     return count;
 }
 
+/* A sum takes fewer registers from pass to pass than what it is made of. */
+TEST(emit, sums_wait_in_place_of_packs) {
+    ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
+    ml_arena *arena = ml_arena_new();
+    const char *name;
+    double tolerance;
+    ir_kernel k;
+    int found = 0;
+    for (int i = 0; (name = emit_case(&k, i, &tolerance)) != NULL; i++) {
+        ml_kernel kernel = {0};
+        bool wanted = strcmp(name, "norm of a sum, row by row") == 0;
+        if (wanted) ml_emit(&k.ir, &target, arena, &kernel);
+        if (wanted) CHECK(strstr(kernel.source, "float k") != NULL);
+        found += wanted;
+        ir_free(&k);
+    }
+    CHECK(found == 1);
+    ml_arena_free(arena);
+}
+
 /* Of every third kernel that may share its launch and of those that cut columns, one of two of it;
  * NULL in the others' places. */
 static int emit_pairs(ml_arena *arena, ml_kernel **kernels) {
