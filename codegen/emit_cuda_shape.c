@@ -587,7 +587,7 @@ static void choose_elements(cuda_shape *s) {
 static void choose_blocks(cuda_shape *s) {
     double accumulators;
     cuda_column_registers(s, &accumulators);
-    if (s->instead) s->blocks = 1; /* without a number, ptxas spills some to fit one more */
+    if (s->instead && s->slots == 0) s->blocks = 1; /* without it ptxas spills, to fit one more */
     if (s->slots == 0 || s->resident < s->packs) return;
     if (cuda_threads(s) > TWO_BLOCKS_THREADS) {
         s->blocks = 1;
