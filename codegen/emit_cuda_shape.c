@@ -8,7 +8,7 @@ enum {
     ELEMENT_THREADS = 256,
     ROW_THREADS = 128,   /* of a block of several small teams */
     CHUNK_THREADS = 512, /* chunks are few, so each gets many threads */
-    SUMS_THREADS = 768,  /* where sums of columns leave no room for a second block */
+    SUMS_THREADS = 896,  /* where sums of columns leave no room for a second block */
     MAX_ELEMENTS = 32,   /* of a row in one thread, before a row gets more threads */
     WARP_ELEMENTS = 24,  /* the same of a row that is not walked and for which a warp will do ... */
     TEAM_ELEMENTS = 16,  /* ... and of others, where these many threads will do */
@@ -501,7 +501,7 @@ static void stage_ahead(cuda_shape *s) {
     int64_t all = most_shared(s), part = all / blocks_together(s);
     bool alone = cuda_threads(s) > TWO_BLOCKS_THREADS;
     if (stage_rows(s, false, part - cuda_column_bytes(s), 2) || !alone) return;
-    stage_rows(s, false, all - cuda_column_bytes(s), 2);
+    if (stage_rows(s, false, all - cuda_column_bytes(s), 2)) s->slots = 2; /* more do not help */
 }
 
 /* Long rows do not fit in registers. Packs that several passes need are kept in shared memory: one

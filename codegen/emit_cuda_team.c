@@ -75,31 +75,76 @@ static void print_apart_results(const cuda_shape *s, int stage) {
     }
 }
 
+/* The first of a stage's results from `from` on that is reduced like instruction `like`; or -1. */
+static int next_alike(const cuda_shape *s, int from, int like) {
+    const ml_inst *inst = s->e->ir->inst;
+    for (int i = from; i < s->e->ir->inst_count; i++)
+        if (ml_inst_reduces_row(&inst[i]) && s->e->stage[i] == s->e->stage[like] &&
+            inst[i].op == inst[like].op &&
+            cuda_accumulator_dtype(s, i) == cuda_accumulator_dtype(s, like))
+            return i;
+    return -1;
+}
+
+/* Results that are reduced alike share their exchanges, two by two: the other one of a pair. */
+static int pair_of(const cuda_shape *s, int i) {
+    int first = -1, second = -1;
+    if (s->team > CUDA_MAX_THREADS / 2 || s->online >= 0) return -1;
+    do {
+        first = next_alike(s, second + 1, i);
+        second = next_alike(s, first + 1, i);
+    } while (first != i && second >= 0 && second < i);
+    return first == i ? second : second == i ? first : -1;
+}
+
+/* Where a team's warps leave their parts of a result. */
+static const char *parts_text(const cuda_shape *s, int i) {
+    return ml_arena_format(s->e->arena, "m%d + %steam * %d", i,
+                           cuda_takes_turns(s) ? "turn + " : "", CUDA_WARP);
+}
+
+/* What each warp has of a result, or of a pair of them (pair >= 0). */
+static void print_team_put(const cuda_shape *s, int i, int pair) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    int slots = cuda_threads(s) / s->team * CUDA_WARP * (cuda_takes_turns(s) ? 2 : 1);
+    ml_text_add(&e->text, "__shared__ %s m%d[%d];\n",
+                emit_compute_type(cuda_accumulator_dtype(s, i)), i, slots);
+    if (pair >= 0)
+        ml_text_add(&e->text, "ml_team_put_pair<%s, %d>(a%d, a%d, %s);\n", combine_name(inst),
+                    s->team, i, pair, parts_text(s, i));
+    else
+        ml_text_add(&e->text, "ml_team_put<%d>(ml_warp_reduce<%s, %d>(a%d), %s);\n", s->team,
+                    combine_name(inst), s->team, i, parts_text(s, i));
+}
+
+/* The team having met. */
+static void print_team_get(const cuda_shape *s, int i, int pair) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    ml_dtype dtype = cuda_accumulator_dtype(s, i);
+    const char *type = emit_compute_type(dtype);
+    if (pair >= 0)
+        ml_text_add(&e->text, "%s v%d, v%d;\nml_team_get_pair<%s, %d>(v%d, v%d, (%s)", type, i,
+                    pair, combine_name(inst), s->team, i, pair, type);
+    else
+        ml_text_add(&e->text, "const %s v%d = ml_team_get<%s, %d>((%s)",
+                    emit_compute_type((ml_dtype)inst->dtype), i, combine_name(inst), s->team, type);
+    emit_identity(&e->text, (ml_op)inst->op, dtype);
+    ml_text_add(&e->text, ", %s);\n", parts_text(s, i));
+}
+
 /* The results of one stage of teams of several warps, which meet once for all of them. */
 static void print_team_results(const cuda_shape *s, int stage) {
     emitter *e = s->e;
-    int slots = cuda_threads(s) / s->team * CUDA_WARP;
     int largest = s->online >= 0 ? cuda_online_largest(s) : -1;
     for (int get = 0; get < 2; get++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
             if (!ml_inst_reduces_row(inst) || e->stage[i] != stage || i == largest) continue;
-            ml_dtype dtype = cuda_accumulator_dtype(s, i);
-            const char *type = emit_compute_type(dtype), *combine = combine_name(inst);
-            const char *at = ml_arena_format(e->arena, "m%d + %steam * %d", i,
-                                             cuda_takes_turns(s) ? "turn + " : "", CUDA_WARP);
-            if (get) {
-                ml_text_add(&e->text, "const %s v%d = ml_team_get<%s, %d>((%s)",
-                            emit_compute_type((ml_dtype)inst->dtype), i, combine, s->team, type);
-                emit_identity(&e->text, (ml_op)inst->op, dtype);
-                ml_text_add(&e->text, ", %s);\n", at);
-            } else {
-                ml_text_add(&e->text,
-                            "__shared__ %s m%d[%d];\n"
-                            "ml_team_put<%d>(ml_warp_reduce<%s, %d>(a%d), %s);\n",
-                            type, i, slots * (cuda_takes_turns(s) ? 2 : 1), s->team, combine,
-                            s->team, i, at);
-            }
+            int pair = pair_of(s, i);
+            if (pair >= 0 && pair < i) continue;
+            (get ? print_team_get : print_team_put)(s, i, pair);
         }
         if (largest >= 0 && get) cuda_print_online_get(s);
         if (largest >= 0 && !get) cuda_print_online_put(s);

@@ -7,7 +7,7 @@ enum {
     HOISTED_REGISTERS = 32, /* for values that all rows share and columns' sums */
     MOST_HOISTED = 16,      /* where sums leave no room for a second block */
     KEPT_REGISTERS = 16,    /* of values that later passes would compute again ... */
-    MOST_BESIDE_KEPT = 24,  /* ... where no more hold sums and what all rows share */
+    MOST_BESIDE_KEPT = 32,  /* ... where no more hold sums and what all rows share */
     WORTH_KEEPING = 3,      /* instructions */
 };
 

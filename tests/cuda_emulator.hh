@@ -59,14 +59,20 @@ static inline void emulated_barrier(int barrier, int count) {
     emulated_wait(EMULATED_BARRIER);
 }
 static inline void __syncthreads() { emulated_barrier(0, 0); }
-template <typename T> static inline T __shfl_xor_sync(unsigned lanes, T value, int mask) {
+template <typename T> static inline T emulated_take(unsigned lanes, T value, unsigned lane) {
     unsigned self = threadIdx.x;
     emulated[self].mask = lanes;
-    emulated[self].other = (int)((self & ~31u) | ((self ^ (unsigned)mask) & 31u));
+    emulated[self].other = (int)((self & ~31u) | (lane & 31u));
     memcpy(&emulated[self].given, &value, sizeof value);
     emulated_wait(EMULATED_SHUFFLE);
     memcpy(&value, &emulated[self].taken, sizeof value);
     return value;
+}
+template <typename T> static inline T __shfl_xor_sync(unsigned lanes, T value, int mask) {
+    return emulated_take(lanes, value, threadIdx.x ^ (unsigned)mask);
+}
+template <typename T> static inline T __shfl_sync(unsigned lanes, T value, int from) {
+    return emulated_take(lanes, value, (unsigned)from);
 }
 
 /* One block after another. */
