@@ -1,7 +1,7 @@
-/* Norms on the GPU at the sizes of models/gpt.lua's and models/llama.lua's presets: how near they
- * are to the bandwidth of a copy, counting the bytes that must move. BENCH=1 build/test --gpu -v -j
- * 0 gpu_norms/times fails where one of them is below LEAST of it. BENCH=tiny: to try the test
- * alone. */
+/* Norms and the gradients of biases on the GPU at the sizes of models/gpt.lua's and
+ * models/llama.lua's presets: how near they are to the bandwidth of a copy, counting the bytes that
+ * must move. BENCH=1 build/test --gpu -v -j 0 gpu_norms/times fails where one of them is below
+ * LEAST of it. BENCH=tiny: to try the test alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +30,7 @@ typedef struct {
     gpu_bench base;
     const shape *shape;
     const char *part;
+    int widths; /* of the shape's columns that a row has */
     ml_axis r, c;
     double copy; /* bytes a second */
     int timed, slow;
@@ -40,7 +41,7 @@ static ml_type type_of(const bench *b, ml_dtype dtype, const char *axes) {
     ml_type type = {.dtype = (uint8_t)dtype};
     for (; *axes; axes++) {
         type.axis[type.rank] = *axes == 'r' ? b->r : b->c;
-        type.size[type.rank++] = *axes == 'r' ? b->shape->rows : b->shape->columns;
+        type.size[type.rank++] = *axes == 'r' ? b->shape->rows : b->widths * b->shape->columns;
     }
     return type;
 }
@@ -153,12 +154,28 @@ static void backward(bench *b) {
     run(b, "backward", values, count);
 }
 
+/* The gradients of the biases of layers so many widths wide. */
+static void bias_sums(bench *b) {
+    static const struct {
+        const char *part;
+        int widths;
+    } layers[] = {{"sum", 1}, {"sum of 3", 3}, {"sum of 4", 4}};
+    for (int i = 0; i < (int)(sizeof layers / sizeof *layers); i++) {
+        b->widths = layers[i].widths;
+        ml_ref sum = over_rows(b, operand(b, ML_BF16, "rc"));
+        run(b, layers[i].part, &sum, 1);
+    }
+    b->widths = 1;
+}
+
 static void bench_body(void *context) {
     bench *b = context;
     b->r = ml_axis_named(b->base.g, "r");
     b->c = ml_axis_named(b->base.g, "c");
+    b->widths = 1;
     forward(b);
     backward(b);
+    if (b->shape->adds) bias_sums(b);
 }
 
 GPU_TEST(norms, times) {
