@@ -117,6 +117,12 @@ static void set_masks(attention_printer *p) {
         "0", "key + keys - 1 > query + ${shift}", "last_query + ${shift} - key >= ${window}",
         "key + keys - 1 > query + ${shift} || last_query + ${shift} - key >= ${window}"};
     template_set_text(&p->text, "crosses", crosses[causal + 2 * (window > 0)]);
+    /* Does it hide all of that tile? */
+    const char *hides[] = {"0", "key > last_query + ${shift}",
+                           "query + ${shift} - (key + keys - 1) >= ${window}",
+                           "key > last_query + ${shift} || "
+                           "query + ${shift} - (key + keys - 1) >= ${window}"};
+    template_set_text(&p->text, "hides", hides[causal + 2 * (window > 0)]);
     /* Keys that queries query .. last_query see: first_key .. end_key - 1; queries that see keys
      * key .. last_key: first_query .. end_query - 1. May be empty, with end < first. */
     template_set_text(

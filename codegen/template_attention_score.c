@@ -421,8 +421,6 @@ void attention_reserve_states(attention_printer *p, ml_schedule *s) {
     template_set(t, "k_parts", "%lld", (long long)k_parts);
     template_set(t, "mask_heads", "%lld", (long long)heads);
     template_set(t, "mask_head", "%s", p->masked_by_head ? "head" : "0");
-    template_set(t, "part_state", "%d", ATTENTION_PARTLY_SHOWN);
-    template_set(t, "whole_state", "%d", ATTENTION_SHOWN);
 }
 
 ml_kernel *attention_states_kernel(attention_printer *p) {

@@ -651,6 +651,8 @@ bool template_attention_wgmma(attention_printer *p) {
     if (variant >= ATTENTION_VARIANTS) variant = 0;
     attention_set_units(p);
     template_set(&p->text, "dim", "%d", (int)attention_width(p));
+    template_set(&p->text, "part_state", "%d", ATTENTION_PARTLY_SHOWN);
+    template_set(&p->text, "whole_state", "%d", ATTENTION_SHOWN);
     template_set(&p->text, "depth", "%d", (int)attention_round_up(p->a->head_dim, 16));
     if (p->a->backward)
         attention_wgmma_gradient(p);

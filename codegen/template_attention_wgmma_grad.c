@@ -27,11 +27,13 @@
  * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
  * Measured on an H200 (causal, TFLOP/s; plain, soft cap, slopes (ALiBi), documents of 700 tokens):
  * heads of 64, 1,024 tokens: 292, 265, 289, 366; heads of 128, 4,096 tokens: 469, 428, -, 1,300;
- * before items came in this order 281, 259, 279, 354 and 460, 413, 463, 1,273. It took 24 heads on
- * 8, 2 x 4,096 tokens, from 1,367 us to 1,088 (a step of llama-3b: 322.8 to 317.6 ms), 16 on 8, 4 x
- * 4,096, from 1,620 to 1,450; with a loop that was 4 % slower 16 on 2, 16,384 tokens, from 321
- * TFLOP/s to 468; 16 of 2,048 tokens from 242 to 312. Of 1.0 ms with heads of 64 the kernel before
- * takes 6 % and the one behind 8, adding up dq in order 6; masks take 2 %.
+ * before items came in this order 281, 259, 279, 354 and 460, 413, 463, 1,273. With halves of tiles
+ * left out and more items of a head at once documents went from 370 and 1,257 to 374 and 1,319 in
+ * one run, others stayed. The order took 24 heads on 8, 2 x 4,096 tokens, from 1,367 us to 1,088 (a
+ * step of llama-3b: 322.8 to 317.6 ms), 16 on 8, 4 x 4,096, from 1,620 to 1,450; with a loop that
+ * was 4 % slower 16 on 2, 16,384 tokens, from 321 TFLOP/s to 468; 16 of 2,048 tokens from 242 to
+ * 312. Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8, adding up dq in
+ * order 6; masks take 2 %.
  *
  * What takes time is neither products nor shared memory: in a loop in which products are under way
  * beside everything else nobody waits for them, and a tile of 64 queries takes as long with heads
@@ -42,7 +44,15 @@
  * Tried, and no faster (H200, normal operands): the next tile's scores issued before a tile's last
  * products (2 % slower); dp awaited when half of the scores are probabilities (the same, 1 % slower
  * with heads of 128); products always under way (14 % slower with heads of 128); anything between
- * the wait for scores and the loads that follow it, which ptxas moves up: 4 to 11 %. */
+ * the wait for scores and the loads that follow it, which ptxas moves up: 4 to 11 %.
+ *
+ * Where masks leave short items (documents of 700 tokens of 4,096, heads of 128: 7.5 tiles an item,
+ * 1.69 million cycles of an SM before halves of tiles were left out), an item's end takes 5,100
+ * cycles and the wait for the next one's first tile 7,500, a quarter of all time; a tile of which
+ * masks hide a part takes 1,200 more than another, 7 %; the kernels around this one take 18 %. No
+ * faster there: the next item's queries, values and keys brought as soon as each one's place is
+ * free (equal, 3 % slower with less care), fetching them to L2 sooner (10 % slower), dq in any
+ * order (equal), masks worked out beside the products for scores (equal; in a loop 8 % slower). */
 #include "codegen/template_attention.h"
 
 /* One tile of the scores: s to probabilities and dp to the gradients of the scaled products. Rows
@@ -105,9 +115,8 @@ static __device__ __forceinline__ void ${e}_slopes(const ${e}_arguments &a, int 
 }
 )";
 
-/* A warp's 16 rows of an accumulator, or zeros, to memory, of which `there` exist. The four threads
- * of a row have two columns each of eight: they trade, so that each writes eight of its own, 16
- * bytes. */
+/* A warp's 16 rows of an accumulator to memory, of which `there` exist. The four threads of a row
+ * have two columns each of eight: they trade, so that each writes eight of its own, 16 bytes. */
 static const char store_text[] = R"(
 static __device__ __forceinline__ void ${e}_trade(unsigned (&x)[4]) {
 #pragma unroll
@@ -124,9 +133,8 @@ static __device__ __forceinline__ void ${e}_trade(unsigned (&x)[4]) {
         }
 }
 template <int N>
-static __device__ __forceinline__ void ${e}_store_rows(const float (&sum)[N], bool any,
-                                                       float factor, ml_bf16 *to,
-                                                       long long stride, int there) {
+static __device__ __forceinline__ void ${e}_store_rows(const float (&sum)[N], float factor,
+                                                       ml_bf16 *to, long long stride, int there) {
     int lane = threadIdx.x % 32;
     to += lane / 4 * stride + lane % 4 * 8;
 #pragma unroll
@@ -137,7 +145,7 @@ static __device__ __forceinline__ void ${e}_store_rows(const float (&sum)[N], bo
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const float *pair = sum + (i + k) * 4 + r * 2;
-                x[k] = any ? ${e}_pack(pair[0] * factor, pair[1] * factor) : 0;
+                x[k] = ${e}_pack(pair[0] * factor, pair[1] * factor);
             }
             ${e}_trade(x);
             if (lane / 4 + r * 8 < there && lane % 4 * 8 + i * 8 < ${head_dim})
@@ -206,24 +214,31 @@ static __device__ __forceinline__ void ${e}_tile_slopes(const ${e}_arguments &a,
     const float *rows = (const float *)(base + ${e}_rows_at) + stage * (2 * ${tile});
     int key = m.key + threadIdx.x / 128 * 64, query = m.query;
     int keys = 64, last_query = query + ${tile} - 1;
-    bool part = ${listed} && m.parts >> threadIdx.x / 128 & 1;
+    bool part = (m.states >> threadIdx.x / 128 * 2 & 3) != ${whole_state};
     (void)keys, (void)last_query;
     if (MASKED || part || key + 64 > ${kv_seq} || (${crosses}))
         ${e}_slopes<true>(a, m.batch, m.head, query, key, rows, s, dp);
     else
         ${e}_slopes<false>(a, m.batch, m.head, query, key, rows, s, dp);
 }
-/* dk and dv of an item. Of keys that no query sees they are zeros, whatever the keys are. */
+/* Does no query of this tile see any of this warpgroup's keys? */
+static __device__ __forceinline__ bool ${e}_hidden(const ${e}_arguments &a, const ${e}_message &m) {
+    ${places}
+    int key = m.key + ${e}_group() * 64, query = m.query;
+    int keys = 64, last_query = query + ${tile} - 1;
+    (void)keys, (void)last_query, (void)query;
+    return (m.states >> ${e}_group() * 2 & 3) == 0 || key >= ${kv_seq} || (${hides});
+}
+/* dk and dv of an item. */
 static __device__ __forceinline__ void ${e}_finish_item(const ${e}_arguments &a,
                                                         const ${e}_message &m,
                                                         float (&dk)[${dim} / 2],
                                                         float (&dv)[${dim} / 2]) {
     int batch = m.batch, kv_head = m.head / ${group}, key = m.key + threadIdx.x / 32 * 16;
-    bool seen = m.rank >= 0;
     (void)batch;
-    ${e}_store_rows<${dim} / 2>(dk, seen, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
+    ${e}_store_rows<${dim} / 2>(dk, ${scale}, (ml_bf16 *)a.p[${dk_at}] + ${dk_batch} +
                                 kv_head * ${dk_head} + key * ${dk_seq}, ${dk_seq}, ${kv_seq} - key);
-    ${e}_store_rows<${dim} / 2>(dv, seen, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
+    ${e}_store_rows<${dim} / 2>(dv, 1.0f, (ml_bf16 *)a.p[${dv_at}] + ${dv_batch} +
                                 kv_head * ${dv_head} + key * ${dv_seq}, ${dv_seq}, ${kv_seq} - key);
 #pragma unroll
     for (int i = 0; i < ${dim} / 2; i++) dk[i] = dv[i] = 0;
@@ -232,8 +247,17 @@ static __device__ __forceinline__ void ${e}_finish_item(const ${e}_arguments &a,
 }
 )";
 
-/* One tile after another. */
+/* One tile after another. Where all keys of one warpgroup are hidden, a tile is the other's alone:
+ * this one only has its half of dq. */
 static const char consume_text[] = R"(
+static __device__ __forceinline__ void ${e}_skip_tile(char *base, unsigned at, int stage,
+                                                      int turn) {
+    const unsigned zeros[${tile} / 4] = {};
+    ${e}_leave(at + ${e}_empty + stage * 8);
+    ${e}_show_slopes(base + ${e}_slopes_at + turn % 2 * (${rows} * 128), zeros);
+    ${e}_signal(at + ${e}_shown);
+    ${e}_await(at + ${e}_shown, turn % 2);
+}
 static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, char *base,
                                                     unsigned at) {
     float s[${tile} / 2], dp[${tile} / 2], dk[${dim} / 2] = {}, dv[${dim} / 2] = {};
@@ -246,31 +270,38 @@ static __device__ __forceinline__ void ${e}_consume(const ${e}_arguments &a, cha
         ring.next();
         const ${e}_message m = ((const ${e}_message *)(base + ${e}_messages_at))[stage];
         if (m.batch < 0) break;
-        ${e}_begin();
-        ${e}_two_scores(s, dp, at, slot, stage);
-        ${e}_end();
-        ${e}_finish<0>();
-        ${e}_hold(s);
-        ${e}_hold(dp);
-        ${e}_tile_slopes<false>(a, base, m, stage, s, dp);
-        ${e}_round(p, s);
-        ${e}_round(slopes, dp);
-        ${e}_show_slopes(base + ${e}_slopes_at + odd, slopes);
-        ${e}_signal(at + ${e}_shown);
-        ${e}_begin();
-        ${e}_two_chains(dk, dv, slopes, p, at, stage);
-        ${e}_end();
         float sum[${dim} / 4];
-        ${e}_await(at + ${e}_shown, turn % 2);
-        ${e}_begin();
-        ${e}_gather_queries(sum, at + ${e}_slopes_at + odd, at + slot * (2 * ${row_bytes}));
-        ${e}_end();
-        ${e}_finish<1>();
-        ${e}_hold(p);
-        ${e}_hold(slopes);
-        ${e}_hold(dk);
-        ${e}_hold(dv);
-        ${e}_leave(at + ${e}_empty + stage * 8);
+        if (${e}_hidden(a, m)) {
+            ${e}_skip_tile(base, at, stage, turn);
+            ${e}_begin();
+            ${e}_gather_queries(sum, at + ${e}_slopes_at + odd, at + slot * (2 * ${row_bytes}));
+            ${e}_end();
+        } else {
+            ${e}_begin();
+            ${e}_two_scores(s, dp, at, slot, stage);
+            ${e}_end();
+            ${e}_finish<0>();
+            ${e}_hold(s);
+            ${e}_hold(dp);
+            ${e}_tile_slopes<false>(a, base, m, stage, s, dp);
+            ${e}_round(p, s);
+            ${e}_round(slopes, dp);
+            ${e}_show_slopes(base + ${e}_slopes_at + odd, slopes);
+            ${e}_signal(at + ${e}_shown);
+            ${e}_begin();
+            ${e}_two_chains(dk, dv, slopes, p, at, stage);
+            ${e}_end();
+            ${e}_await(at + ${e}_shown, turn % 2);
+            ${e}_begin();
+            ${e}_gather_queries(sum, at + ${e}_slopes_at + odd, at + slot * (2 * ${row_bytes}));
+            ${e}_end();
+            ${e}_finish<1>();
+            ${e}_hold(p);
+            ${e}_hold(slopes);
+            ${e}_hold(dk);
+            ${e}_hold(dv);
+            ${e}_leave(at + ${e}_empty + stage * 8);
+        }
         ${e}_finish<0>();
         ${e}_hold(sum);
         if (m.last) ${e}_leave(at + ${e}_free + slot * 8);
@@ -343,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
 }
 )";
 /* With masks: what a block's queries are to each block of 128 keys (${e}_tiles), from the first one
- * that they see on, by the states of blocks of 64 by 64. */
+ * that they see on, by the states of blocks of 64 by 64, of which it has two. */
 static const char entries_text[] = R"(
     if (threadIdx.x < 32 && (${mask_heads} > 1 || head == 0)) {
         ${places}
@@ -352,18 +383,15 @@ static const char entries_text[] = R"(
         const char *states = a.p[${states_at}] + (mask * ${q_parts} + query / 64) * ${k_parts};
         int *entries = (int *)(work + ${entries_at}) + mask * (${k_blocks} * ${q_tiles});
         for (int start = ${first_key} / ${keys_of_block}; start <= latest; start += 32) {
-            int block = start + lane, parts = 0;
-            bool seen = false;
+            int block = start + lane, shown = 0;
             for (int i = 0; i < 2; i++) {
                 int k = block * 2 + i;
-                int state = block <= latest && k < ${k_parts} ? states[k] : 0;
-                seen |= state != 0;
-                parts |= (state != ${whole_state}) << i;
+                if (block <= latest && k < ${k_parts}) shown |= states[k] << 2 * i;
             }
-            unsigned all = __ballot_sync(~0u, seen);
+            unsigned all = __ballot_sync(~0u, shown != 0);
             int before = rank + __popc(all & ((1u << lane) - 1));
             if (block <= latest)
-                entries[block * ${q_tiles} + query / 64] = seen ? before * 4 + parts : -1;
+                entries[block * ${q_tiles} + query / 64] = shown ? before * 16 + shown : -1;
             rank += __popc(all);
         }
     })";
@@ -389,7 +417,7 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
         float4 sum = any ? sums[i * 128] : float4{0, 0, 0, 0};
         x[4 * i] = sum.x, x[4 * i + 1] = sum.y, x[4 * i + 2] = sum.z, x[4 * i + 3] = sum.w;
     }
-    ${e}_store_rows<${dim} / 2>(x, true, ${scale}, dq + query * ${dq_seq}, ${dq_seq},
+    ${e}_store_rows<${dim} / 2>(x, ${scale}, dq + query * ${dq_seq}, ${dq_seq},
                                      ${seq} - query);
 }
 )";
@@ -452,7 +480,9 @@ static void set_visible(attention_printer *p, const grad_room *room) {
     template_set(t, "listed", "%d", listed);
     template_set_text(t, "find_entries", listed ? entries_text : "");
     template_set_text(t, "entry",
-                      listed ? entry_text : "(key / ${rows} - ${first_key} / ${rows}) * 4");
+                      listed
+                          ? entry_text
+                          : "((key / ${rows} - ${first_key} / ${rows}) * 16 + ${whole_state} * 5)");
     template_set_text(t, "hide", listed ? "${shown} hidden |= !shown;" : "");
     template_set_text(t, "lines", "");
     template_set_text(t, "line_rows", "");
@@ -464,9 +494,11 @@ static void set_visible(attention_printer *p, const grad_room *room) {
  * items are short. Items of a head that begin together wait for each other's dq, tile by tile; of
  * so many heads only a few do, and few of those that a head has: with heads of 64, 1,024 tokens (8
  * items a head; 768 heads) groups of 4 took 2,640 us, of 8 1,690, 16 1,110, 66 880, 132 940, and
- * short items first, which hardly wait, 915. */
+ * short items first, which hardly wait, 915. More at once find more of what they read and add to in
+ * the L2 cache: heads of 128, 4,096 tokens, documents: one of a head 1,244 us, four 1,090, 6 to 16
+ * 1,068. */
 static void set_order(attention_printer *p) {
-    enum { OF_A_HEAD = 4 };
+    enum { OF_A_HEAD = 8 };
     int64_t heads = p->a->kv_heads * p->batches, together = heads, at_once = blocks_of_keys(p) / 4;
     at_once = at_once < 1 ? 1 : at_once > OF_A_HEAD ? OF_A_HEAD : at_once;
     int64_t fewest = (p->schedule->target->multiprocessors + at_once - 1) / at_once;

@@ -48,7 +48,7 @@ const char attention_grad_parts[] = R"(
 struct __align__(16) ${e}_message {
     int batch, head, query, key; /* batch < 0: there is no more */
     int tile, rank;              /* of dq: which one, and how many add to it before; or none: -1 */
-    int last, parts;             /* of an item; of which masks hide something: see below */
+    int last, states;            /* of an item; of its two blocks of 64 keys: see below */
 };
 enum {
     ${e}_stages_at = ${slots} * 2 * ${row_bytes},
@@ -155,8 +155,8 @@ static __device__ __forceinline__ void ${e}_bring(unsigned tile, const ml_bf16 *
 }
 /* The tiles of queries that an item's keys are for, in the heads that share these: the last queries
  * first, of all heads. Looked up 32 at a time: each lane knows what one of them is, -1 or how many
- * add to its dq before, and in the last bits whether masks hide a part of it from the first 64
- * keys, and from the others. */
+ * add to its dq before, and in the last four bits what the first 64 keys, and the others, are to it
+ * (template_attention.h). */
 struct ${e}_tiles {
     int batch, kv_head, key, end, next, count, found;
     unsigned left;
@@ -192,22 +192,20 @@ struct ${e}_tiles {
         return __shfl_sync(~0u, found, lane);
     }
 };
-/* All tiles of an item; where there are none, one of zeros that hides everything. */
+/* All tiles of an item; where there are none, one that hides everything. */
 static __device__ __forceinline__ void ${e}_bring_item(const ${e}_arguments &a, char *base,
                                                        ${e}_supply &supply, ${e}_tiles &tiles) {
     int batch = tiles.batch;
     for (bool more = tiles.more(a), none = !more; more || none; none = false) {
-        int stage = supply.free_stage(), query = 0, entry = -1, there = 0, thread = ${e}_supplier();
-        int head = tiles.kv_head * ${group};
+        int stage = supply.free_stage(), query = 0, there = 0, thread = ${e}_supplier();
+        int head = tiles.kv_head * ${group}, entry = -16; /* nobody's, all hidden */
         if (more) entry = tiles.take(head, query), there = ${seq} - query;
         int tile = (batch * ${heads} + head) * ${q_tiles} + query / ${tile};
         ${e}_message *message = (${e}_message *)(base + ${e}_messages_at) + stage;
         if (thread == 0)
-            *message = ${e}_message{batch, head, query, tiles.key, tile, entry >> 2, 1, entry & 3};
+            *message = ${e}_message{batch, head, query, tiles.key, tile, entry >> 4, 1, entry & 15};
         float *rows = (float *)(base + ${e}_rows_at) + stage * (2 * ${tile});
-        if (none)
-            rows[thread] = 3e38f, rows[${tile} + thread] = 0; /* probabilities 0 */
-        else if (thread < 32)
+        if (!none && thread < 32)
             ${e}_copy(${e}_address(rows) + thread * 16,
                       (const float *)a.p[${delta_at}] + tile * 128LL + thread * 4, 16);
         unsigned to = supply.at + ${e}_stages_at + stage * (2 * ${tile_bytes});
