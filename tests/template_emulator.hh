@@ -32,13 +32,6 @@ template <typename T> static inline T __shfl_up_sync(unsigned, T value, int by) 
     __syncwarp();
     return value;
 }
-template <typename T> static inline T __shfl_sync(unsigned, T value, int from) {
-    memcpy(&emulated_box[threadIdx.x], &value, sizeof value);
-    __syncwarp();
-    memcpy(&value, &emulated_box[emulated_warp() + from % 32], sizeof value);
-    __syncwarp();
-    return value;
-}
 static inline unsigned __match_any_sync(unsigned, unsigned value) {
     unsigned same = 0;
     emulated_box[threadIdx.x] = value;
