@@ -179,7 +179,7 @@ static void take_run(comparison *c, const char *output) {
     double seconds = seconds_now() - c->since;
     c->since += seconds;
     if (!r->layout) {
-        CHECK(many.loss[steps_asked() - 1] < many.loss[0]);
+        if (steps_asked() == STEPS) CHECK(many.loss[STEPS - 1] < many.loss[0]);
         *one_of(c, r) = many;
         return;
     }
