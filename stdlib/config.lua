@@ -5,7 +5,7 @@ local m = require "mlua"
 local function names_of(t)
   local names = {}
   for name in pairs(t) do names[#names + 1] = name end
-  table.sort(names)
+  table.sort(names, function(a, b) return tostring(a) < tostring(b) end)
   return names
 end
 
@@ -47,19 +47,25 @@ function m.config(defaults)
   end
   local known = names_of(values)
   if defaults.presets then known[#known + 1] = "preset" end
-  local function check(key, message)
+  local function check(key, before, after)
     if values[key] ~= nil then return end
     local guess = core.suggest(tostring(key), known)
-    core.fail(message:format(m.shown(key)), {
+    core.fail(before .. m.shown(key) .. after, {
       help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
     })
   end
   local function set(key, value, where)
-    check(key, where .. " has no setting %s")
+    check(key, where .. " has no setting ", "")
     values[key] = math.type(values[key]) == "float" and math.type(value) == "integer" and value + 0.0 or value
   end
   for _, name in ipairs(names_of(presets)) do -- also of those that are not asked for
-    for _, key in ipairs(names_of(presets[name])) do check(key, "the preset " .. name .. " sets %s, which the configuration has not") end
+    local before, preset = "the preset " .. tostring(name), presets[name]
+    if type(preset) ~= "table" then
+      core.fail(before .. " must be a table of settings, got " .. m.shown(preset), {
+        help = "presets = { small = { width = 4 } }",
+      })
+    end
+    for _, key in ipairs(names_of(preset)) do check(key, before .. " sets ", ", which the configuration has not") end
   end
   local overrides = core.options().overrides
   for _, pair in ipairs(overrides) do

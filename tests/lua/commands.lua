@@ -51,6 +51,14 @@ run(0, script .. " lr=2 on=true name=a=b", "2.0\ttrue\ta=b")
 run(0, script .. " on=false", "1.5\tfalse\tx")
 run(1, script .. " lr=two", "lr=two is not a number")
 run(1, script .. " lr=1e400", "lr=1e400 is not a number")
+for preset, message in pairs {
+  ["['50%'] = { b = 2 }"] = "the preset 50% sets \"b\", which the configuration has not",
+  ["tiny = { a = 2, 7 }"] = "the preset tiny sets 1, which the configuration has not",
+  ["tiny = 7"] = "the preset tiny must be a table of settings, got 7",
+} do
+  write("require 'mlua'.config { a = 1, presets = { " .. preset .. " } }")
+  run(1, script, message)
+end
 write "error(setmetatable({}, {__tostring = function() return 'an object' end}))"
 run(1, script, "an object")
 write "\xEF\xBB\xBF#!/usr/bin/env mlua\nprint 'a mark of UTF-8 before it'"
