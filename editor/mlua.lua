@@ -772,6 +772,11 @@ function m.input(name, axes, dtype) end
 ---@return Tensor
 function m.iota(axis, dtype) end
 
+---Whether x is a class of m.module.
+---@param x any
+---@return boolean
+function m.is_class(x) end
+
 ---whether a is neither infinite nor NaN
 ---@param a Tensor|number
 ---@return Tensor

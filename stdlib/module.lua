@@ -9,6 +9,7 @@ local m = require "mlua"
 
 local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: init, decay, frozen
 local is_instance = {} -- marks metatables of module instances
+local is_class = {} -- likewise of their classes
 
 local function instance_of(value)
   local meta = getmetatable(value)
@@ -223,6 +224,7 @@ function m.module(name, build)
     return ("%s with %d parameters"):format(name, n)
   end
   return setmetatable(class, {
+    [is_class] = true,
     __tostring = function() return "the class " .. name end,
     __call = function(_, ...)
       local instance = {}
@@ -256,6 +258,14 @@ end
 ---@param x any
 ---@return boolean
 function m.is_module(x) return instance_of(x) ~= nil end
+
+---Whether x is a class of m.module.
+---@param x any
+---@return boolean
+function m.is_class(x)
+  local meta = getmetatable(x)
+  return type(meta) == "table" and meta[is_class] == true
+end
 
 ---The parameters of a module that training changes, in the order of the tree; their names in the second
 ---list.

@@ -203,7 +203,7 @@ end
 ---@param listed? string what the list part of the table holds, where it has one
 function m.check_options(what, options, known, listed)
   if options == nil and not listed then return end
-  if type(options) ~= "table" or m.is_module(options) then
+  if type(options) ~= "table" or m.is_module(options) or m.is_class(options) then
     core.fail(("m.%s takes a table, got %s"):format(what, m.shown(options)), {
       help = listed and ("m.%s{%s}"):format(what, listed) or "options: " .. table.concat(known, ", "),
     })

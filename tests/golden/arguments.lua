@@ -56,3 +56,4 @@ try(function() m.compile(function(feeds) return feeds.x, feeds.x:max() end, { x 
 function Short:forward(tokens) self.w = self.w:gather(tokens, "vocab") end
 try(train, { model = Short(), steps = 1 })
 try(function() m.softmax(m.iota(A.seq), "seq") end)
+try(function() m.train(Short) end)
