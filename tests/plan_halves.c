@@ -118,6 +118,29 @@ TEST(plan_halves, what_needs_both) {
     fixture_run(check_waits, 5);
 }
 
+/* The logsumexp of attention whose operands moved lies as it did for whoever reads it. */
+static void check_logsumexp(fixture *f) {
+    ml_type lying = fixture_type(f, ML_F64, "outer2 batch3 seq4 heads2 dim4");
+    ml_type keys = fixture_type(f, ML_F64, "outer2 batch3 kv_seq4 heads2 dim4");
+    ml_ref q = fixture_input(f, ML_F64, "batch3 outer2 seq4 heads2 dim4", -1, 1);
+    ml_ref k = fixture_input(f, ML_F64, "batch3 outer2 kv_seq4 heads2 dim4", -1, 1);
+    ml_ref k1 = ml_permute(f->g, k, &keys);
+    ml_ref sources[] = {ml_permute(f->g, q, &lying), k1, k1};
+    ml_attention_args args = {.seq = fixture_axis(f, "seq"),
+                              .kv_seq = fixture_axis(f, "kv_seq"),
+                              .heads = fixture_axis(f, "heads"),
+                              .kv_heads = fixture_axis(f, "heads"),
+                              .head_dim = fixture_axis(f, "dim"),
+                              .scale = 0.5};
+    ml_ref o = ml_attention(f->g, sources, 3, &args), lse = ml_out(f->g, o, 1);
+    ml_ref nodes[] = {o, lse, ml_map1(f->g, ML_OP_EXP, lse)};
+    fixture_check_pass(f, "sink_orders", nodes, 3, 1e-9);
+}
+
+TEST(plan_halves, logsumexp) {
+    fixture_run(check_logsumexp, 6);
+}
+
 /* How many gathers a step has. */
 static long gathers(process_room *room, const char *knobs, const char *arguments) {
     static const char key[] = "\"all-gather\":{\"count\":";

@@ -72,11 +72,14 @@ static ml_ref sink_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
                        : ml_attention(r->to, moved, node->source_count, &args);
     ml_ref *outputs = r->outputs[n] = ML_NEW_ARRAY(r->scratch, ml_ref, ML_MAX_OUTPUTS);
     outputs[0] = ml_permute(r->to, made, ml_graph_type(r->from, n));
+    ml_type logsumexp; /* of the scores, but for the last axis */
+    ml_attention_score_type(r->from, ml_graph_source(r->from, n, Q), ml_graph_source(r->from, n, K),
+                            &args, &logsumexp);
+    logsumexp.rank--;
     for (int i = 1; i < ml_op_outputs(r->to, made); i++) {
-        outputs[i] = ml_out(r->to, made, i);
-        if (grad) /* dk and dv lie as k and v did */
-            outputs[i] = ml_permute(r->to, outputs[i],
-                                    ml_graph_type(r->from, ml_graph_source(r->from, n, i)));
+        const ml_type *lying = /* dk and dv lie as k and v did */
+            grad ? ml_graph_type(r->from, ml_graph_source(r->from, n, i)) : &logsumexp;
+        outputs[i] = ml_permute(r->to, ml_out(r->to, made, i), lying);
     }
     return outputs[0];
 }
