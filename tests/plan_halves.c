@@ -141,6 +141,20 @@ TEST(plan_halves, logsumexp) {
     fixture_run(check_logsumexp, 6);
 }
 
+/* Rows added along an axis of the same name, of which there are not as many. */
+static void check_rows_of_a_name(fixture *f) {
+    ml_ref rows = fixture_input(f, ML_F64, "batch4 embed6", -1, 1);
+    ml_ref index = fixture_index(f, "batch4", 10);
+    ml_type type = fixture_type(f, ML_F64, "batch10 embed6");
+    ml_ref added = ml_scatter_add(f->g, index, rows, fixture_axis(f, "batch"), &type);
+    ml_ref nodes[] = {ml_map2(f->g, ML_OP_MUL, rows, rows), added};
+    fixture_check_pass(f, "halves", nodes, 2, 1e-12);
+}
+
+TEST(plan_halves, rows_of_a_name) {
+    fixture_run(check_rows_of_a_name, 7);
+}
+
 /* How many gathers a step has. */
 static long gathers(process_room *room, const char *knobs, const char *arguments) {
     static const char key[] = "\"all-gather\":{\"count\":";

@@ -182,7 +182,7 @@ static ml_ref make_node(state *s, ml_ref n, ml_ref *sources) {
                    ? ml_attention(s->r->to, sources, node->source_count, &args)
                    : ml_attention_grad(s->r->to, sources, node->source_count, &args);
     }
-    if (at >= 0) type.size[at] = s->size / HALVES;
+    if (s->kinds[n] == HALVED) type.size[at] = s->size / HALVES;
     if (s->kinds[n] == SUMMED && type.dtype == ML_BF16) {
         type.dtype = ML_F32;
         int value = node->op == ML_OP_SCATTER_ADD;
