@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#include "tests/emulator/casts.hh"
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
@@ -160,14 +161,6 @@ static void emulated_launch(void (*entry)(void *), void *arguments, unsigned gx,
     free(emulated_stacks);
 }
 
-// casts saturate; NaN gives the least integer but for f32 to i32, where it gives 0
-static inline long long emulated_truncate(double x, double limit, long long least) {
-    return x >= limit ? ~least : x > -limit ? (long long)x : least;
-}
-static inline int __float2int_rz(float x) { return x == x ? (int)emulated_truncate(x, 0x1p31, INT_MIN) : 0; }
-static inline int __double2int_rz(double x) { return (int)emulated_truncate(x, 0x1p31, INT_MIN); }
-static inline long long __float2ll_rz(float x) { return emulated_truncate(x, 0x1p63, LLONG_MIN); }
-static inline long long __double2ll_rz(double x) { return emulated_truncate(x, 0x1p63, LLONG_MIN); }
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 static inline float __uint_as_float(unsigned i) { float f; memcpy(&f, &i, 4); return f; }
 static inline unsigned __float_as_uint(float f) { unsigned i; memcpy(&i, &f, 4); return i; }

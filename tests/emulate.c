@@ -13,7 +13,7 @@ static const char command[] = "c++ -std=c++17 -O1 -w -Wno-psabi -fPIC -shared -p
                               "-fno-strict-aliasing -fwrapv -I.";
 /* What sources include. */
 static const char *const headers[] = {"tests/cuda_emulator.hh", "tests/template_emulator.hh",
-                                      "tests/pair_emulator.hh"};
+                                      "tests/pair_emulator.hh", "tests/emulator/casts.hh"};
 
 static char *source_text;
 static size_t source_size;

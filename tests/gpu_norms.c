@@ -11,9 +11,7 @@
 #include "tests/gpu_bench.h"
 #include "tests/ops_support.h"
 
-/* Bytes: kernels that move less are mostly starting and ending (an empty one takes 3 to 5 us): they
- * are told, but not judged; those that move next to nothing are not even told. */
-enum { LARGE = 96 << 20, TOLD = 32 << 20 };
+enum { LARGE = 32 << 20 }; /* bytes: kernels that move less are mostly starting and ending */
 static const double LEAST = 0.85;
 
 typedef struct {
@@ -100,12 +98,12 @@ static void see_times(void *context, const ml_profile *profile) {
             if (best == 0 || took < best) best = took;
         }
         if (seen || strncmp(step->name, "random", 6) == 0) continue; /* that is how states begin */
-        if (step->bytes < TOLD && b->shape != &tiny) continue;
+        if (step->bytes < LARGE && b->shape != &tiny) continue;
         double share = (double)step->bytes / best / b->copy;
         printf("%-10s %-8s %-32s %6.1f us %5.1f %% of a copy\n", b->shape->name, b->part,
                step->name, best * 1e6, 100 * share);
         b->timed++;
-        b->slow += share < LEAST && step->bytes >= LARGE;
+        b->slow += share < LEAST;
     }
     b->seen = profile->events.count;
     fflush(stdout);

@@ -36,9 +36,9 @@ static bool has_axis(const ml_type *type, const candidate *c) {
 /* The axes of inputs that can be halved. */
 static void add_input(choice *x, const ml_type *type) {
     for (int i = 0; i < type->rank && x->count < MOST_CANDIDATES; i++) {
-        bool known = type->size[i] % 2 != 0;
-        for (int k = 0; k < x->count; k++) known = known || x->candidates[k].axis == type->axis[i];
-        if (!known) x->candidates[x->count++] = (candidate){type->axis[i], type->size[i], 0, 0, 0};
+        bool fits = type->size[i] % 2 == 0;
+        for (int k = 0; k < x->count; k++) fits = fits && x->candidates[k].axis != type->axis[i];
+        if (fits) x->candidates[x->count++] = (candidate){type->axis[i], type->size[i], 0, 0, 0};
     }
 }
 
@@ -46,10 +46,12 @@ static void add_input(choice *x, const ml_type *type) {
 static void drop_sequences(choice *x, ml_ref attention) {
     ml_attention_args args;
     ml_attention_read(x->g, attention, &args);
+    int kept = 0;
     for (int k = 0; k < x->count; k++) {
-        candidate *c = &x->candidates[k];
-        if (c->axis == args.seq || c->axis == args.kv_seq) *c = x->candidates[--x->count], k--;
+        ml_axis axis = x->candidates[k].axis;
+        if (axis != args.seq && axis != args.kv_seq) x->candidates[kept++] = x->candidates[k];
     }
+    x->count = kept;
 }
 
 static void find_candidates(choice *x) {

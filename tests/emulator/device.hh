@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include "casts.hh"
 
 struct emu_index { unsigned x, y, z; };
 struct emu_thread { void *stack_pointer; emu_index index; int number; bool done; };
@@ -55,14 +56,6 @@ template <class To, class From> static inline To emu_bits(From x) {
     memcpy(&y, &x, sizeof y);
     return y;
 }
-// casts saturate; NaN gives the least integer but for f32 to i32, where it gives 0
-static inline long long emulated_truncate(double x, double limit, long long least) {
-    return x >= limit ? ~least : x > -limit ? (long long)x : least;
-}
-static inline int __float2int_rz(float x) { return x == x ? (int)emulated_truncate(x, 0x1p31, INT_MIN) : 0; }
-static inline int __double2int_rz(double x) { return (int)emulated_truncate(x, 0x1p31, INT_MIN); }
-static inline long long __float2ll_rz(float x) { return emulated_truncate(x, 0x1p63, LLONG_MIN); }
-static inline long long __double2ll_rz(double x) { return emulated_truncate(x, 0x1p63, LLONG_MIN); }
 static inline float __int_as_float(int x) { return emu_bits<float>(x); }
 static inline float __uint_as_float(unsigned x) { return emu_bits<float>(x); }
 static inline int __float_as_int(float x) { return emu_bits<int>(x); }

@@ -27,8 +27,8 @@ make_library libnvrtc.so.13 "" "$here/nvrtc.c"
 make_library libcublasLt.so.13 "$out/libcuda.so.1" "$here/cublaslt.c"
 make_library libnccl.so.2 "$out/libcuda.so.1" "$here/nccl.c"
 # A change of the emulator makes its compiled kernels stale.
-[ "$out/cache" -nt "$here/device.hh" ] && [ "$out/cache" -nt "$here/nvrtc.c" ] || rm -rf "$out/cache"
+for s in device.hh casts.hh nvrtc.c; do [ "$out/cache" -nt "$here/$s" ] || rm -rf "$out/cache"; done
 mkdir -p "$out/cache"
-cp "$here/device.hh" "$out/"
+cp "$here/device.hh" "$here/casts.hh" "$out/"
 EMULATOR=$out LD_LIBRARY_PATH=$out${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} MLUA_CUDNN=0 \
     MLUA_CACHE=${MLUA_CACHE:-$out/cache} exec "$@"
