@@ -141,11 +141,15 @@ static void check_layers(const ml_layout *layout, const list *l) {
 
 /* ---- Dealing --------------------------------------------------------------------------------- */
 
+/* A product's FLOPs; what waits for memory counts the bytes that it writes, attention twice. */
 double stage_flops(const ml_graph *g, ml_ref n) {
-    /* Elementwise work waits for memory, which moves a byte in the time of some ten FLOPs. */
-    enum { FLOPS_PER_BYTE = 16 };
-    ml_op_class class = ml_ops[ml_graph_node(g, n)->op].op_class;
-    if (class == ML_CLASS_LEAF) return 0;
+    enum { FLOPS_PER_BYTE = 150 }; /* a GPU's products in the time in which it moves a byte */
+    int op = ml_graph_node(g, n)->op;
+    ml_op_class class = ml_ops[op].op_class;
+    bool moved = class == ML_CLASS_MOVE && op != ML_OP_GATHER && op != ML_OP_CONCAT;
+    if (class == ML_CLASS_LEAF || moved) return 0;
+    if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) return 2 * ml_flops(g, n);
+    if (op == ML_OP_SCATTER_ADD) n = ml_graph_source(g, n, 1);
     return ml_flops(g, n) + FLOPS_PER_BYTE * (double)ml_type_bytes(ml_graph_type(g, n));
 }
 
