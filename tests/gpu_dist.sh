@@ -18,10 +18,11 @@
 # Logs and traces go to the folder; the last lines are a table. Exits 1 if anything failed. GPUS=n
 # uses no more, and CUDA_VISIBLE_DEVICES says which; STEPS, SETTINGS and EXPERTS are those of a speed;
 # B is the build folder; LIMIT seconds a part, TOTAL seconds all of them; JOBS (1) tests of `ranks` and
-# `hosts` run at once. Layouts are of 2, 4 and 8 ranks, or of so many as RANKS says; those of fewer
-# ranks than there are GPUs are compared side by side, SHARE (1) at once on the same GPUs. Where there
-# are fewer GPUs than ranks, "8-on-2" in the table, ranks share them and take themselves for those of
-# several hosts, between which NCCL goes through sockets: so layouts, and they alone, do with one GPU.
+# `hosts` run at once. Layouts are of 2, 4 and 8 ranks, in f32 and bf16, or as RANKS and DTYPES say;
+# those of fewer ranks than there are GPUs are compared side by side, SHARE (1) at once on the same
+# GPUs. Where there are fewer GPUs than ranks, "8-on-2" in the table, ranks share them and take
+# themselves for those of several hosts, between which NCCL goes through sockets: so layouts, and they
+# alone, do with one GPU.
 # A step of eight ranks on one takes some 2.5 s, of four 0.6 s; DIST_STEPS=3 makes three steps, not five.
 set -u
 cd "$(dirname "$0")/.."
@@ -202,12 +203,18 @@ layouts() {
     done
 }
 
+layouts_in_both() { # NAME [NAMES]
+    local dtype
+    for dtype in ${DTYPES:-f32 bf16}; do
+        layouts "$1-$dtype" "$dtype" "$([ "$dtype" = f32 ] && echo 1e-4 || echo 2e-2)" "${2:-}"
+    done
+}
+
 sample() {
     local names="zero1 dp2;fsdp2 kept;tp2 sp;cp2 gathered;cp2 exchanged;cp2 ring;pp2;ep2 rows sent"
     names+=";dp2 tp2 sp zero1;fsdp4;dp2 cp2 ring zero1;pp4 zero-bubble;pp2 dp2 zero-bubble zero1;ep4 zero1"
     names+=";dp2 tp2 pp2;pp4 interleaved dp2;dp2 cp2 tp2 sp;ep4 tp2 sp rows sent"
-    layouts sample-f32 f32 1e-4 "$names"
-    layouts sample-bf16 bf16 2e-2 "$names"
+    layouts_in_both sample "$names"
 }
 
 # What crosses the two hosts goes by NCCL through sockets.
@@ -229,10 +236,7 @@ for p in $parts; do
     case $p in
     data | variants | stages | split | mixed | experts | gathered | hosts | sample) $p "$p" ;;
     ranks) part ranks "$build/test" --gpu -v -j "${JOBS:-1}" gpu_ranks gpu/edges ;;
-    all)
-        layouts all-f32 f32 1e-4
-        layouts all-bf16 bf16 2e-2
-        ;;
+    all) layouts_in_both all ;;
     *) echo "gpu_dist.sh: there is no part \"$p\"" >&2; exit 2 ;;
     esac
 done
