@@ -467,7 +467,8 @@ static uint16_t find_made(const lower_builder *b, ml_ref n, const lower_index *i
 }
 
 static uint16_t eval(lower_builder *b, ml_ref n, const lower_index *index, uint16_t guard) {
-    if (fuse_in_memory(b->l, n)) {
+    /* a constant is known, also where something needs it in memory */
+    if (fuse_in_memory(b->l, n) && ml_graph_node(b->l->g, n)->op != ML_OP_CONST) {
         uint16_t made = find_made(b, n, index);
         return made != ML_NO_INST ? made : load(b, n, index, guard);
     }

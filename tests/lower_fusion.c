@@ -269,6 +269,26 @@ TEST(lower, cross_entropy) {
     free_piece(&p);
 }
 
+/* A constant that is an output, and a kernel that knows it all the same. */
+static void build_constant(void *context) {
+    piece *p = context;
+    ml_ref one = number(p, 1);
+    output(p, one);
+    output(p, ADD(FN(EXP, input(p, ML_F32, "be", SIZES(64, 32))), one));
+}
+
+TEST(lower, constants_in_memory) {
+    piece p;
+    lower_piece(&p, build_constant);
+    bool reads = false;
+    for (uint32_t i = 0; i < p.s->steps.count; i++) {
+        CHECK(p.s->steps.at[i].read_count <= 1); /* the input alone */
+        reads |= p.s->steps.at[i].read_count == 1;
+    }
+    CHECK(reads);
+    free_piece(&p);
+}
+
 static void build_adamw(void *context) {
     piece *p = context;
     ml_ref w = input(p, ML_F32, "ef", SIZES(64, 48)),
