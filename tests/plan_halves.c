@@ -118,6 +118,29 @@ TEST(plan_halves, what_needs_both) {
     fixture_run(check_waits, 5);
 }
 
+/* A weight whose parts are put together along an axis of its result: rows of a head stay together,
+ * of which attention is made. */
+static void check_rows_of_heads(fixture *f) {
+    ml_axis embed = fixture_axis(f, "embed");
+    ml_ref x = fixture_input(f, ML_F32, "seq6 batch4 embed5", -1, 1);
+    ml_ref w = fixture_input(f, ML_F32, "dim8 heads2 embed5", -1, 1);
+    ml_type lying = fixture_type(f, ML_F32, "batch4 seq6 embed5");
+    ml_type heads = fixture_type(f, ML_F32, "heads2 dim8 embed5");
+    ml_ref y =
+        ml_dot(f->g, ml_permute(f->g, x, &lying), ml_permute(f->g, w, &heads), &embed, 1, ML_F32);
+    ml_roots roots = {.outputs = &y, .output_count = 1};
+    ml_graph *g = ml_sink_orders(f->g, &roots);
+    ml_graph_verify(g, &roots, "sink orders");
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (ml_graph_node(g, n)->op == ML_OP_DOT)
+            CHECK_TEXT(fixture_type_text(f, g, n), "f32[seq=6, batch=4, heads=2, dim=8]");
+    ml_graph_free(g);
+}
+
+TEST(plan_halves, rows_of_heads) {
+    fixture_run(check_rows_of_heads, 8);
+}
+
 /* The logsumexp of attention whose operands moved lies as it did for whoever reads it. */
 static void check_logsumexp(fixture *f) {
     ml_type lying = fixture_type(f, ML_F64, "outer2 batch3 seq4 heads2 dim4");
@@ -187,6 +210,24 @@ static void choices(process_room *room) {
 
 TEST(plan_halves, choices) {
     process_in_room(choices);
+}
+
+/* Attention reads rows of heads in every layout: nowhere do its slow kernels for any strides serve.
+ */
+static void fast_attention(process_room *room) {
+    static const char *const meshes[] = {"tp=2", "dp=2,tp=2", "dp=4,tp=2", "dp=2,cp=2,tp=2"};
+    for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
+        process_result r = process_run(room, 0, "MLUA_DEBUG=3",
+                                       "check \"$ROOT/models/gpt.lua\" --device h200 "
+                                       "preset=gpt-1.3b layers=4 batch=32 --mesh %s",
+                                       meshes[i]);
+        REQUIRE(strstr(r.output, " attention attention_grad") != NULL);
+        if (strstr(r.output, "attention_grad dq")) test_fail("%s: general kernels", meshes[i]);
+    }
+}
+
+TEST(plan_halves, fast_attention) {
+    process_in_room(fast_attention);
 }
 
 enum { STEPS = 4 };

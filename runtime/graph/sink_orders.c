@@ -9,9 +9,10 @@ static ml_op op_of(const ml_graph *g, ml_ref n) {
     return (ml_op)ml_graph_node(g, n)->op;
 }
 
+enum { FEW_AXES = 2 }; /* of what has so few the order hardly matters */
+
 /* n before it was permuted, where that keeps rows of the innermost axis together. */
 static ml_ref inner(const ml_graph *g, ml_ref n) {
-    enum { FEW_AXES = 2 }; /* of what has so few the order hardly matters */
     if (op_of(g, n) != ML_OP_PERMUTE) return n;
     ml_ref source = ml_graph_source(g, n, 0);
     const ml_type *outer = ml_graph_type(g, n), *type = ml_graph_type(g, source);
@@ -21,12 +22,10 @@ static ml_ref inner(const ml_graph *g, ml_ref n) {
 }
 
 /* n over other sources, whose axes may have another order than those of n's own. */
-static ml_ref make_over(rewrite *r, ml_ref n, const ml_ref *sources, const ml_type *type) {
+static ml_ref operate(rewrite *r, ml_ref n, const ml_ref *sources, const ml_type *type) {
     const ml_node *node = ml_graph_node(r->from, n);
-    const ml_type *wanted = ml_graph_type(r->from, n);
-    ml_ref made = ml_graph_add(r->to, (ml_op)node->op, sources, node->source_count,
-                               ml_graph_args(r->from, n), node->arg_count, type);
-    return ml_permute(r->to, made, wanted);
+    return ml_graph_add(r->to, (ml_op)node->op, sources, node->source_count,
+                        ml_graph_args(r->from, n), node->arg_count, type);
 }
 
 /* Elementwise: in the order that the first permuted operand of all axes had. */
@@ -46,14 +45,28 @@ static ml_ref sink_map(rewrite *r, ml_ref n, const ml_ref *sources) {
         bool all = ml_graph_type(r->to, sources[i])->rank == type.rank;
         moved[i] = all ? ml_permute(r->to, sources[i], &order) : sources[i];
     }
-    return make_over(r, n, moved, &order);
+    return ml_permute(r->to, operate(r, n, moved, &order), &type);
 }
 
+/* Whether rows of the innermost axis of what n was are together in what is made of it. */
+static bool keeps_rows(const rewrite *r, ml_ref n, ml_ref made) {
+    const ml_type *wanted = ml_graph_type(r->from, n), *type = ml_graph_type(r->to, made);
+    return type->rank <= FEW_AXES || type->axis[type->rank - 1] == wanted->axis[type->rank - 1];
+}
+
+/* Of two operands all that can be moved: the innermost axis of a product's result is that of an
+ * operand whose own innermost one is summed over, and attention reads its rows. */
 static ml_ref sink_operands(rewrite *r, ml_ref n, const ml_ref *sources) {
-    ml_ref moved[2];
+    static const bool moves[][2] = {{true, true}, {true, false}, {false, true}};
     int count = ml_graph_node(r->from, n)->source_count;
-    for (int i = 0; i < count; i++) moved[i] = inner(r->to, sources[i]);
-    return make_over(r, n, moved, ml_graph_type(r->from, n));
+    for (int i = 0; i < 3; i++) {
+        ml_ref moved[2];
+        for (int k = 0; k < count; k++)
+            moved[k] = moves[i][k] ? inner(r->to, sources[k]) : sources[k];
+        ml_ref made = operate(r, n, moved, ml_graph_type(r->from, n));
+        if (keeps_rows(r, n, made)) return ml_permute(r->to, made, ml_graph_type(r->from, n));
+    }
+    return rewrite_copy(r, n, sources);
 }
 
 /* Results have the orders of q, k and v. */
