@@ -87,7 +87,7 @@ ml_dtype cuda_accumulator_dtype(const cuda_shape *s, int i) {
     return (ml_dtype)(inst->op == ML_OP_ARGMAX ? s->e->ir->inst[inst->src[0]].dtype : inst->dtype);
 }
 
-static void print_combine(const cuda_shape *s, int i, const char *to, const char *value) {
+void cuda_print_combine(const cuda_shape *s, int i, const char *to, const char *value) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     if (inst->op == ML_OP_SUM)
@@ -113,7 +113,7 @@ static void print_reduce(const cuda_shape *s, int i) {
         ml_text_add(&e->text, "if (lane == 0%s) ", cuda_meets_apart(s) ? " && own" : "");
     else if (ml_inst_reduces_partly(inst) && cuda_meets_apart(s))
         ml_text_add(&e->text, "if (own) ");
-    print_combine(s, i, to, emit_name(e, inst->src[0]));
+    cuda_print_combine(s, i, to, emit_name(e, inst->src[0]));
 }
 
 /* h is the value times 2^15. */
@@ -292,7 +292,7 @@ void cuda_print_pack_loop(const cuda_shape *s) {
         ml_text_add(&e->text, "if (c < %lld) {\n", (long long)e->columns);
 }
 
-static void print_accumulator(const cuda_shape *s, int i) {
+void cuda_print_accumulator(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     ml_dtype dtype = cuda_accumulator_dtype(s, i);
@@ -319,7 +319,7 @@ static void print_cached_loads(const cuda_shape *s, int stage) {
 void cuda_print_accumulators(const cuda_shape *s, int stage) {
     for (int i = 0; i < s->e->ir->inst_count; i++)
         if (ml_inst_reduces_row(&s->e->ir->inst[i]) && s->e->stage[i] == stage)
-            print_accumulator(s, i);
+            cuda_print_accumulator(s, i);
 }
 
 /* Registers for what stays in them from this pass on. */
@@ -376,85 +376,6 @@ static void print_row(const cuda_shape *s) {
     }
 }
 
-static void print_partial_start(const cuda_shape *s, int i) {
-    emitter *e = s->e;
-    const ml_inst *inst = &e->ir->inst[i];
-    if (inst->op == ML_OP_ARGMAX) ml_raise(ML_INTERNAL, "argmax cannot be a partial reduction");
-    if (!cuda_is_column(s, inst)) {
-        print_accumulator(s, i);
-        return;
-    }
-    ml_text identity = {.arena = e->arena};
-    emit_identity(&identity, (ml_op)inst->op, (ml_dtype)inst->dtype);
-    if (s->in_registers) {
-        int count = s->vec * s->packs;
-        ml_text_add(&e->text,
-                    "%s c%d[%d];\n#pragma unroll\nfor (int k = 0; k < %d; k++) c%d[k] = %s;\n",
-                    emit_compute_type((ml_dtype)inst->dtype), i, count, count, i, identity.text);
-        return;
-    }
-    cuda_print_pack_loop(s);
-    ml_text_add(&e->text, "for (int k = 0; k < %d; k++) o%d[chunk * %lldLL + c + k] = %s;\n}\n}\n",
-                s->vec, inst->operand, (long long)e->columns, identity.text);
-}
-
-/* A chunk's column results: the teams' registers are combined in order through shared memory,
- * which all of them use in turn, and written side by side. */
-static void print_column_end(const cuda_shape *s, int i) {
-    emitter *e = s->e;
-    const ml_inst *inst = &e->ir->inst[i];
-    const char *type = emit_compute_type((ml_dtype)inst->dtype);
-    int threads = cuda_threads(s), width = s->team * s->vec;
-    if (!s->in_registers) return;
-    const char *to =
-        ml_arena_format(e->arena, "o%d[chunk * %lldLL + c", inst->operand, (long long)e->columns);
-    cuda_print_pack_loop(s);
-    if (s->teams == 1) {
-        ml_text_add(
-            &e->text,
-            "#pragma unroll\nfor (int k = 0; k < %d; k++)\n%s + k] = c%d[it * %d + k];\n}\n}\n",
-            s->vec, to, i, s->vec);
-        return;
-    }
-    const char *part =
-        ml_arena_format(e->arena, "((%s *)columns)[(team * %d + lane) * %d", type, s->team, s->vec);
-    ml_text_add(&e->text,
-                "ml_pack<%s, %d> part;\n#pragma unroll\nfor (int k = 0; k < %d; k++) part.e[k] = "
-                "c%d[it * %d + k];\nml_store_pack<%s, %d>(&%s], part);\n}\n__syncthreads();\n",
-                type, s->vec, s->vec, i, s->vec, type, s->vec, part);
-    ml_text_add(&e->text,
-                "for (int j = threadIdx.x; j < %d; j += %d) {\nconst %s c = (%s)%s * %d + j;\n"
-                "%s sum = ((%s *)columns)[j];\nfor (int other = 1; other < %d; other++) {\n",
-                width, threads, s->column_integer, s->column_integer, s->tiled ? "tile" : "it",
-                width, type, type, s->teams);
-    print_combine(s, i, "sum",
-                  ml_arena_format(e->arena, "((%s *)columns)[other * %d + j]", type, width));
-    ml_text_add(&e->text, "}\nif (c < %lld) %s] = sum;\n}\n__syncthreads();\n}\n",
-                (long long)e->columns, to);
-}
-
-static void print_partials(const cuda_shape *s, bool start) {
-    emitter *e = s->e;
-    if (!start && cuda_column_bytes(s) > 0)
-        ml_text_add(&e->text, "__shared__ uint4 columns[%lld];\n",
-                    (long long)(cuda_column_bytes(s) + 15) / 16);
-    for (int i = 0; i < e->ir->inst_count; i++) {
-        const ml_inst *inst = &e->ir->inst[i];
-        if (!ml_inst_reduces_partly(inst)) continue;
-        if (start) {
-            print_partial_start(s, i);
-        } else if (cuda_is_column(s, inst)) {
-            print_column_end(s, i);
-        } else {
-            ml_text_add(&e->text, "{\n");
-            const char *result = cuda_reduction_text(s, i, cuda_threads(s));
-            ml_text_add(&e->text,
-                        "const %s all = %s;\nif (threadIdx.x == 0) o%d[chunk] = all;\n}\n",
-                        emit_compute_type((ml_dtype)inst->dtype), result, inst->operand);
-        }
-    }
-}
-
 /* The number of the block among those of its kernel: in a batch, of its member. */
 static const char *block_text(const cuda_shape *s) {
     return s->e->batch > 0 ? "block" : "blockIdx.x";
@@ -464,12 +385,8 @@ static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-static int64_t tiles_of(const cuda_shape *s) {
-    return s->tiled ? ceil_div(s->e->columns, (int64_t)s->team * s->vec) : 1;
-}
-
-/* Rows (or packs) of this block's chunk: low .. high-1. A division of 64 bits takes as long as a
- * load, and all loads wait for it. */
+/* Rows (or packs) of this block's chunk: low .. high-1, each or by steps. A division of 64 bits
+ * takes as long as a load, and all loads wait for it. */
 static void print_chunk(const cuda_shape *s) {
     emitter *e = s->e;
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
@@ -477,14 +394,19 @@ static void print_chunk(const cuda_shape *s) {
     const char *block = block_text(s);
     if (s->tiled) {
         ml_text_add(&e->text, "const int tile = (int)(%s %% %lldu);\n", block,
-                    (long long)tiles_of(s));
-        block = ml_arena_format(e->arena, "%s / %lldu", block, (long long)tiles_of(s));
+                    (long long)cuda_tiles(s));
+        block = ml_arena_format(e->arena, "%s / %lldu", block, (long long)cuda_tiles(s));
     }
-    ml_text_add(&e->text,
-                "const long long chunk = %s;\nconst %s low = (%s)((%s)chunk * (%s)a.s[0] / "
-                "(%s)a.s[1]), high = (%s)((%s)(chunk + 1) * (%s)a.s[0] / (%s)a.s[1]);\n",
-                block, s->integer, s->integer, wide, wide, wide, s->integer, wide, wide, wide);
-    print_partials(s, true);
+    ml_text_add(&e->text, "const long long chunk = %s;\n", block);
+    if (s->spread)
+        ml_text_add(&e->text, "const %s low = (%s)chunk, high = (%s)a.s[0], step = (%s)a.s[1];\n",
+                    s->integer, s->integer, s->integer, s->integer);
+    else
+        ml_text_add(&e->text,
+                    "const %s low = (%s)((%s)chunk * (%s)a.s[0] / (%s)a.s[1]), "
+                    "high = (%s)((%s)(chunk + 1) * (%s)a.s[0] / (%s)a.s[1]);\n",
+                    s->integer, s->integer, wide, wide, wide, s->integer, wide, wide, wide);
+    cuda_print_partials(s, true);
 }
 
 /* Open the loop over an elementwise thread's packs. */
@@ -526,7 +448,7 @@ static void print_elements(const cuda_shape *s) {
     ml_text_add(&e->text, "}\n}\n");
     if (!s->chunked) return;
     ml_text_add(&e->text, "}\n");
-    print_partials(s, false);
+    cuda_print_partials(s, false);
 }
 
 static void print_lanes(const cuda_shape *s) {
@@ -573,10 +495,12 @@ static void print_rows(const cuda_shape *s) {
     print_chunk(s);
     cuda_print_start(s);
     if (turns) ml_text_add(&e->text, "int turn = 0;\n");
-    const char *index = cuda_meets_apart(s) ? "first" : "row";
-    ml_text_add(&e->text, "for (%s %s = low%s; %s < high; %s += %d) {\n", s->integer, index,
-                cuda_meets_apart(s) ? "" : " + team", index, index, s->teams);
-    if (cuda_meets_apart(s)) print_own_row(s, "first", "high");
+    bool apart = cuda_meets_apart(s);
+    const char *index = apart ? "first" : "row";
+    ml_text_add(&e->text, "for (%s %s = %s; %s < high; %s += %d%s) {\n", s->integer, index,
+                apart ? "low" : cuda_first_row(s), index, index, s->teams,
+                s->spread ? " * step" : "");
+    if (apart) print_own_row(s, "first", "high");
     cuda_print_step(s);
     print_row(s);
     cuda_print_row_end(s);
@@ -587,7 +511,7 @@ static void print_rows(const cuda_shape *s) {
     else if (e->stages > 1 && s->team > CUDA_WARP)
         ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
     ml_text_add(&e->text, "}\n");
-    print_partials(s, false);
+    cuda_print_partials(s, false);
 }
 
 static void set_launch(const cuda_shape *s) {
@@ -595,7 +519,7 @@ static void set_launch(const cuda_shape *s) {
     ml_kernel *out = e->out;
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows, blocks;
     if (s->chunked)
-        blocks = tiles_of(s) * s->chunks;
+        blocks = cuda_tiles(s) * s->chunks;
     else
         blocks = ceil_div(work, s->elementwise ? (int64_t)cuda_threads(s) * s->packs : s->teams);
     if (blocks > INT32_MAX)

@@ -3,7 +3,7 @@
  * A pack is `vec` neighbouring elements of the innermost loop, moved by wide loads and stores.
  * Elementwise kernels: one thread a pack. Kernels with columns: a team of `team` threads walks a
  * row, thread t of it the packs t, t + team, ... (`packs` of them); a block holds `teams` teams.
- * With chunks a block walks the rows of its chunk, team k the rows k, k + teams, ...; `tiled`
+ * With chunks a block walks the rows of its chunk, team k its rows k, k + teams, ...; `tiled`
  * kernels (column sums of rows that need nothing from each other) also cut the columns over blocks,
  * tile by tile. Where passes read rows from shared memory (`slots` > 0), asynchronous copies bring
  * them slots - 1 rows ahead, or, with one slot, during the last pass over the row before; a thread
@@ -26,7 +26,8 @@ typedef struct {
     int vec, team, teams, packs;
     int apart;      /* threads of a team lie so many apart: neighbours have neighbouring rows */
     int warps;      /* then: that share a team; where several do, whole blocks meet for results */
-    int64_t chunks; /* blocks that walk rows, where chunked */
+    int64_t chunks; /* that rows are dealt to, where chunked */
+    bool spread;    /* by turns: a chunk's rows lie `chunks` apart */
     bool unroll;    /* the loop over packs is unrolled, so that arrays live in registers */
     const char *integer;        /* type of indices: int where they fit, else long long */
     const char *column_integer; /* the same for columns, or for the innermost loop */
@@ -71,6 +72,7 @@ bool cuda_is_row_partial(const cuda_shape *s, int inst); /* an ALL partial, once
 /* Whether a STORE moves whole packs. */
 bool cuda_stores_pack(const cuda_shape *s, int inst);
 int cuda_threads(const cuda_shape *s);   /* of a block */
+int64_t cuda_tiles(const cuda_shape *s); /* that columns are cut into */
 bool cuda_is_alone(const cuda_shape *s); /* a block on its multiprocessor, for its shared memory */
 int cuda_pack_bytes(const cuda_shape *s, int pack);
 int cuda_last_stage(const cuda_shape *s, int pack);
@@ -102,6 +104,8 @@ const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
 bool cuda_takes_turns(const cuda_shape *s);
 bool cuda_meets_apart(const cuda_shape *s); /* threads without a row come along, but for effects */
 void cuda_print_row_results(const cuda_shape *s, int stage);
+/* Of emit_cuda_partial.c. Before a chunk's rows, and after them. */
+void cuda_print_partials(const cuda_shape *s, bool start);
 /* Of emit_cuda_index.c. The offset of an access over the loops inside the row; at pack level the
  * innermost index is that of the pack's first element. */
 const char *cuda_access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack);
@@ -111,6 +115,8 @@ void cuda_print_pointers(const cuda_shape *s);
 /* Of emit_cuda.c. */
 void cuda_print_pack_loop(const cuda_shape *s);
 ml_dtype cuda_accumulator_dtype(const cuda_shape *s, int inst); /* of a REDUCE */
+void cuda_print_combine(const cuda_shape *s, int reduce, const char *to, const char *value);
+void cuda_print_accumulator(const cuda_shape *s, int reduce);
 void cuda_print_accumulators(const cuda_shape *s, int stage);
 void cuda_print_pack_load(const cuda_shape *s, int pack, const char *to);
 void cuda_print_columns_outside(const cuda_shape *s, int stage); /* loops around the packs' */
@@ -125,6 +131,9 @@ bool cuda_holds_rest(const cuda_shape *s);  /* in registers */
 void cuda_print_start(const cuda_shape *s); /* before a chunk's rows */
 void cuda_print_step(const cuda_shape *s);  /* before a row: see to the next ones, await this one */
 void cuda_print_row_end(const cuda_shape *s);
+/* The row that a team of a chunk has so many rounds of all teams after `row`. */
+const char *cuda_row_after(const cuda_shape *s, const char *row, int rounds);
+const char *cuda_first_row(const cuda_shape *s); /* a team's */
 bool cuda_refills(
     const cuda_shape *s); /* whether the last pass over a row has the next one copied */
 void cuda_print_commit(const cuda_shape *s);

@@ -228,6 +228,10 @@ static int64_t most_packs(const cuda_shape *s, int64_t packs, int64_t held) {
     return s->chunked || few > held ? held : few;
 }
 
+static int64_t processors_of(const cuda_shape *s) {
+    return s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132;
+}
+
 static void choose_team(cuda_shape *s) {
     int64_t packs = (s->e->columns + s->vec - 1) / s->vec;
     int64_t rows = s->chunked ? s->e->rows / s->chunks + 1 : s->e->rows;
@@ -256,6 +260,43 @@ static void choose_team(cuda_shape *s) {
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
     if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
     while (cuda_column_bytes(s) > COLUMN_BYTES) s->teams /= 2;
+}
+
+/* Where rows give sums of columns any block may have any row: they get them by turns, and what all
+ * read at a time lies together. That does nothing for tiles. */
+static bool choose_spread(const cuda_shape *s) {
+    double accumulators;
+    cuda_column_registers(s, &accumulators);
+    return s->chunked && accumulators > 0 && !s->tiled;
+}
+
+/* Blocks of one multiprocessor. Tiles' work on a row is short. */
+static int blocks_together(const cuda_shape *s) {
+    return s->tiled ? TILE_THREADS / cuda_threads(s) : 2;
+}
+
+int64_t cuda_tiles(const cuda_shape *s) {
+    int64_t width = (int64_t)s->team * s->vec;
+    return s->tiled ? (s->e->columns + width - 1) / width : 1;
+}
+
+static bool writes_elements(const cuda_shape *s) {
+    const emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (e->ir->inst[i].kind == ML_INST_STORE && e->place[i] == e->inner) return true;
+    return false;
+}
+
+/* No more tiles that only read than run at once: each moves nothing while it waits for its first
+ * rows and for its teams to meet. So chunks may be fewer and longer than there is room for results.
+ * Tiles that write, and work more on what they read, do better where there are always some left. */
+static void choose_tiles(cuda_shape *s) {
+    choose_team(s);
+    if (!s->tiled || !s->in_registers || s->teams == 1 || writes_elements(s)) return;
+    int64_t most = processors_of(s) * blocks_together(s) / cuda_tiles(s);
+    if (most < 1 || most >= s->chunks) return;
+    s->chunks = most;
+    choose_team(s);
 }
 
 /* Whether a load can be issued before the columns' loops are entered. */
@@ -440,14 +481,13 @@ static bool choose_apart(cuda_shape *s) {
     const emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     int beside = ir->row_loops - 1, found = 0;
-    bool stores = false, fits = s->vec == 1 && !s->tiled && e->columns >= CUDA_WARP &&
-                                beside >= 0 && ir->size[beside] >= APART_FEW;
+    bool fits = s->vec == 1 && !s->tiled && e->columns >= CUDA_WARP && beside >= 0 &&
+                ir->size[beside] >= APART_FEW;
     for (int i = 0; i < ir->inst_count && fits; i++) {
         const ml_inst *inst = &ir->inst[i];
         const int64_t *stride = ir->operand[inst->operand].stride;
         bool argmax = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_ARGMAX;
         if (argmax || cuda_is_column(s, inst)) fits = false;
-        if (inst->kind == ML_INST_STORE && e->place[i] == e->inner) stores = true;
         if (inst->kind != ML_INST_LOAD || e->place[i] != e->inner) continue;
         if (is_cached(s, inst) && stride[e->inner] == 0) continue;
         fits = fits && stride[beside] == 1 && stride[e->inner] != 1;
@@ -458,7 +498,7 @@ static bool choose_apart(cuda_shape *s) {
     int64_t least = many ? CHUNK_APART_LEAST : APART_LEAST;
     s->apart = many ? CUDA_WARP : APART_FEW;
     s->team = CUDA_WARP / s->apart;
-    for (s->warps = 1; !stores && s->warps < (many ? CHUNK_APART_WARPS : APART_WARPS) &&
+    for (s->warps = 1; !writes_elements(s) && s->warps < (many ? CHUNK_APART_WARPS : APART_WARPS) &&
                        e->columns >= 2 * s->team * least;) {
         s->warps *= 2;
         s->team *= 2;
@@ -475,24 +515,18 @@ static bool choose_apart(cuda_shape *s) {
  * nothing from each other: what a row waits for is under way while others are worked on. There are
  * more blocks than run at once, since multiprocessors differ in what memory gives them. */
 static bool choose_walk(cuda_shape *s) {
-    int64_t processors = s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132;
     double accumulators;
     if (s->chunked || s->e->stages < 3) return false;
     if (cuda_column_registers(s, &accumulators) * MAX_ELEMENTS <= WALK_REGISTERS) return false;
     s->chunked = true;
     for (int blocks = WALK_BLOCKS; blocks > 1; blocks /= 2) {
-        s->chunks = blocks * processors;
+        s->chunks = blocks * processors_of(s);
         choose_team(s);
         if (cuda_rows_follow(s) && s->unroll && s->team >= WALK_LANES) return true;
     }
     s->chunked = false;
     s->chunks = 0;
     return false;
-}
-
-/* Blocks of one multiprocessor. Tiles' work on a row is short. */
-static int blocks_together(const cuda_shape *s) {
-    return s->tiled ? TILE_THREADS / cuda_threads(s) : 2;
 }
 
 /* Rows of a chunk follow each other: while one is worked on the next ones are under way. */
@@ -631,7 +665,8 @@ void cuda_choose_shape(cuda_shape *s) {
         return;
     }
     s->apart = 1;
-    if (!choose_apart(s) && !choose_walk(s)) choose_team(s);
+    if (!choose_apart(s) && !choose_walk(s)) choose_tiles(s);
+    s->spread = choose_spread(s);
     cuda_choose_hoisted(s);
     cuda_find_needs(s);
     if (s->unroll && s->in_registers) stage_ahead(s);

@@ -264,6 +264,18 @@ static void column_sums_mixed(ir_kernel *k, int64_t rows, int64_t columns, ml_dt
     ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, ir_cast(k, ML_I32, positive), counts);
 }
 
+/* With more chunks than blocks that run at once leave for each tile of columns. */
+static void column_sums_wide(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 132;
+    int x = ir_operand(k, dtype, NULL, false), sums = ir_partial(k, ML_F32, true);
+    int least = ir_partial(k, ML_F32, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int v = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, v, sums);
+    ir_reduce(k, ML_OP_MIN, ML_SCOPE_COLUMN, v, least);
+}
+
 /* What ends a reduction over chunks: rows of elements that lie far apart. */
 static void strided(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype, int chunks) {
     ir_init(k, 1, 2, (int64_t[]){rows, columns});
@@ -411,6 +423,7 @@ static const kernel_case cases[] = {
     {"column sums by packs", column_sums, 50, 320, ML_F32, 2e-6},
     {"column sums of many rows", column_sums, 790, 264, ML_BF16, 8e-3},
     {"column sums of several types", column_sums_mixed, 70, 512, ML_BF16, 1e-5},
+    {"column sums of many tiles", column_sums_wide, 264, 1640, ML_F32, 2e-6},
     {"rows of strided elements", strided_rows, 50, 264, ML_F32, 2e-5},
     {"rows of strided elements bf16", strided_rows, 37, 33, ML_BF16, 2e-5},
     {"rows of strided elements, rounds", strided_rows, 200, 264, ML_F32, 2e-5},

@@ -39,15 +39,17 @@ static int emit_all(ml_arena *arena, ml_kernel **kernels) {
     ml_target target = {.kind = ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132};
     double tolerance;
     ir_kernel k;
-    int count = 0;
+    int count = 0, fewer = 0;
     for (; count < MAX_CASES && emit_case(&k, count, &tolerance) != NULL; count++) {
         kernels[count] = ML_NEW(arena, ml_kernel);
         ml_emit(&k.ir, &target, arena, kernels[count]);
         CHECK(kernels[count]->grid[0] > 0 && kernels[count]->block >= 32);
         CHECK(declared_shared(kernels[count]->source) <= 48 << 10);
         CHECK(k.ir.chunks > 0 || !meets_by_number(kernels[count]->source));
+        fewer += kernels[count]->scalar[1] < k.ir.chunks;
         ir_free(&k);
     }
+    CHECK(fewer > 0); /* chunks than results: tiles */
     return count;
 }
 

@@ -35,8 +35,6 @@ int ir_reduce(ir_kernel *k, ml_op op, ml_scope scope, int a, int operand);
 void ir_fill(ir_kernel *k, uint64_t seed);
 double ir_get(const ir_kernel *k, int operand, int64_t element);
 void ir_set(ir_kernel *k, int operand, int64_t element, double value);
-/* Interpret. results[operand] are heap blocks of doubles for written operands. */
-void ir_interpret(ir_kernel *k, double **results);
 /* Runs a printed kernel on pointers and scalars. */
 typedef void ir_runner(void *context, const ml_kernel *kernel, char **pointers,
                        const long long *scalars);
