@@ -385,7 +385,7 @@ static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/* Rows (or packs) of this block's chunk: low .. high-1, each or by steps. A division of 64 bits
+/* Rows (or packs) of this block's chunk: low .. high-1. A division of 64 bits
  * takes as long as a load, and all loads wait for it. */
 static void print_chunk(const cuda_shape *s) {
     emitter *e = s->e;
@@ -397,15 +397,10 @@ static void print_chunk(const cuda_shape *s) {
                     (long long)cuda_tiles(s));
         block = ml_arena_format(e->arena, "%s / %lldu", block, (long long)cuda_tiles(s));
     }
-    ml_text_add(&e->text, "const long long chunk = %s;\n", block);
-    if (s->spread)
-        ml_text_add(&e->text, "const %s low = (%s)chunk, high = (%s)a.s[0], step = (%s)a.s[1];\n",
-                    s->integer, s->integer, s->integer, s->integer);
-    else
-        ml_text_add(&e->text,
-                    "const %s low = (%s)((%s)chunk * (%s)a.s[0] / (%s)a.s[1]), "
-                    "high = (%s)((%s)(chunk + 1) * (%s)a.s[0] / (%s)a.s[1]);\n",
-                    s->integer, s->integer, wide, wide, wide, s->integer, wide, wide, wide);
+    ml_text_add(&e->text,
+                "const long long chunk = %s;\nconst %s low = (%s)((%s)chunk * (%s)a.s[0] / "
+                "(%s)a.s[1]), high = (%s)((%s)(chunk + 1) * (%s)a.s[0] / (%s)a.s[1]);\n",
+                block, s->integer, s->integer, wide, wide, wide, s->integer, wide, wide, wide);
     cuda_print_partials(s, true);
 }
 
@@ -495,12 +490,10 @@ static void print_rows(const cuda_shape *s) {
     print_chunk(s);
     cuda_print_start(s);
     if (turns) ml_text_add(&e->text, "int turn = 0;\n");
-    bool apart = cuda_meets_apart(s);
-    const char *index = apart ? "first" : "row";
-    ml_text_add(&e->text, "for (%s %s = %s; %s < high; %s += %d%s) {\n", s->integer, index,
-                apart ? "low" : cuda_first_row(s), index, index, s->teams,
-                s->spread ? " * step" : "");
-    if (apart) print_own_row(s, "first", "high");
+    const char *index = cuda_meets_apart(s) ? "first" : "row";
+    ml_text_add(&e->text, "for (%s %s = low%s; %s < high; %s += %d) {\n", s->integer, index,
+                cuda_meets_apart(s) ? "" : " + team", index, index, s->teams);
+    if (cuda_meets_apart(s)) print_own_row(s, "first", "high");
     cuda_print_step(s);
     print_row(s);
     cuda_print_row_end(s);

@@ -319,9 +319,9 @@ static void interpret_row(interpreter *it) {
     }
 }
 
-/* With rows dealt to as many chunks, as ranges or by turns. results[operand] are heap blocks of
- * doubles for written operands. */
-static void interpret(ir_kernel *k, int64_t chunks, bool by_turns, double **results) {
+/* With rows cut into as many chunks. results[operand] are heap blocks of doubles for written
+ * operands. */
+static void interpret(ir_kernel *k, int64_t chunks, double **results) {
     interpreter it = {.k = k, .results = results};
     int64_t rows = ir_rows(k);
     for (int i = 0; i < k->ir.operand_count; i++)
@@ -334,11 +334,9 @@ static void interpret(ir_kernel *k, int64_t chunks, bool by_turns, double **resu
             for (int64_t e = 0; e < k->elements[inst->operand]; e++)
                 results[inst->operand][e] = identity((ml_op)inst->op);
     }
-    for (it.chunk = 0; it.chunk < chunks; it.chunk++) {
-        int64_t low = by_turns ? it.chunk : it.chunk * rows / chunks;
-        int64_t high = by_turns ? rows : (it.chunk + 1) * rows / chunks;
-        for (it.row = low; it.row < high; it.row += by_turns ? chunks : 1) interpret_row(&it);
-    }
+    for (it.chunk = 0; it.chunk < chunks; it.chunk++)
+        for (it.row = it.chunk * rows / chunks; it.row < (it.chunk + 1) * rows / chunks; it.row++)
+            interpret_row(&it);
     for (int i = 0; i < k->ir.inst_count; i++) ml_free(it.values[i]);
 }
 
@@ -374,18 +372,6 @@ static double compare_operand(const ir_kernel *k, int operand, const double *exp
     return d > worst ? d : worst;
 }
 
-/* Kernels for CUDA deal rows by turns where columns are not all that they reduce. */
-static bool deals_by_turns(const ir_kernel *k, const ml_kernel *kernel) {
-    bool columns = false, others = false;
-    for (int i = 0; i < k->ir.inst_count; i++) {
-        const ml_inst *inst = &k->inst[i];
-        if (inst->kind != ML_INST_REDUCE) continue;
-        columns |= inst->scope == ML_SCOPE_COLUMN;
-        others |= inst->scope != ML_SCOPE_COLUMN;
-    }
-    return kernel->grid[0] > 0 && columns && others;
-}
-
 double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *context) {
     double *results[ML_MAX_OPERANDS], worst = 0;
     char *pointers[ML_MAX_OPERANDS];
@@ -393,7 +379,7 @@ double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *c
     for (int i = 0; i < k->ir.operand_count; i++)
         pointers[i] = (char *)k->memory[i] + k->offset[i] * ml_dtypes[k->ir.operand[i].dtype].bytes;
     for (int i = 0; i < ML_MAX_SCALARS; i++) scalars[i] = kernel->scalar[i];
-    interpret(k, k->ir.chunks > 0 ? kernel->scalar[1] : 1, deals_by_turns(k, kernel), results);
+    interpret(k, k->ir.chunks > 0 ? kernel->scalar[1] : 1, results);
     run(context, kernel, pointers, scalars);
     for (int i = 0; i < k->ir.operand_count; i++) {
         double d = results[i] != NULL ? compare_operand(k, i, results[i]) : 0;
