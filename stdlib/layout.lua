@@ -4,6 +4,7 @@ local m = require "mlua"
 
 local TABLES = { "mesh", "params", "acts", "state", "reshard", "stages", "exchange" }
 local SCHEDULES = { "1f1b", "interleaved", "zero-bubble" }
+local MOST = 1 << 30 -- ranks, microbatches
 
 -- Keys in order, so that messages are the same each time.
 local function sorted(t)
@@ -37,7 +38,7 @@ local function read_mesh(mesh)
   local list, seen = {}, {}
   for i, pair in ipairs(mesh) do
     local name, size = nil, nil
-    if type(pair) == "table" then name, size = pair[1], math.tointeger(pair[2]) end
+    if type(pair) == "table" and type(pair[2]) == "number" then name, size = pair[1], math.tointeger(pair[2]) end
     if type(name) ~= "string" or not size or size < 1 then
       core.fail(("axis %d of the mesh is no pair of a name and a size"):format(i), { help = [[{"dp", 4}]] })
     end
@@ -51,6 +52,11 @@ local function read_mesh(mesh)
       if axis.name == name then axis.size = size end
     end
   end
+  local ranks = 1
+  for _, axis in ipairs(list) do
+    if axis.size > MOST // ranks then core.fail(("a mesh has at most %d ranks"):format(MOST)) end
+    ranks = ranks * axis.size
+  end
   return list
 end
 
@@ -60,20 +66,34 @@ local function check_list(table_name, axis, list)
       help = ("%s = { %s = { \"heads\", \"ffn\" } }"):format(table_name, axis),
     })
   end
-  for _, name in ipairs(list) do
+  for key in sorted(list) do
+    if math.type(key) ~= "integer" or key < 1 or key > #list then
+      core.fail(("%s.%s is a list of axes, got the key %s"):format(table_name, axis, tostring(key)))
+    end
+  end
+  for i = 1, #list do
+    local name = list[i]
     if type(name) ~= "string" then
       core.fail(("%s.%s lists names of axes, got %s"):format(table_name, axis, tostring(name)), { help = "write them as texts" })
     end
   end
 end
 
+-- One of a layout's tables: empty where it is not given.
+local function table_of(spec, name)
+  local value = spec[name]
+  if value == nil then return {} end
+  if type(value) ~= "table" then core.fail(("a layout's %s is a table, got %s"):format(name, m.shown(value))) end
+  return value
+end
+
 -- The entries of one of a layout's tables, each of an axis of the mesh, by name; `read` makes what is kept.
-local function read_by_axis(entries, what, mesh, read)
+local function read_by_axis(spec, name, mesh, read)
   local known, copy = names_of(mesh), {}
-  for axis, value in sorted(entries or {}) do
+  for axis, value in sorted(table_of(spec, name)) do
     local found = false
-    for _, name in ipairs(known) do found = found or name == axis end
-    if not found then unknown(what .. " the mesh axis", axis, known, ", which the mesh has not") end
+    for _, other in ipairs(known) do found = found or other == axis end
+    if not found then unknown(name .. " speaks of the mesh axis", axis, known, ", which the mesh has not") end
     copy[axis] = read(axis, value)
   end
   return copy
@@ -81,16 +101,14 @@ end
 
 -- params and acts: lists of axes by mesh axis.
 local function read_lists(spec, table_name, mesh)
-  local lists = spec[table_name]
-  if lists and type(lists) ~= "table" then core.fail(("a layout's %s is a table, got %s"):format(table_name, type(lists))) end
-  return read_by_axis(lists, table_name .. " speaks of", mesh, function(axis, list)
+  return read_by_axis(spec, table_name, mesh, function(axis, list)
     check_list(table_name, axis, list)
     return table.move(list, 1, #list, 1, {})
   end)
 end
 
 local function read_state(spec, mesh)
-  return read_by_axis(spec.state, "state speaks of", mesh, function(axis, how)
+  return read_by_axis(spec, "state", mesh, function(axis, how)
     if how ~= "flat" then
       core.fail(("state.%s cannot be %s"):format(axis, tostring(how)), { help = ('state = { %s = "flat" }'):format(axis) })
     end
@@ -99,7 +117,7 @@ local function read_state(spec, mesh)
 end
 
 local function read_reshard(spec, mesh)
-  return read_by_axis(spec.reshard, "reshard speaks of", mesh, function(axis, value)
+  return read_by_axis(spec, "reshard", mesh, function(axis, value)
     if type(value) ~= "boolean" then
       core.fail(("reshard.%s is true or false, got %s"):format(axis, tostring(value)), { help = ("reshard = { %s = false }"):format(axis) })
     end
@@ -109,7 +127,7 @@ end
 
 -- {pp = "layers", schedule =, chunks =, microbatches = }: which mesh axis cuts which list of modules.
 local function read_stages(spec, mesh)
-  local stages, found = spec.stages or {}, nil
+  local stages, found = table_of(spec, "stages"), nil
   for key, value in sorted(stages) do
     if key ~= "schedule" and key ~= "microbatches" and key ~= "chunks" then
       local known = false
@@ -126,8 +144,9 @@ local function read_stages(spec, mesh)
   end
   for _, key in ipairs { "chunks", "microbatches" } do
     local value = stages[key]
-    if value ~= nil and not (math.tointeger(value) and value >= 1) then
-      core.fail(("stages.%s must be a positive integer, got %s"):format(key, tostring(value)))
+    local number = type(value) == "number" and math.tointeger(value) or 0
+    if value ~= nil and (number < 1 or number > MOST) then
+      core.fail(("stages.%s must be an integer from 1 to %d, got %s"):format(key, MOST, m.shown(value)))
     end
   end
   local schedule = stages.schedule or (stages.chunks or 1) > 1 and "interleaved" or "1f1b"
@@ -154,6 +173,19 @@ local function read_exchange(spec)
   return value or 0
 end
 
+-- What is cut into stages is whole within each: ranks of other stages hold nothing to meet with.
+local function check_stages(parts)
+  if not parts.stages then return end
+  local axis = parts.stages.axis
+  for _, name in ipairs { "params", "acts", "state" } do
+    if parts[name][axis] then
+      core.fail(("%s.%s: the mesh axis %s cuts the model into stages and splits nothing else"):format(name, axis, axis), {
+        help = "another mesh axis may split tensors, such as tp",
+      })
+    end
+  end
+end
+
 local meta = { __name = "layout" }
 
 function meta:__tostring()
@@ -166,10 +198,12 @@ local function layout(_, spec)
   m.check_options("layout", spec or {}, TABLES)
   spec = spec or {}
   local mesh = read_mesh(spec.mesh)
-  return setmetatable({
+  local parts = {
     mesh = mesh, params = read_lists(spec, "params", mesh), acts = read_lists(spec, "acts", mesh), state = read_state(spec, mesh),
     reshard = read_reshard(spec, mesh), exchange = read_exchange(spec), stages = read_stages(spec, mesh),
-  }, meta)
+  }
+  check_stages(parts)
+  return setmetatable(parts, meta)
 end
 
 local SIZES = { "pp", "dp", "ep", "cp", "tp" }

@@ -411,20 +411,27 @@ static ml_placements output_placement(const sharder *s, const ml_roots *roots, i
     return ml_layout_place(s->layout, s->from, ml_graph_type(s->from, roots->outputs[i]), -1, NULL);
 }
 
-/* Raise where a PLACE speaks of a mesh axis that the layout has not. */
+/* Raise where a PLACE splits over a mesh axis that the layout has not, or that cuts stages. */
+static void check_place(const sharder *s, const ml_origin *origin, const char *name, bool split) {
+    const ml_layout *layout = s->layout;
+    const char *file = origin->file ? origin->file : "?";
+    int at = 0;
+    while (at < layout->count && strcmp(layout->axis[at].name, name) != 0) at++;
+    if (at == layout->count)
+        ml_raise(ML_INVALID, "%s:%d: the layout has no mesh axis \"%s\"", file, origin->line, name);
+    if (split && layout->stages.on && layout->stages.mesh_axis == at)
+        ml_raise(ML_INVALID,
+                 "%s:%d: on: the mesh axis %s cuts the model into stages and splits nothing else",
+                 file, origin->line, name);
+}
+
 static void check_places(const sharder *s) {
     for (ml_ref n = 1; n < ml_graph_count(s->from); n++) {
         const ml_node *node = ml_graph_node(s->from, n);
-        for (int k = 0; node->op == ML_OP_PLACE && k < node->arg_count; k += 2) {
-            const char *name = ml_axis_name(s->from, (ml_axis)ml_graph_args(s->from, n)[k]);
-            const ml_origin *origin = ml_graph_origin(s->from, n);
-            bool found = false;
-            for (int i = 0; i < s->layout->count; i++)
-                found = found || strcmp(s->layout->axis[i].name, name) == 0;
-            if (!found)
-                ml_raise(ML_INVALID, "%s:%d: the layout has no mesh axis \"%s\"",
-                         origin->file ? origin->file : "?", origin->line, name);
-        }
+        const int64_t *args = ml_graph_args(s->from, n);
+        for (int k = 0; node->op == ML_OP_PLACE && k < node->arg_count; k += 2)
+            check_place(s, ml_graph_origin(s->from, n), ml_axis_name(s->from, (ml_axis)args[k]),
+                        args[k + 1] != 0);
     }
 }
 
