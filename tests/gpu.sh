@@ -10,7 +10,7 @@
 #   products   cuBLASLt, and products by groups on warpgroup products
 #   attention  cuDNN, and mlua's own kernels as they run by default
 #   tiles      the other tiles of warpgroup products (MLUA_WGMMA=2 and 3), MLUA_DETERMINISTIC=0, and what is chosen by time
-#   norms      how fast norms and their gradients are, beside a copy
+#   norms      how fast norms and their gradients, sums for biases and losses are, beside a copy
 #   ragged     how fast products by groups are
 #   times      how fast attention is: cuDNN, mma.sync and each variant
 #   flex       the same score functions and masks in PyTorch's FlexAttention
@@ -133,7 +133,7 @@ run_part() {
     products) tests products 90 gpu_gemm gpu_ragged/wide gpu_ragged/drawn ;;
     attention) tests attention 240 gpu_attention/f32 gpu_attention/bf16_cudnn gpu_attention/bf16_template ;;
     tiles) tests tiles 240 gpu_attention/bf16_tiles gpu_attention/bf16_unordered gpu_attention/bf16_chosen ;;
-    norms) times norms 30 gpu_norms/times ;;
+    norms) times norms 30 gpu_norms/ ;;
     ragged) times ragged 60 gpu_ragged/times ;;
     times) times times 240 gpu_attention/times ;;
     flex)

@@ -1,13 +1,15 @@
-/* Norms and the gradients of biases on the GPU at the sizes of models/gpt.lua's and
+/* Norms, the gradients of biases and losses on the GPU at the sizes of models/gpt.lua's and
  * models/llama.lua's presets: how near they are to the bandwidth of a copy, counting the bytes that
- * must move. BENCH=1 build/test --gpu -v -j 0 gpu_norms/times fails where one of them is below
- * LEAST of it. BENCH=tiny: to try the test alone. */
+ * must move. BENCH=1 build/test --gpu -v -j 0 gpu_norms fails where one of them is below LEAST of
+ * it. BENCH=tiny: to try the tests alone. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/device/profile.h"
 #include "runtime/exec/bench.h"
+#include "runtime/graph/passes.h"
 #include "tests/gpu_bench.h"
 #include "tests/ops_support.h"
 
@@ -25,14 +27,20 @@ static const shape shapes[] = {{"gpt2-124m", 65536, 768, false, true},
                                {"llama-1b", 16384, 2048, true, false},
                                {"llama-3b", 8192, 3072, true, false}};
 static const shape tiny = {"tiny", 300, 136, false, true};
+/* Of the logits of a chunk of tokens. */
+static const shape losses[] = {
+    {"gpt2", 8192, 50304}, {"llama-3", 4096, 128256}, {"llama-2", 8192, 32000}};
+static const shape tiny_loss = {"tiny loss", 40, 20000};
 
-typedef struct {
+typedef struct bench {
     gpu_bench base;
     const shape *shape;
     const char *part;
+    void (*body)(struct bench *b);
     int widths; /* of the shape's columns that a row has */
     ml_axis r, c;
-    double copy; /* bytes a second */
+    double copy;   /* bytes a second */
+    int64_t least; /* bytes of kernels that are judged */
     int timed, slow;
     uint32_t seen; /* events */
 } bench;
@@ -98,7 +106,7 @@ static void see_times(void *context, const ml_profile *profile) {
             if (best == 0 || took < best) best = took;
         }
         if (seen || strncmp(step->name, "random", 6) == 0) continue; /* that is how states begin */
-        if (step->bytes < LARGE && b->shape != &tiny) continue;
+        if (step->bytes < b->least) continue;
         double share = (double)step->bytes / best / b->copy;
         printf("%-10s %-8s %-32s %6.1f us %5.1f %% of a copy\n", b->shape->name, b->part,
                step->name, best * 1e6, 100 * share);
@@ -168,28 +176,71 @@ static void bias_sums(bench *b) {
     b->widths = 1;
 }
 
-static void bench_body(void *context) {
-    bench *b = context;
-    b->r = ml_axis_named(b->base.g, "r");
-    b->c = ml_axis_named(b->base.g, "c");
-    b->widths = 1;
+/* Of each row. */
+static ml_ref log_sum(const bench *b, ml_ref x) {
+    ml_graph *g = b->base.g;
+    ml_ref zero = ml_const(g, ML_F32, 0), largest = ml_reduce(g, ML_OP_MAX, x, &b->c, 1);
+    ml_ref shift = ml_where(g, ml_map1(g, ML_OP_IS_FINITE, largest), largest, zero);
+    shift = ml_map1(g, ML_OP_STOP_GRADIENT, shift);
+    ml_ref e = ml_map1(g, ML_OP_EXP, ml_map2(g, ML_OP_SUB, x, shift));
+    ml_ref sum = ml_reduce(g, ML_OP_SUM, e, &b->c, 1), empty = ml_map2(g, ML_OP_EQ, sum, zero);
+    ml_ref log = ml_map1(g, ML_OP_LOG, ml_where(g, empty, ml_const(g, ML_F32, 1), sum));
+    return ml_map2(g, ML_OP_ADD, log, ml_where(g, empty, ml_const(g, ML_F32, -INFINITY), shift));
+}
+
+/* The sum of the rows' cross-entropies, and its gradient, as stdlib/loss.lua writes them. */
+static void loss(bench *b) {
+    ml_graph *g = b->base.g;
+    ml_type index = type_of(b, ML_I32, "r"), all = type_of(b, ML_I32, "rc");
+    ml_ref target = gpu_bench_operand(&b->base, &index, ml_iota(g, b->r, b->shape->rows));
+    ml_ref logits = operand(b, ML_BF16, "rc"), x = ml_cast(g, logits, ML_F32);
+    ml_ref column = ml_broadcast(g, ml_iota(g, b->c, b->shape->columns), &all);
+    ml_ref zero = ml_const(g, ML_F32, 0), values[2];
+    ml_ref own = ml_where(g, ml_map2(g, ML_OP_EQ, column, target), x, zero);
+    ml_ref picked = ml_reduce(g, ML_OP_SUM, own, &b->c, 1);
+    ml_ref lost = ml_map2(g, ML_OP_SUB, log_sum(b, x), picked);
+    values[0] = ml_reduce(g, ML_OP_SUM, lost, &b->r, 1);
+    ml_autodiff(g, values[0], &logits, 1, &values[1]);
+    run(b, "loss", values, 2);
+}
+
+static void norms(bench *b) {
     forward(b);
     backward(b);
     if (b->shape->adds) bias_sums(b);
 }
 
-GPU_TEST(norms, times) {
+static void bench_body(void *context) {
+    bench *b = context;
+    b->r = ml_axis_named(b->base.g, "r");
+    b->c = ml_axis_named(b->base.g, "c");
+    b->widths = 1;
+    b->body(b);
+}
+
+/* Each of the shapes, of so many large kernels at least; or the tiny one, where BENCH says so. */
+static void time_shapes(const shape *all, int count, const shape *small, void (*body)(bench *b),
+                        int kernels) {
     const char *size = getenv("BENCH");
-    bool small = size && strcmp(size, "tiny") == 0;
+    bool only = size && strcmp(size, "tiny") == 0;
     ml_ceilings ceilings = {.copy_bytes = 1e30};
-    if (size && !small && ml_bench("cuda", 0, false, &ceilings) != ML_OK)
+    if (size && !only && ml_bench("cuda", 0, false, &ceilings) != ML_OK)
         test_fail("the copy's bandwidth: %s", ml_error_last()->text);
-    for (int i = 0; size && i < (small ? 1 : (int)(sizeof shapes / sizeof *shapes)); i++) {
-        bench b = {.shape = small ? &tiny : &shapes[i], .copy = ceilings.copy_bytes};
+    for (int i = 0; size && i < (only ? 1 : count); i++) {
+        bench b = {.shape = only ? small : &all[i], .body = body, .copy = ceilings.copy_bytes};
+        b.least = only ? 0 : LARGE;
         ml_status status = gpu_bench_time(&b.base, bench_body, &b);
         if (status != ML_OK) test_fail("%s: %s", b.shape->name, ml_error_last()->text);
-        if (!small && (b.timed < 2 || b.slow > 0))
+        if (b.timed < kernels || (!only && b.slow > 0))
             test_fail("%s: %d of %d kernels are below %.0f %% of a copy", b.shape->name, b.slow,
                       b.timed, 100 * LEAST);
     }
+}
+
+GPU_TEST(norms, times) {
+    time_shapes(shapes, sizeof shapes / sizeof *shapes, &tiny, norms, 2);
+}
+
+GPU_TEST(norms, losses) {
+    time_shapes(losses, sizeof losses / sizeof *losses, &tiny_loss, loss, 1);
 }
