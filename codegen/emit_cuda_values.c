@@ -182,9 +182,10 @@ bool cuda_is_of_number(const cuda_shape *s, int i) {
 /* What a row has one of is loaded while the row before is worked on. */
 void cuda_choose_next(cuda_shape *s) {
     const emitter *e = s->e;
+    bool follow = cuda_rows_follow(s) || cuda_refills(s);
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        s->next[i] = cuda_rows_follow(s) && inst->kind == ML_INST_LOAD && e->place[i] >= 0 &&
+        s->next[i] = follow && inst->kind == ML_INST_LOAD && e->place[i] >= 0 &&
                      e->place[i] < e->ir->row_loops &&
                      (inst->index == ML_NO_INST || cuda_is_of_number(s, inst->index)) &&
                      (inst->guard == ML_NO_INST || cuda_is_of_number(s, inst->guard));

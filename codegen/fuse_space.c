@@ -8,9 +8,11 @@ enum {
     SMALL_COLUMNS = 256, /* column sums of fewer elements in all need no partial results */
     LEAST_COLUMNS = 128, /* ... of kernels that only sum everything */
     MOST_COLUMNS = 8192,
-    LEAST_ROWS = 32,   /* a kernel must keep that many rows to be worth extending by columns */
-    C_CHUNKS = 32,     /* more than any laptop's cores; does not depend on the threads */
-    CHUNK_WORK = 4096, /* elements worth a chunk */
+    LEAST_ROWS = 32,      /* a kernel must keep that many rows to be worth extending by columns */
+    C_CHUNKS = 32,        /* more than any laptop's cores; does not depend on the threads */
+    CHUNK_WORK = 4096,    /* elements worth a chunk */
+    LONG_COLUMNS = 16384, /* of rows ... */
+    LONG_ROWS = 2,        /* ... of which a chunk has few */
 };
 
 static int64_t product(const lower_group *group, int first, int last) {
@@ -27,6 +29,12 @@ int64_t fuse_columns(const lower_group *group) {
     return product(group, group->committed ? group->row_digits : group->digits, group->digits);
 }
 
+/* Whether most chunks wait for their turn: multiprocessors differ in what memory gives them, and of
+ * long rows each block has a few to work on. */
+static bool has_many_chunks(const lowering *l, int64_t columns) {
+    return l->target->kind == ML_TARGET_CUDA && columns >= LONG_COLUMNS;
+}
+
 /* Sums of columns take so many registers that a multiprocessor holds one block, and each chunk's
  * are written and read again: there is one for each multiprocessor. */
 int64_t fuse_chunks(const lowering *l, int64_t rows, int64_t columns, ml_scope scope) {
@@ -34,6 +42,8 @@ int64_t fuse_chunks(const lowering *l, int64_t rows, int64_t columns, ml_scope s
     int64_t most = l->target->kind != ML_TARGET_CUDA ? C_CHUNKS
                    : scope == ML_SCOPE_COLUMN        ? processors
                                                      : 2 * processors;
+    if (scope == ML_SCOPE_ALL && has_many_chunks(l, columns))
+        return (rows + LONG_ROWS - 1) / LONG_ROWS;
     int64_t worth = rows * columns / CHUNK_WORK;
     /* partial results must stay small beside what is read */
     if (worth > rows / 8) worth = rows / 8;
@@ -324,6 +334,8 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
     if (!scope_of(l, kept, reduced, rows, all & ~rows, root, scope)) return false;
     if (*scope == ML_SCOPE_COLUMN &&
         !axes_adjacent(&full, root, type, order, full.size[0], full.digits[0]))
+        return false;
+    if (*scope == ML_SCOPE_COLUMN && to->chunks > 0 && has_many_chunks(l, fuse_columns(to)))
         return false;
     if (ml_graph_node(l->g, root->node)->op == ML_OP_ARGMAX)
         return argmax_fits(&full, root, type, *row_digits, full.digits[0]);

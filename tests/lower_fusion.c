@@ -269,6 +269,41 @@ TEST(lower, cross_entropy) {
     free_piece(&p);
 }
 
+enum { LONG = 1 << 15, ROWS = 64 };
+
+/* Logits with a bias; their loss and the gradients of both. */
+static void build_long_loss(void *context) {
+    piece *p = context;
+    ml_ref wrt[2] = {input(p, ML_BF16, "bv", SIZES(ROWS, LONG)),
+                     input(p, ML_F32, "v", SIZES(LONG))};
+    ml_axis v = axis(p, "v"), b = axis(p, "b");
+    ml_ref x = ADD(ml_cast(p->g, wrt[0], ML_F32), wrt[1]), gradients[2];
+    ml_ref high = ml_reduce(p->g, ML_OP_MAX, x, &v, 1);
+    ml_ref sum = ml_reduce(p->g, ML_OP_SUM, FN(EXP, SUB(x, high)), &v, 1);
+    ml_ref loss = ml_reduce(p->g, ML_OP_SUM, ADD(FN(LOG, sum), high), &b, 1);
+    ml_autodiff(p->g, loss, wrt, 2, gradients);
+    output(p, loss);
+    output(p, gradients[0]);
+    output(p, gradients[1]);
+}
+
+/* Long rows are walked by many blocks of few rows; sums of columns by few blocks, elsewhere. */
+TEST(lower, long_rows) {
+    piece p;
+    lower_for(&p, ML_TARGET_CUDA, build_long_loss);
+    int walks = 0, partials = 0;
+    for (uint32_t i = 0; i < p.s->steps.count; i++)
+        walks += p.s->steps.at[i].kernel && p.s->steps.at[i].kernel->grid[0] == ROWS / 2;
+    CHECK_EQ_INT(walks, 1);
+    for (uint32_t i = 0; i < p.s->values.count; i++) {
+        if (p.s->values.at[i].node != 0) continue;
+        partials++;
+        CHECK(ml_type_elements(&p.s->values.at[i].type) <= ROWS / 8 * LONG);
+    }
+    CHECK(partials > 0);
+    free_piece(&p);
+}
+
 /* A constant that is an output, and a kernel that knows it all the same. */
 static void build_constant(void *context) {
     piece *p = context;
