@@ -120,12 +120,13 @@ static void print_reduce(const cuda_shape *s, int i) {
 static void print_folded(const cuda_shape *s, int stage) {
     emitter *e = s->e;
     int i = s->folded;
+    const ml_inst *less = &e->ir->inst[e->ir->inst[i].src[0]];
     if (e->stage[i] < stage)
         ml_text_add(&e->text, "const float h%d = ml_unpack_half(%s, k);\n", i,
                     pack_name(s, s->folded_pack));
     else
-        ml_text_add(&e->text, "const float h%d = z%d[k] = ml_exp_up(%s);\n", i, i,
-                    emit_name(e, e->ir->inst[i].src[0]));
+        ml_text_add(&e->text, "const float h%d = z%d[k] = ml_quick_exp_less(%s, %s, ML_UP);\n", i,
+                    i, emit_name(e, less->src[0]), emit_name(e, less->src[1]));
     ml_text_add(&e->text, "const float v%d = h%d * %s;\n", i, i,
                 s->online >= 0 ? "down" : "ML_DOWN");
 }
@@ -250,8 +251,8 @@ static void print_pack_body(const cuda_shape *s, int stage) {
     if (folds) print_fold(s);
     for (int i = 0; i < ir->inst_count; i++)
         if (s->largest[i] >= 0 && e->need[stage][i])
-            ml_text_add(&e->text, "a%d = ml_max_f32(a%d, ml_pack_max(%s));\n", i, i,
-                        pack_name(s, s->largest[i]));
+            ml_text_add(&e->text, "t%d = ml_pack_max(%s, t%d);\n", i, pack_name(s, s->largest[i]),
+                        i);
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
         if (!e->need[stage][i] || !cuda_stores_pack(s, i)) continue;
@@ -318,7 +319,8 @@ static void print_cached_loads(const cuda_shape *s, int stage) {
 
 void cuda_print_accumulators(const cuda_shape *s, int stage) {
     for (int i = 0; i < s->e->ir->inst_count; i++)
-        if (ml_inst_reduces_row(&s->e->ir->inst[i]) && s->e->stage[i] == stage)
+        if (ml_inst_reduces_row(&s->e->ir->inst[i]) && s->e->stage[i] == stage &&
+            !cuda_print_largest_start(s, i))
             cuda_print_accumulator(s, i);
 }
 
@@ -360,6 +362,7 @@ static void print_pass(const cuda_shape *s, int stage) {
         ml_text_add(&e->text, "}\n}\n");
         cuda_print_group_end(&some);
     }
+    cuda_print_largest_end(s, stage);
     cuda_print_row_results(s, stage);
 }
 

@@ -123,6 +123,8 @@ void cuda_print_elements(const cuda_shape *s, int stage);        /* of a pack */
 /* Of emit_cuda_simpler.c. */
 void cuda_find_hits(cuda_shape *s);
 void cuda_find_largest(cuda_shape *s);
+bool cuda_print_largest_start(const cuda_shape *s, int inst); /* whether it did */
+void cuda_print_largest_end(const cuda_shape *s, int stage);
 bool cuda_print_simpler(const cuda_shape *s, int inst); /* whether it did */
 /* Of emit_cuda_ahead.c. A thread's place for a pack in a slot. */
 const char *cuda_staged_text(const cuda_shape *s, int pack, const char *slot);

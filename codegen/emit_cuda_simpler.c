@@ -26,6 +26,19 @@ void cuda_find_largest(cuda_shape *s) {
     }
 }
 
+/* They are gathered by twos, as they lie in packs: t; of a whole pass: a. */
+bool cuda_print_largest_start(const cuda_shape *s, int i) {
+    if (s->largest[i] < 0 || s->online >= 0) return false;
+    ml_text_add(&s->e->text, "unsigned t%d = 0xff80ff80u;\n", i);
+    return true;
+}
+
+void cuda_print_largest_end(const cuda_shape *s, int stage) {
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (s->largest[i] >= 0 && s->e->stage[i] == stage)
+            ml_text_add(&s->e->text, "const float a%d = ml_pair_max(t%d);\n", i, i);
+}
+
 /* Comparisons of the column's number with what a row has one of. */
 void cuda_find_hits(cuda_shape *s) {
     const emitter *e = s->e;

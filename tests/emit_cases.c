@@ -206,11 +206,12 @@ static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_store(k, y, map2(k, ML_OP_ADD, less, map2(k, ML_OP_DIV, e, divisor)));
 }
 
-/* A row of nothing but -infinity, and one with an infinity: of bf16 the latter's gradient may be no
- * number in more elements than that one. */
+/* A row of nothing but -infinity, one that a mask of -1e30 hides, and one with an infinity: of bf16
+ * the latter's gradient may be no number in more elements than that one. */
 static void fill_loss(ir_kernel *k, ml_dtype dtype) {
     int64_t columns = k->ir.size[1];
     for (int64_t i = 0; i < columns; i++) ir_set(k, 0, columns + i, -INFINITY);
+    for (int64_t i = 0; i < columns; i++) ir_set(k, 0, 3 * columns + i, -1e30);
     if (dtype == ML_F32) ir_set(k, 0, 2 * columns + columns / 2, INFINITY);
 }
 
@@ -414,6 +415,7 @@ static const kernel_case cases[] = {
     {"norm of a sum, row by row", norm_by_rows, 260, 1600, ML_F32, 2e-5},
     {"loss", loss, 23, 9000, ML_F32, 2e-5},
     {"loss, long bf16 rows", loss, 13, 50304, ML_BF16, 8e-3},
+    {"loss, few long bf16 rows", loss, 5, 50304, ML_BF16, 8e-3},
     {"loss, rows that fill a block", loss, 5, 90112, ML_BF16, 8e-3},
     {"loss, longer rows than a block holds", loss, 5, 128256, ML_BF16, 8e-3},
     {"all", all_flat, 100003, 7, ML_F32, 1e-6},
