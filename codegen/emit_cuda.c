@@ -470,9 +470,10 @@ static void print_own_row(const cuda_shape *s, const char *first, const char *en
         end, s->integer, s->integer, first, end);
 }
 
+/* The last rows come first: caches still have of them what the kernel before wrote last. */
 static void print_single_row(const cuda_shape *s) {
-    const char *first =
-        ml_arena_format(s->e->arena, "(%s)%s * %d", s->integer, block_text(s), s->teams);
+    const char *block = s->e->batch > 0 ? block_text(s) : "(gridDim.x - 1 - blockIdx.x)";
+    const char *first = ml_arena_format(s->e->arena, "(%s)%s * %d", s->integer, block, s->teams);
     if (cuda_meets_apart(s))
         print_own_row(s, first, "a.s[0]");
     else

@@ -32,7 +32,7 @@ static void *emulated_scheduler[5];
 static int emulated_threads, emulated_arrived[16]; /* at barriers, without waiting there */
 static void (*emulated_entry)(void *);
 static void *emulated_arguments;
-static emulated_index threadIdx, blockIdx;
+static emulated_index threadIdx, blockIdx, gridDim;
 
 #define __global__
 #define __grid_constant__
@@ -156,6 +156,7 @@ static void emulated_launch(void (*entry)(void *), void *arguments, unsigned gx,
         t->started = false;
         makecontext(&t->context, emulated_start, 0);
     }
+    gridDim = {(unsigned)gx, (unsigned)gy, 1};
     for (blockIdx.y = 0; blockIdx.y < gy; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < gx; blockIdx.x++) emulated_block();
     free(emulated_stacks);
