@@ -38,7 +38,7 @@ local Block = m.module("Block", function(self)
   self.wo = m.param { A.heads, A.head_dim, A.embed }
   self.moe = m.moe {
     A.embed, experts = A.experts, ffn = A.ffn, top_k = cfg.top_k, shared = cfg.shared, router = cfg.router,
-    capacity = cfg.capacity > 0 and cfg.capacity or nil, aux_loss = cfg.aux, z_loss = cfg.z, bias_balance = cfg.balance,
+    capacity = cfg.capacity ~= 0 and cfg.capacity or nil, aux_loss = cfg.aux, z_loss = cfg.z, bias_balance = cfg.balance,
   }
 end)
 

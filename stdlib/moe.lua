@@ -22,6 +22,12 @@ local function one_of(what, value, ...)
   core.fail(("m.moe's %s must be %s, got %s"):format(what, table.concat({ ... }, " or "), m.shown(value)))
 end
 
+local function check_number(spec, key, whole)
+  local value, kind = spec[key], math.type(spec[key])
+  if value == nil or (kind == "integer" or kind and not whole) and value >= 0 and value < math.huge then return end
+  core.fail(("m.moe's %s must be %s, 0 or more, got %s"):format(key, whole and "an integer" or "a number", m.shown(value)))
+end
+
 local function check(spec)
   m.check_options("moe", spec, OPTIONS, "A.embed, experts = A.experts, ffn = A.ffn")
   for _, key in ipairs { 1, "experts", "ffn" } do
@@ -35,7 +41,9 @@ local function check(spec)
   if math.type(k) ~= "integer" or k < 1 or k > spec.experts.size then
     core.fail(("m.moe cannot choose top_k=%s of %d experts"):format(m.shown(k), spec.experts.size))
   end
-  if spec.capacity ~= nil and (type(spec.capacity) ~= "number" or spec.capacity <= 0) then
+  for _, key in ipairs { "aux_loss", "z_loss", "bias_balance", "scale" } do check_number(spec, key) end
+  check_number(spec, "shared", true)
+  if spec.capacity ~= nil and not (type(spec.capacity) == "number" and spec.capacity > 0) then
     core.fail(("m.moe's capacity must be a factor above 0, got %s"):format(m.shown(spec.capacity)), {
       help = "1.25 leaves room for a quarter more than an even share; without capacity nothing is dropped",
     })

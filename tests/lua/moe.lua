@@ -274,5 +274,12 @@ check.raises("cannot choose top_k=7 of 6 experts", m.moe, { A.embed, experts = A
 check.raises("m.moe's experts must be an axis", m.moe, { A.embed, experts = 4, ffn = A.ffn })
 check.raises("no option \"expert_count\"", m.moe, { A.embed, expert_count = 4, ffn = A.ffn })
 check.raises("capacity must be a factor above 0", m.moe, { A.embed, experts = A.experts, ffn = A.ffn, capacity = 0 })
+check.raises("capacity must be a factor above 0", m.moe, { A.embed, experts = A.experts, ffn = A.ffn, capacity = 0 / 0 })
+for _, key in ipairs { "aux_loss", "z_loss", "bias_balance", "scale", "shared" } do
+  for _, value in ipairs { -1, 0 / 0, math.huge, "1" } do
+    check.raises("m.moe's " .. key .. " must be", m.moe, { A.embed, experts = A.experts, ffn = A.ffn, [key] = value })
+  end
+end
+check.raises("shared must be an integer, 0 or more, got 1.5", m.moe, { A.embed, experts = A.experts, ffn = A.ffn, shared = 1.5 })
 check.raises("router must be softmax or sigmoid", m.moe, { A.embed, experts = A.experts, ffn = A.ffn, router = "hash" })
 check.done()
