@@ -44,6 +44,19 @@ DIST_TEST(slurm) {
                          " SLURM_STEP_ID=0 SLURM_LAUNCH_NODE_IPADDR=127.0.0.1");
 }
 
+/* A number of ranks that is none is no reason to train alone. */
+DIST_TEST(no_world) {
+    static const char *const worlds[] = {"0", "two", "99999999999"};
+    for (int i = 0; i < 3; i++) {
+        process_result r = process_run(
+            room, 1,
+            ml_arena_format(room->arena, "RANK=0 WORLD_SIZE=%s MASTER_ADDR=127.0.0.1", worlds[i]),
+            "run %s steps=2", model);
+        process_expect(&r, ml_arena_format(room->arena, "rank 0 of %s ranks (from torchrun)",
+                                           i == 0 ? "0" : "-1"));
+    }
+}
+
 /* Ranks on CPUs that take themselves for those of two hosts are refused, each rank alike; GPUs may
  * be on several (gpu_ranks/hosts). */
 DIST_TEST(hosts) {

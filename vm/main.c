@@ -455,9 +455,14 @@ static int run_rank(vm_options *options) {
 
 /* -n and --mesh as far as they can be compared without the script's layout. */
 static int ranks_error(const vm_options *options) {
+    enum { MOST_RANKS = 1 << 30 };
     int64_t product = 1;
-    for (int i = 0; i < options->mesh_count; i++)
-        product *= strtoll(options->mesh[i].text, NULL, 0);
+    for (int i = 0; i < options->mesh_count; i++) {
+        int64_t size = strtoll(options->mesh[i].text, NULL, 0);
+        if (size > MOST_RANKS / product)
+            return usage_error("the mesh has more than %d ranks", MOST_RANKS);
+        product *= size;
+    }
     if (!options->mesh_count || options->ranks % product == 0) return EXIT_OK;
     usage_error("-n %lld, and the mesh has %lld ranks", (long long)options->ranks,
                 (long long)product);
@@ -466,7 +471,7 @@ static int ranks_error(const vm_options *options) {
 }
 
 static int run_ranks(vm_options *options) {
-    if (launched && launch.world > 1) return run_rank(options);
+    if (launched) return run_rank(options);
     if (options->ranks <= 1) return run_script(options);
     int result = ranks_error(options);
     return result == EXIT_OK ? ml_launch_local((int)options->ranks, command_line) : result;
@@ -525,7 +530,7 @@ static int doctor_main(vm_options *options, int count, char **words) {
         usage_error("doctor -n measures collectives, which only --bench asks for");
         return print_suggestion(NULL, "mlua doctor --bench -n 8");
     }
-    if (launched && launch.world > 1) return doctor_rank(&launch) ? EXIT_OK : EXIT_ERROR;
+    if (launched) return doctor_rank(&launch) ? EXIT_OK : EXIT_ERROR;
     if (!doctor_print()) return print_last_error();
     if (!options->bench) return EXIT_OK;
     if (!doctor_bench()) result = EXIT_ERROR;

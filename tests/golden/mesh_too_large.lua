@@ -1,0 +1,1 @@
+-- args: run --device cpu -n 4 --mesh dp=4611686018427387904,tp=4
