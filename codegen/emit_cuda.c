@@ -388,8 +388,8 @@ static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-/* Rows (or packs) of this block's chunk: low .. high-1. A division of 64 bits
- * takes as long as a load, and all loads wait for it. */
+/* Rows (or packs) of this block's chunk: those below high from low on, or by steps. A division of
+ * 64 bits takes as long as a load, and all loads wait for it. */
 static void print_chunk(const cuda_shape *s) {
     emitter *e = s->e;
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
@@ -400,10 +400,16 @@ static void print_chunk(const cuda_shape *s) {
                     (long long)cuda_tiles(s));
         block = ml_arena_format(e->arena, "%s / %lldu", block, (long long)cuda_tiles(s));
     }
-    ml_text_add(&e->text,
-                "const long long chunk = %s;\nconst %s low = (%s)((%s)chunk * (%s)a.s[0] / "
-                "(%s)a.s[1]), high = (%s)((%s)(chunk + 1) * (%s)a.s[0] / (%s)a.s[1]);\n",
-                block, s->integer, s->integer, wide, wide, wide, s->integer, wide, wide, wide);
+    ml_text_add(&e->text, "const long long chunk = %s;\n", block);
+    if (s->spread)
+        ml_text_add(&e->text,
+                    "const %s low = (%s)chunk * %d, high = (%s)a.s[0], step = (%s)a.s[1];\n",
+                    s->integer, s->integer, s->teams, s->integer, s->integer);
+    else
+        ml_text_add(&e->text,
+                    "const %s low = (%s)((%s)chunk * (%s)a.s[0] / (%s)a.s[1]), "
+                    "high = (%s)((%s)(chunk + 1) * (%s)a.s[0] / (%s)a.s[1]);\n",
+                    s->integer, s->integer, wide, wide, wide, s->integer, wide, wide, wide);
     cuda_print_partials(s, true);
 }
 
@@ -494,10 +500,11 @@ static void print_rows(const cuda_shape *s) {
     print_chunk(s);
     cuda_print_start(s);
     if (turns) ml_text_add(&e->text, "int turn = 0;\n");
-    const char *index = cuda_meets_apart(s) ? "first" : "row";
-    ml_text_add(&e->text, "for (%s %s = low%s; %s < high; %s += %d) {\n", s->integer, index,
-                cuda_meets_apart(s) ? "" : " + team", index, index, s->teams);
-    if (cuda_meets_apart(s)) print_own_row(s, "first", "high");
+    bool apart = cuda_meets_apart(s);
+    const char *index = apart ? "first" : "row";
+    ml_text_add(&e->text, "for (%s %s = %s; %s < high; %s += %d%s) {\n", s->integer, index,
+                apart ? "low" : "low + team", index, index, s->teams, s->spread ? " * step" : "");
+    if (apart) print_own_row(s, "first", "high");
     cuda_print_step(s);
     print_row(s);
     cuda_print_row_end(s);

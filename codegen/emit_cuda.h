@@ -3,7 +3,7 @@
  * A pack is `vec` neighbouring elements of the innermost loop, moved by wide loads and stores.
  * Elementwise kernels: one thread a pack. Kernels with columns: a team of `team` threads walks a
  * row, thread t of it the packs t, t + team, ... (`packs` of them); a block holds `teams` teams.
- * With chunks a block walks the rows of its chunk, team k the rows k, k + teams, ...; `tiled`
+ * With chunks a block walks the rows of its chunk, team k its rows k, k + teams, ...; `tiled`
  * kernels (column sums of rows that need nothing from each other) also cut the columns over blocks,
  * tile by tile. Where passes read rows from shared memory (`slots` > 0), asynchronous copies bring
  * them slots - 1 rows ahead, or, with one slot, during the last pass over the row before; a thread
@@ -26,7 +26,8 @@ typedef struct {
     int vec, team, teams, packs;
     int apart;      /* threads of a team lie so many apart: neighbours have neighbouring rows */
     int warps;      /* then: that share a team; where several do, whole blocks meet for results */
-    int64_t chunks; /* that rows are cut into, where chunked */
+    int64_t chunks; /* that rows are dealt to, where chunked */
+    bool spread;    /* by turns, as many rows as there are teams at a time */
     bool unroll;    /* the loop over packs is unrolled, so that arrays live in registers */
     const char *integer;        /* type of indices: int where they fit, else long long */
     const char *column_integer; /* the same for columns, or for the innermost loop */
@@ -132,6 +133,8 @@ bool cuda_holds_rest(const cuda_shape *s);  /* in registers */
 void cuda_print_start(const cuda_shape *s); /* before a chunk's rows */
 void cuda_print_step(const cuda_shape *s);  /* before a row: see to the next ones, await this one */
 void cuda_print_row_end(const cuda_shape *s);
+/* The row that a team of a chunk has so many rounds of all teams after `row`. */
+const char *cuda_row_after(const cuda_shape *s, const char *row, int rounds);
 bool cuda_refills(
     const cuda_shape *s); /* whether the last pass over a row has the next one copied */
 void cuda_print_commit(const cuda_shape *s);

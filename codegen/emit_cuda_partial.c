@@ -24,7 +24,7 @@ static void print_partial_start(const cuda_shape *s, int i) {
                 s->vec, inst->operand, (long long)e->columns, identity.text);
 }
 
-/* The results of column c of chunks that have no rows: each block sees to some. */
+/* The results of column c of chunks that no rows were dealt to: each block sees to some. */
 static void print_column_rest(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];

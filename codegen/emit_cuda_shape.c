@@ -262,6 +262,15 @@ static void choose_team(cuda_shape *s) {
     while (cuda_column_bytes(s) > COLUMN_BYTES) s->teams /= 2;
 }
 
+/* Where rows give sums of columns any block may have any row: blocks get them by turns, as many as
+ * they have teams, and what all read at a time lies together. That does nothing for tiles, and
+ * neighbouring rows for different blocks are worse than ranges. */
+static bool choose_spread(const cuda_shape *s) {
+    double accumulators;
+    cuda_column_registers(s, &accumulators);
+    return s->chunked && accumulators > 0 && !s->tiled;
+}
+
 /* Blocks of one multiprocessor. Tiles' work on a row is short. */
 static int blocks_together(const cuda_shape *s) {
     return s->tiled ? TILE_THREADS / cuda_threads(s) : 2;
@@ -658,6 +667,7 @@ void cuda_choose_shape(cuda_shape *s) {
     }
     s->apart = 1;
     if (!choose_apart(s) && !choose_walk(s)) choose_tiles(s);
+    s->spread = choose_spread(s);
     cuda_choose_hoisted(s);
     cuda_find_needs(s);
     if (s->unroll && s->in_registers) stage_ahead(s);

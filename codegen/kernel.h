@@ -13,11 +13,11 @@
  * over its row loops: every instruction is ROW, phase 0.
  *
  * Reductions over rows (scope COLUMN: one result a column; scope ALL: one result) cannot finish
- * inside a kernel: rows are cut into `chunks` contiguous ranges (fixed, so that results do not
- * depend on timing or on the number of threads), chunk i writes its partial results to the
- * operand, whose memory is [chunks][columns] or [chunks] in the compute type, and a following
- * kernel adds them up in order. A printer may cut rows into fewer ranges; the results of the others
- * are then the reduction's identity.
+ * inside a kernel: rows are dealt to `chunks` chunks, as ranges or by turns (always alike, so that
+ * results do not depend on timing or on the number of threads), chunk i writes its partial results
+ * to the operand, whose memory is [chunks][columns] or [chunks] in the compute type, and a
+ * following kernel adds them up in order. A printer may deal the rows to fewer chunks; the results
+ * of the others are then the reduction's identity.
  *
  * Memory: operand pointer + sum(loop index * stride[loop]) elements (+ the value of `index`, for a
  * computed address). On CUDA every operand's pointer is a multiple of 16 bytes: lower.c puts odd

@@ -1,6 +1,7 @@
 #include "tests/emit_ir.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 void ir_init(ir_kernel *k, int row_loops, int loops, const int64_t *sizes) {
@@ -319,9 +320,9 @@ static void interpret_row(interpreter *it) {
     }
 }
 
-/* With rows cut into as many chunks. results[operand] are heap blocks of doubles for written
- * operands. */
-static void interpret(ir_kernel *k, int64_t chunks, double **results) {
+/* With rows dealt to as many chunks: as ranges, or so many at a time by turns. results[operand] are
+ * heap blocks of doubles for written operands. */
+static void interpret(ir_kernel *k, int64_t chunks, int turn, double **results) {
     interpreter it = {.k = k, .results = results};
     int64_t rows = ir_rows(k);
     for (int i = 0; i < k->ir.operand_count; i++)
@@ -334,9 +335,12 @@ static void interpret(ir_kernel *k, int64_t chunks, double **results) {
             for (int64_t e = 0; e < k->elements[inst->operand]; e++)
                 results[inst->operand][e] = identity((ml_op)inst->op);
     }
-    for (it.chunk = 0; it.chunk < chunks; it.chunk++)
-        for (it.row = it.chunk * rows / chunks; it.row < (it.chunk + 1) * rows / chunks; it.row++)
-            interpret_row(&it);
+    for (it.chunk = 0; it.chunk < chunks; it.chunk++) {
+        int64_t low = turn ? 0 : it.chunk * rows / chunks;
+        int64_t high = turn ? rows : (it.chunk + 1) * rows / chunks;
+        for (it.row = low; it.row < high; it.row++)
+            if (turn == 0 || it.row / turn % chunks == it.chunk) interpret_row(&it);
+    }
     for (int i = 0; i < k->ir.inst_count; i++) ml_free(it.values[i]);
 }
 
@@ -372,6 +376,15 @@ static double compare_operand(const ir_kernel *k, int operand, const double *exp
     return d > worst ? d : worst;
 }
 
+/* Rows that a chunk of a kernel for CUDA gets in its turn; or 0. */
+static int rows_a_turn(const ml_kernel *kernel) {
+    const char *at = kernel->source;
+    char step[5];
+    for (int rows; (at = strstr(at, "row += ")) != NULL; at++)
+        if (sscanf(at, "row += %d * %4[a-z]", &rows, step) == 2) return rows;
+    return 0;
+}
+
 double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *context) {
     double *results[ML_MAX_OPERANDS], worst = 0;
     char *pointers[ML_MAX_OPERANDS];
@@ -379,7 +392,7 @@ double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *c
     for (int i = 0; i < k->ir.operand_count; i++)
         pointers[i] = (char *)k->memory[i] + k->offset[i] * ml_dtypes[k->ir.operand[i].dtype].bytes;
     for (int i = 0; i < ML_MAX_SCALARS; i++) scalars[i] = kernel->scalar[i];
-    interpret(k, k->ir.chunks > 0 ? kernel->scalar[1] : 1, results);
+    interpret(k, k->ir.chunks > 0 ? kernel->scalar[1] : 1, rows_a_turn(kernel), results);
     run(context, kernel, pointers, scalars);
     for (int i = 0; i < k->ir.operand_count; i++) {
         double d = results[i] != NULL ? compare_operand(k, i, results[i]) : 0;
