@@ -368,8 +368,7 @@ static ml_dtype compute_dtype(ml_dtype dtype) {
 static void place_finish(lowering *l, uint32_t id, ml_ref n, ml_scope scope) {
     lower_group *group = &l->groups.at[id];
     const ml_type *type = ml_graph_type(l->g, n);
-    if (group->chunks == 0)
-        group->chunks = fuse_chunks(l, fuse_rows(group), fuse_columns(group), scope);
+    if (group->chunks == 0) group->chunks = fuse_chunks(l, group, scope);
     l->info[n].partial_group = id;
     lower_root finish = {.kind = LOWER_ROOT_FINISH, .node = n};
     finish.space.dtype = (uint8_t)compute_dtype((ml_dtype)type->dtype);

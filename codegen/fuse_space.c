@@ -8,11 +8,12 @@ enum {
     SMALL_COLUMNS = 256, /* column sums of fewer elements in all need no partial results */
     LEAST_COLUMNS = 128, /* ... of kernels that only sum everything */
     MOST_COLUMNS = 8192,
-    LEAST_ROWS = 32,      /* a kernel must keep that many rows to be worth extending by columns */
-    C_CHUNKS = 32,        /* more than any laptop's cores; does not depend on the threads */
-    CHUNK_WORK = 4096,    /* elements worth a chunk */
-    LONG_COLUMNS = 16384, /* of rows ... */
-    LONG_ROWS = 2,        /* ... of which a chunk has few */
+    LEAST_ROWS = 32,        /* a kernel must keep that many rows to be worth extending by columns */
+    C_CHUNKS = 32,          /* more than any laptop's cores; does not depend on the threads */
+    CHUNK_WORK = 4096,      /* elements worth a chunk */
+    LONG_COLUMNS = 16384,   /* of rows ... */
+    MOST_BYTES = 110 << 10, /* ... of which a multiprocessor has room for two ... */
+    LONG_ROWS = 2,          /* ... and a chunk has few */
 };
 
 static int64_t product(const lower_group *group, int first, int last) {
@@ -29,20 +30,41 @@ int64_t fuse_columns(const lower_group *group) {
     return product(group, group->committed ? group->row_digits : group->digits, group->digits);
 }
 
+/* The most bytes that one tensor has of a row. */
+static int64_t bytes_of_row(const lowering *l, const lower_group *group) {
+    int most = 0;
+    for (uint32_t a = 0; a < group->accesses.count; a++) {
+        const lower_access *access = &group->accesses.at[a];
+        int bytes = ml_dtypes[ml_graph_type(l->g, access->node)->dtype].bytes;
+        bool by_row = false, by_column = false;
+        for (int i = 0; i < access->rank; i++)
+            for (int d = 0; d < group->digits; d++)
+                if (access->index[i].coef[d] != 0) {
+                    by_row |= d < group->row_digits;
+                    by_column |= d >= group->row_digits;
+                }
+        if (by_row && by_column && bytes > most) most = bytes;
+    }
+    return most * fuse_columns(group);
+}
+
 /* Whether most chunks wait for their turn: multiprocessors differ in what memory gives them, and of
- * long rows each block has a few to work on. */
-static bool has_many_chunks(const lowering *l, int64_t columns) {
-    return l->target->kind == ML_TARGET_CUDA && columns >= LONG_COLUMNS;
+ * long rows each block has a few to work on. Not where a block has its multiprocessor alone: nobody
+ * else works while it waits for its first row. */
+static bool has_many_chunks(const lowering *l, const lower_group *group) {
+    return l->target->kind == ML_TARGET_CUDA && group->committed &&
+           fuse_columns(group) >= LONG_COLUMNS && bytes_of_row(l, group) <= MOST_BYTES;
 }
 
 /* Sums of columns take so many registers that a multiprocessor holds one block, and each chunk's
  * are written and read again: there is one for each multiprocessor. */
-int64_t fuse_chunks(const lowering *l, int64_t rows, int64_t columns, ml_scope scope) {
+int64_t fuse_chunks(const lowering *l, const lower_group *group, ml_scope scope) {
+    int64_t rows = fuse_rows(group), columns = fuse_columns(group);
     int64_t processors = l->target->multiprocessors > 0 ? l->target->multiprocessors : 132;
     int64_t most = l->target->kind != ML_TARGET_CUDA ? C_CHUNKS
                    : scope == ML_SCOPE_COLUMN        ? processors
                                                      : 2 * processors;
-    if (scope == ML_SCOPE_ALL && has_many_chunks(l, columns))
+    if (scope == ML_SCOPE_ALL && has_many_chunks(l, group))
         return (rows + LONG_ROWS - 1) / LONG_ROWS;
     int64_t worth = rows * columns / CHUNK_WORK;
     /* partial results must stay small beside what is read */
@@ -335,8 +357,7 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
     if (*scope == ML_SCOPE_COLUMN &&
         !axes_adjacent(&full, root, type, order, full.size[0], full.digits[0]))
         return false;
-    if (*scope == ML_SCOPE_COLUMN && to->chunks > 0 && has_many_chunks(l, fuse_columns(to)))
-        return false;
+    if (*scope == ML_SCOPE_COLUMN && to->chunks > 0 && has_many_chunks(l, to)) return false;
     if (ml_graph_node(l->g, root->node)->op == ML_OP_ARGMAX)
         return argmax_fits(&full, root, type, *row_digits, full.digits[0]);
     return true;

@@ -209,7 +209,7 @@ void fuse_reorder(lower_group *group,
                   const int *order); /* order[i]: the digit that becomes digit i */
 int64_t fuse_rows(const lower_group *group);
 int64_t fuse_columns(const lower_group *group);
-int64_t fuse_chunks(const lowering *l, int64_t rows, int64_t columns, ml_scope scope);
+int64_t fuse_chunks(const lowering *l, const lower_group *group, ml_scope scope);
 
 /* lower_eval.c: expressions to instructions. */
 enum { LOWER_INST_AFFINE = 100 }; /* a lower_index's affine part, i64; gone when loops are final */
