@@ -5,7 +5,8 @@
 #include <time.h>
 
 #include "runtime/shard/pipeline_times.h"
-#include "tests/test.h"
+#include "runtime/shard/stage_parts.h"
+#include "tests/passes_support.h"
 
 /* ---- Problems ---------------------------------------------------------------------------------
  */
@@ -543,4 +544,20 @@ TEST(shard_pipeline, large_and_fast) {
     CHECK_EQ_INT(made.length, 3 * (1024 * 8 + 63));
     check_pipeline(&made_case, &made);
     ml_arena_free(arena);
+}
+
+/* What adds up rows costs the same whoever made the rows. */
+static void scattered(fixture *f) {
+    ml_axis k = fixture_axis(f, "k"), v = fixture_axis(f, "v");
+    ml_ref index = fixture_index(f, "s64", 5);
+    ml_ref there = fixture_input(f, ML_F32, "s64 d8", -1, 1);
+    ml_ref made = ml_dot(f->g, fixture_input(f, ML_F32, "s64 k32", -1, 1),
+                         fixture_input(f, ML_F32, "k32 d8", -1, 1), &k, 1, ML_F32);
+    ml_type type = fixture_type(f, ML_F32, "v5 d8");
+    double cost = stage_flops(f->g, ml_scatter_add(f->g, index, there, v, &type));
+    CHECK(cost > 64 * 8 * sizeof(float));
+    CHECK(stage_flops(f->g, ml_scatter_add(f->g, index, made, v, &type)) == cost);
+}
+TEST(shard_pipeline, scattered) {
+    fixture_run(scattered, 11);
 }

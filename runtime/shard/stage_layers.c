@@ -149,8 +149,8 @@ double stage_flops(const ml_graph *g, ml_ref n) {
     bool moved = class == ML_CLASS_MOVE && op != ML_OP_GATHER && op != ML_OP_CONCAT;
     if (class == ML_CLASS_LEAF || moved) return 0;
     if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) return 2 * ml_flops(g, n);
-    if (op == ML_OP_SCATTER_ADD) n = ml_graph_source(g, n, 1);
-    return ml_flops(g, n) + FLOPS_PER_BYTE * (double)ml_type_bytes(ml_graph_type(g, n));
+    ml_ref moves = op == ML_OP_SCATTER_ADD ? ml_graph_source(g, n, 1) : n;
+    return ml_flops(g, n) + FLOPS_PER_BYTE * (double)ml_type_bytes(ml_graph_type(g, moves));
 }
 
 /* How many stages the layers before each need at least where none may cost more than `most`: full
