@@ -198,7 +198,7 @@ static int option_error(const command *c, const char *word) {
 static bool parse_integer(const char *text, int64_t *value) {
     char *end;
     errno = 0;
-    *value = strtoll(text, &end, 0);
+    *value = strtoll(text, &end, 10);
     return end != text && *end == 0 && errno == 0;
 }
 
@@ -458,7 +458,7 @@ static int ranks_error(const vm_options *options) {
     enum { MOST_RANKS = 1 << 30 };
     int64_t product = 1;
     for (int i = 0; i < options->mesh_count; i++) {
-        int64_t size = strtoll(options->mesh[i].text, NULL, 0);
+        int64_t size = strtoll(options->mesh[i].text, NULL, 10);
         if (size > MOST_RANKS / product)
             return usage_error("the mesh has more than %d ranks", MOST_RANKS);
         product *= size;
