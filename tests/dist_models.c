@@ -547,6 +547,23 @@ DIST_TEST(check_of_a_mesh) {
     process_expect(&r, "of the optimizer's are whole over an axis that is \"flat\"");
 }
 
+/* How often data parallel ranks of two stages add up gradients in a step. */
+static double sums_of_gradients(process_room *room, int microbatches) {
+    process_result r =
+        process_run(room, 0, "",
+                    "check --json \"$ROOT/models/gpt.lua\" layers=2 embed=32 heads=4 "
+                    "seq=16 vocab=256 batch=16 accum=%d --mesh pp=2,dp=2",
+                    microbatches);
+    const char *dp = strstr(r.output, "\"dp\":{");
+    REQUIRE(dp != NULL);
+    return number(dp, "\"reduce-scatter\":{\"count\":");
+}
+
+/* The first sum of a stage too stays with the rank that made it until the last microbatch. */
+DIST_TEST(gradients_are_added_up_once_a_step) {
+    CHECK(sums_of_gradients(room, 2) == sums_of_gradients(room, 8));
+}
+
 /* On a quiet machine 0.5 s; the bound leaves room for busy ones and for sanitizers. */
 DIST_TEST(check_of_175_billion) {
     process_result r = process_run(room, 0, "",

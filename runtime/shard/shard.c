@@ -53,7 +53,7 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
     }
     const ml_type *t = ml_graph_type(s->from, n);
     int64_t ranks = s->layout->axis[s->mesh].size;
-    bool found = s->values[n].free && to.kind <= ML_SPLIT;
+    bool found = s->values[n].free && to.kind <= ML_PARTIAL_SUM;
     *out = (price){0};
     if (found || (s->values[n].free && to.kind == ML_SENT)) return true;
     for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v)) {
