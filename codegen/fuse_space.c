@@ -12,8 +12,9 @@ enum {
     C_CHUNKS = 32,          /* more than any laptop's cores; does not depend on the threads */
     CHUNK_WORK = 4096,      /* elements worth a chunk */
     LONG_COLUMNS = 16384,   /* of rows ... */
-    MOST_BYTES = 110 << 10, /* ... of which a multiprocessor has room for two ... */
-    LONG_ROWS = 2,          /* ... and a chunk has few */
+    LONG_ROWS = 2,          /* ... a chunk has few ... */
+    MOST_BYTES = 110 << 10, /* ... of which a multiprocessor has room for two, */
+    ALONE_ROWS = 4,         /* and some more where it has not */
 };
 
 static int64_t product(const lower_group *group, int first, int last) {
@@ -49,11 +50,11 @@ static int64_t bytes_of_row(const lowering *l, const lower_group *group) {
 }
 
 /* Whether most chunks wait for their turn: multiprocessors differ in what memory gives them, and of
- * long rows each block has a few to work on. Not where a block has its multiprocessor alone: nobody
- * else works while it waits for its first row. */
+ * long rows each block has a few to work on: some more where a block has its multiprocessor alone,
+ * as nobody else works while it waits for its first row. */
 static bool has_many_chunks(const lowering *l, const lower_group *group) {
     return l->target->kind == ML_TARGET_CUDA && group->committed &&
-           fuse_columns(group) >= LONG_COLUMNS && bytes_of_row(l, group) <= MOST_BYTES;
+           fuse_columns(group) >= LONG_COLUMNS;
 }
 
 /* Sums of columns take so many registers that a multiprocessor holds one block, and each chunk's
@@ -64,8 +65,10 @@ int64_t fuse_chunks(const lowering *l, const lower_group *group, ml_scope scope)
     int64_t most = l->target->kind != ML_TARGET_CUDA ? C_CHUNKS
                    : scope == ML_SCOPE_COLUMN        ? processors
                                                      : 2 * processors;
-    if (scope == ML_SCOPE_ALL && has_many_chunks(l, group))
-        return (rows + LONG_ROWS - 1) / LONG_ROWS;
+    if (scope == ML_SCOPE_ALL && has_many_chunks(l, group)) {
+        int64_t each = bytes_of_row(l, group) <= MOST_BYTES ? LONG_ROWS : ALONE_ROWS;
+        return (rows + each - 1) / each;
+    }
     int64_t worth = rows * columns / CHUNK_WORK;
     /* partial results must stay small beside what is read */
     if (worth > rows / 8) worth = rows / 8;

@@ -312,8 +312,8 @@ static int kernels_of_blocks(const piece *p, uint32_t blocks) {
 TEST(lower, long_rows) {
     piece p;
     lower_for(&p, ML_TARGET_CUDA, build_longer_loss);
-    CHECK_EQ_INT(kernels_of_blocks(&p, ROWS / 8), 1);
-    CHECK_EQ_INT(kernels_of_blocks(&p, ROWS / 2), 0);
+    CHECK_EQ_INT(kernels_of_blocks(&p, ROWS / 4), 1);
+    CHECK_EQ_INT(kernels_of_blocks(&p, ROWS / 8), 0);
     free_piece(&p);
     lower_for(&p, ML_TARGET_CUDA, build_long_loss);
     int partials = 0;
