@@ -124,6 +124,26 @@ TEST(fault, crashed_ranks) {
 TEST(fault, ranks_that_hang) {
     each_rank(HANG);
 }
+
+static int train_asked(ml_comm *comm, void *argument) {
+    ml_comm_asked_to_stop();
+    return train(comm, argument);
+}
+
+/* Before anything is known of how long steps take, a signal has ranks wait for 10 s, not 300. */
+TEST(fault, hang_and_signal) {
+    plan p = {0, HANG};
+    comm_job job;
+    int codes[COMM_MOST];
+    char text[8192];
+    FILE *errors = tmpfile();
+    REQUIRE(errors);
+    comm_start(&job, RANKS, train_asked, &p, fileno(errors));
+    int pid = job.pids[0];
+    comm_finish(&job, 40, 0, codes);
+    read_all(errors, text, sizeof text);
+    check_job(&p, pid, codes, text);
+}
 TEST(fault, ranks_that_leave) {
     each_rank(LEAVE);
 }

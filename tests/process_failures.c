@@ -227,6 +227,19 @@ PROCESS_TEST(interrupt_in_training) {
     CHECK(!strstr(r.output, "{\"step\":5,") && !strstr(r.output, "local function"));
 }
 
+/* The second signal comes while a rank that the first one ended sees whether others failed first.
+ */
+PROCESS_TEST(interrupted_twice) {
+    process_write(room, "twice.lua",
+                  "if require('mlua.core').options().rank == 1 then\n"
+                  "  os.execute 'p=$PPID; (sleep 0.2; kill -INT $p; sleep 0.2; kill -INT $p) &'\n"
+                  "  while true do end\n"
+                  "end\n");
+    process_result r = process_run(room, 130, "", "run --device cpu -n 2 twice.lua");
+    process_expect(&r, "[rank 1] mlua: interrupted\n");
+    CHECK(!strstr(r.output, "please report it"));
+}
+
 PROCESS_TEST(interrupt_while_compiling) {
     process_result r =
         process_shell(room, 130,

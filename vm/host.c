@@ -435,13 +435,16 @@ static void interrupt_hook(lua_State *L, lua_Debug *frame) {
 
 static void on_signal(int number) {
     vm_stop = vm_stop + 1;
+    ml_comm_asked_to_stop();
     if (vm_stop >= 3) signal(number, SIG_DFL);
     lua_State *L = running;
     if (L) lua_sethook(L, interrupt_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
 
 void vm_catch_signals(ml_vm *vm) {
+    lua_State *before = running;
     running = vm ? vm->L : NULL;
+    if (before) lua_sethook(before, NULL, 0, 0); /* it raises, where nothing may catch it now */
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);

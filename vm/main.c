@@ -403,7 +403,9 @@ static int run_script_once(vm_options *options) {
     } else {
         vm_catch_signals(vm);
         lua_pushcfunction(vm->L, script_main);
-        if (vm_call(vm->L, 0, 0) != LUA_OK) {
+        bool failed = vm_call(vm->L, 0, 0) != LUA_OK;
+        vm_catch_signals(NULL);
+        if (failed) {
             fflush(stdout);
             result = vm_is_interrupt(vm->L, -1) ? EXIT_INTERRUPTED : EXIT_ERROR;
             if (first_failure(vm->L, options->comm)) vm_print_error(vm->L);
@@ -413,7 +415,6 @@ static int run_script_once(vm_options *options) {
         }
         if (vm_stop) result = EXIT_INTERRUPTED;
         if (options->comm && ml_comm_peer_failed()) result = ML_EXIT_PEER;
-        vm_catch_signals(NULL);
     }
     vm_free(vm);
     return result;

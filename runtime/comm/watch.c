@@ -21,6 +21,7 @@ static const double STOPPED = 12;     /* without a beat: stopped */
 static const double STARTS = 25;      /* to join the others, once all are known to be started */
 static const double LATE = 30;        /* a living rank may be waited for so long */
 static const double LATE_FIRST = 300; /* before there is a median step */
+static const double LATE_ASKED = 10;  /* the same, once a signal has asked to stop */
 static const double LATE_BUSY = 600;  /* ml_comm_busy: compilers run */
 static const double GRACE = 8;        /* for the script to end by itself after a failure */
 enum { WATCHED = 8, DEAD_TICKS = 3 };
@@ -40,10 +41,16 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static volatile sig_atomic_t asked;
+
+void ml_comm_asked_to_stop(void) {
+    asked = 1;
+}
+
 double comm_late_limit(const ml_comm *comm, bool busy) {
     if (busy) return LATE_BUSY;
     if (ml_knobs()->timeout > 0) return ml_knobs()->timeout;
-    if (comm->steps < 2) return LATE_FIRST;
+    if (comm->steps < 2) return asked ? LATE_ASKED : LATE_FIRST;
     double times[COMM_STEP_TIMES];
     int count = comm->steps - 1 < COMM_STEP_TIMES ? comm->steps - 1 : COMM_STEP_TIMES;
     memcpy(times, comm->step_times, (size_t)count * sizeof *times);
