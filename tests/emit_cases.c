@@ -206,12 +206,14 @@ static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_store(k, y, map2(k, ML_OP_ADD, less, map2(k, ML_OP_DIV, e, divisor)));
 }
 
-/* A row of nothing but -infinity, one that a mask of -1e30 hides, and one with an infinity: of bf16
- * the latter's gradient may be no number in more elements than that one. */
+/* A row of nothing but -infinity, rows that masks of -1e30, -1e9 and -5e7 hide, and one with an
+ * infinity: of bf16 the latter's gradient may be no number in more elements than that one. */
 static void fill_loss(ir_kernel *k, ml_dtype dtype) {
     int64_t columns = k->ir.size[1];
     for (int64_t i = 0; i < columns; i++) ir_set(k, 0, columns + i, -INFINITY);
     for (int64_t i = 0; i < columns; i++) ir_set(k, 0, 3 * columns + i, -1e30);
+    for (int64_t i = 0; i < columns; i++) ir_set(k, 0, 4 * columns + i, -1e9);
+    for (int64_t i = 0; i < columns && dtype == ML_BF16; i++) ir_set(k, 0, 2 * columns + i, -5e7);
     if (dtype == ML_F32) ir_set(k, 0, 2 * columns + columns / 2, INFINITY);
 }
 
