@@ -25,6 +25,17 @@ static bool belongs(const cuda_shape *s, int i, int sum) {
            ir->inst[i].kind == ML_INST_CONST;
 }
 
+/* Whether the pass of the largest element reads, gathers or writes anything else by packs. */
+static bool has_others(const cuda_shape *s, int largest) {
+    const emitter *e = s->e;
+    for (int i = 0; i < e->ir->inst_count; i++) {
+        if (!e->need[e->stage[largest]][i] || i == largest) continue;
+        bool reads = s->pack[i] >= 0 && s->pack[i] != s->folded_pack;
+        if (s->largest[i] >= 0 || reads || cuda_stores_pack(s, i)) return true;
+    }
+    return false;
+}
+
 void cuda_choose_online(cuda_shape *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
@@ -32,7 +43,7 @@ void cuda_choose_online(cuda_shape *s) {
     if (s->folded < 0 || s->team <= CUDA_WARP || !cuda_is_alone(s)) return;
     int stage = e->stage[s->folded], sum = -1;
     int largest = cuda_online_largest(s);
-    if (e->stage[largest] + 1 != stage || stage + 2 != e->stages) return;
+    if (e->stage[largest] + 1 != stage || stage + 2 != e->stages || has_others(s, largest)) return;
     for (int i = 0; i < ir->inst_count; i++) {
         bool adds = ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage;
         if (!adds) continue;

@@ -206,6 +206,28 @@ static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     ir_store(k, y, map2(k, ML_OP_ADD, less, map2(k, ML_OP_DIV, e, divisor)));
 }
 
+/* The same beside the largest elements of other rows. */
+static void loss_beside(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    loss(k, rows, columns, dtype);
+    int other = ir_operand(k, dtype, NULL, false);
+    int most = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true);
+    k->phase = 0;
+    int value = ir_cast(k, ML_F32, ir_load(k, other, dtype));
+    int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, value, 0);
+    k->phase = 2;
+    k->level = ML_LEVEL_ROW;
+    ir_store(k, most, largest);
+}
+
+/* The same, and twice the rows themselves. */
+static void loss_and_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    loss(k, rows, columns, dtype);
+    int twice = ir_operand(k, dtype, NULL, true);
+    k->phase = 0;
+    int value = ir_cast(k, ML_F32, ir_load(k, 0, dtype));
+    ir_store(k, twice, map2(k, ML_OP_ADD, value, value));
+}
+
 /* A row of nothing but -infinity, rows that masks of -1e30, -1e9 and -5e7 hide, and one with an
  * infinity: of bf16 the latter's gradient may be no number in more elements than that one. */
 static void fill_loss(ir_kernel *k, ml_dtype dtype) {
@@ -420,6 +442,8 @@ static const kernel_case cases[] = {
     {"loss, few long bf16 rows", loss, 5, 50304, ML_BF16, 8e-3},
     {"loss, rows that fill a block", loss, 5, 90112, ML_BF16, 8e-3},
     {"loss, longer rows than a block holds", loss, 5, 128256, ML_BF16, 8e-3},
+    {"loss beside other rows", loss_beside, 5, 90112, ML_BF16, 8e-3},
+    {"loss and its rows", loss_and_rows, 5, 90112, ML_BF16, 8e-3},
     {"all", all_flat, 100003, 7, ML_F32, 1e-6},
     {"all bf16", all_flat, 65536, 4, ML_BF16, 1e-6},
     {"all nested", all_nested, 5, 130, ML_F32, 2e-6},
