@@ -36,7 +36,8 @@ bool cuda_print_largest_start(const cuda_shape *s, int i) {
 void cuda_print_largest_end(const cuda_shape *s, int stage) {
     for (int i = 0; i < s->e->ir->inst_count; i++)
         if (s->largest[i] >= 0 && s->e->stage[i] == stage)
-            ml_text_add(&s->e->text, "const float a%d = ml_pair_max(t%d);\n", i, i);
+            ml_text_add(&s->e->text, "const %s a%d = ml_pair_max(t%d);\n",
+                        emit_compute_type(cuda_accumulator_dtype(s, i)), i, i);
 }
 
 /* Comparisons of the column's number with what a row has one of. */

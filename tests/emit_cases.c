@@ -165,6 +165,19 @@ static void norm_by_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype d
     norm(k, rows, columns, dtype, 0);
 }
 
+/* Largest elements in a wider type than they lie in memory. */
+static void wide_largest(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    int x = ir_operand(k, dtype, NULL, false);
+    int y = ir_operand(k, ML_F64, (int64_t[]){1, 0}, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int value = ir_cast(k, ML_F64, ir_load(k, x, dtype));
+    int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, value, 0);
+    k->phase = 1;
+    k->level = ML_LEVEL_ROW;
+    ir_store(k, y, largest);
+}
+
 /* A cross-entropy and its gradient, as stdlib writes them: three passes over rows of which a block
  * walks several, and of which one element each is the label's. */
 static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
@@ -444,6 +457,8 @@ static const kernel_case cases[] = {
     {"loss, longer rows than a block holds", loss, 5, 128256, ML_BF16, 8e-3},
     {"loss beside other rows", loss_beside, 5, 90112, ML_BF16, 8e-3},
     {"loss and its rows", loss_and_rows, 5, 90112, ML_BF16, 8e-3},
+    {"largest as f64", wide_largest, 5, 1024, ML_BF16, 0},
+    {"largest as f64, long rows", wide_largest, 5, 9000, ML_BF16, 0},
     {"all", all_flat, 100003, 7, ML_F32, 1e-6},
     {"all bf16", all_flat, 65536, 4, ML_BF16, 1e-6},
     {"all nested", all_nested, 5, 130, ML_F32, 2e-6},
