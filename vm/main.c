@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -266,7 +267,7 @@ static int set_option(vm_options *options, option_id id, char *value) {
             return usage_error("--profile-steps takes A:B with 2 <= A <= B, not \"%s\"", value);
         return EXIT_OK;
     case OPTION_RANKS:
-        if (!parse_integer(value, &number) || number < 1)
+        if (!parse_integer(value, &number) || number < 1 || number > INT_MAX)
             return usage_error("-n takes a number of ranks, not \"%s\"", value);
         options->ranks = number;
         return EXIT_OK;

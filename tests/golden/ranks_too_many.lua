@@ -1,0 +1,1 @@
+-- args: run --device cpu -n 4294967298
