@@ -510,7 +510,7 @@ static void print_rows(const cuda_shape *s) {
     cuda_print_row_end(s);
     if (turns)
         ml_text_add(&e->text, "turn = %d - turn;\n", s->teams * CUDA_WARP);
-    else if (cuda_meets_apart(s))
+    else if (apart)
         ml_text_add(&e->text, "__syncthreads();\n");
     else if (e->stages > 1 && s->team > CUDA_WARP)
         ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));

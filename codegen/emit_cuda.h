@@ -133,8 +133,6 @@ bool cuda_holds_rest(const cuda_shape *s);  /* in registers */
 void cuda_print_start(const cuda_shape *s); /* before a chunk's rows */
 void cuda_print_step(const cuda_shape *s);  /* before a row: see to the next ones, await this one */
 void cuda_print_row_end(const cuda_shape *s);
-/* The row that a team of a chunk has so many rounds of all teams after `row`. */
-const char *cuda_row_after(const cuda_shape *s, const char *row, int rounds);
 bool cuda_refills(
     const cuda_shape *s); /* whether the last pass over a row has the next one copied */
 void cuda_print_commit(const cuda_shape *s);

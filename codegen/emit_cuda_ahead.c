@@ -24,7 +24,8 @@ const char *cuda_staged_text(const cuda_shape *s, int pack, const char *slot) {
                            (long long)s->shared[pack], cuda_threads(s), cuda_pack_bytes(s, pack));
 }
 
-const char *cuda_row_after(const cuda_shape *s, const char *row, int rounds) {
+/* The row that a team of a chunk has so many rounds of all teams after `row`. */
+static const char *row_after(const cuda_shape *s, const char *row, int rounds) {
     return ml_arena_format(s->e->arena, "%s + %d%s", row, rounds * s->teams,
                            s->spread ? " * step" : "");
 }
@@ -174,7 +175,7 @@ void cuda_print_refill_start(const cuda_shape *s, int stage) {
         const char *type = memory_type(s, i);
         int operand = e->ir->inst[i].operand;
         ml_text_add(&e->text, "%s *f%d = 0;\n", type, i);
-        print_if_row(s, cuda_row_after(s, "row", 1));
+        print_if_row(s, row_after(s, "row", 1));
         ml_text_add(&e->text, "f%d = r%d;\n}\n}\n", i, operand);
     }
 }
@@ -222,11 +223,11 @@ void cuda_print_step(const cuda_shape *s) {
     emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++)
         if (s->next[i]) ml_text_add(&e->text, "const %s w%d = n%d;\n", memory_type(s, i), i, i);
-    print_next(s, cuda_row_after(s, "row", 1));
+    print_next(s, row_after(s, "row", 1));
     if (s->slots == 0) return;
     if (s->slots > 1) {
         ml_text_add(&e->text, "const int filled = slot == 0 ? %d : slot - 1;\n", s->slots - 1);
-        print_copies(s, cuda_row_after(s, "row", s->slots - 1), "filled");
+        print_copies(s, row_after(s, "row", s->slots - 1), "filled");
     } else if (!s->chunked) {
         declare_held(s);
         print_copies(s, "row", "slot");
