@@ -116,6 +116,15 @@ static void print_reduce(const cuda_shape *s, int i) {
     cuda_print_combine(s, i, to, emit_name(e, inst->src[0]));
 }
 
+/* What makes values of the row of what is folded: 2^-15, but for rows beyond f16's range. */
+static void print_down(const cuda_shape *s, int stage) {
+    emitter *e = s->e;
+    if (s->folded < 0 || e->stage[s->folded] != stage) return;
+    int less = e->ir->inst[s->folded].src[0];
+    ml_text_add(&e->text, "const float down = ml_down(%s);\n",
+                emit_name(e, e->ir->inst[less].src[1]));
+}
+
 /* h is the value times 2^15. */
 static void print_folded(const cuda_shape *s, int stage) {
     emitter *e = s->e;
@@ -127,8 +136,7 @@ static void print_folded(const cuda_shape *s, int stage) {
     else
         ml_text_add(&e->text, "const float h%d = z%d[k] = ml_quick_exp_less(%s, %s, ML_UP);\n", i,
                     i, emit_name(e, less->src[0]), emit_name(e, less->src[1]));
-    ml_text_add(&e->text, "const float v%d = h%d * %s;\n", i, i,
-                s->online >= 0 ? "down" : "ML_DOWN");
+    ml_text_add(&e->text, "const float v%d = h%d * down;\n", i, i);
 }
 
 /* The folded values take their elements' place. */
@@ -349,6 +357,7 @@ static void print_pass(const cuda_shape *s, int stage) {
     if (!e->passes[stage]) return;
     cuda_print_accumulators(s, stage);
     print_kept(s, stage);
+    print_down(s, stage);
     cuda_print_refill_start(s, stage);
     bool parts = cuda_holds_rest(s);
     for (int part = parts ? CUDA_RESIDENT : CUDA_ALL; part <= (parts ? CUDA_REST : CUDA_ALL);

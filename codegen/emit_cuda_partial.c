@@ -2,6 +2,12 @@
  * combine. */
 #include "codegen/emit_cuda.h"
 
+static const char *identity_of(const cuda_shape *s, const ml_inst *inst) {
+    ml_text text = {.arena = s->e->arena};
+    emit_identity(&text, (ml_op)inst->op, (ml_dtype)inst->dtype);
+    return text.text;
+}
+
 static void print_partial_start(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
@@ -10,18 +16,17 @@ static void print_partial_start(const cuda_shape *s, int i) {
         cuda_print_accumulator(s, i);
         return;
     }
-    ml_text identity = {.arena = e->arena};
-    emit_identity(&identity, (ml_op)inst->op, (ml_dtype)inst->dtype);
+    const char *identity = identity_of(s, inst);
     if (s->in_registers) {
         int count = s->vec * s->packs;
         ml_text_add(&e->text,
                     "%s c%d[%d];\n#pragma unroll\nfor (int k = 0; k < %d; k++) c%d[k] = %s;\n",
-                    emit_compute_type((ml_dtype)inst->dtype), i, count, count, i, identity.text);
+                    emit_compute_type((ml_dtype)inst->dtype), i, count, count, i, identity);
         return;
     }
     cuda_print_pack_loop(s);
     ml_text_add(&e->text, "for (int k = 0; k < %d; k++) o%d[chunk * %lldLL + c + k] = %s;\n}\n}\n",
-                s->vec, inst->operand, (long long)e->columns, identity.text);
+                s->vec, inst->operand, (long long)e->columns, identity);
 }
 
 /* The results of column c of chunks that no rows were dealt to: each block sees to some. */
@@ -29,13 +34,11 @@ static void print_column_rest(const cuda_shape *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     if (s->chunks == e->ir->chunks) return;
-    ml_text identity = {.arena = e->arena};
-    emit_identity(&identity, (ml_op)inst->op, (ml_dtype)inst->dtype);
     ml_text_add(&e->text,
                 "for (long long rest = chunk + a.s[1]; c < %lld && rest < %lld; rest += a.s[1])\n"
                 "o%d[rest * %lldLL + c] = %s;\n",
                 (long long)e->columns, (long long)e->ir->chunks, inst->operand,
-                (long long)e->columns, identity.text);
+                (long long)e->columns, identity_of(s, inst));
 }
 
 /* A chunk's column results: the teams' registers are combined in order through shared memory,

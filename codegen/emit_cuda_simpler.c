@@ -101,8 +101,8 @@ static bool print_folded_product(const cuda_shape *s, int i) {
     int side = inst->src[1] == s->folded;
     if (inst->src[side] != s->folded || e->depth[inst->src[1 - side]] >= e->ir->row_loops)
         return false;
-    ml_text_add(&e->text, "const float v%d = %s * %s * h%d;\n", i,
-                emit_name(e, inst->src[1 - side]), s->online >= 0 ? "down" : "ML_DOWN", s->folded);
+    ml_text_add(&e->text, "const float v%d = %s * down * h%d;\n", i,
+                emit_name(e, inst->src[1 - side]), s->folded);
     return true;
 }
 

@@ -11,10 +11,10 @@ enum {
     LEAST_ROWS = 32,        /* a kernel must keep that many rows to be worth extending by columns */
     C_CHUNKS = 32,          /* more than any laptop's cores; does not depend on the threads */
     CHUNK_WORK = 4096,      /* elements worth a chunk */
-    LONG_COLUMNS = 16384,   /* of rows ... */
-    LONG_ROWS = 2,          /* ... a chunk has few ... */
-    MOST_BYTES = 110 << 10, /* ... of which a multiprocessor has room for two, */
-    ALONE_ROWS = 4,         /* and some more where it has not */
+    LONG_COLUMNS = 16384,   /* rows so long are dealt to many chunks ... */
+    LONG_ROWS = 2,          /* ... of so many rows */
+    MOST_BYTES = 110 << 10, /* or, if of longer rows a multiprocessor has room for one ... */
+    ALONE_ROWS = 4,         /* ... of so many */
 };
 
 static int64_t product(const lower_group *group, int first, int last) {

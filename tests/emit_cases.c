@@ -186,6 +186,7 @@ static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, dtype, NULL, true);
     int labels = ir_operand(k, ML_I32, (int64_t[]){1, 0}, false);
     int lse = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true), total = ir_partial(k, ML_F32, false);
+    int sums = ir_operand(k, ML_F32, (int64_t[]){1, 0}, true);
     int zero = ir_const(k, ML_F32, 0), one = ir_const(k, ML_F32, 1);
     int lowest = ir_const(k, ML_F32, -INFINITY);
     int label = map2(k, ML_OP_MUL, ir_load(k, labels, ML_I32), ir_const(k, ML_I32, 37));
@@ -210,6 +211,7 @@ static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
     int base = ir_map(k, ML_OP_WHERE, ML_F32, empty, lowest, shift);
     int log_sum = map2(k, ML_OP_ADD, map1(k, ML_OP_LOG, divisor), base);
     ir_store(k, lse, log_sum);
+    ir_store(k, sums, sum);
     int known = ir_map(k, ML_OP_IS_FINITE, ML_BOOL, log_sum, none, none);
     int own_loss = map2(k, ML_OP_SUB, log_sum, picked);
     ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, ir_map(k, ML_OP_WHERE, ML_F32, known, own_loss, zero),

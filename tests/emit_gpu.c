@@ -60,6 +60,7 @@ static int emit_all(ml_arena *arena, int arch, ml_kernel **kernels) {
         ml_emit(&k.ir, &target, arena, kernels[count]);
         ir_free(&k);
     }
+    CHECK(count < MAX_CASES); /* else cases may be left out */
     return count;
 }
 

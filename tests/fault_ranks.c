@@ -130,7 +130,7 @@ static int train_asked(ml_comm *comm, void *argument) {
     return train(comm, argument);
 }
 
-/* Before anything is known of how long steps take, a signal has ranks wait for 10 s, not 300. */
+/* Before anything is known of how long steps take, a signal has ranks wait for 15 s, not 300. */
 TEST(fault, hang_and_signal) {
     plan p = {0, HANG};
     comm_job job;

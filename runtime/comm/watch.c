@@ -21,7 +21,7 @@ static const double STOPPED = 12;     /* without a beat: stopped */
 static const double STARTS = 25;      /* to join the others, once all are known to be started */
 static const double LATE = 30;        /* a living rank may be waited for so long */
 static const double LATE_FIRST = 300; /* before there is a median step */
-static const double LATE_ASKED = 10;  /* the same, once a signal has asked to stop */
+static const double LATE_ASKED = 15;  /* the same, once a signal asked to stop; above STOPPED */
 static const double LATE_BUSY = 600;  /* ml_comm_busy: compilers run */
 static const double GRACE = 8;        /* for the script to end by itself after a failure */
 enum { WATCHED = 8, DEAD_TICKS = 3 };

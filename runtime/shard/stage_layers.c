@@ -141,7 +141,8 @@ static void check_layers(const ml_layout *layout, const list *l) {
 
 /* ---- Dealing --------------------------------------------------------------------------------- */
 
-/* A product's FLOPs; what waits for memory counts the bytes that it writes, attention twice. */
+/* Work in FLOPs of products: what waits for memory counts the bytes that it writes (scatter_add the
+ * rows that it adds), and attention runs at half a product's speed. */
 double stage_flops(const ml_graph *g, ml_ref n) {
     enum { FLOPS_PER_BYTE = 150 }; /* a GPU's products in the time in which it moves a byte */
     int op = ml_graph_node(g, n)->op;
