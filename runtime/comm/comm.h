@@ -76,8 +76,8 @@ void ml_comm_note(ml_comm *comm, const char *text);
  * others wait longer for this rank. */
 void ml_comm_busy(ml_comm *comm, const char *text);
 /* A signal asked the job to stop: until two steps have been made, which tells how long one takes, a
- * rank that does not come is waited for for some seconds, not minutes (MLUA_TIMEOUT says otherwise).
- * For signal handlers, too. */
+ * rank that does not come is waited for for some seconds, not minutes (MLUA_TIMEOUT says
+ * otherwise). For signal handlers, too. */
 void ml_comm_asked_to_stop(void);
 /* A training step ends: a rank that lives but does not come is given ten median steps. */
 void ml_comm_step(ml_comm *comm);
