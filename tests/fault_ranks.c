@@ -125,24 +125,56 @@ TEST(fault, ranks_that_hang) {
     each_rank(HANG);
 }
 
-static int train_asked(ml_comm *comm, void *argument) {
-    ml_comm_asked_to_stop();
-    return train(comm, argument);
-}
-
-/* Before anything is known of how long steps take, a signal has ranks wait for 15 s, not 300. */
-TEST(fault, hang_and_signal) {
+/* With no timeout set and before anything is known of how long steps take. */
+TEST(fault, hangs_in_the_first_steps) {
     plan p = {0, HANG};
     comm_job job;
     int codes[COMM_MOST];
     char text[8192];
     FILE *errors = tmpfile();
     REQUIRE(errors);
-    comm_start(&job, RANKS, train_asked, &p, fileno(errors));
+    comm_start(&job, RANKS, train, &p, fileno(errors));
     int pid = job.pids[0];
-    comm_finish(&job, 40, 0, codes);
+    comm_finish(&job, 30, 0, codes);
     read_all(errors, text, sizeof text);
     check_job(&p, pid, codes, text);
+}
+
+/* Rank 0 waits for 1, which waits for 2, which is slow, or busy with something long. */
+static int wait_in_a_row(ml_comm *comm, void *argument) {
+    static const int pairs[2][2] = {{0, 1}, {1, 2}};
+    bool busy = *(bool *)argument;
+    float value = 1, sum = 0;
+    ml_status status = ML_OK;
+    for (int i = 1; i >= 0 && status == ML_OK; i--) {
+        int rank = ml_comm_rank(comm), own[2] = {pairs[i][0], pairs[i][1]}, alone[1] = {rank};
+        bool member = rank == own[0] || rank == own[1];
+        ml_group *group;
+        status = ml_comm_group(comm, member ? own : alone, member ? 2 : 1, &group);
+        if (status == ML_OK && i == 1 && rank == 2 && busy)
+            ml_comm_busy(comm, "a long compilation");
+        for (int k = 0; k < 8 && i == 1 && rank == 2; k++) {
+            usleep(500000);
+            if (!busy) ml_comm_progress(comm);
+        }
+        if (status == ML_OK && member)
+            status = ml_comm_all_reduce(group, &value, &sum, 1, ML_F32, ML_REDUCE_SUM);
+    }
+    return status == ML_OK ? 0 : 1;
+}
+
+/* Nobody is given up for waiting while any rank goes on. */
+TEST(fault, slow_behind_one_that_waits) {
+    for (int busy = 0; busy < 2; busy++) {
+        comm_job job;
+        int codes[COMM_MOST];
+        bool argument = busy != 0;
+        comm_set_timeout(1);
+        comm_start(&job, 3, wait_in_a_row, &argument, -1);
+        comm_finish(&job, 30, -1, codes);
+        for (int i = 0; i < 3; i++) CHECK_EQ_INT(codes[i], 0);
+        comm_set_timeout(0);
+    }
 }
 TEST(fault, ranks_that_leave) {
     each_rank(LEAVE);

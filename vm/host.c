@@ -435,7 +435,6 @@ static void interrupt_hook(lua_State *L, lua_Debug *frame) {
 
 static void on_signal(int number) {
     vm_stop = vm_stop + 1;
-    ml_comm_asked_to_stop();
     if (vm_stop >= 3) signal(number, SIG_DFL);
     lua_State *L = running;
     if (L) lua_sethook(L, interrupt_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);

@@ -16,6 +16,8 @@ static int file_gc(lua_State *L) {
 
 static int core_read_tensors(lua_State *L) {
     const char *path = luaL_checkstring(L, 1);
+    ml_comm *comm = vm_of(L)->options->comm;
+    if (comm) ml_comm_busy(comm, "reading tensors from a file");
     ml_safetensors **file = lua_newuserdatauv(L, sizeof *file, 0);
     *file = NULL;
     luaL_setmetatable(L, FILE_CLASS);
@@ -29,6 +31,7 @@ static int core_read_tensors(lua_State *L) {
     }
     ml_safetensors_close(*file);
     *file = NULL;
+    if (comm) ml_comm_note(comm, "the script");
     return 1;
 }
 

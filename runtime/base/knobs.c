@@ -93,7 +93,7 @@ static const knob KNOBS[] = {
      "fewer than ranks: one GPU does for N ranks of N hosts)",
      NUMBER, AT(hosts)},
     {"MLUA_TIMEOUT", "SECONDS",
-     "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 30 s "
+     "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 24 s "
      "or ten steps",
      NUMBER, AT(timeout)},
     {"MLUA_BIND", "ADDRESS",

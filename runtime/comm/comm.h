@@ -72,14 +72,15 @@ int ml_group_rank(const ml_group *group); /* this rank's place in it */
 /* What this rank is doing, for other ranks' messages: "step 12, all-gather of blocks.3 gpt.lua:41".
  */
 void ml_comm_note(ml_comm *comm, const char *text);
-/* The same for work that may take minutes (compilers, files): until its next note or collective the
- * others wait longer for this rank. */
+/* The same for work that may take minutes (compilers, files): until its next note the others wait
+ * longer for this rank. */
 void ml_comm_busy(ml_comm *comm, const char *text);
-/* A signal asked the job to stop: until two steps have been made, which tells how long one takes, a
- * rank that does not come is waited for for some seconds, not minutes (MLUA_TIMEOUT says
- * otherwise). For signal handlers, too. */
-void ml_comm_asked_to_stop(void);
-/* A training step ends: a rank that lives but does not come is given ten median steps. */
+/* A sign of progress, as a note is. A rank that lives, shows none and is not busy is given up after
+ * 24 s, or later: */
+void ml_comm_progress(ml_comm *comm);
+/* ... before two steps were made, after the longest that any rank may need between two signs, */
+void ml_comm_expect(ml_comm *comm, double seconds);
+/* and then after ten median steps. A training step ends. */
 void ml_comm_step(ml_comm *comm);
 
 typedef enum { ML_REDUCE_SUM, ML_REDUCE_MAX, ML_REDUCE_MIN } ml_reduce_op;

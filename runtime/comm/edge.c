@@ -211,7 +211,7 @@ static ml_status start(ml_edge *e, comm_kind kind, int64_t bytes) {
                        "use GPUs, or start all ranks on one host",
                        comm->wire->other_rank);
     e->what = comm_describe_message(kind, other, e->tag, bytes);
-    comm_progress(comm);
+    ml_comm_progress(comm);
     return atomic_load(&comm->segment->failed) ? comm_failure_report(comm) : ML_OK;
 }
 

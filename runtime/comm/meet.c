@@ -15,6 +15,7 @@
  * process itself was stopped is not held against the others. */
 static const double SLICE = 0.1;
 enum { LEAST_SPINS = 16 };
+#define NO_PROGRESS "shows no progress for %.0f s (MLUA_TIMEOUT=SECONDS waits longer)"
 
 double comm_now(void) {
     struct timespec now;
@@ -124,39 +125,61 @@ static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
     syscall(SYS_futex, word, FUTEX_WAIT, value, &slice, NULL, 0);
 }
 
+/* Between hosts rank 0 knows of all, the others of rank 0. */
+static int known_ranks(const ml_comm *comm) {
+    return comm->wire && comm->rank != 0 ? 1 : comm->world;
+}
+
+comm_survey comm_look(const ml_comm *comm) {
+    comm_survey all = {.all_wait = true};
+    for (int i = 0; i < known_ranks(comm); i++) {
+        const comm_record *record = &comm->segment->ranks[i];
+        all.progress += atomic_load(&record->progress);
+        all.busy |= atomic_load(&record->busy) != 0;
+        all.ended |= atomic_load(&record->state) == COMM_DONE;
+        all.all_wait &= atomic_load(&record->waiting) != 0;
+    }
+    return all;
+}
+
 typedef struct {
     int rank; /* that is waited for; -1 at first */
-    uint32_t progress, beats;
+    uint64_t progress;
+    uint32_t beats;
     double silent;  /* seconds without a beat */
     double seconds; /* that it has shown no progress */
 } patience;
 
 /* One slice has passed: accuse a rank that ended, or that shows no progress for too long. One that
- * itself waits for another is spared for longer: the other will be found first. */
+ * itself waits is spared as long as any rank goes on, or is busy. */
 static void look_around(ml_comm *comm, const comm_wait *wait, patience *p, double slice) {
     comm_segment *segment = comm->segment;
     int rank = wait->missing(wait->argument);
     if (rank < 0) return;
     comm_record *record = &segment->ranks[rank];
-    uint32_t state = atomic_load(&record->state), progress = atomic_load(&record->progress);
+    uint32_t state = atomic_load(&record->state);
     if (state == COMM_DONE && wait->missing(wait->argument) == rank) {
         comm_accuse(segment, rank, "has ended while others wait for it");
         return;
     }
     uint32_t beats = atomic_load(&record->beats);
+    bool waits = atomic_load(&record->waiting) != 0, busy = atomic_load(&record->busy) != 0;
+    comm_survey all = waits ? comm_look(comm) : (comm_survey){0};
+    uint64_t progress = waits ? all.progress : atomic_load(&record->progress);
     if (rank != p->rank || progress != p->progress) *p = (patience){rank, progress, beats, 0, 0};
     p->seconds += slice;
     p->silent = beats == p->beats ? p->silent + slice : 0;
     p->beats = beats;
-    double limit = state == COMM_STARTING ? comm_start_limit()
-                                          : comm_late_limit(comm, atomic_load(&record->busy));
-    if (atomic_load(&record->waiting)) limit = limit * 1.5 + 1;
+    double limit =
+        state == COMM_STARTING ? comm_start_limit() : comm_late_limit(comm, busy || all.busy);
+    if (waits) limit = comm_late_waiting(limit);
     if (p->seconds < limit) return;
+    bool silent = p->silent > p->seconds / 2;
     char why[128];
-    snprintf(why, sizeof why, "%s for %.0f s",
-             state == COMM_STARTING       ? "has not joined the others"
-             : p->silent > p->seconds / 2 ? "has been stopped or frozen"
-                                          : "shows no progress",
+    snprintf(why, sizeof why,
+             state == COMM_STARTING ? "has not joined the others for %.0f s"
+             : silent               ? "has been stopped or frozen for %.0f s"
+                                    : NO_PROGRESS,
              p->seconds);
     comm_accuse(segment, rank, why);
 }
@@ -200,9 +223,9 @@ void comm_wake(_Atomic uint32_t *word, _Atomic uint32_t *sleepers) {
     if (atomic_load(sleepers)) syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void comm_progress(ml_comm *comm) {
+void ml_comm_progress(ml_comm *comm) {
+    if (!comm->segment) return;
     comm_record *record = &comm->segment->ranks[comm->rank];
-    atomic_store_explicit(&record->busy, 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&record->progress, 1, memory_order_relaxed);
 }
 
@@ -225,7 +248,7 @@ ml_status comm_meet(ml_group *g) {
     comm_slot *leader = comm_slot_of(segment, g->index, g->ranks[0]);
     atomic_store_explicit(&mine->what[g->step & 1], g->what, memory_order_relaxed);
     atomic_store(&mine->posted, g->step + 1);
-    comm_progress(g->comm);
+    ml_comm_progress(g->comm);
     if (atomic_fetch_add(&leader->arrived, 1) + 1 == (uint32_t)g->size) {
         atomic_store(&leader->arrived, 0);
         atomic_store(&leader->step, g->step + 1);
@@ -285,11 +308,6 @@ ml_status comm_words(ml_group *g, uint64_t mine, uint64_t *words) {
 /* ---- Waits that are not ours ------------------------------------------------------------------
  */
 
-/* Between hosts rank 0 knows of all, the others of rank 0. */
-static int known_ranks(const ml_comm *comm) {
-    return comm->wire && comm->rank != 0 ? 1 : comm->world;
-}
-
 /* Who keeps a rank waiting whose GPU does not finish: one that has ended, or one that is not
  * waiting itself; where all wait, this one's GPU. */
 static void accuse_outside(ml_comm *comm, double seconds) {
@@ -299,7 +317,7 @@ static void accuse_outside(ml_comm *comm, double seconds) {
         comm_record *record = &segment->ranks[i];
         bool done = atomic_load(&record->state) == COMM_DONE;
         if (atomic_load(&record->waiting) && !done) continue;
-        snprintf(why, sizeof why, "shows no progress for %.0f s", seconds);
+        snprintf(why, sizeof why, NO_PROGRESS, seconds);
         comm_accuse(segment, i, done ? "has ended while others wait for it" : why);
         return;
     }
@@ -310,23 +328,15 @@ static void accuse_outside(ml_comm *comm, double seconds) {
 ml_status ml_comm_waiting(ml_comm *comm, double seconds) {
     comm_segment *segment = comm->segment;
     if (!segment) return ML_OK;
-    uint64_t progress = 0;
-    bool busy = false, ended = false, all_wait = true;
     atomic_store(&segment->ranks[comm->rank].waiting, comm_describe(COMM_OUTSIDE, 0, 0, 0));
-    for (int i = 0; i < known_ranks(comm); i++) {
-        comm_record *record = &segment->ranks[i];
-        progress += atomic_load(&record->progress);
-        busy |= atomic_load(&record->busy) != 0;
-        ended |= atomic_load(&record->state) == COMM_DONE;
-        all_wait &= atomic_load(&record->waiting) != 0;
-    }
-    if (seconds == 0 || progress != comm->outside_progress) comm->outside_seconds = 0;
-    comm->outside_progress = progress;
+    comm_survey all = comm_look(comm);
+    if (seconds == 0 || all.progress != comm->outside_progress) comm->outside_seconds = 0;
+    comm->outside_progress = all.progress;
     comm->outside_seconds += seconds < 2 * SLICE ? seconds : 2 * SLICE;
-    double limit = comm_late_limit(comm, busy);
-    if (all_wait) limit = limit * 1.5 + 1;
-    if (comm->wire && comm->rank != 0) limit = limit * 1.5 + 3; /* rank 0 says first who it is */
-    if (ended && limit > comm_stale_limit()) limit = comm_stale_limit();
+    double limit = comm_late_limit(comm, all.busy);
+    if (all.all_wait) limit = comm_late_waiting(limit);
+    if (comm->wire && comm->rank != 0) limit += COMM_HEARD;
+    if (all.ended && limit > comm_stale_limit()) limit = comm_stale_limit();
     if (comm->outside_seconds > limit) accuse_outside(comm, comm->outside_seconds);
     return comm_failure_report(comm);
 }

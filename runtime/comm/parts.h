@@ -35,7 +35,7 @@ typedef struct {
     _Alignas(COMM_LINE) _Atomic uint32_t state;
     _Atomic int32_t pid;
     _Atomic uint32_t beats;        /* of its watcher thread */
-    _Atomic uint32_t progress;     /* notes and meetings, counted */
+    _Atomic uint32_t progress;     /* signs of it, counted: notes, meetings, commands */
     _Atomic uint32_t busy;         /* with something that may take minutes */
     _Atomic uint32_t parted;       /* calls of ml_comm_part */
     _Atomic uint64_t waiting;      /* the collective it waits in (comm_describe); 0: none */
@@ -93,6 +93,7 @@ struct ml_comm {
     bool stopping;
     double step_began, step_times[COMM_STEP_TIMES];
     int steps;
+    double expected; /* seconds without a sign of progress before steps were timed */
     uint64_t outside_progress; /* of all ranks, when ml_comm_waiting last saw some */
     double outside_seconds;    /* since then */
 };
@@ -125,6 +126,12 @@ static inline char *comm_result(comm_segment *segment, comm_slot *slot, uint32_t
            (step & 1) * (segment->chunk_bytes / 2);
 }
 
+/* What a rank knows of all that it hears of. */
+typedef struct {
+    uint64_t progress;
+    bool busy, ended, all_wait; /* any, any, all */
+} comm_survey;
+
 /* meet.c */
 typedef enum {
     COMM_NOTHING,
@@ -142,6 +149,7 @@ typedef enum {
     COMM_RECEIVE,
 } comm_kind;
 double comm_now(void); /* seconds, monotonic */
+comm_survey comm_look(const ml_comm *comm);
 uint64_t comm_describe(comm_kind kind, ml_reduce_op op, ml_dtype dtype, int64_t count);
 uint64_t comm_describe_message(comm_kind kind, int other, int tag, int64_t bytes);
 int comm_described_rank(uint64_t what); /* the other end of a message; -1: it is a collective */
@@ -159,8 +167,6 @@ typedef struct {
 /* `spins` is how often to look before sleeping; spinning that was in vain shortens it. */
 ml_status comm_sleep(ml_comm *comm, const comm_wait *wait, int *spins);
 void comm_wake(_Atomic uint32_t *word, _Atomic uint32_t *sleepers); /* after *word was changed */
-/* This rank goes on: it is not busy with something long. */
-void comm_progress(ml_comm *comm);
 /* Post this member's step and wait for the others'. */
 ml_status comm_meet(ml_group *g);
 ml_status comm_first_meet(ml_group *g); /* and compare what each one means to do */
@@ -182,7 +188,11 @@ ml_status comm_watch_start(ml_comm *comm);
 void comm_watch_stop(ml_comm *comm);
 double comm_stale_limit(void); /* seconds without a heartbeat after which a rank has stopped */
 double comm_start_limit(void); /* seconds in which a rank must open its communicator */
-/* Seconds that a living rank may be waited for. */
+/* Seconds that a living rank may be waited for that shows no progress. */
 double comm_late_limit(const ml_comm *comm, bool busy);
+/* The same for one that itself waits, while nobody shows any: who keeps it is found first. */
+double comm_late_waiting(double limit);
+/* Seconds more where only rank 0 hears of the others: it says first who it is. */
+enum { COMM_HEARD = 3 };
 
 #endif

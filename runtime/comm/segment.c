@@ -100,7 +100,7 @@ void ml_comm_note(ml_comm *comm, const char *text) {
     record->note[length] = 0;
     atomic_fetch_add(&record->note_version, 1);
     atomic_store(&record->busy, 0);
-    atomic_fetch_add_explicit(&record->progress, 1, memory_order_relaxed);
+    ml_comm_progress(comm);
 }
 
 void ml_comm_busy(ml_comm *comm, const char *text) {

@@ -16,14 +16,12 @@
 #include "runtime/base/knobs.h"
 #include "runtime/comm/wire.h"
 
-static const double TICK = 0.2;       /* seconds between beats */
-static const double STOPPED = 12;     /* without a beat: stopped */
-static const double STARTS = 25;      /* to join the others, once all are known to be started */
-static const double LATE = 30;        /* a living rank may be waited for so long */
-static const double LATE_FIRST = 300; /* before there is a median step */
-static const double LATE_ASKED = 15;  /* the same, once a signal asked to stop; above STOPPED */
-static const double LATE_BUSY = 600;  /* ml_comm_busy: compilers run */
-static const double GRACE = 8;        /* for the script to end by itself after a failure */
+static const double TICK = 0.2;      /* seconds between beats */
+static const double STOPPED = 12;    /* without a beat: stopped */
+static const double STARTS = 25;     /* to join the others, once all are known to be started */
+static const double LATE = 24;       /* a living rank may be waited for so long */
+static const double LATE_BUSY = 600; /* ml_comm_busy: compilers run */
+static const double GRACE = 8;       /* for the script to end by itself after a failure */
 enum { WATCHED = 8, DEAD_TICKS = 3 };
 
 double comm_stale_limit(void) {
@@ -41,22 +39,27 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static volatile sig_atomic_t asked;
-
-void ml_comm_asked_to_stop(void) {
-    asked = 1;
+static double median_step(const ml_comm *comm) {
+    double times[COMM_STEP_TIMES];
+    int count = comm->steps - 1 < COMM_STEP_TIMES ? comm->steps - 1 : COMM_STEP_TIMES;
+    memcpy(times, comm->step_times, (size_t)count * sizeof *times);
+    qsort(times, (size_t)count, sizeof *times, by_size);
+    return times[count / 2];
 }
 
 double comm_late_limit(const ml_comm *comm, bool busy) {
     if (busy) return LATE_BUSY;
     if (ml_knobs()->timeout > 0) return ml_knobs()->timeout;
-    if (comm->steps < 2) return asked ? LATE_ASKED : LATE_FIRST;
-    double times[COMM_STEP_TIMES];
-    int count = comm->steps - 1 < COMM_STEP_TIMES ? comm->steps - 1 : COMM_STEP_TIMES;
-    memcpy(times, comm->step_times, (size_t)count * sizeof *times);
-    qsort(times, (size_t)count, sizeof *times, by_size);
-    double limit = 10 * times[count / 2];
+    double limit = comm->steps < 2 ? comm->expected : 10 * median_step(comm);
     return limit > LATE ? limit : LATE;
+}
+
+double comm_late_waiting(double limit) {
+    return 1.05 * limit + 1;
+}
+
+void ml_comm_expect(ml_comm *comm, double seconds) {
+    if (seconds > comm->expected) comm->expected = seconds;
 }
 
 void ml_comm_step(ml_comm *comm) {

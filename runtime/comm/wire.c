@@ -145,25 +145,13 @@ static void take_farewell(ml_comm *comm, int connection) {
     atomic_store(&record->state, COMM_DONE);
 }
 
-/* Of all ranks that this one hears of; for rank 0's others that is rank 0. */
-static uint64_t progress_of(const ml_comm *comm, bool *busy) {
-    uint64_t progress = 0;
-    *busy = false;
-    for (int i = 0; i < (comm->rank == 0 ? comm->world : 1); i++) {
-        *busy |= atomic_load(&comm->segment->ranks[i].busy) != 0;
-        progress += atomic_load(&comm->segment->ranks[i].progress);
-    }
-    return progress;
-}
-
 static uint32_t beat_flags(ml_comm *comm) {
     comm_record *own = &comm->segment->ranks[comm->rank];
-    bool busy = atomic_load(&own->busy) != 0;
-    uint64_t progress = atomic_load(&own->progress);
-    if (comm->rank == 0) progress = progress_of(comm, &busy);
-    bool goes_on = progress != comm->wire->progress;
-    comm->wire->progress = progress;
-    return (busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u) |
+    comm_survey told = {atomic_load(&own->progress), .busy = atomic_load(&own->busy) != 0};
+    if (comm->rank == 0) told = comm_look(comm);
+    bool goes_on = told.progress != comm->wire->progress;
+    comm->wire->progress = told.progress;
+    return (told.busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u) |
            (goes_on ? BEAT_GOES_ON : 0u);
 }
 
@@ -248,14 +236,13 @@ static bool waits(const ml_comm *comm, int rank) {
 /* Accuses who keeps this rank waiting for too long. Rank 0 says first who it is: of those that do
  * not wait themselves. */
 static void look_at_delay(ml_comm *comm, int connection, delay *d) {
-    bool busy;
-    uint64_t progress = progress_of(comm, &busy);
+    comm_survey all = comm_look(comm);
     double now = comm_now(), slice = now - d->last;
-    if (progress != d->progress) d->seconds = 0;
-    *d = (delay){d->seconds + (slice < 2 * SLICE ? slice : 2 * SLICE), now, progress};
-    double limit = comm_late_limit(comm, busy);
-    if (waits(comm, rank_at(comm, connection))) limit = limit * 1.5 + 1;
-    if (comm->rank != 0) limit = limit * 1.5 + 3;
+    if (all.progress != d->progress) d->seconds = 0;
+    *d = (delay){d->seconds + (slice < 2 * SLICE ? slice : 2 * SLICE), now, all.progress};
+    double limit = comm_late_limit(comm, all.busy);
+    if (waits(comm, rank_at(comm, connection))) limit = comm_late_waiting(limit);
+    if (comm->rank != 0) limit += COMM_HEARD;
     if (d->seconds <= limit) return;
     int late = connection;
     for (int i = 1; comm->rank == 0 && waits(comm, late) && i < comm->world; i++)

@@ -364,6 +364,8 @@ ml_status cpu_exec_run(ml_executable *e) {
     ml_profile *profile = e->cpu->base.profile;
     ml_run_mode mode = ml_profile_mode(profile);
     ml_status status = ML_OK;
+    const ml_ranks *ranks = e->cpu->base.ranks;
+    ml_comm *comm = ranks != NULL ? ranks->comm : NULL;
     e->runs++;
     if (mode != ML_RUN_PLAIN) {
         if (e->profiled == NULL) status = ml_profile_describe(profile, e->plan, &e->profiled);
@@ -371,8 +373,10 @@ ml_status cpu_exec_run(ml_executable *e) {
     }
     double start = mode != ML_RUN_PLAIN ? ml_profile_now() : 0;
     if (status == ML_OK && e->checker != NULL) status = ml_check_begin(e->checker);
-    for (uint32_t at = 0; at < e->command_count && status == ML_OK;)
+    for (uint32_t at = 0; at < e->command_count && status == ML_OK;) {
         status = step_run(e, &at, mode);
+        if (comm != NULL) ml_comm_progress(comm);
+    }
     if (status == ML_OK && mode != ML_RUN_PLAIN)
         status = ml_profile_run_ends(profile, e->profiled, start, ml_profile_now());
     return status;

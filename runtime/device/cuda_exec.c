@@ -398,9 +398,16 @@ static ml_status bind_step(ml_executable *e, cuda_step *step) {
     return step->undecided ? cuda_contest_decide(e, step) : ML_OK;
 }
 
+static ml_comm *ranks_of(const ml_executable *e) {
+    return e->device->base.ranks->comm;
+}
+
 ml_status cuda_bind(ml_executable *e, void *const *addresses) {
     ml_status status = ML_OK;
-    if (e->device->nccl) ML_TRY(cuda_nccl_ready(e->device));
+    if (e->device->nccl) {
+        ML_TRY(cuda_nccl_ready(e->device));
+        ml_comm_busy(ranks_of(e), "tuning kernels");
+    }
     forget_graph(e);
     e->graph_refused = false;
     e->runs = 0;
@@ -411,6 +418,7 @@ ml_status cuda_bind(ml_executable *e, void *const *addresses) {
         status = bind_step(e, &e->steps[i]);
     if (others && status == ML_OK) status = cuda_pull_bind(e);
     cuda_doing(NULL);
+    if (e->device->nccl) ml_comm_note(ranks_of(e), "the script");
     e->workspace_generation = e->device->workspace_generation;
     e->bound = status == ML_OK;
     return status;
@@ -493,24 +501,26 @@ static ml_status capture(ml_executable *e) {
     return status;
 }
 
+/* What this rank does, for the others' messages. */
+static void tell_others(const ml_executable *e) {
+    const char *name = e->plan->roots.name;
+    char note[128];
+    snprintf(note, sizeof note, "%s %llu", name ? name : "run", (unsigned long long)e->runs);
+    ml_comm_note(ranks_of(e), note);
+}
+
 /* Ranks replay graphs only if all that share collectives have one. */
 static ml_status capture_together(ml_executable *e) {
     cuda_doing("the capture of the step");
+    if (e->device->nccl) ml_comm_busy(ranks_of(e), "capturing the step");
     int64_t captured = capture(e) == ML_OK;
     if (!captured)
         ml_debug(1, "cuda: no graph of the step, it runs eagerly: %s\n", ml_error_last()->text);
     ML_TRY(cuda_collect_least(e, &captured, 1));
     if (!captured) forget_graph(e);
     e->graph_refused = !captured;
+    if (e->device->nccl) tell_others(e);
     return ML_OK;
-}
-
-/* What this rank does, for the others' messages. */
-static void tell_others(const ml_executable *e) {
-    const char *name = e->plan->roots.name;
-    char note[128];
-    snprintf(note, sizeof note, "%s %llu", name ? name : "run", (unsigned long long)e->runs);
-    ml_comm_note(e->device->base.ranks->comm, note);
 }
 
 ml_status cuda_run(ml_executable *e) {

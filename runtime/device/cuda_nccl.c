@@ -320,11 +320,13 @@ static ml_status connect_end(cuda_nccl *n) {
     ml_comm *comm = n->device->base.ranks->comm;
     const struct timespec pause = {.tv_nsec = 2000000};
     ml_status status = ML_OK;
+    ml_comm_busy(comm, "connecting GPUs through NCCL");
     for (double slice = 0; status == ML_OK && !atomic_load(&n->connected); slice = 2e-3) {
         status = ml_comm_waiting(comm, slice);
         nanosleep(&pause, NULL);
     }
     ml_comm_waited(comm);
+    ml_comm_note(comm, "the script");
     if (status != ML_OK) return status;
     pthread_join(n->thread, NULL);
     n->connecting = false;

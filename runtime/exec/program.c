@@ -180,6 +180,22 @@ static ml_status executables_load(ml_program *program) {
     return device->ops->load(device, plan->refresh, &program->refresh);
 }
 
+/* Seconds at most between two signs of progress of a rank that runs the program, on a device that
+ * makes a small part of what it should: a CPU gives a sign at each step, a GPU at each run. */
+static double longest_silence(const ml_program *program) {
+    static const double CPU_FLOPS = 1e9, GPU_FLOPS = 1e13; /* a second */
+    if (program->session->device->target.kind == ML_TARGET_CUDA)
+        return program->plan->flops / GPU_FLOPS;
+    double most = 0;
+    const ml_plan *part;
+    for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
+        const ml_schedule *s = part->schedule;
+        for (uint32_t i = 0; i < s->steps.count; i++)
+            if (s->steps.at[i].flops > most) most = s->steps.at[i].flops;
+    }
+    return most / CPU_FLOPS;
+}
+
 ml_status program_compile(ml_program *program) {
     ml_session *session = program->session;
     ml_status status = ML_OK;
@@ -189,13 +205,17 @@ ml_status program_compile(ml_program *program) {
     bool together = ranks_together(program) && !deal, first = rank_leads(session);
     if (!first && together) status = ml_comm_barrier(session->comm);
     if (status != ML_OK) return status;
-    if (session->world != NULL) ml_comm_busy(session->comm, "compiling kernels");
+    if (session->world != NULL) {
+        ml_comm_expect(session->comm, longest_silence(program));
+        ml_comm_busy(session->comm, "compiling kernels");
+    }
     if (program->plan->staged != NULL)
         status = staged_load(program);
     else
         status = executables_load(program);
     if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
     if (status == ML_OK && program->plan->staged != NULL) status = staged_connect(program);
+    if (session->world != NULL) ml_comm_note(session->comm, "the script");
     return status;
 }
 
