@@ -200,7 +200,21 @@ PROCESS_TEST(pipelines_take_what_a_check_tells) {
     if (!(fabs(taken - told) <= 0.03 * told)) test_fail("%.0f bytes told, %.0f taken", told, taken);
 }
 
-/* Stages that are alike are planned once, each with states of its own. */
+/* A check plans the first rank, the last and one of those between them, which are alike: of each
+ * one stage, or two where they are interleaved, for training and for evaluation. */
+PROCESS_TEST(pipelines_plan_what_is_alike_once) {
+    static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble"};
+    for (int i = 0; i < 3; i++) {
+        process_result r =
+            process_run(room, 0, "MLUA_DEBUG=5",
+                        "check --device h200 --mesh pp=8 \"$ROOT/models/gpt.lua\" layers=16 "
+                        "embed=256 heads=4 vocab=256 batch=32 schedule=%s 2>&1 | grep -c ^shard:",
+                        schedules[i]);
+        CHECK_EQ_INT(atoi(r.output), i == 1 ? 12 : 6);
+    }
+}
+
+/* Ranks that are alike have states of their own all the same. */
 PROCESS_TEST(pipelines_share_out_states) {
     process_result r =
         process_run(room, 0, "",

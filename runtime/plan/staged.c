@@ -206,27 +206,82 @@ static void pieces_plan(staging *s, staged_stage *stage) {
     }
 }
 
-/* Stages of equal shape differ in the names of their states alone. */
-static uint64_t stage_shape(const ml_stage *stage, const staged_stage *plan) {
-    const ml_graph *g = stage->graph;
-    const ml_roots *r = &stage->roots;
-    uint64_t shape = ml_hash(&plan->levels, sizeof plan->levels, (uint64_t)r->kept);
-    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
-        const ml_node *node = ml_graph_node(g, n);
-        const ml_type *type = ml_graph_type(g, n);
-        bool leaf = node->op == ML_OP_STATE || node->op == ML_OP_INPUT;
-        size_t args = leaf ? 0 : node->arg_count * sizeof(int64_t);
-        uint32_t head[3] = {node->op, node->flags, type->dtype};
-        shape = ml_hash(head, sizeof head, shape);
-        shape = ml_hash(ml_graph_sources(g, n), node->source_count * sizeof(ml_ref), shape);
-        shape = ml_hash(ml_graph_args(g, n), args, shape);
-        shape = ml_hash(type->axis, type->rank * sizeof(ml_axis), shape);
-        shape = ml_hash(type->size, type->rank * sizeof(int64_t), shape);
+/* A hash of all that a rank's stages are planned by. Ranks that plan alike may have other states,
+ * which stand for one another throughout, and other numbers of levels in the same order. */
+typedef struct {
+    int user;        /* 1 + the last rank that has it */
+    uint32_t number; /* in the order of their use there */
+} shape_of_state;
+
+typedef struct {
+    const staging *s;
+    int rank;
+    uint32_t states;       /* of the rank so far */
+    shape_of_state *state; /* by id */
+} rank_shape;
+
+static uint64_t shape_state(rank_shape *r, uint32_t id, uint64_t shape) {
+    shape_of_state *state = &r->state[id];
+    if (state->user != r->rank + 1) *state = (shape_of_state){r->rank + 1, ++r->states};
+    uint32_t fields[2] = {state->number, (uint32_t)ml_graph_state(r->s->plan->graph, id)->kind};
+    return ml_hash(fields, sizeof fields, shape);
+}
+
+/* Which of the levels an input comes at: 0 for one of the program. */
+static uint64_t shape_input(const rank_shape *r, const piece_levels *levels, uint32_t id,
+                            uint64_t shape) {
+    int level = r->s->input_level[id], at = 0;
+    while (level > 0 && at < levels->count && levels->level[at] != level) at++;
+    if (level > 0) at++;
+    return ml_hash(&at, sizeof at, shape);
+}
+
+static uint64_t shape_node(rank_shape *r, const piece_levels *levels, const ml_graph *g, ml_ref n,
+                           uint64_t shape) {
+    const ml_node *node = ml_graph_node(g, n);
+    const ml_type *type = ml_graph_type(g, n);
+    const int64_t *args = ml_graph_args(g, n);
+    uint32_t head[3] = {node->op, node->flags, type->dtype};
+    shape = ml_hash(head, sizeof head, shape);
+    shape = ml_hash(ml_graph_sources(g, n), node->source_count * sizeof(ml_ref), shape);
+    shape = ml_hash(type->axis, type->rank * sizeof(ml_axis), shape);
+    shape = ml_hash(type->size, type->rank * sizeof(int64_t), shape);
+    if (node->op == ML_OP_STATE) return shape_state(r, (uint32_t)args[0], shape);
+    if (node->op == ML_OP_INPUT) return shape_input(r, levels, (uint32_t)args[0], shape);
+    return ml_hash(args, node->arg_count * sizeof(int64_t), shape);
+}
+
+static uint64_t shape_stage(rank_shape *r, int v, uint64_t shape) {
+    const ml_stage *stage = &r->s->staged->cut.stages[v];
+    const piece_levels *levels = &r->s->staged->stages[v].levels;
+    const ml_roots *roots = &stage->roots;
+    int head[] = {levels->count, levels->late, levels->overlaps, roots->kept, roots->output_count};
+    shape = ml_hash(head, sizeof head, shape);
+    for (ml_ref n = 1; n < ml_graph_count(stage->graph); n++)
+        shape = shape_node(r, levels, stage->graph, n, shape);
+    shape = ml_hash(roots->outputs, sizeof(ml_ref) * (size_t)roots->output_count, shape);
+    for (int i = 0; i < roots->update_count; i++) {
+        shape = ml_hash(&roots->updates[i].value, sizeof(ml_ref), shape);
+        shape = shape_state(r, roots->updates[i].state, shape);
     }
-    shape = ml_hash(r->outputs, sizeof(ml_ref) * (size_t)r->output_count, shape);
-    for (int i = 0; i < r->update_count; i++)
-        shape = ml_hash(&r->updates[i].value, sizeof(ml_ref), shape);
     return shape;
+}
+
+/* By rank: the first that plans alike. */
+static int *ranks_alike(const staging *s) {
+    const staged_plan *staged = s->staged;
+    ml_arena *arena = s->plan->arena;
+    rank_shape r = {.s = s};
+    r.state = ML_NEW_ARRAY(arena, shape_of_state, ml_graph_state_count(s->plan->graph) + 1);
+    uint64_t *shapes = ML_NEW_ARRAY(arena, uint64_t, (size_t)staged->ranks);
+    int *like = ML_NEW_ARRAY(arena, int, (size_t)staged->ranks);
+    for (; r.rank < staged->ranks; r.rank++) {
+        r.states = 0;
+        for (int v = r.rank; v < staged->count; v += staged->ranks)
+            shapes[r.rank] = shape_stage(&r, v, shapes[r.rank]);
+        while (shapes[like[r.rank]] != shapes[r.rank]) like[r.rank]++;
+    }
+    return like;
 }
 
 static void stage_plan(staging *s, int v) {
@@ -265,22 +320,16 @@ static void states_list(staging *s, int v) {
         stage->states[stage->state_count++] = cut->roots.updates[i].state;
 }
 
-/* Those of this rank; in a check, one of each shape. */
+/* Those of this rank; in a check, of one rank of each shape. */
 static void stages_plan(staging *s) {
     staged_plan *staged = s->staged;
-    uint64_t *shapes = ML_NEW_ARRAY(s->plan->arena, uint64_t, (size_t)staged->count);
+    bool check = s->cut->coordinate < 0;
+    const int *like = check ? ranks_alike(s) : NULL;
     for (int v = 0; v < staged->count; v++) {
-        staged_stage *stage = &staged->stages[v];
-        stage->like = -1;
-        if (s->cut->coordinate >= 0) {
-            if (v % staged->ranks == s->cut->coordinate) stage_plan(s, v);
-            continue;
-        }
-        states_list(s, v);
-        shapes[v] = stage_shape(&staged->cut.stages[v], stage);
-        for (int i = 0; i < v && stage->like < 0; i++)
-            if (shapes[i] == shapes[v]) stage->like = staged->stages[i].like;
-        if (stage->like < 0) stage_plan(s, v);
+        int rank = v % staged->ranks, planned = check ? like[rank] : s->cut->coordinate;
+        staged->stages[v].like = check ? v - rank + planned : -1;
+        if (check) states_list(s, v);
+        if (rank == planned) stage_plan(s, v);
     }
 }
 

@@ -28,8 +28,8 @@ typedef struct {
 
 typedef struct {
     bool planned;
-    int like; /* the stage whose plan tells what this one needs: itself, or in a check the first of
-                 the same shape; -1: it is another rank's */
+    int like; /* the stage whose plan tells what this one needs: itself, or in a check that of the
+                 first rank whose stages plan alike; -1: it is another rank's */
     int first_task, task_count;
     piece_levels levels;
     piece_set pieces;

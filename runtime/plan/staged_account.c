@@ -118,7 +118,6 @@ static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, a
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
         const staged_stage *stage = &staged->stages[staged->stages[v].like];
         a->blocks += stage->pieces.block_bytes * staged->stages[v].slots;
-        if (stage->like != v) memset(seen, 0, states); /* the ids are another stage's */
         for (int p = 0; p < stage->pieces.count; p++) {
             const ml_plan *part = stage->plans[p];
             account_states(part, seen, a);
