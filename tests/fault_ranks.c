@@ -21,6 +21,7 @@ static const char *const says[] = {"died",
 typedef struct {
     int victim;
     fault kind;
+    bool steps; /* tell of them */
 } plan;
 
 static void suffer(const plan *p, int rank) {
@@ -47,6 +48,7 @@ static int train(ml_comm *comm, void *argument) {
         snprintf(note, sizeof note, "step %d, all-reduce of grad gpt.lua:7", step);
         ml_comm_note(comm, note);
         if (step == FAULT_STEP) suffer(p, rank);
+        if (p->steps) ml_comm_step(comm);
         if (step == FAULT_STEP && p->kind == LEAVE && rank == p->victim) break;
         status =
             ml_comm_all_reduce(ml_comm_everyone(comm), sums, sums, ELEMENTS, ML_F32, ML_REDUCE_SUM);
@@ -95,7 +97,7 @@ static void each_rank(fault kind) {
     FILE *errors[RANKS];
     comm_set_timeout(TIMEOUT);
     for (int i = 0; i < RANKS; i++) {
-        plans[i] = (plan){i, kind};
+        plans[i] = (plan){i, kind, .steps = false};
         errors[i] = tmpfile();
         REQUIRE(errors[i]);
         comm_start(&jobs[i], RANKS, train, &plans[i], fileno(errors[i]));
@@ -125,19 +127,23 @@ TEST(fault, ranks_that_hang) {
     each_rank(HANG);
 }
 
-/* With no timeout set and before anything is known of how long steps take. */
-TEST(fault, hangs_in_the_first_steps) {
-    plan p = {0, HANG};
-    comm_job job;
-    int codes[COMM_MOST];
-    char text[8192];
-    FILE *errors = tmpfile();
-    REQUIRE(errors);
-    comm_start(&job, RANKS, train, &p, fileno(errors));
-    int pid = job.pids[0];
-    comm_finish(&job, 30, 0, codes);
-    read_all(errors, text, sizeof text);
-    check_job(&p, pid, codes, text);
+/* With no timeout set: before anything is known of how long steps take, and after. */
+TEST(fault, ranks_that_hang_by_default) {
+    plan plans[2] = {{0, HANG, .steps = false}, {2, HANG, .steps = true}};
+    comm_job jobs[2];
+    FILE *errors[2];
+    for (int i = 0; i < 2; i++) {
+        errors[i] = tmpfile();
+        REQUIRE(errors[i]);
+        comm_start(&jobs[i], RANKS, train, &plans[i], fileno(errors[i]));
+    }
+    for (int i = 0; i < 2; i++) {
+        int codes[COMM_MOST], victim = plans[i].victim, pid = jobs[i].pids[victim];
+        char text[8192];
+        comm_finish(&jobs[i], 30, victim, codes);
+        read_all(errors[i], text, sizeof text);
+        check_job(&plans[i], pid, codes, text);
+    }
 }
 
 /* Rank 0 waits for 1, which waits for 2, which is slow, or busy with something long. */

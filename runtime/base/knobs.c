@@ -94,7 +94,7 @@ static const knob KNOBS[] = {
      NUMBER, AT(hosts)},
     {"MLUA_TIMEOUT", "SECONDS",
      "give up a rank that is silent, or late at a collective, for so long; default: 12 s, and 24 s "
-     "or ten steps",
+     "or three steps",
      NUMBER, AT(timeout)},
     {"MLUA_BIND", "ADDRESS",
      "where rank 0 waits for ranks of other hosts; default: anywhere (0.0.0.0) where the launcher "

@@ -80,7 +80,7 @@ void ml_comm_busy(ml_comm *comm, const char *text);
 void ml_comm_progress(ml_comm *comm);
 /* ... before two steps were made, after the longest that any rank may need between two signs, */
 void ml_comm_expect(ml_comm *comm, double seconds);
-/* and then after ten median steps. A training step ends. */
+/* and then after three median steps. A training step ends. */
 void ml_comm_step(ml_comm *comm);
 
 typedef enum { ML_REDUCE_SUM, ML_REDUCE_MAX, ML_REDUCE_MIN } ml_reduce_op;

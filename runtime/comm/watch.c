@@ -20,6 +20,7 @@ static const double TICK = 0.2;      /* seconds between beats */
 static const double STOPPED = 12;    /* without a beat: stopped */
 static const double STARTS = 25;     /* to join the others, once all are known to be started */
 static const double LATE = 24;       /* a living rank may be waited for so long */
+static const double STEPS = 3;       /* or so many steps, where these take longer */
 static const double LATE_BUSY = 600; /* ml_comm_busy: compilers run */
 static const double GRACE = 8;       /* for the script to end by itself after a failure */
 enum { WATCHED = 8, DEAD_TICKS = 3 };
@@ -50,7 +51,7 @@ static double median_step(const ml_comm *comm) {
 double comm_late_limit(const ml_comm *comm, bool busy) {
     if (busy) return LATE_BUSY;
     if (ml_knobs()->timeout > 0) return ml_knobs()->timeout;
-    double limit = comm->steps < 2 ? comm->expected : 10 * median_step(comm);
+    double limit = comm->steps < 2 ? comm->expected : STEPS * median_step(comm);
     return limit > LATE ? limit : LATE;
 }
 

@@ -180,14 +180,24 @@ static ml_status executables_load(ml_program *program) {
     return device->ops->load(device, plan->refresh, &program->refresh);
 }
 
-/* Seconds at most between two signs of progress of a rank that runs the program, on a device that
- * makes a small part of what it should: a CPU gives a sign at each step, a GPU at each run. */
+static double bytes_sent(const ml_plan *plan) {
+    double bytes = 0;
+    for (int i = 0; i < plan->layout->count; i++)
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) bytes += (double)plan->traffic[i][k].bytes;
+    return bytes;
+}
+
+/* Seconds at most between two signs of progress of a rank that runs the program, on devices and
+ * links that make a small part of what they should: a CPU gives a sign at each step, a GPU at each
+ * run. */
 static double longest_silence(const ml_program *program) {
-    static const double CPU_FLOPS = 1e9, GPU_FLOPS = 1e13; /* a second */
-    if (program->session->device->target.kind == ML_TARGET_CUDA)
-        return program->plan->flops / GPU_FLOPS;
+    static const double CPU_FLOPS = 1e9, GPU_FLOPS = 1e13, LINK = 1e9, NETWORK = 1e8; /* a second */
+    const ml_session *session = program->session;
+    const ml_plan *plan = program->plan, *part;
+    if (session->device->target.kind == ML_TARGET_CUDA)
+        return plan->flops / GPU_FLOPS +
+               bytes_sent(plan) / (ml_comm_local(session->comm) ? LINK : NETWORK);
     double most = 0;
-    const ml_plan *part;
     for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->steps.count; i++)
