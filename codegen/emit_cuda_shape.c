@@ -254,7 +254,9 @@ static void choose_team(cuda_shape *s) {
     /* Threads that meet at a barrier by its team's number take all 16 of a block, and a
      * multiprocessor has 64. */
     if (s->team > CUDA_WARP) s->teams = s->chunked ? at_most(s->teams, 15) : 1;
-    while (s->teams / 2 >= rows && cuda_threads(s) / 2 >= CUDA_WARP) s->teams /= 2;
+    /* by whole warps, as a block's threads add up what they have of all rows */
+    while (s->teams > 1 && s->teams / 2 >= rows && s->team * (s->teams / 2) % CUDA_WARP == 0)
+        s->teams /= 2;
     while (s->tiled && s->teams > LEAST_TILE_TEAMS && rows < (int64_t)TILE_ROUNDS * s->teams)
         s->teams /= 2;
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;

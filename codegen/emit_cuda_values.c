@@ -47,6 +47,12 @@ static bool is_used(const cuda_shape *s, int i, int stage, bool by_invariant) {
     return false;
 }
 
+/* Whether an element, or what it is the cast of, is in a register: its pack is not loaded then. */
+static bool is_hoisted(const cuda_shape *s, int i) {
+    const ml_inst *inst = &s->e->ir->inst[i];
+    return s->hoisted[i] || (inst->kind == ML_INST_MAP && s->hoisted[inst->src[0]]);
+}
+
 /* Values that all rows share wait in registers, where a few hold them. */
 void cuda_choose_hoisted(cuda_shape *s) {
     const ml_kernel_ir *ir = s->e->ir;
@@ -62,6 +68,8 @@ void cuda_choose_hoisted(cuda_shape *s) {
         s->hoisted[i] = true;
         left -= cost;
     }
+    for (int i = 0; i < ir->inst_count; i++)
+        if (s->largest[i] >= 0 && is_hoisted(s, ir->inst[i].src[0])) s->largest[i] = -1;
 }
 
 /* What passes need, less what leads to hoisted values alone. */

@@ -99,7 +99,12 @@ static bool emulated_release_shuffles() {
         any |= ready[i] = emulated[i].state == EMULATED_SHUFFLE && emulated_shuffle_ready(i);
     for (int i = 0; i < emulated_threads; i++) {
         if (!ready[i]) continue;
-        int other = emulated[i].other < emulated_threads ? emulated[i].other : i;
+        int other = emulated[i].other;
+        bool takes_part = emulated[i].mask >> (other & 31) & 1;
+        if (!takes_part || other >= emulated_threads || emulated[other].state == EMULATED_DONE) {
+            fprintf(stderr, "emulated block: thread %d takes from %d, which gives nothing\n", i, other);
+            abort();
+        }
         emulated[i].taken = emulated[other].given;
         emulated[i].state = EMULATED_READY;
     }

@@ -178,6 +178,21 @@ static void wide_largest(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype d
     ir_store(k, y, largest);
 }
 
+/* Largest elements of what all rows share, which waits in registers. */
+static void shared_largest(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 2;
+    int x = ir_operand(k, dtype, (int64_t[]){0, 1}, false);
+    int y = ir_operand(k, dtype, NULL, true), total = ir_partial(k, ML_F32, false);
+    k->level = ML_LEVEL_ELEMENT;
+    int value = ir_cast(k, ML_F32, ir_load(k, x, dtype));
+    int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, value, 0);
+    k->phase = 1;
+    int below = map2(k, ML_OP_SUB, value, largest);
+    ir_store(k, y, below);
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, below, total);
+}
+
 /* A cross-entropy and its gradient, as stdlib writes them: three passes over rows of which a block
  * walks several, and of which one element each is the label's. */
 static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
@@ -481,6 +496,8 @@ static const kernel_case cases[] = {
     {"argmax 5000", argmax, 6, 5000, ML_BF16, 0},
     {"i64", integers, 4, 5, ML_I64, 0},
     {"i32", integers, 7, 17, ML_I32, 0},
+    {"norm backward, few short rows", norm_backward, 25, 8, ML_F32, 2e-5},
+    {"largest of what rows share", shared_largest, 300, 768, ML_BF16, 8e-3},
 };
 
 static char label[32];
