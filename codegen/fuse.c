@@ -270,13 +270,14 @@ static ml_ref narrow_of(const lowering *l, ml_ref n) {
     return narrow && map && l->info[source].role == LOWER_INLINE ? source : n;
 }
 
-/* Whether n, behind movements and sums over ranks, is the largest or smallest of some values. */
+/* Whether n, behind movements and collectives, is the largest or smallest of some values. */
 static bool is_extreme(const lowering *l, ml_ref n) {
     for (;;) {
         const ml_node *node = ml_graph_node(l->g, n);
         if (node->op == ML_OP_MAX || node->op == ML_OP_MIN) return true;
-        bool moves = ml_ops[node->op].op_class == ML_CLASS_MOVE && node->source_count == 1;
-        if (!moves && node->op != ML_OP_ALL_REDUCE) return false;
+        int op_class = ml_ops[node->op].op_class;
+        bool moves = op_class == ML_CLASS_MOVE || op_class == ML_CLASS_COLLECTIVE;
+        if (!moves || node->source_count != 1) return false;
         n = ml_graph_source(l->g, n, 0);
     }
 }
