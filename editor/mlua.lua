@@ -80,7 +80,8 @@ function Tensor:div(b) end
 function Tensor:dot(other, ...) end
 
 ---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
----x itself elsewhere.
+---x itself elsewhere. What is dropped of a sample does not depend on the microbatches that the batch is cut into;
+---of a tensor without the batch's axis all of them drop the same.
 ---@param rate number 0 .. 1
 ---@return Tensor
 function Tensor:dropout(rate) end
@@ -671,7 +672,8 @@ function m.detach(x) end
 function m.div(a, b) end
 
 ---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
----x itself elsewhere.
+---x itself elsewhere. What is dropped of a sample does not depend on the microbatches that the batch is cut into;
+---of a tensor without the batch's axis all of them drop the same.
 ---@param x Tensor
 ---@param rate number 0 .. 1
 ---@return Tensor
@@ -932,7 +934,7 @@ function m.ne(a, b) end
 ---@return Tensor
 function m.neg(a) end
 
----Standard normal (Box and Muller 1958).
+---Standard normal.
 ---@param axes Axis[]
 ---@param key integer
 ---@return Tensor

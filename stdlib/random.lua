@@ -2,29 +2,53 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
--- What m.compile is tracing, while it does: {step = i64 tensor or nil, sites = calls so far}.
+-- What m.compile is tracing, while it does: {step = i64 tensor or nil, sites = calls so far, micro = nil or which microbatch of a
+-- step it is: {axis = the name of the batch's axis, size = what a microbatch has of it, count = of microbatches, index = i64 tensor}}.
 m.context = { sites = 0 }
+
+-- Each element's index in the tensor of the whole batch, of which `axes` are a microbatch's; nil where they are not.
+local function index_in_batch(axes, micro)
+  local index, stride, cut = nil, 1, false
+  for i = #axes, 1, -1 do
+    local axis = axes[i]
+    local at, count = core.iota(axis, "i64"), 1
+    if axis.name == micro.axis and axis.size == micro.size then at, count, cut = at + micro.index * axis.size, micro.count, true end
+    at = (at * stride):broadcast(axes)
+    index = index and index + at or at
+    stride = stride * axis.size * count
+  end
+  return cut and index or nil
+end
+
+-- The samples of a microbatch get the numbers that they have in the whole batch: it does not matter into what a step is cut.
+local function random(key, axes)
+  local micro = m.context.micro
+  return core.random(key, axes, micro and index_in_batch(axes, micro))
+end
+
+-- Box and Muller 1958.
+local function normal(draw, axes, key)
+  local radius = core.sqrt(-2 * core.log(1 - draw(key, axes)))
+  return radius * core.cos(6.283185307179586 * draw(key + 1, axes))
+end
 
 ---Uniform in [0, 1).
 ---@param axes Axis[]
 ---@param key integer|Tensor an i64; equal keys give equal numbers
 ---@return Tensor
-function m.uniform(axes, key) return core.random(key, axes) end
+function m.uniform(axes, key) return random(key, axes) end
 
----Standard normal (Box and Muller 1958).
+---Standard normal.
 ---@param axes Axis[]
 ---@param key integer
 ---@return Tensor
-function m.normal(axes, key)
-  local radius = core.sqrt(-2 * core.log(1 - core.random(key, axes)))
-  return radius * core.cos(6.283185307179586 * core.random(key + 1, axes))
-end
+function m.normal(axes, key) return normal(random, axes, key) end
 
 ---Initial values: functions of a parameter's axes and key.
 m.init = setmetatable({
   ---Normal with this standard deviation.
   normal = function(std)
-    return function(axes, key) return m.normal(axes, key) * std end
+    return function(axes, key) return normal(core.random, axes, key) * std end
   end,
   ---Uniform in -bound .. bound.
   uniform = function(bound)
@@ -50,13 +74,14 @@ local function site_key()
 end
 
 ---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
----x itself elsewhere.
+---x itself elsewhere. What is dropped of a sample does not depend on the microbatches that the batch is cut into;
+---of a tensor without the batch's axis all of them drop the same.
 ---@param x Tensor
 ---@param rate number 0 .. 1
 ---@return Tensor
 function m.dropout(x, rate)
   if type(rate) ~= "number" or rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1, got " .. m.shown(rate)) end
   if rate == 0 or not m.context.training then return x end
-  return core.where(core.ge(core.random(site_key(), m.axes_of(x)), rate), x * (1 / (1 - rate)), 0)
+  return core.where(core.ge(random(site_key(), m.axes_of(x)), rate), x * (1 / (1 - rate)), 0)
 end
 core.tensor_methods.dropout = m.dropout

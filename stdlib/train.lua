@@ -88,6 +88,7 @@ local function accumulated_step(o, parameters)
   local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
   local added_sum, totals
   local micro = m.compile(function(feeds)
+    m.context.micro = { axis = o.batch.name, size = o.batch.size // o.accum, count = o.accum, index = feeds.micro }
     local total, count = o.loss(feeds.tokens, feeds.targets)
     local added = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
@@ -100,7 +101,7 @@ local function accumulated_step(o, parameters)
     for _, t in ipairs(totals) do add(t.state, t.value) end
     add(loss_sum, total)
     add(loss_count, count)
-  end, token_inputs(o, { step = { dtype = "i64" }, first = { dtype = "bool" } }), {
+  end, token_inputs(o, { step = { dtype = "i64" }, micro = { dtype = "i64" }, first = { dtype = "bool" } }), {
     name = "microbatch", training = true, microbatches = o.accum,
   })
   local finish = m.compile(function(feeds)
@@ -302,8 +303,8 @@ function m.train(options)
     for i = 0, o.accum - 1 do
       data.fill(step, i)
       local program = step_program or micro
-      local feeds = { tokens = data.tokens, targets = data.targets, step = step_program and step or step * o.accum + i }
-      if step_program then feeds.rate = rate else feeds.first = i == 0 end
+      local feeds = { tokens = data.tokens, targets = data.targets, step = step }
+      if step_program then feeds.rate = rate else feeds.micro, feeds.first = i, i == 0 end
       program:start(feeds)
     end
     if finish then

@@ -57,6 +57,17 @@ PROCESS_TEST(dropout_is_repeatable) {
     CHECK(strcmp(plain[0].loss, first[0].loss) != 0);
 }
 
+/* Nor does it depend on what a step is cut into, which pipeline stages do by themselves. */
+PROCESS_TEST(dropout_of_microbatches) {
+    char *model = with(room, gpt, "dropout=0.2");
+    process_step *first = process_train(room, STEPS, "", model);
+    process_compare(process_train(room, STEPS, "", with(room, model, "accum=4")), first, STEPS,
+                    1e-5, "in 4 microbatches");
+    process_compare(
+        process_train(room, STEPS, "", with(room, model, "accum=2 -n 4 --mesh pp=2,dp=2")), first,
+        STEPS, 1e-5, "in 2 microbatches, pp=2,dp=2");
+}
+
 /* A file of text, and one of 16-bit tokens that hold the same, train alike. */
 PROCESS_TEST(text_and_token_files) {
     process_write(room, "write.lua",

@@ -69,8 +69,10 @@ static int core_iota(lua_State *L) {
 }
 
 static int core_random(lua_State *L) {
-    ml_type type = {.dtype = ML_F32};
+    ml_type type = {.dtype = ML_F32}, indices;
     vm_read_axes(L, 2, "the axes of a tensor", &type);
+    indices = type;
+    indices.dtype = ML_I64;
     ml_ref key = vm_is_tensor(L, 1)    ? vm_cast(L, vm_tensor(L, 1, "the key of random"), ML_I64)
                  : lua_isinteger(L, 1) ? vm_number(L, 1, ML_I64)
                                        : 0;
@@ -78,7 +80,16 @@ static int core_random(lua_State *L) {
         vm_fail(L, "core.hash(text) gives one",
                 "the key of random must be an integer or an i64 tensor, got %s",
                 luaL_typename(L, 1));
-    return vm_push_tensor(L, vm_unary(L, ML_OP_RANDOM, key, &type));
+    ml_ref sources[2] = {key};
+    if (!lua_isnoneornil(L, 3))
+        sources[1] =
+            broadcast(L, vm_cast(L, vm_tensor(L, 3, "the index of random"), ML_I64), &indices);
+    vm_node node;
+    vm_begin(L, &node, ML_OP_RANDOM);
+    node.sources = sources;
+    node.source_count = sources[1] ? 2 : 1;
+    node.type = &type;
+    return vm_push_tensor(L, vm_add(L, &node));
 }
 
 typedef struct {
@@ -601,8 +612,9 @@ static const vm_entry functions[] = {
      "a tensor with one value everywhere; f32 where no dtype is given"},
     {"iota", core_iota, "axis: Axis, dtype?: string -> Tensor",
      "0, 1, 2, ... along an axis; i32 where no dtype is given"},
-    {"random", core_random, "key: integer|Tensor, axes: Axis[] -> Tensor",
-     "uniform in [0, 1), f32: a function of the key and the element's position alone"},
+    {"random", core_random, "key: integer|Tensor, axes: Axis[], index?: Tensor -> Tensor",
+     "uniform in [0, 1), f32: a function of the key and the element's position, or its index, "
+     "alone"},
     {"input", core_input, "name: string, axes: Axis[], dtype?: string -> Tensor",
      "a tensor that the caller of a program provides"},
     {"concat", core_concat, "tensors: Tensor[], axis: Axis|string -> Tensor",

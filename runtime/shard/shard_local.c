@@ -30,12 +30,13 @@ static ml_ref global_indices(sharder *s, ml_ref n, const ml_placements *out, con
     return sum;
 }
 
-static ml_ref local_random(sharder *s, ml_ref n, ml_ref key, const ml_placements *out,
+static ml_ref local_random(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *out,
                            const ml_type *local) {
-    bool cut = false;
+    bool given = ml_graph_node(s->from, n)->source_count == 2, cut = false;
     for (int i = 0; i < local->rank; i++) cut = cut || is_cut(s, out, i);
-    ml_ref sources[2] = {key, cut ? global_indices(s, n, out, local) : 0};
-    return ml_graph_add(s->to, ML_OP_RANDOM, sources, cut ? 2 : 1, NULL, 0, local);
+    ml_ref all[2] = {sources[0]};
+    if (given || cut) all[1] = given ? sources[1] : global_indices(s, n, out, local);
+    return ml_graph_add(s->to, ML_OP_RANDOM, all, all[1] ? 2 : 1, NULL, 0, local);
 }
 
 /* Indices into an axis of which this rank holds a part: others' are out of range here. */
@@ -81,7 +82,7 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
     case ML_OP_ATTENTION_GRAD: shard_local_attention(s, n, sources, need, out, outputs); return;
     case ML_OP_PLACE: outputs[0] = sources[0]; return;
     case ML_OP_IOTA: outputs[0] = global_iota(s, out, 0, t->axis[0], local.size[0]); return;
-    case ML_OP_RANDOM: outputs[0] = local_random(s, n, sources[0], out, &local); return;
+    case ML_OP_RANDOM: outputs[0] = local_random(s, n, sources, out, &local); return;
     case ML_OP_SPLIT:
         memcpy(sizes, args, sizeof sizes);
         sizes[2] = local.size[ml_type_find(t, (ml_axis)args[1])];
