@@ -529,6 +529,43 @@ TEST(lower, turned_twice) {
     }
 }
 
+/* q a product, k computed, v a slice; of none do rows of d lie together. */
+static void build_attention_across(void *context) {
+    piece *p = context;
+    ml_axis s = axis(p, "s"), t = axis(p, "t"), h = axis(p, "h"), d = axis(p, "d");
+    ml_ref given[3] = {dot(p, input(p, ML_BF16, "bse", SIZES(2, 32, 64)),
+                           input(p, ML_BF16, "edh", SIZES(64, 16, 4)), "e"),
+                       FN(TANH, input(p, ML_BF16, "btdh", SIZES(2, 32, 16, 4))),
+                       ml_slice(p->g, input(p, ML_BF16, "bthd", SIZES(2, 32, 4, 17)), d, 1, 17)};
+    ml_attention_args args = {.seq = s, .kv_seq = t, .heads = h, .kv_heads = h, .head_dim = d};
+    args.scale = 0.25, args.causal = true;
+    for (int i = 0; i < 2; i++) {
+        ml_type order = *ml_graph_type(p->g, given[i]);
+        ml_axis inner[] = {h, d};
+        memcpy(order.axis + 2, inner, sizeof inner);
+        order.size[2] = 4, order.size[3] = 16;
+        given[i] = ml_permute(p->g, given[i], &order);
+    }
+    output(p, ml_attention(p->g, given, 3, &args));
+}
+
+TEST(lower, attention_reads_rows) {
+    piece p;
+    lower_for(&p, ML_TARGET_CUDA, build_attention_across);
+    int found = 0;
+    for (uint32_t i = 0; i < p.s->steps.count; i++) {
+        const ml_step *step = &p.s->steps.at[i];
+        for (int k = 0; k < 3 && step->kind == ML_STEP_ATTENTION; k++) {
+            const ml_attention_strides *strides = &step->attention->strides[k];
+            CHECK_EQ_INT(strides->dim, 1);
+            CHECK_EQ_INT(strides->head, 16);
+            found++;
+        }
+    }
+    CHECK_EQ_INT(found, 3);
+    free_piece(&p);
+}
+
 /* A product whose bias is all that follows: the GPU's library adds it. */
 static void build_bias(void *context) {
     piece *p = context;

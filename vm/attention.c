@@ -24,6 +24,7 @@ typedef struct {
     ml_ref filler;      /* an i32 tensor of the scores' axes without a value of its own */
     ml_ref index;       /* for widen: the tensor to widen, then its result */
     ml_ref document[2]; /* of queries and of keys */
+    ml_type order;      /* the axes of q as given, which are the result's */
     ml_ref result;
 } attention_call;
 
@@ -31,6 +32,21 @@ static int64_t size_of(const attention_call *call, ml_ref n, ml_axis axis) {
     const ml_type *t = ml_graph_type(call->graph, n);
     int at = ml_type_find(t, axis);
     return at < 0 ? 0 : t->size[at];
+}
+
+/* n with `axis` innermost: kernels read rows of it. */
+static ml_ref by_rows(ml_graph *g, ml_ref n, ml_axis axis) {
+    ml_type order = *ml_graph_type(g, n);
+    int at = ml_type_find(&order, axis);
+    if (at < 0) return n;
+    int64_t size = order.size[at];
+    for (; at < order.rank - 1; at++) {
+        order.axis[at] = order.axis[at + 1];
+        order.size[at] = order.size[at + 1];
+    }
+    order.axis[at] = axis;
+    order.size[at] = size;
+    return ml_permute(g, n, &order);
 }
 
 /* Keys and values under the names of their own axes. */
@@ -42,6 +58,8 @@ static void prepare(void *argument) {
     for (int i = 1; i < 3; i++)
         if (size_of(call, call->sources[i], a->seq))
             call->sources[i] = ml_rename(g, call->sources[i], a->seq, a->kv_seq);
+    call->order = *ml_graph_type(g, call->sources[0]);
+    for (int i = 0; i < 3; i++) call->sources[i] = by_rows(g, call->sources[i], a->head_dim);
     if (!size_of(call, call->sources[1], a->kv_heads)) a->kv_heads = a->heads;
     int64_t head_dim = size_of(call, call->sources[0], a->head_dim);
     if (a->scale == 0 && head_dim) a->scale = 1 / sqrt((double)head_dim);
@@ -149,6 +167,9 @@ static void finish(void *argument) {
         call->args.score = separate(call, &copies, call->args.score);
     }
     call->result = ml_attention(call->graph, call->sources, call->source_count, &call->args);
+    for (int i = 0; i < call->order.rank; i++) /* rows may be as long as those of v */
+        call->order.size[i] = size_of(call, call->result, call->order.axis[i]);
+    call->result = ml_permute(call->graph, call->result, &call->order);
 }
 
 /* ---- Tracing

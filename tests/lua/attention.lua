@@ -33,7 +33,8 @@ local function definition(q, k, v, o)
   return m.softmax(s, "kv_seq"):dot(v, "kv_seq")
 end
 
-local function compare(name, length, kv_heads, options)
+-- `order`, where given: that of the axes of q, k and v.
+local function compare(name, length, kv_heads, options, order)
   local A = m.axes { batch = 2, seq = length, heads = 4, kv_heads = kv_heads or 4, head_dim = 8 }
   local heads = kv_heads and A.kv_heads or A.heads
   local q = m.normal({ A.batch, A.seq, A.heads, A.head_dim }, 1)
@@ -44,7 +45,9 @@ local function compare(name, length, kv_heads, options)
     local o = {}
     for key, value in pairs(options) do o[key] = value end
     if o.document then o.document = (core.iota(A.seq) * 3 // length):broadcast { A.batch, A.seq } end
-    local ours = m.attention(q, k, v, o)
+    local function ordered(t) return order and t:permute(table.unpack(order)) or t end
+    local ours = m.attention(ordered(q), ordered(k), ordered(v), o)
+    check.equal(tostring(ours), tostring(ordered(q)))
     local theirs = definition(q, k, v, o):permute("batch", "seq", "heads", "head_dim")
     local a, b = m.grad((ours * weight):sum(), { q, k, v }), m.grad((theirs * weight):sum(), { q, k, v })
     local outputs = { size = m.abs(theirs):max(), value = m.abs(ours - theirs):max() }
@@ -70,6 +73,10 @@ for _, length in ipairs { 40, 600 } do
   end })
   compare("document", length, nil, { causal = true, document = true })
   compare("document and score", length, 2, { document = true, score = function(s, i) return s - 0.01 * (i.q - i.k):abs():cast "f32" end })
+  compare("rows of heads", length, nil, { causal = true }, { "batch", "seq", "head_dim", "heads" })
+  compare("rows of positions", length, nil, { document = true, score = function(s, i)
+    return m.where(m.eq((i.q + i.k + i.head + i.batch) % 3, 0), s, s * 0.5)
+  end }, { "head_dim", "heads", "batch", "seq" })
 end
 
 -- Refusals.
