@@ -5,8 +5,8 @@
  * recomputed from the saved pre-activation and normalized values from x and its rstd, while sums of
  * the residual stream are kept. What the backward pass reads anyway costs a value of the forward
  * pass nothing there. A widening cast is never kept: what it casts is. Expensive small tensors that
- * are broadcast (rotary tables, rates) are kept too. A root that turns out to be used by its own
- * kernel alone is never stored. */
+ * are broadcast (rotary tables, rates) are kept too, and values that are compared with their
+ * largest. A root that turns out to be used by its own kernel alone is never stored. */
 #include "codegen/fusion.h"
 
 #include <string.h>
@@ -270,46 +270,6 @@ static ml_ref narrow_of(const lowering *l, ml_ref n) {
     return narrow && map && l->info[source].role == LOWER_INLINE ? source : n;
 }
 
-/* Whether n, behind movements and collectives, is the largest or smallest of some values. */
-static bool is_extreme(const lowering *l, ml_ref n) {
-    for (;;) {
-        const ml_node *node = ml_graph_node(l->g, n);
-        if (node->op == ML_OP_MAX || node->op == ML_OP_MIN) return true;
-        int op_class = ml_ops[node->op].op_class;
-        bool moves = op_class == ML_CLASS_MOVE || op_class == ML_CLASS_COLLECTIVE;
-        if (!moves || node->source_count != 1) return false;
-        n = ml_graph_source(l->g, n, 0);
-    }
-}
-
-static bool is_comparison(const lowering *l, ml_ref n) {
-    switch ((ml_op)ml_graph_node(l->g, n)->op) {
-    case ML_OP_EQ:
-    case ML_OP_NE:
-    case ML_OP_LT:
-    case ML_OP_LE:
-    case ML_OP_GT:
-    case ML_OP_GE: return true;
-    default: return false;
-    }
-}
-
-/* Values that are compared with the largest of them, as the gradient of MAX does, are computed
- * once: a compiler may round a product and a sum together in one kernel and apart in another, and
- * then none would be the largest. */
-static void keep_compared(const lowering *l, bool *compared) {
-    for (ml_ref n = 1; n < l->count; n++) {
-        if (!l->info[n].reached || !is_comparison(l, n)) continue;
-        for (int side = 0; side < 2; side++) {
-            ml_ref value = ml_graph_source(l->g, n, side);
-            if (!is_extreme(l, ml_graph_source(l->g, n, 1 - side))) continue;
-            while (is_inline_move(l, value) && ml_graph_node(l->g, value)->source_count == 1)
-                value = ml_graph_source(l->g, value, 0);
-            compared[value] = true;
-        }
-    }
-}
-
 /* Whether rows of `axis` lie together in n, at multiples of 16 bytes. */
 static bool has_rows(lowering *l, ml_ref n, ml_axis axis) {
     const ml_type *type = ml_graph_type(l->g, n);
@@ -368,7 +328,8 @@ void fuse_roles(lowering *l) {
     count_users(l, peak);
     uint32_t *paths = ML_NEW_ARRAY(l->scratch, uint32_t, l->count);
     bool *compared = ML_NEW_ARRAY(l->scratch, bool, l->count);
-    keep_compared(l, compared);
+    for (ml_ref n = 1; n < l->count; n++)
+        if (l->info[n].reached) ml_mark_compared(l->g, n, compared);
     for (ml_ref n = 1; n < l->count; n++) {
         if (!l->info[n].reached || l->info[n].role != LOWER_INLINE) continue;
         int op_class = ml_ops[ml_graph_node(l->g, n)->op].op_class;

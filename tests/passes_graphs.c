@@ -407,6 +407,47 @@ TEST(passes, split_dots) {
     fixture_run(check_split_dots, 9);
 }
 
+/* ---- Values that are compared with the largest of them ------------------------------------------
+ */
+
+static bool marks(fixture *f, ml_ref comparison, ml_ref value) {
+    bool *marked = ML_NEW_ARRAY(f->arena, bool, ml_graph_count(f->g));
+    ml_mark_compared(f->g, comparison, marked);
+    return marked[value];
+}
+
+static ml_ref largest(fixture *f, ml_ref x) {
+    ml_axis axis = AXIS("s");
+    return ml_reduce(f->g, ML_OP_MAX, x, &axis, 1);
+}
+
+/* A comparison finds the values behind movements, and the largest behind collectives and the larger
+ * of two halves. */
+static void check_compared(fixture *f) {
+    ml_graph *g = f->g;
+    ml_ref x = fixture_input(f, ML_F64, "b4 s6", -1, 1),
+           gain = fixture_input(f, ML_F64, "b4", 1, 2);
+    ml_ref y = MAP2(MUL, MAP1(TANH, x), gain), most = largest(f, y);
+    CHECK(marks(f, MAP2(EQ, y, most), y));
+    CHECK(marks(f, MAP2(GE, most, y), y));
+    CHECK(!marks(f, MAP2(GE, y, gain), y));
+    CHECK(!marks(f, MAP2(ADD, y, most), y));
+    ml_axis s = AXIS("s");
+    ml_ref part = ml_slice(g, y, s, 0, 3);
+    CHECK(marks(f, MAP2(EQ, part, most), y));
+    ml_ref parts =
+        ml_graph_add(g, ML_OP_REDUCE_SCATTER, &most, 1, (int64_t[]){0, 2, ML_COMBINE_MAX}, 3, NULL);
+    ml_ref gathered = ml_graph_add(g, ML_OP_ALL_GATHER, &parts, 1, (int64_t[]){0, 2}, 2, NULL);
+    CHECK(marks(f, MAP2(EQ, y, gathered), y));
+    ml_ref other = MAP1(SIN, x), halves = MAP2(MAXIMUM, most, largest(f, other));
+    ml_ref hit = MAP2(EQ, ml_concat(g, (ml_ref[]){y, other}, 2, s), halves);
+    CHECK(marks(f, hit, y) && marks(f, hit, other));
+}
+
+TEST(passes, compared_with_the_largest) {
+    fixture_run(check_compared, 14);
+}
+
 /* ---- Values by hand, randomness, FLOPs
  * ----------------------------------------------------------- */
 

@@ -27,7 +27,7 @@
  *   ALL_REDUCE, REDUCE_SCATTER mesh_axis ranks ml_combine
  * A program that was sharded (ml_shard) has STATEs and INPUTs with the types of one rank's part:
  * the axes of the table's type, with sizes that divide its sizes. RANDOM may have a second source:
- * the global index of each element, i64, whose axes are the result's.
+ * the global index of each element, i64, whose axes are the result's (before sharding, too).
  * CONST of an int dtype holds the integer itself. CONST always has no axes: BROADCAST adds them. */
 #ifndef ML_GRAPH_H
 #define ML_GRAPH_H

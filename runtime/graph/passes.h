@@ -65,6 +65,10 @@ ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);
 /* Only those that cost little: up to `bytes` bytes of memory traffic in all. */
 ml_graph *ml_recompute_thrifty(const ml_graph *from, ml_roots *roots, int64_t bytes);
 
+/* Where n compares values with the largest or smallest of them: mark the nodes that compute them,
+ * which must be computed once (compared.c). */
+void ml_mark_compared(const ml_graph *g, ml_ref n, bool *marked);
+
 /* The reference interpreter: every op by its definition, one at a time, in float64 (integers in
  * int64), in no hurry. states[id] and inputs[id] hold elements as doubles in type order;
  * results[i] (for nodes[i]) are allocated in `arena`. bf16 and f32 values are not rounded unless

@@ -86,10 +86,14 @@ static bool reads_memory_of(ml_op user) {
 }
 
 /* Mark what the backward phase reads. What a routine such as the attention gradient reads is kept:
- * it would have to be written a second time. So are weights and tables, of which there is one for
+ * it would have to be written a second time. So is what is compared with its largest element, which
+ * must be the same numbers as before. So are weights and tables, of which there is one for
  * the whole batch. */
 static void find_needs(state *s) {
     const ml_graph *g = s->r->from;
+    bool *compared = ML_NEW_ARRAY(s->r->scratch, bool, s->r->count);
+    for (ml_ref n = 1; n < s->r->count; n++)
+        if (s->r->users[n]) ml_mark_compared(g, n, compared);
     for (ml_ref n = 1; n < s->r->count; n++) {
         if (!s->r->users[n] || !s->backward[n]) continue;
         const ml_node *node = ml_graph_node(g, n);
@@ -104,6 +108,8 @@ static void find_needs(state *s) {
                 s->fates[source] = NEEDED;
         }
     }
+    for (ml_ref n = 1; n < s->r->count; n++)
+        if (compared[n] && !s->backward[n]) s->fates[n] = KEPT;
 }
 
 /* ---- Cuts ------------------------------------------------------------------------------------ */
