@@ -47,7 +47,7 @@ function m.compile(fn, inputs, options)
   local step = rawget(feeds, "step")
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
     losses = {}, totals = {} }
-  local results = table.pack(pcall(function()
+  local results = table.pack(pcall(core.from_here, function()
     local outputs = table.pack(fn(feeds))
     m.finish_totals()
     if outputs.n > 1 then

@@ -174,7 +174,7 @@ end
 function m.scope(name, fn, ...)
   local outer = core.module_path ""
   core.module_path(outer == "" and name or outer .. "." .. name)
-  local results = table.pack(pcall(fn, ...))
+  local results = table.pack(pcall(core.from_here, fn, ...))
   core.module_path(outer)
   if not results[1] then error(results[2], 0) end
   return table.unpack(results, 2, results.n)

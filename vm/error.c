@@ -12,19 +12,26 @@
 
 static const char *const error_class = "mlua.error";
 
-/* The frame of a script's function: the innermost for 1, its caller's for 2. */
-static bool script_frame(lua_State *L, lua_Debug *frame, int scripts) {
+/* The frame of a script's function: the innermost for 1, its caller's for 2. Where there is none
+ * down to the call `end`, *frame is that. */
+static bool script_frame(lua_State *L, lua_Debug *frame, int scripts, const vm_call_id *end) {
     for (int level = 0; lua_getstack(L, level, frame); level++) {
-        lua_getinfo(L, "Sl", frame);
-        if (frame->currentline < 1) continue;
-        bool script = strncmp(frame->source, VM_STDLIB, sizeof VM_STDLIB - 1) != 0;
-        if (script && --scripts <= 0) return true;
+        if (frame->i_ci == end) return false;
+        lua_getinfo(L, "S", frame);
+        if (frame->what[0] == 'C' || strncmp(frame->source, VM_STDLIB, sizeof VM_STDLIB - 1) == 0)
+            continue;
+        lua_getinfo(L, "l", frame); /* which takes long: not for the many frames of the library */
+        if (frame->currentline >= 1 && --scripts <= 0) return true;
     }
     return false;
 }
 
 bool vm_script_frame(lua_State *L, lua_Debug *frame) {
-    return script_frame(L, frame, 1);
+    return script_frame(L, frame, 1, NULL);
+}
+
+bool vm_script_frame_above(lua_State *L, const vm_call_id *end, lua_Debug *frame) {
+    return script_frame(L, frame, 1, end);
 }
 
 static const char *file_of(const char *source) {
@@ -446,7 +453,7 @@ static int core_fail(lua_State *L) {
     if (lua_istable(L, 2) && vm_option(L, 2, "level")) level = (int)vm_integer(L, -1, "the level");
     lua_settop(L, 4);
     lua_Debug frame;
-    bool known = script_frame(L, &frame, level);
+    bool known = script_frame(L, &frame, level, NULL);
     make_error(L, known ? file_of(frame.source) : NULL, known ? frame.currentline : 0, 0);
     return lua_error(L);
 }

@@ -50,6 +50,8 @@ static ml_ref map(lua_State *L, ml_op op) {
     const ml_op_info *info = &ml_ops[op];
     const ml_graph *g = vm_of(L)->graph;
     ml_ref operands[3] = {0};
+    vm_node node;
+    vm_begin(L, &node, op);
     if (lua_gettop(L) > info->sources)
         vm_fail(L, NULL, "\"%s\" takes %d operand%s, got %d", info->name, info->sources,
                 info->sources == 1 ? "" : "s", lua_gettop(L));
@@ -61,7 +63,7 @@ static ml_ref map(lua_State *L, ml_op op) {
     for (int i = 0; i < info->sources; i++) {
         if (operands[i]) continue;
         if (lua_isboolean(L, i + 1)) {
-            operands[i] = vm_number(L, i + 1, ML_BOOL);
+            operands[i] = vm_number_from(L, i + 1, ML_BOOL, &node.origin);
         } else if (i < first) {
             vm_fail(L, "compare first: m.gt(x, 0)",
                     "the test of \"where\" must be a bool tensor, got a number");
@@ -72,11 +74,9 @@ static ml_ref map(lua_State *L, ml_op op) {
                 vm_fail_with(L, operands, operands[0] ? 1 : 0, "t:cast(\"f32\") first",
                              "\"%s\" cannot combine %s with the number %s", info->name,
                              ml_dtypes[dtype].name, luaL_tolstring(L, i + 1, NULL));
-            operands[i] = vm_number(L, i + 1, dtype == ML_BOOL ? ML_I32 : dtype);
+            operands[i] = vm_number_from(L, i + 1, dtype == ML_BOOL ? ML_I32 : dtype, &node.origin);
         }
     }
-    vm_node node;
-    vm_begin(L, &node, op);
     node.sources = operands;
     node.source_count = info->sources;
     return vm_add(L, &node);

@@ -234,6 +234,31 @@ static int core_module_path(lua_State *L) {
     return 1;
 }
 
+static const char *const here_class = "mlua.here";
+
+static int leave_here(lua_State *L) {
+    vm_of(L)->here = *(const vm_here *)lua_touserdata(L, 1);
+    return 0;
+}
+
+/* Every op asks for its line: it is looked for once below this call, where it cannot change. */
+static int core_from_here(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    int arguments = lua_gettop(L) - 1;
+    luaL_checkany(L, 1);
+    ml_origin origin;
+    vm_origin(L, &origin);
+    *(vm_here *)lua_newuserdatauv(L, sizeof vm->here, 0) = vm->here;
+    luaL_setmetatable(L, here_class);
+    lua_insert(L, 1);
+    lua_toclose(L, 1); /* errors leave, too */
+    lua_Debug frame;
+    lua_getstack(L, 0, &frame);
+    vm->here = (vm_here){frame.i_ci, origin.file, origin.line};
+    lua_call(L, arguments, LUA_MULTRET);
+    return lua_gettop(L) - 1;
+}
+
 static int core_is_tensor(lua_State *L) {
     lua_pushboolean(L, vm_is_tensor(L, 1));
     return 1;
@@ -263,6 +288,8 @@ static const vm_entry functions[] = {
      "the known word that was probably meant"},
     {"module_path", core_module_path, "path?: string -> string",
      "set the module path that new nodes carry; gives the old one"},
+    {"from_here", core_from_here, "fn: function, ...: any -> any",
+     "call fn(...): what no function of the script makes in it comes from the line that runs now"},
     {"is_tensor", core_is_tensor, "value: any -> boolean",
      "whether a value is a tensor or a state"},
     {0}};
@@ -270,4 +297,8 @@ static const vm_entry functions[] = {
 void vm_service_register(lua_State *L) {
     make_options(L);
     vm_register(L, functions);
+    luaL_newmetatable(L, here_class);
+    lua_pushcfunction(L, leave_here);
+    lua_setfield(L, -2, "__close");
+    lua_pop(L, 1);
 }

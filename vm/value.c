@@ -114,8 +114,12 @@ ml_ref vm_state_value(lua_State *L, uint32_t id) {
 void vm_origin(lua_State *L, ml_origin *origin) {
     ml_vm *vm = vm_of(L);
     *origin = (ml_origin){.module = vm->module};
-    lua_Debug frame;
-    if (!vm_script_frame(L, &frame)) return;
+    lua_Debug frame = {.i_ci = NULL};
+    if (!vm_script_frame_above(L, vm->here.call, &frame)) {
+        bool held = vm->here.call && frame.i_ci == vm->here.call;
+        if (held) origin->file = vm->here.file, origin->line = vm->here.line;
+        return;
+    }
     const char *file =
         frame.source[0] == '@' || frame.source[0] == '=' ? frame.source + 1 : frame.source;
     if (!vm->file || strcmp(vm->file, file) != 0) vm->file = vm_intern(L, file);
@@ -187,8 +191,13 @@ static void add_constant(void *argument) {
 }
 
 ml_ref vm_number(lua_State *L, int index, ml_dtype dtype) {
-    vm_node node;
-    vm_begin(L, &node, ML_OP_CONST);
+    ml_origin origin;
+    vm_origin(L, &origin);
+    return vm_number_from(L, index, dtype, &origin);
+}
+
+ml_ref vm_number_from(lua_State *L, int index, ml_dtype dtype, const ml_origin *origin) {
+    vm_node node = {.vm = vm_of(L), .graph = vm_of(L)->graph, .origin = *origin};
     ml_type type = {.dtype = (uint8_t)dtype};
     node.type = &type;
     if (ml_dtypes[dtype].kind == ML_KIND_FLOAT) {

@@ -59,6 +59,14 @@ typedef struct {
     bool reported; /* the trace is written */
 } vm_profile;
 
+/* An active call, as lua_Debug.i_ci names it. Of the calls below an active one the line stays. */
+typedef struct CallInfo vm_call_id;
+typedef struct {
+    const vm_call_id *call; /* of core.from_here; NULL: none is active */
+    const char *file;       /* of the script's function that is innermost below it; NULL: none */
+    int line;
+} vm_here;
+
 typedef struct ml_vm {
     lua_State *L;
     ml_session *session;
@@ -71,6 +79,7 @@ typedef struct ml_vm {
     ML_VEC(vm_axis_site) sites;
     const char *module;       /* module path of new nodes */
     const char *file;         /* the last origin's file, interned */
+    vm_here here;             /* where what the library makes comes from */
     ML_VEC(ml_ref) tainted;   /* nodes of the score function that is being traced */
     bool laid_out;            /* the script has given a layout */
     bool polls_stop;          /* the script asks core.stopped() by itself */
@@ -118,6 +127,8 @@ void vm_protect(lua_State *L, void (*body)(void *), void *argument); /* ml_prote
 int vm_message_handler(lua_State *L);
 /* The innermost frame of a script; false where there is none. */
 bool vm_script_frame(lua_State *L, lua_Debug *frame);
+/* Likewise, where it was called later than the call `end`; else that is *frame, if it is active. */
+bool vm_script_frame_above(lua_State *L, const vm_call_id *end, lua_Debug *frame);
 void vm_error_register(lua_State *L);
 /* Write the rendered error at the top of the stack to stderr and pop it. */
 void vm_finish_error(lua_State *L); /* a string of plain Lua on top becomes an error */
@@ -179,6 +190,7 @@ ml_ref vm_add(lua_State *L, vm_node *node);
 ml_ref vm_unary(lua_State *L, ml_op op, ml_ref a, const ml_type *type);
 void vm_origin(lua_State *L, ml_origin *origin);
 ml_ref vm_number(lua_State *L, int index, ml_dtype dtype); /* a CONST */
+ml_ref vm_number_from(lua_State *L, int index, ml_dtype dtype, const ml_origin *origin);
 ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype);
 ml_ref vm_state_node(lua_State *L, uint32_t id);
 ml_ref vm_state_value(lua_State *L, uint32_t id); /* parameters cast to the compute dtype */

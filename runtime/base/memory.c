@@ -123,14 +123,20 @@ char *ml_arena_copy(ml_arena *arena, const void *bytes, size_t count) {
     return copy;
 }
 
+/* Into the rest of the newest chunk, where it fits: to count first takes longer than to write.
+ */
 char *ml_arena_format(ml_arena *arena, const char *format, ...) {
     va_list arguments, again;
     va_start(arguments, format);
     va_copy(again, arguments);
-    int length = vsnprintf(NULL, 0, format, arguments);
+    chunk *newest = arena->newest;
+    size_t room = newest ? newest->capacity - newest->used : 0;
+    char *rest = room ? newest->bytes + newest->used : NULL;
+    size_t length = (size_t)vsnprintf(rest, room, format, arguments);
     va_end(arguments);
-    char *text = ml_arena_alloc(arena, (size_t)length + 1);
-    vsnprintf(text, (size_t)length + 1, format, again);
+    if (length >= room && room) memset(rest, 0, room);
+    char *text = ml_arena_alloc(arena, length + 1);
+    if (text != rest) vsnprintf(text, length + 1, format, again);
     va_end(again);
     return text;
 }

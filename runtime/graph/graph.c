@@ -102,18 +102,20 @@ static ml_origin origin_copy(ml_arena *arena, const ml_origin *origin) {
                        copy_text(arena, origin->name)};
 }
 
+static bool same_origin(const ml_origin *a, const ml_origin *b, const char *module) {
+    return a->line == b->line && same_text(a->file, b->file) && same_text(a->module, module) &&
+           same_text(a->name, b->name);
+}
+
 static uint32_t origin_intern(ml_graph *g, const ml_origin *origin) {
     graph_tables *t = g->tables;
     const char *module = origin->module ? origin->module : "";
+    if (t->origins.count && same_origin(t->origins.at[g->origin], origin, module)) return g->origin;
     uint64_t hash = hash_text(origin->file, (uint64_t)origin->line);
     hash = hash_text(origin->name, hash_text(module, hash));
     uint32_t cursor = 0, at;
-    while ((at = ml_index_next(&t->origin_index, hash, &cursor)) != ML_INDEX_NONE) {
-        const ml_origin *o = t->origins.at[at];
-        if (o->line == origin->line && same_text(o->file, origin->file) &&
-            same_text(o->module, module) && same_text(o->name, origin->name))
-            return at;
-    }
+    while ((at = ml_index_next(&t->origin_index, hash, &cursor)) != ML_INDEX_NONE)
+        if (same_origin(t->origins.at[at], origin, module)) return at;
     ml_origin *copy = ML_NEW(t->arena, ml_origin);
     *copy = origin_copy(t->arena, origin);
     uint32_t id = t->origins.count;
@@ -432,6 +434,7 @@ static uint32_t map_type(ml_graph *g, const ml_graph *from, uint32_t type) {
 static void copy_args(ml_graph *g, const ml_graph *from, ml_ref n, int64_t *args) {
     const ml_node *node = ml_graph_node(from, n);
     const int64_t *old = ml_graph_args(from, n);
+    if (!node->arg_count) return;
     bool plain = g->tables == from->tables && strchr(op_args(node->op), 'f') == NULL;
     for (int i = 0; i < node->arg_count; i++) {
         char kind = plain ? 'n' : op_arg_kind(node->op, i);
