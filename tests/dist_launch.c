@@ -46,14 +46,16 @@ DIST_TEST(slurm) {
 
 /* A number of ranks that is none is no reason to train alone. */
 DIST_TEST(no_world) {
-    static const char *const worlds[] = {"0", "two", "99999999999"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const worlds[] = {"0", "two", "-2", "99999999999"};
+    for (int i = 0; i < 4; i++) {
         process_result r = process_run(
             room, 1,
             ml_arena_format(room->arena, "RANK=0 WORLD_SIZE=%s MASTER_ADDR=127.0.0.1", worlds[i]),
             "run %s steps=2", model);
-        process_expect(&r, ml_arena_format(room->arena, "rank 0 of %s ranks (from torchrun)",
-                                           i == 0 ? "0" : "-1"));
+        process_expect(&r, i == 0 ? "rank 0 of 0 ranks (from torchrun)"
+                                  : ml_arena_format(room->arena,
+                                                    "WORLD_SIZE=%s is no number (from torchrun)",
+                                                    worlds[i]));
     }
 }
 

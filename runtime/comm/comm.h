@@ -28,6 +28,7 @@ typedef struct {
     char secret[65];   /* hex; "" where the launcher gave none: see MLUA_SECRET */
     char job[128];     /* tells this job's rendezvous from others' of the same user */
     char source[32];   /* "mlua run -n", "Slurm", ... */
+    char wrong[80];    /* a variable that is no number, as NAME=text; "" where all are */
     bool several;      /* the launcher says that the ranks are on several hosts */
 } ml_launch;
 /* false: one process. Call it once, early and before threads: it takes what `mlua run -n` left in

@@ -13,23 +13,35 @@
 enum { FIRST_PORT = 20000, PORTS = 20000, TORCH_PORT = 29500 };
 
 /* The first of the named variables that is set and not empty; NULL where none is. */
-static const char *variable(const char *const *names) {
+static const char *first_set(const char *const *names) {
     for (; *names; names++) {
         const char *value = getenv(*names);
-        if (value && *value) return value;
+        if (value && *value) return *names;
     }
     return NULL;
 }
-#define VARIABLE(...) variable((const char *const[]){__VA_ARGS__, NULL})
 
-/* -1 where the text is no number: ml_comm_open then refuses it. */
-static int number(const char *text, int otherwise) {
-    if (!text) return otherwise;
+static const char *variable(const char *const *names) {
+    const char *name = first_set(names);
+    return name ? getenv(name) : NULL;
+}
+#define NAMES(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define VARIABLE(...) variable(NAMES(__VA_ARGS__))
+
+/* The number of the first that is set. What is no number is -1, and kept for ml_comm_open, which
+ * refuses it. */
+static int number(ml_launch *launch, int otherwise, const char *const *names) {
+    const char *name = first_set(names);
+    if (!name) return otherwise;
+    const char *text = getenv(name);
     char *end;
     errno = 0;
     long value = strtol(text, &end, 10);
-    return *end || errno || value < 0 || value > 1 << 30 ? -1 : (int)value;
+    if (isdigit((unsigned char)*text) && !*end && !errno && value <= 1 << 30) return (int)value;
+    if (!launch->wrong[0]) snprintf(launch->wrong, sizeof launch->wrong, "%s=%.40s", name, text);
+    return -1;
 }
+#define NUMBER(otherwise, ...) number(launch, otherwise, NAMES(__VA_ARGS__))
 
 static int port_of(const char *job) {
     return FIRST_PORT + (int)(ml_hash(job, strlen(job), 0) % PORTS);
@@ -78,15 +90,15 @@ static bool from_torchrun(ml_launch *launch) {
     const char *rank = VARIABLE("RANK"), *world = VARIABLE("WORLD_SIZE");
     const char *host = VARIABLE("MASTER_ADDR"), *port = VARIABLE("MASTER_PORT");
     if (!rank || !world || !host) return false;
-    launch->rank = number(rank, -1);
-    launch->world = number(world, -1);
-    launch->local_rank = number(VARIABLE("LOCAL_RANK"), launch->rank);
+    launch->rank = NUMBER(-1, "RANK");
+    launch->world = NUMBER(-1, "WORLD_SIZE");
+    launch->local_rank = NUMBER(launch->rank, "LOCAL_RANK");
     set_job(launch, "torchrun", VARIABLE("TORCHELASTIC_RUN_ID"), port,
             VARIABLE("TORCHELASTIC_RESTART_COUNT"));
-    int first = number(port, TORCH_PORT);
+    int first = NUMBER(TORCH_PORT, "MASTER_PORT");
     if (VARIABLE("TORCHELASTIC_USE_AGENT_STORE")) first++; /* torchrun itself listens there */
     set_address(launch, host, first);
-    int local = number(VARIABLE("LOCAL_WORLD_SIZE"), 0);
+    int local = NUMBER(0, "LOCAL_WORLD_SIZE");
     launch->several = local > 0 && local < launch->world;
     share_cores(local);
     return true;
@@ -95,13 +107,13 @@ static bool from_torchrun(ml_launch *launch) {
 static bool from_open_mpi(ml_launch *launch) {
     const char *rank = VARIABLE("OMPI_COMM_WORLD_RANK"), *world = VARIABLE("OMPI_COMM_WORLD_SIZE");
     if (!rank || !world) return false;
-    launch->rank = number(rank, -1);
-    launch->world = number(world, -1);
-    launch->local_rank = number(VARIABLE("OMPI_COMM_WORLD_LOCAL_RANK"), launch->rank);
+    launch->rank = NUMBER(-1, "OMPI_COMM_WORLD_RANK");
+    launch->world = NUMBER(-1, "OMPI_COMM_WORLD_SIZE");
+    launch->local_rank = NUMBER(launch->rank, "OMPI_COMM_WORLD_LOCAL_RANK");
     set_job(launch, "Open MPI",
             VARIABLE("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"), NULL,
             NULL);
-    int local = number(VARIABLE("OMPI_COMM_WORLD_LOCAL_SIZE"), 0);
+    int local = NUMBER(0, "OMPI_COMM_WORLD_LOCAL_SIZE");
     bool one_host = local == launch->world;
     launch->several = local > 0 && !one_host;
     share_cores(local);
@@ -110,7 +122,7 @@ static bool from_open_mpi(ml_launch *launch) {
                 host       ? host
                 : one_host ? "127.0.0.1"
                            : NULL,
-                number(VARIABLE("MASTER_PORT"), port_of(launch->job)));
+                NUMBER(port_of(launch->job), "MASTER_PORT"));
     return true;
 }
 
@@ -121,19 +133,18 @@ static bool from_slurm(ml_launch *launch) {
     const char *job = VARIABLE("SLURM_JOB_ID", "SLURM_JOBID");
     const char *step = VARIABLE("SLURM_STEP_ID", "SLURM_STEPID");
     if (!rank || !world || (job && !step)) return false;
-    launch->rank = number(rank, -1);
-    launch->world = number(world, -1);
-    launch->local_rank = number(VARIABLE("SLURM_LOCALID"), launch->rank);
+    launch->rank = NUMBER(-1, "SLURM_PROCID");
+    launch->world = NUMBER(-1, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
+    launch->local_rank = NUMBER(launch->rank, "SLURM_LOCALID");
     set_job(launch, "Slurm", job, step, VARIABLE("SLURM_RESTART_COUNT"));
     char first[128] = "";
     const char *list = VARIABLE("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST");
     const char *host = VARIABLE("MASTER_ADDR");
-    int hosts = number(VARIABLE("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-                       list ? 0 : 1);
+    int hosts = NUMBER(list ? 0 : 1, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES");
     if (list) first_host(list, first, sizeof first);
     if (!host && hosts == 1) host = "127.0.0.1";
     if (!host) host = *first ? first : VARIABLE("SLURM_LAUNCH_NODE_IPADDR");
-    set_address(launch, host, number(VARIABLE("MASTER_PORT"), port_of(launch->job)));
+    set_address(launch, host, NUMBER(port_of(launch->job), "MASTER_PORT"));
     launch->several = hosts > 1;
     share_cores(hosts > 0 ? (launch->world + hosts - 1) / hosts : 1);
     return true;
@@ -146,13 +157,14 @@ static bool from_mlua(ml_launch *launch) {
     const char *segment = VARIABLE("MLUA_SEGMENT"), *address = VARIABLE("MLUA_ADDRESS");
     const char *secret = VARIABLE("MLUA_JOB");
     if (!rank || !world || (!segment && !(address && secret))) return false;
-    launch->rank = number(rank, -1);
-    launch->world = number(world, -1);
-    launch->local_rank = number(VARIABLE("MLUA_LOCAL_RANK"), launch->rank);
+    launch->rank = NUMBER(-1, "MLUA_RANK");
+    launch->world = NUMBER(-1, "MLUA_WORLD");
+    launch->local_rank = NUMBER(launch->rank, "MLUA_LOCAL_RANK");
     set_job(launch, "mlua run -n", NULL, NULL, NULL);
     if (segment) {
-        snprintf(launch->address, sizeof launch->address, "fd:%d", number(segment, -1));
-        fcntl(number(segment, -1), F_SETFD, FD_CLOEXEC);
+        int fd = NUMBER(-1, "MLUA_SEGMENT");
+        snprintf(launch->address, sizeof launch->address, "fd:%d", fd);
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
     } else { /* they take themselves for ranks of several hosts */
         snprintf(launch->address, sizeof launch->address, "%s", address);
         snprintf(launch->secret, sizeof launch->secret, "%s", secret);
