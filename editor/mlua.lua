@@ -984,6 +984,13 @@ function m.parameters(model) end
 ---@return Tensor
 function m.pow(a, b) end
 
+---One setting divided by another, which must divide it: m.quotient(cfg, "embed", "heads").
+---@param cfg table what m.config gives
+---@param whole string the name of a setting
+---@param by string the name of another
+---@return integer
+function m.quotient(cfg, whole, by) end
+
 ---The tensors of a safetensors file, by name, as host arrays of the file's dtypes.
 ---@param path string
 ---@return table<string, Host>

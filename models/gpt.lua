@@ -18,7 +18,7 @@ local cfg = m.config {
   },
 }
 local A = m.axes {
-  embed = cfg.embed, heads = cfg.heads, head_dim = cfg.embed // cfg.heads, vocab = cfg.vocab, seq = cfg.seq,
+  embed = cfg.embed, heads = cfg.heads, head_dim = m.quotient(cfg, "embed", "heads"), vocab = cfg.vocab, seq = cfg.seq,
   ffn = cfg.ffn > 0 and cfg.ffn or 4 * cfg.embed, batch = cfg.batch,
 }
 local residual = 0.02 / math.sqrt(2 * cfg.layers) -- projections into the residual stream start smaller

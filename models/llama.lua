@@ -22,7 +22,7 @@ local cfg = m.config {
   },
 }
 local A = m.axes {
-  embed = cfg.embed, heads = cfg.heads, kv_heads = cfg.kv_heads, head_dim = cfg.embed // cfg.heads, ffn = cfg.ffn,
+  embed = cfg.embed, heads = cfg.heads, kv_heads = cfg.kv_heads, head_dim = m.quotient(cfg, "embed", "heads"), ffn = cfg.ffn,
   vocab = cfg.vocab, seq = cfg.seq, batch = cfg.batch,
 }
 

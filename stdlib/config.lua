@@ -112,6 +112,32 @@ function m.config(defaults)
   })
 end
 
+-- The divisors of `whole` next to `by`, which is none.
+local function divisors_near(whole, by)
+  local below, above = by - 1, by + 1
+  while below > 0 and whole % below ~= 0 do below = below - 1 end
+  while above <= whole and whole % above ~= 0 do above = above + 1 end
+  return below > 0 and below, above <= whole and above
+end
+
+---One setting divided by another, which must divide it: m.quotient(cfg, "embed", "heads").
+---@param cfg table what m.config gives
+---@param whole string the name of a setting
+---@param by string the name of another
+---@return integer
+function m.quotient(cfg, whole, by)
+  for _, name in ipairs { whole, by } do
+    local value = math.tointeger(cfg[name])
+    if not value or value < 1 then core.fail(("%s must be a positive integer, got %s"):format(name, m.shown(cfg[name]))) end
+  end
+  local n, d = math.tointeger(cfg[whole]), math.tointeger(cfg[by])
+  if n % d == 0 then return n // d end
+  local below, above = divisors_near(n, math.min(d, n + 1))
+  core.fail(("%s=%d does not divide %s=%d"):format(by, d, whole, n), {
+    help = ("%s=%d%s would"):format(by, below or above, below and above and (" or %s=%d"):format(by, above) or ""),
+  })
+end
+
 ---Named axes with sizes.
 ---@param sizes table<string, integer>
 ---@return table<string, Axis>
