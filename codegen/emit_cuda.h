@@ -101,6 +101,8 @@ void cuda_print_online_put(const cuda_shape *s); /* a team's results of it */
 void cuda_print_online_get(const cuda_shape *s);
 /* Of emit_cuda_team.c. "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
 const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
+/* Shared memory that kernels declare for results of rows and of all rows. */
+int64_t cuda_results_bytes(const cuda_shape *s);
 bool cuda_takes_turns(const cuda_shape *s);
 bool cuda_meets_apart(const cuda_shape *s); /* threads without a row come along, but for effects */
 void cuda_print_row_results(const cuda_shape *s, int stage);

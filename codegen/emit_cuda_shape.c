@@ -36,9 +36,11 @@ enum {
     WALK_BLOCKS = 8,     /* a multiprocessor: most of them wait for their turn */
     TILE_THREADS = 1536, /* of a multiprocessor, of tiles */
     LEAST_TILE_TEAMS = 4,
-    TILE_ROUNDS = 6,         /* rows that a team of a tile should have */
-    LEAST_ROUNDS = 4,        /* rows of a team in a chunk, for any to be copied ahead */
-    COLUMN_BYTES = 40 << 10, /* of column results: a kernel may declare 48 KiB in all */
+    TILE_ROUNDS = 6,           /* rows that a team of a tile should have */
+    LEAST_ROUNDS = 4,          /* rows of a team in a chunk, for any to be copied ahead */
+    COLUMN_BYTES = 40 << 10,   /* of column results, and with other results ... */
+    DECLARED_BYTES = 48 << 10, /* ... all that a kernel may declare */
+    OTHER_BYTES = 5 << 10,     /* of other results, which few kernels exceed */
 };
 
 bool cuda_is_column(const cuda_shape *s, const ml_inst *inst) {
@@ -261,7 +263,9 @@ static void choose_team(cuda_shape *s) {
         s->teams /= 2;
     s->in_registers = s->unroll && accumulators * s->vec * s->packs <= 64;
     if (!s->in_registers && accumulators > 0) s->teams = 1; /* one owner for each column */
-    while (cuda_column_bytes(s) > COLUMN_BYTES) s->teams /= 2;
+    while (cuda_column_bytes(s) > COLUMN_BYTES ||
+           (s->teams > 1 && cuda_column_bytes(s) + cuda_results_bytes(s) > DECLARED_BYTES))
+        s->teams /= 2;
 }
 
 /* Where rows give sums of columns any block may have any row: blocks get them by turns, as many as
@@ -425,7 +429,8 @@ static void choose_registers(cuda_shape *s) {
 
 /* Shared memory that one block may have, less what kernels declare themselves. */
 static int64_t most_shared(const cuda_shape *s) {
-    return ml_target_shared(s->e->target->arch) - (5 << 10);
+    int64_t results = cuda_results_bytes(s);
+    return ml_target_shared(s->e->target->arch) - (results > OTHER_BYTES ? results : OTHER_BYTES);
 }
 
 /* Whether a pack can be copied to shared memory before its row begins: its address is known then,

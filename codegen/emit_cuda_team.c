@@ -97,6 +97,23 @@ static int pair_of(const cuda_shape *s, int i) {
     return first == i ? second : second == i ? first : -1;
 }
 
+int64_t cuda_results_bytes(const cuda_shape *s) {
+    int64_t bytes = 0, turns = cuda_takes_turns(s) ? 2 : 1;
+    for (int i = 0; i < s->e->ir->inst_count; i++) {
+        const ml_inst *inst = &s->e->ir->inst[i];
+        if (inst->kind != ML_INST_REDUCE || cuda_is_column(s, inst)) continue;
+        int64_t each = CUDA_WARP * (ml_dtypes[cuda_accumulator_dtype(s, i)].bytes > 4 ? 8 : 4);
+        if (inst->op == ML_OP_ARGMAX) each += CUDA_WARP * (int64_t)sizeof(int64_t);
+        if (!ml_inst_reduces_row(inst)) {
+            bytes += each;
+        } else if (s->team > CUDA_WARP) {
+            int pair = pair_of(s, i);
+            if (pair < 0 || pair > i) bytes += turns * s->teams * each;
+        }
+    }
+    return bytes;
+}
+
 /* Where a team's warps leave their parts of a result. */
 static const char *parts_text(const cuda_shape *s, int i) {
     return ml_arena_format(s->e->arena, "m%d + %steam * %d", i,

@@ -193,6 +193,23 @@ static void shared_largest(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype
     ir_reduce(k, ML_OP_SUM, ML_SCOPE_ALL, below, total);
 }
 
+/* Sums of columns in f64, beside largest elements of several passes, which share no exchange. */
+static void maxima(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
+    ir_init(k, 1, 2, (int64_t[]){rows, columns});
+    k->ir.chunks = 3;
+    int x = ir_operand(k, dtype, NULL, false), y = ir_operand(k, ML_F64, (int64_t[]){1, 0}, true);
+    int sums = ir_partial(k, ML_F64, true);
+    k->level = ML_LEVEL_ELEMENT;
+    int value = ir_cast(k, ML_F64, ir_load(k, x, dtype)), largest = none;
+    ir_reduce(k, ML_OP_SUM, ML_SCOPE_COLUMN, value, sums);
+    for (k->phase = 0; k->phase < 3; k->phase++) {
+        if (k->phase > 0) value = map2(k, ML_OP_MUL, value, largest);
+        largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, value, 0);
+    }
+    k->level = ML_LEVEL_ROW;
+    ir_store(k, y, largest);
+}
+
 /* A cross-entropy and its gradient, as stdlib writes them: three passes over rows of which a block
  * walks several, and of which one element each is the label's. */
 static void loss(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype) {
@@ -498,6 +515,7 @@ static const kernel_case cases[] = {
     {"i32", integers, 7, 17, ML_I32, 0},
     {"norm backward, few short rows", norm_backward, 25, 8, ML_F32, 2e-5},
     {"largest of what rows share", shared_largest, 300, 768, ML_BF16, 8e-3},
+    {"largest of several passes", maxima, 400, 256, ML_F32, 1e-12},
 };
 
 static char label[32];
