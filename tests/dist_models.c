@@ -423,6 +423,30 @@ DIST_TEST(impossible_stages) {
     process_expect(&r, "interleaved stages take them in groups of 4");
 }
 
+/* Ranks over which nothing is split do the same work, and are told to. */
+DIST_TEST(idle_ranks) {
+    static const char settings[] =
+        "layers=2 embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 steps=2";
+    static const char idle[] = "all do the same work";
+    static const char *const layouts[] = {
+        "mesh = { {'x', 2} }, acts = { x = {'sequence', 'samples'} }, state = { x = 'flat' }",
+        "mesh = { {'pp', 2}, {'x', 2} }, stages = { pp = 'layers', microbatches = 2 }",
+        "mesh = { {'pp', 2}, {'x', 2} }, stages = { pp = 'layers', microbatches = 2 }, "
+        "acts = { x = {'batch'} }",
+        "mesh = { {'x', 2} }, params = { x = {'ffn'} }, acts = { x = {'ffn'} }"};
+    for (int i = 0; i < 4; i++) {
+        const char *line = ml_arena_format(
+            room->arena, "{ model = 'gpt', layout = m.layout { %s } }\n", layouts[i]);
+        process_write(room, "runs.txt", line);
+        process_result r = process_run(room, 0, "RUNS=runs.txt", "check " SCRIPT " %s", settings);
+        CHECK_EQ_INT(strstr(r.output, idle) != NULL, i < 2);
+        if (i == 1) continue;
+        r = process_run(room, 0, "RUNS=runs.txt", "run --device cpu -n %d " SCRIPT " %s",
+                        i == 2 ? 4 : 2, settings);
+        CHECK_EQ_INT(strstr(r.output, idle) != NULL, i < 2);
+    }
+}
+
 DIST_TEST(accumulation) {
     static const char *const names[] = {"fsdp2 tp2", "dp2 tp2 sp zero1"};
     compare_named(room, LLAMA, 4, names, 2);

@@ -365,6 +365,16 @@ static int program_call(lua_State *L) {
 /* ---- Plans -------------------------------------------------------------------------------------
  */
 
+/* The mesh axes along which all ranks do the same work. */
+static void push_idle(lua_State *L, const ml_plan *plan) {
+    lua_newtable(L);
+    for (int i = 0; plan->layout && i < plan->layout->count; i++)
+        if (ml_layout_idle(plan->layout, plan->roots.divided, i)) {
+            lua_pushstring(L, plan->layout->axis[i].name);
+            lua_rawseti(L, -2, luaL_len(L, -2) + 1);
+        }
+}
+
 static int program_plan(lua_State *L) {
     vm_program *p = check_program(L);
     const ml_plan *plan = vm_program_plan(p);
@@ -383,6 +393,8 @@ static int program_plan(lua_State *L) {
         lua_setfield(L, -2, ml_memory_names[i]);
     }
     lua_setfield(L, -2, "kinds");
+    push_idle(L, plan);
+    lua_setfield(L, -2, "idle");
     return 1;
 }
 

@@ -54,6 +54,7 @@ static void add_move(vm_traffic *t, const vm_move *m) {
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
     t->layout = plan->layout;
     if (plan->layout == NULL) return;
+    t->divided |= plan->roots.divided;
     for (int i = 0; i < plan->layout->count; i++)
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
             t->total[i][k].count += plan->traffic[i][k].count * times;
@@ -117,6 +118,11 @@ void traffic_print_ranks(lua_State *L, const vm_traffic *t) {
     printf("ranks           %lld: %s; states, memory and work below are of each\n",
            (long long)ml_layout_ranks(t->layout), lua_tostring(L, -1));
     lua_pop(L, 1);
+    for (int i = 0; i < t->layout->count; i++)
+        if (ml_layout_idle(t->layout, t->divided, i))
+            printf("  %-6s its %lld ranks all do the same work: what is computed has no axis that "
+                   "the layout's acts list for it\n",
+                   t->layout->axis[i].name, (long long)t->layout->axis[i].size);
 }
 
 static json_t *moves_json(lua_State *L, const vm_traffic *t) {

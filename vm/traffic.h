@@ -18,6 +18,7 @@ typedef struct {
     ml_traffic total[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
     vm_move largest[VM_MOVES]; /* largest first */
     int count;
+    uint32_t divided; /* over which mesh axes work is divided (ml_roots) */
 } vm_traffic;
 
 /* A program that runs `times` times a step. */

@@ -208,6 +208,7 @@ typedef struct {
      * over so many exchanges, 0 where all rows found a place, else the factor that would do. */
     int watched;
     const ml_origin *const *watched_origins;
+    uint32_t divided; /* bit i: ml_shard has divided work, not states alone, over mesh axis i */
 } ml_roots;
 /* A new graph with only what the roots reach, which shares axis, state, input and origin tables
  * with `from` (`from` must outlive it). *roots is rewritten in place. */

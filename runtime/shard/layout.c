@@ -9,6 +9,11 @@ int64_t ml_layout_ranks(const ml_layout *layout) {
     return ranks;
 }
 
+bool ml_layout_idle(const ml_layout *layout, uint32_t divided, int i) {
+    bool stages = layout->stages.on && layout->stages.mesh_axis == i;
+    return layout->axis[i].size > 1 && !stages && !(divided >> i & 1);
+}
+
 int64_t ml_layout_coordinate(const ml_layout *layout, int64_t rank, int i) {
     for (int inner = layout->count - 1; inner > i; inner--) rank /= layout->axis[inner].size;
     return rank % layout->axis[i].size;

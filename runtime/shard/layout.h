@@ -59,6 +59,8 @@ typedef struct {
 int64_t ml_layout_ranks(const ml_layout *layout);
 /* Coordinate of `rank` along mesh axis i. */
 int64_t ml_layout_coordinate(const ml_layout *layout, int64_t rank, int i);
+/* Whether all ranks along mesh axis i do the same work, where `divided` is that of ml_roots. */
+bool ml_layout_idle(const ml_layout *layout, uint32_t divided, int i);
 /* Text that identifies the layout, for plan hashes and messages: "dp=2 tp=4 ...". */
 void ml_layout_print(const ml_layout *layout, const ml_graph *g, ml_text *out);
 

@@ -278,6 +278,22 @@ static void add_own_rows(sharder *s, ml_ref n, const ml_placements *need, const 
     shard_add_version(s, n, &own, local, false);
 }
 
+static bool is_divided(ml_placement at) {
+    return at.kind == ML_SPLIT || at.kind == ML_OWNED || at.kind == ML_SENT;
+}
+
+/* Over which mesh axes ranks do different work for n. That of optimizers does not count. */
+static void note_division(sharder *s, ml_ref n, const ml_placements *need,
+                          const ml_placements *out) {
+    if (s->values[n].params) return;
+    for (int i = 0; i < s->layout->count; i++) {
+        bool divided = is_divided(out[0].over[i]);
+        for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+            divided = divided || is_divided(need[k].over[i]);
+        if (divided) s->divided |= 1u << i;
+    }
+}
+
 static void place_node(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     int count = node->source_count, outputs = ml_op_outputs(s->from, n);
@@ -290,6 +306,7 @@ static void place_node(sharder *s, ml_ref n) {
     for (s->mesh = 0; s->mesh < s->layout->count; s->mesh++)
         if (s->layout->axis[s->mesh].size > 1) choose(s, n, need, out);
     give_owner(s, n, need);
+    note_division(s, n, need, out);
     for (int k = 0; k < count; k++)
         sources[k] = shard_get(s, ml_graph_source(s->from, n, k), &need[k]);
     shard_local(s, n, sources, need, out, results);
@@ -505,6 +522,7 @@ static void finish(void *argument) {
         p->roots->watched = p->local.watched;
         p->roots->watched_origins = origins;
     }
+    p->roots->divided = p->s.divided;
     for (int i = 0; i < p->local.output_count; i++) p->roots->outputs[i] = p->local.outputs[i];
     for (int i = 0; i < p->local.update_count; i++) p->roots->updates[i] = p->local.updates[i];
     ml_graph_free(p->s.to);
