@@ -13,6 +13,9 @@ local function number(x)
   return ("%.17g"):format(x)
 end
 
+-- "nan" whatever its sign bit is.
+local function decimal(format, x) return x ~= x and "nan" or format:format(x) end
+
 local function count(x)
   if x >= 1e6 then return ("%.2fM"):format(x / 1e6) elseif x >= 1e4 then return ("%.0fk"):format(x / 1e3) end
   return ("%.0f"):format(x)
@@ -36,7 +39,7 @@ function m.training_log(o, flops, program)
   -- What a line says: each part with its rank. The highest ranks go first where the columns are few.
   local function parts(step, loss, norm, lr, seconds)
     return {
-      { 1, ("step %d/%d"):format(step, o.steps) }, { 2, ("loss %.4f"):format(loss) }, { 6, ("norm %.3f"):format(norm) },
+      { 1, ("step %d/%d"):format(step, o.steps) }, { 2, "loss " .. decimal("%.4f", loss) }, { 6, "norm " .. decimal("%.3f", norm) },
       { 7, ("lr %.2e"):format(lr) }, { 4, count(tokens_step / seconds) .. " tok/s" },
       { 5, ("%.2f TFLOP/s"):format(flops / seconds / 1e12) },
       { peak > 0 and 5 or 9, peak > 0 and ("MFU %.1f%%"):format(100 * flops / seconds / peak) },
@@ -83,7 +86,7 @@ function m.training_log(o, flops, program)
     local seconds = now - last
     last = now
     if step == 1 then
-      if not options.json and options.rank == 0 then core.write_error(("first step after %.1f s (loss %.4f)\n"):format(now - since, loss)) end
+      if not options.json and options.rank == 0 then core.write_error(("first step after %.1f s (loss %s)\n"):format(now - since, decimal("%.4f", loss))) end
     else
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
@@ -111,7 +114,7 @@ function m.training_log(o, flops, program)
     if options.json then
       core.write(('{"step":%d,"eval_loss":%s}\n'):format(step, number(loss)))
     else
-      core.write((columns and "\r\27[K" or "") .. ("step %d  evaluation loss %.4f\n"):format(step, loss))
+      core.write((columns and "\r\27[K" or "") .. ("step %d  evaluation loss %s\n"):format(step, decimal("%.4f", loss)))
     end
   end
   function log.close()

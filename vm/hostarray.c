@@ -250,6 +250,8 @@ static int host_tostring(lua_State *L) {
             snprintf(text, sizeof text, "%lld", (long long)lua_tointeger(L, -1));
         else if (lua_isboolean(L, -1))
             snprintf(text, sizeof text, "%s", lua_toboolean(L, -1) ? "true" : "false");
+        else if (isnan(lua_tonumber(L, -1)))
+            snprintf(text, sizeof text, "nan"); /* whatever its sign bit is */
         else
             snprintf(text, sizeof text, "%.6g", lua_tonumber(L, -1));
         lua_pop(L, 1);

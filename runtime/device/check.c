@@ -148,6 +148,11 @@ static double sum_tolerance(ml_dtype dtype) {
     return dtype == ML_BF16 ? 4e-3 : 0.02 * tolerance(dtype);
 }
 
+/* NaN without a sign, which would be printed. */
+static double shown(double x) {
+    return isnan(x) ? fabs(x) : x;
+}
+
 static void fail(const check_call *call, ml_ref n, int64_t at, double is, double should) {
     const ml_plan *plan = call->checker->plan;
     const ml_step *step = &plan->schedule->steps.at[call->step];
@@ -159,14 +164,14 @@ static void fail(const check_call *call, ml_ref n, int64_t at, double is, double
         if (read == 0 || call->checker->known[read] == NULL) continue;
         if (ml_type_elements(ml_graph_type(plan->graph, read)) > at) {
             ml_debug(1, "  element %lld of what it reads, %%%u: %.9g\n", (long long)at, read,
-                     call->checker->known[read][at]);
+                     shown(call->checker->known[read][at]));
         }
     }
     ml_raise(ML_INTERNAL,
              "MLUA_CHECK: step %u (%s) is wrong: element %lld of %%%u = %s %s is %.9g and should "
              "be %.9g (%s:%d %s)",
              call->step, ml_step_label(step), (long long)at, n,
-             ml_ops[ml_graph_node(plan->graph, n)->op].name, type.text, is, should,
+             ml_ops[ml_graph_node(plan->graph, n)->op].name, type.text, shown(is), shown(should),
              origin->file ? origin->file : "?", origin->line, origin->module ? origin->module : "");
 }
 
@@ -251,7 +256,8 @@ static void unchanged(const check_call *call, const ml_value *value, const doubl
         ml_raise(ML_INTERNAL,
                  "MLUA_CHECK: step %u (%s) reads %%%u, but something has been written over it: "
                  "element %lld is %.9g and was %.9g",
-                 call->step, ml_step_label(step), value->node, (long long)e, now[e], known[e]);
+                 call->step, ml_step_label(step), value->node, (long long)e, shown(now[e]),
+                 shown(known[e]));
     }
 }
 

@@ -145,6 +145,10 @@ check.raises("fewer than 8 bytes", core.read_tensors, "/dev/null")
 check.raises("is no safetensors file: it is a folder", core.read_tensors, root .. "tests")
 os.remove(file)
 
+local odd = core.host("f32", 3)
+for i, x in ipairs { 0 / 0, -(0 / 0), -1 / 0 } do odd:set(i, x) end
+check.equal(tostring(odd), "host f32[3] {nan, nan, -inf}")
+
 check.equal(core.suggest("lerning", { "learning", "loss" }), "learning")
 check.equal(core.suggest("zzz", { "learning", "loss" }), nil)
 check.equal(core.hash "a" ~= core.hash "b", true)
