@@ -363,7 +363,7 @@ static double distance(const sharder *s, const ml_type *t, const ml_placements *
 }
 
 /* A free value is computed where it is needed. */
-static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at) {
+static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at, bool gathered) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_type *t = ml_graph_type(s->from, n);
     ml_ref sources[3] = {0};
@@ -386,8 +386,29 @@ static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at) {
     ml_graph_set_origin(s->to, ml_graph_origin(s->from, n));
     shard_local(s, n, sources, need, at, &result);
     ml_graph_set_origin(s->to, s->origin);
-    shard_add_version(s, n, at, result, false);
+    shard_add_version(s, n, at, result, gathered);
     return result;
+}
+
+/* Whether n is a cast to a wider dtype, parts of which are to be gathered or exchanged: what it
+ * casts is, which lies in such parts too, and cast again. *gathers: for the forward pass alone. */
+static bool moves_narrow(const sharder *s, ml_ref n, const ml_placements *from,
+                         const ml_placements *to, bool *gathers) {
+    if (ml_graph_node(s->from, n)->op != ML_OP_CAST) return false;
+    ml_ref source = ml_graph_source(s->from, n, 0);
+    uint32_t wide = ml_dtypes[ml_graph_type(s->from, n)->dtype].bytes;
+    uint32_t narrow = ml_dtypes[ml_graph_type(s->from, source)->dtype].bytes;
+    bool moves = false, there = false;
+    for (uint32_t v = shard_next_version(s, source, 0); v; v = shard_next_version(s, source, v))
+        there = there || equal(s, &s->versions.at[v].at, from);
+    for (int i = 0; i < s->layout->count; i++) {
+        ml_placement a = from->over[i], b = to->over[i];
+        if (a.kind > ML_SPLIT || b.kind > ML_SPLIT) return false;
+        if (a.kind != ML_SPLIT || shard_same(a, b)) continue;
+        moves = true;
+        *gathers = *gathers || !s->layout->axis[i].keep;
+    }
+    return moves && there && narrow < wide;
 }
 
 /* By way of what is split along the batch: to sent rows, and from them. */
@@ -432,7 +453,7 @@ ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
         ml_placements no_sum = *at;
         for (int i = 0; i < s->layout->count; i++)
             if (at->over[i].kind == ML_PARTIAL_SUM) no_sum.over[i] = (ml_placement){0};
-        if (equal(s, &no_sum, at)) return make_free(s, n, at);
+        if (equal(s, &no_sum, at)) return make_free(s, n, at, false);
         ml_ref node = shard_get(s, n, &no_sum);
         movement m = {.s = s, .value = n, .global = *t, .at = no_sum, .target = *at, .node = node};
         while (advance(&m)) shard_add_version(s, n, &m.at, m.node, false);
@@ -442,6 +463,8 @@ ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at) {
     const shard_version *from = &s->versions.at[best];
     int sent = shard_sent_over(s, at), was_sent = shard_sent_over(s, &from->at);
     if (sent >= 0 && !sent_alike(s, &from->at, at)) return get_sent(s, n, at);
+    bool gathers = from->gathered;
+    if (moves_narrow(s, n, &from->at, at, &gathers)) return make_free(s, n, at, gathers);
     bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);
     movement m = {s, n, *t, from->at, *at, from->node, from->gathered, forward && s->backward};
     if (was_sent >= 0 && sent < 0) bring_back(&m);

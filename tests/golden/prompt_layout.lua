@@ -10,3 +10,4 @@ w
 x:dot(w, "embed")
 x:dot(w, "embed"):dot(w, "ffn")
 (x * x):sum()
+m.input("narrow", { A.batch, A.ffn }, "bf16"):cast "f32":on { tp = {} } -- the narrow one is gathered
