@@ -518,15 +518,17 @@ function m.add(a, b) end
 
 ---Add a loss of a module's own, such as the balance loss of a router, to that of the program being
 ---traced: m.train minimizes the mean of its loss plus sum / count for each, and reports the latter as
----aux_loss. `count` is what the sum is over (tokens); outside of a program it does nothing.
+---aux_loss. `count` is what the sum is over (tokens); outside of a program it does nothing. Over microbatches (accum, pipeline
+---stages) those means are averaged as the loss is: where it counts more positions in some, a run says so.
 ---@param sum Tensor f32
 ---@param count number|Tensor
 function m.add_loss(sum, count) end
 
 ---What m.add_loss was given so far in this program, as a sum over `count` items, to be added to a loss
----that is one; nil where nothing was added.
+---that is one; nil where nothing was added. Also the sum of what each was multiplied by.
 ---@param count number|Tensor
 ---@return Tensor?
+---@return Tensor|number?
 function m.added_loss(count) end
 
 ---softmax(scale * q k, masked) v over the axis `seq` of k and v. k and v may have `kv_heads` in

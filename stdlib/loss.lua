@@ -48,7 +48,8 @@ end
 
 ---Add a loss of a module's own, such as the balance loss of a router, to that of the program being
 ---traced: m.train minimizes the mean of its loss plus sum / count for each, and reports the latter as
----aux_loss. `count` is what the sum is over (tokens); outside of a program it does nothing.
+---aux_loss. `count` is what the sum is over (tokens); outside of a program it does nothing. Over microbatches (accum, pipeline
+---stages) those means are averaged as the loss is: where it counts more positions in some, a run says so.
 ---@param sum Tensor f32
 ---@param count number|Tensor
 function m.add_loss(sum, count)
@@ -57,16 +58,18 @@ function m.add_loss(sum, count)
 end
 
 ---What m.add_loss was given so far in this program, as a sum over `count` items, to be added to a loss
----that is one; nil where nothing was added.
+---that is one; nil where nothing was added. Also the sum of what each was multiplied by.
 ---@param count number|Tensor
 ---@return Tensor?
+---@return Tensor|number?
 function m.added_loss(count)
-  local total
+  local total, weights
   for _, added in ipairs(m.context.losses or {}) do
-    local part = added[1] * (count / added[2])
-    total = total and total + part or part
+    local weight = count / added[2]
+    local part = added[1] * weight
+    total, weights = total and total + part or part, weights and weights + weight or weight
   end
-  return total
+  return total, weights
 end
 
 ---A sum over a whole training step, of whatever microbatches it is cut into: `state` becomes the sum

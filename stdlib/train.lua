@@ -80,22 +80,39 @@ local function accumulator(name, axes)
   return accumulators[name]
 end
 
+-- 1 where numbers differ, by their sum and that of their squares, else 0.
+local function uneven(sum, squares, count)
+  return core.gt(squares * count, sum * sum * (1 + 1e-5)):cast "f32"
+end
+
+-- Each added loss is a mean over a count of its own, while sums of gradients over microbatches have one divisor, the loss's.
+local function tell_uneven(accum)
+  if core.options().rank ~= 0 then return end
+  core.write_error(("the loss counts more positions in some of a step's %d microbatches than in others: there the losses of m.add_loss weigh "
+    .. "more, otherwise than in one batch\n"):format(accum))
+end
+
 -- With accumulation: one program a microbatch, which adds to gradient states (or sets them: input
 -- `first`), and one that applies.
 local function accumulated_step(o, parameters)
   local sums = {}
   for i, p in ipairs(parameters) do sums[i] = accumulator("gradient." .. p:name(), m.axes_of(p)) end
   local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
-  local added_sum, totals
+  local added_sum, weights, totals
   local micro = m.compile(function(feeds)
     m.context.micro = { axis = o.batch.name, size = o.batch.size // o.accum, count = o.accum, index = feeds.micro }
     local total, count = o.loss(feeds.tokens, feeds.targets)
-    local added = m.added_loss(count)
+    local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
     for i, g in ipairs(core.grad(added and total + added or total, parameters)) do add(sums[i], g) end
     if added then
       added_sum = accumulator("accumulated aux_loss", {})
       add(added_sum, added)
+    end
+    if core.is_tensor(weight) then
+      weights = { accumulator("accumulated weights", {}), accumulator("accumulated squares of weights", {}) }
+      add(weights[1], weight)
+      add(weights[2], weight * weight)
     end
     totals, m.context.totals = m.context.totals, {} -- finished by the other program
     for _, t in ipairs(totals) do add(t.state, t.value) end
@@ -109,6 +126,7 @@ local function accumulated_step(o, parameters)
     for i, sum in ipairs(sums) do gradients[i] = sum:read() end
     local out = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
     out.aux_loss = added_sum and added_sum:read() / loss_count:read()
+    out.uneven = weights and uneven(weights[1]:read(), weights[2]:read(), o.accum)
     for _, t in ipairs(totals) do
       if t.update then t.update(t.state:read()) end
     end
@@ -293,7 +311,7 @@ function m.train(options)
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
   local log = m.training_log(o, flops, programs[1])
-  local result = { steps = 0 }
+  local result, told = { steps = 0 }, false
   for step = 1, o.steps do
     log.outside(core.begin_step, step, o.steps) -- which writes a profile
     local rate = o.schedule(step, o.steps)
@@ -314,6 +332,8 @@ function m.train(options)
     data.fill(step + 1, 0) -- while the device works
     local out = (step_program or finish):finish()
     result.loss, result.steps = out.loss, step
+    if out.uneven == 1 and not told then tell_uneven(o.accum) end
+    told, out.uneven = told or out.uneven == 1, nil
     if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
       log.close()
       explain(o, data, step, out.loss, out.grad_norm)

@@ -68,6 +68,35 @@ PROCESS_TEST(dropout_of_microbatches) {
         STEPS, 1e-5, "in 2 microbatches, pp=2,dp=2");
 }
 
+/* The mean of an added loss over microbatches is that over the batch where they count alike; else
+ * that is told. */
+PROCESS_TEST(uneven_microbatches) {
+    static const char *const words[] = {"masked=true", "accum=4", "accum=4 masked=true"};
+    process_write(room, "added.lua",
+                  "local m = require 'mlua'\n"
+                  "local cfg = m.config { masked = false, accum = 1 }\n"
+                  "local A = m.axes { batch = 8, seq = 8, embed = 16, vocab = 256 }\n"
+                  "local w = m.param { A.vocab, A.embed }\n"
+                  "local Net = m.module('Net', function(self) self.w = w end)\n"
+                  "function Net:forward(tokens)\n"
+                  "  local x = w:gather(tokens, 'vocab')\n"
+                  "  m.add_loss((x * x):sum(), x:size 'batch')\n"
+                  "  return x:dot(w, 'embed')\n"
+                  "end\n"
+                  "local net = Net()\n"
+                  "m.train { model = net, batch = A.batch, seq = A.seq, steps = 3,\n"
+                  "  loss = function(tokens, targets)\n"
+                  "    if cfg.masked then targets = m.where(m.lt(tokens, 100), targets, -1) end\n"
+                  "    return m.cross_entropy(net(tokens), targets)\n"
+                  "  end }\n");
+    for (int i = 0; i < 3; i++) {
+        process_result r = process_run(room, 0, "", "run --device cpu added.lua %s", words[i]);
+        const char *told = strstr(r.output, "counts more positions in some of a step's 4");
+        CHECK_EQ_INT(told != NULL, i == 2);
+        CHECK(!told || !strstr(told + 1, "counts more positions"));
+    }
+}
+
 /* A file of text, and one of 16-bit tokens that hold the same, train alike. */
 PROCESS_TEST(text_and_token_files) {
     process_write(room, "write.lua",
