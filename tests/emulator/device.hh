@@ -17,6 +17,7 @@ extern emu_index emu_block, emu_grid, emu_dimensions;
 extern unsigned char emu_dynamic_shared[];
 void emu_barrier(int id, int count);
 void emu_warp_barrier(unsigned mask);
+bool emu_runs(int lane);                // of this warp
 uint64_t *emu_slots(void);              // one for each lane of this warp
 unsigned (*emu_fragments(void))[8];     // likewise
 void emu_copy_later(unsigned to, const void *from, int bytes); // 16 bytes, zeros past `bytes`
@@ -99,6 +100,7 @@ template <class T> static inline T emu_exchange(unsigned mask, T v, int lane) {
     memcpy(&emu_slots()[emu_lane()], &v, sizeof v);
     emu_warp_barrier(mask);
     if (!(mask >> lane & 1)) emu_complain("a shuffle reads a lane outside of its mask");
+    else if (!emu_runs(lane)) emu_complain("a shuffle reads a lane that does not run");
     memcpy(&result, &emu_slots()[lane], sizeof v);
     emu_warp_barrier(mask);
     return result;

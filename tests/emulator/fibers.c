@@ -99,6 +99,11 @@ void emu_warp_barrier(unsigned mask) {
     meet(&w->met[i], lanes);
 }
 
+bool emu_runs(int lane) {
+    int thread = emu_now->number / 32 * 32 + lane;
+    return thread < total && !threads[thread].done;
+}
+
 uint64_t *emu_slots(void) {
     return warps[emu_now->number / 32].slots;
 }
