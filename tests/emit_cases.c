@@ -275,10 +275,12 @@ static void loss_and_rows(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype 
     ir_store(k, twice, map2(k, ML_OP_ADD, value, value));
 }
 
-/* A row of nothing but -infinity, rows that masks of -1e30, -1e9 and -5e7 hide, and one with an
- * infinity: of bf16 the latter's gradient may be no number in more elements than that one. */
+/* A row with an element that is no number, one of nothing but -infinity, rows that masks of -1e30,
+ * -1e9 and -5e7 hide, and one with an infinity: of bf16 the latter's gradient may be no number in
+ * more elements than that one. */
 static void fill_loss(ir_kernel *k, ml_dtype dtype) {
     int64_t columns = k->ir.size[1];
+    ir_set(k, 0, 7, NAN);
     for (int64_t i = 0; i < columns; i++) ir_set(k, 0, columns + i, -INFINITY);
     for (int64_t i = 0; i < columns; i++) ir_set(k, 0, 3 * columns + i, -1e30);
     for (int64_t i = 0; i < columns; i++) ir_set(k, 0, 4 * columns + i, -1e9);

@@ -207,7 +207,7 @@ static double map_value(ml_op op, ml_dtype dtype, double a, double b, double c) 
     case ML_OP_SQRT: return sqrt(a);
     case ML_OP_RSQRT: return 1 / sqrt(a);
     case ML_OP_SIGMOID: return 1 / (1 + exp(-a));
-    case ML_OP_MAXIMUM: return fmax(a, b);
+    case ML_OP_MAXIMUM: return isnan(a) || isnan(b) ? NAN : fmax(a, b);
     case ML_OP_IDIV: return floor(a / b);
     case ML_OP_MOD: return a - b * floor(a / b);
     case ML_OP_LT: return a < b;
@@ -275,9 +275,10 @@ static double evaluate(interpreter *it, const ml_inst *inst) {
 }
 
 static void reduce_step(ml_op op, double *to, double value, double *best, int64_t at) {
+    bool number = !isnan(*to); /* NaN stays */
     if (op == ML_OP_SUM) *to += value;
-    if (op == ML_OP_MAX && !(value <= *to)) *to = value;
-    if (op == ML_OP_MIN && !(value >= *to)) *to = value;
+    if (op == ML_OP_MAX && number && !(value <= *to)) *to = value;
+    if (op == ML_OP_MIN && number && !(value >= *to)) *to = value;
     if (op == ML_OP_ARGMAX && (at == 0 || value > *best || (isnan(value) && !isnan(*best)))) {
         *best = value;
         *to = (double)at;
