@@ -574,7 +574,8 @@ function m.axis(name, size) end
 function m.bias(spec) end
 
 ---A state of a module that forward passes assign and no gradient changes, such as a running mean:
----named as parameters are, kept in checkpoints, no parameter. `init` as for m.param (default zeros).
+---named as parameters are, kept in checkpoints, no parameter. `init` as for m.param (default zeros). Assigned at each
+---microbatch of a step (accum, pipeline stages); m.step_total is for what a step assigns once.
 ---@param spec {init: any, name: string, [integer]: Axis}
 ---@return State
 function m.buffer(spec) end
@@ -904,7 +905,7 @@ function m.module(name, build) end
 ---`top_k` experts for each token (default 2); `router`: "softmax", or "sigmoid" (DeepSeek-V3);
 ---`normalize` the chosen weights to sum to 1 (default: where top_k > 1), times `scale`; `aux_loss`:
 ---weight of the balance loss E * sum(f_e P_e) (Fedus et al. 2021), over each sequence (default) or
----`aux_over = "batch"`; `z_loss`: weight of logsumexp(logits)^2 (Zoph et al. 2022); `bias_balance`:
+---`aux_over = "batch"` (each microbatch); `z_loss`: weight of logsumexp(logits)^2 (Zoph et al. 2022); `bias_balance`:
 ---step of a bias for choosing that evens the load without a loss (Wang et al. 2024); `capacity`: a
 ---factor, beyond which an expert drops tokens (default: none are dropped); `shared` experts that see
 ---every token; `expert`: "swiglu" or "gelu"; `seq`: the axis of positions; `init` and `down_init`:

@@ -56,7 +56,8 @@ function m.bias(spec)
 end
 
 ---A state of a module that forward passes assign and no gradient changes, such as a running mean:
----named as parameters are, kept in checkpoints, no parameter. `init` as for m.param (default zeros).
+---named as parameters are, kept in checkpoints, no parameter. `init` as for m.param (default zeros). Assigned at each
+---microbatch of a step (accum, pipeline stages); m.step_total is for what a step assigns once.
 ---@param spec {init: any, name: string, [integer]: Axis}
 ---@return State
 function m.buffer(spec)

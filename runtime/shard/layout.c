@@ -2,6 +2,7 @@
 #include "runtime/shard/layout.h"
 
 #include <math.h>
+#include <string.h>
 
 int64_t ml_layout_ranks(const ml_layout *layout) {
     int64_t ranks = 1;
@@ -98,8 +99,11 @@ void ml_layout_indivisible(const ml_layout *layout, const ml_graph *g, const ml_
     list_divisors(layout, i, type->size[position], parts, &help);
     ml_fail(ML_INVALID, "cannot split \"%s\" of %s, %lld elements, over %s", name, what,
             (long long)type->size[position], over.text);
-    ml_help("sizes that divide: %s; or leave \"%s\" out of what %s splits", help.text, name,
-            layout->axis[i].name);
+    bool input = strncmp(what, "input ", 6) == 0; /* of a program of its own, maybe */
+    ml_help("sizes that divide: %s; or leave \"%s\" out of what %s splits%s", help.text, name,
+            layout->axis[i].name,
+            input ? "; or call the axis otherwise in a program beside training, such as \"sample\""
+                  : "");
     ml_raise_last();
 }
 
