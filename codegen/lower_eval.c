@@ -18,8 +18,8 @@ lower_index eval_index_zero(void) {
 
 void eval_begin(lower_builder *b, lowering *l, const lower_group *group) {
     memset(b, 0, sizeof *b);
-    if (l->work != NULL) ml_arena_free(l->work);
-    l->work = ml_arena_new();
+    if (l->work != NULL) ml_arena_reset(l->work);
+    if (l->work == NULL) l->work = ml_arena_new();
     if (l->work == NULL) ml_raise(ML_NO_MEMORY, "out of memory while lowering a program");
     b->l = l;
     b->arena = l->work;

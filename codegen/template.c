@@ -73,8 +73,9 @@ ml_template template_begin(ml_schedule *s) {
     return (ml_template){.arena = s->arena, .known = &s->expansions};
 }
 
-static uint64_t hash_of(const ml_template *t, const char *body) {
-    uint64_t hash = ml_hash(body, strlen(body), 0);
+static uint64_t hash_of(const ml_template *t, const char *const *bodies, int count) {
+    uint64_t hash = 0;
+    for (int i = 0; i < count; i++) hash = ml_hash(bodies[i], strlen(bodies[i]), hash);
     for (uint32_t i = 0; i < t->entries.count; i++) {
         const ml_template_entry *entry = &t->entries.at[i];
         hash = ml_hash(entry->name, strlen(entry->name), hash);
@@ -84,8 +85,12 @@ static uint64_t hash_of(const ml_template *t, const char *body) {
 }
 
 /* Sets key, entry and source. */
-static void name_and_expand(ml_template *t, const char *body, ml_kernel *k) {
+static void name_and_expand(ml_template *t, const char *const *bodies, int body_count,
+                            ml_kernel *k) {
     uint32_t count = t->entries.count;
+    ml_text joined = {.arena = t->arena};
+    for (int i = 0; i < body_count; i++) add_bytes(&joined, bodies[i], strlen(bodies[i]));
+    const char *body = joined.text;
     template_set_text(t, "e", "ml_kernel");
     const char *anonymous = template_expand(t, body);
     k->key = ml_hash(anonymous, strlen(anonymous), 0);
@@ -96,11 +101,16 @@ static void name_and_expand(ml_template *t, const char *body, ml_kernel *k) {
 }
 
 ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers) {
+    return template_kernel_of(t, &body, 1, label, pointers);
+}
+
+ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
+                              const char *label, int pointers) {
     ml_kernel *k = ML_NEW(t->arena, ml_kernel);
-    uint64_t hash = hash_of(t, body);
+    uint64_t hash = hash_of(t, bodies, count);
     uint32_t cursor = 0, at = ml_index_next(&t->known->index, hash, &cursor);
     if (at == ML_INDEX_NONE) {
-        name_and_expand(t, body, k);
+        name_and_expand(t, bodies, count, k);
         ml_index_add(&t->known->index, hash, t->known->kernels.count);
         *ML_PUSH(t->arena, &t->known->kernels) = k;
     } else {

@@ -30,6 +30,9 @@ const char *template_get(const ml_template *t, const char *name); /* raises when
 char *template_expand(const ml_template *t, const char *body);
 /* Expand into a kernel: key, entry, source, label and pointer_count are set; units is 1. */
 ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers);
+/* Of several bodies, one after the other. */
+ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
+                              const char *label, int pointers);
 /* CUDA kernels: grid and block instead of units. */
 void template_launch(ml_kernel *k, int64_t x, int64_t y, int64_t z, uint32_t block,
                      int64_t shared_bytes);

@@ -467,10 +467,8 @@ static void set_blocking(attention_printer *p, const ml_target *target) {
 
 static ml_kernel *finish(attention_printer *p, const char *const *bodies, int count,
                          const char *label, int64_t units) {
-    ml_text body = {.arena = p->text.arena};
-    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
-    ml_kernel *k =
-        template_kernel(&p->text, body.text, label, p->step->read_count + p->step->write_count);
+    ml_kernel *k = template_kernel_of(&p->text, bodies, count, label,
+                                      p->step->read_count + p->step->write_count);
     k->units = units;
     return k;
 }

@@ -297,9 +297,8 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
 
 static ml_kernel *finish(attention_printer *p, const char *const *bodies, int count,
                          const char *label) {
-    ml_text body = {.arena = p->text.arena};
-    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
-    return template_kernel(&p->text, body.text, label, p->step->read_count + p->step->write_count);
+    return template_kernel_of(&p->text, bodies, count, label,
+                              p->step->read_count + p->step->write_count);
 }
 
 /* Bytes of shared memory with tiles of `edge` rows. */

@@ -23,6 +23,8 @@
  * (all counted as if nothing but the causal mask were skipped); heads of 192 and of 256 525 and 560
  * plain. Other sizes are the next ones' with columns of zeros. Tried, and no faster: a stage for
  * each copying warp, rescaling only where the largest score grew by 2^8, three warpgroups. */
+#include <string.h>
+
 #include "codegen/template_attention.h"
 #include "runtime/base/knobs.h"
 
@@ -564,7 +566,7 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
     int threads = (tile->groups + 1) * 128, each = 65536 / (threads * tile->resident) / 8 * 8;
     int fewer = tile->fewer ? tile->fewer : tile->groups * tile->resident == 2 ? 40 : 32;
     int more = (each * (tile->groups + 1) - fewer) / tile->groups / 8 * 8;
-    ml_text body = {.arena = t->arena};
+    ml_text products = {.arena = t->arena};
     const struct {
         const char *name;
         int value;
@@ -577,13 +579,16 @@ ml_kernel *attention_wgmma_kernel(attention_printer *p, const attention_tile *ti
     };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         template_set(t, sizes[i].name, "%d", sizes[i].value);
-    ml_text_add(&body, "%s%s", template_mma_ptx, async_text);
-    add_product(&body, "score", tile->tile, false, false, false);
-    add_product(&body, "weigh", dim, true, false, true);
-    if (tile->gradient) add_product(&body, "gather", dim / 2, false, true, true);
-    ml_text_add(&body, "%s", common_text);
-    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
-    return template_kernel(t, body.text, label, p->step->read_count + p->step->write_count);
+    add_product(&products, "score", tile->tile, false, false, false);
+    add_product(&products, "weigh", dim, true, false, true);
+    if (tile->gradient) add_product(&products, "gather", dim / 2, false, true, true);
+    const char *const before[] = {template_mma_ptx, async_text, products.text, common_text};
+    enum { BEFORE = sizeof before / sizeof *before };
+    const char **all = ML_NEW_ARRAY(t->arena, const char *, BEFORE + count);
+    memcpy(all, before, sizeof before);
+    memcpy(all + BEFORE, bodies, sizeof *bodies * (size_t)count);
+    return template_kernel_of(t, all, BEFORE + count, label,
+                              p->step->read_count + p->step->write_count);
 }
 
 /* Blocks of queries of a thread block: fewer than the tile's where multiprocessors would be idle.

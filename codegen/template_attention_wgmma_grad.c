@@ -460,9 +460,9 @@ int64_t attention_wgmma_sums(const attention_printer *p) {
 }
 
 static ml_kernel *print_simple(attention_printer *p, const char *text, const char *label) {
-    const char *body = ml_arena_format(p->text.arena, "%s%s%s", template_mma_ptx, store_text, text);
+    const char *const bodies[] = {template_mma_ptx, store_text, text};
     ml_kernel *kernel =
-        template_kernel(&p->text, body, label, p->step->read_count + p->step->write_count);
+        template_kernel_of(&p->text, bodies, 3, label, p->step->read_count + p->step->write_count);
     template_launch(kernel, tiles_of_queries(p) * p->a->heads * p->batches, 1, 1, 128, 0);
     return kernel;
 }

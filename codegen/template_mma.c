@@ -534,9 +534,8 @@ static void set(attention_printer *p, const char *name, int64_t value) {
 
 static ml_kernel *finish(attention_printer *p, const char *const *bodies, int count,
                          const char *label) {
-    ml_text body = {.arena = p->text.arena};
-    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
-    return template_kernel(&p->text, body.text, label, p->step->read_count + p->step->write_count);
+    return template_kernel_of(&p->text, bodies, count, label,
+                              p->step->read_count + p->step->write_count);
 }
 
 /* Scores are exponentiated in base 2: `unit` turns a score into an exponent, and `natural` the

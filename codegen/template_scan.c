@@ -170,10 +170,8 @@ ${inline} ${e}_key ${e}_last(void) {
 )";
 
 static ml_kernel *finish(printer *p, const char *const *bodies, int count, const char *label) {
-    ml_text body = {.arena = p->text.arena};
-    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
-    char *text = body.text;
-    return template_kernel(&p->text, text, label, p->step->read_count + p->step->write_count);
+    return template_kernel_of(&p->text, bodies, count, label,
+                              p->step->read_count + p->step->write_count);
 }
 
 /* ---- CPU ---- */

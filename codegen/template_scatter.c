@@ -383,9 +383,8 @@ extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) 
 
 static ml_kernel **append(printer *p, ml_kernel **at, const char *const *bodies, int count,
                           const char *label) {
-    ml_text body = {.arena = p->text.arena};
-    for (int i = 0; i < count; i++) ml_text_add(&body, "%s", bodies[i]);
-    *at = template_kernel(&p->text, body.text, label, p->step->read_count + p->step->write_count);
+    *at = template_kernel_of(&p->text, bodies, count, label,
+                             p->step->read_count + p->step->write_count);
     return &(*at)->next;
 }
 

@@ -616,10 +616,9 @@ ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors,
                                  r->outer ? outer_load_text : dot_load_text,
                                  r->squares ? squares_text : "",
                                  kernel_text};
-    ml_text body = {.arena = t->arena};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ml_text_add(&body, "%s", parts[i]);
     ml_kernel *kernel =
-        template_kernel(t, body.text, r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
+        template_kernel_of(t, parts, sizeof parts / sizeof *parts,
+                           r->outer ? "ragged_outer tma" : "ragged_dot tma", pointers);
     add_maps(t, kernel, r);
     int blocks = (multiprocessors > 0 ? multiprocessors : H200) / CLUSTER * CLUSTER;
     template_launch(kernel, blocks, 1, 1, THREADS, STAGES * STAGE_BYTES + ALIGNMENT);

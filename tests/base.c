@@ -1,5 +1,6 @@
 /* Errors, memory, the hash index, the pool of threads, knobs, suggestions. */
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "runtime/base/knobs.h"
@@ -49,10 +50,31 @@ static void fill_arena(void *argument) {
     CHECK_TEXT(ml_arena_copy(arena, "abcdef", 3), "abc");
 }
 
+/* Texts that fit into the rest of a chunk and texts that do not leave what follows them zeroed. */
+static void fill_with_texts(void *argument) {
+    ml_arena *arena = argument;
+    for (int length = 0; length < 12000; length = length * 3 / 2 + 1) {
+        for (int i = 0; i < 5; i++) {
+            const char *text = ml_arena_format(arena, "%*d", length, i);
+            CHECK_EQ_INT((int64_t)strlen(text), length > 1 ? length : 1);
+            CHECK_EQ_INT(atoi(text), i);
+            const char *block = ml_arena_alloc(arena, 100);
+            for (int k = 0; k < 100; k++)
+                if (block[k]) test_fail("after a text of %d the memory is not zeroed", length);
+        }
+    }
+}
+
 TEST(base, arenas) {
     ml_arena *arena = ml_arena_new();
     REQUIRE(arena);
-    CHECK_STATUS(ml_protect(fill_arena, arena), ML_OK);
+    for (int i = 0; i < 3; i++) {
+        CHECK_STATUS(ml_protect(fill_arena, arena), ML_OK);
+        CHECK_STATUS(ml_protect(fill_with_texts, arena), ML_OK);
+        int64_t blocks = ml_live_blocks();
+        ml_arena_reset(arena);
+        CHECK(ml_live_blocks() < blocks);
+    }
     ml_arena_free(arena);
     for (int n = 1; n < 12; n++) {
         ml_memory_fail_at(n);

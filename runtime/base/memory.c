@@ -86,6 +86,19 @@ void ml_arena_free(ml_arena *arena) {
     ml_free(arena);
 }
 
+void ml_arena_reset(ml_arena *arena) {
+    chunk *newest = arena->newest;
+    if (!newest) return;
+    for (chunk *at = newest->older; at;) {
+        chunk *older = at->older;
+        ml_free(at);
+        at = older;
+    }
+    memset(newest->bytes, 0, newest->used);
+    newest->used = 0;
+    newest->older = NULL;
+}
+
 static chunk *chunk_new(size_t capacity) {
     chunk *fresh = ml_alloc(sizeof(chunk) + capacity);
     if (!fresh) ml_raise(ML_NO_MEMORY, "out of memory: could not get %zu bytes", capacity);
@@ -142,18 +155,14 @@ char *ml_arena_format(ml_arena *arena, const char *format, ...) {
 }
 
 void *ml_vec_grow(ml_arena *arena, void *at, uint32_t *count, uint32_t *capacity, size_t size) {
-    char *elements;
+    if (*capacity > UINT32_MAX / 2) ml_raise(ML_NO_MEMORY, "an array has too many elements");
+    uint32_t larger = *capacity ? *capacity * 2 : 8;
+    char *moved = ml_arena_alloc(arena, size * larger), *elements;
     memcpy(&elements, at, sizeof elements); /* `at` points to a pointer of some type */
-    if (*count == *capacity) {
-        if (*capacity > UINT32_MAX / 2) ml_raise(ML_NO_MEMORY, "an array has too many elements");
-        uint32_t larger = *capacity ? *capacity * 2 : 8;
-        char *moved = ml_arena_alloc(arena, size * larger);
-        if (*count) memcpy(moved, elements, size * *count);
-        memcpy(at, &moved, sizeof moved);
-        elements = moved;
-        *capacity = larger;
-    }
-    return elements + size * (*count)++;
+    if (*count) memcpy(moved, elements, size * *count);
+    memcpy(at, &moved, sizeof moved);
+    *capacity = larger;
+    return moved + size * (*count)++;
 }
 
 void ml_text_add(ml_text *text, const char *format, ...) {

@@ -21,6 +21,7 @@ void ml_memory_fail_at(int64_t n);
 typedef struct ml_arena ml_arena;
 ml_arena *ml_arena_new(void); /* NULL when exhausted */
 void ml_arena_free(ml_arena *arena);
+void ml_arena_reset(ml_arena *arena); /* frees all blocks, keeps some memory for the next */
 void *ml_arena_alloc(ml_arena *arena, size_t bytes); /* 16-byte aligned, zeroed; raises */
 char *ml_arena_format(ml_arena *arena, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -32,8 +33,11 @@ char *ml_arena_copy(ml_arena *arena, const void *bytes, size_t count); /* adds a
 #define ML_VEC(type) struct { type *at; uint32_t count, capacity; }
 /* Append a zeroed element; the value is a pointer to it, valid until the next push. */
 #define ML_PUSH(arena, vec)                                                                        \
-    ((__typeof__((vec)->at))ml_vec_grow(arena, &(vec)->at, &(vec)->count, &(vec)->capacity,        \
-                                        sizeof *(vec)->at))
+    ((vec)->count < (vec)->capacity                                                                \
+         ? (vec)->at + (vec)->count++                                                              \
+         : (__typeof__((vec)->at))ml_vec_grow(arena, &(vec)->at, &(vec)->count, &(vec)->capacity,  \
+                                              sizeof *(vec)->at))
+/* Of a full array. */
 void *ml_vec_grow(ml_arena *arena, void *at, uint32_t *count, uint32_t *capacity, size_t size);
 /* Room in an ML_VEC without elements for that many. */
 #define ML_VEC_RESERVE(arena, vec, room)                                                           \

@@ -7,34 +7,6 @@
 
 #include "runtime/graph/infer.h"
 
-/* Shared by reference between a graph and all that derive from it. Entries never move. */
-typedef struct {
-    ml_arena *arena;
-    ML_VEC(const char *) axes;
-    ml_index axis_index;
-    uint32_t fresh;
-    ML_VEC(ml_type *) types;
-    ml_index type_index;
-    ML_VEC(ml_origin *) origins;
-    ml_index origin_index;
-    ML_VEC(ml_state *) states;
-    ML_VEC(ml_input *) inputs;
-} graph_tables;
-
-struct ml_graph {
-    ml_arena *arena;
-    graph_tables *tables;
-    bool owns_tables;
-    uint8_t flags;   /* of the nodes to come */
-    uint32_t origin; /* of the nodes to come */
-    ML_VEC(ml_node) nodes;
-    ml_index index;
-    uint32_t indexed; /* nodes before this one are in the index; the others when one is looked up */
-    /* Pools. Growing one leaves the old block in the arena, so pointers into it stay valid. */
-    ML_VEC(ml_ref) sources;
-    ML_VEC(int64_t) args;
-};
-
 /* Flags that are part of a node's identity. */
 enum { IDENTITY = ML_NODE_COPY | ML_NODE_FUNCTION };
 
@@ -53,7 +25,7 @@ static const char *copy_text(ml_arena *arena, const char *text) {
 /* ---- Tables ---------------------------------------------------------------------------------- */
 
 ml_axis ml_axis_named(ml_graph *g, const char *name) {
-    graph_tables *t = g->tables;
+    ml_graph_tables *t = g->tables;
     uint64_t hash = hash_text(name, 0);
     uint32_t cursor = 0, at;
     while ((at = ml_index_next(&t->axis_index, hash, &cursor)) != ML_INDEX_NONE)
@@ -79,7 +51,7 @@ ml_axis ml_axis_fresh(ml_graph *g, const char *stem) {
 
 /* Unused axis slots are zeroed, so that equal types have equal bytes. */
 static uint32_t type_intern(ml_graph *g, const ml_type *type) {
-    graph_tables *t = g->tables;
+    ml_graph_tables *t = g->tables;
     ml_type clean = {.dtype = type->dtype, .rank = type->rank};
     memcpy(clean.axis, type->axis, sizeof *type->axis * type->rank);
     memcpy(clean.size, type->size, sizeof *type->size * type->rank);
@@ -108,7 +80,7 @@ static bool same_origin(const ml_origin *a, const ml_origin *b, const char *modu
 }
 
 static uint32_t origin_intern(ml_graph *g, const ml_origin *origin) {
-    graph_tables *t = g->tables;
+    ml_graph_tables *t = g->tables;
     const char *module = origin->module ? origin->module : "";
     if (t->origins.count && same_origin(t->origins.at[g->origin], origin, module)) return g->origin;
     uint64_t hash = hash_text(origin->file, (uint64_t)origin->line);
@@ -125,7 +97,7 @@ static uint32_t origin_intern(ml_graph *g, const ml_origin *origin) {
 }
 
 uint32_t ml_graph_add_state(ml_graph *g, const ml_state *state) {
-    graph_tables *t = g->tables;
+    ml_graph_tables *t = g->tables;
     ml_state *copy = ML_NEW(t->arena, ml_state);
     *copy = *state;
     copy->name = copy_text(t->arena, state->name);
@@ -142,7 +114,7 @@ uint32_t ml_graph_state_count(const ml_graph *g) {
 }
 
 uint32_t ml_graph_add_input(ml_graph *g, const ml_input *input) {
-    graph_tables *t = g->tables;
+    ml_graph_tables *t = g->tables;
     ml_input *copy = ML_NEW(t->arena, ml_input);
     *copy = *input;
     copy->name = copy_text(t->arena, input->name);
@@ -161,8 +133,8 @@ uint32_t ml_graph_input_count(const ml_graph *g) {
 
 typedef struct {
     ml_arena *arena;
-    graph_tables *shared; /* NULL: make new ones */
-    const ml_graph *like; /* it will be about as large; or NULL */
+    ml_graph_tables *shared; /* NULL: make new ones */
+    const ml_graph *like;    /* it will be about as large; or NULL */
     ml_graph *made;
 } new_request;
 
@@ -184,7 +156,7 @@ static void graph_fill(void *argument) {
     ML_PUSH(arena, &g->nodes); /* node 0 is none */
     g->indexed = 1;
     if (g->owns_tables) {
-        graph_tables *t = g->tables = ML_NEW(arena, graph_tables);
+        ml_graph_tables *t = g->tables = ML_NEW(arena, ml_graph_tables);
         t->arena = arena;
         t->axis_index.arena = t->type_index.arena = t->origin_index.arena = arena;
         *ML_PUSH(arena, &t->axes) = "";
@@ -193,7 +165,7 @@ static void graph_fill(void *argument) {
     request->made = g;
 }
 
-static ml_graph *graph_new(graph_tables *shared, const ml_graph *like) {
+static ml_graph *graph_new(ml_graph_tables *shared, const ml_graph *like) {
     new_request request = {ml_arena_new(), shared, like, NULL};
     if (!request.arena) ml_raise(ML_NO_MEMORY, "out of memory: could not make a graph");
     if (ml_protect(graph_fill, &request) != ML_OK) {
@@ -222,25 +194,6 @@ uint32_t ml_graph_count(const ml_graph *g) {
     return g->nodes.count;
 }
 
-const ml_node *ml_graph_node(const ml_graph *g, ml_ref n) {
-    assert(n && n < g->nodes.count);
-    return &g->nodes.at[n];
-}
-const ml_type *ml_graph_type(const ml_graph *g, ml_ref n) {
-    return g->tables->types.at[ml_graph_node(g, n)->type];
-}
-const ml_ref *ml_graph_sources(const ml_graph *g, ml_ref n) {
-    const ml_node *node = ml_graph_node(g, n);
-    return node->source_count ? g->sources.at + node->sources : NULL;
-}
-ml_ref ml_graph_source(const ml_graph *g, ml_ref n, int i) {
-    assert(i < ml_graph_node(g, n)->source_count);
-    return ml_graph_sources(g, n)[i];
-}
-const int64_t *ml_graph_args(const ml_graph *g, ml_ref n) {
-    const ml_node *node = ml_graph_node(g, n);
-    return node->arg_count ? g->args.at + node->args : NULL;
-}
 const ml_origin *ml_graph_origin(const ml_graph *g, ml_ref n) {
     return g->tables->origins.at[ml_graph_node(g, n)->origin];
 }

@@ -32,6 +32,8 @@
 #ifndef ML_GRAPH_H
 #define ML_GRAPH_H
 
+#include <assert.h>
+
 #include "runtime/base/memory.h"
 #include "runtime/base/status.h"
 
@@ -155,12 +157,55 @@ bool ml_type_equal(const ml_type *a, const ml_type *b);     /* dtype, axes, size
 bool ml_type_same_axes(const ml_type *a, const ml_type *b); /* as sets, with sizes; any order */
 void ml_type_print(const ml_graph *g, const ml_type *t, ml_text *out); /* f32[batch=8, embed=64] */
 
+/* Private to graph.c but for the readers below, which are no calls: passes do little else.
+ * Tables are shared by a graph and all that derive from it; entries never move. */
+typedef struct {
+    ml_arena *arena;
+    ML_VEC(const char *) axes;
+    ml_index axis_index;
+    uint32_t fresh;
+    ML_VEC(ml_type *) types;
+    ml_index type_index;
+    ML_VEC(ml_origin *) origins;
+    ml_index origin_index;
+    ML_VEC(ml_state *) states;
+    ML_VEC(ml_input *) inputs;
+} ml_graph_tables;
+
+struct ml_graph {
+    ml_arena *arena;
+    ml_graph_tables *tables;
+    bool owns_tables;
+    uint8_t flags;   /* of the nodes to come */
+    uint32_t origin; /* of the nodes to come */
+    ML_VEC(ml_node) nodes;
+    ml_index index;
+    uint32_t indexed; /* nodes before this one are in the index; the others when one is looked up */
+    /* Pools. Growing one leaves the old block in the arena, so pointers into it stay valid. */
+    ML_VEC(ml_ref) sources;
+    ML_VEC(int64_t) args;
+};
+
 /* Reading nodes. */
-const ml_node *ml_graph_node(const ml_graph *g, ml_ref n);
-const ml_type *ml_graph_type(const ml_graph *g, ml_ref n);
-ml_ref ml_graph_source(const ml_graph *g, ml_ref n, int i);
-const ml_ref *ml_graph_sources(const ml_graph *g, ml_ref n);
-const int64_t *ml_graph_args(const ml_graph *g, ml_ref n);
+static inline const ml_node *ml_graph_node(const ml_graph *g, ml_ref n) {
+    assert(n && n < g->nodes.count);
+    return &g->nodes.at[n];
+}
+static inline const ml_type *ml_graph_type(const ml_graph *g, ml_ref n) {
+    return g->tables->types.at[ml_graph_node(g, n)->type];
+}
+static inline const ml_ref *ml_graph_sources(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    return node->source_count ? g->sources.at + node->sources : NULL;
+}
+static inline ml_ref ml_graph_source(const ml_graph *g, ml_ref n, int i) {
+    assert(i < ml_graph_node(g, n)->source_count);
+    return ml_graph_sources(g, n)[i];
+}
+static inline const int64_t *ml_graph_args(const ml_graph *g, ml_ref n) {
+    const ml_node *node = ml_graph_node(g, n);
+    return node->arg_count ? g->args.at + node->args : NULL;
+}
 const ml_origin *ml_graph_origin(const ml_graph *g, ml_ref n);
 bool ml_graph_constant(const ml_graph *g, ml_ref n, double *value); /* CONST, or BROADCAST of one */
 int ml_op_outputs(const ml_graph *g, ml_ref n); /* number of outputs, 1 for most */

@@ -501,7 +501,7 @@ typedef enum { WEIGHTS, BIASES, GRADIENTS } operand_kind;
 /* The operands of a forward group's members, flattened and one after another; gradients have the
  * axes over which the weights are flattened. */
 static ml_ref joined(state *s, const group *forward, operand_kind kind, const ml_ref *gradients) {
-    ml_ref parts[MOST_MEMBERS], first = right_of(s, forward->members[0]);
+    ml_ref parts[MOST_MEMBERS] = {0}, first = right_of(s, forward->members[0]);
     bool gather = kind == WEIGHTS && s->gathered[first];
     for (int i = 0; i < forward->count; i++) {
         ml_axis axes[ML_MAX_AXES];
