@@ -68,6 +68,30 @@ static void levels_find(cutting *c) {
     }
 }
 
+/* A sum over microbatches is read where its new value is known: of several terms the first would
+ * read it before. */
+static void sums_wait(cutting *c) {
+    const ml_roots *r = c->roots;
+    uint32_t *of =
+        ML_NEW_ARRAY(c->arena, uint32_t, c->count); /* the state that n adds to, plus 1 */
+    int *level = ML_NEW_ARRAY(c->arena, int, (size_t)ml_graph_state_count(c->g) + 1);
+    for (int i = 0; i < r->update_count; i++)
+        if (c->once[r->updates[i].state] &&
+            ml_graph_state(c->g, r->updates[i].state)->kind == ML_STATE_GRADIENT)
+            level[r->updates[i].state] = c->level[r->updates[i].value];
+    for (ml_ref n = 1; n < c->count; n++) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        if (node->op == ML_OP_STATE) of[n] = (uint32_t)ml_graph_args(c->g, n)[0] + 1;
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            if (of[source] && level[of[source] - 1] > 0) of[n] = of[source];
+            if (c->level[source] > c->level[n]) c->level[n] = c->level[source];
+        }
+        if (node->op != ML_OP_STATE && of[n] && c->level[n] < level[of[n] - 1])
+            c->level[n] = level[of[n] - 1];
+    }
+}
+
 static void pieces_list(cutting *c, const piece_levels *levels) {
     c->main_pieces = c->set->count = levels->count;
     for (int i = 0; i < levels->count; i++) c->set->pieces[i].level = levels->level[i];
@@ -382,6 +406,7 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     int *update_piece = ML_NEW_ARRAY(arena, int, (size_t)roots->update_count + 1);
     states_mark(&c, levels->overlaps);
     levels_find(&c);
+    sums_wait(&c);
     pieces_list(&c, levels);
     roots_mark(&c);
     pieces_walk(&c, false);

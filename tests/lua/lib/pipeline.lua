@@ -1,4 +1,4 @@
--- What pipelines may get wrong: a weight that all layers share, states that the forward pass
+-- What pipelines may get wrong: weights that all layers share, states that the forward pass
 -- assigns, losses that layers add, dropout, evaluation, a second training, sampling. Prints what was
 -- learned, which is to be the same on any number of ranks (tests/process_pipeline.c).
 local m = require "mlua"
@@ -30,6 +30,7 @@ end
 local Net = m.module("Net", function(self)
   self.embedding = m.param { A.vocab, A.embed }
   self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }
+  self.exit = m.param { A.embed, m.axis("exit", 4) } -- of a loss of each layer's own, known before the layers behind it are
   self.common = cfg.common and m.buffer { A.embed, init = "ones" }
   self.blocks = m.stack(cfg.layers, Block)
   self.norm = m.rms_norm { A.embed }
@@ -37,7 +38,11 @@ end)
 
 function Net:forward(tokens)
   local x = self.embedding:gather(tokens, "vocab")
-  for i, block in ipairs(self.blocks) do x = block(x, self.up, self.down, self.common, i == 1) end
+  for i, block in ipairs(self.blocks) do
+    x = block(x, self.up, self.down, self.common, i == 1)
+    local y = x:dot(self.exit, "embed")
+    m.add_loss((y * y):sum(), cfg.seq * cfg.batch)
+  end
   return self.norm(x):dot(self.embedding, "embed")
 end
 
