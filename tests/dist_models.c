@@ -564,11 +564,48 @@ DIST_TEST(check_of_a_mesh) {
                       ml_arena_format(room->arena, "\"%s\":", kinds[i]));
     CHECK(number(strstr(r.output, "\"memory_bytes\":"), "\"optimizer\":") > 0);
     CHECK(sum == number(r.output, "\"peak_bytes\":"));
-    /* ZeRO-1 over 8 of tensors of which some have 12 and 251 elements an axis. */
+    /* ZeRO-1 over 8 of tensors of which some have 3 and 4 elements an axis. */
     r = process_run(room, 0, "",
                     "check \"$ROOT/models/gpt.lua\" layers=1 embed=12 heads=3 seq=31 vocab=251 "
                     "batch=8 --mesh dp=8");
-    process_expect(&r, "of the optimizer's are whole over an axis that is \"flat\"");
+    process_expect(&r, "  288 B of the optimizer's are whole over a mesh axis that is \"flat\"");
+}
+
+static double steps_apart(process_result one, process_result other, int steps) {
+    double most = 0;
+    for (int i = 1; i <= steps; i++) {
+        char line[32];
+        snprintf(line, sizeof line, "{\"step\":%d,", i);
+        const char *a = strstr(one.output, line), *b = strstr(other.output, line);
+        REQUIRE(a && b);
+        most = fmax(most, deviation(number(b, "\"loss\":"), number(a, "\"loss\":")));
+        most = fmax(most, deviation(number(b, "\"grad_norm\":"), number(a, "\"grad_norm\":")));
+    }
+    return most;
+}
+
+/* 3 divides no axis of a parameter: the parts of optimizer states are filled up. */
+PROCESS_TEST(zero1_over_three) {
+    static const char *const runs[][2] = {{"gpt", "-n 3 --mesh dp=3"},
+                                          {"gpt", "-n 6 --mesh dp=3,pp=2 accum=4"},
+                                          {"llama", "-n 6 --mesh dp=3,tp=2 accum=2"},
+                                          {"gpt_moe", "-n 6 --mesh dp=3,ep=2"}};
+    write_text(room);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        char *command = ml_arena_format(
+            room->arena,
+            "run \"$ROOT/models/%s.lua\" --device cpu --dtype f32 --json layers=2 embed=32 "
+            "heads=4 seq=16 vocab=256 data=text sample=0 warmup=1 lr=3e-3 steps=5 batch=12",
+            runs[i][0]);
+        process_result one = process_run(room, 0, "MLUA_VERIFY=1", "%s", command);
+        process_result all = process_run(room, 0, "MLUA_VERIFY=1", "%s %s", command, runs[i][1]);
+        double apart = steps_apart(one, all, 5);
+        if (!(apart < 1e-5)) test_fail("%s, %s: %g apart", runs[i][0], runs[i][1], apart);
+    }
+    process_result r = process_run(room, 0, "",
+                                   "check --json \"$ROOT/models/gpt.lua\" layers=2 batch=12 "
+                                   "--mesh dp=3");
+    process_expect(&r, "\"whole_optimizer_bytes\":0");
 }
 
 /* How often data parallel ranks of two stages add up gradients in a step. */

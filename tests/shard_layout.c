@@ -43,7 +43,14 @@ static void placements(fixture *f) {
                "bf16[embed=6, ffn=16@tp@dp]");
     CHECK_TEXT(placed(f, &layout, "heads8", ML_STATE_OPTIMIZER), "bf16[heads=8@tp@dp]");
     CHECK_TEXT(placed(f, &layout, "embed6 heads4", ML_STATE_OPTIMIZER),
+               "bf16[embed=6@dp, heads=4@tp]");
+    CHECK_TEXT(local(f, &layout, "embed6 heads4", ML_STATE_OPTIMIZER), "bf16[embed=2, heads=2]");
+    CHECK_TEXT(placed(f, &layout, "embed6 heads4", ML_STATE_PARAMETER),
                "bf16[embed=6, heads=4@tp]");
+    CHECK_TEXT(placed(f, &layout, "embed3 seq7 heads4", ML_STATE_OPTIMIZER),
+               "bf16[embed=3, seq=7@dp, heads=4@tp]");
+    CHECK_TEXT(placed(f, &layout, "embed3 heads4", ML_STATE_OPTIMIZER),
+               "bf16[embed=3, heads=4@tp]");
     CHECK_TEXT(placed(f, &layout, "embed6 vocab8", ML_STATE_OPTIMIZER),
                "bf16[embed=6, vocab=8@dp]");
     CHECK_TEXT(placed(f, &layout, "", ML_STATE_OPTIMIZER), "bf16");
@@ -146,6 +153,20 @@ static void parts(fixture *f) {
         CHECK_EQ_INT(part[0], 2 * 48 + 2 * 8);
         CHECK_EQ_INT(part[15], 2 * 48 + 3 * 8 + 7);
     }
+    /* 7 elements in parts of 2: the last has one, and what fills it up is 0. */
+    ml_layout uneven = shard_layout(f, "x4 flat; y2 params c");
+    ml_type odd = fixture_type(f, ML_I32, "b7 c2");
+    ml_placements at = ml_layout_place(&uneven, f->g, &odd, ML_STATE_OPTIMIZER, "it");
+    memset(copy, 0xff, sizeof copy);
+    for (int64_t rank = 7; rank >= 0; rank--) {
+        memset(part, 0xff, sizeof part);
+        ml_shard_cut(&uneven, &odd, &at, rank, sizeof *part, whole, part);
+        CHECK_EQ_INT(part[0], 4 * (rank / 2) + rank % 2);
+        CHECK_EQ_INT(part[1], rank < 6 ? part[0] + 2 : 0);
+        CHECK_EQ_INT(part[2], -1);
+        ml_shard_paste(&uneven, &odd, &at, rank, sizeof *part, part, copy);
+    }
+    CHECK(memcmp(whole, copy, 14 * sizeof *copy) == 0 && copy[14] == -1);
     int32_t number = 5, held = 0;
     ml_layout layout = shard_layout(f, "x2 acts a");
     ml_shard_cut(&layout, &(ml_type){.dtype = ML_I32}, &(ml_placements){0}, 1, 4, &number, &held);

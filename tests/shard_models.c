@@ -13,6 +13,7 @@ typedef struct {
     ml_graph *g;
     ml_dtype dtype;
     int kv_heads;
+    bool sixes; /* a batch of 6, not 8 */
     bool large; /* of real size: its states have no values */
     ml_roots roots;
     ml_ref tokens, *states; /* parameters */
@@ -56,7 +57,7 @@ static ml_ref state(model *m, const char *axes) {
     return ml_graph_add(m->g, ML_OP_STATE, NULL, 0, &id, 1, NULL);
 }
 static ml_ref token_input(model *m) {
-    if (!m->large) return fixture_index(m->f, "batch8 seq8", 32);
+    if (!m->large) return fixture_index(m->f, m->sixes ? "batch6 seq8" : "batch8 seq8", 32);
     int64_t id = ml_graph_add_input(m->g, &(ml_input){"tokens", shape(m, ML_I32, "batch8 seq8")});
     return ml_graph_add(m->g, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
 }
@@ -261,6 +262,32 @@ static void every_layout(fixture *f) {
 }
 TEST(shard_models, transformer) {
     fixture_run(every_layout, 3);
+}
+
+/* ZeRO-1 over ranks that divide no axis of any parameter. */
+static void uneven(fixture *f) {
+    static const char *const odd[] = {
+        "dp3 acts batch flat",
+        "dp6 acts batch flat",
+        "dp3 acts batch flat; tp2 params " TP " acts " TP " seq",
+        "tp2 params " TP " acts " TP "; dp3 acts batch flat",
+        "dp3 acts batch flat; fsdp2 acts batch params embed",
+        "dp3 acts batch flat; cp2 acts seq kv_seq flat",
+        "dp3 flat",
+    };
+    static const extent programs[] = {STEP, MICROBATCH, UPDATE};
+    for (int k = 0; k < 3; k++) {
+        model m = {.f = f, .dtype = ML_F64, .kv_heads = 4, .sixes = true};
+        build_model(&m, 1, programs[k]);
+        for (int i = 0; i < 7; i++) {
+            ml_layout layout = shard_layout(f, odd[i]);
+            snprintf(f->label, sizeof f->label, "uneven, program %d, layout %d", k, i);
+            (void)shard_check(f, &layout, &m.roots, 1e-9, true);
+        }
+    }
+}
+TEST(shard_models, uneven) {
+    fixture_run(uneven, 3);
 }
 
 /* Sums of gradients: what the ranks' parts add up to, and what an update makes of them. */

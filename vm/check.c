@@ -388,8 +388,8 @@ static void print_text(lua_State *L, const report *r, double tokens) {
                    (long long)r->state_count[i]);
     printf(" %s in all\n", bytes_text(L, all_states(r)));
     if (r->whole_bytes)
-        printf("  %s of the optimizer's are whole over an axis that is \"flat\": no axis of theirs "
-               "divides\n",
+        printf("  %s of the optimizer's are whole over a mesh axis that is \"flat\": their axes "
+               "are cut already, or shorter\n",
                bytes_text(L, r->whole_bytes));
     printf("work a step     %sFLOP", count_text(L, r->flops));
     if (tokens > 0) printf(", %sFLOP a token of %.0f", count_text(L, r->flops / tokens), tokens);

@@ -193,6 +193,15 @@ static ml_status blocks_gather(const ml_session *session, const ml_type *local,
     return status;
 }
 
+/* Parts of which the last are filled up make more than the whole. */
+static int64_t block_count(const ml_session *session, const ml_placements *places) {
+    const ml_layout *layout = session->ranks.layout;
+    int64_t count = 1;
+    for (int i = 0; layout != NULL && i < layout->count; i++)
+        if (places->over[i].kind == ML_SPLIT) count *= layout->axis[i].size;
+    return count;
+}
+
 /* The rank that holds block `block`, among those that agree with this one where nothing is split.
  */
 static int64_t block_rank(const ml_session *session, const ml_placements *places, int64_t block) {
@@ -225,14 +234,15 @@ typedef struct {
     const ml_session *session;
     const ml_type *global, *local;
     const ml_placements *places;
+    int64_t count; /* of blocks */
     const char *blocks;
     void *whole;
 } paste_call;
 
 static void paste_body(void *context) {
     const paste_call *call = context;
-    int64_t bytes = ml_type_bytes(call->local), whole = ml_type_bytes(call->global);
-    for (int64_t block = 0; bytes > 0 && block < whole / bytes; block++) {
+    int64_t bytes = ml_type_bytes(call->local);
+    for (int64_t block = 0; bytes > 0 && block < call->count; block++) {
         ml_shard_paste(call->session->ranks.layout, call->global, call->places,
                        block_rank(call->session, call->places, block),
                        ml_dtypes[call->global->dtype].bytes, call->blocks + block * bytes,
@@ -246,7 +256,7 @@ ml_status session_gather(const ml_session *session, uint32_t state, const void *
     ml_placements places;
     ml_status status = session_place(session, state, &local, &places);
     if (status != ML_OK) return status;
-    int64_t bytes = ml_type_bytes(global);
+    int64_t count = block_count(session, &places), bytes = count * ml_type_bytes(&local);
     char *blocks = ml_alloc((size_t)bytes + 1), *other = ml_alloc((size_t)bytes + 1);
     if (blocks == NULL || other == NULL) {
         status = ml_fail(ML_NO_MEMORY, "out of memory while gathering a state of %lld bytes",
@@ -255,7 +265,7 @@ ml_status session_gather(const ml_session *session, uint32_t state, const void *
         memcpy(blocks, part, (size_t)ml_type_bytes(&local));
         status = parts_add(session, &local, &places, blocks);
         if (status == ML_OK) status = blocks_gather(session, &local, &places, blocks, other);
-        paste_call call = {session, global, &local, &places, blocks, whole};
+        paste_call call = {session, global, &local, &places, count, blocks, whole};
         if (status == ML_OK) status = ml_protect(paste_body, &call);
     }
     ml_free(blocks);

@@ -9,6 +9,12 @@ int ml_type_find(const ml_type *t, ml_axis axis) {
     return -1;
 }
 
+bool ml_is_part(int64_t whole, int64_t part) {
+    if (part < 1 || part > whole) return part == whole;
+    int64_t parts = (whole + part - 1) / part;
+    return (whole + parts - 1) / parts == part;
+}
+
 int64_t ml_type_elements(const ml_type *t) {
     int64_t count = 1;
     for (int i = 0; i < t->rank; i++) count *= t->size[i];

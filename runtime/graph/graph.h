@@ -152,6 +152,9 @@ const char *ml_axis_name(const ml_graph *g, ml_axis axis);
 ml_axis ml_axis_fresh(ml_graph *g, const char *stem);
 int ml_type_find(const ml_type *t, ml_axis axis); /* position, or -1 */
 int64_t ml_type_elements(const ml_type *t);
+/* Whether `part` elements can be one of several equal parts of an axis of `whole`, the last of
+ * which may be filled up. */
+bool ml_is_part(int64_t whole, int64_t part);
 int64_t ml_type_bytes(const ml_type *t);
 bool ml_type_equal(const ml_type *a, const ml_type *b);     /* dtype, axes, sizes and order */
 bool ml_type_same_axes(const ml_type *a, const ml_type *b); /* as sets, with sizes; any order */

@@ -288,8 +288,7 @@ static void infer_held(const infer *in, const ml_type *held, ml_type *out) {
     *out = *held;
     if (!in->given || in->given->rank != held->rank || in->given->dtype != held->dtype) return;
     for (int i = 0; i < held->rank; i++)
-        if (in->given->axis[i] != held->axis[i] || in->given->size[i] < 1 ||
-            held->size[i] % in->given->size[i])
+        if (in->given->axis[i] != held->axis[i] || !ml_is_part(held->size[i], in->given->size[i]))
             return;
     *out = *in->given;
 }

@@ -32,7 +32,7 @@ static bool fits_state(const ml_type *t, const ml_type *state) {
     if (t->dtype != state->dtype || t->rank != state->rank) return false;
     for (int i = 0; i < t->rank; i++) {
         int at = ml_type_find(state, t->axis[i]);
-        if (at < 0 || state->size[at] % t->size[i]) return false;
+        if (at < 0 || !ml_is_part(state->size[at], t->size[i])) return false;
     }
     return true;
 }

@@ -49,6 +49,11 @@ int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int pos
     return parts;
 }
 
+bool ml_layout_uneven(const ml_layout *layout, const ml_type *type, const ml_placements *p,
+                      int position) {
+    return type->size[position] % ml_layout_parts(layout, p, position) != 0;
+}
+
 int64_t ml_layout_sent_places(const ml_layout *layout, const ml_type *type, const ml_placements *p,
                               int i) {
     enum { GRAIN = 8 }; /* of rows: keeps those of narrow tensors aligned */
@@ -62,7 +67,10 @@ int64_t ml_layout_sent_places(const ml_layout *layout, const ml_type *type, cons
 
 ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p) {
     ml_type local = *type;
-    for (int i = 0; i < local.rank; i++) local.size[i] /= ml_layout_parts(layout, p, i);
+    for (int i = 0; i < local.rank; i++) {
+        int64_t parts = ml_layout_parts(layout, p, i);
+        local.size[i] = (local.size[i] + parts - 1) / parts;
+    }
     for (int i = 0; i < layout->count; i++) {
         if (p->over[i].kind != ML_SENT) continue;
         local.size[p->over[i].batch] = layout->axis[i].size;
@@ -113,6 +121,17 @@ static bool divides(const ml_layout *layout, const ml_type *type, const ml_place
     return type->size[position] % parts == 0;
 }
 
+/* The longest axis that no mesh axis cuts, in parts of which the last are filled up. */
+static void place_uneven(const ml_layout *layout, const ml_type *type, int i, ml_placements *p) {
+    int longest = -1;
+    for (int position = 0; position < type->rank; position++) {
+        int64_t size = type->size[position];
+        if (ml_layout_parts(layout, p, position) > 1 || size < layout->axis[i].size) continue;
+        if (longest < 0 || size > type->size[longest]) longest = position;
+    }
+    if (longest >= 0) p->over[i] = (ml_placement){ML_SPLIT, (uint8_t)longest};
+}
+
 /* ZeRO-1: the first axis that divides. What a mesh axis within this one cuts is cut inside of its
  * parts: to cut it around them, they would have to be gathered. */
 static void place_flat(const ml_layout *layout, const ml_type *type, int i, ml_placements *p) {
@@ -150,9 +169,11 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
         bool flat = state_kind == ML_STATE_OPTIMIZER ||
                     (state_kind == ML_STATE_PARAMETER && layout->axis[i].keep &&
                      !layout->stages.on); /* whose every microbatch would gather them */
-        if (flat && layout->axis[i].flat)
+        if (flat && layout->axis[i].flat) {
             place_flat(layout, type, i, &p);
-        else if (state_kind == ML_STATE_GRADIENT && !stages)
+            if (p.over[i].kind != ML_SPLIT && state_kind == ML_STATE_OPTIMIZER)
+                place_uneven(layout, type, i, &p);
+        } else if (state_kind == ML_STATE_GRADIENT && !stages)
             p.over[i] = (ml_placement){ML_PARTIAL_SUM, 0};
     }
     return p;

@@ -5,7 +5,8 @@
  * parameters (and the states and gradients shaped like them), `acts` of everything else. `flat` is
  * ZeRO-1: optimizer states are split over that mesh axis whatever their axes are called, along the
  * first of their axes that divides (one that no mesh axis within this one cuts where there is one,
- * else inside of those cuts), and updated there.
+ * else inside of those cuts), else along the longest that nothing else cuts, in parts of which the
+ * last are filled up; and updated there.
  * What the forward pass has gathered the backward pass gathers again, unless the mesh axis says
  * `keep`: then it is gathered once and lives until the backward pass is done with it. With `flat`
  * and `keep` parameters too lie in parts from one step to the next (not under pipeline stages), and
@@ -102,6 +103,10 @@ int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int pos
  * `exchange` times an even share, and never more than all rows of a rank. */
 int64_t ml_layout_sent_places(const ml_layout *layout, const ml_type *type, const ml_placements *p,
                               int i);
+/* Whether the parts of the axis at `position` do not divide it: then one mesh axis alone cuts it,
+ * and the last parts hold less, or nothing, and then what does not count. */
+bool ml_layout_uneven(const ml_layout *layout, const ml_type *type, const ml_placements *p,
+                      int position);
 /* The type of one rank's part. */
 ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p);
 /* bf16[batch=512@dp, seq=4096@tp, embed=4096]; partial sums as "partial(tp)". */

@@ -82,9 +82,10 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
     return found;
 }
 
-/* Whether each axis that the strategy splits divides, after the mesh axes before this one. */
+/* Whether the axis that the strategy splits divides, after the mesh axes before this one; an uneven
+ * one alone cuts it. */
 static bool splits(const sharder *s, const ml_type *t, const ml_placements *before,
-                   ml_placement cut) {
+                   ml_placement cut, bool uneven) {
     if (cut.kind != ML_SPLIT) return true;
     int64_t parts = s->layout->axis[s->mesh].size;
     for (int i = 0; i < s->mesh; i++) {
@@ -93,7 +94,7 @@ static bool splits(const sharder *s, const ml_type *t, const ml_placements *befo
         if (shard_along(p, cut.axis) || (p.kind == ML_SENT && p.batch == cut.axis))
             parts *= s->layout->axis[i].size;
     }
-    return t->size[cut.axis] % parts == 0;
+    return uneven ? parts == s->layout->axis[s->mesh].size : t->size[cut.axis] % parts == 0;
 }
 
 /* Groups whose rows were sent over a mesh axis before are not cut again. */
@@ -113,9 +114,9 @@ static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
     if (cuts_sent_groups(s, n, strategy, need)) return false;
     for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
         if (!splits(s, ml_graph_type(s->from, ml_graph_source(s->from, n, k)), &need[k],
-                    s->pool.at[strategy->sources + (uint32_t)k]))
+                    s->pool.at[strategy->sources + (uint32_t)k], strategy->uneven))
             return false;
-    return splits(s, ml_graph_type(s->from, n), &out[0], strategy->out[0]);
+    return splits(s, ml_graph_type(s->from, n), &out[0], strategy->out[0], strategy->uneven);
 }
 
 /* What it will take to bring the result to where the rule puts it, if it must be moved at all. */
@@ -337,7 +338,9 @@ static void settle_gradient(sharder *s, ml_ref n) {
         moves = true;
     }
     for (int i = 0; i < t->rank; i++)
-        if (t->size[i] % ml_layout_parts(s->layout, &at, i)) return;
+        if (ml_layout_uneven(s->layout, t, &at, i) &&
+            ml_layout_parts(s->layout, &at, i) != ml_layout_parts(s->layout, &home, i))
+            return;
     if (moves) ml_graph_mark(s->to, shard_get(s, n, &at), ML_NODE_GRADIENT);
 }
 

@@ -69,6 +69,20 @@ static void ragged_sources(sharder *s, ml_ref n, const ml_ref *sources, const ml
         local[k] = k < 2 || !base ? sources[k] : local_bounds(s, sources[k], base, x->size[rows]);
 }
 
+/* 0 where a part is filled up: a sum's operand. */
+static ml_ref clear_filling(sharder *s, ml_ref n, ml_ref x, const ml_placements *at) {
+    const ml_type *global = ml_graph_type(s->from, ml_graph_source(s->from, n, 0));
+    const ml_type t = *ml_graph_type(s->to, x);
+    for (int i = 0; i < t.rank; i++) {
+        if (!ml_layout_uneven(s->layout, global, at, i)) continue;
+        ml_ref index = global_iota(s, at, i, t.axis[i], t.size[i]);
+        ml_ref counts =
+            ml_map2(s->to, ML_OP_LT, index, ml_const_int(s->to, ML_I32, global->size[i]));
+        x = ml_where(s->to, counts, x, ml_const(s->to, (ml_dtype)t.dtype, 0));
+    }
+    return x;
+}
+
 void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                  const ml_placements *out, ml_ref *outputs) {
     const ml_node *node = ml_graph_node(s->from, n);
@@ -103,6 +117,10 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
         sources = pair;
         break;
     }
+    case ML_OP_SUM:
+        pair[0] = clear_filling(s, n, sources[0], &need[0]);
+        sources = pair;
+        break;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER:
         ragged_sources(s, n, sources, need, pair);

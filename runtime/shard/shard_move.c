@@ -108,13 +108,21 @@ static ml_ref collective(movement *m, ml_op op, ml_ref x, int i, ml_placement_ki
     return ml_graph_add(m->s->to, op, &x, 1, args, combines ? 3 : 2, NULL);
 }
 
+/* With the axis filled up, so that mesh axis i divides it. */
+static ml_ref filled(movement *m, ml_ref node, int i, int position) {
+    const ml_type *t = ml_graph_type(m->s->to, node);
+    int64_t ranks = m->s->layout->axis[i].size, rest = t->size[position] % ranks;
+    return rest ? ml_pad(m->s->to, node, t->axis[position], 0, ranks - rest) : node;
+}
+
 /* `position` into (peer, part), the peer of this rank's coordinate kept: no data moves. */
 static void take_part(movement *m, int i, int position) {
     ml_graph *g = m->s->to;
-    const ml_type *t = ml_graph_type(g, m->node);
+    ml_ref node = filled(m, m->node, i, position);
+    const ml_type *t = ml_graph_type(g, node);
     ml_axis axis = t->axis[position], peer = ml_axis_named(g, "peer'mesh");
     int64_t ranks = m->s->layout->axis[i].size, size = t->size[position];
-    ml_ref parts = ml_split(g, m->node, axis, peer, ranks, axis, size / ranks);
+    ml_ref parts = ml_split(g, node, axis, peer, ranks, axis, size / ranks);
     ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, (int64_t[]){i, ranks}, 2, NULL);
     back(m, ml_gather(g, parts, c, peer));
 }
@@ -125,6 +133,8 @@ static void gather_parts(movement *m, int i, int position) {
     if (m->copy) ml_graph_set_flags(g, m->s->flags | ML_NODE_COPY);
     x = collective(m, ML_OP_ALL_GATHER, x, i, ML_PARTIAL_SUM);
     if (m->copy) ml_graph_set_flags(g, m->s->flags);
+    if (ml_graph_type(g, x)->size[0] > m->global.size[position])
+        x = ml_slice(g, x, m->global.axis[position], 0, m->global.size[position]);
     back(m, x);
     m->gathered |= !m->s->layout->axis[i].keep;
 }
@@ -177,7 +187,8 @@ static void spread(movement *m, int i, int position) {
 }
 
 static void scatter(movement *m, int i, int position) {
-    back(m, collective(m, ML_OP_REDUCE_SCATTER, to_front(m, position), i, m->at.over[i].kind));
+    ml_ref x = filled(m, to_front(m, position), i, 0);
+    back(m, collective(m, ML_OP_REDUCE_SCATTER, x, i, m->at.over[i].kind));
 }
 
 /* bool over the rows (and what else bounds have): they are in one of the groups that bounds in
@@ -266,6 +277,8 @@ typedef enum { CLEAR, TAKE, SCATTER, EXCHANGE, SHARE, SPREAD, REDUCE, GATHER, ST
 static bool possible(const movement *m, step kind, int i) {
     ml_placement from = m->at.over[i], to = m->target.over[i];
     bool splits = to.kind == ML_SPLIT, was_split = from.kind == ML_SPLIT;
+    bool uneven = (splits && m->global.size[to.axis] % m->s->layout->axis[i].size) ||
+                  (was_split && m->global.size[from.axis] % m->s->layout->axis[i].size);
     if (shard_same(from, to)) return false;
     bool can_cut = splits && !cut_within(m, i, to) && !cut_around_first(m, i, to);
     bool can_join = was_split && !cut_within(m, i, from);
@@ -274,9 +287,9 @@ static bool possible(const movement *m, step kind, int i) {
     case CLEAR: return false;
     case TAKE: return from.kind == ML_REPLICATED && can_cut;
     case SHARE: return from.kind == ML_REPLICATED && to.kind == ML_PARTIAL_SUM;
-    case SPREAD: return can_join && to.kind == ML_PARTIAL_SUM;
+    case SPREAD: return can_join && to.kind == ML_PARTIAL_SUM && !uneven;
     case SCATTER: return from.kind >= ML_PARTIAL_SUM && can_cut;
-    case EXCHANGE: return can_join && can_cut && from.axis != to.axis;
+    case EXCHANGE: return can_join && can_cut && from.axis != to.axis && !uneven;
     case REDUCE: return from.kind >= ML_PARTIAL_SUM;
     default: return can_join;
     }

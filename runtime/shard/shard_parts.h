@@ -61,7 +61,8 @@ typedef struct {
 
 /* One way to cut an op's work over one mesh axis. */
 typedef struct {
-    int rank; /* preference among equals: position in the table acts, or one of the enum above */
+    int rank;    /* preference among equals: position in the table acts, or one of the enum above */
+    bool uneven; /* along an axis that it does not divide */
     uint32_t sources; /* first of source_count placements in the pool */
     ml_placement out[ML_MAX_OUTPUTS];
 } shard_strategy;

@@ -106,6 +106,32 @@ static bool source_is_within(const sharder *s, ml_ref n, const int *source_posit
     return false;
 }
 
+static const ml_type *source_type(const sharder *s, ml_ref n, int k) {
+    return ml_graph_type(s->from, ml_graph_source(s->from, n, k));
+}
+
+/* Whether what ZeRO-1 splits unevenly, or what was made of it, may be cut so here: filling is in
+ * the way of all but elementwise ops and sums (shard_local.c). */
+static bool may_be_uneven(const sharder *s, ml_ref n, bool flat, const int *source_positions) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    bool fits = ml_ops[node->op].op_class == ML_CLASS_MAP || node->op == ML_OP_PERMUTE ||
+                node->op == ML_OP_SUM;
+    if (!fits || !s->values[n].params || !s->layout->axis[s->mesh].flat) return false;
+    for (int k = 0; k < node->source_count && !flat; k++)
+        flat = source_positions[k] >= 0 && source_has(s, n, k, shard_split(source_positions[k]));
+    return flat;
+}
+
+static bool is_uneven(const sharder *s, ml_ref n, const int *source_positions, int out) {
+    const ml_type *t = ml_graph_type(s->from, n);
+    for (int k = 0; out < 0 && k < ml_graph_node(s->from, n)->source_count; k++) {
+        if (source_positions[k] < 0) continue;
+        t = source_type(s, n, k);
+        out = source_positions[k];
+    }
+    return out >= 0 && t->size[out] % s->layout->axis[s->mesh].size != 0;
+}
+
 /* A cut along `axis`, at source_positions[k] of source k (-1: it lacks it) and at `out` of the
  * result; with out -1 the result is partial in the way of `combine`. Inside of the cuts of other
  * mesh axes too where a source is split so. */
@@ -115,9 +141,12 @@ static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions,
     bool is_flat = shard_along(flat, out);
     bool wanted[2] = {(is_flat && !flat.within) || shard_candidate(s, n, axis, source_positions),
                       (is_flat && flat.within) || source_is_within(s, n, source_positions)};
+    bool uneven = is_uneven(s, n, source_positions, out);
+    if (uneven && !may_be_uneven(s, n, is_flat, source_positions)) return;
     for (int within = 0; within < 2; within++) {
         if (!wanted[within]) continue;
         shard_strategy *to = shard_strategy_new(s, n, shard_rank(s, axis));
+        to->uneven = uneven;
         for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
             if (source_positions[k] >= 0)
                 s->pool.at[to->sources + (uint32_t)k] =
@@ -134,10 +163,6 @@ static int *positions(sharder *s, ml_ref n, int few[FEW]) {
     int *at = count > FEW ? ML_NEW_ARRAY(s->scratch, int, count) : few;
     for (int k = 0; k < count; k++) at[k] = -1;
     return at;
-}
-
-static const ml_type *source_type(const sharder *s, ml_ref n, int k) {
-    return ml_graph_type(s->from, ml_graph_source(s->from, n, k));
 }
 
 /* Each axis of the result, found by name in the sources. Not along `except`. */
