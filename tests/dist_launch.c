@@ -3,13 +3,6 @@
 
 #include "tests/process_support.h"
 
-#define DIST_TEST(name)                                                                            \
-    static void dist_##name(process_room *room);                                                   \
-    TEST(dist, name) {                                                                             \
-        process_in_room(dist_##name);                                                              \
-    }                                                                                              \
-    static void dist_##name(process_room *room)
-
 static const char model[] = "--device cpu --json \"$ROOT/models/gpt.lua\" layers=1 embed=32 heads=4"
                             " seq=16 batch=8 sample=0 warmup=1";
 

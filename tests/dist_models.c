@@ -38,12 +38,6 @@ typedef struct {
     double since; /* the end of the run before */
 } comparison;
 
-static double number(const char *line, const char *key) {
-    const char *at = strstr(line, key);
-    REQUIRE(at != NULL);
-    return strtod(at + strlen(key), NULL);
-}
-
 static double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -102,8 +96,8 @@ static learned read_run(process_room *room, const char *output, int turn) {
     for (int i = 0; i < steps_asked(); i++) {
         line = strstr(text, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
         if (!line) ml_raise(ML_INTERNAL, "run %d: no step %d in\n%s", turn, i + 1, text);
-        out.loss[i] = number(line, "\"loss\":");
-        out.norm[i] = number(line, "\"grad_norm\":");
+        out.loss[i] = process_number(line, "\"loss\":");
+        out.norm[i] = process_number(line, "\"grad_norm\":");
     }
     return out;
 }
@@ -356,13 +350,6 @@ static void compare_named(process_room *room, model_kind model, int accum, const
     compare_all(new_comparison(room), list, count);
 }
 
-#define DIST_TEST(name)                                                                            \
-    static void dist_##name(process_room *room);                                                   \
-    TEST(dist, name) {                                                                             \
-        process_in_room(dist_##name);                                                              \
-    }                                                                                              \
-    static void dist_##name(process_room *room)
-
 DIST_TEST(gpt) {
     static const char *const names[] = {"dp2", "fsdp2", "fsdp2 kept", "tp2 sp", "dp2 tp2 sp zero1"};
     compare_named(room, GPT, 1, names, 5);
@@ -397,8 +384,8 @@ DIST_TEST(few_key_heads) {
                   ml_arena_format(room->arena, "{ model = 'llama', layout = %s }\n", layout));
     process_result four =
         process_run(room, 0, "RUNS=runs.txt", "run --device cpu --json -n 4 " SCRIPT " %s", few);
-    double expected = number(strstr(one.output, "{\"step\":2"), "\"loss\":");
-    double actual = number(strstr(four.output, "{\"step\":2"), "\"loss\":");
+    double expected = process_number(strstr(one.output, "{\"step\":2"), "\"loss\":");
+    double actual = process_number(strstr(four.output, "{\"step\":2"), "\"loss\":");
     CHECK(deviation(actual, expected) <= 1e-5);
 }
 
@@ -536,133 +523,22 @@ DIST_TEST(drawn_layouts) {
     CHECK_EQ_INT(fitting, wanted);
 }
 
-DIST_TEST(check_of_a_mesh) {
-    process_result r = process_run(room, 0, "",
-                                   "check \"$ROOT/models/gpt.lua\" layers=2 --device h200 "
-                                   "--mesh dp=4,tp=2 --types");
-    process_expect(&r, "ranks           8: pp=1 dp=4 cp=1 tp=2;");
-    process_expect(&r, "collectives     of one rank, in one step");
-    process_expect(&r, "largest redistributions");
-    process_expect(&r, "i32[batch=16@dp, seq=256@tp]");
-    process_expect(&r, "bf16[batch=16@dp, seq=256, embed=384] partial(tp)");
-    /* Parameters that lie in parts are gathered once a step, not for each microbatch. */
-    r = process_run(room, 0, "",
-                    "check \"$ROOT/models/gpt.lua\" layers=2 --device h200 --mesh dp=4 accum=2");
-    process_expect(&r, "x 2    all_gather over dp to bf16[embed=384, ffn=1536]");
-    r = process_run(room, 0, "", "check --json \"$ROOT/models/gpt.lua\" layers=2 --mesh dp=4,tp=2");
-    process_expect(&r, "\"mesh\":{\"pp\":1,\"dp\":4,\"cp\":1,\"tp\":2}");
-    process_expect(&r, "\"redistributions\":[{\"kind\":");
-    process_expect(&r, "\"whole_optimizer_bytes\":0");
-    /* What the optimizer keeps counts as its own, though another program than the largest has it.
-     */
-    r = process_run(room, 0, "", "check --json \"$ROOT/models/gpt.lua\" layers=2 --mesh pp=2");
-    double sum = 0;
-    static const char *const kinds[] = {"parameters", "gradients", "optimizer", "activations",
-                                        "workspace"};
-    for (int i = 0; i < 5; i++)
-        sum += number(strstr(r.output, "\"memory_bytes\":"),
-                      ml_arena_format(room->arena, "\"%s\":", kinds[i]));
-    CHECK(number(strstr(r.output, "\"memory_bytes\":"), "\"optimizer\":") > 0);
-    CHECK(sum == number(r.output, "\"peak_bytes\":"));
-    /* ZeRO-1 over 8 of tensors of which some have 3 and 4 elements an axis. */
-    r = process_run(room, 0, "",
-                    "check \"$ROOT/models/gpt.lua\" layers=1 embed=12 heads=3 seq=31 vocab=251 "
-                    "batch=8 --mesh dp=8");
-    process_expect(&r, "  288 B of the optimizer's are whole over a mesh axis that is \"flat\"");
-}
-
-static double steps_apart(process_result one, process_result other, int steps) {
-    double most = 0;
-    for (int i = 1; i <= steps; i++) {
-        char line[32];
-        snprintf(line, sizeof line, "{\"step\":%d,", i);
-        const char *a = strstr(one.output, line), *b = strstr(other.output, line);
-        REQUIRE(a && b);
-        most = fmax(most, deviation(number(b, "\"loss\":"), number(a, "\"loss\":")));
-        most = fmax(most, deviation(number(b, "\"grad_norm\":"), number(a, "\"grad_norm\":")));
-    }
-    return most;
-}
-
 /* 3 divides no axis of a parameter: the parts of optimizer states are filled up. */
-PROCESS_TEST(zero1_over_three) {
+DIST_TEST(zero1_over_three) {
     static const char *const runs[][2] = {{"gpt", "-n 3 --mesh dp=3"},
                                           {"gpt", "-n 6 --mesh dp=3,pp=2 accum=4"},
                                           {"llama", "-n 6 --mesh dp=3,tp=2 accum=2"},
                                           {"gpt_moe", "-n 6 --mesh dp=3,ep=2"}};
     write_text(room);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        char *command = ml_arena_format(
-            room->arena,
-            "run \"$ROOT/models/%s.lua\" --device cpu --dtype f32 --json layers=2 embed=32 "
-            "heads=4 seq=16 vocab=256 data=text sample=0 warmup=1 lr=3e-3 steps=5 batch=12",
-            runs[i][0]);
-        process_result one = process_run(room, 0, "MLUA_VERIFY=1", "%s", command);
-        process_result all = process_run(room, 0, "MLUA_VERIFY=1", "%s %s", command, runs[i][1]);
-        double apart = steps_apart(one, all, 5);
-        if (!(apart < 1e-5)) test_fail("%s, %s: %g apart", runs[i][0], runs[i][1], apart);
+        char *one = ml_arena_format(room->arena,
+                                    "\"$ROOT/models/%s.lua\" --dtype f32 layers=2 embed=32 "
+                                    "heads=4 seq=16 batch=12 data=text sample=0 warmup=1 lr=3e-3",
+                                    runs[i][0]);
+        char *all = ml_arena_format(room->arena, "%s %s", one, runs[i][1]);
+        process_compare(process_train(room, 5, "MLUA_VERIFY=1", all),
+                        process_train(room, 5, "MLUA_VERIFY=1", one), 5, 1e-5, runs[i][1]);
     }
-    process_result r = process_run(room, 0, "",
-                                   "check --json \"$ROOT/models/gpt.lua\" layers=2 batch=12 "
-                                   "--mesh dp=3");
-    process_expect(&r, "\"whole_optimizer_bytes\":0");
-}
-
-/* How often data parallel ranks of two stages add up gradients in a step. */
-static double sums_of_gradients(process_room *room, int microbatches) {
-    process_result r =
-        process_run(room, 0, "",
-                    "check --json \"$ROOT/models/gpt.lua\" layers=2 embed=32 heads=4 "
-                    "seq=16 vocab=256 batch=16 accum=%d --mesh pp=2,dp=2",
-                    microbatches);
-    const char *dp = strstr(r.output, "\"dp\":{");
-    REQUIRE(dp != NULL);
-    return number(dp, "\"reduce-scatter\":{\"count\":");
-}
-
-/* The first sum of a stage too stays with the rank that made it until the last microbatch. */
-DIST_TEST(gradients_are_added_up_once_a_step) {
-    CHECK(sums_of_gradients(room, 2) == sums_of_gradients(room, 8));
-}
-
-/* On a quiet machine 0.5 s; the bound leaves room for busy ones and for sanitizers. */
-DIST_TEST(check_of_175_billion) {
-    process_result r = process_run(room, 0, "",
-                                   "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=96 "
-                                   "embed=12288 heads=96 seq=2048 batch=1536 vocab=51200 "
-                                   "--device h200 --mesh dp=128,tp=8");
-    process_expect(&r, "\"ranks\":1024");
-    CHECK(r.seconds < 60);
-}
-
-/* 10^12 parameters on 3,072 ranks. On a quiet machine 1 s. What is whole of its gradients is one
- * layer's at a time: the peak is what activations and gathered weights need. */
-DIST_TEST(check_of_a_trillion) {
-    process_result r = process_run(room, 0, "",
-                                   "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=140 "
-                                   "embed=24576 heads=192 seq=2048 batch=3072 vocab=51200 accum=8 "
-                                   "--device h200 --mesh dp=384,tp=8");
-    process_expect(&r, "\"ranks\":3072");
-    CHECK(number(r.output, "\"parameters\":") > 1e12);
-    CHECK(number(r.output, "\"gradients\":") < 8.0 * (1 << 30));
-    CHECK(number(r.output, "\"peak_bytes\":") < 64.0 * (1 << 30));
-    CHECK(r.cpu_seconds < 30);
-}
-
-/* Where links are far slower than computation, parameters are still put together only a little
- * ahead of their users: not those of all layers at once. */
-DIST_TEST(gathers_of_slow_links) {
-    static const char *const overlap[] = {"MLUA_OVERLAP=0", "MLUA_OVERLAP=1"};
-    double peak[2];
-    for (int i = 0; i < 2; i++) {
-        process_result r =
-            process_run(room, 0, overlap[i],
-                        "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=12 "
-                        "embed=24576 heads=192 seq=2048 batch=3072 vocab=51200 "
-                        "accum=8 --device h200 --mesh dp=384,tp=8");
-        peak[i] = number(r.output, "\"peak_bytes\":");
-    }
-    CHECK(peak[0] > 0 && peak[1] < peak[0] + 2.0 * (1 << 30)); /* a layer's are 1.7 GiB */
 }
 
 /* DIST_NAMES="dp2;tp2 sp": these alone; DIST_SKIP=llama: a model that is left out. */

@@ -20,12 +20,6 @@ static int gpus(void) {
     return cuda_driver_open(&count) == ML_OK ? count : 0;
 }
 
-static double number(const char *line, const char *key) {
-    const char *at = line ? strstr(line, key) : NULL;
-    REQUIRE(at != NULL);
-    return strtod(at + strlen(key), NULL);
-}
-
 #define RUN                                                                                        \
     "run \"$ROOT/models/gpt.lua\" --device cuda --dtype f32 --json -n %d layers=2 embed=32 "       \
     "heads=4 seq=16 batch=8 vocab=256 sample=0 warmup=1 steps=%d %s"
@@ -39,8 +33,8 @@ static learned train(process_room *room, int ranks, const char *knobs, const cha
     for (int i = 0; i < STEPS; i++) {
         char *line = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", i + 1));
         if (!line) ml_raise(ML_INTERNAL, "no step %d in\n%s", i + 1, r.output);
-        out.loss[i] = number(line, "\"loss\":");
-        out.norm[i] = number(line, "\"grad_norm\":");
+        out.loss[i] = process_number(line, "\"loss\":");
+        out.norm[i] = process_number(line, "\"grad_norm\":");
     }
     return out;
 }
@@ -288,7 +282,7 @@ static void gpu_ranks_nodes(process_room *room) {
         process_result r = process_shell(room, 0, "bash two_nodes.sh %s", launchers[i]);
         char *last = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", STEPS));
         if (!last) ml_raise(ML_INTERNAL, "no last step in\n%s", r.output);
-        double off = fabs(number(last, "\"loss\":") / one.loss[STEPS - 1] - 1);
+        double off = fabs(process_number(last, "\"loss\":") / one.loss[STEPS - 1] - 1);
         if (!(off <= 1e-5)) test_fail("two nodes, %s: the loss is off by %g", launchers[i], off);
     }
 }

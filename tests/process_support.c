@@ -133,6 +133,12 @@ static char *field(ml_arena *arena, const char *line, const char *key) {
     return ml_arena_copy(arena, start, strcspn(start, ",}\n"));
 }
 
+double process_number(const char *text, const char *key) {
+    const char *at = text ? strstr(text, key) : NULL;
+    REQUIRE(at != NULL);
+    return strtod(at + strlen(key), NULL);
+}
+
 process_step *process_train(process_room *room, int count, const char *environment,
                             const char *arguments) {
     process_result result =

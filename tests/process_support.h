@@ -39,6 +39,14 @@ void process_in_room(process_body *body);
     }                                                                                              \
     static void process_##name(process_room *room)
 
+/* The same of several ranks. */
+#define DIST_TEST(name)                                                                            \
+    static void dist_##name(process_room *room);                                                   \
+    TEST(dist, name) {                                                                             \
+        process_in_room(dist_##name);                                                              \
+    }                                                                                              \
+    static void dist_##name(process_room *room)
+
 enum { PROCESS_ANY_CODE = -1, PROCESS_SECONDS = 240 /* a command may take */ };
 
 /* Run `[VARIABLE=value ...] $MLUA ARGUMENTS` with no input (unless the arguments redirect it) and
@@ -55,6 +63,9 @@ process_result process_shell(process_room *room, int code, const char *format, .
 /* The output has this text in it. */
 void process_expect(const process_result *result, const char *text);
 void process_write(process_room *room, const char *name, const char *text);
+
+/* The number that follows `key` in a text, which must be there. */
+double process_number(const char *text, const char *key);
 
 /* Train with --json on the CPU; `steps` gets room for `count` steps, which must have been made. */
 process_step *process_train(process_room *room, int count, const char *environment,
