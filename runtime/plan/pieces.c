@@ -68,27 +68,51 @@ static void levels_find(cutting *c) {
     }
 }
 
+/* By node: the sum over microbatches, plus 1, whose new value alone needs it; 0 where there is none
+ * or something else does. */
+static uint32_t *sums_find(const cutting *c) {
+    const ml_roots *r = c->roots;
+    uint32_t *sum = ML_NEW_ARRAY(c->arena, uint32_t, c->count);
+    uint32_t *users = ML_NEW_ARRAY(c->arena, uint32_t, c->count); /* but those of the sum */
+    for (ml_ref n = 1; n < c->count; n++)
+        for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++)
+            users[ml_graph_source(c->g, n, i)]++;
+    for (int i = 0; i < r->output_count; i++) users[r->outputs[i]]++;
+    for (int i = 0; i < r->update_count; i++) {
+        const ml_update *update = &r->updates[i];
+        bool adds = c->once[update->state] &&
+                    ml_graph_state(c->g, update->state)->kind == ML_STATE_GRADIENT;
+        if (adds && !sum[update->value]) sum[update->value] = update->state + 1;
+        if (!adds || sum[update->value] != update->state + 1) users[update->value]++;
+    }
+    for (ml_ref n = c->count; n-- > 1;) {
+        if (users[n]) sum[n] = 0; /* not all of them lead to the sum */
+        for (int i = 0; sum[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            if (!sum[source]) sum[source] = sum[n];
+            if (sum[source] == sum[n]) users[source]--;
+        }
+    }
+    return sum;
+}
+
 /* A sum over microbatches is read where its new value is known: of several terms the first would
  * read it before. */
 static void sums_wait(cutting *c) {
     const ml_roots *r = c->roots;
-    uint32_t *of =
-        ML_NEW_ARRAY(c->arena, uint32_t, c->count); /* the state that n adds to, plus 1 */
+    uint32_t *sum = sums_find(c);
+    bool *reads = ML_NEW_ARRAY(c->arena, bool, c->count);
     int *level = ML_NEW_ARRAY(c->arena, int, (size_t)ml_graph_state_count(c->g) + 1);
     for (int i = 0; i < r->update_count; i++)
-        if (c->once[r->updates[i].state] &&
-            ml_graph_state(c->g, r->updates[i].state)->kind == ML_STATE_GRADIENT)
-            level[r->updates[i].state] = c->level[r->updates[i].value];
+        level[r->updates[i].state] = c->level[r->updates[i].value];
     for (ml_ref n = 1; n < c->count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);
-        if (node->op == ML_OP_STATE) of[n] = (uint32_t)ml_graph_args(c->g, n)[0] + 1;
-        for (int i = 0; i < node->source_count; i++) {
-            ml_ref source = ml_graph_source(c->g, n, i);
-            if (of[source] && level[of[source] - 1] > 0) of[n] = of[source];
-            if (c->level[source] > c->level[n]) c->level[n] = c->level[source];
-        }
-        if (node->op != ML_OP_STATE && of[n] && c->level[n] < level[of[n] - 1])
-            c->level[n] = level[of[n] - 1];
+        if (!sum[n]) continue;
+        reads[n] = node->op == ML_OP_STATE && (uint32_t)ml_graph_args(c->g, n)[0] + 1 == sum[n];
+        for (int i = 0; i < node->source_count; i++)
+            reads[n] = reads[n] || reads[ml_graph_source(c->g, n, i)];
+        if (node->op != ML_OP_STATE && reads[n] && c->level[n] < level[sum[n] - 1])
+            c->level[n] = level[sum[n] - 1];
     }
 }
 
