@@ -171,8 +171,7 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
                      !layout->stages.on); /* whose every microbatch would gather them */
         if (flat && layout->axis[i].flat) {
             place_flat(layout, type, i, &p);
-            if (p.over[i].kind != ML_SPLIT && state_kind == ML_STATE_OPTIMIZER)
-                place_uneven(layout, type, i, &p);
+            if (p.over[i].kind != ML_SPLIT) place_uneven(layout, type, i, &p);
         } else if (state_kind == ML_STATE_GRADIENT && !stages)
             p.over[i] = (ml_placement){ML_PARTIAL_SUM, 0};
     }
