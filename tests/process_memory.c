@@ -207,7 +207,7 @@ PROCESS_TEST(memory_of_two_programs) {
     process_result plan =
         process_run(room, 0, "",
                     "check \"$ROOT\"/models/gpt.lua --json --device h200 layers=2 "
-                    "embed=1024 seq=64 batch=64 accum=4 sample=0");
+                    "embed=1024 heads=8 seq=64 batch=64 accum=4 sample=0");
     double activations = json_number(&plan, "\"activations\":");
     CHECK(activations > 16e6);
     CHECK(json_number(&plan, "\"peak_bytes\":") >=

@@ -2,7 +2,7 @@
 # Runs a command with an emulated GPU, so that the whole path to the GPU (plans, generated kernels,
 # launches, products, CUDA graphs) is tested on a machine without one:
 #   tests/emulator/run.sh build/test --gpu gpu_ops
-#   tests/emulator/run.sh build/mlua run models/gpt.lua --device cuda layers=2 embed=64 seq=64 batch=2
+#   tests/emulator/run.sh build/mlua run models/gpt.lua --device cuda layers=2 embed=64 heads=4 seq=64 batch=2
 #   tests/emulator/run.sh build/mlua run models/gpt.lua --device cuda -n 2 --mesh dp=2 ...
 # There are EMULATOR_GPUS of them (8). Threads of a block are fibers; kernels are compiled by the C++ compiler, products are by definition,
 # and cuDNN is absent, so attention runs on mlua's own kernels. It finds wrong indices, missing
