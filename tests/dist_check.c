@@ -59,7 +59,7 @@ DIST_TEST(gradients_are_added_up_once_a_step) {
     CHECK(sums_of_gradients(room, 2) == sums_of_gradients(room, 8));
 }
 
-/* On a quiet machine 0.5 s; the bound leaves room for busy ones and for sanitizers. */
+/* On a quiet machine 0.6 s; the bound leaves room for busy ones and for sanitizers. */
 DIST_TEST(check_of_175_billion) {
     process_result r = process_run(room, 0, "",
                                    "check --json \"$ROOT/models/gpt.lua\" layout=fsdp layers=96 "
@@ -69,7 +69,7 @@ DIST_TEST(check_of_175_billion) {
     CHECK(r.seconds < 60);
 }
 
-/* 10^12 parameters on 3,072 ranks. On a quiet machine 1 s. What is whole of its gradients is one
+/* 10^12 parameters on 3,072 ranks. On a quiet machine 0.8 s. What is whole of its gradients is one
  * layer's at a time: the peak is what activations and gathered weights need. */
 DIST_TEST(check_of_a_trillion) {
     process_result r = process_run(room, 0, "",

@@ -59,7 +59,7 @@ void vm_profile_attach(lua_State *L) {
     if (!comm || ml_comm_rank(comm) == 0)
         vm_check(L, ml_bench(device->ops->name, 0, false, &ceilings));
     if (comm) vm_check(L, ml_comm_share(comm, &ceilings, sizeof ceilings));
-    if (comm) ml_comm_note(comm, "the script");
+    if (comm) ml_comm_done(comm);
     device->profile->ceilings = ceilings;
     device->profile->keeps = true;
     vm->profile.first = vm->options->profile_first ? vm->options->profile_first : FIRST;

@@ -21,7 +21,9 @@ static int core_read_tensors(lua_State *L) {
     ml_safetensors **file = lua_newuserdatauv(L, sizeof *file, 0);
     *file = NULL;
     luaL_setmetatable(L, FILE_CLASS);
-    vm_check(L, ml_safetensors_open(path, file));
+    ml_status status = ml_safetensors_open(path, file);
+    if (comm && status != ML_OK) ml_comm_done(comm);
+    vm_check(L, status);
     lua_createtable(L, 0, (*file)->count);
     for (int i = 0; i < (*file)->count; i++) {
         const ml_safetensor *tensor = &(*file)->tensor[i];
@@ -31,7 +33,7 @@ static int core_read_tensors(lua_State *L) {
     }
     ml_safetensors_close(*file);
     *file = NULL;
-    if (comm) ml_comm_note(comm, "the script");
+    if (comm) ml_comm_done(comm);
     return 1;
 }
 

@@ -76,6 +76,7 @@ void ml_comm_note(ml_comm *comm, const char *text);
 /* The same for work that may take minutes (compilers, files): until its next note the others wait
  * longer for this rank. */
 void ml_comm_busy(ml_comm *comm, const char *text);
+void ml_comm_done(ml_comm *comm); /* with that: the script goes on */
 /* A sign of progress, as a note is. A rank that lives, shows none and is not busy is given up after
  * 24 s, or later: */
 void ml_comm_progress(ml_comm *comm);

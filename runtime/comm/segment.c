@@ -108,6 +108,10 @@ void ml_comm_busy(ml_comm *comm, const char *text) {
     if (comm->segment) atomic_store(&comm->segment->ranks[comm->rank].busy, 1);
 }
 
+void ml_comm_done(ml_comm *comm) {
+    ml_comm_note(comm, "the script");
+}
+
 bool comm_failure_set(comm_segment *segment, int rank, const char *text) {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&segment->failed, &none, (uint32_t)rank + 1)) return false;

@@ -418,7 +418,7 @@ ml_status cuda_bind(ml_executable *e, void *const *addresses) {
         status = bind_step(e, &e->steps[i]);
     if (others && status == ML_OK) status = cuda_pull_bind(e);
     cuda_doing(NULL);
-    if (e->device->nccl) ml_comm_note(ranks_of(e), "the script");
+    if (e->device->nccl) ml_comm_done(ranks_of(e));
     e->workspace_generation = e->device->workspace_generation;
     e->bound = status == ML_OK;
     return status;

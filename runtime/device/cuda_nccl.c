@@ -326,7 +326,7 @@ static ml_status connect_end(cuda_nccl *n) {
         nanosleep(&pause, NULL);
     }
     ml_comm_waited(comm);
-    ml_comm_note(comm, "the script");
+    ml_comm_done(comm);
     if (status != ML_OK) return status;
     pthread_join(n->thread, NULL);
     n->connecting = false;

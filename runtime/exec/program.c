@@ -225,7 +225,7 @@ ml_status program_compile(ml_program *program) {
         status = executables_load(program);
     if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
     if (status == ML_OK && program->plan->staged != NULL) status = staged_connect(program);
-    if (session->world != NULL) ml_comm_note(session->comm, "the script");
+    if (session->world != NULL) ml_comm_done(session->comm);
     return status;
 }
 
