@@ -2,13 +2,20 @@
  * graphs of the pieces. */
 #include "runtime/plan/pieces.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "runtime/base/knobs.h"
 #include "runtime/plan/place.h"
 
-enum { FREE = -1, NO_CELL = -1, NO_PIECE = -1 };
+enum { FREE = -1, NO_CELL = -1, NO_PIECE = -1, BASES = 8 };
 typedef uint32_t piece_mask;
+
+/* Values in memory that another is made of. */
+typedef struct {
+    int count;
+    ml_ref of[BASES];
+} base_list;
 
 typedef struct {
     const ml_graph *g;
@@ -21,13 +28,14 @@ typedef struct {
     int *level;      /* by node: FREE where it needs nothing received */
     bool *cheap;     /* FREE, and computed anew wherever it is needed */
     bool *once;      /* by state: read by one piece alone */
-    bool *early;     /* of the highest level: something that is sent needs it */
+    bool *early;     /* of the highest level, and not of the late piece */
     bool *root;      /* an output or the new value of a state */
     bool *live;
     piece_mask *need, *made; /* by node: the pieces that read it, and that compute it */
     piece_mask *wanted;      /* need of the walk before */
     piece_mask *several;     /* of an op's other outputs */
-    double *cost, *parts;    /* by node and piece: see costs_find */
+    base_list *bases;        /* by node and piece: see bases_find */
+    double *parts;           /* bytes of what it is made of */
     int *cell;               /* by node */
     ML_VEC(piece_cell) cells;
 } cutting;
@@ -170,21 +178,45 @@ static void views_join(cutting *c) {
     }
 }
 
-/* Bytes that a piece after n's own would have to find in memory to have n: nothing where others
- * want it there, n itself, or what it is made of where that is light work. */
-static void costs_find(cutting *c) {
+static bool has_base(const base_list *list, ml_ref n) {
+    for (int i = 0; i < list->count; i++)
+        if (list->of[i] == n) return true;
+    return false;
+}
+
+/* What the node is made of in piece p, and how many bytes that is; infinitely many where it is more
+ * than BASES values. */
+static double bases_join(const cutting *c, ml_ref n, int p, base_list *out) {
+    double bytes = 0;
+    out->count = 0;
+    for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
+        const base_list *of =
+            &c->bases[ml_graph_source(c->g, n, i) * (size_t)c->set->count + (size_t)p];
+        for (int k = 0; k < of->count; k++) {
+            if (has_base(out, of->of[k])) continue;
+            if (out->count == BASES) return INFINITY;
+            bytes += (double)ml_type_bytes(ml_graph_type(c->g, of->of[k]));
+            out->of[out->count++] = of->of[k];
+        }
+    }
+    return bytes;
+}
+
+/* What a piece after n's own would have to find in memory to have n: nothing where others want it
+ * there, n itself, or what it is made of where that is light work on fewer bytes. */
+static void bases_find(cutting *c) {
     int pieces = c->set->count;
     for (ml_ref n = 1; n < c->count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);
         double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n));
         for (int p = 0; p < pieces; p++) {
-            double parts = 0;
-            for (int i = 0; i < node->source_count; i++)
-                parts += c->cost[ml_graph_source(c->g, n, i) * (size_t)pieces + p];
-            c->parts[n * (size_t)pieces + p] = light(c, n) ? parts : bytes;
-            double least = light(c, n) && parts < bytes ? parts : bytes;
-            bool had = c->cheap[n] || node->op == ML_OP_INPUT || (c->wanted[n] & bit(p));
-            c->cost[n * (size_t)pieces + p] = had ? 0 : least;
+            base_list *list = &c->bases[n * (size_t)pieces + (size_t)p];
+            double parts = light(c, n) ? bases_join(c, n, p, list) : bytes;
+            c->parts[n * (size_t)pieces + (size_t)p] = parts;
+            if (c->cheap[n] || node->op == ML_OP_INPUT || (c->wanted[n] & bit(p)))
+                list->count = 0;
+            else if (!(parts < bytes))
+                *list = (base_list){1, {n}};
         }
     }
 }
@@ -222,7 +254,6 @@ static void pieces_walk(cutting *c, bool anew) {
         }
         for (int i = 0; i < node->source_count; i++) {
             ml_ref source = ml_graph_source(c->g, n, i);
-            c->early[source] |= c->early[n] && c->level[source] == c->level[n];
             if (node->op == ML_OP_OUT)
                 c->several[source] |= c->need[n] | (c->root[n] ? c->made[n] : 0);
             else
@@ -250,6 +281,41 @@ static void roots_mark(cutting *c) {
             ml_graph_state(c->g, update->state)->kind != ML_STATE_GRADIENT)
             c->early[update->value] = true;
     }
+}
+
+static void early_spread(cutting *c) {
+    for (ml_ref n = c->count - 1; n > 0; n--) {
+        for (int i = 0; c->early[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            c->early[source] |= c->level[source] == c->level[n];
+        }
+    }
+}
+
+/* What is more than passes over memory. */
+static bool heavy(const cutting *c, ml_ref n) {
+    ml_op_class class = ml_ops[ml_graph_node(c->g, n)->op].op_class;
+    return class == ML_CLASS_CONTRACT || class == ML_CLASS_ROUTINE || class == ML_CLASS_SCAN ||
+           class == ML_CLASS_COLLECTIVE;
+}
+
+/* Of the highest level early is what something that is sent needs, and new values that need nothing
+ * heavy besides: sums for biases and gains go over values that are just being computed, which the
+ * late piece would have to read, or to find in memory in a wider dtype than others want them in. */
+static void early_find(cutting *c) {
+    const ml_roots *r = c->roots;
+    int last = c->set->pieces[c->main_pieces - 1].level;
+    bool *late = ML_NEW_ARRAY(c->arena, bool, c->count);
+    early_spread(c);
+    for (ml_ref n = 1; n < c->count; n++) {
+        if (c->level[n] != last || c->early[n]) continue;
+        late[n] = heavy(c, n);
+        for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++)
+            late[n] |= late[ml_graph_source(c->g, n, i)];
+    }
+    for (int i = 0; i < r->update_count; i++)
+        c->early[r->updates[i].value] |= !late[r->updates[i].value];
+    early_spread(c);
 }
 
 /* States that the next microbatch reads while this one is under way. */
@@ -433,11 +499,12 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     sums_wait(&c);
     pieces_list(&c, levels);
     roots_mark(&c);
+    early_find(&c);
     pieces_walk(&c, false);
-    c.cost = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);
+    c.bases = ML_NEW_ARRAY(arena, base_list, count *(size_t)out->count);
     c.parts = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);
     views_join(&c);
-    costs_find(&c);
+    bases_find(&c);
     pieces_walk(&c, true);
     updates_place(&c, update_piece);
     for (int p = 0; p < out->count; p++) out->pieces[p].graph = ml_graph_derive(g);
