@@ -8,8 +8,9 @@
 #include "runtime/plan/staged.h"
 
 typedef struct {
-    char *blocks;                /* device memory: slots of block_bytes each */
-    ml_executable **executables; /* by slot and piece; one for all slots where binding is cheap */
+    char *blocks; /* device memory: slots of block_bytes each, then what is computed once a step */
+    ml_executable **executables; /* by slot and piece; one for all slots where binding is cheap. The
+                                    last one is what runs once a step, where there is that */
     bool *bound;
 } stage_run;
 
@@ -37,8 +38,14 @@ static bool mine(const ml_program *program, int stage) {
 
 static char *cell_address(const ml_program *program, int stage, int microbatch, int cell) {
     const staged_stage *s = &plan_of(program)->stages[stage];
-    int64_t block = s->slot_of[microbatch] * s->pieces.block_bytes;
-    return program->staged->stages[stage].blocks + block + s->pieces.cells[cell].offset;
+    const piece_cell *at = &s->pieces.cells[cell];
+    int slot = at->from == CELL_STEADY ? s->slots : s->slot_of[microbatch];
+    return program->staged->stages[stage].blocks + slot * s->pieces.block_bytes + at->offset;
+}
+
+static int executable_count(const ml_program *program, int stage) {
+    const staged_stage *s = &plan_of(program)->stages[stage];
+    return (program->staged->rebinds ? 1 : s->slots) * s->pieces.count + s->pieces.steady;
 }
 
 /* ---- making ---- */
@@ -91,9 +98,8 @@ static ml_status stage_load(ml_program *program, int v) {
     const staged_stage *plan = &plan_of(program)->stages[v];
     stage_run *stage = &program->staged->stages[v];
     ml_device *device = program->session->device;
-    int copies = program->staged->rebinds ? 1 : plan->slots;
-    int count = copies * plan->pieces.count;
-    int64_t bytes = plan->slots * plan->pieces.block_bytes;
+    int count = executable_count(program, v), steady = count - plan->pieces.steady;
+    int64_t bytes = plan->slots * plan->pieces.block_bytes + plan->pieces.steady_bytes;
     stage->executables = ml_alloc(sizeof *stage->executables * (size_t)(count + 1));
     stage->bound = ml_alloc((size_t)count + 1);
     if (stage->executables == NULL || stage->bound == NULL)
@@ -101,8 +107,8 @@ static ml_status stage_load(ml_program *program, int v) {
     ml_status status =
         device->ops->allocate(device, bytes > 0 ? bytes : 1, (void **)&stage->blocks);
     for (int i = 0; i < count && status == ML_OK; i++) {
-        status =
-            device->ops->load(device, plan->plans[i % plan->pieces.count], &stage->executables[i]);
+        const ml_plan *part = plan->plans[i < steady ? i % plan->pieces.count : plan->pieces.count];
+        status = device->ops->load(device, part, &stage->executables[i]);
     }
     return status;
 }
@@ -156,9 +162,8 @@ void staged_unload(ml_program *program) {
     if (run == NULL) return;
     device->ops->wait(device);
     for (int v = 0; v < plan_of(program)->count && run->stages != NULL; v++) {
-        const staged_stage *plan = &plan_of(program)->stages[v];
         stage_run *stage = &run->stages[v];
-        int count = (run->rebinds ? 1 : plan->slots) * plan->pieces.count;
+        int count = executable_count(program, v);
         for (int i = 0; i < count && stage->executables != NULL; i++) {
             if (stage->executables[i] != NULL) device->ops->unload(stage->executables[i]);
         }
@@ -192,6 +197,7 @@ static void *storage_address(const ml_program *program, int v, int p, int microb
 /* Of a piece's executables, the one that has the microbatch's slot. */
 static int executable_of(const ml_program *program, int v, int p, int microbatch) {
     const staged_stage *plan = &plan_of(program)->stages[v];
+    if (p == plan->pieces.count) return executable_count(program, v) - 1;
     return p + (program->staged->rebinds ? 0 : plan->slot_of[microbatch] * plan->pieces.count);
 }
 
@@ -229,6 +235,19 @@ static ml_status piece_run(ml_program *program, int v, int p, int microbatch) {
     if (status != ML_OK) return status;
     return program->session->device->ops->run(
         executables[executable_of(program, v, p, microbatch)]);
+}
+
+/* What is the same for all microbatches of the step. */
+static ml_status steady_run(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_status status = ML_OK;
+    for (int v = 0; v < plan->count && status == ML_OK; v++) {
+        const piece_set *pieces = &plan->stages[v].pieces;
+        if (!mine(program, v) || !pieces->steady) continue;
+        status = piece_bind(program, v, pieces->count, 0);
+        if (status == ML_OK) status = piece_run(program, v, pieces->count, 0);
+    }
+    return status;
 }
 
 /* After this, what was sent for the microbatch is gone. */
@@ -414,7 +433,7 @@ static ml_status pieces_ready(ml_program *program, int microbatch) {
         if (mine(program, v)) status = messages_settle(program, v, microbatch);
     if (status == ML_OK) status = device->ops->wait(device);
     for (int v = 0; v < plan->count && device->ops->ready != NULL; v++) {
-        int count = mine(program, v) ? plan->stages[v].slots * plan->stages[v].pieces.count : 0;
+        int count = mine(program, v) ? executable_count(program, v) : 0;
         for (int i = 0; i < count && status == ML_OK; i++)
             status = device->ops->ready(program->staged->stages[v].executables[i]);
     }
@@ -469,6 +488,7 @@ static ml_status step_run(ml_program *program) {
     bubble_clock *clock = &program->staged->clock;
     int alone = 0;
     ml_status status = pieces_bind(program);
+    if (status == ML_OK) status = steady_run(program);
     if (status == ML_OK) status = microbatches_alone(program, &alone);
     clock->step = 0;
     if (status == ML_OK && alone == 0) status = bubble_step_begin(program, clock);
@@ -507,8 +527,7 @@ void staged_unbind(ml_program *program) {
     for (int v = 0; v < plan->count; v++) {
         const staged_stage *stage = &plan->stages[v];
         if (!stage->planned) continue;
-        int count = (program->staged->rebinds ? 1 : stage->slots) * stage->pieces.count;
-        memset(program->staged->stages[v].bound, 0, (size_t)count);
+        memset(program->staged->stages[v].bound, 0, (size_t)executable_count(program, v));
     }
 }
 

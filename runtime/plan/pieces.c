@@ -28,6 +28,8 @@ typedef struct {
     int *level;      /* by node: FREE where it needs nothing received */
     bool *cheap;     /* FREE, and computed anew wherever it is needed */
     bool *once;      /* by state: read by one piece alone */
+    bool *steady;    /* computed once a step, and read by pieces */
+    bool *before;    /* computed by the piece that runs once */
     bool *early;     /* of the highest level, and not of the late piece */
     bool *root;      /* an output or the new value of a state */
     bool *live;
@@ -240,6 +242,7 @@ static void pieces_walk(cutting *c, bool anew) {
             c->need[n] |= bit(c->level[n] == FREE ? 0 : piece_at(c, n));
         if (!c->need[n] && !c->several[n] && !c->root[n]) continue;
         c->live[n] = true;
+        if (c->steady[n]) continue; /* comes from before */
         piece_mask need = c->need[n] | c->several[n];
         if (node->op == ML_OP_INPUT || c->cheap[n])
             c->made[n] = need;
@@ -363,6 +366,50 @@ static void updates_place(cutting *c, int *piece_of) {
     }
 }
 
+/* ---- what is the same for all microbatches ---- */
+/* Whether the node is a weight, views of weights, or weights in a dtype that is no wider. */
+static bool of_weights(const cutting *c, ml_ref n, const bool *assigned, const bool *of) {
+    const ml_node *node = ml_graph_node(c->g, n);
+    int64_t bytes = ml_type_bytes(ml_graph_type(c->g, n)), all = 0;
+    if (node->op == ML_OP_STATE) {
+        int64_t id = ml_graph_args(c->g, n)[0];
+        return !c->once[id] && !(assigned != NULL && assigned[id]);
+    }
+    if (node->op != ML_OP_CAST && node->op != ML_OP_CONCAT && viewed(c->g, n) == n) return false;
+    for (int i = 0; i < node->source_count; i++) {
+        ml_ref source = ml_graph_source(c->g, n, i);
+        if (!of[source]) return false;
+        all += ml_type_bytes(ml_graph_type(c->g, source));
+    }
+    return bytes <= all;
+}
+
+/* What others read of them. */
+static void steady_find(cutting *c, const piece_levels *levels) {
+    bool *of = ML_NEW_ARRAY(c->arena, bool, c->count);
+    if (!levels->overlaps) return;
+    for (ml_ref n = 1; n < c->count; n++) {
+        of[n] = of_weights(c, n, levels->assigned, of);
+        for (int i = 0; !of[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+            ml_ref base = viewed(c->g, ml_graph_source(c->g, n, i));
+            ml_op op = ml_graph_node(c->g, base)->op;
+            if (of[base] && (op == ML_OP_CAST || op == ML_OP_CONCAT) && !c->root[base])
+                c->steady[base] = true;
+        }
+    }
+}
+
+/* Of those that a piece reads. */
+static void steady_piece(cutting *c) {
+    for (ml_ref n = c->count - 1; n > 0; n--) {
+        c->steady[n] = c->steady[n] && c->need[n];
+        c->before[n] |= c->steady[n];
+        c->set->steady |= c->steady[n];
+        for (int i = 0; c->before[n] && i < ml_graph_node(c->g, n)->source_count; i++)
+            c->before[ml_graph_source(c->g, n, i)] = true;
+    }
+}
+
 /* ---- cells ---- */
 static int cell_new(cutting *c, ml_ref n, uint32_t input, int from) {
     piece_cell *cell = ML_PUSH(c->arena, &c->cells);
@@ -381,7 +428,8 @@ static void cells_make(cutting *c, ml_graph *tables) {
             cell_new(c, n, (uint32_t)ml_graph_args(c->g, n)[0], CELL_GIVEN);
         } else if (c->need[n] & ~c->made[n]) {
             ml_input input = {"a kept value", *ml_graph_type(c->g, n)};
-            cell_new(c, n, ml_graph_add_input(tables, &input), home_of(c, n));
+            cell_new(c, n, ml_graph_add_input(tables, &input),
+                     c->steady[n] ? CELL_STEADY : home_of(c, n));
         }
     }
     for (int i = 0; i < c->roots->output_count; i++) {
@@ -390,15 +438,15 @@ static void cells_make(cutting *c, ml_graph *tables) {
         c->set->cell_of_output[i] = c->cell[n];
         c->set->piece_of_output[i] = home_of(c, n);
     }
-    int64_t offset = 0;
     for (uint32_t i = 0; i < c->cells.count; i++) {
         piece_cell *cell = &c->cells.at[i];
-        cell->offset = offset;
-        offset += (cell->bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+        int64_t *end =
+            cell->from == CELL_STEADY ? &c->set->steady_bytes : &c->set->block_bytes;
+        cell->offset = *end;
+        *end += (cell->bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
     }
     c->set->cells = c->cells.at;
     c->set->cell_count = (int)c->cells.count;
-    c->set->block_bytes = offset;
 }
 
 /* For people, with MLUA_DEBUG=4: what is kept between pieces. */
@@ -439,8 +487,8 @@ static void piece_fill(cutting *c, int p, ml_ref *map) {
     ml_graph *to = c->set->pieces[p].graph;
     for (ml_ref n = 1; n < c->count; n++) {
         map[n] = 0;
-        if (!c->live[n]) continue;
-        if (c->made[n] & bit(p)) {
+        if (!c->live[n] && !c->before[n]) continue;
+        if (p == c->set->count ? c->before[n] : c->made[n] & bit(p)) {
             const ml_node *node = ml_graph_node(c->g, n);
             ml_ref few[8], *sources = few;
             if (node->source_count > 8)
@@ -448,7 +496,7 @@ static void piece_fill(cutting *c, int p, ml_ref *map) {
             for (int i = 0; i < node->source_count; i++)
                 sources[i] = map[ml_graph_source(c->g, n, i)];
             map[n] = ml_graph_copy(to, c->g, n, sources);
-        } else if (c->need[n] & bit(p)) {
+        } else if (p < c->set->count && (c->need[n] & bit(p))) {
             map[n] = imported(c, to, n);
         }
     }
@@ -456,13 +504,14 @@ static void piece_fill(cutting *c, int p, ml_ref *map) {
 
 static void piece_roots(cutting *c, int p, const int *update_piece, const ml_ref *map) {
     piece *piece = &c->set->pieces[p];
+    int from = p == c->set->count ? CELL_STEADY : p;
     ml_roots *roots = &piece->roots;
     roots->name = c->roots->name;
     roots->outputs = ML_NEW_ARRAY(c->arena, ml_ref, (size_t)c->cells.count + 1);
     roots->updates = ML_NEW_ARRAY(c->arena, ml_update, (size_t)c->roots->update_count + 1);
     piece->exports = ML_NEW_ARRAY(c->arena, int, (size_t)c->cells.count + 1);
     for (ml_ref n = 1; n < c->count; n++) {
-        if (c->cell[n] == NO_CELL || c->cells.at[c->cell[n]].from != p) continue;
+        if (c->cell[n] == NO_CELL || c->cells.at[c->cell[n]].from != from) continue;
         piece->exports[roots->output_count] = c->cell[n];
         roots->outputs[roots->output_count++] = exported(c, piece->graph, n, map[n]);
     }
@@ -486,6 +535,8 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     c.cheap = ML_NEW_ARRAY(arena, bool, count);
     c.early = ML_NEW_ARRAY(arena, bool, count);
     c.root = ML_NEW_ARRAY(arena, bool, count);
+    c.steady = ML_NEW_ARRAY(arena, bool, count);
+    c.before = ML_NEW_ARRAY(arena, bool, count);
     c.live = ML_NEW_ARRAY(arena, bool, count);
     c.need = ML_NEW_ARRAY(arena, piece_mask, count);
     c.made = ML_NEW_ARRAY(arena, piece_mask, count);
@@ -500,6 +551,7 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     pieces_list(&c, levels);
     roots_mark(&c);
     early_find(&c);
+    steady_find(&c, levels);
     pieces_walk(&c, false);
     c.bases = ML_NEW_ARRAY(arena, base_list, count *(size_t)out->count);
     c.parts = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);
@@ -507,18 +559,20 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     bases_find(&c);
     pieces_walk(&c, true);
     updates_place(&c, update_piece);
-    for (int p = 0; p < out->count; p++) out->pieces[p].graph = ml_graph_derive(g);
+    steady_piece(&c);
+    int pieces = out->count + out->steady;
+    for (int p = 0; p < pieces; p++) out->pieces[p].graph = ml_graph_derive(g);
     cells_make(&c, out->pieces[0].graph);
     cells_print(&c);
     ml_ref *map = ML_NEW_ARRAY(arena, ml_ref, count);
-    for (int p = 0; p < out->count; p++) {
+    for (int p = 0; p < pieces; p++) {
         piece_fill(&c, p, map);
         piece_roots(&c, p, update_piece, map);
     }
 }
 
 void pieces_free(piece_set *set) {
-    for (int p = 0; p < set->count; p++) {
+    for (int p = 0; p <= set->count; p++) {
         if (set->pieces[p].graph != NULL) ml_graph_free(set->pieces[p].graph);
         set->pieces[p].graph = NULL;
     }

@@ -11,6 +11,9 @@
  * ops, views, all-gathers) on values that take less room or are there anyway: normalised inputs,
  * activations, weights of FSDP.
  *
+ * What depends on weights alone, such as weights in the dtype of products, is the same for all
+ * microbatches of a step: a piece of its own computes it once, before them, into a block of its own.
+ *
  * Where microbatches overlap, a state that the program updates is read by one piece alone, which
  * updates it too: the pieces of a microbatch see it as the microbatch before left it. What is not a
  * sum of gradients may not be read in a piece before the one that has its new value. */
@@ -19,12 +22,12 @@
 
 #include "runtime/graph/graph.h"
 
-enum { PIECES_MOST = 32, CELL_GIVEN = -1 };
+enum { PIECES_MOST = 32, CELL_GIVEN = -1, CELL_STEADY = -2 };
 
 typedef struct {
     uint32_t input;        /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
-    int from;              /* the piece that computes it; CELL_GIVEN: an input or received */
-    int64_t bytes, offset; /* in the block; offsets are multiples of 256 */
+    int from; /* the piece that computes it; CELL_GIVEN: an input or received; CELL_STEADY */
+    int64_t bytes, offset; /* in its block; offsets are multiples of 256 */
 } piece_cell;
 
 typedef struct {
@@ -37,11 +40,12 @@ typedef struct {
 
 typedef struct {
     int count, cell_count;
-    piece pieces[PIECES_MOST];
+    piece pieces[PIECES_MOST + 1];
+    bool steady; /* pieces[count] runs once a step */
     piece_cell *cells;
     int *cell_of_output;  /* by output of the stage's roots */
     int *piece_of_output; /* the piece after which it is there */
-    int64_t block_bytes;
+    int64_t block_bytes, steady_bytes;
 } piece_set;
 
 /* Where to cut: the levels at which the stage has work, ascending, the same on every rank of the
@@ -51,6 +55,7 @@ typedef struct {
     int level[PIECES_MOST];
     bool late;     /* the last one in two */
     bool overlaps; /* a microbatch begins before the one before it has ended */
+    const bool *assigned; /* by state: by the program, wherever; NULL: by these roots alone */
 } piece_levels;
 
 /* Cut `g`, a rank's graph. input_level[id] of an INPUT that is received is at least 1 and one of

@@ -45,10 +45,15 @@ static void levels_find(staging *s) {
         level_add(&s->staged->stages[t->to].levels, t->to_level);
         if (t->from_level == 0) level_add(&s->staged->stages[t->from].levels, 0);
     }
+    bool *assigned =
+        ML_NEW_ARRAY(s->plan->arena, bool, ml_graph_state_count(s->plan->graph) + 1);
+    for (int i = 0; i < s->plan->roots.update_count; i++)
+        assigned[s->plan->roots.updates[i].state] = true;
     for (int v = 0; v < c->count; v++) {
         piece_levels *levels = &s->staged->stages[v].levels;
         if (levels->count == 0) level_add(levels, 0);
         levels->overlaps = s->staged->microbatches > 1;
+        levels->assigned = assigned;
     }
     for (int i = 0; late && i < c->transfer_count; i++) { /* others wait for the backward pass */
         piece_levels *levels = &s->staged->stages[c->transfers[i].from].levels;
@@ -197,8 +202,9 @@ static void pieces_plan(staging *s, staged_stage *stage) {
     ml_arena *arena = s->plan->arena;
     pieces_cut(stage->local->graph, &stage->local->roots, s->input_level, &stage->levels, arena,
                set);
-    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, PIECES_MOST);
-    for (int p = 0; p < set->count; p++) {
+    stage->plan_count = set->count + set->steady;
+    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, (size_t)stage->plan_count);
+    for (int p = 0; p < stage->plan_count; p++) {
         piece *piece = &set->pieces[p];
         ml_plan *part = part_new(s, &piece->graph, &piece->roots, &stage->plans[p]);
         part->piece = true;
@@ -399,7 +405,7 @@ void staged_free(staged_plan *staged) {
     ml_staged_free(&staged->cut);
     for (int v = 0; v < staged->count && staged->stages != NULL; v++) {
         staged_stage *stage = &staged->stages[v];
-        for (int p = 0; p < PIECES_MOST && stage->plans != NULL; p++) ml_plan_free(stage->plans[p]);
+        for (int p = 0; p < stage->plan_count; p++) ml_plan_free(stage->plans[p]);
         pieces_free(&stage->pieces);
         ml_plan_free(stage->local);
     }

@@ -34,7 +34,8 @@ typedef struct {
     piece_levels levels;
     piece_set pieces;
     ml_plan *local;  /* the whole stage: its traffic */
-    ml_plan **plans; /* by piece */
+    ml_plan **plans; /* by piece, that which runs once a step last */
+    int plan_count;
     int *outputs;    /* by output of the program: its cell, or -1 */
     int *output_piece;
     int slots;

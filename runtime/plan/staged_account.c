@@ -118,7 +118,8 @@ static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, a
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
         const staged_stage *stage = &staged->stages[staged->stages[v].like];
         a->blocks += stage->pieces.block_bytes * staged->stages[v].slots;
-        for (int p = 0; p < stage->pieces.count; p++) {
+        a->blocks += stage->pieces.steady_bytes;
+        for (int p = 0; p < stage->plan_count; p++) {
             const ml_plan *part = stage->plans[p];
             account_states(part, seen, a);
             a->flops += part->flops;
@@ -162,11 +163,11 @@ static void parts_list(ml_plan *plan, int coordinate) {
     const staged_plan *staged = plan->staged;
     int count = 0;
     for (int v = coordinate; v < staged->count; v += staged->ranks)
-        count += staged->stages[staged->stages[v].like].pieces.count;
+        count += staged->stages[staged->stages[v].like].plan_count;
     plan->parts = ML_NEW_ARRAY(plan->arena, ml_plan *, (size_t)count);
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
         const staged_stage *stage = &staged->stages[staged->stages[v].like];
-        for (int p = 0; p < stage->pieces.count; p++)
+        for (int p = 0; p < stage->plan_count; p++)
             plan->parts[plan->part_count++] = stage->plans[p];
     }
 }
