@@ -18,7 +18,7 @@ typedef struct {
     ml_roots roots;
     piece_levels levels;
     int input_level[SUPPORT_INPUTS];
-    ml_ref at[2 * DRAWN + FED + RECEIVED + STATES];
+    ml_ref at[2 * DRAWN + FED + RECEIVED + 2 * STATES];
     ml_ref states[STATES];
     int count;
     piece_set set;
@@ -120,6 +120,7 @@ static void draw_leaves(drawing *d) {
         int64_t id = ml_graph_add_state(d->g, &state);
         d->states[i] = ml_graph_add(d->g, ML_OP_STATE, NULL, 0, &id, 1, &type);
         d->at[d->count++] = d->states[i];
+        d->at[d->count++] = ml_cast(d->g, ml_cast(d->g, d->states[i], ML_F32), ML_F64);
     }
 }
 
@@ -180,13 +181,15 @@ static int heavy_nodes(const ml_graph *g) {
     return count;
 }
 
-static void check_block(const piece_set *set) {
+static void check_blocks(const piece_set *set) {
     for (int i = 0; i < set->cell_count; i++) {
         const piece_cell *a = &set->cells[i];
+        bool steady = a->from == CELL_STEADY;
         CHECK(a->offset % 256 == 0 && a->offset >= 0 && a->bytes > 0);
-        CHECK(a->offset + a->bytes <= set->block_bytes);
+        CHECK(a->offset + a->bytes <= (steady ? set->steady_bytes : set->block_bytes));
         for (int k = 0; k < i; k++) {
             const piece_cell *b = &set->cells[k];
+            if (steady != (b->from == CELL_STEADY)) continue;
             CHECK(a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset);
         }
     }
@@ -203,7 +206,9 @@ static void check_shape(const drawing *d) {
     }
     CHECK(made <= heavy_nodes(d->g));
     CHECK_EQ_INT(updates, d->roots.update_count);
-    check_block(set);
+    check_blocks(set);
+    CHECK(!set->steady || d->levels.overlaps);
+    CHECK_EQ_INT(set->steady, set->steady_bytes > 0);
     for (int i = d->roots.output_count - d->roots.kept; i < d->roots.output_count; i++) {
         const piece *from = &set->pieces[set->piece_of_output[i]];
         CHECK(!from->late && from->level <= d->level[d->roots.outputs[i]]);
@@ -260,12 +265,13 @@ static double **piece_inputs(drawing *d, int p, int m) {
 static void run_piece(drawing *d, int p, int m) {
     const piece *piece = &d->set.pieces[p];
     const ml_roots *roots = &piece->roots;
+    int from = p == d->set.count ? CELL_STEADY : p;
     double **inputs = piece_inputs(d, p, m);
     double **made = values(d, piece->graph, inputs, roots->outputs, roots->output_count, d->held);
     CHECK_EQ_INT(roots->kept, roots->output_count);
     for (int i = 0; i < roots->output_count; i++) {
         int cell = piece->exports[i];
-        CHECK(d->cells[m][cell] == NULL && d->set.cells[cell].from == p);
+        CHECK(d->cells[m][cell] == NULL && d->set.cells[cell].from == from);
         CHECK_EQ_INT(d->set.cells[cell].bytes,
                      ml_type_bytes(ml_graph_type(piece->graph, roots->outputs[i])));
         d->cells[m][cell] = made[i];
@@ -291,9 +297,17 @@ static void check_outputs(drawing *d, int m) {
     }
 }
 
+/* What is the same for all microbatches is computed before them; it assigns nothing. */
+static void run_steady(drawing *d) {
+    if (!d->set.steady) return;
+    CHECK_EQ_INT(d->set.pieces[d->set.count].roots.update_count, 0);
+    for (int m = 0; m < d->microbatches; m++) run_piece(d, d->set.count, m);
+}
+
 /* Any order in which each piece takes the microbatches in turn, and each microbatch its pieces. */
 static void run_pieces(drawing *d) {
     int done[MICROBATCHES] = {0}, left = d->microbatches * d->set.count;
+    run_steady(d);
     while (left > 0) {
         int m = (int)fixture_below(d->f, d->microbatches);
         if (done[m] == d->set.count || (m > 0 && done[m] >= done[m - 1])) continue;
@@ -366,7 +380,7 @@ static bool reads_early(const drawing *d, const char *message) {
 /* ---- Tests ------------------------------------------------------------------------------------
  */
 
-static int run, refused, overlapping;
+static int run, refused, overlapping, steady;
 
 static void cut_body(void *context) {
     drawing *d = context;
@@ -387,6 +401,7 @@ static void cut_and_run(fixture *f) {
     } else {
         run++;
         overlapping += d.levels.overlaps && d.set.count > 1;
+        steady += d.set.steady;
         check_shape(&d);
         fill(&d);
         run_whole(&d);
@@ -399,9 +414,83 @@ static void cut_and_run(fixture *f) {
 
 TEST(plan_pieces, drawn) {
     int tries = getenv("DIST_ALL") ? 50000 : 2000;
-    run = refused = overlapping = 0;
+    run = refused = overlapping = steady = 0;
     for (int i = 0; i < tries; i++) fixture_run(cut_and_run, 30000 + (uint64_t)i);
     if (getenv("DIST_ALL"))
-        printf("%d drawn, %d refused, %d overlapping\n", run, refused, overlapping);
-    CHECK(run > tries / 2 && overlapping > tries / 20);
+        printf("%d drawn, %d refused, %d overlapping, %d with a steady piece\n", run, refused,
+               overlapping, steady);
+    CHECK(run > tries / 2 && overlapping > tries / 20 && steady > tries / 20);
+}
+
+/* ---- What backward passes are cut into --------------------------------------------------------
+ */
+
+static int count_ops(const ml_graph *g, ml_op op) {
+    int count = 0;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) count += ml_graph_node(g, n)->op == op;
+    return count;
+}
+
+/* Bytes of f32 inputs; all others that are read lie there in bf16. */
+static int64_t wide_inputs(const ml_graph *g) {
+    int64_t bytes = 0;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        const ml_type *type = ml_graph_type(g, n);
+        if (ml_graph_node(g, n)->op == ML_OP_INPUT && type->dtype == ML_F32)
+            bytes += ml_type_bytes(type);
+    }
+    return bytes;
+}
+
+static ml_update grows(fixture *f, ml_ref by) {
+    ml_type type = *ml_graph_type(f->g, by);
+    ml_state state = {.name = "sum", .type = type, .kind = ML_STATE_GRADIENT};
+    int64_t id = ml_graph_add_state(f->g, &state);
+    ml_ref held = ml_graph_add(f->g, ML_OP_STATE, NULL, 0, &id, 1, &type);
+    return (ml_update){(uint32_t)id, ml_map2(f->g, ML_OP_ADD, held, by)};
+}
+
+/* What a backward pass has of a gated layer, from what is kept of the forward one: x, in bf16. The
+ * gate is read in the pass, and by a product with dy that nobody waits for; the gradient of the
+ * scale is a sum. */
+static void cut_layer(fixture *f) {
+    ml_graph *g = f->g;
+    int level[SUPPORT_INPUTS] = {0};
+    ml_axis token = fixture_axis(f, "t"), ffn = fixture_axis(f, "f"), embed = fixture_axis(f, "e");
+    ml_ref fed = fixture_input(f, ML_BF16, "t64 e16", -1, 1);
+    ml_ref dy = fixture_input(f, ML_BF16, "t64 e16", -1, 1);
+    level[ml_graph_args(g, fed)[0]] = 1;
+    level[ml_graph_args(g, dy)[0]] = 2;
+    ml_ref w = ml_cast(g, fixture_state(f, ML_F32, "e16 f32"), ML_BF16);
+    ml_ref scale = ml_cast(g, fixture_state(f, ML_BF16, "f32"), ML_F32);
+    ml_ref x = ml_dot(g, fed, w, &embed, 1, ML_BF16), wide = ml_cast(g, x, ML_F32);
+    ml_graph_set_flags(g, ML_NODE_COPY); /* recomputed from x */
+    ml_ref cube = ml_map2(g, ML_OP_MUL, wide, ml_map2(g, ML_OP_MUL, wide, wide));
+    ml_ref gate = ml_map1(g, ML_OP_SIGMOID, cube);
+    ml_ref act = ml_cast(g, ml_map1(g, ML_OP_NEG, gate), ML_BF16);
+    ml_graph_set_flags(g, 0);
+    ml_ref back =
+        ml_map2(g, ML_OP_MUL, gate, ml_cast(g, ml_dot(g, dy, w, &embed, 1, ML_BF16), ML_F32));
+    ml_ref dx = ml_map2(g, ML_OP_MUL, back, ml_broadcast(g, scale, ml_graph_type(g, gate)));
+    ml_ref sent[] = {x, ml_dot(g, ml_cast(g, dx, ML_BF16), w, &ffn, 1, ML_BF16)};
+    ml_update updates[] = {grows(f, ml_reduce(g, ML_OP_SUM, back, &token, 1)),
+                           grows(f, ml_dot(g, act, dy, &token, 1, ML_F32))};
+    ml_roots roots = {.name = "layer", .outputs = sent, .updates = updates};
+    roots.output_count = roots.kept = roots.update_count = 2;
+    piece_levels levels = {.count = 2, .level = {1, 2}, .late = true, .overlaps = true};
+    piece_set set;
+    pieces_cut(g, &roots, level, &levels, f->arena, &set);
+    const ml_graph *main = set.pieces[1].graph, *late = set.pieces[2].graph;
+    CHECK_EQ_INT(count_ops(main, ML_OP_DOT), 2);
+    CHECK_EQ_INT(count_ops(main, ML_OP_SUM), 1);
+    CHECK_EQ_INT(count_ops(main, ML_OP_STATE), 2); /* the sum and the scale, not the weight */
+    CHECK_EQ_INT(count_ops(late, ML_OP_DOT), 1);
+    CHECK_EQ_INT(count_ops(late, ML_OP_SUM), 0);
+    CHECK_EQ_INT(wide_inputs(late), 0);
+    CHECK_EQ_INT(set.steady_bytes, 16 * 32 * 2);
+    pieces_free(&set);
+}
+
+TEST(plan_pieces, layer) {
+    fixture_run(cut_layer, 1);
 }

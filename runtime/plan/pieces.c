@@ -440,8 +440,7 @@ static void cells_make(cutting *c, ml_graph *tables) {
     }
     for (uint32_t i = 0; i < c->cells.count; i++) {
         piece_cell *cell = &c->cells.at[i];
-        int64_t *end =
-            cell->from == CELL_STEADY ? &c->set->steady_bytes : &c->set->block_bytes;
+        int64_t *end = cell->from == CELL_STEADY ? &c->set->steady_bytes : &c->set->block_bytes;
         cell->offset = *end;
         *end += (cell->bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
     }
@@ -553,7 +552,7 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     early_find(&c);
     steady_find(&c, levels);
     pieces_walk(&c, false);
-    c.bases = ML_NEW_ARRAY(arena, base_list, count *(size_t)out->count);
+    c.bases = ML_NEW_ARRAY(arena, base_list, count * (size_t)out->count);
     c.parts = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);
     views_join(&c);
     bases_find(&c);

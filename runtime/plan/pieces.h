@@ -12,7 +12,8 @@
  * activations, weights of FSDP.
  *
  * What depends on weights alone, such as weights in the dtype of products, is the same for all
- * microbatches of a step: a piece of its own computes it once, before them, into a block of its own.
+ * microbatches of a step: a piece of its own computes it once, before them, into a block of its
+ * own.
  *
  * Where microbatches overlap, a state that the program updates is read by one piece alone, which
  * updates it too: the pieces of a microbatch see it as the microbatch before left it. What is not a
@@ -25,8 +26,8 @@
 enum { PIECES_MOST = 32, CELL_GIVEN = -1, CELL_STEADY = -2 };
 
 typedef struct {
-    uint32_t input;        /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
-    int from; /* the piece that computes it; CELL_GIVEN: an input or received; CELL_STEADY */
+    uint32_t input; /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
+    int from;       /* the piece that computes it; CELL_GIVEN: an input or received; CELL_STEADY */
     int64_t bytes, offset; /* in its block; offsets are multiples of 256 */
 } piece_cell;
 
@@ -53,8 +54,8 @@ typedef struct {
 typedef struct {
     int count; /* at most PIECES_MOST - 1 */
     int level[PIECES_MOST];
-    bool late;     /* the last one in two */
-    bool overlaps; /* a microbatch begins before the one before it has ended */
+    bool late;            /* the last one in two */
+    bool overlaps;        /* a microbatch begins before the one before it has ended */
     const bool *assigned; /* by state: by the program, wherever; NULL: by these roots alone */
 } piece_levels;
 

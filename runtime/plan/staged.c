@@ -45,8 +45,7 @@ static void levels_find(staging *s) {
         level_add(&s->staged->stages[t->to].levels, t->to_level);
         if (t->from_level == 0) level_add(&s->staged->stages[t->from].levels, 0);
     }
-    bool *assigned =
-        ML_NEW_ARRAY(s->plan->arena, bool, ml_graph_state_count(s->plan->graph) + 1);
+    bool *assigned = ML_NEW_ARRAY(s->plan->arena, bool, ml_graph_state_count(s->plan->graph) + 1);
     for (int i = 0; i < s->plan->roots.update_count; i++)
         assigned[s->plan->roots.updates[i].state] = true;
     for (int v = 0; v < c->count; v++) {

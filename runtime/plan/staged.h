@@ -36,7 +36,7 @@ typedef struct {
     ml_plan *local;  /* the whole stage: its traffic */
     ml_plan **plans; /* by piece, that which runs once a step last */
     int plan_count;
-    int *outputs;    /* by output of the program: its cell, or -1 */
+    int *outputs; /* by output of the program: its cell, or -1 */
     int *output_piece;
     int slots;
     int *slot_of;     /* by microbatch */
