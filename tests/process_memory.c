@@ -84,6 +84,18 @@ PROCESS_TEST(kernels_of_presets) {
     CHECK(most > 0 && most <= copied / 2);
 }
 
+/* Pipeline stages cast weights once a step, unless memory is short: this fits 80 GB without. */
+PROCESS_TEST(kernels_of_stages) {
+    const char *gpt = "gpt.lua preset=gpt-1.3b batch=32 accum=16 --mesh pp=4";
+    const char *llama = "llama.lua preset=llama-3b batch=48 seq=4224 accum=16 "
+                        "schedule=zero-bubble --mesh pp=4";
+    int copied = planned_kernels(room, "", gpt);
+    CHECK(copied > 0 && copied <= planned_kernels(room, "MLUA_COPIES=0", gpt) - 50);
+    process_result plan =
+        process_run(room, 0, "", "check \"$ROOT\"/models/%s --device h100", llama);
+    CHECK(process_number(strstr(plan.output, "\npeak memory"), "peak memory") < 79);
+}
+
 /* However many programs train a model, memory holds one set of copies of its weights. */
 PROCESS_TEST(memory_of_copies) {
     process_write(

@@ -68,8 +68,8 @@ static const knob KNOBS[] = {
      "whole",
      NUMBER, AT(chunk)},
     {"MLUA_COPIES", "0|1",
-     "0: parameters are cast for a GPU's products at each step; else their casts are kept, and set "
-     "with the parameters, where memory allows",
+     "0: parameters are cast for a GPU's products where these run; else their casts are kept, and "
+     "set with the parameters, or once a step by pipeline stages, where memory allows",
      FLAG, AT(copies)},
     {"MLUA_BATCH", "0|1",
      "0: a launch for each kernel; else a GPU runs those that are alike in one", FLAG, AT(batch)},

@@ -98,7 +98,7 @@ static ml_status stage_load(ml_program *program, int v) {
     const staged_stage *plan = &plan_of(program)->stages[v];
     stage_run *stage = &program->staged->stages[v];
     ml_device *device = program->session->device;
-    int count = executable_count(program, v), steady = count - plan->pieces.steady;
+    int count = executable_count(program, v), by_slot = count - plan->pieces.steady;
     int64_t bytes = plan->slots * plan->pieces.block_bytes + plan->pieces.steady_bytes;
     stage->executables = ml_alloc(sizeof *stage->executables * (size_t)(count + 1));
     stage->bound = ml_alloc((size_t)count + 1);
@@ -107,7 +107,8 @@ static ml_status stage_load(ml_program *program, int v) {
     ml_status status =
         device->ops->allocate(device, bytes > 0 ? bytes : 1, (void **)&stage->blocks);
     for (int i = 0; i < count && status == ML_OK; i++) {
-        const ml_plan *part = plan->plans[i < steady ? i % plan->pieces.count : plan->pieces.count];
+        const ml_plan *part =
+            plan->plans[i < by_slot ? i % plan->pieces.count : plan->pieces.count];
         status = device->ops->load(device, part, &stage->executables[i]);
     }
     return status;
@@ -222,7 +223,7 @@ static ml_status pieces_bind(ml_program *program) {
     ml_status status = ML_OK;
     for (int v = 0; v < plan->count && !program->staged->rebinds; v++) {
         for (int m = 0; m < plan->microbatches && mine(program, v); m++) {
-            for (int p = 0; p < plan->stages[v].pieces.count && status == ML_OK; p++)
+            for (int p = 0; p < plan->stages[v].plan_count && status == ML_OK; p++)
                 status = piece_bind(program, v, p, m);
         }
     }
@@ -244,8 +245,7 @@ static ml_status steady_run(ml_program *program) {
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
         const piece_set *pieces = &plan->stages[v].pieces;
         if (!mine(program, v) || !pieces->steady) continue;
-        status = piece_bind(program, v, pieces->count, 0);
-        if (status == ML_OK) status = piece_run(program, v, pieces->count, 0);
+        status = piece_run(program, v, pieces->count, 0);
     }
     return status;
 }

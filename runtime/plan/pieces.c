@@ -8,10 +8,11 @@
 #include "runtime/base/knobs.h"
 #include "runtime/plan/place.h"
 
-enum { FREE = -1, NO_CELL = -1, NO_PIECE = -1, BASES = 8 };
+enum { FREE = -1, NO_CELL = -1, NO_PIECE = -1 };
 typedef uint32_t piece_mask;
 
 /* Values in memory that another is made of. */
+enum { BASES = 8 };
 typedef struct {
     int count;
     ml_ref of[BASES];
@@ -28,8 +29,8 @@ typedef struct {
     int *level;      /* by node: FREE where it needs nothing received */
     bool *cheap;     /* FREE, and computed anew wherever it is needed */
     bool *once;      /* by state: read by one piece alone */
-    bool *steady;    /* computed once a step, and read by pieces */
-    bool *before;    /* computed by the piece that runs once */
+    bool *steady;    /* the steady piece makes it for others */
+    bool *in_steady; /* the steady piece computes it */
     bool *early;     /* of the highest level, and not of the late piece */
     bool *root;      /* an output or the new value of a state */
     bool *live;
@@ -242,7 +243,7 @@ static void pieces_walk(cutting *c, bool anew) {
             c->need[n] |= bit(c->level[n] == FREE ? 0 : piece_at(c, n));
         if (!c->need[n] && !c->several[n] && !c->root[n]) continue;
         c->live[n] = true;
-        if (c->steady[n]) continue; /* comes from before */
+        if (c->steady[n]) continue; /* comes from the steady piece */
         piece_mask need = c->need[n] | c->several[n];
         if (node->op == ML_OP_INPUT || c->cheap[n])
             c->made[n] = need;
@@ -366,47 +367,46 @@ static void updates_place(cutting *c, int *piece_of) {
     }
 }
 
-/* ---- what is the same for all microbatches ---- */
-/* Whether the node is a weight, views of weights, or weights in a dtype that is no wider. */
-static bool of_weights(const cutting *c, ml_ref n, const bool *assigned, const bool *of) {
+/* ---- the steady piece ---- */
+/* Whether the node is a weight that is not assigned, or made of such by views, side by side, or by
+ * casts to no wider dtype; weights[] says so of its sources. */
+static bool of_weights(const cutting *c, ml_ref n, const bool *weights) {
     const ml_node *node = ml_graph_node(c->g, n);
-    int64_t bytes = ml_type_bytes(ml_graph_type(c->g, n)), all = 0;
-    if (node->op == ML_OP_STATE) {
-        int64_t id = ml_graph_args(c->g, n)[0];
-        return !c->once[id] && !(assigned != NULL && assigned[id]);
-    }
+    int64_t read = 0;
+    if (node->op == ML_OP_STATE) return !c->once[ml_graph_args(c->g, n)[0]];
     if (node->op != ML_OP_CAST && node->op != ML_OP_CONCAT && viewed(c->g, n) == n) return false;
     for (int i = 0; i < node->source_count; i++) {
         ml_ref source = ml_graph_source(c->g, n, i);
-        if (!of[source]) return false;
-        all += ml_type_bytes(ml_graph_type(c->g, source));
+        if (!weights[source]) return false;
+        read += ml_type_bytes(ml_graph_type(c->g, source));
     }
-    return bytes <= all;
+    return ml_type_bytes(ml_graph_type(c->g, n)) <= read;
 }
 
-/* What others read of them. */
-static void steady_find(cutting *c, const piece_levels *levels) {
-    bool *of = ML_NEW_ARRAY(c->arena, bool, c->count);
-    if (!levels->overlaps) return;
+/* What is worth making once: weights as others read them, but for lookups, which read few rows. */
+static void steady_find(cutting *c) {
+    bool *weights = ML_NEW_ARRAY(c->arena, bool, c->count);
     for (ml_ref n = 1; n < c->count; n++) {
-        of[n] = of_weights(c, n, levels->assigned, of);
-        for (int i = 0; !of[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        weights[n] = of_weights(c, n, weights);
+        if (weights[n] || node->op == ML_OP_GATHER) continue;
+        for (int i = 0; i < node->source_count; i++) {
             ml_ref base = viewed(c->g, ml_graph_source(c->g, n, i));
             ml_op op = ml_graph_node(c->g, base)->op;
-            if (of[base] && (op == ML_OP_CAST || op == ML_OP_CONCAT) && !c->root[base])
+            if (weights[base] && (op == ML_OP_CAST || op == ML_OP_CONCAT) && !c->root[base])
                 c->steady[base] = true;
         }
     }
 }
 
-/* Of those that a piece reads. */
+/* Now that it is known what pieces read. */
 static void steady_piece(cutting *c) {
     for (ml_ref n = c->count - 1; n > 0; n--) {
         c->steady[n] = c->steady[n] && c->need[n];
-        c->before[n] |= c->steady[n];
+        c->in_steady[n] |= c->steady[n];
         c->set->steady |= c->steady[n];
-        for (int i = 0; c->before[n] && i < ml_graph_node(c->g, n)->source_count; i++)
-            c->before[ml_graph_source(c->g, n, i)] = true;
+        for (int i = 0; c->in_steady[n] && i < ml_graph_node(c->g, n)->source_count; i++)
+            c->in_steady[ml_graph_source(c->g, n, i)] = true;
     }
 }
 
@@ -456,21 +456,26 @@ static void cells_print(const cutting *c) {
         if (c->cell[n] == NO_CELL) continue;
         const piece_cell *cell = &c->cells.at[c->cell[n]];
         const ml_origin *origin = ml_graph_origin(c->g, n);
-        ml_text_add(&out, "  cell %d: %lld bytes from piece %d, read by %x: %s ", c->cell[n],
-                    (long long)cell->bytes, cell->from, c->need[n] & ~c->made[n],
+        ml_text_add(&out, "  cell %d: %lld bytes, ", c->cell[n], (long long)cell->bytes);
+        if (cell->from == CELL_GIVEN) ml_text_add(&out, "given");
+        if (cell->from == CELL_STEADY) ml_text_add(&out, "of the steady piece");
+        if (cell->from >= 0) ml_text_add(&out, "of piece %d", cell->from);
+        ml_text_add(&out, ", read by %x: %s ", c->need[n] & ~c->made[n],
                     ml_ops[ml_graph_node(c->g, n)->op].name);
         ml_type_print(c->g, ml_graph_type(c->g, n), &out);
         ml_text_add(&out, "  %s:%d %s\n", origin->file ? origin->file : "", origin->line,
                     origin->module ? origin->module : "");
     }
-    ml_debug(4, "cells of \"%s\": %lld bytes\n%s", c->roots->name ? c->roots->name : "",
-             (long long)c->set->block_bytes, out.text ? out.text : "");
+    ml_debug(4, "cells of \"%s\": %lld bytes a microbatch, %lld steady\n%s",
+             c->roots->name ? c->roots->name : "", (long long)c->set->block_bytes,
+             (long long)c->set->steady_bytes, out.text ? out.text : "");
 }
 
 /* ---- the graphs ---- */
 /* A kept value is a block of memory: what is a view of another must be written out. */
 static ml_ref exported(const cutting *c, ml_graph *to, ml_ref n, ml_ref made) {
-    if (ml_ops[ml_graph_node(c->g, n)->op].op_class != ML_CLASS_MOVE) return made;
+    ml_op op = ml_graph_node(c->g, n)->op;
+    if (ml_ops[op].op_class != ML_CLASS_MOVE || op == ML_OP_CONCAT) return made;
     ml_graph_set_origin(to, ml_graph_origin(c->g, n));
     return ml_graph_add(to, ML_OP_STOP_GRADIENT, &made, 1, NULL, 0, NULL);
 }
@@ -486,8 +491,8 @@ static void piece_fill(cutting *c, int p, ml_ref *map) {
     ml_graph *to = c->set->pieces[p].graph;
     for (ml_ref n = 1; n < c->count; n++) {
         map[n] = 0;
-        if (!c->live[n] && !c->before[n]) continue;
-        if (p == c->set->count ? c->before[n] : c->made[n] & bit(p)) {
+        if (!c->live[n] && !c->in_steady[n]) continue;
+        if (p == c->set->count ? c->in_steady[n] : c->made[n] & bit(p)) {
             const ml_node *node = ml_graph_node(c->g, n);
             ml_ref few[8], *sources = few;
             if (node->source_count > 8)
@@ -535,7 +540,7 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     c.early = ML_NEW_ARRAY(arena, bool, count);
     c.root = ML_NEW_ARRAY(arena, bool, count);
     c.steady = ML_NEW_ARRAY(arena, bool, count);
-    c.before = ML_NEW_ARRAY(arena, bool, count);
+    c.in_steady = ML_NEW_ARRAY(arena, bool, count);
     c.live = ML_NEW_ARRAY(arena, bool, count);
     c.need = ML_NEW_ARRAY(arena, piece_mask, count);
     c.made = ML_NEW_ARRAY(arena, piece_mask, count);
@@ -550,7 +555,7 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     pieces_list(&c, levels);
     roots_mark(&c);
     early_find(&c);
-    steady_find(&c, levels);
+    if (levels->steady && levels->overlaps) steady_find(&c);
     pieces_walk(&c, false);
     c.bases = ML_NEW_ARRAY(arena, base_list, count * (size_t)out->count);
     c.parts = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);

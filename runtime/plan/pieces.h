@@ -2,8 +2,9 @@
  *
  * A piece holds what has the same level: it runs once its values are received, and sends when it is
  * done. A stage of a training program has two, forward and backward (the last stage one, for there
- * they follow each other); with `split_late` the weight-gradient work that nobody waits for is a
- * piece of its own. Pieces run in order, each once a microbatch; microbatches overlap.
+ * they follow each other); with `late` the weight-gradient work that nobody waits for is a
+ * piece of its own, but for sums that need no product or collective: what these go over is at hand
+ * in the piece before. Pieces run in order, each once a microbatch; microbatches overlap.
  *
  * What is in memory between pieces lies in cells: inputs of the program, received values, values
  * to send, and values that a later piece reads. All cells of a stage and microbatch are one block.
@@ -11,9 +12,9 @@
  * ops, views, all-gathers) on values that take less room or are there anyway: normalised inputs,
  * activations, weights of FSDP.
  *
- * What depends on weights alone, such as weights in the dtype of products, is the same for all
- * microbatches of a step: a piece of its own computes it once, before them, into a block of its
- * own.
+ * Weights side by side or in a narrower dtype, as products read them, are the same for all
+ * microbatches of a step. Where microbatches overlap, a steady piece makes them once a step, before
+ * all others and into a block of its own: for a pipeline what copies.c is for other programs.
  *
  * Where microbatches overlap, a state that the program updates is read by one piece alone, which
  * updates it too: the pieces of a microbatch see it as the microbatch before left it. What is not a
@@ -23,11 +24,15 @@
 
 #include "runtime/graph/graph.h"
 
-enum { PIECES_MOST = 32, CELL_GIVEN = -1, CELL_STEADY = -2 };
+enum {
+    PIECES_MOST = 32, /* bits of a mask; the steady one is not among them */
+    CELL_GIVEN = -1,  /* an input, or received */
+    CELL_STEADY = -2  /* the steady piece's, in its block */
+};
 
 typedef struct {
-    uint32_t input; /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
-    int from;       /* the piece that computes it; CELL_GIVEN: an input or received; CELL_STEADY */
+    uint32_t input;        /* id of the INPUT by which pieces read it; UINT32_MAX where none does */
+    int from;              /* the piece that computes it, CELL_GIVEN or CELL_STEADY */
     int64_t bytes, offset; /* in its block; offsets are multiples of 256 */
 } piece_cell;
 
@@ -42,7 +47,7 @@ typedef struct {
 typedef struct {
     int count, cell_count;
     piece pieces[PIECES_MOST + 1];
-    bool steady; /* pieces[count] runs once a step */
+    bool steady; /* pieces[count] is the steady one */
     piece_cell *cells;
     int *cell_of_output;  /* by output of the stage's roots */
     int *piece_of_output; /* the piece after which it is there */
@@ -54,9 +59,9 @@ typedef struct {
 typedef struct {
     int count; /* at most PIECES_MOST - 1 */
     int level[PIECES_MOST];
-    bool late;            /* the last one in two */
-    bool overlaps;        /* a microbatch begins before the one before it has ended */
-    const bool *assigned; /* by state: by the program, wherever; NULL: by these roots alone */
+    bool late;     /* the last one in two */
+    bool overlaps; /* a microbatch begins before the one before it has ended */
+    bool steady;   /* there may be a steady piece */
 } piece_levels;
 
 /* Cut `g`, a rank's graph. input_level[id] of an INPUT that is received is at least 1 and one of

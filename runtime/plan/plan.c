@@ -105,7 +105,7 @@ static void plan_make(void *context) {
     plan->layout = call->layout;
     plan_global(plan, call->from, call->roots);
     if (call->layout != NULL && call->layout->stages.on && call->cut != NULL) {
-        staged_make(plan, call->target, call->cut, call->recompute, call->overlap);
+        staged_make(plan, call->target, call->cut, call->recompute, call->overlap, call->copies);
         plan->hash = hash_staged(plan->staged, hash_layout(plan, ml_graph_hash(plan->graph, 1)));
         return;
     }
@@ -169,18 +169,31 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
     return ml_plan_state_type(plan->layout, plan->graph, state);
 }
 
-/* What a program that keeps copies should leave room for: where another one sets the parameters,
- * after all microbatches, what that keeps of each, mostly two moments. */
-static int64_t memory_wanted(const ml_plan *plan) {
-    int64_t wanted = plan->peak_bytes;
-    const ml_schedule *s = plan->refresh->schedule;
-    for (uint32_t i = 0; i < s->storages.count && plan->roots.microbatches > 1; i++) {
+/* Two moments of each parameter that the plan reads. */
+static int64_t moment_bytes(const ml_plan *plan) {
+    int64_t bytes = 0;
+    const ml_schedule *s = plan->schedule;
+    for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
         if (storage->kind == ML_STORAGE_STATE &&
             ml_graph_state(s->graph, storage->id)->kind == ML_STATE_PARAMETER)
-            wanted += 2 * storage->bytes;
+            bytes += 2 * storage->bytes;
     }
-    return wanted;
+    return bytes;
+}
+
+/* What a program that keeps copies should leave room for, 0 where it keeps none: where another one
+ * sets the parameters, after all microbatches, what that keeps of each, mostly two moments. */
+static int64_t memory_wanted(const ml_plan *plan) {
+    const struct ml_staged_plan *staged = plan->staged;
+    int64_t moments = 0;
+    bool keeps = plan->refresh != NULL;
+    if (keeps && plan->roots.microbatches > 1) moments = moment_bytes(plan->refresh);
+    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks) {
+        const ml_plan *steady = staged_steady(staged, v);
+        if (steady != NULL) keeps = true, moments += moment_bytes(steady);
+    }
+    return keeps ? plan->peak_bytes + moments : 0;
 }
 
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
@@ -194,8 +207,7 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
     plan_call call = {plan,  from, roots, target, layout, cut, false, overlap && layout != NULL,
                       copies};
     plan_make(&call);
-    if (limit > 0 && (*plan)->refresh != NULL && memory_wanted(*plan) > limit)
-        plan_smaller(&call, call.overlap, false);
+    if (limit > 0 && memory_wanted(*plan) > limit) plan_smaller(&call, call.overlap, false);
     if (limit > 0 && (*plan)->peak_bytes > limit && call.overlap) plan_smaller(&call, false, false);
     if (limit > 0 && (*plan)->peak_bytes > limit) plan_smaller(&call, false, true);
 }
@@ -210,7 +222,8 @@ void ml_plan_free(ml_plan *plan) {
 }
 
 /* A part's storages into the list, which is kept sorted. */
-static int largest_add(const ml_plan *part, bool *seen, int count, int found, ml_plan_block *list) {
+static int largest_add(const ml_plan *part, uint32_t fed, bool *seen, int count, int found,
+                       ml_plan_block *list) {
     const ml_schedule *s = part->schedule;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
@@ -218,6 +231,7 @@ static int largest_add(const ml_plan *part, bool *seen, int count, int found, ml
             (storage->first > part->peak_step || storage->last < part->peak_step)) {
             continue;
         }
+        if (storage->kind == ML_STORAGE_INPUT && storage->id >= fed) continue; /* its maker's */
         if (storage->kind == ML_STORAGE_STATE) { /* old and new value share their memory */
             if (seen[storage->id]) continue;
             seen[storage->id] = true;
@@ -232,9 +246,10 @@ static int largest_add(const ml_plan *part, bool *seen, int count, int found, ml
 
 int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list) {
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
+    uint32_t fed = plan->staged ? plan->staged->fed_count : UINT32_MAX;
     int found = 0;
     for (int i = 0; i < plan->part_count && count > 0; i++)
-        found = largest_add(plan->parts[i], seen, count, found, list);
+        found = largest_add(plan->parts[i], fed, seen, count, found, list);
     return found;
 }
 

@@ -14,7 +14,7 @@ typedef struct {
     ml_plan *plan;
     const ml_target *target;
     const ml_cut *cut;
-    bool recompute, overlap;
+    bool recompute, overlap, copies;
     staged_plan *staged;
     int *input_level; /* by INPUT id */
 } staging;
@@ -45,14 +45,11 @@ static void levels_find(staging *s) {
         level_add(&s->staged->stages[t->to].levels, t->to_level);
         if (t->from_level == 0) level_add(&s->staged->stages[t->from].levels, 0);
     }
-    bool *assigned = ML_NEW_ARRAY(s->plan->arena, bool, ml_graph_state_count(s->plan->graph) + 1);
-    for (int i = 0; i < s->plan->roots.update_count; i++)
-        assigned[s->plan->roots.updates[i].state] = true;
     for (int v = 0; v < c->count; v++) {
         piece_levels *levels = &s->staged->stages[v].levels;
         if (levels->count == 0) level_add(levels, 0);
         levels->overlaps = s->staged->microbatches > 1;
-        levels->assigned = assigned;
+        levels->steady = s->copies;
     }
     for (int i = 0; late && i < c->transfer_count; i++) { /* others wait for the backward pass */
         piece_levels *levels = &s->staged->stages[c->transfers[i].from].levels;
@@ -201,8 +198,8 @@ static void pieces_plan(staging *s, staged_stage *stage) {
     ml_arena *arena = s->plan->arena;
     pieces_cut(stage->local->graph, &stage->local->roots, s->input_level, &stage->levels, arena,
                set);
+    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, PIECES_MOST + 1);
     stage->plan_count = set->count + set->steady;
-    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, (size_t)stage->plan_count);
     for (int p = 0; p < stage->plan_count; p++) {
         piece *piece = &set->pieces[p];
         ml_plan *part = part_new(s, &piece->graph, &piece->roots, &stage->plans[p]);
@@ -376,9 +373,13 @@ static void inputs_level(staging *s) {
 }
 
 void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool recompute,
-                 bool overlap) {
-    staging s = {
-        .plan = plan, .target = target, .cut = cut, .recompute = recompute, .overlap = overlap};
+                 bool overlap, bool copies) {
+    staging s = {.plan = plan,
+                 .target = target,
+                 .cut = cut,
+                 .recompute = recompute,
+                 .overlap = overlap,
+                 .copies = copies};
     const ml_layout *layout = plan->layout;
     staged_plan *staged = s.staged = plan->staged = ML_NEW(plan->arena, staged_plan);
     staged->microbatches = plan->roots.microbatches > 1 ? plan->roots.microbatches : 1;

@@ -93,7 +93,7 @@ void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
 
 typedef struct {
     int64_t kinds[ML_MEMORY_KINDS], states[ML_MEMORY_KINDS];
-    int64_t arena, library, blocks, peak;
+    int64_t arena, library, blocks, steady, peak;
     double flops;
     uint32_t step;
 } account;
@@ -109,6 +109,11 @@ static void account_states(const ml_plan *part, bool *seen, account *a) {
     }
 }
 
+const ml_plan *staged_steady(const staged_plan *staged, int v) {
+    const staged_stage *stage = &staged->stages[staged->stages[v].like];
+    return stage->pieces.steady ? stage->plans[stage->pieces.count] : NULL;
+}
+
 static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, account *a) {
     const staged_plan *staged = plan->staged;
     size_t states = (size_t)ml_graph_state_count(plan->graph) + 1;
@@ -118,7 +123,7 @@ static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, a
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
         const staged_stage *stage = &staged->stages[staged->stages[v].like];
         a->blocks += stage->pieces.block_bytes * staged->stages[v].slots;
-        a->blocks += stage->pieces.steady_bytes;
+        a->steady += stage->pieces.steady_bytes;
         for (int p = 0; p < stage->plan_count; p++) {
             const ml_plan *part = stage->plans[p];
             account_states(part, seen, a);
@@ -133,8 +138,9 @@ static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, a
         a->peak += a->states[i];
     }
     a->kinds[ML_MEMORY_ACTIVATIONS] += a->blocks;
+    a->kinds[ML_MEMORY_PARAMETERS] += a->steady;
     a->kinds[ML_MEMORY_WORKSPACE] += a->library - largest->library_bytes;
-    a->peak += a->arena + a->library + a->blocks;
+    a->peak += a->arena + a->library + a->blocks + a->steady;
 }
 
 /* And over which mesh axes there is work. */
