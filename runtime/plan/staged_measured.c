@@ -96,6 +96,7 @@ void staged_times_print(const ml_plan *plan, const staged_forecast *forecast, ml
     }
     ml_text_add(out, "a step of these times: %.3f ms, bubble %.1f%%",
                 1e-6 * (double)forecast->length, 100 * forecast->bubble);
+    ml_text_add(out, ", with %.2f of the pauses and messages that were seen", t->share);
     if (forecast->reordered)
         ml_text_add(out, ", in another order than before (%.3f ms)",
                     1e-6 * (double)forecast->length_before);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { UNITS = 64 };
+
 typedef struct {
     const ml_pipeline_problem *problem;
     const ml_pipeline *made;
@@ -180,20 +182,6 @@ static void learn_pauses(const tables *t, const ml_task_time *const *ran, const 
     for (int i = 0; i < p->task_count; i++) pause[i] = median_of(&pauses, i, 0);
 }
 
-void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *made,
-                       const ml_task_time *const *ran, ml_arena *arena, ml_pipeline_times *times) {
-    tables t = tables_new(problem, made, arena);
-    times->task = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
-    times->pause = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
-    times->delay = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->edge_count + 1);
-    note_ends(&t, ran);
-    ran = common_clock(&t, ran);
-    note_ends(&t, ran);
-    learn_tasks(&t, ran, times->task);
-    learn_delays(&t, ran, times->delay);
-    learn_pauses(&t, ran, times->delay, times->pause);
-}
-
 /* ---- Steps of such times ----------------------------------------------------------------------
  */
 
@@ -227,6 +215,62 @@ int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline
     }
     *bubble = length > 0 ? 1 - (double)work / ((double)length * problem->ranks) : 0;
     return length;
+}
+
+/* ---- A step of the same length ----------------------------------------------------------------
+ */
+
+static int64_t length_of(const tables *t, const ml_task_time *const *ran) {
+    int64_t begin = INT64_MAX, end = INT64_MIN;
+    for (int r = 0; r < t->problem->ranks; r++)
+        for (int i = 0; i < t->made->action_count[r]; i++) {
+            if (ran[r][i].begin < begin) begin = ran[r][i].begin;
+            if (ran[r][i].end > end) end = ran[r][i].end;
+        }
+    return end - begin;
+}
+
+/* Messages and pauses in so many parts of UNITS. */
+static ml_pipeline_times times_scaled(const tables *t, const ml_pipeline_times *times, int units) {
+    const ml_pipeline_problem *p = t->problem;
+    ml_pipeline_times out = {.task = times->task, .share = (double)units / UNITS};
+    out.pause = ML_NEW_ARRAY(t->arena, int64_t, (size_t)p->task_count + 1);
+    out.delay = ML_NEW_ARRAY(t->arena, int64_t, (size_t)p->edge_count + 1);
+    for (int i = 0; i < p->task_count; i++) out.pause[i] = times->pause[i] * units / UNITS;
+    for (int e = 0; e < p->edge_count; e++) out.delay[e] = times->delay[e] * units / UNITS;
+    return out;
+}
+
+/* What messages and pauses take one by one is not what a step loses by them: they pass beside each
+ * other and vary. The least share of them is taken with which a step, in the order of the one that
+ * ran, takes as long as that one did. */
+static void fit_length(const tables *t, int64_t length, ml_pipeline_times *times) {
+    int low = 0, high = 4 * UNITS;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        double bubble;
+        ml_pipeline_times scaled = times_scaled(t, times, middle);
+        if (ml_pipeline_replay(t->problem, t->made, &scaled, t->arena, &bubble) >= length)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    *times = times_scaled(t, times, low);
+}
+
+void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *made,
+                       const ml_task_time *const *ran, ml_arena *arena, ml_pipeline_times *times) {
+    tables t = tables_new(problem, made, arena);
+    times->task = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
+    times->pause = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
+    times->delay = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->edge_count + 1);
+    note_ends(&t, ran);
+    ran = common_clock(&t, ran);
+    note_ends(&t, ran);
+    learn_tasks(&t, ran, times->task);
+    learn_delays(&t, ran, times->delay);
+    learn_pauses(&t, ran, times->delay, times->pause);
+    fit_length(&t, length_of(&t, ran), times);
 }
 
 /* A rank is taken by a task from its pause on, so a message may come that much later. */

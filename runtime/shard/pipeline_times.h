@@ -16,9 +16,11 @@ typedef struct {
     int64_t *task;  /* [tasks] how long it works, on average */
     int64_t *pause; /* [tasks] from the end of what its rank did before, where it waits for none */
     int64_t *delay; /* [edges] from the end of a task to the begin of one that waits for it alone */
+    double share;   /* pauses and delays are so much of those that were seen */
 } ml_pipeline_times;
 
-/* ran[rank][i]: of the i-th action of each rank, by clocks that may differ a little. */
+/* ran[rank][i]: of the i-th action of each rank, by clocks that may differ a little. A replay of
+ * that very order takes as long as the step did. */
 void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *made,
                        const ml_task_time *const *ran, ml_arena *arena, ml_pipeline_times *times);
 /* The length of a step in which ranks go through the schedule's actions in their order and every
