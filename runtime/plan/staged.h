@@ -60,7 +60,8 @@ struct ml_staged_plan {
 };
 
 /* Cut plan->graph (global, simplified) and plan the stages of coordinate cut->coordinate, or all of
- * them; with `copies` they may have steady pieces. Sets the staged plan, the parts, the accounts and the hash of *plan. Raises. */
+ * them; with `copies` they may have steady pieces. Sets the staged plan, the parts, the accounts
+ * and the hash of *plan. Raises. */
 void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool recompute,
                  bool overlap, bool copies);
 /* The plan of a stage's steady piece, of a stage of `coordinate`; NULL where it has none. */
