@@ -355,6 +355,19 @@ static void print_types(lua_State *L, const vm_program *program, const char *nam
     }
 }
 
+/* How many layers the stages have; or where they begin, if some do within layers. */
+static void print_stages(const ml_stage_map *map) {
+    bool within = false;
+    for (int v = 0; v < map->count; v++) within = within || map->first[v] % map->members;
+    printf(within ? "  begin at     " : "  layers       ");
+    for (int v = 0; v < map->count; v++) {
+        int at = map->first[v];
+        printf(" %d", within ? at / map->members + 1 : (map->first[v + 1] - at) / map->members);
+        if (at % map->members) printf(".%s", map->member[at % map->members]);
+    }
+    printf("\n");
+}
+
 static void print_pipeline(const struct ml_staged_plan *p) {
     static const char *const kinds[] = {"1f1b", "interleaved", "zero-bubble"};
     printf(
@@ -362,9 +375,7 @@ static void print_pipeline(const struct ml_staged_plan *p) {
         "stage %d, which needs the most memory\n",
         p->count, p->map->list, kinds[p->problem.kind], p->microbatches, 100 * p->pipeline.bubble,
         p->coordinate);
-    printf("  layers       ");
-    for (int v = 0; v < p->count; v++) printf(" %d", p->map->first[v + 1] - p->map->first[v]);
-    printf("\n");
+    print_stages(p->map);
 }
 
 static int64_t all_states(const report *r) {

@@ -3,9 +3,11 @@
  * The layers of a model are the members of one list of modules: module paths "blocks.1",
  * "blocks.2", ... with whatever prefix; layout->stages.list names the list ("blocks"), "layers" is
  * the longest that the program has. They are dealt in order to virtual stages 0 .. count-1 (ranks
- * of the mesh axis times chunks), in runs of nearly equal cost, at least one layer each. What comes
- * before the first layer is of the first virtual stage, what comes after the last one of the last.
- * Virtual stage v runs at coordinate v % ranks of the mesh axis.
+ * of the mesh axis times chunks), in runs of nearly equal cost. A stage may begin within a layer,
+ * too, with one of its members ("blocks.3.mlp"), where no more is handed on there than where layers
+ * meet: then positions are those of members, in the order in which the forward pass uses them. What
+ * comes before the first layer is of the first virtual stage, what comes after the last one of the
+ * last. Virtual stage v runs at coordinate v % ranks of the mesh axis.
  *
  * Each node has one home: the stage of the layer that it is of, forward or backward; for what is of
  * none, the last of its operands' stages forward, the first backward. A state lives on the virtual
@@ -35,14 +37,16 @@ typedef struct {
     ml_arena *arena;
     const char *list;     /* path of the list: "blocks" */
     int layers;           /* of the model */
+    int members;          /* of a layer; 1: stages begin with layers */
+    const char **member;  /* [members]: their names, "attention" */
     int count;            /* virtual stages; 0: no program was cut yet */
-    int *first;           /* [count + 1]: stage v has the layers first[v] .. first[v + 1] - 1,
-                             counted from 0 */
+    int *first;           /* [count + 1]: stage v has the positions first[v] .. first[v + 1] - 1;
+                             member m of layer l, both counted from 0, is at l x members + m */
     uint32_t state_count; /* entries of `holders` */
     struct ml_holder {
         int stage;
         struct ml_holder *next; /* ascending; the first is the home */
-    } **holders;                /* by state id; NULL where no program used it yet */
+    } * *holders;               /* by state id; NULL where no program used it yet */
 } ml_stage_map;
 
 bool ml_stage_holds(const ml_stage_map *map, uint32_t state, int stage);

@@ -81,7 +81,7 @@ static void find_sums(stage_cutting *c) {
         stage_node *at = &c->node[n];
         if (!at->live) continue;
         const ml_node *node = ml_graph_node(c->g, n);
-        bool number = at->layer < 0 && ml_graph_type(c->g, n)->rank == 0;
+        bool number = at->at < 0 && ml_graph_type(c->g, n)->rank == 0;
         at->sum = (at->sum || number || (node->flags & ML_NODE_GRADIENT) || !spoilt[n]) &&
                   may_be_linear(c->g, n);
         for (int i = 0; i < node->source_count; i++)
@@ -192,7 +192,7 @@ static void place(stage_cutting *c, ml_ref n) {
     else if (node->op == ML_OP_OUT)
         at->home = c->node[ml_graph_source(c->g, n, 0)].home;
     else if (!place_sum(c, n))
-        at->home = at->layer >= 0 ? stage_of_layer(&c->map, at->layer) : home_by_operands(c, n);
+        at->home = at->at >= 0 ? stage_of_position(&c->map, at->at) : home_by_operands(c, n);
 }
 
 /* What is undecided goes to its first user, users first; outputs of an op stay with it. */

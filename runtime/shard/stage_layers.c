@@ -1,4 +1,5 @@
-/* The layers of a model: found by module paths, dealt to stages by cost (stage.h). */
+/* The layers of a model, and their members: found by module paths, dealt to stages by cost
+ * (stage.h). */
 #include <math.h>
 #include <string.h>
 
@@ -15,16 +16,28 @@ static int component_number(const char *text) {
     return *text == '.' || *text == 0 ? number : 0;
 }
 
-int stage_layer(const char *list, const char *path) {
+/* The layer of a module path or a state's name, counted from 0, and the path of what is within it;
+ * -1 where it is in none. */
+static int layer_of_path(const char *list, const char *path, const char **within) {
     size_t length = strlen(list);
     for (const char *at = path; at && *at;) {
         if (strncmp(at, list, length) == 0 && at[length] == '.') {
             int number = component_number(at + length + 1);
+            const char *rest = strchr(at + length + 1, '.');
+            *within = rest ? rest + 1 : "";
             if (number) return number - 1;
         }
         at = strchr(at, '.');
         if (at) at++;
     }
+    return -1;
+}
+
+/* The member that a path within a layer begins with; -1 where it is none of them. */
+static int member_of_path(const ml_stage_map *map, const char *within) {
+    size_t length = strcspn(within, ".");
+    for (int i = 0; i < map->members && map->members > 1; i++)
+        if (strncmp(map->member[i], within, length) == 0 && !map->member[i][length]) return i;
     return -1;
 }
 
@@ -35,13 +48,12 @@ static int outermost_list(const char *path) {
     return 0;
 }
 
-int stage_of_layer(const ml_stage_map *map, int layer) {
+int stage_of_position(const ml_stage_map *map, int position) {
     if (!map->count) return 0;
-    if (layer >= map->layers) layer = map->layers - 1;
-    int low = 0, high = map->count - 1; /* the last stage whose first layer is not above it */
+    int low = 0, high = map->count - 1; /* the last stage whose first position is not above it */
     while (low < high) {
         int middle = (low + high + 1) / 2;
-        if (map->first[middle] <= layer)
+        if (map->first[middle] <= position)
             low = middle;
         else
             high = middle - 1;
@@ -52,8 +64,11 @@ int stage_of_layer(const ml_stage_map *map, int layer) {
 int stage_by_name(const ml_graph *g, const ml_stage_map *map, uint32_t state) {
     const char *name = ml_graph_state(g, state)->name;
     if (!map->count || !name) return -1;
-    int layer = stage_layer(map->list, name);
-    return layer < 0 ? -1 : stage_of_layer(map, layer);
+    const char *within;
+    int layer = layer_of_path(map->list, name, &within), member;
+    if (layer < 0) return -1;
+    member = member_of_path(map, within);
+    return stage_of_position(map, layer * map->members + (member < 0 ? 0 : member));
 }
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
@@ -71,7 +86,8 @@ typedef struct {
 static void note_path(lists *all, const char *path) {
     int length = outermost_list(path), layers = length ? component_number(path + length + 1) : 0;
     if (all->wanted) {
-        int layer = stage_layer(all->wanted, path);
+        const char *within;
+        int layer = layer_of_path(all->wanted, path, &within);
         if (layer >= 0) path = all->wanted, length = (int)strlen(path), layers = layer + 1;
     }
     if (!length) return;
@@ -154,12 +170,12 @@ double stage_flops(const ml_graph *g, ml_ref n) {
     return ml_flops(g, n) + FLOPS_PER_BYTE * (double)ml_type_bytes(ml_graph_type(g, moves));
 }
 
-/* How many stages the layers before each need at least where none may cost more than `most`: full
+/* How many stages the parts before each need at least where none may cost more than `most`: full
  * ones, from the start. Whether `count` are enough for all. */
-static bool pack(const double *cost, int layers, int count, double most, int *needed) {
+static bool pack(const double *cost, int parts, int count, double most, int *needed) {
     double sum = 0;
     int stages = 0;
-    for (int i = 0; i < layers; i++) {
+    for (int i = 0; i < parts; i++) {
         needed[i] = stages;
         if (cost[i] > most) return false;
         if (!stages || sum + cost[i] > most) stages++, sum = 0;
@@ -189,66 +205,97 @@ static void share(const double *cost, int count, double most, const int *needed,
     }
 }
 
-/* The least maximum by bisection. */
-static void deal(const double *cost, int layers, ml_stage_map *map, int count) {
+/* With several stages a rank it is ranks that should have equal shares. As long as that makes them
+ * more equal, a stage hands its first or last part to its neighbour, which is another rank's. */
+static void even_ranks(const double *cost, int *first, int count, int ranks, ml_arena *arena) {
+    double *rank = ML_NEW_ARRAY(arena, double, ranks);
+    for (int v = 0; v < count; v++)
+        for (int i = first[v]; i < first[v + 1]; i++) rank[v % ranks] += cost[i];
+    bool moves = ranks > 1;
+    for (int round = 0; moves && round < 4 * count; round++) {
+        moves = false;
+        for (int v = 1; v < count; v++) {
+            double *before = &rank[(v - 1) % ranks], *after = &rank[v % ranks];
+            double back = cost[first[v]], on = cost[first[v] - 1]; /* what a move takes along */
+            if (first[v + 1] - first[v] > 1 && *after - *before > back * (1 + 1e-9)) {
+                *before += back, *after -= back, first[v]++;
+                moves = true;
+            } else if (first[v] - first[v - 1] > 1 && *before - *after > on * (1 + 1e-9)) {
+                *before -= on, *after += on, first[v]--;
+                moves = true;
+            }
+        }
+    }
+}
+
+/* The least maximum by bisection; part i begins at position begin[i]. */
+static void deal(const double *cost, const int *begin, int parts, const ml_layout *layout,
+                 ml_stage_map *map) {
+    int ranks = (int)layout->axis[layout->stages.mesh_axis].size;
+    int count = ranks * layout->stages.chunks;
     double low = 0, high = 0;
-    int *needed = ML_NEW_ARRAY(map->arena, int, layers);
-    for (int i = 0; i < layers; i++) {
+    int *needed = ML_NEW_ARRAY(map->arena, int, parts);
+    for (int i = 0; i < parts; i++) {
         high += cost[i];
         if (cost[i] > low) low = cost[i];
     }
     high = high > 0 ? high * 1.0001 : 1;
     for (int i = 0; i < 50 && high - low > 1e-6 * high; i++) {
         double middle = (low + high) / 2;
-        if (pack(cost, layers, count, middle, needed))
+        if (pack(cost, parts, count, middle, needed))
             high = middle;
         else
             low = middle;
     }
     map->first = ML_NEW_ARRAY(map->arena, int, count + 1);
-    map->first[count] = layers;
-    map->layers = layers;
+    map->first[count] = parts;
     map->count = count;
-    (void)pack(cost, layers, count, high, needed);
+    (void)pack(cost, parts, count, high, needed);
     share(cost, count, high, needed, map->first);
+    if (layout->stages.chunks > 1) even_ranks(cost, map->first, count, ranks, map->arena);
+    for (int i = 0; i <= count; i++)
+        map->first[i] = map->first[i] < parts ? begin[map->first[i]] : map->layers * map->members;
 }
 
-/* The layer that a node goes with by its operands: its own; of those that it uses, forward the
+/* The position that a node goes with by its operands: its own; of those that it uses, forward the
  * last, backward the first; -1 where they tell none, which is all that is said of what is had
  * everywhere. */
-static int *layers_by_operands(stage_cutting *c, const bool *free) {
-    int *layer = ML_NEW_ARRAY(c->scratch, int, c->node_count);
+static int *positions_by_operands(stage_cutting *c, const bool *free) {
+    int *at = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);
         bool backward = node->flags & ML_NODE_BACKWARD;
-        layer[n] = -1;
+        at[n] = -1;
         if (!c->node[n].live || free[n]) continue;
         for (int i = 0; i < node->source_count; i++) {
-            int of = layer[ml_graph_source(c->g, n, i)];
-            if (of >= 0 && (layer[n] < 0 || (backward ? of < layer[n] : of > layer[n])))
-                layer[n] = of;
+            int of = at[ml_graph_source(c->g, n, i)];
+            if (of >= 0 && (at[n] < 0 || (backward ? of < at[n] : of > at[n]))) at[n] = of;
         }
-        if (c->node[n].layer >= 0) layer[n] = c->node[n].layer;
+        if (c->node[n].at >= 0) at[n] = c->node[n].at;
     }
-    return layer;
+    return at;
 }
 
-/* What each layer costs, with what goes with it: by operands, else with the first user. */
-static double *layer_costs(stage_cutting *c, int layers) {
-    double *cost = ML_NEW_ARRAY(c->scratch, double, layers);
+/* By node: of inputs and constants alone. */
+static bool *free_find(stage_cutting *c) {
     bool *free = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
-    int *first = ML_NEW_ARRAY(c->scratch, int, c->node_count); /* layer of a user */
     for (ml_ref n = 1; n < c->node_count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);
-        first[n] = layers;
         free[n] = node->op != ML_OP_STATE;
         for (int i = 0; i < node->source_count; i++)
             free[n] = free[n] && free[ml_graph_source(c->g, n, i)];
     }
-    int *layer = layers_by_operands(c, free);
+    return free;
+}
+
+/* What each position costs, with what goes with it: by operands, else with the first user. */
+static double *position_costs(stage_cutting *c, int positions, const bool *free, const int *by) {
+    double *cost = ML_NEW_ARRAY(c->scratch, double, positions);
+    int *first = ML_NEW_ARRAY(c->scratch, int, c->node_count); /* position of a user */
+    for (ml_ref n = 1; n < c->node_count; n++) first[n] = positions;
     for (ml_ref n = c->node_count - 1; n > 0; n--) {
         if (!c->node[n].live || free[n]) continue;
-        int at = layer[n] >= 0 ? layer[n] : first[n] < layers ? first[n] : 0;
+        int at = by[n] >= 0 ? by[n] : first[n] < positions ? first[n] : 0;
         cost[at] += stage_flops(c->g, n);
         for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
             ml_ref source = ml_graph_source(c->g, n, i);
@@ -258,12 +305,57 @@ static double *layer_costs(stage_cutting *c, int layers) {
     return cost;
 }
 
-static void set_list(const list *chosen, ml_stage_map *map) {
-    map->list = ml_arena_copy(map->arena, chosen->path, (size_t)chosen->length);
+/* ---- Members of layers ----------------------------------------------------------------------- */
+
+/* Whether the node is a number of the forward pass' own: nothing that every rank has, or makes of
+ * its states. */
+static bool *activations_find(stage_cutting *c, const bool *free) {
+    bool *made = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        ml_op_class class = ml_ops[node->op].op_class;
+        bool moves = class == ML_CLASS_MAP || (class == ML_CLASS_MOVE && node->op != ML_OP_GATHER);
+        bool backward = node->flags & ML_NODE_BACKWARD;
+        made[n] = c->node[n].live && !backward && !free[n] && node->op != ML_OP_STATE && !moves;
+        for (int i = 0; i < node->source_count && !backward && c->node[n].live; i++)
+            made[n] = made[n] || made[ml_graph_source(c->g, n, i)];
+    }
+    return made;
 }
 
-static int stage_count(const ml_layout *layout) {
-    return (int)layout->axis[layout->stages.mesh_axis].size * layout->stages.chunks;
+/* Bytes that the forward pass hands on to each position from those before it. */
+static double *bytes_handed(stage_cutting *c, int positions, const bool *made, const int *by) {
+    double *bytes = ML_NEW_ARRAY(c->scratch, double, positions + 1);
+    int *last = ML_NEW_ARRAY(c->scratch, int, c->node_count);
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        last[n] = by[n];
+        for (int i = 0; made[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            if (by[n] > last[source]) last[source] = by[n];
+        }
+    }
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        if (!made[n] || last[n] <= by[n]) continue;
+        bytes[by[n] + 1] += (double)ml_type_bytes(ml_graph_type(c->g, n));
+        bytes[last[n] + 1] -= (double)ml_type_bytes(ml_graph_type(c->g, n));
+    }
+    for (int at = 1; at <= positions; at++) bytes[at] += bytes[at - 1];
+    return bytes;
+}
+
+/* Whether the forward pass goes through the members of each layer in their order. */
+static bool in_order(const stage_cutting *c, const bool *made) {
+    for (ml_ref n = 1; n < c->node_count; n++)
+        for (int i = 0; made[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+            ml_ref source = ml_graph_source(c->g, n, i);
+            if (made[source] && c->node[n].at >= 0 && c->node[source].at > c->node[n].at)
+                return false;
+        }
+    return true;
+}
+
+static void set_list(const list *chosen, ml_stage_map *map) {
+    map->list = ml_arena_copy(map->arena, chosen->path, (size_t)chosen->length);
 }
 
 bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map) {
@@ -273,9 +365,12 @@ bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_ma
     if (!chosen) return false;
     check_layers(layout, chosen);
     double *cost = ML_NEW_ARRAY(map->arena, double, chosen->layers);
-    for (int i = 0; i < chosen->layers; i++) cost[i] = 1;
+    int *begin = ML_NEW_ARRAY(map->arena, int, chosen->layers);
+    for (int i = 0; i < chosen->layers; i++) cost[i] = 1, begin[i] = i;
     set_list(chosen, map);
-    deal(cost, chosen->layers, map, stage_count(layout));
+    map->layers = chosen->layers;
+    map->members = 1;
+    deal(cost, begin, chosen->layers, layout, map);
     return true;
 }
 
@@ -287,42 +382,131 @@ static bool uses_parameters(const stage_cutting *c) {
     return false;
 }
 
-/* By origin, which nodes share; parsed once each. `found` may be NULL. */
-static void read_paths(stage_cutting *c, lists *found) {
+/* ---- Paths of nodes -------------------------------------------------------------------------- */
+
+static const char *module_of(const stage_cutting *c, ml_ref n) {
+    const char *module = ml_graph_origin(c->g, n)->module;
+    return c->node[n].live && module ? module : "";
+}
+
+/* A table by origin, which nodes share: their paths are read once each. */
+static int *by_origin(const stage_cutting *c) {
     uint32_t most = 0;
     for (ml_ref n = 1; n < c->node_count; n++)
         if (ml_graph_node(c->g, n)->origin > most) most = ml_graph_node(c->g, n)->origin;
-    int *layer = ML_NEW_ARRAY(c->scratch, int, most + 1);
+    return ML_NEW_ARRAY(c->scratch, int, most + 1);
+}
+
+static void note_modules(const stage_cutting *c, lists *found) {
+    int *seen = by_origin(c);
     for (ml_ref n = 1; n < c->node_count; n++) {
-        uint32_t origin = ml_graph_node(c->g, n)->origin;
-        const char *module = ml_graph_origin(c->g, n)->module;
-        c->node[n].layer = -1;
-        if (!c->node[n].live || !module || !module[0]) continue;
-        if (found && !layer[origin]) note_path(found, module);
-        if (!layer[origin]) layer[origin] = c->map.count ? stage_layer(c->map.list, module) + 2 : 1;
-        int of = layer[origin] - 2;
-        c->node[n].layer = of < 0 ? -1 : of < c->map.layers ? of : c->map.layers - 1;
+        const char *module = module_of(c, n);
+        if (module[0] && !seen[ml_graph_node(c->g, n)->origin]++) note_path(found, module);
     }
+}
+
+/* The members of layers, in the order in which the forward pass comes to them. */
+static void members_find(stage_cutting *c, const bool *made) {
+    enum { MOST = 64 };
+    ml_stage_map *map = &c->map;
+    int *seen = by_origin(c);
+    map->member = ML_NEW_ARRAY(map->arena, const char *, MOST);
+    map->members = 0;
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        const char *within = "", *module = module_of(c, n);
+        if (!made[n] || !module[0] || seen[ml_graph_node(c->g, n)->origin]++) continue;
+        if (layer_of_path(map->list, module, &within) < 0 || !within[0]) continue;
+        if (member_of_path(map, within) >= 0 || map->members == MOST) continue;
+        map->member[map->members++] = ml_arena_copy(map->arena, within, strcspn(within, "."));
+    }
+    if (map->members == 0) map->members = 1;
+}
+
+/* What is of a layer and no member of it goes with the members whose results it uses: forward the
+ * last, backward the first. */
+static void positions_read(stage_cutting *c) {
+    int members = c->map.members, *seen = by_origin(c), *known = by_origin(c),
+        *named = by_origin(c);
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        const ml_node *node = ml_graph_node(c->g, n);
+        const char *within, *module = module_of(c, n);
+        bool backward = node->flags & ML_NODE_BACKWARD;
+        c->node[n].at = -1;
+        if (!module[0]) continue;
+        if (!seen[node->origin]++) {
+            int layer = layer_of_path(c->map.list, module, &within);
+            int member = layer < 0 ? -1 : member_of_path(&c->map, within);
+            if (layer >= c->map.layers) layer = c->map.layers - 1;
+            known[node->origin] = layer < 0 ? -1 : layer * members + (member < 0 ? 0 : member);
+            named[node->origin] = member >= 0 || members == 1;
+        }
+        int at = known[node->origin], best = -1;
+        for (int i = 0; at >= 0 && !named[node->origin] && i < node->source_count; i++) {
+            int of = c->node[ml_graph_source(c->g, n, i)].at;
+            if (of < 0 || of / members != at / members) continue;
+            if (best < 0 || (backward ? of < best : of > best)) best = of;
+        }
+        if (at >= 0 && !named[node->origin])
+            at = best >= 0 ? best : backward ? at + members - 1 : at;
+        c->node[n].at = at;
+    }
+}
+
+/* ---- A program's layers ---------------------------------------------------------------------- */
+
+/* Where a stage may begin: with a layer, and with a member to which no more is handed on than to
+ * its layer. A layer of which that is not known is whole. */
+static int *begins_find(stage_cutting *c, const bool *made, const int *by, int *count) {
+    int members = c->map.members, positions = c->map.layers * members;
+    int *begin = ML_NEW_ARRAY(c->scratch, int, positions);
+    const double *bytes = bytes_handed(c, positions, made, by);
+    *count = 0;
+    for (int at = 0; at < positions; at++) {
+        int layer = at / members * members, other = layer > 0 ? layer : layer + members;
+        bool within = at > layer && other < positions && bytes[at] <= bytes[other] * 1.001;
+        if (at == layer || within) begin[(*count)++] = at;
+    }
+    return begin;
+}
+
+static void deal_by_cost(stage_cutting *c) {
+    const bool *free = free_find(c), *made = activations_find(c, free);
+    c->map.members = 1;
+    members_find(c, made);
+    positions_read(c);
+    if (!in_order(c, made)) {
+        c->map.members = 1;
+        positions_read(c);
+    }
+    int parts, positions = c->map.layers * c->map.members;
+    const int *by = positions_by_operands(c, free);
+    const int *begin = begins_find(c, made, by, &parts);
+    const double *cost = position_costs(c, positions, free, by);
+    double *sum = ML_NEW_ARRAY(c->scratch, double, parts);
+    for (int i = 0; i < parts; i++)
+        for (int at = begin[i]; at < (i + 1 < parts ? begin[i + 1] : positions); at++)
+            sum[i] += cost[at];
+    deal(sum, begin, parts, c->layout, &c->map);
 }
 
 void stage_deal(stage_cutting *c) {
     if (c->map.count) {
-        read_paths(c, NULL);
+        positions_read(c);
         return;
     }
     lists all = lists_for(c->layout, c->scratch);
-    read_paths(c, &all);
+    note_modules(c, &all);
     const list *chosen = choose(&all);
     if (!chosen) { /* a program beside the model, or one of its optimizer alone */
+        for (ml_ref n = 1; n < c->node_count; n++) c->node[n].at = -1;
         if (!uses_parameters(c)) return;
         if (!stage_deal_by_names(c->g, c->layout, &c->map)) raise_no_list(&all);
-        read_paths(c, NULL);
+        positions_read(c);
         return;
     }
     check_layers(c->layout, chosen);
     set_list(chosen, &c->map);
     c->map.layers = chosen->layers;
     c->map.count = 1;
-    read_paths(c, NULL);
-    deal(layer_costs(c, chosen->layers), chosen->layers, &c->map, stage_count(c->layout));
+    deal_by_cost(c);
 }

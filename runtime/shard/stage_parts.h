@@ -36,7 +36,7 @@ typedef struct {
     bool absorbed; /* an ADD whose one user is a sum of the same type, which takes its terms */
     bool output, updates;
     uint32_t users;      /* roots count too */
-    int layer;           /* counted from 0; -1 where it belongs to none */
+    int at;              /* its position in the list (stage.h); -1 where it is of no layer */
     int home;            /* -1: not known yet */
     int hint;            /* stage of the states that it reads; -1 where they tell none */
     uint64_t *set;       /* SUM: bits of stages; the lowest is the home */
@@ -66,12 +66,10 @@ typedef struct {
 
 /* ---- stage_layers.c */
 
-/* The layer of a module path or a state's name, counted from 0; -1 where it is in none. */
-int stage_layer(const char *list, const char *path);
-int stage_of_layer(const ml_stage_map *map, int layer);
+int stage_of_position(const ml_stage_map *map, int position);
 /* By the state's name; -1 where it tells none. */
 int stage_by_name(const ml_graph *g, const ml_stage_map *map, uint32_t state);
-/* Fill in the layers of nodes and, where the map has none yet, deal them to stages. */
+/* Fill in the positions of nodes and, where the map has none yet, deal them to stages. */
 void stage_deal(stage_cutting *c);
 /* The same for a map that no program was cut with, by the names of states alone; false where they
  * name no list. */
