@@ -225,3 +225,71 @@ PROCESS_TEST(pipelines_share_out_states) {
     if (!(told >= 0.9 * each && told <= 1.1 * each))
         test_fail("%.0f bytes of states on a rank, and %.0f are an even share", told, each);
 }
+
+/* A stage begins within a layer where the first half hands its sum on alone; not where both halves
+ * read what the layer is given, or where layers go through their halves in another order. */
+PROCESS_TEST(pipelines_begin_within_layers) {
+    static const struct {
+        const char *kind, *begin;
+    } cases[] = {{"serial", "  begin at      1 2.second\n"},
+                 {"parallel", "  layers        2 1\n"},
+                 {"mixed", "  layers        2 1\n"},
+                 {"own", "  begin at      1 2.second\n"}};
+    process_write(
+        room, "halves.lua",
+        "local m = require 'mlua'\n"
+        "local cfg = m.config { kind = 'serial', steps = 3 }\n"
+        "local A = m.axes { embed = 32, ffn = 256, vocab = 256, seq = 8, batch = 16 }\n"
+        "local Half = m.module('Half', function(self)\n"
+        "  self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
+        "end)\n"
+        "function Half:forward(x) return m.gelu(x:dot(self.up, 'embed')):dot(self.down, 'ffn') "
+        "end\n"
+        "local Block = m.module('Block', function(self, i)\n"
+        "  self.at, self.first, self.second = i, Half(), Half()\n"
+        "  self.gain = cfg.kind == 'own' and m.param { A.embed }\n"
+        "end)\n"
+        "function Block:forward(x)\n"
+        "  local first, second = self.first, self.second\n"
+        "  if cfg.kind == 'mixed' and self.at % 2 == 0 then first, second = second, first end\n"
+        "  if cfg.kind == 'parallel' then return x + first(x) + second(x) end\n"
+        "  x = x + first(x)\n"
+        "  if self.gain then x = x * (1 + self.gain) end\n"
+        "  return x + second(x)\n"
+        "end\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  self.table, self.blocks = m.param { A.vocab, A.embed }, m.stack(3, Block)\n"
+        "end)\n"
+        "function Net:forward(tokens)\n"
+        "  local x = self.table:gather(tokens, 'vocab')\n"
+        "  for _, block in ipairs(self.blocks) do x = block(x) end\n"
+        "  return x:dot(self.table, 'embed')\n"
+        "end\n"
+        "m.train { model = Net(), batch = A.batch, seq = A.seq, vocab = 256, steps = cfg.steps,\n"
+        "  clip = 1, optimizer = m.adamw { lr = 1e-2 },\n"
+        "  layout = m.layout.megatron { schedule = 'zero-bubble', microbatches = 4 } }\n");
+    for (int i = 0; i < 4; i++) {
+        process_result check = process_run(
+            room, 0, "", "check --device h200 --mesh pp=2 halves.lua kind=%s", cases[i].kind);
+        process_expect(&check, cases[i].begin);
+        char *one = ml_arena_format(room->arena, "halves.lua kind=%s", cases[i].kind);
+        process_compare(process_train(room, 3, "MLUA_VERIFY=1",
+                                      ml_arena_format(room->arena, "%s -n 2 --mesh pp=2", one)),
+                        process_train(room, 3, "", one), 3, 1e-5, cases[i].kind);
+    }
+}
+
+/* 24 layers and the logits over four ranks: with two stages each, these have equal shares. */
+PROCESS_TEST(pipelines_share_out_work) {
+    static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble"};
+    static const double most[] = {0.185, 0.10, 0.095};
+    for (int i = 0; i < 3; i++) {
+        process_result r = process_run(room, 0, "",
+                                       "check --device h200 --json --mesh pp=4 "
+                                       "\"$ROOT/models/gpt.lua\" preset=gpt-1.3b batch=32 "
+                                       "accum=16 schedule=%s",
+                                       schedules[i]);
+        double bubble = number_after(r.output, "\"bubble\":");
+        if (!(bubble > 0.05 && bubble < most[i])) test_fail("%s: %.3f", schedules[i], bubble);
+    }
+}
