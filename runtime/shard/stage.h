@@ -5,9 +5,11 @@
  * the longest that the program has. They are dealt in order to virtual stages 0 .. count-1 (ranks
  * of the mesh axis times chunks), in runs of nearly equal cost. A stage may begin within a layer,
  * too, with one of its members ("blocks.3.mlp"), where no more is handed on there than where layers
- * meet: then positions are those of members, in the order in which the forward pass uses them. What
- * comes before the first layer is of the first virtual stage, what comes after the last one of the
- * last. Virtual stage v runs at coordinate v % ranks of the mesh axis.
+ * meet: then positions are those of members, in the order in which the forward pass of the first
+ * program uses them. Where layers go through their members in several orders, or states were placed
+ * by their names before any program, stages begin with layers. What comes before the first layer is
+ * of the first virtual stage, what comes after the last one of the last. Virtual stage v runs at
+ * coordinate v % ranks of the mesh axis.
  *
  * Each node has one home: the stage of the layer that it is of, forward or backward; for what is of
  * none, the last of its operands' stages forward, the first backward. A state lives on the virtual
@@ -37,8 +39,8 @@ typedef struct {
     ml_arena *arena;
     const char *list;     /* path of the list: "blocks" */
     int layers;           /* of the model */
-    int members;          /* of a layer; 1: stages begin with layers */
-    const char **member;  /* [members]: their names, "attention" */
+    int members;          /* of a layer; 1 where they do not count */
+    const char **member;  /* [members]: their names, "attention"; NULL: stages begin with layers */
     int count;            /* virtual stages; 0: no program was cut yet */
     int *first;           /* [count + 1]: stage v has the positions first[v] .. first[v + 1] - 1;
                              member m of layer l, both counted from 0, is at l x members + m */

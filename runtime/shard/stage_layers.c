@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "runtime/shard/pipeline.h"
 #include "runtime/shard/stage_parts.h"
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
@@ -36,7 +37,7 @@ static int layer_of_path(const char *list, const char *path, const char **within
 /* The member that a path within a layer begins with; -1 where it is none of them. */
 static int member_of_path(const ml_stage_map *map, const char *within) {
     size_t length = strcspn(within, ".");
-    for (int i = 0; i < map->members && map->members > 1; i++)
+    for (int i = 0; map->member && i < map->members; i++)
         if (strncmp(map->member[i], within, length) == 0 && !map->member[i][length]) return i;
     return -1;
 }
@@ -67,6 +68,7 @@ int stage_by_name(const ml_graph *g, const ml_stage_map *map, uint32_t state) {
     const char *within;
     int layer = layer_of_path(map->list, name, &within), member;
     if (layer < 0) return -1;
+    if (layer >= map->layers) layer = map->layers - 1;
     member = member_of_path(map, within);
     return stage_of_position(map, layer * map->members + (member < 0 ? 0 : member));
 }
@@ -207,8 +209,8 @@ static void share(const double *cost, int count, double most, const int *needed,
 
 /* With several stages a rank it is ranks that should have equal shares. As long as that makes them
  * more equal, a stage hands its first or last part to its neighbour, which is another rank's. */
-static void even_ranks(const double *cost, int *first, int count, int ranks, ml_arena *arena) {
-    double *rank = ML_NEW_ARRAY(arena, double, ranks);
+static void even_ranks(const double *cost, int *first, int count, int ranks, ml_arena *scratch) {
+    double *rank = ML_NEW_ARRAY(scratch, double, ranks);
     for (int v = 0; v < count; v++)
         for (int i = first[v]; i < first[v + 1]; i++) rank[v % ranks] += cost[i];
     bool moves = ranks > 1;
@@ -228,13 +230,57 @@ static void even_ranks(const double *cost, int *first, int count, int ranks, ml_
     }
 }
 
+/* How long a step of some microbatches takes, a third of the work forward. */
+static int64_t step_length(const double *cost, const int *first, const ml_layout *layout,
+                           ml_arena *scratch) {
+    enum { UNITS = 1000000 };
+    int ranks = (int)layout->axis[layout->stages.mesh_axis].size, chunks = layout->stages.chunks;
+    int count = ranks * chunks, edges = 0;
+    double all = 0;
+    ml_pipeline made;
+    ml_task *task = ML_NEW_ARRAY(scratch, ml_task, 2 * (size_t)count);
+    ml_task_edge *edge = ML_NEW_ARRAY(scratch, ml_task_edge, 2 * (size_t)count);
+    for (int i = 0; i < first[count]; i++) all += cost[i];
+    for (int v = 0; v < count; v++) {
+        double sum = 0;
+        for (int i = first[v]; i < first[v + 1]; i++) sum += cost[i];
+        int64_t units = all > 0 ? (int64_t)(UNITS * (sum / all)) : 0;
+        task[2 * v] = (ml_task){.stage = v, .cost = units / 3 + 1};
+        task[2 * v + 1] = (ml_task){.stage = v, .cost = units - units / 3 + 1};
+        if (v == 0) continue;
+        edge[edges++] = (ml_task_edge){.from = 2 * v - 2, .to = 2 * v};
+        edge[edges++] = (ml_task_edge){.from = 2 * v + 1, .to = 2 * v - 1};
+    }
+    edge[edges++] = (ml_task_edge){.from = 2 * count - 2, .to = 2 * count - 1};
+    ml_pipeline_problem problem = {.kind = layout->stages.schedule,
+                                   .ranks = ranks,
+                                   .chunks = chunks,
+                                   .microbatches = 2 * ranks,
+                                   .task_count = 2 * count,
+                                   .edge_count = edges,
+                                   .tasks = task,
+                                   .edges = edge};
+    ml_pipeline_make(&problem, scratch, &made);
+    return made.length;
+}
+
+/* Takes stages that make ranks equal, and each other less so, where a step is shorter with them. */
+static void deal_to_ranks(const double *cost, const ml_layout *layout, int count, int *first,
+                          ml_arena *scratch) {
+    int *even = ML_NEW_ARRAY(scratch, int, (size_t)count + 1);
+    memcpy(even, first, sizeof *even * ((size_t)count + 1));
+    even_ranks(cost, even, count, count / layout->stages.chunks, scratch);
+    if (memcmp(even, first, sizeof *even * ((size_t)count + 1)) == 0) return;
+    if (step_length(cost, even, layout, scratch) < step_length(cost, first, layout, scratch))
+        memcpy(first, even, sizeof *even * ((size_t)count + 1));
+}
+
 /* The least maximum by bisection; part i begins at position begin[i]. */
 static void deal(const double *cost, const int *begin, int parts, const ml_layout *layout,
-                 ml_stage_map *map) {
-    int ranks = (int)layout->axis[layout->stages.mesh_axis].size;
-    int count = ranks * layout->stages.chunks;
+                 ml_stage_map *map, ml_arena *scratch) {
+    int count = (int)layout->axis[layout->stages.mesh_axis].size * layout->stages.chunks;
     double low = 0, high = 0;
-    int *needed = ML_NEW_ARRAY(map->arena, int, parts);
+    int *needed = ML_NEW_ARRAY(scratch, int, parts);
     for (int i = 0; i < parts; i++) {
         high += cost[i];
         if (cost[i] > low) low = cost[i];
@@ -252,7 +298,7 @@ static void deal(const double *cost, const int *begin, int parts, const ml_layou
     map->count = count;
     (void)pack(cost, parts, count, high, needed);
     share(cost, count, high, needed, map->first);
-    if (layout->stages.chunks > 1) even_ranks(cost, map->first, count, ranks, map->arena);
+    if (layout->stages.chunks > 1) deal_to_ranks(cost, layout, count, map->first, scratch);
     for (int i = 0; i <= count; i++)
         map->first[i] = map->first[i] < parts ? begin[map->first[i]] : map->layers * map->members;
 }
@@ -307,50 +353,65 @@ static double *position_costs(stage_cutting *c, int positions, const bool *free,
 
 /* ---- Members of layers ----------------------------------------------------------------------- */
 
-/* Whether the node is a number of the forward pass' own: nothing that every rank has, or makes of
- * its states. */
-static bool *activations_find(stage_cutting *c, const bool *free) {
-    bool *made = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
+/* By node: whether it is of one place, not what every rank has or makes of its states. */
+static bool *values_find(stage_cutting *c, const bool *free) {
+    bool *value = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);
         ml_op_class class = ml_ops[node->op].op_class;
         bool moves = class == ML_CLASS_MAP || (class == ML_CLASS_MOVE && node->op != ML_OP_GATHER);
-        bool backward = node->flags & ML_NODE_BACKWARD;
-        made[n] = c->node[n].live && !backward && !free[n] && node->op != ML_OP_STATE && !moves;
-        for (int i = 0; i < node->source_count && !backward && c->node[n].live; i++)
-            made[n] = made[n] || made[ml_graph_source(c->g, n, i)];
+        value[n] = c->node[n].live && !free[n] && node->op != ML_OP_STATE && !moves;
+        for (int i = 0; i < node->source_count && c->node[n].live; i++)
+            value[n] = value[n] || value[ml_graph_source(c->g, n, i)];
     }
-    return made;
+    return value;
 }
 
-/* Bytes that the forward pass hands on to each position from those before it. */
-static double *bytes_handed(stage_cutting *c, int positions, const bool *made, const int *by) {
-    double *bytes = ML_NEW_ARRAY(c->scratch, double, positions + 1);
-    int *last = ML_NEW_ARRAY(c->scratch, int, c->node_count);
+static bool is_backward(const stage_cutting *c, ml_ref n) {
+    return ml_graph_node(c->g, n)->flags & ML_NODE_BACKWARD;
+}
+
+/* Bytes that a pass hands on from the positions before each to those from it on, or back. */
+typedef struct {
+    double *on, *back;
+} handed;
+
+/* Of those tensors that this pass makes and uses. */
+static handed bytes_handed(stage_cutting *c, int positions, const bool *value, const int *by,
+                           bool backward) {
+    handed out = {ML_NEW_ARRAY(c->scratch, double, positions + 1),
+                  ML_NEW_ARRAY(c->scratch, double, positions + 1)};
+    int *least = ML_NEW_ARRAY(c->scratch, int, c->node_count);
+    int *most = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
-        last[n] = by[n];
-        for (int i = 0; made[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+        least[n] = most[n] = by[n];
+        if (!value[n] || by[n] < 0 || is_backward(c, n) != backward) continue;
+        for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
             ml_ref source = ml_graph_source(c->g, n, i);
-            if (by[n] > last[source]) last[source] = by[n];
+            if (by[n] < least[source]) least[source] = by[n];
+            if (by[n] > most[source]) most[source] = by[n];
         }
     }
     for (ml_ref n = 1; n < c->node_count; n++) {
-        if (!made[n] || last[n] <= by[n]) continue;
-        bytes[by[n] + 1] += (double)ml_type_bytes(ml_graph_type(c->g, n));
-        bytes[last[n] + 1] -= (double)ml_type_bytes(ml_graph_type(c->g, n));
+        double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n));
+        if (!value[n] || by[n] < 0 || is_backward(c, n) != backward) continue;
+        out.on[by[n] + 1] += bytes, out.on[most[n] + 1] -= bytes;
+        out.back[least[n] + 1] += bytes, out.back[by[n] + 1] -= bytes;
     }
-    for (int at = 1; at <= positions; at++) bytes[at] += bytes[at - 1];
-    return bytes;
+    for (int at = 1; at <= positions; at++)
+        out.on[at] += out.on[at - 1], out.back[at] += out.back[at - 1];
+    return out;
 }
 
 /* Whether the forward pass goes through the members of each layer in their order. */
-static bool in_order(const stage_cutting *c, const bool *made) {
-    for (ml_ref n = 1; n < c->node_count; n++)
-        for (int i = 0; made[n] && i < ml_graph_node(c->g, n)->source_count; i++) {
+static bool in_order(const stage_cutting *c, const bool *value) {
+    for (ml_ref n = 1; n < c->node_count; n++) {
+        if (!value[n] || is_backward(c, n) || c->node[n].at < 0) continue;
+        for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
             ml_ref source = ml_graph_source(c->g, n, i);
-            if (made[source] && c->node[n].at >= 0 && c->node[source].at > c->node[n].at)
-                return false;
+            if (value[source] && c->node[source].at > c->node[n].at) return false;
         }
+    }
     return true;
 }
 
@@ -370,7 +431,7 @@ bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_ma
     set_list(chosen, map);
     map->layers = chosen->layers;
     map->members = 1;
-    deal(cost, begin, chosen->layers, layout, map);
+    deal(cost, begin, chosen->layers, layout, map, map->arena);
     return true;
 }
 
@@ -405,8 +466,13 @@ static void note_modules(const stage_cutting *c, lists *found) {
     }
 }
 
+static void members_none(ml_stage_map *map) {
+    map->members = 1;
+    map->member = NULL;
+}
+
 /* The members of layers, in the order in which the forward pass comes to them. */
-static void members_find(stage_cutting *c, const bool *made) {
+static void members_find(stage_cutting *c, const bool *value) {
     enum { MOST = 64 };
     ml_stage_map *map = &c->map;
     int *seen = by_origin(c);
@@ -414,84 +480,120 @@ static void members_find(stage_cutting *c, const bool *made) {
     map->members = 0;
     for (ml_ref n = 1; n < c->node_count; n++) {
         const char *within = "", *module = module_of(c, n);
-        if (!made[n] || !module[0] || seen[ml_graph_node(c->g, n)->origin]++) continue;
+        if (!value[n] || is_backward(c, n) || !module[0] || seen[ml_graph_node(c->g, n)->origin]++)
+            continue;
         if (layer_of_path(map->list, module, &within) < 0 || !within[0]) continue;
         if (member_of_path(map, within) >= 0 || map->members == MOST) continue;
         map->member[map->members++] = ml_arena_copy(map->arena, within, strcspn(within, "."));
     }
-    if (map->members == 0) map->members = 1;
+    if (map->members == 0) members_none(map);
 }
 
-/* What is of a layer and no member of it goes with the members whose results it uses: forward the
- * last, backward the first. */
-static void positions_read(stage_cutting *c) {
-    int members = c->map.members, *seen = by_origin(c), *known = by_origin(c),
-        *named = by_origin(c);
+/* What nodes of an origin share. */
+typedef struct {
+    bool read, named; /* it names a member */
+    int at;           /* of the member, or of the layer's first; -1: of no layer */
+    int last;         /* where the last of its forward nodes is; -1: it has none yet */
+} origin_place;
+
+static void place_read(const stage_cutting *c, const char *module, origin_place *place) {
+    const char *within;
+    int layer = layer_of_path(c->map.list, module, &within);
+    int member = layer < 0 ? -1 : member_of_path(&c->map, within);
+    if (layer >= c->map.layers) layer = c->map.layers - 1;
+    *place = (origin_place){.read = true, .at = -1, .last = -1};
+    if (layer < 0) return;
+    place->at = layer * c->map.members + (member < 0 ? 0 : member);
+    place->named = member >= 0 || c->map.members == 1;
+}
+
+/* What is of a layer and names no member goes with the last member whose results it uses; backward
+ * with what it is the gradient of, which has its origin, but not after what it uses. Neither
+ * weights nor masks of dropout tell where. */
+static int position_in_layer(const stage_cutting *c, ml_ref n, const bool *value,
+                             const origin_place *place) {
+    const ml_node *node = ml_graph_node(c->g, n);
+    bool backward = is_backward(c, n);
+    int members = c->map.members, end = place->last >= 0 ? place->last : place->at + members - 1;
+    int best = backward ? end : place->at;
+    for (int i = 0; i < node->source_count; i++) {
+        ml_ref source = ml_graph_source(c->g, n, i);
+        int of = c->node[source].at;
+        if (!value[source] || of < 0 || of / members != place->at / members) continue;
+        if (backward && is_backward(c, source) && of < best) best = of;
+        if (!backward && of > best) best = of;
+    }
+    return best;
+}
+
+static void positions_read(stage_cutting *c, const bool *value) {
+    uint32_t most = 0;
+    for (ml_ref n = 1; n < c->node_count; n++)
+        if (ml_graph_node(c->g, n)->origin > most) most = ml_graph_node(c->g, n)->origin;
+    origin_place *places = ML_NEW_ARRAY(c->scratch, origin_place, most + 1);
     for (ml_ref n = 1; n < c->node_count; n++) {
-        const ml_node *node = ml_graph_node(c->g, n);
-        const char *within, *module = module_of(c, n);
-        bool backward = node->flags & ML_NODE_BACKWARD;
+        origin_place *place = &places[ml_graph_node(c->g, n)->origin];
+        const char *module = module_of(c, n);
         c->node[n].at = -1;
         if (!module[0]) continue;
-        if (!seen[node->origin]++) {
-            int layer = layer_of_path(c->map.list, module, &within);
-            int member = layer < 0 ? -1 : member_of_path(&c->map, within);
-            if (layer >= c->map.layers) layer = c->map.layers - 1;
-            known[node->origin] = layer < 0 ? -1 : layer * members + (member < 0 ? 0 : member);
-            named[node->origin] = member >= 0 || members == 1;
-        }
-        int at = known[node->origin], best = -1;
-        for (int i = 0; at >= 0 && !named[node->origin] && i < node->source_count; i++) {
-            int of = c->node[ml_graph_source(c->g, n, i)].at;
-            if (of < 0 || of / members != at / members) continue;
-            if (best < 0 || (backward ? of < best : of > best)) best = of;
-        }
-        if (at >= 0 && !named[node->origin])
-            at = best >= 0 ? best : backward ? at + members - 1 : at;
-        c->node[n].at = at;
+        if (!place->read) place_read(c, module, place);
+        if (place->at < 0) continue;
+        c->node[n].at = place->named ? place->at : position_in_layer(c, n, value, place);
+        if (!value[n] || is_backward(c, n)) continue;
+        if (c->node[n].at > place->last) place->last = c->node[n].at;
     }
 }
 
 /* ---- A program's layers ---------------------------------------------------------------------- */
 
-/* Where a stage may begin: with a layer, and with a member to which no more is handed on than to
- * its layer. A layer of which that is not known is whole. */
-static int *begins_find(stage_cutting *c, const bool *made, const int *by, int *count) {
+/* Where a stage may begin: with a layer, and with a member before which both passes hand on no more
+ * than before its layer; the first layer's members are held against the second layer. */
+static int *begins_find(stage_cutting *c, const bool *value, const int *by, int *count) {
     int members = c->map.members, positions = c->map.layers * members;
     int *begin = ML_NEW_ARRAY(c->scratch, int, positions);
-    const double *bytes = bytes_handed(c, positions, made, by);
+    handed forward = bytes_handed(c, positions, value, by, false);
+    handed backward = bytes_handed(c, positions, value, by, true);
+    bool *used = ML_NEW_ARRAY(c->scratch, bool, positions); /* layers differ in their members */
+    for (ml_ref n = 1; n < c->node_count; n++)
+        if (value[n] && !is_backward(c, n) && c->node[n].at >= 0) used[c->node[n].at] = true;
     *count = 0;
     for (int at = 0; at < positions; at++) {
         int layer = at / members * members, other = layer > 0 ? layer : layer + members;
-        bool within = at > layer && other < positions && bytes[at] <= bytes[other] * 1.001;
+        bool within = at > layer && used[at] && other < positions;
+        if (within) {
+            double some = 1e-3 * forward.on[other]; /* numbers */
+            within = forward.on[at] <= forward.on[other] + some &&
+                     forward.back[at] <= forward.back[other] + some &&
+                     backward.on[at] <= backward.on[other] + some &&
+                     backward.back[at] <= backward.back[other] + some;
+        }
         if (at == layer || within) begin[(*count)++] = at;
     }
     return begin;
 }
 
 static void deal_by_cost(stage_cutting *c) {
-    const bool *free = free_find(c), *made = activations_find(c, free);
-    c->map.members = 1;
-    members_find(c, made);
-    positions_read(c);
-    if (!in_order(c, made)) {
-        c->map.members = 1;
-        positions_read(c);
+    const bool *free = free_find(c), *value = values_find(c, free);
+    members_find(c, value);
+    positions_read(c, value);
+    if (!in_order(c, value)) {
+        members_none(&c->map);
+        positions_read(c, value);
     }
     int parts, positions = c->map.layers * c->map.members;
     const int *by = positions_by_operands(c, free);
-    const int *begin = begins_find(c, made, by, &parts);
+    const int *begin = begins_find(c, value, by, &parts);
     const double *cost = position_costs(c, positions, free, by);
     double *sum = ML_NEW_ARRAY(c->scratch, double, parts);
     for (int i = 0; i < parts; i++)
         for (int at = begin[i]; at < (i + 1 < parts ? begin[i + 1] : positions); at++)
             sum[i] += cost[at];
-    deal(sum, begin, parts, c->layout, &c->map);
+    deal(sum, begin, parts, c->layout, &c->map, c->scratch);
 }
 
 void stage_deal(stage_cutting *c) {
     if (c->map.count) {
-        positions_read(c);
+        positions_read(c, values_find(c, free_find(c)));
         return;
     }
     lists all = lists_for(c->layout, c->scratch);
@@ -501,7 +603,7 @@ void stage_deal(stage_cutting *c) {
         for (ml_ref n = 1; n < c->node_count; n++) c->node[n].at = -1;
         if (!uses_parameters(c)) return;
         if (!stage_deal_by_names(c->g, c->layout, &c->map)) raise_no_list(&all);
-        positions_read(c);
+        positions_read(c, values_find(c, free_find(c)));
         return;
     }
     check_layers(c->layout, chosen);
