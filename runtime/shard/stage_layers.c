@@ -264,7 +264,7 @@ static int64_t step_length(const double *cost, const int *first, const ml_layout
     return made.length;
 }
 
-/* Takes stages that make ranks equal, and each other less so, where a step is shorter with them. */
+/* Gives ranks equal shares, at the cost of less equal stages, where a step is shorter that way. */
 static void deal_to_ranks(const double *cost, const ml_layout *layout, int count, int *first,
                           ml_arena *scratch) {
     int *even = ML_NEW_ARRAY(scratch, int, (size_t)count + 1);
