@@ -37,12 +37,6 @@ static void compare(const char *actual, const char *expected, const char *what) 
     CHECK(numbers > 20);
 }
 
-static double number_after(const char *text, const char *key) {
-    const char *at = strstr(text, key);
-    if (!at) test_fail("no %s in\n%s", key, text);
-    return at ? strtod(at + strlen(key), NULL) : 0;
-}
-
 /* A weight of all layers, states that forward passes assign, losses of layers, dropout; stages of a
  * rank share its memory. */
 PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
@@ -90,11 +84,12 @@ PROCESS_TEST(pipelines_foretell_their_bubble) {
         process_run(room, 0, "", "run -n 2 --mesh pp=2 %s schedule=zero-bubble 2>errors", settings);
     const char *last[2] = {strstr(one.output, "{\"step\":7,"), strstr(two.output, "{\"step\":7,")};
     REQUIRE(last[0] != NULL && last[1] != NULL);
-    double wanted = number_after(last[0], "\"loss\":"), loss = number_after(last[1], "\"loss\":");
+    double wanted = process_number(last[0], "\"loss\":"),
+           loss = process_number(last[1], "\"loss\":");
     CHECK_NEAR(loss, wanted, 1e-5 * wanted);
-    double bubble = number_after(last[1], "\"bubble\":");
-    double predicted = number_after(last[1], "\"bubble_predicted\":");
-    double planned = number_after(last[1], "\"bubble_planned\":");
+    double bubble = process_number(last[1], "\"bubble\":");
+    double predicted = process_number(last[1], "\"bubble_predicted\":");
+    double planned = process_number(last[1], "\"bubble_planned\":");
     CHECK(bubble > 0 && bubble < 1 && predicted > 0 && predicted < 1);
     CHECK(planned > 0.03 && planned < 0.3);
 }
@@ -195,8 +190,8 @@ PROCESS_TEST(pipelines_take_what_a_check_tells) {
                                    "warmup=1 sample=0";
     process_result check = process_run(room, 0, "", "check %s", settings);
     process_result run = process_run(room, 0, "", "run -n 2 %s 2>errors", settings);
-    double told = number_after(check.output, "\"peak_bytes\":");
-    double taken = number_after(run.output, "\"memory_gib\":") * (1 << 30);
+    double told = process_number(check.output, "\"peak_bytes\":");
+    double taken = process_number(run.output, "\"memory_gib\":") * (1 << 30);
     if (!(fabs(taken - told) <= 0.03 * told)) test_fail("%.0f bytes told, %.0f taken", told, taken);
 }
 
@@ -220,8 +215,8 @@ PROCESS_TEST(pipelines_share_out_states) {
         process_run(room, 0, "",
                     "check --device h200 --json --mesh pp=8 \"$ROOT/models/gpt.lua\" "
                     "layers=16 embed=256 heads=4 vocab=256 batch=32");
-    double each = number_after(r.output, "\"parameters\":") * 4 * 4 / 8;
-    double told = number_after(r.output, "\"state_bytes\":");
+    double each = process_number(r.output, "\"parameters\":") * 4 * 4 / 8;
+    double told = process_number(r.output, "\"state_bytes\":");
     if (!(told >= 0.9 * each && told <= 1.1 * each))
         test_fail("%.0f bytes of states on a rank, and %.0f are an even share", told, each);
 }
@@ -289,7 +284,7 @@ PROCESS_TEST(pipelines_share_out_work) {
                                        "\"$ROOT/models/gpt.lua\" preset=gpt-1.3b batch=32 "
                                        "accum=16 schedule=%s",
                                        schedules[i]);
-        double bubble = number_after(r.output, "\"bubble\":");
+        double bubble = process_number(r.output, "\"bubble\":");
         if (!(bubble > 0.05 && bubble < most[i])) test_fail("%s: %.3f", schedules[i], bubble);
     }
 }

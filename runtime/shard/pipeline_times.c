@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNITS = 64 };
-
 typedef struct {
     const ml_pipeline_problem *problem;
     const ml_pipeline *made;
@@ -219,6 +217,8 @@ int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline
 
 /* ---- A step of the same length ----------------------------------------------------------------
  */
+
+enum { UNITS = 64 };
 
 static int64_t length_of(const tables *t, const ml_task_time *const *ran) {
     int64_t begin = INT64_MAX, end = INT64_MIN;
