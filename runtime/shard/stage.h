@@ -6,9 +6,9 @@
  * of the mesh axis times chunks), in runs of nearly equal cost. A stage may begin within a layer,
  * too, with one of its members ("blocks.3.mlp"), where no more is handed on there than where layers
  * meet: then positions are those of members, in the order in which the forward pass of the first
- * program uses them. Where layers go through their members in several orders, or states were placed
- * by their names before any program, stages begin with layers. What comes before the first layer is
- * of the first virtual stage, what comes after the last one of the last. Virtual stage v runs at
+ * program uses them. Layers that go through them in another order are whole, and all are where
+ * states were placed by their names before any program. What comes before the first layer is of the
+ * first virtual stage, what comes after the last one of the last. Virtual stage v runs at
  * coordinate v % ranks of the mesh axis.
  *
  * Each node has one home: the stage of the layer that it is of, forward or backward; for what is of

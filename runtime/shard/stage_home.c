@@ -97,7 +97,7 @@ static bool is_cheap(ml_op op) {
            op != ML_OP_TOP_K;
 }
 
-static bool is_elementwise(ml_op op) {
+bool stage_elementwise(ml_op op) {
     ml_op_class class = ml_ops[op].op_class;
     return class == ML_CLASS_MAP || (class == ML_CLASS_MOVE && op != ML_OP_GATHER);
 }
@@ -153,7 +153,7 @@ static void place_sums_again(stage_cutting *c) {
 /* By operands: tensors before numbers, and what has a home before what states tell. */
 static int home_by_operands(const stage_cutting *c, ml_ref n) {
     const ml_node *node = ml_graph_node(c->g, n);
-    bool backward = node->flags & ML_NODE_BACKWARD;
+    bool backward = stage_backward(c->g, n);
     for (int numbers = 0; numbers < 2; numbers++) {
         int home = -1, hint = -1;
         for (int i = 0; i < node->source_count; i++) {
@@ -187,7 +187,7 @@ static void place(stage_cutting *c, ml_ref n) {
     }
     if (free && is_cheap(node->op))
         at->kind = STAGE_FREE;
-    else if (lazy && !free && is_elementwise(node->op) && !at->output && !at->updates)
+    else if (lazy && !free && stage_elementwise(node->op) && !at->output && !at->updates)
         at->kind = STAGE_LAZY;
     else if (node->op == ML_OP_OUT)
         at->home = c->node[ml_graph_source(c->g, n, 0)].home;
@@ -224,9 +224,9 @@ static void place_rest(stage_cutting *c) {
 /* Whether the backward pass makes it, or what is added to it. */
 static bool is_backward(const ml_graph *g, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
-    bool backward = node->flags & ML_NODE_BACKWARD;
+    bool backward = stage_backward(g, n);
     for (int i = 0; i < node->source_count; i++)
-        backward = backward || ml_graph_node(g, ml_graph_source(g, n, i))->flags & ML_NODE_BACKWARD;
+        backward = backward || stage_backward(g, ml_graph_source(g, n, i));
     return backward;
 }
 

@@ -310,7 +310,7 @@ static int *positions_by_operands(stage_cutting *c, const bool *free) {
     int *at = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);
-        bool backward = node->flags & ML_NODE_BACKWARD;
+        bool backward = stage_backward(c->g, n);
         at[n] = -1;
         if (!c->node[n].live || free[n]) continue;
         for (int i = 0; i < node->source_count; i++) {
@@ -358,17 +358,12 @@ static bool *values_find(stage_cutting *c, const bool *free) {
     bool *value = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);
-        ml_op_class class = ml_ops[node->op].op_class;
-        bool moves = class == ML_CLASS_MAP || (class == ML_CLASS_MOVE && node->op != ML_OP_GATHER);
-        value[n] = c->node[n].live && !free[n] && node->op != ML_OP_STATE && !moves;
+        bool own = node->op != ML_OP_STATE && !stage_elementwise((ml_op)node->op);
+        value[n] = c->node[n].live && !free[n] && own;
         for (int i = 0; i < node->source_count && c->node[n].live; i++)
             value[n] = value[n] || value[ml_graph_source(c->g, n, i)];
     }
     return value;
-}
-
-static bool is_backward(const stage_cutting *c, ml_ref n) {
-    return ml_graph_node(c->g, n)->flags & ML_NODE_BACKWARD;
 }
 
 /* Bytes that a pass hands on from the positions before each to those from it on, or back. */
@@ -385,7 +380,7 @@ static handed bytes_handed(stage_cutting *c, int positions, const bool *value, c
     int *most = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
         least[n] = most[n] = by[n];
-        if (!value[n] || by[n] < 0 || is_backward(c, n) != backward) continue;
+        if (!value[n] || by[n] < 0 || stage_backward(c->g, n) != backward) continue;
         for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
             ml_ref source = ml_graph_source(c->g, n, i);
             if (by[n] < least[source]) least[source] = by[n];
@@ -394,25 +389,13 @@ static handed bytes_handed(stage_cutting *c, int positions, const bool *value, c
     }
     for (ml_ref n = 1; n < c->node_count; n++) {
         double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n));
-        if (!value[n] || by[n] < 0 || is_backward(c, n) != backward) continue;
+        if (!value[n] || by[n] < 0 || stage_backward(c->g, n) != backward) continue;
         out.on[by[n] + 1] += bytes, out.on[most[n] + 1] -= bytes;
         out.back[least[n] + 1] += bytes, out.back[by[n] + 1] -= bytes;
     }
     for (int at = 1; at <= positions; at++)
         out.on[at] += out.on[at - 1], out.back[at] += out.back[at - 1];
     return out;
-}
-
-/* Whether the forward pass goes through the members of each layer in their order. */
-static bool in_order(const stage_cutting *c, const bool *value) {
-    for (ml_ref n = 1; n < c->node_count; n++) {
-        if (!value[n] || is_backward(c, n) || c->node[n].at < 0) continue;
-        for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
-            ml_ref source = ml_graph_source(c->g, n, i);
-            if (value[source] && c->node[source].at > c->node[n].at) return false;
-        }
-    }
-    return true;
 }
 
 static void set_list(const list *chosen, ml_stage_map *map) {
@@ -450,43 +433,42 @@ static const char *module_of(const stage_cutting *c, ml_ref n) {
     return c->node[n].live && module ? module : "";
 }
 
-/* A table by origin, which nodes share: their paths are read once each. */
-static int *by_origin(const stage_cutting *c) {
-    uint32_t most = 0;
+/* Nodes share origins: paths are read once each, into tables of so many entries. */
+static uint32_t origin_count(const stage_cutting *c) {
+    uint32_t count = 0;
     for (ml_ref n = 1; n < c->node_count; n++)
-        if (ml_graph_node(c->g, n)->origin > most) most = ml_graph_node(c->g, n)->origin;
-    return ML_NEW_ARRAY(c->scratch, int, most + 1);
+        if (ml_graph_node(c->g, n)->origin >= count) count = ml_graph_node(c->g, n)->origin + 1;
+    return count;
 }
 
 static void note_modules(const stage_cutting *c, lists *found) {
-    int *seen = by_origin(c);
+    bool *seen = ML_NEW_ARRAY(c->scratch, bool, origin_count(c) + 1);
     for (ml_ref n = 1; n < c->node_count; n++) {
         const char *module = module_of(c, n);
-        if (module[0] && !seen[ml_graph_node(c->g, n)->origin]++) note_path(found, module);
+        bool *read = &seen[ml_graph_node(c->g, n)->origin];
+        if (!module[0] || *read) continue;
+        note_path(found, module);
+        *read = true;
     }
-}
-
-static void members_none(ml_stage_map *map) {
-    map->members = 1;
-    map->member = NULL;
 }
 
 /* The members of layers, in the order in which the forward pass comes to them. */
 static void members_find(stage_cutting *c, const bool *value) {
     enum { MOST = 64 };
     ml_stage_map *map = &c->map;
-    int *seen = by_origin(c);
+    bool *seen = ML_NEW_ARRAY(c->scratch, bool, origin_count(c) + 1);
     map->member = ML_NEW_ARRAY(map->arena, const char *, MOST);
     map->members = 0;
     for (ml_ref n = 1; n < c->node_count; n++) {
         const char *within = "", *module = module_of(c, n);
-        if (!value[n] || is_backward(c, n) || !module[0] || seen[ml_graph_node(c->g, n)->origin]++)
-            continue;
+        bool *read = &seen[ml_graph_node(c->g, n)->origin];
+        if (!value[n] || stage_backward(c->g, n) || !module[0] || *read) continue;
+        *read = true;
         if (layer_of_path(map->list, module, &within) < 0 || !within[0]) continue;
         if (member_of_path(map, within) >= 0 || map->members == MOST) continue;
         map->member[map->members++] = ml_arena_copy(map->arena, within, strcspn(within, "."));
     }
-    if (map->members == 0) members_none(map);
+    if (map->members == 0) map->members = 1, map->member = NULL;
 }
 
 /* What nodes of an origin share. */
@@ -513,24 +495,21 @@ static void place_read(const stage_cutting *c, const char *module, origin_place 
 static int position_in_layer(const stage_cutting *c, ml_ref n, const bool *value,
                              const origin_place *place) {
     const ml_node *node = ml_graph_node(c->g, n);
-    bool backward = is_backward(c, n);
+    bool backward = stage_backward(c->g, n);
     int members = c->map.members, end = place->last >= 0 ? place->last : place->at + members - 1;
     int best = backward ? end : place->at;
     for (int i = 0; i < node->source_count; i++) {
         ml_ref source = ml_graph_source(c->g, n, i);
         int of = c->node[source].at;
         if (!value[source] || of < 0 || of / members != place->at / members) continue;
-        if (backward && is_backward(c, source) && of < best) best = of;
+        if (backward && stage_backward(c->g, source) && of < best) best = of;
         if (!backward && of > best) best = of;
     }
     return best;
 }
 
 static void positions_read(stage_cutting *c, const bool *value) {
-    uint32_t most = 0;
-    for (ml_ref n = 1; n < c->node_count; n++)
-        if (ml_graph_node(c->g, n)->origin > most) most = ml_graph_node(c->g, n)->origin;
-    origin_place *places = ML_NEW_ARRAY(c->scratch, origin_place, most + 1);
+    origin_place *places = ML_NEW_ARRAY(c->scratch, origin_place, origin_count(c) + 1);
     for (ml_ref n = 1; n < c->node_count; n++) {
         origin_place *place = &places[ml_graph_node(c->g, n)->origin];
         const char *module = module_of(c, n);
@@ -539,7 +518,7 @@ static void positions_read(stage_cutting *c, const bool *value) {
         if (!place->read) place_read(c, module, place);
         if (place->at < 0) continue;
         c->node[n].at = place->named ? place->at : position_in_layer(c, n, value, place);
-        if (!value[n] || is_backward(c, n)) continue;
+        if (!value[n] || stage_backward(c->g, n)) continue;
         if (c->node[n].at > place->last) place->last = c->node[n].at;
     }
 }
@@ -547,7 +526,8 @@ static void positions_read(stage_cutting *c, const bool *value) {
 /* ---- A program's layers ---------------------------------------------------------------------- */
 
 /* Where a stage may begin: with a layer, and with a member before which both passes hand on no more
- * than before its layer; the first layer's members are held against the second layer. */
+ * than before its layer, nor back; the first layer's members are held against the second layer. A
+ * layer that goes through its members in another order hands back, and is whole. */
 static int *begins_find(stage_cutting *c, const bool *value, const int *by, int *count) {
     int members = c->map.members, positions = c->map.layers * members;
     int *begin = ML_NEW_ARRAY(c->scratch, int, positions);
@@ -555,7 +535,7 @@ static int *begins_find(stage_cutting *c, const bool *value, const int *by, int 
     handed backward = bytes_handed(c, positions, value, by, true);
     bool *used = ML_NEW_ARRAY(c->scratch, bool, positions); /* layers differ in their members */
     for (ml_ref n = 1; n < c->node_count; n++)
-        if (value[n] && !is_backward(c, n) && c->node[n].at >= 0) used[c->node[n].at] = true;
+        if (value[n] && !stage_backward(c->g, n) && c->node[n].at >= 0) used[c->node[n].at] = true;
     *count = 0;
     for (int at = 0; at < positions; at++) {
         int layer = at / members * members, other = layer > 0 ? layer : layer + members;
@@ -576,10 +556,6 @@ static void deal_by_cost(stage_cutting *c) {
     const bool *free = free_find(c), *value = values_find(c, free);
     members_find(c, value);
     positions_read(c, value);
-    if (!in_order(c, value)) {
-        members_none(&c->map);
-        positions_read(c, value);
-    }
     int parts, positions = c->map.layers * c->map.members;
     const int *by = positions_by_operands(c, free);
     const int *begin = begins_find(c, value, by, &parts);

@@ -75,9 +75,14 @@ void stage_deal(stage_cutting *c);
  * name no list. */
 bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map);
 double stage_flops(const ml_graph *g, ml_ref n);
+static inline bool stage_backward(const ml_graph *g, ml_ref n) {
+    return ml_graph_node(g, n)->flags & ML_NODE_BACKWARD;
+}
 
 /* ---- stage_home.c */
 
+/* Whether each element is made of elements at one place, wherever that is wanted. */
+bool stage_elementwise(ml_op op);
 void stage_place(stage_cutting *c);
 /* Whether operand i of a sum is one of its terms: the others are factors and tests. */
 bool stage_is_term(const stage_cutting *c, ml_ref n, int i);
