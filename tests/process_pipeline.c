@@ -221,6 +221,50 @@ PROCESS_TEST(pipelines_share_out_states) {
         test_fail("%.0f bytes of states on a rank, and %.0f are an even share", told, each);
 }
 
+/* Layers of two halves, in several kinds. */
+static const char halves[] =
+    "local m = require 'mlua'\n"
+    "local cfg = m.config { kind = 'serial', steps = 3 }\n"
+    "local A = m.axes { embed = 32, ffn = 256, vocab = 256, seq = 8, batch = 16 }\n"
+    "local Half = m.module('Half', function(self)\n"
+    "  self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
+    "end)\n"
+    "function Half:forward(x) return m.gelu(x:dot(self.up, 'embed')):dot(self.down, 'ffn') "
+    "end\n"
+    "local Block = m.module('Block', function(self, i)\n"
+    "  self.at, self.first, self.gain = i, Half(), cfg.kind == 'gain' and m.param { A.embed }\n"
+    "  if cfg.kind == 'weights' then\n"
+    "    self.norm = m.rms_norm { A.embed }\n"
+    "    self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
+    "  elseif cfg.kind == 'alternate' and i % 2 == 0 then self.third = Half()\n"
+    "  elseif cfg.kind ~= 'single' then self.second = Half() end\n"
+    "end)\n"
+    "function Block:forward(x)\n"
+    "  local first, second = self.first, self.second or self.third\n"
+    "  if cfg.kind == 'single' then return x + first(x) end\n"
+    "  if cfg.kind == 'weights' then\n"
+    "    x = x + m.dropout(first(x), 0.1)\n"
+    "    return x + m.dropout(m.gelu(self.norm(x):dot(self.up, 'embed')):dot(self.down, "
+    "'ffn'), 0.1)\n"
+    "  end\n"
+    "  if cfg.kind == 'mixed' and self.at % 2 == 0 then first, second = second, first end\n"
+    "  if cfg.kind == 'parallel' then return x + first(x) + second(x) end\n"
+    "  x = x + first(x)\n"
+    "  if self.gain then x = x * (1 + self.gain) end\n"
+    "  return x + second(x)\n"
+    "end\n"
+    "local Net = m.module('Net', function(self)\n"
+    "  self.table, self.blocks = m.param { A.vocab, A.embed }, m.stack(3, Block)\n"
+    "end)\n"
+    "function Net:forward(tokens)\n"
+    "  local x = self.table:gather(tokens, 'vocab')\n"
+    "  for _, block in ipairs(self.blocks) do x = block(x) end\n"
+    "  return x:dot(self.table, 'embed')\n"
+    "end\n"
+    "m.train { model = Net(), batch = A.batch, seq = A.seq, vocab = 256, steps = cfg.steps,\n"
+    "  clip = 1, optimizer = m.adamw { lr = 1e-2 },\n"
+    "  layout = m.layout.megatron { schedule = 'zero-bubble', microbatches = 4 } }\n";
+
 /* A stage begins within a layer where the first half hands its sum on alone; not where both halves
  * read what the layer is given, or where layers go through their halves in another order. */
 PROCESS_TEST(pipelines_begin_within_layers) {
@@ -231,49 +275,7 @@ PROCESS_TEST(pipelines_begin_within_layers) {
         {"mixed", "  layers        2 1\n"},         {"gain", "  begin at      1 2.second\n"},
         {"weights", "  begin at      1 2.norm\n"},  {"alternate", "  begin at      1 2.third\n"},
         {"single", "  layers        2 1\n"}};
-    process_write(
-        room, "halves.lua",
-        "local m = require 'mlua'\n"
-        "local cfg = m.config { kind = 'serial', steps = 3 }\n"
-        "local A = m.axes { embed = 32, ffn = 256, vocab = 256, seq = 8, batch = 16 }\n"
-        "local Half = m.module('Half', function(self)\n"
-        "  self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
-        "end)\n"
-        "function Half:forward(x) return m.gelu(x:dot(self.up, 'embed')):dot(self.down, 'ffn') "
-        "end\n"
-        "local Block = m.module('Block', function(self, i)\n"
-        "  self.at, self.first, self.gain = i, Half(), cfg.kind == 'gain' and m.param { A.embed }\n"
-        "  if cfg.kind == 'weights' then\n"
-        "    self.norm = m.rms_norm { A.embed }\n"
-        "    self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
-        "  elseif cfg.kind == 'alternate' and i % 2 == 0 then self.third = Half()\n"
-        "  elseif cfg.kind ~= 'single' then self.second = Half() end\n"
-        "end)\n"
-        "function Block:forward(x)\n"
-        "  local first, second = self.first, self.second or self.third\n"
-        "  if cfg.kind == 'single' then return x + first(x) end\n"
-        "  if cfg.kind == 'weights' then\n"
-        "    x = x + m.dropout(first(x), 0.1)\n"
-        "    return x + m.dropout(m.gelu(self.norm(x):dot(self.up, 'embed')):dot(self.down, "
-        "'ffn'), 0.1)\n"
-        "  end\n"
-        "  if cfg.kind == 'mixed' and self.at % 2 == 0 then first, second = second, first end\n"
-        "  if cfg.kind == 'parallel' then return x + first(x) + second(x) end\n"
-        "  x = x + first(x)\n"
-        "  if self.gain then x = x * (1 + self.gain) end\n"
-        "  return x + second(x)\n"
-        "end\n"
-        "local Net = m.module('Net', function(self)\n"
-        "  self.table, self.blocks = m.param { A.vocab, A.embed }, m.stack(3, Block)\n"
-        "end)\n"
-        "function Net:forward(tokens)\n"
-        "  local x = self.table:gather(tokens, 'vocab')\n"
-        "  for _, block in ipairs(self.blocks) do x = block(x) end\n"
-        "  return x:dot(self.table, 'embed')\n"
-        "end\n"
-        "m.train { model = Net(), batch = A.batch, seq = A.seq, vocab = 256, steps = cfg.steps,\n"
-        "  clip = 1, optimizer = m.adamw { lr = 1e-2 },\n"
-        "  layout = m.layout.megatron { schedule = 'zero-bubble', microbatches = 4 } }\n");
+    process_write(room, "halves.lua", halves);
     double sends = 0; /* as many wherever a stage begins within a layer */
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         process_result check = process_run(

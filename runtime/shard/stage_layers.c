@@ -303,6 +303,34 @@ static void deal(const double *cost, const int *begin, int parts, const ml_layou
         map->first[i] = map->first[i] < parts ? begin[map->first[i]] : map->layers * map->members;
 }
 
+static void set_list(const list *chosen, ml_stage_map *map) {
+    map->list = ml_arena_copy(map->arena, chosen->path, (size_t)chosen->length);
+}
+
+bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map) {
+    lists all = lists_for(layout, map->arena);
+    note_states(&all, g);
+    const list *chosen = choose(&all);
+    if (!chosen) return false;
+    check_layers(layout, chosen);
+    double *cost = ML_NEW_ARRAY(map->arena, double, chosen->layers);
+    int *begin = ML_NEW_ARRAY(map->arena, int, chosen->layers);
+    for (int i = 0; i < chosen->layers; i++) cost[i] = 1, begin[i] = i;
+    set_list(chosen, map);
+    map->layers = chosen->layers;
+    map->members = 1;
+    deal(cost, begin, chosen->layers, layout, map, map->arena);
+    return true;
+}
+
+static bool uses_parameters(const stage_cutting *c) {
+    for (ml_ref n = 1; n < c->node_count; n++)
+        if (c->node[n].live && ml_graph_node(c->g, n)->op == ML_OP_STATE &&
+            ml_graph_state(c->g, (uint32_t)ml_graph_args(c->g, n)[0])->kind == ML_STATE_PARAMETER)
+            return true;
+    return false;
+}
+
 /* The position that a node goes with by its operands: its own; of those that it uses, forward the
  * last, backward the first; -1 where they tell none, which is all that is said of what is had
  * everywhere. */
@@ -396,34 +424,6 @@ static handed bytes_handed(stage_cutting *c, int positions, const bool *value, c
     for (int at = 1; at <= positions; at++)
         out.on[at] += out.on[at - 1], out.back[at] += out.back[at - 1];
     return out;
-}
-
-static void set_list(const list *chosen, ml_stage_map *map) {
-    map->list = ml_arena_copy(map->arena, chosen->path, (size_t)chosen->length);
-}
-
-bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map) {
-    lists all = lists_for(layout, map->arena);
-    note_states(&all, g);
-    const list *chosen = choose(&all);
-    if (!chosen) return false;
-    check_layers(layout, chosen);
-    double *cost = ML_NEW_ARRAY(map->arena, double, chosen->layers);
-    int *begin = ML_NEW_ARRAY(map->arena, int, chosen->layers);
-    for (int i = 0; i < chosen->layers; i++) cost[i] = 1, begin[i] = i;
-    set_list(chosen, map);
-    map->layers = chosen->layers;
-    map->members = 1;
-    deal(cost, begin, chosen->layers, layout, map, map->arena);
-    return true;
-}
-
-static bool uses_parameters(const stage_cutting *c) {
-    for (ml_ref n = 1; n < c->node_count; n++)
-        if (c->node[n].live && ml_graph_node(c->g, n)->op == ML_OP_STATE &&
-            ml_graph_state(c->g, (uint32_t)ml_graph_args(c->g, n)[0])->kind == ML_STATE_PARAMETER)
-            return true;
-    return false;
 }
 
 /* ---- Paths of nodes -------------------------------------------------------------------------- */
