@@ -239,21 +239,6 @@ static void write_runs(process_room *room, const run *runs, int count) {
     process_write(room, "runs.txt", lines.text);
 }
 
-/* A text that no version of this repository changes: on some, rounding alone moves one rank's norms
- * by 1e-4 within three steps, as Adam's first ones magnify gradients that are next to nothing. */
-static void write_text(process_room *room) {
-    enum { BYTES = 1 << 16 };
-    char *text = ml_arena_alloc(room->arena, BYTES + 1);
-    uint64_t state = 1;
-    for (int i = 0; i < BYTES; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        double share = (double)(state >> 11) * 0x1p-53;
-        text[i] = (char)(' ' + (int)(64 * share * share)); /* low ones are frequent */
-    }
-    text[BYTES] = 0;
-    process_write(room, "text", text);
-}
-
 /* Of a run beside those of its line. */
 #define RUN                                                                                        \
     "run --device %s --dtype %s --json -n %d " SCRIPT                                              \
@@ -268,7 +253,7 @@ static bool launch(comparison *c, const run *runs, int count) {
     c->done = 0;
     c->since = seconds_now();
     write_runs(room, runs, count);
-    write_text(room);
+    process_write_text(room);
     process_result r = process_follow(
         room, hear, c,
         ml_arena_format(room->arena, "MLUA_VERIFY=1 RUNS=runs.txt MLUA_RUNS=%d", count), RUN,
@@ -544,11 +529,10 @@ DIST_TEST(zero1_over_three) {
                                           {"gpt", "-n 6 --mesh dp=3,pp=2 accum=4"},
                                           {"llama", "-n 6 --mesh dp=3,tp=2 accum=2"},
                                           {"gpt_moe", "-n 6 --mesh dp=3,ep=2"}};
-    write_text(room);
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         char *one = ml_arena_format(room->arena,
                                     "\"$ROOT/models/%s.lua\" --dtype f32 layers=2 embed=32 "
-                                    "heads=4 seq=16 batch=12 data=text sample=0 warmup=1 lr=3e-3",
+                                    "heads=4 seq=16 batch=12 sample=0 warmup=1 lr=3e-3",
                                     runs[i][0]);
         char *all = ml_arena_format(room->arena, "%s %s", one, runs[i][1]);
         process_compare(process_train(room, 5, "MLUA_VERIFY=1", all),

@@ -224,7 +224,7 @@ PROCESS_TEST(pipelines_share_out_states) {
 /* Layers of two halves, in several kinds. */
 static const char halves[] =
     "local m = require 'mlua'\n"
-    "local cfg = m.config { kind = 'serial', steps = 3 }\n"
+    "local cfg = m.config { kind = 'serial', data = '', steps = 3 }\n"
     "local A = m.axes { embed = 32, ffn = 256, vocab = 256, seq = 8, batch = 16 }\n"
     "local Half = m.module('Half', function(self)\n"
     "  self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
@@ -262,7 +262,7 @@ static const char halves[] =
     "  return x:dot(self.table, 'embed')\n"
     "end\n"
     "m.train { model = Net(), batch = A.batch, seq = A.seq, vocab = 256, steps = cfg.steps,\n"
-    "  clip = 1, optimizer = m.adamw { lr = 1e-2 },\n"
+    "  data = cfg.data, clip = 1, optimizer = m.adamw { lr = 1e-2 },\n"
     "  layout = m.layout.megatron { schedule = 'zero-bubble', microbatches = 4 } }\n";
 
 /* A stage begins within a layer where the first half hands its sum on alone; not where both halves

@@ -125,6 +125,19 @@ void process_write(process_room *room, const char *name, const char *text) {
 
 /* ---- Training -------------------------------------------------------------------------------- */
 
+void process_write_text(process_room *room) {
+    enum { BYTES = 1 << 16 };
+    char *text = ml_arena_alloc(room->arena, BYTES + 1);
+    uint64_t state = 1;
+    for (int i = 0; i < BYTES; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        double share = (double)(state >> 11) * 0x1p-53;
+        text[i] = (char)(' ' + (int)(64 * share * share)); /* low ones are frequent */
+    }
+    text[BYTES] = 0;
+    process_write(room, "text", text);
+}
+
 /* The value after "key": in a line of JSON. */
 static char *field(ml_arena *arena, const char *line, const char *key) {
     const char *start = strstr(line, ml_arena_format(arena, "\"%s\":", key));
@@ -141,8 +154,10 @@ double process_number(const char *text, const char *key) {
 
 process_step *process_train(process_room *room, int count, const char *environment,
                             const char *arguments) {
-    process_result result =
-        process_run(room, 0, environment, "run --device cpu --json %s steps=%d", arguments, count);
+    process_write_text(room);
+    const char *data = strstr(arguments, "data=") ? "" : "data=text";
+    process_result result = process_run(
+        room, 0, environment, "run --device cpu --json %s %s steps=%d", arguments, data, count);
     process_step *steps = ML_NEW_ARRAY(room->arena, process_step, count);
     const char *line = result.output;
     for (int i = 0; i < count; i++) {

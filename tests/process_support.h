@@ -67,7 +67,12 @@ void process_write(process_room *room, const char *name, const char *text);
 /* The number that follows `key` in a text, which must be there. */
 double process_number(const char *text, const char *key);
 
-/* Train with --json on the CPU; `steps` gets room for `count` steps, which must have been made. */
+/* Write "text", which no version of this repository changes; the default text is the repository's
+ * own, and on some, rounding alone moves one rank's norms by 1e-4 within three steps, as Adam's
+ * first ones magnify gradients that are next to nothing. */
+void process_write_text(process_room *room);
+/* Train with --json on the CPU for `count` steps, all of which must have been made, on that text
+ * unless the arguments say data=. */
 process_step *process_train(process_room *room, int count, const char *environment,
                             const char *arguments);
 /* Compare two runs: to the bit where `relative` is 0. */
