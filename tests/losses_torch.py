@@ -238,12 +238,17 @@ def median_of_norms(steps, expected):
 
 def report(steps, expected, again):
     """The table, of [(loss, norm)] of each"""
-    print(f"{'step':>4} {'mlua':>10} {'PyTorch':>10} {'off by':>8}   norm: {'mlua':>10} {'PyTorch':>10} {'off by':>8}" +
-          ("   PyTorch, rounded   off by" if again else ""))
-    for i, ((loss, norm), (of_torch, norm_of_torch)) in enumerate(zip(steps, expected)):
-        print(f"{i + 1:>4} {loss:>10.6f} {of_torch:>10.6f} {off(loss, of_torch):>8.1e}         "
-              f"{norm:>10.6f} {norm_of_torch:>10.6f} {off(norm, norm_of_torch):>8.1e}" +
-              (f"   {again[i][0]:>16.6f} {off(again[i][0], of_torch):>8.1e}" if again else ""))
+    def columns(what, *names):
+        return f"   {what} {names[0]:>10} {names[1]:>10} {'off by':>8}" + (f" {'rounded':>10} {'off by':>8}" if again else "")
+
+    def row(i, at):
+        value, of_torch = steps[i][at], expected[i][at]
+        rounded = f" {again[i][at]:>10.6f} {off(again[i][at], of_torch):>8.1e}" if again else ""
+        return f"{value:>10.6f} {of_torch:>10.6f} {off(value, of_torch):>8.1e}{rounded}"
+
+    print("step" + columns("loss:", "mlua", "PyTorch") + columns("norm:", "mlua", "PyTorch"))
+    for i in range(len(steps)):
+        print(f"{i + 1:>4}         {row(i, 0)}         {row(i, 1)}")
     if again:
         print("PyTorch from itself with its residual stream rounded: {:.2g} of a loss, {:.2g} of a norm".format(*worst_of(again, expected)))
 
