@@ -112,9 +112,9 @@ PROCESS_TEST(text_and_token_files) {
     process_run(room, 0, "", "run --device cpu write.lua");
     process_step *text = process_train(room, STEPS, "", with(room, gpt, "data=book.txt"));
     process_step *tokens = process_train(room, STEPS, "", with(room, gpt, "data=./book.bin"));
-    process_step *corpus = process_train(room, STEPS, "", gpt);
+    process_step *other = process_train(room, STEPS, "", gpt);
     process_compare(tokens, text, STEPS, 0, "16-bit tokens");
-    CHECK(strcmp(corpus[0].loss, text[0].loss) != 0);
+    CHECK(strcmp(other[0].loss, text[0].loss) != 0);
     process_result r = process_run(room, 1, "", "run --device cpu %s data=book.bin vocab=100", gpt);
     process_expect(&r, "is not below vocab=100");
 }
