@@ -452,7 +452,7 @@ function Host:table() end
 ---@overload fun(inputs: table): table<string, number|Host>
 local Program = {}
 
----the share of a step in which pipeline ranks wait: measured, as foretold from measured times of tasks and messages, planned; nil before step 5 and without a pipeline
+---the share of a step in which pipeline ranks wait: measured, as foretold from measured times of tasks and messages, planned; nil before step 9 and without a pipeline
 ---@return number?
 ---@return number?
 ---@return number?

@@ -72,7 +72,7 @@ function m.training_log(o, flops, program)
   local told = false
   local function tell_bubble(measured, predicted, planned)
     told = true
-    core.write_error(("pipeline of %d microbatches: bubble %.1f%%, predicted %.1f%% from times of a step (planned %.1f%%)\n")
+    core.write_error(("pipeline of %d microbatches: bubble %.1f%%, predicted %.1f%% from times of three steps (planned %.1f%%)\n")
       :format(o.accum, 100 * measured, 100 * predicted, 100 * planned))
   end
   function log.outside(fn, ...)

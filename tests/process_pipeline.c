@@ -72,17 +72,18 @@ PROCESS_TEST(pipelines_refuse_states_that_come_too_late) {
     process_expect(&r, "is used by several stages of one rank and assigned before");
 }
 
-/* The fourth step's times foretell the bubble of the fifth, and may change the order of what
- * follows: what is learned stays. */
+/* The times of steps four to six foretell the bubble of seven to nine, and may change the order of
+ * what follows: what is learned stays. */
 PROCESS_TEST(pipelines_foretell_their_bubble) {
     static const char settings[] =
         "--device cpu --dtype f64 --json \"$ROOT/models/gpt.lua\" layers=4 "
-        "embed=16 heads=2 seq=8 batch=8 vocab=256 accum=8 steps=7 "
+        "embed=16 heads=2 seq=8 batch=8 vocab=256 accum=8 steps=10 "
         "warmup=1 sample=0";
     process_result one = process_run(room, 0, "", "run %s 2>errors", settings);
     process_result two =
         process_run(room, 0, "", "run -n 2 --mesh pp=2 %s schedule=zero-bubble 2>errors", settings);
-    const char *last[2] = {strstr(one.output, "{\"step\":7,"), strstr(two.output, "{\"step\":7,")};
+    const char *last[2] = {strstr(one.output, "{\"step\":10,"),
+                           strstr(two.output, "{\"step\":10,")};
     REQUIRE(last[0] != NULL && last[1] != NULL);
     double wanted = process_number(last[0], "\"loss\":"),
            loss = process_number(last[1], "\"loss\":");
@@ -91,6 +92,10 @@ PROCESS_TEST(pipelines_foretell_their_bubble) {
     double predicted = process_number(last[1], "\"bubble_predicted\":");
     double planned = process_number(last[1], "\"bubble_planned\":");
     CHECK(bubble > 0 && bubble < 1 && predicted > 0 && predicted < 1);
+    const char *first = strstr(two.output, "\"bubble\":"),
+               *ninth = strstr(two.output, "{\"step\":9,");
+    REQUIRE(first != NULL && ninth != NULL);
+    CHECK(first > ninth && memchr(ninth, '\n', (size_t)(first - ninth)) == NULL);
     CHECK(planned > 0.03 && planned < 0.3);
 }
 

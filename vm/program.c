@@ -436,7 +436,7 @@ static const vm_entry methods[] = {
      "the second half: waits and gives the outputs; no other program may run in between"},
     {"bubble", program_bubble, "-> number?, number?, number?",
      "the share of a step in which pipeline ranks wait: measured, as foretold from measured times "
-     "of tasks and messages, planned; nil before step 5 and without a pipeline"},
+     "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> table",
      "what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds"},
     {"name", program_name, "-> string?", "the name"},

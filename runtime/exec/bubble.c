@@ -1,6 +1,7 @@
 /* The bubble of a pipeline: the share of a step in which ranks wait. The device times each task
- * beside the host (on a GPU by events), so that the step runs as ever. The times of one step tell
- * how the following ones go; the next one is measured. */
+ * beside the host (on a GPU by events), so that the step runs as ever. The times of some steps tell
+ * how the following ones go; the next ones are measured. Of some, for single steps differ by a
+ * twentieth: a GPU that was idle before runs faster, and a second later slower. */
 #include <string.h>
 
 #include "runtime/base/knobs.h"
@@ -8,12 +9,16 @@
 #include "runtime/plan/staged.h"
 
 /* Which steps, counted from 1 and without those in which microbatches go alone. The first one runs
- * timed only to have all ready that timing needs.
- */
-enum { WARM_STEP = 2, LEARNT_STEP, MEASURED_STEP };
+ * timed only to have all ready that timing needs. */
+enum {
+    WARM_STEP = 2,
+    LEARNT_STEP, /* the first of those */
+    MEASURED_STEP = LEARNT_STEP + 3,
+    LAST_STEP = MEASURED_STEP + 2,
+};
 
 static bool timed(const bubble_clock *clock) {
-    return clock->step >= WARM_STEP && clock->step <= MEASURED_STEP;
+    return clock->step >= WARM_STEP && clock->step <= LAST_STEP;
 }
 
 static ml_status settled(const ml_program *program) {
@@ -37,18 +42,21 @@ ml_status bubble_step_begin(ml_program *program, bubble_clock *clock) {
     ml_status status = ml_device_profile(device);
     if (status == ML_OK) status = settled(program);
     if (status == ML_OK) status = ml_comm_barrier(program->session->comm);
-    if (status != ML_OK) return status;
+    if (status != ML_OK) {
+        clock->step = 0;
+        return status;
+    }
     clock->mode = device->profile->mode;
     device->profile->mode = ML_RUN_WHOLE;
-    device->profile->lists = clock->step == LEARNT_STEP;
+    device->profile->lists = clock->step >= LEARNT_STEP && clock->step < MEASURED_STEP;
     device->profile->runs.count = 0;
     clock->busy = device->profile->busy;
     clock->began = ml_profile_now();
     return ML_OK;
 }
 
-/* What all ranks of the pipeline do, of what the last one of them takes. */
-static ml_status share_find(ml_program *program, bubble_clock *clock, const double mine[2]) {
+/* What all ranks of the pipeline do, of what the last one of them takes, in seconds. */
+static ml_status share_find(ml_program *program, const double mine[2], double *share) {
     const ml_layout *layout = program->plan->layout;
     int axis = layout->stages.mesh_axis, ranks = (int)layout->axis[axis].size;
     double busy = 0, length = 0, *all = ml_alloc(2 * sizeof *mine * (size_t)ranks);
@@ -59,39 +67,62 @@ static ml_status share_find(ml_program *program, bubble_clock *clock, const doub
         busy += all[2 * i] / ranks;
         if (all[2 * i + 1] > length) length = all[2 * i + 1];
     }
-    if (status == ML_OK) clock->share = busy < length ? 1 - busy / length : 0;
+    if (status == ML_OK) *share = busy < length ? 1 - busy / length : 0;
     ml_free(all);
     return status;
 }
 
-/* ---- What a step tells of those that follow ----------------------------------------------------
+/* ---- What steps tell of those that follow ------------------------------------------------------
  */
 
 typedef struct {
     ml_program *program;
+    bubble_clock *clock;
     ml_arena *arena;
     int64_t *mine, *all; /* [ranks][actions][2] nanoseconds; `mine` is this rank's part */
     int ranks, actions;  /* of the rank that has most */
     staged_forecast forecast;
 } learning;
 
-/* When this rank's actions began and ended. */
+static int own_actions(const ml_program *program) {
+    const struct ml_staged_plan *staged = program->plan->staged;
+    return staged->pipeline.action_count[staged->coordinate];
+}
+
+/* Add when this rank's actions began and ended in the step; what is not timed once does not count.
+ */
+static void note_body(void *context) {
+    learning *l = context;
+    bubble_clock *clock = l->clock;
+    const ml_profile *profile = l->program->session->device->profile;
+    size_t own = (size_t)own_actions(l->program);
+    if (clock->step == LEARNT_STEP || clock->ran == NULL) {
+        clock->ran = ML_NEW_ARRAY(l->program->plan->arena, int64_t, 2 * own + 1);
+        clock->learnt = 0;
+    }
+    if (profile->runs.count != own) {
+        ml_debug(1, "%u runs of a pipelined step were timed\n", profile->runs.count);
+        return;
+    }
+    for (size_t i = 0; i < own; i++) {
+        clock->ran[2 * i] += (int64_t)(1e9 * (profile->runs.at[i].begin - clock->began));
+        clock->ran[2 * i + 1] += (int64_t)(1e9 * (profile->runs.at[i].end - clock->began));
+    }
+    clock->learnt++;
+}
+
+/* This rank's part of the table: the mean of the steps. */
 static void table_body(void *context) {
     learning *l = context;
     const struct ml_staged_plan *staged = l->program->plan->staged;
-    const bubble_clock *clock = staged_clock(l->program);
-    const ml_profile *profile = l->program->session->device->profile;
     l->ranks = staged->ranks;
     for (int r = 0; r < staged->ranks; r++)
         if (staged->pipeline.action_count[r] > l->actions)
             l->actions = staged->pipeline.action_count[r];
     l->mine = ML_NEW_ARRAY(l->arena, int64_t, 2 * (size_t)l->actions);
     l->all = ML_NEW_ARRAY(l->arena, int64_t, 2 * (size_t)l->actions * (size_t)l->ranks);
-    int own = staged->pipeline.action_count[staged->coordinate];
-    for (int i = 0; i < own; i++) {
-        l->mine[2 * i] = (int64_t)(1e9 * (profile->runs.at[i].begin - clock->began));
-        l->mine[2 * i + 1] = (int64_t)(1e9 * (profile->runs.at[i].end - clock->began));
-    }
+    for (int i = 0; i < 2 * own_actions(l->program); i++)
+        l->mine[i] = l->clock->ran[i] / l->clock->learnt;
 }
 
 /* Every rank gets the same table: the mean of all pipelines. Sums of whole numbers are the same in
@@ -127,27 +158,27 @@ static void learn_body(void *context) {
     ml_debug(1, "%s", text.text);
 }
 
-/* Whether every rank has timed each of its actions once. */
-static ml_status all_timed(const ml_program *program, bool *all) {
-    const struct ml_staged_plan *staged = program->plan->staged;
-    int64_t timed = program->session->device->profile->runs.count;
-    int64_t fits = timed == staged->pipeline.action_count[staged->coordinate];
-    if (!fits) ml_debug(1, "%lld runs of a pipelined step were timed\n", (long long)timed);
+/* Whether every rank has timed each of its actions once in each of the steps. */
+static ml_status all_timed(const ml_program *program, const bubble_clock *clock, bool *all) {
+    int64_t fits = clock->learnt == MEASURED_STEP - LEARNT_STEP;
     ml_status status = ml_comm_least(program->session->comm, &fits);
     *all = fits != 0;
     return status;
 }
 
-/* A step that was not timed well foretells no more than the plan: what it computed is right all the
- * same. */
+/* Steps that were not timed well foretell no more than the plan: what they computed is right all
+ * the same. */
 static ml_status learn(ml_program *program, bubble_clock *clock) {
-    bool all;
-    ml_status timed = all_timed(program, &all);
+    bool all = false;
+    learning l = {.program = program, .clock = clock};
+    ml_status status = ml_protect(note_body, &l);
+    if (status != ML_OK || clock->step + 1 < MEASURED_STEP) return status;
     clock->forecast = program->plan->staged->pipeline.bubble;
-    if (timed != ML_OK || !all) return timed;
-    learning l = {.program = program, .arena = ml_arena_new()};
+    status = all_timed(program, clock, &all);
+    if (status != ML_OK || !all) return status;
+    l.arena = ml_arena_new();
     if (l.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for the times of a step");
-    ml_status status = ml_protect(table_body, &l);
+    status = ml_protect(table_body, &l);
     if (status == ML_OK) status = table_share(&l);
     if (status == ML_OK) status = ml_protect(learn_body, &l);
     clock->forecast = l.forecast.bubble;
@@ -155,13 +186,21 @@ static ml_status learn(ml_program *program, bubble_clock *clock) {
     return status;
 }
 
-ml_status bubble_step_end(ml_program *program, bubble_clock *clock) {
+static ml_status measure(ml_program *program, bubble_clock *clock, const double step[2]) {
+    for (int i = 0; i < 2; i++)
+        clock->measured[i] = step[i] + (clock->step == MEASURED_STEP ? 0 : clock->measured[i]);
+    if (clock->step < LAST_STEP) return ML_OK;
+    return share_find(program, clock->measured, &clock->share);
+}
+
+ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status) {
     ml_profile *profile = program->session->device->profile;
-    if (!timed(clock)) return ML_OK;
-    ml_status status = settled(program);
-    double mine[2] = {profile->busy - clock->busy, ml_profile_now() - clock->began};
+    if (!timed(clock)) return status;
+    if (status == ML_OK) status = settled(program);
+    double mine[2] = {profile->busy - clock->busy, ml_profile_now() - clock->began}, unused;
     profile->mode = clock->mode;
     profile->lists = false;
-    if (status != ML_OK || clock->step == WARM_STEP) return status;
-    return clock->step == LEARNT_STEP ? learn(program, clock) : share_find(program, clock, mine);
+    if (status != ML_OK) return status;
+    if (clock->step == WARM_STEP) return share_find(program, mine, &unused);
+    return clock->step < MEASURED_STEP ? learn(program, clock) : measure(program, clock, mine);
 }

@@ -38,10 +38,11 @@ ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_t
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program);
 void ml_program_free(ml_program *program);
 const ml_plan *ml_program_plan(const ml_program *program);
-/* The share of a step in which the ranks of a pipeline wait for one another, measured in its fifth
- * step; negative before, and where there is no pipeline. *forecast becomes what the schedule comes
- * to with the times of tasks and messages in the fourth (the planned one, should those not have
- * been taken); plan->staged tells what was planned, when only their work was known. */
+/* The share of a step in which the ranks of a pipeline wait for one another, measured in its
+ * seventh to ninth step; negative before, and where there is no pipeline. *forecast becomes what
+ * the schedule comes to with the times of tasks and messages in the three before (the planned one,
+ * should those not have been taken); plan->staged tells what was planned, when only their work was
+ * known. */
 double ml_program_bubble(const ml_program *program, double *forecast);
 /* Inputs and outputs are whole tensors on every rank. inputs[i] is the host memory of program input
  * i (by position in ml_program_inputs); outputs[i] receives output i, in the type's order, or is

@@ -110,17 +110,21 @@ void staged_unbind(ml_program *program); /* addresses have changed */
 ml_status staged_start(ml_program *program, const void *const *inputs);
 ml_status staged_finish(ml_program *program, void *const *outputs);
 
-/* bubble.c: how much of a pipelined step ranks wait: what the times of one step after the first
- * ones foretell, and measured in the next one. */
+/* bubble.c: how much of a pipelined step ranks wait: what the times of some steps after the first
+ * ones foretell, and measured in the next ones. */
 typedef struct {
     int64_t steps, step; /* counted so far; the present one's number, 0: it does not count */
     double began, busy;  /* seconds: when, and how long the device had worked before */
+    int64_t *ran;        /* [actions][2] sums over the steps that are learnt from, nanoseconds */
+    int learnt;          /* how many */
+    double measured[2];  /* sums over those that are measured: worked, lasted */
     ml_run_mode mode;    /* of the profile before */
     double share;        /* the bubble; negative while it is not known */
     double forecast;
 } bubble_clock;
 ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
-ml_status bubble_step_end(ml_program *program, bubble_clock *clock);
+/* status: how the step went; it is passed on. */
+ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status);
 const bubble_clock *staged_clock(const ml_program *program); /* NULL: no pipeline */
 
 /* An all-gather or a sum of host memory between the ranks along mesh axis i. */

@@ -499,7 +499,7 @@ static ml_status step_run(ml_program *program) {
         program->staged->fresh = status != ML_OK;
     }
     if (status == ML_OK) status = schedule_run(program, alone);
-    return status == ML_OK ? bubble_step_end(program, clock) : status;
+    return bubble_step_end(program, clock, status);
 }
 
 const bubble_clock *staged_clock(const ml_program *program) {
