@@ -407,6 +407,40 @@ TEST(passes, split_dots) {
     fixture_run(check_split_dots, 9);
 }
 
+/* Gradients of queries and keys, joined for one product; `read` of them are read by others too.
+ * Where `circular`, the second is made of the first by a product: that cannot wait for both. */
+static void check_joined(fixture *f, int read, bool circular, int slices) {
+    ml_graph *g = f->g;
+    ml_axis b = AXIS("b"), s = AXIS("s"), k = AXIS("k"), h = AXIS("h"), d = AXIS("d"),
+            j = AXIS("j");
+    ml_ref x = fixture_input(f, ML_F64, "s4 b3 e5", -1, 1);
+    ml_ref turn = fixture_input(f, ML_F64, "d6 c6", -1, 1);
+    ml_ref w = fixture_input(f, ML_F64, "e5 j24", -1, 1);
+    ml_graph_set_flags(g, ML_NODE_BACKWARD);
+    ml_ref q = MAP1(SIN, fixture_input(f, ML_F64, "b3 s4 h2 d6", -1, 1));
+    ml_ref keys = ml_rename(g, MAP1(SIN, fixture_input(f, ML_F64, "b3 k4 h2 d6", -1, 1)), k, s);
+    if (circular) keys = ml_rename(g, ml_dot(g, q, turn, &d, 1, ML_F64), AXIS("c"), d);
+    ml_ref parts[] = {ml_merge(g, q, h, d, j), ml_merge(g, keys, h, d, j)};
+    ml_ref out[3] = {ml_dot(g, ml_concat(g, parts, 2, j), w, &j, 1, ML_F64)};
+    const ml_ref of[] = {q, keys};
+    for (int i = 0; i < read; i++) out[1 + i] = ml_dot(g, x, of[i], (ml_axis[]){b, s}, 2, ML_F64);
+    ml_graph_set_flags(g, 0);
+    CHECK_EQ_INT(fixture_count_after(f, "read_joined", out, 1 + read, ML_OP_SLICE), slices);
+    fixture_check_pass(f, "read_joined", out, 1 + read, 1e-12);
+    CHECK_EQ_INT(fixture_count_after(f, "read_joined_in_turn", out, 1 + read, ML_OP_SLICE), 0);
+}
+
+static void check_read_joined(fixture *f) {
+    check_joined(f, 2, false, 2);
+    check_joined(f, 1, false, 0);
+    check_joined(f, 0, false, 0);
+    check_joined(f, 2, true, 0);
+}
+
+TEST(passes, read_joined) {
+    fixture_run(check_read_joined, 11);
+}
+
 /* ---- Values that are compared with the largest of them ------------------------------------------
  */
 

@@ -195,6 +195,18 @@ static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {
 }
 static ml_graph *all_passes(const ml_graph *from, ml_roots *roots);
 
+static ml_graph *read_joined(const ml_graph *from, ml_roots *roots) {
+    static const int level[SUPPORT_INPUTS];
+    return ml_read_joined(from, roots, level);
+}
+
+/* As if each input came later than the one before. */
+static ml_graph *read_joined_in_turn(const ml_graph *from, ml_roots *roots) {
+    int level[SUPPORT_INPUTS];
+    for (int i = 0; i < SUPPORT_INPUTS; i++) level[i] = i;
+    return ml_read_joined(from, roots, level);
+}
+
 static const named_pass passes[] = {
     {"simplify", ml_simplify},
     {"decompose", decompose_all},
@@ -211,6 +223,8 @@ static const named_pass passes[] = {
     {"split_dots", ml_split_dots},
     {"ragged_squares", ml_ragged_squares},
     {"ragged_gated", ml_ragged_gated},
+    {"read_joined", read_joined},
+    {"read_joined_in_turn", read_joined_in_turn},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

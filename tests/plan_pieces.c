@@ -499,3 +499,58 @@ static void cut_layer(fixture *f) {
 TEST(plan_pieces, layer) {
     fixture_run(cut_layer, 1);
 }
+
+/* Of a product's halves, gate and up, the pass back reads both, in f32, and a product that waits
+ * one: the whole lies in memory, once. What a routine has besides, here indices, is written to its
+ * cell by the routine. */
+static void cut_halves(fixture *f) {
+    ml_graph *g = f->g;
+    int level[SUPPORT_INPUTS] = {0};
+    ml_axis token = fixture_axis(f, "t"), embed = fixture_axis(f, "e"),
+            joined = fixture_axis(f, "j"), ffn = fixture_axis(f, "f");
+    ml_ref x = fixture_input(f, ML_BF16, "t64 e16", -1, 1);
+    ml_ref dy = fixture_input(f, ML_BF16, "t64 f32", -1, 1);
+    level[ml_graph_args(g, x)[0]] = 1;
+    level[ml_graph_args(g, dy)[0]] = 2;
+    ml_ref w = ml_cast(g, fixture_state(f, ML_F32, "e16 j64"), ML_BF16), half[2], wide[2];
+    ml_ref both = ml_dot(g, x, w, &embed, 1, ML_BF16);
+    for (int i = 0; i < 2; i++) {
+        half[i] = ml_rename(g, ml_slice(g, both, joined, i * 32, i * 32 + 32), joined, ffn);
+        wide[i] = ml_cast(g, half[i], ML_F32);
+    }
+    int64_t args[] = {ffn, 2, ml_axis_fresh(g, "k")};
+    ml_ref best = ml_graph_add(g, ML_OP_TOP_K, &half[0], 1, args, 3, NULL),
+           index = ml_out(g, best, 1);
+    ml_ref act = ml_cast(g, ml_map2(g, ML_OP_MUL, wide[0], wide[1]), ML_BF16);
+    ml_ref slope = ml_cast(g, dy, ML_F32), back[2];
+    for (int i = 0; i < 2; i++)
+        back[i] = ml_cast(g, ml_map2(g, ML_OP_MUL, slope, wide[i]), ML_BF16);
+    ml_ref total = ml_cast(g, ml_reduce(g, ML_OP_SUM, slope, &ffn, 1), ML_F64);
+    ml_ref picked = ml_map2(g, ML_OP_MUL, ml_cast(g, index, ML_F64), total);
+    ml_ref sent[] = {best, act, back[0], back[1], picked};
+    ml_update update = grows(f, ml_dot(g, half[1], dy, (ml_axis[]){token, ffn}, 2, ML_F32));
+    ml_roots roots = {.name = "halves",
+                      .outputs = sent,
+                      .output_count = 5,
+                      .kept = 5,
+                      .updates = &update,
+                      .update_count = 1};
+    piece_levels levels = {.count = 2, .level = {1, 2}, .late = true, .overlaps = true};
+    piece_set set;
+    pieces_cut(g, &roots, level, &levels, f->arena, &set);
+    for (int p = 1; p < 3; p++) { /* `both` and dy, and the indices */
+        const ml_graph *piece = set.pieces[p].graph;
+        int64_t bytes = 0;
+        for (ml_ref n = 1; n < ml_graph_count(piece); n++)
+            if (ml_graph_node(piece, n)->op == ML_OP_INPUT)
+                bytes += ml_type_bytes(ml_graph_type(piece, n));
+        CHECK_EQ_INT(bytes, 64 * 64 * 2 + 64 * 32 * 2 + (p == 1 ? 64 * 2 * 4 : 0));
+    }
+    CHECK_EQ_INT(count_ops(set.pieces[0].graph, ML_OP_STOP_GRADIENT), 0);
+    CHECK_EQ_INT(count_ops(set.pieces[2].graph, ML_OP_DOT), 1);
+    pieces_free(&set);
+}
+
+TEST(plan_pieces, halves) {
+    fixture_run(cut_halves, 2);
+}

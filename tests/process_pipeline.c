@@ -56,6 +56,17 @@ PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
     compare(train(room, 4, "again=true").output, one, "a second training on four ranks");
 }
 
+/* Gradients that are joined for one product come from different stages, one after the other: what
+ * reads one alone is sent on before the other is there. */
+PROCESS_TEST(pipelines_send_what_has_come) {
+    static const char run[] = "run --device cpu -n 4 --mesh pp=4 --dtype f64 --quiet "
+                              "\"$ROOT/tests/lua/lib/crossing.lua\" schedule=%s 2>errors | "
+                              "grep -av ^step";
+    char *expected = process_run(room, 0, "MLUA_VERIFY=1", run, "1f1b").output;
+    CHECK(strlen(expected) > 200);
+    CHECK_TEXT(process_run(room, 0, "MLUA_VERIFY=1", run, "zero-bubble").output, expected);
+}
+
 PROCESS_TEST(pipelines_refuse_states_that_come_too_late) {
     process_result r =
         process_run(room, 1, "", "run --device cpu -n 2 --mesh pp=2 " SCRIPT " early=true");
@@ -322,4 +333,18 @@ PROCESS_TEST(pipelines_share_out_work) {
         if (!(bubble > 0.05 && bubble < cases[i].most))
             test_fail("%s: %.3f", cases[i].settings, bubble);
     }
+}
+
+/* The gradients of queries, keys and values, and those of gate and up, of the last stage's two
+ * layers are kept for their weights' as they are joined for the products before. */
+PROCESS_TEST(pipelines_keep_joined_gradients) {
+    process_result r = process_run(
+        room, 0, "MLUA_DEBUG=4",
+        "check --device h200 --mesh pp=2 \"$ROOT/models/llama.lua\" layers=4 embed=2048 heads=16 "
+        "kv_heads=16 ffn=2048 seq=128 batch=4 accum=4 vocab=512 schedule=zero-bubble 2>&1 | "
+        "grep '^  cell'");
+    int joined = 0;
+    static const char wanted[] = "of piece 0, read by 2: concat bf16[batch=1, seq=128, joined";
+    for (const char *at = r.output; (at = strstr(at, wanted)) != NULL; at++) joined++;
+    CHECK_EQ_INT(joined, 4);
 }

@@ -37,6 +37,10 @@ ml_graph *ml_ragged_gated(const ml_graph *from, ml_roots *roots);
 bool ml_ragged_gated_applies(const ml_graph *g); /* whether there is one */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
+/* Products of gradients that lie side by side in a CONCAT, all of which other products read too,
+ * read their parts of it: where they are kept for later, they are kept once. input_level says of
+ * each INPUT at which level of a pipeline it is received; nothing comes to a higher level. */
+ml_graph *ml_read_joined(const ml_graph *from, ml_roots *roots, const int *input_level);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and
  * products that use it up (the loss, gradients) in chunks of the product's outer axes, each with a
  * product of at most that size, so that none of it is ever whole. Sums in f32 of a chunk's parts in

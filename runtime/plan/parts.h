@@ -13,9 +13,18 @@ ml_plan *plan_empty(void);
 void plan_roots(ml_plan *plan, const ml_roots *from);
 /* The passes over the global program, up to where stages are cut: sets plan->graph and roots. */
 void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots);
+/* What the backward pass computes again rather than keep. */
+typedef enum {
+    RECOMPUTE_FREE, /* what costs next to no time, where MLUA_RECOMPUTE does not say otherwise */
+    RECOMPUTE_FREE_NOT_LATE, /* the same; nothing where weight gradients are put off, by which time
+                                it would be computed alone */
+    RECOMPUTE_ALL,           /* all that saves memory */
+} plan_recompute;
 /* Those over the program of one rank, from sharding on: sets plan->traffic. plan->layout is set.
- * `overlap`: steps will be put in an order in which collectives go on beside others. */
-void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all, bool overlap);
+ * `overlap`: steps will be put in an order in which collectives go on beside others; `late`: weight
+ * gradients are put off, and inputs are received at these levels; NULL where they are not. */
+void plan_local(ml_plan *plan, const ml_target *target, plan_recompute recompute, bool overlap,
+                const int *late);
 /* Keep what the program casts parameters to for its products from step to step, as states that are
  * set with the parameters: sets plan->refresh. */
 void plan_copies(ml_plan *plan, const ml_target *target);

@@ -11,11 +11,12 @@
 
 /* What MLUA_DUMP may name. */
 static const char *const names[] = {
-    "extract",        "places",          "conform",       "simplify",   "shard",
-    "shard simplify", "sink orders",     "gather sorted", "split sums", "decompose",
-    "simplify2",      "split dots",      "merge",         "simplify3",  "halves",
-    "open halves",    "halves simplify", "chunk",         "open sums",  "simplify4",
-    "recompute",      "ragged squares",  "ragged gated",  "copies",     "piece",
+    "extract",        "places",          "conform",        "simplify",     "shard",
+    "shard simplify", "sink orders",     "gather sorted",  "split sums",   "decompose",
+    "simplify2",      "split dots",      "merge",          "simplify3",    "halves",
+    "open halves",    "halves simplify", "chunk",          "open sums",    "simplify4",
+    "recompute",      "read joined",     "ragged squares", "ragged gated", "copies",
+    "piece",
 };
 
 static bool is_pass(const char *name, size_t length) {
@@ -155,12 +156,13 @@ static int64_t spare_bytes(const ml_plan *plan) {
 
 /* What is kept for the backward pass, and what is computed twice: all that saves memory where that
  * is asked for; else, on a GPU, what takes next to no time. */
-static void recompute(ml_plan *plan, bool gpu, bool all) {
+static void recompute(ml_plan *plan, bool gpu, plan_recompute how, bool late) {
     ml_roots *r = &plan->roots;
-    int wanted = all ? 1 : ml_knobs()->recompute;
+    int wanted = how == RECOMPUTE_ALL ? 1 : ml_knobs()->recompute;
+    bool keep = late && how == RECOMPUTE_FREE_NOT_LATE;
     if (wanted == 1)
         pass_done(plan, ml_recompute(plan->graph, r), "recompute");
-    else if (wanted == ML_RECOMPUTE_THRIFTY && gpu)
+    else if (wanted == ML_RECOMPUTE_THRIFTY && gpu && !keep)
         pass_done(plan, ml_recompute_thrifty(plan->graph, r, spare_bytes(plan)), "recompute");
 }
 
@@ -189,7 +191,8 @@ static void sink_orders(ml_plan *plan) {
     pass_done(plan, sunk, "sink orders");
 }
 
-void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all, bool overlap) {
+void plan_local(ml_plan *plan, const ml_target *target, plan_recompute how, bool overlap,
+                const int *late) {
     ml_roots *r = &plan->roots;
     bool gpu = target->kind == ML_TARGET_CUDA;
 
@@ -220,7 +223,8 @@ void plan_local(ml_plan *plan, const ml_target *target, bool recompute_all, bool
         pass_done(plan, ml_simplify(plan->graph, r), "simplify4");
         if (plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
     }
-    recompute(plan, gpu, recompute_all);
+    recompute(plan, gpu, how, late != NULL);
+    if (late != NULL) pass_done(plan, ml_read_joined(plan->graph, r, late), "read joined");
     if (!gpu || target->no_fuse) return;
     if (ml_ragged_squares_apply(plan->graph))
         pass_done(plan, ml_ragged_squares(plan->graph, r), "ragged squares");

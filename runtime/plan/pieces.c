@@ -35,7 +35,7 @@ typedef struct {
     bool *root;      /* an output or the new value of a state */
     bool *live;
     piece_mask *need, *made; /* by node: the pieces that read it, and that compute it */
-    piece_mask *wanted;      /* need of the walk before */
+    piece_mask *wanted;      /* need of the first walk, and what views_join adds */
     piece_mask *several;     /* of an op's other outputs */
     base_list *bases;        /* by node and piece: see bases_find */
     double *parts;           /* bytes of what it is made of */
@@ -163,21 +163,24 @@ static ml_ref viewed(const ml_graph *g, ml_ref n) {
     }
 }
 
-/* Slices that together are all of a tensor (queries, keys and values of one product): it is wanted
- * itself, for they are views of it. */
+/* Where a piece wants slices that together are all of a tensor (queries, keys and values of one
+ * product), it is wanted itself, by all that want any: they are views of it. */
 static void views_join(cutting *c) {
     int pieces = c->set->count;
+    memset(c->parts, 0, sizeof *c->parts * c->count * (size_t)pieces);
     for (ml_ref n = 1; n < c->count; n++) {
         ml_ref base = viewed(c->g, n);
         for (int p = 0; base != n && p < pieces; p++) {
-            if (!(c->wanted[n] & ~c->made[n] & bit(p))) continue;
+            if (!(c->need[n] & ~c->made[n] & bit(p))) continue;
             c->parts[base * (size_t)pieces + p] += (double)ml_type_bytes(ml_graph_type(c->g, n));
         }
     }
     for (ml_ref n = 1; n < c->count; n++) {
-        double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n));
-        for (int p = 0; p < pieces; p++)
-            if (c->parts[n * (size_t)pieces + p] >= bytes) c->wanted[n] |= bit(p);
+        double bytes = (double)ml_type_bytes(ml_graph_type(c->g, n)), most = 0;
+        const double *parts = &c->parts[n * (size_t)pieces];
+        for (int p = 0; p < pieces; p++) most = parts[p] > most ? parts[p] : most;
+        for (int p = 0; most >= bytes && p < pieces; p++)
+            if (parts[p] > 0) c->wanted[n] |= bit(p);
     }
 }
 
@@ -268,7 +271,7 @@ static void pieces_walk(cutting *c, bool anew) {
         if (c->live[n] && ml_graph_node(c->g, n)->op == ML_OP_OUT)
             c->made[n] = c->made[ml_graph_source(c->g, n, 0)];
     }
-    memcpy(c->wanted, c->need, sizeof *c->need * c->count);
+    if (!anew) memcpy(c->wanted, c->need, sizeof *c->need * c->count);
 }
 
 static void roots_mark(cutting *c) {
@@ -475,7 +478,8 @@ static void cells_print(const cutting *c) {
 /* A kept value is a block of memory: what is a view of another must be written out. */
 static ml_ref exported(const cutting *c, ml_graph *to, ml_ref n, ml_ref made) {
     ml_op op = ml_graph_node(c->g, n)->op;
-    if (ml_ops[op].op_class != ML_CLASS_MOVE || op == ML_OP_CONCAT) return made;
+    bool own = op == ML_OP_CONCAT || op == ML_OP_OUT; /* their memory is */
+    if (ml_ops[op].op_class != ML_CLASS_MOVE || own) return made;
     ml_graph_set_origin(to, ml_graph_origin(c->g, n));
     return ml_graph_add(to, ML_OP_STOP_GRADIENT, &made, 1, NULL, 0, NULL);
 }
@@ -559,9 +563,11 @@ void pieces_cut(const ml_graph *g, const ml_roots *roots, const int *input_level
     pieces_walk(&c, false);
     c.bases = ML_NEW_ARRAY(arena, base_list, count * (size_t)out->count);
     c.parts = ML_NEW_ARRAY(arena, double, count *(size_t)out->count);
-    views_join(&c);
-    bases_find(&c);
-    pieces_walk(&c, true);
+    for (int i = 0; i < 2; i++) { /* what is computed anew may read all of a tensor by views */
+        views_join(&c);
+        bases_find(&c);
+        pieces_walk(&c, true);
+    }
     updates_place(&c, update_piece);
     steady_piece(&c);
     int pieces = out->count + out->steady;

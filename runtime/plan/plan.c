@@ -67,7 +67,8 @@ typedef struct {
     const ml_target *target;
     const ml_layout *layout;
     const ml_cut *cut;
-    bool recompute, overlap, copies;
+    plan_recompute recompute;
+    bool overlap, copies;
 } plan_call;
 
 ml_plan *plan_empty(void) {
@@ -111,21 +112,16 @@ static void plan_make(void *context) {
     }
     plan->parts = ML_NEW(plan->arena, ml_plan *);
     plan->parts[plan->part_count++] = plan;
-    plan_local(plan, call->target, call->recompute, call->overlap);
+    plan_local(plan, call->target, call->recompute, call->overlap, NULL);
     if (call->copies) plan_copies(plan, call->target);
     plan_steps(plan, call->target, call->overlap);
 }
 
-/* Another plan, taken where it is smaller: one that keeps no copies of parameters, whose
- * collectives do not overlap with other work, or which computes some values twice rather than keep
- * them. */
-static void plan_smaller(const plan_call *first, bool overlap, bool recompute) {
+/* The plan of another call, taken where it is smaller. */
+static void plan_smaller(const plan_call *first) {
     ml_plan *other = NULL;
     plan_call call = *first;
     call.plan = &other;
-    call.copies = false;
-    call.overlap = overlap;
-    call.recompute = recompute;
     ml_status status = ml_protect(plan_make, &call);
     if (status == ML_OK && other->peak_bytes < (*first->plan)->peak_bytes) {
         ml_plan *kept = other;
@@ -182,34 +178,58 @@ static int64_t moment_bytes(const ml_plan *plan) {
     return bytes;
 }
 
-/* What a program that keeps copies should leave room for, 0 where it keeps none: where another one
- * sets the parameters, after all microbatches, what that keeps of each, mostly two moments. */
-static int64_t memory_wanted(const ml_plan *plan) {
-    const struct ml_staged_plan *staged = plan->staged;
+/* Bytes that a program should have room for: its own, and, where it keeps more than it must, for
+ * what another one, which sets the parameters after all microbatches, keeps of each of them, mostly
+ * two moments. */
+static int64_t memory_wanted(const ml_plan *plan, bool keeps) {
     int64_t moments = 0;
-    bool keeps = plan->refresh != NULL;
-    if (keeps && plan->roots.microbatches > 1) moments = moment_bytes(plan->refresh);
-    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks) {
-        const ml_plan *steady = staged_steady(staged, v);
-        if (steady != NULL) keeps = true, moments += moment_bytes(steady);
+    if (plan->roots.microbatches > 1 && keeps) {
+        if (plan->staged != NULL) moments = 2 * plan->state_bytes[ML_MEMORY_PARAMETERS];
+        if (plan->refresh != NULL) moments = moment_bytes(plan->refresh);
     }
-    return keeps ? plan->peak_bytes + moments : 0;
+    return plan->peak_bytes + moments;
 }
 
+static bool keeps_copies(const ml_plan *plan) {
+    const struct ml_staged_plan *staged = plan->staged;
+    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks)
+        if (staged_steady(staged, v) != NULL) return true;
+    return plan->refresh != NULL;
+}
+
+static bool puts_off(const struct ml_staged_plan *staged) {
+    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks)
+        if (staged->stages[v].levels.late) return true;
+    return false;
+}
+
+/* Where memory is short, one after the other: less is kept for weight gradients that are put off,
+ * no copies of parameters are kept, collectives do not overlap with other work, and all is computed
+ * twice that need not be kept. */
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
                  const ml_layout *layout, const ml_cut *cut, ml_plan **plan) {
     *plan = NULL;
     int wanted = ml_knobs()->overlap;
     bool overlap = wanted >= 0 ? wanted : target->kind == ML_TARGET_CUDA;
-    int64_t limit = target->memory_bytes;
-    bool copies = cut != NULL && ml_knobs()->copies &&
+    int64_t limit = target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX;
+    plan_call call = {plan, from, roots, target, layout, cut};
+    call.recompute = RECOMPUTE_FREE_NOT_LATE;
+    call.overlap = overlap && layout != NULL;
+    call.copies = cut != NULL && ml_knobs()->copies &&
                   (layout != NULL || (target->kind == ML_TARGET_CUDA && !target->no_fuse));
-    plan_call call = {plan,  from, roots, target, layout, cut, false, overlap && layout != NULL,
-                      copies};
     plan_make(&call);
-    if (limit > 0 && memory_wanted(*plan) > limit) plan_smaller(&call, call.overlap, false);
-    if (limit > 0 && (*plan)->peak_bytes > limit && call.overlap) plan_smaller(&call, false, false);
-    if (limit > 0 && (*plan)->peak_bytes > limit) plan_smaller(&call, false, true);
+    bool late = puts_off((*plan)->staged);
+    if (memory_wanted(*plan, late || keeps_copies(*plan)) <= limit) return;
+    call.recompute = RECOMPUTE_FREE;
+    if (late) plan_smaller(&call);
+    call.copies = false;
+    if (keeps_copies(*plan) && memory_wanted(*plan, true) > limit) plan_smaller(&call);
+    if ((*plan)->peak_bytes > limit && call.overlap) {
+        call.overlap = false;
+        plan_smaller(&call);
+    }
+    call.recompute = RECOMPUTE_ALL;
+    if ((*plan)->peak_bytes > limit) plan_smaller(&call);
 }
 
 void ml_plan_free(ml_plan *plan) {

@@ -14,7 +14,8 @@ typedef struct {
     ml_plan *plan;
     const ml_target *target;
     const ml_cut *cut;
-    bool recompute, overlap, copies;
+    plan_recompute recompute;
+    bool overlap, copies;
     staged_plan *staged;
     int *input_level; /* by INPUT id */
 } staging;
@@ -171,6 +172,9 @@ static void lanes_make(staging *s) {
         if (from->planned && from->pieces.cells[m->cell_from].bytes != m->bytes)
             ml_raise(ML_INTERNAL, "stage %d sends another size than stage %d expects", t->from,
                      t->to);
+        if (from->planned && from->first_task + from->pieces.piece_of_output[t->output] >
+                                 staged->lanes[m->lane].from_task)
+            ml_raise(ML_INTERNAL, "stage %d would send what it has not computed yet", t->from);
     }
     /* A stable order: messages of a lane in the order of the transfers. */
     for (int i = 1; i < staged->message_count; i++) {
@@ -292,7 +296,7 @@ static void stage_plan(staging *s, int v) {
     stage->planned = true;
     stage->like = v;
     ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
-    plan_local(local, s->target, s->recompute, false);
+    plan_local(local, s->target, s->recompute, false, stage->levels.late ? s->input_level : NULL);
     if (local->roots.watched > 0) { /* with microbatches under way, NaN in the loss tells */
         local->roots.output_count--;
         local->roots.watched = 0;
@@ -372,8 +376,8 @@ static void inputs_level(staging *s) {
         s->input_level[c->transfers[i].input] = c->transfers[i].to_level;
 }
 
-void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut, bool recompute,
-                 bool overlap, bool copies) {
+void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
+                 plan_recompute recompute, bool overlap, bool copies) {
     staging s = {.plan = plan,
                  .target = target,
                  .cut = cut,
