@@ -6,11 +6,12 @@ terms and sharing no code with mlua, repeats the steps: initial values come from
 file defines it, bfloat16 is autocast over float32 weights. Where data= names no file the tokens are a drawn text.
 Prints the losses and gradient norms of both and the largest relative differences; exits 1 where one is above its
 bound. Autocast leaves PyTorch's residual stream in float32; mlua's is in bfloat16. --residual bf16 has PyTorch round
-as mlua does, to compare like with like; --again repeats PyTorch's steps with the other of the two, which says how
-far rounding alone takes PyTorch from itself. That is much where a norm leaps: gpt2-124m with two rows and a
-warm-up of 200, at step 19, has 16.0 and, rounded, 18.1 (mlua 17.7).
+as mlua does, to compare like with like. --again repeats PyTorch's steps, with the other of the two (stream) or with
+the rows of each batch in reverse (rows: the same but for the order of sums), which says how far rounding alone takes
+PyTorch from itself. That is much where a norm leaps, and from there on; --norm-steps holds the norms before to a bound.
 usage: python3 tests/losses_torch.py gpt|llama|moe [key=value ...] [--device cuda] [--dtype f32]
-           [--residual bf16] [--again] [--bound 0.01] [--norm-bound 0.05] [--median-norm-bound 0.005]
+           [--residual bf16] [--again stream|rows] [--bound 0.01] [--norm-bound 0.05] [--norm-steps 10]
+           [--median-norm-bound 0.005]
        MLUA names the binary. Such as: tests/losses_torch.py moe preset=moe-8x --device cuda
 """
 import argparse
@@ -206,7 +207,7 @@ def clip(parameters, most):
     return norm
 
 
-def run_torch(c, told, windows, device, dtype, residual):
+def run_torch(c, told, windows, device, dtype, residual, reverse=False):
     """[(loss, gradient norm)], and the most memory in GiB"""
     p = {name: initial(t, device).requires_grad_() for name, t in told.items()}
     groups = [([w for n, w in p.items() if decays(n) == wanted], c["decay"] * wanted) for wanted in (True, False)]
@@ -216,7 +217,7 @@ def run_torch(c, told, windows, device, dtype, residual):
     for step in sorted(windows):
         for group in optimizer.param_groups:  # the first steps alone: the schedule after them is left out
             group["lr"] = c["lr"] * min(1, step / c["warmup"])
-        batch = torch.tensor(windows[step], device=device)
+        batch = torch.tensor(windows[step][:: -1 if reverse else 1], device=device)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
             loss, minimized = mean_loss(p, batch, c, residual)
         minimized.backward()
@@ -233,9 +234,9 @@ def off(value, expected):
     return difference if difference == difference else math.inf
 
 
-def worst_of(steps, expected):
-    """The largest difference of a loss, and of a norm, of [(loss, norm)]"""
-    return [max(off(a[i], b[i]) for a, b in zip(steps, expected)) for i in range(2)]
+def worst_of(steps, expected, norm_steps=None):
+    """The largest difference of a loss, and of a norm (of the first norm_steps), of [(loss, norm)]"""
+    return [max(off(a[i], b[i]) for a, b in list(zip(steps, expected))[: norm_steps if i else None]) for i in range(2)]
 
 
 def median_of_norms(steps, expected):
@@ -257,7 +258,7 @@ def report(steps, expected, again):
     for i in range(len(steps)):
         print(f"{i + 1:>4}         {row(i, 0)}         {row(i, 1)}")
     if again:
-        print("PyTorch from itself with the other residual stream: {:.2g} of a loss, {:.2g} of a norm".format(*worst_of(again, expected)))
+        print("PyTorch from itself, the other one: {:.2g} of a loss, {:.2g} of a norm".format(*worst_of(again, expected)))
 
 
 def main():
@@ -270,8 +271,11 @@ def main():
     parser.add_argument("--norm-bound", type=float, help="of a gradient norm; none, and 1e-3 in f32, unless told")
     parser.add_argument("--median-norm-bound", type=float, default=math.inf, help="of the norms' median difference; none unless told")
     parser.add_argument("--residual", choices=["f32", "bf16"], default="f32", help="PyTorch's residual stream; f32 unless told")
-    parser.add_argument("--again", action="store_true", help="PyTorch also with the other residual stream")
+    parser.add_argument("--norm-steps", type=int, help="the first so many norms are bounded; all unless told")
+    parser.add_argument("--again", choices=["stream", "rows"], help="PyTorch also with the other residual stream, or the rows in reverse")
     args = parser.parse_args()
+    if args.norm_steps is not None and args.norm_steps < 1:
+        parser.error("--norm-steps takes a number from 1 on")
     args.dtype = args.dtype or ("bf16" if args.device == "cuda" else "f32")
     bounds = {"bf16": (0.01, math.inf), "f32": (1e-5, 1e-3)}[args.dtype]
     bounds = [usual if told is None else told for told, usual in zip((args.bound, args.norm_bound), bounds)]
@@ -289,12 +293,16 @@ def main():
     residual, other = [torch.float32, torch.bfloat16][:: 1 if args.residual == "f32" else -1]
     expected, gib = run_torch(settings, parameters, windows, args.device, args.dtype, residual)
     end = time.time()
-    again = run_torch(settings, parameters, windows, args.device, args.dtype, other)[0] if args.again else []
+    again = []
+    if args.again:
+        residual = other if args.again == "stream" else residual
+        again, _ = run_torch(settings, parameters, windows, args.device, args.dtype, residual, args.again == "rows")
     if not len(steps) == len(expected) == settings["steps"]:
         sys.exit(f"losses_torch.py: {len(steps)} steps of mlua, {len(expected)} of PyTorch")
     report(steps, expected, again)
-    worst, median = worst_of(steps, expected), median_of_norms(steps, expected)
-    print(f"largest difference {worst[0]:.2g} of a loss (allowed {bounds[0]:g}), {worst[1]:.2g} of a gradient norm (allowed {bounds[1]:g}), "
+    worst, median = worst_of(steps, expected, args.norm_steps), median_of_norms(steps, expected)
+    which = f"the first {args.norm_steps} gradient norms" if args.norm_steps else "a gradient norm"
+    print(f"largest difference {worst[0]:.2g} of a loss (allowed {bounds[0]:g}), {worst[1]:.2g} of {which} (allowed {bounds[1]:g}), "
           f"its median {median:.2g} (allowed {args.median_norm_bound:g}); "
           f"torch {torch.__version__}; mlua {middle - begin:.1f} s, PyTorch {end - middle:.1f} s, {gib:.1f} GiB")
     sys.exit(worst[0] > bounds[0] or worst[1] > bounds[1] or median > args.median_norm_bound)
