@@ -29,6 +29,8 @@ make_library libnccl.so.2 "$out/libcuda.so.1" "$here/nccl.c"
 # A change of the emulator makes its compiled kernels stale.
 for s in device.hh casts.hh nvrtc.c; do [ "$out/cache" -nt "$here/$s" ] || rm -rf "$out/cache"; done
 mkdir -p "$out/cache"
-cp "$here/device.hh" "$here/casts.hh" "$out/"
+for s in device.hh casts.hh; do # others may be compiling with them
+    cmp -s "$here/$s" "$out/$s" || cp "$here/$s" "$out/$s"
+done
 EMULATOR=$out LD_LIBRARY_PATH=$out${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} MLUA_CUDNN=0 \
     MLUA_CACHE=${MLUA_CACHE:-$out/cache} exec "$@"
