@@ -172,13 +172,14 @@ run_part() {
         fi
         # In bf16 a leap of the norm amplifies what rounding leaves: gradient norms, and moe-8x, are held to PyTorch's
         # after longer warm-ups, which are yet shorter than the presets', for more to happen in 20 steps; each norm,
-        # and more closely their median. Closest, up to the first leap, to a PyTorch that rounds its residual stream as
-        # mlua does: from there on a thousandth becomes a tenth. In f32 only the order of sums differs; a moe's losses
-        # part after 10 to 15 steps, otherwise in each run, probably where a token near a tie goes to another expert: ten
-        # steps, held to the same bounds.
+        # and more closely their median. Closest to a PyTorch that rounds its residual stream as mlua does, above all up
+        # to the first leap: after it a thousandth became a tenth on an H200, more than is allowed, and the line is red
+        # there until the thousandth is explained. In f32 only the order of sums differs; a moe's losses part after 10
+        # to 15 steps, otherwise in each run, probably where a token near a tie goes to another expert: ten steps, held to
+        # the same bounds.
         losses gpt2-124m gpt preset=gpt2-124m warmup=20
         losses gpt2-124m-norms gpt preset=gpt2-124m warmup=200 --norm-bound 0.1 --median-norm-bound 0.01
-        losses gpt2-124m-rounded gpt preset=gpt2-124m warmup=200 --residual bf16 --norm-steps 10 --norm-bound 0.005 --median-norm-bound 0.005
+        losses gpt2-124m-rounded gpt preset=gpt2-124m warmup=200 --residual bf16 --norm-bound 0.05 --early-norm-bound 0.005 --median-norm-bound 0.005
         losses moe-8x moe preset=moe-8x warmup=400
         losses gpt2-124m-f32 gpt preset=gpt2-124m batch=8 warmup=20 --dtype f32
         losses moe-f32 moe layers=4 embed=512 heads=8 kv_heads=4 ffn=704 seq=512 batch=4 vocab=50304 lr=5e-4 steps=10 --dtype f32

@@ -61,7 +61,9 @@ static const knob KNOBS[] = {
      NUMBER, AT(blas)},
     {"MLUA_RECOMPUTE", "0|1",
      "1: compute activations again in the backward pass wherever that saves memory; 0: nowhere; "
-     "where not set, on a GPU those that take next to no time",
+     "where not set, on a GPU those that take next to no time, but none where zero-bubble stages "
+     "put "
+     "weight gradients off and memory allows",
      NUMBER, AT(recompute)},
     {"MLUA_CHUNK", "MIB",
      "make logits of more than MIB MiB, and their loss, in chunks of tokens (default 1024); 0: "

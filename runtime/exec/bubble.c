@@ -96,10 +96,8 @@ static void note_body(void *context) {
     bubble_clock *clock = l->clock;
     const ml_profile *profile = l->program->session->device->profile;
     size_t own = (size_t)own_actions(l->program);
-    if (clock->step == LEARNT_STEP || clock->ran == NULL) {
+    if (clock->ran == NULL)
         clock->ran = ML_NEW_ARRAY(l->program->plan->arena, int64_t, 2 * own + 1);
-        clock->learnt = 0;
-    }
     if (profile->runs.count != own) {
         ml_debug(1, "%u runs of a pipelined step were timed\n", profile->runs.count);
         return;

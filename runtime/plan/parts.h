@@ -25,6 +25,11 @@ typedef enum {
  * gradients are put off, and inputs are received at these levels; NULL where they are not. */
 void plan_local(ml_plan *plan, const ml_target *target, plan_recompute recompute, bool overlap,
                 const int *late);
+/* Cut plan->graph (global, simplified) and plan the stages of coordinate cut->coordinate, or all of
+ * them; with `copies` they may have steady pieces. Sets the staged plan, the parts, the accounts
+ * and the hash of *plan. Raises. */
+void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
+                 plan_recompute recompute, bool overlap, bool copies);
 /* Keep what the program casts parameters to for its products from step to step, as states that are
  * set with the parameters: sets plan->refresh. */
 void plan_copies(ml_plan *plan, const ml_target *target);

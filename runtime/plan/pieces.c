@@ -478,8 +478,8 @@ static void cells_print(const cutting *c) {
 /* A kept value is a block of memory: what is a view of another must be written out. */
 static ml_ref exported(const cutting *c, ml_graph *to, ml_ref n, ml_ref made) {
     ml_op op = ml_graph_node(c->g, n)->op;
-    bool own = op == ML_OP_CONCAT || op == ML_OP_OUT; /* their memory is */
-    if (ml_ops[op].op_class != ML_CLASS_MOVE || own) return made;
+    bool viewing = op != ML_OP_CONCAT && op != ML_OP_OUT; /* these have memory of their own */
+    if (ml_ops[op].op_class != ML_CLASS_MOVE || !viewing) return made;
     ml_graph_set_origin(to, ml_graph_origin(c->g, n));
     return ml_graph_add(to, ML_OP_STOP_GRADIENT, &made, 1, NULL, 0, NULL);
 }

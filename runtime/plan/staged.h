@@ -9,7 +9,6 @@
 #ifndef ML_STAGED_H
 #define ML_STAGED_H
 
-#include "runtime/plan/parts.h"
 #include "runtime/plan/pieces.h"
 #include "runtime/plan/plan.h"
 #include "runtime/shard/pipeline_times.h"
@@ -60,11 +59,6 @@ struct ml_staged_plan {
     int coordinate; /* whose plan it is; in a check, the one that needs the most memory */
 };
 
-/* Cut plan->graph (global, simplified) and plan the stages of coordinate cut->coordinate, or all of
- * them; with `copies` they may have steady pieces. Sets the staged plan, the parts, the accounts
- * and the hash of *plan. Raises. */
-void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
-                 plan_recompute recompute, bool overlap, bool copies);
 /* The plan of a stage's steady piece, of a stage of `coordinate`; NULL where it has none. */
 const ml_plan *staged_steady(const struct ml_staged_plan *staged, int stage);
 void staged_free(struct ml_staged_plan *staged);
