@@ -477,11 +477,11 @@ function Program:start(inputs) end
 ---@class Corpus
 local Corpus = {}
 
----draw a batch of windows and the tokens that follow; from and to are shares of the corpus between 0 and 1
+---draw the windows of a batch and the tokens that follow: samples skip + step * rows and on, the same for the same seed (default: that of all randomness, --seed); from and to are shares of the corpus between 0 and 1
 ---@param inputs Host
 ---@param targets Host
 ---@param step integer
----@param options? {seed: integer, from: number, to: number, vocab: integer}
+---@param options? {seed: integer, from: number, to: number, vocab: integer, skip: integer}
 ---@return Corpus
 function Corpus:fill(inputs, targets, step, options) end
 
@@ -636,7 +636,7 @@ function m.config(defaults) end
 ---@return fun(step: integer, steps: integer): number
 function m.constant(options) end
 
----a file of text (u8: a token a byte) or of u16 tokens; without a path the text that is built in
+---a file of text, a token a byte, or one called .bin of u16 tokens; what is neither is refused, unless the dtype (u8 or u16) says to take it; without a path the text that is built in
 ---@param path? string
 ---@param options? {dtype: string}
 ---@return Corpus
@@ -994,7 +994,7 @@ function m.pow(a, b) end
 ---@return integer
 function m.quotient(cfg, whole, by) end
 
----The tensors of a safetensors file, by name, as host arrays of the file's dtypes.
+---The tensors of a safetensors file, by name, as host arrays of the file's dtypes and shapes; F16 becomes f32.
 ---@param path string
 ---@return table<string, Host>
 function m.read_tensors(path) end

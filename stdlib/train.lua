@@ -212,8 +212,7 @@ end
 
 -- Host buffers and the corpus behind them.
 local function open_data(o)
-  local width = o.data and o.data:match "%.bin$" and "u16" or "u8"
-  local corpus = core.corpus(o.data, { dtype = width })
+  local corpus = core.corpus(o.data)
   local micro = o.batch.size // o.accum
   local data = { corpus = corpus, tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
   -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.

@@ -20,7 +20,7 @@ static int corpus_gc(lua_State *L) {
 
 static int core_corpus(lua_State *L) {
     static const char *const known[] = {"dtype", NULL};
-    int bytes = 1;
+    ml_corpus_kind kind = ML_CORPUS_BY_NAME;
     if (lua_istable(L, 2)) {
         vm_check_options(L, 2, "corpus", known);
         if (vm_option(L, 2, "dtype")) {
@@ -28,7 +28,7 @@ static int core_corpus(lua_State *L) {
             if (strcmp(dtype, "u8") != 0 && strcmp(dtype, "u16") != 0)
                 vm_fail(L, "tokens are u8 (text, by bytes) or u16", "a corpus cannot hold %s",
                         dtype);
-            bytes = strcmp(dtype, "u16") == 0 ? 2 : 1;
+            kind = strcmp(dtype, "u16") == 0 ? ML_CORPUS_U16 : ML_CORPUS_BYTES;
         }
     }
     const char *path = lua_isnoneornil(L, 1) ? NULL : luaL_checkstring(L, 1);
@@ -36,7 +36,7 @@ static int core_corpus(lua_State *L) {
     *corpus = NULL;
     luaL_setmetatable(L, vm_corpus_class);
     if (path) {
-        vm_check(L, ml_corpus_open(path, bytes, corpus));
+        vm_check(L, ml_corpus_open(path, kind, corpus));
         return 1;
     }
     const ml_embedded *text = embed_find("corpus.txt");
@@ -60,7 +60,7 @@ static int64_t position(lua_State *L, const ml_corpus *corpus, const char *key, 
 }
 
 static int corpus_fill(lua_State *L) {
-    static const char *const known[] = {"seed", "from", "to", "vocab", NULL};
+    static const char *const known[] = {"seed", "from", "to", "vocab", "skip", NULL};
     const ml_corpus *corpus = *check_corpus(L);
     vm_host *hosts[2] = {vm_to_host(L, 2), vm_to_host(L, 3)};
     for (int i = 0; i < 2; i++)
@@ -77,12 +77,17 @@ static int corpus_fill(lua_State *L) {
     luaL_checktype(L, 5, LUA_TTABLE);
     vm_check_options(L, 5, "fill", known);
     ml_corpus_range range = {.first = position(L, corpus, "from", 0),
-                             .last = position(L, corpus, "to", 1)};
+                             .last = position(L, corpus, "to", 1),
+                             .seed = ml_session_seed(vm_of(L)->session)};
+    int64_t skip = 0;
     if (vm_option(L, 5, "seed")) range.seed = vm_integer(L, -1, "the seed");
     if (vm_option(L, 5, "vocab")) range.vocab = vm_integer(L, -1, "vocab");
+    if (vm_option(L, 5, "skip")) skip = vm_integer(L, -1, "the samples to skip");
+    if (skip < 0 || (rows && skip > INT64_MAX - (step + 1) * rows))
+        vm_fail(L, NULL, "%lld samples cannot be skipped", (long long)skip);
     double begin = vm_profile_clock(L);
-    vm_check(L, ml_corpus_fill(corpus, &range, step * rows, rows, hosts[0]->dims[1], hosts[0]->data,
-                               hosts[1]->data));
+    vm_check(L, ml_corpus_fill(corpus, &range, skip + step * rows, rows, hosts[0]->dims[1],
+                               hosts[0]->data, hosts[1]->data));
     vm_profile_span(L, "data", begin);
     lua_settop(L, 1);
     return 1;
@@ -137,17 +142,20 @@ static int corpus_tostring(lua_State *L) {
 
 static const vm_entry functions[] = {{"corpus", core_corpus,
                                       "path?: string, options?: {dtype: string} -> Corpus",
-                                      "a file of text (u8: a token a byte) or of u16 tokens; "
-                                      "without a path the text that is built in"},
+                                      "a file of text, a token a byte, or one called .bin of u16 "
+                                      "tokens; what is neither is refused, unless the dtype (u8 or "
+                                      "u16) says to take it; without a path the text that is built "
+                                      "in"},
                                      {0}};
 static const vm_entry methods[] = {
     {"size", corpus_size, "-> integer", "the number of tokens"},
     {"name", corpus_name, "-> string", "the file"},
     {"fill", corpus_fill,
      "inputs: Host, targets: Host, step: integer, options?: {seed: integer, from: number, to: "
-     "number, vocab: integer} -> Corpus",
-     "draw a batch of windows and the tokens that follow; from and to are shares of the corpus "
-     "between 0 and 1"},
+     "number, vocab: integer, skip: integer} -> Corpus",
+     "draw the windows of a batch and the tokens that follow: samples skip + step * rows and on, "
+     "the same for the same seed (default: that of all randomness, --seed); from and to are shares "
+     "of the corpus between 0 and 1"},
     {"text", corpus_text, "ids: Host|integer[] -> string", "the text of token ids"},
     {0}};
 

@@ -1,8 +1,9 @@
 /* A corpus: a stream of tokens in a file or in memory, from which windows are drawn.
  *
- * A file of text gives its bytes as tokens; a file of u16 tokens (little endian, no header) gives
- * them. Files are mapped, never read whole. Drawing is a function of (seed, sample number) alone,
- * so that the order of the data does not depend on batch layout, accumulation or ranks. */
+ * A file of text, or of any bytes, gives its bytes as tokens; a file of u16 tokens (little endian,
+ * no header) gives them. Only the windows that are drawn are read. Drawing is a function of (seed,
+ * sample number) alone, so that the order of the data does not depend on batch layout, accumulation
+ * or ranks. */
 #ifndef ML_CORPUS_H
 #define ML_CORPUS_H
 
@@ -13,8 +14,13 @@
 
 typedef struct ml_corpus ml_corpus;
 
-/* token_bytes is 1 or 2. */
-ml_status ml_corpus_open(const char *path, int token_bytes, ml_corpus **corpus);
+typedef enum {
+    ML_CORPUS_BY_NAME, /* u16 tokens where it ends in .bin, else text; what is neither is refused */
+    ML_CORPUS_BYTES,   /* whatever the file holds */
+    ML_CORPUS_U16,
+} ml_corpus_kind;
+
+ml_status ml_corpus_open(const char *path, ml_corpus_kind kind, ml_corpus **corpus);
 /* Bytes of text; `data` must outlive the corpus. `name` is for messages. */
 ml_status ml_corpus_from_memory(const char *name, const void *data, size_t size,
                                 ml_corpus **corpus);

@@ -1,0 +1,91 @@
+#include "runtime/graph/convert.h"
+
+#include <string.h>
+
+static float of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+float ml_from_bf16(uint16_t bits) {
+    return of_bits((uint32_t)bits << 16);
+}
+
+static uint16_t round_bf16(float value) {
+    uint32_t bits = bits_of(value);
+    if (value != value) return (uint16_t)(bits >> 16 | 0x40); /* quiet, not infinite */
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* A double that was rounded to the middle between two bf16 numbers is moved off it again, to the
+ * side on which it was: rounding twice is rounding once then. */
+uint16_t ml_to_bf16(double value) {
+    float near = (float)value;
+    uint32_t bits = bits_of(near);
+    if ((bits & 0xffff) == 0x8000 && (double)near != value) {
+        bool beyond = value < 0 ? value < (double)near : value > (double)near;
+        near = of_bits(beyond ? bits + 1 : bits - 1);
+    }
+    return round_bf16(near);
+}
+
+float ml_from_f16(uint16_t bits) {
+    const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, mantissa = bits & 0x3ff;
+    const uint32_t exponent = bits >> 10 & 31;
+    if (exponent == 31) return of_bits(sign | 0x7f800000 | mantissa << 13); /* infinity, NaN */
+    if (exponent > 0) return of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+    float small = (float)mantissa * 0x1p-24f; /* zero and subnormals */
+    return sign ? -small : small;
+}
+
+bool ml_converts(ml_dtype from, ml_dtype to) {
+    const ml_dtype_kind a = ml_dtypes[from].kind, b = ml_dtypes[to].kind;
+    return from == to || (a == b && a != ML_KIND_BOOL);
+}
+
+/* One loop a pair of dtypes. */
+#define CONVERT(from_type, to_type, expression)                                                    \
+    do {                                                                                           \
+        const from_type *a = source;                                                               \
+        to_type *b = target;                                                                       \
+        for (int64_t i = 0; i < count; i++) b[i] = (expression);                                   \
+    } while (0)
+
+static void convert_floats(ml_dtype from, const void *source, ml_dtype to, void *target,
+                           int64_t count) {
+    if (from == ML_BF16 && to == ML_F32) CONVERT(uint16_t, float, ml_from_bf16(a[i]));
+    if (from == ML_BF16 && to == ML_F64) CONVERT(uint16_t, double, (double)ml_from_bf16(a[i]));
+    if (from == ML_F32 && to == ML_BF16) CONVERT(float, uint16_t, round_bf16(a[i]));
+    if (from == ML_F32 && to == ML_F64) CONVERT(float, double, (double)a[i]);
+    if (from == ML_F64 && to == ML_BF16) CONVERT(double, uint16_t, ml_to_bf16(a[i]));
+    if (from == ML_F64 && to == ML_F32) CONVERT(double, float, (float)a[i]);
+}
+
+int64_t ml_convert(ml_dtype from, const void *source, ml_dtype to, void *target, int64_t count) {
+    assert(ml_converts(from, to));
+    if (from == to) {
+        if (count > 0) memcpy(target, source, (size_t)(count * ml_dtypes[to].bytes));
+        return -1;
+    }
+    if (ml_dtypes[to].kind == ML_KIND_FLOAT) {
+        convert_floats(from, source, to, target, count);
+        return -1;
+    }
+    if (to == ML_I64) {
+        CONVERT(int32_t, int64_t, a[i]);
+        return -1;
+    }
+    const int64_t *wide = source;
+    for (int64_t i = 0; i < count; i++) {
+        if (wide[i] < INT32_MIN || wide[i] > INT32_MAX) return i;
+        ((int32_t *)target)[i] = (int32_t)wide[i];
+    }
+    return -1;
+}

@@ -1,0 +1,19 @@
+/* Elements in memory from one dtype to another: floats to floats, integers to integers.
+ *
+ * Each value is rounded once, to the nearest, ties to even; what is too large becomes infinite, as
+ * IEEE 754 has it; NaN stays NaN, subnormals and the signs of zeros are kept. Integers keep their
+ * value, and what does not fit is reported. */
+#ifndef ML_CONVERT_H
+#define ML_CONVERT_H
+
+#include "runtime/graph/graph.h"
+
+float ml_from_bf16(uint16_t bits);
+uint16_t ml_to_bf16(double value);
+float ml_from_f16(uint16_t bits); /* IEEE 754 binary16: 5 bits of exponent, 10 of mantissa */
+
+bool ml_converts(ml_dtype from, ml_dtype to);
+/* The first element that does not fit, or -1. The dtypes are such that ml_converts. */
+int64_t ml_convert(ml_dtype from, const void *source, ml_dtype to, void *target, int64_t count);
+
+#endif

@@ -1,0 +1,81 @@
+/* Conversions of elements: every f16 and bf16 number, and roundings at and around each middle. */
+#include <math.h>
+#include <string.h>
+
+#include "runtime/graph/convert.h"
+#include "tests/test.h"
+
+/* By the definition of a float of `fraction` bits of mantissa and these exponents. */
+static double defined(unsigned bits, int exponents, int fraction) {
+    int bias = (1 << (exponents - 1)) - 1,
+        exponent = (int)(bits >> fraction) & ((1 << exponents) - 1);
+    int mantissa = (int)bits & ((1 << fraction) - 1);
+    double sign = bits >> (exponents + fraction) & 1 ? -1 : 1;
+    if (exponent == (1 << exponents) - 1) return mantissa ? NAN : sign * INFINITY;
+    if (exponent == 0) return sign * ldexp(mantissa, 1 - bias - fraction);
+    return sign * ldexp(mantissa + (1 << fraction), exponent - bias - fraction);
+}
+
+static bool same(double a, double b) {
+    return isnan(a) ? isnan(b) : a == b && signbit(a) == signbit(b);
+}
+
+TEST(graph, every_f16_and_bf16_number) {
+    int wrong = 0;
+    for (unsigned bits = 0; bits < 65536; bits++) {
+        uint16_t half = (uint16_t)bits;
+        wrong += !same((double)ml_from_f16(half), defined(bits, 5, 10));
+        wrong += !same((double)ml_from_bf16(half), defined(bits, 8, 7));
+        double value = defined(bits, 8, 7);
+        wrong += isnan(value) ? !isnan(ml_from_bf16(ml_to_bf16(value))) : ml_to_bf16(value) != half;
+    }
+    CHECK_EQ_INT(wrong, 0);
+}
+
+/* From f64, between each number and the next: below the middle, at it (to even), above it; a
+ * rounding to f32 in between would make the middle of its neighbours. */
+TEST(graph, bf16_is_rounded_once) {
+    int wrong = 0;
+    for (unsigned bits = 0; bits < 0x7f80; bits++) {
+        double low = defined(bits, 8, 7);
+        double high = bits == 0x7f7f ? ldexp(1, 128) : defined(bits + 1, 8, 7);
+        double middle = low + (high - low) / 2;
+        unsigned even = bits & 1 ? bits + 1 : bits;
+        for (unsigned sign = 0; sign <= 0x8000; sign += 0x8000) {
+            double s = sign ? -1 : 1;
+            wrong += ml_to_bf16(s * middle) != (even | sign);
+            wrong += ml_to_bf16(s * nextafter(middle, 0)) != (bits | sign);
+            wrong += ml_to_bf16(s * nextafter(middle, INFINITY)) != ((bits + 1) | sign);
+        }
+    }
+    CHECK_EQ_INT(wrong, 0);
+    CHECK_EQ_INT(ml_to_bf16(1e300), 0x7f80);
+    CHECK_EQ_INT(ml_to_bf16(-1e-300), 0x8000);
+}
+
+TEST(graph, conversions_of_arrays) {
+    static const ml_dtype floats[] = {ML_F64, ML_F32, ML_BF16};
+    const double values[] = {0, -0.0, 1.00390625, 0x1p-149, -0x1p-133, 0x1.fep127, INFINITY, NAN};
+    enum { COUNT = sizeof values / sizeof *values };
+    for (int a = 0; a < 3; a++)
+        for (int b = 0; b < 3; b++) {
+            char from[8 * COUNT], to[8 * COUNT];
+            double back[COUNT], expected[COUNT];
+            CHECK_EQ_INT(ml_convert(ML_F64, values, floats[a], from, COUNT), -1);
+            CHECK(ml_converts(floats[a], floats[b]));
+            CHECK_EQ_INT(ml_convert(floats[a], from, floats[b], to, COUNT), -1);
+            CHECK_EQ_INT(ml_convert(floats[b], to, ML_F64, back, COUNT), -1);
+            /* Each value as the narrower of both holds it. */
+            CHECK_EQ_INT(ml_convert(ML_F64, values, floats[a > b ? a : b], from, COUNT), -1);
+            CHECK_EQ_INT(ml_convert(floats[a > b ? a : b], from, ML_F64, expected, COUNT), -1);
+            for (int i = 0; i < COUNT; i++) CHECK(same(back[i], expected[i]));
+        }
+    const int64_t wide[] = {INT32_MAX, INT32_MIN, (int64_t)INT32_MAX + 1};
+    int32_t narrow[3];
+    int64_t again[3];
+    CHECK_EQ_INT(ml_convert(ML_I64, wide, ML_I32, narrow, 3), 2);
+    CHECK_EQ_INT(ml_convert(ML_I32, narrow, ML_I64, again, 2), -1);
+    CHECK_EQ_INT(memcmp(again, wide, 16), 0);
+    CHECK(!ml_converts(ML_I32, ML_F32) && !ml_converts(ML_F32, ML_I32));
+    CHECK(!ml_converts(ML_BOOL, ML_I32) && ml_converts(ML_BOOL, ML_BOOL));
+}
