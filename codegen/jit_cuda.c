@@ -305,6 +305,10 @@ ml_status ml_jit_cuda_compile(ml_kernel *const *kernels, int count, int arch, ml
     return no_cuda();
 }
 
+void ml_jit_cuda_share(int process, int processes) {
+    (void)process, (void)processes;
+}
+
 void ml_jit_cuda_free(ml_jit_cuda *jit) {
     (void)jit;
 }
