@@ -125,6 +125,50 @@ TEST(exec, gemm) {
     ml_pool_free(w.pool);
 }
 
+/* One product by pools of 1, 2, 3 and 5 threads: equal to the bit, on operands whose sums round. */
+static void check_threads(world *w) {
+    static const int counts[] = {1, 2, 3, 5};
+    static const int64_t sides[] = {32, 48, 256, 257, 600};
+    ml_gemm g = {.m = sides[pick(w, 0, 4)],
+                 .n = sides[pick(w, 0, 4)],
+                 .k = pick(w, 20, 300),
+                 .batch = {1, 1, pick(w, 1, 3)},
+                 .a_col = 1,
+                 .b_col = 1,
+                 .c_col = 1,
+                 .a_dtype = ML_F32,
+                 .b_dtype = ML_F32,
+                 .c_dtype = ML_F32};
+    g.a_row = g.k, g.b_row = g.c_row = g.n;
+    batch_strides(&g, g.m * g.k, g.a_batch);
+    batch_strides(&g, g.k * g.n, g.b_batch);
+    batch_strides(&g, g.m * g.n, g.c_batch);
+    int64_t items = g.batch[2], count = g.m * g.n * items;
+    float *a = fill(w, ML_F32, g.m * g.k * items, false);
+    float *b = fill(w, ML_F32, g.k * g.n * items, false);
+    for (int64_t i = 0; i < g.m * g.k * items; i++) a[i] /= 7;
+    for (int64_t i = 0; i < g.k * g.n * items; i++) b[i] /= 11;
+    float *c[4];
+    for (int i = 0; i < 4; i++) {
+        ml_pool *pool = ml_pool_new(counts[i]);
+        char *scratch = ml_arena_alloc(w->arena, (size_t)cpu_gemm_scratch(&g, counts[i]) + 64);
+        scratch = (char *)(((uintptr_t)scratch + 63) & ~(uintptr_t)63);
+        c[i] = fill(w, ML_F32, count, true);
+        CHECK_STATUS(cpu_gemm_run(&g, a, b, c[i], NULL, scratch, pool), ML_OK);
+        ml_pool_free(pool);
+        CHECK(memcmp(c[i], c[0], (size_t)count * sizeof(float)) == 0);
+    }
+}
+
+TEST(exec, gemm_threads) {
+    world w = {.random = 13};
+    for (int i = 0; i < 40; i++) {
+        w.arena = ml_arena_new();
+        check_threads(&w);
+        ml_arena_free(w.arena);
+    }
+}
+
 /* The built-in kernels, whichever BLAS there is; shapes that cross their blocks. */
 static void check_kernel(world *w, ml_dtype dtype) {
     int64_t m = pick(w, 1, 60), n = pick(w, 1, 90), k = pick(w, 0, 50), wrong = 0;

@@ -1,7 +1,8 @@
 /* GEMM steps on the CPU: each matrix product is cut over the pool's threads into blocks of C, and
  * each block is one call of a single-threaded BLAS (or of cpu_kernel.c where there is none). What
  * BLAS cannot address (bf16, operands without a unit stride) is converted in scratch memory. The
- * cut depends on the shape and the number of threads alone. */
+ * blocks depend on the shape alone: a BLAS sums an element in another order where it lies in
+ * another block, so that a cut by the number of threads would let that number change results. */
 #include <string.h>
 
 #include "runtime/device/cpu.h"
@@ -47,20 +48,19 @@ static int64_t aligned(int64_t bytes) {
     return (bytes + 63) & ~(int64_t)63;
 }
 
-/* More blocks than threads, so that a thread that is held up does not hold up all, but none so
- * small that packing the operands again for each would show. */
-enum { BLOCKS_PER_THREAD = 4, SHORT_SIDE = 256, SHORTEST_SIDE = 32 };
-static void cut_blocks(gemm_cut *cut, int threads) {
+/* In halves, up to MOST_BLOCKS: two blocks may have sides of 32, more of 128, 256 and then 512, so
+ * that packing the operands again for each block does not show. */
+enum { MOST_BLOCKS = 64 };
+static void cut_blocks(gemm_cut *cut) {
     if (2.0 * (double)cut->m * (double)cut->n * (double)cut->k < 2e5) return;
-    for (int64_t parts = 1; parts < BLOCKS_PER_THREAD * threads;) {
+    for (int64_t blocks = 1; blocks < MOST_BLOCKS; blocks *= 2) {
         int64_t rows = cut->m / cut->blocks_m, cols = cut->n / cut->blocks_n;
-        int64_t side = (rows >= cols ? rows : cols) / 2;
-        if (side < (parts < threads ? SHORTEST_SIDE : SHORT_SIDE)) return;
+        int64_t least = blocks < 2 ? 32 : blocks < 4 ? 128 : blocks < 8 ? 256 : 512;
+        if ((rows >= cols ? rows : cols) / 2 < least) return;
         if (rows >= cols)
             cut->blocks_m *= 2;
         else
             cut->blocks_n *= 2;
-        parts = cut->blocks_m * cut->blocks_n;
     }
 }
 
@@ -78,7 +78,7 @@ static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
     cut.bytes = cut.c_at + (cut.convert_c ? aligned(g->m * g->n * size) : 0);
     cut.by_batch = threads == 1 || cut.batches >= 2 * threads;
     cut.blocks_m = cut.blocks_n = 1;
-    if (!cut.by_batch) cut_blocks(&cut, threads);
+    cut_blocks(&cut);
     if (cpu_blas_find() == NULL) { /* either way round: product() may transpose */
         int64_t plain = cpu_kernel_packing(cut.compute, g->n, g->k);
         int64_t turned = cpu_kernel_packing(cut.compute, g->m, g->k);
