@@ -276,7 +276,9 @@ void gemm_plan(lowering *l, lower_group *group) {
     group->gemm = gemm;
 }
 
-/* Whether n, a root, is DOT + bias where the bias is a contiguous vector along the DOT's columns.
+/* Whether n is DOT + bias where the bias is a contiguous vector along the DOT's columns. cuBLASLt
+ * adds it to the sum in f32 and rounds once; added in bf16 after the product is rounded, a bias far
+ * below the spacing of what it is added to would decide each tie, and so count several times over.
  * GELU, its gradient and sums for biases are not left to cuBLASLt, which has them (GELU_AUX_BIAS,
  * DGELU, BGRADA): its kernels that do take 3 to 46 % longer alone (with DGELU_BGRAD 170 % and
  * more), and steps of gpt2-124m that are limited by power took the same time with and without. */
@@ -385,7 +387,8 @@ void gemm_take_additions(lowering *l) {
         bool adds = l->info[n].reached && ml_graph_node(l->g, n)->op == ML_OP_ADD;
         for (int i = 0; i < 2 && adds && l->info[n].product == 0; i++) {
             ml_ref work = ml_graph_source(l->g, n, i), other = ml_graph_source(l->g, n, 1 - i);
-            if (biases && l->info[n].role == LOWER_ROOT && takes_bias(l, n, work, other)) {
+            bool fused = l->info[n].role == LOWER_ROOT || l->info[n].role == LOWER_INLINE;
+            if (biases && fused && takes_bias(l, n, work, other)) {
                 take_addition(l, n, work);
                 l->info[n].bias = other;
             } else if (takes_addend(l, n, work, other)) {

@@ -25,7 +25,7 @@ function RMSNorm:forward(x)
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local y = wide * core.rsqrt((wide * wide):mean(names(self.axes)) + self.eps)
-  if self.gain then y = y * self.gain end
+  if self.gain then y = y * self.gain:read() end
   return y:cast(dtype)
 end
 
@@ -46,8 +46,8 @@ function LayerNorm:forward(x)
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local centred = wide - wide:mean(names(self.axes))
-  local y = centred * core.rsqrt((centred * centred):mean(names(self.axes)) + self.eps) * self.gain
-  if self.bias then y = y + self.bias end
+  local y = centred * core.rsqrt((centred * centred):mean(names(self.axes)) + self.eps) * self.gain:read()
+  if self.bias then y = y + self.bias:read() end
   return y:cast(dtype)
 end
 

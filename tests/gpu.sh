@@ -170,13 +170,12 @@ run_part() {
             note "$(printf '%-20s absent: there is no PyTorch (PYTHON names an interpreter that has it)' losses)"
             return
         fi
-        # In bf16 a leap of the norm amplifies what rounding leaves: gradient norms, and moe-8x, are held to PyTorch's
-        # after longer warm-ups, which are yet shorter than the presets', for more to happen in 20 steps; each norm,
-        # and more closely their median. Closest to a PyTorch that rounds its residual stream as mlua does, above all up
-        # to the first leap: after it a thousandth became a tenth on an H200, more than is allowed, and the line is red
-        # there until the thousandth is explained. In f32 only the order of sums differs; a moe's losses part after 10
-        # to 15 steps, otherwise in each run, probably where a token near a tie goes to another expert: ten steps, held to
-        # the same bounds.
+        # In bf16 a leap of the norm amplifies what rounding leaves: gradient norms, and moe-8x, are compared after longer
+        # warm-ups, which are yet shorter than the presets', for more to happen in 20 steps; each norm, and within a
+        # smaller bound their median. Closest to a PyTorch whose residual stream is bf16 as mlua's is, and there again within
+        # a smaller bound up to the first leap. In f32 only the order of sums differs; a moe's losses part after 10
+        # to 15 steps, otherwise in each run, probably where a token near a tie is routed to another expert: ten steps,
+        # within the same bounds.
         losses gpt2-124m gpt preset=gpt2-124m warmup=20
         losses gpt2-124m-norms gpt preset=gpt2-124m warmup=200 --norm-bound 0.1 --median-norm-bound 0.01
         losses gpt2-124m-rounded gpt preset=gpt2-124m warmup=200 --residual bf16 --norm-bound 0.05 --early-norm-bound 0.005 --median-norm-bound 0.005

@@ -112,8 +112,12 @@ def rope(x, base=500000.0):
     return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1).to(x.dtype)
 
 
-def project(x, w):  # [.., embed] by [embed, heads, head_dim]
-    return (x @ w.flatten(1)).unflatten(-1, w.shape[1:])
+def linear(x, w, b=None):  # [.., in] by [in, out], the bias added before the sum is rounded, as nn.Linear does
+    return F.linear(x, w.T, b)
+
+
+def project(x, w, b=None):  # [.., embed] by [embed, heads, head_dim]
+    return linear(x, w.flatten(1), None if b is None else b.flatten()).unflatten(-1, w.shape[1:])
 
 
 def layer_norm(x, gain, bias):
@@ -125,17 +129,17 @@ def rms_norm(x, gain):
     return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gain
 
 
-def add(x, *terms):  # to the residual stream, rounded once
-    return sum(terms, x.float()).to(x.dtype)
+def add(x, y):  # to the residual stream
+    return (x.float() + y).to(x.dtype)
 
 
 def gpt_block(x, p, c):
     h = layer_norm(x, p["norm1.gain"], p["norm1.bias"])
-    q, k, v = (project(h, p["attention.w" + n]) + p["attention.b" + n] for n in "qkv")
-    x = add(x, attend(q, k, v).flatten(2) @ p["attention.wo"].flatten(0, 1), p["attention.bo"])
+    q, k, v = (project(h, p["attention.w" + n], p["attention.b" + n]) for n in "qkv")
+    x = add(x, linear(attend(q, k, v).flatten(2), p["attention.wo"].flatten(0, 1), p["attention.bo"]))
     h = layer_norm(x, p["norm2.gain"], p["norm2.bias"])
-    h = F.gelu(h @ p["mlp.up"] + p["mlp.up_bias"], approximate="tanh")
-    return add(x, h @ p["mlp.down"], p["mlp.down_bias"]), 0
+    h = F.gelu(linear(h, p["mlp.up"], p["mlp.up_bias"]), approximate="tanh")
+    return add(x, linear(h, p["mlp.down"], p["mlp.down_bias"])), 0
 
 
 def experts(x, p, c):

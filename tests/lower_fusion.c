@@ -585,6 +585,29 @@ TEST(lower, bias_of_a_product) {
     free_piece(&p);
 }
 
+/* A biased product that is added to a residual stream, of which a norm is taken. */
+static void build_biased_stream(void *context) {
+    piece *p = context;
+    ml_ref x = input(p, ML_BF16, "bse", SIZES(4, 64, 32)),
+           w = input(p, ML_BF16, "ef", SIZES(32, 48)), bias = input(p, ML_BF16, "f", SIZES(48));
+    ml_ref stream = input(p, ML_BF16, "bsf", SIZES(4, 64, 48)), y;
+    ml_axis e = axis(p, "e"), f = axis(p, "f");
+    y = ADD(stream, ADD(ml_dot(p->g, x, w, &e, 1, ML_BF16), bias));
+    y = ml_cast(p->g, y, ML_F32);
+    output(p, MUL(y, FN(RSQRT, ml_reduce(p->g, ML_OP_SUM, MUL(y, y), &f, 1))));
+}
+
+/* The library adds the bias before it rounds the sum to bf16, also where a kernel reads the result:
+ * added after, a bias far below the spacing of the stream would decide each tie. */
+TEST(lower, bias_before_rounding) {
+    piece p;
+    lower_for(&p, ML_TARGET_CUDA, build_biased_stream);
+    CHECK_EQ_INT(p.s->steps.count, 2);
+    CHECK(p.s->steps.at[0].gemm->epilogue == ML_EPILOGUE_BIAS);
+    CHECK_EQ_INT(p.s->steps.at[1].read_count, 2); /* the product and the stream */
+    free_piece(&p);
+}
+
 /* Each level needs the one before at two places; small sums of small sums. */
 static void build_doubling(void *context) {
     piece *p = context;

@@ -87,8 +87,17 @@ static void find_casts(work *w) {
     }
 }
 
-/* What products read: casts as they lie or moved, and their joined biases. Others are cast again
- * wherever they are needed, for nothing. */
+/* Whether source i of n is the bias of a product, which cuBLASLt reads from memory in the product's
+ * dtype (takes_bias in codegen/gemm.c). */
+static bool is_bias(const ml_graph *g, ml_ref n, int i) {
+    if (ml_graph_node(g, n)->op != ML_OP_ADD) return false;
+    ml_ref product = ml_graph_source(g, n, 1 - i), bias = ml_graph_source(g, n, i);
+    return ml_graph_node(g, product)->op == ML_OP_DOT &&
+           ml_graph_type(g, bias)->rank < ml_graph_type(g, product)->rank;
+}
+
+/* What products read: casts as they lie or moved, and their biases. Others are cast again wherever
+ * they are needed, for nothing. */
 static void find_operands(work *w) {
     const ml_graph *g = w->g;
     for (ml_ref n = w->count - 1; n > 0; n--) {
@@ -97,7 +106,8 @@ static void find_operands(work *w) {
         for (int i = 0; i < node->source_count; i++) {
             ml_ref source = ml_graph_source(g, n, i);
             bool joined = ml_graph_node(g, source)->op == ML_OP_CONCAT && !rearranges(g, n);
-            bool reads = moves ? w->operand[n] : joined || (is_product(g, n) && i < 2);
+            bool reads =
+                moves ? w->operand[n] : joined || is_bias(g, n, i) || (is_product(g, n) && i < 2);
             /* Itself is what is kept; or a part is cast ahead of each gather, for next to nothing:
              * other GPUs read it where all temporaries lie. */
             if (node->op == ML_OP_ALL_GATHER && w->made[source]) continue;
