@@ -20,16 +20,6 @@ ml_vm *vm_of(lua_State *L) {
     return *(ml_vm **)lua_getextraspace(L);
 }
 
-static void *allocate(void *context, void *block, size_t old_bytes, size_t bytes) {
-    (void)context;
-    if (bytes == 0) {
-        ml_free(block);
-        return NULL;
-    }
-    if (block == NULL) return ml_alloc(bytes);
-    return ml_realloc(block, old_bytes, bytes);
-}
-
 /* ---- Interned strings --------------------------------------------------------------------------
  */
 
@@ -235,8 +225,17 @@ static int load_result(lua_State *L, int status) {
     return 2;
 }
 
+/* Code that was compiled before can crash the program: only text is loaded. */
+static bool refuses_text(lua_State *L, int mode) {
+    const char *text = luaL_optstring(L, mode, "t");
+    if (strchr(text, 't')) return false;
+    lua_pushfstring(L, "attempt to load a text chunk (mode is '%s')", text);
+    return true;
+}
+
 static int lua_load_text(lua_State *L) {
     int env = lua_isnone(L, 4) ? 0 : 4;
+    if (refuses_text(L, 3)) return load_result(L, LUA_ERRSYNTAX);
     if (lua_isfunction(L, 1)) {
         luaL_Buffer buffer;
         luaL_buffinit(L, &buffer);
@@ -262,6 +261,7 @@ static int lua_load_text(lua_State *L) {
 
 static int lua_load_file(lua_State *L) {
     int env = lua_isnone(L, 3) ? 0 : 3;
+    if (refuses_text(L, 2)) return load_result(L, LUA_ERRSYNTAX);
     return load_result(L, vm_load_file(L, luaL_optstring(L, 1, "-"), env));
 }
 
@@ -285,8 +285,9 @@ static int search_embedded(lua_State *L) {
         lua_pushfstring(L, "mlua has no file %s", lua_tostring(L, -1));
         return 1;
     }
-    lua_pushfstring(L, VM_STDLIB "%s", file->name);
-    if (vm_load(L, file->data, file->size, lua_tostring(L, -1), 0) != LUA_OK) return lua_error(L);
+    const char *chunk = lua_pushfstring(L, VM_STDLIB "%s", file->name);
+    vm_push_library_globals(L);
+    if (vm_load(L, file->data, file->size, chunk, -1) != LUA_OK) return lua_error(L);
     lua_pushstring(L, file->name);
     return 2;
 }
@@ -338,6 +339,8 @@ static void set_searchers(lua_State *L, const char *script) {
 
 static int open_state(lua_State *L) {
     luaL_openlibs(L);
+    order_register(L);
+    vm_libraries_register(L);
     ml_vm *vm = vm_of(L);
     set_searchers(L, vm->options->script);
     static const luaL_Reg loaders[] = {{"load", lua_load_text},
@@ -367,6 +370,7 @@ static int open_state(lua_State *L) {
     traps_register(L);
     lua_setfield(L, -2, "mlua.core");
     lua_pop(L, 1);
+    vm_globals_register(L);
     return 0;
 }
 
@@ -389,7 +393,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
     if (status != ML_OK) return status;
     ml_session_set_seed(vm->session, options->seed);
     if (options->comm) ml_session_join(vm->session, options->comm);
-    vm->L = lua_newstate(allocate, NULL);
+    vm->L = lua_newstate(order_allocate, vm);
     if (!vm->L) return ml_fail(ML_NO_MEMORY, "not enough host memory for a Lua state");
     *(ml_vm **)lua_getextraspace(vm->L) = vm;
     lua_pushcfunction(vm->L, open_state);

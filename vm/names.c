@@ -36,7 +36,7 @@ static bool push_variable(lua_State *L, const lua_Debug *frame, const char *name
         lua_pop(L, 1);
     }
     lua_pop(L, 1);
-    lua_getglobal(L, name);
+    vm_raw_global(L, name);
     return true;
 }
 

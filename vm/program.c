@@ -169,6 +169,7 @@ static int core_program(lua_State *L) {
         vm_fail(L, "m.train{layout = m.layout.megatron{}}, or the same option of m.compile",
                 "--mesh sizes a layout, and the script has given none");
     vm_open_device(L);
+    vm_compare_random(L);
     double started = now();
     vm_program *p = lua_newuserdatauv(L, sizeof *p, 3); /* name, input names, output names */
     *p = (vm_program){0};

@@ -250,6 +250,8 @@ static int preload(lua_State *L) {
     lua_pushliteral(L, "mlua");
     lua_call(L, 1, 1);
     lua_setglobal(L, "m");
+    lua_pushnil(L); /* the last value: there is none */
+    lua_setglobal(L, "_");
     if (!options->script) return 0;
     if (vm_load_file(L, options->script, 0) != LUA_OK) return lua_error(L);
     lua_call(L, 0, 0);

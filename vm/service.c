@@ -73,6 +73,7 @@ static int core_set_seed(lua_State *L) {
     lua_getfield(L, LUA_REGISTRYINDEX, options_key);
     lua_pushinteger(L, seed);
     lua_setfield(L, -2, "seed");
+    vm_seed_random(L);
     return 0;
 }
 

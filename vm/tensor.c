@@ -578,14 +578,7 @@ int vm_missing_method(lua_State *L, int methods) {
                      "a tensor cannot be indexed with %s", luaL_tolstring(L, 2, NULL));
     const char *help = help_for_method(lua_tostring(L, 2));
     if (help) vm_fail_with(L, &n, 1, help, "a tensor has no method \"%s\"", lua_tostring(L, 2));
-    lua_newtable(L);
-    int count = 0;
-    lua_pushnil(L);
-    while (lua_next(L, methods)) {
-        lua_pop(L, 1);
-        lua_pushvalue(L, -1);
-        lua_rawseti(L, -3, ++count);
-    }
+    order_push_keys(L, methods);
     vm_push_suggestion(L, lua_tostring(L, 2), lua_gettop(L));
     if (lua_isstring(L, -1)) lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
     vm_fail_with(L, &n, 1, lua_tostring(L, -1), "a tensor has no method \"%s\"",

@@ -1,58 +1,10 @@
 #define _GNU_SOURCE
 #include "vm/traps.h"
 
-#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Tokens ------------------------------------------------------------------------------------
- */
-
-typedef enum {
-    T_EOF,
-    T_NAME,
-    T_NUMBER,
-    T_STRING,
-    /* keywords */
-    T_AND,
-    T_BREAK,
-    T_DO,
-    T_ELSE,
-    T_ELSEIF,
-    T_END,
-    T_FALSE,
-    T_FOR,
-    T_FUNCTION,
-    T_GOTO,
-    T_IF,
-    T_IN,
-    T_LOCAL,
-    T_NIL,
-    T_NOT,
-    T_OR,
-    T_REPEAT,
-    T_RETURN,
-    T_THEN,
-    T_TRUE,
-    T_UNTIL,
-    T_WHILE,
-    /* operators of several characters; others are their character */
-    T_EQ,
-    T_NE,
-    T_LE,
-    T_GE,
-    T_CONCAT,
-    T_DOTS,
-    T_IDIV,
-    T_SHL,
-    T_SHR,
-    T_LABEL,
-} token_kind;
-
-static const char *const keywords[] = {"and",   "break", "do",       "else", "elseif", "end",
-                                       "false", "for",   "function", "goto", "if",     "in",
-                                       "local", "nil",   "not",      "or",   "repeat", "return",
-                                       "then",  "true",  "until",    "while"};
+#include "vm/lexer.h"
 
 typedef struct {
     size_t at;         /* where the text goes */
@@ -63,13 +15,9 @@ typedef struct {
 } edit;
 
 typedef struct {
-    const char *text;
-    size_t size, next; /* next: first byte not scanned */
-    int kind;          /* of the current token: a token_kind or a character */
-    size_t start, end; /* current token */
-    size_t last_end;   /* previous token */
-    int depth;         /* of the recursion */
-    int blocks;        /* that enclose the current statement */
+    lexer at;   /* the current token */
+    int depth;  /* of the recursion */
+    int blocks; /* that enclose the current statement */
     traps_kind text_kind;
     ml_arena *arena;
     ML_VEC(edit) edits;
@@ -80,130 +28,12 @@ static void give_up(void) {
     ml_raise(ML_INTERNAL, "the script's text cannot be followed");
 }
 
-static int peek(const scanner *s, size_t ahead) {
-    return s->next + ahead < s->size ? (unsigned char)s->text[s->next + ahead] : 0;
-}
-
-/* At '[': the number of '=' of a long bracket, or -1. */
-static int long_bracket(const scanner *s) {
-    int level = 0;
-    while (peek(s, 1 + (size_t)level) == '=') level++;
-    return peek(s, 1 + (size_t)level) == '[' ? level : -1;
-}
-
-static void skip_long(scanner *s, int level) {
-    s->next += (size_t)level + 2;
-    for (; s->next < s->size; s->next++) {
-        if (s->text[s->next] != ']') continue;
-        int equals = 0;
-        while (peek(s, 1 + (size_t)equals) == '=') equals++;
-        if (equals == level && peek(s, 1 + (size_t)equals) == ']') {
-            s->next += (size_t)level + 2;
-            return;
-        }
-    }
-}
-
-static void skip_space(scanner *s) {
-    while (s->next < s->size) {
-        if (isspace(peek(s, 0))) {
-            s->next++;
-        } else if (peek(s, 0) == '-' && peek(s, 1) == '-') {
-            s->next += 2;
-            int level = peek(s, 0) == '[' ? long_bracket(s) : -1;
-            if (level >= 0)
-                skip_long(s, level);
-            else
-                while (s->next < s->size && s->text[s->next] != '\n') s->next++;
-        } else {
-            return;
-        }
-    }
-}
-
-static void skip_string(scanner *s, int quote) {
-    for (s->next++; s->next < s->size && s->text[s->next] != quote; s->next++) {
-        if (s->text[s->next] != '\\') continue;
-        s->next++;
-        if (peek(s, 0) == 'z')
-            while (isspace(peek(s, 1))) s->next++;
-        if (peek(s, 0) == '\r' && peek(s, 1) == '\n') s->next++;
-    }
-    s->next++;
-}
-
-static void skip_number(scanner *s) {
-    const char *exponents = peek(s, 0) == '0' && (peek(s, 1) | 32) == 'x' ? "Pp" : "Ee";
-    s->next++;
-    for (;;) {
-        int c = peek(s, 0);
-        if (c && strchr(exponents, c)) {
-            s->next++;
-            if (peek(s, 0) == '+' || peek(s, 0) == '-') s->next++;
-        } else if (isxdigit(c) || isalnum(c) || c == '.' || c == '_') {
-            s->next++;
-        } else {
-            return;
-        }
-    }
-}
-
-static int scan_word(scanner *s) {
-    size_t from = s->next;
-    while (isalnum(peek(s, 0)) || peek(s, 0) == '_') s->next++;
-    size_t length = s->next - from;
-    for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++)
-        if (strlen(keywords[i]) == length && memcmp(keywords[i], s->text + from, length) == 0)
-            return T_AND + (int)i;
-    return T_NAME;
-}
-
-static int scan_operator(scanner *s) {
-    static const struct {
-        char text[3];
-        int kind;
-    } pairs[] = {{"==", T_EQ},   {"~=", T_NE},  {"<=", T_LE},  {">=", T_GE},   {"..", T_CONCAT},
-                 {"//", T_IDIV}, {"<<", T_SHL}, {">>", T_SHR}, {"::", T_LABEL}};
-    int c = peek(s, 0);
-    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-        if (c != pairs[i].text[0] || peek(s, 1) != pairs[i].text[1]) continue;
-        s->next += 2;
-        if (pairs[i].kind == T_CONCAT && peek(s, 0) == '.') {
-            s->next++;
-            return T_DOTS;
-        }
-        return pairs[i].kind;
-    }
-    s->next++;
-    return c;
-}
-
 static void advance(scanner *s) {
-    s->last_end = s->end;
-    skip_space(s);
-    s->start = s->next;
-    int c = peek(s, 0);
-    if (s->next >= s->size) {
-        s->kind = T_EOF;
-    } else if (isalpha(c) || c == '_') {
-        s->kind = scan_word(s);
-    } else if (isdigit(c) || (c == '.' && isdigit(peek(s, 1)))) {
-        skip_number(s);
-        s->kind = T_NUMBER;
-    } else if (c == '"' || c == '\'') {
-        skip_string(s, c);
-        s->kind = T_STRING;
-    } else if (c == '[' && long_bracket(s) >= 0) {
-        skip_long(s, long_bracket(s));
-        s->kind = T_STRING;
-    } else {
-        s->kind = scan_operator(s);
-    }
-    s->end = s->next;
+    lexer_next(&s->at);
 }
 
 static bool accept(scanner *s, int kind) {
-    if (s->kind != kind) return false;
+    if (s->at.kind != kind) return false;
     advance(s);
     return true;
 }
@@ -248,7 +78,7 @@ static void expression_list(scanner *s) {
 
 static void function_body(scanner *s) {
     expect(s, '(');
-    while (s->kind == T_NAME || s->kind == T_DOTS || s->kind == ',') advance(s);
+    while (s->at.kind == T_NAME || s->at.kind == T_DOTS || s->at.kind == ',') advance(s);
     expect(s, ')');
     block(s);
     expect(s, T_END);
@@ -256,13 +86,13 @@ static void function_body(scanner *s) {
 
 static void table(scanner *s) {
     expect(s, '{');
-    while (s->kind != '}') {
+    while (s->at.kind != '}') {
         if (accept(s, '[')) {
             expression(s, 0);
             expect(s, ']');
             expect(s, '=');
             expression(s, 0);
-        } else if (s->kind == T_NAME) {
+        } else if (s->at.kind == T_NAME) {
             expression(s, 0); /* a key, or an item */
             if (accept(s, '=')) expression(s, 0);
         } else {
@@ -274,11 +104,11 @@ static void table(scanner *s) {
 }
 
 static void arguments(scanner *s) {
-    if (s->kind == '{') {
+    if (s->at.kind == '{') {
         table(s);
     } else if (!accept(s, T_STRING)) {
         expect(s, '(');
-        if (s->kind != ')') expression_list(s);
+        if (s->at.kind != ')') expression_list(s);
         expect(s, ')');
     }
 }
@@ -292,7 +122,7 @@ static expression_kind suffixed(scanner *s) {
         expect(s, T_NAME);
     }
     for (;;) {
-        switch (s->kind) {
+        switch (s->at.kind) {
         case '.':
             advance(s);
             expect(s, T_NAME);
@@ -322,7 +152,7 @@ static expression_kind suffixed(scanner *s) {
 }
 
 static expression_kind simple(scanner *s) {
-    switch (s->kind) {
+    switch (s->at.kind) {
     case T_NUMBER:
     case T_TRUE:
     case T_FALSE: advance(s); return E_CONSTANT;
@@ -372,18 +202,18 @@ static int left_priority(int kind, int *right) {
 enum { UNARY_PRIORITY = 12, MAX_DEPTH = 400 };
 
 static expression_kind unary(scanner *s) {
-    int kind = s->kind;
+    int kind = s->at.kind;
     advance(s);
-    size_t start = s->start;
+    size_t start = s->at.start;
     expression_kind operand = expression(s, UNARY_PRIORITY);
     if (kind != T_NOT) return E_VALUE;
-    if (operand < E_PLAIN) wrap(s, start, s->last_end, "mlua__trap.test(");
+    if (operand < E_PLAIN) wrap(s, start, s->at.last_end, "mlua__trap.test(");
     return E_PLAIN;
 }
 
 /* The right operand of `kind`, whose left operand began at `start`. */
 static expression_kind binary(scanner *s, int kind, int right, size_t start, expression_kind left) {
-    size_t left_end = s->last_end, operator_start = s->start, operator_end = s->end;
+    size_t left_end = s->at.last_end, operator_start = s->at.start, operator_end = s->at.end;
     advance(s);
     expression_kind operand = expression(s, right);
     switch (kind) {
@@ -396,7 +226,7 @@ static expression_kind binary(scanner *s, int kind, int right, size_t start, exp
         if (left == E_PLAIN || operand == E_PLAIN) return E_PLAIN;
         if (left == E_CONSTANT && operand == E_CONSTANT) return E_PLAIN;
         add_edit(s, operator_start, operator_end - operator_start, OPERATOR, ", ");
-        wrap(s, start, s->last_end, kind == T_EQ ? "mlua__trap.equal(" : "mlua__trap.differ(");
+        wrap(s, start, s->at.last_end, kind == T_EQ ? "mlua__trap.equal(" : "mlua__trap.differ(");
         return E_PLAIN;
     case T_LE:
     case T_GE:
@@ -409,19 +239,20 @@ static expression_kind binary(scanner *s, int kind, int right, size_t start, exp
 
 static expression_kind expression(scanner *s, int limit) {
     if (++s->depth > MAX_DEPTH) give_up();
-    size_t start = s->start;
-    bool is_unary = s->kind == T_NOT || s->kind == '-' || s->kind == '#' || s->kind == '~';
+    size_t start = s->at.start;
+    bool is_unary =
+        s->at.kind == T_NOT || s->at.kind == '-' || s->at.kind == '#' || s->at.kind == '~';
     expression_kind kind = is_unary ? unary(s) : simple(s);
     int right = 0, left;
-    while ((left = left_priority(s->kind, &right)) > limit)
-        kind = binary(s, s->kind, right, start, kind);
+    while ((left = left_priority(s->at.kind, &right)) > limit)
+        kind = binary(s, s->at.kind, right, start, kind);
     s->depth--;
     return kind;
 }
 
 static void condition(scanner *s) {
-    size_t start = s->start;
-    if (expression(s, 0) < E_PLAIN) wrap(s, start, s->last_end, "mlua__trap.test(");
+    size_t start = s->at.start;
+    if (expression(s, 0) < E_PLAIN) wrap(s, start, s->at.last_end, "mlua__trap.test(");
 }
 
 static void if_statement(scanner *s) {
@@ -430,7 +261,7 @@ static void if_statement(scanner *s) {
         condition(s);
         expect(s, T_THEN);
         block(s);
-    } while (s->kind == T_ELSEIF);
+    } while (s->at.kind == T_ELSEIF);
     if (accept(s, T_ELSE)) block(s);
     expect(s, T_END);
 }
@@ -446,18 +277,22 @@ static void for_statement(scanner *s) {
     expect(s, T_END);
 }
 
-/* `local x = 1` becomes `x = 1`. */
+/* At the prompt `local x = 1` becomes `x = 1`, and `local x` becomes `x = nil`. */
 static bool becomes_global(const scanner *s) {
     if (s->text_kind != TRAPS_INPUT || s->blocks != 1) return false;
     scanner ahead = *s; /* moves over names, which adds no edits */
     advance(&ahead);
-    if (ahead.kind == T_FUNCTION) return true;
-    while (ahead.kind == T_NAME || ahead.kind == ',') advance(&ahead);
-    return ahead.kind == '=';
+    while (ahead.at.kind == T_NAME || ahead.at.kind == ',' || ahead.at.kind == '<' ||
+           ahead.at.kind == '>') {
+        if (lexer_is(&ahead.at, "close")) return false;
+        advance(&ahead);
+    }
+    return true;
 }
 
 static void local_statement(scanner *s) {
-    if (becomes_global(s)) add_edit(s, s->start, s->end - s->start, OPERATOR, "");
+    bool global = becomes_global(s);
+    if (global) add_edit(s, s->at.start, s->at.end - s->at.start, OPERATOR, "");
     advance(s);
     if (accept(s, T_FUNCTION)) {
         expect(s, T_NAME);
@@ -466,32 +301,37 @@ static void local_statement(scanner *s) {
     }
     do {
         expect(s, T_NAME);
+        size_t start = s->at.start;
         if (accept(s, '<')) {
             expect(s, T_NAME);
             expect(s, '>');
+            if (global) add_edit(s, start, s->at.last_end - start, OPERATOR, "");
         }
     } while (accept(s, ','));
-    if (accept(s, '=')) expression_list(s);
+    if (accept(s, '='))
+        expression_list(s);
+    else if (global)
+        add_edit(s, s->at.last_end, 0, CLOSING, " = nil");
 }
 
 static void return_statement(scanner *s) {
     advance(s);
-    if (s->kind == T_EOF || s->kind == T_END || s->kind == T_ELSE || s->kind == T_ELSEIF ||
-        s->kind == T_UNTIL || accept(s, ';'))
+    if (s->at.kind == T_EOF || s->at.kind == T_END || s->at.kind == T_ELSE ||
+        s->at.kind == T_ELSEIF || s->at.kind == T_UNTIL || accept(s, ';'))
         return;
-    size_t start = s->start;
+    size_t start = s->at.start;
     expression_kind kind = expression(s, 0);
-    if (s->kind == ',') {
+    if (s->at.kind == ',') {
         advance(s);
         expression_list(s);
     } else if (kind == E_CALL) {
-        wrap(s, start, s->last_end, "mlua__trap.result(");
+        wrap(s, start, s->at.last_end, "mlua__trap.result(");
     }
     accept(s, ';');
 }
 
 static void statement(scanner *s) {
-    switch (s->kind) {
+    switch (s->at.kind) {
     case ';':
     case T_BREAK: advance(s); return;
     case T_IF: if_statement(s); return;
@@ -517,7 +357,7 @@ static void statement(scanner *s) {
         return;
     case T_FUNCTION:
         advance(s);
-        while (s->kind == T_NAME || s->kind == '.' || s->kind == ':') advance(s);
+        while (s->at.kind == T_NAME || s->at.kind == '.' || s->at.kind == ':') advance(s);
         function_body(s);
         return;
     case T_LABEL:
@@ -539,9 +379,9 @@ static void statement(scanner *s) {
 static void block(scanner *s) {
     if (++s->depth > MAX_DEPTH) give_up();
     s->blocks++;
-    while (s->kind != T_EOF && s->kind != T_END && s->kind != T_ELSE && s->kind != T_ELSEIF &&
-           s->kind != T_UNTIL) {
-        if (s->kind == T_RETURN) {
+    while (s->at.kind != T_EOF && s->at.kind != T_END && s->at.kind != T_ELSE &&
+           s->at.kind != T_ELSEIF && s->at.kind != T_UNTIL) {
+        if (s->at.kind == T_RETURN) {
             return_statement(s);
             break;
         }
@@ -565,18 +405,18 @@ static int compare_edits(const void *left, const void *right) {
 static char *apply(const scanner *s, size_t *result_size) {
     static const char before[] = "local mlua__trap = ... return function(...) ";
     static const char after[] = "\nend";
-    size_t size = sizeof before - 1 + s->size + sizeof after - 1;
+    size_t size = sizeof before - 1 + s->at.size + sizeof after - 1;
     for (uint32_t i = 0; i < s->edits.count; i++) size += strlen(s->edits.at[i].text);
     char *result = ml_arena_alloc(s->arena, size + 1), *to = result;
     to = mempcpy(to, before, sizeof before - 1);
     size_t from = 0;
     for (uint32_t i = 0; i < s->edits.count; i++) {
         const edit *e = &s->edits.at[i];
-        to = mempcpy(to, s->text + from, e->at - from);
+        to = mempcpy(to, s->at.text + from, e->at - from);
         to = mempcpy(to, e->text, strlen(e->text));
         from = e->at + e->replaced;
     }
-    to = mempcpy(to, s->text + from, s->size - from);
+    to = mempcpy(to, s->at.text + from, s->at.size - from);
     to = mempcpy(to, after, sizeof after - 1);
     *result_size = (size_t)(to - result);
     return result;
@@ -584,10 +424,10 @@ static char *apply(const scanner *s, size_t *result_size) {
 
 char *traps_rewrite(const char *text, size_t size, traps_kind kind, ml_arena *arena,
                     size_t *result_size) {
-    scanner s = {.text = text, .size = size, .arena = arena, .text_kind = kind};
-    advance(&s);
+    scanner s = {.arena = arena, .text_kind = kind};
+    lexer_begin(&s.at, text, size);
     block(&s);
-    if (s.kind != T_EOF) give_up();
+    if (s.at.kind != T_EOF) give_up();
     if (s.edits.count == 0) return NULL;
     qsort(s.edits.at, s.edits.count, sizeof *s.edits.at, compare_edits);
     return apply(&s, result_size);

@@ -86,6 +86,15 @@ typedef struct ml_vm {
     vm_profile profile;
     ml_target check_target;   /* check mode: what is planned for */
     const char *check_device; /* its description */
+    struct {
+        bool given;    /* the script gave math.randomseed a seed: the session's does not count */
+        uint64_t hash; /* of all the seeds given */
+        const char *file; /* where the last was; NULL: none */
+        int line;
+    } random;
+    uint64_t objects; /* that Lua has made (order.c) */
+    void *last_object;
+    ptrdiff_t userdata_offset[3]; /* of the memory in a userdata's block, by its user values */
 } ml_vm;
 
 typedef struct {
@@ -134,6 +143,24 @@ void vm_error_register(lua_State *L);
 void vm_finish_error(lua_State *L); /* a string of plain Lua on top becomes an error */
 void vm_print_error(lua_State *L);
 bool vm_is_interrupt(lua_State *L, int index);
+
+/* globals.c: names that were never set. All but the raw read raise for one. */
+void vm_globals_register(lua_State *L); /* the last: it copies the globals */
+void vm_raw_global(lua_State *L, const char *name); /* pushes it, or nil */
+void vm_push_library_globals(lua_State *L);         /* the environment of stdlib/ */
+/* What a name of another language, library or version is in Lua 5.4; or NULL. */
+const char *vm_name_note(const char *name);
+
+/* libraries.c: what differs in Lua's libraries. */
+void vm_libraries_register(lua_State *L);
+void vm_seed_random(lua_State *L);    /* math.random follows the session's seed */
+void vm_compare_random(lua_State *L); /* raises where ranks have seeded it differently */
+
+/* order.c: pairs, next and table.sort, which give the same order in each process; and what
+ * allocates for Lua. */
+void *order_allocate(void *vm, void *block, size_t old_bytes, size_t bytes);
+void order_register(lua_State *L);
+void order_push_keys(lua_State *L, int index); /* the list of a table's keys in that order */
 
 /* names.c: what the script calls a tensor. Pushes the name, or returns false. */
 bool vm_push_name(lua_State *L, const lua_Debug *frame, ml_ref n);

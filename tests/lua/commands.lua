@@ -63,7 +63,7 @@ write "error(setmetatable({}, {__tostring = function() return 'an object' end}))
 run(1, script, "an object")
 write "\xEF\xBB\xBF#!/usr/bin/env mlua\nprint 'a mark of UTF-8 before it'"
 run(0, script, "a mark of UTF-8 before it")
-write "local m = require 'mlua'\n\nprint(m.gelu(hiden))"
+write "local m, t = require 'mlua', {}\n\nprint(m.gelu(t.hiden))"
 run(1, script, ":3: gelu was given what it cannot take: attempt to index a nil value", "is an argument missing, or misspelt?")
 write "error()"
 run(1, script, "nil")

@@ -1,0 +1,6 @@
+-- args: run --device cpu -n 2
+local m, core = require "mlua", require "mlua.core"
+local layout = m.layout { mesh = { { "dp", 2 } }, acts = { dp = { "batch" } } }
+local A = m.axes { batch = 4 }
+math.randomseed(100 + core.options().rank)
+local f = m.compile(function(feeds) return feeds.x:sum() end, { x = { A.batch } }, { layout = layout })
