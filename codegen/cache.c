@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
 
 enum { PATH_SIZE = 1024, TRAILER_SIZE = 16, KEY_DIGITS = 32, OWNER_ONLY = 0700 };
 enum { DAY = 24 * 3600, STALE_SECONDS = 3600, UNUSED_SECONDS = 90 * DAY };
@@ -92,7 +93,7 @@ static ml_status use_temporary(const char *instead_of, const char *reason) {
     snprintf(folder.path, sizeof folder.path, "%s", path);
     folder.temporary = folder.chosen = true;
     folder.owner = getpid();
-    atexit(remove_temporary);
+    ml_process_at_end(remove_temporary);
     return ML_OK;
 }
 

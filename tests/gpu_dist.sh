@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several GPUs of one machine, in one go and building nothing: tests/gpu_dist.sh [OUTPUT-FOLDER]
-# PARTS picks and orders parts (all but "all", "variants", "gathered", "mixed" and "hosts" unless
-# told otherwise):
+# PARTS picks and orders parts (all but "all", "variants", "gathered", "mixed", "hosts" and "endings"
+# unless told otherwise):
 #   data      gpt-1.3b under data parallelism: ZeRO-1, FSDP, FSDP that keeps what it gathers; tokens/s
 #             of a GPU beside one alone, and the share of time in exposed communication
 #   variants  more is kept than gathered again; NCCL's settings and the order of collectives changed
@@ -12,6 +12,8 @@
 #   experts   a mixture of experts, whose experts are split over all GPUs; rows are sent
 #   gathered  the same with weights gathered instead
 #   ranks     build/test --gpu gpu_ranks gpu/edges: layouts against one GPU, messages, ranks that fail
+#   endings   ENDINGS (25) times each: a plan that fails, an error in the script, an unknown mesh axis and
+#             too little memory, while NCCL connects two GPUs: one message, exit code 1, nothing else
 #   hosts     GPUs of this machine as those of two hosts (MLUA_HOSTS=2): layouts against one GPU, deaths
 #   sample    a few layouts of every kind against one GPU: f32 within 1e-4, bf16 within 2e-2
 #   all       every layout of every model; TURNS=1: each with one of its models and accumulations
@@ -235,6 +237,7 @@ for p in $parts; do
     esac
     case $p in
     data | variants | stages | split | mixed | experts | gathered | hosts | sample) $p "$p" ;;
+    endings) ENDINGS=${ENDINGS:-25} part endings "$build/test" --gpu -v -j "${JOBS:-5}" gpu_endings ;;
     ranks) part ranks "$build/test" --gpu -v -j "${JOBS:-1}" gpu_ranks gpu/edges ;;
     all) layouts_in_both all ;;
     *) echo "gpu_dist.sh: there is no part \"$p\"" >&2; exit 2 ;;

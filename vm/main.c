@@ -11,6 +11,7 @@
 
 #include "runtime/base/crash.h"
 #include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
 #include "runtime/base/suggest.h"
 #include "vm/doctor.h"
 #include "vm/gpus.h"
@@ -388,9 +389,13 @@ static int script_main(lua_State *L) {
  * and has told the user. */
 static bool first_failure(lua_State *L, ml_comm *comm) {
     if (!comm) return true;
-    /* Where all ranks find the same error in the script, the first is the one to tell it. */
-    for (int i = 0; ml_comm_rank(comm) != 0 && i < 50 && ml_comm_check(comm) == ML_OK; i++)
+    /* Where all ranks find the same error in the script, the first is the one to tell it: it gets
+     * half a second, or more while it is at work and may come to that line yet. */
+    enum { LOOKS = 50, LOOKS_AT_WORK = 300 };
+    for (int i = 0; ml_comm_rank(comm) != 0 && ml_comm_check(comm) == ML_OK; i++) {
+        if (i >= (ml_comm_first_works(comm) ? LOOKS_AT_WORK : LOOKS)) break;
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
     bool first = ml_comm_fail(comm, luaL_tolstring(L, -1, NULL));
     lua_pop(L, 1);
     return first;
@@ -610,6 +615,7 @@ static bool copy_words(int count, char **words) {
 
 static int run_words(int count, char **words) {
     launched = ml_launch_detect(&launch); /* before the variables of ranks are taken for knobs */
+    ml_process_begin();
     ml_crash_report();
     json_set_alloc_funcs(ml_alloc, ml_free);
     static vm_options options = {.dtype = -1};
@@ -637,7 +643,10 @@ static int run_words(int count, char **words) {
 
 int main(int count, char **words) {
     int result = run_words(count, words);
-    if (fflush(stdout) == 0 && !ferror(stdout)) return result;
-    if (result == EXIT_OK) fprintf(stderr, "mlua: cannot write to standard output\n");
-    return result == EXIT_OK ? EXIT_ERROR : result;
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        if (result == EXIT_OK) fprintf(stderr, "mlua: cannot write to standard output\n");
+        if (result == EXIT_OK) result = EXIT_ERROR;
+    }
+    if (ml_process_abandoned()) vm_exit(result);
+    return result;
 }

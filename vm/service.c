@@ -7,7 +7,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/crash.h"
 #include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
 #include "vm/gpus.h"
 
 static const char *const options_key = "mlua.options";
@@ -172,6 +174,29 @@ static int core_sync(lua_State *L) {
     return 0;
 }
 
+/* ---- The end of the process --------------------------------------------------------------------
+ */
+
+void vm_exit(int code) {
+    ml_crash_ending();
+    fflush(NULL);
+    ml_process_clean();
+    _exit(code);
+}
+
+/* os.exit: Lua's own would run the destructors of libraries whose threads go on. Other ranks hear
+ * that this one is done; of one that failed they hear as of one that died. */
+static int lua_exit(lua_State *L) {
+    int code = EXIT_SUCCESS;
+    if (lua_isboolean(L, 1))
+        code = lua_toboolean(L, 1) ? EXIT_SUCCESS : EXIT_FAILURE;
+    else
+        code = (int)luaL_optinteger(L, 1, EXIT_SUCCESS);
+    fflush(NULL);
+    if (code == EXIT_SUCCESS) ml_comm_close(vm_of(L)->options->comm);
+    vm_exit(code);
+}
+
 /* ---- Texts and time -----------------------------------------------------------------------------
  */
 
@@ -297,6 +322,10 @@ static const vm_entry functions[] = {
 
 void vm_service_register(lua_State *L) {
     make_options(L);
+    lua_getglobal(L, LUA_OSLIBNAME);
+    lua_pushcfunction(L, lua_exit);
+    lua_setfield(L, -2, "exit");
+    lua_pop(L, 1);
     vm_register(L, functions);
     luaL_newmetatable(L, here_class);
     lua_pushcfunction(L, leave_here);

@@ -122,6 +122,8 @@ void vm_push_line(lua_State *L, const char *file, int line);
 void vm_push_source(lua_State *L, const char *file);
 /* Run the function under `arguments` values; a failure leaves an error value and prints nothing. */
 int vm_call(lua_State *L, int arguments, int results);
+/* End the process at once, with what it printed and without its libraries' destructors. */
+_Noreturn void vm_exit(int code);
 extern volatile int vm_stop; /* signals that asked to stop */
 void vm_catch_signals(ml_vm *vm);
 

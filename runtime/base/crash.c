@@ -1,14 +1,20 @@
+#define _GNU_SOURCE /* gettid */
 #include "runtime/base/crash.h"
 
 #include <execinfo.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 void ml_crash_report(void) {}
+void ml_crash_ending(void) {}
 #else
 enum { FRAMES = 64, SECONDS = 5, STACK_BYTES = 64 << 10 };
+
+static atomic_bool ending;
 
 static void say(const char *text) {
     ssize_t written = write(STDERR_FILENO, text, strlen(text));
@@ -19,6 +25,7 @@ static void say(const char *text) {
  * where that never returns the alarm ends the process. */
 static void on_fault(int number) {
     void *frames[FRAMES];
+    while (atomic_load(&ending) && gettid() != getpid()) pause();
     signal(number, SIG_DFL);
     signal(SIGALRM, SIG_DFL);
     alarm(SECONDS);
@@ -26,6 +33,10 @@ static void on_fault(int number) {
         "innermost first:\n");
     backtrace_symbols_fd(frames, backtrace(frames, FRAMES), STDERR_FILENO);
     raise(number);
+}
+
+void ml_crash_ending(void) {
+    atomic_store(&ending, true);
 }
 
 void ml_crash_report(void) {

@@ -3,13 +3,13 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "runtime/base/memory.h"
+#include "runtime/base/process.h"
 
 /* `ticket` packs the run's number (high half) and the ranges not yet taken (low half). Only a
  * thread that took a range by compare-and-swap reads the run's fields: they cannot change before
@@ -138,19 +138,15 @@ static void *worker_main(void *argument) {
     }
 }
 
-/* Workers take no signals: those belong to the thread that runs the script. */
+/* Signals belong to the thread that runs the script. */
 static void start_workers(ml_pool *pool, int threads) {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
     for (int i = 1; i < threads; i++) {
         worker *w = &pool->workers[i - 1];
         w->pool = pool;
         w->number = i;
-        if (pthread_create(&w->thread, NULL, worker_main, w)) break; /* fewer will do */
+        if (ml_process_thread(&w->thread, worker_main, w)) break; /* fewer will do */
         pool->threads++;
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
 ml_pool *ml_pool_new(int threads) {

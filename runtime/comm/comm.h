@@ -49,6 +49,8 @@ void ml_comm_close(ml_comm *comm);
  * Whether the user should hear of it from this rank (then print the error): once for each failure,
  * never where the launcher tells. */
 bool ml_comm_fail(ml_comm *comm, const char *text);
+/* Whether rank 0 is at work: it has not ended, and waits for nobody. */
+bool ml_comm_first_works(const ml_comm *comm);
 /* ML_OK, or the failure of another rank: for waits that are not this module's. */
 ml_status ml_comm_check(ml_comm *comm);
 /* Whether this process must end with ML_EXIT_PEER: another rank failed first. */

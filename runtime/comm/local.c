@@ -317,11 +317,15 @@ static void end_orphans(void) {
     }
 }
 
+/* What rank 0 has told needs no more words, and none are for a reader who has left (mlua run ... |
+ * head). */
 static void tell(launcher *l) {
     char text[COMM_FAILURE_BYTES];
     int rank = comm_failure_get(l->segment, text);
-    if (rank < 0 || l->interrupts) return;
-    if (atomic_load(&l->segment->failure_own)) /* that rank has told why */
+    bool own = atomic_load(&l->segment->failure_own);
+    bool cut_off = l->exit_code == 128 + SIGPIPE;
+    if (rank < 0 || l->interrupts || (rank == 0 && (own || cut_off))) return;
+    if (own) /* that rank has told why */
         fprintf(stderr, "%smlua: rank %d failed; the other ranks were stopped\n", over_the_bar(),
                 rank);
     else

@@ -93,6 +93,12 @@ ml_status comm_failure_report(ml_comm *comm) {
     return ml_fail(ML_DEVICE, "%s", text);
 }
 
+bool ml_comm_first_works(const ml_comm *comm) {
+    if (!comm->segment) return true;
+    const comm_record *first = &comm->segment->ranks[0];
+    return atomic_load(&first->state) == COMM_RUNNING && !atomic_load(&first->waiting);
+}
+
 ml_status ml_comm_check(ml_comm *comm) {
     return comm_failure_report(comm);
 }

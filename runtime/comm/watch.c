@@ -6,7 +6,6 @@
  * any namespace and whoever the parent is. */
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
 #include "runtime/comm/wire.h"
 
 static const double TICK = 0.2;      /* seconds between beats */
@@ -110,10 +110,11 @@ static void look_at(ml_comm *comm, int rank, sight *seen, double slice) {
 static _Noreturn void give_up(ml_comm *comm) {
     char text[COMM_FAILURE_BYTES];
     int failed = comm_failure_get(comm->segment, text);
-    if (failed == comm->rank) _exit(1);
-    if (comm_may_report(comm->segment))
+    bool own = failed == comm->rank;
+    if (!own && comm_may_report(comm->segment))
         dprintf(STDERR_FILENO, "mlua: rank %d stops: %s\n", comm->rank, text);
-    _exit(ML_EXIT_PEER);
+    ml_process_clean();
+    _exit(own ? 1 : ML_EXIT_PEER);
 }
 
 static bool tick(ml_comm *comm) {
@@ -162,11 +163,7 @@ ml_status comm_watch_start(ml_comm *comm) {
     if (comm->fd >= 0 && fcntl(comm->fd, F_SETLK, &lock) != 0)
         return ml_fail(ML_INVALID, "rank %d runs twice: another process has its place: %s",
                        comm->rank, strerror(errno));
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&comm->watcher, NULL, watch, comm);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int error = ml_process_thread(&comm->watcher, watch, comm);
     if (error) return ml_fail(ML_NO_MEMORY, "cannot start a thread: %s", strerror(error));
     comm->watched = true;
     return ML_OK;

@@ -95,7 +95,7 @@ static ml_status open_device(cuda_device *d, int ordinal) {
 static void cuda_close(ml_device *device) {
     cuda_device *d = cuda_of(device);
     if (d->stream) cuda_wait_for(d, NULL);
-    cuda_nccl_close(d);
+    if (!cuda_nccl_close(d)) return;
     cuda_pull_close(d);
     cuda_dnn_close(d);
     cuda_contests_close(d);

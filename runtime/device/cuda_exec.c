@@ -11,6 +11,7 @@
 
 #include "codegen/jit.h"
 #include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
 #include "runtime/device/cuda_pull.h"
 
 /* ---- Libraries, beside the compilation ----------------------------------------------------------
@@ -274,7 +275,7 @@ static void load_kernels_body(void *executable) {
 static void load_code(ml_executable *e, library_work *work) {
     pthread_t thread;
     bool started = (work->wants_gemm || work->wants_dnn) &&
-                   pthread_create(&thread, NULL, library_thread, work) == 0;
+                   ml_process_thread(&thread, library_thread, work) == 0;
     ml_status status = ml_protect(load_kernels_body, e);
     ml_error error = {0};
     if (status != ML_OK) error = *ml_error_last();

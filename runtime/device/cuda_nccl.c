@@ -12,6 +12,7 @@
 
 #include "runtime/base/dynamic.h"
 #include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
 
 /* ---- The library --------------------------------------------------------------------------------
  */
@@ -256,7 +257,7 @@ static void *connect_thread(void *argument) {
 
 static ml_status connect_start(cuda_nccl *n) {
     atomic_store(&n->connected, false);
-    if (pthread_create(&n->thread, NULL, connect_thread, n) != 0)
+    if (ml_process_thread(&n->thread, connect_thread, n) != 0)
         return ml_fail(ML_NO_MEMORY, "no memory for a thread");
     n->connecting = true;
     return ML_OK;
@@ -385,16 +386,27 @@ void cuda_nccl_part(ml_device *device) {
     cuda_share_end(d);
 }
 
-void cuda_nccl_close(cuda_device *d) {
-    cuda_nccl *n = d->nccl;
-    if (!n) return;
-    /* A thread that still connects waits for ranks that are gone: it ends with the process. */
-    if (n->connecting && (!atomic_load(&n->connected) || pthread_join(n->thread, NULL) != 0)) {
-        pthread_detach(n->thread);
-        d->nccl = NULL;
-        return;
-    }
+/* NCCL cannot be asked to give up connecting. Where all ranks end alike it comes to its end
+ * within a second or two; where one is gone it may never do. */
+static bool connecting_ends(cuda_nccl *n) {
+    enum { LOOKS = 1000 };
+    const struct timespec pause = {.tv_nsec = 2000000};
+    if (!n->connecting) return true;
+    for (int i = 0; i < LOOKS && !atomic_load(&n->connected); i++) nanosleep(&pause, NULL);
+    if (!atomic_load(&n->connected)) return false;
+    pthread_join(n->thread, NULL);
     n->connecting = false;
+    return true;
+}
+
+bool cuda_nccl_close(cuda_device *d) {
+    cuda_nccl *n = d->nccl;
+    if (!n) return true;
+    if (!connecting_ends(n)) {
+        pthread_detach(n->thread);
+        ml_process_abandon();
+        return false;
+    }
     cuda_nccl_part(&d->base);
     each_communicator(n, nccl.ncclCommDestroy);
     cuda_edges_close(d);
@@ -403,6 +415,7 @@ void cuda_nccl_close(cuda_device *d) {
     if (n->room) CUDA_OK(cuMemFree(n->room));
     ml_free(n);
     d->nccl = NULL;
+    return true;
 }
 
 static ml_status check_error(ncclComm_t comm) {

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
 
 enum { KINDS = 2, WORD_BYTES = 32, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
 
@@ -360,7 +361,7 @@ void cuda_pull_abort_begin(cuda_device *d) {
     cuda_pulls *p = d->pulls;
     if (!p || p->aborted || !p->words) return;
     p->aborted = true;
-    p->letting_go = pthread_create(&p->thread, NULL, let_go, d) == 0;
+    p->letting_go = ml_process_thread(&p->thread, let_go, d) == 0;
 }
 
 /* Once nothing is under way any more; what will not end in ten seconds ends with the process. */

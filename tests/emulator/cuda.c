@@ -17,11 +17,24 @@
 #include "fibers.h"
 
 static int complaints;
+static _Atomic int contexts, ending, inside;
 
 void emu_complain(const char *what) {
     if (complaints++ < 20) fprintf(stderr, "emulator: %s\n", what);
 }
+int emu_alive(void) {
+    return contexts > 0 && !ending;
+}
+void emu_enter(void) {
+    inside++;
+}
+void emu_leave(void) {
+    inside--;
+}
+/* Threads that are inside a library's call run on while the process ends. */
 __attribute__((destructor)) static void finish(void) {
+    ending = 1;
+    for (int i = 0; inside && i < 1000; i++) usleep(1000);
     if (complaints) _exit(9);
 }
 
@@ -77,15 +90,16 @@ CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     (void)device;
     *context = (CUcontext)1;
+    contexts++;
     return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     (void)device;
+    contexts--;
     return CUDA_SUCCESS;
 }
 CUresult cuCtxSetCurrent(CUcontext context) {
-    (void)context;
-    return CUDA_SUCCESS;
+    return context == (CUcontext)1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 /* ---- Memory ---- */

@@ -20,5 +20,10 @@ void emu_finish(void); /* all streams */
  * waits for all that is under way, as a GPU's driver may do: EMULATOR_WAITS=1. */
 int emu_waits(void);
 void emu_complain(const char *what); /* counted: the process then ends with an error */
+/* Whether the device's context is there and the process has not begun to end. A thread of a library
+ * that finds neither touches what is gone, as in a driver: the process dies of SIGSEGV. */
+int emu_alive(void);
+void emu_enter(void); /* a thread is inside a call that needs both */
+void emu_leave(void);
 
 #endif

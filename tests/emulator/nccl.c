@@ -2,12 +2,15 @@
  * files in a folder of the communicator ($EMULATOR/nccl/ID); sums are in the order of the ranks.
  * Calls only put work on streams; it waits for the other ranks there, as on a GPU. With
  * EMULATOR_WAITS=1 a message is gone once its receiver takes it, and a communicator's first message
- * waits for all that this rank has under way. Complains about ranks that call different
- * collectives. */
+ * waits for all that this rank has under way. EMULATOR_CONNECTS=MS: connecting takes so many
+ * milliseconds, in which the thread needs the device's context and the other ranks' processes.
+ * Complains about ranks that call different collectives. */
 #include <nccl.h>
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,7 +86,10 @@ static void take_message(const struct ncclComm *c, int peer, long n, uint64_t wh
 
 static void wait_message(struct ncclComm *c, int peer, uint64_t what, void *to, size_t size) {
     long n = c->received[peer]++;
-    while (!has_message(c, peer, n)) usleep(500);
+    while (!has_message(c, peer, n)) {
+        if (!emu_alive()) raise(SIGSEGV); /* the context is gone, or the process ends */
+        usleep(500);
+    }
     take_message(c, peer, n, what, to, size);
 }
 
@@ -275,6 +281,30 @@ static struct ncclComm *new_comm(int size, int rank) {
     return c;
 }
 
+/* What a rank writes into the connection to a process that is gone: SIGPIPE comes of it. */
+static void write_to_nobody(void) {
+    int ends[2];
+    if (pipe(ends)) return;
+    close(ends[0]);
+    if (write(ends[1], "", 1) == 1) emu_complain("nccl: nobody reads and yet it is written");
+    close(ends[1]);
+}
+
+/* As the real library's sockets, buffers and proxies do, this uses the context all the time. */
+static ncclResult_t keep_connecting(const int *process, int size) {
+    const char *text = getenv("EMULATOR_CONNECTS");
+    for (int left = text ? atoi(text) : 0; left > 0; left--) {
+        if (!emu_alive()) raise(SIGSEGV);
+        for (int i = 0; i < size; i++)
+            if (kill(process[i], 0) && errno == ESRCH) {
+                write_to_nobody();
+                return ncclRemoteError;
+            }
+        usleep(1000);
+    }
+    return ncclSuccess;
+}
+
 ncclResult_t ncclCommInitRank(ncclComm_t *result, int size, ncclUniqueId id, int rank) {
     const char *home = getenv("EMULATOR");
     struct ncclComm *c = new_comm(size, rank);
@@ -284,10 +314,14 @@ ncclResult_t ncclCommInitRank(ncclComm_t *result, int size, ncclUniqueId id, int
     mkdir(c->folder, 0700);
     snprintf(c->folder, sizeof c->folder, "%s/nccl/%s", home, id.internal);
     mkdir(c->folder, 0700);
-    for (int i = 0; i < size; i++) send_message(c, i, 1, NULL, 0);
-    for (int i = 0; i < size; i++) wait_message(c, i, 1, NULL, 0);
+    int own = (int)getpid(), process[MOST];
+    emu_enter();
+    for (int i = 0; i < size; i++) send_message(c, i, 1, &own, sizeof own);
+    for (int i = 0; i < size; i++) wait_message(c, i, 1, &process[i], sizeof own);
+    ncclResult_t outcome = keep_connecting(process, size);
+    emu_leave();
     *result = c;
-    return ncclSuccess;
+    return outcome;
 }
 ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *result,
                            ncclConfig_t *config) {
