@@ -8,21 +8,18 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/base/command.h"
 #include "runtime/base/knobs.h"
 
 enum { PATH_SIZE = 1024, BATCH = 8, MAX_COMPILER_WORDS = 8, MAX_ARGUMENTS = 40 };
-enum { NOT_STARTED = -1000 }; /* in place of a command's exit code */
 
 /* No -ffast-math: NaN and infinity keep their meaning, and sums their order. */
 static const char *const flags[] = {
@@ -129,38 +126,12 @@ static ml_status require_compiler(void) {
     return ml_help("install one (Debian, Ubuntu: apt-get install gcc), or set CC to yours");
 }
 
-/* Run a command with its outputs in files; the exit code, minus the signal that ended it, or
- * NOT_STARTED. */
-static int run_command(const char *const *arguments, const char *out, const char *errors) {
-    posix_spawn_file_actions_t actions;
-    pid_t child;
-    int state = -1;
-    if (posix_spawn_file_actions_init(&actions) != 0) return NOT_STARTED;
-    int create = O_WRONLY | O_CREAT | O_TRUNC;
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions, 1, out, create, 0600);
-    posix_spawn_file_actions_addopen(&actions, 2, errors, create, 0600);
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    sigset_t none; /* the pool's threads block all signals; the compiler should not */
-    sigemptyset(&none);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    int failed = posix_spawn(&child, compiler.path, &actions, &attributes, (char *const *)arguments,
-                             environ);
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
-    if (failed != 0) return NOT_STARTED;
-    while (waitpid(child, &state, 0) < 0)
-        if (errno != EINTR) return NOT_STARTED;
-    return WIFEXITED(state) ? WEXITSTATUS(state) : -WTERMSIG(state);
-}
-
 /* One compile job: some kernels, one object. */
 typedef struct {
     ml_kernel *const *kernels;
     uint64_t (*kernel_keys)[2];
     int count;
+    unsigned stops; /* see ml_command */
     uint64_t key[2];
 } batch;
 
@@ -187,7 +158,7 @@ static char *first_error(char *text) {
 }
 
 static ml_status compile_failure(const batch *b, const batch_files *files, int code) {
-    if (code == -SIGINT || code == -SIGTERM) /* whoever stops us stops our children too */
+    if (code == -SIGINT || code == -SIGTERM) /* who stops this process stops its commands */
         return ml_fail(ML_INTERRUPTED, "interrupted while kernels were compiled");
     char kept[PATH_SIZE], name[64];
     const char *sources[BATCH];
@@ -201,7 +172,7 @@ static ml_status compile_failure(const batch *b, const batch_files *files, int c
     int64_t size;
     if (cache_read_file(files->errors, &text, &size) != ML_OK) text = NULL;
     const char *error = first_error(text);
-    if (code == NOT_STARTED)
+    if (code == ML_COMMAND_NOT_STARTED)
         ml_fail(ML_COMPILE, "cannot start the C compiler %s: source in %s", compiler.path, kept);
     else if (code < 0)
         ml_fail(ML_COMPILE, "the C compiler %s was killed by signal %d: source in %s",
@@ -235,14 +206,20 @@ static ml_status compile_batch(batch *b) {
     if (status != ML_OK) return status;
     const char *arguments[MAX_ARGUMENTS];
     int count = 0;
-    for (int i = 0; i < compiler.word_count; i++) arguments[count++] = compiler.word[i];
+    arguments[count++] = compiler.path;
+    for (int i = 1; i < compiler.word_count; i++) arguments[count++] = compiler.word[i];
     for (int i = 0; i < FLAG_COUNT; i++) arguments[count++] = flags[i];
     arguments[count++] = "-o";
     arguments[count++] = files.object;
     arguments[count++] = files.source;
     arguments[count++] = "-lm";
     arguments[count] = NULL;
-    int code = run_command(arguments, "/dev/null", files.errors);
+    const ml_command compile = {.words = arguments,
+                                .out = "/dev/null",
+                                .errors = files.errors,
+                                .files = {files.source, files.object, files.errors},
+                                .stops = b->stops};
+    int code = ml_command_run(&compile);
     status = code == 0 ? store_object(b, files.object) : compile_failure(b, &files, code);
     unlink(files.source);
     unlink(files.object);
@@ -273,6 +250,7 @@ static batch *make_batches(ml_arena *arena, ml_kernel **missing, uint64_t (*keys
         batch *b = &batches[i];
         b->count = (int)((int64_t)(i + 1) * count / wanted) - begin;
         b->kernels = missing + begin;
+        b->stops = ml_command_stops();
         b->kernel_keys = keys + begin;
         b->key[0] = ml_hash(b->kernel_keys, sizeof *keys * (size_t)b->count, 0);
         b->key[1] = ml_hash(b->kernel_keys, sizeof *keys * (size_t)b->count, 1);
@@ -407,8 +385,12 @@ ml_status ml_jit_c_describe(char *out, int size) {
     const char *arguments[] = {compiler.path, "--version", NULL};
     void *text = NULL;
     int64_t length = 0;
-    bool answered = run_command(arguments, answer, errors) == 0 &&
-                    cache_read_file(answer, &text, &length) == ML_OK;
+    const ml_command ask = {.words = arguments,
+                            .out = answer,
+                            .errors = errors,
+                            .files = {answer, errors},
+                            .stops = ml_command_stops()};
+    bool answered = ml_command_run(&ask) == 0 && cache_read_file(answer, &text, &length) == ML_OK;
     const char *line = answered ? text : "of unknown version";
     snprintf(out, (size_t)size, "%.*s (%s)", (int)strcspn(line, "\n"), line, compiler.path);
     ml_free(text);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include "runtime/base/command.h"
 #include "runtime/base/knobs.h"
 #include "vm/embed.h"
 #include "vm/traps.h"
@@ -439,6 +440,7 @@ static void interrupt_hook(lua_State *L, lua_Debug *frame) {
 
 static void on_signal(int number) {
     vm_stop = vm_stop + 1;
+    ml_command_stop();
     if (vm_stop >= 3) signal(number, SIG_DFL);
     lua_State *L = running;
     if (L) lua_sethook(L, interrupt_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
@@ -448,8 +450,12 @@ void vm_catch_signals(ml_vm *vm) {
     lua_State *before = running;
     running = vm ? vm->L : NULL;
     if (before) lua_sethook(before, NULL, 0, 0); /* it raises, where nothing may catch it now */
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    /* A terminal that is closed ends a run, but for nohup's, and the prompt, at once. */
+    bool prompts = vm && vm->options->mode == VM_REPL;
+    if (!prompts && sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
 }
