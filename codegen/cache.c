@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/leftover.h"
 #include "runtime/base/process.h"
 
 enum { PATH_SIZE = 1024, TRAILER_SIZE = 16, KEY_DIGITS = 32, OWNER_ONLY = 0700 };
@@ -77,12 +78,18 @@ static void remove_temporary(void) {
     rmdir(folder.path);
 }
 
+static const char *temporary_base(void) {
+    const char *base = getenv("TMPDIR");
+    return base != NULL && base[0] == '/' ? base : "/tmp";
+}
+
 /* Called with the mutex held. */
 static ml_status use_temporary(const char *instead_of, const char *reason) {
-    const char *base = getenv("TMPDIR");
-    if (base == NULL || base[0] != '/') base = "/tmp";
-    char path[PATH_SIZE];
-    snprintf(path, sizeof path, "%.*s/mlua-XXXXXX", PATH_SIZE - 128, base);
+    const char *base = temporary_base();
+    char path[PATH_SIZE], tag[ML_LEFTOVER_TAG];
+    ml_leftover_tag(tag);
+    ml_leftover_remove_folders(base, "mlua-");
+    snprintf(path, sizeof path, "%.*s/mlua-%s-XXXXXX", PATH_SIZE - 128, base, tag);
     if (mkdtemp(path) == NULL)
         return ml_fail(ML_IO, "cannot make a folder for compiled kernels: %s: %s; in %s: %s",
                        instead_of, reason, base, strerror(errno));
@@ -149,8 +156,8 @@ static bool sweep_is_due(int dir) {
     return true;
 }
 
-/* Remove what processes that died while they compiled left behind, and entries that nobody has used
- * for months: kernels of models long changed. */
+/* Remove what processes that died while they compiled left behind (of another machine after an
+ * hour), and entries that nobody has used for months: kernels of models long changed. */
 static void remove_stale(const char *path) {
     DIR *dir = opendir(path);
     if (dir == NULL) return;
@@ -162,8 +169,10 @@ static void remove_stale(const char *path) {
         time_t most = is_entry ? UNUSED_SECONDS : STALE_SECONDS;
         struct stat about;
         if (is_entry ? !sweep : strncmp(name, "tmp-", 4) != 0) continue;
-        if (fstatat(dirfd(dir), name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
-            about.st_mtime < now - most)
+        if (!is_entry && ml_leftover_is_dead(name + 4))
+            unlinkat(dirfd(dir), name, 0);
+        else if (fstatat(dirfd(dir), name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
+                 about.st_mtime < now - most)
             unlinkat(dirfd(dir), name, 0);
     }
     closedir(dir);
@@ -176,35 +185,22 @@ static void note_use(const char *path) {
         (void)utimensat(AT_FDCWD, path, NULL, 0);
 }
 
-/* Unlike those of processes on other hosts too: they may share the folder. */
-static unsigned long long process_tag(void) {
-    struct {
-        char host[64];
-        struct timespec time;
-        pid_t process;
-    } who;
-    memset(&who, 0, sizeof who);
-    gethostname(who.host, sizeof who.host - 1);
-    clock_gettime(CLOCK_REALTIME, &who.time);
-    who.process = getpid();
-    return ml_hash(&who, sizeof who, 0);
-}
-
 ml_status cache_temporary(const char *suffix, char *out, int size) {
-    static unsigned long long tag;
+    static char tag[ML_LEFTOVER_TAG];
     static pid_t tagged;
     char path[PATH_SIZE];
     ml_status status = ml_cache_path(path, sizeof path);
     if (status != ML_OK) return status;
     pthread_mutex_lock(&folder.mutex);
     if (tagged != getpid()) { /* a forked process is another one */
-        tag = process_tag();
+        ml_leftover_tag(tag);
         tagged = getpid();
         remove_stale(path);
+        ml_leftover_remove_folders(temporary_base(), "mlua-");
     }
     pthread_mutex_unlock(&folder.mutex);
-    snprintf(out, (size_t)size, "%s/tmp-%016llx-%u.%s", path, tag,
-             atomic_fetch_add(&temporary_count, 1), suffix);
+    snprintf(out, (size_t)size, "%s/tmp-%s-%u.%s", path, tag, atomic_fetch_add(&temporary_count, 1),
+             suffix);
     return ML_OK;
 }
 

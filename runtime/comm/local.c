@@ -1,7 +1,9 @@
 /* `mlua run -n N`: the ranks of one host, from start to end. The launcher has one thread, sleeps in
  * poll, and computes nothing. Whatever happens to it or to a rank, no process stays: ranks die with
  * it (PR_SET_PDEATHSIG), and what ranks have started becomes its child when they die, and is ended.
- */
+ * Processes that it did not start can be its children too: a shell that started them was replaced
+ * by it (sh -c 'sleep 300 & exec mlua run ... -n 2'). These are left alone: a process of its own,
+ * which has no such children, is the launcher then. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,9 +23,10 @@
 #include "runtime/base/pool.h"
 #include "runtime/comm/join.h"
 
-enum { LINE_BYTES = 8192, POLL_MS = 200, EXIT_FAILED = 1, SIGNALS_TO_KILL = 3 };
+enum { LINE_BYTES = 8192, POLL_MS = 200, EXIT_FAILED = 1, SIGNALS_TO_KILL = 3, MOST_TOLD = 256 };
 /* Seconds after a failure: ranks end by themselves in comm_stale_limit() or GRACE, the less. */
 static const double GRACE = 8, TERM_AFTER = 2, KILL_AFTER = 6, ALONE = 3;
+static const double ORPHANS = 2; /* to end by themselves, as a compiler with its files does */
 
 typedef struct {
     pid_t pid;  /* 0: has ended */
@@ -34,6 +37,7 @@ typedef struct {
 
 typedef struct {
     int ranks, running, fd, signals;
+    pid_t parent; /* with which this process ends, where it runs for another one; else 0 */
     comm_segment *segment;
     size_t mapped;
     child *children;
@@ -169,13 +173,17 @@ static void choose_address(launcher *l) {
     join_random_hex(l->secret, sizeof l->secret - 1);
 }
 
+static void watch_signals(sigset_t *watched) {
+    sigemptyset(watched);
+    sigaddset(watched, SIGCHLD);
+    sigaddset(watched, SIGINT);
+    sigaddset(watched, SIGTERM);
+    sigaddset(watched, SIGHUP);
+}
+
 static ml_status start(launcher *l, char **argv) {
     sigset_t watched;
-    sigemptyset(&watched);
-    sigaddset(&watched, SIGCHLD);
-    sigaddset(&watched, SIGINT);
-    sigaddset(&watched, SIGTERM);
-    sigaddset(&watched, SIGHUP);
+    watch_signals(&watched);
     sigprocmask(SIG_BLOCK, &watched, &l->before);
     l->signals = signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK);
     if (l->signals < 0) return ml_fail(ML_IO, "cannot watch signals: %s", strerror(errno));
@@ -244,6 +252,10 @@ static void reap(launcher *l) {
 
 /* A terminal sends its signals to the ranks too; those of other processes are passed on. */
 static void take_signals(launcher *l) {
+    if (l->parent && getppid() != l->parent) {
+        l->killed = true;
+        signal_ranks(l, SIGKILL);
+    }
     struct signalfd_siginfo signal;
     while (read(l->signals, &signal, sizeof signal) == (ssize_t)sizeof signal) {
         if (signal.ssi_signo == SIGCHLD) continue;
@@ -296,24 +308,37 @@ static void run(launcher *l) {
     }
 }
 
+/* SIGTERM, once, to each child of this process, or SIGKILL. How many there are, as far as one look
+ * shows. */
+static int signal_orphans(bool killing, pid_t told[MOST_TOLD]) {
+    char path[64], text[4096];
+    int count = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%ld/children", (long)syscall(SYS_gettid));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
+    if (fd >= 0) close(fd);
+    text[size > 0 ? size : 0] = 0;
+    for (char *at = text, *end; *at; at = end, count++) {
+        int i = 0;
+        pid_t pid = (pid_t)strtol(at, &end, 10);
+        if (end == at) break;
+        while (i < MOST_TOLD && told[i] && told[i] != pid) i++;
+        bool known = i < MOST_TOLD && told[i] == pid;
+        if (i < MOST_TOLD) told[i] = pid;
+        if (killing || !known) kill(pid, killing ? SIGKILL : SIGTERM);
+        while (*end == ' ') end++;
+    }
+    return count;
+}
+
 /* What the ranks started and left behind has become this process's child: end it. */
 static void end_orphans(void) {
-    char path[64], text[4096];
-    snprintf(path, sizeof path, "/proc/self/task/%ld/children", (long)syscall(SYS_gettid));
-    for (int round = 0; round < 100; round++) {
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        ssize_t size = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
-        if (fd >= 0) close(fd);
-        if (size <= 0) return;
-        text[size] = 0;
-        char *at = text;
-        for (char *end; *at; at = end) {
-            long pid = strtol(at, &end, 10);
-            if (end == at) break;
-            kill((pid_t)pid, SIGKILL);
-            waitpid((pid_t)pid, NULL, 0);
-            while (*end == ' ') end++;
-        }
+    pid_t told[MOST_TOLD] = {0};
+    double began = comm_now(), since = 0;
+    while (signal_orphans(since > ORPHANS, told) && since < 2 * ORPHANS) {
+        while (waitpid(-1, NULL, WNOHANG) > 0) continue;
+        usleep(5000);
+        since = comm_now() - began;
     }
 }
 
@@ -344,8 +369,8 @@ static void clean_up(launcher *l) {
     ml_free(l->polled);
 }
 
-int ml_launch_local(int ranks, char **argv) {
-    launcher l = {.ranks = ranks, .fd = -1, .signals = -1};
+static int launch(int ranks, char **argv, pid_t parent) {
+    launcher l = {.ranks = ranks, .fd = -1, .signals = -1, .parent = parent};
     ml_status status = start(&l, argv);
     if (status != ML_OK) {
         fprintf(stderr, "mlua: %s\n", ml_error_last()->text);
@@ -357,4 +382,51 @@ int ml_launch_local(int ranks, char **argv) {
     clean_up(&l);
     if (l.exit_code) return l.exit_code;
     return l.peers_ended || l.killed ? ML_EXIT_PEER : 0;
+}
+
+/* ---- Beside other children --------------------------------------------------------------------
+ */
+
+static bool has_children(void) {
+    siginfo_t any;
+    return waitid(P_ALL, 0, &any, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+/* Passes on what others send to this process, until the launcher ends. */
+static int follow(pid_t pid, const sigset_t *watched) {
+    const struct timespec second = {.tv_sec = 1};
+    int status;
+    for (pid_t ended; (ended = waitpid(pid, &status, WNOHANG)) != pid;) {
+        siginfo_t signal;
+        if (ended < 0 && errno != EINTR) return EXIT_FAILED;
+        int number = sigtimedwait(watched, &signal, &second);
+        if (number > 0 && number != SIGCHLD && signal.si_code <= 0) kill(pid, number);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static int launch_beside(int ranks, char **argv) {
+    sigset_t watched, before;
+    watch_signals(&watched);
+    sigprocmask(SIG_BLOCK, &watched, &before);
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    if (pid == 0) {
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* ranks and all that they started end then */
+        int code = launch(ranks, argv, parent);
+        fflush(NULL);
+        _exit(code);
+    }
+    int code = EXIT_FAILED;
+    if (pid > 0)
+        code = follow(pid, &watched);
+    else
+        fprintf(stderr, "mlua: cannot start %d ranks: %s\n", ranks, strerror(errno));
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return code;
+}
+
+int ml_launch_local(int ranks, char **argv) {
+    return has_children() ? launch_beside(ranks, argv) : launch(ranks, argv, 0);
 }
