@@ -27,8 +27,8 @@ ml_status cuda_nccl_ready(cuda_device *device);
  * until the others say so too; then memory that they had open may be given back. */
 void cuda_nccl_part(ml_device *device);
 /* Destroys the communicators, or aborts them after a failure. Graphs are destroyed before. False
- * where the thread that connects does not end, as where another rank is gone: it uses the device and
- * its context, which must stay until the process ends. */
+ * where the thread that connects does not end, as where another rank is gone: it uses the device
+ * and its context, which must stay until the process ends. */
 bool cuda_nccl_close(cuda_device *device);
 /* Errors of running collectives, and the failure of another rank; then the communicators are
  * aborted. */
