@@ -410,9 +410,10 @@ function State:name() end
 ---@return Tensor
 function State:read() end
 
----replace the value
----@param value Host
-function State:set(value) end
+---replace the value; the values have the state's dimensions, or those of the axes that are listed, all of the state's in any order: p:set(tensors["up.weight"], {A.ffn, A.embed})
+---@param values Host|table|number
+---@param axes? (Axis|string)[]
+function State:set(values, axes) end
 
 ---the value before the first step
 ---@param value Tensor|number
@@ -434,10 +435,15 @@ function Host:dims() end
 ---@return string
 function Host:dtype() end
 
----set all elements, to one value or from a (nested) list
----@param values number|boolean|table
+---set all elements: to one value, from a flat list, or from a nested one or another host array of these dimensions
+---@param values number|boolean|table|Host
 ---@return Host
 function Host:fill(values) end
+
+---a copy with other dimensions: the same elements in row-major order
+---@param ... integer
+---@return Host
+function Host:reshape(...) end
 
 ---set an element, counted from 1 in row-major order
 ---@param i integer

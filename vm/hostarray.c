@@ -4,36 +4,26 @@
 #include <math.h>
 #include <string.h>
 
-static float from_bf16(uint16_t bits) {
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, sizeof value);
-    return value;
-}
-
-/* Round to nearest, ties to even; a NaN stays one. */
-static uint16_t to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (value != value) return (uint16_t)((bits >> 16) | 0x40);
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
+#include "runtime/graph/convert.h"
 
 void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i) {
     switch (dtype) {
     case ML_BOOL: lua_pushboolean(L, ((const uint8_t *)data)[i]); break;
     case ML_I32: lua_pushinteger(L, ((const int32_t *)data)[i]); break;
     case ML_I64: lua_pushinteger(L, ((const int64_t *)data)[i]); break;
-    case ML_BF16: lua_pushnumber(L, (lua_Number)from_bf16(((const uint16_t *)data)[i])); break;
+    case ML_BF16: lua_pushnumber(L, (lua_Number)ml_from_bf16(((const uint16_t *)data)[i])); break;
     case ML_F32: lua_pushnumber(L, (lua_Number)((const float *)data)[i]); break;
     default: lua_pushnumber(L, ((const double *)data)[i]);
     }
 }
 
-void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_t i) {
+void vm_store_number(lua_State *L, int index, const char *owner, ml_dtype dtype, void *data,
+                     int64_t i) {
     int type = lua_type(L, index);
+    const char *of = owner ? ": " : "";
+    owner = owner ? owner : "";
     if (type != LUA_TNUMBER && type != LUA_TBOOLEAN)
-        vm_fail(L, NULL, "element %lld must be a number, got %s", (long long)i + 1,
+        vm_fail(L, NULL, "%s%selement %lld must be a number, got %s", owner, of, (long long)i + 1,
                 luaL_typename(L, index));
     double number = type == LUA_TBOOLEAN ? lua_toboolean(L, index) : lua_tonumber(L, index);
     int exact = 1;
@@ -41,14 +31,14 @@ void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_
     if (dtype == ML_I32 || dtype == ML_I64) {
         integer = type == LUA_TBOOLEAN ? lua_toboolean(L, index) : lua_tointegerx(L, index, &exact);
         if (!exact || (dtype == ML_I32 && (integer > INT32_MAX || integer < INT32_MIN)))
-            vm_fail(L, NULL, "element %lld is %s, which %s cannot hold", (long long)i + 1,
-                    luaL_tolstring(L, index, NULL), ml_dtypes[dtype].name);
+            vm_fail(L, NULL, "%s%selement %lld is %s, which %s cannot hold", owner, of,
+                    (long long)i + 1, luaL_tolstring(L, index, NULL), ml_dtypes[dtype].name);
     }
     switch (dtype) {
     case ML_BOOL: ((uint8_t *)data)[i] = number != 0; break;
     case ML_I32: ((int32_t *)data)[i] = (int32_t)integer; break;
     case ML_I64: ((int64_t *)data)[i] = integer; break;
-    case ML_BF16: ((uint16_t *)data)[i] = to_bf16((float)number); break;
+    case ML_BF16: ((uint16_t *)data)[i] = ml_to_bf16(number); break;
     case ML_F32: ((float *)data)[i] = (float)number; break;
     default: ((double *)data)[i] = number;
     }
@@ -88,17 +78,22 @@ static int host_gc(lua_State *L) {
     return 0;
 }
 
-static int core_host(lua_State *L) {
-    int rank = lua_gettop(L) - 1;
-    int64_t dims[ML_MAX_AXES];
-    ml_dtype dtype = vm_dtype(L, 1, -1);
-    if (rank < 0 || rank > ML_MAX_AXES)
-        vm_fail(L, NULL, "a host array has at most %d dimensions", ML_MAX_AXES);
+/* The dimensions from argument `first` on; gives how many. */
+static int read_dims(lua_State *L, int first, int64_t *dims) {
+    int rank = lua_gettop(L) - first + 1;
+    if (rank > ML_MAX_AXES) vm_fail(L, NULL, "a host array has at most %d dimensions", ML_MAX_AXES);
     for (int i = 0; i < rank; i++) {
-        dims[i] = vm_integer(L, i + 2, "a dimension of a host array");
+        dims[i] = vm_integer(L, i + first, "a dimension of a host array");
         if (dims[i] < 0)
             vm_fail(L, NULL, "a dimension of a host array cannot be %lld", (long long)dims[i]);
     }
+    return rank > 0 ? rank : 0;
+}
+
+static int core_host(lua_State *L) {
+    int64_t dims[ML_MAX_AXES];
+    ml_dtype dtype = vm_dtype(L, 1, -1);
+    int rank = read_dims(L, 2, dims);
     vm_push_host(L, dtype, rank, dims);
     return 1;
 }
@@ -121,13 +116,13 @@ static int host_index(lua_State *L) {
     }
     lua_pushvalue(L, 2);
     if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
-    return vm_fail(L, "methods: table, set, fill, dtype, dims; elements by number",
+    return vm_fail(L, "methods: table, set, fill, reshape, dtype, dims; elements by number",
                    "a host array has no field %s", luaL_tolstring(L, 2, NULL));
 }
 
 static int host_set(lua_State *L) {
     vm_host *host = check_host(L);
-    vm_store_number(L, 3, host->dtype, host->data, element_index(L, host));
+    vm_store_number(L, 3, NULL, host->dtype, host->data, element_index(L, host));
     return 0;
 }
 
@@ -146,71 +141,35 @@ static int host_table(lua_State *L) {
     return 1;
 }
 
-/* A table of tables has the dimensions of what it fills; what it has of numbers is counted later.
- */
-static void check_nesting(lua_State *L, int index, const int64_t *dims, int rank, int depth) {
-    int64_t length = vm_table_length(L, index), wanted = depth < rank ? dims[depth] : 0;
-    luaL_checkstack(L, 8, "nested tables");
-    bool nested = lua_rawgeti(L, index, 1) == LUA_TTABLE;
-    lua_pop(L, 1);
-    for (int k = depth + 1; !nested && k < rank; k++) wanted *= dims[k];
-    if (!nested && depth == 0) return;
-    if (depth == rank)
-        vm_fail(L, NULL, "the table has tables in tables to a depth of more than %d", rank);
-    if (length != wanted)
-        vm_fail(L, "a list of all elements, in row-major order, fits too",
-                "a table inside has %lld elements where %lld are wanted", (long long)length,
-                (long long)wanted);
-    for (int64_t i = 1; nested && i <= length; i++) {
-        if (lua_rawgeti(L, index, i) != LUA_TTABLE)
-            vm_fail(L, NULL, "the table has both tables and %s", luaL_typename(L, -1));
-        check_nesting(L, lua_gettop(L), dims, rank, depth + 1);
-        lua_pop(L, 1);
-    }
-}
-
-/* Number of elements stored from a table of numbers or of such tables. */
-static int64_t store_table(lua_State *L, int index, ml_dtype dtype, void *data, int64_t at,
-                           int64_t count) {
-    index = lua_absindex(L, index);
-    int64_t length = vm_table_length(L, index);
-    bool nested = false; /* as check_nesting has it: by the first element */
-    for (int64_t i = 1; i <= length; i++) {
-        bool table = lua_rawgeti(L, index, i) == LUA_TTABLE;
-        nested = i == 1 ? table : nested;
-        if (nested) {
-            at = store_table(L, -1, dtype, data, at, count);
-        } else {
-            if (at >= count)
-                vm_fail(L, NULL, "the table has more than the %lld elements wanted",
-                        (long long)count);
-            vm_store_number(L, -1, dtype, data, at++);
-        }
-        lua_pop(L, 1);
-    }
-    return at;
-}
-
-int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, const int64_t *dims, int rank,
-                       void *data) {
-    int64_t count = 1;
-    index = lua_absindex(L, index);
-    for (int i = 0; i < rank; i++) count *= dims[i];
-    check_nesting(L, index, dims, rank, 0);
-    return store_table(L, index, dtype, data, 0, count);
-}
-
 static int host_fill(lua_State *L) {
     vm_host *host = check_host(L);
-    if (lua_istable(L, 2)) {
-        int64_t stored = vm_store_table(L, 2, host->dtype, host->dims, host->rank, host->data);
-        if (stored != host->count)
-            vm_fail(L, NULL, "the table has %lld elements, the host array %lld", (long long)stored,
-                    (long long)host->count);
+    lua_settop(L, 2);
+    if (lua_istable(L, 2) || vm_to_host(L, 2)) {
+        vm_wanted wanted = {.name = "the host array", .dtype = host->dtype, .rank = host->rank};
+        memcpy(wanted.dims, host->dims, sizeof wanted.dims);
+        const void *data = vm_contents(L, 2, &wanted);
+        size_t bytes = (size_t)host->count * (size_t)ml_dtypes[host->dtype].bytes;
+        if (bytes) memmove(host->data, data, bytes);
     } else {
-        for (int64_t i = 0; i < host->count; i++) vm_store_number(L, 2, host->dtype, host->data, i);
+        for (int64_t i = 0; i < host->count; i++)
+            vm_store_number(L, 2, NULL, host->dtype, host->data, i);
     }
     lua_settop(L, 1);
+    return 1;
+}
+
+static int host_reshape(lua_State *L) {
+    const vm_host *host = check_host(L);
+    int64_t dims[ML_MAX_AXES], count = 1;
+    int rank = read_dims(L, 2, dims);
+    bool fits = true;
+    for (int i = 0; i < rank; i++) fits = !__builtin_mul_overflow(count, dims[i], &count) && fits;
+    if (!fits || count != host->count)
+        vm_fail(L, NULL, "the product of the dimensions must be the %lld elements of the array",
+                (long long)host->count);
+    vm_host *copy = vm_push_host(L, host->dtype, rank, dims);
+    size_t bytes = (size_t)count * (size_t)ml_dtypes[host->dtype].bytes;
+    if (bytes) memcpy(copy->data, host->data, bytes);
     return 1;
 }
 
@@ -270,8 +229,11 @@ static const vm_entry methods[] = {
     {"set", host_set, "i: integer, value: number|boolean",
      "set an element, counted from 1 in row-major order"},
     {"table", host_table, "-> table", "the elements as a flat list"},
-    {"fill", host_fill, "values: number|boolean|table -> Host",
-     "set all elements, to one value or from a (nested) list"},
+    {"fill", host_fill, "values: number|boolean|table|Host -> Host",
+     "set all elements: to one value, from a flat list, or from a nested one or another host array "
+     "of these dimensions"},
+    {"reshape", host_reshape, "...: integer -> Host",
+     "a copy with other dimensions: the same elements in row-major order"},
     {"dtype", host_dtype, "-> string", "the name of the element type"},
     {"dims", host_dims, "-> integer[]", "the dimensions"},
     {0}};

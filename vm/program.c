@@ -219,33 +219,13 @@ static int core_program(lua_State *L) {
 /* ---- Running -----------------------------------------------------------------------------------
  */
 
-/* The host memory of a feed at `index`: its own, or a converted copy that is pushed. */
-static const void *feed_memory(lua_State *L, int index, const ml_input *input) {
-    int64_t count = ml_type_elements(&input->type);
-    const vm_host *host = vm_to_host(L, index);
-    if (host) {
-        if (host->dtype != input->type.dtype || host->count != count)
-            vm_fail(L, NULL, "input \"%s\" takes %lld elements of %s, not %lld of %s", input->name,
-                    (long long)count, ml_dtypes[input->type.dtype].name, (long long)host->count,
-                    ml_dtypes[host->dtype].name);
-        lua_pushvalue(L, index);
-        return host->data;
-    }
+/* The elements of the feed at `index`, whose memory is pushed. */
+static const void *feed_contents(lua_State *L, int index, const ml_input *input) {
+    vm_wanted wanted;
     index = lua_absindex(L, index);
-    void *data =
-        lua_newuserdatauv(L, (size_t)count * (size_t)ml_dtypes[input->type.dtype].bytes, 0);
-    if (lua_istable(L, index)) {
-        const ml_type *type = &input->type;
-        int64_t stored = vm_store_table(L, index, type->dtype, type->size, type->rank, data);
-        if (stored != count)
-            vm_fail(L, NULL, "input \"%s\" takes %lld elements, the table has %lld", input->name,
-                    (long long)count, (long long)stored);
-    } else if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index)) {
-        for (int64_t i = 0; i < count; i++) vm_store_number(L, index, input->type.dtype, data, i);
-    } else {
-        vm_fail(L, NULL, "input \"%s\" takes a host array, a table or a number, not %s",
-                input->name, vm_typename(L, index));
-    }
+    vm_want(L, lua_pushfstring(L, "input \"%s\"", input->name), &input->type, &wanted);
+    const void *data = vm_contents(L, index, &wanted);
+    lua_remove(L, -2);
     return data;
 }
 
@@ -300,10 +280,21 @@ static const void **read_feeds(lua_State *L, const vm_program *p, int names) {
         while (p->input_ids[k] != used[i]) k++;
         lua_rawgeti(L, names, k + 1);
         lua_gettable(L, 2);
-        inputs[i] = feed_memory(L, -1, ml_graph_input(g, used[i]));
+        inputs[i] = feed_contents(L, -1, ml_graph_input(g, used[i]));
         lua_remove(L, -2);
     }
     return inputs;
+}
+
+/* Where nothing runs, the feeds' shapes are checked all the same. */
+static void check_shapes(lua_State *L, const vm_program *p, int names) {
+    for (int i = 0; i < p->input_count; i++) {
+        int top = lua_gettop(L);
+        lua_rawgeti(L, names, i + 1);
+        lua_gettable(L, 2);
+        feed_contents(L, -1, ml_graph_input(vm_of(L)->graph, p->input_ids[i]));
+        lua_settop(L, top);
+    }
 }
 
 static int program_start(lua_State *L) {
@@ -321,6 +312,8 @@ static int program_start(lua_State *L) {
         const void **inputs = read_feeds(L, p, 3);
         vm_check(L, ml_program_start(p->program, inputs));
         vm_profile_span(L, "start", begin);
+    } else {
+        check_shapes(L, p, 3);
     }
     p->started = true;
     return 0;

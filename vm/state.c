@@ -246,28 +246,71 @@ static int state_get(lua_State *L) {
     return 1;
 }
 
+static _Noreturn void wrong_axes(lua_State *L, const ml_type *type, const vm_wanted *wanted) {
+    vm_push_type(L, vm_of(L)->graph, type);
+    vm_fail(L, "list each of its axes once, in the order of the values: {A.ffn, A.embed}",
+            "these are not the axes of %s, %s", wanted->name, lua_tostring(L, -1));
+}
+
+/* The axes of the values by the list at `index`, each of the state's once; order[i]: which of the
+ * state's the i-th of them is. */
+static void read_order(lua_State *L, int index, const ml_type *type, vm_wanted *wanted,
+                       int *order) {
+    unsigned used = 0;
+    if (!lua_istable(L, index) || vm_table_length(L, index) != type->rank)
+        wrong_axes(L, type, wanted);
+    for (int i = 0; i < type->rank; i++) {
+        lua_rawgeti(L, index, i + 1);
+        const vm_axis *given = luaL_testudata(L, -1, vm_axis_class);
+        int at = ml_type_find(type, vm_axis_id(L, -1, "p:set"));
+        if (at < 0 || used >> at & 1 || (given && given->size != type->size[at]))
+            wrong_axes(L, type, wanted);
+        lua_pop(L, 1);
+        used |= 1u << at;
+        order[i] = at;
+        wanted->dims[i] = type->size[at];
+        wanted->axes[i] = ml_axis_name(vm_of(L)->graph, type->axis[at]);
+    }
+}
+
+/* The elements in the state's order of axes, from the order of read_order. */
+static void reorder(const ml_type *type, const int *order, const char *from, char *to) {
+    int64_t stride[ML_MAX_AXES], at[ML_MAX_AXES] = {0}, step = 1, place = 0;
+    const int64_t count = ml_type_elements(type), width = ml_dtypes[type->dtype].bytes;
+    for (int i = type->rank; i-- > 0;) {
+        stride[order[i]] = step;
+        step *= type->size[order[i]];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(to + i * width, from + place * width, (size_t)width);
+        for (int k = type->rank; k-- > 0;) {
+            place += stride[k];
+            if (++at[k] < type->size[k]) break;
+            place -= stride[k] * type->size[k];
+            at[k] = 0;
+        }
+    }
+}
+
 static int state_set(lua_State *L) {
     uint32_t id = self(L);
     const ml_type *type = &info_of(L, id)->type;
-    const int64_t count = ml_type_elements(type);
-    if (lua_istable(L, 2)) {
-        vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
-        int64_t stored = vm_store_table(L, 2, type->dtype, type->size, type->rank, host->data);
-        if (stored != count)
-            vm_fail(L, NULL, "%s takes %lld elements, the table has %lld",
-                    display_name(info_of(L, id)), (long long)count, (long long)stored);
-        lua_replace(L, 2);
+    vm_wanted wanted;
+    int order[ML_MAX_AXES];
+    lua_settop(L, 3);
+    bool ordered = !lua_isnil(L, 3);
+    vm_want(L, display_name(info_of(L, id)), type, &wanted);
+    wanted.is_state = true;
+    if (ordered) read_order(L, 3, type, &wanted, order);
+    const void *data = vm_contents(L, 2, &wanted);
+    if (ordered) {
+        void *own = lua_newuserdatauv(L, (size_t)ml_type_bytes(type), 0);
+        reorder(type, order, data, own);
+        data = own;
     }
-    const vm_host *host = vm_to_host(L, 2);
-    if (!host)
-        vm_fail(L, NULL, "a state is set from a host array or a table, not %s", vm_typename(L, 2));
-    if (host->dtype != type->dtype || host->count != count)
-        vm_fail(L, NULL, "%s takes %lld elements of %s, not %lld of %s",
-                display_name(info_of(L, id)), (long long)count, ml_dtypes[type->dtype].name,
-                (long long)host->count, ml_dtypes[host->dtype].name);
     vm_open_device(L);
     if (vm_of(L)->options->mode != VM_CHECK)
-        vm_check(L, ml_session_write_state(vm_of(L)->session, id, host->data));
+        vm_check(L, ml_session_write_state(vm_of(L)->session, id, data));
     return 0;
 }
 
@@ -368,7 +411,9 @@ static const vm_entry methods[] = {
     {"set_name", state_set_name, "name: string", "name the state; names are unique"},
     {"set_init", state_set_init, "value: Tensor|number", "the value before the first step"},
     {"get", state_get, "-> Host", "a copy of the value in host memory"},
-    {"set", state_set, "value: Host", "replace the value"},
+    {"set", state_set, "values: Host|table|number, axes?: (Axis|string)[]",
+     "replace the value; the values have the state's dimensions, or those of the axes that are "
+     "listed, all of the state's in any order: p:set(tensors[\"up.weight\"], {A.ffn, A.embed})"},
     {"kind", state_kind, "-> string", "parameter, optimizer, gradient or other"},
     {"elements", state_elements, "-> integer", "the number of elements"},
     {0}};

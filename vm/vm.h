@@ -257,11 +257,24 @@ typedef struct {
 } vm_host;
 vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims);
 vm_host *vm_to_host(lua_State *L, int index); /* NULL where it is none */
-/* Store a table of numbers, or of tables by these dimensions; gives how many there were. */
-int64_t vm_store_table(lua_State *L, int index, ml_dtype dtype, const int64_t *dims, int rank,
-                       void *data);
-void vm_store_number(lua_State *L, int index, ml_dtype dtype, void *data, int64_t i);
+/* `owner` (NULL: none) is named in errors. */
+void vm_store_number(lua_State *L, int index, const char *owner, ml_dtype dtype, void *data,
+                     int64_t i);
 void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i);
+
+/* contents.c: a tensor's contents, as a script gives them. */
+typedef struct {
+    const char *name; /* for messages: input "x", or a state's name */
+    bool is_state;
+    ml_dtype dtype;
+    int rank;
+    int64_t dims[ML_MAX_AXES];
+    const char *axes[ML_MAX_AXES]; /* the first is NULL where they have no names */
+} vm_wanted;
+void vm_want(lua_State *L, const char *name, const ml_type *type, vm_wanted *wanted);
+/* The elements in row-major order, from the number, table or host array at `index`; raises for
+ * another shape. Pushes what holds their memory. */
+const void *vm_contents(lua_State *L, int index, const vm_wanted *wanted);
 
 /* program.c */
 typedef struct {

@@ -18,6 +18,7 @@ local h = core.host("bf16", 3):fill { 1.00390625, 3.3895313892515355e38, 0.1 }
 check.equal(h[1], 1.0, "ties to even")
 check.equal(h[2], 3.3895313892515355e38, "the largest")
 check.near(h[3], 0.1, 4e-3)
+check.equal(core.host("bf16", 1):fill { 1.00390625 + 2 ^ -40 }[1], 1.0078125, "a number is rounded once")
 local bools = core.host("bool", 2):fill { true, false }
 check.equal(bools[1], true)
 check.equal(tostring(core.host("i32", 2):fill { 1, 2 }), "host i32[2] {1, 2}")
@@ -28,10 +29,10 @@ check.equal(sum, 3, "elements by ipairs")
 local matrix, loop = core.host("f32", 2, 3), {}
 loop[1] = loop
 check.raises("a table inside has 2 elements where 3 are wanted", function() matrix:fill { { 1, 2 }, { 3, 4 } } end)
-check.raises("a table inside has 3 elements where 2 are wanted", function() matrix:fill { { 1, 2 }, { 3, 4 }, { 5, 6 } } end)
+check.raises("the table has 3 elements where 2 are wanted", function() matrix:fill { { 1, 2 }, { 3, 4 }, { 5, 6 } } end)
 check.raises("a table inside has 4 elements where 3 are wanted", function() matrix:fill { { 1, 2, 3, 4 }, { 5, 6 } } end)
 check.raises("the table has both tables and number", function() matrix:fill { { 1, 2, 3 }, 4 } end)
-check.raises("a table inside has 1 elements where 2", function() matrix:fill(loop) end)
+check.raises("the table has 1 elements where 2", function() matrix:fill(loop) end)
 loop = { 1 }
 loop[2] = loop
 check.raises("element 2 must be a number, got table", function() matrix:fill(loop) end)
@@ -42,8 +43,8 @@ check.raises("element 0 of a host array of 3", function() h[0] = 1 end)
 check.raises("which i32 cannot hold", function() core.host("i32", 1)[1] = 2 ^ 40 end)
 check.raises("which i32 cannot hold", function() core.host("i32", 1)[1] = 0.5 end)
 check.raises("must be a number, got string", function() core.host("f32", 1)[1] = "x" end)
-check.raises("the table has 2 elements, the host array 3", function() h:fill { 1, 2 } end)
-check.raises("more than the 3 elements", function() h:fill { 1, 2, 3, 4 } end)
+check.raises("takes bf16[3], 3 elements; the table has 2", function() h:fill { 1, 2 } end)
+check.raises("takes bf16[3], 3 elements; the table has more", function() h:fill { 1, 2, 3, 4 } end)
 
 -- States.
 local a, b = m.axis("a", 2), m.axis("b", 3)
@@ -54,6 +55,28 @@ check.all(s:get(), { 1, 2, 3, 4, 5, 6 }, 0, "set")
 check.equal(s:name(), "s")
 check.equal(s:kind(), "other")
 check.equal(s:elements(), 6)
+s:set { { 1, 2, 3 }, { 4, 5, 6 } }
+check.all(s:get(), { 1, 2, 3, 4, 5, 6 }, 0, "nested")
+s:set { 6, 5, 4, 3, 2, 1 }
+check.all(s:get(), { 6, 5, 4, 3, 2, 1 }, 0, "flat")
+s:set(0.5)
+check.all(s:get(), { 0.5, 0.5, 0.5, 0.5, 0.5, 0.5 }, 0, "a number")
+local turned = core.host("f64", 3, 2):fill { { 1, 4 }, { 2, 5 }, { 3, 6 } }
+s:set(turned, { b, "a" })
+check.all(s:get(), { 1, 2, 3, 4, 5, 6 }, 0, "axes in another order")
+s:set({ { 1, 2, 3 }, { 4, 5, 7 } }, { "a", "b" })
+check.equal(s:get()[6], 7, "axes in the same order")
+s:set(core.host("bf16", 1, 2, 1, 3):fill { 1, 2, 3, 4, 5, 6 })
+check.all(s:get(), { 1, 2, 3, 4, 5, 6 }, 0, "axes of size 1")
+local cube = core.state { name = "cube", axes = { a, b, m.axis("c", 4) } }
+local elements = core.host("f32", 4, 2, 3)
+for i = 1, 24 do elements[i] = i end
+cube:set(elements, { "c", "a", "b" })
+for i = 0, 1 do
+  for j = 0, 2 do
+    for k = 0, 3 do check.equal(cube:get()[i * 12 + j * 4 + k + 1], k * 6 + i * 3 + j + 1, "three axes in another order") end
+  end
+end
 local counter = core.state { name = "counter", axes = {}, dtype = "i32", init = 0 }
 local step = m.compile(function(i)
   s:assign(s:read():permute("b", "a") * i.factor)
@@ -69,7 +92,7 @@ check.all(s:get(), { 1, 2, 3, 4, 5, 6 }, 0, "after two steps")
 check.equal(counter:get()[1], 2)
 check.raises("two states cannot both be called \"s\"", core.state, { name = "s" })
 check.raises("cannot have axis \"c\"", function() s:assign(m.input("c", { m.axis("c", 2) })) end)
-check.raises("takes 6 elements of f32, not 5 of f32", function() s:set(core.host("f32", 5)) end)
+check.raises("s takes f32[a=2, b=3], not a host array f32[5]", function() s:set(core.host("f32", 5)) end)
 check.raises("depends on an input", core.state, { axes = { a }, init = m.input("z", { a }) + 1 })
 check.raises("has no option \"knd\"", core.state, { knd = 1 })
 core.take_updates()
@@ -91,10 +114,18 @@ check.all(grads.unused, { 0, 0 }, 0, "of what does not matter")
 local double = m.compile(function(i) return { y = 2 * i.x } end, { x = { a, b } })
 check.all(double({ x = { { 1, 2, 3 }, { 4, 5, 6 } } }).y, { 2, 4, 6, 8, 10, 12 }, 0, "nested table")
 check.all(double({ x = 1 }).y, { 2, 2, 2, 2, 2, 2 }, 0, "number")
+check.all(double({ x = core.host("bf16", 2, 3):fill { 1, 2, 3, 4, 5, 6 } }).y, { 2, 4, 6, 8, 10, 12 }, 0, "bf16 for f32")
+check.all(double({ x = core.host("f64", 6):fill { 1, 2, 3, 4, 5, 0.1 }:reshape(2, 3) }).y, { 2, 4, 6, 8, 10, 0.2 }, 1e-7, "f64 for f32")
+local narrow = m.compile(function(i) return { y = i.x, n = i.n } end, { x = { b, dtype = "bf16" }, n = { a, dtype = "i32" } })
+local fed = narrow { x = core.host("f64", 3):fill { 1.00390625 + 2 ^ -40, 0 / 0, 1 / 0 }, n = core.host("i64", 2):fill { -2 ^ 31 | 0, 2 ^ 31 - 1 | 0 } }
+check.equal(fed.y[1], 1.0078125, "f64 is rounded to bf16 once")
+check.equal(fed.y[2] ~= fed.y[2] and fed.y[3] == 1 / 0, true, "NaN and infinity")
+check.all(fed.n, { -2 ^ 31, 2 ^ 31 - 1 }, 0, "i64 for i32")
+check.all(core.host("f32", 2):fill(core.host("bf16", 2):fill { 1, 2 }), { 1, 2 }, 0, "filled from another")
 check.raises("needs the input \"x\"", double, {})
 check.raises("no input \"xx\"", double, { x = 1, xx = 1 })
-check.raises("takes 6 elements, the table has 2", double, { x = { 1, 2 } })
-check.raises("takes 6 elements of f32, not 6 of i32", double, { x = core.host("i32", 6) })
+check.raises("takes f32[a=2, b=3], 6 elements; the table has 2", double, { x = { 1, 2 } })
+check.raises("takes f32[a=2, b=3], not a host array i32[6]", double, { x = core.host("i32", 6) })
 check.raises("nobody feeds", core.program, { outputs = { y = m.input("z", { a }) + 1 } })
 local plan = double:plan()
 check.equal(plan.peak_bytes > 0 and plan.flops >= 6, true)

@@ -9,18 +9,12 @@ local N, STEPS = 12, 4
 local start, gradient = {}, {}
 for i = 1, N do start[i], gradient[i] = math.sin(i), math.cos(3 * i) end
 
-local function host(values)
-  local h = core.host("f32", #values)
-  for i, value in ipairs(values) do h[i] = value end
-  return h
-end
-
 local count = 0
 -- Run STEPS updates with a constant gradient; the parameter's final values.
 local function run(optimizer, decay)
   count = count + 1
   local p = m.param { A.row, A.col, name = "p" .. count, decay = decay }
-  p:set(host(start))
+  p:set(start)
   local step = m.compile(function(feeds)
     optimizer.update({ p }, { feeds.g }, { rate = feeds.rate, step = feeds.step:cast "f32" })
   end, { g = { A.row, A.col }, rate = {}, step = { dtype = "i64" } })
