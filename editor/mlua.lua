@@ -34,7 +34,7 @@ function Tensor:argmax(axis) end
 ---@return string[]
 function Tensor:axes() end
 
----repeated along the listed axes that it lacks, in the listed order
+---repeated along the listed axes that it lacks; these are in the listed order, its other axes before them
 ---@param axes Axis[]
 ---@return Tensor
 function Tensor:broadcast(axes) end
@@ -554,7 +554,9 @@ function m.added_loss(count) end
 ---@return Tensor
 function m.attention(q, k, v, options) end
 
----What m.param was told about a parameter: {decay=, axes=, frozen=}.
+---What is known of a parameter beside its value.
+---@param p State
+---@return {decay: boolean, axes: Axis[], frozen: boolean}
 function m.attributes(p) end
 
 ---Named axes with sizes.
@@ -597,6 +599,12 @@ function m.ceil(a) end
 ---@param known string[]
 ---@param listed? string what the list part of the table holds, where it has one
 function m.check_options(what, options, known, listed) end
+
+---Raise where x is no tensor.
+---@param what string the function, for the message
+---@param x any
+---@param role? string what x is there, such as "logits"
+function m.check_tensor(what, x, role) end
 
 ---x limited to low .. high.
 ---@param x Tensor
@@ -661,10 +669,12 @@ function m.cosine(options) end
 ---Cross-entropy between logits and target ids, as a sum over all positions and the number of
 ---positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
 ---et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
----is `ignore` (default -1) count for nothing.
+---is `ignore` (default -1) count for nothing. Targets have all axes of the logits but `axis`; those that they
+---lack are named by `broadcast`, such as {"samples"}: all logits along them are held against the same targets,
+---and each counts.
 ---@param logits Tensor with axis `axis`
 ---@param targets Tensor i32, the other axes of logits
----@param options? {axis: string, label_smoothing: number, z_loss: number, ignore: integer}
+---@param options? {axis: Axis|string, label_smoothing: number, z_loss: number, ignore: integer, broadcast: (Axis|string)[]}
 ---@return Tensor sum f32
 ---@return Tensor count f32
 function m.cross_entropy(logits, targets, options) end
@@ -709,6 +719,14 @@ function m.exp(a) end
 ---@return Tensor
 function m.floor(a) end
 
+---Leave a parameter, or all that a module has now, as they are from now on: m.parameters and m.train pass
+---over them. `frozen=false` has them trained again. Adapters beside given weights: m.freeze(model), then
+---add layers to it.
+---@param x State|table a parameter, or a module instance
+---@param frozen? boolean default true
+---@return State|table x
+function m.freeze(x, frozen) end
+
 ---a tensor with one value everywhere; f32 where no dtype is given
 ---@param axes Axis[]
 ---@param value number|boolean|Tensor
@@ -738,7 +756,8 @@ function m.gelu(x, options) end
 ---@return string text
 function m.generate(model, options) end
 
----the gradients of a scalar with respect to tensors or states; zeros where it does not depend on them
+---The gradients of a scalar with respect to tensors or states; zeros where it does not depend on them. Where
+---`xs` are parameters, it is an error if it depends on none of them.
 ---@param loss Tensor
 ---@param xs (Tensor|State)[]
 ---@return Tensor[]
@@ -970,6 +989,14 @@ function m.ones(axes, dtype) end
 ---@return fun(options: table): table
 function m.optimizer(name, defaults, rule) end
 
+---The parameters, none of `known` and none frozen, to which gradients of `loss` flow; with `made` only those that
+---forward functions have made.
+---@param loss Tensor
+---@param known State[]
+---@param made? boolean
+---@return State[]
+function m.other_parameters(loss, known, made) end
+
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
@@ -981,11 +1008,12 @@ function m.optimizer(name, defaults, rule) end
 function m.param(spec) end
 
 ---The parameters of a module that training changes, in the order of the tree; their names in the second
----list.
+---list. `frozen=true` lists the frozen ones too.
 ---@param model table a module instance
+---@param options? {frozen: boolean}
 ---@return State[] parameters
 ---@return string[] names
-function m.parameters(model) end
+function m.parameters(model, options) end
 
 ---a to the power b
 ---@param a Tensor|number
@@ -1108,7 +1136,7 @@ function m.state(options) end
 ---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
 ---modules add losses, aux_loss.
 ---@param o table options of m.train: loss or model, optimizer, batch, seq, clip
----@param parameters State[]
+---@param parameters? State[] default: those of the model
 ---@return Program
 function m.step_program(o, parameters) end
 
@@ -1141,6 +1169,11 @@ function m.swiglu(gate, up) end
 ---@param a Tensor|number
 ---@return Tensor
 function m.tanh(a) end
+
+---Say once, on standard error, that parameters are not trained: `text` and their names.
+---@param names string[]
+---@param text string
+function m.tell_untrained(names, text) end
 
 ---Train a model. `model(tokens)` gives logits, or `loss(tokens, targets)` a sum and a count. batch
 ---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`

@@ -16,7 +16,11 @@ local m = require "mlua"
 ---@return Program
 function m.compile(fn, inputs, options)
   m.check_options("compile", options, { "name", "training", "layout", "microbatches", "often" })
-  if type(fn) ~= "function" then core.fail("m.compile takes a function, got " .. type(fn)) end
+  if type(fn) ~= "function" then
+    core.fail("m.compile takes a function, got " .. m.shown(fn), {
+      help = m.is_module(fn) and "m.compile(function(inputs) return model(inputs.tokens) end, {tokens = {A.batch, A.seq, dtype=\"i32\"}})",
+    })
+  end
   options = options or {}
   m.use_layout(options.layout, "m.compile")
   local names, feeds, list = {}, {}, {}
@@ -37,13 +41,7 @@ function m.compile(fn, inputs, options)
       })
     end,
   })
-  local stray = core.take_updates()[1]
-  if stray then
-    core.fail(("%s was assigned outside of a program, which has no effect"):format(stray[1]:name() or "a state"), {
-      help = "assign inside the function that m.compile traces; state:set(values) changes the value at once",
-    })
-  end
-  local outer = m.context
+  local outer, outer_updates, traced = m.context, core.take_updates(), core.tracing(true)
   local step = rawget(feeds, "step")
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
     losses = {}, totals = {} }
@@ -59,6 +57,8 @@ function m.compile(fn, inputs, options)
   end))
   m.context = outer
   local updates = core.take_updates()
+  for _, update in ipairs(outer_updates) do update[1]:assign(update[2]) end -- of a program that is traced around this one
+  core.tracing(traced)
   if not results[1] then error(results[2], 0) end
   local outputs, single = results[2], false
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end

@@ -11,6 +11,9 @@ local m = require "mlua"
 ---@return string text
 function m.generate(model, options)
   m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "seq", "seed", "quiet" })
+  if not m.is_module(model) and type(model) ~= "function" then
+    core.fail("m.generate takes a module, got " .. m.shown(model), { help = "calling a class makes one: local model = GPT()" })
+  end
   if core.options().mode == "check" or core.stopped() then return {}, "" end
   options = options or {}
   local seq, temperature = options.seq, options.temperature or 0.8

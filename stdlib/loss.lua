@@ -3,7 +3,20 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local function cross_entropy(logits, targets, axis, options)
+-- The set of the names of axes that an option lists.
+local function names_of(list)
+  local set = {}
+  for _, axis in ipairs(type(list) == "table" and list or { list }) do
+    local name = type(axis) == "userdata" and not core.is_tensor(axis) and axis.name or axis
+    if type(name) ~= "string" then
+      core.fail("cross_entropy's broadcast lists axes, got " .. m.shown(axis), { help = 'broadcast = {"heads"}' })
+    end
+    set[name] = true
+  end
+  return set
+end
+
+local function cross_entropy(logits, targets, axis, named, options)
   local x = logits:dtype() == "bf16" and logits:cast("f32") or logits
   local n = x:size(axis)
   local lse = m.logsumexp(x, axis)
@@ -14,6 +27,17 @@ local function cross_entropy(logits, targets, axis, options)
       core.fail(("cross_entropy: the targets have axis %q, which the logits have not"):format(name), {
         help = "targets have the axes of the logits without " .. axis,
       })
+    end
+  end
+  for _, name in ipairs(lse:axes()) do
+    if not targets:has(name) and not named[name] then
+      core.fail_axis(logits, name, ("cross_entropy: the logits have the axis %q, which the targets lack"):format(name),
+        ("sum over it there, as :dot(w, %q) does; {broadcast = {%q}} compares all along it with the same targets"):format(name, name))
+    end
+  end
+  for name in pairs(named) do
+    if not positions[name] then
+      core.fail(("cross_entropy: broadcast names %q, which is no axis of the logits beside %s"):format(name, axis))
     end
   end
   targets = targets:broadcast(m.axes_of(lse)) -- each position counts, also where targets are shared
@@ -30,20 +54,25 @@ end
 ---Cross-entropy between logits and target ids, as a sum over all positions and the number of
 ---positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
 ---et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
----is `ignore` (default -1) count for nothing.
+---is `ignore` (default -1) count for nothing. Targets have all axes of the logits but `axis`; those that they
+---lack are named by `broadcast`, such as {"samples"}: all logits along them are held against the same targets,
+---and each counts.
 ---@param logits Tensor with axis `axis`
 ---@param targets Tensor i32, the other axes of logits
----@param options? {axis: string, label_smoothing: number, z_loss: number, ignore: integer}
+---@param options? {axis: Axis|string, label_smoothing: number, z_loss: number, ignore: integer, broadcast: (Axis|string)[]}
 ---@return Tensor sum f32
 ---@return Tensor count f32
 function m.cross_entropy(logits, targets, options)
-  m.check_options("cross_entropy", options, { "axis", "label_smoothing", "z_loss", "ignore" })
+  m.check_options("cross_entropy", options, { "axis", "label_smoothing", "z_loss", "ignore", "broadcast" })
   options = options or {}
+  m.check_tensor("cross_entropy", logits, "logits")
+  m.check_tensor("cross_entropy", targets, "targets")
   local axis = options.axis or "vocab"
+  if type(axis) == "userdata" and not core.is_tensor(axis) then axis = axis.name end
   if targets:dtype() ~= "i32" then
     core.fail("the targets of cross_entropy must be i32, not " .. targets:dtype(), { help = 'cast them: targets:cast("i32")' })
   end
-  return m.scope("loss", cross_entropy, logits, targets, axis, options)
+  return m.scope("loss", cross_entropy, logits, targets, axis, names_of(options.broadcast), options)
 end
 
 ---Add a loss of a module's own, such as the balance loss of a router, to that of the program being

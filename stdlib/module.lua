@@ -7,14 +7,12 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: init, decay, frozen
-local is_instance = {} -- marks metatables of module instances
-local is_class = {} -- likewise of their classes
+local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: init, decay, frozen, forward
+local records = setmetatable({}, { __mode = "k" }) -- of module instances, which are empty tables themselves
+local is_class = {} -- marks metatables of classes
+local running -- the record of the innermost module whose forward runs
 
-local function instance_of(value)
-  local meta = getmetatable(value)
-  return type(value) == "table" and type(meta) == "table" and meta[is_instance] and rawget(value, is_instance) or nil
-end
+local function instance_of(value) return type(value) == "table" and records[value] or nil end
 
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
@@ -39,7 +37,7 @@ function m.param(spec)
   local p = core.state { axes = axes, dtype = "f32", kind = "parameter", name = spec.name }
   local decay = spec.decay
   if decay == nil then decay = #axes >= 2 end
-  attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen }
+  attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen, forward = running }
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
@@ -71,7 +69,9 @@ function m.buffer(spec)
   return p
 end
 
----What m.param was told about a parameter: {decay=, axes=, frozen=}.
+---What is known of a parameter beside its value.
+---@param p State
+---@return {decay: boolean, axes: Axis[], frozen: boolean}
 function m.attributes(p) return attributes[p] or {} end
 
 local taken = {} -- the names that parameters have
@@ -84,6 +84,13 @@ function m.name_parameter(p, name)
   p:set_name(name)
   taken[name] = true
   p:set_init(a.init(a.axes, core.hash(("%d parameter %s"):format(core.options().seed, name))))
+end
+
+-- A class where an instance is meant, in a field or a list: `where` says which place of the tree that is.
+local function refuse_class(value, where)
+  if not m.is_class(value) then return end
+  local class = value.name
+  core.fail(("%s is the class %s, and an instance is meant"):format(where, class), { help = ("calling the class makes one: %s()"):format(class) })
 end
 
 local function join(path, key) return path == "" and tostring(key) or path .. "." .. tostring(key) end
@@ -101,7 +108,10 @@ local function walk(value, path, seen, on_module, on_parameter)
     on_module(record, path)
     for _, key in ipairs(record.order) do walk(record.fields[key], join(path, key), seen, on_module, on_parameter) end
   elseif getmetatable(value) == nil then
-    for i, item in ipairs(value) do walk(item, join(path, i), seen, on_module, on_parameter) end
+    for i, item in ipairs(value) do
+      refuse_class(item, join(path, i))
+      walk(item, join(path, i), seen, on_module, on_parameter)
+    end
     local keys = {}
     for key in pairs(value) do if type(key) == "string" then keys[#keys + 1] = key end end
     table.sort(keys)
@@ -128,10 +138,18 @@ local function free_prefix(record)
   return prefix
 end
 
-local function name_tree(record)
+local function root_of(record)
   while record.parent do record = record.parent end
+  return record
+end
+
+local function name_tree(record)
+  record = root_of(record)
   record.prefix = record.prefix or free_prefix(record)
-  walk(record.instance, record.prefix, {}, function(r, path) r.path = path end, m.name_parameter)
+  walk(record.instance, record.prefix, {}, function(r, path) r.path = path end, function(p, path)
+    attributes[p].tree = record
+    m.name_parameter(p, path)
+  end)
 end
 
 local function is_above(record, other)
@@ -141,13 +159,41 @@ end
 
 -- A module that is put into a field knows its parent, also through plain tables of modules; one that
 -- refers to itself or to a module above it (such as one that is still being built) stays where it is.
-local function adopt(parent, value)
+local function adopt(parent, value, where)
   local child = instance_of(value)
   if child then
     if not child.parent and not child.building and not is_above(child, parent) then child.parent = parent end
   elseif type(value) == "table" and getmetatable(value) == nil then
-    for _, item in pairs(value) do adopt(parent, item) end
+    for key, item in pairs(value) do
+      if math.type(key) then refuse_class(item, join(where, key)) end
+      adopt(parent, item, join(where, key))
+    end
   end
+end
+
+-- "Block (blocks.3)": a module in messages.
+local function title(record)
+  local class, path = record.class.name, record.path
+  return path == "" and class or ("%s (%s)"):format(class, path)
+end
+
+-- Run the forward function of a module, with its path in what is made and states assignable.
+local function run_forward(record, ...)
+  local path, outer, traced = core.module_path(record.path), running, core.tracing(true)
+  running = record
+  local results = table.pack(pcall(record.instance.forward, record.instance, ...))
+  running = outer
+  core.module_path(path)
+  core.tracing(traced)
+  if not traced then core.take_updates() end -- outside of a program a call only tells types
+  return results
+end
+
+-- Whether a forward function has just made this parameter or module: nothing has named it yet, or holds it.
+local function is_fresh(value)
+  local record, a = instance_of(value), attributes[value]
+  if record then return record.forward ~= nil and record.parent == nil end
+  return a ~= nil and a.forward ~= nil and a.named == nil
 end
 
 local function call(instance, ...)
@@ -158,11 +204,11 @@ local function call(instance, ...)
     local name = record.class.name
     core.fail(("%s has no function forward"):format(name), { help = ("define function %s:forward(x)"):format(name) })
   end
-  local outer, free = core.module_path(record.path), not m.context.losses
-  local results = table.pack(pcall(instance.forward, instance, ...))
-  core.module_path(outer)
-  if free and outer == "" then core.take_updates() end -- outside of a program a call only tells types
+  local results = run_forward(record, ...)
   if not results[1] then error(results[2], 0) end
+  if results[2] == nil then
+    core.fail(("the function forward of %s returns nothing"):format(title(record)), { at = instance.forward, help = "end it with return x" })
+  end
   if m.context.probe and core.is_tensor(results[2]) then m.context.probe(record.path, results[2]) end
   return table.unpack(results, 2, results.n)
 end
@@ -193,30 +239,48 @@ function m.module(name, build)
     })
   end
   local class = { name = name }
-  local meta = { [is_instance] = true, __name = name }
+  local meta = { __name = name }
   meta.__index = function(self, key)
-    local record = rawget(self, is_instance)
+    local record = records[self]
     local value = record.fields[key]
     if value == nil then value = class[key] end
     if value == nil and type(key) == "string" then
       local known = {}
       for field in pairs(record.fields) do known[#known + 1] = tostring(field) end
-      for field in pairs(class) do known[#known + 1] = field end
+      for field in pairs(class) do known[#known + 1] = field ~= "name" and field or nil end
       local guess = core.suggest(key, known)
       if guess then core.fail(("%s has no field %q"):format(name, key), { help = "did you mean " .. guess .. "?" }) end
     end
     return value
   end
   meta.__newindex = function(self, key, value)
-    local record = rawget(self, is_instance)
+    local record = records[self]
     if attributes[record.fields[key]] and core.is_tensor(value) and not attributes[value] then
       core.fail(("%s.%s is a parameter, and cannot become a tensor"):format(name, tostring(key)), {
         help = "call the tensor otherwise: local y = ...; a buffer of m.buffer is set by self.mean:assign(y)",
       })
     end
-    if record.fields[key] == nil then record.order[#record.order + 1] = key end
+    refuse_class(value, join(name, key))
+    if running and is_fresh(value) and (attributes[record.fields[key]] or instance_of(record.fields[key])) then
+      core.fail(("%s makes %s anew each time that its function forward runs"):format(name, join("self", key)), {
+        help = ("make it where %s is built, or only where there is none: if not self.%s then ... end"):format(name, tostring(key)),
+      })
+    end
+    if record.fields[key] == nil and value ~= nil then record.order[#record.order + 1] = key end
+    if record.fields[key] ~= nil and value == nil then
+      for i, other in ipairs(record.order) do
+        if other == key then table.remove(record.order, i) end
+      end
+    end
     record.fields[key] = value
-    adopt(record, value)
+    adopt(record, value, join(name, key))
+  end
+  meta.__pairs = function(self) -- the fields, in the order of their first assignment
+    local record, i = records[self], 0
+    return function()
+      i = i + 1
+      return record.order[i], record.fields[record.order[i]]
+    end
   end
   meta.__call = call
   meta.__tostring = function(self)
@@ -228,11 +292,19 @@ function m.module(name, build)
     [is_class] = true,
     __tostring = function() return "the class " .. name end,
     __call = function(_, ...)
-      local instance = {}
-      rawset(instance, is_instance, { instance = instance, class = class, fields = {}, order = {}, building = true })
-      setmetatable(instance, meta)
+      for i = 1, select("#", ...) do
+        local argument = select(i, ...)
+        if (running or m.context.losses) and getmetatable(argument) == "tensor" then
+          core.fail(("%s is a class, and is called with a tensor"):format(name), {
+            help = ("an instance is called: local layer = %s() where the model is built, then layer(x)"):format(name),
+          })
+        end
+      end
+      local instance = setmetatable({}, meta)
+      local record = { instance = instance, class = class, fields = {}, order = {}, building = true, forward = running }
+      records[instance] = record
       build(instance, ...)
-      rawget(instance, is_instance).building = nil
+      record.building = nil
       return instance
     end,
   })
@@ -251,6 +323,7 @@ function m.stack(count, class, ...)
     if list[i] == nil then
       core.fail(("m.stack: layer %d is nil"):format(i), { help = "a function in the place of the class returns the layer" })
     end
+    refuse_class(list[i], ("m.stack: layer %d"):format(i))
   end
   return list
 end
@@ -269,22 +342,100 @@ function m.is_class(x)
 end
 
 ---The parameters of a module that training changes, in the order of the tree; their names in the second
----list.
+---list. `frozen=true` lists the frozen ones too.
 ---@param model table a module instance
+---@param options? {frozen: boolean}
 ---@return State[] parameters
 ---@return string[] names
-function m.parameters(model)
+function m.parameters(model, options)
+  m.check_options("parameters", options, { "frozen" })
   local record = instance_of(model)
   if not record then
-    core.fail("m.parameters takes a module, got " .. tostring(model), { help = "calling a class makes one: local model = GPT()" })
+    core.fail("m.parameters takes a module, got " .. m.shown(model), { help = "calling a class makes one: local model = GPT()" })
   end
   name_tree(record)
-  local list, names, seen = {}, {}, {}
+  local list, names, seen, all = {}, {}, {}, options and options.frozen
   walk(model, "", {}, function() end, function(p)
-    if not seen[p] and not attributes[p].frozen then
-      seen[p] = true
-      list[#list + 1], names[#names + 1] = p, p:name()
-    end
+    if seen[p] or p:kind() ~= "parameter" or attributes[p].frozen and not all then return end
+    seen[p] = true
+    list[#list + 1], names[#names + 1] = p, p:name()
   end)
   return list, names
+end
+
+---Leave a parameter, or all that a module has now, as they are from now on: m.parameters and m.train pass
+---over them. `frozen=false` has them trained again. Adapters beside given weights: m.freeze(model), then
+---add layers to it.
+---@param x State|table a parameter, or a module instance
+---@param frozen? boolean default true
+---@return State|table x
+function m.freeze(x, frozen)
+  if not instance_of(x) and not attributes[x] then
+    core.fail("m.freeze takes a module or a parameter, got " .. m.shown(x), { help = "calling a class makes a module: local model = GPT()" })
+  end
+  walk(x, "", {}, function() end, function(p)
+    if p:kind() == "parameter" then attributes[p].frozen = frozen ~= false end
+  end)
+  return x
+end
+
+-- Gradients -----------------------------------------------------------------------------------------
+
+-- Whether the tree of modules to which `record` belongs holds p.
+local function holds(record, p)
+  local found = false
+  walk(root_of(record).instance, "", {}, function() end, function(q) found = found or q == p end)
+  return found
+end
+
+---The parameters, none of `known` and none frozen, to which gradients of `loss` flow; with `made` only those that
+---forward functions have made.
+---@param loss Tensor
+---@param known State[]
+---@param made? boolean
+---@return State[]
+function m.other_parameters(loss, known, made)
+  local set, candidates, found = {}, {}, {}
+  for _, p in ipairs(known) do set[p] = true end
+  for _, p in ipairs(core.parameters_behind(loss)) do
+    local a = attributes[p] or {}
+    if not set[p] and not a.frozen and (a.forward or not made) then candidates[#candidates + 1] = p end
+  end
+  if #candidates == 0 then return found end
+  for i, g in ipairs(core.grad(loss, candidates)) do
+    if not core.is_zero(g) then found[#found + 1] = candidates[i] end
+  end
+  return found
+end
+
+-- A parameter that a forward function makes and no field keeps is a new one each time it runs.
+local function refuse_made_in_forward(p)
+  local a = attributes[p]
+  if not a or not a.forward or holds(a.forward, p) then return end
+  core.fail(("the function forward of %s makes a parameter (%s) that no field keeps: it is a new one each time, and never trained"):format(
+    title(a.forward), core.origin(p) or "?"), {
+    at = a.forward.instance.forward, help = ("make it where %s is built: self.layer = ...; then forward reads self.layer"):format(a.forward.class.name),
+  })
+end
+
+---The gradients of a scalar with respect to tensors or states; zeros where it does not depend on them. Where
+---`xs` are parameters, it is an error if it depends on none of them.
+---@param loss Tensor
+---@param xs (Tensor|State)[]
+---@return Tensor[]
+function m.grad(loss, xs)
+  local gradients = core.grad(loss, xs)
+  local parameters, reached = 0, false
+  for i, x in ipairs(xs) do
+    if getmetatable(x) == "state" and x:kind() == "parameter" then parameters = parameters + 1 end
+    reached = reached or not core.is_zero(gradients[i])
+  end
+  if parameters == 0 then return gradients end
+  for _, p in ipairs(m.other_parameters(loss, xs, true)) do refuse_made_in_forward(p) end
+  if not reached and parameters == #xs then
+    core.fail(("the loss depends on %s"):format(#xs == 1 and "no parameter" or ("none of the %d parameters"):format(#xs)), {
+      help = "does it use what the model returns? t:detach(), comparisons and argmax pass no gradient on",
+    })
+  end
+  return gradients
 end

@@ -262,6 +262,7 @@ end
 
 function MoE:forward(x)
   local o = self.options
+  m.check_tensor("m.moe's module", x)
   if not x:has(o.embed) then x:sum(o.embed) end -- the message of a missing axis
   local lead, others = leading(o, x)
   local choices = core.axis("choices", o.top_k)

@@ -2,9 +2,16 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local function sizes(spec)
+-- The axes that a norm goes over: without any it would be all of them, the batch's too.
+local function sizes(what, spec)
   local axes = {}
-  for i, axis in ipairs(spec) do axes[i] = axis end
+  for i, axis in ipairs(spec) do
+    if type(axis) ~= "userdata" or core.is_tensor(axis) then
+      core.fail(("m.%s takes axes, got %s"):format(what, m.shown(axis)), { help = ("m.%s{A.embed}"):format(what) })
+    end
+    axes[i] = axis
+  end
+  if #axes == 0 then core.fail(("m.%s needs the axes that it goes over"):format(what), { help = ("m.%s{A.embed}"):format(what) }) end
   return axes
 end
 
@@ -16,12 +23,13 @@ end
 
 local RMSNorm = m.module("RMSNorm", function(self, spec)
   m.check_options("rms_norm", spec, { "eps", "gain" }, "A.embed")
-  self.axes = sizes(spec)
+  self.axes = sizes("rms_norm", spec)
   self.eps = spec.eps or 1e-5
-  if spec.gain ~= false then self.gain = m.param { init = "ones", decay = false, table.unpack(sizes(spec)) } end
+  if spec.gain ~= false then self.gain = m.param { init = "ones", decay = false, table.unpack(self.axes) } end
 end)
 
 function RMSNorm:forward(x)
+  m.check_tensor("m.rms_norm's module", x)
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local y = wide * core.rsqrt((wide * wide):mean(names(self.axes)) + self.eps)
@@ -36,13 +44,14 @@ function m.rms_norm(spec) return RMSNorm(spec) end
 
 local LayerNorm = m.module("LayerNorm", function(self, spec)
   m.check_options("layer_norm", spec, { "eps", "bias" }, "A.embed")
-  self.axes = sizes(spec)
+  self.axes = sizes("layer_norm", spec)
   self.eps = spec.eps or 1e-5
-  self.gain = m.param { init = "ones", decay = false, table.unpack(sizes(spec)) }
-  if spec.bias ~= false then self.bias = m.bias(sizes(spec)) end
+  self.gain = m.param { init = "ones", decay = false, table.unpack(self.axes) }
+  if spec.bias ~= false then self.bias = m.bias(self.axes) end
 end)
 
 function LayerNorm:forward(x)
+  m.check_tensor("m.layer_norm's module", x)
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local centred = wide - wide:mean(names(self.axes))

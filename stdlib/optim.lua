@@ -57,6 +57,16 @@ function m.slot_state(p, optimizer, slot)
   return own.states[slot]
 end
 
+---Say once, on standard error, that parameters are not trained: `text` and their names.
+---@param names string[]
+---@param text string
+function m.tell_untrained(names, text)
+  local options, most = core.options(), 6
+  if options.rank ~= 0 or options.quiet then return end
+  local listed = table.concat(names, ", ", 1, #names > most and most - 1 or #names)
+  core.write_error(text .. listed .. (#names > most and (" and %d more"):format(#names - most + 1) or "") .. "\n")
+end
+
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
 ---`groups = function(name, p)`, which returns option overrides for a parameter, or nil.
 ---@param name string
@@ -89,7 +99,9 @@ function m.optimizer(name, defaults, rule)
     local optimizer = { name = name, lr = all.lr, options = all }
     -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}.
     function optimizer.update(parameters, gradients, t)
+      local untrained = {}
       for i, p in ipairs(parameters) do
+        if core.is_zero(gradients[i]) then untrained[#untrained + 1] = p:name() end
         local group = all.groups and all.groups(p:name(), p)
         check(group, " groups")
         local o = merged(all, group)
@@ -100,6 +112,10 @@ function m.optimizer(name, defaults, rule)
         })
         finish(new)
         p:assign(new)
+      end
+      if #untrained > 0 then
+        m.tell_untrained(untrained, ("m.%s: the gradients of %d of %d parameters are 0, for no loss depends on them: "):format(
+          name, #untrained, #parameters))
       end
     end
     return optimizer

@@ -6,7 +6,7 @@ local methods = core.tensor_methods
 -- Every elementwise op, and the leaves, as they are.
 for _, name in ipairs(core.map_ops) do m[name] = core[name] end
 for _, name in ipairs {
-  "iota", "scatter_add", "grad", "stop_gradient", "full", "input", "state", "host", "corpus", "read_tensors", "compute_dtype",
+  "iota", "scatter_add", "stop_gradient", "full", "input", "state", "host", "corpus", "read_tensors", "compute_dtype",
   "hash",
 } do
   m[name] = core[name]
@@ -80,12 +80,20 @@ local function exponentials(x, ...)
   return e, e:sum(...), shift
 end
 
+-- Over all axes they would be numbers that no model wants: a batch's samples would compete.
+local function check_axes(what, ...)
+  if select("#", ...) == 0 then
+    core.fail(("m.%s needs the axes that it goes over"):format(what), { help = ('x:%s("vocab"); over all: x:%s(table.unpack(x:axes()))'):format(what, what) })
+  end
+end
+
 ---log(sum(exp(x))) over the named axes, without overflow: -inf, without a gradient, where all elements are
 --- -inf. The result is at least f32.
 ---@param x Tensor
 ---@param ... Axis|string
 ---@return Tensor
 function m.logsumexp(x, ...)
+  check_axes("logsumexp", ...)
   local _, sum, shift = exponentials(wide(x), ...)
   local empty = core.eq(sum, 0)
   return core.log(core.where(empty, 1, sum)) + core.where(empty, -math.huge, shift)
@@ -96,6 +104,7 @@ end
 ---@param ... Axis|string
 ---@return Tensor
 function m.softmax(x, ...)
+  check_axes("softmax", ...)
   local dtype = x:dtype()
   local e, sum = exponentials(wide(x), ...)
   return (e / sum):cast(dtype)
@@ -106,6 +115,7 @@ end
 ---@param ... Axis|string
 ---@return Tensor
 function m.log_softmax(x, ...)
+  check_axes("log_softmax", ...)
   local dtype = x:dtype()
   return (wide(x) - m.logsumexp(x, ...)):cast(dtype)
 end
@@ -194,6 +204,17 @@ function m.shown(value)
   if type(value) == "string" then return ("%q"):format(value) end
   local text = tostring(value)
   return text:find("^%a+: 0x%x+$") and "a " .. type(value) or text
+end
+
+---Raise where x is no tensor.
+---@param what string the function, for the message
+---@param x any
+---@param role? string what x is there, such as "logits"
+function m.check_tensor(what, x, role)
+  if core.is_tensor(x) then return end
+  local help = x == nil and "is a name misspelt, or does a function return nothing?"
+    or m.is_module(x) and "calling a module gives a tensor: model(tokens)" or m.is_class(x) and "calling a class makes a module: local model = GPT()"
+  core.fail(("%s takes a tensor%s, got %s"):format(what, role and (" (%s)"):format(role) or "", m.shown(x)), { help = help })
 end
 
 ---Raise for a key of `options` that `known` does not list, with a did-you-mean.

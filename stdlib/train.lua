@@ -19,9 +19,6 @@ end
 
 -- Divide, clip, update; a step whose gradient is not finite changes no parameter (m.train stops there).
 local function apply(o, parameters, gradients, total, count, feeds)
-  if #parameters == 0 then
-    core.fail("the model has no parameters to train", { help = "training changes what m.param makes, in fields of the model and its modules" })
-  end
   local norm = core.sqrt(m.scope("gradient norm", square_sum, gradients)) / count
   local scale = 1 / count
   if o.clip and o.clip > 0 then scale = scale * core.minimum(1, o.clip / (norm + 1e-6)) end
@@ -44,6 +41,12 @@ local function default_loss(o)
   return function(tokens, targets)
     local logits = o.model(tokens)
     if not core.is_tensor(logits) then core.fail("the model must return logits, got " .. m.shown(logits)) end
+    for _, axis in ipairs(logits:axes()) do
+      if axis ~= "vocab" and axis ~= o.batch.name and axis ~= o.seq.name and logits:has "vocab" then
+        local text = ("the model's logits have the axis %q, and m.train takes their %s, %s and vocab alone"):format(axis, o.batch.name, o.seq.name)
+        core.fail_axis(logits, axis, text, ("sum over it there, as :dot(w, %q) does; logits with more axes need a loss of their own: m.train{loss = ...}"):format(axis))
+      end
+    end
     if not logits:has "vocab" then
       core.fail(("the model must return logits over the axis \"vocab\", got %s"):format(tostring(logits)), {
         help = "for other losses there is m.train{loss = function(tokens, targets) ... return sum, count end}",
@@ -54,11 +57,46 @@ local function default_loss(o)
   end
 end
 
+-- A parameter of another model is an error, unless the script gives the loss, which may use other models.
+local function check_others(o, loss, parameters)
+  local names = {}
+  for _, p in ipairs(m.other_parameters(loss, parameters)) do
+    local tree = m.attributes(p).tree
+    names[#names + 1] = ("%s%s (%s)"):format(p:name() or "one without a name", tree and " of " .. tree.class.name or "", core.origin(p) or "?")
+    if not o.own_loss or not tree then
+      core.fail("the loss depends on a parameter that the model does not hold and m.train does not change: " .. names[#names], {
+        help = ("put %s into a field of the model; m.freeze(...) says that it stays as it is"):format(tree and "its module" or "it"),
+      })
+    end
+  end
+  if #names > 0 then m.tell_untrained(names, "the loss depends on parameters of other models, which m.train does not change: ") end
+end
+
+-- The parameters that the loss reaches, and its gradients; `parameters` are all of the model.
+local function differentiate(o, loss, parameters)
+  if #parameters == 0 then
+    core.fail("the model has no parameters to train", { help = "training changes what m.param makes, in fields of the model and its modules" })
+  end
+  local trained, gradients, missed = {}, {}, {}
+  for i, g in ipairs(m.grad(loss, parameters)) do
+    if core.is_zero(g) then
+      missed[#missed + 1] = parameters[i]:name()
+    else
+      trained[#trained + 1], gradients[#gradients + 1] = parameters[i], g
+    end
+  end
+  if o.model then check_others(o, loss, parameters) end
+  if #missed > 0 then
+    m.tell_untrained(missed, ("the loss does not depend on %d of the model's %d parameters, which stay as they are: "):format(#missed, #parameters))
+  end
+  return trained, gradients
+end
+
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
 ---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
 ---modules add losses, aux_loss.
 ---@param o table options of m.train: loss or model, optimizer, batch, seq, clip
----@param parameters State[]
+---@param parameters? State[] default: those of the model
 ---@return Program
 function m.step_program(o, parameters)
   o.accum = o.accum or 1
@@ -66,7 +104,8 @@ function m.step_program(o, parameters)
   return m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
     local added = m.added_loss(count)
-    local out = apply(o, parameters, core.grad(added and total + added or total, parameters), total, count, feeds)
+    local trained, gradients = differentiate(o, added and total + added or total, parameters or m.parameters(o.model))
+    local out = apply(o, trained, gradients, total, count, feeds)
     out.aux_loss = added and added / count
     return out
   end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
@@ -94,9 +133,8 @@ end
 
 -- With accumulation: one program a microbatch, which adds to gradient states (or sets them: input
 -- `first`), and one that applies.
-local function accumulated_step(o, parameters)
-  local sums = {}
-  for i, p in ipairs(parameters) do sums[i] = accumulator("gradient." .. p:name(), m.axes_of(p)) end
+local function accumulated_step(o)
+  local sums, parameters = {}, nil -- of those that the loss reaches
   local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
   local added_sum, weights, totals
   local micro = m.compile(function(feeds)
@@ -104,7 +142,12 @@ local function accumulated_step(o, parameters)
     local total, count = o.loss(feeds.tokens, feeds.targets)
     local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
-    for i, g in ipairs(core.grad(added and total + added or total, parameters)) do add(sums[i], g) end
+    local gradients
+    parameters, gradients = differentiate(o, added and total + added or total, m.parameters(o.model))
+    for i, g in ipairs(gradients) do
+      sums[i] = accumulator("gradient." .. parameters[i]:name(), m.axes_of(parameters[i]))
+      add(sums[i], g)
+    end
     if added then
       added_sum = accumulator("accumulated aux_loss", {})
       add(added_sum, added)
@@ -168,7 +211,7 @@ local function checked_loss(loss)
   return function(...)
     local total, count = loss(...)
     if not core.is_tensor(total) or not (core.is_tensor(count) or type(count) == "number") then
-      core.fail("m.train's loss must return a sum and a count", {
+      core.fail(("m.train's loss must return a sum and a count, got %s and %s"):format(m.shown(total), m.shown(count)), {
         help = "such as m.cross_entropy(model(tokens), targets); for a mean return it and 1",
       })
     end
@@ -202,6 +245,7 @@ local function complete(options)
     })
   end
   o.accum = parts
+  o.own_loss = o.loss ~= nil
   o.loss = checked_loss(o.loss or default_loss(o))
   if o.data == "" then o.data = nil end
   if o.eval_every == 0 then o.eval_every = nil end
@@ -280,12 +324,12 @@ function m.train(options)
   local o = complete(options)
   local mode = core.options().mode
   local data = mode ~= "check" and open_data(o)
-  if not options.loss then -- layers that are made while the model runs
+  core.sequence_axis(o.seq)
+  if not o.own_loss then -- layers that are made while the model runs
     o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   end
-  local parameters = m.parameters(o.model)
   local step_program, micro, finish
-  if o.accum == 1 then step_program = m.step_program(o, parameters) else micro, finish = accumulated_step(o, parameters) end
+  if o.accum == 1 then step_program = m.step_program(o) else micro, finish = accumulated_step(o) end
   local programs = step_program and { step_program } or { micro, finish }
   local evaluate = o.eval_every and m.compile(function(feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
@@ -294,7 +338,7 @@ function m.train(options)
   if mode == "check" then
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluate
-    core.report(all, { parameters = parameters, tokens = o.batch.size * o.seq.size, accum = o.accum, step = #programs })
+    core.report(all, { parameters = m.parameters(o.model), tokens = o.batch.size * o.seq.size, accum = o.accum, step = #programs })
     return {}
   end
   local function eval_loss(step)

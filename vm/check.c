@@ -427,6 +427,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
                         lua_isstring(L, -1) ? lua_tostring(L, -1) : "a program");
             lua_pop(L, 2);
         }
+    vm_print_hints(L);
 }
 
 static json_t *largest_json(lua_State *L, const report *r) {
@@ -473,6 +474,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "stages", json_integer(r->pipeline->count));
         json_object_set_new(object, "microbatches", json_integer(r->pipeline->microbatches));
     }
+    if (object) json_object_set_new(object, "hints", vm_hints_json(L));
     if (object && r->traffic.layout)
         json_object_set_new(object, "attention_balance", json_real(r->busiest));
     if (object && r->traffic.layout)

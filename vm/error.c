@@ -34,7 +34,7 @@ bool vm_script_frame_above(lua_State *L, const vm_call_id *end, lua_Debug *frame
     return script_frame(L, frame, 1, end);
 }
 
-static const char *file_of(const char *source) {
+const char *vm_file_of(const char *source) {
     return source[0] == '@' || source[0] == '=' ? source + 1 : source;
 }
 
@@ -244,7 +244,7 @@ static _Noreturn void raise_error(lua_State *L, const ml_ref *operands, int coun
         lua_insert(L, help - 1); /* below message and help */
         lines = help - 1;
     }
-    make_error(L, known ? file_of(frame.source) : NULL, known ? frame.currentline : 0, lines);
+    make_error(L, known ? vm_file_of(frame.source) : NULL, known ? frame.currentline : 0, lines);
     lua_error(L);
     __builtin_unreachable();
 }
@@ -395,7 +395,7 @@ static void convert_message(lua_State *L) {
             known = true;
         }
         if (known) {
-            file = file_of(frame.source);
+            file = vm_file_of(frame.source);
             line = frame.currentline;
         }
     }
@@ -451,16 +451,24 @@ static int core_fail(lua_State *L) {
     lua_settop(L, 4);
     int level = 1;
     if (lua_istable(L, 2) && vm_option(L, 2, "level")) level = (int)vm_integer(L, -1, "the level");
-    lua_settop(L, 4);
     lua_Debug frame;
-    bool known = script_frame(L, &frame, level, NULL);
-    make_error(L, known ? file_of(frame.source) : NULL, known ? frame.currentline : 0, 0);
+    bool known = lua_istable(L, 2) && vm_option(L, 2, "at") && lua_isfunction(L, -1);
+    if (known) {
+        lua_getinfo(L, ">S", &frame);
+        known = frame.linedefined >= 1;
+        frame.currentline = frame.linedefined;
+    }
+    lua_settop(L, 4);
+    known = known || script_frame(L, &frame, level, NULL);
+    make_error(L, known ? vm_file_of(frame.source) : NULL, known ? frame.currentline : 0, 0);
     return lua_error(L);
 }
 
 static const vm_entry entries[] = {{"fail", core_fail,
-                                    "message: string, options?: {help: string, level: integer}",
-                                    "raise an error that names the script's line"},
+                                    "message: string, options?: {help: string, level: integer, at: "
+                                    "function}",
+                                    "raise an error that names the script's line, or that where "
+                                    "the function `at` begins"},
                                    {0}};
 
 void vm_error_register(lua_State *L) {

@@ -367,6 +367,7 @@ static int open_state(lua_State *L) {
     vm_service_register(L);
     vm_check_register(L);
     vm_layout_register(L);
+    vm_lineage_register(L);
     vm_profile_register(L);
     traps_register(L);
     lua_setfield(L, -2, "mlua.core");

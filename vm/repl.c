@@ -186,6 +186,7 @@ static int run_input(lua_State *L) {
         lua_setglobal(L, "_");
     }
     for (int i = 1; i <= results; i++) repl_print(L, i);
+    vm_print_hints(L);
     fflush(stdout);
     return 0;
 }

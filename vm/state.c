@@ -74,33 +74,10 @@ static ml_ref value_for(lua_State *L, uint32_t id, int index, const char *what) 
     return call.value;
 }
 
-/* Whether n depends on an input, looking at no more than *steps nodes (which ends below 0 where
- * they did not suffice). With `seen` (n + 1 bytes) no node is looked at twice. */
-static bool reaches_input(const ml_graph *g, ml_ref n, char *seen, int *steps) {
-    if (--*steps < 0 || (seen && seen[n])) return false;
-    if (seen) seen[n] = 1;
-    const ml_node *node = ml_graph_node(g, n);
-    if (node->op == ML_OP_INPUT) return true;
-    for (int i = 0; i < node->source_count; i++)
-        if (reaches_input(g, ml_graph_source(g, n, i), seen, steps)) return true;
-    return false;
-}
-
 /* The value of a state before the first step. */
 static ml_ref initial_value(lua_State *L, uint32_t id, int index) {
-    enum { FEW = 64, MANY = 20000 };
-    const ml_graph *g = vm_of(L)->graph;
     ml_ref n = value_for(L, id, index, "the initial value");
-    int steps = FEW;
-    bool found = reaches_input(g, n, NULL, &steps);
-    if (!found && steps < 0) { /* many paths: take note of what has been seen */
-        char *seen = lua_newuserdatauv(L, (size_t)n + 1, 0);
-        memset(seen, 0, (size_t)n + 1);
-        steps = MANY;
-        found = reaches_input(g, n, seen, &steps);
-        lua_pop(L, 1);
-    }
-    if (found)
+    if (vm_depends_on_input(L, n))
         vm_fail_with(L, &n, 1, "it may use constants, iota and random",
                      "the initial value of %s depends on an input", display_name(info_of(L, id)));
     return n;
@@ -162,6 +139,12 @@ static int core_state(lua_State *L) {
     return 1;
 }
 
+void vm_push_state(lua_State *L, uint32_t id) {
+    lua_getfield(L, LUA_REGISTRYINDEX, states_key);
+    lua_rawgeti(L, -1, (lua_Integer)id + 1);
+    lua_remove(L, -2);
+}
+
 /* ---- Methods -----------------------------------------------------------------------------------
  */
 
@@ -176,6 +159,12 @@ static int state_read(lua_State *L) {
 static int state_assign(lua_State *L) {
     uint32_t id = self(L);
     ml_ref value = value_for(L, id, 2, "the new value");
+    if (!vm_of(L)->traces)
+        vm_fail(L,
+                "assign inside the function that m.compile traces; state:set(values) changes the "
+                "value at once",
+                "%s is assigned outside of a program, which has no effect",
+                display_name(info_of(L, id)));
     lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
     lua_getfield(L, LUA_REGISTRYINDEX, places_key);
     lua_createtable(L, 2, 0);
@@ -199,6 +188,13 @@ static int core_take_updates(lua_State *L) {
     lua_getfield(L, LUA_REGISTRYINDEX, updates_key);
     lua_newtable(L);
     lua_setfield(L, LUA_REGISTRYINDEX, updates_key);
+    return 1;
+}
+
+static int core_tracing(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    lua_pushboolean(L, vm->traces);
+    if (!lua_isnoneornil(L, 1)) vm->traces = lua_toboolean(L, 1);
     return 1;
 }
 
@@ -400,6 +396,10 @@ static const vm_entry functions[] = {
      "microbatches, of which ranks may hold parts) or other"},
     {"take_updates", core_take_updates, "-> table",
      "the assignments to states since the last call: a list of {State, Tensor}"},
+    {"tracing", core_tracing, "on?: boolean -> boolean",
+     "set whether states may be assigned, as in a program or in a module that is called; gives "
+     "what "
+     "it was"},
     {"grad", core_grad, "loss: Tensor, xs: (Tensor|State)[] -> Tensor[]",
      "the gradients of a scalar with respect to tensors or states; zeros where it does not depend "
      "on them"},

@@ -14,9 +14,9 @@ void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
                 lua_isuserdata(L, index) ? luaL_tolstring(L, index, NULL)
                                          : luaL_typename(L, index));
     int64_t count = vm_table_length(L, index);
-    if (count > ML_MAX_AXES)
-        vm_fail(L, NULL, "%s may list at most %d axes, got %lld", what, ML_MAX_AXES,
-                (long long)count);
+    if (count > ML_MAX_AXES - type->rank)
+        vm_fail(L, NULL, "%s may be at most %d, got %lld", what, ML_MAX_AXES,
+                (long long)count + type->rank);
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, index, i + 1);
         vm_axis axis = vm_new_axis(L, -1, what);
@@ -128,8 +128,13 @@ static int tensor_cast(lua_State *L) {
 
 static int tensor_broadcast(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of broadcast");
-    ml_type type = {.dtype = type_of(L, n)->dtype};
-    vm_read_axes(L, 2, "the axes of broadcast", &type);
+    ml_type listed = {0}, type = {.dtype = type_of(L, n)->dtype};
+    vm_read_axes(L, 2, "the axes of broadcast", &listed);
+    const ml_type *own = type_of(L, n);
+    for (int i = 0; i < own->rank; i++)
+        if (ml_type_find(&listed, own->axis[i]) < 0)
+            type.axis[type.rank] = own->axis[i], type.size[type.rank++] = own->size[i];
+    vm_read_axes(L, 2, "the axes of broadcast and of the tensor", &type);
     return vm_push_tensor(
         L, ml_type_equal(&type, type_of(L, n)) ? n : vm_unary(L, ML_OP_BROADCAST, n, &type));
 }
@@ -500,7 +505,9 @@ static int tensor_dot(lua_State *L) {
                      "a:dot(b, \"axis\") sums over the axis; a * b multiplies elements",
                      "dot needs the axes that it sums over");
     add_axis_arguments(L, &node, 3, last, "dot");
-    return vm_push_tensor(L, vm_add(L, &node));
+    ml_ref product = vm_add(L, &node);
+    vm_hint_scores(L, product);
+    return vm_push_tensor(L, product);
 }
 
 /* ---- What a tensor is --------------------------------------------------------------------------
@@ -624,7 +631,8 @@ static const vm_entry methods[] = {
      "integers "
      "towards zero, NaN 0, and what does not fit the nearest that does"},
     {"broadcast", tensor_broadcast, "axes: Axis[] -> Tensor",
-     "repeated along the listed axes that it lacks, in the listed order"},
+     "repeated along the listed axes that it lacks; these are in the listed order, its other axes "
+     "before them"},
     {"permute", tensor_permute, "...: Axis|string -> Tensor",
      "the same elements with the axes in another memory order"},
     {"rename", tensor_rename, "old: Axis|string|table, new?: Axis|string -> Tensor",

@@ -52,6 +52,13 @@ typedef struct {
     int line;
 } vm_axis_site;
 
+/* A line of a script that computes something else than was probably meant (lineage.c). */
+typedef struct {
+    const char *file; /* this and the text are interned */
+    int line;
+    const char *text;
+} vm_hint;
+
 /* Which steps --profile measures, and how far the script is (profile.c). */
 typedef struct {
     int64_t first, last, step;
@@ -81,6 +88,10 @@ typedef struct ml_vm {
     const char *file;         /* the last origin's file, interned */
     vm_here here;             /* where what the library makes comes from */
     ML_VEC(ml_ref) tainted;   /* nodes of the score function that is being traced */
+    ML_VEC(vm_hint) hints;    /* in the order of their lines' first run */
+    uint32_t hints_shown;     /* of them */
+    ml_axis sequence;         /* the axis of positions; 0 until asked for */
+    bool traces;              /* assignments to states belong to a program, or tell types alone */
     bool laid_out;            /* the script has given a layout */
     bool polls_stop;          /* the script asks core.stopped() by itself */
     vm_profile profile;
@@ -141,6 +152,7 @@ bool vm_script_frame(lua_State *L, lua_Debug *frame);
 /* Likewise, where it was called later than the call `end`; else that is *frame, if it is active. */
 bool vm_script_frame_above(lua_State *L, const vm_call_id *end, lua_Debug *frame);
 void vm_error_register(lua_State *L);
+const char *vm_file_of(const char *source); /* of a frame: "gpt.lua" for "@gpt.lua" */
 /* Write the rendered error at the top of the stack to stderr and pop it. */
 void vm_finish_error(lua_State *L); /* a string of plain Lua on top becomes an error */
 void vm_print_error(lua_State *L);
@@ -166,6 +178,15 @@ void order_push_keys(lua_State *L, int index); /* the list of a table's keys in 
 
 /* names.c: what the script calls a tensor. Pushes the name, or returns false. */
 bool vm_push_name(lua_State *L, const lua_Debug *frame, ml_ref n);
+
+/* lineage.c: what the nodes behind a tensor tell. Hints are printed once each, by whoever shows what
+ * was traced (check, the prompt). */
+bool vm_depends_on_input(lua_State *L, ml_ref n);
+void vm_add_hint(lua_State *L, const ml_origin *origin, const char *text); /* text may be the stack's */
+void vm_print_hints(lua_State *L); /* those not yet printed, on standard output */
+struct json_t *vm_hints_json(lua_State *L); /* all: a list of {file, line, text} */
+/* A hint where a DOT of two activations keeps the positions of both as one axis. */
+void vm_hint_scores(lua_State *L, ml_ref dot);
 
 /* value.c: arguments and results. */
 typedef struct {
@@ -222,6 +243,7 @@ ml_ref vm_number(lua_State *L, int index, ml_dtype dtype); /* a CONST */
 ml_ref vm_number_from(lua_State *L, int index, ml_dtype dtype, const ml_origin *origin);
 ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype);
 ml_ref vm_state_node(lua_State *L, uint32_t id);
+void vm_push_state(lua_State *L, uint32_t id); /* the one State of an id */
 ml_ref vm_state_value(lua_State *L, uint32_t id); /* parameters cast to the compute dtype */
 void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
                   lua_CFunction gc);
@@ -241,6 +263,7 @@ void vm_tensorfile_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
 void vm_layout_register(lua_State *L);
+void vm_lineage_register(lua_State *L);
 void vm_profile_register(lua_State *L);
 
 /* service.c: the dtype that parameters are read in. Opens the device in run mode. */

@@ -7,8 +7,7 @@ local function try(fn)
 end
 
 local gain = m.param { A.embed, name = "gain", init = "ones" }
-gain:assign(gain * 2)
-try(function() m.compile(function() return gain:read():sum() end) end)
+try(function() gain:assign(gain * 2) end)
 print(m.compile(function() return gain:read():sum() end)())
 
 local loose = m.param { A.embed }

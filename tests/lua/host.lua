@@ -95,9 +95,11 @@ check.raises("cannot have axis \"c\"", function() s:assign(m.input("c", { m.axis
 check.raises("s takes f32[a=2, b=3], not a host array f32[5]", function() s:set(core.host("f32", 5)) end)
 check.raises("depends on an input", core.state, { axes = { a }, init = m.input("z", { a }) + 1 })
 check.raises("has no option \"knd\"", core.state, { knd = 1 })
-core.take_updates()
+check.raises("s is assigned outside of a program", s.assign, s, 1)
+core.tracing(true)
 s:assign(1)
 s:assign(2)
+core.tracing(false)
 check.equal(#core.take_updates(), 1, "the last assignment counts")
 
 -- Gradients.

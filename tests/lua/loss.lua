@@ -79,7 +79,7 @@ check.all(out.soft, { 1, 1, 1, 1, 1, 1 }, 1e-6, "softmax")
 local inf, R = math.huge, m.axis("rows", 3)
 local edge = m.compile(function(i)
   local lse = i.x:logsumexp "classes"
-  return { lse = lse, all = i.x:slice("rows", 0, 1):logsumexp(), soft = i.x:softmax "classes",
+  return { lse = lse, all = i.x:slice("rows", 0, 1):logsumexp(table.unpack(i.x:axes())), soft = i.x:softmax "classes",
     gradient = m.grad(m.where(m.lt(lse, inf), lse, 0):sum(), { i.x })[1] }
 end, { x = { R, B.classes } }) { x = { -inf, -inf, -inf, -inf, -inf, 5, -inf, -inf, 1, inf, -inf, 0 } }
 check.equal(edge.all, -inf, "logsumexp over all axes")

@@ -126,7 +126,7 @@ check.near(out.columns, columns, 1e-5, "contrastive columns")
 check.equal(out.n, 4.0, "contrastive count")
 -- Targets that are shared by an axis of the logits count once for each position.
 local shared = m.compile(function(feeds)
-  local total, n = m.cross_entropy(feeds.x, m.iota(A.codes), { axis = "embed" })
+  local total, n = m.cross_entropy(feeds.x, m.iota(A.codes), { axis = "embed", broadcast = { A.batch } })
   return { total = total, n = n }
 end, { x = { A.batch, A.codes, A.embed } })
 check.equal(shared({ x = wave(160, 1) }).n, 20.0, "count of shared targets")

@@ -93,6 +93,14 @@ check.all(values(function(t) return t:merge("a", "b", "c"):split("c", A.b, A.a) 
 check.all(values(function(t) return t:rename("a", "c") + t:rename { a = "c" } end), { 2, 4, 6, -8, 10, 13 }, 0, "rename")
 check.all(values(function(t) return m.concat({ t, t:slice("b", 0, 1) }, "b") end), { 1, 2, 3, 1, -4, 5, 6.5, -4 }, 0, "concat")
 check.all(values(function(t) return t:sum("b"):broadcast { A.b, A.a } end), { 6, 7.5, 6, 7.5, 6, 7.5 }, 0, "broadcast")
+check.all(values(function(t) return t:sum("b"):broadcast { A.b } end), { 6, 6, 6, 7.5, 7.5, 7.5 }, 0, "broadcast along what it lacks")
+check.equal(tostring(core.input("x", { A.a, A.b }):broadcast { A.a, m.axis("c", 4) }), "f32[b=3, a=2, c=4]", "axes of a broadcast")
+check.raises('cannot broadcast "a" from 2 to 5', function() return core.input("x", { A.a, A.b }):broadcast { m.axis("a", 5) } end)
+check.raises("the axes of broadcast and of the tensor may be at most 8, got 9", function()
+  local list = {}
+  for i = 1, 7 do list[i] = m.axis("n" .. i, 2) end
+  return core.input("x", { A.a, A.b }):broadcast(list)
+end)
 check.all(values(function(t) return t:gather(core.iota(core.axis("k", 2), "i32"), "b"):permute("a", "k") end), { 1, 2, -4, 5 }, 0, "gather")
 check.all(values(function(t) return core.scatter_add(core.iota(A.b) % 2, t:sum("a"), core.axis("k", 2)) end), { 6.5, 7 }, 0, "scatter_add")
 

@@ -1,0 +1,88 @@
+-- Modules: their fields, frozen parameters, and what is in force while a forward function runs.
+local m = require "mlua"
+local core = require "mlua.core"
+local root = core.options().script:match "^(.*)tests/lua/" or ""
+local check = dofile(root .. "tests/lua/lib/check.lua")
+
+local A = m.axes { embed = 4, ffn = 6 }
+local Inner = m.module("Inner", function(self) self.gain, self.mean = m.param { A.embed, init = "ones" }, m.buffer { A.embed } end)
+function Inner:forward(x)
+  self.mean:assign(0.5 * self.mean:read() + x)
+  return x * self.gain
+end
+local Outer = m.module("Outer", function(self)
+  self.zeta = m.param { A.embed, A.ffn }
+  self.alpha = 3
+  self.layers = { Inner(), Inner() }
+  self.gone = 1
+  self.gone = nil
+  self.last = self.layers[2]
+  self.alpha = 4
+end)
+function Outer:forward(x)
+  if self.alpha == 0 then error "stopped" end
+  for _, layer in ipairs(self.layers) do x = layer(x) end
+  return x
+end
+local outer = Outer()
+
+-- pairs gives the fields in the order in which they were set first; a walk over all of them ends.
+local keys, visited = {}, 0
+for key in pairs(outer) do keys[#keys + 1] = key end
+check.equal(table.concat(keys, " "), "zeta alpha layers last", "fields")
+local function walk(value)
+  visited = visited + 1
+  check.equal(visited < 100, true, "a walk that ends")
+  for _, item in pairs(value) do
+    if type(item) == "table" then walk(item) end
+  end
+end
+walk(outer)
+check.equal(visited, 5, "tables below a module") -- itself, layers, both layers, and the second again
+check.equal(next(outer), nil, "what an instance holds beside its fields")
+outer.gone = 2
+keys = {}
+for key in pairs(outer) do keys[#keys + 1] = key end
+check.equal(table.concat(keys, " "), "zeta alpha layers last gone", "a field that is set again")
+
+-- Frozen parameters: left out unless asked for, together with no buffer.
+local function names(options) return table.concat(select(2, m.parameters(outer, options)), " ") end
+check.equal(names(), "zeta layers.1.gain layers.2.gain")
+check.equal(m.freeze(outer.layers[1]), outer.layers[1])
+check.equal(names(), "zeta layers.2.gain", "with a frozen module")
+check.equal(names { frozen = true }, "zeta layers.1.gain layers.2.gain", "frozen ones too")
+m.freeze(outer.zeta)
+check.equal(names(), "layers.2.gain", "with a frozen parameter")
+m.freeze(outer, false)
+check.equal(names(), "zeta layers.1.gain layers.2.gain", "nothing frozen")
+
+-- A module may be called outside of a program, and assigns nothing then. Errors leave nothing behind.
+local x = m.ones { A.embed }
+check.equal(tostring(outer(x)), "f32[embed=4]")
+check.equal(#core.take_updates(), 0, "updates outside of a program")
+outer.alpha = 0
+check.raises("stopped", outer, x)
+check.equal(core.tracing(), false, "tracing after an error")
+check.equal(core.module_path(), "", "module path after an error")
+check.raises("stopped", m.compile, function() return outer(x) end)
+check.equal(core.tracing(), false, "tracing after an error in a program")
+outer.alpha = 1
+local mean = outer.last.mean
+check.raises("layers.2.mean is assigned outside of a program", mean.assign, mean, 1)
+check.raises("is assigned outside of a program", m.adamw {}.update, { outer.zeta }, { m.ones(m.axes_of(outer.zeta)) }, { rate = 1, step = 1 })
+
+-- A program that is traced while another is keeps the assignments of both apart.
+local first = m.state { name = "first", axes = {}, init = 1 }
+local second = m.state { name = "second", axes = {}, init = 1 }
+local inner
+local program = m.compile(function()
+  first:assign(first:read() + 1)
+  inner = m.compile(function() second:assign(second:read() * 3) end)
+end)
+program {}
+check.equal(first:get()[1], 2.0, "state of the outer program")
+check.equal(second:get()[1], 1.0, "state of the inner program, before it runs")
+inner {}
+check.equal(first:get()[1], 2.0, "the outer's after the inner program has run")
+check.equal(second:get()[1], 3.0, "the inner's")
+check.done()
