@@ -5,6 +5,15 @@
 ---@field name string
 ---@field size integer
 
+---A dtype and named axes. It has no value while the script runs.
+---
+---Elementwise operands match by the names of their axes: one has all axes of the others.
+---
+---Dtypes: floats of several (bf16, f32, f64) are promoted to the widest. Integers, bools and floats do not mix:
+---t:cast(dtype) converts. A Lua number takes the dtype of the tensor beside it (an integer tensor takes integers
+---alone); where all operands are numbers it is i32 or i64 if they are integers, else f32. Forward functions read
+---parameters in the compute dtype (m.compute_dtype); p:read() gives the stored f32. Sums and products accumulate
+---in f32 or wider.
 ---@class Tensor
 ---@operator add(Tensor|number): Tensor
 ---@operator sub(Tensor|number): Tensor
@@ -472,8 +481,8 @@ function Program:finish() end
 ---@return string?
 function Program:name() end
 
----what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds
----@return table
+---what was planned
+---@return Plan
 function Program:plan() end
 
 ---the first half of a call: enqueues the work and returns while it runs; inputs may be reused
@@ -504,6 +513,112 @@ function Corpus:size() end
 ---@return string
 function Corpus:text(ids) end
 
+---What was planned for a program.
+---@class Plan
+---@field flops number of one run
+---@field peak_bytes integer the most memory of a rank, with states
+---@field arena_bytes integer of it, what lives during a run alone
+---@field kinds table<string, integer> bytes at the peak by kind: parameters, gradients, optimizer, activations, workspace, ...
+---@field seconds number that making the program took
+---@field idle string[] mesh axes whose ranks all do the same work
+
+---What m.layout makes; its fields are those that it was given, and may be changed before it is used.
+---@class Layout: LayoutOptions
+
+---@class LayoutOptions
+---@field mesh table[] {{"dp", 4}, {"tp", 2}}: the axes of the mesh and their sizes, outermost first
+---@field params? table<string, string[]> by mesh axis: axes along which parameters are split, in order
+---@field acts? table<string, string[]> likewise for all other tensors
+---@field state? table<string, string> {dp = "flat"}: optimizer states are split over dp (ZeRO-1)
+---@field reshard? table<string, boolean> {dp = false}: what is gathered over dp is kept for the backward pass
+---@field stages? {schedule: string, chunks: integer, microbatches: integer, [string]: string} pipeline stages: {pp = "layers"}
+---@field exchange? number room for the tokens of experts, as a factor of an even share; 0: weights are gathered
+
+---@class LayoutPreset
+---@field pp? integer stages
+---@field dp? integer ranks over which the batch is split
+---@field cp? integer ranks over which seq is split
+---@field tp? integer ranks over which heads, ffn and vocab are split
+---@field ep? integer|boolean ranks over which experts are split
+---@field sp? boolean activations between tensor-parallel parts are split over seq too
+---@field zero? boolean optimizer states, and without stages parameters, are split over dp
+---@field context? string "gathered", "ring" or "exchanged": how cp splits attention
+---@field reshard? boolean false: what the forward pass gathers is kept for the backward pass
+---@field exchange? number as in m.layout
+---@field schedule? string "1f1b", "interleaved" or "zero-bubble"
+---@field chunks? integer stages a rank, of "interleaved"
+---@field microbatches? integer into how many a step is cut by the stages
+
+---What is known of a parameter beside its value.
+---@class ParameterAttributes
+---@field axes Axis[]
+---@field init fun(axes: Axis[], key: integer): Tensor
+---@field decay boolean whether weight decay applies
+---@field named? string the name, once it has one
+---@field frozen? boolean
+
+---An instance of a class of m.module. Calling it runs its function forward. Its fields are those that `build` and
+---forward functions set; pairs gives them in the order in which they were set.
+---@class Module
+---@operator call: any
+---@field forward fun(self: Module, ...): any
+
+---A mixture of experts, of m.moe.
+---@class MoE: Module
+---@field router State
+---@field gate State|false
+---@field up State
+---@field down State
+---@field statistics fun(self: MoE): {load: number[], peak: number, dropped: number} how evenly the last training step used the experts: each one's share of all choices, the largest share over the even one, and the share of choices that found no room
+
+---What a rule of m.optimizer gets as `t`.
+---@class RuleTerms
+---@field lr Tensor the learning rate of this step, f32 without axes: the schedule's factor times the option lr
+---@field step Tensor the step, f32 without axes, from 1
+---@field decay number the option weight_decay; 0 where the parameter is exempt
+---@field options table the options, with those of the parameter's group
+---@field parameter State the parameter itself
+
+---What m.adamw{...} and other constructors of m.optimizer give.
+---@class Optimizer
+---@field name string "adamw"
+---@field lr number the base rate, which schedules multiply
+---@field options table all options
+---@field update fun(parameters: State[], gradients: Tensor[], t: {rate: Tensor|number, step: Tensor|number}) assign new values to the parameters, in a program: rate is the schedule's factor, step an f32 scalar from 1
+
+---What m.train takes. steps, data, accum and seed default to the settings of those names in m.config.
+---@class TrainOptions
+---@field model Module what is trained; model(tokens) gives logits over batch, seq and vocab
+---@field loss? fun(tokens: Tensor, targets: Tensor): Tensor, Tensor|number a sum and a count, instead of the logits' cross-entropy
+---@field batch Axis of the whole step
+---@field seq Axis positions
+---@field optimizer? Optimizer default m.adamw{}
+---@field schedule? fun(step: integer, steps: integer): number a factor of the optimizer's lr; default m.constant()
+---@field steps? integer default 100
+---@field data? string a text file, or .bin of u16 tokens; default: the text built in
+---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
+---@field accum? integer microbatches of a step; default 1
+---@field clip? number bound of the gradient norm; default 1, 0: off
+---@field eval_every? integer steps between evaluations; 0: none
+---@field eval_batches? integer of an evaluation; default 8
+---@field eval_share? number of the data, its end, that evaluations use and training does not; default 0.1
+---@field log_every? integer steps between lines
+---@field seed? integer of the order of the data
+---@field on_step? fun(step: integer, outputs: StepOutputs) called after each step
+---@field layout? Layout where tensors lie
+
+---What on_step gets.
+---@class StepOutputs
+---@field loss number
+---@field grad_norm number before clipping
+---@field aux_loss? number what modules add (m.add_loss)
+
+---What m.train returns; under mlua check all fields are nil.
+---@class TrainResult
+---@field loss? number of the last step
+---@field eval_loss? number of the last evaluation
+---@field steps? integer
+
 ---@class mlua
 local m = {}
 
@@ -513,7 +628,8 @@ local m = {}
 function m.abs(a) end
 
 ---Adam with decoupled weight decay (Loshchilov and Hutter 2017).
----@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+---@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 function m.adamw(options) end
 
 ---a + b
@@ -554,9 +670,9 @@ function m.added_loss(count) end
 ---@return Tensor
 function m.attention(q, k, v, options) end
 
----What is known of a parameter beside its value.
+---What is known of a parameter beside its value; an empty table for other states.
 ---@param p State
----@return {decay: boolean, axes: Axis[], frozen: boolean}
+---@return ParameterAttributes
 function m.attributes(p) end
 
 ---Named axes with sizes.
@@ -714,6 +830,9 @@ function m.erf(a) end
 ---@return Tensor
 function m.exp(a) end
 
+---Assign the totals of a step that is one program (m.compile does).
+function m.finish_totals() end
+
 ---the largest integer not above a
 ---@param a Tensor|number
 ---@return Tensor
@@ -722,9 +841,9 @@ function m.floor(a) end
 ---Leave a parameter, or all that a module has now, as they are from now on: m.parameters and m.train pass
 ---over them. `frozen=false` has them trained again. Adapters beside given weights: m.freeze(model), then
 ---add layers to it.
----@param x State|table a parameter, or a module instance
+---@param x State|Module
 ---@param frozen? boolean default true
----@return State|table x
+---@return State|Module x
 function m.freeze(x, frozen) end
 
 ---a tensor with one value everywhere; f32 where no dtype is given
@@ -750,7 +869,7 @@ function m.gelu(x, options) end
 ---Continue `prompt` (text, for models over bytes; or a list of token ids) by `tokens` tokens drawn
 ---at `temperature` (0: always the likeliest). The model reads a window of `seq` tokens each time.
 ---Prints text as it comes unless `quiet`; gives the list of all token ids and the text.
----@param model table
+---@param model Module
 ---@param options {prompt: string|integer[], tokens: integer, temperature: number, seq: Axis, seed: integer, quiet: boolean}
 ---@return integer[] ids
 ---@return string text
@@ -786,8 +905,24 @@ function m.host(dtype, ...) end
 ---@return Tensor
 function m.idiv(a, b) end
 
----Initial values: functions of a parameter's axes and key.
+---Initial values, for `init` of m.param: functions of a parameter's axes and key. Your own is such a function
+---too: init = function(axes, key) return m.uniform(axes, key) * 2 - 1 end; equal keys give equal numbers.
 m.init = {}
+
+---This value everywhere.
+---@param value number
+---@return fun(axes: Axis[], key: integer): Tensor
+function m.init.constant(value) end
+
+---Normal with this standard deviation.
+---@param std number
+---@return fun(axes: Axis[], key: integer): Tensor
+function m.init.normal(std) end
+
+---Uniform in -bound .. bound.
+---@param bound number
+---@return fun(axes: Axis[], key: integer): Tensor
+function m.init.uniform(bound) end
 
 ---a tensor that the caller of a program provides
 ---@param name string
@@ -819,7 +954,7 @@ function m.is_module(x) end
 
 ---Layer normalisation over the axes, with gain and bias (Ba, Kiros and Hinton 2016).
 ---@param spec {eps: number, bias: boolean, [integer]: Axis}
----@return table module
+---@return Module
 function m.layer_norm(spec) end
 
 ---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
@@ -833,7 +968,35 @@ function m.layer_norm(spec) end
 ---with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
 ---the experts' weights.
 ---m.layout.megatron, .fsdp and .ddp make usual ones.
+---@overload fun(options: LayoutOptions): Layout
 m.layout = {}
+
+---Data parallel; `zero` splits optimizer states too (ZeRO-1) and, from one step to the next, parameters:
+---they are gathered ahead of use, in the dtype that is computed in, and live until the backward pass is
+---done with them. `sp`, `schedule` and `reshard` are for scripts that take a preset by its name: here
+---there is nothing for them to change.
+---@param options? LayoutPreset dp and zero of it
+---@return Layout
+function m.layout.ddp(options) end
+
+---Megatron's, with the parameters split over dp along embed too: gathered ahead of use, in the
+---backward pass again. With reshard = false the gathered ones are kept until then: less is sent, and
+---in bf16 where that is what is computed in.
+---@param options? LayoutPreset
+---@return Layout
+function m.layout.fsdp(options) end
+
+---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
+---seq too; `zero` splits optimizer states over dp (ZeRO-1) and, without stages, parameters from one
+---step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
+---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
+---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false keeps what the forward pass
+---gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
+---"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
+---stages that pp makes.
+---@param options? LayoutPreset
+---@return Layout
+function m.layout.megatron(options) end
 
 ---whether a is at most b
 ---@param a Tensor|number
@@ -847,7 +1010,8 @@ function m.le(a, b) end
 function m.linear(options) end
 
 ---Lion: the sign of an interpolated momentum (Chen et al. 2023).
----@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, groups: function}
+---@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 function m.lion(options) end
 
 ---the natural logarithm of a
@@ -905,6 +1069,8 @@ function m.mean(x, ...) end
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
 ---the layout has stages and gives none, accum if it is more than 1, else two for each rank.
+---@param accum integer
+---@return integer
 function m.microbatches(accum) end
 
 ---the smaller of a and b; NaN if either is
@@ -922,8 +1088,8 @@ function m.mod(a, b) end
 ---A class of modules. `build(self, ...)` makes the fields of an instance; define `:forward(...)` on
 ---the class, and call the instance to run it.
 ---@param name string
----@param build fun(self: table, ...)
----@return table class calling it makes an instance
+---@param build fun(self: Module, ...)
+---@return fun(...): Module class calling it makes an instance
 function m.module(name, build) end
 
 ---A mixture of experts over the axis `embed` of its input. options: `experts` and `ffn` (axes);
@@ -937,7 +1103,7 @@ function m.module(name, build) end
 ---standard deviations. The router computes in f32. :statistics() tells the last training step's
 ---load.
 ---@param spec {experts: Axis, ffn: Axis, top_k: integer, router: string, normalize: boolean, scale: number, aux_loss: number, aux_over: string, z_loss: number, bias_balance: number, capacity: number, shared: integer, expert: string, seq: string, init: number, down_init: number, [integer]: Axis}
----@return table module
+---@return MoE
 function m.moe(spec) end
 
 ---a * b
@@ -948,8 +1114,14 @@ function m.mul(a, b) end
 
 ---Muon: orthogonalized momentum for matrices (Jordan et al. 2024), scaled to AdamW's update size (Liu
 ---et al. 2025) so that both share one rate; AdamW for vectors and for tensors with a vocab axis.
----@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+---@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 function m.muon(options) end
+
+---Name a parameter and give it the initial values that its name determines, if it has none yet.
+---@param p State
+---@param name string
+function m.name_parameter(p, name) end
 
 ---whether a differs from b
 ---@param a Tensor|number
@@ -982,11 +1154,13 @@ function m.one_hot(index, axis, dtype) end
 function m.ones(axes, dtype) end
 
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
----`groups = function(name, p)`, which returns option overrides for a parameter, or nil.
+---`groups = function(name, p)`, which returns option overrides for a parameter, or nil. rule(p, g, s, t) gives the
+---new value of the parameter p from its gradient g (both f32); s.NAME reads a slot, a state of p's axes that is
+---zero at first, and assigning it sets its value for the next step.
 ---@param name string
 ---@param defaults table options and their defaults
----@param rule fun(p: Tensor, g: Tensor, s: table, t: table): Tensor
----@return fun(options: table): table
+---@param rule fun(p: Tensor, g: Tensor, s: table<string, Tensor>, t: RuleTerms): Tensor
+---@return fun(options?: table): Optimizer
 function m.optimizer(name, defaults, rule) end
 
 ---The parameters, none of `known` and none frozen, to which gradients of `loss` flow; with `made` only those that
@@ -995,6 +1169,7 @@ function m.optimizer(name, defaults, rule) end
 ---@param known State[]
 ---@param made? boolean
 ---@return State[]
+---@return string[] names of the classes of the models that hold them; "" where none does
 function m.other_parameters(loss, known, made) end
 
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
@@ -1009,7 +1184,7 @@ function m.param(spec) end
 
 ---The parameters of a module that training changes, in the order of the tree; their names in the second
 ---list. `frozen=true` lists the frozen ones too.
----@param model table a module instance
+---@param model Module
 ---@param options? {frozen: boolean}
 ---@return State[] parameters
 ---@return string[] names
@@ -1028,6 +1203,12 @@ function m.pow(a, b) end
 ---@return integer
 function m.quotient(cfg, whole, by) end
 
+---This process's rank, from 0, and how many there are (-n, or the cluster's launcher). All ranks run the whole
+---script: what it prints itself, it prints on each. if m.rank() == 0 then print(...) end
+---@return integer rank
+---@return integer ranks
+function m.rank() end
+
 ---The tensors of a safetensors file, by name, as host arrays of the file's dtypes and shapes; F16 becomes f32.
 ---@param path string
 ---@return table<string, Host>
@@ -1040,7 +1221,7 @@ function m.relu(x) end
 
 ---Root-mean-square normalisation over the axes, with a gain (Zhang and Sennrich 2019).
 ---@param spec {eps: number, gain: boolean, [integer]: Axis}
----@return table module
+---@return Module
 function m.rms_norm(spec) end
 
 ---Rotary position embedding (Su et al. 2021): rotates the pairs (i, i + dim/2) of `head_dim` by
@@ -1073,11 +1254,13 @@ function m.scatter_add(index, value, axis, new_axis, keep) end
 ---tensors that it makes.
 ---@param name string such as "router"
 ---@param fn function
+---@param ... any what fn is given
 ---@return any ... what fn returns
 function m.scope(name, fn, ...) end
 
 ---Gradient descent with momentum.
----@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: function}
+---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 function m.sgd(options) end
 
 ---A value in a message: texts in quotes, what has no text of its own by its type.
@@ -1105,6 +1288,14 @@ function m.silu(x) end
 ---@return Tensor
 function m.sin(a) end
 
+---The state behind a slot: one for each parameter, optimizer and slot, called "wq.adamw.m". Those
+---of a second AdamW over the same parameter are called "wq.adamw2.m".
+---@param p State
+---@param optimizer Optimizer
+---@param slot string
+---@return State
+function m.slot_state(p, optimizer, slot) end
+
 ---exp(x) / sum(exp(x)) over the named axes.
 ---@param x Tensor
 ---@param ... Axis|string
@@ -1123,8 +1314,9 @@ function m.sqrt(a) end
 
 ---A list of `count` modules, each made by class(i, ...), a class or a function that gives a module.
 ---@param count integer
----@param class table|fun(i: integer, ...): table
----@return table[]
+---@param class fun(i: integer, ...): Module
+---@param ... any
+---@return Module[]
 function m.stack(count, class, ...) end
 
 ---a named tensor that lives across steps; kind is parameter, optimizer, gradient (a sum over microbatches, of which ranks may hold parts) or other
@@ -1135,7 +1327,7 @@ function m.state(options) end
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
 ---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
 ---modules add losses, aux_loss.
----@param o table options of m.train: loss or model, optimizer, batch, seq, clip
+---@param o TrainOptions loss or model, optimizer, batch, seq, clip
 ---@param parameters? State[] default: those of the model
 ---@return Program
 function m.step_program(o, parameters) end
@@ -1181,9 +1373,8 @@ function m.tell_untrained(names, text) end
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
----@param options table model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
----eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs), layout (m.layout)
----@return table
+---@param options TrainOptions
+---@return TrainResult
 function m.train(options) end
 
 ---The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close();
@@ -1202,7 +1393,8 @@ function m.uniform(axes, key) end
 
 ---Give all programs and states of the script their layout, as the option `layout` of m.train and
 ---m.compile does; at the prompt, tensors then show where they lie and what ranks send for them.
----@param value table made by m.layout
+---@param value Layout made by m.layout
+---@param what? string the function that takes it, for messages
 function m.use_layout(value, what) end
 
 ---The variance over the named axes (divided by n, not n-1).

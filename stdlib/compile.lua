@@ -2,6 +2,15 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
+---What was planned for a program.
+---@class Plan
+---@field flops number of one run
+---@field peak_bytes integer the most memory of a rank, with states
+---@field arena_bytes integer of it, what lives during a run alone
+---@field kinds table<string, integer> bytes at the peak by kind: parameters, gradients, optimizer, activations, workspace, ...
+---@field seconds number that making the program took
+---@field idle string[] mesh axes whose ranks all do the same work
+
 ---Trace `fn(inputs)` once and compile it. `inputs` gives each input's axes and dtype:
 ---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32). fn gets a table of tensors
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.

@@ -222,8 +222,46 @@ end
 
 local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = { "heads", "kv_heads", "seq" } }
 
--- Layouts by name, with mesh axes pp, dp, cp and tp. m.layout{...} itself makes any other.
-local presets = {}
+---What m.layout makes; its fields are those that it was given, and may be changed before it is used.
+---@class Layout: LayoutOptions
+
+---@class LayoutOptions
+---@field mesh table[] {{"dp", 4}, {"tp", 2}}: the axes of the mesh and their sizes, outermost first
+---@field params? table<string, string[]> by mesh axis: axes along which parameters are split, in order
+---@field acts? table<string, string[]> likewise for all other tensors
+---@field state? table<string, string> {dp = "flat"}: optimizer states are split over dp (ZeRO-1)
+---@field reshard? table<string, boolean> {dp = false}: what is gathered over dp is kept for the backward pass
+---@field stages? {schedule: string, chunks: integer, microbatches: integer, [string]: string} pipeline stages: {pp = "layers"}
+---@field exchange? number room for the tokens of experts, as a factor of an even share; 0: weights are gathered
+
+---@class LayoutPreset
+---@field pp? integer stages
+---@field dp? integer ranks over which the batch is split
+---@field cp? integer ranks over which seq is split
+---@field tp? integer ranks over which heads, ffn and vocab are split
+---@field ep? integer|boolean ranks over which experts are split
+---@field sp? boolean activations between tensor-parallel parts are split over seq too
+---@field zero? boolean optimizer states, and without stages parameters, are split over dp
+---@field context? string "gathered", "ring" or "exchanged": how cp splits attention
+---@field reshard? boolean false: what the forward pass gathers is kept for the backward pass
+---@field exchange? number as in m.layout
+---@field schedule? string "1f1b", "interleaved" or "zero-bubble"
+---@field chunks? integer stages a rank, of "interleaved"
+---@field microbatches? integer into how many a step is cut by the stages
+
+---Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
+---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
+---the first that it has. state = {dp = "flat"} splits optimizer states over dp. reshard =
+---{dp = false} keeps what the forward pass gathers over dp for the backward pass; with both, parameters
+---lie in parts too from one step to the next. stages =
+---{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
+---list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
+---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
+---with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
+---the experts' weights.
+---m.layout.megatron, .fsdp and .ddp make usual ones.
+---@overload fun(options: LayoutOptions): Layout
+m.layout = {}
 
 ---Megatron's: tensor parallel over heads, ffn and vocab; `sp` splits activations between them over
 ---seq too; `zero` splits optimizer states over dp (ZeRO-1) and, without stages, parameters from one
@@ -233,7 +271,9 @@ local presets = {}
 ---gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
 ---"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
 ---stages that pp makes.
-function presets.megatron(options)
+---@param options? LayoutPreset
+---@return Layout
+function m.layout.megatron(options)
   local o, mesh = preset(options)
   local context = CONTEXT[o.context or "gathered"]
   if not context then core.fail(("there is no context %q"):format(tostring(o.context)), { help = "gathered, ring or exchanged" }) end
@@ -253,8 +293,10 @@ end
 ---Megatron's, with the parameters split over dp along embed too: gathered ahead of use, in the
 ---backward pass again. With reshard = false the gathered ones are kept until then: less is sent, and
 ---in bf16 where that is what is computed in.
-function presets.fsdp(options)
-  local layout = presets.megatron(options)
+---@param options? LayoutPreset
+---@return Layout
+function m.layout.fsdp(options)
+  local layout = m.layout.megatron(options)
   layout.params.dp = { "embed" }
   if not options or options.reshard ~= false then layout.reshard.dp = nil end
   return layout
@@ -264,7 +306,9 @@ end
 ---they are gathered ahead of use, in the dtype that is computed in, and live until the backward pass is
 ---done with them. `sp`, `schedule` and `reshard` are for scripts that take a preset by its name: here
 ---there is nothing for them to change.
-function presets.ddp(options)
+---@param options? LayoutPreset dp and zero of it
+---@return Layout
+function m.layout.ddp(options)
   m.check_options("layout.ddp", options or {}, { "dp", "zero", "sp", "schedule", "reshard" })
   local o = options or {}
   return m.layout {
@@ -273,22 +317,12 @@ function presets.ddp(options)
   }
 end
 
----Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
----each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
----the first that it has. state = {dp = "flat"} splits optimizer states over dp. reshard =
----{dp = false} keeps what the forward pass gathers over dp for the backward pass; with both, parameters
----lie in parts too from one step to the next. stages =
----{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
----list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
----exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
----with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
----the experts' weights.
----m.layout.megatron, .fsdp and .ddp make usual ones.
-m.layout = setmetatable(presets, {
+-- Other layouts than the named ones.
+setmetatable(m.layout, {
   __call = layout,
   __index = function(_, name)
     local known = {}
-    for key in pairs(presets) do known[#known + 1] = key end
+    for key in pairs(m.layout) do known[#known + 1] = key end
     table.sort(known)
     local guess = core.suggest(tostring(name), known)
     core.fail(("there is no layout %q"):format(tostring(name)), { help = guess and ("did you mean %s?"):format(guess) or table.concat(known, ", ") })
@@ -310,10 +344,18 @@ local function check_names(lists, known)
   end
 end
 
+---This process's rank, from 0, and how many there are (-n, or the cluster's launcher). All ranks run the whole
+---script: what it prints itself, it prints on each. if m.rank() == 0 then print(...) end
+---@return integer rank
+---@return integer ranks
+function m.rank() return core.options().rank, core.options().ranks end
+
 local current -- the layout of the session
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
 ---the layout has stages and gives none, accum if it is more than 1, else two for each rank.
+---@param accum integer
+---@return integer
 function m.microbatches(accum)
   local stages, ranks = current and current.stages, 1
   if not stages then return accum end
@@ -327,7 +369,8 @@ end
 
 ---Give all programs and states of the script their layout, as the option `layout` of m.train and
 ---m.compile does; at the prompt, tensors then show where they lie and what ranks send for them.
----@param value table made by m.layout
+---@param value Layout made by m.layout
+---@param what? string the function that takes it, for messages
 function m.use_layout(value, what)
   if value == nil then return end
   what = what or "m.use_layout"

@@ -112,7 +112,7 @@ function m.step_total(state, value, update)
   if list then list[#list + 1] = { state = state, value = value, update = update } end
 end
 
--- The totals of a step that is one program.
+---Assign the totals of a step that is one program (m.compile does).
 function m.finish_totals()
   local list = m.context.totals
   m.context.totals = {}

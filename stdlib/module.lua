@@ -7,7 +7,9 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: init, decay, frozen, forward
+local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: what m.attributes gives
+local makers = setmetatable({}, { __mode = "k" }) -- the record of the module whose forward function made a parameter
+local holders = setmetatable({}, { __mode = "k" }) -- the record of the tree of modules that has named a parameter
 local records = setmetatable({}, { __mode = "k" }) -- of module instances, which are empty tables themselves
 local is_class = {} -- marks metatables of classes
 local running -- the record of the innermost module whose forward runs
@@ -37,7 +39,8 @@ function m.param(spec)
   local p = core.state { axes = axes, dtype = "f32", kind = "parameter", name = spec.name }
   local decay = spec.decay
   if decay == nil then decay = #axes >= 2 end
-  attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen, forward = running }
+  attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen }
+  makers[p] = running
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
@@ -70,13 +73,23 @@ function m.buffer(spec)
 end
 
 ---What is known of a parameter beside its value.
+---@class ParameterAttributes
+---@field axes Axis[]
+---@field init fun(axes: Axis[], key: integer): Tensor
+---@field decay boolean whether weight decay applies
+---@field named? string the name, once it has one
+---@field frozen? boolean
+
+---What is known of a parameter beside its value; an empty table for other states.
 ---@param p State
----@return {decay: boolean, axes: Axis[], frozen: boolean}
+---@return ParameterAttributes
 function m.attributes(p) return attributes[p] or {} end
 
 local taken = {} -- the names that parameters have
 
--- Name a parameter and give it the initial values that its name determines.
+---Name a parameter and give it the initial values that its name determines, if it has none yet.
+---@param p State
+---@param name string
 function m.name_parameter(p, name)
   local a = attributes[p]
   if a.named then return end
@@ -147,7 +160,7 @@ local function name_tree(record)
   record = root_of(record)
   record.prefix = record.prefix or free_prefix(record)
   walk(record.instance, record.prefix, {}, function(r, path) r.path = path end, function(p, path)
-    attributes[p].tree = record
+    holders[p] = record
     m.name_parameter(p, path)
   end)
 end
@@ -193,7 +206,7 @@ end
 local function is_fresh(value)
   local record, a = instance_of(value), attributes[value]
   if record then return record.forward ~= nil and record.parent == nil end
-  return a ~= nil and a.forward ~= nil and a.named == nil
+  return a ~= nil and makers[value] ~= nil and a.named == nil
 end
 
 local function call(instance, ...)
@@ -217,6 +230,7 @@ end
 ---tensors that it makes.
 ---@param name string such as "router"
 ---@param fn function
+---@param ... any what fn is given
 ---@return any ... what fn returns
 function m.scope(name, fn, ...)
   local outer = core.module_path ""
@@ -227,11 +241,17 @@ function m.scope(name, fn, ...)
   return table.unpack(results, 2, results.n)
 end
 
+---An instance of a class of m.module. Calling it runs its function forward. Its fields are those that `build` and
+---forward functions set; pairs gives them in the order in which they were set.
+---@class Module
+---@operator call: any
+---@field forward fun(self: Module, ...): any
+
 ---A class of modules. `build(self, ...)` makes the fields of an instance; define `:forward(...)` on
 ---the class, and call the instance to run it.
 ---@param name string
----@param build fun(self: table, ...)
----@return table class calling it makes an instance
+---@param build fun(self: Module, ...)
+---@return fun(...): Module class calling it makes an instance
 function m.module(name, build)
   if type(name) ~= "string" or type(build) ~= "function" then
     core.fail(("m.module takes a name and a function, got %s and %s"):format(type(name), type(build)), {
@@ -312,8 +332,9 @@ end
 
 ---A list of `count` modules, each made by class(i, ...), a class or a function that gives a module.
 ---@param count integer
----@param class table|fun(i: integer, ...): table
----@return table[]
+---@param class fun(i: integer, ...): Module
+---@param ... any
+---@return Module[]
 function m.stack(count, class, ...)
   if not math.tointeger(count) or count < 0 then core.fail("m.stack takes a count, 0 or more, and a class, got " .. m.shown(count)) end
   if type(class) ~= "function" and type(class) ~= "table" then core.fail("m.stack takes a count and a class, got " .. m.shown(class)) end
@@ -343,7 +364,7 @@ end
 
 ---The parameters of a module that training changes, in the order of the tree; their names in the second
 ---list. `frozen=true` lists the frozen ones too.
----@param model table a module instance
+---@param model Module
 ---@param options? {frozen: boolean}
 ---@return State[] parameters
 ---@return string[] names
@@ -366,9 +387,9 @@ end
 ---Leave a parameter, or all that a module has now, as they are from now on: m.parameters and m.train pass
 ---over them. `frozen=false` has them trained again. Adapters beside given weights: m.freeze(model), then
 ---add layers to it.
----@param x State|table a parameter, or a module instance
+---@param x State|Module
 ---@param frozen? boolean default true
----@return State|table x
+---@return State|Module x
 function m.freeze(x, frozen)
   if not instance_of(x) and not attributes[x] then
     core.fail("m.freeze takes a module or a parameter, got " .. m.shown(x), { help = "calling a class makes a module: local model = GPT()" })
@@ -394,27 +415,31 @@ end
 ---@param known State[]
 ---@param made? boolean
 ---@return State[]
+---@return string[] names of the classes of the models that hold them; "" where none does
 function m.other_parameters(loss, known, made)
-  local set, candidates, found = {}, {}, {}
+  local set, candidates, found, classes = {}, {}, {}, {}
   for _, p in ipairs(known) do set[p] = true end
   for _, p in ipairs(core.parameters_behind(loss)) do
-    local a = attributes[p] or {}
-    if not set[p] and not a.frozen and (a.forward or not made) then candidates[#candidates + 1] = p end
+    local frozen = attributes[p] and attributes[p].frozen
+    if not set[p] and not frozen and (makers[p] or not made) then candidates[#candidates + 1] = p end
   end
-  if #candidates == 0 then return found end
+  if #candidates == 0 then return found, classes end
   for i, g in ipairs(core.grad(loss, candidates)) do
-    if not core.is_zero(g) then found[#found + 1] = candidates[i] end
+    if not core.is_zero(g) then
+      found[#found + 1] = candidates[i]
+      classes[#found] = holders[candidates[i]] and holders[candidates[i]].class.name or ""
+    end
   end
-  return found
+  return found, classes
 end
 
 -- A parameter that a forward function makes and no field keeps is a new one each time it runs.
 local function refuse_made_in_forward(p)
-  local a = attributes[p]
-  if not a or not a.forward or holds(a.forward, p) then return end
+  local maker = makers[p]
+  if not maker or holds(maker, p) then return end
   core.fail(("the function forward of %s makes a parameter (%s) that no field keeps: it is a new one each time, and never trained"):format(
-    title(a.forward), core.origin(p) or "?"), {
-    at = a.forward.instance.forward, help = ("make it where %s is built: self.layer = ...; then forward reads self.layer"):format(a.forward.class.name),
+    title(maker), core.origin(p) or "?"), {
+    at = maker.instance.forward, help = ("make it where %s is built: self.layer = ...; then forward reads self.layer"):format(maker.class.name),
   })
 end
 

@@ -86,11 +86,19 @@ end)
 ---standard deviations. The router computes in f32. :statistics() tells the last training step's
 ---load.
 ---@param spec {experts: Axis, ffn: Axis, top_k: integer, router: string, normalize: boolean, scale: number, aux_loss: number, aux_over: string, z_loss: number, bias_balance: number, capacity: number, shared: integer, expert: string, seq: string, init: number, down_init: number, [integer]: Axis}
----@return table module
+---@return MoE
 function m.moe(spec) return MoE(spec) end
 
----How evenly the last training step used the experts: `load`, each expert's share of all choices;
----`peak`, the largest share over the even one; `dropped`, the share of choices that found no room.
+---A mixture of experts, of m.moe.
+---@class MoE: Module
+---@field router State
+---@field gate State|false
+---@field up State
+---@field down State
+---@field statistics fun(self: MoE): {load: number[], peak: number, dropped: number} how evenly the last training step used the experts: each one's share of all choices, the largest share over the even one, and the share of choices that found no room
+
+-- How evenly the last training step used the experts: `load`, each expert's share of all choices;
+-- `peak`, the largest share over the even one; `dropped`, the share of choices that found no room.
 function MoE:statistics()
   local counts, total, peak, load = self.load:get(), 0, 0, {}
   for i = 1, #counts do total, peak = total + counts[i], math.max(peak, counts[i]) end

@@ -39,7 +39,7 @@ end
 
 ---Root-mean-square normalisation over the axes, with a gain (Zhang and Sennrich 2019).
 ---@param spec {eps: number, gain: boolean, [integer]: Axis}
----@return table module
+---@return Module
 function m.rms_norm(spec) return RMSNorm(spec) end
 
 local LayerNorm = m.module("LayerNorm", function(self, spec)
@@ -62,7 +62,7 @@ end
 
 ---Layer normalisation over the axes, with gain and bias (Ba, Kiros and Hinton 2016).
 ---@param spec {eps: number, bias: boolean, [integer]: Axis}
----@return table module
+---@return Module
 function m.layer_norm(spec) return LayerNorm(spec) end
 
 ---Rotary position embedding (Su et al. 2021): rotates the pairs (i, i + dim/2) of `head_dim` by

@@ -6,6 +6,21 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
+---What a rule of m.optimizer gets as `t`.
+---@class RuleTerms
+---@field lr Tensor the learning rate of this step, f32 without axes: the schedule's factor times the option lr
+---@field step Tensor the step, f32 without axes, from 1
+---@field decay number the option weight_decay; 0 where the parameter is exempt
+---@field options table the options, with those of the parameter's group
+---@field parameter State the parameter itself
+
+---What m.adamw{...} and other constructors of m.optimizer give.
+---@class Optimizer
+---@field name string "adamw"
+---@field lr number the base rate, which schedules multiply
+---@field options table all options
+---@field update fun(parameters: State[], gradients: Tensor[], t: {rate: Tensor|number, step: Tensor|number}) assign new values to the parameters, in a program: rate is the schedule's factor, step an f32 scalar from 1
+
 local RULE = "rule(p, g, s, t) returns the new p; s has slots, t what it is given: t.lr, t.step, t.decay, t.options, t.parameter"
 
 -- Slots of one parameter: created on first reading, updated on assignment; and what checks a rule's result,
@@ -37,8 +52,12 @@ end
 
 local slot_states = setmetatable({}, { __mode = "k" })
 
--- The state behind a slot: one for each parameter, optimizer and slot, called "wq.adamw.m". Those
--- of a second AdamW over the same parameter are called "wq.adamw2.m".
+---The state behind a slot: one for each parameter, optimizer and slot, called "wq.adamw.m". Those
+---of a second AdamW over the same parameter are called "wq.adamw2.m".
+---@param p State
+---@param optimizer Optimizer
+---@param slot string
+---@return State
 function m.slot_state(p, optimizer, slot)
   local of_p = slot_states[p] or { optimizers = {}, counts = {} }
   slot_states[p] = of_p
@@ -68,11 +87,13 @@ function m.tell_untrained(names, text)
 end
 
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
----`groups = function(name, p)`, which returns option overrides for a parameter, or nil.
+---`groups = function(name, p)`, which returns option overrides for a parameter, or nil. rule(p, g, s, t) gives the
+---new value of the parameter p from its gradient g (both f32); s.NAME reads a slot, a state of p's axes that is
+---zero at first, and assigning it sets its value for the next step.
 ---@param name string
 ---@param defaults table options and their defaults
----@param rule fun(p: Tensor, g: Tensor, s: table, t: table): Tensor
----@return fun(options: table): table
+---@param rule fun(p: Tensor, g: Tensor, s: table<string, Tensor>, t: RuleTerms): Tensor
+---@return fun(options?: table): Optimizer
 function m.optimizer(name, defaults, rule)
   local known = { "groups" }
   for key in pairs(defaults) do known[#known + 1] = key end
@@ -132,11 +153,13 @@ local function adamw_rule(p, g, s, t)
 end
 
 ---Adam with decoupled weight decay (Loshchilov and Hutter 2017).
----@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+---@param options? {lr: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 m.adamw = m.optimizer("adamw", { lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1 }, adamw_rule)
 
 ---Gradient descent with momentum.
----@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: function}
+---@param options? {lr: number, momentum: number, nesterov: boolean, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 m.sgd = m.optimizer("sgd", { lr = 0.01, momentum = 0.9, nesterov = false, weight_decay = 0 }, function(p, g, s, t)
   local o = t.options
   g = g + t.decay * p
@@ -146,7 +169,8 @@ m.sgd = m.optimizer("sgd", { lr = 0.01, momentum = 0.9, nesterov = false, weight
 end)
 
 ---Lion: the sign of an interpolated momentum (Chen et al. 2023).
----@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, groups: function}
+---@param options? {lr: number, beta1: number, beta2: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 m.lion = m.optimizer("lion", { lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0.1 }, function(p, g, s, t)
   local o = t.options
   local direction = core.sign(o.beta1 * s.m + (1 - o.beta1) * g)
@@ -211,7 +235,8 @@ end
 
 ---Muon: orthogonalized momentum for matrices (Jordan et al. 2024), scaled to AdamW's update size (Liu
 ---et al. 2025) so that both share one rate; AdamW for vectors and for tensors with a vocab axis.
----@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: function}
+---@param options? {lr: number, momentum: number, beta1: number, beta2: number, eps: number, weight_decay: number, groups: fun(name: string, p: State): table?}
+---@return Optimizer
 m.muon = m.optimizer("muon", {
   lr = 3e-4, momentum = 0.95, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, adamw = false,
 }, function(p, g, s, t)

@@ -44,21 +44,32 @@ function m.uniform(axes, key) return random(key, axes) end
 ---@return Tensor
 function m.normal(axes, key) return normal(random, axes, key) end
 
----Initial values: functions of a parameter's axes and key.
-m.init = setmetatable({
-  ---Normal with this standard deviation.
-  normal = function(std)
-    return function(axes, key) return normal(core.random, axes, key) * std end
-  end,
-  ---Uniform in -bound .. bound.
-  uniform = function(bound)
-    return function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end
-  end,
-  ---This value everywhere.
-  constant = function(value)
-    return function(axes) return core.full(axes, value, "f32") end
-  end,
-}, {
+---Initial values, for `init` of m.param: functions of a parameter's axes and key. Your own is such a function
+---too: init = function(axes, key) return m.uniform(axes, key) * 2 - 1 end; equal keys give equal numbers.
+m.init = {}
+
+---Normal with this standard deviation.
+---@param std number
+---@return fun(axes: Axis[], key: integer): Tensor
+function m.init.normal(std)
+  return function(axes, key) return normal(core.random, axes, key) * std end
+end
+
+---Uniform in -bound .. bound.
+---@param bound number
+---@return fun(axes: Axis[], key: integer): Tensor
+function m.init.uniform(bound)
+  return function(axes, key) return (core.random(key, axes) * 2 - 1) * bound end
+end
+
+---This value everywhere.
+---@param value number
+---@return fun(axes: Axis[], key: integer): Tensor
+function m.init.constant(value)
+  return function(axes) return core.full(axes, value, "f32") end
+end
+
+setmetatable(m.init, {
   __index = function(_, name)
     core.fail(("m.init has no %s"):format(m.shown(name)), { help = "normal(std), uniform(bound) and constant(value)" })
   end,

@@ -43,8 +43,9 @@ local function default_loss(o)
     if not core.is_tensor(logits) then core.fail("the model must return logits, got " .. m.shown(logits)) end
     for _, axis in ipairs(logits:axes()) do
       if axis ~= "vocab" and axis ~= o.batch.name and axis ~= o.seq.name and logits:has "vocab" then
-        local text = ("the model's logits have the axis %q, and m.train takes their %s, %s and vocab alone"):format(axis, o.batch.name, o.seq.name)
-        core.fail_axis(logits, axis, text, ("sum over it there, as :dot(w, %q) does; logits with more axes need a loss of their own: m.train{loss = ...}"):format(axis))
+        core.fail_axis(logits, axis,
+          ("the model's logits have the axis %q, and m.train takes their %s, %s and vocab alone"):format(axis, o.batch.name, o.seq.name),
+          ("sum over it there, as :dot(w, %q) does; logits with more axes need a loss of their own: m.train{loss = ...}"):format(axis))
       end
     end
     if not logits:has "vocab" then
@@ -60,12 +61,13 @@ end
 -- A parameter of another model is an error, unless the script gives the loss, which may use other models.
 local function check_others(o, loss, parameters)
   local names = {}
-  for _, p in ipairs(m.other_parameters(loss, parameters)) do
-    local tree = m.attributes(p).tree
-    names[#names + 1] = ("%s%s (%s)"):format(p:name() or "one without a name", tree and " of " .. tree.class.name or "", core.origin(p) or "?")
-    if not o.own_loss or not tree then
-      core.fail("the loss depends on a parameter that the model does not hold and m.train does not change: " .. names[#names], {
-        help = ("put %s into a field of the model; m.freeze(...) says that it stays as it is"):format(tree and "its module" or "it"),
+  local others, classes = m.other_parameters(loss, parameters)
+  for i, p in ipairs(others) do
+    local held = classes[i] ~= ""
+    names[i] = ("%s%s (%s)"):format(p:name() or "one without a name", held and " of " .. classes[i] or "", core.origin(p) or "?")
+    if not o.own_loss or not held then
+      core.fail("the loss depends on a parameter that the model does not hold and m.train does not change: " .. names[i], {
+        help = ("put %s into a field of the model; m.freeze(...) says that it stays as it is"):format(held and "its module" or "it"),
       })
     end
   end
@@ -95,7 +97,7 @@ end
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
 ---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
 ---modules add losses, aux_loss.
----@param o table options of m.train: loss or model, optimizer, batch, seq, clip
+---@param o TrainOptions loss or model, optimizer, batch, seq, clip
 ---@param parameters? State[] default: those of the model
 ---@return Program
 function m.step_program(o, parameters)
@@ -311,15 +313,47 @@ local function explain(o, data, step, loss, norm)
   })
 end
 
+---What m.train takes. steps, data, accum and seed default to the settings of those names in m.config.
+---@class TrainOptions
+---@field model Module what is trained; model(tokens) gives logits over batch, seq and vocab
+---@field loss? fun(tokens: Tensor, targets: Tensor): Tensor, Tensor|number a sum and a count, instead of the logits' cross-entropy
+---@field batch Axis of the whole step
+---@field seq Axis positions
+---@field optimizer? Optimizer default m.adamw{}
+---@field schedule? fun(step: integer, steps: integer): number a factor of the optimizer's lr; default m.constant()
+---@field steps? integer default 100
+---@field data? string a text file, or .bin of u16 tokens; default: the text built in
+---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
+---@field accum? integer microbatches of a step; default 1
+---@field clip? number bound of the gradient norm; default 1, 0: off
+---@field eval_every? integer steps between evaluations; 0: none
+---@field eval_batches? integer of an evaluation; default 8
+---@field eval_share? number of the data, its end, that evaluations use and training does not; default 0.1
+---@field log_every? integer steps between lines
+---@field seed? integer of the order of the data
+---@field on_step? fun(step: integer, outputs: StepOutputs) called after each step
+---@field layout? Layout where tensors lie
+
+---What on_step gets.
+---@class StepOutputs
+---@field loss number
+---@field grad_norm number before clipping
+---@field aux_loss? number what modules add (m.add_loss)
+
+---What m.train returns; under mlua check all fields are nil.
+---@class TrainResult
+---@field loss? number of the last step
+---@field eval_loss? number of the last evaluation
+---@field steps? integer
+
 ---Train a model. `model(tokens)` gives logits, or `loss(tokens, targets)` a sum and a count. batch
 ---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
----@param options table model, loss, optimizer, schedule, steps, batch, seq, vocab, data, accum, clip,
----eval_every, eval_batches, eval_share, log_every, seed, on_step(step, outputs), layout (m.layout)
----@return table
+---@param options TrainOptions
+---@return TrainResult
 function m.train(options)
   local o = complete(options)
   local mode = core.options().mode

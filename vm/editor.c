@@ -160,6 +160,44 @@ static void write_function(writer *w, const char *owner, char separator, const c
         fprintf(w->file, "function %s%c%s(%s) end\n\n", owner, separator, name, names);
 }
 
+/* ---- Classes that the comments of stdlib declare
+ * -------------------------------------------------- */
+
+/* The end of the comment lines "---..." that begin at `line`. */
+static const char *end_of_comment(const char *line, const char *end) {
+    while (line < end && end - line >= 3 && memcmp(line, "---", 3) == 0) {
+        const char *newline = memchr(line, '\n', (size_t)(end - line));
+        line = newline ? newline + 1 : end;
+    }
+    return line;
+}
+
+static bool declares_class(const char *comment, const char *end) {
+    static const char mark[] = "---@class ", library[] = "---@class mlua\n";
+    for (const char *line = comment; line < end; line++) {
+        if ((size_t)(end - line) >= strlen(mark) && memcmp(line, mark, strlen(mark)) == 0)
+            return strncmp(line, library, strlen(library)) != 0;
+        line = memchr(line, '\n', (size_t)(end - line));
+        if (!line) break;
+    }
+    return false;
+}
+
+static void write_classes(writer *w) {
+    for (const ml_embedded *file = ml_embedded_files; file->name; file++) {
+        const char *end = file->data + file->size;
+        size_t length = strlen(file->name);
+        if (length < 4 || strcmp(file->name + length - 4, ".lua") != 0) continue;
+        for (const char *line = file->data; line && line < end;) {
+            const char *stop = end_of_comment(line, end);
+            if (stop > line && declares_class(line, stop))
+                fprintf(w->file, "%.*s\n", (int)(stop - line), line);
+            line = memchr(stop, '\n', (size_t)(end - stop));
+            if (line) line++;
+        }
+    }
+}
+
 /* ---- The whole file
  * ------------------------------------------------------------------------------ */
 
@@ -229,7 +267,26 @@ static void write_class(writer *w, const char *class_name, const char *title, co
     lua_pop(L, 2);
 }
 
-/* Functions of a table in m, such as m.init.normal. */
+/* A table in m with its functions, such as m.init. */
+static void write_table(writer *w, int table, const char *name) {
+    lua_State *L = w->L;
+    definition d;
+    char names[512], owner[64], path[160];
+    if (!find_definition(name, &d) || d.comment == d.comment_end) return;
+    write_comment(w, &d, 0, names, sizeof names);
+    fprintf(w->file, "m.%s = {}\n\n", name);
+    snprintf(owner, sizeof owner, "m.%s", name);
+    int count = push_keys(L, table);
+    for (int i = 1; i <= count; i++) {
+        lua_rawgeti(L, -1, i);
+        snprintf(path, sizeof path, "%s.%s", name, lua_tostring(L, -1));
+        write_function(w, owner, '.', lua_tostring(L, -1), path);
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+}
+
+/* What scripts see: the functions of m, and its tables. */
 static void write_library(writer *w, int table) {
     lua_State *L = w->L;
     int count = push_keys(L, table);
@@ -246,12 +303,7 @@ static void write_library(writer *w, int table) {
         } else if (lua_isfunction(L, -1)) {
             write_function(w, "m", '.', name, name);
         } else if (lua_istable(L, -1)) {
-            definition d;
-            char names[8];
-            if (find_definition(name, &d) && d.comment != d.comment_end) {
-                write_comment(w, &d, 0, names, sizeof names);
-                fprintf(w->file, "m.%s = {}\n\n", name);
-            }
+            write_table(w, lua_gettop(L), name);
         }
         lua_pop(L, 2);
     }
@@ -260,6 +312,16 @@ static void write_library(writer *w, int table) {
 
 static int write_all(lua_State *L) {
     writer w = {L, lua_touserdata(L, 1)};
+    static const char tensors[] =
+        "---A dtype and named axes. It has no value while the script runs.\n---\n"
+        "---Elementwise operands match by the names of their axes: one has all axes of the "
+        "others.\n---\n"
+        "---Dtypes: floats of several (bf16, f32, f64) are promoted to the widest. Integers, bools "
+        "and floats do not mix:\n---t:cast(dtype) converts. A Lua number takes the dtype of the "
+        "tensor beside it (an integer tensor takes integers\n---alone); where all operands are "
+        "numbers it is i32 or i64 if they are integers, else f32. Forward functions read\n"
+        "---parameters in the compute dtype (m.compute_dtype); p:read() gives the stored f32. Sums "
+        "and products accumulate\n---in f32 or wider.\n";
     static const char operators[] =
         "---@operator add(Tensor|number): Tensor\n---@operator sub(Tensor|number): Tensor\n"
         "---@operator mul(Tensor|number): Tensor\n---@operator div(Tensor|number): Tensor\n"
@@ -269,7 +331,7 @@ static int write_all(lua_State *L) {
         w.file,
         "---@meta mlua\n-- Written by `mlua editor` from the program's own tables: do not edit.\n\n"
         "---@class Axis\n---@field name string\n---@field size integer\n\n");
-    fprintf(w.file, "---@class Tensor\n%slocal Tensor = {}\n\n", operators);
+    fprintf(w.file, "%s---@class Tensor\n%slocal Tensor = {}\n\n", tensors, operators);
     lua_getfield(L, LUA_REGISTRYINDEX, "mlua.tensor_methods");
     lua_getglobal(L, "require");
     lua_pushliteral(L, "mlua"); /* adds its methods to the table */
@@ -280,6 +342,7 @@ static int write_all(lua_State *L) {
     write_class(&w, vm_program_class, "Program", NULL,
                 "---@overload fun(inputs: table): table<string, number|Host>\n");
     write_class(&w, vm_corpus_class, "Corpus", NULL, "");
+    write_classes(&w);
     fprintf(w.file, "---@class mlua\nlocal m = {}\n\n");
     write_library(&w, 3);
     fprintf(w.file, "return m\n");

@@ -431,8 +431,7 @@ static const vm_entry methods[] = {
     {"bubble", program_bubble, "-> number?, number?, number?",
      "the share of a step in which pipeline ranks wait: measured, as foretold from measured times "
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
-    {"plan", program_plan, "-> table",
-     "what was planned: flops, peak_bytes, arena_bytes, kinds (bytes by kind), seconds"},
+    {"plan", program_plan, "-> Plan", "what was planned"},
     {"name", program_name, "-> string?", "the name"},
     {0}};
 
