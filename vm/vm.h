@@ -179,10 +179,10 @@ void order_push_keys(lua_State *L, int index); /* the list of a table's keys in 
 /* names.c: what the script calls a tensor. Pushes the name, or returns false. */
 bool vm_push_name(lua_State *L, const lua_Debug *frame, ml_ref n);
 
-/* lineage.c: what the nodes behind a tensor tell. Hints are printed once each, by whoever shows what
- * was traced (check, the prompt). */
+/* lineage.c: what the nodes behind a tensor tell. Hints are printed once each, by whoever shows
+ * what was traced (check, the prompt). */
 bool vm_depends_on_input(lua_State *L, ml_ref n);
-void vm_add_hint(lua_State *L, const ml_origin *origin, const char *text); /* text may be the stack's */
+void vm_add_hint(lua_State *L, const ml_origin *origin, const char *text); /* text is interned */
 void vm_print_hints(lua_State *L); /* those not yet printed, on standard output */
 struct json_t *vm_hints_json(lua_State *L); /* all: a list of {file, line, text} */
 /* A hint where a DOT of two activations keeps the positions of both as one axis. */
