@@ -1,5 +1,6 @@
 #include "codegen/library.h"
 
+#include "runtime/base/divisor.h"
 #include "runtime/base/knobs.h"
 
 enum { MAX_SLICES = 256 };
@@ -19,25 +20,26 @@ const char *ml_attention_refused(const ml_attention_step *a) {
     return NULL;
 }
 
-static int64_t largest_divisor(int64_t n, int64_t most) {
-    for (int64_t d = most < n ? most : n; d > 1; d--)
-        if (n % d == 0) return d;
-    return 1;
+/* Into how few slices n is cut so that none has more than `most`; 0 where that takes too many. */
+static int64_t slices_of(int64_t n, int64_t most) {
+    return ml_divisor_from(n, most > 0 ? (n - 1) / most + 1 : n, MAX_SLICES);
 }
 
-/* dS of all query heads of one K/V head of one sample, in bf16. */
-static int64_t slice_bytes(const ml_attention_step *a) {
-    return a->heads / a->kv_heads * a->seq * a->kv_seq * 2;
+/* Bytes of dS of all query heads of one K/V head of one sample, in bf16; beyond int64 for the
+ * longest sequences that a graph can hold. */
+static double slice_bytes(const ml_attention_step *a) {
+    return 2.0 * (double)(a->heads / a->kv_heads) * (double)a->seq * (double)a->kv_seq;
 }
 
 bool ml_attention_slices(const ml_attention_step *a, int64_t *batch_slices, int64_t *head_slices) {
-    const int64_t samples = a->batch[0] * a->batch[1] * a->batch[2], each = slice_bytes(a);
-    const int64_t sample = each * a->kv_heads;
-    *batch_slices = samples / largest_divisor(samples, SLICE_BYTES / sample);
-    *head_slices = 1;
-    if (sample > SLICE_BYTES)
-        *head_slices = a->kv_heads / largest_divisor(a->kv_heads, SLICE_BYTES / each);
-    return each <= 2 * SLICE_BYTES && *batch_slices * *head_slices <= MAX_SLICES;
+    const int64_t samples = a->batch[0] * a->batch[1] * a->batch[2];
+    const double each = slice_bytes(a), sample = each * (double)a->kv_heads;
+    if (each > 2.0 * (double)SLICE_BYTES) return false;
+    const bool whole = sample <= (double)SLICE_BYTES; /* a slice has all heads of its samples */
+    *batch_slices = whole ? slices_of(samples, SLICE_BYTES / (int64_t)sample) : samples;
+    *head_slices = whole ? 1 : slices_of(a->kv_heads, SLICE_BYTES / (int64_t)each);
+    if (*batch_slices == 0 || *batch_slices > MAX_SLICES || *head_slices == 0) return false;
+    return *batch_slices * *head_slices <= MAX_SLICES;
 }
 
 /* Row sums; a gradient of K and V for each query head where heads share; dS, or dQ in f32. */
@@ -50,7 +52,7 @@ static int64_t backward_bytes(const ml_attention_step *a) {
     const int64_t group = a->heads / a->kv_heads, heads = kv_heads * group;
     int64_t bytes = heads * a->seq * 4 + 4096;
     if (group > 1) bytes += heads * a->kv_seq * (a->head_dim + a->value_dim) * 2;
-    if (deterministic) return bytes + kv_heads * slice_bytes(a);
+    if (deterministic) return bytes + kv_heads * (int64_t)slice_bytes(a);
     return bytes + heads * a->seq * a->head_dim * 4;
 }
 

@@ -112,12 +112,22 @@ function m.config(defaults)
   })
 end
 
--- The divisors of `whole` next to `by`, which is none.
+-- The divisors of `whole` next to `by`, which is none: in pairs of a divisor up to the root and its cofactor. Of a
+-- whole beyond 2^40, whose root is above MOST, only those whose smaller one of the pair is at most MOST.
 local function divisors_near(whole, by)
-  local below, above = by - 1, by + 1
-  while below > 0 and whole % below ~= 0 do below = below - 1 end
-  while above <= whole and whole % above ~= 0 do above = above + 1 end
-  return below > 0 and below, above <= whole and above
+  local MOST, below, above = 1 << 20, nil, nil
+  local function consider(d)
+    if d < by and (not below or d > below) then below = d end
+    if d > by and (not above or d < above) then above = d end
+  end
+  for d = 1, MOST do
+    if d > whole // d then break end
+    if whole % d == 0 then
+      consider(d)
+      consider(whole // d)
+    end
+  end
+  return below, above
 end
 
 ---One setting divided by another, which must divide it: m.quotient(cfg, "embed", "heads").
@@ -132,9 +142,9 @@ function m.quotient(cfg, whole, by)
   end
   local n, d = math.tointeger(cfg[whole]), math.tointeger(cfg[by])
   if n % d == 0 then return n // d end
-  local below, above = divisors_near(n, math.min(d, n + 1))
+  local below, above = divisors_near(n, d)
   core.fail(("%s=%d does not divide %s=%d"):format(by, d, whole, n), {
-    help = ("%s=%d%s would"):format(by, below or above, below and above and (" or %s=%d"):format(by, above) or ""),
+    help = ("%s=%d%s would"):format(by, below, above and (" or %s=%d"):format(by, above) or ""),
   })
 end
 

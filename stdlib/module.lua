@@ -337,6 +337,8 @@ end
 ---@return Module[]
 function m.stack(count, class, ...)
   if not math.tointeger(count) or count < 0 then core.fail("m.stack takes a count, 0 or more, and a class, got " .. m.shown(count)) end
+  local most = 100000 -- each is built and traced: a few milliseconds, and its parameters' memory
+  if count > most then core.fail(("m.stack makes %d modules at most, not %d"):format(most, count)) end
   if type(class) ~= "function" and type(class) ~= "table" then core.fail("m.stack takes a count and a class, got " .. m.shown(class)) end
   local list = {}
   for i = 1, count do

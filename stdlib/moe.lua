@@ -48,6 +48,9 @@ local function check(spec)
       help = "1.25 leaves room for a quarter more than an even share; without capacity nothing is dropped",
     })
   end
+  if (spec.shared or 0) > math.maxinteger // spec.ffn.size then
+    core.fail(("m.moe's shared = %d experts of ffn = %d would be one axis beyond 2^63"):format(spec.shared, spec.ffn.size))
+  end
   one_of("router", spec.router or "softmax", "softmax", "sigmoid")
   one_of("expert", spec.expert or "swiglu", "swiglu", "gelu")
   one_of("aux_over", spec.aux_over or "sequence", "sequence", "batch")

@@ -182,6 +182,7 @@ end
 
 local function natural(x) return math.tointeger(x) and x >= 0 end
 local function positive(x) return math.tointeger(x) and x >= 1 end
+local function count_of_parts(x) return positive(x) and x <= 1 << 30 end
 local function is_axis(x) return type(x) == "userdata" and not core.is_tensor(x) end
 local function callable(x) return type(x) == "function" or type(x) == "table" and getmetatable(x) and getmetatable(x).__call end
 
@@ -191,7 +192,7 @@ local KINDS = {
   loss = { "a function", callable }, schedule = { "a function of (step, steps)", callable },
   optimizer = { "what m.adamw{...} gives", function(x) return type(x) == "table" and type(x.update) == "function" end, "m.adamw{lr = 3e-4}" },
   batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
-  steps = { "an integer, 0 or more", natural }, accum = { "a positive integer", positive },
+  steps = { "an integer, 0 or more", natural }, accum = { "an integer from 1 to 2^30", count_of_parts },
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
   data = { "a file's name", function(x) return type(x) == "string" end },
   eval_every = { "an integer, 0 or more", natural }, eval_batches = { "a positive integer", positive },
@@ -237,6 +238,9 @@ local function complete(options)
     if o[key] == nil then core.fail(("m.train needs %s"):format(key), { help = "options: " .. table.concat(OPTIONS, ", ") }) end
   end
   check_kinds(o)
+  if o.batch.size > (1 << 57) // o.seq.size then
+    core.fail(("a step of batch=%d times %s=%d tokens: 2^57 are the most"):format(o.batch.size, o.seq.name, o.seq.size))
+  end
   m.use_layout(o.layout, "m.train")
   local parts = m.microbatches(o.accum)
   if o.batch.size % parts ~= 0 then

@@ -190,3 +190,18 @@ TEST(graph_attention, definition) {
         fixture_run(check_shape, (uint64_t)i + 1);
     }
 }
+
+/* The closed form beside a loop over the queries. */
+TEST(graph_attention, pairs_of_masks) {
+    for (int i = 0; i < 1024; i++) {
+        const int64_t queries = 1 + i % 8, keys = 1 + i / 8 % 8, window = i / 64 % 4;
+        const bool causal = i / 256 % 2;
+        for (int64_t shift = -9; shift < 10; shift++) {
+            double pairs = 0;
+            for (int64_t q = 0; q < queries; q++)
+                for (int64_t k = 0; k < keys; k++)
+                    pairs += (!causal || k <= q + shift) && (!window || q + shift - k < window);
+            CHECK_NEAR(ml_attention_pairs(queries, keys, shift, causal, window), pairs, 0);
+        }
+    }
+}

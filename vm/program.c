@@ -7,6 +7,8 @@
 #include "runtime/base/suggest.h"
 #include "runtime/plan/staged.h"
 
+enum { MOST_MICROBATCHES = 1 << 30 };
+
 vm_program *vm_to_program(lua_State *L, int index) {
     return luaL_testudata(L, index, vm_program_class);
 }
@@ -129,6 +131,14 @@ static void read_inputs(lua_State *L, vm_program *p, int table) {
     p->input_count = (int)count;
 }
 
+static int read_microbatches(lua_State *L, int index) {
+    int64_t count = vm_integer(L, index, "a program's microbatches");
+    if (count < 1 || count > MOST_MICROBATCHES)
+        vm_fail(L, NULL, "a program's microbatches must be 1 to %d, got %lld", MOST_MICROBATCHES,
+                (long long)count);
+    return (int)count;
+}
+
 /* Every input that the program uses must be listed. */
 static void check_inputs(lua_State *L, vm_program *p) {
     const ml_graph *g = vm_of(L)->graph;
@@ -189,8 +199,7 @@ static int core_program(lua_State *L) {
     }
     lua_setiuservalue(L, 2, 3);
     lua_settop(L, 2);
-    if (vm_option(L, 1, "microbatches"))
-        p->roots.microbatches = (int)vm_integer(L, 3, "a program's microbatches");
+    if (vm_option(L, 1, "microbatches")) p->roots.microbatches = read_microbatches(L, 3);
     lua_settop(L, 2);
     if (vm_option(L, 1, "often")) p->roots.often = lua_toboolean(L, 3);
     lua_settop(L, 2);

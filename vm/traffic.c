@@ -51,6 +51,13 @@ static void add_move(vm_traffic *t, const vm_move *m) {
     t->largest[at] = *m;
 }
 
+/* No further than 2^62: a message of each of many microbatches may be large. */
+static int64_t add_bytes(int64_t sum, int64_t bytes, int64_t times) {
+    const int64_t most = (int64_t)1 << 62;
+    if (bytes > 0 && times > (most - sum) / bytes) return most;
+    return sum + bytes * times;
+}
+
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
     t->layout = plan->layout;
     if (plan->layout == NULL) return;
@@ -58,7 +65,8 @@ void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
     for (int i = 0; i < plan->layout->count; i++)
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
             t->total[i][k].count += plan->traffic[i][k].count * times;
-            t->total[i][k].bytes += plan->traffic[i][k].bytes * times;
+            t->total[i][k].bytes =
+                add_bytes(t->total[i][k].bytes, plan->traffic[i][k].bytes, times);
         }
     for (int p = 0; p < plan->part_count; p++) {
         const ml_schedule *s = plan->parts[p]->schedule;

@@ -38,6 +38,26 @@ int ml_attention_captured(const ml_graph *g, ml_ref n) {
     return (ml_graph_node(g, n)->op == ML_OP_ATTENTION ? QKV : GRAD_SOURCES) + placed * PLACES;
 }
 
+/* The sum of max(0, min(i, keys)) over all i below x. */
+static double clamped_sum(double x, double keys) {
+    if (x <= 0) return 0;
+    return x <= keys ? x * (x - 1) / 2 : keys * (keys - 1) / 2 + (x - keys) * keys;
+}
+
+/* The pairs in which the key is not after query + shift. */
+static double pairs_up_to(double queries, double keys, double shift) {
+    return clamped_sum(queries + shift + 1, keys) - clamped_sum(shift + 1, keys);
+}
+
+double ml_attention_pairs(int64_t queries, int64_t keys, int64_t shift, bool causal,
+                          int64_t window) {
+    double q = (double)queries, k = (double)keys, s = (double)shift;
+    double shown = causal ? pairs_up_to(q, k, s) : q * k;
+    if (!window) return shown;
+    shown -= pairs_up_to(q, k, s - (double)window);
+    return shown > 0 ? shown : 0;
+}
+
 static int64_t size_of(const ml_type *t, ml_axis axis) {
     int at = ml_type_find(t, axis);
     return at >= 0 ? t->size[at] : 0;

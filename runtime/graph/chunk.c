@@ -30,9 +30,12 @@
 
 #include <string.h>
 
+#include "runtime/base/divisor.h"
+
 enum {
     CUT_AXES = 2,
-    MOST_CHUNKS = 64,
+    MOST_CHUNKS = 64,    /* that are aimed at */
+    MOST_PARTS = 256,    /* of one axis, where fewer do not divide it: each is nodes of its own */
     LARGE_SHARE = 4,     /* a tensor is large from a quarter of the product's elements */
     FARTHEST_SUM = 4096, /* nodes after the product: of a loss, if it is one */
 };
@@ -99,10 +102,12 @@ static bool is_large(const state *s, ml_ref n) {
 
 /* ---- Finding a region ------------------------------------------------------------------------ */
 
-static int64_t divisor_from(int64_t n, int64_t least) {
-    for (int64_t d = least; d < n; d++)
-        if (n % d == 0) return d;
-    return n;
+/* Into how many parts an axis is cut where `wanted` would do: the next divisor of its size above
+ * that; for a size without one, such as a large prime, the next below, which may be 1. */
+static int64_t parts_of_axis(int64_t size, int64_t wanted) {
+    int64_t parts = ml_divisor_from(size, wanted < size ? wanted : size, MOST_PARTS);
+    for (int64_t d = wanted; !parts; d--) parts = size % d == 0 ? d : 0;
+    return parts;
 }
 
 /* The axes that only operand `side` of the product brings, and into how many chunks they are cut;
@@ -123,10 +128,11 @@ static bool choose_axes(state *s, int side) {
         if (ml_type_find(type, own->axis[i]) < 0 || ml_type_find(other, own->axis[i]) >= 0 ||
             own->size[i] == 1)
             continue;
+        int64_t parts = parts_of_axis(own->size[i], wanted);
+        if (parts == 1) continue;
         at->axis[count] = own->axis[i];
-        at->chunks[count] =
-            divisor_from(own->size[i], wanted < own->size[i] ? wanted : own->size[i]);
-        at->size[count] = own->size[i] / at->chunks[count];
+        at->chunks[count] = parts;
+        at->size[count] = own->size[i] / parts;
         wanted = (wanted + at->chunks[count] - 1) / at->chunks[count];
         count++;
     }

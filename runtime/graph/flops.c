@@ -13,15 +13,7 @@ static double unmasked_pairs(const ml_attention_args *args, int64_t seq, int64_t
         return (double)seq * keys;
     }
     if (args->causal && !args->window && seq == kv_seq) return (double)seq * (double)kv_seq / 2;
-    double pairs = 0;
-    for (int64_t q = 0; q < seq; q++) {
-        int64_t last = args->causal ? q + kv_seq - seq : kv_seq - 1;
-        int64_t first = args->window ? q + kv_seq - seq - args->window + 1 : 0;
-        if (first < 0) first = 0;
-        if (last >= kv_seq) last = kv_seq - 1;
-        if (last >= first) pairs += (double)(last - first + 1);
-    }
-    return pairs;
+    return ml_attention_pairs(seq, kv_seq, kv_seq - seq, args->causal, args->window);
 }
 
 /* Forward: two products (q k, p v). Backward: four (dp, dv, dq, dk); the scores that kernels

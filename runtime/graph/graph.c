@@ -96,8 +96,24 @@ static uint32_t origin_intern(ml_graph *g, const ml_origin *origin) {
     return id;
 }
 
+static int64_t count_elements(const ml_type *type, const char *what) {
+    int64_t count = 1;
+    for (int i = 0; i < type->rank; i++) {
+        if (type->size[i] > ML_MAX_ELEMENTS / count)
+            ml_raise(ML_INVALID, "%s would have more than 2^57 elements", what);
+        count *= type->size[i];
+    }
+    return count;
+}
+
 uint32_t ml_graph_add_state(ml_graph *g, const ml_state *state) {
     ml_graph_tables *t = g->tables;
+    const char *what = state->kind == ML_STATE_PARAMETER ? "a parameter" : "a state";
+    int64_t elements = count_elements(&state->type, what);
+    if (elements > ML_MAX_ELEMENTS - t->state_elements)
+        ml_raise(ML_INVALID,
+                 "all parameters and other states would have more than 2^57 elements together");
+    t->state_elements += elements;
     ml_state *copy = ML_NEW(t->arena, ml_state);
     *copy = *state;
     copy->name = copy_text(t->arena, state->name);
@@ -115,6 +131,7 @@ uint32_t ml_graph_state_count(const ml_graph *g) {
 
 uint32_t ml_graph_add_input(ml_graph *g, const ml_input *input) {
     ml_graph_tables *t = g->tables;
+    (void)count_elements(&input->type, "an input");
     ml_input *copy = ML_NEW(t->arena, ml_input);
     *copy = *input;
     copy->name = copy_text(t->arena, input->name);

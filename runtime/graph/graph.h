@@ -151,6 +151,9 @@ const char *ml_axis_name(const ml_graph *g, ml_axis axis);
 /* A new name "stem'N" that no script can write. */
 ml_axis ml_axis_fresh(ml_graph *g, const char *stem);
 int ml_type_find(const ml_type *t, ml_axis axis); /* position, or -1 */
+/* What a tensor may have at most, and all states together: 2^57, so that sums of a few sizes in
+ * bytes stay within int64. */
+#define ML_MAX_ELEMENTS ((int64_t)1 << 57)
 int64_t ml_type_elements(const ml_type *t);
 /* Whether `part` elements can be one of several equal parts of an axis of `whole`, the last of
  * which may be filled up. */
@@ -172,6 +175,7 @@ typedef struct {
     ML_VEC(ml_origin *) origins;
     ml_index origin_index;
     ML_VEC(ml_state *) states;
+    int64_t state_elements; /* of all states */
     ML_VEC(ml_input *) inputs;
 } ml_graph_tables;
 
@@ -313,6 +317,10 @@ ml_ref ml_attention(ml_graph *g, const ml_ref *sources, int count, const ml_atte
 ml_ref ml_attention_grad(ml_graph *g, const ml_ref *sources, int count,
                          const ml_attention_args *args);
 void ml_attention_read(const ml_graph *g, ml_ref n, ml_attention_args *args);
+/* How many pairs of a query and a key the masks leave, where query 0 stands at key `shift`; window
+ * 0: none. In closed form: sequences may be too long for a loop over them. Exact to 2^53. */
+double ml_attention_pairs(int64_t queries, int64_t keys, int64_t shift, bool causal,
+                          int64_t window);
 /* Which source is the first captured one; the places are the two before it. */
 int ml_attention_captured(const ml_graph *g, ml_ref n);
 /* The type of PARAM(0): f32 (f64 for f64 operands), q's batch axes, heads, seq, kv_seq. */

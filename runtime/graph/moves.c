@@ -124,7 +124,9 @@ static void infer_concat(infer *in, ml_type *out) {
         const ml_type *t = infer_source(in, s);
         const char *whose = ml_arena_format(ml_graph_arena(in->g), "tensor %d", s + 1);
         int at = infer_find(in, s, in->args[0], "concatenate along", whose);
-        total += t->size[at];
+        total += t->size[at]; /* 64 sources of 2^57 reach 2^63 */
+        if (total > ML_MAX_ELEMENTS)
+            infer_raise(in, NULL, "concat would give a tensor with more than 2^57 elements");
         for (int i = 0; i < first->rank; i++) {
             if (first->axis[i] == in->args[0]) continue;
             int other = infer_find(in, s, first->axis[i], "concatenate tensors with", whose);

@@ -101,7 +101,7 @@ void infer_append(const infer *in, ml_type *out, ml_axis axis, int64_t size) {
         infer_raise(in, "merge some of its axes first",
                     "%s would give a tensor with more than %d axes", ml_ops[in->op].name,
                     ML_MAX_AXES);
-    if (size > INT64_MAX / 64 / ml_type_elements(out))
+    if (size > ML_MAX_ELEMENTS / ml_type_elements(out))
         infer_raise(in, NULL, "%s would give a tensor with more than 2^57 elements",
                     ml_ops[in->op].name);
     out->axis[out->rank] = axis;
@@ -442,7 +442,7 @@ static void infer_collective(infer *in, ml_type *out) {
     if (in->op == ML_OP_ALL_REDUCE || in->op == ML_OP_SHIFT || in->op == ML_OP_MIRROR) return;
     if (!out->rank) ml_raise(ML_INTERNAL, "%s of a tensor with no axes", name);
     if (in->op == ML_OP_ALL_GATHER) {
-        if (out->size[0] > INT64_MAX / 64 / ranks / ml_type_elements(out) * out->size[0])
+        if (out->size[0] > ML_MAX_ELEMENTS / ranks / ml_type_elements(out) * out->size[0])
             infer_raise(in, NULL, "%s would give a tensor with more than 2^57 elements", name);
         out->size[0] *= ranks;
         return;

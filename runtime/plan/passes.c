@@ -166,10 +166,34 @@ static void recompute(ml_plan *plan, bool gpu, plan_recompute how, bool late) {
         pass_done(plan, ml_recompute_thrifty(plan->graph, r, spare_bytes(plan)), "recompute");
 }
 
+/* Costs, memory and traffic are sums of bytes in int64: raise where all tensors of the program have
+ * more than 2^60. */
+static void check_total(const ml_plan *plan) {
+    const ml_graph *g = plan->graph;
+    const int64_t most = (int64_t)1 << 60;
+    int64_t left = most;
+    ml_ref largest = 0;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++) {
+        int64_t bytes = ml_type_bytes(ml_graph_type(g, n));
+        if (!largest || bytes > ml_type_bytes(ml_graph_type(g, largest))) largest = n;
+        left = bytes < left ? left - bytes : -1;
+    }
+    if (left >= 0) return;
+    const ml_origin *origin = ml_graph_origin(g, largest);
+    ml_text type = {.arena = plan->arena};
+    ml_type_print(g, ml_graph_type(g, largest), &type);
+    ml_fail(ML_INVALID, "the tensors of program \"%s\" have more than 2^60 bytes",
+            plan->roots.name ? plan->roots.name : "");
+    if (origin && origin->file)
+        ml_help("the largest is %s from %s:%d", type.text, origin->file, origin->line);
+    ml_raise_last();
+}
+
 void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots) {
     ml_roots *r = &plan->roots;
     plan_roots(plan, roots);
     pass_done(plan, ml_graph_extract(from, r), "extract");
+    check_total(plan);
     if (plan->layout == NULL && has_places(plan->graph))
         pass_done(plan, ml_drop_places(plan->graph, r), "places");
     updates_conform(plan);

@@ -15,6 +15,7 @@
 #include "runtime/shard/pipeline.h"
 
 static const uint64_t NEVER = UINT64_MAX;
+enum { MOST_ACTIONS = 1 << 24 }; /* tasks times microbatches: 16 million take ten seconds */
 
 /* Something that is ready to run; the least key goes first. */
 typedef struct {
@@ -402,6 +403,14 @@ static int64_t simulate(simulation *s) {
 static void check_problem(const ml_pipeline_problem *p) {
     int m = p->microbatches, ranks = p->ranks;
     if (m < 1) ml_raise(ML_INVALID, "a pipeline of %d microbatches", m);
+    if ((int64_t)m * p->task_count > MOST_ACTIONS) {
+        ml_fail(ML_INVALID,
+                "a pipeline of %d microbatches and %d tasks for each is too long to plan: %d of "
+                "all are the most",
+                m, p->task_count, MOST_ACTIONS);
+        ml_help("fewer, larger microbatches: %d at most", MOST_ACTIONS / p->task_count);
+        ml_raise_last();
+    }
     if (p->chunks == 1 || m == 1 || m % ranks == 0) return; /* one: nothing overlaps */
     ml_fail(ML_INVALID,
             "%d microbatches over %d pipeline ranks with %d stages each: interleaved stages take "

@@ -1,19 +1,10 @@
 /* How evenly the ranks' attentions share the work. What a mask hides of an attention of parts
  * depends on where the parts begin, which the graph computes from a rank's coordinates: that little
  * arithmetic is done here for every rank. */
-#include <stddef.h>
-#include <string.h>
-
 #include "runtime/graph/reference.h"
 #include "runtime/shard/shard.h"
 
-enum { MOST_RANKS = 4096, CALLS = 64 };
-
-/* An attention without what does not matter here. */
-typedef struct {
-    int64_t queries, keys, shift, window, causal;
-    int64_t pairs;
-} call;
+enum { MOST_RANKS = 4096 };
 
 typedef struct {
     const ml_graph *g;
@@ -23,8 +14,6 @@ typedef struct {
     uint32_t *known, round;          /* known[n] == round: cells[n] is of this rank */
     bool used[ML_MAX_MESH], unknown; /* mesh axes that places depend on; on something else too */
     int64_t coordinate[ML_MAX_MESH];
-    call calls[CALLS]; /* the last ones: layers are alike */
-    int next;
     double most, average; /* of the ranks */
 } work;
 
@@ -51,47 +40,23 @@ static reference_cell value_of(work *w, ml_ref n) {
     return x[0];
 }
 
-/* Pairs of a query and a key that the mask leaves. */
-static int64_t count_pairs(const call *c) {
-    int64_t pairs = 0;
-    if (!c->causal && !c->window) return c->queries * c->keys;
-    for (int64_t i = 0; i < c->queries; i++) {
-        int64_t stop = c->causal && i + c->shift + 1 < c->keys ? i + c->shift + 1 : c->keys;
-        int64_t start = c->window ? i + c->shift - c->window + 1 : 0;
-        if (start < 0) start = 0;
-        if (stop > start) pairs += stop - start;
-    }
-    return pairs;
-}
-
-static int64_t pairs_of(work *w, call c) {
-    size_t described = offsetof(call, pairs);
-    for (int i = 0; i < CALLS; i++)
-        if (memcmp(&w->calls[i], &c, described) == 0) return w->calls[i].pairs;
-    c.pairs = count_pairs(&c);
-    w->calls[w->next++ % CALLS] = c;
-    return c.pairs;
-}
-
 /* Of one attention or gradient on one rank: proportional to its products. */
 static double work_of(work *w, ml_ref n) {
     ml_attention_args args;
     ml_attention_read(w->g, n, &args);
     const ml_type *q = ml_graph_type(w->g, ml_graph_source(w->g, n, 0));
     const ml_type *k = ml_graph_type(w->g, ml_graph_source(w->g, n, 1));
-    call c = {.queries = q->size[ml_type_find(q, args.seq)],
-              .keys = k->size[ml_type_find(k, args.kv_seq)],
-              .window = args.window,
-              .causal = args.causal};
-    c.shift = c.keys - c.queries;
+    int64_t queries = q->size[ml_type_find(q, args.seq)];
+    int64_t keys = k->size[ml_type_find(k, args.kv_seq)], shift = keys - queries;
     if (args.placed) {
         int places = ml_attention_captured(w->g, n) - 2;
-        c.shift = args.offset + value_of(w, ml_graph_source(w->g, n, places)).integer -
-                  value_of(w, ml_graph_source(w->g, n, places + 1)).integer;
+        shift = args.offset + value_of(w, ml_graph_source(w->g, n, places)).integer -
+                value_of(w, ml_graph_source(w->g, n, places + 1)).integer;
     }
-    double rows = (double)ml_type_elements(q) / (double)c.queries; /* batch, heads, head_dim */
+    double rows = (double)ml_type_elements(q) / (double)queries; /* batch, heads, head_dim */
     bool gradient = ml_graph_node(w->g, n)->op == ML_OP_ATTENTION_GRAD;
-    return (double)pairs_of(w, c) * rows * (gradient ? 2 : 1);
+    double pairs = ml_attention_pairs(queries, keys, shift, args.causal, args.window);
+    return pairs * rows * (gradient ? 2 : 1);
 }
 
 static double work_of_rank(work *w) {

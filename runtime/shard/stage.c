@@ -3,6 +3,8 @@
 
 #include "runtime/shard/stage_parts.h"
 
+enum { MOST_STAGES = 1 << 20 };
+
 bool ml_stage_holds(const ml_stage_map *map, uint32_t state, int stage) {
     if (state >= map->state_count) return false;
     for (const struct ml_holder *h = map->holders[state]; h; h = h->next)
@@ -63,14 +65,17 @@ static void cut(void *argument) {
     const ml_stages *stages = &c->layout->stages;
     ml_staged *out = c->out;
     c->ranks = (int)c->layout->axis[stages->mesh_axis].size;
-    int count = c->ranks * stages->chunks;
-    c->words = (count + 63) / 64;
-    out->stages = ML_NEW_ARRAY(c->arena, ml_stage, count);
-    out->count = count;
     c->node_count = ml_graph_count(c->g);
     c->node = ML_NEW_ARRAY(c->scratch, stage_node, c->node_count);
     read_roots(c);
-    stage_deal(c);
+    stage_deal(c); /* raises where the model has fewer layers than there are stages */
+    int64_t count = (int64_t)c->ranks * stages->chunks;
+    if (count > MOST_STAGES)
+        ml_raise(ML_INVALID, "a pipeline of %lld stages, and %d are the most", (long long)count,
+                 MOST_STAGES);
+    c->words = ((int)count + 63) / 64;
+    out->stages = ML_NEW_ARRAY(c->arena, ml_stage, count);
+    out->count = (int)count;
     read_states(c);
     stage_place(c);
     stage_want_all(c);

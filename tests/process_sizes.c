@@ -1,0 +1,95 @@
+/* Settings far beyond what runs: `check` answers at once, with the script's line where it refuses
+ * them. Searches over the numbers below a size, and loops over a sequence, would take minutes. */
+#include <string.h>
+
+#include "tests/process_support.h"
+
+enum { SECONDS = 60 }; /* of processor time; each takes less than one, sanitizers 20 times that */
+
+typedef struct {
+    const char *arguments, *expected;
+} sizes_case;
+
+static void check_sizes(process_room *room, const sizes_case *cases, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        process_result r = process_shell(room, PROCESS_ANY_CODE, "timeout -k 1 %d $MLUA check %s",
+                                         2 * SECONDS, cases[i].arguments);
+        if (r.code == 124 || r.code > 128 || r.cpu_seconds > SECONDS)
+            test_fail("check %s: exit %d after %.1f s", cases[i].arguments, r.code, r.cpu_seconds);
+        process_expect(&r, cases[i].expected);
+    }
+}
+
+PROCESS_TEST(sizes_of_models) {
+    static const sizes_case cases[] = {
+        /* suggestions of what would divide */
+        {"\"$ROOT/models/gpt.lua\" embed=2147483647", "heads=1 or heads=2147483647 would"},
+        {"\"$ROOT/models/gpt.lua\" embed=9223372036854775783", "does not divide"},
+        {"\"$ROOT/models/gpt.lua\" embed=9223372036854775807", "heads=1 or heads=7 would"},
+        {"\"$ROOT/models/gpt.lua\" heads=9223372036854775807", "heads=384 would"},
+        /* chunks of logits */
+        {"\"$ROOT/models/gpt.lua\" ffn=2147483647 layers=1", "parameters"},
+        {"\"$ROOT/models/gpt.lua\" seq=2147483647 layers=1", "parameters"},
+        {"\"$ROOT/models/gpt.lua\" batch=1000003 layers=1", "parameters"},
+        {"\"$ROOT/models/gpt.lua\" seq=1000003 batch=1 layers=1 --device h200", "parameters"},
+        {"\"$ROOT/models/gpt_moe.lua\" experts=2147483647 layers=1", "parameters"},
+        /* pipelines */
+        {"\"$ROOT/models/gpt.lua\" batch=4194304 accum=1048576 --mesh pp=1073741823",
+         "models/gpt.lua:72: cannot cut \"blocks\", 6 layers, into 1073741823 pipeline stages"},
+        {"\"$ROOT/models/gpt.lua\" batch=67108864 accum=67108864 --mesh pp=2",
+         "is too long to plan"},
+        /* integers that are no sizes */
+        {"\"$ROOT/models/gpt.lua\" layers=9223372036854775807",
+         "models/gpt.lua:61: m.stack makes 100000 modules at most, not 9223372036854775807"},
+        {"\"$ROOT/models/gpt.lua\" batch=4611686018427387904 accum=4611686018427387904",
+         "m.train's accum must be an integer from 1 to 2^30"},
+        {"\"$ROOT/models/gpt_moe.lua\" shared=9223372036854775807", "beyond 2^63"}};
+    check_sizes(room, cases, sizeof cases / sizeof *cases);
+}
+
+/* Products and sums of sizes beyond 64 bits. */
+PROCESS_TEST(sizes_that_overflow) {
+    static const sizes_case cases[] = {
+        {"\"$ROOT/models/gpt.lua\" embed=1048576 heads=1048576 ffn=1099511627776",
+         "models/gpt.lua:41: a parameter would have more than 2^57 elements"},
+        {"\"$ROOT/models/gpt.lua\" embed=1048576 heads=1048576 ffn=68719476736 batch=1 seq=1",
+         "models/gpt.lua:42: all parameters and other states would have more than 2^57 elements"},
+        {"\"$ROOT/models/gpt.lua\" embed=65536 heads=65536 ffn=8388608 batch=65536 seq=65536",
+         "models/gpt.lua:72: the tensors of program \"step\" have more than 2^60 bytes"},
+        {"\"$ROOT/models/gpt.lua\" batch=1152921504606846976 accum=1073741824 seq=1073741824",
+         "models/gpt.lua:72: a step of batch=1152921504606846976 times seq=1073741824 tokens"},
+        {"input.lua", "input.lua:2: an input would have more than 2^57 elements"},
+        {"concat.lua", "concat.lua:6: concat would give a tensor with more than 2^57 elements"},
+        {"microbatches.lua",
+         "microbatches.lua:2: a program's microbatches must be 1 to 1073741824"}};
+    process_write(room, "input.lua",
+                  "local m = require 'mlua'\n"
+                  "m.input('x', { m.axis('a', 1 << 40), m.axis('b', 1 << 40) })\n");
+    process_write(room, "concat.lua",
+                  "local m = require 'mlua'\n"
+                  "local x = m.zeros { m.axis('a', 1 << 56) }\n"
+                  "local list = {}\n"
+                  "for i = 1, 64 do list[i] = x end\n"
+                  "\n"
+                  "m.concat(list, 'a')\n");
+    process_write(room, "microbatches.lua",
+                  "local m = require 'mlua'\n"
+                  "m.compile(function() return {} end, {}, { microbatches = 1 << 40 })\n");
+    check_sizes(room, cases, sizeof cases / sizeof *cases);
+}
+
+/* FLOPs and the balance of ranks count the pairs that a mask leaves. */
+PROCESS_TEST(sizes_of_windows) {
+    process_write(room, "window.lua",
+                  "local m = require 'mlua'\n"
+                  "local A = m.axes { batch = 2, seq = 2147483646, heads = 2, head_dim = 8 }\n"
+                  "local layout = m.layout { mesh = { { 'cp', 1 } }, acts = { cp = { 'seq' } } }\n"
+                  "local axes = { A.batch, A.seq, A.heads, A.head_dim }\n"
+                  "m.compile(function(i)\n"
+                  "  return m.attention(i.x, i.x, i.x, { causal = true, window = 1000 }):sum()\n"
+                  "end, { x = axes }, { layout = layout })\n");
+    static const sizes_case cases[] = {{"window.lua", "peak memory"},
+                                       {"window.lua --mesh cp=2", "peak memory"},
+                                       {"window.lua --device h200", "peak memory"}};
+    check_sizes(room, cases, sizeof cases / sizeof *cases);
+}
