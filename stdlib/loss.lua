@@ -42,6 +42,7 @@ local function cross_entropy(logits, targets, axis, named, options)
   end
   targets = targets:broadcast(m.axes_of(lse)) -- each position counts, also where targets are shared
   local is_target = core.eq(core.iota(core.axis(axis, n), "i32"):broadcast(m.axes_of(x)), targets)
+  core.declare_index(is_target, targets, n, "cross_entropy", options.ignore or -1)
   local picked = core.where(is_target, x, 0):sum(axis)
   local smoothing = options.label_smoothing or 0
   local loss = lse - picked

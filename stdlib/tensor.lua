@@ -182,7 +182,9 @@ function m.one_hot(index, axis, dtype)
   local names, axes = index:axes(), {}
   for i, name in ipairs(names) do axes[i] = core.axis(name, index:size(name)) end
   axes[#axes + 1] = axis
-  return core.eq(core.iota(axis, "i32"):broadcast(axes), index):cast(dtype or "f32")
+  local hit = core.eq(core.iota(axis, "i32"):broadcast(axes), index)
+  core.declare_index(hit, index, axis.size, "one_hot")
+  return hit:cast(dtype or "f32")
 end
 
 ---x through which no gradient flows.

@@ -35,6 +35,7 @@ static int program_gc(lua_State *L) {
     ml_free(p->roots.updates);
     ml_free(p->output_types);
     ml_free(p->input_ids);
+    if (p->arena) ml_arena_free(p->arena);
     *p = (vm_program){0};
     return 0;
 }
@@ -218,6 +219,7 @@ static int core_program(lua_State *L) {
     } else {
         vm_check(L, ml_program_new(vm->session, &p->roots, &p->program));
         check_inputs(L, p);
+        vm_find_ranges(L, p);
     }
     for (int i = 0; i < vm_program_plan(p)->part_count; i++)
         check_parameters(L, vm_program_plan(p)->parts[i]);
@@ -291,6 +293,7 @@ static const void **read_feeds(lua_State *L, const vm_program *p, int names) {
         lua_gettable(L, 2);
         inputs[i] = feed_contents(L, -1, ml_graph_input(g, used[i]));
         lua_remove(L, -2);
+        vm_check_range(L, p, used[i], inputs[i]);
     }
     return inputs;
 }

@@ -18,6 +18,7 @@
 #include <lualib.h>
 
 #include "runtime/exec/program.h"
+#include "runtime/graph/input_range.h"
 
 #define VM_STDLIB "@mlua:" /* chunk names of embedded files: "@mlua:nn.lua" */
 
@@ -87,6 +88,7 @@ typedef struct ml_vm {
     const char *module;       /* module path of new nodes */
     const char *file;         /* the last origin's file, interned */
     vm_here here;             /* where what the library makes comes from */
+    ml_index_uses index_uses; /* declared by the library: one_hot, cross_entropy */
     ML_VEC(ml_ref) tainted;   /* nodes of the score function that is being traced */
     ML_VEC(vm_hint) hints;    /* in the order of their lines' first run */
     uint32_t hints_shown;     /* of them */
@@ -309,9 +311,16 @@ typedef struct {
     int input_count, used_count; /* listed; those that the compiled program reads */
     double seconds;              /* that making it took */
     bool started;                /* and not yet finished */
+    ml_arena *arena;             /* of the ranges; NULL: none were looked for */
+    ml_input_ranges ranges;
 } vm_program;
 vm_program *vm_to_program(lua_State *L, int index);
 const ml_plan *vm_program_plan(const vm_program *program);
+
+/* ranges.c: the values that inputs may have. */
+void vm_find_ranges(lua_State *L, vm_program *program);
+void vm_check_range(lua_State *L, const vm_program *program, uint32_t input, const void *data);
+void vm_ranges_register(lua_State *L);
 
 /* profile.c: --profile. The two first for the command line: whether --profile-steps takes this
  * text, and whether the file can be written. All others do nothing without --profile. */

@@ -168,14 +168,15 @@ local single = m.compile(function(i)
 end, { q = { A1.seq, A1.head_dim }, k = { A1.seq, A1.head_dim } })
 check.near(single { q = wave(72, 0.7), k = wave(72, 1.1) }, 0, 1e-5, "attention without heads")
 
--- Indices outside: gather gives 0, scatter_add and one_hot drop them.
+-- Computed indices outside (those that are fed are refused): gather gives 0, scatter_add and one_hot drop them.
 local outside = m.compile(function(i)
+  local n = i.n - 1
   return {
-    gathered = i.x:gather(i.n, "codes"), hot = i.n:one_hot(A.codes):sum(),
-    scattered = m.scatter_add(i.n, i.x:slice("codes", 0, 4):rename("codes", "batch"), "batch", A.codes),
+    gathered = i.x:gather(n, "codes"), hot = n:one_hot(A.codes):sum(),
+    scattered = m.scatter_add(n, i.x:slice("codes", 0, 4):rename("codes", "batch"), "batch", A.codes),
   }
 end, { x = { A.codes }, n = { A.batch, dtype = "i32" } })
-out = outside { x = { 1, 2, 3, 4, 5 }, n = { -1, 5, 2, 2 } }
+out = outside { x = { 1, 2, 3, 4, 5 }, n = { 0, 6, 3, 3 } }
 check.all(out.gathered, { 0, 0, 3, 3 }, 0, "gather outside")
 check.all(out.scattered, { 0, 0, 7, 0, 0 }, 0, "scatter outside")
 check.equal(out.hot, 2.0, "one_hot outside")
