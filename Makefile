@@ -55,8 +55,8 @@ TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
-PACKAGES := gcc make liblua5.4-dev libedit-dev libjansson-dev libxxhash-dev libopenblas0-pthread
-NEEDED := $(foreach h,lua5.4/lua.h histedit.h jansson.h xxhash.h,$(if $(wildcard /usr/include/$(h)),,$(h)))
+PACKAGES := gcc make liblua5.4-dev libedit-dev libjansson-dev libmd-dev libxxhash-dev libopenblas0-pthread
+NEEDED := $(foreach h,lua5.4/lua.h histedit.h jansson.h sha2.h xxhash.h,$(if $(wildcard /usr/include/$(h)),,$(h)))
 BLAS := $(firstword $(wildcard /usr/lib/*/libopenblas.so.0 /usr/lib/*/openblas*/libopenblas.so.0 /usr/lib64/libopenblas*.so.0))
 deps:
 ifneq ($(strip $(NEEDED))$(if $(BLAS),,x),)

@@ -14,19 +14,6 @@
 #include "tests/comm_support.h"
 #include "tests/test.h"
 
-static int next_port(void) {
-    static int calls;
-    return 21000 + (int)(((unsigned)getpid() * 31u + (unsigned)calls++ * 16u) % 30000u);
-}
-
-static ml_launch launch_of(int rank, int world, int port) {
-    ml_launch launch = {.rank = rank, .world = world, .local_rank = rank, .source = "a test"};
-    snprintf(launch.address, sizeof launch.address, "127.0.0.1:%d", port);
-    snprintf(launch.secret, sizeof launch.secret, "only the job knows");
-    snprintf(launch.job, sizeof launch.job, "job %d", port);
-    return launch;
-}
-
 static int add_up(ml_comm *comm, void *argument) {
     (void)argument;
     int world = ml_comm_world(comm), sum = 0, one = 1;
@@ -44,10 +31,10 @@ static void finish_well(comm_job *job) {
 }
 
 TEST(comm, join_by_address) {
-    int port = next_port();
+    int port = comm_free_port();
     comm_job job = {.ranks = 4, .fd = -1};
     for (int i = 3; i >= 0; i--) { /* rank 0 comes last */
-        ml_launch launch = launch_of(i, 4, port);
+        ml_launch launch = comm_launch_at(i, 4, port);
         comm_start_rank(&job, &launch, add_up, NULL, -1);
         usleep(20000);
     }
@@ -115,10 +102,10 @@ static int die_between_hosts(ml_comm *comm, void *argument) {
 
 static void start_hosts(comm_job *job, comm_body *body, void *argument, int errors) {
     static const char *const boots[] = {"host a", "host a", "host b", "host c"};
-    int port = next_port();
+    int port = comm_free_port();
     *job = (comm_job){.ranks = 4, .fd = -1};
     for (int i = 0; i < 4; i++) {
-        ml_launch launch = launch_of(i, 4, port);
+        ml_launch launch = comm_launch_at(i, 4, port);
         join_boot = boots[i];
         comm_start_rank(job, &launch, body, argument, errors);
     }
@@ -342,9 +329,9 @@ static void replay(int port, const join_hello *hello, const join_answer *answer)
 }
 
 TEST(fault, strangers_and_replays) {
-    int port = next_port(), silent[80], codes[COMM_MOST];
+    int port = comm_free_port(), silent[80], codes[COMM_MOST];
     comm_job job = {.ranks = 2, .fd = -1};
-    ml_launch first = launch_of(0, 2, port), second = launch_of(1, 2, port);
+    ml_launch first = comm_launch_at(0, 2, port), second = comm_launch_at(1, 2, port);
     join_hello hello;
     join_answer answer;
     char garbage[4096];
@@ -368,12 +355,12 @@ TEST(fault, strangers_and_replays) {
 
 /* What was recorded of a genuine handshake is refused, and the job goes on as if nothing were. */
 TEST(fault, replayed_handshake) {
-    int port = next_port();
+    int port = comm_free_port();
     comm_job job = {.ranks = 3, .fd = -1};
     ml_launch launches[3];
     join_hello hello;
     join_answer answer;
-    for (int i = 0; i < 3; i++) launches[i] = launch_of(i, 3, port);
+    for (int i = 0; i < 3; i++) launches[i] = comm_launch_at(i, 3, port);
     comm_start_rank(&job, &launches[0], add_up, NULL, -1);
     int genuine = record(port, &launches[1], "only the job knows", &hello, &answer);
     replay(port, &hello, &answer);
@@ -413,11 +400,11 @@ static void check_refused(const ml_launch *first, const ml_launch *second, const
 }
 
 TEST(comm, join_refused) {
-    ml_launch first = launch_of(0, 2, next_port()), second = first;
+    ml_launch first = comm_launch_at(0, 2, comm_free_port()), second = first;
     second.rank = 1;
     snprintf(second.secret, sizeof second.secret, "another secret");
     check_refused(&first, &second, "rank 1 cannot open: rank 1 finds no rank 0 of its job at 127");
-    first = launch_of(0, 2, next_port());
+    first = comm_launch_at(0, 2, comm_free_port());
     second = first;
     second.rank = 1;
     second.world = 4;
@@ -426,7 +413,7 @@ TEST(comm, join_refused) {
 
 TEST(comm, join_mistakes) {
     ml_comm *comm;
-    ml_launch launch = launch_of(1, 2, next_port());
+    ml_launch launch = comm_launch_at(1, 2, comm_free_port());
     launch.address[0] = 0;
     CHECK_STATUS(ml_comm_open(&launch, &comm), ML_INVALID);
     CHECK_TEXT(ml_error_last()->text, "a test does not tell where rank 0 is");
@@ -455,8 +442,8 @@ static void check_detected(const char *const *variables, const char *expected) {
         bool found = ml_launch_detect(&l);
         char *port = strrchr(l.address, ':');
         if (port && strncmp(l.source, "torch", 5)) *port = 0; /* follows from the job */
-        dprintf(ends[1], "%d %s %d %d %d %s%s", found, l.source, l.rank, l.world, l.local_rank,
-                l.address, l.several ? ", several hosts" : "");
+        dprintf(ends[1], "%d %s %d %d %d %s%s%s", found, l.source, l.rank, l.world, l.local_rank,
+                l.address, l.several ? ", several hosts" : "", l.fixed_port ? ", fixed port" : "");
         _exit(0);
     }
     close(ends[1]);
@@ -472,7 +459,10 @@ TEST(comm, detects_launchers) {
     check_detected(ENVIRONMENT("HOME=/"), "0  0 1 0 ");
     check_detected(ENVIRONMENT("RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=node1",
                                "MASTER_PORT=29500"),
-                   "1 torchrun 3 8 1 node1:29500");
+                   "1 torchrun 3 8 1 node1:29500, fixed port");
+    check_detected(ENVIRONMENT("RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=node1",
+                               "MASTER_PORT=29500", "TORCHELASTIC_USE_AGENT_STORE=False"),
+                   "1 torchrun 3 8 1 node1:29500, fixed port");
     check_detected(ENVIRONMENT("RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=fe80::1",
                                "MASTER_PORT=29500", "TORCHELASTIC_USE_AGENT_STORE=True"),
                    "1 torchrun 3 8 1 [fe80::1]:29501");
@@ -489,6 +479,9 @@ TEST(comm, detects_launchers) {
     check_detected(ENVIRONMENT("SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_LOCALID=1",
                                "SLURM_NNODES=1", "SLURM_NODELIST=gpu3"),
                    "1 Slurm 1 2 1 127.0.0.1");
+    check_detected(ENVIRONMENT("SLURM_PROCID=1", "SLURM_NTASKS=2", "SLURM_LOCALID=1",
+                               "SLURM_NNODES=1", "SLURM_NODELIST=gpu3", "MASTER_PORT=999"),
+                   "1 Slurm 1 2 1 127.0.0.1, fixed port");
     check_detected(ENVIRONMENT("SLURM_PROCID=0", "SLURM_NTASKS=8", "SLURM_JOB_ID=77"),
                    "0  0 1 0 "); /* the batch script itself */
     check_detected(ENVIRONMENT("OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=4",
@@ -517,11 +510,11 @@ TEST(comm, digests) {
     uint8_t result[DIGEST_BYTES];
     char hex[2 * DIGEST_BYTES + 1];
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        digest d;
-        digest_start(&d);
+        SHA2_CTX d;
+        SHA256Init(&d);
         for (int k = 0; k < known[i].repeat; k++)
-            digest_add(&d, known[i].text, strlen(known[i].text));
-        digest_end(&d, result);
+            SHA256Update(&d, (const uint8_t *)known[i].text, strlen(known[i].text));
+        SHA256Final(result, &d);
         for (int k = 0; k < DIGEST_BYTES; k++) sprintf(hex + 2 * k, "%02x", result[k]);
         CHECK_TEXT(hex, known[i].hex);
     }

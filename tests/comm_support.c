@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/comm/parts.h"
+#include "runtime/comm/join.h"
 #include "tests/test.h"
 
 static _Noreturn void be_rank(const ml_launch *launch, comm_body *body, void *argument,
@@ -88,4 +88,28 @@ void comm_run(int ranks, comm_body *body, void *argument) {
 /* Knobs are read once, so the environment comes too late. */
 void comm_set_timeout(int seconds) {
     ((ml_knobs_values *)ml_knobs())->timeout = seconds;
+}
+
+static bool is_free(int port) {
+    int fd = join_address("127.0.0.1", port, true, 0);
+    if (fd >= 0) close(fd);
+    return fd >= 0;
+}
+
+/* Other tests choose theirs at the same time. */
+int comm_free_port(void) {
+    static unsigned calls;
+    for (;;) {
+        int port = 21000 + (int)(((unsigned)getpid() * 1009u + calls++) % 1900u * 16u), more = 0;
+        while (more <= JOIN_PORTS && is_free(port + more)) more++;
+        if (more > JOIN_PORTS) return port;
+    }
+}
+
+ml_launch comm_launch_at(int rank, int world, int port) {
+    ml_launch launch = {.rank = rank, .world = world, .local_rank = rank, .source = "a test"};
+    snprintf(launch.address, sizeof launch.address, "127.0.0.1:%d", port);
+    snprintf(launch.secret, sizeof launch.secret, "only the job knows");
+    snprintf(launch.job, sizeof launch.job, "job %d", port);
+    return launch;
 }

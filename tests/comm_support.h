@@ -25,6 +25,10 @@ void comm_start_rank(comm_job *job, const ml_launch *launch, comm_body *body, vo
 void comm_finish(comm_job *job, double seconds, int stopped, int codes[COMM_MOST]);
 /* Both, where all must succeed within 60 seconds. */
 void comm_run(int ranks, comm_body *body, void *argument);
+/* A port that the tests of this process have not used, and probably nobody has. */
+int comm_free_port(void);
+/* How a rank is started that is to meet rank 0 there. */
+ml_launch comm_launch_at(int rank, int world, int port);
 /* Set MLUA_TIMEOUT in this process and in ranks that it forks. */
 void comm_set_timeout(int seconds);
 

@@ -30,6 +30,7 @@ typedef struct {
     char source[32];   /* "mlua run -n", "Slurm", ... */
     char wrong[80];    /* a variable that is no number, as NAME=text; "" where all are */
     bool several;      /* the launcher says that the ranks are on several hosts */
+    bool fixed_port;   /* the user or the launcher chose the address's port: no other will do */
 } ml_launch;
 /* false: one process. Call it once, early and before threads: it takes what `mlua run -n` left in
  * the environment out of it, so that programs that a rank starts are not taken for ranks. */

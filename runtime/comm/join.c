@@ -18,7 +18,7 @@
 
 #include "runtime/base/knobs.h"
 
-const char JOIN_MAGIC[8] = "mlua.j1\n";
+const char JOIN_MAGIC[8] = "mlua.j2\n";
 const char *join_boot;
 /* For all ranks of a job to come: big jobs start slowly. */
 static const double JOIN_SECONDS = 180;
@@ -102,6 +102,11 @@ void join_prove_welcome(const join_job *job, const join_hello *hello,
     prove(job, "welcome", hello, nonce, welcome, offsetof(join_welcome, proof), proof);
 }
 
+void join_key(const join_job *job, const char *direction, const join_hello *hello,
+              const uint8_t nonce[DIGEST_BYTES], uint8_t key[DIGEST_BYTES]) {
+    prove(job, direction, hello, nonce, NULL, 0, key);
+}
+
 /* ---- Sockets ----------------------------------------------------------------------------------
  */
 
@@ -161,13 +166,17 @@ int join_address(const char *host, int port, bool listening, double deadline) {
                     *list = NULL;
     char service[16];
     snprintf(service, sizeof service, "%d", port);
+    errno = EADDRNOTAVAIL;
     if (getaddrinfo(host, service, &hints, &list) != 0) return -1;
-    int fd = -1;
+    int fd = -1, error = errno;
     for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd >= 0 && !connect_or_listen(fd, a, listening, deadline)) join_close(&fd);
+        if (fd >= 0 && connect_or_listen(fd, a, listening, deadline)) break;
+        error = errno;
+        join_close(&fd);
     }
     freeaddrinfo(list);
+    errno = error;
     return fd;
 }
 
@@ -205,7 +214,8 @@ static bool split_address(const char *address, join_job *job) {
     char *end;
     long port = strtol(colon + 1, &end, 10);
     job->port = (int)port;
-    return !*end && port > 0 && port + JOIN_PORTS <= 65536;
+    job->ports = job->launch->fixed_port ? 1 : JOIN_PORTS;
+    return !*end && port > 0 && port + job->ports <= 65536;
 }
 
 static void make_key(join_job *job, const char *secret) {

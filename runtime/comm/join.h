@@ -9,7 +9,8 @@
  *     0 -> rank   welcome    once all are there: what to do, proof = HMAC(key, "welcome" ...)
  * The key is HMAC(secret, job). Nonces are fresh on both sides, so nothing that was recorded
  * is of use; a rank says nothing of itself before rank 0 has proved itself. Rank 0 keeps a bounded
- * number of unproved connections, each for a short time, and never waits for a single one. */
+ * number of unproved connections, each for a short time, and never waits for a single one. What
+ * follows on a connection that is kept bears proofs too (wire.h). */
 #ifndef COMM_JOIN_H
 #define COMM_JOIN_H
 
@@ -17,7 +18,7 @@
 #include "runtime/comm/parts.h"
 
 enum {
-    JOIN_PORTS = 8, /* tried from the job's port on: the first may be taken */
+    JOIN_PORTS = 8, /* tried from the job's port on, where nobody chose it: some may be taken */
     JOIN_NAME_BYTES = 32,
     JOIN_TEXT_BYTES = 256,
 };
@@ -55,7 +56,7 @@ typedef struct {
     const ml_launch *launch;
     uint8_t key[DIGEST_BYTES];
     char host[256];
-    int port;
+    int port, ports; /* the first, and how many from there on rank 0 may be at */
     double deadline; /* of comm_now */
 } join_job;
 
@@ -76,6 +77,10 @@ void join_prove_client(const join_job *job, const join_hello *hello,
 void join_prove_welcome(const join_job *job, const join_hello *hello,
                         const uint8_t nonce[DIGEST_BYTES], const join_welcome *welcome,
                         uint8_t proof[DIGEST_BYTES]);
+/* Of one direction of this connection, once both sides have proved themselves: "from rank 0" or
+ * "to rank 0". It follows from the secret and both nonces, and is never sent. */
+void join_key(const join_job *job, const char *direction, const join_hello *hello,
+              const uint8_t nonce[DIGEST_BYTES], uint8_t key[DIGEST_BYTES]);
 /* Exactly `size` bytes before the deadline; false: an error, the end, or too late. */
 bool join_read(int fd, void *bytes, size_t size, double deadline);
 bool join_write(int fd, const void *bytes, size_t size, double deadline);
@@ -83,6 +88,8 @@ bool join_wait(int fd, short events, double deadline);
 void join_close(int *fd);
 void join_no_delay(int fd);
 int join_address(const char *host, int port, bool listening, double deadline); /* a socket; -1 */
+/* Who has this TCP port on this host: "python3 (pid 77)", "user 1001", or "another program". */
+void join_port_holder(int port, char *text, size_t size);
 /* The Unix socket of this name, in the abstract namespace: listening, or connected; -1. */
 int join_local(const char name[JOIN_NAME_BYTES], bool listening);
 /* Find the others: a segment's descriptor in comm->fd, or comm->wire. */

@@ -36,7 +36,7 @@ static bool shake_hands(visit *v, int fd) {
         return false;
     memcpy(v->nonce, challenge.nonce, sizeof v->nonce);
     join_prove_server(v->job, &v->hello, v->nonce, proof);
-    if (!digest_equal(proof, challenge.proof)) {
+    if (!digest_equal(proof, challenge.proof, sizeof proof)) {
         v->met_stranger = true;
         return false;
     }
@@ -48,7 +48,7 @@ static bool shake_hands(visit *v, int fd) {
     join_prove_welcome(v->job, &v->hello, v->nonce, &v->welcome, proof);
     v->welcome.text[sizeof v->welcome.text - 1] = 0;
     v->welcome.who.host[sizeof v->welcome.who.host - 1] = 0;
-    return digest_equal(proof, v->welcome.proof);
+    return digest_equal(proof, v->welcome.proof, sizeof proof);
 }
 
 /* Rank 0 may be near (it listens on loopback unless told otherwise), or at the job's address, at
@@ -57,7 +57,7 @@ static int try_all(visit *v) {
     const char *hosts[] = {"127.0.0.1", v->job->host};
     int count = strcmp(hosts[0], hosts[1]) == 0 ? 1 : 2;
     for (int host = 0; host < count; host++)
-        for (int i = 0; i < JOIN_PORTS; i++) {
+        for (int i = 0; i < v->job->ports; i++) {
             double deadline = sooner(comm_now() + CONNECT_SECONDS, v->job->deadline);
             int fd = join_address(hosts[host], v->job->port + i, false, deadline);
             if (fd < 0) continue;
@@ -104,8 +104,11 @@ static ml_status keep_wire(ml_comm *comm, visit *v, int *fd) {
     comm->wire = wire_new(1);
     if (!comm->wire) return ml_fail(ML_NO_MEMORY, "no memory for a connection");
     join_no_delay(*fd);
-    comm->wire->ends[0].fd = *fd;
-    comm->wire->ends[0].who = v->welcome.who;
+    wire_end *end = &comm->wire->ends[0];
+    end->fd = *fd;
+    end->who = v->welcome.who;
+    join_key(v->job, "to rank 0", &v->hello, v->nonce, end->out.key);
+    join_key(v->job, "from rank 0", &v->hello, v->nonce, end->in.key);
     *fd = -1;
     return ML_OK;
 }
@@ -135,8 +138,10 @@ ml_status join_enter(ml_comm *comm, const join_job *job) {
         join_close(&fd);
         return status;
     }
-    ml_fail(ML_DEVICE, "rank %d finds no rank 0 of its job at %s, ports %d to %d", comm->rank,
-            job->host, job->port, job->port + JOIN_PORTS - 1);
+    char last[16] = "";
+    if (job->ports > 1) snprintf(last, sizeof last, " to %d", job->port + job->ports - 1);
+    ml_fail(ML_DEVICE, "rank %d finds no rank 0 of its job at %s, port%s %d%s", comm->rank,
+            job->host, *last ? "s" : "", job->port, last);
     return v.met_stranger
                ? ml_help("something there does not know this job's secret: MLUA_SECRET, or the "
                          "file in ~/.config/mlua, must be the same for all ranks")

@@ -72,7 +72,7 @@ static void admit(server *s, guest *g) {
     uint8_t proof[DIGEST_BYTES];
     char text[JOIN_TEXT_BYTES];
     join_prove_client(s->job, &g->hello, g->nonce, &g->answer.who, proof);
-    if (!digest_equal(proof, g->answer.proof)) {
+    if (!digest_equal(proof, g->answer.proof, sizeof proof)) {
         drop(s, g, "it does not know the secret");
         return;
     }
@@ -176,7 +176,7 @@ static bool hand_to(server *s, int socket, const uint8_t ticket[DIGEST_BYTES], i
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != geteuid())
         return false;
     if (!join_read(socket, &request, sizeof request, comm_now() + REQUEST_SECONDS) ||
-        !digest_equal(request.ticket, ticket) || request.rank >= (uint32_t)s->world ||
+        !digest_equal(request.ticket, ticket, DIGEST_BYTES) || request.rank >= (uint32_t)s->world ||
         s->ranks[request.rank].fd < 0 || !send_descriptor(socket, segment))
         return false;
     join_close(&s->ranks[request.rank].fd);
@@ -225,11 +225,15 @@ static ml_status keep_wires(ml_comm *comm, server *s, int other) {
     join_welcome w = {.verdict = JOIN_HOSTS};
     comm->wire->other_rank = other;
     for (int i = 1; i < s->world; i++) {
-        welcome(s, &s->ranks[i], &w);
-        join_no_delay(s->ranks[i].fd);
-        comm->wire->ends[i].fd = s->ranks[i].fd;
-        comm->wire->ends[i].who = s->ranks[i].answer.who;
-        s->ranks[i].fd = -1;
+        guest *g = &s->ranks[i];
+        wire_end *end = &comm->wire->ends[i];
+        welcome(s, g, &w);
+        join_no_delay(g->fd);
+        end->fd = g->fd;
+        end->who = g->answer.who;
+        join_key(s->job, "from rank 0", &g->hello, g->nonce, end->out.key);
+        join_key(s->job, "to rank 0", &g->hello, g->nonce, end->in.key);
+        g->fd = -1;
     }
     return ML_OK;
 }
@@ -269,14 +273,41 @@ static ml_status too_late(server *s) {
                          "the network that they come from");
 }
 
-static ml_status serve(ml_comm *comm, server *s) {
-    for (int i = 0; i < JOIN_PORTS && s->listener < 0; i++) {
-        s->port = s->job->port + i;
-        s->listener = join_address(where(s), s->port, true, 0);
+static ml_status ports_taken(const server *s) {
+    const join_job *job = s->job;
+    char holder[128];
+    join_port_holder(job->port, holder, sizeof holder);
+    if (job->ports == 1) {
+        ml_fail(ML_IO, "rank 0 cannot listen at %s:%d: %s has this port", where(s), job->port,
+                holder);
+        return ml_help("end it, or set MASTER_PORT to another port for all ranks");
     }
-    if (s->listener < 0)
-        return ml_fail(ML_IO, "rank 0 cannot listen at %s, ports %d to %d: %s", where(s),
-                       s->job->port, s->port, strerror(errno));
+    ml_fail(ML_IO, "rank 0 cannot listen at %s: ports %d to %d are taken, the first by %s",
+            where(s), job->port, s->port, holder);
+    return ml_help("set MASTER_PORT to a free port for all ranks");
+}
+
+/* Where nobody chose the port, rank 0 takes the first free one of those that all ranks try. */
+static ml_status open_port(server *s) {
+    const join_job *job = s->job;
+    char holder[128];
+    for (int i = 0; i < job->ports && s->listener < 0; i++) {
+        s->port = job->port + i;
+        s->listener = join_address(where(s), s->port, true, 0);
+        if (s->listener < 0 && errno != EADDRINUSE)
+            return ml_fail(ML_IO, "rank 0 cannot listen at %s:%d: %s", where(s), s->port,
+                           strerror(errno));
+    }
+    if (s->listener < 0) return ports_taken(s);
+    if (s->port == job->port) return ML_OK;
+    join_port_holder(job->port, holder, sizeof holder);
+    fprintf(stderr, "mlua: %s has port %d: rank 0 waits at port %d\n", holder, job->port, s->port);
+    return ML_OK;
+}
+
+static ml_status serve(ml_comm *comm, server *s) {
+    ml_status status = open_port(s);
+    if (status != ML_OK) return status;
     while (s->joined < s->world - 1) {
         if (comm_now() > s->job->deadline) return too_late(s);
         serve_once(s);

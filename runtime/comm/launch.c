@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "runtime/base/pool.h"
@@ -45,6 +46,12 @@ static int number(ml_launch *launch, int otherwise, const char *const *names) {
 
 static int port_of(const char *job) {
     return FIRST_PORT + (int)(ml_hash(job, strlen(job), 0) % PORTS);
+}
+
+/* MASTER_PORT, or else this one. */
+static int master_port(ml_launch *launch, int otherwise) {
+    launch->fixed_port = VARIABLE("MASTER_PORT") != NULL;
+    return NUMBER(otherwise, "MASTER_PORT");
 }
 
 static void set_address(ml_launch *launch, const char *host, int port) {
@@ -95,8 +102,12 @@ static bool from_torchrun(ml_launch *launch) {
     launch->local_rank = NUMBER(launch->rank, "LOCAL_RANK");
     set_job(launch, "torchrun", VARIABLE("TORCHELASTIC_RUN_ID"), port,
             VARIABLE("TORCHELASTIC_RESTART_COUNT"));
-    int first = NUMBER(TORCH_PORT, "MASTER_PORT");
-    if (VARIABLE("TORCHELASTIC_USE_AGENT_STORE")) first++; /* torchrun itself listens there */
+    int first = master_port(launch, TORCH_PORT);
+    const char *agent = VARIABLE("TORCHELASTIC_USE_AGENT_STORE");
+    if (agent && strcasecmp(agent, "false") != 0 && strcmp(agent, "0") != 0) {
+        first++; /* torchrun itself listens there; nobody chose the next */
+        launch->fixed_port = false;
+    }
     set_address(launch, host, first);
     int local = NUMBER(0, "LOCAL_WORLD_SIZE");
     launch->several = local > 0 && local < launch->world;
@@ -122,7 +133,7 @@ static bool from_open_mpi(ml_launch *launch) {
                 host       ? host
                 : one_host ? "127.0.0.1"
                            : NULL,
-                NUMBER(port_of(launch->job), "MASTER_PORT"));
+                master_port(launch, port_of(launch->job)));
     return true;
 }
 
@@ -144,7 +155,7 @@ static bool from_slurm(ml_launch *launch) {
     if (list) first_host(list, first, sizeof first);
     if (!host && hosts == 1) host = "127.0.0.1";
     if (!host) host = *first ? first : VARIABLE("SLURM_LAUNCH_NODE_IPADDR");
-    set_address(launch, host, NUMBER(port_of(launch->job), "MASTER_PORT"));
+    set_address(launch, host, master_port(launch, port_of(launch->job)));
     launch->several = hosts > 1;
     share_cores(hosts > 0 ? (launch->world + hosts - 1) / hosts : 1);
     return true;

@@ -1,6 +1,8 @@
-/* Small messages between hosts, in frames: kind, length, and a number that counts the exchanges.
- * The lock is held while a frame is read or written, so that the watcher, which looks at what has
- * arrived without taking it, always sees the beginning of a frame. */
+/* Small messages between hosts, in frames: kind, length, a number that counts the exchanges, and a
+ * proof of these; then, where there are any, the bytes and a proof of them. No frame is acted upon
+ * before its proof is checked. The lock is held while a frame is read or written, so that the
+ * watcher, which looks at what has arrived without taking it, always sees the beginning of a frame.
+ */
 #include "runtime/comm/wire.h"
 
 #include <errno.h>
@@ -22,6 +24,7 @@ typedef enum {
 typedef struct {
     uint32_t kind, sequence; /* of a beat: what its rank is at (BEAT_...) */
     uint64_t bytes;
+    uint8_t proof[SEAL_BYTES]; /* of what is above */
 } frame;
 enum { BEAT_BUSY = 1, BEAT_WAITS = 2, BEAT_GOES_ON = 4 };
 typedef struct {
@@ -54,12 +57,17 @@ static int rank_at(const ml_comm *comm, int connection) {
 static bool put_frame(ml_comm *comm, int connection, frame_kind kind, const void *bytes,
                       size_t size) {
     comm_wire *wire = comm->wire;
+    wire_end *end = &wire->ends[connection];
     frame f = {kind, wire->sequence, size};
+    uint8_t proof[SEAL_BYTES];
     double deadline = comm_now() + FRAME_SECONDS;
-    if (wire->ends[connection].fd < 0) return true;
+    if (end->fd < 0) return true;
     pthread_mutex_lock(&wire->lock);
-    bool good = join_write(wire->ends[connection].fd, &f, sizeof f, deadline) &&
-                join_write(wire->ends[connection].fd, bytes, size, deadline);
+    seal_make(&end->out, &f, offsetof(frame, proof), f.proof);
+    if (size) seal_make(&end->out, bytes, size, proof);
+    bool good = join_write(end->fd, &f, sizeof f, deadline) &&
+                join_write(end->fd, bytes, size, deadline) &&
+                (!size || join_write(end->fd, proof, sizeof proof, deadline));
     pthread_mutex_unlock(&wire->lock);
     return good;
 }
@@ -98,6 +106,26 @@ static void lost(ml_comm *comm, int connection, const char *why) {
     comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
     atomic_store(&record->pid, (int32_t)comm->wire->ends[connection].who.pid);
     comm_accuse(comm->segment, rank_at(comm, connection), text);
+}
+
+/* Whether the other end sent these bytes, `ahead` after what was last taken. If not, this is the
+ * last that is read there. */
+static bool is_genuine(ml_comm *comm, int connection, uint64_t ahead, const void *bytes,
+                       size_t size, const uint8_t proof[SEAL_BYTES]) {
+    wire_end *end = &comm->wire->ends[connection];
+    char why[128];
+    if (!end->distrusted && seal_check(&end->in, ahead, bytes, size, proof)) return true;
+    end->distrusted = true;
+    snprintf(
+        why, sizeof why,
+        "has a connection that somebody interferes with: message %llu from it is not authentic",
+        (unsigned long long)(end->in.number + ahead + 1));
+    lost(comm, connection, why);
+    return false;
+}
+
+static bool is_genuine_head(ml_comm *comm, int connection, const frame *f) {
+    return is_genuine(comm, connection, 0, f, offsetof(frame, proof), f->proof);
 }
 
 static void take_failure(ml_comm *comm, failure_message *m) {
@@ -166,15 +194,19 @@ static void look(ml_comm *comm, int connection, double slice) {
     struct {
         frame head;
         failure_message failure;
+        uint8_t proof[SEAL_BYTES];
     } seen;
     ssize_t count = recv(end->fd, &seen, sizeof seen, MSG_PEEK | MSG_DONTWAIT);
     if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) {
         lost(comm, connection, "died or lost its connection");
         return;
     }
-    if (count == (ssize_t)sizeof seen && seen.head.kind == FRAME_FAILURE)
+    bool whole = count >= (ssize_t)sizeof seen.head;
+    if (whole && !is_genuine_head(comm, connection, &seen.head)) return;
+    if (count == (ssize_t)sizeof seen && seen.head.kind == FRAME_FAILURE &&
+        is_genuine(comm, connection, 1, &seen.failure, sizeof seen.failure, seen.proof))
         take_failure(comm, &seen.failure);
-    if (count >= (ssize_t)sizeof seen.head && seen.head.kind == FRAME_FAREWELL) {
+    if (whole && seen.head.kind == FRAME_FAREWELL) {
         take_farewell(comm, connection);
         return;
     }
@@ -185,7 +217,9 @@ static void look(ml_comm *comm, int connection, double slice) {
     while (recv(end->fd, &seen.head, sizeof seen.head, MSG_PEEK | MSG_DONTWAIT) ==
                (ssize_t)sizeof seen.head &&
            is_news(&seen.head)) {
+        if (!is_genuine_head(comm, connection, &seen.head)) return;
         recv(end->fd, &seen.head, sizeof seen.head, MSG_DONTWAIT);
+        end->in.number++;
         take_news(comm, connection, &seen.head);
         end->unread = 0;
         end->silent = 0;
@@ -196,7 +230,10 @@ static void look(ml_comm *comm, int connection, double slice) {
 /* A beat is left out where the other side takes nothing. */
 static void beat(wire_end *end, uint32_t flags) {
     frame f = {.kind = FRAME_BEAT, .sequence = flags};
+    seal next = end->out;
+    seal_make(&next, &f, offsetof(frame, proof), f.proof);
     ssize_t count = send(end->fd, &f, sizeof f, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count > 0) end->out = next;
     if (count > 0 && count < (ssize_t)sizeof f)
         join_write(end->fd, (char *)&f + count, sizeof f - (size_t)count,
                    comm_now() + FRAME_SECONDS);
@@ -213,7 +250,7 @@ void wire_watch(ml_comm *comm, double slice) {
     uint32_t flags = due ? beat_flags(comm) : 0;
     if (due) wire->ticks = 0;
     for (int i = 0; i < wire->count; i++) {
-        if (wire->ends[i].fd < 0 || has_ended(comm, i)) continue;
+        if (wire->ends[i].fd < 0 || wire->ends[i].distrusted || has_ended(comm, i)) continue;
         look(comm, i, slice);
         if (due) beat(&wire->ends[i], flags);
     }
@@ -261,30 +298,47 @@ static ml_status wait_for(ml_comm *comm, int connection, delay *d) {
     return status;
 }
 
+/* What follows a frame's head. */
+static bool take_bytes(ml_comm *comm, int connection, void *bytes, size_t size, double deadline) {
+    wire_end *end = &comm->wire->ends[connection];
+    uint8_t proof[SEAL_BYTES];
+    if (!join_read(end->fd, bytes, size, deadline) ||
+        !join_read(end->fd, proof, sizeof proof, deadline)) {
+        lost(comm, connection, "died or lost its connection");
+        return false;
+    }
+    if (!is_genuine(comm, connection, 0, bytes, size, proof)) return false;
+    end->in.number++;
+    return true;
+}
+
 /* Holding the lock: the frame that begins to arrive. False: a failure, or *again where it was only
  * a beat. */
 static bool take_frame(ml_comm *comm, int connection, frame_kind kind, void *bytes, size_t size,
                        bool *again) {
-    int fd = comm->wire->ends[connection].fd;
-    comm->wire->ends[connection].silent = 0;
+    wire_end *end = &comm->wire->ends[connection];
     double deadline = comm_now() + FRAME_SECONDS;
     failure_message m;
     frame f;
-    if (!join_read(fd, &f, sizeof f, deadline)) {
+    end->silent = 0;
+    if (end->distrusted) return false;
+    if (!join_read(end->fd, &f, sizeof f, deadline)) {
         lost(comm, connection, "died or lost its connection");
-    } else if (is_news(&f)) {
+        return false;
+    }
+    if (!is_genuine_head(comm, connection, &f)) return false;
+    end->in.number++;
+    if (is_news(&f)) {
         take_news(comm, connection, &f);
         *again = true;
     } else if (f.kind == FRAME_FAILURE && f.bytes == sizeof m) {
-        if (join_read(fd, &m, sizeof m, deadline)) take_failure(comm, &m);
+        if (take_bytes(comm, connection, &m, sizeof m, deadline)) take_failure(comm, &m);
     } else if (f.kind == FRAME_FAREWELL) {
         lost(comm, connection, "has ended while others wait for it");
     } else if (f.kind != (uint32_t)kind || f.sequence != comm->wire->sequence || f.bytes != size) {
         lost(comm, connection, "is at another place of the program");
-    } else if (!join_read(fd, bytes, size, deadline)) {
-        lost(comm, connection, "died or lost its connection");
     } else {
-        return true;
+        return take_bytes(comm, connection, bytes, size, deadline);
     }
     return false;
 }
@@ -406,8 +460,10 @@ static void await_parting(ml_comm *comm, int connection, uint32_t times, double 
         pthread_mutex_lock(&comm->wire->lock);
         ssize_t count = recv(fd, &f, sizeof f, MSG_PEEK | MSG_DONTWAIT);
         over = count >= 0 ? count < (ssize_t)sizeof f || !is_news(&f) : errno != EAGAIN;
+        if (count > 0 && !over) over = !is_genuine_head(comm, connection, &f);
         if (count > 0 && !over) {
             recv(fd, &f, sizeof f, 0);
+            comm->wire->ends[connection].in.number++;
             take_news(comm, connection, &f);
         }
         pthread_mutex_unlock(&comm->wire->lock);

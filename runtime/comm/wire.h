@@ -1,14 +1,22 @@
 /* Connections between ranks on several hosts: what they agree on before and besides NCCL. A star
- * around rank 0; small messages only. */
+ * around rank 0; small messages only.
+ *
+ * Every message is authenticated (seal.h): whoever sits between the hosts can read it, delay it or
+ * cut the connection, but not change, repeat, omit, reorder or add one; the first that does not
+ * prove itself ends the job, which names the rank at the other end. Nothing is encrypted. NCCL's own
+ * connections, over which tensors pass, are NCCL's: neither authenticated nor encrypted. */
 #ifndef COMM_WIRE_H
 #define COMM_WIRE_H
 
 #include "runtime/comm/join.h"
+#include "runtime/comm/seal.h"
 
 typedef struct {
     int fd, unread; /* bytes that had arrived when last looked at */
     double silent;  /* seconds without anything new, beats included */
     join_who who;   /* at the other end */
+    seal in, out;
+    bool distrusted; /* something came that is not authentic: nothing more is read */
 } wire_end;
 
 struct comm_wire {
