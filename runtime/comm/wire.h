@@ -3,8 +3,8 @@
  *
  * Every message is authenticated (seal.h): whoever sits between the hosts can read it, delay it or
  * cut the connection, but not change, repeat, omit, reorder or add one; the first that does not
- * prove itself ends the job, which names the rank at the other end. Nothing is encrypted. NCCL's own
- * connections, over which tensors pass, are NCCL's: neither authenticated nor encrypted. */
+ * prove itself ends the job, which names the rank at the other end. Nothing is encrypted. NCCL's
+ * own connections, over which tensors pass, are NCCL's: neither authenticated nor encrypted. */
 #ifndef COMM_WIRE_H
 #define COMM_WIRE_H
 
