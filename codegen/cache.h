@@ -9,6 +9,14 @@
 
 /* A name for a new file in the cache's folder, unlike any other of this process or another. */
 ml_status cache_temporary(const char *suffix, char *out, int size);
+/* The cache's folder `failed` takes no files, for `reason`: it is made again where it was deleted;
+ * else a temporary folder takes its place, which is announced on stderr. ML_IO where none can be
+ * made, with each folder that was tried. Nothing to do where another thread replaced it already. */
+ml_status cache_replace_folder(const char *failed, const char *reason);
+bool cache_folder_takes_files(const char *path); /* some 64 KiB; errno says why not */
+/* The folder before a temporary one; "" where there was none. */
+void cache_former_folder(char *out, int size);
+bool cache_make_folders(const char *path); /* with its parents; errno says why not */
 /* A whole file as a heap block, terminated; ML_IO where it cannot be read. */
 ml_status cache_read_file(const char *path, void **bytes, int64_t *size);
 /* Keep source text where people find it: in folder `folder` (made if need be; relative ones lie in

@@ -8,11 +8,13 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -56,6 +58,7 @@ static struct {
 typedef struct {
     uint64_t key[2];
     void *handle; /* of dlopen */
+    int file;     /* the memory file that it was loaded from; -1: another file */
 } object;
 
 struct ml_jit_c {
@@ -133,6 +136,8 @@ typedef struct {
     int count;
     unsigned stops; /* see ml_command */
     uint64_t key[2];
+    void *object; /* once compiled: a heap block of `size` bytes */
+    int64_t size;
 } batch;
 
 typedef struct {
@@ -185,19 +190,34 @@ static ml_status compile_failure(const batch *b, const batch_files *files, int c
     return ml_help("this is a bug of mlua, or of the compiler; CC=... tries another compiler");
 }
 
-static ml_status store_object(batch *b, const char *path) {
-    void *bytes;
-    int64_t size;
-    ml_status status = cache_read_file(path, &bytes, &size);
+/* Take what was compiled. That the cache cannot hold it costs time in the next run alone. */
+static ml_status take_object(batch *b, const char *path) {
+    ml_status status = cache_read_file(path, &b->object, &b->size);
     if (status != ML_OK) return status;
-    status = ml_cache_write(b->key, "so", bytes, size);
-    ml_free(bytes);
+    status = ml_cache_write(b->key, "so", b->object, b->size);
     for (int i = 0; i < b->count && status == ML_OK; i++)
         status = ml_cache_write(b->kernel_keys[i], "ref", b->key, sizeof b->key);
-    return status;
+    if (status != ML_OK) ml_debug(1, "%s\n", ml_error_last()->text);
+    return ML_OK;
 }
 
-static ml_status compile_batch(batch *b) {
+/* Whether the compiler failed for want of room: it says so, or its folder takes no file now. */
+static bool lacks_room(const char *folder, const char *errors) {
+    static const char *const signs[] = {"No space left", "quota exceeded", "Read-only file system",
+                                        "Input/output error"};
+    if (!cache_folder_takes_files(folder)) return true;
+    void *text;
+    int64_t size;
+    bool found = false;
+    if (cache_read_file(errors, &text, &size) != ML_OK) return true;
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
+        found = found || strstr(text, signs[i]) != NULL;
+    ml_free(text);
+    return found;
+}
+
+/* In `folder`, the cache's. ML_IO where it is the folder that failed. */
+static ml_status compile_in(batch *b, const char *folder) {
     batch_files files;
     ml_status status = cache_temporary("c", files.source, PATH_SIZE);
     if (status == ML_OK) status = cache_temporary("o", files.object, PATH_SIZE);
@@ -218,13 +238,34 @@ static ml_status compile_batch(batch *b) {
                                 .out = "/dev/null",
                                 .errors = files.errors,
                                 .files = {files.source, files.object, files.errors},
+                                .temporaries = folder,
                                 .stops = b->stops};
     int code = ml_command_run(&compile);
-    status = code == 0 ? store_object(b, files.object) : compile_failure(b, &files, code);
+    bool interrupted = code == -SIGINT || code == -SIGTERM;
+    if (code == 0)
+        status = take_object(b, files.object);
+    else if (!interrupted && lacks_room(folder, files.errors))
+        status = ml_fail(ML_IO, "the C compiler has no room for its files");
+    else
+        status = compile_failure(b, &files, code);
     unlink(files.source);
     unlink(files.object);
     unlink(files.errors);
     return status;
+}
+
+static ml_status compile_batch(batch *b) {
+    enum { MOST_FOLDERS = 4 };
+    char folder[PATH_SIZE], reason[256];
+    for (int tried = 0;; tried++) {
+        ml_status status = ml_cache_path(folder, sizeof folder);
+        if (status != ML_OK) return status;
+        status = compile_in(b, folder);
+        if (status != ML_IO || tried == MOST_FOLDERS) return status;
+        snprintf(reason, sizeof reason, "%.255s", ml_error_last()->text);
+        status = cache_replace_folder(folder, reason);
+        if (status != ML_OK) return status;
+    }
 }
 
 static void compile_job(void *context, int64_t begin, int64_t end, int thread) {
@@ -259,25 +300,77 @@ static batch *make_batches(ml_arena *arena, ml_kernel **missing, uint64_t (*keys
     return batches;
 }
 
-/* The object of a batch, opened; NULL where it is not in the cache or damaged. */
+static bool write_bytes(int file, const char *bytes, int64_t size) {
+    for (int64_t done = 0; done < size;) {
+        ssize_t put = write(file, bytes + done, (size_t)(size - done));
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) return false;
+        done += put;
+    }
+    return true;
+}
+
+/* From a file in memory, so that what is loaded is what was checked, and a folder that forbids
+ * execution (noexec) serves as a cache. The file stays open: dlopen takes two files of one name,
+ * which holds the descriptor's number, for the same. */
+static void *load_from_memory(const void *bytes, int64_t size, int *file) {
+    char path[64];
+    *file = memfd_create("mlua-kernels", MFD_CLOEXEC);
+    if (*file < 0) return NULL;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", *file);
+    void *handle = write_bytes(*file, bytes, size) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (handle == NULL) close(*file);
+    return handle;
+}
+
+/* Where the system forbids that: from a new file in the cache. */
+static void *load_from_folder(const void *bytes, int64_t size) {
+    char path[PATH_SIZE];
+    if (cache_temporary("so", path, sizeof path) != ML_OK) return NULL;
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700);
+    bool written = file >= 0 && write_bytes(file, bytes, size);
+    if (file >= 0) close(file);
+    void *handle = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (handle == NULL) {
+        ml_fail(ML_DEVICE, "cannot load compiled kernels: %s", written ? dlerror() : path);
+        ml_help("the system executes neither files in memory nor those of the kernel cache: "
+                "MLUA_CACHE=DIR names a folder where it does");
+    }
+    if (file >= 0) unlink(path);
+    return handle;
+}
+
+/* A checked object, loaded; NULL with an error where the system refuses. */
+static void *load_object(ml_jit_c *jit, const uint64_t key[2], const void *bytes, int64_t size) {
+    object *loaded = ML_PUSH(jit->arena, &jit->objects);
+    memcpy(loaded->key, key, sizeof loaded->key);
+    loaded->handle = load_from_memory(bytes, size, &loaded->file);
+    if (loaded->handle != NULL) return loaded->handle;
+    loaded->file = -1;
+    loaded->handle = load_from_folder(bytes, size);
+    if (loaded->handle == NULL) jit->objects.count--;
+    return loaded->handle;
+}
+
+/* The object of a batch; NULL where it is not in the cache, is damaged, or does not load. */
 static void *open_object(ml_jit_c *jit, uint64_t key[2]) {
     for (uint32_t i = 0; i < jit->objects.count; i++)
         if (memcmp(jit->objects.at[i].key, key, sizeof(uint64_t[2])) == 0)
             return jit->objects.at[i].handle;
     void *bytes;
     int64_t size;
-    char path[PATH_SIZE];
-    if (ml_cache_read(key, "so", &bytes, &size) != ML_OK) return NULL; /* checks the contents */
+    if (ml_cache_read(key, "so", &bytes, &size) != ML_OK) return NULL;
+    void *handle = load_object(jit, key, bytes, size);
     ml_free(bytes);
-    if (ml_cache_file(key, "so", path, sizeof path) != ML_OK) return NULL;
-    object *opened = ML_PUSH(jit->arena, &jit->objects);
-    memcpy(opened->key, key, sizeof opened->key);
-    opened->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (opened->handle != NULL) return opened->handle;
-    ml_fail(ML_COMPILE, "cannot load compiled kernels: %s", dlerror());
-    jit->objects.count--;
-    unlink(path);
-    return NULL;
+    return handle;
+}
+
+static ml_c_function *function_of(void *handle, const ml_kernel *kernel) {
+    union {
+        void *object;
+        ml_c_function *function;
+    } symbol = {dlsym(handle, kernel->entry)};
+    return symbol.function;
 }
 
 static ml_c_function *find_function(ml_jit_c *jit, const ml_kernel *kernel, uint64_t key[2]) {
@@ -288,12 +381,7 @@ static ml_c_function *find_function(ml_jit_c *jit, const ml_kernel *kernel, uint
     if (size == sizeof batch_key) memcpy(batch_key, reference, sizeof batch_key);
     ml_free(reference);
     void *handle = size == sizeof batch_key ? open_object(jit, batch_key) : NULL;
-    if (handle == NULL) return NULL;
-    union {
-        void *object;
-        ml_c_function *function;
-    } symbol = {dlsym(handle, kernel->entry)};
-    return symbol.function;
+    return handle != NULL ? function_of(handle, kernel) : NULL;
 }
 
 typedef struct {
@@ -302,10 +390,25 @@ typedef struct {
     ml_pool *pool;
     ml_jit_c *jit;
     ml_c_function **functions;
+    batch *batches; /* of what the cache lacks; 0 where it lacks nothing */
+    int batch_count;
 } load_call;
 
+/* The functions of a compiled batch; its first kernel is missing[0]. */
+static void load_batch(const load_call *call, const batch *b, const int *missing) {
+    void *handle = load_object(call->jit, b->key, b->object, b->size);
+    if (handle == NULL) ml_raise_last();
+    for (int i = 0; i < b->count; i++) {
+        ml_c_function *function = function_of(handle, b->kernels[i]);
+        if (function == NULL)
+            ml_raise(ML_INTERNAL, "kernel %s is missing from its compiled object",
+                     b->kernels[i]->label);
+        call->functions[missing[i]] = function;
+    }
+}
+
 /* Compile what the cache lacks. */
-static void compile_missing(const load_call *call, const int *missing, int count) {
+static void compile_missing(load_call *call, const int *missing, int count) {
     ml_arena *arena = call->jit->arena;
     ml_kernel **kernels = ML_NEW_ARRAY(arena, ml_kernel *, count);
     uint64_t(*keys)[2] = (uint64_t(*)[2])ml_arena_alloc(arena, sizeof(uint64_t[2]) * (size_t)count);
@@ -313,27 +416,21 @@ static void compile_missing(const load_call *call, const int *missing, int count
         kernels[i] = call->kernels[missing[i]];
         kernel_key(kernels[i], keys[i]);
     }
-    int threads = call->pool != NULL ? ml_pool_threads(call->pool) : 1, batch_count;
-    batch *batches = make_batches(arena, kernels, keys, count, threads, &batch_count);
-    ml_debug(1, "compiling %d kernels in %d batches\n", count, batch_count);
+    int threads = call->pool != NULL ? ml_pool_threads(call->pool) : 1;
+    batch *batches = make_batches(arena, kernels, keys, count, threads, &call->batch_count);
+    call->batches = batches;
+    ml_debug(1, "compiling %d kernels in %d batches\n", count, call->batch_count);
     if (call->pool != NULL)
-        ML_CHECK(ml_pool_run(call->pool, batch_count, batch_count, compile_job, batches));
+        ML_CHECK(
+            ml_pool_run(call->pool, call->batch_count, call->batch_count, compile_job, batches));
     else
-        compile_job(batches, 0, batch_count, 0);
-    for (int i = 0; i < count; i++) {
-        ml_c_function *function = find_function(call->jit, kernels[i], keys[i]);
-        if (function == NULL) {
-            char reason[512];
-            snprintf(reason, sizeof reason, "%.511s", ml_error_last()->text);
-            ml_raise(ML_COMPILE, "kernel %s is missing from its compiled object: %s",
-                     kernels[i]->label, reason);
-        }
-        call->functions[missing[i]] = function;
-    }
+        compile_job(batches, 0, call->batch_count, 0);
+    for (int i = 0; i < call->batch_count; i++)
+        load_batch(call, &batches[i], missing + (batches[i].kernels - kernels));
 }
 
 static void load_body(void *argument) {
-    const load_call *call = argument;
+    load_call *call = argument;
     ml_arena *arena = call->jit->arena;
     ML_CHECK(require_compiler());
     int *same = ML_NEW_ARRAY(arena, int, call->count + 1);
@@ -358,10 +455,12 @@ ml_status ml_jit_c_load(ml_kernel *const *kernels, int count, ml_pool *pool, ml_
     *jit = ml_alloc(sizeof **jit);
     if (*jit == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while compiling kernels");
     (*jit)->arena = ml_arena_new();
-    load_call call = {kernels, count, pool, *jit, functions};
+    load_call call = {
+        .kernels = kernels, .count = count, .pool = pool, .jit = *jit, .functions = functions};
     ml_status status = (*jit)->arena != NULL
                            ? ml_protect(load_body, &call)
                            : ml_fail(ML_NO_MEMORY, "out of memory while compiling kernels");
+    for (int i = 0; i < call.batch_count; i++) ml_free(call.batches[i].object);
     if (status != ML_OK) {
         ml_jit_c_free(*jit);
         *jit = NULL;
@@ -371,7 +470,10 @@ ml_status ml_jit_c_load(ml_kernel *const *kernels, int count, ml_pool *pool, ml_
 
 void ml_jit_c_free(ml_jit_c *jit) {
     if (jit == NULL) return;
-    for (uint32_t i = 0; i < jit->objects.count; i++) dlclose(jit->objects.at[i].handle);
+    for (uint32_t i = 0; i < jit->objects.count; i++) {
+        dlclose(jit->objects.at[i].handle);
+        if (jit->objects.at[i].file >= 0) close(jit->objects.at[i].file);
+    }
     if (jit->arena != NULL) ml_arena_free(jit->arena);
     ml_free(jit);
 }

@@ -92,12 +92,13 @@ static int lose_folder(void) {
     snprintf(away, sizeof away, "%s.away", path);
     write_entry(&before);
     if (before.status != ML_OK || rename(path, away) != 0) return 2;
+    if (mknod(path, S_IFREG | 0600, 0) != 0) return 11; /* no folder can be made there */
     for (int i = 0; i < WRITERS; i++) {
         jobs[i] = (write_job){.key = {(uint64_t)i, (uint64_t)getpid()}};
         pthread_create(&threads[i], NULL, write_entry, &jobs[i]);
     }
     for (int i = 0; i < WRITERS; i++) pthread_join(threads[i], NULL);
-    if (rename(away, path) != 0) return 3;
+    if (unlink(path) != 0 || rename(away, path) != 0) return 3;
     if (ml_cache_path(temporary, sizeof temporary) != ML_OK || !strcmp(temporary, path)) return 4;
     for (int i = 0; i < WRITERS; i++) {
         if (jobs[i].status != ML_OK) return 5;

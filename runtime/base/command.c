@@ -14,12 +14,14 @@ extern char **environ;
 
 /* Descriptor 3 is a pipe that only this process can write to: it ends with it, and then `read`
  * returns. SIGTERM lets compilers remove their own temporary files. */
-static const char minder[] = "{ read -r line; trap '' TERM; kill -TERM 0; sleep 1; rm -f \"$1\" "
+static const char minder[] = "export LC_ALL=C\n" /* what it prints is searched for causes */
+                             "[ -z \"$4\" ] || export TMPDIR=\"$4\"\n"
+                             "{ read -r line; trap '' TERM; kill -TERM 0; sleep 1; rm -f \"$1\" "
                              "\"$2\" \"$3\"; kill -KILL 0; "
                              "} <&3 &\n"
                              "minder=$!\n"
                              "exec 3<&-\n"
-                             "shift 3\n"
+                             "shift 4\n"
                              "\"$@\"\n"
                              "code=$?\n"
                              "exec 2>/dev/null\n" /* else a shell may tell how the minder ends */
@@ -96,6 +98,7 @@ int ml_command_run(const ml_command *c) {
     const char *words[MOST_WORDS] = {"sh", "-c", minder, "mlua"};
     int count = 4, leash[2];
     for (int i = 0; i < ML_COMMAND_FILES; i++) words[count++] = c->files[i] ? c->files[i] : "";
+    words[count++] = c->temporaries ? c->temporaries : "";
     for (int i = 0; c->words[i]; i++) {
         if (count == MOST_WORDS - 1) return ML_COMMAND_NOT_STARTED;
         words[count++] = c->words[i];

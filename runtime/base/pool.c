@@ -1,6 +1,8 @@
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "runtime/base/pool.h"
 
+#include "runtime/base/cgroup.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -220,24 +222,13 @@ ml_status ml_pool_run(ml_pool *pool, int64_t units, int64_t parts, ml_job *job, 
     return pool->error.status;
 }
 
-/* Cores' worth of time that the container grants, 0 where it does not limit. */
-static int quota_cores(void) {
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "r");
-    if (!file) return 0;
-    long long quota = 0, period = 0;
-    int fields = fscanf(file, "%lld %lld", &quota, &period); /* "max 100000": no limit */
-    fclose(file);
-    if (fields != 2 || quota <= 0 || period <= 0) return 0;
-    return (int)((quota + period - 1) / period);
-}
-
 int ml_cpu_count(void) {
     cpu_set_t set;
     CPU_ZERO(&set);
     int cores = sched_getaffinity(0, sizeof set, &set) == 0
                     ? CPU_COUNT(&set)
                     : (int)sysconf(_SC_NPROCESSORS_ONLN); /* more than the set can hold */
-    int quota = quota_cores();
+    int quota = ml_cgroup_cores("");
     if (quota && quota < cores) cores = quota;
     return cores > 0 ? cores : 1;
 }

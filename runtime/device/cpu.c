@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "runtime/base/cgroup.h"
 #include "runtime/base/knobs.h"
 
 enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
@@ -28,15 +29,8 @@ static int vector_bytes(void) {
 /* Physical memory, or what the container may use of it. */
 static int64_t memory_bytes(void) {
     int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-    int64_t bytes = pages > 0 && page > 0 ? pages * page : 0;
-    FILE *file = fopen("/sys/fs/cgroup/memory.max", "r");
-    if (file == NULL) return bytes;
-    long long limit = 0; /* the file says "max" where there is none */
-    if (fscanf(file, "%lld", &limit) == 1 && limit > 0 && (bytes == 0 || limit < bytes)) {
-        bytes = limit;
-    }
-    fclose(file);
-    return bytes;
+    int64_t bytes = pages > 0 && page > 0 ? pages * page : 0, limit = ml_cgroup_memory("");
+    return limit > 0 && (bytes == 0 || limit < bytes) ? limit : bytes;
 }
 
 static void processor_name(char *out, int size) {
