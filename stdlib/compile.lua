@@ -76,13 +76,15 @@ function m.compile(fn, inputs, options)
     microbatches = options.microbatches, often = options.often,
   }
   if not single then return program end
+  local methods = {}
   return setmetatable({}, {
     __tostring = function() return tostring(program) end,
     __call = function(_, feed) return program(feed or {}).result end,
     __index = function(_, key)
       local value = program[key]
       if type(value) ~= "function" then return value end
-      return function(_, ...) return value(program, ...) end
+      methods[key] = methods[key] or function(self, ...) return value(program, ...) end
+      return methods[key]
     end,
   })
 end

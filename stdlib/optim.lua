@@ -120,6 +120,9 @@ function m.optimizer(name, defaults, rule)
     local optimizer = { name = name, lr = all.lr, options = all }
     -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}.
     function optimizer.update(parameters, gradients, t)
+      if parameters == optimizer then
+        core.fail("update is no method: it does not take the optimizer", { help = "call it with a dot: optimizer.update(parameters, gradients, t)" })
+      end
       local untrained = {}
       for i, p in ipairs(parameters) do
         if core.is_zero(gradients[i]) then untrained[#untrained + 1] = p:name() end

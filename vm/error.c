@@ -230,11 +230,31 @@ static void make_error(lua_State *L, const char *file, int line, int operands) {
     add_traceback(L, object);
 }
 
+/* Message and help (or nil) are on top of the stack: whether they, and the place of the error, give
+ * way to a call that explains it. A help that is missing may be added. */
+static bool explain(lua_State *L, lua_Debug *where) {
+    int help = lua_gettop(L);
+    if (vm_push_call_help(L, where)) {
+        lua_replace(L, help);
+        lua_replace(L, help - 1);
+        return true;
+    }
+    const char *message = lua_tostring(L, help - 1);
+    bool nothing = strstr(message, ", got nil") || strstr(message, ", got nothing");
+    if (nothing && lua_isnil(L, help)) {
+        vm_push_nil_help(L);
+        lua_replace(L, help);
+        lua_settop(L, help);
+    }
+    return false;
+}
+
 /* Message and help (or nil) are on top of the stack. */
 static _Noreturn void raise_error(lua_State *L, const ml_ref *operands, int count) {
     lua_Debug frame;
     bool known = vm_script_frame(L, &frame);
     int help = lua_gettop(L), lines = 0;
+    if (explain(L, &frame)) known = true, count = 0;
     if (count) {
         if (lua_isnil(L, help)) {
             push_size_help(L, operands, count);
@@ -351,19 +371,6 @@ static const char *called_name(lua_State *L) {
     return NULL;
 }
 
-static const char *hint_for(const char *message) {
-    if (strstr(message, "number expected, got tensor") ||
-        strstr(message, "number expected, got state"))
-        return "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
-               "m.maximum";
-    if (strstr(message, "on a axis value")) return "an Axis has .name and .size";
-    if (strstr(message, "a nil value (global 'self')"))
-        return "define the function with a colon: function Net:forward(x)";
-    bool ours = strncmp(message, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0;
-    if (ours && strstr(message, "a nil value")) return "is an argument missing, or misspelt?";
-    return NULL;
-}
-
 /* Push an error object for a string that plain Lua raised, at index 1. */
 static void convert_message(lua_State *L) {
     const char *text = lua_tostring(L, 1);
@@ -399,8 +406,16 @@ static void convert_message(lua_State *L) {
             line = frame.currentline;
         }
     }
-    lua_pushstring(L, message ? message : text);
-    lua_pushstring(L, hint_for(text));
+    int top = lua_gettop(L);
+    if (known && vm_push_call_help(L, &frame)) {
+        file = vm_file_of(frame.source);
+        line = frame.currentline;
+    } else {
+        lua_pushstring(L, message ? message : text);
+        vm_push_plain_help(L, text, file, line);
+        lua_copy(L, -1, top + 2);
+        lua_settop(L, top + 2);
+    }
     make_error(L, file, line, 0);
 }
 
@@ -459,7 +474,7 @@ static int core_fail(lua_State *L) {
         frame.currentline = frame.linedefined;
     }
     lua_settop(L, 4);
-    known = known || script_frame(L, &frame, level, NULL);
+    if (!known) known = explain(L, &frame) || script_frame(L, &frame, level, NULL);
     make_error(L, known ? vm_file_of(frame.source) : NULL, known ? frame.currentline : 0, 0);
     return lua_error(L);
 }

@@ -9,7 +9,7 @@
 #include <stddef.h>
 
 typedef enum {
-    T_EOF,
+    T_EOF = 256, /* smaller ones are characters */
     T_NAME,
     T_NUMBER,
     T_STRING,

@@ -16,7 +16,8 @@ static bool matches(lua_State *L, int index, ml_ref n) {
     return node->op == ML_OP_STATE && ml_graph_args(g, n)[0] == (int64_t)id;
 }
 
-/* Push the variable `name` that the frame sees: a local, an upvalue or a global. */
+/* Push the variable `name` that the frame sees: a local, an upvalue or a global; false where there
+ * is none, which pushes nil. */
 static bool push_variable(lua_State *L, const lua_Debug *frame, const char *name) {
     lua_Debug ar = *frame;
     int found = 0;
@@ -37,7 +38,7 @@ static bool push_variable(lua_State *L, const lua_Debug *frame, const char *name
     }
     lua_pop(L, 1);
     vm_raw_global(L, name);
-    return true;
+    return !lua_isnil(L, -1);
 }
 
 static int get_field(lua_State *L) {
@@ -63,7 +64,7 @@ static bool try_chain(lua_State *L, const lua_Debug *frame, ml_ref n, const char
     size_t end = strcspn(text, ".");
     if (end > length) end = length;
     lua_pushlstring(L, text, end);
-    if (!push_variable(L, frame, lua_tostring(L, -1))) return lua_settop(L, top), false;
+    push_variable(L, frame, lua_tostring(L, -1));
     for (;;) {
         if (matches(L, -1, n)) {
             lua_settop(L, top);
@@ -78,6 +79,26 @@ static bool try_chain(lua_State *L, const lua_Debug *frame, ml_ref n, const char
     }
     lua_settop(L, top);
     return false;
+}
+
+bool vm_push_chain(lua_State *L, const lua_Debug *frame, const char *text, size_t length) {
+    int top = lua_gettop(L);
+    size_t end = 0;
+    bool known = true;
+    do {
+        size_t start = end ? end + 1 : 0;
+        end = start + strcspn(text + start, ".");
+        if (end > length) end = length;
+        if (start) {
+            known = follow(L, text + start, end - start);
+        } else {
+            lua_pushlstring(L, text, end);
+            known = push_variable(L, frame, lua_tostring(L, -1));
+        }
+    } while (known && end < length);
+    if (known) lua_replace(L, top + 1);
+    lua_settop(L, known ? top + 1 : top);
+    return known;
 }
 
 static bool is_word(int c) {

@@ -41,9 +41,8 @@ static const char *kind_name(lua_State *L, int index) {
 static ml_ref read_operand(lua_State *L, int index, ml_op op) {
     if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index)) return 0;
     if (vm_is_tensor(L, index)) return vm_tensor(L, index, "an operand");
-    vm_fail(L, lua_isnoneornil(L, index) ? "is a name misspelt?" : NULL,
-            "operand %d of \"%s\" must be a tensor or a number, got %s", index, ml_ops[op].name,
-            kind_name(L, index));
+    vm_fail(L, NULL, "operand %d of \"%s\" must be a tensor or a number, got %s", index,
+            ml_ops[op].name, kind_name(L, index));
 }
 
 static ml_ref map(lua_State *L, ml_op op) {

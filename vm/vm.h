@@ -180,6 +180,17 @@ void order_push_keys(lua_State *L, int index); /* the list of a table's keys in 
 
 /* names.c: what the script calls a tensor. Pushes the name, or returns false. */
 bool vm_push_name(lua_State *L, const lua_Debug *frame, ml_ref n);
+/* Push the value of a chain of names ("self.wq") where the frame is; false where it has none. */
+bool vm_push_chain(lua_State *L, const lua_Debug *frame, const char *text, size_t length);
+
+/* hints.c: help lines that take a look at the script. */
+/* Push the help for an error of plain Lua, or nil; the file and the line are those of the error,
+ * the file NULL where it is not a script's. */
+void vm_push_plain_help(lua_State *L, const char *text, const char *file, int line);
+void vm_push_nil_help(lua_State *L); /* which name of the script's line is nil */
+/* Where a method was called with a dot, or a function of a library with a colon, push what the
+ * error then says and its help; *where is the frame of that call. */
+bool vm_push_call_help(lua_State *L, lua_Debug *where);
 
 /* lineage.c: what the nodes behind a tensor tell. Hints are printed once each, by whoever shows
  * what was traced (check, the prompt). */
