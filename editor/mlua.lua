@@ -595,7 +595,7 @@ function Corpus:text(ids) end
 ---@field optimizer? Optimizer default m.adamw{}
 ---@field schedule? fun(step: integer, steps: integer): number a factor of the optimizer's lr; default m.constant()
 ---@field steps? integer default 100
----@field data? string a text file, or .bin of u16 tokens; default: the text built in
+---@field data? string|Corpus a text file, or .bin of u16 tokens; default: the text built in
 ---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
 ---@field accum? integer microbatches of a step; default 1
 ---@field clip? number bound of the gradient norm; default 1, 0: off
@@ -604,6 +604,7 @@ function Corpus:text(ids) end
 ---@field eval_share? number of the data, its end, that evaluations use and training does not; default 0.1
 ---@field log_every? integer steps between lines
 ---@field seed? integer of the order of the data
+---@field skip? integer samples before the first; default: those that the model has seen of these data, 0 in its first training
 ---@field on_step? fun(step: integer, outputs: StepOutputs) called after each step
 ---@field layout? Layout where tensors lie
 
@@ -1372,6 +1373,9 @@ function m.tell_untrained(names, text) end
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
+---One more training of a model goes on: in the data, by the number of samples, whatever the batch (each file and seed has a
+---number of its own); in dropout's draws; in the updates that an optimizer counts, where it is the same one. Another model
+---begins at the first sample. `skip = 0` begins again.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
 ---@param options TrainOptions
 ---@return TrainResult
@@ -1384,6 +1388,15 @@ function m.train(options) end
 ---@param program Program the one that runs most often: a pipeline's says how long its ranks wait
 ---@return table
 function m.training_log(o, flops, program) end
+
+---The progress of a training that begins: .steps() and .samples() that its model has behind it, .offset(p): what is taken
+---from the model's steps to count the updates of a parameter by this optimizer, .begin() before the first step,
+---.advance(samples) after each.
+---@param model Module
+---@param optimizer table
+---@param data string the name of the data and their order
+---@return table
+function m.training_progress(model, optimizer, data) end
 
 ---Uniform in [0, 1).
 ---@param axes Axis[]

@@ -118,7 +118,8 @@ function m.optimizer(name, defaults, rule)
     check(options, "")
     local all = merged(defaults, options)
     local optimizer = { name = name, lr = all.lr, options = all }
-    -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}.
+    -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}; step_of(p), where given, is
+    -- the step of one parameter.
     function optimizer.update(parameters, gradients, t)
       if parameters == optimizer then
         core.fail("update is no method: it does not take the optimizer", { help = "call it with a dot: optimizer.update(parameters, gradients, t)" })
@@ -131,7 +132,7 @@ function m.optimizer(name, defaults, rule)
         local o = merged(all, group)
         local value, own, finish = p:read(), slots(p, optimizer)
         local new = rule(value, gradients[i], own, {
-          lr = t.rate * o.lr, step = t.step, options = o, parameter = p,
+          lr = t.rate * o.lr, step = t.step_of and t.step_of(p) or t.step, options = o, parameter = p,
           decay = m.attributes(p).decay and o.weight_decay or 0,
         })
         finish(new)

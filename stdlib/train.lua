@@ -4,7 +4,7 @@ local m = require "mlua"
 
 local OPTIONS = {
   "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "accum", "clip",
-  "eval_every", "eval_batches", "eval_share", "log_every", "seed", "on_step", "layout",
+  "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
 }
 
 -- The sum of squares of all gradients.
@@ -26,6 +26,10 @@ local function apply(o, parameters, gradients, total, count, feeds)
   local scaled = {}
   for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
   local inputs = { rate = core.where(ok, feeds.rate, 0), step = feeds.step:cast("f32") }
+  function inputs.step_of(p) -- feeds.step counts the model's steps in all trainings
+    local offset = o.progress and o.progress.offset(p) or 0
+    return offset == 0 and inputs.step or (feeds.step - offset):cast("f32")
+  end
   m.scope("optimizer", o.optimizer.update, parameters, scaled, inputs)
   return { loss = total / count, grad_norm = norm }
 end
@@ -194,7 +198,8 @@ local KINDS = {
   batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
   steps = { "an integer, 0 or more", natural }, accum = { "an integer from 1 to 2^30", count_of_parts },
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
-  data = { "a file's name", function(x) return type(x) == "string" end },
+  data = { "a file's name, or what m.corpus gives", function(x) return type(x) == "string" or getmetatable(x) == "corpus" end },
+  skip = { "an integer, 0 or more", natural },
   eval_every = { "an integer, 0 or more", natural }, eval_batches = { "a positive integer", positive },
   eval_share = { "a share between 0 and 1", function(x) return type(x) == "number" and x > 0 and x < 1 end },
   log_every = { "a positive integer", positive }, on_step = { "a function of (step, outputs)", callable },
@@ -260,11 +265,12 @@ local function complete(options)
   return o
 end
 
--- Host buffers and the corpus behind them.
+-- The corpus, and the model's progress in it.
 local function open_data(o)
-  local corpus = core.corpus(o.data)
+  local corpus = type(o.data) == "userdata" and o.data or core.corpus(o.data)
+  o.progress = m.training_progress(o.model, o.optimizer, ("%s, seed %d"):format(corpus:name(), o.seed))
   local micro = o.batch.size // o.accum
-  local data = { corpus = corpus, tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
+  local data = { tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
   -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
   function data.fill(step, i, evaluation)
     local wanted = ("%d %d %s"):format(step, i, evaluation)
@@ -273,7 +279,17 @@ local function open_data(o)
     local share = 1 - (o.eval_every and o.eval_share or 0)
     corpus:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
       seed = o.seed, vocab = o.vocab, from = evaluation and share or 0, to = evaluation and 1 or share,
+      skip = evaluation and 0 or o.skip,
     })
+  end
+  -- Once the programs are traced, and the model has all its parameters.
+  function data.begin()
+    local options, seen = core.options(), o.progress.samples()
+    if not o.skip and seen > 0 and options.rank == 0 and not options.quiet then
+      core.write_error(("m.train goes on in %s after the %d samples that the model has seen; skip = 0 begins again\n"):format(corpus:name(), seen))
+    end
+    o.skip = o.skip or seen
+    o.progress.begin(o.skip)
   end
   return data
 end
@@ -326,7 +342,7 @@ end
 ---@field optimizer? Optimizer default m.adamw{}
 ---@field schedule? fun(step: integer, steps: integer): number a factor of the optimizer's lr; default m.constant()
 ---@field steps? integer default 100
----@field data? string a text file, or .bin of u16 tokens; default: the text built in
+---@field data? string|Corpus a text file, or .bin of u16 tokens; default: the text built in
 ---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
 ---@field accum? integer microbatches of a step; default 1
 ---@field clip? number bound of the gradient norm; default 1, 0: off
@@ -335,6 +351,7 @@ end
 ---@field eval_share? number of the data, its end, that evaluations use and training does not; default 0.1
 ---@field log_every? integer steps between lines
 ---@field seed? integer of the order of the data
+---@field skip? integer samples before the first; default: those that the model has seen of these data, 0 in its first training
 ---@field on_step? fun(step: integer, outputs: StepOutputs) called after each step
 ---@field layout? Layout where tensors lie
 
@@ -355,6 +372,9 @@ end
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
+---One more training of a model goes on: in the data, by the number of samples, whatever the batch (each file and seed has a
+---number of its own); in dropout's draws; in the updates that an optimizer counts, where it is the same one. Another model
+---begins at the first sample. `skip = 0` begins again.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
 ---@param options TrainOptions
 ---@return TrainResult
@@ -388,11 +408,12 @@ function m.train(options)
     end
     return total / count
   end
+  data.begin()
   if evaluate then data.fill(1, 0, true) end -- too little data for it is told before the first step
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
   local log = m.training_log(o, flops, programs[1])
-  local result, told = { steps = 0 }, false
+  local result, told, before = { steps = 0 }, false, o.progress.steps()
   for step = 1, o.steps do
     log.outside(core.begin_step, step, o.steps) -- which writes a profile
     local rate = o.schedule(step, o.steps)
@@ -402,13 +423,13 @@ function m.train(options)
     for i = 0, o.accum - 1 do
       data.fill(step, i)
       local program = step_program or micro
-      local feeds = { tokens = data.tokens, targets = data.targets, step = step }
+      local feeds = { tokens = data.tokens, targets = data.targets, step = before + step }
       if step_program then feeds.rate = rate else feeds.micro, feeds.first = i, i == 0 end
       program:start(feeds)
     end
     if finish then
       micro:finish()
-      finish:start { rate = rate, step = step }
+      finish:start { rate = rate, step = before + step }
     end
     data.fill(step + 1, 0) -- while the device works
     local out = (step_program or finish):finish()
@@ -419,6 +440,7 @@ function m.train(options)
       log.close()
       explain(o, data, step, out.loss, out.grad_norm)
     end
+    o.progress.advance(o.batch.size)
     log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
     if o.on_step then o.on_step(step, out) end
     if evaluate and (step % o.eval_every == 0 or step == o.steps) then
