@@ -51,6 +51,7 @@ function m.compile(fn, inputs, options)
     end,
   })
   local outer, outer_updates, traced = m.context, core.take_updates(), core.tracing(true)
+  local silent = core.discard_output(false) -- what is printed while tracing is shown in a check too
   local step = rawget(feeds, "step")
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
     losses = {}, totals = {} }
@@ -65,6 +66,7 @@ function m.compile(fn, inputs, options)
     return outputs[1]
   end))
   m.context = outer
+  core.discard_output(silent)
   local updates = core.take_updates()
   for _, update in ipairs(outer_updates) do update[1]:assign(update[2]) end -- of a program that is traced around this one
   core.tracing(traced)

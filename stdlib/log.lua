@@ -31,7 +31,8 @@ local since = core.time() -- when the script began, or its last training ended: 
 ---@return table
 function m.training_log(o, flops, program)
   local options, device = core.options(), core.device()
-  local columns = not options.json and core.terminal()
+  local columns = not options.json and not options.quiet and core.terminal()
+  local remarks = not options.json and not options.quiet and options.rank == 0
   local tokens_step = o.batch.size * o.seq.size
   local log, last, smooth = {}, core.time(), nil
   local peak, busy = device.peak_flops or 0, 0
@@ -86,12 +87,12 @@ function m.training_log(o, flops, program)
     local seconds = now - last
     last = now
     if step == 1 then
-      if not options.json and options.rank == 0 then core.write_error(("first step after %.1f s (loss %s)\n"):format(now - since, decimal("%.4f", loss))) end
+      if remarks then core.write_error(("first step after %.1f s (loss %s)\n"):format(now - since, decimal("%.4f", loss))) end
     else
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
     local bubble, predicted, planned = program:bubble()
-    if bubble and not told and not options.json and options.rank == 0 then tell_bubble(bubble, predicted, planned) end
+    if bubble and not told and remarks then tell_bubble(bubble, predicted, planned) end
     if options.json then
       local speed, worked = tokens_step / seconds, ""
       if bubble then
@@ -102,18 +103,18 @@ function m.training_log(o, flops, program)
         worked = worked .. (',"device_ms":%s,"busy":%s'):format(number((all - busy) * 1e3), number((all - busy) / seconds))
         busy = all
       end
-      core.write(([[{"step":%d,"loss":%s,"grad_norm":%s,"lr":%s,"tokens":%d,"tokens_per_s":%s,"tflops_per_gpu":%s,"mfu":%s,"memory_gib":%s,"step_ms":%s%s}]])
+      core.write_json(([[{"step":%d,"loss":%s,"grad_norm":%s,"lr":%s,"tokens":%d,"tokens_per_s":%s,"tflops_per_gpu":%s,"mfu":%s,"memory_gib":%s,"step_ms":%s%s}]])
         :format(step, number(loss), number(norm), number(lr), step * tokens_step, number(speed), number(flops / seconds / 1e12),
           peak > 0 and number(flops / seconds / peak) or "null", number(core.device().used_bytes / 2 ^ 30), number(seconds * 1e3), worked) .. "\n")
-    elseif step % every == 0 or step == 1 or step == o.steps then
+    elseif not options.quiet and (step % every == 0 or step == 1 or step == o.steps) then
       local list = parts(step, loss, norm, lr, smooth or seconds)
       core.write(columns and "\r\27[K" .. bar(step, list) or join(list, 9) .. "\n")
     end
   end
   function log.eval(step, loss)
     if options.json then
-      core.write(('{"step":%d,"eval_loss":%s}\n'):format(step, number(loss)))
-    else
+      core.write_json(('{"step":%d,"eval_loss":%s}\n'):format(step, number(loss)))
+    elseif not options.quiet then
       core.write((columns and "\r\27[K" or "") .. ("step %d  evaluation loss %s\n"):format(step, decimal("%.4f", loss)))
     end
   end

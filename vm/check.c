@@ -6,6 +6,8 @@
 
 #include "runtime/graph/passes.h"
 #include "runtime/plan/staged.h"
+#include "vm/dry.h"
+#include "vm/output.h"
 
 enum { LARGEST = 10 };
 
@@ -62,6 +64,11 @@ static const char *count_text(lua_State *L, double value) {
     char text[64];
     format_count(text, sizeof text, value);
     return lua_pushstring(L, text);
+}
+
+static const char *flops_text(lua_State *L, double flops) {
+    const char *count = count_text(L, flops);
+    return lua_pushfstring(L, flops < 1000 ? "%s FLOP" : "%sFLOP", count);
 }
 
 /* ---- Gathering
@@ -384,6 +391,16 @@ static int64_t all_states(const report *r) {
     return bytes;
 }
 
+static void print_end(const ml_vm *vm) {
+    int line;
+    const char *file = dry_end(vm, &line);
+    if (file)
+        printf("stopped         at %s:%d, where the script calls programs that are known again and "
+               "again: it may wait for values, which a check does not have; programs that it would "
+               "make later are not counted\n",
+               file, line);
+}
+
 static void print_text(lua_State *L, const report *r, double tokens) {
     static const char *const kinds[] = {"parameters", "optimizer", "gradients", "other", "copies"};
     const ml_vm *vm = vm_of(L);
@@ -402,8 +419,8 @@ static void print_text(lua_State *L, const report *r, double tokens) {
         printf("  %s of the optimizer's are whole over a mesh axis that is \"flat\": their axes "
                "are cut already, or shorter\n",
                bytes_text(L, r->whole_bytes));
-    printf("work a step     %sFLOP", count_text(L, r->flops));
-    if (tokens > 0) printf(", %sFLOP a token of %.0f", count_text(L, r->flops / tokens), tokens);
+    printf("work a step     %s", flops_text(L, r->flops));
+    if (tokens > 0) printf(", %s a token of %.0f", flops_text(L, r->flops / tokens), tokens);
     if (r->busiest > 1.005)
         printf("\n  attention     %.2f times the average on the busiest rank", r->busiest);
     printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
@@ -418,6 +435,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
         traffic_print(L, &r->between, "in one run of what runs between steps (evaluation)",
                       format_bytes);
     if (r->fits) print_largest(L, r); /* the error lists them otherwise */
+    print_end(vm);
     lua_settop(L, 2);
     if (vm->options->types)
         for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
@@ -451,6 +469,13 @@ static json_t *largest_json(lua_State *L, const report *r) {
     return list;
 }
 
+static void add_end(const ml_vm *vm, json_t *object) {
+    int line;
+    const char *file = dry_end(vm, &line);
+    if (object && file)
+        json_object_set_new(object, "ended", json_pack("{s:s, s:i}", "file", file, "line", line));
+}
+
 static void print_json(lua_State *L, const report *r, double tokens) {
     const ml_vm *vm = vm_of(L);
     json_t *memory = json_object();
@@ -479,8 +504,10 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "attention_balance", json_real(r->busiest));
     if (object && r->traffic.layout)
         json_object_set_new(object, "whole_optimizer_bytes", json_integer(r->whole_bytes));
+    add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
-    if (text) printf("%s\n", text);
+    if (text) fprintf(vm->options->json_out, "%s\n", text);
+    fflush(vm->options->json_out);
     ml_free(text); /* main.c gives jansson ml_alloc */
     json_decref(object);
 }
@@ -500,7 +527,7 @@ static void require_memory(void *argument) {
 }
 
 static int core_report(lua_State *L) {
-    const ml_vm *vm = vm_of(L);
+    ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 2);
     if (vm_table_length(L, 1) < 1) vm_fail(L, NULL, "report needs a program");
@@ -521,11 +548,13 @@ static int core_report(lua_State *L) {
     const ml_target *target =
         vm->options->mode == VM_CHECK ? &vm->check_target : &ml_session_device(vm->session)->target;
     r.fits = !target->memory_bytes || r.peak_bytes <= target->memory_bytes;
+    bool discards = vm->discards;
+    output_discard(vm, false);
     if (vm->options->json)
         print_json(L, &r, tokens);
     else
         print_text(L, &r, tokens);
-    fflush(stdout);
+    output_discard(vm, discards);
     if (!r.fits) {
         require_call call = {r.largest, r.other_bytes, target->memory_bytes, device_text(vm)};
         vm_protect(L, require_memory, &call);

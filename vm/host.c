@@ -6,6 +6,7 @@
 
 #include "runtime/base/command.h"
 #include "runtime/base/knobs.h"
+#include "vm/dry.h"
 #include "vm/embed.h"
 #include "vm/traps.h"
 
@@ -367,6 +368,7 @@ static int open_state(lua_State *L) {
     vm_tensorfile_register(L);
     vm_service_register(L);
     vm_check_register(L);
+    dry_register(L);
     vm_layout_register(L);
     vm_lineage_register(L);
     vm_profile_register(L);

@@ -14,7 +14,9 @@
 #include "runtime/base/process.h"
 #include "runtime/base/suggest.h"
 #include "vm/doctor.h"
+#include "vm/dry.h"
 #include "vm/gpus.h"
+#include "vm/output.h"
 #include "vm/vm.h"
 
 #ifndef MLUA_VERSION
@@ -62,7 +64,7 @@ static const struct {
     {"--dtype", "NAME", OPTION_DTYPE, FOR_SCRIPTS,
      "in which forward functions compute: bf16, f32 or f64; default: bf16 on a GPU, f32 on a CPU"},
     {"--json", NULL, OPTION_JSON, FOR_RUN | FOR_CHECK,
-     "one JSON object a step, or the report as one"},
+     "one JSON object a step, or the report as one, alone on standard output"},
     {"--seed", "N", OPTION_SEED, FOR_SCRIPTS,
      "of all randomness; a script's own seed setting wins (default 0)"},
     {"--mesh", "a=2,b=4", OPTION_MESH, FOR_SCRIPTS,
@@ -75,7 +77,8 @@ static const struct {
     {"--bench", NULL, OPTION_BENCH, FOR_DOCTOR,
      "measure each device's copy bandwidth and largest matrix products; takes seconds"},
     {"--types", NULL, OPTION_TYPES, FOR_CHECK, "print the type of every tensor too"},
-    {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS, "say less"},
+    {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS,
+     "no lines of steps and evaluations, no remarks on where the time goes"},
 };
 enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
 
@@ -104,7 +107,8 @@ static const command commands[] = {
      FOR_DOCTOR, doctor_main},
     {"editor", "[FILE]", "write the definitions that editors complete from (LuaCATS)", 0,
      editor_main},
-    {"help", "[COMMAND]", "this text, or that of a command", 0, help_main},
+    {"help", "[COMMAND|environment]", "this text, or that of a command, or of the variables", 0,
+     help_main},
     {"version", "", "print the version", 0, version_main},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
@@ -132,7 +136,7 @@ static void print_options(int flags) {
 
 static void print_knobs(void) {
     const char *name, *syntax, *meaning;
-    printf("\nenvironment\n");
+    printf("environment\n");
     for (int i = 0; ml_knob_describe(i, &name, &syntax, &meaning); i++) {
         char left[64];
         snprintf(left, sizeof left, "%s=%s", name, syntax);
@@ -151,6 +155,7 @@ static void print_help(void) {
     }
     printf("\noptions\n");
     print_options(FOR_SCRIPTS);
+    printf("\n");
     print_knobs();
 }
 
@@ -161,7 +166,6 @@ static void print_command_help(const command *c) {
         printf("\noptions\n");
         print_options(c->flag);
     }
-    if (c->flag) print_knobs();
 }
 
 __attribute__((format(printf, 1, 2))) static int usage_error(const char *format, ...) {
@@ -367,11 +371,11 @@ static int script_main(lua_State *L) {
     const vm_options *options = vm_of(L)->options;
     if (options->mode == VM_RUN) vm_check(L, ml_device_find(options->device));
     if (vm_load_file(L, options->script, 0) != LUA_OK) return lua_error(L);
-    lua_call(L, 0, 0);
     if (options->mode == VM_CHECK) {
+        dry_call(L);
         lua_pushcfunction(L, vm_report_rest);
-        lua_call(L, 0, 0);
     }
+    lua_call(L, 0, 0);
     vm_profile_finish(L);
     bool told = options->comm && ml_comm_rank(options->comm) != 0; /* by the first rank */
     if (!options->override_count || told) return 0;
@@ -428,9 +432,10 @@ static int run_script_once(vm_options *options) {
 
 static int run_script(vm_options *options) {
     int result = EXIT_OK, runs = ml_knobs()->runs > 1 ? ml_knobs()->runs : 1;
+    if (!output_divert(options)) return EXIT_ERROR;
     for (options->run = 1; options->run <= runs && result == EXIT_OK; options->run++)
         result = run_script_once(options);
-    return result;
+    return output_restore(options) || result != EXIT_OK ? result : EXIT_ERROR;
 }
 
 /* ---- Commands ----------------------------------------------------------------------------------
@@ -558,10 +563,10 @@ static int editor_main(vm_options *options, int count, char **words) {
     return result;
 }
 
-static int unknown_command(const char *word) {
+static int unknown_command(const char *word, const char *what) {
     const char *names[COMMAND_COUNT];
     for (int i = 0; i < COMMAND_COUNT; i++) names[i] = commands[i].name;
-    usage_error("there is no command or script \"%s\"", word);
+    usage_error("there is no %s \"%s\"", what, word);
     return print_suggestion(ml_suggest(word, names, COMMAND_COUNT),
                             "mlua --help lists the commands");
 }
@@ -569,9 +574,13 @@ static int unknown_command(const char *word) {
 static int help_main(vm_options *options, int count, char **words) {
     (void)options;
     const command *c = count ? find_command(words[0]) : NULL;
-    if (count && !c) return unknown_command(words[0]);
+    if (count > 1) return usage_error("help takes one command");
     if (c)
         print_command_help(c);
+    else if (count && strcmp(words[0], "environment") == 0)
+        print_knobs();
+    else if (count)
+        return unknown_command(words[0], "command");
     else
         print_help();
     return EXIT_OK;
@@ -627,7 +636,8 @@ static int run_words(int count, char **words) {
     if (is_help(words[1])) return help_main(&options, 0, NULL);
     if (strcmp(words[1], "--version") == 0) return version_main(&options, 0, NULL);
     const command *c = find_command(words[1]);
-    if (!c && !is_script(words[1]) && words[1][0] != '-') return unknown_command(words[1]);
+    if (!c && !is_script(words[1]) && words[1][0] != '-')
+        return unknown_command(words[1], "command or script");
     int first = c ? 2 : 1;
     if (!c) c = find_command("run");
     for (int i = first; i < count; i++)

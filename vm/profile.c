@@ -153,7 +153,7 @@ static int report_texts(lua_State *L) {
     vm_protect(L, report_body, call);
     write_traces(L, call->trace.text);
     if (vm->options->comm && ml_comm_rank(vm->options->comm) > 0) return 0;
-    if (vm->options->json) fputs(call->json.text, stdout);
+    if (vm->options->json) fputs(call->json.text, vm->options->json_out);
     if (vm->options->quiet) return 0;
     if (isatty(STDERR_FILENO)) fputs("\n", stderr); /* below a progress bar */
     fprintf(stderr, "%sthe trace is in %s: https://ui.perfetto.dev opens it\n", call->table.text,

@@ -6,6 +6,7 @@
 
 #include "runtime/base/suggest.h"
 #include "runtime/plan/staged.h"
+#include "vm/dry.h"
 
 enum { MOST_MICROBATCHES = 1 << 30 };
 
@@ -210,8 +211,9 @@ static int core_program(lua_State *L) {
     read_inputs(L, p, 3);
     lua_setiuservalue(L, 2, 2);
     lua_settop(L, 2);
-    if (vm->options->mode == VM_CHECK) {
+    if (vm->dry.runs) {
         vm_check(L, ml_session_plan(vm->session, &p->roots, &vm->check_target, &p->plan));
+        dry_note_program(L, p->plan);
         luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
         lua_pushvalue(L, 2);
         lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
@@ -318,6 +320,7 @@ static int program_start(lua_State *L) {
                 luaL_typename(L, 2));
     lua_getiuservalue(L, 1, 2);
     check_feeds(L, 3);
+    dry_note_call(L);
     if (p->program) {
         vm_profile_run(L);
         double begin = vm_profile_clock(L);

@@ -233,12 +233,16 @@ static int write_to(lua_State *L, FILE *file) {
     size_t length;
     const char *text = luaL_tolstring(L, 1, &length);
     bool failed = fwrite(text, 1, length, file) != length || fflush(file) != 0;
-    if (failed && file == stdout) vm_fail(L, NULL, "cannot write to standard output");
+    if (failed && file != stderr) vm_fail(L, NULL, "cannot write to standard output");
     return 0;
 }
 
 static int core_write(lua_State *L) {
     return write_to(L, stdout);
+}
+
+static int core_write_json(lua_State *L) {
+    return write_to(L, vm_of(L)->options->json_out);
 }
 
 static int core_write_error(lua_State *L) {
@@ -309,6 +313,7 @@ static const vm_entry functions[] = {
     {"terminal", core_terminal, "-> integer?",
      "the columns of the terminal, where standard output is one"},
     {"write", core_write, "text: any", "write to standard output at once"},
+    {"write_json", core_write_json, "text: any", "write to where --json's objects go at once"},
     {"write_error", core_write_error, "text: any", "write to standard error at once"},
     {"suggest", core_suggest, "word: string, words: string[] -> string?",
      "the known word that was probably meant"},

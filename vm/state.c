@@ -237,8 +237,7 @@ static int state_get(lua_State *L) {
                 "a parameter has no value before its module has been called or listed");
     vm_open_device(L);
     vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
-    if (vm_of(L)->options->mode != VM_CHECK)
-        vm_check(L, ml_session_read_state(vm_of(L)->session, id, host->data));
+    if (!vm_of(L)->dry.runs) vm_check(L, ml_session_read_state(vm_of(L)->session, id, host->data));
     return 1;
 }
 
@@ -305,8 +304,7 @@ static int state_set(lua_State *L) {
         data = own;
     }
     vm_open_device(L);
-    if (vm_of(L)->options->mode != VM_CHECK)
-        vm_check(L, ml_session_write_state(vm_of(L)->session, id, data));
+    if (!vm_of(L)->dry.runs) vm_check(L, ml_session_write_state(vm_of(L)->session, id, data));
     return 0;
 }
 

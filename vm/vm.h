@@ -33,6 +33,7 @@ typedef struct {
     const char *device; /* NULL: the default */
     int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
     bool json, quiet, types, bench;
+    FILE *json_out;                      /* where JSON goes (output.h) */
     const char *profile;                 /* --profile: where the trace goes; NULL: none */
     int64_t profile_first, profile_last; /* --profile-steps; 0: the default */
     int64_t seed;
@@ -67,6 +68,15 @@ typedef struct {
     bool reported; /* the trace is written */
 } vm_profile;
 
+/* How far a dry run is (dry.h). */
+typedef struct {
+    bool runs, ended;
+    int64_t calls; /* of programs since the last new one */
+    double since;  /* when the first of them was made */
+    const char *file;
+    int line; /* where the script was ended */
+} vm_dry;
+
 /* An active call, as lua_Debug.i_ci names it. Of the calls below an active one the line stays. */
 typedef struct CallInfo vm_call_id;
 typedef struct {
@@ -97,6 +107,9 @@ typedef struct ml_vm {
     bool laid_out;            /* the script has given a layout */
     bool polls_stop;          /* the script asks core.stopped() by itself */
     vm_profile profile;
+    vm_dry dry;
+    bool discards;            /* standard output is discarded; */
+    int shown;                /* its descriptor meanwhile */
     ml_target check_target;   /* check mode: what is planned for */
     const char *check_device; /* its description */
     struct {

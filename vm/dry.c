@@ -1,0 +1,106 @@
+#include "vm/dry.h"
+
+#include <time.h>
+
+#include "vm/output.h"
+
+enum { CALLS = 10000 };
+static const double SECONDS = 1;
+
+static const char *const known_key = "mlua.known"; /* registry: hashes of graphs -> true */
+static char ended;                                 /* its address is the error that ends a script */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void dry_note_program(lua_State *L, const ml_plan *plan) {
+    ml_vm *vm = vm_of(L);
+    if (!vm->dry.runs) return;
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, known_key);
+    lua_pushinteger(L, (lua_Integer)ml_graph_hash(plan->graph, 0)); /* without the inputs' ids */
+    lua_pushvalue(L, -1);
+    if (lua_rawget(L, -3) == LUA_TNIL) { /* the same program again, made in a loop, is no news */
+        lua_pushvalue(L, -2);
+        lua_pushboolean(L, 1);
+        lua_rawset(L, -5);
+        vm->dry.calls = 0;
+    }
+    lua_pop(L, 3);
+}
+
+/* Between two instructions of a script that has caught the error: it cannot go on. */
+static void end_again(lua_State *L, lua_Debug *frame) {
+    (void)frame;
+    lua_pushlightuserdata(L, &ended);
+    lua_error(L);
+}
+
+static void end_script(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    lua_Debug frame;
+    if (!vm->dry.ended && vm_script_frame(L, &frame)) {
+        vm->dry.file = vm_intern(L, frame.source + (frame.source[0] == '@'));
+        vm->dry.line = frame.currentline;
+    }
+    vm->dry.ended = true;
+    lua_sethook(L, end_again, LUA_MASKCOUNT, 1);
+    lua_sethook(vm->L, end_again, LUA_MASKCOUNT, 1); /* L may be a coroutine */
+    lua_pushlightuserdata(L, &ended);
+    lua_error(L);
+}
+
+void dry_note_call(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    if (!vm->dry.runs) return;
+    output_discard(vm, true);
+    if (vm->dry.calls++ == 0) vm->dry.since = now();
+    bool long_enough = vm->dry.calls > 1 && now() - vm->dry.since > SECONDS;
+    if (vm->dry.ended || vm->dry.calls > CALLS || long_enough) end_script(L);
+}
+
+const char *dry_end(const ml_vm *vm, int *line) {
+    *line = vm->dry.line;
+    return vm->dry.ended ? vm->dry.file : NULL;
+}
+
+static bool is_end(lua_State *L, int index) {
+    return lua_islightuserdata(L, index) && lua_touserdata(L, index) == &ended;
+}
+
+static int handle_message(lua_State *L) {
+    return is_end(L, 1) ? 1 : vm_message_handler(L);
+}
+
+void dry_call(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    bool before = vm->dry.runs;
+    lua_pushcfunction(L, handle_message);
+    lua_insert(L, -2);
+    vm->dry.runs = true;
+    int status = lua_pcall(L, 0, 0, -2);
+    vm->dry.runs = before;
+    output_discard(vm, false);
+    if (vm->dry.ended) lua_sethook(L, NULL, 0, 0);
+    if (status != LUA_OK && !is_end(L, -1)) lua_error(L);
+    lua_pop(L, status == LUA_OK ? 1 : 2);
+}
+
+static int core_discard_output(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    bool before = vm->discards;
+    if (vm->dry.runs) output_discard(vm, lua_toboolean(L, 1));
+    lua_pushboolean(L, before);
+    return 1;
+}
+
+static const vm_entry functions[] = {
+    {"discard_output", core_discard_output, "discard: boolean -> boolean",
+     "in a check: whether standard output is discarded from now on; gives whether it was"},
+    {0}};
+
+void dry_register(lua_State *L) {
+    vm_register(L, functions);
+}
