@@ -89,11 +89,13 @@ function Tensor:div(b) end
 function Tensor:dot(other, ...) end
 
 ---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
----x itself elsewhere. What is dropped of a sample does not depend on the microbatches that the batch is cut into;
----of a tensor without the batch's axis all of them drop the same.
+---x itself elsewhere, unless `always` is set. What is dropped of a sample does not depend on the microbatches that the
+---batch is cut into; of a tensor without the batch's axis all of them drop the same. For masks that a loss draws there is
+---m.random_mask.
 ---@param rate number 0 .. 1
+---@param options? {always: boolean} always: in evaluation and sampling too
 ---@return Tensor
-function Tensor:dropout(rate) end
+function Tensor:dropout(rate, options) end
 
 ---the name of the element type
 ---@return string
@@ -808,12 +810,14 @@ function m.detach(x) end
 function m.div(a, b) end
 
 ---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
----x itself elsewhere. What is dropped of a sample does not depend on the microbatches that the batch is cut into;
----of a tensor without the batch's axis all of them drop the same.
+---x itself elsewhere, unless `always` is set. What is dropped of a sample does not depend on the microbatches that the
+---batch is cut into; of a tensor without the batch's axis all of them drop the same. For masks that a loss draws there is
+---m.random_mask.
 ---@param x Tensor
 ---@param rate number 0 .. 1
+---@param options? {always: boolean} always: in evaluation and sampling too
 ---@return Tensor
-function m.dropout(x, rate) end
+function m.dropout(x, rate, options) end
 
 ---whether a equals b
 ---@param a Tensor|number
@@ -1135,9 +1139,9 @@ function m.ne(a, b) end
 ---@return Tensor
 function m.neg(a) end
 
----Standard normal.
+---Standard normal. Without a key as m.uniform.
 ---@param axes Axis[]
----@param key integer
+---@param key? integer|Tensor an i64; equal keys give equal numbers
 ---@return Tensor
 function m.normal(axes, key) end
 
@@ -1203,6 +1207,13 @@ function m.pow(a, b) end
 ---@param by string the name of another
 ---@return integer
 function m.quotient(cfg, whole, by) end
+
+---True for a share of the elements, drawn as m.uniform draws without a key: also in evaluation, where m.dropout drops
+---nothing. A loss draws by it which tokens it hides: m.random_mask(m.axes_of(tokens), 0.15).
+---@param axes Axis[]
+---@param share number|Tensor the probability, 0 .. 1; a tensor has some of the axes
+---@return Tensor bool
+function m.random_mask(axes, share) end
 
 ---This process's rank, from 0, and how many there are (-n, or the cluster's launcher). All ranks run the whole
 ---script: what it prints itself, it prints on each. if m.rank() == 0 then print(...) end
@@ -1398,9 +1409,10 @@ function m.training_log(o, flops, program) end
 ---@return table
 function m.training_progress(model, optimizer, data) end
 
----Uniform in [0, 1).
+---Uniform in [0, 1). Without a key the numbers differ at each call and, in m.train and in programs with an input `step`
+---of dtype i64, at each step; they follow the seed, and each evaluation of m.train draws the same ones again.
 ---@param axes Axis[]
----@param key integer|Tensor an i64; equal keys give equal numbers
+---@param key? integer|Tensor an i64; equal keys give equal numbers
 ---@return Tensor
 function m.uniform(axes, key) end
 

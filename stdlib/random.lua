@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
--- What m.compile is tracing, while it does: {step = i64 tensor or nil, sites = calls so far, micro = nil or which microbatch of a
+-- What m.compile is tracing, while it does: {step = i64 tensor or nil, sites = calls so far, idle = whether a dropout drops nothing, micro = nil or which microbatch of a
 -- step it is: {axis = the name of the batch's axis, size = what a microbatch has of it, count = of microbatches, index = i64 tensor}}.
 m.context = { sites = 0 }
 
@@ -32,17 +32,39 @@ local function normal(draw, axes, key)
   return radius * core.cos(6.283185307179586 * draw(key + 1, axes))
 end
 
----Uniform in [0, 1).
----@param axes Axis[]
----@param key integer|Tensor an i64; equal keys give equal numbers
----@return Tensor
-function m.uniform(axes, key) return random(key, axes) end
+-- An i64 key that differs at each call site of a program, and at each step where there is one.
+local function site_key()
+  local context = m.context
+  context.sites = context.sites + 1
+  local key = core.hash(("%d site %d"):format(core.options().seed, context.sites))
+  if context.step then return context.step * 0x632be59bd9b4e019 + key end
+  return key
+end
 
----Standard normal.
+---Uniform in [0, 1). Without a key the numbers differ at each call and, in m.train and in programs with an input `step`
+---of dtype i64, at each step; they follow the seed, and each evaluation of m.train draws the same ones again.
 ---@param axes Axis[]
----@param key integer
+---@param key? integer|Tensor an i64; equal keys give equal numbers
 ---@return Tensor
-function m.normal(axes, key) return normal(random, axes, key) end
+function m.uniform(axes, key) return random(key or site_key(), axes) end
+
+---Standard normal. Without a key as m.uniform.
+---@param axes Axis[]
+---@param key? integer|Tensor an i64; equal keys give equal numbers
+---@return Tensor
+function m.normal(axes, key) return normal(random, axes, key or site_key()) end
+
+---True for a share of the elements, drawn as m.uniform draws without a key: also in evaluation, where m.dropout drops
+---nothing. A loss draws by it which tokens it hides: m.random_mask(m.axes_of(tokens), 0.15).
+---@param axes Axis[]
+---@param share number|Tensor the probability, 0 .. 1; a tensor has some of the axes
+---@return Tensor bool
+function m.random_mask(axes, share)
+  if not core.is_tensor(share) and (type(share) ~= "number" or not (share >= 0 and share <= 1)) then
+    core.fail("random_mask's share must be from 0 to 1, got " .. m.shown(share))
+  end
+  return core.lt(random(site_key(), axes), share)
+end
 
 ---Initial values, for `init` of m.param: functions of a parameter's axes and key. Your own is such a function
 ---too: init = function(axes, key) return m.uniform(axes, key) * 2 - 1 end; equal keys give equal numbers.
@@ -75,24 +97,22 @@ setmetatable(m.init, {
   end,
 })
 
--- An i64 key that differs at each call site of a program, and at each step where there is one.
-local function site_key()
-  local context = m.context
-  context.sites = context.sites + 1
-  local key = core.hash(("%d site %d"):format(core.options().seed, context.sites))
-  if context.step then return context.step * 0x632be59bd9b4e019 + key end
-  return key
-end
-
 ---Zero each element with probability `rate` and scale the others by 1 / (1 - rate), while training;
----x itself elsewhere. What is dropped of a sample does not depend on the microbatches that the batch is cut into;
----of a tensor without the batch's axis all of them drop the same.
+---x itself elsewhere, unless `always` is set. What is dropped of a sample does not depend on the microbatches that the
+---batch is cut into; of a tensor without the batch's axis all of them drop the same. For masks that a loss draws there is
+---m.random_mask.
 ---@param x Tensor
 ---@param rate number 0 .. 1
+---@param options? {always: boolean} always: in evaluation and sampling too
 ---@return Tensor
-function m.dropout(x, rate)
+function m.dropout(x, rate, options)
+  m.check_options("dropout", options, { "always" })
   if type(rate) ~= "number" or rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1, got " .. m.shown(rate)) end
-  if rate == 0 or not m.context.training then return x end
+  if rate == 0 then return x end
+  if not m.context.training and not (options and options.always) then
+    m.context.idle = true -- what evaluation says of a loss that counts nothing
+    return x
+  end
   return core.where(core.ge(random(site_key(), m.axes_of(x)), rate), x * (1 / (1 - rate)), 0)
 end
 core.tensor_methods.dropout = m.dropout

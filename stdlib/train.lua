@@ -41,6 +41,20 @@ local function token_inputs(o, more)
   return inputs
 end
 
+-- The numbers that a microbatch draws are those that its samples have in the whole batch (random.lua).
+local function cut_batch(o, feeds)
+  m.context.micro = { axis = o.batch.name, size = o.batch.size // o.accum, count = o.accum, index = feeds.micro }
+end
+
+-- The inputs of a forward pass alone, which draws what training draws: in which step, and in which microbatch.
+local function forward_inputs(o)
+  return token_inputs(o, { step = { dtype = "i64" }, micro = o.accum > 1 and { dtype = "i64" } or nil })
+end
+
+local function forward_feeds(o, data, step, micro)
+  return { tokens = data.tokens, targets = data.targets, step = step, micro = o.accum > 1 and micro or nil }
+end
+
 local function default_loss(o)
   return function(tokens, targets)
     local logits = o.model(tokens)
@@ -144,7 +158,7 @@ local function accumulated_step(o)
   local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
   local added_sum, weights, totals
   local micro = m.compile(function(feeds)
-    m.context.micro = { axis = o.batch.name, size = o.batch.size // o.accum, count = o.accum, index = feeds.micro }
+    cut_batch(o, feeds)
     local total, count = o.loss(feeds.tokens, feeds.targets)
     local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
@@ -298,23 +312,26 @@ end
 local function plain(x) return x ~= x and "nan" or tostring(x) end
 
 -- Where the numbers went bad: run the forward pass again with a probe at every module.
-local function explain(o, data, step, loss, norm)
+local function explain(o, data, before, step, loss, norm)
   local paths = {}
   local probe = m.compile(function(feeds)
     local outputs = {}
+    if o.accum > 1 then cut_batch(o, feeds) end
     m.context.probe = function(path, x)
       paths[#paths + 1] = path
       outputs[("%06d"):format(#paths)] = core.is_finite(x:cast "f32"):cast("f32"):min()
     end
     local total, count = o.loss(feeds.tokens, feeds.targets)
     outputs.total, outputs.count = total, core.is_tensor(count) and count or core.full({}, count)
+    m.context.totals = {}
+    core.take_updates() -- no state changes
     return outputs
-  end, token_inputs(o), { name = "probe" })
+  end, forward_inputs(o), { name = "probe", training = true }) -- which draws what the step drew
   local total, count = 0, 0
   local function culprit()
     for micro = 0, o.accum - 1 do
       data.fill(step, micro)
-      local finite = probe { tokens = data.tokens, targets = data.targets }
+      local finite = probe(forward_feeds(o, data, before + step, micro))
       total, count = total + finite.total, count + finite.count
       for i, path in ipairs(paths) do
         if finite[("%06d"):format(i)] ~= 1 then return path == "" and "the model" or path end
@@ -331,6 +348,48 @@ local function explain(o, data, step, loss, norm)
       .. (o.layout and o.layout.exchange > 0 and ("; under pipeline stages rows of experts beyond exchange = %g "):format(o.layout.exchange)
         .. "give NaN: a larger one may do" or ""),
   })
+end
+
+-- The loss on the data that training does not use. Each evaluation draws the same numbers, so that losses compare: those of
+-- steps 1 to eval_batches.
+local function make_evaluation(o, data)
+  local evaluation, idle = {}, false
+  evaluation.program = m.compile(function(feeds)
+    if o.accum > 1 then cut_batch(o, feeds) end
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    core.take_updates() -- an evaluation changes no state
+    idle = m.context.idle
+    return { total = total, count = count }
+  end, forward_inputs(o), { name = "evaluation" })
+  local function run(i)
+    data.fill(1, i, true)
+    return evaluation.program(forward_feeds(o, data, i // o.accum + 1, i % o.accum))
+  end
+  local function nothing_counts(where)
+    core.fail(where .. ": the loss counts nothing in evaluation: the count that belongs to its sum is 0", {
+      help = idle and "m.dropout drops nothing in evaluation; m.random_mask(axes, share) draws a mask in evaluation too, and so does "
+        .. "m.dropout(x, rate, {always = true})" or "eval_batches and eval_share say how much data it sees",
+    })
+  end
+  -- What can be told before the first step: too little data; and where a dropout drops nothing, a mask that is empty for it.
+  function evaluation.prepare()
+    data.fill(1, 0, true)
+    if not (idle and o.own_loss) then return end
+    for i = 0, o.eval_batches * o.accum - 1 do
+      if run(i).count ~= 0 then return end
+    end
+    nothing_counts "before the first step"
+  end
+  function evaluation.loss(step)
+    local total, count = 0, 0
+    for i = 0, o.eval_batches * o.accum - 1 do
+      local result = run(i)
+      total, count = total + result.total, count + result.count
+    end
+    if count == 0 then nothing_counts(("step %d"):format(step)) end
+    return total / count
+  end
+  return evaluation
 end
 
 ---What m.train takes. steps, data, accum and seed default to the settings of those names in m.config.
@@ -389,27 +448,15 @@ function m.train(options)
   local step_program, micro, finish
   if o.accum == 1 then step_program = m.step_program(o) else micro, finish = accumulated_step(o) end
   local programs = step_program and { step_program } or { micro, finish }
-  local evaluate = o.eval_every and m.compile(function(feeds)
-    local total, count = o.loss(feeds.tokens, feeds.targets)
-    return { total = total, count = count }
-  end, token_inputs(o), { name = "evaluation" })
+  local evaluation = o.eval_every and make_evaluation(o, data)
   if mode == "check" then
     local all = table.move(programs, 1, #programs, 1, {})
-    all[#all + 1] = evaluate
+    all[#all + 1] = evaluation and evaluation.program
     core.report(all, { parameters = m.parameters(o.model), tokens = o.batch.size * o.seq.size, accum = o.accum, step = #programs })
     return { loss = 0, eval_loss = evaluate and 0, steps = 0 } -- programs give zeros, too
   end
-  local function eval_loss(step)
-    local total, count = 0, 0
-    for i = 1, o.eval_batches * o.accum do
-      data.fill(1, i - 1, true)
-      local result = evaluate { tokens = data.tokens, targets = data.targets }
-      total, count = total + result.total, count + result.count
-    end
-    return total / count
-  end
   data.begin()
-  if evaluate then data.fill(1, 0, true) end -- too little data for it is told before the first step
+  if evaluation then evaluation.prepare() end
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
   local log = m.training_log(o, flops, programs[1])
@@ -438,13 +485,13 @@ function m.train(options)
     told, out.uneven = told or out.uneven == 1, nil
     if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
       log.close()
-      explain(o, data, step, out.loss, out.grad_norm)
+      explain(o, data, before, step, out.loss, out.grad_norm)
     end
     o.progress.advance(o.batch.size)
     log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
     if o.on_step then o.on_step(step, out) end
-    if evaluate and (step % o.eval_every == 0 or step == o.steps) then
-      result.eval_loss = eval_loss(step)
+    if evaluation and (step % o.eval_every == 0 or step == o.steps) then
+      result.eval_loss = evaluation.loss(step)
       log.eval(step, result.eval_loss)
     end
     if core.stopped() then break end
