@@ -453,7 +453,7 @@ function m.train(options)
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program
     core.report(all, { parameters = m.parameters(o.model), tokens = o.batch.size * o.seq.size, accum = o.accum, step = #programs })
-    return { loss = 0, eval_loss = evaluate and 0, steps = 0 } -- programs give zeros, too
+    return { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs give zeros, too
   end
   data.begin()
   if evaluation then evaluation.prepare() end
