@@ -65,11 +65,6 @@ function m.training_log(o, flops, program)
     local full = math.floor(width * step / o.steps)
     return "[" .. ("#"):rep(full) .. ("-"):rep(width - full) .. "] " .. text
   end
-  for _, axis in ipairs(program:plan().idle) do
-    if not options.quiet and options.rank == 0 then
-      core.write_error(("the ranks of the mesh axis %s all do the same work: what is computed has no axis that the layout's acts list for it\n"):format(axis))
-    end
-  end
   local told = false
   local function tell_bubble(measured, predicted, planned)
     told = true

@@ -98,3 +98,67 @@ DIST_TEST(gathers_of_slow_links) {
     }
     CHECK(peak[0] > 0 && peak[1] < peak[0] + 2.0 * (1 << 30)); /* a layer's are 1.7 GiB */
 }
+
+/* What ranks do alike, and that they wait for one another, a run says at its start, of programs
+ * that train and of no others, once; a quiet one does not. */
+DIST_TEST(remarks_on_ranks) {
+    static const char vit[] =
+        "run --device cpu -n 2 --mesh cp=2 \"$ROOT\"/tests/golden/same_work.lua";
+    static const char alike[] =
+        "mesh axis cp: its 2 ranks do 98.7% of the work alike, most of it at ";
+    process_result r = process_run(room, 0, "", "%s", vit);
+    process_expect(&r, alike);
+    const char *told = strstr(r.output, alike);
+    CHECK(told && !strstr(told + 1, "mesh axis"));
+    r = process_run(room, 0, "", "%s --quiet", vit);
+    CHECK_TEXT(r.output, "");
+    process_write(
+        room, "stages.lua",
+        "local m = require 'mlua'\n"
+        "local cfg = m.config { microbatches = 1 }\n"
+        "local A = m.axes { batch = 8, embed = 64, ffn = 128 }\n"
+        "local Block = m.module('Block', function(self)\n"
+        "  self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
+        "end)\n"
+        "function Block:forward(x)\n"
+        "  return x + m.gelu(x:dot(self.up, 'embed')):dot(self.down, 'ffn')\n"
+        "end\n"
+        "local Net = m.module('Net', function(self) self.layers = m.stack(4, Block) end)\n"
+        "function Net:forward(x)\n"
+        "  for _, block in ipairs(self.layers) do x = block(x) end\n"
+        "  return x\n"
+        "end\n"
+        "local net = Net()\n"
+        "local layout = m.layout { mesh = { { 'pp', 2 } }, stages = { pp = 'layers' } }\n"
+        "local step = m.compile(function(i)\n"
+        "  local loss, all = m.mean((net(i.x) - i.x) ^ 2), m.parameters(net)\n"
+        "  for k, g in ipairs(m.grad(loss, all)) do\n"
+        "    if cfg.microbatches == 1 then\n"
+        "      all[k]:assign(all[k]:read() - 0.1 * g)\n"
+        "    else\n"
+        "      local axes = m.axes_of(all[k])\n"
+        "      local sum = m.state { name = 'sum ' .. k, axes = axes, kind = 'gradient' }\n"
+        "      sum:assign(sum:read() + g)\n"
+        "    end\n"
+        "  end\n"
+        "end, { x = { A.batch, A.embed } },\n"
+        "  { layout = layout, name = 'step', microbatches = cfg.microbatches })\n"
+        "local x = m.host('f32', 8, 64)\n"
+        "x:fill(1)\n"
+        "for i = 1, cfg.microbatches do step:start { x = x } end\n"
+        "step:finish()\n");
+    r = process_run(room, 0, "", "run --device cpu -n 2 stages.lua");
+    CHECK_TEXT(r.output,
+               "program \"step\" runs one microbatch at a time in 2 pipeline stages: a rank waits "
+               "for 50% of a step\n"
+               "  help: m.train cuts a batch into microbatches, which overlap; an own loop sums "
+               "gradients in states of kind \"gradient\" in a program of m.compile(fn, inputs, "
+               "{microbatches = 4}), and assigns parameters in another\n");
+    r = process_run(room, 0, "", "run --device cpu -n 2 stages.lua microbatches=4");
+    CHECK_TEXT(r.output, "");
+    /* The optimizer's program of m.train has one microbatch, too. */
+    r = process_run(room, 0, "",
+                    "run --device cpu -n 2 --mesh pp=2 \"$ROOT/models/gpt.lua\" layers=2 embed=32 "
+                    "heads=2 seq=16 batch=8 steps=1 sample=0");
+    CHECK(!strstr(r.output, "microbatch at a time"));
+}

@@ -7,6 +7,7 @@
 #include "runtime/base/suggest.h"
 #include "runtime/plan/staged.h"
 #include "vm/dry.h"
+#include "vm/traffic.h"
 
 enum { MOST_MICROBATCHES = 1 << 30 };
 
@@ -170,6 +171,39 @@ static void check_parameters(lua_State *L, const ml_plan *part) {
     }
 }
 
+/* At the start of a run, of a program that trains: which ranks do nothing that others do not, and
+ * which wait. */
+static void remark_on_ranks(lua_State *L, const vm_program *p) {
+    enum { WAITS = 25 }; /* percent */
+    const ml_vm *vm = vm_of(L);
+    const ml_plan *plan = vm_program_plan(p);
+    bool first = vm->options->comm && ml_comm_rank(vm->options->comm) == 0;
+    if (!first || vm->options->quiet || !plan->layout || !p->roots.update_count) return;
+    if (plan->roots.division.flops < plan->flops / 2)
+        return; /* the optimizer, as one of m.train's */
+    for (int i = 0; i < plan->layout->count; i++)
+        if (traffic_push_undivided(L, plan->layout, &plan->roots.division, i)) {
+            fprintf(stderr, "mesh axis %s: %s\n", plan->layout->axis[i].name, lua_tostring(L, -1));
+            lua_pop(L, 1);
+        }
+    double bubble = plan->staged ? 100 * plan->staged->pipeline.bubble : 0;
+    if (bubble < WAITS || p->roots.microbatches > 1) return;
+    fprintf(
+        stderr,
+        "program \"%s\" runs one microbatch at a time in %d pipeline stages: a rank waits for "
+        "%.0f%% of a step\n  help: m.train cuts a batch into microbatches, which overlap; an own "
+        "loop sums gradients in states of kind \"gradient\" in a program of m.compile(fn, "
+        "inputs, {microbatches = %d}), and assigns parameters in another\n",
+        p->roots.name ? p->roots.name : "", plan->staged->count, bubble, 2 * plan->staged->count);
+}
+
+static void make_program(lua_State *L, vm_program *p) {
+    vm_check(L, ml_program_new(vm_of(L)->session, &p->roots, &p->program));
+    check_inputs(L, p);
+    vm_find_ranges(L, p);
+    remark_on_ranks(L, p);
+}
+
 static int core_program(lua_State *L) {
     static const char *const known[] = {"name",         "inputs", "outputs", "updates",
                                         "microbatches", "often",  NULL};
@@ -219,9 +253,7 @@ static int core_program(lua_State *L) {
         lua_rawseti(L, -2, (lua_Integer)lua_rawlen(L, -2) + 1);
         lua_pop(L, 1);
     } else {
-        vm_check(L, ml_program_new(vm->session, &p->roots, &p->program));
-        check_inputs(L, p);
-        vm_find_ranges(L, p);
+        make_program(L, p);
     }
     for (int i = 0; i < vm_program_plan(p)->part_count; i++)
         check_parameters(L, vm_program_plan(p)->parts[i]);
@@ -378,7 +410,7 @@ static int program_call(lua_State *L) {
 static void push_idle(lua_State *L, const ml_plan *plan) {
     lua_newtable(L);
     for (int i = 0; plan->layout && i < plan->layout->count; i++)
-        if (ml_layout_idle(plan->layout, plan->roots.divided, i)) {
+        if (ml_layout_undivided(plan->layout, &plan->roots.division, i) > 0.9995) {
             lua_pushstring(L, plan->layout->axis[i].name);
             lua_rawseti(L, -2, luaL_len(L, -2) + 1);
         }

@@ -61,7 +61,7 @@ static int64_t add_bytes(int64_t sum, int64_t bytes, int64_t times) {
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
     t->layout = plan->layout;
     if (plan->layout == NULL) return;
-    t->divided |= plan->roots.divided;
+    ml_division_add(&t->division, &plan->roots.division);
     for (int i = 0; i < plan->layout->count; i++)
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
             t->total[i][k].count += plan->traffic[i][k].count * times;
@@ -120,6 +120,43 @@ void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
     }
 }
 
+bool traffic_push_undivided(lua_State *L, const ml_layout *layout, const ml_division *division,
+                            int i) {
+    static const double MOST = 0.5, ALL = 0.9995;
+    const ml_undivided *whole = &division->over[i];
+    const ml_mesh_axis *mesh = &layout->axis[i];
+    double share = ml_layout_undivided(layout, division, i);
+    char count[64];
+    if (share < MOST) return false;
+    luaL_Buffer text;
+    luaL_buffinit(L, &text);
+    snprintf(count, sizeof count, "its %lld ranks ", (long long)mesh->size);
+    luaL_addstring(&text, count);
+    snprintf(count, sizeof count, "do %.1f%% of the work alike", 100 * share);
+    luaL_addstring(&text, share >= ALL ? "all do the same work" : count);
+    if (!whole->axis && share >= ALL) {
+        luaL_addstring(&text, ": what is computed has no axis that the layout's acts list for it");
+        return luaL_pushresult(&text), true;
+    }
+    if (whole->origin && whole->origin->file) {
+        snprintf(count, sizeof count, ":%d", whole->origin->line);
+        luaL_addstring(&text, ", most of it at ");
+        luaL_addstring(&text, whole->origin->file);
+        luaL_addstring(&text, count);
+    }
+    if (!whole->axis) {
+        luaL_addstring(&text, ", which has no axis that the layout's acts list for it");
+    } else if (whole->size % mesh->size != 0) {
+        luaL_addstring(&text, ": ");
+        luaL_addstring(&text, ml_axis_name(vm_of(L)->graph, whole->axis));
+        snprintf(count, sizeof count, "=%lld does not divide by %lld", (long long)whole->size,
+                 (long long)mesh->size);
+        luaL_addstring(&text, count);
+    }
+    luaL_pushresult(&text);
+    return true;
+}
+
 void traffic_print_ranks(lua_State *L, const vm_traffic *t) {
     if (t->layout == NULL) return;
     push_mesh(L, t->layout);
@@ -127,10 +164,10 @@ void traffic_print_ranks(lua_State *L, const vm_traffic *t) {
            (long long)ml_layout_ranks(t->layout), lua_tostring(L, -1));
     lua_pop(L, 1);
     for (int i = 0; i < t->layout->count; i++)
-        if (ml_layout_idle(t->layout, t->divided, i))
-            printf("  %-6s its %lld ranks all do the same work: what is computed has no axis that "
-                   "the layout's acts list for it\n",
-                   t->layout->axis[i].name, (long long)t->layout->axis[i].size);
+        if (traffic_push_undivided(L, t->layout, &t->division, i)) {
+            printf("  %-6s %s\n", t->layout->axis[i].name, lua_tostring(L, -1));
+            lua_pop(L, 1);
+        }
 }
 
 static json_t *moves_json(lua_State *L, const vm_traffic *t) {
@@ -167,6 +204,12 @@ void traffic_json(lua_State *L, const vm_traffic *t, json_t *object) {
                                               (json_int_t)t->total[i][k].bytes));
         json_object_set_new(collectives, t->layout->axis[i].name, axis);
     }
+    json_t *same = json_object();
+    for (int i = 0; i < t->layout->count; i++)
+        if (t->layout->axis[i].size > 1)
+            json_object_set_new(same, t->layout->axis[i].name,
+                                json_real(ml_layout_undivided(t->layout, &t->division, i)));
+    json_object_set_new(object, "same_work", same);
     json_object_set_new(object, "ranks", json_integer(ml_layout_ranks(t->layout)));
     json_object_set_new(object, "mesh", mesh);
     json_object_set_new(object, "collectives", collectives);

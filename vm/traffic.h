@@ -18,8 +18,14 @@ typedef struct {
     ml_traffic total[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
     vm_move largest[VM_MOVES]; /* largest first */
     int count;
-    uint32_t divided; /* over which mesh axes work is divided (ml_roots) */
+    ml_division division;
 } vm_traffic;
+
+/* Push what to say of the work that all ranks along mesh axis i do alike, where it is most of it
+ * ("its 2 ranks do 98.4% of the work alike, ..."); pushes nothing and gives false elsewhere. */
+bool traffic_push_undivided(lua_State *L, const ml_layout *layout, const ml_division *division,
+                            int i);
+
 
 /* A program that runs `times` times a step. */
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times);

@@ -245,6 +245,21 @@ ml_ref ml_graph_copy(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *
  * outlive it: what passes copy into. */
 ml_graph *ml_graph_derive(const ml_graph *parent);
 
+enum { ML_MAX_MESH = 8 };
+/* Which of a program's FLOPs, counted for all ranks together and without those on parameters,
+ * gradients and optimizer states, the ranks along a mesh axis do not share: each does all of them.
+ * And the node with the most of them. */
+typedef struct {
+    double flops, most;
+    const ml_origin *origin;
+    ml_axis axis; /* of its axes, the first that the layout lists; 0: none */
+    int64_t size;
+} ml_undivided;
+typedef struct {
+    double flops;
+    ml_undivided over[ML_MAX_MESH];
+} ml_division;
+
 /* A program: what a graph computes in one step. Updates assign states at the step's end. */
 typedef struct { uint32_t state; ml_ref value; } ml_update;
 typedef struct {
@@ -260,7 +275,7 @@ typedef struct {
      * over so many exchanges, 0 where all rows found a place, else the factor that would do. */
     int watched;
     const ml_origin *const *watched_origins;
-    uint32_t divided; /* bit i: ml_shard has divided work, not states alone, over mesh axis i */
+    ml_division division; /* set by ml_shard */
 } ml_roots;
 /* A new graph with only what the roots reach, which shares axis, state, input and origin tables
  * with `from` (`from` must outlive it). *roots is rewritten in place. */

@@ -143,13 +143,13 @@ static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, a
     a->peak += a->arena + a->library + a->blocks + a->steady;
 }
 
-/* And over which mesh axes there is work. */
+/* And the work that ranks do alike. */
 static void traffic_sum(ml_plan *plan, int coordinate) {
     const staged_plan *staged = plan->staged;
     ml_traffic *sent = &plan->traffic[plan->layout->stages.mesh_axis][ML_COLLECTIVE_SEND];
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
         const ml_plan *local = staged->stages[staged->stages[v].like].local;
-        plan->roots.divided |= local->roots.divided;
+        ml_division_add(&plan->roots.division, &local->roots.division);
         for (int i = 0; i < ML_MAX_MESH; i++) {
             for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
                 plan->traffic[i][k].count += local->traffic[i][k].count;
@@ -201,7 +201,7 @@ void staged_account(ml_plan *plan, int coordinate) {
     staged->coordinate = coordinate;
     plan->part_count = 0;
     memset(plan->traffic, 0, sizeof plan->traffic);
-    plan->roots.divided = 0;
+    plan->roots.division = (ml_division){0};
     if (coordinate >= 0) account_rank(plan, coordinate, plan->arena, &best);
     for (int r = 0; coordinate < 0 && r < staged->ranks; r++) {
         account_rank(plan, r, plan->arena, &a);

@@ -10,9 +10,21 @@ int64_t ml_layout_ranks(const ml_layout *layout) {
     return ranks;
 }
 
-bool ml_layout_idle(const ml_layout *layout, uint32_t divided, int i) {
+double ml_layout_undivided(const ml_layout *layout, const ml_division *division, int i) {
     bool stages = layout->stages.on && layout->stages.mesh_axis == i;
-    return layout->axis[i].size > 1 && !stages && !(divided >> i & 1);
+    if (layout->axis[i].size == 1 || stages || division->flops <= 0) return 0;
+    return division->over[i].flops / division->flops;
+}
+
+void ml_division_add(ml_division *to, const ml_division *division) {
+    to->flops += division->flops;
+    for (int i = 0; i < ML_MAX_MESH; i++) {
+        ml_undivided *sum = &to->over[i];
+        const ml_undivided *part = &division->over[i];
+        double flops = sum->flops + part->flops;
+        if (part->most > sum->most) *sum = *part;
+        sum->flops = flops;
+    }
 }
 
 int64_t ml_layout_coordinate(const ml_layout *layout, int64_t rank, int i) {

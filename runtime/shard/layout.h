@@ -23,7 +23,7 @@
 
 #include "runtime/graph/graph.h"
 
-enum { ML_MAX_MESH = 8, ML_MAX_LISTED = 16 };
+enum { ML_MAX_LISTED = 16 };
 
 typedef struct {
     const char *name; /* "dp" */
@@ -60,8 +60,9 @@ typedef struct {
 int64_t ml_layout_ranks(const ml_layout *layout);
 /* Coordinate of `rank` along mesh axis i. */
 int64_t ml_layout_coordinate(const ml_layout *layout, int64_t rank, int i);
-/* Whether all ranks along mesh axis i do the same work, where `divided` is that of ml_roots. */
-bool ml_layout_idle(const ml_layout *layout, uint32_t divided, int i);
+/* The share of the work that each rank along mesh axis i does, as all others along it do. */
+double ml_layout_undivided(const ml_layout *layout, const ml_division *division, int i);
+void ml_division_add(ml_division *to, const ml_division *division);
 /* Text that identifies the layout, for plan hashes and messages: "dp=2 tp=4 ...". */
 void ml_layout_print(const ml_layout *layout, const ml_graph *g, ml_text *out);
 

@@ -283,15 +283,38 @@ static bool is_divided(ml_placement at) {
     return at.kind == ML_SPLIT || at.kind == ML_OWNED || at.kind == ML_SENT;
 }
 
-/* Over which mesh axes ranks do different work for n. That of optimizers does not count. */
+/* The first axis of n, or of what it is computed from, that acts list for mesh axis i. */
+static void find_listed(const sharder *s, ml_ref n, int i, ml_undivided *whole) {
+    const ml_mesh_axis *mesh = &s->layout->axis[i];
+    whole->axis = 0;
+    for (int l = 0; l < mesh->acts_count; l++)
+        for (int k = -1; k < ml_graph_node(s->from, n)->source_count; k++) {
+            const ml_type *t = ml_graph_type(s->from, k < 0 ? n : ml_graph_source(s->from, n, k));
+            int at = ml_type_find(t, mesh->acts[l]);
+            if (at < 0) continue;
+            whole->axis = mesh->acts[l];
+            whole->size = t->size[at];
+            return;
+        }
+}
+
+/* Over which mesh axes ranks do the same work for n. That of optimizers does not count. */
 static void note_division(sharder *s, ml_ref n, const ml_placements *need,
                           const ml_placements *out) {
     if (s->values[n].params) return;
+    double flops = ml_flops(s->from, n);
+    s->division.flops += flops;
     for (int i = 0; i < s->layout->count; i++) {
         bool divided = is_divided(out[0].over[i]);
         for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
             divided = divided || is_divided(need[k].over[i]);
-        if (divided) s->divided |= 1u << i;
+        if (divided) continue;
+        ml_undivided *whole = &s->division.over[i];
+        whole->flops += flops;
+        if (flops <= whole->most) continue;
+        whole->most = flops;
+        whole->origin = ml_graph_origin(s->from, n);
+        find_listed(s, n, i, whole);
     }
 }
 
@@ -525,7 +548,7 @@ static void finish(void *argument) {
         p->roots->watched = p->local.watched;
         p->roots->watched_origins = origins;
     }
-    p->roots->divided = p->s.divided;
+    p->roots->division = p->s.division;
     for (int i = 0; i < p->local.output_count; i++) p->roots->outputs[i] = p->local.outputs[i];
     for (int i = 0; i < p->local.update_count; i++) p->roots->updates[i] = p->local.updates[i];
     ml_graph_free(p->s.to);

@@ -76,7 +76,7 @@ typedef struct {
     ML_VEC(shard_version) versions;
     ML_VEC(shard_exchange) exchanges;
     ML_VEC(shard_watch) watches;
-    uint32_t divided; /* as in ml_roots */
+    ml_division division;
     /* Of the node at hand: */
     const ml_origin *origin;
     uint8_t flags;
