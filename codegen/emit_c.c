@@ -480,6 +480,21 @@ static void print_body(const printer *p) {
     ml_text_add(&e->text, "}\n");
 }
 
+/* GCC 12 makes wrong code of max and min over integers that are casts of booleans, where it joins
+ * straight lines into vectors: it takes the masks of comparisons, where true is -1, for 1. */
+static bool joins_masks(const ml_kernel_ir *ir) {
+    bool extreme = false, cast = false;
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        bool op = inst->op == ML_OP_MAX || inst->op == ML_OP_MIN || inst->op == ML_OP_MAXIMUM ||
+                  inst->op == ML_OP_MINIMUM;
+        bool works = inst->kind == ML_INST_MAP || inst->kind == ML_INST_REDUCE;
+        extreme |= works && op && ml_dtypes[inst->dtype].kind != ML_KIND_FLOAT;
+        cast |= works && inst->op == ML_OP_CAST && inst->from_dtype == ML_BOOL;
+    }
+    return extreme && cast;
+}
+
 void emit_c(emitter *e) {
     const ml_kernel_ir *ir = e->ir;
     printer p = {.e = e, .elementwise = ir->row_loops == ir->loop_count, .chunked = ir->chunks > 0};
@@ -490,6 +505,8 @@ void emit_c(emitter *e) {
     p.whole = !p.elementwise && ir->size[e->inner] % p.lanes == 0;
     print_body(&p);
     set_units(&p);
-    emit_finish(e, "void ",
+    const char *before =
+        joins_masks(ir) ? "__attribute__((optimize(\"no-tree-slp-vectorize\"))) void " : "void ";
+    emit_finish(e, before,
                 "(char *const *p, const long long *s, long long begin, long long end)\n{\n");
 }

@@ -187,4 +187,33 @@ for _, width in ipairs(widths) do
   check.near(sums["tanh" .. width], tanh, 1e-5, "tanh of short rows " .. width)
   check.all(sums["centred" .. width], centred, 1e-5, "short rows " .. width)
 end
+
+-- Whether any or all of a few comparisons hold, as integers and as booleans: of rows in groups that begin and end somewhere. Kernels
+-- that go over rows compute them once for each, in straight lines, which GCC 12 got wrong.
+for _, groups in ipairs { 4, 8 } do
+  local B = m.axes { batch = 2, groups = groups, rows = 32, wide = 32 }
+  local program = m.compile(function(i)
+    local row = core.iota(B.rows, "i32"):broadcast { B.batch, B.rows, B.groups }
+    local within = core.logical_and(core.ge(row, i.first), core.lt(row, i.last)):cast "i32"
+    local function over(y) return core.where(y:cast "bool", i.x:sum "wide", 0) end
+    return { any = over(within:max "groups"), all = over(within:min "groups") }
+  end, { first = { B.batch, B.groups, dtype = "i32" }, last = { B.batch, B.groups, dtype = "i32" }, x = { B.batch, B.rows, B.wide } })
+  local feeds, any, all = { first = {}, last = {}, x = {} }, {}, {}
+  for i = 1, 2 * 32 * 32 do feeds.x[i] = 1 / 32 end
+  for i = 1, 2 * groups do
+    feeds.first[i], feeds.last[i] = (i - 1) % groups + (i > groups and 7 or 0), 12 + 3 * i % 16
+  end
+  for b = 0, 1 do
+    for row = 0, 31 do
+      local hits = 0
+      for g = b * groups + 1, (b + 1) * groups do
+        if row >= feeds.first[g] and row < feeds.last[g] then hits = hits + 1 end
+      end
+      any[#any + 1], all[#all + 1] = hits > 0 and 1 or 0, hits == groups and 1 or 0
+    end
+  end
+  local out = program(feeds)
+  check.all(out.any:table(), any, 0, "any of " .. groups)
+  check.all(out.all:table(), all, 0, "all of " .. groups)
+end
 check.done()
