@@ -257,8 +257,8 @@ local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = 
 ---{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
 ---list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
 ---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
----with room for 1.5 times an even share (a step that needs more is an error), instead of gathering
----the experts' weights.
+---with room for 1.5 times an even share, instead of gathering the experts' weights; a step that needs
+---more is done again with gathered weights.
 ---m.layout.megatron, .fsdp and .ddp make usual ones.
 ---@overload fun(options: LayoutOptions): Layout
 m.layout = {}

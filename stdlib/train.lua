@@ -344,9 +344,7 @@ local function explain(o, data, before, step, loss, norm)
     or total - total ~= 0 and "every module's output is finite, and the loss is not"
     or "every module's output is finite: the backward pass overflows"
   core.fail(("step %d: loss %s, gradient norm %s: %s"):format(step, plain(loss), plain(norm), where), {
-    help = "the parameters still hold their values of the step before; try a lower lr, longer warmup or clip"
-      .. (o.layout and o.layout.exchange > 0 and ("; under pipeline stages rows of experts beyond exchange = %g "):format(o.layout.exchange)
-        .. "give NaN: a larger one may do" or ""),
+    help = "the parameters still hold their values of the step before; try a lower lr, longer warmup or clip",
   })
 end
 

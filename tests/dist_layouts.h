@@ -108,6 +108,21 @@ static const layout_case cases[] = {
     {"dp2 ep2 fsdp rows sent", EXPERTS, 4, "m.layout.fsdp { dp = 2, ep = 2, exchange = 2 }"},
     {"pp2 ep2 rows sent", EXPERTS, 4,
      "m.layout.megatron { pp = 2, ep = 2, exchange = 2, microbatches = 2 }"},
+    {"pp2 ep2 rows without a place", EXPERTS, 4,
+     "m.layout.megatron { pp = 2, ep = 2, exchange = 1.05, microbatches = 2 }"},
+    {"pp2 ep2 at once, rows without a place", EXPERTS, 4,
+     "m.layout.megatron { pp = 2, ep = 2, exchange = 1, microbatches = 1 }"},
+    {"pp2 ep2 interleaved, rows without a place", EXPERTS, 4,
+     "m.layout.megatron { pp = 2, ep = 2, exchange = 1, schedule = 'interleaved', "
+     "microbatches = 4 }",
+     4},
+    {"pp2 ep2 zero-bubble zero1, rows without a place", EXPERTS, 4,
+     "m.layout.megatron { pp = 2, ep = 2, zero = true, exchange = 1, schedule = 'zero-bubble', "
+     "microbatches = 4 }"},
+    {"pp2 dp2 ep2 fsdp, rows without a place", EXPERTS, 8,
+     "m.layout.fsdp { pp = 2, dp = 2, ep = 2, exchange = 1, microbatches = 2 }"},
+    {"pp2 ep4 rows without a place", EXPERTS, 8,
+     "m.layout.megatron { pp = 2, ep = 4, exchange = 1.5, microbatches = 2 }"},
     {"experts over dp", EXPERTS, 2,
      "m.layout { mesh = { {'dp', 2} }, params = { dp = {'experts'} }, "
      "acts = { dp = {'batch', 'experts'} } }"},

@@ -389,6 +389,15 @@ DIST_TEST(few_key_heads) {
     CHECK(deviation(actual, expected) <= 1e-5);
 }
 
+/* The same of pipelines: whole steps. */
+DIST_TEST(stages_without_room) {
+    static const char *const names[] = {"pp2 ep2 rows without a place",
+                                        "pp2 ep2 at once, rows without a place",
+                                        "pp2 ep2 interleaved, rows without a place",
+                                        "pp2 ep2 zero-bubble zero1, rows without a place"};
+    compare_named(room, GPT_MOE, 1, names, 4);
+}
+
 DIST_TEST(stages) {
     static const char *const two[] = {"pp2", "pp2 dp2 zero-bubble zero1", "cp2 ring pp2 tp2 sp"};
     static const char *const seven[] = {"pp4 of 7 layers", "pp2 three chunks"};

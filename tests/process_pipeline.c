@@ -18,25 +18,6 @@ static process_result train(process_room *room, int ranks, const char *settings)
                        ranks, ranks, settings);
 }
 
-/* Line by line: a name, then numbers. Sums of microbatches are of f32, in another order. */
-static void compare(const char *actual, const char *expected, const char *what) {
-    int numbers = 0;
-    const char *a = actual, *b = expected;
-    while (*b) {
-        char *after, *other;
-        double wanted = strtod(b, &after), got = strtod(a, &other);
-        if (after == b) {
-            if (*a++ != *b++) break;
-            continue;
-        }
-        numbers++;
-        if (!(fabs(got - wanted) <= 2e-5 * fmax(fabs(wanted), 0.1))) break;
-        a = other, b = after;
-    }
-    if (*a || *b) test_fail("%s:\n%s\nis not\n%s", what, actual, expected);
-    CHECK(numbers > 20);
-}
-
 /* A weight of all layers, states that forward passes assign, losses of layers, dropout; stages of a
  * rank share its memory. */
 PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
@@ -47,13 +28,15 @@ PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
     CHECK(strcmp(one, eight) != 0);
     int count = getenv("DIST_ALL") ? 3 : 2;
     for (int i = 0; i < count; i++)
-        compare(train(room, 2, settings[i]).output, i == 2 ? eight : one, settings[i]);
+        process_compare_lines(train(room, 2, settings[i]).output, i == 2 ? eight : one,
+                              settings[i]);
     if (!getenv("DIST_ALL")) return;
     one = train(room, 1, "accum=4 again=true").output;
-    compare(train(room, 2, "again=true").output, one, "a second training");
-    compare(train(room, 2, "common=true schedule=zero-bubble").output,
-            train(room, 1, "accum=4 common=true").output, "a state of all layers");
-    compare(train(room, 4, "again=true").output, one, "a second training on four ranks");
+    process_compare_lines(train(room, 2, "again=true").output, one, "a second training");
+    process_compare_lines(train(room, 2, "common=true schedule=zero-bubble").output,
+                          train(room, 1, "accum=4 common=true").output, "a state of all layers");
+    process_compare_lines(train(room, 4, "again=true").output, one,
+                          "a second training on four ranks");
 }
 
 /* Gradients that are joined for one product come from different stages, one after the other: what

@@ -185,3 +185,21 @@ void process_compare(const process_step *actual, const process_step *expected, i
                      i + 1);
     }
 }
+
+void process_compare_lines(const char *actual, const char *expected, const char *what) {
+    int numbers = 0;
+    const char *a = actual, *b = expected;
+    while (*b) {
+        char *after, *other;
+        double wanted = strtod(b, &after), got = strtod(a, &other);
+        if (after == b) {
+            if (*a++ != *b++) break;
+            continue;
+        }
+        numbers++;
+        if (!(fabs(got - wanted) <= 2e-5 * fmax(fabs(wanted), 0.1))) break;
+        a = other, b = after;
+    }
+    if (*a || *b) test_fail("%s:\n%s\nis not\n%s", what, actual, expected);
+    CHECK(numbers > 20);
+}

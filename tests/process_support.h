@@ -78,5 +78,8 @@ process_step *process_train(process_room *room, int count, const char *environme
 /* Compare two runs: to the bit where `relative` is 0. */
 void process_compare(const process_step *actual, const process_step *expected, int count,
                      double relative, const char *what);
+/* Compare two outputs line by line: names, then numbers. Sums of microbatches are of f32, in
+ * another order. */
+void process_compare_lines(const char *actual, const char *expected, const char *what);
 
 #endif

@@ -1,48 +1,69 @@
 /* A program that bounds what ranks exchange (layout.h) has another one behind it, of the same roots
  * under the same layout without the bound: where rows find no place, the step has changed no state,
- * and the other program does it again from the inputs that are still on the device. Its memory is
- * reserved with the first one's; its kernels are compiled when it is first needed. After a step
- * that was done again some go to the other program at once, twice as many after each failure in a
- * row. */
+ * or its states are restored (staged_retry.c), and the other program does it again from the inputs
+ * that are still there. Its memory is reserved with the first one's; its kernels are compiled when
+ * it is first needed. After a step that was done again some go to the other program at once, twice
+ * as many after each failure in a row. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/exec/session.h"
 
 /* ---- making ---- */
-/* It reads the inputs of the other. */
-static ml_status share_inputs(ml_program *spare, const ml_program *program) {
-    for (int i = 0; i < spare->input_count; i++) {
+ml_status fallback_inputs(ml_program *fallback) {
+    const ml_program *program = fallback->owner;
+    for (int i = 0; i < fallback->input_count; i++) {
         int at = 0;
-        while (at < program->input_count && program->input_ids[at] != spare->input_ids[i]) at++;
-        if (at == program->input_count || program->input_bytes[at] != spare->input_bytes[i])
+        while (at < program->input_count && program->input_ids[at] != fallback->input_ids[i]) at++;
+        if (at == program->input_count || program->input_bytes[at] != fallback->input_bytes[i])
             return ml_fail(ML_INTERNAL, "a program and its fallback differ in their inputs");
-        spare->input_offsets[i] = program->input_offsets[at];
+        fallback->input_offsets[i] = program->input_offsets[at];
     }
-    spare->inputs = program->inputs;
-    spare->coordinates = program->coordinates;
+    fallback->inputs = program->inputs;
+    fallback->coordinates = program->coordinates;
     return ML_OK;
+}
+
+const ml_layout *session_unbounded(ml_session *session) {
+    session->unbounded = session->layout;
+    session->unbounded.exchange = 0;
+    return &session->unbounded;
+}
+
+/* Plan it, and reserve the memory that it needs beside the program's. */
+static ml_status fallback_plan(ml_program *program, const ml_roots *roots, ml_program *fallback) {
+    ml_session *session = program->session;
+    bool staged = program->plan->staged != NULL;
+    ml_status status =
+        session_plan(session, roots, session_unbounded(session), staged, &fallback->plan);
+    if (status == ML_OK) status = program_reserve(fallback);
+    if (status == ML_OK) status = fallback_inputs(fallback);
+    if (status != ML_OK || !staged) return status;
+    if (!staged_alike(program, fallback))
+        return ml_fail(ML_INTERNAL, "a pipeline and its fallback differ in what they send");
+    int64_t own = program->plan->block_bytes, other = fallback->plan->block_bytes;
+    return staged_room(program, own > other ? own : other);
 }
 
 /* Without memory for it there is none, and a step that needs it fails. */
 ml_status fallback_make(ml_program *program, const ml_roots *roots) {
     ml_session *session = program->session;
-    if (program->plan->roots.watched == 0) return ML_OK;
-    session->unbounded = session->layout;
-    session->unbounded.exchange = 0;
-    ml_program *spare = ml_alloc(sizeof *spare);
-    if (spare == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
-    program_enter(session, spare);
-    spare->owner = program;
-    program->fallback = spare;
-    ml_status status = session_plan(session, roots, &session->unbounded, false, &spare->plan);
-    if (status == ML_OK) status = program_reserve(spare);
-    if (status == ML_OK) status = share_inputs(spare, program);
+    program->watches = program->plan->roots.watched > 0;
+    ml_status status = program->plan->staged != NULL ? staged_watches(program) : ML_OK;
+    if (status != ML_OK || !program->watches) return status;
+    ml_program *fallback = ml_alloc(sizeof *fallback);
+    if (fallback == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
+    program_enter(session, fallback);
+    fallback->owner = program;
+    program->fallback = fallback;
+    status = fallback_plan(program, roots, fallback);
     bool absent = status == ML_NO_MEMORY || status == ML_TOO_LARGE;
     if (status != ML_OK && !absent) return status;
     int64_t made = !absent; /* all ranks have one, or none has */
     status = session->world != NULL ? ml_comm_least(session->comm, &made) : ML_OK;
-    if (!made) ml_program_free(spare);
+    if (!made) ml_program_free(fallback);
     return status;
 }
 
@@ -55,75 +76,80 @@ bool fallback_goes(ml_program *program) {
     return program->went;
 }
 
-/* The factor that would have done for the first exchange that did not fit, *origin; 0 where all
- * did. What comes after it has NaN to route. */
-static ml_status factor_of(ml_program *program, double *factor, const ml_origin **origin) {
+void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]) {
+    bool module = origin->module != NULL && *origin->module;
+    snprintf(name, EXCHANGE_NAME, "%s (%s:%d)", module ? origin->module : "a product by groups",
+             origin->file != NULL ? origin->file : "?", origin->line);
+}
+
+/* The first exchange that did not fit; factor 0 where all did. What comes after it has NaN to
+ * route. */
+static ml_status overflow_find(ml_program *program, exchange_overflow *found) {
     const ml_roots *roots = &program->plan->roots;
     float *factors = ml_alloc((size_t)roots->watched * sizeof *factors);
     if (factors == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading an output");
     ml_status status = program_download(program, roots->output_count - 1, factors);
-    *factor = 0;
+    found->factor = 0;
     for (int i = roots->watched; i-- > 0 && status == ML_OK;) {
         if (!(factors[i] > 0)) continue;
-        *factor = factors[i];
-        *origin = roots->watched_origins[i];
+        found->factor = factors[i];
+        exchange_name(roots->watched_origins[i], found->name);
     }
     ml_free(factors);
     return status;
-}
-
-static void describe(const ml_program *program, double factor, const ml_origin *origin, char *text,
-                     size_t size) {
-    snprintf(text, size,
-             "%s (%s:%d) sends one rank %.2f times an even share of its rows, and the layout has "
-             "places for %g times",
-             origin->module != NULL && *origin->module ? origin->module : "a product by groups",
-             origin->file != NULL ? origin->file : "?", origin->line, factor,
-             program->plan->layout->exchange);
 }
 
 static double enough(double factor) {
     return ceil(factor * 11) / 10; /* a tenth more than this step needed */
 }
 
+enum { OVERFLOW_TEXT = EXCHANGE_NAME + 128 };
+
 static ml_status run_again(ml_program *program, const char *text, double factor) {
     ml_session *session = program->session;
-    ml_program *spare = program->fallback;
-    if (spare->executable == NULL) {
+    ml_program *fallback = program->fallback;
+    const char *name = program->plan->roots.name;
+    if (program->again++ == 0) {
         if (session->ranks.rank == 0)
             fprintf(stderr,
                     "mlua: %s; such steps are done again with gathered weights, which "
                     "exchange = %.1f would save\n",
                     text, enough(factor));
-        ml_status status = program_compile(spare);
+        ml_status status = program_compile(fallback);
         if (status != ML_OK) return status;
     }
+    if (session->ranks.rank == 0)
+        ml_debug(1, "program \"%s\": %lld runs done again: %s\n", name != NULL ? name : "",
+                 (long long)program->again, text);
     program->pause = program->pause == 0 ? 1 : 2 * program->pause;
     if (program->pause > LONGEST_PAUSE) program->pause = LONGEST_PAUSE;
     program->waits = program->pause;
-    return program_execute(spare);
+    return program_execute(fallback);
 }
 
 ml_status fallback_settle(ml_program *program, ml_program **done) {
-    double factor;
-    const ml_origin *origin = NULL;
-    char text[512];
+    exchange_overflow found = {0};
+    char text[OVERFLOW_TEXT];
     *done = program;
-    if (program->plan->roots.watched == 0) return ML_OK;
+    if (!program->watches) return ML_OK;
     if (program->went) {
         *done = program->fallback;
         return ML_OK;
     }
-    ml_status status = factor_of(program, &factor, &origin);
-    if (status == ML_OK && !(factor > 0)) program->pause = 0;
-    if (status != ML_OK || !(factor > 0)) return status;
-    describe(program, factor, origin, text, sizeof text);
+    ml_status status = program->plan->staged != NULL ? staged_overflow(program, &found)
+                                                     : overflow_find(program, &found);
+    if (status == ML_OK && !(found.factor > 0)) program->pause = 0;
+    if (status != ML_OK || !(found.factor > 0)) return status;
+    snprintf(text, sizeof text,
+             "%s sends one rank %.2f times an even share of its rows, and the layout has places "
+             "for %g times",
+             found.name, found.factor, program->plan->layout->exchange);
     if (program->fallback != NULL) {
         *done = program->fallback;
-        return run_again(program, text, factor);
+        return run_again(program, text, found.factor);
     }
     ml_fail(ML_INVALID, "%s", text);
     return ml_help("exchange = %.1f in the layout, or none: then weights are gathered, and no "
                    "load is too uneven",
-                   enough(factor));
+                   enough(found.factor));
 }

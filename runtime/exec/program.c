@@ -229,9 +229,10 @@ ml_status program_compile(ml_program *program) {
     return status;
 }
 
-static ml_status program_load(ml_program *program) {
+static ml_status program_load(ml_program *program, const ml_roots *roots) {
     ml_status status = program_reserve(program);
     if (status == ML_OK) status = inputs_allocate(program);
+    if (status == ML_OK) status = fallback_make(program, roots);
     return status == ML_OK ? program_compile(program) : status;
 }
 
@@ -285,8 +286,7 @@ ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
     ml_status status = session_plan(session, roots, layout, staged, &made->plan);
     if (status == ML_OK && roots->often) status = keep_less(made, roots, staged);
     if (status == ML_OK) status = program_agree(made);
-    if (status == ML_OK) status = program_load(made);
-    if (status == ML_OK) status = fallback_make(made, roots);
+    if (status == ML_OK) status = program_load(made, roots);
     if (status != ML_OK) {
         ml_program_free(made);
         return status;
@@ -320,6 +320,7 @@ void ml_program_free(ml_program *program) {
     staged_unload(program);
     bool owns = program->inputs != NULL && program->owner == NULL;
     if (owns) device->ops->release(device, program->inputs);
+    if (program->blocks != NULL) device->ops->release(device, program->blocks);
     *ml_error_last() = kept;
     ml_plan_free(program->plan);
     ml_free(program->part);
@@ -391,6 +392,7 @@ ml_status program_prepare(ml_program *program) {
 
 ml_status program_execute(ml_program *program) {
     ml_status status = program_bind(program);
+    if (status == ML_OK && program->plan->staged != NULL) return staged_step(program);
     if (status == ML_OK) status = program_refresh(program);
     if (status != ML_OK) return status;
     return program->session->device->ops->run(program->executable);
@@ -430,8 +432,7 @@ ml_status program_download(ml_program *program, int output, void *to) {
     return status;
 }
 
-/* The last run stands, or was done again by *done. */
-static ml_status program_settle(ml_program *program, ml_program **done) {
+ml_status program_settle(ml_program *program, ml_program **done) {
     *done = program;
     if (!program->unsettled) return ML_OK;
     program->unsettled = false;
@@ -458,7 +459,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
         status = device->ops->upload(device, to, from, program->input_bytes[i]);
     }
     if (status != ML_OK) return status;
-    program->unsettled = true;
+    program->unsettled = program->watches;
     if (fallback_goes(program)) return program_execute(program->fallback);
     status = program_refresh(program);
     if (status != ML_OK) return status;

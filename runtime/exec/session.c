@@ -113,9 +113,26 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layo
     return plan_under(session, roots, &session->device->target, layout, staged, plan);
 }
 
+/* The memory that a run would set aside for doing steps again (fallback.c). */
+static ml_status plan_fallback(ml_session *session, const ml_roots *roots, const ml_target *target,
+                               ml_plan *plan) {
+    ml_plan *fallback = NULL;
+    if (!ml_plan_watches(plan)) return ML_OK;
+    const ml_layout *unbounded = session_unbounded(session);
+    ml_status status =
+        plan_under(session, roots, target, unbounded, plan->staged != NULL, &fallback);
+    if (status == ML_OK) ml_plan_set_fallback(plan, fallback, target->memory_bytes);
+    return status;
+}
+
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan) {
-    return plan_under(session, roots, target, session->ranks.layout, true, plan);
+    ml_status status = plan_under(session, roots, target, session->ranks.layout, true, plan);
+    if (status == ML_OK) status = plan_fallback(session, roots, target, *plan);
+    if (status == ML_OK) return ML_OK;
+    ml_plan_free(*plan);
+    *plan = NULL;
+    return status;
 }
 
 /* ---- states ---- */

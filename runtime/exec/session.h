@@ -51,12 +51,18 @@ struct ml_program {
     int64_t *input_offsets, *input_bytes; /* of this rank's parts */
     ml_placements *input_places;
     int input_count;
+    void *blocks; /* of stages: what microbatches under way keep, and the fallback's after them */
+    int64_t block_bytes;
+    bool watches;   /* a run may turn out to have left rows without a place: on some rank, if cut */
+    int64_t until;  /* of one that is cut: staged_watched_until of all ranks */
     bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
     bool ready;     /* all states that it reads are initialized */
     ml_program *fallback; /* fallback.c; NULL: none */
     int waits, pause;  /* runs that go to the fallback at once: left, and after the next failure */
     bool went;         /* the last run did */
-    ml_program *owner; /* whose fallback it is, with the inputs of that; NULL: nobody's */
+    int64_t again;     /* runs that the fallback did again */
+    ml_program *owner; /* whose fallback it is, with its inputs and blocks; NULL: nobody's */
+    ml_program *ran;   /* of it and its fallback, the one whose stages ran last */
     ml_program *next, *previous;
 };
 
@@ -95,12 +101,25 @@ void *program_address(const ml_program *program, const ml_storage *storage);
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool staged, ml_plan **plan);
 
-/* fallback.c */
+/* fallback.c. An exchange that had no place for all its rows. */
+enum { EXCHANGE_NAME = 256 };
+typedef struct {
+    double factor; /* of an even share, that would have done; 0: all rows found a place */
+    char name[EXCHANGE_NAME]; /* "blocks.3.moe (gpt_moe.lua:49)" */
+} exchange_overflow;
+void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]);
+/* The session's layout without `exchange`. */
+const ml_layout *session_unbounded(ml_session *session);
+/* Before the program's kernels are compiled. */
 ml_status fallback_make(ml_program *program, const ml_roots *roots);
+/* It reads the inputs of its owner: again once these have other places. */
+ml_status fallback_inputs(ml_program *fallback);
 /* Whether this run is to be the fallback's at once. */
 bool fallback_goes(ml_program *program);
 /* After a run: *done has the results, the program itself or its fallback, which then has run. */
 ml_status fallback_settle(ml_program *program, ml_program **done);
+/* That, where the last run is not known to stand. */
+ml_status program_settle(ml_program *program, ml_program **done);
 
 /* staged.c: the same for programs that are cut into stages. */
 ml_status staged_load(ml_program *program);
@@ -109,6 +128,19 @@ void staged_unload(ml_program *program);
 void staged_unbind(ml_program *program); /* addresses have changed */
 ml_status staged_start(ml_program *program, const void *const *inputs);
 ml_status staged_finish(ml_program *program, void *const *outputs);
+/* A step with the microbatches that are queued; of a fallback, those of its owner. */
+ml_status staged_step(ml_program *program);
+
+/* staged_retry.c: a step that may be done again. Room for the blocks of a program's stages; no less
+ * than there is already. */
+ml_status staged_room(ml_program *program, int64_t bytes);
+/* All ranks together: sets program->watches and until. */
+ml_status staged_watches(ml_program *program);
+/* Whether the fallback's stages run in the same order, and send and receive the same. */
+bool staged_alike(const ml_program *program, const ml_program *fallback);
+/* All ranks together, after a step: the exchange without enough places, the same on every rank.
+ * Where there is one, the states are as they were before the step. */
+ml_status staged_overflow(ml_program *program, exchange_overflow *found);
 
 /* bubble.c: how much of a pipelined step ranks wait: what the times of some steps after the first
  * ones foretell, and measured in the next ones. */

@@ -3,40 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/exec/session.h"
+#include "runtime/exec/staged_run.h"
 #include "runtime/plan/place.h"
-#include "runtime/plan/staged.h"
 
-typedef struct {
-    char *blocks; /* device memory: slots of block_bytes each, then what is computed once a step */
-    ml_executable **executables; /* by slot and piece; one for all slots where binding is cheap. The
-                                    last one is what runs once a step, where there is that */
-    bool *bound;
-} stage_run;
-
-struct staged_run {
-    stage_run *stages; /* by virtual stage */
-    ml_edge **edges;   /* by lane; NULL where this rank is neither end */
-    int *messages;     /* of the plan's, those that this rank sends or receives, in their order */
-    int message_count;
-    char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch */
-    int64_t feed_bytes; /* of one microbatch */
-    int queued;
-    bool rebinds; /* one executable serves all slots */
-    bool patient; /* some messages may be expected an action ahead */
-    bool fresh;   /* not all executables are ready for many messages under way */
-    bubble_clock clock;
-};
-
-static const struct ml_staged_plan *plan_of(const ml_program *program) {
-    return program->plan->staged;
-}
-
-static bool mine(const ml_program *program, int stage) {
-    return plan_of(program)->stages[stage].planned;
-}
-
-static char *cell_address(const ml_program *program, int stage, int microbatch, int cell) {
+char *cell_address(const ml_program *program, int stage, int microbatch, int cell) {
     const staged_stage *s = &plan_of(program)->stages[stage];
     const piece_cell *at = &s->pieces.cells[cell];
     int slot = at->from == CELL_STEADY ? s->slots : s->slot_of[microbatch];
@@ -88,8 +58,27 @@ static ml_status lane_edges(ml_program *program, int i) {
 ml_status staged_connect(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_status status = ML_OK;
+    if (program->owner != NULL) return ML_OK; /* it has its owner's */
     for (int i = 0; i < plan->lane_count && status == ML_OK; i++) {
         if (!plan->lanes[i].local) status = lane_edges(program, i);
+    }
+    return status;
+}
+
+static int64_t stage_bytes(const staged_stage *plan) {
+    return plan->slots * plan->pieces.block_bytes + plan->pieces.steady_bytes;
+}
+
+/* Every stage has its part of the program's memory. */
+static ml_status blocks_load(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    ml_program *owner = program->owner != NULL ? program->owner : program;
+    ml_status status = staged_room(owner, program->plan->block_bytes);
+    char *blocks = owner->blocks;
+    for (int v = 0; v < plan->count && status == ML_OK; v++) {
+        if (!mine(program, v)) continue;
+        program->staged->stages[v].blocks = blocks;
+        blocks += stage_bytes(&plan->stages[v]);
     }
     return status;
 }
@@ -99,13 +88,11 @@ static ml_status stage_load(ml_program *program, int v) {
     stage_run *stage = &program->staged->stages[v];
     ml_device *device = program->session->device;
     int count = executable_count(program, v), by_slot = count - plan->pieces.steady;
-    int64_t bytes = plan->slots * plan->pieces.block_bytes + plan->pieces.steady_bytes;
+    ml_status status = ML_OK;
     stage->executables = ml_alloc(sizeof *stage->executables * (size_t)(count + 1));
     stage->bound = ml_alloc((size_t)count + 1);
     if (stage->executables == NULL || stage->bound == NULL)
         return ml_fail(ML_NO_MEMORY, "out of memory for a pipeline stage");
-    ml_status status =
-        device->ops->allocate(device, bytes > 0 ? bytes : 1, (void **)&stage->blocks);
     for (int i = 0; i < count && status == ML_OK; i++) {
         const ml_plan *part =
             plan->plans[i < by_slot ? i % plan->pieces.count : plan->pieces.count];
@@ -131,6 +118,11 @@ static ml_status messages_list(ml_program *program) {
 static ml_status feeds_make(ml_program *program) {
     const struct ml_staged_plan *plan = plan_of(program);
     struct staged_run *run = program->staged;
+    if (program->owner != NULL) {
+        run->feeds = program->owner->staged->feeds;
+        run->feed_bytes = program->owner->staged->feed_bytes;
+        return fallback_inputs(program);
+    }
     for (int i = 0; i < program->input_count; i++) {
         program->input_offsets[i] = run->feed_bytes;
         run->feed_bytes += program->input_bytes[i];
@@ -146,15 +138,21 @@ ml_status staged_load(ml_program *program) {
     run->clock.share = -1;
     run->rebinds = program->session->device->target.kind == ML_TARGET_C;
     run->stages = ml_alloc(sizeof *run->stages * (size_t)(plan->count + 1));
-    run->edges = ml_alloc(sizeof(ml_edge *) * (size_t)(plan->lane_count + 1));
+    if (program->owner != NULL) {
+        run->edges = program->owner->staged->edges;
+        run->patient = program->owner->staged->patient;
+    } else {
+        run->edges = ml_alloc(sizeof(ml_edge *) * (size_t)(plan->lane_count + 1));
+    }
     if (run->stages == NULL || run->edges == NULL)
         return ml_fail(ML_NO_MEMORY, "out of memory for a program");
     ml_status status = feeds_make(program);
     if (status == ML_OK) status = messages_list(program);
+    if (status == ML_OK) status = blocks_load(program);
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
         if (mine(program, v)) status = stage_load(program, v);
     }
-    return status;
+    return status == ML_OK ? retry_load(program) : status;
 }
 
 void staged_unload(ml_program *program) {
@@ -168,14 +166,16 @@ void staged_unload(ml_program *program) {
         for (int i = 0; i < count && stage->executables != NULL; i++) {
             if (stage->executables[i] != NULL) device->ops->unload(stage->executables[i]);
         }
-        if (stage->blocks != NULL) device->ops->release(device, stage->blocks);
         ml_free(stage->executables);
         ml_free(stage->bound);
     }
+    retry_unload(program);
     ml_free(run->stages);
-    ml_free(run->edges);
+    if (program->owner == NULL) {
+        ml_free(run->edges);
+        ml_free(run->feeds);
+    }
     ml_free(run->messages);
-    ml_free(run->feeds);
     ml_free(run);
     program->staged = NULL;
 }
@@ -380,7 +380,9 @@ static ml_status transfer(ml_program *program, const ml_action *action, bool rec
 static ml_status action_run(ml_program *program, const ml_action *action) {
     int v = plan_of(program)->tasks[action->task].stage;
     int p = action->task - plan_of(program)->stages[v].first_task;
-    return piece_run(program, v, p, action->microbatch);
+    if (!retry_stands(program)) return ML_OK;
+    ml_status status = piece_run(program, v, p, action->microbatch);
+    return status == ML_OK ? retry_note(program, v, p, action->microbatch) : status;
 }
 
 static int compare_start(const void *a, const void *b) {
@@ -413,7 +415,8 @@ static ml_status microbatch_run(ml_program *program, int microbatch) {
     ml_status status = actions_of(plan, microbatch, &actions, &count);
     for (int i = 0; i < count && status == ML_OK; i++) {
         bool own = mine(program, plan->tasks[actions[i]->task].stage);
-        if (own) status = task_foresee(program, actions[i]);
+        status = retry_look(program, actions[i]->start);
+        if (own && status == ML_OK) status = task_foresee(program, actions[i]);
         if (own && status == ML_OK) status = task_prepare(program, actions[i]);
         if (status == ML_OK) status = messages_send(program, actions[i], true);
         if (!own || status != ML_OK) continue;
@@ -421,7 +424,7 @@ static ml_status microbatch_run(ml_program *program, int microbatch) {
         if (status == ML_OK) status = action_run(program, actions[i]);
     }
     ml_free(actions);
-    return status;
+    return status == ML_OK ? retry_look(program, INT64_MAX) : status;
 }
 
 /* Nothing is under way: what a device makes for its later runs is made now, for all slots. */
@@ -475,26 +478,28 @@ static ml_status schedule_run(ml_program *program, int without) {
     ml_status status = task_foresee(program, action);
     for (; action != NULL && status == ML_OK; action = next) {
         next = action_from(plan, (int)(action - actions) + 1, without);
-        status = task_prepare(program, action);
+        status = retry_look(program, action->start);
+        if (status == ML_OK) status = task_prepare(program, action);
         if (status == ML_OK) status = transfer(program, action, true);
         if (status == ML_OK) status = task_foresee(program, next);
         if (status == ML_OK) status = action_run(program, action);
         if (status == ML_OK) status = transfer(program, action, false);
     }
-    return status;
+    return status == ML_OK ? retry_look(program, INT64_MAX) : status;
 }
 
-static ml_status step_run(ml_program *program) {
+ml_status staged_step(ml_program *program) {
     bubble_clock *clock = &program->staged->clock;
     int alone = 0;
     ml_status status = pieces_bind(program);
+    if (status == ML_OK) status = retry_begin(program);
     if (status == ML_OK) status = steady_run(program);
     if (status == ML_OK) status = microbatches_alone(program, &alone);
     clock->step = 0;
     if (status == ML_OK && alone == 0) status = bubble_step_begin(program, clock);
     for (int i = 0; i < alone && status == ML_OK; i++) {
         status = microbatch_run(program, i);
-        if (status != ML_OK || !program->staged->fresh) continue;
+        if (status != ML_OK || !program->staged->fresh || !retry_stands(program)) continue;
         status = pieces_ready(program, i);
         program->staged->fresh = status != ML_OK;
     }
@@ -509,7 +514,9 @@ const bubble_clock *staged_clock(const ml_program *program) {
 ml_status staged_start(ml_program *program, const void *const *inputs) {
     struct staged_run *run = program->staged;
     char *feed = run->feeds + (int64_t)run->queued * run->feed_bytes;
-    ml_status status = program_prepare(program);
+    ml_program *done;
+    ml_status status = program_settle(program, &done); /* of steps: the one before */
+    if (status == ML_OK) status = program_prepare(program);
     for (int i = 0; i < program->input_count && status == ML_OK; i++) {
         const ml_graph *g = program->session->graph;
         status =
@@ -518,7 +525,9 @@ ml_status staged_start(ml_program *program, const void *const *inputs) {
     }
     bool complete = status != ML_OK || ++run->queued == plan_of(program)->microbatches;
     if (complete) run->queued = 0; /* after an error, a step begins anew */
-    return complete && status == ML_OK ? step_run(program) : status;
+    if (!complete || status != ML_OK) return status;
+    program->unsettled = program->watches;
+    return program_execute(fallback_goes(program) ? program->fallback : program);
 }
 
 void staged_unbind(ml_program *program) {
@@ -531,28 +540,33 @@ void staged_unbind(ml_program *program) {
     }
 }
 
-ml_status staged_finish(ml_program *program, void *const *outputs) {
+/* An output of the last microbatch, of the stage of this rank that has it. */
+static ml_status output_download(const ml_program *program, int output, void *to) {
     const struct ml_staged_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
-    ml_status status = ML_OK;
+    for (int v = plan->coordinate; v < plan->count; v += plan->ranks) {
+        int cell = plan->stages[v].outputs[output];
+        if (cell < 0) continue;
+        return device->ops->download(device, to,
+                                     cell_address(program, v, plan->microbatches - 1, cell),
+                                     plan->stages[v].pieces.cells[cell].bytes);
+    }
+    return ML_OK;
+}
+
+ml_status staged_finish(ml_program *program, void *const *outputs) {
     int queued = program->staged->queued;
     if (queued > 0) {
         const char *name = program->plan->roots.name;
         program->staged->queued = 0;
         ml_fail(ML_INVALID, "program \"%s\" was started %d times; a step has %d microbatches",
-                name != NULL ? name : "", queued, plan->microbatches);
+                name != NULL ? name : "", queued, plan_of(program)->microbatches);
         return ml_help("call start once for each microbatch, then finish");
     }
+    ml_program *done;
+    ml_status status = program_settle(program, &done);
     for (int i = 0; i < program->plan->roots.output_count && status == ML_OK; i++) {
-        if (outputs == NULL || outputs[i] == NULL) continue;
-        for (int v = plan->coordinate; v < plan->count; v += plan->ranks) {
-            int cell = plan->stages[v].outputs[i];
-            if (cell < 0) continue;
-            status = device->ops->download(device, outputs[i],
-                                           cell_address(program, v, plan->microbatches - 1, cell),
-                                           plan->stages[v].pieces.cells[cell].bytes);
-            break;
-        }
+        if (outputs != NULL && outputs[i] != NULL) status = output_download(done, i, outputs[i]);
     }
     return status;
 }

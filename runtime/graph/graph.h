@@ -272,7 +272,8 @@ typedef struct {
     int microbatches; /* runs of one step, which pipeline stages may overlap; 0 is 1 */
     bool often;       /* it runs many times before anything sets what it reads */
     /* Where ml_shard bounds what ranks exchange, it adds one more output, behind all others: f32
-     * over so many exchanges, 0 where all rows found a place, else the factor that would do. */
+     * over so many exchanges, 0 where all rows found a place, else the factor that would do. Under
+     * pipeline stages, of this rank alone. */
     int watched;
     const ml_origin *const *watched_origins;
     ml_division division; /* set by ml_shard */

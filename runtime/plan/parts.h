@@ -58,6 +58,8 @@ void plan_batch(ml_plan *plan, const ml_target *target);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
 int64_t memory_padded(int64_t bytes);
+/* Add what plan->fallback needs beyond the plan, whose own accounts have just been filled in. */
+void plan_fallback_account(ml_plan *plan);
 
 /* Whether write `write` of the step may use the very memory of `storage`, as far as the step's own
  * reads of that storage are concerned. */

@@ -236,9 +236,40 @@ void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     staged_free(plan->staged);
     ml_plan_free(plan->refresh);
+    ml_plan_free(plan->fallback);
     if (plan->graph != NULL) ml_graph_free(plan->graph);
     ml_arena_free(plan->arena);
     ml_free(plan);
+}
+
+/* ---- the fallback of a check ---- */
+bool ml_plan_watches(const ml_plan *plan) {
+    return plan->staged != NULL ? staged_watched_until(plan->staged) > 0 : plan->roots.watched > 0;
+}
+
+static int64_t beyond(int64_t bytes, int64_t others) {
+    return bytes > others ? bytes - others : 0;
+}
+
+static int64_t fallback_bytes(const ml_plan *plan, const ml_plan *fallback) {
+    return beyond(fallback->arena_bytes, plan->arena_bytes) +
+           beyond(fallback->library_bytes, plan->library_bytes) +
+           beyond(fallback->block_bytes, plan->block_bytes);
+}
+
+void plan_fallback_account(ml_plan *plan) {
+    int64_t bytes = fallback_bytes(plan, plan->fallback);
+    plan->kind_bytes[ML_MEMORY_WORKSPACE] += bytes;
+    plan->peak_bytes += bytes;
+}
+
+void ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit) {
+    if (limit > 0 && plan->peak_bytes + fallback_bytes(plan, fallback) > limit) {
+        ml_plan_free(fallback);
+        return;
+    }
+    plan->fallback = fallback;
+    plan_fallback_account(plan);
 }
 
 /* A part's storages into the list, which is kept sorted. */

@@ -31,8 +31,8 @@ struct ml_plan {
     ml_arena *arena; /* owns everything below */
     ml_graph *graph; /* of one rank, after all passes; of a program that is cut, the global one */
     ml_roots roots;
-    const ml_layout *layout; /* NULL: one rank */
-    ml_schedule *schedule; /* NULL for a program that is cut: ask its parts */
+    const ml_layout *layout;       /* NULL: one rank */
+    ml_schedule *schedule;         /* NULL for a program that is cut: ask its parts */
     struct ml_staged_plan *staged; /* staged.h; NULL where it is not cut */
     ml_plan **parts; /* what runs on this rank, each with a schedule: the pieces of its stages, or
                         the plan itself */
@@ -42,12 +42,16 @@ struct ml_plan {
     ml_plan *refresh;
     uint32_t *copied;
     int copied_count;
-    bool piece; /* a part of another plan: inputs and outputs are its caller's memory */
+    /* In a check: the plan that does a step again which left rows without a place; it shares the
+     * memory of this one, whose accounts count what it needs beyond. NULL: none. */
+    ml_plan *fallback;
+    bool piece;            /* a part of another plan: inputs and outputs are its caller's memory */
     int64_t arena_bytes;   /* temporaries: the peak that the offsets reach */
     int64_t library_bytes; /* workspace that the device's libraries want beside the arena */
-    int64_t kind_bytes[ML_MEMORY_KINDS]; /* at the step of the peak; states in full */
+    int64_t block_bytes;   /* of pipeline stages: what microbatches under way keep */
+    int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
-    int64_t peak_bytes;                  /* states + arena + inputs + library */
+    int64_t peak_bytes;                   /* states + arena + inputs + library + blocks */
     uint32_t peak_step;
     double flops;  /* of one run */
     uint64_t hash; /* of graph and schedule: equal on every rank */
@@ -60,6 +64,11 @@ struct ml_plan {
  * ml_plan_free is safe on what a failed call left in *plan (NULL or partial). */
 void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
                  const ml_layout *layout, const ml_cut *cut, ml_plan **plan);
+/* Whether a step may turn out to have left rows without a place. */
+bool ml_plan_watches(const ml_plan *plan);
+/* Takes `fallback`, and its memory into the accounts, if both fit in `limit` bytes (0: any); else
+ * frees it, for a run would have none. */
+void ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit);
 /* The type of a rank's part of a state or input. */
 ml_type ml_plan_state_type(const ml_layout *layout, const ml_graph *g, uint32_t state);
 ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t input);

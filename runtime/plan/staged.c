@@ -297,11 +297,13 @@ static void stage_plan(staging *s, int v) {
     stage->like = v;
     ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
     plan_local(local, s->target, s->recompute, false, stage->levels.late ? s->input_level : NULL);
-    if (local->roots.watched > 0) { /* with microbatches under way, NaN in the loss tells */
-        local->roots.output_count--;
-        local->roots.watched = 0;
-    }
+    stage->watched = local->roots.watched;
+    if (stage->watched > 0) local->roots.kept++; /* as what others wait for: not put off */
     pieces_plan(s, stage);
+    if (stage->watched > 0) {
+        stage->watched_cell = stage->pieces.cell_of_output[local->roots.output_count - 1];
+        stage->watched_piece = stage->pieces.piece_of_output[local->roots.output_count - 1];
+    }
     int outputs = s->plan->roots.output_count;
     stage->outputs = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
     stage->output_piece = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);

@@ -38,6 +38,10 @@ typedef struct {
     int plan_count;
     int *outputs; /* by output of the program: its cell, or -1 */
     int *output_piece;
+    int watched;      /* exchanges that may leave rows without a place (ml_roots) */
+    int watched_cell; /* of what they came to, f32 over them, and the piece after which it is there
+                       */
+    int watched_piece;
     int slots;
     int *slot_of;     /* by microbatch */
     uint32_t *states; /* in a check: which ones it reads or assigns, some twice */
@@ -56,6 +60,7 @@ struct ml_staged_plan {
     staged_message *messages; /* those of a lane follow one another, lanes ascending */
     ml_pipeline_problem problem;
     ml_pipeline pipeline;
+    struct staged_begin *begins; /* by state: staged_saved.c; NULL until it is asked */
     int coordinate; /* whose plan it is; in a check, the one that needs the most memory */
 };
 
@@ -68,6 +73,25 @@ void staged_account(ml_plan *plan, int coordinate);
 /* Raise ML_INVALID where stages of a rank share a state that one of them assigns too early
  * (staged_states.c). */
 void staged_check_states(const ml_plan *plan, int rank);
+/* A state of one rank that must be as it was before the step, should the step be done again.
+ * staged_saved.c finds them: those that the step assigns. */
+typedef struct {
+    uint32_t state;
+    int64_t bytes; /* of this rank's part */
+    bool begins; /* not where `input`, a boolean of the program, is `when` at the first microbatch:
+                    then the step does not read what the state held */
+    bool when;
+    uint32_t input;
+} staged_saved;
+typedef ML_VEC(staged_saved) staged_saved_list;
+/* What the stages of `rank` assign in actions that begin before `until`. */
+void staged_saved_find(const ml_plan *plan, int rank, int64_t until, ml_arena *arena,
+                       staged_saved_list *out);
+/* Until when a step may turn out to have left rows without a place, by the stages that are planned:
+ * of one microbatch to the end of the last task that watches exchanges, of several to the step's
+ * end (INT64_MAX): ranks wait for one another to find out, which must not keep microbatches
+ * waiting. 0: nothing is watched. */
+int64_t staged_watched_until(const struct ml_staged_plan *staged);
 /* From a step that ran (staged_measured.c). */
 typedef struct {
     ml_pipeline_times times;

@@ -93,7 +93,7 @@ void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
 
 typedef struct {
     int64_t kinds[ML_MEMORY_KINDS], states[ML_MEMORY_KINDS];
-    int64_t arena, library, blocks, steady, peak;
+    int64_t arena, library, blocks, steady, saved, peak;
     double flops;
     uint32_t step;
 } account;
@@ -114,7 +114,19 @@ const ml_plan *staged_steady(const staged_plan *staged, int v) {
     return stage->pieces.steady ? stage->plans[stage->pieces.count] : NULL;
 }
 
-static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, account *a) {
+/* What is set aside of a step that may be done again. */
+static int64_t account_saved(const ml_plan *plan, int coordinate, int64_t until, ml_arena *arena) {
+    staged_saved_list list = {0};
+    int64_t bytes = 0;
+    if (until == 0) return 0;
+    staged_saved_find(plan, coordinate, until, arena, &list);
+    for (uint32_t i = 0; i < list.count; i++)
+        if (!list.at[i].begins) bytes += memory_padded(list.at[i].bytes);
+    return bytes;
+}
+
+static void account_rank(const ml_plan *plan, int coordinate, int64_t until, ml_arena *arena,
+                         account *a) {
     const staged_plan *staged = plan->staged;
     size_t states = (size_t)ml_graph_state_count(plan->graph) + 1;
     bool *seen = ML_NEW_ARRAY(arena, bool, states);
@@ -133,14 +145,15 @@ static void account_rank(const ml_plan *plan, int coordinate, ml_arena *arena, a
         }
     }
     a->arena = largest->arena_bytes;
+    a->saved = account_saved(plan, coordinate, until, arena);
     for (int i = 0; i < ML_MEMORY_KINDS; i++) {
         a->kinds[i] = a->states[i] + largest->kind_bytes[i] - largest->state_bytes[i];
         a->peak += a->states[i];
     }
     a->kinds[ML_MEMORY_ACTIVATIONS] += a->blocks;
     a->kinds[ML_MEMORY_PARAMETERS] += a->steady;
-    a->kinds[ML_MEMORY_WORKSPACE] += a->library - largest->library_bytes;
-    a->peak += a->arena + a->library + a->blocks + a->steady;
+    a->kinds[ML_MEMORY_WORKSPACE] += a->library - largest->library_bytes + a->saved;
+    a->peak += a->arena + a->library + a->blocks + a->steady + a->saved;
 }
 
 /* And the work that ranks do alike. */
@@ -202,9 +215,10 @@ void staged_account(ml_plan *plan, int coordinate) {
     plan->part_count = 0;
     memset(plan->traffic, 0, sizeof plan->traffic);
     plan->roots.division = (ml_division){0};
-    if (coordinate >= 0) account_rank(plan, coordinate, plan->arena, &best);
+    int64_t until = staged_watched_until(staged);
+    if (coordinate >= 0) account_rank(plan, coordinate, until, plan->arena, &best);
     for (int r = 0; coordinate < 0 && r < staged->ranks; r++) {
-        account_rank(plan, r, plan->arena, &a);
+        account_rank(plan, r, until, plan->arena, &a);
         if (r > 0 && a.peak <= best.peak) continue;
         best = a;
         staged->coordinate = r;
@@ -213,8 +227,12 @@ void staged_account(ml_plan *plan, int coordinate) {
     memcpy(plan->state_bytes, best.states, sizeof best.states);
     plan->arena_bytes = best.arena;
     plan->library_bytes = best.library;
+    plan->block_bytes = best.blocks + best.steady;
     plan->peak_bytes = best.peak;
     plan->flops = flops_even(staged, best.flops, staged->coordinate);
     traffic_sum(plan, staged->coordinate);
     parts_list(plan, staged->coordinate);
+    if (plan->fallback == NULL) return;
+    staged_account(plan->fallback, staged->coordinate);
+    plan_fallback_account(plan);
 }

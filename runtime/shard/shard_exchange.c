@@ -15,8 +15,9 @@
  * 4 exchange R D (N-1)/N elements forward and backward; gathering the weights of E experts
  * and scattering their gradients takes 9 E D F (N-1)/N. `mlua check` tells both in bytes.
  * Rows that find no place are never dropped in silence: they come back as NaN, what is watched
- * (ml_roots) says of which module and what factor would have done, and the step changes no state
- * (but under pipeline stages, whose microbatches are under way by then). */
+ * (ml_roots) says of which module and what factor would have done, and the step changes no state.
+ * Under pipeline stages each rank watches by itself, and the runtime compares ranks and restores
+ * states after all microbatches (exec/staged_retry.c). */
 #include <math.h>
 #include <string.h>
 
@@ -316,7 +317,7 @@ ml_ref shard_watched(sharder *s) {
     for (uint32_t i = 0; i < s->watches.count; i++)
         parts[i] = ml_broadcast(g, s->watches.at[i].number, &one);
     ml_ref all = ml_concat(g, parts, (int)s->watches.count, one.axis[0]);
-    for (int i = 0; i < s->layout->count; i++) {
+    for (int i = 0; i < s->layout->count && !s->layout->stages.on; i++) {
         int64_t args[] = {i, s->layout->axis[i].size, ML_COMBINE_MAX};
         if (args[1] > 1) all = ml_graph_add(g, ML_OP_ALL_REDUCE, &all, 1, args, 3, NULL);
     }
