@@ -12,12 +12,17 @@ for _, piece in ipairs {
   require("mlua." .. piece)
 end
 
+local synonyms = require "mlua.synonyms"
+
+-- `path` is what the script wrote after "m.", `name` the last of it.
+local function unknown(path, name)
+  local help = rawget(m, name) ~= nil and ("all functions are in one table: m.%s"):format(name) or synonyms.for_function(name, m)
+  core.fail(("mlua has no function %q"):format(path), { help = help })
+end
+
 return setmetatable(m, {
   __index = function(_, name)
     if type(name) ~= "string" then return nil end
-    local names = {}
-    for known in pairs(m) do names[#names + 1] = known end
-    local guess = core.suggest(name, names)
-    core.fail(("mlua has no function %q"):format(name), { help = guess and ("did you mean m.%s?"):format(guess) })
+    return synonyms.namespace(name, unknown) or unknown(name, name)
   end,
 })

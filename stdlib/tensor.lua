@@ -52,6 +52,7 @@ local function wide(x) return x:dtype() == "bf16" and x:cast("f32") or x end
 ---@param ... Axis|string
 ---@return Tensor
 function m.mean(x, ...)
+  core.check_axes("mean", x, ...)
   local dtype = x:dtype()
   return (wide(x):sum(...) * (1 / count(x, { ... }))):cast(dtype)
 end
@@ -61,6 +62,7 @@ end
 ---@param ... Axis|string
 ---@return Tensor
 function m.var(x, ...)
+  core.check_axes("var", x, ...)
   local dtype = x:dtype()
   x = wide(x)
   local centred = x - m.mean(x, ...)
@@ -81,7 +83,8 @@ local function exponentials(x, ...)
 end
 
 -- Over all axes they would be numbers that no model wants: a batch's samples would compete.
-local function check_axes(what, ...)
+local function check_axes(what, x, ...)
+  core.check_axes(what, x, ...)
   if select("#", ...) == 0 then
     core.fail(("m.%s needs the axes that it goes over"):format(what), { help = ('x:%s("vocab"); over all: x:%s(table.unpack(x:axes()))'):format(what, what) })
   end
@@ -93,7 +96,7 @@ end
 ---@param ... Axis|string
 ---@return Tensor
 function m.logsumexp(x, ...)
-  check_axes("logsumexp", ...)
+  check_axes("logsumexp", x, ...)
   local _, sum, shift = exponentials(wide(x), ...)
   local empty = core.eq(sum, 0)
   return core.log(core.where(empty, 1, sum)) + core.where(empty, -math.huge, shift)
@@ -104,7 +107,7 @@ end
 ---@param ... Axis|string
 ---@return Tensor
 function m.softmax(x, ...)
-  check_axes("softmax", ...)
+  check_axes("softmax", x, ...)
   local dtype = x:dtype()
   local e, sum = exponentials(wide(x), ...)
   return (e / sum):cast(dtype)
@@ -115,7 +118,7 @@ end
 ---@param ... Axis|string
 ---@return Tensor
 function m.log_softmax(x, ...)
-  check_axes("log_softmax", ...)
+  check_axes("log_softmax", x, ...)
   local dtype = x:dtype()
   return (wide(x) - m.logsumexp(x, ...)):cast(dtype)
 end

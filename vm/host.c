@@ -358,6 +358,7 @@ static int open_state(lua_State *L) {
     vm_error_register(L);
     vm_axis_register(L);
     vm_tensor_register(L);
+    vm_unknown_register(L);
     vm_ops_register(L);
     vm_state_register(L);
     vm_host_register(L);

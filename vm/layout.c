@@ -151,7 +151,7 @@ static ml_axis first_had(lua_State *L, ml_ref n, const char *mesh_axis) {
     int64_t count = vm_table_length(L, -1);
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, -1, i + 1);
-        ml_axis axis = vm_axis_id(L, -1, "an axis of on");
+        ml_axis axis = vm_axis_in(L, -1, n, "on");
         lua_pop(L, 1);
         bool had = ml_type_find(t, axis) >= 0;
         if (!had && !is_known_axis(vm, axis))

@@ -122,7 +122,7 @@ static ml_ref axis_entry(lua_State *L, ml_ref n, ml_axis axis) {
 static int core_fail_axis(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand");
     const ml_graph *g = vm_of(L)->graph;
-    ml_axis axis = vm_axis_of(L, 2, n, "cannot find").id;
+    ml_axis axis = vm_axis_of(L, 2, n, "fail_axis", "cannot find").id;
     const char *message = luaL_checkstring(L, 3);
     ml_ref entry = axis_entry(L, n, axis);
     const ml_origin *origin = ml_graph_origin(g, entry);

@@ -324,7 +324,7 @@ static int state_index(lua_State *L) {
     lua_pushvalue(L, 2);
     if (lua_rawget(L, methods) != LUA_TNIL) return 1;
     lua_pop(L, 1);
-    vm_missing_method(L, methods);
+    vm_missing_method(L, methods, lua_upvalueindex(1));
 }
 
 /* ---- Gradients ---------------------------------------------------------------------------------

@@ -30,11 +30,28 @@ void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
     }
 }
 
-/* A node with the axis arguments first..last of the Lua call. */
-static void add_axis_arguments(lua_State *L, vm_node *node, int first, int last, const char *what) {
-    if (last - first >= ML_MAX_AXES)
-        vm_fail(L, NULL, "%s takes at most %d axes", what, ML_MAX_AXES);
-    for (int i = first; i <= last; i++) node->args[node->arg_count++] = vm_axis_id(L, i, what);
+/* A node with the axis arguments first..last of the Lua call, a method of n. */
+static void add_axis_arguments(lua_State *L, vm_node *node, int first, int last, ml_ref n,
+                               const char *op) {
+    if (last - first >= ML_MAX_AXES) vm_fail(L, NULL, "%s takes at most %d axes", op, ML_MAX_AXES);
+    for (int i = first; i <= last; i++) node->args[node->arg_count++] = vm_axis_in(L, i, n, op);
+}
+
+/* What reductions that are composed in Lua do first, so that messages name them. */
+static int core_check_axes(lua_State *L) {
+    const char *op = luaL_checkstring(L, 1);
+    ml_ref n = vm_tensor(L, 2, lua_pushfstring(L, "the operand of %s", op));
+    int last = lua_gettop(L) - 1;
+    const char *what = lua_pushfstring(L, "cannot take the %s over", op);
+    for (int i = 3; i <= last; i++) {
+        ml_axis axis = vm_axis_in(L, i, n, op);
+        if (ml_type_find(type_of(L, n), axis) < 0) vm_axis_of(L, i, n, op, what);
+        for (int k = 3; k < i; k++)
+            if (vm_axis_in(L, k, n, op) == axis)
+                vm_fail_with(L, &n, 1, NULL, "%s names the axis \"%s\" twice", op,
+                             ml_axis_name(vm_of(L)->graph, axis));
+    }
+    return 0;
 }
 
 /* ---- Leaves ------------------------------------------------------------------------------------
@@ -145,7 +162,7 @@ static int tensor_permute(lua_State *L) {
     int last = lua_gettop(L);
     if (last - 1 > ML_MAX_AXES) vm_fail(L, NULL, "permute takes at most %d axes", ML_MAX_AXES);
     for (int i = 2; i <= last; i++) {
-        vm_axis axis = vm_axis_of(L, i, n, "cannot permute to");
+        vm_axis axis = vm_axis_of(L, i, n, "permute", "cannot permute to");
         type.axis[type.rank] = axis.id;
         type.size[type.rank++] = axis.size;
     }
@@ -154,7 +171,7 @@ static int tensor_permute(lua_State *L) {
 
 /* One old name -> new name; the new one may be an Axis of the same size. */
 static void add_rename(lua_State *L, vm_node *node, ml_ref n, int old, int new_name) {
-    vm_axis from = vm_axis_of(L, old, n, "cannot rename");
+    vm_axis from = vm_axis_of(L, old, n, "rename", "cannot rename");
     const vm_axis *to = luaL_testudata(L, new_name, vm_axis_class);
     if (to && to->size != from.size)
         vm_fail_with(L, &n, 1, NULL, "cannot rename \"%s\" of size %lld to \"%s\" of size %lld",
@@ -163,7 +180,7 @@ static void add_rename(lua_State *L, vm_node *node, ml_ref n, int old, int new_n
     if (node->arg_count + 2 > VM_MAX_ARGS)
         vm_fail(L, NULL, "rename takes at most %d axes", ML_MAX_AXES);
     node->args[node->arg_count++] = from.id;
-    node->args[node->arg_count++] = vm_axis_id(L, new_name, "rename");
+    node->args[node->arg_count++] = vm_axis_in(L, new_name, n, "rename");
 }
 
 static int tensor_rename(lua_State *L) {
@@ -176,7 +193,7 @@ static int tensor_rename(lua_State *L) {
         lua_pushnil(L);
         while (lua_next(L, 2)) {
             lua_pop(L, 1);
-            vm_axis_of(L, -1, n, "cannot rename");
+            vm_axis_of(L, -1, n, "rename", "cannot rename");
         }
         for (int i = 0; i < type->rank; i++) {
             lua_pushstring(L, ml_axis_name(node.graph, type->axis[i]));
@@ -195,7 +212,7 @@ static int tensor_rename(lua_State *L) {
 
 static int tensor_slice(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of slice");
-    vm_axis axis = vm_axis_of(L, 2, n, "cannot slice");
+    vm_axis axis = vm_axis_of(L, 2, n, "slice", "cannot slice");
     int64_t start = lua_isnoneornil(L, 3) ? 0 : vm_integer(L, 3, "the start of slice");
     int64_t stop = lua_isnoneornil(L, 4) ? axis.size : vm_integer(L, 4, "the stop of slice");
     if (start < 0) start += axis.size;
@@ -215,7 +232,7 @@ static int tensor_slice(lua_State *L) {
 static int tensor_pad(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of pad");
     vm_node node;
-    vm_axis axis = vm_axis_of(L, 2, n, "cannot pad");
+    vm_axis axis = vm_axis_of(L, 2, n, "pad", "cannot pad");
     vm_begin(L, &node, ML_OP_PAD);
     node.sources = &n;
     node.source_count = 1;
@@ -229,7 +246,7 @@ static int tensor_pad(lua_State *L) {
 
 static int tensor_split(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of split");
-    vm_axis axis = vm_axis_of(L, 2, n, "cannot split");
+    vm_axis axis = vm_axis_of(L, 2, n, "split", "cannot split");
     vm_axis outer = vm_new_axis(L, 3, "the outer axis of split");
     vm_axis inner = vm_new_axis(L, 4, "the inner axis of split");
     vm_node node;
@@ -244,8 +261,8 @@ static int tensor_split(lua_State *L) {
 
 static int tensor_merge(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of merge");
-    vm_axis outer = vm_axis_of(L, 2, n, "cannot merge"),
-            inner = vm_axis_of(L, 3, n, "cannot merge");
+    vm_axis outer = vm_axis_of(L, 2, n, "merge", "cannot merge"),
+            inner = vm_axis_of(L, 3, n, "merge", "cannot merge");
     const vm_axis *merged = luaL_testudata(L, 4, vm_axis_class);
     vm_node node;
     vm_begin(L, &node, ML_OP_MERGE);
@@ -258,7 +275,7 @@ static int tensor_merge(lua_State *L) {
                      (long long)size);
     node.sources = &n;
     node.source_count = 1;
-    memcpy(node.args, (int64_t[]){outer.id, inner.id, vm_axis_id(L, 4, "merge")},
+    memcpy(node.args, (int64_t[]){outer.id, inner.id, vm_axis_in(L, 4, n, "merge")},
            3 * sizeof(int64_t));
     node.arg_count = 3;
     return vm_push_tensor(L, vm_add(L, &node));
@@ -282,7 +299,7 @@ static int core_concat(lua_State *L) {
     vm_begin(L, &node, ML_OP_CONCAT);
     node.sources = sources;
     node.source_count = (int)count;
-    node.args[0] = vm_axis_id(L, 2, "concat");
+    node.args[0] = vm_axis_in(L, 2, sources[0], "concat");
     node.arg_count = 1;
     return vm_push_tensor(L, vm_add(L, &node));
 }
@@ -294,7 +311,7 @@ static int tensor_gather(lua_State *L) {
     vm_begin(L, &node, ML_OP_GATHER);
     node.sources = sources;
     node.source_count = 2;
-    node.args[0] = vm_axis_id(L, 3, "gather");
+    node.args[0] = vm_axis_in(L, 3, sources[0], "gather");
     node.arg_count = 1;
     return vm_push_tensor(L, vm_add(L, &node));
 }
@@ -310,7 +327,7 @@ static int core_scatter_add(lua_State *L) {
     ml_type type = {.dtype = value->dtype};
     for (int i = 1; lua_istable(L, 5) && i <= vm_table_length(L, 5); i++) {
         lua_rawgeti(L, 5, i);
-        vm_axis kept = vm_axis_of(L, -1, sources[0], "scatter_add");
+        vm_axis kept = vm_axis_of(L, -1, sources[0], "scatter_add", "scatter_add cannot keep");
         lua_pop(L, 1);
         if (type.rank == ML_MAX_AXES - 1)
             vm_fail(L, NULL, "scatter_add would give more than %d axes", ML_MAX_AXES);
@@ -348,7 +365,7 @@ static int tensor_ragged_dot(lua_State *L) {
         int at = i < 2 ? i : i + 1;
         sources[i] = vm_tensor(L, at + 1, whats[at]);
     }
-    ml_axis over = vm_axis_id(L, 3, "ragged_dot"), rows = 0, groups = 0;
+    ml_axis over = vm_axis_in(L, 3, sources[0], "ragged_dot"), rows = 0, groups = 0;
     const ml_type *x = type_of(L, sources[0]), *starts = type_of(L, sources[2]);
     for (int i = 0; i < x->rank; i++)
         if (x->axis[i] != over && ml_type_find(starts, x->axis[i]) < 0) rows = x->axis[i];
@@ -377,14 +394,15 @@ static int tensor_ragged_dot(lua_State *L) {
  */
 
 static int reduce(lua_State *L, ml_op op) {
-    ml_ref n = vm_tensor(L, 1, "the operand of a reduction");
+    ml_ref n = vm_tensor(L, 1, lua_pushfstring(L, "the operand of %s", ml_ops[op].name));
+    lua_pop(L, 1);
     vm_node node;
     vm_begin(L, &node, op);
     node.sources = &n;
     node.source_count = 1;
     int last = lua_gettop(L);
     if (last > 1) {
-        add_axis_arguments(L, &node, 2, last, ml_ops[op].name);
+        add_axis_arguments(L, &node, 2, last, n, ml_ops[op].name);
     } else {
         const ml_type *type = type_of(L, n);
         for (int i = 0; i < type->rank; i++) node.args[node.arg_count++] = type->axis[i];
@@ -412,7 +430,7 @@ static int tensor_argmax(lua_State *L) {
     vm_begin(L, &node, ML_OP_ARGMAX);
     node.sources = &n;
     node.source_count = 1;
-    node.args[0] = vm_axis_id(L, 2, "argmax");
+    node.args[0] = vm_axis_in(L, 2, n, "argmax");
     node.arg_count = 1;
     return vm_push_tensor(L, vm_add(L, &node));
 }
@@ -431,12 +449,13 @@ static bool read_flag(lua_State *L, int table, const char *what, const char *key
 
 static ml_ref scan(lua_State *L, ml_op op, const char *option) {
     vm_most_arguments(L, 3, ml_ops[op].name);
-    ml_ref n = vm_tensor(L, 1, "the operand of a scan");
+    ml_ref n = vm_tensor(L, 1, lua_pushfstring(L, "the operand of %s", ml_ops[op].name));
+    lua_pop(L, 1);
     vm_node node;
     vm_begin(L, &node, op);
     node.sources = &n;
     node.source_count = 1;
-    node.args[0] = vm_axis_id(L, 2, ml_ops[op].name);
+    node.args[0] = vm_axis_in(L, 2, n, ml_ops[op].name);
     node.args[1] = read_flag(L, 3, ml_ops[op].name, option);
     node.arg_count = 2;
     return vm_add(L, &node);
@@ -469,7 +488,7 @@ static int tensor_top_k(lua_State *L) {
     vm_begin(L, &node, ML_OP_TOP_K);
     node.sources = &n;
     node.source_count = 1;
-    node.args[0] = vm_axis_id(L, 2, "top_k");
+    node.args[0] = vm_axis_in(L, 2, n, "top_k");
     node.args[1] = vm_integer(L, 3, "the k of top_k");
     if (lua_isnoneornil(L, 4)) lua_settop(L, 2), lua_pushvalue(L, 2), lua_pushvalue(L, 2);
     const vm_axis *axis = luaL_testudata(L, 4, vm_axis_class);
@@ -504,7 +523,7 @@ static int tensor_dot(lua_State *L) {
         vm_fail_with(L, sources, 2,
                      "a:dot(b, \"axis\") sums over the axis; a * b multiplies elements",
                      "dot needs the axes that it sums over");
-    add_axis_arguments(L, &node, 3, last, "dot");
+    add_axis_arguments(L, &node, 3, last, sources[0], "dot");
     ml_ref product = vm_add(L, &node);
     vm_hint_scores(L, product);
     return vm_push_tensor(L, product);
@@ -530,7 +549,7 @@ static int tensor_axes(lua_State *L) {
 
 static int tensor_size(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand");
-    lua_pushinteger(L, vm_axis_of(L, 2, n, "cannot tell the size of").size);
+    lua_pushinteger(L, vm_axis_of(L, 2, n, "size", "cannot tell the size of").size);
     return 1;
 }
 
@@ -541,7 +560,7 @@ static int tensor_elements(lua_State *L) {
 
 static int tensor_has(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand");
-    lua_pushboolean(L, ml_type_find(type_of(L, n), vm_axis_id(L, 2, "has")) >= 0);
+    lua_pushboolean(L, ml_type_find(type_of(L, n), vm_axis_in(L, 2, n, "has")) >= 0);
     return 1;
 }
 
@@ -551,51 +570,11 @@ static int tensor_tostring(lua_State *L) {
     return 1;
 }
 
-/* What those look for who know other libraries; NULL for other names. */
-static const char *help_for_method(const char *name) {
-    static const char no_value[] =
-        "a tensor has no value while the script runs: call a program of m.compile to compute it";
-    static const struct {
-        const char *name, *help;
-    } elsewhere[] = {
-        {"get", no_value},
-        {"item", no_value},
-        {"tolist", no_value},
-        {"shape", "t:axes() lists its axes, t:size(axis) tells one's size"},
-        {"view", "t:split and t:merge reshape"},
-        {"reshape", "t:split and t:merge reshape"},
-        {"transpose", "ops go by the names of axes; t:permute orders them"},
-        {"expand", "t:broadcast adds axes"},
-        {"unsqueeze", "t:broadcast adds axes"},
-        {"matmul", "a:dot(b, \"axis\") sums products over the axis"},
-        {"to", "t:cast(dtype) converts"},
-        {"float", "t:cast(\"f32\") converts"},
-        {"backward", "m.grad(loss, {w}) gives gradients"},
-    };
-    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
-        if (strcmp(elsewhere[i].name, name) == 0) return elsewhere[i].help;
-    return NULL;
-}
-
-/* Methods are in the first upvalue; both classes use it (state.c). */
-int vm_missing_method(lua_State *L, int methods) {
-    ml_ref n = vm_tensor(L, 1, "the operand");
-    if (lua_type(L, 2) != LUA_TSTRING)
-        vm_fail_with(L, &n, 1, "t:slice(axis, start, stop) takes elements; positions count from 0",
-                     "a tensor cannot be indexed with %s", luaL_tolstring(L, 2, NULL));
-    const char *help = help_for_method(lua_tostring(L, 2));
-    if (help) vm_fail_with(L, &n, 1, help, "a tensor has no method \"%s\"", lua_tostring(L, 2));
-    order_push_keys(L, methods);
-    vm_push_suggestion(L, lua_tostring(L, 2), lua_gettop(L));
-    if (lua_isstring(L, -1)) lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
-    vm_fail_with(L, &n, 1, lua_tostring(L, -1), "a tensor has no method \"%s\"",
-                 lua_tostring(L, 2));
-}
-
+/* Methods are in the first upvalue. */
 static int tensor_index(lua_State *L) {
     lua_pushvalue(L, 2);
     if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
-    return vm_missing_method(L, lua_upvalueindex(1));
+    return vm_missing_method(L, lua_upvalueindex(1), 0);
 }
 
 static int tensor_new_index(lua_State *L) {
@@ -617,6 +596,8 @@ static const vm_entry functions[] = {
      "alone"},
     {"input", core_input, "name: string, axes: Axis[], dtype?: string -> Tensor",
      "a tensor that the caller of a program provides"},
+    {"check_axes", core_check_axes, "op: string, x: Tensor, ...: Axis|string",
+     "raise where an argument is no axis of x, or one comes twice: `op` is what takes them"},
     {"concat", core_concat, "tensors: Tensor[], axis: Axis|string -> Tensor",
      "tensors one after another along an axis"},
     {"scatter_add", core_scatter_add,

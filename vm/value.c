@@ -322,12 +322,76 @@ const char *vm_typename(lua_State *L, int index) {
     return lua_pushfstring(L, "a %s", luaL_typename(L, index));
 }
 
-ml_axis vm_axis_id(lua_State *L, int index, const char *what) {
+/* Push "batch, seq, embed". */
+static const char *push_axis_names(lua_State *L, const ml_type *type) {
+    lua_pushliteral(L, "");
+    for (int i = 0; i < type->rank; i++)
+        lua_pushfstring(L, i ? "%s, %s" : "%s%s", lua_tostring(L, -1),
+                        ml_axis_name(vm_of(L)->graph, type->axis[i]));
+    return lua_tostring(L, -1);
+}
+
+/* Push the axis that a number counts to in other libraries, or the last one, in quotes. */
+static void push_counted_axis(lua_State *L, int index, const ml_type *type) {
+    lua_Integer at = lua_isinteger(L, index) ? lua_tointeger(L, index) : -1;
+    if (at < 0 && at >= -type->rank) at += type->rank;
+    if (at < 0 || at >= type->rank) at = type->rank - 1;
+    lua_pushfstring(L, "\"%s\"", ml_axis_name(vm_of(L)->graph, type->axis[at]));
+}
+
+/* Push the axes that the list at `index` names, in quotes; false where it names none. */
+static bool push_listed_axes(lua_State *L, int index) {
+    int64_t count = lua_istable(L, index) ? vm_table_length(L, index) : 0;
+    if (count < 1 || count > ML_MAX_AXES) return false;
+    lua_pushliteral(L, "");
+    for (int i = 1; i <= count; i++) {
+        lua_rawgeti(L, index, i);
+        const vm_axis *axis = luaL_testudata(L, -1, vm_axis_class);
+        const char *name = axis ? ml_axis_name(vm_of(L)->graph, axis->id)
+                           : lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1)
+                                                            : NULL;
+        if (!name) return false;
+        lua_pushfstring(L, "%s%s\"%s\"", lua_tostring(L, -2), i > 1 ? ", " : "", name);
+        lua_replace(L, -3);
+        lua_pop(L, 1);
+    }
+    return true;
+}
+
+/* Push what to write in the place of the value at `index`, which names no axis; n: the tensor, or 0
+ * where there is none. */
+static const char *push_axis_help(lua_State *L, int index, ml_ref n, const char *op) {
+    static const char *const with_operands[] = {"dot", "ragged_dot", "gather", "concat"};
+    const ml_type *type = n ? ml_graph_type(vm_of(L)->graph, n) : NULL;
+    if (!type || !type->rank) return lua_pushliteral(L, "axes have names: \"seq\", or A.seq");
+    if (!push_listed_axes(L, index)) push_counted_axis(L, index, type);
+    const char *wanted = lua_tostring(L, -1), *names = push_axis_names(L, type);
+    for (size_t i = 0; i < sizeof with_operands / sizeof *with_operands; i++)
+        if (strcmp(op, with_operands[i]) == 0)
+            return lua_pushfstring(L, "axes have names, here %s: %s", names, wanted);
+    return lua_pushfstring(L, "axes have names, here %s: t:%s(%s)", names, op, wanted);
+}
+
+static _Noreturn void fail_axis(lua_State *L, int index, ml_ref n, const char *op) {
+    const char *got = lua_isnone(L, index)    ? "nothing"
+                      : lua_isnil(L, index)   ? "nil"
+                      : lua_istable(L, index) ? "a table"
+                      : lua_type(L, index) == LUA_TNUMBER
+                          ? lua_pushfstring(L, "the number %s", luaL_tolstring(L, index, NULL))
+                          : vm_typename(L, index);
+    const char *help = push_axis_help(L, index, n, op);
+    vm_fail_with(L, &n, n != 0, help, "%s takes an axis, by name or as an Axis, not %s", op, got);
+}
+
+ml_axis vm_axis_in(lua_State *L, int index, ml_ref n, const char *op) {
     const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
     if (axis) return axis->id;
-    if (lua_type(L, index) == LUA_TSTRING) return axis_named(L, lua_tostring(L, index));
-    vm_fail(L, NULL, "%s takes an axis, by name or as an Axis, not %s", what,
-            vm_typename(L, index));
+    if (lua_type(L, index) != LUA_TSTRING) fail_axis(L, index, n, op);
+    return axis_named(L, lua_tostring(L, index));
+}
+
+ml_axis vm_axis_id(lua_State *L, int index, const char *op) {
+    return vm_axis_in(L, index, 0, op);
 }
 
 /* Raise for an axis that n does not have. */
@@ -337,22 +401,19 @@ static _Noreturn void missing_axis(lua_State *L, const char *name, ml_ref n, con
     const char *words[ML_MAX_AXES];
     for (int i = 0; i < type->rank; i++) words[i] = ml_axis_name(g, type->axis[i]);
     const char *guess = ml_suggest(name, words, type->rank);
-    if (guess) {
+    if (guess)
         lua_pushfstring(L, "did you mean \"%s\"?", guess);
-    } else {
-        lua_pushliteral(L, "its axes are");
-        for (int i = 0; i < type->rank; i++)
-            lua_pushfstring(L, i ? "%s, %s" : "%s %s", lua_tostring(L, -1), words[i]);
-    }
+    else
+        lua_pushfstring(L, "its axes are %s", push_axis_names(L, type));
     vm_fail_with(L, &n, 1, type->rank ? lua_tostring(L, -1) : NULL,
                  "%s \"%s\": the tensor has no such axis", what, name);
 }
 
-vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what) {
+vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *op, const char *what) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_type *type = ml_graph_type(g, n);
     const vm_axis *given = luaL_testudata(L, index, vm_axis_class);
-    ml_axis id = vm_axis_id(L, index, what);
+    ml_axis id = vm_axis_in(L, index, n, op);
     int at = ml_type_find(type, id);
     if (at < 0) missing_axis(L, ml_axis_name(g, id), n, what);
     if (given && given->size != type->size[at])
@@ -445,17 +506,17 @@ int64_t vm_table_length(lua_State *L, int table) {
     return (int64_t)lua_rawlen(L, table);
 }
 
-enum { MAX_WORDS = 256 };
-
 void vm_push_suggestion(lua_State *L, const char *word, int words) {
-    const char *list[MAX_WORDS];
     int count = 0;
     words = lua_absindex(L, words);
-    for (lua_Integer i = 1; i <= (lua_Integer)lua_rawlen(L, words) && count < MAX_WORDS; i++) {
+    lua_Integer length = (lua_Integer)lua_rawlen(L, words);
+    const char **list = lua_newuserdatauv(L, sizeof *list * (size_t)(length + 1), 0);
+    for (lua_Integer i = 1; i <= length; i++) {
         if (lua_rawgeti(L, words, i) == LUA_TSTRING) list[count++] = lua_tostring(L, -1);
         lua_pop(L, 1); /* the table keeps it alive */
     }
     lua_pushstring(L, ml_suggest(word, list, count));
+    lua_remove(L, -2);
 }
 
 static const vm_entry entries[] = {

@@ -230,8 +230,11 @@ bool vm_is_state(lua_State *L, int index, uint32_t *id);
 uint32_t vm_state(lua_State *L, int index, const char *what);
 void vm_push_axis(lua_State *L, ml_axis id, int64_t size);
 vm_axis vm_new_axis(lua_State *L, int index, const char *what);          /* an Axis */
-ml_axis vm_axis_id(lua_State *L, int index, const char *what);           /* by name or Axis */
-vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *what); /* an axis that n has */
+/* An axis by name or as an Axis; `op` is what takes it, n the tensor, for messages. */
+ml_axis vm_axis_id(lua_State *L, int index, const char *op);
+ml_axis vm_axis_in(lua_State *L, int index, ml_ref n, const char *op);
+/* One that n has; `what` is the beginning of the message for others: "cannot slice". */
+vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *op, const char *what);
 ml_dtype vm_dtype(lua_State *L, int index, int fallback);                /* -1: required */
 int64_t vm_integer(lua_State *L, int index, const char *what);
 bool vm_option(lua_State *L, int table, const char *key); /* pushes the field where it is set */
@@ -245,8 +248,11 @@ const char *vm_typename(lua_State *L, int index); /* "a tensor", "a table": for 
 void vm_most_arguments(lua_State *L, int most, const char *what);
 void vm_read_axes(lua_State *L, int index, const char *what,
                   ml_type *type); /* appends Axis values */
-_Noreturn int vm_missing_method(lua_State *L, int methods);
 int64_t vm_table_length(lua_State *L, int table);
+
+/* unknown.c: raise for the method that is asked for at index 2; the known ones are the keys of the
+ * tables at `methods` and `others` (0: none). */
+_Noreturn int vm_missing_method(lua_State *L, int methods, int others);
 
 /* A node to be made inside ml_protect. */
 enum { VM_MAX_SOURCES = 64, VM_MAX_ARGS = 3 + ML_MAX_AXES * 2 };
@@ -280,6 +286,7 @@ void vm_document(lua_State *L, int function, const vm_entry *entry);
 const vm_entry *vm_documentation(lua_State *L, int function); /* NULL where it has none */
 void vm_ops_register(lua_State *L);
 void vm_tensor_register(lua_State *L);
+void vm_unknown_register(lua_State *L);
 void vm_state_register(lua_State *L);
 void vm_host_register(lua_State *L);
 void vm_program_register(lua_State *L);

@@ -1,6 +1,7 @@
 #include "runtime/base/suggest.h"
 
 #include <ctype.h>
+#include <stdbool.h>
 #include <string.h>
 
 enum { LONGEST = 64 };
@@ -40,7 +41,10 @@ const char *ml_suggest(const char *word, const char *const *words, int count) {
     for (int i = 0; i < count; i++) {
         if (!words[i] || !*words[i]) continue;
         int edits = distance(word, words[i]);
-        if (edits > fewest || (edits == fewest && nearest) || edits >= length) continue;
+        if (edits > fewest || edits >= length) continue;
+        /* Of words equally near, the first that begins as the one written. */
+        bool begins = same(words[i][0], word[0]);
+        if (edits == fewest && nearest && (!begins || same(nearest[0], word[0]))) continue;
         nearest = words[i];
         fewest = edits;
     }
