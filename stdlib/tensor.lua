@@ -47,6 +47,12 @@ end
 
 local function wide(x) return x:dtype() == "bf16" and x:cast("f32") or x end
 
+-- The operand of `what`, a tensor, at least f32, and its dtype.
+local function widened(what, x)
+  m.check_tensor(what, x)
+  return wide(x), x:dtype()
+end
+
 ---The mean over the named axes (over all axes when none is named). Accumulated in f32 or wider.
 ---@param x Tensor
 ---@param ... Axis|string
@@ -130,8 +136,8 @@ end
 ---@return Tensor
 function m.gelu(x, options)
   m.check_options("gelu", options, { "exact" })
-  local dtype = x:dtype()
-  x = wide(x)
+  local dtype
+  x, dtype = widened("gelu", x)
   if options and options.exact then return (0.5 * x * (1 + core.erf(x * 0.70710678118654752))):cast(dtype) end
   -- 0.5 (1 + tanh(u)) = sigmoid(2u)
   return (x * core.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))):cast(dtype)
@@ -141,8 +147,8 @@ end
 ---@param x Tensor
 ---@return Tensor
 function m.silu(x)
-  local dtype = x:dtype()
-  x = wide(x)
+  local dtype
+  x, dtype = widened("silu", x)
   return (x * core.sigmoid(x)):cast(dtype)
 end
 
@@ -155,14 +161,17 @@ function m.swiglu(gate, up) return m.silu(gate) * up end
 ---max(x, 0), whose slope at 0 is 0 (that of m.maximum would be 1/2).
 ---@param x Tensor
 ---@return Tensor
-function m.relu(x) return core.where(core.le(x, 0), 0, x) end
+function m.relu(x)
+  m.check_tensor("relu", x)
+  return core.where(core.le(x, 0), 0, x)
+end
 
 ---log(1 + exp(x)), without overflow.
 ---@param x Tensor
 ---@return Tensor
 function m.softplus(x)
-  local dtype = x:dtype()
-  x = wide(x)
+  local dtype
+  x, dtype = widened("softplus", x)
   return (core.maximum(x, 0) + core.log(1 + core.exp(-core.abs(x)))):cast(dtype)
 end
 
@@ -217,8 +226,7 @@ end
 ---@param role? string what x is there, such as "logits"
 function m.check_tensor(what, x, role)
   if core.is_tensor(x) then return end
-  local help = x == nil and "is a name misspelt, or does a function return nothing?"
-    or m.is_module(x) and "calling a module gives a tensor: model(tokens)" or m.is_class(x) and "calling a class makes a module: local model = GPT()"
+  local help = m.is_module(x) and "calling a module gives a tensor: model(tokens)" or m.is_class(x) and "calling a class makes a module: local model = GPT()" or nil -- of nil, core.fail says which name it is
   core.fail(("%s takes a tensor%s, got %s"):format(what, role and (" (%s)"):format(role) or "", m.shown(x)), { help = help })
 end
 
