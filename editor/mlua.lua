@@ -122,7 +122,7 @@ function Tensor:exp() end
 ---@return Tensor
 function Tensor:floor() end
 
----elements along an axis at the i32 indices
+---elements along an axis at the i32 indices, 0 to its size - 1: a program that is fed others is an error before it runs; computed ones outside give 0
 ---@param index Tensor
 ---@param axis Axis|string
 ---@return Tensor
@@ -253,7 +253,8 @@ function Tensor:neg() end
 ---@return Tensor
 function Tensor:on(axes) end
 
----1 where the index equals the position along the new axis, else 0.
+---1 where the index equals the position along the new axis, else 0. A program that is fed an index outside of the axis is an
+---error before it runs; computed ones give zeros.
 ---@param axis Axis the new axis
 ---@param dtype? string default "f32"
 ---@return Tensor
@@ -736,7 +737,7 @@ function m.clamp(x, low, high) end
 ---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32). fn gets a table of tensors
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
----without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
+---without axes) and Hosts. What it is fed has the input's dimensions; a table may also be a flat list, and a number fills all. options: `name`; `training` (dropout is active and, with an input `step`
 ---of dtype i64, differs at each step); `layout` of all programs and states (m.layout);
 ---`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps; `often`: it runs many
 ---times before anything sets the parameters, as sampling does: what it makes of them alone is kept where memory allows.
@@ -788,7 +789,8 @@ function m.cosine(options) end
 ---Cross-entropy between logits and target ids, as a sum over all positions and the number of
 ---positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
 ---et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
----is `ignore` (default -1) count for nothing. Targets have all axes of the logits but `axis`; those that they
+---is `ignore` (default -1) count for nothing; a program that is fed other targets outside of the axis is an error before it
+---runs. Targets have all axes of the logits but `axis`; those that they
 ---lack are named by `broadcast`, such as {"samples"}: all logits along them are held against the same targets,
 ---and each counts.
 ---@param logits Tensor with axis `axis`
@@ -1145,7 +1147,8 @@ function m.neg(a) end
 ---@return Tensor
 function m.normal(axes, key) end
 
----1 where the index equals the position along the new axis, else 0.
+---1 where the index equals the position along the new axis, else 0. A program that is fed an index outside of the axis is an
+---error before it runs; computed ones give zeros.
 ---@param index Tensor i32
 ---@param axis Axis the new axis
 ---@param dtype? string default "f32"

@@ -15,7 +15,7 @@ local m = require "mlua"
 ---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32). fn gets a table of tensors
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
----without axes) and Hosts. options: `name`; `training` (dropout is active and, with an input `step`
+---without axes) and Hosts. What it is fed has the input's dimensions; a table may also be a flat list, and a number fills all. options: `name`; `training` (dropout is active and, with an input `step`
 ---of dtype i64, differs at each step); `layout` of all programs and states (m.layout);
 ---`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps; `often`: it runs many
 ---times before anything sets the parameters, as sampling does: what it makes of them alone is kept where memory allows.

@@ -55,7 +55,8 @@ end
 ---Cross-entropy between logits and target ids, as a sum over all positions and the number of
 ---positions that count. `label_smoothing` mixes the target with the uniform distribution (Szegedy
 ---et al. 2015); `z_loss` adds z_loss * logsumexp^2 (Chowdhery et al. 2022); positions whose target
----is `ignore` (default -1) count for nothing. Targets have all axes of the logits but `axis`; those that they
+---is `ignore` (default -1) count for nothing; a program that is fed other targets outside of the axis is an error before it
+---runs. Targets have all axes of the logits but `axis`; those that they
 ---lack are named by `broadcast`, such as {"samples"}: all logits along them are held against the same targets,
 ---and each counts.
 ---@param logits Tensor with axis `axis`

@@ -182,7 +182,8 @@ end
 ---@return Tensor
 function m.clamp(x, low, high) return core.minimum(core.maximum(x, low), high) end
 
----1 where the index equals the position along the new axis, else 0.
+---1 where the index equals the position along the new axis, else 0. A program that is fed an index outside of the axis is an
+---error before it runs; computed ones give zeros.
 ---@param index Tensor i32
 ---@param axis Axis the new axis
 ---@param dtype? string default "f32"

@@ -74,7 +74,7 @@ TEST(io, windows_of_a_corpus) {
 TEST(io, a_sparse_corpus_of_8_gib) {
     const int64_t tokens = (int64_t)4 << 30, length = 3;
     const uint16_t last[3] = {11, 22, 33};
-    struct rlimit whole, small;
+    struct rlimit whole;
     int32_t inputs[3], targets[3];
     room r;
     enter(&r, "sparse.bin");
@@ -82,8 +82,8 @@ TEST(io, a_sparse_corpus_of_8_gib) {
     REQUIRE(truncate(r.path, 2 * tokens) == 0);
     put(&r, "r+b", 2 * tokens - 6, last, 6);
     REQUIRE(getrlimit(RLIMIT_AS, &whole) == 0);
-    small = (struct rlimit){(rlim_t)4 << 30, whole.rlim_max};
-#ifndef __SANITIZE_ADDRESS__
+#ifndef __SANITIZE_ADDRESS__ /* which reserves terabytes */
+    const struct rlimit small = {(rlim_t)4 << 30, whole.rlim_max};
     REQUIRE(setrlimit(RLIMIT_AS, &small) == 0);
 #endif
     ml_corpus *corpus;

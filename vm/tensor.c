@@ -628,7 +628,9 @@ static const vm_entry methods[] = {
     {"merge", tensor_merge, "outer: Axis|string, inner: Axis|string, merged: Axis|string -> Tensor",
      "two axes as one: index = outer * inner size + inner"},
     {"gather", tensor_gather, "index: Tensor, axis: Axis|string -> Tensor",
-     "elements along an axis at the i32 indices"},
+     "elements along an axis at the i32 indices, 0 to its size - 1: a program that is fed others "
+     "is an "
+     "error before it runs; computed ones outside give 0"},
     {"sum", tensor_sum, "...: Axis|string -> Tensor",
      "the sum over the named axes; over all axes when none is named"},
     {"max", tensor_max, "...: Axis|string -> Tensor",
