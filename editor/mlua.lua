@@ -1125,6 +1125,11 @@ function m.mul(a, b) end
 ---@return Optimizer
 function m.muon(options) end
 
+---Name what forward functions have made while a program was traced, such as layers that wait for their first
+---input (m.compile does).
+---@param list State[]
+function m.name_made(list) end
+
 ---Name a parameter and give it the initial values that its name determines, if it has none yet.
 ---@param p State
 ---@param name string

@@ -54,10 +54,11 @@ function m.compile(fn, inputs, options)
   local silent = core.discard_output(false) -- what is printed while tracing is shown in a check too
   local step = rawget(feeds, "step")
   m.context = { sites = 0, training = options.training, step = step and step:dtype() == "i64" and step or nil,
-    losses = {}, totals = {} }
+    losses = {}, totals = {}, made = {} }
   local results = table.pack(pcall(core.from_here, function()
     local outputs = table.pack(fn(feeds))
     m.finish_totals()
+    m.name_made(m.context.made)
     if outputs.n > 1 then
       core.fail(("the function of m.compile returns %d values, and one is taken"):format(outputs.n), {
         help = "a table names several: return { value = x, index = i }; sort and top_k have two results: (x:sort \"seq\") is the first",

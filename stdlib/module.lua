@@ -8,11 +8,17 @@ local core = require "mlua.core"
 local m = require "mlua"
 
 local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: what m.attributes gives
-local makers = setmetatable({}, { __mode = "k" }) -- the record of the module whose forward function made a parameter
+local makers = setmetatable({}, { __mode = "k" }) -- the record of the module whose forward function made a parameter or buffer
 local holders = setmetatable({}, { __mode = "k" }) -- the record of the tree of modules that has named a parameter
 local records = setmetatable({}, { __mode = "k" }) -- of module instances, which are empty tables themselves
 local is_class = {} -- marks metatables of classes
 local running -- the record of the innermost module whose forward runs
+
+-- Take note of the forward function that makes p now, if one does.
+local function made_by_forward(p)
+  makers[p] = running
+  if running and m.context.made then m.context.made[#m.context.made + 1] = p end
+end
 
 local function instance_of(value) return type(value) == "table" and records[value] or nil end
 
@@ -40,7 +46,7 @@ function m.param(spec)
   local decay = spec.decay
   if decay == nil then decay = #axes >= 2 end
   attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen }
-  makers[p] = running
+  made_by_forward(p)
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
@@ -68,6 +74,7 @@ function m.buffer(spec)
   if type(init) ~= "function" then init = m.init.constant(init == "ones" and 1 or init == "zeros" and 0 or init) end
   local p = core.state { axes = axes, dtype = "f32", kind = "other", name = spec.name }
   attributes[p] = { init = init, decay = false, axes = axes, frozen = true }
+  made_by_forward(p)
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
@@ -435,14 +442,24 @@ function m.other_parameters(loss, known, made)
   return found, classes
 end
 
--- A parameter that a forward function makes and no field keeps is a new one each time it runs.
+-- A parameter or buffer that a forward function makes and no field keeps is a new one each time it runs.
 local function refuse_made_in_forward(p)
-  local maker = makers[p]
+  local maker, what = makers[p], p:kind() == "parameter" and "parameter" or "buffer"
   if not maker or holds(maker, p) then return end
-  core.fail(("the function forward of %s makes a parameter (%s) that no field keeps: it is a new one each time, and never trained"):format(
-    title(maker), core.origin(p) or "?"), {
+  core.fail(("the function forward of %s makes a %s (%s) that no field keeps: it is a new one each time, and never %s"):format(
+    title(maker), what, core.origin(p) or "?", what == "parameter" and "trained" or "read again"), {
     at = maker.instance.forward, help = ("make it where %s is built: self.layer = ...; then forward reads self.layer"):format(maker.class.name),
   })
+end
+
+---Name what forward functions have made while a program was traced, such as layers that wait for their first
+---input (m.compile does).
+---@param list State[]
+function m.name_made(list)
+  for _, p in ipairs(list) do
+    if not attributes[p].named then name_tree(makers[p]) end
+    if not attributes[p].named then refuse_made_in_forward(p) end
+  end
 end
 
 ---The gradients of a scalar with respect to tensors or states; zeros where it does not depend on them. Where

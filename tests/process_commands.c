@@ -62,6 +62,21 @@ PROCESS_TEST(check_needs_nothing) {
                 "check \"$ROOT/models/llama.lua\" --device b200 --types");
 }
 
+/* What looks like scores and is none is said in a check, and told by --json. */
+PROCESS_TEST(check_hints) {
+    process_write(room, "scores.lua",
+                  "local m = require 'mlua'\n"
+                  "local A = m.axes { seq = 4, head_dim = 2 }\n"
+                  "m.compile(function(i)\n"
+                  "  return i.q:dot(i.k, 'head_dim'):softmax 'seq'\n"
+                  "end, { q = { A.seq, A.head_dim }, k = { A.seq, A.head_dim } })\n");
+    process_result r = process_run(room, 0, "", "check --device cpu scores.lua");
+    process_expect(&r, "scores.lua:4: hint: this product keeps \"seq\" of both operands");
+    process_expect(&r, "i.k:rename(\"seq\", \"kv_seq\")\n    4 |   return i.q:dot(");
+    r = process_run(room, 0, "", "check --device cpu --json scores.lua");
+    process_expect(&r, "\"hints\":[{\"file\":\"scores.lua\",\"line\":4,\"text\":");
+}
+
 PROCESS_TEST(help_of_every_command) {
     process_result all = process_run(room, 0, "", "--help");
     static const char *const commands[] = {"run", "check", "repl", "doctor", "editor"};

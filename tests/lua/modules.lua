@@ -85,4 +85,22 @@ check.equal(second:get()[1], 1.0, "state of the inner program, before it runs")
 inner {}
 check.equal(first:get()[1], 2.0, "the outer's after the inner program has run")
 check.equal(second:get()[1], 3.0, "the inner's")
+
+-- Layers that a forward function makes and keeps have their names and initial values in the first program.
+local Late = m.module("Late", function() end)
+function Late:forward(t)
+  if not self.scale then self.scale, self.shift = m.param { A.embed, init = "ones" }, m.buffer { A.embed, init = "ones" } end
+  return t * self.scale + self.shift:read()
+end
+local late = Late()
+local run = m.compile(function(i) return late(i.x) end, { x = { A.embed } })
+check.all(run { x = { 1, 2, 3, 4 } }, { 2, 3, 4, 5 }, 0, "layers made while the first program was traced")
+local Wasteful = m.module("Wasteful", function() end)
+function Wasteful:forward(t) return t + self.make { A.embed, init = "ones" }:read() end
+for _, what in ipairs { "param", "buffer" } do
+  local wasteful = Wasteful()
+  wasteful.make = m[what]
+  check.raises(("the function forward of Wasteful makes a %s ("):format(what == "param" and "parameter" or what), m.compile,
+    function(i) return wasteful(i.x) end, { x = { A.embed } })
+end
 check.done()
