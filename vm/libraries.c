@@ -6,7 +6,7 @@
  * it different seeds, the next program that is made raises.
  * debug has traceback alone: its other functions can break what C relies on.
  * os.setlocale knows the locale "C": in others a decimal point is a comma, in kernels and JSON too.
- * io, os.execute and os.exit are Lua's: a script is a program and has its user's rights. */
+ * io and os.execute are Lua's: a script is a program and has its user's rights. */
 #include "vm/vm.h"
 
 #include <string.h>

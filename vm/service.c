@@ -184,14 +184,20 @@ void vm_exit(int code) {
     _exit(code);
 }
 
-/* os.exit: Lua's own would run the destructors of libraries whose threads go on. Other ranks hear
- * that this one is done; of one that failed they hear as of one that died. */
+/* os.exit: Lua's own would run the destructors of libraries whose threads go on. What the end of a
+ * script does comes first: a check's report, the profile. Other ranks hear that this one is done;
+ * of one that failed they hear as of one that died. */
 static int lua_exit(lua_State *L) {
     int code = EXIT_SUCCESS;
     if (lua_isboolean(L, 1))
         code = lua_toboolean(L, 1) ? EXIT_SUCCESS : EXIT_FAILURE;
     else
         code = (int)luaL_optinteger(L, 1, EXIT_SUCCESS);
+    if (vm_of(L)->options->mode == VM_CHECK) {
+        lua_pushcfunction(L, vm_report_rest);
+        lua_call(L, 0, 0);
+    }
+    vm_profile_finish(L);
     fflush(NULL);
     if (code == EXIT_SUCCESS) ml_comm_close(vm_of(L)->options->comm);
     vm_exit(code);

@@ -69,6 +69,8 @@ write "error()"
 run(1, script, "nil")
 write "os.exit(7)"
 run(7, script)
+write "local m = require 'mlua'\nm.compile(function(i) return i.x:sum() end, { x = { m.axis('batch', 4) } })\nos.exit(3)"
+run(3, "check --device cpu " .. script, "peak memory")
 write "local function f() return f() + 1 end f()"
 run(1, script, "stack overflow")
 write "local m = require 'mlua'\nlocal x = nil\nprint(x.y)"
