@@ -3,7 +3,7 @@
  *
  * math.random follows the seed of the command line or of m.config, and so does math.randomseed()
  * without arguments; with arguments it is Lua's. All ranks draw the same numbers: where they give
- * it different seeds, the next program that is made raises.
+ * it different seeds, the next program that is made or run raises.
  * debug has traceback alone: its other functions can break what C relies on.
  * os.setlocale knows the locale "C": in others a decimal point is a comma, in kernels and JSON too.
  * io and os.execute are Lua's: a script is a program and has its user's rights. */
@@ -57,12 +57,12 @@ static int random_seed(lua_State *L) {
 }
 
 void vm_compare_random(lua_State *L) {
-    const ml_vm *vm = vm_of(L);
-    if (!vm->options->comm) return;
-    char what[256] = "the seed of math.randomseed";
-    if (vm->random.file)
-        snprintf(what, sizeof what, "the seed of math.randomseed (%s:%d)", vm->random.file,
-                 vm->random.line);
+    ml_vm *vm = vm_of(L);
+    if (!vm->options->comm || vm->random.compared == vm->random.hash) return;
+    vm->random.compared = vm->random.hash;
+    char what[256];
+    snprintf(what, sizeof what, "the seed of math.randomseed (%s:%d)",
+             vm->random.file ? vm->random.file : "?", vm->random.line);
     vm_check(L, ml_comm_agree(vm->options->comm, vm->random.hash, what));
 }
 

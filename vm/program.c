@@ -354,6 +354,7 @@ static int program_start(lua_State *L) {
     check_feeds(L, 3);
     dry_note_call(L);
     if (p->program) {
+        vm_compare_random(L);
         vm_profile_run(L);
         double begin = vm_profile_clock(L);
         const void **inputs = read_feeds(L, p, 3);

@@ -479,27 +479,29 @@ bool vm_option(lua_State *L, int table, const char *key) {
 
 void vm_check_options(lua_State *L, int table, const char *what, const char *const *known) {
     int count = 0;
+    const char *unknown = NULL; /* the first by name, so that the message is the same each time */
     while (known[count]) count++;
     lua_pushnil(L);
     while (lua_next(L, table)) {
         lua_pop(L, 1);
         if (lua_type(L, -1) != LUA_TSTRING) continue;
-        const char *key = lua_tostring(L, -1);
+        const char *key = lua_tostring(L, -1); /* which the table keeps alive */
         bool found = false;
         for (int i = 0; i < count && !found; i++) found = strcmp(known[i], key) == 0;
-        if (found) continue;
-        const char *guess = ml_suggest(key, known, count);
-        if (guess) {
-            lua_pushfstring(L, "did you mean %s?", guess);
-        } else {
-            lua_pushfstring(L, "options: %s", count ? known[0] : "none");
-            for (int i = 1; i < count; i++) {
-                lua_pushfstring(L, "%s, %s", lua_tostring(L, -1), known[i]);
-                lua_replace(L, -2);
-            }
-        }
-        vm_fail(L, lua_tostring(L, -1), "%s has no option \"%s\"", what, key);
+        if (!found && (!unknown || strcmp(key, unknown) < 0)) unknown = key;
     }
+    if (!unknown) return;
+    const char *guess = ml_suggest(unknown, known, count);
+    if (guess) {
+        lua_pushfstring(L, "did you mean %s?", guess);
+    } else {
+        lua_pushfstring(L, "options: %s", count ? known[0] : "none");
+        for (int i = 1; i < count; i++) {
+            lua_pushfstring(L, "%s, %s", lua_tostring(L, -1), known[i]);
+            lua_replace(L, -2);
+        }
+    }
+    vm_fail(L, lua_tostring(L, -1), "%s has no option \"%s\"", what, unknown);
 }
 
 int64_t vm_table_length(lua_State *L, int table) {

@@ -115,6 +115,7 @@ typedef struct ml_vm {
     struct {
         bool given;    /* the script gave math.randomseed a seed: the session's does not count */
         uint64_t hash; /* of all the seeds given */
+        uint64_t compared; /* the hash that was compared between ranks last */
         const char *file; /* where the last was; NULL: none */
         int line;
     } random;
