@@ -193,10 +193,6 @@ static int lua_exit(lua_State *L) {
         code = lua_toboolean(L, 1) ? EXIT_SUCCESS : EXIT_FAILURE;
     else
         code = (int)luaL_optinteger(L, 1, EXIT_SUCCESS);
-    if (vm_of(L)->options->mode == VM_CHECK) {
-        lua_pushcfunction(L, vm_report_rest);
-        lua_call(L, 0, 0);
-    }
     vm_profile_finish(L);
     fflush(NULL);
     if (code == EXIT_SUCCESS) ml_comm_close(vm_of(L)->options->comm);

@@ -69,8 +69,12 @@ write "error()"
 run(1, script, "nil")
 write "os.exit(7)"
 run(7, script)
-write "local m = require 'mlua'\nm.compile(function(i) return i.x:sum() end, { x = { m.axis('batch', 4) } })\nos.exit(3)"
-run(3, "check --device cpu " .. script, "peak memory")
+write "local m = require 'mlua'\nlocal f = m.compile(function(i) return i.x:sum() end, { x = { m.axis('batch', 4) } })\nfor i = 1, 6 do f { x = { 1, 2, 3, 4 } } end\nos.exit(3)"
+local trace = os.tmpname()
+os.remove(trace)
+run(3, "run --device cpu --profile=" .. trace .. " " .. script)
+check.equal(io.open(trace) ~= nil, true, "the profile of a script that ends by os.exit")
+os.remove(trace)
 write "local function f() return f() + 1 end f()"
 run(1, script, "stack overflow")
 write "local m = require 'mlua'\nlocal x = nil\nprint(x.y)"
