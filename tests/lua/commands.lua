@@ -64,7 +64,7 @@ run(1, script, "an object")
 write "\xEF\xBB\xBF#!/usr/bin/env mlua\nprint 'a mark of UTF-8 before it'"
 run(0, script, "a mark of UTF-8 before it")
 write "local m, t = require 'mlua', {}\n\nprint(m.gelu(t.hiden))"
-run(1, script, ":3: gelu was given what it cannot take: attempt to index a nil value", "t.hiden is nil")
+run(1, script, ":3: gelu takes a tensor, got nil", "t.hiden is nil")
 write "error()"
 run(1, script, "nil")
 write "os.exit(7)"
