@@ -4,8 +4,9 @@
  * row kernels walk a range of rows. Where there are partial reductions a unit is a chunk of that
  * range, else a unit is one row or ELEMENT_BLOCK elements. Reductions run over LANES independent
  * accumulators that are added in pairs at the end: it vectorizes, the order does not depend on the
- * machine, and rounding errors grow with columns / LANES. Sums over more than LONG_ROW columns,
- * and over everything, accumulate in double. */
+ * machine, and rounding errors grow with columns / LANES. Sums over more than LONG_ROW columns or
+ * LONG_LANE columns a lane, and over everything, accumulate in double; of columns over more than
+ * LONG_CHUNK rows, in blocks of rows. */
 #include "codegen/emit.h"
 
 #include <string.h>
@@ -14,6 +15,8 @@ enum {
     ELEMENT_BLOCK = 1024,
     LANES = 64,
     LONG_ROW = 4096,
+    LONG_LANE = 256,
+    LONG_CHUNK = 512,
     STACK_BYTES = 128 << 10, /* of kept rows; longer ones live in memory of the thread */
     KEPT_BYTES = 16 << 20,   /* beyond this a value is computed again */
     WAKE_COST = 1 << 17,     /* operations that are worth waking a thread for */
@@ -26,6 +29,7 @@ typedef struct {
     int outer;           /* loops that are counted outside of the passes: 0 .. outer-1 */
     const char *counter; /* type of the innermost loop's variable */
     bool whole;          /* every segment is a multiple of `lanes` long */
+    int64_t block;       /* rows of a chunk whose columns are summed apart; 0: all */
 } printer;
 
 /* A COLUMN reduction without columns is one of everything. */
@@ -39,9 +43,19 @@ static bool is_row_partial(const printer *p, int i) {
            p->e->place[i] < p->e->ir->row_loops;
 }
 
+static bool is_f32_sum(const ml_inst *inst) {
+    return inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM &&
+           strcmp(ml_dtypes[inst->dtype].suffix, "f32") == 0;
+}
+
 static bool is_wide(const printer *p, const ml_inst *inst) {
-    return inst->op == ML_OP_SUM && strcmp(ml_dtypes[inst->dtype].suffix, "f32") == 0 &&
-           (inst->scope != ML_SCOPE_ROW || p->e->columns > LONG_ROW);
+    return is_f32_sum(inst) && (inst->scope != ML_SCOPE_ROW || p->e->columns > LONG_ROW ||
+                                p->e->columns > (int64_t)LONG_LANE * p->lanes);
+}
+
+/* A sum of columns over so many rows that it is one of sums over blocks of rows. */
+static bool is_blocked(const printer *p, const ml_inst *inst) {
+    return p->block > 0 && is_f32_sum(inst) && is_column(p, inst);
 }
 
 static ml_dtype accumulator_dtype(const printer *p, int i) {
@@ -132,7 +146,9 @@ static void print_reduce(const printer *p, int i) {
     const ml_inst *inst = &e->ir->inst[i];
     bool one = is_row_partial(p, i) || p->lanes == 1;
     const char *to = ml_arena_format(e->arena, one ? "a%d[0]" : "a%d[l]", i);
-    if (is_column(p, inst)) to = ml_arena_format(e->arena, "c%d[%s]", i, column_text(p));
+    if (is_column(p, inst))
+        to = ml_arena_format(e->arena, "%s%d[%s]", is_blocked(p, inst) ? "d" : "c", i,
+                             column_text(p));
     print_combine(p, i, to, column_text(p));
 }
 
@@ -360,6 +376,21 @@ static void print_segments(const printer *p) {
     ml_text_add(&e->text, "}\n");
 }
 
+/* The sums of a block of rows join those of their chunk. */
+static void print_block_end(const printer *p) {
+    emitter *e = p->e;
+    if (p->block == 0) return;
+    ml_text_add(&e->text, "if (++rows == %lld || at + 1 == stop) {\nrows = 0;\n",
+                (long long)p->block);
+    for (int i = 0; i < e->ir->inst_count; i++)
+        if (is_blocked(p, &e->ir->inst[i]))
+            ml_text_add(
+                &e->text,
+                "for (long long c = 0; c < %lld; c++) { c%d[c] += d%d[c]; d%d[c] = 0.0f; }\n",
+                (long long)e->columns, i, i, i);
+    ml_text_add(&e->text, "}\n");
+}
+
 static void print_rows(const printer *p) {
     emitter *e = p->e;
     print_unravel(p, "at");
@@ -369,6 +400,7 @@ static void print_rows(const printer *p) {
         print_place(p, stage, e->ir->row_loops - 1, true);
         print_pass(p, stage);
     }
+    print_block_end(p);
     print_advance(p);
     ml_text_add(&e->text, "}\n");
 }
@@ -389,6 +421,12 @@ static void print_partials(const printer *p, bool before) {
                         "c%d[c] = %s;\n",
                         type, i, inst->operand, (long long)e->columns, (long long)e->columns, i,
                         identity.text);
+            if (is_blocked(p, inst))
+                ml_text_add(&e->text,
+                            "%sfloat d%d[%lld] __attribute__((aligned(64)));\nfor (long long c = "
+                            "0; c < %lld; c++) d%d[c] = 0.0f;\n",
+                            e->columns * 4 > STACK_BYTES ? "static __thread " : "", i,
+                            (long long)e->columns, (long long)e->columns, i);
         } else if (!is_column(p, inst) && before) {
             print_accumulator(p, i);
         } else if (!is_column(p, inst)) {
@@ -461,6 +499,7 @@ static void print_body(const printer *p) {
                     "for (long long unit = begin; unit < end; unit++) {\nlong long at = unit * "
                     "s[0] / s[1];\nconst long long stop = (unit + 1) * s[0] / s[1];\n");
         print_partials(p, true);
+        if (p->block > 0) ml_text_add(&e->text, "long long rows = 0;\n");
     } else if (p->elementwise) {
         ml_text_add(&e->text,
                     "long long at = begin * %d;\nconst long long stop = end * %d < s[0] ? end * "
@@ -495,6 +534,18 @@ static bool joins_masks(const ml_kernel_ir *ir) {
     return extreme && cast;
 }
 
+/* Blocks of about as many rows as a chunk has blocks. */
+static int64_t choose_block(const printer *p) {
+    const ml_kernel_ir *ir = p->e->ir;
+    int64_t rows = p->chunked ? p->e->rows / ir->chunks : 0, block = LONG_CHUNK / 4;
+    bool any = false;
+    for (int i = 0; i < ir->inst_count; i++)
+        any = any || (is_f32_sum(&ir->inst[i]) && is_column(p, &ir->inst[i]));
+    if (!any || rows <= LONG_CHUNK) return 0;
+    while (block * block < rows) block *= 2;
+    return block;
+}
+
 void emit_c(emitter *e) {
     const ml_kernel_ir *ir = e->ir;
     printer p = {.e = e, .elementwise = ir->row_loops == ir->loop_count, .chunked = ir->chunks > 0};
@@ -503,6 +554,7 @@ void emit_c(emitter *e) {
     bool far = (p.elementwise && p.outer == 0) || ir->size[e->inner] > INT32_MAX;
     p.counter = far ? "long long" : "int";
     p.whole = !p.elementwise && ir->size[e->inner] % p.lanes == 0;
+    p.block = choose_block(&p);
     print_body(&p);
     set_units(&p);
     const char *before =

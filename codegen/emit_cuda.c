@@ -113,7 +113,10 @@ static void print_reduce(const cuda_shape *s, int i) {
         ml_text_add(&e->text, "if (lane == 0%s) ", cuda_meets_apart(s) ? " && own" : "");
     else if (ml_inst_reduces_partly(inst) && cuda_meets_apart(s))
         ml_text_add(&e->text, "if (own) ");
-    cuda_print_combine(s, i, to, emit_name(e, inst->src[0]));
+    if (cuda_is_long_sum(s, i))
+        ml_text_add(&e->text, "ml_add_f32(%s, lost%d, %s);\n", to, i, emit_name(e, inst->src[0]));
+    else
+        cuda_print_combine(s, i, to, emit_name(e, inst->src[0]));
 }
 
 /* What makes values of the row of what is folded: 2^-15, but for rows beyond f16's range. */
@@ -309,6 +312,7 @@ void cuda_print_accumulator(const cuda_shape *s, int i) {
     emit_identity(&e->text, inst->op == ML_OP_ARGMAX ? ML_OP_MAX : (ml_op)inst->op, dtype);
     ml_text_add(&e->text, ";\n");
     if (inst->op == ML_OP_ARGMAX) ml_text_add(&e->text, "%s j%d = -1;\n", s->integer, i);
+    if (cuda_is_long_sum(s, i)) ml_text_add(&e->text, "float lost%d = 0.0f;\n", i);
 }
 
 /* Declare where a cached pack lives. */

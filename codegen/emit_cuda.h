@@ -101,6 +101,10 @@ void cuda_print_online_put(const cuda_shape *s); /* a team's results of it */
 void cuda_print_online_get(const cuda_shape *s);
 /* Of emit_cuda_team.c. "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
 const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
+/* A sum of so many terms by a thread that what they lose to rounding is kept beside it, lost3; it
+ * is added to a3 before threads meet. */
+bool cuda_is_long_sum(const cuda_shape *s, int inst);
+void cuda_print_total(const cuda_shape *s, int inst);
 /* Shared memory that kernels declare for results of rows and of all rows. */
 int64_t cuda_results_bytes(const cuda_shape *s);
 bool cuda_takes_turns(const cuda_shape *s);

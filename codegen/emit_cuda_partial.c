@@ -91,6 +91,7 @@ void cuda_print_partials(const cuda_shape *s, bool start) {
             print_column_end(s, i);
         } else {
             ml_text_add(&e->text, "{\n");
+            cuda_print_total(s, i);
             const char *result = cuda_reduction_text(s, i, cuda_threads(s));
             ml_text_add(&e->text,
                         "const %s all = %s;\nif (threadIdx.x == 0) o%d[chunk] = all;\n}\n",

@@ -1,6 +1,32 @@
 /* Kernels for CUDA: reductions over a team, which is part of a warp, a warp or several. */
 #include "codegen/emit_cuda.h"
 
+#include <string.h>
+
+/* Terms that a thread adds up one by one: of a row, or of its rows of a chunk. */
+static int64_t terms_of(const cuda_shape *s, int i) {
+    const emitter *e = s->e;
+    if (s->elementwise) return e->rows / s->chunks / cuda_threads(s);
+    int64_t own = cuda_is_row_partial(s, i) ? 1 : (int64_t)s->packs * s->vec;
+    bool all = e->ir->inst[i].scope == ML_SCOPE_ALL;
+    return all ? own * (e->rows / s->chunks / s->teams + 1) : own;
+}
+
+/* In f32 the roundings of LONG_SUM equal terms may add up to 3e-5. (Columns' sums of so many rows a
+ * thread would be of tensors of 8 GB and more.) */
+bool cuda_is_long_sum(const cuda_shape *s, int i) {
+    enum { LONG_SUM = 3072 };
+    const ml_inst *inst = &s->e->ir->inst[i];
+    return inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online &&
+           !cuda_is_column(s, inst) && strcmp(ml_dtypes[inst->dtype].suffix, "f32") == 0 &&
+           terms_of(s, i) > LONG_SUM;
+}
+
+void cuda_print_total(const cuda_shape *s, int i) {
+    if (cuda_is_long_sum(s, i))
+        ml_text_add(&s->e->text, "a%d = ml_total_f32(a%d, lost%d);\n", i, i, i);
+}
+
 static const char *combine_name(const ml_inst *inst) {
     return inst->op == ML_OP_SUM ? "ml_sum" : inst->op == ML_OP_MAX ? "ml_max" : "ml_min";
 }
@@ -176,6 +202,7 @@ void cuda_print_row_results(const cuda_shape *s, int stage) {
         const ml_inst *inst = &e->ir->inst[i];
         if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
         any = true;
+        cuda_print_total(s, i);
         argmax = argmax || inst->op == ML_OP_ARGMAX;
     }
     if (any && !argmax && (cuda_meets_apart(s) || s->team > CUDA_WARP)) {

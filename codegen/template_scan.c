@@ -32,6 +32,7 @@ enum {
     WARP_KEPT = 32,     /* .. and this k */
     BLOCK_KEPT = 64,    /* CUDA: TOP_K by a block up to this k */
     LANES = 64,         /* CPU cumsum: rows side by side where they are adjacent */
+    LONG_SUMS = 256,    /* cumsum: f32 running sums of more elements are kept in higher precision */
 };
 
 static int64_t stride_along(const ml_value *v, ml_axis axis) {
@@ -262,8 +263,15 @@ void ${e}(char *const *p, const long long *s, long long begin, long long end) {
 }
 )";
 
+/* Whether running sums would lose digits in f32. */
+static bool is_long_sum(const printer *p) {
+    const ml_value *x = template_value(p->schedule, p->step, 0);
+    return p->size > LONG_SUMS && strcmp(ml_dtypes[x->type.dtype].suffix, "f32") == 0;
+}
+
 static void cumsum_cpu(printer *p) {
     const ml_value *x = template_value(p->schedule, p->step, 0);
+    if (is_long_sum(p)) template_set_text(&p->text, "adder", "double");
     const ml_value *y = template_value(p->schedule, p->step, 1);
     ml_axis axis = (ml_axis)ml_graph_args(p->schedule->graph, p->step->node)[0];
     int64_t lanes = adjacent_rows(x, x, axis, LANES); /* rows summed side by side */
@@ -307,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     const ${memory} *x = (const ${memory} *)a.p[0] + ${x_row};
     ${memory} *y = (${memory} *)a.p[1] + ${y_row};
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    ${adder} before = 0;
+    ${adder} before = 0${lost};
     for (long long start = 0; start < ${size}; start += 256) {
         long long i = start + threadIdx.x, at = ${backwards} ? ${size} - 1 - i : i;
         ${adder} sum = i < ${size} ? (${adder})${load}(x[at * ${stride}]) : (${adder})0;
@@ -317,13 +325,13 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
         }
         if (lane == 31) warps[warp] = sum;
         __syncthreads();
-        ${adder} below = before;
+        ${adder} below = ${below};
         for (int w = 0; w < 8; w++) {
             if (w < warp) below += warps[w];
-            before += warps[w];
+            ${carry} += warps[w];
         }
-        if (i < ${size}) y[at * ${y_stride}] = ${store}((${real})(below + sum));
-        __syncthreads();
+        if (i < ${size}) y[at * ${y_stride}] = ${store}((${real})(${value}));
+        ${carry_on}__syncthreads();
     }
 }
 )";
@@ -335,12 +343,12 @@ extern "C" __global__ void __launch_bounds__(128) ${e}(${e}_arguments a) {
     if (row >= ${rows}) return;
     const ${memory} *x = (const ${memory} *)a.p[0] + ${x_row};
     ${memory} *y = (${memory} *)a.p[1] + ${y_row};
-    ${adder} sum = 0;
+    ${adder} sum = 0${lost};
 #pragma unroll 8
     for (long long i = 0; i < ${size}; i++) {
         long long at = ${backwards} ? ${size} - 1 - i : i;
-        sum += (${adder})${load}(x[at * ${stride}]);
-        y[at * ${y_stride}] = ${store}((${real})sum);
+        ${take} (${adder})${load}(x[at * ${stride}]);
+        ${carry_on}y[at * ${y_stride}] = ${store}((${real})${value});
     }
 }
 )";
@@ -567,11 +575,27 @@ static int64_t power_of_two(int64_t n) {
     return power;
 }
 
+/* A long sum keeps what it loses to rounding (Knuth's two-sum), until it is infinite. */
+#define NEXT_SUM(sum)                                                                              \
+    "const float next = " sum " + total, part = next - " sum "; "                                  \
+    "lost += (" sum " - (next - part)) + (total - part); " sum " = next; "
+#define LOST "(lost - lost == 0 ? lost : 0.0f)"
+
 static void cumsum_cuda(printer *p) {
     const ml_value *x = template_value(p->schedule, p->step, 0);
     ml_axis axis = (ml_axis)ml_graph_args(p->schedule->graph, p->step->node)[0];
     bool aside =
         p->size <= 32 || (p->stride != 1 && p->rows >= 4096 && adjacent_rows(x, x, axis, 32) == 32);
+    bool keeps = is_long_sum(p);
+    const char *value = aside ? "sum" : "below + sum";
+    const char *kept_value = aside ? "(sum + " LOST ")" : "before + (below + sum)";
+    template_set_text(&p->text, "lost", keeps ? ", lost = 0" : "");
+    template_set_text(&p->text, "below", keeps ? LOST ", total = 0" : "before");
+    template_set_text(&p->text, "carry", keeps ? "total" : "before");
+    template_set_text(&p->text, "take", keeps ? "const float total =" : "sum +=");
+    template_set_text(&p->text, "value", keeps ? kept_value : value);
+    const char *next = aside ? NEXT_SUM("sum") : NEXT_SUM("before");
+    template_set_text(&p->text, "carry_on", keeps ? next : "");
     const char *const bodies[] = {cuda_arguments_text,
                                   aside ? cumsum_thread_text : cumsum_block_text};
     p->step->kernel = finish(p, bodies, 2, "cumsum");

@@ -25,7 +25,7 @@
 ---@operator unm: Tensor
 local Tensor = {}
 
----the absolute value of a
+---the absolute value of a; its slope at 0 is 0
 ---@return Tensor
 function Tensor:abs() end
 
@@ -57,7 +57,7 @@ function Tensor:cast(dtype) end
 ---@return Tensor
 function Tensor:ceil() end
 
----x limited to low .. high.
+---x limited to low .. high; its slope is 1 there, at low and high too, and 0 outside.
 ---@param low number|Tensor
 ---@param high number|Tensor
 ---@return Tensor
@@ -118,6 +118,10 @@ function Tensor:erf() end
 ---@return Tensor
 function Tensor:exp() end
 
+---exp(a) - 1, also of small a to the last digit
+---@return Tensor
+function Tensor:expm1() end
+
 ---the largest integer not above a
 ---@return Tensor
 function Tensor:floor() end
@@ -149,7 +153,7 @@ function Tensor:gt(b) end
 ---@return boolean
 function Tensor:has(axis) end
 
----a / b rounded towards minus infinity
+---a / b rounded towards minus infinity; 0 for integers by 0
 ---@param b Tensor|number
 ---@return Tensor
 function Tensor:idiv(b) end
@@ -166,6 +170,10 @@ function Tensor:le(b) end
 ---the natural logarithm of a
 ---@return Tensor
 function Tensor:log() end
+
+---log(1 + a), also of small a to the last digit
+---@return Tensor
+function Tensor:log1p() end
 
 ---x - logsumexp(x) over the named axes.
 ---@param ... Axis|string
@@ -202,7 +210,7 @@ function Tensor:lt(b) end
 ---@return Tensor
 function Tensor:max(...) end
 
----the larger of a and b; NaN if either is
+---the larger of a and b; NaN if either is; equal ones share the gradient
 ---@param b Tensor|number
 ---@return Tensor
 function Tensor:maximum(b) end
@@ -224,12 +232,12 @@ function Tensor:merge(outer, inner, merged) end
 ---@return Tensor
 function Tensor:min(...) end
 
----the smaller of a and b; NaN if either is
+---the smaller of a and b; NaN if either is; equal ones share the gradient
 ---@param b Tensor|number
 ---@return Tensor
 function Tensor:minimum(b) end
 
----a - b * (a // b): has the sign of b
+---a - b * (a // b): has the sign of b; 0 for integers by 0
 ---@param b Tensor|number
 ---@return Tensor
 function Tensor:mod(b) end
@@ -272,7 +280,7 @@ function Tensor:pad(axis, before, after) end
 ---@return Tensor
 function Tensor:permute(...) end
 
----a to the power b
+---a to the power b; the slope in a of a^0 is 0, and that in b of 0^b where b >= 0
 ---@param b Tensor|number
 ---@return Tensor
 function Tensor:pow(b) end
@@ -307,7 +315,7 @@ function Tensor:rsqrt() end
 ---@return Tensor
 function Tensor:sigmoid() end
 
-----1, 0 or 1 as a is negative, zero or positive
+---1 or -1 as a is positive or negative; a itself where it is zero or NaN
 ---@return Tensor
 function Tensor:sign() end
 
@@ -336,7 +344,7 @@ function Tensor:slice(axis, start, stop) end
 ---@return Tensor
 function Tensor:softmax(...) end
 
----log(1 + exp(x)), without overflow.
+---log(1 + exp(x)), without overflow and to the last digits on both sides; log(sigmoid(x)) is -softplus(-x).
 ---@return Tensor
 function Tensor:softplus() end
 
@@ -626,7 +634,7 @@ function Corpus:text(ids) end
 ---@class mlua
 local m = {}
 
----the absolute value of a
+---the absolute value of a; its slope at 0 is 0
 ---@param a Tensor|number
 ---@return Tensor
 function m.abs(a) end
@@ -726,7 +734,7 @@ function m.check_options(what, options, known, listed) end
 ---@param role? string what x is there, such as "logits"
 function m.check_tensor(what, x, role) end
 
----x limited to low .. high.
+---x limited to low .. high; its slope is 1 there, at low and high too, and 0 outside.
 ---@param x Tensor
 ---@param low number|Tensor
 ---@param high number|Tensor
@@ -837,6 +845,11 @@ function m.erf(a) end
 ---@return Tensor
 function m.exp(a) end
 
+---exp(a) - 1, also of small a to the last digit
+---@param a Tensor|number
+---@return Tensor
+function m.expm1(a) end
+
 ---Assign the totals of a step that is one program (m.compile does).
 function m.finish_totals() end
 
@@ -906,7 +919,7 @@ function m.hash(text) end
 ---@return Host
 function m.host(dtype, ...) end
 
----a / b rounded towards minus infinity
+---a / b rounded towards minus infinity; 0 for integers by 0
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
@@ -1026,6 +1039,11 @@ function m.lion(options) end
 ---@return Tensor
 function m.log(a) end
 
+---log(1 + a), also of small a to the last digit
+---@param a Tensor|number
+---@return Tensor
+function m.log1p(a) end
+
 ---x - logsumexp(x) over the named axes.
 ---@param x Tensor
 ---@param ... Axis|string
@@ -1056,13 +1074,21 @@ function m.logical_or(a, b) end
 ---@return Tensor
 function m.logsumexp(x, ...) end
 
+---logsumexp as two terms: log(sum(exp(x - largest))) and the largest element. What is near the latter is best subtracted from
+---it alone, since the sum of both is rounded to the spacing of numbers of its size.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor log
+---@return Tensor largest
+function m.logsumexp_parts(x, ...) end
+
 ---whether a is less than b
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
 function m.lt(a, b) end
 
----the larger of a and b; NaN if either is
+---the larger of a and b; NaN if either is; equal ones share the gradient
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
@@ -1080,13 +1106,13 @@ function m.mean(x, ...) end
 ---@return integer
 function m.microbatches(accum) end
 
----the smaller of a and b; NaN if either is
+---the smaller of a and b; NaN if either is; equal ones share the gradient
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
 function m.minimum(a, b) end
 
----a - b * (a // b): has the sign of b
+---a - b * (a // b): has the sign of b; 0 for integers by 0
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
@@ -1203,7 +1229,7 @@ function m.param(spec) end
 ---@return string[] names
 function m.parameters(model, options) end
 
----a to the power b
+---a to the power b; the slope in a of a^0 is 0, and that in b of 0^b where b >= 0
 ---@param a Tensor|number
 ---@param b Tensor|number
 ---@return Tensor
@@ -1293,7 +1319,7 @@ function m.shown(value) end
 ---@return Tensor
 function m.sigmoid(a) end
 
-----1, 0 or 1 as a is negative, zero or positive
+---1 or -1 as a is positive or negative; a itself where it is zero or NaN
 ---@param a Tensor|number
 ---@return Tensor
 function m.sign(a) end
@@ -1322,7 +1348,7 @@ function m.slot_state(p, optimizer, slot) end
 ---@return Tensor
 function m.softmax(x, ...) end
 
----log(1 + exp(x)), without overflow.
+---log(1 + exp(x)), without overflow and to the last digits on both sides; log(sigmoid(x)) is -softplus(-x).
 ---@param x Tensor
 ---@return Tensor
 function m.softplus(x) end

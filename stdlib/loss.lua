@@ -19,7 +19,8 @@ end
 local function cross_entropy(logits, targets, axis, named, options)
   local x = logits:dtype() == "bf16" and logits:cast("f32") or logits
   local n = x:size(axis)
-  local lse = m.logsumexp(x, axis)
+  local log, shift = m.logsumexp_parts(x, axis)
+  local lse = log + shift
   local positions = {}
   for _, name in ipairs(lse:axes()) do positions[name] = true end
   for _, name in ipairs(targets:axes()) do
@@ -45,8 +46,8 @@ local function cross_entropy(logits, targets, axis, named, options)
   core.declare_index(is_target, targets, n, "cross_entropy", options.ignore or -1)
   local picked = core.where(is_target, x, 0):sum(axis)
   local smoothing = options.label_smoothing or 0
-  local loss = lse - picked
-  if smoothing > 0 then loss = lse - (1 - smoothing) * picked - smoothing / n * x:sum(axis) end
+  local loss = log + (shift - picked)
+  if smoothing > 0 then loss = log + (1 - smoothing) * (shift - picked) + smoothing / n * (shift - x):sum(axis) end
   if (options.z_loss or 0) > 0 then loss = loss + options.z_loss * lse * lse end
   local counts = core.ne(targets, options.ignore or -1)
   return core.where(counts, loss, 0):sum(), counts:cast("f32"):sum()

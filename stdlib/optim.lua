@@ -112,6 +112,11 @@ function m.optimizer(name, defaults, rule)
       if type(value) ~= wanted or not finite then
         core.fail(("m.%s%s: %s must be a %s, got %s"):format(name, where, key, finite and wanted or "finite number", m.shown(value)))
       end
+      if (key == "beta1" or key == "beta2") and (value < 0 or value >= 1) then
+        core.fail(("m.%s%s: %s must be at least 0 and less than 1, got %s"):format(name, where, key, m.shown(value)), {
+          help = ("at each step the running average keeps this share of itself; the default is %s"):format(m.shown(defaults[key])),
+        })
+      end
     end
   end
   return function(options)
@@ -147,12 +152,17 @@ function m.optimizer(name, defaults, rule)
   end
 end
 
+-- A running average that keeps the share beta of what it was. 1 - beta in f32 has all its digits where beta, as near 1 as
+-- 0.99999, has lost some: an average of beta * average + (1 - beta) * x would settle 0.1 % off.
+local function average(past, beta, x) return past + (1 - beta) * (x - past) end
+
+-- 1 - beta^step: the sum of the weights in an average that began at 0.
+local function weights(beta, step) return -core.expm1(math.log(beta) * step) end
+
 local function adamw_rule(p, g, s, t)
   local o = t.options
-  s.m = o.beta1 * s.m + (1 - o.beta1) * g
-  s.v = o.beta2 * s.v + (1 - o.beta2) * g * g
-  local mean = s.m / (1 - core.pow(o.beta1, t.step))
-  local variance = s.v / (1 - core.pow(o.beta2, t.step))
+  s.m, s.v = average(s.m, o.beta1, g), average(s.v, o.beta2, g * g)
+  local mean, variance = s.m / weights(o.beta1, t.step), s.v / weights(o.beta2, t.step)
   return p - t.lr * (mean / (core.sqrt(variance) + o.eps) + t.decay * p)
 end
 

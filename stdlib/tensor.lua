@@ -103,9 +103,20 @@ end
 ---@return Tensor
 function m.logsumexp(x, ...)
   check_axes("logsumexp", x, ...)
+  local log, shift = m.logsumexp_parts(x, ...)
+  return log + shift
+end
+
+---logsumexp as two terms: log(sum(exp(x - largest))) and the largest element. What is near the latter is best subtracted from
+---it alone, since the sum of both is rounded to the spacing of numbers of its size.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor log
+---@return Tensor largest
+function m.logsumexp_parts(x, ...)
   local _, sum, shift = exponentials(wide(x), ...)
   local empty = core.eq(sum, 0)
-  return core.log(core.where(empty, 1, sum)) + core.where(empty, -math.huge, shift)
+  return core.log(core.where(empty, 1, sum)), core.where(empty, -math.huge, shift)
 end
 
 ---exp(x) / sum(exp(x)) over the named axes.
@@ -126,7 +137,8 @@ end
 function m.log_softmax(x, ...)
   check_axes("log_softmax", x, ...)
   local dtype = x:dtype()
-  return (wide(x) - m.logsumexp(x, ...)):cast(dtype)
+  local log, shift = m.logsumexp_parts(x, ...)
+  return (wide(x) - shift - log):cast(dtype)
 end
 
 ---The Gaussian error linear unit (Hendrycks and Gimpel 2016), in the tanh form that GPT-2 uses;
@@ -166,21 +178,24 @@ function m.relu(x)
   return core.where(core.le(x, 0), 0, x)
 end
 
----log(1 + exp(x)), without overflow.
+---log(1 + exp(x)), without overflow and to the last digits on both sides; log(sigmoid(x)) is -softplus(-x).
 ---@param x Tensor
 ---@return Tensor
 function m.softplus(x)
   local dtype
   x, dtype = widened("softplus", x)
-  return (core.maximum(x, 0) + core.log(1 + core.exp(-core.abs(x)))):cast(dtype)
+  return (core.maximum(x, 0) + core.log1p(core.exp(-core.abs(x)))):cast(dtype)
 end
 
----x limited to low .. high.
+---x limited to low .. high; its slope is 1 there, at low and high too, and 0 outside.
 ---@param x Tensor
 ---@param low number|Tensor
 ---@param high number|Tensor
 ---@return Tensor
-function m.clamp(x, low, high) return core.minimum(core.maximum(x, low), high) end
+function m.clamp(x, low, high)
+  x = core.where(core.lt(x, low), low, x) -- m.maximum would share the gradient of equals
+  return core.where(core.gt(x, high), high, x)
+end
 
 ---1 where the index equals the position along the new axis, else 0. A program that is fed an index outside of the axis is an
 ---error before it runs; computed ones give zeros.

@@ -116,6 +116,23 @@ void ops_output(ops_case *c, ml_ref n, double tolerance, const char *format, ...
     c->labels[c->output_count++] = ml_arena_format(c->arena, "%s", text);
 }
 
+void ops_output_units(ops_case *c, ml_ref n, double units, unsigned loose, const char *format,
+                      ...) {
+    char text[160];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    ops_output(c, n, 0, "%s", text);
+    c->by_units[c->output_count - 1] = true;
+    c->units[c->output_count - 1] = units;
+    c->loose[c->output_count - 1] = loose;
+}
+
+bool ops_is_gpu(const ops_case *c) {
+    return ml_session_device(c->session)->target.kind == ML_TARGET_CUDA;
+}
+
 double ops_tolerance(ml_dtype dtype) {
     return dtype == ML_BF16 ? 1.6e-2 : dtype == ML_F64 ? 1e-11 : dtype == ML_F32 ? 1e-5 : 0;
 }
@@ -149,11 +166,49 @@ static void poison(ops_case *c) {
     ML_CHECK(status);
 }
 
+/* How far a is from what the dtype holds of the exact value, in units of the latter's last place.
+ */
+static double units_off(ml_dtype dtype, double a, double exact, unsigned loose) {
+    int64_t bits;
+    if (ml_dtypes[dtype].kind != ML_KIND_FLOAT) return a == exact ? 0 : INFINITY;
+    ops_store(dtype, &bits, 0, exact);
+    double rounded = ops_fetch(dtype, &bits, 0);
+    bool same_zero = signbit(a) == signbit(rounded) || (loose & OPS_ANY_ZERO);
+    if (isnan(a) || isnan(rounded)) return isnan(a) && isnan(rounded) ? 0 : INFINITY;
+    if (a == rounded) return a != 0 || same_zero ? 0 : INFINITY;
+    int least = dtype == ML_F64 ? -1022 : -126;
+    int digits = dtype == ML_F64 ? 52 : dtype == ML_F32 ? 23 : 7;
+    if (a == 0 && (loose & OPS_FLUSHED) && fabs(exact) < ldexp(1, least)) return 0;
+    if (isinf(a) || isinf(rounded)) return INFINITY;
+    int exponent = exact == 0 || ilogb(exact) < least ? least : ilogb(exact);
+    return fabs(a - exact) / ldexp(1, exponent - digits);
+}
+
+static void compare_units(const ops_case *c, int output, const void *actual, const double *expected,
+                          const char *how) {
+    const ml_type *type = ml_graph_type(c->g, c->outputs[output]);
+    int64_t count = ml_type_elements(type), worst = -1;
+    double most = c->units[output];
+    for (int64_t i = 0; i < count; i++) {
+        double off = units_off(type->dtype, ops_fetch(type->dtype, actual, i), expected[i],
+                               c->loose[output]);
+        if (off > most) most = off, worst = i;
+    }
+    if (worst >= 0)
+        test_fail("%s (%s): element %lld is %.17g, expected %.17g: %.3g units off",
+                  c->labels[output], how, (long long)worst, ops_fetch(type->dtype, actual, worst),
+                  expected[worst], most);
+}
+
 static void compare(const ops_case *c, int output, const void *actual, const double *expected,
                     const char *how) {
     const ml_type *type = ml_graph_type(c->g, c->outputs[output]);
     int64_t count = ml_type_elements(type), worst = -1;
     double largest = 0, off = 0;
+    if (c->by_units[output]) {
+        compare_units(c, output, actual, expected, how);
+        return;
+    }
     for (int64_t i = 0; i < count; i++) {
         if (isfinite(expected[i])) largest = fmax(largest, fabs(expected[i]));
     }

@@ -26,6 +26,9 @@ typedef struct {
     ml_ref outputs[OPS_OUTPUTS];
     const char *labels[OPS_OUTPUTS];
     double tolerances[OPS_OUTPUTS];
+    double units[OPS_OUTPUTS]; /* where by_units: of the last place of each element */
+    bool by_units[OPS_OUTPUTS];
+    unsigned loose[OPS_OUTPUTS];
     int output_count;
     uint64_t random;
 } ops_case;
@@ -66,6 +69,15 @@ ml_ref ops_index(ops_case *c, const char *axes, int64_t bound); /* i32, 0 .. bou
 /* A value to be checked; differences are relative to the largest element of the tensor. */
 void ops_output(ops_case *c, ml_ref n, double tolerance, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* One whose elements are compared one by one, in units of the last place, zeros with their signs.
+ */
+enum {
+    OPS_ANY_ZERO = 1 /* signs of zeros are free */,
+    OPS_FLUSHED = 2 /* 0 for subnormal results */
+};
+void ops_output_units(ops_case *c, ml_ref n, double units, unsigned loose, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+bool ops_is_gpu(const ops_case *c);
 /* What a few roundings to this dtype may make. */
 double ops_tolerance(ml_dtype dtype);
 /* sum(y * w) with random weights: its gradient sees every element. */

@@ -140,6 +140,19 @@ static void give(tape *t, ml_ref node, int source, ml_ref x) {
 #define TIE(x, z) WHERE(FN2(EQ, x, z), MUL(NUM(0.5), g), NUM(0)) /* equal operands share evenly */
 #define GIVE(source, value) ((void)(wants(t, n, source) ? give(t, n, source, value) : (void)0))
 
+/* y = a^b. The powers and logarithms of 0 that the limits multiply by 0 are left out, as PyTorch
+ * does: a^0 is flat in a, and 0^b flat in b for b >= 0 (0^0 too). */
+static void pow_rule(tape *t, ml_ref n, ml_ref g) {
+    ml_graph *G = t->graph;
+    ml_dtype dtype = ml_graph_type(G, n)->dtype;
+    ml_ref y = n, a = ml_graph_source(G, n, 0), b = ml_graph_source(G, n, 1);
+    ml_ref zero_power = FN2(EQ, b, NUM(0)), power = WHERE(zero_power, NUM(1), b);
+    GIVE(0, MUL(g, MUL(FN2(POW, a, SUB(power, NUM(1))), b)));
+    ml_ref both = FN2(AND, FN2(EQ, a, NUM(0)), zero_power);
+    ml_ref flat = FN2(OR, FN2(EQ, y, NUM(0)), both);
+    GIVE(1, MUL(MUL(g, y), FN(LOG, WHERE(flat, NUM(1), a))));
+}
+
 static void map_rule(tape *t, ml_ref n, ml_ref g) {
     ml_graph *G = t->graph;
     ml_dtype dtype = ml_graph_type(G, n)->dtype;
@@ -159,10 +172,7 @@ static void map_rule(tape *t, ml_ref n, ml_ref g) {
         break;
     case ML_OP_DIV: GIVE(0, DIV(g, b)), GIVE(1, NEG(DIV(MUL(g, y), b))); break;
     case ML_OP_MOD: GIVE(0, g), GIVE(1, NEG(MUL(g, FN2(IDIV, a, b)))); break;
-    case ML_OP_POW:
-        GIVE(0, MUL(g, MUL(FN2(POW, a, SUB(b, NUM(1))), b)));
-        GIVE(1, WHERE(FN2(EQ, y, NUM(0)), NUM(0), MUL(MUL(g, y), FN(LOG, a))));
-        break;
+    case ML_OP_POW: pow_rule(t, n, g); break;
     case ML_OP_MAXIMUM:
         GIVE(0, WHERE(FN2(GT, a, b), g, TIE(a, b))), GIVE(1, WHERE(FN2(LT, a, b), g, TIE(a, b)));
         break;
@@ -170,7 +180,9 @@ static void map_rule(tape *t, ml_ref n, ml_ref g) {
         GIVE(0, WHERE(FN2(LT, a, b), g, TIE(a, b))), GIVE(1, WHERE(FN2(GT, a, b), g, TIE(a, b)));
         break;
     case ML_OP_EXP: GIVE(0, MUL(g, y)); break;
+    case ML_OP_EXPM1: GIVE(0, MUL(g, FN(EXP, a))); break; /* y + 1 would lose what y rounded */
     case ML_OP_LOG: GIVE(0, DIV(g, a)); break;
+    case ML_OP_LOG1P: GIVE(0, DIV(g, ADD(NUM(1), a))); break;
     case ML_OP_SQRT: GIVE(0, DIV(MUL(NUM(0.5), g), y)); break;
     case ML_OP_RSQRT: GIVE(0, MUL(MUL(NUM(-0.5), g), MUL(y, MUL(y, y)))); break;
     case ML_OP_SIN: GIVE(0, MUL(g, FN(COS, a))); break;

@@ -36,7 +36,9 @@ static bool fold_float(ml_op op, const double *v, double *out) {
     case ML_OP_MAXIMUM: *out = isnan(a) || a > b ? a : b; return true;
     case ML_OP_MINIMUM: *out = isnan(a) || a < b ? a : b; return true;
     case ML_OP_EXP: *out = exp(a); return true;
+    case ML_OP_EXPM1: *out = expm1(a); return true;
     case ML_OP_LOG: *out = log(a); return true;
+    case ML_OP_LOG1P: *out = log1p(a); return true;
     case ML_OP_SQRT: *out = sqrt(a); return true;
     case ML_OP_RSQRT: *out = 1 / sqrt(a); return true;
     case ML_OP_ABS: *out = fabs(a); return true;

@@ -75,6 +75,12 @@ static int64_t modulo(int64_t a, int64_t b) {
     return rest && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
+/* The quotient may have been rounded up to an integer: then the rest has the wrong sign. */
+static double divide_down_float(double a, double b) {
+    double q = floor(a / b), rest = q == 0 ? a : fma(-q, b, a);
+    return rest != 0 && (rest < 0) != (b < 0) ? q - 1 : q;
+}
+
 static double modulo_float(double a, double b) {
     double rest = fmod(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
@@ -95,13 +101,15 @@ static reference_cell map_float(ml_op op, double a, double b) {
     case ML_OP_SUB: return number(a - b);
     case ML_OP_MUL: return number(a * b);
     case ML_OP_DIV: return number(a / b);
-    case ML_OP_IDIV: return number(floor(a / b));
+    case ML_OP_IDIV: return number(divide_down_float(a, b));
     case ML_OP_MOD: return number(modulo_float(a, b));
     case ML_OP_POW: return number(pow(a, b));
     case ML_OP_MAXIMUM: return number(larger(a, b));
     case ML_OP_MINIMUM: return number(smaller(a, b));
     case ML_OP_EXP: return number(exp(a));
+    case ML_OP_EXPM1: return number(expm1(a));
     case ML_OP_LOG: return number(log(a));
+    case ML_OP_LOG1P: return number(log1p(a));
     case ML_OP_SQRT: return number(sqrt(a));
     case ML_OP_RSQRT: return number(1 / sqrt(a));
     case ML_OP_SIN: return number(sin(a));
@@ -110,7 +118,7 @@ static reference_cell map_float(ml_op op, double a, double b) {
     case ML_OP_ERF: return number(erf(a));
     case ML_OP_SIGMOID: return number(1 / (1 + exp(-a)));
     case ML_OP_ABS: return number(fabs(a));
-    case ML_OP_SIGN: return number((a > 0) - (a < 0));
+    case ML_OP_SIGN: return number(a > 0 ? 1 : a < 0 ? -1 : a);
     case ML_OP_FLOOR: return number(floor(a));
     case ML_OP_CEIL: return number(ceil(a));
     case ML_OP_ROUND: return number(nearbyint(a));

@@ -40,8 +40,42 @@ bool reference_walk_step(reference_walk *w) {
     return false;
 }
 
+/* A sum of floats and what its roundings lost (Neumaier 1974): long sums are as good as short ones.
+ */
+typedef struct {
+    double sum, lost;
+} float_sum;
+
+static void sum_add(float_sum *s, double x) {
+    double total = s->sum + x;
+    bool larger = fabs(s->sum) >= fabs(x);
+    s->lost += larger ? (s->sum - total) + x : (x - total) + s->sum;
+    s->sum = total;
+}
+
+static double sum_total(const float_sum *s) {
+    return isfinite(s->lost) ? s->sum + s->lost : s->sum; /* else the sum is infinite or NaN */
+}
+
+/* Sums of floats over axes. */
+static void reduce_floats(const reference_value *a, reference_value *out) {
+    reference_walk w = reference_walk_over(&a->type);
+    reference_walk_follow(&w, 0, &a->type, &a->type);
+    reference_walk_follow(&w, 1, &a->type, &out->type);
+    int64_t count = ml_type_elements(&out->type);
+    float_sum *sums = ml_alloc(sizeof *sums * (size_t)count);
+    if (!sums) ml_raise(ML_NO_MEMORY, "no memory left for a reference reduction");
+    do sum_add(&sums[w.offset[1]], a->cells[w.offset[0]].number);
+    while (reference_walk_step(&w));
+    for (int64_t i = 0; i < count; i++) out->cells[i].number = sum_total(&sums[i]);
+    ml_free(sums);
+}
+
 void reference_reduce(ml_op op, const reference_value *a, reference_value *out) {
-    bool is_float = reference_is_float(&a->type);
+    if (op == ML_OP_SUM && reference_is_float(&a->type)) {
+        reduce_floats(a, out);
+        return;
+    }
     reference_walk w = reference_walk_over(&a->type);
     reference_walk_follow(&w, 0, &a->type, &a->type);
     reference_walk_follow(&w, 1, &a->type, &out->type);
@@ -53,8 +87,6 @@ void reference_reduce(ml_op op, const reference_value *a, reference_value *out) 
         bool *begun = &started[w.offset[1]];
         if (!*begun)
             *y = x;
-        else if (op == ML_OP_SUM && is_float)
-            y->number += x.number;
         else if (op == ML_OP_SUM)
             y->integer = (int64_t)((uint64_t)y->integer + (uint64_t)x.integer);
         else {
@@ -113,15 +145,15 @@ void reference_cumsum(const reference_value *a, ml_axis axis, bool from_end, ref
     reference_walk w = reference_walk_over(&rows);
     reference_walk_follow(&w, 0, &rows, &a->type);
     do {
-        reference_cell sum = {.integer = 0};
-        if (is_float) sum.number = 0;
+        float_sum number = {0};
+        uint64_t integer = 0;
         for (int64_t i = 0; i < size; i++) {
             int64_t at = w.offset[0] + (from_end ? size - 1 - i : i) * stride;
-            if (is_float)
-                sum.number += a->cells[at].number;
-            else
-                sum.integer = (int64_t)((uint64_t)sum.integer + (uint64_t)a->cells[at].integer);
-            out->cells[at] = sum;
+            if (is_float) {
+                sum_add(&number, a->cells[at].number);
+                out->cells[at].number = sum_total(&number);
+            } else
+                out->cells[at].integer = (int64_t)(integer += (uint64_t)a->cells[at].integer);
         }
     } while (reference_walk_step(&w));
 }
@@ -174,19 +206,19 @@ void reference_dot(const reference_value *a, const reference_value *b, const int
         reference_walk k = reference_walk_over(&summed);
         reference_walk_follow(&k, 0, &summed, &a->type);
         reference_walk_follow(&k, 1, &summed, &b->type);
-        double number = 0;
+        float_sum number = {0};
         uint64_t integer = 0;
         do {
             reference_cell x = a->cells[w.offset[0] + k.offset[0]];
             reference_cell y = b->cells[w.offset[1] + k.offset[1]];
             if (is_float)
-                number += x.number * y.number;
+                sum_add(&number, x.number * y.number);
             else
                 integer += (uint64_t)x.integer * (uint64_t)y.integer;
         } while (reference_walk_step(&k));
         reference_cell *to = &out->cells[w.offset[2]];
         if (is_float)
-            to->number = number;
+            to->number = sum_total(&number);
         else
             to->integer = (int64_t)integer;
     } while (reference_walk_step(&w));

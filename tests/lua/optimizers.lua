@@ -41,6 +41,20 @@ check.all(run(m.adamw { lr = 0.1, weight_decay = 0.2 }, false), expected(functio
   s.m, s.v = 0.9 * s.m + 0.1 * g, 0.95 * s.v + 0.05 * g * g
   return p - 0.05 * (s.m / (1 - 0.9 ^ t) / (math.sqrt(s.v / (1 - 0.95 ^ t)) + 1e-8))
 end), 1e-5, "adamw without decay")
+-- beta2 near 1: with a constant gradient the corrected averages are the gradient and its square at every step, so that a
+-- step is lr long.
+local unit = { 1, 10, 20000 }
+for k, last in ipairs(unit) do
+  local p, optimizer = m.param { A.row, A.col, name = "near one" .. k }, m.adamw { lr = 1, beta1 = 0.99, beta2 = 0.99999, weight_decay = 0 }
+  p:set(core.host("f32", N):fill(0):reshape(3, 4))
+  local step = m.compile(function(feeds)
+    optimizer.update({ p }, { feeds.g }, { rate = feeds.rate, step = feeds.step:cast "f32" })
+  end, { g = { A.row, A.col }, rate = {}, step = { dtype = "i64" } })
+  for i = 1, last do step { g = gradient, rate = i == last and 1 or 0, step = i } end
+  for i, value in ipairs(p:get():table()) do
+    check.near(math.abs(value), 1, 2e-5, ("adamw with beta2 = 0.99999: element %d at step %d"):format(i, last))
+  end
+end
 check.all(run(m.sgd { lr = 0.1, momentum = 0.8, weight_decay = 0.01 }), expected(function(p, g, s)
   s.m = 0.8 * s.m + g + 0.01 * p
   return p - 0.05 * s.m
