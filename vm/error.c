@@ -387,6 +387,13 @@ static void convert_message(lua_State *L) {
     lua_Debug frame;
     bool known = false;
     const char *file = NULL;
+    /* What Lua's own functions of C raise has no position: ipairs(nil), table.sort { 1, "a" }. */
+    if (!message && strncmp(text, "attempt to ", strlen("attempt to ")) == 0 &&
+        vm_script_frame(L, &frame)) {
+        known = true;
+        file = vm_file_of(frame.source);
+        line = frame.currentline;
+    }
     if (message) {
         bool stdlib = strncmp(text, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0;
         lua_pushlstring(L, text, length);

@@ -11,21 +11,62 @@
 /* ---- Errors of plain Lua -----------------------------------------------------------------------
  */
 
-/* "... (global 'unpack')": what is called so in Lua 5.4. */
-static const char *note_on_global(lua_State *L, const char *message) {
-    static const char marker[] = "(global '";
-    const char *name = strstr(message, marker);
-    if (!name || !strstr(message, "a nil value")) return NULL;
-    name += sizeof marker - 1;
-    lua_pushlstring(L, name, strcspn(name, "'"));
-    return vm_name_note(lua_tostring(L, -1));
+/* Functions of Lua's libraries, texts and tables that other languages or versions have. */
+static const char *note_on_field(const char *name) {
+    static const char insert[] = "table.insert(list, item), or list[#list + 1] = item";
+    static const char words[] = "for word in s:gmatch(\"%S+\") do ... end",
+                      trim[] = "s:match(\"^%s*(.-)%s*$\")",
+                      length[] = "#t is the length of a list or text";
+    static const struct {
+        const char *name, *help;
+    } notes[] = {
+        {"round", "math.floor(x + 0.5)"},
+        {"log2", "math.log(x, 2)"},
+        {"log10", "math.log(x, 10)"},
+        {"tanh", "m.tanh of tensors; of numbers (math.exp(2 * x) - 1) / (math.exp(2 * x) + 1)"},
+        {"getn", length},
+        {"len", length},
+        {"length", length},
+        {"size", length},
+        {"append", insert},
+        {"push", insert},
+        {"extend", "table.move(other, 1, #other, #list + 1, list)"},
+        {"join", "table.concat(list, \", \")"},
+        {"split", words},
+        {"strip", trim},
+        {"trim", trim},
+        {"replace", "s:gsub(old, new)"},
+        {"startswith", "s:sub(1, #prefix) == prefix"},
+        {"endswith", "s:sub(-#suffix) == suffix"},
+        {"keys", "for key in pairs(t) do ... end"},
+        {"values", "for _, value in pairs(t) do ... end"},
+        {"items", "for key, value in pairs(t) do ... end"},
+    };
+    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++)
+        if (strcmp(notes[i].name, name) == 0) return notes[i].help;
+    return NULL;
+}
+
+/* "... a nil value (global 'unpack')", "attempt to call a nil value (field 'pow')": what Lua 5.4
+ * has in its place. */
+static const char *note_on_name(lua_State *L, const char *message) {
+    static const char *const kinds[] = {"a nil value (global '", "call a nil value (field '",
+                                        "call a nil value (method '"};
+    for (int k = 0; k < 3; k++) {
+        const char *name = strstr(message, kinds[k]);
+        if (!name) continue;
+        name += strlen(kinds[k]);
+        lua_pushlstring(L, name, strcspn(name, "'"));
+        return k == 0 ? vm_name_note(lua_tostring(L, -1)) : note_on_field(lua_tostring(L, -1));
+    }
+    return NULL;
 }
 
 void vm_push_plain_help(lua_State *L, const char *text, const char *file, int line) {
     static const char mathematics[] =
         "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
         "m.maximum";
-    const char *help = note_on_global(L, text);
+    const char *help = note_on_name(L, text);
     bool ours = strncmp(text, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0;
     if (strstr(text, "number expected, got tensor") || strstr(text, "number expected, got state"))
         help = mathematics;
@@ -36,7 +77,9 @@ void vm_push_plain_help(lua_State *L, const char *text, const char *file, int li
         const char *source = lua_tolstring(L, -1, &size);
         if (source && syntax_push_hint(L, source, size, line, text)) return;
     }
-    if (!help && ours && strstr(text, "a nil value")) {
+    bool nothing = strstr(text, ", got nil)") || strstr(text, ", got no value)");
+    nothing = nothing || strcmp(text, "attempt to index a nil value") == 0; /* by ipairs */
+    if (!help && (nothing || (ours && strstr(text, "a nil value")))) {
         vm_push_nil_help(L);
         return;
     }

@@ -20,3 +20,12 @@ arg[1]
 bit32.band(1, 2)
 math.sqrt(h)
 A.batch + 1
+for _, x in ipairs(t.list) do print(x) end
+for k in pairs(t.list) do print(k) end
+math.floor()
+table.sort { 1, "a" }
+math.round(2.5)
+t.items = {}
+t.items:append(1)
+("a b"):split()
+table.join({ 1, 2 })
