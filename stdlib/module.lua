@@ -150,7 +150,7 @@ local function free_prefix(record)
       if taken[join(prefix, path)] then return true end
     end
   end
-  local prefix, count = "", 1
+  local prefix, count = record.prefix or "", 1 -- what is made late goes by the prefix of the others, where it can
   while clashes(prefix) do
     count = count + 1
     prefix = record.class.name .. count
@@ -165,8 +165,11 @@ end
 
 local function name_tree(record)
   record = root_of(record)
-  record.prefix = record.prefix or free_prefix(record)
-  walk(record.instance, record.prefix, {}, function(r, path) r.path = path end, function(p, path)
+  record.prefix = free_prefix(record)
+  walk(record.instance, record.prefix, {}, function(r, path)
+    r.path = path
+    if r ~= record and r.forward and not r.parent then r.parent = record end -- made late and put into a list
+  end, function(p, path)
     holders[p] = record
     m.name_parameter(p, path)
   end)
@@ -218,6 +221,7 @@ end
 
 local function call(instance, ...)
   local record = instance_of(instance)
+  if not record.path and record.forward then name_tree(record.forward) end -- whose fields or lists may hold it by now
   if not record.path then name_tree(record) end
   if not record.path then record.path = record.class.name end
   if type(instance.forward) ~= "function" then

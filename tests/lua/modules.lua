@@ -95,6 +95,17 @@ end
 local late = Late()
 local run = m.compile(function(i) return late(i.x) end, { x = { A.embed } })
 check.all(run { x = { 1, 2, 3, 4 } }, { 2, 3, 4, 5 }, 0, "layers made while the first program was traced")
+local Listed = m.module("Listed", function(self) self.layers = {} end)
+function Listed:forward(t)
+  for i = 1, 2 do
+    if not self.layers[i] then self.layers[i] = m.rms_norm { A.embed } end
+    t = self.layers[i](t)
+  end
+  return t
+end
+local listed = Listed()
+m.compile(function(i) return listed(i.x) end, { x = { A.embed } })
+check.equal(table.concat(select(2, m.parameters(listed)), " "), "Listed2.layers.1.gain Listed2.layers.2.gain", "layers that are put into a list late")
 local Wasteful = m.module("Wasteful", function() end)
 function Wasteful:forward(t) return t + self.make { A.embed, init = "ones" }:read() end
 for _, what in ipairs { "param", "buffer" } do
