@@ -82,7 +82,7 @@ function Tensor:detach() end
 ---@return Tensor
 function Tensor:div(b) end
 
----the sum of products over the named axes; accumulates in f32 or wider
+---the sum of products over the named axes; accumulates in f32 or wider. Operands that are f32 by default (inputs, random draws) are rounded to the compute dtype; x:cast("f32"), dtype="f32" in an input's spec or here, and state:read() keep f32
 ---@param other Tensor
 ---@param ... Axis|string|{dtype: string}
 ---@return Tensor
@@ -742,7 +742,8 @@ function m.check_tensor(what, x, role) end
 function m.clamp(x, low, high) end
 
 ---Trace `fn(inputs)` once and compile it. `inputs` gives each input's axes and dtype:
----{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32). fn gets a table of tensors
+---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32, which products round to the compute dtype unless
+---the spec says dtype="f32"). fn gets a table of tensors
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
 ---without axes) and Hosts. What it is fed has the input's dimensions; a table may also be a flat list, and a number fills all. options: `name`; `training` (dropout is active and, with an input `step`
@@ -755,7 +756,7 @@ function m.clamp(x, low, high) end
 ---@return Program
 function m.compile(fn, inputs, options) end
 
----the dtype in which forward functions read parameters
+---the dtype in which forward functions read parameters and products run; sets it where one is given
 ---@param dtype? string
 ---@return string
 function m.compute_dtype(dtype) end

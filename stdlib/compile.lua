@@ -12,7 +12,8 @@ local m = require "mlua"
 ---@field idle string[] mesh axes whose ranks all do the same work
 
 ---Trace `fn(inputs)` once and compile it. `inputs` gives each input's axes and dtype:
----{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32). fn gets a table of tensors
+---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32, which products round to the compute dtype unless
+---the spec says dtype="f32"). fn gets a table of tensors
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
 ---Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
 ---without axes) and Hosts. What it is fed has the input's dimensions; a table may also be a flat list, and a number fills all. options: `name`; `training` (dropout is active and, with an input `step`
@@ -39,7 +40,7 @@ function m.compile(fn, inputs, options)
     local spec = inputs[name]
     local axes = {}
     for i, axis in ipairs(spec) do axes[i] = axis end
-    feeds[name] = core.input(name, axes, spec.dtype or "f32")
+    feeds[name] = core.input(name, axes, spec.dtype)
     list[#list + 1] = feeds[name]
   end
   setmetatable(feeds, {

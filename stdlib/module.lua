@@ -103,7 +103,11 @@ function m.name_parameter(p, name)
   a.named = name
   p:set_name(name)
   taken[name] = true
-  p:set_init(a.init(a.axes, core.hash(("%d parameter %s"):format(core.options().seed, name))))
+  local exact = core.exact(true) -- the same initial values on every device
+  local ok, value = pcall(a.init, a.axes, core.hash(("%d parameter %s"):format(core.options().seed, name)))
+  core.exact(exact)
+  if not ok then error(value, 0) end
+  p:set_init(value)
 end
 
 -- A class where an instance is meant, in a field or a list: `where` says which place of the tree that is.

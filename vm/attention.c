@@ -10,6 +10,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "vm/precision.h"
+
 enum { MAX_CAPTURED = 16, FIRST_CAPTURED = 3 };
 
 typedef struct {
@@ -272,6 +274,17 @@ static void read_options(lua_State *L, attention_call *call) {
     lua_settop(L, 4);
 }
 
+/* q, k and v as products take them. Errors show them as the script has them. */
+static void lower_operands(lua_State *L, attention_call *call) {
+    ml_ref lowered[3];
+    memcpy(lowered, call->sources, sizeof lowered);
+    if (!precision_lower(L, lowered, 3)) return;
+    attention_call probe = *call;
+    vm_protect(L, prepare, &probe);
+    vm_protect(L, finish, &probe);
+    memcpy(call->sources, lowered, sizeof lowered);
+}
+
 static int core_attention(lua_State *L) {
     ml_vm *vm = vm_of(L);
     attention_call call = {.vm = vm, .graph = vm->graph, .source_count = 3};
@@ -279,6 +292,7 @@ static int core_attention(lua_State *L) {
     for (int i = 0; i < 3; i++) call.sources[i] = vm_tensor(L, i + 1, words[i]);
     read_options(L, &call);
     vm_origin(L, &call.origin);
+    lower_operands(L, &call);
     vm_protect(L, prepare, &call);
     lua_getfield(L, 4, "score");
     bool traced = !lua_isnil(L, -1) || call.document[0];

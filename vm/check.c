@@ -8,6 +8,7 @@
 #include "runtime/plan/staged.h"
 #include "vm/dry.h"
 #include "vm/output.h"
+#include "vm/precision.h"
 
 enum { LARGEST = 10 };
 
@@ -27,8 +28,9 @@ typedef struct {
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
     vm_traffic traffic;
-    int64_t step_programs; /* the first ones; the others run between steps */
-    vm_traffic between;    /* once each of these */
+    precision_report products; /* of the step's programs */
+    int64_t step_programs;     /* the first ones; the others run between steps */
+    vm_traffic between;        /* once each of these */
     bool fits;
 } report;
 
@@ -273,7 +275,10 @@ static void read_programs(lua_State *L, report *r, double accum) {
         r->flops += plan->flops * (i == 1 ? accum : 1);
         if (i == 1) r->busiest = find_busiest(plan);
         if (i == 1) r->pipeline = plan->staged;
-        for (int p = 0; p < plan->part_count; p++) count_part(r, plan->parts[p]);
+        for (int p = 0; p < plan->part_count; p++) {
+            count_part(r, plan->parts[p]);
+            precision_add(L, &r->products, plan->parts[p], i == 1 ? accum : 1);
+        }
         list_kernels(plan, list, &key_count);
         traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
         if (plan->refresh && plan->roots.microbatches > 1) /* before the first of them */
@@ -426,6 +431,7 @@ static void print_text(lua_State *L, const report *r, double tokens) {
     printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
            "copies\n",
            r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
+    precision_print(&r->products);
     printf("planned in      %.0f ms\n", r->plan_seconds * 1e3);
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
@@ -504,6 +510,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "attention_balance", json_real(r->busiest));
     if (object && r->traffic.layout)
         json_object_set_new(object, "whole_optimizer_bytes", json_integer(r->whole_bytes));
+    if (object) precision_json(&r->products, object);
     add_end(vm, object);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text) fprintf(vm->options->json_out, "%s\n", text);

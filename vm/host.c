@@ -8,6 +8,7 @@
 #include "runtime/base/knobs.h"
 #include "vm/dry.h"
 #include "vm/embed.h"
+#include "vm/precision.h"
 #include "vm/traps.h"
 
 static const char *const sources_key = "mlua.sources"; /* registry: file name -> text */
@@ -370,6 +371,7 @@ static int open_state(lua_State *L) {
     vm_service_register(L);
     vm_check_register(L);
     dry_register(L);
+    precision_register(L);
     vm_layout_register(L);
     vm_lineage_register(L);
     vm_profile_register(L);

@@ -1,5 +1,6 @@
 #include "vm/repl.h"
 
+#include "vm/precision.h"
 #include "vm/traffic.h"
 
 #include <ctype.h>
@@ -46,6 +47,7 @@ static void print_tensor(lua_State *L, ml_ref n) {
     printf("%s", lua_tostring(L, -1));
     lua_pop(L, 1);
     if (type->rank == 0 && ml_graph_constant(g, n, &value)) printf(" = %.14g", value);
+    if (precision_is_wide(L, g, n)) printf("  a product in f32");
     print_bytes(ml_type_bytes(type));
     print_origin(ml_graph_origin(g, n));
     printf("\n");

@@ -302,7 +302,8 @@ static const vm_entry functions[] = {
      "and "
      "ranks"},
     {"compute_dtype", core_compute_dtype, "dtype?: string -> string",
-     "the dtype in which forward functions read parameters"},
+     "the dtype in which forward functions read parameters and products run; sets it where one is "
+     "given"},
     {"device", core_device, "-> table",
      "name, description, memory_bytes, used_bytes, peak_bytes, peak_flops (dense bf16; 0: "
      "unknown); with --profile busy_seconds, in which it worked so far"},

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "vm/precision.h"
+
 static const ml_type *type_of(lua_State *L, ml_ref n) {
     return ml_graph_type(vm_of(L)->graph, n);
 }
@@ -132,7 +134,9 @@ static int core_input(lua_State *L) {
     vm_begin(L, &node, ML_OP_INPUT);
     node.args[0] = call.id;
     node.arg_count = 1;
-    return vm_push_tensor(L, vm_add(L, &node));
+    vm_add(L, &node);
+    if (!lua_isnoneornil(L, 3)) precision_said_input(L, node.result);
+    return vm_push_tensor(L, node.result);
 }
 
 /* ---- Movements ---------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ static int core_input(lua_State *L) {
 
 static int tensor_cast(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand of cast");
-    return vm_push_tensor(L, vm_cast(L, n, vm_dtype(L, 2, -1)));
+    return vm_push_tensor(L, precision_said_cast(L, n, vm_dtype(L, 2, -1)));
 }
 
 static int tensor_broadcast(lua_State *L) {
@@ -387,7 +391,7 @@ static int tensor_ragged_dot(lua_State *L) {
     node.args[2] = over;
     node.args[3] = 0; /* no function */
     node.arg_count = 4;
-    return vm_push_tensor(L, vm_add(L, &node));
+    return vm_push_tensor(L, precision_product(L, &node, 2));
 }
 
 /* ---- Reductions, scans, contraction ------------------------------------------------------------
@@ -524,7 +528,7 @@ static int tensor_dot(lua_State *L) {
                      "a:dot(b, \"axis\") sums over the axis; a * b multiplies elements",
                      "dot needs the axes that it sums over");
     add_axis_arguments(L, &node, 3, last, sources[0], "dot");
-    ml_ref product = vm_add(L, &node);
+    ml_ref product = precision_product(L, &node, 2);
     vm_hint_scores(L, product);
     return vm_push_tensor(L, product);
 }
@@ -647,7 +651,9 @@ static const vm_entry methods[] = {
      "axis: Axis|string, k: integer, new_axis?: Axis|string -> Tensor, Tensor",
      "the k largest along an axis, largest first; gives values and i32 indices"},
     {"dot", tensor_dot, "other: Tensor, ...: Axis|string|{dtype: string} -> Tensor",
-     "the sum of products over the named axes; accumulates in f32 or wider"},
+     "the sum of products over the named axes; accumulates in f32 or wider. Operands that are f32 "
+     "by default (inputs, random draws) are rounded to the compute dtype; x:cast(\"f32\"), "
+     "dtype=\"f32\" in an input's spec or here, and state:read() keep f32"},
     {"ragged_dot", tensor_ragged_dot,
      "other: Tensor, over: Axis|string, starts: Tensor, ends: Tensor -> Tensor",
      "each row times the matrix of the group that it belongs to: group e of `other` has the rows "

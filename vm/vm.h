@@ -103,6 +103,9 @@ typedef struct ml_vm {
     ML_VEC(vm_hint) hints;    /* in the order of their lines' first run */
     uint32_t hints_shown;     /* of them */
     ml_axis sequence;         /* the axis of positions; 0 until asked for */
+    ML_VEC(uint8_t) said;        /* by node: what the script said of its dtype (precision.h) */
+    ML_VEC(ml_ref) said_inputs;  /* whose dtype the script gave */
+    bool exact;                  /* products keep the dtype of their operands */
     bool traces;              /* assignments to states belong to a program, or tell types alone */
     bool laid_out;            /* the script has given a layout */
     bool polls_stop;          /* the script asks core.stopped() by itself */

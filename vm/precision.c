@@ -1,0 +1,215 @@
+#include "vm/precision.h"
+
+#include <string.h>
+
+/* ---- What the script has said ------------------------------------------------------------------
+ */
+
+/* Of a node with elements of f32 or f64; of several sources the largest counts. */
+typedef enum {
+    NUMBERS, /* constants, integers and narrower floats that were widened beside others */
+    STORED,  /* a state's value, a gradient */
+    DEFAULT, /* an input or a random draw, of whose dtype nothing was said */
+    SAID
+} said_kind;
+
+static bool is_wide(const ml_graph *g, ml_ref n) {
+    int dtype = ml_graph_type(g, n)->dtype;
+    return dtype == ML_F32 || dtype == ML_F64;
+}
+
+static bool is_product(ml_op op) {
+    return op == ML_OP_DOT || op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER ||
+           op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
+}
+
+static bool is_said_input(const ml_vm *vm, ml_ref n) {
+    for (uint32_t i = 0; i < vm->said_inputs.count; i++)
+        if (vm->said_inputs.at[i] == n) return true;
+    return ml_graph_type(vm->graph, n)->dtype == ML_F64;
+}
+
+static said_kind kind_of(const ml_vm *vm, ml_ref n) {
+    const ml_graph *g = vm->graph;
+    const ml_node *node = ml_graph_node(g, n);
+    said_kind largest = NUMBERS;
+    if (!is_wide(g, n)) return NUMBERS;
+    if (node->flags & ML_NODE_BACKWARD) return STORED;
+    if (node->op == ML_OP_STATE) return STORED;
+    if (node->op == ML_OP_RANDOM) return DEFAULT;
+    if (node->op == ML_OP_INPUT) return is_said_input(vm, n) ? SAID : DEFAULT;
+    for (int i = 0; i < node->source_count; i++) {
+        ml_ref source = ml_graph_source(g, n, i);
+        if (!is_wide(g, source)) continue;
+        bool same = ml_graph_type(g, source)->dtype == ml_graph_type(g, n)->dtype;
+        if (node->op == ML_OP_CAST && same) return SAID;
+        if ((said_kind)vm->said.at[source] > largest) largest = vm->said.at[source];
+    }
+    /* A product of nothing else would have been lowered: {dtype="f32"}. */
+    return is_product(node->op) && largest != STORED ? SAID : largest;
+}
+
+/* Sources come before what is computed of them. */
+static void extend_kinds(void *argument) {
+    ml_vm *vm = argument;
+    for (ml_ref n = vm->said.count; n < ml_graph_count(vm->graph); n++) {
+        said_kind kind = n ? kind_of(vm, n) : NUMBERS;
+        *ML_PUSH(vm->arena, &vm->said) = (uint8_t)kind;
+    }
+}
+
+bool precision_lower(lua_State *L, ml_ref *operands, int count) {
+    ml_vm *vm = vm_of(L);
+    const ml_graph *g = vm->graph;
+    bool any = false;
+    for (int i = 0; i < count; i++) any = any || ml_graph_type(g, operands[i])->dtype == ML_F32;
+    if (!any || vm->exact || vm_compute_dtype(L) == ML_F32) return false;
+    vm_protect(L, extend_kinds, vm);
+    for (int i = 0; i < count; i++) {
+        said_kind kind = vm->said.at[operands[i]];
+        if (kind == SAID || kind == STORED) return false;
+    }
+    for (int i = 0; i < count; i++)
+        if (ml_graph_type(g, operands[i])->dtype == ML_F32)
+            operands[i] = vm_cast(L, operands[i], vm_compute_dtype(L));
+    return true;
+}
+
+ml_ref precision_product(lua_State *L, vm_node *node, int operands) {
+    ml_ref product = vm_add(L, node); /* errors show the operands as the script has them */
+    if (node->type || !precision_lower(L, node->sources, operands)) return product;
+    return vm_add(L, node);
+}
+
+static bool called_by_script(lua_State *L) {
+    lua_Debug frame;
+    if (!lua_getstack(L, 1, &frame)) return false;
+    lua_getinfo(L, "S", &frame);
+    return frame.what[0] != 'C' && strncmp(frame.source, VM_STDLIB, sizeof VM_STDLIB - 1) != 0;
+}
+
+ml_ref precision_said_cast(lua_State *L, ml_ref n, ml_dtype dtype) {
+    n = vm_cast(L, n, dtype);
+    bool wide = dtype == ML_F32 || dtype == ML_F64;
+    if (!wide || !called_by_script(L) || vm_compute_dtype(L) == dtype) return n;
+    ml_type type = {.dtype = (uint8_t)dtype};
+    return vm_unary(L, ML_OP_CAST, n, &type);
+}
+
+static void add_said_input(void *argument) {
+    vm_node *node = argument;
+    *ML_PUSH(node->vm->arena, &node->vm->said_inputs) = node->result;
+}
+
+void precision_said_input(lua_State *L, ml_ref input) {
+    vm_node node = {.vm = vm_of(L), .result = input};
+    vm_protect(L, add_said_input, &node);
+}
+
+static int core_exact(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    lua_pushboolean(L, vm->exact);
+    if (!lua_isnoneornil(L, 1)) vm->exact = lua_toboolean(L, 1);
+    return 1;
+}
+
+/* ---- Products in f32 --------------------------------------------------------------------------
+ */
+
+static bool narrows(lua_State *L) {
+    return vm_compute_dtype(L) == ML_BF16;
+}
+
+bool precision_is_wide(lua_State *L, const ml_graph *g, ml_ref n) {
+    return is_product(ml_graph_node(g, n)->op) && is_wide(g, ml_graph_source(g, n, 0)) &&
+           narrows(L);
+}
+
+/* Whether a step multiplies matrices, and of which dtype. */
+static bool read_product(const ml_step *step, ml_dtype *dtype) {
+    if (step->gemm)
+        *dtype = step->gemm->a_dtype;
+    else if (step->attention)
+        *dtype = step->attention->dtype;
+    else if (step->ragged)
+        *dtype = step->ragged->dtype;
+    return step->gemm || step->attention || step->ragged;
+}
+
+static bool same_text(const char *a, const char *b) {
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* Lines beyond the table's end are counted in the sums alone. */
+static void add_line(precision_report *r, const ml_origin *origin, double flops) {
+    int at = 0;
+    while (at < r->line_count && (r->lines[at].origin->line != origin->line ||
+                                  !same_text(r->lines[at].origin->file, origin->file)))
+        at++;
+    if (at == r->line_count) {
+        if (at == PRECISION_LINES) return;
+        r->lines[r->line_count++] = (precision_line){.origin = origin};
+    }
+    precision_line line = r->lines[at];
+    line.flops += flops;
+    line.count++;
+    line.modules |= !same_text(line.origin->module, origin->module);
+    for (; at > 0 && r->lines[at - 1].flops < line.flops; at--) r->lines[at] = r->lines[at - 1];
+    r->lines[at] = line;
+}
+
+void precision_add(lua_State *L, precision_report *r, const ml_plan *part, double times) {
+    const ml_schedule *s = part->schedule;
+    bool narrow = narrows(L);
+    for (uint32_t i = 0; i < s->steps.count; i++) {
+        const ml_step *step = &s->steps.at[i];
+        ml_dtype dtype;
+        if (!read_product(step, &dtype)) continue;
+        double flops = step->flops * times;
+        r->flops += flops;
+        r->count++;
+        if (!narrow || (dtype != ML_F32 && dtype != ML_F64)) continue;
+        r->wide_flops += flops;
+        r->wide_count++;
+        add_line(r, ml_graph_origin(s->graph, step->node), flops);
+    }
+}
+
+void precision_print(const precision_report *r) {
+    if (!r->wide_count) return;
+    printf("products in f32 %d of %d, %.2g%% of the products' FLOPs; the others are in bf16, which "
+           "GPUs multiply some 15 times as fast\n",
+           r->wide_count, r->count, r->flops > 0 ? 100 * r->wide_flops / r->flops : 0);
+    for (int i = 0; i < r->line_count; i++) {
+        const precision_line *line = &r->lines[i];
+        printf("  %9.2g%%  %3d", r->flops > 0 ? 100 * line->flops / r->flops : 0, line->count);
+        if (line->origin->module && line->origin->module[0])
+            printf("  in %s%s", line->origin->module, line->modules ? " and others" : "");
+        if (line->origin->file) printf("  %s:%d", line->origin->file, line->origin->line);
+        printf("\n");
+    }
+}
+
+void precision_json(const precision_report *r, json_t *object) {
+    json_t *list = json_array();
+    for (int i = 0; i < r->line_count; i++) {
+        const precision_line *line = &r->lines[i];
+        json_t *item = json_pack("{s:f, s:i}", "flops", line->flops, "count", line->count);
+        if (line->origin->file) {
+            json_object_set_new(item, "file", json_string(line->origin->file));
+            json_object_set_new(item, "line", json_integer(line->origin->line));
+        }
+        json_array_append_new(list, item);
+    }
+    json_object_set_new(object, "f32_products", list);
+}
+
+static const vm_entry functions[] = {
+    {"exact", core_exact, "on?: boolean -> boolean",
+     "whether products keep the dtype of their operands from now on (initial values); gives "
+     "whether they did"},
+    {0}};
+
+void precision_register(lua_State *L) {
+    vm_register(L, functions);
+}

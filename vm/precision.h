@@ -1,0 +1,49 @@
+/* In which dtype products run.
+ *
+ * Parameters are read in the compute dtype (vm_state_value), and products run in it unless the
+ * script says otherwise. What is f32 only because nothing was said (inputs without a dtype, random
+ * draws, and what is computed of them) keeps f32 in elementwise ops and sums, and is cast where it
+ * is an operand of a product. The script says f32 by x:cast("f32"), by dtype="f32" in an input's
+ * spec or of the product itself, by state:read() and by gradients: such operands stay as they are,
+ * and so does the product that has one. A cast that a script writes is a CAST node even where it
+ * changes no dtype, by which it is known later.
+ *
+ * Where products run in f32 all the same while the compute dtype is bf16, `mlua check` says where:
+ * a GPU multiplies bf16 some fifteen times as fast. */
+#ifndef ML_PRECISION_H
+#define ML_PRECISION_H
+
+#include <jansson.h>
+
+#include "vm/vm.h"
+
+/* Add a product whose first `operands` sources are multiplied. */
+ml_ref precision_product(lua_State *L, vm_node *node, int operands);
+/* Cast them in place as a product would; false where nothing changes. */
+bool precision_lower(lua_State *L, ml_ref *operands, int count);
+/* The script has written this cast, or given this input its dtype. */
+ml_ref precision_said_cast(lua_State *L, ml_ref n, ml_dtype dtype);
+void precision_said_input(lua_State *L, ml_ref input);
+/* Whether node n is a product that runs in f32 although the compute dtype is bf16. */
+bool precision_is_wide(lua_State *L, const ml_graph *g, ml_ref n);
+
+/* Products in f32 where the compute dtype is bf16, by the script's lines. */
+enum { PRECISION_LINES = 10 };
+typedef struct {
+    const ml_origin *origin;
+    double flops;
+    int count;
+    bool modules; /* of several modules */
+} precision_line;
+typedef struct {
+    double flops, wide_flops; /* of all products; of those in f32 */
+    int count, wide_count;
+    precision_line lines[PRECISION_LINES]; /* those with most FLOPs first */
+    int line_count;
+} precision_report;
+void precision_add(lua_State *L, precision_report *r, const ml_plan *part, double times);
+void precision_print(const precision_report *r);
+void precision_json(const precision_report *r, json_t *object);
+void precision_register(lua_State *L);
+
+#endif
