@@ -1471,7 +1471,8 @@ function m.var(x, ...) end
 function m.where(a, b, c) end
 
 ---Warm-up, stable, then linear decay to `final` (a factor, default 0) over the last `decay` share of
----the steps (default 0.2) (Hu et al. 2024).
+---all steps, those of the warm-up among them (default 0.2) (Hu et al. 2024). A warm-up that leaves less is followed by
+---the decay at once.
 ---@param options? {warmup: integer, decay: number, final: number}
 ---@return fun(step: integer, steps: integer): number
 function m.wsd(options) end

@@ -11,6 +11,17 @@ local m = require "mlua"
 ---@field seconds number that making the program took
 ---@field idle string[] mesh axes whose ranks all do the same work
 
+local function check_outputs(fn, outputs, updates)
+  if outputs == nil and #updates == 0 then
+    core.fail("the function of m.compile returns nothing and assigns no state: its program would do nothing", { at = fn, help = "end it with return x" })
+  end
+  if outputs ~= nil and not core.is_tensor(outputs) and (type(outputs) ~= "table" or m.is_module(outputs) or m.is_class(outputs)) then
+    core.fail("the function of m.compile returns a tensor or a table of named tensors, got " .. m.shown(outputs), {
+      at = fn, help = type(outputs) == "number" and "a number by a name is one too: return { value = 1 }" or "return x, or return { loss = x, norm = y }",
+    })
+  end
+end
+
 ---Trace `fn(inputs)` once and compile it. `inputs` gives each input's axes and dtype:
 ---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32, which products round to the compute dtype unless
 ---the spec says dtype="f32"). fn gets a table of tensors
@@ -46,6 +57,11 @@ function m.compile(fn, inputs, options)
   setmetatable(feeds, {
     __index = function(_, name)
       local guess = core.suggest(tostring(name), names)
+      if not guess and #names > 0 and core.tensor_methods[name] then
+        core.fail(("%s is called on the table of inputs, which is no tensor"):format(name), {
+          help = ("the function of m.compile gets a table: function(i) ... i.%s:%s(...)"):format(names[1], name),
+        })
+      end
       core.fail(("the program has no input %q"):format(tostring(name)), {
         help = guess and ("did you mean %s?"):format(guess) or "its inputs are " .. table.concat(names, ", "),
       })
@@ -73,6 +89,7 @@ function m.compile(fn, inputs, options)
   for _, update in ipairs(outer_updates) do update[1]:assign(update[2]) end -- of a program that is traced around this one
   core.tracing(traced)
   if not results[1] then error(results[2], 0) end
+  check_outputs(fn, results[2], updates)
   local outputs, single = results[2], false
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
   local program = core.program {

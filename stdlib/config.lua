@@ -155,6 +155,11 @@ function m.axes(sizes)
   if type(sizes) ~= "table" then core.fail("m.axes takes a table of sizes, got " .. type(sizes), { help = "m.axes { embed = 64 }" }) end
   local axes, known = {}, names_of(sizes)
   for _, name in ipairs(known) do
+    if type(name) ~= "string" then
+      core.fail(("m.axes takes sizes by name, got %s without one"):format(m.shown(sizes[name])), { help = "m.axes { batch = 4, seq = 128 }" })
+    end
+  end
+  for _, name in ipairs(known) do
     local size = math.tointeger(sizes[name])
     if not size or size < 1 then
       core.fail(("axis %q cannot have size %s"):format(name, tostring(sizes[name])), {

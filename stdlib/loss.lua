@@ -72,6 +72,14 @@ function m.cross_entropy(logits, targets, options)
   m.check_tensor("cross_entropy", targets, "targets")
   local axis = options.axis or "vocab"
   if type(axis) == "userdata" and not core.is_tensor(axis) then axis = axis.name end
+  if targets:dtype() ~= "i32" and logits:dtype() == "i32" then
+    core.fail("cross_entropy's logits are i32 and its targets are not", { help = "the logits come first: m.cross_entropy(logits, targets)" })
+  end
+  if not logits:has(axis) then
+    core.fail(("cross_entropy: the logits have no axis %q: their axes are %s"):format(axis, table.concat(logits:axes(), ", ")), {
+      help = 'm.cross_entropy(logits, targets, {axis = "classes"}) names the one of the classes',
+    })
+  end
   if targets:dtype() ~= "i32" then
     core.fail("the targets of cross_entropy must be i32, not " .. targets:dtype(), { help = 'cast them: targets:cast("i32")' })
   end

@@ -40,7 +40,9 @@ function m.param(spec)
   if init == "zeros" then init = m.init.constant(0) end
   if init == "ones" then init = m.init.constant(1) end
   if type(init) ~= "function" then
-    core.fail("a parameter's init is a number, \"zeros\", \"ones\" or a function of (axes, key)")
+    core.fail("a parameter's init is a number, \"zeros\", \"ones\" or a function of (axes, key), got " .. m.shown(init), {
+      help = "0.02 is a standard deviation; m.init.normal(std) and m.init.uniform(bound) are functions",
+    })
   end
   local p = core.state { axes = axes, dtype = "f32", kind = "parameter", name = spec.name }
   local decay = spec.decay
@@ -345,13 +347,18 @@ function m.module(name, build)
   })
 end
 
+local function stack_help(value)
+  local tensors = core.is_tensor(value) or type(value) == "table" and core.is_tensor(value[1])
+  return tensors and 'it makes layers; m.concat({a, b}, "seq") joins tensors' or "m.stack(cfg.layers, Block)"
+end
+
 ---A list of `count` modules, each made by class(i, ...), a class or a function that gives a module.
 ---@param count integer
 ---@param class fun(i: integer, ...): Module
 ---@param ... any
 ---@return Module[]
 function m.stack(count, class, ...)
-  if not math.tointeger(count) or count < 0 then core.fail("m.stack takes a count, 0 or more, and a class, got " .. m.shown(count)) end
+  if not math.tointeger(count) or count < 0 then core.fail("m.stack takes a count, 0 or more, and a class, got " .. m.shown(count), { help = stack_help(count) }) end
   local most = 100000 -- each is built and traced: a few milliseconds, and its parameters' memory
   if count > most then core.fail(("m.stack makes %d modules at most, not %d"):format(most, count)) end
   if type(class) ~= "function" and type(class) ~= "table" then core.fail("m.stack takes a count and a class, got " .. m.shown(class)) end

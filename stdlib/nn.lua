@@ -111,6 +111,12 @@ function m.attention(q, k, v, options)
   end
   local heads, seq = options and options.heads or "heads", options and options.seq or "seq"
   if q:has(heads) or k:has(heads) or v:has(heads) or not q:has(seq) then return core.attention(q, k, v, options or {}) end
+  local dim = options and options.head_dim or "head_dim"
+  if type(dim) == "string" and not q:has(dim) then
+    core.fail(("attention: q has no axis %q: its axes are %s"):format(dim, table.concat(q:axes(), ", ")), {
+      help = 'x:dot(wq, "embed") with wq = m.param{A.embed, A.heads, A.head_dim} has it; {head_dim = "embed"} names another axis',
+    })
+  end
   local function with_heads(x)
     local axes = m.axes_of(x)
     axes[#axes + 1] = core.axis(heads, 1)

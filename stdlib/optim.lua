@@ -5,6 +5,7 @@
 -- kernel a parameter, and a GPU runs those of all parameters in a few launches.
 local core = require "mlua.core"
 local m = require "mlua"
+local synonyms = require "mlua.synonyms"
 
 ---What a rule of m.optimizer gets as `t`.
 ---@class RuleTerms
@@ -86,6 +87,14 @@ function m.tell_untrained(names, text)
   core.write_error(text .. listed .. (#names > most and (" and %d more"):format(#names - most + 1) or "") .. "\n")
 end
 
+-- What others' optimizers have: step, zero_grad, param_groups.
+local function missing_field(optimizer, key)
+  local name = tostring(key)
+  core.fail(("m.%s: an optimizer has no %s"):format(rawget(optimizer, "name"), name), {
+    help = synonyms.help(name) or "it has name, lr, options and update(parameters, gradients, t)",
+  })
+end
+
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
 ---`groups = function(name, p)`, which returns option overrides for a parameter, or nil. rule(p, g, s, t) gives the
 ---new value of the parameter p from its gradient g (both f32); s.NAME reads a slot, a state of p's axes that is
@@ -119,10 +128,13 @@ function m.optimizer(name, defaults, rule)
       end
     end
   end
-  return function(options)
+  return function(options, ...)
     check(options, "")
+    if select("#", ...) > 0 then
+      core.fail(("m.%s takes one table of options, got %s too"):format(name, m.shown((...))), { help = ("m.%s{lr = %g}"):format(name, defaults.lr or 0.01) })
+    end
     local all = merged(defaults, options)
-    local optimizer = { name = name, lr = all.lr, options = all }
+    local optimizer = setmetatable({ name = name, lr = all.lr, options = all }, { __index = missing_field })
     -- Assign new values to the parameters. t: {rate = the schedule's factor, step = f32 scalars}; step_of(p), where given, is
     -- the step of one parameter.
     function optimizer.update(parameters, gradients, t)

@@ -3,18 +3,24 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
+-- after(share, options, step, steps): the factor behind the warm-up; `share` of what follows it is done.
 local function with_warmup(options, what, known, after)
+  if options ~= nil and what == "linear" and (type(options) ~= "table" or m.is_module(options)) then
+    core.fail(("m.linear is a schedule and takes its options in a table, got %s"):format(m.shown(options)), {
+      help = 'm.linear{warmup = 100}; a layer is a parameter and a product: w = m.param{A.embed, A.ffn}, x:dot(w, "embed")',
+    })
+  end
   m.check_options(what, options, known)
   options = options or {}
   for key, value in pairs(options) do
-    if type(value) ~= "number" or value < 0 then
+    if type(value) ~= "number" or not (value >= 0) then
       core.fail(("m.%s's %s must be a number and not negative, got %s"):format(what, key, m.shown(value)))
     end
   end
   local warmup = options.warmup or 0
   return function(step, steps)
     if step <= warmup then return step / warmup end
-    return after((step - warmup) / math.max(1, steps - warmup), options, steps - warmup)
+    return after((step - warmup) / math.max(1, steps - warmup), options, step, steps)
   end
 end
 
@@ -43,13 +49,18 @@ function m.cosine(options)
 end
 
 ---Warm-up, stable, then linear decay to `final` (a factor, default 0) over the last `decay` share of
----the steps (default 0.2) (Hu et al. 2024).
+---all steps, those of the warm-up among them (default 0.2) (Hu et al. 2024). A warm-up that leaves less is followed by
+---the decay at once.
 ---@param options? {warmup: integer, decay: number, final: number}
 ---@return fun(step: integer, steps: integer): number
 function m.wsd(options)
-  return with_warmup(options, "wsd", { "warmup", "decay", "final" }, function(t, o)
-    local share, final = o.decay or 0.2, o.final or 0
-    if t <= 1 - share then return 1 end
-    return final + (1 - final) * math.max(0, (1 - t) / share)
+  if type(options) == "table" and type(options.decay) == "number" and options.decay > 1 then
+    core.fail(("m.wsd's decay is a share of the steps, from 0 to 1, got %s"):format(m.shown(options.decay)), { help = "decay = 0.2" })
+  end
+  return with_warmup(options, "wsd", { "warmup", "decay", "final" }, function(_, o, step, steps)
+    local final, left = o.final or 0, steps - step
+    local span = math.min((o.decay or 0.2) * steps, steps - (o.warmup or 0))
+    if left >= span then return 1 end
+    return final + (1 - final) * math.max(0, left / span)
   end)
 end

@@ -4,8 +4,9 @@
 -- A row is the names, separated by spaces, and the help. What stands in backquotes is code: messages show it without
 -- the quotes, and tests/lua/synonyms.lua runs all of it. In it x is f32[batch, seq, embed], y another, w and b are the
 -- parameters [embed, ffn] and [ffn], wte is [vocab, embed], ids i32[batch, seq], logits have vocab, q, k and v heads
--- and head_dim, mask is bool[batch, seq], A are the axes, model is a module and Block a class, loss a number. A name
--- that mlua has is in no row: whoever adds a function called as here takes it out.
+-- and head_dim, mask is bool[batch, seq], A are the axes, model is a module and Block a class, loss a number. A row
+-- with "function" or "method" at its end is of m.NAME or x:NAME alone, as mlua has the other. A name that mlua has is
+-- in no other row: whoever adds a function called as here takes it out.
 local core = require "mlua.core"
 
 local ROWS = {
@@ -15,6 +16,7 @@ local ROWS = {
   { "transpose swapaxes swapdims moveaxis movedim T mT t H adjoint", [[ops find axes by name, in any order: `x:dot(w, "embed")` needs no transpose; `x:rename("seq", "kv_seq")` renames an axis, `x:permute("seq", "batch", "embed")` changes the order in memory alone]] },
   { "squeeze", [[a reduction takes an axis away, also one of size 1: `x:slice("seq", 0, 1):sum("seq")`]] },
   { "unsqueeze expand expand_dims expand_as broadcast_to broadcast_tensors tile repeat_interleave newaxis", [[operands meet by name, without axes of size 1: `x:dot(w, "embed") + b`; `b:broadcast{A.batch, A.seq}` repeats along axes that it lacks]] },
+  { "stack", [[`m.concat({x, y}, "seq")` joins tensors along an axis that they have; `x:broadcast{m.axis("part", 1)}` adds one of size 1 to join along]], "method" },
   { "cat concatenate hstack vstack dstack append column_stack", [[`m.concat({x, y}, "seq")` joins tensors along an axis]] },
   { "chunk array_split tensor_split hsplit vsplit split_with_sizes unbind unstack narrow select dynamic_slice", [[`x:slice("seq", 0, 4)` takes the positions 0 to 3 of an axis]] },
   { "index_select take take_along_dim take_along_axis lookup embedding", [[`wte:gather(ids, "vocab")` looks up the elements of an axis at i32 indices]] },
@@ -23,7 +25,7 @@ local ROWS = {
   { "unfold max_pool1d max_pool2d MaxPool1d MaxPool2d avg_pool1d avg_pool2d AvgPool1d AvgPool2d", [[`x:split("seq", m.axis("window", 4), m.axis("inner", 2)):max("inner")` pools windows of 2; `:mean("inner")` averages them]] },
   { "shape ndim ndimension dim", [[`x:axes()` lists the names of the axes, `x:size("seq")` is the size of one]] },
   { "numel nelement", [[`x:elements()` is the number of elements]] },
-  { "contiguous clone copy deepcopy copy_ is_contiguous stride", [[tensors are values, and memory is planned: nothing needs a copy or an order]] },
+  { "contiguous clone copy deepcopy is_contiguous stride", [[tensors are values, and memory is planned: nothing needs a copy or an order]] },
   -- Products.
   { "einsum matmul mm bmm mv tensordot inner addmm baddbmm vdot dot_general contract", [[`x:dot(w, "embed")` sums products over the named axes; all other axes stay, those of a batch too]] },
   { "outer ger", [[`m.iota(A.seq, "f32"):broadcast{A.seq, A.ffn} * b` multiplies each with each]] },
@@ -52,15 +54,16 @@ local ROWS = {
   { "scatter scatter_ scatter_reduce index_add index_add_ index_put index_copy segment_sum put", [[`m.scatter_add(ids, x, A.vocab)` adds the values up at their indices along a new axis; m.where and m.one_hot write single places]] },
   { "nonzero unique masked argwhere", [[sizes are known before values: use a bool mask with `m.where(mask, x, 0)`]] },
   { "bincount histc histogram", [[`m.one_hot(ids, A.vocab):sum("batch", "seq")` counts]] },
-  { "multinomial categorical choice", [[`(logits - m.log(-m.log(m.uniform(m.axes_of(logits), 1)))):argmax("vocab")` draws from softmax(logits)]] },
+  { "multinomial categorical choice", [[`(logits - m.log(-m.log(m.uniform(m.axes_of(logits))))):argmax("vocab")` draws from softmax(logits)]] },
   { "cond switch", [[`m.where(mask, x, y)` chooses for each element; a Lua if chooses while the script is traced]] },
   -- New tensors.
   { "arange range", [[`m.iota(A.seq)` counts 0, 1, 2 ... along an axis]] },
   { "linspace", [[`m.iota(A.seq, "f32") / (A.seq.size - 1)` goes from 0 to 1 along an axis]] },
   { "zeros_like ones_like full_like empty empty_like new_zeros new_ones new_full", [[`m.zeros(m.axes_of(x))` has the axes of x; m.ones and `m.full(m.axes_of(x), 2)` too]] },
-  { "randn randn_like normal_ standard_normal gauss", [[`m.normal({A.batch, A.seq}, 1)` is standard normal; the 1 is a key: equal keys give equal numbers]] },
-  { "rand rand_like random random_sample bernoulli", [[`m.uniform({A.batch, A.seq}, 1)` is uniform from 0 to 1; the 1 is a key: equal keys give equal numbers]] },
-  { "randint randint_like randperm", [[`m.floor(m.uniform({A.batch}, 1) * 10):cast("i32")` draws 0 to 9; the 1 is a key: equal keys give equal numbers]] },
+  { "randn randn_like normal_ standard_normal gauss", [[`m.normal({A.batch, A.seq})` is standard normal, drawn anew at each step; `m.normal({A.batch, A.seq}, 1)` by a key: equal keys give equal numbers]] },
+  { "rand rand_like random random_sample", [[`m.uniform({A.batch, A.seq})` is uniform from 0 to 1, drawn anew at each step; `m.uniform({A.batch, A.seq}, 1)` by a key: equal keys give equal numbers]] },
+  { "bernoulli", [[`m.random_mask(m.axes_of(x), 0.15)` is true for that share of the elements]] },
+  { "randint randint_like randperm", [[`m.floor(m.uniform({A.batch}) * 10):cast("i32")` draws 0 to 9]] },
   { "manual_seed seed PRNGKey default_rng", [[m.config{seed = 1} or --seed 1 sets the seed of all that is random]] },
   { "eye identity diag", [[`m.one_hot(m.iota(A.seq), A.kv_seq)` is 1 on the diagonal]] },
   { "tensor Tensor array asarray as_tensor from_numpy FloatTensor LongTensor frombuffer", [[programs of m.compile take Lua tables and host arrays as inputs: `m.host("f32", 2, 3)`; `m.full({A.seq}, 0.5)` is a constant]] },
@@ -86,6 +89,9 @@ local ROWS = {
   { "log_sigmoid logsigmoid logit", [[`-m.softplus(-x)` is log(sigmoid(x))]] },
   -- Reductions.
   { "amax amin nanmax nanmin", [[`x:max("embed")` and `x:min("embed")`; over all axes without a name]] },
+  { "max", [[`x:max("embed")` is the largest along axes, `m.maximum(x, y)` takes the larger of two]], "function" },
+  { "min", [[`x:min("embed")` is the smallest along axes, `m.minimum(x, y)` takes the smaller of two]], "function" },
+  { "sum", [[`x:sum("embed")`; over all axes without a name]], "function" },
   { "average nanmean", [[`x:mean("embed")`]] },
   { "norm vector_norm matrix_norm", [[`m.sqrt((x * x):sum("embed"))`]] },
   { "normalize l2_normalize", [[`x * m.rsqrt((x * x):sum("embed") + 1e-12)`]] },
@@ -104,7 +110,8 @@ local ROWS = {
   { "kl_div KLDivLoss", [[`(m.softmax(x, "embed") * (m.log_softmax(x, "embed") - m.log_softmax(y, "embed"))):sum("embed")`]] },
   -- Gradients, optimizers, training.
   { "backward requires_grad requires_grad_ retain_grad autograd value_and_grad vjp jvp jacrev jacobian hessian", [[`m.grad(loss, {w, b})` gives the gradients as tensors; m.train needs no call]] },
-  { "zero_grad zero_", [[gradients are values of m.grad, not kept anywhere: nothing is set to zero]] },
+  { "grad", [[`m.grad(loss, {w, b})` gives the gradients as tensors; a parameter keeps none]], "method" },
+  { "zero_grad", [[gradients are values of m.grad, not kept anywhere: nothing is set to zero]] },
   { "no_grad inference_mode enable_grad set_grad_enabled eval", [[gradients are made by m.grad alone; `m.detach(x)` stops one, `m.freeze(model)` leaves parameters as they are]] },
   { "step Optimizer", [[m.train{...} steps; in an own loop `m.adamw{lr = 3e-4}.update({w}, m.grad(loss, {w}), {rate = 1, step = 1})` inside of m.compile]] },
   { "Adam adam AdamW Adafactor adafactor adagrad Adagrad RMSprop rmsprop NAdam", [[`m.adamw{lr = 3e-4}`; Adam is `m.adamw{lr = 3e-4, weight_decay = 0}`; others are written with m.optimizer]] },
@@ -117,7 +124,7 @@ local ROWS = {
   { "save load checkpoint save_checkpoint load_checkpoint savez from_pretrained save_pretrained", [[mlua writes no checkpoints yet: a parameter's :get() copies its values, :set(values) replaces them; m.read_tensors(FILE) reads safetensors]] },
   -- Values, dtypes, devices.
   { "item tolist numpy get block_until_ready", [[a tensor has no value while the script runs; a program has: `m.compile(function(i) return i.x:sum() end, {x = {A.seq}}){x = 1}`]] },
-  { "data", [[a parameter's :get() copies its values, :set(values) replaces them, :assign(value) inside of a program]] },
+  { "data copy_ set_ fill_ zero_", [[a parameter's :get() copies its values, :set(values) replaces them, :assign(value) inside of a program]] },
   { "type astype type_as float half bfloat16 double int long short bool byte float32 float16 float64 int32 int64 int8 uint8 f32 f64 bf16 i32 i64", [[a dtype is a text: `x:cast("bf16")`; `m.zeros({A.seq}, "i32")`; there are bool, i32, i64, bf16, f32 and f64]] },
   { "to", [[`x:cast("bf16")` converts; the device of all tensors is chosen on the command line: --device cuda]] },
   { "cuda cpu device device_put is_cuda pin_memory is_available get_device", [[all tensors are on one device, chosen on the command line: --device cuda]] },
@@ -130,26 +137,100 @@ local ROWS = {
   { "DeviceMesh PartitionSpec NamedSharding with_sharding_constraint distribute_tensor", [[`m.layout{mesh = {{"dp", 1}}, acts = {dp = {"batch"}}}` says how axes are split; `x:on{dp = {"batch"}}` one tensor]] },
 }
 
+-- Options by other names: the names, the option that a function must have for the help to fit, and the help.
+local OPTIONS = {
+  { "requires_grad trainable", "frozen", "frozen = true leaves it as it is" },
+  { "initializer init_std init_fn std initial", "init", "init = 0.02 is a standard deviation, init = m.init.uniform(0.1) a function" },
+  { "betas", "beta1", "beta1 = 0.9, beta2 = 0.95" },
+  { "learning_rate", "lr", "lr = 3e-4" },
+  { "wd decay l2", "weight_decay", "weight_decay = 0.1" },
+  { "epsilon variance_epsilon", "eps", "eps = 1e-5" },
+  { "elementwise_affine affine", "gain", "gain = false leaves the gain out" },
+  { "params parameters", "lr", "m.train gives an optimizer its parameters, or optimizer.update does" },
+  { "warmup_steps num_warmup_steps warmup_iters warm_up", "warmup", "warmup = 100, in steps" },
+  { "min_lr lr_min eta_min end_value", "final", "final = 0.1, a factor of the optimizer's lr" },
+  { "T_max total_steps max_steps num_steps decay_steps num_training_steps steps", "warmup", "m.train gives a schedule the number of its steps" },
+  { "lr learning_rate weight_decay betas", "optimizer", "it is the optimizer's: optimizer = m.adamw{lr = 3e-4, weight_decay = 0.1}" },
+  { "epochs num_epochs max_epochs max_steps num_steps max_iters iterations", "steps", "steps = 1000 optimizer steps; epochs are not counted" },
+  { "batch_size train_batch_size", "batch", "batch = A.batch, an axis" },
+  { "seq_len seq_length block_size context_length max_length", "seq", "seq = A.seq, an axis" },
+  { "gradient_accumulation_steps grad_accum accumulation_steps accumulate_grad_batches", "accum", "accum = 4 microbatches" },
+  { "grad_clip max_grad_norm gradient_clip clip_grad gradient_clip_val", "clip", "clip = 1.0 bounds the gradient norm" },
+  { "warmup warmup_steps", "schedule", "it is the schedule's: schedule = m.cosine{warmup = 100}" },
+  { "scheduler lr_scheduler lr_schedule", "schedule", "schedule = m.cosine{warmup = 100}" },
+  { "criterion loss_fn", "loss", "loss = function(tokens, targets) ... return sum, count end" },
+  { "dataset dataloader train_data train_loader", "data", 'data = "FILE", text or .bin of u16 tokens' },
+  { "callback callbacks hooks", "on_step", "on_step = function(step, outputs) ... end" },
+  { "eval_interval eval_steps", "eval_every", "eval_every = 100 steps" },
+  { "log_interval logging_steps", "log_every", "log_every = 10 steps" },
+  { "vocab_size num_classes", "vocab", "the vocabulary's size is that of the axis vocab of the logits" },
+  { "mask attn_mask attention_mask key_padding_mask bias", "score", "score = function(s, i) return m.where(m.le(i.k, i.q), s, -math.huge) end is a mask; causal, window and document are usual ones" },
+  { "sliding_window window_size", "window", "window = 256 keys" },
+  { "softmax_scale sm_scale", "scale", "scale = 1 / math.sqrt(64)" },
+  { "dropout dropout_p", "score", "attention drops no weights; m.dropout(x, 0.1) drops what it gives" },
+  { "num_heads n_heads nheads", "heads", 'heads = "heads" names the axis; its size is that of q' },
+  { "num_experts n_experts", "experts", "experts = A.experts, an axis" },
+  { "k num_experts_per_tok experts_per_token", "top_k", "top_k = 2" },
+  { "capacity_factor", "capacity", "capacity = 1.25" },
+  { "aux_loss_coef router_aux_loss_coef load_balancing", "aux_loss", "aux_loss = 0.01" },
+  { "approximate", "exact", "the tanh form is what there is by default; exact = true takes the error function" },
+  { "ignore_index", "ignore", "ignore = -1" },
+  { "reduction", "ignore", "the loss is given as a sum and a count, which m.train divides" },
+  { "dim", "axis", 'axis = "vocab"' },
+  { "max_new_tokens max_tokens", "tokens", "tokens = 200" },
+  { "fullgraph mode dynamic backend", "often", "there is nothing to choose: the whole function is compiled, for the sizes of its axes" },
+}
+
 -- Tables of functions elsewhere: all of mlua's are in one.
 local NAMESPACES = "nn functional F optim torch np numpy jnp jax lax linalg utils distributed special lr_scheduler losses einops"
 
-local help, namespaces = {}, {}
+local help, own, namespaces = {}, { ["function"] = {}, method = {} }, {}
 for _, row in ipairs(ROWS) do
   local text = row[2]:gsub("`", "")
-  for name in row[1]:gmatch "%S+" do help[name] = text end
+  for name in row[1]:gmatch "%S+" do (own[row[3]] or help)[name] = text end
 end
 for name in NAMESPACES:gmatch "%S+" do namespaces[name] = true end
 
-local synonyms = { rows = ROWS }
+local synonyms = { rows = ROWS, options = OPTIONS }
+
+---What mlua writes for a name of another library; nil for other names.
+---@param name string
+---@return string?
+function synonyms.help(name) return help[name] end
+
+---The help of the error that a function has no option `name`, where it goes by another name; nil elsewhere.
+---@param name string
+---@param known string[] the options that there are
+---@return string?
+function synonyms.for_option(name, known)
+  local has = {}
+  for _, option in ipairs(known) do has[option] = true end
+  for _, row in ipairs(OPTIONS) do
+    if has[row[2]] and (" " .. row[1] .. " "):find(" " .. name .. " ", 1, true) then return row[3] end
+  end
+end
 
 local EVERYTHING = "mlua editor prints all functions and methods, with their docs"
 
+-- Whether two names differ by one letter more, less or other, or by two neighbours in another order.
+local function one_edit(a, b)
+  a, b = a:lower(), b:lower()
+  if #a > #b then a, b = b, a end
+  local i = 1
+  while i <= #a and a:byte(i) == b:byte(i) do i = i + 1 end
+  return a:sub(i) == b:sub(i + 1) or #a == #b and (a:sub(i + 1) == b:sub(i + 1)
+    or a:sub(i, i + 1) == b:sub(i, i + 1):reverse() and a:sub(i + 2) == b:sub(i + 2))
+end
+
 -- The help for a name that is misspelt: one of the known names, which `format` completes, or one of the rows.
 local function near(name, known, format)
-  for other in pairs(help) do known[#known + 1] = other end
   local guess = core.suggest(name, known)
-  if not guess then return nil end
-  return help[guess] and guess .. ": " .. help[guess] or ("did you mean %s?"):format(format:format(guess))
+  if not guess or not one_edit(name, guess) then
+    for other, text in pairs(help) do
+      if one_edit(name, other) and #name > 3 then return other .. ": " .. text end
+    end
+  end
+  return guess and ("did you mean %s?"):format(format:format(guess))
 end
 
 ---The help of the error that m has no function `name`.
@@ -157,7 +238,8 @@ end
 ---@param m table
 ---@return string
 function synonyms.for_function(name, m)
-  if help[name] then return help[name] end
+  if help[name] or own["function"][name] then return help[name] or own["function"][name] end
+  if namespaces[name] then return "mlua's functions are all in one table: m.softmax, m.layer_norm, m.adamw" end
   if core.tensor_methods[name] then return ("it is a method of tensors: x:%s(...)"):format(name) end
   local known = {}
   for key in pairs(m) do known[#known + 1] = key end
@@ -169,7 +251,7 @@ end
 ---@param known string[] the methods that there are
 ---@return string
 function synonyms.for_method(name, known)
-  if help[name] then return help[name] end
+  if help[name] or own.method[name] then return help[name] or own.method[name] end
   local m = package.loaded["mlua"]
   if m and rawget(m, name) ~= nil then return ("it is a function: m.%s(x, ...)"):format(name) end
   local op = name:match "^(.+)_$" -- as PyTorch calls what changes its tensor

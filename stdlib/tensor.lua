@@ -1,6 +1,7 @@
 -- Tensor functions: the primitive ops under their public names, and what can be composed of them.
 local core = require "mlua.core"
 local m = require "mlua"
+local synonyms = require "mlua.synonyms"
 local methods = core.tensor_methods
 
 -- Every elementwise op, and the leaves, as they are.
@@ -246,6 +247,8 @@ function m.check_tensor(what, x, role)
   core.fail(("%s takes a tensor%s, got %s"):format(what, role and (" (%s)"):format(role) or "", m.shown(x)), { help = help })
 end
 
+local MODULES = { rms_norm = true, layer_norm = true, moe = true } -- what makes a module that is called with a tensor
+
 ---Raise for a key of `options` that `known` does not list, with a did-you-mean.
 ---@param what string the function, for the message
 ---@param options? table
@@ -254,8 +257,12 @@ end
 function m.check_options(what, options, known, listed)
   if options == nil and not listed then return end
   if type(options) ~= "table" or m.is_module(options) or m.is_class(options) then
-    core.fail(("m.%s takes a table, got %s"):format(what, m.shown(options)), {
-      help = listed and ("m.%s{%s}"):format(what, listed) or "options: " .. table.concat(known, ", "),
+    local call = listed and ("m.%s{%s}"):format(what, listed)
+    if MODULES[what] and core.is_tensor(options) then
+      core.fail(("m.%s makes a module, of axes, and is given a tensor"):format(what), { help = ("the module is called with it: %s(x)"):format(call) })
+    end
+    core.fail(("m.%s takes %s, got %s"):format(what, listed and "a table" or "its options in a table", m.shown(options)), {
+      help = call or "options: " .. table.concat(known, ", "),
     })
   end
   local set = {}
@@ -266,8 +273,15 @@ function m.check_options(what, options, known, listed)
     if not set[key] and not positional and (unknown == nil or tostring(key) < tostring(unknown)) then unknown = key end
   end
   if unknown == nil then return end
-  local guess = core.suggest(tostring(unknown), known)
+  if math.type(unknown) == "integer" then
+    local value = options[unknown]
+    core.fail(("m.%s takes options by name, got %s"):format(what, m.shown(value)), {
+      help = core.is_tensor(value) and synonyms.for_option("params", known) or "options: " .. table.concat(known, ", "),
+    })
+  end
+  local name = tostring(unknown)
+  local guess = core.suggest(name, known)
   core.fail(("m.%s has no option %s"):format(what, m.shown(unknown)), {
-    help = guess and ("did you mean %s?"):format(guess) or "options: " .. table.concat(known, ", "),
+    help = synonyms.for_option(name, known) or guess and ("did you mean %s?"):format(guess) or "options: " .. table.concat(known, ", "),
   })
 end

@@ -254,7 +254,7 @@ local function complete(options)
   o.schedule = o.schedule or m.constant()
   o.optimizer = o.optimizer or m.adamw()
   for _, key in ipairs { "model", "batch", "seq" } do
-    if o[key] == nil then core.fail(("m.train needs %s"):format(key), { help = "options: " .. table.concat(OPTIONS, ", ") }) end
+    if o[key] == nil then core.fail(("m.train needs %s, which is nil or not given"):format(key), { help = "m.train { model = model, batch = A.batch, seq = A.seq }" }) end
   end
   check_kinds(o)
   if o.batch.size > (1 << 57) // o.seq.size then

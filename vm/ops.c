@@ -41,8 +41,24 @@ static const char *kind_name(lua_State *L, int index) {
 static ml_ref read_operand(lua_State *L, int index, ml_op op) {
     if (lua_type(L, index) == LUA_TNUMBER || lua_isboolean(L, index)) return 0;
     if (vm_is_tensor(L, index)) return vm_tensor(L, index, "an operand");
-    vm_fail(L, NULL, "operand %d of \"%s\" must be a tensor or a number, got %s", index,
-            ml_ops[op].name, kind_name(L, index));
+    const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
+    const char *help = NULL;
+    if (axis)
+        help = lua_pushfstring(L, "its size is a number: A.%s.size",
+                               ml_axis_name(vm_of(L)->graph, axis->id));
+    vm_fail(L, help, "operand %d of \"%s\" must be a tensor or a number, got %s", index,
+            ml_ops[op].name, axis ? "an Axis" : kind_name(L, index));
+}
+
+static _Noreturn void fail_count(lua_State *L, ml_op op) {
+    const int wanted = ml_ops[op].sources;
+    const char *help = op == ML_OP_WHERE
+                           ? "m.where(test, x, y) has x where the test is true, else y"
+                       : op == ML_OP_MAXIMUM ? "x:max(\"axis\") is the largest along an axis"
+                       : op == ML_OP_MINIMUM ? "x:min(\"axis\") is the smallest along an axis"
+                                             : NULL;
+    vm_fail(L, help, "\"%s\" takes %d operand%s, got %d", ml_ops[op].name, wanted,
+            wanted == 1 ? "" : "s", lua_gettop(L));
 }
 
 static ml_ref map(lua_State *L, ml_op op) {
@@ -51,9 +67,8 @@ static ml_ref map(lua_State *L, ml_op op) {
     ml_ref operands[3] = {0};
     vm_node node;
     vm_begin(L, &node, op);
-    if (lua_gettop(L) > info->sources)
-        vm_fail(L, NULL, "\"%s\" takes %d operand%s, got %d", info->name, info->sources,
-                info->sources == 1 ? "" : "s", lua_gettop(L));
+    if (lua_gettop(L) > info->sources || (lua_gettop(L) < info->sources && lua_gettop(L) > 0))
+        fail_count(L, op);
     for (int i = 0; i < info->sources; i++) operands[i] = read_operand(L, i + 1, op);
     int first = op == ML_OP_WHERE ? 1 : 0; /* the test has its own dtype */
     int beside = dtype_beside(g, operands, first, info->sources);
@@ -104,8 +119,15 @@ static int fail_comparison(lua_State *L, const char *symbol, const char *functio
     int count = 0;
     for (int i = 1; i <= 2; i++)
         if (vm_is_tensor(L, i)) operands[count++] = vm_tensor(L, i, "an operand");
-    lua_pushfstring(L, "m.%s(a, b) gives a bool tensor; m.where(test, x, y) chooses by it",
-                    function);
+    lua_Debug caller; /* math.max and math.min compare */
+    bool most = lua_getstack(L, 1, &caller) && lua_getinfo(L, "nS", &caller) && caller.name &&
+                caller.what[0] == 'C' &&
+                (strcmp(caller.name, "max") == 0 || strcmp(caller.name, "min") == 0);
+    if (most)
+        lua_pushfstring(L, "m.%simum(a, b) is that of tensors", caller.name);
+    else
+        lua_pushfstring(L, "m.%s(a, b) gives a bool tensor; m.where(test, x, y) chooses by it",
+                        function);
     return vm_fail_with(L, operands, count, lua_tostring(L, -1),
                         "cannot compare tensors with %s: they have no values while the script runs",
                         symbol);

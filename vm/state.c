@@ -116,9 +116,13 @@ static int core_state(lua_State *L) {
     state_call call = {.graph = vm_of(L)->graph, .state.kind = ML_STATE_OTHER};
     lua_getfield(L, 1, "dtype");
     call.state.type.dtype = (uint8_t)vm_dtype(L, -1, ML_F32);
-    if (vm_option(L, 1, "axes")) vm_read_axes(L, -1, "the axes of a state", &call.state.type);
     if (vm_option(L, 1, "kind"))
         call.state.kind = (ml_state_kind)luaL_checkoption(L, -1, NULL, kinds);
+    if (vm_option(L, 1, "axes"))
+        vm_read_axes(L, -1,
+                     call.state.kind == ML_STATE_PARAMETER ? "the axes of a parameter"
+                                                           : "the axes of a state",
+                     &call.state.type);
     vm_origin(L, &call.state.origin);
     vm_protect(L, add_state, &call);
     *(uint32_t *)lua_newuserdatauv(L, sizeof(uint32_t), 0) = call.id;
@@ -434,5 +438,7 @@ void vm_state_register(lua_State *L) {
     lua_setfield(L, -2, "__metatable");
     lua_pushcfunction(L, state_tostring);
     lua_setfield(L, -2, "__tostring");
+    lua_pushcfunction(L, vm_no_new_field);
+    lua_setfield(L, -2, "__newindex");
     lua_pop(L, 1);
 }

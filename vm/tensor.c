@@ -21,7 +21,7 @@ void vm_read_axes(lua_State *L, int index, const char *what, ml_type *type) {
                 (long long)count + type->rank);
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, index, i + 1);
-        vm_axis axis = vm_new_axis(L, -1, what);
+        vm_axis axis = vm_listed_axis(L, -1, what);
         lua_pop(L, 1);
         for (int k = 0; k < type->rank; k++)
             if (type->axis[k] == axis.id)
@@ -64,8 +64,9 @@ static ml_ref broadcast(lua_State *L, ml_ref n, const ml_type *type) {
 }
 
 static int core_full(lua_State *L) {
-    ml_type type = {.dtype = (uint8_t)vm_dtype(L, 3, lua_isboolean(L, 2) ? ML_BOOL : ML_F32)};
+    ml_type type = {0};
     vm_read_axes(L, 1, "the axes of a tensor", &type);
+    type.dtype = (uint8_t)vm_dtype(L, 3, lua_isboolean(L, 2) ? ML_BOOL : ML_F32);
     ml_ref value;
     if (vm_is_tensor(L, 2))
         value = vm_cast(L, vm_tensor(L, 2, "the value of full"), type.dtype);
@@ -96,8 +97,8 @@ static int core_random(lua_State *L) {
                  : lua_isinteger(L, 1) ? vm_number(L, 1, ML_I64)
                                        : 0;
     if (!key)
-        vm_fail(L, "core.hash(text) gives one",
-                "the key of random must be an integer or an i64 tensor, got %s",
+        vm_fail(L, "m.hash(\"name\") makes one of a text; equal keys give equal numbers",
+                "the key of random numbers must be an integer or an i64 tensor, got %s",
                 luaL_typename(L, 1));
     ml_ref sources[2] = {key};
     if (!lua_isnoneornil(L, 3))
@@ -124,7 +125,8 @@ static void add_input(void *argument) {
 
 static int core_input(lua_State *L) {
     if (lua_type(L, 1) != LUA_TSTRING)
-        vm_fail(L, NULL, "an input needs a name, got %s", luaL_typename(L, 1));
+        vm_fail(L, "each input is written by its name: {x = {A.batch, A.embed}}",
+                "an input needs a name, got %s", luaL_tolstring(L, 1, NULL));
     input_call call = {.graph = vm_of(L)->graph};
     call.input.type.dtype = (uint8_t)vm_dtype(L, 3, ML_F32);
     vm_read_axes(L, 2, "the axes of an input", &call.input.type);
@@ -505,6 +507,20 @@ static int tensor_top_k(lua_State *L) {
     return push_both_outputs(L, vm_add(L, &node));
 }
 
+/* Push which axes a product could sum over: those that both have. */
+static const char *push_shared_help(lua_State *L, const ml_ref *sources) {
+    const ml_type *a = type_of(L, sources[0]), *b = type_of(L, sources[1]);
+    int count = 0;
+    lua_pushliteral(L, "");
+    for (int i = 0; i < a->rank; i++)
+        if (ml_type_find(b, a->axis[i]) >= 0)
+            lua_pushfstring(L, "%s%s\"%s\"", lua_tostring(L, -1), count++ ? " and " : "",
+                            ml_axis_name(vm_of(L)->graph, a->axis[i]));
+    if (!count) return lua_pushliteral(L, "they have none in common: a:dot(b, \"axis\")");
+    return lua_pushfstring(L, "a:dot(b, \"axis\") sums over the axis; both have %s",
+                           lua_tostring(L, -1));
+}
+
 static int tensor_dot(lua_State *L) {
     ml_ref sources[2] = {vm_tensor(L, 1, "the left operand of dot"),
                          vm_tensor(L, 2, "the right operand of dot")};
@@ -524,8 +540,7 @@ static int tensor_dot(lua_State *L) {
         last--;
     }
     if (last < 3)
-        vm_fail_with(L, sources, 2,
-                     "a:dot(b, \"axis\") sums over the axis; a * b multiplies elements",
+        vm_fail_with(L, sources, 2, push_shared_help(L, sources),
                      "dot needs the axes that it sums over");
     add_axis_arguments(L, &node, 3, last, sources[0], "dot");
     ml_ref product = precision_product(L, &node, 2);
@@ -579,12 +594,6 @@ static int tensor_index(lua_State *L) {
     lua_pushvalue(L, 2);
     if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
     return vm_missing_method(L, lua_upvalueindex(1), 0);
-}
-
-static int tensor_new_index(lua_State *L) {
-    ml_ref n = vm_tensor(L, 1, "the operand");
-    return vm_fail_with(L, &n, 1, "m.where and m.concat make a changed copy",
-                        "a tensor cannot be assigned to");
 }
 
 /* ---- Registration ------------------------------------------------------------------------------
@@ -674,7 +683,7 @@ void vm_tensor_register(lua_State *L) {
     luaL_getmetatable(L, vm_tensor_class);
     lua_pushcfunction(L, tensor_tostring);
     lua_setfield(L, -2, "__tostring");
-    lua_pushcfunction(L, tensor_new_index);
+    lua_pushcfunction(L, vm_no_new_field);
     lua_setfield(L, -2, "__newindex");
     lua_pop(L, 1);
 }

@@ -56,6 +56,18 @@ int vm_missing_method(lua_State *L, int methods, int others) {
                  "a tensor has no method \"%s\"", name);
 }
 
+int vm_no_new_field(lua_State *L) {
+    ml_ref n = vm_tensor(L, 1, "the operand");
+    uint32_t id;
+    return vm_fail_with(
+        L, &n, 1,
+        vm_is_state(L, 1, &id)
+            ? "p:set(values) replaces its value at once, p:assign(value) at the end "
+              "of each run of a program"
+            : "m.where and m.concat make a changed copy",
+        "a %s cannot be assigned to", vm_is_state(L, 1, &id) ? "parameter or state" : "tensor");
+}
+
 static const vm_entry functions[] = {{"set_method_help", core_set_method_help,
                                       "help: fun(name: string, known: string[]): string?",
                                       "what gives the help of the error about an unknown method"},

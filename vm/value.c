@@ -262,6 +262,9 @@ static int core_axis(lua_State *L) {
                 name ? "an axis cannot be called \"%s\"" : "an axis cannot be called %s",
                 luaL_tolstring(L, 1, NULL));
     lua_settop(L, 2);
+    if (lua_isnil(L, 2))
+        vm_fail(L, lua_pushfstring(L, "m.axis(\"%s\", 64)", name), "axis \"%s\" needs a size",
+                name);
     lua_Integer size = vm_integer(L, 2, "the size of an axis");
     if (size < 1)
         vm_fail(L, "a size is a positive integer", "axis \"%s\" cannot have size %lld", name,
@@ -299,6 +302,18 @@ static int axis_tostring(lua_State *L) {
     return 1;
 }
 
+/* Arithmetic, order, length and calls: of an axis its size may be meant. */
+static int axis_operator(lua_State *L) {
+    int at = luaL_testudata(L, 1, vm_axis_class) ? 1 : 2;
+    const vm_axis *axis = luaL_checkudata(L, at, vm_axis_class);
+    const char *name = ml_axis_name(vm_of(L)->graph, axis->id);
+    return vm_fail(
+        L,
+        lua_pushfstring(L, "its size is a number: A.%s.size is %I", name, (LUAI_UACINT)axis->size),
+        "an Axis is a name and a size, here %s = %lld, and no number to compute with", name,
+        (long long)axis->size);
+}
+
 static int axis_equal(lua_State *L) {
     const vm_axis *a = luaL_testudata(L, 1, vm_axis_class),
                   *b = luaL_testudata(L, 2, vm_axis_class);
@@ -306,11 +321,42 @@ static int axis_equal(lua_State *L) {
     return 1;
 }
 
+/* Push how the value at `index` is written as an Axis. */
+static const char *push_new_axis_help(lua_State *L, int index) {
+    index = lua_absindex(L, index);
+    if (lua_type(L, index) == LUA_TSTRING && is_axis_name(lua_tostring(L, index)))
+        return lua_pushfstring(L, "m.axis(\"%s\", size), or A.%s of A = m.axes{%s = size}",
+                               lua_tostring(L, index), lua_tostring(L, index),
+                               lua_tostring(L, index));
+    if (lua_isinteger(L, index))
+        return lua_pushfstring(L,
+                               "axes have names: m.axis(\"name\", %I), or A.name of A = "
+                               "m.axes{name = %I}",
+                               (LUAI_UACINT)lua_tointeger(L, index),
+                               (LUAI_UACINT)lua_tointeger(L, index));
+    return lua_pushliteral(L, "m.axes{name=size} and m.axis(name, size) make them");
+}
+
+static const char *push_shown(lua_State *L, int index) {
+    const char *text = luaL_tolstring(L, index, NULL);
+    return lua_type(L, index) == LUA_TSTRING ? lua_pushfstring(L, "\"%s\"", text) : text;
+}
+
 vm_axis vm_new_axis(lua_State *L, int index, const char *what) {
+    index = lua_absindex(L, index);
     const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
     if (!axis)
-        vm_fail(L, "m.axes{name=size} and m.axis(name, size) make them",
-                "%s must be an Axis (with a size), got %s", what, luaL_tolstring(L, index, NULL));
+        vm_fail(L, push_new_axis_help(L, index), "%s must be an Axis (with a size), got %s", what,
+                push_shown(L, index));
+    return *axis;
+}
+
+vm_axis vm_listed_axis(lua_State *L, int index, const char *what) {
+    index = lua_absindex(L, index);
+    const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
+    if (!axis)
+        vm_fail(L, push_new_axis_help(L, index), "%s must be Axes (with sizes), got %s", what,
+                push_shown(L, index));
     return *axis;
 }
 
@@ -361,15 +407,32 @@ static bool push_listed_axes(lua_State *L, int index) {
 /* Push what to write in the place of the value at `index`, which names no axis; n: the tensor, or 0
  * where there is none. */
 static const char *push_axis_help(lua_State *L, int index, ml_ref n, const char *op) {
-    static const char *const with_operands[] = {"dot", "ragged_dot", "gather", "concat"};
+    static const struct {
+        const char *op, *example; /* with the axis for %s */
+    } others[] = {
+        {"dot", "a:dot(b, %s)"},
+        {"ragged_dot", "t:ragged_dot(other, %s, starts, ends)"},
+        {"gather", "t:gather(index, %s)"},
+        {"concat", "m.concat({a, b}, %s)"},
+        {"rename", "t:rename(%s, \"name\")"},
+        {"merge", "t:merge(\"outer\", \"inner\", \"name\")"},
+        {"permute", "t:permute(%s) with all of them"},
+        {"pad", "t:pad(%s, before, after)"},
+        {"top_k", "t:top_k(%s, k, \"choice\")"},
+        {"slice", "t:slice(%s, start, stop)"},
+        {"split", "t:split(%s, outer, inner) makes two axes of one, t:slice takes a part"},
+    };
     const ml_type *type = n ? ml_graph_type(vm_of(L)->graph, n) : NULL;
     if (!type || !type->rank) return lua_pushliteral(L, "axes have names: \"seq\", or A.seq");
     if (!push_listed_axes(L, index)) push_counted_axis(L, index, type);
     const char *wanted = lua_tostring(L, -1), *names = push_axis_names(L, type);
-    for (size_t i = 0; i < sizeof with_operands / sizeof *with_operands; i++)
-        if (strcmp(op, with_operands[i]) == 0)
-            return lua_pushfstring(L, "axes have names, here %s: %s", names, wanted);
-    return lua_pushfstring(L, "axes have names, here %s: t:%s(%s)", names, op, wanted);
+    const char *example = lua_pushfstring(L, "t:%s(%%s)", op);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(op, others[i].op) == 0) example = others[i].example;
+    lua_pushfstring(L, "axes have names, here %s: ", names);
+    lua_pushfstring(L, example, wanted);
+    lua_concat(L, 2);
+    return lua_tostring(L, -1);
 }
 
 static _Noreturn void fail_axis(lua_State *L, int index, ml_ref n, const char *op) {
@@ -464,7 +527,14 @@ ml_dtype vm_dtype(lua_State *L, int index, int fallback) {
         words[i] = ml_dtypes[i].name;
         if (name && strcmp(name, words[i]) == 0) return (ml_dtype)i;
     }
+    static const char *const elsewhere[][2] = {
+        {"float", "f32"},  {"float32", "f32"}, {"double", "f64"},    {"float64", "f64"},
+        {"int", "i32"},    {"int32", "i32"},   {"long", "i64"},      {"int64", "i64"},
+        {"half", "bf16"},  {"fp16", "bf16"},   {"float16", "bf16"},  {"f16", "bf16"},
+        {"bool_", "bool"}, {"fp32", "f32"},    {"bfloat16", "bf16"}, {"boolean", "bool"}};
     const char *guess = name ? ml_suggest(name, words, ML_DTYPE_COUNT) : NULL;
+    for (size_t i = 0; name && i < sizeof elsewhere / sizeof *elsewhere; i++)
+        if (strcmp(elsewhere[i][0], name) == 0) guess = elsewhere[i][1];
     const char *help = "dtypes: bool, i32, i64, bf16, f32, f64";
     if (guess) help = lua_pushfstring(L, "did you mean \"%s\"?", guess);
     if (!name) vm_fail(L, help, "a dtype is a name, not %s", vm_typename(L, index));
@@ -534,5 +604,11 @@ void vm_axis_register(lua_State *L) {
     lua_setfield(L, -2, "__tostring");
     lua_pushcfunction(L, axis_equal);
     lua_setfield(L, -2, "__eq");
+    static const char *const operators[] = {"__add", "__sub", "__mul", "__div", "__idiv", "__mod",
+                                            "__pow", "__unm", "__lt",  "__le",  "__len",  "__call"};
+    for (size_t i = 0; i < sizeof operators / sizeof *operators; i++) {
+        lua_pushcfunction(L, axis_operator);
+        lua_setfield(L, -2, operators[i]);
+    }
     lua_pop(L, 1);
 }

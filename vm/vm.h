@@ -233,7 +233,8 @@ ml_ref vm_tensor(lua_State *L, int index, const char *what);
 bool vm_is_state(lua_State *L, int index, uint32_t *id);
 uint32_t vm_state(lua_State *L, int index, const char *what);
 void vm_push_axis(lua_State *L, ml_axis id, int64_t size);
-vm_axis vm_new_axis(lua_State *L, int index, const char *what);          /* an Axis */
+vm_axis vm_new_axis(lua_State *L, int index, const char *what);    /* an Axis */
+vm_axis vm_listed_axis(lua_State *L, int index, const char *what); /* of "the axes of a tensor" */
 /* An axis by name or as an Axis; `op` is what takes it, n the tensor, for messages. */
 ml_axis vm_axis_id(lua_State *L, int index, const char *op);
 ml_axis vm_axis_in(lua_State *L, int index, ml_ref n, const char *op);
@@ -257,6 +258,7 @@ int64_t vm_table_length(lua_State *L, int table);
 /* unknown.c: raise for the method that is asked for at index 2; the known ones are the keys of the
  * tables at `methods` and `others` (0: none). */
 _Noreturn int vm_missing_method(lua_State *L, int methods, int others);
+int vm_no_new_field(lua_State *L); /* __newindex of tensors and states */
 
 /* A node to be made inside ml_protect. */
 enum { VM_MAX_SOURCES = 64, VM_MAX_ARGS = 3 + ML_MAX_AXES * 2 };

@@ -57,6 +57,10 @@ static const char *verb(ml_op op) {
     case ML_OP_LE:
     case ML_OP_GT:
     case ML_OP_GE: return "compare";
+    case ML_OP_MAXIMUM: return "take the maximum";
+    case ML_OP_MINIMUM: return "take the minimum";
+    case ML_OP_MOD: return "take the remainder";
+    case ML_OP_POW: return "raise to a power";
     case ML_OP_SUM: return "sum over";
     case ML_OP_DOT: return "contract";
     case ML_OP_SORT: return "sort along";
@@ -228,14 +232,23 @@ static void check_sizes(const infer *in, int a, int b, const char *what, const c
     }
 }
 
+static bool share_axis(const ml_type *a, const ml_type *b) {
+    for (int i = 0; i < a->rank; i++)
+        if (ml_type_find(b, a->axis[i]) >= 0) return true;
+    return false;
+}
+
 static _Noreturn void raise_mix(const infer *in) {
     for (int a = 0; a < in->source_count; a++)
         for (int b = a + 1; b < in->source_count; b++) {
             const ml_type *left = infer_source(in, a), *right = infer_source(in, b);
             if (covers(left, right) || covers(right, left)) continue;
+            bool product = in->op == ML_OP_MUL && share_axis(left, right);
             infer_raise(in,
-                        "elementwise operands broadcast only where one has every axis of the "
-                        "other: broadcast one first, or rename an axis",
+                        product ? "a:dot(b, \"axis\") sums products over an axis; elementwise "
+                                  "operands broadcast only where one has every axis of the other"
+                                : "elementwise operands broadcast only where one has every axis of "
+                                  "the other: broadcast one first, or rename an axis",
                         "cannot %s: %s lacks %s, %s lacks %s", verb(in->op), operand_name(in, a),
                         lacking(in, left, right), operand_name(in, b), lacking(in, right, left));
         }

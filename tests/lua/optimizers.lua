@@ -139,7 +139,12 @@ check.all(values(m.constant { warmup = 4 }), { 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1
 check.all(values(m.linear { warmup = 2 }), { 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0 })
 check.near(m.cosine { warmup = 2 }(6, 10), 0.55)
 check.near(m.cosine { warmup = 2, final = 0 }(10, 10), 0)
-check.all(values(m.wsd { warmup = 1, decay = 1 / 3 }), { 1, 1, 1, 1, 1, 1, 1, 2 / 3, 1 / 3, 0 })
+check.all(values(m.wsd { warmup = 1, decay = 0.3 }), { 1, 1, 1, 1, 1, 1, 1, 2 / 3, 1 / 3, 0 }) -- a share of all ten
+check.all(values(m.wsd { warmup = 5, decay = 0.3 }), { 0.2, 0.4, 0.6, 0.8, 1, 1, 1, 2 / 3, 1 / 3, 0 }) -- whatever the warm-up
+check.all(values(m.wsd { warmup = 8, decay = 0.5, final = 0.5 }), { 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8, 7 / 8, 1, 0.75, 0.5 })
+check.all(values(m.wsd { decay = 0 }), { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 })
+check.raises("a share of the steps, from 0 to 1, got 500", m.wsd, { decay = 500 })
+check.raises("a layer is a parameter and a product", m.linear, 16, 64)
 check.raises("weight_decy", m.adamw, { weight_decy = 1 })
 check.raises("m.sgd: lr must be a finite number, got inf", m.sgd, { lr = math.huge })
 check.done()

@@ -60,7 +60,8 @@ local program = m.compile(function(i)
   for _, row in ipairs(synonyms.rows) do
     for name in row[1]:gmatch "%S+" do
       check.equal(names[name], nil, name .. " is in the table once; before it was in the row of " .. tostring(names[name]))
-      check.equal(rawget(m, name), nil, name .. " is a function of mlua, and in the table of those that it does not have")
+      if row[3] ~= "method" then check.equal(rawget(m, name), nil, name .. " is no function of mlua") end
+      if row[3] ~= "function" then check.equal(core.tensor_methods[name], nil, name .. " is no method of tensors") end
       names[name] = row[1]
     end
     for _, code in ipairs(pieces(row[2])) do
@@ -191,6 +192,36 @@ local drawn = m.compile(function(i)
 end, { scores = { m.axis("vocab", 3) } }) { scores = scores }
 for k, share in ipairs(drawn:table()) do check.near(share, math.exp(scores[k]) / (1 + math.exp(1) + math.exp(2)), 0.02, "a draw") end
 
+-- Options: each name is told by some function, and what it recommends is one of that function's.
+local q, logits, tokens = m.zeros { A.seq, A.heads, A.head_dim }, m.zeros { A.seq, A.vocab }, m.zeros({ A.seq }, "i32")
+local takers = {
+  m.train, m.adamw, m.sgd, m.cosine, m.wsd, m.param, m.rms_norm, m.layer_norm, m.moe,
+  function(o) return m.attention(q, q, q, o) end, function(o) return m.gelu(logits, o) end,
+  function(o) return m.cross_entropy(logits, tokens, o) end, function(o) return m.generate(model, o) end,
+  function(o) return m.compile(function(i) return i.x end, { x = {} }, o) end,
+}
+for _, row in ipairs(synonyms.options) do
+  for name in row[1]:gmatch "%S+" do
+    local told = false
+    for _, fn in ipairs(takers) do
+      local ok, message = pcall(fn, { [name] = 1 })
+      if not ok and tostring(message):find("has no option", 1, true) and message.help == row[3] then told = true end
+    end
+    check.equal(told, true, ("the option %s in the row of %s"):format(name, row[2]))
+  end
+end
+
+for _, row in ipairs(synonyms.options) do
+  local code = row[1]:find "attn_mask" and row[3]:match "^score = (function.- end)"
+  if code then
+    local both = m.compile(function(i)
+      local score = assert(load("return " .. code, code, "t", { m = m, math = math }))()
+      return { mask = m.attention(i.q, i.q, i.q, { score = score }), causal = m.attention(i.q, i.q, i.q, { causal = true }) }
+    end, { q = inputs.q }) { q = data.q }
+    check.all(both.mask:table(), both.causal:table(), 1e-5, code)
+  end
+end
+
 -- Names with the same help as a function and as a method, near misses, tables of functions, methods and functions.
 local x = m.zeros { A.seq, A.embed }
 check.raises("products over the named axes", function() return m.einsum("sd,df->sf", x, w) end)
@@ -200,7 +231,9 @@ check.raises("einsum: x:dot(w, \"embed\")", function() return m.einsun("sd,df->s
 check.raises('mlua has no function "nn.Linear"', function() return m.nn.Linear(16, 64) end)
 check.raises("a layer is a parameter and a product", function() return m.nn.Linear(16, 64) end)
 check.raises("all functions are in one table: m.softmax", function() return m.nn.functional.softmax(x, "seq") end)
-check.raises("it is a method of tensors: x:sum(...)", function() return m.sum(x, "seq") end)
+check.raises("it is a method of tensors: x:argmax(...)", function() return m.argmax(x, "seq") end)
+check.raises("m.maximum(x, y) takes the larger of two", function() return m.max(x, "seq") end)
+check.raises("a parameter keeps none", function() return w.grad end)
 check.raises("it is a function: m.layer_norm(x, ...)", function() return x:layer_norm() end)
 check.raises("t:size(\"seq\") is the size of the axis", function() return x.seq end)
 check.raises("did you mean assign?", function() return w:asign(x) end)

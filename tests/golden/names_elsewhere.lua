@@ -1,0 +1,43 @@
+-- What PyTorch, NumPy and JAX call things: functions, methods, tables of functions, near misses.
+local m = require "mlua"
+local A = m.axes { batch = 4, seq = 8, embed = 16, ffn = 64 }
+local x, w = m.input("x", { A.batch, A.seq, A.embed }), m.param { A.embed, A.ffn, name = "w" }
+local function try(fn) print(select(2, pcall(fn))) end
+
+try(function() return m.einsum("bsd,df->bsf", x, w) end)
+try(function() return m.matmul(x, w) end)
+try(function() return m.save("model.pt", w) end)
+try(function() return m.load "model.pt" end)
+try(function() return x:view(4, 8, 2, 8) end)
+try(function() return x:transpose(1, 2) end)
+try(function() return x:unsqueeze(-1) end)
+try(function() return x:masked_fill(m.gt(x, 0), -1e9) end)
+try(function() return x:backward() end)
+try(function() return x:item() end)
+try(function() return x:to "cuda" end)
+try(function() return x.T end)
+try(function() return w.grad end)
+try(function() return m.zeros_like(x) end)
+try(function() return m.tril(x) end)
+try(function() return m.Linear(16, 64) end)
+try(function()
+  local nn = m.nn
+  return nn.Embedding(256, 16)
+end)
+try(function() return m.nn.functional.softmax(x, "seq") end)
+try(function() return m.F.scaled_dot_product_attention(x, x, x) end)
+try(function() return m.nn(x) end)
+try(function() return m.linear(16, 64) end)
+try(function() return m.argmax(x, "embed") end)
+try(function() return m.max(x, "embed") end)
+try(function() return x:cross_entropy(x) end)
+try(function() return m.einsun("bsd,df->bsf", x, w) end)
+try(function() return x:relu_() end)
+try(function() return w:copy_(x) end)
+try(function() return m.fooled end)
+try(function() return x.embed end)
+try(function() return x[1] end)
+try(function() return w[x] end)
+try(function() w.data = 1 end)
+try(function() m.adamw { lr = 1e-3 }:step() end)
+try(function() m.adamw { lr = 1e-3 }.zero_grad() end)
