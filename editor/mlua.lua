@@ -721,6 +721,17 @@ function m.buffer(spec) end
 ---@return Tensor
 function m.ceil(a) end
 
+---Raise where a batch cannot be cut into `parts` microbatches, or a microbatch not over the ranks that share it.
+---@param batch Axis
+---@param seq Axis
+---@param parts integer what m.microbatches gives
+---@param accum integer
+function m.check_batch(batch, seq, parts, accum) end
+
+---Raise where the layout that a program has been given lists an axis that is not there, also not in what the program
+---computes, and looks like another: after the program has been traced, for forward functions make axes too.
+function m.check_layout() end
+
 ---Raise for a key of `options` that `known` does not list, with a did-you-mean.
 ---@param what string the function, for the message
 ---@param options? table
@@ -1249,12 +1260,6 @@ function m.quotient(cfg, whole, by) end
 ---@param share number|Tensor the probability, 0 .. 1; a tensor has some of the axes
 ---@return Tensor bool
 function m.random_mask(axes, share) end
-
----This process's rank, from 0, and how many there are (-n, or the cluster's launcher). All ranks run the whole
----script: what it prints itself, it prints on each. if m.rank() == 0 then print(...) end
----@return integer rank
----@return integer ranks
-function m.rank() end
 
 ---The tensors of a safetensors file, by name, as host arrays of the file's dtypes and shapes; F16 becomes f32.
 ---@param path string

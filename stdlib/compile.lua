@@ -90,6 +90,7 @@ function m.compile(fn, inputs, options)
   core.tracing(traced)
   if not results[1] then error(results[2], 0) end
   check_outputs(fn, results[2], updates)
+  m.check_layout()
   local outputs, single = results[2], false
   if core.is_tensor(outputs) then outputs, single = { result = outputs }, true end
   local program = core.program {

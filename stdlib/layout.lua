@@ -30,6 +30,30 @@ local function unknown(what, name, known, rest)
   })
 end
 
+-- What the mesh axes of presets, and what other programs call so, are for: help for a layout that lacks one.
+local MEANINGS = {
+  ep = "m.layout.megatron{ep = 1} and m.layout.fsdp{ep = 1} have ep, over which m.moe's experts are split",
+  pp = "m.layout.megatron{} has pp, which cuts the model into stages", dp = "m.layout.megatron{}, .fsdp{} and .ddp{} have dp",
+  tp = "m.layout.megatron{} and .fsdp{} have tp, which splits heads, ffn and vocab",
+  cp = "m.layout.megatron{} and .fsdp{} have cp, which splits seq",
+  sp = "sequence parallelism goes with tp: m.layout.megatron{sp = true}", fsdp = "m.layout.fsdp{} splits parameters over dp",
+  ddp = "the axis of data parallelism is dp", zero = "m.layout.megatron{zero = true} splits optimizer states over dp",
+  data = "the axis of data parallelism is dp", tensor = "the axis of tensor parallelism is tp", model = "the axis of tensor parallelism is tp",
+  mp = "the axis of tensor parallelism is tp", pipe = "the axis of pipeline stages is pp", pipeline = "the axis of pipeline stages is pp",
+  expert = "the axis of expert parallelism is ep: m.layout.megatron{ep = 1}", context = "the axis of context parallelism is cp",
+  sequence = "the axis of context parallelism is cp", seq = "the axis of context parallelism is cp",
+}
+
+-- --mesh names an axis that the layout has not.
+local function unknown_size(name, mesh)
+  local known = names_of(mesh)
+  local guess = not MEANINGS[name] and core.suggest(name, known)
+  core.fail(("--mesh: the layout has no mesh axis %q"):format(name), {
+    help = ("its mesh has %s; %s"):format(table.concat(known, ", "), MEANINGS[name] or guess and ("did you mean %s?"):format(guess)
+      or ("mesh = { {%q, 1}, ... } in m.layout adds one"):format(name)),
+  })
+end
+
 -- {{"dp", 4}, {"tp", 2}} with the sizes that --mesh gives.
 local function read_mesh(mesh)
   if type(mesh) ~= "table" or #mesh == 0 then
@@ -47,7 +71,7 @@ local function read_mesh(mesh)
     list[i] = { name = name, size = size }
   end
   for name, size in sorted(core.options().mesh) do
-    if not seen[name] then unknown("--mesh: the layout has no mesh axis", name, names_of(list)) end
+    if not seen[name] then unknown_size(name, list) end
     for _, axis in ipairs(list) do
       if axis.name == name then axis.size = size end
     end
@@ -339,30 +363,113 @@ local function check_names(lists, known)
   for _, list in sorted(lists) do
     for _, name in ipairs(list) do
       local guess = not set[name] and core.suggest(name, known)
-      if guess then core.fail(("the layout lists the axis %q, which nothing has"):format(name), { help = ("did you mean %s?"):format(guess) }) end
+      if guess then
+        core.fail(("the layout lists the axis %q, which nothing has"):format(name), {
+          help = ("did you mean %s? Axes of programs that come later are made before the layout is used: m.axis(%q, size)"):format(guess, name),
+        })
+      end
     end
   end
 end
 
----This process's rank, from 0, and how many there are (-n, or the cluster's launcher). All ranks run the whole
----script: what it prints itself, it prints on each. if m.rank() == 0 then print(...) end
----@return integer rank
----@return integer ranks
-function m.rank() return core.options().rank, core.options().ranks end
-
 local current -- the layout of the session
+local unchecked -- the same, until its names have been compared with those of the axes
+
+---Raise where the layout that a program has been given lists an axis that is not there, also not in what the program
+---computes, and looks like another: after the program has been traced, for forward functions make axes too.
+function m.check_layout()
+  local layout = unchecked
+  if not layout then return end
+  unchecked = nil
+  local known = core.axis_names()
+  check_names(layout.params, known)
+  check_names(layout.acts, known)
+end
+
+-- Which mesh axes split a batch of tokens, "dp=2 x ep=2", and into how many parts.
+local function batch_parts(batch, seq)
+  local names, parts = {}, 1
+  for _, axis in ipairs(current and current.mesh or {}) do
+    for _, name in ipairs(current.acts[axis.name] or {}) do
+      if name == batch.name and axis.size > 1 then
+        names[#names + 1] = ("%s=%d"):format(axis.name, axis.size)
+        parts = parts * axis.size
+      end
+      if name == batch.name or name == seq.name then break end
+    end
+  end
+  return table.concat(names, " x "), parts
+end
+
+-- The pipeline stages, where there is more than one, and their number.
+local function several_stages()
+  local stages = current and current.stages
+  for _, axis in ipairs(stages and current.mesh or {}) do
+    if axis.name == stages.axis and axis.size > 1 then return stages, axis.size end
+  end
+end
+
+-- What makes so many microbatches, in words.
+local function describe_parts(parts, accum)
+  local stages = several_stages()
+  if not stages or parts == accum and stages.microbatches == 0 then return ("accum=%d microbatches"):format(parts) end
+  if stages.microbatches == 0 then return ("%d microbatches (two for each of %s=%d pipeline stages)"):format(parts, stages.axis, parts // 2) end
+  local times = accum > 1 and (", accum=%d times %d of the layout"):format(accum, stages.microbatches) or ""
+  return ("%d microbatches (of the pipeline stages%s)"):format(parts, times)
+end
+
+-- How to have `parts` microbatches, where they can be had.
+local function wanted_parts(parts, accum)
+  local stages = several_stages()
+  if not stages then return ("accum=%d"):format(parts) end
+  if parts < 2 or stages.chunks > 1 then return nil end -- accum=1 has two for each stage; interleaved ones take groups
+  if stages.microbatches == 0 then return ("accum=%d"):format(parts) end
+  return parts % accum == 0 and ("microbatches = %d in the layout's stages"):format(parts // accum) or nil
+end
+
+-- The numbers from 1 to 4096 that divide `whole` next to `by`: one below and one above, where there are such.
+local function divisors_near(whole, by)
+  local below, above
+  for d = 1, math.min(whole, 4096) do
+    if whole % d == 0 and d < by then below = d end
+    if whole % d == 0 and d > by and not above then above = d end
+  end
+  return below, above
+end
+
+---Raise where a batch cannot be cut into `parts` microbatches, or a microbatch not over the ranks that share it.
+---@param batch Axis
+---@param seq Axis
+---@param parts integer what m.microbatches gives
+---@param accum integer
+function m.check_batch(batch, seq, parts, accum)
+  local over, ranks = batch_parts(batch, seq)
+  local unit = parts * ranks
+  if batch.size % unit == 0 or parts == 1 then return end -- of one part the layout says more
+  local into, text = describe_parts(parts, accum), nil
+  if batch.size % parts ~= 0 then
+    text = ("batch=%d cannot be cut into %s"):format(batch.size, into)
+  else
+    text = ("batch=%d in %s has %d samples in each, which cannot be split over %s"):format(batch.size, into, batch.size // parts, over)
+  end
+  local ways, lower = {}, batch.size // unit * unit
+  if lower > 0 then ways[1] = ("batch=%d"):format(lower) end
+  if lower < 1 << 40 then ways[#ways + 1] = ("batch=%d"):format(lower + unit) end
+  if batch.size % ranks == 0 then
+    local below, above = divisors_near(batch.size // ranks, parts)
+    ways[#ways + 1] = below and wanted_parts(below, accum)
+    ways[#ways + 1] = above and wanted_parts(above, accum)
+  end
+  core.fail(text, { help = table.concat(ways, ", or ") .. " would do" })
+end
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
 ---the layout has stages and gives none, accum if it is more than 1, else two for each rank.
 ---@param accum integer
 ---@return integer
 function m.microbatches(accum)
-  local stages, ranks = current and current.stages, 1
+  local stages, ranks = several_stages()
   if not stages then return accum end
-  for _, axis in ipairs(current.mesh) do
-    if axis.name == stages.axis then ranks = axis.size end
-  end
-  if ranks == 1 then return accum end
   if stages.microbatches > 0 then return accum * stages.microbatches end
   return accum > 1 and accum or 2 * ranks
 end
@@ -377,9 +484,7 @@ function m.use_layout(value, what)
   if getmetatable(value) ~= meta then
     core.fail(("the layout of %s must be made by m.layout, got %s"):format(what, type(value)), { help = "layout = m.layout.ddp{}" })
   end
-  local known = core.axis_names()
-  check_names(value.params, known)
-  check_names(value.acts, known)
   core.set_layout(value)
-  current = value
+  current, unchecked = value, value
+  if core.options().mode == "repl" then m.check_layout() end -- the next line is typed when this one has run
 end

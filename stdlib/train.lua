@@ -262,13 +262,7 @@ local function complete(options)
   end
   m.use_layout(o.layout, "m.train")
   local parts = m.microbatches(o.accum)
-  if o.batch.size % parts ~= 0 then
-    local accum = parts == o.accum and ("accum=%d microbatches"):format(parts) or ("%d microbatches"):format(parts)
-    core.fail(("batch=%d cannot be cut into %s"):format(o.batch.size, accum), {
-      help = parts == o.accum and "accum must divide the batch"
-        or "stages cut it too: their microbatches, times accum, must divide the batch",
-    })
-  end
+  m.check_batch(o.batch, o.seq, parts, o.accum)
   o.accum = parts
   o.own_loss = o.loss ~= nil
   o.loss = checked_loss(o.loss or default_loss(o))

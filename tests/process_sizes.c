@@ -93,3 +93,26 @@ PROCESS_TEST(sizes_of_windows) {
                                        {"window.lua --device h200", "peak memory"}};
     check_sizes(room, cases, sizeof cases / sizeof *cases);
 }
+
+/* What is said to divide a batch does. */
+PROCESS_TEST(sizes_of_microbatches) {
+    static const struct {
+        const char *arguments, *help, *would[4];
+    } cases[] = {{"--mesh pp=2,dp=2",
+                  "batch=8, or batch=16, or accum=3, or accum=6 would do",
+                  {"batch=8", "batch=16", "batch=12 accum=3", "batch=12 accum=6"}},
+                 {"--mesh dp=4 accum=2",
+                  "batch=8, or batch=16, or accum=1, or accum=3 would do",
+                  {"batch=8", "batch=16", NULL}}};
+    static const char model[] = "\"$ROOT/models/gpt.lua\" layers=2 embed=16 heads=2 seq=8";
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        process_result r =
+            process_run(room, 1, "", "check %s batch=12 %s", model, cases[i].arguments);
+        process_expect(&r, cases[i].help);
+        for (int k = 0; k < 4 && cases[i].would[k]; k++)
+            process_run(room, 0, "", "check %s %s %s", model, cases[i].arguments,
+                        cases[i].would[k]);
+    }
+    process_run(room, 0, "", "check %s batch=12 --mesh dp=4 accum=1", model);
+    process_run(room, 0, "", "check %s batch=12 --mesh dp=4 accum=3", model);
+}

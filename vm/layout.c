@@ -125,13 +125,27 @@ static int core_set_layout(lua_State *L) {
     return 0;
 }
 
+/* The names of axes that the script has made, and of those that some tensor has: renamed ones. */
 static int core_axis_names(lua_State *L) {
     const ml_vm *vm = vm_of(L);
-    lua_newtable(L);
-    for (uint32_t i = 0; i < vm->sites.count; i++) {
-        lua_pushstring(L, ml_axis_name(vm->graph, vm->sites.at[i].axis));
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    const ml_graph_tables *tables = vm->graph->tables;
+    lua_newtable(L); /* 1: the list */
+    lua_newtable(L); /* 2: which are in it */
+    lua_Integer count = 0;
+    for (uint32_t i = 0; i < vm->sites.count + tables->types.count; i++) {
+        const ml_type *type = i < vm->sites.count ? NULL : tables->types.at[i - vm->sites.count];
+        for (int k = 0; k < (type ? type->rank : 1); k++) {
+            ml_axis axis = type ? type->axis[k] : vm->sites.at[i].axis;
+            if (lua_rawgeti(L, 2, axis) == LUA_TNIL) {
+                lua_pushboolean(L, 1);
+                lua_rawseti(L, 2, axis);
+                lua_pushstring(L, ml_axis_name(vm->graph, axis));
+                lua_rawseti(L, 1, ++count);
+            }
+            lua_settop(L, 2);
+        }
     }
+    lua_settop(L, 1);
     return 1;
 }
 

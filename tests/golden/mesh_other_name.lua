@@ -1,0 +1,3 @@
+-- args: check --device cpu --mesh fsdp=8
+local m = require "mlua"
+m.layout.ddp {}
