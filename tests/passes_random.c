@@ -1,4 +1,5 @@
 /* Passes over random graphs: every pass leaves all values as they are, gradients included. */
+#include <math.h>
 #include <stdio.h>
 
 #include "tests/passes_support.h"
@@ -6,7 +7,9 @@
 #define AXIS(name) fixture_axis(f, name)
 #define MAP2(op, a, b) ml_map2(f->g, ML_OP_##op, a, b)
 #define MAP1(op, a) ml_map1(f->g, ML_OP_##op, a)
-#define NUM(v) ml_const(f->g, ML_F64, v)
+#define NUM(v) ml_const(f->g, drawn, v)
+
+static ml_dtype drawn = ML_F64; /* of random graphs */
 
 /* ---- Random graphs -----------------------------------------------------------------------------
  */
@@ -126,27 +129,32 @@ static ml_ref random_reduce(pool *p) {
     case 2: {
         ml_ref y = shaped(p, &type);
         if (ml_type_find(ml_graph_type(f->g, y), axis) < 0) return x;
-        return ml_dot(f->g, x, y, &axis, 1, ML_F64);
+        return ml_dot(f->g, x, y, &axis, 1, drawn);
     }
     default: return ml_reduce(f->g, ML_OP_SUM, x, type.axis, type.rank);
+    }
+}
+
+static void draw_graph(pool *p) {
+    fixture *f = p->f;
+    p->nodes[p->count++] = fixture_input(f, drawn, "b2 s4 d3", -2, 2);
+    p->nodes[p->count++] = fixture_input(f, drawn, "d3 s4", -2, 2);
+    p->nodes[p->count++] = fixture_input(f, drawn, "s4", -2, 2);
+    p->nodes[p->count++] = fixture_input(f, drawn, "", -2, 2);
+    for (int i = 0; i < NODES_MADE; i++) {
+        int64_t kind = fixture_below(f, 8);
+        ml_ref n = kind < 4 ? random_map(p) : kind < 7 ? random_move(p) : random_reduce(p);
+        if (ml_type_elements(ml_graph_type(f->g, n)) <= 400) p->nodes[p->count++] = n;
+        /* keep values near 1, so that differences mean something */
+        ml_ref *last = &p->nodes[p->count - 1];
+        if (i % 4 == 3) *last = MAP1(TANH, *last);
     }
 }
 
 static void check_random(fixture *f) {
     pool p = {.f = f};
     uint64_t seed = f->random / 2;
-    p.nodes[p.count++] = fixture_input(f, ML_F64, "b2 s4 d3", -2, 2);
-    p.nodes[p.count++] = fixture_input(f, ML_F64, "d3 s4", -2, 2);
-    p.nodes[p.count++] = fixture_input(f, ML_F64, "s4", -2, 2);
-    p.nodes[p.count++] = fixture_input(f, ML_F64, "", -2, 2);
-    for (int i = 0; i < NODES_MADE; i++) {
-        int64_t kind = fixture_below(f, 8);
-        ml_ref n = kind < 4 ? random_map(&p) : kind < 7 ? random_move(&p) : random_reduce(&p);
-        if (ml_type_elements(ml_graph_type(f->g, n)) <= 400) p.nodes[p.count++] = n;
-        /* keep values near 1, so that differences mean something */
-        ml_ref *last = &p.nodes[p.count - 1];
-        if (i % 4 == 3) *last = MAP1(TANH, *last);
-    }
+    draw_graph(&p);
     snprintf(f->label, sizeof f->label, "random graph %llu", (unsigned long long)seed);
     fixture_check_passes(f, p.nodes, p.count, 1e-9);
     ml_ref loss = 0, gradients[4], roots[4];
@@ -163,6 +171,52 @@ static void check_random(fixture *f) {
 
 TEST(passes, random_graphs) {
     for (uint64_t seed = 0; seed < 150; seed++) fixture_run(check_random, 1000 + seed);
+}
+
+/* Values whose every step is rounded lie within the bounds of those that are not, and the bounds
+ * mean something: most are small. */
+typedef struct {
+    int64_t elements, loose;
+} tally;
+static tally tallied;
+
+static void check_bounds(fixture *f) {
+    pool p = {.f = f};
+    bool unrounded[SUPPORT_INPUTS] = {false};
+    uint64_t seed = f->random / 2;
+    draw_graph(&p);
+    for (int i = 0; i < f->input_count; i++)
+        for (int64_t k = 0; k < ml_type_elements(ml_graph_type(f->g, p.nodes[i])); k++)
+            f->inputs[i][k] = round(f->inputs[i][k] * 64) / 64;
+    const double *const *inputs = (const double *const *)f->inputs;
+    for (int i = 4; i < p.count; i++) {
+        double *exact, *rounded, *bounds;
+        ml_reference(f->g, NULL, inputs, &p.nodes[i], 1, &exact, false, f->arena);
+        ml_reference(f->g, NULL, inputs, &p.nodes[i], 1, &rounded, true, f->arena);
+        ml_reference_bounds(f->g, inputs, unrounded, p.nodes[i], &bounds, f->arena);
+        for (int64_t k = 0; k < ml_type_elements(ml_graph_type(f->g, p.nodes[i])); k++) {
+            double off = fabs(rounded[k] - exact[k]);
+            if (!(off <= bounds[k]))
+                test_fail(
+                    "graph %llu: element %lld of %s is %.9g, rounded %.9g, and its bound %.3g",
+                    (unsigned long long)seed, (long long)k, fixture_type_text(f, f->g, p.nodes[i]),
+                    exact[k], rounded[k], bounds[k]);
+            tallied.elements++;
+            double unit = drawn == ML_F32 ? 6e-8 : 4e-3;
+            tallied.loose += !(bounds[k] <= 1e3 * unit * fmax(fabs(exact[k]), 1));
+        }
+    }
+}
+
+TEST(passes, bounds_of_roundings) {
+    static const ml_dtype dtypes[] = {ML_F32, ML_BF16};
+    for (int d = 0; d < 2; d++) {
+        drawn = dtypes[d];
+        tallied = (tally){0};
+        for (uint64_t seed = 0; seed < 40; seed++) fixture_run(check_bounds, 9000 + seed);
+        if (d == 0) CHECK(tallied.loose * 10 < tallied.elements);
+    }
+    drawn = ML_F64;
 }
 
 /* ---- Random networks of products

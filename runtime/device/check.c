@@ -65,6 +65,7 @@ typedef struct {
     ml_graph *graph; /* the copied part */
     ml_ref *copy;    /* by node of the plan's graph */
     const double **inputs;
+    bool *unrounded; /* inputs that the step may have had before they were rounded to bf16 */
     bool rough; /* something that the value is computed from is bf16, and perhaps not rounded */
 } check_call;
 
@@ -82,17 +83,6 @@ static void part_find(const check_call *call, ml_ref root, bool *needed, bool *t
     }
 }
 
-static ml_ref input_add(check_call *call, ml_ref n) {
-    const ml_graph *g = call->checker->plan->graph;
-    ml_input input = {.name = "known", .type = *ml_graph_type(g, n)};
-    for (int i = 0; i < input.type.rank; i++) {
-        input.type.axis[i] = ml_axis_named(call->graph, ml_axis_name(g, input.type.axis[i]));
-    }
-    int64_t id = ml_graph_add_input(call->graph, &input);
-    call->inputs[id] = call->checker->known[n];
-    return ml_graph_add(call->graph, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
-}
-
 /* Whether the step may have used a bf16 value before it was rounded: it writes the value itself, or
  * it finishes what an unknown step began (its partial results belong to no node). */
 static bool sees_unrounded(const check_call *call, ml_ref n) {
@@ -103,6 +93,18 @@ static bool sees_unrounded(const check_call *call, ml_ref n) {
     return false;
 }
 
+static ml_ref input_add(check_call *call, ml_ref n) {
+    const ml_graph *g = call->checker->plan->graph;
+    ml_input input = {.name = "known", .type = *ml_graph_type(g, n)};
+    for (int i = 0; i < input.type.rank; i++) {
+        input.type.axis[i] = ml_axis_named(call->graph, ml_axis_name(g, input.type.axis[i]));
+    }
+    int64_t id = ml_graph_add_input(call->graph, &input);
+    call->inputs[id] = call->checker->known[n];
+    call->unrounded[id] = input.type.dtype == ML_BF16 && sees_unrounded(call, n);
+    return ml_graph_add(call->graph, ML_OP_INPUT, NULL, 0, &id, 1, NULL);
+}
+
 /* The value of node n by definition; NULL where something that it needs is not known. */
 static double *value_expected(check_call *call, ml_ref root) {
     const ml_graph *g = call->checker->plan->graph;
@@ -110,6 +112,7 @@ static double *value_expected(check_call *call, ml_ref root) {
     bool *taken = ML_NEW_ARRAY(call->arena, bool, (size_t)root + 1);
     call->copy = ML_NEW_ARRAY(call->arena, ml_ref, (size_t)root + 1);
     call->inputs = ML_NEW_ARRAY(call->arena, const double *, (size_t)root + 1);
+    call->unrounded = ML_NEW_ARRAY(call->arena, bool, (size_t)root + 1);
     call->rough = false;
     part_find(call, root, needed, taken);
     for (ml_ref n = 1; n <= root; n++) {
@@ -140,12 +143,6 @@ static double *value_expected(check_call *call, ml_ref root) {
 /* Of the largest element: how far one may be off. */
 static double tolerance(ml_dtype dtype) {
     return dtype == ML_BF16 ? 2e-2 : dtype == ML_F32 ? 5e-4 : dtype == ML_F64 ? 1e-9 : 0;
-}
-
-/* Of the sum of all terms' magnitudes: how far a sum may be off. Kernels need not round to bf16
- * what they do not store, so each term may differ by a rounding. */
-static double sum_tolerance(ml_dtype dtype) {
-    return dtype == ML_BF16 ? 4e-3 : 0.02 * tolerance(dtype);
 }
 
 /* NaN without a sign, which would be printed. */
@@ -183,46 +180,23 @@ static double largest_of(const double *values, int64_t count) {
     return largest;
 }
 
-/* What a sum would be without cancellation: rounding is relative to this. 0 for other ops. `n` is
- * in the copied part. */
-static double magnitude(check_call *call, ml_ref n) {
-    ml_graph *g = call->graph;
-    ml_ref sources[2];
-    const ml_node *node = ml_graph_node(g, n);
-    ml_type type = *ml_graph_type(g, n);
-    int count = node->source_count;
-    if (node->op == ML_OP_ADD) {
-        ml_ref left = ml_graph_source(g, n, 0), right = ml_graph_source(g, n, 1);
-        return magnitude(call, left) + magnitude(call, right);
-    }
-    if (node->op != ML_OP_SUM && node->op != ML_OP_DOT) return 0;
-    for (int i = 0; i < count; i++) {
-        sources[i] = ml_map1(g, ML_OP_ABS, ml_graph_source(g, n, i));
-    }
-    int64_t args[ML_MAX_AXES];
-    int arg_count = ml_graph_node(g, n)->arg_count;
-    memcpy(args, ml_graph_args(g, n), sizeof *args * (size_t)arg_count);
-    double *result = NULL;
-    ml_ref sum = ml_graph_add(g, ml_graph_node(g, n)->op, sources, count, args, arg_count, &type);
-    ml_reference(g, NULL, call->inputs, &sum, 1, &result, false, call->arena);
-    return largest_of(result, ml_type_elements(&type));
-}
-
+/* An element may be off by a share of the largest one, as kernels take quick functions, or by what
+ * rounding on the way to it may do. */
 static void compare(check_call *call, ml_ref n, const double *is, const double *should) {
     const ml_type *type = ml_graph_type(call->checker->plan->graph, n);
     int64_t count = ml_type_elements(type);
-    bool is_float = ml_dtypes[type->dtype].kind == ML_KIND_FLOAT, widened = false;
+    bool is_float = ml_dtypes[type->dtype].kind == ML_KIND_FLOAT;
     ml_dtype dtype = is_float && call->rough ? ML_BF16 : (ml_dtype)type->dtype;
-    /* a result that cancels to 0 leaves rounding errors behind: hence the floor */
-    double most = tolerance(dtype) * fmax(largest_of(should, count), 1e-6);
+    double most = tolerance(dtype) * largest_of(should, count), *bounds = NULL;
     for (int64_t i = 0; i < count; i++) {
         if (is[i] == should[i] || (isnan(is[i]) && isnan(should[i]))) continue;
         double deviation = fabs(is[i] - should[i]);
-        bool beyond = !isfinite(is[i]) && fabs(should[i]) > 1e38; /* f64 sees no overflow of f32 */
-        if (beyond || deviation <= most) continue;
-        if (!widened) most = fmax(most, sum_tolerance(dtype) * magnitude(call, call->copy[n]));
-        widened = true;
-        if (!(deviation <= most)) fail(call, n, i, is[i], should[i]);
+        if (deviation <= most) continue;
+        if (bounds == NULL)
+            ml_reference_bounds(call->graph, call->inputs, call->unrounded, call->copy[n], &bounds,
+                                call->arena);
+        if (!isinf(bounds[i]) && !(deviation <= most + bounds[i]))
+            fail(call, n, i, is[i], should[i]);
     }
 }
 

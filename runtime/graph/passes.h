@@ -80,6 +80,12 @@ void ml_mark_compared(const ml_graph *g, ml_ref n, bool *marked);
 void ml_reference(const ml_graph *g, const double *const *states, const double *const *inputs,
                   const ml_ref *nodes, int count, double **results, bool round, ml_arena *arena);
 
+/* How far rounding may take each element of a node, on a device that computes it from these inputs,
+ * from what ml_reference gives without rounding: an absolute bound, infinite where any value is
+ * possible. unrounded[id]: the device may have had input id, of bf16, before it was rounded. */
+void ml_reference_bounds(const ml_graph *g, const double *const *inputs, const bool *unrounded,
+                         ml_ref node, double **bounds, ml_arena *arena);
+
 /* FLOPs of one node (2 m n k for a dot; attention by unmasked pairs, causal at one half). */
 double ml_flops(const ml_graph *g, ml_ref n);
 

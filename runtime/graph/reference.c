@@ -309,7 +309,7 @@ static void squares(reference_run *r, ml_ref of, reference_value *out) {
     reference_ragged_squares(&outer, out);
 }
 
-static void compute(reference_run *r, ml_ref node, reference_value *out) {
+void reference_evaluate(reference_run *r, ml_ref node, reference_value *out) {
     const int64_t *args = ml_graph_args(r->graph, node);
     const ml_node *n = ml_graph_node(r->graph, node);
     ml_op op = n->op;
@@ -403,7 +403,7 @@ void reference_finish(reference_run *r, ml_ref node) {
 }
 
 void reference_compute(reference_run *r, ml_ref node) {
-    compute(r, node, reference_begin(r, node));
+    reference_evaluate(r, node, reference_begin(r, node));
     reference_finish(r, node);
 }
 

@@ -47,6 +47,8 @@ void reference_start(reference_run *r, const ml_roots *roots);
 reference_value *reference_begin(reference_run *r, ml_ref node);
 void reference_finish(reference_run *r, ml_ref node);
 void reference_compute(reference_run *r, ml_ref node);
+/* Only the cells of `out`, from those of the sources. */
+void reference_evaluate(reference_run *r, ml_ref node, reference_value *out);
 double *reference_result(const reference_run *r, ml_ref node, ml_arena *arena);
 void reference_end(reference_run *r);
 
