@@ -22,7 +22,8 @@ static _Noreturn void be_rank(const ml_launch *launch, comm_body *body, void *ar
             fprintf(stderr, "rank %d: %s\n", launch->rank, ml_error_last()->text);
         ml_comm_close(comm);
     } else {
-        fprintf(stderr, "rank %d cannot open: %s\n", launch->rank, ml_error_last()->text);
+        fprintf(stderr, "rank %d cannot open: %s\n  help: %s\n", launch->rank,
+                ml_error_last()->text, ml_error_last()->help);
     }
     fflush(NULL);
     _exit(code);

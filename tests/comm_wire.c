@@ -247,6 +247,7 @@ TEST(comm, port_taken) {
              "rank 0 cannot open: rank 0 cannot listen at 127.0.0.1:%d: %s has this port", port,
              holder);
     expect(text, says);
+    expect(text, "  help: end it, or set MASTER_PORT to another port for all ranks\n");
     snprintf(says, sizeof says, "rank 1 finds no rank 0 of its job at 127.0.0.1, port %d\n", port);
     expect(text, says);
     CHECK(codes[0] == 3 && codes[1] == 3);
@@ -273,6 +274,7 @@ TEST(comm, ports_all_taken) {
              "cannot listen at 127.0.0.1: ports %d to %d are taken, the first by ", port,
              port + JOIN_PORTS - 1);
     expect(text, says);
+    expect(text, "  help: set MASTER_PORT to a free port for all ranks\n");
     snprintf(says, sizeof says, "rank 1 finds no rank 0 of its job at 127.0.0.1, ports %d to %d\n",
              port, port + JOIN_PORTS - 1);
     expect(text, says);

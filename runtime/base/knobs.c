@@ -103,8 +103,8 @@ static const knob KNOBS[] = {
      "tells of several hosts, else this host alone (127.0.0.1)",
      TEXT, AT(bind)},
     {"MLUA_SECRET", "TEXT",
-     "what the ranks of a job must know to join it; default: a file of the user's, made when first "
-     "needed",
+     "what the ranks of a job must know to join it, and prove in all that they send to other hosts "
+     "(nothing is encrypted); default: a file of the user's, made when first needed",
      TEXT, AT(secret)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
     {"MLUA_RUNS", "N",
