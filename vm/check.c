@@ -533,6 +533,17 @@ static void require_memory(void *argument) {
     ml_plan_require(call->plan, call->extra, call->limit, call->device);
 }
 
+/* The script of the prompt: `:check` reports it. */
+static int keep_report(lua_State *L) {
+    lua_createtable(L, 2, 0);
+    lua_pushvalue(L, 1);
+    lua_rawseti(L, -2, 1);
+    lua_pushvalue(L, 2);
+    lua_rawseti(L, -2, 2);
+    lua_setfield(L, LUA_REGISTRYINDEX, "mlua.report");
+    return 0;
+}
+
 static int core_report(lua_State *L) {
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -548,12 +559,11 @@ static int core_report(lua_State *L) {
     }
     lua_pushboolean(L, 1);
     lua_setfield(L, LUA_REGISTRYINDEX, "mlua.reported");
-    vm_open_device(L);
+    if (vm->dry.runs && vm->options->mode == VM_REPL) return keep_report(L);
+    const ml_target *target = vm_target(L);
     read_programs(L, &r, accum);
     read_states(L, &r);
     luaL_checkstack(L, 64, "a report");
-    const ml_target *target =
-        vm->options->mode == VM_CHECK ? &vm->check_target : &ml_session_device(vm->session)->target;
     r.fits = !target->memory_bytes || r.peak_bytes <= target->memory_bytes;
     bool discards = vm->discards;
     output_discard(vm, false);

@@ -70,22 +70,102 @@ static bool is_end(lua_State *L, int index) {
     return lua_islightuserdata(L, index) && lua_touserdata(L, index) == &ended;
 }
 
+/* ---- The chunk's variables ---------------------------------------------------------------------
+ */
+
+static const char *const chunk_key = "mlua.chunk"; /* registry: the function that dry_call calls */
+static const char *const locals_key = "mlua.locals"; /* registry: its variables, by name */
+
+/* Of two variables of one name the later one is in scope. */
+static void keep_locals(lua_State *L, lua_Debug *frame) {
+    const char *name;
+    luaL_checkstack(L, 8, "local variables");
+    lua_newtable(L);
+    for (int i = 1; (name = lua_getlocal(L, frame, i)) != NULL; i++) {
+        if (name[0] != '(') {
+            lua_createtable(L, 1, 0); /* the value may be nil */
+            lua_insert(L, -2);
+            lua_rawseti(L, -2, 1);
+            lua_setfield(L, -2, name);
+        } else {
+            lua_pop(L, 1);
+        }
+    }
+    lua_setfield(L, LUA_REGISTRYINDEX, locals_key);
+}
+
+static bool is_chunk(lua_State *L, lua_Debug *frame) {
+    lua_getinfo(L, "f", frame);
+    lua_getfield(L, LUA_REGISTRYINDEX, chunk_key);
+    bool same = lua_rawequal(L, -1, -2);
+    lua_pop(L, 2);
+    return same;
+}
+
+static void on_return(lua_State *L, lua_Debug *frame) {
+    if (is_chunk(L, frame)) keep_locals(L, frame);
+}
+
+/* Where an error is raised the chunk's frame is still there. */
+static void keep_before_error(lua_State *L) {
+    lua_Debug frame;
+    for (int level = 0; lua_getstack(L, level, &frame); level++)
+        if (is_chunk(L, &frame)) {
+            keep_locals(L, &frame);
+            return;
+        }
+}
+
+static void set_globals(lua_State *L) {
+    if (lua_getfield(L, LUA_REGISTRYINDEX, locals_key) == LUA_TTABLE) {
+        lua_pushnil(L);
+        while (lua_next(L, -2)) {
+            lua_rawgeti(L, -1, 1);
+            lua_setglobal(L, lua_tostring(L, -3));
+            lua_pop(L, 1);
+        }
+    }
+    lua_pop(L, 1);
+}
+
+/* ---- The call ----------------------------------------------------------------------------------
+ */
+
 static int handle_message(lua_State *L) {
     return is_end(L, 1) ? 1 : vm_message_handler(L);
 }
 
-void dry_call(lua_State *L) {
+static int handle_and_keep(lua_State *L) {
+    keep_before_error(L);
+    return handle_message(L);
+}
+
+static void call(lua_State *L, bool keeps) {
     ml_vm *vm = vm_of(L);
     bool before = vm->dry.runs;
-    lua_pushcfunction(L, handle_message);
+    if (keeps) {
+        lua_pushvalue(L, -1);
+        lua_setfield(L, LUA_REGISTRYINDEX, chunk_key);
+        lua_sethook(L, on_return, LUA_MASKRET, 0);
+    }
+    lua_pushcfunction(L, keeps ? handle_and_keep : handle_message);
     lua_insert(L, -2);
     vm->dry.runs = true;
     int status = lua_pcall(L, 0, 0, -2);
     vm->dry.runs = before;
     output_discard(vm, false);
-    if (vm->dry.ended) lua_sethook(L, NULL, 0, 0);
+    if (keeps || vm->dry.ended) lua_sethook(L, NULL, 0, 0);
+    if (keeps) set_globals(L);
     if (status != LUA_OK && !is_end(L, -1)) lua_error(L);
     lua_pop(L, status == LUA_OK ? 1 : 2);
+}
+
+void dry_call(lua_State *L) {
+    call(L, false);
+}
+
+void dry_call_keeping(lua_State *L) {
+    call(L, true);
 }
 
 static int core_discard_output(lua_State *L) {

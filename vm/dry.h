@@ -9,8 +9,12 @@
 
 #include "vm/vm.h"
 
-/* Call the function on top of the stack, without arguments; pops it. Errors pass. */
+/* Call the function on top of the stack, a script's chunk, without arguments; pops it. Errors pass.
+ */
 void dry_call(lua_State *L);
+/* The same; then, of the prompt, also after an error, the chunk's local variables are globals: the
+ * prompt knows them as the script left them. */
+void dry_call_keeping(lua_State *L);
 /* In a dry run: a program has been planned; a program is called. */
 void dry_note_program(lua_State *L, const ml_plan *plan);
 void dry_note_call(lua_State *L);

@@ -59,7 +59,7 @@ static const struct {
     const char *doc;
 } option_table[] = {
     {"--device", "NAME", OPTION_DEVICE, FOR_SCRIPTS,
-     "cpu, cuda or null; default: the GPU where there is one. `check` also takes h200, h100, a100, "
+     "cpu, cuda or null; default: the GPU where there is one. `check` and `repl` also take h200, "
      "..."},
     {"--dtype", "NAME", OPTION_DTYPE, FOR_SCRIPTS,
      "in which forward functions compute: bf16, f32 or f64; default: bf16 on a GPU, f32 on a CPU"},
@@ -101,8 +101,9 @@ static const command commands[] = {
      "run a script; key=value overrides what it declares with m.config", FOR_RUN, run_command},
     {"check", "SCRIPT [key=value ...]",
      "build, type-check and plan; report work and memory; run nothing", FOR_CHECK, check_main},
-    {"repl", "[SCRIPT] [key=value ...]", "type expressions and see their types", FOR_REPL,
-     repl_main},
+    {"repl", "[SCRIPT] [key=value ...]",
+     "type expressions, see their types and values; knows what SCRIPT sets, and trains nothing",
+     FOR_REPL, repl_main},
     {"doctor", "", "what was found on this machine, what is missing and what that costs",
      FOR_DOCTOR, doctor_main},
     {"editor", "[FILE]", "write the definitions that editors complete from (LuaCATS)", 0,
@@ -238,10 +239,10 @@ static bool parse_float_dtype(const char *text, int *dtype) {
 static int parse_device(vm_options *options, const char *name) {
     options->device = name;
     bool known = strcmp(name, "cpu") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "null") == 0;
-    if (known || (options->mode == VM_CHECK && gpu_by_key(name))) return EXIT_OK;
+    if (known || (options->mode != VM_RUN && gpu_by_key(name))) return EXIT_OK;
     usage_error("there is no device \"%s\"", name);
     fprintf(stderr, "  help: devices are cpu, cuda, null");
-    if (options->mode == VM_CHECK)
+    if (options->mode != VM_RUN)
         for (int i = 0; gpu_at(i); i++) fprintf(stderr, ", %s", gpu_at(i)->key);
     else if (gpu_by_key(name))
         fprintf(stderr, "; mlua check plans for %s", name);
@@ -523,7 +524,8 @@ static int repl_main(vm_options *options, int count, char **words) {
     if (options->script && access(options->script, R_OK) != 0)
         return missing_script(options->script);
     ml_vm *vm = NULL;
-    if (ml_device_find(options->device) == ML_OK && vm_new(options, &vm) == ML_OK) {
+    bool planned = options->device && gpu_by_key(options->device);
+    if ((planned || ml_device_find(options->device) == ML_OK) && vm_new(options, &vm) == ML_OK) {
         vm_catch_signals(vm);
         result = repl_run(vm);
         vm_catch_signals(NULL);

@@ -198,6 +198,7 @@ static void remark_on_ranks(lua_State *L, const vm_program *p) {
 }
 
 static void make_program(lua_State *L, vm_program *p) {
+    vm_start_device(L);
     vm_check(L, ml_program_new(vm_of(L)->session, &p->roots, &p->program));
     check_inputs(L, p);
     vm_find_ranges(L, p);
@@ -353,6 +354,8 @@ static int program_start(lua_State *L) {
     lua_getiuservalue(L, 1, 2);
     check_feeds(L, 3);
     dry_note_call(L);
+    /* Of the script of the prompt, in its first call from there. */
+    if (!p->program && !vm_of(L)->dry.runs) make_program(L, p);
     if (p->program) {
         vm_compare_random(L);
         vm_profile_run(L);

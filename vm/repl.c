@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "vm/traps.h"
+#include "vm/dry.h"
 
 enum { HISTORY_SIZE = 10000, PATH_SIZE = 4096 };
 
@@ -158,14 +158,20 @@ static bool is_incomplete(lua_State *L) {
     return message && length >= 5 && strcmp(message + length - 5, "<eof>") == 0;
 }
 
+/* Behind "=", which asks for values; NULL where the text does not begin with it. */
+static const char *after_equals(const char *text) {
+    text += strspn(text, " \t");
+    return text[0] == '=' && text[1] != '=' ? text + 1 : NULL;
+}
+
 /* Load the text at index 1 as an expression or as statements; LUA_OK with a function pushed. */
 static int load_input(lua_State *L, const char *chunk) {
     size_t length;
-    const char *text = lua_tolstring(L, 1, &length);
-    lua_pushfstring(L, "return %s", text);
+    const char *text = lua_tolstring(L, 1, &length), *wanted = after_equals(text);
+    lua_pushfstring(L, "return %s", wanted ? wanted : text);
     const char *expression = lua_tostring(L, -1);
     int status = vm_load(L, expression, strlen(expression), chunk, 0);
-    if (status != LUA_OK) {
+    if (status != LUA_OK && !wanted) {
         bool open = is_incomplete(L); /* "1 +" is no statement, but may become an expression */
         status = vm_load_input(L, text, length, chunk);
         if (status == LUA_OK || !open || is_incomplete(L))
@@ -178,14 +184,37 @@ static int load_input(lua_State *L, const char *chunk) {
     return status;
 }
 
+static int print_all_values(lua_State *L) {
+    for (int i = 1, count = lua_gettop(L); i <= count; i++) repl_print_values(L, i);
+    return 0;
+}
+
+/* Called from the input's first line, so that errors name it. */
+static void print_values_from(lua_State *L, const char *chunk, int count) {
+    static const char text[] = "local print = ... print(select(2, ...))";
+    if (luaL_loadbufferx(L, text, sizeof text - 1, chunk, "t") != LUA_OK) lua_error(L);
+    vm_push_library_globals(L);
+    lua_setupvalue(L, -2, 1);
+    lua_pushcfunction(L, print_all_values);
+    for (int i = 1; i <= count; i++) lua_pushvalue(L, i);
+    lua_call(L, count + 1, 0);
+}
+
+/* The function, and the name of its chunk where its values are wanted. */
 static int run_input(lua_State *L) {
+    char chunk[32] = "";
+    if (lua_isstring(L, 2)) snprintf(chunk, sizeof chunk, "%s", lua_tostring(L, 2));
+    lua_settop(L, 1);
     lua_call(L, 0, LUA_MULTRET);
     int results = lua_gettop(L);
     if (results) {
         lua_pushvalue(L, 1);
         lua_setglobal(L, "_");
     }
-    for (int i = 1; i <= results; i++) repl_print(L, i);
+    if (chunk[0])
+        print_values_from(L, chunk, results);
+    else
+        for (int i = 1; i <= results; i++) repl_print(L, i);
     vm_print_hints(L);
     fflush(stdout);
     return 0;
@@ -228,7 +257,8 @@ static bool step(repl *r, int number) {
     if (loaded) {
         lua_pushcfunction(L, run_input);
         lua_insert(L, -2);
-        if (vm_call(L, 1, 0) == LUA_OK) return true;
+        lua_pushstring(L, after_equals(lua_tostring(L, 1)) ? chunk : NULL);
+        if (vm_call(L, 2, 0) == LUA_OK) return true;
     } else {
         vm_finish_error(L);
     }
@@ -245,6 +275,14 @@ static int protected_step(lua_State *L) {
     return 1;
 }
 
+/* What core.options() tells. */
+static void set_mode(lua_State *L, const char *mode) {
+    lua_getfield(L, LUA_REGISTRYINDEX, "mlua.options");
+    lua_pushstring(L, mode);
+    lua_setfield(L, -2, "mode");
+    lua_pop(L, 1);
+}
+
 static int preload(lua_State *L) {
     const vm_options *options = vm_of(L)->options;
     lua_getglobal(L, "require");
@@ -255,8 +293,25 @@ static int preload(lua_State *L) {
     lua_setglobal(L, "_");
     if (!options->script) return 0;
     if (vm_load_file(L, options->script, 0) != LUA_OK) return lua_error(L);
-    lua_call(L, 0, 0);
+    set_mode(L, "check"); /* m.train plans, m.generate does nothing */
+    dry_call_keeping(L);
     return 0;
+}
+
+/* The script has ended, maybe within a function that is traced. */
+static void leave_script(ml_vm *vm) {
+    lua_State *L = vm->L;
+    set_mode(L, "repl");
+    vm->module = "";
+    vm->traces = vm->exact = false;
+    luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
+    if (lua_getfield(L, -1, "mlua") == LUA_TTABLE) {
+        lua_newtable(L);
+        lua_pushinteger(L, 0);
+        lua_setfield(L, -2, "sites");
+        lua_setfield(L, -2, "context");
+    }
+    lua_pop(L, 2);
 }
 
 int repl_run(ml_vm *vm) {
@@ -264,6 +319,7 @@ int repl_run(ml_vm *vm) {
     lua_State *L = vm->L;
     lua_pushcfunction(L, preload);
     if (vm_call(L, 0, 0) != LUA_OK) vm_print_error(L);
+    if (vm->options->script) leave_script(vm);
     if (r.interactive) open_editor(&r);
     if (r.edit && !vm->options->quiet)
         printf("mlua: expressions print their type; m is the library; ^D ends\n");

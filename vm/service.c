@@ -82,8 +82,9 @@ static int core_set_seed(lua_State *L) {
 /* ---- Device ------------------------------------------------------------------------------------
  */
 
-/* What `mlua check` plans for: the named device, else the machine's GPU, else its CPU. */
-static void choose_check_target(lua_State *L) {
+/* What `mlua check` and the prompt plan for: the named device, else the machine's GPU, else its
+ * CPU. */
+static void choose_target(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (vm->check_device) return;
     const char *name = vm->options->device;
@@ -107,23 +108,34 @@ static void choose_check_target(lua_State *L) {
 }
 
 void vm_open_device(lua_State *L) {
+    if (vm_of(L)->options->mode == VM_RUN)
+        vm_start_device(L);
+    else
+        choose_target(L);
+}
+
+void vm_start_device(lua_State *L) {
     ml_vm *vm = vm_of(L);
-    if (vm->options->mode == VM_CHECK)
-        choose_check_target(L);
-    else if (!ml_session_device(vm->session)) {
-        vm_check(L, ml_session_open(vm->session, vm->options->device, 0));
-        vm_profile_attach(L);
-    }
+    const char *name = vm->options->device;
+    if (ml_session_device(vm->session)) return;
+    if (name && gpu_by_key(name))
+        vm_fail(L, "--device cuda or cpu runs programs; = x computes small tensors",
+                "the prompt plans for %s (--device %s), and runs nothing", gpu_by_key(name)->model,
+                name);
+    vm_check(L, ml_session_open(vm->session, name, 0));
+    vm_profile_attach(L);
+}
+
+const ml_target *vm_target(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    vm_open_device(L);
+    return vm->check_device ? &vm->check_target : &ml_session_device(vm->session)->target;
 }
 
 ml_dtype vm_compute_dtype(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (vm->compute_dtype < 0) {
-        vm_open_device(L);
-        const ml_target *target = vm->options->mode == VM_CHECK
-                                      ? &vm->check_target
-                                      : &ml_session_device(vm->session)->target;
-        vm->compute_dtype = target->kind == ML_TARGET_CUDA ? ML_BF16 : ML_F32;
+        vm->compute_dtype = vm_target(L)->kind == ML_TARGET_CUDA ? ML_BF16 : ML_F32;
     }
     return (ml_dtype)vm->compute_dtype;
 }

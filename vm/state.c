@@ -239,7 +239,7 @@ static int state_get(lua_State *L) {
     if (state->kind == ML_STATE_PARAMETER && !state->name && state->initial == 0)
         vm_fail(L, "m.parameters(model) gives all of a model their names and initial values",
                 "a parameter has no value before its module has been called or listed");
-    vm_open_device(L);
+    if (!vm_of(L)->dry.runs) vm_start_device(L);
     vm_host *host = vm_push_host(L, type->dtype, type->rank, type->size);
     if (!vm_of(L)->dry.runs) vm_check(L, ml_session_read_state(vm_of(L)->session, id, host->data));
     return 1;
@@ -307,7 +307,7 @@ static int state_set(lua_State *L) {
         reorder(type, order, data, own);
         data = own;
     }
-    vm_open_device(L);
+    if (!vm_of(L)->dry.runs) vm_start_device(L);
     if (!vm_of(L)->dry.runs) vm_check(L, ml_session_write_state(vm_of(L)->session, id, data));
     return 0;
 }

@@ -113,7 +113,7 @@ typedef struct ml_vm {
     vm_dry dry;
     bool discards;            /* standard output is discarded; */
     int shown;                /* its descriptor meanwhile */
-    ml_target check_target;   /* check mode: what is planned for */
+    ml_target check_target;   /* of a check and the prompt: what is planned for */
     const char *check_device; /* its description */
     struct {
         bool given;    /* the script gave math.randomseed a seed: the session's does not count */
@@ -305,9 +305,12 @@ void vm_layout_register(lua_State *L);
 void vm_lineage_register(lua_State *L);
 void vm_profile_register(lua_State *L);
 
-/* service.c: the dtype that parameters are read in. Opens the device in run mode. */
+/* service.c: the dtype that parameters are read in. */
 ml_dtype vm_compute_dtype(lua_State *L);
+/* A run opens its device; a check and the prompt find out for which one they plan. */
 void vm_open_device(lua_State *L);
+void vm_start_device(lua_State *L); /* open the device, to run a program: the prompt's too */
+const ml_target *vm_target(lua_State *L);
 
 /* hostarray.c: typed arrays in host memory. */
 typedef struct {

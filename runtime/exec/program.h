@@ -55,6 +55,8 @@ ml_status ml_program_run(ml_program *program, const void *const *inputs, void *c
 ml_status ml_program_start(ml_program *program, const void *const *inputs);
 ml_status ml_program_finish(ml_program *program, void *const *outputs);
 
+/* Whether a state holds its initial or a later value already. */
+bool ml_session_has_value(const ml_session *session, uint32_t state);
 /* A state's whole value, in its type's order; on several ranks all at once. Initializes all states
  * first where needed. */
 ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to);

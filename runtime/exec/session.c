@@ -320,6 +320,10 @@ static ml_status part_download(ml_session *session, uint32_t state, void *part) 
     return device->ops->download(device, part, held->memory, held->bytes);
 }
 
+bool ml_session_has_value(const ml_session *session, uint32_t state) {
+    return state < session->state_count && session->states[state].initialized;
+}
+
 ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     ml_status status = state_check(session, state);
     if (status == ML_OK) status = session_grow(session);
