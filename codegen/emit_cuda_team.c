@@ -12,10 +12,10 @@ static int64_t terms_of(const cuda_shape *s, int i) {
     return all ? own * (e->rows / s->chunks / s->teams + 1) : own;
 }
 
-/* In f32 the roundings of LONG_SUM equal terms may add up to 3e-5. (Columns' sums of so many rows a
+/* In f32 the roundings of LONG_SUM equal terms may add up to 4e-5. (Columns' sums of so many rows a
  * thread would be of tensors of 8 GB and more.) */
 bool cuda_is_long_sum(const cuda_shape *s, int i) {
-    enum { LONG_SUM = 3072 };
+    enum { LONG_SUM = 4096 };
     const ml_inst *inst = &s->e->ir->inst[i];
     return inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online &&
            !cuda_is_column(s, inst) && strcmp(ml_dtypes[inst->dtype].suffix, "f32") == 0 &&

@@ -146,6 +146,21 @@ void ${e}(char *const *p, const long long *s, long long begin, long long end) {
 }
 )";
 
+/* More tokens than this may be too many to be added up one by one in f32. */
+enum { MANY_TOKENS = 1024 };
+
+static bool is_f32(const printer *p) {
+    return strcmp(ml_dtypes[p->dtype].suffix, "f32") == 0 &&
+           ml_dtypes[p->dtype].kind == ML_KIND_FLOAT;
+}
+
+/* f32 sums of hundreds of tokens a row; those of tables, of which a row gets a few, need no wider
+ * copy of the table. */
+static bool needs_f64(const printer *p) {
+    enum { A_ROW = 64 };
+    return p->tokens > MANY_TOKENS && p->tokens >= A_ROW * p->rows && !p->based && is_f32(p);
+}
+
 static void scatter_cpu(printer *p) {
     ml_template *t = &p->text;
     /* Where few rows are hit, writing zeros is the work: whole rows then. Else blocks of columns,
@@ -155,13 +170,16 @@ static void scatter_cpu(printer *p) {
     int64_t wanted = 4 * (int64_t)p->schedule->target->threads, units = p->batches * blocks;
     int64_t parts = units >= wanted ? 1 : (wanted + units - 1) / units;
     if (parts > p->rows) parts = p->rows;
-    bool narrow = p->dtype == ML_BF16; /* sums need a wider type than the result has */
+    bool wide = needs_f64(p);
+    bool narrow = p->dtype == ML_BF16 || wide; /* sums need a wider type than the result has */
     int at = p->step->read_count;
     if (narrow)
-        at = template_workspace(p->schedule, p->step, ML_F32, p->batches * p->rows * p->columns);
+        at = template_workspace(p->schedule, p->step, wide ? ML_F64 : ML_F32,
+                                p->batches * p->rows * p->columns);
+    if (wide) template_set_text(t, "adder", "double");
     template_set(t, "narrow", "%d", narrow);
     template_set(t, "sums_at", "%d", at);
-    template_set_text(t, "sums_memory", narrow ? "float" : "${memory}");
+    template_set_text(t, "sums_memory", wide ? "double" : narrow ? "float" : "${memory}");
     template_set_text(t, "sums_row", narrow ? "${columns}" : "${row_stride}");
     template_set_text(t, "sums_column", narrow ? "column" : "${result_column}");
     template_set_text(t, "sums_batch",
@@ -190,10 +208,10 @@ extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
     const int *index = (const int *)a.p[0] + ${index_batch};
     const ${value} *value = (const ${value} *)a.p[1] + ${value_batch} + ${value_column};
     long long at = ${result_batch} + row * ${row_stride} + ${result_column};
-    ${adder} sum = ${start};
+    ${adder} sum = ${start}${lost};
     for (long long token = 0; token < ${tokens}; token++)
-        if (index[${index_token}] == row) sum += (${adder})${load}(value[${value_token}]);
-    ((${memory} *)a.p[${result_at}])[at] = ${store}((${sum})sum);
+        if (index[${index_token}] == row) ${add}(${adder})${load}(value[${value_token}])${added};
+    ${total}((${memory} *)a.p[${result_at}])[at] = ${store}((${sum})sum);
 }
 )";
 
@@ -491,6 +509,14 @@ static void scatter_cuda(printer *p) {
         return;
     }
     template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
+    bool keeps = p->tokens > MANY_TOKENS && is_f32(p); /* what the sum loses (Knuth's two-sum) */
+    template_set_text(&p->text, "lost", keeps ? ", lost = 0" : "");
+    template_set_text(&p->text, "add", keeps ? "{ const float x = " : "sum += ");
+    template_set_text(&p->text, "added",
+                      keeps ? ", next = sum + x, part = next - sum; "
+                              "lost += (sum - (next - part)) + (x - part); sum = next; }"
+                            : "");
+    template_set_text(&p->text, "total", keeps ? "if (lost - lost == 0) sum += lost;\n    " : "");
     const char *const bodies[] = {direct_text};
     append(p, &p->step->kernel, bodies, 1, "scatter_add");
     template_launch(p->step->kernel, (elements + 255) / 256, 1, 1, 256, 0);

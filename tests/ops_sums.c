@@ -65,6 +65,17 @@ OPS_TEST(running_sums) {
     ops_run(build_running, 33, 0);
 }
 
+static void build_scattered(ops_case *c) {
+    ml_ref x = tenths(c, ML_F32, "t100000 c3"), index = ops_index(c, "t100000", 4);
+    ml_type type = ops_type(c, ML_F32, "v5 c3");
+    ml_ref y = ml_scatter_add(c->g, index, x, ops_axis(c, "v"), &type);
+    ops_output(c, y, ops_is_gpu(c) ? 1e-5 : 1e-6, "many tokens a row");
+}
+
+OPS_TEST(scattered_sums) {
+    ops_run(build_scattered, 35, 0);
+}
+
 /* What is infinite stays so, from there on. */
 static void build_infinite(ops_case *c) {
     ml_ref x = tenths(c, ML_F32, "r2 n2000"), n = tenths(c, ML_F32, "n5000 c2");
