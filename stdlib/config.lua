@@ -1,6 +1,7 @@
 -- Settings that a script declares and the command line overrides, and named axes.
 local core = require "mlua.core"
 local m = require "mlua"
+local synonyms = require "mlua.synonyms"
 
 local function names_of(t)
   local names = {}
@@ -49,13 +50,16 @@ function m.config(defaults)
   if defaults.presets then known[#known + 1] = "preset" end
   local function check(key, before, after)
     if values[key] ~= nil then return end
-    local guess = core.suggest(tostring(key), known)
+    local guess = synonyms.setting(tostring(key), known)
     core.fail(before .. m.shown(key) .. after, {
       help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
     })
   end
   local function set(key, value, where)
     check(key, where .. " has no setting ", "")
+    if type(value) ~= type(values[key]) then
+      core.fail(("%s is a %s, and cannot become %s"):format(key, type(values[key]), m.shown(value)))
+    end
     values[key] = math.type(values[key]) == "float" and math.type(value) == "integer" and value + 0.0 or value
   end
   for _, name in ipairs(names_of(presets)) do -- also of those that are not asked for
@@ -94,7 +98,7 @@ function m.config(defaults)
     __index = function(_, key)
       local value = values[key]
       if value == nil then
-        local guess = core.suggest(tostring(key), known)
+        local guess = synonyms.setting(tostring(key), known)
         core.fail(("the configuration has no setting %q"):format(tostring(key)), {
           help = guess and ("did you mean %s?"):format(guess) or "settings: " .. table.concat(known, ", "),
         })
@@ -136,6 +140,9 @@ end
 ---@param by string the name of another
 ---@return integer
 function m.quotient(cfg, whole, by)
+  if type(cfg) ~= "table" or type(whole) ~= "string" or type(by) ~= "string" then
+    core.fail("m.quotient takes the settings and the names of two of them", { help = 'm.quotient(cfg, "embed", "heads"); numbers are divided by //' })
+  end
   for _, name in ipairs { whole, by } do
     local value = math.tointeger(cfg[name])
     if not value or value < 1 then core.fail(("%s must be a positive integer, got %s"):format(name, m.shown(cfg[name]))) end
@@ -162,7 +169,7 @@ function m.axes(sizes)
   for _, name in ipairs(known) do
     local size = math.tointeger(sizes[name])
     if not size or size < 1 then
-      core.fail(("axis %q cannot have size %s"):format(name, tostring(sizes[name])), {
+      core.fail(("axis %q cannot have size %s"):format(name, m.shown(sizes[name])), {
         help = "a size is a positive integer; divide with //",
       })
     end
@@ -170,7 +177,7 @@ function m.axes(sizes)
   end
   return setmetatable(axes, {
     __index = function(_, name)
-      local guess = core.suggest(tostring(name), known)
+      local guess = synonyms.setting(tostring(name), known)
       core.fail(("there is no axis %q"):format(tostring(name)), {
         help = guess and ("did you mean %s?"):format(guess) or "axes: " .. table.concat(known, ", "),
       })

@@ -12,7 +12,10 @@ local m = require "mlua"
 function m.generate(model, options)
   m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "seq", "seed", "quiet" })
   if not m.is_module(model) and type(model) ~= "function" then
-    core.fail("m.generate takes a module, got " .. m.shown(model), { help = "calling a class makes one: local model = GPT()" })
+    local within = type(model) == "table" and rawget(model, "model") ~= nil
+    core.fail("m.generate takes a module, got " .. m.shown(model), {
+      help = within and "the model comes first: m.generate(model, { prompt = \"a\", seq = A.seq })" or "calling a class makes one: local model = GPT()",
+    })
   end
   if core.options().mode == "check" or core.stopped() then return {}, "" end
   options = options or {}
@@ -21,7 +24,7 @@ function m.generate(model, options)
     core.fail("m.generate needs seq, the axis of positions", { help = "seq = A.seq" })
   end
   local count = options.tokens or 200
-  if not math.tointeger(count) or count < 0 then
+  if type(count) ~= "number" or not math.tointeger(count) or count < 0 then
     core.fail(("m.generate's tokens must be an integer, 0 or more, got %s"):format(m.shown(count)))
   end
   if type(temperature) ~= "number" or not (temperature >= 0) then
@@ -43,6 +46,9 @@ function m.generate(model, options)
     return logits:argmax(rest[1])
   end, { tokens = { batch, seq, dtype = "i32" }, position = { dtype = "i32" }, key = { dtype = "i64" } }, { name = "sample", often = true })
   local prompt, ids = options.prompt or "\n", {}
+  if type(prompt) ~= "string" and type(prompt) ~= "table" then
+    core.fail("m.generate's prompt must be a text or a list of token ids, got " .. m.shown(prompt))
+  end
   if type(prompt) == "string" then
     for i = 1, #prompt do ids[i] = prompt:byte(i) end
   else

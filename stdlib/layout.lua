@@ -56,6 +56,12 @@ end
 
 -- {{"dp", 4}, {"tp", 2}} with the sizes that --mesh gives.
 local function read_mesh(mesh)
+  local first = type(mesh) == "table" and #mesh == 0 and next(mesh)
+  if type(first) == "string" then
+    core.fail("the mesh is a list of pairs, as its order counts, and not a table by name", {
+      help = ("mesh = { {%q, %s}, ... }, outermost first"):format(first, tostring(mesh[first])),
+    })
+  end
   if type(mesh) ~= "table" or #mesh == 0 then
     core.fail("a layout needs a mesh", { help = [[mesh = { {"dp", 4}, {"tp", 2} }, outermost first]] })
   end
@@ -63,6 +69,9 @@ local function read_mesh(mesh)
   for i, pair in ipairs(mesh) do
     local name, size = nil, nil
     if type(pair) == "table" and type(pair[2]) == "number" then name, size = pair[1], math.tointeger(pair[2]) end
+    if type(pair) == "table" and type(pair[1]) == "string" and not (size and size >= 1) then
+      core.fail(("the mesh axis %s cannot have size %s"):format(pair[1], m.shown(pair[2])), { help = "a size is a positive integer" })
+    end
     if type(name) ~= "string" or not size or size < 1 then
       core.fail(("axis %d of the mesh is no pair of a name and a size"):format(i), { help = [[{"dp", 4}]] })
     end
@@ -237,6 +246,11 @@ local function preset(options)
     "pp", "dp", "ep", "cp", "tp", "sp", "zero", "context", "exchange", "schedule", "chunks", "microbatches", "reshard",
   })
   options = options or {}
+  for _, key in ipairs { "sp", "zero", "reshard" } do
+    if options[key] ~= nil and type(options[key]) ~= "boolean" then
+      core.fail(("m.layout's %s is true or false, got %s"):format(key, m.shown(options[key])), { help = ("%s = true; the sizes are those of pp, dp, ep, cp and tp"):format(key) })
+    end
+  end
   local mesh = {}
   for _, axis in ipairs(SIZES) do
     if axis ~= "ep" or options.ep then mesh[#mesh + 1] = { axis, options[axis] or 1 } end
@@ -482,7 +496,9 @@ function m.use_layout(value, what)
   if value == nil then return end
   what = what or "m.use_layout"
   if getmetatable(value) ~= meta then
-    core.fail(("the layout of %s must be made by m.layout, got %s"):format(what, type(value)), { help = "layout = m.layout.ddp{}" })
+    local name = type(value) == "string" and rawget(m.layout, value) and value or "ddp"
+    for key, preset in pairs(m.layout) do name = preset == value and key or name end
+    core.fail(("the layout of %s must be made by m.layout, got %s"):format(what, m.shown(value)), { help = ("layout = m.layout.%s{}"):format(name) })
   end
   core.set_layout(value)
   current, unchecked = value, value

@@ -77,7 +77,8 @@ function m.cross_entropy(logits, targets, options)
   end
   if not logits:has(axis) then
     core.fail(("cross_entropy: the logits have no axis %q: their axes are %s"):format(axis, table.concat(logits:axes(), ", ")), {
-      help = 'm.cross_entropy(logits, targets, {axis = "classes"}) names the one of the classes',
+      help = logits:dtype() == "i32" and "a loss gets tokens and targets: m.cross_entropy(model(tokens), targets)"
+        or 'm.cross_entropy(logits, targets, {axis = "classes"}) names the one of the classes',
     })
   end
   if targets:dtype() ~= "i32" then

@@ -6,6 +6,7 @@
 -- one's begin with its class and number: "GPT2.blocks.3.wq".
 local core = require "mlua.core"
 local m = require "mlua"
+local synonyms = require "mlua.synonyms"
 
 local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: what m.attributes gives
 local makers = setmetatable({}, { __mode = "k" }) -- the record of the module whose forward function made a parameter or buffer
@@ -285,6 +286,8 @@ function m.module(name, build)
       local known = {}
       for field in pairs(record.fields) do known[#known + 1] = tostring(field) end
       for field in pairs(class) do known[#known + 1] = field ~= "name" and field or nil end
+      local elsewhere = synonyms.for_module(key)
+      if elsewhere then core.fail(("%s has no function %q"):format(name, key), { help = elsewhere }) end
       local guess = core.suggest(key, known)
       if guess then core.fail(("%s has no field %q"):format(name, key), { help = "did you mean " .. guess .. "?" }) end
     end
@@ -483,6 +486,9 @@ end
 ---@param xs (Tensor|State)[]
 ---@return Tensor[]
 function m.grad(loss, xs)
+  if m.is_module(xs) then
+    core.fail("m.grad takes a list of tensors, got " .. m.shown(xs), { help = "m.grad(loss, m.parameters(model))" })
+  end
   local gradients = core.grad(loss, xs)
   local parameters, reached = 0, false
   for i, x in ipairs(xs) do

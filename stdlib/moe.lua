@@ -274,7 +274,7 @@ end
 function MoE:forward(x)
   local o = self.options
   m.check_tensor("m.moe's module", x)
-  if not x:has(o.embed) then x:sum(o.embed) end -- the message of a missing axis
+  core.check_axes("moe", x, o.embed)
   local lead, others = leading(o, x)
   local choices = core.axis("choices", o.top_k)
   local weights, index, probs, logits = route(self, x, choices)

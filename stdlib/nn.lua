@@ -30,6 +30,7 @@ end)
 
 function RMSNorm:forward(x)
   m.check_tensor("m.rms_norm's module", x)
+  core.check_axes("rms_norm", x, names(self.axes))
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local y = wide * core.rsqrt((wide * wide):mean(names(self.axes)) + self.eps)
@@ -52,6 +53,7 @@ end)
 
 function LayerNorm:forward(x)
   m.check_tensor("m.layer_norm's module", x)
+  core.check_axes("layer_norm", x, names(self.axes))
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local centred = wide - wide:mean(names(self.axes))
@@ -74,6 +76,14 @@ function m.rope(x, options)
   m.check_options("rope", options, { "base", "seq", "head_dim", "offset" })
   options = options or {}
   local seq, dim = options.seq or "seq", options.head_dim or "head_dim"
+  m.check_tensor("rope", x)
+  for _, name in ipairs { seq, dim } do
+    if not x:has(name) then
+      core.fail(("rope: the tensor has no axis %q: its axes are %s"):format(name, table.concat(x:axes(), ", ")), {
+        help = 'q of x:dot(wq, "embed") has it, with wq = m.param{A.embed, A.heads, A.head_dim}; the options seq and head_dim name others',
+      })
+    end
+  end
   local size, dtype = x:size(dim), x:dtype()
   local wide = dtype == "f64" and "f64" or "f32"
   if size % 2 ~= 0 then core.fail(("rope needs an even %s, not %d"):format(dim, size)) end
@@ -102,6 +112,9 @@ end
 ---@param options? {causal: boolean, window: integer, scale: number, score: function, document: Tensor, seq: string, heads: string, head_dim: string}
 ---@return Tensor
 function m.attention(q, k, v, options)
+  m.check_tensor("attention", q, "q")
+  m.check_tensor("attention", k, "k")
+  m.check_tensor("attention", v, "v")
   m.check_options("attention", options, { "causal", "window", "scale", "score", "document", "seq", "heads", "head_dim" })
   local window = options and options.window
   if window ~= nil and (not math.tointeger(window) or window < 1) then

@@ -95,6 +95,23 @@ local function missing_field(optimizer, key)
   })
 end
 
+local function check_update(name, parameters, gradients, t)
+  local usage = "update(parameters, gradients, {rate = 1, step = i.step}), with m.parameters(model) and m.grad(loss, parameters)"
+  if type(parameters) ~= "table" or m.is_module(parameters) or #parameters == 0 then
+    core.fail(("m.%s: update takes a list of parameters, got %s"):format(name, m.shown(parameters)), { help = usage })
+  end
+  if type(gradients) ~= "table" or #gradients ~= #parameters then
+    core.fail(("m.%s: update takes a gradient for each of %d parameters, got %s"):format(name, #parameters,
+      type(gradients) == "table" and #gradients or m.shown(gradients)), { help = usage })
+  end
+  local rate, step = type(t) == "table" and t.rate, type(t) == "table" and (t.step or t.step_of)
+  if not rate or not step then
+    core.fail(("m.%s: update takes a third argument, with %s"):format(name, rate and "step" or step and "rate" or "rate and step"), {
+      help = usage .. "; rate is a factor of lr, step counts from 1",
+    })
+  end
+end
+
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
 ---`groups = function(name, p)`, which returns option overrides for a parameter, or nil. rule(p, g, s, t) gives the
 ---new value of the parameter p from its gradient g (both f32); s.NAME reads a slot, a state of p's axes that is
@@ -104,6 +121,11 @@ end
 ---@param rule fun(p: Tensor, g: Tensor, s: table<string, Tensor>, t: RuleTerms): Tensor
 ---@return fun(options?: table): Optimizer
 function m.optimizer(name, defaults, rule)
+  if type(name) ~= "string" or type(defaults) ~= "table" or type(rule) ~= "function" then
+    core.fail(("m.optimizer takes a name, defaults and a rule, got %s, %s and %s"):format(m.shown(name), m.shown(defaults), m.shown(rule)), {
+      help = 'm.optimizer("mine", { lr = 0.1 }, function(p, g, s, t) return p - t.lr * g end)',
+    })
+  end
   local known = { "groups" }
   for key in pairs(defaults) do known[#known + 1] = key end
   table.sort(known)
@@ -141,6 +163,7 @@ function m.optimizer(name, defaults, rule)
       if parameters == optimizer then
         core.fail("update is no method: it does not take the optimizer", { help = "call it with a dot: optimizer.update(parameters, gradients, t)" })
       end
+      check_update(name, parameters, gradients, t)
       local untrained = {}
       for i, p in ipairs(parameters) do
         if core.is_zero(gradients[i]) then untrained[#untrained + 1] = p:name() end

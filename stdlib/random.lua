@@ -107,7 +107,8 @@ setmetatable(m.init, {
 ---@return Tensor
 function m.dropout(x, rate, options)
   m.check_options("dropout", options, { "always" })
-  if type(rate) ~= "number" or rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1, got " .. m.shown(rate)) end
+  if type(rate) ~= "number" or rate < 0 or rate >= 1 then core.fail("dropout's rate must be at least 0 and below 1, got " .. m.shown(rate), { help = "m.dropout(x, 0.1) drops a tenth" }) end
+  m.check_tensor("dropout", x)
   if rate == 0 then return x end
   if not m.context.training and not (options and options.always) then
     m.context.idle = true -- what evaluation says of a loss that counts nothing

@@ -10,6 +10,11 @@ local function with_warmup(options, what, known, after)
       help = 'm.linear{warmup = 100}; a layer is a parameter and a product: w = m.param{A.embed, A.ffn}, x:dot(w, "embed")',
     })
   end
+  if type(options) == "number" then
+    core.fail(("m.%s takes its options in a table, got %s"):format(what, m.shown(options)), {
+      help = ("m.%s{warmup = 100} gives the schedule: m.train{schedule = m.%s{warmup = 100}}"):format(what, what),
+    })
+  end
   m.check_options(what, options, known)
   options = options or {}
   for key, value in pairs(options) do

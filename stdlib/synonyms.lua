@@ -5,7 +5,7 @@
 -- the quotes, and tests/lua/synonyms.lua runs all of it. In it x is f32[batch, seq, embed], y another, w and b are the
 -- parameters [embed, ffn] and [ffn], wte is [vocab, embed], ids i32[batch, seq], logits have vocab, q, k and v heads
 -- and head_dim, mask is bool[batch, seq], A are the axes, model is a module and Block a class, loss a number. A row
--- with "function" or "method" at its end is of m.NAME or x:NAME alone, as mlua has the other. A name that mlua has is
+-- with "function", "method" or "module" at its end is of m.NAME, x:NAME or model:NAME alone, as mlua has the others. A name that mlua has is
 -- in no other row: whoever adds a function called as here takes it out.
 local core = require "mlua.core"
 
@@ -47,6 +47,9 @@ local ROWS = {
   { "Parameter ParameterList parameter", [[`m.param{A.embed, A.ffn}` in a field of a module is a parameter]] },
   { "register_buffer register_parameter Buffer Variable", [[a field of a module is enough: `m.param{A.embed, A.ffn}` is trained, `m.buffer{A.embed}` is set by `:assign`]] },
   { "register_forward_hook register_hook register_full_backward_hook", [[tensors are Lua values: return what you want to see as an output of m.compile]] },
+  { "parameters", [[`m.parameters(model)` gives the parameters and, second, their names]], "module" },
+  { "requires_grad_", [[`m.freeze(model)` leaves the parameters as they are, `m.freeze(model, false)` has them trained]], "module" },
+  { "weight", [[a parameter is itself the tensor: `x:dot(w, "embed")`]], "method" },
   { "named_parameters parameters_to_vector state_dict load_state_dict modules children named_modules", [[`m.parameters(model)` gives the parameters and, second, their names; a parameter's :get() and :set(values) read and write it]] },
   -- Attention masks and choices.
   { "masked_fill masked_fill_ masked_select select_n", [[`m.where(mask, 0, x)` has 0 where the bool mask is true, else x]] },
@@ -109,7 +112,7 @@ local ROWS = {
   { "binary_cross_entropy binary_cross_entropy_with_logits BCELoss BCEWithLogitsLoss sigmoid_binary_cross_entropy", [[`(m.softplus(x) - x * y):mean()` for logits x and targets y from 0 to 1]] },
   { "kl_div KLDivLoss", [[`(m.softmax(x, "embed") * (m.log_softmax(x, "embed") - m.log_softmax(y, "embed"))):sum("embed")`]] },
   -- Gradients, optimizers, training.
-  { "backward requires_grad requires_grad_ retain_grad autograd value_and_grad vjp jvp jacrev jacobian hessian", [[`m.grad(loss, {w, b})` gives the gradients as tensors; m.train needs no call]] },
+  { "backward requires_grad retain_grad autograd value_and_grad vjp jvp jacrev jacobian hessian", [[`m.grad(loss, {w, b})` gives the gradients as tensors; m.train needs no call]] },
   { "grad", [[`m.grad(loss, {w, b})` gives the gradients as tensors; a parameter keeps none]], "method" },
   { "zero_grad", [[gradients are values of m.grad, not kept anywhere: nothing is set to zero]] },
   { "no_grad inference_mode enable_grad set_grad_enabled eval", [[gradients are made by m.grad alone; `m.detach(x)` stops one, `m.freeze(model)` leaves parameters as they are]] },
@@ -181,10 +184,22 @@ local OPTIONS = {
   { "fullgraph mode dynamic backend", "often", "there is nothing to choose: the whole function is compiled, for the sizes of its axes" },
 }
 
+-- Settings and axes by other names: the names, and what models/*.lua call it. The help where the script has that one.
+local SETTINGS = {
+  { "d_model hidden_size n_embd dim hidden width model_dim embed_dim embedding_dim emb", "embed" },
+  { "n_layers num_layers n_layer num_hidden_layers depth", "layers" },
+  { "n_heads num_heads n_head num_attention_heads nheads", "heads" }, { "n_kv_heads num_kv_heads num_key_value_heads", "kv_heads" },
+  { "d_ff hidden_dim intermediate_size mlp_dim ffn_dim", "ffn" }, { "d_head head_size dim_head", "head_dim" },
+  { "seq_len seq_length block_size context_length max_length n_ctx length time T", "seq" }, { "batch_size bs B N", "batch" },
+  { "vocab_size n_vocab V", "vocab" }, { "learning_rate", "lr" }, { "epochs num_steps max_steps max_iters iterations", "steps" },
+  { "num_experts n_experts", "experts" }, { "warmup_steps warmup_iters", "warmup" }, { "weight_decay wd", "decay" },
+  { "gradient_accumulation_steps grad_accum accumulation_steps", "accum" }, { "grad_clip max_grad_norm", "clip" },
+}
+
 -- Tables of functions elsewhere: all of mlua's are in one.
 local NAMESPACES = "nn functional F optim torch np numpy jnp jax lax linalg utils distributed special lr_scheduler losses einops"
 
-local help, own, namespaces = {}, { ["function"] = {}, method = {} }, {}
+local help, own, namespaces = {}, { ["function"] = {}, method = {}, module = {} }, {}
 for _, row in ipairs(ROWS) do
   local text = row[2]:gsub("`", "")
   for name in row[1]:gmatch "%S+" do (own[row[3]] or help)[name] = text end
@@ -192,6 +207,32 @@ end
 for name in NAMESPACES:gmatch "%S+" do namespaces[name] = true end
 
 local synonyms = { rows = ROWS, options = OPTIONS }
+
+---The setting or axis that is probably meant, of those that there are; nil for none.
+---@param name string
+---@param known string[]
+---@return string?
+function synonyms.setting(name, known)
+  for _, row in ipairs(SETTINGS) do
+    if (" " .. row[1] .. " "):find(" " .. name .. " ", 1, true) then
+      for _, other in ipairs(known) do
+        if other == row[2] then return other end
+      end
+    end
+  end
+  return core.suggest(name, known)
+end
+
+-- Of the methods that modules have elsewhere, those that no module of a script asks for by accident.
+local MODULE_METHODS = " parameters named_parameters state_dict load_state_dict zero_grad children modules named_modules "
+  .. "register_buffer register_parameter requires_grad_ to cuda cpu half bfloat16 "
+
+---What mlua writes for a method of other libraries' modules; nil for other names.
+---@param name string
+---@return string?
+function synonyms.for_module(name)
+  return MODULE_METHODS:find(" " .. name .. " ", 1, true) and (help[name] or own.module[name]) or nil
+end
 
 ---What mlua writes for a name of another library; nil for other names.
 ---@param name string

@@ -194,6 +194,11 @@ end
 ---@param high number|Tensor
 ---@return Tensor
 function m.clamp(x, low, high)
+  if low == nil or high == nil then
+    core.fail(("clamp takes a lower and an upper bound, got %s and %s"):format(m.shown(low), m.shown(high)), {
+      help = "m.clamp(x, -1, 1); m.maximum(x, low) and m.minimum(x, high) bound one side",
+    })
+  end
   x = core.where(core.lt(x, low), low, x) -- m.maximum would share the gradient of equals
   return core.where(core.gt(x, high), high, x)
 end
@@ -205,6 +210,10 @@ end
 ---@param dtype? string default "f32"
 ---@return Tensor
 function m.one_hot(index, axis, dtype)
+  m.check_tensor("one_hot", index)
+  if type(axis) ~= "userdata" or core.is_tensor(axis) then
+    core.fail("the new axis of one_hot must be an Axis (with a size), got " .. m.shown(axis), { help = 'm.one_hot(ids, A.vocab), or m.axis("vocab", 256)' })
+  end
   if index:dtype() ~= "i32" then
     core.fail("the index of one_hot must be i32, not " .. index:dtype(), { help = 'cast it: index:cast("i32")' })
   end

@@ -198,8 +198,8 @@ local function accumulated_step(o)
   return micro, finish
 end
 
-local function natural(x) return math.tointeger(x) and x >= 0 end
-local function positive(x) return math.tointeger(x) and x >= 1 end
+local function natural(x) return type(x) == "number" and math.tointeger(x) and x >= 0 end
+local function positive(x) return natural(x) and x >= 1 end
 local function count_of_parts(x) return positive(x) and x <= 1 << 30 end
 local function is_axis(x) return type(x) == "userdata" and not core.is_tensor(x) end
 local function callable(x) return type(x) == "function" or type(x) == "table" and getmetatable(x) and getmetatable(x).__call end
@@ -207,7 +207,7 @@ local function callable(x) return type(x) == "function" or type(x) == "table" an
 -- What each option must be, in words, and the test.
 local KINDS = {
   model = { "a module", m.is_module, "calling a class makes one: local model = GPT()" },
-  loss = { "a function", callable }, schedule = { "a function of (step, steps)", callable },
+  loss = { "a function", callable }, schedule = { "a function of (step, steps)", callable, "m.cosine{warmup = 100} gives one; a constant rate is the optimizer's lr" },
   optimizer = { "what m.adamw{...} gives", function(x) return type(x) == "table" and type(x.update) == "function" end, "m.adamw{lr = 3e-4}" },
   batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
   steps = { "an integer, 0 or more", natural }, accum = { "an integer from 1 to 2^30", count_of_parts },
@@ -257,6 +257,9 @@ local function complete(options)
     if o[key] == nil then core.fail(("m.train needs %s, which is nil or not given"):format(key), { help = "m.train { model = model, batch = A.batch, seq = A.seq }" }) end
   end
   check_kinds(o)
+  if o.batch.name == o.seq.name then
+    core.fail(("m.train's batch and seq are both the axis %q"):format(o.seq.name), { help = "batch = A.batch, seq = A.seq" })
+  end
   if o.batch.size > (1 << 57) // o.seq.size then
     core.fail(("a step of batch=%d times %s=%d tokens: 2^57 are the most"):format(o.batch.size, o.seq.name, o.seq.size))
   end

@@ -181,7 +181,11 @@ const void *vm_contents(lua_State *L, int index, const vm_wanted *wanted) {
     if (host) return host_contents(L, index, host, wanted);
     bool table = lua_istable(L, index);
     if (!table && lua_type(L, index) != LUA_TNUMBER && !lua_isboolean(L, index))
-        vm_fail(L, vm_is_tensor(L, index) ? "state:get() gives the values of a state" : NULL,
+        vm_fail(L,
+                vm_is_tensor(L, index)
+                    ? "state:get() gives the values of a state; state:assign(tensor) sets "
+                      "it when a program runs"
+                    : NULL,
                 "%s: a host array, a table or a number, not %s", push_wanted(L, wanted),
                 vm_typename(L, index));
     void *data = push_memory(L, wanted);

@@ -65,7 +65,7 @@ static int corpus_fill(lua_State *L) {
     vm_host *hosts[2] = {vm_to_host(L, 2), vm_to_host(L, 3)};
     for (int i = 0; i < 2; i++)
         if (!hosts[i] || hosts[i]->dtype != ML_I32 || hosts[i]->rank != 2)
-            vm_fail(L, "core.host(\"i32\", batch, seq)",
+            vm_fail(L, "m.host(\"i32\", batch, seq)",
                     "a corpus fills two-dimensional i32 host arrays");
     if (memcmp(hosts[0]->dims, hosts[1]->dims, 2 * sizeof(int64_t)) != 0)
         vm_fail(L, NULL, "inputs and targets must have the same dimensions");

@@ -71,6 +71,15 @@ void vm_push_plain_help(lua_State *L, const char *text, const char *file, int li
     if (strstr(text, "number expected, got tensor") || strstr(text, "number expected, got state"))
         help = mathematics;
     if (strstr(text, "on a axis value")) help = "an Axis has .name and .size";
+    if (strstr(text, "on a host value"))
+        help = "the values of a host array are read one by one: h[1] to h[#h]; tensors compute in "
+               "programs";
+    if (strstr(text, "attempt to index a number value (field 'integer index')"))
+        help =
+            "an element of a host array has one index, in row-major order: h[(row - 1) * columns "
+            "+ column]";
+    if (strstr(text, "'format'") && strstr(text, "got tensor"))
+        help = "a tensor has no value while the script runs; tostring(t) is its type";
     if (!help && file) {
         size_t size;
         vm_push_source(L, file);

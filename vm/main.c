@@ -17,6 +17,7 @@
 #include "vm/dry.h"
 #include "vm/gpus.h"
 #include "vm/output.h"
+#include "vm/usage.h"
 #include "vm/vm.h"
 
 #ifndef MLUA_VERSION
@@ -196,8 +197,8 @@ static int option_error(const command *c, const char *word) {
     for (int i = 0; i < OPTION_COUNT; i++)
         if (option_table[i].commands & c->flag) names[count++] = option_table[i].name;
     usage_error("%s has no option %s", c->name, word);
-    char help[64], name[64];
-    snprintf(help, sizeof help, "mlua %s --help lists them", c->name);
+    char help[160], name[64];
+    usage_option_help(c->name, c->flag == FOR_RUN, c->flag == FOR_CHECK, word, help, sizeof help);
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
     return print_suggestion(ml_suggest(name, names, count), help);
 }
@@ -241,6 +242,12 @@ static int parse_device(vm_options *options, const char *name) {
     bool known = strcmp(name, "cpu") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "null") == 0;
     if (known || (options->mode != VM_RUN && gpu_by_key(name))) return EXIT_OK;
     usage_error("there is no device \"%s\"", name);
+    const char *meant = usage_device_meant(name, options->mode == VM_CHECK);
+    if (meant) {
+        fprintf(stderr, "  help: did you mean %s?%s\n", meant,
+                strchr(name, ':') ? " Each rank takes a GPU of those in CUDA_VISIBLE_DEVICES" : "");
+        return EXIT_USAGE;
+    }
     fprintf(stderr, "  help: devices are cpu, cuda, null");
     if (options->mode != VM_RUN)
         for (int i = 0; gpu_at(i); i++) fprintf(stderr, ", %s", gpu_at(i)->key);

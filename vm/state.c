@@ -112,7 +112,7 @@ static int core_state(lua_State *L) {
     static const char *const kinds[] = {"parameter", "optimizer", "gradient", "other", NULL};
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 1);
-    vm_check_options(L, 1, "core.state", known);
+    vm_check_options(L, 1, "m.state", known);
     state_call call = {.graph = vm_of(L)->graph, .state.kind = ML_STATE_OTHER};
     lua_getfield(L, 1, "dtype");
     call.state.type.dtype = (uint8_t)vm_dtype(L, -1, ML_F32);

@@ -44,7 +44,9 @@ static int core_check_axes(lua_State *L) {
     const char *op = luaL_checkstring(L, 1);
     ml_ref n = vm_tensor(L, 2, lua_pushfstring(L, "the operand of %s", op));
     int last = lua_gettop(L) - 1;
-    const char *what = lua_pushfstring(L, "cannot take the %s over", op);
+    bool module =
+        strcmp(op, "moe") == 0 || strcmp(op, "rms_norm") == 0 || strcmp(op, "layer_norm") == 0;
+    const char *what = lua_pushfstring(L, module ? "%s goes over" : "cannot take the %s over", op);
     for (int i = 3; i <= last; i++) {
         ml_axis axis = vm_axis_in(L, i, n, op);
         if (ml_type_find(type_of(L, n), axis) < 0) vm_axis_of(L, i, n, op, what);

@@ -17,12 +17,13 @@ static int core_set_method_help(lua_State *L) {
 /* Elements are no fields: t[i], t[index]. */
 static _Noreturn void fail_index(lua_State *L, ml_ref n) {
     bool tensor = vm_is_tensor(L, 2);
-    vm_fail_with(
-        L, &n, 1,
-        tensor ? "t:gather(index, \"axis\") looks up the elements of an axis at i32 indices"
-               : "t:slice(\"axis\", start, stop) takes the positions start .. stop-1 of an "
-                 "axis, counted from 0",
-        "a tensor cannot be indexed with %s", tensor ? "a tensor" : luaL_tolstring(L, 2, NULL));
+    vm_fail_with(L, &n, 1,
+                 tensor
+                     ? "t:gather(index, \"axis\") looks up the elements of an axis at i32 indices"
+                     : "t:slice(\"axis\", start, stop) takes the positions start .. stop-1 of an "
+                       "axis, counted from 0",
+                 "a tensor cannot be indexed with %s",
+                 lua_type(L, 2) == LUA_TNUMBER ? lua_tostring(L, 2) : vm_typename(L, 2));
 }
 
 /* Push the names of the methods in the tables at these indices (0: none), and give their list to

@@ -36,6 +36,30 @@ void vm_register(lua_State *L, const vm_entry *entries) {
     }
 }
 
+/* Push "assign, get, set": what there is instead of what is not known. */
+static const char *push_keys(lua_State *L, int table) {
+    order_push_keys(L, table);
+    int keys = lua_gettop(L);
+    lua_pushliteral(L, "");
+    for (lua_Integer i = 1; i <= luaL_len(L, keys); i++) {
+        lua_rawgeti(L, keys, i);
+        lua_pushfstring(L, i > 1 ? "%s, %s" : "%s%s", lua_tostring(L, -2), lua_tostring(L, -1));
+        lua_replace(L, -3);
+        lua_pop(L, 1);
+    }
+    return lua_tostring(L, -1);
+}
+
+/* The methods are in the first upvalue. */
+static int class_index(lua_State *L) {
+    lua_pushvalue(L, 2);
+    if (lua_rawget(L, lua_upvalueindex(1)) != LUA_TNIL) return 1;
+    const char *name = luaL_getmetafield(L, 1, "__name") == LUA_TSTRING ? lua_tostring(L, -1) : "?";
+    const char *key = lua_type(L, 2) == LUA_TSTRING ? lua_tostring(L, 2) : vm_typename(L, 2);
+    return vm_fail(L, lua_pushfstring(L, "methods: %s", push_keys(L, lua_upvalueindex(1))),
+                   "a %s has no method %s", name, key);
+}
+
 /* Make a metatable whose methods are those rows; `index` replaces the plain lookup where given and
  * finds the methods in its first upvalue. Leaves the methods table on the stack. */
 void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
@@ -44,7 +68,7 @@ void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_C
     lua_newtable(L);
     vm_register(L, methods);
     lua_pushvalue(L, -1);
-    if (index) lua_pushcclosure(L, index, 1);
+    lua_pushcclosure(L, index ? index : class_index, 1);
     lua_setfield(L, -3, "__index");
     if (gc) {
         lua_pushcfunction(L, gc);
@@ -83,7 +107,13 @@ ml_ref vm_tensor(lua_State *L, int index, const char *what) {
     if (n) return *n;
     uint32_t id;
     if (vm_is_state(L, index, &id)) return vm_state_value(L, id);
-    vm_fail(L, NULL, "%s must be a tensor, got %s", what, luaL_typename(L, index));
+    bool values = lua_istable(L, index) || vm_is_class(L, index, vm_host_class);
+    vm_fail(L,
+            values ? "tables and host arrays are inputs of programs: m.compile(function(i) ... i.x "
+                     "... end, {x = {A.seq}}){x = values}"
+                   : NULL,
+            "%s must be a tensor, got %s", what,
+            values ? vm_typename(L, index) : luaL_typename(L, index));
 }
 
 uint32_t vm_state(lua_State *L, int index, const char *what) {
@@ -510,12 +540,21 @@ void vm_most_arguments(lua_State *L, int most, const char *what) {
                 lua_gettop(L) - 1);
 }
 
+static _Noreturn void fail_integer(lua_State *L, int index, const char *what) {
+    const vm_axis *axis = luaL_testudata(L, index, vm_axis_class);
+    const char *help = lua_type(L, index) == LUA_TNUMBER ? "divide with //" : NULL;
+    if (axis)
+        help = lua_pushfstring(L, "an axis's size is one: A.%s.size",
+                               ml_axis_name(vm_of(L)->graph, axis->id));
+    bool named = axis || lua_istable(L, index) || lua_isfunction(L, index);
+    vm_fail(L, help, "%s must be an integer, got %s", what,
+            named ? vm_typename(L, index) : push_shown(L, index));
+}
+
 int64_t vm_integer(lua_State *L, int index, const char *what) {
     int exact;
     lua_Integer value = lua_tointegerx(L, index, &exact);
-    if (!exact || lua_type(L, index) != LUA_TNUMBER)
-        vm_fail(L, lua_type(L, index) == LUA_TNUMBER ? "divide with //" : NULL,
-                "%s must be an integer, got %s", what, luaL_tolstring(L, index, NULL));
+    if (!exact || lua_type(L, index) != LUA_TNUMBER) fail_integer(L, lua_absindex(L, index), what);
     return value;
 }
 
@@ -547,6 +586,15 @@ bool vm_option(lua_State *L, int table, const char *key) {
     return false;
 }
 
+static const char *push_words(lua_State *L, const char *const *known, int count) {
+    lua_pushfstring(L, "options: %s", count ? known[0] : "none");
+    for (int i = 1; i < count; i++) {
+        lua_pushfstring(L, "%s, %s", lua_tostring(L, -1), known[i]);
+        lua_replace(L, -2);
+    }
+    return lua_tostring(L, -1);
+}
+
 void vm_check_options(lua_State *L, int table, const char *what, const char *const *known) {
     int count = 0;
     const char *unknown = NULL; /* the first by name, so that the message is the same each time */
@@ -554,6 +602,8 @@ void vm_check_options(lua_State *L, int table, const char *what, const char *con
     lua_pushnil(L);
     while (lua_next(L, table)) {
         lua_pop(L, 1);
+        if (lua_isinteger(L, -1))
+            vm_fail(L, push_words(L, known, count), "%s takes its options by name", what);
         if (lua_type(L, -1) != LUA_TSTRING) continue;
         const char *key = lua_tostring(L, -1); /* which the table keeps alive */
         bool found = false;
@@ -562,15 +612,10 @@ void vm_check_options(lua_State *L, int table, const char *what, const char *con
     }
     if (!unknown) return;
     const char *guess = ml_suggest(unknown, known, count);
-    if (guess) {
+    if (guess)
         lua_pushfstring(L, "did you mean %s?", guess);
-    } else {
-        lua_pushfstring(L, "options: %s", count ? known[0] : "none");
-        for (int i = 1; i < count; i++) {
-            lua_pushfstring(L, "%s, %s", lua_tostring(L, -1), known[i]);
-            lua_replace(L, -2);
-        }
-    }
+    else
+        push_words(L, known, count);
     vm_fail(L, lua_tostring(L, -1), "%s has no option \"%s\"", what, unknown);
 }
 

@@ -1,0 +1,1 @@
+-- args: run --device cuda:0 SCRIPT

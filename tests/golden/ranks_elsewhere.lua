@@ -1,0 +1,1 @@
+-- args: run --gpus 2 SCRIPT

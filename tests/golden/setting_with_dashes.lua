@@ -1,0 +1,1 @@
+-- args: run --batch-size=8 SCRIPT
