@@ -1261,6 +1261,12 @@ function m.quotient(cfg, whole, by) end
 ---@return Tensor bool
 function m.random_mask(axes, share) end
 
+---This process's rank, from 0, and how many there are (-n, or the cluster's launcher). All ranks run the whole
+---script: what it prints itself, it prints on each. if m.rank() == 0 then print(...) end
+---@return integer rank
+---@return integer ranks
+function m.rank() end
+
 ---The tensors of a safetensors file, by name, as host arrays of the file's dtypes and shapes; F16 becomes f32.
 ---@param path string
 ---@return table<string, Host>

@@ -477,6 +477,12 @@ function m.check_batch(batch, seq, parts, accum)
   core.fail(text, { help = table.concat(ways, ", or ") .. " would do" })
 end
 
+---This process's rank, from 0, and how many there are (-n, or the cluster's launcher). All ranks run the whole
+---script: what it prints itself, it prints on each. if m.rank() == 0 then print(...) end
+---@return integer rank
+---@return integer ranks
+function m.rank() return core.options().rank, core.options().ranks end
+
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
 ---the layout has stages and gives none, accum if it is more than 1, else two for each rank.
 ---@param accum integer
