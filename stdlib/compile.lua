@@ -99,7 +99,7 @@ function m.compile(fn, inputs, options)
   }
   if not single then return program end
   local methods = {}
-  return setmetatable({}, {
+  return setmetatable({ program = program }, {
     __tostring = function() return tostring(program) end,
     __call = function(_, feed) return program(feed or {}).result end,
     __index = function(_, key)

@@ -58,5 +58,9 @@ TEST(repl, completion) {
     expect(L, "retu", 4, "return ");
     expect(L, "collectg", 8, "collectgarbage ");
     expect(L, "x.y.z.", 0, "");
+    expect(L, ":", 0, "check help mem shard ");
+    expect(L, ":sh", 2, "shard ");
+    expect(L, ":mem x:su", 2, "sub sum ");
+    expect(L, "= x:su", 2, "sub sum ");
     vm_free(vm);
 }

@@ -14,6 +14,8 @@ enum { LARGEST = 10 };
 
 enum { STATE_KINDS = ML_STATE_COPY + 1 };
 
+typedef enum { PART_ALL, PART_MEMORY, PART_SHARD } report_part;
+
 typedef struct {
     const ml_graph *graph; /* the session's */
     int64_t parameters, parameter_count;
@@ -29,8 +31,10 @@ typedef struct {
     double plan_seconds;
     vm_traffic traffic;
     precision_report products; /* of the step's programs */
-    int64_t step_programs;     /* the first ones; the others run between steps */
-    vm_traffic between;        /* once each of these */
+    report_part part;
+    bool typed;            /* at the prompt: of states, those that the programs use */
+    int64_t step_programs; /* the first ones; the others run between steps */
+    vm_traffic between;    /* once each of these */
     bool fits;
 } report;
 
@@ -301,7 +305,7 @@ static void read_states(lua_State *L, report *r) {
         const ml_state *state = ml_graph_state(r->graph, id);
         local_call call = {.vm = vm_of(L), .id = id}; /* a rank's part */
         vm_protect(L, find_local, &call);
-        if (state->kind == ML_STATE_PARAMETER) {
+        if (state->kind == ML_STATE_PARAMETER && (all[id] || !r->typed)) {
             r->parameters += ml_type_elements(&state->type);
             r->parameter_count++;
         }
@@ -406,12 +410,8 @@ static void print_end(const ml_vm *vm) {
                file, line);
 }
 
-static void print_text(lua_State *L, const report *r, double tokens) {
+static void print_states(lua_State *L, const report *r) {
     static const char *const kinds[] = {"parameters", "optimizer", "gradients", "other", "copies"};
-    const ml_vm *vm = vm_of(L);
-    printf("device          %s\n", device_text(vm));
-    traffic_print_ranks(L, &r->traffic);
-    if (r->pipeline) print_pipeline(r->pipeline);
     printf("parameters      %s in %lld tensors\n", count_text(L, (double)r->parameters),
            (long long)r->parameter_count);
     printf("states         ");
@@ -424,6 +424,9 @@ static void print_text(lua_State *L, const report *r, double tokens) {
         printf("  %s of the optimizer's are whole over a mesh axis that is \"flat\": their axes "
                "are cut already, or shorter\n",
                bytes_text(L, r->whole_bytes));
+}
+
+static void print_work(lua_State *L, const report *r, double tokens) {
     printf("work a step     %s", flops_text(L, r->flops));
     if (tokens > 0) printf(", %s a token of %.0f", flops_text(L, r->flops / tokens), tokens);
     if (r->busiest > 1.005)
@@ -433,24 +436,43 @@ static void print_text(lua_State *L, const report *r, double tokens) {
            r->kernels, r->distinct, r->gemms, r->attentions, r->copies);
     precision_print(&r->products);
     printf("planned in      %.0f ms\n", r->plan_seconds * 1e3);
+}
+
+static void print_memory(lua_State *L, const report *r) {
     printf("peak memory     %s\n", bytes_text(L, r->peak_bytes));
     for (int i = 0; i < ML_MEMORY_KINDS; i++)
         printf("  %-13s %s\n", ml_memory_names[i], bytes_text(L, r->memory[i]));
+}
+
+static void print_traffic(lua_State *L, const report *r) {
     traffic_print(L, &r->traffic, "in one step", format_bytes);
     if (r->step_programs < vm_table_length(L, 1))
         traffic_print(L, &r->between, "in one run of what runs between steps (evaluation)",
                       format_bytes);
-    if (r->fits) print_largest(L, r); /* the error lists them otherwise */
-    print_end(vm);
+}
+
+static void print_all_types(lua_State *L) {
+    for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
+        lua_rawgeti(L, 1, i);
+        lua_getiuservalue(L, -1, 1);
+        print_types(L, program_at(L, i), lua_isstring(L, -1) ? lua_tostring(L, -1) : "a program");
+        lua_pop(L, 2);
+    }
+}
+
+static void print_text(lua_State *L, const report *r, double tokens) {
+    const ml_vm *vm = vm_of(L);
+    printf("device          %s\n", device_text(vm));
+    traffic_print_ranks(L, &r->traffic);
+    if (r->pipeline) print_pipeline(r->pipeline);
+    if (r->part != PART_SHARD) print_states(L, r);
+    if (r->part == PART_ALL) print_work(L, r, tokens);
+    if (r->part != PART_SHARD) print_memory(L, r);
+    if (r->part != PART_MEMORY) print_traffic(L, r);
+    if (r->part != PART_SHARD && r->fits) print_largest(L, r); /* the error lists them otherwise */
+    if (vm->options->mode == VM_CHECK) print_end(vm);
     lua_settop(L, 2);
-    if (vm->options->types)
-        for (int64_t i = 1; i <= vm_table_length(L, 1); i++) {
-            lua_rawgeti(L, 1, i);
-            lua_getiuservalue(L, -1, 1);
-            print_types(L, program_at(L, i),
-                        lua_isstring(L, -1) ? lua_tostring(L, -1) : "a program");
-            lua_pop(L, 2);
-        }
+    if (vm->options->types) print_all_types(L);
     vm_print_hints(L);
 }
 
@@ -545,6 +567,7 @@ static int keep_report(lua_State *L) {
 }
 
 static int core_report(lua_State *L) {
+    static const char *const parts[] = {"all", "memory", "shard", NULL};
     ml_vm *vm = vm_of(L);
     luaL_checktype(L, 1, LUA_TTABLE);
     lua_settop(L, 2);
@@ -555,6 +578,8 @@ static int core_report(lua_State *L) {
         if (vm_option(L, 2, "step")) r.step_programs = (int64_t)lua_tonumber(L, -1);
         if (vm_option(L, 2, "tokens")) tokens = lua_tonumber(L, -1);
         if (vm_option(L, 2, "accum")) accum = lua_tonumber(L, -1);
+        if (vm_option(L, 2, "part")) r.part = (report_part)luaL_checkoption(L, -1, "all", parts);
+        if (vm_option(L, 2, "typed")) r.typed = lua_toboolean(L, -1);
         lua_settop(L, 2);
     }
     lua_pushboolean(L, 1);
@@ -595,9 +620,9 @@ int vm_report_rest(lua_State *L) {
 static const vm_entry functions[] = {
     {"report", core_report,
      "programs: Program[], options?: {parameters: State[], tokens: number, accum: integer, step: "
-     "integer}",
-     "print what mlua check prints, and raise where the programs do not fit the device; the first "
-     "`step` programs (default: all) make a step, the others run between steps"},
+     "integer, part: \"all\"|\"memory\"|\"shard\", typed: boolean}",
+     "print what mlua check prints, or a part of it, and raise where the programs do not fit the "
+     "device; the first `step` programs (default: all) make a step, the others run between steps"},
     {0}};
 
 void vm_check_register(lua_State *L) {

@@ -246,7 +246,7 @@ static int core_program(lua_State *L) {
     read_inputs(L, p, 3);
     lua_setiuservalue(L, 2, 2);
     lua_settop(L, 2);
-    if (vm->dry.runs) {
+    if (vm->dry.runs || vm_cannot_run(vm)) {
         vm_check(L, ml_session_plan(vm->session, &p->roots, &vm->check_target, &p->plan));
         dry_note_program(L, p->plan);
         luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");

@@ -158,20 +158,17 @@ static bool is_incomplete(lua_State *L) {
     return message && length >= 5 && strcmp(message + length - 5, "<eof>") == 0;
 }
 
-/* Behind "=", which asks for values; NULL where the text does not begin with it. */
-static const char *after_equals(const char *text) {
-    text += strspn(text, " \t");
-    return text[0] == '=' && text[1] != '=' ? text + 1 : NULL;
-}
-
 /* Load the text at index 1 as an expression or as statements; LUA_OK with a function pushed. */
 static int load_input(lua_State *L, const char *chunk) {
     size_t length;
-    const char *text = lua_tolstring(L, 1, &length), *wanted = after_equals(text);
-    lua_pushfstring(L, "return %s", wanted ? wanted : text);
+    const char *text = lua_tolstring(L, 1, &length), *rest;
+    repl_command command = repl_read_command(text, &rest);
+    vm_save_source(L, chunk, text, length);
+    if (command == REPL_UNKNOWN) return repl_push_unknown(L, chunk, text), LUA_ERRSYNTAX;
+    lua_pushfstring(L, "return %s", rest);
     const char *expression = lua_tostring(L, -1);
     int status = vm_load(L, expression, strlen(expression), chunk, 0);
-    if (status != LUA_OK && !wanted) {
+    if (status != LUA_OK && command == REPL_EXPRESSION) {
         bool open = is_incomplete(L); /* "1 +" is no statement, but may become an expression */
         status = vm_load_input(L, text, length, chunk);
         if (status == LUA_OK || !open || is_incomplete(L))
@@ -184,35 +181,45 @@ static int load_input(lua_State *L, const char *chunk) {
     return status;
 }
 
-static int print_all_values(lua_State *L) {
-    for (int i = 1, count = lua_gettop(L); i <= count; i++) repl_print_values(L, i);
+/* Upvalue 1: the command; the results of its expression. */
+static int show_results(lua_State *L) {
+    repl_command command = (repl_command)lua_tointeger(L, lua_upvalueindex(1));
+    int count = lua_gettop(L);
+    if (command != REPL_VALUES)
+        repl_run_command(L, command);
+    else
+        for (int i = 1; i <= count; i++) repl_print_values(L, i);
     return 0;
 }
 
 /* Called from the input's first line, so that errors name it. */
-static void print_values_from(lua_State *L, const char *chunk, int count) {
-    static const char text[] = "local print = ... print(select(2, ...))";
+static void show_from(lua_State *L, const char *chunk, repl_command command) {
+    static const char text[] = "local show = ... show(select(2, ...))";
+    int count = lua_gettop(L);
     if (luaL_loadbufferx(L, text, sizeof text - 1, chunk, "t") != LUA_OK) lua_error(L);
     vm_push_library_globals(L);
     lua_setupvalue(L, -2, 1);
-    lua_pushcfunction(L, print_all_values);
+    lua_pushinteger(L, command);
+    lua_pushcclosure(L, show_results, 1);
     for (int i = 1; i <= count; i++) lua_pushvalue(L, i);
     lua_call(L, count + 1, 0);
 }
 
-/* The function, and the name of its chunk where its values are wanted. */
+/* The function, the name of its chunk and the command. */
 static int run_input(lua_State *L) {
-    char chunk[32] = "";
-    if (lua_isstring(L, 2)) snprintf(chunk, sizeof chunk, "%s", lua_tostring(L, 2));
+    char chunk[32];
+    repl_command command = (repl_command)lua_tointeger(L, 3);
+    snprintf(chunk, sizeof chunk, "%s", lua_tostring(L, 2));
     lua_settop(L, 1);
     lua_call(L, 0, LUA_MULTRET);
     int results = lua_gettop(L);
-    if (results) {
+    luaL_checkstack(L, results + 16, "results");
+    if (results && command != REPL_HELP) {
         lua_pushvalue(L, 1);
         lua_setglobal(L, "_");
     }
-    if (chunk[0])
-        print_values_from(L, chunk, results);
+    if (command != REPL_EXPRESSION)
+        show_from(L, chunk, command);
     else
         for (int i = 1; i <= results; i++) repl_print(L, i);
     vm_print_hints(L);
@@ -257,8 +264,10 @@ static bool step(repl *r, int number) {
     if (loaded) {
         lua_pushcfunction(L, run_input);
         lua_insert(L, -2);
-        lua_pushstring(L, after_equals(lua_tostring(L, 1)) ? chunk : NULL);
-        if (vm_call(L, 2, 0) == LUA_OK) return true;
+        const char *rest;
+        lua_pushstring(L, chunk);
+        lua_pushinteger(L, repl_read_command(lua_tostring(L, 1), &rest));
+        if (vm_call(L, 3, 0) == LUA_OK) return true;
     } else {
         vm_finish_error(L);
     }
@@ -289,6 +298,8 @@ static int preload(lua_State *L) {
     lua_pushliteral(L, "mlua");
     lua_call(L, 1, 1);
     lua_setglobal(L, "m");
+    repl_push_help(L);
+    lua_setglobal(L, "help");
     lua_pushnil(L); /* the last value: there is none */
     lua_setglobal(L, "_");
     if (!options->script) return 0;
@@ -320,9 +331,17 @@ int repl_run(ml_vm *vm) {
     lua_pushcfunction(L, preload);
     if (vm_call(L, 0, 0) != LUA_OK) vm_print_error(L);
     if (vm->options->script) leave_script(vm);
+    int line;
+    const char *file = dry_end(vm, &line);
+    if (file && !vm->options->quiet)
+        printf("the script was stopped at %s:%d, where it calls programs that are known again and "
+               "again\n",
+               file, line);
     if (r.interactive) open_editor(&r);
     if (r.edit && !vm->options->quiet)
-        printf("mlua: expressions print their type; m is the library; ^D ends\n");
+        printf(
+            "mlua: expressions print their type, = x computes; m is the library; help tells more; "
+            "^D ends\n");
     for (int number = 1, more = 1; more; number++) {
         lua_settop(L, 0);
         lua_pushcfunction(L, protected_step);

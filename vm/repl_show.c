@@ -13,7 +13,7 @@
 
 enum { SHOWN_ITEMS = 24, SHOWN_NAMES = 200 };
 
-static void format_bytes(char *out, size_t size, int64_t bytes) {
+void repl_format_bytes(char *out, size_t size, int64_t bytes) {
     if (bytes < 1 << 10)
         snprintf(out, size, "%lld B", (long long)bytes);
     else if (bytes < 1 << 20)
@@ -26,7 +26,7 @@ static void format_bytes(char *out, size_t size, int64_t bytes) {
 
 static void print_bytes(int64_t bytes) {
     char text[64];
-    format_bytes(text, sizeof text, bytes);
+    repl_format_bytes(text, sizeof text, bytes);
     printf("  %s", text);
 }
 
@@ -38,7 +38,7 @@ static void print_tensor(lua_State *L, ml_ref n) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_type *type = ml_graph_type(g, n);
     double value;
-    if (traffic_print_tensor(L, n, format_bytes)) {
+    if (traffic_print_tensor(L, n, repl_format_bytes)) {
         print_origin(ml_graph_origin(g, n));
         printf("\n");
         return;
@@ -58,7 +58,7 @@ static void print_state(lua_State *L, uint32_t id) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_state *state = ml_graph_state(g, id);
     printf("%s %s%s", kinds[state->kind], state->name ? state->name : "", state->name ? " " : "");
-    if (!traffic_print_tensor(L, vm_state_node(L, id), format_bytes)) {
+    if (!traffic_print_tensor(L, vm_state_node(L, id), repl_format_bytes)) {
         vm_push_type(L, g, &state->type);
         printf("%s", lua_tostring(L, -1));
         lua_pop(L, 1);
@@ -92,7 +92,7 @@ static int compare_names(const void *left, const void *right) {
 }
 
 /* Replace the set at the top by its sorted list. */
-static void sort_names(lua_State *L) {
+void repl_sort_names(lua_State *L) {
     int set = lua_gettop(L), count = 0;
     lua_pushnil(L);
     while (lua_next(L, set)) lua_pop(L, 1), count++;
@@ -113,6 +113,11 @@ static void sort_names(lua_State *L) {
     lua_settop(L, set);
 }
 
+static int get_field(lua_State *L) {
+    lua_gettable(L, 1);
+    return 1;
+}
+
 /* The items of a table: the list first, then its names in order, then all other keys. */
 static void print_table(lua_State *L, int index) {
     int shown = 0;
@@ -124,27 +129,27 @@ static void print_table(lua_State *L, int index) {
         print_short(L, lua_gettop(L));
         lua_pop(L, 1);
     }
-    lua_newtable(L);
-    int names = lua_gettop(L), others = 0;
+    int others = 0;
     lua_pushnil(L);
     while (lua_next(L, index)) {
         lua_pop(L, 1);
-        if (lua_type(L, -1) == LUA_TSTRING) {
-            lua_pushvalue(L, -1);
-            lua_pushboolean(L, 1);
-            lua_rawset(L, names);
-        } else {
-            others++;
-        }
+        others += lua_type(L, -1) != LUA_TSTRING;
     }
-    sort_names(L);
+    lua_newtable(L);
+    int names = lua_gettop(L);
+    repl_add_fields(L, names, index);
+    repl_sort_names(L);
     lua_Integer count = (lua_Integer)lua_rawlen(L, names);
     for (lua_Integer i = 1; i <= count && shown < SHOWN_ITEMS; i++) {
         printf(shown++ ? ", " : "");
+        lua_pushcfunction(L, get_field);
+        lua_pushvalue(L, index);
         lua_rawgeti(L, names, i);
         printf("%s = ", lua_tostring(L, -1));
-        lua_rawget(L, index);
-        print_short(L, lua_gettop(L));
+        if (lua_pcall(L, 2, 1, 0) == LUA_OK)
+            print_short(L, lua_gettop(L));
+        else
+            printf("?");
         lua_pop(L, 1);
     }
     if (others > length || shown < length + count) printf(shown ? ", ..." : "...");
@@ -160,6 +165,8 @@ void repl_print(lua_State *L, int index) {
         print_tensor(L, *(ml_ref *)lua_touserdata(L, index));
     } else if (vm_is_state(L, index, &id)) {
         print_state(L, id);
+    } else if (lua_isfunction(L, index)) {
+        repl_print_help(L, index);
     } else if (lua_type(L, index) == LUA_TTABLE &&
                luaL_getmetafield(L, index, "__tostring") == LUA_TNIL) {
         print_table(L, index);
@@ -219,9 +226,8 @@ static void add_methods(lua_State *L, int names, int value, const char *prefix, 
     lua_pop(L, 1);
 }
 
-static int get_field(lua_State *L) {
-    lua_gettable(L, 1);
-    return 1;
+void repl_add_methods(lua_State *L, int names, int value) {
+    add_methods(L, names, value, "", 0);
 }
 
 static int list_pairs(lua_State *L) {
@@ -242,6 +248,19 @@ static int list_pairs(lua_State *L) {
         }
         lua_replace(L, -2);
     }
+}
+
+void repl_add_fields(lua_State *L, int names, int value) {
+    int top = lua_gettop(L);
+    if (luaL_getmetafield(L, value, "__pairs") != LUA_TNIL) {
+        lua_pushcfunction(L, list_pairs);
+        lua_pushvalue(L, value);
+        lua_pushvalue(L, names);
+        lua_pcall(L, 2, 0, 0);
+    } else {
+        add_keys(L, names, value, "", 0);
+    }
+    lua_settop(L, top);
 }
 
 /* Push the value of "a.b" before the last '.' or ':'; false where there is none. */
@@ -285,9 +304,15 @@ size_t repl_candidates(lua_State *L, const char *text, size_t length) {
     lua_newtable(L);
     int names = lua_gettop(L);
     size_t start = length, content;
+    if (text[0] == ':' && text[1] != ':' && !memchr(text, ' ', length)) {
+        for (int i = 0; repl_command_name(i); i++)
+            add_name(L, names, repl_command_name(i), text + 1, length - 1);
+        repl_sort_names(L);
+        return length - 1;
+    }
     if (in_string(text, length, &content)) {
         add_axes(L, names, text + content, length - content);
-        sort_names(L);
+        repl_sort_names(L);
         return length - content;
     }
     while (start && is_name((unsigned char)text[start - 1])) start--;
@@ -312,7 +337,7 @@ size_t repl_candidates(lua_State *L, const char *text, size_t length) {
         }
     }
     lua_settop(L, names);
-    sort_names(L);
+    repl_sort_names(L);
     return length - start;
 }
 

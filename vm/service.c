@@ -114,9 +114,21 @@ void vm_open_device(lua_State *L) {
         choose_target(L);
 }
 
+bool vm_cannot_run(const ml_vm *vm) {
+    const char *name = vm->options->device;
+    const ml_layout *layout = ml_session_layout(vm->session);
+    if (vm->options->mode != VM_REPL) return false;
+    return (name && gpu_by_key(name)) || (layout && ml_layout_ranks(layout) > 1);
+}
+
 void vm_start_device(lua_State *L) {
     ml_vm *vm = vm_of(L);
     const char *name = vm->options->device;
+    const ml_layout *layout = ml_session_layout(vm->session);
+    if (vm_cannot_run(vm) && layout && ml_layout_ranks(layout) > 1)
+        vm_fail(L, "= x computes small tensors; mlua run -n RANKS runs scripts",
+                "the prompt is one process, and the layout has %lld ranks: it only plans",
+                (long long)ml_layout_ranks(layout));
     if (ml_session_device(vm->session)) return;
     if (name && gpu_by_key(name))
         vm_fail(L, "--device cuda or cpu runs programs; = x computes small tensors",

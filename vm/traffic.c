@@ -299,6 +299,34 @@ static void print_tensor(void *argument) {
     printf("%s", text.text);
 }
 
+static void print_sent(const types_call *call, const char *before, const char *after,
+                       void (*format)(char *, size_t, int64_t)) {
+    ml_traffic sent[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
+    char size[64];
+    ml_shard_traffic(call->local, call->layout, sent);
+    for (int i = 0; i < call->layout->count; i++)
+        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
+            if (!sent[i][k].count) continue;
+            format(size, sizeof size, sent[i][k].bytes);
+            printf("%s%lld %s over %s, %s%s", before, (long long)sent[i][k].count,
+                   ml_collective_names[k], call->layout->axis[i].name, size, after);
+        }
+}
+
+void traffic_print_typed(lua_State *L, const ml_roots *roots,
+                         void (*format)(char *, size_t, int64_t)) {
+    types_call call = {.vm = vm_of(L), .asked = roots, .arena = ml_arena_new()};
+    call.layout = ml_session_layout(call.vm->session);
+    push_mesh(L, call.layout);
+    printf("ranks           %lld: %s\n", (long long)ml_layout_ranks(call.layout),
+           lua_tostring(L, -1));
+    lua_pop(L, 1);
+    ml_status status = call.arena ? ml_protect(print_global, &call)
+                                  : ml_fail(ML_NO_MEMORY, "not enough host memory");
+    if (status == ML_OK) print_sent(&call, "  of each rank  ", " sent\n", format);
+    types_end(L, &call, status);
+}
+
 bool traffic_print_tensor(lua_State *L, ml_ref n, void (*format)(char *, size_t, int64_t)) {
     ml_roots roots = {.outputs = &n, .output_count = 1};
     types_call call = {.vm = vm_of(L), .asked = &roots};
@@ -307,21 +335,13 @@ bool traffic_print_tensor(lua_State *L, ml_ref n, void (*format)(char *, size_t,
     call.arena = ml_arena_new();
     ml_status status = call.arena ? ml_protect(print_tensor, &call)
                                   : ml_fail(ML_NO_MEMORY, "not enough host memory");
-    ml_traffic sent[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
     char size[64];
     if (status == ML_OK) {
         ml_type local = ml_layout_local(call.layout, &call.type, &call.at);
         format(size, sizeof size, ml_type_bytes(&local));
         printf("  %s", size);
-        ml_shard_traffic(call.local, call.layout, sent);
+        print_sent(&call, "; ", "", format);
     }
-    for (int i = 0; status == ML_OK && i < call.layout->count; i++)
-        for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
-            if (!sent[i][k].count) continue;
-            format(size, sizeof size, sent[i][k].bytes);
-            printf("; %lld %s over %s, %s", (long long)sent[i][k].count, ml_collective_names[k],
-                   call.layout->axis[i].name, size);
-        }
     types_end(L, &call, status);
     return true;
 }

@@ -35,6 +35,9 @@ void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
                    void (*format)(char *, size_t, int64_t));
 /* The tensors of the global program `roots` of the session, with where they lie. */
 void traffic_print_types(lua_State *L, const ml_roots *roots);
+/* Likewise, and what ranks send to compute the outputs, which stay where their ops put them. */
+void traffic_print_typed(lua_State *L, const ml_roots *roots,
+                         void (*format)(char *, size_t, int64_t));
 /* A tensor of the session's graph: its type with where it lies, a rank's part, and what the ranks
  * send to compute it. False where there is no layout of several ranks. */
 bool traffic_print_tensor(lua_State *L, ml_ref n, void (*format)(char *, size_t, int64_t));

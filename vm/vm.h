@@ -310,6 +310,8 @@ ml_dtype vm_compute_dtype(lua_State *L);
 /* A run opens its device; a check and the prompt find out for which one they plan. */
 void vm_open_device(lua_State *L);
 void vm_start_device(lua_State *L); /* open the device, to run a program: the prompt's too */
+/* The prompt plans for a device that is not here, or for several ranks. */
+bool vm_cannot_run(const ml_vm *vm);
 const ml_target *vm_target(lua_State *L);
 
 /* hostarray.c: typed arrays in host memory. */
