@@ -43,12 +43,18 @@ function m.compile(fn, inputs, options)
     })
   end
   options = options or {}
+  if inputs ~= nil and type(inputs) ~= "table" then
+    core.fail("m.compile's inputs are a table of axes by name, got " .. m.shown(inputs), { help = "{x = {A.batch, A.embed}, ids = {A.batch, dtype = \"i32\"}}" })
+  end
   m.use_layout(options.layout, "m.compile")
   local names, feeds, list = {}, {}, {}
   for name in pairs(inputs or {}) do names[#names + 1] = name end
   table.sort(names)
   for _, name in ipairs(names) do
     local spec = inputs[name]
+    if type(spec) ~= "table" then
+      core.fail(("the input %s of m.compile is a list of axes, got %s"):format(tostring(name), m.shown(spec)), { help = ("{%s = {A.batch, A.embed}}"):format(tostring(name)) })
+    end
     local axes = {}
     for i, axis in ipairs(spec) do axes[i] = axis end
     feeds[name] = core.input(name, axes, spec.dtype)

@@ -42,6 +42,9 @@ end
 function m.config(defaults)
   if type(defaults) ~= "table" then core.fail("m.config takes a table of settings, got " .. type(defaults)) end
   local presets = defaults.presets or {}
+  if type(presets) ~= "table" then
+    core.fail("presets is a table of tables of settings, got " .. m.shown(presets), { help = "presets = { small = { width = 4 } }" })
+  end
   local values = {}
   for key, value in pairs(defaults) do
     if key ~= "presets" then values[key] = value end

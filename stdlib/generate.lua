@@ -27,6 +27,9 @@ function m.generate(model, options)
   if type(count) ~= "number" or not math.tointeger(count) or count < 0 then
     core.fail(("m.generate's tokens must be an integer, 0 or more, got %s"):format(m.shown(count)))
   end
+  if options.seed ~= nil and (type(options.seed) ~= "number" or not math.tointeger(options.seed)) then
+    core.fail("m.generate's seed must be an integer, got " .. m.shown(options.seed))
+  end
   if type(temperature) ~= "number" or not (temperature >= 0) then
     core.fail(("m.generate's temperature must be a number, 0 or more, got %s"):format(m.shown(temperature)))
   end

@@ -70,6 +70,12 @@ function m.cross_entropy(logits, targets, options)
   options = options or {}
   m.check_tensor("cross_entropy", logits, "logits")
   m.check_tensor("cross_entropy", targets, "targets")
+  for _, key in ipairs { "label_smoothing", "z_loss" } do
+    local value = options[key]
+    if value ~= nil and (type(value) ~= "number" or not (value >= 0)) then
+      core.fail(("cross_entropy's %s must be a number, 0 or more, got %s"):format(key, m.shown(value)))
+    end
+  end
   local axis = options.axis or "vocab"
   if type(axis) == "userdata" and not core.is_tensor(axis) then axis = axis.name end
   if targets:dtype() ~= "i32" and logits:dtype() == "i32" then
@@ -138,6 +144,7 @@ end
 ---@param x Tensor
 ---@return Axis[]
 function m.axes_of(x)
+  m.check_tensor("axes_of", x)
   local axes = {}
   for i, name in ipairs(x:axes()) do axes[i] = core.axis(name, x:size(name)) end
   return axes

@@ -251,6 +251,9 @@ end
 ---@param ... any what fn is given
 ---@return any ... what fn returns
 function m.scope(name, fn, ...)
+  if type(name) ~= "string" or type(fn) ~= "function" then
+    core.fail(("m.scope takes a name and a function, got %s and %s"):format(m.shown(name), m.shown(fn)), { help = 'm.scope("router", function() ... end)' })
+  end
   local outer = core.module_path ""
   core.module_path(outer == "" and name or outer .. "." .. name)
   local results = table.pack(pcall(core.from_here, fn, ...))
@@ -364,7 +367,10 @@ function m.stack(count, class, ...)
   if not math.tointeger(count) or count < 0 then core.fail("m.stack takes a count, 0 or more, and a class, got " .. m.shown(count), { help = stack_help(count) }) end
   local most = 100000 -- each is built and traced: a few milliseconds, and its parameters' memory
   if count > most then core.fail(("m.stack makes %d modules at most, not %d"):format(most, count)) end
-  if type(class) ~= "function" and type(class) ~= "table" then core.fail("m.stack takes a count and a class, got " .. m.shown(class)) end
+  local meta = type(class) == "table" and getmetatable(class)
+  if type(class) ~= "function" and not (type(meta) == "table" and meta.__call) then
+    core.fail("m.stack takes a count and a class, got " .. m.shown(class), { help = stack_help(class) })
+  end
   local list = {}
   for i = 1, count do
     list[i] = class(i, ...)

@@ -77,6 +77,9 @@ function m.rope(x, options)
   options = options or {}
   local seq, dim = options.seq or "seq", options.head_dim or "head_dim"
   m.check_tensor("rope", x)
+  seq, dim = type(seq) == "userdata" and seq.name or seq, type(dim) == "userdata" and dim.name or dim
+  local base = options.base or 10000
+  if type(base) ~= "number" or not (base > 0) then core.fail("rope's base must be a number above 0, got " .. m.shown(base)) end
   for _, name in ipairs { seq, dim } do
     if not x:has(name) then
       core.fail(("rope: the tensor has no axis %q: its axes are %s"):format(name, table.concat(x:axes(), ", ")), {
@@ -89,7 +92,7 @@ function m.rope(x, options)
   if size % 2 ~= 0 then core.fail(("rope needs an even %s, not %d"):format(dim, size)) end
   local pairs_axis = core.axis(dim, size // 2)
   local position = core.iota(core.axis(seq, x:size(seq)), wide) + (options.offset or 0)
-  local rate = core.exp(core.iota(pairs_axis, wide) * (-2 / size * math.log(options.base or 10000)))
+  local rate = core.exp(core.iota(pairs_axis, wide) * (-2 / size * math.log(base)))
   local angle = position:broadcast { core.axis(seq, x:size(seq)), pairs_axis } * rate
   local cos, sin = core.cos(angle), core.sin(angle)
   local a, b = x:slice(dim, 0, size // 2):cast(wide), x:slice(dim, size // 2, size):cast(wide)

@@ -115,6 +115,7 @@ end
 ---@return Tensor log
 ---@return Tensor largest
 function m.logsumexp_parts(x, ...)
+  check_axes("logsumexp_parts", x, ...)
   local _, sum, shift = exponentials(wide(x), ...)
   local empty = core.eq(sum, 0)
   return core.log(core.where(empty, 1, sum)), core.where(empty, -math.huge, shift)

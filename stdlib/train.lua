@@ -199,6 +199,7 @@ local function accumulated_step(o)
 end
 
 local function natural(x) return type(x) == "number" and math.tointeger(x) and x >= 0 end
+local function integer(x) return type(x) == "number" and math.tointeger(x) end
 local function positive(x) return natural(x) and x >= 1 end
 local function count_of_parts(x) return positive(x) and x <= 1 << 30 end
 local function is_axis(x) return type(x) == "userdata" and not core.is_tensor(x) end
@@ -215,7 +216,7 @@ local KINDS = {
   data = { "a file's name, or what m.corpus gives", function(x) return type(x) == "string" or getmetatable(x) == "corpus" end },
   skip = { "an integer, 0 or more", natural },
   eval_every = { "an integer, 0 or more", natural }, eval_batches = { "a positive integer", positive },
-  eval_share = { "a share between 0 and 1", function(x) return type(x) == "number" and x > 0 and x < 1 end },
+  seed = { "an integer", integer }, vocab = { "a positive integer", positive }, eval_share = { "a share between 0 and 1", function(x) return type(x) == "number" and x > 0 and x < 1 end },
   log_every = { "a positive integer", positive }, on_step = { "a function of (step, outputs)", callable },
 }
 
