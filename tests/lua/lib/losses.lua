@@ -36,7 +36,7 @@ local function tell_parameters(o, initial)
     local dims = {}
     for j, axis in ipairs(m.axes_of(p)) do dims[j] = axis.size end
     local key = core.hash(("%d parameter %s"):format(core.options().seed, names[i]))
-    core.write(('{"parameter":"%s","dims":[%s],%s}\n'):format(names[i], table.concat(dims, ","), initial[key]))
+    core.write_json(('{"parameter":"%s","dims":[%s],%s}\n'):format(names[i], table.concat(dims, ","), initial[key]))
   end
 end
 
@@ -49,7 +49,7 @@ local function tell_tokens(o)
     corpus:fill(tokens, targets, step - 1, { seed = m.settings.seed, vocab = o.vocab })
     local inputs, after = tokens:table(), targets:table()
     for row = 1, batch do
-      core.write(('{"window":%d,"tokens":[%s,%d]}\n'):format(step, table.concat(inputs, ",", (row - 1) * seq + 1, row * seq), after[row * seq]))
+      core.write_json(('{"window":%d,"tokens":[%s,%d]}\n'):format(step, table.concat(inputs, ",", (row - 1) * seq + 1, row * seq), after[row * seq]))
     end
   end
 end
@@ -60,7 +60,7 @@ local function tell_settings()
     if type(value) == "number" then told[#told + 1] = ('"%s":%.17g'):format(key, value) end
   end
   table.sort(told)
-  core.write(('{"settings":{%s}}\n'):format(table.concat(told, ",")))
+  core.write_json(('{"settings":{%s}}\n'):format(table.concat(told, ",")))
 end
 
 local train, initial = m.train, record_initial_values()
