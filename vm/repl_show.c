@@ -38,7 +38,9 @@ static void print_tensor(lua_State *L, ml_ref n) {
     const ml_graph *g = vm_of(L)->graph;
     const ml_type *type = ml_graph_type(g, n);
     double value;
+    const char *wide = precision_is_wide(L, g, n) ? "  a product in f32" : "";
     if (traffic_print_tensor(L, n, repl_format_bytes)) {
+        printf("%s", wide);
         print_origin(ml_graph_origin(g, n));
         printf("\n");
         return;
@@ -47,7 +49,7 @@ static void print_tensor(lua_State *L, ml_ref n) {
     printf("%s", lua_tostring(L, -1));
     lua_pop(L, 1);
     if (type->rank == 0 && ml_graph_constant(g, n, &value)) printf(" = %.14g", value);
-    if (precision_is_wide(L, g, n)) printf("  a product in f32");
+    printf("%s", wide);
     print_bytes(ml_type_bytes(type));
     print_origin(ml_graph_origin(g, n));
     printf("\n");

@@ -268,7 +268,8 @@ static int core_write(lua_State *L) {
 }
 
 static int core_write_json(lua_State *L) {
-    return write_to(L, vm_of(L)->options->json_out);
+    FILE *out = vm_of(L)->options->json_out; /* of a run */
+    return write_to(L, out ? out : stdout);
 }
 
 static int core_write_error(lua_State *L) {

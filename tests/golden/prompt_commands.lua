@@ -3,11 +3,14 @@ x = m.input("x", { A.batch, A.embed })
 x:dot(model.block.wq, "embed")
 :mem
 :check _
+x:cast("f32"):dot(model.block.wq, "embed")
+x:dot(model.block.wq:read(), "embed", { dtype = "f32" })
 :shard x
 :shrd x
 :mem 1
 ::label::
 m.use_layout(m.layout { mesh = { { "dp", 2 }, { "tp", 2 } }, params = { tp = { "heads" } }, acts = { dp = { "batch" }, tp = { "heads" } } })
+x:cast("f32"):dot(model.block.wq, "embed")
 :shard x:dot(model.block.wq, "embed"):sum("head_dim")
 :shard x:dot(model.block.wq, "embed"):dot(model.block.wo, "heads", "head_dim")
 :shard model.block
