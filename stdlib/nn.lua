@@ -57,6 +57,9 @@ function LayerNorm:forward(x)
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local centred = wide - wide:mean(names(self.axes))
+  -- What the mean lost to rounding all elements have too much: a row of large equal ones would become up to 1 instead of 0.
+  -- (Not so of bf16, in which rows like that mean nothing.) In exact arithmetic it is 0, whatever x.
+  if dtype == "f32" then centred = centred - core.stop_gradient(centred:mean(names(self.axes))) end
   local y = centred * core.rsqrt((centred * centred):mean(names(self.axes)) + self.eps) * self.gain:read()
   if self.bias then y = y + self.bias:read() end
   return y:cast(dtype)

@@ -73,6 +73,7 @@ function m.var(x, ...)
   local dtype = x:dtype()
   x = wide(x)
   local centred = x - m.mean(x, ...)
+  centred = centred - core.stop_gradient(m.mean(centred, ...)) -- what the mean lost to rounding
   return m.mean(centred * centred, ...):cast(dtype)
 end
 

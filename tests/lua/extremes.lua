@@ -142,16 +142,18 @@ check.equal(none.lse, -inf, "logsumexp of nothing")
 check.all(none.slope, { 0, 0, 0, 0 }, 0, "its slope")
 
 -- Norms of zeros and of equal elements.
-local E = m.axes { row = 4, embed = 8 }
+local SIZE = 1000 -- of which f32 has no exact reciprocal
+local E = m.axes { row = 5, embed = SIZE }
 local equal = {}
-for r, x in ipairs { 0, 3, 4096, 1e-20 } do for k = 1, 8 do equal[(r - 1) * 8 + k] = x end end
+for r, x in ipairs { 0, 3.3, 4096.1, 1e-20, 1e5 + 0.1 } do for k = 1, SIZE do equal[(r - 1) * SIZE + k] = x end end
 local layer = m.layer_norm { E.embed }
 m.parameters(layer)
 local norms = m.compile(function(i)
   local rms, centred = m.rms_norm { E.embed, gain = false }(i.x), layer(i.x)
-  return { rms = rms, layer = centred, slope = m.grad((rms * rms):sum() + (centred * centred):sum(), { i.x })[1] }
+  return { rms = rms, layer = centred, var = i.x:var "embed", slope = m.grad((rms * rms):sum() + (centred * centred):sum(), { i.x })[1] }
 end, { x = { E.row, E.embed } }) { x = equal }
-for n = 1, 32 do
+for r = 1, 5 do check.near(norms.var[r], 0, 1e-9, "variance of equal elements") end
+for n = 1, #equal, 37 do
   local x = as_f32(equal[n])
   near(norms.rms[n], x / math.sqrt(x * x + 1e-5), 1e-6, "rms_norm of equal elements")
   check.near(norms.layer[n], 0, 1e-6, "layer_norm of equal elements")
