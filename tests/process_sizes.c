@@ -32,7 +32,14 @@ PROCESS_TEST(sizes_of_models) {
         {"\"$ROOT/models/gpt.lua\" seq=2147483647 layers=1", "parameters"},
         {"\"$ROOT/models/gpt.lua\" batch=1000003 layers=1", "parameters"},
         {"\"$ROOT/models/gpt.lua\" seq=1000003 batch=1 layers=1 --device h200", "parameters"},
+        {"\"$ROOT/models/gpt.lua\" seq=2147483646 batch=1 layers=1 --device h200", "parameters"},
         {"\"$ROOT/models/gpt_moe.lua\" experts=2147483647 layers=1", "parameters"},
+        /* logits of which each of the most chunks is large too */
+        {"\"$ROOT/models/gpt.lua\" embed=65536 heads=65536 ffn=65536 vocab=65536 seq=65536 "
+         "batch=1024 layers=1 --mesh tp=65536 --device h200",
+         "parameters"},
+        {"\"$ROOT/models/gpt_moe.lua\" experts=4 exchange=1e308 layers=1 --mesh ep=2",
+         "parameters"},
         /* pipelines */
         {"\"$ROOT/models/gpt.lua\" batch=4194304 accum=1048576 --mesh pp=1073741823",
          "models/gpt.lua:72: cannot cut \"blocks\", 6 layers, into 1073741823 pipeline stages"},

@@ -399,17 +399,26 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return in_any_region(s, n) ? s->whole[n] : rewrite_copy(r, n, sources);
 }
 
-bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes) {
+static int64_t count_large(const ml_graph *g, int64_t most_bytes) {
+    int64_t count = 0;
     for (ml_ref n = 1; n < ml_graph_count(g) && most_bytes > 0; n++)
-        if (ml_graph_node(g, n)->op == ML_OP_DOT && ml_type_bytes(ml_graph_type(g, n)) > most_bytes)
-            return true;
-    return false;
+        count +=
+            ml_graph_node(g, n)->op == ML_OP_DOT && ml_type_bytes(ml_graph_type(g, n)) > most_bytes;
+    return count;
+}
+
+bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes) {
+    return count_large(g, most_bytes) > 0;
 }
 
 ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes) {
     state s = {.most_bytes = most_bytes};
+    int64_t before = count_large(from, most_bytes), left;
     ml_graph *g = rewrite_run(from, roots, begin, rule, &s);
-    while (s.regions && s.passed_over) { /* fewer each time: no part of a region is that large */
+    /* Fewer each time, unless MOST_CHUNKS were too few: chunks that are large are not cut again,
+     * or their number would grow without end. */
+    while (s.regions && s.passed_over && (left = count_large(g, most_bytes)) < before) {
+        before = left;
         s = (state){.most_bytes = most_bytes};
         ml_graph *next = rewrite_run(g, roots, begin, rule, &s);
         ml_graph_free(g);

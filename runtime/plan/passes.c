@@ -151,7 +151,8 @@ static int64_t spare_bytes(const ml_plan *plan) {
         if (op_class == ML_CLASS_CONTRACT || op_class == ML_CLASS_ROUTINE)
             flops += ml_flops(plan->graph, n);
     }
-    return (int64_t)(flops / flops_a_byte / share);
+    const double bytes = flops / flops_a_byte / share, most = 0x1p62;
+    return (int64_t)(bytes < most ? bytes : most); /* flops grow with the square of a sequence */
 }
 
 /* What is kept for the backward pass, and what is computed twice: all that saves memory where that

@@ -72,7 +72,9 @@ int64_t ml_layout_sent_places(const ml_layout *layout, const ml_type *type, cons
     int64_t ranks = layout->axis[i].size, batch = p->over[i].batch;
     int64_t rows = type->size[p->over[i].axis] * type->size[batch];
     rows /= ranks * ml_layout_parts(layout, p, (int)batch);
-    int64_t places = (int64_t)ceil(layout->exchange * (double)rows / (double)ranks);
+    double wanted = ceil(layout->exchange * (double)rows / (double)ranks);
+    if (wanted >= (double)rows) return rows; /* a factor may be beyond any integer */
+    int64_t places = (int64_t)wanted;
     places = (places + GRAIN - 1) / GRAIN * GRAIN;
     return places < rows ? places : rows;
 }
