@@ -39,6 +39,11 @@ function Tensor:add(b) end
 ---@return Tensor
 function Tensor:argmax(axis) end
 
+---The i32 index of the smallest along an axis; the first of equals.
+---@param axis Axis|string
+---@return Tensor
+function Tensor:argmin(axis) end
+
 ---the names of the axes, in memory order
 ---@return string[]
 function Tensor:axes() end
@@ -366,6 +371,12 @@ function Tensor:split(axis, outer, inner) end
 ---@return Tensor
 function Tensor:sqrt() end
 
+---The standard deviation over the named axes: the root of m.var. Where all elements are equal it is 0 and has no
+---gradient.
+---@param ... Axis|string
+---@return Tensor
+function Tensor:std(...) end
+
 ---a, through which no gradient flows
 ---@return Tensor
 function Tensor:stop_gradient() end
@@ -664,6 +675,12 @@ function m.add_loss(sum, count) end
 ---@return Tensor?
 ---@return Tensor|number?
 function m.added_loss(count) end
+
+---The i32 index of the smallest along an axis; the first of equals.
+---@param x Tensor
+---@param axis Axis|string
+---@return Tensor
+function m.argmin(x, axis) end
 
 ---softmax(scale * q k, masked) v over the axis `seq` of k and v. k and v may have `kv_heads` in
 ---place of `heads` (grouped-query attention: query head h reads head h // (heads // kv_heads)).
@@ -1381,6 +1398,13 @@ function m.stack(count, class, ...) end
 ---@param options {name: string, axes: Axis[], dtype: string, kind: string, init: Tensor|number}
 ---@return State
 function m.state(options) end
+
+---The standard deviation over the named axes: the root of m.var. Where all elements are equal it is 0 and has no
+---gradient.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.std(x, ...) end
 
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
 ---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where

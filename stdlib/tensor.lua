@@ -77,6 +77,27 @@ function m.var(x, ...)
   return m.mean(centred * centred, ...):cast(dtype)
 end
 
+---The standard deviation over the named axes: the root of m.var. Where all elements are equal it is 0 and has no
+---gradient.
+---@param x Tensor
+---@param ... Axis|string
+---@return Tensor
+function m.std(x, ...)
+  core.check_axes("std", x, ...)
+  local dtype = x:dtype()
+  return core.sqrt(m.var(wide(x), ...)):cast(dtype)
+end
+
+---The i32 index of the smallest along an axis; the first of equals.
+---@param x Tensor
+---@param axis Axis|string
+---@return Tensor
+function m.argmin(x, axis)
+  core.check_axes("argmin", x, axis)
+  local float = x:dtype() == "bf16" or x:dtype() == "f32" or x:dtype() == "f64"
+  return (float and -x or -1 - x):argmax(axis) -- the smallest integer has no negative
+end
+
 -- exp(x - shift), its sum and the shift, so that nothing overflows: the largest element, or 0 where that is
 -- infinite, lest infinities be subtracted.
 local function exponentials(x, ...)
@@ -234,7 +255,7 @@ function m.detach(x) return core.stop_gradient(x) end
 
 -- Functions of one tensor that read well as methods.
 for _, name in ipairs {
-  "mean", "var", "logsumexp", "softmax", "log_softmax", "gelu", "silu", "relu", "softplus", "clamp", "one_hot", "detach",
+  "mean", "var", "std", "argmin", "logsumexp", "softmax", "log_softmax", "gelu", "silu", "relu", "softplus", "clamp", "one_hot", "detach",
 } do
   methods[name] = m[name]
 end
