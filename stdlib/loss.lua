@@ -100,6 +100,15 @@ end
 ---@param sum Tensor f32
 ---@param count number|Tensor
 function m.add_loss(sum, count)
+  m.check_tensor("add_loss", sum, "the sum")
+  if #sum:axes() > 0 then
+    core.fail(("add_loss takes a sum without axes, got %s"):format(tostring(sum)), { help = "x:sum() sums over all of them" })
+  end
+  if type(count) ~= "number" and not core.is_tensor(count) then
+    core.fail("add_loss takes the number of items that its sum is over, got " .. m.shown(count), {
+      help = 'm.add_loss(loss, x:size "batch" * x:size "seq"), or 1 for a mean',
+    })
+  end
   local list = m.context.losses
   if list then list[#list + 1] = { sum, count } end
 end
@@ -126,6 +135,11 @@ end
 ---@param value Tensor|number
 ---@param update? fun(total: Tensor)
 function m.step_total(state, value, update)
+  if getmetatable(state) ~= "state" or not core.is_tensor(value) and type(value) ~= "number" or update and type(update) ~= "function" then
+    core.fail(("step_total takes a state, a value and a function, got %s, %s and %s"):format(m.shown(state), m.shown(value), m.shown(update)), {
+      help = "m.step_total(self.load, counts, function(total) ... end)",
+    })
+  end
   local list = m.context.training and m.context.totals
   if list then list[#list + 1] = { state = state, value = value, update = update } end
 end

@@ -255,7 +255,12 @@ static void read_options(lua_State *L, attention_call *call) {
     a->head_dim = axis_option(L, "head_dim", "head_dim");
     a->kv_seq = axis_option(L, "", "kv_seq");
     a->kv_heads = axis_option(L, "", "kv_heads");
-    if (vm_option(L, 4, "causal")) a->causal = lua_toboolean(L, -1);
+    if (vm_option(L, 4, "causal")) {
+        if (!lua_isboolean(L, -1))
+            vm_fail(L, NULL, "attention's causal must be true or false, got %s",
+                    luaL_tolstring(L, -1, NULL));
+        a->causal = lua_toboolean(L, -1);
+    }
     if (vm_option(L, 4, "window")) a->window = vm_integer(L, -1, "attention's window");
     if (vm_option(L, 4, "scale")) {
         a->scale = lua_tonumber(L, -1);

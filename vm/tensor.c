@@ -39,25 +39,6 @@ static void add_axis_arguments(lua_State *L, vm_node *node, int first, int last,
     for (int i = first; i <= last; i++) node->args[node->arg_count++] = vm_axis_in(L, i, n, op);
 }
 
-/* What reductions that are composed in Lua do first, so that messages name them. */
-static int core_check_axes(lua_State *L) {
-    const char *op = luaL_checkstring(L, 1);
-    ml_ref n = vm_tensor(L, 2, lua_pushfstring(L, "the operand of %s", op));
-    int last = lua_gettop(L) - 1;
-    bool module =
-        strcmp(op, "moe") == 0 || strcmp(op, "rms_norm") == 0 || strcmp(op, "layer_norm") == 0;
-    const char *what = lua_pushfstring(L, module ? "%s goes over" : "cannot take the %s over", op);
-    for (int i = 3; i <= last; i++) {
-        ml_axis axis = vm_axis_in(L, i, n, op);
-        if (ml_type_find(type_of(L, n), axis) < 0) vm_axis_of(L, i, n, op, what);
-        for (int k = 3; k < i; k++)
-            if (vm_axis_in(L, k, n, op) == axis)
-                vm_fail_with(L, &n, 1, NULL, "%s names the axis \"%s\" twice", op,
-                             ml_axis_name(vm_of(L)->graph, axis));
-    }
-    return 0;
-}
-
 /* ---- Leaves ------------------------------------------------------------------------------------
  */
 
@@ -66,6 +47,7 @@ static ml_ref broadcast(lua_State *L, ml_ref n, const ml_type *type) {
 }
 
 static int core_full(lua_State *L) {
+    vm_most_inputs(L, 3, "full");
     ml_type type = {0};
     vm_read_axes(L, 1, "the axes of a tensor", &type);
     type.dtype = (uint8_t)vm_dtype(L, 3, lua_isboolean(L, 2) ? ML_BOOL : ML_F32);
@@ -80,6 +62,7 @@ static int core_full(lua_State *L) {
 }
 
 static int core_iota(lua_State *L) {
+    vm_most_inputs(L, 2, "iota");
     vm_axis axis = vm_new_axis(L, 1, "the axis of iota");
     ml_dtype dtype = vm_dtype(L, 2, ML_I32);
     vm_node node;
@@ -126,9 +109,11 @@ static void add_input(void *argument) {
 }
 
 static int core_input(lua_State *L) {
+    vm_most_inputs(L, 3, "input");
     if (lua_type(L, 1) != LUA_TSTRING)
         vm_fail(L, "each input is written by its name: {x = {A.batch, A.embed}}",
-                "an input needs a name, got %s", luaL_tolstring(L, 1, NULL));
+                "an input needs a name, got %s",
+                lua_type(L, 1) == LUA_TNUMBER ? lua_tostring(L, 1) : vm_typename(L, 1));
     input_call call = {.graph = vm_of(L)->graph};
     call.input.type.dtype = (uint8_t)vm_dtype(L, 3, ML_F32);
     vm_read_axes(L, 2, "the axes of an input", &call.input.type);
@@ -147,11 +132,13 @@ static int core_input(lua_State *L) {
  */
 
 static int tensor_cast(lua_State *L) {
+    vm_most_arguments(L, 2, "cast");
     ml_ref n = vm_tensor(L, 1, "the operand of cast");
     return vm_push_tensor(L, precision_said_cast(L, n, vm_dtype(L, 2, -1)));
 }
 
 static int tensor_broadcast(lua_State *L) {
+    vm_most_arguments(L, 2, "broadcast");
     ml_ref n = vm_tensor(L, 1, "the operand of broadcast");
     ml_type listed = {0}, type = {.dtype = type_of(L, n)->dtype};
     vm_read_axes(L, 2, "the axes of broadcast", &listed);
@@ -192,6 +179,7 @@ static void add_rename(lua_State *L, vm_node *node, ml_ref n, int old, int new_n
 }
 
 static int tensor_rename(lua_State *L) {
+    vm_most_arguments(L, 3, "rename");
     ml_ref n = vm_tensor(L, 1, "the operand of rename");
     vm_node node;
     vm_begin(L, &node, ML_OP_RENAME);
@@ -219,6 +207,7 @@ static int tensor_rename(lua_State *L) {
 }
 
 static int tensor_slice(lua_State *L) {
+    vm_most_arguments(L, 4, "slice");
     ml_ref n = vm_tensor(L, 1, "the operand of slice");
     vm_axis axis = vm_axis_of(L, 2, n, "slice", "cannot slice");
     int64_t start = lua_isnoneornil(L, 3) ? 0 : vm_integer(L, 3, "the start of slice");
@@ -238,6 +227,7 @@ static int tensor_slice(lua_State *L) {
 }
 
 static int tensor_pad(lua_State *L) {
+    vm_most_arguments(L, 4, "pad");
     ml_ref n = vm_tensor(L, 1, "the operand of pad");
     vm_node node;
     vm_axis axis = vm_axis_of(L, 2, n, "pad", "cannot pad");
@@ -253,6 +243,7 @@ static int tensor_pad(lua_State *L) {
 }
 
 static int tensor_split(lua_State *L) {
+    vm_most_arguments(L, 4, "split");
     ml_ref n = vm_tensor(L, 1, "the operand of split");
     vm_axis axis = vm_axis_of(L, 2, n, "split", "cannot split");
     vm_axis outer = vm_new_axis(L, 3, "the outer axis of split");
@@ -268,6 +259,7 @@ static int tensor_split(lua_State *L) {
 }
 
 static int tensor_merge(lua_State *L) {
+    vm_most_arguments(L, 4, "merge");
     ml_ref n = vm_tensor(L, 1, "the operand of merge");
     vm_axis outer = vm_axis_of(L, 2, n, "merge", "cannot merge"),
             inner = vm_axis_of(L, 3, n, "merge", "cannot merge");
@@ -290,6 +282,7 @@ static int tensor_merge(lua_State *L) {
 }
 
 static int core_concat(lua_State *L) {
+    vm_most_inputs(L, 2, "concat");
     if (!lua_istable(L, 1))
         vm_fail(L, "m.concat({a, b}, \"axis\")", "concat takes a list of tensors, got %s",
                 vm_typename(L, 1));
@@ -313,6 +306,7 @@ static int core_concat(lua_State *L) {
 }
 
 static int tensor_gather(lua_State *L) {
+    vm_most_arguments(L, 3, "gather");
     ml_ref sources[2] = {vm_tensor(L, 1, "the table of gather"),
                          vm_tensor(L, 2, "the index of gather")};
     vm_node node;
@@ -569,6 +563,7 @@ static int tensor_axes(lua_State *L) {
 }
 
 static int tensor_size(lua_State *L) {
+    vm_most_arguments(L, 2, "size");
     ml_ref n = vm_tensor(L, 1, "the operand");
     lua_pushinteger(L, vm_axis_of(L, 2, n, "size", "cannot tell the size of").size);
     return 1;
@@ -580,6 +575,7 @@ static int tensor_elements(lua_State *L) {
 }
 
 static int tensor_has(lua_State *L) {
+    vm_most_arguments(L, 2, "has");
     ml_ref n = vm_tensor(L, 1, "the operand");
     lua_pushboolean(L, ml_type_find(type_of(L, n), vm_axis_in(L, 2, n, "has")) >= 0);
     return 1;
@@ -611,8 +607,6 @@ static const vm_entry functions[] = {
      "alone"},
     {"input", core_input, "name: string, axes: Axis[], dtype?: string -> Tensor",
      "a tensor that the caller of a program provides"},
-    {"check_axes", core_check_axes, "op: string, x: Tensor, ...: Axis|string",
-     "raise where an argument is no axis of x, or one comes twice: `op` is what takes them"},
     {"concat", core_concat, "tensors: Tensor[], axis: Axis|string -> Tensor",
      "tensors one after another along an axis"},
     {"scatter_add", core_scatter_add,

@@ -69,10 +69,35 @@ int vm_no_new_field(lua_State *L) {
         "a %s cannot be assigned to", vm_is_state(L, 1, &id) ? "parameter or state" : "tensor");
 }
 
-static const vm_entry functions[] = {{"set_method_help", core_set_method_help,
-                                      "help: fun(name: string, known: string[]): string?",
-                                      "what gives the help of the error about an unknown method"},
-                                     {0}};
+/* ---- Axes that a tensor does not have ----------------------------------------------------------
+ */
+
+/* What reductions that are composed in Lua do first, so that messages name them. */
+static int core_check_axes(lua_State *L) {
+    const char *op = luaL_checkstring(L, 1);
+    ml_ref n = vm_tensor(L, 2, lua_pushfstring(L, "the operand of %s", op));
+    int last = lua_gettop(L) - 1;
+    bool module =
+        strcmp(op, "moe") == 0 || strcmp(op, "rms_norm") == 0 || strcmp(op, "layer_norm") == 0;
+    const char *what = lua_pushfstring(L, module ? "%s goes over" : "cannot take the %s over", op);
+    for (int i = 3; i <= last; i++) {
+        ml_axis axis = vm_axis_in(L, i, n, op);
+        if (ml_type_find(ml_graph_type(vm_of(L)->graph, n), axis) < 0)
+            vm_axis_of(L, i, n, op, what);
+        for (int k = 3; k < i; k++)
+            if (vm_axis_in(L, k, n, op) == axis)
+                vm_fail_with(L, &n, 1, NULL, "%s names the axis \"%s\" twice", op,
+                             ml_axis_name(vm_of(L)->graph, axis));
+    }
+    return 0;
+}
+
+static const vm_entry functions[] = {
+    {"check_axes", core_check_axes, "op: string, x: Tensor, ...: Axis|string",
+     "raise where an argument is no axis of x, or one comes twice: `op` is what takes them"},
+    {"set_method_help", core_set_method_help, "help: fun(name: string, known: string[]): string?",
+     "what gives the help of the error about an unknown method"},
+    {0}};
 
 void vm_unknown_register(lua_State *L) {
     vm_register(L, functions);

@@ -534,10 +534,28 @@ void vm_push_type(lua_State *L, const ml_graph *g, const ml_type *t) {
 /* ---- Other arguments ---------------------------------------------------------------------------
  */
 
+/* The first `own` arguments are not counted: the tensor of a method. */
+static void check_most(lua_State *L, int most, int own, const char *what) {
+    static const char *const helps[][2] = {
+        {"slice", "every n-th element: split the axis and slice the inner one"},
+        {"pad", "it fills with 0; m.concat joins other values"},
+        {"iota", "m.iota(axis) + start, m.iota(axis) * step"},
+        {"concat", "m.concat({a, b}, \"axis\") takes the tensors in a list"},
+        {"argmax", "of several axes together: merge them first"}};
+    if (lua_gettop(L) <= most || lua_isnil(L, most + 1)) return;
+    const char *help = NULL;
+    for (size_t i = 0; i < sizeof helps / sizeof *helps; i++)
+        if (strcmp(helps[i][0], what) == 0) help = helps[i][1];
+    vm_fail(L, help, "%s takes %d argument%s, not %d", what, most - own, most - own == 1 ? "" : "s",
+            lua_gettop(L) - own);
+}
+
 void vm_most_arguments(lua_State *L, int most, const char *what) {
-    if (lua_gettop(L) > most && !lua_isnil(L, most + 1))
-        vm_fail(L, NULL, "%s takes %d argument%s, not %d", what, most - 1, most == 2 ? "" : "s",
-                lua_gettop(L) - 1);
+    check_most(L, most, 1, what);
+}
+
+void vm_most_inputs(lua_State *L, int most, const char *what) {
+    check_most(L, most, 0, what);
 }
 
 static _Noreturn void fail_integer(lua_State *L, int index, const char *what) {

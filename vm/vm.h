@@ -249,8 +249,10 @@ void vm_push_suggestion(lua_State *L, const char *word,
                         int words); /* list at `words`; pushes or nil */
 bool vm_is_class(lua_State *L, int index, const char *class_name);
 const char *vm_typename(lua_State *L, int index); /* "a tensor", "a table": for messages */
-/* Raise where there are more than `most` arguments: what would be ignored. */
+/* Raise where there are more than `most` arguments: what would be ignored. Of a method they are
+ * told without its tensor. */
 void vm_most_arguments(lua_State *L, int most, const char *what);
+void vm_most_inputs(lua_State *L, int most, const char *what); /* of a function */
 void vm_read_axes(lua_State *L, int index, const char *what,
                   ml_type *type); /* appends Axis values */
 int64_t vm_table_length(lua_State *L, int table);

@@ -78,6 +78,13 @@ static void infer_pad(infer *in, ml_type *out) {
     resized(in, 0, at, before + infer_source(in, 0)->size[at] + after, out);
 }
 
+/* The size that the inner axis would have, where the outer one divides. */
+static const char *split_help(const infer *in, ml_axis inner, int64_t size, int64_t outer) {
+    if (outer < 1 || size % outer) return NULL;
+    return ml_arena_format(ml_graph_arena(in->g), "m.axis(\"%s\", %lld) as the inner one would do",
+                           name_of(in, inner), (long long)(size / outer));
+}
+
 static void infer_split(infer *in, ml_type *out) {
     const ml_type *t = infer_source(in, 0);
     int at = infer_find(in, 0, in->args[0], "split", "the tensor");
@@ -85,7 +92,8 @@ static void infer_split(infer *in, ml_type *out) {
     int64_t outer_size = in->args[2], inner_size = in->args[4];
     if (outer_size < 1 || inner_size < 1 || t->size[at] % outer_size ||
         t->size[at] / outer_size != inner_size)
-        infer_raise(in, NULL, "cannot split \"%s\" of size %lld into \"%s\" %lld x \"%s\" %lld",
+        infer_raise(in, split_help(in, inner, t->size[at], outer_size),
+                    "cannot split \"%s\" of size %lld into \"%s\" %lld x \"%s\" %lld",
                     name_of(in, in->args[0]), (long long)t->size[at], name_of(in, outer),
                     (long long)outer_size, name_of(in, inner), (long long)inner_size);
     out->dtype = t->dtype;

@@ -63,3 +63,7 @@ step(function(loss, ps, adam) return adam.update(ps, { loss }, { rate = 1, step 
 step(function(loss, ps, adam) return adam.update(ps, m.grad(loss, ps)) end)
 step(function(loss, ps, adam) return adam.update(ps, m.grad(loss, ps), { lr = 1e-3 }) end)
 step(function(loss, ps) ps[1]:set(ps[1] - m.grad(loss, ps)[1]) end)
+try(function() return m.add_loss(x, 1) end)
+try(function() return m.add_loss(x:sum()) end)
+try(function() return m.add_loss(5, 1) end)
+try(function() return m.attention(x, x, x, { causal = "yes" }) end)
