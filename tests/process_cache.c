@@ -37,11 +37,12 @@ PROCESS_TEST(cache_without_room) {
     process_expect(&r, "No space left on device");
     r = process_shell(room, 0, "ls -A work");
     CHECK_TEXT(r.output, ""); /* the temporary folder is removed */
-    /* everywhere: the script comes from standard input, as the test's folder is below /tmp */
+    /* Everywhere; what lies below /tmp, the script and perhaps the binary, is opened before. */
     r = process_shell(room, 1,
-                      "unshare -rm sh -c 'for d in /mnt /media /var/tmp /dev/shm /tmp; do mount -t "
-                      "tmpfs -o size=4k,mode=700 tmpfs $d; done; cd /; MLUA_CACHE=/mnt "
-                      "TMPDIR=/media $MLUA run --device cpu -' <script.lua");
+                      "exec 9<\"$MLUA\"; unshare -rm sh -c 'for d in /mnt /media /var/tmp /dev/shm "
+                      "/tmp; do mount -t tmpfs -o size=4k,mode=700 tmpfs $d; done; cd /; "
+                      "MLUA_CACHE=/mnt TMPDIR=/media /proc/self/fd/9 run --device cpu -' "
+                      "<script.lua");
     process_expect(&r, "no folder takes compiled kernels: /mnt: ");
     process_expect(&r, "; /media: No space left on device; /tmp: No space left on device");
     process_expect(&r, "help: make room in one of them, or name another: MLUA_CACHE=DIR");
