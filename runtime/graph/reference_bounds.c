@@ -70,7 +70,8 @@ static reference_cell end_of(ml_dtype dtype, reference_cell x, double bound, boo
     else if (dtype == ML_BOOL)
         x.integer = bound > 0 ? upper : x.integer;
     else if (bound < 0x1p62)
-        x.integer += (int64_t)(upper ? ceil(bound) : -ceil(bound));
+        x.integer = (int64_t)((uint64_t)x.integer +
+                              (uint64_t)(int64_t)(upper ? ceil(bound) : -ceil(bound)));
     return x;
 }
 
