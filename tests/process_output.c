@@ -122,3 +122,23 @@ PROCESS_TEST(check_of_a_long_loop) {
     process_expect(&r, "\"ended\":{\"file\":\"forever.lua\",\"line\":5}");
     CHECK(r.seconds < 60);
 }
+
+/* os.exit ends the script of a check and of the prompt, and not what comes after it. */
+PROCESS_TEST(exit_in_a_check) {
+    process_write(
+        room, "exit.lua",
+        "local m = require 'mlua'\n"
+        "local f = m.compile(function(i) return i.x + 1 end, { x = { m.axis('n', 3) } })\n"
+        "local known = 'a local'\n"
+        "pcall(function() os.exit(tonumber(os.getenv 'CODE')) end)\n"
+        "error 'never reached'\n");
+    process_result r = process_run(room, 0, "CODE=0", "check --device h200 exit.lua");
+    process_expect(&r, "peak memory");
+    CHECK(!strstr(r.output, "stopped"));
+    r = process_run(room, 3, "CODE=3", "check --device h200 exit.lua");
+    process_expect(&r, "peak memory");
+    r = process_run(room, 3, "CODE=3", "run --device cpu exit.lua");
+    CHECK_TEXT(r.output, "");
+    r = process_shell(room, 0, "echo known | CODE=3 \"$MLUA\" repl --device cpu exit.lua");
+    CHECK_TEXT(r.output, "\"a local\"\n");
+}

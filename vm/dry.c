@@ -38,18 +38,30 @@ static void end_again(lua_State *L, lua_Debug *frame) {
     lua_error(L);
 }
 
-static void end_script(lua_State *L) {
+static _Noreturn void end_script(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    vm->dry.ended = true;
+    lua_sethook(L, end_again, LUA_MASKCOUNT, 1);
+    lua_sethook(vm->L, end_again, LUA_MASKCOUNT, 1); /* L may be a coroutine */
+    lua_pushlightuserdata(L, &ended);
+    lua_error(L);
+    __builtin_unreachable();
+}
+
+void dry_exit(lua_State *L, int code) {
+    vm_of(L)->dry.code = code;
+    end_script(L);
+}
+
+/* The script goes on and on. */
+static _Noreturn void stop_script(lua_State *L) {
     ml_vm *vm = vm_of(L);
     lua_Debug frame;
     if (!vm->dry.ended && vm_script_frame(L, &frame)) {
         vm->dry.file = vm_intern(L, frame.source + (frame.source[0] == '@'));
         vm->dry.line = frame.currentline;
     }
-    vm->dry.ended = true;
-    lua_sethook(L, end_again, LUA_MASKCOUNT, 1);
-    lua_sethook(vm->L, end_again, LUA_MASKCOUNT, 1); /* L may be a coroutine */
-    lua_pushlightuserdata(L, &ended);
-    lua_error(L);
+    end_script(L);
 }
 
 void dry_note_call(lua_State *L) {
@@ -58,7 +70,7 @@ void dry_note_call(lua_State *L) {
     output_discard(vm, true);
     if (vm->dry.calls++ == 0) vm->dry.since = now();
     bool long_enough = vm->dry.calls > 1 && now() - vm->dry.since > SECONDS;
-    if (vm->dry.ended || vm->dry.calls > CALLS || long_enough) end_script(L);
+    if (vm->dry.ended || vm->dry.calls > CALLS || long_enough) stop_script(L);
 }
 
 const char *dry_end(const ml_vm *vm, int *line) {

@@ -18,6 +18,8 @@ void dry_call_keeping(lua_State *L);
 /* In a dry run: a program has been planned; a program is called. */
 void dry_note_program(lua_State *L, const ml_plan *plan);
 void dry_note_call(lua_State *L);
+/* os.exit: the script ends, and what comes after it is done. */
+_Noreturn void dry_exit(lua_State *L, int code);
 /* Where the script was ended; NULL where it ended by itself. */
 const char *dry_end(const ml_vm *vm, int *line);
 void dry_register(lua_State *L);

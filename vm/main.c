@@ -423,6 +423,7 @@ static int run_script_once(vm_options *options) {
         lua_pushcfunction(vm->L, script_main);
         bool failed = vm_call(vm->L, 0, 0) != LUA_OK;
         vm_catch_signals(NULL);
+        result = vm->dry.code; /* of os.exit in a check */
         if (failed) {
             fflush(stdout);
             result = vm_is_interrupt(vm->L, -1) ? EXIT_INTERRUPTED : EXIT_ERROR;

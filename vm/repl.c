@@ -338,6 +338,9 @@ int repl_run(ml_vm *vm) {
                "again\n",
                file, line);
     if (r.interactive) open_editor(&r);
+    if (r.edit && vm->options->script && !vm->options->quiet)
+        printf("mlua: %s is traced, and trains nothing; its variables are known here\n",
+               vm->options->script);
     if (r.edit && !vm->options->quiet)
         printf(
             "mlua: expressions print their type, = x computes; m is the library; help tells more; "

@@ -10,6 +10,7 @@
 #include "runtime/base/crash.h"
 #include "runtime/base/knobs.h"
 #include "runtime/base/process.h"
+#include "vm/dry.h"
 #include "vm/gpus.h"
 
 static const char *const options_key = "mlua.options";
@@ -217,6 +218,7 @@ static int lua_exit(lua_State *L) {
         code = lua_toboolean(L, 1) ? EXIT_SUCCESS : EXIT_FAILURE;
     else
         code = (int)luaL_optinteger(L, 1, EXIT_SUCCESS);
+    if (vm_of(L)->dry.runs) dry_exit(L, code);
     vm_profile_finish(L);
     fflush(NULL);
     if (code == EXIT_SUCCESS) ml_comm_close(vm_of(L)->options->comm);

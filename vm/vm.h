@@ -73,8 +73,9 @@ typedef struct {
     bool runs, ended;
     int64_t calls; /* of programs since the last new one */
     double since;  /* when the first of them was made */
-    const char *file;
-    int line; /* where the script was ended */
+    const char *file; /* where the script was ended; NULL where it called os.exit */
+    int line;
+    int code; /* that it called os.exit with */
 } vm_dry;
 
 /* An active call, as lua_Debug.i_ci names it. Of the calls below an active one the line stays. */
