@@ -23,13 +23,6 @@ local function names_of(mesh)
   return names
 end
 
-local function unknown(what, name, known, rest)
-  local guess = core.suggest(tostring(name), known)
-  core.fail(("%s %q%s"):format(what, tostring(name), rest or ""), {
-    help = guess and ("did you mean %s?"):format(guess) or "the mesh has " .. table.concat(known, ", "),
-  })
-end
-
 -- What the mesh axes of presets, and what other programs call so, are for: help for a layout that lacks one.
 local MEANINGS = {
   ep = "m.layout.megatron{ep = 1} and m.layout.fsdp{ep = 1} have ep, over which m.moe's experts are split",
@@ -43,6 +36,15 @@ local MEANINGS = {
   expert = "the axis of expert parallelism is ep: m.layout.megatron{ep = 1}", context = "the axis of context parallelism is cp",
   sequence = "the axis of context parallelism is cp", seq = "the axis of context parallelism is cp",
 }
+
+local function unknown(what, name, known, rest)
+  local meant = MEANINGS[name] -- a name of its own, however near to others
+  local guess = not meant and core.suggest(tostring(name), known)
+  core.fail(("%s %q%s"):format(what, tostring(name), rest or ""), {
+    help = guess and ("did you mean %s?"):format(guess)
+      or ("the mesh has %s%s"):format(table.concat(known, ", "), meant and ("; {%q, 1} in mesh adds %s"):format(name, name) or ""),
+  })
+end
 
 -- --mesh names an axis that the layout has not.
 local function unknown_size(name, mesh)

@@ -53,16 +53,16 @@ static void check_mesh_name(lua_State *L, const char *name, ml_ref n) {
         lua_pop(L, 1);
         if (same) return;
     }
+    /* The presets' names are one letter from each other: none of them is a slip of the pen. */
+    bool preset = strlen(name) == 2 && strstr("pp dp ep cp tp sp", name);
     vm_push_suggestion(L, name, names);
-    if (lua_isstring(L, -1)) {
-        lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));
-    } else {
-        lua_pushstring(L, "the mesh has");
-        for (int i = 0; i < count; i++) {
-            lua_rawgeti(L, names, i + 1);
-            lua_pushfstring(L, "%s%s %s", lua_tostring(L, -2), i ? "," : "", lua_tostring(L, -1));
-        }
+    const char *guess = preset ? NULL : lua_tostring(L, -1);
+    lua_pushstring(L, "the mesh has");
+    for (int i = 0; i < count; i++) {
+        lua_rawgeti(L, names, i + 1);
+        lua_pushfstring(L, "%s%s %s", lua_tostring(L, -2), i ? "," : "", lua_tostring(L, -1));
     }
+    if (guess) lua_pushfstring(L, "%s; did you mean %s?", lua_tostring(L, -1), guess);
     vm_fail_with(L, &n, 1, lua_tostring(L, -1), "on: the layout has no mesh axis \"%s\"", name);
 }
 

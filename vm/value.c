@@ -119,7 +119,7 @@ ml_ref vm_tensor(lua_State *L, int index, const char *what) {
 uint32_t vm_state(lua_State *L, int index, const char *what) {
     uint32_t id;
     if (vm_is_state(L, index, &id)) return id;
-    vm_fail(L, "m.param and core.state make states", "%s must be a state, got %s", what,
+    vm_fail(L, "m.param, m.buffer and m.state make states", "%s must be a state, got %s", what,
             vm_is_class(L, index, vm_tensor_class) ? "a tensor" : luaL_typename(L, index));
 }
 
