@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/base/suggest.h"
 #include "vm/lexer.h"
 #include "vm/syntax.h"
 
@@ -62,24 +63,48 @@ static const char *note_on_name(lua_State *L, const char *message) {
     return NULL;
 }
 
+/* "module 'torch' not found:": what to require. */
+static const char *note_on_module(lua_State *L, const char *message) {
+    static const char marker[] = "module '", mlua[] = "begin with local m = require \"mlua\"";
+    static const char *const others[] = {"mlua", "torch", "numpy", "jax", "tensorflow", "nn"};
+    const char *name = strstr(message, marker);
+    if (!name || !strstr(name, "' not found:")) return NULL;
+    name += sizeof marker - 1;
+    lua_pushlstring(L, name, strcspn(name, ".'"));
+    if (ml_suggest(lua_tostring(L, -1), others, sizeof others / sizeof *others)) return mlua;
+    return "NAME.lua and NAME/init.lua are looked for beside the script and in this folder";
+}
+
+/* What holds of errors with these texts, whatever the script is. */
+static const char *note_on_text(const char *text) {
+    static const struct {
+        const char *part, *other, *help;
+    } notes[] = {
+        {"'format'", "got tensor",
+         "a tensor has no value while the script runs; tostring(t) is its type"},
+        {"number expected, got ", "tensor)",
+         "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
+         "m.maximum"},
+        {"number expected, got ", "state)",
+         "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
+         "m.maximum"},
+        {"on a axis value", "", "an Axis has .name and .size"},
+        {"on a host value", "",
+         "the values of a host array are read one by one: h[1] to h[#h]; tensors compute in "
+         "programs"},
+        {"attempt to index a number value (field 'integer index')", "",
+         "an element of a host array has one index, in row-major order: h[(row - 1) * columns + "
+         "column]"}};
+    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++)
+        if (strstr(text, notes[i].part) && strstr(text, notes[i].other)) return notes[i].help;
+    return NULL;
+}
+
 void vm_push_plain_help(lua_State *L, const char *text, const char *file, int line) {
-    static const char mathematics[] =
-        "functions of math take Lua numbers; for tensors use those of mlua: m.exp, m.sqrt, "
-        "m.maximum";
-    const char *help = note_on_name(L, text);
+    const char *help = note_on_text(text);
     bool ours = strncmp(text, VM_STDLIB + 1, sizeof VM_STDLIB - 2) == 0;
-    if (strstr(text, "number expected, got tensor") || strstr(text, "number expected, got state"))
-        help = mathematics;
-    if (strstr(text, "on a axis value")) help = "an Axis has .name and .size";
-    if (strstr(text, "on a host value"))
-        help = "the values of a host array are read one by one: h[1] to h[#h]; tensors compute in "
-               "programs";
-    if (strstr(text, "attempt to index a number value (field 'integer index')"))
-        help =
-            "an element of a host array has one index, in row-major order: h[(row - 1) * columns "
-            "+ column]";
-    if (strstr(text, "'format'") && strstr(text, "got tensor"))
-        help = "a tensor has no value while the script runs; tostring(t) is its type";
+    if (!help) help = note_on_module(L, text);
+    if (!help) help = note_on_name(L, text);
     if (!help && file) {
         size_t size;
         vm_push_source(L, file);
