@@ -85,19 +85,27 @@ PROCESS_TEST(sizes_that_overflow) {
     check_sizes(room, cases, sizeof cases / sizeof *cases);
 }
 
-/* FLOPs and the balance of ranks count the pairs that a mask leaves. */
+/* FLOPs and the balance of ranks count the pairs that a mask leaves: not one query after another.
+ */
 PROCESS_TEST(sizes_of_windows) {
-    process_write(room, "window.lua",
-                  "local m = require 'mlua'\n"
-                  "local A = m.axes { batch = 2, seq = 2147483646, heads = 2, head_dim = 8 }\n"
-                  "local layout = m.layout { mesh = { { 'cp', 1 } }, acts = { cp = { 'seq' } } }\n"
-                  "local axes = { A.batch, A.seq, A.heads, A.head_dim }\n"
-                  "m.compile(function(i)\n"
-                  "  return m.attention(i.x, i.x, i.x, { causal = true, window = 1000 }):sum()\n"
-                  "end, { x = axes }, { layout = layout })\n");
-    static const sizes_case cases[] = {{"window.lua", "peak memory"},
-                                       {"window.lua --mesh cp=2", "peak memory"},
-                                       {"window.lua --device h200", "peak memory"}};
+    static const char script[] =
+        "local m = require 'mlua'\n"
+        "local cfg = m.config { seq = 1 << 40, windows = 1 }\n"
+        "local A = m.axes { batch = 2, seq = cfg.seq, heads = 2, head_dim = 8 }\n"
+        "local layout = m.layout { mesh = { { 'cp', 1 } }, acts = { cp = { 'seq' } } }\n"
+        "local axes = { A.batch, A.seq, A.heads, A.head_dim }\n"
+        "m.compile(function(i)\n"
+        "  local sum = 0\n"
+        "  for w = 1, cfg.windows do\n"
+        "    sum = sum + m.attention(i.x, i.x, i.x, { causal = true, window = 1000 + w }):sum()\n"
+        "  end\n"
+        "  return sum\n"
+        "end, { x = axes }, { layout = layout })\n";
+    process_write(room, "window.lua", script);
+    static const sizes_case cases[] = {
+        {"window.lua", "peak memory"},
+        {"window.lua seq=2147483646 windows=64 --mesh cp=2", "peak memory"},
+        {"window.lua seq=2147483646 --device h200", "peak memory"}};
     check_sizes(room, cases, sizeof cases / sizeof *cases);
 }
 
