@@ -47,6 +47,7 @@ static bool read_all(int file, char *to, int64_t size) {
     for (int64_t done = 0; done < size;) {
         ssize_t got = read(file, to + done, (size_t)(size - done));
         if (got < 0 && errno == EINTR) continue;
+        if (got == 0) errno = EIO; /* it was cut short meanwhile */
         if (got <= 0) return false;
         done += got;
     }
@@ -129,7 +130,7 @@ ml_status ml_cache_read(uint64_t key[2], const char *suffix, void **bytes, int64
     return ML_OK;
 }
 
-static bool write_all(int file, const char *from, int64_t size) {
+bool cache_write_all(int file, const char *from, int64_t size) {
     for (int64_t done = 0; done < size;) {
         ssize_t put = write(file, from + done, (size_t)(size - done));
         if (put < 0 && errno == EINTR) continue;
@@ -150,7 +151,8 @@ static ml_status try_write(uint64_t key[2], const char *suffix, const void *byte
     memcpy(trailer + sizeof mark, &hash, sizeof hash);
     int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0) return ml_fail(ML_IO, "cannot write %s: %s", temporary, strerror(errno));
-    bool written = write_all(file, bytes, size) && write_all(file, trailer, TRAILER_SIZE);
+    bool written =
+        cache_write_all(file, bytes, size) && cache_write_all(file, trailer, TRAILER_SIZE);
     int problem = errno;
     if (close(file) != 0 && written) {
         written = false;

@@ -16,6 +16,8 @@ ml_status cache_replace_folder(const char *failed, const char *reason);
 bool cache_folder_takes_files(const char *path); /* some 64 KiB; errno says why not */
 /* The folder before a temporary one; "" where there was none. */
 void cache_former_folder(char *out, int size);
+void cache_remove_folder(const char *path); /* with the files in it */
+bool cache_write_all(int file, const char *from, int64_t size); /* errno says why not */
 bool cache_make_folders(const char *path); /* with its parents; errno says why not */
 /* A whole file as a heap block, terminated; ML_IO where it cannot be read. */
 ml_status cache_read_file(const char *path, void **bytes, int64_t *size);

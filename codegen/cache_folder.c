@@ -72,14 +72,17 @@ static bool wanted_path(char *out) {
     return length > 0 && length < PATH_SIZE - 128;
 }
 
-static void remove_temporary(void) {
-    if (!folder.temporary || folder.owner != getpid()) return;
-    DIR *dir = opendir(folder.path);
+void cache_remove_folder(const char *path) {
+    DIR *dir = opendir(path);
     if (dir == NULL) return;
     for (struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir))
         unlinkat(dirfd(dir), entry->d_name, 0);
     closedir(dir);
-    rmdir(folder.path);
+    rmdir(path);
+}
+
+static void remove_temporary(void) {
+    if (folder.temporary && folder.owner == getpid()) cache_remove_folder(folder.path);
 }
 
 /* Where a temporary folder may be, in order; "" for a variable that is not set. */
@@ -206,6 +209,17 @@ static bool sweep_is_due(int dir) {
     return true;
 }
 
+/* Whether a name is one that cache_temporary gave. Other files are not ours: the user chooses the
+ * folder. */
+static bool is_temporary(const char *name) {
+    char machine[17], stamp[9];
+    int process, end = 0;
+    unsigned number;
+    int fields = sscanf(name, "tmp-%16[0-9a-f]-%d-%8[0-9a-f]-%u.%n", machine, &process, stamp,
+                        &number, &end);
+    return fields == 4 && end > 0 && strlen(machine) == 16 && strlen(stamp) == 8;
+}
+
 /* Remove what processes that died while they compiled left behind (of another machine after an
  * hour), and entries that nobody has used for months: kernels of models long changed. */
 static void remove_stale(const char *path) {
@@ -218,15 +232,15 @@ static void remove_stale(const char *path) {
         bool is_entry = strspn(name, "0123456789abcdef") == KEY_DIGITS && name[KEY_DIGITS] == '.';
         time_t most = is_entry ? UNUSED_SECONDS : STALE_SECONDS;
         struct stat about;
-        bool is_ours = strncmp(name, "tmp-", 4) == 0;
-        if (is_entry ? !sweep : !is_ours && strncmp(name, "cc", 2) != 0) continue; /* ccXXXXXX.o */
-        if (is_ours && ml_leftover_is_dead(name + 4))
+        if (is_entry ? !sweep : !is_temporary(name)) continue;
+        if (!is_entry && ml_leftover_is_dead(name + 4))
             unlinkat(dirfd(dir), name, 0);
         else if (fstatat(dirfd(dir), name, &about, AT_SYMLINK_NOFOLLOW) == 0 &&
                  about.st_mtime < now - most)
             unlinkat(dirfd(dir), name, 0);
     }
     closedir(dir);
+    ml_leftover_remove_folders(path, "tmp-"); /* of compilers' own temporary files */
 }
 
 ml_status cache_temporary(const char *suffix, char *out, int size) {

@@ -142,6 +142,7 @@ typedef struct {
 
 typedef struct {
     char source[PATH_SIZE], object[PATH_SIZE], errors[PATH_SIZE];
+    char folder[PATH_SIZE]; /* for the compiler's own temporary files */
 } batch_files;
 
 static ml_status write_source(const batch *b, const char *path) {
@@ -149,7 +150,8 @@ static ml_status write_source(const batch *b, const char *path) {
     if (file == NULL) return ml_fail(ML_IO, "cannot write %s: %s", path, strerror(errno));
     fputs(ml_prelude(ML_TARGET_C), file);
     for (int i = 0; i < b->count; i++) fprintf(file, "\n%s", b->kernels[i]->source);
-    if (fclose(file) == 0) return ML_OK;
+    bool written = !ferror(file);
+    if (fclose(file) == 0 && written) return ML_OK;
     return ml_fail(ML_IO, "cannot write %s: %s", path, strerror(errno));
 }
 
@@ -204,7 +206,7 @@ static ml_status take_object(batch *b, const char *path) {
 /* Whether the compiler failed for want of room: it says so, or its folder takes no file now. */
 static bool lacks_room(const char *folder, const char *errors) {
     static const char *const signs[] = {"No space left", "quota exceeded", "Read-only file system",
-                                        "Input/output error"};
+                                        "Input/output error", "File too large"};
     if (!cache_folder_takes_files(folder)) return true;
     void *text;
     int64_t size;
@@ -216,38 +218,44 @@ static bool lacks_room(const char *folder, const char *errors) {
     return found;
 }
 
-/* In `folder`, the cache's. ML_IO where it is the folder that failed. */
-static ml_status compile_in(batch *b, const char *folder) {
-    batch_files files;
-    ml_status status = cache_temporary("c", files.source, PATH_SIZE);
-    if (status == ML_OK) status = cache_temporary("o", files.object, PATH_SIZE);
-    if (status == ML_OK) status = cache_temporary("err", files.errors, PATH_SIZE);
-    if (status == ML_OK) status = write_source(b, files.source);
-    if (status != ML_OK) return status;
+static ml_status run_compiler(batch *b, const batch_files *files, const char *folder) {
     const char *arguments[MAX_ARGUMENTS];
     int count = 0;
     arguments[count++] = compiler.path;
     for (int i = 1; i < compiler.word_count; i++) arguments[count++] = compiler.word[i];
     for (int i = 0; i < FLAG_COUNT; i++) arguments[count++] = flags[i];
     arguments[count++] = "-o";
-    arguments[count++] = files.object;
-    arguments[count++] = files.source;
+    arguments[count++] = files->object;
+    arguments[count++] = files->source;
     arguments[count++] = "-lm";
     arguments[count] = NULL;
     const ml_command compile = {.words = arguments,
                                 .out = "/dev/null",
-                                .errors = files.errors,
-                                .files = {files.source, files.object, files.errors},
-                                .temporaries = folder,
+                                .errors = files->errors,
+                                .files = {files->source, files->object, files->errors},
+                                .temporaries = files->folder,
                                 .stops = b->stops};
     int code = ml_command_run(&compile);
     bool interrupted = code == -SIGINT || code == -SIGTERM;
-    if (code == 0)
-        status = take_object(b, files.object);
-    else if (!interrupted && lacks_room(folder, files.errors))
-        status = ml_fail(ML_IO, "the C compiler has no room for its files");
-    else
-        status = compile_failure(b, &files, code);
+    if (code == 0) return take_object(b, files->object);
+    if (!interrupted && lacks_room(folder, files->errors))
+        return ml_fail(ML_IO, "the C compiler has no room for its files");
+    return compile_failure(b, files, code);
+}
+
+/* In `folder`, the cache's. ML_IO where it is the folder that failed. */
+static ml_status compile_in(batch *b, const char *folder) {
+    batch_files files;
+    ml_status status = cache_temporary("c", files.source, PATH_SIZE);
+    if (status == ML_OK) status = cache_temporary("o", files.object, PATH_SIZE);
+    if (status == ML_OK) status = cache_temporary("err", files.errors, PATH_SIZE);
+    if (status == ML_OK) status = cache_temporary("d", files.folder, PATH_SIZE);
+    if (status != ML_OK) return status;
+    if (mkdir(files.folder, 0700) != 0)
+        status = ml_fail(ML_IO, "cannot make %s: %s", files.folder, strerror(errno));
+    if (status == ML_OK) status = write_source(b, files.source);
+    if (status == ML_OK) status = run_compiler(b, &files, folder);
+    cache_remove_folder(files.folder);
     unlink(files.source);
     unlink(files.object);
     unlink(files.errors);
@@ -300,16 +308,6 @@ static batch *make_batches(ml_arena *arena, ml_kernel **missing, uint64_t (*keys
     return batches;
 }
 
-static bool write_bytes(int file, const char *bytes, int64_t size) {
-    for (int64_t done = 0; done < size;) {
-        ssize_t put = write(file, bytes + done, (size_t)(size - done));
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return false;
-        done += put;
-    }
-    return true;
-}
-
 /* From a file in memory, so that what is loaded is what was checked, and a folder that forbids
  * execution (noexec) serves as a cache. The file stays open: dlopen takes two files of one name,
  * which holds the descriptor's number, for the same. */
@@ -318,7 +316,7 @@ static void *load_from_memory(const void *bytes, int64_t size, int *file) {
     *file = memfd_create("mlua-kernels", MFD_CLOEXEC);
     if (*file < 0) return NULL;
     snprintf(path, sizeof path, "/proc/self/fd/%d", *file);
-    void *handle = write_bytes(*file, bytes, size) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    void *handle = cache_write_all(*file, bytes, size) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (handle == NULL) close(*file);
     return handle;
 }
@@ -328,7 +326,7 @@ static void *load_from_folder(const void *bytes, int64_t size) {
     char path[PATH_SIZE];
     if (cache_temporary("so", path, sizeof path) != ML_OK) return NULL;
     int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700);
-    bool written = file >= 0 && write_bytes(file, bytes, size);
+    bool written = file >= 0 && cache_write_all(file, bytes, size);
     if (file >= 0) close(file);
     void *handle = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (handle == NULL) {

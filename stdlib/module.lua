@@ -279,7 +279,7 @@ function m.module(name, build)
       help = 'm.module("Block", function(self) self.w = m.param{A.embed} end)',
     })
   end
-  local class = { name = name }
+  local class, optional = { name = name }, {} -- optional: the fields that any instance was given
   local meta = { __name = name }
   meta.__index = function(self, key)
     local record = records[self]
@@ -287,8 +287,10 @@ function m.module(name, build)
     if value == nil then value = class[key] end
     if value == nil and type(key) == "string" then
       local known = {}
-      for field in pairs(record.fields) do known[#known + 1] = tostring(field) end
-      for field in pairs(class) do known[#known + 1] = field ~= "name" and field or nil end
+      -- A field that other instances have, or that differs in a number alone (norm1, norm2), is one that this one lacks.
+      local function is_misspelt(field) return not optional[key] and key:gsub("%d", "") ~= tostring(field):gsub("%d", "") end
+      for field in pairs(record.fields) do known[#known + 1] = is_misspelt(field) and tostring(field) or nil end
+      for field in pairs(class) do known[#known + 1] = field ~= "name" and is_misspelt(field) and field or nil end
       local elsewhere = synonyms.for_module(key)
       if elsewhere then core.fail(("%s has no function %q"):format(name, key), { help = elsewhere }) end
       local guess = core.suggest(key, known)
@@ -304,7 +306,9 @@ function m.module(name, build)
       })
     end
     refuse_class(value, join(name, key))
-    if running and is_fresh(value) and (attributes[record.fields[key]] or instance_of(record.fields[key])) then
+    optional[key] = true
+    local same = rawequal(value, record.fields[key]) -- self.w = self.w or m.param{...}
+    if running and not same and is_fresh(value) and (attributes[record.fields[key]] or instance_of(record.fields[key])) then
       core.fail(("%s makes %s anew each time that its function forward runs"):format(name, join("self", key)), {
         help = ("make it where %s is built, or only where there is none: if not self.%s then ... end"):format(name, tostring(key)),
       })
@@ -504,8 +508,9 @@ function m.grad(loss, xs)
   if parameters == 0 then return gradients end
   for _, p in ipairs(m.other_parameters(loss, xs, true)) do refuse_made_in_forward(p) end
   if not reached and parameters == #xs then
-    core.fail(("the loss depends on %s"):format(#xs == 1 and "no parameter" or ("none of the %d parameters"):format(#xs)), {
-      help = "does it use what the model returns? t:detach(), comparisons and argmax pass no gradient on",
+    local which = #xs == 1 and "the parameter " .. xs[1]:name() or ("any of the %d parameters"):format(#xs)
+    core.fail(("the loss has no gradient with respect to %s: it does not depend on %s"):format(which, #xs == 1 and "it" or "them"), {
+      help = "does it use what the model returns? t:detach(), comparisons, argmax and gradients that are constant pass none on",
     })
   end
   return gradients

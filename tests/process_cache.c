@@ -115,3 +115,23 @@ PROCESS_TEST(kept_sources_follow_no_links) {
     process_run(room, 0, "MLUA_KEEP=kept", "run --device cpu script.lua");
     process_shell(room, 0, "! test -e victim && for f in kept/*.c; do test ! -L $f; done");
 }
+
+/* What users have in a folder that they name as the cache stays, whatever it is called. */
+PROCESS_TEST(cache_among_other_files) {
+    process_write(room, "script.lua", script);
+    process_shell(room, 0, "touch -d '2 days ago' cc_results.csv ccABCDEF.o tmp-notes.txt");
+    process_run(room, 0, "MLUA_CACHE=.", "run --device cpu script.lua");
+    process_shell(room, 0, "ls cc_results.csv ccABCDEF.o tmp-notes.txt && ! ls -d tmp-*.*.d");
+}
+
+/* A limit on the size of files is no death by signal, and leaves nothing in the cache. */
+PROCESS_TEST(cache_with_limited_files) {
+    process_write(room, "script.lua", script);
+    process_result r = process_shell(room, 1,
+                                     "ulimit -f 8; MLUA_CACHE=cache TMPDIR=$PWD/none "
+                                     "$MLUA run --device cpu script.lua");
+    process_expect(&r, "no folder takes compiled kernels: ");
+    process_expect(&r, "File too large");
+    r = process_shell(room, 0, "ls cache");
+    CHECK(strstr(r.output, "tmp-") == NULL);
+}

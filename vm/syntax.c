@@ -504,9 +504,13 @@ static bool block_end(const problem *p) {
     if (closes && open_bracket(p, p->i) >= 0 && (one_missing || after_value))
         return say_no_end(p, block_in_bracket(p));
     if (!one_missing && !one_more) return false;
+    int opening = odd_block(p, false);
+    bool outside = line_of(p, p->i) > line_of(p, p->i - 1) && opening >= 0 &&
+                   indentation(p, p->i) <= indentation(p, opening);
+    if (one_missing && outside) return say_no_end(p, opening);
     if (k != T_EOF && k != T_ELSE && k != T_ELSEIF && k != T_UNTIL && k != T_END && !closes)
         return say(p, "return ends its block; do return x end leaves earlier");
-    return one_missing && say_no_end(p, odd_block(p, false));
+    return one_missing && say_no_end(p, opening);
 }
 
 /* ---- The rules ---------------------------------------------------------------------------------

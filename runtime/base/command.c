@@ -16,8 +16,8 @@ extern char **environ;
  * returns. SIGTERM lets compilers remove their own temporary files. */
 static const char minder[] = "export LC_ALL=C\n" /* what it prints is searched for causes */
                              "[ -z \"$4\" ] || export TMPDIR=\"$4\"\n"
-                             "{ read -r line; trap '' TERM; kill -TERM 0; sleep 1; rm -f \"$1\" "
-                             "\"$2\" \"$3\"; kill -KILL 0; "
+                             "{ read -r line; trap '' TERM; kill -TERM 0; sleep 1; rm -rf \"$1\" "
+                             "\"$2\" \"$3\" \"$4\"; kill -KILL 0; "
                              "} <&3 &\n"
                              "minder=$!\n"
                              "exec 3<&-\n"

@@ -13,7 +13,8 @@ typedef struct {
     const char *const *words;            /* the command's path and arguments, NULL at the end */
     const char *out, *errors;            /* files that its output goes to */
     const char *files[ML_COMMAND_FILES]; /* removed where this process dies; NULL: none */
-    const char *temporaries; /* folder for its own temporary files (TMPDIR); NULL: the usual one */
+    const char *temporaries; /* folder for its own temporary files (TMPDIR), removed likewise; NULL:
+                                the usual one */
     unsigned stops; /* ml_command_stops() when it was decided upon: none starts after a stop */
 } ml_command;
 

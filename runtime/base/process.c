@@ -32,6 +32,7 @@ void ml_process_begin(void) {
     struct sigaction before, action = {.sa_handler = on_pipe, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     signal(SIGCHLD, SIG_DFL);
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit of sizes fails with EFBIG instead */
     if (sigaction(SIGPIPE, NULL, &before) == 0 && before.sa_handler == SIG_DFL)
         sigaction(SIGPIPE, &action, NULL);
 }

@@ -114,4 +114,23 @@ for _, what in ipairs { "param", "buffer" } do
   check.raises(("the function forward of Wasteful makes a %s ("):format(what == "param" and "parameter" or what), m.compile,
     function(i) return wasteful(i.x) end, { x = { A.embed } })
 end
+
+-- Optional fields are nil where this instance lacks them, whatever their names resemble, and a field may be given what it holds.
+do
+  local A = m.axes { opt = 4, opt_rows = 2 }
+  local L = m.module("Optional", function(self, post)
+    self.norm1 = m.layer_norm { A.opt }
+    if post then self.norm2 = m.layer_norm { A.opt } end
+  end)
+  function L:forward(x)
+    self.w = self.w or m.param { A.opt }
+    if self.norm2 then x = self.norm2(x) end
+    return self.norm1(x) * self.w
+  end
+  local l = L()
+  local x = m.ones { A.opt_rows, A.opt }
+  l(x)
+  check.equal(tostring(l(x)), tostring(x), "a parameter made once")
+  check.raises("did you mean norm1", function() return l.nrom1 end)
+end
 check.done()
