@@ -304,6 +304,7 @@ void ml_program_free(ml_program *program) {
     ml_session *session = program->session;
     ml_device *device = session->device;
     ml_program_free(program->fallback);
+    if (session->pending == program) session->pending = NULL;
     if (program->owner != NULL) program->owner->fallback = NULL;
     if (program->previous != NULL)
         program->previous->next = program->next;
@@ -433,10 +434,20 @@ ml_status program_download(ml_program *program, int output, void *to) {
 }
 
 ml_status program_settle(ml_program *program, ml_program **done) {
-    *done = program;
+    ml_session *session = program->session;
+    *done = program->done != NULL ? program->done : program;
     if (!program->unsettled) return ML_OK;
     program->unsettled = false;
-    return fallback_settle(program, done);
+    if (session->pending == program) session->pending = NULL;
+    ml_status status = fallback_settle(program, done);
+    program->done = *done;
+    return status;
+}
+
+ml_status program_settle_others(ml_session *session, const ml_program *next) {
+    ml_program *done;
+    if (session->pending == NULL || session->pending == next) return ML_OK;
+    return program_settle(session->pending, &done);
 }
 
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {
@@ -444,7 +455,8 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_device *device = session->device;
     if (program->staged != NULL) return staged_start(program, inputs);
     ml_program *done;
-    ml_status status = program_settle(program, &done); /* of microbatches: the run before */
+    ml_status status = program_settle_others(session, program);
+    if (status == ML_OK) status = program_settle(program, &done); /* the run before */
     if (status == ML_OK) status = program_prepare(program);
     for (int i = 0; i < program->input_count && status == ML_OK; i++) {
         char *to = (char *)program->inputs + program->input_offsets[i];
@@ -459,7 +471,9 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
         status = device->ops->upload(device, to, from, program->input_bytes[i]);
     }
     if (status != ML_OK) return status;
+    program->done = NULL;
     program->unsettled = program->watches;
+    if (program->unsettled) session->pending = program;
     if (fallback_goes(program)) return program_execute(program->fallback);
     status = program_refresh(program);
     if (status != ML_OK) return status;

@@ -326,6 +326,7 @@ bool ml_session_has_value(const ml_session *session, uint32_t state) {
 
 ml_status ml_session_read_state(ml_session *session, uint32_t state, void *to) {
     ml_status status = state_check(session, state);
+    if (status == ML_OK) status = program_settle_others(session, NULL);
     if (status == ML_OK) status = session_grow(session);
     if (status == ML_OK) status = session_settle(session, state);
     if (status == ML_OK && session_holds(session, state) && !session->states[state].initialized) {
@@ -374,6 +375,7 @@ static ml_status part_upload(ml_session *session, uint32_t state, const void *fr
 
 ml_status ml_session_write_state(ml_session *session, uint32_t state, const void *from) {
     ml_status status = state_check(session, state);
+    if (status == ML_OK) status = program_settle_others(session, NULL);
     if (status == ML_OK) status = session_settle(session, state);
     if (status != ML_OK || !session_holds(session, state)) return status;
     status = session_allocate(session, state);

@@ -31,6 +31,7 @@ struct ml_session {
     void *arena;           /* the temporaries of whichever program runs */
     int64_t arena_bytes;
     ml_program *programs; /* all of them, linked */
+    ml_program *pending;  /* whose last run may have to be done again; NULL: none */
     uint64_t clock;       /* counts what sets states; from 1 */
 };
 
@@ -60,6 +61,7 @@ struct ml_program {
     ml_program *fallback; /* fallback.c; NULL: none */
     int waits, pause;  /* runs that go to the fallback at once: left, and after the next failure */
     bool went;         /* the last run did */
+    ml_program *done;  /* of it and its fallback, the one that did the last run */
     int64_t again;     /* runs that the fallback did again */
     ml_program *owner; /* whose fallback it is, with its inputs and blocks; NULL: nobody's */
     ml_program *ran;   /* of it and its fallback, the one whose stages ran last */
@@ -120,6 +122,9 @@ bool fallback_goes(ml_program *program);
 ml_status fallback_settle(ml_program *program, ml_program **done);
 /* That, where the last run is not known to stand. */
 ml_status program_settle(ml_program *program, ml_program **done);
+/* Settle the run of a program other than `next` that is pending: before anything else reads or sets
+ * states. All ranks of a job call it in the same order. */
+ml_status program_settle_others(ml_session *session, const ml_program *next);
 
 /* staged.c: the same for programs that are cut into stages. */
 ml_status staged_load(ml_program *program);

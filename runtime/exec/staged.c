@@ -515,7 +515,8 @@ ml_status staged_start(ml_program *program, const void *const *inputs) {
     struct staged_run *run = program->staged;
     char *feed = run->feeds + (int64_t)run->queued * run->feed_bytes;
     ml_program *done;
-    ml_status status = program_settle(program, &done); /* of steps: the one before */
+    ml_status status = program_settle_others(program->session, program);
+    if (status == ML_OK) status = program_settle(program, &done); /* of steps: the one before */
     if (status == ML_OK) status = program_prepare(program);
     for (int i = 0; i < program->input_count && status == ML_OK; i++) {
         const ml_graph *g = program->session->graph;
@@ -526,7 +527,9 @@ ml_status staged_start(ml_program *program, const void *const *inputs) {
     bool complete = status != ML_OK || ++run->queued == plan_of(program)->microbatches;
     if (complete) run->queued = 0; /* after an error, a step begins anew */
     if (!complete || status != ML_OK) return status;
+    program->done = NULL;
     program->unsettled = program->watches;
+    if (program->unsettled) program->session->pending = program;
     return program_execute(fallback_goes(program) ? program->fallback : program);
 }
 
