@@ -69,26 +69,62 @@ static int slots_needed(const int *begin, const int *end, int count, int actions
     return most;
 }
 
-/* Slots are given out in turn, the one that has been free for longest first. */
-void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
-    staged_stage *stage = &staged->stages[v];
-    int count = staged->microbatches, rank = rank_of(staged, v);
-    int *begin = ML_NEW_ARRAY(arena, int, (size_t)count), *end = ML_NEW_ARRAY(arena, int, count);
-    int actions = staged->pipeline.action_count[rank];
-    ends_find(staged, v, arena, begin, end);
-    stage->slots = slots_needed(begin, end, count, actions, arena);
-    stage->slot_of = ML_NEW_ARRAY(arena, int, (size_t)count);
-    int *used_to = ML_NEW_ARRAY(arena, int, (size_t)stage->slots);
-    for (int i = 0; i < stage->slots; i++) used_to[i] = i - stage->slots - 1;
-    for (int t = 0; t < actions; t++) {
-        int i = staged->pipeline.actions[rank][t].microbatch, best = 0;
-        if (begin[i] != t) continue;
-        for (int k = 1; k < stage->slots; k++) {
-            if (used_to[k] < used_to[best]) best = k;
-        }
-        stage->slot_of[i] = best;
-        used_to[best] = end[i];
+/* A slot and the action to which it is used; the one that is free first goes first. */
+typedef struct {
+    int used_to, number;
+} slot;
+
+static bool slot_before(slot a, slot b) {
+    return a.used_to != b.used_to ? a.used_to < b.used_to : a.number < b.number;
+}
+
+/* The first slot of a heap is used from now on to `used_to`. */
+static void slot_use(slot *heap, int count, int used_to) {
+    slot moved = {used_to, heap[0].number};
+    int at = 0, child;
+    while ((child = 2 * at + 1) < count) {
+        if (child + 1 < count && slot_before(heap[child + 1], heap[child])) child++;
+        if (!slot_before(heap[child], moved)) break;
+        heap[at] = heap[child];
+        at = child;
     }
+    heap[at] = moved;
+}
+
+typedef struct {
+    staged_plan *staged;
+    int stage;
+    ml_arena *arena, *scratch;
+} slots_call;
+
+/* Slots are given out in turn, the one that has been free for longest first. */
+static void slots_body(void *context) {
+    slots_call *call = context;
+    staged_plan *staged = call->staged;
+    staged_stage *stage = &staged->stages[call->stage];
+    int count = staged->microbatches, rank = rank_of(staged, call->stage);
+    int *begin = ML_NEW_ARRAY(call->scratch, int, (size_t)count);
+    int *end = ML_NEW_ARRAY(call->scratch, int, (size_t)count);
+    int actions = staged->pipeline.action_count[rank];
+    ends_find(staged, call->stage, call->scratch, begin, end);
+    stage->slots = slots_needed(begin, end, count, actions, call->scratch);
+    stage->slot_of = ML_NEW_ARRAY(call->arena, int, (size_t)count);
+    slot *heap = ML_NEW_ARRAY(call->scratch, slot, (size_t)stage->slots);
+    for (int i = 0; i < stage->slots; i++) heap[i] = (slot){i - stage->slots - 1, i};
+    for (int t = 0; t < actions; t++) {
+        int i = staged->pipeline.actions[rank][t].microbatch;
+        if (begin[i] != t) continue;
+        stage->slot_of[i] = heap[0].number;
+        slot_use(heap, stage->slots, end[i]);
+    }
+}
+
+void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
+    slots_call call = {staged, v, arena, ml_arena_new()};
+    if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
+    ml_status status = ml_protect(slots_body, &call);
+    ml_arena_free(call.scratch);
+    if (status != ML_OK) ml_raise_last();
 }
 
 typedef struct {

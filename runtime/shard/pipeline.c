@@ -45,7 +45,7 @@ typedef struct {
 } rank_state;
 
 typedef struct {
-    int *first, *edges; /* of task t: edges[first[t] .. first[t + 1]) */
+    int *first, *edges; /* of task or rank t: edges[first[t] .. first[t + 1]) */
 } edge_index;
 
 /* How a rank orders its tasks, beyond the rule of the kind. */
@@ -60,12 +60,13 @@ enum { AT_ONCE, WAITS };
 
 typedef struct {
     const ml_pipeline_problem *problem;
-    ml_arena *arena;
+    ml_arena *arena, *scratch; /* of what is made, and of what is needed meanwhile */
     int stage_count, microbatches;
     stage *stages;
     ml_task_edge *edges;
     int edge_count;
-    edge_index out_of, into;
+    edge_index out_of, into; /* by task */
+    edge_index to_rank;      /* by rank: the edges to its tasks */
     int *under_way; /* [edges] microbatches whose source is done and whose user has not begun */
     ready_heap messages; /* by when they arrive: edges that take a while */
     int *rank_of;        /* [tasks] */
@@ -88,9 +89,9 @@ typedef struct {
 /* The edges of the problem, then those that keep a stage's tasks in their order. */
 static void list_edges(simulation *s) {
     const ml_pipeline_problem *p = s->problem;
-    s->edges = ML_NEW_ARRAY(s->arena, ml_task_edge, p->edge_count + p->task_count);
+    s->edges = ML_NEW_ARRAY(s->scratch, ml_task_edge, p->edge_count + p->task_count);
     for (int e = 0; e < p->edge_count; e++) s->edges[s->edge_count++] = p->edges[e];
-    int *previous = ML_NEW_ARRAY(s->arena, int, s->stage_count);
+    int *previous = ML_NEW_ARRAY(s->scratch, int, s->stage_count);
     for (int v = 0; v < s->stage_count; v++) previous[v] = -1;
     for (int t = 0; t < p->task_count; t++) {
         int *before = &previous[p->tasks[t].stage];
@@ -99,16 +100,26 @@ static void list_edges(simulation *s) {
     }
 }
 
-/* The edges by the task that they come from, or go to. */
-static edge_index index_edges(const simulation *s, bool to) {
-    int tasks = s->problem->task_count;
-    edge_index index = {ML_NEW_ARRAY(s->arena, int, tasks + 1),
-                        ML_NEW_ARRAY(s->arena, int, s->edge_count)};
-    for (int e = 0; e < s->edge_count; e++) index.first[to ? s->edges[e].to : s->edges[e].from]++;
-    for (int t = 1; t <= tasks; t++) index.first[t] += index.first[t - 1];
-    for (int e = s->edge_count - 1; e >= 0; e--)
-        index.edges[--index.first[to ? s->edges[e].to : s->edges[e].from]] = e;
+/* The edges by a number of each, which is below `count`. */
+static edge_index index_edges(const simulation *s, const int *of, int count) {
+    edge_index index = {ML_NEW_ARRAY(s->scratch, int, count + 1),
+                        ML_NEW_ARRAY(s->scratch, int, s->edge_count)};
+    for (int e = 0; e < s->edge_count; e++) index.first[of[e]]++;
+    for (int t = 1; t <= count; t++) index.first[t] += index.first[t - 1];
+    for (int e = s->edge_count - 1; e >= 0; e--) index.edges[--index.first[of[e]]] = e;
     return index;
+}
+
+/* By the task that they come from, by the one that they go to, and by the rank of that. */
+static void index_all(simulation *s) {
+    const ml_pipeline_problem *p = s->problem;
+    int *of = ML_NEW_ARRAY(s->scratch, int, s->edge_count);
+    for (int e = 0; e < s->edge_count; e++) of[e] = s->edges[e].from;
+    s->out_of = index_edges(s, of, p->task_count);
+    for (int e = 0; e < s->edge_count; e++) of[e] = s->edges[e].to;
+    s->into = index_edges(s, of, p->task_count);
+    for (int e = 0; e < s->edge_count; e++) of[e] = s->rank_of[s->edges[e].to];
+    s->to_rank = index_edges(s, of, p->ranks);
 }
 
 static void read_problem(simulation *s) {
@@ -126,8 +137,7 @@ static void read_problem(simulation *s) {
         v->first = t;
     }
     list_edges(s);
-    s->out_of = index_edges(s, false);
-    s->into = index_edges(s, true);
+    index_all(s);
 }
 
 /* Units that rank r may have open: what fills the pipeline behind it, for several chunks up to the
@@ -287,15 +297,12 @@ static bool better_comes(const simulation *s, int rank, int64_t until) {
             waits_alone(s, rank, message->task, message->microbatch))
             return true;
     }
-    for (int r = 0; r < s->problem->ranks; r++) {
-        int task = s->ranks[r].running;
-        if (task < 0) continue;
+    for (int i = s->to_rank.first[rank]; i < s->to_rank.first[rank + 1]; i++) {
+        int e = s->to_rank.edges[i], task = s->edges[e].from, r = s->rank_of[task];
+        if (s->ranks[r].running != task) continue;
         int64_t end = (int64_t)(s->ends[s->leaves + r] / (uint64_t)s->leaves);
-        for (int i = s->out_of.first[task]; i < s->out_of.first[task + 1]; i++) {
-            int e = s->out_of.edges[i];
-            if (end + s->edges[e].delay <= until && waits_alone(s, rank, e, s->ranks[r].microbatch))
-                return true;
-        }
+        if (end + s->edges[e].delay <= until && waits_alone(s, rank, e, s->ranks[r].microbatch))
+            return true;
     }
     return false;
 }
@@ -324,7 +331,7 @@ static void add_ready(simulation *s, int rank, int task, int microbatch) {
         return;
     }
     item.key = key_of(s, task, microbatch);
-    heap_push(s->arena, &at->later, item);
+    heap_push(s->scratch, &at->later, item);
 }
 
 static void arrive(simulation *s, int edge, int microbatch) {
@@ -350,7 +357,7 @@ static void finish(simulation *s, int rank, int64_t now) {
         if (s->edges[e].delay == 0)
             arrive(s, e, microbatch);
         else
-            heap_push(s->arena, &s->messages,
+            heap_push(s->scratch, &s->messages,
                       (ready){(uint64_t)(now + s->edges[e].delay), e, microbatch});
     }
     wake(s, rank);
@@ -424,10 +431,10 @@ static void check_problem(const ml_pipeline_problem *p) {
     ml_raise_last();
 }
 
-static simulation *simulation_new(const ml_pipeline_problem *p, ml_arena *arena, ml_pipeline *out) {
-    simulation *s = ML_NEW(arena, simulation);
-    int m = p->microbatches;
-    *s = (simulation){.problem = p, .arena = arena, .microbatches = m, .out = out};
+static void simulation_new(simulation *s) {
+    const ml_pipeline_problem *p = s->problem;
+    ml_arena *arena = s->scratch;
+    int m = s->microbatches = p->microbatches;
     s->stage_count = p->ranks * p->chunks;
     s->stages = ML_NEW_ARRAY(arena, stage, s->stage_count);
     s->after = ML_NEW_ARRAY(arena, int, p->task_count);
@@ -443,7 +450,6 @@ static simulation *simulation_new(const ml_pipeline_problem *p, ml_arena *arena,
     s->stage_held = ML_NEW_ARRAY(arena, int, s->stage_count);
     read_problem(s);
     s->under_way = ML_NEW_ARRAY(arena, int, s->edge_count);
-    return s;
 }
 
 static void output_new(simulation *s) {
@@ -458,36 +464,69 @@ static void output_new(simulation *s) {
             tasks += s->stages[v].task_count;
             late += s->stages[v].late_count;
         }
-        s->ranks[r].late = ML_NEW_ARRAY(s->arena, ready, (size_t)late * s->microbatches);
+        s->ranks[r].late = ML_NEW_ARRAY(s->scratch, ready, (size_t)late * s->microbatches);
         s->out->actions[r] = ML_NEW_ARRAY(s->arena, ml_action, (size_t)tasks * s->microbatches);
     }
 }
 
-void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                         ml_pipeline *out) {
-    simulation *s = simulation_new(problem, arena, out);
-    s->how = variants[problem->kind == ML_SCHEDULE_ZERO_BUBBLE ? number : AT_ONCE];
+static void variant_body(void *context) {
+    simulation *s = context;
+    const ml_pipeline_problem *p = s->problem;
+    simulation_new(s);
     output_new(s);
     start_state(s);
-    out->length = simulate(s);
+    s->out->length = simulate(s);
     double work = 0;
-    for (int r = 0; r < problem->ranks; r++) work += (double)s->ranks[r].work;
-    if (out->length) out->bubble = 1 - work / ((double)out->length * problem->ranks);
+    for (int r = 0; r < p->ranks; r++) work += (double)s->ranks[r].work;
+    if (s->out->length) s->out->bubble = 1 - work / ((double)s->out->length * p->ranks);
+}
+
+void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                         ml_pipeline *out) {
+    simulation s = {.problem = problem, .arena = arena, .out = out, .scratch = ml_arena_new()};
+    if (s.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
+    s.how = variants[problem->kind == ML_SCHEDULE_ZERO_BUBBLE ? number : AT_ONCE];
+    ml_status status = ml_protect(variant_body, &s);
+    ml_arena_free(s.scratch);
+    if (status != ML_OK) ml_raise_last();
+}
+
+/* How long the trial is in an order that nobody keeps. */
+typedef struct {
+    const ml_pipeline_problem *problem;
+    int variant;
+    ml_arena *scratch;
+    int64_t length;
+} trial_call;
+
+static void trial_body(void *context) {
+    trial_call *call = context;
+    ml_pipeline made;
+    ml_pipeline_variant(call->problem, call->variant, call->scratch, &made);
+    call->length = made.length;
+}
+
+static int64_t trial_length(const ml_pipeline_problem *problem, int variant) {
+    trial_call call = {problem, variant, ml_arena_new()};
+    if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
+    ml_status status = ml_protect(trial_body, &call);
+    ml_arena_free(call.scratch);
+    if (status != ML_OK) ml_raise_last();
+    return call.length;
 }
 
 /* Where costs are uneven a late task may begin just before its rank gets better work; then another
  * order can be the shorter one, even 1F1B's. Judged by a step of a few microbatches. What opens
  * more units must be worth their memory. */
-static int best_variant(const ml_pipeline_problem *problem, ml_arena *arena) {
+static int best_variant(const ml_pipeline_problem *problem) {
     ml_pipeline_problem trial = *problem;
     int64_t shortest = 0;
     int best = WAITS;
     if (problem->kind != ML_SCHEDULE_ZERO_BUBBLE) return AT_ONCE;
     if (trial.microbatches > 4 * trial.ranks) trial.microbatches = 4 * trial.ranks;
     for (int i = ML_PIPELINE_VARIANTS - 1; i >= 0; i--) {
-        ml_pipeline made;
-        ml_pipeline_variant(&trial, i, arena, &made);
-        int64_t length = made.length + (variants[i].wide ? made.length / 200 : 0);
+        int64_t length = trial_length(&trial, i);
+        if (variants[i].wide) length += length / 200;
         if (shortest > 0 && (i == AT_ONCE ? length >= shortest : length > shortest)) continue;
         shortest = length;
         best = i;
@@ -497,7 +536,7 @@ static int best_variant(const ml_pipeline_problem *problem, ml_arena *arena) {
 
 void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out) {
     check_problem(problem);
-    ml_pipeline_variant(problem, best_variant(problem, arena), arena, out);
+    ml_pipeline_variant(problem, best_variant(problem), arena, out);
 }
 
 /* ---- Printing ---------------------------------------------------------------------------------
