@@ -35,6 +35,13 @@ static double cpu_seconds_now(void) {
            1e-6 * (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
 }
 
+/* The largest resident memory of any command so far. */
+static int64_t peak_bytes_now(void) {
+    struct rusage used;
+    getrusage(RUSAGE_CHILDREN, &used);
+    return (int64_t)used.ru_maxrss << 10;
+}
+
 typedef struct {
     process_body *body;
     process_room room;
@@ -69,6 +76,7 @@ static process_result follow_command(process_room *room, test_listener *hear, vo
     result.output = test_follow(room->arena, whole, hear, context, &result.code);
     result.seconds = seconds_now() - start;
     result.cpu_seconds = cpu_seconds_now() - cpu_start;
+    result.peak_bytes = peak_bytes_now();
     return result;
 }
 

@@ -55,7 +55,7 @@ struct ml_program {
     void *blocks; /* of stages: what microbatches under way keep, and the fallback's after them */
     int64_t block_bytes;
     bool watches;   /* a run may turn out to have left rows without a place: on some rank, if cut */
-    int64_t until;  /* of one that is cut: staged_watched_until of all ranks */
+    int64_t until;  /* of one that is cut: the latest of all ranks' plans */
     bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
     bool ready;     /* all states that it reads are initialized */
     ml_program *fallback; /* fallback.c; NULL: none */

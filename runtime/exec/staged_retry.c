@@ -31,7 +31,7 @@ ml_status staged_watches(ml_program *program) {
     const ml_session *session = program->session;
     int64_t latest = 0; /* negative: ml_comm_least finds the latest */
     if (!(program->plan->layout->exchange > 0)) return ML_OK;
-    latest = -staged_watched_until(plan_of(program));
+    latest = -plan_of(program)->until;
     ml_status status = ml_comm_least(session->comm, &latest);
     program->until = -latest;
     program->watches = latest < 0;

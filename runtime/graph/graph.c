@@ -166,10 +166,10 @@ static void graph_fill(void *argument) {
     ml_arena *arena = request->arena;
     ml_graph *g = ML_NEW(arena, ml_graph);
     g->arena = arena;
-    g->index.arena = arena;
     g->owns_tables = !request->shared;
     g->tables = request->shared;
     if (request->like != NULL) graph_reserve(g, request->like);
+    if (request->like != NULL) g->expected = request->like->nodes.count;
     ML_PUSH(arena, &g->nodes); /* node 0 is none */
     g->indexed = 1;
     if (g->owns_tables) {
@@ -202,7 +202,15 @@ ml_graph *graph_derive_like(const ml_graph *parent, const ml_graph *like) {
     return graph_new(parent->tables, like);
 }
 void ml_graph_free(ml_graph *g) {
-    if (g) ml_arena_free(g->arena);
+    if (!g) return;
+    ml_free(g->slots);
+    ml_arena_free(g->arena);
+}
+void graph_forget(ml_graph *g) {
+    ml_free(g->slots);
+    g->slots = NULL;
+    g->slot_count = 0;
+    g->indexed = 1;
 }
 ml_arena *ml_graph_arena(ml_graph *g) {
     return g->arena;
@@ -281,23 +289,63 @@ static bool node_same(const ml_graph *g, ml_ref n, const ml_node *node, const ml
     return true;
 }
 
+/* Eight bytes: a table of a million nodes is looked up at random, by each pass. Linear probing; the
+ * load stays below 2/3. */
+struct ml_graph_slot {
+    uint32_t hash;
+    ml_ref node; /* 0: free */
+};
+enum { LEAST_SLOTS = 64 };
+
+static uint32_t slot_hash(uint64_t hash) {
+    return (uint32_t)(hash >> 32);
+}
+
+static void slot_put(ml_graph *g, uint32_t hash, ml_ref n) {
+    uint32_t at = hash & (g->slot_count - 1);
+    while (g->slots[at].node != 0) at = (at + 1) & (g->slot_count - 1);
+    g->slots[at] = (struct ml_graph_slot){hash, n};
+}
+
+/* Room for all nodes that there are, and for one more. */
+static void slots_reserve(ml_graph *g) {
+    uint32_t wanted = g->nodes.count > g->expected ? g->nodes.count : g->expected;
+    uint32_t before = g->slot_count, count = before ? before : LEAST_SLOTS;
+    if (before && g->nodes.count < before / 3 * 2) return;
+    while (wanted >= count / 3 * 2) {
+        if (count > UINT32_MAX / 4) ml_raise(ML_NO_MEMORY, "a graph is too large");
+        count *= 2;
+    }
+    struct ml_graph_slot *old = g->slots, *slots = ml_alloc(count * sizeof *slots);
+    if (!slots) ml_raise(ML_NO_MEMORY, "out of memory: no index of %u nodes", wanted);
+    g->slots = slots;
+    g->slot_count = count;
+    for (uint32_t i = 0; i < before; i++)
+        if (old[i].node != 0) slot_put(g, old[i].hash, old[i].node);
+    ml_free(old);
+}
+
 /* Passes end with copies of all that is live, which nobody looks up but who adds to them. */
 static void index_rest(ml_graph *g) {
-    ml_index_reserve(&g->index, g->nodes.count);
     for (; g->indexed < g->nodes.count; g->indexed++) {
         const ml_node *node = &g->nodes.at[g->indexed];
         const ml_ref *sources = g->sources.at + node->sources;
-        ml_index_add(&g->index, node_hash(node, sources, g->args.at + node->args), g->indexed);
+        slot_put(g, slot_hash(node_hash(node, sources, g->args.at + node->args)), g->indexed);
     }
 }
 
+/* Afterwards there is a free slot for a node that was not found. */
 static ml_ref find_same(ml_graph *g, uint64_t hash, const ml_node *node, const ml_ref *sources,
                         const int64_t *args) {
-    uint32_t cursor = 0, at;
+    uint32_t short_hash = slot_hash(hash);
+    slots_reserve(g);
     if (g->indexed < g->nodes.count) index_rest(g);
-    while ((at = ml_index_next(&g->index, hash, &cursor)) != ML_INDEX_NONE)
-        if (node_same(g, at, node, sources, args)) return at;
-    return 0;
+    for (uint32_t at = short_hash;; at++) {
+        const struct ml_graph_slot *slot = &g->slots[at & (g->slot_count - 1)];
+        if (slot->node == 0) return 0;
+        if (slot->hash == short_hash && node_same(g, slot->node, node, sources, args))
+            return slot->node;
+    }
 }
 
 ml_ref graph_lookup(ml_graph *g, ml_ref n) {
@@ -317,7 +365,7 @@ static ml_ref node_append(ml_graph *g, ml_node *node, const ml_ref *sources, con
     return n;
 }
 
-/* The index is filled last: when memory runs out on the way, the graph stays valid. */
+/* The table is filled last: when memory runs out on the way, the graph stays valid. */
 static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, const int64_t *args) {
     uint64_t hash = node_hash(node, sources, args);
     ml_ref found = find_same(g, hash, node, sources, args);
@@ -328,7 +376,7 @@ static ml_ref node_intern(ml_graph *g, ml_node *node, const ml_ref *sources, con
         return found;
     }
     ml_ref n = node_append(g, node, sources, args);
-    ml_index_add(&g->index, hash, n);
+    slot_put(g, slot_hash(hash), n);
     g->indexed = n + 1;
     return n;
 }

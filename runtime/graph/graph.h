@@ -186,8 +186,10 @@ struct ml_graph {
     uint8_t flags;   /* of the nodes to come */
     uint32_t origin; /* of the nodes to come */
     ML_VEC(ml_node) nodes;
-    ml_index index;
-    uint32_t indexed; /* nodes before this one are in the index; the others when one is looked up */
+    struct ml_graph_slot *slots; /* a hash table of nodes (graph.c); NULL until one is looked up */
+    uint32_t slot_count;         /* a power of two */
+    uint32_t indexed; /* nodes before this one are in the table; the others when one is looked up */
+    uint32_t expected; /* nodes that it is likely to get */
     /* Pools. Growing one leaves the old block in the arena, so pointers into it stay valid. */
     ML_VEC(ml_ref) sources;
     ML_VEC(int64_t) args;

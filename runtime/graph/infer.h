@@ -74,6 +74,8 @@ ml_ref graph_append(ml_graph *g, const ml_graph *from, ml_ref n, const ml_ref *s
 void graph_take_origin(ml_graph *g, const ml_graph *from, ml_ref n);
 /* ml_graph_derive; the new graph has room for as much as `like`. */
 ml_graph *graph_derive_like(const ml_graph *parent, const ml_graph *like);
+/* No more nodes will be added soon: gives back the memory by which equal ones are found. */
+void graph_forget(ml_graph *g);
 
 /* A float cast to an integer: towards zero; NaN is 0 and what does not fit the nearest that does.
  */

@@ -55,12 +55,30 @@ static void map_roots(const ml_roots *roots, const ml_ref *map, ml_arena *arena,
     }
 }
 
+static void take_roots(run *p, const ml_roots *roots) {
+    for (int i = 0; i < roots->output_count; i++) p->roots->outputs[i] = roots->outputs[i];
+    for (int i = 0; i < roots->update_count; i++) p->roots->updates[i] = roots->updates[i];
+}
+
+static bool all_used(const rewrite *r) {
+    for (ml_ref node = 1; node < r->count; node++)
+        if (!r->users[node]) return false;
+    return true;
+}
+
 /* Copy the live part of p->rewrite.to into a graph of its own. Its nodes are different, and so are
- * their copies. */
+ * their copies. Where all is live, it is the result itself. */
 static void keep_live(run *p, ml_roots *roots) {
     rewrite live = {.from = p->rewrite.to, .scratch = p->rewrite.scratch, .roots = roots};
     live.count = ml_graph_count(live.from);
     count_users(&live);
+    if (all_used(&live)) {
+        p->result = p->rewrite.to;
+        p->rewrite.to = NULL;
+        graph_forget(p->result);
+        take_roots(p, roots);
+        return;
+    }
     live.map = ML_NEW_ARRAY(live.scratch, ml_ref, live.count);
     p->result = live.to = graph_derive_like(live.from, live.from);
     for (ml_ref node = 1; node < live.count; node++) {
@@ -74,8 +92,7 @@ static void keep_live(run *p, ml_roots *roots) {
     }
     ml_roots mapped;
     map_roots(roots, live.map, live.scratch, &mapped);
-    for (int i = 0; i < mapped.output_count; i++) p->roots->outputs[i] = mapped.outputs[i];
-    for (int i = 0; i < mapped.update_count; i++) p->roots->updates[i] = mapped.updates[i];
+    take_roots(p, &mapped);
 }
 
 static void body(void *argument) {

@@ -9,8 +9,9 @@
 
 /* An empty plan with an arena. */
 ml_plan *plan_empty(void);
-/* Copy roots into the plan. */
+/* Copy roots into the plan, or into an arena. */
 void plan_roots(ml_plan *plan, const ml_roots *from);
+ml_roots plan_roots_copy(ml_arena *arena, const ml_roots *from);
 /* The passes over the global program, up to where stages are cut: sets plan->graph and roots. */
 void plan_global(ml_plan *plan, const ml_graph *from, const ml_roots *roots);
 /* What the backward pass computes again rather than keep. */
@@ -20,14 +21,36 @@ typedef enum {
                                 it would be computed alone */
     RECOMPUTE_ALL,           /* all that saves memory */
 } plan_recompute;
+/* What plans of a program share that differ in what they do to save memory (ladder.c): the first
+ * one makes it, and the one that is taken owns it. */
+typedef struct {
+    ml_graph *graph; /* of one rank, before the passes that such plans differ in; NULL: not yet */
+    ml_roots roots;
+    ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
+} plan_part;
+struct plan_base {
+    ml_arena *arena;
+    bool keeps;       /* another plan may follow: parts are kept */
+    plan_part *parts; /* of a program that is cut by stage, else one */
+    int part_count;
+    ml_graph *global; /* of a program that is cut: every plan's graph, and its roots */
+    ml_roots roots;
+    struct ml_staged_plan *staged; /* what all its plans begin with: cut, schedule, slots */
+    uint64_t hash;
+};
+void plan_base_free(struct plan_base *base);
 /* Those over the program of one rank, from sharding on: sets plan->traffic. plan->layout is set.
- * `overlap`: steps will be put in an order in which collectives go on beside others; `late`: weight
- * gradients are put off, and inputs are received at these levels; NULL where they are not. */
+ * `part` keeps what the first ones make, or has it from an earlier plan, instead of plan->graph and
+ * roots; base->arena owns what it keeps. `overlap`: steps will be put in an order in which
+ * collectives go on beside others; `late`: weight gradients are put off, and inputs are received at
+ * these levels; NULL where they are not. */
 void plan_local(ml_plan *plan, const ml_target *target, plan_recompute recompute, bool overlap,
-                const int *late);
-/* Cut plan->graph (global, simplified) and plan the stages of coordinate cut->coordinate, or all of
- * them; with `copies` they may have steady pieces. Sets the staged plan, the parts, the accounts
- * and the hash of *plan. Raises. */
+                const int *late, struct plan_base *base, plan_part *part);
+/* Cut base->global (simplified) into stages: what all plans share of them. */
+void staged_share(struct plan_base *base, const ml_layout *layout, const ml_cut *cut);
+/* Plan the stages of base->staged of coordinate cut->coordinate, or all of them; with `copies` they
+ * may have steady pieces. Sets the staged plan, the parts and the accounts of *plan, whose graph is
+ * base->global. Raises. */
 void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
                  plan_recompute recompute, bool overlap, bool copies);
 /* Keep what the program casts parameters to for its products from step to step, as states that are

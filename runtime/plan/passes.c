@@ -53,9 +53,13 @@ static void pass_dump(const ml_plan *plan, const char *pass) {
 
 void pass_done(ml_plan *plan, ml_graph *graph, const char *name) {
     if (graph != plan->graph) {
-        ml_graph *old = plan->graph;
+        ml_graph *old = plan->graph, **keep = plan->keep;
         plan->graph = graph;
-        ml_graph_free(old);
+        plan->keep = NULL;
+        if (keep != NULL)
+            *keep = old;
+        else
+            ml_graph_free(old);
     }
     if (ml_knobs()->verify) ml_graph_verify(plan->graph, &plan->roots, name);
     pass_dump(plan, name);
@@ -82,31 +86,27 @@ static void updates_conform(ml_plan *plan) {
     }
 }
 
+ml_roots plan_roots_copy(ml_arena *arena, const ml_roots *from) {
+    ml_roots to = *from;
+    if (from->name != NULL) to.name = ml_arena_copy(arena, from->name, strlen(from->name));
+    to.outputs = ML_NEW_ARRAY(arena, ml_ref, (size_t)from->output_count + 1);
+    to.updates = ML_NEW_ARRAY(arena, ml_update, (size_t)from->update_count + 1);
+    for (int i = 0; i < from->output_count; i++) to.outputs[i] = from->outputs[i];
+    for (int i = 0; i < from->update_count; i++) to.updates[i] = from->updates[i];
+    if (from->watched == 0) return to;
+    const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, from->watched);
+    memcpy(origins, from->watched_origins, sizeof *origins * (size_t)from->watched);
+    to.watched_origins = origins;
+    return to;
+}
+
 void plan_roots(ml_plan *plan, const ml_roots *from) {
-    ml_roots *to = &plan->roots;
-    *to = *from;
-    if (from->name != NULL) to->name = ml_arena_copy(plan->arena, from->name, strlen(from->name));
-    to->outputs = ML_NEW_ARRAY(plan->arena, ml_ref, (size_t)from->output_count + 1);
-    to->updates = ML_NEW_ARRAY(plan->arena, ml_update, (size_t)from->update_count + 1);
-    for (int i = 0; i < from->output_count; i++) to->outputs[i] = from->outputs[i];
-    for (int i = 0; i < from->update_count; i++) to->updates[i] = from->updates[i];
+    plan->roots = plan_roots_copy(plan->arena, from);
 }
 
 static void count_flops(ml_plan *plan) {
     const ml_schedule *s = plan->schedule;
     for (uint32_t i = 0; i < s->steps.count; i++) plan->flops += s->steps.at[i].flops;
-}
-
-/* What sharding has added is the graph's, which later passes replace. */
-static void watched_copy(ml_plan *plan) {
-    ml_roots *r = &plan->roots;
-    if (!r->watched) return;
-    const ml_origin **origins = ML_NEW_ARRAY(plan->arena, const ml_origin *, r->watched);
-    ml_ref *outputs = ML_NEW_ARRAY(plan->arena, ml_ref, r->output_count);
-    memcpy(origins, r->watched_origins, sizeof *origins * (size_t)r->watched);
-    memcpy(outputs, r->outputs, sizeof *outputs * (size_t)r->output_count);
-    r->watched_origins = origins;
-    r->outputs = outputs;
 }
 
 /* From the global program to that of one rank. Results keep the order of their axes. */
@@ -122,7 +122,7 @@ static void shard(ml_plan *plan) {
     }
     int asked = r->output_count;
     pass_done(plan, ml_shard(plan->graph, r, plan->layout), "shard");
-    watched_copy(plan);
+    if (r->watched > 0) plan_roots(plan, &plan->roots); /* what was added is the graph's */
     ml_graph *g = plan->graph;
     for (int i = 0; i < asked; i++) {
         ml_graph_set_origin(g, ml_graph_origin(g, r->outputs[i]));
@@ -216,8 +216,8 @@ static void sink_orders(ml_plan *plan) {
     pass_done(plan, sunk, "sink orders");
 }
 
-void plan_local(ml_plan *plan, const ml_target *target, plan_recompute how, bool overlap,
-                const int *late) {
+/* The passes that depend on the program, the layout and the target alone. */
+static void passes_first(ml_plan *plan, const ml_target *target) {
     ml_roots *r = &plan->roots;
     bool gpu = target->kind == ML_TARGET_CUDA;
 
@@ -240,6 +240,14 @@ void plan_local(ml_plan *plan, const ml_target *target, plan_recompute how, bool
         pass_done(plan, ml_merge_dots(plan->graph, r), "merge");
         pass_done(plan, ml_simplify(plan->graph, r), "simplify3");
     }
+}
+
+/* Those that also depend on how memory is saved. */
+static void passes_then(ml_plan *plan, const ml_target *target, plan_recompute how, bool overlap,
+                        const int *late) {
+    ml_roots *r = &plan->roots;
+    bool gpu = target->kind == ML_TARGET_CUDA;
+
     plan_halves(plan, target, overlap);
     const int64_t chunk = (int64_t)ml_knobs()->chunk << 20;
     if (ml_chunk_applies(plan->graph, chunk) && !target->no_fuse) {
@@ -256,6 +264,37 @@ void plan_local(ml_plan *plan, const ml_target *target, plan_recompute how, bool
     enum { HOPPER = 90 }; /* where kernels of products have what to go on with in registers */
     if (target->arch == HOPPER && ml_knobs()->tma && ml_ragged_gated_applies(plan->graph))
         pass_done(plan, ml_ragged_gated(plan->graph, r), "ragged gated");
+}
+
+/* The graph is kept where the next pass would free it; the roots, which that changes, now. */
+static void part_keep(plan_part *part, ml_arena *arena, ml_plan *plan) {
+    part->roots = plan_roots_copy(arena, &plan->roots);
+    memcpy(part->traffic, plan->traffic, sizeof part->traffic);
+    plan->keep = &part->graph;
+}
+
+/* No pass has replaced it. */
+static void part_copy(plan_part *part, ml_plan *plan) {
+    plan->keep = NULL;
+    part->graph = ml_graph_extract(plan->graph, &part->roots);
+}
+
+static void part_take(const plan_part *part, ml_plan *plan) {
+    plan_roots(plan, &part->roots);
+    plan->graph = ml_graph_extract(part->graph, &plan->roots);
+    memcpy(plan->traffic, part->traffic, sizeof part->traffic);
+}
+
+void plan_local(ml_plan *plan, const ml_target *target, plan_recompute how, bool overlap,
+                const int *late, struct plan_base *base, plan_part *part) {
+    if (part->graph != NULL) {
+        part_take(part, plan);
+    } else {
+        passes_first(plan, target);
+        if (base->keeps) part_keep(part, base->arena, plan);
+    }
+    passes_then(plan, target, how, overlap, late);
+    if (plan->keep != NULL) part_copy(part, plan);
 }
 
 void plan_lower(ml_plan *plan, const ml_target *target) {

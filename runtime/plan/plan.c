@@ -29,48 +29,6 @@ static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
     return seed;
 }
 
-static uint64_t hash_layout(const ml_plan *plan, uint64_t seed) {
-    ml_text text = {.arena = plan->arena};
-    ml_layout_print(plan->layout, plan->graph, &text);
-    return ml_hash(text.text, strlen(text.text), seed);
-}
-
-/* What all ranks of a pipeline know alike: who sends what to whom, in which order. How each makes
- * it is its own affair, but for what changes the order of collectives. */
-static uint64_t hash_staged(const struct ml_staged_plan *staged, uint64_t seed) {
-    int64_t knobs[] = {ml_knobs()->overlap, ml_knobs()->no_fuse, ml_knobs()->recompute,
-                       ml_knobs()->chunk, ml_knobs()->halves};
-    seed = ml_hash(knobs, sizeof knobs, seed);
-    for (int i = 0; i < staged->message_count; i++) {
-        const staged_message *m = &staged->messages[i];
-        int64_t fields[] = {m->lane, m->bytes};
-        seed = ml_hash(fields, sizeof fields, seed);
-    }
-    for (int i = 0; i < staged->lane_count; i++) {
-        const staged_lane *lane = &staged->lanes[i];
-        int fields[] = {lane->from, lane->to, lane->from_task, lane->to_task};
-        seed = ml_hash(fields, sizeof fields, seed);
-    }
-    for (int r = 0; r < staged->ranks; r++)
-        for (int i = 0; i < staged->pipeline.action_count[r]; i++) {
-            const ml_action *a = &staged->pipeline.actions[r][i];
-            int fields[] = {a->task, a->microbatch};
-            seed = ml_hash(fields, sizeof fields, seed);
-        }
-    return seed;
-}
-
-typedef struct {
-    ml_plan **plan;
-    const ml_graph *from;
-    const ml_roots *roots;
-    const ml_target *target;
-    const ml_layout *layout;
-    const ml_cut *cut;
-    plan_recompute recompute;
-    bool overlap, copies;
-} plan_call;
-
 ml_plan *plan_empty(void) {
     ml_arena *arena = ml_arena_new();
     ml_plan *plan = arena != NULL ? ml_alloc(sizeof *plan) : NULL;
@@ -98,38 +56,6 @@ void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
     ml_text text = {.arena = plan->arena};
     ml_plan_print(plan, &text);
     ml_debug(3, "%s", text.text);
-}
-
-static void plan_make(void *context) {
-    plan_call *call = context;
-    ml_plan *plan = *call->plan = plan_empty();
-    plan->layout = call->layout;
-    plan_global(plan, call->from, call->roots);
-    if (call->layout != NULL && call->layout->stages.on && call->cut != NULL) {
-        staged_make(plan, call->target, call->cut, call->recompute, call->overlap, call->copies);
-        plan->hash = hash_staged(plan->staged, hash_layout(plan, ml_graph_hash(plan->graph, 1)));
-        return;
-    }
-    plan->parts = ML_NEW(plan->arena, ml_plan *);
-    plan->parts[plan->part_count++] = plan;
-    plan_local(plan, call->target, call->recompute, call->overlap, NULL);
-    if (call->copies) plan_copies(plan, call->target);
-    plan_steps(plan, call->target, call->overlap);
-}
-
-/* The plan of another call, taken where it is smaller. */
-static void plan_smaller(const plan_call *first) {
-    ml_plan *other = NULL;
-    plan_call call = *first;
-    call.plan = &other;
-    ml_status status = ml_protect(plan_make, &call);
-    if (status == ML_OK && other->peak_bytes < (*first->plan)->peak_bytes) {
-        ml_plan *kept = other;
-        other = *first->plan;
-        *first->plan = kept;
-    }
-    ml_plan_free(other);
-    if (status != ML_OK) ml_raise_last();
 }
 
 static const char *or_unnamed(const char *name) {
@@ -165,86 +91,21 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
     return ml_plan_state_type(plan->layout, plan->graph, state);
 }
 
-/* Two moments of each parameter that the plan reads. */
-static int64_t moment_bytes(const ml_plan *plan) {
-    int64_t bytes = 0;
-    const ml_schedule *s = plan->schedule;
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        const ml_storage *storage = &s->storages.at[i];
-        if (storage->kind == ML_STORAGE_STATE &&
-            ml_graph_state(s->graph, storage->id)->kind == ML_STATE_PARAMETER)
-            bytes += 2 * storage->bytes;
-    }
-    return bytes;
-}
-
-/* Bytes that a program should have room for: its own, and, where it keeps more than it must, for
- * what another one, which sets the parameters after all microbatches, keeps of each of them, mostly
- * two moments. */
-static int64_t memory_wanted(const ml_plan *plan, bool keeps) {
-    int64_t moments = 0;
-    if (plan->roots.microbatches > 1 && keeps) {
-        if (plan->staged != NULL) moments = 2 * plan->state_bytes[ML_MEMORY_PARAMETERS];
-        if (plan->refresh != NULL) moments = moment_bytes(plan->refresh);
-    }
-    return plan->peak_bytes + moments;
-}
-
-static bool keeps_copies(const ml_plan *plan) {
-    const struct ml_staged_plan *staged = plan->staged;
-    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks)
-        if (staged_steady(staged, v) != NULL) return true;
-    return plan->refresh != NULL;
-}
-
-static bool puts_off(const struct ml_staged_plan *staged) {
-    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks)
-        if (staged->stages[v].levels.late) return true;
-    return false;
-}
-
-/* Where memory is short, one after the other: less is kept for weight gradients that are put off,
- * no copies of parameters are kept, collectives do not overlap with other work, and all is computed
- * twice that need not be kept. */
-void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
-                 const ml_layout *layout, const ml_cut *cut, ml_plan **plan) {
-    *plan = NULL;
-    int wanted = ml_knobs()->overlap;
-    bool overlap = wanted >= 0 ? wanted : target->kind == ML_TARGET_CUDA;
-    int64_t limit = target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX;
-    plan_call call = {plan, from, roots, target, layout, cut};
-    call.recompute = RECOMPUTE_FREE_NOT_LATE;
-    call.overlap = overlap && layout != NULL;
-    call.copies = cut != NULL && ml_knobs()->copies &&
-                  (layout != NULL || (target->kind == ML_TARGET_CUDA && !target->no_fuse));
-    plan_make(&call);
-    bool late = puts_off((*plan)->staged);
-    if (memory_wanted(*plan, late || keeps_copies(*plan)) <= limit) return;
-    call.recompute = RECOMPUTE_FREE;
-    if (late) plan_smaller(&call);
-    call.copies = false;
-    if (keeps_copies(*plan) && memory_wanted(*plan, true) > limit) plan_smaller(&call);
-    if ((*plan)->peak_bytes > limit && call.overlap) {
-        call.overlap = false;
-        plan_smaller(&call);
-    }
-    call.recompute = RECOMPUTE_ALL;
-    if ((*plan)->peak_bytes > limit) plan_smaller(&call);
-}
-
 void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     staged_free(plan->staged);
     ml_plan_free(plan->refresh);
     ml_plan_free(plan->fallback);
-    if (plan->graph != NULL) ml_graph_free(plan->graph);
+    bool shared = plan->base != NULL && plan->graph == plan->base->global;
+    if (plan->graph != NULL && !shared) ml_graph_free(plan->graph);
+    plan_base_free(plan->base);
     ml_arena_free(plan->arena);
     ml_free(plan);
 }
 
 /* ---- the fallback of a check ---- */
 bool ml_plan_watches(const ml_plan *plan) {
-    return plan->staged != NULL ? staged_watched_until(plan->staged) > 0 : plan->roots.watched > 0;
+    return plan->staged != NULL ? plan->staged->until > 0 : plan->roots.watched > 0;
 }
 
 static int64_t beyond(int64_t bytes, int64_t others) {

@@ -30,6 +30,8 @@ typedef struct ml_plan ml_plan;
 struct ml_plan {
     ml_arena *arena; /* owns everything below */
     ml_graph *graph; /* of one rank, after all passes; of a program that is cut, the global one */
+    struct plan_base *base; /* what plans of the program share (parts.h); owned, may be NULL */
+    ml_graph **keep;        /* where the next graph goes that a pass replaces; else it is freed */
     ml_roots roots;
     const ml_layout *layout;       /* NULL: one rank */
     ml_schedule *schedule;         /* NULL for a program that is cut: ask its parts */

@@ -10,14 +10,22 @@
 
 typedef struct ml_staged_plan staged_plan;
 
+/* What all plans of a program begin with, while it is made. */
+typedef struct {
+    ml_arena *arena;
+    ml_graph *graph;
+    const ml_layout *layout;
+    const ml_cut *cut;
+    staged_plan *staged;
+} sharing;
+
 typedef struct {
     ml_plan *plan;
+    struct plan_base *base;
     const ml_target *target;
-    const ml_cut *cut;
     plan_recompute recompute;
     bool overlap, copies;
     staged_plan *staged;
-    int *input_level; /* by INPUT id */
 } staging;
 
 /* ---- tasks ---- */
@@ -37,10 +45,10 @@ static void level_add(piece_levels *levels, int level) {
 
 /* The levels at which each stage has work: those of what it receives, and 0 where others wait for
  * something that needs nothing received. */
-static void levels_find(staging *s) {
+static void levels_find(sharing *s) {
     const ml_staged *c = &s->staged->cut;
     bool late =
-        s->plan->layout->stages.schedule == ML_SCHEDULE_ZERO_BUBBLE && s->staged->microbatches > 1;
+        s->layout->stages.schedule == ML_SCHEDULE_ZERO_BUBBLE && s->staged->microbatches > 1;
     for (int i = 0; i < c->transfer_count; i++) {
         const ml_transfer *t = &c->transfers[i];
         level_add(&s->staged->stages[t->to].levels, t->to_level);
@@ -50,7 +58,6 @@ static void levels_find(staging *s) {
         piece_levels *levels = &s->staged->stages[v].levels;
         if (levels->count == 0) level_add(levels, 0);
         levels->overlaps = s->staged->microbatches > 1;
-        levels->steady = s->copies;
     }
     for (int i = 0; late && i < c->transfer_count; i++) { /* others wait for the backward pass */
         piece_levels *levels = &s->staged->stages[c->transfers[i].from].levels;
@@ -66,7 +73,7 @@ static double flops_at(const ml_stage *stage, int level) {
 /* Work in proportion: the largest task takes UNITS. Weight gradients take as long as the forward
  * pass, which is a third where it is in the same task. */
 enum { UNITS = 1000 };
-static void tasks_cost(staging *s, const double *flops) {
+static void tasks_cost(sharing *s, const double *flops) {
     double most = 1;
     for (int t = 0; t < s->staged->task_count; t++) most = flops[t] > most ? flops[t] : most;
     for (int t = 0; t < s->staged->task_count; t++) {
@@ -75,9 +82,9 @@ static void tasks_cost(staging *s, const double *flops) {
     }
 }
 
-static void tasks_make(staging *s) {
+static void tasks_make(sharing *s) {
     staged_plan *staged = s->staged;
-    ml_arena *arena = s->plan->arena;
+    ml_arena *arena = s->arena;
     for (int v = 0; v < staged->count; v++) {
         staged_stage *stage = &staged->stages[v];
         stage->first_task = staged->task_count;
@@ -130,7 +137,7 @@ static int cell_spare(staged_stage *stage, int64_t bytes, ml_arena *arena) {
     return set->cell_count++;
 }
 
-static int lane_of(staging *s, const ml_transfer *t) {
+static int lane_of(sharing *s, const ml_transfer *t) {
     staged_plan *staged = s->staged;
     staged_lane lane = {.from = t->from, .to = t->to};
     lane.from_task = task_at(&staged->stages[t->from], t->from_level);
@@ -144,72 +151,51 @@ static int lane_of(staging *s, const ml_transfer *t) {
     return staged->lane_count++;
 }
 
-static int compare_messages(const void *left, const void *right) {
-    const staged_message *a = left, *b = right;
-    if (a->lane != b->lane) return a->lane < b->lane ? -1 : 1;
-    return 0;
-}
-
-static void lanes_make(staging *s) {
+/* By lane, those of a lane in the order of the transfers. */
+static void lanes_make(sharing *s) {
     staged_plan *staged = s->staged;
+    const ml_staged *c = &staged->cut;
+    int count = c->transfer_count;
+    staged->lanes = ML_NEW_ARRAY(s->arena, staged_lane, (size_t)count + 1);
+    staged->messages = ML_NEW_ARRAY(s->arena, staged_message, (size_t)count + 1);
+    staged->message_of = ML_NEW_ARRAY(s->arena, int, (size_t)count + 1);
+    staged->message_count = count;
+    int *lane = ML_NEW_ARRAY(s->arena, int, (size_t)count + 1);
+    for (int i = 0; i < count; i++) lane[i] = lane_of(s, &c->transfers[i]);
+    int *next = ML_NEW_ARRAY(s->arena, int, (size_t)staged->lane_count + 2);
+    for (int i = 0; i < count; i++) next[lane[i] + 1]++;
+    for (int i = 0; i < staged->lane_count; i++) next[i + 1] += next[i];
+    for (int i = 0; i < count; i++) {
+        ml_type type = ml_plan_input_type(s->layout, s->graph, c->transfers[i].input);
+        int at = staged->message_of[i] = next[lane[i]]++;
+        staged->messages[at] = (staged_message){lane[i], -1, -1, ml_type_bytes(&type)};
+        staged->lanes[lane[i]].bytes += staged->messages[at].bytes;
+    }
+}
+
+/* Sums over all ranks and stages, which an account of one rank does not go over again. */
+static void sums_make(sharing *s) {
+    staged_plan *staged = s->staged;
+    staged->sent = ML_NEW_ARRAY(s->arena, ml_traffic, (size_t)staged->ranks);
+    for (int i = 0; i < staged->message_count; i++) {
+        const staged_lane *lane = &staged->lanes[staged->messages[i].lane];
+        ml_traffic *sent = &staged->sent[lane->from % staged->ranks];
+        if (lane->local) continue;
+        sent->count++;
+        sent->bytes += staged->messages[i].bytes;
+    }
+    for (int v = 0; v < staged->count; v++)
+        for (int i = 0; i < staged->cut.stages[v].levels; i++)
+            staged->flops += staged->cut.stages[v].flops[i];
+}
+
+/* ---- what all plans begin with ---- */
+static void inputs_level(sharing *s) {
     const ml_staged *c = &s->staged->cut;
-    ml_arena *arena = s->plan->arena;
-    staged->lanes = ML_NEW_ARRAY(arena, staged_lane, (size_t)c->transfer_count + 1);
-    staged->messages = ML_NEW_ARRAY(arena, staged_message, (size_t)c->transfer_count + 1);
-    staged->message_count = c->transfer_count;
-    for (int i = 0; i < c->transfer_count; i++) {
-        const ml_transfer *t = &c->transfers[i];
-        staged_message *m = &staged->messages[i];
-        staged_stage *from = &staged->stages[t->from], *to = &staged->stages[t->to];
-        ml_type type = ml_plan_input_type(s->plan->layout, s->plan->graph, t->input);
-        *m = (staged_message){lane_of(s, t), -1, -1, ml_type_bytes(&type)};
-        staged->lanes[m->lane].bytes += m->bytes;
-        if (from->planned) m->cell_from = from->pieces.cell_of_output[t->output];
-        if (to->planned) {
-            m->cell_to = cell_of_input(to, t->input);
-            if (m->cell_to < 0) m->cell_to = cell_spare(to, m->bytes, arena);
-        }
-        if (from->planned && from->pieces.cells[m->cell_from].bytes != m->bytes)
-            ml_raise(ML_INTERNAL, "stage %d sends another size than stage %d expects", t->from,
-                     t->to);
-        if (from->planned && from->first_task + from->pieces.piece_of_output[t->output] >
-                                 staged->lanes[m->lane].from_task)
-            ml_raise(ML_INTERNAL, "stage %d would send what it has not computed yet", t->from);
-    }
-    /* A stable order: messages of a lane in the order of the transfers. */
-    for (int i = 1; i < staged->message_count; i++) {
-        staged_message moving = staged->messages[i];
-        int j = i;
-        for (; j > 0 && compare_messages(&staged->messages[j - 1], &moving) > 0; j--)
-            staged->messages[j] = staged->messages[j - 1];
-        staged->messages[j] = moving;
-    }
-}
-
-/* ---- stages and pieces ---- */
-static ml_plan *part_new(const staging *s, ml_graph **graph, const ml_roots *roots,
-                         ml_plan **place) {
-    ml_plan *part = *place = plan_empty();
-    part->layout = s->plan->layout;
-    part->graph = *graph;
-    *graph = NULL;
-    plan_roots(part, roots);
-    return part;
-}
-
-static void pieces_plan(staging *s, staged_stage *stage) {
-    piece_set *set = &stage->pieces;
-    ml_arena *arena = s->plan->arena;
-    pieces_cut(stage->local->graph, &stage->local->roots, s->input_level, &stage->levels, arena,
-               set);
-    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, PIECES_MOST + 1);
-    stage->plan_count = set->count + set->steady;
-    for (int p = 0; p < stage->plan_count; p++) {
-        piece *piece = &set->pieces[p];
-        ml_plan *part = part_new(s, &piece->graph, &piece->roots, &stage->plans[p]);
-        part->piece = true;
-        plan_steps(part, s->target, s->overlap);
-    }
+    uint32_t inputs = ml_graph_input_count(s->graph);
+    s->staged->input_level = ML_NEW_ARRAY(s->arena, int, (size_t)inputs + 1);
+    for (int i = 0; i < c->transfer_count; i++)
+        s->staged->input_level[c->transfers[i].input] = c->transfers[i].to_level;
 }
 
 /* A hash of all that a rank's stages are planned by. Ranks that plan alike may have other states,
@@ -220,7 +206,7 @@ typedef struct {
 } shape_of_state;
 
 typedef struct {
-    const staging *s;
+    const sharing *s;
     int rank;
     uint32_t states;       /* of the rank so far */
     shape_of_state *state; /* by id */
@@ -229,14 +215,14 @@ typedef struct {
 static uint64_t shape_state(rank_shape *r, uint32_t id, uint64_t shape) {
     shape_of_state *state = &r->state[id];
     if (state->user != r->rank + 1) *state = (shape_of_state){r->rank + 1, ++r->states};
-    uint32_t fields[2] = {state->number, (uint32_t)ml_graph_state(r->s->plan->graph, id)->kind};
+    uint32_t fields[2] = {state->number, (uint32_t)ml_graph_state(r->s->graph, id)->kind};
     return ml_hash(fields, sizeof fields, shape);
 }
 
 /* Which of the levels an input comes at: 0 for one of the program. */
 static uint64_t shape_input(const rank_shape *r, const piece_levels *levels, uint32_t id,
                             uint64_t shape) {
-    int level = r->s->input_level[id], at = 0;
+    int level = r->s->staged->input_level[id], at = 0;
     while (level > 0 && at < levels->count && levels->level[at] != level) at++;
     if (level > 0) at++;
     return ml_hash(&at, sizeof at, shape);
@@ -274,11 +260,11 @@ static uint64_t shape_stage(rank_shape *r, int v, uint64_t shape) {
 }
 
 /* By rank: the first that plans alike. */
-static int *ranks_alike(const staging *s) {
+static int *ranks_alike(const sharing *s) {
     const staged_plan *staged = s->staged;
-    ml_arena *arena = s->plan->arena;
+    ml_arena *arena = s->arena;
     rank_shape r = {.s = s};
-    r.state = ML_NEW_ARRAY(arena, shape_of_state, ml_graph_state_count(s->plan->graph) + 1);
+    r.state = ML_NEW_ARRAY(arena, shape_of_state, ml_graph_state_count(s->graph) + 1);
     uint64_t *shapes = ML_NEW_ARRAY(arena, uint64_t, (size_t)staged->ranks);
     int *like = ML_NEW_ARRAY(arena, int, (size_t)staged->ranks);
     for (; r.rank < staged->ranks; r.rank++) {
@@ -290,36 +276,12 @@ static int *ranks_alike(const staging *s) {
     return like;
 }
 
-static void stage_plan(staging *s, int v) {
-    staged_stage *stage = &s->staged->stages[v];
-    ml_stage *cut = &s->staged->cut.stages[v];
-    stage->planned = true;
-    stage->like = v;
-    ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
-    plan_local(local, s->target, s->recompute, false, stage->levels.late ? s->input_level : NULL);
-    stage->watched = local->roots.watched;
-    if (stage->watched > 0) local->roots.kept++; /* as what others wait for: not put off */
-    pieces_plan(s, stage);
-    if (stage->watched > 0) {
-        stage->watched_cell = stage->pieces.cell_of_output[local->roots.output_count - 1];
-        stage->watched_piece = stage->pieces.piece_of_output[local->roots.output_count - 1];
-    }
-    int outputs = s->plan->roots.output_count;
-    stage->outputs = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
-    stage->output_piece = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
-    for (int i = 0; i < outputs; i++) {
-        int at = cut->output_of[i];
-        stage->outputs[i] = at >= 0 ? stage->pieces.cell_of_output[at] : -1;
-        stage->output_piece[i] = at >= 0 ? stage->pieces.piece_of_output[at] : 0;
-    }
-}
-
-static void states_list(staging *s, int v) {
+static void states_list(sharing *s, int v) {
     staged_stage *stage = &s->staged->stages[v];
     const ml_stage *cut = &s->staged->cut.stages[v];
     uint32_t nodes = ml_graph_count(cut->graph);
     stage->states =
-        ML_NEW_ARRAY(s->plan->arena, uint32_t, (size_t)nodes + (size_t)cut->roots.update_count);
+        ML_NEW_ARRAY(s->arena, uint32_t, (size_t)nodes + (size_t)cut->roots.update_count);
     for (ml_ref n = 1; n < nodes; n++) {
         if (ml_graph_node(cut->graph, n)->op != ML_OP_STATE) continue;
         stage->states[stage->state_count++] = (uint32_t)ml_graph_args(cut->graph, n)[0];
@@ -328,24 +290,10 @@ static void states_list(staging *s, int v) {
         stage->states[stage->state_count++] = cut->roots.updates[i].state;
 }
 
-/* Those of this rank; in a check, of one rank of each shape. */
-static void stages_plan(staging *s) {
+static void schedule_make(sharing *s) {
     staged_plan *staged = s->staged;
-    bool check = s->cut->coordinate < 0;
-    const int *like = check ? ranks_alike(s) : NULL;
-    for (int v = 0; v < staged->count; v++) {
-        int rank = v % staged->ranks, planned = check ? like[rank] : s->cut->coordinate;
-        staged->stages[v].like = check ? v - rank + planned : -1;
-        if (check) states_list(s, v);
-        if (rank == planned) stage_plan(s, v);
-    }
-}
-
-/* ---- the schedule ---- */
-static void schedule_make(staging *s) {
-    staged_plan *staged = s->staged;
-    const ml_stages *how = &s->plan->layout->stages;
-    ml_arena *arena = s->plan->arena;
+    const ml_stages *how = &s->layout->stages;
+    ml_arena *arena = s->arena;
     ml_pipeline_problem *problem = &staged->problem;
     problem->kind = staged->microbatches > 1 ? how->schedule : ML_SCHEDULE_1F1B;
     problem->ranks = staged->ranks;
@@ -370,37 +318,140 @@ static void schedule_make(staging *s) {
     ml_pipeline_make(problem, arena, &staged->pipeline);
 }
 
-static void inputs_level(staging *s) {
-    const ml_staged *c = &s->staged->cut;
-    uint32_t inputs = ml_graph_input_count(s->plan->graph);
-    s->input_level = ML_NEW_ARRAY(s->plan->arena, int, (size_t)inputs + 1);
-    for (int i = 0; i < c->transfer_count; i++)
-        s->input_level[c->transfers[i].input] = c->transfers[i].to_level;
+/* Those of this rank; in a check, of one rank of each shape. */
+static void stages_choose(sharing *s) {
+    staged_plan *staged = s->staged;
+    bool check = s->cut->coordinate < 0;
+    const int *like = check ? ranks_alike(s) : NULL;
+    for (int v = 0; v < staged->count; v++) {
+        int rank = v % staged->ranks, planned = check ? like[rank] : s->cut->coordinate;
+        staged->stages[v].like = check ? v - rank + planned : -1;
+        staged->stages[v].planned = rank == planned;
+        if (check) states_list(s, v);
+    }
+}
+
+/* Of those whose memory is to be known: blocks. */
+static void slots_find(sharing *s) {
+    for (int v = 0; v < s->staged->count; v++)
+        if (s->cut->coordinate < 0 || s->staged->stages[v].planned)
+            staged_slots(s->staged, v, s->arena);
+}
+
+void staged_share(struct plan_base *base, const ml_layout *layout, const ml_cut *cut) {
+    sharing s = {.arena = base->arena, .graph = base->global, .layout = layout, .cut = cut};
+    staged_plan *staged = s.staged = base->staged = ML_NEW(base->arena, staged_plan);
+    staged->microbatches = base->roots.microbatches > 1 ? base->roots.microbatches : 1;
+    staged->ranks = (int)layout->axis[layout->stages.mesh_axis].size;
+    staged->fed_count = ml_graph_input_count(base->global);
+    ml_stage_cut(base->global, &base->roots, layout, cut->map, base->arena, &staged->cut);
+    staged->count = staged->cut.count;
+    staged->map = cut->map;
+    staged->stages = ML_NEW_ARRAY(base->arena, staged_stage, (size_t)staged->count);
+    inputs_level(&s);
+    levels_find(&s);
+    tasks_make(&s);
+    stages_choose(&s);
+    lanes_make(&s);
+    sums_make(&s);
+    schedule_make(&s);
+    slots_find(&s);
+}
+
+/* ---- stages and pieces ---- */
+static ml_plan *part_new(const staging *s, ml_graph **graph, const ml_roots *roots,
+                         ml_plan **place) {
+    ml_plan *part = *place = plan_empty();
+    part->layout = s->plan->layout;
+    part->graph = *graph;
+    *graph = NULL;
+    plan_roots(part, roots);
+    return part;
+}
+
+static void pieces_plan(staging *s, staged_stage *stage) {
+    piece_set *set = &stage->pieces;
+    ml_arena *arena = s->plan->arena;
+    pieces_cut(stage->local->graph, &stage->local->roots, s->staged->input_level, &stage->levels,
+               arena, set);
+    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, PIECES_MOST + 1);
+    stage->plan_count = set->count + set->steady;
+    for (int p = 0; p < stage->plan_count; p++) {
+        piece *piece = &set->pieces[p];
+        ml_plan *part = part_new(s, &piece->graph, &piece->roots, &stage->plans[p]);
+        part->piece = true;
+        plan_steps(part, s->target, s->overlap);
+    }
+}
+
+static void stage_plan(staging *s, int v) {
+    staged_stage *stage = &s->staged->stages[v];
+    ml_stage *cut = &s->base->staged->cut.stages[v];
+    stage->like = v;
+    stage->levels.steady = s->copies;
+    ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
+    plan_local(local, s->target, s->recompute, false,
+               stage->levels.late ? s->staged->input_level : NULL, s->base, &s->base->parts[v]);
+    stage->watched = local->roots.watched;
+    if (stage->watched > 0) local->roots.kept++; /* as what others wait for: not put off */
+    pieces_plan(s, stage);
+    if (stage->watched > 0) {
+        stage->watched_cell = stage->pieces.cell_of_output[local->roots.output_count - 1];
+        stage->watched_piece = stage->pieces.piece_of_output[local->roots.output_count - 1];
+    }
+    int outputs = s->plan->roots.output_count;
+    stage->outputs = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
+    stage->output_piece = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
+    for (int i = 0; i < outputs; i++) {
+        int at = cut->output_of[i];
+        stage->outputs[i] = at >= 0 ? stage->pieces.cell_of_output[at] : -1;
+        stage->output_piece[i] = at >= 0 ? stage->pieces.piece_of_output[at] : 0;
+    }
+}
+
+/* ---- messages ---- */
+/* Where the messages of stages that are planned lie in their blocks. */
+static void cells_find(staging *s) {
+    staged_plan *staged = s->staged;
+    ml_arena *arena = s->plan->arena;
+    staged_message *messages = ML_NEW_ARRAY(arena, staged_message, (size_t)staged->message_count);
+    memcpy(messages, staged->messages, sizeof *messages * (size_t)staged->message_count);
+    staged->messages = messages;
+    for (int i = 0; i < staged->cut.transfer_count; i++) {
+        const ml_transfer *t = &staged->cut.transfers[i];
+        staged_message *m = &messages[staged->message_of[i]];
+        staged_stage *from = &staged->stages[t->from], *to = &staged->stages[t->to];
+        if (from->planned) m->cell_from = from->pieces.cell_of_output[t->output];
+        if (to->planned) {
+            m->cell_to = cell_of_input(to, t->input);
+            if (m->cell_to < 0) m->cell_to = cell_spare(to, m->bytes, arena);
+        }
+        if (from->planned && from->pieces.cells[m->cell_from].bytes != m->bytes)
+            ml_raise(ML_INTERNAL, "stage %d sends another size than stage %d expects", t->from,
+                     t->to);
+        if (from->planned && from->first_task + from->pieces.piece_of_output[t->output] >
+                                 staged->lanes[m->lane].from_task)
+            ml_raise(ML_INTERNAL, "stage %d would send what it has not computed yet", t->from);
+    }
 }
 
 void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
                  plan_recompute recompute, bool overlap, bool copies) {
     staging s = {.plan = plan,
+                 .base = plan->base,
                  .target = target,
-                 .cut = cut,
                  .recompute = recompute,
                  .overlap = overlap,
                  .copies = copies};
-    const ml_layout *layout = plan->layout;
     staged_plan *staged = s.staged = plan->staged = ML_NEW(plan->arena, staged_plan);
-    staged->microbatches = plan->roots.microbatches > 1 ? plan->roots.microbatches : 1;
-    staged->ranks = (int)layout->axis[layout->stages.mesh_axis].size;
-    staged->fed_count = ml_graph_input_count(plan->graph);
-    ml_stage_cut(plan->graph, &plan->roots, layout, cut->map, plan->arena, &staged->cut);
-    staged->count = staged->cut.count;
-    staged->map = cut->map;
+    *staged = *plan->base->staged;
     staged->stages = ML_NEW_ARRAY(plan->arena, staged_stage, (size_t)staged->count);
-    inputs_level(&s);
-    levels_find(&s);
-    tasks_make(&s);
-    stages_plan(&s);
-    lanes_make(&s);
-    schedule_make(&s);
+    memcpy(staged->stages, plan->base->staged->stages,
+           sizeof *staged->stages * (size_t)staged->count);
+    for (int v = 0; v < staged->count; v++)
+        if (staged->stages[v].planned) stage_plan(&s, v);
+    cells_find(&s);
+    staged->until = staged_watched_until(staged);
     for (int r = 0; r < staged->ranks; r++)
         if (cut->coordinate < 0 || cut->coordinate == r) staged_check_states(plan, r);
     staged_account(plan, cut->coordinate);
@@ -408,7 +459,6 @@ void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
 
 void staged_free(staged_plan *staged) {
     if (staged == NULL) return;
-    ml_staged_free(&staged->cut);
     for (int v = 0; v < staged->count && staged->stages != NULL; v++) {
         staged_stage *stage = &staged->stages[v];
         for (int p = 0; p < stage->plan_count; p++) ml_plan_free(stage->plans[p]);

@@ -52,14 +52,19 @@ struct ml_staged_plan {
     int count, microbatches, ranks; /* virtual stages; ranks of the mesh axis */
     const ml_stage_map *map;
     uint32_t fed_count; /* INPUT ids below are the script's; above, what stages receive and keep */
-    ml_staged cut;
+    ml_staged cut;      /* of the plan's base (parts.h), as all that a program's plans have alike */
+    int *input_level;   /* by INPUT id; 0: one of the program */
     staged_stage *stages;
     int task_count, lane_count, message_count;
     ml_task *tasks;
     staged_lane *lanes;
     staged_message *messages; /* those of a lane follow one another, lanes ascending */
+    int *message_of;          /* by transfer */
+    ml_traffic *sent;         /* by rank: its messages to others */
+    double flops;             /* of all stages, as they were dealt */
     ml_pipeline_problem problem;
     ml_pipeline pipeline;
+    int64_t until;               /* staged_watched_until */
     struct staged_begin *begins; /* by state: staged_saved.c; NULL until it is asked */
     int coordinate; /* whose plan it is; in a check, the one that needs the most memory */
 };

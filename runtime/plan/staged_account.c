@@ -151,9 +151,10 @@ const ml_plan *staged_steady(const staged_plan *staged, int v) {
 }
 
 /* What is set aside of a step that may be done again. */
-static int64_t account_saved(const ml_plan *plan, int coordinate, int64_t until, ml_arena *arena) {
+static int64_t account_saved(const ml_plan *plan, int coordinate, ml_arena *arena) {
     staged_saved_list list = {0};
     int64_t bytes = 0;
+    int64_t until = plan->staged->until;
     if (until == 0) return 0;
     staged_saved_find(plan, coordinate, until, arena, &list);
     for (uint32_t i = 0; i < list.count; i++)
@@ -161,12 +162,18 @@ static int64_t account_saved(const ml_plan *plan, int coordinate, int64_t until,
     return bytes;
 }
 
-static void account_rank(const ml_plan *plan, int coordinate, int64_t until, ml_arena *arena,
-                         account *a) {
+typedef struct {
+    ml_plan *plan;
+    int coordinate; /* whose account; -1: the largest of all ranks' */
+    ml_arena *scratch;
+    bool *seen; /* by state */
+    account best;
+} accounting;
+
+static void account_rank(accounting *x, int coordinate, account *a) {
+    const ml_plan *plan = x->plan, *largest = NULL;
     const staged_plan *staged = plan->staged;
-    size_t states = (size_t)ml_graph_state_count(plan->graph) + 1;
-    bool *seen = ML_NEW_ARRAY(arena, bool, states);
-    const ml_plan *largest = NULL;
+    memset(x->seen, 0, (size_t)ml_graph_state_count(plan->graph) + 1);
     memset(a, 0, sizeof *a);
     for (int v = coordinate; v < staged->count; v += staged->ranks) {
         const staged_stage *stage = &staged->stages[staged->stages[v].like];
@@ -174,14 +181,14 @@ static void account_rank(const ml_plan *plan, int coordinate, int64_t until, ml_
         a->steady += stage->pieces.steady_bytes;
         for (int p = 0; p < stage->plan_count; p++) {
             const ml_plan *part = stage->plans[p];
-            account_states(part, seen, a);
+            account_states(part, x->seen, a);
             a->flops += part->flops;
             if (part->library_bytes > a->library) a->library = part->library_bytes;
             if (largest == NULL || part->arena_bytes > largest->arena_bytes) largest = part;
         }
     }
     a->arena = largest->arena_bytes;
-    a->saved = account_saved(plan, coordinate, until, arena);
+    a->saved = account_saved(plan, coordinate, x->scratch);
     for (int i = 0; i < ML_MEMORY_KINDS; i++) {
         a->kinds[i] = a->states[i] + largest->kind_bytes[i] - largest->state_bytes[i];
         a->peak += a->states[i];
@@ -206,12 +213,8 @@ static void traffic_sum(ml_plan *plan, int coordinate) {
             }
         }
     }
-    for (int i = 0; i < staged->message_count; i++) {
-        const staged_lane *lane = &staged->lanes[staged->messages[i].lane];
-        if (lane->local || rank_of(staged, lane->from) != coordinate) continue;
-        sent->count++;
-        sent->bytes += staged->messages[i].bytes;
-    }
+    sent->count += staged->sent[coordinate].count;
+    sent->bytes += staged->sent[coordinate].bytes;
 }
 
 static void parts_list(ml_plan *plan, int coordinate) {
@@ -229,43 +232,45 @@ static void parts_list(ml_plan *plan, int coordinate) {
 
 /* The work of all ranks, as if evenly spread, from that of one of them. */
 static double flops_even(const staged_plan *staged, double own, int coordinate) {
-    double all = 0, mine = 0;
-    for (int v = 0; v < staged->count; v++) {
-        for (int i = 0; i < staged->cut.stages[v].levels; i++) {
-            double flops = staged->cut.stages[v].flops[i];
-            all += flops;
-            if (rank_of(staged, v) == coordinate) mine += flops;
-        }
+    double mine = 0;
+    for (int v = coordinate; v < staged->count; v += staged->ranks)
+        for (int i = 0; i < staged->cut.stages[v].levels; i++)
+            mine += staged->cut.stages[v].flops[i];
+    return mine > 0 ? own * staged->flops / mine / staged->ranks : 0;
+}
+
+static void account_body(void *context) {
+    accounting *x = context;
+    staged_plan *staged = x->plan->staged;
+    account a;
+    x->seen = ML_NEW_ARRAY(x->scratch, bool, (size_t)ml_graph_state_count(x->plan->graph) + 1);
+    staged->coordinate = x->coordinate;
+    if (x->coordinate >= 0) account_rank(x, x->coordinate, &x->best);
+    for (int r = 0; x->coordinate < 0 && r < staged->ranks; r++) {
+        account_rank(x, r, &a);
+        if (r > 0 && a.peak <= x->best.peak) continue;
+        x->best = a;
+        staged->coordinate = r;
     }
-    return mine > 0 ? own * all / mine / staged->ranks : 0;
 }
 
 void staged_account(ml_plan *plan, int coordinate) {
     staged_plan *staged = plan->staged;
-    account best, a;
-    for (int v = 0; v < staged->count; v++) {
-        bool known = staged->stages[v].like < 0 || staged->stages[v].slot_of != NULL;
-        if (!known) staged_slots(staged, v, plan->arena);
-    }
-    staged->coordinate = coordinate;
+    accounting x = {.plan = plan, .coordinate = coordinate, .scratch = ml_arena_new()};
+    if (x.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
+    ml_status status = ml_protect(account_body, &x);
+    ml_arena_free(x.scratch);
+    if (status != ML_OK) ml_raise_last();
     plan->part_count = 0;
     memset(plan->traffic, 0, sizeof plan->traffic);
     plan->roots.division = (ml_division){0};
-    int64_t until = staged_watched_until(staged);
-    if (coordinate >= 0) account_rank(plan, coordinate, until, plan->arena, &best);
-    for (int r = 0; coordinate < 0 && r < staged->ranks; r++) {
-        account_rank(plan, r, until, plan->arena, &a);
-        if (r > 0 && a.peak <= best.peak) continue;
-        best = a;
-        staged->coordinate = r;
-    }
-    memcpy(plan->kind_bytes, best.kinds, sizeof best.kinds);
-    memcpy(plan->state_bytes, best.states, sizeof best.states);
-    plan->arena_bytes = best.arena;
-    plan->library_bytes = best.library;
-    plan->block_bytes = best.blocks + best.steady;
-    plan->peak_bytes = best.peak;
-    plan->flops = flops_even(staged, best.flops, staged->coordinate);
+    memcpy(plan->kind_bytes, x.best.kinds, sizeof x.best.kinds);
+    memcpy(plan->state_bytes, x.best.states, sizeof x.best.states);
+    plan->arena_bytes = x.best.arena;
+    plan->library_bytes = x.best.library;
+    plan->block_bytes = x.best.blocks + x.best.steady;
+    plan->peak_bytes = x.best.peak;
+    plan->flops = flops_even(staged, x.best.flops, staged->coordinate);
     traffic_sum(plan, staged->coordinate);
     parts_list(plan, staged->coordinate);
     if (plan->fallback == NULL) return;

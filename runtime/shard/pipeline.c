@@ -15,6 +15,7 @@
 #include "runtime/shard/pipeline.h"
 
 static const uint64_t NEVER = UINT64_MAX;
+enum { TRIAL_ACTIONS = 1 << 21 };
 enum { MOST_ACTIONS = 1 << 24 }; /* tasks times microbatches: 16 million take ten seconds */
 
 /* Something that is ready to run; the least key goes first. */
@@ -78,6 +79,7 @@ typedef struct {
     int leaves;     /* a power of two */
     int *woken, woken_count; /* ranks that may have something to start */
     variant how;
+    bool keeps;   /* the actions, and not their length alone */
     bool *opened; /* [stages][microbatches] */
     int *stage_held;
     ml_pipeline *out;
@@ -246,7 +248,9 @@ static void begin(simulation *s, int rank, int task, int microbatch, int64_t now
     int64_t end = now + s->problem->tasks[task].cost;
     at->running = task, at->microbatch = microbatch;
     at->work += s->problem->tasks[task].cost;
-    s->out->actions[rank][s->out->action_count[rank]++] = (ml_action){task, microbatch, now, end};
+    if (s->keeps)
+        s->out->actions[rank][s->out->action_count[rank]++] =
+            (ml_action){task, microbatch, now, end};
     set_end(s, rank, (uint64_t)end);
 }
 
@@ -465,6 +469,7 @@ static void output_new(simulation *s) {
             late += s->stages[v].late_count;
         }
         s->ranks[r].late = ML_NEW_ARRAY(s->scratch, ready, (size_t)late * s->microbatches);
+        if (!s->keeps) continue;
         s->out->actions[r] = ML_NEW_ARRAY(s->arena, ml_action, (size_t)tasks * s->microbatches);
     }
 }
@@ -481,49 +486,41 @@ static void variant_body(void *context) {
     if (s->out->length) s->out->bubble = 1 - work / ((double)s->out->length * p->ranks);
 }
 
-void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                         ml_pipeline *out) {
-    simulation s = {.problem = problem, .arena = arena, .out = out, .scratch = ml_arena_new()};
+static void variant_run(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                        ml_pipeline *out) {
+    simulation s = {.problem = problem, .out = out, .scratch = ml_arena_new()};
     if (s.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
+    s.keeps = arena != NULL;
+    s.arena = s.keeps ? arena : s.scratch;
     s.how = variants[problem->kind == ML_SCHEDULE_ZERO_BUBBLE ? number : AT_ONCE];
     ml_status status = ml_protect(variant_body, &s);
     ml_arena_free(s.scratch);
     if (status != ML_OK) ml_raise_last();
 }
 
-/* How long the trial is in an order that nobody keeps. */
-typedef struct {
-    const ml_pipeline_problem *problem;
-    int variant;
-    ml_arena *scratch;
-    int64_t length;
-} trial_call;
-
-static void trial_body(void *context) {
-    trial_call *call = context;
-    ml_pipeline made;
-    ml_pipeline_variant(call->problem, call->variant, call->scratch, &made);
-    call->length = made.length;
+void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                         ml_pipeline *out) {
+    variant_run(problem, number, arena, out);
 }
 
-static int64_t trial_length(const ml_pipeline_problem *problem, int variant) {
-    trial_call call = {problem, variant, ml_arena_new()};
-    if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
-    ml_status status = ml_protect(trial_body, &call);
-    ml_arena_free(call.scratch);
-    if (status != ML_OK) ml_raise_last();
-    return call.length;
+static int64_t trial_length(const ml_pipeline_problem *problem, int number) {
+    ml_pipeline made;
+    variant_run(problem, number, NULL, &made);
+    return made.length;
 }
 
 /* Where costs are uneven a late task may begin just before its rank gets better work; then another
- * order can be the shorter one, even 1F1B's. Judged by a step of a few microbatches. What opens
- * more units must be worth their memory. */
+ * order can be the shorter one, even 1F1B's. Judged by a step of a few microbatches, of more than
+ * 400 ranks by fewer: several orders take as many seconds there. What opens more units must be
+ * worth their memory. */
 static int best_variant(const ml_pipeline_problem *problem) {
     ml_pipeline_problem trial = *problem;
     int64_t shortest = 0;
     int best = WAITS;
     if (problem->kind != ML_SCHEDULE_ZERO_BUBBLE) return AT_ONCE;
-    if (trial.microbatches > 4 * trial.ranks) trial.microbatches = 4 * trial.ranks;
+    int most = TRIAL_ACTIONS / trial.task_count;
+    if (most > 4 * trial.ranks) most = 4 * trial.ranks;
+    if (trial.microbatches > most) trial.microbatches = most > 0 ? most : 1;
     for (int i = ML_PIPELINE_VARIANTS - 1; i >= 0; i--) {
         int64_t length = trial_length(&trial, i);
         if (variants[i].wide) length += length / 200;
