@@ -6,21 +6,29 @@ bad=0
 complain() { echo "lint: $*"; bad=1; }
 files=$(git ls-files --cached --others --exclude-standard '*.c' '*.h')
 
-# Layering: each room includes only itself and the rooms to its left.
+# Layering: each room includes only itself and the rooms that it stands on. plan and pipeline still include each
+# other: a pipeline plans its parts by plan, which asks pipeline how a program is cut.
 allowed() { # room -> the folders that it may include
     case $1 in
     runtime/base) echo 'runtime/base' ;;
     runtime/graph) echo 'runtime/(base|graph)' ;;
-    runtime/shard) echo 'runtime/(base|graph|shard)' ;;
+    runtime/passes) echo 'runtime/(base|graph|passes)' ;;
+    runtime/shard) echo 'runtime/(base|graph|passes|shard)' ;;
     codegen) echo '(runtime/(base|graph)|codegen)' ;;
-    runtime/plan) echo '(runtime/(base|graph|shard|plan)|codegen)' ;;
+    codegen/jit) echo '(runtime/base|codegen|codegen/jit)' ;;
+    codegen/emit) echo '(runtime/(base|graph)|codegen|codegen/(emit|jit))' ;;
+    codegen/lower) echo '(runtime/(base|graph|passes)|codegen|codegen/lower)' ;;
+    codegen/kernels) echo '(runtime/(base|graph)|codegen|codegen/(lower|emit|kernels))' ;;
+    runtime/pipeline | runtime/plan) echo '(runtime/(base|graph|passes|shard|plan|pipeline)|codegen|codegen/lower)' ;;
     runtime/io) echo 'runtime/(base|graph|io)' ;;
-    runtime/device | runtime/comm) echo '(runtime/(base|graph|shard|plan|device|comm)|codegen)' ;;
-    runtime/exec) echo '(runtime/(base|graph|shard|plan|device|comm|io|exec)|codegen)' ;;
-    *) echo '.*' ;;
+    runtime/comm) echo 'runtime/(base|graph|comm)' ;;
+    runtime/device) echo '(runtime/(base|graph|passes|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
+    runtime/device/*) echo "(runtime/(base|graph|passes|plan|comm|device)|$1|codegen|codegen/(lower|jit))" ;;
+    runtime/exec) echo '(runtime/(base|graph|passes|shard|pipeline|plan|device|comm|io|exec)|codegen|codegen/(lower|jit))' ;;
+    *) echo '' ;; # a new room: say here what it stands on
     esac
 }
-for room in runtime/* codegen; do
+for room in runtime/* runtime/device/* codegen codegen/*; do
     [ -d "$room" ] || continue
     wrong=$(grep -nE '^#include "' "$room"/*.[ch] 2>/dev/null | grep -vE "#include \"$(allowed "$room")/[a-z_0-9]+\.(h|def|inc)\"")
     [ -z "$wrong" ] || complain "$room includes what lies above it:"$'\n'"$wrong"
@@ -28,9 +36,9 @@ done
 wrong=$(grep -lE '#include *[<"](lua5\.4/)?(lua|lauxlib|lualib)\.h' $files | grep -v '^vm/')
 [ -z "$wrong" ] || complain "lua.h outside vm/: $wrong"
 wrong=$(grep -lE '#include *[<"](cuda|nvrtc|cublasLt|cudnn|nccl|cupti)[a-z_0-9]*\.h' $files |
-    grep -vE '^(runtime/device/cuda|codegen/jit_cuda|runtime/comm/nccl|tests/emulator/)')
+    grep -vE '^(runtime/device/cuda|codegen/jit/jit_cuda|runtime/comm/nccl|tests/emulator/)')
 [ -z "$wrong" ] || complain "vendor headers outside their wrappers: $wrong"
-wrong=$(grep -nE '\b(abort|exit|_exit) *\(' runtime/*/*.c codegen/*.c 2>/dev/null | grep -v '^runtime/comm/')
+wrong=$(grep -nE '\b(abort|exit|_exit) *\(' runtime/*/*.c runtime/*/*/*.c codegen/*/*.c 2>/dev/null | grep -v '^runtime/comm/')
 [ -z "$wrong" ] || complain "exit or abort in runtime/ or codegen/:"$'\n'"$wrong"
 
 # Length.

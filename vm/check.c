@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/graph/passes.h"
-#include "runtime/plan/staged.h"
+#include "runtime/passes/passes.h"
+#include "runtime/pipeline/plan.h"
 #include "vm/dry.h"
 #include "vm/output.h"
 #include "vm/precision.h"

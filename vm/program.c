@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "runtime/base/suggest.h"
-#include "runtime/plan/staged.h"
+#include "runtime/pipeline/plan.h"
 #include "vm/dry.h"
 #include "vm/traffic.h"
 

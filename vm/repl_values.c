@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "runtime/graph/convert.h"
-#include "runtime/graph/passes.h"
+#include "runtime/passes/passes.h"
 #include "vm/repl.h"
 
 enum { SHOWN_COLUMNS = 8, SHOWN_ROWS = 12 };

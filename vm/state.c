@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "runtime/graph/passes.h"
+#include "runtime/passes/passes.h"
 
 static const char *const states_key = "mlua.states";   /* registry: id + 1 -> State */
 static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */

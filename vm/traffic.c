@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "runtime/graph/passes.h"
+#include "runtime/passes/passes.h"
 
 /* Bytes that leave one rank, as rings and pairwise exchanges send them. */
 static int64_t step_bytes(const ml_step *step) {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/graph/passes.h"
+#include "runtime/passes/passes.h"
 
 struct ml_checker {
     const ml_plan *plan;

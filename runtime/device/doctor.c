@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "codegen/jit.h"
+#include "codegen/jit/jit.h"
 #include "runtime/base/dynamic.h"
 #include "runtime/base/pool.h"
-#include "runtime/device/cpu.h"
+#include "runtime/device/cpu/cpu.h"
 #include "runtime/device/device.h"
 
 static void report(ml_text *out, const char *what, bool found, const char *text) {

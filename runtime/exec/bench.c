@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "codegen/jit.h"
+#include "codegen/jit/jit.h"
 #include "runtime/exec/program.h"
 
 enum { RUNS = 5 };

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "runtime/exec/session.h"
-#include "runtime/plan/place.h"
-#include "runtime/plan/staged.h"
+#include "runtime/pipeline/plan.h"
+#include "runtime/plan/arena_place.h"
 
 /* ---- making ---- */
 /* Inputs of the program, and not what stages receive or keep. */

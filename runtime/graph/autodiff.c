@@ -1,5 +1,5 @@
 /* Reverse-mode differentiation: one short rule for each op (passes.h, ml_autodiff). */
-#include "runtime/graph/passes.h"
+#include "runtime/graph/analysis.h"
 
 #include <assert.h>
 #include <stdlib.h>

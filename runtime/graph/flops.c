@@ -1,5 +1,5 @@
 /* FLOPs of one node (passes.h). */
-#include "runtime/graph/passes.h"
+#include "runtime/graph/analysis.h"
 #include "runtime/graph/ragged.h"
 
 /* Query-key pairs that a mask leaves, for one head of one batch element. Plain causal attention

@@ -52,11 +52,22 @@ typedef enum {
 } ml_op;
 
 typedef enum {
-    ML_CLASS_LEAF, ML_CLASS_MAP, ML_CLASS_MOVE, ML_CLASS_REDUCE, ML_CLASS_SCAN, ML_CLASS_CONTRACT,
-    ML_CLASS_ROUTINE, ML_CLASS_COLLECTIVE
+    ML_CLASS_LEAF,
+    ML_CLASS_MAP,
+    ML_CLASS_MOVE,
+    ML_CLASS_REDUCE,
+    ML_CLASS_SCAN,
+    ML_CLASS_CONTRACT,
+    ML_CLASS_ROUTINE,
+    ML_CLASS_COLLECTIVE
 } ml_op_class;
 typedef enum {
-    ML_RULE_ARITH, ML_RULE_FLOAT, ML_RULE_TEST, ML_RULE_LOGIC, ML_RULE_SAME, ML_RULE_OWN
+    ML_RULE_ARITH,
+    ML_RULE_FLOAT,
+    ML_RULE_TEST,
+    ML_RULE_LOGIC,
+    ML_RULE_SAME,
+    ML_RULE_OWN
 } ml_dtype_rule;
 typedef enum { ML_KIND_BOOL, ML_KIND_INT, ML_KIND_FLOAT } ml_dtype_kind;
 typedef enum { ML_COMBINE_SUM, ML_COMBINE_MAX, ML_COMBINE_MIN, ML_COMBINE_COUNT } ml_combine;
@@ -140,9 +151,9 @@ typedef struct {
 
 typedef struct ml_graph ml_graph;
 
-ml_graph *ml_graph_new(void);     /* raises */
+ml_graph *ml_graph_new(void); /* raises */
 void ml_graph_free(ml_graph *g);
-ml_arena *ml_graph_arena(ml_graph *g); /* lives as long as the graph */
+ml_arena *ml_graph_arena(ml_graph *g);      /* lives as long as the graph */
 uint32_t ml_graph_count(const ml_graph *g); /* nodes are 1 .. count-1 */
 
 /* Axis names. */
@@ -263,14 +274,17 @@ typedef struct {
 } ml_division;
 
 /* A program: what a graph computes in one step. Updates assign states at the step's end. */
-typedef struct { uint32_t state; ml_ref value; } ml_update;
+typedef struct {
+    uint32_t state;
+    ml_ref value;
+} ml_update;
 typedef struct {
     ml_ref *outputs;
     int output_count;
     ml_update *updates;
     int update_count;
     const char *name; /* for dumps and messages; may be NULL */
-    int kept; /* the last outputs, which stay where the sharding rule puts them (stage.h) */
+    int kept;         /* the last outputs, which stay where the sharding rule puts them (stage.h) */
     int microbatches; /* runs of one step, which pipeline stages may overlap; 0 is 1 */
     bool often;       /* it runs many times before anything sets what it reads */
     /* Where ml_shard bounds what ranks exchange, it adds one more output, behind all others: f32
@@ -290,7 +304,7 @@ ml_ref ml_const_int(ml_graph *g, ml_dtype dtype, int64_t value);
 ml_ref ml_map1(ml_graph *g, ml_op op, ml_ref a);
 ml_ref ml_map2(ml_graph *g, ml_op op, ml_ref a, ml_ref b);
 ml_ref ml_where(ml_graph *g, ml_ref test, ml_ref a, ml_ref b);
-ml_ref ml_cast(ml_graph *g, ml_ref a, ml_dtype dtype);        /* a itself where it has that dtype */
+ml_ref ml_cast(ml_graph *g, ml_ref a, ml_dtype dtype); /* a itself where it has that dtype */
 ml_ref ml_broadcast(ml_graph *g, ml_ref a, const ml_type *as); /* to these axes, this order */
 ml_ref ml_permute(ml_graph *g, ml_ref a, const ml_type *as);   /* a itself where in that order */
 ml_ref ml_split(ml_graph *g, ml_ref a, ml_axis axis, ml_axis outer, int64_t outer_size,
@@ -301,7 +315,7 @@ ml_ref ml_rename(ml_graph *g, ml_ref a, ml_axis old, ml_axis new_name);
 ml_ref ml_slice(ml_graph *g, ml_ref a, ml_axis axis, int64_t start, int64_t stop);
 ml_ref ml_pad(ml_graph *g, ml_ref a, ml_axis axis, int64_t before, int64_t after);
 ml_ref ml_reduce(ml_graph *g, ml_op op, ml_ref a, const ml_axis *axes, int count);
-ml_ref ml_iota(ml_graph *g, ml_axis axis, int64_t size);       /* i32 */
+ml_ref ml_iota(ml_graph *g, ml_axis axis, int64_t size); /* i32 */
 ml_ref ml_gather(ml_graph *g, ml_ref table, ml_ref index, ml_axis axis);
 ml_ref ml_scatter_add(ml_graph *g, ml_ref index, ml_ref value, ml_axis axis, const ml_type *type);
 ml_ref ml_dot(ml_graph *g, ml_ref a, ml_ref b, const ml_axis *axes, int count, ml_dtype dtype);
@@ -324,9 +338,9 @@ ml_ref ml_out(ml_graph *g, ml_ref n, int output); /* n itself for output 0 */
 typedef struct {
     ml_axis seq, kv_seq, heads, kv_heads, head_dim; /* kv_heads == heads when not grouped */
     bool causal;
-    int64_t window;    /* 0: none */
+    int64_t window; /* 0: none */
     bool placed;
-    int64_t offset;    /* 0 where not placed */
+    int64_t offset; /* 0 where not placed */
     double scale;
     ml_ref score;      /* 0: none */
     ml_ref derivative; /* ATTENTION_GRAD with a score: d loss / d s before the score function */

@@ -5,7 +5,7 @@
 #ifndef ML_GRAPH_REFERENCE_H
 #define ML_GRAPH_REFERENCE_H
 
-#include "runtime/graph/passes.h"
+#include "runtime/graph/analysis.h"
 
 typedef union {
     double number;

@@ -7,7 +7,7 @@
 #ifndef ML_GRAPH_REWRITE_H
 #define ML_GRAPH_REWRITE_H
 
-#include "runtime/graph/passes.h"
+#include "runtime/graph/analysis.h"
 
 typedef struct {
     const ml_graph *from;
@@ -37,7 +37,8 @@ bool rewrite_order(rewrite *r, void (*extra)(void *context, rewrite_edge *edge, 
                    void *context);
 
 /* Whether each part of n's result along `axis` takes the same part of its sources alone, of those
- * that have the axis (rewrite_parts.c). False for routines and scans of more than one output. */
+ * that have the axis (rewrite_splittable.c). False for routines and scans of more than one output.
+ */
 bool rewrite_keeps(const ml_graph *g, ml_ref n, ml_axis axis);
 
 /* Run a pass: `begin` (may be NULL) once users are counted, then `rule` for every live node. */

@@ -1,8 +1,8 @@
 /* The memory of a plan: when each storage is alive, which ones may follow one another in the same
  * bytes, where each lies in the arena, and the accounts of it all. */
 #include "runtime/base/knobs.h"
-#include "runtime/plan/parts.h"
-#include "runtime/plan/place.h"
+#include "runtime/plan/arena_place.h"
+#include "runtime/plan/plan_internal.h"
 
 enum { NO_STORAGE = UINT32_MAX };
 

@@ -20,7 +20,7 @@
  * GPUs (ml_target): only the order depends on them, and it is the same on every rank, because they
  * come from the plan and from what the ranks' devices agreed on. */
 #include "runtime/base/knobs.h"
-#include "runtime/plan/parts.h"
+#include "runtime/plan/plan_internal.h"
 
 static const double BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
 /* A second: the link within a host where the target does not tell, what collectives reach of a

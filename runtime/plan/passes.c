@@ -1,5 +1,5 @@
 /* The compiler, top to bottom: from the session's graph to steps. Reads as the list of passes. */
-#include "runtime/plan/parts.h"
+#include "runtime/plan/plan_internal.h"
 
 #include <assert.h>
 #include <stdatomic.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/graph/passes.h"
+#include "runtime/passes/passes.h"
 
 /* What MLUA_DUMP may name. */
 static const char *const names[] = {

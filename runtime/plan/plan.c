@@ -4,9 +4,9 @@
 
 #include <string.h>
 
-#include "codegen/library.h"
-#include "runtime/plan/parts.h"
-#include "runtime/plan/staged.h"
+#include "codegen/lower/library.h"
+#include "runtime/pipeline/plan.h"
+#include "runtime/plan/plan_internal.h"
 
 const char *const ml_memory_names[ML_MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
                                                       "activations", "workspace"};

@@ -5,9 +5,9 @@
 #ifndef ML_PLAN_H
 #define ML_PLAN_H
 
-#include "codegen/lower.h"
+#include "codegen/lower/lower.h"
+#include "runtime/pipeline/stage.h"
 #include "runtime/shard/shard.h"
-#include "runtime/shard/stage.h"
 
 typedef enum {
     ML_MEMORY_PARAMETERS,

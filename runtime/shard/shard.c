@@ -2,8 +2,8 @@
  */
 #include <string.h>
 
-#include "runtime/graph/passes.h"
-#include "runtime/shard/shard_parts.h"
+#include "runtime/passes/passes.h"
+#include "runtime/shard/shard_internal.h"
 
 uint32_t shard_next_version(const sharder *s, ml_ref n, uint32_t version) {
     bool forward = !(ml_graph_node(s->from, n)->flags & ML_NODE_BACKWARD);

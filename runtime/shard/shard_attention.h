@@ -7,7 +7,7 @@
 #ifndef ML_SHARD_ATTENTION_H
 #define ML_SHARD_ATTENTION_H
 
-#include "runtime/shard/shard_parts.h"
+#include "runtime/shard/shard_internal.h"
 
 enum { ATTENTION_Q, ATTENTION_K, ATTENTION_V, ATTENTION_LSE = 4 };
 
@@ -22,10 +22,10 @@ typedef struct {
     int count, captured; /* sources; the first captured one */
     ml_ref *sources;     /* on this rank; k and v with the heads that its queries read */
     ml_type score;       /* of the whole attention */
-    int ring;     /* the mesh axis over which queries and keys are cut alike, or -1 */
-    int queries;  /* the mesh axis that cuts the queries where it is just one, or -1 */
-    bool seq_cut; /* by any number of them */
-    bool indexed; /* its functions use the indices of queries or keys */
+    int ring;            /* the mesh axis over which queries and keys are cut alike, or -1 */
+    int queries;         /* the mesh axis that cuts the queries where it is just one, or -1 */
+    bool seq_cut;        /* by any number of them */
+    bool indexed;        /* its functions use the indices of queries or keys */
     /* Indices along other axes of the scores that are cut: captured behind the other sources. */
     int index_count;
     ml_axis index_axis[ML_MAX_AXES];
@@ -34,9 +34,9 @@ typedef struct {
 
 /* Rows of queries or of keys. */
 typedef struct {
-    ml_ref *of;    /* by source: these rows of it; 0 where it does not have such rows */
-    ml_ref start;  /* i32: the first one's index in the whole; no node: it is 0 */
-    ml_ref block;  /* i32: which of the blocks of `size` rows of the whole; no node: keys are all */
+    ml_ref *of;   /* by source: these rows of it; 0 where it does not have such rows */
+    ml_ref start; /* i32: the first one's index in the whole; no node: it is 0 */
+    ml_ref block; /* i32: which of the blocks of `size` rows of the whole; no node: keys are all */
     int64_t size;
 } shard_rows;
 

@@ -1,7 +1,7 @@
 /* The op of one rank: the same op on parts, with indices shifted to where the part begins. */
 #include <string.h>
 
-#include "runtime/shard/shard_parts.h"
+#include "runtime/shard/shard_internal.h"
 
 static bool is_cut(const sharder *s, const ml_placements *at, int position) {
     return ml_layout_parts(s->layout, at, position) > 1;

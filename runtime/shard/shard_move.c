@@ -4,7 +4,7 @@
  * gathered, scattered or exchanged is permuted to the front before and back after. An axis that
  * several mesh axes cut is cut by the outermost first; only the innermost cut can be undone, and
  * only inside of the others can a new one be made. */
-#include "runtime/shard/shard_parts.h"
+#include "runtime/shard/shard_internal.h"
 
 double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks) {
     double share = (double)(ranks - 1) / (double)ranks;

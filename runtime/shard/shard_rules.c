@@ -4,7 +4,7 @@
  * along it and others whole; a result that has it is split, one that sums over it is partial. */
 #include <string.h>
 
-#include "runtime/shard/shard_parts.h"
+#include "runtime/shard/shard_internal.h"
 
 enum { FEW = 8 };
 

@@ -1,6 +1,6 @@
 /* How attention and its gradient can be cut over one mesh axis: along a batch axis, the heads, the
  * queries with all keys gathered, or queries and keys both (a ring). */
-#include "runtime/shard/shard_parts.h"
+#include "runtime/shard/shard_internal.h"
 
 enum { Q, K, V };
 

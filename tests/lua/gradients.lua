@@ -110,7 +110,7 @@ gradcheck("a scalar", { x = {} }, function(i) return i.x * i.x + m.exp(i.x) end)
 gradcheck("broadcast", { x = { A.b } }, function(i) return m.exp(i.x:broadcast { A.a, A.b, A.c }:permute("c", "b", "a")) end)
 
 -- The gradient of MAX goes to the elements that equal it: they must be the same numbers wherever a
--- compiler rounds a product and a sum together, or apart (codegen/fuse.c).
+-- compiler rounds a product and a sum together, or apart (codegen/lower/fuse.c).
 local P4 = m.axes { row = 5, place = 9, part = 3, column = 4 }
 local largest = m.compile(function(i)
   local x = i.x:softmax "column"

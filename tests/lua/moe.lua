@@ -181,7 +181,7 @@ for o in each {
   if not (out.size > 1e-6) then check.equal(out.size, "a gradient", "of the router losses") end
 end
 
-if ranks then return check.done() end -- of trainings, tests/dist_models.c
+if ranks then return check.done() end -- of trainings, tests/process/dist_models.c
 
 -- Training: aux_loss is told and not in the loss; accumulation changes nothing; the bias evens a
 -- router that sends nearly everything one way.

@@ -1,6 +1,6 @@
 -- Halves of one tensor of block 2 go to blocks 3 and 4, so that their gradients come back from one
 -- stage after the other; each is a product's operand besides. Prints what was learned, which is to
--- be the same in any schedule (tests/process_pipeline.c).
+-- be the same in any schedule (tests/process/pipeline.c).
 local m = require "mlua"
 local cfg = m.config { seq = 8, batch = 8, steps = 2, accum = 4, schedule = "1f1b" }
 local A = m.axes { embed = 16, inner = 8, half = 8, both = 16, vocab = 256, seq = cfg.seq, batch = cfg.batch }

@@ -1,7 +1,7 @@
 -- A pipeline whose experts' rows are exchanged with too few places, in own loops: layers assign states in the forward pass, and
 -- gradients are added up in several ways. `way` = "sums": another program sets the sums to zero; "first": they begin anew at the first
 -- microbatch of every other step, so that the steps between must find them as they were; "single": one program has the optimizer,
--- too. Prints what was learned, which is to be the same on any number of ranks (tests/process_exchange.c).
+-- too. Prints what was learned, which is to be the same on any number of ranks (tests/process/moe_dispatch.c).
 local m = require "mlua"
 local core = require "mlua.core"
 local cfg = m.config { layers = 4, seq = 8, batch = 16, steps = 4, schedule = "1f1b", chunks = 1, microbatches = 4, exchange = 1.0, way = "sums", late = false }

@@ -1,6 +1,6 @@
 -- What pipelines may get wrong: weights that all layers share, states that the forward pass
 -- assigns, losses that layers add, dropout, evaluation, a second training, sampling. Prints what was
--- learned, which is to be the same on any number of ranks (tests/process_pipeline.c).
+-- learned, which is to be the same on any number of ranks (tests/process/pipeline.c).
 local m = require "mlua"
 local core = require "mlua.core"
 local cfg = m.config {

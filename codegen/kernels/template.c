@@ -1,0 +1,220 @@
+#include "codegen/kernels/template.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void template_set_text(ml_template *t, const char *name, const char *text) {
+    ml_template_entry *entry = ML_PUSH(t->arena, &t->entries);
+    entry->name = name;
+    entry->text = text;
+}
+
+void template_set(ml_template *t, const char *name, const char *format, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (length < 0 || length >= (int)sizeof text)
+        ml_raise(ML_INTERNAL, "the template text for ${%s} is too long", name);
+    template_set_text(t, name, ml_arena_copy(t->arena, text, (size_t)length));
+}
+
+static const char *find(const ml_template *t, const char *name, size_t length) {
+    for (uint32_t i = t->entries.count; i-- > 0;) {
+        const ml_template_entry *entry = &t->entries.at[i];
+        if (strlen(entry->name) == length && memcmp(entry->name, name, length) == 0)
+            return entry->text;
+    }
+    ml_raise(ML_INTERNAL, "a kernel template names ${%.*s}, which nothing sets", (int)length, name);
+}
+
+const char *template_get(const ml_template *t, const char *name) {
+    return find(t, name, strlen(name));
+}
+
+static void add_bytes(ml_text *out, const char *bytes, size_t count) {
+    if (out->length + count + 1 > out->capacity) {
+        size_t capacity = (out->length + count + 1) * 2;
+        char *moved = ml_arena_alloc(out->arena, capacity);
+        if (out->length) memcpy(moved, out->text, out->length);
+        out->text = moved;
+        out->capacity = capacity;
+    }
+    memcpy(out->text + out->length, bytes, count);
+    out->length += count;
+    out->text[out->length] = 0;
+}
+
+static void expand(const ml_template *t, const char *body, ml_text *out, int depth) {
+    if (depth > 16) ml_raise(ML_INTERNAL, "a kernel template's placeholders name each other");
+    for (const char *at = body;;) {
+        const char *mark = strstr(at, "${");
+        if (!mark) {
+            add_bytes(out, at, strlen(at));
+            return;
+        }
+        add_bytes(out, at, (size_t)(mark - at));
+        const char *end = strchr(mark, '}');
+        if (!end) ml_raise(ML_INTERNAL, "a kernel template has a ${ without its }");
+        expand(t, find(t, mark + 2, (size_t)(end - mark - 2)), out, depth + 1);
+        at = end + 1;
+    }
+}
+
+char *template_expand(const ml_template *t, const char *body) {
+    ml_text out = {.arena = t->arena};
+    expand(t, body, &out, 0);
+    return out.text;
+}
+
+ml_template template_begin(ml_schedule *s) {
+    s->expansions.index.arena = s->arena;
+    return (ml_template){.arena = s->arena, .known = &s->expansions};
+}
+
+static uint64_t hash_of(const ml_template *t, const char *const *bodies, int count) {
+    uint64_t hash = 0;
+    for (int i = 0; i < count; i++) hash = ml_hash(bodies[i], strlen(bodies[i]), hash);
+    for (uint32_t i = 0; i < t->entries.count; i++) {
+        const ml_template_entry *entry = &t->entries.at[i];
+        hash = ml_hash(entry->name, strlen(entry->name), hash);
+        hash = ml_hash(entry->text, strlen(entry->text), hash);
+    }
+    return hash;
+}
+
+/* Sets key, entry and source. */
+static void name_and_expand(ml_template *t, const char *const *bodies, int body_count,
+                            ml_kernel *k) {
+    uint32_t count = t->entries.count;
+    ml_text joined = {.arena = t->arena};
+    for (int i = 0; i < body_count; i++) add_bytes(&joined, bodies[i], strlen(bodies[i]));
+    const char *body = joined.text;
+    template_set_text(t, "e", "ml_kernel");
+    const char *anonymous = template_expand(t, body);
+    k->key = ml_hash(anonymous, strlen(anonymous), 0);
+    k->entry = ml_arena_format(t->arena, "ml_%016llx", (unsigned long long)k->key);
+    template_set_text(t, "e", k->entry);
+    k->source = template_expand(t, body);
+    t->entries.count = count;
+}
+
+ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers) {
+    return template_kernel_of(t, &body, 1, label, pointers);
+}
+
+ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
+                              const char *label, int pointers) {
+    ml_kernel *k = ML_NEW(t->arena, ml_kernel);
+    uint64_t hash = hash_of(t, bodies, count);
+    uint32_t cursor = 0, at = ml_index_next(&t->known->index, hash, &cursor);
+    if (at == ML_INDEX_NONE) {
+        name_and_expand(t, bodies, count, k);
+        ml_index_add(&t->known->index, hash, t->known->kernels.count);
+        *ML_PUSH(t->arena, &t->known->kernels) = k;
+    } else {
+        const ml_kernel *same = t->known->kernels.at[at];
+        k->key = same->key;
+        k->entry = same->entry;
+        k->source = same->source;
+    }
+    k->label = label;
+    k->pointer_count = pointers;
+    k->units = k->grain = 1;
+    return k;
+}
+
+void template_launch(ml_kernel *k, int64_t x, int64_t y, int64_t z, uint32_t block,
+                     int64_t shared_bytes) {
+    if (x > INT32_MAX || y > 65535 || z > 65535)
+        ml_raise(ML_INVALID, "a %s kernel would need a grid of %lld x %lld x %lld blocks", k->label,
+                 (long long)x, (long long)y, (long long)z);
+    k->grid[0] = (uint32_t)x;
+    k->grid[1] = (uint32_t)y;
+    k->grid[2] = (uint32_t)z;
+    k->block = block;
+    k->shared_bytes = (uint32_t)shared_bytes;
+}
+
+void template_loop_add(ml_template_loops *loops, int64_t size, int64_t stride) {
+    if (size == 1) return;
+    if (loops->count > 0) {
+        int last = loops->count - 1;
+        if (loops->stride[last] == stride * size) {
+            loops->size[last] *= size;
+            loops->stride[last] = stride;
+            return;
+        }
+    }
+    loops->size[loops->count] = size;
+    loops->stride[loops->count++] = stride;
+}
+
+int64_t template_loop_total(const ml_template_loops *loops) {
+    int64_t total = 1;
+    for (int i = 0; i < loops->count; i++) total *= loops->size[i];
+    return total;
+}
+
+const char *template_offset(ml_arena *arena, const ml_template_loops *loops, const char *index) {
+    ml_text out = {.arena = arena};
+    ml_text_add(&out, "(");
+    int64_t below = 1; /* elements of the loops inside loop i */
+    int terms = 0;
+    for (int i = loops->count - 1; i >= 0; i--) {
+        if (loops->stride[i] != 0) {
+            if (terms++) ml_text_add(&out, " + ");
+            if (below > 1)
+                ml_text_add(&out, "%s / %lld", index, (long long)below);
+            else
+                ml_text_add(&out, "%s", index);
+            if (i > 0) ml_text_add(&out, " %% %lld", (long long)loops->size[i]);
+            if (loops->stride[i] != 1) ml_text_add(&out, " * %lldLL", (long long)loops->stride[i]);
+        }
+        below *= loops->size[i];
+    }
+    ml_text_add(&out, terms ? ")" : "0)");
+    return out.text;
+}
+
+int template_workspace(ml_schedule *s, ml_step *step, ml_dtype dtype, int64_t elements) {
+    uint32_t storage = s->storages.count;
+    ml_storage *memory = ML_PUSH(s->arena, &s->storages);
+    memory->kind = ML_STORAGE_TEMPORARY;
+    memory->bytes = elements * ml_dtypes[dtype].bytes;
+    uint32_t id = s->values.count;
+    ml_value *value = ML_PUSH(s->arena, &s->values);
+    value->storage = storage;
+    value->type.dtype = (uint8_t)dtype;
+    value->type.rank = 1;
+    value->type.size[0] = elements;
+    value->stride[0] = 1;
+
+    int count = step->read_count + step->write_count;
+    uint32_t *values = ML_NEW_ARRAY(s->arena, uint32_t, count + 1);
+    memcpy(values, step->values, sizeof *values * (size_t)count);
+    values[count] = id;
+    step->values = values;
+    uint64_t *may_alias = ML_NEW_ARRAY(s->arena, uint64_t, step->write_count + 1);
+    if (step->may_alias)
+        memcpy(may_alias, step->may_alias, sizeof *may_alias * (size_t)step->write_count);
+    step->may_alias = may_alias;
+    step->write_count++;
+    return count;
+}
+
+const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i) {
+    return &s->values.at[step->values[i]];
+}
+
+const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element) {
+    if (dtype == ML_BF16) return ml_arena_format(arena, "ml_load_bf16(%s)", element);
+    return element;
+}
+
+const char *template_store(ml_arena *arena, ml_dtype dtype, const char *value) {
+    if (dtype == ML_BF16) return ml_arena_format(arena, "ml_store_bf16(%s)", value);
+    if (dtype == ML_BOOL) return ml_arena_format(arena, "((%s) != 0)", value);
+    return value;
+}

@@ -1,0 +1,461 @@
+/* Groups: which roots share a kernel, and which steps there are.
+ *
+ * Roots are placed in topological order. A root joins the kernel with which it shares the most
+ * memory traffic (results that need no loading, tensors that both read) and in whose loops it
+ * runs; otherwise it starts a kernel. */
+#include "codegen/lower/lower_internal.h"
+
+#include <string.h>
+
+enum {
+    KERNEL_OPERANDS = 40, /* tensors a kernel touches, at most (of ML_MAX_OPERANDS) */
+    KERNEL_INSTS = 700,
+    KERNEL_PHASES = 5,
+    CANDIDATES = 8,
+    SHARED_PART = 4, /* a shared tensor counts from a quarter of the root's space */
+};
+
+void fuse_producers(lowering *l, ml_ref n, bool partial,
+                    void (*visit)(void *context, uint32_t group), void *context) {
+    const lower_info *info = &l->info[n];
+    if (partial) {
+        visit(context, info->partial_group);
+        return;
+    }
+    if (info->role == LOWER_ROOT) visit(context, info->group);
+    if (info->role == LOWER_LIBRARY) {
+        bool out = ml_graph_node(l->g, n)->op == ML_OP_OUT;
+        visit(context, l->info[out ? ml_graph_source(l->g, n, 0) : n].group);
+    }
+    if (info->role != LOWER_CONCAT) return;
+    for (int i = 0; i < ml_graph_node(l->g, n)->source_count; i++) {
+        if (info->part_groups[i] != LOWER_NONE) {
+            visit(context, info->part_groups[i]);
+            continue;
+        }
+        ml_ref part = ml_graph_source(l->g, n, i);
+        while (!fuse_in_memory(l, part)) part = ml_graph_source(l->g, part, 0);
+        fuse_producers(l, part, false, visit, context);
+    }
+}
+
+void fuse_group_dependencies(lowering *l, uint32_t id, void (*visit)(void *context, uint32_t group),
+                             void *context) {
+    const lower_group *group = &l->groups.at[id];
+    for (uint32_t a = 0; a < group->accesses.count; a++)
+        fuse_producers(l, group->accesses.at[a].node, group->accesses.at[a].partial, visit,
+                       context);
+    if (!group->library) return;
+    for (int i = 0; i < ml_graph_node(l->g, group->node)->source_count; i++) {
+        lower_view view;
+        bool packed = i < 2 && group->packed[i] != LOWER_NONE;
+        if (packed)
+            visit(context, group->packers[i]);
+        else if (views_of(l, ml_graph_source(l->g, group->node, i), &view))
+            fuse_producers(l, view.base, false, visit, context);
+    }
+    lower_view view;
+    ml_ref added = group->bias ? group->bias : group->addend;
+    if (added != 0 && views_of(l, added, &view))
+        fuse_producers(l, view.base, false, visit, context);
+}
+
+/* --- joining --- */
+
+typedef struct {
+    lowering *l;
+    uint32_t group, level; /* level above all producers but `group` */
+    bool produces;         /* `group` is among them */
+} level_search;
+
+static void search_level(void *context, uint32_t group) {
+    level_search *search = context;
+    if (group == 0) return;
+    if (group == search->group) {
+        search->produces = true;
+        return;
+    }
+    uint32_t level = search->l->groups.at[group].level + 1;
+    if (level > search->level) search->level = level;
+}
+
+static const lower_root *find_available(const lower_group *group, const lower_access *access) {
+    if (access->partial) return NULL;
+    for (uint32_t r = 0; r < group->roots.count; r++)
+        if (group->roots.at[r].node == access->node && fuse_available(&group->roots.at[r]))
+            return &group->roots.at[r];
+    return NULL;
+}
+
+static const lower_access *find_access(const lower_group *group, const lower_access *access) {
+    for (uint32_t a = 0; a < group->accesses.count; a++)
+        if (group->accesses.at[a].node == access->node &&
+            group->accesses.at[a].partial == access->partial)
+            return &group->accesses.at[a];
+    return NULL;
+}
+
+static int64_t access_elements(const lower_group *group, const lower_access *access) {
+    int64_t elements = 1;
+    for (int d = 0; d < group->digits; d++)
+        for (int i = 0; i < access->rank; i++)
+            if (access->index[i].coef[d] != 0) {
+                elements *= group->size[d];
+                break;
+            }
+    return elements;
+}
+
+/* Elements that need not be read again; *consumes: a result of `to` is used. */
+static int64_t shared_elements(const lower_group *to, const lower_group *from, bool *consumes) {
+    int64_t shared = 0, space = 1;
+    for (int d = 0; d < from->digits; d++) space *= from->size[d];
+    *consumes = false;
+    for (uint32_t a = 0; a < from->accesses.count; a++) {
+        const lower_access *access = &from->accesses.at[a];
+        int64_t elements = access_elements(from, access);
+        if (find_available(to, access)) {
+            *consumes = true;
+            shared += 2 * elements;
+        } else if (elements * SHARED_PART >= space && find_access(to, access)) {
+            shared += elements;
+        }
+    }
+    return shared;
+}
+
+/* Everything that the root reads from `to` must be there at the same indices; everything else must
+ * be ready before `to`. */
+static bool reads_fit(lowering *l, uint32_t id, const lower_group *from, const lower_match *match,
+                      uint32_t *level) {
+    lower_group *to = &l->groups.at[id];
+    level_search search = {.l = l, .group = id};
+    for (uint32_t a = 0; a < from->accesses.count; a++) {
+        const lower_access *access = &from->accesses.at[a];
+        const lower_root *root = find_available(to, access);
+        if (root == NULL) {
+            fuse_producers(l, access->node, access->partial, search_level, &search);
+            if (search.produces) return false;
+            continue;
+        }
+        lower_index made[ML_MAX_AXES];
+        fuse_result_index(l->g, root, made);
+        for (int i = 0; i < access->rank; i++) {
+            lower_index there = fuse_refined_index(&made[i], match, 0);
+            lower_index here = fuse_map_index(&access->index[i], match);
+            if (access->index[i].inst != ML_NO_INST || !fuse_index_equal(&there, &here))
+                return false;
+        }
+    }
+    *level = search.level > to->level ? search.level : to->level;
+    return !to->sealed || *level == to->level;
+}
+
+/* The phase in which `from`'s root runs inside `to`. */
+static int root_phase(const lower_group *to, const lower_group *from) {
+    int phase = 0;
+    for (uint32_t a = 0; a < from->accesses.count; a++) {
+        const lower_root *root = find_available(to, &from->accesses.at[a]);
+        if (root == NULL) continue;
+        int after =
+            root->phase + (root->kind == LOWER_ROOT_REDUCE || root->kind == LOWER_ROOT_FINISH);
+        if (after > phase) phase = after;
+    }
+    return phase;
+}
+
+static bool limits_fit(const lower_group *to, const lower_group *from) {
+    uint32_t operands = to->accesses.count + to->roots.count + 1;
+    for (uint32_t a = 0; a < from->accesses.count; a++) {
+        const lower_access *access = &from->accesses.at[a];
+        operands += !find_available(to, access) && !find_access(to, access);
+    }
+    if (root_phase(to, from) > KERNEL_PHASES) return false;
+    return operands <= KERNEL_OPERANDS && to->insts + from->insts <= KERNEL_INSTS;
+}
+
+static void take_access(lowering *l, lower_group *to, const lower_access *access,
+                        const lower_match *match) {
+    if (find_available(to, access)) return;
+    lower_index *index = ML_NEW_ARRAY(l->scratch, lower_index, access->rank + 1);
+    for (int i = 0; i < access->rank; i++) index[i] = fuse_map_index(&access->index[i], match);
+    for (uint32_t a = 0; a < to->accesses.count; a++) {
+        const lower_access *old = &to->accesses.at[a];
+        if (old->node == access->node && old->partial == access->partial &&
+            memcmp(old->index, index, sizeof *index * access->rank) == 0)
+            return;
+    }
+    lower_access *taken = ML_PUSH(l->scratch, &to->accesses);
+    *taken = *access;
+    taken->index = index;
+}
+
+static void take_root(lowering *l, lower_group *to, const lower_group *from, lower_match *match,
+                      ml_scope scope) {
+    for (int i = 0; i < match->refinements[0]; i++)
+        fuse_refine(to, match->refined[0][i], match->inner[0][i]);
+    for (int d = 0; d < match->digits[1]; d++) {
+        if (match->map[d] >= 0) continue;
+        match->map[d] = to->digits;
+        to->size[to->digits++] = match->size[1][d];
+    }
+    for (uint32_t a = 0; a < from->accesses.count; a++)
+        take_access(l, to, &from->accesses.at[a], match);
+    int phase = root_phase(to, from);
+    lower_root *root = ML_PUSH(l->scratch, &to->roots);
+    *root = from->roots.at[0];
+    root->index = ML_NEW_ARRAY(l->scratch, lower_index, root->space.rank + 1);
+    root->phase = (uint8_t)phase;
+    root->scope = (uint8_t)scope;
+    for (int i = 0; i < root->space.rank; i++)
+        root->index[i] = fuse_map_index(&from->roots.at[0].index[i], match);
+    to->insts += from->insts;
+}
+
+static bool join(lowering *l, uint32_t id, const lower_group *from, bool by_size) {
+    lower_group *to = &l->groups.at[id];
+    lower_match match;
+    ml_scope scope;
+    bool consumes;
+    int order[ML_MAX_LOOPS], row_digits;
+    uint32_t level;
+    shared_elements(to, from, &consumes);
+    if (to->library || !limits_fit(to, from)) return false;
+    if (!fuse_match(l->g, to, from, by_size || consumes, &match)) return false;
+    if (!reads_fit(l, id, from, &match, &level)) return false;
+    if (!fuse_joins_space(l, to, from, &match, consumes, order, &row_digits, &scope)) return false;
+    take_root(l, to, from, &match, scope);
+    to->level = level;
+    if (row_digits >= 0) {
+        to->committed = true;
+        to->row_digits = row_digits;
+        fuse_reorder(to, order);
+    }
+    return true;
+}
+
+/* --- placing --- */
+
+typedef struct {
+    uint32_t group;
+    int64_t score;
+} candidate;
+
+static void add_candidate(lowering *l, const lower_group *from, uint32_t id, candidate *list,
+                          int *count) {
+    if (id == 0 || id == LOWER_NONE || *count == CANDIDATES || l->groups.at[id].library) return;
+    for (int i = 0; i < *count; i++)
+        if (list[i].group == id) return;
+    bool consumes;
+    int64_t score = shared_elements(&l->groups.at[id], from, &consumes);
+    if (score == 0 && !consumes) return;
+    int at = (*count)++;
+    for (; at > 0 &&
+           (list[at - 1].score < score || (list[at - 1].score == score && list[at - 1].group < id));
+         at--)
+        list[at] = list[at - 1];
+    list[at] = (candidate){id, score};
+}
+
+static bool mixes_recomputation(const lowering *l, uint32_t id, const lower_group *from) {
+    int later = ML_NODE_COPY | ML_NODE_BACKWARD;
+    bool copy = ml_graph_node(l->g, from->node)->flags & ML_NODE_COPY;
+    return copy && !(ml_graph_node(l->g, l->groups.at[id].node)->flags & later);
+}
+
+/* Whether to join would be to put off what is to be done now. */
+static bool puts_off(const lowering *l, uint32_t id, const lower_group *from) {
+    return (from->prompt || l->groups.at[id].prompt) && id < l->last_library;
+}
+
+static int64_t elements_of(const lower_group *group) {
+    int64_t elements = 1;
+    for (int d = 0; d < group->digits; d++) elements *= group->size[d];
+    return elements;
+}
+
+/* GPUs: whether a state's new value, made of its old one, would be a result of the rows that the
+ * kernel adds up. All threads of a row read the old one, so that the new one could not lie there
+ * and would have to be copied; kernels of new values alone share a launch. */
+static bool displaces_state(const lowering *l, uint32_t id, const lower_group *from) {
+    const lower_group *to = &l->groups.at[id];
+    const lower_root *root = &from->roots.at[0];
+    if (l->target->kind != ML_TARGET_CUDA || root->kind != LOWER_ROOT_VALUE) return false;
+    if (!l->info[root->node].pinned || elements_of(from) >= elements_of(to)) return false;
+    for (uint32_t a = 0; a < from->accesses.count; a++) {
+        ml_ref read = from->accesses.at[a].node;
+        if (ml_graph_node(l->g, read)->op == ML_OP_STATE && gemm_updates(l, root->node, read))
+            return true;
+    }
+    return false;
+}
+
+static uint32_t find_kernel(lowering *l, const lower_group *from) {
+    candidate list[CANDIDATES];
+    int count = 0;
+    if (l->target->no_fuse) return 0;
+    for (uint32_t a = 0; a < from->accesses.count; a++) {
+        const lower_access *access = &from->accesses.at[a];
+        const lower_info *info = &l->info[access->node];
+        if (access->partial) continue;
+        if (info->role == LOWER_ROOT) add_candidate(l, from, info->group, list, &count);
+        add_candidate(l, from, info->recent[0], list, &count);
+        add_candidate(l, from, info->recent[1], list, &count);
+    }
+    for (int i = 0; i < count; i++) {
+        uint32_t id = list[i].group;
+        if (mixes_recomputation(l, id, from) || puts_off(l, id, from)) continue;
+        if (displaces_state(l, id, from)) continue;
+        if (join(l, id, from, false)) return id;
+    }
+    if (from->digits == 0 && l->scalar_group != 0 && join(l, l->scalar_group, from, true))
+        return l->scalar_group;
+    if (from->roots.at[0].kind != LOWER_ROOT_FINISH) return 0;
+    for (int i = 0; i < 4; i++)
+        if (l->finish_group[i] != 0 && join(l, l->finish_group[i], from, true))
+            return l->finish_group[i];
+    return 0;
+}
+
+static void seal(void *context, uint32_t group) {
+    lowering *l = context;
+    if (group != 0) l->groups.at[group].sealed = true;
+}
+
+static void note_reader(lowering *l, ml_ref n, uint32_t id) {
+    lower_info *info = &l->info[n];
+    info->stored = true;
+    if (info->recent[0] == id || info->recent[1] == id) return;
+    info->recent[1] = info->recent[0];
+    info->recent[0] = id;
+}
+
+static void *keep(lowering *l, const void *from, size_t bytes) {
+    void *copy = ml_arena_alloc(l->scratch, bytes);
+    if (bytes > 0) memcpy(copy, from, bytes);
+    return copy;
+}
+
+/* `group` lives in the builder's memory. */
+static uint32_t new_group(lowering *l, const lower_group *group) {
+    level_search search = {.l = l};
+    if (l->groups.count == 0) (void)ML_PUSH(l->scratch, &l->groups);
+    lower_group *made = ML_PUSH(l->scratch, &l->groups);
+    uint32_t id = l->groups.count - 1;
+    *made = *group;
+    made->roots.at = keep(l, group->roots.at, sizeof(lower_root) * group->roots.count);
+    made->accesses.at = keep(l, group->accesses.at, sizeof(lower_access) * group->accesses.count);
+    made->roots.capacity = made->roots.count;
+    made->accesses.capacity = made->accesses.count;
+    for (uint32_t i = 0; i < made->roots.count; i++) {
+        lower_root *root = &made->roots.at[i];
+        root->index = keep(l, root->index, sizeof(lower_index) * root->space.rank);
+    }
+    for (uint32_t i = 0; i < made->accesses.count; i++) {
+        lower_access *access = &made->accesses.at[i];
+        access->index = keep(l, access->index, sizeof(lower_index) * access->rank);
+    }
+    fuse_group_dependencies(l, id, search_level, &search);
+    l->groups.at[id].level = search.level;
+    return id;
+}
+
+static ml_dtype compute_dtype(ml_dtype dtype) {
+    return dtype == ML_BF16 ? ML_F32 : dtype;
+}
+
+/* A reduction over rows ends in another kernel, which adds up the chunks. */
+static void place_finish(lowering *l, uint32_t id, ml_ref n, ml_scope scope) {
+    lower_group *group = &l->groups.at[id];
+    const ml_type *type = ml_graph_type(l->g, n);
+    if (group->chunks == 0) group->chunks = fuse_chunks(l, group, scope);
+    l->info[n].partial_group = id;
+    lower_root finish = {.kind = LOWER_ROOT_FINISH, .node = n};
+    finish.space.dtype = (uint8_t)compute_dtype((ml_dtype)type->dtype);
+    finish.space.rank = (uint8_t)(type->rank + 1);
+    finish.space.size[0] = group->chunks;
+    memcpy(finish.space.axis + 1, type->axis, sizeof(ml_axis) * type->rank);
+    memcpy(finish.space.size + 1, type->size, sizeof(int64_t) * type->rank);
+    fuse_place(l, &finish);
+}
+
+uint32_t fuse_place(lowering *l, lower_root *root) {
+    lower_group single = fuse_single(l, root);
+    lower_root *own = &single.roots.at[0];
+    single.prompt = ml_graph_node(l->g, own->node)->flags & ML_NODE_PROMPT;
+    uint32_t id = find_kernel(l, &single);
+    if (id == 0) id = new_group(l, &single);
+    lower_group *group = &l->groups.at[id];
+    group->prompt = group->prompt || single.prompt;
+    ml_scope scope = (ml_scope)group->roots.at[group->roots.count - 1].scope;
+    if (group->digits == 0) l->scalar_group = id;
+    if (own->kind == LOWER_ROOT_FINISH) l->finish_group[l->finish_next++ & 3] = id;
+    if (own->kind != LOWER_ROOT_PACK && own->kind != LOWER_ROOT_PART) l->info[own->node].group = id;
+    for (uint32_t a = 0; a < single.accesses.count; a++) {
+        const lower_access *access = &single.accesses.at[a];
+        if (!access->partial && find_available(group, access)) continue;
+        if (!access->partial) note_reader(l, access->node, id);
+        fuse_producers(l, access->node, access->partial, seal, l);
+    }
+    if (own->kind == LOWER_ROOT_REDUCE && scope != ML_SCOPE_ROW)
+        place_finish(l, id, own->node, scope);
+    return id;
+}
+
+static void place_node(lowering *l, ml_ref n) {
+    lower_root root = {.kind = LOWER_ROOT_VALUE, .node = n};
+    bool dot = l->info[n].generic_dot && ml_graph_node(l->g, n)->arg_count > 0;
+    bool reduces = ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_REDUCE;
+    root.space = *ml_graph_type(l->g, n);
+    if (dot) {
+        root.kind = LOWER_ROOT_REDUCE;
+        fuse_dot_space(l->g, n, &root.space);
+    } else if (reduces && !l->info[n].unrolled) {
+        root.kind = LOWER_ROOT_REDUCE;
+        root.space = *ml_graph_type(l->g, ml_graph_source(l->g, n, 0));
+    }
+    fuse_place(l, &root);
+}
+
+static void place_parts(lowering *l, ml_ref n) {
+    for (int i = 0; i < ml_graph_node(l->g, n)->source_count; i++) {
+        if (l->info[n].part_groups[i] == LOWER_NONE) continue;
+        lower_root root = {.kind = LOWER_ROOT_PART, .node = n, .part = i};
+        root.space = *ml_graph_type(l->g, ml_graph_source(l->g, n, i));
+        l->info[n].part_groups[i] = fuse_place(l, &root);
+    }
+}
+
+static void mark_read(lowering *l, ml_ref n) {
+    lower_view view;
+    if (views_of(l, n, &view)) l->info[view.base].stored = true;
+}
+
+static void place_library(lowering *l, ml_ref n) {
+    ml_ref product = l->info[n].product ? l->info[n].product : n;
+    lower_group group = {.library = true, .node = product, .packed = {LOWER_NONE, LOWER_NONE}};
+    group.result = n;
+    group.bias = l->info[n].bias;
+    group.addend = l->info[n].addend;
+    if (ml_graph_node(l->g, product)->op == ML_OP_DOT) gemm_plan(l, &group);
+    uint32_t id = new_group(l, &group);
+    l->info[n].group = l->last_library = id;
+    fuse_group_dependencies(l, id, seal, l);
+    for (int i = 0; i < ml_graph_node(l->g, product)->source_count; i++) {
+        bool packed = i < 2 && group.packed[i] != LOWER_NONE;
+        if (!packed) mark_read(l, ml_graph_source(l->g, product, i));
+    }
+    if (group.bias != 0) mark_read(l, group.bias);
+    if (group.addend != 0) mark_read(l, group.addend);
+}
+
+void fuse_groups(lowering *l) {
+    if (l->groups.count == 0) (void)ML_PUSH(l->scratch, &l->groups);
+    for (ml_ref n = 1; n < l->count; n++) {
+        if (!l->info[n].reached) continue;
+        int role = l->info[n].role;
+        if (role == LOWER_ROOT) place_node(l, n);
+        if (role == LOWER_CONCAT) place_parts(l, n);
+        if (role == LOWER_LIBRARY && ml_graph_node(l->g, n)->op != ML_OP_OUT) place_library(l, n);
+    }
+}

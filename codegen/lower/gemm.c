@@ -1,0 +1,429 @@
+/* DOT as matrix products: axes in groups (batch, m, k, n), each collapsed to one stride. An operand
+ * that lies otherwise is copied first. */
+#include "codegen/lower/lower_internal.h"
+
+#include <string.h>
+
+typedef struct {
+    int count;
+    ml_axis axis[ML_MAX_AXES];
+    int64_t size[ML_MAX_AXES], total;
+} axis_group;
+
+typedef struct {
+    axis_group batch, m, n, k;
+} dot_axes;
+
+static bool is_reduced(const ml_graph *g, ml_ref dot, ml_axis axis) {
+    for (int i = 0; i < ml_graph_node(g, dot)->arg_count; i++)
+        if (ml_graph_args(g, dot)[i] == axis) return true;
+    return false;
+}
+
+static void add_axis(axis_group *group, const ml_type *type, int i) {
+    if (group->total == 0) group->total = 1;
+    group->total *= type->size[i];
+    if (type->size[i] == 1) return;
+    group->axis[group->count] = type->axis[i];
+    group->size[group->count++] = type->size[i];
+}
+
+/* m, n and batch in the order of the result; k in the order of the first operand. */
+static void read_axes(const ml_graph *g, ml_ref dot, dot_axes *out) {
+    const ml_type *a = ml_graph_type(g, ml_graph_source(g, dot, 0));
+    const ml_type *b = ml_graph_type(g, ml_graph_source(g, dot, 1));
+    const ml_type *c = ml_graph_type(g, dot);
+    memset(out, 0, sizeof *out);
+    out->batch.total = out->m.total = out->n.total = out->k.total = 1;
+    for (int i = 0; i < c->rank; i++) {
+        bool in_a = ml_type_find(a, c->axis[i]) >= 0, in_b = ml_type_find(b, c->axis[i]) >= 0;
+        add_axis(in_a && in_b ? &out->batch : in_a ? &out->m : &out->n, c, i);
+    }
+    for (int i = 0; i < a->rank; i++)
+        if (is_reduced(g, dot, a->axis[i])) add_axis(&out->k, a, i);
+}
+
+bool gemm_serves(const lowering *l, ml_ref dot) {
+    const ml_graph *g = l->g;
+    int a = ml_graph_type(g, ml_graph_source(g, dot, 0))->dtype;
+    int b = ml_graph_type(g, ml_graph_source(g, dot, 1))->dtype, c = ml_graph_type(g, dot)->dtype;
+    dot_axes axes;
+    if (a != b || ml_dtypes[a].kind != ML_KIND_FLOAT || ml_graph_node(g, dot)->arg_count == 0)
+        return false;
+    if (c != a && !(a == ML_BF16 && c == ML_F32)) return false;
+    read_axes(g, dot, &axes);
+    if (axes.m.total == 0 || axes.n.total == 0 || axes.k.total == 0 || axes.batch.total == 0)
+        return false;
+    if (axes.m.total == 1 && axes.n.total == 1) return false;
+    return axes.batch.total == 1 || (axes.m.total > 1 && axes.n.total > 1);
+}
+
+/* The stride with which a group of axes can be walked as one; false where it cannot. */
+static bool group_stride(const axis_group *group, const ml_type *type, const int64_t *stride,
+                         int64_t *out) {
+    *out = 1;
+    for (int i = group->count - 1; i >= 0; i--) {
+        int64_t step = views_axis_stride(type, stride, group->axis[i]);
+        if (i == group->count - 1)
+            *out = step;
+        else if (step != views_axis_stride(type, stride, group->axis[i + 1]) * group->size[i + 1])
+            return false;
+    }
+    return true;
+}
+
+/* Whether strides (row, col) of a matrix of rows x cols are what a BLAS takes. A dimension of size
+ * 1 gets the stride that makes it so. */
+static bool matrix_fits(int64_t rows, int64_t cols, int64_t *row, int64_t *col) {
+    if (rows == 1) *row = *col == 1 ? cols : 1;
+    if (cols == 1) *col = *row == 1 ? rows : 1;
+    return (*col == 1 && *row >= cols) || (*row == 1 && *col >= rows);
+}
+
+static bool operand_fits(const ml_type *type, const int64_t *stride, const axis_group *rows,
+                         const axis_group *cols, int64_t *row, int64_t *col) {
+    return group_stride(rows, type, stride, row) && group_stride(cols, type, stride, col) &&
+           matrix_fits(rows->total, cols->total, row, col);
+}
+
+bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride) {
+    dot_axes axes;
+    int64_t row, col;
+    read_axes(l->g, dot, &axes);
+    return axes.batch.count <= ML_GEMM_BATCHES &&
+           operand_fits(ml_graph_type(l->g, dot), stride, &axes.m, &axes.n, &row, &col);
+}
+
+/* --- operands that must be copied --- */
+
+typedef struct {
+    ml_ref node;
+    ml_type type;
+    int64_t stride[ML_MAX_AXES];
+} operand;
+
+static void add_group(ml_type *type, const axis_group *group) {
+    for (int i = 0; i < group->count; i++) {
+        type->axis[type->rank] = group->axis[i];
+        type->size[type->rank++] = group->size[i];
+    }
+}
+
+/* The order for a copy of an operand: its groups as they are, the one that holds the innermost axis
+ * of the memory last, so that the copy reads and writes in order. */
+static ml_type pack_order(const operand *op, const axis_group *batch, const axis_group *rows,
+                          const axis_group *cols) {
+    ml_type type = {.dtype = op->type.dtype};
+    bool rows_last = false;
+    for (int i = 0; i < rows->count; i++)
+        rows_last = rows_last || views_axis_stride(&op->type, op->stride, rows->axis[i]) == 1;
+    add_group(&type, batch);
+    add_group(&type, rows_last ? cols : rows);
+    add_group(&type, rows_last ? rows : cols);
+    return type;
+}
+
+static bool find_pack(lowering *l, ml_ref node, const ml_type *type, lower_group *group,
+                      int which) {
+    uint32_t cursor = 0, found;
+    while ((found = ml_index_next(&l->pack_index, node, &cursor)) != ML_INDEX_NONE) {
+        const lower_pack *pack = &l->packs.at[found];
+        if (pack->node != node || !ml_type_equal(&l->s->values.at[pack->value].type, type))
+            continue;
+        group->packed[which] = pack->value;
+        group->packers[which] = pack->group;
+        return true;
+    }
+    return false;
+}
+
+static void pack(lowering *l, lower_group *group, int which, operand *op, const axis_group *batch,
+                 const axis_group *rows, const axis_group *cols) {
+    ml_type type = pack_order(op, batch, rows, cols);
+    op->type = type;
+    views_strides(&op->type, op->stride);
+    if (find_pack(l, op->node, &type, group, which)) return;
+    lower_root root = {.kind = LOWER_ROOT_PACK, .node = op->node, .space = type};
+    root.value = views_temporary(l, op->node, &type);
+    group->packed[which] = root.value;
+    group->packers[which] = fuse_place(l, &root);
+    *ML_PUSH(l->scratch, &l->packs) =
+        (lower_pack){.node = op->node, .value = root.value, .group = group->packers[which]};
+    ml_index_add(&l->pack_index, op->node, l->packs.count - 1);
+}
+
+static void read_operand(lowering *l, ml_ref node, operand *out) {
+    lower_view view;
+    memset(out, 0, sizeof *out);
+    if (!views_of(l, node, &view))
+        ml_raise(ML_INTERNAL, "lowering: operand %%%u of a dot has no place in memory", node);
+    out->node = node;
+    out->type = *ml_graph_type(l->g, node);
+    memcpy(out->stride, view.stride, sizeof out->stride);
+}
+
+/* k in the order of memory of `op`. */
+static axis_group order_by(const axis_group *k, const operand *op) {
+    axis_group out = *k;
+    for (int i = 1; i < out.count; i++) {
+        for (int at = i; at > 0; at--) {
+            int64_t low = views_axis_stride(&op->type, op->stride, out.axis[at - 1]);
+            int64_t high = views_axis_stride(&op->type, op->stride, out.axis[at]);
+            if (low >= high) break;
+            ml_axis axis = out.axis[at];
+            int64_t size = out.size[at];
+            out.axis[at] = out.axis[at - 1];
+            out.size[at] = out.size[at - 1];
+            out.axis[at - 1] = axis;
+            out.size[at - 1] = size;
+        }
+    }
+    return out;
+}
+
+/* Choose the order of k that needs the fewest copies; fits[i]: operand i needs none. */
+static void choose_order(dot_axes *axes, const operand *a, const operand *b, bool *fits) {
+    axis_group by_a = order_by(&axes->k, a), by_b = order_by(&axes->k, b);
+    int64_t row, col;
+    bool a1 = operand_fits(&a->type, a->stride, &axes->m, &by_a, &row, &col);
+    bool b1 = operand_fits(&b->type, b->stride, &by_a, &axes->n, &row, &col);
+    bool a2 = operand_fits(&a->type, a->stride, &axes->m, &by_b, &row, &col);
+    bool b2 = operand_fits(&b->type, b->stride, &by_b, &axes->n, &row, &col);
+    bool second = a2 + b2 > a1 + b1;
+    axes->k = second ? by_b : by_a;
+    fits[0] = second ? a2 : a1;
+    fits[1] = second ? b2 : b1;
+}
+
+static void fit_operands(lowering *l, lower_group *group, dot_axes *axes, operand *a, operand *b) {
+    bool fits[2];
+    choose_order(axes, a, b, fits);
+    if (!fits[0]) pack(l, group, 0, a, &axes->batch, &axes->m, &axes->k);
+    if (!fits[1]) pack(l, group, 1, b, &axes->batch, &axes->k, &axes->n);
+}
+
+int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order) {
+    dot_axes axes;
+    operand op[2];
+    bool fits[2];
+    read_axes(l->g, dot, &axes);
+    for (int i = 0; i < 2; i++) read_operand(l, ml_graph_source(l->g, dot, i), &op[i]);
+    choose_order(&axes, &op[0], &op[1], fits);
+    if (which >= 0) {
+        if (fits[which]) return 0;
+        *order = pack_order(&op[which], &axes.batch, which ? &axes.k : &axes.m,
+                            which ? &axes.n : &axes.k);
+        return 1;
+    }
+    return !fits[0] + !fits[1];
+}
+
+/* Batch axes as at most ML_GEMM_BATCHES loops; 0 where there are more. */
+static int batch_loops(const axis_group *batch, const operand *const *operands, ml_gemm *gemm) {
+    int64_t *stride[3] = {gemm->a_batch, gemm->b_batch, gemm->c_batch};
+    int64_t size[ML_MAX_AXES] = {0}, step[3][ML_MAX_AXES] = {{0}};
+    int count = 0;
+    for (int i = 0; i < batch->count; i++) {
+        int64_t here[3];
+        bool joins = count > 0;
+        for (int o = 0; o < 3; o++) {
+            here[o] = views_axis_stride(&operands[o]->type, operands[o]->stride, batch->axis[i]);
+            joins = joins && step[o][count - 1] == here[o] * batch->size[i];
+        }
+        if (!joins) size[count++] = 1;
+        size[count - 1] *= batch->size[i];
+        for (int o = 0; o < 3; o++) step[o][count - 1] = here[o];
+    }
+    if (count > ML_GEMM_BATCHES) return 0;
+    for (int i = 0; i < ML_GEMM_BATCHES; i++) {
+        int from = i - (ML_GEMM_BATCHES - count); /* unused loops come first */
+        gemm->batch[i] = from < 0 ? 1 : size[from];
+        for (int o = 0; o < 3; o++) stride[o][i] = from < 0 ? 0 : step[o][from];
+    }
+    return 1;
+}
+
+void gemm_plan(lowering *l, lower_group *group) {
+    ml_ref n = group->node;
+    dot_axes axes;
+    operand a, b, c;
+    lower_layout scratch;
+    const operand *all[3] = {&a, &b, &c};
+    ml_gemm *gemm = ML_NEW(l->arena, ml_gemm);
+    read_axes(l->g, n, &axes);
+    read_operand(l, ml_graph_source(l->g, n, 0), &a);
+    read_operand(l, ml_graph_source(l->g, n, 1), &b);
+    fit_operands(l, group, &axes, &a, &b);
+    memset(&c, 0, sizeof c);
+    c.type = *ml_graph_type(l->g, group->result);
+    memcpy(c.stride, views_layout(l, group->result, &scratch)->stride, sizeof c.stride);
+    if (!batch_loops(&axes.batch, all, gemm)) {
+        if (group->packed[0] == LOWER_NONE) pack(l, group, 0, &a, &axes.batch, &axes.m, &axes.k);
+        if (group->packed[1] == LOWER_NONE) pack(l, group, 1, &b, &axes.batch, &axes.k, &axes.n);
+        if (!batch_loops(&axes.batch, all, gemm))
+            ml_raise(ML_INVALID, "a dot over %d batch axes", axes.batch.count);
+    }
+    gemm->m = axes.m.total;
+    gemm->n = axes.n.total;
+    gemm->k = axes.k.total;
+    gemm->a_dtype = (ml_dtype)a.type.dtype;
+    gemm->b_dtype = (ml_dtype)b.type.dtype;
+    gemm->c_dtype = (ml_dtype)c.type.dtype;
+    bool fits = operand_fits(&a.type, a.stride, &axes.m, &axes.k, &gemm->a_row, &gemm->a_col) &&
+                operand_fits(&b.type, b.stride, &axes.k, &axes.n, &gemm->b_row, &gemm->b_col) &&
+                operand_fits(&c.type, c.stride, &axes.m, &axes.n, &gemm->c_row, &gemm->c_col);
+    if (!fits) ml_raise(ML_INTERNAL, "lowering: a dot's operands cannot be laid out as matrices");
+    group->gemm = gemm;
+}
+
+/* Whether n is DOT + bias where the bias is a contiguous vector along the DOT's columns. cuBLASLt
+ * adds it to the sum in f32 and rounds once; added in bf16 after the product is rounded, a bias far
+ * below the spacing of what it is added to would decide each tie, and so count several times over.
+ * GELU, its gradient and sums for biases are not left to cuBLASLt, which has them (GELU_AUX_BIAS,
+ * DGELU, BGRADA): its kernels that do take 3 to 46 % longer alone (with DGELU_BGRAD 170 % and
+ * more), and steps of gpt2-124m that are limited by power took the same time with and without. */
+static bool takes_bias(lowering *l, ml_ref n, ml_ref dot, ml_ref bias) {
+    const ml_type *type = ml_graph_type(l->g, dot), *vector = ml_graph_type(l->g, bias);
+    if (ml_graph_node(l->g, dot)->op != ML_OP_DOT || l->info[dot].role != LOWER_LIBRARY)
+        return false;
+    if (l->info[dot].pinned || l->info[dot].layout != 0 || l->info[n].layout != 0) return false;
+    if (l->first_user[dot + 1] - l->first_user[dot] != 1) return false;
+    if (!ml_type_equal(type, ml_graph_type(l->g, n)) || vector->dtype != type->dtype) return false;
+    dot_axes axes;
+    read_axes(l->g, dot, &axes);
+    if (axes.batch.total != 1 || ml_type_elements(vector) != axes.n.total) return false;
+    for (int i = 0; i < axes.n.count; i++)
+        if (ml_type_find(vector, axes.n.axis[i]) < 0) return false;
+    views_require(l, bias, false);
+    lower_view view;
+    int64_t stride;
+    return views_of(l, bias, &view) && group_stride(&axes.n, vector, view.stride, &stride) &&
+           stride == 1;
+}
+
+bool gemm_updates(const lowering *l, ml_ref n, ml_ref state) {
+    uint32_t update = l->update[n];
+    return update != 0 &&
+           l->roots->updates[update - 1].state == (uint32_t)ml_graph_args(l->g, state)[0];
+}
+
+/* The last of the additions that n begins, each with nothing but the next for a user. */
+static ml_ref last_addition(const lowering *l, ml_ref n) {
+    while (!l->info[n].pinned && l->first_user[n + 1] - l->first_user[n] == 1 &&
+           ml_graph_node(l->g, l->user[l->first_user[n]])->op == ML_OP_ADD)
+        n = l->user[l->first_user[n]];
+    return n;
+}
+
+/* Whether n is work + addend, f32 or f64, where the memory of the addend is free after that: a
+ * tensor that a library step wrote for n alone, or the state that n is the new value of. */
+static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend) {
+    const ml_type *type = ml_graph_type(l->g, n);
+    const lower_info *product = &l->info[work], *other = &l->info[addend];
+    int adder = ml_graph_node(l->g, work)->op, op = ml_graph_node(l->g, addend)->op;
+    if (adder != ML_OP_DOT && adder != ML_OP_SCATTER_ADD) return false;
+    if (product->role != LOWER_LIBRARY) return false;
+    if (work < (other->product ? other->product : addend)) return false; /* it would have to wait */
+    if ((type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
+    if (product->pinned || other->pinned || product->layout || l->info[n].layout ||
+        (other->layout && !other->shares))
+        return false;
+    if (l->first_user[work + 1] - l->first_user[work] != 1 ||
+        l->first_user[addend + 1] - l->first_user[addend] != 1)
+        return false;
+    if (!ml_type_equal(type, ml_graph_type(l->g, work)) ||
+        !ml_type_equal(type, ml_graph_type(l->g, addend)))
+        return false;
+    return (other->role == LOWER_LIBRARY && op != ML_OP_OUT) ||
+           (op == ML_OP_STATE && gemm_updates(l, n, addend));
+}
+
+/* Whether n is work + where(test, 0, sum), f32 or f64, and the new value of state `sum`: one term
+ * of a sum over microbatches, which begins anew where the input `test` says so. */
+static bool takes_sum(const lowering *l, ml_ref n, ml_ref work, ml_ref kept) {
+    const ml_graph *g = l->g;
+    const lower_info *product = &l->info[work];
+    int adder = ml_graph_node(g, work)->op;
+    double zero = 1;
+    if (adder != ML_OP_DOT && adder != ML_OP_SCATTER_ADD) return false;
+    if (ml_graph_node(g, kept)->op != ML_OP_WHERE || l->info[kept].role != LOWER_INLINE)
+        return false;
+    ml_ref test = ml_graph_source(g, kept, 0), state = ml_graph_source(g, kept, 2);
+    const ml_type *type = ml_graph_type(g, n),
+                  *all[] = {ml_graph_type(g, work), ml_graph_type(g, kept),
+                            ml_graph_type(g, state)};
+    if (product->role != LOWER_LIBRARY || product->pinned || product->layout) return false;
+    if (l->info[n].layout || (type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
+    for (int i = 0; i < 3; i++)
+        if (!ml_type_equal(type, all[i])) return false;
+    const ml_ref single[] = {work, kept, state};
+    for (int i = 0; i < 3; i++)
+        if (l->first_user[single[i] + 1] - l->first_user[single[i]] != 1) return false;
+    return ml_graph_node(g, state)->op == ML_OP_STATE &&
+           gemm_updates(l, last_addition(l, n), state) &&
+           ml_graph_node(g, test)->op == ML_OP_INPUT && ml_graph_type(g, test)->rank == 0 &&
+           ml_graph_constant(g, ml_graph_source(g, kept, 1), &zero) && zero == 0;
+}
+
+/* n lies where the kept sum does, so that all terms of it can lie where the state is. */
+static void share_memory(lowering *l, ml_ref n, ml_ref kept) {
+    lower_layout *layout = ML_PUSH(l->scratch, &l->layouts);
+    layout->holder = kept;
+    views_strides(ml_graph_type(l->g, n), layout->stride);
+    l->info[n].layout = l->layouts.count - 1;
+    l->info[n].shares = true;
+}
+
+static void take_addition(lowering *l, ml_ref n, ml_ref work) {
+    l->info[n].role = LOWER_LIBRARY;
+    l->info[n].product = work;
+    l->info[work].role = LOWER_INLINE; /* its only user computes it */
+    l->info[work].taken = true;
+}
+
+void gemm_take_additions(lowering *l) {
+    bool biases = l->target->kind == ML_TARGET_CUDA;
+    for (ml_ref n = 1; n < l->count && !l->target->no_fuse; n++) {
+        bool adds = l->info[n].reached && ml_graph_node(l->g, n)->op == ML_OP_ADD;
+        for (int i = 0; i < 2 && adds && l->info[n].product == 0; i++) {
+            ml_ref work = ml_graph_source(l->g, n, i), other = ml_graph_source(l->g, n, 1 - i);
+            bool fused = l->info[n].role == LOWER_ROOT || l->info[n].role == LOWER_INLINE;
+            if (biases && fused && takes_bias(l, n, work, other)) {
+                take_addition(l, n, work);
+                l->info[n].bias = other;
+            } else if (takes_addend(l, n, work, other)) {
+                take_addition(l, n, work);
+                l->info[n].addend = other;
+                if (l->info[other].shares)
+                    share_memory(l, n, l->layouts.at[l->info[other].layout].holder);
+            } else if (takes_sum(l, n, work, other)) {
+                take_addition(l, n, work);
+                l->info[n].addend = other;
+                l->info[other].role = LOWER_LIBRARY; /* a step of its own: lower_library.c */
+                share_memory(l, n, other);
+            }
+        }
+    }
+}
+
+void gemm_step(lowering *l, lower_group *group) {
+    ml_ref n = group->node;
+    uint32_t reads[3], write = views_value(l, group->result);
+    int read_count = 2;
+    for (int i = 0; i < 2; i++)
+        reads[i] = group->packed[i] != LOWER_NONE ? group->packed[i]
+                                                  : views_value(l, ml_graph_source(l->g, n, i));
+    if (group->bias != 0) {
+        reads[read_count++] = views_value(l, group->bias);
+        group->gemm->epilogue = ML_EPILOGUE_BIAS;
+    }
+    if (group->addend != 0) {
+        reads[read_count++] = views_value(l, group->addend);
+        group->gemm->accumulate = true;
+    }
+    ml_step *step = lower_step(l, ML_STEP_GEMM, n, reads, read_count, &write, 1);
+    step->gemm = group->gemm;
+    if (group->addend == 0) return;
+    step->may_alias = ML_NEW(l->arena, uint64_t);
+    step->may_alias[0] = (uint64_t)1 << (read_count - 1);
+}

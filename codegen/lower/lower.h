@@ -1,0 +1,169 @@
+/* From a program's graph to steps: which nodes get memory, which share a kernel, in what order.
+ *
+ * A value is a tensor in memory: a view (offset, strides) of a storage. Movements (RENAME, SLICE,
+ * PERMUTE, SPLIT, MERGE of contiguous axes) of a value are values of the same storage; a CONCAT is
+ * a storage whose parts are written in place by their producers. A storage belongs to a state, an
+ * input or an output, or is temporary; memory.c gives temporaries their offsets.
+ * Invariant: a step reads only values that earlier steps wrote, inputs and states. */
+#ifndef ML_LOWER_H
+#define ML_LOWER_H
+
+#include "codegen/kernel.h"
+
+typedef enum {
+    ML_STORAGE_TEMPORARY,
+    ML_STORAGE_STATE,
+    ML_STORAGE_INPUT,
+    ML_STORAGE_CELL, /* memory of the caller for output `id` (runtime/pipeline/split_tasks.h) */
+    ML_STORAGE_COORDINATE, /* one i32: this rank's along mesh axis `id`; set before the first run */
+} ml_storage_kind;
+typedef struct {
+    ml_storage_kind kind;
+    uint32_t id; /* of the state, input or mesh axis */
+    int64_t bytes;
+    ml_ref node; /* for accounts and messages; 0 for partial results and workspace */
+    /* set by memory.c for temporaries: */
+    uint32_t first, last; /* steps between which it is alive */
+    int64_t offset;       /* bytes, in the arena; a multiple of 256 */
+} ml_storage;
+
+typedef struct {
+    ml_ref node; /* 0 for partial results and workspace */
+    ml_type type;
+    uint32_t storage;
+    int64_t offset;              /* elements */
+    int64_t stride[ML_MAX_AXES]; /* elements, by position in the type */
+} ml_value;
+
+/* C[m,n] = A[m,k] B[k,n] (+ C), batched over up to 3 loops. Strides in elements; of each matrix's
+ * two strides at least one is 1 (or its size is 1). f32 or f64 or bf16 in, f32/f64/bf16 out;
+ * accumulates in f32 (f64). */
+enum { ML_GEMM_BATCHES = 3 };
+typedef enum { ML_EPILOGUE_NONE, ML_EPILOGUE_BIAS } ml_epilogue;
+typedef struct {
+    int64_t m, n, k;
+    int64_t batch[ML_GEMM_BATCHES]; /* 1 where unused */
+    int64_t a_row, a_col, b_row, b_col, c_row, c_col;
+    int64_t a_batch[ML_GEMM_BATCHES], b_batch[ML_GEMM_BATCHES], c_batch[ML_GEMM_BATCHES];
+    ml_dtype a_dtype, b_dtype, c_dtype;
+    bool accumulate;      /* adds to what C holds; a step's last read has that, laid out as C */
+    ml_epilogue epilogue; /* BIAS: operand 2 is [n] and is added to every row */
+} ml_gemm;
+
+/* Attention's operands as strided [batch..., heads, seq, head_dim]; up to 3 batch axes. */
+typedef struct {
+    int64_t batch[3], head, seq, dim;
+} ml_attention_strides;
+typedef struct {
+    ml_attention_args args; /* axis ids and functions refer to `graph` */
+    const ml_graph *graph;
+    ml_ref node;
+    int64_t batch[3], heads, kv_heads, seq, kv_seq, head_dim, value_dim;
+    ml_dtype dtype; /* of q, k, v, o */
+    bool backward;
+    int operand_count; /* the step's values, reads then writes, as the node lists them */
+    ml_attention_strides strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; places
+                                                      have none; captured: batch, head, seq (q) and
+                                                      dim (kv) strides, 0 where it lacks the axis */
+} ml_attention_step;
+
+/* RAGGED_DOT: c[batch, rows, n] = a[batch, rows, k] b[group, k, n]; RAGGED_OUTER: c[group, k, n] =
+ * sum over batch and the group's rows of a[batch, rows, k] b[batch, rows, n]. Strides in elements;
+ * reads are a, b, starts, ends; starts and ends are [batch, group]. */
+typedef struct {
+    bool outer;
+    int64_t batch, rows, groups, k, n;
+    int64_t a_batch, b_batch, c_batch, start_batch, end_batch;
+    int64_t a_row, a_col, b_group, b_row, b_col, c_group, c_row, c_col; /* 0 where it has none */
+    int64_t start_stride, end_stride;
+    bool squares;   /* a second result, f32: RAGGED_OUTER's output 1 */
+    ml_ref gated;   /* 0, or a function that gives one: RAGGED_DOT's output 1 */
+    int rows_known; /* the numbers of the rows that it reads, from the fifth operand on */
+    int64_t s_group, s_batch, s_row, s_col; /* of the second result */
+    ml_dtype dtype, c_dtype;                /* of a and b; of c */
+} ml_ragged;
+
+/* A collective over the ranks that differ along one mesh axis only. Both operands are contiguous in
+ * their type's order, the axis that is gathered, scattered or exchanged outermost. With a ticket
+ * (1, 2, ...) it may go on beside the steps that follow, until the WAIT with the same one, which
+ * reads both operands: then the result is there and the operand is free. */
+typedef struct {
+    ml_op op; /* ML_OP_ALL_REDUCE, ... */
+    int mesh_axis;
+    int64_t ranks, count; /* count: elements of the smaller operand */
+    ml_dtype dtype;
+    ml_combine combine; /* of those that reduce */
+    uint32_t ticket;    /* 0: done when the next step begins */
+    uint32_t launch;    /* those of different ones are not to be joined */
+} ml_collective_step;
+
+typedef enum {
+    ML_STEP_KERNEL,    /* a generated kernel: loops, or a template (scatter_add, scan, sort) */
+    ML_STEP_GEMM,      /* reads a, b (, bias) (, what c accumulates to); writes c */
+    ML_STEP_ATTENTION, /* forward or backward; the device picks cuDNN or the template */
+    ML_STEP_COPY,      /* one contiguous value to another of the same type */
+    ML_STEP_RAGGED, /* products by groups of rows, where the device has products of its own: CPU */
+    ML_STEP_COLLECTIVE,
+    ML_STEP_WAIT, /* for the collective with the same ticket */
+    ML_STEP_KINDS
+} ml_step_kind;
+
+typedef struct {
+    ml_step_kind kind;
+    ml_ref node; /* the node it is named after, for origins */
+    int read_count, write_count;
+    int members; /* kernels that it is a batch of, each with as many reads and writes; 0: none */
+    uint32_t *values;       /* reads, then writes: in the order of the kernel's pointers */
+    const ml_kernel_ir *ir; /* loops; NULL for templates */
+    ml_kernel *kernel;      /* KERNEL, and ATTENTION where the template serves */
+    const ml_gemm *gemm;
+    const ml_attention_step *attention;
+    const ml_ragged *ragged;
+    const ml_collective_step *collective;
+    uint64_t *may_alias; /* for each write: bit set of its member's reads whose memory it may
+                            overwrite (same elements read before they are written, never after) */
+    double flops;
+    int64_t bytes; /* that must move: each operand once */
+} ml_step;
+
+/* Kernels of templates by a hash of the body and of what is put in: layers repeat. */
+typedef struct {
+    ml_index index;
+    ML_VEC(const ml_kernel *) kernels;
+} ml_expansions;
+
+typedef struct {
+    const ml_graph *graph;
+    ml_arena *arena;
+    const ml_target *target;
+    ML_VEC(ml_storage) storages;
+    ML_VEC(ml_value) values;
+    ML_VEC(ml_step) steps;
+    uint32_t *output_values; /* by output of the roots */
+    uint32_t *update_values; /* by update: where the new value lies before it is assigned */
+    ml_expansions expansions;
+} ml_schedule;
+
+/* Fuse (fuse.c), choose views, build kernel IR (lower.c), describe GEMMs and attention, print
+ * kernels. Everything lives in `arena`. Raises. */
+ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target *target,
+                      ml_arena *arena);
+/* Check what must hold of a fresh schedule (ml_lower does with MLUA_VERIFY=1); raises. */
+void ml_lower_verify(const ml_schedule *s);
+/* Steps, operands and the IR of kernels as text: for MLUA_DEBUG=3 and golden tests. */
+void ml_lower_print(const ml_schedule *s, ml_text *out);
+void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out);
+const char *ml_step_kind_name(ml_step_kind kind); /* "kernel", "gemm", ... */
+/* What a step does, for people: its kernel's label ("sum+mul"), else the name of its kind. */
+const char *ml_step_label(const ml_step *step);
+/* Kernels from templates (templates_*.c). The step's `kernel` is filled in. Workspace that a
+ * template needs is a further written value that it adds to the step. */
+void ml_template_attention(ml_schedule *s, ml_step *step);
+/* Reads index, value (, what it is added to, laid out as the result); writes the result. */
+void ml_template_scatter_add(ml_schedule *s, ml_step *step);
+void ml_template_scan(ml_schedule *s, ml_step *step);  /* CUMSUM, SORT, TOP_K */
+void ml_template_reset(ml_schedule *s, ml_step *step); /* WHERE(test, 0, state), both contiguous */
+/* Describes the step; on CUDA with kernels, elsewhere its kind becomes ML_STEP_RAGGED. */
+void ml_template_ragged(ml_schedule *s, ml_step *step);
+
+#endif

@@ -1,0 +1,265 @@
+/* Inside the lowering: what fuse*.c decide and lower*.c, views.c and gemm.c turn into steps.
+ *
+ * Every node has a role. INLINE nodes have no memory: their users compute them again at the indices
+ * they need. The others are values in memory or in the registers of one kernel: leaves (states,
+ * inputs), results of library steps, concatenations, and ROOTs, which generated kernels compute.
+ *
+ * A group is one step: a library step, or a kernel that computes one or several roots over one
+ * iteration space. The space is a list of digits (loops, outermost first); an axis of a root is an
+ * affine combination of digits, so that SPLIT, MERGE and RENAME inside a kernel cost nothing.
+ * Digits of size 1 do not exist. Once a reduction is in the group, its digits are split into rows
+ * and columns (`committed`), as in kernel.h.
+ *
+ * Order: group levels. A group's level is above the levels of all groups whose results it reads,
+ * so a root may join a group without any search for cycles where all it reads from other groups
+ * has a lower level, or where nothing reads the group yet (`sealed` is false). */
+#ifndef ML_FUSION_H
+#define ML_FUSION_H
+
+#include "codegen/lower/lower.h"
+#include "runtime/passes/passes.h"
+
+typedef enum {
+    LOWER_INLINE,
+    LOWER_LEAF,
+    LOWER_ROOT,
+    LOWER_LIBRARY,
+    LOWER_CONCAT,
+} lower_role;
+
+enum { LOWER_NONE = UINT32_MAX };
+
+/* offset + sum(coef[d] * digit d) + scale * inst. `inst` is an i64 instruction, ML_NO_INST: none.
+ * Zeroed padding: indices are compared and hashed as bytes. */
+typedef struct {
+    int64_t offset, coef[ML_MAX_LOOPS], scale;
+    uint64_t inst;
+} lower_index;
+
+/* Where a value lies: in the storage of `holder` (itself unless it is written into a CONCAT). */
+typedef struct {
+    ml_ref holder;
+    int64_t offset, stride[ML_MAX_AXES];
+} lower_layout;
+
+/* Any tensor as strides over the memory of `base`. */
+typedef struct {
+    ml_ref base;
+    int64_t offset, stride[ML_MAX_AXES];
+} lower_view;
+
+/* One tensor that a kernel reads, at one affine map of its digits. Opaque axes have inst 0. */
+typedef struct {
+    ml_ref node;
+    bool partial; /* the chunks' partial results of a reduction */
+    uint8_t rank;
+    lower_index *index; /* by axis; inst is ML_NO_INST, or anything else for a computed index */
+} lower_access;
+
+typedef enum {
+    LOWER_ROOT_VALUE,  /* elementwise: the node at every point of the space */
+    LOWER_ROOT_REDUCE, /* REDUCE, or a DOT that no library serves */
+    LOWER_ROOT_FINISH, /* adds up the partial results of a REDUCE */
+    LOWER_ROOT_PART,   /* part `part` of CONCAT `node`, copied into place */
+    LOWER_ROOT_PACK,   /* the node copied into the order of `space`: a library's operand */
+} lower_root_kind;
+
+typedef struct {
+    uint8_t kind, scope, phase; /* phase: passes over the columns before it can be computed */
+    int part;
+    ml_ref node;
+    ml_type space;      /* its iteration axes: FINISH has axis 0 (chunks) first */
+    lower_index *index; /* by axis of `space`, over the group's digits */
+    uint32_t value;     /* PACK: the value it writes */
+} lower_root;
+
+typedef struct {
+    bool library, sealed, committed, prompt; /* prompt: ML_NODE_PROMPT */
+    ml_ref node;                             /* what it is named after */
+    uint32_t level;
+    int digits, row_digits; /* row_digits counts only when committed */
+    int64_t size[ML_MAX_LOOPS];
+    int64_t chunks; /* 0 before a COLUMN or ALL reduction needs them */
+    int insts;      /* instructions of all roots, an estimate for limits */
+    ML_VEC(lower_root) roots;
+    ML_VEC(lower_access) accesses; /* of kernels: reads from outside the group */
+    uint32_t packed[2]; /* DOT: values of operands that had to be copied, LOWER_NONE: as they lie */
+    uint32_t packers[2]; /* the groups that copy them */
+    ml_gemm *gemm;       /* DOT */
+    ml_ref result; /* what a library step writes: itself, or the ADD that it does on the side */
+    ml_ref bias, addend; /* of that ADD, what else it adds; 0: none */
+} lower_group;
+
+typedef struct {
+    uint8_t role;
+    bool reached, stored, pinned, unrolled, generic_dot;
+    bool shares;            /* lies in the memory of what it adds to */
+    bool taken;             /* a DOT or SCATTER_ADD whose only user, an ADD, is its step's result */
+    uint8_t users;          /* that are not movements, or behind movements; at most 255 */
+    uint32_t group;         /* that makes the final value */
+    uint32_t partial_group; /* that makes the partial results of a REDUCE */
+    uint32_t partial_value, value, storage;
+    uint32_t layout; /* index of a lower_layout; 0: contiguous in the type's order */
+    ml_ref product;  /* of an ADD that a DOT or SCATTER_ADD does on the side: that; 0 elsewhere */
+    ml_ref bias, addend;   /* of such an ADD: the other operand, as one or the other */
+    uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
+    uint32_t recent[2];    /* groups that read it lately */
+} lower_info;
+
+typedef struct {
+    ml_ref node;
+    uint32_t value, group;
+} lower_pack; /* a copy of a library's operand */
+
+typedef struct {
+    const ml_graph *g;
+    const ml_roots *roots;
+    const ml_target *target;
+    ml_arena *arena;   /* of the schedule */
+    ml_arena *scratch; /* of this pass */
+    ml_arena *work;    /* of the builder in use */
+    lower_root single;
+    lower_index single_index[ML_MAX_AXES + 1];
+    ml_schedule *s;
+    uint32_t count;
+    lower_info *info;
+    uint32_t *first_user; /* users of n: user[first_user[n] .. first_user[n + 1]) */
+    ml_ref *user;
+    uint32_t *update; /* by node: 1 + the first of roots->updates that it is the value of; 0 */
+    uint32_t *stamp, stamps; /* marks for bounded walks */
+    ML_VEC(lower_layout) layouts;
+    ML_VEC(lower_group) groups; /* 0 is not a group */
+    uint32_t last_library;      /* the group */
+    uint32_t *storage_of_state, *storage_of_input;
+    ML_VEC(lower_pack) packs;
+    ml_index pack_index;      /* by node */
+    uint32_t scalar_group;    /* a recent kernel without loops */
+    uint32_t finish_group[4]; /* recent kernels that add up partial results */
+    int finish_next;
+    ml_index kernels; /* printed kernels by structure */
+    ML_VEC(const ml_kernel_ir *) printed;
+    ML_VEC(ml_kernel *) printed_kernels;
+} lowering;
+
+/* views.c */
+const lower_layout *views_layout(lowering *l, ml_ref n, lower_layout *scratch);
+bool views_of(lowering *l, ml_ref n, lower_view *view);    /* false: not expressible by strides */
+void views_require(lowering *l, ml_ref n, bool broadcast); /* make roots so that n has a view */
+void views_place_concats(lowering *l);                     /* which parts are written in place */
+uint32_t views_storage(lowering *l, ml_ref n);
+uint32_t views_value(lowering *l, ml_ref n); /* the ml_value of n: its own, or a view */
+uint32_t views_value_at(lowering *l, ml_ref base, const ml_type *type, int64_t offset,
+                        const int64_t *stride);
+uint32_t views_temporary(lowering *l, ml_ref node, const ml_type *type); /* contiguous */
+bool views_contiguous(const ml_type *type, const int64_t *stride);
+void views_strides(const ml_type *type, int64_t *stride); /* of contiguous memory */
+int64_t views_axis_stride(const ml_type *type, const int64_t *stride, ml_axis axis);
+
+/* layout.c: memory orders other than the type's, where they save copies for products */
+void layout_choose(lowering *l);
+/* Follow movements from a tensor down to the node that computes it, turning the strides that the
+ * tensor must have into the strides of that node. 0 where a movement cannot be turned round. */
+ml_ref views_maker(lowering *l, ml_ref tensor, int64_t *stride);
+
+/* overlay.c: CONCATs in the memory of what they are made of */
+void overlay_concats(lowering *l);
+
+/* fuse.c: roles */
+void fuse_roles(lowering *l);
+bool fuse_in_memory(const lowering *l, ml_ref n);
+bool fuse_scatter_is_map(const ml_graph *g, ml_ref n);
+void fuse_dot_space(const ml_graph *g, ml_ref n, ml_type *space);
+
+/* fuse_group.c: groups. fuse_place puts a root into a kernel and returns the group. */
+uint32_t fuse_place(lowering *l, lower_root *root);
+void fuse_groups(lowering *l);
+void fuse_producers(lowering *l, ml_ref n, bool partial,
+                    void (*visit)(void *context, uint32_t group), void *context);
+void fuse_group_dependencies(lowering *l, uint32_t group,
+                             void (*visit)(void *context, uint32_t group), void *context);
+
+/* fuse_match.c: fitting a root's own kernel `from` into `to`. On success digit_map[d] is the digit
+ * of *to for digit d of *from, and both have been refined alike. */
+typedef struct {
+    int digits[2];
+    int64_t size[2][ML_MAX_LOOPS];
+    int map[ML_MAX_LOOPS];            /* from's digit to to's; -1 */
+    int refined[2][ML_MAX_LOOPS * 2]; /* digit numbers in the order of refinement */
+    int64_t inner[2][ML_MAX_LOOPS * 2];
+    int refinements[2];
+} lower_match;
+bool fuse_match(const ml_graph *g, const lower_group *to, const lower_group *from, bool by_size,
+                lower_match *match);
+void fuse_refine(lower_group *group, int digit, int64_t inner);
+void fuse_refine_index(lower_index *index, int digit, int64_t inner, int digits);
+lower_index fuse_map_index(const lower_index *index, const lower_match *match);
+lower_index fuse_refined_index(const lower_index *index, const lower_match *match, int which);
+/* The indices of a root's result, by axis of its type. */
+void fuse_result_index(const ml_graph *g, const lower_root *root, lower_index *out);
+bool fuse_available(const lower_root *root); /* other roots of its kernel can use its result */
+int fuse_digits_of(const lower_index *index, const int64_t *size, int digits, int *out);
+bool fuse_index_equal(const lower_index *a, const lower_index *b);
+
+/* fuse_space.c: rows and columns */
+lower_group fuse_single(lowering *l, const lower_root *root); /* a kernel for this root alone */
+bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *from,
+                      const lower_match *match, bool consumes, int *order, int *row_digits,
+                      ml_scope *scope);
+void fuse_reorder(lower_group *group,
+                  const int *order); /* order[i]: the digit that becomes digit i */
+int64_t fuse_rows(const lower_group *group);
+int64_t fuse_columns(const lower_group *group);
+int64_t fuse_chunks(const lowering *l, const lower_group *group, ml_scope scope);
+
+/* lower_eval.c: expressions to instructions. */
+enum { LOWER_INST_AFFINE = 100 }; /* a lower_index's affine part, i64; gone when loops are final */
+typedef struct {
+    ml_ref node;
+    uint16_t guard, inst;
+    uint8_t rank;
+    lower_index *index;
+} lower_memo;
+typedef struct {
+    lowering *l;
+    ml_arena *arena; /* ends with the next builder */
+    int digits;
+    int64_t size[ML_MAX_LOOPS];
+    ML_VEC(ml_inst) inst;
+    ML_VEC(lower_index) affine;
+    ML_VEC(lower_access) access;
+    ML_VEC(lower_memo) memo;
+    ml_index memos, insts;
+    ML_VEC(lower_memo) made; /* roots that this kernel computes */
+    int refine_digit;        /* a MERGE wants this digit cut; -1 */
+    int64_t refine_inner;
+    int depth;
+} lower_builder;
+void eval_begin(lower_builder *b, lowering *l, const lower_group *group);
+uint16_t eval_root(lower_builder *b, const lower_root *root); /* the value before any reduction */
+uint16_t eval_inst(lower_builder *b, const ml_inst *inst);    /* appends, or finds an equal one */
+uint16_t eval_index(lower_builder *b, const lower_index *index);
+lower_index eval_index_zero(void);
+
+/* lower_kernel.c, lower_library.c, gemm.c: groups to steps. */
+void lower_kernel_step(lowering *l, lower_group *group);
+void lower_library_step(lowering *l, lower_group *group);
+ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t *reads,
+                    int read_count, const uint32_t *writes, int write_count);
+bool gemm_serves(const lowering *l, ml_ref dot);
+/* How many operands of a DOT must be copied as they lie; for operand `which` alone: 0 or 1, and the
+ * order in which it would need no copy. */
+int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
+/* Give ADDs to the DOT before them: of a bias, where the target's library adds for nothing, and of
+ * an f32 or f64 tensor that nothing else reads, which the product is accumulated to. The latter to
+ * SCATTER_ADDs too. */
+void gemm_take_additions(lowering *l);
+/* Whether n is the new value of the state that the STATE reads. */
+bool gemm_updates(const lowering *l, ml_ref n, ml_ref state);
+bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
+void gemm_plan(lowering *l, lower_group *group); /* copies of operands, where needed */
+void gemm_step(lowering *l, lower_group *group);
+
+/* lower_order.c: the groups in the order in which they run. */
+uint32_t *lower_order(lowering *l, uint32_t *count);
+
+#endif

@@ -1,0 +1,228 @@
+/* Tensors as strided views of storages: which movements cost nothing, where parts of a CONCAT lie.
+ */
+#include "codegen/lower/lower_internal.h"
+
+#include <string.h>
+
+void views_strides(const ml_type *type, int64_t *stride) {
+    int64_t step = 1;
+    for (int i = type->rank - 1; i >= 0; i--) {
+        stride[i] = step;
+        step *= type->size[i];
+    }
+}
+
+bool views_contiguous(const ml_type *type, const int64_t *stride) {
+    int64_t step = 1;
+    for (int i = type->rank - 1; i >= 0; i--) {
+        if (type->size[i] != 1 && stride[i] != step) return false;
+        step *= type->size[i];
+    }
+    return true;
+}
+
+int64_t views_axis_stride(const ml_type *type, const int64_t *stride, ml_axis axis) {
+    int at = ml_type_find(type, axis);
+    return at < 0 ? 0 : stride[at];
+}
+
+const lower_layout *views_layout(lowering *l, ml_ref n, lower_layout *scratch) {
+    if (l->info[n].layout != 0) return &l->layouts.at[l->info[n].layout];
+    memset(scratch, 0, sizeof *scratch);
+    scratch->holder = n;
+    views_strides(ml_graph_type(l->g, n), scratch->stride);
+    return scratch;
+}
+
+static int64_t stride_of(const ml_type *type, const lower_view *view, ml_axis axis) {
+    return views_axis_stride(type, view->stride, axis);
+}
+
+/* RENAME keeps positions; the other strided movements find axes by name. */
+static bool move_view(lowering *l, ml_ref n, lower_view *view) {
+    ml_ref source = ml_graph_source(l->g, n, 0);
+    const ml_type *from = ml_graph_type(l->g, source), *to = ml_graph_type(l->g, n);
+    const int64_t *args = ml_graph_args(l->g, n);
+    int op = ml_graph_node(l->g, n)->op;
+    lower_view inner;
+    if (op == ML_OP_PAD || op == ML_OP_GATHER || op == ML_OP_CONCAT || op == ML_OP_OUT)
+        return false;
+    if (!views_of(l, source, &inner)) return false;
+    memset(view, 0, sizeof *view);
+    view->base = inner.base;
+    view->offset = inner.offset;
+    for (int i = 0; i < to->rank; i++)
+        view->stride[i] =
+            op == ML_OP_RENAME ? inner.stride[i] : stride_of(from, &inner, to->axis[i]);
+    if (op == ML_OP_SLICE) {
+        view->offset += args[1] * stride_of(from, &inner, (ml_axis)args[0]);
+    } else if (op == ML_OP_SPLIT) {
+        int64_t step = stride_of(from, &inner, (ml_axis)args[0]);
+        view->stride[ml_type_find(to, (ml_axis)args[1])] = step * args[4];
+        view->stride[ml_type_find(to, (ml_axis)args[3])] = step;
+    } else if (op == ML_OP_MERGE) {
+        int outer = ml_type_find(from, (ml_axis)args[0]), in = ml_type_find(from, (ml_axis)args[1]);
+        int64_t step = from->size[in] == 1 ? inner.stride[outer] : inner.stride[in];
+        bool joins = from->size[outer] == 1 || from->size[in] == 1 ||
+                     inner.stride[outer] == inner.stride[in] * from->size[in];
+        if (!joins) return false;
+        view->stride[ml_type_find(to, (ml_axis)args[2])] = step;
+    }
+    return true;
+}
+
+bool views_of(lowering *l, ml_ref n, lower_view *view) {
+    if (fuse_in_memory(l, n)) {
+        lower_layout scratch;
+        const lower_layout *layout = views_layout(l, n, &scratch);
+        view->base = n;
+        view->offset = layout->offset;
+        memcpy(view->stride, layout->stride, sizeof view->stride);
+        return true;
+    }
+    if (ml_ops[ml_graph_node(l->g, n)->op].op_class != ML_CLASS_MOVE) return false;
+    return move_view(l, n, view);
+}
+
+void views_require(lowering *l, ml_ref n, bool broadcast) {
+    if (fuse_in_memory(l, n)) return;
+    int op = ml_graph_node(l->g, n)->op;
+    lower_view view;
+    bool strided = op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_SLICE ||
+                   op == ML_OP_SPLIT || op == ML_OP_MERGE || (op == ML_OP_BROADCAST && broadcast);
+    if (strided) {
+        views_require(l, ml_graph_source(l->g, n, 0), broadcast);
+        if (views_of(l, n, &view)) return;
+    }
+    l->info[n].role = LOWER_ROOT;
+}
+
+ml_ref views_maker(lowering *l, ml_ref part, int64_t *stride) {
+    for (;;) {
+        int op = ml_graph_node(l->g, part)->op;
+        bool moves =
+            op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_MERGE || op == ML_OP_SPLIT;
+        if (fuse_in_memory(l, part) || !moves) return part;
+        ml_ref source = ml_graph_source(l->g, part, 0);
+        const ml_type *to = ml_graph_type(l->g, part), *from = ml_graph_type(l->g, source);
+        const int64_t *args = ml_graph_args(l->g, part);
+        int64_t inner[ML_MAX_AXES] = {0};
+        for (int i = 0; i < from->rank; i++)
+            inner[i] =
+                op == ML_OP_RENAME ? stride[i] : views_axis_stride(to, stride, from->axis[i]);
+        if (op == ML_OP_MERGE) {
+            int64_t step = views_axis_stride(to, stride, (ml_axis)args[2]);
+            int in = ml_type_find(from, (ml_axis)args[1]);
+            inner[in] = step;
+            inner[ml_type_find(from, (ml_axis)args[0])] = step * from->size[in];
+        } else if (op == ML_OP_SPLIT) {
+            int64_t outer = views_axis_stride(to, stride, (ml_axis)args[1]);
+            int64_t step = views_axis_stride(to, stride, (ml_axis)args[3]);
+            if (args[2] != 1 && outer != step * args[4]) return 0;
+            inner[ml_type_find(from, (ml_axis)args[0])] = step;
+        }
+        memcpy(stride, inner, sizeof inner);
+        part = source;
+    }
+}
+
+static bool writes_strided(lowering *l, ml_ref n, const int64_t *stride) {
+    int op = ml_graph_node(l->g, n)->op;
+    if (l->info[n].pinned || l->info[n].layout != 0) return false;
+    if (op == ML_OP_OUT) op = ml_graph_node(l->g, ml_graph_source(l->g, n, 0))->op;
+    if (op == ML_OP_DOT) return l->info[n].role == LOWER_LIBRARY && gemm_result_fits(l, n, stride);
+    return op == ML_OP_CONCAT || op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
+}
+
+static void place_parts(lowering *l, ml_ref n) {
+    lower_layout own;
+    own = *views_layout(l, n, &own);
+    const ml_type *type = ml_graph_type(l->g, n);
+    int axis = ml_type_find(type, (ml_axis)ml_graph_args(l->g, n)[0]),
+        count = ml_graph_node(l->g, n)->source_count;
+    int64_t at = 0;
+    l->info[n].part_groups = ML_NEW_ARRAY(l->scratch, uint32_t, count);
+    for (int i = 0; i < count; i++) {
+        ml_ref part = ml_graph_source(l->g, n, i);
+        const ml_type *part_type = ml_graph_type(l->g, part);
+        int64_t stride[ML_MAX_AXES] = {0};
+        for (int a = 0; a < part_type->rank; a++)
+            stride[a] = views_axis_stride(type, own.stride, part_type->axis[a]);
+        ml_ref maker = views_maker(l, part, stride);
+        bool in_place = maker != 0 && writes_strided(l, maker, stride);
+        l->info[n].part_groups[i] = in_place ? LOWER_NONE : 0;
+        if (in_place) {
+            lower_layout *layout = ML_PUSH(l->scratch, &l->layouts);
+            layout->holder = own.holder;
+            layout->offset = own.offset + at * own.stride[axis];
+            memcpy(layout->stride, stride, sizeof stride);
+            l->info[maker].layout = l->layouts.count - 1;
+        }
+        at += part_type->size[ml_type_find(part_type, type->axis[axis])];
+    }
+}
+
+void views_place_concats(lowering *l) {
+    if (l->layouts.count == 0) (void)ML_PUSH(l->scratch, &l->layouts);
+    for (ml_ref n = l->count - 1; n > 0; n--) /* outer ones first */
+        if (l->info[n].reached && l->info[n].role == LOWER_CONCAT) place_parts(l, n);
+}
+
+static uint32_t new_storage(lowering *l, ml_storage_kind kind, uint32_t id, int64_t bytes,
+                            ml_ref n) {
+    ml_storage *storage = ML_PUSH(l->arena, &l->s->storages);
+    storage->kind = kind;
+    storage->id = id;
+    storage->bytes = bytes;
+    storage->node = n;
+    return l->s->storages.count - 1;
+}
+
+uint32_t views_storage(lowering *l, ml_ref n) {
+    lower_layout scratch;
+    ml_ref holder = views_layout(l, n, &scratch)->holder;
+    if (l->info[holder].storage != LOWER_NONE) return l->info[holder].storage;
+    int op = ml_graph_node(l->g, holder)->op;
+    int64_t bytes = ml_type_bytes(ml_graph_type(l->g, holder));
+    ml_storage_kind kind = op == ML_OP_STATE        ? ML_STORAGE_STATE
+                           : op == ML_OP_INPUT      ? ML_STORAGE_INPUT
+                           : op == ML_OP_COORDINATE ? ML_STORAGE_COORDINATE
+                                                    : ML_STORAGE_TEMPORARY;
+    uint32_t id = kind == ML_STORAGE_TEMPORARY ? 0 : (uint32_t)ml_graph_args(l->g, holder)[0];
+    return l->info[holder].storage = new_storage(l, kind, id, bytes, holder);
+}
+
+static uint32_t new_value(lowering *l, ml_ref n, const ml_type *type, uint32_t storage,
+                          int64_t offset, const int64_t *stride) {
+    ml_value *value = ML_PUSH(l->arena, &l->s->values);
+    value->node = n;
+    value->type = *type;
+    value->storage = storage;
+    value->offset = offset;
+    memcpy(value->stride, stride, sizeof(int64_t) * type->rank);
+    return l->s->values.count - 1;
+}
+
+uint32_t views_value(lowering *l, ml_ref n) {
+    if (l->info[n].value != LOWER_NONE) return l->info[n].value;
+    lower_view view;
+    if (!views_of(l, n, &view))
+        ml_raise(ML_INTERNAL, "lowering: node %%%u (%s) has no place in memory", n,
+                 ml_ops[ml_graph_node(l->g, n)->op].name);
+    uint32_t storage = views_storage(l, view.base);
+    return l->info[n].value =
+               new_value(l, n, ml_graph_type(l->g, n), storage, view.offset, view.stride);
+}
+
+uint32_t views_value_at(lowering *l, ml_ref base, const ml_type *type, int64_t offset,
+                        const int64_t *stride) {
+    return new_value(l, base, type, views_storage(l, base), offset, stride);
+}
+
+uint32_t views_temporary(lowering *l, ml_ref node, const ml_type *type) {
+    int64_t stride[ML_MAX_AXES] = {0};
+    views_strides(type, stride);
+    int64_t bytes = ml_type_elements(type) * ml_dtypes[type->dtype].bytes;
+    return new_value(l, node, type, new_storage(l, ML_STORAGE_TEMPORARY, 0, bytes, node), 0,
+                     stride);
+}

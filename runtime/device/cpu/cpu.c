@@ -1,0 +1,199 @@
+/* The CPU device: kernels from the C compiler and matrix products, run step by step over a pool of
+ * threads. Everything is done when run() returns. */
+#include "runtime/device/cpu/cpu_exec.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "runtime/base/cgroup.h"
+#include "runtime/base/knobs.h"
+
+enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
+
+/* In front of every block of device memory. */
+typedef struct {
+    void *block; /* from ml_alloc */
+    int64_t bytes;
+} block_head;
+
+static int vector_bytes(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) return 64;
+    if (__builtin_cpu_supports("avx2")) return 32;
+#endif
+    return 16;
+}
+
+/* Physical memory, or what the container may use of it. */
+static int64_t memory_bytes(void) {
+    int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    int64_t bytes = pages > 0 && page > 0 ? pages * page : 0, limit = ml_cgroup_memory("");
+    return limit > 0 && (bytes == 0 || limit < bytes) ? limit : bytes;
+}
+
+static void processor_name(char *out, int size) {
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char line[256];
+    snprintf(out, (size_t)size, "CPU");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || colon == NULL) continue;
+        snprintf(out, (size_t)size, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
+        break;
+    }
+    if (file != NULL) fclose(file);
+}
+
+static ml_status cpu_open(ml_device **device, int ordinal) {
+    (void)ordinal;
+    int threads = ml_knobs()->threads > 0 ? ml_knobs()->threads : ml_cpu_count();
+    cpu_device *cpu = ml_alloc(sizeof *cpu);
+    if (cpu != NULL) cpu->pool = ml_pool_new(threads);
+    if (cpu == NULL || cpu->pool == NULL) {
+        ml_free(cpu);
+        return ml_fail(ML_NO_MEMORY, "out of memory while opening the CPU device");
+    }
+    cpu->base.ops = &ml_device_cpu;
+    cpu->base.target = (ml_target){.kind = ML_TARGET_C,
+                                   .threads = ml_pool_threads(cpu->pool),
+                                   .vector_bytes = vector_bytes(),
+                                   .memory_bytes = memory_bytes(),
+                                   .longest_materialized = 0,
+                                   .no_fuse = ml_knobs()->no_fuse};
+    char name[128];
+    processor_name(name, sizeof name);
+    snprintf(cpu->base.description, sizeof cpu->base.description, "%s, %d thread%s, %.1f GB", name,
+             cpu->base.target.threads, cpu->base.target.threads == 1 ? "" : "s",
+             (double)cpu->base.target.memory_bytes * 1e-9);
+    *device = &cpu->base;
+    return ML_OK;
+}
+
+static void cpu_close(ml_device *device) {
+    cpu_device *cpu = (cpu_device *)device;
+    ml_pool_free(cpu->pool);
+    ml_free(cpu->expected);
+    ml_free(cpu);
+}
+
+/* Large blocks begin at huge pages: kernels walk them from end to end. */
+static ml_status cpu_allocate(ml_device *device, int64_t bytes, void **memory) {
+    size_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
+    char *block = NULL;
+    if (bytes >= 0 && (uint64_t)bytes < SIZE_MAX / 2) {
+        block = ml_alloc((size_t)bytes + alignment + sizeof(block_head));
+    }
+    if (block == NULL) {
+        *memory = NULL;
+        return ml_fail(ML_NO_MEMORY, "out of memory: cannot get %.3f GiB for tensors",
+                       (double)bytes / (1 << 30));
+    }
+    uintptr_t at = (uintptr_t)block + sizeof(block_head) + alignment - 1;
+    char *aligned = (char *)(at / alignment * alignment);
+    if (bytes >= HUGE_PAGE) madvise(aligned, (size_t)bytes, MADV_HUGEPAGE);
+    block_head head = {block, bytes};
+    memcpy(aligned - sizeof head, &head, sizeof head);
+    device->current_bytes += bytes;
+    if (device->current_bytes > device->peak_bytes) device->peak_bytes = device->current_bytes;
+    *memory = aligned;
+    return ML_OK;
+}
+
+static void cpu_release(ml_device *device, void *memory) {
+    if (memory == NULL) return;
+    block_head head;
+    memcpy(&head, (char *)memory - sizeof head, sizeof head);
+    device->current_bytes -= head.bytes;
+    ml_free(head.block);
+}
+
+static ml_status cpu_copy(ml_device *device, void *to, const void *from, int64_t bytes) {
+    (void)device;
+    if (bytes > 0) memcpy(to, from, (size_t)bytes);
+    return ML_OK;
+}
+
+static ml_status cpu_zero(ml_device *device, void *memory, int64_t bytes) {
+    (void)device;
+    if (bytes > 0) memset(memory, 0, (size_t)bytes);
+    return ML_OK;
+}
+
+static ml_status cpu_wait(ml_device *device) {
+    (void)device;
+    return ML_OK;
+}
+
+/* ---- Between ranks ----------------------------------------------------------------------------
+ * Runs are finished when they return, so a message is sent from where it lies and received where it
+ * is awaited; in between it is in the edge's room. */
+
+static ml_status cpu_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes) {
+    (void)device;
+    return ml_edge_send(edge, memory, bytes);
+}
+
+static ml_status cpu_settle(ml_device *device, ml_edge *edge, const void *memory) {
+    (void)device, (void)edge, (void)memory;
+    return ML_OK;
+}
+
+/* The edge's place in the list; NULL: no memory for it. */
+static cpu_message *message_of(cpu_device *cpu, ml_edge *edge) {
+    for (int i = 0; i < cpu->expected_count; i++)
+        if (cpu->expected[i].edge == edge) return &cpu->expected[i];
+    if (cpu->expected_count == cpu->expected_room) {
+        int room = 2 * cpu->expected_room + 8;
+        cpu_message *grown = ml_realloc(cpu->expected, (size_t)cpu->expected_room * sizeof *grown,
+                                        (size_t)room * sizeof *grown);
+        if (grown == NULL) return NULL;
+        cpu->expected = grown;
+        cpu->expected_room = room;
+    }
+    cpu_message *made = &cpu->expected[cpu->expected_count++];
+    *made = (cpu_message){.edge = edge};
+    return made;
+}
+
+static ml_status cpu_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes) {
+    cpu_message *message = message_of((cpu_device *)device, edge);
+    if (message == NULL) return ml_fail(ML_NO_MEMORY, "no memory to receive from another rank");
+    if (message->memory != NULL)
+        return ml_fail(ML_INTERNAL, "a second message of the edge from rank %d is expected",
+                       ml_edge_from(edge));
+    message->memory = memory;
+    message->bytes = bytes;
+    return ML_OK;
+}
+
+static ml_status cpu_arrive(ml_device *device, ml_edge *edge, void *memory) {
+    cpu_message *message = message_of((cpu_device *)device, edge);
+    if (message == NULL || message->memory != memory)
+        return ml_fail(ML_INTERNAL, "a message of the edge from rank %d was not expected there",
+                       ml_edge_from(edge));
+    message->memory = NULL;
+    return ml_edge_receive(edge, memory, message->bytes);
+}
+
+const ml_device_ops ml_device_cpu = {
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .allocate = cpu_allocate,
+    .release = cpu_release,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .copy = cpu_copy,
+    .zero = cpu_zero,
+    .wait = cpu_wait,
+    .load = cpu_exec_load,
+    .bind = cpu_exec_bind,
+    .run = cpu_exec_run,
+    .unload = cpu_exec_unload,
+    .send = cpu_send,
+    .settle = cpu_settle,
+    .expect = cpu_expect,
+    .arrive = cpu_arrive,
+};

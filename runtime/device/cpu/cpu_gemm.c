@@ -1,0 +1,343 @@
+/* GEMM steps on the CPU: each matrix product is cut over the pool's threads into blocks of C, and
+ * each block is one call of a single-threaded BLAS (or of cpu_kernel.c where there is none). What
+ * BLAS cannot address (bf16, operands without a unit stride) is converted in scratch memory. The
+ * blocks depend on the shape alone: a BLAS sums an element in another order where it lies in
+ * another block, so that a cut by the number of threads would let that number change results. */
+#include <string.h>
+
+#include "runtime/device/cpu/cpu.h"
+#include "runtime/device/cpu/cpu_kernel.h"
+
+/* A matrix as BLAS or the conversion sees it: element (i, j) is at data[i * row + j * col]. */
+typedef struct {
+    char *data;
+    int64_t rows, cols, row, col;
+    ml_dtype dtype;
+} matrix;
+
+typedef struct {
+    ml_dtype compute; /* F32 or F64 */
+    int64_t m, n, k, batches;
+    bool convert_a, convert_b, convert_c;
+    int64_t a_at, b_at, c_at, bytes; /* places in one item's scratch */
+    bool by_batch;                   /* a unit of work is a batch item; else a block of C */
+    int64_t blocks_m, blocks_n;
+    int64_t packing; /* bytes a thread, where there is no BLAS */
+} gemm_cut;
+
+typedef struct {
+    const ml_gemm *gemm;
+    gemm_cut cut;
+    const cpu_blas *blas;
+    const char *a, *b, *bias;
+    char *c, *scratch;
+    matrix ready_a, ready_b, ready_c; /* of the item that blocks are computed of */
+    matrix from, to;                  /* of a conversion */
+    char *packing;                    /* cut.packing bytes for each thread */
+} gemm_run;
+
+/* With leading dimensions that an int holds. */
+static bool blas_takes(int64_t rows, int64_t cols, int64_t row, int64_t col) {
+    if ((rows > 1 && row > INT32_MAX) || (cols > 1 && col > INT32_MAX)) return false;
+    bool by_rows = (col == 1 || cols == 1) && (rows == 1 || row >= cols);
+    bool by_cols = (row == 1 || rows == 1) && (cols == 1 || col >= rows);
+    return by_rows || by_cols;
+}
+
+static int64_t aligned(int64_t bytes) {
+    return (bytes + 63) & ~(int64_t)63;
+}
+
+/* In halves, up to MOST_BLOCKS: two blocks may have sides of 32, more of 128, 256 and then 512, so
+ * that packing the operands again for each block does not show. */
+enum { MOST_BLOCKS = 64 };
+static void cut_blocks(gemm_cut *cut) {
+    if (2.0 * (double)cut->m * (double)cut->n * (double)cut->k < 2e5) return;
+    for (int64_t blocks = 1; blocks < MOST_BLOCKS; blocks *= 2) {
+        int64_t rows = cut->m / cut->blocks_m, cols = cut->n / cut->blocks_n;
+        int64_t least = blocks < 2 ? 32 : blocks < 4 ? 128 : blocks < 8 ? 256 : 512;
+        if ((rows >= cols ? rows : cols) / 2 < least) return;
+        if (rows >= cols)
+            cut->blocks_m *= 2;
+        else
+            cut->blocks_n *= 2;
+    }
+}
+
+static gemm_cut cut_gemm(const ml_gemm *g, int threads) {
+    gemm_cut cut = {.m = g->m, .n = g->n, .k = g->k};
+    cut.batches = g->batch[0] * g->batch[1] * g->batch[2];
+    bool wide = g->a_dtype == ML_F64 || g->b_dtype == ML_F64 || g->c_dtype == ML_F64;
+    cut.compute = wide ? ML_F64 : ML_F32;
+    cut.convert_a = g->a_dtype != cut.compute || !blas_takes(g->m, g->k, g->a_row, g->a_col);
+    cut.convert_b = g->b_dtype != cut.compute || !blas_takes(g->k, g->n, g->b_row, g->b_col);
+    cut.convert_c = g->c_dtype != cut.compute || !blas_takes(g->m, g->n, g->c_row, g->c_col);
+    int64_t size = ml_dtypes[cut.compute].bytes;
+    cut.b_at = cut.convert_a ? aligned(g->m * g->k * size) : 0;
+    cut.c_at = cut.b_at + (cut.convert_b ? aligned(g->k * g->n * size) : 0);
+    cut.bytes = cut.c_at + (cut.convert_c ? aligned(g->m * g->n * size) : 0);
+    cut.by_batch = threads == 1 || cut.batches >= 2 * threads;
+    cut.blocks_m = cut.blocks_n = 1;
+    cut_blocks(&cut);
+    if (cpu_blas_find() == NULL) { /* either way round: product() may transpose */
+        int64_t plain = cpu_kernel_packing(cut.compute, g->n, g->k);
+        int64_t turned = cpu_kernel_packing(cut.compute, g->m, g->k);
+        cut.packing = plain > turned ? plain : turned;
+    }
+    return cut;
+}
+
+int64_t cpu_gemm_scratch(const ml_gemm *gemm, int threads) {
+    gemm_cut cut = cut_gemm(gemm, threads);
+    return (cut.by_batch ? cut.bytes * threads : cut.bytes) + cut.packing * threads;
+}
+
+/* ---- conversion ---- */
+static double element_read(const char *at, ml_dtype dtype) {
+    if (dtype == ML_F64) return *(const double *)at;
+    if (dtype == ML_F32) return *(const float *)at;
+    uint32_t bits = (uint32_t) * (const uint16_t *)at << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint16_t bf16_round(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40); /* NaN */
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static void element_write(char *at, ml_dtype dtype, double value) {
+    if (dtype == ML_F64)
+        *(double *)at = value;
+    else if (dtype == ML_F32)
+        *(float *)at = (float)value;
+    else
+        *(uint16_t *)at = bf16_round((float)value);
+}
+
+static void widen_row(float *restrict to, const uint16_t *restrict from, int64_t count) {
+    uint32_t *restrict bits = (uint32_t *)to;
+    for (int64_t i = 0; i < count; i++) bits[i] = (uint32_t)from[i] << 16;
+}
+
+static void narrow_row(uint16_t *restrict to, const float *restrict from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = bf16_round(from[i]);
+}
+
+/* Rows begin .. end-1 of run->from to run->to. */
+static void convert_rows(void *context, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const gemm_run *run = context;
+    const matrix *from = &run->from, *to = &run->to;
+    int64_t from_size = ml_dtypes[from->dtype].bytes, to_size = ml_dtypes[to->dtype].bytes;
+    bool plain = from->col == 1 && to->col == 1;
+    for (int64_t i = begin; i < end; i++) {
+        char *x = from->data + i * from->row * from_size, *y = to->data + i * to->row * to_size;
+        if (plain && from->dtype == ML_BF16 && to->dtype == ML_F32) {
+            widen_row((float *)y, (const uint16_t *)x, from->cols);
+        } else if (plain && from->dtype == ML_F32 && to->dtype == ML_BF16) {
+            narrow_row((uint16_t *)y, (const float *)x, from->cols);
+        } else {
+            for (int64_t j = 0; j < from->cols; j++) {
+                double value = element_read(x + j * from->col * from_size, from->dtype);
+                element_write(y + j * to->col * to_size, to->dtype, value);
+            }
+        }
+    }
+}
+
+static matrix transposed(matrix m) {
+    return (matrix){m.data, m.cols, m.rows, m.col, m.row, m.dtype};
+}
+
+static ml_status convert(const gemm_run *run, ml_pool *pool, matrix from, matrix to) {
+    gemm_run call = *run;
+    bool flip = from.col != 1 && (from.row == 1 || to.col != 1);
+    call.from = flip ? transposed(from) : from;
+    call.to = flip ? transposed(to) : to;
+    int64_t rows = call.from.rows, parts = rows * call.from.cols / 16384;
+    if (pool == NULL || parts <= 1) {
+        convert_rows(&call, 0, rows, 0);
+        return ML_OK;
+    }
+    if (parts > ml_pool_threads(pool)) parts = ml_pool_threads(pool);
+    return ml_pool_run(pool, rows, parts < rows ? parts : rows, convert_rows, &call);
+}
+
+/* Where the converted copy of `m` goes: without gaps, with the unit stride where m has it. */
+static matrix scratch_like(matrix m, char *data, ml_dtype dtype) {
+    bool by_cols = m.row == 1 && m.col != 1;
+    return (matrix){data, m.rows, m.cols, by_cols ? 1 : m.cols, by_cols ? m.rows : 1, dtype};
+}
+
+/* ---- products ---- */
+static bool by_rows(const matrix *m) {
+    return (m->col == 1 || m->cols == 1) && (m->rows == 1 || m->row >= m->cols);
+}
+
+/* BLAS's view of a matrix whose rows are its columns: the flag, and the leading dimension. */
+static const char *blas_view(const matrix *m, int *leading) {
+    bool plain = by_rows(m);
+    int64_t lines = plain ? m->rows : m->cols, length = plain ? m->cols : m->rows;
+    int64_t stride = lines == 1 ? length : plain ? m->row : m->col;
+    *leading = (int)(stride > 1 ? stride : 1);
+    return plain ? "N" : "T";
+}
+
+static void product(const gemm_run *run, matrix a, matrix b, matrix c, int thread) {
+    const cpu_blas *blas = run->blas;
+    bool accumulate = run->gemm->accumulate;
+    if (!by_rows(&c)) { /* C^T = B^T A^T */
+        matrix old = a;
+        a = transposed(b), b = transposed(old), c = transposed(c);
+    }
+    if (blas == NULL) {
+        cpu_kernel_product(&(cpu_kernel_call){c.dtype, c.rows, c.cols, a.cols, a.data, b.data,
+                                              c.data, a.row, a.col, b.row, b.col, c.row, accumulate,
+                                              run->packing + thread * run->cut.packing});
+        return;
+    }
+    int m = (int)c.cols, n = (int)c.rows, k = (int)a.cols, lda, ldb, ldc;
+    const char *first = blas_view(&b, &lda), *second = blas_view(&a, &ldb);
+    blas_view(&c, &ldc);
+    if (m == 0 || n == 0) return;
+    if (c.dtype == ML_F64) {
+        double one = 1, beta = accumulate;
+        blas->dgemm(first, second, &m, &n, &k, &one, (const double *)b.data, &lda,
+                    (const double *)a.data, &ldb, &beta, (double *)c.data, &ldc, 1, 1);
+    } else {
+        float one = 1, beta = accumulate;
+        blas->sgemm(first, second, &m, &n, &k, &one, (const float *)b.data, &lda,
+                    (const float *)a.data, &ldb, &beta, (float *)c.data, &ldc, 1, 1);
+    }
+}
+
+static matrix part(matrix m, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+    m.data += (row * m.row + col * m.col) * ml_dtypes[m.dtype].bytes;
+    m.rows = rows;
+    m.cols = cols;
+    return m;
+}
+
+/* Where block `i` of `blocks` begins: at multiples of a cache line's floats, where there are many.
+ */
+static int64_t border(int64_t count, int64_t i, int64_t blocks) {
+    if (i == blocks) return count;
+    int64_t at = count / blocks * i;
+    return count >= 64 * blocks ? at & ~(int64_t)15 : at;
+}
+
+static void add_bias(const gemm_run *run, matrix c, int64_t col) {
+    ml_dtype dtype = run->gemm->c_dtype;
+    for (int64_t i = 0; i < c.rows; i++) {
+        for (int64_t j = 0; j < c.cols; j++) {
+            char *at = c.data + (i * c.row + j * c.col) * ml_dtypes[c.dtype].bytes;
+            double bias = element_read(run->bias + (col + j) * ml_dtypes[dtype].bytes, dtype);
+            element_write(at, c.dtype, element_read(at, c.dtype) + bias);
+        }
+    }
+}
+
+static void compute_blocks(void *context, int64_t begin, int64_t end, int thread) {
+    const gemm_run *run = context;
+    const gemm_cut *cut = &run->cut;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t i = unit / cut->blocks_n, j = unit % cut->blocks_n;
+        int64_t row = border(cut->m, i, cut->blocks_m), col = border(cut->n, j, cut->blocks_n);
+        int64_t rows = border(cut->m, i + 1, cut->blocks_m) - row;
+        int64_t cols = border(cut->n, j + 1, cut->blocks_n) - col;
+        matrix c = part(run->ready_c, row, rows, col, cols);
+        product(run, part(run->ready_a, row, rows, 0, cut->k),
+                part(run->ready_b, 0, cut->k, col, cols), c, thread);
+        if (run->bias != NULL) add_bias(run, c, col);
+    }
+}
+
+/* One item of the batch; `pool` is NULL inside of a job, which is thread `thread` then. */
+static ml_status compute_item(gemm_run *run, int64_t item, char *scratch, ml_pool *pool,
+                              int thread) {
+    const ml_gemm *g = run->gemm;
+    const gemm_cut *cut = &run->cut;
+    int64_t at[ML_GEMM_BATCHES];
+    for (int d = ML_GEMM_BATCHES - 1; d >= 0; d--) {
+        at[d] = item % g->batch[d];
+        item /= g->batch[d];
+    }
+    int64_t a = 0, b = 0, c = 0;
+    for (int d = 0; d < ML_GEMM_BATCHES; d++) {
+        a += at[d] * g->a_batch[d], b += at[d] * g->b_batch[d], c += at[d] * g->c_batch[d];
+    }
+    matrix whole_a = {(char *)run->a + a * ml_dtypes[g->a_dtype].bytes,
+                      g->m,
+                      g->k,
+                      g->a_row,
+                      g->a_col,
+                      g->a_dtype};
+    matrix whole_b = {(char *)run->b + b * ml_dtypes[g->b_dtype].bytes,
+                      g->k,
+                      g->n,
+                      g->b_row,
+                      g->b_col,
+                      g->b_dtype};
+    matrix whole_c = {
+        run->c + c * ml_dtypes[g->c_dtype].bytes, g->m, g->n, g->c_row, g->c_col, g->c_dtype};
+    run->ready_a = whole_a, run->ready_b = whole_b, run->ready_c = whole_c;
+    ml_status status = ML_OK;
+    if (cut->convert_a) {
+        run->ready_a = scratch_like(whole_a, scratch, cut->compute);
+        status = convert(run, pool, whole_a, run->ready_a);
+    }
+    if (cut->convert_b && status == ML_OK) {
+        run->ready_b = scratch_like(whole_b, scratch + cut->b_at, cut->compute);
+        status = convert(run, pool, whole_b, run->ready_b);
+    }
+    if (cut->convert_c && status == ML_OK) {
+        run->ready_c = scratch_like(whole_c, scratch + cut->c_at, cut->compute);
+        if (g->accumulate) status = convert(run, pool, whole_c, run->ready_c);
+    }
+    int64_t blocks = cut->blocks_m * cut->blocks_n;
+    if (status != ML_OK) return status;
+    if (pool == NULL || blocks == 1)
+        compute_blocks(run, 0, blocks, thread);
+    else
+        status = ml_pool_run(pool, blocks, blocks, compute_blocks, run);
+    if (cut->convert_c && status == ML_OK) status = convert(run, pool, run->ready_c, whole_c);
+    return status;
+}
+
+static void compute_items(void *context, int64_t begin, int64_t end, int thread) {
+    gemm_run run = *(const gemm_run *)context;
+    char *scratch = run.scratch + thread * run.cut.bytes;
+    for (int64_t item = begin; item < end; item++)
+        ML_CHECK(compute_item(&run, item, scratch, NULL, thread));
+}
+
+ml_status cpu_gemm_run(const ml_gemm *gemm, const void *a, const void *b, void *c, const void *bias,
+                       void *scratch, ml_pool *pool) {
+    int threads = ml_pool_threads(pool);
+    gemm_run run = {.gemm = gemm, .cut = cut_gemm(gemm, threads), .a = a, .b = b, .bias = bias};
+    run.c = c;
+    run.scratch = scratch;
+    run.packing = run.scratch + (run.cut.by_batch ? run.cut.bytes * threads : run.cut.bytes);
+    run.blas = cpu_blas_find();
+    if (gemm->m > INT32_MAX || gemm->n > INT32_MAX || gemm->k > INT32_MAX) {
+        return ml_fail(ML_INVALID,
+                       "a product of %lld x %lld x %lld is beyond what BLAS can address",
+                       (long long)gemm->m, (long long)gemm->n, (long long)gemm->k);
+    }
+    if (!run.cut.by_batch) {
+        for (int64_t item = 0; item < run.cut.batches; item++) {
+            ml_status status = compute_item(&run, item, run.scratch, pool, 0);
+            if (status != ML_OK) return status;
+        }
+        return ML_OK;
+    }
+    double flops = 2.0 * (double)gemm->m * (double)gemm->n * (double)gemm->k;
+    int64_t parts = run.cut.batches < 4 * threads ? run.cut.batches : 4 * threads;
+    if (threads == 1 || flops * (double)run.cut.batches < 2e5) parts = 1;
+    if (run.cut.batches == 0) return ML_OK;
+    return ml_pool_run(pool, run.cut.batches, parts, compute_items, &run);
+}

@@ -1,0 +1,351 @@
+#ifdef MLUA_CUDA
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/device/cuda/cuda_ce_collectives.h"
+
+static cuda_device *cuda_of(ml_device *device) {
+    return (cuda_device *)device;
+}
+
+/* ---- Opening and closing ------------------------------------------------------------------------
+ */
+/* Atomics on another GPU's memory go over NVLink alone. Where no other GPU is in sight, as where a
+ * launcher shows each rank its own, those of data centers are taken to have it. */
+static int64_t read_link(const cuda_device *d, int arch) {
+    int count = 0, atomics = arch == 80 || arch == 90 || arch == 100 || arch == 103;
+    if (cuda.cuDeviceGetP2PAttribute && cuda.cuDeviceGetCount(&count) == CUDA_SUCCESS &&
+        count > 1) {
+        CUdevice other = d->device;
+        for (int i = 0; i < count && other == d->device; i++) cuda.cuDeviceGet(&other, i);
+        if (cuda.cuDeviceGetP2PAttribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED,
+                                         d->device, other) != CUDA_SUCCESS)
+            atomics = 0;
+    }
+    return ml_target_link(arch, atomics != 0);
+}
+
+static ml_status read_target(cuda_device *d) {
+    int major = 0, minor = 0, driver = 0;
+    size_t free_bytes = 0, total = 0;
+    char name[128] = "";
+    ml_target *target = &d->base.target;
+    CUDA_TRY(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, d->device));
+    CUDA_TRY(cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, d->device));
+    CUDA_TRY(cuDeviceGetAttribute(&target->multiprocessors,
+                                  CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, d->device));
+    CUDA_TRY(cuDeviceGetName(name, sizeof name, d->device));
+    CUDA_TRY(cuMemGetInfo(&free_bytes, &total));
+    CUDA_TRY(cuDriverGetVersion(&driver));
+    target->kind = ML_TARGET_CUDA;
+    target->arch = 10 * major + minor;
+    target->threads = 1;
+    target->vector_bytes = 64;
+    target->longest_materialized = ML_CUDA_MATERIALIZED;
+    target->no_fuse = ml_knobs()->no_fuse;
+    target->link_bytes = read_link(d, target->arch);
+    /* Library code, the context's own memory and workspace take some of what is free now. */
+    int64_t reserve = (int64_t)512 << 20;
+    target->memory_bytes =
+        (int64_t)free_bytes > 2 * reserve ? (int64_t)free_bytes - reserve : (int64_t)free_bytes / 2;
+    snprintf(d->base.description, sizeof d->base.description,
+             "%s, %.0f GiB (%.0f free), sm_%d, CUDA driver %d.%d", name, (double)total / (1 << 30),
+             (double)free_bytes / (1 << 30), target->arch, driver / 1000, driver % 1000 / 10);
+    if (target->arch < 80) {
+        ml_fail(ML_DEVICE, "%s is too old: sm_%d, and mlua's kernels need sm_80 or newer", name,
+                target->arch);
+        return ml_help("run with --device cpu");
+    }
+    return ML_OK;
+}
+
+static ml_status open_stages(cuda_device *d) {
+    for (int i = 0; i < CUDA_STAGES; i++) {
+        CUDA_TRY(cuMemAllocHost((void **)&d->stage[i], CUDA_STAGE_BYTES));
+        CUDA_TRY(cuEventCreate(&d->stage_event[i], CU_EVENT_DISABLE_TIMING));
+    }
+    return ML_OK;
+}
+
+static ml_status open_device(cuda_device *d, int ordinal) {
+    int count = 0;
+    ML_TRY(cuda_driver_open(&count));
+    if (ml_knobs()->hosts > 1 && count > 0) ordinal %= count; /* those hosts share this one's */
+    /* Slurm may show each task of a host its own GPU alone. */
+    if (count == 1 && getenv("SLURM_PROCID")) ordinal = 0;
+    if (ordinal < 0 || ordinal >= count) {
+        ml_fail(ML_DEVICE, "there is no GPU %d: the driver sees %d", ordinal, count);
+        return ml_help("GPUs are numbered from 0; CUDA_VISIBLE_DEVICES restricts them");
+    }
+    CUDA_TRY(cuDeviceGet(&d->device, ordinal));
+    CUDA_TRY(cuDevicePrimaryCtxRetain(&d->context, d->device));
+    if (ml_knobs()->runs > 1) { /* the next run finds the context: the process ends it */
+        CUcontext kept;
+        CUDA_TRY(cuDevicePrimaryCtxRetain(&kept, d->device));
+    }
+    CUDA_TRY(cuCtxSetCurrent(d->context));
+    ML_TRY(read_target(d));
+    CUDA_TRY(cuStreamCreate(&d->stream, CU_STREAM_NON_BLOCKING));
+    return open_stages(d);
+}
+
+static void cuda_close(ml_device *device) {
+    cuda_device *d = cuda_of(device);
+    if (d->stream) cuda_wait_for(d, NULL);
+    if (!cuda_nccl_close(d)) return;
+    cuda_pull_close(d);
+    cuda_dnn_close(d);
+    cuda_contests_close(d);
+    cuda_gemm_close(d);
+    cuda_times_close(d);
+    for (uint32_t i = 0; i < d->functions.count; i++)
+        if (d->functions.at[i].module) CUDA_OK(cuModuleUnload(d->functions.at[i].module));
+    for (uint32_t i = 0; i < d->block_count; i++)
+        CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)d->blocks[i].memory));
+    if (d->workspace) CUDA_OK(cuMemFree(d->workspace));
+    for (int i = 0; i < CUDA_STAGES; i++) {
+        if (d->stage_event[i]) CUDA_OK(cuEventDestroy(d->stage_event[i]));
+        if (d->stage[i]) CUDA_OK(cuMemFreeHost(d->stage[i]));
+    }
+    if (d->stream) CUDA_OK(cuStreamDestroy(d->stream));
+    if (d->context) CUDA_OK(cuDevicePrimaryCtxRelease(d->device));
+    ml_free(d->blocks);
+    ml_arena_free(d->arena);
+    ml_free(d);
+}
+
+static ml_status cuda_open(ml_device **device, int ordinal) {
+    cuda_device *d = ml_alloc(sizeof *d);
+    *device = NULL;
+    if (!d) return ml_fail(ML_NO_MEMORY, "no memory for the CUDA device");
+    d->base.ops = &ml_device_cuda;
+    d->arena = ml_arena_new();
+    d->function_index.arena = d->arena;
+    ml_status status =
+        d->arena ? open_device(d, ordinal) : ml_fail(ML_NO_MEMORY, "no memory for the CUDA device");
+    if (status != ML_OK) {
+        ml_error error = *ml_error_last(); /* closing may store errors of its own */
+        cuda_close(&d->base);
+        *ml_error_last() = error;
+        return status;
+    }
+    *device = &d->base;
+    return ML_OK;
+}
+
+/* ---- Waiting ------------------------------------------------------------------------------------
+ */
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static CUresult query(const cuda_device *d, CUevent event) {
+    return event ? cuda.cuEventQuery(event) : cuda.cuStreamQuery(d->stream);
+}
+
+/* Collectives on the stream do not end when another rank has failed. Short waits spin. */
+static ml_status wait_with_others(cuda_device *d, CUevent event) {
+    static const double SPIN = 1e-4, LOOK = 0.1; /* seconds */
+    const struct timespec nap = {.tv_nsec = 50000};
+    ml_comm *comm = d->base.ranks->comm;
+    double start = seconds_now(), looked = 0;
+    ml_status status = ML_OK;
+    CUresult result;
+    while ((result = query(d, event)) == CUDA_ERROR_NOT_READY && status == ML_OK) {
+        double now = seconds_now();
+        if (now - start < SPIN) continue;
+        if (now - looked >= LOOK) {
+            status = ml_comm_waiting(comm, looked == 0 ? 0 : now - looked);
+            if (status == ML_OK && looked != 0) status = cuda_nccl_check(d);
+            looked = now;
+        }
+        nanosleep(&nap, NULL);
+    }
+    if (looked != 0) ml_comm_waited(comm);
+    if (status != ML_OK) {
+        ml_error error = *ml_error_last();
+        cuda_nccl_abort(d);
+        *ml_error_last() = error;
+        return status;
+    }
+    return result == CUDA_SUCCESS ? ML_OK
+                                  : cuda_fail(result, event ? "cuEventQuery" : "cuStreamQuery");
+}
+
+ml_status cuda_wait_for(cuda_device *d, CUevent event) {
+    if (d->nccl) return wait_with_others(d, event);
+    return event ? CUDA_OK(cuEventSynchronize(event)) : CUDA_OK(cuStreamSynchronize(d->stream));
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------
+ */
+static ml_status memory_failed(cuda_device *d, CUresult result, int64_t bytes, const char *what) {
+    size_t free_bytes = 0, total = 0;
+    if (result != CUDA_ERROR_OUT_OF_MEMORY) return cuda_fail(result, "cuMemAlloc");
+    CUDA_OK(cuMemGetInfo(&free_bytes, &total));
+    ml_fail(ML_TOO_LARGE, "no GPU memory for %s: %.2f GiB are wanted and %.2f of %.2f GiB are free",
+            what, (double)bytes / (1 << 30), (double)free_bytes / (1 << 30),
+            (double)total / (1 << 30));
+    return ml_help("%.2f GiB are taken by this run; other programs on this GPU may hold the rest",
+                   (double)d->base.current_bytes / (1 << 30));
+}
+
+static void account(cuda_device *d, int64_t bytes) {
+    d->base.current_bytes += bytes;
+    if (d->base.peak_bytes < d->base.current_bytes) d->base.peak_bytes = d->base.current_bytes;
+}
+
+static ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory) {
+    cuda_device *d = cuda_of(device);
+    CUdeviceptr address = 0;
+    *memory = NULL;
+    if (d->block_count == d->block_capacity) {
+        uint32_t capacity = 2 * d->block_capacity + 16;
+        void *blocks = ml_realloc(d->blocks, d->block_capacity * sizeof *d->blocks,
+                                  capacity * sizeof *d->blocks);
+        if (!blocks) return ml_fail(ML_NO_MEMORY, "no memory for the CUDA device's accounts");
+        d->blocks = blocks;
+        d->block_capacity = capacity;
+    }
+    CUresult result = cuda.cuMemAlloc(&address, bytes > 0 ? (size_t)bytes : 256);
+    if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the program");
+    *memory = (void *)(uintptr_t)address;
+    d->blocks[d->block_count++] = (struct cuda_block){*memory, bytes, ++d->block_serial};
+    account(d, bytes);
+    return ML_OK;
+}
+
+static void cuda_release(ml_device *device, void *memory) {
+    cuda_device *d = cuda_of(device);
+    if (!memory) return;
+    cuda_wait_for(d, NULL);
+    CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)memory));
+    for (uint32_t i = d->block_count; i-- > 0;)
+        if (d->blocks[i].memory == memory) {
+            account(d, -d->blocks[i].bytes);
+            d->blocks[i] = d->blocks[--d->block_count];
+            return;
+        }
+}
+
+ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
+    if (bytes <= d->workspace_bytes) return ML_OK;
+    if (d->workspace) {
+        ML_TRY(cuda_wait_for(d, NULL));
+        CUDA_TRY(cuMemFree(d->workspace));
+        account(d, -d->workspace_bytes);
+    }
+    d->workspace = 0;
+    d->workspace_bytes = 0;
+    d->workspace_generation++;
+    CUresult result = cuda.cuMemAlloc(&d->workspace, (size_t)bytes);
+    if (result != CUDA_SUCCESS) return memory_failed(d, result, bytes, "the libraries' workspace");
+    d->workspace_bytes = bytes;
+    account(d, bytes);
+    return ML_OK;
+}
+
+/* ---- Transfers ----------------------------------------------------------------------------------
+ */
+/* The next pinned stage, once the transfer that used it last is over. */
+static ml_status take_stage(cuda_device *d, int *stage) {
+    *stage = d->stage_next;
+    d->stage_next = (d->stage_next + 1) % CUDA_STAGES;
+    ML_TRY(cuda_wait_for(d, d->stage_event[*stage]));
+    return ML_OK;
+}
+
+static ml_status cuda_copy(ml_device *device, void *to, const void *from, int64_t bytes) {
+    cuda_device *d = cuda_of(device);
+    if (bytes == 0) return ML_OK;
+    CUDA_TRY(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from,
+                               (size_t)bytes, d->stream));
+    return ML_OK;
+}
+
+static ml_status cuda_upload(ml_device *device, void *to, const void *from, int64_t bytes) {
+    cuda_device *d = cuda_of(device);
+    for (int64_t at = 0; at < bytes; at += CUDA_STAGE_BYTES) {
+        size_t part = (size_t)(bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES);
+        int stage;
+        ML_TRY(take_stage(d, &stage));
+        memcpy(d->stage[stage], (const char *)from + at, part);
+        CUDA_TRY(cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)to + (size_t)at, d->stage[stage], part,
+                                   d->stream));
+        CUDA_TRY(cuEventRecord(d->stage_event[stage], d->stream));
+    }
+    return ML_OK;
+}
+
+/* Two parts are under way at a time: one is copied out while the next one arrives. */
+static ml_status cuda_download(ml_device *device, void *to, const void *from, int64_t bytes) {
+    cuda_device *d = cuda_of(device);
+    int pending = -1;
+    int64_t pending_at = 0;
+    size_t pending_bytes = 0;
+    for (int64_t at = 0; at < bytes || pending >= 0; at += CUDA_STAGE_BYTES) {
+        int stage = -1;
+        size_t part = 0;
+        if (at < bytes) {
+            part = (size_t)(bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES);
+            ML_TRY(take_stage(d, &stage));
+            CUDA_TRY(cuMemcpyDtoHAsync(d->stage[stage], (CUdeviceptr)(uintptr_t)from + (size_t)at,
+                                       part, d->stream));
+            CUDA_TRY(cuEventRecord(d->stage_event[stage], d->stream));
+        }
+        if (pending >= 0) {
+            ML_TRY(cuda_wait_for(d, d->stage_event[pending]));
+            memcpy((char *)to + pending_at, d->stage[pending], pending_bytes);
+        }
+        pending = stage;
+        pending_at = at;
+        pending_bytes = part;
+    }
+    return ML_OK;
+}
+
+static ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes) {
+    cuda_device *d = cuda_of(device);
+    if (bytes > 0)
+        CUDA_TRY(cuMemsetD8Async((CUdeviceptr)(uintptr_t)memory, 0, (size_t)bytes, d->stream));
+    return ML_OK;
+}
+
+static ml_status cuda_wait(ml_device *device) {
+    ML_TRY(cuda_wait_for(cuda_of(device), NULL));
+    return cuda_times_collect(cuda_of(device));
+}
+
+const ml_device_ops ml_device_cuda = {
+    .name = "cuda",
+    .open = cuda_open,
+    .close = cuda_close,
+    .allocate = cuda_allocate,
+    .release = cuda_release,
+    .copy = cuda_copy,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .zero = cuda_zero,
+    .wait = cuda_wait,
+    .load = cuda_load,
+    .bind = cuda_bind,
+    .run = cuda_run,
+    .ready = cuda_ready,
+    .unload = cuda_unload,
+    .join = cuda_nccl_join,
+    .collect = cuda_nccl_collect,
+    .forget = cuda_pull_forget,
+    .part = cuda_nccl_part,
+    .connect = cuda_edge_connect,
+    .patient = cuda_edge_patient,
+    .send = cuda_edge_send,
+    .settle = cuda_edge_settle,
+    .expect = cuda_edge_expect,
+    .arrive = cuda_edge_arrive,
+};
+#endif

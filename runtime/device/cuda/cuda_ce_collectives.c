@@ -1,0 +1,406 @@
+#ifdef MLUA_CUDA
+#include "runtime/device/cuda/cuda_ce_collectives.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
+
+enum { KINDS = 2, WORD_BYTES = 32, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
+
+/* ---- Exchanges ----------------------------------------------------------------------------------
+ */
+static int64_t ranks_of(const cuda_device *d, int axis) {
+    return d->base.ranks->layout->axis[axis].size;
+}
+
+static int place_of(const cuda_device *d, int axis) {
+    return (int)ml_layout_coordinate(d->base.ranks->layout, d->base.ranks->rank, axis);
+}
+
+/* Whether copies may serve an axis of so many ranks. */
+static bool fits(int64_t ranks) {
+    return ranks > 1 && ranks <= PULL_RANKS;
+}
+
+/* The rank of the job at a place along the axis. */
+static int rank_at(const cuda_device *d, int axis, int place) {
+    const ml_layout *layout = d->base.ranks->layout;
+    int step = 1;
+    for (int i = axis + 1; i < layout->count; i++) step *= (int)layout->axis[i].size;
+    return d->base.ranks->rank + (place - place_of(d, axis)) * step;
+}
+
+static ml_status gather(cuda_device *d, int axis, const cuda_offer *mine, int64_t count,
+                        cuda_offer *all) {
+    const ml_collective_step step = {.op = ML_OP_ALL_GATHER,
+                                     .mesh_axis = axis,
+                                     .ranks = ranks_of(d, axis),
+                                     .count = count * CUDA_OFFER_WORDS,
+                                     .dtype = ML_I64};
+    return cuda_nccl_collect(&d->base, &step, mine, all);
+}
+
+/* Whether it is so on all ranks along the axis. */
+static ml_status agree(cuda_device *d, int axis, bool *able) {
+    const ml_collective_step least = {.op = ML_OP_ALL_REDUCE,
+                                      .mesh_axis = axis,
+                                      .ranks = ranks_of(d, axis),
+                                      .count = 1,
+                                      .dtype = ML_I64,
+                                      .combine = ML_COMBINE_MIN};
+    int64_t mine = *able, all = 0;
+    ML_TRY(cuda_nccl_collect(&d->base, &least, &mine, &all));
+    *able = all != 0;
+    return ML_OK;
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- The device's part --------------------------------------------------------------------------
+ */
+static int64_t stages_bytes(int64_t memory_bytes) {
+    const int64_t most = 128 << 20;
+    return memory_bytes / 1024 < most ? memory_bytes / 1024 : most;
+}
+
+int64_t cuda_pull_reserve(int64_t memory_bytes) {
+    return ml_knobs()->peer ? stages_bytes(memory_bytes) + WORDS_BYTES : 0;
+}
+
+static ml_status words_make(cuda_device *d) {
+    ML_TRY(cuda_nccl_stream(&d->pulls->escape));
+    ML_TRY(d->base.ops->allocate(&d->base, WORDS_BYTES, &d->pulls->words));
+    ML_TRY(d->base.ops->zero(&d->base, d->pulls->words, WORDS_BYTES));
+    return cuda_wait_for(d, NULL);
+}
+
+static ml_status pulls_open(cuda_device *d) {
+    if (d->pulls) return ML_OK;
+    d->pulls = ml_alloc(sizeof *d->pulls);
+    return d->pulls ? words_make(d) : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
+}
+
+CUdeviceptr cuda_pull_word(const cuda_pull_axis *axis, int of_rank, int kind, int from_rank) {
+    return axis->words[of_rank] + (CUdeviceptr)((kind * PULL_RANKS + from_rank) * WORD_BYTES);
+}
+
+/* Where the words of an axis begin, in each rank's block. */
+static CUdeviceptr words_of(int axis) {
+    return (CUdeviceptr)(axis * KINDS * PULL_RANKS * WORD_BYTES);
+}
+
+static bool open_words(cuda_device *d, int axis, const cuda_offer *all) {
+    cuda_pull_axis *a = &d->pulls->axis[axis];
+    for (int i = 0; i < a->ranks; i++) {
+        CUdeviceptr words = (CUdeviceptr)(uintptr_t)d->pulls->words;
+        if (i != a->at) {
+            uint32_t place = cuda_share_open(d, rank_at(d, axis, i), &all[i], true);
+            if (place == CUDA_SHARE_NONE) return false;
+            words = cuda_share_address(d, place, &all[i]);
+        }
+        a->words[i] = words + words_of(axis);
+    }
+    return true;
+}
+
+/* The axes that copies may serve divide the stage's memory. */
+static int64_t stage_share(const cuda_device *d) {
+    const ml_layout *layout = d->base.ranks->layout;
+    int64_t axes = 0;
+    for (int i = 0; i < layout->count; i++) axes += fits(layout->axis[i].size);
+    return stages_bytes(d->base.target.memory_bytes) / (axes > 0 ? axes : 1);
+}
+
+static ml_status axis_make(cuda_device *d, cuda_pull_axis *a) {
+    const int wanted = ml_knobs()->peer, usual = 3;
+    a->stream_count = wanted < 2 ? usual : wanted < PULL_STREAMS ? wanted : PULL_STREAMS;
+    if (a->stream_count > a->ranks - 1) a->stream_count = a->ranks - 1;
+    for (int i = 0; i < a->stream_count; i++) {
+        ML_TRY(cuda_nccl_stream(&a->streams[i]));
+        CUDA_TRY(cuEventCreate(&a->copied[i], CU_EVENT_DISABLE_TIMING));
+    }
+    for (int i = 0; i < PULL_HALVES; i++)
+        CUDA_TRY(cuEventCreate(&a->added[i], CU_EVENT_DISABLE_TIMING));
+    CUDA_TRY(cuEventCreate(&a->begun, CU_EVENT_DISABLE_TIMING));
+    return d->base.ops->allocate(&d->base, a->stage_bytes, &a->stage);
+}
+
+/* Once for each axis: open the words of all ranks along it. */
+static ml_status connect_axis(cuda_device *d, int axis) {
+    cuda_pull_axis *a = &d->pulls->axis[axis];
+    if (a->connected) return ML_OK;
+    double began = seconds();
+    a->ranks = (int)ranks_of(d, axis);
+    a->at = place_of(d, axis);
+    a->stage_bytes = stage_share(d);
+    cuda_offer mine = cuda_share_offer(d, d->pulls->words), all[PULL_RANKS];
+    ML_TRY(gather(d, axis, &mine, 1, all));
+    bool able = a->stage_bytes / PULL_HALVES / a->ranks >= LEAST_ROOM && open_words(d, axis, all);
+    ML_TRY(agree(d, axis, &able));
+    if (able) ML_TRY(axis_make(d, a));
+    a->able = able;
+    a->connected = true;
+    ml_debug(1, "peer: %d GPUs along %s %s (%.2f s)\n", a->ranks,
+             d->base.ranks->layout->axis[axis].name,
+             able ? "copy from one another's memory" : "cannot open one another's memory",
+             seconds() - began);
+    return ML_OK;
+}
+
+/* ---- Executables --------------------------------------------------------------------------------
+ */
+static bool serves(const cuda_device *d, const cuda_step *step) {
+    const ml_collective_step *c = step->step->collective;
+    if (step->step->kind != ML_STEP_COLLECTIVE || c->ticket == 0 || c->count == 0) return false;
+    if (!fits(ranks_of(d, c->mesh_axis))) return false;
+    if (c->op == ML_OP_ALL_GATHER) return true;
+    return c->op == ML_OP_REDUCE_SCATTER && c->combine == ML_COMBINE_SUM &&
+           cuda_pull_adds(c->dtype);
+}
+
+/* What copies may serve of an executable, along one axis. */
+typedef struct {
+    ml_executable *e;
+    int axis;
+    uint32_t count;
+    uint32_t *steps;
+    cuda_offer *mine, *all; /* [count], and by rank */
+    struct cuda_pull *pulls;
+    int64_t *able; /* [count] */
+} candidates;
+
+/* What the others have of each step; false where something cannot be opened. */
+static bool open_steps(const candidates *c) {
+    ml_executable *e = c->e;
+    const cuda_pull_axis *a = &e->device->pulls->axis[c->axis];
+    for (uint32_t i = 0; i < c->count; i++) {
+        c->able[i] = 1;
+        for (int r = 0; r < a->ranks; r++) c->able[i] &= c->all[(size_t)r * c->count + i].able != 0;
+        for (int r = 0; r < a->ranks && c->able[i]; r++) {
+            const cuda_offer *offer = &c->all[(size_t)r * c->count + i];
+            c->pulls[i].from[r] = (CUdeviceptr)(uintptr_t)e->steps[c->steps[i]].pointers[0];
+            if (r == a->at) continue;
+            uint32_t place =
+                cuda_share_open(e->device, rank_at(e->device, c->axis, r), offer, false);
+            if (place == CUDA_SHARE_NONE) return false;
+            e->opened[e->opened_count++] = place;
+            c->pulls[i].from[r] = cuda_share_address(e->device, place, offer);
+        }
+    }
+    return true;
+}
+
+static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) {
+    for (uint32_t i = 0; i < d->block_count; i++)
+        if (d->blocks[i].serial == serial) return &d->blocks[i];
+    return NULL;
+}
+
+/* Each block that is opened costs time, on all other ranks: only those with most bytes are offered,
+ * of which one holds all temporaries. NCCL has what lies elsewhere. */
+static void few_blocks(const candidates *c) {
+    enum { BLOCKS = 4 };
+    uint64_t kept[BLOCKS] = {0};
+    for (int best = 0; best < BLOCKS; best++) {
+        int64_t most = 0;
+        for (uint32_t i = 0; i < c->count; i++) {
+            const struct cuda_block *b = block_of(c->e->device, c->mine[i].serial);
+            bool known = !b;
+            for (int k = 0; k < best; k++) known = known || kept[k] == c->mine[i].serial;
+            if (known || b->bytes <= most) continue;
+            most = b->bytes;
+            kept[best] = c->mine[i].serial;
+        }
+    }
+    for (uint32_t i = 0; i < c->count; i++) {
+        bool found = false;
+        for (int k = 0; k < BLOCKS; k++) found = found || kept[k] == c->mine[i].serial;
+        if (!found) c->mine[i].able = 0;
+    }
+}
+
+static ml_status exchange(const candidates *c) {
+    cuda_device *d = c->e->device;
+    ML_TRY(connect_axis(d, c->axis));
+    if (!d->pulls->axis[c->axis].able) return ML_OK;
+    ML_TRY(cuda_pull_load(d));
+    for (uint32_t i = 0; i < c->count; i++)
+        c->mine[i] = cuda_share_offer(d, c->e->steps[c->steps[i]].pointers[0]);
+    few_blocks(c);
+    ML_TRY(gather(d, c->axis, c->mine, c->count, c->all));
+    if (!open_steps(c)) memset(c->able, 0, c->count * sizeof *c->able);
+    return ML_OK;
+}
+
+static ml_status exchange_axis(ml_executable *e, int axis, uint32_t *first, int64_t *able) {
+    size_t ranks = (size_t)ranks_of(e->device, axis);
+    candidates c = {.e = e, .axis = axis, .pulls = e->pulls + *first, .able = able + *first};
+    c.steps = ml_alloc((size_t)e->step_count * sizeof *c.steps);
+    for (uint32_t i = 0; c.steps && i < e->step_count; i++)
+        if (serves(e->device, &e->steps[i]) && e->steps[i].step->collective->mesh_axis == axis)
+            c.steps[c.count++] = i;
+    c.mine = ml_alloc((c.count + 1) * sizeof *c.mine);
+    c.all = ml_alloc((c.count + 1) * ranks * sizeof *c.all);
+    ml_status status = c.steps && c.mine && c.all
+                           ? ML_OK
+                           : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
+    if (status == ML_OK && c.count > 0) status = exchange(&c);
+    for (uint32_t i = 0; i < c.count; i++) e->steps[c.steps[i]].pull = &c.pulls[i];
+    *first += c.count;
+    ml_free(c.steps);
+    ml_free(c.mine);
+    ml_free(c.all);
+    return status;
+}
+
+static void choose(ml_executable *e, const int64_t *able, uint32_t count, double began) {
+    uint32_t served = 0;
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        if (e->steps[i].pull && !able[e->steps[i].pull - e->pulls]) e->steps[i].pull = NULL;
+        served += e->steps[i].pull != NULL;
+    }
+    ml_debug(1,
+             "peer: %u of %u collectives beside other work of %s go by copies; %u allocations of "
+             "others are open; %.2f s\n",
+             served, count, e->plan->roots.name ? e->plan->roots.name : "a program",
+             cuda_share_count(e->device), seconds() - began);
+}
+
+ml_status cuda_pull_bind(ml_executable *e) {
+    cuda_device *d = e->device;
+    size_t count = 0, places = 0;
+    double began = seconds();
+    cuda_pull_unbind(e);
+    if (!ml_knobs()->peer || !d->nccl || e->plan->piece) return ML_OK;
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        if (!serves(d, &e->steps[i])) continue;
+        places += (size_t)ranks_of(d, e->steps[i].step->collective->mesh_axis);
+        count++;
+    }
+    if (count == 0) return ML_OK;
+    ML_TRY(pulls_open(d));
+    int64_t *able = ml_alloc(count * sizeof *able);
+    e->pulls = ml_alloc(count * sizeof *e->pulls);
+    e->opened = ml_alloc(places * sizeof *e->opened);
+    e->opened_generation = d->opened_generation;
+    ml_status status = able && e->pulls && e->opened
+                           ? ML_OK
+                           : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
+    uint32_t first = 0;
+    for (int axis = 0; axis < ML_MAX_MESH && status == ML_OK; axis++)
+        if (e->collects[axis]) status = exchange_axis(e, axis, &first, able);
+    if (status == ML_OK) status = cuda_collect_least(e, able, (int64_t)count);
+    if (status == ML_OK) choose(e, able, (uint32_t)count, began);
+    ml_free(able);
+    return status;
+}
+
+void cuda_pull_unbind(ml_executable *e) {
+    for (uint32_t i = 0; i < e->opened_count; i++)
+        cuda_share_close(e->device, e->opened[i], e->opened_generation);
+    for (uint32_t i = 0; i < e->step_count; i++) e->steps[i].pull = NULL;
+    ml_free(e->opened);
+    ml_free(e->pulls);
+    e->opened = NULL;
+    e->pulls = NULL;
+    e->opened_count = 0;
+}
+
+/* A block must not be given back while others have it open. Ranks that copy from one another run
+ * the same programs, so they are here at the same time; their words stay open. */
+ml_status cuda_pull_forget(ml_device *device) {
+    cuda_device *d = (cuda_device *)device;
+    bool closed = true;
+    if (!d->pulls || d->pulls->aborted) return ML_OK;
+    ML_TRY(cuda_wait_for(d, NULL));
+    cuda_share_forget(d);
+    for (int i = 0; i < ML_MAX_MESH; i++)
+        if (d->pulls->axis[i].able) ML_TRY(agree(d, i, &closed));
+    return ML_OK;
+}
+
+/* ---- The end ------------------------------------------------------------------------------------
+ */
+/* Sets all words again and again: each is put back by the stream that has waited for it. */
+static void *let_go(void *device) {
+    cuda_device *d = device;
+    cuda_pulls *p = d->pulls;
+    const struct timespec pause = {.tv_nsec = 200000};
+    CUdeviceptr words = (CUdeviceptr)(uintptr_t)p->words;
+    enum { WORDS = ML_MAX_MESH * KINDS * PULL_RANKS };
+    CUstreamBatchMemOpParams ops[WORDS / 2];
+    cuda.cuCtxSetCurrent(d->context);
+    while (!atomic_load(&p->gone)) {
+        for (int half = 0; half < 2; half++) {
+            memset(ops, 0, sizeof ops);
+            for (int i = 0; i < WORDS / 2; i++) {
+                ops[i].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+                ops[i].writeValue.address =
+                    words + (CUdeviceptr)((half * WORDS / 2 + i) * WORD_BYTES);
+                ops[i].writeValue.value = 1;
+            }
+            if (cuda.cuStreamBatchMemOp(p->escape, WORDS / 2, ops, 0) != CUDA_SUCCESS) return NULL;
+        }
+        if (cuda.cuStreamSynchronize(p->escape) != CUDA_SUCCESS) return NULL;
+        nanosleep(&pause, NULL);
+    }
+    return NULL;
+}
+
+void cuda_pull_abort_begin(cuda_device *d) {
+    cuda_pulls *p = d->pulls;
+    if (!p || p->aborted || !p->words) return;
+    p->aborted = true;
+    p->letting_go = ml_process_thread(&p->thread, let_go, d) == 0;
+}
+
+/* Once nothing is under way any more; what will not end in ten seconds ends with the process. */
+void cuda_pull_abort_end(cuda_device *d) {
+    cuda_pulls *p = d->pulls;
+    const struct timespec pause = {.tv_nsec = 1000000};
+    if (!p || !p->letting_go) return;
+    for (int i = 0; i < 10000 && cuda.cuStreamQuery(d->stream) == CUDA_ERROR_NOT_READY; i++)
+        nanosleep(&pause, NULL);
+    for (int k = 0; k < ML_MAX_MESH * PULL_STREAMS; k++) {
+        const cuda_pull_axis *a = &p->axis[k / PULL_STREAMS];
+        CUstream stream = a->streams[k % PULL_STREAMS];
+        for (int i = 0; stream && i < 1000 && cuda.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
+             i++)
+            nanosleep(&pause, NULL);
+    }
+    atomic_store(&p->gone, true);
+    pthread_join(p->thread, NULL);
+    p->letting_go = false;
+}
+
+static void axis_close(cuda_pull_axis *a) {
+    for (int i = 0; i < PULL_STREAMS; i++) {
+        if (a->streams[i]) CUDA_OK(cuStreamDestroy(a->streams[i]));
+        if (a->copied[i]) CUDA_OK(cuEventDestroy(a->copied[i]));
+    }
+    for (int i = 0; i < PULL_HALVES; i++)
+        if (a->added[i]) CUDA_OK(cuEventDestroy(a->added[i]));
+    if (a->begun) CUDA_OK(cuEventDestroy(a->begun));
+}
+
+void cuda_pull_close(cuda_device *d) {
+    cuda_pulls *p = d->pulls;
+    if (!p) return;
+    cuda_pull_abort_end(d);
+    for (int i = 0; i < ML_MAX_MESH; i++) axis_close(&p->axis[i]);
+    if (p->escape) CUDA_OK(cuStreamDestroy(p->escape));
+    if (p->module) CUDA_OK(cuModuleUnload(p->module));
+    ml_free(p);
+    d->pulls = NULL;
+}
+#endif

@@ -1,0 +1,226 @@
+/* The CUDA device: what its files share.
+ *
+ *   cuda.c            the device: memory, transfers, workspace
+ *   cuda_exec.c       executables: load, bind, run, the CUDA graph of a whole step
+ *   cuda_maps.c       tensor maps of kernels that use Hopper's copy engine
+ *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
+ *   cuda_watch.c      MLUA_CHECK=cpu
+ *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
+ *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two ranks, through
+ *                     cuda_peer.c on one host; cuda_nccl.c wraps NCCL; cuda_pull.c collectives by
+ *                     copies; cuda_share.c memory that ranks of one host open in one another's GPU
+ *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention;
+ *                     cuda_contest.c chooses between these and the own kernels
+ *
+ * One in-order stream carries everything but collectives that go on beside it, so one workspace
+ * serves all library calls. With several ranks no wait is the driver's own: cuda_wait_for looks for
+ * the failure of other ranks meanwhile. Executables
+ * keep no address of the workspace across a change of workspace_generation: they bind again. */
+#ifndef ML_CUDA_DEVICE_H
+#define ML_CUDA_DEVICE_H
+#ifdef MLUA_CUDA
+
+#include "codegen/lower/library.h"
+#include "runtime/device/check.h"
+#include "runtime/device/cuda/cuda_driver.h"
+#include "runtime/device/device.h"
+
+typedef struct cuda_gemm_library cuda_gemm_library;
+typedef struct cuda_gemm cuda_gemm;             /* cuBLASLt descriptors of one shape, shared */
+typedef struct cuda_dnn cuda_dnn;               /* cuDNN, opened */
+typedef struct cuda_nccl cuda_nccl;             /* communicators of several ranks */
+typedef struct cuda_attention cuda_attention;   /* a cuDNN plan of one attention step */
+typedef struct cuda_contest cuda_contest;       /* a choice between such a plan and own kernels */
+typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
+typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
+
+enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20 };
+
+typedef struct {
+    uint64_t key;
+    CUmodule module;
+    CUfunction function;
+    uint32_t shared_bytes; /* of a launch, that the function's attribute was asked to allow */
+} cuda_function;
+
+typedef struct {
+    ml_device base;
+    ml_arena *arena;
+    CUdevice device;
+    CUcontext context;
+    CUstream stream;
+    char *stage[CUDA_STAGES]; /* pinned; a stage is free once its event has passed */
+    CUevent stage_event[CUDA_STAGES];
+    int stage_next;
+    CUdeviceptr workspace;
+    int64_t workspace_bytes;
+    uint32_t workspace_generation;
+    ml_index function_index; /* by kernel key */
+    ML_VEC(cuda_function) functions;
+    struct cuda_block { /* what allocate gave out, for the accounts */
+        void *memory;
+        int64_t bytes;
+        uint64_t serial; /* no two blocks have the same */
+    } * blocks;
+    uint32_t block_count, block_capacity;
+    uint64_t block_serial;    /* of the last one */
+    cuda_gemm_library *gemms; /* NULL until first needed */
+    cuda_dnn *dnn;
+    cuda_contest *contests;   /* decided ones, a list */
+    cuda_times *times;        /* NULL until a run is timed */
+    cuda_nccl *nccl;          /* NULL: one rank */
+    struct cuda_pulls *pulls; /* NULL until an executable has collectives that go by copies */
+    struct cuda_edge *edges;
+    int64_t ring_bytes;         /* for messages of edges */
+    struct cuda_opened *opened; /* memory of other ranks (cuda_share.h) */
+    uint32_t opened_count, opened_generation;
+    bool parted; /* from the other ranks: none of their memory is open any more */
+} cuda_device;
+
+/* Until the event has passed, or, where it is NULL, all work on the device's stream. */
+ml_status cuda_wait_for(cuda_device *device, CUevent event);
+
+/* Make the workspace at least this large (never smaller). Waits for the stream if it must move. */
+ml_status cuda_workspace(cuda_device *device, int64_t bytes);
+
+/* Executables (cuda_exec.c). */
+ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable);
+ml_status cuda_bind(ml_executable *executable, void *const *addresses);
+ml_status cuda_run(ml_executable *executable);
+ml_status cuda_ready(ml_executable *executable);
+void cuda_unload(ml_executable *executable);
+
+typedef struct {
+    CUfunction function;
+    const ml_kernel *kernel;
+    void **arguments; /* the kernel's one struct: tensor maps, pointers, scalars */
+    void **pointers;  /* in there */
+} cuda_launch;
+
+/* Tensor maps (cuda_maps.c). Where the driver has none, the step runs its kernel's `otherwise`. */
+void cuda_maps_choose(ml_step *step); /* raises */
+/* Encode them for the pointers that the launch has now. */
+ml_status cuda_maps_bind(cuda_launch *launch);
+
+typedef struct {
+    const ml_step *step;
+    const char *what; /* "step 12 (sum+mul), gpt.lua:41" for messages */
+    int launch_count; /* kernels: the step's kernel and its chain */
+    cuda_launch *launches;
+    cuda_gemm *gemm;
+    cuda_attention *attention; /* cuDNN serves; NULL: the launches do */
+    const uint64_t *contest;   /* attention that both may serve: the key of the choice; or NULL */
+    bool undecided;            /* both are loaded: the first bind times them */
+    void **pointers;           /* by the step's values */
+    struct cuda_pull *pull;    /* of a collective that goes by copies; NULL: NCCL has it */
+    uint32_t group; /* collectives from this one on that are one launch; 0: in an earlier one's */
+} cuda_step;
+
+/* Of a collective with a ticket: its group may begin; it is done. */
+typedef struct {
+    CUevent ready, done;
+    bool waited;    /* while a run is put on the stream */
+    uint32_t first; /* ticket of its group: that one's events serve */
+} cuda_ticket;
+
+struct ml_executable {
+    cuda_device *device;
+    const ml_plan *plan;
+    ml_arena *arena;
+    cuda_step *steps;
+    uint32_t step_count;
+    void **addresses; /* by storage, as bound */
+    bool bound;
+    uint32_t workspace_generation;
+    cuda_ticket *tickets; /* [0] is unused */
+    uint32_t ticket_count;
+    bool collects[ML_MAX_MESH]; /* has collectives along the mesh axis */
+    struct cuda_pull *pulls;    /* of its steps; NULL: none */
+    uint32_t *opened;           /* by rank and step: what it uses of the device's list */
+    uint32_t opened_count, opened_generation;
+    CUgraphExec graph; /* of the whole step; NULL until captured */
+    bool graph_refused;
+    uint64_t runs;
+    ml_checker *checker;          /* where MLUA_CHECK asks for one */
+    ml_profile_program *profiled; /* its description; NULL until a run is timed */
+    cuda_step_times *times;       /* NULL until a run is timed by steps */
+};
+
+/* Put one step on the stream, and all of them: the latter with collectives beside the stream. */
+ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
+ml_status cuda_enqueue_all(ml_executable *executable);
+
+/* Collectives of an executable (cuda_collect.c). */
+void cuda_collect_load(ml_executable *executable); /* raises */
+void cuda_collect_unload(ml_executable *executable);
+/* The group that begins with this step. */
+ml_status cuda_collect_group(ml_executable *executable, const cuda_step *step);
+ml_status cuda_collect_wait(ml_executable *executable, const cuda_step *step);
+/* Each of `count` values becomes the smallest of the ranks with which this executable has
+ * collectives, and of those with which these have some. */
+ml_status cuda_collect_least(ml_executable *executable, int64_t *values, int64_t count);
+/* One collective alone, on the device's stream. */
+ml_status cuda_collect_alone(ml_executable *executable, const cuda_step *step);
+
+/* A run that nobody looks at: eager or the graph. */
+ml_status cuda_run_plain(ml_executable *executable);
+/* Timed runs (cuda_profile.c). */
+ml_status cuda_run_profiled(ml_executable *executable, ml_run_mode mode);
+/* While a run goes by steps (else nothing happens): events around a step, or around the group that
+ * begins with it, on the stream that carries it. */
+ml_status cuda_time_begins(ml_executable *executable, const cuda_step *step, CUstream stream);
+ml_status cuda_time_ends(ml_executable *executable, const cuda_step *step, CUstream stream);
+ml_status cuda_times_collect(cuda_device *device); /* once all runs are finished */
+void cuda_times_forget(ml_executable *executable);
+void cuda_times_close(cuda_device *device);
+/* Runs that compare what each step wrote (cuda_watch.c). */
+ml_status cuda_run_checked(ml_executable *executable);
+ml_check_read cuda_read_storage; /* the context is the executable */
+
+/* GEMM (cuda_gemm.c, cuda_tune.c). `alignment` of operands a, b, c, bias is what their addresses
+ * are multiples of, in bytes, at most 256. */
+typedef struct {
+    ml_gemm gemm;
+    int64_t alignment[4];
+} cuda_gemm_shape;
+ml_status cuda_gemm_open(cuda_device *device);
+void cuda_gemm_close(cuda_device *device);
+/* The descriptors of a shape: made once for the device, which keeps them. */
+ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda_gemm **gemm);
+/* Choose the algorithm: from the cache on disk, or by timing candidates on the operands' memory;
+ * scratch[i] says that operand i (a, b, c) holds nothing yet and may be overwritten. */
+ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands,
+                         const bool scratch[3]);
+ml_status cuda_gemm_run(cuda_device *device, cuda_gemm *gemm, void *const *operands);
+/* What is chosen by timing, for others too: numbers to time it with; whether this rank decides;
+ * what the deciding rank has chosen, for all that must compute the same bits. */
+ml_status cuda_tune_fill(cuda_device *device, void *memory, int64_t bytes);
+bool cuda_tune_chooses(const cuda_device *device);
+ml_status cuda_tune_share(cuda_device *device, void *choice, int64_t bytes);
+
+/* Attention through cuDNN (cuda_dnn.c, cuda_attention.c). */
+ml_status cuda_dnn_load(cuda_device *device); /* the library: enough to ask for its version */
+ml_status cuda_dnn_open(cuda_device *device);
+void cuda_dnn_close(cuda_device *device);
+/* NULL in *attention where cuDNN does not serve this step: then the template does; `why` says why.
+ */
+ml_status cuda_attention_new(cuda_device *device, const ml_schedule *schedule, const ml_step *step,
+                             cuda_attention **attention, char *why, int why_size);
+void cuda_attention_free(cuda_device *device, cuda_attention *attention);
+int64_t cuda_attention_workspace(const cuda_attention *attention);
+ml_status cuda_attention_bind(cuda_device *device, cuda_attention *attention,
+                              void *const *operands);
+ml_status cuda_attention_run(cuda_device *device, cuda_attention *attention);
+
+/* cuDNN or the own kernels on warpgroup products (cuda_contest.c). */
+/* The contest of an attention step that both may serve, else NULL. Raises. */
+const uint64_t *cuda_contest_of(ml_executable *executable, const ml_step *step);
+/* Whether the own kernels are known to serve, so that cuDNN need not be asked: where one rank
+ * decides alone. cuDNN's library is loaded. */
+bool cuda_contest_won(cuda_device *device, const uint64_t *contest);
+/* The step's pointers are bound, both ways: decide for good. */
+ml_status cuda_contest_decide(ml_executable *executable, cuda_step *step);
+void cuda_contests_close(cuda_device *device);
+
+#endif
+#endif

@@ -1,0 +1,556 @@
+#ifdef MLUA_CUDA
+/* Executables: a plan made ready for the GPU.
+ *
+ * Loading compiles kernels on a pool of threads while a further thread opens the libraries and
+ * builds attention plans. The first run enqueues step by step, which makes every library load its
+ * kernels; the second one captures the whole step into one CUDA graph, which later runs replay. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codegen/jit/jit.h"
+#include "runtime/base/knobs.h"
+#include "runtime/base/process.h"
+#include "runtime/device/cuda/cuda_ce_collectives.h"
+
+/* ---- Libraries, beside the compilation ----------------------------------------------------------
+ */
+typedef struct {
+    ml_executable *executable;
+    bool wants_gemm, wants_dnn;
+    ml_status status;
+    ml_error error; /* errors are a thread's own: carried over by hand */
+} library_work;
+
+static ml_status open_libraries(library_work *work) {
+    ml_executable *e = work->executable;
+    CUDA_TRY(cuCtxSetCurrent(e->device->context));
+    if (work->wants_gemm) ML_TRY(cuda_gemm_open(e->device));
+    /* A machine without cuDNN runs the template kernels. */
+    if (!work->wants_dnn || cuda_dnn_load(e->device) != ML_OK) return ML_OK;
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        char why[512] = "";
+        cuda_step *step = &e->steps[i];
+        if (step->step->kind != ML_STEP_ATTENTION) continue;
+        cuda_doing(step->what);
+        if (step->contest && cuda_contest_won(e->device, step->contest)) continue;
+        if (cuda_dnn_open(e->device) != ML_OK) return ML_OK;
+        ML_TRY(cuda_attention_new(e->device, e->plan->schedule, step->step, &step->attention, why,
+                                  sizeof why));
+        if (!step->attention)
+            ml_debug(1, "attention: the template kernel serves %s: %s\n", step->what, why);
+    }
+    return ML_OK;
+}
+
+static void *library_thread(void *argument) {
+    library_work *work = argument;
+    work->status = open_libraries(work);
+    if (work->status != ML_OK) work->error = *ml_error_last();
+    return NULL;
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------
+ */
+static cuda_function *find_function(cuda_device *d, uint64_t key) {
+    uint32_t cursor = 0, at;
+    while ((at = ml_index_next(&d->function_index, key, &cursor)) != ML_INDEX_NONE)
+        if (d->functions.at[at].key == key) return &d->functions.at[at];
+    return NULL;
+}
+
+/* Raises. What it adds to the device's list stays there when a later one fails. */
+static void load_function(cuda_device *d, const ml_kernel *kernel, const void *image) {
+    cuda_function *f = ML_PUSH(d->arena, &d->functions);
+    cuda_doing(kernel->label);
+    ML_CHECK(CUDA_OK(cuModuleLoadData(&f->module, image)));
+    ML_CHECK(CUDA_OK(cuModuleGetFunction(&f->function, f->module, kernel->entry)));
+    f->key = kernel->key;
+    f->shared_bytes = 0; /* 48 KiB, less what the kernel declares itself, are allowed unasked */
+    ml_index_add(&d->function_index, kernel->key, d->functions.count - 1);
+}
+
+typedef ML_VEC(ml_kernel *) kernel_list;
+
+static void list_kernels(ml_executable *e, const ml_step *step, ml_index *seen, kernel_list *list) {
+    for (ml_kernel *k = step->kernel; k; k = k->next) {
+        uint32_t cursor = 0;
+        if (find_function(e->device, k->key)) continue;
+        if (ml_index_next(seen, k->key, &cursor) != ML_INDEX_NONE) continue;
+        ml_index_add(seen, k->key, list->count);
+        *ML_PUSH(e->arena, list) = k;
+    }
+}
+
+typedef struct {
+    cuda_device *device;
+    kernel_list list;
+    const void **images;
+} image_work;
+
+static void load_images(void *argument) {
+    const image_work *work = argument;
+    for (uint32_t i = 0; i < work->list.count; i++)
+        load_function(work->device, work->list.at[i], work->images[i]);
+}
+
+/* Of this host: each has a GPU of its own, unless they take themselves for those of several. */
+static int local_ranks(const cuda_device *d) {
+    if (!d->base.ranks || !d->base.ranks->comm) return 1;
+    int world = ml_comm_world(d->base.ranks->comm), gpus = ml_cuda_count();
+    return ml_knobs()->hosts > 1 || world < gpus ? world : gpus;
+}
+
+/* Kernels of attention come second, once it is known what cuDNN serves, but for those that may be
+ * preferred to it. */
+static bool takes_part(const cuda_step *step, bool templates) {
+    if (step->step->kind != ML_STEP_ATTENTION) return !templates;
+    return templates ? !step->attention : step->contest != NULL;
+}
+
+/* Compile and load what the device does not have yet. Distinct keys are compiled once. */
+static ml_status try_kernels(ml_executable *e, bool templates) {
+    kernel_list list = {0};
+    ml_index seen = {.arena = e->arena};
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        const cuda_step *step = &e->steps[i];
+        if (takes_part(step, templates)) list_kernels(e, step->step, &seen, &list);
+    }
+    const ml_plan *next = e->plan->refresh; /* will be loaded next */
+    for (uint32_t i = 0; next && !templates && i < next->schedule->steps.count; i++)
+        list_kernels(e, &next->schedule->steps.at[i], &seen, &list);
+    if (list.count == 0) return ML_OK;
+    image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
+    int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);
+    int ranks = local_ranks(e->device), threads = ml_cpu_count() < 32 ? ml_cpu_count() : 32;
+    if (ranks > 1) ml_jit_cuda_share(ml_comm_local_rank(e->device->base.ranks->comm), ranks);
+    threads = threads > 2 * ranks ? threads / ranks : 2; /* a compiler's memory counts too */
+    ml_pool *pool = ml_pool_new(threads);
+    if (!pool) ml_raise(ML_NO_MEMORY, "no memory for %d compile threads", threads);
+    ml_jit_cuda *jit = NULL;
+    ml_status status = ml_jit_cuda_compile(list.at, (int)list.count, e->device->base.target.arch,
+                                           pool, &jit, work.images, sizes);
+    ml_pool_free(pool);
+    if (status == ML_OK) status = ml_protect(load_images, &work);
+    if (jit) ml_jit_cuda_free(jit);
+    return status;
+}
+
+/* Kernels with instructions that this NVRTC does not know give way to those it knows. */
+static bool take_others(ml_executable *e, bool templates) {
+    bool any = false;
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        ml_step *of_plan = &e->plan->schedule->steps.at[i];
+        if (!takes_part(&e->steps[i], templates)) continue;
+        if (!of_plan->kernel || !of_plan->kernel->otherwise) continue;
+        of_plan->kernel = of_plan->kernel->otherwise;
+        any = true;
+    }
+    return any;
+}
+
+/* Raises. */
+static void load_kernels(ml_executable *e, bool templates) {
+    for (uint32_t i = 0; i < e->step_count; i++) cuda_maps_choose(&e->plan->schedule->steps.at[i]);
+    ml_status status = try_kernels(e, templates);
+    while (status == ML_COMPILE && take_others(e, templates)) {
+        fprintf(stderr, "mlua: with other kernels, which are slower: %s\n", ml_error_last()->text);
+        status = try_kernels(e, templates);
+    }
+    if (status != ML_OK) ml_raise_last();
+}
+
+/* Launches of a kernel and its chain. Raises. */
+static void prepare_launches(ml_executable *e, cuda_step *step) {
+    const ml_kernel *k = step->step->kernel;
+    int count = 0;
+    for (const ml_kernel *at = k; at; at = at->next) count++;
+    if (count == 0)
+        ml_raise(ML_INTERNAL, "no kernel was made for %s, and no library serves it", step->what);
+    step->launches = ML_NEW_ARRAY(e->arena, cuda_launch, count);
+    step->launch_count = count;
+    cuda_doing(step->what);
+    for (int i = 0; i < count; i++, k = k->next) {
+        cuda_launch *launch = &step->launches[i];
+        cuda_function *f = find_function(e->device, k->key);
+        if (k->shared_bytes > f->shared_bytes) {
+            ML_CHECK(CUDA_OK(cuFuncSetAttribute(f->function,
+                                                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                (int)k->shared_bytes)));
+            f->shared_bytes = k->shared_bytes;
+        }
+        launch->function = f->function;
+        launch->kernel = k;
+        enum { PADDING = ML_MAP_BYTES / sizeof(void *) }; /* the struct may be aligned */
+        int maps = k->map_count * ML_MAP_BYTES / (int)sizeof(void *);
+        int scalars = k->scalar_count + k->table_count;
+        launch->arguments =
+            ML_NEW_ARRAY(e->arena, void *, maps + k->pointer_count + scalars + PADDING);
+        launch->pointers = launch->arguments + maps;
+        for (int s = 0; s < scalars; s++) {
+            const int64_t *from =
+                s < k->scalar_count ? &k->scalar[s] : &k->table[s - k->scalar_count];
+            memcpy(&launch->pointers[k->pointer_count + s], from, 8);
+        }
+    }
+}
+
+/* ---- GEMMs --------------------------------------------------------------------------------------
+ */
+static int64_t largest_power(int64_t bytes) {
+    return bytes == 0 || (bytes & 255) == 0 ? 256 : bytes & -bytes;
+}
+
+/* What an operand's address is a multiple of, through all batches; storages are at 256 B. */
+static int64_t operand_alignment(const ml_schedule *s, uint32_t value,
+                                 const int64_t *batch_stride) {
+    const ml_value *v = &s->values.at[value];
+    int64_t bytes = ml_dtypes[v->type.dtype].bytes;
+    int64_t alignment = largest_power(v->offset * bytes);
+    for (int i = 0; i < ML_GEMM_BATCHES && batch_stride; i++) {
+        int64_t other = largest_power(batch_stride[i] * bytes);
+        if (other < alignment) alignment = other;
+    }
+    return alignment;
+}
+
+static ml_status prepare_gemm(ml_executable *e, cuda_step *step) {
+    const ml_schedule *s = e->plan->schedule;
+    const ml_gemm *g = step->step->gemm;
+    const uint32_t *values = step->step->values;
+    int reads = step->step->read_count;
+    cuda_gemm_shape shape = {.gemm = *g};
+    cuda_doing(step->what);
+    shape.alignment[0] = operand_alignment(s, values[0], g->a_batch);
+    shape.alignment[1] = operand_alignment(s, values[1], g->b_batch);
+    shape.alignment[2] = operand_alignment(s, values[reads], g->c_batch);
+    shape.alignment[3] = 256;
+    if (g->epilogue == ML_EPILOGUE_BIAS) shape.alignment[3] = operand_alignment(s, values[2], NULL);
+    return cuda_gemm_find(e->device, &shape, &step->gemm);
+}
+
+/* a, b, c and bias (or NULL) of a GEMM step. */
+static void gemm_operands(const cuda_step *step, void *operands[4]) {
+    operands[0] = step->pointers[0];
+    operands[1] = step->pointers[1];
+    operands[2] = step->pointers[step->step->read_count];
+    operands[3] = step->step->gemm->epilogue == ML_EPILOGUE_BIAS ? step->pointers[2] : NULL;
+}
+
+/* ---- Load ---------------------------------------------------------------------------------------
+ */
+static const char *describe_step(ml_executable *e, uint32_t i) {
+    const ml_step *step = &e->plan->schedule->steps.at[i];
+    const char *label = ml_step_label(step);
+    const ml_origin *origin = step->node ? ml_graph_origin(e->plan->graph, step->node) : NULL;
+    if (origin && origin->file)
+        return ml_arena_format(e->arena, "step %u (%s), %s:%d", i, label, origin->file,
+                               origin->line);
+    return ml_arena_format(e->arena, "step %u (%s)", i, label);
+}
+
+static void describe_steps(ml_executable *e, library_work *work) {
+    ml_schedule *s = e->plan->schedule;
+    e->step_count = s->steps.count;
+    e->steps = ML_NEW_ARRAY(e->arena, cuda_step, e->step_count + 1);
+    e->addresses = ML_NEW_ARRAY(e->arena, void *, s->storages.count + 1);
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        cuda_step *step = &e->steps[i];
+        step->step = &s->steps.at[i];
+        step->what = describe_step(e, i);
+        step->contest = cuda_contest_of(e, step->step);
+        step->pointers =
+            ML_NEW_ARRAY(e->arena, void *, step->step->read_count + step->step->write_count + 1);
+        work->wants_gemm |= step->step->kind == ML_STEP_GEMM;
+        work->wants_dnn |= step->step->kind == ML_STEP_ATTENTION;
+    }
+}
+
+static void load_kernels_body(void *executable) {
+    load_kernels(executable, false);
+}
+
+/* Kernels and libraries at the same time; raises. */
+static void load_code(ml_executable *e, library_work *work) {
+    pthread_t thread;
+    bool started = (work->wants_gemm || work->wants_dnn) &&
+                   ml_process_thread(&thread, library_thread, work) == 0;
+    ml_status status = ml_protect(load_kernels_body, e);
+    ml_error error = {0};
+    if (status != ML_OK) error = *ml_error_last();
+    if (started)
+        pthread_join(thread, NULL);
+    else
+        library_thread(work);
+    if (status == ML_OK && work->status != ML_OK) error = work->error, status = work->status;
+    if (status == ML_OK) return;
+    *ml_error_last() = error;
+    ml_raise_last();
+}
+
+static void load_body(void *argument) {
+    ml_executable *e = argument;
+    library_work work = {.executable = e};
+    describe_steps(e, &work);
+    load_code(e, &work);
+    load_kernels(e, true);
+    cuda_collect_load(e);
+    int64_t workspace = work.wants_gemm ? ML_GEMM_WORKSPACE : 0;
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        cuda_step *step = &e->steps[i];
+        bool attention = step->step->kind == ML_STEP_ATTENTION;
+        /* Kernels that gave way to others, for want of instructions, do not contend. */
+        step->undecided = step->attention && step->contest && step->step->kernel->otherwise;
+        if (step->step->kind == ML_STEP_GEMM) ML_CHECK(prepare_gemm(e, step));
+        if (step->step->kind == ML_STEP_KERNEL ||
+            (attention && (!step->attention || step->undecided)))
+            prepare_launches(e, step);
+        if (!step->attention) continue;
+        int64_t bytes = cuda_attention_workspace(step->attention);
+        if (bytes > workspace) workspace = bytes;
+    }
+    ML_CHECK(cuda_workspace(e->device, workspace));
+}
+
+ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **executable) {
+    ml_executable *e = ml_alloc(sizeof *e);
+    *executable = NULL;
+    if (!e) return ml_fail(ML_NO_MEMORY, "no memory for an executable");
+    e->device = (cuda_device *)device;
+    e->plan = plan;
+    e->arena = ml_arena_new();
+    ml_status status =
+        e->arena ? ml_protect(load_body, e) : ml_fail(ML_NO_MEMORY, "no memory for an executable");
+    cuda_doing(NULL);
+    if (status == ML_OK && ml_knobs()->check)
+        status = ml_check_new(plan, cuda_read_storage, e, &e->checker);
+    if (status != ML_OK) {
+        ml_error error = *ml_error_last();
+        cuda_unload(e);
+        *ml_error_last() = error;
+        return status;
+    }
+    *executable = e;
+    return ML_OK;
+}
+
+static void forget_graph(ml_executable *e) {
+    if (!e->graph) return;
+    cuda_wait_for(e->device, NULL);
+    CUDA_OK(cuGraphExecDestroy(e->graph));
+    e->graph = NULL;
+}
+
+void cuda_unload(ml_executable *e) {
+    if (!e) return;
+    cuda_wait_for(e->device, NULL);
+    ml_check_free(e->checker);
+    forget_graph(e);
+    cuda_times_forget(e);
+    cuda_collect_unload(e);
+    cuda_pull_unbind(e);
+    for (uint32_t i = 0; i < e->step_count; i++)
+        if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);
+    ml_arena_free(e->arena);
+    ml_free(e);
+}
+
+/* ---- Bind ---------------------------------------------------------------------------------------
+ */
+static ml_status bind_pointers(ml_executable *e, cuda_step *step) {
+    const ml_schedule *s = e->plan->schedule;
+    int count = step->step->read_count + step->step->write_count;
+    for (int i = 0; i < count; i++) {
+        const ml_value *v = &s->values.at[step->step->values[i]];
+        step->pointers[i] =
+            (char *)e->addresses[v->storage] + v->offset * ml_dtypes[v->type.dtype].bytes;
+    }
+    for (int i = 0; i < step->launch_count; i++) {
+        cuda_launch *launch = &step->launches[i];
+        int room = launch->kernel->pointer_count;
+        memcpy(launch->pointers, step->pointers,
+               (size_t)(count < room ? count : room) * sizeof *step->pointers);
+        ML_TRY(cuda_maps_bind(launch));
+    }
+    return ML_OK;
+}
+
+/* Before a run, temporaries hold nothing: a GEMM may be tuned on them. */
+static bool is_temporary(const ml_executable *e, uint32_t value) {
+    const ml_schedule *s = e->plan->schedule;
+    return s->storages.at[s->values.at[value].storage].kind == ML_STORAGE_TEMPORARY;
+}
+
+static ml_status tune_gemm(ml_executable *e, const cuda_step *step) {
+    const uint32_t *values = step->step->values;
+    void *operands[4];
+    bool scratch[3] = {is_temporary(e, values[0]), is_temporary(e, values[1]),
+                       is_temporary(e, values[step->step->read_count])};
+    gemm_operands(step, operands);
+    return cuda_gemm_tune(e->device, step->gemm, operands, scratch);
+}
+
+static ml_status bind_step(ml_executable *e, cuda_step *step) {
+    cuda_doing(step->what);
+    ML_TRY(bind_pointers(e, step));
+    if (step->gemm) ML_TRY(tune_gemm(e, step));
+    if (step->attention) ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
+    return step->undecided ? cuda_contest_decide(e, step) : ML_OK;
+}
+
+static ml_comm *ranks_of(const ml_executable *e) {
+    return e->device->base.ranks->comm;
+}
+
+ml_status cuda_bind(ml_executable *e, void *const *addresses) {
+    ml_status status = ML_OK;
+    if (e->device->nccl) {
+        ML_TRY(cuda_nccl_ready(e->device));
+        ml_comm_busy(ranks_of(e), "tuning kernels");
+    }
+    forget_graph(e);
+    e->graph_refused = false;
+    e->runs = 0;
+    bool others = addresses != (void *const *)e->addresses;
+    if (others)
+        memcpy(e->addresses, addresses, e->plan->schedule->storages.count * sizeof *addresses);
+    for (uint32_t i = 0; i < e->step_count && status == ML_OK; i++)
+        status = bind_step(e, &e->steps[i]);
+    if (others && status == ML_OK) status = cuda_pull_bind(e);
+    cuda_doing(NULL);
+    if (e->device->nccl) ml_comm_done(ranks_of(e));
+    e->workspace_generation = e->device->workspace_generation;
+    e->bound = status == ML_OK;
+    return status;
+}
+
+/* ---- Run ----------------------------------------------------------------------------------------
+ */
+static ml_status launch_kernel(cuda_device *d, const cuda_launch *launch) {
+    const ml_kernel *k = launch->kernel;
+    void *parameters[] = {launch->arguments};
+    if (k->grid[0] == 0 || k->grid[1] == 0 || k->grid[2] == 0) return ML_OK; /* nothing to do */
+    CUDA_TRY(cuLaunchKernel(launch->function, k->grid[0], k->grid[1], k->grid[2], k->block, 1, 1,
+                            k->shared_bytes, d->stream, parameters, NULL));
+    return ML_OK;
+}
+
+/* One contiguous operand of the step to another of the same type. */
+static ml_status copy_operand(ml_executable *e, const cuda_step *step, int from, int to) {
+    const ml_value *v = &e->plan->schedule->values.at[step->step->values[from]];
+    int64_t bytes = ml_type_bytes(&v->type);
+    if (bytes == 0 || step->pointers[from] == step->pointers[to]) return ML_OK;
+    CUDA_TRY(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)step->pointers[to],
+                               (CUdeviceptr)(uintptr_t)step->pointers[from], (size_t)bytes,
+                               e->device->stream));
+    return ML_OK;
+}
+
+ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
+    cuda_doing(step->what);
+    if (step->gemm) {
+        void *operands[4];
+        int reads = step->step->read_count;
+        gemm_operands(step, operands);
+        if (step->step->gemm->accumulate) /* mostly it lies there already */
+            ML_TRY(copy_operand(e, step, reads - 1, reads));
+        return cuda_gemm_run(e->device, step->gemm, operands);
+    }
+    if (step->attention) return cuda_attention_run(e->device, step->attention);
+    if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
+    if (step->step->kind == ML_STEP_COLLECTIVE) return cuda_collect_alone(e, step);
+    for (int i = 0; i < step->launch_count; i++)
+        ML_TRY(launch_kernel(e->device, &step->launches[i]));
+    return ML_OK;
+}
+
+static ml_status enqueue_timed(ml_executable *e, const cuda_step *step) {
+    ML_TRY(cuda_time_begins(e, step, e->device->stream));
+    ML_TRY(cuda_enqueue(e, step));
+    return cuda_time_ends(e, step, e->device->stream);
+}
+
+ml_status cuda_enqueue_all(ml_executable *e) {
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        const cuda_step *step = &e->steps[i];
+        if (step->step->kind == ML_STEP_COLLECTIVE)
+            ML_TRY(cuda_collect_group(e, step));
+        else if (step->step->kind == ML_STEP_WAIT)
+            ML_TRY(cuda_collect_wait(e, step));
+        else
+            ML_TRY(enqueue_timed(e, step));
+    }
+    cuda_doing(NULL);
+    return ML_OK;
+}
+
+/* Capture the whole step. Where that fails, runs stay eager: slower, but right. */
+static ml_status capture(ml_executable *e) {
+    CUgraph graph = NULL;
+    CUgraphExec made = NULL;
+    CUstream stream = e->device->stream;
+    CUDA_TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    ml_status status = cuda_enqueue_all(e);
+    CUresult result = cuda.cuStreamEndCapture(stream, &graph);
+    if (status == ML_OK && result != CUDA_SUCCESS) status = cuda_fail(result, "cuStreamEndCapture");
+    if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&made, graph, 0));
+    if (status == ML_OK) e->graph = made;
+    ml_error error = *ml_error_last();
+    if (graph) CUDA_OK(cuGraphDestroy(graph));
+    *ml_error_last() = error;
+    return status;
+}
+
+/* What this rank does, for the others' messages. */
+static void tell_others(const ml_executable *e) {
+    const char *name = e->plan->roots.name;
+    char note[128];
+    snprintf(note, sizeof note, "%s %llu", name ? name : "run", (unsigned long long)e->runs);
+    ml_comm_note(ranks_of(e), note);
+}
+
+/* Ranks replay graphs only if all that share collectives have one. */
+static ml_status capture_together(ml_executable *e) {
+    cuda_doing("the capture of the step");
+    if (e->device->nccl) ml_comm_busy(ranks_of(e), "capturing the step");
+    int64_t captured = capture(e) == ML_OK;
+    if (!captured)
+        ml_debug(1, "cuda: no graph of the step, it runs eagerly: %s\n", ml_error_last()->text);
+    ML_TRY(cuda_collect_least(e, &captured, 1));
+    if (!captured) forget_graph(e);
+    e->graph_refused = !captured;
+    if (e->device->nccl) tell_others(e);
+    return ML_OK;
+}
+
+ml_status cuda_run(ml_executable *e) {
+    if (!e->bound) return ml_fail(ML_INTERNAL, "an executable was run before it was bound");
+    if (e->workspace_generation != e->device->workspace_generation)
+        ML_TRY(cuda_bind(e, e->addresses));
+    e->runs++;
+    if (e->device->nccl) tell_others(e);
+    if (e->checker) return cuda_run_checked(e);
+    ml_run_mode mode = ml_profile_mode(e->device->base.profile);
+    return mode == ML_RUN_PLAIN ? cuda_run_plain(e) : cuda_run_profiled(e, mode);
+}
+
+ml_status cuda_ready(ml_executable *e) {
+    if (e->workspace_generation != e->device->workspace_generation)
+        ML_TRY(cuda_bind(e, e->addresses));
+    if (e->checker || e->graph || e->graph_refused) return ML_OK;
+    ML_TRY(capture_together(e));
+    if (e->graph) CUDA_TRY(cuGraphUpload(e->graph, e->device->stream));
+    cuda_doing(NULL);
+    return cuda_wait_for(e->device, NULL);
+}
+
+ml_status cuda_run_plain(ml_executable *e) {
+    if (!e->graph && e->runs > 1 && !e->graph_refused) ML_TRY(capture_together(e));
+    if (!e->graph) return cuda_enqueue_all(e);
+    cuda_doing("the replay of the step");
+    CUDA_TRY(cuGraphLaunch(e->graph, e->device->stream));
+    cuda_doing(NULL);
+    return ML_OK;
+}
+#endif

@@ -1,0 +1,74 @@
+/* NCCL: collectives between the GPUs of a job, one process a GPU; opened with dlopen on first use.
+ *
+ * One communicator serves each mesh axis, made by splitting that of all ranks. cuda_nccl_join
+ * starts to connect and returns; what needs the communicators waits in cuda_nccl_ready. Every
+ * communicator has its stream, a lane, for what goes on beside the device's own stream. All ranks
+ * put the same collectives on the same streams in the same order. Where several lanes are used,
+ * NCCL is told to keep the order of calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or
+ * two of them could wait for one another; where it cannot, and under pipeline stages, whose
+ * messages must not keep others waiting, one lane serves all.
+ *
+ * Sums of bf16 round at every rank they pass; MAX and MIN leave NaN out where another rank has a
+ * number (between CPU ranks it stays: comm.h). A SUM of booleans is "any".
+ *
+ * A failure of another rank or of NCCL itself aborts the communicators: their kernels end, and all
+ * that follows fails. */
+#ifndef ML_CUDA_NCCL_H
+#define ML_CUDA_NCCL_H
+#ifdef MLUA_CUDA
+
+#include "runtime/device/cuda/cuda_device.h"
+
+/* All ranks at once, with device->ranks set. */
+ml_status cuda_nccl_join(ml_device *device);
+/* Until the communicators are there. */
+ml_status cuda_nccl_ready(cuda_device *device);
+/* No executables are left: nothing of this rank uses the others' memory from now on. Waits a moment
+ * until the others say so too; then memory that they had open may be given back. */
+void cuda_nccl_part(ml_device *device);
+/* Destroys the communicators, or aborts them after a failure. Graphs are destroyed before. False
+ * where the thread that connects does not end, as where another rank is gone: it uses the device
+ * and its context, which must stay until the process ends. */
+bool cuda_nccl_close(cuda_device *device);
+/* Errors of running collectives, and the failure of another rank; then the communicators are
+ * aborted. */
+ml_status cuda_nccl_check(cuda_device *device);
+void cuda_nccl_abort(cuda_device *device);
+ml_status cuda_nccl_stream(CUstream *stream); /* of its own: for what others wait for */
+CUstream cuda_nccl_lane(cuda_device *device, int mesh_axis);
+
+/* A collective on a stream, between begin and end: those of one group become one launch. */
+ml_status cuda_nccl_begin(void);
+ml_status cuda_nccl_enqueue(cuda_device *device, const ml_collective_step *step, const void *from,
+                            void *to, CUstream stream);
+ml_status cuda_nccl_end(void);
+
+/* A communicator of two ranks. The caller keeps it until cuda_nccl_close. */
+typedef struct cuda_pair {
+    struct cuda_pair *next;
+    struct ncclComm *comm; /* NULL once aborted */
+    int end;               /* 0 or 1 */
+} cuda_pair;
+/* All ranks at once, each for one pair at most: the two ends give the same color, end 0 will send
+ * and end 1 receive; pair is NULL on ranks that are no end. Both ends are connected then. */
+ml_status cuda_pair_new(cuda_device *device, int color, int end, CUstream stream, cuda_pair *pair);
+ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t bytes, CUstream stream);
+ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
+
+/* Edges between ranks, as device.h says (cuda_edge.c). */
+ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t usual);
+bool cuda_edge_patient(const ml_device *device, const ml_edge *edge);
+ml_status cuda_edge_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
+ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory);
+ml_status cuda_edge_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes);
+ml_status cuda_edge_arrive(ml_device *device, ml_edge *edge, void *memory);
+void cuda_edges_give_up(cuda_device *device); /* another rank has failed */
+void cuda_edges_drain(cuda_device *device);   /* until all that was sent and expected is there */
+void cuda_edges_close(cuda_device *device);
+
+/* An all-gather or all-reduce of host memory; waits. */
+ml_status cuda_nccl_collect(ml_device *device, const ml_collective_step *step, const void *from,
+                            void *to);
+
+#endif
+#endif

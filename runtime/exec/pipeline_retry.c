@@ -1,0 +1,289 @@
+/* Steps of pipelines that may have to be done again, since rows of experts found no place
+ * (shard_exchange.c).
+ *
+ * Microbatches are under way at once, so no task can wait to hear whether another one's rows fit.
+ * All run, with NaN for the rows that are lost, and each task leaves what its exchanges came to in
+ * device memory, by microbatch. When the step is over, the host reads that once, and all ranks of
+ * the job compare: a step stands on all of them, or on none. Where it does not, the states that it
+ * assigned get back what they held, of which a copy was made before the step; sums over
+ * microbatches need none where the step begins them anew (staged_saved.c). Then the fallback does
+ * the step.
+ *
+ * A step of one microbatch may hold the optimizer, too, and copies of all that it assigns would be
+ * as large as the model. Its ranks compare before that: once the last task that exchanges rows has
+ * ended. Then the remaining tasks do not run, and only send and receive, so that nothing stays
+ * under way. */
+#include <string.h>
+
+#include "runtime/exec/pipeline_run.h"
+
+ml_status staged_room(ml_program *program, int64_t bytes) {
+    ml_device *device = program->session->device;
+    if (program->blocks != NULL && program->block_bytes >= bytes) return ML_OK;
+    if (program->blocks != NULL) device->ops->release(device, program->blocks);
+    program->blocks = NULL;
+    ml_status status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->blocks);
+    program->block_bytes = status == ML_OK ? bytes : 0;
+    return status;
+}
+
+ml_status staged_watches(ml_program *program) {
+    const ml_session *session = program->session;
+    int64_t latest = 0; /* negative: ml_comm_least finds the latest */
+    if (!(program->plan->layout->exchange > 0)) return ML_OK;
+    latest = -plan_of(program)->until;
+    ml_status status = ml_comm_least(session->comm, &latest);
+    program->until = -latest;
+    program->watches = latest < 0;
+    return status;
+}
+
+static bool actions_alike(const ml_pipeline *a, const ml_pipeline *b, int rank) {
+    if (a->action_count[rank] != b->action_count[rank]) return false;
+    for (int i = 0; i < a->action_count[rank]; i++) {
+        const ml_action *x = &a->actions[rank][i], *y = &b->actions[rank][i];
+        if (x->task != y->task || x->microbatch != y->microbatch) return false;
+    }
+    return true;
+}
+
+bool staged_alike(const ml_program *program, const ml_program *fallback) {
+    const struct ml_staged_plan *a = plan_of(program), *b = plan_of(fallback);
+    bool alike = a->lane_count == b->lane_count && a->message_count == b->message_count;
+    for (int i = 0; i < a->lane_count && alike; i++) {
+        const staged_lane *x = &a->lanes[i], *y = &b->lanes[i];
+        alike = x->from_task == y->from_task && x->to_task == y->to_task && x->bytes == y->bytes;
+    }
+    for (int i = 0; i < a->message_count && alike; i++)
+        alike = a->messages[i].lane == b->messages[i].lane &&
+                a->messages[i].bytes == b->messages[i].bytes;
+    for (int r = 0; r < a->ranks && alike; r++)
+        alike = actions_alike(&a->pipeline, &b->pipeline, r);
+    return alike;
+}
+
+/* ---- making ---- */
+
+/* The states that must be restored, and memory for copies of those that no step begins anew. */
+static ml_status copies_load(ml_program *program, const staged_saved_list *list) {
+    struct staged_run *run = program->staged;
+    ml_device *device = program->session->device;
+    ml_status status = ML_OK;
+    run->copies = ml_alloc(sizeof *run->copies * ((size_t)list->count + 1));
+    if (run->copies == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
+    for (uint32_t i = 0; i < list->count && status == ML_OK; i++) {
+        state_copy *copy = &run->copies[run->copy_count++];
+        *copy = (state_copy){.of = list->at[i]};
+        if (copy->of.begins) continue;
+        status =
+            device->ops->allocate(device, copy->of.bytes > 0 ? copy->of.bytes : 1, &copy->memory);
+    }
+    return status;
+}
+
+typedef struct {
+    const ml_program *program;
+    ml_arena *arena;
+    staged_saved_list list;
+} saved_call;
+
+static void saved_body(void *context) {
+    saved_call *call = context;
+    staged_saved_find(call->program->plan, plan_of(call->program)->coordinate, call->program->until,
+                      call->arena, &call->list);
+}
+
+static ml_status watches_load(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    struct staged_run *run = program->staged;
+    ml_device *device = program->session->device;
+    for (int v = 0; v < plan->count; v++) {
+        run->stages[v].watched_at = run->watched;
+        if (mine(program, v)) run->watched += plan->stages[v].watched;
+    }
+    size_t bytes = sizeof(float) * (size_t)run->watched * (size_t)plan->microbatches;
+    run->found = ml_alloc(bytes + 1);
+    if (run->found == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
+    return device->ops->allocate(device, (int64_t)bytes + 1, (void **)&run->watches);
+}
+
+ml_status retry_load(ml_program *program) {
+    saved_call call = {.program = program};
+    if (!program->watches) return ML_OK;
+    ml_status status = watches_load(program);
+    if (status != ML_OK) return status;
+    call.arena = ml_arena_new();
+    if (call.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
+    status = ml_protect(saved_body, &call);
+    if (status == ML_OK) status = copies_load(program, &call.list);
+    ml_arena_free(call.arena);
+    return status;
+}
+
+void retry_unload(ml_program *program) {
+    struct staged_run *run = program->staged;
+    ml_device *device = program->session->device;
+    for (uint32_t i = 0; i < run->copy_count; i++)
+        if (run->copies[i].memory != NULL) device->ops->release(device, run->copies[i].memory);
+    if (run->watches != NULL) device->ops->release(device, run->watches);
+    ml_free(run->copies);
+    ml_free(run->found);
+}
+
+/* ---- running ---- */
+
+/* Whether the step that is queued reads nothing of what the state held. */
+static bool begins_anew(const ml_program *program, const staged_saved *saved) {
+    const struct staged_run *run = program->staged;
+    for (int i = 0; i < program->input_count && saved->begins; i++) {
+        if (program->input_ids[i] != saved->input) continue;
+        bool fed;
+        memcpy(&fed, run->feeds + program->input_offsets[i], sizeof fed);
+        return fed == saved->when;
+    }
+    return false;
+}
+
+static ml_status copy_take(ml_program *program, state_copy *copy) {
+    ml_device *device = program->session->device;
+    const session_state *state = &program->session->states[copy->of.state];
+    ml_status status = ML_OK;
+    copy->taken = !begins_anew(program, &copy->of);
+    if (!copy->taken) return ML_OK;
+    if (copy->memory == NULL)
+        status = device->ops->allocate(device, state->bytes > 0 ? state->bytes : 1, &copy->memory);
+    if (status != ML_OK) return status;
+    return device->ops->copy(device, copy->memory, state->memory, state->bytes);
+}
+
+/* A program and its fallback have the same blocks: what the one sent must be gone from there, and
+ * on every rank, before the other writes to them. */
+static ml_status blocks_hand_over(ml_program *program) {
+    ml_program *owner = program->owner != NULL ? program->owner : program;
+    ml_device *device = program->session->device;
+    if (owner->fallback == NULL || owner->ran == program) return ML_OK;
+    owner->ran = program;
+    ml_status status = device->ops->wait(device);
+    return status == ML_OK ? ml_comm_barrier(program->session->comm) : status;
+}
+
+ml_status retry_begin(ml_program *program) {
+    struct staged_run *run = program->staged;
+    run->looked = false;
+    run->overflow.factor = 0;
+    ml_status status = blocks_hand_over(program);
+    for (uint32_t i = 0; i < run->copy_count && status == ML_OK; i++)
+        status = copy_take(program, &run->copies[i]);
+    return status;
+}
+
+ml_status retry_note(ml_program *program, int v, int p, int microbatch) {
+    const staged_stage *stage = &plan_of(program)->stages[v];
+    struct staged_run *run = program->staged;
+    if (stage->watched == 0 || stage->watched_piece != p) return ML_OK;
+    ml_device *device = program->session->device;
+    float *to = run->watches + (size_t)microbatch * run->watched + run->stages[v].watched_at;
+    return device->ops->copy(device, to, cell_address(program, v, microbatch, stage->watched_cell),
+                             (int64_t)sizeof *to * stage->watched);
+}
+
+/* ---- whether a step stands ---- */
+
+enum { STAGE_BITS = 32 };
+
+/* The first exchange of this rank without enough places, in the order of stages: what comes after
+ * it had NaN to route. Its stage and number in one, or INT64_MAX; *factor is the largest of all
+ * microbatches. */
+static int64_t first_found(const ml_program *program, float *factor) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    const struct staged_run *run = program->staged;
+    for (int v = plan->coordinate; v < plan->count; v += plan->ranks) {
+        for (int i = 0; i < plan->stages[v].watched; i++) {
+            for (int m = 0; m < plan->microbatches; m++) {
+                int at = m * run->watched + run->stages[v].watched_at + i;
+                if (run->found[at] > *factor) *factor = run->found[at];
+            }
+            if (*factor > 0) return (int64_t)v << STAGE_BITS | i;
+        }
+    }
+    return INT64_MAX;
+}
+
+/* Every rank gets the name of what rank `from` has found. */
+static ml_status name_share(ml_program *program, int from) {
+    ml_comm *comm = program->session->comm;
+    char unused[EXCHANGE_NAME], *name = program->staged->overflow.name;
+    int rank = ml_comm_rank(comm), other = rank == 0 ? from : rank == from ? 0 : -1;
+    ml_status status = ML_OK;
+    if (from != 0)
+        status = ml_comm_swap(comm, other, name, rank == 0 ? name : unused,
+                              EXCHANGE_NAME / (int)sizeof(int64_t));
+    return status == ML_OK ? ml_comm_share(comm, name, EXCHANGE_NAME) : status;
+}
+
+/* All ranks compare what they have found: the first exchange of all, and its largest factor. */
+static ml_status found_share(ml_program *program, int64_t mine, float factor) {
+    ml_comm *comm = program->session->comm;
+    exchange_overflow *overflow = &program->staged->overflow;
+    int64_t first = mine, largest = 0, from = INT64_MAX;
+    int32_t bits;
+    ml_status status = ml_comm_least(comm, &first);
+    if (status != ML_OK || first == INT64_MAX) return status;
+    memcpy(&bits, &factor, sizeof bits); /* of positive numbers they are in their order */
+    if (mine == first) largest = -(int64_t)bits;
+    status = ml_comm_least(comm, &largest);
+    if (mine == first && largest == -(int64_t)bits) from = ml_comm_rank(comm);
+    if (status == ML_OK) status = ml_comm_least(comm, &from);
+    if (status != ML_OK) return status;
+    bits = (int32_t)-largest;
+    memcpy(&factor, &bits, sizeof factor);
+    overflow->factor = (double)factor;
+    memset(overflow->name, 0, sizeof overflow->name);
+    if (mine == first) {
+        const staged_stage *stage = &plan_of(program)->stages[first >> STAGE_BITS];
+        uint32_t watch = (uint32_t)first;
+        exchange_name(stage->local->roots.watched_origins[watch], overflow->name);
+    }
+    return name_share(program, (int)from);
+}
+
+/* Waits for this rank's tasks so far, and for all other ranks. */
+static ml_status look(ml_program *program) {
+    const struct ml_staged_plan *plan = plan_of(program);
+    struct staged_run *run = program->staged;
+    ml_device *device = program->session->device;
+    float factor = 0;
+    int64_t bytes = (int64_t)sizeof(float) * run->watched * plan->microbatches;
+    ml_status status = bytes > 0 ? device->ops->download(device, run->found, run->watches, bytes)
+                                 : device->ops->wait(device);
+    int64_t mine = status == ML_OK ? first_found(program, &factor) : INT64_MAX;
+    if (status == ML_OK) status = found_share(program, mine, factor);
+    run->looked = status == ML_OK;
+    return status;
+}
+
+ml_status retry_look(ml_program *program, int64_t start) {
+    bool at_once = program->watches && program->until < INT64_MAX;
+    if (!at_once || program->staged->looked || start < program->until) return ML_OK;
+    return look(program);
+}
+
+static ml_status states_restore(ml_program *program) {
+    struct staged_run *run = program->staged;
+    ml_device *device = program->session->device;
+    ml_status status = ML_OK;
+    for (uint32_t i = 0; i < run->copy_count && status == ML_OK; i++) {
+        const state_copy *copy = &run->copies[i];
+        const session_state *state = &program->session->states[copy->of.state];
+        if (copy->taken)
+            status = device->ops->copy(device, state->memory, copy->memory, state->bytes);
+    }
+    return status;
+}
+
+ml_status staged_overflow(ml_program *program, exchange_overflow *found) {
+    struct staged_run *run = program->staged;
+    ml_status status = run->looked ? ML_OK : look(program);
+    *found = run->overflow;
+    return status == ML_OK && found->factor > 0 ? states_restore(program) : status;
+}

@@ -1,0 +1,134 @@
+/* Memory orders of collectives (passes.h). Ranks' parts are put one after another along the
+ * outermost axis, so what a collective gives is permuted back to the order that the program's
+ * author wrote, and what it takes is permuted to its own. Here permutations move from operands to
+ * results, past products, routines and elementwise ops, until they meet and cancel; those that are
+ * left are views, or written by a kernel. */
+#include "runtime/graph/rewrite.h"
+#include "runtime/passes/passes.h"
+
+static ml_op op_of(const ml_graph *g, ml_ref n) {
+    return (ml_op)ml_graph_node(g, n)->op;
+}
+
+enum { FEW_AXES = 2 }; /* of what has so few the order hardly matters */
+
+/* n before it was permuted, where that keeps rows of the innermost axis together. */
+static ml_ref inner(const ml_graph *g, ml_ref n) {
+    if (op_of(g, n) != ML_OP_PERMUTE) return n;
+    ml_ref source = ml_graph_source(g, n, 0);
+    const ml_type *outer = ml_graph_type(g, n), *type = ml_graph_type(g, source);
+    bool keeps =
+        type->rank <= FEW_AXES || type->axis[type->rank - 1] == outer->axis[type->rank - 1];
+    return keeps ? source : n;
+}
+
+/* n over other sources, whose axes may have another order than those of n's own. */
+static ml_ref operate(rewrite *r, ml_ref n, const ml_ref *sources, const ml_type *type) {
+    const ml_node *node = ml_graph_node(r->from, n);
+    return ml_graph_add(r->to, (ml_op)node->op, sources, node->source_count,
+                        ml_graph_args(r->from, n), node->arg_count, type);
+}
+
+/* Elementwise: in the order that the first permuted operand of all axes had. */
+static ml_ref sink_map(rewrite *r, ml_ref n, const ml_ref *sources) {
+    ml_type type = *ml_graph_type(r->from, n), order = type;
+    ml_ref moved[3];
+    int count = ml_graph_node(r->from, n)->source_count;
+    bool found = false;
+    for (int i = 0; i < count && !found; i++) {
+        ml_ref before = inner(r->to, sources[i]);
+        found = before != sources[i] && ml_graph_type(r->to, before)->rank == type.rank;
+        if (found) order = *ml_graph_type(r->to, before);
+    }
+    if (!found) return rewrite_copy(r, n, sources);
+    order.dtype = type.dtype;
+    for (int i = 0; i < count; i++) {
+        bool all = ml_graph_type(r->to, sources[i])->rank == type.rank;
+        moved[i] = all ? ml_permute(r->to, sources[i], &order) : sources[i];
+    }
+    return ml_permute(r->to, operate(r, n, moved, &order), &type);
+}
+
+/* Whether rows of the innermost axis of what n was are together in what is made of it. */
+static bool keeps_rows(const rewrite *r, ml_ref n, ml_ref made) {
+    const ml_type *wanted = ml_graph_type(r->from, n), *type = ml_graph_type(r->to, made);
+    return type->rank <= FEW_AXES || type->axis[type->rank - 1] == wanted->axis[type->rank - 1];
+}
+
+/* Of two operands all that can be moved: the innermost axis of a product's result is that of an
+ * operand whose own innermost one is summed over, and attention reads its rows. */
+static ml_ref sink_operands(rewrite *r, ml_ref n, const ml_ref *sources) {
+    static const bool moves[][2] = {{true, true}, {true, false}, {false, true}};
+    int count = ml_graph_node(r->from, n)->source_count;
+    for (int i = 0; i < 3; i++) {
+        ml_ref moved[2];
+        for (int k = 0; k < count; k++)
+            moved[k] = moves[i][k] ? inner(r->to, sources[k]) : sources[k];
+        ml_ref made = operate(r, n, moved, ml_graph_type(r->from, n));
+        if (keeps_rows(r, n, made)) return ml_permute(r->to, made, ml_graph_type(r->from, n));
+    }
+    return rewrite_copy(r, n, sources);
+}
+
+/* Results have the orders of q, k and v. */
+static ml_ref sink_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
+    enum { Q, K, V, ORDERED };
+    const ml_node *node = ml_graph_node(r->from, n);
+    bool grad = node->op == ML_OP_ATTENTION_GRAD;
+    ml_attention_args args;
+    ml_attention_read(r->from, n, &args);
+    if (args.score || args.derivative || inner(r->to, sources[Q]) == sources[Q])
+        return rewrite_copy(r, n, sources);
+    ml_ref *moved = ML_NEW_ARRAY(r->scratch, ml_ref, node->source_count);
+    for (int i = 0; i < node->source_count; i++)
+        moved[i] = i < ORDERED ? inner(r->to, sources[i]) : sources[i];
+    ml_ref made = grad ? ml_attention_grad(r->to, moved, node->source_count, &args)
+                       : ml_attention(r->to, moved, node->source_count, &args);
+    ml_ref *outputs = r->outputs[n] = ML_NEW_ARRAY(r->scratch, ml_ref, ML_MAX_OUTPUTS);
+    outputs[0] = ml_permute(r->to, made, ml_graph_type(r->from, n));
+    ml_type logsumexp; /* of the scores, but for the last axis */
+    ml_attention_score_type(r->from, ml_graph_source(r->from, n, Q), ml_graph_source(r->from, n, K),
+                            &args, &logsumexp);
+    logsumexp.rank--;
+    for (int i = 1; i < ml_op_outputs(r->to, made); i++) {
+        const ml_type *lying = /* dk and dv lie as k and v did */
+            grad ? ml_graph_type(r->from, ml_graph_source(r->from, n, i)) : &logsumexp;
+        outputs[i] = ml_permute(r->to, ml_out(r->to, made, i), lying);
+    }
+    return outputs[0];
+}
+
+static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
+    ml_op op = op_of(r->from, n);
+    switch (op) {
+    case ML_OP_ATTENTION:
+    case ML_OP_ATTENTION_GRAD: return sink_attention(r, n, sources);
+    case ML_OP_DOT:
+    case ML_OP_SUM:
+    case ML_OP_MAX:
+    case ML_OP_MIN:
+    case ML_OP_SLICE:
+    case ML_OP_PAD:
+    case ML_OP_SPLIT:
+    case ML_OP_RENAME:
+    case ML_OP_ALL_REDUCE: return sink_operands(r, n, sources);
+    case ML_OP_RANDOM: return rewrite_copy(r, n, sources);
+    default:
+        if (ml_ops[op].op_class == ML_CLASS_MAP) return sink_map(r, n, sources);
+        return rewrite_copy(r, n, sources);
+    }
+}
+
+int64_t ml_permuted_bytes(const ml_graph *g) {
+    int64_t bytes = 0;
+    for (ml_ref n = 1; n < ml_graph_count(g); n++)
+        if (op_of(g, n) == ML_OP_PERMUTE) bytes += ml_type_bytes(ml_graph_type(g, n));
+    return bytes;
+}
+
+ml_graph *ml_sink_orders(const ml_graph *from, ml_roots *roots) {
+    ml_graph *sunk = rewrite_run(from, roots, NULL, rule, NULL);
+    ml_graph *simple = ml_simplify(sunk, roots); /* where they cancel */
+    ml_graph_free(sunk);
+    return simple;
+}

@@ -1,0 +1,257 @@
+/* Batches: kernels of one structure that do not depend on one another, such as the optimizer's for
+ * each of many parameters or the partial sums of their gradients' norm, become one step and run in
+ * one launch. Small tensors alone leave most of a GPU idle, and each launch costs microseconds.
+ *
+ * Steps move towards the end only, to the last of their kind; and small ones before that, so that
+ * they are in no other's way. No step passes one that writes what it touches or touches what it
+ * writes, where a state and its new value are one thing, for they are to share their memory. None
+ * keeps a large tensor until others are made that might have had its memory. Each kernel keeps its
+ * blocks, and so its bits. */
+#include "runtime/plan/plan_internal.h"
+
+enum {
+    FARTHEST = 512,    /* steps that a step may pass */
+    SMALL = 256 << 10, /* bytes */
+    LARGE = 8 << 20,   /* bytes */
+    MOST = 128,        /* members, whatever there is room for */
+};
+
+/* That a step reads or writes a storage. */
+typedef struct {
+    uint32_t step, writer, end; /* the next that writes that storage, and after its last: touches */
+    bool writes;
+} touch;
+
+typedef struct {
+    ml_schedule *s;
+    uint32_t count;
+    uint32_t *old;       /* by storage: where it is a state's new value, the state's storage */
+    uint32_t *last_read; /* by storage: the step; 0: none */
+    int64_t *born;       /* by step: bytes of temporaries that it is the first to write */
+    uint64_t *kind;      /* by step: equal where kernels are alike; 0: not to be joined */
+    touch *touches;      /* of each storage (of the state for its new value) as the steps were */
+    uint32_t *first_own,
+        *own; /* step t's: touches[own[first_own[t]]] .. [own[first_own[t + 1] - 1]] */
+    uint32_t *order, *place; /* the steps as they will run, and where each is among them */
+    bool *taken;             /* by step: it is a part of another */
+} batches;
+
+static uint32_t storage_of(const batches *b, const ml_step *step, int value) {
+    return b->s->values.at[step->values[value]].storage;
+}
+
+static void find_storages(batches *b, const ml_roots *roots) {
+    ml_schedule *s = b->s;
+    uint32_t storages = s->storages.count, states = ml_graph_state_count(s->graph);
+    uint32_t *of_state = ML_NEW_ARRAY(s->arena, uint32_t, states + 1);
+    b->old = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
+    b->last_read = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
+    b->order = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
+    b->place = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
+    b->born = ML_NEW_ARRAY(s->arena, int64_t, b->count + 1);
+    b->taken = ML_NEW_ARRAY(s->arena, bool, b->count + 1);
+    for (uint32_t i = 0; i < storages; i++) {
+        b->old[i] = i;
+        if (s->storages.at[i].kind == ML_STORAGE_STATE) of_state[s->storages.at[i].id] = i + 1;
+    }
+    for (int i = 0; i < roots->update_count; i++) {
+        uint32_t at = of_state[roots->updates[i].state];
+        if (at != 0) b->old[s->values.at[s->update_values[i]].storage] = at - 1;
+    }
+    bool *written = ML_NEW_ARRAY(s->arena, bool, storages + 1);
+    for (uint32_t t = 0; t < b->count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        b->order[t] = b->place[t] = t;
+        for (int i = 0; i < step->read_count; i++) b->last_read[storage_of(b, step, i)] = t;
+        for (int i = step->read_count; i < step->read_count + step->write_count; i++) {
+            uint32_t at = storage_of(b, step, i);
+            bool temporary = s->storages.at[at].kind == ML_STORAGE_TEMPORARY && b->old[at] == at;
+            if (temporary && !written[at]) b->born[t] += s->storages.at[at].bytes;
+            written[at] = true;
+        }
+    }
+    for (int i = 0; i < roots->output_count; i++)
+        b->last_read[s->values.at[s->output_values[i]].storage] = b->count;
+}
+
+static void find_touches(batches *b) {
+    const ml_schedule *s = b->s;
+    uint32_t storages = s->storages.count, total = 0;
+    uint32_t *at = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
+    b->first_own = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
+    for (uint32_t t = 0; t < b->count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        b->first_own[t] = total;
+        total += (uint32_t)(step->read_count + step->write_count);
+        for (int i = 0; i < step->read_count + step->write_count; i++)
+            at[b->old[storage_of(b, step, i)] + 1]++;
+    }
+    b->first_own[b->count] = total;
+    b->touches = ML_NEW_ARRAY(s->arena, touch, total + 1);
+    b->own = ML_NEW_ARRAY(s->arena, uint32_t, total + 1);
+    for (uint32_t i = 0; i < storages; i++) at[i + 1] += at[i];
+    for (uint32_t t = 0; t < b->count; t++) {
+        const ml_step *step = &s->steps.at[t];
+        for (int i = 0; i < step->read_count + step->write_count; i++) {
+            uint32_t to = at[b->old[storage_of(b, step, i)]]++;
+            b->own[b->first_own[t] + (uint32_t)i] = to;
+            b->touches[to] = (touch){.step = t, .writes = i >= step->read_count};
+        }
+    }
+    for (uint32_t i = storages; i-- > 0;) { /* at[i] is the end of storage i's by now */
+        uint32_t begin = i > 0 ? at[i - 1] : 0, writer = at[i];
+        for (uint32_t e = at[i]; e-- > begin;) {
+            b->touches[e].writer = writer;
+            b->touches[e].end = at[i];
+            if (b->touches[e].writes) writer = e;
+        }
+    }
+}
+
+/* The first place of a step after t of which one writes what the other touches. Such steps never
+ * pass one another. */
+static uint32_t first_conflict(const batches *b, uint32_t t) {
+    uint32_t first = b->count;
+    for (uint32_t i = b->first_own[t]; i < b->first_own[t + 1]; i++) {
+        const touch *own = &b->touches[b->own[i]];
+        uint32_t e = own->writes ? b->own[i] + 1 : own->writer;
+        while (e < own->end) {
+            const touch *other = &b->touches[e];
+            bool counts = other->step != t && !b->taken[other->step];
+            if (counts && b->place[other->step] < first) first = b->place[other->step];
+            if (counts && other->writes) break;
+            e = own->writes ? e + 1 : other->writer;
+        }
+    }
+    return first;
+}
+
+/* What other streams wait for keeps its place, and everything keeps its side of it. */
+static bool is_fixed(const batches *b, uint32_t t) {
+    ml_step_kind kind = b->s->steps.at[t].kind;
+    return kind == ML_STEP_COLLECTIVE || kind == ML_STEP_WAIT;
+}
+
+/* Small kernels to right before the first step that needs them done. */
+static void move_small(batches *b) {
+    uint32_t fixed = b->count; /* the next place of such a step */
+    for (uint32_t from = b->count; from-- > 0;) {
+        uint32_t t = b->order[from];
+        const ml_step *step = &b->s->steps.at[t];
+        if (is_fixed(b, t)) fixed = from;
+        if (step->kind != ML_STEP_KERNEL || step->bytes > SMALL) continue;
+        uint32_t end = first_conflict(b, t);
+        if (end > fixed) end = fixed;
+        if (end > from + FARTHEST + 1) end = from + FARTHEST + 1;
+        for (uint32_t i = from; i + 1 < end; i++) {
+            b->order[i] = b->order[i + 1];
+            b->place[b->order[i]] = i;
+        }
+        b->order[end - 1] = t;
+        b->place[t] = end - 1;
+    }
+}
+
+static bool alike(const ml_step *a, const ml_step *b) {
+    return a->kernel->key == b->kernel->key && a->read_count == b->read_count &&
+           a->write_count == b->write_count;
+}
+
+static void find_kinds(batches *b) {
+    b->kind = ML_NEW_ARRAY(b->s->arena, uint64_t, b->count + 1);
+    for (uint32_t t = 0; t < b->count; t++) {
+        const ml_step *step = &b->s->steps.at[t];
+        if (step->kind == ML_STEP_KERNEL && step->ir && ml_batch_capacity(step->kernel) > 0)
+            b->kind[t] = step->kernel->key;
+    }
+}
+
+/* Whether step t may run when step `then` does, which comes later: its large operands are there
+ * until then anyway, or no more than `born` bytes are made in between, which is little; and its
+ * large results are states. */
+static bool waits_for_free(const batches *b, uint32_t t, uint32_t then, int64_t born) {
+    const ml_step *step = &b->s->steps.at[t];
+    for (int i = 0; i < step->read_count + step->write_count; i++) {
+        uint32_t at = storage_of(b, step, i);
+        const ml_storage *storage = &b->s->storages.at[at];
+        bool kept = storage->kind != ML_STORAGE_TEMPORARY || storage->bytes <= SMALL ||
+                    (i < step->read_count ? b->last_read[at] >= then || born <= LARGE
+                                          : b->old[at] != at || storage->bytes <= LARGE);
+        if (!kept) return false;
+    }
+    return true;
+}
+
+/* The steps from place `begin` on that can run together with the one at `last`; members[0] is that.
+ */
+static int find_members(const batches *b, uint32_t begin, uint32_t last, uint32_t *members) {
+    const uint32_t then = b->order[last];
+    const ml_step *step = &b->s->steps.at[then];
+    int found = 1, passed = 0, most = ml_batch_capacity(step->kernel);
+    int64_t born = 0;
+    members[0] = then;
+    for (uint32_t i = last; i-- > begin && passed < FARTHEST && found < most && found < MOST;) {
+        uint32_t t = b->order[i];
+        if (b->taken[t]) continue;
+        bool joins = b->kind[t] == b->kind[then] && alike(&b->s->steps.at[t], step) &&
+                     waits_for_free(b, t, then, born) && first_conflict(b, t) > last;
+        born += b->born[t];
+        if (joins)
+            members[found++] = t;
+        else
+            passed++;
+    }
+    return found;
+}
+
+/* One step of all members, in the place of the first of them. */
+static void join(batches *b, const uint32_t *members, int count, const ml_target *target) {
+    ml_schedule *s = b->s;
+    ml_step *into = &s->steps.at[members[0]], whole = *into;
+    const ml_kernel *kernels[MOST];
+    int reads = into->read_count, writes = into->write_count;
+    whole.values = ML_NEW_ARRAY(s->arena, uint32_t, count * (reads + writes) + 1);
+    whole.may_alias = ML_NEW_ARRAY(s->arena, uint64_t, count * writes + 1);
+    whole.flops = 0;
+    whole.bytes = 0;
+    for (int m = 0; m < count; m++) {
+        const ml_step *member = &s->steps.at[members[m]];
+        kernels[m] = member->kernel;
+        whole.flops += member->flops;
+        whole.bytes += member->bytes;
+        for (int i = 0; i < reads; i++) whole.values[m * reads + i] = member->values[i];
+        for (int i = 0; i < writes; i++) {
+            whole.values[count * reads + m * writes + i] = member->values[reads + i];
+            whole.may_alias[m * writes + i] = member->may_alias ? member->may_alias[i] : 0;
+        }
+        b->taken[members[m]] = m > 0;
+    }
+    whole.kernel = ML_NEW(s->arena, ml_kernel);
+    ml_emit_batch(into->ir, kernels, count, target, s->arena, whole.kernel);
+    whole.members = count;
+    whole.read_count = count * reads;
+    whole.write_count = count * writes;
+    *into = whole;
+}
+
+void plan_batch(ml_plan *plan, const ml_target *target) {
+    ml_schedule *s = plan->schedule;
+    batches b = {.s = s, .count = s->steps.count};
+    find_storages(&b, &plan->roots);
+    find_touches(&b);
+    find_kinds(&b);
+    move_small(&b);
+    uint32_t *begin = ML_NEW_ARRAY(s->arena, uint32_t, b.count + 1); /* after a fixed step */
+    for (uint32_t i = 0; i < b.count; i++)
+        begin[i + 1] = is_fixed(&b, b.order[i]) ? i + 1 : begin[i];
+    for (uint32_t i = b.count; i-- > 0;) {
+        uint32_t members[MOST];
+        if (b.taken[b.order[i]] || b.kind[b.order[i]] == 0) continue;
+        int count = find_members(&b, begin[i], i, members);
+        if (count > 1) join(&b, members, count, target);
+    }
+    __typeof__(s->steps) steps = {0};
+    for (uint32_t i = 0; i < b.count; i++)
+        if (!b.taken[b.order[i]]) *ML_PUSH(s->arena, &steps) = s->steps.at[b.order[i]];
+    s->steps = steps;
+}

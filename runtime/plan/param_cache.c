@@ -1,0 +1,288 @@
+/* Copies of parameters in the type of the products. A program that casts parameters for its
+ * products, and sets them at its end, would read all of them once more at the start of each step
+ * only to cast them. Instead it keeps the casts, those of a merged product side by side, as states
+ * of its own: the kernel that computes a parameter's new value writes its cast as well. `refresh`
+ * makes them from the parameters, before the first run and after anything else has set one
+ * (exec/param_cache_rebuild.c). So do programs that run several times for a step, once for each
+ * microbatch: they set no parameters, and refresh once a step; parameters that lie in parts, and
+ * are kept once they are gathered, they keep gathered, on a CPU too. Programs that run often
+ * (ml_roots), as sampling does, keep all that they gather. Programs that keep the same share the
+ * state, so that memory holds one set of copies however many trainings there are of a model.
+ *
+ * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
+ * a program whose peak comes later, when few are left, needs more. */
+#include "runtime/graph/rewrite.h"
+#include "runtime/plan/plan_internal.h"
+
+typedef struct {
+    ml_plan *plan;
+    ml_graph *g;
+    ml_arena *scratch;
+    uint32_t count;
+    ml_ref *new_value; /* by state; 0 where the program does not set it */
+    bool often;        /* it runs several times before others set the rest */
+    bool *source;      /* by node: made of f32 parameters as above, by moves alone */
+    bool *cast;        /* by node: likewise, and cast to bf16 */
+    bool *made;      /* by node: of f32 parameters by any casts, moves and gathers that are kept */
+    bool casts;      /* keep casts too: what products of a GPU read */
+    bool *operand;   /* by node: a product reads it in memory; of what is gathered: anything */
+    uint32_t *state; /* by node: 1 + the state that holds it; 0: none does */
+    ml_ref *updated; /* by node: what it is of the new values, where that is made; 0 elsewhere */
+    ml_update *copies; /* the states, and what they hold at first */
+    int copy_count;
+} work;
+
+static bool is_product(const ml_graph *g, ml_ref n) {
+    int op = ml_graph_node(g, n)->op;
+    return op == ML_OP_DOT || op == ML_OP_RAGGED_DOT;
+}
+
+/* Every element of the source once, or some of them. */
+static bool rearranges(const ml_graph *g, ml_ref n) {
+    switch ((ml_op)ml_graph_node(g, n)->op) {
+    case ML_OP_RENAME:
+    case ML_OP_PERMUTE:
+    case ML_OP_SLICE:
+    case ML_OP_SPLIT:
+    case ML_OP_MERGE:
+    case ML_OP_CONCAT: return true;
+    default: return false;
+    }
+}
+
+/* Put together from all ranks, once a step instead of for each microbatch: where its memory would
+ * be there anyway. */
+static bool gathers(const work *w, ml_ref n) {
+    const ml_node *node = ml_graph_node(w->g, n);
+    return node->op == ML_OP_ALL_GATHER && w->often && w->plan->layout != NULL &&
+           (w->plan->roots.often || w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep) &&
+           w->made[ml_graph_source(w->g, n, 0)];
+}
+
+/* Which nodes are parameters, and which are their casts. */
+static void find_casts(work *w) {
+    const ml_graph *g = w->g;
+    for (ml_ref n = 1; n < w->count; n++) {
+        const ml_node *node = ml_graph_node(g, n);
+        int dtype = ml_graph_type(g, n)->dtype;
+        if (node->flags & ML_NODE_FUNCTION) continue;
+        if (node->op == ML_OP_STATE) {
+            uint32_t state = (uint32_t)ml_graph_args(g, n)[0];
+            ml_ref value = w->new_value[state];
+            w->source[n] = dtype == ML_F32 && (value != 0 ? value != n : w->often) &&
+                           ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
+            w->made[n] = w->source[n];
+            continue;
+        }
+        if (node->op == ML_OP_CAST)
+            w->cast[n] = dtype == ML_BF16 && w->source[ml_graph_source(g, n, 0)];
+        w->made[n] = gathers(w, n) || (node->op == ML_OP_CAST && w->made[ml_graph_source(g, n, 0)]);
+        if (!rearranges(g, n)) continue;
+        w->source[n] = w->cast[n] = w->made[n] = true;
+        for (int i = 0; i < node->source_count; i++) {
+            w->source[n] = w->source[n] && w->source[ml_graph_source(g, n, i)];
+            w->cast[n] = w->cast[n] && w->cast[ml_graph_source(g, n, i)];
+            w->made[n] = w->made[n] && w->made[ml_graph_source(g, n, i)];
+        }
+    }
+}
+
+/* Whether source i of n is the bias of a product, which cuBLASLt reads from memory in the product's
+ * dtype (takes_bias in codegen/lower/gemm.c). */
+static bool is_bias(const ml_graph *g, ml_ref n, int i) {
+    if (ml_graph_node(g, n)->op != ML_OP_ADD) return false;
+    ml_ref product = ml_graph_source(g, n, 1 - i), bias = ml_graph_source(g, n, i);
+    return ml_graph_node(g, product)->op == ML_OP_DOT &&
+           ml_graph_type(g, bias)->rank < ml_graph_type(g, product)->rank;
+}
+
+/* What products read: casts as they lie or moved, and their biases. Others are cast again wherever
+ * they are needed, for nothing. */
+static void find_operands(work *w) {
+    const ml_graph *g = w->g;
+    for (ml_ref n = w->count - 1; n > 0; n--) {
+        const ml_node *node = ml_graph_node(g, n);
+        bool moves = w->cast[n] && rearranges(g, n) && node->op != ML_OP_CONCAT;
+        for (int i = 0; i < node->source_count; i++) {
+            ml_ref source = ml_graph_source(g, n, i);
+            bool joined = ml_graph_node(g, source)->op == ML_OP_CONCAT && !rearranges(g, n);
+            bool reads =
+                moves ? w->operand[n] : joined || is_bias(g, n, i) || (is_product(g, n) && i < 2);
+            /* Itself is what is kept; or a part is cast ahead of each gather, for next to nothing:
+             * other GPUs read it where all temporaries lie. */
+            if (node->op == ML_OP_ALL_GATHER && w->made[source]) continue;
+            if (gathers(w, source) || (w->cast[source] && reads)) w->operand[source] = true;
+        }
+    }
+}
+
+static bool holds(const work *w, ml_ref n) {
+    int op = ml_graph_node(w->g, n)->op;
+    if (gathers(w, n)) return w->operand[n];
+    return w->casts && w->cast[n] && w->operand[n] && (op == ML_OP_CAST || op == ML_OP_CONCAT);
+}
+
+/* Any of the states that a cast is made of. */
+static uint32_t first_state(const work *w, ml_ref n) {
+    while (ml_graph_node(w->g, n)->op != ML_OP_STATE) n = ml_graph_source(w->g, n, 0);
+    return (uint32_t)ml_graph_args(w->g, n)[0];
+}
+
+/* The same for what is made of the same states in the same way, in any program. */
+static uint64_t recipe_of(const work *w, ml_ref n) {
+    const ml_graph *g = w->g;
+    const ml_node *node = ml_graph_node(g, n);
+    const ml_type *type = ml_graph_type(g, n);
+    uint64_t hash = ml_hash(ml_graph_args(g, n), node->arg_count * sizeof(int64_t), node->op);
+    hash = ml_hash(type->axis, type->rank * sizeof(ml_axis), hash);
+    hash = ml_hash(type->size, type->rank * sizeof(int64_t), hash);
+    for (int i = 0; i < node->source_count; i++) {
+        uint64_t source = recipe_of(w, ml_graph_source(g, n, i));
+        hash = ml_hash(&source, sizeof source, hash);
+    }
+    return hash;
+}
+
+static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
+    const ml_state *of = ml_graph_state(w->g, first_state(w, n));
+    ml_state state = {
+        .name = ml_arena_format(w->scratch, gathers(w, n) ? "%s, gathered" : "%s in bf16",
+                                of->name != NULL ? of->name : "?"),
+        .kind = ML_STATE_COPY,
+        .type = *ml_graph_type(w->g, n),
+        .origin = of->origin,
+        .recipe = recipe,
+    };
+    return ml_graph_add_state(w->g, &state);
+}
+
+/* A state for each copy: the one that there is, where another program keeps the same. */
+static void add_states(work *w) {
+    ml_index known = {.arena = w->scratch};
+    uint32_t states = ml_graph_state_count(w->g);
+    bool *listed = ML_NEW_ARRAY(w->scratch, bool, (size_t)states + w->count);
+    for (uint32_t id = 0; id < states; id++) {
+        const ml_state *state = ml_graph_state(w->g, id);
+        if (state->kind == ML_STATE_COPY) ml_index_add(&known, state->recipe, id);
+    }
+    for (ml_ref n = 1; n < w->count; n++) {
+        if (!holds(w, n)) continue;
+        uint64_t recipe = recipe_of(w, n);
+        uint32_t cursor = 0, id = ml_index_next(&known, recipe, &cursor);
+        if (id == ML_INDEX_NONE) {
+            id = add_state(w, n, recipe);
+            ml_index_add(&known, recipe, id);
+        }
+        w->state[n] = id + 1;
+        if (!listed[id]) w->copies[w->copy_count++] = (ml_update){id, n};
+        listed[id] = true;
+    }
+}
+
+/* A cast with new values in the place of the states that it is made of; itself where none has one.
+ */
+static ml_ref of_new_values(work *w, ml_ref n) {
+    ml_graph *g = w->g;
+    const ml_node *node = ml_graph_node(g, n);
+    if (node->op == ML_OP_STATE) {
+        ml_ref value = w->new_value[ml_graph_args(g, n)[0]];
+        return value != 0 ? value : n;
+    }
+    if (w->updated[n] != 0) return w->updated[n];
+    ml_ref *sources = ML_NEW_ARRAY(w->scratch, ml_ref, (size_t)node->source_count + 1);
+    int count = node->source_count;
+    for (int i = 0; i < count; i++) sources[i] = of_new_values(w, ml_graph_source(g, n, i));
+    ml_graph_set_origin(g, ml_graph_origin(g, sources[0]));
+    return w->updated[n] = ml_graph_copy(g, g, n, sources);
+}
+
+/* The plan sets the copies with the parameters that it sets. */
+static void add_updates(work *w) {
+    ml_roots *r = &w->plan->roots;
+    ml_update *updates =
+        ML_NEW_ARRAY(w->plan->arena, ml_update, (size_t)r->update_count + (size_t)w->copy_count);
+    int count = r->update_count;
+    for (int i = 0; i < count; i++) updates[i] = r->updates[i];
+    for (int i = 0; i < w->copy_count; i++) {
+        ml_ref value = of_new_values(w, w->copies[i].value);
+        if (value != w->copies[i].value) updates[count++] = (ml_update){w->copies[i].state, value};
+    }
+    r->updates = updates;
+    r->update_count = count;
+}
+
+static void list_sources(work *w) {
+    ml_plan *plan = w->plan;
+    bool *reached = ML_NEW_ARRAY(w->scratch, bool, w->count);
+    plan->copied = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(w->g) + 1);
+    for (int i = 0; i < w->copy_count; i++) reached[w->copies[i].value] = true;
+    for (ml_ref n = w->count - 1; n > 0; n--) {
+        const ml_node *node = ml_graph_node(w->g, n);
+        for (int i = 0; reached[n] && i < node->source_count; i++)
+            reached[ml_graph_source(w->g, n, i)] = true;
+        if (reached[n] && node->op == ML_OP_STATE)
+            plan->copied[plan->copied_count++] = (uint32_t)ml_graph_args(w->g, n)[0];
+    }
+}
+
+static void make_refresh(work *w, const ml_target *target) {
+    ml_plan *plan = w->plan, *refresh = plan->refresh = plan_empty();
+    ml_roots roots = {.updates = w->copies, .update_count = w->copy_count, .name = "copies"};
+    refresh->layout = plan->layout;
+    plan_roots(refresh, &roots);
+    refresh->graph = ml_graph_extract(w->g, &refresh->roots);
+    if (plan->layout != NULL) ml_shard_traffic(refresh->graph, plan->layout, refresh->traffic);
+    refresh->parts = ML_NEW(refresh->arena, ml_plan *);
+    refresh->parts[refresh->part_count++] = refresh;
+    plan_steps(refresh, target, false);
+}
+
+static ml_ref read_copy(rewrite *r, ml_ref n, const ml_ref *sources) {
+    const work *w = r->context;
+    if (n >= w->count || w->state[n] == 0) return rewrite_copy(r, n, sources);
+    int64_t id = w->state[n] - 1;
+    return ml_graph_add(r->to, ML_OP_STATE, NULL, 0, &id, 1, ml_graph_type(r->from, n));
+}
+
+typedef struct {
+    ml_plan *plan;
+    const ml_target *target;
+    ml_arena *scratch;
+} copies_call;
+
+static void copies_body(void *context) {
+    const copies_call *call = context;
+    ml_plan *plan = call->plan;
+    ml_graph *g = plan->graph;
+    size_t count = ml_graph_count(g), states = ml_graph_state_count(g);
+    work w = {.plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count};
+    w.often = plan->roots.microbatches > 1 || plan->roots.often;
+    w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
+    w.source = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.made = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.casts = call->target->kind == ML_TARGET_CUDA && !call->target->no_fuse;
+    w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.state = ML_NEW_ARRAY(w.scratch, uint32_t, count);
+    w.updated = ML_NEW_ARRAY(w.scratch, ml_ref, count);
+    w.copies = ML_NEW_ARRAY(w.scratch, ml_update, count);
+    for (int i = 0; i < plan->roots.update_count; i++)
+        w.new_value[plan->roots.updates[i].state] = plan->roots.updates[i].value;
+    find_casts(&w);
+    find_operands(&w);
+    add_states(&w);
+    if (w.copy_count == 0) return;
+    list_sources(&w);
+    make_refresh(&w, call->target);
+    add_updates(&w);
+    pass_done(plan, rewrite_run(plan->graph, &plan->roots, NULL, read_copy, &w), "copies");
+    if (w.often && plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
+}
+
+void plan_copies(ml_plan *plan, const ml_target *target) {
+    copies_call call = {plan, target, ml_arena_new()};
+    if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
+    ml_status status = ml_protect(copies_body, &call);
+    ml_arena_free(call.scratch);
+    if (status != ML_OK) ml_raise_last();
+}

@@ -1,0 +1,376 @@
+/* What the kernel templates need of CUDA beyond tests/emit/cuda_emulator.hh: exchanges between the lanes
+ * of a warp, dynamic shared memory, and the PTX of tensor-core kernels (EMULATED_PTX stands for the
+ * functions between the marks of codegen/kernels/mma.c). Memory checks: 16-byte accesses must be
+ * aligned; shared memory is poisoned before each block. Copies and warpgroup products happen as late
+ * as they may: when their thread waits for them. */
+#include <map>
+#include <vector>
+
+#include "tests/emit/cuda_emulator.hh"
+
+#define __noinline__
+struct float2 {
+    float x, y;
+};
+struct float4 {
+    float x, y, z, w;
+};
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+#define __align__(n) __attribute__((aligned(n)))
+
+static char *emulated_shared;
+static unsigned long long emulated_box[EMULATED_THREADS];
+
+static inline void __syncwarp(unsigned = ~0u) { __shfl_xor_sync(~0u, 0, 0); }
+static inline int emulated_lane() { return (int)(threadIdx.x & 31); }
+static inline int emulated_warp() { return (int)(threadIdx.x & ~31u); }
+template <typename T> static inline T __shfl_up_sync(unsigned, T value, int by) {
+    int lane = emulated_lane(), from = lane >= by ? lane - by : lane;
+    memcpy(&emulated_box[threadIdx.x], &value, sizeof value);
+    __syncwarp();
+    memcpy(&value, &emulated_box[emulated_warp() + from], sizeof value);
+    __syncwarp();
+    return value;
+}
+static inline unsigned __match_any_sync(unsigned, unsigned value) {
+    unsigned same = 0;
+    emulated_box[threadIdx.x] = value;
+    __syncwarp();
+    for (int i = 0; i < 32; i++)
+        same |= (unsigned)(emulated_box[emulated_warp() + i] == value) << i;
+    __syncwarp();
+    return same;
+}
+static inline unsigned __ballot_sync(unsigned lanes, int vote) {
+    return __match_any_sync(lanes, vote != 0) ^ (vote ? 0 : ~0u);
+}
+static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+static inline unsigned atomicAdd(unsigned *to, unsigned by) {
+    unsigned before = *to;
+    *to += by;
+    return before;
+}
+
+static inline void emulated_require_aligned(unsigned long long address) {
+    if (address % 16 == 0) return;
+    fprintf(stderr, "an unaligned 16-byte access\n");
+    abort();
+}
+static inline void emulated_matrices(unsigned *r, unsigned from, bool transposed) {
+    int lane = emulated_lane(), warp = emulated_warp();
+    emulated_require_aligned(from);
+    emulated_box[threadIdx.x] = from;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        unsigned short pair[2];
+        for (int j = 0; j < 2; j++) {
+            int row = transposed ? 2 * (lane % 4) + j : lane / 4;
+            int column = transposed ? lane / 4 : 2 * (lane % 4) + j;
+            memcpy(&pair[j], emulated_shared + emulated_box[warp + 8 * i + row] + 2 * column, 2);
+        }
+        r[i] = pair[0] | (unsigned)pair[1] << 16;
+    }
+    __syncwarp();
+}
+static inline float emulated_half(unsigned pair, int which) {
+    return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
+}
+/* c += a b for a warp: lane 4 r + k / 2 % 4 holds a(r, k), lane 4 n + k / 2 % 4 holds b(k, n). */
+static inline void emulated_mma(float *c, const unsigned *a, unsigned b0, unsigned b1) {
+    static unsigned held[EMULATED_THREADS][6];
+    unsigned *own = held[threadIdx.x], (*all)[6] = held + emulated_warp();
+    for (int i = 0; i < 4; i++) own[i] = a[i];
+    own[4] = b0, own[5] = b1;
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        int row = emulated_lane() / 4 + i / 2 * 8, column = 2 * (emulated_lane() % 4) + i % 2;
+        for (int k = 0; k < 16; k++)
+            c[i] += emulated_half(all[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2) *
+                    emulated_half(all[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+    __syncwarp();
+}
+/* Groups of a thread's asynchronous work, the oldest first. */
+struct emulated_copying {
+    unsigned to;
+    const void *from;
+    int bytes;
+};
+struct emulated_product {
+    float *c;
+    unsigned long long left, right;
+    int columns;
+    bool left_flat, right_flat, add;
+    const unsigned *registers[4]; /* the left operand where it is no memory */
+    unsigned given[4];
+    float held[2][16]; /* its two rows of this thread */
+    unsigned long long mark; /* of what memory held when it began */
+};
+template <typename T> struct emulated_groups {
+    std::vector<T> open;
+    std::vector<std::vector<T>> closed;
+    void commit() {
+        closed.push_back(open);
+        open.clear();
+    }
+    template <typename F> void wait(size_t but, F body) {
+        for (; closed.size() > but; closed.erase(closed.begin()))
+            for (const T &each : closed.front()) body(each);
+    }
+};
+static emulated_groups<emulated_copying> emulated_copies[EMULATED_THREADS];
+static emulated_groups<emulated_product> emulated_products[EMULATED_THREADS];
+
+static inline void emulated_copy(unsigned to, const void *from, int bytes) {
+    emulated_require_aligned(to);
+    if (bytes) emulated_require_aligned((unsigned long long)from);
+    memset(emulated_shared + to, 0xff, 16); /* neither what was there nor what will be */
+    emulated_copies[threadIdx.x].open.push_back({to, from, bytes});
+}
+static inline void emulated_copies_wait(size_t but) {
+    emulated_copies[threadIdx.x].wait(but, [](const emulated_copying &c) {
+        memset(emulated_shared + c.to, 0, 16);
+        memcpy(emulated_shared + c.to, c.from, (size_t)c.bytes);
+    });
+}
+
+/* Element (i, depth) of an operand of a warpgroup product, in the 128-byte mode. Depth innermost:
+ * lines of 64 deep, eight lines a core matrix, `stride` bytes from one to the next. Flat: blocks of
+ * 64 along i, `leading` bytes apart, with a line for each depth; eight of them are `stride` bytes.
+ * Bits 4 to 6 of the address are exchanged by bits 7 to 9. */
+static inline float emulated_element(unsigned long long operand, bool flat, int i, int depth) {
+    unsigned start = (unsigned)(operand & 0x3fff) << 4;
+    unsigned leading = (unsigned)(operand >> 16 & 0x3fff) << 4;
+    unsigned stride = (unsigned)(operand >> 32 & 0x3fff) << 4, at;
+    if (operand >> 62 != 1) abort();
+    if (flat)
+        at = start + i / 64 * leading + i % 64 * 2 + depth / 8 * stride + depth % 8 * 128;
+    else
+        at = start + i / 8 * stride + i % 8 * 128 + depth * 2;
+    at ^= (at >> 7 & 7) << 4;
+    unsigned short half;
+    memcpy(&half, emulated_shared + at, 2);
+    return emulated_half(half, 0);
+}
+static void emulated_complain(const char *what) {
+    fprintf(stderr, "thread %u: %s\n", threadIdx.x, what);
+    abort();
+}
+/* Sums of products under way: nobody may read them (they are NaN), or write them. */
+struct emulated_sum {
+    int products;
+    std::vector<float> value;
+};
+static std::map<float *, emulated_sum> emulated_sums[EMULATED_THREADS];
+static bool emulated_fenced[EMULATED_THREADS];
+
+/* Of some elements that this thread's part reads: the same from the beginning to the end. */
+static unsigned long long emulated_mark(const emulated_product &p) {
+    int row = (int)threadIdx.x / 32 % 4 * 16 + emulated_lane() / 4;
+    unsigned long long mark = 0;
+    for (int k = 0; k < 16; k += 5) {
+        for (int r = 0; r < 2 && !p.registers[0]; r++)
+            mark = mark * 31 +
+                   __float_as_uint(emulated_element(p.left, p.left_flat, row + 8 * r, k));
+        for (int i = 0; i < p.columns / 4; i++) {
+            int column = i / 2 * 8 + emulated_lane() % 4 * 2 + i % 2;
+            mark = mark * 31 + __float_as_uint(emulated_element(p.right, p.right_flat, column, k));
+        }
+    }
+    return mark;
+}
+static inline void emulated_begin() { emulated_fenced[threadIdx.x] = true; }
+static inline void emulated_product_later(emulated_product p) {
+    p.mark = emulated_mark(p);
+    if (!emulated_fenced[threadIdx.x]) emulated_complain("a product without a fence before it");
+    emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
+    if (sum.products++ == 0) {
+        sum.value.assign(p.c, p.c + p.columns / 2);
+        memset(p.c, 0xff, (size_t)p.columns * 2);
+    }
+    emulated_products[threadIdx.x].open.push_back(p);
+}
+/* Of 64 x columns: lane l of warp w has rows 16 w + l / 4 and the eighth after it, columns
+ * 2 (l % 4), the next, and so on in steps of eight. */
+static inline void emulated_multiply(const emulated_product &p, float *c) {
+    int row = (int)threadIdx.x / 32 % 4 * 16 + emulated_lane() / 4;
+    bool held = p.registers[0] != NULL;
+    for (int i = 0; !p.add && i < p.columns / 2; i++) c[i] = 0;
+    for (int k = 0; k < 16; k++) {
+        float left[2];
+        for (int r = 0; r < 2; r++)
+            left[r] = held ? p.held[r][k]
+                           : emulated_element(p.left, p.left_flat, row + 8 * r, k);
+        for (int i = 0; i < p.columns / 4; i++) {
+            int column = i / 2 * 8 + emulated_lane() % 4 * 2 + i % 2;
+            float right = emulated_element(p.right, p.right_flat, column, k);
+            c[i / 2 * 4 + i % 2] += left[0] * right;
+            c[i / 2 * 4 + 2 + i % 2] += left[1] * right;
+        }
+    }
+}
+static inline void emulated_products_wait(size_t but) {
+    emulated_fenced[threadIdx.x] = false;
+    /* others go on first; one warpgroup in turn is slow, so that they drift apart */
+    static unsigned waits[EMULATED_THREADS];
+    bool slow = waits[threadIdx.x]++ / 3 % 2 == threadIdx.x / 128 % 2;
+    for (int turns = slow ? 12 : 1; turns > 0; turns--) emulated_wait(EMULATED_READY);
+    emulated_products[threadIdx.x].wait(but, [](const emulated_product &p) {
+        emulated_sum &sum = emulated_sums[threadIdx.x][p.c];
+        for (int i = 0; p.registers[0] && i < 4; i++)
+            if (*p.registers[i] != p.given[i]) emulated_complain("an operand under way is written");
+        if (emulated_mark(p) != p.mark) emulated_complain("an operand in memory changes under way");
+        emulated_multiply(p, sum.value.data());
+        if (--sum.products) return;
+        for (int i = 0; i < p.columns / 2; i++)
+            if (__float_as_uint(p.c[i]) != ~0u) emulated_complain("a sum under way is written");
+        memcpy(p.c, sum.value.data(), (size_t)p.columns * 2);
+        emulated_sums[threadIdx.x].erase(p.c);
+    });
+}
+static inline void emulated_shared_product(float *c, unsigned long long left,
+                                           unsigned long long right, int columns, bool left_flat,
+                                           bool right_flat, bool add) {
+    emulated_product_later({c, left, right, columns, left_flat, right_flat, add, {}, {}, {}, 0});
+}
+/* Four lanes hold two rows of the left operand: lane l columns 2 (l % 4), the next, and the eighth
+ * after them. */
+static inline void emulated_held_product(float *c, const unsigned &a0, const unsigned &a1,
+                                         const unsigned &a2, const unsigned &a3,
+                                         unsigned long long right, int columns, bool right_flat,
+                                         bool add) {
+    static unsigned held[EMULATED_THREADS][4];
+    emulated_product p = {c,   0,  right,           columns, false, right_flat,
+                          add, {&a0, &a1, &a2, &a3}, {a0, a1, a2, a3}, {}, 0};
+    memcpy(held[threadIdx.x], p.given, sizeof p.given);
+    __syncwarp();
+    for (int k = 0; k < 16; k++)
+        for (int r = 0; r < 2; r++)
+            p.held[r][k] = emulated_half(
+                held[(threadIdx.x & ~3u) + (unsigned)k % 8 / 2][r + k / 8 * 2], k % 2);
+    __syncwarp();
+    emulated_product_later(p);
+}
+#define EMULATED_WGMMA(e, left_flat, right_flat)                                                   \
+    static inline void e##_landed() { emulated_copies_wait(1); }                                   \
+    static inline void e##_begin() { emulated_begin(); }                                           \
+    static inline void e##_end() { emulated_products[threadIdx.x].commit(); }                      \
+    static inline void e##_finish() { emulated_products_wait(0); }                                 \
+    static inline void e##_finish_but_one() { emulated_products_wait(1); }                         \
+    static inline void e##_product(float (&c)[128], unsigned long long left,                       \
+                                   unsigned long long right) {                                     \
+        emulated_shared_product(c, left, right, 256, left_flat, right_flat, true);                 \
+    }
+/* A product of the templates that name theirs: its left operand from shared memory (0), or from
+ * registers (1). */
+#define EMULATED_PRODUCT_0(e, name, n, left_flat, right_flat)                                      \
+    static inline void e##_##name(float (&c)[n / 2], unsigned long long left,                      \
+                                  unsigned long long right, int add) {                             \
+        emulated_shared_product(c, left, right, n, left_flat, right_flat, add);                    \
+    }
+#define EMULATED_PRODUCT_1(e, name, n, left_flat, right_flat)                                      \
+    static inline void e##_##name(float (&c)[n / 2], const unsigned &a0, const unsigned &a1,       \
+                                  const unsigned &a2, const unsigned &a3,                          \
+                                  unsigned long long right, int add) {                             \
+        emulated_held_product(c, a0, a1, a2, a3, right, n, right_flat, add);                       \
+    }
+
+/* mbarrier: phases are numbered, the wait is for the one of this parity to end. */
+struct emulated_mbarrier {
+    int arrivals, here;
+    unsigned phase;
+};
+static std::map<unsigned, emulated_mbarrier> emulated_mbarriers;
+static inline void emulated_mbarrier_arrive(unsigned at) {
+    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that nobody made");
+    emulated_mbarrier &b = emulated_mbarriers[at];
+    if (++b.here == b.arrivals) b.here = 0, b.phase++;
+}
+static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
+    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that nobody made");
+    for (long turns = 0; emulated_mbarriers[at].phase % 2 == parity; turns++) {
+        if (turns > 100000) emulated_complain("waits at a barrier for ever");
+        emulated_wait(EMULATED_READY);
+    }
+}
+#define EMULATED_ASYNC(e)                                                                          \
+    template <int LATER> static inline void e##_landed() { emulated_copies_wait(LATER); }          \
+    static inline void e##_begin() { emulated_begin(); }                                           \
+    static inline void e##_end() { emulated_products[threadIdx.x].commit(); }                      \
+    template <int LATER> static inline void e##_finish() { emulated_products_wait(LATER); }        \
+    static inline void e##_barrier(unsigned at, int arrivals) {                                    \
+        emulated_mbarriers[at] = {arrivals, 0, 0};                                                 \
+    }                                                                                              \
+    static inline void e##_arrive(unsigned at) { emulated_mbarrier_arrive(at); }                   \
+    static inline bool e##_ended(unsigned at, unsigned parity) {                                   \
+        return emulated_mbarriers[at].phase % 2 != parity;                                         \
+    }                                                                                              \
+    static inline void e##_await(unsigned at, unsigned parity) {                                   \
+        emulated_mbarrier_await(at, parity);                                                       \
+    }                                                                                              \
+    static inline void e##_meet(int group) { emulated_barrier(1 + group, 128); }                  \
+    static inline void e##_turn(int group) { emulated_barrier(5 + group, 256); }                  \
+    static inline void e##_pass(int group) { emulated_arrived[5 + group]++; }                     \
+    template <int THREADS> static inline void e##_meet_all() { emulated_barrier(4, THREADS); }     \
+    static inline void e##_show() {}                                                               \
+    template <int> static inline void e##_fewer_registers() {}                                     \
+    template <int> static inline void e##_more_registers() {}                                      \
+    template <typename T> static inline void e##_hold(T &) {}
+/* Bulk copies of f32 from shared memory, and turns to add in. */
+static inline void emulated_send(float *to, unsigned from, int bytes, bool add) {
+    emulated_require_aligned((unsigned long long)to | from | (unsigned)bytes);
+    const float *values = (const float *)(emulated_shared + from);
+    for (int i = 0; i < bytes / 4; i++) to[i] = add ? to[i] + values[i] : values[i];
+}
+#define EMULATED_BULK(e)                                                                           \
+    static inline void e##_send(float *to, unsigned from, int bytes, bool add) {                   \
+        emulated_send(to, from, bytes, add);                                                       \
+    }                                                                                              \
+    static inline void e##_sent() {}                                                               \
+    static inline void e##_added() {}                                                              \
+    static inline void e##_await_turn(const unsigned *at, unsigned turn) {                         \
+        if (*at != turn) emulated_complain("another one's turn");                                  \
+    }                                                                                              \
+    static inline void e##_pass_turn(unsigned *at, unsigned turn) { *at = turn; }                  \
+    static inline void e##_meet_suppliers() { emulated_barrier(5, 64); }
+#define EMULATED_PTX(e)                                                                            \
+    static inline unsigned e##_address(const void *shared) {                                       \
+        return (unsigned)((const char *)shared - emulated_shared);                                 \
+    }                                                                                              \
+    static inline void e##_copy(unsigned to, const void *from, int bytes) {                        \
+        emulated_copy(to, from, bytes);                                                            \
+    }                                                                                              \
+    static inline void e##_commit() { emulated_copies[threadIdx.x].commit(); }                     \
+    static inline void e##_wait() {                                                                \
+        emulated_copies[threadIdx.x].commit();                                                     \
+        emulated_copies_wait(0);                                                                   \
+    }                                                                                              \
+    static inline void e##_matrices(unsigned (&r)[4], unsigned from) {                             \
+        emulated_matrices(r, from, false);                                                         \
+    }                                                                                              \
+    static inline void e##_transposed(unsigned (&r)[4], unsigned from) {                           \
+        emulated_matrices(r, from, true);                                                          \
+    }                                                                                              \
+    static inline void e##_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {  \
+        emulated_mma(c, a, b0, b1);                                                                \
+    }                                                                                              \
+    static inline unsigned e##_pack(float low, float high) {                                       \
+        return emulated_bf16(low) | (unsigned)emulated_bf16(high) << 16;                           \
+    }                                                                                              \
+    static inline float e##_exp2(float x) { return exp2f(x); }
+
+static void (*emulated_body)(void *);
+static long emulated_bytes;
+static void emulated_poisoned(void *arguments) {
+    if (threadIdx.x == 0) memset(emulated_shared, 0xff, (size_t)emulated_bytes);
+    __syncthreads();
+    emulated_body(arguments);
+}
+static void emulated_run(void (*body)(void *), void *arguments, unsigned grid, unsigned grid_y,
+                         int block, long bytes) {
+    emulated_body = body;
+    emulated_bytes = bytes;
+    emulated_shared = (char *)aligned_alloc(1024, (size_t)(bytes + 1024) / 1024 * 1024);
+    emulated_launch(emulated_poisoned, arguments, grid, grid_y, block);
+    free(emulated_shared);
+}

@@ -1,0 +1,236 @@
+/* Runs a kernel of codegen/kernels/tma.c on the CPU: the two blocks of one cluster, a thread of the
+ * system for each of their threads. EMULATED_TMA stands for the functions between its marks: tensor
+ * maps and copies that swizzle, barriers that count arrivals and bytes, warpgroup products, which
+ * happen as late as they may. Whoever waits for half a minute does so for ever: the process ends. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
+struct uint4 {
+    unsigned x, y, z, w;
+};
+struct float4 {
+    float x, y, z, w;
+};
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+enum { THREADS = 384, WARPS = THREADS / 32, ARENA = 512 << 10, DYNAMIC = 256 << 10 };
+enum { STATIC = 64 << 10, BARRIERS = 16 };
+static struct { unsigned x; } gridDim = {2};
+static thread_local struct { unsigned x; } threadIdx, blockIdx;
+static char *arena[2]; /* shared memory: addresses count from its begin */
+static pthread_barrier_t of_warp[2][WARPS], of_block[2], of_pair;
+static uint64_t exchanged[2][WARPS][32];
+
+static inline void __syncthreads() { pthread_barrier_wait(&of_block[blockIdx.x]); }
+static inline void __syncwarp() {
+    pthread_barrier_wait(&of_warp[blockIdx.x][threadIdx.x / 32]);
+}
+template <class T> static T exchange(T value, int from) {
+    uint64_t *box = exchanged[blockIdx.x][threadIdx.x / 32];
+    memcpy(&box[threadIdx.x % 32], &value, sizeof value);
+    __syncwarp();
+    memcpy(&value, &box[from & 31], sizeof value);
+    __syncwarp();
+    return value;
+}
+template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
+    return exchange(value, (int)(threadIdx.x % 32) ^ mask);
+}
+template <class T> static T __shfl_sync(unsigned, T value, int from) {
+    return exchange(value, from);
+}
+template <class T> static T __shfl_up_sync(unsigned, T value, int by) {
+    int lane = threadIdx.x % 32;
+    return exchange(value, lane >= by ? lane - by : lane);
+}
+
+/* As tests/kernels/emulate_pair.c fills it. */
+struct alignas(64) emulated_map {
+    const unsigned short *base;
+    int64_t size[3], stride[3];
+    int64_t lines;
+    char unused[64];
+};
+static_assert(sizeof(emulated_map) == 128, "a tensor map has 128 bytes");
+
+struct emulated_barrier {
+    int count, pending, bytes;
+    unsigned phase, at;
+    pthread_mutex_t mutex;
+    pthread_cond_t passed;
+};
+static emulated_barrier barriers[2][BARRIERS];
+static int barrier_count[2];
+
+[[noreturn]] static void emulated_fail(const char *what) {
+    fprintf(stderr, "emulated pair of blocks: %s\n", what);
+    _exit(9);
+}
+static emulated_barrier *emulated_find(unsigned block, unsigned at) {
+    for (int i = 0; i < barrier_count[block]; i++)
+        if (barriers[block][i].at == at) return &barriers[block][i];
+    emulated_fail("there is no such barrier");
+}
+static void emulated_make_barrier(unsigned at, int count) {
+    emulated_barrier *b = &barriers[blockIdx.x][barrier_count[blockIdx.x]++];
+    b->at = at, b->count = b->pending = count;
+    pthread_mutex_init(&b->mutex, NULL);
+    pthread_cond_init(&b->passed, NULL);
+}
+static void emulated_arrive(unsigned block, unsigned at, int arrivals, int bytes) {
+    emulated_barrier *b = emulated_find(block, at);
+    pthread_mutex_lock(&b->mutex);
+    b->pending -= arrivals, b->bytes += bytes;
+    if (b->pending < 0) emulated_fail("more arrive than a barrier counts");
+    if (b->pending == 0 && b->bytes == 0) {
+        b->phase++, b->pending = b->count;
+        pthread_cond_broadcast(&b->passed);
+    }
+    pthread_mutex_unlock(&b->mutex);
+}
+static void emulated_await(unsigned at, unsigned parity) {
+    emulated_barrier *b = emulated_find(blockIdx.x, at);
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += 30;
+    pthread_mutex_lock(&b->mutex);
+    while ((b->phase & 1) == parity)
+        if (pthread_cond_timedwait(&b->passed, &b->mutex, &limit))
+            emulated_fail("a thread waits for ever");
+    pthread_mutex_unlock(&b->mutex);
+}
+
+static inline unsigned emulated_swizzle(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+static void emulated_box(const emulated_map *map, unsigned to, int x, int y, int z,
+                         unsigned barrier, bool both) {
+    for (unsigned block = 0; block < 2; block++) {
+        if (!both && block != blockIdx.x) continue;
+        for (int line = 0; line < map->lines; line++)
+            for (int i = 0; i < 64; i++) {
+                bool in = x + i < map->size[0] && y + line < map->size[1] && z < map->size[2];
+                in = in && x >= 0 && y >= 0 && z >= 0;
+                const unsigned short *from = map->base;
+                if (in) from += x + i + (y + line) * map->stride[1] + z * map->stride[2];
+                *(unsigned short *)(arena[block] + emulated_swizzle(to + line * 128 + i * 2)) =
+                    in ? *from : 0;
+            }
+        emulated_arrive(block, barrier, 0, (int)-map->lines * 128);
+    }
+}
+
+struct emulated_product {
+    float *sums;
+    unsigned long long left, right;
+    int group;
+};
+static thread_local std::vector<emulated_product> products;
+static thread_local int groups;
+
+/* Element (i, depth) of an operand in the 128-byte mode, as template_wgmma.c says. */
+static float emulated_element(unsigned long long operand, int i, int depth, bool flat) {
+    unsigned at = (operand & 0x3fff) << 4, block = (operand >> 16 & 0x3fff) << 4;
+    at += flat ? i / 64 * block + depth * 128 + i % 64 * 2 : i * 128 + depth * 2;
+    return ml_load_bf16(*(unsigned short *)(arena[blockIdx.x] + emulated_swizzle(at)));
+}
+static void emulated_multiply(const emulated_product &p, bool left_flat, bool right_flat) {
+    int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    for (int depth = 0; depth < 16; depth++) {
+        float left[2] = {emulated_element(p.left, row, depth, left_flat),
+                         emulated_element(p.left, row + 8, depth, left_flat)};
+        for (int u = 0; u < 32; u++)
+            for (int j = 0; j < 2; j++) {
+                float x = emulated_element(p.right, u * 8 + column + j, depth, right_flat);
+                p.sums[u * 4 + j] += left[0] * x, p.sums[u * 4 + 2 + j] += left[1] * x;
+            }
+    }
+}
+/* All but the last `running` groups. The warp stays together, as wgmma has it. */
+static void emulated_finish(int running, bool left_flat, bool right_flat) {
+    size_t done = 0;
+    for (; done < products.size() && products[done].group < groups - running; done++)
+        emulated_multiply(products[done], left_flat, right_flat);
+    products.erase(products.begin(), products.begin() + (long)done);
+    __syncwarp();
+}
+
+#define EMULATED_TMA(e, left_flat, right_flat)                                                     \
+    typedef emulated_map e##_map;                                                                  \
+    struct e##_arguments {                                                                         \
+        e##_map map[EMULATED_MAPS];                                                                \
+        char *p[EMULATED_POINTERS];                                                                \
+    };                                                                                             \
+    static unsigned e##_address(const void *p) {                                                   \
+        return (unsigned)((const char *)p - arena[blockIdx.x]);                                    \
+    }                                                                                              \
+    static int e##_rank() { return (int)blockIdx.x; }                                              \
+    static void e##_meet() { pthread_barrier_wait(&of_pair); }                                     \
+    static void e##_barrier(unsigned at, int count) { emulated_make_barrier(at, count); }          \
+    static void e##_barriers_made() {}                                                             \
+    static void e##_wait(unsigned at, unsigned parity) { emulated_await(at, parity); }             \
+    static void e##_expect(unsigned at, int bytes) {                                               \
+        emulated_arrive(blockIdx.x, at, 1, bytes);                                                 \
+    }                                                                                              \
+    static void e##_release(unsigned at, unsigned rank) { emulated_arrive(rank, at, 1, 0); }       \
+    static void e##_load(const e##_map *map, unsigned to, int x, int y, int z, unsigned barrier,   \
+                         bool both) {                                                              \
+        emulated_box(map, to, x, y, z, barrier, both);                                             \
+    }                                                                                              \
+    static void e##_begin() {}                                                                     \
+    static void e##_end() { groups++; }                                                            \
+    static void e##_finish() { emulated_finish(0, left_flat, right_flat); }                        \
+    static void e##_finish_but_one() { emulated_finish(1, left_flat, right_flat); }                \
+    static void e##_product(float (&c)[128], unsigned long long left, unsigned long long right) {  \
+        products.push_back({c, left, right, groups});                                              \
+    }                                                                                              \
+    static unsigned e##_pack(float low, float high) {                                              \
+        return ml_store_bf16(low) | (unsigned)ml_store_bf16(high) << 16;                           \
+    }                                                                                              \
+    static void e##_give_registers() {}                                                            \
+    static void e##_take_registers() {}
+
+static void (*entered)(const void *);
+static const void *arguments;
+
+static void *emulated_thread(void *number) {
+    blockIdx.x = (unsigned)((long)number / THREADS), threadIdx.x = (unsigned)((long)number % THREADS);
+    entered(arguments);
+    return NULL;
+}
+static void emulated_run(void (*enter)(const void *), const void *given) {
+    pthread_t threads[2 * THREADS];
+    pthread_attr_t attributes;
+    entered = enter, arguments = given;
+    pthread_barrier_init(&of_pair, NULL, 2 * THREADS);
+    for (int block = 0; block < 2; block++) {
+        arena[block] = (char *)aligned_alloc(1024, ARENA);
+        memset(arena[block], 0xff, ARENA);
+        barrier_count[block] = 0;
+        memset(barriers[block], 0, sizeof barriers[block]);
+        pthread_barrier_init(&of_block[block], NULL, THREADS);
+        for (int warp = 0; warp < WARPS; warp++)
+            pthread_barrier_init(&of_warp[block][warp], NULL, 32);
+    }
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 256 << 10);
+    for (long i = 0; i < 2 * THREADS; i++)
+        if (pthread_create(&threads[i], &attributes, emulated_thread, (void *)i))
+            emulated_fail("the system gives no more threads");
+    for (int i = 0; i < 2 * THREADS; i++) pthread_join(threads[i], NULL);
+    for (int block = 0; block < 2; block++) free(arena[block]);
+}

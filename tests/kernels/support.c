@@ -1,0 +1,343 @@
+/* What the tests of the kernel templates share (template_support.h). */
+#include "tests/kernels/support.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codegen/jit/jit.h"
+
+static bool with_gaps, without_cuda, emulating, sound_in_c;
+static ml_axis spoilt_axis;
+static int64_t spoilt_start, spoilt_stop;
+
+void template_spoil(ml_axis axis, int64_t start, int64_t stop) {
+    spoilt_axis = axis, spoilt_start = start, spoilt_stop = stop;
+}
+
+void template_spoil_c(bool spoil) {
+    sound_in_c = !spoil;
+}
+
+void template_use_emulator(bool emulated) {
+    emulating = emulated;
+}
+
+void template_use_cuda(bool compiled) {
+    without_cuda = !compiled;
+}
+
+void template_use_gaps(bool gaps) {
+    with_gaps = gaps;
+}
+
+typedef struct {
+    ml_schedule *s;
+    ml_step *step;
+    char *memory[ML_MAX_OPERANDS]; /* of the step's values */
+    int kernels;
+    ml_kernel *kernel[96];
+} run;
+
+/* A value of this type: contiguous, or with two elements after each run of the last axis. */
+static uint32_t add_value(ml_schedule *s, ml_ref node, const ml_type *type) {
+    uint32_t id = s->values.count, storage = s->storages.count;
+    ml_value *v = ML_PUSH(s->arena, &s->values);
+    v->node = node;
+    v->type = *type;
+    v->storage = storage;
+    int64_t stride = 1;
+    for (int i = type->rank - 1; i >= 0; i--) {
+        v->stride[i] = stride;
+        stride *= type->size[i];
+        if (with_gaps && i == type->rank - 1) stride += 2;
+    }
+    ml_storage *memory = ML_PUSH(s->arena, &s->storages);
+    memory->bytes = stride * ml_dtypes[type->dtype].bytes;
+    return id;
+}
+
+static ml_attention_strides strides_of(const ml_value *v, const ml_attention_args *args,
+                                       const ml_type *q, bool captured) {
+    ml_attention_strides strides = {0};
+    int batches = 0;
+    for (int i = 0; i < q->rank; i++) {
+        ml_axis axis = q->axis[i];
+        if (axis == args->seq || axis == args->heads || axis == args->head_dim) continue;
+        int at = ml_type_find(&v->type, axis);
+        strides.batch[batches++] = at < 0 ? 0 : v->stride[at];
+    }
+    for (int i = 0; i < v->type.rank; i++) {
+        ml_axis axis = v->type.axis[i];
+        if (axis == args->heads || axis == args->kv_heads) strides.head = v->stride[i];
+        if (axis == args->seq || (!captured && axis == args->kv_seq)) strides.seq = v->stride[i];
+        if (axis == args->head_dim || (captured && axis == args->kv_seq))
+            strides.dim = v->stride[i];
+    }
+    return strides;
+}
+
+static int64_t size_of(const ml_type *t, ml_axis axis) {
+    int at = ml_type_find(t, axis);
+    return at < 0 ? 1 : t->size[at];
+}
+
+static void describe_attention(run *r, const ml_graph *g, ml_ref node) {
+    ml_attention_step *a = ML_NEW(r->s->arena, ml_attention_step);
+    ml_step *step = r->step;
+    ml_attention_read(g, node, &a->args);
+    const ml_type *q = &r->s->values.at[step->values[0]].type;
+    const ml_type *k = &r->s->values.at[step->values[1]].type;
+    const ml_type *v = &r->s->values.at[step->values[2]].type;
+    a->graph = g;
+    a->node = node;
+    a->batch[0] = a->batch[1] = a->batch[2] = 1;
+    int batches = 0;
+    for (int i = 0; i < q->rank; i++)
+        if (q->axis[i] != a->args.seq && q->axis[i] != a->args.heads &&
+            q->axis[i] != a->args.head_dim)
+            a->batch[batches++] = q->size[i];
+    a->heads = size_of(q, a->args.heads), a->kv_heads = size_of(k, a->args.kv_heads);
+    a->seq = size_of(q, a->args.seq), a->kv_seq = size_of(k, a->args.kv_seq);
+    a->head_dim = size_of(q, a->args.head_dim), a->value_dim = size_of(v, a->args.head_dim);
+    a->dtype = (ml_dtype)q->dtype;
+    a->backward = ml_graph_node(g, node)->op == ML_OP_ATTENTION_GRAD;
+    a->operand_count = step->read_count + step->write_count;
+    for (int i = 0; i < a->operand_count; i++)
+        a->strides[i] = strides_of(&r->s->values.at[step->values[i]], &a->args, q,
+                                   i < step->read_count && i >= (a->backward ? 6 : 3));
+    step->attention = a;
+}
+
+static void take_chain(run *r, ml_kernel *k) {
+    for (r->kernels = 0; k && r->kernels < 96; k = k->next) {
+        CHECK_EQ_INT(k->pointer_count, r->step->read_count + r->step->write_count);
+        r->kernel[r->kernels++] = k;
+    }
+}
+
+/* The node as a step with its kernels. */
+static void print_step(run *r, fixture *f, ml_ref node, const ml_target *target) {
+    ml_schedule *s = r->s = ML_NEW(f->arena, ml_schedule);
+    ml_step *step = r->step = ML_NEW(f->arena, ml_step);
+    s->graph = f->g, s->arena = f->arena, s->target = target;
+    int reads = ml_graph_node(f->g, node)->source_count, writes = ml_op_outputs(f->g, node);
+    step->node = node;
+    step->read_count = reads, step->write_count = writes;
+    step->values = ML_NEW_ARRAY(f->arena, uint32_t, reads + writes);
+    for (int i = 0; i < reads; i++) {
+        ml_ref source = ml_graph_source(f->g, node, i);
+        step->values[i] = add_value(s, source, ml_graph_type(f->g, source));
+    }
+    for (int i = 0; i < writes; i++) {
+        ml_ref output = i ? ml_out(f->g, node, i) : node;
+        step->values[reads + i] = add_value(s, output, ml_graph_type(f->g, output));
+    }
+    ml_op op = ml_graph_node(f->g, node)->op;
+    if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) {
+        describe_attention(r, f->g, node);
+        ml_template_attention(s, step);
+    } else if (op == ML_OP_SCATTER_ADD)
+        ml_template_scatter_add(s, step);
+    else if (op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER)
+        ml_template_ragged(s, step);
+    else
+        ml_template_scan(s, step);
+    take_chain(r, step->kernel);
+}
+
+/* The offset of element i (in type order). */
+static int64_t offset_of(const ml_value *v, int64_t i) {
+    int64_t offset = v->offset;
+    for (int axis = v->type.rank - 1; axis >= 0; axis--) {
+        offset += i % v->type.size[axis] * v->stride[axis];
+        i /= v->type.size[axis];
+    }
+    return offset;
+}
+
+static double get(const ml_value *v, const char *memory, int64_t i) {
+    int64_t at = offset_of(v, i);
+    switch ((ml_dtype)v->type.dtype) {
+    case ML_F32: return ((const float *)memory)[at];
+    case ML_F64: return ((const double *)memory)[at];
+    case ML_I32: return ((const int *)memory)[at];
+    case ML_I64: return (double)((const int64_t *)memory)[at];
+    case ML_BOOL: return ((const uint8_t *)memory)[at];
+    default: {
+        uint32_t bits = (uint32_t)((const uint16_t *)memory)[at] << 16;
+        float number;
+        memcpy(&number, &bits, sizeof number);
+        return number;
+    }
+    }
+}
+
+static void put(const ml_value *v, char *memory, int64_t i, double x) {
+    int64_t at = offset_of(v, i);
+    float number = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    switch ((ml_dtype)v->type.dtype) {
+    case ML_F32: ((float *)memory)[at] = number; break;
+    case ML_F64: ((double *)memory)[at] = x; break;
+    case ML_I32: ((int *)memory)[at] = (int)x; break;
+    case ML_I64: ((int64_t *)memory)[at] = (int64_t)x; break;
+    case ML_BOOL: ((uint8_t *)memory)[at] = x != 0; break;
+    default: /* to nearest even; tests hold no NaN in bf16 */
+        ((uint16_t *)memory)[at] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+}
+
+/* Whether element i (in type order) is of those that are to be spoilt. */
+static bool is_spoilt(const ml_type *t, int64_t i) {
+    int at = spoilt_axis ? ml_type_find(t, spoilt_axis) : -1;
+    if (at < 0 || ml_dtypes[t->dtype].kind != ML_KIND_FLOAT) return false;
+    for (int axis = t->rank - 1; axis > at; axis--) i /= t->size[axis];
+    i %= t->size[at];
+    return i >= spoilt_start && i < spoilt_stop;
+}
+
+/* Memory of all values: sources hold the reference's values as their dtype can, others poison. */
+static void fill(run *r, double *const *sources, bool sound) {
+    for (int i = 0; i < r->step->read_count + r->step->write_count; i++) {
+        const ml_value *v = &r->s->values.at[r->step->values[i]];
+        int64_t bytes = (r->s->storages.at[v->storage].bytes + 63) / 64 * 64;
+        r->memory[i] = aligned_alloc(64, (size_t)bytes);
+        REQUIRE(r->memory[i]);
+        memset(r->memory[i], 0xff, (size_t)bytes);
+        if (i >= r->step->read_count) continue;
+        for (int64_t e = 0; e < ml_type_elements(&v->type); e++)
+            put(v, r->memory[i], e, !sound && is_spoilt(&v->type, e) ? NAN : sources[i][e]);
+    }
+}
+
+static void release(run *r) {
+    for (int i = 0; i < r->step->read_count + r->step->write_count; i++) free(r->memory[i]);
+}
+
+/* Run the chain; units in unequal ranges, last range first. */
+static void execute(run *r, ml_c_function *const *functions) {
+    for (int i = 0; i < r->kernels; i++) {
+        const ml_kernel *k = r->kernel[i];
+        long long scalars[ML_MAX_SCALARS];
+        for (int j = 0; j < k->scalar_count; j++) scalars[j] = k->scalar[j];
+        int64_t third = k->units / 3;
+        functions[i](r->memory, scalars, third, k->units);
+        functions[i](r->memory, scalars, 0, third);
+    }
+}
+
+static void compare(run *r, fixture *f, int output, const double *expected, double tolerance) {
+    int at = ml_graph_node(f->g, r->step->node)->source_count + output;
+    const ml_value *v = &r->s->values.at[r->step->values[at]];
+    double difference = 0, total = 0, largest = 0, worst = 0;
+    int64_t count = ml_type_elements(&v->type);
+    for (int64_t i = 0; i < count; i++) {
+        double actual = get(v, r->memory[at], i), off = fabs(actual - expected[i]);
+        if (actual == expected[i] || (isnan(actual) && isnan(expected[i])))
+            off = 0;
+        else if (isnan(off))
+            off = INFINITY;
+        if (isfinite(expected[i])) total += expected[i] * expected[i];
+        if (isfinite(expected[i]) && fabs(expected[i]) > largest) largest = fabs(expected[i]);
+        difference += off * off;
+        if (off > worst) worst = off;
+    }
+    bool exact = ml_dtypes[v->type.dtype].kind != ML_KIND_FLOAT;
+    bool good = exact ? worst == 0
+                      : difference <= tolerance * tolerance * total + 1e-30 &&
+                            worst <= 8 * tolerance * largest + 1e-15;
+    if (!good)
+        test_fail("%s: output %d of %s is off by %g (root mean square %g of %g)", f->label, output,
+                  r->step->kernel->label, worst, sqrt(difference / (double)count),
+                  sqrt(total / (double)count));
+    CHECK(good);
+}
+
+enum { HOPPER = 90, H200 = 132 };
+static ml_target cuda_target = {.kind = ML_TARGET_CUDA, .arch = HOPPER, .multiprocessors = H200};
+
+void template_use_gpu(int arch, int multiprocessors) {
+    cuda_target.arch = arch ? arch : HOPPER;
+    cuda_target.multiprocessors = multiprocessors ? multiprocessors : H200;
+}
+
+static void check_room(const run *r) {
+    for (int i = 0; i < r->kernels; i++)
+        CHECK(r->kernel[i]->shared_bytes <= ml_target_shared(cuda_target.arch));
+}
+
+static void compare_all(run *r, fixture *f, ml_ref node, double *const *values, double tolerance) {
+    for (int i = 0; i < ml_op_outputs(f->g, node); i++)
+        compare(r, f, i, values[r->step->read_count + i], tolerance);
+}
+
+static void check_emulated(fixture *f, ml_ref node, double *const *values, double tolerance) {
+    if (!emulating) return;
+    run r = {0};
+    print_step(&r, f, node, &cuda_target);
+    check_room(&r);
+    fill(&r, values, false);
+    if (r.kernels == 1 && r.kernel[0]->map_count > 0) {
+        if (template_emulate_pair(r.kernel[0], r.memory))
+            compare_all(&r, f, node, values, tolerance);
+        release(&r);
+        while (r.kernel[0]->map_count > 0) take_chain(&r, r.kernel[0]->otherwise);
+        fill(&r, values, false);
+    }
+    if (template_emulate(r.kernel, r.kernels, r.memory))
+        compare_all(&r, f, node, values, tolerance);
+    release(&r);
+}
+
+static void check_cuda(fixture *f, ml_ref node, ml_pool *pool) {
+    static int missing = -1; /* NVRTC */
+    char text[256];
+    if (missing < 0) missing = ml_jit_cuda_describe(text, sizeof text) != ML_OK;
+    if (missing || without_cuda) return;
+    run r = {0};
+    print_step(&r, f, node, &cuda_target);
+    ml_jit_cuda *jit = NULL;
+    const void **images = ML_NEW_ARRAY(f->arena, const void *, r.kernels);
+    int64_t *sizes = ML_NEW_ARRAY(f->arena, int64_t, r.kernels);
+    ml_status status =
+        ml_jit_cuda_compile(r.kernel, r.kernels, cuda_target.arch, pool, &jit, images, sizes);
+    if (status != ML_OK) test_fail("%s: %s", f->label, ml_error_last()->text);
+    ml_jit_cuda_free(jit);
+}
+
+void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_target *target) {
+    run r = {0};
+    print_step(&r, f, node, target);
+    int reads = ml_graph_node(f->g, node)->source_count, writes = ml_op_outputs(f->g, node);
+    ml_ref nodes[ML_MAX_OPERANDS];
+    double *values[ML_MAX_OPERANDS];
+    for (int i = 0; i < reads + writes; i++) nodes[i] = r.s->values.at[r.step->values[i]].node;
+    /* inputs as their dtypes hold them */
+    const double *const *states = (const double *const *)f->states;
+    const double *const *inputs = (const double *const *)f->inputs;
+    ml_reference(f->g, states, inputs, nodes, reads + writes, values, true, f->arena);
+    ml_pool *pool = ml_pool_new(1);
+    REQUIRE(pool);
+    ml_jit_c *jit = NULL;
+    ml_c_function *functions[96];
+    ml_status status =
+        r.kernels ? ml_jit_c_load(r.kernel, r.kernels, pool, &jit, functions) : ML_OK;
+    if (status != ML_OK) test_fail("%s: %s", f->label, ml_error_last()->text);
+    if (status == ML_OK && r.kernels) {
+        fill(&r, values, sound_in_c);
+        execute(&r, functions);
+        for (int i = 0; i < writes; i++) compare(&r, f, i, values[reads + i], tolerance);
+        release(&r);
+    }
+    ml_jit_c_free(jit);
+    check_emulated(f, node, values, tolerance);
+    check_cuda(f, node, pool);
+    ml_pool_free(pool);
+}
+
+void template_check(fixture *f, ml_ref node, double tolerance) {
+    ml_target target = {.kind = ML_TARGET_C, .threads = 2, .vector_bytes = 32};
+    template_check_target(f, node, tolerance, &target);
+}

@@ -1,0 +1,288 @@
+/* What the tests of the passes share (passes_support.h). */
+#include "tests/passes/support.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    fixture *fixture;
+    fixture_body *body;
+} call;
+
+static void run_body(void *argument) {
+    call *c = argument;
+    c->fixture->g = ml_graph_new();
+    c->body(c->fixture);
+}
+
+void fixture_run(fixture_body *body, uint64_t seed) {
+    fixture f = {.random = seed * 2 + 1, .arena = ml_arena_new()};
+    call c = {&f, body};
+    ml_status status = ml_protect(run_body, &c);
+    if (status != ML_OK) test_fail("%s: raised: %s", f.label, ml_error_last()->text);
+    ml_graph_free(f.g);
+    ml_arena_free(f.arena);
+}
+
+double fixture_uniform(fixture *f, double low, double high) {
+    return low + (high - low) * ml_random_uniform((int64_t)f->random++, 0);
+}
+
+int64_t fixture_below(fixture *f, int64_t bound) {
+    return (int64_t)fixture_uniform(f, 0, (double)bound);
+}
+
+ml_axis fixture_axis(fixture *f, const char *name) {
+    return ml_axis_named(f->g, name);
+}
+
+ml_type fixture_type(fixture *f, ml_dtype dtype, const char *axes) {
+    ml_type type = {.dtype = dtype};
+    char name[32];
+    int size, used;
+    while (sscanf(axes, " %31[a-z_]%d%n", name, &size, &used) == 2) {
+        type.axis[type.rank] = fixture_axis(f, name);
+        type.size[type.rank++] = size;
+        axes += used;
+    }
+    return type;
+}
+
+static double *random_values(fixture *f, const ml_type *type, double low, double high) {
+    int64_t count = ml_type_elements(type);
+    double *values = ML_NEW_ARRAY(f->arena, double, count);
+    for (int64_t i = 0; i < count; i++) values[i] = fixture_uniform(f, low, high);
+    return values;
+}
+
+static ml_ref add_input(fixture *f, ml_type type, double *values) {
+    ml_input input = {.name = ml_arena_format(f->arena, "x%d", f->input_count), .type = type};
+    int64_t id = ml_graph_add_input(f->g, &input);
+    f->inputs[id] = values;
+    f->nodes[id] = ml_graph_add(f->g, ML_OP_INPUT, NULL, 0, &id, 1, &type);
+    f->input_count = (int)id + 1;
+    return f->nodes[id];
+}
+
+ml_ref fixture_input(fixture *f, ml_dtype dtype, const char *axes, double low, double high) {
+    ml_type type = fixture_type(f, dtype, axes);
+    return add_input(f, type, random_values(f, &type, low, high));
+}
+
+ml_ref fixture_index(fixture *f, const char *axes, int64_t bound) {
+    ml_type type = fixture_type(f, ML_I32, axes);
+    double *values = random_values(f, &type, 0, (double)bound);
+    for (int64_t i = 0; i < ml_type_elements(&type); i++) values[i] = floor(values[i]);
+    return add_input(f, type, values);
+}
+
+ml_ref fixture_state(fixture *f, ml_dtype dtype, const char *axes) {
+    ml_type type = fixture_type(f, dtype, axes);
+    return fixture_add_state(f, &type);
+}
+
+ml_ref fixture_add_state(fixture *f, const ml_type *type) {
+    ml_state state = {.name = ml_arena_format(f->arena, "w%d", f->state_count), .type = *type};
+    int64_t id = ml_graph_add_state(f->g, &state);
+    f->states[id] = random_values(f, &state.type, -1, 1);
+    f->state_count = (int)id + 1;
+    return ml_graph_add(f->g, ML_OP_STATE, NULL, 0, &id, 1, &state.type);
+}
+
+ml_ref fixture_loss(fixture *f, ml_ref y) {
+    ml_type type = *ml_graph_type(f->g, y);
+    type.dtype = ML_F64;
+    ml_ref weights = add_input(f, type, random_values(f, &type, -1, 1));
+    ml_ref product = ml_map2(f->g, ML_OP_MUL, ml_cast(f->g, y, ML_F64), weights);
+    f->nodes[f->input_count - 1] = 0; /* its gradient is y: not worth checking */
+    return ml_reduce(f->g, ML_OP_SUM, product, type.axis, type.rank);
+}
+
+double *fixture_value(fixture *f, const ml_graph *g, ml_ref n) {
+    double *result;
+    ml_reference(g, (const double *const *)f->states, (const double *const *)f->inputs, &n, 1,
+                 &result, false, f->arena);
+    return result;
+}
+
+const char *fixture_type_text(fixture *f, const ml_graph *g, ml_ref n) {
+    ml_text text = {.arena = f->arena};
+    ml_type_print(g, ml_graph_type(g, n), &text);
+    return text.text;
+}
+
+static bool near(double a, double b, double tolerance) {
+    if (a == b || (isnan(a) && isnan(b))) return true;
+    return fabs(a - b) <= tolerance * (1 + fabs(a) + fabs(b));
+}
+
+static void check_near(const fixture *f, const char *what, int64_t i, double actual,
+                       double expected, double tolerance) {
+    if (!near(actual, expected, tolerance))
+        test_fail("%s: %s[%lld] is %.12g, expected %.12g", f->label, what, (long long)i, actual,
+                  expected);
+}
+
+static void check_gradient(fixture *f, ml_ref loss, int input, ml_ref gradient) {
+    const double step = 1e-5;
+    const ml_type *type = ml_graph_type(f->g, f->nodes[input]);
+    if (gradient)
+        CHECK_TEXT(fixture_type_text(f, f->g, gradient),
+                   fixture_type_text(f, f->g, f->nodes[input]));
+    const double *values = gradient ? fixture_value(f, f->g, gradient) : NULL;
+    for (int64_t i = 0; i < ml_type_elements(type); i++) {
+        double *x = &f->inputs[input][i], kept = *x;
+        *x = kept + step;
+        double above = fixture_value(f, f->g, loss)[0];
+        *x = kept - step;
+        double below = fixture_value(f, f->g, loss)[0];
+        *x = kept;
+        char what[32];
+        snprintf(what, sizeof what, "gradient of input %d", input);
+        check_near(f, what, i, values ? values[i] : 0, (above - below) / (2 * step), 2e-7);
+    }
+}
+
+void fixture_check_gradients(fixture *f, ml_ref loss) {
+    ml_ref wrt[SUPPORT_INPUTS] = {0}, gradients[SUPPORT_INPUTS], roots[SUPPORT_INPUTS + 1] = {loss};
+    int inputs[SUPPORT_INPUTS], count = 0, root_count = 1;
+    for (int i = 0; i < f->input_count; i++) {
+        if (!f->nodes[i]) continue;
+        if (ml_dtypes[ml_graph_type(f->g, f->nodes[i])->dtype].kind != ML_KIND_FLOAT) continue;
+        inputs[count] = i, wrt[count++] = f->nodes[i];
+    }
+    ml_autodiff(f->g, loss, wrt, count, gradients);
+    for (int i = 0; i < count; i++) {
+        check_gradient(f, loss, inputs[i], gradients[i]);
+        if (gradients[i]) roots[root_count++] = gradients[i];
+    }
+    fixture_check_passes(f, roots, root_count, 1e-9);
+}
+
+typedef struct {
+    const char *name;
+    ml_graph *(*run)(const ml_graph *from, ml_roots *roots);
+} named_pass;
+
+static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
+    return ml_decompose(from, roots, INT64_MAX);
+}
+/* Products of more than 80 elements are what it counts as large here. */
+static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
+    return ml_chunk(from, roots, 80 * 8);
+}
+static ml_graph *recompute_little(const ml_graph *from, ml_roots *roots) {
+    return ml_recompute_thrifty(from, roots, 6 << 10);
+}
+/* Along every axis of an input that can be halved, one after the other. */
+static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {
+    bool done[256] = {false};
+    ml_graph *g = ml_simplify(from, roots);
+    for (ml_ref n = 1; n < ml_graph_count(from); n++) {
+        const ml_type *type = ml_graph_type(from, n);
+        for (int i = 0; ml_graph_node(from, n)->op == ML_OP_INPUT && i < type->rank; i++) {
+            if (type->size[i] % 2 != 0 || type->axis[i] >= 256 || done[type->axis[i]]) continue;
+            done[type->axis[i]] = true;
+            ml_graph *next = ml_halves(g, roots, type->axis[i], type->size[i]);
+            ml_graph_verify(next, roots, "halves");
+            ml_graph_free(g);
+            g = next;
+        }
+    }
+    return g;
+}
+static ml_graph *all_passes(const ml_graph *from, ml_roots *roots);
+
+static ml_graph *read_joined(const ml_graph *from, ml_roots *roots) {
+    static const int level[SUPPORT_INPUTS];
+    return ml_read_joined(from, roots, level);
+}
+
+/* As if each input came later than the one before. */
+static ml_graph *read_joined_in_turn(const ml_graph *from, ml_roots *roots) {
+    int level[SUPPORT_INPUTS];
+    for (int i = 0; i < SUPPORT_INPUTS; i++) level[i] = i;
+    return ml_read_joined(from, roots, level);
+}
+
+static const named_pass passes[] = {
+    {"simplify", ml_simplify},
+    {"decompose", decompose_all},
+    {"recompute", ml_recompute},
+    {"merge_dots", ml_merge_dots},
+    {"chunk", chunk_small},
+    {"all", all_passes},
+    {"recompute_little", recompute_little},
+    {"sink_orders", ml_sink_orders},
+    {"halves", halves_of_all},
+    {"open_sums", ml_open_sums},
+    {"gather_sorted", ml_gather_sorted},
+    {"split_sums", ml_split_sums},
+    {"split_dots", ml_split_dots},
+    {"ragged_squares", ml_ragged_squares},
+    {"ragged_gated", ml_ragged_gated},
+    {"read_joined", read_joined},
+    {"read_joined_in_turn", read_joined_in_turn},
+};
+enum { PASS_COUNT = sizeof passes / sizeof *passes };
+
+/* In the order in which a plan runs them. */
+static ml_graph *all_passes(const ml_graph *from, ml_roots *roots) {
+    const ml_graph *g = from;
+    static const int order[] = {1, 0, 3, 0, 4, 0, 2};
+    for (int i = 0; i < 7; i++) {
+        ml_graph *next = passes[order[i]].run(g, roots);
+        ml_graph_verify(next, roots, passes[order[i]].name);
+        if (g != from) ml_graph_free((ml_graph *)g);
+        g = next;
+    }
+    return (ml_graph *)g;
+}
+
+static const named_pass *find_pass(const char *name) {
+    for (int i = 0; i < PASS_COUNT; i++)
+        if (strcmp(passes[i].name, name) == 0) return &passes[i];
+    return NULL;
+}
+
+static ml_graph *run_pass(fixture *f, const char *name, const ml_ref *nodes, int count,
+                          ml_roots *roots) {
+    *roots = (ml_roots){.output_count = count};
+    roots->outputs = ML_NEW_ARRAY(f->arena, ml_ref, count);
+    memcpy(roots->outputs, nodes, sizeof *nodes * (size_t)count);
+    ml_graph *result = find_pass(name)->run(f->g, roots);
+    ml_graph_verify(result, roots, name);
+    return result;
+}
+
+void fixture_check_pass(fixture *f, const char *name, const ml_ref *nodes, int count,
+                        double tolerance) {
+    ml_roots roots;
+    ml_graph *result = run_pass(f, name, nodes, count, &roots);
+    for (int i = 0; i < count; i++) {
+        CHECK_TEXT(fixture_type_text(f, result, roots.outputs[i]),
+                   fixture_type_text(f, f->g, nodes[i]));
+        const double *before = fixture_value(f, f->g, nodes[i]);
+        const double *after = fixture_value(f, result, roots.outputs[i]);
+        int64_t elements = ml_type_elements(ml_graph_type(f->g, nodes[i]));
+        for (int64_t k = 0; k < elements; k++)
+            check_near(f, name, k, after[k], before[k], tolerance);
+    }
+    ml_graph_free(result);
+}
+
+void fixture_check_passes(fixture *f, const ml_ref *nodes, int count, double tolerance) {
+    for (int i = 0; i < PASS_COUNT; i++)
+        fixture_check_pass(f, passes[i].name, nodes, count, tolerance);
+}
+
+int fixture_count_after(fixture *f, const char *pass, const ml_ref *nodes, int count, ml_op op) {
+    ml_roots roots;
+    ml_graph *result = run_pass(f, pass, nodes, count, &roots);
+    int found = 0;
+    for (ml_ref n = 1; n < ml_graph_count(result); n++) found += ml_graph_node(result, n)->op == op;
+    ml_graph_free(result);
+    return found;
+}

@@ -1,0 +1,94 @@
+/* Where a run's data come from: files that change, seeds, and trainings one after another. */
+#include <string.h>
+
+#include "tests/process/support.h"
+
+#define MODEL                                                                                      \
+    "local m = require 'mlua'\n"                                                                   \
+    "local A = m.axes { vocab = 256, embed = 8, seq = 16, batch = 4 }\n"                           \
+    "local Model = m.module('Model', function(self) self.t = m.param { A.vocab, A.embed } end)\n"  \
+    "function Model:forward(tokens)\n"                                                             \
+    "  return self.t:gather(tokens, 'vocab'):dot(self.t, 'embed')\n"                               \
+    "end\n"
+
+/* A file that another process shortens is an error of the next step, with the script's line. */
+PROCESS_TEST(data_shortened_while_training) {
+    process_write(room, "short.lua",
+                  MODEL "local file = io.open('book.txt', 'w')\n"
+                        "file:write(('a word or two '):rep(1000))\n"
+                        "file:close()\n"
+                        "m.train { model = Model(), batch = A.batch, seq = A.seq, steps = 5,\n"
+                        "  data = 'book.txt', on_step = function(step)\n"
+                        "    if step == 2 then os.execute('truncate -s 20 book.txt') end\n"
+                        "  end }\n");
+    process_result r = process_run(room, 1, "", "run --device cpu --json short.lua");
+    process_expect(&r, "short.lua:10: book.txt ends before byte ");
+    process_expect(&r, ": it had 14000 bytes when it was opened, and was shortened since");
+    CHECK(strstr(r.output, "\"step\":2") && !strstr(r.output, "\"step\":4"));
+}
+
+/* Opening a pipe waits for nobody, and a signal ends a run at any time. */
+PROCESS_TEST(data_from_a_pipe) {
+    process_write(room, "pipe.lua",
+                  MODEL "local cfg = m.config { data = 'pipe' }\n"
+                        "m.train { model = Model(), batch = A.batch, seq = A.seq, steps = 5 }\n");
+    process_shell(room, 0, "mkfifo pipe");
+    process_result r =
+        process_shell(room, 1, "timeout -s KILL 60 \"$MLUA\" run --device cpu pipe.lua");
+    process_expect(&r, "pipe.lua:8: cannot read data from pipe: it is a pipe\n");
+    r = process_shell(room, 1,
+                      "cat pipe.lua | timeout -s KILL 60 \"$MLUA\" run --device cpu "
+                      "pipe.lua data=/dev/stdin");
+    process_expect(&r, "cannot read data from /dev/stdin: it is a pipe\n");
+    r = process_shell(room, 0,
+                      "timeout -s KILL 60 \"$MLUA\" run --device cpu pipe.lua "
+                      "data=/dev/stdin < pipe.lua");
+    process_expect(&r, "step 5/5");
+}
+
+/* What a loss draws is a sample's own, in training and in evaluation, whatever holds the sample. */
+PROCESS_TEST(masks_under_layouts) {
+    static const char *const words[] = {"", "accum=2", "-n 2 --mesh dp=2", "-n 2 --mesh pp=2",
+                                        "-n 2 --mesh tp=2"};
+    double loss[5], evaluation[5];
+    process_write(
+        room, "masked.lua",
+        "local m = require 'mlua'\n"
+        "local cfg = m.config { accum = 1, data = 'text' }\n"
+        "local A = m.axes { embed = 8, vocab = 256, seq = 16, batch = 8, ffn = 16 }\n"
+        "local Block = m.module('Block', function(self)\n"
+        "  self.up, self.down = m.param { A.embed, A.ffn }, m.param { A.ffn, A.embed }\n"
+        "end)\n"
+        "function Block:forward(x)\n"
+        "  return x + m.gelu(x:dot(self.up, 'embed')):dot(self.down, 'ffn')\n"
+        "end\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  self.table, self.blocks = m.param { A.vocab, A.embed }, m.stack(4, Block)\n"
+        "end)\n"
+        "function Net:forward(tokens)\n"
+        "  local x = self.table:gather(tokens, 'vocab')\n"
+        "  for _, block in ipairs(self.blocks) do x = block(x) end\n"
+        "  return x:dot(self.table, 'embed')\n"
+        "end\n"
+        "local net = Net()\n"
+        "local r = m.train { model = net, batch = A.batch, seq = A.seq, steps = 3, eval_every = "
+        "2,\n"
+        "  eval_batches = 2, optimizer = m.adamw { lr = 0.01 }, layout = m.layout.megatron {},\n"
+        "  loss = function(tokens, targets)\n"
+        "    local hidden = m.random_mask(m.axes_of(tokens), 0.3)\n"
+        "    return m.cross_entropy(net(m.where(hidden, 0, tokens)), m.where(hidden, targets, "
+        "-1))\n"
+        "  end }\n"
+        "if m.rank() == 0 then print(('loss %.9f evaluation %.9f'):format(r.loss, r.eval_loss)) "
+        "end\n");
+    process_write_text(room);
+    for (int i = 0; i < 5; i++) {
+        process_result r =
+            process_run(room, 0, "", "run --device cpu --quiet masked.lua %s", words[i]);
+        const char *last = strstr(r.output, "loss 5");
+        loss[i] = process_number(last, "loss ");
+        evaluation[i] = process_number(last, "evaluation ");
+        CHECK_NEAR(loss[i], loss[0], 1e-6);
+        CHECK_NEAR(evaluation[i], evaluation[0], 1e-6);
+    }
+}

@@ -1,0 +1,103 @@
+/* Pipelines whose ranks exchange the rows of experts with too few places: steps that leave rows
+ * without one are done again, and ranks learn what one rank learns. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/process/support.h"
+
+/* How many runs of programs were done again, by the messages in `errors`. */
+static int runs_again(process_room *room) {
+    return atoi(process_shell(room, 0, "grep -c 'runs done again' errors || true").output);
+}
+
+/* Train on one rank, and on several with the settings `more`. */
+static void compare_training(process_room *room, int steps, const char *settings, const char *ranks,
+                             const char *more, int *again) {
+    char one[512], several[640];
+    snprintf(one, sizeof one, "\"$ROOT/models/gpt_moe.lua\" %s warmup=2 sample=0", settings);
+    snprintf(several, sizeof several, "%s %s %s 2>errors", ranks, one, more);
+    process_step *expected = process_train(room, steps, "", one);
+    process_step *actual = process_train(room, steps, "MLUA_DEBUG=1", several);
+    process_compare(actual, expected, steps, 1e-5, several);
+    *again = runs_again(room);
+}
+
+PROCESS_TEST(exchanges_of_pipelines_are_exact) {
+    int again;
+    compare_training(room, 4,
+                     "layers=4 embed=64 heads=8 kv_heads=4 ffn=32 experts=8 seq=48 batch=32 "
+                     "accum=2",
+                     "-n 8 --mesh pp=2,ep=4", "exchange=1.5", &again);
+    CHECK(again >= 1);
+}
+
+static void compare_drawn(process_room *room, uint64_t seed) {
+    static const char *const meshes[] = {"-n 4 --mesh pp=2,ep=2", "-n 8 --mesh pp=2,ep=4",
+                                         "-n 8 --mesh pp=2,dp=2,ep=2"};
+    static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble"};
+    static const char *const factors[] = {"1", "1.05", "1.5"};
+    uint64_t state = seed * 7919 + 1;
+    char settings[256], more[64];
+    int accum = 2 << test_range(&state, 0, 1), factor = (int)test_range(&state, 0, 2), again;
+    const char *balance = test_range(&state, 0, 1) ? "0.01" : "0";
+    const char *router = test_range(&state, 0, 1) ? "sigmoid" : "softmax";
+    snprintf(settings, sizeof settings,
+             "layers=4 embed=32 heads=4 kv_heads=4 ffn=32 experts=8 seq=16 batch=%d accum=%d "
+             "balance=%s router=%s",
+             8 * accum, accum, balance, router);
+    snprintf(more, sizeof more, "schedule=%s exchange=%s", schedules[test_range(&state, 0, 2)],
+             factors[factor]);
+    compare_training(room, 5, settings, meshes[test_range(&state, 0, 2)], more, &again);
+    if (factor < 2 && again == 0) test_fail("%s %s: no step was done again", settings, more);
+}
+
+PROCESS_TEST(exchanges_of_drawn_pipelines_are_exact) {
+    int count = getenv("DIST_ALL") ? 24 : 2;
+    for (int i = 0; i < count; i++) compare_drawn(room, (uint64_t)i);
+}
+
+/* Own loops: states that layers assign, in order; sums that no step begins anew, or every other
+ * one; the optimizer in a program of one microbatch, which assigns nothing before it is known that
+ * the step stands. late: another program reads the sums before the first one is finished. */
+PROCESS_TEST(exchanges_of_own_loops_are_exact) {
+#define OWN_LOOP "\"$ROOT/tests/lua/lib/exchange.lua\" --dtype f64 --quiet"
+    static const struct {
+        const char *way, *schedule;
+        int again;
+    } cases[] = {{"sums", " late=true", 3},
+                 {"first", " schedule=zero-bubble", 3},
+                 {"single", "", 3},
+                 {"sums", "", 3},
+                 {"sums", " schedule=interleaved chunks=2", 3},
+                 {"first", "", 3},
+                 {"single", " schedule=interleaved chunks=2", 3}};
+    int count = getenv("DIST_ALL") ? 7 : 3;
+    for (int i = 0; i < count; i++) {
+        char settings[128];
+        snprintf(settings, sizeof settings, "way=%s steps=7%s", cases[i].way, cases[i].schedule);
+        char *one =
+            process_run(room, 0, "", "run --device cpu " OWN_LOOP " way=%s steps=7", cases[i].way)
+                .output;
+        process_result four = process_run(
+            room, 0, "MLUA_DEBUG=1 MLUA_VERIFY=1",
+            "run --device cpu -n 4 --mesh pp=2,ep=2 " OWN_LOOP " %s 2>errors", settings);
+        process_compare_lines(four.output, one, settings);
+        CHECK_EQ_INT(runs_again(room), cases[i].again);
+    }
+}
+
+/* What a check tells of the memory of a step that may be done again is what the run takes: gathered
+ * weights take more than rows that are sent. */
+PROCESS_TEST(exchanges_take_what_a_check_tells) {
+    static const char settings[] =
+        "--device cpu --json --mesh pp=2,ep=2 \"$ROOT/models/gpt_moe.lua\" layers=2 embed=32 "
+        "heads=4 kv_heads=4 ffn=512 experts=8 seq=16 batch=16 vocab=256 steps=1 warmup=1 sample=0 "
+        "exchange=1";
+    process_result check = process_run(room, 0, "", "check %s", settings);
+    process_result run = process_run(room, 0, "", "run -n 4 %s 2>errors", settings);
+    double told = process_number(check.output, "\"peak_bytes\":");
+    double taken = process_number(run.output, "\"memory_gib\":") * (1 << 30);
+    if (!(fabs(taken - told) <= 0.03 * told)) test_fail("%.0f bytes told, %.0f taken", told, taken);
+}
