@@ -1,5 +1,5 @@
 -- What PyTorch, NumPy and JAX call things, and how mlua writes them: the help of errors about unknown functions
--- (m.NAME: init.lua) and unknown methods (x:NAME: vm/tensor.c).
+-- (m.NAME: init.lua) and unknown methods (x:NAME: vm/bindings/tensor.c).
 --
 -- A row is the names, separated by spaces, and the help. What stands in backquotes is code: messages show it without
 -- the quotes, and tests/lua/synonyms.lua runs all of it. In it x is f32[batch, seq, embed], y another, w and b are the

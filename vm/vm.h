@@ -71,8 +71,8 @@ typedef struct {
 /* How far a dry run is (dry.h). */
 typedef struct {
     bool runs, ended;
-    int64_t calls; /* of programs since the last new one */
-    double since;  /* when the first of them was made */
+    int64_t calls;    /* of programs since the last new one */
+    double since;     /* when the first of them was made */
     const char *file; /* where the script was ended; NULL where it called os.exit */
     int line;
     int code; /* that it called os.exit with */
@@ -96,20 +96,20 @@ typedef struct ml_vm {
     ml_index strings;
     ML_VEC(const char *) texts;
     ML_VEC(vm_axis_site) sites;
-    const char *module;       /* module path of new nodes */
-    const char *file;         /* the last origin's file, interned */
-    vm_here here;             /* where what the library makes comes from */
-    ml_index_uses index_uses; /* declared by the library: one_hot, cross_entropy */
-    ML_VEC(ml_ref) tainted;   /* nodes of the score function that is being traced */
-    ML_VEC(vm_hint) hints;    /* in the order of their lines' first run */
-    uint32_t hints_shown;     /* of them */
-    ml_axis sequence;         /* the axis of positions; 0 until asked for */
-    ML_VEC(uint8_t) said;        /* by node: what the script said of its dtype (precision.h) */
-    ML_VEC(ml_ref) said_inputs;  /* whose dtype the script gave */
-    bool exact;                  /* products keep the dtype of their operands */
-    bool traces;              /* assignments to states belong to a program, or tell types alone */
-    bool laid_out;            /* the script has given a layout */
-    bool polls_stop;          /* the script asks core.stopped() by itself */
+    const char *module;         /* module path of new nodes */
+    const char *file;           /* the last origin's file, interned */
+    vm_here here;               /* where what the library makes comes from */
+    ml_index_uses index_uses;   /* declared by the library: one_hot, cross_entropy */
+    ML_VEC(ml_ref) tainted;     /* nodes of the score function that is being traced */
+    ML_VEC(vm_hint) hints;      /* in the order of their lines' first run */
+    uint32_t hints_shown;       /* of them */
+    ml_axis sequence;           /* the axis of positions; 0 until asked for */
+    ML_VEC(uint8_t) said;       /* by node: what the script said of its dtype (precision.h) */
+    ML_VEC(ml_ref) said_inputs; /* whose dtype the script gave */
+    bool exact;                 /* products keep the dtype of their operands */
+    bool traces;                /* assignments to states belong to a program, or tell types alone */
+    bool laid_out;              /* the script has given a layout */
+    bool polls_stop;            /* the script asks core.stopped() by itself */
     vm_profile profile;
     vm_dry dry;
     bool discards;            /* standard output is discarded; */
@@ -120,7 +120,7 @@ typedef struct ml_vm {
         bool given;    /* the script gave math.randomseed a seed: the session's does not count */
         uint64_t hash; /* of all the seeds given */
         uint64_t compared; /* the hash that was compared between ranks last */
-        const char *file; /* where the last was; NULL: none */
+        const char *file;  /* where the last was; NULL: none */
         int line;
     } random;
     uint64_t objects; /* that Lua has made (order.c) */
@@ -179,7 +179,7 @@ void vm_print_error(lua_State *L);
 bool vm_is_interrupt(lua_State *L, int index);
 
 /* globals.c: names that were never set. All but the raw read raise for one. */
-void vm_globals_register(lua_State *L); /* the last: it copies the globals */
+void vm_globals_register(lua_State *L);             /* the last: it copies the globals */
 void vm_raw_global(lua_State *L, const char *name); /* pushes it, or nil */
 void vm_push_library_globals(lua_State *L);         /* the environment of stdlib/ */
 /* What a name of another language, library or version is in Lua 5.4; or NULL. */
@@ -214,7 +214,7 @@ bool vm_push_call_help(lua_State *L, lua_Debug *where);
  * what was traced (check, the prompt). */
 bool vm_depends_on_input(lua_State *L, ml_ref n);
 void vm_add_hint(lua_State *L, const ml_origin *origin, const char *text); /* text is interned */
-void vm_print_hints(lua_State *L); /* those not yet printed, on standard output */
+void vm_print_hints(lua_State *L);          /* those not yet printed, on standard output */
 struct json_t *vm_hints_json(lua_State *L); /* all: a list of {file, line, text} */
 /* A hint where a DOT of two activations keeps the positions of both as one axis. */
 void vm_hint_scores(lua_State *L, ml_ref dot);
@@ -241,7 +241,7 @@ ml_axis vm_axis_id(lua_State *L, int index, const char *op);
 ml_axis vm_axis_in(lua_State *L, int index, ml_ref n, const char *op);
 /* One that n has; `what` is the beginning of the message for others: "cannot slice". */
 vm_axis vm_axis_of(lua_State *L, int index, ml_ref n, const char *op, const char *what);
-ml_dtype vm_dtype(lua_State *L, int index, int fallback);                /* -1: required */
+ml_dtype vm_dtype(lua_State *L, int index, int fallback); /* -1: required */
 int64_t vm_integer(lua_State *L, int index, const char *what);
 bool vm_option(lua_State *L, int table, const char *key); /* pushes the field where it is set */
 void vm_check_options(lua_State *L, int table, const char *what, const char *const *known);
@@ -284,7 +284,7 @@ ml_ref vm_number(lua_State *L, int index, ml_dtype dtype); /* a CONST */
 ml_ref vm_number_from(lua_State *L, int index, ml_dtype dtype, const ml_origin *origin);
 ml_ref vm_cast(lua_State *L, ml_ref n, ml_dtype dtype);
 ml_ref vm_state_node(lua_State *L, uint32_t id);
-void vm_push_state(lua_State *L, uint32_t id); /* the one State of an id */
+void vm_push_state(lua_State *L, uint32_t id);    /* the one State of an id */
 ml_ref vm_state_value(lua_State *L, uint32_t id); /* parameters cast to the compute dtype */
 void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_CFunction index,
                   lua_CFunction gc);

@@ -60,7 +60,7 @@ static int multiprocessors;
 static ml_ref document_of(ops_case *c, ml_ref s, const char *axis, int size) {
     ml_ref odd = ml_cast(c->g, ml_map2(c->g, ML_OP_NE, s, s), ML_I32);
     ml_ref sources[3] = {ml_const_int(c->g, ML_BOOL, 1), ml_iota(c->g, ops_axis(c, axis), size),
-                         odd}; /* an index as vm/attention.c makes it, of all axes of s */
+                         odd}; /* an index as vm/bindings/attention.c makes it, of all axes of s */
     ml_ref at = ml_cast(c->g, ml_graph_add(c->g, ML_OP_WHERE, sources, 3, NULL, 0, NULL), ML_F32);
     at = ml_map2(c->g, ML_OP_MUL, at, ml_const(c->g, ML_F32, 1.0 / 70));
     return ml_map1(c->g, ML_OP_FLOOR, at);

@@ -68,7 +68,7 @@ static ml_ref documents(bench *b, const char *axes) {
     return gpu_bench_operand(&b->base, &type, at);
 }
 
-/* An i32 tensor with all axes of the scores, as vm/attention.c makes indices. */
+/* An i32 tensor with all axes of the scores, as vm/bindings/attention.c makes indices. */
 static ml_ref widened(bench *b, ml_ref x, ml_ref index) {
     ml_ref odd = ml_cast(b->base.g, ml_map2(b->base.g, ML_OP_NE, x, x), ML_I32);
     ml_ref sources[3] = {ml_const_int(b->base.g, ML_BOOL, 1), index, odd};

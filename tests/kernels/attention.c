@@ -93,7 +93,7 @@ static ml_ref index_of(fixture *f, const char *axis, int64_t size) {
 }
 
 /* s + (k - q) / 32, where q and k are in the same hundred or k is among the head's first ones; with
- * indices as vm/attention.c makes them, of all axes of the scores. */
+ * indices as vm/bindings/attention.c makes them, of all axes of the scores. */
 static ml_ref stripes(fixture *f, ml_ref x) {
     ml_ref odd = ml_cast(f->g, ml_map2(f->g, ML_OP_NE, x, x), ML_I32), index[3];
     const char *const axes[] = {"s", "t", "h"};

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "tests/test.h"
-#include "vm/repl.h"
+#include "vm/repl/repl.h"
 
 static vm_options options = {.mode = VM_REPL, .device = "cpu"};
 

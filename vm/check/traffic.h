@@ -26,7 +26,6 @@ typedef struct {
 bool traffic_push_undivided(lua_State *L, const ml_layout *layout, const ml_division *division,
                             int i);
 
-
 /* A program that runs `times` times a step. */
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times);
 void traffic_print_ranks(lua_State *L, const vm_traffic *t);

@@ -10,8 +10,8 @@
 #include "runtime/base/crash.h"
 #include "runtime/base/knobs.h"
 #include "runtime/base/process.h"
-#include "vm/dry.h"
-#include "vm/gpus.h"
+#include "vm/check/dry.h"
+#include "vm/cli/gpus.h"
 
 static const char *const options_key = "mlua.options";
 

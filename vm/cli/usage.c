@@ -1,10 +1,10 @@
-#include "vm/usage.h"
+#include "vm/cli/usage.h"
 
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "vm/gpus.h"
+#include "vm/cli/gpus.h"
 
 static bool counts_ranks(const char *word, size_t length) {
     static const char *const words[] = {"--gpus",     "--nproc",      "--nproc_per_node",

@@ -1,14 +1,14 @@
 /* The report of `mlua check`. */
-#include "vm/traffic.h"
+#include "vm/check/traffic.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/passes/passes.h"
 #include "runtime/pipeline/plan.h"
-#include "vm/dry.h"
-#include "vm/output.h"
-#include "vm/precision.h"
+#include "vm/bindings/precision.h"
+#include "vm/check/dry.h"
+#include "vm/cli/output.h"
 
 enum { LARGEST = 10 };
 

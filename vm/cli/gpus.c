@@ -1,4 +1,4 @@
-#include "vm/gpus.h"
+#include "vm/cli/gpus.h"
 
 #include <glob.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-#include "vm/doctor.h"
+#include "vm/cli/doctor.h"
 
 #include <stdio.h>
 #include <string.h>

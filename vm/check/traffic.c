@@ -1,5 +1,5 @@
 /* What the ranks of a layout send one another, for `mlua check`. */
-#include "vm/traffic.h"
+#include "vm/check/traffic.h"
 
 #include <string.h>
 

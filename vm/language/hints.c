@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
-#include "vm/lexer.h"
-#include "vm/syntax.h"
+#include "vm/language/lexer.h"
+#include "vm/language/syntax.h"
 
 /* ---- Errors of plain Lua -----------------------------------------------------------------------
  */

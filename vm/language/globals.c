@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
-#include "vm/lexer.h"
+#include "vm/language/lexer.h"
 
 static const char *const declared_key = "mlua.declared"; /* registry: name -> true */
 static const char *const library_key = "mlua.globals";   /* registry: what stdlib/ sees of _G */

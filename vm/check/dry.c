@@ -1,8 +1,8 @@
-#include "vm/dry.h"
+#include "vm/check/dry.h"
 
 #include <time.h>
 
-#include "vm/output.h"
+#include "vm/cli/output.h"
 
 enum { CALLS = 10000 };
 static const double SECONDS = 1;

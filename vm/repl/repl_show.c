@@ -1,7 +1,7 @@
-#include "vm/repl.h"
+#include "vm/repl/repl.h"
 
-#include "vm/precision.h"
-#include "vm/traffic.h"
+#include "vm/bindings/precision.h"
+#include "vm/check/traffic.h"
 
 #include <ctype.h>
 #include <histedit.h>

@@ -6,10 +6,10 @@
 
 #include "runtime/base/command.h"
 #include "runtime/base/knobs.h"
-#include "vm/dry.h"
+#include "vm/bindings/precision.h"
+#include "vm/check/dry.h"
 #include "vm/embed.h"
-#include "vm/precision.h"
-#include "vm/traps.h"
+#include "vm/language/traps.h"
 
 static const char *const sources_key = "mlua.sources"; /* registry: file name -> text */
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "vm/precision.h"
+#include "vm/bindings/precision.h"
 
 static const ml_type *type_of(lua_State *L, ml_ref n) {
     return ml_graph_type(vm_of(L)->graph, n);

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "vm/precision.h"
+#include "vm/bindings/precision.h"
 
 enum { MAX_CAPTURED = 16, FIRST_CAPTURED = 3 };
 

@@ -1,4 +1,4 @@
-#include "vm/lexer.h"
+#include "vm/language/lexer.h"
 
 #include <string.h>
 

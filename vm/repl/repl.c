@@ -2,7 +2,7 @@
  * pipe: plain lines, no prompt. An input that is incomplete continues on the next line; the inputs
  * are numbered, and errors name them: "[3]:1: ...". */
 #define _GNU_SOURCE /* ppoll */
-#include "vm/repl.h"
+#include "vm/repl/repl.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "vm/dry.h"
+#include "vm/check/dry.h"
 
 enum { HISTORY_SIZE = 10000, PATH_SIZE = 4096 };
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "vm/embed.h"
-#include "vm/repl.h"
+#include "vm/repl/repl.h"
 
 enum { WIDTH = 96, INDENT = 2 };
 

@@ -1,4 +1,4 @@
-#include "vm/output.h"
+#include "vm/cli/output.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "vm/traps.h"
+#include "vm/language/traps.h"
 
 /* ---- Operands ----------------------------------------------------------------------------------
  */

@@ -1,4 +1,4 @@
-#include "vm/precision.h"
+#include "vm/bindings/precision.h"
 
 #include <string.h>
 

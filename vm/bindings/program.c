@@ -6,8 +6,8 @@
 
 #include "runtime/base/suggest.h"
 #include "runtime/pipeline/plan.h"
-#include "vm/dry.h"
-#include "vm/traffic.h"
+#include "vm/check/dry.h"
+#include "vm/check/traffic.h"
 
 enum { MOST_MICROBATCHES = 1 << 30 };
 

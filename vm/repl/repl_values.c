@@ -9,7 +9,7 @@
 
 #include "runtime/graph/convert.h"
 #include "runtime/passes/passes.h"
-#include "vm/repl.h"
+#include "vm/repl/repl.h"
 
 enum { SHOWN_COLUMNS = 8, SHOWN_ROWS = 12 };
 /* Elements, multiplications and additions: some three seconds; elements of one value: 0.4 GB. */

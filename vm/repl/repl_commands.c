@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
-#include "vm/repl.h"
-#include "vm/traffic.h"
+#include "vm/check/traffic.h"
+#include "vm/repl/repl.h"
 
 static const struct {
     const char *name;

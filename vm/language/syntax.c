@@ -1,11 +1,11 @@
-#include "vm/syntax.h"
+#include "vm/language/syntax.h"
 
 #include <lauxlib.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "vm/lexer.h"
+#include "vm/language/lexer.h"
 
 /* The text as tokens, and the one at which Lua gave up. A rule looks at the tokens around it, and
  * pushes a hint where it knows the mistake. Some tokens stand on the line more than once: rules are

@@ -1,10 +1,10 @@
 #define _GNU_SOURCE
-#include "vm/traps.h"
+#include "vm/language/traps.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "vm/lexer.h"
+#include "vm/language/lexer.h"
 
 typedef struct {
     size_t at;         /* where the text goes */

@@ -13,11 +13,11 @@
 #include "runtime/base/knobs.h"
 #include "runtime/base/process.h"
 #include "runtime/base/suggest.h"
-#include "vm/doctor.h"
-#include "vm/dry.h"
-#include "vm/gpus.h"
-#include "vm/output.h"
-#include "vm/usage.h"
+#include "vm/check/dry.h"
+#include "vm/cli/doctor.h"
+#include "vm/cli/gpus.h"
+#include "vm/cli/output.h"
+#include "vm/cli/usage.h"
 #include "vm/vm.h"
 
 #ifndef MLUA_VERSION
