@@ -45,7 +45,7 @@ LDFLAGS := -rdynamic $(SANITIZE)
 SOURCES := $(wildcard runtime/*/*.c runtime/*/*/*.c codegen/*/*.c vm/*/*.c)
 OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
-TESTS := $(wildcard tests/*.c)
+TESTS := $(filter-out tests/emulator/%,$(wildcard tests/*.c tests/*/*.c))
 LUA := $(wildcard stdlib/*.lua)
 # The default corpus: the text that this repository itself holds.
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) \
