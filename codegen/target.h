@@ -1,4 +1,5 @@
-/* What kernels are generated for. Filled by a device (or by hand, for planning without one). */
+/* What kernels are generated for: a machine, filled in by a device (or by hand, for planning
+ * without one), and the options of code generation. Codegen reads no environment variables. */
 #ifndef ML_TARGET_H
 #define ML_TARGET_H
 
@@ -15,10 +16,17 @@ typedef struct {
     int multiprocessors;   /* CUDA */
     int64_t memory_bytes;  /* what plans may use; 0: unknown */
     int64_t longest_materialized; /* attention over more keys never holds the score matrix */
-    bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE) */
     int64_t link_bytes;    /* a second, that a GPU sends to those of its host at most: from the data
                               sheet of what joins them; 0: unknown */
     int host_ranks;        /* GPUs of a host; 0: unknown */
+    /* The user's options (ml_target_set_options, runtime/exec/options.c); zero is the default. */
+    bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE=1) */
+    bool no_cudnn;         /* attention runs on mlua's own kernels (MLUA_CUDNN=0) */
+    bool nondeterministic; /* cuDNN's attention gradient sums in any order (MLUA_DETERMINISTIC=0) */
+    bool no_wgmma;         /* no kernels on warpgroup products (MLUA_WGMMA=0) */
+    int attention_tiles;   /* which tiles of attention forward on warpgroup products, from 0
+                              (MLUA_WGMMA=1 + this) */
+    bool no_tma;           /* grouped products without the copy engine (MLUA_TMA=0) */
 } ml_target;
 
 /* On a GPU no attention is short enough: a fused kernel beats products and a softmax at any

@@ -8,6 +8,12 @@
 #define ML_PROGRAM_H
 
 #include "runtime/device/device.h"
+#include "runtime/plan/options.h"
+
+/* What the environment asks of the compiler, and of code generation for `target`: read by whoever
+ * opens a device or plans without one. */
+ml_compile_options ml_compile_options_read(void);
+void ml_target_set_options(ml_target *target);
 
 typedef struct ml_session ml_session;
 typedef struct ml_program ml_program;

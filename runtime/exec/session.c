@@ -67,6 +67,7 @@ ml_status ml_session_open(ml_session *session, const char *device, int ordinal) 
         ml_status status = ml_device_open(device, ordinal, &session->device);
         if (status != ML_OK) return status;
         session->device->ranks = &session->ranks;
+        ml_target_set_options(&session->device->target);
         if (session->comm != NULL && session->device->target.kind == ML_TARGET_C) {
             session->device->target.memory_bytes /= ml_comm_world(session->comm); /* of one host */
         }

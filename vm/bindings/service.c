@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "runtime/base/crash.h"
-#include "runtime/base/knobs.h"
 #include "runtime/base/process.h"
 #include "vm/check/dry.h"
 #include "vm/cli/gpus.h"
@@ -103,7 +102,7 @@ static void choose_target(lua_State *L) {
         vm->check_target = device->target;
         lua_pushstring(L, device->description);
     }
-    vm->check_target.no_fuse = ml_knobs()->no_fuse;
+    ml_target_set_options(&vm->check_target);
     vm->check_device = vm_intern(L, lua_tostring(L, -1));
     lua_pop(L, 1);
 }

@@ -60,8 +60,7 @@ static ml_status cpu_open(ml_device **device, int ordinal) {
                                    .threads = ml_pool_threads(cpu->pool),
                                    .vector_bytes = vector_bytes(),
                                    .memory_bytes = memory_bytes(),
-                                   .longest_materialized = 0,
-                                   .no_fuse = ml_knobs()->no_fuse};
+                                   .longest_materialized = 0};
     char name[128];
     processor_name(name, sizeof name);
     snprintf(cpu->base.description, sizeof cpu->base.description, "%s, %d thread%s, %.1f GB", name,

@@ -45,7 +45,6 @@ static ml_status read_target(cuda_device *d) {
     target->threads = 1;
     target->vector_bytes = 64;
     target->longest_materialized = ML_CUDA_MATERIALIZED;
-    target->no_fuse = ml_knobs()->no_fuse;
     target->link_bytes = read_link(d, target->arch);
     /* Library code, the context's own memory and workspace take some of what is free now. */
     int64_t reserve = (int64_t)512 << 20;

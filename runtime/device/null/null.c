@@ -3,7 +3,6 @@
  * zeros. */
 #include <string.h>
 
-#include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
 #include "runtime/device/device.h"
 
@@ -24,7 +23,6 @@ static ml_status null_open(ml_device **device, int ordinal) {
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while opening device null");
     made->ops = &ml_device_null;
     made->target = h200;
-    made->target.no_fuse = ml_knobs()->no_fuse;
     strcpy(made->description, "nothing, planned as NVIDIA H200");
     if (ordinal == 1) {
         made->target.kind = ML_TARGET_C;
