@@ -489,7 +489,7 @@ function Host:table() end
 ---@overload fun(inputs: table): table<string, number|Host>
 local Program = {}
 
----the share of a step in which pipeline ranks wait: measured, as foretold from measured times of tasks and messages, planned; nil before step 9 and without a pipeline
+---the share of a step in which pipeline ranks wait: measured, as predicted from measured times of tasks and messages, planned; nil before step 9 and without a pipeline
 ---@return number?
 ---@return number?
 ---@return number?
@@ -1162,7 +1162,7 @@ function m.module(name, build) end
 ---step of a bias for choosing that evens the load without a loss (Wang et al. 2024); `capacity`: a
 ---factor, beyond which an expert drops tokens (default: none are dropped); `shared` experts that see
 ---every token; `expert`: "swiglu" or "gelu"; `seq`: the axis of positions; `init` and `down_init`:
----standard deviations. The router computes in f32. :statistics() tells the last training step's
+---standard deviations. The router computes in f32. :statistics() returns the last training step's
 ---load.
 ---@param spec {experts: Axis, ffn: Axis, top_k: integer, router: string, normalize: boolean, scale: number, aux_loss: number, aux_over: string, z_loss: number, bias_balance: number, capacity: number, shared: integer, expert: string, seq: string, init: number, down_init: number, [integer]: Axis}
 ---@return MoE
@@ -1293,6 +1293,11 @@ function m.read_tensors(path) end
 ---@param x Tensor
 ---@return Tensor
 function m.relu(x) end
+
+---Say once, on standard error, that parameters are not trained: `text` and their names.
+---@param names string[]
+---@param text string
+function m.report_untrained(names, text) end
 
 ---Root-mean-square normalisation over the axes, with a gain (Zhang and Sennrich 2019).
 ---@param spec {eps: number, gain: boolean, [integer]: Axis}
@@ -1444,17 +1449,12 @@ function m.swiglu(gate, up) end
 ---@return Tensor
 function m.tanh(a) end
 
----Say once, on standard error, that parameters are not trained: `text` and their names.
----@param names string[]
----@param text string
-function m.tell_untrained(names, text) end
-
 ---Train a model. `model(tokens)` gives logits, or `loss(tokens, targets)` a sum and a count. batch
 ---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
----One more training of a model goes on: in the data, by the number of samples, whatever the batch (each file and seed has a
+---One more training of a model continues: in the data, by the number of samples, whatever the batch (each file and seed has a
 ---number of its own); in dropout's draws; in the updates that an optimizer counts, where it is the same one. Another model
 ---begins at the first sample. `skip = 0` begins again.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.

@@ -90,7 +90,7 @@ function m.config(defaults)
   for _, pair in ipairs(overrides) do
     local key, text = pair[1], pair[2]
     if not (key == "preset" and defaults.presets) then
-      local value = text -- set tells of unknown keys
+      local value = text -- set reports unknown keys
       if values[key] ~= nil then value = parse(key, text, values[key]) end
       set(key, value, "this script")
     end

@@ -29,7 +29,7 @@ local MEANINGS = {
   pp = "m.layout.megatron{} has pp, which cuts the model into stages", dp = "m.layout.megatron{}, .fsdp{} and .ddp{} have dp",
   tp = "m.layout.megatron{} and .fsdp{} have tp, which splits heads, ffn and vocab",
   cp = "m.layout.megatron{} and .fsdp{} have cp, which splits seq",
-  sp = "sequence parallelism goes with tp: m.layout.megatron{sp = true}", fsdp = "m.layout.fsdp{} splits parameters over dp",
+  sp = "sequence parallelism is a part of tp: m.layout.megatron{sp = true}", fsdp = "m.layout.fsdp{} splits parameters over dp",
   ddp = "the axis of data parallelism is dp", zero = "m.layout.megatron{zero = true} splits optimizer states over dp",
   data = "the axis of data parallelism is dp", tensor = "the axis of tensor parallelism is tp", model = "the axis of tensor parallelism is tp",
   mp = "the axis of tensor parallelism is tp", pipe = "the axis of pipeline stages is pp", pipeline = "the axis of pipeline stages is pp",
@@ -434,7 +434,7 @@ local function describe_parts(parts, accum)
   return ("%d microbatches (of the pipeline stages%s)"):format(parts, times)
 end
 
--- How to have `parts` microbatches, where they can be had.
+-- How to split a step into `parts` microbatches, where the batch allows it.
 local function wanted_parts(parts, accum)
   local stages = several_stages()
   if not stages then return ("accum=%d"):format(parts) end

@@ -65,9 +65,9 @@ function m.training_log(o, flops, program)
     local full = math.floor(width * step / o.steps)
     return "[" .. ("#"):rep(full) .. ("-"):rep(width - full) .. "] " .. text
   end
-  local told = false
-  local function tell_bubble(measured, predicted, planned)
-    told = true
+  local reported = false
+  local function report_bubble(measured, predicted, planned)
+    reported = true
     core.write_error(("pipeline of %d microbatches: bubble %.1f%%, predicted %.1f%% from times of three steps (planned %.1f%%)\n")
       :format(o.accum, 100 * measured, 100 * predicted, 100 * planned))
   end
@@ -87,7 +87,7 @@ function m.training_log(o, flops, program)
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
     local bubble, predicted, planned = program:bubble()
-    if bubble and not told and remarks then tell_bubble(bubble, predicted, planned) end
+    if bubble and not reported and remarks then report_bubble(bubble, predicted, planned) end
     if options.json then
       local speed, worked = tokens_step / seconds, ""
       if bubble then

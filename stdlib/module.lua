@@ -157,7 +157,7 @@ local function free_prefix(record)
       if taken[join(prefix, path)] then return true end
     end
   end
-  local prefix, count = record.prefix or "", 1 -- what is made late goes by the prefix of the others, where it can
+  local prefix, count = record.prefix or "", 1 -- a parameter created late takes the prefix of the others, where it can
   while clashes(prefix) do
     count = count + 1
     prefix = record.class.name .. count
@@ -215,7 +215,7 @@ local function run_forward(record, ...)
   running = outer
   core.module_path(path)
   core.tracing(traced)
-  if not traced then core.take_updates() end -- outside of a program a call only tells types
+  if not traced then core.take_updates() end -- outside of a program a call only infers types
   return results
 end
 

@@ -86,7 +86,7 @@ end)
 ---step of a bias for choosing that evens the load without a loss (Wang et al. 2024); `capacity`: a
 ---factor, beyond which an expert drops tokens (default: none are dropped); `shared` experts that see
 ---every token; `expert`: "swiglu" or "gelu"; `seq`: the axis of positions; `init` and `down_init`:
----standard deviations. The router computes in f32. :statistics() tells the last training step's
+---standard deviations. The router computes in f32. :statistics() returns the last training step's
 ---load.
 ---@param spec {experts: Axis, ffn: Axis, top_k: integer, router: string, normalize: boolean, scale: number, aux_loss: number, aux_over: string, z_loss: number, bias_balance: number, capacity: number, shared: integer, expert: string, seq: string, init: number, down_init: number, [integer]: Axis}
 ---@return MoE

@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
--- The axes that a norm goes over: without any it would be all of them, the batch's too.
+-- The axes that a norm reduces: without any it would be all of them, the batch's too.
 local function sizes(what, spec)
   local axes = {}
   for i, axis in ipairs(spec) do
@@ -11,7 +11,7 @@ local function sizes(what, spec)
     end
     axes[i] = axis
   end
-  if #axes == 0 then core.fail(("m.%s needs the axes that it goes over"):format(what), { help = ("m.%s{A.embed}"):format(what) }) end
+  if #axes == 0 then core.fail(("m.%s needs the axes that it reduces"):format(what), { help = ("m.%s{A.embed}"):format(what) }) end
   return axes
 end
 

@@ -80,7 +80,7 @@ end
 ---Say once, on standard error, that parameters are not trained: `text` and their names.
 ---@param names string[]
 ---@param text string
-function m.tell_untrained(names, text)
+function m.report_untrained(names, text)
   local options, most = core.options(), 6
   if options.rank ~= 0 or options.quiet then return end
   local listed = table.concat(names, ", ", 1, #names > most and most - 1 or #names)
@@ -179,7 +179,7 @@ function m.optimizer(name, defaults, rule)
         p:assign(new)
       end
       if #untrained > 0 then
-        m.tell_untrained(untrained, ("m.%s: the gradients of %d of %d parameters are 0, for no loss depends on them: "):format(
+        m.report_untrained(untrained, ("m.%s: the gradients of %d of %d parameters are 0, for no loss depends on them: "):format(
           name, #untrained, #parameters))
       end
     end

@@ -1,4 +1,4 @@
--- How far the trainings of a script have come, so that one more m.train of a model goes on where its last one stopped.
+-- How far the trainings of a script have come, so that one more m.train of a model continues where its last one stopped.
 --
 -- What is counted belongs to parameters, for a later training may have another loss, more layers or a wrapper around the
 -- same ones: the samples seen of each data set (by file and seed), the steps, and the updates made by each optimizer. A model

@@ -6,7 +6,7 @@
 -- parameters [embed, ffn] and [ffn], wte is [vocab, embed], ids i32[batch, seq], logits have vocab, q, k and v heads
 -- and head_dim, mask is bool[batch, seq], A are the axes, model is a module and Block a class, loss a number. A row
 -- with "function", "method" or "module" at its end is of m.NAME, x:NAME or model:NAME alone, as mlua has the others. A name that mlua has is
--- in no other row: whoever adds a function called as here takes it out.
+-- in no other row: a function added under a name listed here replaces its row.
 local core = require "mlua.core"
 
 local ROWS = {
@@ -61,7 +61,7 @@ local ROWS = {
   { "cond switch", [[`m.where(mask, x, y)` chooses for each element; a Lua if chooses while the script is traced]] },
   -- New tensors.
   { "arange range", [[`m.iota(A.seq)` counts 0, 1, 2 ... along an axis]] },
-  { "linspace", [[`m.iota(A.seq, "f32") / (A.seq.size - 1)` goes from 0 to 1 along an axis]] },
+  { "linspace", [[`m.iota(A.seq, "f32") / (A.seq.size - 1)` runs from 0 to 1 along an axis]] },
   { "zeros_like ones_like full_like empty empty_like new_zeros new_ones new_full", [[`m.zeros(m.axes_of(x))` has the axes of x; m.ones and `m.full(m.axes_of(x), 2)` too]] },
   { "randn randn_like normal_ standard_normal gauss", [[`m.normal({A.batch, A.seq})` is standard normal, drawn anew at each step; `m.normal({A.batch, A.seq}, 1)` by a key: equal keys give equal numbers]] },
   { "rand rand_like random random_sample", [[`m.uniform({A.batch, A.seq})` is uniform from 0 to 1, drawn anew at each step; `m.uniform({A.batch, A.seq}, 1)` by a key: equal keys give equal numbers]] },
@@ -239,7 +239,7 @@ end
 ---@return string?
 function synonyms.help(name) return help[name] end
 
----The help of the error that a function has no option `name`, where it goes by another name; nil elsewhere.
+---The help of the error that a function has no option `name`, where the option has another name; nil elsewhere.
 ---@param name string
 ---@param known string[] the options that there are
 ---@return string?

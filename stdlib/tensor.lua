@@ -115,7 +115,7 @@ end
 local function check_axes(what, x, ...)
   core.check_axes(what, x, ...)
   if select("#", ...) == 0 then
-    core.fail(("m.%s needs the axes that it goes over"):format(what), { help = ('x:%s("vocab"); over all: x:%s(table.unpack(x:axes()))'):format(what, what) })
+    core.fail(("m.%s needs the axes that it reduces"):format(what), { help = ('x:%s("vocab"); over all: x:%s(table.unpack(x:axes()))'):format(what, what) })
   end
 end
 

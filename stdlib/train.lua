@@ -89,7 +89,7 @@ local function check_others(o, loss, parameters)
       })
     end
   end
-  if #names > 0 then m.tell_untrained(names, "the loss depends on parameters of other models, which m.train does not change: ") end
+  if #names > 0 then m.report_untrained(names, "the loss depends on parameters of other models, which m.train does not change: ") end
 end
 
 -- The parameters that the loss reaches, and its gradients; `parameters` are all of the model.
@@ -107,7 +107,7 @@ local function differentiate(o, loss, parameters)
   end
   if o.model then check_others(o, loss, parameters) end
   if #missed > 0 then
-    m.tell_untrained(missed, ("the loss does not depend on %d of the model's %d parameters, which stay as they are: "):format(#missed, #parameters))
+    m.report_untrained(missed, ("the loss does not depend on %d of the model's %d parameters, which stay as they are: "):format(#missed, #parameters))
   end
   return trained, gradients
 end
@@ -145,7 +145,7 @@ local function uneven(sum, squares, count)
 end
 
 -- Each added loss is a mean over a count of its own, while sums of gradients over microbatches have one divisor, the loss's.
-local function tell_uneven(accum)
+local function warn_uneven(accum)
   if core.options().rank ~= 0 then return end
   core.write_error(("the loss counts more positions in some of a step's %d microbatches than in others: there the losses of m.add_loss weigh "
     .. "more, otherwise than in one batch\n"):format(accum))
@@ -298,7 +298,7 @@ local function open_data(o)
   function data.begin()
     local options, seen = core.options(), o.progress.samples()
     if not o.skip and seen > 0 and options.rank == 0 and not options.quiet then
-      core.write_error(("m.train goes on in %s after the %d samples that the model has seen; skip = 0 begins again\n"):format(corpus:name(), seen))
+      core.write_error(("m.train continues in %s after the %d samples that the model has seen; skip = 0 begins again\n"):format(corpus:name(), seen))
     end
     o.skip = o.skip or seen
     o.progress.begin(o.skip)
@@ -367,7 +367,7 @@ local function make_evaluation(o, data)
         .. "m.dropout(x, rate, {always = true})" or "eval_batches and eval_share say how much data it sees",
     })
   end
-  -- What can be told before the first step: too little data; and where a dropout drops nothing, a mask that is empty for it.
+  -- What can be reported before the first step: too little data; and where a dropout drops nothing, a mask that is empty for it.
   function evaluation.prepare()
     data.fill(1, 0, true)
     if not (idle and o.own_loss) then return end
@@ -427,7 +427,7 @@ end
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
----One more training of a model goes on: in the data, by the number of samples, whatever the batch (each file and seed has a
+---One more training of a model continues: in the data, by the number of samples, whatever the batch (each file and seed has a
 ---number of its own); in dropout's draws; in the updates that an optimizer counts, where it is the same one. Another model
 ---begins at the first sample. `skip = 0` begins again.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
@@ -456,7 +456,7 @@ function m.train(options)
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
   local log = m.training_log(o, flops, programs[1])
-  local result, told, before = { steps = 0 }, false, o.progress.steps()
+  local result, warned, before = { steps = 0 }, false, o.progress.steps()
   for step = 1, o.steps do
     log.outside(core.begin_step, step, o.steps) -- which writes a profile
     local rate = o.schedule(step, o.steps)
@@ -477,8 +477,8 @@ function m.train(options)
     data.fill(step + 1, 0) -- while the device works
     local out = (step_program or finish):finish()
     result.loss, result.steps = out.loss, step
-    if out.uneven == 1 and not told then tell_uneven(o.accum) end
-    told, out.uneven = told or out.uneven == 1, nil
+    if out.uneven == 1 and not warned then warn_uneven(o.accum) end
+    warned, out.uneven = warned or out.uneven == 1, nil
     if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
       log.close()
       explain(o, data, before, step, out.loss, out.grad_norm)

@@ -33,8 +33,8 @@ typedef struct {
     const char *device; /* NULL: the default */
     int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
     bool json, quiet, types, bench;
-    FILE *json_out;                      /* where JSON goes (output.h) */
-    const char *profile;                 /* --profile: where the trace goes; NULL: none */
+    FILE *json_out;                      /* the stream for JSON (output.h) */
+    const char *profile;                 /* --profile: the path of the trace; NULL: none */
     int64_t profile_first, profile_last; /* --profile-steps; 0: the default */
     int64_t seed;
     vm_setting overrides[VM_MAX_SETTINGS];
@@ -64,7 +64,7 @@ typedef struct {
 /* Which steps --profile measures, and how far the script is (profile.c). */
 typedef struct {
     int64_t first, last, step;
-    bool marked;   /* the script tells steps by core.begin_step */
+    bool marked;   /* the script marks steps by core.begin_step */
     bool reported; /* the trace is written */
 } vm_profile;
 
@@ -107,9 +107,9 @@ typedef struct ml_vm {
     ML_VEC(uint8_t) said;       /* by node: what the script said of its dtype (precision.h) */
     ML_VEC(ml_ref) said_inputs; /* whose dtype the script gave */
     bool exact;                 /* products keep the dtype of their operands */
-    bool traces;                /* assignments to states belong to a program, or tell types alone */
-    bool laid_out;              /* the script has given a layout */
-    bool polls_stop;            /* the script asks core.stopped() by itself */
+    bool traces;     /* assignments to states belong to a program, or infer types alone */
+    bool laid_out;   /* the script has given a layout */
+    bool polls_stop; /* the script asks core.stopped() by itself */
     vm_profile profile;
     vm_dry dry;
     bool discards;            /* standard output is discarded; */
@@ -210,8 +210,8 @@ void vm_push_nil_help(lua_State *L); /* which name of the script's line is nil *
  * error then says and its help; *where is the frame of that call. */
 bool vm_push_call_help(lua_State *L, lua_Debug *where);
 
-/* lineage.c: what the nodes behind a tensor tell. Hints are printed once each, by whoever shows
- * what was traced (check, the prompt). */
+/* lineage.c: what the nodes behind a tensor say. Hints are printed once each, by the function that
+ * shows what was traced (check, the prompt). */
 bool vm_depends_on_input(lua_State *L, ml_ref n);
 void vm_add_hint(lua_State *L, const ml_origin *origin, const char *text); /* text is interned */
 void vm_print_hints(lua_State *L);          /* those not yet printed, on standard output */
@@ -251,7 +251,7 @@ void vm_push_suggestion(lua_State *L, const char *word,
 bool vm_is_class(lua_State *L, int index, const char *class_name);
 const char *vm_typename(lua_State *L, int index); /* "a tensor", "a table": for messages */
 /* Raise where there are more than `most` arguments: what would be ignored. Of a method they are
- * told without its tensor. */
+ * reported without its tensor. */
 void vm_most_arguments(lua_State *L, int most, const char *what);
 void vm_most_inputs(lua_State *L, int most, const char *what); /* of a function */
 void vm_read_axes(lua_State *L, int index, const char *what,

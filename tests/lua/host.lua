@@ -128,7 +128,7 @@ check.raises("needs the input \"x\"", double, {})
 check.raises("no input \"xx\"", double, { x = 1, xx = 1 })
 check.raises("takes f32[a=2, b=3], 6 elements; the table has 2", double, { x = { 1, 2 } })
 check.raises("takes f32[a=2, b=3], not a host array i32[6]", double, { x = core.host("i32", 6) })
-check.raises("nobody feeds", core.program, { outputs = { y = m.input("z", { a }) + 1 } })
+check.raises("no caller feeds", core.program, { outputs = { y = m.input("z", { a }) + 1 } })
 local plan = double:plan()
 check.equal(plan.peak_bytes > 0 and plan.flops >= 6, true)
 

@@ -167,11 +167,11 @@ static ml_axis first_had(lua_State *L, ml_ref n, const char *mesh_axis) {
         lua_rawgeti(L, -1, i + 1);
         ml_axis axis = vm_axis_in(L, -1, n, "on");
         lua_pop(L, 1);
-        bool had = ml_type_find(t, axis) >= 0;
-        if (!had && !is_known_axis(vm, axis))
+        bool present = ml_type_find(t, axis) >= 0;
+        if (!present && !is_known_axis(vm, axis))
             vm_fail_with(L, &n, 1, NULL, "on: nothing has an axis \"%s\"",
                          ml_axis_name(vm->graph, axis));
-        if (had && !found) found = axis;
+        if (present && !found) found = axis;
         if (!first) first = axis;
     }
     if (count && !found)

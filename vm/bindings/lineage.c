@@ -1,5 +1,5 @@
-/* Where tensors come from: what the nodes behind a tensor tell of the script that made them, and
- * hints about lines of it that compute something else than was probably meant. */
+/* Where tensors come from: what the nodes behind a tensor say about the script that created them,
+ * and hints about lines of it that compute something else than was probably meant. */
 #include "vm/vm.h"
 
 #include <jansson.h>
@@ -283,7 +283,7 @@ void vm_hint_scores(lua_State *L, ml_ref dot) {
     vm_protect(L, name_axes, &names);
     ml_axis seq = vm_of(L)->sequence;
     ml_ref a = ml_graph_source(g, dot, 0), b = ml_graph_source(g, dot, 1);
-    /* where it stays, both operands had it, or one alone has brought it */
+    /* an axis that stays was in both operands, or in one alone */
     if (!has_axis(g, dot, seq) || !has_axis(g, a, seq) || !has_axis(g, b, seq)) return;
     if (!looks_like_scores(g, dot, names.head_dim)) return;
     if (!vm_depends_on_input(L, a) || !vm_depends_on_input(L, b)) return;

@@ -152,7 +152,7 @@ static void check_inputs(lua_State *L, vm_program *p) {
         for (int k = 0; k < p->input_count && !found; k++) found = p->input_ids[k] == used[i];
         if (!found)
             vm_fail(L, "list it in the program's inputs",
-                    "the program uses the input \"%s\", which nobody feeds",
+                    "the program uses the input \"%s\", which no caller feeds",
                     ml_graph_input(g, used[i])->name);
     }
     lua_pop(L, 1);
@@ -480,7 +480,7 @@ static const vm_entry methods[] = {
     {"finish", program_finish, "-> table",
      "the second half: waits and gives the outputs; no other program may run in between"},
     {"bubble", program_bubble, "-> number?, number?, number?",
-     "the share of a step in which pipeline ranks wait: measured, as foretold from measured times "
+     "the share of a step in which pipeline ranks wait: measured, as predicted from measured times "
      "of tasks and messages, planned; nil before step 9 and without a pipeline"},
     {"plan", program_plan, "-> Plan", "what was planned"},
     {"name", program_name, "-> string?", "the name"},

@@ -1,4 +1,5 @@
-/* Tensors in Lua: leaves, movements, reductions, contraction and what a tensor tells of itself. */
+/* Tensors in Lua: leaves, movements, reductions, contraction and what a tensor reports of itself.
+ */
 #include "vm/vm.h"
 
 #include <string.h>
@@ -565,7 +566,7 @@ static int tensor_axes(lua_State *L) {
 static int tensor_size(lua_State *L) {
     vm_most_arguments(L, 2, "size");
     ml_ref n = vm_tensor(L, 1, "the operand");
-    lua_pushinteger(L, vm_axis_of(L, 2, n, "size", "cannot tell the size of").size);
+    lua_pushinteger(L, vm_axis_of(L, 2, n, "size", "cannot find the size of").size);
     return 1;
 }
 

@@ -144,7 +144,7 @@ static double find_busiest(const ml_plan *plan) {
     return busiest;
 }
 
-/* Mark the states that a program reads or writes on the rank that its plan tells of. */
+/* Mark the states that a program reads or writes on the rank that its plan describes. */
 static void mark_part(const ml_plan *plan, bool *used) {
     for (uint32_t i = 0; i < plan->schedule->storages.count; i++) {
         const ml_storage *storage = &plan->schedule->storages.at[i];
@@ -233,7 +233,7 @@ static const ml_plan *find_largest(lua_State *L, const int64_t *bytes, bool *all
     return largest;
 }
 
-/* All programs of a pipeline tell of the rank at one coordinate; what it needs. */
+/* All programs of a pipeline describe the rank at one coordinate; what it needs. */
 static int64_t account_rank(lua_State *L, int coordinate, const int64_t *bytes, bool *all,
                             bool *own) {
     int64_t count = vm_table_length(L, 1), others = 0;
@@ -604,7 +604,7 @@ static int core_report(lua_State *L) {
     return 0;
 }
 
-/* In check mode, registry "mlua.programs" lists all programs, and "mlua.reported" tells whether the
+/* In check mode, registry "mlua.programs" lists all programs, and "mlua.reported" says whether the
  * script has called core.report. */
 int vm_report_rest(lua_State *L) {
     if (lua_getfield(L, LUA_REGISTRYINDEX, "mlua.reported") != LUA_TNIL) return 0;

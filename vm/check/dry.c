@@ -53,7 +53,7 @@ void dry_exit(lua_State *L, int code) {
     end_script(L);
 }
 
-/* The script goes on and on. */
+/* The script's loop does not end. */
 static _Noreturn void stop_script(lua_State *L) {
     ml_vm *vm = vm_of(L);
     lua_Debug frame;

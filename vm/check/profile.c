@@ -1,4 +1,4 @@
-/* --profile: which steps of the script are measured, and what is told of them.
+/* --profile: which steps of the script are measured, and what is reported of them.
  *
  * A step is one that m.train makes (it says so with core.begin_step); in scripts that never say so,
  * a run of a program. The step before the first wanted one runs products and attention alone, the
@@ -66,7 +66,7 @@ void vm_profile_attach(lua_State *L) {
     vm->profile.last = vm->options->profile_last ? vm->options->profile_last : LAST;
 }
 
-/* ---- What is told ---- */
+/* ---- The report ---- */
 typedef struct {
     const ml_vm *vm;
     const ml_profile *profile;

@@ -19,7 +19,7 @@ bool doctor_print(void) {
     return status == ML_OK;
 }
 
-static bool tell_error(void) {
+static bool report_error(void) {
     const ml_error *error = ml_error_last();
     fprintf(stderr, "mlua: %s\n", error->text);
     if (error->help[0]) fprintf(stderr, "  help: %s\n", error->help);
@@ -28,7 +28,7 @@ static bool tell_error(void) {
 
 static bool bench_device(const char *title, const char *device) {
     ml_ceilings found;
-    if (ml_bench(device, 0, true, &found) != ML_OK) return tell_error();
+    if (ml_bench(device, 0, true, &found) != ML_OK) return report_error();
     printf("%-12s copy %.1f GB/s (read + written), %s GEMM %.3f TFLOP/s (%lld x %lld x %lld)\n",
            title, found.copy_bytes * 1e-9, ml_dtypes[ml_bench_dtype(device)].name,
            found.gemm_flops * 1e-12, (long long)found.gemm_size, (long long)found.gemm_size,
@@ -55,9 +55,9 @@ bool doctor_rank(const ml_launch *launch) {
     ml_comm *comm = NULL;
     double bus_bytes = 0;
     int64_t bytes = 0;
-    if (ml_comm_open(launch, &comm) != ML_OK) return tell_error();
+    if (ml_comm_open(launch, &comm) != ML_OK) return report_error();
     bool good = ml_bench_all_reduce(comm, &bus_bytes, &bytes) == ML_OK;
-    if (!good && ml_comm_fail(comm, ml_error_last()->text)) tell_error();
+    if (!good && ml_comm_fail(comm, ml_error_last()->text)) report_error();
     if (good && launch->rank == 0)
         printf("%-12s %.1f GB/s on the bus among %d %s (%.1f MiB)\n", "all-reduce",
                bus_bytes * 1e-9, launch->world, doctor_gpus() > 0 ? "GPUs" : "CPU ranks",

@@ -72,14 +72,14 @@ static const struct {
      "sizes of the layout's mesh axes, 1 where not named"},
     {"-n", "RANKS", OPTION_RANKS, FOR_RUN | FOR_DOCTOR, "ranks to start on this host (default 1)"},
     {"--profile", "FILE.json", OPTION_PROFILE, FOR_RUN,
-     "measure some steps: a trace for ui.perfetto.dev, and a table of where the time goes"},
+     "measure some steps: a trace for ui.perfetto.dev, and a table of time by kernel"},
     {"--profile-steps", "A:B", OPTION_PROFILE_STEPS, FOR_RUN,
      "which steps --profile looks into (default 3:5)"},
     {"--bench", NULL, OPTION_BENCH, FOR_DOCTOR,
      "measure each device's copy bandwidth and largest matrix products; takes seconds"},
     {"--types", NULL, OPTION_TYPES, FOR_CHECK, "print the type of every tensor too"},
     {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS,
-     "no lines of steps and evaluations, no remarks on where the time goes"},
+     "no lines of steps and evaluations, no notes on what takes time"},
 };
 enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
 
@@ -385,8 +385,8 @@ static int script_main(lua_State *L) {
     }
     lua_call(L, 0, 0);
     vm_profile_finish(L);
-    bool told = options->comm && ml_comm_rank(options->comm) != 0; /* by the first rank */
-    if (!options->override_count || told) return 0;
+    bool reported = options->comm && ml_comm_rank(options->comm) != 0; /* by the first rank */
+    if (!options->override_count || reported) return 0;
     lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     if (lua_getfield(L, -1, "mlua") == LUA_TTABLE)
         lua_pushliteral(L, "settings"), lua_rawget(L, -2);
@@ -397,11 +397,11 @@ static int script_main(lua_State *L) {
     return 0;
 }
 
-/* Tell the other ranks of the error at the top of the stack; false where one of them failed first
- * and has told the user. */
+/* Send the other ranks the error at the top of the stack; false where one of them failed first
+ * and has reported it. */
 static bool first_failure(lua_State *L, ml_comm *comm) {
     if (!comm) return true;
-    /* Where all ranks find the same error in the script, the first is the one to tell it: it gets
+    /* Where all ranks find the same error in the script, the first reports it: it gets
      * half a second, or more while it is at work and may come to that line yet. */
     enum { LOOKS = 50, LOOKS_AT_WORK = 300 };
     for (int i = 0; ml_comm_rank(comm) != 0 && ml_comm_check(comm) == ML_OK; i++) {

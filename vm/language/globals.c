@@ -5,7 +5,7 @@
  * name that was assigned, also nil, is declared and reads as Lua says; rawget(_G, name) asks for
  * any name. Tables that a script gives to load() as an environment have no such metatable. Names
  * that other Lua versions have and 5.4 lacks read as nil, because libraries ask for them: `unpack
- * or table.unpack`; calling one raises by itself, and vm_name_note() tells what 5.4 has.
+ * or table.unpack`; calling one raises by itself, and vm_name_note() names what 5.4 has.
  *
  * The files of stdlib/ see a copy of the table, made before the script begins: a script that sets
  * `type` or `table` breaks only itself. */

@@ -163,7 +163,8 @@ static bool other_operators(const problem *p) {
     if (joined(p, i - 1, '*', '*')) return say(p, "write x ^ 2 for **");
     bool arrow = joined(p, i, '=', '>') || joined(p, i - 1, '-', '>');
     for (int k = first_on_line(p, i); k < i && !arrow; k++) arrow = is(p, k, "lambda");
-    if (i > 0 && line_of(p, i - 1) < line_of(p, i)) /* x: x is a method, which goes on */
+    if (i > 0 &&
+        line_of(p, i - 1) < line_of(p, i)) /* x: x is a method name, and the call continues */
         for (int k = first_on_line(p, i - 1); k < i && !arrow; k++) arrow = is(p, k, "lambda");
     return arrow && say(p, "write function(x) return ... end");
 }

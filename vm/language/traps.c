@@ -7,10 +7,11 @@
 #include "vm/language/lexer.h"
 
 typedef struct {
-    size_t at;         /* where the text goes */
-    size_t replaced;   /* bytes that it replaces */
-    int order;         /* among edits at one place: closings, then operators, then openings */
-    uint32_t sequence; /* of closings, the first recorded goes first; of openings, the last */
+    size_t at;       /* where the text is inserted */
+    size_t replaced; /* bytes that it replaces */
+    int order;       /* among edits at one place: closings, then operators, then openings */
+    uint32_t
+        sequence; /* of closings, the first recorded is inserted first; of openings, the last */
     const char *text;
 } edit;
 

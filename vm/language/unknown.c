@@ -79,7 +79,7 @@ static int core_check_axes(lua_State *L) {
     int last = lua_gettop(L) - 1;
     bool module =
         strcmp(op, "moe") == 0 || strcmp(op, "rms_norm") == 0 || strcmp(op, "layer_norm") == 0;
-    const char *what = lua_pushfstring(L, module ? "%s goes over" : "cannot take the %s over", op);
+    const char *what = lua_pushfstring(L, module ? "%s reduces" : "cannot take the %s over", op);
     for (int i = 3; i <= last; i++) {
         ml_axis axis = vm_axis_in(L, i, n, op);
         if (ml_type_find(ml_graph_type(vm_of(L)->graph, n), axis) < 0)

@@ -87,7 +87,7 @@ static int read_key(EditLine *edit, wchar_t *key) {
         if (got <= 0) return (int)got;
         mbstate_t state = {0};
         *key = (unsigned char)bytes[0];                              /* where it is no character */
-        if (mbrtowc(key, bytes, count, &state) != (size_t)-2) break; /* it goes on */
+        if (mbrtowc(key, bytes, count, &state) != (size_t)-2) break; /* more bytes follow */
     }
     return 1;
 }
@@ -284,7 +284,7 @@ static int protected_step(lua_State *L) {
     return 1;
 }
 
-/* What core.options() tells. */
+/* What core.options() returns. */
 static void set_mode(lua_State *L, const char *mode) {
     lua_getfield(L, LUA_REGISTRYINDEX, "mlua.options");
     lua_pushstring(L, mode);
@@ -343,7 +343,7 @@ int repl_run(ml_vm *vm) {
                vm->options->script);
     if (r.edit && !vm->options->quiet)
         printf(
-            "mlua: expressions print their type, = x computes; m is the library; help tells more; "
+            "mlua: expressions print their type, = x computes; m is the library; help says more; "
             "^D ends\n");
     for (int number = 1, more = 1; more; number++) {
         lua_settop(L, 0);

@@ -25,7 +25,7 @@ void repl_print_values(lua_State *L, int index);
 void repl_print_help(lua_State *L, int index);
 /* The same of the first `count` values of the stack, of what texts name; of the prompt for none. */
 void repl_help(lua_State *L, int count);
-/* Push what `help` is at the prompt: prints itself, or tells of what it is called with. */
+/* Push what `help` is at the prompt: prints itself, or describes its argument. */
 void repl_push_help(lua_State *L);
 
 /* What an input asks for (repl_commands.c): "= x" for values, ":mem x" for memory. */

@@ -308,17 +308,16 @@ void repl_print_help(lua_State *L, int index) {
     luaL_checkstack(L, 24, "help");
     uint32_t id;
     if (lua_isfunction(L, index)) {
-        if (!print_function(L, index))
-            printf("a function of Lua: the manual of Lua 5.4 tells of it\n");
+        if (!print_function(L, index)) printf("a function of Lua: see the manual of Lua 5.4\n");
     } else if (vm_is_state(L, index, &id)) {
         repl_print(L, index);
         print_class(L, index, "a state: what lives across steps; used as a tensor it is its value");
     } else if (vm_is_tensor(L, index)) {
         repl_print(L, index);
-        print_class(L, index, "a tensor; help(x.sum) tells of a method");
+        print_class(L, index, "a tensor; help(x.sum) describes a method");
     } else if (lua_isuserdata(L, index)) {
         repl_print(L, index);
-        print_class(L, index, "help(x.name) tells of a method");
+        print_class(L, index, "help(x.name) describes a method");
     } else if (!lua_istable(L, index)) {
         repl_print(L, index);
     } else if (is_library_call(L, "is_module", index) || is_library_call(L, "is_class", index)) {
@@ -330,7 +329,7 @@ void repl_print_help(lua_State *L, int index) {
         bool library = lua_rawequal(L, index, -2);
         lua_pop(L, 2);
         if (library)
-            print_members(L, index, "mlua; help(m.gelu) tells of one\n");
+            print_members(L, index, "mlua; help(m.gelu) describes one\n");
         else
             repl_print(L, index);
     }
