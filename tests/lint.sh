@@ -16,7 +16,7 @@ allowed() { # room -> the folders that it may include
     runtime/shard) echo 'runtime/(base|graph|passes|shard)' ;;
     codegen) echo '(runtime/(base|graph)|codegen)' ;;
     codegen/jit) echo '(runtime/base|codegen|codegen/jit)' ;;
-    codegen/emit) echo '(runtime/(base|graph)|codegen|codegen/(emit|jit))' ;;
+    codegen/emit) echo '(runtime/(base|graph)|codegen|codegen/emit)' ;;
     codegen/lower) echo '(runtime/(base|graph|passes)|codegen|codegen/lower)' ;;
     codegen/kernels) echo '(runtime/(base|graph)|codegen|codegen/(lower|emit|kernels))' ;;
     runtime/pipeline | runtime/plan) echo '(runtime/(base|graph|passes|shard|plan|pipeline)|codegen|codegen/lower)' ;;

@@ -1,7 +1,6 @@
 /* Kernel IR to source text: what both targets share. The loops are printed by emit_c.c and
  * emit_cuda.c. */
 #include "codegen/emit/emit.h"
-#include "codegen/jit/cache.h"
 
 #include <string.h>
 
@@ -244,8 +243,6 @@ static void print(const ml_kernel_ir *ir, const ml_target *target, int batch, ml
     else
         emit_c(&e);
     set_scalars(&e);
-    /* here and not only where kernels are compiled: so that `mlua check` shows them too */
-    cache_keep_if_asked(out, ml_prelude(target->kind), target->kind == ML_TARGET_CUDA ? "cu" : "c");
 }
 
 void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out) {

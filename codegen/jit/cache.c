@@ -196,19 +196,24 @@ ml_status cache_keep(const char *to, const char *name, const char *prelude,
     return fclose(file) == 0 ? ML_OK : ml_fail(ML_IO, "cannot write %s: %s", out, strerror(errno));
 }
 
-void cache_keep_if_asked(const ml_kernel *kernel, const char *prelude, const char *extension) {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
+static void save_source(const ml_kernel *kernel, ml_target_kind kind) {
+    static atomic_flag reported = ATOMIC_FLAG_INIT;
     const char *keep = ml_knobs()->keep;
     char name[128], path[PATH_SIZE];
     if (keep == NULL || keep[0] == 0) return;
-    snprintf(name, sizeof name, "%s.%s", kernel->entry, extension);
+    snprintf(name, sizeof name, "%s.%s", kernel->entry, kind == ML_TARGET_CUDA ? "cu" : "c");
     snprintf(path, sizeof path, "%s/%s", keep, name);
     struct stat about;
     if (lstat(path, &about) == 0 && S_ISREG(about.st_mode))
         return; /* its name says what it holds */
-    if (cache_keep(keep, name, prelude, &kernel->source, 1, path, sizeof path) != ML_OK &&
-        !atomic_flag_test_and_set(&told))
+    if (cache_keep(keep, name, ml_prelude(kind), &kernel->source, 1, path, sizeof path) != ML_OK &&
+        !atomic_flag_test_and_set(&reported))
         fprintf(stderr, "mlua: MLUA_KEEP=%s keeps nothing: %s\n", keep, ml_error_last()->text);
+}
+
+void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind) {
+    ml_debug(4, "%s: %s\n%s\n", kernel->entry, kernel->label, kernel->source);
+    save_source(kernel, kind);
 }
 
 void cache_find_same(ml_kernel *const *kernels, int count, ml_arena *arena, int *same) {

@@ -25,9 +25,6 @@ ml_status cache_read_file(const char *path, void **bytes, int64_t *size);
  * the cache). Writes the path to out. */
 ml_status cache_keep(const char *folder, const char *name, const char *prelude,
                      const char *const *sources, int count, char *out, int size);
-/* Keep the source in MLUA_KEEP where that is set. */
-void cache_keep_if_asked(const ml_kernel *kernel, const char *prelude, const char *extension);
-
 /* same[i] is the first kernel with kernel i's source. */
 void cache_find_same(ml_kernel *const *kernels, int count, ml_arena *arena, int *same);
 

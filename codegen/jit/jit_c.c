@@ -437,9 +437,7 @@ static void load_body(void *argument) {
     for (int i = 0; i < call->count; i++) {
         uint64_t key[2];
         if (same[i] != i) continue;
-        ml_debug(4, "%s: %s\n%s\n", call->kernels[i]->entry, call->kernels[i]->label,
-                 call->kernels[i]->source);
-        cache_keep_if_asked(call->kernels[i], ml_prelude(ML_TARGET_C), "c");
+        ml_jit_show(call->kernels[i], ML_TARGET_C);
         kernel_key(call->kernels[i], key);
         call->functions[i] = find_function(call->jit, call->kernels[i], key);
         if (call->functions[i] == NULL) missing[missing_count++] = i;

@@ -237,9 +237,7 @@ static void compile_body(void *argument) {
     for (int i = 0; i < call->count; i++) {
         uint64_t key[2];
         if (same[i] != i) continue;
-        ml_debug(4, "%s: %s\n%s\n", call->kernels[i]->entry, call->kernels[i]->label,
-                 call->kernels[i]->source);
-        cache_keep_if_asked(call->kernels[i], ml_prelude(ML_TARGET_CUDA), "cu");
+        ml_jit_show(call->kernels[i], ML_TARGET_CUDA);
         kernel_key(call->kernels[i], call->arch, key);
         if (ml_cache_read(key, "cubin", &jit->images[i], &jit->sizes[i]) != ML_OK)
             call->missing[call->missing_count++] = i;

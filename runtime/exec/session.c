@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "codegen/jit/jit.h"
+
 typedef struct {
     ml_graph *graph;
 } graph_call;
@@ -126,10 +128,33 @@ static ml_status plan_fallback(ml_session *session, const ml_roots *roots, const
     return status;
 }
 
+static void show_chain(const ml_kernel *kernel, ml_target_kind kind, ml_index *seen) {
+    for (; kernel != NULL; kernel = kernel->next) {
+        uint32_t cursor = 0;
+        show_chain(kernel->otherwise, kind, seen);
+        if (ml_index_next(seen, kernel->key, &cursor) != ML_INDEX_NONE) continue;
+        ml_index_add(seen, kernel->key, 0);
+        ml_jit_show(kernel, kind);
+    }
+}
+
+/* Each kernel that loading the plan would compile, where its source is asked for. */
+static void show_kernels(void *context) {
+    const ml_plan *plan = context;
+    ml_index seen = {.arena = plan->arena};
+    for (int p = 0; p <= plan->part_count; p++) {
+        const ml_plan *part = p < plan->part_count ? plan->parts[p] : plan->refresh;
+        const ml_schedule *s = part ? part->schedule : NULL;
+        for (uint32_t i = 0; s && i < s->steps.count; i++)
+            show_chain(s->steps.at[i].kernel, s->target->kind, &seen);
+    }
+}
+
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan) {
     ml_status status = plan_under(session, roots, target, session->ranks.layout, true, plan);
     if (status == ML_OK) status = plan_fallback(session, roots, target, *plan);
+    if (status == ML_OK) status = ml_protect(show_kernels, *plan);
     if (status == ML_OK) return ML_OK;
     ml_plan_free(*plan);
     *plan = NULL;
