@@ -10,7 +10,7 @@
 #   make bench           CPU benchmarks as JSON lines
 #   make bench-gpu       the same on a GPU
 #   make lint            layering, length and formatting
-#   make editor          regenerate editor/ from the program's tables
+#   make editor          write editor/mlua.lua, completion for editors, from the program's tables
 #   make install PREFIX=/usr/local
 # V=1 prints the commands; PEERS=DIR has make bench run the PyTorch peer of that folder (torch_cpu.py) beside mlua.
 
@@ -100,6 +100,8 @@ $(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
 
 install: $(B)/mlua
 	install -Dm755 $(B)/mlua $(DESTDIR)$(PREFIX)/bin/mlua
+	install -d $(DESTDIR)$(PREFIX)/share/mlua
+	$(B)/mlua editor $(DESTDIR)$(PREFIX)/share/mlua/mlua.lua
 
 # ---- Running --------------------------------------------------------------------------------------
 demo: $(B)/mlua

@@ -164,6 +164,19 @@ PROCESS_TEST(script_of_the_readme) {
     process_expect(&r, "local function ");
 }
 
+/* Each block of Lua in the language's guide is a script that runs as it stands, on two ranks too.
+ */
+PROCESS_TEST(scripts_of_the_guide) {
+    process_result r = process_shell(
+        room, 0,
+        "awk '/^```lua/ { n++; on = 1; next } /^```/ { on = 0 }"
+        " on { print > (\"guide\" n \".lua\") }' \"$ROOT/stdlib/README.md\"\n"
+        "for f in guide*.lua; do \"$MLUA\" run --device cpu $f >out 2>&1 && echo ran $f"
+        " || cat out; done; \"$MLUA\" run --device cpu -n 2 --mesh tp=2 guide5.lua");
+    for (int i = 1; i <= 5; i++)
+        process_expect(&r, ml_arena_format(room->arena, "ran guide%d.lua", i));
+}
+
 PROCESS_TEST(script_from_stdin) {
     process_result r = process_shell(room, 0, "echo 'print(1 + 1)' | \"$MLUA\" run --device cpu -");
     CHECK_TEXT(r.output, "2\n");
