@@ -7,6 +7,7 @@
  * writes, where a state and its new value are one thing, for they are to share their memory. None
  * keeps a large tensor until others are made that might have had its memory. Each kernel keeps its
  * blocks, and so its bits. */
+#include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
 enum {
@@ -16,12 +17,6 @@ enum {
     MOST = 128,        /* members, whatever there is room for */
 };
 
-/* That a step reads or writes a storage. */
-typedef struct {
-    uint32_t step, writer, end; /* the next that writes that storage, and after its last: touches */
-    bool writes;
-} touch;
-
 typedef struct {
     ml_schedule *s;
     uint32_t count;
@@ -29,9 +24,7 @@ typedef struct {
     uint32_t *last_read; /* by storage: the step; 0: none */
     int64_t *born;       /* by step: bytes of temporaries that it is the first to write */
     uint64_t *kind;      /* by step: equal where kernels are alike; 0: not to be joined */
-    touch *touches;      /* of each storage (of the state for its new value) as the steps were */
-    uint32_t *first_own,
-        *own; /* step t's: touches[own[first_own[t]]] .. [own[first_own[t + 1] - 1]] */
+    step_uses uses;      /* of the steps as they were; a state's new value counts as the state */
     uint32_t *order, *place; /* the steps as they will run, and where each is among them */
     bool *taken;             /* by step: it is a part of another */
 } batches;
@@ -50,6 +43,7 @@ static void find_storages(batches *b, const ml_roots *roots) {
     b->place = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
     b->born = ML_NEW_ARRAY(s->arena, int64_t, b->count + 1);
     b->taken = ML_NEW_ARRAY(s->arena, bool, b->count + 1);
+    for (uint32_t t = 0; t < b->count; t++) b->order[t] = b->place[t] = t;
     for (uint32_t i = 0; i < storages; i++) {
         b->old[i] = i;
         if (s->storages.at[i].kind == ML_STORAGE_STATE) of_state[s->storages.at[i].id] = i + 1;
@@ -58,69 +52,32 @@ static void find_storages(batches *b, const ml_roots *roots) {
         uint32_t at = of_state[roots->updates[i].state];
         if (at != 0) b->old[s->values.at[s->update_values[i]].storage] = at - 1;
     }
-    bool *written = ML_NEW_ARRAY(s->arena, bool, storages + 1);
-    for (uint32_t t = 0; t < b->count; t++) {
-        const ml_step *step = &s->steps.at[t];
-        b->order[t] = b->place[t] = t;
-        for (int i = 0; i < step->read_count; i++) b->last_read[storage_of(b, step, i)] = t;
-        for (int i = step->read_count; i < step->read_count + step->write_count; i++) {
-            uint32_t at = storage_of(b, step, i);
-            bool temporary = s->storages.at[at].kind == ML_STORAGE_TEMPORARY && b->old[at] == at;
-            if (temporary && !written[at]) b->born[t] += s->storages.at[at].bytes;
-            written[at] = true;
-        }
+    step_uses plain;
+    step_uses_find(s, NULL, s->arena, &plain);
+    for (uint32_t i = 0; i < storages; i++) {
+        uint32_t written = step_first_write(&plain, i), read = step_last_read(&plain, i);
+        bool temporary = s->storages.at[i].kind == ML_STORAGE_TEMPORARY && b->old[i] == i;
+        if (temporary && written != NO_STEP) b->born[written] += s->storages.at[i].bytes;
+        b->last_read[i] = read != NO_STEP ? read : 0;
     }
     for (int i = 0; i < roots->output_count; i++)
         b->last_read[s->values.at[s->output_values[i]].storage] = b->count;
-}
-
-static void find_touches(batches *b) {
-    const ml_schedule *s = b->s;
-    uint32_t storages = s->storages.count, total = 0;
-    uint32_t *at = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
-    b->first_own = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
-    for (uint32_t t = 0; t < b->count; t++) {
-        const ml_step *step = &s->steps.at[t];
-        b->first_own[t] = total;
-        total += (uint32_t)(step->read_count + step->write_count);
-        for (int i = 0; i < step->read_count + step->write_count; i++)
-            at[b->old[storage_of(b, step, i)] + 1]++;
-    }
-    b->first_own[b->count] = total;
-    b->touches = ML_NEW_ARRAY(s->arena, touch, total + 1);
-    b->own = ML_NEW_ARRAY(s->arena, uint32_t, total + 1);
-    for (uint32_t i = 0; i < storages; i++) at[i + 1] += at[i];
-    for (uint32_t t = 0; t < b->count; t++) {
-        const ml_step *step = &s->steps.at[t];
-        for (int i = 0; i < step->read_count + step->write_count; i++) {
-            uint32_t to = at[b->old[storage_of(b, step, i)]]++;
-            b->own[b->first_own[t] + (uint32_t)i] = to;
-            b->touches[to] = (touch){.step = t, .writes = i >= step->read_count};
-        }
-    }
-    for (uint32_t i = storages; i-- > 0;) { /* at[i] is the end of storage i's by now */
-        uint32_t begin = i > 0 ? at[i - 1] : 0, writer = at[i];
-        for (uint32_t e = at[i]; e-- > begin;) {
-            b->touches[e].writer = writer;
-            b->touches[e].end = at[i];
-            if (b->touches[e].writes) writer = e;
-        }
-    }
 }
 
 /* The first place of a step after t of which one writes what the other touches. Such steps never
  * pass one another. */
 static uint32_t first_conflict(const batches *b, uint32_t t) {
     uint32_t first = b->count;
-    for (uint32_t i = b->first_own[t]; i < b->first_own[t + 1]; i++) {
-        const touch *own = &b->touches[b->own[i]];
-        uint32_t e = own->writes ? b->own[i] + 1 : own->writer;
+    const step_uses *u = &b->uses;
+    for (uint32_t i = u->first[t]; i < u->first[t + 1]; i++) {
+        const step_use *own = &u->use[u->by_value[i]];
+        uint32_t e = own->writes ? u->by_value[i] + 1 : own->next_write;
         while (e < own->end) {
-            const touch *other = &b->touches[e];
+            const step_use *other = &u->use[e];
             bool counts = other->step != t && !b->taken[other->step];
             if (counts && b->place[other->step] < first) first = b->place[other->step];
             if (counts && other->writes) break;
-            e = own->writes ? e + 1 : other->writer;
+            e = own->writes ? e + 1 : other->next_write;
         }
     }
     return first;
@@ -238,7 +195,7 @@ void plan_batch(ml_plan *plan, const ml_target *target) {
     ml_schedule *s = plan->schedule;
     batches b = {.s = s, .count = s->steps.count};
     find_storages(&b, &plan->roots);
-    find_touches(&b);
+    step_uses_find(s, b.old, s->arena, &b.uses);
     find_kinds(&b);
     move_small(&b);
     uint32_t *begin = ML_NEW_ARRAY(s->arena, uint32_t, b.count + 1); /* after a fixed step */

@@ -2,6 +2,7 @@
  * bytes, where each lies in the arena, and the accounts of it all. */
 #include "runtime/base/knobs.h"
 #include "runtime/plan/arena_place.h"
+#include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
 enum { NO_STORAGE = UINT32_MAX };
@@ -40,25 +41,17 @@ bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int 
 }
 
 /* Lifetimes of all storages, in steps; a storage that no step writes lives in step 0. */
-static void lifetimes_find(ml_schedule *s, int output_count) {
+static void lifetimes_find(ml_schedule *s, int output_count, ml_arena *scratch) {
+    step_uses u;
+    step_uses_find(s, NULL, scratch, &u);
     for (uint32_t i = 0; i < s->storages.count; i++) {
-        s->storages.at[i].first = UINT32_MAX;
-        s->storages.at[i].last = 0;
-    }
-    for (uint32_t t = 0; t < s->steps.count; t++) {
-        const ml_step *step = &s->steps.at[t];
-        for (int i = 0; i < step->read_count + step->write_count; i++) {
-            ml_storage *storage = &s->storages.at[s->values.at[step->values[i]].storage];
-            if (t < storage->first) storage->first = t;
-            storage->last = t;
-        }
+        uint32_t begin = u.of_storage[i], end = u.of_storage[i + 1];
+        s->storages.at[i].first = begin < end ? u.use[begin].step : 0;
+        s->storages.at[i].last = begin < end ? u.use[end - 1].step : 0;
     }
     uint32_t end = s->steps.count > 0 ? s->steps.count - 1 : 0;
     for (int i = 0; i < output_count; i++) {
         s->storages.at[s->values.at[s->output_values[i]].storage].last = end;
-    }
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        if (s->storages.at[i].first == UINT32_MAX) s->storages.at[i].first = 0;
     }
 }
 
@@ -105,7 +98,7 @@ static void place_body(void *context) {
     place_call *call = context;
     ml_schedule *s = call->schedule;
     uint32_t count = s->storages.count, blocks = 0;
-    lifetimes_find(s, call->output_count);
+    lifetimes_find(s, call->output_count, call->scratch);
     bool *is_output = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
     bool *inherits = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
     uint32_t *heir = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);

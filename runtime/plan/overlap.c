@@ -20,6 +20,7 @@
  * GPUs (ml_target): only the order depends on them, and it is the same on every rank, because they
  * come from the plan and from what the ranks' devices agreed on. */
 #include "runtime/base/knobs.h"
+#include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
 static const double BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
@@ -35,10 +36,6 @@ static const double BUCKET = 0.6e-3, SLACK = 5 * BUCKET;
 static const int64_t AHEAD_BYTES = (int64_t)512 << 20;
 enum { HOST_RANKS = 8, WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
 
-typedef struct {
-    uint32_t *first, *edge; /* of step i: edge[first[i] .. first[i + 1]) */
-} adjacency;
-
 typedef ML_VEC(uint32_t) step_list;
 
 typedef struct {
@@ -46,7 +43,7 @@ typedef struct {
     const ml_layout *layout;
     ml_arena *scratch;
     uint32_t count;
-    adjacency before, after;
+    step_edges before, after;
     double *cost, *clock;  /* of a step; when computation would reach it in the old order */
     double *need, *latest; /* of a collective: when its result is needed, when it must start */
     uint32_t *user;        /* of a collective: the first step that needs it, or `count` */
@@ -78,67 +75,6 @@ static int64_t value_bytes(const overlap *o, uint32_t step, int which) {
 
 static bool grows(const overlap *o, uint32_t step) {
     return value_bytes(o, step, 1) > value_bytes(o, step, 0);
-}
-
-/* ---- What depends on what ---- */
-typedef struct {
-    uint32_t step, next;
-} access;
-typedef struct {
-    ML_VEC(access) accesses;
-    uint32_t *readers, *writers; /* by storage: the last access, or NONE */
-    ML_VEC(uint64_t) edges;      /* from << 32 | to */
-} dependencies;
-
-static void edges_from(overlap *o, dependencies *d, uint32_t access_at, uint32_t to) {
-    for (; access_at != NONE; access_at = d->accesses.at[access_at].next) {
-        uint32_t from = d->accesses.at[access_at].step;
-        if (from != to) *ML_PUSH(o->scratch, &d->edges) = (uint64_t)from << 32 | to;
-    }
-}
-
-static void access_add(overlap *o, dependencies *d, uint32_t *list, uint32_t step) {
-    *ML_PUSH(o->scratch, &d->accesses) = (access){step, *list};
-    *list = d->accesses.count - 1;
-}
-
-static void adjacency_fill(overlap *o, adjacency *a, const dependencies *d, bool backwards) {
-    a->first = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)o->count + 2);
-    a->edge = ML_NEW_ARRAY(o->scratch, uint32_t, (size_t)d->edges.count + 1);
-    for (uint32_t i = 0; i < d->edges.count; i++) {
-        uint64_t e = d->edges.at[i];
-        a->first[(backwards ? (uint32_t)e : (uint32_t)(e >> 32)) + 2]++;
-    }
-    for (uint32_t i = 2; i < o->count + 2; i++) a->first[i] += a->first[i - 1];
-    for (uint32_t i = 0; i < d->edges.count; i++) {
-        uint32_t from = (uint32_t)(d->edges.at[i] >> 32), to = (uint32_t)d->edges.at[i];
-        a->edge[a->first[(backwards ? to : from) + 1]++] = backwards ? from : to;
-    }
-}
-
-/* A step comes after all writers of what it reads, and after all readers of what it writes. */
-static void dependencies_find(overlap *o) {
-    const ml_schedule *s = o->s;
-    dependencies d = {0};
-    size_t storages = (size_t)s->storages.count + 1;
-    d.readers = ML_NEW_ARRAY(o->scratch, uint32_t, storages);
-    d.writers = ML_NEW_ARRAY(o->scratch, uint32_t, storages);
-    for (size_t i = 0; i < storages; i++) d.readers[i] = d.writers[i] = NONE;
-    for (uint32_t t = 0; t < o->count; t++) {
-        const ml_step *step = &s->steps.at[t];
-        for (int i = 0; i < step->read_count + step->write_count; i++) {
-            uint32_t storage = s->values.at[step->values[i]].storage;
-            edges_from(o, &d, i < step->read_count ? d.writers[storage] : d.readers[storage], t);
-        }
-        for (int i = 0; i < step->read_count + step->write_count; i++) {
-            uint32_t storage = s->values.at[step->values[i]].storage;
-            bool reads = i < step->read_count;
-            if (reads && s->storages.at[storage].kind != ML_STORAGE_TEMPORARY) continue;
-            access_add(o, &d, reads ? &d.readers[storage] : &d.writers[storage], t);
-        }
-    }
-    adjacency_fill(o, &o->before, &d, true);
-    adjacency_fill(o, &o->after, &d, false);
 }
 
 /* ---- Times ---- */
@@ -649,7 +585,7 @@ static void overlap_new(overlap *o) {
     o->placed = ML_NEW_ARRAY(o->scratch, bool, count);
     o->prepares = ML_NEW_ARRAY(o->scratch, bool, count);
     o->prepares_early = ML_NEW_ARRAY(o->scratch, bool, count);
-    dependencies_find(o);
+    step_dependencies_find(o->s, o->scratch, &o->before, &o->after);
     times_find(o);
     prepares_find(o);
     o->most_ahead = AHEAD_BYTES;

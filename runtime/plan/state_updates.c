@@ -4,20 +4,20 @@
  *   one, or is the last reader itself and may overwrite what it reads;
  * - else by a COPY at the end. What the copies (and the outputs) then still need of the old value
  *   of an updated state is copied to a temporary first, so that states can swap. */
+#include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
 #include <string.h>
 
-enum { NO_STEP = UINT32_MAX, NO_INDEX = UINT32_MAX };
+enum { NO_INDEX = UINT32_MAX };
 
 typedef struct {
     ml_plan *plan;
     ml_schedule *s;
-    uint32_t *first_write; /* by storage: NO_STEP where nothing writes it */
-    uint32_t *last_read;   /* by storage: step + 1, 0 where nothing reads it */
-    bool *read_at_end;     /* by storage: an output or another state's update refers to it */
-    uint32_t *storage_of;  /* by state: its storage, or NO_INDEX */
-    bool *updated;         /* by state */
+    step_uses uses;       /* without the copies that are appended */
+    bool *read_at_end;    /* by storage: an output or another state's update refers to it */
+    uint32_t *storage_of; /* by state: its storage, or NO_INDEX */
+    bool *updated;        /* by state */
 } assign_work;
 
 static uint32_t value_add(ml_schedule *s, ml_ref node, const ml_type *type, uint32_t storage) {
@@ -58,17 +58,6 @@ static void copy_add(ml_schedule *s, uint32_t from, uint32_t to, ml_ref node) {
 static void work_fill(assign_work *work) {
     const ml_schedule *s = work->s;
     const ml_roots *roots = &work->plan->roots;
-    for (uint32_t i = 0; i < s->storages.count; i++) work->first_write[i] = NO_STEP;
-    for (uint32_t t = 0; t < s->steps.count; t++) {
-        const ml_step *step = &s->steps.at[t];
-        for (int i = 0; i < step->read_count + step->write_count; i++) {
-            uint32_t storage = s->values.at[step->values[i]].storage;
-            if (i < step->read_count)
-                work->last_read[storage] = t + 1;
-            else if (work->first_write[storage] == NO_STEP)
-                work->first_write[storage] = t;
-        }
-    }
     for (uint32_t i = 0; i < ml_graph_state_count(s->graph); i++) work->storage_of[i] = NO_INDEX;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         if (s->storages.at[i].kind == ML_STORAGE_STATE) work->storage_of[s->storages.at[i].id] = i;
@@ -92,15 +81,17 @@ static bool update_in_place(const assign_work *work, int update) {
     const ml_storage *storage = &s->storages.at[value->storage];
     ml_type local = plan_state(work->plan, state);
     const ml_type *type = &local;
-    uint32_t old = work->storage_of[state], first = work->first_write[value->storage];
+    uint32_t old = work->storage_of[state];
+    uint32_t first = step_first_write(&work->uses, value->storage);
     if (storage->kind != ML_STORAGE_TEMPORARY || first == NO_STEP) return false;
     if (value->offset != 0 || !ml_value_contiguous(value) || !ml_type_equal(&value->type, type) ||
         storage->bytes != ml_type_bytes(type)) {
         return false;
     }
     if (old == NO_INDEX) return true;
-    if (work->read_at_end[old] || work->last_read[old] > first + 1) return false;
-    if (work->last_read[old] <= first) return true;
+    uint32_t last = step_last_read(&work->uses, old);
+    if (work->read_at_end[old] || (last != NO_STEP && last > first)) return false;
+    if (last == NO_STEP || last < first) return true;
     const ml_step *step = &s->steps.at[first];
     for (int w = 0; w < step->write_count; w++) {
         if (s->values.at[step->values[step->read_count + w]].storage != value->storage) continue;
@@ -174,12 +165,11 @@ void plan_assign(ml_plan *plan) {
     assign_work work = {
         .plan = plan,
         .s = s,
-        .first_write = ML_NEW_ARRAY(s->arena, uint32_t, storages),
-        .last_read = ML_NEW_ARRAY(s->arena, uint32_t, storages),
         .read_at_end = ML_NEW_ARRAY(s->arena, bool, storages),
         .storage_of = ML_NEW_ARRAY(s->arena, uint32_t, states),
         .updated = ML_NEW_ARRAY(s->arena, bool, states),
     };
+    step_uses_find(s, NULL, s->arena, &work.uses);
     work_fill(&work);
     bool *done = ML_NEW_ARRAY(s->arena, bool, (size_t)roots->update_count + 1);
     for (int i = 0; i < roots->update_count; i++) {

@@ -1,0 +1,42 @@
+/* Which steps of a schedule read and write which storage, and which steps follow from which: one
+ * table for all that orders steps (overlap.c, batch_kernels.c) or that asks when a storage is alive
+ * (state_updates.c, memory.c). It describes the schedule as it is when the table is built: whoever
+ * reorders steps builds another. */
+#ifndef ML_DEPENDENCIES_H
+#define ML_DEPENDENCIES_H
+
+#include "codegen/lower/lower.h"
+
+enum { NO_STEP = UINT32_MAX };
+
+typedef struct {
+    uint32_t step;
+    uint32_t next_write, end; /* in use[]: the next write of the storage (or end), its end */
+    bool writes;
+} step_use;
+typedef struct {
+    step_use *use;        /* those of a storage together, in the order of the steps */
+    uint32_t *of_storage; /* storage i: use[of_storage[i] .. of_storage[i + 1]) */
+    uint32_t *first;      /* value i of step t: use[by_value[first[t] + i]] */
+    uint32_t *by_value;
+} step_uses;
+
+/* The uses of all steps. same[i] (NULL: i): the storage whose memory storage i will share, which is
+ * listed instead of it. */
+void step_uses_find(const ml_schedule *s, const uint32_t *same, ml_arena *arena, step_uses *out);
+/* The first step that writes the storage, the last that reads it; NO_STEP. */
+uint32_t step_first_write(const step_uses *u, uint32_t storage);
+uint32_t step_last_read(const step_uses *u, uint32_t storage);
+
+/* A directed graph of steps: edges of step i are edge[first[i] .. first[i + 1]), ascending in
+ * `after`; an edge may occur twice. */
+typedef struct {
+    uint32_t *first, *edge;
+} step_edges;
+
+/* A step comes after all writers of what it reads, and after all readers of the temporaries that it
+ * writes: before[t] lists these, after[t] the steps that come after t so. */
+void step_dependencies_find(const ml_schedule *s, ml_arena *arena, step_edges *before,
+                            step_edges *after);
+
+#endif
