@@ -242,6 +242,7 @@ static void check_hidden(ml_dtype of, int threads, size_t count) {
 
 TEST(template, attention_whole) {
     check_all(ML_F32, 1, 32, every() ? 1 : 2);
+    if (every()) check_some(shapes, 8, ML_F64, 1, 32, 1); /* without scores of f32 */
 }
 TEST(template, attention_two_passes) {
     check_all(ML_F32, 64, 16, 4);

@@ -2,10 +2,12 @@
 #include "tests/kernels/support.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "codegen/jit/jit.h"
+#include "runtime/base/knobs.h"
 
 static bool with_gaps, without_cuda, emulating, sound_in_c;
 static ml_axis spoilt_axis;
@@ -307,8 +309,45 @@ static void check_cuda(fixture *f, ml_ref node, ml_pool *pool) {
     ml_jit_cuda_free(jit);
 }
 
+/* With KERNELS=FILE in the environment kernels are appended to that file instead of run: what
+ * compares two versions of mlua reads them. */
+static void write_chain(FILE *file, const fixture *f, const ml_kernel *k) {
+    for (; k; k = k->next) {
+        fprintf(file, "KERNEL %s\t%s\t%s\tgrid %u %u %u block %u shared %u units %lld\n%s\n",
+                k->entry, k->label, f->label, k->grid[0], k->grid[1], k->grid[2], k->block,
+                k->shared_bytes, (long long)k->units, k->source);
+        if (k->otherwise) write_chain(file, f, k->otherwise);
+    }
+}
+
+static void write_kernels(const char *path, fixture *f, ml_ref node, const ml_target *target) {
+    FILE *file = fopen(path, "a");
+    REQUIRE(file);
+    run r = {0};
+    print_step(&r, f, node, target);
+    write_chain(file, f, r.step->kernel);
+    static const struct {
+        int arch, multiprocessors, wgmma;
+    } gpus[] = {{90, 132, 1}, {90, 13, 2}, {90, 132, 3}, {90, 132, 0}, {89, 100, 0}, {70, 80, 0}};
+    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
+    const int wgmma = knobs->wgmma, tma = knobs->tma;
+    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
+        ml_target gpu = {ML_TARGET_CUDA, .arch = gpus[i].arch};
+        gpu.multiprocessors = gpus[i].multiprocessors;
+        knobs->wgmma = gpus[i].wgmma, knobs->tma = gpus[i].wgmma > 0;
+        print_step(&r, f, node, &gpu);
+        write_chain(file, f, r.step->kernel);
+    }
+    knobs->wgmma = wgmma, knobs->tma = tma;
+    fclose(file);
+}
+
 void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_target *target) {
     run r = {0};
+    if (getenv("KERNELS")) {
+        write_kernels(getenv("KERNELS"), f, node, target);
+        return;
+    }
     print_step(&r, f, node, target);
     int reads = ml_graph_node(f->g, node)->source_count, writes = ml_op_outputs(f->g, node);
     ml_ref nodes[ML_MAX_OPERANDS];
