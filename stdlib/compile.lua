@@ -22,15 +22,15 @@ local function check_outputs(fn, outputs, updates)
   end
 end
 
----Trace `fn(inputs)` once and compile it. `inputs` gives each input's axes and dtype:
+---Trace `fn(inputs)` once and compile it. `inputs` lists each input's axes and dtype:
 ---{tokens = {A.batch, A.seq, dtype="i32"}, lr = {}} (default dtype f32, which products round to the compute dtype unless
 ---the spec says dtype="f32"). fn gets a table of tensors
 ---and returns a tensor or a table of named tensors; states that it assigns are updated at each run.
----Calling the result with {tokens = Host or table, lr = 0.1} runs it and gives numbers (for tensors
+---Calling the result with {tokens = Host or table, lr = 0.1} runs it and returns numbers (for tensors
 ---without axes) and Hosts. What it is fed has the input's dimensions; a table may also be a flat list, and a number fills all. options: `name`; `training` (dropout is active and, with an input `step`
 ---of dtype i64, differs at each step); `layout` of all programs and states (m.layout);
 ---`microbatches`: a step is so many calls of start and one of finish, which a pipeline overlaps; `often`: it runs many
----times before anything sets the parameters, as sampling does: what it makes of them alone is kept where memory allows.
+---times before anything sets the parameters, as sampling does: what depends on them alone is cached where memory allows.
 ---@param fn fun(inputs: table<string, Tensor>): Tensor|table<string, Tensor>
 ---@param inputs? table<string, table>
 ---@param options? {name: string, training: boolean, layout: table, microbatches: integer, often: boolean}
@@ -81,7 +81,7 @@ function m.compile(fn, inputs, options)
   local results = table.pack(pcall(core.from_here, function()
     local outputs = table.pack(fn(feeds))
     m.finish_totals()
-    m.name_made(m.context.made)
+    m.name_created(m.context.made)
     if outputs.n > 1 then
       core.fail(("the function of m.compile returns %d values, and one is taken"):format(outputs.n), {
         help = "a table names several: return { value = x, index = i }; sort and top_k have two results: (x:sort \"seq\") is the first",

@@ -138,7 +138,7 @@ local function divisors_near(whole, by)
 end
 
 ---One setting divided by another, which must divide it: m.quotient(cfg, "embed", "heads").
----@param cfg table what m.config gives
+---@param cfg table the result of m.config
 ---@param whole string the name of a setting
 ---@param by string the name of another
 ---@return integer

@@ -4,7 +4,7 @@ local m = require "mlua"
 
 ---Continue `prompt` (text, for models over bytes; or a list of token ids) by `tokens` tokens drawn
 ---at `temperature` (0: always the likeliest). The model reads a window of `seq` tokens each time.
----Prints text as it comes unless `quiet`; gives the list of all token ids and the text.
+---Prints text as it is sampled unless `quiet`; returns the list of all token ids and the text.
 ---@param model Module
 ---@param options {prompt: string|integer[], tokens: integer, temperature: number, seq: Axis, seed: integer, quiet: boolean}
 ---@return integer[] ids

@@ -56,7 +56,7 @@ local function unknown_size(name, mesh)
   })
 end
 
--- {{"dp", 4}, {"tp", 2}} with the sizes that --mesh gives.
+-- {{"dp", 4}, {"tp", 2}} with the sizes of --mesh.
 local function read_mesh(mesh)
   local first = type(mesh) == "table" and #mesh == 0 and next(mesh)
   if type(first) == "string" then
@@ -122,7 +122,7 @@ local function table_of(spec, name)
   return value
 end
 
--- The entries of one of a layout's tables, each of an axis of the mesh, by name; `read` makes what is kept.
+-- The entries of one of a layout's tables, each of an axis of the mesh, by name; `read` converts each.
 local function read_by_axis(spec, name, mesh, read)
   local known, copy = names_of(mesh), {}
   for axis, value in sorted(table_of(spec, name)) do
@@ -262,7 +262,7 @@ end
 
 local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = { "heads", "kv_heads", "seq" } }
 
----What m.layout makes; its fields are those that it was given, and may be changed before it is used.
+---The result of m.layout; its fields are the options, and may be changed before it is used.
 ---@class Layout: LayoutOptions
 
 ---@class LayoutOptions
@@ -270,7 +270,7 @@ local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = 
 ---@field params? table<string, string[]> by mesh axis: axes along which parameters are split, in order
 ---@field acts? table<string, string[]> likewise for all other tensors
 ---@field state? table<string, string> {dp = "flat"}: optimizer states are split over dp (ZeRO-1)
----@field reshard? table<string, boolean> {dp = false}: what is gathered over dp is kept for the backward pass
+---@field reshard? table<string, boolean> {dp = false}: what is gathered over dp is retained for the backward pass
 ---@field stages? {schedule: string, chunks: integer, microbatches: integer, [string]: string} pipeline stages: {pp = "layers"}
 ---@field exchange? number room for the tokens of experts, as a factor of an even share; 0: weights are gathered
 
@@ -283,23 +283,23 @@ local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = 
 ---@field sp? boolean activations between tensor-parallel parts are split over seq too
 ---@field zero? boolean optimizer states, and without stages parameters, are split over dp
 ---@field context? string "gathered", "ring" or "exchanged": how cp splits attention
----@field reshard? boolean false: what the forward pass gathers is kept for the backward pass
+---@field reshard? boolean false: what the forward pass gathers is retained for the backward pass
 ---@field exchange? number as in m.layout
 ---@field schedule? string "1f1b", "interleaved" or "zero-bubble"
 ---@field chunks? integer stages a rank, of "interleaved"
 ---@field microbatches? integer into how many a step is cut by the stages
 
----Where tensors lie: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
+---How tensors are sharded: {mesh = {{"dp", 4}, {"tp", 2}}, params = , acts = , state = , stages = }. For
 ---each mesh axis `params` and `acts` list axes in order; a tensor is split over the mesh axis along
 ---the first that it has. state = {dp = "flat"} splits optimizer states over dp. reshard =
----{dp = false} keeps what the forward pass gathers over dp for the backward pass; with both, parameters
----lie in parts too from one step to the next. stages =
----{pp = "layers", schedule = "1f1b", microbatches = 16} deals the layers of the model (its longest
----list of modules, or the list of that name) to the ranks of pp. --mesh gives sizes.
+---{dp = false} retains what the forward pass gathers over dp for the backward pass; with both, parameters
+---are sharded too from one step to the next. stages =
+---{pp = "layers", schedule = "1f1b", microbatches = 16} assigns the layers of the model (its longest
+---list of modules, or the list of that name) to the ranks of pp. --mesh sets sizes.
 ---exchange = 1.5 has ranks send one another the tokens of m.moe's experts that no capacity bounds,
 ---with room for 1.5 times an even share, instead of gathering the experts' weights; a step that needs
 ---more is done again with gathered weights.
----m.layout.megatron, .fsdp and .ddp make usual ones.
+---m.layout.megatron, .fsdp and .ddp are presets.
 ---@overload fun(options: LayoutOptions): Layout
 m.layout = {}
 
@@ -307,10 +307,10 @@ m.layout = {}
 ---seq too; `zero` splits optimizer states over dp (ZeRO-1) and, without stages, parameters from one
 ---step to the next: they are gathered ahead of use; `context` is how cp splits attention: "gathered"
 ---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
----and the batch elsewhere; `exchange` as in m.layout; `reshard` = false keeps what the forward pass
+---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains what the forward pass
 ---gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
 ---"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
----stages that pp makes.
+---stages of pp.
 ---@param options? LayoutPreset
 ---@return Layout
 function m.layout.megatron(options)
@@ -331,7 +331,7 @@ function m.layout.megatron(options)
 end
 
 ---Megatron's, with the parameters split over dp along embed too: gathered ahead of use, in the
----backward pass again. With reshard = false the gathered ones are kept until then: less is sent, and
+---backward pass again. With reshard = false the gathered ones are retained until then: less is sent, and
 ---in bf16 where that is what is computed in.
 ---@param options? LayoutPreset
 ---@return Layout
@@ -392,7 +392,7 @@ local current -- the layout of the session
 local unchecked -- the same, until its names have been compared with those of the axes
 
 ---Raise where the layout that a program has been given lists an axis that is not there, also not in what the program
----computes, and looks like another: after the program has been traced, for forward functions make axes too.
+---computes, and looks like another: after the program has been traced, for forward functions create axes too.
 function m.check_layout()
   local layout = unchecked
   if not layout then return end
@@ -425,7 +425,7 @@ local function several_stages()
   end
 end
 
--- What makes so many microbatches, in words.
+-- The setting that defines the number of microbatches, in words.
 local function describe_parts(parts, accum)
   local stages = several_stages()
   if not stages or parts == accum and stages.microbatches == 0 then return ("accum=%d microbatches"):format(parts) end
@@ -456,7 +456,7 @@ end
 ---Raise where a batch cannot be cut into `parts` microbatches, or a microbatch not over the ranks that share it.
 ---@param batch Axis
 ---@param seq Axis
----@param parts integer what m.microbatches gives
+---@param parts integer the result of m.microbatches
 ---@param accum integer
 function m.check_batch(batch, seq, parts, accum)
   local over, ranks = batch_parts(batch, seq)
@@ -486,7 +486,7 @@ end
 function m.rank() return core.options().rank, core.options().ranks end
 
 ---Into how many microbatches m.train cuts a batch: `accum` times the layout's microbatches; where
----the layout has stages and gives none, accum if it is more than 1, else two for each rank.
+---the layout has stages and no number, accum if it is more than 1, else two for each rank.
 ---@param accum integer
 ---@return integer
 function m.microbatches(accum)
@@ -497,9 +497,9 @@ function m.microbatches(accum)
 end
 
 ---Give all programs and states of the script their layout, as the option `layout` of m.train and
----m.compile does; at the prompt, tensors then show where they lie and what ranks send for them.
----@param value Layout made by m.layout
----@param what? string the function that takes it, for messages
+---m.compile does; at the prompt, tensors then show their placement and what ranks send for them.
+---@param value Layout a result of m.layout
+---@param what? string the calling function, for messages
 function m.use_layout(value, what)
   if value == nil then return end
   what = what or "m.use_layout"

@@ -1,6 +1,6 @@
 -- Modules: a named tree of parameters, and forward functions that carry their path into the graph.
 --
--- An instance keeps its fields in order. Names are given from the root when the tree is first used
+-- An instance orders its fields. Names are assigned from the root when the tree is first used
 -- (called, or asked for its parameters): "blocks.3.wq". A parameter's randomness is keyed by its
 -- name, so its initial values depend on nothing else. Where two trees would share names, the later
 -- one's begin with its class and number: "GPT2.blocks.3.wq".
@@ -8,15 +8,15 @@ local core = require "mlua.core"
 local m = require "mlua"
 local synonyms = require "mlua.synonyms"
 
-local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: what m.attributes gives
-local makers = setmetatable({}, { __mode = "k" }) -- the record of the module whose forward function made a parameter or buffer
+local attributes = setmetatable({}, { __mode = "k" }) -- of parameters: the results of m.attributes
+local makers = setmetatable({}, { __mode = "k" }) -- the record of the module whose forward function created a parameter or buffer
 local holders = setmetatable({}, { __mode = "k" }) -- the record of the tree of modules that has named a parameter
 local records = setmetatable({}, { __mode = "k" }) -- of module instances, which are empty tables themselves
 local is_class = {} -- marks metatables of classes
 local running -- the record of the innermost module whose forward runs
 
--- Take note of the forward function that makes p now, if one does.
-local function made_by_forward(p)
+-- Record the forward function that creates p now, if one does.
+local function created_by_forward(p)
   makers[p] = running
   if running and m.context.made then m.context.made[#m.context.made + 1] = p end
 end
@@ -26,7 +26,7 @@ local function instance_of(value) return type(value) == "table" and records[valu
 ---A parameter: an f32 tensor that training changes; a forward function reads it in the compute
 ---dtype. `init` is a standard deviation, "zeros", "ones" or a function of (axes, key); by default
 ---normal with 0.02 for two or more axes, zeros for fewer. `decay=false` exempts it from weight
----decay (default: parameters of fewer than two axes are exempt). `frozen=true` makes one that m.train
+---decay (default: parameters of fewer than two axes are exempt). `frozen=true` creates one that m.train
 ---leaves as it is, such as the weights that an adapter is added to. `name` names a parameter that no
 ---module holds.
 ---@param spec {init: any, decay: boolean, frozen: boolean, name: string, [integer]: Axis}
@@ -49,7 +49,7 @@ function m.param(spec)
   local decay = spec.decay
   if decay == nil then decay = #axes >= 2 end
   attributes[p] = { init = init, decay = decay, axes = axes, frozen = spec.frozen }
-  made_by_forward(p)
+  created_by_forward(p)
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
@@ -66,7 +66,7 @@ function m.bias(spec)
 end
 
 ---A state of a module that forward passes assign and no gradient changes, such as a running mean:
----named as parameters are, kept in checkpoints, no parameter. `init` as for m.param (default zeros). Assigned at each
+---named as parameters are, saved in checkpoints, not a parameter. `init` as for m.param (default zeros). Assigned at each
 ---microbatch of a step (accum, pipeline stages); m.step_total is for what a step assigns once.
 ---@param spec {init: any, name: string, [integer]: Axis}
 ---@return State
@@ -77,7 +77,7 @@ function m.buffer(spec)
   if type(init) ~= "function" then init = m.init.constant(init == "ones" and 1 or init == "zeros" and 0 or init) end
   local p = core.state { axes = axes, dtype = "f32", kind = "other", name = spec.name }
   attributes[p] = { init = init, decay = false, axes = axes, frozen = true }
-  made_by_forward(p)
+  created_by_forward(p)
   if spec.name then m.name_parameter(p, spec.name) end
   return p
 end
@@ -97,7 +97,7 @@ function m.attributes(p) return attributes[p] or {} end
 
 local taken = {} -- the names that parameters have
 
----Name a parameter and give it the initial values that its name determines, if it has none yet.
+---Name a parameter and assign the initial values that its name determines, if it has none yet.
 ---@param p State
 ---@param name string
 function m.name_parameter(p, name)
@@ -175,7 +175,7 @@ local function name_tree(record)
   record.prefix = free_prefix(record)
   walk(record.instance, record.prefix, {}, function(r, path)
     r.path = path
-    if r ~= record and r.forward and not r.parent then r.parent = record end -- made late and put into a list
+    if r ~= record and r.forward and not r.parent then r.parent = record end -- created late and put into a list
   end, function(p, path)
     holders[p] = record
     m.name_parameter(p, path)
@@ -207,7 +207,7 @@ local function title(record)
   return path == "" and class or ("%s (%s)"):format(class, path)
 end
 
--- Run the forward function of a module, with its path in what is made and states assignable.
+-- Run the forward function of a module, with its path in the origins of its tensors, and states assignable.
 local function run_forward(record, ...)
   local path, outer, traced = core.module_path(record.path), running, core.tracing(true)
   running = record
@@ -219,7 +219,7 @@ local function run_forward(record, ...)
   return results
 end
 
--- Whether a forward function has just made this parameter or module: nothing has named it yet, or holds it.
+-- Whether a forward function has just created this parameter or module: it has no name yet, and no owner.
 local function is_fresh(value)
   local record, a = instance_of(value), attributes[value]
   if record then return record.forward ~= nil and record.parent == nil end
@@ -245,7 +245,7 @@ local function call(instance, ...)
 end
 
 ---Call fn(...) with `name` added to the module path: that is where messages and --profile place the
----tensors that it makes.
+---tensors that it creates.
 ---@param name string such as "router"
 ---@param fn function
 ---@param ... any what fn is given
@@ -263,16 +263,16 @@ function m.scope(name, fn, ...)
 end
 
 ---An instance of a class of m.module. Calling it runs its function forward. Its fields are those that `build` and
----forward functions set; pairs gives them in the order in which they were set.
+---forward functions set; pairs visits them in the order in which they were set.
 ---@class Module
 ---@operator call: any
 ---@field forward fun(self: Module, ...): any
 
----A class of modules. `build(self, ...)` makes the fields of an instance; define `:forward(...)` on
+---A class of modules. `build(self, ...)` sets the fields of an instance; define `:forward(...)` on
 ---the class, and call the instance to run it.
 ---@param name string
 ---@param build fun(self: Module, ...)
----@return fun(...): Module class calling it makes an instance
+---@return fun(...): Module class calling it creates an instance
 function m.module(name, build)
   if type(name) ~= "string" or type(build) ~= "function" then
     core.fail(("m.module takes a name and a function, got %s and %s"):format(type(name), type(build)), {
@@ -362,7 +362,7 @@ local function stack_help(value)
   return tensors and 'it makes layers; m.concat({a, b}, "seq") joins tensors' or "m.stack(cfg.layers, Block)"
 end
 
----A list of `count` modules, each made by class(i, ...), a class or a function that gives a module.
+---A list of `count` modules, each created by class(i, ...), a class or a function that returns a module.
 ---@param count integer
 ---@param class fun(i: integer, ...): Module
 ---@param ... any
@@ -422,7 +422,7 @@ function m.parameters(model, options)
 end
 
 ---Leave a parameter, or all that a module has now, as they are from now on: m.parameters and m.train pass
----over them. `frozen=false` has them trained again. Adapters beside given weights: m.freeze(model), then
+---over them. `frozen=false` trains them again. Adapters beside given weights: m.freeze(model), then
 ---add layers to it.
 ---@param x State|Module
 ---@param frozen? boolean default true
@@ -446,19 +446,19 @@ local function holds(record, p)
   return found
 end
 
----The parameters, none of `known` and none frozen, to which gradients of `loss` flow; with `made` only those that
----forward functions have made.
+---The parameters, none of `known` and none frozen, to which gradients of `loss` flow; with `created` only those that
+---forward functions have created.
 ---@param loss Tensor
 ---@param known State[]
----@param made? boolean
+---@param created? boolean
 ---@return State[]
 ---@return string[] names of the classes of the models that hold them; "" where none does
-function m.other_parameters(loss, known, made)
+function m.other_parameters(loss, known, created)
   local set, candidates, found, classes = {}, {}, {}, {}
   for _, p in ipairs(known) do set[p] = true end
   for _, p in ipairs(core.parameters_behind(loss)) do
     local frozen = attributes[p] and attributes[p].frozen
-    if not set[p] and not frozen and (makers[p] or not made) then candidates[#candidates + 1] = p end
+    if not set[p] and not frozen and (makers[p] or not created) then candidates[#candidates + 1] = p end
   end
   if #candidates == 0 then return found, classes end
   for i, g in ipairs(core.grad(loss, candidates)) do
@@ -470,8 +470,8 @@ function m.other_parameters(loss, known, made)
   return found, classes
 end
 
--- A parameter or buffer that a forward function makes and no field keeps is a new one each time it runs.
-local function refuse_made_in_forward(p)
+-- A parameter or buffer that a forward function creates and stores in no field is a new one at each run.
+local function refuse_created_in_forward(p)
   local maker, what = makers[p], p:kind() == "parameter" and "parameter" or "buffer"
   if not maker or holds(maker, p) then return end
   core.fail(("the function forward of %s makes a %s (%s) that no field keeps: it is a new one each time, and never %s"):format(
@@ -480,13 +480,13 @@ local function refuse_made_in_forward(p)
   })
 end
 
----Name what forward functions have made while a program was traced, such as layers that wait for their first
+---Name what forward functions have created while a program was traced, such as layers that wait for their first
 ---input (m.compile does).
 ---@param list State[]
-function m.name_made(list)
+function m.name_created(list)
   for _, p in ipairs(list) do
     if not attributes[p].named then name_tree(makers[p]) end
-    if not attributes[p].named then refuse_made_in_forward(p) end
+    if not attributes[p].named then refuse_created_in_forward(p) end
   end
 end
 
@@ -506,7 +506,7 @@ function m.grad(loss, xs)
     reached = reached or not core.is_zero(gradients[i])
   end
   if parameters == 0 then return gradients end
-  for _, p in ipairs(m.other_parameters(loss, xs, true)) do refuse_made_in_forward(p) end
+  for _, p in ipairs(m.other_parameters(loss, xs, true)) do refuse_created_in_forward(p) end
   if not reached and parameters == #xs then
     local which = #xs == 1 and "the parameter " .. xs[1]:name() or ("any of the %d parameters"):format(#xs)
     core.fail(("the loss has no gradient with respect to %s: it does not depend on %s"):format(which, #xs == 1 and "it" or "them"), {

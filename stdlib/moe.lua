@@ -3,7 +3,7 @@
 -- Everything about one token happens where its axes say (batch, seq), everything about one expert
 -- along the axis "experts" of its parameters, so that layouts split both by name. Without a capacity
 -- no token is dropped: all choices are sorted by expert and multiplied by ragged_dot, whose offsets
--- stay on the device. With one, each expert takes `capacity` times its even share of every sequence,
+-- stay on the device. With one, each expert accepts `capacity` times its even share of every sequence,
 -- earlier positions first: what is dropped depends on no later token and on no other sequence. Where
 -- experts are split over ranks these exchange tokens (all-to-all) with a capacity, and without one
 -- where the layout has an `exchange`; else weights are gathered.
@@ -197,7 +197,7 @@ local function record(self, load, dropped)
 end
 
 -- `multiply(x, w, over)` is the product of the tokens of each expert with its matrix. A `weight` is
--- applied before the second one: the unweighted result would be kept for nothing else.
+-- applied before the second one: the unweighted result would be retained for nothing else.
 local function feed(self, x, up, gate, down, multiply, weight)
   local h, dtype = multiply(x, up, self.options.embed), x:dtype()
   h = gate and m.swiglu(multiply(x, gate, self.options.embed), h) or m.gelu(h)
@@ -248,7 +248,7 @@ local function with_capacity(self, x, lead, others, choices, weights, index, hit
   local picks = core.axis("picks", seq.size * o.top_k)
   local chosen = flatten(index, { seq, choices }, others, "picks"):permute(table.unpack(join(others, picks)))
   local _, order = chosen:sort "picks"
-  -- which choice stands at place c of expert e
+  -- the choice in slot c of expert e
   local counts = hits:sum(seq.name)
   local shape = join(others, experts, places)
   local at = core.iota(places, "i32"):broadcast(shape)
@@ -260,7 +260,7 @@ local function with_capacity(self, x, lead, others, choices, weights, index, hit
   local function multiply(a, w, over) return a:dot(w, over) end
   local y = unflatten(feed(self, rows, self.up, self.gate, self.down, multiply), "slots", join(others, places))
   y = flatten(y, { experts, places }, join(others, o.embed), "slots")
-  -- and where choice p stands: after the earlier ones of its expert
+  -- and the slot of choice p: after the earlier ones of its expert
   local all = core.eq(core.iota(experts, "i32"):broadcast(join(others, picks, experts)), chosen):cast "i32"
   local own = ((all:cumsum "picks" - 1) * all):sum(experts.name)
   local kept = core.lt(own, places.size)

@@ -15,7 +15,7 @@ local synonyms = require "mlua.synonyms"
 ---@field options table the options, with those of the parameter's group
 ---@field parameter State the parameter itself
 
----What m.adamw{...} and other constructors of m.optimizer give.
+---The result of m.adamw{...} and other constructors of m.optimizer.
 ---@class Optimizer
 ---@field name string "adamw"
 ---@field lr number the base rate, which schedules multiply
@@ -113,7 +113,7 @@ local function check_update(name, parameters, gradients, t)
 end
 
 ---Make an optimizer's constructor from its defaults and rule. All take `lr`, `weight_decay` and
----`groups = function(name, p)`, which returns option overrides for a parameter, or nil. rule(p, g, s, t) gives the
+---`groups = function(name, p)`, which returns option overrides for a parameter, or nil. rule(p, g, s, t) returns the
 ---new value of the parameter p from its gradient g (both f32); s.NAME reads a slot, a state of p's axes that is
 ---zero at first, and assigning it sets its value for the next step.
 ---@param name string
@@ -187,7 +187,7 @@ function m.optimizer(name, defaults, rule)
   end
 end
 
--- A running average that keeps the share beta of what it was. 1 - beta in f32 has all its digits where beta, as near 1 as
+-- A running average with decay beta. 1 - beta in f32 has all its digits where beta, as near 1 as
 -- 0.99999, has lost some: an average of beta * average + (1 - beta) * x would settle 0.1 % off.
 local function average(past, beta, x) return past + (1 - beta) * (x - past) end
 

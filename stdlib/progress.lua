@@ -1,7 +1,7 @@
--- How far the trainings of a script have come, so that one more m.train of a model continues where its last one stopped.
+-- The progress of the trainings of a script, so that one more m.train of a model continues where its last one stopped.
 --
 -- What is counted belongs to parameters, for a later training may have another loss, more layers or a wrapper around the
--- same ones: the samples seen of each data set (by file and seed), the steps, and the updates made by each optimizer. A model
+-- same ones: the samples seen of each data set (by file and seed), the steps, and the updates of each optimizer. A model
 -- that was never trained begins at 0, whatever else the script has trained.
 local m = require "mlua"
 

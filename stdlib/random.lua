@@ -44,13 +44,13 @@ end
 ---Uniform in [0, 1). Without a key the numbers differ at each call and, in m.train and in programs with an input `step`
 ---of dtype i64, at each step; they follow the seed, and each evaluation of m.train draws the same ones again.
 ---@param axes Axis[]
----@param key? integer|Tensor an i64; equal keys give equal numbers
+---@param key? integer|Tensor an i64; equal keys yield equal numbers
 ---@return Tensor
 function m.uniform(axes, key) return random(key or site_key(), axes) end
 
 ---Standard normal. Without a key as m.uniform.
 ---@param axes Axis[]
----@param key? integer|Tensor an i64; equal keys give equal numbers
+---@param key? integer|Tensor an i64; equal keys yield equal numbers
 ---@return Tensor
 function m.normal(axes, key) return normal(random, axes, key or site_key()) end
 
@@ -67,7 +67,7 @@ function m.random_mask(axes, share)
 end
 
 ---Initial values, for `init` of m.param: functions of a parameter's axes and key. Your own is such a function
----too: init = function(axes, key) return m.uniform(axes, key) * 2 - 1 end; equal keys give equal numbers.
+---too: init = function(axes, key) return m.uniform(axes, key) * 2 - 1 end; equal keys yield equal numbers.
 m.init = {}
 
 ---Normal with this standard deviation.

@@ -1,4 +1,4 @@
--- Learning-rate schedules: functions of the step (1, 2, ...) and the total that give a factor of
+-- Learning-rate schedules: functions of the step (1, 2, ...) and the total that return a factor of
 -- the base rate. Any function(step, steps) -> number is a schedule.
 local core = require "mlua.core"
 local m = require "mlua"

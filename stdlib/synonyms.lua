@@ -1,7 +1,7 @@
 -- What PyTorch, NumPy and JAX call things, and how mlua writes them: the help of errors about unknown functions
 -- (m.NAME: init.lua) and unknown methods (x:NAME: vm/bindings/tensor.c).
 --
--- A row is the names, separated by spaces, and the help. What stands in backquotes is code: messages show it without
+-- A row is the names, separated by spaces, and the help. Text in backquotes is code: messages show it without
 -- the quotes, and tests/lua/synonyms.lua runs all of it. In it x is f32[batch, seq, embed], y another, w and b are the
 -- parameters [embed, ffn] and [ffn], wte is [vocab, embed], ids i32[batch, seq], logits have vocab, q, k and v heads
 -- and head_dim, mask is bool[batch, seq], A are the axes, model is a module and Block a class, loss a number. A row
@@ -302,7 +302,7 @@ function synonyms.for_method(name, known)
   return near(name, known, "%s") or EVERYTHING
 end
 
----What m.nn gives, and m.nn.functional: raises for each name that is looked up in it. nil for other names.
+---The value of m.nn and m.nn.functional: raises for each name that is looked up in it. nil for other names.
 ---@param name string
 ---@param fail fun(path: string, name: string)
 ---@return table?

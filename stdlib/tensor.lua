@@ -166,7 +166,7 @@ function m.log_softmax(x, ...)
 end
 
 ---The Gaussian error linear unit (Hendrycks and Gimpel 2016), in the tanh form that GPT-2 uses;
----`{exact=true}` takes the error function.
+---`{exact=true}` uses the error function.
 ---@param x Tensor
 ---@param options? {exact: boolean}
 ---@return Tensor
@@ -227,7 +227,7 @@ function m.clamp(x, low, high)
 end
 
 ---1 where the index equals the position along the new axis, else 0. A program that is fed an index outside of the axis is an
----error before it runs; computed ones give zeros.
+---error before it runs; computed ones read zeros.
 ---@param index Tensor i32
 ---@param axis Axis the new axis
 ---@param dtype? string default "f32"
@@ -275,11 +275,11 @@ end
 ---@param role? string what x is there, such as "logits"
 function m.check_tensor(what, x, role)
   if core.is_tensor(x) then return end
-  local help = m.is_module(x) and "calling a module gives a tensor: model(tokens)" or m.is_class(x) and "calling a class makes a module: local model = GPT()" or nil -- of nil, core.fail says which name it is
+  local help = m.is_module(x) and "calling a module returns a tensor: model(tokens)" or m.is_class(x) and "calling a class creates a module: local model = GPT()" or nil -- of nil, core.fail says which name it is
   core.fail(("%s takes a tensor%s, got %s"):format(what, role and (" (%s)"):format(role) or "", m.shown(x)), { help = help })
 end
 
-local MODULES = { rms_norm = true, layer_norm = true, moe = true } -- what makes a module that is called with a tensor
+local MODULES = { rms_norm = true, layer_norm = true, moe = true } -- constructors of modules that are called with a tensor
 
 ---Raise for a key of `options` that `known` does not list, with a did-you-mean.
 ---@param what string the function, for the message

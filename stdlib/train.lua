@@ -76,7 +76,7 @@ local function default_loss(o)
   end
 end
 
--- A parameter of another model is an error, unless the script gives the loss, which may use other models.
+-- A parameter of another model is an error, unless the script defines the loss, which may use other models.
 local function check_others(o, loss, parameters)
   local names = {}
   local others, classes = m.other_parameters(loss, parameters)
@@ -388,9 +388,9 @@ local function make_evaluation(o, data)
   return evaluation
 end
 
----What m.train takes. steps, data, accum and seed default to the settings of those names in m.config.
+---The options of m.train. steps, data, accum and seed default to the settings of those names in m.config.
 ---@class TrainOptions
----@field model Module what is trained; model(tokens) gives logits over batch, seq and vocab
+---@field model Module the trained module; model(tokens) returns logits over batch, seq and vocab
 ---@field loss? fun(tokens: Tensor, targets: Tensor): Tensor, Tensor|number a sum and a count, instead of the logits' cross-entropy
 ---@field batch Axis of the whole step
 ---@field seq Axis positions
@@ -408,7 +408,7 @@ end
 ---@field seed? integer of the order of the data
 ---@field skip? integer samples before the first; default: those that the model has seen of these data, 0 in its first training
 ---@field on_step? fun(step: integer, outputs: StepOutputs) called after each step
----@field layout? Layout where tensors lie
+---@field layout? Layout how tensors are sharded
 
 ---What on_step gets.
 ---@class StepOutputs
@@ -422,11 +422,11 @@ end
 ---@field eval_loss? number of the last evaluation
 ---@field steps? integer
 
----Train a model. `model(tokens)` gives logits, or `loss(tokens, targets)` a sum and a count. batch
+---Train a model. `model(tokens)` returns logits, or `loss(tokens, targets)` a sum and a count. batch
 ---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`
 ---bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
----that often. Prints a line or progress bar; gives {loss=, eval_loss=, steps=}.
+---that often. Prints a line or progress bar; returns {loss=, eval_loss=, steps=}.
 ---One more training of a model continues: in the data, by the number of samples, whatever the batch (each file and seed has a
 ---number of its own); in dropout's draws; in the updates that an optimizer counts, where it is the same one. Another model
 ---begins at the first sample. `skip = 0` begins again.
@@ -438,7 +438,7 @@ function m.train(options)
   local mode = core.options().mode
   local data = mode ~= "check" and open_data(o)
   core.sequence_axis(o.seq)
-  if not o.own_loss then -- layers that are made while the model runs
+  if not o.own_loss then -- layers that are created while the model runs
     o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   end
   local step_program, micro, finish
@@ -449,7 +449,7 @@ function m.train(options)
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program
     core.report(all, { parameters = m.parameters(o.model), tokens = o.batch.size * o.seq.size, accum = o.accum, step = #programs })
-    return { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs give zeros, too
+    return { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
   end
   data.begin()
   if evaluation then evaluation.prepare() end

@@ -41,7 +41,7 @@ typedef struct {
     int override_count;
     vm_setting mesh[VM_MAX_SETTINGS]; /* axis name, size */
     int mesh_count;
-    int64_t ranks; /* -n; 0: not said */
+    int64_t ranks; /* -n; 0: not given */
     ml_comm *comm; /* with the other ranks; NULL: one process */
     int run;       /* which of MLUA_RUNS, from 1 */
 } vm_options;
@@ -98,15 +98,15 @@ typedef struct ml_vm {
     ML_VEC(vm_axis_site) sites;
     const char *module;         /* module path of new nodes */
     const char *file;           /* the last origin's file, interned */
-    vm_here here;               /* where what the library makes comes from */
+    vm_here here;               /* the origin of what the library creates */
     ml_index_uses index_uses;   /* declared by the library: one_hot, cross_entropy */
     ML_VEC(ml_ref) tainted;     /* nodes of the score function that is being traced */
     ML_VEC(vm_hint) hints;      /* in the order of their lines' first run */
     uint32_t hints_shown;       /* of them */
     ml_axis sequence;           /* the axis of positions; 0 until asked for */
-    ML_VEC(uint8_t) said;       /* by node: what the script said of its dtype (precision.h) */
+    ML_VEC(uint8_t) said;       /* by node: how the script gave its dtype (precision.h) */
     ML_VEC(ml_ref) said_inputs; /* whose dtype the script gave */
-    bool exact;                 /* products keep the dtype of their operands */
+    bool exact;                 /* products run in the dtype of their operands */
     bool traces;     /* assignments to states belong to a program, or infer types alone */
     bool laid_out;   /* the script has given a layout */
     bool polls_stop; /* the script asks core.stopped() by itself */
@@ -190,7 +190,7 @@ void vm_libraries_register(lua_State *L);
 void vm_seed_random(lua_State *L);    /* math.random follows the session's seed */
 void vm_compare_random(lua_State *L); /* raises where ranks have seeded it differently */
 
-/* order.c: pairs, next and table.sort, which give the same order in each process; and what
+/* order.c: pairs, next and table.sort, in the same order in each process; and what
  * allocates for Lua. */
 void *order_allocate(void *vm, void *block, size_t old_bytes, size_t bytes);
 void order_register(lua_State *L);
@@ -207,7 +207,7 @@ bool vm_push_chain(lua_State *L, const lua_Debug *frame, const char *text, size_
 void vm_push_plain_help(lua_State *L, const char *text, const char *file, int line);
 void vm_push_nil_help(lua_State *L); /* which name of the script's line is nil */
 /* Where a method was called with a dot, or a function of a library with a colon, push what the
- * error then says and its help; *where is the frame of that call. */
+ * error's message then and its help; *where is the frame of that call. */
 bool vm_push_call_help(lua_State *L, lua_Debug *where);
 
 /* lineage.c: what the nodes behind a tensor say. Hints are printed once each, by the function that
@@ -216,7 +216,7 @@ bool vm_depends_on_input(lua_State *L, ml_ref n);
 void vm_add_hint(lua_State *L, const ml_origin *origin, const char *text); /* text is interned */
 void vm_print_hints(lua_State *L);          /* those not yet printed, on standard output */
 struct json_t *vm_hints_json(lua_State *L); /* all: a list of {file, line, text} */
-/* A hint where a DOT of two activations keeps the positions of both as one axis. */
+/* A hint where a DOT of two activations has the positions of both as one batch axis. */
 void vm_hint_scores(lua_State *L, ml_ref dot);
 
 /* value.c: arguments and results. */
@@ -236,7 +236,7 @@ uint32_t vm_state(lua_State *L, int index, const char *what);
 void vm_push_axis(lua_State *L, ml_axis id, int64_t size);
 vm_axis vm_new_axis(lua_State *L, int index, const char *what);    /* an Axis */
 vm_axis vm_listed_axis(lua_State *L, int index, const char *what); /* of "the axes of a tensor" */
-/* An axis by name or as an Axis; `op` is what takes it, n the tensor, for messages. */
+/* An axis by name or as an Axis; `op` is the caller, n the tensor, for messages. */
 ml_axis vm_axis_id(lua_State *L, int index, const char *op);
 ml_axis vm_axis_in(lua_State *L, int index, ml_ref n, const char *op);
 /* One that n has; `what` is the beginning of the message for others: "cannot slice". */
@@ -332,7 +332,7 @@ void vm_store_number(lua_State *L, int index, const char *owner, ml_dtype dtype,
                      int64_t i);
 void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i);
 
-/* contents.c: a tensor's contents, as a script gives them. */
+/* contents.c: a tensor's contents, as a script passes them. */
 typedef struct {
     const char *name; /* for messages: input "x", or a state's name */
     bool is_state;
@@ -350,7 +350,7 @@ const void *vm_contents(lua_State *L, int index, const vm_wanted *wanted);
 typedef struct {
     ml_program *program; /* NULL in check mode */
     ml_plan *plan;       /* owned; check mode only */
-    ml_roots roots;      /* these and the arrays below come from ml_alloc */
+    ml_roots roots;      /* these and the arrays below are owned (ml_alloc) */
     ml_type *output_types;
     uint32_t *input_ids;         /* by position in the script's list */
     int input_count, used_count; /* listed; those that the compiled program reads */
@@ -367,7 +367,7 @@ void vm_find_ranges(lua_State *L, vm_program *program);
 void vm_check_range(lua_State *L, const vm_program *program, uint32_t input, const void *data);
 void vm_ranges_register(lua_State *L);
 
-/* profile.c: --profile. The two first for the command line: whether --profile-steps takes this
+/* profile.c: --profile. The two first for the command line: whether --profile-steps accepts this
  * text, and whether the file can be written. All others do nothing without --profile. */
 bool vm_profile_parse_steps(const char *text, vm_options *options);
 bool vm_profile_writable(const char *path);

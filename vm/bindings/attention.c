@@ -302,7 +302,7 @@ static int core_attention(lua_State *L) {
     lua_getfield(L, 4, "score");
     bool traced = !lua_isnil(L, -1) || call.document[0];
     if (traced) {
-        /* Type errors of q and k come first, from an attention without the function. */
+        /* Type errors of q and k are raised first, by an attention without the function. */
         ml_attention_args full = call.args;
         vm_protect(L, finish, &call);
         call.args = full;

@@ -1,4 +1,4 @@
-/* What a script gives as the contents of a tensor: a number for all elements, a table of numbers,
+/* What a script passes as the contents of a tensor: a number for all elements, a table of numbers,
  * nested by the axes or flat in row-major order, or a host array.
  *
  * The shape must be the tensor's, not its number of elements alone: an array of the transpose would
@@ -97,7 +97,7 @@ static void check_nesting(lua_State *L, int index, const vm_wanted *wanted, int 
         vm_fail(L, NULL, "%s; the table has tables in tables to a depth of more than %d",
                 push_wanted(L, wanted), wanted->rank);
     if (length != expected)
-        vm_fail(L, "a flat list of all elements, in row-major order, is taken too",
+        vm_fail(L, "a flat list of all elements, in row-major order, is accepted too",
                 "%s; %s has %lld elements where %lld are wanted", push_wanted(L, wanted),
                 depth ? "a table inside" : "the table", (long long)length, (long long)expected);
     for (int64_t i = 1; nested && i <= length; i++) {

@@ -110,7 +110,8 @@ static void close_traps(void *argument) {
         traps_rewrite(call->text, call->size, call->kind, call->arena, &call->result_size);
 }
 
-/* Replace the function on top by its rewritten form; keeps it where there is nothing to rewrite. */
+/* Replace the function on top by its rewritten form; unchanged where there is nothing to rewrite.
+ */
 static void load_rewritten(lua_State *L, const char *text, size_t size, const char *chunk, int env,
                            traps_kind kind) {
     traps_call call = {.arena = ml_arena_new(), .text = text, .size = size, .kind = kind};
@@ -317,7 +318,7 @@ static void set_searchers(lua_State *L, const char *script) {
     lua_rawseti(L, -2, 2);
     lua_pushcfunction(L, search_file);
     lua_rawseti(L, -2, 3);
-    lua_pushnil(L); /* compiled C modules would bring a second Lua */
+    lua_pushnil(L); /* compiled C modules would link a second Lua */
     lua_rawseti(L, -2, 4);
     lua_pop(L, 1);
     lua_pushliteral(L, "./?.lua;./?/init.lua");

@@ -1,4 +1,4 @@
-/* Host: a typed array in host memory, what programs are fed and give. */
+/* Host: a typed array in host memory, the feeds and results of programs. */
 #include "vm/vm.h"
 
 #include <math.h>
@@ -78,7 +78,7 @@ static int host_gc(lua_State *L) {
     return 0;
 }
 
-/* The dimensions from argument `first` on; gives how many. */
+/* Read the dimensions from argument `first` on; returns their number. */
 static int read_dims(lua_State *L, int first, int64_t *dims) {
     int rank = lua_gettop(L) - first + 1;
     if (rank > ML_MAX_AXES) vm_fail(L, NULL, "a host array has at most %d dimensions", ML_MAX_AXES);

@@ -1,5 +1,5 @@
 /* Layouts in Lua: the one of the session, from the tables that stdlib/layout.lua has checked, and
- * where single tensors lie. */
+ * the placement of single tensors. */
 #include "vm/vm.h"
 
 #include <stdio.h>
@@ -149,7 +149,7 @@ static int core_axis_names(lua_State *L) {
     return 1;
 }
 
-/* ---- Where one tensor lies ------------------------------------------------------------------- */
+/* ---- The placement of a tensor --------------------------------------------------------------- */
 
 static bool is_known_axis(const ml_vm *vm, ml_axis axis) {
     for (uint32_t i = 0; i < vm->sites.count; i++)

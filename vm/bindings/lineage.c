@@ -1,4 +1,4 @@
-/* Where tensors come from: what the nodes behind a tensor say about the script that created them,
+/* The origin of tensors: what the nodes behind a tensor say about the script that created them,
  * and hints about lines of it that compute something else than was probably meant. */
 #include "vm/vm.h"
 
@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* ---- Nodes behind a node ------------------------------------------------------------------------
- * Sources come before their users, so that one pass over the nodes below n is enough. */
+ * Sources precede their users, so that one pass over the nodes below n is enough. */
 
 /* Push n + 1 bytes, all 0: one for each node up to n. */
 static char *push_marks(lua_State *L, ml_ref n) {
@@ -60,7 +60,7 @@ bool vm_depends_on_input(lua_State *L, ml_ref n) {
     return found;
 }
 
-/* ---- Where an axis comes in ---------------------------------------------------------------------
+/* ---- Where an axis enters -----------------------------------------------------------------------
  */
 
 static bool has_axis(const ml_graph *g, ml_ref n, ml_axis axis) {
@@ -118,7 +118,7 @@ static ml_ref axis_entry(lua_State *L, ml_ref n, ml_axis axis) {
     return found;
 }
 
-/* core.fail_axis(tensor, axis, message, help): raise, with the line where the axis came in. */
+/* core.fail_axis(tensor, axis, message, help): raise, with the line where the axis entered. */
 static int core_fail_axis(lua_State *L) {
     ml_ref n = vm_tensor(L, 1, "the operand");
     const ml_graph *g = vm_of(L)->graph;
@@ -238,7 +238,7 @@ struct json_t *vm_hints_json(lua_State *L) {
     return list;
 }
 
-/* core.sequence_axis(axis): which axis holds positions, "seq" where nothing is said. */
+/* core.sequence_axis(axis): which axis holds positions, "seq" by default. */
 static int core_sequence_axis(lua_State *L) {
     vm_of(L)->sequence = vm_axis_id(L, 1, "sequence_axis");
     return 0;
@@ -302,7 +302,7 @@ void vm_hint_scores(lua_State *L, ml_ref dot) {
 
 static const vm_entry functions[] = {
     {"fail_axis", core_fail_axis, "t: Tensor, axis: Axis|string, message: string, help?: string",
-     "raise an error about an axis that a tensor should not have, with the line where it came in"},
+     "raise an error about an axis that a tensor should not have, with the line where it entered"},
     {"parameters_behind", core_parameters_behind, "t: Tensor -> State[]",
      "the parameters that a tensor depends on by differentiable ops"},
     {"is_zero", core_is_zero, "t: Tensor -> boolean", "whether a tensor is the constant 0"},

@@ -2,14 +2,14 @@
 
 #include <string.h>
 
-/* ---- What the script has said ------------------------------------------------------------------
+/* ---- The dtypes that are given -----------------------------------------------------------------
  */
 
 /* Of a node with elements of f32 or f64; of several sources the largest counts. */
 typedef enum {
     NUMBERS, /* constants, integers and narrower floats that were widened beside others */
     STORED,  /* a state's value, a gradient */
-    DEFAULT, /* an input or a random draw, of whose dtype nothing was said */
+    DEFAULT, /* an input or a random draw, without a dtype of its own */
     SAID
 } said_kind;
 
@@ -49,7 +49,7 @@ static said_kind kind_of(const ml_vm *vm, ml_ref n) {
     return is_product(node->op) && largest != STORED ? SAID : largest;
 }
 
-/* Sources come before what is computed of them. */
+/* Sources precede what is computed from them. */
 static void extend_kinds(void *argument) {
     ml_vm *vm = argument;
     for (ml_ref n = vm->said.count; n < ml_graph_count(vm->graph); n++) {

@@ -1,15 +1,15 @@
 /* In which dtype products run.
  *
  * Parameters are read in the compute dtype (vm_state_value), and products run in it unless the
- * script says otherwise. What is f32 only because nothing was said (inputs without a dtype, random
- * draws, and what is computed of them) keeps f32 in elementwise ops and sums, and is cast where it
- * is an operand of a product. The script says f32 by x:cast("f32"), by dtype="f32" in an input's
- * spec or of the product itself, by state:read() and by gradients: such operands stay as they are,
- * and so does the product that has one. A cast that a script writes is a CAST node even where it
- * changes no dtype, by which it is known later.
+ * script specifies another. What is f32 only by default (inputs without a dtype, random
+ * draws, and what is computed from them) stays f32 in elementwise ops and sums, and is cast where
+ * it is an operand of a product. The script specifies f32 by x:cast("f32"), by dtype="f32" in an
+ * input's spec or of the product itself, by state:read() and by gradients: such operands stay as
+ * they are, and so does the product that has one. A cast that a script writes is a CAST node even
+ * where it changes no dtype, by which it is known later.
  *
- * Where products run in f32 all the same while the compute dtype is bf16, `mlua check` says where:
- * a GPU multiplies bf16 some fifteen times as fast. */
+ * Where products run in f32 all the same while the compute dtype is bf16, `mlua check` reports
+ * where: a GPU multiplies bf16 some fifteen times as fast. */
 #ifndef ML_PRECISION_H
 #define ML_PRECISION_H
 

@@ -223,7 +223,7 @@ static int core_program(lua_State *L) {
     luaL_setmetatable(L, vm_program_class);
     lua_getfield(L, 1, "name");
     p->roots.name =
-        lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL; /* kept by the user value */
+        lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : NULL; /* owned by the user value */
     lua_setiuservalue(L, 2, 1);
     if (vm_option(L, 1, "outputs")) {
         if (!lua_istable(L, 3))
@@ -275,7 +275,7 @@ static const void *feed_contents(lua_State *L, int index, const ml_input *input)
     return data;
 }
 
-/* Push what is to be said of a feed that the program does not know. */
+/* Push the message about a feed that the program does not have. */
 static const char *push_feed_help(lua_State *L, const char *name, int names, int64_t count) {
     vm_push_suggestion(L, name, names);
     if (lua_isstring(L, -1)) return lua_pushfstring(L, "did you mean %s?", lua_tostring(L, -1));

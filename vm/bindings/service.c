@@ -209,8 +209,8 @@ void vm_exit(int code) {
 }
 
 /* os.exit: Lua's own would run the destructors of libraries whose threads go on. What the end of a
- * script does comes first: a check's report, the profile. Other ranks are notified that this one is
- * done; a rank that failed is reported as one that died. */
+ * script does is finished first: a check's report, the profile. Other ranks are notified that this
+ * one is done; a rank that failed is reported as one that died. */
 static int lua_exit(lua_State *L) {
     int code = EXIT_SUCCESS;
     if (lua_isboolean(L, 1))

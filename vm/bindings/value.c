@@ -74,7 +74,7 @@ void vm_new_class(lua_State *L, const char *name, const vm_entry *methods, lua_C
         lua_pushcfunction(L, gc);
         lua_setfield(L, -3, "__gc");
     }
-    lua_pushstring(L, name); /* getmetatable gives the name, so that scripts cannot change it */
+    lua_pushstring(L, name); /* getmetatable returns the name, so that scripts cannot change it */
     lua_setfield(L, -3, "__metatable");
     lua_remove(L, -2);
 }
@@ -623,7 +623,7 @@ void vm_check_options(lua_State *L, int table, const char *what, const char *con
         if (lua_isinteger(L, -1))
             vm_fail(L, push_words(L, known, count), "%s takes its options by name", what);
         if (lua_type(L, -1) != LUA_TSTRING) continue;
-        const char *key = lua_tostring(L, -1); /* which the table keeps alive */
+        const char *key = lua_tostring(L, -1); /* which the table references */
         bool found = false;
         for (int i = 0; i < count && !found; i++) found = strcmp(known[i], key) == 0;
         if (!found && (!unknown || strcmp(key, unknown) < 0)) unknown = key;
@@ -648,7 +648,7 @@ void vm_push_suggestion(lua_State *L, const char *word, int words) {
     const char **list = lua_newuserdatauv(L, sizeof *list * (size_t)(length + 1), 0);
     for (lua_Integer i = 1; i <= length; i++) {
         if (lua_rawgeti(L, words, i) == LUA_TSTRING) list[count++] = lua_tostring(L, -1);
-        lua_pop(L, 1); /* the table keeps it alive */
+        lua_pop(L, 1); /* the table references it */
     }
     lua_pushstring(L, ml_suggest(word, list, count));
     lua_remove(L, -2);

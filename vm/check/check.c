@@ -215,7 +215,7 @@ static int64_t find_others(const ml_plan *plan, const bool *all, const int64_t *
     return sum;
 }
 
-/* The program that needs the most memory, with what others keep (*others bytes) beside it. */
+/* The program that needs the most memory, and the memory of the others' states (*others bytes). */
 static const ml_plan *find_largest(lua_State *L, const int64_t *bytes, bool *all, bool *own,
                                    int64_t *others) {
     int64_t count = vm_table_length(L, 1), most = -1;
@@ -537,7 +537,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     if (text) fprintf(vm->options->json_out, "%s\n", text);
     fflush(vm->options->json_out);
-    ml_free(text); /* main.c gives jansson ml_alloc */
+    ml_free(text); /* main.c sets ml_alloc as jansson's allocator */
     json_decref(object);
 }
 

@@ -1,4 +1,4 @@
-/* A dry run: a script runs, its programs are planned and give zeros. So do `mlua check` and
+/* A dry run: a script runs, its programs are planned and return zeros. So do `mlua check` and
  * `mlua repl SCRIPT`.
  *
  * What a script prints after the first call of a program depends on zeros and is discarded
@@ -18,7 +18,7 @@ void dry_call_keeping(lua_State *L);
 /* In a dry run: a program has been planned; a program is called. */
 void dry_note_program(lua_State *L, const ml_plan *plan);
 void dry_note_call(lua_State *L);
-/* os.exit: the script ends, and what comes after it is done. */
+/* os.exit: the script ends, and what follows it is executed. */
 _Noreturn void dry_exit(lua_State *L, int code);
 /* Where the script was ended; NULL where it ended by itself. */
 const char *dry_end(const ml_vm *vm, int *line);

@@ -1,9 +1,9 @@
 /* --profile: which steps of the script are measured, and what is reported of them.
  *
- * A step is one that m.train makes (it says so with core.begin_step); in scripts that never say so,
+ * A step is one that m.train marks with core.begin_step; in scripts without such marks,
  * a run of a program. The step before the first wanted one runs products and attention alone, the
  * wanted ones run step by step, the two after them as ever: then the trace is written and the table
- * printed, or at the script's end where that comes first. From then on only the device's share of
+ * printed, or at the script's end if that is earlier. From then on only the device's share of
  * each step is measured. */
 #include "vm/vm.h"
 
@@ -130,7 +130,7 @@ static bool write_trace(const char *path, const char *events, int ranks) {
     return fclose(file) == 0 && good;
 }
 
-/* Each rank writes its file; the first one then takes what it can reach into its own. */
+/* Each rank writes its file; the first one then merges those that it can read into its own. */
 static void write_traces(lua_State *L, const char *events) {
     ml_vm *vm = vm_of(L);
     ml_comm *comm = vm->options->comm;
@@ -185,7 +185,7 @@ static ml_run_mode mode_of(const vm_profile *p, int64_t step) {
 
 static void end_step(lua_State *L, ml_profile *profile) {
     ml_device *device = ml_session_device(vm_of(L)->session);
-    vm_check(L, device->ops->wait(device)); /* the profile learns the times of its runs */
+    vm_check(L, device->ops->wait(device)); /* the profile receives the times of its runs */
     ml_profile_end_step(profile);
 }
 

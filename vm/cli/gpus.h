@@ -5,8 +5,8 @@
 #include "codegen/target.h"
 
 typedef struct {
-    const char *key;   /* what --device takes when checking: "h200" */
-    const char *model; /* a part of the name that the driver gives */
+    const char *key;   /* the value of --device in a check: "h200" */
+    const char *model; /* a part of the driver's name for it */
     int arch, multiprocessors;
     double memory_gib; /* what the driver leaves to programs, about */
     double tflops;     /* dense bf16, from the vendor's data sheet */

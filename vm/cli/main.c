@@ -85,7 +85,7 @@ enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
 
 typedef struct command {
     const char *name, *arguments, *doc;
-    int flag; /* FOR_...; 0: takes no options */
+    int flag; /* FOR_...; 0: no options */
     int (*run)(vm_options *options, int count, char **words);
 } command;
 
@@ -607,7 +607,7 @@ static bool is_help(const char *word) {
     return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
 }
 
-/* Whether the first word is meant as a script: its name says so, or it is there. */
+/* Whether the first word is meant as a script: by its name, or because the file exists. */
 static bool is_script(const char *word) {
     size_t length = strlen(word);
     return strchr(word, '/') || (length > 4 && strcmp(word + length - 4, ".lua") == 0) ||
@@ -633,7 +633,7 @@ static bool copy_words(int count, char **words) {
 }
 
 static int run_words(int count, char **words) {
-    launched = ml_launch_detect(&launch); /* before the variables of ranks are taken for knobs */
+    launched = ml_launch_detect(&launch); /* before knobs are read: ranks' variables are none */
     ml_process_begin();
     ml_crash_report();
     json_set_alloc_funcs(ml_alloc, ml_free);

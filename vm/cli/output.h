@@ -1,8 +1,8 @@
 /* Where standard output is written.
  *
  * With --json standard output is for JSON objects alone: what else is printed, by the script or by
- * programs that it starts, is written to standard error. In a check programs give zeros: from the
- * first one on, the script's own output says nothing about the model and is discarded, except while
+ * programs that it starts, is written to standard error. In a check programs return zeros: from the
+ * first one on, the script's own output does not describe the model and is discarded, except while
  * programs are traced. */
 #ifndef ML_OUTPUT_H
 #define ML_OUTPUT_H

@@ -1,7 +1,7 @@
 /* Errors as scripts and people see them.
  *
  * An error is a table with the class "mlua.error" and the fields message, file, line, help, text
- * (everything, as it is printed) and interrupted; tostring gives the text. Errors of plain Lua
+ * (everything, as it is printed) and interrupted; tostring returns the text. Errors of plain Lua
  * stay strings until the message handler of the outermost call turns them into such tables. */
 #include "vm/vm.h"
 
@@ -41,7 +41,7 @@ const char *vm_file_of(const char *source) {
 /* ---- Rendering ---------------------------------------------------------------------------------
  */
 
-/* What a node shows of where it came from: a state's own declaration for a reading of it. */
+/* The origin that a node shows: for the read of a state, the state's declaration. */
 static const ml_origin *origin_of(const ml_graph *g, ml_ref n, const char **state_name) {
     ml_ref leaf = n;
     *state_name = NULL;
@@ -54,7 +54,7 @@ static const ml_origin *origin_of(const ml_graph *g, ml_ref n, const char **stat
     return ml_graph_origin(g, n);
 }
 
-/* The k-th operand's name, where the text does not give one. */
+/* The k-th operand's name, where the text does not contain one. */
 static const char *operand_word(int k, int count) {
     static const char *const ordinals[] = {"first", "second", "third", "fourth"};
     if (count == 1) return "the tensor";

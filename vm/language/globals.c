@@ -2,8 +2,8 @@
  *
  * In Lua such a name is nil, and `causal = True` trains a model that is not causal. So the table of
  * globals has a metatable: a name that was never assigned raises, with what was probably meant. A
- * name that was assigned, also nil, is declared and reads as Lua says; rawget(_G, name) asks for
- * any name. Tables that a script gives to load() as an environment have no such metatable. Names
+ * name that was assigned, also nil, is declared and reads as in Lua; rawget(_G, name) asks for
+ * any name. Tables that a script passes to load() as an environment have no such metatable. Names
  * that other Lua versions have and 5.4 lacks read as nil, because libraries ask for them: `unpack
  * or table.unpack`; calling one raises by itself, and vm_name_note() names what 5.4 has.
  *

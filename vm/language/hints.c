@@ -205,7 +205,7 @@ static bool has_method(lua_State *L, int index, const char *name, int function) 
 }
 
 /* A call by a script's function, whose own line is being run. Of what a function of the library
- * calls last, Lua keeps neither the name nor the arguments: the name is NULL. */
+ * calls last, Lua retains neither the name nor the arguments: the name is NULL. */
 typedef struct {
     lua_Debug *caller, *called;
     const char *name;    /* of what is called */
@@ -314,7 +314,7 @@ static bool push_superfluous(lua_State *L, const script_call *c) {
     return false;
 }
 
-enum { MOST_CALLS = 3 }; /* of scripts' functions, from the innermost: the error may come later */
+enum { MOST_CALLS = 3 }; /* of scripts' functions, from the innermost: the error may occur later */
 
 bool vm_push_call_help(lua_State *L, lua_Debug *where) {
     int top = lua_gettop(L), calls = 0;

@@ -2,7 +2,7 @@
  * more).
  *
  * math.random follows the seed of the command line or of m.config, and so does math.randomseed()
- * without arguments; with arguments it is Lua's. All ranks draw the same numbers: where they give
+ * without arguments; with arguments it is Lua's. All ranks draw the same numbers: where they set
  * it different seeds, the next program that is made or run raises.
  * debug has traceback alone: its other functions can break what C relies on.
  * os.setlocale knows the locale "C": in others a decimal point is a comma, in kernels and JSON too.
@@ -28,7 +28,7 @@ void vm_seed_random(lua_State *L) {
     if (!vm_of(L)->random.given) follow_seed(L, 0);
 }
 
-/* The seeds that the script gives, and where, for the comparison between ranks. */
+/* The seeds that the script sets, and where, for the comparison between ranks. */
 static void note_seed(lua_State *L) {
     ml_vm *vm = vm_of(L);
     lua_Integer seeds[] = {lua_tointeger(L, 1), lua_tointeger(L, 2)};

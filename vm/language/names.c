@@ -46,7 +46,7 @@ static int get_field(lua_State *L) {
     return 1;
 }
 
-/* Replace the table on top by its field; fields of modules come from metamethods, which may fail.
+/* Replace the table on top by its field; fields of modules are read by metamethods, which may fail.
  */
 static bool follow(lua_State *L, const char *field, size_t length) {
     if (lua_type(L, -1) != LUA_TTABLE) return false;

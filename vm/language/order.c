@@ -10,7 +10,7 @@
  * A table whose keys are the integers from 1, in order, is visited by Lua's own function. Of others
  * the keys are sorted when the loop begins: a key that is added meanwhile is not visited, one whose
  * value becomes nil before its turn is left out. table.sort is stable: Lua's own chooses pivots by
- * the time, so that equal elements come in another order in each process. */
+ * the time, so that equal elements are in another order in each process. */
 #include "vm/vm.h"
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static bool is_numbered(const void *block) {
     return (uintptr_t)block % ALIGNMENT == NUMBER_BYTES;
 }
 
-/* Of a new block Lua gives the type in the place of the old size. */
+/* For a new block Lua passes its type as the old size. */
 static bool is_object(size_t type) {
     return type == LUA_TTABLE || type == LUA_TFUNCTION || type == LUA_TUSERDATA ||
            type == LUA_TTHREAD;
@@ -91,7 +91,7 @@ static const void *block_of(lua_State *L, int index) {
 typedef enum { INDEX, NUMBER, TEXT, BOOLEAN, OBJECT, ADDRESS } key_class;
 typedef struct {
     uint64_t first;   /* an index, the first bytes of a text, a number of an object, ... */
-    const char *text; /* which the key keeps alive */
+    const char *text; /* which the key references */
     size_t length;
     uint32_t place; /* in the list that is sorted, from 1 */
     key_class class;
@@ -168,7 +168,7 @@ static bool in_run(lua_State *L, int index, lua_Integer run) {
     return value >= 1 && value <= run;
 }
 
-/* The keys lie in a list or on the stack; put the list of them, in order, on the stack. */
+/* The keys are in a list or on the stack; push the list of them, in order, on the stack. */
 static void push_sorted(lua_State *L, key *keys, size_t count, int list) {
     qsort(keys, count, sizeof *keys, compare_keys);
     lua_createtable(L, (int)count, 0);
@@ -196,7 +196,7 @@ static bool push_few_keys(lua_State *L, int index, lua_Integer run) {
         if (count == FEW) return lua_settop(L, top), false;
         keys[count] = describe(L, -1);
         keys[count++].place = (uint32_t)lua_gettop(L);
-        lua_pushvalue(L, -1); /* the loop takes this one */
+        lua_pushvalue(L, -1); /* the loop pops this one */
     }
     push_sorted(L, keys, count, 0);
     if (count) lua_replace(L, top + 1);
@@ -379,7 +379,7 @@ static void set_loop(lua_State *L) {
 }
 
 /* Push the loop over the table at 1 that is under way, or one that begins: the value `true` where
- * Lua's own order does. Loops are found by their table, which they do not keep alive. */
+ * Lua's own order does. Loops are found by their table, by a weak reference. */
 static bool push_loop(lua_State *L) {
     lua_pushvalue(L, 1);
     int type = lua_rawget(L, lua_upvalueindex(LOOPS));

@@ -8,7 +8,7 @@
 #include "vm/language/lexer.h"
 
 /* The text as tokens, and the one at which Lua gave up. A rule looks at the tokens around it, and
- * pushes a hint where it knows the mistake. Some tokens stand on the line more than once: rules are
+ * pushes a hint where it knows the mistake. Some tokens are on the line more than once: rules are
  * tried for each. */
 typedef struct {
     size_t start, end;
@@ -195,7 +195,7 @@ static bool text_or_number(const problem *p) {
     bool loop = kind(p, first_on_line(p, p->i)) == T_FOR;
     if (strstr(number, "..") && loop) return say(p, "for i = 1, 10 do ... end");
     if (strstr(number, "..")) return say(p, "leave a space between a number and ..");
-    if (strchr(number, '_')) return say(p, "digits stand together: 1000000");
+    if (strchr(number, '_')) return say(p, "digits have no separators: 1000000");
     return say(p, "a name does not begin with a digit; a product is 2 * x");
 }
 
@@ -225,7 +225,7 @@ static bool character(const problem *p) {
             memcmp(at, known[k].bytes, length) == 0)
             return say(p, "%s", known[k].hint);
     }
-    return say(p, "names are made of a-z, A-Z, 0-9 and _; other characters stand in texts");
+    return say(p, "names are made of a-z, A-Z, 0-9 and _; other characters belong in strings");
 }
 
 /* ---- Words of other languages ------------------------------------------------------------------
@@ -424,7 +424,7 @@ static bool missing_word(const problem *p) {
         return say(p, "a function has a name, or is a value: local f = function(x) ... end");
     if (kind(p, p->i) == '=' && kind(p, p->i - 1) == ')' && says(p, "syntax error"))
         return say(p, "a call cannot be assigned to");
-    if (says(p, "no visible label")) return say(p, "::continue:: stands before the loop's end");
+    if (says(p, "no visible label")) return say(p, "write ::continue:: before the loop's end");
     bool call = kind(p, p->i - 1) == T_NAME && says(p, "syntax error") &&
                 begins_value(kind(p, p->i)) && line_of(p, p->i - 1) == line_of(p, p->i);
     if (!call) return false;

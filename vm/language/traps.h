@@ -9,8 +9,8 @@
  *   E == F, E ~= F                              becomes     trap.equal(E, F), trap.differ(E, F)
  *   return f(x)                                 becomes     return trap.result(f(x))
  *
- * The first three raise for tensors and give E's first value otherwise, as Lua itself would. The
- * last keeps the frame of a tail call, so that errors and origins name the line of the return; it
+ * The first three raise for tensors and return E's first value otherwise, as Lua itself would. The
+ * last retains the frame of a tail call, so that errors and origins name the line of the return; it
  * costs the stack that proper tail calls would have saved. `choose` lets a tensor pass unless it
  * is a comparison's result: `mask or default` asks whether there is a mask. `test` does not let
  * any tensor pass: `if mask ~= nil` asks that. Operands that cannot be tensors stay as they are.

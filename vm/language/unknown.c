@@ -26,7 +26,7 @@ static _Noreturn void fail_index(lua_State *L, ml_ref n) {
                  lua_type(L, 2) == LUA_TNUMBER ? lua_tostring(L, 2) : vm_typename(L, 2));
 }
 
-/* Push the names of the methods in the tables at these indices (0: none), and give their list to
+/* Push the names of the methods in the tables at these indices (0: none), and pass their list to
  * the function that knows what other libraries call things. Leaves the help on the stack. */
 static void push_method_help(lua_State *L, const char *name, int methods, int others) {
     order_push_keys(L, methods);

@@ -52,7 +52,7 @@ static unsigned char complete(EditLine *edit, int key) {
                : CC_REFRESH;
 }
 
-/* Where history is kept; "" where there is no place. Makes the folders. */
+/* The path of the history; "" where none can be written. Makes the folders. */
 static void find_history(char *path, size_t size) {
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
     path[0] = 0;
@@ -74,7 +74,7 @@ static void find_history(char *path, size_t size) {
     }
 }
 
-/* The next key, of which a signal that comes at any time is one: it is let through while this waits
+/* The next key, of which a signal is one: signals are unblocked while this waits
  * alone, so that none is lost between the keys. */
 static int read_key(EditLine *edit, wchar_t *key) {
     repl *r;

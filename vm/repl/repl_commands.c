@@ -61,7 +61,7 @@ static const char typed_name[] = "what was typed"; /* of the program that comput
 static const char *const help_for_targets = ":mem x:dot(w, \"embed\"), :check step, :shard model; "
                                             "without one, the last value or the script";
 
-/* A state is there where it lies if it is assigned to itself; as an output it would be gathered. */
+/* A state assigned to itself stays sharded; as an output it would be gathered. */
 static void add_output(lua_State *L, targets *t, int index) {
     uint32_t id;
     t->count++;
@@ -186,7 +186,8 @@ static int push_last(lua_State *L) {
     return known;
 }
 
-/* Where the tensors lie that were typed; false for programs, whose traffic counts. */
+/* Report the placement of the tensors that were typed; false for programs, whose communication is
+ * reported. */
 static bool print_typed(lua_State *L, int programs) {
     lua_rawgeti(L, programs, 1);
     lua_getiuservalue(L, -1, 1);
@@ -219,11 +220,11 @@ void repl_run_command(lua_State *L, repl_command command) {
             L, "m.use_layout(m.layout.megatron{tp = 4}); of a script: mlua repl SCRIPT --mesh tp=4",
             "there is no layout of several ranks: all is on one");
     if (command == REPL_SHARD && print_typed(L, programs)) return;
-    lua_newtable(L); /* the script's options are kept for the next time */
-    static const char *const kept[] = {"tokens", "accum", "step", "typed"};
-    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
-        lua_getfield(L, options, kept[i]);
-        lua_setfield(L, options + 1, kept[i]);
+    lua_newtable(L); /* the script's options persist for the next time */
+    static const char *const persistent[] = {"tokens", "accum", "step", "typed"};
+    for (size_t i = 0; i < sizeof persistent / sizeof *persistent; i++) {
+        lua_getfield(L, options, persistent[i]);
+        lua_setfield(L, options + 1, persistent[i]);
     }
     lua_pushstring(L, parts[command]);
     lua_setfield(L, options + 1, "part");

@@ -19,7 +19,7 @@ static const char prompt_text[] =
     "or\n"
     "                   the script's programs, as mlua check has them\n"
     ":mem EXPRESSION    its memory\n"
-    ":shard EXPRESSION  where its tensors lie under the layout, and what ranks send\n"
+    ":shard EXPRESSION  its tensors' placement under the layout, and what ranks send\n"
     "_                  the last value; [3] in errors and origins is the third input\n"
     "local x = 1        stays: locals of the prompt are globals\n"
     "m is the library, help(m) lists its functions. Tab completes, ^R searches the history, ^D "
@@ -176,7 +176,7 @@ static void push_parameters(lua_State *L, const char *text, const char *line) {
     luaL_pushresult(&names);
 }
 
-/* What stands above "function m.NAME(" or "m.NAME = " in stdlib/, of a value of the library. */
+/* The comment above "function m.NAME(" or "m.NAME = " in stdlib/, of a value of the library. */
 static bool print_library_text(lua_State *L, int index) {
     int top = lua_gettop(L);
     bool found = false;

@@ -103,7 +103,8 @@ void repl_sort_names(lua_State *L) {
     lua_pushnil(L);
     while (lua_next(L, set)) {
         lua_pop(L, 1);
-        if (lua_type(L, -1) == LUA_TSTRING) list[at++] = lua_tostring(L, -1); /* the set keeps it */
+        if (lua_type(L, -1) == LUA_TSTRING)
+            list[at++] = lua_tostring(L, -1); /* the set references it */
     }
     qsort(list, (size_t)at, sizeof *list, compare_names);
     lua_createtable(L, at, 0);
@@ -186,7 +187,7 @@ static bool is_name(int c) {
     return isalnum(c) || c == '_';
 }
 
-/* Whether the end of the text lies in a string; gives where its content begins. */
+/* Whether the text ends inside a string; sets where that string's content begins. */
 static bool in_string(const char *text, size_t length, size_t *start) {
     int quote = 0;
     for (size_t i = 0; i < length; i++) {

@@ -179,7 +179,7 @@ static void print_row(ml_dtype dtype, const double *values, int64_t count) {
     printf(shown < count ? " ...\n" : "\n");
 }
 
-/* Where a row lies: "batch=0 seq=3", or "0 3" of arrays without names. */
+/* The coordinates of a row: "batch=0 seq=3", or "0 3" of arrays without names. */
 static int format_place(char *out, size_t size, const repl_array *a, int64_t row) {
     int64_t at[ML_MAX_AXES];
     size_t used = 0;
@@ -244,7 +244,7 @@ void repl_print_array(const repl_array *a) {
 /* ---- Values ------------------------------------------------------------------------------------
  */
 
-/* The header comes after what may fail. */
+/* The header is printed after what may fail. */
 static void print_tensor(lua_State *L, int index, ml_ref n) {
     ml_vm *vm = vm_of(L);
     const ml_type *type = ml_graph_type(vm->graph, n);
@@ -281,7 +281,7 @@ static void print_host(lua_State *L, const vm_host *host) {
     ml_arena_free(c.arena);
 }
 
-/* A table of numbers and arrays, as a program gives it: an item on a line of its own. */
+/* A table of numbers and arrays, as a program returns it: an item on a line of its own. */
 static bool holds_values(lua_State *L, int index) {
     bool any = false, all = lua_type(L, index) == LUA_TTABLE;
     if (!all || luaL_getmetafield(L, index, "__tostring") != LUA_TNIL) return false;
