@@ -14,7 +14,7 @@ typedef enum {
     ML_STORAGE_TEMPORARY,
     ML_STORAGE_STATE,
     ML_STORAGE_INPUT,
-    ML_STORAGE_CELL, /* memory of the caller for output `id` (runtime/pipeline/split_tasks.h) */
+    ML_STORAGE_SAVED, /* memory of the caller for output `id` (runtime/pipeline/split_tasks.h) */
     ML_STORAGE_COORDINATE, /* one i32: this rank's along mesh axis `id`; set before the first run */
 } ml_storage_kind;
 typedef struct {

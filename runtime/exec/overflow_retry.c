@@ -35,23 +35,23 @@ const ml_layout *session_unbounded(ml_session *session) {
 /* Plan it, and reserve the memory that it needs beside the program's. */
 static ml_status fallback_plan(ml_program *program, const ml_roots *roots, ml_program *fallback) {
     ml_session *session = program->session;
-    bool staged = program->plan->staged != NULL;
+    bool pipelined = program->plan->pipeline != NULL;
     ml_status status =
-        session_plan(session, roots, session_unbounded(session), staged, &fallback->plan);
+        session_plan(session, roots, session_unbounded(session), pipelined, &fallback->plan);
     if (status == ML_OK) status = program_reserve(fallback);
     if (status == ML_OK) status = fallback_inputs(fallback);
-    if (status != ML_OK || !staged) return status;
-    if (!staged_alike(program, fallback))
+    if (status != ML_OK || !pipelined) return status;
+    if (!pipeline_plans_alike(program, fallback))
         return ml_fail(ML_INTERNAL, "a pipeline and its fallback differ in what they send");
-    int64_t own = program->plan->block_bytes, other = fallback->plan->block_bytes;
-    return staged_room(program, own > other ? own : other);
+    int64_t own = program->plan->buffer_bytes, other = fallback->plan->buffer_bytes;
+    return pipeline_buffers_reserve(program, own > other ? own : other);
 }
 
 /* Without memory for it there is none, and a step that needs it fails. */
 ml_status fallback_make(ml_program *program, const ml_roots *roots) {
     ml_session *session = program->session;
     program->watches = program->plan->roots.watched > 0;
-    ml_status status = program->plan->staged != NULL ? staged_watches(program) : ML_OK;
+    ml_status status = program->plan->pipeline != NULL ? pipeline_overflow_agree(program) : ML_OK;
     if (status != ML_OK || !program->watches) return status;
     ml_program *fallback = ml_alloc(sizeof *fallback);
     if (fallback == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
@@ -136,8 +136,8 @@ ml_status fallback_settle(ml_program *program, ml_program **done) {
         *done = program->fallback;
         return ML_OK;
     }
-    ml_status status = program->plan->staged != NULL ? staged_overflow(program, &found)
-                                                     : overflow_find(program, &found);
+    ml_status status = program->plan->pipeline != NULL ? pipeline_overflow(program, &found)
+                                                       : overflow_find(program, &found);
     if (status == ML_OK && !(found.factor > 0)) program->pause = 0;
     if (status != ML_OK || !(found.factor > 0)) return status;
     snprintf(text, sizeof text,

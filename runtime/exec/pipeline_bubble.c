@@ -30,7 +30,7 @@ static ml_status settled(const ml_program *program) {
  * with the CPU's nothing is timed. */
 static bool counts(const ml_program *program) {
     const ml_profile *profile = program->session->device->profile;
-    if (program->plan->staged->microbatches == 1 || ml_knobs()->check != NULL) return false;
+    if (program->plan->pipeline->microbatches == 1 || ml_knobs()->check != NULL) return false;
     if (profile != NULL && profile->keeps) return ml_profile_mode(profile) == ML_RUN_WHOLE;
     return ml_profile_mode(profile) == ML_RUN_PLAIN;
 }
@@ -81,12 +81,12 @@ typedef struct {
     ml_arena *arena;
     int64_t *mine, *all; /* [ranks][actions][2] nanoseconds; `mine` is this rank's part */
     int ranks, actions;  /* of the rank that has most */
-    staged_forecast forecast;
+    pipeline_forecast forecast;
 } learning;
 
 static int own_actions(const ml_program *program) {
-    const struct ml_staged_plan *staged = program->plan->staged;
-    return staged->pipeline.action_count[staged->coordinate];
+    const struct ml_pipeline_plan *pipeline = program->plan->pipeline;
+    return pipeline->schedule.action_count[pipeline->coordinate];
 }
 
 /* Add when this rank's actions began and ended in the step; what is not timed once does not count.
@@ -112,11 +112,11 @@ static void note_body(void *context) {
 /* This rank's part of the table: the mean of the steps. */
 static void table_body(void *context) {
     learning *l = context;
-    const struct ml_staged_plan *staged = l->program->plan->staged;
-    l->ranks = staged->ranks;
-    for (int r = 0; r < staged->ranks; r++)
-        if (staged->pipeline.action_count[r] > l->actions)
-            l->actions = staged->pipeline.action_count[r];
+    const struct ml_pipeline_plan *pipeline = l->program->plan->pipeline;
+    l->ranks = pipeline->ranks;
+    for (int r = 0; r < pipeline->ranks; r++)
+        if (pipeline->schedule.action_count[r] > l->actions)
+            l->actions = pipeline->schedule.action_count[r];
     l->mine = ML_NEW_ARRAY(l->arena, int64_t, 2 * (size_t)l->actions);
     l->all = ML_NEW_ARRAY(l->arena, int64_t, 2 * (size_t)l->actions * (size_t)l->ranks);
     for (int i = 0; i < 2 * own_actions(l->program); i++)
@@ -149,10 +149,10 @@ static void learn_body(void *context) {
     for (int i = 0; i < l->actions * l->ranks; i++)
         times[i] = (ml_task_time){l->all[2 * i], l->all[2 * i + 1]};
     for (int r = 0; r < l->ranks; r++) ran[r] = times + (size_t)r * l->actions;
-    staged_measured(l->program->plan, ran, l->arena, &l->forecast);
+    pipeline_retime(l->program->plan, ran, l->arena, &l->forecast);
     if (ml_knobs()->debug < 1 || l->program->session->ranks.rank != 0) return;
     ml_text text = {.arena = l->arena};
-    staged_times_print(l->program->plan, &l->forecast, &text);
+    pipeline_times_print(l->program->plan, &l->forecast, &text);
     ml_debug(1, "%s", text.text);
 }
 
@@ -171,7 +171,7 @@ static ml_status learn(ml_program *program, bubble_clock *clock) {
     learning l = {.program = program, .clock = clock};
     ml_status status = ml_protect(note_body, &l);
     if (status != ML_OK || clock->step + 1 < MEASURED_STEP) return status;
-    clock->forecast = program->plan->staged->pipeline.bubble;
+    clock->forecast = program->plan->pipeline->schedule.bubble;
     status = all_timed(program, clock, &all);
     if (status != ML_OK || !all) return status;
     l.arena = ml_arena_new();

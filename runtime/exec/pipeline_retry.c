@@ -6,8 +6,8 @@
  * device memory, by microbatch. When the step is over, the host reads that once, and all ranks of
  * the job compare: a step stands on all of them, or on none. Where it does not, the states that it
  * assigned get back what they held, of which a copy was made before the step; sums over
- * microbatches need none where the step begins them anew (staged_saved.c). Then the fallback does
- * the step.
+ * microbatches need none where the step begins them anew (pipeline_saved_state.c). Then the
+ * fallback does the step.
  *
  * A step of one microbatch may hold the optimizer, too, and copies of all that it assigns would be
  * as large as the model. Its ranks compare before that: once the last task that exchanges rows has
@@ -17,17 +17,19 @@
 
 #include "runtime/exec/pipeline_run.h"
 
-ml_status staged_room(ml_program *program, int64_t bytes) {
+ml_status pipeline_buffers_reserve(ml_program *program, int64_t bytes) {
     ml_device *device = program->session->device;
-    if (program->blocks != NULL && program->block_bytes >= bytes) return ML_OK;
-    if (program->blocks != NULL) device->ops->release(device, program->blocks);
-    program->blocks = NULL;
-    ml_status status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->blocks);
-    program->block_bytes = status == ML_OK ? bytes : 0;
+    if (program->microbatch_buffers != NULL && program->buffer_bytes >= bytes) return ML_OK;
+    if (program->microbatch_buffers != NULL)
+        device->ops->release(device, program->microbatch_buffers);
+    program->microbatch_buffers = NULL;
+    ml_status status =
+        device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->microbatch_buffers);
+    program->buffer_bytes = status == ML_OK ? bytes : 0;
     return status;
 }
 
-ml_status staged_watches(ml_program *program) {
+ml_status pipeline_overflow_agree(ml_program *program) {
     const ml_session *session = program->session;
     int64_t latest = 0; /* negative: ml_comm_least finds the latest */
     if (!(program->plan->layout->exchange > 0)) return ML_OK;
@@ -38,7 +40,7 @@ ml_status staged_watches(ml_program *program) {
     return status;
 }
 
-static bool actions_alike(const ml_pipeline *a, const ml_pipeline *b, int rank) {
+static bool actions_alike(const ml_pipeline_schedule *a, const ml_pipeline_schedule *b, int rank) {
     if (a->action_count[rank] != b->action_count[rank]) return false;
     for (int i = 0; i < a->action_count[rank]; i++) {
         const ml_action *x = &a->actions[rank][i], *y = &b->actions[rank][i];
@@ -47,26 +49,26 @@ static bool actions_alike(const ml_pipeline *a, const ml_pipeline *b, int rank) 
     return true;
 }
 
-bool staged_alike(const ml_program *program, const ml_program *fallback) {
-    const struct ml_staged_plan *a = plan_of(program), *b = plan_of(fallback);
-    bool alike = a->lane_count == b->lane_count && a->message_count == b->message_count;
-    for (int i = 0; i < a->lane_count && alike; i++) {
-        const staged_lane *x = &a->lanes[i], *y = &b->lanes[i];
+bool pipeline_plans_alike(const ml_program *program, const ml_program *fallback) {
+    const struct ml_pipeline_plan *a = plan_of(program), *b = plan_of(fallback);
+    bool alike = a->channel_count == b->channel_count && a->message_count == b->message_count;
+    for (int i = 0; i < a->channel_count && alike; i++) {
+        const pipeline_channel *x = &a->channels[i], *y = &b->channels[i];
         alike = x->from_task == y->from_task && x->to_task == y->to_task && x->bytes == y->bytes;
     }
     for (int i = 0; i < a->message_count && alike; i++)
-        alike = a->messages[i].lane == b->messages[i].lane &&
+        alike = a->messages[i].channel == b->messages[i].channel &&
                 a->messages[i].bytes == b->messages[i].bytes;
     for (int r = 0; r < a->ranks && alike; r++)
-        alike = actions_alike(&a->pipeline, &b->pipeline, r);
+        alike = actions_alike(&a->schedule, &b->schedule, r);
     return alike;
 }
 
 /* ---- making ---- */
 
 /* The states that must be restored, and memory for copies of those that no step begins anew. */
-static ml_status copies_load(ml_program *program, const staged_saved_list *list) {
-    struct staged_run *run = program->staged;
+static ml_status copies_load(ml_program *program, const pipeline_saved_list *list) {
+    struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     run->copies = ml_alloc(sizeof *run->copies * ((size_t)list->count + 1));
@@ -84,33 +86,33 @@ static ml_status copies_load(ml_program *program, const staged_saved_list *list)
 typedef struct {
     const ml_program *program;
     ml_arena *arena;
-    staged_saved_list list;
+    pipeline_saved_list list;
 } saved_call;
 
 static void saved_body(void *context) {
     saved_call *call = context;
-    staged_saved_find(call->program->plan, plan_of(call->program)->coordinate, call->program->until,
-                      call->arena, &call->list);
+    pipeline_saved_find(call->program->plan, plan_of(call->program)->coordinate,
+                        call->program->until, call->arena, &call->list);
 }
 
-static ml_status watches_load(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    struct staged_run *run = program->staged;
+static ml_status flags_load(ml_program *program) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
     for (int v = 0; v < plan->count; v++) {
-        run->stages[v].watched_at = run->watched;
-        if (mine(program, v)) run->watched += plan->stages[v].watched;
+        run->stages[v].first_flag = run->flag_count;
+        if (mine(program, v)) run->flag_count += plan->stages[v].overflow_flags;
     }
-    size_t bytes = sizeof(float) * (size_t)run->watched * (size_t)plan->microbatches;
+    size_t bytes = sizeof(float) * (size_t)run->flag_count * (size_t)plan->microbatches;
     run->found = ml_alloc(bytes + 1);
     if (run->found == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
-    return device->ops->allocate(device, (int64_t)bytes + 1, (void **)&run->watches);
+    return device->ops->allocate(device, (int64_t)bytes + 1, (void **)&run->flags);
 }
 
 ml_status retry_load(ml_program *program) {
     saved_call call = {.program = program};
     if (!program->watches) return ML_OK;
-    ml_status status = watches_load(program);
+    ml_status status = flags_load(program);
     if (status != ML_OK) return status;
     call.arena = ml_arena_new();
     if (call.arena == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
@@ -121,11 +123,11 @@ ml_status retry_load(ml_program *program) {
 }
 
 void retry_unload(ml_program *program) {
-    struct staged_run *run = program->staged;
+    struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
     for (uint32_t i = 0; i < run->copy_count; i++)
         if (run->copies[i].memory != NULL) device->ops->release(device, run->copies[i].memory);
-    if (run->watches != NULL) device->ops->release(device, run->watches);
+    if (run->flags != NULL) device->ops->release(device, run->flags);
     ml_free(run->copies);
     ml_free(run->found);
 }
@@ -133,8 +135,8 @@ void retry_unload(ml_program *program) {
 /* ---- running ---- */
 
 /* Whether the step that is queued reads nothing of what the state held. */
-static bool begins_anew(const ml_program *program, const staged_saved *saved) {
-    const struct staged_run *run = program->staged;
+static bool begins_anew(const ml_program *program, const pipeline_saved_state *saved) {
+    const struct pipeline_run *run = program->pipeline;
     for (int i = 0; i < program->input_count && saved->begins; i++) {
         if (program->input_ids[i] != saved->input) continue;
         bool fed;
@@ -158,7 +160,7 @@ static ml_status copy_take(ml_program *program, state_copy *copy) {
 
 /* A program and its fallback have the same blocks: what the one sent must be gone from there, and
  * on every rank, before the other writes to them. */
-static ml_status blocks_hand_over(ml_program *program) {
+static ml_status buffers_hand_over(ml_program *program) {
     ml_program *owner = program->owner != NULL ? program->owner : program;
     ml_device *device = program->session->device;
     if (owner->fallback == NULL || owner->ran == program) return ML_OK;
@@ -168,23 +170,24 @@ static ml_status blocks_hand_over(ml_program *program) {
 }
 
 ml_status retry_begin(ml_program *program) {
-    struct staged_run *run = program->staged;
+    struct pipeline_run *run = program->pipeline;
     run->looked = false;
     run->overflow.factor = 0;
-    ml_status status = blocks_hand_over(program);
+    ml_status status = buffers_hand_over(program);
     for (uint32_t i = 0; i < run->copy_count && status == ML_OK; i++)
         status = copy_take(program, &run->copies[i]);
     return status;
 }
 
 ml_status retry_note(ml_program *program, int v, int p, int microbatch) {
-    const staged_stage *stage = &plan_of(program)->stages[v];
-    struct staged_run *run = program->staged;
-    if (stage->watched == 0 || stage->watched_piece != p) return ML_OK;
+    const pipeline_stage *stage = &plan_of(program)->stages[v];
+    struct pipeline_run *run = program->pipeline;
+    if (stage->overflow_flags == 0 || stage->overflow_task != p) return ML_OK;
     ml_device *device = program->session->device;
-    float *to = run->watches + (size_t)microbatch * run->watched + run->stages[v].watched_at;
-    return device->ops->copy(device, to, cell_address(program, v, microbatch, stage->watched_cell),
-                             (int64_t)sizeof *to * stage->watched);
+    float *to = run->flags + (size_t)microbatch * run->flag_count + run->stages[v].first_flag;
+    return device->ops->copy(device, to,
+                             saved_address(program, v, microbatch, stage->overflow_saved),
+                             (int64_t)sizeof *to * stage->overflow_flags);
 }
 
 /* ---- whether a step stands ---- */
@@ -195,12 +198,12 @@ enum { STAGE_BITS = 32 };
  * it had NaN to route. Its stage and number in one, or INT64_MAX; *factor is the largest of all
  * microbatches. */
 static int64_t first_found(const ml_program *program, float *factor) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    const struct staged_run *run = program->staged;
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    const struct pipeline_run *run = program->pipeline;
     for (int v = plan->coordinate; v < plan->count; v += plan->ranks) {
-        for (int i = 0; i < plan->stages[v].watched; i++) {
+        for (int i = 0; i < plan->stages[v].overflow_flags; i++) {
             for (int m = 0; m < plan->microbatches; m++) {
-                int at = m * run->watched + run->stages[v].watched_at + i;
+                int at = m * run->flag_count + run->stages[v].first_flag + i;
                 if (run->found[at] > *factor) *factor = run->found[at];
             }
             if (*factor > 0) return (int64_t)v << STAGE_BITS | i;
@@ -212,7 +215,7 @@ static int64_t first_found(const ml_program *program, float *factor) {
 /* Every rank gets the name of what rank `from` has found. */
 static ml_status name_share(ml_program *program, int from) {
     ml_comm *comm = program->session->comm;
-    char unused[EXCHANGE_NAME], *name = program->staged->overflow.name;
+    char unused[EXCHANGE_NAME], *name = program->pipeline->overflow.name;
     int rank = ml_comm_rank(comm), other = rank == 0 ? from : rank == from ? 0 : -1;
     ml_status status = ML_OK;
     if (from != 0)
@@ -224,7 +227,7 @@ static ml_status name_share(ml_program *program, int from) {
 /* All ranks compare what they have found: the first exchange of all, and its largest factor. */
 static ml_status found_share(ml_program *program, int64_t mine, float factor) {
     ml_comm *comm = program->session->comm;
-    exchange_overflow *overflow = &program->staged->overflow;
+    exchange_overflow *overflow = &program->pipeline->overflow;
     int64_t first = mine, largest = 0, from = INT64_MAX;
     int32_t bits;
     ml_status status = ml_comm_least(comm, &first);
@@ -240,7 +243,7 @@ static ml_status found_share(ml_program *program, int64_t mine, float factor) {
     overflow->factor = (double)factor;
     memset(overflow->name, 0, sizeof overflow->name);
     if (mine == first) {
-        const staged_stage *stage = &plan_of(program)->stages[first >> STAGE_BITS];
+        const pipeline_stage *stage = &plan_of(program)->stages[first >> STAGE_BITS];
         uint32_t watch = (uint32_t)first;
         exchange_name(stage->local->roots.watched_origins[watch], overflow->name);
     }
@@ -249,12 +252,12 @@ static ml_status found_share(ml_program *program, int64_t mine, float factor) {
 
 /* Waits for this rank's tasks so far, and for all other ranks. */
 static ml_status look(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    struct staged_run *run = program->staged;
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
     float factor = 0;
-    int64_t bytes = (int64_t)sizeof(float) * run->watched * plan->microbatches;
-    ml_status status = bytes > 0 ? device->ops->download(device, run->found, run->watches, bytes)
+    int64_t bytes = (int64_t)sizeof(float) * run->flag_count * plan->microbatches;
+    ml_status status = bytes > 0 ? device->ops->download(device, run->found, run->flags, bytes)
                                  : device->ops->wait(device);
     int64_t mine = status == ML_OK ? first_found(program, &factor) : INT64_MAX;
     if (status == ML_OK) status = found_share(program, mine, factor);
@@ -264,12 +267,12 @@ static ml_status look(ml_program *program) {
 
 ml_status retry_look(ml_program *program, int64_t start) {
     bool at_once = program->watches && program->until < INT64_MAX;
-    if (!at_once || program->staged->looked || start < program->until) return ML_OK;
+    if (!at_once || program->pipeline->looked || start < program->until) return ML_OK;
     return look(program);
 }
 
 static ml_status states_restore(ml_program *program) {
-    struct staged_run *run = program->staged;
+    struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     for (uint32_t i = 0; i < run->copy_count && status == ML_OK; i++) {
@@ -281,8 +284,8 @@ static ml_status states_restore(ml_program *program) {
     return status;
 }
 
-ml_status staged_overflow(ml_program *program, exchange_overflow *found) {
-    struct staged_run *run = program->staged;
+ml_status pipeline_overflow(ml_program *program, exchange_overflow *found) {
+    struct pipeline_run *run = program->pipeline;
     ml_status status = run->looked ? ML_OK : look(program);
     *found = run->overflow;
     return status == ML_OK && found->factor > 0 ? states_restore(program) : status;

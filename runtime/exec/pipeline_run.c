@@ -6,37 +6,39 @@
 #include "runtime/exec/pipeline_run.h"
 #include "runtime/plan/arena_place.h"
 
-char *cell_address(const ml_program *program, int stage, int microbatch, int cell) {
-    const staged_stage *s = &plan_of(program)->stages[stage];
-    const piece_cell *at = &s->pieces.cells[cell];
-    int slot = at->from == CELL_STEADY ? s->slots : s->slot_of[microbatch];
-    return program->staged->stages[stage].blocks + slot * s->pieces.block_bytes + at->offset;
+char *saved_address(const ml_program *program, int stage, int microbatch, int saved) {
+    const pipeline_stage *s = &plan_of(program)->stages[stage];
+    const saved_value *at = &s->programs.saved[saved];
+    int slot = at->from == SAVED_ONCE_PER_STEP ? s->slots : s->slot_of[microbatch];
+    return program->pipeline->stages[stage].buffers + slot * s->programs.buffer_bytes + at->offset;
 }
 
 static int executable_count(const ml_program *program, int stage) {
-    const staged_stage *s = &plan_of(program)->stages[stage];
-    return (program->staged->rebinds ? 1 : s->slots) * s->pieces.count + s->pieces.steady;
+    const pipeline_stage *s = &plan_of(program)->stages[stage];
+    return (program->pipeline->rebinds ? 1 : s->slots) * s->programs.count +
+           s->programs.once_per_step;
 }
 
 /* ---- making ---- */
 /* Bytes of a lane's messages, wherever each of them begins. */
-static int64_t lane_room(const struct ml_staged_plan *plan, int lane) {
+static int64_t channel_room(const struct ml_pipeline_plan *plan, int channel) {
     int64_t bytes = PLACE_ALIGNMENT;
     for (int i = 0; i < plan->message_count; i++)
-        if (plan->messages[i].lane == lane) bytes += plan->messages[i].bytes + PLACE_ALIGNMENT;
+        if (plan->messages[i].channel == channel)
+            bytes += plan->messages[i].bytes + PLACE_ALIGNMENT;
     return bytes;
 }
 
 /* The edges of lane `i` between all ranks that differ along the stages' mesh axis alone: each is
  * made by all ranks together, in this order. */
-static ml_status lane_edges(ml_program *program, int i) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    int64_t ahead = plan->pipeline.under_way[i] > 0 ? plan->pipeline.under_way[i] : 1;
-    int64_t most = lane_room(plan, i), room = ahead * most;
+static ml_status channel_edges(ml_program *program, int i) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    int64_t ahead = plan->schedule.in_flight[i] > 0 ? plan->schedule.in_flight[i] : 1;
+    int64_t most = channel_room(plan, i), room = ahead * most;
     const ml_layout *layout = program->plan->layout;
     ml_session *session = program->session;
     int axis = layout->stages.mesh_axis, tag = session->edge_tags++, step = 1;
-    int from = plan->lanes[i].from % plan->ranks, to = plan->lanes[i].to % plan->ranks;
+    int from = plan->channels[i].from % plan->ranks, to = plan->channels[i].to % plan->ranks;
     ml_status status = ML_OK;
     for (int k = axis + 1; k < layout->count; k++) step *= (int)layout->axis[k].size;
     for (int rank = 0; rank < ml_comm_world(session->comm) && status == ML_OK; rank++) {
@@ -44,50 +46,50 @@ static ml_status lane_edges(ml_program *program, int i) {
         ml_edge *edge = NULL;
         status =
             ml_comm_edge(session->comm, rank + from * step, rank + to * step, tag, room, &edge);
-        if (edge != NULL) program->staged->edges[i] = edge;
+        if (edge != NULL) program->pipeline->edges[i] = edge;
     }
     const ml_device_ops *ops = session->device->ops;
-    ml_edge *edge = program->staged->edges[i];
+    ml_edge *edge = program->pipeline->edges[i];
     if (status == ML_OK && ops->connect != NULL) status = ops->connect(session->device, edge, most);
     if (status == ML_OK && edge != NULL && ops->patient != NULL)
-        program->staged->patient |= ops->patient(session->device, edge);
+        program->pipeline->patient |= ops->patient(session->device, edge);
     return status;
 }
 
 /* Each lane has an edge with room for all that is under way on it at once. */
-ml_status staged_connect(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
+ml_status pipeline_connect(ml_program *program) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
     if (program->owner != NULL) return ML_OK; /* it has its owner's */
-    for (int i = 0; i < plan->lane_count && status == ML_OK; i++) {
-        if (!plan->lanes[i].local) status = lane_edges(program, i);
+    for (int i = 0; i < plan->channel_count && status == ML_OK; i++) {
+        if (!plan->channels[i].local) status = channel_edges(program, i);
     }
     return status;
 }
 
-static int64_t stage_bytes(const staged_stage *plan) {
-    return plan->slots * plan->pieces.block_bytes + plan->pieces.steady_bytes;
+static int64_t stage_bytes(const pipeline_stage *plan) {
+    return plan->slots * plan->programs.buffer_bytes + plan->programs.once_bytes;
 }
 
 /* Every stage has its part of the program's memory. */
-static ml_status blocks_load(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
+static ml_status buffers_load(ml_program *program) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_program *owner = program->owner != NULL ? program->owner : program;
-    ml_status status = staged_room(owner, program->plan->block_bytes);
-    char *blocks = owner->blocks;
+    ml_status status = pipeline_buffers_reserve(owner, program->plan->buffer_bytes);
+    char *buffers = owner->microbatch_buffers;
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
         if (!mine(program, v)) continue;
-        program->staged->stages[v].blocks = blocks;
-        blocks += stage_bytes(&plan->stages[v]);
+        program->pipeline->stages[v].buffers = buffers;
+        buffers += stage_bytes(&plan->stages[v]);
     }
     return status;
 }
 
 static ml_status stage_load(ml_program *program, int v) {
-    const staged_stage *plan = &plan_of(program)->stages[v];
-    stage_run *stage = &program->staged->stages[v];
+    const pipeline_stage *plan = &plan_of(program)->stages[v];
+    stage_run *stage = &program->pipeline->stages[v];
     ml_device *device = program->session->device;
-    int count = executable_count(program, v), by_slot = count - plan->pieces.steady;
+    int count = executable_count(program, v), by_slot = count - plan->programs.once_per_step;
     ml_status status = ML_OK;
     stage->executables = ml_alloc(sizeof *stage->executables * (size_t)(count + 1));
     stage->bound = ml_alloc((size_t)count + 1);
@@ -95,20 +97,20 @@ static ml_status stage_load(ml_program *program, int v) {
         return ml_fail(ML_NO_MEMORY, "out of memory for a pipeline stage");
     for (int i = 0; i < count && status == ML_OK; i++) {
         const ml_plan *part =
-            plan->plans[i < by_slot ? i % plan->pieces.count : plan->pieces.count];
+            plan->plans[i < by_slot ? i % plan->programs.count : plan->programs.count];
         status = device->ops->load(device, part, &stage->executables[i]);
     }
     return status;
 }
 
 static ml_status messages_list(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    struct staged_run *run = program->staged;
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    struct pipeline_run *run = program->pipeline;
     run->messages = ml_alloc(sizeof(int) * (size_t)(plan->message_count + 1));
     if (run->messages == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
     for (int i = 0; i < plan->message_count; i++) {
-        const staged_lane *lane = &plan->lanes[plan->messages[i].lane];
-        if (mine(program, lane->from) || mine(program, lane->to))
+        const pipeline_channel *channel = &plan->channels[plan->messages[i].channel];
+        if (mine(program, channel->from) || mine(program, channel->to))
             run->messages[run->message_count++] = i;
     }
     return ML_OK;
@@ -116,11 +118,11 @@ static ml_status messages_list(ml_program *program) {
 
 /* The inputs that this rank's stages read, and where their parts lie in a microbatch's feed. */
 static ml_status feeds_make(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    struct staged_run *run = program->staged;
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    struct pipeline_run *run = program->pipeline;
     if (program->owner != NULL) {
-        run->feeds = program->owner->staged->feeds;
-        run->feed_bytes = program->owner->staged->feed_bytes;
+        run->feeds = program->owner->pipeline->feeds;
+        run->feed_bytes = program->owner->pipeline->feed_bytes;
         return fallback_inputs(program);
     }
     for (int i = 0; i < program->input_count; i++) {
@@ -131,32 +133,32 @@ static ml_status feeds_make(ml_program *program) {
     return run->feeds != NULL ? ML_OK : ml_fail(ML_NO_MEMORY, "out of memory for inputs");
 }
 
-ml_status staged_load(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    struct staged_run *run = program->staged = ml_alloc(sizeof *run);
+ml_status pipeline_load(ml_program *program) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    struct pipeline_run *run = program->pipeline = ml_alloc(sizeof *run);
     if (run == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a program");
     run->clock.share = -1;
     run->rebinds = program->session->device->target.kind == ML_TARGET_C;
     run->stages = ml_alloc(sizeof *run->stages * (size_t)(plan->count + 1));
     if (program->owner != NULL) {
-        run->edges = program->owner->staged->edges;
-        run->patient = program->owner->staged->patient;
+        run->edges = program->owner->pipeline->edges;
+        run->patient = program->owner->pipeline->patient;
     } else {
-        run->edges = ml_alloc(sizeof(ml_edge *) * (size_t)(plan->lane_count + 1));
+        run->edges = ml_alloc(sizeof(ml_edge *) * (size_t)(plan->channel_count + 1));
     }
     if (run->stages == NULL || run->edges == NULL)
         return ml_fail(ML_NO_MEMORY, "out of memory for a program");
     ml_status status = feeds_make(program);
     if (status == ML_OK) status = messages_list(program);
-    if (status == ML_OK) status = blocks_load(program);
+    if (status == ML_OK) status = buffers_load(program);
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
         if (mine(program, v)) status = stage_load(program, v);
     }
     return status == ML_OK ? retry_load(program) : status;
 }
 
-void staged_unload(ml_program *program) {
-    struct staged_run *run = program->staged;
+void pipeline_unload(ml_program *program) {
+    struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
     if (run == NULL) return;
     device->ops->wait(device);
@@ -177,36 +179,36 @@ void staged_unload(ml_program *program) {
     }
     ml_free(run->messages);
     ml_free(run);
-    program->staged = NULL;
+    program->pipeline = NULL;
 }
 
 /* ---- running ---- */
 static void *storage_address(const ml_program *program, int v, int p, int microbatch,
                              const ml_storage *storage) {
-    const piece_set *pieces = &plan_of(program)->stages[v].pieces;
-    int cell = 0;
+    const task_programs *programs = &plan_of(program)->stages[v].programs;
+    int saved = 0;
     switch (storage->kind) {
     case ML_STORAGE_INPUT:
-        while (pieces->cells[cell].input != storage->id) cell++;
-        return cell_address(program, v, microbatch, cell);
-    case ML_STORAGE_CELL:
-        return cell_address(program, v, microbatch, pieces->pieces[p].exports[storage->id]);
+        while (programs->saved[saved].input != storage->id) saved++;
+        return saved_address(program, v, microbatch, saved);
+    case ML_STORAGE_SAVED:
+        return saved_address(program, v, microbatch, programs->tasks[p].exports[storage->id]);
     default: return program_address(program, storage);
     }
 }
 
 /* Of a piece's executables, the one that has the microbatch's slot. */
 static int executable_of(const ml_program *program, int v, int p, int microbatch) {
-    const staged_stage *plan = &plan_of(program)->stages[v];
-    if (p == plan->pieces.count) return executable_count(program, v) - 1;
-    return p + (program->staged->rebinds ? 0 : plan->slot_of[microbatch] * plan->pieces.count);
+    const pipeline_stage *plan = &plan_of(program)->stages[v];
+    if (p == plan->programs.count) return executable_count(program, v) - 1;
+    return p + (program->pipeline->rebinds ? 0 : plan->slot_of[microbatch] * plan->programs.count);
 }
 
-static ml_status piece_bind(ml_program *program, int v, int p, int microbatch) {
+static ml_status task_bind(ml_program *program, int v, int p, int microbatch) {
     const ml_schedule *s = plan_of(program)->stages[v].plans[p]->schedule;
-    stage_run *stage = &program->staged->stages[v];
+    stage_run *stage = &program->pipeline->stages[v];
     int at = executable_of(program, v, p, microbatch);
-    if (stage->bound[at] && !program->staged->rebinds) return ML_OK;
+    if (stage->bound[at] && !program->pipeline->rebinds) return ML_OK;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         program->addresses[i] = storage_address(program, v, p, microbatch, &s->storages.at[i]);
     }
@@ -218,63 +220,64 @@ static ml_status piece_bind(ml_program *program, int v, int p, int microbatch) {
 
 /* Before messages are under way: what a GPU does to bind, such as to give memory back, may wait for
  * all that runs there. */
-static ml_status pieces_bind(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
+static ml_status tasks_bind(ml_program *program) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
-    for (int v = 0; v < plan->count && !program->staged->rebinds; v++) {
+    for (int v = 0; v < plan->count && !program->pipeline->rebinds; v++) {
         for (int m = 0; m < plan->microbatches && mine(program, v); m++) {
             for (int p = 0; p < plan->stages[v].plan_count && status == ML_OK; p++)
-                status = piece_bind(program, v, p, m);
+                status = task_bind(program, v, p, m);
         }
     }
     return status;
 }
 
-static ml_status piece_run(ml_program *program, int v, int p, int microbatch) {
-    ml_executable **executables = program->staged->stages[v].executables;
-    ml_status status = program->staged->rebinds ? piece_bind(program, v, p, microbatch) : ML_OK;
+static ml_status task_run(ml_program *program, int v, int p, int microbatch) {
+    ml_executable **executables = program->pipeline->stages[v].executables;
+    ml_status status = program->pipeline->rebinds ? task_bind(program, v, p, microbatch) : ML_OK;
     if (status != ML_OK) return status;
     return program->session->device->ops->run(
         executables[executable_of(program, v, p, microbatch)]);
 }
 
 /* What is the same for all microbatches of the step. */
-static ml_status steady_run(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
+static ml_status once_run(ml_program *program) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
     for (int v = 0; v < plan->count && status == ML_OK; v++) {
-        const piece_set *pieces = &plan->stages[v].pieces;
-        if (!mine(program, v) || !pieces->steady) continue;
-        status = piece_run(program, v, pieces->count, 0);
+        const task_programs *programs = &plan->stages[v].programs;
+        if (!mine(program, v) || !programs->once_per_step) continue;
+        status = task_run(program, v, programs->count, 0);
     }
     return status;
 }
 
 /* After this, what was sent for the microbatch is gone. */
 static ml_status messages_settle(ml_program *program, int v, int microbatch) {
-    const struct ml_staged_plan *plan = plan_of(program);
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
-    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[program->staged->messages[i]];
-        if (plan->lanes[m->lane].from != v || plan->lanes[m->lane].local) continue;
-        status = device->ops->settle(device, program->staged->edges[m->lane],
-                                     cell_address(program, v, microbatch, m->cell_from));
+    for (int i = 0; i < program->pipeline->message_count && status == ML_OK; i++) {
+        const pipeline_message *m = &plan->messages[program->pipeline->messages[i]];
+        if (plan->channels[m->channel].from != v || plan->channels[m->channel].local) continue;
+        status = device->ops->settle(device, program->pipeline->edges[m->channel],
+                                     saved_address(program, v, microbatch, m->saved_from));
     }
     return status;
 }
 
 /* A slot begins another microbatch: what was sent from it must be gone, and the inputs come. */
 static ml_status slot_begin(ml_program *program, int v, int microbatch) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    const piece_set *pieces = &plan->stages[v].pieces;
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    const task_programs *programs = &plan->stages[v].programs;
     ml_device *device = program->session->device;
     ml_status status = messages_settle(program, v, microbatch);
-    const char *feed = program->staged->feeds + (int64_t)microbatch * program->staged->feed_bytes;
-    for (int i = 0; i < pieces->cell_count && status == ML_OK; i++) {
+    const char *feed =
+        program->pipeline->feeds + (int64_t)microbatch * program->pipeline->feed_bytes;
+    for (int i = 0; i < programs->saved_count && status == ML_OK; i++) {
         for (int k = 0; k < program->input_count; k++) {
-            if (program->input_ids[k] != pieces->cells[i].input) continue;
-            status = device->ops->upload(device, cell_address(program, v, microbatch, i),
+            if (program->input_ids[k] != programs->saved[i].input) continue;
+            status = device->ops->upload(device, saved_address(program, v, microbatch, i),
                                          feed + program->input_offsets[k], program->input_bytes[k]);
         }
     }
@@ -283,33 +286,33 @@ static ml_status slot_begin(ml_program *program, int v, int microbatch) {
 
 /* Whether a message is the first of its lane: the one that may be on its way before its task's
  * turn, for an edge expects one at a time. */
-static bool leads_lane(const struct ml_staged_plan *plan, const staged_message *m) {
-    return m == plan->messages || m[-1].lane != m->lane;
+static bool leads_channel(const struct ml_pipeline_plan *plan, const pipeline_message *m) {
+    return m == plan->messages || m[-1].channel != m->channel;
 }
 
 /* The first message of each lane to the task may come: those that are expected early, or those that
  * are not. */
 static ml_status leading_expect(ml_program *program, const ml_action *action, bool early) {
-    const struct ml_staged_plan *plan = plan_of(program);
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     int v = plan->tasks[action->task].stage;
     ml_status status = ML_OK;
-    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[program->staged->messages[i]];
-        const staged_lane *lane = &plan->lanes[m->lane];
-        ml_edge *edge = program->staged->edges[m->lane];
-        if (lane->to_task != action->task || lane->local || !leads_lane(plan, m)) continue;
-        bool patient = program->staged->patient && device->ops->patient(device, edge);
+    for (int i = 0; i < program->pipeline->message_count && status == ML_OK; i++) {
+        const pipeline_message *m = &plan->messages[program->pipeline->messages[i]];
+        const pipeline_channel *channel = &plan->channels[m->channel];
+        ml_edge *edge = program->pipeline->edges[m->channel];
+        if (channel->to_task != action->task || channel->local || !leads_channel(plan, m)) continue;
+        bool patient = program->pipeline->patient && device->ops->patient(device, edge);
         if (patient != early) continue;
         status = device->ops->expect(
-            device, edge, cell_address(program, v, action->microbatch, m->cell_to), m->bytes);
+            device, edge, saved_address(program, v, action->microbatch, m->saved_to), m->bytes);
     }
     return status;
 }
 
 /* The slot of a task that comes next, or after the next one, is made ready. */
 static ml_status task_slot(ml_program *program, const ml_action *action) {
-    const struct ml_staged_plan *plan = plan_of(program);
+    const struct ml_pipeline_plan *plan = plan_of(program);
     int v = plan->tasks[action->task].stage;
     bool first = action->task == plan->stages[v].first_task;
     return first ? slot_begin(program, v, action->microbatch) : ML_OK;
@@ -317,34 +320,35 @@ static ml_status task_slot(ml_program *program, const ml_action *action) {
 
 /* A task comes after the next one: what can be expected at no cost is. */
 static ml_status task_foresee(ml_program *program, const ml_action *action) {
-    if (action == NULL || !program->staged->patient) return ML_OK;
+    if (action == NULL || !program->pipeline->patient) return ML_OK;
     ml_status status = task_slot(program, action);
     return status == ML_OK ? leading_expect(program, action, true) : status;
 }
 
 /* A task is next, and was foreseen. */
 static ml_status task_prepare(ml_program *program, const ml_action *action) {
-    ml_status status = program->staged->patient ? ML_OK : task_slot(program, action);
+    ml_status status = program->pipeline->patient ? ML_OK : task_slot(program, action);
     return status == ML_OK ? leading_expect(program, action, false) : status;
 }
 
 /* What the task waits for. */
 static ml_status task_receive(ml_program *program, const ml_action *action) {
-    const struct ml_staged_plan *plan = plan_of(program);
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
-    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[program->staged->messages[i]];
-        const staged_lane *lane = &plan->lanes[m->lane];
-        if (lane->to_task != action->task) continue;
-        char *to = cell_address(program, lane->to, action->microbatch, m->cell_to);
-        if (lane->local) {
-            const char *from = cell_address(program, lane->from, action->microbatch, m->cell_from);
+    for (int i = 0; i < program->pipeline->message_count && status == ML_OK; i++) {
+        const pipeline_message *m = &plan->messages[program->pipeline->messages[i]];
+        const pipeline_channel *channel = &plan->channels[m->channel];
+        if (channel->to_task != action->task) continue;
+        char *to = saved_address(program, channel->to, action->microbatch, m->saved_to);
+        if (channel->local) {
+            const char *from =
+                saved_address(program, channel->from, action->microbatch, m->saved_from);
             status = device->ops->copy(device, to, from, m->bytes);
             continue;
         }
-        ml_edge *edge = program->staged->edges[m->lane];
-        if (!leads_lane(plan, m)) status = device->ops->expect(device, edge, to, m->bytes);
+        ml_edge *edge = program->pipeline->edges[m->channel];
+        if (!leads_channel(plan, m)) status = device->ops->expect(device, edge, to, m->bytes);
         if (status == ML_OK) status = device->ops->arrive(device, edge, to);
     }
     return status;
@@ -352,17 +356,17 @@ static ml_status task_receive(ml_program *program, const ml_action *action) {
 
 /* What the task has made for others, or (`to_task`) what this rank has for the task. */
 static ml_status messages_send(ml_program *program, const ml_action *action, bool to_task) {
-    const struct ml_staged_plan *plan = plan_of(program);
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
-    for (int i = 0; i < program->staged->message_count && status == ML_OK; i++) {
-        const staged_message *m = &plan->messages[program->staged->messages[i]];
-        const staged_lane *lane = &plan->lanes[m->lane];
-        if ((to_task ? lane->to_task : lane->from_task) != action->task) continue;
-        if (lane->local || !mine(program, lane->from)) continue;
+    for (int i = 0; i < program->pipeline->message_count && status == ML_OK; i++) {
+        const pipeline_message *m = &plan->messages[program->pipeline->messages[i]];
+        const pipeline_channel *channel = &plan->channels[m->channel];
+        if ((to_task ? channel->to_task : channel->from_task) != action->task) continue;
+        if (channel->local || !mine(program, channel->from)) continue;
         status = device->ops->send(
-            device, program->staged->edges[m->lane],
-            cell_address(program, lane->from, action->microbatch, m->cell_from), m->bytes);
+            device, program->pipeline->edges[m->channel],
+            saved_address(program, channel->from, action->microbatch, m->saved_from), m->bytes);
     }
     return status;
 }
@@ -381,7 +385,7 @@ static ml_status action_run(ml_program *program, const ml_action *action) {
     int v = plan_of(program)->tasks[action->task].stage;
     int p = action->task - plan_of(program)->stages[v].first_task;
     if (!retry_stands(program)) return ML_OK;
-    ml_status status = piece_run(program, v, p, action->microbatch);
+    ml_status status = task_run(program, v, p, action->microbatch);
     return status == ML_OK ? retry_note(program, v, p, action->microbatch) : status;
 }
 
@@ -392,16 +396,16 @@ static int compare_start(const void *a, const void *b) {
 
 /* The actions of all ranks with a microbatch, in an order in which each comes after those that it
  * needs something of. There is one of each task. */
-static ml_status actions_of(const struct ml_staged_plan *plan, int microbatch,
+static ml_status actions_of(const struct ml_pipeline_plan *plan, int microbatch,
                             const ml_action ***list, int *count) {
     const ml_action **found = ml_alloc(sizeof *found * (size_t)(plan->task_count + 1));
     *list = found;
     *count = 0;
     if (found == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a step");
     for (int r = 0; r < plan->ranks; r++)
-        for (int i = 0; i < plan->pipeline.action_count[r]; i++)
-            if (plan->pipeline.actions[r][i].microbatch == microbatch)
-                found[(*count)++] = &plan->pipeline.actions[r][i];
+        for (int i = 0; i < plan->schedule.action_count[r]; i++)
+            if (plan->schedule.actions[r][i].microbatch == microbatch)
+                found[(*count)++] = &plan->schedule.actions[r][i];
     qsort(found, (size_t)*count, sizeof *found, compare_start);
     return ML_OK;
 }
@@ -409,7 +413,7 @@ static ml_status actions_of(const struct ml_staged_plan *plan, int microbatch,
 /* A microbatch goes through all tasks by itself. Messages are sent when the task that needs them is
  * next and not before: then nothing that is under way waits for what comes later. */
 static ml_status microbatch_run(ml_program *program, int microbatch) {
-    const struct ml_staged_plan *plan = plan_of(program);
+    const struct ml_pipeline_plan *plan = plan_of(program);
     const ml_action **actions;
     int count;
     ml_status status = actions_of(plan, microbatch, &actions, &count);
@@ -428,8 +432,8 @@ static ml_status microbatch_run(ml_program *program, int microbatch) {
 }
 
 /* Nothing is under way: what a device makes for its later runs is made now, for all slots. */
-static ml_status pieces_ready(ml_program *program, int microbatch) {
-    const struct ml_staged_plan *plan = plan_of(program);
+static ml_status tasks_ready(ml_program *program, int microbatch) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     ml_status status = ML_OK;
     for (int v = 0; v < plan->count && status == ML_OK; v++)
@@ -438,7 +442,7 @@ static ml_status pieces_ready(ml_program *program, int microbatch) {
     for (int v = 0; v < plan->count && device->ops->ready != NULL; v++) {
         int count = mine(program, v) ? executable_count(program, v) : 0;
         for (int i = 0; i < count && status == ML_OK; i++)
-            status = device->ops->ready(program->staged->stages[v].executables[i]);
+            status = device->ops->ready(program->pipeline->stages[v].executables[i]);
     }
     return status;
 }
@@ -448,7 +452,7 @@ static ml_status pieces_ready(ml_program *program, int microbatch) {
  * all that is under way there, such as a message whose receiver waits for this rank. So do all
  * while products are measured alone. All ranks do the same. */
 static ml_status microbatches_alone(ml_program *program, int *alone) {
-    struct staged_run *run = program->staged;
+    struct pipeline_run *run = program->pipeline;
     int64_t ready = !run->fresh;
     ml_status status = ML_OK;
     if (program->session->comm != NULL) status = ml_comm_least(program->session->comm, &ready);
@@ -460,20 +464,21 @@ static ml_status microbatches_alone(ml_program *program, int *alone) {
 }
 
 /* From action `at` on, the first one of those that are not left out, or NULL. */
-static const ml_action *action_from(const struct ml_staged_plan *plan, int at, int without) {
-    const ml_action *actions = plan->pipeline.actions[plan->coordinate];
-    for (; at < plan->pipeline.action_count[plan->coordinate]; at++)
+static const ml_action *action_from(const struct ml_pipeline_plan *plan, int at, int without) {
+    const ml_action *actions = plan->schedule.actions[plan->coordinate];
+    for (; at < plan->schedule.action_count[plan->coordinate]; at++)
         if (actions[at].microbatch >= without) return &actions[at];
     return NULL;
 }
 
 /* The actions of the schedule, but for those of the first few microbatches. A message is expected
- * while the task before its task runs (staged_slots counts on no more) where that costs nothing;
- * else when its task is next and not before: what waits for it on a GPU then keeps multiprocessors,
- * and those of products that run beside. It lies in NCCL's buffers on this GPU by then. */
+ * while the task before its task runs (pipeline_slots_assign counts on no more) where that costs
+ * nothing; else when its task is next and not before: what waits for it on a GPU then keeps
+ * multiprocessors, and those of products that run beside. It lies in NCCL's buffers on this GPU by
+ * then. */
 static ml_status schedule_run(ml_program *program, int without) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    const ml_action *actions = plan->pipeline.actions[plan->coordinate];
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    const ml_action *actions = plan->schedule.actions[plan->coordinate];
     const ml_action *action = action_from(plan, 0, without), *next;
     ml_status status = task_foresee(program, action);
     for (; action != NULL && status == ML_OK; action = next) {
@@ -488,31 +493,31 @@ static ml_status schedule_run(ml_program *program, int without) {
     return status == ML_OK ? retry_look(program, INT64_MAX) : status;
 }
 
-ml_status staged_step(ml_program *program) {
-    bubble_clock *clock = &program->staged->clock;
+ml_status pipeline_step(ml_program *program) {
+    bubble_clock *clock = &program->pipeline->clock;
     int alone = 0;
-    ml_status status = pieces_bind(program);
+    ml_status status = tasks_bind(program);
     if (status == ML_OK) status = retry_begin(program);
-    if (status == ML_OK) status = steady_run(program);
+    if (status == ML_OK) status = once_run(program);
     if (status == ML_OK) status = microbatches_alone(program, &alone);
     clock->step = 0;
     if (status == ML_OK && alone == 0) status = bubble_step_begin(program, clock);
     for (int i = 0; i < alone && status == ML_OK; i++) {
         status = microbatch_run(program, i);
-        if (status != ML_OK || !program->staged->fresh || !retry_stands(program)) continue;
-        status = pieces_ready(program, i);
-        program->staged->fresh = status != ML_OK;
+        if (status != ML_OK || !program->pipeline->fresh || !retry_stands(program)) continue;
+        status = tasks_ready(program, i);
+        program->pipeline->fresh = status != ML_OK;
     }
     if (status == ML_OK) status = schedule_run(program, alone);
     return bubble_step_end(program, clock, status);
 }
 
-const bubble_clock *staged_clock(const ml_program *program) {
-    return program->staged != NULL ? &program->staged->clock : NULL;
+const bubble_clock *pipeline_clock(const ml_program *program) {
+    return program->pipeline != NULL ? &program->pipeline->clock : NULL;
 }
 
-ml_status staged_start(ml_program *program, const void *const *inputs) {
-    struct staged_run *run = program->staged;
+ml_status pipeline_start(ml_program *program, const void *const *inputs) {
+    struct pipeline_run *run = program->pipeline;
     char *feed = run->feeds + (int64_t)run->queued * run->feed_bytes;
     ml_program *done;
     ml_status status = program_settle_others(program->session, program);
@@ -533,35 +538,35 @@ ml_status staged_start(ml_program *program, const void *const *inputs) {
     return program_execute(fallback_goes(program) ? program->fallback : program);
 }
 
-void staged_unbind(ml_program *program) {
-    const struct ml_staged_plan *plan = plan_of(program);
-    program->staged->fresh = true;
+void pipeline_unbind(ml_program *program) {
+    const struct ml_pipeline_plan *plan = plan_of(program);
+    program->pipeline->fresh = true;
     for (int v = 0; v < plan->count; v++) {
-        const staged_stage *stage = &plan->stages[v];
+        const pipeline_stage *stage = &plan->stages[v];
         if (!stage->planned) continue;
-        memset(program->staged->stages[v].bound, 0, (size_t)executable_count(program, v));
+        memset(program->pipeline->stages[v].bound, 0, (size_t)executable_count(program, v));
     }
 }
 
 /* An output of the last microbatch, of the stage of this rank that has it. */
 static ml_status output_download(const ml_program *program, int output, void *to) {
-    const struct ml_staged_plan *plan = plan_of(program);
+    const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
     for (int v = plan->coordinate; v < plan->count; v += plan->ranks) {
-        int cell = plan->stages[v].outputs[output];
-        if (cell < 0) continue;
+        int saved = plan->stages[v].outputs[output];
+        if (saved < 0) continue;
         return device->ops->download(device, to,
-                                     cell_address(program, v, plan->microbatches - 1, cell),
-                                     plan->stages[v].pieces.cells[cell].bytes);
+                                     saved_address(program, v, plan->microbatches - 1, saved),
+                                     plan->stages[v].programs.saved[saved].bytes);
     }
     return ML_OK;
 }
 
-ml_status staged_finish(ml_program *program, void *const *outputs) {
-    int queued = program->staged->queued;
+ml_status pipeline_finish(ml_program *program, void *const *outputs) {
+    int queued = program->pipeline->queued;
     if (queued > 0) {
         const char *name = program->plan->roots.name;
-        program->staged->queued = 0;
+        program->pipeline->queued = 0;
         ml_fail(ML_INVALID, "program \"%s\" was started %d times; a step has %d microbatches",
                 name != NULL ? name : "", queued, plan_of(program)->microbatches);
         return ml_help("call start once for each microbatch, then finish");

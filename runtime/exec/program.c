@@ -11,8 +11,8 @@
 /* ---- making ---- */
 /* Inputs of the program, and not what stages receive or keep. */
 static bool input_fed(const ml_plan *plan, uint32_t id) {
-    const struct ml_staged_plan *staged = plan->staged;
-    return staged == NULL || id < staged->fed_count;
+    const struct ml_pipeline_plan *pipeline = plan->pipeline;
+    return pipeline == NULL || id < pipeline->script_inputs;
 }
 
 static void inputs_find(ml_program *program) {
@@ -55,7 +55,7 @@ static void inputs_body(void *context) {
 static ml_status inputs_allocate(ml_program *program) {
     const ml_layout *layout = program->plan->layout;
     int64_t bytes = 0, largest = 0;
-    for (int i = 0; i < program->input_count && program->plan->staged == NULL; i++) {
+    for (int i = 0; i < program->input_count && program->plan->pipeline == NULL; i++) {
         program->input_offsets[i] = bytes;
         bytes +=
             (program->input_bytes[i] + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
@@ -143,7 +143,7 @@ static ml_status states_allocate(ml_program *program) {
 static bool ranks_together(const ml_program *program) {
     const ml_session *session = program->session;
     if (session->world == NULL) return false;
-    return program->plan->staged != NULL || !session->layout.stages.on;
+    return program->plan->pipeline != NULL || !session->layout.stages.on;
 }
 
 /* Of the ranks that compile the same kernels, the first. */
@@ -162,7 +162,7 @@ ml_status program_reserve(ml_program *program) {
     ml_status status = ml_protect(inputs_body, program);
     if (status == ML_OK) status = session_grow(session);
     if (status != ML_OK) return status;
-    if (program->plan->staged != NULL) session_release(session);
+    if (program->plan->pipeline != NULL) session_release(session);
     require_call call = {program, foreign_bytes(program)};
     status = ml_protect(require_body, &call);
     if (status != ML_OK) return status;
@@ -219,12 +219,12 @@ ml_status program_compile(ml_program *program) {
         ml_comm_expect(session->comm, longest_silence(program));
         ml_comm_busy(session->comm, "compiling kernels");
     }
-    if (program->plan->staged != NULL)
-        status = staged_load(program);
+    if (program->plan->pipeline != NULL)
+        status = pipeline_load(program);
     else
         status = executables_load(program);
     if (status == ML_OK && first && together) status = ml_comm_barrier(session->comm);
-    if (status == ML_OK && program->plan->staged != NULL) status = staged_connect(program);
+    if (status == ML_OK && program->plan->pipeline != NULL) status = pipeline_connect(program);
     if (session->world != NULL) ml_comm_done(session->comm);
     return status;
 }
@@ -255,7 +255,7 @@ void program_enter(ml_session *session, ml_program *program) {
 
 /* What a program keeps because it runs often must fit beside what others hold; all ranks hold as
  * much. */
-static ml_status keep_less(ml_program *program, const ml_roots *roots, bool staged) {
+static ml_status keep_less(ml_program *program, const ml_roots *roots, bool pipelined) {
     ml_session *session = program->session;
     int64_t limit = session->device->target.memory_bytes;
     if (program->plan->refresh == NULL || limit <= 0) return ML_OK;
@@ -266,10 +266,10 @@ static ml_status keep_less(ml_program *program, const ml_roots *roots, bool stag
     seldom.often = false;
     ml_plan_free(program->plan);
     program->plan = NULL;
-    return session_plan(session, &seldom, session->ranks.layout, staged, &program->plan);
+    return session_plan(session, &seldom, session->ranks.layout, pipelined, &program->plan);
 }
 
-ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
+ml_status program_make(ml_session *session, const ml_roots *roots, bool pipelined,
                        ml_program **program) {
     *program = NULL;
     if (session->device == NULL) {
@@ -283,8 +283,8 @@ ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
     program_enter(session, made);
     const ml_layout *layout = session->ranks.layout;
-    ml_status status = session_plan(session, roots, layout, staged, &made->plan);
-    if (status == ML_OK && roots->often) status = keep_less(made, roots, staged);
+    ml_status status = session_plan(session, roots, layout, pipelined, &made->plan);
+    if (status == ML_OK && roots->often) status = keep_less(made, roots, pipelined);
     if (status == ML_OK) status = program_agree(made);
     if (status == ML_OK) status = program_load(made, roots);
     if (status != ML_OK) {
@@ -318,10 +318,11 @@ void ml_program_free(ml_program *program) {
     }
     if (program->refresh != NULL) device->ops->unload(program->refresh);
     program_drop_copies(program);
-    staged_unload(program);
+    pipeline_unload(program);
     bool owns = program->inputs != NULL && program->owner == NULL;
     if (owns) device->ops->release(device, program->inputs);
-    if (program->blocks != NULL) device->ops->release(device, program->blocks);
+    if (program->microbatch_buffers != NULL)
+        device->ops->release(device, program->microbatch_buffers);
     *ml_error_last() = kept;
     ml_plan_free(program->plan);
     ml_free(program->part);
@@ -333,7 +334,7 @@ const ml_plan *ml_program_plan(const ml_program *program) {
 }
 
 double ml_program_bubble(const ml_program *program, double *forecast) {
-    const bubble_clock *clock = staged_clock(program);
+    const bubble_clock *clock = pipeline_clock(program);
     *forecast = clock != NULL ? clock->forecast : 0;
     return clock != NULL ? clock->share : -1;
 }
@@ -370,8 +371,8 @@ static ml_status program_bind(ml_program *program) {
     if (program->bound) return ML_OK;
     ml_status status = session_reserve(program->session, arena_needed(program));
     if (status != ML_OK) return status;
-    if (program->plan->staged != NULL) {
-        staged_unbind(program);
+    if (program->plan->pipeline != NULL) {
+        pipeline_unbind(program);
         program->bound = true;
         return ML_OK;
     }
@@ -393,7 +394,7 @@ ml_status program_prepare(ml_program *program) {
 
 ml_status program_execute(ml_program *program) {
     ml_status status = program_bind(program);
-    if (status == ML_OK && program->plan->staged != NULL) return staged_step(program);
+    if (status == ML_OK && program->plan->pipeline != NULL) return pipeline_step(program);
     if (status == ML_OK) status = program_refresh(program);
     if (status != ML_OK) return status;
     return program->session->device->ops->run(program->executable);
@@ -453,7 +454,7 @@ ml_status program_settle_others(ml_session *session, const ml_program *next) {
 ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     ml_session *session = program->session;
     ml_device *device = session->device;
-    if (program->staged != NULL) return staged_start(program, inputs);
+    if (program->pipeline != NULL) return pipeline_start(program, inputs);
     ml_program *done;
     ml_status status = program_settle_others(session, program);
     if (status == ML_OK) status = program_settle(program, &done); /* the run before */
@@ -481,7 +482,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
 }
 
 ml_status ml_program_finish(ml_program *program, void *const *outputs) {
-    if (program->staged != NULL) return staged_finish(program, outputs);
+    if (program->pipeline != NULL) return pipeline_finish(program, outputs);
     const ml_roots *roots = &program->plan->roots;
     ml_program *done;
     ml_status status = program_settle(program, &done);

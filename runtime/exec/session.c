@@ -96,13 +96,13 @@ static void plan_body(void *context) {
 
 /* On one rank of several, the plan of its pipeline stages. */
 static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml_target *target,
-                            const ml_layout *layout, bool staged, ml_plan **plan) {
+                            const ml_layout *layout, bool pipelined, ml_plan **plan) {
     ml_cut cut = {&session->stages, -1};
-    if (staged && layout != NULL && layout->stages.on && session->world != NULL) {
+    if (pipelined && layout != NULL && layout->stages.on && session->world != NULL) {
         cut.coordinate =
             (int)ml_layout_coordinate(layout, session->ranks.rank, layout->stages.mesh_axis);
     }
-    plan_call call = {session->graph, roots, target, layout, staged ? &cut : NULL, plan};
+    plan_call call = {session->graph, roots, target, layout, pipelined ? &cut : NULL, plan};
     *plan = NULL;
     ml_status status = ml_protect(plan_body, &call);
     if (status == ML_OK) return ML_OK;
@@ -112,8 +112,8 @@ static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml
 }
 
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
-                       bool staged, ml_plan **plan) {
-    return plan_under(session, roots, &session->device->target, layout, staged, plan);
+                       bool pipelined, ml_plan **plan) {
+    return plan_under(session, roots, &session->device->target, layout, pipelined, plan);
 }
 
 /* The memory that a run would set aside for doing steps again (fallback.c). */
@@ -123,7 +123,7 @@ static ml_status plan_fallback(ml_session *session, const ml_roots *roots, const
     if (!ml_plan_watches(plan)) return ML_OK;
     const ml_layout *unbounded = session_unbounded(session);
     ml_status status =
-        plan_under(session, roots, target, unbounded, plan->staged != NULL, &fallback);
+        plan_under(session, roots, target, unbounded, plan->pipeline != NULL, &fallback);
     if (status == ML_OK) ml_plan_set_fallback(plan, fallback, target->memory_bytes);
     return status;
 }

@@ -42,7 +42,7 @@ struct ml_program {
     ml_executable *refresh;    /* of plan->refresh; NULL where there is none */
     uint64_t copied_at;        /* the clock that its copies of parameters are of; 0: never made */
     bool keeps;                /* is counted among the keepers of its copies */
-    struct staged_run *staged; /* of a program cut into stages: it has no executable */
+    struct pipeline_run *pipeline; /* of a program cut into stages: it has no executable */
     bool bound;                /* to the session's present arena */
     void *inputs;              /* one block for all inputs, then the coordinates */
     int64_t coordinates;       /* their offset: an i32 for each mesh axis, PLACE_ALIGNMENT apart */
@@ -52,8 +52,8 @@ struct ml_program {
     int64_t *input_offsets, *input_bytes; /* of this rank's parts */
     ml_placements *input_places;
     int input_count;
-    void *blocks; /* of stages: what microbatches under way keep, and the fallback's after them */
-    int64_t block_bytes;
+    void *microbatch_buffers; /* of stages: values saved between tasks, then the fallback's */
+    int64_t buffer_bytes;
     bool watches;   /* a run may turn out to have left rows without a place: on some rank, if cut */
     int64_t until;  /* of one that is cut: the latest of all ranks' plans */
     bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
@@ -78,7 +78,7 @@ ml_status session_initialize(ml_session *session, const ml_program *program);
 /* An arena of at least this size; programs bound to a smaller one are unbound. */
 ml_status session_reserve(ml_session *session, int64_t bytes);
 /* A program whose states need not be initialized: the one that initializes them. */
-ml_status program_make(ml_session *session, const ml_roots *roots, bool staged,
+ml_status program_make(ml_session *session, const ml_roots *roots, bool pipelined,
                        ml_program **program);
 ml_status program_execute(ml_program *program);
 /* Steps of making one: among the session's programs; memory of states and temporaries; kernels. */
@@ -101,7 +101,7 @@ void program_drop_copies(ml_program *program);
 void *program_address(const ml_program *program, const ml_storage *storage);
 /* A plan for the session's device. */
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
-                       bool staged, ml_plan **plan);
+                       bool pipelined, ml_plan **plan);
 
 /* fallback.c. An exchange that had no place for all its rows. */
 enum { EXCHANGE_NAME = 256 };
@@ -126,26 +126,26 @@ ml_status program_settle(ml_program *program, ml_program **done);
  * states. All ranks of a job call it in the same order. */
 ml_status program_settle_others(ml_session *session, const ml_program *next);
 
-/* staged.c: the same for programs that are cut into stages. */
-ml_status staged_load(ml_program *program);
-ml_status staged_connect(ml_program *program); /* all ranks together */
-void staged_unload(ml_program *program);
-void staged_unbind(ml_program *program); /* addresses have changed */
-ml_status staged_start(ml_program *program, const void *const *inputs);
-ml_status staged_finish(ml_program *program, void *const *outputs);
+/* pipeline_run.c: the same for programs that are cut into stages. */
+ml_status pipeline_load(ml_program *program);
+ml_status pipeline_connect(ml_program *program); /* all ranks together */
+void pipeline_unload(ml_program *program);
+void pipeline_unbind(ml_program *program); /* addresses have changed */
+ml_status pipeline_start(ml_program *program, const void *const *inputs);
+ml_status pipeline_finish(ml_program *program, void *const *outputs);
 /* A step with the microbatches that are queued; of a fallback, those of its owner. */
-ml_status staged_step(ml_program *program);
+ml_status pipeline_step(ml_program *program);
 
-/* staged_retry.c: a step that may be done again. Room for the blocks of a program's stages; no less
- * than there is already. */
-ml_status staged_room(ml_program *program, int64_t bytes);
+/* pipeline_retry.c: a step that may be done again. Room for the buffers of a program's stages; no
+ * less than there is already. */
+ml_status pipeline_buffers_reserve(ml_program *program, int64_t bytes);
 /* All ranks together: sets program->watches and until. */
-ml_status staged_watches(ml_program *program);
+ml_status pipeline_overflow_agree(ml_program *program);
 /* Whether the fallback's stages run in the same order, and send and receive the same. */
-bool staged_alike(const ml_program *program, const ml_program *fallback);
+bool pipeline_plans_alike(const ml_program *program, const ml_program *fallback);
 /* All ranks together, after a step: the exchange without enough places, the same on every rank.
  * Where there is one, the states are as they were before the step. */
-ml_status staged_overflow(ml_program *program, exchange_overflow *found);
+ml_status pipeline_overflow(ml_program *program, exchange_overflow *found);
 
 /* bubble.c: how much of a pipelined step ranks wait: what the times of some steps after the first
  * ones foretell, and measured in the next ones. */
@@ -162,7 +162,7 @@ typedef struct {
 ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
 /* status: how the step went; it is passed on. */
 ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status);
-const bubble_clock *staged_clock(const ml_program *program); /* NULL: no pipeline */
+const bubble_clock *pipeline_clock(const ml_program *program); /* NULL: no pipeline */
 
 /* An all-gather or a sum of host memory between the ranks along mesh axis i. */
 ml_status session_collect(const ml_session *session, int i, ml_op op, const void *from, void *to,

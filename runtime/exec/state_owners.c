@@ -3,7 +3,7 @@
 
 #include "runtime/exec/session.h"
 
-static bool staged(const ml_session *session) {
+static bool pipelined(const ml_session *session) {
     return session->world != NULL && session->layout.stages.on;
 }
 
@@ -17,7 +17,7 @@ static const struct ml_holder *holders(const ml_session *session, uint32_t state
 }
 
 bool session_holds(const ml_session *session, uint32_t state) {
-    if (!staged(session) || session->stages.count == 0) return true;
+    if (!pipelined(session) || session->stages.count == 0) return true;
     int ranks = (int)session->layout.axis[session->layout.stages.mesh_axis].size;
     for (const struct ml_holder *h = holders(session, state); h != NULL; h = h->next) {
         if (h->stage % ranks == coordinate(session)) return true;
@@ -26,7 +26,7 @@ bool session_holds(const ml_session *session, uint32_t state) {
 }
 
 bool session_home(const ml_session *session, uint32_t state) {
-    if (!staged(session)) return true;
+    if (!pipelined(session)) return true;
     int ranks = (int)session->layout.axis[session->layout.stages.mesh_axis].size;
     const struct ml_holder *home = holders(session, state);
     if (session->stages.count == 0) return coordinate(session) == 0;
@@ -53,11 +53,11 @@ typedef struct {
 static void settle_body(void *context) {
     settle_call *call = context;
     ml_session *session = call->session;
-    ml_stage_settle(session->graph, &session->layout, &session->stages, call->state);
+    ml_stage_assign_state(session->graph, &session->layout, &session->stages, call->state);
 }
 
 ml_status session_settle(ml_session *session, uint32_t state) {
-    if (!staged(session) || session->stages.count == 0) return ML_OK;
+    if (!pipelined(session) || session->stages.count == 0) return ML_OK;
     if (holders(session, state) != NULL) return ML_OK;
     settle_call call = {session, state};
     return ml_protect(settle_body, &call);
@@ -65,7 +65,7 @@ ml_status session_settle(ml_session *session, uint32_t state) {
 
 /* What one rank has and the others are zero in, as sums of its words; parts of a sum as such. */
 ml_status session_spread(const ml_session *session, uint32_t state, void *part, int64_t bytes) {
-    if (!staged(session)) return ML_OK;
+    if (!pipelined(session)) return ML_OK;
     int axis = session->layout.stages.mesh_axis;
     const ml_state *info = ml_graph_state(session->graph, state);
     if (info->kind == ML_STATE_GRADIENT) {

@@ -8,7 +8,7 @@
 #include "runtime/plan/arena_place.h"
 #include "runtime/plan/plan_internal.h"
 
-typedef struct ml_staged_plan staged_plan;
+typedef struct ml_pipeline_plan pipeline_plan;
 
 /* What all plans of a program begin with, while it is made. */
 typedef struct {
@@ -16,7 +16,7 @@ typedef struct {
     ml_graph *graph;
     const ml_layout *layout;
     const ml_cut *cut;
-    staged_plan *staged;
+    pipeline_plan *pipeline;
 } sharing;
 
 typedef struct {
@@ -25,49 +25,50 @@ typedef struct {
     const ml_target *target;
     plan_recompute recompute;
     bool overlap, copies;
-    staged_plan *staged;
+    pipeline_plan *pipeline;
 } staging;
 
 /* ---- tasks ---- */
-static void level_add(piece_levels *levels, int level) {
-    int at = levels->count;
-    for (int i = 0; i < levels->count; i++) {
-        if (levels->level[i] == level) return;
+static void wave_add(task_waves *waves, int wave) {
+    int at = waves->count;
+    for (int i = 0; i < waves->count; i++) {
+        if (waves->wave[i] == wave) return;
     }
-    if (levels->count == PIECES_MOST - 1) {
+    if (waves->count == TASKS_MOST - 1) {
         ml_raise(ML_INVALID, "a pipeline stage waits for others more than %d times a run",
-                 PIECES_MOST - 1);
+                 TASKS_MOST - 1);
     }
-    for (; at > 0 && levels->level[at - 1] > level; at--) levels->level[at] = levels->level[at - 1];
-    levels->level[at] = level;
-    levels->count++;
+    for (; at > 0 && waves->wave[at - 1] > wave; at--) waves->wave[at] = waves->wave[at - 1];
+    waves->wave[at] = wave;
+    waves->count++;
 }
 
 /* The levels at which each stage has work: those of what it receives, and 0 where others wait for
  * something that needs nothing received. */
-static void levels_find(sharing *s) {
-    const ml_staged *c = &s->staged->cut;
-    bool late =
-        s->layout->stages.schedule == ML_SCHEDULE_ZERO_BUBBLE && s->staged->microbatches > 1;
+static void waves_find(sharing *s) {
+    const ml_stage_graphs *c = &s->pipeline->cut;
+    bool weight_grad =
+        s->layout->stages.schedule == ML_SCHEDULE_ZERO_BUBBLE && s->pipeline->microbatches > 1;
     for (int i = 0; i < c->transfer_count; i++) {
         const ml_transfer *t = &c->transfers[i];
-        level_add(&s->staged->stages[t->to].levels, t->to_level);
-        if (t->from_level == 0) level_add(&s->staged->stages[t->from].levels, 0);
+        wave_add(&s->pipeline->stages[t->to].waves, t->to_wave);
+        if (t->from_wave == 0) wave_add(&s->pipeline->stages[t->from].waves, 0);
     }
     for (int v = 0; v < c->count; v++) {
-        piece_levels *levels = &s->staged->stages[v].levels;
-        if (levels->count == 0) level_add(levels, 0);
-        levels->overlaps = s->staged->microbatches > 1;
+        task_waves *waves = &s->pipeline->stages[v].waves;
+        if (waves->count == 0) wave_add(waves, 0);
+        waves->overlaps = s->pipeline->microbatches > 1;
     }
-    for (int i = 0; late && i < c->transfer_count; i++) { /* others wait for the backward pass */
-        piece_levels *levels = &s->staged->stages[c->transfers[i].from].levels;
-        int last = levels->level[levels->count - 1];
-        if (last > 0 && c->transfers[i].from_level == last) levels->late = true;
+    for (int i = 0; weight_grad && i < c->transfer_count;
+         i++) { /* others wait for the backward pass */
+        task_waves *waves = &s->pipeline->stages[c->transfers[i].from].waves;
+        int last = waves->wave[waves->count - 1];
+        if (last > 0 && c->transfers[i].from_wave == last) waves->weight_grad = true;
     }
 }
 
-static double flops_at(const ml_stage *stage, int level) {
-    return level < stage->levels ? stage->flops[level] : 0;
+static double flops_at(const ml_stage *stage, int wave) {
+    return wave < stage->waves ? stage->flops[wave] : 0;
 }
 
 /* Work in proportion: the largest task takes UNITS. Weight gradients take as long as the forward
@@ -75,35 +76,35 @@ static double flops_at(const ml_stage *stage, int level) {
 enum { UNITS = 1000 };
 static void tasks_cost(sharing *s, const double *flops) {
     double most = 1;
-    for (int t = 0; t < s->staged->task_count; t++) most = flops[t] > most ? flops[t] : most;
-    for (int t = 0; t < s->staged->task_count; t++) {
+    for (int t = 0; t < s->pipeline->task_count; t++) most = flops[t] > most ? flops[t] : most;
+    for (int t = 0; t < s->pipeline->task_count; t++) {
         int64_t units = (int64_t)(UNITS * flops[t] / most);
-        s->staged->tasks[t].cost = units > 0 ? units : 1;
+        s->pipeline->tasks[t].cost = units > 0 ? units : 1;
     }
 }
 
 static void tasks_make(sharing *s) {
-    staged_plan *staged = s->staged;
+    pipeline_plan *pipeline = s->pipeline;
     ml_arena *arena = s->arena;
-    for (int v = 0; v < staged->count; v++) {
-        staged_stage *stage = &staged->stages[v];
-        stage->first_task = staged->task_count;
-        stage->task_count = stage->levels.count + stage->levels.late;
-        staged->task_count += stage->task_count;
+    for (int v = 0; v < pipeline->count; v++) {
+        pipeline_stage *stage = &pipeline->stages[v];
+        stage->first_task = pipeline->task_count;
+        stage->task_count = stage->waves.count + stage->waves.weight_grad;
+        pipeline->task_count += stage->task_count;
     }
-    staged->tasks = ML_NEW_ARRAY(arena, ml_task, (size_t)staged->task_count);
-    double *flops = ML_NEW_ARRAY(arena, double, (size_t)staged->task_count);
-    for (int v = 0; v < staged->count; v++) {
-        const staged_stage *stage = &staged->stages[v];
-        int count = stage->levels.count;
+    pipeline->tasks = ML_NEW_ARRAY(arena, ml_task, (size_t)pipeline->task_count);
+    double *flops = ML_NEW_ARRAY(arena, double, (size_t)pipeline->task_count);
+    for (int v = 0; v < pipeline->count; v++) {
+        const pipeline_stage *stage = &pipeline->stages[v];
+        int count = stage->waves.count;
         for (int i = 0; i < count; i++) {
             int t = stage->first_task + i;
-            staged->tasks[t].stage = v;
-            flops[t] = flops_at(&s->staged->cut.stages[v], stage->levels.level[i]);
+            pipeline->tasks[t].stage = v;
+            flops[t] = flops_at(&s->pipeline->cut.stages[v], stage->waves.wave[i]);
         }
-        if (!stage->levels.late) continue;
+        if (!stage->waves.weight_grad) continue;
         int t = stage->first_task + count, main = t - 1;
-        staged->tasks[t] = (ml_task){.stage = v, .late = true};
+        pipeline->tasks[t] = (ml_task){.stage = v, .weight_grad = true};
         flops[t] = count > 1 ? flops[stage->first_task] : flops[main] / 3;
         if (flops[t] > flops[main] / 2) flops[t] = flops[main] / 2;
         flops[main] -= flops[t];
@@ -111,91 +112,91 @@ static void tasks_make(sharing *s) {
     tasks_cost(s, flops);
 }
 
-static int task_at(const staged_stage *stage, int level) {
-    for (int i = 0; i < stage->levels.count; i++) {
-        if (stage->levels.level[i] == level) return stage->first_task + i;
+static int task_at(const pipeline_stage *stage, int wave) {
+    for (int i = 0; i < stage->waves.count; i++) {
+        if (stage->waves.wave[i] == wave) return stage->first_task + i;
     }
     return stage->first_task;
 }
 
 /* ---- lanes ---- */
-static int cell_of_input(const staged_stage *stage, uint32_t input) {
-    for (int i = 0; i < stage->pieces.cell_count; i++) {
-        if (stage->pieces.cells[i].input == input) return i;
+static int saved_of_input(const pipeline_stage *stage, uint32_t input) {
+    for (int i = 0; i < stage->programs.saved_count; i++) {
+        if (stage->programs.saved[i].input == input) return i;
     }
     return -1;
 }
 
 /* What is received and no longer needed still has to go somewhere. */
-static int cell_spare(staged_stage *stage, int64_t bytes, ml_arena *arena) {
-    piece_set *set = &stage->pieces;
-    piece_cell *cells = ML_NEW_ARRAY(arena, piece_cell, (size_t)set->cell_count + 1);
-    if (set->cell_count > 0) memcpy(cells, set->cells, sizeof *cells * (size_t)set->cell_count);
-    cells[set->cell_count] = (piece_cell){UINT32_MAX, CELL_GIVEN, bytes, set->block_bytes};
-    set->block_bytes += (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
-    set->cells = cells;
-    return set->cell_count++;
+static int saved_spare(pipeline_stage *stage, int64_t bytes, ml_arena *arena) {
+    task_programs *set = &stage->programs;
+    saved_value *saved = ML_NEW_ARRAY(arena, saved_value, (size_t)set->saved_count + 1);
+    if (set->saved_count > 0) memcpy(saved, set->saved, sizeof *saved * (size_t)set->saved_count);
+    saved[set->saved_count] = (saved_value){UINT32_MAX, SAVED_GIVEN, bytes, set->buffer_bytes};
+    set->buffer_bytes += (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+    set->saved = saved;
+    return set->saved_count++;
 }
 
-static int lane_of(sharing *s, const ml_transfer *t) {
-    staged_plan *staged = s->staged;
-    staged_lane lane = {.from = t->from, .to = t->to};
-    lane.from_task = task_at(&staged->stages[t->from], t->from_level);
-    lane.to_task = task_at(&staged->stages[t->to], t->to_level);
-    lane.local = t->from % staged->ranks == t->to % staged->ranks;
-    for (int i = staged->lane_count - 1; i >= 0; i--) {
-        const staged_lane *known = &staged->lanes[i];
-        if (known->from_task == lane.from_task && known->to_task == lane.to_task) return i;
+static int channel_of(sharing *s, const ml_transfer *t) {
+    pipeline_plan *pipeline = s->pipeline;
+    pipeline_channel channel = {.from = t->from, .to = t->to};
+    channel.from_task = task_at(&pipeline->stages[t->from], t->from_wave);
+    channel.to_task = task_at(&pipeline->stages[t->to], t->to_wave);
+    channel.local = t->from % pipeline->ranks == t->to % pipeline->ranks;
+    for (int i = pipeline->channel_count - 1; i >= 0; i--) {
+        const pipeline_channel *known = &pipeline->channels[i];
+        if (known->from_task == channel.from_task && known->to_task == channel.to_task) return i;
     }
-    staged->lanes[staged->lane_count] = lane;
-    return staged->lane_count++;
+    pipeline->channels[pipeline->channel_count] = channel;
+    return pipeline->channel_count++;
 }
 
 /* By lane, those of a lane in the order of the transfers. */
-static void lanes_make(sharing *s) {
-    staged_plan *staged = s->staged;
-    const ml_staged *c = &staged->cut;
+static void channels_make(sharing *s) {
+    pipeline_plan *pipeline = s->pipeline;
+    const ml_stage_graphs *c = &pipeline->cut;
     int count = c->transfer_count;
-    staged->lanes = ML_NEW_ARRAY(s->arena, staged_lane, (size_t)count + 1);
-    staged->messages = ML_NEW_ARRAY(s->arena, staged_message, (size_t)count + 1);
-    staged->message_of = ML_NEW_ARRAY(s->arena, int, (size_t)count + 1);
-    staged->message_count = count;
-    int *lane = ML_NEW_ARRAY(s->arena, int, (size_t)count + 1);
-    for (int i = 0; i < count; i++) lane[i] = lane_of(s, &c->transfers[i]);
-    int *next = ML_NEW_ARRAY(s->arena, int, (size_t)staged->lane_count + 2);
-    for (int i = 0; i < count; i++) next[lane[i] + 1]++;
-    for (int i = 0; i < staged->lane_count; i++) next[i + 1] += next[i];
+    pipeline->channels = ML_NEW_ARRAY(s->arena, pipeline_channel, (size_t)count + 1);
+    pipeline->messages = ML_NEW_ARRAY(s->arena, pipeline_message, (size_t)count + 1);
+    pipeline->message_of = ML_NEW_ARRAY(s->arena, int, (size_t)count + 1);
+    pipeline->message_count = count;
+    int *channel = ML_NEW_ARRAY(s->arena, int, (size_t)count + 1);
+    for (int i = 0; i < count; i++) channel[i] = channel_of(s, &c->transfers[i]);
+    int *next = ML_NEW_ARRAY(s->arena, int, (size_t)pipeline->channel_count + 2);
+    for (int i = 0; i < count; i++) next[channel[i] + 1]++;
+    for (int i = 0; i < pipeline->channel_count; i++) next[i + 1] += next[i];
     for (int i = 0; i < count; i++) {
         ml_type type = ml_plan_input_type(s->layout, s->graph, c->transfers[i].input);
-        int at = staged->message_of[i] = next[lane[i]]++;
-        staged->messages[at] = (staged_message){lane[i], -1, -1, ml_type_bytes(&type)};
-        staged->lanes[lane[i]].bytes += staged->messages[at].bytes;
+        int at = pipeline->message_of[i] = next[channel[i]]++;
+        pipeline->messages[at] = (pipeline_message){channel[i], -1, -1, ml_type_bytes(&type)};
+        pipeline->channels[channel[i]].bytes += pipeline->messages[at].bytes;
     }
 }
 
 /* Sums over all ranks and stages, which an account of one rank does not go over again. */
 static void sums_make(sharing *s) {
-    staged_plan *staged = s->staged;
-    staged->sent = ML_NEW_ARRAY(s->arena, ml_traffic, (size_t)staged->ranks);
-    for (int i = 0; i < staged->message_count; i++) {
-        const staged_lane *lane = &staged->lanes[staged->messages[i].lane];
-        ml_traffic *sent = &staged->sent[lane->from % staged->ranks];
-        if (lane->local) continue;
+    pipeline_plan *pipeline = s->pipeline;
+    pipeline->sent = ML_NEW_ARRAY(s->arena, ml_traffic, (size_t)pipeline->ranks);
+    for (int i = 0; i < pipeline->message_count; i++) {
+        const pipeline_channel *channel = &pipeline->channels[pipeline->messages[i].channel];
+        ml_traffic *sent = &pipeline->sent[channel->from % pipeline->ranks];
+        if (channel->local) continue;
         sent->count++;
-        sent->bytes += staged->messages[i].bytes;
+        sent->bytes += pipeline->messages[i].bytes;
     }
-    for (int v = 0; v < staged->count; v++)
-        for (int i = 0; i < staged->cut.stages[v].levels; i++)
-            staged->flops += staged->cut.stages[v].flops[i];
+    for (int v = 0; v < pipeline->count; v++)
+        for (int i = 0; i < pipeline->cut.stages[v].waves; i++)
+            pipeline->flops += pipeline->cut.stages[v].flops[i];
 }
 
 /* ---- what all plans begin with ---- */
-static void inputs_level(sharing *s) {
-    const ml_staged *c = &s->staged->cut;
+static void inputs_wave(sharing *s) {
+    const ml_stage_graphs *c = &s->pipeline->cut;
     uint32_t inputs = ml_graph_input_count(s->graph);
-    s->staged->input_level = ML_NEW_ARRAY(s->arena, int, (size_t)inputs + 1);
+    s->pipeline->input_wave = ML_NEW_ARRAY(s->arena, int, (size_t)inputs + 1);
     for (int i = 0; i < c->transfer_count; i++)
-        s->staged->input_level[c->transfers[i].input] = c->transfers[i].to_level;
+        s->pipeline->input_wave[c->transfers[i].input] = c->transfers[i].to_wave;
 }
 
 /* A hash of all that a rank's stages are planned by. Ranks that plan alike may have other states,
@@ -220,15 +221,15 @@ static uint64_t shape_state(rank_shape *r, uint32_t id, uint64_t shape) {
 }
 
 /* Which of the levels an input comes at: 0 for one of the program. */
-static uint64_t shape_input(const rank_shape *r, const piece_levels *levels, uint32_t id,
+static uint64_t shape_input(const rank_shape *r, const task_waves *waves, uint32_t id,
                             uint64_t shape) {
-    int level = r->s->staged->input_level[id], at = 0;
-    while (level > 0 && at < levels->count && levels->level[at] != level) at++;
-    if (level > 0) at++;
+    int wave = r->s->pipeline->input_wave[id], at = 0;
+    while (wave > 0 && at < waves->count && waves->wave[at] != wave) at++;
+    if (wave > 0) at++;
     return ml_hash(&at, sizeof at, shape);
 }
 
-static uint64_t shape_node(rank_shape *r, const piece_levels *levels, const ml_graph *g, ml_ref n,
+static uint64_t shape_node(rank_shape *r, const task_waves *waves, const ml_graph *g, ml_ref n,
                            uint64_t shape) {
     const ml_node *node = ml_graph_node(g, n);
     const ml_type *type = ml_graph_type(g, n);
@@ -239,18 +240,19 @@ static uint64_t shape_node(rank_shape *r, const piece_levels *levels, const ml_g
     shape = ml_hash(type->axis, type->rank * sizeof(ml_axis), shape);
     shape = ml_hash(type->size, type->rank * sizeof(int64_t), shape);
     if (node->op == ML_OP_STATE) return shape_state(r, (uint32_t)args[0], shape);
-    if (node->op == ML_OP_INPUT) return shape_input(r, levels, (uint32_t)args[0], shape);
+    if (node->op == ML_OP_INPUT) return shape_input(r, waves, (uint32_t)args[0], shape);
     return ml_hash(args, node->arg_count * sizeof(int64_t), shape);
 }
 
 static uint64_t shape_stage(rank_shape *r, int v, uint64_t shape) {
-    const ml_stage *stage = &r->s->staged->cut.stages[v];
-    const piece_levels *levels = &r->s->staged->stages[v].levels;
+    const ml_stage *stage = &r->s->pipeline->cut.stages[v];
+    const task_waves *waves = &r->s->pipeline->stages[v].waves;
     const ml_roots *roots = &stage->roots;
-    int head[] = {levels->count, levels->late, levels->overlaps, roots->kept, roots->output_count};
+    int head[] = {waves->count, waves->weight_grad, waves->overlaps, roots->kept,
+                  roots->output_count};
     shape = ml_hash(head, sizeof head, shape);
     for (ml_ref n = 1; n < ml_graph_count(stage->graph); n++)
-        shape = shape_node(r, levels, stage->graph, n, shape);
+        shape = shape_node(r, waves, stage->graph, n, shape);
     shape = ml_hash(roots->outputs, sizeof(ml_ref) * (size_t)roots->output_count, shape);
     for (int i = 0; i < roots->update_count; i++) {
         shape = ml_hash(&roots->updates[i].value, sizeof(ml_ref), shape);
@@ -260,25 +262,25 @@ static uint64_t shape_stage(rank_shape *r, int v, uint64_t shape) {
 }
 
 /* By rank: the first that plans alike. */
-static int *ranks_alike(const sharing *s) {
-    const staged_plan *staged = s->staged;
+static int *ranks_representative(const sharing *s) {
+    const pipeline_plan *pipeline = s->pipeline;
     ml_arena *arena = s->arena;
     rank_shape r = {.s = s};
     r.state = ML_NEW_ARRAY(arena, shape_of_state, ml_graph_state_count(s->graph) + 1);
-    uint64_t *shapes = ML_NEW_ARRAY(arena, uint64_t, (size_t)staged->ranks);
-    int *like = ML_NEW_ARRAY(arena, int, (size_t)staged->ranks);
-    for (; r.rank < staged->ranks; r.rank++) {
+    uint64_t *shapes = ML_NEW_ARRAY(arena, uint64_t, (size_t)pipeline->ranks);
+    int *representative = ML_NEW_ARRAY(arena, int, (size_t)pipeline->ranks);
+    for (; r.rank < pipeline->ranks; r.rank++) {
         r.states = 0;
-        for (int v = r.rank; v < staged->count; v += staged->ranks)
+        for (int v = r.rank; v < pipeline->count; v += pipeline->ranks)
             shapes[r.rank] = shape_stage(&r, v, shapes[r.rank]);
-        while (shapes[like[r.rank]] != shapes[r.rank]) like[r.rank]++;
+        while (shapes[representative[r.rank]] != shapes[r.rank]) representative[r.rank]++;
     }
-    return like;
+    return representative;
 }
 
 static void states_list(sharing *s, int v) {
-    staged_stage *stage = &s->staged->stages[v];
-    const ml_stage *cut = &s->staged->cut.stages[v];
+    pipeline_stage *stage = &s->pipeline->stages[v];
+    const ml_stage *cut = &s->pipeline->cut.stages[v];
     uint32_t nodes = ml_graph_count(cut->graph);
     stage->states =
         ML_NEW_ARRAY(s->arena, uint32_t, (size_t)nodes + (size_t)cut->roots.update_count);
@@ -291,68 +293,68 @@ static void states_list(sharing *s, int v) {
 }
 
 static void schedule_make(sharing *s) {
-    staged_plan *staged = s->staged;
+    pipeline_plan *pipeline = s->pipeline;
     const ml_stages *how = &s->layout->stages;
     ml_arena *arena = s->arena;
-    ml_pipeline_problem *problem = &staged->problem;
-    problem->kind = staged->microbatches > 1 ? how->schedule : ML_SCHEDULE_1F1B;
-    problem->ranks = staged->ranks;
-    problem->chunks = staged->count / staged->ranks;
-    problem->microbatches = staged->microbatches;
-    problem->task_count = staged->task_count;
-    problem->tasks = staged->tasks;
-    ml_task_edge *edges = ML_NEW_ARRAY(arena, ml_task_edge,
-                                       (size_t)staged->lane_count + (size_t)staged->task_count + 1);
+    ml_pipeline_problem *problem = &pipeline->problem;
+    problem->kind = pipeline->microbatches > 1 ? how->schedule : ML_SCHEDULE_1F1B;
+    problem->ranks = pipeline->ranks;
+    problem->chunks = pipeline->count / pipeline->ranks;
+    problem->microbatches = pipeline->microbatches;
+    problem->task_count = pipeline->task_count;
+    problem->tasks = pipeline->tasks;
+    ml_task_edge *edges = ML_NEW_ARRAY(
+        arena, ml_task_edge, (size_t)pipeline->channel_count + (size_t)pipeline->task_count + 1);
     problem->edges = edges;
-    for (int i = 0; i < staged->lane_count; i++) {
+    for (int i = 0; i < pipeline->channel_count; i++) {
         edges[problem->edge_count++] =
-            (ml_task_edge){staged->lanes[i].from_task, staged->lanes[i].to_task};
+            (ml_task_edge){pipeline->channels[i].from_task, pipeline->channels[i].to_task};
     }
-    for (int v = 0; v < staged->count; v++) {
-        const staged_stage *stage = &staged->stages[v];
+    for (int v = 0; v < pipeline->count; v++) {
+        const pipeline_stage *stage = &pipeline->stages[v];
         for (int i = 1; i < stage->task_count; i++) {
             int t = stage->first_task + i;
             edges[problem->edge_count++] = (ml_task_edge){t - 1, t};
         }
     }
-    ml_pipeline_make(problem, arena, &staged->pipeline);
+    ml_pipeline_schedule_build(problem, arena, &pipeline->schedule);
 }
 
 /* Those of this rank; in a check, of one rank of each shape. */
 static void stages_choose(sharing *s) {
-    staged_plan *staged = s->staged;
+    pipeline_plan *pipeline = s->pipeline;
     bool check = s->cut->coordinate < 0;
-    const int *like = check ? ranks_alike(s) : NULL;
-    for (int v = 0; v < staged->count; v++) {
-        int rank = v % staged->ranks, planned = check ? like[rank] : s->cut->coordinate;
-        staged->stages[v].like = check ? v - rank + planned : -1;
-        staged->stages[v].planned = rank == planned;
+    const int *representative = check ? ranks_representative(s) : NULL;
+    for (int v = 0; v < pipeline->count; v++) {
+        int rank = v % pipeline->ranks, planned = check ? representative[rank] : s->cut->coordinate;
+        pipeline->stages[v].representative = check ? v - rank + planned : -1;
+        pipeline->stages[v].planned = rank == planned;
         if (check) states_list(s, v);
     }
 }
 
 /* Of those whose memory is to be known: blocks. */
 static void slots_find(sharing *s) {
-    for (int v = 0; v < s->staged->count; v++)
-        if (s->cut->coordinate < 0 || s->staged->stages[v].planned)
-            staged_slots(s->staged, v, s->arena);
+    for (int v = 0; v < s->pipeline->count; v++)
+        if (s->cut->coordinate < 0 || s->pipeline->stages[v].planned)
+            pipeline_slots_assign(s->pipeline, v, s->arena);
 }
 
-void staged_share(struct plan_base *base, const ml_layout *layout, const ml_cut *cut) {
+void pipeline_partition(struct plan_base *base, const ml_layout *layout, const ml_cut *cut) {
     sharing s = {.arena = base->arena, .graph = base->global, .layout = layout, .cut = cut};
-    staged_plan *staged = s.staged = base->staged = ML_NEW(base->arena, staged_plan);
-    staged->microbatches = base->roots.microbatches > 1 ? base->roots.microbatches : 1;
-    staged->ranks = (int)layout->axis[layout->stages.mesh_axis].size;
-    staged->fed_count = ml_graph_input_count(base->global);
-    ml_stage_cut(base->global, &base->roots, layout, cut->map, base->arena, &staged->cut);
-    staged->count = staged->cut.count;
-    staged->map = cut->map;
-    staged->stages = ML_NEW_ARRAY(base->arena, staged_stage, (size_t)staged->count);
-    inputs_level(&s);
-    levels_find(&s);
+    pipeline_plan *pipeline = s.pipeline = base->pipeline = ML_NEW(base->arena, pipeline_plan);
+    pipeline->microbatches = base->roots.microbatches > 1 ? base->roots.microbatches : 1;
+    pipeline->ranks = (int)layout->axis[layout->stages.mesh_axis].size;
+    pipeline->script_inputs = ml_graph_input_count(base->global);
+    ml_stage_cut(base->global, &base->roots, layout, cut->map, base->arena, &pipeline->cut);
+    pipeline->count = pipeline->cut.count;
+    pipeline->map = cut->map;
+    pipeline->stages = ML_NEW_ARRAY(base->arena, pipeline_stage, (size_t)pipeline->count);
+    inputs_wave(&s);
+    waves_find(&s);
     tasks_make(&s);
     stages_choose(&s);
-    lanes_make(&s);
+    channels_make(&s);
     sums_make(&s);
     schedule_make(&s);
     slots_find(&s);
@@ -369,100 +371,102 @@ static ml_plan *part_new(const staging *s, ml_graph **graph, const ml_roots *roo
     return part;
 }
 
-static void pieces_plan(staging *s, staged_stage *stage) {
-    piece_set *set = &stage->pieces;
+static void tasks_plan(staging *s, pipeline_stage *stage) {
+    task_programs *set = &stage->programs;
     ml_arena *arena = s->plan->arena;
-    pieces_cut(stage->local->graph, &stage->local->roots, s->staged->input_level, &stage->levels,
-               arena, set);
-    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, PIECES_MOST + 1);
-    stage->plan_count = set->count + set->steady;
+    task_programs_split(stage->local->graph, &stage->local->roots, s->pipeline->input_wave,
+                        &stage->waves, arena, set);
+    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, TASKS_MOST + 1);
+    stage->plan_count = set->count + set->once_per_step;
     for (int p = 0; p < stage->plan_count; p++) {
-        piece *piece = &set->pieces[p];
-        ml_plan *part = part_new(s, &piece->graph, &piece->roots, &stage->plans[p]);
-        part->piece = true;
+        task_program *task = &set->tasks[p];
+        ml_plan *part = part_new(s, &task->graph, &task->roots, &stage->plans[p]);
+        part->pipeline_task = true;
         plan_steps(part, s->target, s->overlap);
     }
 }
 
 static void stage_plan(staging *s, int v) {
-    staged_stage *stage = &s->staged->stages[v];
-    ml_stage *cut = &s->base->staged->cut.stages[v];
-    stage->like = v;
-    stage->levels.steady = s->copies;
+    pipeline_stage *stage = &s->pipeline->stages[v];
+    ml_stage *cut = &s->base->pipeline->cut.stages[v];
+    stage->representative = v;
+    stage->waves.once_per_step = s->copies;
     ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
     plan_local(local, s->target, s->recompute, false,
-               stage->levels.late ? s->staged->input_level : NULL, s->base, &s->base->parts[v]);
-    stage->watched = local->roots.watched;
-    if (stage->watched > 0) local->roots.kept++; /* as what others wait for: not put off */
-    pieces_plan(s, stage);
-    if (stage->watched > 0) {
-        stage->watched_cell = stage->pieces.cell_of_output[local->roots.output_count - 1];
-        stage->watched_piece = stage->pieces.piece_of_output[local->roots.output_count - 1];
+               stage->waves.weight_grad ? s->pipeline->input_wave : NULL, s->base,
+               &s->base->parts[v]);
+    stage->overflow_flags = local->roots.watched;
+    if (stage->overflow_flags > 0) local->roots.kept++; /* as what others wait for: not put off */
+    tasks_plan(s, stage);
+    if (stage->overflow_flags > 0) {
+        stage->overflow_saved = stage->programs.saved_of_output[local->roots.output_count - 1];
+        stage->overflow_task = stage->programs.task_of_output[local->roots.output_count - 1];
     }
     int outputs = s->plan->roots.output_count;
     stage->outputs = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
-    stage->output_piece = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
+    stage->output_task = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
     for (int i = 0; i < outputs; i++) {
         int at = cut->output_of[i];
-        stage->outputs[i] = at >= 0 ? stage->pieces.cell_of_output[at] : -1;
-        stage->output_piece[i] = at >= 0 ? stage->pieces.piece_of_output[at] : 0;
+        stage->outputs[i] = at >= 0 ? stage->programs.saved_of_output[at] : -1;
+        stage->output_task[i] = at >= 0 ? stage->programs.task_of_output[at] : 0;
     }
 }
 
 /* ---- messages ---- */
 /* Where the messages of stages that are planned lie in their blocks. */
-static void cells_find(staging *s) {
-    staged_plan *staged = s->staged;
+static void messages_locate(staging *s) {
+    pipeline_plan *pipeline = s->pipeline;
     ml_arena *arena = s->plan->arena;
-    staged_message *messages = ML_NEW_ARRAY(arena, staged_message, (size_t)staged->message_count);
-    memcpy(messages, staged->messages, sizeof *messages * (size_t)staged->message_count);
-    staged->messages = messages;
-    for (int i = 0; i < staged->cut.transfer_count; i++) {
-        const ml_transfer *t = &staged->cut.transfers[i];
-        staged_message *m = &messages[staged->message_of[i]];
-        staged_stage *from = &staged->stages[t->from], *to = &staged->stages[t->to];
-        if (from->planned) m->cell_from = from->pieces.cell_of_output[t->output];
+    pipeline_message *messages =
+        ML_NEW_ARRAY(arena, pipeline_message, (size_t)pipeline->message_count);
+    memcpy(messages, pipeline->messages, sizeof *messages * (size_t)pipeline->message_count);
+    pipeline->messages = messages;
+    for (int i = 0; i < pipeline->cut.transfer_count; i++) {
+        const ml_transfer *t = &pipeline->cut.transfers[i];
+        pipeline_message *m = &messages[pipeline->message_of[i]];
+        pipeline_stage *from = &pipeline->stages[t->from], *to = &pipeline->stages[t->to];
+        if (from->planned) m->saved_from = from->programs.saved_of_output[t->output];
         if (to->planned) {
-            m->cell_to = cell_of_input(to, t->input);
-            if (m->cell_to < 0) m->cell_to = cell_spare(to, m->bytes, arena);
+            m->saved_to = saved_of_input(to, t->input);
+            if (m->saved_to < 0) m->saved_to = saved_spare(to, m->bytes, arena);
         }
-        if (from->planned && from->pieces.cells[m->cell_from].bytes != m->bytes)
+        if (from->planned && from->programs.saved[m->saved_from].bytes != m->bytes)
             ml_raise(ML_INTERNAL, "stage %d sends another size than stage %d expects", t->from,
                      t->to);
-        if (from->planned && from->first_task + from->pieces.piece_of_output[t->output] >
-                                 staged->lanes[m->lane].from_task)
+        if (from->planned && from->first_task + from->programs.task_of_output[t->output] >
+                                 pipeline->channels[m->channel].from_task)
             ml_raise(ML_INTERNAL, "stage %d would send what it has not computed yet", t->from);
     }
 }
 
-void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
-                 plan_recompute recompute, bool overlap, bool copies) {
+void pipeline_plan_stages(ml_plan *plan, const ml_target *target, const ml_cut *cut,
+                          plan_recompute recompute, bool overlap, bool copies) {
     staging s = {.plan = plan,
                  .base = plan->base,
                  .target = target,
                  .recompute = recompute,
                  .overlap = overlap,
                  .copies = copies};
-    staged_plan *staged = s.staged = plan->staged = ML_NEW(plan->arena, staged_plan);
-    *staged = *plan->base->staged;
-    staged->stages = ML_NEW_ARRAY(plan->arena, staged_stage, (size_t)staged->count);
-    memcpy(staged->stages, plan->base->staged->stages,
-           sizeof *staged->stages * (size_t)staged->count);
-    for (int v = 0; v < staged->count; v++)
-        if (staged->stages[v].planned) stage_plan(&s, v);
-    cells_find(&s);
-    staged->until = staged_watched_until(staged);
-    for (int r = 0; r < staged->ranks; r++)
-        if (cut->coordinate < 0 || cut->coordinate == r) staged_check_states(plan, r);
-    staged_account(plan, cut->coordinate);
+    pipeline_plan *pipeline = s.pipeline = plan->pipeline = ML_NEW(plan->arena, pipeline_plan);
+    *pipeline = *plan->base->pipeline;
+    pipeline->stages = ML_NEW_ARRAY(plan->arena, pipeline_stage, (size_t)pipeline->count);
+    memcpy(pipeline->stages, plan->base->pipeline->stages,
+           sizeof *pipeline->stages * (size_t)pipeline->count);
+    for (int v = 0; v < pipeline->count; v++)
+        if (pipeline->stages[v].planned) stage_plan(&s, v);
+    messages_locate(&s);
+    pipeline->until = pipeline_overflow_time(pipeline);
+    for (int r = 0; r < pipeline->ranks; r++)
+        if (cut->coordinate < 0 || cut->coordinate == r) pipeline_states_check(plan, r);
+    pipeline_memory(plan, cut->coordinate);
 }
 
-void staged_free(staged_plan *staged) {
-    if (staged == NULL) return;
-    for (int v = 0; v < staged->count && staged->stages != NULL; v++) {
-        staged_stage *stage = &staged->stages[v];
+void pipeline_plan_free(pipeline_plan *pipeline) {
+    if (pipeline == NULL) return;
+    for (int v = 0; v < pipeline->count && pipeline->stages != NULL; v++) {
+        pipeline_stage *stage = &pipeline->stages[v];
         for (int p = 0; p < stage->plan_count; p++) ml_plan_free(stage->plans[p]);
-        pieces_free(&stage->pieces);
+        task_programs_free(&stage->programs);
         ml_plan_free(stage->local);
     }
 }

@@ -5,29 +5,30 @@
 #include "runtime/pipeline/plan.h"
 #include "runtime/plan/plan_internal.h"
 
-typedef struct ml_staged_plan staged_plan;
+typedef struct ml_pipeline_plan pipeline_plan;
 
-static int rank_of(const staged_plan *staged, int stage) {
-    return stage % staged->ranks;
+static int rank_of(const pipeline_plan *pipeline, int stage) {
+    return stage % pipeline->ranks;
 }
 
 /* When a rank begins the action before its action `at`: by then it has a place for what that one
  * receives (exec/pipeline_run.c). */
-static int64_t expected_at(const staged_plan *staged, int rank, int at) {
-    return at > 0 ? staged->pipeline.actions[rank][at - 1].start : -1;
+static int64_t expected_at(const pipeline_plan *pipeline, int rank, int at) {
+    return at > 0 ? pipeline->schedule.actions[rank][at - 1].start : -1;
 }
 
 /* GPUs send from where the message lies, which holds the block until the receiver has a place for
  * it: to the last own action that begins no later than that. A later one may wait for the message
  * and ranks never wait in a circle, for whatever is waited for begins earlier in the schedule. */
-static void ends_of_messages(const staged_plan *staged, const staged_lane *lane, int *end) {
-    int from = rank_of(staged, lane->from), to = rank_of(staged, lane->to), last = 0;
-    int count = staged->pipeline.action_count[from];
-    const ml_action *own = staged->pipeline.actions[from];
-    for (int i = 0; i < staged->pipeline.action_count[to]; i++) {
-        const ml_action *action = &staged->pipeline.actions[to][i];
-        if (action->task != lane->to_task) continue;
-        int64_t there = expected_at(staged, to, i);
+static void ends_of_messages(const pipeline_plan *pipeline, const pipeline_channel *channel,
+                             int *end) {
+    int from = rank_of(pipeline, channel->from), to = rank_of(pipeline, channel->to), last = 0;
+    int count = pipeline->schedule.action_count[from];
+    const ml_action *own = pipeline->schedule.actions[from];
+    for (int i = 0; i < pipeline->schedule.action_count[to]; i++) {
+        const ml_action *action = &pipeline->schedule.actions[to][i];
+        if (action->task != channel->to_task) continue;
+        int64_t there = expected_at(pipeline, to, i);
         while (last + 1 < count && own[last + 1].start <= there) last++;
         if (last > end[action->microbatch]) end[action->microbatch] = last;
     }
@@ -35,23 +36,24 @@ static void ends_of_messages(const staged_plan *staged, const staged_lane *lane,
 
 /* By microbatch: the first action of the stage's rank that touches its block, and the last, which
  * may be that of another stage that reads it in place. */
-static void ends_find(const staged_plan *staged, int stage, ml_arena *arena, int *begin, int *end) {
-    int rank = rank_of(staged, stage);
-    bool *reads = ML_NEW_ARRAY(arena, bool, (size_t)staged->task_count + 1); /* by task */
-    for (int i = 0; i < staged->lane_count; i++) {
-        const staged_lane *lane = &staged->lanes[i];
-        if (lane->local && lane->from == stage) reads[lane->to_task] = true;
+static void ends_find(const pipeline_plan *pipeline, int stage, ml_arena *arena, int *begin,
+                      int *end) {
+    int rank = rank_of(pipeline, stage);
+    bool *reads = ML_NEW_ARRAY(arena, bool, (size_t)pipeline->task_count + 1); /* by task */
+    for (int i = 0; i < pipeline->channel_count; i++) {
+        const pipeline_channel *channel = &pipeline->channels[i];
+        if (channel->local && channel->from == stage) reads[channel->to_task] = true;
     }
-    for (int i = 0; i < staged->microbatches; i++) begin[i] = -1;
-    for (int i = 0; i < staged->pipeline.action_count[rank]; i++) {
-        const ml_action *action = &staged->pipeline.actions[rank][i];
-        bool own = staged->tasks[action->task].stage == stage;
+    for (int i = 0; i < pipeline->microbatches; i++) begin[i] = -1;
+    for (int i = 0; i < pipeline->schedule.action_count[rank]; i++) {
+        const ml_action *action = &pipeline->schedule.actions[rank][i];
+        bool own = pipeline->tasks[action->task].stage == stage;
         if (own && begin[action->microbatch] < 0) begin[action->microbatch] = i;
         if (own || reads[action->task]) end[action->microbatch] = i;
     }
-    for (int i = 0; i < staged->lane_count; i++) {
-        const staged_lane *lane = &staged->lanes[i];
-        if (!lane->local && lane->from == stage) ends_of_messages(staged, lane, end);
+    for (int i = 0; i < pipeline->channel_count; i++) {
+        const pipeline_channel *channel = &pipeline->channels[i];
+        if (!channel->local && channel->from == stage) ends_of_messages(pipeline, channel, end);
     }
 }
 
@@ -92,7 +94,7 @@ static void slot_use(slot *heap, int count, int used_to) {
 }
 
 typedef struct {
-    staged_plan *staged;
+    pipeline_plan *pipeline;
     int stage;
     ml_arena *arena, *scratch;
 } slots_call;
@@ -100,27 +102,27 @@ typedef struct {
 /* Slots are given out in turn, the one that has been free for longest first. */
 static void slots_body(void *context) {
     slots_call *call = context;
-    staged_plan *staged = call->staged;
-    staged_stage *stage = &staged->stages[call->stage];
-    int count = staged->microbatches, rank = rank_of(staged, call->stage);
+    pipeline_plan *pipeline = call->pipeline;
+    pipeline_stage *stage = &pipeline->stages[call->stage];
+    int count = pipeline->microbatches, rank = rank_of(pipeline, call->stage);
     int *begin = ML_NEW_ARRAY(call->scratch, int, (size_t)count);
     int *end = ML_NEW_ARRAY(call->scratch, int, (size_t)count);
-    int actions = staged->pipeline.action_count[rank];
-    ends_find(staged, call->stage, call->scratch, begin, end);
+    int actions = pipeline->schedule.action_count[rank];
+    ends_find(pipeline, call->stage, call->scratch, begin, end);
     stage->slots = slots_needed(begin, end, count, actions, call->scratch);
     stage->slot_of = ML_NEW_ARRAY(call->arena, int, (size_t)count);
     slot *heap = ML_NEW_ARRAY(call->scratch, slot, (size_t)stage->slots);
     for (int i = 0; i < stage->slots; i++) heap[i] = (slot){i - stage->slots - 1, i};
     for (int t = 0; t < actions; t++) {
-        int i = staged->pipeline.actions[rank][t].microbatch;
+        int i = pipeline->schedule.actions[rank][t].microbatch;
         if (begin[i] != t) continue;
         stage->slot_of[i] = heap[0].number;
         slot_use(heap, stage->slots, end[i]);
     }
 }
 
-void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
-    slots_call call = {staged, v, arena, ml_arena_new()};
+void pipeline_slots_assign(pipeline_plan *pipeline, int v, ml_arena *arena) {
+    slots_call call = {pipeline, v, arena, ml_arena_new()};
     if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
     ml_status status = ml_protect(slots_body, &call);
     ml_arena_free(call.scratch);
@@ -129,7 +131,7 @@ void staged_slots(staged_plan *staged, int v, ml_arena *arena) {
 
 typedef struct {
     int64_t kinds[ML_MEMORY_KINDS], states[ML_MEMORY_KINDS];
-    int64_t arena, library, blocks, steady, saved, peak;
+    int64_t arena, library, buffers, once_per_step, saved, peak;
     double flops;
     uint32_t step;
 } account;
@@ -145,18 +147,18 @@ static void account_states(const ml_plan *part, bool *seen, account *a) {
     }
 }
 
-const ml_plan *staged_steady(const staged_plan *staged, int v) {
-    const staged_stage *stage = &staged->stages[staged->stages[v].like];
-    return stage->pieces.steady ? stage->plans[stage->pieces.count] : NULL;
+const ml_plan *pipeline_once_per_step(const pipeline_plan *pipeline, int v) {
+    const pipeline_stage *stage = &pipeline->stages[pipeline->stages[v].representative];
+    return stage->programs.once_per_step ? stage->plans[stage->programs.count] : NULL;
 }
 
 /* What is set aside of a step that may be done again. */
 static int64_t account_saved(const ml_plan *plan, int coordinate, ml_arena *arena) {
-    staged_saved_list list = {0};
+    pipeline_saved_list list = {0};
     int64_t bytes = 0;
-    int64_t until = plan->staged->until;
+    int64_t until = plan->pipeline->until;
     if (until == 0) return 0;
-    staged_saved_find(plan, coordinate, until, arena, &list);
+    pipeline_saved_find(plan, coordinate, until, arena, &list);
     for (uint32_t i = 0; i < list.count; i++)
         if (!list.at[i].begins) bytes += memory_padded(list.at[i].bytes);
     return bytes;
@@ -172,13 +174,13 @@ typedef struct {
 
 static void account_rank(accounting *x, int coordinate, account *a) {
     const ml_plan *plan = x->plan, *largest = NULL;
-    const staged_plan *staged = plan->staged;
+    const pipeline_plan *pipeline = plan->pipeline;
     memset(x->seen, 0, (size_t)ml_graph_state_count(plan->graph) + 1);
     memset(a, 0, sizeof *a);
-    for (int v = coordinate; v < staged->count; v += staged->ranks) {
-        const staged_stage *stage = &staged->stages[staged->stages[v].like];
-        a->blocks += stage->pieces.block_bytes * staged->stages[v].slots;
-        a->steady += stage->pieces.steady_bytes;
+    for (int v = coordinate; v < pipeline->count; v += pipeline->ranks) {
+        const pipeline_stage *stage = &pipeline->stages[pipeline->stages[v].representative];
+        a->buffers += stage->programs.buffer_bytes * pipeline->stages[v].slots;
+        a->once_per_step += stage->programs.once_bytes;
         for (int p = 0; p < stage->plan_count; p++) {
             const ml_plan *part = stage->plans[p];
             account_states(part, x->seen, a);
@@ -193,18 +195,18 @@ static void account_rank(accounting *x, int coordinate, account *a) {
         a->kinds[i] = a->states[i] + largest->kind_bytes[i] - largest->state_bytes[i];
         a->peak += a->states[i];
     }
-    a->kinds[ML_MEMORY_ACTIVATIONS] += a->blocks;
-    a->kinds[ML_MEMORY_PARAMETERS] += a->steady;
+    a->kinds[ML_MEMORY_ACTIVATIONS] += a->buffers;
+    a->kinds[ML_MEMORY_PARAMETERS] += a->once_per_step;
     a->kinds[ML_MEMORY_WORKSPACE] += a->library - largest->library_bytes + a->saved;
-    a->peak += a->arena + a->library + a->blocks + a->steady + a->saved;
+    a->peak += a->arena + a->library + a->buffers + a->once_per_step + a->saved;
 }
 
 /* And the work that ranks do alike. */
 static void traffic_sum(ml_plan *plan, int coordinate) {
-    const staged_plan *staged = plan->staged;
+    const pipeline_plan *pipeline = plan->pipeline;
     ml_traffic *sent = &plan->traffic[plan->layout->stages.mesh_axis][ML_COLLECTIVE_SEND];
-    for (int v = coordinate; v < staged->count; v += staged->ranks) {
-        const ml_plan *local = staged->stages[staged->stages[v].like].local;
+    for (int v = coordinate; v < pipeline->count; v += pipeline->ranks) {
+        const ml_plan *local = pipeline->stages[pipeline->stages[v].representative].local;
         ml_division_add(&plan->roots.division, &local->roots.division);
         for (int i = 0; i < ML_MAX_MESH; i++) {
             for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
@@ -213,49 +215,49 @@ static void traffic_sum(ml_plan *plan, int coordinate) {
             }
         }
     }
-    sent->count += staged->sent[coordinate].count;
-    sent->bytes += staged->sent[coordinate].bytes;
+    sent->count += pipeline->sent[coordinate].count;
+    sent->bytes += pipeline->sent[coordinate].bytes;
 }
 
 static void parts_list(ml_plan *plan, int coordinate) {
-    const staged_plan *staged = plan->staged;
+    const pipeline_plan *pipeline = plan->pipeline;
     int count = 0;
-    for (int v = coordinate; v < staged->count; v += staged->ranks)
-        count += staged->stages[staged->stages[v].like].plan_count;
+    for (int v = coordinate; v < pipeline->count; v += pipeline->ranks)
+        count += pipeline->stages[pipeline->stages[v].representative].plan_count;
     plan->parts = ML_NEW_ARRAY(plan->arena, ml_plan *, (size_t)count);
-    for (int v = coordinate; v < staged->count; v += staged->ranks) {
-        const staged_stage *stage = &staged->stages[staged->stages[v].like];
+    for (int v = coordinate; v < pipeline->count; v += pipeline->ranks) {
+        const pipeline_stage *stage = &pipeline->stages[pipeline->stages[v].representative];
         for (int p = 0; p < stage->plan_count; p++)
             plan->parts[plan->part_count++] = stage->plans[p];
     }
 }
 
 /* The work of all ranks, as if evenly spread, from that of one of them. */
-static double flops_even(const staged_plan *staged, double own, int coordinate) {
+static double flops_even(const pipeline_plan *pipeline, double own, int coordinate) {
     double mine = 0;
-    for (int v = coordinate; v < staged->count; v += staged->ranks)
-        for (int i = 0; i < staged->cut.stages[v].levels; i++)
-            mine += staged->cut.stages[v].flops[i];
-    return mine > 0 ? own * staged->flops / mine / staged->ranks : 0;
+    for (int v = coordinate; v < pipeline->count; v += pipeline->ranks)
+        for (int i = 0; i < pipeline->cut.stages[v].waves; i++)
+            mine += pipeline->cut.stages[v].flops[i];
+    return mine > 0 ? own * pipeline->flops / mine / pipeline->ranks : 0;
 }
 
 static void account_body(void *context) {
     accounting *x = context;
-    staged_plan *staged = x->plan->staged;
+    pipeline_plan *pipeline = x->plan->pipeline;
     account a;
     x->seen = ML_NEW_ARRAY(x->scratch, bool, (size_t)ml_graph_state_count(x->plan->graph) + 1);
-    staged->coordinate = x->coordinate;
+    pipeline->coordinate = x->coordinate;
     if (x->coordinate >= 0) account_rank(x, x->coordinate, &x->best);
-    for (int r = 0; x->coordinate < 0 && r < staged->ranks; r++) {
+    for (int r = 0; x->coordinate < 0 && r < pipeline->ranks; r++) {
         account_rank(x, r, &a);
         if (r > 0 && a.peak <= x->best.peak) continue;
         x->best = a;
-        staged->coordinate = r;
+        pipeline->coordinate = r;
     }
 }
 
-void staged_account(ml_plan *plan, int coordinate) {
-    staged_plan *staged = plan->staged;
+void pipeline_memory(ml_plan *plan, int coordinate) {
+    pipeline_plan *pipeline = plan->pipeline;
     accounting x = {.plan = plan, .coordinate = coordinate, .scratch = ml_arena_new()};
     if (x.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
     ml_status status = ml_protect(account_body, &x);
@@ -268,12 +270,12 @@ void staged_account(ml_plan *plan, int coordinate) {
     memcpy(plan->state_bytes, x.best.states, sizeof x.best.states);
     plan->arena_bytes = x.best.arena;
     plan->library_bytes = x.best.library;
-    plan->block_bytes = x.best.blocks + x.best.steady;
+    plan->buffer_bytes = x.best.buffers + x.best.once_per_step;
     plan->peak_bytes = x.best.peak;
-    plan->flops = flops_even(staged, x.best.flops, staged->coordinate);
-    traffic_sum(plan, staged->coordinate);
-    parts_list(plan, staged->coordinate);
+    plan->flops = flops_even(pipeline, x.best.flops, pipeline->coordinate);
+    traffic_sum(plan, pipeline->coordinate);
+    parts_list(plan, pipeline->coordinate);
     if (plan->fallback == NULL) return;
-    staged_account(plan->fallback, staged->coordinate);
+    pipeline_memory(plan->fallback, pipeline->coordinate);
     plan_fallback_account(plan);
 }

@@ -4,10 +4,10 @@
  * the step is used. */
 #include "runtime/pipeline/plan.h"
 
-typedef struct ml_staged_plan staged_plan;
+typedef struct ml_pipeline_plan pipeline_plan;
 
 /* How the program reads a state. */
-struct staged_begin {
+struct state_reads {
     bool read, otherwise; /* at all; elsewhere than as a branch that `input` leaves out */
     bool when;
     uint32_t input;
@@ -24,7 +24,7 @@ static bool left_out(const ml_graph *g, ml_ref n, int i, uint32_t *input, bool *
     return true;
 }
 
-static void note_read(const ml_graph *g, ml_ref n, int i, struct staged_begin *begin) {
+static void note_read(const ml_graph *g, ml_ref n, int i, struct state_reads *begin) {
     uint32_t input = 0;
     bool when = false, out = left_out(g, n, i, &input, &when);
     if (begin->read && (begin->input != input || begin->when != when)) out = false;
@@ -39,12 +39,12 @@ static uint32_t state_of(const ml_graph *g, ml_ref n) {
 }
 
 /* By state, once. */
-static const struct staged_begin *begins_of(const ml_plan *plan) {
+static const struct state_reads *begins_of(const ml_plan *plan) {
     const ml_graph *g = plan->graph;
     const ml_roots *r = &plan->roots;
-    if (plan->staged->begins != NULL) return plan->staged->begins;
-    struct staged_begin *begins = plan->staged->begins =
-        ML_NEW_ARRAY(plan->arena, struct staged_begin, (size_t)ml_graph_state_count(g) + 1);
+    if (plan->pipeline->begins != NULL) return plan->pipeline->begins;
+    struct state_reads *begins = plan->pipeline->begins =
+        ML_NEW_ARRAY(plan->arena, struct state_reads, (size_t)ml_graph_state_count(g) + 1);
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
         for (int i = 0; i < ml_graph_node(g, n)->source_count; i++) {
             ml_ref source = ml_graph_source(g, n, i);
@@ -60,27 +60,27 @@ static const struct staged_begin *begins_of(const ml_plan *plan) {
     return begins;
 }
 
-static const staged_stage *stage_like(const staged_plan *staged, int v) {
-    int like = staged->stages[v].like;
-    return &staged->stages[like >= 0 ? like : v];
+static const pipeline_stage *stage_representative(const pipeline_plan *pipeline, int v) {
+    int representative = pipeline->stages[v].representative;
+    return &pipeline->stages[representative >= 0 ? representative : v];
 }
 
 /* Of a step of one microbatch, which has one action of each task. */
-static const ml_action *action_of(const staged_plan *staged, int v, int piece) {
-    int rank = v % staged->ranks, task = staged->stages[v].first_task + piece;
-    const ml_action *actions = staged->pipeline.actions[rank];
-    for (int i = 0; i < staged->pipeline.action_count[rank]; i++)
+static const ml_action *action_of(const pipeline_plan *pipeline, int v, int number) {
+    int rank = v % pipeline->ranks, task = pipeline->stages[v].first_task + number;
+    const ml_action *actions = pipeline->schedule.actions[rank];
+    for (int i = 0; i < pipeline->schedule.action_count[rank]; i++)
         if (actions[i].task == task) return &actions[i];
     return NULL;
 }
 
-int64_t staged_watched_until(const staged_plan *staged) {
+int64_t pipeline_overflow_time(const pipeline_plan *pipeline) {
     int64_t until = 0;
-    for (int v = 0; v < staged->count; v++) {
-        const staged_stage *stage = stage_like(staged, v);
-        if (!stage->planned || stage->watched == 0) continue;
-        if (staged->microbatches > 1) return INT64_MAX;
-        const ml_action *action = action_of(staged, v, stage->watched_piece);
+    for (int v = 0; v < pipeline->count; v++) {
+        const pipeline_stage *stage = stage_representative(pipeline, v);
+        if (!stage->planned || stage->overflow_flags == 0) continue;
+        if (pipeline->microbatches > 1) return INT64_MAX;
+        const ml_action *action = action_of(pipeline, v, stage->overflow_task);
         if (action->end > until) until = action->end;
     }
     return until;
@@ -88,35 +88,35 @@ int64_t staged_watched_until(const staged_plan *staged) {
 
 typedef struct {
     const ml_plan *plan;
-    const struct staged_begin *begins;
+    const struct state_reads *begins;
     bool *seen; /* by state */
     ml_arena *arena;
-    staged_saved_list *out;
+    pipeline_saved_list *out;
 } listing;
 
 /* What is assigned and never read holds its new value whatever it held. */
 static void list_state(listing *l, uint32_t state) {
-    const struct staged_begin *begin = &l->begins[state];
+    const struct state_reads *begin = &l->begins[state];
     if (l->seen[state] || !(begin->read || begin->otherwise)) return;
     l->seen[state] = true;
     ml_type type = ml_plan_state_type(l->plan->layout, l->plan->graph, state);
-    *ML_PUSH(l->arena, l->out) = (staged_saved){.state = state,
-                                                .bytes = ml_type_bytes(&type),
-                                                .begins = !begin->otherwise,
-                                                .when = begin->when,
-                                                .input = begin->input};
+    *ML_PUSH(l->arena, l->out) = (pipeline_saved_state){.state = state,
+                                                        .bytes = ml_type_bytes(&type),
+                                                        .begins = !begin->otherwise,
+                                                        .when = begin->when,
+                                                        .input = begin->input};
 }
 
-void staged_saved_find(const ml_plan *plan, int rank, int64_t until, ml_arena *arena,
-                       staged_saved_list *out) {
-    const staged_plan *staged = plan->staged;
+void pipeline_saved_find(const ml_plan *plan, int rank, int64_t until, ml_arena *arena,
+                         pipeline_saved_list *out) {
+    const pipeline_plan *pipeline = plan->pipeline;
     listing l = {.plan = plan, .begins = begins_of(plan), .arena = arena, .out = out};
     l.seen = ML_NEW_ARRAY(arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
-    for (int v = rank; v < staged->count; v += staged->ranks) {
-        const staged_stage *stage = stage_like(staged, v);
-        for (int p = 0; p < stage->pieces.count; p++) {
+    for (int v = rank; v < pipeline->count; v += pipeline->ranks) {
+        const pipeline_stage *stage = stage_representative(pipeline, v);
+        for (int p = 0; p < stage->programs.count; p++) {
             const ml_roots *roots = &stage->plans[p]->roots;
-            if (until < INT64_MAX && action_of(staged, v, p)->start >= until) continue;
+            if (until < INT64_MAX && action_of(pipeline, v, p)->start >= until) continue;
             for (int i = 0; i < roots->update_count; i++) list_state(&l, roots->updates[i].state);
         }
     }

@@ -27,7 +27,7 @@ typedef ML_VEC(ready) ready_heap;
 
 typedef struct {
     int first, last; /* of its tasks that are not late; -1: none */
-    int task_count, late_count;
+    int task_count, weight_grad_count;
 } stage;
 
 typedef struct {
@@ -35,9 +35,9 @@ typedef struct {
 } unit;
 
 typedef struct {
-    ready_heap later; /* tasks of open units */
-    ready *late;      /* tasks that nobody waits for, in the order of their sources */
-    int late_taken, late_count;
+    ready_heap later;    /* tasks of open units */
+    ready *weight_grads; /* tasks that nobody waits for, in the order of their sources */
+    int weight_grad_next, weight_grad_count;
     unit next; /* to open */
     int open, held, open_limit, held_limit;
     int running, microbatch; /* task, or -1 */
@@ -68,7 +68,7 @@ typedef struct {
     int edge_count;
     edge_index out_of, into; /* by task */
     edge_index to_rank;      /* by rank: the edges to its tasks */
-    int *under_way; /* [edges] microbatches whose source is done and whose user has not begun */
+    int *in_flight; /* [edges] microbatches whose source is done and whose user has not begun */
     ready_heap messages; /* by when they arrive: edges that take a while */
     int *rank_of;        /* [tasks] */
     int *after;          /* [tasks]: of its stage that are not late and follow */
@@ -79,10 +79,10 @@ typedef struct {
     int leaves;     /* a power of two */
     int *woken, woken_count; /* ranks that may have something to start */
     variant how;
-    bool keeps;   /* the actions, and not their length alone */
+    bool records; /* the actions, and not their length alone */
     bool *opened; /* [stages][microbatches] */
     int *stage_held;
-    ml_pipeline *out;
+    ml_pipeline_schedule *out;
 } simulation;
 
 /* ---- The problem ------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ static void list_edges(simulation *s) {
     for (int t = 0; t < p->task_count; t++) {
         int *before = &previous[p->tasks[t].stage];
         if (*before >= 0) s->edges[s->edge_count++] = (ml_task_edge){*before, t};
-        if (!p->tasks[t].late) *before = t;
+        if (!p->tasks[t].weight_grad) *before = t;
     }
 }
 
@@ -132,8 +132,8 @@ static void read_problem(simulation *s) {
         stage *v = &s->stages[p->tasks[t].stage];
         s->rank_of[t] = p->tasks[t].stage % p->ranks;
         v->task_count++;
-        v->late_count += p->tasks[t].late;
-        if (p->tasks[t].late) continue;
+        v->weight_grad_count += p->tasks[t].weight_grad;
+        if (p->tasks[t].weight_grad) continue;
         if (v->last < 0) v->last = t;
         if (v->first >= 0) s->after[t] = s->after[v->first] + 1;
         v->first = t;
@@ -244,11 +244,11 @@ static void begin(simulation *s, int rank, int task, int microbatch, int64_t now
         if (held > s->out->held[v]) s->out->held[v] = held;
     }
     for (int i = s->into.first[task]; i < s->into.first[task + 1]; i++)
-        s->under_way[s->into.edges[i]]--;
+        s->in_flight[s->into.edges[i]]--;
     int64_t end = now + s->problem->tasks[task].cost;
     at->running = task, at->microbatch = microbatch;
     at->work += s->problem->tasks[task].cost;
-    if (s->keeps)
+    if (s->records)
         s->out->actions[rank][s->out->action_count[rank]++] =
             (ml_action){task, microbatch, now, end};
     set_end(s, rank, (uint64_t)end);
@@ -313,25 +313,25 @@ static bool better_comes(const simulation *s, int rank, int64_t until) {
 
 static void dispatch(simulation *s, int rank, int64_t now) {
     rank_state *at = &s->ranks[rank];
-    bool late = at->late_taken < at->late_count;
-    if (!late || s->how.waits) {
+    bool weight_grad = at->weight_grad_next < at->weight_grad_count;
+    if (!weight_grad || s->how.waits) {
         if (open_next(s, rank, now)) return;
-        late = late && !at->later.count;
-        if (!late && !at->later.count) return;
+        weight_grad = weight_grad && !at->later.count;
+        if (!weight_grad && !at->later.count) return;
     }
-    if (late && s->how.patience > 0) {
-        int64_t cost = s->problem->tasks[at->late[at->late_taken].task].cost;
+    if (weight_grad && s->how.patience > 0) {
+        int64_t cost = s->problem->tasks[at->weight_grads[at->weight_grad_next].task].cost;
         if (better_comes(s, rank, now + cost * s->how.patience / 4)) return;
     }
-    ready item = late ? at->late[at->late_taken++] : heap_pop(&at->later);
+    ready item = weight_grad ? at->weight_grads[at->weight_grad_next++] : heap_pop(&at->later);
     begin(s, rank, item.task, item.microbatch, now);
 }
 
 static void add_ready(simulation *s, int rank, int task, int microbatch) {
     rank_state *at = &s->ranks[rank];
     ready item = {.task = task, .microbatch = microbatch};
-    if (s->problem->tasks[task].late) {
-        at->late[at->late_count++] = item;
+    if (s->problem->tasks[task].weight_grad) {
+        at->weight_grads[at->weight_grad_count++] = item;
         return;
     }
     item.key = key_of(s, task, microbatch);
@@ -356,8 +356,8 @@ static void finish(simulation *s, int rank, int64_t now) {
     if (--s->unit_left[(size_t)v * s->microbatches + microbatch] == 0)
         at->held--, s->stage_held[v]--;
     for (int i = s->out_of.first[task]; i < s->out_of.first[task + 1]; i++) {
-        int e = s->out_of.edges[i], under_way = ++s->under_way[e];
-        if (under_way > s->out->under_way[e]) s->out->under_way[e] = under_way;
+        int e = s->out_of.edges[i], in_flight = ++s->in_flight[e];
+        if (in_flight > s->out->in_flight[e]) s->out->in_flight[e] = in_flight;
         if (s->edges[e].delay == 0)
             arrive(s, e, microbatch);
         else
@@ -453,23 +453,24 @@ static void simulation_new(simulation *s) {
     s->woken = ML_NEW_ARRAY(arena, int, p->ranks);
     s->stage_held = ML_NEW_ARRAY(arena, int, s->stage_count);
     read_problem(s);
-    s->under_way = ML_NEW_ARRAY(arena, int, s->edge_count);
+    s->in_flight = ML_NEW_ARRAY(arena, int, s->edge_count);
 }
 
 static void output_new(simulation *s) {
     const ml_pipeline_problem *p = s->problem;
-    *s->out = (ml_pipeline){.actions = ML_NEW_ARRAY(s->arena, ml_action *, p->ranks),
-                            .action_count = ML_NEW_ARRAY(s->arena, int, p->ranks),
-                            .under_way = ML_NEW_ARRAY(s->arena, int, s->edge_count),
-                            .held = ML_NEW_ARRAY(s->arena, int, s->stage_count)};
+    *s->out = (ml_pipeline_schedule){.actions = ML_NEW_ARRAY(s->arena, ml_action *, p->ranks),
+                                     .action_count = ML_NEW_ARRAY(s->arena, int, p->ranks),
+                                     .in_flight = ML_NEW_ARRAY(s->arena, int, s->edge_count),
+                                     .held = ML_NEW_ARRAY(s->arena, int, s->stage_count)};
     for (int r = 0; r < p->ranks; r++) {
-        int tasks = 0, late = 0;
+        int tasks = 0, weight_grad = 0;
         for (int v = r; v < s->stage_count; v += p->ranks) {
             tasks += s->stages[v].task_count;
-            late += s->stages[v].late_count;
+            weight_grad += s->stages[v].weight_grad_count;
         }
-        s->ranks[r].late = ML_NEW_ARRAY(s->scratch, ready, (size_t)late * s->microbatches);
-        if (!s->keeps) continue;
+        s->ranks[r].weight_grads =
+            ML_NEW_ARRAY(s->scratch, ready, (size_t)weight_grad * s->microbatches);
+        if (!s->records) continue;
         s->out->actions[r] = ML_NEW_ARRAY(s->arena, ml_action, (size_t)tasks * s->microbatches);
     }
 }
@@ -487,24 +488,24 @@ static void variant_body(void *context) {
 }
 
 static void variant_run(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                        ml_pipeline *out) {
+                        ml_pipeline_schedule *out) {
     simulation s = {.problem = problem, .out = out, .scratch = ml_arena_new()};
     if (s.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
-    s.keeps = arena != NULL;
-    s.arena = s.keeps ? arena : s.scratch;
+    s.records = arena != NULL;
+    s.arena = s.records ? arena : s.scratch;
     s.how = variants[problem->kind == ML_SCHEDULE_ZERO_BUBBLE ? number : AT_ONCE];
     ml_status status = ml_protect(variant_body, &s);
     ml_arena_free(s.scratch);
     if (status != ML_OK) ml_raise_last();
 }
 
-void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                         ml_pipeline *out) {
+void ml_pipeline_schedule_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                                  ml_pipeline_schedule *out) {
     variant_run(problem, number, arena, out);
 }
 
 static int64_t trial_length(const ml_pipeline_problem *problem, int number) {
-    ml_pipeline made;
+    ml_pipeline_schedule made;
     variant_run(problem, number, NULL, &made);
     return made.length;
 }
@@ -531,9 +532,10 @@ static int best_variant(const ml_pipeline_problem *problem) {
     return best;
 }
 
-void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out) {
+void ml_pipeline_schedule_build(const ml_pipeline_problem *problem, ml_arena *arena,
+                                ml_pipeline_schedule *out) {
     check_problem(problem);
-    ml_pipeline_variant(problem, best_variant(problem), arena, out);
+    ml_pipeline_schedule_variant(problem, best_variant(problem), arena, out);
 }
 
 /* ---- Printing ---------------------------------------------------------------------------------
@@ -541,14 +543,15 @@ void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pi
 
 /* The place of a task in its stage: F, B, C, ...; W where it is late. */
 static char letter_of(const ml_pipeline_problem *p, int task) {
-    if (p->tasks[task].late) return 'W';
+    if (p->tasks[task].weight_grad) return 'W';
     int place = 0;
     for (int t = 0; t < task; t++)
-        place += p->tasks[t].stage == p->tasks[task].stage && !p->tasks[t].late;
+        place += p->tasks[t].stage == p->tasks[task].stage && !p->tasks[t].weight_grad;
     return place == 0 ? 'F' : place < 21 ? (char)('A' + place) : 'V';
 }
 
-void ml_pipeline_print(const ml_pipeline_problem *problem, const ml_pipeline *p, ml_text *out) {
+void ml_pipeline_schedule_print(const ml_pipeline_problem *problem, const ml_pipeline_schedule *p,
+                                ml_text *out) {
     char *letters = ML_NEW_ARRAY(out->arena, char, problem->task_count + 1);
     for (int t = 0; t < problem->task_count; t++) letters[t] = letter_of(problem, t);
     for (int r = 0; r < problem->ranks; r++) {

@@ -16,15 +16,15 @@
  * The order on a rank is that of the simulation, so ranks never wait in a circle, whatever the true
  * times of their tasks. Each task takes its microbatches in ascending order, so messages between
  * two tasks are received in the order in which they were sent. */
-#ifndef ML_PIPELINE_H
-#define ML_PIPELINE_H
+#ifndef ML_PIPELINE_SCHEDULE_H
+#define ML_PIPELINE_SCHEDULE_H
 
 #include "runtime/shard/layout.h"
 
 typedef struct {
     int stage;    /* virtual */
     int64_t cost; /* time units, at least 1 */
-    bool late;
+    bool weight_grad;
 } ml_task;
 typedef struct {
     int from, to;  /* tasks of one microbatch */
@@ -49,22 +49,24 @@ typedef struct {
     double bubble;  /* idle share of all ranks' time until the last one is done */
     int *held; /* [stages]: most microbatches at once between a stage's first and last task, late
                   ones included */
-    int *under_way; /* [edges]: most messages at once that are sent and not yet taken. With room for
+    int *in_flight; /* [edges]: most messages at once that are sent and not yet taken. With room for
                        so many a sender that waits for room waits in no circle either */
-} ml_pipeline;
+} ml_pipeline_schedule;
 
 /* Raises ML_INVALID for several chunks with microbatches that are no multiple of ranks (the help
  * names the nearest that are). In `arena`. Near-linear in tasks x microbatches. */
-void ml_pipeline_make(const ml_pipeline_problem *problem, ml_arena *arena, ml_pipeline *out);
+void ml_pipeline_schedule_build(const ml_pipeline_problem *problem, ml_arena *arena,
+                                ml_pipeline_schedule *out);
 /* One of the orders among which a zero-bubble schedule is chosen: late tasks at once; where nothing
  * else can run; the same with more units open; or not just before better work comes. Others have
  * one order. The problem was checked before. */
 enum { ML_PIPELINE_VARIANTS = 7 };
-void ml_pipeline_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                         ml_pipeline *out);
+void ml_pipeline_schedule_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                                  ml_pipeline_schedule *out);
 /* One line a rank: "F0 F1 . B0 W0", for MLUA_DEBUG and golden tests: tasks by their place in the
  * stage (F first, B second, W late; the last stage's only task is an F; chunk letter a, b, ...
  * where there are several); a dot is a wait. */
-void ml_pipeline_print(const ml_pipeline_problem *problem, const ml_pipeline *p, ml_text *out);
+void ml_pipeline_schedule_print(const ml_pipeline_problem *problem, const ml_pipeline_schedule *p,
+                                ml_text *out);
 
 #endif

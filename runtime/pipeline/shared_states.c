@@ -2,12 +2,12 @@
  * must let each microbatch read what the one before it has left. */
 #include "runtime/pipeline/plan.h"
 
-typedef struct ml_staged_plan staged_plan;
+typedef struct ml_pipeline_plan pipeline_plan;
 enum { NO_STAGE = 0, SEVERAL = -1 };
 
 typedef struct {
     const ml_plan *plan;
-    const staged_plan *staged;
+    const pipeline_plan *pipeline;
     int rank;
     int *stage;    /* by state: 1 + the one that uses it, NO_STAGE or SEVERAL */
     bool *updated; /* by state */
@@ -15,7 +15,7 @@ typedef struct {
 } ordering;
 
 static bool planned_here(const ordering *o, int v) {
-    return v % o->staged->ranks == o->rank && o->staged->stages[v].planned;
+    return v % o->pipeline->ranks == o->rank && o->pipeline->stages[v].planned;
 }
 
 static void note(ordering *o, uint32_t state, int v) {
@@ -27,9 +27,9 @@ static void note(ordering *o, uint32_t state, int v) {
 }
 
 static void uses_find(ordering *o) {
-    for (int v = 0; v < o->staged->count; v++) {
-        const staged_stage *stage = &o->staged->stages[v];
-        for (int p = 0; planned_here(o, v) && p < stage->pieces.count; p++) {
+    for (int v = 0; v < o->pipeline->count; v++) {
+        const pipeline_stage *stage = &o->pipeline->stages[v];
+        for (int p = 0; planned_here(o, v) && p < stage->programs.count; p++) {
             const ml_plan *part = stage->plans[p];
             for (ml_ref n = 1; n < ml_graph_count(part->graph); n++)
                 if (ml_graph_node(part->graph, n)->op == ML_OP_STATE)
@@ -59,9 +59,9 @@ static bool updates(const ml_plan *part, uint32_t state) {
 /* By task of the rank: whether it reads (1) and updates (2) the state; how many update it. */
 static int tasks_find(const ordering *o, uint32_t state, uint8_t *uses) {
     int count = 0;
-    for (int v = 0; v < o->staged->count; v++) {
-        const staged_stage *stage = &o->staged->stages[v];
-        for (int p = 0; planned_here(o, v) && p < stage->pieces.count; p++) {
+    for (int v = 0; v < o->pipeline->count; v++) {
+        const pipeline_stage *stage = &o->pipeline->stages[v];
+        for (int p = 0; planned_here(o, v) && p < stage->programs.count; p++) {
             uint8_t *use = &uses[stage->first_task + p];
             *use = (uint8_t)(reads(stage->plans[p], state) | updates(stage->plans[p], state) << 1);
             count += *use >> 1;
@@ -72,9 +72,9 @@ static int tasks_find(const ordering *o, uint32_t state, uint8_t *uses) {
 
 /* All updates of the microbatches before come first, and none of its own or later before a read. */
 static bool in_order(const ordering *o, const uint8_t *uses, int each) {
-    const ml_pipeline *p = &o->staged->pipeline;
+    const ml_pipeline_schedule *p = &o->pipeline->schedule;
     int complete = 0, highest = -1;
-    for (int i = 0; i < o->staged->microbatches; i++) o->done[i] = 0;
+    for (int i = 0; i < o->pipeline->microbatches; i++) o->done[i] = 0;
     for (int i = 0; i < p->action_count[o->rank]; i++) {
         const ml_action *action = &p->actions[o->rank][i];
         uint8_t use = uses[action->task];
@@ -84,7 +84,7 @@ static bool in_order(const ordering *o, const uint8_t *uses, int each) {
         if (!(use & 2)) continue;
         o->done[action->microbatch]++;
         if (action->microbatch > highest) highest = action->microbatch;
-        while (complete < o->staged->microbatches && o->done[complete] == each) complete++;
+        while (complete < o->pipeline->microbatches && o->done[complete] == each) complete++;
     }
     return true;
 }
@@ -100,15 +100,15 @@ static _Noreturn void raise_shared(const ordering *o, uint32_t state) {
     ml_raise_last();
 }
 
-void staged_check_states(const ml_plan *plan, int rank) {
-    const staged_plan *staged = plan->staged;
+void pipeline_states_check(const ml_plan *plan, int rank) {
+    const pipeline_plan *pipeline = plan->pipeline;
     uint32_t states = ml_graph_state_count(plan->graph);
-    if (staged->count == staged->ranks) return;
-    ordering o = {.plan = plan, .staged = staged, .rank = rank};
+    if (pipeline->count == pipeline->ranks) return;
+    ordering o = {.plan = plan, .pipeline = pipeline, .rank = rank};
     o.stage = ML_NEW_ARRAY(plan->arena, int, (size_t)states + 1);
     o.updated = ML_NEW_ARRAY(plan->arena, bool, (size_t)states + 1);
-    o.done = ML_NEW_ARRAY(plan->arena, int, (size_t)staged->microbatches);
-    uint8_t *uses = ML_NEW_ARRAY(plan->arena, uint8_t, (size_t)staged->task_count + 1);
+    o.done = ML_NEW_ARRAY(plan->arena, int, (size_t)pipeline->microbatches);
+    uint8_t *uses = ML_NEW_ARRAY(plan->arena, uint8_t, (size_t)pipeline->task_count + 1);
     uses_find(&o);
     for (uint32_t id = 0; id < states; id++) {
         if (o.stage[id] != SEVERAL || !o.updated[id]) continue;

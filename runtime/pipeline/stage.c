@@ -63,12 +63,12 @@ static void read_states(stage_cutting *c) {
 static void cut(void *argument) {
     stage_cutting *c = argument;
     const ml_stages *stages = &c->layout->stages;
-    ml_staged *out = c->out;
+    ml_stage_graphs *out = c->out;
     c->ranks = (int)c->layout->axis[stages->mesh_axis].size;
     c->node_count = ml_graph_count(c->g);
     c->node = ML_NEW_ARRAY(c->scratch, stage_node, c->node_count);
     read_roots(c);
-    stage_deal(c); /* raises where the model has fewer layers than there are stages */
+    stage_layers_assign(c); /* raises where the model has fewer layers than there are stages */
     int64_t count = (int64_t)c->ranks * stages->chunks;
     if (count > MOST_STAGES)
         ml_raise(ML_INVALID, "a pipeline of %lld stages, and %d are the most", (long long)count,
@@ -77,15 +77,15 @@ static void cut(void *argument) {
     out->stages = ML_NEW_ARRAY(c->arena, ml_stage, count);
     out->count = (int)count;
     read_states(c);
-    stage_place(c);
-    stage_want_all(c);
-    stage_build(c);
+    stage_assign(c);
+    stage_liveness_find(c);
+    stage_graphs_build(c);
 }
 
 void ml_stage_cut(const ml_graph *g, const ml_roots *roots, const ml_layout *layout,
-                  ml_stage_map *map, ml_arena *arena, ml_staged *out) {
+                  ml_stage_map *map, ml_arena *arena, ml_stage_graphs *out) {
     stage_cutting c = {.g = g, .roots = roots, .layout = layout, .arena = arena, .out = out};
-    *out = (ml_staged){0};
+    *out = (ml_stage_graphs){0};
     copy_map(g, map, &c.map);
     c.state_count = c.map.state_count;
     c.scratch = ml_arena_new();
@@ -93,27 +93,27 @@ void ml_stage_cut(const ml_graph *g, const ml_roots *roots, const ml_layout *lay
     ml_status status = ml_protect(cut, &c);
     ml_arena_free(c.scratch);
     if (status != ML_OK) {
-        ml_staged_free(out);
+        ml_stage_graphs_free(out);
         ml_raise_last();
     }
     *map = c.map;
 }
 
-void ml_staged_free(ml_staged *staged) {
-    for (int s = 0; s < staged->count; s++) ml_graph_free(staged->stages[s].graph);
-    *staged = (ml_staged){0};
+void ml_stage_graphs_free(ml_stage_graphs *pipeline) {
+    for (int s = 0; s < pipeline->count; s++) ml_graph_free(pipeline->stages[s].graph);
+    *pipeline = (ml_stage_graphs){0};
 }
 
-void ml_stage_settle(const ml_graph *g, const ml_layout *layout, ml_stage_map *map,
-                     uint32_t state) {
+void ml_stage_assign_state(const ml_graph *g, const ml_layout *layout, ml_stage_map *map,
+                           uint32_t state) {
     ml_stage_map grown = *map;
     if (state >= map->state_count) copy_map(g, map, &grown);
-    if (!grown.count) (void)stage_deal_by_names(g, layout, &grown);
+    if (!grown.count) (void)stage_layers_assign_by_names(g, layout, &grown);
     if (!grown.holders[state]) {
         int home = stage_by_name(g, &grown, state);
-        struct ml_holder *made = ML_NEW(map->arena, struct ml_holder);
-        *made = (struct ml_holder){home < 0 ? 0 : home, NULL};
-        grown.holders[state] = made;
+        struct ml_holder *holder = ML_NEW(map->arena, struct ml_holder);
+        *holder = (struct ml_holder){home < 0 ? 0 : home, NULL};
+        grown.holders[state] = holder;
     }
     *map = grown;
 }

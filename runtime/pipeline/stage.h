@@ -54,11 +54,11 @@ typedef struct {
 bool ml_stage_holds(const ml_stage_map *map, uint32_t state, int stage);
 
 typedef struct {
-    int from, to;             /* virtual stages */
-    int from_level, to_level; /* of the value, and that of what first needs it: more than from's */
-    int output;               /* in the roots of stage `from` */
-    uint32_t input;           /* id of the INPUT of stage `to`; a name of its own in messages */
-    ml_ref node;              /* in the program's graph, for origins */
+    int from, to;           /* virtual stages */
+    int from_wave, to_wave; /* of the value, and that of what first needs it: more than from's */
+    int output;             /* in the roots of stage `from` */
+    uint32_t input;         /* id of the INPUT of stage `to`; a name of its own in messages */
+    ml_ref node;            /* in the program's graph, for origins */
 } ml_transfer;
 
 typedef struct {
@@ -66,7 +66,7 @@ typedef struct {
     ml_roots roots;
     int *output_of; /* by output of the program: its place in roots.outputs, or -1. Every rank has
                        each output on exactly one of its virtual stages */
-    int levels;     /* 1 + the highest level of a value of this stage */
+    int waves;      /* 1 + the highest level of a value of this stage */
     double *flops;  /* [levels]: work to deal and to schedule by; a byte written counts as some */
 } ml_stage;
 
@@ -74,17 +74,18 @@ typedef struct {
     int count, transfer_count;
     ml_stage *stages;
     ml_transfer *transfers; /* in an order that all ranks share, ascending by from_level */
-} ml_staged;
+} ml_stage_graphs;
 
 /* Cut a program. The map gets its layers with the first program that has any, and learns where
  * states live; it is left as it was when this raises: ML_INVALID with fewer layers than stages (the
  * help says how many there are), or no list of that name. Graphs are to be freed by
- * ml_staged_free; the rest lives in `arena`. */
+ * ml_stage_graphs_free; the rest lives in `arena`. */
 void ml_stage_cut(const ml_graph *g, const ml_roots *roots, const ml_layout *layout,
-                  ml_stage_map *map, ml_arena *arena, ml_staged *out);
-void ml_staged_free(ml_staged *staged);
+                  ml_stage_map *map, ml_arena *arena, ml_stage_graphs *out);
+void ml_stage_graphs_free(ml_stage_graphs *pipeline);
 /* Where a state would live that no program was cut with: by its name ("blocks.3.wq"), else stage
  * 0. Adds it to the map. */
-void ml_stage_settle(const ml_graph *g, const ml_layout *layout, ml_stage_map *map, uint32_t state);
+void ml_stage_assign_state(const ml_graph *g, const ml_layout *layout, ml_stage_map *map,
+                           uint32_t state);
 
 #endif

@@ -102,7 +102,7 @@ bool stage_elementwise(ml_op op) {
     return class == ML_CLASS_MAP || (class == ML_CLASS_MOVE && op != ML_OP_GATHER);
 }
 
-static void place_state(stage_cutting *c, ml_ref n) {
+static void assign_state(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     uint32_t id = (uint32_t)ml_graph_args(c->g, n)[0];
     const stage_state *state = &c->state[id];
@@ -127,7 +127,7 @@ static uint64_t *terms_set(stage_cutting *c, ml_ref n) {
 }
 
 /* Terms at several stages? */
-static bool place_sum(stage_cutting *c, ml_ref n) {
+static bool assign_sum(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     if (!at->sum || !is_linear(c, n)) return false;
     uint64_t *set = terms_set(c, n);
@@ -139,7 +139,7 @@ static bool place_sum(stage_cutting *c, ml_ref n) {
 }
 
 /* Terms may have got a home, or another one, since. */
-static void place_sums_again(stage_cutting *c) {
+static void update_sums(stage_cutting *c) {
     for (ml_ref n = 1; n < c->node_count; n++) {
         stage_node *at = &c->node[n];
         if (!at->live || at->kind != STAGE_SUM || ml_graph_node(c->g, n)->op == ML_OP_STATE)
@@ -170,13 +170,13 @@ static int home_by_operands(const stage_cutting *c, ml_ref n) {
     return -1;
 }
 
-static void place(stage_cutting *c, ml_ref n) {
+static void assign_node(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     const ml_node *node = ml_graph_node(c->g, n);
     bool free = true, lazy = true;
     at->kind = STAGE_HOME, at->home = at->hint = -1, at->set = NULL;
     if (node->op == ML_OP_STATE) {
-        place_state(c, n);
+        assign_state(c, n);
         return;
     }
     for (int i = 0; i < node->source_count; i++) {
@@ -191,12 +191,12 @@ static void place(stage_cutting *c, ml_ref n) {
         at->kind = STAGE_LAZY;
     else if (node->op == ML_OP_OUT)
         at->home = c->node[ml_graph_source(c->g, n, 0)].home;
-    else if (!place_sum(c, n))
+    else if (!assign_sum(c, n))
         at->home = at->at >= 0 ? stage_of_position(&c->map, at->at) : home_by_operands(c, n);
 }
 
 /* What is undecided goes to its first user, users first; outputs of an op stay with it. */
-static void place_rest(stage_cutting *c) {
+static void assign_rest(stage_cutting *c) {
     int *earliest = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     for (ml_ref n = 0; n < c->node_count; n++) earliest[n] = INT32_MAX;
     for (int i = 0; i < c->roots->update_count; i++) {
@@ -232,21 +232,21 @@ static bool is_backward(const ml_graph *g, ml_ref n) {
 
 /* The stages that keep parts of a sum: one a rank, for its stages share the memory of a state. The
  * last to run: the highest of them forward, the lowest backward. */
-static uint64_t *keepers(const stage_cutting *c, ml_ref value) {
+static uint64_t *part_holders(const stage_cutting *c, ml_ref value) {
     uint64_t *set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
-    int *keeper = ML_NEW_ARRAY(c->scratch, int, c->ranks); /* 1 + its stage */
+    int *holder_of = ML_NEW_ARRAY(c->scratch, int, c->ranks); /* 1 + its stage */
     bool backward = is_backward(c->g, value);
     for (int v = stage_next(c, c->node[value].set, 0); v >= 0;
          v = stage_next(c, c->node[value].set, v + 1))
-        if (!backward || !keeper[v % c->ranks]) keeper[v % c->ranks] = v + 1;
+        if (!backward || !holder_of[v % c->ranks]) holder_of[v % c->ranks] = v + 1;
     for (int r = 0; r < c->ranks; r++)
-        if (keeper[r]) stage_include(set, keeper[r] - 1);
+        if (holder_of[r]) stage_include(set, holder_of[r] - 1);
     return set;
 }
 
 /* A state of gradients that no program used yet has a part on each rank where its new value has
  * one. */
-static bool place_gradient_states(stage_cutting *c) {
+static bool assign_gradient_states(stage_cutting *c) {
     bool any = false;
     for (int i = 0; i < c->roots->update_count; i++) {
         const ml_update *update = &c->roots->updates[i];
@@ -257,7 +257,7 @@ static bool place_gradient_states(stage_cutting *c) {
         if (value->kind <= STAGE_LAZY && home < 0)
             home = stage_by_name(c->g, &c->map, update->state);
         if (value->kind == STAGE_SUM) {
-            state->set = keepers(c, update->value);
+            state->set = part_holders(c, update->value);
         } else {
             state->set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
             stage_include(state->set, home < 0 ? 0 : home);
@@ -328,15 +328,15 @@ static void absorb_sums(stage_cutting *c) {
     }
 }
 
-void stage_place(stage_cutting *c) {
+void stage_assign(stage_cutting *c) {
     find_sums(c);
     for (ml_ref n = 1; n < c->node_count; n++)
-        if (c->node[n].live) place(c, n);
-    if (place_gradient_states(c))
+        if (c->node[n].live) assign_node(c, n);
+    if (assign_gradient_states(c))
         for (ml_ref n = 1; n < c->node_count; n++)
-            if (c->node[n].live) place(c, n);
-    place_rest(c);
+            if (c->node[n].live) assign_node(c, n);
+    assign_rest(c);
     shrink_transfers(c);
-    place_sums_again(c);
+    update_sums(c);
     absorb_sums(c);
 }

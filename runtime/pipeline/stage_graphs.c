@@ -7,7 +7,7 @@
 /* A stage's graph while it grows. */
 typedef struct {
     ml_graph *graph;
-    stage_refs kept; /* for other stages */
+    stage_refs exports; /* for other stages */
     ML_VEC(double) flops;
     ML_VEC(ml_update) updates;
 } growing;
@@ -26,30 +26,30 @@ static growing *begin(building *b, ml_ref n, int stage) {
     return &b->stages[stage];
 }
 
-static void reach_level(building *b, growing *s, int level) {
-    while (s->flops.count <= (uint32_t)level) ML_PUSH(b->cut->arena, &s->flops);
+static void reach_wave(building *b, growing *s, int wave) {
+    while (s->flops.count <= (uint32_t)wave) ML_PUSH(b->cut->arena, &s->flops);
 }
 
 /* The value v of node n is done. */
 static void finish(building *b, ml_ref n, stage_value *v) {
     stage_cutting *c = b->cut;
     growing *s = &b->stages[v->stage];
-    bool leaf = ml_ops[ml_graph_node(s->graph, v->made)->op].op_class == ML_CLASS_LEAF;
+    bool leaf = ml_ops[ml_graph_node(s->graph, v->ref)->op].op_class == ML_CLASS_LEAF;
     if ((ml_graph_node(c->g, n)->flags & ML_NODE_GRADIENT) && !leaf)
-        ml_graph_mark(s->graph, v->made, ML_NODE_GRADIENT);
-    reach_level(b, s, v->level);
-    if (!v->received) s->flops.at[v->level] += stage_flops(s->graph, v->made);
+        ml_graph_mark(s->graph, v->ref, ML_NODE_GRADIENT);
+    reach_wave(b, s, v->wave);
+    if (!v->received) s->flops.at[v->wave] += stage_flops(s->graph, v->ref);
 }
 
 /* Something at this level uses v. */
-static void use(building *b, const stage_value *v, int level) {
+static void use(building *b, const stage_value *v, int wave) {
     if (v->transfer < 0) return;
     ml_transfer *t = &b->transfers.at[v->transfer];
-    if (level < t->to_level) t->to_level = level;
+    if (wave < t->to_wave) t->to_wave = wave;
 }
 
-static int max_level(int level, const stage_value *v) {
-    return v->level > level ? v->level : level;
+static int max_wave(int wave, const stage_value *v) {
+    return v->wave > wave ? v->wave : wave;
 }
 
 /* ---- Transfers ------------------------------------------------------------------------------- */
@@ -71,20 +71,20 @@ static uint32_t add_input(building *b, ml_graph *g, ml_ref n, int from, int to,
 static void send(building *b, ml_ref n, stage_value *from, int to, stage_value *v) {
     growing *source = &b->stages[from->stage];
     if (from->output < 0) {
-        from->output = (int)source->kept.count;
-        *ML_PUSH(b->cut->scratch, &source->kept) = from->made;
+        from->output = (int)source->exports.count;
+        *ML_PUSH(b->cut->scratch, &source->exports) = from->ref;
     }
     growing *s = begin(b, n, to);
-    ml_type type = *ml_graph_type(source->graph, from->made);
+    ml_type type = *ml_graph_type(source->graph, from->ref);
     int64_t id = add_input(b, s->graph, n, from->stage, to, &type);
     v->stage = to;
     v->received = true;
-    v->made = ml_graph_add(s->graph, ML_OP_INPUT, NULL, 0, &id, 1, &type);
-    v->level = from->level + 1;
+    v->ref = ml_graph_add(s->graph, ML_OP_INPUT, NULL, 0, &id, 1, &type);
+    v->wave = from->wave + 1;
     v->transfer = (int)b->transfers.count;
-    use(b, from, from->level);
+    use(b, from, from->wave);
     *ML_PUSH(b->cut->arena, &b->transfers) =
-        (ml_transfer){from->stage, to, from->level, INT_MAX, from->output, (uint32_t)id, n};
+        (ml_transfer){from->stage, to, from->wave, INT_MAX, from->output, (uint32_t)id, n};
     finish(b, n, v);
 }
 
@@ -105,10 +105,10 @@ static ml_ref zero(ml_graph *g, const ml_type *type) {
 
 static void add_term(building *b, ml_ref n, stage_value *sum, const stage_value *v) {
     growing *s = begin(b, n, sum->stage);
-    ml_ref x = term(b, n, sum->stage, v->made);
-    sum->made = sum->made ? ml_map2(s->graph, ML_OP_ADD, sum->made, x) : x;
-    sum->level = max_level(sum->level, v);
-    use(b, v, sum->level);
+    ml_ref x = term(b, n, sum->stage, v->ref);
+    sum->ref = sum->ref ? ml_map2(s->graph, ML_OP_ADD, sum->ref, x) : x;
+    sum->wave = max_wave(sum->wave, v);
+    use(b, v, sum->wave);
 }
 
 static void add_term_everywhere(building *b, ml_ref n, ml_ref of) {
@@ -138,12 +138,12 @@ static void make_part(building *b, ml_ref n, stage_value *part) {
             used[i] = stage_part(of, part->stage);
         else if (!stage_is_term(c, n, i) || home == part->stage)
             used[i] = stage_find(of, part->stage);
-        sources[i] = used[i] ? used[i]->made : zero(s->graph, ml_graph_type(c->g, source));
-        if (used[i]) part->level = max_level(part->level, used[i]);
+        sources[i] = used[i] ? used[i]->ref : zero(s->graph, ml_graph_type(c->g, source));
+        if (used[i]) part->wave = max_wave(part->wave, used[i]);
     }
     for (int i = 0; i < count; i++)
-        if (used[i]) use(b, used[i], part->level);
-    part->made = ml_graph_copy(s->graph, c->g, n, sources);
+        if (used[i]) use(b, used[i], part->wave);
+    part->ref = ml_graph_copy(s->graph, c->g, n, sources);
 }
 
 static void build_parts(building *b, ml_ref n) {
@@ -159,7 +159,7 @@ static void build_parts(building *b, ml_ref n) {
     for (int i = 0; i < count; i++) {
         stage_value *part = &at->parts[i];
         if (op == ML_OP_STATE)
-            part->made = ml_graph_copy(begin(b, n, part->stage)->graph, c->g, n, NULL);
+            part->ref = ml_graph_copy(begin(b, n, part->stage)->graph, c->g, n, NULL);
         else if (op != ML_OP_ADD)
             make_part(b, n, part);
         finish(b, n, part);
@@ -187,12 +187,12 @@ static void build_value(building *b, ml_ref n, stage_value *v) {
     if (node->source_count > 8) sources = ML_NEW_ARRAY(c->scratch, ml_ref, node->source_count);
     for (int i = 0; i < node->source_count; i++) {
         const stage_value *source = stage_find(&c->node[ml_graph_source(c->g, n, i)], v->stage);
-        sources[i] = source->made;
-        v->level = max_level(v->level, source);
+        sources[i] = source->ref;
+        v->wave = max_wave(v->wave, source);
     }
     for (int i = 0; i < node->source_count; i++)
-        use(b, stage_find(&c->node[ml_graph_source(c->g, n, i)], v->stage), v->level);
-    v->made = ml_graph_copy(begin(b, n, v->stage)->graph, c->g, n, sources);
+        use(b, stage_find(&c->node[ml_graph_source(c->g, n, i)], v->stage), v->wave);
+    v->ref = ml_graph_copy(begin(b, n, v->stage)->graph, c->g, n, sources);
     finish(b, n, v);
 }
 
@@ -237,8 +237,8 @@ static void build_node(building *b, ml_ref n) {
 /* ---- Roots ----------------------------------------------------------------------------------- */
 
 static void assign(building *b, uint32_t state, const stage_value *v) {
-    use(b, v, v->level);
-    *ML_PUSH(b->cut->arena, &b->stages[v->stage].updates) = (ml_update){state, v->made};
+    use(b, v, v->wave);
+    *ML_PUSH(b->cut->arena, &b->stages[v->stage].updates) = (ml_update){state, v->ref};
 }
 
 /* The holder that a part of another stage goes to: that of its rank, else the first. */
@@ -267,10 +267,10 @@ static void assign_parts(building *b, const ml_update *update) {
             send(b, update->value, &value->parts[i], v, &sent);
             add_term(b, update->value, &whole, &sent);
         }
-        if (!whole.made)
-            whole.made =
+        if (!whole.ref)
+            whole.ref =
                 zero(begin(b, update->value, v)->graph, &ml_graph_state(c->g, update->state)->type);
-        reach_level(b, &b->stages[v], whole.level);
+        reach_wave(b, &b->stages[v], whole.wave);
         assign(b, update->state, &whole);
     }
 }
@@ -296,10 +296,11 @@ static void build_roots(building *b, int s) {
     const ml_roots *roots = c->roots;
     to->output_of = ML_NEW_ARRAY(c->arena, int, roots->output_count + 1);
     to->roots = (ml_roots){.name = roots->name,
-                           .kept = (int)from->kept.count,
+                           .kept = (int)from->exports.count,
                            .updates = from->updates.at,
                            .update_count = (int)from->updates.count};
-    to->roots.outputs = ML_NEW_ARRAY(c->arena, ml_ref, roots->output_count + from->kept.count + 1);
+    to->roots.outputs =
+        ML_NEW_ARRAY(c->arena, ml_ref, roots->output_count + from->exports.count + 1);
     for (int i = 0; i < roots->output_count; i++) {
         stage_node *at = &c->node[roots->outputs[i]];
         int rank = s % c->ranks;
@@ -307,31 +308,31 @@ static void build_roots(building *b, int s) {
         to->output_of[i] = -1;
         if (s != (home ? at->home : rank)) continue;
         const stage_value *v = stage_find(at, s);
-        use(b, v, v->level);
+        use(b, v, v->wave);
         to->output_of[i] = to->roots.output_count;
-        to->roots.outputs[to->roots.output_count++] = v->made;
+        to->roots.outputs[to->roots.output_count++] = v->ref;
     }
     int base = to->roots.output_count;
-    for (uint32_t i = 0; i < from->kept.count; i++)
-        to->roots.outputs[to->roots.output_count++] = from->kept.at[i];
+    for (uint32_t i = 0; i < from->exports.count; i++)
+        to->roots.outputs[to->roots.output_count++] = from->exports.at[i];
     for (uint32_t i = 0; i < b->transfers.count; i++)
         if (b->transfers.at[i].from == s) b->transfers.at[i].output += base;
-    reach_level(b, from, 0);
-    to->levels = (int)from->flops.count;
+    reach_wave(b, from, 0);
+    to->waves = (int)from->flops.count;
     to->flops = from->flops.at;
 }
 
-static int by_level(const void *left, const void *right) {
+static int by_wave(const void *left, const void *right) {
     const ml_transfer *a = left, *b = right;
-    if (a->from_level != b->from_level) return a->from_level - b->from_level;
+    if (a->from_wave != b->from_wave) return a->from_wave - b->from_wave;
     if (a->from != b->from) return a->from - b->from;
     if (a->output != b->output) return a->output - b->output;
     return a->to - b->to;
 }
 
-void stage_build(stage_cutting *c) {
+void stage_graphs_build(stage_cutting *c) {
     building b = {.cut = c};
-    ml_staged *out = c->out;
+    ml_stage_graphs *out = c->out;
     b.stages = ML_NEW_ARRAY(c->scratch, growing, out->count);
     for (int s = 0; s < out->count; s++)
         out->stages[s].graph = b.stages[s].graph = ml_graph_derive(c->g);
@@ -340,7 +341,7 @@ void stage_build(stage_cutting *c) {
     build_updates(&b);
     for (int s = 0; s < out->count; s++) build_roots(&b, s);
     if (b.transfers.count)
-        qsort(b.transfers.at, b.transfers.count, sizeof *b.transfers.at, by_level);
+        qsort(b.transfers.at, b.transfers.count, sizeof *b.transfers.at, by_wave);
     out->transfers = b.transfers.at;
     out->transfer_count = (int)b.transfers.count;
 }

@@ -5,8 +5,8 @@
  *   stage_build.c   the graphs, with their transfers and levels
  * A node is one of four kinds. Sums of parts are those that end in a gradient or a number, so that
  * what layers hand on is never one. */
-#ifndef STAGE_PARTS_H
-#define STAGE_PARTS_H
+#ifndef ML_STAGE_INTERNAL_H
+#define ML_STAGE_INTERNAL_H
 
 #include "runtime/passes/passes.h"
 #include "runtime/pipeline/stage.h"
@@ -22,8 +22,8 @@ typedef enum {
 typedef struct stage_value {
     int stage;
     bool received; /* from the node's home; else computed here */
-    ml_ref made;   /* in the stage's graph */
-    int level;
+    ml_ref ref;    /* in the stage's graph */
+    int wave;
     int transfer; /* by which it came; -1 */
     int output;   /* among those that the stage keeps for others; -1 */
     struct stage_value *next;
@@ -57,7 +57,7 @@ typedef struct {
     const ml_layout *layout;
     ml_arena *arena, *scratch;
     ml_stage_map map; /* becomes the caller's when all went well */
-    ml_staged *out;
+    ml_stage_graphs *out;
     int ranks, words; /* of 64 bits in a set */
     uint32_t node_count, state_count;
     stage_node *node;
@@ -70,10 +70,10 @@ int stage_of_position(const ml_stage_map *map, int position);
 /* By the state's name; -1 where it tells none. */
 int stage_by_name(const ml_graph *g, const ml_stage_map *map, uint32_t state);
 /* Fill in the positions of nodes and, where the map has none yet, deal them to stages. */
-void stage_deal(stage_cutting *c);
+void stage_layers_assign(stage_cutting *c);
 /* The same for a map that no program was cut with, by the names of states alone; false where they
  * name no list. */
-bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map);
+bool stage_layers_assign_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map);
 double stage_flops(const ml_graph *g, ml_ref n);
 static inline bool stage_backward(const ml_graph *g, ml_ref n) {
     return ml_graph_node(g, n)->flags & ML_NODE_BACKWARD;
@@ -83,13 +83,13 @@ static inline bool stage_backward(const ml_graph *g, ml_ref n) {
 
 /* Whether each element is made of elements at one place, wherever that is wanted. */
 bool stage_elementwise(ml_op op);
-void stage_place(stage_cutting *c);
+void stage_assign(stage_cutting *c);
 /* Whether operand i of a sum is one of its terms: the others are factors and tests. */
 bool stage_is_term(const stage_cutting *c, ml_ref n, int i);
 
 /* ---- stage_wanted.c */
 
-void stage_want_all(stage_cutting *c);
+void stage_liveness_find(stage_cutting *c);
 stage_value *stage_find(stage_node *at, int stage); /* the whole value; NULL where not wanted */
 stage_value *stage_part(const stage_node *at, int stage); /* NULL where it has none there */
 typedef ML_VEC(ml_ref) stage_refs;
@@ -107,6 +107,6 @@ int stage_next(const stage_cutting *c, const uint64_t *set, int from);
 
 /* ---- stage_build.c */
 
-void stage_build(stage_cutting *c);
+void stage_graphs_build(stage_cutting *c);
 
 #endif

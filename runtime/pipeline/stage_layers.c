@@ -81,16 +81,16 @@ typedef struct {
 } list;
 typedef struct {
     ml_arena *arena;
-    const char *wanted; /* NULL: any */
+    const char *requested; /* NULL: any */
     ML_VEC(list) lists;
 } lists;
 
 static void note_path(lists *all, const char *path) {
     int length = outermost_list(path), layers = length ? component_number(path + length + 1) : 0;
-    if (all->wanted) {
+    if (all->requested) {
         const char *within;
-        int layer = layer_of_path(all->wanted, path, &within);
-        if (layer >= 0) path = all->wanted, length = (int)strlen(path), layers = layer + 1;
+        int layer = layer_of_path(all->requested, path, &within);
+        if (layer >= 0) path = all->requested, length = (int)strlen(path), layers = layer + 1;
     }
     if (!length) return;
     for (uint32_t i = 0; i < all->lists.count; i++) {
@@ -107,7 +107,8 @@ static const list *choose(const lists *all) {
     const list *best = NULL;
     for (uint32_t i = 0; i < all->lists.count; i++) {
         const list *l = &all->lists.at[i];
-        if (all->wanted ? l->path == all->wanted : !best || l->layers > best->layers) best = l;
+        if (all->requested ? l->path == all->requested : !best || l->layers > best->layers)
+            best = l;
     }
     return best;
 }
@@ -115,7 +116,7 @@ static const list *choose(const lists *all) {
 static lists lists_for(const ml_layout *layout, ml_arena *arena) {
     const char *name = layout->stages.list;
     bool any = !name[0] || strcmp(name, "layers") == 0;
-    return (lists){.arena = arena, .wanted = any ? NULL : name};
+    return (lists){.arena = arena, .requested = any ? NULL : name};
 }
 
 static void note_states(lists *all, const ml_graph *g) {
@@ -130,9 +131,9 @@ static _Noreturn void raise_no_list(const lists *all) {
     for (uint32_t i = 0; i < all->lists.count; i++)
         ml_text_add(&known, "%s\"%.*s\" (%d)", i ? ", " : "", all->lists.at[i].length,
                     all->lists.at[i].path, all->lists.at[i].layers);
-    if (all->wanted)
+    if (all->requested)
         ml_fail(ML_INVALID, "the model has no list of modules \"%s\" to cut into pipeline stages",
-                all->wanted);
+                all->requested);
     else
         ml_fail(ML_INVALID, "the model has no list of modules to cut into pipeline stages");
     if (known.text)
@@ -237,7 +238,7 @@ static int64_t step_length(const double *cost, const int *first, const ml_layout
     int ranks = (int)layout->axis[layout->stages.mesh_axis].size, chunks = layout->stages.chunks;
     int count = ranks * chunks, edges = 0;
     double all = 0;
-    ml_pipeline made;
+    ml_pipeline_schedule schedule;
     ml_task *task = ML_NEW_ARRAY(scratch, ml_task, 2 * (size_t)count);
     ml_task_edge *edge = ML_NEW_ARRAY(scratch, ml_task_edge, 2 * (size_t)count);
     for (int i = 0; i < first[count]; i++) all += cost[i];
@@ -260,13 +261,13 @@ static int64_t step_length(const double *cost, const int *first, const ml_layout
                                    .edge_count = edges,
                                    .tasks = task,
                                    .edges = edge};
-    ml_pipeline_make(&problem, scratch, &made);
-    return made.length;
+    ml_pipeline_schedule_build(&problem, scratch, &schedule);
+    return schedule.length;
 }
 
 /* Gives ranks equal shares, at the cost of less equal stages, where a step is shorter that way. */
-static void deal_to_ranks(const double *cost, const ml_layout *layout, int count, int *first,
-                          ml_arena *scratch) {
+static void assign_even_ranks(const double *cost, const ml_layout *layout, int count, int *first,
+                              ml_arena *scratch) {
     int *even = ML_NEW_ARRAY(scratch, int, (size_t)count + 1);
     memcpy(even, first, sizeof *even * ((size_t)count + 1));
     even_ranks(cost, even, count, count / layout->stages.chunks, scratch);
@@ -276,8 +277,8 @@ static void deal_to_ranks(const double *cost, const ml_layout *layout, int count
 }
 
 /* The least maximum by bisection; part i begins at position begin[i]. */
-static void deal(const double *cost, const int *begin, int parts, const ml_layout *layout,
-                 ml_stage_map *map, ml_arena *scratch) {
+static void assign_stages(const double *cost, const int *begin, int parts, const ml_layout *layout,
+                          ml_stage_map *map, ml_arena *scratch) {
     int count = (int)layout->axis[layout->stages.mesh_axis].size * layout->stages.chunks;
     double low = 0, high = 0;
     int *needed = ML_NEW_ARRAY(scratch, int, parts);
@@ -298,7 +299,7 @@ static void deal(const double *cost, const int *begin, int parts, const ml_layou
     map->count = count;
     (void)pack(cost, parts, count, high, needed);
     share(cost, count, high, needed, map->first);
-    if (layout->stages.chunks > 1) deal_to_ranks(cost, layout, count, map->first, scratch);
+    if (layout->stages.chunks > 1) assign_even_ranks(cost, layout, count, map->first, scratch);
     for (int i = 0; i <= count; i++)
         map->first[i] = map->first[i] < parts ? begin[map->first[i]] : map->layers * map->members;
 }
@@ -307,7 +308,7 @@ static void set_list(const list *chosen, ml_stage_map *map) {
     map->list = ml_arena_copy(map->arena, chosen->path, (size_t)chosen->length);
 }
 
-bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map) {
+bool stage_layers_assign_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_map *map) {
     lists all = lists_for(layout, map->arena);
     note_states(&all, g);
     const list *chosen = choose(&all);
@@ -319,7 +320,7 @@ bool stage_deal_by_names(const ml_graph *g, const ml_layout *layout, ml_stage_ma
     set_list(chosen, map);
     map->layers = chosen->layers;
     map->members = 1;
-    deal(cost, begin, chosen->layers, layout, map, map->arena);
+    assign_stages(cost, begin, chosen->layers, layout, map, map->arena);
     return true;
 }
 
@@ -397,13 +398,13 @@ static bool *values_find(stage_cutting *c, const bool *free) {
 /* Bytes that a pass hands on from the positions before each to those from it on, or back. */
 typedef struct {
     double *on, *back;
-} handed;
+} boundary_bytes;
 
 /* Of those tensors that this pass makes and uses. */
-static handed bytes_handed(stage_cutting *c, int positions, const bool *value, const int *by,
-                           bool backward) {
-    handed out = {ML_NEW_ARRAY(c->scratch, double, positions + 1),
-                  ML_NEW_ARRAY(c->scratch, double, positions + 1)};
+static boundary_bytes boundary_bytes_find(stage_cutting *c, int positions, const bool *value,
+                                          const int *by, bool backward) {
+    boundary_bytes out = {ML_NEW_ARRAY(c->scratch, double, positions + 1),
+                          ML_NEW_ARRAY(c->scratch, double, positions + 1)};
     int *least = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     int *most = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     for (ml_ref n = 1; n < c->node_count; n++) {
@@ -476,14 +477,14 @@ typedef struct {
     bool read, named; /* it names a member */
     int at;           /* of the member, or of the layer's first; -1: of no layer */
     int last;         /* where the last of its forward nodes is; -1: it has none yet */
-} origin_place;
+} origin_position;
 
-static void place_read(const stage_cutting *c, const char *module, origin_place *place) {
+static void place_read(const stage_cutting *c, const char *module, origin_position *place) {
     const char *within;
     int layer = layer_of_path(c->map.list, module, &within);
     int member = layer < 0 ? -1 : member_of_path(&c->map, within);
     if (layer >= c->map.layers) layer = c->map.layers - 1;
-    *place = (origin_place){.read = true, .at = -1, .last = -1};
+    *place = (origin_position){.read = true, .at = -1, .last = -1};
     if (layer < 0) return;
     place->at = layer * c->map.members + (member < 0 ? 0 : member);
     place->named = member >= 0 || c->map.members == 1;
@@ -493,7 +494,7 @@ static void place_read(const stage_cutting *c, const char *module, origin_place 
  * with what it is the gradient of, which has its origin, but not after what it uses. Neither
  * weights nor masks of dropout tell where. */
 static int position_in_layer(const stage_cutting *c, ml_ref n, const bool *value,
-                             const origin_place *place) {
+                             const origin_position *place) {
     const ml_node *node = ml_graph_node(c->g, n);
     bool backward = stage_backward(c->g, n);
     int members = c->map.members, end = place->last >= 0 ? place->last : place->at + members - 1;
@@ -509,9 +510,9 @@ static int position_in_layer(const stage_cutting *c, ml_ref n, const bool *value
 }
 
 static void positions_read(stage_cutting *c, const bool *value) {
-    origin_place *places = ML_NEW_ARRAY(c->scratch, origin_place, origin_count(c) + 1);
+    origin_position *places = ML_NEW_ARRAY(c->scratch, origin_position, origin_count(c) + 1);
     for (ml_ref n = 1; n < c->node_count; n++) {
-        origin_place *place = &places[ml_graph_node(c->g, n)->origin];
+        origin_position *place = &places[ml_graph_node(c->g, n)->origin];
         const char *module = module_of(c, n);
         c->node[n].at = -1;
         if (!module[0]) continue;
@@ -531,8 +532,8 @@ static void positions_read(stage_cutting *c, const bool *value) {
 static int *begins_find(stage_cutting *c, const bool *value, const int *by, int *count) {
     int members = c->map.members, positions = c->map.layers * members;
     int *begin = ML_NEW_ARRAY(c->scratch, int, positions);
-    handed forward = bytes_handed(c, positions, value, by, false);
-    handed backward = bytes_handed(c, positions, value, by, true);
+    boundary_bytes forward = boundary_bytes_find(c, positions, value, by, false);
+    boundary_bytes backward = boundary_bytes_find(c, positions, value, by, true);
     bool *used = ML_NEW_ARRAY(c->scratch, bool, positions); /* layers differ in their members */
     for (ml_ref n = 1; n < c->node_count; n++)
         if (value[n] && !stage_backward(c->g, n) && c->node[n].at >= 0) used[c->node[n].at] = true;
@@ -552,7 +553,7 @@ static int *begins_find(stage_cutting *c, const bool *value, const int *by, int 
     return begin;
 }
 
-static void deal_by_cost(stage_cutting *c) {
+static void assign_by_cost(stage_cutting *c) {
     const bool *free = free_find(c), *value = values_find(c, free);
     members_find(c, value);
     positions_read(c, value);
@@ -564,10 +565,10 @@ static void deal_by_cost(stage_cutting *c) {
     for (int i = 0; i < parts; i++)
         for (int at = begin[i]; at < (i + 1 < parts ? begin[i + 1] : positions); at++)
             sum[i] += cost[at];
-    deal(sum, begin, parts, c->layout, &c->map, c->scratch);
+    assign_stages(sum, begin, parts, c->layout, &c->map, c->scratch);
 }
 
-void stage_deal(stage_cutting *c) {
+void stage_layers_assign(stage_cutting *c) {
     if (c->map.count) {
         positions_read(c, values_find(c, free_find(c)));
         return;
@@ -578,7 +579,7 @@ void stage_deal(stage_cutting *c) {
     if (!chosen) { /* a program beside the model, or one of its optimizer alone */
         for (ml_ref n = 1; n < c->node_count; n++) c->node[n].at = -1;
         if (!uses_parameters(c)) return;
-        if (!stage_deal_by_names(c->g, c->layout, &c->map)) raise_no_list(&all);
+        if (!stage_layers_assign_by_names(c->g, c->layout, &c->map)) raise_no_list(&all);
         positions_read(c, values_find(c, free_find(c)));
         return;
     }
@@ -586,5 +587,5 @@ void stage_deal(stage_cutting *c) {
     set_list(chosen, &c->map);
     c->map.layers = chosen->layers;
     c->map.count = 1;
-    deal_by_cost(c);
+    assign_by_cost(c);
 }

@@ -83,7 +83,7 @@ static bool holds(const stage_cutting *c, ml_ref n, int stage) {
     return !c->state[id].known || ml_stage_holds(&c->map, id, stage);
 }
 
-static void want(stage_cutting *c, ml_ref n, int stage) {
+static void require(stage_cutting *c, ml_ref n, int stage) {
     const stage_node *at = &c->node[n];
     bool received = at->home != stage &&
                     (at->kind == STAGE_SUM || (at->kind == STAGE_HOME && !is_derived(c, n)));
@@ -92,19 +92,19 @@ static void want(stage_cutting *c, ml_ref n, int stage) {
     add_value(c, n, stage, received);
 }
 
-static void want_parts(stage_cutting *c, ml_ref n);
+static void require_parts(stage_cutting *c, ml_ref n);
 
 /* Term `n` of a sum whose home is `home`. */
-static void want_term(stage_cutting *c, ml_ref n, int home) {
+static void require_term(stage_cutting *c, ml_ref n, int home) {
     const stage_node *at = &c->node[n];
     if (at->kind == STAGE_SUM)
-        want_parts(c, n);
+        require_parts(c, n);
     else
-        want(c, n, at->kind == STAGE_HOME ? at->home : home);
+        require(c, n, at->kind == STAGE_HOME ? at->home : home);
 }
 
 /* Each part at its stage, and what it is made of; a sum's terms come before it. */
-static void want_parts(stage_cutting *c, ml_ref n) {
+static void require_parts(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     if (at->parts) return;
     at->parts = ML_NEW_ARRAY(c->scratch, stage_value, stage_set_count(c, at->set));
@@ -113,28 +113,28 @@ static void want_parts(stage_cutting *c, ml_ref n) {
         *part++ = (stage_value){.stage = v, .transfer = -1, .output = -1};
 }
 
-static void want_terms(stage_cutting *c, ml_ref n) {
+static void require_terms(stage_cutting *c, ml_ref n) {
     const stage_node *at = &c->node[n];
     const ml_node *node = ml_graph_node(c->g, n);
     if (node->op == ML_OP_ADD) {
         stage_refs terms = {0};
         stage_terms(c, n, &terms);
-        for (uint32_t i = 0; i < terms.count; i++) want_term(c, terms.at[i], at->home);
+        for (uint32_t i = 0; i < terms.count; i++) require_term(c, terms.at[i], at->home);
         return;
     }
     for (int i = 0; i < node->source_count; i++) {
         ml_ref source = ml_graph_source(c->g, n, i);
         if (stage_is_term(c, n, i)) {
-            want_term(c, source, at->home);
+            require_term(c, source, at->home);
             continue;
         }
         for (int v = stage_next(c, at->set, 0); v >= 0; v = stage_next(c, at->set, v + 1))
-            want(c, source, v);
+            require(c, source, v);
     }
 }
 
 /* What node n needs where it is wanted. */
-static void want_sources(stage_cutting *c, ml_ref n) {
+static void require_sources(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     const ml_node *node = ml_graph_node(c->g, n);
     for (stage_value *v = at->values; v; v = v->next)
@@ -145,12 +145,12 @@ static void want_sources(stage_cutting *c, ml_ref n) {
     for (stage_value *v = at->values; v; v = v->next) {
         if (v->received) continue;
         if (at->kind == STAGE_SUM)
-            want_parts(c, n);
+            require_parts(c, n);
         else
             for (int i = 0; i < node->source_count; i++)
-                want(c, ml_graph_source(c->g, n, i), v->stage);
+                require(c, ml_graph_source(c->g, n, i), v->stage);
     }
-    if (at->kind == STAGE_SUM && at->parts && node->op != ML_OP_STATE) want_terms(c, n);
+    if (at->kind == STAGE_SUM && at->parts && node->op != ML_OP_STATE) require_terms(c, n);
 }
 
 /* ---- Roots ----------------------------------------------------------------------------------- */
@@ -167,7 +167,7 @@ static void settle_root_state(stage_cutting *c, ml_ref n) {
 }
 
 /* Every rank has each output on one of its stages. */
-static void want_output(stage_cutting *c, ml_ref n) {
+static void require_output(stage_cutting *c, ml_ref n) {
     settle_root_state(c, n);
     const stage_node *at = &c->node[n];
     for (int rank = 0; rank < c->ranks; rank++) {
@@ -176,34 +176,34 @@ static void want_output(stage_cutting *c, ml_ref n) {
         if (at->kind == STAGE_LAZY)
             add_value(c, n, stage, !here);
         else
-            want(c, n, stage);
+            require(c, n, stage);
     }
 }
 
 /* A new value, where it is made. */
-static void want_update(stage_cutting *c, ml_ref n, uint32_t state) {
+static void require_update(stage_cutting *c, ml_ref n, uint32_t state) {
     settle_root_state(c, n);
     const stage_node *at = &c->node[n];
     bool parts = at->kind == STAGE_SUM && c->state[state].set;
     if (parts)
-        want_parts(c, n);
+        require_parts(c, n);
     else if (at->kind != STAGE_FREE)
-        want(c, n, at->home);
+        require(c, n, at->home);
 }
 
 /* The new value at all holders. */
-static void want_copies(stage_cutting *c, const ml_update *update) {
+static void require_copies(stage_cutting *c, const ml_update *update) {
     const stage_node *at = &c->node[update->value];
     const stage_state *state = &c->state[update->state];
     if (state->set) {
-        if (at->kind != STAGE_SUM) want(c, update->value, state->home);
+        if (at->kind != STAGE_SUM) require(c, update->value, state->home);
         return;
     }
     for (const struct ml_holder *h = c->map.holders[update->state]; h; h = h->next)
         if (at->kind == STAGE_LAZY)
             add_value(c, update->value, h->stage, h->stage != at->home);
         else
-            want(c, update->value, h->stage);
+            require(c, update->value, h->stage);
 }
 
 static void walk(stage_cutting *c) {
@@ -216,10 +216,10 @@ static void walk(stage_cutting *c) {
     }
     for (ml_ref n = c->node_count - 1; n > 0; n--) {
         if (!c->node[n].live) continue;
-        if (c->node[n].output) want_output(c, n);
+        if (c->node[n].output) require_output(c, n);
         for (int i = updates[n]; i; i = next[i - 1])
-            want_update(c, n, c->roots->updates[i - 1].state);
-        want_sources(c, n);
+            require_update(c, n, c->roots->updates[i - 1].state);
+        require_sources(c, n);
     }
 }
 
@@ -229,9 +229,9 @@ static void add_holder(stage_cutting *c, uint32_t state, int stage) {
     struct ml_holder **at = &c->map.holders[state];
     while (*at && (*at)->stage < stage) at = &(*at)->next;
     if (*at && (*at)->stage == stage) return;
-    struct ml_holder *made = ML_NEW(c->map.arena, struct ml_holder);
-    *made = (struct ml_holder){stage, *at};
-    *at = made;
+    struct ml_holder *holder = ML_NEW(c->map.arena, struct ml_holder);
+    *holder = (struct ml_holder){stage, *at};
+    *at = holder;
 }
 
 /* States that no program used before: held where they are read, else where they are made. */
@@ -256,9 +256,9 @@ static void find_holders(stage_cutting *c) {
 }
 
 /* Twice: copies of new values are wanted where the first walk finds that states are read. */
-void stage_want_all(stage_cutting *c) {
+void stage_liveness_find(stage_cutting *c) {
     walk(c);
     find_holders(c);
-    for (int i = 0; i < c->roots->update_count; i++) want_copies(c, &c->roots->updates[i]);
+    for (int i = 0; i < c->roots->update_count; i++) require_copies(c, &c->roots->updates[i]);
     walk(c);
 }

@@ -6,7 +6,7 @@
 
 typedef struct {
     const ml_pipeline_problem *problem;
-    const ml_pipeline *made;
+    const ml_pipeline_schedule *schedule;
     ml_arena *arena;
     int *first, *into; /* edges to task t from other ranks: into[first[t] .. first[t + 1]) */
     int64_t *end;      /* [tasks][microbatches] */
@@ -21,8 +21,9 @@ static bool between_ranks(const ml_pipeline_problem *p, const ml_task_edge *e) {
     return rank_of(p, e->from) != rank_of(p, e->to);
 }
 
-static tables tables_new(const ml_pipeline_problem *p, const ml_pipeline *made, ml_arena *arena) {
-    tables t = {p, made, arena};
+static tables tables_new(const ml_pipeline_problem *p, const ml_pipeline_schedule *schedule,
+                         ml_arena *arena) {
+    tables t = {p, schedule, arena};
     t.first = ML_NEW_ARRAY(arena, int, (size_t)p->task_count + 1);
     t.into = ML_NEW_ARRAY(arena, int, (size_t)p->edge_count + 1);
     t.end = ML_NEW_ARRAY(arena, int64_t, (size_t)p->task_count * (size_t)p->microbatches);
@@ -92,16 +93,16 @@ static int64_t median_of(const samples *s, int of, int64_t otherwise) {
 
 static void note_ends(const tables *t, const ml_task_time *const *ran) {
     for (int r = 0; r < t->problem->ranks; r++)
-        for (int i = 0; i < t->made->action_count[r]; i++) {
-            const ml_action *a = &t->made->actions[r][i];
+        for (int i = 0; i < t->schedule->action_count[r]; i++) {
+            const ml_action *a = &t->schedule->actions[r][i];
             *end_of(t, a->task, a->microbatch) = ran[r][i].end;
         }
 }
 
 static void learn_tasks(const tables *t, const ml_task_time *const *ran, int64_t *task) {
     for (int r = 0; r < t->problem->ranks; r++)
-        for (int i = 0; i < t->made->action_count[r]; i++)
-            task[t->made->actions[r][i].task] += ran[r][i].end - ran[r][i].begin;
+        for (int i = 0; i < t->schedule->action_count[r]; i++)
+            task[t->schedule->actions[r][i].task] += ran[r][i].end - ran[r][i].begin;
     for (int i = 0; i < t->problem->task_count; i++) task[i] /= t->problem->microbatches;
 }
 
@@ -110,8 +111,8 @@ static void shortest_gaps(const tables *t, const ml_task_time *const *ran, int64
     const ml_pipeline_problem *p = t->problem;
     for (int e = 0; e < p->edge_count; e++) gap[e] = INT64_MAX;
     for (int r = 0; r < p->ranks; r++)
-        for (int i = 0; i < t->made->action_count[r]; i++) {
-            const ml_action *a = &t->made->actions[r][i];
+        for (int i = 0; i < t->schedule->action_count[r]; i++) {
+            const ml_action *a = &t->schedule->actions[r][i];
             for (int k = t->first[a->task]; k < t->first[a->task + 1]; k++) {
                 int e = t->into[k];
                 int64_t from = *end_of(t, p->edges[e].from, a->microbatch);
@@ -135,8 +136,8 @@ static const ml_task_time *const *common_clock(const tables *t, const ml_task_ti
                 later[to] = later[from] - gap[e];
         }
     for (int r = 0; r < p->ranks; r++) {
-        moved[r] = ML_NEW_ARRAY(t->arena, ml_task_time, (size_t)t->made->action_count[r] + 1);
-        for (int i = 0; i < t->made->action_count[r]; i++)
+        moved[r] = ML_NEW_ARRAY(t->arena, ml_task_time, (size_t)t->schedule->action_count[r] + 1);
+        for (int i = 0; i < t->schedule->action_count[r]; i++)
             moved[r][i] = (ml_task_time){ran[r][i].begin + later[r], ran[r][i].end + later[r]};
     }
     return (const ml_task_time *const *)moved;
@@ -152,8 +153,8 @@ static void learn_delays(const tables *t, const ml_task_time *const *ran, int64_
     int known_count = 0, last;
     shortest_gaps(t, ran, most);
     for (int r = 0; r < p->ranks; r++)
-        for (int i = 0; i < t->made->action_count[r]; i++) {
-            const ml_action *a = &t->made->actions[r][i];
+        for (int i = 0; i < t->schedule->action_count[r]; i++) {
+            const ml_action *a = &t->schedule->actions[r][i];
             int64_t ready = ready_at(t, a->task, a->microbatch, NULL, &last);
             if (last >= 0 && (i == 0 || ready > ran[r][i - 1].end))
                 sample(&waits, last, ran[r][i].begin - ready);
@@ -172,8 +173,8 @@ static void learn_pauses(const tables *t, const ml_task_time *const *ran, const 
     samples pauses = samples_new(t, p->task_count);
     int last;
     for (int r = 0; r < p->ranks; r++)
-        for (int i = 1; i < t->made->action_count[r]; i++) {
-            const ml_action *a = &t->made->actions[r][i];
+        for (int i = 1; i < t->schedule->action_count[r]; i++) {
+            const ml_action *a = &t->schedule->actions[r][i];
             if (ready_at(t, a->task, a->microbatch, delay, &last) <= ran[r][i - 1].end)
                 sample(&pauses, a->task, ran[r][i].begin - ran[r][i - 1].end);
         }
@@ -189,9 +190,9 @@ static bool can_begin(const tables *t, const ml_action *a) {
     return true;
 }
 
-int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline *made,
+int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline_schedule *schedule,
                            const ml_pipeline_times *times, ml_arena *arena, double *bubble) {
-    tables t = tables_new(problem, made, arena);
+    tables t = tables_new(problem, schedule, arena);
     int *next = ML_NEW_ARRAY(arena, int, (size_t)problem->ranks), last;
     int64_t *free_at = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->ranks), length = 0, work = 0;
     size_t ends = (size_t)problem->task_count * (size_t)problem->microbatches;
@@ -199,8 +200,8 @@ int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline
     for (bool moves = true; moves;) {
         moves = false;
         for (int r = 0; r < problem->ranks; r++)
-            for (; next[r] < made->action_count[r]; next[r]++, moves = true) {
-                const ml_action *a = &made->actions[r][next[r]];
+            for (; next[r] < schedule->action_count[r]; next[r]++, moves = true) {
+                const ml_action *a = &schedule->actions[r][next[r]];
                 if (!can_begin(&t, a)) break;
                 int64_t ready = ready_at(&t, a->task, a->microbatch, times->delay, &last);
                 int64_t begin = free_at[r] + (next[r] > 0 ? times->pause[a->task] : 0);
@@ -223,7 +224,7 @@ enum { UNITS = 64 };
 static int64_t length_of(const tables *t, const ml_task_time *const *ran) {
     int64_t begin = INT64_MAX, end = INT64_MIN;
     for (int r = 0; r < t->problem->ranks; r++)
-        for (int i = 0; i < t->made->action_count[r]; i++) {
+        for (int i = 0; i < t->schedule->action_count[r]; i++) {
             if (ran[r][i].begin < begin) begin = ran[r][i].begin;
             if (ran[r][i].end > end) end = ran[r][i].end;
         }
@@ -250,7 +251,7 @@ static void fit_length(const tables *t, int64_t length, ml_pipeline_times *times
         int middle = (low + high) / 2;
         double bubble;
         ml_pipeline_times scaled = times_scaled(t, times, middle);
-        if (ml_pipeline_replay(t->problem, t->made, &scaled, t->arena, &bubble) >= length)
+        if (ml_pipeline_replay(t->problem, t->schedule, &scaled, t->arena, &bubble) >= length)
             high = middle;
         else
             low = middle + 1;
@@ -258,9 +259,10 @@ static void fit_length(const tables *t, int64_t length, ml_pipeline_times *times
     *times = times_scaled(t, times, low);
 }
 
-void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *made,
-                       const ml_task_time *const *ran, ml_arena *arena, ml_pipeline_times *times) {
-    tables t = tables_new(problem, made, arena);
+void ml_pipeline_times_learn(const ml_pipeline_problem *problem,
+                             const ml_pipeline_schedule *schedule, const ml_task_time *const *ran,
+                             ml_arena *arena, ml_pipeline_times *times) {
+    tables t = tables_new(problem, schedule, arena);
     times->task = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
     times->pause = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->task_count + 1);
     times->delay = ML_NEW_ARRAY(arena, int64_t, (size_t)problem->edge_count + 1);
@@ -274,8 +276,8 @@ void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *ma
 }
 
 /* A rank is taken by a task from its pause on, so a message may come that much later. */
-ml_pipeline_problem ml_pipeline_timed(const ml_pipeline_problem *problem,
-                                      const ml_pipeline_times *times, ml_arena *arena) {
+ml_pipeline_problem ml_pipeline_problem_timed(const ml_pipeline_problem *problem,
+                                              const ml_pipeline_times *times, ml_arena *arena) {
     ml_pipeline_problem timed = *problem;
     ml_task *tasks = ML_NEW_ARRAY(arena, ml_task, (size_t)problem->task_count + 1);
     ml_task_edge *edges = ML_NEW_ARRAY(arena, ml_task_edge, (size_t)problem->edge_count + 1);

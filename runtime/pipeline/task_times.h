@@ -3,8 +3,8 @@
  * of a task and a task that is cut in two take more than that tells.
  *
  * All in nanoseconds, and whole numbers: every rank learns the same from the same table. */
-#ifndef ML_PIPELINE_TIMES_H
-#define ML_PIPELINE_TIMES_H
+#ifndef ML_TASK_TIMES_H
+#define ML_TASK_TIMES_H
 
 #include "runtime/pipeline/schedule.h"
 
@@ -21,14 +21,15 @@ typedef struct {
 
 /* ran[rank][i]: of the i-th action of each rank, by clocks that may differ a little. A replay of
  * that very order takes as long as the step did. */
-void ml_pipeline_learn(const ml_pipeline_problem *problem, const ml_pipeline *made,
-                       const ml_task_time *const *ran, ml_arena *arena, ml_pipeline_times *times);
+void ml_pipeline_times_learn(const ml_pipeline_problem *problem,
+                             const ml_pipeline_schedule *schedule, const ml_task_time *const *ran,
+                             ml_arena *arena, ml_pipeline_times *times);
 /* The length of a step in which ranks go through the schedule's actions in their order and every
  * task begins as soon as it may; *bubble becomes the share in which ranks do not work. */
-int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline *made,
+int64_t ml_pipeline_replay(const ml_pipeline_problem *problem, const ml_pipeline_schedule *schedule,
                            const ml_pipeline_times *times, ml_arena *arena, double *bubble);
 /* The same problem with what tasks and messages take; tasks and edges are in `arena`. */
-ml_pipeline_problem ml_pipeline_timed(const ml_pipeline_problem *problem,
-                                      const ml_pipeline_times *times, ml_arena *arena);
+ml_pipeline_problem ml_pipeline_problem_timed(const ml_pipeline_problem *problem,
+                                              const ml_pipeline_times *times, ml_arena *arena);
 
 #endif

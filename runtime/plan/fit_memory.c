@@ -14,7 +14,7 @@ void plan_base_free(struct plan_base *base) {
     if (base == NULL) return;
     for (int i = 0; i < base->part_count; i++)
         if (base->parts[i].graph != NULL) ml_graph_free(base->parts[i].graph);
-    if (base->staged != NULL) ml_staged_free(&base->staged->cut);
+    if (base->pipeline != NULL) ml_stage_graphs_free(&base->pipeline->cut);
     if (base->global != NULL) ml_graph_free(base->global);
     ml_arena_free(base->arena);
     ml_free(base);
@@ -29,23 +29,23 @@ static uint64_t hash_layout(const ml_layout *layout, const ml_graph *g, ml_arena
 
 /* What all ranks of a pipeline know alike: who sends what to whom, in which order. How each makes
  * it is its own affair, but for what changes the order of collectives. */
-static uint64_t hash_staged(const struct ml_staged_plan *staged, uint64_t seed) {
+static uint64_t hash_pipeline(const struct ml_pipeline_plan *pipeline, uint64_t seed) {
     int64_t knobs[] = {ml_knobs()->overlap, ml_knobs()->no_fuse, ml_knobs()->recompute,
                        ml_knobs()->chunk, ml_knobs()->halves};
     seed = ml_hash(knobs, sizeof knobs, seed);
-    for (int i = 0; i < staged->message_count; i++) {
-        const staged_message *m = &staged->messages[i];
-        int64_t fields[] = {m->lane, m->bytes};
+    for (int i = 0; i < pipeline->message_count; i++) {
+        const pipeline_message *m = &pipeline->messages[i];
+        int64_t fields[] = {m->channel, m->bytes};
         seed = ml_hash(fields, sizeof fields, seed);
     }
-    for (int i = 0; i < staged->lane_count; i++) {
-        const staged_lane *lane = &staged->lanes[i];
-        int fields[] = {lane->from, lane->to, lane->from_task, lane->to_task};
+    for (int i = 0; i < pipeline->channel_count; i++) {
+        const pipeline_channel *channel = &pipeline->channels[i];
+        int fields[] = {channel->from, channel->to, channel->from_task, channel->to_task};
         seed = ml_hash(fields, sizeof fields, seed);
     }
-    for (int r = 0; r < staged->ranks; r++)
-        for (int i = 0; i < staged->pipeline.action_count[r]; i++) {
-            const ml_action *a = &staged->pipeline.actions[r][i];
+    for (int r = 0; r < pipeline->ranks; r++)
+        for (int i = 0; i < pipeline->schedule.action_count[r]; i++) {
+            const ml_action *a = &pipeline->schedule.actions[r][i];
             int fields[] = {a->task, a->microbatch};
             seed = ml_hash(fields, sizeof fields, seed);
         }
@@ -74,23 +74,24 @@ static void global_cut(const plan_call *call, ml_plan *plan) {
     plan_global(plan, call->from, call->roots);
     base->global = plan->graph;
     base->roots = plan_roots_copy(base->arena, &plan->roots);
-    staged_share(base, call->layout, call->cut);
-    base->part_count = base->staged->count;
+    pipeline_partition(base, call->layout, call->cut);
+    base->part_count = base->pipeline->count;
     base->parts = ML_NEW_ARRAY(base->arena, plan_part, (size_t)base->part_count);
     uint64_t hash = ml_graph_hash(plan->graph, 1);
     hash = hash_layout(plan->layout, plan->graph, plan->arena, hash);
-    base->hash = hash_staged(base->staged, hash);
+    base->hash = hash_pipeline(base->pipeline, hash);
 }
 
 static void cut_make(const plan_call *call, ml_plan *plan) {
     struct plan_base *base = plan->base;
-    if (base->staged == NULL) {
+    if (base->pipeline == NULL) {
         global_cut(call, plan);
     } else {
         plan->graph = base->global;
         plan_roots(plan, &base->roots);
     }
-    staged_make(plan, call->target, call->cut, call->recompute, call->overlap, call->copies);
+    pipeline_plan_stages(plan, call->target, call->cut, call->recompute, call->overlap,
+                         call->copies);
     plan->hash = base->hash;
 }
 
@@ -156,22 +157,24 @@ static int64_t moment_bytes(const ml_plan *plan) {
 static int64_t memory_wanted(const ml_plan *plan, bool keeps) {
     int64_t moments = 0;
     if (plan->roots.microbatches > 1 && keeps) {
-        if (plan->staged != NULL) moments = 2 * plan->state_bytes[ML_MEMORY_PARAMETERS];
+        if (plan->pipeline != NULL) moments = 2 * plan->state_bytes[ML_MEMORY_PARAMETERS];
         if (plan->refresh != NULL) moments = moment_bytes(plan->refresh);
     }
     return plan->peak_bytes + moments;
 }
 
 static bool keeps_copies(const ml_plan *plan) {
-    const struct ml_staged_plan *staged = plan->staged;
-    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks)
-        if (staged_steady(staged, v) != NULL) return true;
+    const struct ml_pipeline_plan *pipeline = plan->pipeline;
+    for (int v = pipeline ? pipeline->coordinate : 0; pipeline && v < pipeline->count;
+         v += pipeline->ranks)
+        if (pipeline_once_per_step(pipeline, v) != NULL) return true;
     return plan->refresh != NULL;
 }
 
-static bool puts_off(const struct ml_staged_plan *staged) {
-    for (int v = staged ? staged->coordinate : 0; staged && v < staged->count; v += staged->ranks)
-        if (staged->stages[v].levels.late) return true;
+static bool defers_weight_grads(const struct ml_pipeline_plan *pipeline) {
+    for (int v = pipeline ? pipeline->coordinate : 0; pipeline && v < pipeline->count;
+         v += pipeline->ranks)
+        if (pipeline->stages[v].waves.weight_grad) return true;
     return false;
 }
 
@@ -255,7 +258,7 @@ static void base_done(ml_plan *plan) {
         if (base->parts[i].graph != NULL) ml_graph_free(base->parts[i].graph);
         base->parts[i].graph = NULL;
     }
-    if (base->staged != NULL) return;
+    if (base->pipeline != NULL) return;
     plan->base = NULL;
     plan_base_free(base);
 }
@@ -272,7 +275,7 @@ void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *t
     call.copies = cut != NULL && ml_knobs()->copies &&
                   (layout != NULL || (target->kind == ML_TARGET_CUDA && !target->no_fuse));
     plan_make(&call);
-    bool late = puts_off((*plan)->staged);
+    bool late = defers_weight_grads((*plan)->pipeline);
     if (memory_wanted(*plan, late || keeps_copies(*plan)) > limit) plan_short(&call, late, limit);
     base_done(*plan);
 }

@@ -227,8 +227,8 @@ void memory_account(ml_plan *plan) {
         if (temporary && (storage->first > plan->peak_step || storage->last < plan->peak_step)) {
             continue;
         }
-        if (plan->piece && storage->kind == ML_STORAGE_INPUT) continue; /* a cell */
-        if (storage->kind == ML_STORAGE_CELL) continue;
+        if (plan->pipeline_task && storage->kind == ML_STORAGE_INPUT) continue; /* a cell */
+        if (storage->kind == ML_STORAGE_SAVED) continue;
         if (storage->kind == ML_STORAGE_STATE) {
             if (seen[storage->id]) continue;
             seen[storage->id] = true;

@@ -298,7 +298,7 @@ void plan_local(ml_plan *plan, const ml_target *target, plan_recompute how, bool
 }
 
 void plan_lower(ml_plan *plan, const ml_target *target) {
-    if (plan->piece) pass_done(plan, plan->graph, "piece");
+    if (plan->pipeline_task) pass_done(plan, plan->graph, "piece");
     plan->schedule = ml_lower(plan->graph, &plan->roots, target, plan->arena);
     count_flops(plan);
 }

@@ -46,8 +46,8 @@ void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
     if (target->kind == ML_TARGET_CUDA && !target->no_fuse && ml_knobs()->batch)
         plan_batch(plan, target);
     plan_assign(plan);
-    if (plan->piece) plan_export(plan);
-    int outputs = plan->piece ? 0 : plan->roots.output_count;
+    if (plan->pipeline_task) plan_export(plan);
+    int outputs = plan->pipeline_task ? 0 : plan->roots.output_count;
     plan->arena_bytes = ml_memory_place(plan->schedule, outputs);
     plan->library_bytes = ml_library_workspace(plan->schedule);
     memory_account(plan);
@@ -93,7 +93,7 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
 
 void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
-    staged_free(plan->staged);
+    pipeline_plan_free(plan->pipeline);
     ml_plan_free(plan->refresh);
     ml_plan_free(plan->fallback);
     bool shared = plan->base != NULL && plan->graph == plan->base->global;
@@ -105,7 +105,7 @@ void ml_plan_free(ml_plan *plan) {
 
 /* ---- the fallback of a check ---- */
 bool ml_plan_watches(const ml_plan *plan) {
-    return plan->staged != NULL ? plan->staged->until > 0 : plan->roots.watched > 0;
+    return plan->pipeline != NULL ? plan->pipeline->until > 0 : plan->roots.watched > 0;
 }
 
 static int64_t beyond(int64_t bytes, int64_t others) {
@@ -115,7 +115,7 @@ static int64_t beyond(int64_t bytes, int64_t others) {
 static int64_t fallback_bytes(const ml_plan *plan, const ml_plan *fallback) {
     return beyond(fallback->arena_bytes, plan->arena_bytes) +
            beyond(fallback->library_bytes, plan->library_bytes) +
-           beyond(fallback->block_bytes, plan->block_bytes);
+           beyond(fallback->buffer_bytes, plan->buffer_bytes);
 }
 
 void plan_fallback_account(ml_plan *plan) {
@@ -158,7 +158,7 @@ static int largest_add(const ml_plan *part, uint32_t fed, bool *seen, int count,
 
 int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list) {
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
-    uint32_t fed = plan->staged ? plan->staged->fed_count : UINT32_MAX;
+    uint32_t fed = plan->pipeline ? plan->pipeline->script_inputs : UINT32_MAX;
     int found = 0;
     for (int i = 0; i < plan->part_count && count > 0; i++)
         found = largest_add(plan->parts[i], fed, seen, count, found, list);
@@ -217,7 +217,7 @@ static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
 void ml_plan_print(const ml_plan *plan, ml_text *out) {
     const ml_schedule *s = plan->schedule;
     if (s == NULL) {
-        ml_pipeline_print(&plan->staged->problem, &plan->staged->pipeline, out);
+        ml_pipeline_schedule_print(&plan->pipeline->problem, &plan->pipeline->schedule, out);
         for (int i = 0; i < plan->part_count; i++) ml_plan_print(plan->parts[i], out);
         return;
     }

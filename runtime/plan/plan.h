@@ -35,7 +35,7 @@ struct ml_plan {
     ml_roots roots;
     const ml_layout *layout;       /* NULL: one rank */
     ml_schedule *schedule;         /* NULL for a program that is cut: ask its parts */
-    struct ml_staged_plan *staged; /* staged.h; NULL where it is not cut */
+    struct ml_pipeline_plan *pipeline; /* staged.h; NULL where it is not cut */
     ml_plan **parts; /* what runs on this rank, each with a schedule: the pieces of its stages, or
                         the plan itself */
     int part_count;
@@ -47,10 +47,10 @@ struct ml_plan {
     /* In a check: the plan that does a step again which left rows without a place; it shares the
      * memory of this one, whose accounts count what it needs beyond. NULL: none. */
     ml_plan *fallback;
-    bool piece;            /* a part of another plan: inputs and outputs are its caller's memory */
+    bool pipeline_task; /* a part of another plan: inputs and outputs are its caller's memory */
     int64_t arena_bytes;   /* temporaries: the peak that the offsets reach */
     int64_t library_bytes; /* workspace that the device's libraries want beside the arena */
-    int64_t block_bytes;   /* of pipeline stages: what microbatches under way keep */
+    int64_t buffer_bytes;   /* of pipeline stages: what microbatches under way keep */
     int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
     int64_t peak_bytes;                   /* states + arena + inputs + library + blocks */

@@ -35,7 +35,7 @@ struct plan_base {
     int part_count;
     ml_graph *global; /* of a program that is cut: every plan's graph, and its roots */
     ml_roots roots;
-    struct ml_staged_plan *staged; /* what all its plans begin with: cut, schedule, slots */
+    struct ml_pipeline_plan *pipeline; /* what all its plans begin with: cut, schedule, slots */
     uint64_t hash;
 };
 void plan_base_free(struct plan_base *base);
@@ -47,11 +47,11 @@ void plan_base_free(struct plan_base *base);
 void plan_local(ml_plan *plan, const ml_target *target, plan_recompute recompute, bool overlap,
                 const int *late, struct plan_base *base, plan_part *part);
 /* Cut base->global (simplified) into stages: what all plans share of them. */
-void staged_share(struct plan_base *base, const ml_layout *layout, const ml_cut *cut);
+void pipeline_partition(struct plan_base *base, const ml_layout *layout, const ml_cut *cut);
 /* Plan the stages of base->staged of coordinate cut->coordinate, or all of them; with `copies` they
  * may have steady pieces. Sets the staged plan, the parts and the accounts of *plan, whose graph is
  * base->global. Raises. */
-void staged_make(ml_plan *plan, const ml_target *target, const ml_cut *cut,
+void pipeline_plan_stages(ml_plan *plan, const ml_target *target, const ml_cut *cut,
                  plan_recompute recompute, bool overlap, bool copies);
 /* Keep what the program casts parameters to for its products from step to step, as states that are
  * set with the parameters: sets plan->refresh. */

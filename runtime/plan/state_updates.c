@@ -198,13 +198,13 @@ void plan_export(ml_plan *plan) {
             ml_raise(ML_INTERNAL, "output %d of a piece is not contiguous in memory", i);
         if (storage->kind == ML_STORAGE_TEMPORARY && value->offset == 0 &&
             storage->bytes == bytes) {
-            storage->kind = ML_STORAGE_CELL;
+            storage->kind = ML_STORAGE_SAVED;
             storage->id = (uint32_t)i;
             continue;
         }
         ml_type type = value->type;
         ml_ref node = value->node;
-        uint32_t cell = storage_add(s, ML_STORAGE_CELL, (uint32_t)i, bytes, node);
+        uint32_t cell = storage_add(s, ML_STORAGE_SAVED, (uint32_t)i, bytes, node);
         copy_add(s, s->output_values[i], value_add(s, node, &type, cell), node);
     }
 }

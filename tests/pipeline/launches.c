@@ -24,7 +24,7 @@ typedef struct {
 } launch_list;
 
 typedef struct {
-    struct ml_staged_plan plan;
+    struct ml_pipeline_plan plan;
     int alone;      /* microbatches that go alone */
     bool ahead;     /* messages are expected an action early */
     bool all_fresh; /* the runs after them may keep the host too */
@@ -36,39 +36,39 @@ static void put(launch_list *list, launch_kind kind, int message) {
     list->at[list->count++] = (launch){kind, message};
 }
 
-static int message_of(const simulation *s, int lane, int microbatch) {
-    return lane * s->plan.microbatches + microbatch;
+static int message_of(const simulation *s, int channel, int microbatch) {
+    return channel * s->plan.microbatches + microbatch;
 }
 
 static void put_prepare(simulation *s, launch_list *list, const ml_action *a) {
-    const struct ml_staged_plan *p = &s->plan;
+    const struct ml_pipeline_plan *p = &s->plan;
     int v = p->tasks[a->task].stage;
-    const staged_stage *stage = &p->stages[v];
-    for (int i = 0; i < p->lane_count && a->task == stage->first_task; i++) {
-        if (p->lanes[i].from != v || p->lanes[i].local) continue;
+    const pipeline_stage *stage = &p->stages[v];
+    for (int i = 0; i < p->channel_count && a->task == stage->first_task; i++) {
+        if (p->channels[i].from != v || p->channels[i].local) continue;
         for (int m = a->microbatch - 1; m >= 0; m--) { /* the last one sent from this slot */
             if (stage->slot_of[m] != stage->slot_of[a->microbatch]) continue;
             put(list, SETTLE, message_of(s, i, m));
             break;
         }
     }
-    for (int i = 0; i < p->lane_count; i++)
-        if (p->lanes[i].to_task == a->task && !p->lanes[i].local)
+    for (int i = 0; i < p->channel_count; i++)
+        if (p->channels[i].to_task == a->task && !p->channels[i].local)
             put(list, EXPECT, message_of(s, i, a->microbatch));
 }
 
 static void put_messages(simulation *s, launch_list *list, const ml_action *a, bool arrive) {
-    const struct ml_staged_plan *p = &s->plan;
-    for (int i = 0; i < p->lane_count; i++) {
-        int task = arrive ? p->lanes[i].to_task : p->lanes[i].from_task;
-        if (task == a->task && !p->lanes[i].local)
+    const struct ml_pipeline_plan *p = &s->plan;
+    for (int i = 0; i < p->channel_count; i++) {
+        int task = arrive ? p->channels[i].to_task : p->channels[i].from_task;
+        if (task == a->task && !p->channels[i].local)
             put(list, arrive ? ARRIVE : SEND, message_of(s, i, a->microbatch));
     }
 }
 
 static void put_alone(simulation *s, launch_list *list, int rank, int microbatch) {
-    const ml_pipeline *made = &s->plan.pipeline;
-    const struct ml_staged_plan *p = &s->plan;
+    const ml_pipeline_schedule *made = &s->plan.schedule;
+    const struct ml_pipeline_plan *p = &s->plan;
     int64_t last = -1;
     for (int done = 0; done < p->task_count; done++) { /* by start, then task */
         const ml_action *next = NULL;
@@ -83,9 +83,9 @@ static void put_alone(simulation *s, launch_list *list, int rank, int microbatch
         last = next->start * MOST_TASKS + next->task;
         bool own = p->tasks[next->task].stage % p->ranks == rank;
         if (own) put_prepare(s, list, next);
-        for (int i = 0; i < p->lane_count; i++)
-            if (p->lanes[i].to_task == next->task && !p->lanes[i].local &&
-                p->lanes[i].from % p->ranks == rank)
+        for (int i = 0; i < p->channel_count; i++)
+            if (p->channels[i].to_task == next->task && !p->channels[i].local &&
+                p->channels[i].from % p->ranks == rank)
                 put(list, SEND, message_of(s, i, microbatch));
         if (!own) continue;
         put_messages(s, list, next, true);
@@ -95,7 +95,7 @@ static void put_alone(simulation *s, launch_list *list, int rank, int microbatch
 }
 
 static void put_rank(simulation *s, int rank) {
-    const ml_pipeline *made = &s->plan.pipeline;
+    const ml_pipeline_schedule *made = &s->plan.schedule;
     launch_list *list = &s->ranks[rank];
     int count = made->action_count[rank];
     list->at = calloc((size_t)count * 4 * MOST_EDGES, sizeof *list->at);
@@ -170,36 +170,36 @@ static bool ends(simulation *s) {
 /* ---- Plans ------------------------------------------------------------------------------------
  */
 
-static void lane_add(struct ml_staged_plan *p, ml_task_edge *edges, int from_task, int to_task) {
+static void lane_add(struct ml_pipeline_plan *p, ml_task_edge *edges, int from_task, int to_task) {
     int from = p->tasks[from_task].stage, to = p->tasks[to_task].stage;
-    p->lanes[p->lane_count] = (staged_lane){.from = from,
-                                            .to = to,
-                                            .from_task = from_task,
-                                            .to_task = to_task,
-                                            .local = from % p->ranks == to % p->ranks};
-    edges[p->lane_count++] = (ml_task_edge){from_task, to_task};
+    p->channels[p->channel_count] = (pipeline_channel){.from = from,
+                                                       .to = to,
+                                                       .from_task = from_task,
+                                                       .to_task = to_task,
+                                                       .local = from % p->ranks == to % p->ranks};
+    edges[p->channel_count++] = (ml_task_edge){from_task, to_task};
 }
 
 /* A chain of stages there and back: the tasks of tests/pipeline/schedule.c. */
 static void chain_make(simulation *s, ml_arena *arena, ml_stage_schedule kind, int ranks,
                        int chunks, int microbatches) {
-    struct ml_staged_plan *p = &s->plan;
-    bool late = kind == ML_SCHEDULE_ZERO_BUBBLE;
-    *p = (struct ml_staged_plan){
+    struct ml_pipeline_plan *p = &s->plan;
+    bool weight_grad = kind == ML_SCHEDULE_ZERO_BUBBLE;
+    *p = (struct ml_pipeline_plan){
         .count = ranks * chunks, .microbatches = microbatches, .ranks = ranks};
-    p->stages = ML_NEW_ARRAY(arena, staged_stage, MOST_STAGES);
+    p->stages = ML_NEW_ARRAY(arena, pipeline_stage, MOST_STAGES);
     p->tasks = ML_NEW_ARRAY(arena, ml_task, 3 * MOST_STAGES);
-    p->lanes = ML_NEW_ARRAY(arena, staged_lane, MOST_EDGES);
+    p->channels = ML_NEW_ARRAY(arena, pipeline_channel, MOST_EDGES);
     ml_task_edge *edges = ML_NEW_ARRAY(arena, ml_task_edge, MOST_EDGES);
     int backward[MOST_STAGES], after[MOST_STAGES], after_count = 0;
     for (int v = 0; v < p->count; v++) {
         bool last = v == p->count - 1;
         p->stages[v].first_task = p->task_count;
         p->tasks[p->task_count++] = (ml_task){v, last ? 6 : 2, false};
-        if (!last) p->tasks[p->task_count++] = (ml_task){v, late ? 2 : 4, false};
+        if (!last) p->tasks[p->task_count++] = (ml_task){v, weight_grad ? 2 : 4, false};
         backward[v] = p->task_count - 1;
-        if (late && v > 0) after[after_count++] = p->task_count;
-        if (late && v > 0) p->tasks[p->task_count++] = (ml_task){v, 2, true};
+        if (weight_grad && v > 0) after[after_count++] = p->task_count;
+        if (weight_grad && v > 0) p->tasks[p->task_count++] = (ml_task){v, 2, true};
         p->stages[v].task_count = p->task_count - p->stages[v].first_task;
     }
     for (int v = p->count - 1; v > 0; v--) lane_add(p, edges, backward[v], backward[v - 1]);
@@ -209,13 +209,13 @@ static void chain_make(simulation *s, ml_arena *arena, ml_stage_schedule kind, i
         lane_add(p, edges, p->stages[0].first_task, p->stages[p->count - 1].first_task);
         lane_add(p, edges, backward[p->count - 1], backward[0]);
     }
-    int edge_count = p->lane_count;
+    int edge_count = p->channel_count;
     for (int i = 0; i < after_count; i++)
         edges[edge_count++] = (ml_task_edge){after[i] - 1, after[i]};
     p->problem = (ml_pipeline_problem){kind,          ranks,      chunks,   microbatches,
                                        p->task_count, edge_count, p->tasks, edges};
-    ml_pipeline_make(&p->problem, arena, &p->pipeline);
-    for (int v = 0; v < p->count; v++) staged_slots(p, v, arena);
+    ml_pipeline_schedule_build(&p->problem, arena, &p->schedule);
+    for (int v = 0; v < p->count; v++) pipeline_slots_assign(p, v, arena);
 }
 
 static const int shapes[][3] = {/* ranks, chunks, microbatches */
@@ -231,7 +231,7 @@ static bool every_shape(int alone, bool ahead, bool all_fresh, bool tells) {
             simulation s = {.alone = alone, .ahead = ahead, .all_fresh = all_fresh};
             chain_make(&s, arena, (ml_stage_schedule)kind, shapes[i][0], shapes[i][1],
                        shapes[i][2]);
-            size_t messages = (size_t)s.plan.lane_count * (size_t)s.plan.microbatches;
+            size_t messages = (size_t)s.plan.channel_count * (size_t)s.plan.microbatches;
             s.sends = ML_NEW_ARRAY(arena, bool, messages);
             s.receives = ML_NEW_ARRAY(arena, bool, messages);
             bool good = ends(&s);

@@ -20,9 +20,9 @@ typedef struct {
     ml_task_edge edges[MOST_EDGES];
 } pipeline_case;
 
-static int add_task(pipeline_case *c, int stage, int64_t cost, bool late) {
+static int add_task(pipeline_case *c, int stage, int64_t cost, bool weight_grad) {
     REQUIRE(c->count < MOST_TASKS);
-    c->tasks[c->count] = (ml_task){stage, cost, late};
+    c->tasks[c->count] = (ml_task){stage, cost, weight_grad};
     return c->count++;
 }
 
@@ -33,16 +33,16 @@ static void add_edge(pipeline_case *c, int from, int to) {
 
 /* Costs of a stage's forward, backward and late weight-gradient work; 0 of the last: none. */
 typedef struct {
-    int forward, backward, late;
+    int forward, backward, weight_grad;
 } costs;
 
-static costs even(int forward, int backward, int late) {
-    return (costs){forward, backward, late};
+static costs even(int forward, int backward, int weight_grad) {
+    return (costs){forward, backward, weight_grad};
 }
 
-static costs random_costs(uint64_t *random, bool late) {
+static costs random_costs(uint64_t *random, bool weight_grad) {
     return even((int)test_range(random, 10, 40), (int)test_range(random, 15, 60),
-                late ? (int)test_range(random, 5, 40) : 0);
+                weight_grad ? (int)test_range(random, 5, 40) : 0);
 }
 
 /* A chain of stages there and back. The last stage has one task for both ways; the first one no
@@ -53,15 +53,16 @@ static void make_chain(pipeline_case *c, ml_stage_schedule kind, int ranks, int 
     int stages = ranks * chunks, forward[64 * 8], backward[64 * 8];
     c->count = c->edges_count = 0;
     for (int v = 0; v < stages; v++) {
-        costs cost = random ? random_costs(random, each.late > 0) : each;
-        int first = v == 0 ? cost.late : 0;
+        costs cost = random ? random_costs(random, each.weight_grad > 0) : each;
+        int first = v == 0 ? cost.weight_grad : 0;
         if (v == stages - 1) {
             forward[v] = backward[v] = add_task(c, v, cost.forward + cost.backward + first, false);
         } else {
             forward[v] = add_task(c, v, cost.forward, false);
             backward[v] = add_task(c, v, cost.backward + first, false);
         }
-        if (cost.late && v > 0) add_edge(c, backward[v], add_task(c, v, cost.late, true));
+        if (cost.weight_grad && v > 0)
+            add_edge(c, backward[v], add_task(c, v, cost.weight_grad, true));
     }
     for (int v = stages - 1; v > 0; v--) add_edge(c, backward[v], backward[v - 1]);
     for (int v = 1; v < stages; v++) add_edge(c, forward[v - 1], forward[v]);
@@ -74,7 +75,7 @@ static void make_chain(pipeline_case *c, ml_stage_schedule kind, int ranks, int 
 
 typedef struct {
     const pipeline_case *c;
-    const ml_pipeline *made;
+    const ml_pipeline_schedule *made;
     int64_t *end;   /* [tasks][microbatches]; 0: not run yet */
     int64_t *start; /* the same */
 } checker;
@@ -113,7 +114,7 @@ static bool check_edges(checker *k) {
                 *of(k->start, k, p->edges[e].to, m))
                 return false;
         for (int t = 1; t < p->task_count; t++)
-            if (p->tasks[t].stage == p->tasks[t - 1].stage && !p->tasks[t - 1].late &&
+            if (p->tasks[t].stage == p->tasks[t - 1].stage && !p->tasks[t - 1].weight_grad &&
                 *of(k->end, k, t - 1, m) > *of(k->start, k, t, m))
                 return false;
     }
@@ -122,7 +123,7 @@ static bool check_edges(checker *k) {
 
 /* The most that is under way at once on a rank, by the actions' order alone: from the first task of
  * a unit to its last that is not late (`late`: to its last of all). */
-static int most_at_once(const checker *k, int rank, int stage, bool late) {
+static int most_at_once(const checker *k, int rank, int stage, bool weight_grad) {
     const ml_pipeline_problem *p = &k->c->problem;
     int now = 0, most = 0;
     for (int i = 0; i < k->made->action_count[rank]; i++) {
@@ -130,10 +131,10 @@ static int most_at_once(const checker *k, int rank, int stage, bool late) {
         if (stage >= 0 && v != stage) continue;
         bool first = t == 0 || p->tasks[t - 1].stage != v;
         bool ends = t == p->task_count - 1 || p->tasks[t + 1].stage != v;
-        bool before_late = !ends && p->tasks[t + 1].late;
+        bool before_late = !ends && p->tasks[t + 1].weight_grad;
         now += first;
         if (now > most) most = now;
-        now -= late ? ends : (ends && !p->tasks[t].late) || before_late;
+        now -= weight_grad ? ends : (ends && !p->tasks[t].weight_grad) || before_late;
     }
     return most;
 }
@@ -180,7 +181,7 @@ static bool sends(walk *w, int rank, int task) {
         w->next[rank] = e;
         if (c->edges[e].from != task) continue;
         bool here = c->tasks[c->edges[e].to].stage % c->problem.ranks == rank;
-        if (!here && w->sent[e] - w->taken[e] >= w->k->made->under_way[e]) return false;
+        if (!here && w->sent[e] - w->taken[e] >= w->k->made->in_flight[e]) return false;
         w->sent[e]++;
     }
     w->next[rank] = -1;
@@ -189,7 +190,7 @@ static bool sends(walk *w, int rank, int task) {
 
 /* One rank, as far as it comes; whether it came any further. */
 static bool go_on(walk *w, int rank) {
-    const ml_pipeline *made = w->k->made;
+    const ml_pipeline_schedule *made = w->k->made;
     bool moved = false;
     for (; w->at[rank] < made->action_count[rank]; w->at[rank]++, moved = true) {
         const ml_action *a = &made->actions[rank][w->at[rank]];
@@ -220,7 +221,7 @@ static bool walk_ends(const checker *k) {
     return true;
 }
 
-static void check_pipeline(const pipeline_case *c, const ml_pipeline *made) {
+static void check_pipeline(const pipeline_case *c, const ml_pipeline_schedule *made) {
     const ml_pipeline_problem *p = &c->problem;
     size_t count = (size_t)p->task_count * (size_t)p->microbatches;
     checker k = {c, made, calloc(count, sizeof(int64_t)), calloc(count, sizeof(int64_t))};
@@ -240,8 +241,8 @@ static void check_pipeline(const pipeline_case *c, const ml_pipeline *made) {
 
 static pipeline_case made_case;
 
-static void make_and_check(const pipeline_case *c, ml_pipeline *made, ml_arena *arena) {
-    ml_pipeline_make(&c->problem, arena, made);
+static void make_and_check(const pipeline_case *c, ml_pipeline_schedule *made, ml_arena *arena) {
+    ml_pipeline_schedule_build(&c->problem, arena, made);
     check_pipeline(c, made);
 }
 
@@ -251,15 +252,15 @@ static const int shapes[][3] = {/* ranks, chunks, microbatches */
                                 {2, 2, 2},  {2, 2, 8}, {3, 2, 9},  {4, 2, 4},  {4, 3, 16},
                                 {4, 2, 32}, {8, 4, 16}};
 
-static void every_shape(bool late, bool uneven) {
+static void every_shape(bool weight_grad, bool uneven) {
     uint64_t random = 5;
     ml_arena *arena = ml_arena_new();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int kind = ML_SCHEDULE_1F1B; kind <= ML_SCHEDULE_ZERO_BUBBLE; kind++)
             for (int times = 0; times < (uneven ? 4 : 1); times++) {
-                ml_pipeline made;
+                ml_pipeline_schedule made;
                 make_chain(&made_case, (ml_stage_schedule)kind, shapes[i][0], shapes[i][1],
-                           shapes[i][2], even(2, late ? 2 : 4, late ? 2 : 0),
+                           shapes[i][2], even(2, weight_grad ? 2 : 4, weight_grad ? 2 : 0),
                            uneven ? &random : NULL);
                 make_and_check(&made_case, &made, arena);
             }
@@ -299,9 +300,9 @@ TEST(shard_pipeline, odd_graphs) {
     ml_arena *arena = ml_arena_new();
     for (int kind = ML_SCHEDULE_1F1B; kind <= ML_SCHEDULE_ZERO_BUBBLE; kind++)
         for (int chunks = 1; chunks <= 4; chunks++) {
-            ml_pipeline made;
+            ml_pipeline_schedule made;
             odd_problem(&made_case, (ml_stage_schedule)kind, 4, chunks);
-            ml_pipeline_make(&made_case.problem, arena, &made);
+            ml_pipeline_schedule_build(&made_case.problem, arena, &made);
             size_t count = (size_t)made_case.count * (size_t)made_case.problem.microbatches;
             checker k = {&made_case, &made, calloc(count, 8), calloc(count, 8)};
             CHECK(check_ranks(&k) && check_edges(&k) && walk_ends(&k));
@@ -312,8 +313,8 @@ TEST(shard_pipeline, odd_graphs) {
     static const ml_task tasks[] = {{0, 2, false}, {1, 1, false}, {2, 3, false}, {3, 1, false}};
     static const ml_task_edge edges[] = {{3, 0}, {2, 3}, {1, 2}};
     ml_pipeline_problem back = {ML_SCHEDULE_INTERLEAVED, 2, 2, 4, 4, 3, tasks, edges};
-    ml_pipeline made;
-    ml_pipeline_make(&back, arena, &made);
+    ml_pipeline_schedule made;
+    ml_pipeline_schedule_build(&back, arena, &made);
     CHECK_EQ_INT(made.action_count[0] + made.action_count[1], 16);
     ml_arena_free(arena);
 }
@@ -332,8 +333,8 @@ TEST(shard_pipeline, messages_take_time) {
                 made_case.tasks[made_case.edges[e].to].stage)
                 made_case.edges[e].delay = test_range(&random, 0, 40);
         for (int variant = 0; variant < ML_PIPELINE_VARIANTS; variant++) {
-            ml_pipeline made;
-            ml_pipeline_variant(&made_case.problem, variant, arena, &made);
+            ml_pipeline_schedule made;
+            ml_pipeline_schedule_variant(&made_case.problem, variant, arena, &made);
             check_pipeline(&made_case, &made);
         }
     }
@@ -355,7 +356,7 @@ static ml_pipeline_times draw_times(const pipeline_case *c, uint64_t *random, ml
 }
 
 /* Begin and end of all actions, by going over them until nothing changes. */
-static ml_task_time **walk_times(const pipeline_case *c, const ml_pipeline *made,
+static ml_task_time **walk_times(const pipeline_case *c, const ml_pipeline_schedule *made,
                                  const ml_pipeline_times *t, ml_arena *arena) {
     int m = c->problem.microbatches;
     ml_task_time **ran = ML_NEW_ARRAY(arena, ml_task_time *, (size_t)c->problem.ranks);
@@ -389,8 +390,8 @@ TEST(shard_pipeline, times_are_learnt) {
         int ranks = (int)test_range(&random, 2, 6), kind = (int)test_range(&random, 0, 2);
         make_chain(&made_case, (ml_stage_schedule)kind, ranks, kind == 1 ? 2 : 1, 4 * ranks,
                    even(1, 1, kind == 2), &random);
-        ml_pipeline made;
-        ml_pipeline_make(&made_case.problem, arena, &made);
+        ml_pipeline_schedule made;
+        ml_pipeline_schedule_build(&made_case.problem, arena, &made);
         ml_pipeline_times t = draw_times(&made_case, &random, arena), learnt;
         ml_task_time **ran = walk_times(&made_case, &made, &t, arena);
         int64_t length = 0, work = 0;
@@ -407,8 +408,8 @@ TEST(shard_pipeline, times_are_learnt) {
         double bubble;
         CHECK_EQ_INT(ml_pipeline_replay(&made_case.problem, &made, &t, arena, &bubble), length);
         CHECK_NEAR(bubble, 1 - (double)work / ((double)length * ranks), 1e-12);
-        ml_pipeline_learn(&made_case.problem, &made, (const ml_task_time *const *)ran, arena,
-                          &learnt);
+        ml_pipeline_times_learn(&made_case.problem, &made, (const ml_task_time *const *)ran, arena,
+                                &learnt);
         for (int i = 0; i < made_case.count; i++) CHECK_EQ_INT(learnt.task[i], t.task[i]);
         int64_t told = ml_pipeline_replay(&made_case.problem, &made, &learnt, arena, &bubble);
         if (!((double)llabs(told - length) <= 0.001 * (double)length))
@@ -425,7 +426,7 @@ TEST(shard_pipeline, times_are_learnt) {
 static double bubble_of(ml_stage_schedule kind, int ranks, int chunks, int microbatches, costs each,
                         int64_t *length) {
     ml_arena *arena = ml_arena_new();
-    ml_pipeline made;
+    ml_pipeline_schedule made;
     make_chain(&made_case, kind, ranks, chunks, microbatches, each, NULL);
     make_and_check(&made_case, &made, arena);
     *length = made.length;
@@ -460,7 +461,7 @@ TEST(shard_pipeline, uneven_stages_fill_the_slowest) {
     ml_arena *arena = ml_arena_new();
     for (int times = 0; times < 40; times++) {
         int ranks = 2 + times % 7, m = 4 * ranks;
-        ml_pipeline made, bubbles;
+        ml_pipeline_schedule made, bubbles;
         make_chain(&made_case, ML_SCHEDULE_1F1B, ranks, 1, m, even(1, 1, 1), &random);
         make_and_check(&made_case, &made, arena);
         int64_t work[64] = {0}, most = 0, all = 0;
@@ -484,10 +485,10 @@ TEST(shard_pipeline, uneven_stages_fill_the_slowest) {
 static const char *printed(ml_arena *arena, ml_stage_schedule kind, int ranks, int chunks, int m,
                            costs each) {
     ml_text text = {.arena = arena};
-    ml_pipeline made;
+    ml_pipeline_schedule made;
     make_chain(&made_case, kind, ranks, chunks, m, each, NULL);
     make_and_check(&made_case, &made, arena);
-    ml_pipeline_print(&made_case.problem, &made, &text);
+    ml_pipeline_schedule_print(&made_case.problem, &made, &text);
     return text.text;
 }
 
@@ -513,8 +514,8 @@ TEST(shard_pipeline, printed) {
 
 static void make_it(void *argument) {
     ml_arena *arena = argument;
-    ml_pipeline made;
-    ml_pipeline_make(&made_case.problem, arena, &made);
+    ml_pipeline_schedule made;
+    ml_pipeline_schedule_build(&made_case.problem, arena, &made);
 }
 
 TEST(shard_pipeline, groups_of_microbatches) {
@@ -535,10 +536,10 @@ TEST(shard_pipeline, groups_of_microbatches) {
 /* A million tasks; the limit is for a machine that does much else besides. */
 TEST(shard_pipeline, large_and_fast) {
     ml_arena *arena = ml_arena_new();
-    ml_pipeline made;
+    ml_pipeline_schedule made;
     make_chain(&made_case, ML_SCHEDULE_INTERLEAVED, 64, 8, 1024, even(1, 2, 0), NULL);
     clock_t began = clock();
-    ml_pipeline_make(&made_case.problem, arena, &made);
+    ml_pipeline_schedule_build(&made_case.problem, arena, &made);
     double seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
     if (seconds > 2) test_fail("a schedule of a million tasks took %.2f s", seconds);
     CHECK_EQ_INT(made.length, 3 * (1024 * 8 + 63));

@@ -16,18 +16,18 @@ typedef struct {
     fixture *f;
     ml_graph *g; /* what is cut */
     ml_roots roots;
-    piece_levels levels;
-    int input_level[SUPPORT_INPUTS];
+    task_waves waves;
+    int input_wave[SUPPORT_INPUTS];
     ml_ref at[2 * DRAWN + FED + RECEIVED + 2 * STATES];
     ml_ref states[STATES];
     int count;
-    piece_set set;
-    int *level; /* by node of g; 0 for what needs nothing received */
+    task_programs set;
+    int *wave; /* by node of g; 0 for what needs nothing received */
     int microbatches;
     double **fed[MICROBATCHES];   /* by input id */
     double **whole[MICROBATCHES]; /* what the uncut graph gives: outputs */
     double *held[STATES], *expected[STATES];
-    double **cells[MICROBATCHES]; /* the block of a microbatch; NULL: not written yet */
+    double **saved[MICROBATCHES]; /* the block of a microbatch; NULL: not written yet */
 } drawing;
 
 /* ---- Drawing ----------------------------------------------------------------------------------
@@ -93,15 +93,15 @@ static ml_ref draw_node(drawing *d) {
 }
 
 static void draw_levels(drawing *d) {
-    int count = 1 + (int)fixture_below(d->f, 3), level = (int)fixture_below(d->f, 2);
+    int count = 1 + (int)fixture_below(d->f, 3), wave = (int)fixture_below(d->f, 2);
     for (int i = 0; i < count; i++) {
-        d->levels.level[d->levels.count++] = level;
-        level += 1 + (int)fixture_below(d->f, 3);
+        d->waves.wave[d->waves.count++] = wave;
+        wave += 1 + (int)fixture_below(d->f, 3);
     }
-    d->levels.late = fixture_below(d->f, 2);
-    d->levels.overlaps = fixture_below(d->f, 2);
-    d->levels.steady = fixture_below(d->f, 3) > 0;
-    d->microbatches = d->levels.overlaps ? MICROBATCHES : 1;
+    d->waves.weight_grad = fixture_below(d->f, 2);
+    d->waves.overlaps = fixture_below(d->f, 2);
+    d->waves.once_per_step = fixture_below(d->f, 3) > 0;
+    d->microbatches = d->waves.overlaps ? MICROBATCHES : 1;
 }
 
 static void draw_leaves(drawing *d) {
@@ -110,8 +110,8 @@ static void draw_leaves(drawing *d) {
     for (int i = 0; i < FED + RECEIVED; i++) {
         ml_ref made = fixture_input(d->f, ML_F64, axes[i == 0 ? 3 : fixture_below(d->f, 4)], -1, 1);
         d->at[d->count++] = made;
-        int level = d->levels.level[fixture_below(d->f, d->levels.count)];
-        d->input_level[ml_graph_args(d->g, made)[0]] = i < FED ? 0 : level;
+        int wave = d->waves.wave[fixture_below(d->f, d->waves.count)];
+        d->input_wave[ml_graph_args(d->g, made)[0]] = i < FED ? 0 : wave;
     }
     for (int i = 0; i < STATES; i++) {
         ml_type type = fixture_type(d->f, ML_F64, axes[fixture_below(d->f, 4)]);
@@ -140,7 +140,7 @@ static void draw_roots(drawing *d) {
             (ml_update){(uint32_t)ml_graph_args(d->g, d->states[i])[0], value};
     }
     for (int i = 0; i < OUTPUTS; i++) d->roots.outputs[d->roots.output_count++] = any(d);
-    bool sends_free = d->levels.level[0] == 0; /* a piece from which it is sent */
+    bool sends_free = d->waves.wave[0] == 0; /* a piece from which it is sent */
     d->roots.kept = sends_free ? 2 : 0;
 }
 
@@ -156,13 +156,13 @@ static void draw(drawing *d) {
 }
 
 static void levels_of_nodes(drawing *d) {
-    d->level = ML_NEW_ARRAY(d->f->arena, int, ml_graph_count(d->g));
+    d->wave = ML_NEW_ARRAY(d->f->arena, int, ml_graph_count(d->g));
     for (ml_ref n = 1; n < ml_graph_count(d->g); n++) {
         const ml_node *node = ml_graph_node(d->g, n);
-        if (node->op == ML_OP_INPUT) d->level[n] = d->input_level[ml_graph_args(d->g, n)[0]];
+        if (node->op == ML_OP_INPUT) d->wave[n] = d->input_wave[ml_graph_args(d->g, n)[0]];
         for (int i = 0; i < node->source_count; i++) {
-            int of = d->level[ml_graph_source(d->g, n, i)];
-            if (of > d->level[n]) d->level[n] = of;
+            int of = d->wave[ml_graph_source(d->g, n, i)];
+            if (of > d->wave[n]) d->wave[n] = of;
         }
     }
 }
@@ -182,37 +182,37 @@ static int heavy_nodes(const ml_graph *g) {
     return count;
 }
 
-static void check_blocks(const piece_set *set) {
-    for (int i = 0; i < set->cell_count; i++) {
-        const piece_cell *a = &set->cells[i];
-        bool steady = a->from == CELL_STEADY;
+static void check_blocks(const task_programs *set) {
+    for (int i = 0; i < set->saved_count; i++) {
+        const saved_value *a = &set->saved[i];
+        bool once_per_step = a->from == SAVED_ONCE_PER_STEP;
         CHECK(a->offset % 256 == 0 && a->offset >= 0 && a->bytes > 0);
-        CHECK(a->offset + a->bytes <= (steady ? set->steady_bytes : set->block_bytes));
+        CHECK(a->offset + a->bytes <= (once_per_step ? set->once_bytes : set->buffer_bytes));
         for (int k = 0; k < i; k++) {
-            const piece_cell *b = &set->cells[k];
-            if (steady != (b->from == CELL_STEADY)) continue;
+            const saved_value *b = &set->saved[k];
+            if (once_per_step != (b->from == SAVED_ONCE_PER_STEP)) continue;
             CHECK(a->offset + a->bytes <= b->offset || b->offset + b->bytes <= a->offset);
         }
     }
 }
 
 static void check_shape(const drawing *d) {
-    const piece_set *set = &d->set;
+    const task_programs *set = &d->set;
     int made = 0, updates = 0;
-    CHECK_EQ_INT(set->count, d->levels.count + d->levels.late);
+    CHECK_EQ_INT(set->count, d->waves.count + d->waves.weight_grad);
     for (int p = 0; p < set->count; p++) {
-        CHECK(set->pieces[p].late == (p == d->levels.count));
-        made += heavy_nodes(set->pieces[p].graph);
-        updates += set->pieces[p].roots.update_count;
+        CHECK(set->tasks[p].weight_grad == (p == d->waves.count));
+        made += heavy_nodes(set->tasks[p].graph);
+        updates += set->tasks[p].roots.update_count;
     }
     CHECK(made <= heavy_nodes(d->g));
     CHECK_EQ_INT(updates, d->roots.update_count);
     check_blocks(set);
-    CHECK(!set->steady || (d->levels.overlaps && d->levels.steady));
-    CHECK_EQ_INT(set->steady, set->steady_bytes > 0);
+    CHECK(!set->once_per_step || (d->waves.overlaps && d->waves.once_per_step));
+    CHECK_EQ_INT(set->once_per_step, set->once_bytes > 0);
     for (int i = d->roots.output_count - d->roots.kept; i < d->roots.output_count; i++) {
-        const piece *from = &set->pieces[set->piece_of_output[i]];
-        CHECK(!from->late && from->level <= d->level[d->roots.outputs[i]]);
+        const task_program *from = &set->tasks[set->task_of_output[i]];
+        CHECK(!from->weight_grad && from->wave <= d->wave[d->roots.outputs[i]]);
     }
 }
 
@@ -246,38 +246,38 @@ static void run_whole(drawing *d) {
 
 /* The inputs of a piece: cells that are given by then, or that an earlier piece has written. */
 static double **piece_inputs(drawing *d, int p, int m) {
-    const ml_graph *g = d->set.pieces[p].graph;
+    const ml_graph *g = d->set.tasks[p].graph;
     double **inputs = ML_NEW_ARRAY(d->f->arena, double *, ml_graph_input_count(g) + 1);
     for (ml_ref n = 1; n < ml_graph_count(g); n++) {
         if (ml_graph_node(g, n)->op != ML_OP_INPUT) continue;
         uint32_t id = (uint32_t)ml_graph_args(g, n)[0];
-        int cell = 0;
-        while (cell < d->set.cell_count && d->set.cells[cell].input != id) cell++;
-        REQUIRE(cell < d->set.cell_count);
-        bool given = d->set.cells[cell].from == CELL_GIVEN;
-        if (given) CHECK(d->input_level[id] <= d->set.pieces[p].level);
-        inputs[id] = given ? d->fed[m][id] : d->cells[m][cell];
+        int saved = 0;
+        while (saved < d->set.saved_count && d->set.saved[saved].input != id) saved++;
+        REQUIRE(saved < d->set.saved_count);
+        bool given = d->set.saved[saved].from == SAVED_GIVEN;
+        if (given) CHECK(d->input_wave[id] <= d->set.tasks[p].wave);
+        inputs[id] = given ? d->fed[m][id] : d->saved[m][saved];
         REQUIRE(inputs[id] != NULL);
-        CHECK_EQ_INT(d->set.cells[cell].bytes, ml_type_bytes(ml_graph_type(g, n)));
+        CHECK_EQ_INT(d->set.saved[saved].bytes, ml_type_bytes(ml_graph_type(g, n)));
     }
     return inputs;
 }
 
 static void run_piece(drawing *d, int p, int m) {
-    const piece *piece = &d->set.pieces[p];
-    const ml_roots *roots = &piece->roots;
-    int from = p == d->set.count ? CELL_STEADY : p;
+    const task_program *task = &d->set.tasks[p];
+    const ml_roots *roots = &task->roots;
+    int from = p == d->set.count ? SAVED_ONCE_PER_STEP : p;
     double **inputs = piece_inputs(d, p, m);
-    double **made = values(d, piece->graph, inputs, roots->outputs, roots->output_count, d->held);
+    double **made = values(d, task->graph, inputs, roots->outputs, roots->output_count, d->held);
     CHECK_EQ_INT(roots->kept, roots->output_count);
     for (int i = 0; i < roots->output_count; i++) {
-        int cell = piece->exports[i];
-        CHECK(d->cells[m][cell] == NULL && d->set.cells[cell].from == from);
-        CHECK_EQ_INT(d->set.cells[cell].bytes,
-                     ml_type_bytes(ml_graph_type(piece->graph, roots->outputs[i])));
-        d->cells[m][cell] = made[i];
+        int saved = task->exports[i];
+        CHECK(d->saved[m][saved] == NULL && d->set.saved[saved].from == from);
+        CHECK_EQ_INT(d->set.saved[saved].bytes,
+                     ml_type_bytes(ml_graph_type(task->graph, roots->outputs[i])));
+        d->saved[m][saved] = made[i];
     }
-    assign(d, piece->graph, roots, inputs, d->held);
+    assign(d, task->graph, roots, inputs, d->held);
 }
 
 static bool differ(const double *a, const double *b, int64_t count) {
@@ -288,11 +288,11 @@ static bool differ(const double *a, const double *b, int64_t count) {
 
 static void check_outputs(drawing *d, int m) {
     for (int i = 0; i < d->roots.output_count; i++) {
-        const piece_cell *cell = &d->set.cells[d->set.cell_of_output[i]];
+        const saved_value *saved = &d->set.saved[d->set.saved_of_output[i]];
         ml_ref n = d->roots.outputs[i];
-        CHECK(cell->from <= d->set.piece_of_output[i]);
-        const double *made = cell->from == CELL_GIVEN ? d->fed[m][cell->input]
-                                                      : d->cells[m][d->set.cell_of_output[i]];
+        CHECK(saved->from <= d->set.task_of_output[i]);
+        const double *made = saved->from == SAVED_GIVEN ? d->fed[m][saved->input]
+                                                        : d->saved[m][d->set.saved_of_output[i]];
         if (differ(made, d->whole[m][i], ml_type_elements(ml_graph_type(d->g, n))))
             test_fail("%s: output %d of microbatch %d", d->f->label, i, m);
     }
@@ -300,8 +300,8 @@ static void check_outputs(drawing *d, int m) {
 
 /* What is the same for all microbatches is computed before them; it assigns nothing. */
 static void run_steady(drawing *d) {
-    if (!d->set.steady) return;
-    CHECK_EQ_INT(d->set.pieces[d->set.count].roots.update_count, 0);
+    if (!d->set.once_per_step) return;
+    CHECK_EQ_INT(d->set.tasks[d->set.count].roots.update_count, 0);
     for (int m = 0; m < d->microbatches; m++) run_piece(d, d->set.count, m);
 }
 
@@ -327,7 +327,7 @@ static void fill(drawing *d) {
     int inputs = d->f->input_count;
     for (int m = 0; m < d->microbatches; m++) {
         d->fed[m] = ML_NEW_ARRAY(d->f->arena, double *, inputs + 1);
-        d->cells[m] = ML_NEW_ARRAY(d->f->arena, double *, d->set.cell_count + 1);
+        d->saved[m] = ML_NEW_ARRAY(d->f->arena, double *, d->set.saved_count + 1);
         for (int i = 0; i < inputs; i++) {
             int64_t count = ml_type_elements(&ml_graph_input(d->g, (uint32_t)i)->type);
             d->fed[m][i] = ML_NEW_ARRAY(d->f->arena, double, count);
@@ -346,11 +346,11 @@ static void fill(drawing *d) {
 static int first_read(const drawing *d, uint32_t state) {
     uint32_t count = ml_graph_count(d->g);
     int *first = ML_NEW_ARRAY(d->f->arena, int, count), found = INT_MAX;
-    for (ml_ref n = 1; n < count; n++) first[n] = d->level[n] > 0 ? d->level[n] : INT_MAX;
+    for (ml_ref n = 1; n < count; n++) first[n] = d->wave[n] > 0 ? d->wave[n] : INT_MAX;
     for (int i = 0; i < d->roots.output_count; i++)
-        if (d->level[d->roots.outputs[i]] == 0) first[d->roots.outputs[i]] = 0;
+        if (d->wave[d->roots.outputs[i]] == 0) first[d->roots.outputs[i]] = 0;
     for (int i = 0; i < d->roots.update_count; i++)
-        if (d->level[d->roots.updates[i].value] == 0) first[d->roots.updates[i].value] = 0;
+        if (d->wave[d->roots.updates[i].value] == 0) first[d->roots.updates[i].value] = 0;
     for (ml_ref n = count - 1; n > 0; n--) {
         const ml_node *node = ml_graph_node(d->g, n);
         if (node->op == ML_OP_STATE && ml_graph_args(d->g, n)[0] == state) found = first[n];
@@ -372,8 +372,8 @@ static bool reads_early(const drawing *d, const char *message) {
         const ml_update *update = &d->roots.updates[i];
         if ((int)update->state != named) continue;
         bool sum = ml_graph_state(d->g, update->state)->kind == ML_STATE_GRADIENT;
-        int first = first_read(d, update->state), level = d->level[update->value];
-        return first < level || (sum && d->levels.late && first == level);
+        int first = first_read(d, update->state), wave = d->wave[update->value];
+        return first < wave || (sum && d->waves.weight_grad && first == wave);
     }
     return false;
 }
@@ -381,11 +381,11 @@ static bool reads_early(const drawing *d, const char *message) {
 /* ---- Tests ------------------------------------------------------------------------------------
  */
 
-static int run, refused, overlapping, steady;
+static int run, refused, overlapping, once_per_step;
 
 static void cut_body(void *context) {
     drawing *d = context;
-    pieces_cut(d->g, &d->roots, d->input_level, &d->levels, d->f->arena, &d->set);
+    task_programs_split(d->g, &d->roots, d->input_wave, &d->waves, d->f->arena, &d->set);
 }
 
 static void cut_and_run(fixture *f) {
@@ -397,30 +397,30 @@ static void cut_and_run(fixture *f) {
     levels_of_nodes(&d);
     ml_status status = ml_protect(cut_body, &d);
     if (status != ML_OK) { /* it says which state, and only of microbatches that overlap */
-        CHECK(d.levels.overlaps && reads_early(&d, ml_error_last()->text));
+        CHECK(d.waves.overlaps && reads_early(&d, ml_error_last()->text));
         refused++;
     } else {
         run++;
-        overlapping += d.levels.overlaps && d.set.count > 1;
-        steady += d.set.steady;
+        overlapping += d.waves.overlaps && d.set.count > 1;
+        once_per_step += d.set.once_per_step;
         check_shape(&d);
         fill(&d);
         run_whole(&d);
         run_pieces(&d);
     }
-    pieces_free(&d.set);
+    task_programs_free(&d.set);
     ml_graph_free(d.g);
     ml_graph_free(drawn);
 }
 
 TEST(plan_pieces, drawn) {
     int tries = getenv("DIST_ALL") ? 50000 : 2000;
-    run = refused = overlapping = steady = 0;
+    run = refused = overlapping = once_per_step = 0;
     for (int i = 0; i < tries; i++) fixture_run(cut_and_run, 30000 + (uint64_t)i);
     if (getenv("DIST_ALL"))
         printf("%d drawn, %d refused, %d overlapping, %d with a steady piece\n", run, refused,
-               overlapping, steady);
-    CHECK(run > tries / 2 && overlapping > tries / 20 && steady > tries / 20);
+               overlapping, once_per_step);
+    CHECK(run > tries / 2 && overlapping > tries / 20 && once_per_step > tries / 20);
 }
 
 /* ---- What backward passes are cut into --------------------------------------------------------
@@ -456,12 +456,12 @@ static ml_update grows(fixture *f, ml_ref by) {
  * scale is a sum. */
 static void cut_layer(fixture *f) {
     ml_graph *g = f->g;
-    int level[SUPPORT_INPUTS] = {0};
+    int wave[SUPPORT_INPUTS] = {0};
     ml_axis token = fixture_axis(f, "t"), ffn = fixture_axis(f, "f"), embed = fixture_axis(f, "e");
     ml_ref fed = fixture_input(f, ML_BF16, "t64 e16", -1, 1);
     ml_ref dy = fixture_input(f, ML_BF16, "t64 e16", -1, 1);
-    level[ml_graph_args(g, fed)[0]] = 1;
-    level[ml_graph_args(g, dy)[0]] = 2;
+    wave[ml_graph_args(g, fed)[0]] = 1;
+    wave[ml_graph_args(g, dy)[0]] = 2;
     ml_ref w = ml_cast(g, fixture_state(f, ML_F32, "e16 f32"), ML_BF16);
     ml_ref scale = ml_cast(g, fixture_state(f, ML_BF16, "f32"), ML_F32);
     ml_ref table = ml_cast(g, fixture_state(f, ML_F32, "v8 e16"), ML_BF16);
@@ -481,19 +481,19 @@ static void cut_layer(fixture *f) {
                            grows(f, ml_dot(g, act, dy, &token, 1, ML_F32))};
     ml_roots roots = {.name = "layer", .outputs = sent, .updates = updates};
     roots.output_count = roots.kept = roots.update_count = 2;
-    piece_levels levels = {
-        .count = 2, .level = {1, 2}, .late = true, .overlaps = true, .steady = true};
-    piece_set set;
-    pieces_cut(g, &roots, level, &levels, f->arena, &set);
-    const ml_graph *main = set.pieces[1].graph, *late = set.pieces[2].graph;
+    task_waves waves = {
+        .count = 2, .wave = {1, 2}, .weight_grad = true, .overlaps = true, .once_per_step = true};
+    task_programs set;
+    task_programs_split(g, &roots, wave, &waves, f->arena, &set);
+    const ml_graph *main = set.tasks[1].graph, *weight_grad = set.tasks[2].graph;
     CHECK_EQ_INT(count_ops(main, ML_OP_DOT), 2);
     CHECK_EQ_INT(count_ops(main, ML_OP_SUM), 1);
     CHECK_EQ_INT(count_ops(main, ML_OP_STATE), 2); /* the sum and the scale, not the weight */
-    CHECK_EQ_INT(count_ops(late, ML_OP_DOT), 1);
-    CHECK_EQ_INT(count_ops(late, ML_OP_SUM), 0);
-    CHECK_EQ_INT(wide_inputs(late), 0);
-    CHECK_EQ_INT(set.steady_bytes, 16 * 32 * 2); /* the weight; few rows of the table are read */
-    pieces_free(&set);
+    CHECK_EQ_INT(count_ops(weight_grad, ML_OP_DOT), 1);
+    CHECK_EQ_INT(count_ops(weight_grad, ML_OP_SUM), 0);
+    CHECK_EQ_INT(wide_inputs(weight_grad), 0);
+    CHECK_EQ_INT(set.once_bytes, 16 * 32 * 2); /* the weight; few rows of the table are read */
+    task_programs_free(&set);
 }
 
 TEST(plan_pieces, layer) {
@@ -505,13 +505,13 @@ TEST(plan_pieces, layer) {
  * cell by the routine. */
 static void cut_halves(fixture *f) {
     ml_graph *g = f->g;
-    int level[SUPPORT_INPUTS] = {0};
+    int wave[SUPPORT_INPUTS] = {0};
     ml_axis token = fixture_axis(f, "t"), embed = fixture_axis(f, "e"),
             joined = fixture_axis(f, "j"), ffn = fixture_axis(f, "f");
     ml_ref x = fixture_input(f, ML_BF16, "t64 e16", -1, 1);
     ml_ref dy = fixture_input(f, ML_BF16, "t64 f32", -1, 1);
-    level[ml_graph_args(g, x)[0]] = 1;
-    level[ml_graph_args(g, dy)[0]] = 2;
+    wave[ml_graph_args(g, x)[0]] = 1;
+    wave[ml_graph_args(g, dy)[0]] = 2;
     ml_ref w = ml_cast(g, fixture_state(f, ML_F32, "e16 j64"), ML_BF16), half[2], wide[2];
     ml_ref both = ml_dot(g, x, w, &embed, 1, ML_BF16);
     for (int i = 0; i < 2; i++) {
@@ -535,20 +535,20 @@ static void cut_halves(fixture *f) {
                       .kept = 5,
                       .updates = &update,
                       .update_count = 1};
-    piece_levels levels = {.count = 2, .level = {1, 2}, .late = true, .overlaps = true};
-    piece_set set;
-    pieces_cut(g, &roots, level, &levels, f->arena, &set);
+    task_waves waves = {.count = 2, .wave = {1, 2}, .weight_grad = true, .overlaps = true};
+    task_programs set;
+    task_programs_split(g, &roots, wave, &waves, f->arena, &set);
     for (int p = 1; p < 3; p++) { /* `both` and dy, and the indices */
-        const ml_graph *piece = set.pieces[p].graph;
+        const ml_graph *task = set.tasks[p].graph;
         int64_t bytes = 0;
-        for (ml_ref n = 1; n < ml_graph_count(piece); n++)
-            if (ml_graph_node(piece, n)->op == ML_OP_INPUT)
-                bytes += ml_type_bytes(ml_graph_type(piece, n));
+        for (ml_ref n = 1; n < ml_graph_count(task); n++)
+            if (ml_graph_node(task, n)->op == ML_OP_INPUT)
+                bytes += ml_type_bytes(ml_graph_type(task, n));
         CHECK_EQ_INT(bytes, 64 * 64 * 2 + 64 * 32 * 2 + (p == 1 ? 64 * 2 * 4 : 0));
     }
-    CHECK_EQ_INT(count_ops(set.pieces[0].graph, ML_OP_STOP_GRADIENT), 0);
-    CHECK_EQ_INT(count_ops(set.pieces[2].graph, ML_OP_DOT), 1);
-    pieces_free(&set);
+    CHECK_EQ_INT(count_ops(set.tasks[0].graph, ML_OP_STOP_GRADIENT), 0);
+    CHECK_EQ_INT(count_ops(set.tasks[2].graph, ML_OP_DOT), 1);
+    task_programs_free(&set);
 }
 
 TEST(plan_pieces, halves) {

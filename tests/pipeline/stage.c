@@ -305,9 +305,9 @@ typedef struct {
 
 static void try_cut(void *argument) {
     attempt *a = argument;
-    ml_staged staged;
-    ml_stage_cut(a->f->g, &a->m->roots, &a->p->layout, &a->p->map, a->f->arena, &staged);
-    ml_staged_free(&staged);
+    ml_stage_graphs pipeline;
+    ml_stage_cut(a->f->g, &a->m->roots, &a->p->layout, &a->p->map, a->f->arena, &pipeline);
+    ml_stage_graphs_free(&pipeline);
 }
 
 static void impossible(fixture *f) {
@@ -384,8 +384,8 @@ static void by_name(fixture *f) {
     ml_type type = fixture_type(f, ML_F32, "embed4");
     uint32_t id = (uint32_t)ml_graph_args(
         f->g, state(&m, "blocks.4.up.adamw.m", ML_STATE_OPTIMIZER, &type))[0];
-    ml_stage_settle(f->g, &p.layout, &p.map, id);
-    ml_stage_settle(f->g, &p.layout, &p.map, 0);
+    ml_stage_assign_state(f->g, &p.layout, &p.map, id);
+    ml_stage_assign_state(f->g, &p.layout, &p.map, 0);
     CHECK(ml_stage_holds(&p.map, id, 1) && !ml_stage_holds(&p.map, id, 0));
     CHECK(ml_stage_holds(&p.map, 0, 0) && !ml_stage_holds(&p.map, 0, 1));
     CHECK(!ml_stage_holds(&p.map, id + 7, 0));
@@ -406,10 +406,10 @@ static traffic traffic_of(fixture *f, const ml_roots *program, stage_pipeline *p
     ml_roots roots = *program;
     traffic sent = {0};
     ml_graph *g = ml_graph_extract(f->g, &roots), *simple = ml_simplify(g, &roots);
-    ml_staged staged;
-    ml_stage_cut(simple, &roots, &p->layout, &p->map, f->arena, &staged);
-    for (int i = 0; i < staged.transfer_count; i++) {
-        const ml_transfer *t = &staged.transfers[i];
+    ml_stage_graphs pipeline;
+    ml_stage_cut(simple, &roots, &p->layout, &p->map, f->arena, &pipeline);
+    for (int i = 0; i < pipeline.transfer_count; i++) {
+        const ml_transfer *t = &pipeline.transfers[i];
         int64_t bytes = ml_type_bytes(ml_graph_type(simple, t->node));
         bool activation = bytes == 128 * 3 * 128 * 2;
         if (activation && t->to == t->from + 1)
@@ -425,7 +425,7 @@ static traffic traffic_of(fixture *f, const ml_roots *program, stage_pipeline *p
         else
             sent.others++;
     }
-    ml_staged_free(&staged);
+    ml_stage_graphs_free(&pipeline);
     ml_graph_free(simple);
     ml_graph_free(g);
     return sent;
@@ -501,18 +501,18 @@ static void scale(fixture *f) {
     begin_model(&m, f, (shape){.layers = 1000, .tied = true, .dtype = ML_BF16, .width = 128});
     step_program(&m);
     stage_pipeline p = stage_pipeline_of(f, 64, 4);
-    ml_staged staged;
+    ml_stage_graphs pipeline;
     double start = seconds();
-    ml_stage_cut(f->g, &m.roots, &p.layout, &p.map, f->arena, &staged);
+    ml_stage_cut(f->g, &m.roots, &p.layout, &p.map, f->arena, &pipeline);
     double taken = seconds() - start;
     printf("%u nodes cut in %.3f s, %d transfers\n", ml_graph_count(f->g), taken,
-           staged.transfer_count);
+           pipeline.transfer_count);
     CHECK(taken < 1);
     for (int s = 0; s < 256; s++) {
         int layers = p.map.first[s + 1] - p.map.first[s];
         CHECK(layers >= (s < 255 ? 3 : 1) && layers <= 4);
     }
-    ml_staged_free(&staged);
+    ml_stage_graphs_free(&pipeline);
 }
 TEST(shard_stage, scale) {
     fixture_run(scale, 8);

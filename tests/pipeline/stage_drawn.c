@@ -144,7 +144,7 @@ static void draw_programs(fixture *f) {
     stage_pipeline p = stage_pipeline_of(f, 1 + (int)fixture_below(f, 4), 1);
     ml_type type = fixture_type(f, ML_F64, "a2");
     ml_ref last = stage_state(f, "blocks.5.last", ML_STATE_PARAMETER, &type); /* five layers */
-    ml_stage_settle(f->g, &p.layout, &p.map, (uint32_t)ml_graph_args(f->g, last)[0]);
+    ml_stage_assign_state(f->g, &p.layout, &p.map, (uint32_t)ml_graph_args(f->g, last)[0]);
     for (int i = 0; i < 3; i++) {
         draw_body(&d);
         draw_roots(&d, "drawn");

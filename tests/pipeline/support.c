@@ -73,71 +73,71 @@ static void same(stage_pipeline *p, const char *what, int i, int stage, const do
 }
 
 /* Pass what stages send, level by level; inputs that did not come yet are NaN. */
-static double ***pass_transfers(stage_pipeline *p, const ml_staged *staged) {
+static double ***pass_transfers(stage_pipeline *p, const ml_stage_graphs *pipeline) {
     int count = (int)ml_graph_input_count(p->f->g);
-    double ***inputs = ML_NEW_ARRAY(p->f->arena, double **, staged->count);
-    for (int s = 0; s < staged->count; s++) {
+    double ***inputs = ML_NEW_ARRAY(p->f->arena, double **, pipeline->count);
+    for (int s = 0; s < pipeline->count; s++) {
         inputs[s] = ML_NEW_ARRAY(p->f->arena, double *, count);
         for (int i = 0; i < count; i++)
             inputs[s][i] = i < p->f->input_count
                                ? p->f->inputs[i]
                                : filled(p->f, &ml_graph_input(p->f->g, (uint32_t)i)->type, NAN);
     }
-    double **sent = ML_NEW_ARRAY(p->f->arena, double *, staged->transfer_count + 1);
-    for (int first = 0, end; first < staged->transfer_count; first = end) {
-        int level = staged->transfers[first].from_level;
-        for (end = first; end < staged->transfer_count; end++) {
-            const ml_transfer *t = &staged->transfers[end];
-            if (t->from_level != level) break;
-            const ml_stage *from = &staged->stages[t->from];
-            CHECK(t->to_level > t->from_level && t->to_level < staged->stages[t->to].levels);
+    double **sent = ML_NEW_ARRAY(p->f->arena, double *, pipeline->transfer_count + 1);
+    for (int first = 0, end; first < pipeline->transfer_count; first = end) {
+        int wave = pipeline->transfers[first].from_wave;
+        for (end = first; end < pipeline->transfer_count; end++) {
+            const ml_transfer *t = &pipeline->transfers[end];
+            if (t->from_wave != wave) break;
+            const ml_stage *from = &pipeline->stages[t->from];
+            CHECK(t->to_wave > t->from_wave && t->to_wave < pipeline->stages[t->to].waves);
             CHECK(t->output >= from->roots.output_count - from->roots.kept);
             CHECK(t->output < from->roots.output_count && t->from != t->to);
             sent[end] = values_of(p, from->graph, t->from, inputs[t->from],
                                   &from->roots.outputs[t->output], 1)[0];
         }
         for (int i = first; i < end; i++)
-            inputs[staged->transfers[i].to][staged->transfers[i].input] = sent[i];
-        if (end < staged->transfer_count) CHECK(staged->transfers[end].from_level > level);
+            inputs[pipeline->transfers[i].to][pipeline->transfers[i].input] = sent[i];
+        if (end < pipeline->transfer_count) CHECK(pipeline->transfers[end].from_wave > wave);
     }
     return inputs;
 }
 
 /* Levels follow from those at which received values are first needed. */
-static void check_levels(stage_pipeline *p, const ml_staged *staged) {
+static void check_levels(stage_pipeline *p, const ml_stage_graphs *pipeline) {
     uint32_t inputs = ml_graph_input_count(p->f->g);
     int *needed = ML_NEW_ARRAY(p->f->arena, int, inputs + 1);
-    for (int i = 0; i < staged->transfer_count; i++)
-        needed[staged->transfers[i].input] = staged->transfers[i].to_level;
-    for (int s = 0; s < staged->count; s++) {
-        const ml_graph *g = staged->stages[s].graph;
-        int *level = ML_NEW_ARRAY(p->f->arena, int, ml_graph_count(g) + 1), most = 0;
+    for (int i = 0; i < pipeline->transfer_count; i++)
+        needed[pipeline->transfers[i].input] = pipeline->transfers[i].to_wave;
+    for (int s = 0; s < pipeline->count; s++) {
+        const ml_graph *g = pipeline->stages[s].graph;
+        int *wave = ML_NEW_ARRAY(p->f->arena, int, ml_graph_count(g) + 1), most = 0;
         for (ml_ref n = 1; n < ml_graph_count(g); n++) {
             const ml_node *node = ml_graph_node(g, n);
-            if (node->op == ML_OP_INPUT) level[n] = needed[ml_graph_args(g, n)[0]];
+            if (node->op == ML_OP_INPUT) wave[n] = needed[ml_graph_args(g, n)[0]];
             for (int i = 0; i < node->source_count; i++) {
-                int of = level[ml_graph_source(g, n, i)];
-                if (of > level[n]) level[n] = of;
+                int of = wave[ml_graph_source(g, n, i)];
+                if (of > wave[n]) wave[n] = of;
             }
-            if (level[n] > most) most = level[n];
+            if (wave[n] > most) most = wave[n];
         }
-        CHECK_EQ_INT(staged->stages[s].levels, most + 1);
-        for (int i = 0; i < staged->transfer_count; i++) {
-            const ml_transfer *t = &staged->transfers[i];
+        CHECK_EQ_INT(pipeline->stages[s].waves, most + 1);
+        for (int i = 0; i < pipeline->transfer_count; i++) {
+            const ml_transfer *t = &pipeline->transfers[i];
             if (t->from == s)
-                CHECK_EQ_INT(level[staged->stages[s].roots.outputs[t->output]], t->from_level);
+                CHECK_EQ_INT(wave[pipeline->stages[s].roots.outputs[t->output]], t->from_wave);
         }
     }
 }
 
-static void check_outputs(stage_pipeline *p, const ml_staged *staged, const ml_roots *whole,
+static void check_outputs(stage_pipeline *p, const ml_stage_graphs *pipeline, const ml_roots *whole,
                           double ***inputs, double **expected) {
     int ranks = (int)p->layout.axis[0].size;
     for (int i = 0; i < whole->output_count; i++)
         for (int rank = 0; rank < ranks; rank++) {
             int found = 0;
-            for (int s = rank; s < staged->count; s += ranks) {
-                const ml_stage *stage = &staged->stages[s];
+            for (int s = rank; s < pipeline->count; s += ranks) {
+                const ml_stage *stage = &pipeline->stages[s];
                 if (stage->output_of[i] < 0) continue;
                 found++;
                 ml_ref node = stage->roots.outputs[stage->output_of[i]];
@@ -149,16 +149,16 @@ static void check_outputs(stage_pipeline *p, const ml_staged *staged, const ml_r
 }
 
 /* New values at every holder and nowhere else; parts of gradients make up the whole. */
-static void check_updates(stage_pipeline *p, const ml_staged *staged, const ml_roots *whole,
+static void check_updates(stage_pipeline *p, const ml_stage_graphs *pipeline, const ml_roots *whole,
                           double ***inputs, double **expected) {
     double **made[STAGE_SUPPORT_STAGES][SUPPORT_INPUTS] = {0};
     int ranks = (int)p->layout.axis[0].size;
-    for (int s = 0; s < staged->count; s++)
-        for (int u = 0; u < staged->stages[s].roots.update_count; u++) {
-            const ml_update *update = &staged->stages[s].roots.updates[u];
+    for (int s = 0; s < pipeline->count; s++)
+        for (int u = 0; u < pipeline->stages[s].roots.update_count; u++) {
+            const ml_update *update = &pipeline->stages[s].roots.updates[u];
             CHECK(ml_stage_holds(&p->map, update->state, s) && !made[s][update->state]);
             made[s][update->state] =
-                values_of(p, staged->stages[s].graph, s, inputs[s], &update->value, 1);
+                values_of(p, pipeline->stages[s].graph, s, inputs[s], &update->value, 1);
         }
     for (int u = 0; u < whole->update_count; u++) {
         uint32_t id = whole->updates[u].state;
@@ -203,8 +203,8 @@ void stage_run(stage_pipeline *p, const ml_roots *program) {
     double ***inputs = pass_transfers(p, &p->last);
     check_outputs(p, &p->last, &roots, inputs, expected);
     check_updates(p, &p->last, &roots, inputs, expected + outputs);
-    ml_staged graphs = p->last;
-    ml_staged_free(&graphs);
+    ml_stage_graphs graphs = p->last;
+    ml_stage_graphs_free(&graphs);
     ml_graph_free(simple);
     ml_graph_free(g);
 }

@@ -186,7 +186,7 @@ static void remark_on_ranks(lua_State *L, const vm_program *p) {
             fprintf(stderr, "mesh axis %s: %s\n", plan->layout->axis[i].name, lua_tostring(L, -1));
             lua_pop(L, 1);
         }
-    double bubble = plan->staged ? 100 * plan->staged->pipeline.bubble : 0;
+    double bubble = plan->pipeline ? 100 * plan->pipeline->schedule.bubble : 0;
     if (bubble < WAITS || p->roots.microbatches > 1) return;
     fprintf(
         stderr,
@@ -194,7 +194,8 @@ static void remark_on_ranks(lua_State *L, const vm_program *p) {
         "%.0f%% of a step\n  help: m.train cuts a batch into microbatches, which overlap; an own "
         "loop sums gradients in states of kind \"gradient\" in a program of m.compile(fn, "
         "inputs, {microbatches = %d}), and assigns parameters in another\n",
-        p->roots.name ? p->roots.name : "", plan->staged->count, bubble, 2 * plan->staged->count);
+        p->roots.name ? p->roots.name : "", plan->pipeline->count, bubble,
+        2 * plan->pipeline->count);
 }
 
 static void make_program(lua_State *L, vm_program *p) {
@@ -450,7 +451,7 @@ static int program_bubble(lua_State *L) {
     if (measured < 0) return 0;
     lua_pushnumber(L, measured);
     lua_pushnumber(L, forecast);
-    lua_pushnumber(L, plan->staged->pipeline.bubble);
+    lua_pushnumber(L, plan->pipeline->schedule.bubble);
     return 3;
 }
 

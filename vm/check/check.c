@@ -24,9 +24,9 @@ typedef struct {
     double flops;           /* of one step */
     double busiest;         /* ml_shard_balance */
     const ml_plan *largest; /* the program that needs the most, with the others' states */
-    const struct ml_staged_plan *pipeline; /* of the program that runs most often, if it is cut */
-    int64_t peak_bytes, other_bytes;       /* of it; states that only other programs use */
-    int64_t memory[ML_MEMORY_KINDS];       /* of the peak, with those states */
+    const struct ml_pipeline_plan *pipeline; /* of the program that runs most often, if it is cut */
+    int64_t peak_bytes, other_bytes;         /* of it; states that only other programs use */
+    int64_t memory[ML_MEMORY_KINDS];         /* of the peak, with those states */
     int kernels, gemms, attentions, copies, distinct;
     double plan_seconds;
     vm_traffic traffic;
@@ -155,14 +155,14 @@ static void mark_part(const ml_plan *plan, bool *used) {
 }
 
 static void mark_states(const ml_plan *plan, bool *used) {
-    const struct ml_staged_plan *staged = plan->staged;
-    if (!staged || !staged->stages[0].states) {
+    const struct ml_pipeline_plan *pipeline = plan->pipeline;
+    if (!pipeline || !pipeline->stages[0].states) {
         for (int i = 0; i < plan->part_count; i++) mark_part(plan->parts[i], used);
         return;
     }
-    for (int v = staged->coordinate; v < staged->count; v += staged->ranks)
-        for (int i = 0; i < staged->stages[v].state_count; i++)
-            used[staged->stages[v].states[i]] = true;
+    for (int v = pipeline->coordinate; v < pipeline->count; v += pipeline->ranks)
+        for (int i = 0; i < pipeline->stages[v].state_count; i++)
+            used[pipeline->stages[v].states[i]] = true;
 }
 
 typedef struct {
@@ -202,7 +202,7 @@ typedef struct {
 
 static void account_again(void *argument) {
     account_call *call = argument;
-    staged_account(call->plan, call->coordinate);
+    pipeline_memory(call->plan, call->coordinate);
 }
 
 /* Bytes of the states that are in `all` and that the program does not use. */
@@ -239,7 +239,7 @@ static int64_t account_rank(lua_State *L, int coordinate, const int64_t *bytes, 
     int64_t count = vm_table_length(L, 1), others = 0;
     for (int64_t i = 1; i <= count; i++) {
         account_call call = {program_at(L, i)->plan, coordinate};
-        if (call.plan->staged) vm_protect(L, account_again, &call);
+        if (call.plan->pipeline) vm_protect(L, account_again, &call);
     }
     return find_largest(L, bytes, all, own, &others)->peak_bytes + others;
 }
@@ -247,13 +247,13 @@ static int64_t account_rank(lua_State *L, int coordinate, const int64_t *bytes, 
 /* In a check, the rank of a pipeline that needs the most memory for all programs. */
 static void choose_rank(lua_State *L) {
     const ml_plan *first = program_at(L, 1)->plan;
-    if (!first || !first->staged) return;
+    if (!first || !first->pipeline) return;
     const int64_t *bytes = push_state_bytes(L);
     size_t states = ml_graph_state_count(vm_of(L)->graph);
     bool *all = lua_newuserdatauv(L, states + 1, 0), *own = lua_newuserdatauv(L, states + 1, 0);
     int64_t most = -1;
     int chosen = 0;
-    for (int i = 0; i < first->staged->ranks; i++) {
+    for (int i = 0; i < first->pipeline->ranks; i++) {
         int64_t needed = account_rank(L, i, bytes, all, own);
         if (needed > most) most = needed, chosen = i;
     }
@@ -278,7 +278,7 @@ static void read_programs(lua_State *L, report *r, double accum) {
         }
         r->flops += plan->flops * (i == 1 ? accum : 1);
         if (i == 1) r->busiest = find_busiest(plan);
-        if (i == 1) r->pipeline = plan->staged;
+        if (i == 1) r->pipeline = plan->pipeline;
         for (int p = 0; p < plan->part_count; p++) {
             count_part(r, plan->parts[p]);
             precision_add(L, &r->products, plan->parts[p], i == 1 ? accum : 1);
@@ -384,12 +384,12 @@ static void print_stages(const ml_stage_map *map) {
     printf("\n");
 }
 
-static void print_pipeline(const struct ml_staged_plan *p) {
+static void print_pipeline(const struct ml_pipeline_plan *p) {
     static const char *const kinds[] = {"1f1b", "interleaved", "zero-bubble"};
     printf(
         "pipeline        %d stages of %s, %s, %d microbatches, bubble %.1f%%; below, the rank of "
         "stage %d, which needs the most memory\n",
-        p->count, p->map->list, kinds[p->problem.kind], p->microbatches, 100 * p->pipeline.bubble,
+        p->count, p->map->list, kinds[p->problem.kind], p->microbatches, 100 * p->schedule.bubble,
         p->coordinate);
     print_stages(p->map);
 }
@@ -523,7 +523,7 @@ static void print_json(lua_State *L, const report *r, double tokens) {
         json_object_set_new(object, "between_steps", between);
     }
     if (object && r->pipeline) {
-        json_object_set_new(object, "bubble", json_real(r->pipeline->pipeline.bubble));
+        json_object_set_new(object, "bubble", json_real(r->pipeline->schedule.bubble));
         json_object_set_new(object, "stages", json_integer(r->pipeline->count));
         json_object_set_new(object, "microbatches", json_integer(r->pipeline->microbatches));
     }

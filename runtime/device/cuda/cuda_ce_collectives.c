@@ -281,7 +281,7 @@ ml_status cuda_pull_bind(ml_executable *e) {
     size_t count = 0, places = 0;
     double began = seconds();
     cuda_pull_unbind(e);
-    if (!ml_knobs()->peer || !d->nccl || e->plan->piece) return ML_OK;
+    if (!ml_knobs()->peer || !d->nccl || e->plan->pipeline_task) return ML_OK;
     for (uint32_t i = 0; i < e->step_count; i++) {
         if (!serves(d, &e->steps[i])) continue;
         places += (size_t)ranks_of(d, e->steps[i].step->collective->mesh_axis);
