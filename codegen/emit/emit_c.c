@@ -45,7 +45,7 @@ static bool is_row_partial(const printer *p, int i) {
 
 static bool is_f32_sum(const ml_inst *inst) {
     return inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM &&
-           strcmp(ml_dtypes[inst->dtype].suffix, "f32") == 0;
+           strcmp(ml_suffix(inst->dtype), "f32") == 0;
 }
 
 static bool is_wide(const printer *p, const ml_inst *inst) {
@@ -126,7 +126,7 @@ static void print_combine(const printer *p, int i, const char *to, const char *c
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     const char *value = emit_name(e, inst->src[0]);
-    const char *suffix = ml_dtypes[accumulator_dtype(p, i)].suffix;
+    const char *suffix = ml_suffix(accumulator_dtype(p, i));
     const char *lane = p->lanes > 1 ? "l" : "0";
     if (inst->op == ML_OP_SUM)
         ml_text_add(&e->text, "%s += %s;\n", to, value);
@@ -263,7 +263,7 @@ static const char *fold_text(const printer *p, int i) {
     const char *name = inst->op == ML_OP_SUM ? "sum" : inst->op == ML_OP_MAX ? "max" : "min";
     return ml_arena_format(e->arena, "(%s)ml_fold_%s_%s(a%d, %d)",
                            emit_compute_type((ml_dtype)inst->dtype), name,
-                           ml_dtypes[accumulator_dtype(p, i)].suffix, i, lanes);
+                           ml_suffix(accumulator_dtype(p, i)), i, lanes);
 }
 
 static void print_row_result(const printer *p, int i) {
@@ -279,7 +279,7 @@ static void print_row_result(const printer *p, int i) {
                 "ml_before_%s(a%d[l], j%d[l], a%d[0], j%d[0]))) { a%d[0] = a%d[l]; j%d[0] = "
                 "j%d[l]; }\nv%d = j%d[0];\n",
                 emit_compute_type((ml_dtype)inst->dtype), i, "0", p->lanes, i, i,
-                ml_dtypes[accumulator_dtype(p, i)].suffix, i, i, i, i, i, i, i, i, i, i);
+                ml_suffix(accumulator_dtype(p, i)), i, i, i, i, i, i, i, i, i, i);
 }
 
 /* One pass over the columns of a row. */
@@ -446,8 +446,7 @@ static void choose_buffers(const printer *p) {
             bool costs = inst->kind == ML_INST_MAP && inst->kept;
             if (!e->need[stage][i] || e->stage[i] == stage || !costs) continue;
             if (e->buffered[i] || e->place[i] != e->inner) continue;
-            int64_t size =
-                e->columns * (int64_t)(strcmp(ml_dtypes[inst->dtype].suffix, "f32") ? 8 : 4);
+            int64_t size = e->columns * (int64_t)(strcmp(ml_suffix(inst->dtype), "f32") ? 8 : 4);
             if (bytes + size > KEPT_BYTES) continue;
             bytes += size;
             e->buffered[i] = true;

@@ -98,7 +98,7 @@ void cuda_print_combine(const cuda_shape *s, int i, const char *to, const char *
                     i, value, to, value, value, to, to, to, value, i);
     else
         ml_text_add(&e->text, "%s = ml_%s_%s(%s, %s);\n", to, inst->op == ML_OP_MAX ? "max" : "min",
-                    ml_dtypes[cuda_accumulator_dtype(s, i)].suffix, to, value);
+                    ml_suffix(cuda_accumulator_dtype(s, i)), to, value);
 }
 
 static void print_reduce(const cuda_shape *s, int i) {

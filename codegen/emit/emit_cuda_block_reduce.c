@@ -18,7 +18,7 @@ bool cuda_is_long_sum(const cuda_shape *s, int i) {
     enum { LONG_SUM = 4096 };
     const ml_inst *inst = &s->e->ir->inst[i];
     return inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online &&
-           !cuda_is_column(s, inst) && strcmp(ml_dtypes[inst->dtype].suffix, "f32") == 0 &&
+           !cuda_is_column(s, inst) && strcmp(ml_suffix(inst->dtype), "f32") == 0 &&
            terms_of(s, i) > LONG_SUM;
 }
 

@@ -1,15 +1,12 @@
 /* Expressions of elementwise ops, from the ops table, and closed functions of a graph. */
 #include "codegen/emit/emit.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <string.h>
 
 const char *emit_compute_type(ml_dtype dtype) {
-    static const char *const names[ML_DTYPE_COUNT] = {
-        [ML_BOOL] = "int",   [ML_I32] = "int",   [ML_I64] = "long long",
-        [ML_BF16] = "float", [ML_F32] = "float", [ML_F64] = "double",
-    };
-    return names[dtype];
+    return ml_dtypes[ml_compute_dtype(dtype)].memory;
 }
 
 const char *emit_memory_type(ml_dtype dtype) {
@@ -63,25 +60,36 @@ static void add_cast(ml_text *out, ml_dtype to, ml_dtype from, const char *a) {
     else if (to == ML_BF16)
         ml_text_add(out, "ml_round_bf16((float)%s)", a);
     else if (truncates)
-        ml_text_add(out, "ml_%s_of_%s(%s)", ml_dtypes[to].suffix, ml_dtypes[from].suffix, a);
+        ml_text_add(out, "ml_%s_of_%s(%s)", ml_suffix(to), ml_suffix(from), a);
     else if (strcmp(type, emit_compute_type(from)) == 0)
         ml_text_add(out, "%s", a);
     else
         ml_text_add(out, "(%s)%s", type, a);
 }
 
-/* Substitute operands for the letters a, b, c that stand alone, and the suffix for '@'. */
+static size_t word_length(const char *at) {
+    size_t length = 0;
+    while (at[length] == '_' || isalnum((unsigned char)at[length])) length++;
+    return length;
+}
+
+/* Substitute operands for the words a, b, c, and functions for the type for words with '@':
+ * ml_exp@ is a function of the preludes, erfc@ that of <math.h>. */
 static void add_expression(ml_text *out, const char *expression, const char *suffix,
                            const char *const *operands) {
-    for (const char *at = expression; *at != 0; at++) {
-        bool word = at > expression && (at[-1] == '_' || (at[-1] >= 'a' && at[-1] <= 'z'));
-        bool goes_on = at[1] == '_' || at[1] == '@' || (at[1] >= 'a' && at[1] <= 'z');
-        if (*at == '@')
-            ml_text_add(out, "_%s", suffix);
-        else if (*at >= 'a' && *at <= 'c' && !word && !goes_on)
+    for (const char *at = expression; *at != 0;) {
+        size_t length = word_length(at);
+        if (length == 0)
+            ml_text_add(out, "%c", *at++);
+        else if (at[length] == '@' && strncmp(at, "ml_", 3) == 0)
+            ml_text_add(out, "%.*s_%s", (int)length, at, suffix);
+        else if (at[length] == '@')
+            ml_text_add(out, "ML_MATH_%s(%.*s)", suffix, (int)length, at);
+        else if (length == 1 && *at >= 'a' && *at <= 'c')
             ml_text_add(out, "%s", operands[*at - 'a']);
         else
-            ml_text_add(out, "%c", *at);
+            ml_text_add(out, "%.*s", (int)length, at);
+        at += length + (length > 0 && at[length] == '@');
     }
 }
 
@@ -96,9 +104,9 @@ void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from,
     if (op == ML_OP_CAST)
         add_cast(out, dtype, from, operands[0]);
     else if (op == ML_OP_RANDOM)
-        ml_text_add(out, "ml_random_%s(%s, %s)", ml_dtypes[dtype].suffix, operands[0], operands[1]);
+        ml_text_add(out, "ml_random_%s(%s, %s)", ml_suffix(dtype), operands[0], operands[1]);
     else
-        add_expression(out, info->expression, ml_dtypes[computed].suffix, operands);
+        add_expression(out, info->expression, ml_suffix(computed), operands);
 }
 
 /* One function's printing. Names count from 0, so that the text does not depend on node numbers;

@@ -11,6 +11,8 @@ const char emit_prelude_c[] =
     "#define ML_INLINE static inline __attribute__((always_inline, unused))\n"
     "#define ML_INF __builtin_inff()\n"
     "#define ML_NAN __builtin_nanf(\"\")\n"
+    "#define ML_MATH_f32(name) __builtin_##name##f\n"
+    "#define ML_MATH_f64(name) __builtin_##name\n"
     "\n"
     "ML_INLINE unsigned ml_bits_f32(float x) { union { float f; unsigned u; } b = {x}; return b.u; "
     "}\n"

@@ -10,6 +10,8 @@ const char emit_prelude_cuda[] =
     "#define ML_INLINE static __device__ __forceinline__\n"
     "#define ML_INF __int_as_float(0x7f800000)\n"
     "#define ML_NAN __int_as_float(0x7fc00000)\n"
+    "#define ML_MATH_f32(name) name##f\n"
+    "#define ML_MATH_f64(name) name\n"
     "\n"
     "/* bfloat16 in memory is its upper half; stores round to nearest, ties to even */\n"
     "ML_INLINE float ml_load_bf16(ml_bf16 h) { return __uint_as_float((unsigned)h.bits << 16); }\n"

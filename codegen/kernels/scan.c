@@ -266,7 +266,7 @@ void ${e}(char *const *p, const long long *s, long long begin, long long end) {
 /* Whether running sums would lose digits in f32. */
 static bool is_long_sum(const printer *p) {
     const ml_value *x = template_value(p->schedule, p->step, 0);
-    return p->size > LONG_SUMS && strcmp(ml_dtypes[x->type.dtype].suffix, "f32") == 0;
+    return p->size > LONG_SUMS && strcmp(ml_suffix(x->type.dtype), "f32") == 0;
 }
 
 static void cumsum_cpu(printer *p) {

@@ -150,8 +150,7 @@ void ${e}(char *const *p, const long long *s, long long begin, long long end) {
 enum { MANY_TOKENS = 1024 };
 
 static bool is_f32(const printer *p) {
-    return strcmp(ml_dtypes[p->dtype].suffix, "f32") == 0 &&
-           ml_dtypes[p->dtype].kind == ML_KIND_FLOAT;
+    return strcmp(ml_suffix(p->dtype), "f32") == 0 && ml_dtypes[p->dtype].kind == ML_KIND_FLOAT;
 }
 
 /* f32 sums of hundreds of tokens a row; those of tables, of which a row gets a few, need no wider

@@ -397,15 +397,15 @@ void graph_check_shape(const infer *in) {
     for (int i = 0; i < in->source_count; i++)
         if (!in->sources[i] || in->sources[i] >= in->g->nodes.count)
             ml_raise(ML_INTERNAL, "operand %d of %s is no node", i, info->name);
-    const char *kinds = op_args(in->op);
+    const char *kinds = ml_ops[in->op].args;
     const char *star = strchr(kinds, '*');
     int unit = star ? (int)(star - kinds) : (int)strlen(kinds);
     if (star ? in->arg_count % unit != 0 : in->arg_count != unit)
         ml_raise(ML_INTERNAL, "%s has %d arguments: \"%s\" wanted", info->name, in->arg_count,
                  kinds);
     for (int i = 0; i < in->arg_count; i++)
-        if (is_axis_kind(op_arg_kind(in->op, i)) &&
-            (in->args[i] < (op_arg_kind(in->op, i) == 'a') ||
+        if (is_axis_kind(ml_op_arg_kind(in->op, i)) &&
+            (in->args[i] < (ml_op_arg_kind(in->op, i) == 'a') ||
              in->args[i] >= in->g->tables->axes.count))
             ml_raise(ML_INTERNAL, "argument %d of %s is no axis", i, info->name);
 }
@@ -453,9 +453,9 @@ static void copy_args(ml_graph *g, const ml_graph *from, ml_ref n, int64_t *args
     const ml_node *node = ml_graph_node(from, n);
     const int64_t *old = ml_graph_args(from, n);
     if (!node->arg_count) return;
-    bool plain = g->tables == from->tables && strchr(op_args(node->op), 'f') == NULL;
+    bool plain = g->tables == from->tables && strchr(ml_ops[node->op].args, 'f') == NULL;
     for (int i = 0; i < node->arg_count; i++) {
-        char kind = plain ? 'n' : op_arg_kind(node->op, i);
+        char kind = plain ? 'n' : ml_op_arg_kind(node->op, i);
         args[i] = is_axis_kind(kind) ? map_axis(g, from, old[i])
                   : kind == 'f'      ? (int64_t)graph_copy_function(g, from, (ml_ref)old[i])
                                      : old[i];

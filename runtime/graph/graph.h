@@ -11,20 +11,10 @@
  * Broadcasting is by name and implicit in MAP ops: one operand has every axis that the others
  * have, and the result has its axes in its order. Operands with no axes (numbers) fit anything.
  *
- * Arguments (ml_graph_args), by op; axes are ml_axis ids, doubles are stored by their bits:
- *   CONST bits           IOTA axis size        STATE id           INPUT id       PARAM index
- *   CAST -               (dtype is the node's) RANDOM -           (axes are the node's)
- *   BROADCAST -          RENAME (old new)*     PERMUTE -          (result order is the node's)
- *   SLICE axis start stop                      PAD axis before after
- *   SPLIT axis outer outer_size inner inner_size                  MERGE outer inner merged
- *   PLACE (mesh_axis axis)*   mesh axes by name, ascending; axis 0: whole over that mesh axis
- *   CONCAT axis          GATHER axis           SUM, MAX, MIN axes*                ARGMAX axis
- *   CUMSUM axis from_end SORT axis descending  TOP_K axis k new_axis
- *   DOT axes* (reduced)  SCATTER_ADD axis      (result type is the node's)        OUT index
- *   RAGGED_DOT rows groups reduced function                  RAGGED_OUTER rows groups squares
- *   ATTENTION, ATTENTION_GRAD  see ml_attention_args
- *   COORDINATE, ALL_GATHER, ALL_TO_ALL, SHIFT, MIRROR mesh_axis ranks
- *   ALL_REDUCE, REDUCE_SCATTER mesh_axis ranks ml_combine
+ * Arguments (ml_graph_args): the columns "args" of ops.def. Axes are ml_axis ids, doubles are
+ * stored by their bits. CONST, CAST, RANDOM, BROADCAST, PERMUTE, SCATTER_ADD and DOT have dtype,
+ * axes or order of the node as a further argument. PLACE lists mesh axes by name, ascending;
+ * axis 0: whole over that mesh axis. CUMSUM from_end and SORT descending are 0 or 1.
  * A program that was sharded (ml_shard) has STATEs and INPUTs with the types of one rank's part:
  * the axes of the table's type, with sizes that divide its sizes. RANDOM may have a second source:
  * the global index of each element, i64, whose axes are the result's (before sharding, too).
@@ -36,60 +26,7 @@
 
 #include "runtime/base/memory.h"
 #include "runtime/base/status.h"
-
-typedef enum {
-#define ML_DTYPE(ident, ...) ML_##ident,
-#include "runtime/graph/dtypes.def"
-#undef ML_DTYPE
-    ML_DTYPE_COUNT
-} ml_dtype;
-
-typedef enum {
-#define ML_OP(ident, ...) ML_OP_##ident,
-#include "runtime/graph/ops.def"
-#undef ML_OP
-    ML_OP_COUNT
-} ml_op;
-
-typedef enum {
-    ML_CLASS_LEAF,
-    ML_CLASS_MAP,
-    ML_CLASS_MOVE,
-    ML_CLASS_REDUCE,
-    ML_CLASS_SCAN,
-    ML_CLASS_CONTRACT,
-    ML_CLASS_ROUTINE,
-    ML_CLASS_COLLECTIVE
-} ml_op_class;
-typedef enum {
-    ML_RULE_ARITH,
-    ML_RULE_FLOAT,
-    ML_RULE_TEST,
-    ML_RULE_LOGIC,
-    ML_RULE_SAME,
-    ML_RULE_OWN
-} ml_dtype_rule;
-typedef enum { ML_KIND_BOOL, ML_KIND_INT, ML_KIND_FLOAT } ml_dtype_kind;
-typedef enum { ML_COMBINE_SUM, ML_COMBINE_MAX, ML_COMBINE_MIN, ML_COMBINE_COUNT } ml_combine;
-
-typedef struct {
-    const char *ident, *name;
-    ml_op_class op_class;
-    int sources; /* -1 where it varies */
-    ml_dtype_rule rule;
-    int flops;
-    const char *expression, *doc;
-} ml_op_info;
-typedef struct {
-    const char *name;
-    int bytes;
-    ml_dtype_kind kind;
-    const char *suffix; /* of the compute type */
-    const char *memory; /* C type in memory */
-    const char *doc;
-} ml_dtype_info;
-extern const ml_op_info ml_ops[ML_OP_COUNT];
-extern const ml_dtype_info ml_dtypes[ML_DTYPE_COUNT];
+#include "runtime/graph/ops.h"
 
 enum { ML_MAX_AXES = 8, ML_MAX_OUTPUTS = 4 };
 typedef uint32_t ml_ref;  /* a node; 0 is none */

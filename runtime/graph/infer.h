@@ -46,12 +46,6 @@ void infer_indexed(const infer *in, ml_axis axis, int64_t size);
 /* "batch, seq, embed" in the graph's arena. */
 const char *infer_axes(const infer *in, const ml_type *t);
 
-/* Argument kinds by op, a letter each: a axis, o axis or 0, n number, b bits of a double (of an
- * integer where the dtype is one), f function root or 0; '*' repeats all letters before it. */
-const char *op_args(ml_op op);
-/* Kind of argument i. */
-char op_arg_kind(ml_op op, int i);
-
 /* The dtype that attention computes scores in. */
 ml_dtype attention_dtype(ml_dtype dtype);
 /* Nodes that `root` reaches through sources, ascending, `root` last; in `arena`. */

@@ -56,9 +56,9 @@ static void print_args(const ml_graph *g, ml_ref n, ml_text *out) {
     default: break;
     }
     for (int i = 0; i < node->arg_count; i++)
-        if (op_arg_kind(node->op, i) == 'o' && !args[i])
+        if (ml_op_arg_kind(node->op, i) == 'o' && !args[i])
             ml_text_add(out, " whole");
-        else if (op_arg_kind(node->op, i) == 'a' || op_arg_kind(node->op, i) == 'o')
+        else if (ml_op_arg_kind(node->op, i) == 'a' || ml_op_arg_kind(node->op, i) == 'o')
             ml_text_add(out, " %s", ml_axis_name(g, (ml_axis)args[i]));
         else
             ml_text_add(out, " %lld", (long long)args[i]);
@@ -95,7 +95,7 @@ static void mark(const ml_graph *g, const ml_roots *roots, uint8_t *wanted) {
         const ml_node *node = ml_graph_node(g, n);
         for (int i = 0; i < node->source_count; i++) wanted[ml_graph_source(g, n, i)] = 1;
         for (int i = 0; i < node->arg_count; i++)
-            if (op_arg_kind(node->op, i) == 'f') wanted[ml_graph_args(g, n)[i]] = 1;
+            if (ml_op_arg_kind(node->op, i) == 'f') wanted[ml_graph_args(g, n)[i]] = 1;
     }
 }
 
