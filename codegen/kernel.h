@@ -48,20 +48,23 @@ typedef enum { ML_SCOPE_ROW, ML_SCOPE_COLUMN, ML_SCOPE_ALL } ml_scope;
 
 typedef struct {
     uint8_t kind, op, dtype, from_dtype, level, phase, scope;
-    bool kept;         /* an ELEMENT value that a later phase uses: must survive the pass */
+    bool kept; /* an ELEMENT value that a later phase uses: must survive the pass */
     uint16_t src[3], operand, index, guard;
-    union { double number; int64_t integer; } constant;
+    union {
+        double number;
+        int64_t integer;
+    } constant;
 } ml_inst;
 
 /* What an instruction reads: instruction number `at` of ML_INST_SOURCES (values, then the computed
  * index, then the guard); ML_NO_INST where there is none. */
 enum { ML_INST_SOURCES = 5 };
 int ml_inst_source(const ml_inst *inst, int at);
-bool ml_inst_reduces_row(const ml_inst *inst);     /* its result is a ROW value of the next phase */
-bool ml_inst_reduces_partly(const ml_inst *inst);  /* COLUMN or ALL: a further kernel finishes it */
+bool ml_inst_reduces_row(const ml_inst *inst);    /* its result is a ROW value of the next phase */
+bool ml_inst_reduces_partly(const ml_inst *inst); /* COLUMN or ALL: a further kernel finishes it */
 
 typedef struct {
-    uint32_t value;    /* id of the ml_value it points to (lower.h) */
+    uint32_t value; /* id of the ml_value it points to (lower.h) */
     uint8_t dtype;
     bool written;
     int64_t stride[ML_MAX_LOOPS]; /* elements, by loop */
@@ -74,12 +77,14 @@ typedef struct {
     ml_operand *operand; /* at most ML_MAX_OPERANDS */
     int inst_count, phases;
     ml_inst *inst;
-    int64_t chunks;    /* 0 where there is no COLUMN or ALL reduction */
+    int64_t chunks; /* 0 where there is no COLUMN or ALL reduction */
 } ml_kernel_ir;
 
-/* A kernel ready to be compiled. Its source does not depend on node numbers, names or addresses,
- * so kernels of equal structure share one compilation. Sizes that only bound the outermost loop
- * and keys of random numbers are scalar arguments and not in the source.
+/* A kernel: how it is launched, and what its source is printed from. Plans are built and compared
+ * without any source; ml_kernel_source prints it where a kernel is compiled or shown. It does not
+ * depend on node numbers, names or addresses, so kernels of equal structure share one compilation.
+ * Sizes that only bound the outermost loop and keys of random numbers are scalar arguments and not
+ * in the source.
  *
  * C:    void ENTRY(char *const *p, const long long *s, long long begin, long long end)
  *       runs units begin .. end-1 of `units`; units may run in any order and at once.
@@ -104,36 +109,47 @@ typedef struct {
 } ml_tensor_map;
 
 typedef struct ml_kernel {
-    uint64_t key;           /* hash of source, which names what it computes */
-    const char *entry;      /* C identifier, derived from key */
-    const char *source;     /* without the prelude */
-    const char *label;      /* for people: "sum+mul+store", shown in debug output and traces */
+    uint64_t key;      /* hash of all that the source depends on: equal keys, equal sources */
+    const char *entry; /* C identifier, derived from key */
+    const char *label; /* for people: "sum+mul+store", shown in debug output and traces */
+    /* Prints the source, a function of the kernel alone. NULL: `recipe` is the source. */
+    const char *(*print)(const struct ml_kernel *kernel, ml_arena *arena);
+    const void *recipe; /* loops: the schedule (codegen/emit); templates: bodies and parameters */
+    int capacity;       /* CUDA: kernels that a batch has room for; 0: no batch */
     int pointer_count, scalar_count;
     int64_t scalar[ML_MAX_SCALARS];
     const int64_t *table; /* CUDA: more scalars, behind these */
     int table_count;
     const ml_tensor_map *maps; /* CUDA: map_count of them */
     int map_count;
-    int64_t units, grain;   /* C: parallel units, and the fewest worth waking a thread */
+    int64_t units, grain;    /* C: parallel units, and the fewest worth waking a thread */
     uint32_t grid[3], block; /* CUDA */
     uint32_t shared_bytes;   /* dynamic. The function's attribute must be set to it: beside what the
                                 kernel declares itself, less than 48 KiB are allowed unasked */
     bool joins; /* CUDA: its blocks are numbered by grid[0] alone: others may share its launch */
-    struct ml_kernel *next;  /* to be run with the same pointers once this one is finished, or NULL:
-                                templates (attention backward, scatter_add) need such chains */
+    struct ml_kernel *next; /* to be run with the same pointers once this one is finished, or NULL:
+                               templates (attention backward, scatter_add) need such chains */
     struct ml_kernel *otherwise; /* CUDA: runs where this chain does not compile, or the driver
                                     encodes no tensor maps; or NULL */
 } ml_kernel;
 
-/* Print `ir` for `target` (emit.c, with loop skeletons in emit_c.c and emit_cuda.c). Raises. */
+/* The source, without the prelude; in `arena`, or as long as the kernel is. Raises. */
+static inline const char *ml_kernel_source(const ml_kernel *kernel, ml_arena *arena) {
+    return kernel->print != NULL ? kernel->print(kernel, arena) : (const char *)kernel->recipe;
+}
+
+/* The kernel of `ir` for `target`: its schedule and launch. Copies what it needs of both. Raises.
+ */
 void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out);
+/* What a kernel of loops does by which threads, as lines for people: all that the printer was free
+ * to choose. Prints nothing of templates. */
+void ml_kernel_print_schedule(const ml_kernel *kernel, ml_text *out);
 /* CUDA: one launch of several kernels that share a key and do not depend on one another: each keeps
  * its own blocks and so computes the same bits. The pointers are all members' reads, then all their
- * writes; pointer_count counts what there is room for. `ir` is any member's. Raises.
+ * writes; pointer_count counts what there is room for. Raises.
  * ml_batch_capacity: how many such kernels one launch may have; 0 where a kernel takes no part. */
 int ml_batch_capacity(const ml_kernel *kernel);
-void ml_emit_batch(const ml_kernel_ir *ir, const ml_kernel *const *members, int count,
-                   const ml_target *target, ml_arena *arena, ml_kernel *out);
+void ml_kernel_batch(const ml_kernel *const *members, int count, ml_arena *arena, ml_kernel *out);
 /* The text that goes before every kernel's source: types, conversions, ml_exp_f32, ... */
 const char *ml_prelude(ml_target_kind kind);
 /* Expression of a MAP op with operand texts filled in, e.g. "ml_exp_f32(v3)"; for templates too. */

@@ -1,7 +1,8 @@
-/* Kernel IR to source text: what both targets share. The loops are printed by emit_c.c and
- * emit_cuda.c. */
+/* Kernel IR to kernels: what both targets share. emit_c.c and emit_cuda*.c choose schedules and
+ * print loops. */
 #include "codegen/emit/emit.h"
 
+#include <stddef.h>
 #include <string.h>
 
 int ml_inst_source(const ml_inst *inst, int at) {
@@ -97,10 +98,10 @@ static void find_scalars(emitter *e) {
 }
 
 /* Once the target has set its own. */
-static void set_scalars(const emitter *e) {
-    e->out->scalar_count = e->scalars;
+static void set_scalars(const emitter *e, ml_kernel *out) {
+    out->scalar_count = e->scalars;
     for (int i = 0; i < e->ir->inst_count; i++)
-        if (e->scalar[i] > 0) e->out->scalar[e->scalar[i]] = e->ir->inst[i].constant.integer;
+        if (e->scalar[i] > 0) out->scalar[e->scalar[i]] = e->ir->inst[i].constant.integer;
 }
 
 static const char *index_text(emitter *e, int loop) {
@@ -168,7 +169,7 @@ const char *emit_name(emitter *e, int inst) {
     const ml_inst *value = &e->ir->inst[inst];
     if (value->kind != ML_INST_CONST) return ml_arena_format(e->arena, "v%d", inst);
     if (e->scalar[inst] > 0)
-        return ml_arena_format(e->arena, "%ss[%d]", e->target->kind == ML_TARGET_CUDA ? "a." : "",
+        return ml_arena_format(e->arena, "%ss[%d]", e->target.kind == ML_TARGET_CUDA ? "a." : "",
                                e->scalar[inst]);
     ml_text text = {.arena = e->arena};
     emit_constant(&text, (ml_dtype)value->dtype, value->constant.number, value->constant.integer);
@@ -209,44 +210,93 @@ static const char *make_label(emitter *e) {
     return named > 0 ? text.text : "copy";
 }
 
-void emit_finish(emitter *e, const char *before, const char *after_name) {
-    ml_kernel *out = e->out;
-    uint64_t key = ml_hash(after_name, strlen(after_name), 1);
-    key = ml_hash(e->text.text, e->text.length, key);
-    key = ml_hash(before, strlen(before), key);
-    out->key = key;
-    out->entry = ml_arena_format(e->arena, "ml_%016llx", (unsigned long long)key);
-    out->source =
-        ml_arena_format(e->arena, "%s%s%s%s", before, out->entry, after_name, e->text.text);
-    out->label = make_label(e);
-    out->pointer_count = e->ir->operand_count;
-}
-
 const char *ml_prelude(ml_target_kind kind) {
     return kind == ML_TARGET_CUDA ? emit_prelude_cuda : emit_prelude_c;
 }
 
-static void print(const ml_kernel_ir *ir, const ml_target *target, int batch, ml_arena *arena,
-                  ml_kernel *out) {
-    ml_kernel_ir scalar = *ir;
+/* --- kernels --- */
+
+static const ml_kernel_ir *copy_ir(const ml_kernel_ir *ir, ml_arena *arena) {
+    ml_kernel_ir *own = ML_NEW(arena, ml_kernel_ir);
+    *own = *ir;
+    own->inst = ML_NEW_ARRAY(arena, ml_inst, ir->inst_count + 1);
+    own->operand = ML_NEW_ARRAY(arena, ml_operand, ir->operand_count + 1);
+    memcpy(own->inst, ir->inst, sizeof *ir->inst * (size_t)ir->inst_count);
+    memcpy(own->operand, ir->operand, sizeof *ir->operand * (size_t)ir->operand_count);
     if (ir->loop_count == 0) { /* a single element: one loop of size 1 */
-        scalar.loop_count = scalar.row_loops = 1;
-        scalar.size[0] = 1;
-        ir = &scalar;
+        own->loop_count = own->row_loops = 1;
+        own->size[0] = 1;
     }
-    emitter e = {.ir = ir, .target = target, .arena = arena, .out = out, .batch = batch};
-    e.text.arena = arena;
-    memset(out, 0, sizeof *out);
-    emit_analyse(&e);
-    if (target->kind == ML_TARGET_CUDA)
-        emit_cuda(&e);
-    else
-        emit_c(&e);
-    set_scalars(&e);
+    return own;
+}
+
+/* Of what the source shows: not of an outermost row loop's size, nor of scalars. */
+static uint64_t hash_ir(const emitter *e) {
+    const ml_kernel_ir *ir = e->ir;
+    int bounded = ir->row_loops > 0; /* the outermost loop's bound is an argument */
+    int head[] = {ir->loop_count, ir->row_loops, ir->operand_count, ir->inst_count};
+    uint64_t hash = ml_hash(head, sizeof head, (uint64_t)e->target.kind);
+    hash = ml_hash(ir->size + bounded, sizeof *ir->size * (size_t)(ir->loop_count - bounded), hash);
+    for (int o = 0; o < ir->operand_count; o++) {
+        const ml_operand *operand = &ir->operand[o];
+        uint8_t kind[] = {operand->dtype, operand->written};
+        hash = ml_hash(kind, sizeof kind, hash);
+        hash = ml_hash(operand->stride, sizeof *operand->stride * (size_t)ir->loop_count, hash);
+    }
+    for (int i = 0; i < ir->inst_count; i++) {
+        const ml_inst *inst = &ir->inst[i];
+        int64_t constant = e->scalar[i] > 0 ? e->scalar[i] : inst->constant.integer;
+        hash = ml_hash(inst, offsetof(ml_inst, guard) + sizeof inst->guard, hash);
+        hash = ml_hash(&constant, sizeof constant, hash);
+    }
+    return hash;
+}
+
+static void name(ml_kernel *kernel, uint64_t key, ml_arena *arena) {
+    kernel->key = key;
+    kernel->entry = ml_arena_format(arena, "ml_%016llx", (unsigned long long)key);
+}
+
+static const char *print(const ml_kernel *kernel, ml_arena *arena) {
+    emitter e = *(const emitter *)kernel->recipe;
+    e.arena = arena;
+    e.text = (ml_text){.arena = arena};
+    e.entry = kernel->entry;
+    e.batch = kernel->capacity;
+    return e.target.kind == ML_TARGET_CUDA ? emit_cuda_print(&e) : emit_c_print(&e);
+}
+
+void emit_print_marked(ml_text *out, const char *name, const bool *marks, int count) {
+    bool any = false;
+    for (int i = 0; i < count; i++) {
+        if (!marks[i]) continue;
+        if (!any) ml_text_add(out, "    %s", name);
+        ml_text_add(out, " %%%d", i);
+        any = true;
+    }
+    if (any) ml_text_add(out, "\n");
+}
+
+void ml_kernel_print_schedule(const ml_kernel *kernel, ml_text *out) {
+    if (kernel->print != print) return;
+    const emitter *e = kernel->recipe;
+    (e->target.kind == ML_TARGET_CUDA ? emit_cuda_print_schedule : emit_c_print_schedule)(e, out);
 }
 
 void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, ml_kernel *out) {
-    print(ir, target, 0, arena, out);
+    emitter *e = ML_NEW(arena, emitter);
+    *e = (emitter){.ir = copy_ir(ir, arena), .target = *target, .arena = arena};
+    memset(out, 0, sizeof *out);
+    emit_analyse(e);
+    (target->kind == ML_TARGET_CUDA ? emit_cuda_choose : emit_c_choose)(e, out);
+    set_scalars(e, out);
+    out->pointer_count = ir->operand_count;
+    out->label = make_label(e);
+    out->print = print;
+    out->recipe = e;
+    ml_text schedule = {.arena = arena};
+    ml_kernel_print_schedule(out, &schedule);
+    name(out, ml_hash(schedule.text, schedule.length, hash_ir(e)), arena);
 }
 
 int ml_batch_capacity(const ml_kernel *kernel) {
@@ -254,12 +304,13 @@ int ml_batch_capacity(const ml_kernel *kernel) {
     return kernel->joins ? (WORDS - 1) / (kernel->pointer_count + 1 + kernel->scalar_count) : 0;
 }
 
-void ml_emit_batch(const ml_kernel_ir *ir, const ml_kernel *const *members, int count,
-                   const ml_target *target, ml_arena *arena, ml_kernel *out) {
+void ml_kernel_batch(const ml_kernel *const *members, int count, ml_arena *arena, ml_kernel *out) {
     int capacity = ml_batch_capacity(members[0]), scalars = members[0]->scalar_count;
     int words = 1 + (1 + scalars) * capacity;
     int64_t *table = ML_NEW_ARRAY(arena, int64_t, words), blocks = 0;
-    print(ir, target, capacity, arena, out);
+    *out = *members[0];
+    out->capacity = capacity;
+    name(out, ml_hash(&capacity, sizeof capacity, members[0]->key), arena);
     out->pointer_count = capacity * members[0]->pointer_count;
     out->scalar_count = 0;
     out->joins = false;

@@ -15,11 +15,15 @@ enum { EMIT_MAX_STAGES = 8, EMIT_OWN_SCALARS = 2 /* the loops' bounds */ };
 
 typedef struct emitter {
     const ml_kernel_ir *ir;
-    const ml_target *target;
+    ml_target target;
     ml_arena *arena;
+    const struct c_schedule *c; /* chosen: one of both, by the target */
+    const struct cuda_shape *cuda;
+    /* While a source is printed: */
     ml_text text;
-    ml_kernel *out;
+    const char *entry;
     int batch; /* members that one launch may have; 0: a kernel of its own */
+    /* Found by emit_analyse: */
     int *stage, *depth, *place;
     bool *buffered;               /* set by the target: survives its pass */
     int *scalar;                  /* of a constant: its place among the scalars; 0: in the text */
@@ -51,12 +55,17 @@ void emit_offset(emitter *e, ml_text *out, const ml_operand *operand, int first,
 void emit_value(emitter *e, ml_text *out, int inst);
 /* The name of a value, or the text of a constant (or of the scalar that holds it). */
 const char *emit_name(emitter *e, int inst);
-/* Finish: entry name from the hash of the text, header in front of it. */
-void emit_finish(emitter *e, const char *before, const char *after_name);
-
 extern const char emit_prelude_c[], emit_prelude_cuda[];
 
-void emit_c(emitter *e);
-void emit_cuda(emitter *e);
+/* For each target: choose a schedule and set the kernel's launch; print the schedule, all that the
+ * source depends on beside the IR; print the source. */
+void emit_c_choose(emitter *e, ml_kernel *out);
+void emit_c_print_schedule(const emitter *e, ml_text *out);
+const char *emit_c_print(emitter *e);
+void emit_cuda_choose(emitter *e, ml_kernel *out);
+void emit_cuda_print_schedule(const emitter *e, ml_text *out);
+const char *emit_cuda_print(emitter *e);
+/* " name %3 %7": the instructions that a schedule marks, if any. */
+void emit_print_marked(ml_text *out, const char *name, const bool *marks, int count);
 
 #endif

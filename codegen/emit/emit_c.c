@@ -22,7 +22,7 @@ enum {
     WAKE_COST = 1 << 17,     /* operations that are worth waking a thread for */
 };
 
-typedef struct {
+typedef struct c_schedule {
     emitter *e;
     bool elementwise, chunked;
     int lanes;
@@ -30,7 +30,10 @@ typedef struct {
     const char *counter; /* type of the innermost loop's variable */
     bool whole;          /* every segment is a multiple of `lanes` long */
     int64_t block;       /* rows of a chunk whose columns are summed apart; 0: all */
-} printer;
+    int *kept;           /* values that survive their pass, in the order of their buffers */
+    int kept_count;
+} c_schedule;
+typedef c_schedule printer;
 
 /* A COLUMN reduction without columns is one of everything. */
 static bool is_column(const printer *p, const ml_inst *inst) {
@@ -435,10 +438,16 @@ static void print_partials(const printer *p, bool before) {
     }
 }
 
+static int64_t row_bytes(const printer *p, int i) {
+    const ml_inst *inst = &p->e->ir->inst[i];
+    return p->e->columns * (int64_t)(strcmp(ml_suffix(inst->dtype), "f32") ? 8 : 4);
+}
+
 /* Which values survive their pass: all that later passes need, up to KEPT_BYTES a row. */
-static void choose_buffers(const printer *p) {
+static void choose_buffers(printer *p) {
     emitter *e = p->e;
     int64_t bytes = 0;
+    p->kept = ML_NEW_ARRAY(e->arena, int, e->ir->inst_count + 1);
     emit_needs(e);
     for (int stage = 1; stage < e->stages; stage++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
@@ -446,18 +455,27 @@ static void choose_buffers(const printer *p) {
             bool costs = inst->kind == ML_INST_MAP && inst->kept;
             if (!e->need[stage][i] || e->stage[i] == stage || !costs) continue;
             if (e->buffered[i] || e->place[i] != e->inner) continue;
-            int64_t size = e->columns * (int64_t)(strcmp(ml_suffix(inst->dtype), "f32") ? 8 : 4);
-            if (bytes + size > KEPT_BYTES) continue;
-            bytes += size;
+            if (bytes + row_bytes(p, i) > KEPT_BYTES) continue;
+            bytes += row_bytes(p, i);
             e->buffered[i] = true;
-            ml_text_add(&e->text, "%s%s k%d[%lld] __attribute__((aligned(64)));\n",
-                        bytes > STACK_BYTES ? "static __thread " : "",
-                        emit_compute_type((ml_dtype)inst->dtype), i, (long long)e->columns);
+            p->kept[p->kept_count++] = i;
         }
     }
     for (int stage = 0; stage < e->stages; stage++)
         memset(e->need[stage], 0, (size_t)e->ir->inst_count * sizeof(bool));
     emit_needs(e);
+}
+
+static void print_buffers(const printer *p) {
+    emitter *e = p->e;
+    int64_t bytes = 0;
+    for (int at = 0; at < p->kept_count; at++) {
+        int i = p->kept[at];
+        bytes += row_bytes(p, i);
+        ml_text_add(&e->text, "%s%s k%d[%lld] __attribute__((aligned(64)));\n",
+                    bytes > STACK_BYTES ? "static __thread " : "",
+                    emit_compute_type((ml_dtype)e->ir->inst[i].dtype), i, (long long)e->columns);
+    }
 }
 
 static int choose_lanes(int64_t size, bool unknown) {
@@ -466,9 +484,8 @@ static int choose_lanes(int64_t size, bool unknown) {
 }
 
 /* Units, and how many of them are worth waking a thread. */
-static void set_units(const printer *p) {
-    emitter *e = p->e;
-    ml_kernel *out = e->out;
+static void set_units(const printer *p, ml_kernel *out) {
+    const emitter *e = p->e;
     int64_t cost = 1;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
@@ -492,7 +509,7 @@ static void print_body(const printer *p) {
         const char *type = emit_memory_type((ml_dtype)e->ir->operand[k].dtype);
         ml_text_add(&e->text, "%s *const o%d = (%s *)p[%d];\n", type, k, type, k);
     }
-    choose_buffers(p);
+    print_buffers(p);
     if (p->chunked) {
         ml_text_add(&e->text,
                     "for (long long unit = begin; unit < end; unit++) {\nlong long at = unit * "
@@ -545,19 +562,42 @@ static int64_t choose_block(const printer *p) {
     return block;
 }
 
-void emit_c(emitter *e) {
+void emit_c_choose(emitter *e, ml_kernel *out) {
     const ml_kernel_ir *ir = e->ir;
-    printer p = {.e = e, .elementwise = ir->row_loops == ir->loop_count, .chunked = ir->chunks > 0};
-    p.outer = p.elementwise ? ir->loop_count - 1 : ir->row_loops;
-    p.lanes = choose_lanes(ir->size[e->inner], p.elementwise && p.outer == 0);
-    bool far = (p.elementwise && p.outer == 0) || ir->size[e->inner] > INT32_MAX;
-    p.counter = far ? "long long" : "int";
-    p.whole = !p.elementwise && ir->size[e->inner] % p.lanes == 0;
-    p.block = choose_block(&p);
+    printer *p = ML_NEW(e->arena, printer);
+    p->e = e;
+    p->elementwise = ir->row_loops == ir->loop_count;
+    p->chunked = ir->chunks > 0;
+    p->outer = p->elementwise ? ir->loop_count - 1 : ir->row_loops;
+    p->lanes = choose_lanes(ir->size[e->inner], p->elementwise && p->outer == 0);
+    bool far = (p->elementwise && p->outer == 0) || ir->size[e->inner] > INT32_MAX;
+    p->counter = far ? "long long" : "int";
+    p->whole = !p->elementwise && ir->size[e->inner] % p->lanes == 0;
+    p->block = choose_block(p);
+    choose_buffers(p);
+    set_units(p, out);
+    e->c = p;
+}
+
+void emit_c_print_schedule(const emitter *e, ml_text *out) {
+    const printer *p = e->c;
+    ml_text_add(out, "    a unit is %s, innermost loop by %d lanes, counted as %s\n",
+                p->chunked       ? "a chunk of rows"
+                : p->elementwise ? "a range of elements"
+                                 : "a row",
+                p->lanes, p->counter);
+    if (p->block > 0)
+        ml_text_add(out, "    columns are summed by blocks of %lld rows\n", (long long)p->block);
+    emit_print_marked(out, "row buffers hold", e->buffered, e->ir->inst_count);
+}
+
+const char *emit_c_print(emitter *e) {
+    printer p = *e->c;
+    p.e = e;
     print_body(&p);
-    set_units(&p);
-    const char *before =
-        joins_masks(ir) ? "__attribute__((optimize(\"no-tree-slp-vectorize\"))) void " : "void ";
-    emit_finish(e, before,
-                "(char *const *p, const long long *s, long long begin, long long end)\n{\n");
+    return ml_arena_format(
+        e->arena,
+        "%svoid %s(char *const *p, const long long *s, long long begin, long long end)\n{\n%s",
+        joins_masks(e->ir) ? "__attribute__((optimize(\"no-tree-slp-vectorize\"))) " : "", e->entry,
+        e->text.text);
 }

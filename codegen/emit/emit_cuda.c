@@ -113,7 +113,7 @@ static void print_reduce(const cuda_shape *s, int i) {
         ml_text_add(&e->text, "if (lane == 0%s) ", cuda_meets_apart(s) ? " && own" : "");
     else if (ml_inst_reduces_partly(inst) && cuda_meets_apart(s))
         ml_text_add(&e->text, "if (own) ");
-    if (cuda_is_long_sum(s, i))
+    if (s->long_sum[i])
         ml_text_add(&e->text, "ml_add_f32(%s, lost%d, %s);\n", to, i, emit_name(e, inst->src[0]));
     else
         cuda_print_combine(s, i, to, emit_name(e, inst->src[0]));
@@ -312,7 +312,7 @@ void cuda_print_accumulator(const cuda_shape *s, int i) {
     emit_identity(&e->text, inst->op == ML_OP_ARGMAX ? ML_OP_MAX : (ml_op)inst->op, dtype);
     ml_text_add(&e->text, ";\n");
     if (inst->op == ML_OP_ARGMAX) ml_text_add(&e->text, "%s j%d = -1;\n", s->integer, i);
-    if (cuda_is_long_sum(s, i)) ml_text_add(&e->text, "float lost%d = 0.0f;\n", i);
+    if (s->long_sum[i]) ml_text_add(&e->text, "float lost%d = 0.0f;\n", i);
 }
 
 /* Declare where a cached pack lives. */
@@ -397,16 +397,11 @@ static const char *block_text(const cuda_shape *s) {
     return s->e->batch > 0 ? "block" : "blockIdx.x";
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 /* Rows (or packs) of this block's chunk: those below high from low on, or by steps. A division of
  * 64 bits takes as long as a load, and all loads wait for it. */
 static void print_chunk(const cuda_shape *s) {
     emitter *e = s->e;
-    int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
-    const char *wide = work < UINT32_MAX / (s->chunks + 1) ? "unsigned" : "long long";
+    const char *wide = s->chunk_integer;
     const char *block = block_text(s);
     if (s->tiled) {
         ml_text_add(&e->text, "const int tile = (int)(%s %% %lldu);\n", block,
@@ -531,39 +526,6 @@ static void print_rows(const cuda_shape *s) {
     cuda_print_partials(s, false);
 }
 
-static void set_launch(const cuda_shape *s) {
-    emitter *e = s->e;
-    ml_kernel *out = e->out;
-    int64_t work = s->elementwise ? e->rows / s->vec : e->rows, blocks;
-    if (s->chunked)
-        blocks = cuda_tiles(s) * s->chunks;
-    else
-        blocks = ceil_div(work, s->elementwise ? (int64_t)cuda_threads(s) * s->packs : s->teams);
-    if (blocks > INT32_MAX)
-        ml_raise(ML_TOO_LARGE, "a kernel needs %lld blocks, more than a GPU can start",
-                 (long long)blocks);
-    out->grid[0] = (uint32_t)blocks;
-    out->grid[1] = out->grid[2] = 1;
-    out->block = (uint32_t)cuda_threads(s);
-    out->shared_bytes = (uint32_t)(s->slots * s->slot_bytes);
-    out->scalar[0] = work;
-    out->scalar[1] = s->chunks;
-    out->joins = blocks > 0;
-}
-
-/* Whether every float element that the kernel writes is rounded to bf16. */
-static bool is_quick(const emitter *e) {
-    bool any = false;
-    for (int i = 0; i < e->ir->inst_count; i++) {
-        const ml_inst *inst = &e->ir->inst[i];
-        if (inst->kind != ML_INST_STORE || e->place[i] < e->inner) continue;
-        ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
-        if (memory == ML_F32 || memory == ML_F64) return false;
-        any = any || memory == ML_BF16;
-    }
-    return any;
-}
-
 /* The operands' pointers. The batch's arguments are, in this order: the members' reads, their
  * writes; the number of members, each one's first block, each one's scalars. */
 static void print_operands(const cuda_shape *s) {
@@ -597,8 +559,8 @@ static void print_operands(const cuda_shape *s) {
     }
 }
 
-/* What comes before the kernel's name, and after it. */
-static void finish(const cuda_shape *s) {
+/* The body, with what comes before it. */
+static const char *finish(const cuda_shape *s) {
     emitter *e = s->e;
     const char *bounds = ml_arena_format(e->arena, "%d", cuda_threads(s)), *sizes = "";
     const char *scalars = ml_arena_format(e->arena, "long long s[%d]", e->scalars);
@@ -613,17 +575,16 @@ static void finish(const cuda_shape *s) {
     const char *types =
         ml_arena_format(e->arena, "struct ml_arguments { char *p[%d]; %s; };\n%s",
                         e->ir->operand_count * (e->batch > 0 ? e->batch : 1), scalars, sizes);
-    emit_finish(e,
-                ml_arena_format(e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%s) ",
-                                quick, types, bounds),
-                e->batch > 0 ? "(const __grid_constant__ ml_arguments all)\n{\n"
-                             : "(const ml_arguments a)\n{\n");
+    return ml_arena_format(
+        e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%s) %s%s\n{\n%s", quick,
+        types, bounds, e->entry,
+        e->batch > 0 ? "(const __grid_constant__ ml_arguments all)" : "(const ml_arguments a)",
+        e->text.text);
 }
 
-void emit_cuda(emitter *e) {
-    cuda_shape s = {.e = e};
-    s.quick = is_quick(e);
-    cuda_choose_shape(&s);
+const char *emit_cuda_print(emitter *e) {
+    cuda_shape s = *e->cuda;
+    s.e = e;
     print_operands(&s);
     if (s.slots > 0) ml_text_add(&e->text, "extern __shared__ uint4 shared[];\n");
     if (s.elementwise)
@@ -631,6 +592,5 @@ void emit_cuda(emitter *e) {
     else
         print_rows(&s);
     ml_text_add(&e->text, "}\n");
-    set_launch(&s);
-    finish(&s);
+    return finish(&s);
 }

@@ -20,7 +20,7 @@ enum { CUDA_WARP = 32, CUDA_MAX_THREADS = 1024, CUDA_TWO_BLOCKS_SUMS = 16 };
 /* Of a thread's packs: all, those with room in a slot, the others. */
 typedef enum { CUDA_ALL, CUDA_RESIDENT, CUDA_REST } cuda_part;
 
-typedef struct {
+typedef struct cuda_shape {
     emitter *e;
     bool elementwise, chunked, tiled;
     int vec, team, teams, packs;
@@ -31,8 +31,10 @@ typedef struct {
     bool unroll;    /* the loop over packs is unrolled, so that arrays live in registers */
     const char *integer;        /* type of indices: int where they fit, else long long */
     const char *column_integer; /* the same for columns, or for the innermost loop */
-    int *pack;    /* LOAD: the first load of the same elements, whose pack serves; -1: no pack */
-    bool *cached; /* by pack: lives in registers from its first stage on */
+    const char *chunk_integer;  /* the same for products of rows and chunks */
+    bool *long_sum; /* a thread adds up so many terms that it keeps beside the sum what is lost */
+    int *pack;      /* LOAD: the first load of the same elements, whose pack serves; -1: no pack */
+    bool *cached;   /* by pack: lives in registers from its first stage on */
     int *first_stage; /* by pack */
     bool *staged;     /* by pack: copied to shared memory ahead of its row */
     int64_t *shared;  /* by pack: where staged ones start in a slot */
@@ -101,9 +103,9 @@ void cuda_print_online_put(const cuda_shape *s); /* a team's results of it */
 void cuda_print_online_get(const cuda_shape *s);
 /* Of emit_cuda_team.c. "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
 const char *cuda_reduction_text(const cuda_shape *s, int inst, int team);
-/* A sum of so many terms by a thread that what they lose to rounding is kept beside it, lost3; it
- * is added to a3 before threads meet. */
-bool cuda_is_long_sum(const cuda_shape *s, int inst);
+/* A sum of so many terms by a thread that what they lose to rounding is added up beside it, lost3;
+ * it is added to a3 before threads meet. */
+void cuda_find_long_sums(cuda_shape *s);
 void cuda_print_total(const cuda_shape *s, int inst);
 /* Shared memory that kernels declare for results of rows and of all rows. */
 int64_t cuda_results_bytes(const cuda_shape *s);

@@ -14,17 +14,18 @@ static int64_t terms_of(const cuda_shape *s, int i) {
 
 /* In f32 the roundings of LONG_SUM equal terms may add up to 4e-5. (Columns' sums of so many rows a
  * thread would be of tensors of 8 GB and more.) */
-bool cuda_is_long_sum(const cuda_shape *s, int i) {
+void cuda_find_long_sums(cuda_shape *s) {
     enum { LONG_SUM = 4096 };
-    const ml_inst *inst = &s->e->ir->inst[i];
-    return inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online &&
-           !cuda_is_column(s, inst) && strcmp(ml_suffix(inst->dtype), "f32") == 0 &&
-           terms_of(s, i) > LONG_SUM;
+    for (int i = 0; i < s->e->ir->inst_count; i++) {
+        const ml_inst *inst = &s->e->ir->inst[i];
+        bool sums = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online &&
+                    !cuda_is_column(s, inst) && strcmp(ml_suffix(inst->dtype), "f32") == 0;
+        s->long_sum[i] = sums && terms_of(s, i) > LONG_SUM;
+    }
 }
 
 void cuda_print_total(const cuda_shape *s, int i) {
-    if (cuda_is_long_sum(s, i))
-        ml_text_add(&s->e->text, "a%d = ml_total_f32(a%d, lost%d);\n", i, i, i);
+    if (s->long_sum[i]) ml_text_add(&s->e->text, "a%d = ml_total_f32(a%d, lost%d);\n", i, i, i);
 }
 
 static const char *combine_name(const ml_inst *inst) {

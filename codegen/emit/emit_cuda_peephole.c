@@ -15,7 +15,7 @@ void cuda_find_largest(cuda_shape *s) {
     for (int i = 0; i < ir->inst_count; i++) {
         s->largest[i] = -1;
         if (!ml_inst_reduces_row(&ir->inst[i]) || ir->inst[i].op != ML_OP_MAX || s->vec == 1 ||
-            ml_dtypes[ir->inst[i].dtype].kind != ML_KIND_FLOAT || s->e->target->arch < 80)
+            ml_dtypes[ir->inst[i].dtype].kind != ML_KIND_FLOAT || s->e->target.arch < 80)
             continue;
         int from = ir->inst[i].src[0];
         if (ir->inst[from].kind == ML_INST_MAP && ir->inst[from].op == ML_OP_CAST)

@@ -231,7 +231,7 @@ static int64_t most_packs(const cuda_shape *s, int64_t packs, int64_t held) {
 }
 
 static int64_t processors_of(const cuda_shape *s) {
-    return s->e->target->multiprocessors > 0 ? s->e->target->multiprocessors : 132;
+    return s->e->target.multiprocessors > 0 ? s->e->target.multiprocessors : 132;
 }
 
 static void choose_team(cuda_shape *s) {
@@ -430,7 +430,7 @@ static void choose_registers(cuda_shape *s) {
 /* Shared memory that one block may have, less what kernels declare themselves. */
 static int64_t most_shared(const cuda_shape *s) {
     int64_t results = cuda_results_bytes(s);
-    return ml_target_shared(s->e->target->arch) - (results > OTHER_BYTES ? results : OTHER_BYTES);
+    return ml_target_shared(s->e->target.arch) - (results > OTHER_BYTES ? results : OTHER_BYTES);
 }
 
 /* Whether a pack can be copied to shared memory before its row begins: its address is known then,
@@ -438,7 +438,7 @@ static int64_t most_shared(const cuda_shape *s) {
 static bool may_stage(const cuda_shape *s, int i) {
     const ml_kernel_ir *ir = s->e->ir;
     const ml_inst *inst = &ir->inst[i];
-    if (s->pack[i] != i || inst->guard != ML_NO_INST || s->e->target->arch < 80) return false;
+    if (s->pack[i] != i || inst->guard != ML_NO_INST || s->e->target.arch < 80) return false;
     if (inst->index != ML_NO_INST && ir->inst[inst->index].kind != ML_INST_CONST) return false;
     return cuda_pack_bytes(s, i) % 16 == 0 && !is_cached(s, inst);
 }

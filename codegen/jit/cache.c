@@ -196,32 +196,36 @@ ml_status cache_keep(const char *to, const char *name, const char *prelude,
     return fclose(file) == 0 ? ML_OK : ml_fail(ML_IO, "cannot write %s: %s", out, strerror(errno));
 }
 
-static void save_source(const ml_kernel *kernel, ml_target_kind kind) {
+static void save_source(const ml_kernel *kernel, ml_target_kind kind, const char *source) {
     static atomic_flag reported = ATOMIC_FLAG_INIT;
     const char *keep = ml_knobs()->keep;
     char name[128], path[PATH_SIZE];
-    if (keep == NULL || keep[0] == 0) return;
     snprintf(name, sizeof name, "%s.%s", kernel->entry, kind == ML_TARGET_CUDA ? "cu" : "c");
     snprintf(path, sizeof path, "%s/%s", keep, name);
     struct stat about;
     if (lstat(path, &about) == 0 && S_ISREG(about.st_mode))
         return; /* its name says what it holds */
-    if (cache_keep(keep, name, ml_prelude(kind), &kernel->source, 1, path, sizeof path) != ML_OK &&
+    if (cache_keep(keep, name, ml_prelude(kind), &source, 1, path, sizeof path) != ML_OK &&
         !atomic_flag_test_and_set(&reported))
         fprintf(stderr, "mlua: MLUA_KEEP=%s keeps nothing: %s\n", keep, ml_error_last()->text);
 }
 
-void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind) {
-    ml_debug(4, "%s: %s\n%s\n", kernel->entry, kernel->label, kernel->source);
-    save_source(kernel, kind);
+void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena) {
+    const ml_knobs_values *knobs = ml_knobs();
+    bool save = knobs->keep != NULL && knobs->keep[0] != 0;
+    if (knobs->debug < 4 && !save) return;
+    const char *source = ml_kernel_source(kernel, arena);
+    ml_text schedule = {.arena = arena};
+    ml_text_add(&schedule, "%s: %s\n", kernel->entry, kernel->label);
+    ml_kernel_print_schedule(kernel, &schedule);
+    ml_debug(4, "%s%s\n", schedule.text, source);
+    if (save) save_source(kernel, kind, source);
 }
 
 void cache_find_same(ml_kernel *const *kernels, int count, ml_arena *arena, int *same) {
     ml_index known = {.arena = arena};
     for (int i = 0; i < count; i++) {
-        uint32_t cursor = 0, first;
-        while ((first = ml_index_next(&known, kernels[i]->key, &cursor)) != ML_INDEX_NONE)
-            if (strcmp(kernels[first]->source, kernels[i]->source) == 0) break;
+        uint32_t cursor = 0, first = ml_index_next(&known, kernels[i]->key, &cursor);
         same[i] = first == ML_INDEX_NONE ? i : (int)first;
         if (first == ML_INDEX_NONE) ml_index_add(&known, kernels[i]->key, (uint32_t)i);
     }

@@ -25,7 +25,7 @@ ml_status cache_read_file(const char *path, void **bytes, int64_t *size);
  * the cache). Writes the path to out. */
 ml_status cache_keep(const char *folder, const char *name, const char *prelude,
                      const char *const *sources, int count, char *out, int size);
-/* same[i] is the first kernel with kernel i's source. */
+/* same[i] is the first kernel with kernel i's key. */
 void cache_find_same(ml_kernel *const *kernels, int count, ml_arena *arena, int *same);
 
 #endif

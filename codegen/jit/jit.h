@@ -33,8 +33,9 @@ void ml_jit_cuda_share(int process, int processes);
 void ml_jit_cuda_free(ml_jit_cuda *jit);
 ml_status ml_jit_cuda_describe(char *out, int size); /* "NVRTC 13.0" */
 
-/* The source where it is asked for: MLUA_DEBUG=4 prints it, MLUA_KEEP=DIR saves it. */
-void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind);
+/* Schedule and source where they are asked for: MLUA_DEBUG=4 prints them, MLUA_KEEP=DIR saves the
+ * source. Raises. */
+void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena);
 
 /* The cache itself (cache.c). */
 ml_status ml_cache_path(char *out, int size); /* makes the folder */

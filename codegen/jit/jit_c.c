@@ -132,6 +132,7 @@ static ml_status require_compiler(void) {
 /* One compile job: some kernels, one object. */
 typedef struct {
     ml_kernel *const *kernels;
+    const char *const *sources;
     uint64_t (*kernel_keys)[2];
     int count;
     unsigned stops; /* see ml_command */
@@ -149,7 +150,7 @@ static ml_status write_source(const batch *b, const char *path) {
     FILE *file = fopen(path, "we");
     if (file == NULL) return ml_fail(ML_IO, "cannot write %s: %s", path, strerror(errno));
     fputs(ml_prelude(ML_TARGET_C), file);
-    for (int i = 0; i < b->count; i++) fprintf(file, "\n%s", b->kernels[i]->source);
+    for (int i = 0; i < b->count; i++) fprintf(file, "\n%s", b->sources[i]);
     bool written = !ferror(file);
     if (fclose(file) == 0 && written) return ML_OK;
     return ml_fail(ML_IO, "cannot write %s: %s", path, strerror(errno));
@@ -168,12 +169,10 @@ static ml_status compile_failure(const batch *b, const batch_files *files, int c
     if (code == -SIGINT || code == -SIGTERM) /* who stops this process stops its commands */
         return ml_fail(ML_INTERRUPTED, "interrupted while kernels were compiled");
     char kept[PATH_SIZE], name[64];
-    const char *sources[BATCH];
-    for (int i = 0; i < b->count; i++) sources[i] = b->kernels[i]->source;
     snprintf(name, sizeof name, "%s.c", b->kernels[0]->entry);
     const char *folder = ml_knobs()->keep != NULL ? ml_knobs()->keep : "failed";
-    if (cache_keep(folder, name, ml_prelude(ML_TARGET_C), sources, b->count, kept, sizeof kept) !=
-        ML_OK)
+    if (cache_keep(folder, name, ml_prelude(ML_TARGET_C), b->sources, b->count, kept,
+                   sizeof kept) != ML_OK)
         snprintf(kept, sizeof kept, "(not kept)");
     void *text = NULL;
     int64_t size;
@@ -282,15 +281,14 @@ static void compile_job(void *context, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) ML_CHECK(compile_batch(&batches[i]));
 }
 
-static void kernel_key(const ml_kernel *kernel, uint64_t key[2]) {
-    size_t length = strlen(kernel->source);
-    key[0] = ml_hash(kernel->source, length, compiler.identity);
-    key[1] = ml_hash(kernel->source, length, ~compiler.identity);
+static void cache_key(const char *source, uint64_t key[2]) {
+    key[0] = ml_hash(source, strlen(source), compiler.identity);
+    key[1] = ml_hash(source, strlen(source), ~compiler.identity);
 }
 
 /* Cut the missing kernels into batches: a few for each thread, none too long. */
-static batch *make_batches(ml_arena *arena, ml_kernel **missing, uint64_t (*keys)[2], int count,
-                           int threads, int *batch_count) {
+static batch *make_batches(ml_arena *arena, ml_kernel **missing, const char **sources,
+                           uint64_t (*keys)[2], int count, int threads, int *batch_count) {
     int rounds = (count + threads * BATCH - 1) / (threads * BATCH);
     int wanted = rounds * threads < count ? rounds * threads : count;
     batch *batches = ML_NEW_ARRAY(arena, batch, wanted);
@@ -299,6 +297,7 @@ static batch *make_batches(ml_arena *arena, ml_kernel **missing, uint64_t (*keys
         batch *b = &batches[i];
         b->count = (int)((int64_t)(i + 1) * count / wanted) - begin;
         b->kernels = missing + begin;
+        b->sources = sources + begin;
         b->stops = ml_command_stops();
         b->kernel_keys = keys + begin;
         b->key[0] = ml_hash(b->kernel_keys, sizeof *keys * (size_t)b->count, 0);
@@ -384,6 +383,7 @@ static ml_c_function *find_function(ml_jit_c *jit, const ml_kernel *kernel, uint
 
 typedef struct {
     ml_kernel *const *kernels;
+    const char **sources; /* of distinct kernels */
     int count;
     ml_pool *pool;
     ml_jit_c *jit;
@@ -409,13 +409,16 @@ static void load_batch(const load_call *call, const batch *b, const int *missing
 static void compile_missing(load_call *call, const int *missing, int count) {
     ml_arena *arena = call->jit->arena;
     ml_kernel **kernels = ML_NEW_ARRAY(arena, ml_kernel *, count);
+    const char **sources = ML_NEW_ARRAY(arena, const char *, count);
     uint64_t(*keys)[2] = (uint64_t(*)[2])ml_arena_alloc(arena, sizeof(uint64_t[2]) * (size_t)count);
     for (int i = 0; i < count; i++) {
         kernels[i] = call->kernels[missing[i]];
-        kernel_key(kernels[i], keys[i]);
+        sources[i] = call->sources[missing[i]];
+        cache_key(sources[i], keys[i]);
     }
     int threads = call->pool != NULL ? ml_pool_threads(call->pool) : 1;
-    batch *batches = make_batches(arena, kernels, keys, count, threads, &call->batch_count);
+    batch *batches =
+        make_batches(arena, kernels, sources, keys, count, threads, &call->batch_count);
     call->batches = batches;
     ml_debug(1, "compiling %d kernels in %d batches\n", count, call->batch_count);
     if (call->pool != NULL)
@@ -432,13 +435,15 @@ static void load_body(void *argument) {
     ml_arena *arena = call->jit->arena;
     ML_CHECK(require_compiler());
     int *same = ML_NEW_ARRAY(arena, int, call->count + 1);
+    call->sources = ML_NEW_ARRAY(arena, const char *, call->count + 1);
     int *missing = ML_NEW_ARRAY(arena, int, call->count + 1), missing_count = 0;
     cache_find_same(call->kernels, call->count, arena, same);
     for (int i = 0; i < call->count; i++) {
         uint64_t key[2];
         if (same[i] != i) continue;
-        ml_jit_show(call->kernels[i], ML_TARGET_C);
-        kernel_key(call->kernels[i], key);
+        ml_jit_show(call->kernels[i], ML_TARGET_C, arena);
+        call->sources[i] = ml_kernel_source(call->kernels[i], arena);
+        cache_key(call->sources[i], key);
         call->functions[i] = find_function(call->jit, call->kernels[i], key);
         if (call->functions[i] == NULL) missing[missing_count++] = i;
     }

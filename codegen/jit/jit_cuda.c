@@ -89,7 +89,7 @@ static void architecture_option(int arch, char *out, size_t size) {
     snprintf(out, size, "--gpu-architecture=sm_%d%s", arch, arch == 90 ? "a" : "");
 }
 
-static void kernel_key(const ml_kernel *kernel, int arch, uint64_t key[2]) {
+static void cache_key(const char *source, int arch, uint64_t key[2]) {
     char option[64];
     architecture_option(arch, option, sizeof option);
     const char *prelude = ml_prelude(ML_TARGET_CUDA);
@@ -98,13 +98,13 @@ static void kernel_key(const ml_kernel *kernel, int arch, uint64_t key[2]) {
     hash = ml_hash(option, strlen(option), hash);
     for (int i = 0; i < FLAG_COUNT; i++) hash = ml_hash(flags[i], strlen(flags[i]), hash);
     hash = ml_hash(prelude, strlen(prelude), hash);
-    size_t length = strlen(kernel->source);
-    key[0] = ml_hash(kernel->source, length, hash);
-    key[1] = ml_hash(kernel->source, length, ~hash);
+    key[0] = ml_hash(source, strlen(source), hash);
+    key[1] = ml_hash(source, strlen(source), ~hash);
 }
 
 typedef struct {
     ml_kernel *const *kernels;
+    const char **sources; /* of distinct kernels */
     int count, arch;
     ml_pool *pool;
     ml_jit_cuda *jit;
@@ -113,8 +113,8 @@ typedef struct {
     int *missing, missing_count;
 } compile_call;
 
-static ml_status compile_failure(const ml_kernel *kernel, const nvrtcProgram *program,
-                                 const char *reason) {
+static ml_status compile_failure(const ml_kernel *kernel, const char *source,
+                                 const nvrtcProgram *program, const char *reason) {
     char kept[PATH_SIZE], name[64], first[512];
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
     snprintf(first, sizeof first, "%s", reason);
@@ -129,8 +129,8 @@ static ml_status compile_failure(const ml_kernel *kernel, const nvrtcProgram *pr
     }
     ml_free(log);
     const char *folder = ml_knobs()->keep != NULL ? ml_knobs()->keep : "failed";
-    if (cache_keep(folder, name, ml_prelude(ML_TARGET_CUDA), &kernel->source, 1, kept,
-                   sizeof kept) != ML_OK)
+    if (cache_keep(folder, name, ml_prelude(ML_TARGET_CUDA), &source, 1, kept, sizeof kept) !=
+        ML_OK)
         snprintf(kept, sizeof kept, "(not kept)");
     ml_fail(ML_COMPILE, "a generated GPU kernel (%s) does not compile: source in %s: %s",
             kernel->label, kept, first);
@@ -138,18 +138,18 @@ static ml_status compile_failure(const ml_kernel *kernel, const nvrtcProgram *pr
 }
 
 /* The cubin of a compiled program as a heap block. */
-static ml_status take_cubin(const ml_kernel *kernel, const nvrtcProgram *program, void **image,
-                            int64_t *size) {
+static ml_status take_cubin(const ml_kernel *kernel, const char *source,
+                            const nvrtcProgram *program, void **image, int64_t *size) {
     size_t bytes = 0;
     nvrtcResult result = nvrtc.cubin_size(*program, &bytes);
     if (result != NVRTC_SUCCESS || bytes == 0)
-        return compile_failure(kernel, NULL, nvrtc.error(result));
+        return compile_failure(kernel, source, NULL, nvrtc.error(result));
     void *block = ml_alloc(bytes);
     if (block == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while compiling GPU kernels");
     result = nvrtc.cubin(*program, block);
     if (result != NVRTC_SUCCESS) {
         ml_free(block);
-        return compile_failure(kernel, NULL, nvrtc.error(result));
+        return compile_failure(kernel, source, NULL, nvrtc.error(result));
     }
     *image = block;
     *size = (int64_t)bytes;
@@ -162,40 +162,35 @@ static ml_status unknown_architecture(int arch) {
     return ml_help("install a newer CUDA toolkit's libnvrtc, or use --device cpu");
 }
 
-static ml_status compile_text(const ml_kernel *kernel, const char *text, int arch, void **image,
-                              int64_t *size) {
+static ml_status compile_source(const ml_kernel *kernel, const char *source, int arch, void **image,
+                                int64_t *size) {
     char architecture[64], name[64];
     architecture_option(arch, architecture, sizeof architecture);
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
     const char *options[FLAG_COUNT + 1] = {architecture};
     memcpy(options + 1, flags, sizeof flags);
+    const char *prelude = ml_prelude(ML_TARGET_CUDA);
+    size_t length = strlen(prelude) + strlen(source) + 2;
+    char *text = ml_alloc(length);
+    if (text == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while compiling GPU kernels");
+    snprintf(text, length, "%s\n%s", prelude, source);
     nvrtcProgram program;
     nvrtcResult result = nvrtc.create(&program, text, name, 0, NULL, NULL);
-    if (result != NVRTC_SUCCESS) return compile_failure(kernel, NULL, nvrtc.error(result));
+    ml_free(text);
+    if (result != NVRTC_SUCCESS) return compile_failure(kernel, source, NULL, nvrtc.error(result));
     result = nvrtc.compile(program, FLAG_COUNT + 1, options);
-    ml_status status = result == NVRTC_SUCCESS ? take_cubin(kernel, &program, image, size)
+    ml_status status = result == NVRTC_SUCCESS ? take_cubin(kernel, source, &program, image, size)
                        : result == NVRTC_ERROR_INVALID_OPTION
                            ? unknown_architecture(arch)
-                           : compile_failure(kernel, &program, nvrtc.error(result));
+                           : compile_failure(kernel, source, &program, nvrtc.error(result));
     nvrtc.destroy(&program);
     return status;
 }
 
-static ml_status compile_kernel(const compile_call *call, int i) {
-    const ml_kernel *kernel = call->kernels[i];
-    const char *prelude = ml_prelude(ML_TARGET_CUDA);
-    size_t prelude_length = strlen(prelude), length = strlen(kernel->source);
-    char *text = ml_alloc(prelude_length + length + 2);
-    if (text == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while compiling GPU kernels");
-    memcpy(text, prelude, prelude_length);
-    text[prelude_length] = '\n';
-    memcpy(text + prelude_length + 1, kernel->source, length);
-    ml_status status =
-        compile_text(kernel, text, call->arch, &call->jit->images[i], &call->jit->sizes[i]);
-    ml_free(text);
+static ml_status compile_kernel(const compile_call *call, int i, uint64_t key[2]) {
+    ml_status status = compile_source(call->kernels[i], call->sources[i], call->arch,
+                                      &call->jit->images[i], &call->jit->sizes[i]);
     if (status != ML_OK) return status;
-    uint64_t key[2];
-    kernel_key(kernel, call->arch, key);
     /* A cache that cannot be written costs time only: the image is here. */
     if (ml_cache_write(key, "cubin", call->jit->images[i], call->jit->sizes[i]) != ML_OK)
         ml_debug(1, "%s\n", ml_error_last()->text);
@@ -216,11 +211,11 @@ static void compile_job(void *context, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) {
         int k = call->missing[(i + first) % call->missing_count];
         uint64_t key[2];
-        kernel_key(call->kernels[k], call->arch, key);
+        cache_key(call->sources[k], call->arch, key);
         if (shares > 1 &&
             ml_cache_read(key, "cubin", &call->jit->images[k], &call->jit->sizes[k]) == ML_OK)
             continue;
-        ML_CHECK(compile_kernel(call, k));
+        ML_CHECK(compile_kernel(call, k, key));
     }
 }
 
@@ -232,13 +227,15 @@ static void compile_body(void *argument) {
     jit->images = ML_NEW_ARRAY(jit->arena, void *, call->count + 1);
     jit->sizes = ML_NEW_ARRAY(jit->arena, int64_t, call->count + 1);
     call->missing = ML_NEW_ARRAY(jit->arena, int, call->count + 1);
+    call->sources = ML_NEW_ARRAY(jit->arena, const char *, call->count + 1);
     int *same = ML_NEW_ARRAY(jit->arena, int, call->count + 1);
     cache_find_same(call->kernels, call->count, jit->arena, same);
     for (int i = 0; i < call->count; i++) {
         uint64_t key[2];
         if (same[i] != i) continue;
-        ml_jit_show(call->kernels[i], ML_TARGET_CUDA);
-        kernel_key(call->kernels[i], call->arch, key);
+        ml_jit_show(call->kernels[i], ML_TARGET_CUDA, jit->arena);
+        call->sources[i] = ml_kernel_source(call->kernels[i], jit->arena);
+        cache_key(call->sources[i], call->arch, key);
         if (ml_cache_read(key, "cubin", &jit->images[i], &jit->sizes[i]) != ML_OK)
             call->missing[call->missing_count++] = i;
     }

@@ -73,31 +73,50 @@ ml_template template_begin(ml_schedule *s) {
     return (ml_template){.arena = s->arena, .known = &s->expansions};
 }
 
-static uint64_t hash_of(const ml_template *t, const char *const *bodies, int count) {
-    uint64_t hash = 0;
-    for (int i = 0; i < count; i++) hash = ml_hash(bodies[i], strlen(bodies[i]), hash);
-    for (uint32_t i = 0; i < t->entries.count; i++) {
-        const ml_template_entry *entry = &t->entries.at[i];
-        hash = ml_hash(entry->name, strlen(entry->name), hash);
-        hash = ml_hash(entry->text, strlen(entry->text), hash);
+/* Of what a body expands to, with ${e} as it stands: of the parameters that it names alone. */
+static uint64_t hash_body(const ml_template *t, const char *body, uint64_t hash, int depth) {
+    if (depth > 16) ml_raise(ML_INTERNAL, "a kernel template's placeholders name each other");
+    for (const char *at = body;;) {
+        const char *mark = strstr(at, "${"), *end = mark ? strchr(mark, '}') : NULL;
+        hash = ml_hash(at, mark ? (size_t)(mark - at) : strlen(at), hash);
+        if (!mark) return hash;
+        if (!end) ml_raise(ML_INTERNAL, "a kernel template has a ${ without its }");
+        if (strncmp(mark, "${e}", 4) != 0)
+            hash = hash_body(t, find(t, mark + 2, (size_t)(end - mark - 2)), hash, depth + 1);
+        at = end + 1;
     }
-    return hash;
 }
 
-/* Sets key, entry and source. */
-static void name_and_expand(ml_template *t, const char *const *bodies, int body_count,
-                            ml_kernel *k) {
-    uint32_t count = t->entries.count;
-    ml_text joined = {.arena = t->arena};
-    for (int i = 0; i < body_count; i++) add_bytes(&joined, bodies[i], strlen(bodies[i]));
-    const char *body = joined.text;
-    template_set_text(t, "e", "ml_kernel");
-    const char *anonymous = template_expand(t, body);
-    k->key = ml_hash(anonymous, strlen(anonymous), 0);
-    k->entry = ml_arena_format(t->arena, "ml_%016llx", (unsigned long long)k->key);
-    template_set_text(t, "e", k->entry);
-    k->source = template_expand(t, body);
-    t->entries.count = count;
+/* What a kernel is printed from. The last entry is ${e}, its name. */
+typedef struct {
+    const char *const *bodies;
+    int body_count;
+    uint32_t entry_count;
+    ml_template_entry *entries;
+} recipe;
+
+static const char *print(const ml_kernel *kernel, ml_arena *arena) {
+    const recipe *r = kernel->recipe;
+    ml_text out = {.arena = arena};
+    ml_template t = {.arena = arena};
+    t.entries.at = r->entries;
+    t.entries.count = r->entry_count;
+    for (int i = 0; i < r->body_count; i++) expand(&t, r->bodies[i], &out, 0);
+    return out.text;
+}
+
+static void set_recipe(ml_kernel *k, const ml_template *t, const char *const *bodies, int count) {
+    recipe *r = ML_NEW(t->arena, recipe);
+    const char **own = ML_NEW_ARRAY(t->arena, const char *, count);
+    for (int i = 0; i < count; i++) own[i] = bodies[i];
+    r->bodies = own;
+    r->body_count = count;
+    r->entry_count = t->entries.count + 1;
+    r->entries = ML_NEW_ARRAY(t->arena, ml_template_entry, r->entry_count);
+    memcpy(r->entries, t->entries.at, sizeof *r->entries * t->entries.count);
+    r->entries[t->entries.count] = (ml_template_entry){"e", k->entry};
+    k->print = print;
+    k->recipe = r;
 }
 
 ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers) {
@@ -107,17 +126,19 @@ ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, 
 ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
                               const char *label, int pointers) {
     ml_kernel *k = ML_NEW(t->arena, ml_kernel);
-    uint64_t hash = hash_of(t, bodies, count);
-    uint32_t cursor = 0, at = ml_index_next(&t->known->index, hash, &cursor);
+    k->key = 0;
+    for (int i = 0; i < count; i++) k->key = hash_body(t, bodies[i], k->key, 0);
+    uint32_t cursor = 0, at = ml_index_next(&t->known->index, k->key, &cursor);
     if (at == ML_INDEX_NONE) {
-        name_and_expand(t, bodies, count, k);
-        ml_index_add(&t->known->index, hash, t->known->kernels.count);
+        k->entry = ml_arena_format(t->arena, "ml_%016llx", (unsigned long long)k->key);
+        set_recipe(k, t, bodies, count);
+        ml_index_add(&t->known->index, k->key, t->known->kernels.count);
         *ML_PUSH(t->arena, &t->known->kernels) = k;
     } else {
         const ml_kernel *same = t->known->kernels.at[at];
-        k->key = same->key;
         k->entry = same->entry;
-        k->source = same->source;
+        k->print = same->print;
+        k->recipe = same->recipe;
     }
     k->label = label;
     k->pointer_count = pointers;

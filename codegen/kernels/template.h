@@ -28,7 +28,8 @@ void template_set_text(ml_template *t, const char *name, const char *text);
 const char *template_get(const ml_template *t, const char *name); /* raises when unknown */
 /* `body` with every ${name} replaced, in the replacements too. */
 char *template_expand(const ml_template *t, const char *body);
-/* Expand into a kernel: key, entry, source, label and pointer_count are set; units is 1. */
+/* A kernel of a body with what was set so far, expanded when its source is printed. Key, entry,
+ * label and pointer_count are set; units is 1. */
 ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers);
 /* Of several bodies, one after the other. */
 ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,

@@ -136,9 +136,9 @@ typedef struct {
     uint32_t scalar_group;    /* a recent kernel without loops */
     uint32_t finish_group[4]; /* recent kernels that add up partial results */
     int finish_next;
-    ml_index kernels; /* printed kernels by structure */
-    ML_VEC(const ml_kernel_ir *) printed;
-    ML_VEC(ml_kernel *) printed_kernels;
+    ml_index kernels; /* distinct kernels by structure */
+    ML_VEC(const ml_kernel_ir *) distinct;
+    ML_VEC(ml_kernel *) distinct_kernels;
 } lowering;
 
 /* views.c */

@@ -275,19 +275,19 @@ static void number_operands(emission *e) {
 
 /* --- the step --- */
 
-static void print_kernel(lowering *l, ml_step *step, const ml_kernel_ir *ir) {
+static void set_kernel(lowering *l, ml_step *step, const ml_kernel_ir *ir) {
     uint64_t hash = lower_hash_ir(ir);
     uint32_t cursor = 0, found;
     while ((found = ml_index_next(&l->kernels, hash, &cursor)) != ML_INDEX_NONE) {
-        if (!lower_same_ir(l->printed.at[found], ir)) continue;
-        step->kernel = l->printed_kernels.at[found];
+        if (!lower_same_ir(l->distinct.at[found], ir)) continue;
+        step->kernel = l->distinct_kernels.at[found];
         return;
     }
     step->kernel = ML_NEW(l->arena, ml_kernel);
     ml_emit(ir, l->target, l->arena, step->kernel);
-    *ML_PUSH(l->scratch, &l->printed) = ir;
-    *ML_PUSH(l->scratch, &l->printed_kernels) = step->kernel;
-    ml_index_add(&l->kernels, hash, l->printed.count - 1);
+    *ML_PUSH(l->scratch, &l->distinct) = ir;
+    *ML_PUSH(l->scratch, &l->distinct_kernels) = step->kernel;
+    ml_index_add(&l->kernels, hash, l->distinct.count - 1);
 }
 
 void lower_kernel_step(lowering *l, lower_group *group) {
@@ -308,5 +308,5 @@ void lower_kernel_step(lowering *l, lower_group *group) {
     step->ir = ir;
     step->may_alias = lower_aliases(&e, ir);
     lower_describe_ir(l->s, ir, step);
-    print_kernel(l, step, ir);
+    set_kernel(l, step, ir);
 }

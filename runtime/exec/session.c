@@ -134,7 +134,7 @@ static void show_chain(const ml_kernel *kernel, ml_target_kind kind, ml_index *s
         show_chain(kernel->otherwise, kind, seen);
         if (ml_index_next(seen, kernel->key, &cursor) != ML_INDEX_NONE) continue;
         ml_index_add(seen, kernel->key, 0);
-        ml_jit_show(kernel, kind);
+        ml_jit_show(kernel, kind, seen->arena);
     }
 }
 

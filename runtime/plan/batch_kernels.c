@@ -162,7 +162,7 @@ static int find_members(const batches *b, uint32_t begin, uint32_t last, uint32_
 }
 
 /* One step of all members, in the place of the first of them. */
-static void join(batches *b, const uint32_t *members, int count, const ml_target *target) {
+static void join(batches *b, const uint32_t *members, int count) {
     ml_schedule *s = b->s;
     ml_step *into = &s->steps.at[members[0]], whole = *into;
     const ml_kernel *kernels[MOST];
@@ -184,14 +184,14 @@ static void join(batches *b, const uint32_t *members, int count, const ml_target
         b->taken[members[m]] = m > 0;
     }
     whole.kernel = ML_NEW(s->arena, ml_kernel);
-    ml_emit_batch(into->ir, kernels, count, target, s->arena, whole.kernel);
+    ml_kernel_batch(kernels, count, s->arena, whole.kernel);
     whole.members = count;
     whole.read_count = count * reads;
     whole.write_count = count * writes;
     *into = whole;
 }
 
-void plan_batch(ml_plan *plan, const ml_target *target) {
+void plan_batch(ml_plan *plan) {
     ml_schedule *s = plan->schedule;
     batches b = {.s = s, .count = s->steps.count};
     find_storages(&b, &plan->roots);
@@ -205,7 +205,7 @@ void plan_batch(ml_plan *plan, const ml_target *target) {
         uint32_t members[MOST];
         if (b.taken[b.order[i]] || b.kind[b.order[i]] == 0) continue;
         int count = find_members(&b, begin[i], i, members);
-        if (count > 1) join(&b, members, count, target);
+        if (count > 1) join(&b, members, count);
     }
     __typeof__(s->steps) steps = {0};
     for (uint32_t i = 0; i < b.count; i++)

@@ -43,8 +43,7 @@ ml_plan *plan_empty(void) {
 void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
     plan_lower(plan, target);
     if (overlap) plan_overlap(plan);
-    if (target->kind == ML_TARGET_CUDA && !target->no_fuse && ml_knobs()->batch)
-        plan_batch(plan, target);
+    if (target->kind == ML_TARGET_CUDA && !target->no_fuse && ml_knobs()->batch) plan_batch(plan);
     plan_assign(plan);
     if (plan->pipeline_task) plan_export(plan);
     int outputs = plan->pipeline_task ? 0 : plan->roots.output_count;

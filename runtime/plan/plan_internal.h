@@ -77,7 +77,7 @@ void plan_assign(ml_plan *plan);
 /* Of a piece: let every output end up in its cell, or copy it there at the end. */
 void plan_export(ml_plan *plan);
 /* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
-void plan_batch(ml_plan *plan, const ml_target *target);
+void plan_batch(ml_plan *plan);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
 int64_t memory_padded(int64_t bytes);

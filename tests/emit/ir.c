@@ -379,11 +379,14 @@ static double compare_operand(const ir_kernel *k, int operand, const double *exp
 
 /* Rows that a chunk of a kernel for CUDA gets in its turn; or 0. */
 static int rows_a_turn(const ml_kernel *kernel) {
-    const char *at = kernel->source;
+    ml_arena *arena = ml_arena_new();
+    const char *at = ml_kernel_source(kernel, arena);
     char step[5];
-    for (int rows; (at = strstr(at, "row += ")) != NULL; at++)
-        if (sscanf(at, "row += %d * %4[a-z]", &rows, step) == 2) return rows;
-    return 0;
+    int rows = 0;
+    while (rows == 0 && (at = strstr(at, "row += ")) != NULL)
+        if (sscanf(at++, "row += %d * %4[a-z]", &rows, step) != 2) rows = 0;
+    ml_arena_free(arena);
+    return rows;
 }
 
 double ir_compare(ir_kernel *k, const ml_kernel *kernel, ir_runner *run, void *context) {

@@ -164,11 +164,12 @@ TEST(jit, cache_forgets_what_is_not_used) {
 
 static ml_kernel kernel_of(ml_arena *arena, const char *name, const char *body) {
     ml_kernel kernel = {.entry = name, .label = "test kernel"};
-    kernel.source = ml_arena_format(
+    const char *source = ml_arena_format(
         arena,
         "void %s(char *const *p, const long long *s, long long begin, long long end)\n{%s}\n", name,
         body);
-    kernel.key = ml_hash(kernel.source, strlen(kernel.source), 0);
+    kernel.recipe = source;
+    kernel.key = ml_hash(source, strlen(source), 0);
     return kernel;
 }
 
@@ -224,7 +225,7 @@ TEST(jit, failing_cuda_kernel_is_kept) {
     if (ml_jit_cuda_describe(description, sizeof description) != ML_OK) return; /* no NVRTC */
     ml_kernel kernel = {.entry = "broken",
                         .label = "test kernel",
-                        .source = "extern \"C\" __global__ void broken() { no_such_thing = 1; }"};
+                        .recipe = "extern \"C\" __global__ void broken() { no_such_thing = 1; }"};
     ml_kernel *list = &kernel;
     const void *image;
     int64_t size;

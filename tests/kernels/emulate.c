@@ -40,7 +40,8 @@ static void write_source(FILE *file, const ml_kernel *k) {
                       ptx_end[] = "/* end of PTX */", wgmma[] = "/* WGMMA */",
                       wgmma_end[] = "/* end of WGMMA */", async[] = "/* ASYNC */",
                       bulk[] = "/* BULK */", product[] = "/* PRODUCT ";
-    for (const char *at = k->source; *at;) {
+    ml_arena *arena = ml_arena_new();
+    for (const char *at = ml_kernel_source(k, arena); *at;) {
         if (strncmp(at, shared, strlen(shared)) == 0) {
             char type[32], name[64];
             REQUIRE(sscanf(at + strlen(shared), "%31s %63[^[]", type, name) == 2);
@@ -66,6 +67,7 @@ static void write_source(FILE *file, const ml_kernel *k) {
         } else
             fputc(*at++, file);
     }
+    ml_arena_free(arena);
 }
 
 /* One function for each distinct kernel: ENTRY_emulated(arguments, x, y, block, shared bytes). */

@@ -28,7 +28,8 @@ static void write_source(FILE *file, const ml_kernel *k) {
     fprintf(file, "enum { EMULATED_MAPS = %d, EMULATED_POINTERS = %d };\n", k->map_count,
             k->pointer_count);
     fprintf(file, "%s\n#include \"tests/kernels/pair_emulator.hh\"\n", ml_prelude(ML_TARGET_C));
-    for (const char *at = k->source; *at;) {
+    ml_arena *arena = ml_arena_new();
+    for (const char *at = ml_kernel_source(k, arena); *at;) {
         if (strncmp(at, dynamic, strlen(dynamic)) == 0) {
             const char *name = at + strlen(dynamic);
             fprintf(file, "uint4 *%.*s = (uint4 *)arena[blockIdx.x]", (int)strcspn(name, "["),
@@ -44,6 +45,7 @@ static void write_source(FILE *file, const ml_kernel *k) {
         } else
             fputc(*at++, file);
     }
+    ml_arena_free(arena);
     fprintf(file, "static void enter(const void *a) { %s(*(const %s_arguments *)a); }\n", k->entry,
             k->entry);
     fprintf(file, "extern \"C\" void run_pair(const void *a) { emulated_run(enter, a); }\n");

@@ -315,7 +315,7 @@ static void write_chain(FILE *file, const fixture *f, const ml_kernel *k) {
     for (; k; k = k->next) {
         fprintf(file, "KERNEL %s\t%s\t%s\tgrid %u %u %u block %u shared %u units %lld\n%s\n",
                 k->entry, k->label, f->label, k->grid[0], k->grid[1], k->grid[2], k->block,
-                k->shared_bytes, (long long)k->units, k->source);
+                k->shared_bytes, (long long)k->units, ml_kernel_source(k, f->arena));
         if (k->otherwise) write_chain(file, f, k->otherwise);
     }
 }

@@ -98,7 +98,7 @@ static void run_piece(void *context) {
     for (uint32_t i = 0; i < p->s->steps.count; i++) {
         const ml_step *step = &p->s->steps.at[i];
         if (step->kind == ML_STEP_KERNEL)
-            CHECK(step->kernel != NULL && step->kernel->source != NULL);
+            CHECK(step->kernel != NULL && step->kernel->print != NULL);
         CHECK(step->bytes > 0);
     }
 }

@@ -306,7 +306,7 @@ static void join_alike(world *w) {
         if (test_range(&w->random, 0, 9) == 0) step->kind = ML_STEP_COLLECTIVE;
     }
     find_sides(s, before);
-    plan_batch(&w->plan, &target);
+    plan_batch(&w->plan);
     find_sides(s, after);
     CHECK(memcmp(before, after, sizeof before) == 0);
     joined += (int)(count - s->steps.count);

@@ -121,7 +121,7 @@ ml_status cuda_pull_load(cuda_device *d) {
     make_text(text, sizeof text);
     ml_kernel kernel = {.key = ml_hash(text, strlen(text), 0),
                         .entry = "ml_add_up",
-                        .source = text,
+                        .recipe = text,
                         .label = "sum of what other GPUs have"};
     ml_kernel *list = &kernel;
     ml_jit_cuda *jit = NULL;
