@@ -9,6 +9,7 @@
 #define ML_LOWER_H
 
 #include "codegen/kernel.h"
+#include "runtime/graph/collectives.h"
 
 typedef enum {
     ML_STORAGE_TEMPORARY,
@@ -88,9 +89,9 @@ typedef struct {
  * (1, 2, ...) it may go on beside the steps that follow, until the WAIT with the same one, which
  * reads both operands: then the result is there and the operand is free. */
 typedef struct {
-    ml_op op; /* ML_OP_ALL_REDUCE, ... */
+    ml_collective kind;
     int mesh_axis;
-    int64_t ranks, count; /* count: elements of the smaller operand */
+    int64_t ranks, count; /* count: elements of the operand; of the result of SCATTERED */
     ml_dtype dtype;
     ml_combine combine; /* of those that reduce */
     uint32_t ticket;    /* 0: done when the next step begins */
@@ -156,6 +157,7 @@ void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out);
 const char *ml_step_kind_name(ml_step_kind kind); /* "kernel", "gemm", ... */
 /* What a step does, for people: its kernel's label ("sum+mul"), else the name of its kind. */
 const char *ml_step_label(const ml_step *step);
+double ml_step_sent(const ml_collective_step *step); /* bytes that leave one rank */
 /* Kernels from templates (templates_*.c). The step's `kernel` is filled in. Workspace that a
  * template needs is a further written value that it adds to the step. */
 void ml_template_attention(ml_schedule *s, ml_step *step);

@@ -143,15 +143,16 @@ static void collective_step(lowering *l, ml_ref n) {
     ml_collective_step *c = ML_NEW(l->arena, ml_collective_step);
     const ml_type *from = ml_graph_type(l->g, ml_graph_source(l->g, n, 0));
     const ml_type *to = ml_graph_type(l->g, n);
-    c->op = (ml_op)node->op;
+    c->kind = ml_collective_of((ml_op)node->op);
+    const ml_collective_info *info = &ml_collectives[c->kind];
     c->mesh_axis = (int)args[0];
     c->ranks = args[1];
     c->dtype = (ml_dtype)to->dtype;
-    c->count = ml_type_elements(node->op == ML_OP_REDUCE_SCATTER ? to : from);
-    if (node->arg_count == 3) c->combine = (ml_combine)args[2];
+    c->count = ml_type_elements(info->result == ML_RESULT_SCATTERED ? to : from);
+    if (info->combines) c->combine = (ml_combine)args[2];
     step->collective = c;
     step->may_alias = ML_NEW(l->arena, uint64_t);
-    if (node->op == ML_OP_ALL_REDUCE) step->may_alias[0] = 1;
+    if (info->combines && info->result == ML_RESULT_SAME) step->may_alias[0] = 1;
 }
 
 static void scatter_step(lowering *l, const lower_group *group) {
@@ -177,18 +178,14 @@ static void reset_step(lowering *l, ml_ref n) {
 
 void lower_library_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
+    if (ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_COLLECTIVE)
+        return collective_step(l, n);
     switch (ml_graph_node(l->g, n)->op) {
     case ML_OP_DOT: gemm_step(l, group); break;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: attention_step(l, n); break;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n)); break;
-    case ML_OP_ALL_REDUCE:
-    case ML_OP_ALL_GATHER:
-    case ML_OP_REDUCE_SCATTER:
-    case ML_OP_ALL_TO_ALL:
-    case ML_OP_SHIFT:
-    case ML_OP_MIRROR: collective_step(l, n); break;
     case ML_OP_SCATTER_ADD: scatter_step(l, group); break;
     case ML_OP_WHERE: reset_step(l, n); break;
     default: {

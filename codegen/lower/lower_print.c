@@ -84,6 +84,13 @@ const char *ml_step_kind_name(ml_step_kind kind) {
     return names[kind];
 }
 
+double ml_step_sent(const ml_collective_step *step) {
+    const bool parts = ml_collectives[step->kind].result == ML_RESULT_SCATTERED;
+    double operand =
+        (double)step->count * ml_dtypes[step->dtype].bytes * (parts ? (double)step->ranks : 1);
+    return ml_collective_sent(step->kind, operand, (double)step->ranks);
+}
+
 const char *ml_step_label(const ml_step *step) {
     bool labelled = step->kind == ML_STEP_KERNEL && step->kernel != NULL && step->kernel->label;
     return labelled ? step->kernel->label : ml_step_kind_name(step->kind);

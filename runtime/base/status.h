@@ -43,6 +43,13 @@ ml_status ml_fail(ml_status status, const char *format, ...) __attribute__((form
 /* Add a help line to the error that was just stored; returns its status. */
 ml_status ml_help(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Return from a function that returns ml_status unless a call that it makes succeeded. */
+#define ML_TRY(call)                                                                               \
+    do {                                                                                           \
+        ml_status tried_ = (call);                                                                 \
+        if (tried_ != ML_OK) return tried_;                                                        \
+    } while (0)
+
 /* Store an error and unwind to the innermost ml_protect of this thread. */
 _Noreturn void ml_raise(ml_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -223,7 +223,8 @@ ml_status ml_comm_swap(ml_comm *comm, int other, const void *mine, void *theirs,
     if (comm->world == 1)
         memcpy(all, mine, bytes);
     else
-        status = ml_comm_all_gather(comm->groups[0], mine, all, words, ML_I64);
+        status = ml_comm_collect(comm->groups[0], ML_COLLECTIVE_ALL_GATHER, mine, all, words,
+                                 ML_I64, ML_COMBINE_SUM);
     if (status == ML_OK && other >= 0) memcpy(theirs, all + (size_t)other * bytes, bytes);
     if (other < 0) memset(theirs, 0, bytes);
     ml_free(all);

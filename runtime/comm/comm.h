@@ -15,7 +15,7 @@
 #ifndef ML_COMM_H
 #define ML_COMM_H
 
-#include "runtime/graph/graph.h"
+#include "runtime/graph/collectives.h"
 
 typedef struct ml_comm ml_comm;
 typedef struct ml_group ml_group; /* of one mesh axis */
@@ -88,20 +88,11 @@ void ml_comm_expect(ml_comm *comm, double seconds);
 /* and then after three median steps. A training step ends. */
 void ml_comm_step(ml_comm *comm);
 
-typedef enum { ML_REDUCE_SUM, ML_REDUCE_MAX, ML_REDUCE_MIN } ml_reduce_op;
-/* count elements of dtype on each rank; in and out may be the same memory for all_reduce. */
-ml_status ml_comm_all_reduce(ml_group *g, const void *in, void *out, int64_t count, ml_dtype dtype,
-                             ml_reduce_op op);
-ml_status ml_comm_all_gather(ml_group *g, const void *in, void *out, int64_t count,
-                             ml_dtype dtype); /* out: size * count, by rank */
-ml_status ml_comm_reduce_scatter(ml_group *g, const void *in, void *out, int64_t count,
-                                 ml_dtype dtype, ml_reduce_op op); /* in: size * count */
-ml_status ml_comm_all_to_all(ml_group *g, const void *in, void *out, int64_t count,
-                             ml_dtype dtype); /* count for each peer */
-ml_status ml_comm_shift(ml_group *g, const void *in, void *out, int64_t count,
-                        ml_dtype dtype); /* to the next rank of the ring, from the one before */
-ml_status ml_comm_mirror(ml_group *g, const void *in, void *out, int64_t count,
-                         ml_dtype dtype); /* to and from rank size - 1 - this one's */
+/* A collective of the table collectives.def (which says what each does), SEND aside: `count`
+ * elements of dtype in this rank's operand, or in its result where that is SCATTERED. `combine`
+ * matters to those that combine. in and out may be the same memory for ALL_REDUCE. */
+ml_status ml_comm_collect(ml_group *g, ml_collective kind, const void *in, void *out, int64_t count,
+                          ml_dtype dtype, ml_combine combine);
 /* A one-way edge between two ranks of the job. Collective over all ranks, which all name the same
  * edges in the same order; *edge is NULL on ranks that are neither end. The same pair and tag again
  * give the same edge, with more room where that is asked for; then nothing may be under way. Edges

@@ -135,13 +135,8 @@ typedef struct {
 /* meet.c */
 typedef enum {
     COMM_NOTHING,
-    COMM_ALL_REDUCE,
-    COMM_ALL_GATHER,
-    COMM_REDUCE_SCATTER,
-    COMM_ALL_TO_ALL,
-    COMM_SHIFT,
-    COMM_MIRROR,
-    COMM_BARRIER,
+    COMM_COLLECTIVES, /* a collective is this kind + its ml_collective */
+    COMM_BARRIER = COMM_COLLECTIVES + ML_COLLECTIVE_KINDS,
     COMM_WORDS,
     COMM_SHARE,
     COMM_OUTSIDE, /* a wait that is not comm's */
@@ -150,7 +145,7 @@ typedef enum {
 } comm_kind;
 double comm_now(void); /* seconds, monotonic */
 comm_survey comm_look(const ml_comm *comm);
-uint64_t comm_describe(comm_kind kind, ml_reduce_op op, ml_dtype dtype, int64_t count);
+uint64_t comm_describe(comm_kind kind, ml_combine combine, ml_dtype dtype, int64_t count);
 uint64_t comm_describe_message(comm_kind kind, int other, int tag, int64_t bytes);
 int comm_described_rank(uint64_t what); /* the other end of a message; -1: it is a collective */
 void comm_describe_text(uint64_t what, char *text, size_t size);
@@ -177,7 +172,7 @@ ml_status comm_failure_report(ml_comm *comm);
 
 /* reduce.c: out[i] = sources[0][from + i] op sources[1][from + i] ..., in this order; out may be
  * one of the sources' elements themselves. */
-void comm_reduce(ml_dtype dtype, ml_reduce_op op, const void *const *sources, int count,
+void comm_reduce(ml_dtype dtype, ml_combine combine, const void *const *sources, int count,
                  int64_t from, int64_t elements, void *out);
 
 /* edge.c */

@@ -31,16 +31,16 @@ INLINE uint16_t store_bf16(float value) {
 /* NAME##_block has a constant length where it matters, so that the compiler makes vectors of it. */
 #define REDUCER(NAME, MEMORY, TYPE, LOAD, STORE, SUM)                                              \
     INLINE void NAME##_add(TYPE *restrict sum, const MEMORY *restrict source, int length,          \
-                           ml_reduce_op op) {                                                      \
-        if (op == ML_REDUCE_SUM)                                                                   \
+                           ml_combine op) {                                                        \
+        if (op == ML_COMBINE_SUM)                                                                  \
             for (int i = 0; i < length; i++) sum[i] = SUM(sum[i], (TYPE)LOAD(source[i]));          \
-        else if (op == ML_REDUCE_MAX)                                                              \
+        else if (op == ML_COMBINE_MAX)                                                             \
             for (int i = 0; i < length; i++) sum[i] = LARGER(sum[i], (TYPE)LOAD(source[i]));       \
         else                                                                                       \
             for (int i = 0; i < length; i++) sum[i] = SMALLER(sum[i], (TYPE)LOAD(source[i]));      \
     }                                                                                              \
     INLINE void NAME##_block(const void *const *sources, int count, int64_t at,                    \
-                             MEMORY *restrict out, int length, ml_reduce_op op) {                  \
+                             MEMORY *restrict out, int length, ml_combine op) {                    \
         TYPE sum[BLOCK];                                                                           \
         const MEMORY *first = (const MEMORY *)sources[0] + at;                                     \
         for (int i = 0; i < length; i++) sum[i] = LOAD(first[i]);                                  \
@@ -48,7 +48,7 @@ INLINE uint16_t store_bf16(float value) {
             NAME##_add(sum, (const MEMORY *)sources[k] + at, length, op);                          \
         for (int i = 0; i < length; i++) out[i] = (MEMORY)STORE(sum[i]);                           \
     }                                                                                              \
-    static void NAME(ml_reduce_op op, const void *const *sources, int count, int64_t from,         \
+    static void NAME(ml_combine op, const void *const *sources, int count, int64_t from,           \
                      int64_t elements, void *out) {                                                \
         int64_t done = 0;                                                                          \
         for (; done + BLOCK <= elements; done += BLOCK)                                            \
@@ -65,8 +65,8 @@ REDUCER(reduce_i32, int32_t, int32_t, SAME, SAME, ADD_INT)
 REDUCER(reduce_i64, int64_t, int64_t, SAME, SAME, ADD_INT)
 REDUCER(reduce_bool, uint8_t, uint8_t, SAME, SAME, OR)
 
-void comm_reduce(ml_dtype dtype, ml_reduce_op op, const void *const *sources, int count,
-                 int64_t from, int64_t elements, void *out) {
+void comm_reduce(ml_dtype dtype, ml_combine op, const void *const *sources, int count, int64_t from,
+                 int64_t elements, void *out) {
     switch (dtype) {
     case ML_F32: reduce_f32(op, sources, count, from, elements, out); break;
     case ML_F64: reduce_f64(op, sources, count, from, elements, out); break;

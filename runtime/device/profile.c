@@ -107,7 +107,7 @@ static const char *step_name(ml_arena *arena, const ml_step *step) {
                                a->backward ? " gradient" : "", (long long)batches_of(a->batch),
                                (long long)a->heads, (long long)a->kv_heads, (long long)a->seq,
                                (long long)a->kv_seq, (long long)a->head_dim);
-    if (step->collective != NULL) return ml_ops[step->collective->op].name;
+    if (step->collective != NULL) return ml_collectives[step->collective->kind].name;
     return ml_arena_format(arena, "%s", ml_step_label(step)); /* kernels go with their plan */
 }
 

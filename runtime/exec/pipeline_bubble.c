@@ -62,7 +62,7 @@ static ml_status share_find(ml_program *program, const double mine[2], double *s
     double busy = 0, length = 0, *all = ml_alloc(2 * sizeof *mine * (size_t)ranks);
     if (all == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for the times of %d ranks", ranks);
     ml_status status =
-        session_collect(program->session, axis, ML_OP_ALL_GATHER, mine, all, 2, ML_F64);
+        session_collect(program->session, axis, ML_COLLECTIVE_ALL_GATHER, mine, all, 2, ML_F64);
     for (int i = 0; i < ranks && status == ML_OK; i++) {
         busy += all[2 * i] / ranks;
         if (all[2 * i + 1] > length) length = all[2 * i + 1];
@@ -131,12 +131,13 @@ static ml_status table_share(learning *l) {
     int axis = layout->stages.mesh_axis;
     int64_t count = 2 * (int64_t)l->actions, pipelines = 1;
     ml_status status =
-        session_collect(session, axis, ML_OP_ALL_GATHER, l->mine, l->all, count, ML_I64);
+        session_collect(session, axis, ML_COLLECTIVE_ALL_GATHER, l->mine, l->all, count, ML_I64);
     count *= l->ranks;
     for (int i = 0; i < layout->count && status == ML_OK; i++) {
         if (i == axis || layout->axis[i].size == 1) continue;
         pipelines *= layout->axis[i].size;
-        status = session_collect(session, i, ML_OP_ALL_REDUCE, l->all, l->all, count, ML_I64);
+        status =
+            session_collect(session, i, ML_COLLECTIVE_ALL_REDUCE, l->all, l->all, count, ML_I64);
     }
     for (int64_t i = 0; i < count; i++) l->all[i] /= pipelines;
     return status;

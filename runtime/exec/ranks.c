@@ -134,12 +134,12 @@ ml_status ml_session_step(ml_session *session, int64_t *stop) {
 }
 
 /* Through the device where that has its own ways, which also reach other hosts. */
-ml_status session_collect(const ml_session *session, int i, ml_op op, const void *from, void *to,
-                          int64_t count, ml_dtype dtype) {
+ml_status session_collect(const ml_session *session, int i, ml_collective kind, const void *from,
+                          void *to, int64_t count, ml_dtype dtype) {
     const ml_device *device = session->device;
     ml_group *group = session->ranks.group[i];
     if (device->ops->collect != NULL) {
-        const ml_collective_step what = {.op = op,
+        const ml_collective_step what = {.kind = kind,
                                          .mesh_axis = i,
                                          .ranks = session->ranks.layout->axis[i].size,
                                          .count = count,
@@ -147,8 +147,7 @@ ml_status session_collect(const ml_session *session, int i, ml_op op, const void
                                          .combine = ML_COMBINE_SUM};
         return device->ops->collect(session->device, &what, from, to);
     }
-    if (op == ML_OP_ALL_GATHER) return ml_comm_all_gather(group, from, to, count, dtype);
-    return ml_comm_all_reduce(group, from, to, count, dtype, ML_REDUCE_SUM);
+    return ml_comm_collect(group, kind, from, to, count, dtype, ML_COMBINE_SUM);
 }
 
 /* ---- tensors ---- */
@@ -184,7 +183,7 @@ static ml_status blocks_gather(const ml_session *session, const ml_type *local,
     ml_status status = ML_OK;
     for (int i = layout->count - 1; i >= 0 && status == ML_OK; i--) {
         if (layout->axis[i].size == 1 || places->over[i].kind != ML_SPLIT) continue;
-        status = session_collect(session, i, ML_OP_ALL_GATHER, blocks, other, count,
+        status = session_collect(session, i, ML_COLLECTIVE_ALL_GATHER, blocks, other, count,
                                  (ml_dtype)local->dtype);
         count *= layout->axis[i].size;
         bytes *= layout->axis[i].size;
@@ -225,7 +224,7 @@ static ml_status parts_add(const ml_session *session, const ml_type *local,
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++)
         if (layout->axis[i].size > 1 && places->over[i].kind == ML_PARTIAL_SUM)
-            status = session_collect(session, i, ML_OP_ALL_REDUCE, sum, sum,
+            status = session_collect(session, i, ML_COLLECTIVE_ALL_REDUCE, sum, sum,
                                      ml_type_elements(local), (ml_dtype)local->dtype);
     return status;
 }

@@ -70,16 +70,17 @@ ml_status session_spread(const ml_session *session, uint32_t state, void *part, 
     const ml_state *info = ml_graph_state(session->graph, state);
     if (info->kind == ML_STATE_GRADIENT) {
         int64_t count = bytes / ml_dtypes[info->type.dtype].bytes;
-        return session_collect(session, axis, ML_OP_ALL_REDUCE, part, part, count,
+        return session_collect(session, axis, ML_COLLECTIVE_ALL_REDUCE, part, part, count,
                                (ml_dtype)info->type.dtype);
     }
     int64_t words = bytes / (int64_t)sizeof(int32_t), rest = bytes % (int64_t)sizeof(int32_t);
-    ml_status status = session_collect(session, axis, ML_OP_ALL_REDUCE, part, part, words, ML_I32);
+    ml_status status =
+        session_collect(session, axis, ML_COLLECTIVE_ALL_REDUCE, part, part, words, ML_I32);
     int32_t tail = 0;
     if (status != ML_OK || rest == 0) return status;
     char *last = (char *)part + words * (int64_t)sizeof tail;
     memcpy(&tail, last, (size_t)rest);
-    status = session_collect(session, axis, ML_OP_ALL_REDUCE, &tail, &tail, 1, ML_I32);
+    status = session_collect(session, axis, ML_COLLECTIVE_ALL_REDUCE, &tail, &tail, 1, ML_I32);
     memcpy(last, &tail, (size_t)rest);
     return status;
 }

@@ -1,4 +1,5 @@
 /* Which ops a pass may compute a part at a time. */
+#include "runtime/graph/collectives.h"
 #include "runtime/graph/rewrite.h"
 
 bool rewrite_keeps(const ml_graph *g, ml_ref n, ml_axis axis) {
@@ -6,13 +7,12 @@ bool rewrite_keeps(const ml_graph *g, ml_ref n, ml_axis axis) {
     const int64_t *args = ml_graph_args(g, n);
     int axis_args = 0; /* leading arguments that are axes which it does not treat alike */
     if (ml_type_find(ml_graph_type(g, n), axis) < 0) return false;
+    if (ml_ops[node->op].op_class == ML_CLASS_COLLECTIVE)
+        return ml_collectives[ml_collective_of(node->op)].result == ML_RESULT_SAME ||
+               ml_graph_type(g, n)->axis[0] != axis;
     switch (node->op) {
     case ML_OP_BROADCAST:
-    case ML_OP_PERMUTE:
-    case ML_OP_ALL_REDUCE: return true;
-    case ML_OP_ALL_GATHER:
-    case ML_OP_REDUCE_SCATTER:
-    case ML_OP_ALL_TO_ALL: return ml_graph_type(g, n)->axis[0] != axis;
+    case ML_OP_PERMUTE: return true;
     case ML_OP_SLICE:
     case ML_OP_PAD:
     case ML_OP_SPLIT:

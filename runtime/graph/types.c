@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "runtime/base/suggest.h"
+#include "runtime/graph/collectives.h"
 #include "runtime/graph/infer.h"
 #include "runtime/graph/ragged.h"
 
@@ -452,18 +453,19 @@ static void infer_collective(infer *in, ml_type *out) {
     *out = *infer_source(in, 0);
     if (in->arg_count == 3 && (in->args[2] < 0 || in->args[2] >= ML_COMBINE_COUNT))
         ml_raise(ML_INTERNAL, "%s combines in no known way", name);
-    if (in->op == ML_OP_ALL_REDUCE || in->op == ML_OP_SHIFT || in->op == ML_OP_MIRROR) return;
+    ml_collective_result result = ml_collectives[ml_collective_of(in->op)].result;
+    if (result == ML_RESULT_SAME) return;
     if (!out->rank) ml_raise(ML_INTERNAL, "%s of a tensor with no axes", name);
-    if (in->op == ML_OP_ALL_GATHER) {
+    if (result == ML_RESULT_GATHERED) {
         if (out->size[0] > ML_MAX_ELEMENTS / ranks / ml_type_elements(out) * out->size[0])
             infer_raise(in, NULL, "%s would give a tensor with more than 2^57 elements", name);
         out->size[0] *= ranks;
         return;
     }
-    if (in->op == ML_OP_REDUCE_SCATTER ? out->size[0] % ranks != 0 : out->size[0] != ranks)
+    if (result == ML_RESULT_SCATTERED ? out->size[0] % ranks != 0 : out->size[0] != ranks)
         ml_raise(ML_INTERNAL, "%s over %lld ranks of an outermost axis of size %lld", name,
                  (long long)ranks, (long long)out->size[0]);
-    if (in->op == ML_OP_REDUCE_SCATTER) out->size[0] /= ranks;
+    if (result == ML_RESULT_SCATTERED) out->size[0] /= ranks;
 }
 
 static void infer_out(infer *in, ml_type *out) {

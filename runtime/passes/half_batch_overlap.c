@@ -66,8 +66,6 @@ static bool keeps_halves(const state *s, ml_ref n) {
     case ML_OP_OUT: return s->kinds[ml_graph_source(from, n, 0)] == HALVED;
     case ML_OP_SORT:
     case ML_OP_TOP_K: return ml_graph_args(from, n)[0] != s->axis;
-    case ML_OP_SHIFT:
-    case ML_OP_MIRROR: return true;
     case ML_OP_RANDOM: return node_of(s, n)->source_count == 2; /* knows each element's index */
     default: return rewrite_keeps(from, n, s->axis);
     }

@@ -66,11 +66,9 @@ static void find_candidates(choice *x) {
 /* Seconds that a product, a routine or a collective takes. */
 static double time_of(const choice *x, ml_ref n, const ml_plan *plan, const ml_target *target) {
     const int64_t *args = ml_graph_args(x->g, n); /* of a collective: mesh axis, ranks */
-    ml_collective kind;
     if (ml_ops[ml_graph_node(x->g, n)->op].op_class != ML_CLASS_COLLECTIVE)
         return ml_flops(x->g, n) / PLAN_FLOPS;
-    return (double)ml_shard_sent(x->g, n, args[1], &kind) /
-           plan_link_speed(plan->layout, target, (int)args[0]);
+    return (double)ml_shard_sent(x->g, n) / plan_link_speed(plan->layout, target, (int)args[0]);
 }
 
 /* Whether a product or a routine over the axis is done by halves. */
@@ -81,6 +79,12 @@ static bool can_halve(const choice *x, ml_ref n) {
     if (op != ML_OP_ATTENTION && op != ML_OP_ATTENTION_GRAD) return false;
     ml_attention_read(x->g, n, &args);
     return !args.score;
+}
+
+/* Attention over a ring already computes beside what it shifts. */
+static bool waits_for_ranks(const ml_graph *g, ml_ref n) {
+    const ml_collective_info *info = &ml_collectives[ml_collective_of(ml_graph_node(g, n)->op)];
+    return info->combines || info->result != ML_RESULT_SAME;
 }
 
 static void add_times(choice *x, const ml_plan *plan, const ml_target *target) {
@@ -96,7 +100,7 @@ static void add_times(choice *x, const ml_plan *plan, const ml_target *target) {
                 has_axis(ml_graph_type(x->g, ml_graph_source(x->g, n, 0)), c)) {
                 c->computed += seconds;
                 c->products++;
-            } else if (!works && has_axis(ml_graph_type(x->g, n), c) &&
+            } else if (!works && waits_for_ranks(x->g, n) && has_axis(ml_graph_type(x->g, n), c) &&
                        rewrite_keeps(x->g, n, c->axis)) {
                 c->exchanged += seconds;
             }

@@ -78,18 +78,6 @@ static bool grows(const overlap *o, uint32_t step) {
 }
 
 /* ---- Times ---- */
-/* Bytes that leave a rank. */
-static double wire_bytes(const ml_collective_step *c) {
-    double bytes = (double)c->count * ml_dtypes[c->dtype].bytes, ranks = (double)c->ranks;
-    switch (c->op) {
-    case ML_OP_ALL_REDUCE: return 2 * bytes * (ranks - 1) / ranks;
-    case ML_OP_ALL_TO_ALL: return bytes * (ranks - 1) / ranks;
-    case ML_OP_ALL_GATHER:
-    case ML_OP_REDUCE_SCATTER: return bytes * (ranks - 1);
-    default: return bytes;
-    }
-}
-
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
     int64_t span = 1;
     for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
@@ -113,7 +101,7 @@ static double step_cost(const overlap *o, uint32_t t) {
         return LAUNCH + (work > moved ? work : moved);
     }
     const ml_collective_step *c = step->collective;
-    return wire_bytes(c) / link_speed(o, c->mesh_axis);
+    return ml_step_sent(c) / link_speed(o, c->mesh_axis);
 }
 
 /* When each result is needed and, lane by lane, when what makes more of it must start. */
@@ -241,7 +229,7 @@ static void hold(overlap *o, int axis, uint32_t t) {
     if (o->held[axis].count == o->held_first[axis] || o->need[t] < o->held_need[axis])
         o->held_need[axis] = o->need[t];
     *ML_PUSH(o->scratch, &o->held[axis]) = t;
-    o->held_bytes[axis] += wire_bytes(o->s->steps.at[t].collective);
+    o->held_bytes[axis] += ml_step_sent(o->s->steps.at[t].collective);
 }
 
 /* Start the next launch of what is held for a mesh axis; false where there is nothing. */
@@ -251,7 +239,7 @@ static bool flush(overlap *o, int axis) {
     for (; at < o->held[axis].count && bytes < bucket_bytes(o, axis); at++) {
         uint32_t t = o->held[axis].at[at];
         start(o, t, at == begin);
-        bytes += wire_bytes(o->s->steps.at[t].collective);
+        bytes += ml_step_sent(o->s->steps.at[t].collective);
     }
     o->held_first[axis] = at;
     o->held_bytes[axis] -= bytes;
@@ -314,7 +302,7 @@ static bool start_early(overlap *o, bool forced) {
         bool room = o->ahead < o->most_ahead, gone = o->placed[t];
         bool due = at + margin >= o->latest[t] && (room || o->clock[t] <= at);
         bool joins = c && c->mesh_axis == axis && o->latest[t] <= limit && room &&
-                     bytes + wire_bytes(c) <= bucket_bytes(o, c->mesh_axis);
+                     bytes + ml_step_sent(c) <= bucket_bytes(o, c->mesh_axis);
         if (!due && !joins && !forced && !gone) break;
         if (available(o, t) > o->now && !gone && !c) break; /* a kernel waits for a collective */
         early_pop(o);
@@ -326,7 +314,7 @@ static bool start_early(overlap *o, bool forced) {
         }
         if (axis != c->mesh_axis) bytes = 0, limit = o->latest[t] + SOON;
         start(o, t, axis != c->mesh_axis);
-        bytes += wire_bytes(c);
+        bytes += ml_step_sent(c);
         axis = c->mesh_axis;
     }
     return any;
@@ -341,10 +329,11 @@ static bool start_reached(overlap *o) {
         uint32_t t = o->next;
         if (!is_collective(o, t) || !grows(o, t)) break;
         const ml_collective_step *c = o->s->steps.at[t].collective;
-        bool joins = c->mesh_axis == axis && bytes + wire_bytes(c) <= bucket_bytes(o, c->mesh_axis);
+        bool joins =
+            c->mesh_axis == axis && bytes + ml_step_sent(c) <= bucket_bytes(o, c->mesh_axis);
         if (!joins) bytes = 0;
         start(o, t, !joins);
-        bytes += wire_bytes(c);
+        bytes += ml_step_sent(c);
         axis = c->mesh_axis;
     }
     return any;
@@ -518,7 +507,7 @@ static void sums_in_place(const overlap *o, ml_schedule *s, const waits *w, int 
     for (int i = 0; i < update_count; i++) reads[s->values.at[s->update_values[i]].storage]++;
     for (uint32_t t = 0; t < o->count; t++) {
         const ml_step *step = &s->steps.at[t];
-        if (w->wait_at[t] == NONE || step->collective->op != ML_OP_ALL_REDUCE) continue;
+        if (w->wait_at[t] == NONE || step->collective->kind != ML_COLLECTIVE_ALL_REDUCE) continue;
         const ml_value *from = &s->values.at[step->values[0]], *to = &s->values.at[step->values[1]];
         const ml_storage *operand = &s->storages.at[from->storage];
         ml_storage *result = &s->storages.at[to->storage];

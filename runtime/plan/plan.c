@@ -229,7 +229,7 @@ void ml_plan_print(const ml_plan *plan, ml_text *out) {
         if (step->kernel != NULL) ml_text_add(out, " %s", step->kernel->label);
         if (step->collective != NULL) {
             const ml_collective_step *c = step->collective;
-            ml_text_add(out, " %s over %s of %lld", ml_ops[c->op].name,
+            ml_text_add(out, " %s over %s of %lld", ml_collectives[c->kind].name,
                         plan->layout->axis[c->mesh_axis].name, (long long)c->count);
         }
         if (step->gemm != NULL) {

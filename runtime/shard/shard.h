@@ -27,22 +27,12 @@
 #ifndef ML_SHARD_H
 #define ML_SHARD_H
 
+#include "runtime/graph/collectives.h"
 #include "runtime/shard/layout.h"
 
 typedef struct {
     int64_t count, bytes; /* of one step; bytes that leave one rank */
 } ml_traffic;
-typedef enum {
-    ML_COLLECTIVE_ALL_REDUCE,
-    ML_COLLECTIVE_ALL_GATHER,
-    ML_COLLECTIVE_REDUCE_SCATTER,
-    ML_COLLECTIVE_ALL_TO_ALL,
-    ML_COLLECTIVE_SHIFT,
-    ML_COLLECTIVE_MIRROR,
-    ML_COLLECTIVE_SEND, /* between pipeline stages */
-    ML_COLLECTIVE_KINDS
-} ml_collective;
-extern const char *const ml_collective_names[ML_COLLECTIVE_KINDS];
 
 /* The local program (roots->outputs may be a new array, of the graph). States and inputs keep
  * their ids; their nodes have local types. Placements can be asked for afterwards through
@@ -55,8 +45,8 @@ ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layou
 typedef void ml_shard_tell(void *context, const ml_graph *from, ml_ref n, const ml_placements *at);
 ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
                            ml_shard_tell *tell, void *context);
-/* Bytes that leave one rank for collective n, as rings send them, and its kind. */
-int64_t ml_shard_sent(const ml_graph *g, ml_ref n, int64_t ranks, ml_collective *kind);
+/* Bytes that leave one rank for collective n. */
+int64_t ml_shard_sent(const ml_graph *g, ml_ref n);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
 void ml_shard_traffic(const ml_graph *g, const ml_layout *layout,
                       ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]);

@@ -6,7 +6,7 @@
  *
  * Causal attention over contiguous parts would give the first rank almost no work and the last one
  * twice the average. So ranks trade halves: with 2 n blocks over n ranks, rank r has blocks 2 r and
- * 2 r + 1 by the rule, keeps the first and swaps the second with rank n - 1 - r (MIRROR), whose
+ * 2 r + 1 by the rule, keeps the first and swaps the second with rank n - 1 - r (REVERSE), whose
  * second one is 2 n - 1 - 2 r. Every rank then has blocks low and 2 n - 1 - low: equal work for
  * all. Results are swapped back. Everything outside of attention keeps the rule's contiguous parts,
  * so that no other op has to know; the price is half of q, k, v and o on the network forward, and
@@ -154,12 +154,12 @@ static int64_t rounds_needed(const shard_attention *x, int64_t size) {
 /* After `rounds` rounds a sum that travels with its keys is rounds - 1 ranks away from home. */
 static ml_ref send_home(shard_attention *x, ml_ref sum, int64_t rounds) {
     int64_t ranks = x->s->layout->axis[x->ring].size, left = ranks - (rounds - 1);
-    bool back = rounds + 1 < left; /* between mirrors a shift is one in the other direction */
+    bool back = rounds + 1 < left; /* between reversals a shift is one in the other direction */
     if (left == ranks) return sum;
-    if (back) sum = between_ranks(x, ML_OP_MIRROR, x->ring, sum);
+    if (back) sum = between_ranks(x, ML_OP_REVERSE, x->ring, sum);
     for (int64_t i = back ? rounds - 1 : left; i > 0; i--)
         sum = between_ranks(x, ML_OP_SHIFT, x->ring, sum);
-    return back ? between_ranks(x, ML_OP_MIRROR, x->ring, sum) : sum;
+    return back ? between_ranks(x, ML_OP_REVERSE, x->ring, sum) : sum;
 }
 
 /* In round r rank c has the keys of rank c - r. Gradients of keys travel with them. */
@@ -228,7 +228,7 @@ static void trade(halves *h, ml_ref n, ml_axis axis, ml_ref part[2]) {
     bool once = n == h->x->sources[Q] || n == h->x->sources[K] || n == h->x->sources[V];
     again(h->x, !once);
     ml_ref kept = half(h, n, axis, 0);
-    ml_ref other = between_ranks(h->x, ML_OP_MIRROR, h->mesh, half(h, n, axis, 1));
+    ml_ref other = between_ranks(h->x, ML_OP_REVERSE, h->mesh, half(h, n, axis, 1));
     again(h->x, false);
     part[LOW] = ml_where(h->x->g, h->keeps_low, kept, other);
     part[HIGH] = ml_where(h->x->g, h->keeps_low, other, kept);
@@ -236,7 +236,7 @@ static void trade(halves *h, ml_ref n, ml_axis axis, ml_ref part[2]) {
 static ml_ref trade_back(halves *h, const ml_ref part[2], ml_axis axis) {
     ml_ref kept = ml_where(h->x->g, h->keeps_low, part[LOW], part[HIGH]);
     ml_ref other = ml_where(h->x->g, h->keeps_low, part[HIGH], part[LOW]);
-    ml_ref both[] = {kept, between_ranks(h->x, ML_OP_MIRROR, h->mesh, other)};
+    ml_ref both[] = {kept, between_ranks(h->x, ML_OP_REVERSE, h->mesh, other)};
     return joined(h, both, axis);
 }
 

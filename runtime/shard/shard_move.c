@@ -104,7 +104,7 @@ static void back(movement *m, ml_ref node) {
 
 static ml_ref collective(movement *m, ml_op op, ml_ref x, int i, ml_placement_kind partial) {
     int64_t args[] = {i, m->s->layout->axis[i].size, partial - ML_PARTIAL_SUM};
-    bool combines = op == ML_OP_ALL_REDUCE || op == ML_OP_REDUCE_SCATTER;
+    bool combines = ml_collectives[ml_collective_of(op)].combines;
     return ml_graph_add(m->s->to, op, &x, 1, args, combines ? 3 : 2, NULL);
 }
 

@@ -27,57 +27,88 @@ static int64_t peer_of(const request *r, int64_t rank, int i, int64_t coordinate
     return rank + (coordinate - ml_layout_coordinate(r->layout, rank, i)) * stride;
 }
 
-static void combine(ml_combine how, bool is_float, reference_cell *to, reference_cell x) {
+static void combine(ml_combine how, bool is_float, reference_cell *to, const reference_cell *x) {
     if (how == ML_COMBINE_SUM && is_float)
-        to->number += x.number;
+        to->number += x->number;
     else if (how == ML_COMBINE_SUM)
-        to->integer = (int64_t)((uint64_t)to->integer + (uint64_t)x.integer);
+        to->integer = (int64_t)((uint64_t)to->integer + (uint64_t)x->integer);
     else {
-        bool larger = is_float ? x.number > to->number : x.integer > to->integer;
-        bool smaller = is_float ? x.number < to->number : x.integer < to->integer;
+        bool larger = is_float ? x->number > to->number : x->integer > to->integer;
+        bool smaller = is_float ? x->number < to->number : x->integer < to->integer;
         bool take = how == ML_COMBINE_MAX ? larger : smaller;
-        if (take || (is_float && x.number != x.number)) *to = x;
+        if (take || (is_float && x->number != x->number)) *to = *x;
     }
 }
 
-/* The cells of source 0 on the rank at `coordinate`. */
-static const reference_cell *cells_of(const request *r, ml_ref n, int64_t rank,
-                                      int64_t coordinate) {
-    int i = (int)ml_graph_args(r->graph, n)[0];
-    int64_t peer = peer_of(r, rank, i, coordinate);
-    return r->runs[peer].values[ml_graph_source(r->graph, n, 0)].cells;
+/* A collective on one rank, at coordinate `mine` of `ranks`; from(c) are the operand's cells of the
+ * rank at coordinate c, `in` and `out->type` its elements before and after. */
+typedef struct {
+    const request *r;
+    ml_ref node;
+    int64_t rank, mine, ranks, in, elements;
+    reference_value *out;
+} meeting;
+
+static const reference_cell *from(const meeting *m, int64_t coordinate) {
+    const request *r = m->r;
+    int64_t peer = peer_of(r, m->rank, (int)ml_graph_args(r->graph, m->node)[0], coordinate);
+    return r->runs[peer].values[ml_graph_source(r->graph, m->node, 0)].cells;
+}
+
+static void copy(const meeting *m, int64_t at, const reference_cell *cells, int64_t count) {
+    memcpy(m->out->cells + at, cells, sizeof *cells * (size_t)count);
+}
+
+static void reduce_from(const meeting *m, int64_t at) {
+    ml_combine how = (ml_combine)ml_graph_args(m->r->graph, m->node)[2];
+    copy(m, 0, from(m, 0) + at, m->elements);
+    for (int64_t c = 1; c < m->ranks; c++)
+        for (int64_t i = 0; i < m->elements; i++)
+            combine(how, reference_is_float(&m->out->type), &m->out->cells[i], &from(m, c)[at + i]);
+}
+
+static void all_reduce(const meeting *m) {
+    reduce_from(m, 0);
+}
+
+static void reduce_scatter(const meeting *m) {
+    reduce_from(m, m->mine * m->elements);
+}
+
+static void all_gather(const meeting *m) {
+    for (int64_t c = 0; c < m->ranks; c++) copy(m, c * m->in, from(m, c), m->in);
+}
+
+static void all_to_all(const meeting *m) {
+    int64_t block = m->in / m->ranks;
+    for (int64_t c = 0; c < m->ranks; c++) copy(m, c * block, from(m, c) + m->mine * block, block);
+}
+
+static void shift(const meeting *m) {
+    copy(m, 0, from(m, (m->mine + m->ranks - 1) % m->ranks), m->elements);
+}
+
+static void reverse(const meeting *m) {
+    copy(m, 0, from(m, m->ranks - 1 - m->mine), m->elements);
 }
 
 static void collective(const request *r, ml_ref n, int64_t rank, reference_value *out) {
+    static void (*const entries[ML_COLLECTIVE_KINDS])(const meeting *) = {
+#define ML_COLLECTIVE(ident, name, ...) [ML_COLLECTIVE_##ident] = name,
+#include "runtime/graph/collectives.def"
+#undef ML_COLLECTIVE
+    };
     const int64_t *args = ml_graph_args(r->graph, n);
-    int64_t ranks = args[1], mine = ml_layout_coordinate(r->layout, rank, (int)args[0]);
-    int64_t in = ml_type_elements(ml_graph_type(r->graph, ml_graph_source(r->graph, n, 0)));
-    int64_t elements = ml_type_elements(&out->type);
-    ml_op op = ml_graph_node(r->graph, n)->op;
-    if (op == ML_OP_SHIFT || op == ML_OP_MIRROR) {
-        int64_t peer = op == ML_OP_SHIFT ? (mine + ranks - 1) % ranks : ranks - 1 - mine;
-        const reference_cell *from = cells_of(r, n, rank, peer);
-        memcpy(out->cells, from, sizeof *from * (size_t)elements);
-        return;
-    }
-    for (int64_t c = 0; c < ranks; c++) {
-        const reference_cell *from = cells_of(r, n, rank, c);
-        int64_t chunk = in / ranks;
-        if (op == ML_OP_ALL_GATHER)
-            memcpy(out->cells + c * in, from, sizeof *from * (size_t)in);
-        else if (op == ML_OP_ALL_TO_ALL)
-            memcpy(out->cells + c * chunk, from + mine * chunk, sizeof *from * (size_t)chunk);
-        else {
-            if (op == ML_OP_REDUCE_SCATTER) from += mine * chunk;
-            for (int64_t i = 0; i < elements; i++) {
-                if (c == 0)
-                    out->cells[i] = from[i];
-                else
-                    combine((ml_combine)args[2], reference_is_float(&out->type), &out->cells[i],
-                            from[i]);
-            }
-        }
-    }
+    const ml_type *operand = ml_graph_type(r->graph, ml_graph_source(r->graph, n, 0));
+    entries[ml_collective_of(ml_graph_node(r->graph, n)->op)](
+        &(meeting){.r = r,
+                   .node = n,
+                   .rank = rank,
+                   .mine = ml_layout_coordinate(r->layout, rank, (int)args[0]),
+                   .ranks = args[1],
+                   .in = ml_type_elements(operand),
+                   .elements = ml_type_elements(&out->type),
+                   .out = out});
 }
 
 static void interpret(void *argument) {

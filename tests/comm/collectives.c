@@ -29,13 +29,13 @@ static void put(void *at, int64_t i, ml_dtype dtype, int64_t value) {
     }
 }
 
-static int64_t reduced(const int *ranks, int count, int64_t i, ml_dtype dtype, ml_reduce_op op) {
+static int64_t reduced(const int *ranks, int count, int64_t i, ml_dtype dtype, ml_combine op) {
     int64_t result = value_of(ranks[0], i, dtype);
     for (int k = 1; k < count; k++) {
         int64_t value = value_of(ranks[k], i, dtype);
-        if (op == ML_REDUCE_SUM) result = dtype == ML_BOOL ? (result | value) : result + value;
-        if (op == ML_REDUCE_MAX && value > result) result = value;
-        if (op == ML_REDUCE_MIN && value < result) result = value;
+        if (op == ML_COMBINE_SUM) result = dtype == ML_BOOL ? (result | value) : result + value;
+        if (op == ML_COMBINE_MAX && value > result) result = value;
+        if (op == ML_COMBINE_MIN && value < result) result = value;
     }
     return result;
 }
@@ -57,23 +57,25 @@ static bool same(const shape *s, const char *what, int64_t elements) {
     return false;
 }
 
-static bool check_all_reduce(const shape *s, ml_reduce_op op, bool in_place) {
+static bool check_all_reduce(const shape *s, ml_combine op, bool in_place) {
     char *in = in_place ? s->out : s->in;
     for (int64_t i = 0; i < s->count; i++) {
         put(in, i, s->dtype, value_of(s->ranks[s->me], i, s->dtype));
         put(s->expected, i, s->dtype, reduced(s->ranks, s->size, i, s->dtype, op));
     }
-    return ml_comm_all_reduce(s->g, in, s->out, s->count, s->dtype, op) == ML_OK &&
+    return ml_comm_collect(s->g, ML_COLLECTIVE_ALL_REDUCE, in, s->out, s->count, s->dtype, op) ==
+               ML_OK &&
            same(s, "all-reduce", s->count);
 }
 
-static bool check_reduce_scatter(const shape *s, ml_reduce_op op) {
+static bool check_reduce_scatter(const shape *s, ml_combine op) {
     for (int64_t i = 0; i < s->count * s->size; i++)
         put(s->in, i, s->dtype, value_of(s->ranks[s->me], i, s->dtype));
     for (int64_t i = 0; i < s->count; i++)
         put(s->expected, i, s->dtype,
             reduced(s->ranks, s->size, s->me * s->count + i, s->dtype, op));
-    return ml_comm_reduce_scatter(s->g, s->in, s->out, s->count, s->dtype, op) == ML_OK &&
+    return ml_comm_collect(s->g, ML_COLLECTIVE_REDUCE_SCATTER, s->in, s->out, s->count, s->dtype,
+                           op) == ML_OK &&
            same(s, "reduce-scatter", s->count);
 }
 
@@ -83,26 +85,30 @@ static bool check_moves(const shape *s) {
         put(s->in, i, s->dtype, value_of(s->ranks[s->me], i, s->dtype));
     for (int64_t i = 0; i < s->count; i++)
         put(s->expected, i, s->dtype, value_of(before, i, s->dtype));
-    if (ml_comm_shift(s->g, s->in, s->out, s->count, s->dtype) != ML_OK ||
+    if (ml_comm_collect(s->g, ML_COLLECTIVE_SHIFT, s->in, s->out, s->count, s->dtype,
+                        ML_COMBINE_SUM) != ML_OK ||
         !same(s, "shift", s->count))
         return false;
-    int mirror = s->ranks[s->size - 1 - s->me];
+    int opposite = s->ranks[s->size - 1 - s->me];
     for (int64_t i = 0; i < s->count; i++)
-        put(s->expected, i, s->dtype, value_of(mirror, i, s->dtype));
-    if (ml_comm_mirror(s->g, s->in, s->out, s->count, s->dtype) != ML_OK ||
-        !same(s, "mirror", s->count))
+        put(s->expected, i, s->dtype, value_of(opposite, i, s->dtype));
+    if (ml_comm_collect(s->g, ML_COLLECTIVE_REVERSE, s->in, s->out, s->count, s->dtype,
+                        ML_COMBINE_SUM) != ML_OK ||
+        !same(s, "reverse", s->count))
         return false;
     for (int k = 0; k < s->size; k++)
         for (int64_t i = 0; i < s->count; i++)
             put(s->expected, k * s->count + i, s->dtype, value_of(s->ranks[k], i, s->dtype));
-    if (ml_comm_all_gather(s->g, s->in, s->out, s->count, s->dtype) != ML_OK ||
+    if (ml_comm_collect(s->g, ML_COLLECTIVE_ALL_GATHER, s->in, s->out, s->count, s->dtype,
+                        ML_COMBINE_SUM) != ML_OK ||
         !same(s, "all-gather", s->count * s->size))
         return false;
     for (int k = 0; k < s->size; k++)
         for (int64_t i = 0; i < s->count; i++)
             put(s->expected, k * s->count + i, s->dtype,
                 value_of(s->ranks[k], s->me * s->count + i, s->dtype));
-    return ml_comm_all_to_all(s->g, s->in, s->out, s->count, s->dtype) == ML_OK &&
+    return ml_comm_collect(s->g, ML_COLLECTIVE_ALL_TO_ALL, s->in, s->out, s->count * s->size,
+                           s->dtype, ML_COMBINE_SUM) == ML_OK &&
            same(s, "all-to-all", s->count * s->size);
 }
 
@@ -118,7 +124,7 @@ static bool check_shape(ml_group *g, const int *ranks, int64_t count, ml_dtype d
     s.out = malloc(bytes);
     s.expected = malloc(bytes);
     bool good = s.in && s.out && s.expected;
-    for (int op = ML_REDUCE_SUM; good && op <= ML_REDUCE_MIN; op++)
+    for (int op = ML_COMBINE_SUM; good && op <= ML_COMBINE_MIN; op++)
         good = check_all_reduce(&s, op, false) && check_all_reduce(&s, op, true) &&
                check_reduce_scatter(&s, op);
     good = good && check_moves(&s);
@@ -197,8 +203,8 @@ static int check_order(ml_comm *comm, void *argument) {
     int world = ml_comm_world(comm);
     float *in = malloc((size_t)count * sizeof *in), *out = malloc((size_t)count * sizeof *out);
     for (int64_t i = 0; i < count; i++) in[i] = noise(ml_comm_rank(comm), i);
-    bool good =
-        ml_comm_all_reduce(ml_comm_everyone(comm), in, out, count, ML_F32, ML_REDUCE_SUM) == ML_OK;
+    bool good = ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, in, out, count,
+                                ML_F32, ML_COMBINE_SUM) == ML_OK;
     for (int64_t i = 0; good && i < count; i++) {
         float sum = noise(0, i);
         for (int k = 1; k < world; k++) sum += noise(k, i);
@@ -221,11 +227,13 @@ static int check_nan(ml_comm *comm, void *argument) {
     float in[3] = {rank == 1 ? NAN : 1, rank == 2 ? NAN : (float)rank, (float)rank}, out[3];
     uint16_t half[2] = {0x3f80, rank == 0 ? 0x7fc0 : 0x3f80}, sums[2]; /* 1, NaN of rank 0 */
     ml_group *g = ml_comm_everyone(comm);
-    for (int op = ML_REDUCE_SUM; op <= ML_REDUCE_MIN; op++)
-        if (ml_comm_all_reduce(g, in, out, 3, ML_F32, op) != ML_OK || !isnan(out[0]) ||
-            !isnan(out[1]) || isnan(out[2]))
+    for (int op = ML_COMBINE_SUM; op <= ML_COMBINE_MIN; op++)
+        if (ml_comm_collect(g, ML_COLLECTIVE_ALL_REDUCE, in, out, 3, ML_F32, op) != ML_OK ||
+            !isnan(out[0]) || !isnan(out[1]) || isnan(out[2]))
             return 1;
-    if (ml_comm_all_reduce(g, half, sums, 2, ML_BF16, ML_REDUCE_SUM) != ML_OK) return 2;
+    if (ml_comm_collect(g, ML_COLLECTIVE_ALL_REDUCE, half, sums, 2, ML_BF16, ML_COMBINE_SUM) !=
+        ML_OK)
+        return 2;
     return sums[0] == 0x4040 && (sums[1] & 0x7fff) > 0x7f80 ? 0 : 3;
 }
 TEST(comm, nan_stays) {
@@ -237,9 +245,15 @@ static int check_integers(ml_comm *comm, void *argument) {
     int32_t in = INT32_MAX, out;
     int64_t large = INT64_MAX, sum;
     ml_group *g = ml_comm_everyone(comm);
-    if (ml_comm_all_reduce(g, &in, &out, 1, ML_I32, ML_REDUCE_SUM) != ML_OK || out != -2) return 1;
-    return ml_comm_all_reduce(g, &large, &sum, 1, ML_I64, ML_REDUCE_SUM) == ML_OK && sum == -2 ? 0
-                                                                                               : 2;
+    if (ml_comm_collect(g, ML_COLLECTIVE_ALL_REDUCE, &in, &out, 1, ML_I32, ML_COMBINE_SUM) !=
+            ML_OK ||
+        out != -2)
+        return 1;
+    return ml_comm_collect(g, ML_COLLECTIVE_ALL_REDUCE, &large, &sum, 1, ML_I64, ML_COMBINE_SUM) ==
+                       ML_OK &&
+                   sum == -2
+               ? 0
+               : 2;
 }
 TEST(comm, integers_wrap) {
     comm_run(2, check_integers, NULL);
@@ -272,8 +286,10 @@ static int check_different(ml_comm *comm, void *argument) {
     float in[4] = {0}, out[16];
     ml_group *g = ml_comm_everyone(comm);
     ml_comm_note(comm, rank == 1 ? "step 3, b.lua:2" : "step 3, a.lua:1");
-    ml_status status = rank == 1 ? ml_comm_all_gather(g, in, out, 4, ML_F32)
-                                 : ml_comm_all_reduce(g, in, out, 4, ML_F32, ML_REDUCE_SUM);
+    ml_status status =
+        rank == 1
+            ? ml_comm_collect(g, ML_COLLECTIVE_ALL_GATHER, in, out, 4, ML_F32, ML_COMBINE_SUM)
+            : ml_comm_collect(g, ML_COLLECTIVE_ALL_REDUCE, in, out, 4, ML_F32, ML_COMBINE_SUM);
     const char *text = ml_error_last()->text;
     if (status != ML_INVALID || !strstr(text, "all-gather of 4 f32 (step 3, b.lua:2)") ||
         !strstr(text, "all-reduce of 4 f32 (sum) (step 3, a.lua:1)"))

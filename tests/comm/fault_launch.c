@@ -42,8 +42,8 @@ static int act(ml_comm *comm, const char *mode) {
         if (ml_comm_fail(comm, "no such file")) fprintf(stderr, "gpt.lua:3: no such file\n");
         for (;;) sleep(100);
     }
-    ml_status status =
-        ml_comm_all_reduce(ml_comm_everyone(comm), &sum, &sum, 1, ML_I32, ML_REDUCE_SUM);
+    ml_status status = ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, &sum, &sum,
+                                       1, ML_I32, ML_COMBINE_SUM);
     if (!strcmp(mode, "wait"))
         for (;;) sleep(100);
     if (status == ML_OK) {

@@ -50,8 +50,8 @@ static int train(ml_comm *comm, void *argument) {
         if (step == FAULT_STEP) suffer(p, rank);
         if (p->steps) ml_comm_step(comm);
         if (step == FAULT_STEP && p->kind == LEAVE && rank == p->victim) break;
-        status =
-            ml_comm_all_reduce(ml_comm_everyone(comm), sums, sums, ELEMENTS, ML_F32, ML_REDUCE_SUM);
+        status = ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, sums, sums,
+                                 ELEMENTS, ML_F32, ML_COMBINE_SUM);
     }
     free(sums);
     if (status == ML_OK) return 0;
@@ -164,7 +164,8 @@ static int wait_in_a_row(ml_comm *comm, void *argument) {
             if (!busy) ml_comm_progress(comm);
         }
         if (status == ML_OK && member)
-            status = ml_comm_all_reduce(group, &value, &sum, 1, ML_F32, ML_REDUCE_SUM);
+            status = ml_comm_collect(group, ML_COLLECTIVE_ALL_REDUCE, &value, &sum, 1, ML_F32,
+                                     ML_COMBINE_SUM);
     }
     return status == ML_OK ? 0 : 1;
 }
@@ -198,10 +199,11 @@ static int pause_together(ml_comm *comm, void *argument) {
     int more = 1, all = 1;
     while (status == ML_OK && all) {
         more = comm_now() < end;
-        status = ml_comm_all_reduce(ml_comm_everyone(comm), &value, &sum, 1, ML_F32, ML_REDUCE_SUM);
+        status = ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, &value, &sum, 1,
+                                 ML_F32, ML_COMBINE_SUM);
         if (status == ML_OK)
-            status =
-                ml_comm_all_reduce(ml_comm_everyone(comm), &more, &all, 1, ML_I32, ML_REDUCE_MIN);
+            status = ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, &more, &all,
+                                     1, ML_I32, ML_COMBINE_MIN);
         usleep(1000);
     }
     return status == ML_OK ? 0 : 1;

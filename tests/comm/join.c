@@ -17,7 +17,8 @@
 static int add_up(ml_comm *comm, void *argument) {
     (void)argument;
     int world = ml_comm_world(comm), sum = 0, one = 1;
-    if (ml_comm_all_reduce(ml_comm_everyone(comm), &one, &sum, 1, ML_I32, ML_REDUCE_SUM) != ML_OK)
+    if (ml_comm_collect(ml_comm_everyone(comm), ML_COLLECTIVE_ALL_REDUCE, &one, &sum, 1, ML_I32,
+                        ML_COMBINE_SUM) != ML_OK)
         return 1;
     if (sum != world) return 2;
     return ml_comm_agree(comm, 7, "the plan") == ML_OK ? 0 : 4;
@@ -57,7 +58,9 @@ static int between_hosts(ml_comm *comm, void *argument) {
     if (ml_comm_agree(comm, rank == 1, "the plan") != ML_INVALID) return 4;
     int pair[] = {rank / 2 * 2, rank / 2 * 2 + 1};
     if (ml_comm_group(comm, pair, 2, &g) != ML_OK || ml_group_rank(g) != rank % 2) return 5;
-    if (ml_comm_all_reduce(g, &in, &out, 1, ML_I32, ML_REDUCE_SUM) != ML_INVALID) return 6;
+    if (ml_comm_collect(g, ML_COLLECTIVE_ALL_REDUCE, &in, &out, 1, ML_I32, ML_COMBINE_SUM) !=
+        ML_INVALID)
+        return 6;
     if (!strstr(ml_error_last()->text, "must be on one host")) return 7;
     ml_edge *edge; /* for GPUs it can be made */
     if (ml_comm_edge(comm, 0, 1, 0, 100, &edge) != ML_OK || (edge != NULL) != (rank < 2)) return 9;

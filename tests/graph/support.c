@@ -1,5 +1,6 @@
 /* See graph_support.h. */
 #include "tests/graph/support.h"
+#include "runtime/graph/collectives.h"
 #include "runtime/graph/ragged.h"
 
 #include <stdio.h>
@@ -105,7 +106,7 @@ static ml_ref sample_leaf(ml_graph *g, ml_op op) {
 /* Over two ranks. */
 static ml_ref sample_collective(ml_graph *g, ml_op op) {
     ml_ref x = graph_input(g, ML_F32, "b2 s4");
-    bool combines = op == ML_OP_ALL_REDUCE || op == ML_OP_REDUCE_SCATTER;
+    bool combines = ml_collectives[ml_collective_of(op)].combines;
     return ml_graph_add(g, op, &x, 1, (int64_t[]){0, 2, ML_COMBINE_SUM}, combines ? 3 : 2, NULL);
 }
 

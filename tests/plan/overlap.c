@@ -67,7 +67,8 @@ static ml_step *add_step(world *w, ml_step_kind kind, int reads, const uint32_t 
 
 static void add_collective(world *w, ml_op op, int mesh_axis, uint32_t from, uint32_t to) {
     ml_collective_step *c = ML_NEW(w->arena, ml_collective_step);
-    *c = (ml_collective_step){.op = op, .mesh_axis = mesh_axis, .dtype = ML_F32};
+    *c =
+        (ml_collective_step){.kind = ml_collective_of(op), .mesh_axis = mesh_axis, .dtype = ML_F32};
     c->ranks = w->layout.axis[mesh_axis].size;
     c->count = w->plan.schedule->values.at[from].type.size[0];
     ml_step *step = add_step(w, ML_STEP_COLLECTIVE, 1, (uint32_t[]){from, to}, 1);

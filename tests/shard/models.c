@@ -357,10 +357,10 @@ static void per_layer(const char *text, extent how, int over,
     traffic_of(text, 3, how, over, three);
     for (int k = 0; k < ML_COLLECTIVE_KINDS; k++)
         if (!CHECK_EQ_INT(three[k].count - two[k].count, expected[k]))
-            test_fail("%s of one layer, %s, under %s", ml_collective_names[k], names[how], text);
+            test_fail("%s of one layer, %s, under %s", ml_collectives[k].label, names[how], text);
 }
 
-/* Kinds: all-reduce, all-gather, reduce-scatter, all-to-all, shift, mirror. */
+/* Kinds: all-reduce, all-gather, reduce-scatter, all-to-all, shift, reverse. */
 #define COUNTS(...) ((const int[ML_COLLECTIVE_KINDS]){__VA_ARGS__})
 TEST(shard_models, tensor_parallel_traffic) {
     /* Megatron's: an all-reduce after each half of a layer, and as many backward. */

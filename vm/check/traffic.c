@@ -5,20 +5,6 @@
 
 #include "runtime/passes/passes.h"
 
-/* Bytes that leave one rank, as rings and pairwise exchanges send them. */
-static int64_t step_bytes(const ml_step *step) {
-    const ml_collective_step *c = step->collective;
-    int64_t ranks = c->ranks;
-    int64_t bytes = c->count * ml_dtypes[c->dtype].bytes;
-    switch (c->op) {
-    case ML_OP_ALL_REDUCE: return 2 * bytes / ranks * (ranks - 1);
-    case ML_OP_ALL_TO_ALL: return bytes / ranks * (ranks - 1);
-    case ML_OP_SHIFT:
-    case ML_OP_MIRROR: return bytes;
-    default: return bytes * (ranks - 1);
-    }
-}
-
 static const ml_origin *move_origin(const vm_move *m) {
     return ml_graph_origin(m->plan->graph, m->step->node);
 }
@@ -31,7 +17,7 @@ static bool same_text(const char *a, const char *b) {
 static bool alike(const vm_move *a, const vm_move *b) {
     const ml_collective_step *x = a->step->collective, *y = b->step->collective;
     const ml_origin *from = move_origin(a), *other = move_origin(b);
-    return x->op == y->op && x->mesh_axis == y->mesh_axis && a->bytes == b->bytes &&
+    return x->kind == y->kind && x->mesh_axis == y->mesh_axis && a->bytes == b->bytes &&
            from->line == other->line && same_text(from->file, other->file) &&
            ml_type_equal(ml_graph_type(a->plan->graph, a->step->node),
                          ml_graph_type(b->plan->graph, b->step->node));
@@ -73,7 +59,8 @@ void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times) {
         for (uint32_t i = 0; i < s->steps.count; i++) {
             const ml_step *step = &s->steps.at[i];
             if (step->kind != ML_STEP_COLLECTIVE) continue;
-            add_move(t, &(vm_move){plan->parts[p], step, step_bytes(step), times, false});
+            add_move(t, &(vm_move){plan->parts[p], step, (int64_t)ml_step_sent(step->collective),
+                                   times, false});
         }
     }
 }
@@ -100,7 +87,7 @@ void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++) {
             if (!t->total[i][k].count) continue;
             format(size, sizeof size, t->total[i][k].bytes);
-            printf("  %-6s %-14s %6lld  %10s sent\n", layout->axis[i].name, ml_collective_names[k],
+            printf("  %-6s %-14s %6lld  %10s sent\n", layout->axis[i].name, ml_collectives[k].label,
                    (long long)t->total[i][k].count, size);
         }
     if (t->count) printf("largest redistributions\n");
@@ -110,7 +97,7 @@ void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
         format(size, sizeof size, m->bytes);
         vm_push_type(L, m->plan->graph, ml_graph_type(m->plan->graph, m->step->node));
         printf("  %10s x %-4lld %s over %s to %s", size, (long long)m->count,
-               ml_ops[m->step->collective->op].name,
+               ml_collectives[m->step->collective->kind].name,
                layout->axis[m->step->collective->mesh_axis].name, lua_tostring(L, -1));
         lua_pop(L, 1);
         if (origin->module && origin->module[0])
@@ -177,9 +164,9 @@ static json_t *moves_json(lua_State *L, const vm_traffic *t) {
         const ml_origin *origin = move_origin(m);
         vm_push_type(L, m->plan->graph, ml_graph_type(m->plan->graph, m->step->node));
         json_t *item = json_pack(
-            "{s:s, s:s, s:s, s:I, s:I}", "kind", ml_ops[m->step->collective->op].name, "mesh_axis",
-            t->layout->axis[m->step->collective->mesh_axis].name, "type", lua_tostring(L, -1),
-            "bytes", (json_int_t)m->bytes, "count", (json_int_t)m->count);
+            "{s:s, s:s, s:s, s:I, s:I}", "kind", ml_collectives[m->step->collective->kind].name,
+            "mesh_axis", t->layout->axis[m->step->collective->mesh_axis].name, "type",
+            lua_tostring(L, -1), "bytes", (json_int_t)m->bytes, "count", (json_int_t)m->count);
         lua_pop(L, 1);
         if (origin->file) {
             json_object_set_new(item, "file", json_string(origin->file));
@@ -198,7 +185,7 @@ void traffic_json(lua_State *L, const vm_traffic *t, json_t *object) {
         json_object_set_new(mesh, t->layout->axis[i].name, json_integer(t->layout->axis[i].size));
         for (int k = 0; k < ML_COLLECTIVE_KINDS; k++)
             if (t->total[i][k].count)
-                json_object_set_new(axis, ml_collective_names[k],
+                json_object_set_new(axis, ml_collectives[k].label,
                                     json_pack("{s:I, s:I}", "count",
                                               (json_int_t)t->total[i][k].count, "bytes",
                                               (json_int_t)t->total[i][k].bytes));
@@ -309,7 +296,7 @@ static void print_sent(const types_call *call, const char *before, const char *a
             if (!sent[i][k].count) continue;
             format(size, sizeof size, sent[i][k].bytes);
             printf("%s%lld %s over %s, %s%s", before, (long long)sent[i][k].count,
-                   ml_collective_names[k], call->layout->axis[i].name, size, after);
+                   ml_collectives[k].label, call->layout->axis[i].name, size, after);
         }
 }
 

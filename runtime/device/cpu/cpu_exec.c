@@ -54,7 +54,7 @@ static void collective_fill(ml_executable *e, command *c) {
     }
     c->group = ranks->group[axis];
     ml_text note = {.arena = e->arena};
-    ml_text_add(&note, "%s over %s", ml_ops[c->step->collective->op].name,
+    ml_text_add(&note, "%s over %s", ml_collectives[c->step->collective->kind].name,
                 ranks->layout->axis[axis].name);
     if (origin->module != NULL && origin->module[0]) ml_text_add(&note, " in %s", origin->module);
     if (origin->file != NULL) ml_text_add(&note, " %s:%d", origin->file, origin->line);
@@ -217,27 +217,12 @@ static void copy_job(void *context, int64_t begin, int64_t end, int thread) {
 static ml_status collective_run(ml_executable *e, const command *c) {
     const ml_collective_step *s = c->step->collective;
     const char *from = c->pointers[0];
-    static const ml_reduce_op reduces[] = {[ML_COMBINE_SUM] = ML_REDUCE_SUM,
-                                           [ML_COMBINE_MAX] = ML_REDUCE_MAX,
-                                           [ML_COMBINE_MIN] = ML_REDUCE_MIN};
-    ml_reduce_op reduce = reduces[s->combine];
     char *to = c->pointers[1], note[256];
     const char *program = e->plan->roots.name;
     snprintf(note, sizeof note, "%s %lld, %s", program != NULL ? program : "run",
              (long long)e->runs, c->note);
     ml_comm_note(e->cpu->base.ranks->comm, note);
-    switch (s->op) {
-    case ML_OP_ALL_REDUCE:
-        return ml_comm_all_reduce(c->group, from, to, s->count, s->dtype, reduce);
-    case ML_OP_ALL_GATHER: return ml_comm_all_gather(c->group, from, to, s->count, s->dtype);
-    case ML_OP_REDUCE_SCATTER:
-        return ml_comm_reduce_scatter(c->group, from, to, s->count, s->dtype, reduce);
-    case ML_OP_ALL_TO_ALL:
-        return ml_comm_all_to_all(c->group, from, to, s->count / s->ranks, s->dtype);
-    case ML_OP_SHIFT: return ml_comm_shift(c->group, from, to, s->count, s->dtype);
-    case ML_OP_MIRROR: return ml_comm_mirror(c->group, from, to, s->count, s->dtype);
-    default: return ml_fail(ML_INTERNAL, "step %u is no collective", c->number);
-    }
+    return ml_comm_collect(c->group, s->kind, from, to, s->count, s->dtype, s->combine);
 }
 
 /* What a product is added to must lie where the result goes: mostly it does. */

@@ -38,7 +38,7 @@ static int rank_at(const cuda_device *d, int axis, int place) {
 
 static ml_status gather(cuda_device *d, int axis, const cuda_offer *mine, int64_t count,
                         cuda_offer *all) {
-    const ml_collective_step step = {.op = ML_OP_ALL_GATHER,
+    const ml_collective_step step = {.kind = ML_COLLECTIVE_ALL_GATHER,
                                      .mesh_axis = axis,
                                      .ranks = ranks_of(d, axis),
                                      .count = count * CUDA_OFFER_WORDS,
@@ -48,7 +48,7 @@ static ml_status gather(cuda_device *d, int axis, const cuda_offer *mine, int64_
 
 /* Whether it is so on all ranks along the axis. */
 static ml_status agree(cuda_device *d, int axis, bool *able) {
-    const ml_collective_step least = {.op = ML_OP_ALL_REDUCE,
+    const ml_collective_step least = {.kind = ML_COLLECTIVE_ALL_REDUCE,
                                       .mesh_axis = axis,
                                       .ranks = ranks_of(d, axis),
                                       .count = 1,
@@ -163,8 +163,8 @@ static bool serves(const cuda_device *d, const cuda_step *step) {
     const ml_collective_step *c = step->step->collective;
     if (step->step->kind != ML_STEP_COLLECTIVE || c->ticket == 0 || c->count == 0) return false;
     if (!fits(ranks_of(d, c->mesh_axis))) return false;
-    if (c->op == ML_OP_ALL_GATHER) return true;
-    return c->op == ML_OP_REDUCE_SCATTER && c->combine == ML_COMBINE_SUM &&
+    if (c->kind == ML_COLLECTIVE_ALL_GATHER) return true;
+    return c->kind == ML_COLLECTIVE_REDUCE_SCATTER && c->combine == ML_COMBINE_SUM &&
            cuda_pull_adds(c->dtype);
 }
 

@@ -210,8 +210,8 @@ static ml_status await_read(const group *g) {
     return ML_OK;
 }
 
-static bool has(const cuda_step *step, ml_op op) {
-    return step->pull && step->step->collective->op == op;
+static bool has(const cuda_step *step, ml_collective kind) {
+    return step->pull && step->step->collective->kind == kind;
 }
 
 static int64_t step_bytes(const cuda_step *step) {
@@ -223,7 +223,7 @@ static ml_status copy_gathered(const group *g, int i) {
     int rank = other(g, i);
     CUstream stream = i == 0 ? g->lane : stream_of(g, i);
     for (uint32_t k = 0; k < g->count; k++) {
-        if (!has(&g->steps[k], ML_OP_ALL_GATHER)) continue;
+        if (!has(&g->steps[k], ML_COLLECTIVE_ALL_GATHER)) continue;
         int64_t bytes = step_bytes(&g->steps[k]);
         CUdeviceptr from = g->steps[k].pull->from[rank];
         CUdeviceptr to =
@@ -248,7 +248,7 @@ static void next_segments(const group *g, progress *at) {
     g->p->segment_count = 0;
     while (at->step < g->count && g->p->segment_count < PULL_SEGMENTS) {
         const cuda_step *step = &g->steps[at->step];
-        if (!has(step, ML_OP_REDUCE_SCATTER)) {
+        if (!has(step, ML_COLLECTIVE_REDUCE_SCATTER)) {
             at->step++;
             continue;
         }

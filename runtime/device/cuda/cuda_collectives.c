@@ -83,7 +83,7 @@ ml_status cuda_collect_least(ml_executable *e, int64_t *values, int64_t count) {
     ml_device *device = &e->device->base;
     for (int i = 0; i < ML_MAX_MESH; i++) {
         if (!e->collects[i]) continue;
-        const ml_collective_step least = {.op = ML_OP_ALL_REDUCE,
+        const ml_collective_step least = {.kind = ML_COLLECTIVE_ALL_REDUCE,
                                           .mesh_axis = i,
                                           .ranks = device->ranks->layout->axis[i].size,
                                           .count = count,

@@ -60,11 +60,6 @@ ml_status cuda_fail(CUresult result, const char *call);
     do {                                                                                           \
         if (CUDA_OK(call) != ML_OK) return ml_error_last()->status;                                \
     } while (0)
-#define ML_TRY(call)                                                                               \
-    do {                                                                                           \
-        ml_status tried_ = (call);                                                                 \
-        if (tried_ != ML_OK) return tried_;                                                        \
-    } while (0)
 static inline ml_status cuda_check(CUresult result, const char *call) {
     return result == CUDA_SUCCESS ? ML_OK : cuda_fail(result, call);
 }

@@ -271,7 +271,7 @@ ml_status cuda_tune_share(cuda_device *device, void *choice, int64_t bytes) {
     ml_status status = ML_OK;
     for (int i = 0; i < layout->count && status == ML_OK; i++) {
         if (!shares(layout, i)) continue;
-        const ml_collective_step gather = {.op = ML_OP_ALL_GATHER,
+        const ml_collective_step gather = {.kind = ML_COLLECTIVE_ALL_GATHER,
                                            .mesh_axis = i,
                                            .ranks = layout->axis[i].size,
                                            .count = bytes,

@@ -472,50 +472,78 @@ ml_status cuda_nccl_end(void) {
     return ML_OK;
 }
 
-/* Send to one rank of the group and receive from one. */
-static ml_status exchange(ncclComm_t comm, ncclDataType_t type, int64_t count, const void *from,
-                          int to_rank, void *to, int from_rank, CUstream stream) {
-    NCCL_TRY(ncclSend(from, (size_t)count, type, to_rank, comm, stream));
-    NCCL_TRY(ncclRecv(to, (size_t)count, type, from_rank, comm, stream));
+/* One collective: `at` is this rank's place along the axis. */
+typedef struct {
+    const ml_collective_step *step;
+    ncclComm_t comm;
+    ncclDataType_t type;
+    const char *from;
+    char *to;
+    size_t count;
+    int ranks, at;
+    CUstream stream;
+} collective;
+
+static ml_status all_reduce(const collective *c) {
+    NCCL_TRY(
+        ncclAllReduce(c->from, c->to, c->count, c->type, reduction(c->step), c->comm, c->stream));
     return ML_OK;
 }
 
-static ml_status all_to_all(ncclComm_t comm, const ml_collective_step *s, const char *from,
-                            char *to, CUstream stream) {
-    int64_t count = s->count / s->ranks, bytes = count * ml_dtypes[s->dtype].bytes;
-    for (int64_t i = 0; i < s->ranks; i++)
-        ML_TRY(exchange(comm, types[s->dtype], count, from + i * bytes, (int)i, to + i * bytes,
-                        (int)i, stream));
+static ml_status all_gather(const collective *c) {
+    NCCL_TRY(ncclAllGather(c->from, c->to, c->count, c->type, c->comm, c->stream));
     return ML_OK;
+}
+
+static ml_status reduce_scatter(const collective *c) {
+    NCCL_TRY(ncclReduceScatter(c->from, c->to, c->count, c->type, reduction(c->step), c->comm,
+                               c->stream));
+    return ML_OK;
+}
+
+/* Send `count` elements from offset `at` to one rank of the group, and receive as many from one. */
+static ml_status exchange(const collective *c, size_t at, size_t count, int to, int from) {
+    size_t bytes = at * (size_t)ml_dtypes[c->step->dtype].bytes;
+    NCCL_TRY(ncclSend(c->from + bytes, count, c->type, to, c->comm, c->stream));
+    NCCL_TRY(ncclRecv(c->to + bytes, count, c->type, from, c->comm, c->stream));
+    return ML_OK;
+}
+
+static ml_status all_to_all(const collective *c) {
+    size_t block = c->count / (size_t)c->ranks;
+    for (int i = 0; i < c->ranks; i++) ML_TRY(exchange(c, (size_t)i * block, block, i, i));
+    return ML_OK;
+}
+
+static ml_status shift(const collective *c) {
+    return exchange(c, 0, c->count, (c->at + 1) % c->ranks, (c->at + c->ranks - 1) % c->ranks);
+}
+
+static ml_status reverse(const collective *c) {
+    return exchange(c, 0, c->count, c->ranks - 1 - c->at, c->ranks - 1 - c->at);
 }
 
 ml_status cuda_nccl_enqueue(cuda_device *d, const ml_collective_step *s, const void *from, void *to,
                             CUstream stream) {
-    cuda_nccl *n = d->nccl;
-    ncclComm_t comm = n->axis[s->mesh_axis];
-    ncclDataType_t type = types[s->dtype];
-    size_t count = (size_t)s->count;
-    int ranks = (int)s->ranks, at = (int)n->at[s->mesh_axis];
+    static ml_status (*const entries[ML_COLLECTIVE_KINDS])(const collective *) = {
+#define ML_COLLECTIVE(ident, name, ...) [ML_COLLECTIVE_##ident] = name,
+#include "runtime/graph/collectives.def"
+#undef ML_COLLECTIVE
+    };
+    ncclComm_t comm = d->nccl->axis[s->mesh_axis];
     if (!comm) return ml_fail(ML_DEVICE, "the GPUs' communicators were aborted after a failure");
-    if (count == 0) return ML_OK;
-    switch (s->op) {
-    case ML_OP_ALL_REDUCE:
-        NCCL_TRY(ncclAllReduce(from, to, count, type, reduction(s), comm, stream));
-        return ML_OK;
-    case ML_OP_ALL_GATHER:
-        NCCL_TRY(ncclAllGather(from, to, count, type, comm, stream));
-        return ML_OK;
-    case ML_OP_REDUCE_SCATTER:
-        NCCL_TRY(ncclReduceScatter(from, to, count, type, reduction(s), comm, stream));
-        return ML_OK;
-    case ML_OP_ALL_TO_ALL: return all_to_all(comm, s, from, to, stream);
-    case ML_OP_SHIFT:
-        return exchange(comm, type, s->count, from, (at + 1) % ranks, to, (at + ranks - 1) % ranks,
-                        stream);
-    case ML_OP_MIRROR:
-        return exchange(comm, type, s->count, from, ranks - 1 - at, to, ranks - 1 - at, stream);
-    default: return ml_fail(ML_INTERNAL, "no collective between GPUs for %s", ml_ops[s->op].name);
-    }
+    if (s->count == 0) return ML_OK;
+    if (!entries[s->kind])
+        return ml_fail(ML_INTERNAL, "no collective between GPUs: %s", ml_collectives[s->kind].name);
+    return entries[s->kind](&(collective){.step = s,
+                                          .comm = comm,
+                                          .type = types[s->dtype],
+                                          .from = from,
+                                          .to = to,
+                                          .count = (size_t)s->count,
+                                          .ranks = (int)s->ranks,
+                                          .at = (int)d->nccl->at[s->mesh_axis],
+                                          .stream = stream});
 }
 
 /* ---- Pairs --------------------------------------------------------------------------------------
@@ -566,7 +594,7 @@ static ml_status collect_part(cuda_nccl *n, const ml_collective_step *whole, int
     int width = ml_dtypes[whole->dtype].bytes;
     int64_t bytes = count * width, apart = whole->count * width;
     char *own = (char *)(uintptr_t)n->room, *result = own + (bytes + 255) / 256 * 256;
-    int64_t blocks = whole->op == ML_OP_ALL_GATHER ? whole->ranks : 1;
+    int64_t blocks = whole->kind == ML_COLLECTIVE_ALL_GATHER ? whole->ranks : 1;
     part.count = count;
     ML_TRY(device->ops->upload(device, own, from, bytes));
     ML_TRY(cuda_nccl_enqueue(d, &part, own, result, d->stream));
@@ -597,9 +625,9 @@ ml_status cuda_nccl_collect(ml_device *device, const ml_collective_step *s, cons
                             void *to) {
     cuda_device *d = (cuda_device *)device;
     int width = ml_dtypes[s->dtype].bytes;
-    int64_t blocks = 1 + (s->op == ML_OP_ALL_GATHER ? s->ranks : 1);
-    if (s->op != ML_OP_ALL_GATHER && s->op != ML_OP_ALL_REDUCE)
-        return ml_fail(ML_INTERNAL, "%s of host memory", ml_ops[s->op].name);
+    int64_t blocks = 1 + (s->kind == ML_COLLECTIVE_ALL_GATHER ? s->ranks : 1);
+    if (s->kind != ML_COLLECTIVE_ALL_GATHER && s->kind != ML_COLLECTIVE_ALL_REDUCE)
+        return ml_fail(ML_INTERNAL, "%s of host memory", ml_collectives[s->kind].name);
     const int64_t most = part_of(blocks, width);
     ML_TRY(cuda_nccl_ready(d));
     ML_TRY(room_make(d->nccl));
