@@ -97,13 +97,9 @@ typedef struct {
     void **pointers;  /* in there */
 } cuda_launch;
 
-/* Tensor maps (cuda_maps.c). Where the driver has none, the step runs its kernel's `otherwise`. */
-void cuda_maps_choose(ml_step *step); /* raises */
-/* Encode them for the pointers that the launch has now. */
-ml_status cuda_maps_bind(cuda_launch *launch);
-
 typedef struct {
-    const ml_step *step;
+    const ml_step *step; /* of the plan, which a device never writes */
+    ml_kernel *kernel;   /* the step's, or what it runs otherwise on this machine */
     const char *what; /* "step 12 (sum+mul), gpt.lua:41" for messages */
     int launch_count; /* kernels: the step's kernel and its chain */
     cuda_launch *launches;
@@ -115,6 +111,11 @@ typedef struct {
     struct cuda_pull *pull;    /* of a collective that goes by copies; NULL: NCCL has it */
     uint32_t group; /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
+
+/* Tensor maps (cuda_maps.c). Where the driver has none, the step runs its kernel's `otherwise`. */
+void cuda_maps_choose(cuda_step *step); /* raises */
+/* Encode them for the pointers that the launch has now. */
+ml_status cuda_maps_bind(cuda_launch *launch);
 
 /* Of a collective with a ticket: its group may begin; it is done. */
 typedef struct {

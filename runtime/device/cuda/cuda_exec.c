@@ -73,8 +73,9 @@ static void load_function(cuda_device *d, const ml_kernel *kernel, const void *i
 
 typedef ML_VEC(ml_kernel *) kernel_list;
 
-static void list_kernels(ml_executable *e, const ml_step *step, ml_index *seen, kernel_list *list) {
-    for (ml_kernel *k = step->kernel; k; k = k->next) {
+/* The chain that begins with k. */
+static void list_kernels(ml_executable *e, ml_kernel *k, ml_index *seen, kernel_list *list) {
+    for (; k; k = k->next) {
         uint32_t cursor = 0;
         if (find_function(e->device, k->key)) continue;
         if (ml_index_next(seen, k->key, &cursor) != ML_INDEX_NONE) continue;
@@ -115,11 +116,11 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
     ml_index seen = {.arena = e->arena};
     for (uint32_t i = 0; i < e->step_count; i++) {
         const cuda_step *step = &e->steps[i];
-        if (takes_part(step, templates)) list_kernels(e, step->step, &seen, &list);
+        if (takes_part(step, templates)) list_kernels(e, step->kernel, &seen, &list);
     }
     const ml_plan *next = e->plan->refresh; /* will be loaded next */
     for (uint32_t i = 0; next && !templates && i < next->schedule->steps.count; i++)
-        list_kernels(e, &next->schedule->steps.at[i], &seen, &list);
+        list_kernels(e, next->schedule->steps.at[i].kernel, &seen, &list);
     if (list.count == 0) return ML_OK;
     image_work work = {e->device, list, ML_NEW_ARRAY(e->arena, const void *, list.count)};
     int64_t *sizes = ML_NEW_ARRAY(e->arena, int64_t, list.count);
@@ -141,10 +142,9 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
 static bool take_others(ml_executable *e, bool templates) {
     bool any = false;
     for (uint32_t i = 0; i < e->step_count; i++) {
-        ml_step *of_plan = &e->plan->schedule->steps.at[i];
-        if (!takes_part(&e->steps[i], templates)) continue;
-        if (!of_plan->kernel || !of_plan->kernel->otherwise) continue;
-        of_plan->kernel = of_plan->kernel->otherwise;
+        cuda_step *step = &e->steps[i];
+        if (!takes_part(step, templates) || !step->kernel || !step->kernel->otherwise) continue;
+        step->kernel = step->kernel->otherwise;
         any = true;
     }
     return any;
@@ -152,7 +152,7 @@ static bool take_others(ml_executable *e, bool templates) {
 
 /* Raises. */
 static void load_kernels(ml_executable *e, bool templates) {
-    for (uint32_t i = 0; i < e->step_count; i++) cuda_maps_choose(&e->plan->schedule->steps.at[i]);
+    for (uint32_t i = 0; i < e->step_count; i++) cuda_maps_choose(&e->steps[i]);
     ml_status status = try_kernels(e, templates);
     while (status == ML_COMPILE && take_others(e, templates)) {
         fprintf(stderr, "mlua: with other kernels, which are slower: %s\n", ml_error_last()->text);
@@ -163,7 +163,7 @@ static void load_kernels(ml_executable *e, bool templates) {
 
 /* Launches of a kernel and its chain. Raises. */
 static void prepare_launches(ml_executable *e, cuda_step *step) {
-    const ml_kernel *k = step->step->kernel;
+    const ml_kernel *k = step->kernel;
     int count = 0;
     for (const ml_kernel *at = k; at; at = at->next) count++;
     if (count == 0)
@@ -251,13 +251,14 @@ static const char *describe_step(ml_executable *e, uint32_t i) {
 }
 
 static void describe_steps(ml_executable *e, library_work *work) {
-    ml_schedule *s = e->plan->schedule;
+    const ml_schedule *s = e->plan->schedule;
     e->step_count = s->steps.count;
     e->steps = ML_NEW_ARRAY(e->arena, cuda_step, e->step_count + 1);
     e->addresses = ML_NEW_ARRAY(e->arena, void *, s->storages.count + 1);
     for (uint32_t i = 0; i < e->step_count; i++) {
         cuda_step *step = &e->steps[i];
         step->step = &s->steps.at[i];
+        step->kernel = step->step->kernel;
         step->what = describe_step(e, i);
         step->contest = cuda_contest_of(e, step->step);
         step->pointers =
@@ -301,7 +302,7 @@ static void load_body(void *argument) {
         cuda_step *step = &e->steps[i];
         bool attention = step->step->kind == ML_STEP_ATTENTION;
         /* Kernels that gave way to others, for want of instructions, do not contend. */
-        step->undecided = step->attention && step->contest && step->step->kernel->otherwise;
+        step->undecided = step->attention && step->contest && step->kernel->otherwise;
         if (step->step->kind == ML_STEP_GEMM) ML_CHECK(prepare_gemm(e, step));
         if (step->step->kind == ML_STEP_KERNEL ||
             (attention && (!step->attention || step->undecided)))

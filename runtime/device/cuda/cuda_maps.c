@@ -5,7 +5,7 @@
 
 #include "runtime/device/cuda/cuda_device.h"
 
-void cuda_maps_choose(ml_step *step) {
+void cuda_maps_choose(cuda_step *step) {
     while (step->kernel && step->kernel->map_count > 0 && !cuda.cuTensorMapEncodeTiled) {
         if (!step->kernel->otherwise) {
             ml_fail(ML_DEVICE, "the NVIDIA driver is too old: it has no cuTensorMapEncodeTiled");
