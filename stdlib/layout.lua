@@ -3,7 +3,6 @@ local core = require "mlua.core"
 local m = require "mlua"
 
 local TABLES = { "mesh", "params", "acts", "state", "reshard", "stages", "exchange" }
-local SCHEDULES = { "1f1b", "interleaved", "zero-bubble" }
 local MOST = 1 << 30 -- ranks, microbatches
 
 -- Keys in order, so that messages are the same each time.
@@ -185,11 +184,12 @@ local function read_stages(spec, mesh)
     end
   end
   local schedule = stages.schedule or (stages.chunks or 1) > 1 and "interleaved" or "1f1b"
-  local known = false
-  for _, name in ipairs(SCHEDULES) do known = known or name == schedule end
-  if not known then core.fail(("there is no schedule %q"):format(tostring(schedule)), { help = table.concat(SCHEDULES, ", ") }) end
-  local chunks = stages.chunks or schedule == "interleaved" and 2 or 1
-  if chunks > 1 ~= (schedule == "interleaved") then
+  local schedules, names = core.schedules(), {}
+  for i, known in ipairs(schedules) do names[i] = known.name end
+  local rules = type(schedule) == "string" and schedules[schedule]
+  if not rules then core.fail(("there is no schedule %q"):format(tostring(schedule)), { help = table.concat(names, ", ") }) end
+  local chunks = stages.chunks or rules.virtual_stages and 2 or 1
+  if chunks > 1 ~= rules.virtual_stages then
     core.fail(("the schedule %s takes %s"):format(schedule, chunks > 1 and "one chunk a rank" or "several chunks a rank"), {
       help = 'stages = { pp = "layers", schedule = "interleaved", chunks = 2 }',
     })

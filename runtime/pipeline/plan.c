@@ -48,7 +48,7 @@ static void wave_add(task_waves *waves, int wave) {
 static void waves_find(sharing *s) {
     const ml_stage_graphs *c = &s->pipeline->cut;
     bool weight_grad =
-        s->layout->stages.schedule == ML_SCHEDULE_ZERO_BUBBLE && s->pipeline->microbatches > 1;
+        ml_schedules[s->layout->stages.schedule].splits_backward && s->pipeline->microbatches > 1;
     for (int i = 0; i < c->transfer_count; i++) {
         const ml_transfer *t = &c->transfers[i];
         wave_add(&s->pipeline->stages[t->to].waves, t->to_wave);
@@ -297,7 +297,7 @@ static void schedule_make(sharing *s) {
     const ml_stages *how = &s->layout->stages;
     ml_arena *arena = s->arena;
     ml_pipeline_problem *problem = &pipeline->problem;
-    problem->kind = pipeline->microbatches > 1 ? how->schedule : ML_SCHEDULE_1F1B;
+    problem->kind = pipeline->microbatches > 1 ? (ml_schedule_kind)how->schedule : ML_SCHEDULE_1F1B;
     problem->ranks = pipeline->ranks;
     problem->chunks = pipeline->count / pipeline->ranks;
     problem->microbatches = pipeline->microbatches;

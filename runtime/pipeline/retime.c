@@ -30,10 +30,10 @@ static bool fits(const pipeline_plan *pipeline, const ml_pipeline_schedule *orde
     return true;
 }
 
-static void take(ml_plan *plan, const ml_pipeline_problem *timed, int variant) {
+static void take(ml_plan *plan, const ml_pipeline_problem *timed, int number) {
     pipeline_plan *pipeline = plan->pipeline;
     ml_pipeline_schedule order;
-    ml_pipeline_schedule_variant(timed, variant, plan->arena, &order);
+    ml_pipeline_schedule_by_order(timed, number, plan->arena, &order);
     pipeline->schedule.actions = order.actions;
     for (int v = 0; v < pipeline->count; v++) {
         int slots = pipeline->stages[v].slots;
@@ -45,15 +45,15 @@ static void take(ml_plan *plan, const ml_pipeline_problem *timed, int variant) {
 
 /* The best order of those that fit, or -1: another one pays once it saves half a percent. Where
  * stages share a rank the order may be part of the result: sums of what several of them use. */
-static int best_variant(const pipeline_plan *pipeline, const ml_pipeline_problem *timed,
-                        ml_arena *arena, pipeline_forecast *forecast) {
+static int best_order(const pipeline_plan *pipeline, const ml_pipeline_problem *timed,
+                      ml_arena *arena, pipeline_forecast *forecast) {
     pipeline_stage *now = ML_NEW_ARRAY(arena, pipeline_stage, (size_t)pipeline->count);
-    int best = -1;
+    int best = -1, orders = ml_schedules[timed->kind].order_count;
     slots_find(pipeline, &pipeline->schedule, arena, now);
-    for (int i = 0; i < ML_PIPELINE_VARIANTS && pipeline->count == pipeline->ranks; i++) {
+    for (int i = 0; i < orders && pipeline->count == pipeline->ranks; i++) {
         ml_pipeline_schedule order;
         double bubble;
-        ml_pipeline_schedule_variant(timed, i, arena, &order);
+        ml_pipeline_schedule_by_order(timed, i, arena, &order);
         int64_t length =
             ml_pipeline_replay(&pipeline->problem, &order, &forecast->times, arena, &bubble);
         if (length >= forecast->length - forecast->length_before / 200 ||
@@ -75,9 +75,9 @@ void pipeline_retime(ml_plan *plan, const ml_task_time *const *ran, ml_arena *ar
                                                           &out->times, arena, &out->bubble);
     ml_pipeline_problem timed =
         ml_pipeline_problem_timed(&pipeline->problem, &out->times, plan->arena);
-    int variant = best_variant(pipeline, &timed, arena, out);
-    out->reordered = variant >= 0;
-    if (out->reordered) take(plan, &timed, variant);
+    int number = best_order(pipeline, &timed, arena, out);
+    out->reordered = number >= 0;
+    if (out->reordered) take(plan, &timed, number);
 }
 
 void pipeline_times_print(const ml_plan *plan, const pipeline_forecast *forecast, ml_text *out) {

@@ -1,14 +1,14 @@
-/* Pipeline schedules: every rank is simulated, event by event, and its order of tasks written down.
+/* The simulation behind every schedule: event by event, each rank's order of tasks is recorded.
  *
- * A unit is a microbatch at a virtual stage: open from the start of its first task to the end of
- * its last one that is not late, held until its late tasks are done too. A rank that is free opens
- * the next unit, in a fixed order and while its limits of open and held units allow; else it takes
- * a later task of an open unit. With the limits of 1F1B that is 1F1B's order wherever a rank need
- * not wait, and never waits where something can run. Late tasks come at once or, in a zero-bubble
- * schedule, where nothing else can run.
+ * A unit is a microbatch at a virtual stage. It is open from the start of its first task to the end
+ * of its last one that is no weight gradient, and held until its weight gradients are done too. A
+ * rank that is free opens the next unit, in a fixed order, while its limits of open and held units
+ * allow; else it takes the most advanced task of an open unit. Under the limits of 1F1B this is
+ * 1F1B's order wherever a rank need not wait, and the rank never idles while something can run.
  *
- * It ends: the lowest microbatch that is not done can always go on, for units are opened in its
- * order; should edges contradict the order of chunks, it is given up where nothing else can run. */
+ * The simulation ends: the lowest unfinished microbatch can always continue, for units are opened
+ * in its order; where edges contradict the order of chunks, that order is given up once nothing
+ * else can run. */
 #include <assert.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static const uint64_t NEVER = UINT64_MAX;
 enum { TRIAL_ACTIONS = 1 << 21 };
 enum { MOST_ACTIONS = 1 << 24 }; /* tasks times microbatches: 16 million take ten seconds */
 
-/* Something that is ready to run; the least key goes first. */
+/* A task that is ready to run, or a message (an edge) that arrives; the least key comes first. */
 typedef struct {
     uint64_t key;
     int task, microbatch;
@@ -26,7 +26,7 @@ typedef struct {
 typedef ML_VEC(ready) ready_heap;
 
 typedef struct {
-    int first, last; /* of its tasks that are not late; -1: none */
+    int first, last; /* of its tasks but weight gradients; -1: none */
     int task_count, weight_grad_count;
 } stage;
 
@@ -36,7 +36,7 @@ typedef struct {
 
 typedef struct {
     ready_heap later;    /* tasks of open units */
-    ready *weight_grads; /* tasks that nobody waits for, in the order of their sources */
+    ready *weight_grads; /* in the order of the tasks from which they were split */
     int weight_grad_next, weight_grad_count;
     unit next; /* to open */
     int open, held, open_limit, held_limit;
@@ -49,19 +49,19 @@ typedef struct {
     int *first, *edges; /* of task or rank t: edges[first[t] .. first[t + 1]) */
 } edge_index;
 
-/* How a rank orders its tasks, beyond the rule of the kind. */
-typedef struct {
-    bool waits;   /* late tasks only where nothing else can run */
-    int patience; /* and no better work comes for so many quarters of their time */
+/* How a rank chooses its next task, beyond the limit of open units. */
+typedef struct schedule_order {
+    bool defers;  /* weight gradients run only where nothing else can; else at once */
+    int patience; /* and only where no better work comes within so many quarters of their time */
     bool wide;    /* every rank may have as many units open as the first one */
-} variant;
-static const variant variants[ML_PIPELINE_VARIANTS] = {
+} schedule_order;
+static const schedule_order at_once[] = {{0}};
+static const schedule_order deferred[] = {
     {0}, {true}, {true, 0, true}, {true, 1, true}, {true, 2, true}, {true, 1}, {true, 2}};
-enum { AT_ONCE, WAITS };
 
 typedef struct {
     const ml_pipeline_problem *problem;
-    ml_arena *arena, *scratch; /* of what is made, and of what is needed meanwhile */
+    ml_arena *arena, *scratch; /* of the result, and of the simulation */
     int stage_count, microbatches;
     stage *stages;
     ml_task_edge *edges;
@@ -71,19 +71,41 @@ typedef struct {
     int *in_flight; /* [edges] microbatches whose source is done and whose user has not begun */
     ready_heap messages; /* by when they arrive: edges that take a while */
     int *rank_of;        /* [tasks] */
-    int *after;          /* [tasks]: of its stage that are not late and follow */
+    int *after;          /* [tasks]: how many follow in its stage, but weight gradients */
     uint16_t *missing;   /* [tasks][microbatches] sources that are not done */
     uint16_t *unit_left; /* [stages][microbatches] tasks that are not done */
     rank_state *ranks;
     uint64_t *ends; /* a tree: ends[1] is the first, end * leaves + rank; [leaves + rank]: each */
     int leaves;     /* a power of two */
-    int *woken, woken_count; /* ranks that may have something to start */
-    variant how;
+    int *woken, woken_count; /* ranks that may start something */
+    schedule_order order;
     bool records; /* the actions, and not their length alone */
     bool *opened; /* [stages][microbatches] */
     int *stage_held;
     ml_pipeline_schedule *out;
 } simulation;
+
+/* ---- The kinds --------------------------------------------------------------------------------
+ */
+
+/* What fills the pipeline behind rank r; for several chunks, up to the first backward task. */
+static int limit_1f1b(const ml_pipeline_problem *p, int r) {
+    if (p->chunks == 1) return p->ranks - r;
+    int limit = 2 * (p->ranks - r - 1) + (p->chunks - 1) * p->ranks + 1;
+    return limit < p->chunks * p->microbatches ? limit : p->chunks * p->microbatches;
+}
+
+const ml_schedule_rules ml_schedules[] = {
+#define ML_SCHEDULE(ident, name, virtual_stages, splits_backward, limit, orders, doc)              \
+    {name, doc, virtual_stages, splits_backward, limit, orders, sizeof orders / sizeof *orders},
+#include "runtime/pipeline/schedules.def"
+#undef ML_SCHEDULE
+};
+
+static int open_limit(const ml_pipeline_problem *p, int r) {
+    const ml_schedule_rules *rules = &ml_schedules[p->kind];
+    return rules->open_limit != NULL ? rules->open_limit(p, r) : p->chunks * p->microbatches;
+}
 
 /* ---- The problem ------------------------------------------------------------------------------
  */
@@ -142,14 +164,6 @@ static void read_problem(simulation *s) {
     index_all(s);
 }
 
-/* Units that rank r may have open: what fills the pipeline behind it, for several chunks up to the
- * first backward task. */
-static int open_limit(const ml_pipeline_problem *p, int r) {
-    if (p->chunks == 1) return p->ranks - r;
-    int limit = 2 * (p->ranks - r - 1) + (p->chunks - 1) * p->ranks + 1;
-    return limit < p->chunks * p->microbatches ? limit : p->chunks * p->microbatches;
-}
-
 static void start_state(simulation *s) {
     const ml_pipeline_problem *p = s->problem;
     int m = s->microbatches;
@@ -161,7 +175,7 @@ static void start_state(simulation *s) {
             s->unit_left[(size_t)v * m + i] = (uint16_t)s->stages[v].task_count;
     for (int r = 0; r < p->ranks; r++) {
         s->ranks[r].running = -1;
-        s->ranks[r].open_limit = open_limit(p, s->how.wide ? 0 : r);
+        s->ranks[r].open_limit = open_limit(p, s->order.wide ? 0 : r);
         s->ranks[r].held_limit = open_limit(p, 0);
         s->ranks[r].looked_at = true;
         s->woken[s->woken_count++] = r;
@@ -254,7 +268,7 @@ static void begin(simulation *s, int rank, int task, int microbatch, int64_t now
     set_end(s, rank, (uint64_t)end);
 }
 
-/* On to the next unit to open: groups of `ranks` microbatches, each for all chunks in turn. */
+/* The next unit to open: groups of `ranks` microbatches, each for all chunks in turn. */
 static void next_unit(const ml_pipeline_problem *p, unit *u) {
     int size = p->chunks == 1 || p->microbatches == 1 ? p->microbatches : p->ranks;
     if (++u->microbatch < u->group + size) return;
@@ -283,7 +297,7 @@ static bool open_next(simulation *s, int rank, int64_t now) {
     return true;
 }
 
-/* Whether the microbatch's task can begin once this edge's message is there. */
+/* Whether the microbatch's task can begin once this edge's message has arrived. */
 static bool waits_alone(const simulation *s, int rank, int edge, int microbatch) {
     const rank_state *at = &s->ranks[rank];
     int user = s->edges[edge].to;
@@ -314,14 +328,14 @@ static bool better_comes(const simulation *s, int rank, int64_t until) {
 static void dispatch(simulation *s, int rank, int64_t now) {
     rank_state *at = &s->ranks[rank];
     bool weight_grad = at->weight_grad_next < at->weight_grad_count;
-    if (!weight_grad || s->how.waits) {
+    if (!weight_grad || s->order.defers) {
         if (open_next(s, rank, now)) return;
         weight_grad = weight_grad && !at->later.count;
         if (!weight_grad && !at->later.count) return;
     }
-    if (weight_grad && s->how.patience > 0) {
+    if (weight_grad && s->order.patience > 0) {
         int64_t cost = s->problem->tasks[at->weight_grads[at->weight_grad_next].task].cost;
-        if (better_comes(s, rank, now + cost * s->how.patience / 4)) return;
+        if (better_comes(s, rank, now + cost * s->order.patience / 4)) return;
     }
     ready item = weight_grad ? at->weight_grads[at->weight_grad_next++] : heap_pop(&at->later);
     begin(s, rank, item.task, item.microbatch, now);
@@ -380,8 +394,8 @@ static bool open_any(simulation *s, int64_t now) {
     return false;
 }
 
-/* Time goes on to the next end of a task or message; false: there is none. */
-static bool go_on(const simulation *s, int64_t *now) {
+/* Time advances to the next end of a task or message; false: there is none. */
+static bool advance(const simulation *s, int64_t *now) {
     bool runs = anything_runs(s);
     if (!runs && s->messages.count == 0) return false;
     int64_t next = runs ? first_end(s) : INT64_MAX;
@@ -404,11 +418,11 @@ static int64_t simulate(simulation *s) {
             dispatch(s, s->woken[i], now);
         }
         s->woken_count = 0;
-    } while (go_on(s, &now) || open_any(s, now));
+    } while (advance(s, &now) || open_any(s, now));
     return now;
 }
 
-/* ---- Making one -------------------------------------------------------------------------------
+/* ---- Building one -------------------------------------------------------------------------------
  */
 
 static void check_problem(const ml_pipeline_problem *p) {
@@ -475,7 +489,7 @@ static void output_new(simulation *s) {
     }
 }
 
-static void variant_body(void *context) {
+static void order_body(void *context) {
     simulation *s = context;
     const ml_pipeline_problem *p = s->problem;
     simulation_new(s);
@@ -487,45 +501,43 @@ static void variant_body(void *context) {
     if (s->out->length) s->out->bubble = 1 - work / ((double)s->out->length * p->ranks);
 }
 
-static void variant_run(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                        ml_pipeline_schedule *out) {
+/* Without an arena only the length counts. */
+static void order_run(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                      ml_pipeline_schedule *out) {
     simulation s = {.problem = problem, .out = out, .scratch = ml_arena_new()};
     if (s.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
     s.records = arena != NULL;
     s.arena = s.records ? arena : s.scratch;
-    s.how = variants[problem->kind == ML_SCHEDULE_ZERO_BUBBLE ? number : AT_ONCE];
-    ml_status status = ml_protect(variant_body, &s);
+    s.order = ml_schedules[problem->kind].orders[number];
+    ml_status status = ml_protect(order_body, &s);
     ml_arena_free(s.scratch);
     if (status != ML_OK) ml_raise_last();
 }
 
-void ml_pipeline_schedule_variant(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                                  ml_pipeline_schedule *out) {
-    variant_run(problem, number, arena, out);
+void ml_pipeline_schedule_by_order(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                                   ml_pipeline_schedule *out) {
+    order_run(problem, number, arena, out);
 }
 
-static int64_t trial_length(const ml_pipeline_problem *problem, int number) {
-    ml_pipeline_schedule made;
-    variant_run(problem, number, NULL, &made);
-    return made.length;
-}
-
-/* Where costs are uneven a late task may begin just before its rank gets better work; then another
- * order can be the shorter one, even 1F1B's. Judged by a step of a few microbatches, of more than
- * 400 ranks by fewer: several orders take as many seconds there. What opens more units must be
+/* Where costs are uneven a weight gradient may begin just before its rank gets better work; then
+ * another order can be the shorter one, even the one that defers none (order 0, which must be
+ * shorter to be taken). Each order is tried on a step of a few microbatches, of fewer for more than
+ * 400 ranks: several orders take as many seconds there. An order that opens more units must be
  * worth their memory. */
-static int best_variant(const ml_pipeline_problem *problem) {
+static int best_order(const ml_pipeline_problem *problem) {
+    const ml_schedule_rules *rules = &ml_schedules[problem->kind];
     ml_pipeline_problem trial = *problem;
     int64_t shortest = 0;
-    int best = WAITS;
-    if (problem->kind != ML_SCHEDULE_ZERO_BUBBLE) return AT_ONCE;
-    int most = TRIAL_ACTIONS / trial.task_count;
+    int best = 0, most = TRIAL_ACTIONS / trial.task_count;
+    if (rules->order_count == 1) return 0;
     if (most > 4 * trial.ranks) most = 4 * trial.ranks;
     if (trial.microbatches > most) trial.microbatches = most > 0 ? most : 1;
-    for (int i = ML_PIPELINE_VARIANTS - 1; i >= 0; i--) {
-        int64_t length = trial_length(&trial, i);
-        if (variants[i].wide) length += length / 200;
-        if (shortest > 0 && (i == AT_ONCE ? length >= shortest : length > shortest)) continue;
+    for (int i = rules->order_count - 1; i >= 0; i--) {
+        ml_pipeline_schedule schedule;
+        order_run(&trial, i, NULL, &schedule);
+        int64_t length = schedule.length;
+        if (rules->orders[i].wide) length += length / 200;
+        if (shortest > 0 && (i == 0 ? length >= shortest : length > shortest)) continue;
         shortest = length;
         best = i;
     }
@@ -535,13 +547,13 @@ static int best_variant(const ml_pipeline_problem *problem) {
 void ml_pipeline_schedule_build(const ml_pipeline_problem *problem, ml_arena *arena,
                                 ml_pipeline_schedule *out) {
     check_problem(problem);
-    ml_pipeline_schedule_variant(problem, best_variant(problem), arena, out);
+    order_run(problem, best_order(problem), arena, out);
 }
 
 /* ---- Printing ---------------------------------------------------------------------------------
  */
 
-/* The place of a task in its stage: F, B, C, ...; W where it is late. */
+/* The index of a task in its stage: F, B, C, ...; W for weight gradients. */
 static char letter_of(const ml_pipeline_problem *p, int task) {
     if (p->tasks[task].weight_grad) return 'W';
     int place = 0;

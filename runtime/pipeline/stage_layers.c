@@ -253,7 +253,7 @@ static int64_t step_length(const double *cost, const int *first, const ml_layout
         edge[edges++] = (ml_task_edge){.from = 2 * v + 1, .to = 2 * v - 1};
     }
     edge[edges++] = (ml_task_edge){.from = 2 * count - 2, .to = 2 * count - 1};
-    ml_pipeline_problem problem = {.kind = layout->stages.schedule,
+    ml_pipeline_problem problem = {.kind = (ml_schedule_kind)layout->stages.schedule,
                                    .ranks = ranks,
                                    .chunks = chunks,
                                    .microbatches = 2 * ranks,

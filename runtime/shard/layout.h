@@ -34,19 +34,13 @@ typedef struct {
     bool keep;                                          /* reshard = {dp = false} */
 } ml_mesh_axis;
 
-typedef enum {
-    ML_SCHEDULE_1F1B,
-    ML_SCHEDULE_INTERLEAVED,
-    ML_SCHEDULE_ZERO_BUBBLE
-} ml_stage_schedule;
-
-/* Pipeline stages: which mesh axis, and how (stage.h, pipeline.h). */
+/* Pipeline stages: which mesh axis, and how (runtime/pipeline). */
 typedef struct {
     bool on; /* and the mesh axis has more than one rank */
     int mesh_axis;
     int chunks; /* virtual stages of a rank; more than 1 is interleaved */
     int microbatches;
-    ml_stage_schedule schedule;
+    int schedule;  /* ml_schedule_kind: runtime/pipeline/schedules.def */
     char list[64]; /* of modules: "layers" is the longest */
 } ml_stages;
 

@@ -181,10 +181,10 @@ static void lane_add(struct ml_pipeline_plan *p, ml_task_edge *edges, int from_t
 }
 
 /* A chain of stages there and back: the tasks of tests/pipeline/schedule.c. */
-static void chain_make(simulation *s, ml_arena *arena, ml_stage_schedule kind, int ranks,
-                       int chunks, int microbatches) {
+static void chain_make(simulation *s, ml_arena *arena, ml_schedule_kind kind, int ranks, int chunks,
+                       int microbatches) {
     struct ml_pipeline_plan *p = &s->plan;
-    bool weight_grad = kind == ML_SCHEDULE_ZERO_BUBBLE;
+    bool weight_grad = ml_schedules[kind].splits_backward;
     *p = (struct ml_pipeline_plan){
         .count = ranks * chunks, .microbatches = microbatches, .ranks = ranks};
     p->stages = ML_NEW_ARRAY(arena, pipeline_stage, MOST_STAGES);
@@ -226,11 +226,10 @@ static const int shapes[][3] = {/* ranks, chunks, microbatches */
 static bool every_shape(int alone, bool ahead, bool all_fresh, bool tells) {
     bool all = true;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int kind = ML_SCHEDULE_1F1B; kind <= ML_SCHEDULE_ZERO_BUBBLE; kind++) {
+        for (int kind = ML_SCHEDULE_1F1B; kind < ML_SCHEDULE_COUNT; kind++) {
             ml_arena *arena = ml_arena_new();
             simulation s = {.alone = alone, .ahead = ahead, .all_fresh = all_fresh};
-            chain_make(&s, arena, (ml_stage_schedule)kind, shapes[i][0], shapes[i][1],
-                       shapes[i][2]);
+            chain_make(&s, arena, (ml_schedule_kind)kind, shapes[i][0], shapes[i][1], shapes[i][2]);
             size_t messages = (size_t)s.plan.channel_count * (size_t)s.plan.microbatches;
             s.sends = ML_NEW_ARRAY(arena, bool, messages);
             s.receives = ML_NEW_ARRAY(arena, bool, messages);

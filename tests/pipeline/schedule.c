@@ -48,7 +48,7 @@ static costs random_costs(uint64_t *random, bool weight_grad) {
 /* A chain of stages there and back. The last stage has one task for both ways; the first one no
  * late task, since nobody waits for its backward pass. random: NULL where all stages cost `each`.
  */
-static void make_chain(pipeline_case *c, ml_stage_schedule kind, int ranks, int chunks,
+static void make_chain(pipeline_case *c, ml_schedule_kind kind, int ranks, int chunks,
                        int microbatches, costs each, uint64_t *random) {
     int stages = ranks * chunks, forward[64 * 8], backward[64 * 8];
     c->count = c->edges_count = 0;
@@ -143,10 +143,10 @@ static bool check_memory(const checker *k) {
     const ml_pipeline_problem *p = &k->c->problem;
     bool good = true;
     int largest = p->chunks == 1 ? p->ranks : 2 * (p->ranks - 1) + (p->chunks - 1) * p->ranks + 1;
-    for (int r = 0; r < p->ranks; r++) {
+    for (int r = 0; r < p->ranks && ml_schedules[p->kind].open_limit != NULL; r++) {
         int open =
             p->chunks == 1 ? p->ranks - r : 2 * (p->ranks - r - 1) + (p->chunks - 1) * p->ranks + 1;
-        bool all = p->kind == ML_SCHEDULE_ZERO_BUBBLE;
+        bool all = ml_schedules[p->kind].splits_backward;
         good = good && most_at_once(k, r, -1, false) <= (all ? largest : open);
         good = good && most_at_once(k, r, -1, true) <= (all ? largest : open + 1);
     }
@@ -256,10 +256,10 @@ static void every_shape(bool weight_grad, bool uneven) {
     uint64_t random = 5;
     ml_arena *arena = ml_arena_new();
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int kind = ML_SCHEDULE_1F1B; kind <= ML_SCHEDULE_ZERO_BUBBLE; kind++)
+        for (int kind = ML_SCHEDULE_1F1B; kind < ML_SCHEDULE_COUNT; kind++)
             for (int times = 0; times < (uneven ? 4 : 1); times++) {
                 ml_pipeline_schedule made;
-                make_chain(&made_case, (ml_stage_schedule)kind, shapes[i][0], shapes[i][1],
+                make_chain(&made_case, (ml_schedule_kind)kind, shapes[i][0], shapes[i][1],
                            shapes[i][2], even(2, weight_grad ? 2 : 4, weight_grad ? 2 : 0),
                            uneven ? &random : NULL);
                 make_and_check(&made_case, &made, arena);
@@ -278,7 +278,7 @@ TEST(shard_pipeline, uneven_costs) {
 
 /* Stages with two forward passes (a model that runs twice over its layers), a late task in the
  * middle, and an edge that contradicts the order of chunks: all that is asked is that it ends. */
-static void odd_problem(pipeline_case *c, ml_stage_schedule kind, int ranks, int chunks) {
+static void odd_problem(pipeline_case *c, ml_schedule_kind kind, int ranks, int chunks) {
     int stages = ranks * chunks, tasks[3][16];
     c->count = c->edges_count = 0;
     for (int v = 0; v < stages; v++) {
@@ -298,10 +298,10 @@ static void odd_problem(pipeline_case *c, ml_stage_schedule kind, int ranks, int
 
 TEST(shard_pipeline, odd_graphs) {
     ml_arena *arena = ml_arena_new();
-    for (int kind = ML_SCHEDULE_1F1B; kind <= ML_SCHEDULE_ZERO_BUBBLE; kind++)
+    for (int kind = ML_SCHEDULE_1F1B; kind < ML_SCHEDULE_COUNT; kind++)
         for (int chunks = 1; chunks <= 4; chunks++) {
             ml_pipeline_schedule made;
-            odd_problem(&made_case, (ml_stage_schedule)kind, 4, chunks);
+            odd_problem(&made_case, (ml_schedule_kind)kind, 4, chunks);
             ml_pipeline_schedule_build(&made_case.problem, arena, &made);
             size_t count = (size_t)made_case.count * (size_t)made_case.problem.microbatches;
             checker k = {&made_case, &made, calloc(count, 8), calloc(count, 8)};
@@ -319,22 +319,23 @@ TEST(shard_pipeline, odd_graphs) {
     ml_arena_free(arena);
 }
 
-/* Messages that take a while, in every variant of an order. */
+/* Messages that take a while, in every order of a kind. */
 TEST(shard_pipeline, messages_take_time) {
     uint64_t random = 21;
     ml_arena *arena = ml_arena_new();
     for (int times = 0; times < 60; times++) {
         int ranks = (int)test_range(&random, 2, 6), m = ranks * (int)test_range(&random, 1, 4);
-        int kind = (int)test_range(&random, 0, 2), chunks = kind == 1 ? 2 : 1;
-        make_chain(&made_case, (ml_stage_schedule)kind, ranks, chunks, m, even(1, 1, kind == 2),
-                   &random);
+        int kind = (int)test_range(&random, 0, ML_SCHEDULE_COUNT - 1);
+        int chunks = ml_schedules[kind].virtual_stages ? 2 : 1;
+        make_chain(&made_case, (ml_schedule_kind)kind, ranks, chunks, m,
+                   even(1, 1, ml_schedules[kind].splits_backward), &random);
         for (int e = 0; e < made_case.edges_count; e++)
             if (made_case.tasks[made_case.edges[e].from].stage !=
                 made_case.tasks[made_case.edges[e].to].stage)
                 made_case.edges[e].delay = test_range(&random, 0, 40);
-        for (int variant = 0; variant < ML_PIPELINE_VARIANTS; variant++) {
+        for (int order = 0; order < ml_schedules[kind].order_count; order++) {
             ml_pipeline_schedule made;
-            ml_pipeline_schedule_variant(&made_case.problem, variant, arena, &made);
+            ml_pipeline_schedule_by_order(&made_case.problem, order, arena, &made);
             check_pipeline(&made_case, &made);
         }
     }
@@ -387,9 +388,11 @@ TEST(shard_pipeline, times_are_learnt) {
     uint64_t random = 3;
     ml_arena *arena = ml_arena_new();
     for (int times = 0; times < 40; times++) {
-        int ranks = (int)test_range(&random, 2, 6), kind = (int)test_range(&random, 0, 2);
-        make_chain(&made_case, (ml_stage_schedule)kind, ranks, kind == 1 ? 2 : 1, 4 * ranks,
-                   even(1, 1, kind == 2), &random);
+        int ranks = (int)test_range(&random, 2, 6),
+            kind = (int)test_range(&random, 0, ML_SCHEDULE_COUNT - 1);
+        make_chain(&made_case, (ml_schedule_kind)kind, ranks,
+                   ml_schedules[kind].virtual_stages ? 2 : 1, 4 * ranks,
+                   even(1, 1, ml_schedules[kind].splits_backward), &random);
         ml_pipeline_schedule made;
         ml_pipeline_schedule_build(&made_case.problem, arena, &made);
         ml_pipeline_times t = draw_times(&made_case, &random, arena), learnt;
@@ -423,7 +426,7 @@ TEST(shard_pipeline, times_are_learnt) {
  */
 
 /* Bubble of a chain with even costs; late 0: the backward pass has all. */
-static double bubble_of(ml_stage_schedule kind, int ranks, int chunks, int microbatches, costs each,
+static double bubble_of(ml_schedule_kind kind, int ranks, int chunks, int microbatches, costs each,
                         int64_t *length) {
     ml_arena *arena = ml_arena_new();
     ml_pipeline_schedule made;
@@ -482,7 +485,7 @@ TEST(shard_pipeline, uneven_stages_fill_the_slowest) {
 /* ---- Text, limits and speed -------------------------------------------------------------------
  */
 
-static const char *printed(ml_arena *arena, ml_stage_schedule kind, int ranks, int chunks, int m,
+static const char *printed(ml_arena *arena, ml_schedule_kind kind, int ranks, int chunks, int m,
                            costs each) {
     ml_text text = {.arena = arena};
     ml_pipeline_schedule made;

@@ -39,8 +39,8 @@ static void add_lane(slots_case *c, int from, int to) {
  * stages (tied weights, or what all layers read). */
 static void draw(slots_case *c, uint64_t *random) {
     struct ml_pipeline_plan *plan = &c->plan;
-    ml_stage_schedule kind = (ml_stage_schedule)test_range(random, 0, 2);
-    int chunks = kind == ML_SCHEDULE_INTERLEAVED ? (int)test_range(random, 2, 3) : 1;
+    ml_schedule_kind kind = (ml_schedule_kind)test_range(random, 0, ML_SCHEDULE_COUNT - 1);
+    int chunks = ml_schedules[kind].virtual_stages ? (int)test_range(random, 2, 3) : 1;
     int ranks = (int)test_range(random, 2, RANKS), forward[STAGES], backward[STAGES];
     int even = test_range(random, 0, 2) == 0, spread = even ? 1 : (int)test_range(random, 2, 60);
     plan->ranks = ranks;
@@ -48,7 +48,7 @@ static void draw(slots_case *c, uint64_t *random) {
     plan->microbatches = ranks * (int)test_range(random, 1, 4);
     if (chunks == 1) plan->microbatches += (int)test_range(random, 0, 3);
     for (int v = 0; v < plan->count; v++) {
-        bool last = v == plan->count - 1, weight_grad = kind == ML_SCHEDULE_ZERO_BUBBLE && v > 0;
+        bool last = v == plan->count - 1, weight_grad = ml_schedules[kind].splits_backward && v > 0;
         int64_t cost = 10 * test_range(random, 1, spread);
         forward[v] = backward[v] = add_task(c, v, last ? 3 * cost : cost, false);
         if (!last) backward[v] = add_task(c, v, weight_grad ? cost : 2 * cost, false);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/pipeline/schedule.h"
+
 /* The names of a list at the top of the stack as axes. */
 static int read_axes(lua_State *L, ml_axis *axes, const char *mesh_axis) {
     int64_t count = vm_table_length(L, lua_gettop(L));
@@ -78,7 +80,6 @@ static void check_places(lua_State *L) {
 
 /* stages = {axis=, list=, schedule=, chunks=, microbatches=} */
 static void read_stages(lua_State *L, int spec, ml_layout *layout) {
-    static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble", NULL};
     ml_stages *stages = &layout->stages;
     if (lua_getfield(L, spec, "stages") != LUA_TTABLE) return;
     lua_getfield(L, -1, "axis");
@@ -90,7 +91,10 @@ static void read_stages(lua_State *L, int spec, ml_layout *layout) {
     lua_getfield(L, -2, "list");
     snprintf(stages->list, sizeof stages->list, "%s", luaL_checkstring(L, -1));
     lua_getfield(L, -3, "schedule");
-    stages->schedule = (ml_stage_schedule)luaL_checkoption(L, -1, NULL, schedules);
+    const char *schedule = luaL_checkstring(L, -1);
+    while (strcmp(ml_schedules[stages->schedule].name, schedule) != 0)
+        if (++stages->schedule == ML_SCHEDULE_COUNT)
+            vm_fail(L, NULL, "there is no schedule \"%s\"", schedule);
     lua_getfield(L, -4, "chunks");
     stages->chunks = (int)vm_integer(L, -1, "the chunks of a pipeline");
     lua_getfield(L, -5, "microbatches");
@@ -123,6 +127,22 @@ static int core_set_layout(lua_State *L) {
     bool plan_only = vm->options->mode != VM_RUN;
     vm_check(L, ml_session_lay_out(vm->session, layout, plan_only));
     return 0;
+}
+
+/* The kinds of pipeline schedules: a table each, by name too. */
+static int core_schedules(lua_State *L) {
+    lua_newtable(L);
+    for (int i = 0; i < ML_SCHEDULE_COUNT; i++) {
+        lua_newtable(L);
+        lua_pushstring(L, ml_schedules[i].name);
+        lua_setfield(L, -2, "name");
+        lua_pushboolean(L, ml_schedules[i].virtual_stages);
+        lua_setfield(L, -2, "virtual_stages");
+        lua_pushvalue(L, -1);
+        lua_setfield(L, -3, ml_schedules[i].name);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
 }
 
 /* The names of axes that the script has made, and of those that some tensor has: renamed ones. */
@@ -235,6 +255,8 @@ static const vm_entry functions[] = {
     {"set_layout", core_set_layout, "layout: table",
      "the layout of all programs and states: {mesh = {{name=, size=}, ...}, params=, acts=, "
      "state=}"},
+    {"schedules", core_schedules, "-> table",
+     "the pipeline schedules, as a list and by name: {name = string, virtual_stages = boolean}"},
     {"axis_names", core_axis_names, "-> string[]", "the axes that the script has made"},
     {0}};
 

@@ -385,12 +385,11 @@ static void print_stages(const ml_stage_map *map) {
 }
 
 static void print_pipeline(const struct ml_pipeline_plan *p) {
-    static const char *const kinds[] = {"1f1b", "interleaved", "zero-bubble"};
     printf(
         "pipeline        %d stages of %s, %s, %d microbatches, bubble %.1f%%; below, the rank of "
         "stage %d, which needs the most memory\n",
-        p->count, p->map->list, kinds[p->problem.kind], p->microbatches, 100 * p->schedule.bubble,
-        p->coordinate);
+        p->count, p->map->list, ml_schedules[p->problem.kind].name, p->microbatches,
+        100 * p->schedule.bubble, p->coordinate);
     print_stages(p->map);
 }
 
