@@ -54,8 +54,10 @@ typedef struct schedule_order {
     bool defers;  /* weight gradients run only where nothing else can; else at once */
     int patience; /* and only where no better work comes within so many quarters of their time */
     bool wide;    /* every rank may have as many units open as the first one */
+    bool fills;   /* all units are opened before any later task runs */
 } schedule_order;
 static const schedule_order at_once[] = {{0}};
+static const schedule_order filled[] = {{.fills = true}};
 static const schedule_order deferred[] = {
     {0}, {true}, {true, 0, true}, {true, 1, true}, {true, 2, true}, {true, 1}, {true, 2}};
 
@@ -330,6 +332,7 @@ static void dispatch(simulation *s, int rank, int64_t now) {
     bool weight_grad = at->weight_grad_next < at->weight_grad_count;
     if (!weight_grad || s->order.defers) {
         if (open_next(s, rank, now)) return;
+        if (s->order.fills && at->next.group < s->microbatches) return;
         weight_grad = weight_grad && !at->later.count;
         if (!weight_grad && !at->later.count) return;
     }
@@ -394,6 +397,17 @@ static bool open_any(simulation *s, int64_t now) {
     return false;
 }
 
+/* Nor can a unit be opened: one waits for a later task of a rank that opens all its units first. */
+static bool run_any(simulation *s, int64_t now) {
+    for (int r = 0; r < s->problem->ranks; r++) {
+        if (s->ranks[r].later.count == 0) continue;
+        ready item = heap_pop(&s->ranks[r].later);
+        begin(s, r, item.task, item.microbatch, now);
+        return true;
+    }
+    return false;
+}
+
 /* Time advances to the next end of a task or message; false: there is none. */
 static bool advance(const simulation *s, int64_t *now) {
     bool runs = anything_runs(s);
@@ -418,7 +432,7 @@ static int64_t simulate(simulation *s) {
             dispatch(s, s->woken[i], now);
         }
         s->woken_count = 0;
-    } while (advance(s, &now) || open_any(s, now));
+    } while (advance(s, &now) || open_any(s, now) || run_any(s, now));
     return now;
 }
 

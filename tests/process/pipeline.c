@@ -47,7 +47,7 @@ PROCESS_TEST(pipelines_send_what_has_come) {
                               "grep -av ^step";
     char *expected = process_run(room, 0, "MLUA_VERIFY=1", run, "1f1b").output;
     CHECK(strlen(expected) > 200);
-    static const char *const others[] = {"zero-bubble"};
+    static const char *const others[] = {"zero-bubble", "gpipe"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         CHECK_TEXT(process_run(room, 0, "MLUA_VERIFY=1", run, others[i]).output, expected);
 }
