@@ -1,90 +1,78 @@
-/* Kernels for CUDA: what is done before a row's turn comes. Asynchronous copies bring packs of the
- * next rows to shared memory, loads bring the next row's own values to registers, and values that
- * are the same for all rows are computed once. */
-#include "codegen/emit/emit_cuda.h"
+/* Kernels for CUDA, the source: what is done before a row's turn comes. Asynchronous copies bring
+ * packs of the next rows to shared memory, loads bring the next row's own values to registers, and
+ * values that are the same for all rows are computed once. */
+#include "codegen/emit/cuda_print.h"
 
 #include <string.h>
 
 static const char commit_text[] = "asm volatile(\"cp.async.commit_group;\" ::: \"memory\");\n";
 
-void cuda_print_commit(const cuda_shape *s) {
+void cuda_print_commit(const cuda_schedule *s) {
     ml_text_add(&s->e->text, "%s", commit_text);
 }
 
-static const char *memory_type(const cuda_shape *s, int i) {
+static const char *memory_type(const cuda_schedule *s, int i) {
     const ml_kernel_ir *ir = s->e->ir;
     return emit_memory_type((ml_dtype)ir->operand[ir->inst[i].operand].dtype);
 }
 
-const char *cuda_staged_text(const cuda_shape *s, int pack, const char *slot) {
-    ml_arena *arena = s->e->arena;
-    const char *at =
-        s->slots == 1 ? "" : ml_arena_format(arena, "%s * %lld + ", slot, (long long)s->slot_bytes);
-    return ml_arena_format(arena, "(char *)shared + %s%lld + (it * %d + threadIdx.x) * %d", at,
-                           (long long)s->shared[pack], cuda_threads(s), cuda_pack_bytes(s, pack));
-}
-
 /* The row that a team of a chunk has so many rounds of all teams after `row`. */
-static const char *row_after(const cuda_shape *s, const char *row, int rounds) {
+static const char *row_after(const cuda_schedule *s, const char *row, int rounds) {
     return ml_arena_format(s->e->arena, "%s + %d%s", row, rounds * s->teams,
                            s->spread ? " * step" : "");
 }
 
 /* Open a block in which indices and pointers are those of row `row`, if there is one. */
-static void print_if_row(const cuda_shape *s, const char *row) {
+static void print_if_row(const cuda_schedule *s, const char *row) {
     ml_text_add(&s->e->text, "{\nconst %s ahead = %s;\nif (ahead < %s) {\n", s->integer, row,
                 s->chunked ? "high" : "a.s[0]");
     cuda_print_unravel(s, "ahead", 0, s->e->ir->row_loops - 1, s->integer);
     cuda_print_pointers(s);
 }
 
-bool cuda_holds_rest(const cuda_shape *s) {
-    return s->slots == 1 && s->resident < s->packs && s->held;
-}
-
-static void declare_held(const cuda_shape *s) {
+static void declare_held(const cuda_schedule *s) {
     for (int i = 0; i < s->e->ir->inst_count && cuda_holds_rest(s); i++)
-        if (s->staged[i])
+        if (s->prefetched[i])
             ml_text_add(&s->e->text, "ml_pack<%s, %d> g%d[%d];\n", memory_type(s, i), s->vec, i,
                         s->packs - s->resident);
 }
 
 /* Load a pack that a slot has no room for. */
-static void print_held(const cuda_shape *s, int pack, const char *from) {
+static void print_held(const cuda_schedule *s, int pack, const char *from) {
     ml_text_add(&s->e->text, "g%d[it - %d] = ml_load_pack<%s, %d>(%s);\n", pack, s->resident,
                 memory_type(s, pack), s->vec, from);
 }
 
-/* Copy the staged packs of row `row`, if there is one, to a slot: one group of copies. */
-static void print_copies(const cuda_shape *s, const char *row, const char *slot) {
+/* Copy the prefetched packs of row `row`, if there is one, to a slot: one group of copies. */
+static void print_copies(const cuda_schedule *s, const char *row, const char *slot) {
     emitter *e = s->e;
     print_if_row(s, row);
-    cuda_shape some = *s;
-    some.part = CUDA_RESIDENT;
+    cuda_schedule some = *s;
+    some.at.part = CUDA_RESIDENT;
     cuda_print_pack_loop(&some);
     for (int i = 0; i < e->ir->inst_count; i++)
-        if (s->staged[i])
+        if (s->prefetched[i])
             ml_text_add(&e->text, "ml_stage_pack<%s, %d>(%s, %s);\n", memory_type(s, i), s->vec,
-                        cuda_staged_text(s, i, slot), cuda_access_text(s, &e->ir->inst[i], true));
+                        cuda_slot_text(s, i, slot), cuda_access_text(s, &e->ir->inst[i], true));
     ml_text_add(&e->text, "}\n}\n");
     if (cuda_holds_rest(s)) {
-        some.part = CUDA_REST;
+        some.at.part = CUDA_REST;
         cuda_print_pack_loop(&some);
         for (int i = 0; i < e->ir->inst_count; i++)
-            if (s->staged[i]) print_held(s, i, cuda_access_text(s, &e->ir->inst[i], true));
+            if (s->prefetched[i]) print_held(s, i, cuda_access_text(s, &e->ir->inst[i], true));
         ml_text_add(&e->text, "}\n}\n");
     }
     ml_text_add(&e->text, "}\n}\n%s", commit_text);
 }
 
-static bool loads_next(const cuda_shape *s) {
+static bool loads_next(const cuda_schedule *s) {
     bool any = false;
     for (int i = 0; i < s->e->ir->inst_count; i++) any = any || s->next[i];
     return any;
 }
 
 /* Load what row `row` has one of. */
-static void print_next(const cuda_shape *s, const char *row) {
+static void print_next(const cuda_schedule *s, const char *row) {
     emitter *e = s->e;
     if (!loads_next(s)) return;
     print_if_row(s, row);
@@ -100,7 +88,7 @@ static void print_next(const cuda_shape *s, const char *row) {
 
 /* Where an operand that all rows share lies for the element (or pack) at `base`: no row is at hand.
  */
-static const char *invariant_text(const cuda_shape *s, int i, bool whole_pack) {
+static const char *invariant_text(const cuda_schedule *s, int i, bool whole_pack) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     ml_text text = {.arena = e->arena};
@@ -112,14 +100,14 @@ static const char *invariant_text(const cuda_shape *s, int i, bool whole_pack) {
     return text.text;
 }
 
-static void print_invariant_pack(const cuda_shape *s, int i) {
+static void print_invariant_pack(const cuda_schedule *s, int i) {
     const char *type = memory_type(s, i);
     ml_text_add(&s->e->text, "ml_pack<%s, %d> q%d = ml_load_pack<%s, %d>(%s);\n", type, s->vec, i,
                 type, s->vec, invariant_text(s, i, true));
 }
 
 /* A value that all rows share, of the elements from `base` on. */
-static void print_invariant(const cuda_shape *s, int i) {
+static void print_invariant(const cuda_schedule *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     if (inst->kind != ML_INST_LOAD) {
@@ -140,7 +128,7 @@ static void print_invariant(const cuda_shape *s, int i) {
 }
 
 /* Values that are the same for all rows. */
-static void print_hoisted(const cuda_shape *s) {
+static void print_hoisted(const cuda_schedule *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     bool any = false;
@@ -164,14 +152,10 @@ static void print_hoisted(const cuda_shape *s) {
     ml_text_add(&e->text, "}\n}\n}\n");
 }
 
-bool cuda_refills(const cuda_shape *s) {
-    return s->slots == 1 && s->chunked;
-}
-
-void cuda_print_refill_start(const cuda_shape *s, int stage) {
+void cuda_print_refill_start(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
-        if (!cuda_refills(s) || !s->staged[i] || cuda_last_stage(s, i) != stage) continue;
+        if (!cuda_refills(s) || !s->prefetched[i] || cuda_last_phase(s, i) != phase) continue;
         const char *type = memory_type(s, i);
         int operand = e->ir->inst[i].operand;
         ml_text_add(&e->text, "%s *f%d = 0;\n", type, i);
@@ -180,26 +164,26 @@ void cuda_print_refill_start(const cuda_shape *s, int stage) {
     }
 }
 
-void cuda_print_refill(const cuda_shape *s, int pack, int stage) {
+void cuda_print_refill(const cuda_schedule *s, int pack, int phase) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[pack];
-    if (!cuda_refills(s) || !s->staged[pack] || cuda_last_stage(s, pack) != stage) return;
+    if (!cuda_refills(s) || !s->prefetched[pack] || cuda_last_phase(s, pack) != phase) return;
     const char *own = ml_arena_format(e->arena, "r%d", inst->operand);
     const char *rest = cuda_access_text(s, inst, true) + strlen(own);
     ml_text_add(&e->text, "if (f%d", pack);
-    if (s->part == CUDA_REST) {
+    if (s->at.part == CUDA_REST) {
         ml_text_add(&e->text, ") ");
         print_held(s, pack, ml_arena_format(e->arena, "f%d%s", pack, rest));
         return;
     }
-    if (s->resident < s->packs && s->part == CUDA_ALL)
+    if (s->resident < s->packs && s->at.part == CUDA_ALL)
         ml_text_add(&e->text, " && it < %d", s->resident);
     ml_text_add(&e->text, ") ml_stage_pack<%s, %d>(%s, f%d%s);\n", memory_type(s, pack), s->vec,
-                cuda_staged_text(s, pack, "slot"), pack, rest);
+                cuda_slot_text(s, pack, "slot"), pack, rest);
 }
 
 /* The first rows' copies are under way before anything waits for what all rows share. */
-void cuda_print_start(const cuda_shape *s) {
+void cuda_print_start(const cuda_schedule *s) {
     emitter *e = s->e;
     declare_held(s);
     if (s->slots == 1) print_copies(s, "low + team", "slot");
@@ -219,7 +203,7 @@ void cuda_print_start(const cuda_shape *s) {
     print_hoisted(s);
 }
 
-void cuda_print_step(const cuda_shape *s) {
+void cuda_print_step(const cuda_schedule *s) {
     emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++)
         if (s->next[i]) ml_text_add(&e->text, "const %s w%d = n%d;\n", memory_type(s, i), i, i);
@@ -237,7 +221,7 @@ void cuda_print_step(const cuda_shape *s) {
                 s->slots - 1);
 }
 
-void cuda_print_row_end(const cuda_shape *s) {
+void cuda_print_row_end(const cuda_schedule *s) {
     if (cuda_refills(s) && s->online < 0) cuda_print_commit(s);
     if (s->slots > 1) ml_text_add(&s->e->text, "slot = slot == %d ? 0 : slot + 1;\n", s->slots - 1);
 }

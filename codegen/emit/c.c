@@ -7,7 +7,7 @@
  * machine, and rounding errors grow with columns / LANES. Sums over more than LONG_ROW columns or
  * LONG_LANE columns a lane, and over everything, accumulate in double; of columns over more than
  * LONG_CHUNK rows, in blocks of rows. */
-#include "codegen/emit/emit.h"
+#include "codegen/emit/emit_internal.h"
 
 #include <string.h>
 
@@ -18,7 +18,7 @@ enum {
     LONG_LANE = 256,
     LONG_CHUNK = 512,
     STACK_BYTES = 128 << 10, /* of kept rows; longer ones live in memory of the thread */
-    KEPT_BYTES = 16 << 20,   /* beyond this a value is computed again */
+    BUFFER_BYTES = 16 << 20, /* beyond this a value is computed again */
     WAKE_COST = 1 << 17,     /* operations that are worth waking a thread for */
 };
 
@@ -30,8 +30,8 @@ typedef struct c_schedule {
     const char *counter; /* type of the innermost loop's variable */
     bool whole;          /* every segment is a multiple of `lanes` long */
     int64_t block;       /* rows of a chunk whose columns are summed apart; 0: all */
-    int *kept;           /* values that survive their pass, in the order of their buffers */
-    int kept_count;
+    int *buffers;        /* values that survive their pass, in the order of their buffers */
+    int buffer_count;
 } c_schedule;
 typedef c_schedule printer;
 
@@ -43,7 +43,7 @@ static bool is_column(const printer *p, const ml_inst *inst) {
 /* One accumulator for the whole row: an ALL reduction of values that do not change by column. */
 static bool is_row_partial(const printer *p, int i) {
     return ml_inst_reduces_partly(&p->e->ir->inst[i]) && !p->elementwise &&
-           p->e->place[i] < p->e->ir->row_loops;
+           p->e->loop[i] < p->e->ir->row_loops;
 }
 
 static bool is_f32_sum(const ml_inst *inst) {
@@ -155,8 +155,8 @@ static void print_reduce(const printer *p, int i) {
     print_combine(p, i, to, column_text(p));
 }
 
-static bool is_carried(const emitter *e, int i, int stage) {
-    return e->buffered[i] && e->stage[i] < stage;
+static bool is_carried(const emitter *e, int i, int phase) {
+    return e->buffered[i] && e->phase[i] < phase;
 }
 
 /* The innermost index as i32 counts in 32 bits: converting 64-bit vectors would cost more. */
@@ -167,10 +167,10 @@ static bool is_narrow_index(const printer *p, const ml_inst *inst) {
            strcmp(p->counter, "int") == 0 && strcmp(p->e->index[p->e->inner], "0LL") != 0;
 }
 
-static void print_instruction(const printer *p, int i, int stage) {
+static void print_instruction(const printer *p, int i, int phase) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
-    if (is_carried(e, i, stage)) {
+    if (is_carried(e, i, phase)) {
         ml_text_add(&e->text, "const %s v%d = k%d[%s];\n", emit_compute_type((ml_dtype)inst->dtype),
                     i, i, column_text(p));
         return;
@@ -188,19 +188,19 @@ static void print_instruction(const printer *p, int i, int stage) {
     if (e->buffered[i]) ml_text_add(&e->text, "k%d[%s] = v%d;\n", i, column_text(p), i);
 }
 
-/* Instructions of a stage that belong right inside loop `place`; outer: all further out too. */
-static void print_place(const printer *p, int stage, int place, bool outer) {
+/* Instructions of a phase that belong right inside loop `place`; outer: all further out too. */
+static void print_loop(const printer *p, int phase, int place, bool outer) {
     emitter *e = p->e;
     for (int i = 0; i < e->ir->inst_count; i++)
-        if (e->need[stage][i] && (outer ? e->place[i] <= place : e->place[i] == place))
-            print_instruction(p, i, stage);
+        if (e->need[phase][i] && (outer ? e->loop[i] <= place : e->loop[i] == place))
+            print_instruction(p, i, phase);
 }
 
-static bool has_lanes(const printer *p, int stage) {
+static bool has_lanes(const printer *p, int phase) {
     emitter *e = p->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (inst->kind == ML_INST_REDUCE && e->stage[i] == stage && !is_column(p, inst) &&
+        if (inst->kind == ML_INST_REDUCE && e->phase[i] == phase && !is_column(p, inst) &&
             !is_row_partial(p, i))
             return true;
     }
@@ -209,21 +209,21 @@ static bool has_lanes(const printer *p, int stage) {
 
 /* GCC 12 unrolls a loop of up to 16 columns inside that of rows, and then computes wrongly on
  * processors with AVX where a load has a guard: the lanes of its masks are mixed up. */
-static bool must_stay_rolled(const printer *p, int stage) {
+static bool must_stay_rolled(const printer *p, int phase) {
     emitter *e = p->e;
     if (e->ir->size[e->inner] > 16) return false;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (e->need[stage][i] && inst->kind == ML_INST_LOAD && inst->guard != ML_NO_INST)
+        if (e->need[phase][i] && inst->kind == ML_INST_LOAD && inst->guard != ML_NO_INST)
             return true;
     }
     return false;
 }
 
-static void print_vector_loop(const printer *p, int stage, const char *low, const char *high) {
+static void print_vector_loop(const printer *p, int phase, const char *low, const char *high) {
     emitter *e = p->e;
     int n = e->inner;
-    if (has_lanes(p, stage) && p->lanes > 1) {
+    if (has_lanes(p, phase) && p->lanes > 1) {
         ml_text_add(&e->text, "for (long long b = %s; b < %s; b += %d) {\n", low, high, p->lanes);
         if (p->whole)
             ml_text_add(&e->text, "enum { m = %d };\n", p->lanes);
@@ -234,11 +234,11 @@ static void print_vector_loop(const printer *p, int stage, const char *low, cons
         ml_text_add(&e->text, "{\nconst long long b = %s;\nconst %s m = (%s)(%s - b);\n", low,
                     p->counter, p->counter, high);
     }
-    if (must_stay_rolled(p, stage)) ml_text_add(&e->text, "#pragma GCC unroll 1\n");
+    if (must_stay_rolled(p, phase)) ml_text_add(&e->text, "#pragma GCC unroll 1\n");
     ml_text_add(&e->text,
                 "#pragma GCC ivdep\nfor (%s l = 0; l < m; l++) {\nconst long long i%d = b + l;\n",
                 p->counter, n);
-    print_place(p, stage, n, false);
+    print_loop(p, phase, n, false);
     ml_text_add(&e->text, "}\n}\n");
 }
 
@@ -286,12 +286,12 @@ static void print_row_result(const printer *p, int i) {
 }
 
 /* One pass over the columns of a row. */
-static void print_pass(const printer *p, int stage) {
+static void print_pass(const printer *p, int phase) {
     emitter *e = p->e;
     const ml_kernel_ir *ir = e->ir;
-    if (!e->passes[stage]) return;
+    if (!e->passes[phase]) return;
     for (int i = 0; i < ir->inst_count; i++)
-        if (ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage) print_accumulator(p, i);
+        if (ml_inst_reduces_row(&ir->inst[i]) && e->phase[i] == phase) print_accumulator(p, i);
     ml_text_add(&e->text, "{\n");
     for (int loop = ir->row_loops; loop < e->inner; loop++) {
         if (ir->size[loop] > 1)
@@ -299,14 +299,14 @@ static void print_pass(const printer *p, int stage) {
                         (long long)ir->size[loop], loop);
         else
             ml_text_add(&e->text, "{\n");
-        print_place(p, stage, loop, false);
+        print_loop(p, phase, loop, false);
     }
-    print_vector_loop(p, stage, "0",
+    print_vector_loop(p, phase, "0",
                       ml_arena_format(e->arena, "%lld", (long long)ir->size[e->inner]));
     for (int loop = ir->row_loops; loop < e->inner; loop++) ml_text_add(&e->text, "}\n");
     ml_text_add(&e->text, "}\n");
     for (int i = 0; i < ir->inst_count; i++)
-        if (ml_inst_reduces_row(&ir->inst[i]) && e->stage[i] == stage) print_row_result(p, i);
+        if (ml_inst_reduces_row(&ir->inst[i]) && e->phase[i] == phase) print_row_result(p, i);
 }
 
 static void print_row_pointers(const printer *p) {
@@ -361,7 +361,7 @@ static void print_segments(const printer *p) {
     const char *size = ml_arena_format(e->arena, "%lld", (long long)e->ir->size[e->inner]);
     if (p->outer == 0) {
         print_row_pointers(p);
-        print_place(p, 0, e->inner - 1, true);
+        print_loop(p, 0, e->inner - 1, true);
         print_vector_loop(p, 0, "at", "stop");
         return;
     }
@@ -372,7 +372,7 @@ static void print_segments(const printer *p) {
                 "(stop - at);\n",
                 size, size);
     print_row_pointers(p);
-    print_place(p, 0, e->inner - 1, true);
+    print_loop(p, 0, e->inner - 1, true);
     print_vector_loop(p, 0, "low", "high");
     ml_text_add(&e->text, "at += high - low; low = 0;\n");
     print_advance(p);
@@ -399,9 +399,9 @@ static void print_rows(const printer *p) {
     print_unravel(p, "at");
     ml_text_add(&e->text, "for (; at < stop; at++) {\n");
     print_row_pointers(p);
-    for (int stage = 0; stage < e->stages; stage++) {
-        print_place(p, stage, e->ir->row_loops - 1, true);
-        print_pass(p, stage);
+    for (int phase = 0; phase < e->phases; phase++) {
+        print_loop(p, phase, e->ir->row_loops - 1, true);
+        print_pass(p, phase);
     }
     print_block_end(p);
     print_advance(p);
@@ -443,34 +443,34 @@ static int64_t row_bytes(const printer *p, int i) {
     return p->e->columns * (int64_t)(strcmp(ml_suffix(inst->dtype), "f32") ? 8 : 4);
 }
 
-/* Which values survive their pass: all that later passes need, up to KEPT_BYTES a row. */
+/* Which values survive their pass: all that later passes need, up to BUFFER_BYTES a row. */
 static void choose_buffers(printer *p) {
     emitter *e = p->e;
     int64_t bytes = 0;
-    p->kept = ML_NEW_ARRAY(e->arena, int, e->ir->inst_count + 1);
+    p->buffers = ML_NEW_ARRAY(e->arena, int, e->ir->inst_count + 1);
     emit_needs(e);
-    for (int stage = 1; stage < e->stages; stage++) {
+    for (int phase = 1; phase < e->phases; phase++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
             bool costs = inst->kind == ML_INST_MAP && inst->kept;
-            if (!e->need[stage][i] || e->stage[i] == stage || !costs) continue;
-            if (e->buffered[i] || e->place[i] != e->inner) continue;
-            if (bytes + row_bytes(p, i) > KEPT_BYTES) continue;
+            if (!e->need[phase][i] || e->phase[i] == phase || !costs) continue;
+            if (e->buffered[i] || e->loop[i] != e->inner) continue;
+            if (bytes + row_bytes(p, i) > BUFFER_BYTES) continue;
             bytes += row_bytes(p, i);
             e->buffered[i] = true;
-            p->kept[p->kept_count++] = i;
+            p->buffers[p->buffer_count++] = i;
         }
     }
-    for (int stage = 0; stage < e->stages; stage++)
-        memset(e->need[stage], 0, (size_t)e->ir->inst_count * sizeof(bool));
+    for (int phase = 0; phase < e->phases; phase++)
+        memset(e->need[phase], 0, (size_t)e->ir->inst_count * sizeof(bool));
     emit_needs(e);
 }
 
 static void print_buffers(const printer *p) {
     emitter *e = p->e;
     int64_t bytes = 0;
-    for (int at = 0; at < p->kept_count; at++) {
-        int i = p->kept[at];
+    for (int at = 0; at < p->buffer_count; at++) {
+        int i = p->buffers[at];
         bytes += row_bytes(p, i);
         ml_text_add(&e->text, "%s%s k%d[%lld] __attribute__((aligned(64)));\n",
                     bytes > STACK_BYTES ? "static __thread " : "",
@@ -489,7 +489,7 @@ static void set_units(const printer *p, ml_kernel *out) {
     int64_t cost = 1;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (e->place[i] < e->inner) continue;
+        if (e->loop[i] < e->inner) continue;
         cost += inst->kind == ML_INST_MAP ? ml_ops[inst->op].flops : 1;
     }
     int64_t unit_cost = cost * (p->elementwise ? ELEMENT_BLOCK : e->columns);

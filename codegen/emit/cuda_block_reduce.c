@@ -1,39 +1,13 @@
-/* Kernels for CUDA: reductions over a team, which is part of a warp, a warp or several. */
-#include "codegen/emit/emit_cuda.h"
-
-#include <string.h>
-
-/* Terms that a thread adds up one by one: of a row, or of its rows of a chunk. */
-static int64_t terms_of(const cuda_shape *s, int i) {
-    const emitter *e = s->e;
-    if (s->elementwise) return e->rows / s->chunks / cuda_threads(s);
-    int64_t own = cuda_is_row_partial(s, i) ? 1 : (int64_t)s->packs * s->vec;
-    bool all = e->ir->inst[i].scope == ML_SCOPE_ALL;
-    return all ? own * (e->rows / s->chunks / s->teams + 1) : own;
-}
-
-/* In f32 the roundings of LONG_SUM equal terms may add up to 4e-5. (Columns' sums of so many rows a
- * thread would be of tensors of 8 GB and more.) */
-void cuda_find_long_sums(cuda_shape *s) {
-    enum { LONG_SUM = 4096 };
-    for (int i = 0; i < s->e->ir->inst_count; i++) {
-        const ml_inst *inst = &s->e->ir->inst[i];
-        bool sums = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online &&
-                    !cuda_is_column(s, inst) && strcmp(ml_suffix(inst->dtype), "f32") == 0;
-        s->long_sum[i] = sums && terms_of(s, i) > LONG_SUM;
-    }
-}
-
-void cuda_print_total(const cuda_shape *s, int i) {
-    if (s->long_sum[i]) ml_text_add(&s->e->text, "a%d = ml_total_f32(a%d, lost%d);\n", i, i, i);
-}
+/* Kernels for CUDA, the source: reductions over a team, which is part of a warp, a warp or several.
+ */
+#include "codegen/emit/cuda_print.h"
 
 static const char *combine_name(const ml_inst *inst) {
     return inst->op == ML_OP_SUM ? "ml_sum" : inst->op == ML_OP_MAX ? "ml_max" : "ml_min";
 }
 
 /* "ml_team_reduce<...>(a3, ...)" over teams of `team` threads. */
-const char *cuda_reduction_text(const cuda_shape *s, int i, int team) {
+const char *cuda_reduction_text(const cuda_schedule *s, int i, int team) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     ml_dtype dtype = cuda_accumulator_dtype(s, i);
@@ -63,27 +37,13 @@ const char *cuda_reduction_text(const cuda_shape *s, int i, int team) {
                            team, cuda_threads(s), i, type, identity.text, shared, which);
 }
 
-/* Whether values that teams of several warps share lie in two places by turns, so that threads of
- * one row need not wait for those that still read the row before's. */
-bool cuda_takes_turns(const cuda_shape *s) {
-    const ml_kernel_ir *ir = s->e->ir;
-    if (s->apart > 1) return false;
-    for (int i = 0; i < ir->inst_count; i++)
-        if (ml_inst_reduces_row(&ir->inst[i]) && ir->inst[i].op == ML_OP_ARGMAX) return false;
-    return s->chunked && s->e->stages > 1 && s->team > CUDA_WARP;
-}
-
-bool cuda_meets_apart(const cuda_shape *s) {
-    return s->apart > 1 && s->warps > 1;
-}
-
-/* The results of one stage of teams whose threads lie apart in several warps. */
-static void print_apart_results(const cuda_shape *s, int stage) {
+/* The results of one phase of teams whose threads lie apart in several warps. */
+static void print_apart_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     for (int get = 0; get < 2; get++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
-            if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+            if (!ml_inst_reduces_row(inst) || e->phase[i] != phase) continue;
             const char *type = emit_compute_type(cuda_accumulator_dtype(s, i));
             const char *combine = combine_name(inst);
             if (get)
@@ -102,53 +62,14 @@ static void print_apart_results(const cuda_shape *s, int stage) {
     }
 }
 
-/* The first of a stage's results from `from` on that is reduced like instruction `like`; or -1. */
-static int next_alike(const cuda_shape *s, int from, int like) {
-    const ml_inst *inst = s->e->ir->inst;
-    for (int i = from; i < s->e->ir->inst_count; i++)
-        if (ml_inst_reduces_row(&inst[i]) && s->e->stage[i] == s->e->stage[like] &&
-            inst[i].op == inst[like].op &&
-            cuda_accumulator_dtype(s, i) == cuda_accumulator_dtype(s, like))
-            return i;
-    return -1;
-}
-
-/* Results that are reduced alike share their exchanges, two by two: the other one of a pair. */
-static int pair_of(const cuda_shape *s, int i) {
-    int first = -1, second = -1;
-    if (s->team > CUDA_MAX_THREADS / 2 || s->online >= 0) return -1;
-    do {
-        first = next_alike(s, second + 1, i);
-        second = next_alike(s, first + 1, i);
-    } while (first != i && second >= 0 && second < i);
-    return first == i ? second : second == i ? first : -1;
-}
-
-int64_t cuda_results_bytes(const cuda_shape *s) {
-    int64_t bytes = 0, turns = cuda_takes_turns(s) ? 2 : 1;
-    for (int i = 0; i < s->e->ir->inst_count; i++) {
-        const ml_inst *inst = &s->e->ir->inst[i];
-        if (inst->kind != ML_INST_REDUCE || cuda_is_column(s, inst)) continue;
-        int64_t each = CUDA_WARP * (ml_dtypes[cuda_accumulator_dtype(s, i)].bytes > 4 ? 8 : 4);
-        if (inst->op == ML_OP_ARGMAX) each += CUDA_WARP * (int64_t)sizeof(int64_t);
-        if (!ml_inst_reduces_row(inst)) {
-            bytes += each;
-        } else if (s->team > CUDA_WARP) {
-            int pair = pair_of(s, i);
-            if (pair < 0 || pair > i) bytes += turns * s->teams * each;
-        }
-    }
-    return bytes;
-}
-
 /* Where a team's warps leave their parts of a result. */
-static const char *parts_text(const cuda_shape *s, int i) {
+static const char *parts_text(const cuda_schedule *s, int i) {
     return ml_arena_format(s->e->arena, "m%d + %steam * %d", i,
                            cuda_takes_turns(s) ? "turn + " : "", CUDA_WARP);
 }
 
 /* What each warp has of a result, or of a pair of them (pair >= 0). */
-static void print_team_put(const cuda_shape *s, int i, int pair) {
+static void print_team_put(const cuda_schedule *s, int i, int pair) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     int slots = cuda_threads(s) / s->team * CUDA_WARP * (cuda_takes_turns(s) ? 2 : 1);
@@ -163,7 +84,7 @@ static void print_team_put(const cuda_shape *s, int i, int pair) {
 }
 
 /* The team having met. */
-static void print_team_get(const cuda_shape *s, int i, int pair) {
+static void print_team_get(const cuda_schedule *s, int i, int pair) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     ml_dtype dtype = cuda_accumulator_dtype(s, i);
@@ -178,41 +99,71 @@ static void print_team_get(const cuda_shape *s, int i, int pair) {
     ml_text_add(&e->text, ", %s);\n", parts_text(s, i));
 }
 
-/* The results of one stage of teams of several warps, which meet once for all of them. */
-static void print_team_results(const cuda_shape *s, int stage) {
+/* Where a team's warps leave their results. */
+static const char *shared_text(const cuda_schedule *s, int i) {
+    return ml_arena_format(s->e->arena, "m%d + %steam * %d", i,
+                           cuda_takes_turns(s) ? "turn + " : "", CUDA_WARP);
+}
+
+static void print_online_put(const cuda_schedule *s) {
+    emitter *e = s->e;
+    int largest = cuda_online_largest(s), sum = s->online;
+    int slots = cuda_threads(s) / s->team * CUDA_WARP * (cuda_takes_turns(s) ? 2 : 1);
+    ml_text_add(&e->text,
+                "__shared__ float m%d[%d], m%d[%d];\n"
+                "const float top = ml_warp_reduce<ml_max, %d>(a%d);\n"
+                "ml_team_put<%d>(top, %s);\n"
+                "ml_team_put<%d>(ml_warp_reduce<ml_sum, %d>(a%d * ml_quick_exp_f32(a%d - top)), "
+                "%s);\n",
+                largest, slots, sum, slots, s->team, largest, s->team, shared_text(s, largest),
+                s->team, s->team, sum, largest, shared_text(s, sum));
+}
+
+static void print_online_get(const cuda_schedule *s) {
+    emitter *e = s->e;
+    int largest = cuda_online_largest(s), sum = s->online;
+    ml_text_add(&e->text,
+                "const float v%d = ml_team_get<ml_max, %d>(-ML_INF, %s);\n"
+                "const float v%d = ML_DOWN * ml_team_get_scaled<%d>(v%d, %s, %s);\n",
+                largest, s->team, shared_text(s, largest), sum, s->team, largest,
+                shared_text(s, largest), shared_text(s, sum));
+}
+
+/* The results of one phase of teams of several warps, which meet once for all of them. */
+static void print_team_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     int largest = s->online >= 0 ? cuda_online_largest(s) : -1;
     for (int get = 0; get < 2; get++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
-            if (!ml_inst_reduces_row(inst) || e->stage[i] != stage || i == largest) continue;
-            int pair = pair_of(s, i);
+            if (!ml_inst_reduces_row(inst) || e->phase[i] != phase || i == largest) continue;
+            int pair = cuda_pair_of(s, i);
             if (pair >= 0 && pair < i) continue;
             (get ? print_team_get : print_team_put)(s, i, pair);
         }
-        if (largest >= 0 && get) cuda_print_online_get(s);
-        if (largest >= 0 && !get) cuda_print_online_put(s);
+        if (largest >= 0 && get) print_online_get(s);
+        if (largest >= 0 && !get) print_online_put(s);
         if (!get) ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
     }
 }
 
-void cuda_print_row_results(const cuda_shape *s, int stage) {
+void cuda_print_row_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     bool any = false, argmax = false;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+        if (!ml_inst_reduces_row(inst) || e->phase[i] != phase) continue;
         any = true;
         cuda_print_total(s, i);
         argmax = argmax || inst->op == ML_OP_ARGMAX;
     }
     if (any && !argmax && (cuda_meets_apart(s) || s->team > CUDA_WARP)) {
-        (cuda_meets_apart(s) ? print_apart_results : print_team_results)(s, stage);
+        (cuda_meets_apart(s) ? print_apart_results : print_team_results)(s, phase);
         return;
     }
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (!ml_inst_reduces_row(inst) || e->stage[i] != stage) continue;
+        if (!ml_inst_reduces_row(inst) || e->phase[i] != phase) continue;
         const char *result = cuda_reduction_text(s, i, s->team);
         ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
                     result);

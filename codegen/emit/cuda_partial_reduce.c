@@ -1,14 +1,14 @@
-/* Kernels for CUDA: what the blocks of chunks leave of reductions over rows, for another kernel to
- * combine. */
-#include "codegen/emit/emit_cuda.h"
+/* Kernels for CUDA, the source: what the blocks of chunks leave of reductions over rows, for
+ * another kernel to combine. */
+#include "codegen/emit/cuda_print.h"
 
-static const char *identity_of(const cuda_shape *s, const ml_inst *inst) {
+static const char *identity_of(const cuda_schedule *s, const ml_inst *inst) {
     ml_text text = {.arena = s->e->arena};
     emit_identity(&text, (ml_op)inst->op, (ml_dtype)inst->dtype);
     return text.text;
 }
 
-static void print_partial_start(const cuda_shape *s, int i) {
+static void print_partial_start(const cuda_schedule *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     if (inst->op == ML_OP_ARGMAX) ml_raise(ML_INTERNAL, "argmax cannot be a partial reduction");
@@ -30,7 +30,7 @@ static void print_partial_start(const cuda_shape *s, int i) {
 }
 
 /* The results of column c of chunks that no rows were dealt to: each block sees to some. */
-static void print_column_rest(const cuda_shape *s, int i) {
+static void print_column_rest(const cuda_schedule *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     if (s->chunks == e->ir->chunks) return;
@@ -43,7 +43,7 @@ static void print_column_rest(const cuda_shape *s, int i) {
 
 /* A chunk's column results: the teams' registers are combined in order through shared memory,
  * which all of them use in turn, and written side by side. */
-static void print_column_end(const cuda_shape *s, int i) {
+static void print_column_end(const cuda_schedule *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];
     const char *type = emit_compute_type((ml_dtype)inst->dtype);
@@ -77,7 +77,7 @@ static void print_column_end(const cuda_shape *s, int i) {
     ml_text_add(&e->text, "}\n__syncthreads();\n}\n");
 }
 
-void cuda_print_partials(const cuda_shape *s, bool start) {
+void cuda_print_partials(const cuda_schedule *s, bool start) {
     emitter *e = s->e;
     if (!start && cuda_column_bytes(s) > 0)
         ml_text_add(&e->text, "__shared__ uint4 columns[%lld];\n",

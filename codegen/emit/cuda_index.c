@@ -1,11 +1,19 @@
-/* Kernels for CUDA: indices, pointers and addresses. */
-#include "codegen/emit/emit_cuda.h"
+/* Kernels for CUDA, the source: indices, pointers and addresses. */
+#include "codegen/emit/cuda_print.h"
 
 #include <string.h>
 
+const char *cuda_slot_text(const cuda_schedule *s, int pack, const char *slot) {
+    ml_arena *arena = s->e->arena;
+    const char *at =
+        s->slots == 1 ? "" : ml_arena_format(arena, "%s * %lld + ", slot, (long long)s->slot_bytes);
+    return ml_arena_format(arena, "(char *)shared + %s%lld + (it * %d + threadIdx.x) * %d", at,
+                           (long long)s->shared[pack], cuda_threads(s), cuda_pack_bytes(s, pack));
+}
+
 /* The offset of an access over the loops inside `first`; at pack level the innermost index is
  * that of the pack's first element. */
-const char *cuda_access_text(const cuda_shape *s, const ml_inst *inst, bool whole_pack) {
+const char *cuda_access_text(const cuda_schedule *s, const ml_inst *inst, bool whole_pack) {
     emitter *e = s->e;
     ml_text text = {.arena = e->arena};
     int first = s->elementwise ? e->inner : e->ir->row_loops;
@@ -19,7 +27,7 @@ const char *cuda_access_text(const cuda_shape *s, const ml_inst *inst, bool whol
 
 /* Indices of loops first .. last from `linear`. The innermost loop's is `base`, that of the pack's
  * first element; elementwise kernels count packs, kernels with columns count elements. */
-void cuda_print_unravel(const cuda_shape *s, const char *linear, int first, int last,
+void cuda_print_unravel(const cuda_schedule *s, const char *linear, int first, int last,
                         const char *integer) {
     emitter *e = s->e;
     const char *rest = linear;
@@ -44,7 +52,7 @@ void cuda_print_unravel(const cuda_shape *s, const char *linear, int first, int 
     }
 }
 
-void cuda_print_pointers(const cuda_shape *s) {
+void cuda_print_pointers(const cuda_schedule *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     bool used[ML_MAX_OPERANDS] = {false};

@@ -1,12 +1,13 @@
-/* Kernels for CUDA: the schedule as a whole, and the launch that follows from it. */
-#include "codegen/emit/emit_cuda.h"
+/* Kernels for CUDA: the choices of a schedule in their order, the schedule as text, and the launch.
+ */
+#include "codegen/emit/cuda_choose.h"
 
 /* Whether every float element that the kernel writes is rounded to bf16. */
 static bool is_quick(const emitter *e) {
     bool any = false;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        if (inst->kind != ML_INST_STORE || e->place[i] < e->inner) continue;
+        if (inst->kind != ML_INST_STORE || e->loop[i] < e->inner) continue;
         ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
         if (memory == ML_F32 || memory == ML_F64) return false;
         any = any || memory == ML_BF16;
@@ -14,11 +15,81 @@ static bool is_quick(const emitter *e) {
     return any;
 }
 
+/* Index arithmetic over loops first .. in 32 bits where every offset and count fits. */
+static const char *choose_integer(const cuda_schedule *s, int first) {
+    const ml_kernel_ir *ir = s->e->ir;
+    int64_t limit = (int64_t)1 << 30, count = 1;
+    for (int loop = first; loop < ir->loop_count; loop++) {
+        if (ir->size[loop] >= limit / count) return "long long";
+        count *= ir->size[loop];
+    }
+    for (int k = 0; k < ir->operand_count; k++) {
+        int64_t reach = 0;
+        for (int loop = first; loop < ir->loop_count; loop++) {
+            int64_t stride = ir->operand[k].stride[loop];
+            reach += (ir->size[loop] - 1) * (stride < 0 ? -stride : stride);
+        }
+        if (reach >= limit) return "long long";
+    }
+    return "int";
+}
+
+static void choose(cuda_schedule *s) {
+    emitter *e = s->e;
+    const ml_kernel_ir *ir = e->ir;
+    size_t count = (size_t)ir->inst_count + 1;
+    s->folded = s->folded_pack = s->online = -1;
+    s->elementwise = ir->row_loops == ir->loop_count;
+    s->chunks = ir->chunks;
+    s->chunked = ir->chunks > 0;
+    s->tiled = s->chunked && !s->elementwise;
+    for (int i = 0; i < ir->inst_count; i++)
+        if (ir->inst[i].kind == ML_INST_REDUCE && ir->inst[i].scope != ML_SCOPE_COLUMN)
+            s->tiled = false;
+    s->pack = ML_NEW_ARRAY(e->arena, int, count);
+    s->first_phase = ML_NEW_ARRAY(e->arena, int, count);
+    s->cached = ML_NEW_ARRAY(e->arena, bool, count);
+    cuda_choose_vector(s);
+    cuda_find_packs(s);
+    s->shared = ML_NEW_ARRAY(e->arena, int64_t, count);
+    s->prefetched = ML_NEW_ARRAY(e->arena, bool, count);
+    s->next = ML_NEW_ARRAY(e->arena, bool, count);
+    s->hit = ML_NEW_ARRAY(e->arena, int, count);
+    s->zero = ML_NEW_ARRAY(e->arena, bool, count);
+    s->largest = ML_NEW_ARRAY(e->arena, int, count);
+    s->invariant = ML_NEW_ARRAY(e->arena, bool, count);
+    s->hoisted = ML_NEW_ARRAY(e->arena, bool, count);
+    s->integer = choose_integer(s, 0);
+    s->column_integer = choose_integer(s, s->elementwise ? e->inner : ir->row_loops);
+    cuda_find_hits(s);
+    cuda_find_largest(s);
+    emit_needs(e);
+    if (s->elementwise) {
+        cuda_choose_elements(s);
+        return;
+    }
+    s->apart = 1;
+    if (!cuda_choose_apart(s) && !cuda_choose_walk(s)) cuda_choose_tiles(s);
+    s->spread = cuda_choose_spread(s);
+    cuda_choose_hoisted(s);
+    cuda_find_needs(s);
+    if (s->unroll && s->in_registers) cuda_prefetch_ahead(s);
+    if (s->unroll && !s->chunked) cuda_choose_instead(s);
+    if (s->unroll) cuda_choose_registers(s);
+    if (!cuda_fits_registers(s)) cuda_move_to_shared(s);
+    cuda_find_needs(s);
+    cuda_choose_folded(s);
+    cuda_choose_online(s);
+    cuda_choose_saved(s);
+    cuda_choose_next(s);
+    cuda_choose_blocks(s);
+}
+
 static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-static void set_launch(const cuda_shape *s, ml_kernel *out) {
+static void set_launch(const cuda_schedule *s, ml_kernel *out) {
     const emitter *e = s->e;
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows, blocks;
     if (s->chunked)
@@ -38,10 +109,10 @@ static void set_launch(const cuda_shape *s, ml_kernel *out) {
 }
 
 void emit_cuda_choose(emitter *e, ml_kernel *out) {
-    cuda_shape *s = ML_NEW(e->arena, cuda_shape);
+    cuda_schedule *s = ML_NEW(e->arena, cuda_schedule);
     s->e = e;
     s->quick = is_quick(e);
-    cuda_choose_shape(s);
+    choose(s);
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
     s->chunk_integer = work < UINT32_MAX / (s->chunks + 1) ? "unsigned" : "long long";
     s->long_sum = ML_NEW_ARRAY(e->arena, bool, e->ir->inst_count + 1);
@@ -50,7 +121,7 @@ void emit_cuda_choose(emitter *e, ml_kernel *out) {
     e->cuda = s;
 }
 
-static void print_packs(const cuda_shape *s, ml_text *out) {
+static void print_packs(const cuda_schedule *s, ml_text *out) {
     bool some = s->slots > 0;
     emit_print_marked(out, "registers hold the packs of", s->cached, s->e->ir->inst_count);
     if (!some) return;
@@ -60,10 +131,10 @@ static void print_packs(const cuda_shape *s, ml_text *out) {
         ml_text_add(out, ", for %d packs of a thread; others %s", s->resident,
                     s->held ? "in registers" : "in memory");
     ml_text_add(out, "\n");
-    emit_print_marked(out, "prefetched to it", s->staged, s->e->ir->inst_count);
+    emit_print_marked(out, "prefetched to it", s->prefetched, s->e->ir->inst_count);
 }
 
-static void print_team(const cuda_shape *s, ml_text *out) {
+static void print_team(const cuda_schedule *s, ml_text *out) {
     const emitter *e = s->e;
     ml_text_add(out, "    %s%s", s->elementwise ? "elements" : "rows",
                 s->tiled      ? " of column tiles"
@@ -82,7 +153,7 @@ static void print_team(const cuda_shape *s, ml_text *out) {
 }
 
 void emit_cuda_print_schedule(const emitter *e, ml_text *out) {
-    const cuda_shape *s = e->cuda;
+    const cuda_schedule *s = e->cuda;
     const int count = e->ir->inst_count;
     print_team(s, out);
     print_packs(s, out);

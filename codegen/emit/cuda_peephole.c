@@ -1,0 +1,72 @@
+/* Kernels for CUDA, the source: instructions that need less text than their own. */
+#include "codegen/emit/cuda_print.h"
+
+/* They are gathered by twos, as they lie in packs: t; of a whole pass: a. */
+static bool print_largest_start(const cuda_schedule *s, int i) {
+    if (s->largest[i] < 0 || s->online >= 0) return false;
+    ml_text_add(&s->e->text, "unsigned t%d = 0xff80ff80u;\n", i);
+    return true;
+}
+
+void cuda_print_largest_end(const cuda_schedule *s, int phase) {
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (s->largest[i] >= 0 && s->e->phase[i] == phase)
+            ml_text_add(&s->e->text, "const %s a%d = ml_pair_max(t%d);\n",
+                        emit_compute_type(cuda_accumulator_dtype(s, i)), i, i);
+}
+
+/* In a pack that no comparison of columns hits: what is simpler then. */
+static bool print_missed(const cuda_schedule *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    const char *value = NULL;
+    if (inst->kind == ML_INST_REDUCE) return inst->op == ML_OP_SUM && s->zero[inst->src[0]];
+    if (inst->kind != ML_INST_MAP) return false;
+    if (s->hit[i] >= 0) value = "0";
+    if (inst->op == ML_OP_WHERE && s->hit[inst->src[0]] >= 0) value = emit_name(e, inst->src[2]);
+    if (inst->op == ML_OP_ADD && s->zero[inst->src[0]]) value = emit_name(e, inst->src[1]);
+    if (inst->op == ML_OP_ADD && s->zero[inst->src[1]]) value = emit_name(e, inst->src[0]);
+    if (value == NULL) return false;
+    ml_text_add(&e->text, "const %s v%d = %s;\n", emit_compute_type((ml_dtype)inst->dtype), i,
+                value);
+    return true;
+}
+
+/* exp(x - y) of a row's y: by one instruction less an element. */
+static bool print_exp(const cuda_schedule *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (!s->quick || inst->kind != ML_INST_MAP || inst->op != ML_OP_EXP || inst->dtype != ML_F32)
+        return false;
+    const ml_inst *from = &e->ir->inst[inst->src[0]];
+    if (from->kind != ML_INST_MAP || from->op != ML_OP_SUB || s->elementwise ||
+        e->depth[from->src[1]] >= e->ir->row_loops)
+        return false;
+    ml_text_add(&e->text, "const float v%d = ml_quick_exp_less(%s, %s);\n", i,
+                emit_name(e, from->src[0]), emit_name(e, from->src[1]));
+    return true;
+}
+
+/* The product of a folded value and one of the row: the latter takes the power of two. */
+static bool print_folded_product(const cuda_schedule *s, int i) {
+    emitter *e = s->e;
+    const ml_inst *inst = &e->ir->inst[i];
+    if (s->folded < 0 || inst->kind != ML_INST_MAP || inst->op != ML_OP_MUL) return false;
+    int side = inst->src[1] == s->folded;
+    if (inst->src[side] != s->folded || e->depth[inst->src[1 - side]] >= e->ir->row_loops)
+        return false;
+    ml_text_add(&e->text, "const float v%d = %s * down * h%d;\n", i,
+                emit_name(e, inst->src[1 - side]), s->folded);
+    return true;
+}
+
+bool cuda_print_simpler(const cuda_schedule *s, int i) {
+    return (s->at.missed && print_missed(s, i)) || print_exp(s, i) || print_folded_product(s, i);
+}
+
+void cuda_print_accumulators(const cuda_schedule *s, int phase) {
+    for (int i = 0; i < s->e->ir->inst_count; i++)
+        if (ml_inst_reduces_row(&s->e->ir->inst[i]) && s->e->phase[i] == phase &&
+            !print_largest_start(s, i))
+            cuda_print_accumulator(s, i);
+}

@@ -1,0 +1,120 @@
+/* A kernel's schedule for CUDA: how its work is laid over threads.
+ *
+ * A pack is `vec` neighbouring elements of the innermost loop, moved by vectorised loads and
+ * stores. Elementwise kernels: one thread a pack. Kernels with columns: a team of `team` threads
+ * walks a row, thread t of it the packs t, t + team, ... (`packs` of them); a block holds `teams`
+ * teams. With chunks a block walks the rows of its chunk, team k its rows k, k + teams, ...;
+ * `tiled` kernels (column sums of rows that need nothing from each other) also cut the columns over
+ * blocks, tile by tile. Where passes read rows from shared memory (`slots` > 0), asynchronous
+ * copies bring them slots - 1 rows ahead, or, with one slot, during the last pass over the row
+ * before; a thread reads only what it copied itself, so that no barriers are needed. Everything is
+ * a function of sizes, strides and the target alone. */
+#ifndef ML_CUDA_SCHEDULE_H
+#define ML_CUDA_SCHEDULE_H
+
+#include "codegen/emit/emit_internal.h"
+
+enum {
+    CUDA_WARP = 32,
+    CUDA_MAX_THREADS = 1024,
+    CUDA_SHARED_BYTES = 110 << 10, /* of a block, so that two fit */
+};
+
+/* Of a thread's packs: all, those with room in a slot, the others. */
+typedef enum { CUDA_ALL, CUDA_RESIDENT, CUDA_REST } cuda_part;
+
+typedef struct cuda_schedule {
+    emitter *e;
+    /* --- chosen: threads (cuda_threads.c) --- */
+    int vec, team, teams, packs;
+    int apart; /* threads of a team are so many apart: neighbours have neighbouring rows */
+    int warps; /* then: that share a team; where several do, whole blocks meet for results */
+    bool chunked, tiled;
+    int64_t chunks;    /* that rows are cut into, where chunked */
+    bool spread;       /* by turns, as many rows as there are teams at a time */
+    bool unroll;       /* the loop over packs is unrolled, so that arrays are in registers */
+    bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
+    int blocks;        /* that a multiprocessor is to hold at once, where that is known; or 0 */
+    /* --- chosen: memory (cuda_memory.c) --- */
+    bool *cached;     /* by pack: is in registers from its first phase on */
+    bool *prefetched; /* by pack: copied to shared memory ahead of its row */
+    int slots;        /* rows of a team in shared memory at a time */
+    int resident;     /* packs of a thread that a slot has room for; others stay in memory */
+    bool held;        /* or rather in registers, from the row before on */
+    bool instead;     /* values wait in registers in place of the packs that they are computed of */
+    /* --- chosen: values (cuda_values.c) --- */
+    bool *invariant; /* element values that all rows share ... */
+    bool *hoisted;   /* ... and those of them that are computed once, for rows to use */
+    bool *next;      /* loads of one value a row: loaded while the row before is worked on */
+    int folded;      /* a value that replaces the elements that it is computed of; else -1 */
+    int online;      /* the folded value's sum, found in the pass of the largest element; else -1 */
+    int group;       /* then: packs whose largest element their values refer to */
+    /* --- derived from the IR and what was chosen --- */
+    bool elementwise;
+    bool quick;                 /* rounding to bf16 hides errors of about 1e-6 */
+    const char *integer;        /* type of indices: int where they fit, else long long */
+    const char *column_integer; /* the same for columns, or for the innermost loop */
+    const char *chunk_integer;  /* the same for products of rows and chunks */
+    int *pack;        /* LOAD: the first load of the same elements, whose pack serves; -1: none */
+    int *first_phase; /* by pack */
+    int64_t *shared;  /* by pack: where prefetched ones start in a slot */
+    int64_t slot_bytes;
+    int folded_pack; /* the folded value's elements */
+    /* A comparison of the column's number with one value of the row is true in one pack of the row
+     * at most. Others are printed without it: */
+    int *hit;       /* the row's value, by comparison; else -1 */
+    bool *zero;     /* values that are 0 where no comparison is true */
+    int *largest;   /* a row's maximum of elements as they are in memory: their pack; else -1 */
+    bool *long_sum; /* a thread adds up so many terms that it adds up beside the sum what is lost */
+    /* --- where the printer is --- */
+    struct {
+        cuda_part part;
+        bool missed;  /* in a pack that no comparison hits */
+        bool grouped; /* the packs' loop is one of a group */
+        bool gathers; /* likewise, and the group's packs are an array */
+    } at;
+} cuda_schedule;
+
+/* Accesses. */
+bool cuda_is_contiguous(const cuda_schedule *s, int inst);        /* follows the innermost loop */
+bool cuda_allows(const cuda_schedule *s, int inst, int vec);      /* packs of vec are aligned */
+bool cuda_is_cached(const cuda_schedule *s, const ml_inst *inst); /* by caches: small, read again */
+bool cuda_reads_pack(const cuda_schedule *s, int phase, int inst, int pack);
+bool cuda_stores_pack(const cuda_schedule *s, int inst); /* whole packs */
+int cuda_pack_bytes(const cuda_schedule *s, int pack);
+int cuda_last_phase(const cuda_schedule *s, int pack); /* that needs the pack's elements */
+
+/* Reductions. */
+bool cuda_is_column(const cuda_schedule *s, const ml_inst *inst); /* a COLUMN partial */
+ml_dtype cuda_column_dtype(const ml_inst *inst);            /* what a COLUMN partial is summed in */
+bool cuda_is_row_partial(const cuda_schedule *s, int inst); /* an ALL partial, once a row */
+ml_dtype cuda_accumulator_dtype(const cuda_schedule *s, int inst);
+/* Results that are reduced alike share their exchanges, two by two: the other one of a pair. */
+int cuda_pair_of(const cuda_schedule *s, int inst);
+/* Whether values that teams of several warps share alternate between two addresses, so that threads
+ * of one row need not wait for those that still read the row before's. */
+bool cuda_takes_turns(const cuda_schedule *s);
+bool cuda_meets_apart(
+    const cuda_schedule *s); /* threads without a row do all but what has effects */
+int64_t cuda_column_bytes(const cuda_schedule *s); /* shared memory for the teams' column results */
+int64_t cuda_results_bytes(const cuda_schedule *s); /* and for results of rows and of all rows */
+
+/* Threads, registers and shared memory. */
+int cuda_threads(const cuda_schedule *s);   /* of a block */
+int64_t cuda_tiles(const cuda_schedule *s); /* that columns are cut into */
+/* Registers for one column of a row: packs in bytes / 4, column accumulators. */
+double cuda_column_registers(const cuda_schedule *s, double *accumulators);
+/* Whether a team walks enough rows for it to pay that work is done ahead of them. */
+bool cuda_rows_follow(const cuda_schedule *s);
+bool cuda_is_alone(
+    const cuda_schedule *s); /* a block on its multiprocessor, for its shared memory */
+bool cuda_holds_rest(const cuda_schedule *s); /* of a row, in registers */
+bool cuda_refills(const cuda_schedule *s);    /* the last pass over a row has the next one copied */
+
+/* Values. */
+bool cuda_is_of_number(const cuda_schedule *s, int inst); /* computed of the row's number alone */
+int cuda_guarded(const ml_kernel_ir *ir, int inst);       /* past "0 where it is not finite" */
+int cuda_online_largest(const cuda_schedule *s);
+int cuda_groups(const cuda_schedule *s); /* of s->at.part */
+
+#endif
