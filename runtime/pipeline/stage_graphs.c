@@ -1,27 +1,25 @@
-/* The graphs of the stages, with what they send to each other (stage_parts.h). */
+/* The graphs of the stages, with the transfers between them (stage_internal.h). */
 #include <limits.h>
 #include <stdlib.h>
 
 #include "runtime/pipeline/stage_internal.h"
+#include "runtime/pipeline/subgraph.h"
 
-/* A stage's graph while it grows. */
 typedef struct {
-    ml_graph *graph;
-    stage_refs exports; /* for other stages */
-    ML_VEC(double) flops;
-    ML_VEC(ml_update) updates;
+    subgraph part;
+    ML_VEC(double) flops; /* by wave */
 } growing;
 
 typedef struct {
     stage_cutting *cut;
     growing *stages;
-    ML_VEC(ml_transfer) transfers; /* to_level INT_MAX until something needs the value */
+    ML_VEC(ml_transfer) transfers; /* to_wave INT_MAX until something uses the value */
 } building;
 
 static growing *begin(building *b, ml_ref n, int stage) {
     const stage_cutting *c = b->cut;
-    ml_graph_set_origin(b->stages[stage].graph, ml_graph_origin(c->g, n));
-    ml_graph_set_flags(b->stages[stage].graph,
+    ml_graph_set_origin(b->stages[stage].part.graph, ml_graph_origin(c->g, n));
+    ml_graph_set_flags(b->stages[stage].part.graph,
                        ml_graph_node(c->g, n)->flags & (uint8_t)~ML_NODE_GRADIENT);
     return &b->stages[stage];
 }
@@ -30,18 +28,18 @@ static void reach_wave(building *b, growing *s, int wave) {
     while (s->flops.count <= (uint32_t)wave) ML_PUSH(b->cut->arena, &s->flops);
 }
 
-/* The value v of node n is done. */
+/* The value v of node n is built. */
 static void finish(building *b, ml_ref n, stage_value *v) {
     stage_cutting *c = b->cut;
     growing *s = &b->stages[v->stage];
-    bool leaf = ml_ops[ml_graph_node(s->graph, v->ref)->op].op_class == ML_CLASS_LEAF;
+    bool leaf = ml_ops[ml_graph_node(s->part.graph, v->ref)->op].op_class == ML_CLASS_LEAF;
     if ((ml_graph_node(c->g, n)->flags & ML_NODE_GRADIENT) && !leaf)
-        ml_graph_mark(s->graph, v->ref, ML_NODE_GRADIENT);
+        ml_graph_mark(s->part.graph, v->ref, ML_NODE_GRADIENT);
     reach_wave(b, s, v->wave);
-    if (!v->received) s->flops.at[v->wave] += stage_flops(s->graph, v->ref);
+    if (!v->received) s->flops.at[v->wave] += stage_flops(s->part.graph, v->ref);
 }
 
-/* Something at this level uses v. */
+/* Something of this wave uses v. */
 static void use(building *b, const stage_value *v, int wave) {
     if (v->transfer < 0) return;
     ml_transfer *t = &b->transfers.at[v->transfer];
@@ -70,16 +68,13 @@ static uint32_t add_input(building *b, ml_graph *g, ml_ref n, int from, int to,
 /* Send value `from` of node n to stage `to`, where it becomes *v. */
 static void send(building *b, ml_ref n, stage_value *from, int to, stage_value *v) {
     growing *source = &b->stages[from->stage];
-    if (from->output < 0) {
-        from->output = (int)source->exports.count;
-        *ML_PUSH(b->cut->scratch, &source->exports) = from->ref;
-    }
+    if (from->output < 0) from->output = subgraph_export(&source->part, from->ref);
     growing *s = begin(b, n, to);
-    ml_type type = *ml_graph_type(source->graph, from->ref);
-    int64_t id = add_input(b, s->graph, n, from->stage, to, &type);
+    ml_type type = *ml_graph_type(source->part.graph, from->ref);
+    int64_t id = add_input(b, s->part.graph, n, from->stage, to, &type);
     v->stage = to;
     v->received = true;
-    v->ref = ml_graph_add(s->graph, ML_OP_INPUT, NULL, 0, &id, 1, &type);
+    v->ref = subgraph_import(&s->part, b->cut->g, n, id);
     v->wave = from->wave + 1;
     v->transfer = (int)b->transfers.count;
     use(b, from, from->wave);
@@ -92,7 +87,7 @@ static void send(building *b, ml_ref n, stage_value *from, int to, stage_value *
 
 /* x as a term of node n. */
 static ml_ref term(building *b, ml_ref n, int stage, ml_ref x) {
-    ml_graph *g = b->stages[stage].graph;
+    ml_graph *g = b->stages[stage].part.graph;
     const ml_type *type = ml_graph_type(b->cut->g, n);
     if (ml_graph_type(g, x)->rank < type->rank) return ml_broadcast(g, x, type);
     return ml_permute(g, x, type);
@@ -106,7 +101,7 @@ static ml_ref zero(ml_graph *g, const ml_type *type) {
 static void add_term(building *b, ml_ref n, stage_value *sum, const stage_value *v) {
     growing *s = begin(b, n, sum->stage);
     ml_ref x = term(b, n, sum->stage, v->ref);
-    sum->ref = sum->ref ? ml_map2(s->graph, ML_OP_ADD, sum->ref, x) : x;
+    sum->ref = sum->ref ? ml_map2(s->part.graph, ML_OP_ADD, sum->ref, x) : x;
     sum->wave = max_wave(sum->wave, v);
     use(b, v, sum->wave);
 }
@@ -138,12 +133,12 @@ static void make_part(building *b, ml_ref n, stage_value *part) {
             used[i] = stage_part(of, part->stage);
         else if (!stage_is_term(c, n, i) || home == part->stage)
             used[i] = stage_find(of, part->stage);
-        sources[i] = used[i] ? used[i]->ref : zero(s->graph, ml_graph_type(c->g, source));
+        sources[i] = used[i] ? used[i]->ref : zero(s->part.graph, ml_graph_type(c->g, source));
         if (used[i]) part->wave = max_wave(part->wave, used[i]);
     }
     for (int i = 0; i < count; i++)
         if (used[i]) use(b, used[i], part->wave);
-    part->ref = ml_graph_copy(s->graph, c->g, n, sources);
+    part->ref = ml_graph_copy(s->part.graph, c->g, n, sources);
 }
 
 static void build_parts(building *b, ml_ref n) {
@@ -159,7 +154,7 @@ static void build_parts(building *b, ml_ref n) {
     for (int i = 0; i < count; i++) {
         stage_value *part = &at->parts[i];
         if (op == ML_OP_STATE)
-            part->ref = ml_graph_copy(begin(b, n, part->stage)->graph, c->g, n, NULL);
+            part->ref = ml_graph_copy(begin(b, n, part->stage)->part.graph, c->g, n, NULL);
         else if (op != ML_OP_ADD)
             make_part(b, n, part);
         finish(b, n, part);
@@ -180,19 +175,25 @@ static void build_sum(building *b, ml_ref n, stage_value *v) {
 
 /* ---- Nodes ----------------------------------------------------------------------------------- */
 
+typedef struct {
+    stage_cutting *cut;
+    int stage;
+} at_stage;
+
+static ml_ref value_at(void *context, ml_ref source) {
+    const at_stage *at = context;
+    return stage_find(&at->cut->node[source], at->stage)->ref;
+}
+
 static void build_value(building *b, ml_ref n, stage_value *v) {
     stage_cutting *c = b->cut;
-    const ml_node *node = ml_graph_node(c->g, n);
-    ml_ref few[8], *sources = few;
-    if (node->source_count > 8) sources = ML_NEW_ARRAY(c->scratch, ml_ref, node->source_count);
-    for (int i = 0; i < node->source_count; i++) {
-        const stage_value *source = stage_find(&c->node[ml_graph_source(c->g, n, i)], v->stage);
-        sources[i] = source->ref;
-        v->wave = max_wave(v->wave, source);
-    }
-    for (int i = 0; i < node->source_count; i++)
+    at_stage at = {c, v->stage};
+    int count = ml_graph_node(c->g, n)->source_count;
+    for (int i = 0; i < count; i++)
+        v->wave = max_wave(v->wave, stage_find(&c->node[ml_graph_source(c->g, n, i)], v->stage));
+    for (int i = 0; i < count; i++)
         use(b, stage_find(&c->node[ml_graph_source(c->g, n, i)], v->stage), v->wave);
-    v->ref = ml_graph_copy(begin(b, n, v->stage)->graph, c->g, n, sources);
+    v->ref = subgraph_copy(&begin(b, n, v->stage)->part, c->g, n, value_at, &at);
     finish(b, n, v);
 }
 
@@ -209,7 +210,7 @@ static int ascending(const void *left, const void *right) {
     return (*(stage_value *const *)left)->stage - (*(stage_value *const *)right)->stage;
 }
 
-/* At all stages that want it, in their order: made first, then sent. */
+/* At all stages that use it, in their order: computed first, then sent. */
 static void build_node(building *b, ml_ref n) {
     stage_cutting *c = b->cut;
     stage_node *at = &c->node[n];
@@ -238,10 +239,10 @@ static void build_node(building *b, ml_ref n) {
 
 static void assign(building *b, uint32_t state, const stage_value *v) {
     use(b, v, v->wave);
-    *ML_PUSH(b->cut->arena, &b->stages[v->stage].updates) = (ml_update){state, v->ref};
+    subgraph_update(&b->stages[v->stage].part, state, v->ref);
 }
 
-/* The holder that a part of another stage goes to: that of its rank, else the first. */
+/* The holder to which a part of another stage is sent: that of its rank, else the first. */
 static int holder_for(const stage_cutting *c, const stage_state *state, int stage) {
     for (int v = stage_next(c, state->set, 0); v >= 0; v = stage_next(c, state->set, v + 1))
         if (v % c->ranks == stage % c->ranks) return v;
@@ -268,8 +269,8 @@ static void assign_parts(building *b, const ml_update *update) {
             add_term(b, update->value, &whole, &sent);
         }
         if (!whole.ref)
-            whole.ref =
-                zero(begin(b, update->value, v)->graph, &ml_graph_state(c->g, update->state)->type);
+            whole.ref = zero(begin(b, update->value, v)->part.graph,
+                             &ml_graph_state(c->g, update->state)->type);
         reach_wave(b, &b->stages[v], whole.wave);
         assign(b, update->state, &whole);
     }
@@ -288,19 +289,15 @@ static void build_updates(building *b) {
     }
 }
 
-/* The program's outputs that stage s has, then what it keeps for others. */
+/* The program's outputs that stage s has, then its exports. */
 static void build_roots(building *b, int s) {
     stage_cutting *c = b->cut;
     growing *from = &b->stages[s];
     ml_stage *to = &c->out->stages[s];
     const ml_roots *roots = c->roots;
     to->output_of = ML_NEW_ARRAY(c->arena, int, roots->output_count + 1);
-    to->roots = (ml_roots){.name = roots->name,
-                           .kept = (int)from->exports.count,
-                           .updates = from->updates.at,
-                           .update_count = (int)from->updates.count};
-    to->roots.outputs =
-        ML_NEW_ARRAY(c->arena, ml_ref, roots->output_count + from->exports.count + 1);
+    ml_ref *outputs = ML_NEW_ARRAY(c->arena, ml_ref, roots->output_count + 1);
+    int base = 0;
     for (int i = 0; i < roots->output_count; i++) {
         stage_node *at = &c->node[roots->outputs[i]];
         int rank = s % c->ranks;
@@ -309,12 +306,10 @@ static void build_roots(building *b, int s) {
         if (s != (home ? at->home : rank)) continue;
         const stage_value *v = stage_find(at, s);
         use(b, v, v->wave);
-        to->output_of[i] = to->roots.output_count;
-        to->roots.outputs[to->roots.output_count++] = v->ref;
+        to->output_of[i] = base;
+        outputs[base++] = v->ref;
     }
-    int base = to->roots.output_count;
-    for (uint32_t i = 0; i < from->exports.count; i++)
-        to->roots.outputs[to->roots.output_count++] = from->exports.at[i];
+    to->roots = subgraph_roots(&from->part, roots->name, outputs, base);
     for (uint32_t i = 0; i < b->transfers.count; i++)
         if (b->transfers.at[i].from == s) b->transfers.at[i].output += base;
     reach_wave(b, from, 0);
@@ -334,8 +329,10 @@ void stage_graphs_build(stage_cutting *c) {
     building b = {.cut = c};
     ml_stage_graphs *out = c->out;
     b.stages = ML_NEW_ARRAY(c->scratch, growing, out->count);
-    for (int s = 0; s < out->count; s++)
-        out->stages[s].graph = b.stages[s].graph = ml_graph_derive(c->g);
+    for (int s = 0; s < out->count; s++) {
+        out->stages[s].graph = ml_graph_derive(c->g);
+        b.stages[s].part = (subgraph){.arena = c->arena, .graph = out->stages[s].graph};
+    }
     for (ml_ref n = 1; n < c->node_count; n++)
         if (c->node[n].live && !c->node[n].absorbed) build_node(&b, n);
     build_updates(&b);

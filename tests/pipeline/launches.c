@@ -244,7 +244,7 @@ static bool every_shape(int alone, bool ahead, bool all_fresh, bool tells) {
     return all;
 }
 
-TEST(shard_pipeline, rendezvous) {
+TEST(pipeline_schedule, rendezvous) {
     for (int ahead = 0; ahead < 2; ahead++) {
         every_shape(0, ahead, false, true);
         every_shape(1, ahead, false, true);

@@ -267,11 +267,11 @@ static void every_shape(bool weight_grad, bool uneven) {
     ml_arena_free(arena);
 }
 
-TEST(shard_pipeline, even_costs) {
+TEST(pipeline_schedule, even_costs) {
     every_shape(false, false);
     every_shape(true, false);
 }
-TEST(shard_pipeline, uneven_costs) {
+TEST(pipeline_schedule, uneven_costs) {
     every_shape(false, true);
     every_shape(true, true);
 }
@@ -296,7 +296,7 @@ static void odd_problem(pipeline_case *c, ml_schedule_kind kind, int ranks, int 
                                        c->count, c->edges_count, c->tasks, c->edges};
 }
 
-TEST(shard_pipeline, odd_graphs) {
+TEST(pipeline_schedule, odd_graphs) {
     ml_arena *arena = ml_arena_new();
     for (int kind = ML_SCHEDULE_1F1B; kind < ML_SCHEDULE_COUNT; kind++)
         for (int chunks = 1; chunks <= 4; chunks++) {
@@ -320,7 +320,7 @@ TEST(shard_pipeline, odd_graphs) {
 }
 
 /* Messages that take a while, in every order of a kind. */
-TEST(shard_pipeline, messages_take_time) {
+TEST(pipeline_schedule, messages_take_time) {
     uint64_t random = 21;
     ml_arena *arena = ml_arena_new();
     for (int times = 0; times < 60; times++) {
@@ -384,7 +384,7 @@ static ml_task_time **walk_times(const pipeline_case *c, const ml_pipeline_sched
 }
 
 /* A step's times are learnt from when its actions ran, and foretell its length. */
-TEST(shard_pipeline, times_are_learnt) {
+TEST(pipeline_schedule, times_are_learnt) {
     uint64_t random = 3;
     ml_arena *arena = ml_arena_new();
     for (int times = 0; times < 40; times++) {
@@ -437,7 +437,7 @@ static double bubble_of(ml_schedule_kind kind, int ranks, int chunks, int microb
     return made.bubble;
 }
 
-TEST(shard_pipeline, formulas) {
+TEST(pipeline_schedule, formulas) {
     for (int ranks = 2; ranks <= 16; ranks *= 2)
         for (int groups = 1; groups <= 4; groups++) {
             int m = ranks * groups;
@@ -459,7 +459,7 @@ TEST(shard_pipeline, formulas) {
 
 /* No schedule can end before its busiest rank has waited for its first task, done its work, and
  * seen its last one through the others. 1F1B comes near it whatever the costs. */
-TEST(shard_pipeline, uneven_stages_fill_the_slowest) {
+TEST(pipeline_schedule, uneven_stages_fill_the_slowest) {
     uint64_t random = 9;
     ml_arena *arena = ml_arena_new();
     for (int times = 0; times < 40; times++) {
@@ -495,7 +495,7 @@ static const char *printed(ml_arena *arena, ml_schedule_kind kind, int ranks, in
     return text.text;
 }
 
-TEST(shard_pipeline, printed) {
+TEST(pipeline_schedule, printed) {
     ml_arena *arena = ml_arena_new();
     CHECK_TEXT(printed(arena, ML_SCHEDULE_1F1B, 3, 1, 4, even(1, 2, 0)),
                "F0 F1 F2 . B0 F3 B1 . B2 . B3\n"
@@ -525,7 +525,7 @@ static void make_it(void *argument) {
     ml_pipeline_schedule_build(&made_case.problem, arena, &made);
 }
 
-TEST(shard_pipeline, groups_of_microbatches) {
+TEST(pipeline_schedule, groups_of_microbatches) {
     ml_arena *arena = ml_arena_new();
     make_chain(&made_case, ML_SCHEDULE_INTERLEAVED, 4, 2, 6, even(1, 2, 0), NULL);
     CHECK_RAISES(make_it, arena, ML_INVALID,
@@ -541,7 +541,7 @@ TEST(shard_pipeline, groups_of_microbatches) {
 }
 
 /* A million tasks; the limit is for a machine that does much else besides. */
-TEST(shard_pipeline, large_and_fast) {
+TEST(pipeline_schedule, large_and_fast) {
     ml_arena *arena = ml_arena_new();
     ml_pipeline_schedule made;
     make_chain(&made_case, ML_SCHEDULE_INTERLEAVED, 64, 8, 1024, even(1, 2, 0), NULL);
@@ -566,6 +566,6 @@ static void scattered(fixture *f) {
     CHECK(cost > 64 * 8 * sizeof(float));
     CHECK(stage_flops(f->g, ml_scatter_add(f->g, index, made, v, &type)) == cost);
 }
-TEST(shard_pipeline, scattered) {
+TEST(pipeline_schedule, scattered) {
     fixture_run(scattered, 11);
 }

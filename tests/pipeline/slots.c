@@ -217,7 +217,7 @@ static const ml_task_time *const *step_of(slots_case *c, uint64_t *random) {
 }
 
 /* Another order, from times of a step, serves with the blocks and rooms of the first one. */
-TEST(plan_slots, another_order_fits) {
+TEST(pipeline_slots, another_order_fits) {
     static slots_case c;
     int tries = getenv("DIST_ALL") ? 8000 : 300, reordered = 0;
     for (int i = 0; i < tries; i++) {
@@ -242,7 +242,7 @@ TEST(plan_slots, another_order_fits) {
     CHECK(reordered > 0 && reordered < tries);
 }
 
-TEST(plan_slots, no_circle) {
+TEST(pipeline_slots, no_circle) {
     static slots_case c;
     int tries = getenv("DIST_ALL") ? 20000 : 400;
     for (int i = 0; i < tries; i++) {

@@ -413,7 +413,7 @@ static void cut_and_run(fixture *f) {
     ml_graph_free(drawn);
 }
 
-TEST(plan_pieces, drawn) {
+TEST(pipeline_tasks, drawn) {
     int tries = getenv("DIST_ALL") ? 50000 : 2000;
     run = refused = overlapping = once_per_step = 0;
     for (int i = 0; i < tries; i++) fixture_run(cut_and_run, 30000 + (uint64_t)i);
@@ -496,7 +496,7 @@ static void cut_layer(fixture *f) {
     task_programs_free(&set);
 }
 
-TEST(plan_pieces, layer) {
+TEST(pipeline_tasks, layer) {
     fixture_run(cut_layer, 1);
 }
 
@@ -551,6 +551,6 @@ static void cut_halves(fixture *f) {
     task_programs_free(&set);
 }
 
-TEST(plan_pieces, halves) {
+TEST(pipeline_tasks, halves) {
     fixture_run(cut_halves, 2);
 }

@@ -239,7 +239,7 @@ static void whole_steps(fixture *f) {
             ml_graph_free(own.g);
         }
 }
-TEST(shard_stage, steps) {
+TEST(pipeline_stage, steps) {
     fixture_run(whole_steps, 1);
 }
 
@@ -268,7 +268,7 @@ static void accumulation(fixture *f) {
         ml_graph_free(own.g);
     }
 }
-TEST(shard_stage, accumulation) {
+TEST(pipeline_stage, accumulation) {
     fixture_run(accumulation, 2);
 }
 
@@ -291,7 +291,7 @@ static void update_first(fixture *f) {
     stage_run(&p, &microbatch);
     stage_run(&p, &m.roots);
 }
-TEST(shard_stage, update_first) {
+TEST(pipeline_stage, update_first) {
     fixture_run(update_first, 3);
 }
 
@@ -337,7 +337,7 @@ static void impossible(fixture *f) {
     CHECK_EQ_INT(p.map.layers, 3);
     CHECK_TEXT(p.map.list, "blocks");
 }
-TEST(shard_stage, impossible) {
+TEST(pipeline_stage, impossible) {
     fixture_run(impossible, 4);
 }
 
@@ -350,7 +350,7 @@ static void no_layers(fixture *f) {
     CHECK_RAISES(try_cut, &a, ML_INVALID,
                  "the model has no list of modules to cut into pipeline stages");
 }
-TEST(shard_stage, no_layers) {
+TEST(pipeline_stage, no_layers) {
     fixture_run(no_layers, 5);
 }
 
@@ -372,7 +372,7 @@ static void out_of_memory(fixture *f) {
     CHECK(n > 3 && status == ML_OK);
     CHECK_EQ_INT(p.map.count, 2);
 }
-TEST(shard_stage, out_of_memory) {
+TEST(pipeline_stage, out_of_memory) {
     fixture_run(out_of_memory, 9);
 }
 
@@ -390,7 +390,7 @@ static void by_name(fixture *f) {
     CHECK(ml_stage_holds(&p.map, 0, 0) && !ml_stage_holds(&p.map, 0, 1));
     CHECK(!ml_stage_holds(&p.map, id + 7, 0));
 }
-TEST(shard_stage, by_name) {
+TEST(pipeline_stage, by_name) {
     fixture_run(by_name, 6);
 }
 
@@ -471,7 +471,7 @@ static void boundaries(fixture *f) {
         ml_graph_free(own.g);
     }
 }
-TEST(shard_stage, boundaries) {
+TEST(pipeline_stage, boundaries) {
     fixture_run(boundaries, 7);
 }
 
@@ -491,7 +491,7 @@ static void even(fixture *f) {
     (void)traffic_of(f, &m.roots, &p);
     for (int s = 0; s <= 4; s++) CHECK_EQ_INT(p.map.first[s], 12 * s);
 }
-TEST(shard_stage, even) {
+TEST(pipeline_stage, even) {
     fixture_run(even, 10);
 }
 
@@ -514,6 +514,6 @@ static void scale(fixture *f) {
     }
     ml_stage_graphs_free(&pipeline);
 }
-TEST(shard_stage, scale) {
+TEST(pipeline_stage, scale) {
     fixture_run(scale, 8);
 }

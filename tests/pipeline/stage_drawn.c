@@ -152,7 +152,7 @@ static void draw_programs(fixture *f) {
         drawn_transfers += p.last.transfer_count;
     }
 }
-TEST(shard_stage, drawn) {
+TEST(pipeline_stage, drawn) {
     int tries = getenv("DIST_ALL") ? 2000 : 60;
     for (int i = 0; i < tries; i++) fixture_run(draw_programs, 100 + (uint64_t)i);
     CHECK(drawn_transfers > 10 * tries);
