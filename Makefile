@@ -42,14 +42,14 @@ STATIC := lua5.4 edit tinfo bsd md jansson xxhash
 LDLIBS := $(STATIC:%=-l:lib%.a) -lm -ldl -lpthread
 LDFLAGS := -rdynamic $(SANITIZE)
 
-SOURCES := $(wildcard runtime/*/*.c runtime/*/*/*.c codegen/*/*.c vm/*/*.c)
+SOURCES := $(wildcard runtime/*.c runtime/*/*.c runtime/*/*/*.c codegen/*/*.c vm/*/*.c)
 OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
 TESTS := $(filter-out tests/emulator/%,$(wildcard tests/*.c tests/*/*.c))
 LUA := $(wildcard stdlib/*.lua)
 # The default corpus: the text that this repository itself holds.
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) \
-        $(wildcard runtime/*/*.h runtime/*/*/*.h codegen/*.h codegen/*/*.h vm/*.h vm/*/*.h tests/*.c tests/*/*.c))
+        $(wildcard runtime/*.h runtime/*/*.h runtime/*/*/*.h codegen/*.h codegen/*/*.h vm/*.h vm/*/*.h tests/*.c tests/*/*.c))
 
 .PHONY: all demo test test-dist test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
 all: $(B)/mlua

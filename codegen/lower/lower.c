@@ -86,7 +86,6 @@ ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target 
     ml_arena_free(l.scratch);
     if (l.work != NULL) ml_arena_free(l.work);
     if (status != ML_OK) ml_raise_last();
-    if (ml_knobs()->verify) ml_lower_verify(l.s);
     if (ml_knobs()->debug >= 3) {
         ml_text text = {.arena = arena};
         ml_lower_print(l.s, &text);

@@ -2,13 +2,17 @@
 #include "runtime/base/knobs.h"
 #include "runtime/exec/program.h"
 
+static ml_choice choice(int knob) {
+    return knob < 0 ? ML_WHERE_IT_PAYS : knob ? ML_ALWAYS : ML_NEVER;
+}
+
 ml_compile_options ml_compile_options_read(void) {
     const ml_knobs_values *k = ml_knobs();
     return (ml_compile_options){
-        .overlap = (ml_choice)k->overlap,
-        .half_batch = (ml_choice)k->halves,
-        .recompute = k->recompute == ML_RECOMPUTE_THRIFTY ? ML_WHERE_IT_PAYS : k->recompute,
-        .chunk_bytes = (int64_t)k->chunk << 20,
+        .overlap = choice(k->overlap),
+        .half_batch = choice(k->halves),
+        .recompute = choice(k->recompute == ML_RECOMPUTE_THRIFTY ? -1 : k->recompute),
+        .chunk_bytes = k->chunk ? (int64_t)k->chunk << 20 : INT64_MAX,
         .no_param_cache = !k->copies,
         .no_batch = !k->batch,
         .verify = k->verify,

@@ -7,8 +7,8 @@
 #ifndef ML_PROGRAM_H
 #define ML_PROGRAM_H
 
+#include "runtime/compile.h"
 #include "runtime/device/device.h"
-#include "runtime/plan/options.h"
 
 /* What the environment asks of the compiler, and of code generation for `target`: read by whoever
  * opens a device or plans without one. */

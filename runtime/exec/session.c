@@ -25,6 +25,7 @@ ml_status ml_session_new(ml_session **session) {
     }
     made->graph = call.graph;
     made->clock = 1;
+    made->options = ml_compile_options_read();
     made->stages.arena = ml_arena_new();
     *session = made;
     if (made->stages.arena != NULL) return ML_OK;
@@ -81,17 +82,13 @@ ml_status ml_session_open(ml_session *session, const char *device, int ordinal) 
 }
 
 typedef struct {
-    const ml_graph *graph;
-    const ml_roots *roots;
-    const ml_target *target;
-    const ml_layout *layout;
-    const ml_cut *cut;
+    ml_compile_input input;
     ml_plan **plan;
 } plan_call;
 
 static void plan_body(void *context) {
-    plan_call *call = context;
-    ml_plan_new(call->graph, call->roots, call->target, call->layout, call->cut, call->plan);
+    const plan_call *call = context;
+    ml_compile(&call->input, call->plan);
 }
 
 /* On one rank of several, the plan of its pipeline stages. */
@@ -102,7 +99,8 @@ static ml_status plan_under(ml_session *session, const ml_roots *roots, const ml
         cut.coordinate =
             (int)ml_layout_coordinate(layout, session->ranks.rank, layout->stages.mesh_axis);
     }
-    plan_call call = {session->graph, roots, target, layout, pipelined ? &cut : NULL, plan};
+    plan_call call = {
+        {session->graph, roots, target, layout, pipelined ? &cut : NULL, &session->options}, plan};
     *plan = NULL;
     ml_status status = ml_protect(plan_body, &call);
     if (status == ML_OK) return ML_OK;
@@ -120,11 +118,12 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layo
 static ml_status plan_fallback(ml_session *session, const ml_roots *roots, const ml_target *target,
                                ml_plan *plan) {
     ml_plan *fallback = NULL;
-    if (!ml_plan_watches(plan)) return ML_OK;
+    if (!plan->may_overflow) return ML_OK;
     const ml_layout *unbounded = session_unbounded(session);
     ml_status status =
         plan_under(session, roots, target, unbounded, plan->pipeline != NULL, &fallback);
-    if (status == ML_OK) ml_plan_set_fallback(plan, fallback, target->memory_bytes);
+    if (status == ML_OK && !ml_plan_set_fallback(plan, fallback, target->memory_bytes))
+        ml_plan_free(fallback);
     return status;
 }
 

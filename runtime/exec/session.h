@@ -15,6 +15,7 @@ typedef struct {
 struct ml_session {
     ml_graph *graph;
     ml_device *device;
+    ml_compile_options options; /* of all programs */
     int64_t seed;
     ml_comm *comm; /* NULL: one process */
     ml_layout layout;

@@ -15,18 +15,9 @@ typedef struct {
     ml_arena *arena;
     ml_graph *graph;
     const ml_layout *layout;
-    const ml_cut *cut;
+    int coordinate; /* along the stages' mesh axis; -1: all stages are planned */
     pipeline_plan *pipeline;
 } sharing;
-
-typedef struct {
-    ml_plan *plan;
-    struct plan_base *base;
-    const ml_target *target;
-    plan_recompute recompute;
-    bool overlap, copies;
-    pipeline_plan *pipeline;
-} staging;
 
 /* ---- tasks ---- */
 static void wave_add(task_waves *waves, int wave) {
@@ -323,10 +314,10 @@ static void schedule_make(sharing *s) {
 /* Those of this rank; in a check, of one rank of each shape. */
 static void stages_choose(sharing *s) {
     pipeline_plan *pipeline = s->pipeline;
-    bool check = s->cut->coordinate < 0;
+    bool check = s->coordinate < 0;
     const int *representative = check ? ranks_representative(s) : NULL;
     for (int v = 0; v < pipeline->count; v++) {
-        int rank = v % pipeline->ranks, planned = check ? representative[rank] : s->cut->coordinate;
+        int rank = v % pipeline->ranks, planned = check ? representative[rank] : s->coordinate;
         pipeline->stages[v].representative = check ? v - rank + planned : -1;
         pipeline->stages[v].planned = rank == planned;
         if (check) states_list(s, v);
@@ -336,20 +327,21 @@ static void stages_choose(sharing *s) {
 /* Of those whose memory is to be known: blocks. */
 static void slots_find(sharing *s) {
     for (int v = 0; v < s->pipeline->count; v++)
-        if (s->cut->coordinate < 0 || s->pipeline->stages[v].planned)
+        if (s->coordinate < 0 || s->pipeline->stages[v].planned)
             pipeline_slots_assign(s->pipeline, v, s->arena);
 }
 
-void pipeline_partition(struct plan_base *base, const ml_layout *layout, const ml_cut *cut) {
-    sharing s = {.arena = base->arena, .graph = base->global, .layout = layout, .cut = cut};
-    pipeline_plan *pipeline = s.pipeline = base->pipeline = ML_NEW(base->arena, pipeline_plan);
-    pipeline->microbatches = base->roots.microbatches > 1 ? base->roots.microbatches : 1;
+void pipeline_partition(ml_graph *global, const ml_roots *roots, const ml_layout *layout,
+                        ml_stage_map *map, int coordinate, ml_arena *arena, pipeline_plan **out) {
+    sharing s = {.arena = arena, .graph = global, .layout = layout, .coordinate = coordinate};
+    pipeline_plan *pipeline = s.pipeline = *out = ML_NEW(arena, pipeline_plan);
+    pipeline->microbatches = roots->microbatches > 1 ? roots->microbatches : 1;
     pipeline->ranks = (int)layout->axis[layout->stages.mesh_axis].size;
-    pipeline->script_inputs = ml_graph_input_count(base->global);
-    ml_stage_cut(base->global, &base->roots, layout, cut->map, base->arena, &pipeline->cut);
+    pipeline->script_inputs = ml_graph_input_count(global);
+    ml_stage_cut(global, roots, layout, map, arena, &pipeline->cut);
     pipeline->count = pipeline->cut.count;
-    pipeline->map = cut->map;
-    pipeline->stages = ML_NEW_ARRAY(base->arena, pipeline_stage, (size_t)pipeline->count);
+    pipeline->map = map;
+    pipeline->stages = ML_NEW_ARRAY(arena, pipeline_stage, (size_t)pipeline->count);
     inputs_wave(&s);
     waves_find(&s);
     tasks_make(&s);
@@ -360,51 +352,52 @@ void pipeline_partition(struct plan_base *base, const ml_layout *layout, const m
     slots_find(&s);
 }
 
-/* ---- stages and pieces ---- */
-static ml_plan *part_new(const staging *s, ml_graph **graph, const ml_roots *roots,
-                         ml_plan **place) {
-    ml_plan *part = *place = plan_empty();
-    part->layout = s->plan->layout;
-    part->graph = *graph;
-    *graph = NULL;
-    plan_roots(part, roots);
-    return part;
+void pipeline_partition_free(pipeline_plan *pipeline) {
+    if (pipeline != NULL) ml_stage_graphs_free(&pipeline->cut);
 }
 
-static void tasks_plan(staging *s, pipeline_stage *stage) {
-    task_programs *set = &stage->programs;
-    ml_arena *arena = s->plan->arena;
-    task_programs_split(stage->local->graph, &stage->local->roots, s->pipeline->input_wave,
-                        &stage->waves, arena, set);
-    stage->plans = ML_NEW_ARRAY(arena, ml_plan *, TASKS_MOST + 1);
-    stage->plan_count = set->count + set->once_per_step;
-    for (int p = 0; p < stage->plan_count; p++) {
-        task_program *task = &set->tasks[p];
-        ml_plan *part = part_new(s, &task->graph, &task->roots, &stage->plans[p]);
-        part->pipeline_task = true;
-        plan_steps(part, s->target, s->overlap);
+uint64_t pipeline_hash(const pipeline_plan *pipeline, uint64_t seed) {
+    for (int i = 0; i < pipeline->message_count; i++) {
+        const pipeline_message *m = &pipeline->messages[i];
+        int64_t fields[] = {m->channel, m->bytes};
+        seed = ml_hash(fields, sizeof fields, seed);
     }
+    for (int i = 0; i < pipeline->channel_count; i++) {
+        const pipeline_channel *channel = &pipeline->channels[i];
+        int fields[] = {channel->from, channel->to, channel->from_task, channel->to_task};
+        seed = ml_hash(fields, sizeof fields, seed);
+    }
+    for (int r = 0; r < pipeline->ranks; r++)
+        for (int i = 0; i < pipeline->schedule.action_count[r]; i++) {
+            const ml_action *a = &pipeline->schedule.actions[r][i];
+            int fields[] = {a->task, a->microbatch};
+            seed = ml_hash(fields, sizeof fields, seed);
+        }
+    return seed;
 }
 
-static void stage_plan(staging *s, int v) {
-    pipeline_stage *stage = &s->pipeline->stages[v];
-    ml_stage *cut = &s->base->pipeline->cut.stages[v];
+/* ---- stages and tasks ---- */
+void pipeline_plan_begin(ml_plan *plan, const pipeline_plan *partition) {
+    pipeline_plan *pipeline = plan->pipeline = ML_NEW(plan->arena, pipeline_plan);
+    *pipeline = *partition;
+    pipeline->stages = ML_NEW_ARRAY(plan->arena, pipeline_stage, (size_t)pipeline->count);
+    memcpy(pipeline->stages, partition->stages, sizeof *pipeline->stages * (size_t)pipeline->count);
+}
+
+ml_plan *pipeline_stage_begin(ml_plan *plan, int v, bool once_per_step) {
+    pipeline_stage *stage = &plan->pipeline->stages[v];
+    ml_stage *cut = &plan->pipeline->cut.stages[v];
     stage->representative = v;
-    stage->waves.once_per_step = s->copies;
-    ml_plan *local = part_new(s, &cut->graph, &cut->roots, &stage->local);
-    plan_local(local, s->target, s->recompute, false,
-               stage->waves.weight_grad ? s->pipeline->input_wave : NULL, s->base,
-               &s->base->parts[v]);
-    stage->overflow_flags = local->roots.watched;
-    if (stage->overflow_flags > 0) local->roots.kept++; /* as what others wait for: not put off */
-    tasks_plan(s, stage);
-    if (stage->overflow_flags > 0) {
-        stage->overflow_saved = stage->programs.saved_of_output[local->roots.output_count - 1];
-        stage->overflow_task = stage->programs.task_of_output[local->roots.output_count - 1];
-    }
-    int outputs = s->plan->roots.output_count;
-    stage->outputs = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
-    stage->output_task = ML_NEW_ARRAY(s->plan->arena, int, (size_t)outputs + 1);
+    stage->waves.once_per_step = once_per_step;
+    return plan_of_part(plan, &cut->graph, &cut->roots, &stage->local);
+}
+
+static void outputs_find(ml_plan *plan, int v) {
+    pipeline_stage *stage = &plan->pipeline->stages[v];
+    const ml_stage *cut = &plan->pipeline->cut.stages[v];
+    int outputs = plan->roots.output_count;
+    stage->outputs = ML_NEW_ARRAY(plan->arena, int, (size_t)outputs + 1);
+    stage->output_task = ML_NEW_ARRAY(plan->arena, int, (size_t)outputs + 1);
     for (int i = 0; i < outputs; i++) {
         int at = cut->output_of[i];
         stage->outputs[i] = at >= 0 ? stage->programs.saved_of_output[at] : -1;
@@ -412,11 +405,32 @@ static void stage_plan(staging *s, int v) {
     }
 }
 
+void pipeline_stage_split(ml_plan *plan, int v) {
+    pipeline_stage *stage = &plan->pipeline->stages[v];
+    task_programs *set = &stage->programs;
+    ml_plan *local = stage->local;
+    stage->overflow_flags = local->roots.watched;
+    if (stage->overflow_flags > 0) local->roots.kept++; /* as what others wait for: not deferred */
+    task_programs_split(local->graph, &local->roots, plan->pipeline->input_wave, &stage->waves,
+                        plan->arena, set);
+    stage->plans = ML_NEW_ARRAY(plan->arena, ml_plan *, TASKS_MOST + 1);
+    stage->plan_count = set->count + set->once_per_step;
+    for (int p = 0; p < stage->plan_count; p++) {
+        task_program *task = &set->tasks[p];
+        plan_of_part(plan, &task->graph, &task->roots, &stage->plans[p])->pipeline_task = true;
+    }
+    if (stage->overflow_flags > 0) {
+        stage->overflow_saved = set->saved_of_output[local->roots.output_count - 1];
+        stage->overflow_task = set->task_of_output[local->roots.output_count - 1];
+    }
+    outputs_find(plan, v);
+}
+
 /* ---- messages ---- */
 /* Where the messages of stages that are planned lie in their blocks. */
-static void messages_locate(staging *s) {
-    pipeline_plan *pipeline = s->pipeline;
-    ml_arena *arena = s->plan->arena;
+static void messages_locate(ml_plan *plan) {
+    pipeline_plan *pipeline = plan->pipeline;
+    ml_arena *arena = plan->arena;
     pipeline_message *messages =
         ML_NEW_ARRAY(arena, pipeline_message, (size_t)pipeline->message_count);
     memcpy(messages, pipeline->messages, sizeof *messages * (size_t)pipeline->message_count);
@@ -439,34 +453,21 @@ static void messages_locate(staging *s) {
     }
 }
 
-void pipeline_plan_stages(ml_plan *plan, const ml_target *target, const ml_cut *cut,
-                          plan_recompute recompute, bool overlap, bool copies) {
-    staging s = {.plan = plan,
-                 .base = plan->base,
-                 .target = target,
-                 .recompute = recompute,
-                 .overlap = overlap,
-                 .copies = copies};
-    pipeline_plan *pipeline = s.pipeline = plan->pipeline = ML_NEW(plan->arena, pipeline_plan);
-    *pipeline = *plan->base->pipeline;
-    pipeline->stages = ML_NEW_ARRAY(plan->arena, pipeline_stage, (size_t)pipeline->count);
-    memcpy(pipeline->stages, plan->base->pipeline->stages,
-           sizeof *pipeline->stages * (size_t)pipeline->count);
-    for (int v = 0; v < pipeline->count; v++)
-        if (pipeline->stages[v].planned) stage_plan(&s, v);
-    messages_locate(&s);
+void pipeline_plan_end(ml_plan *plan, int coordinate) {
+    pipeline_plan *pipeline = plan->pipeline;
+    messages_locate(plan);
     pipeline->until = pipeline_overflow_time(pipeline);
     for (int r = 0; r < pipeline->ranks; r++)
-        if (cut->coordinate < 0 || cut->coordinate == r) pipeline_states_check(plan, r);
-    pipeline_memory(plan, cut->coordinate);
+        if (coordinate < 0 || coordinate == r) pipeline_states_check(plan, r);
+    pipeline_memory(plan, coordinate);
 }
 
 void pipeline_plan_free(pipeline_plan *pipeline) {
     if (pipeline == NULL) return;
     for (int v = 0; v < pipeline->count && pipeline->stages != NULL; v++) {
         pipeline_stage *stage = &pipeline->stages[v];
-        for (int p = 0; p < stage->plan_count; p++) ml_plan_free(stage->plans[p]);
+        for (int p = 0; p < stage->plan_count; p++) plan_free(stage->plans[p]);
         task_programs_free(&stage->programs);
-        ml_plan_free(stage->local);
+        plan_free(stage->local);
     }
 }

@@ -12,6 +12,7 @@
 
 #include "runtime/pipeline/split_tasks.h"
 #include "runtime/pipeline/task_times.h"
+#include "runtime/pipeline/stage.h"
 #include "runtime/plan/plan.h"
 
 typedef struct {
@@ -72,6 +73,23 @@ struct ml_pipeline_plan {
     struct state_reads *begins; /* by state: pipeline_saved_state.c; NULL until it is asked */
     int coordinate; /* whose plan it is; in a check, the one that needs the most memory */
 };
+
+/* ---- how compile.c builds one */
+/* Divide `global` into stages and schedule their tasks: what all attempts at a plan begin with.
+ * *out, in `arena`, is set before anything can fail; its stages' graphs are freed below. */
+void pipeline_partition(ml_graph *global, const ml_roots *roots, const ml_layout *layout,
+                        ml_stage_map *map, int coordinate, ml_arena *arena,
+                        struct ml_pipeline_plan **out);
+void pipeline_partition_free(struct ml_pipeline_plan *partition);
+/* What all ranks must have alike: who sends what to whom, in which order. */
+uint64_t pipeline_hash(const struct ml_pipeline_plan *partition, uint64_t seed);
+/* Set plan->pipeline; then for each stage that is planned begin it, run passes over the plan that
+ * this returns, split it into tasks, and compile stage->plans; then end: messages and memory. With
+ * once_per_step, what is the same for all microbatches may become a task of its own. */
+void pipeline_plan_begin(ml_plan *plan, const struct ml_pipeline_plan *partition);
+ml_plan *pipeline_stage_begin(ml_plan *plan, int stage, bool once_per_step);
+void pipeline_stage_split(ml_plan *plan, int stage);
+void pipeline_plan_end(ml_plan *plan, int coordinate);
 
 /* The plan of a stage's steady piece, of a stage of `coordinate`; NULL where it has none. */
 const ml_plan *pipeline_once_per_step(const struct ml_pipeline_plan *pipeline, int stage);

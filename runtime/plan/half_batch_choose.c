@@ -64,11 +64,12 @@ static void find_candidates(choice *x) {
 }
 
 /* Seconds that a product, a routine or a collective takes. */
-static double time_of(const choice *x, ml_ref n, const ml_plan *plan, const ml_target *target) {
+static double time_of(const choice *x, ml_ref n, const ml_plan *plan) {
     const int64_t *args = ml_graph_args(x->g, n); /* of a collective: mesh axis, ranks */
     if (ml_ops[ml_graph_node(x->g, n)->op].op_class != ML_CLASS_COLLECTIVE)
         return ml_flops(x->g, n) / PLAN_FLOPS;
-    return (double)ml_shard_sent(x->g, n) / plan_link_speed(plan->layout, target, (int)args[0]);
+    return (double)ml_shard_sent(x->g, n) /
+           plan_link_speed(plan->layout, plan->target, (int)args[0]);
 }
 
 /* Whether a product or a routine over the axis is done by halves. */
@@ -87,12 +88,12 @@ static bool waits_for_ranks(const ml_graph *g, ml_ref n) {
     return info->combines || info->result != ML_RESULT_SAME;
 }
 
-static void add_times(choice *x, const ml_plan *plan, const ml_target *target) {
+static void add_times(choice *x, const ml_plan *plan) {
     for (ml_ref n = 1; n < ml_graph_count(x->g); n++) {
         int op_class = ml_ops[ml_graph_node(x->g, n)->op].op_class;
         bool works = op_class == ML_CLASS_CONTRACT || op_class == ML_CLASS_ROUTINE;
         if (!works && op_class != ML_CLASS_COLLECTIVE) continue;
-        double seconds = time_of(x, n, plan, target);
+        double seconds = time_of(x, n, plan);
         if (works) x->computed += seconds;
         for (int k = 0; k < x->count; k++) {
             candidate *c = &x->candidates[k];
@@ -113,23 +114,23 @@ static bool pays(const choice *x, const candidate *c) {
            c->computed >= LEAST_PRODUCT * (double)c->products;
 }
 
-void plan_halves(ml_plan *plan, const ml_target *target, bool overlap) {
-    int wanted = ml_knobs()->halves;
+bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size) {
+    const ml_target *target = plan->target;
+    ml_choice wanted = plan->options->half_batch;
     bool may = overlap && target->kind == ML_TARGET_CUDA && !target->no_fuse;
-    if (plan->layout == NULL || wanted == 0 || (wanted < 0 && !may)) return;
+    if (plan->layout == NULL || wanted == ML_NEVER || (wanted != ML_ALWAYS && !may)) return false;
     choice x = {.g = plan->graph};
     find_candidates(&x);
-    add_times(&x, plan, target);
+    add_times(&x, plan);
     const candidate *best = NULL;
     for (int k = 0; k < x.count; k++)
         if (best == NULL || x.candidates[k].exchanged > best->exchanged) best = &x.candidates[k];
-    if (best == NULL || best->exchanged == 0 || (wanted < 0 && !pays(&x, best))) return;
+    if (best == NULL || best->exchanged == 0 || (wanted != ML_ALWAYS && !pays(&x, best)))
+        return false;
     ml_debug(1, "halves of %s: %.2f ms of collectives, %.2f ms of %d products\n",
              ml_axis_name(plan->graph, best->axis), 1e3 * best->exchanged, 1e3 * best->computed,
              best->products);
-    ml_roots *r = &plan->roots;
-    pass_done(plan, ml_halves(plan->graph, r, best->axis, best->size), "halves");
-    pass_done(plan, ml_open_sums(plan->graph, r), "open halves");
-    pass_done(plan, ml_simplify(plan->graph, r), "halves simplify");
-    ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
+    *axis = best->axis;
+    *size = best->size;
+    return true;
 }

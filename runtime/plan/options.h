@@ -1,6 +1,6 @@
-/* The options of the compiler (runtime/compile.h). They are read from the environment once, at
- * the border (runtime/exec/options.c), and passed in: plan, pipeline, shard and passes read no
- * knobs. Options of code generation are fields of ml_target. */
+/* The options of the compiler (runtime/compile.h); zero is the default. They are read from the
+ * environment once, at the border (runtime/exec/options.c), and passed in: plan, pipeline, shard
+ * and passes read no knobs. Options of code generation are fields of ml_target. */
 #ifndef ML_OPTIONS_H
 #define ML_OPTIONS_H
 
@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* Where the compiler may choose. */
-typedef enum { ML_WHERE_IT_PAYS = -1, ML_NEVER, ML_ALWAYS } ml_choice;
+typedef enum { ML_WHERE_IT_PAYS, ML_NEVER, ML_ALWAYS } ml_choice;
 
 typedef struct {
     ml_choice overlap;    /* steps ordered so that collectives run beside computation; by default on
@@ -16,13 +16,13 @@ typedef struct {
     ml_choice half_batch; /* the halves of the batch alternate, to hide collectives */
     ml_choice recompute;  /* values computed again in the backward pass; by default on a GPU those
                              that cost next to no time, and all where memory is short */
-    int64_t chunk_bytes;  /* larger logits are computed in chunks; 0: never */
+    int64_t chunk_bytes;  /* larger logits are computed in chunks; 0: ML_CHUNK_BYTES */
     bool no_param_cache;  /* bf16 parameters are cast at every use */
     bool no_batch;        /* no kernels of several steps in one launch */
     bool verify;          /* verify the graph after every pass, and the kernel IR */
     const char *dump;     /* PASS or PASS@PROGRAM: print the graph after that pass; NULL: none */
 } ml_compile_options;
 
-enum { ML_CHUNK_MIB = 1024 }; /* the default of chunk_bytes */
+#define ML_CHUNK_BYTES ((int64_t)1 << 30)
 
 #endif

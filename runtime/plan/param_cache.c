@@ -225,16 +225,16 @@ static void list_sources(work *w) {
     }
 }
 
-static void make_refresh(work *w, const ml_target *target) {
-    ml_plan *plan = w->plan, *refresh = plan->refresh = plan_empty();
+/* Its steps follow when the program's are compiled. */
+static void make_refresh(work *w) {
+    ml_plan *plan = w->plan;
     ml_roots roots = {.updates = w->copies, .update_count = w->copy_count, .name = "copies"};
-    refresh->layout = plan->layout;
-    plan_roots(refresh, &roots);
+    ml_graph *none = NULL;
+    ml_plan *refresh = plan_of_part(plan, &none, &roots, &plan->refresh);
     refresh->graph = ml_graph_extract(w->g, &refresh->roots);
     if (plan->layout != NULL) ml_shard_traffic(refresh->graph, plan->layout, refresh->traffic);
     refresh->parts = ML_NEW(refresh->arena, ml_plan *);
     refresh->parts[refresh->part_count++] = refresh;
-    plan_steps(refresh, target, false);
 }
 
 static ml_ref read_copy(rewrite *r, ml_ref n, const ml_ref *sources) {
@@ -246,13 +246,14 @@ static ml_ref read_copy(rewrite *r, ml_ref n, const ml_ref *sources) {
 
 typedef struct {
     ml_plan *plan;
-    const ml_target *target;
     ml_arena *scratch;
+    ml_graph *graph;
 } copies_call;
 
 static void copies_body(void *context) {
-    const copies_call *call = context;
+    copies_call *call = context;
     ml_plan *plan = call->plan;
+    const ml_target *target = plan->target;
     ml_graph *g = plan->graph;
     size_t count = ml_graph_count(g), states = ml_graph_state_count(g);
     work w = {.plan = plan, .g = g, .scratch = call->scratch, .count = (uint32_t)count};
@@ -261,7 +262,7 @@ static void copies_body(void *context) {
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
     w.made = ML_NEW_ARRAY(w.scratch, bool, count);
-    w.casts = call->target->kind == ML_TARGET_CUDA && !call->target->no_fuse;
+    w.casts = target->kind == ML_TARGET_CUDA && !target->no_fuse;
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
     w.state = ML_NEW_ARRAY(w.scratch, uint32_t, count);
     w.updated = ML_NEW_ARRAY(w.scratch, ml_ref, count);
@@ -273,16 +274,17 @@ static void copies_body(void *context) {
     add_states(&w);
     if (w.copy_count == 0) return;
     list_sources(&w);
-    make_refresh(&w, call->target);
+    make_refresh(&w);
     add_updates(&w);
-    pass_done(plan, rewrite_run(plan->graph, &plan->roots, NULL, read_copy, &w), "copies");
-    if (w.often && plan->layout != NULL) ml_shard_traffic(plan->graph, plan->layout, plan->traffic);
+    call->graph = rewrite_run(plan->graph, &plan->roots, NULL, read_copy, &w);
+    if (w.often && plan->layout != NULL) ml_shard_traffic(call->graph, plan->layout, plan->traffic);
 }
 
-void plan_copies(ml_plan *plan, const ml_target *target) {
-    copies_call call = {plan, target, ml_arena_new()};
+ml_graph *plan_param_cache(ml_plan *plan) {
+    copies_call call = {plan, ml_arena_new(), plan->graph};
     if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
     ml_status status = ml_protect(copies_body, &call);
     ml_arena_free(call.scratch);
     if (status != ML_OK) ml_raise_last();
+    return call.graph;
 }

@@ -1,33 +1,12 @@
-/* Making, checking and printing plans. */
+/* Plans as values: their parts, what they need, what they look like. */
 #include "runtime/plan/plan.h"
-#include "runtime/base/knobs.h"
 
 #include <string.h>
 
-#include "codegen/lower/library.h"
-#include "runtime/pipeline/plan.h"
 #include "runtime/plan/plan_internal.h"
 
 const char *const ml_memory_names[ML_MEMORY_KINDS] = {"parameters", "gradients", "optimizer",
                                                       "activations", "workspace"};
-
-static uint64_t hash_schedule(const ml_schedule *s, uint64_t seed) {
-    for (uint32_t i = 0; i < s->storages.count; i++) {
-        const ml_storage *storage = &s->storages.at[i];
-        int64_t fields[4] = {storage->kind, storage->id, storage->bytes, storage->offset};
-        seed = ml_hash(fields, sizeof fields, seed);
-    }
-    for (uint32_t i = 0; i < s->steps.count; i++) {
-        const ml_step *step = &s->steps.at[i];
-        size_t values = (size_t)(step->read_count + step->write_count);
-        seed = ml_hash(&step->kind, sizeof step->kind, seed);
-        seed = ml_hash(step->values, values * sizeof *step->values, seed);
-        for (const ml_kernel *k = step->kernel; k != NULL; k = k->next) {
-            seed = ml_hash(&k->key, sizeof k->key, seed);
-        }
-    }
-    return seed;
-}
 
 ml_plan *plan_empty(void) {
     ml_arena *arena = ml_arena_new();
@@ -40,21 +19,34 @@ ml_plan *plan_empty(void) {
     return plan;
 }
 
-void plan_steps(ml_plan *plan, const ml_target *target, bool overlap) {
-    plan_lower(plan, target);
-    if (overlap) plan_overlap(plan);
-    if (target->kind == ML_TARGET_CUDA && !target->no_fuse && ml_knobs()->batch) plan_batch(plan);
-    plan_assign(plan);
-    if (plan->pipeline_task) plan_export(plan);
-    int outputs = plan->pipeline_task ? 0 : plan->roots.output_count;
-    plan->arena_bytes = ml_memory_place(plan->schedule, outputs);
-    plan->library_bytes = ml_library_workspace(plan->schedule);
-    memory_account(plan);
-    plan->hash = hash_schedule(plan->schedule, ml_graph_hash(plan->graph, 0));
-    if (ml_knobs()->debug < 3) return;
-    ml_text text = {.arena = plan->arena};
-    ml_plan_print(plan, &text);
-    ml_debug(3, "%s", text.text);
+ml_plan *plan_of_part(const ml_plan *whole, ml_graph **graph, const ml_roots *roots,
+                      ml_plan **part) {
+    ml_plan *made = *part = plan_empty();
+    made->layout = whole->layout;
+    made->target = whole->target;
+    made->options = whole->options;
+    made->graph = *graph;
+    *graph = NULL;
+    plan_roots(made, roots);
+    return made;
+}
+
+ml_roots plan_roots_copy(ml_arena *arena, const ml_roots *from) {
+    ml_roots to = *from;
+    if (from->name != NULL) to.name = ml_arena_copy(arena, from->name, strlen(from->name));
+    to.outputs = ML_NEW_ARRAY(arena, ml_ref, (size_t)from->output_count + 1);
+    to.updates = ML_NEW_ARRAY(arena, ml_update, (size_t)from->update_count + 1);
+    for (int i = 0; i < from->output_count; i++) to.outputs[i] = from->outputs[i];
+    for (int i = 0; i < from->update_count; i++) to.updates[i] = from->updates[i];
+    if (from->watched == 0) return to;
+    const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, from->watched);
+    memcpy(origins, from->watched_origins, sizeof *origins * (size_t)from->watched);
+    to.watched_origins = origins;
+    return to;
+}
+
+void plan_roots(ml_plan *plan, const ml_roots *from) {
+    plan->roots = plan_roots_copy(plan->arena, from);
 }
 
 static const char *or_unnamed(const char *name) {
@@ -90,23 +82,15 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
     return ml_plan_state_type(plan->layout, plan->graph, state);
 }
 
-void ml_plan_free(ml_plan *plan) {
+void plan_free(ml_plan *plan) {
     if (plan == NULL) return;
-    pipeline_plan_free(plan->pipeline);
-    ml_plan_free(plan->refresh);
-    ml_plan_free(plan->fallback);
-    bool shared = plan->base != NULL && plan->graph == plan->base->global;
-    if (plan->graph != NULL && !shared) ml_graph_free(plan->graph);
-    plan_base_free(plan->base);
+    plan_free(plan->refresh);
+    if (plan->graph != NULL && !plan->borrows) ml_graph_free(plan->graph);
     ml_arena_free(plan->arena);
     ml_free(plan);
 }
 
 /* ---- the fallback of a check ---- */
-bool ml_plan_watches(const ml_plan *plan) {
-    return plan->pipeline != NULL ? plan->pipeline->until > 0 : plan->roots.watched > 0;
-}
-
 static int64_t beyond(int64_t bytes, int64_t others) {
     return bytes > others ? bytes - others : 0;
 }
@@ -123,18 +107,16 @@ void plan_fallback_account(ml_plan *plan) {
     plan->peak_bytes += bytes;
 }
 
-void ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit) {
-    if (limit > 0 && plan->peak_bytes + fallback_bytes(plan, fallback) > limit) {
-        ml_plan_free(fallback);
-        return;
-    }
+bool ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit) {
+    if (limit > 0 && plan->peak_bytes + fallback_bytes(plan, fallback) > limit) return false;
     plan->fallback = fallback;
     plan_fallback_account(plan);
+    return true;
 }
 
 /* A part's storages into the list, which is kept sorted. */
-static int largest_add(const ml_plan *part, uint32_t fed, bool *seen, int count, int found,
-                       ml_plan_block *list) {
+static int largest_add(const ml_plan *part, uint32_t script_inputs, bool *seen, int count,
+                       int found, ml_plan_block *list) {
     const ml_schedule *s = part->schedule;
     for (uint32_t i = 0; i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
@@ -142,7 +124,8 @@ static int largest_add(const ml_plan *part, uint32_t fed, bool *seen, int count,
             (storage->first > part->peak_step || storage->last < part->peak_step)) {
             continue;
         }
-        if (storage->kind == ML_STORAGE_INPUT && storage->id >= fed) continue; /* its maker's */
+        if (storage->kind == ML_STORAGE_INPUT && storage->id >= script_inputs)
+            continue;                            /* memory of the caller */
         if (storage->kind == ML_STORAGE_STATE) { /* old and new value share their memory */
             if (seen[storage->id]) continue;
             seen[storage->id] = true;
@@ -157,10 +140,9 @@ static int largest_add(const ml_plan *part, uint32_t fed, bool *seen, int count,
 
 int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list) {
     bool *seen = ML_NEW_ARRAY(plan->arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
-    uint32_t fed = plan->pipeline ? plan->pipeline->script_inputs : UINT32_MAX;
     int found = 0;
     for (int i = 0; i < plan->part_count && count > 0; i++)
-        found = largest_add(plan->parts[i], fed, seen, count, found, list);
+        found = largest_add(plan->parts[i], plan->script_inputs, seen, count, found, list);
     return found;
 }
 
@@ -213,13 +195,8 @@ static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
     if (!ml_value_contiguous(value)) ml_text_add(out, "(strided)");
 }
 
-void ml_plan_print(const ml_plan *plan, ml_text *out) {
+void plan_print(const ml_plan *plan, ml_text *out) {
     const ml_schedule *s = plan->schedule;
-    if (s == NULL) {
-        ml_pipeline_schedule_print(&plan->pipeline->problem, &plan->pipeline->schedule, out);
-        for (int i = 0; i < plan->part_count; i++) ml_plan_print(plan->parts[i], out);
-        return;
-    }
     ml_text_add(out, "%u steps, %.3f GFLOP, arena %.3f GiB, peak %.3f GiB at step %u\n",
                 s->steps.count, plan->flops * 1e-9, plan->arena_bytes / GIB, plan->peak_bytes / GIB,
                 plan->peak_step);

@@ -1,12 +1,15 @@
-/* A plan: everything about a program that is decided before it runs.
+/* A plan: everything about a program that is decided before it runs: the graph of one rank after
+ * all passes, its steps in order, where every state is updated and where every temporary is in the
+ * arena. runtime/compile.c makes one from functions of this folder. A plan is a value: once it is
+ * accepted nothing writes it.
  *
- * ml_plan_new runs the passes in the order in which passes.c lists them, lowers the result to
- * steps, assigns state updates to places and gives every temporary an offset in one arena. */
+ * A program that is divided into pipeline stages has a plan of the whole, without steps of its own,
+ * whose parts are the plans of its tasks (runtime/pipeline/plan.h). */
 #ifndef ML_PLAN_H
 #define ML_PLAN_H
 
 #include "codegen/lower/lower.h"
-#include "runtime/pipeline/stage.h"
+#include "runtime/plan/options.h"
 #include "runtime/shard/shard.h"
 
 typedef enum {
@@ -20,21 +23,17 @@ typedef enum {
 extern const char *const ml_memory_names[ML_MEMORY_KINDS];
 ml_memory_kind ml_plan_memory_kind(ml_state_kind kind); /* what a state counts as */
 
-/* How to cut a program into pipeline stages, where the layout says so. */
-typedef struct {
-    ml_stage_map *map; /* of the session: grown */
-    int coordinate;    /* along the stages' mesh axis; -1 plans every stage, for a check */
-} ml_cut;
-
 typedef struct ml_plan ml_plan;
 struct ml_plan {
     ml_arena *arena; /* owns everything below */
     ml_graph *graph; /* of one rank, after all passes; of a program that is cut, the global one */
-    struct plan_base *base; /* what plans of the program share (parts.h); owned, may be NULL */
-    ml_graph **keep;        /* where the next graph goes that a pass replaces; else it is freed */
+    bool borrows;    /* the graph is another's, not to be freed */
+    struct compile_shared *shared; /* what attempts at the same plan share (compile.c) */
+    const ml_target *target;
+    const ml_compile_options *options; /* while it is compiled */
     ml_roots roots;
-    const ml_layout *layout;       /* NULL: one rank */
-    ml_schedule *schedule;         /* NULL for a program that is cut: ask its parts */
+    const ml_layout *layout;           /* NULL: one rank */
+    ml_schedule *schedule;             /* NULL for a program that is cut: ask its parts */
     struct ml_pipeline_plan *pipeline; /* staged.h; NULL where it is not cut */
     ml_plan **parts; /* what runs on this rank, each with a schedule: the pieces of its stages, or
                         the plan itself */
@@ -47,9 +46,11 @@ struct ml_plan {
     /* In a check: the plan that does a step again which left rows without a place; it shares the
      * memory of this one, whose accounts count what it needs beyond. NULL: none. */
     ml_plan *fallback;
-    bool pipeline_task; /* a part of another plan: inputs and outputs are its caller's memory */
-    int64_t arena_bytes;   /* temporaries: the peak that the offsets reach */
-    int64_t library_bytes; /* workspace that the device's libraries want beside the arena */
+    bool may_overflow;      /* a step may turn out to have left rows without a slot */
+    uint32_t script_inputs; /* the INPUT ids below are the script's */
+    bool pipeline_task;     /* a part of another plan: inputs and outputs are its caller's memory */
+    int64_t arena_bytes;    /* temporaries: the peak that the offsets reach */
+    int64_t library_bytes;  /* workspace that the device's libraries want beside the arena */
     int64_t buffer_bytes;   /* of pipeline stages: what microbatches under way keep */
     int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
@@ -60,24 +61,15 @@ struct ml_plan {
     ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
 };
 
-/* The plan of each rank of `layout` (NULL: one rank); with `cut`, where the layout has stages, of
- * the ranks at one coordinate; without, for what runs once or in another's place, it keeps no
- * copies of parameters. `from` is the session graph; `target` and `layout` outlive it. Raises;
- * ml_plan_free is safe on what a failed call left in *plan (NULL or partial). */
-void ml_plan_new(const ml_graph *from, const ml_roots *roots, const ml_target *target,
-                 const ml_layout *layout, const ml_cut *cut, ml_plan **plan);
-/* Whether a step may turn out to have left rows without a place. */
-bool ml_plan_watches(const ml_plan *plan);
-/* Takes `fallback`, and its memory into the accounts, if both fit in `limit` bytes (0: any); else
- * frees it, for a run would have none. */
-void ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit);
+/* Takes `fallback`, and its memory into the accounts, if both fit in `limit` bytes (0: any); false
+ * where not, for a run would have none. */
+bool ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit);
 /* The type of a rank's part of a state or input. */
 ml_type ml_plan_state_type(const ml_layout *layout, const ml_graph *g, uint32_t state);
 ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t input);
 /* Where the rule puts them; not to be asked for without a layout. */
 ml_placements ml_plan_state_places(const ml_layout *layout, const ml_graph *g, uint32_t state);
 ml_placements ml_plan_input_places(const ml_layout *layout, const ml_graph *g, uint32_t input);
-void ml_plan_free(ml_plan *plan);
 typedef struct {
     const ml_graph *graph;
     ml_ref node; /* 0: workspace */
@@ -89,7 +81,6 @@ int ml_plan_largest(const ml_plan *plan, int count, ml_plan_block *list);
 /* Raise ML_TOO_LARGE, with the ten largest tensors and their lines, where the plan plus `extra`
  * bytes (states of other programs) exceeds `limit` bytes. */
 void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const char *device);
-void ml_plan_print(const ml_plan *plan, ml_text *out); /* steps with values, offsets, kernels */
 
 /* Place the temporaries (memory.c): sets offsets, first and last; the value is the arena's size.
  * The first output_count of schedule->output_values stay alive to the end. */

@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "codegen/lower/lower.h"
+#include "runtime/compile.h"
 #include "runtime/passes/passes.h"
-#include "runtime/plan/plan.h"
 #include "tests/ops/support.h"
 
 static ml_dtype dtype;
@@ -131,7 +131,7 @@ static void plan_sum(void *context) {
     sum = ml_map2(p->g, ML_OP_ADD, ml_map2(p->g, ML_OP_ADD, old, part(p->g, "i", "e", "f")), sum);
     ml_update update = {(uint32_t)id, sum};
     ml_roots roots = {.updates = &update, .update_count = 1};
-    ml_plan_new(p->g, &roots, &p->target, NULL, NULL, &p->plan);
+    ml_compile(&(ml_compile_input){p->g, &roots, &p->target, NULL}, &p->plan);
 }
 
 TEST(lower, products_accumulate) {
@@ -178,7 +178,7 @@ static void plan_microbatch(void *context) {
     ml_update update = {(uint32_t)id, ml_map2(p->g, ML_OP_ADD, kept, term)};
     ml_roots roots = {.updates = &update, .update_count = 1};
     p->opened = ml_open_sums(p->g, &roots);
-    ml_plan_new(p->opened, &roots, &p->target, NULL, NULL, &p->plan);
+    ml_compile(&(ml_compile_input){p->opened, &roots, &p->target, NULL}, &p->plan);
 }
 
 TEST(lower, microbatches_accumulate_in_place) {

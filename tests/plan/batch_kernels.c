@@ -2,8 +2,8 @@
  * outlive a step (plan/param_cache.c). */
 #include <string.h>
 
+#include "runtime/compile.h"
 #include "runtime/passes/passes.h"
-#include "runtime/plan/plan.h"
 #include "tests/test.h"
 
 enum { MOST = 16 };
@@ -54,7 +54,7 @@ static void plan_body(void *context) {
                       .updates = p->updates,
                       .update_count = p->update_count,
                       .microbatches = p->microbatches};
-    ml_plan_new(p->g, &roots, &target, NULL, &cut, &p->plan);
+    ml_compile(&(ml_compile_input){p->g, &roots, &target, NULL, &cut}, &p->plan);
 }
 
 static const ml_schedule *plan_of(program *p, void (*build)(void *)) {

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "codegen/lower/library.h"
-#include "runtime/plan/plan.h"
+#include "runtime/compile.h"
 #include "tests/shard/support.h"
 
 enum { DRAWS = 40 };
@@ -346,7 +346,7 @@ static int64_t arena_of(fixture *f, const ml_roots *roots, int ranks) {
     ml_layout *layout = ML_NEW(f->arena, ml_layout);
     *layout = shard_layout(f, text);
     ml_plan *plan = NULL;
-    ml_plan_new(f->g, roots, &target, layout, NULL, &plan);
+    ml_compile(&(ml_compile_input){f->g, roots, &target, layout}, &plan);
     int64_t bytes = plan->arena_bytes;
     ml_plan_free(plan);
     return bytes;
@@ -392,7 +392,7 @@ static int cudnn_calls(fixture *f, const char *text, int *of) {
     *layout = shard_layout(f, text);
     ml_plan *plan = NULL;
     int asked = *of = 0;
-    ml_plan_new(f->g, &roots, &target, layout, NULL, &plan);
+    ml_compile(&(ml_compile_input){f->g, &roots, &target, layout}, &plan);
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_attention_step *step = plan->schedule->steps.at[i].attention;
         if (!step) continue;

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/plan/plan.h"
+#include "runtime/compile.h"
 #include "tests/shard/support.h"
 
 static const char *placed(fixture *f, const ml_layout *layout, const char *axes, int kind) {
@@ -243,7 +243,7 @@ static void kept_outputs(fixture *f) {
     ml_plan *plan;
     ml_target target = {.kind = ML_TARGET_C};
     roots = (ml_roots){.outputs = outputs, .output_count = 3, .kept = 2};
-    ml_plan_new(f->g, &roots, &target, &layout, NULL, &plan);
+    ml_compile(&(ml_compile_input){f->g, &roots, &target, &layout}, &plan);
     CHECK_TEXT(output_type(f, plan->graph, plan->roots.outputs[0]), "f32[c=8, b=8]");
     CHECK_TEXT(output_type(f, plan->graph, plan->roots.outputs[1]), "f32[c=4, b=8]");
     ml_plan_free(plan);

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "runtime/passes/passes.h"
-
 static const char *const states_key = "mlua.states";   /* registry: id + 1 -> State */
 static const char *const updates_key = "mlua.updates"; /* registry: list of {state, tensor} */
 static const char *const places_key = "mlua.places";   /* registry: id + 1 -> place in that list */
@@ -347,7 +345,7 @@ static void differentiate(void *argument) {
     grad_call *call = argument;
     ml_graph *g = call->graph;
     ml_graph_set_origin(g, &call->origin);
-    ml_autodiff(g, call->loss, call->wrt, call->count, call->gradients);
+    ml_compile_gradients(g, call->loss, call->wrt, call->count, call->gradients);
     ml_graph_set_origin(g, &call->origin);
     for (int i = 0; i < call->count; i++) {
         ml_type type = *ml_graph_type(g, call->wrt[i]);
