@@ -47,8 +47,10 @@ OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
 TESTS := $(filter-out tests/emulator/%,$(wildcard tests/*.c tests/*/*.c))
 LUA := $(wildcard stdlib/*.lua)
+# Sources of kernels: inside the binary, compiled when a model is.
+KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cuh codegen/kernels/c/*.c codegen/kernels/c/*.h))
 # The default corpus: the text that this repository itself holds.
-TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) \
+TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) $(KERNELS) \
         $(wildcard runtime/*.h runtime/*/*.h runtime/*/*/*.h codegen/*.h codegen/*/*.h vm/*.h vm/*/*.h tests/*.c tests/*/*.c))
 
 .PHONY: all demo test test-dist test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
@@ -79,14 +81,21 @@ $(B)/%.o: %.c | deps
 $(B)/corpus.txt: $(TEXT)
 	@mkdir -p $(B)
 	@cat $(TEXT) > $@
-# stdlib/ and the corpus, inside the binary (vm/embed.h)
-$(B)/embed.s: $(LUA) $(B)/corpus.txt Makefile
-	@{ echo '.section .rodata'; i=0; \
-	   for f in $(LUA) $(B)/corpus.txt; do i=$$((i+1)); \
-	     echo ".Lname$$i: .string \"$${f##*/}\""; echo ".Ldata$$i: .incbin \"$$f\""; echo ".Lend$$i: .byte 0"; done; \
-	   echo '.section .data.rel.ro,"aw"'; echo '.balign 8'; echo '.globl ml_embedded_files'; echo 'ml_embedded_files:'; \
-	   for j in $$(seq 1 $$i); do echo ".quad .Lname$$j, .Ldata$$j, .Lend$$j-.Ldata$$j"; done; \
-	   echo '.quad 0, 0, 0'; echo '.section .note.GNU-stack,"",@progbits'; } > $@
+# Files inside the binary: $(1) is the table's name, $(2) the files, $(3) what of a file's path is its name.
+# Texts end in a 0 byte.
+define embed
+{ echo '.section .rodata'; i=0; \
+   for f in $(2); do i=$$((i+1)); \
+     echo ".Lname_$(1)$$i: .string \"$(3)\""; echo ".Ldata_$(1)$$i: .incbin \"$$f\""; \
+     echo ".Lend_$(1)$$i: .byte 0"; done; \
+   echo '.section .data.rel.ro,"aw"'; echo '.balign 8'; echo '.globl $(1)'; echo '$(1):'; \
+   for j in $$(seq 1 $$i); do echo ".quad .Lname_$(1)$$j, .Ldata_$(1)$$j, .Lend_$(1)$$j-.Ldata_$(1)$$j"; done; \
+   echo '.quad 0, 0, 0'; }
+endef
+# stdlib/ and the corpus (vm/embed.h), and the sources of kernels (codegen/kernel_files.h)
+$(B)/embed.s: $(LUA) $(KERNELS) $(B)/corpus.txt Makefile
+	@{ $(call embed,ml_embedded_files,$(LUA) $(B)/corpus.txt,$${f##*/}); \
+	   $(call embed,ml_kernel_files,$(KERNELS),$$f); echo '.section .note.GNU-stack,"",@progbits'; } > $@
 $(B)/embed.o: $(B)/embed.s
 	$(Q)$(CC) -c -o $@ $<
 

@@ -12,6 +12,4 @@ void emit_constant(ml_text *out, ml_dtype dtype, double number, int64_t integer)
 /* The value a reduction starts from. */
 void emit_identity(ml_text *out, ml_op op, ml_dtype dtype);
 
-extern const char emit_prelude_c[], emit_prelude_cuda[];
-
 #endif

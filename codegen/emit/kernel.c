@@ -2,6 +2,7 @@
  * the kernel's name follow; print the schedule, for people; print the source, when it is asked for.
  */
 #include "codegen/emit/emit_internal.h"
+#include "codegen/kernel_files.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -145,5 +146,6 @@ void ml_kernel_batch(const ml_kernel *const *members, int count, ml_arena *arena
 }
 
 const char *ml_prelude(ml_target_kind kind) {
-    return kind == ML_TARGET_CUDA ? emit_prelude_cuda : emit_prelude_c;
+    const char *name = kind == ML_TARGET_CUDA ? "prelude.cuh" : "prelude.h";
+    return ml_kernel_file_find(name, strlen(name))->text;
 }

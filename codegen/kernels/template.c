@@ -4,9 +4,9 @@
 #include <string.h>
 
 void template_set_text(ml_template *t, const char *name, const char *text) {
-    ml_template_entry *entry = ML_PUSH(t->arena, &t->entries);
+    ml_parameter *entry = ML_PUSH(t->arena, &t->entries);
     entry->name = name;
-    entry->text = text;
+    entry->value = text;
 }
 
 void template_set(ml_template *t, const char *name, const char *format, ...) {
@@ -22,9 +22,9 @@ void template_set(ml_template *t, const char *name, const char *format, ...) {
 
 static const char *find(const ml_template *t, const char *name, size_t length) {
     for (uint32_t i = t->entries.count; i-- > 0;) {
-        const ml_template_entry *entry = &t->entries.at[i];
+        const ml_parameter *entry = &t->entries.at[i];
         if (strlen(entry->name) == length && memcmp(entry->name, name, length) == 0)
-            return entry->text;
+            return entry->value;
     }
     ml_raise(ML_INTERNAL, "a kernel template names ${%.*s}, which nothing sets", (int)length, name);
 }
@@ -92,7 +92,7 @@ typedef struct {
     const char *const *bodies;
     int body_count;
     uint32_t entry_count;
-    ml_template_entry *entries;
+    ml_parameter *entries;
 } recipe;
 
 static const char *print(const ml_kernel *kernel, ml_arena *arena) {
@@ -112,9 +112,9 @@ static void set_recipe(ml_kernel *k, const ml_template *t, const char *const *bo
     r->bodies = own;
     r->body_count = count;
     r->entry_count = t->entries.count + 1;
-    r->entries = ML_NEW_ARRAY(t->arena, ml_template_entry, r->entry_count);
+    r->entries = ML_NEW_ARRAY(t->arena, ml_parameter, r->entry_count);
     memcpy(r->entries, t->entries.at, sizeof *r->entries * t->entries.count);
-    r->entries[t->entries.count] = (ml_template_entry){"e", k->entry};
+    r->entries[t->entries.count] = (ml_parameter){"e", k->entry};
     k->print = print;
     k->recipe = r;
 }
@@ -123,15 +123,22 @@ ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, 
     return template_kernel_of(t, &body, 1, label, pointers);
 }
 
-ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
-                              const char *label, int pointers) {
+static const char *print_file(const ml_kernel *kernel, ml_arena *arena) {
+    return files_print(kernel->recipe, kernel->entry, arena);
+}
+
+/* From `bodies`, or, where there are none, from the recipe of a file. */
+static ml_kernel *kernel(ml_template *t, uint64_t key, const ml_file_recipe *file,
+                         const char *const *bodies, int count, const char *label, int pointers) {
     ml_kernel *k = ML_NEW(t->arena, ml_kernel);
-    k->key = 0;
-    for (int i = 0; i < count; i++) k->key = hash_body(t, bodies[i], k->key, 0);
+    k->key = key;
     uint32_t cursor = 0, at = ml_index_next(&t->known->index, k->key, &cursor);
     if (at == ML_INDEX_NONE) {
         k->entry = ml_arena_format(t->arena, "ml_%016llx", (unsigned long long)k->key);
-        set_recipe(k, t, bodies, count);
+        if (file)
+            k->print = print_file, k->recipe = file;
+        else
+            set_recipe(k, t, bodies, count);
         ml_index_add(&t->known->index, k->key, t->known->kernels.count);
         *ML_PUSH(t->arena, &t->known->kernels) = k;
     } else {
@@ -144,6 +151,18 @@ ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int cou
     k->pointer_count = pointers;
     k->units = k->grain = 1;
     return k;
+}
+
+ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
+                              const char *label, int pointers) {
+    uint64_t key = 0;
+    for (int i = 0; i < count; i++) key = hash_body(t, bodies[i], key, 0);
+    return kernel(t, key, NULL, bodies, count, label, pointers);
+}
+
+ml_kernel *template_file(ml_template *t, const char *name, const char *label, int pointers) {
+    const ml_file_recipe *file = files_choose(t->arena, name, t->entries.at, t->entries.count);
+    return kernel(t, file->key, file, NULL, 0, label, pointers);
 }
 
 void template_launch(ml_kernel *k, int64_t x, int64_t y, int64_t z, uint32_t block,

@@ -8,14 +8,12 @@
 #define ML_TEMPLATE_H
 
 #include "codegen/emit/emit.h"
+#include "codegen/kernels/files.h"
 #include "codegen/lower/lower.h"
 
 typedef struct {
-    const char *name, *text;
-} ml_template_entry;
-typedef struct {
     ml_arena *arena;
-    ML_VEC(ml_template_entry) entries;
+    ML_VEC(ml_parameter) entries;
     ml_expansions *known;
 } ml_template;
 
@@ -34,6 +32,8 @@ ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, 
 /* Of several bodies, one after the other. */
 ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
                               const char *label, int pointers);
+/* The kernel of a file (files.h) with these parameters: sets the same. */
+ml_kernel *template_file(ml_template *t, const char *file, const char *label, int pointers);
 /* CUDA kernels: grid and block instead of units. */
 void template_launch(ml_kernel *k, int64_t x, int64_t y, int64_t z, uint32_t block,
                      int64_t shared_bytes);
