@@ -151,13 +151,24 @@ static const char *const spellings[][2] = {
      "emulated_barrier(team + 1, TEAM)"},
 };
 
+/* How much of `text` is this spelling, however it is spaced; 0: it is not. */
+static size_t spelled(const char *text, const char *spelling) {
+    static const char space[] = " \n";
+    const char *at = text;
+    for (; *spelling; spelling++) {
+        if (strchr(space, *spelling)) continue;
+        if (at > text) at += strspn(at, space);
+        if (*at++ != *spelling) return 0;
+    }
+    return (size_t)(at - text);
+}
+
 static void write_emulated(FILE *file, const char *text) {
     while (*text != 0) {
         size_t length = 0;
         for (size_t i = 0; i < sizeof spellings / sizeof *spellings && length == 0; i++) {
-            if (strncmp(text, spellings[i][0], strlen(spellings[i][0])) != 0) continue;
-            length = strlen(spellings[i][0]);
-            fputs(spellings[i][1], file);
+            length = spelled(text, spellings[i][0]);
+            if (length > 0) fputs(spellings[i][1], file);
         }
         if (length == 0) fputc(*text, file);
         text += length > 0 ? length : 1;
