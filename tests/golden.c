@@ -95,6 +95,7 @@ typedef struct {
 static void run_body(void *argument) {
     script_run *run = argument;
     int code;
+    test_checked();
     char *output = test_command(run->arena, shell_command(run->arena, run->test->script), &code);
     if (run->test->expected) {
         size_t length = strlen(output);

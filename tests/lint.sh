@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
-# Layering, length and formatting. Prints what is wrong and exits 1 if anything is.
+# Layering, circles of files, words, length and formatting. Prints what is wrong and exits 1 if anything is.
+#   tests/lint.sh                all of it (B is the build folder, whose objects show who calls whom)
+#   tests/lint.sh words [PATH]   the lines with retired words below a path
+#   tests/lint.sh circles        the circles of files, those that are allowed too
 set -u
 cd "$(dirname "$0")/.."
+build=${B:-build}
 bad=0
 complain() { echo "lint: $*"; bad=1; }
+report() { echo "lint, to do: $*"; } # complaints once the rooms are clean
 files=$(git ls-files --cached --others --exclude-standard '*.c' '*.h')
 
 # Layering: each room includes only itself and the rooms that it stands on. runtime/compile.c stands on all that
@@ -42,6 +47,74 @@ wrong=$(grep -lE '#include *[<"](cuda|nvrtc|cublasLt|cudnn|nccl|cupti)[a-z_0-9]*
 [ -z "$wrong" ] || complain "vendor headers outside their wrappers: $wrong"
 wrong=$(grep -nE '\b(abort|exit|_exit) *\(' runtime/*/*.c runtime/*/*/*.c codegen/*/*.c 2>/dev/null | grep -v '^runtime/comm/')
 [ -z "$wrong" ] || complain "exit or abort in runtime/ or codegen/:"$'\n'"$wrong"
+
+# Circles. An arrow leads from a file to each whose header it includes, or whose function it calls as the objects
+# of the build show; NAME.h and NAME.c are one. Those of several folders are refused; those within one only where
+# the parts are one thing, which is said here: "folder: reason".
+one_thing='
+'
+circles() { # "FROM TO" lines -> "FOLDER[ FOLDER...]: FILES" for each circle
+    awk 'function visit(v,    i, w, n, list, members, folders, folder, known, size) {
+             number[v] = low[v] = ++count; stack[++top] = v; on[v] = 1
+             n = split(out[v], list, " ")
+             for (i = 1; i <= n; i++) {
+                 w = list[i]
+                 if (!(w in number)) { visit(w); if (low[w] < low[v]) low[v] = low[w] }
+                 else if (on[w] && number[w] < low[v]) low[v] = number[w]
+             }
+             if (low[v] != number[v]) return
+             do {
+                 w = stack[top--]; on[w] = 0; size++; members = members " " w
+                 folder = w; sub(/\/[^\/]*$/, "", folder)
+                 if (index(" " folders " ", " " folder " ") == 0) folders = folders (size > 1 ? " " : "") folder
+             } while (w != v)
+             if (size > 1) print folders ":" members
+         }
+         $1 != $2 && !seen[$1, $2]++ { out[$1] = out[$1] " " $2; from[++arrows] = $1 }
+         END { for (i = 1; i <= arrows; i++) if (!(from[i] in number)) visit(from[i]) }'
+}
+including() {
+    grep -HE '^#include "(runtime|codegen|vm)/' $(echo "$files" | grep -E '^(runtime|codegen|vm)/') |
+        sed -nE 's/^([^:]*)\.[ch]:#include "([^"]*)\.[a-z]+".*/\1 \2/p'
+}
+calling() {
+    local objects
+    objects=$(echo "$files" | sed -nE "s:^((runtime|codegen|vm)/.*)\.c$:$build/\1.o:p")
+    # shellcheck disable=SC2086
+    nm -Ag $objects 2>/dev/null | sed "s:^$build/::; s:\.o\: *: :" |
+        awk '$3 != "U" && NF == 4 { home[$4] = $1 } $2 == "U" { user[++n] = $1; name[n] = $3 }
+             END { for (i = 1; i <= n; i++) if (name[i] in home) print user[i], home[name[i]] }'
+}
+find_circles() { # ALL: those that are allowed too
+    { including | circles | sed 's/^/by includes, /'; calling | circles | sed 's/^/by calls, /'; } |
+        while IFS= read -r circle; do
+            folders=${circle#*, } folders=${folders%%:*}
+            [[ -z "${1:-}" && $one_thing == *$'\n'"$folders: "* ]] || echo "$circle"
+        done
+}
+if [ "${1:-}" = circles ]; then find_circles all; exit; fi
+wrong=$(find_circles)
+[ -z "$wrong" ] || report "circles of files (tests/lint.sh circles): $(wc -l <<<"$wrong"), of several folders: $(
+    grep -cE '^by [a-z]+, [^ :]+ ' <<<"$wrong")"
+
+# Words that say less than the term of the field (README.md of tests/ has what to write instead).
+retired='tells?|told|telling|goes|gone|had|nobody|whoever|fore(tell|tells|told|telling)|dealt|puts? off|leash|minder'
+english='tests/README\.md:.*retired' # "file:", or more of the line, where they are right
+words() { # [PATH]
+    git grep -nIwiE --untracked "([a-z0-9]*_)*($retired)(_[a-z0-9_]*)?" -- ${1:-.} ':!models/*.txt' ':!editor/*' \
+        ':(exclude)tests/lint.sh' ':(exclude)tests/parity' ':(exclude)tests/golden/*.lua' ':(exclude)*.py' |
+        grep -E '^[^:]*\.(c|h|hh|def|md|cu|cuh)(\.[a-z]+)?:|^stdlib/' | grep -vE "^($english)"
+}
+if [ "${1:-}" = words ]; then words "${2:-.}"; exit; fi
+wrong=$(words | cut -d: -f1 | sed 's:/[^/]*$::' | sort | uniq -c | awk '{ all += $1; list = list ", " $2 " " $1 }
+    END { if (all) print all " lines (tests/lint.sh words PATH): " substr(list, 3) }')
+[ -z "$wrong" ] || report "retired words in $wrong"
+
+# Each room explains itself.
+for room in runtime runtime/* codegen codegen/* vm stdlib models editor tests; do
+    [ ! -d "$room" ] || [ -f "$room/README.md" ] || missing+=" $room"
+done
+[ -z "${missing:-}" ] || report "without a README.md:$missing"
 
 # Length.
 for f in $files $(git ls-files --cached --others --exclude-standard '*.lua' ':!editor'); do # editor/ is generated

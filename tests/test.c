@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,16 +19,25 @@ typedef struct {
     const void *argument;
 } test;
 
-enum { MOST_TESTS = 8192 };
-static test tests[MOST_TESTS];
+static test *tests;
 static int test_count;
-static int failures;         /* of the running test */
 enum { MOST_MESSAGES = 20 }; /* of one test */
+
+/* Of the running test. */
+static int failures, checks;
+static char skip_reason[512], left_out[512]; /* empty: nothing is skipped */
 
 void test_golden_register(ml_arena *arena); /* golden.c */
 
 void test_register(const char *name, test_function *run, const void *argument) {
-    if (test_count < MOST_TESTS) tests[test_count++] = (test){name, run, argument};
+    if ((test_count & (test_count - 1)) == 0) { /* room for the next power of two */
+        tests = realloc(tests, sizeof *tests * (size_t)(test_count ? 2 * test_count : 1));
+        if (!tests) {
+            perror(name);
+            exit(2);
+        }
+    }
+    tests[test_count++] = (test){name, run, argument};
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -57,7 +67,31 @@ void test_fail(const char *format, ...) {
     fputc('\n', stderr);
 }
 
+void test_skip(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(skip_reason, sizeof skip_reason, format, arguments);
+    va_end(arguments);
+    ml_raise(ML_INTERNAL, "skipped: %s", skip_reason);
+}
+
+void test_left_out(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(left_out, sizeof left_out, format, arguments);
+    va_end(arguments);
+}
+
+bool test_all(void) {
+    return getenv("DIST_ALL") != NULL;
+}
+
+void test_checked(void) {
+    checks++;
+}
+
 bool test_check(bool passed, const char *what, const char *file, int line) {
+    checks++;
     if (!passed) fail_at(file, line, "false: %s", what);
     return passed;
 }
@@ -68,6 +102,7 @@ _Noreturn void test_stop(const char *what, const char *file, int line) {
 
 bool test_check_int(int64_t actual, int64_t expected, const char *what, const char *file,
                     int line) {
+    checks++;
     if (actual == expected) return true;
     fail_at(file, line, "%s is %lld, not %lld", what, (long long)actual, (long long)expected);
     return false;
@@ -75,6 +110,7 @@ bool test_check_int(int64_t actual, int64_t expected, const char *what, const ch
 
 bool test_check_near(double actual, double expected, double relative, const char *what,
                      const char *file, int line) {
+    checks++;
     double scale = fmax(1, fmax(fabs(actual), fabs(expected)));
     if (actual == expected || (isnan(actual) && isnan(expected))) return true;
     if (isfinite(scale) && fabs(actual - expected) <= relative * scale) return true;
@@ -84,6 +120,7 @@ bool test_check_near(double actual, double expected, double relative, const char
 
 bool test_check_text(const char *actual, const char *expected, const char *what, const char *file,
                      int line) {
+    checks++;
     if (actual && strcmp(actual, expected) == 0) return true;
     fail_at(file, line, "%s\n    is  \"%s\"\n    not \"%s\"", what, actual ? actual : "(null)",
             expected);
@@ -92,6 +129,7 @@ bool test_check_text(const char *actual, const char *expected, const char *what,
 
 bool test_check_status(ml_status actual, ml_status expected, const char *what, const char *file,
                        int line) {
+    checks++;
     if (actual == expected) return true;
     fail_at(file, line, "%s gives status %d, not %d: %s", what, actual, expected,
             actual == ML_OK ? "ok" : ml_error_last()->text);
@@ -179,29 +217,49 @@ static void run_body(void *argument) {
     t->run(t->argument);
 }
 
+/* Of this process and of those that it started and that ended. */
+static double cpu_seconds(void) {
+    struct rusage used[2];
+    double sum = 0;
+    getrusage(RUSAGE_SELF, &used[0]);
+    getrusage(RUSAGE_CHILDREN, &used[1]);
+    for (int i = 0; i < 2; i++)
+        sum += (double)(used[i].ru_utime.tv_sec + used[i].ru_stime.tv_sec) +
+               1e-6 * (double)(used[i].ru_utime.tv_usec + used[i].ru_stime.tv_usec);
+    return sum;
+}
+
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static bool run_one(const options *o, const test *t) {
+typedef enum { PASSED, FAILED, SKIPPED, RESULTS } result;
+
+static result run_one(const options *o, const test *t) {
     int64_t blocks = ml_live_blocks();
-    double start = seconds();
-    failures = 0;
-    if (ml_protect(run_body, (void *)t) != ML_OK) {
+    double start = seconds(), cpu_start = cpu_seconds();
+    failures = checks = 0;
+    skip_reason[0] = left_out[0] = 0;
+    if (ml_protect(run_body, (void *)t) != ML_OK && !skip_reason[0]) {
         const ml_error *error = ml_error_last();
         test_fail("raised: %s%s%s", error->text, error->help[0] ? "\n  help: " : "", error->help);
     }
     int64_t left = ml_live_blocks() - blocks;
     if (left && !failures) test_fail("%lld heap blocks are left behind", (long long)left);
-    double taken = seconds() - start;
+    if (!checks && !skip_reason[0]) test_fail("no check was reached (see test_skip)");
+    double taken = seconds() - start, cpu = cpu_seconds() - cpu_start;
     if (failures)
         fprintf(stderr, "FAILED %s\n", t->name);
+    else if (skip_reason[0])
+        printf("skipped %s: %s\n", t->name, skip_reason);
+    else if (left_out[0])
+        printf("ok in part %s (%.2f s, %.2f s of CPU): %s\n", t->name, taken, cpu, left_out);
     else if (o->verbose || taken > 10)
-        printf("ok %s (%.2f s)\n", t->name, taken);
+        printf("ok %s (%.2f s, %.2f s of CPU)\n", t->name, taken, cpu);
     fflush(stdout);
-    return failures == 0;
+    return failures ? FAILED : skip_reason[0] ? SKIPPED : PASSED;
 }
 
 /* ---- Several processes: each takes the next test; one that a test ends is started again. ------
@@ -212,7 +270,7 @@ static bool run_one(const options *o, const test *t) {
 enum { MOST_JOBS = 16 };
 typedef struct {
     atomic_int next[2]; /* of the tests that work, of those that wait */
-    atomic_int passed, failed;
+    atomic_int results[RESULTS];
     atomic_int running[MOST_JOBS]; /* the test that a process is at, from 1; 0: none */
 } board;
 typedef struct {
@@ -232,28 +290,28 @@ static void show_capture(int capture) {
         if (write(STDOUT_FILENO, block, (size_t)count) != count) return;
 }
 
-static bool run_captured(const options *o, const test *t, int capture) {
+static result run_captured(const options *o, const test *t, int capture) {
     int out = dup(STDOUT_FILENO), errors = dup(STDERR_FILENO);
-    if (ftruncate(capture, 0) != 0) return false;
+    if (ftruncate(capture, 0) != 0) return FAILED;
     lseek(capture, 0, SEEK_SET);
     dup2(capture, STDOUT_FILENO);
     dup2(capture, STDERR_FILENO);
-    bool passed = run_one(o, t);
+    result end = run_one(o, t);
     fflush(stderr);
     dup2(out, STDOUT_FILENO);
     dup2(errors, STDERR_FILENO);
     close(out);
     close(errors);
     show_capture(capture);
-    return passed;
+    return end;
 }
 
 static void work_on(crew *c, int slot, bool waiting) {
     int end = waiting ? c->count : c->first_waiting;
     for (int i; (i = atomic_fetch_add(&c->board->next[waiting], 1)) < end;) {
         c->board->running[slot] = i + 1;
-        bool passed = run_captured(c->options, &tests[i], c->capture[slot]);
-        atomic_fetch_add(passed ? &c->board->passed : &c->board->failed, 1);
+        result end = run_captured(c->options, &tests[i], c->capture[slot]);
+        atomic_fetch_add(&c->board->results[end], 1);
         c->board->running[slot] = 0;
     }
 }
@@ -281,7 +339,7 @@ static void end_worker(crew *c, int slot, int status) {
            running ? tests[running - 1].name : "after the tests",
            WIFSIGNALED(status) ? "signal" : "exit code",
            WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
-    atomic_fetch_add(&c->board->failed, 1);
+    atomic_fetch_add(&c->board->results[FAILED], 1);
     c->board->running[slot] = 0;
     if (c->board->next[0] < c->first_waiting || c->board->next[1] < c->count) start_worker(c, slot);
 }
@@ -318,24 +376,27 @@ static int by_name(const void *a, const void *b) {
 
 static int run_all(const options *o) {
     static crew c;
-    int passed = 0, failed = 0, kept = 0;
+    int results[RESULTS] = {0}, chosen = 0;
     qsort(tests, (size_t)test_count, sizeof *tests, by_name);
     for (int i = 0; i < test_count; i++)
-        if (wanted(o, &tests[i])) tests[kept++] = tests[i];
-    c.options = o, c.count = kept;
-    while (c.first_waiting < kept && !waits(&tests[c.first_waiting])) c.first_waiting++;
-    for (int i = 0; i < kept && o->list; i++) puts(tests[i].name);
+        if (wanted(o, &tests[i])) tests[chosen++] = tests[i];
+    c.options = o, c.count = chosen;
+    while (c.first_waiting < chosen && !waits(&tests[c.first_waiting])) c.first_waiting++;
+    for (int i = 0; i < chosen && o->list; i++) puts(tests[i].name);
     if (o->list) return 0;
-    int jobs = o->jobs < kept ? o->jobs : kept;
+    int jobs = o->jobs < chosen ? o->jobs : chosen;
     if (jobs > 0 && open_crew(&c, jobs)) {
         run_crew(&c, jobs);
-        passed = c.board->passed, failed = c.board->failed;
+        for (int i = 0; i < RESULTS; i++) results[i] = c.board->results[i];
     } else {
-        for (int i = 0; i < kept; i++) *(run_one(o, &tests[i]) ? &passed : &failed) += 1;
+        for (int i = 0; i < chosen; i++) results[run_one(o, &tests[i])]++;
     }
-    if (passed + failed < kept) failed = kept - passed;
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed || !passed;
+    /* A process that ends early leaves tests without a result. */
+    int least_failed = chosen - results[PASSED] - results[SKIPPED];
+    if (results[FAILED] < least_failed) results[FAILED] = least_failed;
+    printf("%d passed, %d failed, %d skipped\n", results[PASSED], results[FAILED],
+           results[SKIPPED]);
+    return results[FAILED] || !chosen;
 }
 
 static void register_scripts(void *arena) {

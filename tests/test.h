@@ -1,13 +1,14 @@
 /* The test harness. `build/test [--list] [--gpu] [-v] [-j PROCESSES] [pattern ...]` runs the tests
  * whose "area/name" contains one of the patterns, all where none is given; areas that begin with
- * "gpu" run with --gpu alone, and then only they. -v tells each test's time. The tests are spread
+ * "gpu" run with --gpu alone, and then only they. -v prints each test's time. The tests are spread
  * over one process more than there are cores, so that none may depend on another, and one that
  * crashes fails alone; -j 0 runs them in the program itself (for debuggers).
  *
  *     TEST(graph, adds) { CHECK_EQ_INT(1 + 1, 2); }
  *
- * A test is run in ml_protect: what it raises fails it. A failed CHECK is told and the test goes
- * on; a failed REQUIRE ends it. A test fails as well when it leaves heap blocks behind. */
+ * A test is run in ml_protect: what it raises fails it. A failed CHECK is printed and the test
+ * continues; a failed REQUIRE ends it. A test fails as well when it leaves heap blocks behind, or
+ * reaches no check; what cannot run here calls test_skip with the reason, and is counted. */
 #ifndef ML_TEST_H
 #define ML_TEST_H
 
@@ -29,7 +30,8 @@ void test_register(const char *name, test_function *run, const void *argument);
     static void test_##area##_##name(const void *argument __attribute__((unused)))
 
 #define CHECK(condition) test_check((condition), #condition, __FILE__, __LINE__)
-#define REQUIRE(condition) ((condition) ? (void)0 : test_stop(#condition, __FILE__, __LINE__))
+#define REQUIRE(condition)                                                                         \
+    ((condition) ? test_checked() : test_stop(#condition, __FILE__, __LINE__))
 #define CHECK_EQ_INT(actual, expected)                                                             \
     test_check_int((actual), (expected), #actual, __FILE__, __LINE__)
 /* |actual - expected| <= relative * the larger of them and 1. NaN is near NaN, infinities too. */
@@ -56,6 +58,15 @@ bool test_check_status(ml_status actual, ml_status expected, const char *what, c
                        int line);
 bool test_check_raises(void (*body)(void *), void *argument, ml_status status, const char *expected,
                        const char *file, int line);
+/* A check of a kind of its own that passed: a test that reaches no check fails. */
+void test_checked(void);
+/* End the running test as skipped, unless a check failed before: what it needs is absent here. The
+ * reason, printed after "skipped area/name: ", says how to run it. */
+_Noreturn void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The same of a part of the test, which goes on and counts as passed: "ok in part area/name: ". */
+void test_left_out(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* DIST_ALL is set: long tests run too, and others draw more cases. */
+bool test_all(void);
 /* Fail the running test with a message of its own. */
 void test_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

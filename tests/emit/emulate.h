@@ -3,11 +3,10 @@
 #ifndef ML_TEST_EMULATE_H
 #define ML_TEST_EMULATE_H
 
-#include <stdbool.h>
 #include <stdio.h>
 
-/* Whether there is a C++ compiler. */
-bool emulate_possible(void);
+/* The test is skipped where there is no C++ compiler. */
+void emulate_need(void);
 /* The source, to be written to and handed to emulate_load. */
 FILE *emulate_source(void);
 /* The object, to be closed by dlclose; NULL, and a failed test, where the source does not compile.

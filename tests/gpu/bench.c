@@ -1,6 +1,18 @@
 #include "tests/gpu/bench.h"
 
 #include <math.h>
+#include <stdlib.h>
+
+#include "runtime/device/device.h"
+#include "tests/test.h"
+
+void gpu_need(int count) {
+    if (ml_cuda_count() < count) test_skip("it takes %d GPU%s", count, count == 1 ? "" : "s");
+}
+
+void gpu_need_emulator(void) {
+    if (!getenv("EMULATOR")) test_skip("it takes emulated GPUs: make test-emulated");
+}
 
 static ml_ref uniform(ml_graph *g, int64_t key, const ml_type *type) {
     ml_ref number = ml_const_int(g, ML_I64, key);

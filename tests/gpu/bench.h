@@ -24,4 +24,8 @@ ml_ref gpu_bench_operand(gpu_bench *b, const ml_type *type, ml_ref initial);
 void gpu_bench_run(gpu_bench *b, ml_update *updates, int count,
                    void (*take)(void *context, const ml_profile *profile), void *context);
 
+/* The test is skipped where fewer GPUs are present, and where they are no emulated ones. */
+void gpu_need(int count);
+void gpu_need_emulator(void);
+
 #endif

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/gpu/bench.h"
 #include "tests/process/support.h"
 
 #ifdef MLUA_CUDA
@@ -81,7 +82,7 @@ static void gpu_copies_batches(process_room *room) {
 }
 /* What a program that runs often keeps gathered is left where others hold the memory. */
 static void gpu_copies_often(process_room *room) {
-    if (!getenv("EMULATOR")) return;
+    gpu_need_emulator();
     process_write(
         room, "often.lua",
         "local m, core = require 'mlua', require 'mlua.core'\n"
@@ -121,5 +122,9 @@ TEST(gpu_copies, often) {
 }
 TEST(gpu_copies, batches) {
     process_in_room(gpu_copies_batches);
+}
+#else
+TEST(gpu_copies, all) {
+    test_skip("built without the CUDA toolkit's headers");
 }
 #endif

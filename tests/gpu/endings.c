@@ -6,16 +6,11 @@
 #include "tests/process/support.h"
 
 #ifdef MLUA_CUDA
-#include "runtime/device/cuda/cuda_driver.h"
+#include "tests/gpu/bench.h"
 
 /* Milliseconds that the emulator takes to connect: none, some, more than the end waits for. */
 static const int connects[] = {1500, 20, 300, 0, 900, 100, 5000, 40};
 enum { CONNECTS = sizeof connects / sizeof *connects };
-
-static int gpus(void) {
-    int count = 0;
-    return cuda_driver_open(&count) == ML_OK ? count : 0;
-}
 
 static int tries(void) {
     const char *text = getenv("ENDINGS");
@@ -42,7 +37,7 @@ static char *without_numbers(ml_arena *arena, const char *text) {
 static void check_endings(process_room *room, int times, int code, const char *says, int lines,
                           const char *arguments) {
     char *first = NULL;
-    if (gpus() < 2) return;
+    gpu_need(2);
     for (int i = 0; i < times; i++) {
         process_result r = process_shell(
             room, code,
@@ -114,6 +109,11 @@ static void ending_others(process_room *room) {
     CHECK_EQ_INT(occurrences(r.output, "\n"), 1);
 }
 TEST(gpu_endings, others) {
-    if (gpus() >= 2) process_in_room(ending_others);
+    gpu_need(2);
+    process_in_room(ending_others);
+}
+#else
+TEST(gpu_endings, all) {
+    test_skip("built without the CUDA toolkit's headers");
 }
 #endif

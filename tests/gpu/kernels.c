@@ -4,6 +4,7 @@
 
 #include "runtime/device/cuda/cuda_driver.h"
 #include "tests/emit/cases.h"
+#include "tests/gpu/bench.h"
 #include "tests/test.h"
 
 #ifdef MLUA_CUDA
@@ -83,10 +84,8 @@ TEST(gpu, generated_kernels) {
     int devices = 0, major, minor;
     CUcontext context;
     CUdevice device;
-    if (cuda_driver_open(&devices) != ML_OK || devices == 0) {
-        fprintf(stderr, "skipped: %s\n", ml_error_last()->text);
-        return;
-    }
+    if (cuda_driver_open(&devices) != ML_OK) test_skip("%s", ml_error_last()->text);
+    gpu_need(1);
     REQUIRE(CUDA_OK(cuDeviceGet(&device, 0)) == ML_OK);
     REQUIRE(CUDA_OK(cuDevicePrimaryCtxRetain(&context, device)) == ML_OK);
     REQUIRE(CUDA_OK(cuCtxSetCurrent(context)) == ML_OK);
@@ -108,4 +107,8 @@ TEST(gpu, generated_kernels) {
     CUDA_OK(cuDevicePrimaryCtxRelease(device));
 }
 
+#else
+TEST(gpu, generated_kernels) {
+    test_skip("built without the CUDA toolkit's headers");
+}
 #endif

@@ -7,18 +7,13 @@
 #include "tests/process/support.h"
 
 #ifdef MLUA_CUDA
-#include "runtime/device/cuda/cuda_driver.h"
+#include "tests/gpu/bench.h"
 
 enum { STEPS = 4 };
 typedef struct {
     double loss[STEPS], norm[STEPS];
     const char *output;
 } learned;
-
-static int gpus(void) {
-    int count = 0;
-    return cuda_driver_open(&count) == ML_OK ? count : 0;
-}
 
 #define RUN                                                                                        \
     "run \"$ROOT/models/gpt.lua\" --device cuda --dtype f32 --json -n %d layers=2 embed=32 "       \
@@ -42,7 +37,7 @@ static learned train(process_room *room, int ranks, const char *knobs, const cha
 /* What the run printed; "" where it takes more GPUs. */
 static const char *compare_under(process_room *room, const char *knobs, const learned *one,
                                  int ranks, const char *arguments) {
-    if (gpus() < ranks && !strstr(knobs, "MLUA_HOSTS=2")) return "";
+    if (ml_cuda_count() < ranks && !strstr(knobs, "MLUA_HOSTS=2")) return "";
     learned many = train(room, ranks, knobs, arguments);
     for (int i = 0; i < STEPS; i++) {
         double loss = fabs(many.loss[i] / one->loss[i] - 1);
@@ -60,7 +55,7 @@ static void compare(process_room *room, const learned *one, int ranks, const cha
 }
 
 static void gpu_ranks_layouts(process_room *room) {
-    if (gpus() < 2) return;
+    gpu_need(2);
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
     compare(room, &one, 2, "--mesh dp=2");
     compare(room, &one, 2, "--mesh tp=2");
@@ -74,7 +69,7 @@ static void gpu_ranks_layouts(process_room *room) {
 }
 /* As plans are where memory is short: collectives follow one another, several in a launch. */
 static void gpu_ranks_in_order(process_room *room) {
-    if (gpus() < 2) return;
+    gpu_need(2);
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
     compare_under(room, "MLUA_OVERLAP=0", &one, 2, "--mesh dp=2");
     compare_under(room, "MLUA_OVERLAP=0", &one, 2, "--mesh dp=2 layout=fsdp");
@@ -89,12 +84,12 @@ static void gpu_ranks_copies(process_room *room) {
                                           "dp=2 layout=fsdp vocab=9000 embed=256",
                                           "dp=2,tp=2",
                                           "dp=2,cp=2 layout=fsdp"};
-    if (gpus() < 2) return;
+    gpu_need(2);
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
     for (int i = 0; i < 7; i++) {
         const char *arguments = ml_arena_format(room->arena, "--mesh %s", layouts[i]);
         int ranks = i == 3 || i > 4 ? 4 : 2;
-        if (gpus() < ranks) continue;
+        if (ml_cuda_count() < ranks) continue;
         if (i == 5) one = train(room, 1, "MLUA_VERIFY=1", "");
         if (i == 4) one = train(room, 1, "MLUA_VERIFY=1", "vocab=9000 embed=256");
         const char *output = compare_under(room, "MLUA_PEER=1 MLUA_DEBUG=1 EMULATOR_WAITS=1", &one,
@@ -109,7 +104,8 @@ static void gpu_ranks_copies(process_room *room) {
 static void gpu_ranks_copies_fault(process_room *room) {
     static const char *const layouts[] = {"-n 2 --mesh dp=2 layout=fsdp", "-n 4 --mesh dp=2,tp=2"};
     for (int i = 0; i < 2; i++) {
-        if (gpus() < 2 + 2 * i) return;
+        if (i == 0) gpu_need(2);
+        if (ml_cuda_count() < 2 + 2 * i) return;
         process_result r = process_shell(
             room, PROCESS_ANY_CODE,
             "MLUA_PEER=1 MLUA_TIMEOUT=4 timeout 60 $MLUA run $ROOT/models/gpt.lua --device cuda %s "
@@ -130,7 +126,7 @@ TEST(gpu_ranks, copies_fault) {
 /* Every schedule, also where loads of kernels, graphs and connections wait for all that runs. */
 static void gpu_ranks_pipelines(process_room *room) {
     static const char *const schedules[] = {"1f1b", "interleaved", "zero-bubble"};
-    if (gpus() < 2) return;
+    gpu_need(2);
     learned one = train(room, 1, "MLUA_VERIFY=1", "layers=8 accum=4");
     compare_under(room, "MLUA_CHECK=cpu", &one, 2, "--mesh pp=2 layers=8 accum=4");
     for (int i = 0; i < 3; i++) {
@@ -180,7 +176,7 @@ static void gpu_ranks_faults(process_room *room) {
     } faults[] = {{"kill", "rank 0 waits in work on a GPU: sum 5", 137},
                   {"hang", "rank 0 waits in work on a GPU: sum 5", PROCESS_ANY_CODE},
                   {"error", "this rank fails", 1}};
-    if (gpus() < 2) return;
+    gpu_need(2);
     process_write(room, "fault.lua", fault_script);
     for (int i = 0; i < 3; i++) {
         process_result r = process_run(
@@ -211,7 +207,7 @@ static void gpu_ranks_hosts(process_room *room) {
                  {"--mesh dp=4 layout=fsdp", false, false},
                  {"--mesh pp=2,dp=2", false, true},
                  {"--mesh pp=4 layers=4 accum=2", false, true}};
-    if (gpus() < 2) return;
+    gpu_need(2);
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
     for (int i = 0; i < 4; i++) {
         const char *arguments = cases[i].arguments;
@@ -275,7 +271,7 @@ static const char two_nodes[] =
 
 static void gpu_ranks_nodes(process_room *room) {
     static const char *const launchers[] = {"auto torchrun", "auto slurm", "0.0.0.0 mpi"};
-    if (!getenv("EMULATOR")) return; /* elsewhere ranks of two networks see no GPU in common */
+    gpu_need_emulator(); /* elsewhere ranks of two networks see no GPU in common */
     learned one = train(room, 1, "MLUA_VERIFY=1", "");
     process_write(room, "two_nodes.sh", two_nodes);
     for (int i = 0; i < 3; i++) {
@@ -298,7 +294,7 @@ static void gpu_ranks_hosts_fault(process_room *room) {
                   {"stop", "rank 3 (pid"},
                   {"hang", "shows no progress"},
                   {"error", "this rank fails"}};
-    if (gpus() < 2) return;
+    gpu_need(2);
     process_write(room, "fault.lua", fault_script);
     for (int i = 0; i < 4; i++) {
         process_result r = process_run(
@@ -312,5 +308,9 @@ static void gpu_ranks_hosts_fault(process_room *room) {
 }
 TEST(gpu_ranks, hosts_fault) {
     process_in_room(gpu_ranks_hosts_fault);
+}
+#else
+TEST(gpu_ranks, all) {
+    test_skip("built without the CUDA toolkit's headers");
 }
 #endif

@@ -206,11 +206,6 @@ static void check_shape(fixture *f) {
 
 enum { SHAPES = sizeof shapes / sizeof *shapes, PARTS = sizeof parts / sizeof *parts };
 
-/* The default leaves some out: compilers take their time. */
-static bool every(void) {
-    return getenv("DIST_ALL") != NULL;
-}
-
 /* Every `step`-th of `count` shapes. */
 static void check_some(const shape *some, size_t count, ml_dtype of, int threads, int vector_bytes,
                        size_t step) {
@@ -220,7 +215,7 @@ static void check_some(const shape *some, size_t count, ml_dtype of, int threads
         current = &some[i];
         kind = spoilt[1] ? "hidden keys" : current->placed ? "part" : "shape";
         if (!spoilt[1]) number = (int)i;
-        template_use_cuda(every() || (!current->placed && (of == ML_BF16 || i % 8 == 0)));
+        template_use_cuda(test_all() || (!current->placed && (of == ML_BF16 || i % 8 == 0)));
         fixture_run(check_shape, i);
     }
     template_use_cuda(true);
@@ -241,34 +236,34 @@ static void check_hidden(ml_dtype of, int threads, size_t count) {
 }
 
 TEST(template, attention_whole) {
-    check_all(ML_F32, 1, 32, every() ? 1 : 2);
-    if (every()) check_some(shapes, 8, ML_F64, 1, 32, 1); /* without scores of f32 */
+    check_all(ML_F32, 1, 32, test_all() ? 1 : 2);
+    if (test_all()) check_some(shapes, 8, ML_F64, 1, 32, 1); /* without scores of f32 */
 }
 TEST(template, attention_two_passes) {
     check_all(ML_F32, 64, 16, 4);
 }
 TEST(template, attention_bf16) {
-    check_all(ML_BF16, 2, 32, every() ? 3 : 6);
+    check_all(ML_BF16, 2, 32, test_all() ? 3 : 6);
 }
 
 TEST(template, attention_parts) {
-    check_some(parts, PARTS, ML_F32, 1, 32, every() ? 1 : 3);
-    check_some(parts + 4, every() ? PARTS - 4 : 1, ML_BF16, 64, 16, 1);
+    check_some(parts, PARTS, ML_F32, 1, 32, test_all() ? 1 : 3);
+    check_some(parts + 4, test_all() ? PARTS - 4 : 1, ML_BF16, 64, 16, 1);
 }
 
 /* The CUDA kernels of some shapes, in the emulator: tensor cores (heads of 64 and of 32 with a
  * score function) and the general ones. */
 TEST(template, attention_emulated) {
     template_use_emulator(true);
-    check_all(ML_BF16, 64, 16, every() ? 9 : 18);
-    check_all(ML_F32, 64, 16, every() ? 10 : 20);
+    check_all(ML_BF16, 64, 16, test_all() ? 9 : 18);
+    check_all(ML_F32, 64, 16, test_all() ? 10 : 20);
     template_use_emulator(false);
 }
 /* Blocks of other GPUs may have less than half of Hopper's shared memory. */
 TEST(template, attention_little_room) {
     static const shape wide = {1, 1, 1, 70, 75, 128, true, 0, NO_SCORE, false};
-    template_use_gpu(89, 0);
     template_use_emulator(true);
+    template_use_gpu(89, 0);
     number = 0;
     check_some(&wide, 1, ML_BF16, 64, 16, 1);
     template_use_emulator(false);
@@ -280,15 +275,15 @@ TEST(template, attention_skips) {
 }
 TEST(template, attention_skips_emulated) {
     template_use_emulator(true);
-    check_hidden(ML_BF16, 64, every() ? 3 : 1); /* on tensor cores */
-    if (every()) check_hidden(ML_F32, 64, 3);
+    check_hidden(ML_BF16, 64, test_all() ? 3 : 1); /* on tensor cores */
+    if (test_all()) check_hidden(ML_F32, 64, 3);
     template_use_emulator(false);
 }
 TEST(template, attention_parts_emulated) {
     template_use_emulator(true);
     check_some(parts + 3, 1, ML_BF16, 64, 16, 1);
-    if (every()) check_some(parts, PARTS, ML_BF16, 64, 16, 1);
-    if (every()) check_some(parts, PARTS, ML_F32, 64, 16, 1);
+    if (test_all()) check_some(parts, PARTS, ML_BF16, 64, 16, 1);
+    if (test_all()) check_some(parts, PARTS, ML_F32, 64, 16, 1);
     template_use_emulator(false);
 }
 
@@ -298,26 +293,27 @@ static void check_hopper(int tiles, size_t first, size_t step) {
     enum { FEW = 13 };
     ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
     const int kept = knobs->wgmma;
-    knobs->wgmma = tiles;
-    template_use_gpu(0, FEW);
     template_use_emulator(true);
+    template_use_gpu(0, FEW);
+    knobs->wgmma = tiles;
     check_some(hopper + first, sizeof hopper / sizeof *hopper - first, ML_BF16, 64, 16, step);
     template_use_emulator(false);
     template_use_gpu(0, 0);
     knobs->wgmma = kept;
 }
 TEST(template, attention_hopper) {
-    check_hopper(1, 0, every() ? 1 : 16);
+    check_hopper(1, 0, test_all() ? 1 : 16);
 }
 TEST(template, attention_hopper_masked) {
-    if (!every()) check_hopper(1, 3, 16);
+    if (test_all()) test_skip("template/attention_hopper includes its shapes with DIST_ALL=1");
+    check_hopper(1, 3, 16);
 }
 /* Keys that masks hide from everybody are NaN: nobody may look at their tiles. */
 TEST(template, attention_hopper_skips) {
     static const shape striped = {1, 2, 1, 130, 384, 64, false, 0, STRIPES, false};
+    template_use_emulator(true);
     spoilt[0] = 256, spoilt[1] = 384, number = 0;
     template_spoil_c(false);
-    template_use_emulator(true);
     check_some(&striped, 1, ML_BF16, 64, 16, 1);
     template_use_emulator(false);
     template_spoil_c(true);
@@ -328,6 +324,7 @@ TEST(template, attention_hopper_opposite) {
     check_hopper(0, sizeof hopper / sizeof *hopper - 1, 1); /* and on mma.sync */
 }
 TEST(template, attention_hopper_tiles) {
-    if (every()) check_hopper(2, 0, 1);
-    if (every()) check_hopper(3, 0, 1);
+    if (!test_all()) test_skip("compilers take minutes: DIST_ALL=1");
+    check_hopper(2, 0, 1);
+    check_hopper(3, 0, 1);
 }

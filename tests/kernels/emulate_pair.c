@@ -81,7 +81,6 @@ static void launch(void *library, const ml_kernel *k, char *const *memory) {
 }
 
 bool template_emulate_pair(const ml_kernel *kernel, char *const *memory) {
-    if (!emulate_possible()) return false;
     FILE *file = emulate_source();
     write_source(file, kernel);
     void *library = emulate_load(file);

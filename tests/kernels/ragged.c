@@ -110,7 +110,7 @@ static void kernels(fixture *f) {
 TEST(moe, kernels_emulated) {
     template_use_emulator(true);
     fill_many();
-    bool all = getenv("DIST_ALL") != NULL; /* others take half a minute */
+    bool all = test_all(); /* others take half a minute */
     for (chosen = 0; chosen < GROUPINGS; chosen++)
         if (all || chosen == 0 || chosen == MANY) fixture_run(kernels, 3);
     template_use_emulator(false);
@@ -123,8 +123,8 @@ static void wide(fixture *f) {
     template_spoil(fixture_axis(f, "r"), 91, 100); /* of no group: nobody may see them */
     kernel(f, &p, ML_BF16, ML_BF16, "brk", "ekn", 392, 136);
     kernel(f, &p, ML_BF16, ML_F32, "rk", "enk", 200, 264);
-    if (getenv("DIST_ALL")) kernel(f, &p, ML_BF16, ML_F32, "brk", "brn", 136, 264);
-    if (getenv("DIST_ALL")) kernel(f, &p, ML_BF16, ML_BF16, "rk", "ekn", 40, 136);
+    if (test_all()) kernel(f, &p, ML_BF16, ML_F32, "brk", "brn", 136, 264);
+    if (test_all()) kernel(f, &p, ML_BF16, ML_BF16, "rk", "ekn", 40, 136);
     kernel(f, &p, ML_BF16, ML_F32, "rk", "rn", 72, 520); /* tiles odd in number both ways */
     kernel(f, &p, ML_F32, ML_F32, "rk", "rn", 70, 840);  /* two bands of columns */
     template_spoil(0, 0, 0);
@@ -159,7 +159,7 @@ static void gated(fixture *f, const char *x_axes, const char *w_axes, const char
 }
 static void all_gated(fixture *f) {
     gated(f, "b2 r50 k40", "e3 k40 n512", "b2 r50");
-    if (getenv("DIST_ALL")) gated(f, "r50 k72", "e3 n512 k72", "r50");
+    if (test_all()) gated(f, "r50 k72", "e3 n512 k72", "r50");
 }
 TEST(moe, gated_emulated) {
     template_use_emulator(true);

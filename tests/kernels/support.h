@@ -1,7 +1,6 @@
 /* What the tests of the kernel templates share: one node as a step, its kernels compiled for the
  * CPU, run over poisoned memory and compared with the reference interpreter. Where NVRTC is
- * installed, the CUDA kernels of the same step are compiled too; where a C++ compiler is, they can
- * be run without a GPU. */
+ * installed, the CUDA kernels of the same step are compiled too; an emulator can run them. */
 #ifndef TEMPLATE_SUPPORT_H
 #define TEMPLATE_SUPPORT_H
 
@@ -26,13 +25,15 @@ void template_spoil_c(bool spoil);
 
 /* Whether the CUDA kernels are compiled too (as at first). */
 void template_use_cuda(bool compiled);
-/* Whether they are run, and compared, by an emulator of a GPU's threads (slow; not at first). */
+/* Whether they are run, and compared, by an emulator of a GPU's threads (slow; not at first). The
+ * test is skipped where there is no C++ compiler. */
 void template_use_emulator(bool emulated);
 
 /* The GPU that CUDA kernels are made for; 0: as at first, an H200's 90 and 132. */
 void template_use_gpu(int arch, int multiprocessors);
 
-/* Run kernels in order over these pointers; false where there is no C++ compiler. */
+/* Run kernels in order over these pointers; false, and a failed test, where they do not compile.
+ */
 bool template_emulate(ml_kernel *const *kernels, int count, char *const *memory);
 /* The same of a kernel with tensor maps, of which no chain is made: two blocks share its work. */
 bool template_emulate_pair(const ml_kernel *kernel, char *const *memory);

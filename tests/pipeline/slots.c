@@ -219,7 +219,7 @@ static const ml_task_time *const *step_of(slots_case *c, uint64_t *random) {
 /* Another order, from times of a step, serves with the blocks and rooms of the first one. */
 TEST(pipeline_slots, another_order_fits) {
     static slots_case c;
-    int tries = getenv("DIST_ALL") ? 8000 : 300, reordered = 0;
+    int tries = test_all() ? 8000 : 300, reordered = 0;
     for (int i = 0; i < tries; i++) {
         uint64_t random = 9000 + (uint64_t)i;
         make(&c, &random);
@@ -244,7 +244,7 @@ TEST(pipeline_slots, another_order_fits) {
 
 TEST(pipeline_slots, no_circle) {
     static slots_case c;
-    int tries = getenv("DIST_ALL") ? 20000 : 400;
+    int tries = test_all() ? 20000 : 400;
     for (int i = 0; i < tries; i++) {
         uint64_t random = 77 + (uint64_t)i;
         make(&c, &random);

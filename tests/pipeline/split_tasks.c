@@ -414,10 +414,10 @@ static void cut_and_run(fixture *f) {
 }
 
 TEST(pipeline_tasks, drawn) {
-    int tries = getenv("DIST_ALL") ? 50000 : 2000;
+    int tries = test_all() ? 50000 : 2000;
     run = refused = overlapping = once_per_step = 0;
     for (int i = 0; i < tries; i++) fixture_run(cut_and_run, 30000 + (uint64_t)i);
-    if (getenv("DIST_ALL"))
+    if (test_all())
         printf("%d drawn, %d refused, %d overlapping, %d with a steady piece\n", run, refused,
                overlapping, once_per_step);
     CHECK(run > tries / 2 && overlapping > tries / 20 && once_per_step > tries / 20);

@@ -153,7 +153,7 @@ static void draw_programs(fixture *f) {
     }
 }
 TEST(pipeline_stage, drawn) {
-    int tries = getenv("DIST_ALL") ? 2000 : 60;
+    int tries = test_all() ? 2000 : 60;
     for (int i = 0; i < tries; i++) fixture_run(draw_programs, 100 + (uint64_t)i);
     CHECK(drawn_transfers > 10 * tries);
 }

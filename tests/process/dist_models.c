@@ -44,10 +44,6 @@ static double seconds_now(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static bool all_asked(void) {
-    return getenv("DIST_ALL") != NULL;
-}
-
 /* DIST_DEVICE=cuda DIST_DTYPE=bf16 DIST_BOUND=2e-2: on GPUs (tests/gpu_dist.sh), and how far off
  * results may be. */
 static const char *asked(const char *variable, const char *otherwise) {
@@ -201,7 +197,7 @@ static void take_run(comparison *c, const char *output) {
     c->compared++;
     worst = fmax(worst, furthest);
     worst_gradient = fmax(worst_gradient, furthest_gradient);
-    if (!all_asked()) return;
+    if (!test_all()) return;
     printf("%s: off by %.2g, gradients %.2g; %.1f s on %d ranks\n", what, furthest,
            furthest_gradient, seconds, r->layout->ranks);
     fflush(stdout);
@@ -518,7 +514,7 @@ static bool divides(process_room *room, const run *r) {
 
 /* One hundred layouts that nobody chose; DIST_SEED is the first and DIST_DRAWS how many. */
 DIST_TEST(drawn_layouts) {
-    if (!all_asked()) return;
+    if (!test_all()) test_skip("100 layouts take minutes: make test-dist");
     comparison *c = new_comparison(room);
     uint64_t first = getenv("DIST_SEED") ? strtoull(getenv("DIST_SEED"), NULL, 10) : 1;
     int fitting = 0, wanted = getenv("DIST_DRAWS") ? atoi(getenv("DIST_DRAWS")) : 100;
@@ -603,7 +599,7 @@ static int list_turn(int turn, int *dealt, run *list) {
  * that five processes do all; DIST_ACCUM=1: that accumulation alone; DIST_TURNS=1: each layout
  * once. What is compared early is of all kinds: a process that is stopped has seen them. */
 DIST_TEST(every_layout) {
-    if (!all_asked()) return;
+    if (!test_all()) test_skip("%d layouts take minutes: make test-dist", CASES);
     int turns = atoi(asked("DIST_TURNS", "0")), dealt = 0;
     comparison *c = new_comparison(room);
     check_names(room);

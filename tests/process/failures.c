@@ -98,7 +98,8 @@ PROCESS_TEST(sources_that_cannot_be_kept) {
 /* A GPU that is there but cannot be used is no reason to be silent and slow. */
 PROCESS_TEST(driver_that_is_broken) {
     process_result known = process_run(room, 0, "", "doctor");
-    if (strstr(known.output, "NVRTC") == NULL) return; /* built without CUDA */
+    if (strstr(known.output, "NVRTC") == NULL)
+        test_skip("this mlua was built without the CUDA toolkit's headers");
     process_write(room, "kernel.lua", kernel_script);
     process_shell(room, 0, "cc -shared -o libcuda.so.1 -x c /dev/null");
     process_result r = process_run(room, 0, "LD_LIBRARY_PATH=\"$PWD\"", "run kernel.lua");

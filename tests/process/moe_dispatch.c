@@ -54,7 +54,7 @@ static void compare_drawn(process_room *room, uint64_t seed) {
 }
 
 PROCESS_TEST(exchanges_of_drawn_pipelines_are_exact) {
-    int count = getenv("DIST_ALL") ? 24 : 2;
+    int count = test_all() ? 24 : 2;
     for (int i = 0; i < count; i++) compare_drawn(room, (uint64_t)i);
 }
 
@@ -73,7 +73,7 @@ PROCESS_TEST(exchanges_of_own_loops_are_exact) {
                  {"sums", " schedule=interleaved chunks=2", 3},
                  {"first", "", 3},
                  {"single", " schedule=interleaved chunks=2", 3}};
-    int count = getenv("DIST_ALL") ? 7 : 3;
+    int count = test_all() ? 7 : 3;
     for (int i = 0; i < count; i++) {
         char settings[128];
         snprintf(settings, sizeof settings, "way=%s steps=7%s", cases[i].way, cases[i].schedule);

@@ -26,11 +26,11 @@ PROCESS_TEST(pipelines_learn_what_one_rank_learns) {
 
     char *one = train(room, 1, "accum=4").output, *eight = train(room, 1, "accum=8").output;
     CHECK(strcmp(one, eight) != 0);
-    int count = getenv("DIST_ALL") ? 3 : 2;
+    int count = test_all() ? 3 : 2;
     for (int i = 0; i < count; i++)
         process_compare_lines(train(room, 2, settings[i]).output, i == 2 ? eight : one,
                               settings[i]);
-    if (!getenv("DIST_ALL")) return;
+    if (!test_all()) return;
     one = train(room, 1, "accum=4 again=true").output;
     process_compare_lines(train(room, 2, "again=true").output, one, "a second training");
     process_compare_lines(train(room, 2, "common=true schedule=zero-bubble").output,

@@ -389,7 +389,7 @@ TEST(gpu_profile, changes_nothing) {
 #ifdef MLUA_CUDA
 /* Collectives go on beside the rest, in a stream of their own. */
 static void gpu_ranks(process_room *room) {
-    if (ml_cuda_count() < 2) return;
+    if (ml_cuda_count() < 2) test_skip("it takes 2 GPUs");
     process_result r =
         process_run(room, 0, "",
                     "run -n 2 --mesh dp=2 --device cuda --json %s steps=6 --profile=t.json", small);

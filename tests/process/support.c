@@ -82,6 +82,7 @@ static process_result follow_command(process_room *room, test_listener *hear, vo
 
 static process_result run_command(process_room *room, int code, const char *command) {
     process_result result = follow_command(room, NULL, NULL, command);
+    if (code != PROCESS_ANY_CODE) test_checked();
     if (code != PROCESS_ANY_CODE && result.code != code)
         test_fail("exit code %d, not %d, from\n    %s\n%s", result.code, code, command,
                   result.output);
@@ -121,6 +122,7 @@ process_result process_shell(process_room *room, int code, const char *format, .
 }
 
 void process_expect(const process_result *result, const char *text) {
+    test_checked();
     if (!strstr(result->output, text)) test_fail("there is no \"%s\" in\n%s", text, result->output);
 }
 

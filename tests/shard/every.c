@@ -121,8 +121,8 @@ TEST(dist, every_op_interpreted) {
     uint64_t random = seed_of_run();
     int64_t done = 0;
     for (int i = 0; i < shard_case_count(); i++)
-        if (wanted(i))
-            done += for_placements(i, getenv("DIST_ALL") ? MANY : 12, &random, run_interpreter);
+        if (wanted(i)) done += for_placements(i, test_all() ? MANY : 12, &random, run_interpreter);
+    CHECK(done > 0);
     printf("%lld placements\n", (long long)done);
 }
 
@@ -272,10 +272,11 @@ static void put_in_batch(void) {
 TEST(dist, every_op) {
     uint64_t random = seed_of_run();
     int64_t done = 0;
-    bool all = getenv("DIST_ALL") != NULL;
+    bool all = test_all();
     for (int i = 0; i < shard_case_count(); i++)
         if (wanted(i) && (all || test_range(&random, 0, 3) == 0))
             done += for_placements(i, all ? MANY_RUN : 1, &random, put_in_batch);
     for (int mesh = 0; mesh < MESHES; mesh++) run_batch(&batches[mesh]);
+    CHECK(done > 0);
     printf("%lld placements\n", (long long)done);
 }
