@@ -58,7 +58,9 @@ bool test_check_status(ml_status actual, ml_status expected, const char *what, c
                        int line);
 bool test_check_raises(void (*body)(void *), void *argument, ml_status status, const char *expected,
                        const char *file, int line);
-/* A check of a kind of its own that passed: a test that reaches no check fails. */
+/* With a message of its own in printf's form. */
+#define EXPECT(condition, ...) ((condition) ? test_checked() : test_fail(__VA_ARGS__))
+/* A check of another kind that passed: a test that reaches no check fails. */
 void test_checked(void);
 /* End the running test as skipped, unless a check failed before: what it needs is absent here. The
  * reason, printed after "skipped area/name: ", says how to run it. */

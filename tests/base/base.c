@@ -36,8 +36,7 @@ static void fill_arena(void *argument) {
     for (int i = 0; i < 1000; i++) {
         char *block = ml_arena_alloc(arena, (size_t)i * 7);
         CHECK_EQ_INT((int64_t)((uintptr_t)block % 16), 0);
-        for (int k = 0; k < i * 7; k++)
-            if (block[k]) test_fail("the arena's memory is not zeroed");
+        for (int k = 0; k < i * 7; k++) EXPECT(!block[k], "the arena's memory is not zeroed");
         memset(block, 0xff, (size_t)i * 7);
         *ML_PUSH(arena, &numbers) = i;
     }
@@ -60,7 +59,7 @@ static void fill_with_texts(void *argument) {
             CHECK_EQ_INT(atoi(text), i);
             const char *block = ml_arena_alloc(arena, 100);
             for (int k = 0; k < 100; k++)
-                if (block[k]) test_fail("after a text of %d the memory is not zeroed", length);
+                EXPECT(!block[k], "after a text of %d the memory is not zeroed", length);
         }
     }
 }
@@ -157,7 +156,7 @@ TEST(base, pool) {
             CHECK_EQ_INT(status, round % 3 ? ML_OK : ML_COMPILE);
             if (round % 3 == 0) CHECK_TEXT(ml_error_last()->text, "range 286 fails");
             for (int i = 0; i < UNITS; i++)
-                if (work.touched[i] != 1) test_fail("unit %d ran %d times", i, work.touched[i]);
+                EXPECT(work.touched[i] == 1, "unit %d ran %d times", i, work.touched[i]);
             CHECK(work.begins[0] && work.begins[143] && work.begins[286] && work.begins[858]);
         }
         CHECK_STATUS(ml_pool_run(pool, 0, 4, touch, &work), ML_OK);

@@ -323,9 +323,9 @@ static void check_told(const plan *p, int pid, const int *codes, FILE *errors) {
     snprintf(named, sizeof named, "rank %d (pid %d) %s", victim, pid, says[p->kind]);
     snprintf(waits, sizeof waits, "rank 1 waits in a %s of %d bytes %s rank %d (tag 9): step ",
              p->sender ? "receive" : "send", BYTES, p->sender ? "from" : "to", victim);
-    if (!strstr(text, named) || !strstr(text, waits) ||
-        !strstr(text, "last seen in: step 5, stage"))
-        test_fail("expected \"%s\" and \"%s\" in\n%s", named, waits, text);
+    EXPECT(strstr(text, named) && strstr(text, waits) &&
+               strstr(text, "last seen in: step 5, stage"),
+           "expected \"%s\" and \"%s\" in\n%s", named, waits, text);
     for (int i = 0; i < CHAIN; i++)
         if (i != victim) CHECK_EQ_INT(codes[i], ML_EXIT_PEER);
 }

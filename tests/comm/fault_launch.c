@@ -91,7 +91,7 @@ static int check_gone(const char *text) {
         int pid = atoi(at + 4);
         if (pid > 0 && (at == text || at[-1] != '(')) count++;
         for (int i = 0; pid > 0 && i < 500 && kill(pid, 0) == 0; i++) usleep(10000);
-        if (pid > 0 && kill(pid, 0) == 0) test_fail("process %d stays behind", pid);
+        EXPECT(!(pid > 0 && kill(pid, 0) == 0), "process %d stays behind", pid);
     }
     return count;
 }
@@ -105,13 +105,12 @@ static char *check_mode(ml_arena *arena, const char *mode, int expected_code, in
                      ml_arena_format(arena, "COMM_TEST='%s' MLUA_TIMEOUT=%d %s", mode,
                                      strncmp(mode, "late", 4) == 0 ? 5 : 2, this_program(arena)),
                      &code);
-    if (code != expected_code)
-        test_fail("mode %s ends with %d, not %d:\n%s", mode, code, expected_code, text);
+    EXPECT(code == expected_code, "mode %s ends with %d, not %d:\n%s", mode, code, expected_code,
+           text);
     int told = check_gone(text);
-    if (told != pids) test_fail("mode %s: %d processes, not %d:\n%s", mode, told, pids, text);
+    EXPECT(told == pids, "mode %s: %d processes, not %d:\n%s", mode, told, pids, text);
     for (; *words; words++)
-        if (!strstr(text, *words))
-            test_fail("mode %s does not say \"%s\":\n%s", mode, *words, text);
+        EXPECT(strstr(text, *words), "mode %s does not say \"%s\":\n%s", mode, *words, text);
     return text;
 }
 #define WORDS(...) ((const char *const[]){__VA_ARGS__, NULL})
@@ -122,7 +121,7 @@ static void in_arena(void (*body)(void *)) {
     ml_status status = ml_protect(body, arena);
     ml_error error = *ml_error_last();
     ml_arena_free(arena);
-    if (status != ML_OK) test_fail("%s", error.text);
+    EXPECT(status == ML_OK, "%s", error.text);
 }
 
 static void output(void *arena) {
@@ -187,7 +186,7 @@ static void signal_launcher(void *argument, int number, int expected) {
                         this_program(arena), number),
         &code);
     CHECK_EQ_INT(code, expected);
-    if (check_gone(text) != RANKS) test_fail("not %d processes:\n%s", RANKS, text);
+    EXPECT(check_gone(text) == RANKS, "not %d processes:\n%s", RANKS, text);
 }
 static void signals(void *arena) {
     signal_launcher(arena, SIGTERM, 128 + SIGTERM);

@@ -82,12 +82,11 @@ static void check_job(const plan *p, int victim_pid, const int *codes, const cha
     bool good = strstr(text, named) && strstr(text, "last seen in: step 5, all-reduce of grad") &&
                 strstr(text, "waits in all-reduce of 50000 f32 (sum): step 5") &&
                 occurrences(text, "rank ") <= 4 && occurrences(text, "told by") == 1;
-    if (!good)
-        test_fail("fault %d of rank %d: expected \"%s\" once in\n%s", p->kind, p->victim, named,
-                  text);
+    EXPECT(good, "fault %d of rank %d: expected \"%s\" once in\n%s", p->kind, p->victim, named,
+           text);
     for (int i = 0; i < RANKS; i++)
-        if (i != p->victim && codes[i] != ML_EXIT_PEER)
-            test_fail("fault %d of rank %d: rank %d ends with %d", p->kind, p->victim, i, codes[i]);
+        EXPECT(!(i != p->victim && codes[i] != ML_EXIT_PEER),
+               "fault %d of rank %d: rank %d ends with %d", p->kind, p->victim, i, codes[i]);
 }
 
 /* The same fault of each rank in turn; the jobs run side by side, for they mostly wait. */

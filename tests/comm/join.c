@@ -27,8 +27,7 @@ static int add_up(ml_comm *comm, void *argument) {
 static void finish_well(comm_job *job) {
     int codes[COMM_MOST];
     comm_finish(job, 30, -1, codes);
-    for (int i = 0; i < job->ranks; i++)
-        if (codes[i]) test_fail("rank %d ends with %d", i, codes[i]);
+    for (int i = 0; i < job->ranks; i++) EXPECT(!codes[i], "rank %d ends with %d", i, codes[i]);
 }
 
 TEST(comm, join_by_address) {
@@ -397,9 +396,9 @@ static void check_refused(const ml_launch *first, const ml_launch *second, const
     fclose(errors);
     CHECK_EQ_INT(codes[0], 3);
     CHECK_EQ_INT(codes[1], 3);
-    if (!strstr(text, says) ||
-        !strstr(text, "rank 0 cannot open: 1 of 2 ranks have not joined in time: rank 1"))
-        test_fail("does not say \"%s\":\n%s", says, text);
+    EXPECT(strstr(text, says) &&
+               strstr(text, "rank 0 cannot open: 1 of 2 ranks have not joined in time: rank 1"),
+           "does not say \"%s\":\n%s", says, text);
 }
 
 TEST(comm, join_refused) {

@@ -83,7 +83,7 @@ void comm_run(int ranks, comm_body *body, void *argument) {
     comm_start(&job, ranks, body, argument, -1);
     comm_finish(&job, 60, -1, codes);
     for (int i = 0; i < ranks; i++)
-        if (codes[i]) test_fail("rank %d of %d ends with %d", i, ranks, codes[i]);
+        EXPECT(!codes[i], "rank %d of %d ends with %d", i, ranks, codes[i]);
 }
 
 /* Knobs are read once, so the environment comes too late. */

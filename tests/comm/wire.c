@@ -173,9 +173,8 @@ static void check_relayed(mischief what, bool from_rank) {
     bool right = codes[0] && codes[1] && strstr(text, says) && strstr(text, named) &&
                  strstr(text, " is not authentic") && !strstr(text, "forged words");
     if (what == PASS) right = !codes[0] && !codes[1] && !*text;
-    if (!right)
-        test_fail("%s, %s rank 0: exit codes %d and %d, and\n%s", mischiefs[what],
-                  from_rank ? "to" : "from", codes[0], codes[1], text);
+    EXPECT(right, "%s, %s rank 0: exit codes %d and %d, and\n%s", mischiefs[what],
+           from_rank ? "to" : "from", codes[0], codes[1], text);
 }
 
 TEST(fault, relay_to_rank_0) {
@@ -232,7 +231,7 @@ static void run_with_port(bool fixed, int seconds, int port, char *text, size_t 
 }
 
 static void expect(const char *text, const char *words) {
-    if (!strstr(text, words)) test_fail("there is no \"%s\" in\n%s", words, text);
+    EXPECT(strstr(text, words), "there is no \"%s\" in\n%s", words, text);
 }
 
 TEST(comm, port_taken) {

@@ -141,7 +141,7 @@ TEST(exec, check_tells_wrong_steps) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         world w = {.c = &cases[i]};
         ml_status status = ml_protect(body, &w);
-        if (status != ML_OK) test_fail("%s: raised: %s", cases[i].name, ml_error_last()->text);
+        EXPECT(status == ML_OK, "%s: raised: %s", cases[i].name, ml_error_last()->text);
         ml_session_free(w.session);
     }
 }

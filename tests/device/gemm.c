@@ -110,9 +110,8 @@ static void check_gemm(world *w) {
         at[2] = x * g.c_batch[0] + y * g.c_batch[1] + z * g.c_batch[2];
         wrong += check_item(&g, a, b, before, c, at);
     }
-    if (wrong == 0) return;
-    test_fail("%d elements of a %s product %lld x %lld x %lld are wrong", wrong,
-              ml_dtypes[g.a_dtype].name, (long long)g.m, (long long)g.n, (long long)g.k);
+    EXPECT(wrong == 0, "%d elements of a %s product %lld x %lld x %lld are wrong", wrong,
+           ml_dtypes[g.a_dtype].name, (long long)g.m, (long long)g.n, (long long)g.k);
 }
 
 TEST(exec, gemm) {
@@ -198,10 +197,8 @@ static void check_kernel(world *w, ml_dtype dtype) {
                  .c_dtype = dtype,
                  .accumulate = call.accumulate};
     wrong = check_item(&g, call.a, call.b, before, call.c, (int64_t[3]){0});
-    if (wrong > 0) {
-        test_fail("%lld elements of %lld x %lld x %lld are wrong", (long long)wrong, (long long)m,
-                  (long long)n, (long long)k);
-    }
+    EXPECT(wrong == 0, "%lld elements of %lld x %lld x %lld are wrong", (long long)wrong,
+           (long long)m, (long long)n, (long long)k);
 }
 
 TEST(exec, gemm_kernels) {

@@ -90,6 +90,6 @@ void *emulate_load(FILE *source) {
     void *object = load(key);
     if (!object && compile(key)) object = load(key);
     free(source_text);
-    if (!object) test_fail("emulated kernels do not compile");
+    EXPECT(object, "emulated kernels do not compile");
     return object;
 }

@@ -31,7 +31,7 @@ static void world_run(world_body *body, const char *device) {
     world w = {.arena = ml_arena_new(), .device = device};
     world_call call = {&w, body};
     ml_status status = ml_protect(world_protected, &call);
-    if (status != ML_OK) test_fail("raised: %s", ml_error_last()->text);
+    EXPECT(status == ML_OK, "raised: %s", ml_error_last()->text);
     ml_session_free(w.session);
     ml_arena_free(w.arena);
 }

@@ -115,7 +115,7 @@ static void gpu_copies_often(process_room *room) {
     REQUIRE(most && less && most > enough.output);
     CHECK(strncmp(enough.output, little.output, (size_t)(most - enough.output)) == 0);
     double more = strtod(most + 5, NULL) - strtod(less + 5, NULL);
-    if (!(more > 3e6)) test_fail("%g bytes more where there is room", more);
+    EXPECT(more > 3e6, "%g bytes more where there is room", more);
 }
 TEST(gpu_copies, often) {
     process_in_room(gpu_copies_often);

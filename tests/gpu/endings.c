@@ -48,8 +48,8 @@ static void check_endings(process_room *room, int times, int code, const char *s
         if (!first) first = text;
         bool right = *says ? occurrences(r.output, says) == 1 : !*r.output;
         right = right && occurrences(r.output, "\n") == lines && !strstr(r.output, "mlua: ");
-        if (!right) test_fail("try %d of %s says\n%s", i, arguments, r.output);
-        if (strcmp(text, first) != 0) test_fail("and before\n%s\nbut now\n%s", first, text);
+        EXPECT(right, "try %d of %s says\n%s", i, arguments, r.output);
+        EXPECT(strcmp(text, first) == 0, "and before\n%s\nbut now\n%s", first, text);
         CHECK(r.code != 124);
     }
 }

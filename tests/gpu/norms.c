@@ -246,16 +246,16 @@ static void time_shapes(const shape *all, int count, const shape *small, void (*
     const char *size = getenv("BENCH");
     bool only = size && strcmp(size, "tiny") == 0;
     ml_ceilings ceilings = {.copy_bytes = 1e30};
-    if (size && !only && ml_bench("cuda", 0, false, &ceilings) != ML_OK)
-        test_fail("the copy's bandwidth: %s", ml_error_last()->text);
+    EXPECT(!(size && !only && ml_bench("cuda", 0, false, &ceilings) != ML_OK),
+           "the copy's bandwidth: %s", ml_error_last()->text);
     for (int i = 0; size && i < (only ? 1 : count); i++) {
         bench b = {.shape = only ? small : &all[i], .body = body, .copy = ceilings.copy_bytes};
         b.least = only ? 0 : LARGE;
         ml_status status = gpu_bench_time(&b.base, bench_body, &b);
-        if (status != ML_OK) test_fail("%s: %s", b.shape->name, ml_error_last()->text);
-        if (b.timed < kernels || (!only && b.slow > 0))
-            test_fail("%s: %d of %d kernels are below %.0f %% of a copy", b.shape->name, b.slow,
-                      b.timed, 100 * LEAST);
+        EXPECT(status == ML_OK, "%s: %s", b.shape->name, ml_error_last()->text);
+        EXPECT(!(b.timed < kernels || (!only && b.slow > 0)),
+               "%s: %d of %d kernels are below %.0f %% of a copy", b.shape->name, b.slow, b.timed,
+               100 * LEAST);
     }
 }
 

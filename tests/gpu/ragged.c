@@ -274,7 +274,7 @@ static void bench_body(void *context) {
 static void time_one(const shape *s, const char *kernels) {
     bench b = {.shape = s, .kernels = kernels};
     ml_status status = gpu_bench_time(&b.base, bench_body, &b);
-    if (status != ML_OK) test_fail("%s, %s: %s", s->name, kernels, ml_error_last()->text);
+    EXPECT(status == ML_OK, "%s, %s: %s", s->name, kernels, ml_error_last()->text);
 }
 
 GPU_TEST(ragged, times) {

@@ -42,10 +42,9 @@ static const char *compare_under(process_room *room, const char *knobs, const le
     for (int i = 0; i < STEPS; i++) {
         double loss = fabs(many.loss[i] / one->loss[i] - 1);
         double norm = fabs(many.norm[i] / one->norm[i] - 1);
-        if (!(loss <= 1e-5) || !(norm <= 1e-4))
-            test_fail("%d ranks, %s, %s: step %d has loss %.9g and norm %.9g, not %.9g and %.9g",
-                      ranks, arguments, knobs, i + 1, many.loss[i], many.norm[i], one->loss[i],
-                      one->norm[i]);
+        EXPECT(loss <= 1e-5 && norm <= 1e-4,
+               "%d ranks, %s, %s: step %d has loss %.9g and norm %.9g, not %.9g and %.9g", ranks,
+               arguments, knobs, i + 1, many.loss[i], many.norm[i], one->loss[i], one->norm[i]);
     }
     return many.output;
 }
@@ -96,7 +95,7 @@ static void gpu_ranks_copies(process_room *room) {
                                            ranks, arguments);
         const char *said = strstr(output, "go by copies");
         while (said && said > output && said[-1] != '\n') said--;
-        if (!said || strstr(said, "peer: 0 of")) test_fail("no copies of %s", arguments);
+        EXPECT(!(!said || strstr(said, "peer: 0 of")), "no copies of %s", arguments);
     }
 }
 /* One of those that copy dies, along one mesh axis or two: the others do not wait for it for ever.
@@ -279,7 +278,7 @@ static void gpu_ranks_nodes(process_room *room) {
         char *last = strstr(r.output, ml_arena_format(room->arena, "{\"step\":%d,", STEPS));
         if (!last) ml_raise(ML_INTERNAL, "no last step in\n%s", r.output);
         double off = fabs(process_number(last, "\"loss\":") / one.loss[STEPS - 1] - 1);
-        if (!(off <= 1e-5)) test_fail("two nodes, %s: the loss is off by %g", launchers[i], off);
+        EXPECT(off <= 1e-5, "two nodes, %s: the loss is off by %g", launchers[i], off);
     }
 }
 TEST(gpu_ranks, nodes) {

@@ -135,8 +135,8 @@ static void check_gradient(fixture *f, const shape *p, const ml_ref *gradients, 
             x[i] = kept - step;
             double below = loop_loss(p, f->inputs, w, o, lse);
             x[i] = kept;
-            if (!CHECK_NEAR(gradient[i], (above - below) / (2 * step), 1e-7))
-                test_fail("%s: gradient of source %d, element %d", f->label, source, (int)i);
+            EXPECT(CHECK_NEAR(gradient[i], (above - below) / (2 * step), 1e-7),
+                   "%s: gradient of source %d, element %d", f->label, source, (int)i);
         }
     }
 }
@@ -165,9 +165,9 @@ static void check_shape(fixture *f) {
     double *actual_lse = fixture_value(f, f->g, outputs[1]);
     attend(p, f->inputs, o, lse);
     for (int64_t i = 0; i < o_count; i++)
-        if (!CHECK_NEAR(actual[i], o[i], 1e-12)) test_fail("%s: o[%d]", f->label, (int)i);
+        EXPECT(CHECK_NEAR(actual[i], o[i], 1e-12), "%s: o[%d]", f->label, (int)i);
     for (int i = 0; i < p->batch * p->heads * p->seq; i++)
-        if (!CHECK_NEAR(actual_lse[i], lse[i], 1e-12)) test_fail("%s: lse[%d]", f->label, i);
+        EXPECT(CHECK_NEAR(actual_lse[i], lse[i], 1e-12), "%s: lse[%d]", f->label, i);
 
     fixture_check_gradients(f, fixture_loss(f, outputs[0])); /* through the definition itself */
 

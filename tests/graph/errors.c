@@ -247,7 +247,7 @@ static void all_mistakes(ml_graph *g) {
         bool right = CHECK_RAISES(make_mistake, &m, ML_INVALID, MISTAKES[i].text);
         right &= CHECK_TEXT(ml_error_last()->help, MISTAKES[i].help);
         right &= CHECK_EQ_INT(ml_error_last()->operand_count, MISTAKES[i].operands);
-        if (!right) test_fail("in %s", MISTAKES[i].name);
+        EXPECT(right, "in %s", MISTAKES[i].name);
     }
     /* what went wrong left the graph as it should be */
     ml_graph_verify(g, NULL, "mistakes");

@@ -48,8 +48,8 @@ static void every_op(ml_graph *g) {
             expected = ml_ops[op].rule == ML_RULE_TEST || ml_ops[op].rule == ML_RULE_LOGIC
                            ? "bool[b=2, s=4]"
                            : "f32[b=2, s=4]";
-        if (ml_graph_node(g, n)->op != op) test_fail("the sample of %s is none", ml_ops[op].name);
-        if (!CHECK_TEXT(graph_type_text(g, n), expected)) test_fail("of %s", ml_ops[op].name);
+        EXPECT(ml_graph_node(g, n)->op == op, "the sample of %s is none", ml_ops[op].name);
+        EXPECT(CHECK_TEXT(graph_type_text(g, n), expected), "of %s", ml_ops[op].name);
     }
     ml_graph_verify(g, NULL, "building");
 }
@@ -98,9 +98,9 @@ static void dtype_rules(ml_graph *g) {
                 ml_status status = ml_protect(try_add, &a);
                 int expected = promised(op, left, right);
                 int actual = status == ML_OK ? ml_graph_type(g, a.result)->dtype : -1;
-                if (actual != expected || (status != ML_OK && status != ML_INVALID))
-                    test_fail("%s of %s and %s gives %d, not %d", info->name, ml_dtypes[left].name,
-                              ml_dtypes[right].name, actual, expected);
+                EXPECT(!(actual != expected || (status != ML_OK && status != ML_INVALID)),
+                       "%s of %s and %s gives %d, not %d", info->name, ml_dtypes[left].name,
+                       ml_dtypes[right].name, actual, expected);
                 if (status != ML_OK) CHECK_EQ_INT(ml_error_last()->operand_count, info->sources);
             }
     }

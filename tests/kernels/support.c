@@ -252,10 +252,9 @@ static void compare(run *r, fixture *f, int output, const double *expected, doub
     bool good = exact ? worst == 0
                       : difference <= tolerance * tolerance * total + 1e-30 &&
                             worst <= 8 * tolerance * largest + 1e-15;
-    if (!good)
-        test_fail("%s: output %d of %s is off by %g (root mean square %g of %g)", f->label, output,
-                  r->step->kernel->label, worst, sqrt(difference / (double)count),
-                  sqrt(total / (double)count));
+    EXPECT(good, "%s: output %d of %s is off by %g (root mean square %g of %g)", f->label, output,
+           r->step->kernel->label, worst, sqrt(difference / (double)count),
+           sqrt(total / (double)count));
     CHECK(good);
 }
 
@@ -309,7 +308,7 @@ static void check_cuda(fixture *f, ml_ref node, ml_pool *pool) {
     int64_t *sizes = ML_NEW_ARRAY(f->arena, int64_t, r.kernels);
     ml_status status =
         ml_jit_cuda_compile(r.kernel, r.kernels, cuda_target.arch, pool, &jit, images, sizes);
-    if (status != ML_OK) test_fail("%s: %s", f->label, ml_error_last()->text);
+    EXPECT(status == ML_OK, "%s: %s", f->label, ml_error_last()->text);
     ml_jit_cuda_free(jit);
 }
 
@@ -367,7 +366,7 @@ void template_check_target(fixture *f, ml_ref node, double tolerance, const ml_t
     ml_c_function *functions[96];
     ml_status status =
         r.kernels ? ml_jit_c_load(r.kernel, r.kernels, pool, &jit, functions) : ML_OK;
-    if (status != ML_OK) test_fail("%s: %s", f->label, ml_error_last()->text);
+    EXPECT(status == ML_OK, "%s: %s", f->label, ml_error_last()->text);
     if (status == ML_OK && r.kernels) {
         fill(&r, values, sound_in_c);
         execute(&r, functions);

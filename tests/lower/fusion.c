@@ -110,7 +110,7 @@ static void lower_for(piece *p, ml_target_kind kind, void (*build)(void *)) {
     p->arena = ml_arena_new();
     p->build = build;
     ml_status status = ml_protect(run_piece, p);
-    if (status != ML_OK) test_fail("raised: %s", ml_error_last()->text);
+    EXPECT(status == ML_OK, "raised: %s", ml_error_last()->text);
     REQUIRE(status == ML_OK);
 }
 

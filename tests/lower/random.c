@@ -304,8 +304,8 @@ TEST(lower, random_invariants) {
         planned p = {.target = targets[i % 3]};
         p.c.random = current_seed;
         p.c.arena = ml_arena_new();
-        if (ml_protect(plan_random, &p) != ML_OK)
-            test_fail("graph %d, target %d: %s", (int)current_seed, i % 3, ml_error_last()->text);
+        EXPECT(ml_protect(plan_random, &p) == ML_OK, "graph %d, target %d: %s", (int)current_seed,
+               i % 3, ml_error_last()->text);
         if (p.simple != NULL) ml_graph_free(p.simple);
         if (p.c.g != NULL) ml_graph_free(p.c.g);
         ml_arena_free(p.c.arena);

@@ -194,10 +194,9 @@ static void compare_units(const ops_case *c, int output, const void *actual, con
                                c->loose[output]);
         if (off > most) most = off, worst = i;
     }
-    if (worst >= 0)
-        test_fail("%s (%s): element %lld is %.17g, expected %.17g: %.3g units off",
-                  c->labels[output], how, (long long)worst, ops_fetch(type->dtype, actual, worst),
-                  expected[worst], most);
+    EXPECT(worst < 0, "%s (%s): element %lld is %.17g, expected %.17g: %.3g units off",
+           c->labels[output], how, (long long)worst, ops_fetch(type->dtype, actual, worst),
+           expected[worst], most);
 }
 
 static void compare(const ops_case *c, int output, const void *actual, const double *expected,
@@ -217,6 +216,7 @@ static void compare(const ops_case *c, int output, const void *actual, const dou
         if (a == expected[i] || (isnan(a) && isnan(expected[i]))) continue;
         if (!(difference <= off)) off = isfinite(difference) ? difference : INFINITY, worst = i;
     }
+    test_checked();
     if (worst < 0 || off <= c->tolerances[output] * largest + 1e-30) return;
     ml_text text = {.arena = c->arena};
     ml_type_print(c->g, type, &text);
@@ -290,7 +290,7 @@ void ops_run(ops_body *body, uint64_t seed, int flags) {
     ops_case c = {.random = seed * 2 + 1, .arena = ml_arena_new()};
     ops_call call = {&c, body, flags};
     ml_status status = ml_protect(run_body, &call);
-    if (status != ML_OK) test_fail("raised: %s %s", ml_error_last()->text, ml_error_last()->help);
+    EXPECT(status == ML_OK, "raised: %s %s", ml_error_last()->text, ml_error_last()->help);
     ml_session_free(c.session);
     ml_arena_free(c.arena);
 }

@@ -191,8 +191,8 @@ static void check_scaling(fixture *f) {
                                        {"layers", add_layers, 4, 0, 3}};
     for (int i = 0; i < 2; i++) {
         double few = seconds_for(f, &programs[i], 50), many = seconds_for(f, &programs[i], 400);
-        if (many > 0.25 && many > 24 * few)
-            test_fail("chunks: %.3f s for 50 %s, %.3f s for 400", few, programs[i].what, many);
+        EXPECT(!(many > 0.25 && many > 24 * few), "chunks: %.3f s for 50 %s, %.3f s for 400", few,
+               programs[i].what, many);
     }
 }
 

@@ -325,7 +325,7 @@ TEST(passes, every_op) {
         if (op == ML_OP_COORDINATE || ml_ops[op].op_class == ML_CLASS_COLLECTIVE) continue;
         bool found = is_plain_map(op);
         for (int i = 0; i < CASES; i++) found = found || cases[i].op == (ml_op)op;
-        if (!found) test_fail("%s has no case", ml_ops[op].name);
+        EXPECT(found, "%s has no case", ml_ops[op].name);
     }
     for (int i = 0; i < CASES; i++) {
         current_case = &cases[i];

@@ -21,7 +21,7 @@ void fixture_run(fixture_body *body, uint64_t seed) {
     fixture f = {.random = seed * 2 + 1, .arena = ml_arena_new()};
     call c = {&f, body};
     ml_status status = ml_protect(run_body, &c);
-    if (status != ML_OK) test_fail("%s: raised: %s", f.label, ml_error_last()->text);
+    EXPECT(status == ML_OK, "%s: raised: %s", f.label, ml_error_last()->text);
     ml_graph_free(f.g);
     ml_arena_free(f.arena);
 }
@@ -120,9 +120,8 @@ static bool near(double a, double b, double tolerance) {
 
 static void check_near(const fixture *f, const char *what, int64_t i, double actual,
                        double expected, double tolerance) {
-    if (!near(actual, expected, tolerance))
-        test_fail("%s: %s[%lld] is %.12g, expected %.12g", f->label, what, (long long)i, actual,
-                  expected);
+    EXPECT(near(actual, expected, tolerance), "%s: %s[%lld] is %.12g, expected %.12g", f->label,
+           what, (long long)i, actual, expected);
 }
 
 static void check_gradient(fixture *f, ml_ref loss, int input, ml_ref gradient) {

@@ -170,8 +170,8 @@ static bool begins(walk *w, int task, int microbatch) {
     for (int e = 0; e < c->edges_count; e++)
         if (c->edges[e].to == task && w->sent[e] <= microbatch) return false;
     for (int e = 0; e < c->edges_count; e++)
-        if (c->edges[e].to == task && w->taken[e]++ != microbatch)
-            test_fail("messages of edge %d are taken out of order", e);
+        EXPECT(!(c->edges[e].to == task && w->taken[e]++ != microbatch),
+               "messages of edge %d are taken out of order", e);
     return true;
 }
 
@@ -227,11 +227,11 @@ static void check_pipeline(const pipeline_case *c, const ml_pipeline_schedule *m
     checker k = {c, made, calloc(count, sizeof(int64_t)), calloc(count, sizeof(int64_t))};
     bool ranks = check_ranks(&k), edges = check_edges(&k), memory = check_memory(&k);
     bool walked = count * (size_t)p->edge_count > 10000000 || walk_ends(&k);
-    if (!ranks || !edges || !memory || !walked)
-        test_fail("schedule %d of %d ranks, %d chunks, %d microbatches: %s%s%s%s", p->kind,
-                  p->ranks, p->chunks, p->microbatches, ranks ? "" : "wrong tasks; ",
-                  edges ? "" : "an edge is not respected; ", memory ? "" : "holds too much; ",
-                  walked ? "" : "waits in a circle");
+    EXPECT(ranks && edges && memory && walked,
+           "schedule %d of %d ranks, %d chunks, %d microbatches: %s%s%s%s", p->kind, p->ranks,
+           p->chunks, p->microbatches, ranks ? "" : "wrong tasks; ",
+           edges ? "" : "an edge is not respected; ", memory ? "" : "holds too much; ",
+           walked ? "" : "waits in a circle");
     free(k.start);
     free(k.end);
 }
@@ -415,9 +415,9 @@ TEST(pipeline_schedule, times_are_learnt) {
                                 &learnt);
         for (int i = 0; i < made_case.count; i++) CHECK_EQ_INT(learnt.task[i], t.task[i]);
         int64_t told = ml_pipeline_replay(&made_case.problem, &made, &learnt, arena, &bubble);
-        if (!((double)llabs(told - length) <= 0.001 * (double)length))
-            test_fail("%d ranks, schedule %d: a step of %lld takes %lld", ranks, kind,
-                      (long long)length, (long long)told);
+        EXPECT((double)llabs(told - length) <= 0.001 * (double)length,
+               "%d ranks, schedule %d: a step of %lld takes %lld", ranks, kind, (long long)length,
+               (long long)told);
     }
     ml_arena_free(arena);
 }
@@ -548,7 +548,7 @@ TEST(pipeline_schedule, large_and_fast) {
     clock_t began = clock();
     ml_pipeline_schedule_build(&made_case.problem, arena, &made);
     double seconds = (double)(clock() - began) / CLOCKS_PER_SEC;
-    if (seconds > 2) test_fail("a schedule of a million tasks took %.2f s", seconds);
+    EXPECT(seconds <= 2, "a schedule of a million tasks took %.2f s", seconds);
     CHECK_EQ_INT(made.length, 3 * (1024 * 8 + 63));
     check_pipeline(&made_case, &made);
     ml_arena_free(arena);

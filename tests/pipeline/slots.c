@@ -191,9 +191,9 @@ static void check_case(slots_case *c, int draw) {
     stream streams[RANKS] = {0};
     check_slots(c);
     for (int r = 0; r < c->plan.ranks; r++) fill(c, r, &streams[r]);
-    if (!runs(c, streams))
-        test_fail("draw %d: schedule %d of %d ranks, %d stages, %d microbatches waits in a circle",
-                  draw, c->plan.problem.kind, c->plan.ranks, c->plan.count, c->plan.microbatches);
+    EXPECT(runs(c, streams),
+           "draw %d: schedule %d of %d ranks, %d stages, %d microbatches waits in a circle", draw,
+           c->plan.problem.kind, c->plan.ranks, c->plan.count, c->plan.microbatches);
 }
 
 /* A step whose tasks and messages took what the plan did not know. */

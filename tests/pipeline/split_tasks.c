@@ -293,8 +293,8 @@ static void check_outputs(drawing *d, int m) {
         CHECK(saved->from <= d->set.task_of_output[i]);
         const double *made = saved->from == SAVED_GIVEN ? d->fed[m][saved->input]
                                                         : d->saved[m][d->set.saved_of_output[i]];
-        if (differ(made, d->whole[m][i], ml_type_elements(ml_graph_type(d->g, n))))
-            test_fail("%s: output %d of microbatch %d", d->f->label, i, m);
+        EXPECT(!differ(made, d->whole[m][i], ml_type_elements(ml_graph_type(d->g, n))),
+               "%s: output %d of microbatch %d", d->f->label, i, m);
     }
 }
 
@@ -318,8 +318,8 @@ static void run_pieces(drawing *d) {
     for (int m = 0; m < d->microbatches; m++) check_outputs(d, m);
     for (int i = 0; i < STATES; i++) {
         const ml_type *type = &ml_graph_state(d->g, (uint32_t)i)->type;
-        if (differ(d->held[i], d->expected[i], ml_type_elements(type)))
-            test_fail("%s: state %d", d->f->label, i);
+        EXPECT(!differ(d->held[i], d->expected[i], ml_type_elements(type)), "%s: state %d",
+               d->f->label, i);
     }
 }
 

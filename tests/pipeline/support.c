@@ -63,6 +63,7 @@ static double **values_of(stage_pipeline *p, const ml_graph *g, int stage, doubl
 static void same(stage_pipeline *p, const char *what, int i, int stage, const double *actual,
                  const double *expected, int64_t count) {
     double largest = 1e-3;
+    test_checked();
     for (int64_t k = 0; k < count; k++) largest = fmax(largest, fabs(expected[k]));
     for (int64_t k = 0; k < count; k++)
         if (!(fabs(actual[k] - expected[k]) <= 1e-9 * largest)) {

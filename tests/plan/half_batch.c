@@ -203,8 +203,8 @@ static void choices(process_room *room) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         long never = gathers(room, "MLUA_HALVES=0", cases[i].arguments);
         long chosen = gathers(room, "", cases[i].arguments);
-        if ((chosen > 3 * never / 2) != cases[i].halves)
-            test_fail("%s: %ld gathers, and %ld without halves", cases[i].arguments, chosen, never);
+        EXPECT((chosen > 3 * never / 2) == cases[i].halves,
+               "%s: %ld gathers, and %ld without halves", cases[i].arguments, chosen, never);
     }
 }
 
@@ -222,7 +222,7 @@ static void fast_attention(process_room *room) {
                                        "preset=gpt-1.3b layers=4 batch=32 --mesh %s",
                                        meshes[i]);
         REQUIRE(strstr(r.output, " attention attention_grad") != NULL);
-        if (strstr(r.output, "attention_grad dq")) test_fail("%s: general kernels", meshes[i]);
+        EXPECT(!strstr(r.output, "attention_grad dq"), "%s: general kernels", meshes[i]);
     }
 }
 

@@ -155,14 +155,14 @@ static void check_gradients(const char *what, const char *lines) {
         REQUIRE(sscanf(lines, "gradient %127s %lf %lf", name, &difference, &norm) == 3);
         double off = difference / fmax(norm, least);
         furthest_gradient = fmax(furthest_gradient, off);
-        if (!(off <= bound()))
-            test_fail("%s: the gradient of %s is off by %.3g of its norm", what, name, off);
+        EXPECT(off <= bound(), "%s: the gradient of %s is off by %.3g of its norm", what, name,
+               off);
     }
 }
 
 static void compare(const char *what, const learned *one, const run *r, const learned *many) {
-    if (strcmp(many->weights, one->weights) != 0)
-        test_fail("%s: initial %s, not %s", what, many->weights, one->weights);
+    EXPECT(strcmp(many->weights, one->weights) == 0, "%s: initial %s, not %s", what, many->weights,
+           one->weights);
     furthest = furthest_gradient = 0;
     check_gradients(what, many->gradients);
     CHECK_EQ_INT(many->again, without_place(r->layout));
@@ -170,9 +170,9 @@ static void compare(const char *what, const learned *one, const run *r, const le
         double loss = deviation(many->loss[i], one->loss[i]);
         double norm = deviation(many->norm[i], one->norm[i]);
         furthest = fmax(furthest, fmax(loss, norm));
-        if (!(loss <= step_bound(r->model)) || !(norm <= step_bound(r->model)))
-            test_fail("%s: step %d has loss %.9g and norm %.9g, not %.9g and %.9g", what, i + 1,
-                      many->loss[i], many->norm[i], one->loss[i], one->norm[i]);
+        EXPECT(loss <= step_bound(r->model) && norm <= step_bound(r->model),
+               "%s: step %d has loss %.9g and norm %.9g, not %.9g and %.9g", what, i + 1,
+               many->loss[i], many->norm[i], one->loss[i], one->norm[i]);
     }
 }
 
@@ -507,8 +507,8 @@ static bool divides(process_room *room, const run *r) {
     process_result checked = process_run(room, PROCESS_ANY_CODE, "RUNS=runs.txt",
                                          "check --device cpu " SCRIPT " embed=32 heads=4 seq=16 "
                                          "vocab=256");
-    if (checked.code != 0 && !strstr(checked.output, "cannot split \""))
-        test_fail("%s: %s\n%s", r->layout->name, r->layout->layout, checked.output);
+    EXPECT(!(checked.code != 0 && !strstr(checked.output, "cannot split \"")), "%s: %s\n%s",
+           r->layout->name, r->layout->layout, checked.output);
     return checked.code == 0;
 }
 

@@ -41,7 +41,7 @@ static double planned_gib(process_room *room, const char *environment, const cha
     process_result plan =
         process_run(room, 0, environment, "check \"$ROOT\"/models/%s --device h200", arguments);
     const char *line = strstr(plan.output, "peak memory");
-    if (line == NULL) test_fail("mlua check tells no peak memory:\n%s", plan.output);
+    EXPECT(line != NULL, "mlua check tells no peak memory:\n%s", plan.output);
     return line ? strtod(line + strlen("peak memory"), NULL) : 0;
 }
 
@@ -57,8 +57,8 @@ PROCESS_TEST(memory_of_presets) {
         {"gpt_moe.lua preset=moe-64x", 118.9, 1}};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         double gib = planned_gib(room, "", models[i].arguments);
-        if (!(gib > 0 && gib <= models[i].share * models[i].peer))
-            test_fail("%s is planned with %.2f GiB", models[i].arguments, gib);
+        EXPECT(gib > 0 && gib <= models[i].share * models[i].peer, "%s is planned with %.2f GiB",
+               models[i].arguments, gib);
     }
     const char *gpt2 = models[0].arguments;
     double usual = planned_gib(room, "", gpt2), kept = planned_gib(room, "MLUA_RECOMPUTE=0", gpt2);
@@ -71,7 +71,7 @@ static int planned_kernels(process_room *room, const char *environment, const ch
     process_result plan =
         process_run(room, 0, environment, "check \"$ROOT\"/models/%s --device h200", arguments);
     const char *line = strstr(plan.output, "\nsteps ");
-    if (line == NULL) test_fail("mlua check tells no steps:\n%s", plan.output);
+    EXPECT(line != NULL, "mlua check tells no steps:\n%s", plan.output);
     return line ? atoi(line + strlen("\nsteps ")) : 0;
 }
 
@@ -140,7 +140,7 @@ PROCESS_TEST(memory_of_copies) {
 
 static double json_number(const process_result *result, const char *key) {
     const char *at = strstr(result->output, key);
-    if (at == NULL) test_fail("no %s in\n%s", key, result->output);
+    EXPECT(at != NULL, "no %s in\n%s", key, result->output);
     return at ? strtod(at + strlen(key), NULL) : 0;
 }
 

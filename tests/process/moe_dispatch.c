@@ -50,7 +50,7 @@ static void compare_drawn(process_room *room, uint64_t seed) {
     snprintf(more, sizeof more, "schedule=%s exchange=%s", schedules[test_range(&state, 0, 2)],
              factors[factor]);
     compare_training(room, 5, settings, meshes[test_range(&state, 0, 2)], more, &again);
-    if (factor < 2 && again == 0) test_fail("%s %s: no step was done again", settings, more);
+    EXPECT(!(factor < 2 && again == 0), "%s %s: no step was done again", settings, more);
 }
 
 PROCESS_TEST(exchanges_of_drawn_pipelines_are_exact) {
@@ -99,5 +99,5 @@ PROCESS_TEST(exchanges_take_what_a_check_tells) {
     process_result run = process_run(room, 0, "", "run -n 4 %s 2>errors", settings);
     double told = process_number(check.output, "\"peak_bytes\":");
     double taken = process_number(run.output, "\"memory_gib\":") * (1 << 30);
-    if (!(fabs(taken - told) <= 0.03 * told)) test_fail("%.0f bytes told, %.0f taken", told, taken);
+    EXPECT(fabs(taken - told) <= 0.03 * told, "%.0f bytes told, %.0f taken", told, taken);
 }

@@ -28,7 +28,7 @@ static int json_lines(const char *text) {
         size_t length = strcspn(line, "\n");
         json_error_t error;
         json_t *object = json_loadb(line, length, 0, &error);
-        if (!json_is_object(object)) test_fail("no JSON: %.*s", (int)length, line);
+        EXPECT(json_is_object(object), "no JSON: %.*s", (int)length, line);
         json_decref(object);
         line += length + (line[length] != 0);
         count++;

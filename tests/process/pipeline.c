@@ -160,7 +160,7 @@ PROCESS_TEST(pipelines_tell_of_ranks_that_die) {
     const char *told = strstr(r.output, "pid ");
     int pid = told ? atoi(told + 4) : 0;
     CHECK(pid > 0 && kill(pid, 0) != 0);
-    if (r.seconds > 20) test_fail("it takes %.1f s", r.seconds);
+    EXPECT(r.seconds <= 20, "it takes %.1f s", r.seconds);
 }
 
 /* What stage 0 of two keeps of a microbatch, as MLUA_DEBUG=4 prints it. */
@@ -179,8 +179,8 @@ static double kept_bytes(process_room *room, int layers) {
 PROCESS_TEST(pipelines_keep_little) {
     double bytes = (kept_bytes(room, 8) - kept_bytes(room, 4)) / 2; /* stage 0 has half of them */
     double unit = 2048.0 * 1024 / 8;
-    if (!(bytes > 0 && bytes <= 20.2 * unit))
-        test_fail("a layer keeps %.0f bytes, %.2f of each token and channel", bytes, bytes / unit);
+    EXPECT(bytes > 0 && bytes <= 20.2 * unit,
+           "a layer keeps %.0f bytes, %.2f of each token and channel", bytes, bytes / unit);
 }
 
 /* What a check tells of a rank is what the rank takes: the first one, which has most microbatches
@@ -193,7 +193,7 @@ PROCESS_TEST(pipelines_take_what_a_check_tells) {
     process_result run = process_run(room, 0, "", "run -n 2 %s 2>errors", settings);
     double told = process_number(check.output, "\"peak_bytes\":");
     double taken = process_number(run.output, "\"memory_gib\":") * (1 << 30);
-    if (!(fabs(taken - told) <= 0.03 * told)) test_fail("%.0f bytes told, %.0f taken", told, taken);
+    EXPECT(fabs(taken - told) <= 0.03 * told, "%.0f bytes told, %.0f taken", told, taken);
 }
 
 /* A check plans the first rank, the last and one of those between them, which are alike: of each
@@ -218,8 +218,8 @@ PROCESS_TEST(pipelines_share_out_states) {
                     "layers=16 embed=256 heads=4 vocab=256 batch=32");
     double each = process_number(r.output, "\"parameters\":") * 4 * 4 / 8;
     double told = process_number(r.output, "\"state_bytes\":");
-    if (!(told >= 0.9 * each && told <= 1.1 * each))
-        test_fail("%.0f bytes of states on a rank, and %.0f are an even share", told, each);
+    EXPECT(told >= 0.9 * each && told <= 1.1 * each,
+           "%.0f bytes of states on a rank, and %.0f are an even share", told, each);
 }
 
 /* Layers of two halves, in several kinds. */
@@ -284,8 +284,8 @@ PROCESS_TEST(pipelines_begin_within_layers) {
         process_expect(&check, cases[i].begin);
         double now = process_number(check.output, "  pp     send");
         if (i == 0) sends = now;
-        if (strstr(cases[i].begin, "begin at") && now != sends)
-            test_fail("%s: %.0f sends, not %.0f", cases[i].kind, now, sends);
+        EXPECT(!(strstr(cases[i].begin, "begin at") && now != sends), "%s: %.0f sends, not %.0f",
+               cases[i].kind, now, sends);
         char *one = ml_arena_format(room->arena, "halves.lua kind=%s", cases[i].kind);
         process_compare(process_train(room, 3, "MLUA_VERIFY=1",
                                       ml_arena_format(room->arena, "%s -n 2 --mesh pp=2", one)),
@@ -315,8 +315,7 @@ PROCESS_TEST(pipelines_share_out_work) {
             room, 0, "", "check --device h200 --json --mesh pp=4 \"$ROOT\"/models/%s accum=16",
             cases[i].settings);
         double bubble = process_number(r.output, "\"bubble\":");
-        if (!(bubble > 0.05 && bubble < cases[i].most))
-            test_fail("%s: %.3f", cases[i].settings, bubble);
+        EXPECT(bubble > 0.05 && bubble < cases[i].most, "%s: %.3f", cases[i].settings, bubble);
     }
 }
 

@@ -14,8 +14,8 @@ static void check_sizes(process_room *room, const sizes_case *cases, size_t coun
     for (size_t i = 0; i < count; i++) {
         process_result r = process_shell(room, PROCESS_ANY_CODE, "timeout -k 1 %d $MLUA check %s",
                                          2 * SECONDS, cases[i].arguments);
-        if (r.code == 124 || r.code > 128 || r.cpu_seconds > SECONDS)
-            test_fail("check %s: exit %d after %.1f s", cases[i].arguments, r.code, r.cpu_seconds);
+        EXPECT(!(r.code == 124 || r.code > 128 || r.cpu_seconds > SECONDS),
+               "check %s: exit %d after %.1f s", cases[i].arguments, r.code, r.cpu_seconds);
         process_expect(&r, cases[i].expected);
     }
 }

@@ -83,9 +83,8 @@ static process_result follow_command(process_room *room, test_listener *hear, vo
 static process_result run_command(process_room *room, int code, const char *command) {
     process_result result = follow_command(room, NULL, NULL, command);
     if (code != PROCESS_ANY_CODE) test_checked();
-    if (code != PROCESS_ANY_CODE && result.code != code)
-        test_fail("exit code %d, not %d, from\n    %s\n%s", result.code, code, command,
-                  result.output);
+    EXPECT(!(code != PROCESS_ANY_CODE && result.code != code),
+           "exit code %d, not %d, from\n    %s\n%s", result.code, code, command, result.output);
     return result;
 }
 
@@ -123,7 +122,7 @@ process_result process_shell(process_room *room, int code, const char *format, .
 
 void process_expect(const process_result *result, const char *text) {
     test_checked();
-    if (!strstr(result->output, text)) test_fail("there is no \"%s\" in\n%s", text, result->output);
+    EXPECT(strstr(result->output, text), "there is no \"%s\" in\n%s", text, result->output);
 }
 
 void process_write(process_room *room, const char *name, const char *text) {
@@ -210,6 +209,6 @@ void process_compare_lines(const char *actual, const char *expected, const char 
         if (!(fabs(got - wanted) <= 2e-5 * fmax(fabs(wanted), 0.1))) break;
         a = other, b = after;
     }
-    if (*a || *b) test_fail("%s:\n%s\nis not\n%s", what, actual, expected);
+    EXPECT(!(*a || *b), "%s:\n%s\nis not\n%s", what, actual, expected);
     CHECK(numbers > 20);
 }

@@ -87,7 +87,7 @@ static void terminal_end(terminal *t) {
     while (terminal_read(t)) {}
     close(t->fd);
     waitpid(t->child, &status, 0);
-    if (status != 0) test_fail("it ends with status %#x:\n%s", status, t->output.text);
+    EXPECT(status == 0, "it ends with status %#x:\n%s", status, t->output.text);
 }
 
 PROCESS_TEST(progress_bar) {

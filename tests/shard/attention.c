@@ -95,8 +95,7 @@ static void under(fixture *f, const ml_roots *roots, const char *text, int gathe
                         shard_count(g, &layout, 0, ML_COLLECTIVE_SHIFT)};
     ml_graph_free(g);
     const int expected[] = {gathers, exchanges, shifts};
-    for (int i = 0; i < 3; i++)
-        if (!CHECK_EQ_INT(counts[i], expected[i])) test_fail("under %s", text);
+    for (int i = 0; i < 3; i++) EXPECT(CHECK_EQ_INT(counts[i], expected[i]), "under %s", text);
 }
 
 /* The output is gathered once, as all outputs are. */
@@ -288,9 +287,9 @@ static void check_work(fixture *f, const char *text, double most) {
     }
     CHECK_EQ_INT(sum, pairs_of(f->g, o, 0, 0));
     CHECK_NEAR(balance, (double)(largest * ranks) / (double)sum, 1e-12);
-    if (!CHECK(100.0 * (double)(largest * ranks) <= most * (double)sum + 1e-6))
-        test_fail("%s under %s: the busiest rank has %.1f%% of the average", mask->name, text,
-                  100.0 * (double)(largest * ranks) / (double)sum);
+    EXPECT(CHECK(100.0 * (double)(largest * ranks) <= most * (double)sum + 1e-6),
+           "%s under %s: the busiest rank has %.1f%% of the average", mask->name, text,
+           100.0 * (double)(largest * ranks) / (double)sum);
 }
 
 static void work(fixture *f) {
@@ -377,8 +376,8 @@ static ml_roots causal_gradients(fixture *f) {
 static void memory_of_ring(fixture *f) {
     ml_roots roots = causal_gradients(f);
     int64_t few = arena_of(f, &roots, 4), many = arena_of(f, &roots, 16);
-    if (!CHECK(many * 3 < few))
-        test_fail("%lld bytes with 4 ranks, %lld with 16", (long long)few, (long long)many);
+    EXPECT(CHECK(many * 3 < few), "%lld bytes with 4 ranks, %lld with 16", (long long)few,
+           (long long)many);
 }
 TEST(shard_attention, memory_of_ring) {
     fixture_run(memory_of_ring, 3);

@@ -94,7 +94,7 @@ static void check_placed(void *context, const ml_graph *g, ml_ref n, const ml_pl
             ml_placement told = shard_case_place(f, k, m);
             bool same = told.kind == at->over[m].kind &&
                         (told.kind != ML_SPLIT || told.axis == at->over[m].axis);
-            if (!same) test_fail("%s: operand %d lies elsewhere over %d", f->label, k, m);
+            EXPECT(same, "%s: operand %d lies elsewhere over %d", f->label, k, m);
         }
 }
 
@@ -219,6 +219,7 @@ static void compare(rank_run *r, int i) {
     double *actual = ML_NEW_ARRAY(r->f.arena, double, count);
     for (int64_t k = 0; k < count; k++) actual[k] = load((ml_dtype)type->dtype, r->outputs[i], k);
     double off = shard_difference(actual, r->expected[i], count);
+    test_checked();
     if (off <= 1e-5) return;
     r->wrong++;
     fprintf(stderr, "%s: output %d is off by %.3g\n",

@@ -356,8 +356,8 @@ static void per_layer(const char *text, extent how, int over,
     traffic_of(text, 2, how, over, two);
     traffic_of(text, 3, how, over, three);
     for (int k = 0; k < ML_COLLECTIVE_KINDS; k++)
-        if (!CHECK_EQ_INT(three[k].count - two[k].count, expected[k]))
-            test_fail("%s of one layer, %s, under %s", ml_collectives[k].label, names[how], text);
+        EXPECT(CHECK_EQ_INT(three[k].count - two[k].count, expected[k]),
+               "%s of one layer, %s, under %s", ml_collectives[k].label, names[how], text);
 }
 
 /* Kinds: all-reduce, all-gather, reduce-scatter, all-to-all, shift, reverse. */

@@ -28,7 +28,7 @@ TEST(shard_ops, complete) {
         bool other = ml_ops[op].op_class == ML_CLASS_COLLECTIVE || op == ML_OP_CONST ||
                      op == ML_OP_INPUT || op == ML_OP_PARAM || op == ML_OP_COORDINATE ||
                      op == ML_OP_ATTENTION_GRAD;
-        if (!other && shard_case_find((ml_op)op) < 0) test_fail("%s has no case", ml_ops[op].name);
+        EXPECT(other || shard_case_find((ml_op)op) >= 0, "%s has no case", ml_ops[op].name);
     }
 }
 
@@ -48,10 +48,9 @@ static void experts_traffic(fixture *f) {
     CHECK(shard_check(f, &layout, &roots, 1e-9, true));
     ml_graph *g = shard_program(f, &layout, &roots, &local);
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
-        if (ml_ops[ml_graph_node(g, n)->op].op_class == ML_CLASS_COLLECTIVE &&
-            ml_type_find(ml_graph_type(g, n), fixture_axis(f, "h")) >= 0)
-            test_fail("%s of something as wide as the hidden layer",
-                      ml_ops[ml_graph_node(g, n)->op].name);
+        EXPECT(!(ml_ops[ml_graph_node(g, n)->op].op_class == ML_CLASS_COLLECTIVE &&
+                 ml_type_find(ml_graph_type(g, n), fixture_axis(f, "h")) >= 0),
+               "%s of something as wide as the hidden layer", ml_ops[ml_graph_node(g, n)->op].name);
     ml_graph_free(g);
 }
 TEST(shard_ops, experts_traffic) {

@@ -196,6 +196,7 @@ static void compare(comparison *c, const ml_graph *g, const ml_roots *local, dou
         add_parts(c, i, elements, results);
         for (int64_t r = 0; r < ranks && c->good; r++) {
             double off = difference(c, i, r, results[r][i], elements);
+            test_checked();
             if (!(off <= c->tolerance)) complain(c, i, r, off, stage);
         }
     }
