@@ -213,7 +213,7 @@ static void save_source(const ml_kernel *kernel, ml_target_kind kind, const char
 void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena) {
     const ml_knobs_values *knobs = ml_knobs();
     bool save = knobs->keep != NULL && knobs->keep[0] != 0;
-    if (knobs->debug < 4 && !save) return;
+    if (!ml_debug_on(4) && !save) return;
     const char *source = ml_kernel_source(kernel, arena);
     ml_text schedule = {.arena = arena};
     ml_text_add(&schedule, "%s: %s\n", kernel->entry, kernel->label);

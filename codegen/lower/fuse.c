@@ -23,12 +23,8 @@ enum {
     UNROLL = 16,       /* reductions of outer axes up to that size are written out */
 };
 
-bool fuse_in_memory(const lowering *l, ml_ref n) {
-    return l->info[n].role != LOWER_INLINE;
-}
-
 /* Each element of the result receives at most one contribution: where(iota == index, value, 0). */
-bool fuse_scatter_is_map(const ml_graph *g, ml_ref n) {
+static bool scatter_is_map(const ml_graph *g, ml_ref n) {
     const ml_type *index = ml_graph_type(g, ml_graph_source(g, n, 0)), *type = ml_graph_type(g, n);
     ml_axis scattered = (ml_axis)ml_graph_args(g, n)[0]; /* in the index it is another axis */
     for (int i = 0; i < index->rank; i++)
@@ -107,22 +103,22 @@ static lower_role first_role(lowering *l, ml_ref n) {
     case ML_CLASS_MAP: return l->target->no_fuse ? LOWER_ROOT : LOWER_INLINE;
     case ML_CLASS_MOVE:
         return node->op == ML_OP_CONCAT ? LOWER_CONCAT
-               : node->op == ML_OP_OUT  ? LOWER_LIBRARY
+               : node->op == ML_OP_OUT  ? LOWER_OPAQUE
                                         : LOWER_INLINE;
     case ML_CLASS_REDUCE:
         l->info[n].unrolled = unrolls(l, n);
         return l->info[n].unrolled ? LOWER_INLINE : LOWER_ROOT;
     case ML_CLASS_CONTRACT:
-        if (gemm_serves(l, n)) return LOWER_LIBRARY;
+        if (gemm_serves(l, n)) return LOWER_OPAQUE;
         l->info[n].generic_dot = true;
         return node->arg_count == 0 ? LOWER_INLINE : LOWER_ROOT;
     case ML_CLASS_ROUTINE:
-        if (node->op == ML_OP_SCATTER_ADD && fuse_scatter_is_map(l->g, n)) return LOWER_INLINE;
-        return LOWER_LIBRARY;
+        if (node->op == ML_OP_SCATTER_ADD && scatter_is_map(l->g, n)) return LOWER_INLINE;
+        return LOWER_OPAQUE;
     case ML_CLASS_COLLECTIVE:
     case ML_CLASS_SCAN: break;
     }
-    return LOWER_LIBRARY;
+    return LOWER_OPAQUE;
 }
 
 /* An output or update needs memory of its own in its type's order. */
@@ -130,7 +126,7 @@ static void pin(lowering *l, ml_ref n) {
     ml_ref base = n;
     for (;;) {
         int op = ml_graph_node(l->g, base)->op;
-        if (fuse_in_memory(l, base)) break;
+        if (lower_in_memory(l, base)) break;
         if (op != ML_OP_RENAME && op != ML_OP_SPLIT && op != ML_OP_MERGE) break;
         base = ml_graph_source(l->g, base, 0);
     }
@@ -180,7 +176,7 @@ static bool read_anyway(const lowering *l, ml_ref m, ml_ref n, int depth) {
         ml_ref u = l->user[i];
         if (u == n) continue;
         if (ml_graph_node(l->g, u)->flags & ML_NODE_BACKWARD) return true;
-        if (depth > 0 && !fuse_in_memory(l, u) && read_anyway(l, u, n, depth - 1)) return true;
+        if (depth > 0 && !lower_in_memory(l, u) && read_anyway(l, u, n, depth - 1)) return true;
     }
     return false;
 }
@@ -211,7 +207,7 @@ static void add_cost(cost *c, ml_ref n, int64_t elements) {
     lowering *l = c->l;
     if (l->stamp[n] == l->stamps || c->nodes > ALWAYS_ROOT) return;
     l->stamp[n] = l->stamps;
-    if (fuse_in_memory(l, n)) {
+    if (lower_in_memory(l, n)) {
         int64_t own = ml_type_elements(ml_graph_type(l->g, n));
         c->loads++;
         bool full = (own < elements ? own : elements) * FULL_SHARE >= c->elements;
@@ -239,7 +235,7 @@ static uint32_t paths_of(const lowering *l, ml_ref n, const uint32_t *paths) {
     int64_t total = 1;
     for (int i = 0; i < node->source_count; i++) {
         ml_ref source = ml_graph_source(l->g, n, i);
-        if (!fuse_in_memory(l, source)) total += paths[source];
+        if (!lower_in_memory(l, source)) total += paths[source];
     }
     if (l->info[n].unrolled) total *= reduced_elements(l, n);
     return total > UINT16_MAX ? UINT16_MAX : (uint32_t)total;
@@ -295,7 +291,7 @@ static void require_rows(lowering *l, ml_ref n) {
         int at = ml_type_find(type, args.head_dim); /* sums of exponentials have none */
         if (at < 0 || type->size[at] % 8 != 0 || type->dtype != ML_BF16) continue;
         bool moves = ml_ops[ml_graph_node(l->g, source)->op].op_class == ML_CLASS_MOVE;
-        if (moves && !fuse_in_memory(l, source) && !has_rows(l, source, args.head_dim))
+        if (moves && !lower_in_memory(l, source) && !has_rows(l, source, args.head_dim))
             l->info[source].role = LOWER_ROOT;
     }
 }
@@ -312,10 +308,10 @@ void fuse_roles(lowering *l) {
             pin(l, n);
             pin(l, ml_graph_source(l->g, n, 0));
         }
-    views_place_concats(l);
+    concat_place_parts(l);
     for (ml_ref n = 1; n < l->count; n++) {
         const ml_node *node = ml_graph_node(l->g, n);
-        if (!l->info[n].reached || l->info[n].role != LOWER_LIBRARY || node->op == ML_OP_OUT)
+        if (!l->info[n].reached || l->info[n].role != LOWER_OPAQUE || node->op == ML_OP_OUT)
             continue;
         bool attends = node->op == ML_OP_ATTENTION || node->op == ML_OP_ATTENTION_GRAD;
         if (attends && l->target->kind == ML_TARGET_CUDA) require_rows(l, n);

@@ -23,7 +23,7 @@ void fuse_producers(lowering *l, ml_ref n, bool partial,
         return;
     }
     if (info->role == LOWER_ROOT) visit(context, info->group);
-    if (info->role == LOWER_LIBRARY) {
+    if (info->role == LOWER_OPAQUE) {
         bool out = ml_graph_node(l->g, n)->op == ML_OP_OUT;
         visit(context, l->info[out ? ml_graph_source(l->g, n, 0) : n].group);
     }
@@ -34,7 +34,7 @@ void fuse_producers(lowering *l, ml_ref n, bool partial,
             continue;
         }
         ml_ref part = ml_graph_source(l->g, n, i);
-        while (!fuse_in_memory(l, part)) part = ml_graph_source(l->g, part, 0);
+        while (!lower_in_memory(l, part)) part = ml_graph_source(l->g, part, 0);
         fuse_producers(l, part, false, visit, context);
     }
 }
@@ -45,7 +45,7 @@ void fuse_group_dependencies(lowering *l, uint32_t id, void (*visit)(void *conte
     for (uint32_t a = 0; a < group->accesses.count; a++)
         fuse_producers(l, group->accesses.at[a].node, group->accesses.at[a].partial, visit,
                        context);
-    if (!group->library) return;
+    if (!group->opaque) return;
     for (int i = 0; i < ml_graph_node(l->g, group->node)->source_count; i++) {
         lower_view view;
         bool packed = i < 2 && group->packed[i] != LOWER_NONE;
@@ -220,7 +220,7 @@ static bool join(lowering *l, uint32_t id, const lower_group *from, bool by_size
     int order[ML_MAX_LOOPS], row_digits;
     uint32_t level;
     shared_elements(to, from, &consumes);
-    if (to->library || !limits_fit(to, from)) return false;
+    if (to->opaque || !limits_fit(to, from)) return false;
     if (!fuse_match(l->g, to, from, by_size || consumes, &match)) return false;
     if (!reads_fit(l, id, from, &match, &level)) return false;
     if (!fuse_joins_space(l, to, from, &match, consumes, order, &row_digits, &scope)) return false;
@@ -243,7 +243,7 @@ typedef struct {
 
 static void add_candidate(lowering *l, const lower_group *from, uint32_t id, candidate *list,
                           int *count) {
-    if (id == 0 || id == LOWER_NONE || *count == CANDIDATES || l->groups.at[id].library) return;
+    if (id == 0 || id == LOWER_NONE || *count == CANDIDATES || l->groups.at[id].opaque) return;
     for (int i = 0; i < *count; i++)
         if (list[i].group == id) return;
     bool consumes;
@@ -265,7 +265,7 @@ static bool mixes_recomputation(const lowering *l, uint32_t id, const lower_grou
 
 /* Whether to join would be to put off what is to be done now. */
 static bool puts_off(const lowering *l, uint32_t id, const lower_group *from) {
-    return (from->prompt || l->groups.at[id].prompt) && id < l->last_library;
+    return (from->prompt || l->groups.at[id].prompt) && id < l->last_opaque;
 }
 
 static int64_t elements_of(const lower_group *group) {
@@ -431,15 +431,45 @@ static void mark_read(lowering *l, ml_ref n) {
     if (views_of(l, n, &view)) l->info[view.base].stored = true;
 }
 
-static void place_library(lowering *l, ml_ref n) {
+static bool find_pack(lowering *l, ml_ref node, const ml_type *type, lower_group *group,
+                      int which) {
+    uint32_t cursor = 0, found;
+    while ((found = ml_index_next(&l->pack_index, node, &cursor)) != ML_INDEX_NONE) {
+        const lower_pack *pack = &l->packs.at[found];
+        if (pack->node != node || !ml_type_equal(&l->s->values.at[pack->value].type, type))
+            continue;
+        group->packed[which] = pack->value;
+        group->packers[which] = pack->group;
+        return true;
+    }
+    return false;
+}
+
+/* The copy of a product's operand that gemm_plan asks for: one for all products that want it. */
+static void place_pack(lowering *l, lower_group *group, int which) {
+    const ml_type *type = &group->pack_type[which];
+    ml_ref node = ml_graph_source(l->g, group->node, which);
+    if (find_pack(l, node, type, group, which)) return;
+    lower_root root = {.kind = LOWER_ROOT_PACK, .node = node, .space = *type};
+    root.value = views_temporary(l, node, type);
+    group->packed[which] = root.value;
+    group->packers[which] = fuse_place(l, &root);
+    *ML_PUSH(l->scratch, &l->packs) =
+        (lower_pack){.node = node, .value = root.value, .group = group->packers[which]};
+    ml_index_add(&l->pack_index, node, l->packs.count - 1);
+}
+
+static void place_opaque(lowering *l, ml_ref n) {
     ml_ref product = l->info[n].product ? l->info[n].product : n;
-    lower_group group = {.library = true, .node = product, .packed = {LOWER_NONE, LOWER_NONE}};
+    lower_group group = {.opaque = true, .node = product, .packed = {LOWER_NONE, LOWER_NONE}};
     group.result = n;
     group.bias = l->info[n].bias;
     group.addend = l->info[n].addend;
     if (ml_graph_node(l->g, product)->op == ML_OP_DOT) gemm_plan(l, &group);
+    for (int i = 0; i < 2; i++)
+        if (group.packs[i]) place_pack(l, &group, i);
     uint32_t id = new_group(l, &group);
-    l->info[n].group = l->last_library = id;
+    l->info[n].group = l->last_opaque = id;
     fuse_group_dependencies(l, id, seal, l);
     for (int i = 0; i < ml_graph_node(l->g, product)->source_count; i++) {
         bool packed = i < 2 && group.packed[i] != LOWER_NONE;
@@ -456,6 +486,6 @@ void fuse_groups(lowering *l) {
         int role = l->info[n].role;
         if (role == LOWER_ROOT) place_node(l, n);
         if (role == LOWER_CONCAT) place_parts(l, n);
-        if (role == LOWER_LIBRARY && ml_graph_node(l->g, n)->op != ML_OP_OUT) place_library(l, n);
+        if (role == LOWER_OPAQUE && ml_graph_node(l->g, n)->op != ML_OP_OUT) place_opaque(l, n);
     }
 }

@@ -7,6 +7,13 @@
 
 #include <string.h>
 
+lower_index fuse_index_zero(void) {
+    lower_index zero;
+    memset(&zero, 0, sizeof zero);
+    zero.inst = ML_NO_INST;
+    return zero;
+}
+
 bool fuse_index_equal(const lower_index *a, const lower_index *b) {
     return memcmp(a, b, sizeof *a) == 0;
 }
@@ -56,7 +63,7 @@ lower_index fuse_refined_index(const lower_index *index, const lower_match *matc
 }
 
 lower_index fuse_map_index(const lower_index *index, const lower_match *match) {
-    lower_index from = fuse_refined_index(index, match, 1), to = eval_index_zero();
+    lower_index from = fuse_refined_index(index, match, 1), to = fuse_index_zero();
     to.offset = from.offset;
     to.scale = from.scale;
     to.inst = from.inst;

@@ -240,7 +240,7 @@ lower_group fuse_single(lowering *l, const lower_root *root) {
     *own = *root;
     own->index = l->single_index;
     for (int i = 0; i < root->space.rank; i++) {
-        own->index[i] = eval_index_zero();
+        own->index[i] = fuse_index_zero();
         if (root->space.size[i] == 1) continue;
         own->index[i].coef[group.digits] = 1;
         group.size[group.digits++] = root->space.size[i];

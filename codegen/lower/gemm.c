@@ -123,33 +123,13 @@ static ml_type pack_order(const operand *op, const axis_group *batch, const axis
     return type;
 }
 
-static bool find_pack(lowering *l, ml_ref node, const ml_type *type, lower_group *group,
-                      int which) {
-    uint32_t cursor = 0, found;
-    while ((found = ml_index_next(&l->pack_index, node, &cursor)) != ML_INDEX_NONE) {
-        const lower_pack *pack = &l->packs.at[found];
-        if (pack->node != node || !ml_type_equal(&l->s->values.at[pack->value].type, type))
-            continue;
-        group->packed[which] = pack->value;
-        group->packers[which] = pack->group;
-        return true;
-    }
-    return false;
-}
-
-static void pack(lowering *l, lower_group *group, int which, operand *op, const axis_group *batch,
+/* The operand is to be copied into that order first. */
+static void pack(lower_group *group, int which, operand *op, const axis_group *batch,
                  const axis_group *rows, const axis_group *cols) {
-    ml_type type = pack_order(op, batch, rows, cols);
-    op->type = type;
+    op->type = pack_order(op, batch, rows, cols);
     views_strides(&op->type, op->stride);
-    if (find_pack(l, op->node, &type, group, which)) return;
-    lower_root root = {.kind = LOWER_ROOT_PACK, .node = op->node, .space = type};
-    root.value = views_temporary(l, op->node, &type);
-    group->packed[which] = root.value;
-    group->packers[which] = fuse_place(l, &root);
-    *ML_PUSH(l->scratch, &l->packs) =
-        (lower_pack){.node = op->node, .value = root.value, .group = group->packers[which]};
-    ml_index_add(&l->pack_index, op->node, l->packs.count - 1);
+    group->packs[which] = true;
+    group->pack_type[which] = op->type;
 }
 
 static void read_operand(lowering *l, ml_ref node, operand *out) {
@@ -195,11 +175,11 @@ static void choose_order(dot_axes *axes, const operand *a, const operand *b, boo
     fits[1] = second ? b2 : b1;
 }
 
-static void fit_operands(lowering *l, lower_group *group, dot_axes *axes, operand *a, operand *b) {
+static void fit_operands(lower_group *group, dot_axes *axes, operand *a, operand *b) {
     bool fits[2];
     choose_order(axes, a, b, fits);
-    if (!fits[0]) pack(l, group, 0, a, &axes->batch, &axes->m, &axes->k);
-    if (!fits[1]) pack(l, group, 1, b, &axes->batch, &axes->k, &axes->n);
+    if (!fits[0]) pack(group, 0, a, &axes->batch, &axes->m, &axes->k);
+    if (!fits[1]) pack(group, 1, b, &axes->batch, &axes->k, &axes->n);
 }
 
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order) {
@@ -253,13 +233,13 @@ void gemm_plan(lowering *l, lower_group *group) {
     read_axes(l->g, n, &axes);
     read_operand(l, ml_graph_source(l->g, n, 0), &a);
     read_operand(l, ml_graph_source(l->g, n, 1), &b);
-    fit_operands(l, group, &axes, &a, &b);
+    fit_operands(group, &axes, &a, &b);
     memset(&c, 0, sizeof c);
     c.type = *ml_graph_type(l->g, group->result);
     memcpy(c.stride, views_layout(l, group->result, &scratch)->stride, sizeof c.stride);
     if (!batch_loops(&axes.batch, all, gemm)) {
-        if (group->packed[0] == LOWER_NONE) pack(l, group, 0, &a, &axes.batch, &axes.m, &axes.k);
-        if (group->packed[1] == LOWER_NONE) pack(l, group, 1, &b, &axes.batch, &axes.k, &axes.n);
+        if (!group->packs[0]) pack(group, 0, &a, &axes.batch, &axes.m, &axes.k);
+        if (!group->packs[1]) pack(group, 1, &b, &axes.batch, &axes.k, &axes.n);
         if (!batch_loops(&axes.batch, all, gemm))
             ml_raise(ML_INVALID, "a dot over %d batch axes", axes.batch.count);
     }
@@ -284,7 +264,7 @@ void gemm_plan(lowering *l, lower_group *group) {
  * more), and steps of gpt2-124m that are limited by power took the same time with and without. */
 static bool takes_bias(lowering *l, ml_ref n, ml_ref dot, ml_ref bias) {
     const ml_type *type = ml_graph_type(l->g, dot), *vector = ml_graph_type(l->g, bias);
-    if (ml_graph_node(l->g, dot)->op != ML_OP_DOT || l->info[dot].role != LOWER_LIBRARY)
+    if (ml_graph_node(l->g, dot)->op != ML_OP_DOT || l->info[dot].role != LOWER_OPAQUE)
         return false;
     if (l->info[dot].pinned || l->info[dot].layout != 0 || l->info[n].layout != 0) return false;
     if (l->first_user[dot + 1] - l->first_user[dot] != 1) return false;
@@ -322,7 +302,7 @@ static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend
     const lower_info *product = &l->info[work], *other = &l->info[addend];
     int adder = ml_graph_node(l->g, work)->op, op = ml_graph_node(l->g, addend)->op;
     if (adder != ML_OP_DOT && adder != ML_OP_SCATTER_ADD) return false;
-    if (product->role != LOWER_LIBRARY) return false;
+    if (product->role != LOWER_OPAQUE) return false;
     if (work < (other->product ? other->product : addend)) return false; /* it would have to wait */
     if ((type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
     if (product->pinned || other->pinned || product->layout || l->info[n].layout ||
@@ -334,7 +314,7 @@ static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend
     if (!ml_type_equal(type, ml_graph_type(l->g, work)) ||
         !ml_type_equal(type, ml_graph_type(l->g, addend)))
         return false;
-    return (other->role == LOWER_LIBRARY && op != ML_OP_OUT) ||
+    return (other->role == LOWER_OPAQUE && op != ML_OP_OUT) ||
            (op == ML_OP_STATE && gemm_updates(l, n, addend));
 }
 
@@ -352,7 +332,7 @@ static bool takes_sum(const lowering *l, ml_ref n, ml_ref work, ml_ref kept) {
     const ml_type *type = ml_graph_type(g, n),
                   *all[] = {ml_graph_type(g, work), ml_graph_type(g, kept),
                             ml_graph_type(g, state)};
-    if (product->role != LOWER_LIBRARY || product->pinned || product->layout) return false;
+    if (product->role != LOWER_OPAQUE || product->pinned || product->layout) return false;
     if (l->info[n].layout || (type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
     for (int i = 0; i < 3; i++)
         if (!ml_type_equal(type, all[i])) return false;
@@ -375,7 +355,7 @@ static void share_memory(lowering *l, ml_ref n, ml_ref kept) {
 }
 
 static void take_addition(lowering *l, ml_ref n, ml_ref work) {
-    l->info[n].role = LOWER_LIBRARY;
+    l->info[n].role = LOWER_OPAQUE;
     l->info[n].product = work;
     l->info[work].role = LOWER_INLINE; /* its only user computes it */
     l->info[work].taken = true;
@@ -399,7 +379,7 @@ void gemm_take_additions(lowering *l) {
             } else if (takes_sum(l, n, work, other)) {
                 take_addition(l, n, work);
                 l->info[n].addend = other;
-                l->info[other].role = LOWER_LIBRARY; /* a step of its own: lower_library.c */
+                l->info[other].role = LOWER_OPAQUE; /* a step of its own: opaque.c */
                 share_memory(l, n, other);
             }
         }

@@ -24,7 +24,7 @@ static bool collect(lowering *l, ml_ref n, family *f) {
         int op = ml_graph_node(l->g, u)->op;
         bool moves = op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_SPLIT ||
                      op == ML_OP_MERGE || op == ML_OP_SLICE || op == ML_OP_BROADCAST;
-        if (moves && !fuse_in_memory(l, u) && !collect(l, u, f)) return false;
+        if (moves && !lower_in_memory(l, u) && !collect(l, u, f)) return false;
     }
     return true;
 }
@@ -37,7 +37,7 @@ static int copies(lowering *l, const family *f) {
         for (uint32_t u = l->first_user[n]; u < l->first_user[n + 1]; u++) {
             ml_ref user = l->user[u];
             if (ml_graph_node(l->g, user)->op != ML_OP_DOT) continue;
-            if (l->info[user].role == LOWER_LIBRARY) total += gemm_copies(l, user, -1, NULL);
+            if (l->info[user].role == LOWER_OPAQUE) total += gemm_copies(l, user, -1, NULL);
         }
     }
     return total;
@@ -55,7 +55,7 @@ static bool can_change(lowering *l, ml_ref n, const int64_t *stride) {
     const lower_info *info = &l->info[n];
     if (info->pinned || info->layout != 0) return false;
     if (info->role == LOWER_ROOT) return true;
-    return info->role == LOWER_LIBRARY && ml_graph_node(l->g, n)->op == ML_OP_DOT &&
+    return info->role == LOWER_OPAQUE && ml_graph_node(l->g, n)->op == ML_OP_DOT &&
            gemm_result_fits(l, n, stride);
 }
 
@@ -85,7 +85,7 @@ static void try_layout(lowering *l, ml_ref dot, int which) {
 void layout_choose(lowering *l) {
     if (l->target->no_fuse) return;
     for (ml_ref n = 1; n < l->count; n++) {
-        if (!l->info[n].reached || l->info[n].role != LOWER_LIBRARY) continue;
+        if (!l->info[n].reached || l->info[n].role != LOWER_OPAQUE) continue;
         if (ml_graph_node(l->g, n)->op != ML_OP_DOT) continue;
         for (int i = 0; i < 2; i++) try_layout(l, n, i);
     }

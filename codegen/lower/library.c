@@ -1,13 +1,12 @@
 #include "codegen/lower/library.h"
 
 #include "runtime/base/divisor.h"
-#include "runtime/base/knobs.h"
 
 enum { MAX_SLICES = 256 };
 static const int64_t SLICE_BYTES = (int64_t)1 << 30; /* of dS; twice this for a smallest slice */
 
 const char *ml_attention_refused(const ml_attention_step *a) {
-    if (!ml_knobs()->cudnn) return "MLUA_CUDNN=0";
+    if (a->no_cudnn) return "MLUA_CUDNN=0";
     if (a->dtype != ML_BF16) return "cuDNN's attention computes in bf16";
     if (a->args.score) return "it has a score function";
     if (a->args.placed) return "where its queries and keys begin is known at run time only";
@@ -44,7 +43,7 @@ bool ml_attention_slices(const ml_attention_step *a, int64_t *batch_slices, int6
 
 /* Row sums; a gradient of K and V for each query head where heads share; dS, or dQ in f32. */
 static int64_t backward_bytes(const ml_attention_step *a) {
-    const bool deterministic = ml_knobs()->deterministic;
+    const bool deterministic = !a->nondeterministic;
     int64_t batch_slices = 1, head_slices = 1;
     if (deterministic && !ml_attention_slices(a, &batch_slices, &head_slices)) return 0;
     const int64_t samples = a->batch[0] * a->batch[1] * a->batch[2];

@@ -62,6 +62,7 @@ typedef struct {
     int64_t batch[3], heads, kv_heads, seq, kv_seq, head_dim, value_dim;
     ml_dtype dtype; /* of q, k, v, o */
     bool backward;
+    bool no_cudnn, nondeterministic; /* the target's options */
     int operand_count; /* the step's values, reads then writes, as the node lists them */
     ml_attention_strides strides[ML_MAX_OPERANDS]; /* q,k,v,o,do,dq,dk,dv; lse has dim 0; places
                                                       have none; captured: batch, head, seq (q) and

@@ -13,8 +13,8 @@
  * Order: group levels. A group's level is above the levels of all groups whose results it reads,
  * so a root may join a group without any search for cycles where all it reads from other groups
  * has a lower level, or where nothing reads the group yet (`sealed` is false). */
-#ifndef ML_FUSION_H
-#define ML_FUSION_H
+#ifndef ML_LOWER_INTERNAL_H
+#define ML_LOWER_INTERNAL_H
 
 #include "codegen/lower/lower.h"
 #include "runtime/passes/passes.h"
@@ -23,7 +23,7 @@ typedef enum {
     LOWER_INLINE,
     LOWER_LEAF,
     LOWER_ROOT,
-    LOWER_LIBRARY,
+    LOWER_OPAQUE,
     LOWER_CONCAT,
 } lower_role;
 
@@ -74,8 +74,8 @@ typedef struct {
 } lower_root;
 
 typedef struct {
-    bool library, sealed, committed, prompt; /* prompt: ML_NODE_PROMPT */
-    ml_ref node;                             /* what it is named after */
+    bool opaque, sealed, committed, prompt; /* prompt: ML_NODE_PROMPT */
+    ml_ref node;                            /* what it is named after */
     uint32_t level;
     int digits, row_digits; /* row_digits counts only when committed */
     int64_t size[ML_MAX_LOOPS];
@@ -83,7 +83,9 @@ typedef struct {
     int insts;      /* instructions of all roots, an estimate for limits */
     ML_VEC(lower_root) roots;
     ML_VEC(lower_access) accesses; /* of kernels: reads from outside the group */
-    uint32_t packed[2]; /* DOT: values of operands that had to be copied, LOWER_NONE: as they lie */
+    bool packs[2];                 /* DOT: whether gemm_plan wants an operand copied ... */
+    ml_type pack_type[2];          /* ... into this order */
+    uint32_t packed[2];  /* the copies' values; LOWER_NONE: the operand as it is in memory */
     uint32_t packers[2]; /* the groups that copy them */
     ml_gemm *gemm;       /* DOT */
     ml_ref result; /* what a library step writes: itself, or the ADD that it does on the side */
@@ -129,7 +131,7 @@ typedef struct {
     uint32_t *stamp, stamps; /* marks for bounded walks */
     ML_VEC(lower_layout) layouts;
     ML_VEC(lower_group) groups; /* 0 is not a group */
-    uint32_t last_library;      /* the group */
+    uint32_t last_opaque;       /* the group */
     uint32_t *storage_of_state, *storage_of_input;
     ML_VEC(lower_pack) packs;
     ml_index pack_index;      /* by node */
@@ -141,11 +143,14 @@ typedef struct {
     ML_VEC(ml_kernel *) distinct_kernels;
 } lowering;
 
+static inline bool lower_in_memory(const lowering *l, ml_ref n) {
+    return l->info[n].role != LOWER_INLINE;
+}
+
 /* views.c */
 const lower_layout *views_layout(lowering *l, ml_ref n, lower_layout *scratch);
 bool views_of(lowering *l, ml_ref n, lower_view *view);    /* false: not expressible by strides */
 void views_require(lowering *l, ml_ref n, bool broadcast); /* make roots so that n has a view */
-void views_place_concats(lowering *l);                     /* which parts are written in place */
 uint32_t views_storage(lowering *l, ml_ref n);
 uint32_t views_value(lowering *l, ml_ref n); /* the ml_value of n: its own, or a view */
 uint32_t views_value_at(lowering *l, ml_ref base, const ml_type *type, int64_t offset,
@@ -161,13 +166,12 @@ void layout_choose(lowering *l);
  * tensor must have into the strides of that node. 0 where a movement cannot be turned round. */
 ml_ref views_maker(lowering *l, ml_ref tensor, int64_t *stride);
 
-/* overlay.c: CONCATs in the memory of what they are made of */
-void overlay_concats(lowering *l);
+/* concat.c: which parts are written in place; and CONCATs in the memory of their parts */
+void concat_place_parts(lowering *l);
+void concat_share_memory(lowering *l);
 
 /* fuse.c: roles */
 void fuse_roles(lowering *l);
-bool fuse_in_memory(const lowering *l, ml_ref n);
-bool fuse_scatter_is_map(const ml_graph *g, ml_ref n);
 void fuse_dot_space(const ml_graph *g, ml_ref n, ml_type *space);
 
 /* fuse_group.c: groups. fuse_place puts a root into a kernel and returns the group. */
@@ -198,6 +202,7 @@ lower_index fuse_refined_index(const lower_index *index, const lower_match *matc
 void fuse_result_index(const ml_graph *g, const lower_root *root, lower_index *out);
 bool fuse_available(const lower_root *root); /* other roots of its kernel can use its result */
 int fuse_digits_of(const lower_index *index, const int64_t *size, int digits, int *out);
+lower_index fuse_index_zero(void);
 bool fuse_index_equal(const lower_index *a, const lower_index *b);
 
 /* fuse_space.c: rows and columns */
@@ -211,7 +216,7 @@ int64_t fuse_rows(const lower_group *group);
 int64_t fuse_columns(const lower_group *group);
 int64_t fuse_chunks(const lowering *l, const lower_group *group, ml_scope scope);
 
-/* lower_eval.c: expressions to instructions. */
+/* eval.c: expressions to instructions. */
 enum { LOWER_INST_AFFINE = 100 }; /* a lower_index's affine part, i64; gone when loops are final */
 typedef struct {
     ml_ref node;
@@ -238,11 +243,8 @@ void eval_begin(lower_builder *b, lowering *l, const lower_group *group);
 uint16_t eval_root(lower_builder *b, const lower_root *root); /* the value before any reduction */
 uint16_t eval_inst(lower_builder *b, const ml_inst *inst);    /* appends, or finds an equal one */
 uint16_t eval_index(lower_builder *b, const lower_index *index);
-lower_index eval_index_zero(void);
 
-/* lower_kernel.c, lower_library.c, gemm.c: groups to steps. */
-void lower_kernel_step(lowering *l, lower_group *group);
-void lower_library_step(lowering *l, lower_group *group);
+/* step.c */
 ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t *reads,
                     int read_count, const uint32_t *writes, int write_count);
 bool gemm_serves(const lowering *l, ml_ref dot);
@@ -256,10 +258,15 @@ void gemm_take_additions(lowering *l);
 /* Whether n is the new value of the state that the STATE reads. */
 bool gemm_updates(const lowering *l, ml_ref n, ml_ref state);
 bool gemm_result_fits(lowering *l, ml_ref dot, const int64_t *stride);
-void gemm_plan(lowering *l, lower_group *group); /* copies of operands, where needed */
+/* The product's shape and strides, and which operands must be copied into which order first. */
+void gemm_plan(lowering *l, lower_group *group);
 void gemm_step(lowering *l, lower_group *group);
 
-/* lower_order.c: the groups in the order in which they run. */
+/* kernel.c, opaque.c: groups to steps. */
+void lower_kernel_step(lowering *l, lower_group *group);
+void lower_opaque_step(lowering *l, lower_group *group);
+
+/* order.c: the groups in the order in which they run. */
 uint32_t *lower_order(lowering *l, uint32_t *count);
 
 #endif

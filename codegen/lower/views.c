@@ -72,7 +72,7 @@ static bool move_view(lowering *l, ml_ref n, lower_view *view) {
 }
 
 bool views_of(lowering *l, ml_ref n, lower_view *view) {
-    if (fuse_in_memory(l, n)) {
+    if (lower_in_memory(l, n)) {
         lower_layout scratch;
         const lower_layout *layout = views_layout(l, n, &scratch);
         view->base = n;
@@ -85,7 +85,7 @@ bool views_of(lowering *l, ml_ref n, lower_view *view) {
 }
 
 void views_require(lowering *l, ml_ref n, bool broadcast) {
-    if (fuse_in_memory(l, n)) return;
+    if (lower_in_memory(l, n)) return;
     int op = ml_graph_node(l->g, n)->op;
     lower_view view;
     bool strided = op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_SLICE ||
@@ -102,7 +102,7 @@ ml_ref views_maker(lowering *l, ml_ref part, int64_t *stride) {
         int op = ml_graph_node(l->g, part)->op;
         bool moves =
             op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_MERGE || op == ML_OP_SPLIT;
-        if (fuse_in_memory(l, part) || !moves) return part;
+        if (lower_in_memory(l, part) || !moves) return part;
         ml_ref source = ml_graph_source(l->g, part, 0);
         const ml_type *to = ml_graph_type(l->g, part), *from = ml_graph_type(l->g, source);
         const int64_t *args = ml_graph_args(l->g, part);
@@ -124,48 +124,6 @@ ml_ref views_maker(lowering *l, ml_ref part, int64_t *stride) {
         memcpy(stride, inner, sizeof inner);
         part = source;
     }
-}
-
-static bool writes_strided(lowering *l, ml_ref n, const int64_t *stride) {
-    int op = ml_graph_node(l->g, n)->op;
-    if (l->info[n].pinned || l->info[n].layout != 0) return false;
-    if (op == ML_OP_OUT) op = ml_graph_node(l->g, ml_graph_source(l->g, n, 0))->op;
-    if (op == ML_OP_DOT) return l->info[n].role == LOWER_LIBRARY && gemm_result_fits(l, n, stride);
-    return op == ML_OP_CONCAT || op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
-}
-
-static void place_parts(lowering *l, ml_ref n) {
-    lower_layout own;
-    own = *views_layout(l, n, &own);
-    const ml_type *type = ml_graph_type(l->g, n);
-    int axis = ml_type_find(type, (ml_axis)ml_graph_args(l->g, n)[0]),
-        count = ml_graph_node(l->g, n)->source_count;
-    int64_t at = 0;
-    l->info[n].part_groups = ML_NEW_ARRAY(l->scratch, uint32_t, count);
-    for (int i = 0; i < count; i++) {
-        ml_ref part = ml_graph_source(l->g, n, i);
-        const ml_type *part_type = ml_graph_type(l->g, part);
-        int64_t stride[ML_MAX_AXES] = {0};
-        for (int a = 0; a < part_type->rank; a++)
-            stride[a] = views_axis_stride(type, own.stride, part_type->axis[a]);
-        ml_ref maker = views_maker(l, part, stride);
-        bool in_place = maker != 0 && writes_strided(l, maker, stride);
-        l->info[n].part_groups[i] = in_place ? LOWER_NONE : 0;
-        if (in_place) {
-            lower_layout *layout = ML_PUSH(l->scratch, &l->layouts);
-            layout->holder = own.holder;
-            layout->offset = own.offset + at * own.stride[axis];
-            memcpy(layout->stride, stride, sizeof stride);
-            l->info[maker].layout = l->layouts.count - 1;
-        }
-        at += part_type->size[ml_type_find(part_type, type->axis[axis])];
-    }
-}
-
-void views_place_concats(lowering *l) {
-    if (l->layouts.count == 0) (void)ML_PUSH(l->scratch, &l->layouts);
-    for (ml_ref n = l->count - 1; n > 0; n--) /* outer ones first */
-        if (l->info[n].reached && l->info[n].role == LOWER_CONCAT) place_parts(l, n);
 }
 
 static uint32_t new_storage(lowering *l, ml_storage_kind kind, uint32_t id, int64_t bytes,

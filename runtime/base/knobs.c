@@ -196,6 +196,10 @@ bool ml_knob_describe(int i, const char **name, const char **syntax, const char 
     return true;
 }
 
+bool ml_debug_on(int level) {
+    return ml_knobs()->debug >= level;
+}
+
 void ml_debug(int level, const char *format, ...) {
     if (ml_knobs()->debug < level) return;
     va_list arguments;

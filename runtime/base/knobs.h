@@ -40,7 +40,8 @@ typedef struct {
 const ml_knobs_values *ml_knobs(void);
 /* Name, value syntax and meaning of knob i; false past the last. */
 bool ml_knob_describe(int i, const char **name, const char **syntax, const char **meaning);
-/* Print to stderr when MLUA_DEBUG >= level. */
+/* Whether MLUA_DEBUG >= level; and print to stderr where it is. */
+bool ml_debug_on(int level);
 void ml_debug(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

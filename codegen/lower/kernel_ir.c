@@ -1,6 +1,6 @@
 /* The last steps to kernel IR: levels and phases of instructions, loops collapsed where every
  * operand allows it, index arithmetic written out, memory that may be overwritten. */
-#include "codegen/lower/lower_kernel.h"
+#include "codegen/lower/kernel_internal.h"
 
 #include <string.h>
 

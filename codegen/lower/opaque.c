@@ -118,6 +118,8 @@ static void attention_step(lowering *l, ml_ref n) {
     a->head_dim = size_of(q, args->head_dim);
     a->value_dim = size_of(v, args->head_dim);
     a->dtype = (ml_dtype)q->dtype;
+    a->no_cudnn = l->target->no_cudnn;
+    a->nondeterministic = l->target->nondeterministic;
     a->operand_count = step->read_count + step->write_count;
     int own = ml_attention_captured(g, n); /* what was captured comes after the others */
     for (int i = 0; i < a->operand_count; i++) {
@@ -176,7 +178,7 @@ static void reset_step(lowering *l, ml_ref n) {
     ml_template_reset(l->s, step);
 }
 
-void lower_library_step(lowering *l, lower_group *group) {
+void lower_opaque_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
     if (ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_COLLECTIVE)
         return collective_step(l, n);
@@ -188,9 +190,11 @@ void lower_library_step(lowering *l, lower_group *group) {
     case ML_OP_RAGGED_OUTER: ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n)); break;
     case ML_OP_SCATTER_ADD: scatter_step(l, group); break;
     case ML_OP_WHERE: reset_step(l, n); break;
-    default: {
-        ml_step *step = routine_step(l, ML_STEP_KERNEL, n);
-        ml_template_scan(l->s, step);
-    }
+    case ML_OP_CUMSUM:
+    case ML_OP_SORT:
+    case ML_OP_TOP_K: ml_template_scan(l->s, routine_step(l, ML_STEP_KERNEL, n)); break;
+    default:
+        ml_raise(ML_INTERNAL, "lowering: no step is known for %s",
+                 ml_ops[ml_graph_node(l->g, n)->op].name);
     }
 }

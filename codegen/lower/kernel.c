@@ -1,6 +1,6 @@
 /* A group's kernel: instructions of all roots, phases, collapsed loops, operands, what may be
  * overwritten. */
-#include "codegen/lower/lower_kernel.h"
+#include "codegen/lower/kernel_internal.h"
 
 #include <string.h>
 

@@ -76,7 +76,7 @@ static bool serves_attention(const lowering *l, ml_ref n) {
         if (!l->info[user].reached) continue;
         bool moves = op == ML_OP_RENAME || op == ML_OP_PERMUTE;
         bool reads = op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
-        if (!reads && (!moves || fuse_in_memory(l, user) || !serves_attention(l, user)))
+        if (!reads && (!moves || lower_in_memory(l, user) || !serves_attention(l, user)))
             return false;
         any = true;
     }
@@ -91,7 +91,7 @@ static uint32_t group_of(const lowering *l, ml_ref n) {
         if (info->part_groups[i] == LOWER_NONE || info->part_groups[i] != info->part_groups[0])
             return 0;
     const lower_group *group = &l->groups.at[info->part_groups[0]];
-    return group->library || group->committed || group->chunks > 0 ? 0 : info->part_groups[0];
+    return group->opaque || group->committed || group->chunks > 0 ? 0 : info->part_groups[0];
 }
 
 /* Where part `part` starts along the CONCAT's axis. */
@@ -152,7 +152,7 @@ static bool is_injective(const ml_type *type, const int64_t *stride) {
 static bool may_lie_under(lowering *l, ml_ref under, ml_ref n) {
     const lower_info *info = &l->info[under];
     bool made = info->role == LOWER_ROOT ||
-                (info->role == LOWER_LIBRARY && ml_graph_node(l->g, under)->op == ML_OP_DOT);
+                (info->role == LOWER_OPAQUE && ml_graph_node(l->g, under)->op == ML_OP_DOT);
     return made && !info->pinned && !info->shares && holder_of(l, under) == under &&
            ml_graph_type(l->g, under)->rank > 1 &&
            ml_graph_type(l->g, under)->dtype == ml_graph_type(l->g, n)->dtype;
@@ -248,7 +248,7 @@ static void read(overlays *all, uint32_t id, ml_ref holder, int64_t offset, cons
     }
 }
 
-static void read_by_library(overlays *all, uint32_t id, ml_ref n) {
+static void read_by_opaque(overlays *all, uint32_t id, ml_ref n) {
     lowering *l = all->l;
     lower_view view;
     if (n == 0 || !views_of(l, n, &view)) return;
@@ -267,14 +267,14 @@ static void find_readers(overlays *all, uint32_t id) {
         bool known = address_of(l, group, access, &offset, coef);
         read(all, id, holder_of(l, access->node), offset, coef, group->size, group->digits, known);
     }
-    if (!group->library) return;
+    if (!group->opaque) return;
     for (int i = 0; i < ml_graph_node(l->g, group->node)->source_count; i++)
-        read_by_library(all, id, ml_graph_source(l->g, group->node, i));
-    read_by_library(all, id, group->bias);
-    read_by_library(all, id, group->addend);
+        read_by_opaque(all, id, ml_graph_source(l->g, group->node, i));
+    read_by_opaque(all, id, group->bias);
+    read_by_opaque(all, id, group->addend);
 }
 
-void overlay_concats(lowering *l) {
+void concat_share_memory(lowering *l) {
     overlays all = {.l = l};
     all.last = ML_NEW_ARRAY(l->scratch, uint32_t, l->count + 1);
     for (ml_ref n = 1; n < l->count; n++) propose(&all, n);
@@ -286,4 +286,48 @@ void overlay_concats(lowering *l) {
         *ML_PUSH(l->scratch, &l->layouts) = o->layout;
         l->info[o->node].layout = l->layouts.count - 1;
     }
+}
+
+/* --- parts that are written in place --- */
+
+static bool writes_strided(lowering *l, ml_ref n, const int64_t *stride) {
+    int op = ml_graph_node(l->g, n)->op;
+    if (l->info[n].pinned || l->info[n].layout != 0) return false;
+    if (op == ML_OP_OUT) op = ml_graph_node(l->g, ml_graph_source(l->g, n, 0))->op;
+    if (op == ML_OP_DOT) return l->info[n].role == LOWER_OPAQUE && gemm_result_fits(l, n, stride);
+    return op == ML_OP_CONCAT || op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
+}
+
+static void place_parts(lowering *l, ml_ref n) {
+    lower_layout own;
+    own = *views_layout(l, n, &own);
+    const ml_type *type = ml_graph_type(l->g, n);
+    int axis = ml_type_find(type, (ml_axis)ml_graph_args(l->g, n)[0]),
+        count = ml_graph_node(l->g, n)->source_count;
+    int64_t at = 0;
+    l->info[n].part_groups = ML_NEW_ARRAY(l->scratch, uint32_t, count);
+    for (int i = 0; i < count; i++) {
+        ml_ref part = ml_graph_source(l->g, n, i);
+        const ml_type *part_type = ml_graph_type(l->g, part);
+        int64_t stride[ML_MAX_AXES] = {0};
+        for (int a = 0; a < part_type->rank; a++)
+            stride[a] = views_axis_stride(type, own.stride, part_type->axis[a]);
+        ml_ref maker = views_maker(l, part, stride);
+        bool in_place = maker != 0 && writes_strided(l, maker, stride);
+        l->info[n].part_groups[i] = in_place ? LOWER_NONE : 0;
+        if (in_place) {
+            lower_layout *layout = ML_PUSH(l->scratch, &l->layouts);
+            layout->holder = own.holder;
+            layout->offset = own.offset + at * own.stride[axis];
+            memcpy(layout->stride, stride, sizeof stride);
+            l->info[maker].layout = l->layouts.count - 1;
+        }
+        at += part_type->size[ml_type_find(part_type, type->axis[axis])];
+    }
+}
+
+void concat_place_parts(lowering *l) {
+    if (l->layouts.count == 0) (void)ML_PUSH(l->scratch, &l->layouts);
+    for (ml_ref n = l->count - 1; n > 0; n--) /* outer ones first */
+        if (l->info[n].reached && l->info[n].role == LOWER_CONCAT) place_parts(l, n);
 }

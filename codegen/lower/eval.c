@@ -9,13 +9,6 @@
 
 enum { MAX_INSTS = 8000, MAX_DEPTH = 2000 };
 
-lower_index eval_index_zero(void) {
-    lower_index zero;
-    memset(&zero, 0, sizeof zero);
-    zero.inst = ML_NO_INST;
-    return zero;
-}
-
 void eval_begin(lower_builder *b, lowering *l, const lower_group *group) {
     memset(b, 0, sizeof *b);
     if (l->work != NULL) ml_arena_reset(l->work);
@@ -121,7 +114,7 @@ uint16_t eval_index(lower_builder *b, const lower_index *index) {
 }
 
 static lower_index opaque_index(uint16_t inst) {
-    lower_index index = eval_index_zero();
+    lower_index index = fuse_index_zero();
     index.inst = inst;
     index.scale = 1;
     return index;
@@ -148,7 +141,7 @@ static void add_index(lower_builder *b, lower_index *sum, const lower_index *ter
 static bool divide_digits(lower_builder *b, const lower_index *index, int64_t size,
                           lower_index *outer, lower_index *inner) {
     if (index->inst != ML_NO_INST) return false;
-    *outer = *inner = eval_index_zero();
+    *outer = *inner = fuse_index_zero();
     inner->offset = ((index->offset % size) + size) % size;
     outer->offset = (index->offset - inner->offset) / size;
     int64_t most = inner->offset;
@@ -192,7 +185,7 @@ static void indices_by_name(const ml_type *from, const lower_index *index, const
                             lower_index *out) {
     for (int i = 0; i < to->rank; i++) {
         int at = ml_type_find(from, to->axis[i]);
-        out[i] = at < 0 ? eval_index_zero() : index[at];
+        out[i] = at < 0 ? fuse_index_zero() : index[at];
     }
 }
 
@@ -226,7 +219,7 @@ static uint16_t load(lower_builder *b, ml_ref n, const lower_index *index, uint1
     const lower_layout *layout = views_layout(b->l, n, &scratch);
     ml_inst inst = new_inst(ML_INST_LOAD, (ml_dtype)type->dtype);
     inst.guard = guard;
-    lower_index computed = eval_index_zero();
+    lower_index computed = fuse_index_zero();
     for (int i = 0; i < type->rank; i++) {
         if (index[i].inst == ML_NO_INST) continue;
         lower_index opaque = opaque_index((uint16_t)index[i].inst);
@@ -359,7 +352,7 @@ static uint16_t eval_random(lower_builder *b, ml_ref n, const lower_index *index
     } else {
         int64_t stride[ML_MAX_AXES];
         views_strides(type, stride);
-        lower_index linear = eval_index_zero();
+        lower_index linear = fuse_index_zero();
         for (int i = 0; i < type->rank; i++) add_index(b, &linear, &index[i], stride[i]);
         element = eval_index(b, &linear);
     }
@@ -427,7 +420,7 @@ static uint16_t eval_unrolled(lower_builder *b, ml_ref n, const lower_index *ind
     for (int64_t at = 0; at < total; at++) {
         int64_t rest = at;
         for (int i = count - 1; i >= 0; i--) {
-            inner[reduced[i]] = eval_index_zero();
+            inner[reduced[i]] = fuse_index_zero();
             inner[reduced[i]].offset = rest % from->size[reduced[i]];
             rest /= from->size[reduced[i]];
         }
@@ -468,7 +461,7 @@ static uint16_t find_made(const lower_builder *b, ml_ref n, const lower_index *i
 
 static uint16_t eval(lower_builder *b, ml_ref n, const lower_index *index, uint16_t guard) {
     /* a constant is known, also where something needs it in memory */
-    if (fuse_in_memory(b->l, n) && ml_graph_node(b->l->g, n)->op != ML_OP_CONST) {
+    if (lower_in_memory(b->l, n) && ml_graph_node(b->l->g, n)->op != ML_OP_CONST) {
         uint16_t made = find_made(b, n, index);
         return made != ML_NO_INST ? made : load(b, n, index, guard);
     }

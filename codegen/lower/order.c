@@ -27,7 +27,7 @@ static void add_edge(void *context, uint32_t group) {
 }
 
 static bool just_in_time(lowering *l, const lower_group *group) {
-    if (group->library) return false;
+    if (group->opaque) return false;
     if (ml_graph_node(l->g, group->node)->flags & ML_NODE_COPY) return true;
     if (group->roots.at[0].kind == LOWER_ROOT_PACK && group->roots.count == 1) return true;
     for (uint32_t a = 0; a < group->accesses.count; a++)
@@ -49,7 +49,7 @@ static bool updates_in_place(const ordering *o, const lower_group *group) {
         if (root->kind != LOWER_ROOT_VALUE || !state || !reads) return false;
         if (o->l->first_user[state + 1] - o->l->first_user[state] != 1) return false;
     }
-    return !group->library && group->roots.count > 0;
+    return !group->opaque && group->roots.count > 0;
 }
 
 /* Which STATE each new value is assigned to; 0 for other nodes. */

@@ -1,6 +1,6 @@
-/* Inside lower_kernel.c and lower_ir.c: one kernel in the making. */
-#ifndef ML_LOWER_KERNEL_H
-#define ML_LOWER_KERNEL_H
+/* Inside kernel.c and kernel_ir.c: one kernel in the making. */
+#ifndef ML_KERNEL_INTERNAL_H
+#define ML_KERNEL_INTERNAL_H
 
 #include "codegen/lower/lower_internal.h"
 
