@@ -55,6 +55,14 @@ static word directive(const char *at, const char **argument) {
     return w;
 }
 
+/* The last part of the path before a quotation mark. */
+static word included(const char *path) {
+    word name = {path, strcspn(path, "\"")};
+    for (size_t i = 0, all = name.length; i < all; i++)
+        if (path[i] == '/') name = (word){path + i + 1, all - i - 1};
+    return name;
+}
+
 static const char *next_line(const char *at) {
     const char *end = strchr(at, '\n');
     return end ? end + 1 : at + strlen(at);
@@ -92,8 +100,8 @@ static void read_file(reader *r, const ml_kernel_file *file) {
         next = r->text ? next_line(at) : next_directive(at);
         if (examples) next = read_examples(r, next_line(at));
         if (include) {
-            const char *name = argument + 1;
-            read_file(r, ml_kernel_file_find(name, strcspn(name, "\"")));
+            word name = included(argument + 1);
+            read_file(r, ml_kernel_file_find(name.at, name.length));
         }
         if (!r->text) continue;
         if (pasted && is(w, "define")) add_once(r->arena, &r->macros, word_at(argument));

@@ -65,8 +65,8 @@ extern const char template_mma_ptx[];
  * right_deep: the right operand's depth is innermost; narrow: the result is bf16. */
 ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narrow, int pointers);
 
-/* The body of the CUDA kernel of a SORT of integers that, as the graph tells, are few or a
- * permutation; it calls ${e}_write. NULL: neither. `size`: of a row. */
+/* The file of the CUDA kernel of a SORT of integers that the graph says are few kinds or a
+ * permutation. NULL: neither. `size`: of a row. */
 typedef struct {
     int64_t blocks; /* for each row */
     uint32_t threads;
