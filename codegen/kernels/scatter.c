@@ -1,14 +1,15 @@
 /* SCATTER_ADD: result[batch, index[batch, token], column] += value[batch, token, column], from 0,
- * or from a third operand that lies as the result does and is mostly in its place.
+ * or from a third operand of the result's strides, which mostly is at its address.
  *
  * Axes of the value that index and result share are batch axes, those of the index alone are
  * tokens, the others columns. Each element of the result is summed in an order that depends on
  * nothing but the shapes and the indices; indices outside the result are skipped.
  *
- * CPU: units own a block of columns and a range of rows and walk all tokens. CUDA: with few tokens
- * a thread an element compares every index; else tokens are sorted by row (stable radix sort),
- * cut into chunks so that rows with many tokens are summed by many blocks, and rows add up their
- * tokens or their chunks. */
+ * CPU (c/scatter_add.c): units own a block of columns and a range of rows and walk all tokens. CUDA
+ * (cuda/scatter_add_*.cu): with few tokens a thread an element compares every index (direct); else
+ * tokens are sorted by row (stable radix sort: count, offsets, move, starts), cut into chunks so
+ * that rows with many tokens are summed by many blocks (chunks), and rows add up their tokens or
+ * their chunks (rows). */
 #include <string.h>
 
 #include "codegen/kernels/template.h"
@@ -36,11 +37,7 @@ static bool is_multiple(const ml_template_loops *loops, int64_t of) {
     return true;
 }
 
-static const char add_base_text[] = R"(
-    out = *(const ${e}_results *)((const ${memory} *)a.p[${base_at}] + place);
-    for (int j = 0; j < ${width}; j++) sum[j] += out.x[j];)";
-
-/* Sort the value's axes into batch, tokens and columns, and print the offsets of all operands. */
+/* Sort the value's axes into batch, tokens and columns, and set the offsets of all operands. */
 static void begin(printer *p, ml_schedule *s, ml_step *step) {
     *p = (printer){.schedule = s, .step = step, .text = template_begin(s)};
     ml_template *t = &p->text;
@@ -72,79 +69,36 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
                 value->offset % VECTOR == 0 && result->offset % VECTOR == 0;
     for (int kind = 0; kind < 2; kind++)
         for (int i = 1; i < 3; i++) p->vector &= is_multiple(&loops[kind][i], VECTOR);
-    const char *const kinds[] = {"batch", "token", "column"};
-    const char *const operands[] = {"index", "value", "result"};
+    const char *const indices[] = {"batch", "token", "column"};
+    const char *const names[3][3] = {
+        {"INDEX_BATCH(batch)", "VALUE_BATCH(batch)", "RESULT_BATCH(batch)"},
+        {"INDEX_TOKEN(token)", "VALUE_TOKEN(token)", "RESULT_TOKEN(token)"},
+        {"INDEX_COLUMN(column)", "VALUE_COLUMN(column)", "RESULT_COLUMN(column)"}};
     for (int kind = 0; kind < 3; kind++)
         for (int i = 0; i < 3; i++)
-            template_set_text(t, ml_arena_format(s->arena, "%s_%s", operands[i], kinds[kind]),
-                              template_offset(s->arena, &loops[kind][i], kinds[kind]));
-    template_set(t, "row_stride", "%lldLL", (long long)row_stride);
-    template_set(t, "batches", "%lldLL", (long long)p->batches);
-    template_set(t, "tokens", "%lldLL", (long long)p->tokens);
-    template_set(t, "columns", "%lldLL", (long long)p->columns);
-    template_set(t, "rows", "%lldLL", (long long)p->rows);
-    template_set_text(t, "value", emit_memory_type(p->value_dtype));
-    template_set_text(t, "memory", emit_memory_type(p->dtype));
-    template_set_text(t, "sum", emit_compute_type(p->dtype));
+            template_set_text(t, names[kind][i],
+                              template_offset(s->arena, &loops[kind][i], indices[kind]));
+    template_set(t, "ROW_STRIDE", "%lldLL", (long long)row_stride);
+    template_set(t, "BATCHES", "%lldLL", (long long)p->batches);
+    template_set(t, "TOKENS", "%lldLL", (long long)p->tokens);
+    template_set(t, "COLUMNS", "%lldLL", (long long)p->columns);
+    template_set(t, "ROWS", "%lldLL", (long long)p->rows);
+    template_set_text(t, "ELEMENT", emit_memory_type(p->value_dtype));
+    template_set_text(t, "MEMORY", emit_memory_type(p->dtype));
+    template_set_text(t, "REAL", emit_compute_type(p->dtype));
     /* integers wrap around */
     const char *adder = p->dtype == ML_I64 ? "unsigned long long" : "unsigned";
     bool is_float = ml_dtypes[p->dtype].kind == ML_KIND_FLOAT;
-    template_set_text(t, "adder", is_float ? emit_compute_type(p->dtype) : adder);
-    template_set_text(t, "load", p->value_dtype == ML_BF16 ? "ml_load_bf16" : "");
-    template_set_text(t, "store", p->dtype == ML_BF16 ? "ml_store_bf16" : "");
+    template_set_text(t, "ADDER", is_float ? emit_compute_type(p->dtype) : adder);
+    template_set_text(t, "LOAD", p->value_dtype == ML_BF16 ? "ml_load_bf16" : "");
+    template_set_text(t, "STORE", p->dtype == ML_BF16 ? "ml_store_bf16" : "");
     p->based = step->read_count == 3;
-    template_set(t, "based", "%d", p->based);
-    template_set_text(t, "start", p->based ? "((const ${memory} *)a.p[${base_at}])[at]" : "0");
-    template_set_text(t, "add_base", p->based ? add_base_text : "");
-    template_set(t, "base_at", "%d", p->based ? 2 : step->read_count);
-    template_set(t, "result_at", "%d", step->read_count);
+    template_set(t, "BASED", "%d", p->based);
+    template_set(t, "BASE_AT", "%d", p->based ? 2 : step->read_count);
+    template_set(t, "RESULT_AT", "%d", step->read_count);
 }
 
 /* ---- CPU ---- */
-
-static const char cpu_text[] = R"(
-static void ${e}_unit(const int *index, const ${value} *value, const ${memory} *base,
-                      ${sums_memory} *sums, ${memory} *result, long long batch,
-                      long long first_row, long long last_row, long long first_column,
-                      long long last_column) {
-    for (long long row = first_row; row < last_row; row++)
-        for (long long column = first_column; column < last_column; column++)
-            if (!${based})
-                sums[row * ${sums_row} + ${sums_column}] = 0;
-            else if (base != result)
-                result[row * ${row_stride} + ${result_column}] =
-                    base[row * ${row_stride} + ${result_column}];
-    for (long long token = 0; token < ${tokens}; token++) {
-        long long row = index[${index_token}];
-        if (row < first_row || row >= last_row) continue;
-        const ${value} *from = value + ${value_token};
-        ${sums_memory} *to = sums + row * ${sums_row};
-#pragma GCC ivdep
-        for (long long column = first_column; column < last_column; column++)
-            to[${sums_column}] =
-                (${adder})to[${sums_column}] + (${adder})${load}(from[${value_column}]);
-    }
-    if (${narrow})
-        for (long long row = first_row; row < last_row; row++)
-            for (long long column = first_column; column < last_column; column++)
-                result[row * ${row_stride} + ${result_column}] =
-                    ${store}(sums[row * ${sums_row} + ${sums_column}]);
-}
-void ${e}(char *const *p, const long long *s, long long begin, long long end) {
-    (void)s;
-    for (long long unit = begin; unit < end; unit++) {
-        long long part = unit % ${row_parts}, block = unit / ${row_parts} % ${column_blocks};
-        long long batch = unit / (${row_parts} * ${column_blocks});
-        long long last = (block + 1) * ${column_block};
-        ${e}_unit((const int *)p[0] + ${index_batch}, (const ${value} *)p[1] + ${value_batch},
-                  (const ${memory} *)p[${base_at}] + ${result_batch},
-                  (${sums_memory} *)p[${sums_at}] + ${sums_batch},
-                  (${memory} *)p[${result_at}] + ${result_batch}, batch,
-                  part * ${rows} / ${row_parts}, (part + 1) * ${rows} / ${row_parts},
-                  block * ${column_block}, last < ${columns} ? last : ${columns});
-    }
-}
-)";
 
 /* More tokens than this may be too many to be added up one by one in f32. */
 enum { MANY_TOKENS = 1024 };
@@ -175,19 +129,19 @@ static void scatter_cpu(printer *p) {
     if (narrow)
         at = template_workspace(p->schedule, p->step, wide ? ML_F64 : ML_F32,
                                 p->batches * p->rows * p->columns);
-    if (wide) template_set_text(t, "adder", "double");
-    template_set(t, "narrow", "%d", narrow);
-    template_set(t, "sums_at", "%d", at);
-    template_set_text(t, "sums_memory", wide ? "double" : narrow ? "float" : "${memory}");
-    template_set_text(t, "sums_row", narrow ? "${columns}" : "${row_stride}");
-    template_set_text(t, "sums_column", narrow ? "column" : "${result_column}");
-    template_set_text(t, "sums_batch",
-                      narrow ? "batch * (${rows} * ${columns})" : "${result_batch}");
-    template_set(t, "row_parts", "%lldLL", (long long)parts);
-    template_set(t, "column_blocks", "%lldLL", (long long)blocks);
-    template_set(t, "column_block", "%lldLL", (long long)block);
-    ml_kernel *k =
-        template_kernel(t, cpu_text, "scatter_add", p->step->read_count + p->step->write_count);
+    if (wide) template_set_text(t, "ADDER", "double");
+    template_set(t, "NARROW", "%d", narrow);
+    template_set(t, "SUMS_AT", "%d", at);
+    template_set_text(t, "SUMS_MEMORY", wide ? "double" : narrow ? "float" : "MEMORY");
+    template_set_text(t, "SUMS_ROW", narrow ? "COLUMNS" : "ROW_STRIDE");
+    template_set_text(t, "SUMS_COLUMN(column)", narrow ? "column" : "RESULT_COLUMN(column)");
+    template_set_text(t, "SUMS_BATCH(batch)",
+                      narrow ? "batch * (ROWS * COLUMNS)" : "RESULT_BATCH(batch)");
+    template_set(t, "ROW_PARTS", "%lldLL", (long long)parts);
+    template_set(t, "COLUMN_BLOCKS", "%lldLL", (long long)blocks);
+    template_set(t, "COLUMN_BLOCK", "%lldLL", (long long)block);
+    ml_kernel *k = template_file(t, "scatter_add.c", "scatter_add",
+                                 p->step->read_count + p->step->write_count);
     k->units = units * parts;
     int64_t work = p->rows * block / parts + p->tokens * (1 + block / parts);
     k->grain = 1 + 100000 / work;
@@ -196,212 +150,8 @@ static void scatter_cpu(printer *p) {
 
 /* ---- CUDA ---- */
 
-/* A thread an element of the result, columns fastest. */
-static const char direct_text[] = R"(
-struct ${e}_arguments { char *p[${pointers}]; };
-extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    long long element = blockIdx.x * 256LL + threadIdx.x;
-    if (element >= ${batches} * ${rows} * ${columns}) return;
-    long long column = element % ${columns}, row = element / ${columns} % ${rows};
-    long long batch = element / (${columns} * ${rows});
-    const int *index = (const int *)a.p[0] + ${index_batch};
-    const ${value} *value = (const ${value} *)a.p[1] + ${value_batch} + ${value_column};
-    long long at = ${result_batch} + row * ${row_stride} + ${result_column};
-    ${adder} sum = ${start}${lost};
-    for (long long token = 0; token < ${tokens}; token++)
-        if (index[${index_token}] == row) ${add}(${adder})${load}(value[${value_token}])${added};
-    ${total}((${memory} *)a.p[${result_at}])[at] = ${store}((${sum})sum);
-}
-)";
-
-/* Stable radix sort of (key, token), key = batch rows + index, or `limit` where the index is bad.
- * s[0] is the shift; pass 0 reads the indices, others the keys and tokens of the pass before. */
-static const char digits_text[] = R"(
-struct ${e}_arguments { char *p[${pointers}]; long long s[1]; };
-static __device__ __forceinline__ unsigned ${e}_key(const ${e}_arguments &a, long long i) {
-    if (a.s[0] > 0) return ((const unsigned *)a.p[${keys_in}])[i];
-    long long token = i % ${tokens}, batch = i / ${tokens};
-    long long row = ((const int *)a.p[0])[${index_batch} + ${index_token}];
-    return row >= 0 && row < ${rows} ? (unsigned)(batch * ${rows} + row) : ${limit}u;
-}
-)";
-
-static const char count_text[] = R"(
-extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    __shared__ unsigned count[${radix}];
-    for (int d = threadIdx.x; d < ${radix}; d += 256) count[d] = 0;
-    __syncthreads();
-    long long first = blockIdx.x * ${tile}LL;
-    for (long long i = first + threadIdx.x; i < first + ${tile} && i < ${all}; i += 256)
-        atomicAdd(&count[(${e}_key(a, i) >> a.s[0]) & (${radix} - 1)], 1u);
-    __syncthreads();
-    unsigned *out = (unsigned *)a.p[${counts}];
-    for (int d = threadIdx.x; d < ${radix}; d += 256) out[d * ${tiles} + blockIdx.x] = count[d];
-}
-)";
-
-/* Exclusive sums of the counts, by one block. */
-static const char offsets_text[] = R"(
-struct ${e}_arguments { char *p[${pointers}]; };
-extern "C" __global__ void __launch_bounds__(1024) ${e}(${e}_arguments a) {
-    __shared__ unsigned warps[32];
-    unsigned *counts = (unsigned *)a.p[${counts}], before = 0;
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    for (int start = 0; start < ${radix} * ${tiles}; start += 4096) {
-        int at = start + (int)threadIdx.x * 4;
-        unsigned x[4], sum = 0;
-        for (int i = 0; i < 4; i++) {
-            x[i] = sum;
-            sum += at + i < ${radix} * ${tiles} ? counts[at + i] : 0;
-        }
-        unsigned upto = sum;
-        for (int d = 1; d < 32; d *= 2) {
-            unsigned y = __shfl_up_sync(~0u, upto, d);
-            if (lane >= d) upto += y;
-        }
-        if (lane == 31) warps[warp] = upto;
-        __syncthreads();
-        unsigned below = before, total = before;
-        for (int w = 0; w < 32; w++) {
-            if (w < warp) below += warps[w];
-            total += warps[w];
-        }
-        for (int i = 0; i < 4; i++)
-            if (at + i < ${radix} * ${tiles}) counts[at + i] = below + upto - sum + x[i];
-        before = total;
-        __syncthreads();
-    }
-}
-)";
-
-static const char move_text[] = R"(
-extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    __shared__ unsigned next[${radix}], counts[8][${radix}];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    for (int d = threadIdx.x; d < ${radix}; d += 256)
-        next[d] = ((const unsigned *)a.p[${counts}])[d * ${tiles} + blockIdx.x];
-    long long first = blockIdx.x * ${tile}LL;
-    for (long long start = first; start < first + ${tile} && start < ${all}; start += 256) {
-        for (int i = threadIdx.x; i < 8 * ${radix}; i += 256) (&counts[0][0])[i] = 0;
-        __syncthreads();
-        long long i = start + threadIdx.x;
-        bool valid = i < ${all};
-        unsigned key = valid ? ${e}_key(a, i) : 0;
-        unsigned digit = valid ? (key >> a.s[0]) & (${radix} - 1) : ${radix};
-        unsigned same = __match_any_sync(~0u, digit);
-        unsigned rank = __popc(same & ((1u << lane) - 1));
-        if (valid && rank == 0) counts[warp][digit] = __popc(same);
-        __syncthreads();
-        for (int d = threadIdx.x; d < ${radix}; d += 256)
-            for (int w = 0; w < 8; w++) {
-                unsigned here = counts[w][d];
-                counts[w][d] = next[d];
-                next[d] += here;
-            }
-        __syncthreads();
-        if (valid) {
-            unsigned to = counts[warp][digit] + rank;
-            ((unsigned *)a.p[${keys_out}])[to] = key;
-            ((unsigned *)a.p[${tokens_out}])[to] =
-                a.s[0] > 0 ? ((const unsigned *)a.p[${tokens_in}])[i] : (unsigned)i;
-        }
-        __syncthreads();
-    }
-}
-)";
-
-/* starts[key]: the first sorted position whose key is at least `key`, by bisection: rows without
- * tokens cost no more than others. */
-static const char starts_text[] = R"(
-struct ${e}_arguments { char *p[${pointers}]; };
-extern "C" __global__ void __launch_bounds__(256) ${e}(${e}_arguments a) {
-    const unsigned *keys = (const unsigned *)a.p[${keys}];
-    long long key = blockIdx.x * 256LL + threadIdx.x, low = 0, high = ${all};
-    if (key > ${limit}) return;
-    while (low < high) {
-        long long middle = (low + high) / 2;
-        if (keys[middle] < key) low = middle + 1;
-        else high = middle;
-    }
-    ((unsigned *)a.p[${starts}])[key] = (unsigned)low;
-}
-)";
-
-/* The sum of the tokens at sorted positions first .. end-1, for ${width} columns. */
-static const char sum_text[] = R"(
-struct ${e}_arguments { char *p[${pointers}]; };
-struct __align__(${width} * sizeof(${value})) ${e}_values { ${value} x[${width}]; };
-static __device__ __forceinline__ void ${e}_sum(const ${e}_arguments &a, unsigned first,
-                                                unsigned end, long long column,
-                                                ${adder} (&sum)[${width}]) {
-    const unsigned *tokens = (const unsigned *)a.p[${sorted}];
-    const ${value} *value = (const ${value} *)a.p[1] + ${value_column};
-#pragma unroll 8
-    for (unsigned i = first; i < end; i++) {
-        long long all = tokens[i], token = all % ${tokens}, batch = all / ${tokens};
-        (void)token, (void)batch;
-        ${e}_values v = *(const ${e}_values *)(value + ${value_batch} + ${value_token});
-        for (int j = 0; j < ${width}; j++) sum[j] += (${adder})${load}(v.x[j]);
-    }
-}
-)";
-
-/* Rows with more than ${chunk} tokens: the sums of the first row (slot 0) and of the last (slot 1)
- * that chunk `blockIdx.x` holds. */
-static const char chunks_text[] = R"(
-extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) {
-    const unsigned *keys = (const unsigned *)a.p[${keys}];
-    const unsigned *starts = (const unsigned *)a.p[${starts}];
-    long long first = blockIdx.x * ${chunk}LL;
-    long long end = first + ${chunk} < ${all} ? first + ${chunk} : ${all};
-    long long column = (blockIdx.y * ${threads}LL + threadIdx.x) * ${width};
-    if (column >= ${columns}) return;
-    for (int slot = 0; slot < 2; slot++) {
-        unsigned key = keys[slot ? end - 1 : first];
-        if (key == ${limit}u || (slot && key == keys[first])) continue;
-        unsigned from = starts[key], to = starts[key + 1];
-        if (to - from <= ${chunk}) continue;
-        ${adder} sum[${width}] = {0};
-        ${e}_sum(a, from > first ? from : first, to < end ? to : end, column, sum);
-        ${adder} *out = (${adder} *)a.p[${partial}] + column;
-        out += (blockIdx.x * 2LL + slot) * ${columns};
-        for (int j = 0; j < ${width}; j++) out[j] = sum[j];
-    }
-}
-)";
-
-static const char rows_text[] = R"(
-struct __align__(${width} * sizeof(${memory})) ${e}_results { ${memory} x[${width}]; };
-extern "C" __global__ void __launch_bounds__(${threads}) ${e}(${e}_arguments a) {
-    const unsigned *keys = (const unsigned *)a.p[${keys}];
-    const unsigned *starts = (const unsigned *)a.p[${starts}];
-    long long key = blockIdx.x * ${rows_block}LL + threadIdx.x / ${lanes};
-    long long column = (blockIdx.y * ${lanes}LL + threadIdx.x % ${lanes}) * ${width};
-    if (key >= ${limit}LL || column >= ${columns}) return;
-    unsigned first = starts[key], end = starts[key + 1];
-    ${adder} sum[${width}] = {0};
-    if (${based} && first == end && a.p[${base_at}] == a.p[${result_at}]) return;
-    if (end - first <= ${chunk}) ${e}_sum(a, first, end, column, sum);
-    else {
-        const ${adder} *partial = (const ${adder} *)a.p[${partial}] + column;
-        for (unsigned c = first / ${chunk}; c <= (end - 1) / ${chunk}; c++) {
-            long long slot = c * 2LL + (keys[c * ${chunk}LL] != key);
-            for (int j = 0; j < ${width}; j++) sum[j] += partial[slot * ${columns} + j];
-        }
-    }
-    long long batch = key / ${rows}, row = key % ${rows};
-    long long place = ${result_batch} + row * ${row_stride} + ${result_column};
-    ${e}_results out;
-    ${add_base}
-    for (int j = 0; j < ${width}; j++) out.x[j] = ${store}((${sum})sum[j]);
-    *(${e}_results *)((${memory} *)a.p[${result_at}] + place) = out;
-}
-)";
-
-static ml_kernel **append(printer *p, ml_kernel **at, const char *const *bodies, int count,
-                          const char *label) {
-    *at = template_kernel_of(&p->text, bodies, count, label,
-                             p->step->read_count + p->step->write_count);
+static ml_kernel **append(printer *p, ml_kernel **at, const char *file, const char *label) {
+    *at = template_file(&p->text, file, label, p->step->read_count + p->step->write_count);
     return &(*at)->next;
 }
 
@@ -409,16 +159,14 @@ static ml_kernel **append(printer *p, ml_kernel **at, const char *const *bodies,
 static ml_kernel **add_sort(printer *p, ml_kernel **at, int passes, int radix_bits, int64_t tiles,
                             const int *keys, const int *tokens) {
     for (int pass = 0; pass < passes; pass++) {
-        template_set(&p->text, "keys_in", "%d", keys[pass % 2]);
-        template_set(&p->text, "tokens_in", "%d", tokens[pass % 2]);
-        template_set(&p->text, "keys_out", "%d", keys[(pass + 1) % 2]);
-        template_set(&p->text, "tokens_out", "%d", tokens[(pass + 1) % 2]);
-        const char *const count[] = {digits_text, count_text}, *const move[] = {digits_text,
-                                                                                move_text};
-        const char *const offsets[] = {offsets_text};
-        ml_kernel **counter = at, **summer = append(p, at, count, 2, "scatter_add count");
-        ml_kernel **mover = append(p, summer, offsets, 1, "scatter_add offsets");
-        at = append(p, mover, move, 2, "scatter_add move");
+        template_set(&p->text, "KEYS_IN_AT", "%d", keys[pass % 2]);
+        template_set(&p->text, "TOKENS_IN_AT", "%d", tokens[pass % 2]);
+        template_set(&p->text, "KEYS_OUT_AT", "%d", keys[(pass + 1) % 2]);
+        template_set(&p->text, "TOKENS_OUT_AT", "%d", tokens[(pass + 1) % 2]);
+        ml_kernel **counter = at;
+        ml_kernel **summer = append(p, at, "scatter_add_count.cu", "scatter_add count");
+        ml_kernel **mover = append(p, summer, "scatter_add_offsets.cu", "scatter_add offsets");
+        at = append(p, mover, "scatter_add_move.cu", "scatter_add move");
         template_launch(*counter, tiles, 1, 1, 256, 0);
         template_launch(*summer, 1, 1, 1, 1024, 0);
         template_launch(*mover, tiles, 1, 1, 256, 0);
@@ -448,15 +196,16 @@ static void set_sorted(printer *p, int64_t all, int64_t limit, int radix_bits, i
     }
     int64_t chunks = (all + chunk - 1) / chunk;
     ml_dtype wide = p->dtype == ML_BF16 || p->dtype == ML_BOOL ? ML_F32 : p->dtype;
-    template_set(t, "counts", "%d", template_workspace(s, p->step, ML_I32, tiles << radix_bits));
-    template_set(t, "starts", "%d", template_workspace(s, p->step, ML_I32, limit + 1));
-    template_set(t, "partial", "%d", template_workspace(s, p->step, wide, chunks * 2 * p->columns));
-    template_set(t, "all", "%lldLL", (long long)all);
-    template_set(t, "limit", "%lld", (long long)limit);
-    template_set(t, "radix", "%d", 1 << radix_bits);
-    template_set(t, "tiles", "%lld", (long long)tiles);
-    template_set(t, "chunk", "%lld", (long long)chunk);
-    template_set(t, "pointers", "%d", p->step->read_count + p->step->write_count);
+    template_set(t, "COUNTS_AT", "%d", template_workspace(s, p->step, ML_I32, tiles << radix_bits));
+    template_set(t, "STARTS_AT", "%d", template_workspace(s, p->step, ML_I32, limit + 1));
+    template_set(t, "PARTIAL_AT", "%d",
+                 template_workspace(s, p->step, wide, chunks * 2 * p->columns));
+    template_set(t, "ALL", "%lldLL", (long long)all);
+    template_set(t, "LIMIT", "%lld", (long long)limit);
+    template_set(t, "RADIX", "%d", 1 << radix_bits);
+    template_set(t, "TILES", "%lld", (long long)tiles);
+    template_set(t, "CHUNK", "%lld", (long long)chunk);
+    template_set(t, "POINTERS", "%d", p->step->read_count + p->step->write_count);
 }
 
 static void scatter_sorted(printer *p) {
@@ -472,7 +221,7 @@ static void scatter_sorted(printer *p) {
     int64_t tiles = (all + tile - 1) / tile;
     int keys[2], tokens[2];
     set_sorted(p, all, limit, radix_bits, tiles, chunk, keys, tokens);
-    template_set(t, "tile", "%lld", (long long)tile);
+    template_set(t, "TILE", "%lld", (long long)tile);
     ml_kernel **at = add_sort(p, &p->step->kernel, passes, radix_bits, tiles, keys, tokens);
 
     int64_t width = p->vector ? VECTOR : 1, lanes = 1;
@@ -480,23 +229,20 @@ static void scatter_sorted(printer *p) {
     int64_t chunks = (all + chunk - 1) / chunk,
             blocks_y = (p->columns + lanes * width - 1) / (lanes * width);
     int64_t threads = lanes < 32 ? 32 : lanes;
-    template_set(t, "keys", "%d", keys[passes % 2]);
-    template_set(t, "sorted", "%d", tokens[passes % 2]);
-    template_set(t, "width", "%lld", (long long)width);
-    template_set(t, "lanes", "%lld", (long long)lanes);
-    template_set(t, "rows_block", "%lld", (long long)(256 / lanes));
-    const char *const starts[] = {starts_text};
-    const char *const sums[] = {sum_text, chunks_text}, *const rows[] = {sum_text, rows_text};
+    template_set(t, "KEYS_AT", "%d", keys[passes % 2]);
+    template_set(t, "SORTED_AT", "%d", tokens[passes % 2]);
+    template_set(t, "WIDTH", "%lld", (long long)width);
+    template_set(t, "LANES", "%lld", (long long)lanes);
+    template_set(t, "ROWS_BLOCK", "%lld", (long long)(256 / lanes));
     ml_kernel **starter = at;
-    at = append(p, at, starts, 1, "scatter_add starts");
+    at = append(p, at, "scatter_add_starts.cu", "scatter_add starts");
     template_launch(*starter, limit / 256 + 1, 1, 1, 256, 0);
-    template_set(t, "threads", "%lld", (long long)threads);
+    template_set(t, "THREADS", "%lld", (long long)threads);
     ml_kernel **chunker = at;
-    at = append(p, at, sums, 2, "scatter_add chunks");
+    at = append(p, at, "scatter_add_chunks.cu", "scatter_add chunks");
     template_launch(*chunker, chunks, (p->columns + threads * width - 1) / (threads * width), 1,
                     (uint32_t)threads, 0);
-    template_set_text(t, "threads", "256");
-    append(p, at, rows, 2, "scatter_add");
+    append(p, at, "scatter_add_rows.cu", "scatter_add");
     int64_t rows_block = 256 / lanes;
     template_launch(*at, (limit + rows_block - 1) / rows_block, blocks_y, 1, 256, 0);
 }
@@ -507,17 +253,9 @@ static void scatter_cuda(printer *p) {
         scatter_sorted(p);
         return;
     }
-    template_set(&p->text, "pointers", "%d", p->step->read_count + p->step->write_count);
-    bool keeps = p->tokens > MANY_TOKENS && is_f32(p); /* what the sum loses (Knuth's two-sum) */
-    template_set_text(&p->text, "lost", keeps ? ", lost = 0" : "");
-    template_set_text(&p->text, "add", keeps ? "{ const float x = " : "sum += ");
-    template_set_text(&p->text, "added",
-                      keeps ? ", next = sum + x, part = next - sum; "
-                              "lost += (sum - (next - part)) + (x - part); sum = next; }"
-                            : "");
-    template_set_text(&p->text, "total", keeps ? "if (lost - lost == 0) sum += lost;\n    " : "");
-    const char *const bodies[] = {direct_text};
-    append(p, &p->step->kernel, bodies, 1, "scatter_add");
+    template_set(&p->text, "POINTERS", "%d", p->step->read_count + p->step->write_count);
+    template_set(&p->text, "COMPENSATED", "%d", p->tokens > MANY_TOKENS && is_f32(p));
+    append(p, &p->step->kernel, "scatter_add_direct.cu", "scatter_add");
     template_launch(p->step->kernel, (elements + 255) / 256, 1, 1, 256, 0);
 }
 

@@ -19,19 +19,11 @@
 #define X_STRIDE 1LL
 #define Y_STRIDE 1LL
 #endif
+#include "add_exactly.cuh"
 
 struct arguments {
     char *p[POINTERS];
 };
-
-/* sum += more; `lost` sums up what rounding loses. */
-ML_INLINE void add_exactly(ADDER &sum, ADDER &lost, ADDER more) {
-    const ADDER next = sum + more, part = next - sum;
-    lost += (sum - (next - part)) + (more - part);
-    sum = next;
-}
-/* Sums that are infinite lose nothing. */
-ML_INLINE ADDER finite(ADDER lost) { return lost - lost == 0 ? lost : (ADDER)0; }
 
 #if THREAD_A_ROW
 extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
