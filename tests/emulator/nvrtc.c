@@ -113,6 +113,16 @@ static const char *print_shared(FILE *out, const char *at) {
     return end;
 }
 
+/* Of a kernel of a file, which is in a namespace of its own. */
+static void print_run_of_file(FILE *out, const char *source, const char *type) {
+    const char *name = strstr(source, "#define ENTRY ") + 14;
+    int n = (int)strcspn(name, "\n");
+    fprintf(out, "\nnamespace %.*s_kernel {\n", n, name);
+    fprintf(out, "extern \"C\" void %.*s__run(void *a) { %.*s(*(%s *)a); }\n", n, name, n, name,
+            type);
+    fprintf(out, "extern \"C\" const unsigned %.*s__bytes = sizeof(%s);\n}\n", n, name, type);
+}
+
 static void print_source(FILE *out, const char *source) {
     fprintf(out, "#include \"device.hh\"\n");
     for (const char *at = source; *at;) {
@@ -138,6 +148,10 @@ static void print_source(FILE *out, const char *source) {
         if (!strncmp(argument, "const ", 6)) argument += 6;
         if (!strncmp(argument, "__grid_constant__ ", 18)) argument += 18;
         sscanf(argument, "%127[A-Za-z0-9_]", type);
+        if (!strncmp(p, "ENTRY(", 6)) {
+            print_run_of_file(out, source, type);
+            break; /* others are alternatives of the preprocessor */
+        }
         fprintf(out, "\nextern \"C\" void %.*s__run(void *a) { %.*s(*(%s *)a); }\n", length, p,
                 length, p, type);
         fprintf(out, "extern \"C\" const unsigned %.*s__bytes = sizeof(%s);\n", length, p, type);

@@ -70,6 +70,26 @@ static void write_source(FILE *file, const ml_kernel *k) {
     ml_arena_free(arena);
 }
 
+/* Whether it is of a file (codegen/kernels/files.h): in a namespace of its own. */
+static bool is_file(const ml_kernel *k) {
+    ml_arena *arena = ml_arena_new();
+    bool found = strstr(ml_kernel_source(k, arena), "namespace NAME(kernel) {") != NULL;
+    ml_arena_free(arena);
+    return found;
+}
+
+static void write_enter(FILE *file, const char *entry, bool file_kernel) {
+    if (file_kernel)
+        fprintf(
+            file,
+            "namespace %s_kernel { static void enter(void *a) { %s(*(const arguments *)a); } }\n"
+            "static void %s_enter(void *a) { %s_kernel::enter(a); }\n",
+            entry, entry, entry, entry);
+    else
+        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_arguments *)a); }\n", entry,
+                entry, entry);
+}
+
 /* One function for each distinct kernel: ENTRY_emulated(arguments, x, y, block, shared bytes). */
 static void write_kernels(FILE *file, ml_kernel *const *kernels, int count) {
     fprintf(file, "#include \"tests/kernels/emulator.hh\"\n%s\n", ml_prelude(ML_TARGET_C));
@@ -79,8 +99,7 @@ static void write_kernels(FILE *file, ml_kernel *const *kernels, int count) {
         if (known) continue;
         const char *entry = kernels[i]->entry;
         write_source(file, kernels[i]);
-        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_arguments *)a); }\n", entry,
-                entry, entry);
+        write_enter(file, entry, is_file(kernels[i]));
         fprintf(file,
                 "extern \"C\" void %s_emulated(void *a, unsigned x, unsigned y, int block, long "
                 "bytes) { emulated_run(%s_enter, a, x, y, block, bytes); }\n",
