@@ -7,16 +7,16 @@
  * and in a phase. For each row, phase p first computes the ROW instructions of phase p, then makes
  * one pass over the columns with the ELEMENT instructions of phase p. A row reduction (REDUCE with
  * scope ROW) accumulates during the pass of phase p and its result is a ROW value of phase p + 1.
- * An ELEMENT value that later phases need is marked `kept` by lower.c when it should be kept in
- * registers or a row buffer; otherwise lower.c repeats its instructions in the later phase.
+ * An ELEMENT value that later phases need is marked `saved` by lowering when it should stay in
+ * registers or a row buffer; otherwise lowering repeats its instructions in the later phase.
  * ROW stores of the last phase run after its pass. A kernel without column loops is elementwise
  * over its row loops: every instruction is ROW, phase 0.
  *
  * Reductions over rows (scope COLUMN: one result a column; scope ALL: one result) cannot finish
- * inside a kernel: rows are dealt to `chunks` chunks, as ranges or by turns (always alike, so that
+ * inside a kernel: rows are cut into `chunks` chunks, as ranges or by turns (always alike, so that
  * results do not depend on timing or on the number of threads), chunk i writes its partial results
  * to the operand, whose memory is [chunks][columns] or [chunks] in the compute type, and a
- * following kernel adds them up in order. A printer may deal the rows to fewer chunks; the results
+ * following kernel adds them up in order. A printer may cut the rows into fewer chunks; the results
  * of the others are then the reduction's identity.
  *
  * Memory: operand pointer + sum(loop index * stride[loop]) elements (+ the value of `index`, for a
@@ -48,7 +48,7 @@ typedef enum { ML_SCOPE_ROW, ML_SCOPE_COLUMN, ML_SCOPE_ALL } ml_scope;
 
 typedef struct {
     uint8_t kind, op, dtype, from_dtype, level, phase, scope;
-    bool kept; /* an ELEMENT value that a later phase uses: must survive the pass */
+    bool saved; /* an ELEMENT value that a later phase uses: must survive the pass */
     uint16_t src[3], operand, index, guard;
     union {
         double number;
@@ -144,13 +144,13 @@ void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, m
 /* What a kernel of loops does by which threads, as lines for people: all that the printer was free
  * to choose. Prints nothing of templates. */
 void ml_kernel_print_schedule(const ml_kernel *kernel, ml_text *out);
-/* CUDA: one launch of several kernels that share a key and do not depend on one another: each keeps
+/* CUDA: one launch of several kernels that share a key and do not depend on one another: each has
  * its own blocks and so computes the same bits. The pointers are all members' reads, then all their
  * writes; pointer_count counts what there is room for. Raises.
  * ml_batch_capacity: how many such kernels one launch may have; 0 where a kernel takes no part. */
 int ml_batch_capacity(const ml_kernel *kernel);
 void ml_kernel_batch(const ml_kernel *const *members, int count, ml_arena *arena, ml_kernel *out);
-/* The text that goes before every kernel's source: types, conversions, ml_exp_f32, ... */
+/* The text before every kernel's source: types, conversions, ml_exp_f32, ... */
 const char *ml_prelude(ml_target_kind kind);
 /* Expression of a MAP op with operand texts filled in, e.g. "ml_exp_f32(v3)"; for templates too. */
 void ml_emit_map(ml_text *out, ml_op op, ml_dtype dtype, ml_dtype from,

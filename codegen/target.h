@@ -10,15 +10,15 @@ typedef enum { ML_TARGET_C, ML_TARGET_CUDA } ml_target_kind;
 
 typedef struct {
     ml_target_kind kind;
-    int threads;           /* C: threads that run kernels */
-    int vector_bytes;      /* C: SIMD register width of the machine, 16, 32 or 64 */
-    int arch;              /* CUDA: compute capability, 90 for sm_90 */
-    int multiprocessors;   /* CUDA */
-    int64_t memory_bytes;  /* what plans may use; 0: unknown */
+    int threads;                  /* C: threads that run kernels */
+    int vector_bytes;             /* C: SIMD register width of the machine, 16, 32 or 64 */
+    int arch;                     /* CUDA: compute capability, 90 for sm_90 */
+    int multiprocessors;          /* CUDA */
+    int64_t memory_bytes;         /* what plans may use; 0: unknown */
     int64_t longest_materialized; /* attention over more keys never holds the score matrix */
-    int64_t link_bytes;    /* a second, that a GPU sends to those of its host at most: from the data
-                              sheet of what joins them; 0: unknown */
-    int host_ranks;        /* GPUs of a host; 0: unknown */
+    int64_t link_bytes; /* a second, that a GPU sends to those of its host at most: from the data
+                           sheet of what joins them; 0: unknown */
+    int host_ranks;     /* GPUs of a host; 0: unknown */
     /* The user's options (ml_target_set_options, runtime/exec/options.c); zero is the default. */
     bool no_fuse;          /* one kernel for each op (MLUA_NOFUSE=1) */
     bool no_cudnn;         /* attention runs on mlua's own kernels (MLUA_CUDNN=0) */

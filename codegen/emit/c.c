@@ -17,7 +17,7 @@ enum {
     LONG_ROW = 4096,
     LONG_LANE = 256,
     LONG_CHUNK = 512,
-    STACK_BYTES = 128 << 10, /* of kept rows; longer ones live in memory of the thread */
+    STACK_BYTES = 128 << 10, /* of saved rows; longer ones are in static memory of the thread */
     BUFFER_BYTES = 16 << 20, /* beyond this a value is computed again */
     WAKE_COST = 1 << 17,     /* operations that are worth waking a thread for */
 };
@@ -124,7 +124,7 @@ static void print_store(const printer *p, const ml_inst *inst) {
         ml_text_add(&e->text, "(%s)%s;\n", emit_memory_type(memory), value);
 }
 
-/* Combine accumulator `to` with value v; ARGMAX keeps the column beside it. */
+/* Combine accumulator `to` with value v; ARGMAX stores the column beside it. */
 static void print_combine(const printer *p, int i, const char *to, const char *column) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
@@ -452,7 +452,7 @@ static void choose_buffers(printer *p) {
     for (int phase = 1; phase < e->phases; phase++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
-            bool costs = inst->kind == ML_INST_MAP && inst->kept;
+            bool costs = inst->kind == ML_INST_MAP && inst->saved;
             if (!e->need[phase][i] || e->phase[i] == phase || !costs) continue;
             if (e->buffered[i] || e->loop[i] != e->inner) continue;
             if (bytes + row_bytes(p, i) > BUFFER_BYTES) continue;

@@ -37,7 +37,7 @@ const char *cuda_reduction_text(const cuda_schedule *s, int i, int team) {
                            team, cuda_threads(s), i, type, identity.text, shared, which);
 }
 
-/* The results of one phase of teams whose threads lie apart in several warps. */
+/* The results of one phase of teams whose threads are apart, in several warps. */
 static void print_apart_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     for (int get = 0; get < 2; get++) {

@@ -63,7 +63,7 @@ static double registers_again(const cuda_schedule *s) {
     return sum;
 }
 
-/* Values that take fewer registers from pass to pass than the packs they are made of, a sum of
+/* Values that take fewer registers from pass to pass than the packs they are computed of, a sum of
  * several say, stay in their place. */
 void cuda_choose_instead(cuda_schedule *s) {
     emitter *e = s->e;
@@ -88,7 +88,7 @@ void cuda_choose_instead(cuda_schedule *s) {
 }
 
 /* What stays in registers from pass to pass: loads that several passes need, then other loads
- * (issued ahead of the pass), then kept values. */
+ * (issued ahead of the pass), then saved values. */
 void cuda_choose_registers(cuda_schedule *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
@@ -110,7 +110,7 @@ void cuda_choose_registers(cuda_schedule *s) {
         for (int phase = e->phase[i] + 1; phase < e->phases; phase++)
             later = later || e->need[phase][i];
         double cost = s->vec * s->packs * (ml_dtypes[inst->dtype].bytes > 4 ? 2 : 1);
-        if (!inst->kept || !later || e->buffered[i] || s->pack[i] >= 0 || e->loop[i] != e->inner ||
+        if (!inst->saved || !later || e->buffered[i] || s->pack[i] >= 0 || e->loop[i] != e->inner ||
             cost > left)
             continue;
         e->buffered[i] = true;
@@ -134,7 +134,7 @@ static bool may_prefetch(const cuda_schedule *s, int i) {
     return cuda_pack_bytes(s, i) % 16 == 0 && !cuda_is_cached(s, inst);
 }
 
-/* Stage packs that may be (or only those that passes read again) in as many slots as `bytes` of
+/* Prefetch packs that may be (or only those that passes read again) in as many slots as `bytes` of
  * shared memory hold, if they are `least` at least. Where they hold no slot but `least` is 0, most
  * of one will do. */
 static bool prefetch_rows(cuda_schedule *s, bool only_again, int64_t bytes, int least) {
@@ -173,7 +173,7 @@ void cuda_prefetch_ahead(cuda_schedule *s) {
     if (prefetch_rows(s, false, all - cuda_column_bytes(s), 2)) s->slots = 2; /* more do not help */
 }
 
-/* Long rows do not fit in registers. Packs that several passes need are kept in shared memory: one
+/* Long rows do not fit in registers. Packs that several passes need are saved in shared memory: one
  * row of each of two blocks, so that one loads while the other computes, or as much of a row as one
  * block has room for. Where rows follow each other the last pass makes room for the next one. */
 static bool choose_shared(cuda_schedule *s) {

@@ -29,7 +29,7 @@ static void print_partial_start(const cuda_schedule *s, int i) {
                 s->vec, inst->operand, (long long)e->columns, identity);
 }
 
-/* The results of column c of chunks that no rows were dealt to: each block sees to some. */
+/* The results of column c of chunks without rows: each block writes some. */
 static void print_column_rest(const cuda_schedule *s, int i) {
     emitter *e = s->e;
     const ml_inst *inst = &e->ir->inst[i];

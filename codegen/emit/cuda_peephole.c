@@ -1,7 +1,7 @@
 /* Kernels for CUDA, the source: instructions that need less text than their own. */
 #include "codegen/emit/cuda_print.h"
 
-/* They are gathered by twos, as they lie in packs: t; of a whole pass: a. */
+/* They are gathered in pairs, as they are in packs: t; of a whole pass: a. */
 static bool print_largest_start(const cuda_schedule *s, int i) {
     if (s->largest[i] < 0 || s->online >= 0) return false;
     ml_text_add(&s->e->text, "unsigned t%d = 0xff80ff80u;\n", i);

@@ -86,7 +86,8 @@ static void print_next(const cuda_schedule *s, const char *row) {
     ml_text_add(&e->text, "}\n}\n");
 }
 
-/* Where an operand that all rows share lies for the element (or pack) at `base`: no row is at hand.
+/* The address of an operand that all rows share, for the element (or pack) at `base`: there is no
+ * row.
  */
 static const char *invariant_text(const cuda_schedule *s, int i, bool whole_pack) {
     emitter *e = s->e;

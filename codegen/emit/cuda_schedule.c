@@ -149,8 +149,8 @@ bool cuda_rows_follow(const cuda_schedule *s) {
     return s->chunked && s->e->rows / s->chunks >= (int64_t)LEAST_ROUNDS * s->teams;
 }
 
-/* Whether values that teams of several warps share lie in two places by turns, so that threads of
- * one row need not wait for those that still read the row before's. */
+/* Whether values that teams of several warps share alternate between two addresses, so that threads
+ * of one row need not wait for those that still read the row before's. */
 bool cuda_takes_turns(const cuda_schedule *s) {
     const ml_kernel_ir *ir = s->e->ir;
     if (s->apart > 1) return false;

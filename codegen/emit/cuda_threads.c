@@ -151,7 +151,7 @@ static void choose_team(cuda_schedule *s) {
 }
 
 /* Where rows give sums of columns any block may have any row: blocks get them by turns, as many as
- * they have teams, and what all read at a time lies together. That does nothing for tiles, and
+ * they have teams, and what all read at a time is contiguous. That does nothing for tiles, and
  * neighbouring rows for different blocks are worse than ranges. */
 bool cuda_choose_spread(const cuda_schedule *s) {
     double accumulators;
@@ -183,9 +183,9 @@ void cuda_choose_tiles(cuda_schedule *s) {
     choose_team(s);
 }
 
-/* Rows whose elements lie far apart, beside those of the next row: where chunks' sums are added up,
- * say. Rows side by side then, so that what a warp reads at once lies together: a warp's worth
- * where there are many, few where threads are what lacks. */
+/* Rows whose elements are far apart in memory, beside those of the next row: where chunks' sums are
+ * added up, say. Rows side by side then, so that what a warp reads at once is contiguous: a warp's
+ * worth where there are many, few where threads are what lacks. */
 bool cuda_choose_apart(cuda_schedule *s) {
     const emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;

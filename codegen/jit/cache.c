@@ -1,4 +1,4 @@
-/* Entries of the kernel cache, and the sources that are kept beside them. */
+/* Entries of the kernel cache, and the sources that are saved beside them. */
 #define _GNU_SOURCE
 #include "codegen/jit/cache.h"
 
@@ -176,8 +176,8 @@ ml_status ml_cache_write(uint64_t key[2], const char *suffix, const void *bytes,
     return status == ML_OK ? try_write(key, suffix, bytes, size) : status;
 }
 
-ml_status cache_keep(const char *to, const char *name, const char *prelude,
-                     const char *const *sources, int count, char *out, int size) {
+ml_status cache_save_source(const char *to, const char *name, const char *prelude,
+                            const char *const *sources, int count, char *out, int size) {
     char path[PATH_SIZE] = "";
     if (to[0] != '/' && ml_knobs()->keep != to) {
         ml_status status = ml_cache_path(path, sizeof path);
@@ -185,10 +185,11 @@ ml_status cache_keep(const char *to, const char *name, const char *prelude,
         strncat(path, "/", sizeof path - strlen(path) - 1);
     }
     strncat(path, to, sizeof path - strlen(path) - 1);
-    bool made = cache_make_folders(path);
+    bool created = cache_make_folders(path);
     snprintf(out, (size_t)size, "%s/%s", path, name);
-    if (made) unlink(out); /* no link is followed: the folder may be one that others write to */
-    int to_file = made ? open(out, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644) : -1;
+    if (created) unlink(out); /* no link is followed: the folder may be one that others write to */
+    int to_file =
+        created ? open(out, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644) : -1;
     FILE *file = to_file >= 0 ? fdopen(to_file, "w") : NULL;
     if (file == NULL) return ml_fail(ML_IO, "cannot write %s: %s", out, strerror(errno));
     fputs(prelude, file);
@@ -205,9 +206,9 @@ static void save_source(const ml_kernel *kernel, ml_target_kind kind, const char
     struct stat about;
     if (lstat(path, &about) == 0 && S_ISREG(about.st_mode))
         return; /* its name says what it holds */
-    if (cache_keep(keep, name, ml_prelude(kind), &source, 1, path, sizeof path) != ML_OK &&
+    if (cache_save_source(keep, name, ml_prelude(kind), &source, 1, path, sizeof path) != ML_OK &&
         !atomic_flag_test_and_set(&reported))
-        fprintf(stderr, "mlua: MLUA_KEEP=%s keeps nothing: %s\n", keep, ml_error_last()->text);
+        fprintf(stderr, "mlua: MLUA_KEEP=%s saves nothing: %s\n", keep, ml_error_last()->text);
 }
 
 void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena) {

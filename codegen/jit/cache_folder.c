@@ -131,18 +131,18 @@ static bool make_temporary(const char *base, char path[PATH_SIZE]) {
 static ml_status use_temporary(const char *instead_of, const char *reason) {
     char path[PATH_SIZE], tried[512] = "";
     const char *base;
-    bool made = false;
-    for (int i = 0; !made && (base = temporary_base(i)) != NULL; i++) {
-        if (base[0] == 0 || (made = make_temporary(base, path))) continue;
+    bool created = false;
+    for (int i = 0; !created && (base = temporary_base(i)) != NULL; i++) {
+        if (base[0] == 0 || (created = make_temporary(base, path))) continue;
         size_t length = strlen(tried);
         snprintf(tried + length, sizeof tried - length, "; %.100s: %s", base, strerror(errno));
     }
-    if (!made) {
+    if (!created) {
         ml_fail(ML_IO, "no folder takes compiled kernels: %s: %s%s", instead_of, reason, tried);
         return ml_help("make room in one of them, or name another: MLUA_CACHE=DIR");
     }
     fprintf(stderr,
-            "mlua: compiled kernels are not kept: %s: %s. MLUA_CACHE=DIR names another folder\n",
+            "mlua: compiled kernels are not saved: %s: %s. MLUA_CACHE=DIR names another folder\n",
             instead_of, reason);
     if (!folder.temporary)
         snprintf(folder.former, sizeof folder.former, "%s", folder.path);
@@ -178,7 +178,7 @@ ml_status cache_replace_folder(const char *failed, const char *reason) {
     ml_status status = ML_OK;
     pthread_mutex_lock(&folder.mutex);
     if (folder.chosen && strcmp(folder.path, failed) == 0) {
-        /* One that was deleted meanwhile is made again. */
+        /* One that was deleted meanwhile is created again. */
         bool again = !folder.temporary && access(failed, F_OK) != 0 && refusal(failed) == NULL &&
                      takes_files(failed);
         if (!again) status = use_temporary(failed, reason);
@@ -221,7 +221,7 @@ static bool is_temporary(const char *name) {
 }
 
 /* Remove what processes that died while they compiled left behind (of another machine after an
- * hour), and entries that nobody has used for months: kernels of models long changed. */
+ * hour), and entries unused for months: kernels of models long changed. */
 static void remove_stale(const char *path) {
     DIR *dir = opendir(path);
     if (dir == NULL) return;

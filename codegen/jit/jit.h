@@ -1,6 +1,6 @@
 /* Kernel sources to machine code, through a cache on disk.
  *
- * The cache is $MLUA_CACHE, else $XDG_CACHE_HOME/mlua, else ~/.cache/mlua: made with mode 0700,
+ * The cache is $MLUA_CACHE, else $XDG_CACHE_HOME/mlua, else ~/.cache/mlua: created with mode 0700,
  * refused where another user owns it. An entry's name is a hash of prelude, source, flags,
  * architecture and compiler version; it is written under a temporary name and renamed. Entries that
  * were not used for 90 days are removed. */
@@ -12,7 +12,7 @@
 
 /* Compile with the system C compiler ($CC, else cc) for this machine's instruction set. Distinct
  * sources are compiled once, several at a time on `pool`. functions[i] belongs to kernels[i].
- * Fails with ML_COMPILE, naming the kept source and the compiler's first error line, or with
+ * Fails with ML_COMPILE, naming the saved source and the compiler's first error line, or with
  * ML_DEVICE and help where there is no C compiler. */
 typedef void ml_c_function(char *const *p, const long long *s, long long begin, long long end);
 typedef struct ml_jit_c ml_jit_c; /* owns the loaded objects */

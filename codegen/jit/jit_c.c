@@ -2,7 +2,7 @@
  *
  * Starting a compiler costs about as much as compiling a kernel, so missing kernels are compiled a
  * batch at a time into one shared object. Two kinds of cache entries: a batch's object ("so"),
- * and for each kernel a small file ("ref") that holds the key of the batch it lies in. */
+ * and for each kernel a small file ("ref") that holds the key of its batch. */
 #define _GNU_SOURCE
 #include "codegen/jit/cache.h"
 
@@ -156,7 +156,7 @@ static ml_status write_source(const batch *b, const char *path) {
     return ml_fail(ML_IO, "cannot write %s: %s", path, strerror(errno));
 }
 
-/* The first line that tells of an error; NULL where there is none. Cuts `text` at its end. */
+/* The first line that reports an error; NULL where there is none. Cuts `text` at its end. */
 static char *first_error(char *text) {
     char *at = text == NULL ? NULL : strstr(text, "error");
     if (at == NULL) return text != NULL && text[0] != 0 ? text : NULL;
@@ -168,24 +168,24 @@ static char *first_error(char *text) {
 static ml_status compile_failure(const batch *b, const batch_files *files, int code) {
     if (code == -SIGINT || code == -SIGTERM) /* who stops this process stops its commands */
         return ml_fail(ML_INTERRUPTED, "interrupted while kernels were compiled");
-    char kept[PATH_SIZE], name[64];
+    char saved[PATH_SIZE], name[64];
     snprintf(name, sizeof name, "%s.c", b->kernels[0]->entry);
     const char *folder = ml_knobs()->keep != NULL ? ml_knobs()->keep : "failed";
-    if (cache_keep(folder, name, ml_prelude(ML_TARGET_C), b->sources, b->count, kept,
-                   sizeof kept) != ML_OK)
-        snprintf(kept, sizeof kept, "(not kept)");
+    if (cache_save_source(folder, name, ml_prelude(ML_TARGET_C), b->sources, b->count, saved,
+                          sizeof saved) != ML_OK)
+        snprintf(saved, sizeof saved, "(not saved)");
     void *text = NULL;
     int64_t size;
     if (cache_read_file(files->errors, &text, &size) != ML_OK) text = NULL;
     const char *error = first_error(text);
     if (code == ML_COMMAND_NOT_STARTED)
-        ml_fail(ML_COMPILE, "cannot start the C compiler %s: source in %s", compiler.path, kept);
+        ml_fail(ML_COMPILE, "cannot start the C compiler %s: source in %s", compiler.path, saved);
     else if (code < 0)
         ml_fail(ML_COMPILE, "the C compiler %s was killed by signal %d: source in %s",
-                compiler.path, -code, kept);
+                compiler.path, -code, saved);
     else
         ml_fail(ML_COMPILE, "a generated kernel (%s%s) does not compile: source in %s: %s",
-                b->kernels[0]->label, b->count > 1 ? " or one beside it" : "", kept,
+                b->kernels[0]->label, b->count > 1 ? " or one beside it" : "", saved,
                 error != NULL ? error : "the compiler gave no reason");
     ml_free(text);
     return ml_help("this is a bug of mlua, or of the compiler; CC=... tries another compiler");

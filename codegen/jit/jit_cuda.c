@@ -115,7 +115,7 @@ typedef struct {
 
 static ml_status compile_failure(const ml_kernel *kernel, const char *source,
                                  const nvrtcProgram *program, const char *reason) {
-    char kept[PATH_SIZE], name[64], first[512];
+    char saved[PATH_SIZE], name[64], first[512];
     snprintf(name, sizeof name, "%s.cu", kernel->entry);
     snprintf(first, sizeof first, "%s", reason);
     size_t size = 0;
@@ -129,11 +129,11 @@ static ml_status compile_failure(const ml_kernel *kernel, const char *source,
     }
     ml_free(log);
     const char *folder = ml_knobs()->keep != NULL ? ml_knobs()->keep : "failed";
-    if (cache_keep(folder, name, ml_prelude(ML_TARGET_CUDA), &source, 1, kept, sizeof kept) !=
-        ML_OK)
-        snprintf(kept, sizeof kept, "(not kept)");
+    if (cache_save_source(folder, name, ml_prelude(ML_TARGET_CUDA), &source, 1, saved,
+                          sizeof saved) != ML_OK)
+        snprintf(saved, sizeof saved, "(not saved)");
     ml_fail(ML_COMPILE, "a generated GPU kernel (%s) does not compile: source in %s: %s",
-            kernel->label, kept, first);
+            kernel->label, saved, first);
     return ml_help("this is a bug of mlua, or of NVRTC %d.%d", nvrtc.major, nvrtc.minor);
 }
 

@@ -1,6 +1,6 @@
-/* CONCATs that lie over what they are made of: queries and keys turned by their positions (RoPE)
- * take the place of those that a product left side by side with the values, which else would keep
- * all three in memory until the backward pass.
+/* CONCATs that share the memory of what they are computed of: queries and keys turned by their
+ * positions (RoPE) take the place of those that a product left side by side with the values, which
+ * else would keep all three in memory until the backward pass.
  *
  * A CONCAT is laid over the parts of a product's (or kernel's) result that its own kernel reads,
  * each element over one that the same iteration reads and no other. Nothing else may read them, and
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* What lies in `of`, within each of its rows of `pitch` elements: elements low .. high. */
+/* What is stored in `of`, within each of its rows of `pitch` elements: elements low .. high. */
 typedef struct {
     int64_t low, high;
 } columns;
@@ -30,7 +30,7 @@ typedef struct {
     uint32_t *last; /* by node: 1 + the last overlay over it; 0: none */
 } overlays;
 
-/* The elements of a strided box; whole rows where that is hard to tell. */
+/* The elements of a strided box; whole rows where that is not known. */
 static columns columns_of(int64_t pitch, int64_t offset, const int64_t *stride, const int64_t *size,
                           int rank) {
     columns whole = {0, pitch - 1}, c = {offset % pitch, offset % pitch};
@@ -67,7 +67,7 @@ static bool address_of(lowering *l, const lower_group *group, const lower_access
     return true;
 }
 
-/* Whether only attention reads n, which takes its operands as they lie. */
+/* Whether only attention reads n, which takes its operands with any strides. */
 static bool serves_attention(const lowering *l, ml_ref n) {
     bool any = false;
     for (uint32_t i = l->first_user[n]; i < l->first_user[n + 1]; i++) {
@@ -105,7 +105,7 @@ static int64_t part_start(const lowering *l, ml_ref n, int part) {
     return at;
 }
 
-/* The address at which a part's root writes if the CONCAT lies as `layout` says. */
+/* The address at which a part's root writes if the CONCAT is stored as `layout` says. */
 static bool writes_at(const lowering *l, const lower_group *group, const lower_root *root,
                       const lower_layout *layout, int64_t offset, const int64_t *coef) {
     const ml_type *type = ml_graph_type(l->g, root->node);
@@ -151,9 +151,9 @@ static bool is_injective(const ml_type *type, const int64_t *stride) {
 
 static bool may_lie_under(lowering *l, ml_ref under, ml_ref n) {
     const lower_info *info = &l->info[under];
-    bool made = info->role == LOWER_ROOT ||
-                (info->role == LOWER_OPAQUE && ml_graph_node(l->g, under)->op == ML_OP_DOT);
-    return made && !info->pinned && !info->shares && holder_of(l, under) == under &&
+    bool computed = info->role == LOWER_ROOT ||
+                    (info->role == LOWER_OPAQUE && ml_graph_node(l->g, under)->op == ML_OP_DOT);
+    return computed && !info->pinned && !info->shares && holder_of(l, under) == under &&
            ml_graph_type(l->g, under)->rank > 1 &&
            ml_graph_type(l->g, under)->dtype == ml_graph_type(l->g, n)->dtype;
 }

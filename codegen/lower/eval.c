@@ -446,15 +446,15 @@ static uint16_t eval_inline(lower_builder *b, ml_ref n, const lower_index *index
 }
 
 /* A root that this kernel has computed, at the same indices. */
-static uint16_t find_made(const lower_builder *b, ml_ref n, const lower_index *index) {
-    for (uint32_t i = 0; i < b->made.count; i++) {
-        const lower_memo *made = &b->made.at[i];
-        if (made->node != n) continue;
-        for (int a = 0; a < made->rank; a++)
-            if (!fuse_index_equal(&made->index[a], &index[a]))
+static uint16_t find_known(const lower_builder *b, ml_ref n, const lower_index *index) {
+    for (uint32_t i = 0; i < b->computed.count; i++) {
+        const lower_memo *known = &b->computed.at[i];
+        if (known->node != n) continue;
+        for (int a = 0; a < known->rank; a++)
+            if (!fuse_index_equal(&known->index[a], &index[a]))
                 ml_raise(ML_INTERNAL, "lowering: node %%%u is used at other places of its kernel",
                          n);
-        return made->inst;
+        return known->inst;
     }
     return ML_NO_INST;
 }
@@ -462,8 +462,8 @@ static uint16_t find_made(const lower_builder *b, ml_ref n, const lower_index *i
 static uint16_t eval(lower_builder *b, ml_ref n, const lower_index *index, uint16_t guard) {
     /* a constant is known, also where something needs it in memory */
     if (lower_in_memory(b->l, n) && ml_graph_node(b->l->g, n)->op != ML_OP_CONST) {
-        uint16_t made = find_made(b, n, index);
-        return made != ML_NO_INST ? made : load(b, n, index, guard);
+        uint16_t known = find_known(b, n, index);
+        return known != ML_NO_INST ? known : load(b, n, index, guard);
     }
     int rank = ml_graph_type(b->l->g, n)->rank;
     size_t bytes = sizeof(lower_index) * (size_t)rank;

@@ -1,11 +1,11 @@
 /* Roles: which nodes get memory (or a register), and which are computed again where they are used.
  *
- * A pointwise node that several others use is worth a place in memory when recomputing it would
+ * A pointwise node that several others use is worth memory when recomputing it would
  * read more than one tensor of its size, or take many operations. So GELU's derivative is
  * recomputed from the saved pre-activation and normalized values from x and its rstd, while sums of
- * the residual stream are kept. What the backward pass reads anyway costs a value of the forward
- * pass nothing there. A widening cast is never kept: what it casts is. Expensive small tensors that
- * are broadcast (rotary tables, rates) are kept too, and values that are compared with their
+ * the residual stream are stored. What the backward pass reads anyway costs a value of the forward
+ * pass nothing there. A widening cast is never stored: what it casts is. Expensive small tensors
+ * that are broadcast (rotary tables, rates) are stored too, and values that are compared with their
  * largest. A root that turns out to be used by its own kernel alone is never stored. */
 #include "codegen/lower/lower_internal.h"
 
@@ -19,7 +19,7 @@ enum {
     MANY_LOADS = 20,   /* tensors that one expression may read */
     FULL_SHARE = 4,    /* a tensor is "full-size" from a quarter of the node's elements */
     EXPANSION = 4,     /* broadcasting to that many times the elements ... */
-    WORTH_KEEPING = 6, /* ... repeats too much from that many FLOPs on */
+    WORTH_STORING = 6, /* ... repeats too much from that many FLOPs on */
     UNROLL = 16,       /* reductions of outer axes up to that size are written out */
 };
 
@@ -251,7 +251,7 @@ static bool worth_memory(lowering *l, ml_ref n, int64_t peak, uint32_t paths) {
     for (int i = 0; i < node->source_count; i++)
         add_cost(&c, ml_graph_source(l->g, n, i), c.elements);
     if (c.nodes > ALWAYS_ROOT || c.loads > MANY_LOADS || paths > MOST_PATHS) return true;
-    if (peak >= EXPANSION * c.elements && c.weight >= WORTH_KEEPING) return true;
+    if (peak >= EXPANSION * c.elements && c.weight >= WORTH_STORING) return true;
     if (l->info[n].unrolled && l->info[n].users > 1) return true; /* each element is many loads */
     return l->info[n].users > 1 && (c.full > 1 || c.nodes > MANY_NODES || paths > MANY_PATHS);
 }
@@ -266,11 +266,11 @@ static ml_ref narrow_of(const lowering *l, ml_ref n) {
     return narrow && map && l->info[source].role == LOWER_INLINE ? source : n;
 }
 
-/* Whether rows of `axis` lie together in n, at multiples of 16 bytes. */
+/* Whether rows of `axis` are contiguous in n, at multiples of 16 bytes. */
 static bool has_rows(lowering *l, ml_ref n, ml_axis axis) {
     const ml_type *type = ml_graph_type(l->g, n);
     lower_view view;
-    if (!views_of(l, n, &view)) { /* what it is made of is not in memory yet */
+    if (!views_of(l, n, &view)) { /* what it is computed of is not in memory yet */
         if (ml_graph_node(l->g, n)->op != ML_OP_PERMUTE) return true;
         const ml_type *from = ml_graph_type(l->g, ml_graph_source(l->g, n, 0));
         return from->axis[from->rank - 1] == axis;
@@ -280,7 +280,7 @@ static bool has_rows(lowering *l, ml_ref n, ml_axis axis) {
     return odd % 8 == 0 && views_axis_stride(type, view.stride, axis) == 1;
 }
 
-/* Tensor cores' kernels of attention read whole rows: what lies otherwise is copied. */
+/* Tensor cores' kernels of attention read whole rows: other operands are copied. */
 static void require_rows(lowering *l, ml_ref n) {
     ml_attention_args args;
     ml_attention_read(l->g, n, &args);

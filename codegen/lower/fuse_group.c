@@ -138,10 +138,10 @@ static bool reads_fit(lowering *l, uint32_t id, const lower_group *from, const l
             if (search.produces) return false;
             continue;
         }
-        lower_index made[ML_MAX_AXES];
-        fuse_result_index(l->g, root, made);
+        lower_index result[ML_MAX_AXES];
+        fuse_result_index(l->g, root, result);
         for (int i = 0; i < access->rank; i++) {
-            lower_index there = fuse_refined_index(&made[i], match, 0);
+            lower_index there = fuse_refined_index(&result[i], match, 0);
             lower_index here = fuse_map_index(&access->index[i], match);
             if (access->index[i].inst != ML_NO_INST || !fuse_index_equal(&there, &here))
                 return false;
@@ -274,9 +274,9 @@ static int64_t elements_of(const lower_group *group) {
     return elements;
 }
 
-/* GPUs: whether a state's new value, made of its old one, would be a result of the rows that the
- * kernel adds up. All threads of a row read the old one, so that the new one could not lie there
- * and would have to be copied; kernels of new values alone share a launch. */
+/* GPUs: whether a state's new value, computed of its old one, would be a result of the rows that
+ * the kernel adds up. All threads of a row read the old one, so that the new one could not be
+ * stored there and would have to be copied; kernels of new values alone share a launch. */
 static bool displaces_state(const lowering *l, uint32_t id, const lower_group *from) {
     const lower_group *to = &l->groups.at[id];
     const lower_root *root = &from->roots.at[0];
@@ -330,7 +330,7 @@ static void note_reader(lowering *l, ml_ref n, uint32_t id) {
     info->recent[0] = id;
 }
 
-static void *keep(lowering *l, const void *from, size_t bytes) {
+static void *copy_of(lowering *l, const void *from, size_t bytes) {
     void *copy = ml_arena_alloc(l->scratch, bytes);
     if (bytes > 0) memcpy(copy, from, bytes);
     return copy;
@@ -340,20 +340,20 @@ static void *keep(lowering *l, const void *from, size_t bytes) {
 static uint32_t new_group(lowering *l, const lower_group *group) {
     level_search search = {.l = l};
     if (l->groups.count == 0) (void)ML_PUSH(l->scratch, &l->groups);
-    lower_group *made = ML_PUSH(l->scratch, &l->groups);
+    lower_group *own = ML_PUSH(l->scratch, &l->groups);
     uint32_t id = l->groups.count - 1;
-    *made = *group;
-    made->roots.at = keep(l, group->roots.at, sizeof(lower_root) * group->roots.count);
-    made->accesses.at = keep(l, group->accesses.at, sizeof(lower_access) * group->accesses.count);
-    made->roots.capacity = made->roots.count;
-    made->accesses.capacity = made->accesses.count;
-    for (uint32_t i = 0; i < made->roots.count; i++) {
-        lower_root *root = &made->roots.at[i];
-        root->index = keep(l, root->index, sizeof(lower_index) * root->space.rank);
+    *own = *group;
+    own->roots.at = copy_of(l, group->roots.at, sizeof(lower_root) * group->roots.count);
+    own->accesses.at = copy_of(l, group->accesses.at, sizeof(lower_access) * group->accesses.count);
+    own->roots.capacity = own->roots.count;
+    own->accesses.capacity = own->accesses.count;
+    for (uint32_t i = 0; i < own->roots.count; i++) {
+        lower_root *root = &own->roots.at[i];
+        root->index = copy_of(l, root->index, sizeof(lower_index) * root->space.rank);
     }
-    for (uint32_t i = 0; i < made->accesses.count; i++) {
-        lower_access *access = &made->accesses.at[i];
-        access->index = keep(l, access->index, sizeof(lower_index) * access->rank);
+    for (uint32_t i = 0; i < own->accesses.count; i++) {
+        lower_access *access = &own->accesses.at[i];
+        access->index = copy_of(l, access->index, sizeof(lower_index) * access->rank);
     }
     fuse_group_dependencies(l, id, search_level, &search);
     l->groups.at[id].level = search.level;

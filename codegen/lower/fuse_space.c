@@ -11,7 +11,7 @@ enum {
     LEAST_ROWS = 32,        /* a kernel must keep that many rows to be worth extending by columns */
     C_CHUNKS = 32,          /* more than any laptop's cores; does not depend on the threads */
     CHUNK_WORK = 4096,      /* elements worth a chunk */
-    LONG_COLUMNS = 16384,   /* rows so long are dealt to many chunks ... */
+    LONG_COLUMNS = 16384,   /* rows so long are cut into many chunks ... */
     LONG_ROWS = 2,          /* ... of so many rows */
     MOST_BYTES = 110 << 10, /* or, if of longer rows a multiprocessor has room for one ... */
     ALONE_ROWS = 4,         /* ... of so many */
@@ -51,7 +51,7 @@ static int64_t bytes_of_row(const lowering *l, const lower_group *group) {
 
 /* Whether most chunks wait for their turn: multiprocessors differ in what memory gives them, and of
  * long rows each block has a few to work on: some more where a block has its multiprocessor alone,
- * as nobody else works while it waits for its first row. */
+ * as no other warp works while it waits for its first row. */
 static bool has_many_chunks(const lowering *l, const lower_group *group) {
     return l->target->kind == ML_TARGET_CUDA && group->committed &&
            fuse_columns(group) >= LONG_COLUMNS;
@@ -104,8 +104,8 @@ static unsigned root_digits(const ml_graph *g, const lower_root *root, bool redu
     bool reduces = root->kind == LOWER_ROOT_REDUCE || root->kind == LOWER_ROOT_FINISH;
     unsigned mask = 0;
     for (int i = 0; i < root->space.rank; i++) {
-        bool kept = !reduces || ml_type_find(type, root->space.axis[i]) >= 0;
-        if (kept == reduced) continue;
+        bool outer_digits = !reduces || ml_type_find(type, root->space.axis[i]) >= 0;
+        if (outer_digits == reduced) continue;
         lower_index index = match ? fuse_map_index(&root->index[i], match) : root->index[i];
         for (int d = 0; d < ML_MAX_LOOPS; d++)
             if (index.coef[d] != 0) mask |= 1u << d;
@@ -171,8 +171,8 @@ static void cut_single_loop(lower_group *group) {
     }
 }
 
-/* Each kept axis must be contiguous digits in the order of the partial results' memory. `match`
- * maps the root into a kernel whose digits have these sizes; NULL: it is there already. */
+/* Each axis of the result must be contiguous digits in the order of the partial results' memory.
+ * `match` maps the root into a kernel whose digits have these sizes; NULL: it is there already. */
 static bool axes_adjacent(const lower_match *match, const lower_root *root, const ml_type *type,
                           const int *order, const int64_t *size, int digits) {
     int position[ML_MAX_LOOPS] = {0}, found[ML_MAX_LOOPS];
@@ -188,7 +188,7 @@ static bool axes_adjacent(const lower_match *match, const lower_root *root, cons
     return true;
 }
 
-/* The digits of the kept axes, axis by axis, in place of the memory's order. */
+/* The digits of the result's axes, axis by axis, in place of the memory's order. */
 static void order_by_axes(const lower_group *group, const ml_type *type, int rows, int *order) {
     const lower_root *root = &group->roots.at[0];
     int count = rows, found[ML_MAX_LOOPS];
@@ -207,19 +207,20 @@ static void commit_reduction(lowering *l, lower_group *group) {
     if (root_digits(l->g, root, true, NULL) == 0) return; /* one element: elementwise */
     if (!argmax && root->kind == LOWER_ROOT_REDUCE) order_by_memory(l, group);
     unsigned reduced = root_digits(l->g, root, true, NULL);
-    unsigned kept = root_digits(l->g, root, false, NULL), first = kept;
+    unsigned outer_digits = root_digits(l->g, root, false, NULL), first = outer_digits;
     int64_t total = product(group, 0, group->digits);
     int order[ML_MAX_LOOPS];
     group->committed = true;
     bool partial = root->kind == LOWER_ROOT_REDUCE && !argmax && !l->target->no_fuse &&
                    ml_graph_type(l->g, root->node)->rank < ML_MAX_AXES;
-    if (partial && kept == 0 && total > SMALL_TOTAL) {
+    if (partial && outer_digits == 0 && total > SMALL_TOTAL) {
         cut_single_loop(group);
         root->scope = ML_SCOPE_ALL;
         group->row_digits = rows_for_all(group->size, group->digits);
         return;
     }
-    if (partial && kept != 0 && (kept >> (group->digits - 1) & 1) && total > SMALL_COLUMNS) {
+    if (partial && outer_digits != 0 && (outer_digits >> (group->digits - 1) & 1) &&
+        total > SMALL_COLUMNS) {
         root->scope = ML_SCOPE_COLUMN;
         first = reduced;
     }
@@ -276,37 +277,38 @@ static bool argmax_fits(const lower_match *match, const lower_root *root, const 
     return true;
 }
 
-static bool scope_of(const lowering *l, unsigned kept, unsigned reduced, unsigned rows,
+static bool scope_of(const lowering *l, unsigned outer_digits, unsigned reduced, unsigned rows,
                      unsigned columns, const lower_root *root, ml_scope *scope) {
     bool finish = root->kind == LOWER_ROOT_FINISH;
     bool argmax = ml_graph_node(l->g, root->node)->op == ML_OP_ARGMAX;
     *scope = ML_SCOPE_ROW;
-    if (kept == rows && reduced == columns) return true;
+    if (outer_digits == rows && reduced == columns) return true;
     if (finish || argmax || ml_graph_type(l->g, root->node)->rank >= ML_MAX_AXES) return false;
     *scope = ML_SCOPE_COLUMN;
-    if (kept == columns && reduced == rows && kept != 0) return true;
+    if (outer_digits == columns && reduced == rows && outer_digits != 0) return true;
     *scope = ML_SCOPE_ALL;
-    return kept == 0 && (reduced == (rows | columns) || reduced == rows);
+    return outer_digits == 0 && (reduced == (rows | columns) || reduced == rows);
 }
 
 /* Rows and columns of an elementwise kernel that a reduction joins. */
-static int divide_elementwise(const lower_match *m, unsigned kept, unsigned reduced, int *order) {
+static int divide_elementwise(const lower_match *m, unsigned outer_digits, unsigned reduced,
+                              int *order) {
     int digits = m->digits[0];
-    if (kept == 0) {
+    if (outer_digits == 0) {
         partition(digits, reduced, order);
         int64_t total = 1;
         for (int d = 0; d < digits; d++) total *= m->size[0][d];
         return total <= SMALL_TOTAL / 4 ? 0 : rows_for_all(m->size[0], digits);
     }
     bool innermost = reduced >> (digits - 1) & 1;
-    return partition(digits, innermost ? kept : reduced, order);
+    return partition(digits, innermost ? outer_digits : reduced, order);
 }
 
 static unsigned first_bits(int count) {
     return (1u << count) - 1;
 }
 
-/* New loops must lie inside of the old ones, as rows lie in memory. */
+/* New loops must be inside of the old ones, as rows are in memory. */
 static bool extends_inwards(const lower_match *match) {
     bool inner = false;
     for (int d = 0; d < match->digits[1]; d++) {
@@ -331,7 +333,7 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
         full.size[0][full.digits[0]++] = full.size[1][d];
     }
     bool extends = full.digits[0] > old;
-    unsigned kept = root_digits(l->g, root, false, &full);
+    unsigned outer_digits = root_digits(l->g, root, false, &full);
     unsigned reduced = root_digits(l->g, root, true, &full);
     unsigned all = first_bits(full.digits[0]);
     *scope = ML_SCOPE_ROW;
@@ -346,17 +348,18 @@ bool fuse_joins_space(lowering *l, const lower_group *to, const lower_group *fro
         if (!consumes || rows < LEAST_ROWS || !extends_inwards(match)) return false;
         *row_digits = old;
     } else if (reduced != 0) {
-        if ((kept | reduced) != all) return false;
-        *row_digits = divide_elementwise(&full, kept, reduced, order);
+        if ((outer_digits | reduced) != all) return false;
+        *row_digits = divide_elementwise(&full, outer_digits, reduced, order);
     } else {
         *row_digits = -1; /* stays elementwise */
-        return kept == all;
+        return outer_digits == all;
     }
     if (to->committed && extends) return false;
     unsigned rows = 0;
     for (int d = 0; d < *row_digits; d++) rows |= 1u << order[d];
-    if (reduced == 0) return kept == all || (kept == rows && (rows != 0 || all == 0 || consumes));
-    if (!scope_of(l, kept, reduced, rows, all & ~rows, root, scope)) return false;
+    if (reduced == 0)
+        return outer_digits == all || (outer_digits == rows && (rows != 0 || all == 0 || consumes));
+    if (!scope_of(l, outer_digits, reduced, rows, all & ~rows, root, scope)) return false;
     if (*scope == ML_SCOPE_COLUMN &&
         !axes_adjacent(&full, root, type, order, full.size[0], full.digits[0]))
         return false;

@@ -1,5 +1,5 @@
 /* DOT as matrix products: axes in groups (batch, m, k, n), each collapsed to one stride. An operand
- * that lies otherwise is copied first. */
+ * with other strides is copied first. */
 #include "codegen/lower/lower_internal.h"
 
 #include <string.h>
@@ -320,35 +320,33 @@ static bool takes_addend(const lowering *l, ml_ref n, ml_ref work, ml_ref addend
 
 /* Whether n is work + where(test, 0, sum), f32 or f64, and the new value of state `sum`: one term
  * of a sum over microbatches, which begins anew where the input `test` says so. */
-static bool takes_sum(const lowering *l, ml_ref n, ml_ref work, ml_ref kept) {
+static bool takes_sum(const lowering *l, ml_ref n, ml_ref work, ml_ref sum) {
     const ml_graph *g = l->g;
     const lower_info *product = &l->info[work];
     int adder = ml_graph_node(g, work)->op;
     double zero = 1;
     if (adder != ML_OP_DOT && adder != ML_OP_SCATTER_ADD) return false;
-    if (ml_graph_node(g, kept)->op != ML_OP_WHERE || l->info[kept].role != LOWER_INLINE)
-        return false;
-    ml_ref test = ml_graph_source(g, kept, 0), state = ml_graph_source(g, kept, 2);
+    if (ml_graph_node(g, sum)->op != ML_OP_WHERE || l->info[sum].role != LOWER_INLINE) return false;
+    ml_ref test = ml_graph_source(g, sum, 0), state = ml_graph_source(g, sum, 2);
     const ml_type *type = ml_graph_type(g, n),
-                  *all[] = {ml_graph_type(g, work), ml_graph_type(g, kept),
-                            ml_graph_type(g, state)};
+                  *all[] = {ml_graph_type(g, work), ml_graph_type(g, sum), ml_graph_type(g, state)};
     if (product->role != LOWER_OPAQUE || product->pinned || product->layout) return false;
     if (l->info[n].layout || (type->dtype != ML_F32 && type->dtype != ML_F64)) return false;
     for (int i = 0; i < 3; i++)
         if (!ml_type_equal(type, all[i])) return false;
-    const ml_ref single[] = {work, kept, state};
+    const ml_ref single[] = {work, sum, state};
     for (int i = 0; i < 3; i++)
         if (l->first_user[single[i] + 1] - l->first_user[single[i]] != 1) return false;
     return ml_graph_node(g, state)->op == ML_OP_STATE &&
            gemm_updates(l, last_addition(l, n), state) &&
            ml_graph_node(g, test)->op == ML_OP_INPUT && ml_graph_type(g, test)->rank == 0 &&
-           ml_graph_constant(g, ml_graph_source(g, kept, 1), &zero) && zero == 0;
+           ml_graph_constant(g, ml_graph_source(g, sum, 1), &zero) && zero == 0;
 }
 
-/* n lies where the kept sum does, so that all terms of it can lie where the state is. */
-static void share_memory(lowering *l, ml_ref n, ml_ref kept) {
+/* n is stored where `sum` is, so that all its terms can be added to the memory of the state. */
+static void share_memory(lowering *l, ml_ref n, ml_ref sum) {
     lower_layout *layout = ML_PUSH(l->scratch, &l->layouts);
-    layout->holder = kept;
+    layout->holder = sum;
     views_strides(ml_graph_type(l->g, n), layout->stride);
     l->info[n].layout = l->layouts.count - 1;
     l->info[n].shares = true;

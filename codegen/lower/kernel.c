@@ -116,12 +116,12 @@ static void emit_root(emission *e, uint32_t r) {
     if (root->kind == LOWER_ROOT_REDUCE || root->kind == LOWER_ROOT_FINISH)
         inst = reduction(e, r, inst);
     if (fuse_available(root)) {
-        lower_memo *made = ML_PUSH(e->b.arena, &e->b.made);
-        made->node = root->node;
-        made->inst = inst;
-        made->rank = ml_graph_type(l->g, root->node)->rank;
-        made->index = ML_NEW_ARRAY(e->b.arena, lower_index, ML_MAX_AXES);
-        fuse_result_index(l->g, root, made->index);
+        lower_memo *memo = ML_PUSH(e->b.arena, &e->b.computed);
+        memo->node = root->node;
+        memo->inst = inst;
+        memo->rank = ml_graph_type(l->g, root->node)->rank;
+        memo->index = ML_NEW_ARRAY(e->b.arena, lower_index, ML_MAX_AXES);
+        fuse_result_index(l->g, root, memo->index);
         if (l->info[root->node].stored) store(e, r, inst, views_value(l, root->node));
     } else if (root->kind == LOWER_ROOT_PART) {
         store(e, r, inst, part_value(l, root));

@@ -5,7 +5,7 @@
 #include <string.h>
 
 enum {
-    WORTH_KEEPING = 6,        /* FLOPs of an element from which it is kept for a later phase */
+    WORTH_SAVING = 6,         /* FLOPs of an element from which it is saved for a later phase */
     KEPT_LOAD_COLUMNS = 4096, /* CUDA: rows up to this length keep what they loaded */
 };
 
@@ -224,7 +224,7 @@ static bool worth_keeping(const emission *e, const ml_inst *inst, int cost) {
     if (inst->kind == ML_INST_LOAD)
         return e->l->target->kind == ML_TARGET_CUDA && inst->index == ML_NO_INST &&
                fuse_columns(e->group) <= KEPT_LOAD_COLUMNS;
-    return inst->kind == ML_INST_MAP && cost >= WORTH_KEEPING;
+    return inst->kind == ML_INST_MAP && cost >= WORTH_SAVING;
 }
 
 static void write_insts(writer *w) {
@@ -244,8 +244,8 @@ static void write_insts(writer *w) {
         }
         inst.level = e->level[i];
         inst.phase = e->phase[i];
-        inst.kept = e->level[i] == ML_LEVEL_ELEMENT && e->last[i] > e->phase[i] &&
-                    worth_keeping(e, &inst, cost[i]);
+        inst.saved = e->level[i] == ML_LEVEL_ELEMENT && e->last[i] > e->phase[i] &&
+                     worth_keeping(e, &inst, cost[i]);
         for (int s = 0; s < 3; s++) inst.src[s] = renumber(w, inst.src[s]);
         inst.index = renumber(w, inst.index);
         inst.guard = renumber(w, inst.guard);

@@ -1,6 +1,7 @@
-/* Memory orders: a value that a product cannot read as it lies is written in another order by its
- * producer (a product or a kernel, to which it is all one), instead of being copied. So attention
- * written out as products needs no transposes between [batch, heads, seq] and [batch, seq, heads].
+/* Memory orders: a value that a product cannot read as it is stored is written in another order by
+ * its producer (a product or a kernel, to which it is all one), instead of being copied. So
+ * attention written out as products needs no transposes between [batch, heads, seq] and [batch,
+ * seq, heads].
  */
 #include "codegen/lower/lower_internal.h"
 

@@ -11,8 +11,8 @@ enum { ML_GEMM_WORKSPACE = 64 << 20 }; /* bytes, of every cuBLASLt call */
 
 /* Why cuDNN is not asked for this attention, or NULL where it is. Layouts are not looked at. */
 const char *ml_attention_refused(const ml_attention_step *step);
-/* The deterministic backward pass keeps dS of a slice of the batch and of the K/V heads in
- * workspace. In how many slices it goes through, so that one needs about a GiB: 1 x 1 where it
+/* The deterministic backward pass stores dS of a slice of the batch and of the K/V heads in
+ * workspace. In how many slices it runs, so that one needs about a GiB: 1 x 1 where it
  * fits at once. False where even the smallest slice is too large. */
 bool ml_attention_slices(const ml_attention_step *step, int64_t *batch_slices,
                          int64_t *head_slices);

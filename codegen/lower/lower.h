@@ -142,7 +142,7 @@ typedef struct {
     ML_VEC(ml_value) values;
     ML_VEC(ml_step) steps;
     uint32_t *output_values; /* by output of the roots */
-    uint32_t *update_values; /* by update: where the new value lies before it is assigned */
+    uint32_t *update_values; /* by update: where the new value is before it is assigned */
     ml_expansions expansions;
 } ml_schedule;
 

@@ -36,7 +36,8 @@ typedef struct {
     uint64_t inst;
 } lower_index;
 
-/* Where a value lies: in the storage of `holder` (itself unless it is written into a CONCAT). */
+/* Where a value is stored: in the storage of `holder` (itself unless it is written into a CONCAT).
+ */
 typedef struct {
     ml_ref holder;
     int64_t offset, stride[ML_MAX_AXES];
@@ -95,7 +96,7 @@ typedef struct {
 typedef struct {
     uint8_t role;
     bool reached, stored, pinned, unrolled, generic_dot;
-    bool shares;            /* lies in the memory of what it adds to */
+    bool shares;            /* is stored in the memory of what it adds to */
     bool taken;             /* a DOT or SCATTER_ADD whose only user, an ADD, is its step's result */
     uint8_t users;          /* that are not movements, or behind movements; at most 255 */
     uint32_t group;         /* that makes the final value */
@@ -217,7 +218,9 @@ int64_t fuse_columns(const lower_group *group);
 int64_t fuse_chunks(const lowering *l, const lower_group *group, ml_scope scope);
 
 /* eval.c: expressions to instructions. */
-enum { LOWER_INST_AFFINE = 100 }; /* a lower_index's affine part, i64; gone when loops are final */
+enum {
+    LOWER_INST_AFFINE = 100
+}; /* a lower_index's affine part, i64; replaced once loops are final */
 typedef struct {
     ml_ref node;
     uint16_t guard, inst;
@@ -234,8 +237,8 @@ typedef struct {
     ML_VEC(lower_access) access;
     ML_VEC(lower_memo) memo;
     ml_index memos, insts;
-    ML_VEC(lower_memo) made; /* roots that this kernel computes */
-    int refine_digit;        /* a MERGE wants this digit cut; -1 */
+    ML_VEC(lower_memo) computed; /* roots of this kernel */
+    int refine_digit;            /* a MERGE wants this digit cut; -1 */
     int64_t refine_inner;
     int depth;
 } lower_builder;
@@ -248,8 +251,8 @@ uint16_t eval_index(lower_builder *b, const lower_index *index);
 ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t *reads,
                     int read_count, const uint32_t *writes, int write_count);
 bool gemm_serves(const lowering *l, ml_ref dot);
-/* How many operands of a DOT must be copied as they lie; for operand `which` alone: 0 or 1, and the
- * order in which it would need no copy. */
+/* How many operands of a DOT must be copied as they are stored; for operand `which` alone: 0 or 1,
+ * and the order in which it would need no copy. */
 int gemm_copies(lowering *l, ml_ref dot, int which, ml_type *order);
 /* Give ADDs to the DOT before them: of a bias, where the target's library adds for nothing, and of
  * an f32 or f64 tensor that nothing else reads, which the product is accumulated to. The latter to

@@ -1,5 +1,5 @@
 /* The order of the steps: that of the graph's nodes, except that what is cheap to make early or
- * late (copies for a product, recomputed values, casts of states) is made just before its first
+ * late (copies for a product, recomputed values, casts of states) is computed just before its first
  * use. Found backwards, from the last step to the first. */
 #include "codegen/lower/lower_internal.h"
 
@@ -36,9 +36,9 @@ static bool just_in_time(lowering *l, const lower_group *group) {
     return true;
 }
 
-/* Whether a kernel does nothing but give states new values that are made of their old ones, which
- * nothing else reads, such as sums over microbatches: as soon as it can, so that what it reads
- * dies. */
+/* Whether a kernel does nothing but give states new values that are computed of their old ones,
+ * which nothing else reads, such as sums over microbatches: as soon as it can, so that what it
+ * reads dies. */
 static bool updates_in_place(const ordering *o, const lower_group *group) {
     for (uint32_t r = 0; r < group->roots.count; r++) {
         const lower_root *root = &group->roots.at[r];

@@ -19,7 +19,7 @@ static void print_const(const ml_inst *inst, ml_text *out) {
 static void print_inst(const ml_kernel_ir *ir, int i, ml_text *out) {
     const ml_inst *inst = &ir->inst[i];
     ml_text_add(out, "    %d%c %%%d %s%s = ", inst->phase, inst->level == ML_LEVEL_ROW ? 'r' : 'e',
-                i, ml_dtypes[inst->dtype].name, inst->kept ? " kept" : "");
+                i, ml_dtypes[inst->dtype].name, inst->saved ? " saved" : "");
     switch ((ml_inst_kind)inst->kind) {
     case ML_INST_CONST: print_const(inst, out); break;
     case ML_INST_INDEX: ml_text_add(out, "index %d", inst->operand); break;

@@ -1,5 +1,5 @@
 /* What must hold of every schedule (MLUA_VERIFY=1 and tests): steps read what earlier steps wrote,
- * memory that is addressed by loops lies inside its storage, instructions are in order. */
+ * memory that is addressed by loops is inside its storage, instructions are in order. */
 #include "codegen/lower/lower.h"
 
 #include <string.h>

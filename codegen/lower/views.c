@@ -1,4 +1,4 @@
-/* Tensors as strided views of storages: which movements cost nothing, where parts of a CONCAT lie.
+/* Tensors as strided views of storages: which movements cost nothing, where values are stored.
  */
 #include "codegen/lower/lower_internal.h"
 
@@ -38,7 +38,7 @@ static int64_t stride_of(const ml_type *type, const lower_view *view, ml_axis ax
     return views_axis_stride(type, view->stride, axis);
 }
 
-/* RENAME keeps positions; the other strided movements find axes by name. */
+/* RENAME leaves positions; the other strided movements find axes by name. */
 static bool move_view(lowering *l, ml_ref n, lower_view *view) {
     ml_ref source = ml_graph_source(l->g, n, 0);
     const ml_type *from = ml_graph_type(l->g, source), *to = ml_graph_type(l->g, n);

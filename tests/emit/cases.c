@@ -69,7 +69,7 @@ static void softmax(ir_kernel *k, int64_t rows, int64_t columns, ml_dtype dtype)
     int largest = ir_reduce(k, ML_OP_MAX, ML_SCOPE_ROW, vx, 0);
     k->phase = 1;
     int e = map1(k, ML_OP_EXP, map2(k, ML_OP_SUB, vx, largest));
-    k->inst[e].kept = rows % 2 == 1;
+    k->inst[e].saved = rows % 2 == 1;
     int sum = ir_reduce(k, ML_OP_SUM, ML_SCOPE_ROW, e, 0);
     k->phase = 2;
     ir_store(k, y, map2(k, ML_OP_DIV, e, sum));

@@ -99,7 +99,7 @@ static void add_map(generator *g) {
     int value =
         ir_map(g->k, op, g->compute, a, ml_ops[op].sources > 1 ? b : ML_NO_INST, ML_NO_INST);
     value = ir_map(g->k, ML_OP_TANH, g->compute, value, ML_NO_INST, ML_NO_INST); /* stays small */
-    g->k->inst[value].kept = g->k->level == ML_LEVEL_ELEMENT && below(g, 2) == 0;
+    g->k->inst[value].saved = g->k->level == ML_LEVEL_ELEMENT && below(g, 2) == 0;
     add_value(g, value);
 }
 

@@ -202,7 +202,7 @@ TEST(jit, kernels_share_batches_and_sources) {
     ml_arena_free(arena);
 }
 
-TEST(jit, failing_kernel_is_kept) {
+TEST(jit, failing_kernel_is_saved) {
     ml_arena *arena = ml_arena_new();
     ml_kernel kernel = kernel_of(arena, "broken", "no_such_thing = 1;"), *list = &kernel;
     ml_c_function *function;
@@ -220,7 +220,7 @@ TEST(jit, failing_kernel_is_kept) {
     ml_arena_free(arena);
 }
 
-TEST(jit, failing_cuda_kernel_is_kept) {
+TEST(jit, failing_cuda_kernel_is_saved) {
     char description[128];
     if (ml_jit_cuda_describe(description, sizeof description) != ML_OK)
         test_skip("%s", ml_error_last()->text);

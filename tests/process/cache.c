@@ -33,7 +33,7 @@ PROCESS_TEST(cache_without_room) {
     process_result r = run_mounted(room, 0, "mount -t tmpfs -o size=4k,mode=700 tmpfs cache &&",
                                    "MLUA_CACHE=cache TMPDIR=$PWD/work");
     process_expect(&r, result);
-    process_expect(&r, "compiled kernels are not kept: ");
+    process_expect(&r, "compiled kernels are not saved: ");
     process_expect(&r, "No space left on device");
     r = process_shell(room, 0, "ls -A work");
     CHECK_TEXT(r.output, ""); /* the temporary folder is removed */

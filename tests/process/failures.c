@@ -92,7 +92,7 @@ PROCESS_TEST(knobs_that_are_wrong) {
 PROCESS_TEST(sources_that_cannot_be_kept) {
     process_write(room, "kernel.lua", kernel_script);
     process_result r = process_run(room, 0, "MLUA_KEEP=/proc/none", "run --device cpu kernel.lua");
-    process_expect(&r, "mlua: MLUA_KEEP=/proc/none keeps nothing: cannot write /proc/none/");
+    process_expect(&r, "mlua: MLUA_KEEP=/proc/none saves nothing: cannot write /proc/none/");
 }
 
 /* A GPU that is there but cannot be used is no reason to be silent and slow. */
