@@ -123,15 +123,15 @@ void emit_cuda_choose(emitter *e, ml_kernel *out) {
 
 static void print_packs(const cuda_schedule *s, ml_text *out) {
     bool some = s->slots > 0;
-    emit_print_marked(out, "registers hold the packs of", s->cached, s->e->ir->inst_count);
+    emit_print_marked(out, "packs in registers", s->cached, s->e->ir->inst_count);
     if (!some) return;
-    ml_text_add(out, "    shared memory: %d slots of %lld bytes", s->slots,
+    ml_text_add(out, "    slots in shared memory: %d x %lld bytes", s->slots,
                 (long long)s->slot_bytes);
     if (s->resident < s->packs)
         ml_text_add(out, ", for %d packs of a thread; others %s", s->resident,
                     s->held ? "in registers" : "in memory");
     ml_text_add(out, "\n");
-    emit_print_marked(out, "prefetched to it", s->prefetched, s->e->ir->inst_count);
+    emit_print_marked(out, "prefetched", s->prefetched, s->e->ir->inst_count);
 }
 
 static void print_team(const cuda_schedule *s, ml_text *out) {
@@ -143,10 +143,10 @@ static void print_team(const cuda_schedule *s, ml_text *out) {
                               : " of chunks");
     if (s->chunked && s->chunks != e->ir->chunks)
         ml_text_add(out, " (results for %lld)", (long long)e->ir->chunks);
-    ml_text_add(out, ": blocks of %d teams of %d threads", s->teams, s->team);
+    ml_text_add(out, ": blocks of %d x %d threads", s->teams, s->team);
     if (s->apart > 1) ml_text_add(out, ", %d rows side by side over %d warps", s->apart, s->warps);
     if (s->blocks > 0) ml_text_add(out, ", room for %d blocks", s->blocks);
-    ml_text_add(out, "\n    a thread: %d packs of %d elements%s; indices %s, %s", s->packs, s->vec,
+    ml_text_add(out, "\n    a thread: packs %d x %d elements%s; indices %s, %s", s->packs, s->vec,
                 s->unroll ? ", unrolled" : "", s->integer, s->column_integer);
     if (s->chunked) ml_text_add(out, ", %s", s->chunk_integer);
     ml_text_add(out, "\n");
@@ -157,7 +157,7 @@ void emit_cuda_print_schedule(const emitter *e, ml_text *out) {
     const int count = e->ir->inst_count;
     print_team(s, out);
     print_packs(s, out);
-    emit_print_marked(out, "registers hold from pass to pass", e->buffered, count);
+    emit_print_marked(out, "in registers from pass to pass", e->buffered, count);
     emit_print_marked(out, "the same for all rows", s->invariant, count);
     emit_print_marked(out, "computed once for all rows", s->hoisted, count);
     emit_print_marked(out, "loaded a row ahead", s->next, count);

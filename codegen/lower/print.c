@@ -116,7 +116,9 @@ void ml_lower_print(const ml_schedule *s, ml_text *out) {
                         (long long)step->gemm->m, (long long)step->gemm->n,
                         (long long)step->gemm->k, (long long)step->gemm->batch[0],
                         (long long)step->gemm->batch[1], (long long)step->gemm->batch[2],
-                        step->gemm->accumulate ? " accumulates" : "");
+                        step->gemm->accumulate                     ? " accumulates"
+                        : step->gemm->epilogue == ML_EPILOGUE_BIAS ? " bias"
+                                                                   : "");
         if (step->ir != NULL) ml_kernel_ir_print(step->ir, out);
     }
 }
