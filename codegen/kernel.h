@@ -20,8 +20,8 @@
  * of the others are then the reduction's identity.
  *
  * Memory: operand pointer + sum(loop index * stride[loop]) elements (+ the value of `index`, for a
- * computed address). On CUDA every operand's pointer is a multiple of 16 bytes: lower.c puts odd
- * offsets into `index`. Loops were collapsed by lower.c where every operand allows it. A load whose
+ * computed address). On CUDA every operand's pointer is a multiple of 16 bytes: lowering puts odd
+ * offsets into `index`. Loops were collapsed where every operand allows it. A load whose
  * `guard` is false yields 0 and reads nothing. Types: an instruction computes in the compute type
  * of its dtype; loads widen, stores round to nearest even. */
 #ifndef ML_KERNEL_H

@@ -1,4 +1,4 @@
-/* What both targets know of a kernel of loops (analyse.c, kernel.c, values.c).
+/* What both targets know of a kernel of loops (analyse.c, instruction.c, kernel.c).
  *
  * `phase` is kernel.h's, found from the data flow: row instructions of phase p run before the pass
  * over the columns of phase p. `depth` of an instruction is the deepest loop that its value depends

@@ -57,17 +57,6 @@ static const char *print(const ml_kernel *kernel, ml_arena *arena) {
     return e.target.kind == ML_TARGET_CUDA ? emit_cuda_print(&e) : emit_c_print(&e);
 }
 
-void emit_print_marked(ml_text *out, const char *name, const bool *marks, int count) {
-    bool any = false;
-    for (int i = 0; i < count; i++) {
-        if (!marks[i]) continue;
-        if (!any) ml_text_add(out, "    %s", name);
-        ml_text_add(out, " %%%d", i);
-        any = true;
-    }
-    if (any) ml_text_add(out, "\n");
-}
-
 void ml_kernel_print_schedule(const ml_kernel *kernel, ml_text *out) {
     if (kernel->print != print) return;
     const emitter *e = kernel->recipe;

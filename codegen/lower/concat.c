@@ -312,7 +312,7 @@ static void place_parts(lowering *l, ml_ref n) {
         int64_t stride[ML_MAX_AXES] = {0};
         for (int a = 0; a < part_type->rank; a++)
             stride[a] = views_axis_stride(type, own.stride, part_type->axis[a]);
-        ml_ref maker = views_maker(l, part, stride);
+        ml_ref maker = views_producer(l, part, stride);
         bool in_place = maker != 0 && writes_strided(l, maker, stride);
         l->info[n].part_groups[i] = in_place ? LOWER_NONE : 0;
         if (in_place) {

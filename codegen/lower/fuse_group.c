@@ -263,8 +263,9 @@ static bool mixes_recomputation(const lowering *l, uint32_t id, const lower_grou
     return copy && !(ml_graph_node(l->g, l->groups.at[id].node)->flags & later);
 }
 
-/* Whether to join would be to put off what is to be done now. */
-static bool puts_off(const lowering *l, uint32_t id, const lower_group *from) {
+/* Whether joining would run a prompt root (ML_NODE_PROMPT), or one of a kernel with such, later
+ * than steps that could run after it. */
+static bool delays_prompt(const lowering *l, uint32_t id, const lower_group *from) {
     return (from->prompt || l->groups.at[id].prompt) && id < l->last_opaque;
 }
 
@@ -304,7 +305,7 @@ static uint32_t find_kernel(lowering *l, const lower_group *from) {
     }
     for (int i = 0; i < count; i++) {
         uint32_t id = list[i].group;
-        if (mixes_recomputation(l, id, from) || puts_off(l, id, from)) continue;
+        if (mixes_recomputation(l, id, from) || delays_prompt(l, id, from)) continue;
         if (displaces_state(l, id, from)) continue;
         if (join(l, id, from, false)) return id;
     }

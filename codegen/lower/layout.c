@@ -71,7 +71,7 @@ static void try_layout(lowering *l, ml_ref dot, int which) {
         stride[i] = ml_type_find(&order, type->axis[i]) < 0
                         ? ml_type_elements(type)
                         : views_axis_stride(&order, packed, type->axis[i]);
-    ml_ref maker = views_maker(l, tensor, stride);
+    ml_ref maker = views_producer(l, tensor, stride);
     if (maker == 0 || !can_change(l, maker, stride)) return;
     family f = {.count = 0};
     if (!collect(l, maker, &f)) return;

@@ -146,8 +146,8 @@ typedef struct {
     ml_expansions expansions;
 } ml_schedule;
 
-/* Fuse (fuse.c), choose views, build kernel IR and kernels (lower.c), describe GEMMs and attention.
- * No source is printed. Everything lives in `arena`. Raises. */
+/* Fuse (fuse.c), choose views, build kernel IR and kernels (kernel.c), describe GEMMs and
+ * attention. No source is printed. Everything lives in `arena`. Raises. */
 ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target *target,
                       ml_arena *arena);
 /* Check what must hold of a fresh schedule (ml_lower does with MLUA_VERIFY=1); raises. */

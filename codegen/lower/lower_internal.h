@@ -165,7 +165,7 @@ int64_t views_axis_stride(const ml_type *type, const int64_t *stride, ml_axis ax
 void layout_choose(lowering *l);
 /* Follow movements from a tensor down to the node that computes it, turning the strides that the
  * tensor must have into the strides of that node. 0 where a movement cannot be turned round. */
-ml_ref views_maker(lowering *l, ml_ref tensor, int64_t *stride);
+ml_ref views_producer(lowering *l, ml_ref tensor, int64_t *stride);
 
 /* concat.c: which parts are written in place; and CONCATs in the memory of their parts */
 void concat_place_parts(lowering *l);

@@ -97,7 +97,7 @@ void views_require(lowering *l, ml_ref n, bool broadcast) {
     l->info[n].role = LOWER_ROOT;
 }
 
-ml_ref views_maker(lowering *l, ml_ref part, int64_t *stride) {
+ml_ref views_producer(lowering *l, ml_ref part, int64_t *stride) {
     for (;;) {
         int op = ml_graph_node(l->g, part)->op;
         bool moves =

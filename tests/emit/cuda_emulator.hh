@@ -83,7 +83,7 @@ static void emulated_start() {
         emulated_wait(EMULATED_DONE);
     }
 }
-/* All lanes of a shuffle's mask are there, or gone for good. */
+/* All lanes of a shuffle's mask are present, or have ended. */
 static bool emulated_shuffle_ready(int thread) {
     int warp = thread & ~31;
     for (int i = warp; i < warp + 32 && i < emulated_threads; i++)

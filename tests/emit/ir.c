@@ -321,7 +321,7 @@ static void interpret_row(interpreter *it) {
     }
 }
 
-/* With rows dealt to as many chunks: as ranges, or so many at a time by turns. results[operand] are
+/* With rows cut into as many chunks: as ranges, or so many at a time by turns. results[operand] are
  * heap blocks of doubles for written operands. */
 static void interpret(ir_kernel *k, int64_t chunks, int turn, double **results) {
     interpreter it = {.k = k, .results = results};

@@ -160,7 +160,7 @@ for text, fn in pairs {
   ["name \"a\" twice"] = function() return core.full({ A.a, A.a }, 0) end,
   ["cannot rename \"a\" of size 2 to \"b\" of size 3"] = function() return t:rename("a", A.b) end,
 } do check.raises(text, fn) end
--- Padded rows that are short: loads with a guard in loops that a compiler unrolls (codegen/emit/emit_c.c).
+-- Padded rows that are short: loads with a guard in loops that a compiler unrolls (codegen/emit/c.c).
 local short, widths = {}, { 3, 10 }
 for _, width in ipairs(widths) do short["x" .. width] = { m.axis("row", 12), m.axis("column", width) } end
 local padded = m.compile(function(feeds)
