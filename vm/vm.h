@@ -32,7 +32,7 @@ typedef struct {
     const char *script; /* NULL: none */
     const char *device; /* NULL: the default */
     int dtype;          /* --dtype, an ml_dtype; -1: the device's default */
-    bool json, quiet, types, bench;
+    bool json, quiet, types, bench, explain;
     FILE *json_out;                      /* the stream for JSON (output.h) */
     const char *profile;                 /* --profile: the path of the trace; NULL: none */
     int64_t profile_first, profile_last; /* --profile-steps; 0: the default */

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "runtime/base/knobs.h"
-
 static void prepare(lowering *l) {
     l->count = ml_graph_count(l->g);
     l->info = ML_NEW_ARRAY(l->scratch, lower_info, l->count + 1);
@@ -60,10 +58,5 @@ ml_schedule *ml_lower(const ml_graph *g, const ml_roots *roots, const ml_target 
     ml_arena_free(l.scratch);
     if (l.work != NULL) ml_arena_free(l.work);
     if (status != ML_OK) ml_raise_last();
-    if (ml_debug_on(3)) {
-        ml_text text = {.arena = arena};
-        ml_lower_print(l.s, &text);
-        ml_debug(3, "%s", text.text ? text.text : "");
-    }
     return l.s;
 }

@@ -201,7 +201,7 @@ bool ml_debug_on(int level) {
 }
 
 void ml_debug(int level, const char *format, ...) {
-    if (ml_knobs()->debug < level) return;
+    if (!ml_debug_on(level)) return;
     va_list arguments;
     va_start(arguments, format);
     vfprintf(stderr, format, arguments);

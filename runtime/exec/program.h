@@ -38,6 +38,8 @@ const ml_layout *ml_session_layout(const ml_session *session); /* NULL: one rank
 /* All ranks at once, between two steps: *stop becomes the largest of all ranks. */
 ml_status ml_session_step(ml_session *session, int64_t *stop);
 
+/* Record how the programs that follow are compiled (runtime/plan/log.h); NULL: no longer. */
+void ml_session_log(ml_session *session, ml_compile_log *log);
 /* Plan only (for `mlua check`): no device memory, no kernels compiled. */
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan);

@@ -60,6 +60,9 @@ ml_device *ml_session_device(ml_session *session) {
 void ml_session_set_seed(ml_session *session, int64_t seed) {
     session->seed = seed;
 }
+void ml_session_log(ml_session *session, ml_compile_log *log) {
+    session->options.log = log;
+}
 int64_t ml_session_seed(const ml_session *session) {
     return session->seed;
 }
@@ -120,8 +123,11 @@ static ml_status plan_fallback(ml_session *session, const ml_roots *roots, const
     ml_plan *fallback = NULL;
     if (!plan->may_overflow) return ML_OK;
     const ml_layout *unbounded = session_unbounded(session);
+    ml_compile_log *log = session->options.log;
+    session->options.log = NULL; /* that of the program itself */
     ml_status status =
         plan_under(session, roots, target, unbounded, plan->pipeline != NULL, &fallback);
+    session->options.log = log;
     if (status == ML_OK && !ml_plan_set_fallback(plan, fallback, target->memory_bytes))
         ml_plan_free(fallback);
     return status;

@@ -417,7 +417,8 @@ void pipeline_stage_split(ml_plan *plan, int v) {
     stage->plan_count = set->count + set->once_per_step;
     for (int p = 0; p < stage->plan_count; p++) {
         task_program *task = &set->tasks[p];
-        plan_of_part(plan, &task->graph, &task->roots, &stage->plans[p])->pipeline_task = true;
+        ml_plan *part = plan_of_part(plan, &task->graph, &task->roots, &stage->plans[p]);
+        part->local = part->pipeline_task = true;
     }
     if (stage->overflow_flags > 0) {
         stage->overflow_saved = set->saved_of_output[local->roots.output_count - 1];

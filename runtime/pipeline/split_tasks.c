@@ -463,7 +463,7 @@ static void saved_find(cutting *c, ml_graph *tables) {
 /* MLUA_DEBUG=4: what is saved between tasks. */
 static void saved_print(const cutting *c) {
     ml_text out = {.arena = c->arena};
-    if (ml_knobs()->debug < 4) return;
+    if (!ml_debug_on(4)) return;
     for (ml_ref n = 1; n < c->count; n++) {
         if (c->saved_of[n] == NOT_SAVED) continue;
         const saved_value *saved = &c->saved.at[c->saved_of[n]];

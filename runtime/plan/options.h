@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+typedef struct ml_compile_log ml_compile_log;
+
 /* Where the compiler may choose. */
 typedef enum { ML_WHERE_IT_PAYS, ML_NEVER, ML_ALWAYS } ml_choice;
 
@@ -20,7 +22,8 @@ typedef struct {
     bool no_param_cache;  /* bf16 parameters are cast at every use */
     bool no_batch;        /* no kernels of several steps in one launch */
     bool verify;          /* verify the graph after every pass, and the kernel IR */
-    const char *dump;     /* PASS or PASS@PROGRAM: print the graph after that pass; NULL: none */
+    struct ml_compile_log *log; /* where to record what is done (log.h); NULL: nowhere */
+    const char *dump; /* PASS or PASS@PROGRAM: print the graph after that pass; NULL: none */
 } ml_compile_options;
 
 #define ML_CHUNK_BYTES ((int64_t)1 << 30)

@@ -94,21 +94,21 @@ static double bucket_bytes(const overlap *o, int axis) {
     return BUCKET * link_speed(o, axis);
 }
 
-static double step_cost(const overlap *o, uint32_t t) {
-    const ml_step *step = &o->s->steps.at[t];
+double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t) {
+    const ml_step *step = &s->steps.at[t];
     if (step->kind != ML_STEP_COLLECTIVE) {
         double work = step->flops / PLAN_FLOPS, moved = (double)step->bytes / BYTES;
         return LAUNCH + (work > moved ? work : moved);
     }
     const ml_collective_step *c = step->collective;
-    return ml_step_sent(c) / link_speed(o, c->mesh_axis);
+    return ml_step_sent(c) / plan_link_speed(layout, s->target, c->mesh_axis);
 }
 
 /* When each result is needed and, lane by lane, when what makes more of it must start. */
 static void times_find(overlap *o) {
     double clock = 0, lane[ML_MAX_MESH];
     for (uint32_t t = 0; t < o->count; t++) {
-        o->cost[t] = step_cost(o, t);
+        o->cost[t] = plan_step_seconds(o->s, o->layout, t);
         o->clock[t] = clock;
         if (!is_collective(o, t)) clock += o->cost[t];
     }

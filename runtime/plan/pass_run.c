@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/plan/log.h"
 #include "runtime/plan/plan_internal.h"
 
 /* Print the graph where options->dump, PASS or PASS@PROGRAM, asks for it. */
@@ -31,5 +32,6 @@ void pass_done(ml_plan *plan, ml_graph *graph, const char *name) {
     plan_graph_set(plan, graph);
     if (plan->options->verify) ml_graph_verify(plan->graph, &plan->roots, name);
     dump(plan, name);
+    log_pass(plan, name);
     ml_debug(5, "%s: %u nodes\n", name, ml_graph_count(plan->graph) - 1);
 }

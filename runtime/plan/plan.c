@@ -25,6 +25,7 @@ ml_plan *plan_of_part(const ml_plan *whole, ml_graph **graph, const ml_roots *ro
     made->layout = whole->layout;
     made->target = whole->target;
     made->options = whole->options;
+    made->local = whole->pipeline == NULL;
     made->graph = *graph;
     *graph = NULL;
     plan_roots(made, roots);

@@ -27,6 +27,7 @@ typedef struct ml_plan ml_plan;
 struct ml_plan {
     ml_arena *arena; /* owns everything below */
     ml_graph *graph; /* of one rank, after all passes; of a program that is cut, the global one */
+    bool local;      /* the graph is that of one rank */
     bool borrows;    /* the graph is another's, not to be freed */
     struct compile_shared *shared; /* what attempts at the same plan share (compile.c) */
     const ml_target *target;

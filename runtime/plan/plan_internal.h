@@ -35,6 +35,8 @@ ml_graph *plan_param_cache(ml_plan *plan);
  * mesh axis. */
 #define PLAN_FLOPS 600e12
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
+/* What a GPU would take for step t alone, by these guesses. */
+double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t);
 /* Put the steps in an order in which collectives go on beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
 /* The type that a state has on this rank. */

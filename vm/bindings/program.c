@@ -7,6 +7,7 @@
 #include "runtime/base/suggest.h"
 #include "runtime/pipeline/plan.h"
 #include "vm/check/dry.h"
+#include "vm/check/explain.h"
 #include "vm/check/traffic.h"
 
 enum { MOST_MICROBATCHES = 1 << 30 };
@@ -248,7 +249,7 @@ static int core_program(lua_State *L) {
     lua_setiuservalue(L, 2, 2);
     lua_settop(L, 2);
     if (vm->dry.runs || vm_cannot_run(vm)) {
-        vm_check(L, ml_session_plan(vm->session, &p->roots, &vm->check_target, &p->plan));
+        explain_plan(L, &p->roots, &p->plan);
         dry_note_program(L, p->plan);
         luaL_getsubtable(L, LUA_REGISTRYINDEX, "mlua.programs");
         lua_pushvalue(L, 2);

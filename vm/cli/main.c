@@ -51,6 +51,7 @@ typedef enum {
     OPTION_BENCH,
     OPTION_SEED,
     OPTION_TYPES,
+    OPTION_EXPLAIN,
     OPTION_QUIET
 } option_id;
 static const struct {
@@ -78,6 +79,8 @@ static const struct {
     {"--bench", NULL, OPTION_BENCH, FOR_DOCTOR,
      "measure each device's copy bandwidth and largest matrix products; takes seconds"},
     {"--types", NULL, OPTION_TYPES, FOR_CHECK, "print the type of every tensor too"},
+    {"--explain", NULL, OPTION_EXPLAIN, FOR_CHECK,
+     "print how each program is compiled: every pass with its effect, attempts to save memory"},
     {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS,
      "no lines of steps and evaluations, no notes on what takes time"},
 };
@@ -267,6 +270,7 @@ static int set_option(vm_options *options, option_id id, char *value) {
         return EXIT_OK;
     case OPTION_JSON: options->json = true; return EXIT_OK;
     case OPTION_TYPES: options->types = true; return EXIT_OK;
+    case OPTION_EXPLAIN: options->explain = true; return EXIT_OK;
     case OPTION_QUIET: options->quiet = true; return EXIT_OK;
     case OPTION_MESH: return parse_mesh(options, value);
     case OPTION_SEED:
