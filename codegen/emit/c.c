@@ -105,8 +105,8 @@ static void print_load(const printer *p, int i) {
     const char *place = access_text(p, inst);
     ml_text_add(&e->text, "const %s v%d = ", type, i);
     if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "%s ? ", emit_name(e, inst->guard));
-    if (memory == ML_BF16)
-        ml_text_add(&e->text, "ml_load_bf16(%s)", place);
+    if (ml_is_narrow(memory))
+        ml_text_add(&e->text, "%s(%s)", ml_dtypes[memory].load, place);
     else
         ml_text_add(&e->text, "(%s)%s", type, place);
     ml_text_add(&e->text, inst->guard != ML_NO_INST ? " : 0;\n" : ";\n");
@@ -118,8 +118,9 @@ static void print_store(const printer *p, const ml_inst *inst) {
     const char *value = emit_name(e, inst->src[0]);
     if (inst->guard != ML_NO_INST) ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
     ml_text_add(&e->text, "%s = ", access_text(p, inst));
-    if (memory == ML_BF16)
-        ml_text_add(&e->text, "ml_store_bf16((float)%s);\n", value);
+    if (ml_is_narrow(memory))
+        ml_text_add(&e->text, "%s((%s)%s);\n", ml_dtypes[memory].store, emit_compute_type(memory),
+                    value);
     else
         ml_text_add(&e->text, "(%s)%s;\n", emit_memory_type(memory), value);
 }

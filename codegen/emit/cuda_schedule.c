@@ -13,8 +13,7 @@ bool cuda_is_column(const cuda_schedule *s, const ml_inst *inst) {
 }
 
 ml_dtype cuda_column_dtype(const ml_inst *inst) {
-    ml_dtype dtype = (ml_dtype)inst->dtype;
-    return dtype == ML_BF16 ? ML_F32 : dtype == ML_BOOL ? ML_I32 : dtype;
+    return ml_compute_dtype(inst->dtype);
 }
 
 bool cuda_is_row_partial(const cuda_schedule *s, int i) {
@@ -39,16 +38,14 @@ static bool divisible(const ml_kernel_ir *ir, int i, int n) {
     if (inst->kind == ML_INST_CONST)
         return ml_dtypes[inst->dtype].kind == ML_KIND_INT && inst->constant.integer % n == 0;
     if (inst->kind != ML_INST_MAP) return false;
-    switch ((ml_op)inst->op) {
-    case ML_OP_MUL: return divisible(ir, inst->src[0], n) || divisible(ir, inst->src[1], n);
-    case ML_OP_ADD:
-    case ML_OP_SUB:
-    case ML_OP_MAXIMUM:
-    case ML_OP_MINIMUM: return divisible(ir, inst->src[0], n) && divisible(ir, inst->src[1], n);
-    case ML_OP_CAST: return divisible(ir, inst->src[0], n);
-    case ML_OP_WHERE: return divisible(ir, inst->src[1], n) && divisible(ir, inst->src[2], n);
-    default: return false;
-    }
+    const bool first = divisible(ir, inst->src[0], n);
+    if (inst->op == ML_OP_CAST) return first;
+    const bool second = ml_ops[inst->op].sources > 1 && divisible(ir, inst->src[1], n);
+    if (inst->op == ML_OP_MUL) return first || second;
+    if (inst->op == ML_OP_ADD || inst->op == ML_OP_SUB || inst->op == ML_OP_MAXIMUM ||
+        inst->op == ML_OP_MINIMUM)
+        return first && second;
+    return inst->op == ML_OP_WHERE && second && divisible(ir, inst->src[2], n);
 }
 
 /* Loads and stores whose addresses follow the innermost loop one by one. */

@@ -79,8 +79,7 @@ static int known_bool(const ml_function *f, ml_ref n) {
     for (int i = 0; i < f->known_count; i++)
         if (f->known[i] == n) return f->holds[i];
     const ml_node *node = ml_graph_node(f->g, n);
-    if (node->op == ML_OP_BROADCAST || node->op == ML_OP_RENAME || node->op == ML_OP_PERMUTE)
-        return known_bool(f, ml_graph_source(f->g, n, 0));
+    if (ml_op_is(node->op, ML_RELABEL)) return known_bool(f, ml_graph_source(f->g, n, 0));
     if (node->op != ML_OP_CONST || ml_graph_type(f->g, n)->dtype != ML_BOOL) return -1;
     return ml_graph_args(f->g, n)[0] != 0;
 }
@@ -92,7 +91,7 @@ ml_ref ml_function_strip(const ml_function *f, ml_ref n) {
         if (op == ML_OP_WHERE) {
             int holds = known_bool(f, ml_graph_source(f->g, n, 0));
             chosen = holds < 0 ? -1 : holds ? 1 : 2;
-        } else if (op == ML_OP_BROADCAST || op == ML_OP_RENAME || op == ML_OP_PERMUTE)
+        } else if (ml_op_is(op, ML_RELABEL))
             chosen = 0;
         if (chosen < 0) return n;
         n = ml_graph_source(f->g, n, chosen);
@@ -103,18 +102,15 @@ static const char *function_leaf(const function_printer *p, ml_ref n) {
     const ml_function *f = p->f;
     const int64_t *args = ml_graph_args(f->g, n);
     const ml_type *type = ml_graph_type(f->g, n);
-    switch ((ml_op)ml_graph_node(f->g, n)->op) {
-    case ML_OP_PARAM: return f->values[args[0]];
-    case ML_OP_IOTA: return f->index_of(f->context, (ml_axis)args[0]);
-    case ML_OP_CONST: {
-        ml_text text = {.arena = p->out->arena};
-        double number;
-        memcpy(&number, &args[0], sizeof number);
-        emit_constant(&text, (ml_dtype)type->dtype, number, args[0]);
-        return text.text;
-    }
-    default: return NULL;
-    }
+    const ml_op op = ml_graph_node(f->g, n)->op;
+    if (op == ML_OP_PARAM) return f->values[args[0]];
+    if (op == ML_OP_IOTA) return f->index_of(f->context, (ml_axis)args[0]);
+    if (op != ML_OP_CONST) return NULL;
+    ml_text text = {.arena = p->out->arena};
+    double number;
+    memcpy(&number, &args[0], sizeof number);
+    emit_constant(&text, (ml_dtype)type->dtype, number, args[0]);
+    return text.text;
 }
 
 static const char *function_value(function_printer *p, ml_ref n);
@@ -123,7 +119,7 @@ static const char *function_map(function_printer *p, ml_ref n) {
     const ml_graph *g = p->f->g;
     const ml_node *node = ml_graph_node(g, n);
     const ml_ref *sources = ml_graph_sources(g, n);
-    if (ml_ops[node->op].op_class != ML_CLASS_MAP || node->op == ML_OP_RANDOM)
+    if (!ml_op_is_function(node->op))
         ml_raise(ML_INVALID, "a score function can only compute elementwise, and %s is not",
                  ml_ops[node->op].name);
     const char *operands[3] = {"", "", ""};

@@ -172,8 +172,8 @@ void attention_begin(attention_printer *p, ml_schedule *s, ml_step *step) {
     template_set_text(t, "lse_memory", a->dtype == ML_F64 ? "double" : "float");
     template_set_text(t, "lowest", a->dtype == ML_F64 ? "-1e300" : "-3e38f");
     template_set(t, "scale", a->dtype == ML_F64 ? "%.17e" : "%.9ef", a->args.scale);
-    template_set_text(t, "load", a->dtype == ML_BF16 ? "ml_load_bf16" : "");
-    template_set_text(t, "store", a->dtype == ML_BF16 ? "ml_store_bf16" : "");
+    template_set_text(t, "load", ml_dtypes[a->dtype].load);
+    template_set_text(t, "store", ml_dtypes[a->dtype].store);
     template_set_text(t, "p", s->target->kind == ML_TARGET_CUDA ? "a.p" : "p");
     template_set(t, "pointers", "%d", step->read_count + step->write_count);
     const char *const forward[] = {"o", "lse"}, *const backward[] = {"dq", "dk", "dv"};

@@ -128,22 +128,20 @@ static bounds bounds_of(splitter *s, ml_ref n) {
     if (a.low && node->source_count > 1) b = bounds_of(s, ml_graph_source(g, n, 1));
     if (!a.low || (node->source_count > 1 && !b.low)) return (bounds){0};
     const char *type = emit_compute_type((ml_dtype)ml_graph_type(g, n)->dtype);
-    switch (node->op) {
-    case ML_OP_NEG:
+    if (node->op == ML_OP_NEG)
         return (bounds){ml_arena_format(arena, "(-%s)", a.high),
                         ml_arena_format(arena, "(-%s)", a.low)};
-    case ML_OP_ADD:
+    if (node->op == ML_OP_ADD)
         return (bounds){ml_arena_format(arena, "(%s + %s)", a.low, b.low),
                         ml_arena_format(arena, "(%s + %s)", a.high, b.high)};
-    case ML_OP_SUB:
+    if (node->op == ML_OP_SUB)
         return (bounds){ml_arena_format(arena, "(%s - %s)", a.low, b.high),
                         ml_arena_format(arena, "(%s - %s)", a.high, b.low)};
-    default: /* a conversion keeps the order, but for those to bool and to bf16 */
-        if (ml_graph_type(g, n)->dtype == ML_BOOL || ml_graph_type(g, n)->dtype == ML_BF16)
-            return (bounds){0};
-        return (bounds){ml_arena_format(arena, "((%s)%s)", type, a.low),
-                        ml_arena_format(arena, "((%s)%s)", type, a.high)};
-    }
+    /* a conversion keeps the order, but for those to bool and to narrow floats */
+    if (ml_graph_type(g, n)->dtype == ML_BOOL || ml_is_narrow(ml_graph_type(g, n)->dtype))
+        return (bounds){0};
+    return (bounds){ml_arena_format(arena, "((%s)%s)", type, a.low),
+                    ml_arena_format(arena, "((%s)%s)", type, a.high)};
 }
 
 static truth opposite(splitter *s, truth t) {
@@ -155,18 +153,13 @@ static truth compare(splitter *s, int op, bounds a, bounds b) {
     ml_arena *arena = s->p->text.arena;
     truth equal = {ml_arena_format(arena, "(%s <= %s && %s <= %s)", a.low, b.high, b.low, a.high),
                    ml_arena_format(arena, "(%s == %s && %s == %s)", a.low, b.high, b.low, a.high)};
-    switch (op) {
-    case ML_OP_EQ: return equal;
-    case ML_OP_NE: return opposite(s, equal);
-    case ML_OP_LT:
-        return (truth){ml_arena_format(arena, "(%s < %s)", a.low, b.high),
-                       ml_arena_format(arena, "(%s < %s)", a.high, b.low)};
-    case ML_OP_LE:
-        return (truth){ml_arena_format(arena, "(%s <= %s)", a.low, b.high),
-                       ml_arena_format(arena, "(%s <= %s)", a.high, b.low)};
-    case ML_OP_GT: return compare(s, ML_OP_LT, b, a);
-    default: return compare(s, ML_OP_LE, b, a);
-    }
+    if (op == ML_OP_EQ) return equal;
+    if (op == ML_OP_NE) return opposite(s, equal);
+    if (op == ML_OP_GT) return compare(s, ML_OP_LT, b, a);
+    if (op == ML_OP_GE) return compare(s, ML_OP_LE, b, a);
+    const char *sign = op == ML_OP_LT ? "<" : "<=";
+    return (truth){ml_arena_format(arena, "(%s %s %s)", a.low, sign, b.high),
+                   ml_arena_format(arena, "(%s %s %s)", a.high, sign, b.low)};
 }
 
 /* Whether a bool holds somewhere, and everywhere, in a block. */
@@ -190,7 +183,7 @@ static truth truth_of(splitter *s, ml_ref n) {
         return (truth){ml_arena_format(arena, "(%s %s %s)", a.possible, join, b.possible),
                        ml_arena_format(arena, "(%s %s %s)", a.certain, join, b.certain)};
     }
-    if (node->op < ML_OP_EQ || node->op > ML_OP_GE) return unknown;
+    if (!ml_op_compares(node->op)) return unknown;
     bounds a = bounds_of(s, ml_graph_source(g, n, 0)), b = {0};
     if (a.low) b = bounds_of(s, ml_graph_source(g, n, 1));
     return b.low ? compare(s, node->op, a, b) : unknown;
@@ -251,29 +244,20 @@ static line line_of(splitter *s, ml_ref n) {
         const char *across = !(of & BY_QUERY) ? "0" : op == ML_OP_IOTA ? "1" : NULL;
         return (line){ml_emit_function(&s->lines, s->f, n, prefix), "0", across};
     }
-    switch (op) {
-    case ML_OP_IOTA:
+    if (op == ML_OP_IOTA)
         return (line){s->f->index_of(s->f->context, (ml_axis)ml_graph_args(g, n)[0]), "1", "0"};
-    case ML_OP_CAST:
-        if (dtype != ML_F32) return none;
-        a = line_of(s, ml_graph_source(g, n, 0));
-        if (!a.value) return none;
+    if (op == ML_OP_ADD || op == ML_OP_SUB || op == ML_OP_MUL ||
+        (op == ML_OP_DIV && dtype == ML_F32))
+        return line_of_two(s, n);
+    if (op != ML_OP_NEG && (op != ML_OP_CAST || dtype != ML_F32)) return none;
+    a = line_of(s, ml_graph_source(g, n, 0));
+    if (!a.value) return none;
+    if (op == ML_OP_CAST)
         return (line){ml_arena_format(arena, "(float)%s", a.value), as_float(arena, a.slope),
                       a.across ? as_float(arena, a.across) : NULL};
-    case ML_OP_NEG:
-        a = line_of(s, ml_graph_source(g, n, 0));
-        if (!a.value) return none;
-        return (line){ml_arena_format(arena, "(-%s)", a.value),
-                      ml_arena_format(arena, "(-%s)", a.slope),
-                      a.across ? ml_arena_format(arena, "(-%s)", a.across) : NULL};
-    case ML_OP_DIV:
-        if (dtype != ML_F32) return none;
-        return line_of_two(s, n);
-    case ML_OP_ADD:
-    case ML_OP_SUB:
-    case ML_OP_MUL: return line_of_two(s, n);
-    default: return none;
-    }
+    return (line){ml_arena_format(arena, "(-%s)", a.value),
+                  ml_arena_format(arena, "(-%s)", a.slope),
+                  a.across ? ml_arena_format(arena, "(-%s)", a.across) : NULL};
 }
 
 /* The text of a value along the keys: of `row`, and `step` keys behind the first. In gradients: of

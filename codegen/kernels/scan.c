@@ -113,8 +113,8 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
     template_set_text(t, "REAL", emit_compute_type(dtype));
     const char *adder = dtype == ML_I64 ? "unsigned long long" : "unsigned";
     template_set_text(t, "ADDER", is_float ? emit_compute_type(dtype) : adder);
-    template_set_text(t, "LOAD", dtype == ML_BF16 ? "ml_load_bf16" : "");
-    template_set_text(t, "STORE", dtype == ML_BF16 ? "ml_store_bf16" : "");
+    template_set_text(t, "LOAD", ml_dtypes[dtype].load);
+    template_set_text(t, "STORE", ml_dtypes[dtype].store);
     set_row(p, "X", x, x, axis, axis);
     if (p->op == ML_OP_CUMSUM)
         set_row(p, "Y", template_value(s, step, 1), x, axis, axis);

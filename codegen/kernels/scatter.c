@@ -90,8 +90,8 @@ static void begin(printer *p, ml_schedule *s, ml_step *step) {
     const char *adder = p->dtype == ML_I64 ? "unsigned long long" : "unsigned";
     bool is_float = ml_dtypes[p->dtype].kind == ML_KIND_FLOAT;
     template_set_text(t, "ADDER", is_float ? emit_compute_type(p->dtype) : adder);
-    template_set_text(t, "LOAD", p->value_dtype == ML_BF16 ? "ml_load_bf16" : "");
-    template_set_text(t, "STORE", p->dtype == ML_BF16 ? "ml_store_bf16" : "");
+    template_set_text(t, "LOAD", ml_dtypes[p->value_dtype].load);
+    template_set_text(t, "STORE", ml_dtypes[p->dtype].store);
     p->based = step->read_count == 3;
     template_set(t, "BASED", "%d", p->based);
     template_set(t, "BASE_AT", "%d", p->based ? 2 : step->read_count);

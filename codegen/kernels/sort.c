@@ -8,17 +8,8 @@ enum { THREADS = 1024, MOST_KINDS = 256, MOST_HELD = 32 };
 
 /* What has the same elements in another order or shape. */
 static ml_ref unmoved(const ml_graph *g, ml_ref n) {
-    for (;;) {
-        switch (ml_graph_node(g, n)->op) {
-        case ML_OP_PERMUTE:
-        case ML_OP_RENAME:
-        case ML_OP_SPLIT:
-        case ML_OP_MERGE:
-        case ML_OP_SLICE:
-        case ML_OP_BROADCAST: n = ml_graph_source(g, n, 0); break;
-        default: return n;
-        }
-    }
+    while (ml_op_is(ml_graph_node(g, n)->op, ML_VIEW)) n = ml_graph_source(g, n, 0);
+    return n;
 }
 
 /* All elements are at least 0 and less than this; 0 where that is not known. */

@@ -249,12 +249,13 @@ const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i)
 }
 
 const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element) {
-    if (dtype == ML_BF16) return ml_arena_format(arena, "ml_load_bf16(%s)", element);
-    return element;
+    const char *load = ml_dtypes[dtype].load;
+    return *load ? ml_arena_format(arena, "%s(%s)", load, element) : element;
 }
 
 const char *template_store(ml_arena *arena, ml_dtype dtype, const char *value) {
-    if (dtype == ML_BF16) return ml_arena_format(arena, "ml_store_bf16(%s)", value);
+    const char *store = ml_dtypes[dtype].store;
+    if (*store) return ml_arena_format(arena, "%s(%s)", store, value);
     if (dtype == ML_BOOL) return ml_arena_format(arena, "((%s) != 0)", value);
     return value;
 }

@@ -74,9 +74,9 @@ static bool serves_attention(const lowering *l, ml_ref n) {
         ml_ref user = l->user[i];
         int op = ml_graph_node(l->g, user)->op;
         if (!l->info[user].reached) continue;
-        bool moves = op == ML_OP_RENAME || op == ML_OP_PERMUTE;
-        bool reads = op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
-        if (!reads && (!moves || lower_in_memory(l, user) || !serves_attention(l, user)))
+        bool moves = ml_op_is(op, ML_RELABEL | ML_BIJECTIVE);
+        if (!ml_op_attends(op) &&
+            (!moves || lower_in_memory(l, user) || !serves_attention(l, user)))
             return false;
         any = true;
     }

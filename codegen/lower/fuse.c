@@ -313,7 +313,7 @@ void fuse_roles(lowering *l) {
         const ml_node *node = ml_graph_node(l->g, n);
         if (!l->info[n].reached || l->info[n].role != LOWER_OPAQUE || node->op == ML_OP_OUT)
             continue;
-        bool attends = node->op == ML_OP_ATTENTION || node->op == ML_OP_ATTENTION_GRAD;
+        bool attends = ml_op_attends(node->op);
         if (attends && l->target->kind == ML_TARGET_CUDA) require_rows(l, n);
         for (int i = 0; i < node->source_count; i++)
             views_require(l, ml_graph_source(l->g, n, i), false);

@@ -362,7 +362,7 @@ static uint32_t new_group(lowering *l, const lower_group *group) {
 }
 
 static ml_dtype compute_dtype(ml_dtype dtype) {
-    return dtype == ML_BF16 ? ML_F32 : dtype;
+    return ml_is_narrow(dtype) ? ml_compute_dtype(dtype) : dtype;
 }
 
 /* A reduction over rows ends in another kernel, which adds up the chunks. */

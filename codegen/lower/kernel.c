@@ -29,7 +29,8 @@ static bool reduces(const emission *e, const lower_root *root) {
 static uint32_t partial_value(emission *e, const lower_root *root) {
     lowering *l = e->l;
     const ml_type *type = ml_graph_type(l->g, root->node);
-    ml_type partial = {.dtype = type->dtype == ML_BF16 ? ML_F32 : type->dtype};
+    ml_type partial = {.dtype =
+                           ml_is_narrow(type->dtype) ? ml_compute_dtype(type->dtype) : type->dtype};
     partial.rank = (uint8_t)(type->rank + 1);
     partial.size[0] = e->group->chunks;
     memcpy(partial.axis + 1, type->axis, sizeof(ml_axis) * type->rank);

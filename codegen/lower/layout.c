@@ -22,9 +22,7 @@ static bool collect(lowering *l, ml_ref n, family *f) {
     f->node[f->count++] = n;
     for (uint32_t i = l->first_user[n]; i < l->first_user[n + 1]; i++) {
         ml_ref u = l->user[i];
-        int op = ml_graph_node(l->g, u)->op;
-        bool moves = op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_SPLIT ||
-                     op == ML_OP_MERGE || op == ML_OP_SLICE || op == ML_OP_BROADCAST;
+        bool moves = ml_op_is(ml_graph_node(l->g, u)->op, ML_VIEW);
         if (moves && !lower_in_memory(l, u) && !collect(l, u, f)) return false;
     }
     return true;

@@ -180,21 +180,22 @@ static void reset_step(lowering *l, ml_ref n) {
 
 void lower_opaque_step(lowering *l, lower_group *group) {
     ml_ref n = group->node;
-    if (ml_ops[ml_graph_node(l->g, n)->op].op_class == ML_CLASS_COLLECTIVE)
-        return collective_step(l, n);
-    switch (ml_graph_node(l->g, n)->op) {
-    case ML_OP_DOT: gemm_step(l, group); break;
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: attention_step(l, n); break;
-    case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER: ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n)); break;
-    case ML_OP_SCATTER_ADD: scatter_step(l, group); break;
-    case ML_OP_WHERE: reset_step(l, n); break;
-    case ML_OP_CUMSUM:
-    case ML_OP_SORT:
-    case ML_OP_TOP_K: ml_template_scan(l->s, routine_step(l, ML_STEP_KERNEL, n)); break;
-    default:
-        ml_raise(ML_INTERNAL, "lowering: no step is known for %s",
-                 ml_ops[ml_graph_node(l->g, n)->op].name);
-    }
+    ml_op op = ml_graph_node(l->g, n)->op;
+    ml_op_class op_class = ml_ops[op].op_class;
+    if (op_class == ML_CLASS_COLLECTIVE)
+        collective_step(l, n);
+    else if (op_class == ML_CLASS_SCAN)
+        ml_template_scan(l->s, routine_step(l, ML_STEP_KERNEL, n));
+    else if (op == ML_OP_DOT)
+        gemm_step(l, group);
+    else if (op == ML_OP_SCATTER_ADD)
+        scatter_step(l, group);
+    else if (ml_op_attends(op))
+        attention_step(l, n);
+    else if (ml_op_is_ragged(op))
+        ml_template_ragged(l->s, routine_step(l, ML_STEP_KERNEL, n));
+    else if (op == ML_OP_WHERE)
+        reset_step(l, n);
+    else
+        ml_raise(ML_INTERNAL, "lowering: no step is known for %s", ml_ops[op].name);
 }

@@ -45,8 +45,7 @@ static bool move_view(lowering *l, ml_ref n, lower_view *view) {
     const int64_t *args = ml_graph_args(l->g, n);
     int op = ml_graph_node(l->g, n)->op;
     lower_view inner;
-    if (op == ML_OP_PAD || op == ML_OP_GATHER || op == ML_OP_CONCAT || op == ML_OP_OUT)
-        return false;
+    if (!ml_op_is(op, ML_VIEW) && op != ML_OP_PLACE) return false;
     if (!views_of(l, source, &inner)) return false;
     memset(view, 0, sizeof *view);
     view->base = inner.base;
@@ -88,8 +87,7 @@ void views_require(lowering *l, ml_ref n, bool broadcast) {
     if (lower_in_memory(l, n)) return;
     int op = ml_graph_node(l->g, n)->op;
     lower_view view;
-    bool strided = op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_SLICE ||
-                   op == ML_OP_SPLIT || op == ML_OP_MERGE || (op == ML_OP_BROADCAST && broadcast);
+    bool strided = broadcast ? ml_op_is(op, ML_VIEW) : ml_op_selects(op);
     if (strided) {
         views_require(l, ml_graph_source(l->g, n, 0), broadcast);
         if (views_of(l, n, &view)) return;
@@ -100,8 +98,7 @@ void views_require(lowering *l, ml_ref n, bool broadcast) {
 ml_ref views_producer(lowering *l, ml_ref part, int64_t *stride) {
     for (;;) {
         int op = ml_graph_node(l->g, part)->op;
-        bool moves =
-            op == ML_OP_RENAME || op == ML_OP_PERMUTE || op == ML_OP_MERGE || op == ML_OP_SPLIT;
+        bool moves = ml_op_is(op, ML_VIEW | ML_BIJECTIVE);
         if (lower_in_memory(l, part) || !moves) return part;
         ml_ref source = ml_graph_source(l->g, part, 0);
         const ml_type *to = ml_graph_type(l->g, part), *from = ml_graph_type(l->g, source);

@@ -1,4 +1,4 @@
-/* Reverse-mode differentiation: one short rule for each op (passes.h, ml_autodiff). */
+/* Reverse-mode differentiation (ml_autodiff): a rule for each op. */
 #include "runtime/graph/analysis.h"
 
 #include <assert.h>
@@ -126,8 +126,8 @@ static void give(tape *t, ml_ref node, int source, ml_ref x) {
     accumulate(t->graph, &e->gradient[0], reduce_to(t->graph, x, &type));
 }
 
-/* The rules of elementwise ops read like mathematics: g is the gradient of the result y, a, b, c
- * are the operands. Each starts from g or y, which have all axes. */
+/* The rules of elementwise ops, a line each, read like mathematics: g is the gradient of the result
+ * y; a, b, c are the operands. Each starts from g or y, which have all axes. */
 #define NEG(x) ml_map1(G, ML_OP_NEG, x)
 #define ADD(x, z) ml_map2(G, ML_OP_ADD, x, z)
 #define SUB(x, z) ml_map2(G, ML_OP_SUB, x, z)
@@ -160,7 +160,7 @@ static void map_rule(tape *t, ml_ref n, ml_ref g) {
     int count = ml_graph_node(G, n)->source_count;
     ml_ref y = n, a = ml_graph_source(G, n, 0);
     ml_ref b = count > 1 ? ml_graph_source(G, n, 1) : 0;
-    switch (op) {
+    switch ((ml_map_op)op) {
     case ML_OP_NEG: GIVE(0, NEG(g)); break;
     case ML_OP_ADD: GIVE(0, g), GIVE(1, g); break;
     case ML_OP_SUB: GIVE(0, g), GIVE(1, NEG(g)); break;
@@ -193,7 +193,23 @@ static void map_rule(tape *t, ml_ref n, ml_ref g) {
     case ML_OP_ABS: GIVE(0, MUL(g, FN(SIGN, a))); break;
     case ML_OP_WHERE: GIVE(1, WHERE(a, g, NUM(0))), GIVE(2, WHERE(a, NUM(0), g)); break;
     case ML_OP_CAST: GIVE(0, g); break; /* reduce_to casts back */
-    default: break;                     /* steps and tests are flat: their gradient is 0 */
+    case ML_OP_IDIV:                    /* steps and tests are flat: their gradient is 0 */
+    case ML_OP_SIGN:
+    case ML_OP_FLOOR:
+    case ML_OP_CEIL:
+    case ML_OP_ROUND:
+    case ML_OP_IS_FINITE:
+    case ML_OP_EQ:
+    case ML_OP_NE:
+    case ML_OP_LT:
+    case ML_OP_LE:
+    case ML_OP_GT:
+    case ML_OP_GE:
+    case ML_OP_AND:
+    case ML_OP_OR:
+    case ML_OP_NOT:
+    case ML_OP_RANDOM:
+    case ML_OP_STOP_GRADIENT: break;
     }
 }
 
@@ -219,13 +235,14 @@ static bool gives_order(const ml_graph *g, ml_ref left, ml_ref right, const ml_t
  * forward product's operands, so a bf16 product has bf16 gradients whatever it accumulated in. */
 static void dot_rule(tape *t, ml_ref n, ml_ref g, int operand) {
     ml_graph *G = t->graph;
+    if (!wants(t, n, operand)) return;
     ml_ref self = ml_graph_source(G, n, operand), other = ml_graph_source(G, n, 1 - operand);
     ml_type type = *ml_graph_type(G, self), brought = *ml_graph_type(G, other);
     ml_axis axes[ML_MAX_AXES];
     int count = 0;
     for (int i = 0; i < brought.rank; i++)
         if (ml_type_find(&type, brought.axis[i]) < 0) axes[count++] = brought.axis[i];
-    g = ml_cast(G, g, type.dtype > brought.dtype ? type.dtype : brought.dtype);
+    g = ml_cast(G, g, ml_wider(type.dtype, brought.dtype));
     if (count == 0) { /* an outer product */
         give(t, n, operand, MUL(ml_broadcast(G, g, &type), ml_broadcast(G, other, &type)));
         return;
@@ -304,37 +321,26 @@ static ml_ref top_k_back(ml_graph *G, ml_ref n, ml_ref g) {
     return ml_reduce(G, ML_OP_SUM, WHERE(hit, ml_broadcast(G, g, &all), NUM(0)), &chosen, 1);
 }
 
-static ml_ref move_back(ml_graph *G, ml_ref n, ml_ref g) {
-    const ml_node *node = ml_graph_node(G, n);
+static ml_ref slice_back(ml_graph *G, ml_ref n, ml_ref g) {
     const int64_t *args = ml_graph_args(G, n);
-    ml_type type = *ml_graph_type(G, ml_graph_source(G, n, 0));
-    int64_t size = 0, size_2 = 0;
-    switch ((ml_op)node->op) {
-    case ML_OP_SLICE:
-        size = type.size[ml_type_find(&type, (ml_axis)args[0])];
-        return ml_pad(G, g, (ml_axis)args[0], args[1], size - args[2]);
-    case ML_OP_PAD:
-        size = type.size[ml_type_find(&type, (ml_axis)args[0])];
-        return ml_slice(G, g, (ml_axis)args[0], args[1], args[1] + size);
-    case ML_OP_SPLIT:
-        return ml_graph_add(G, ML_OP_MERGE, &g, 1, (int64_t[]){args[1], args[3], args[0]}, 3, NULL);
-    case ML_OP_MERGE:
-        size = type.size[ml_type_find(&type, (ml_axis)args[0])];
-        size_2 = type.size[ml_type_find(&type, (ml_axis)args[1])];
-        return ml_graph_add(G, ML_OP_SPLIT, &g, 1,
-                            (int64_t[]){args[2], args[0], size, args[1], size_2}, 5, NULL);
-    case ML_OP_RENAME: return rename_back(G, n, g);
-    case ML_OP_PLACE: /* where the value lies, its gradient does */
-        return ml_graph_add(G, ML_OP_PLACE, &g, 1, args, node->arg_count, NULL);
-    case ML_OP_CUMSUM:
-        return ml_graph_add(G, ML_OP_CUMSUM, &g, 1, (int64_t[]){args[0], !args[1]}, 2, NULL);
-    case ML_OP_SUM: return ml_broadcast(G, g, &type);
-    case ML_OP_GATHER:
-        return ml_scatter_add(G, ml_graph_source(G, n, 1), g, (ml_axis)args[0], &type);
-    case ML_OP_SORT: return sort_back(G, n, g);
-    case ML_OP_TOP_K: return top_k_back(G, n, g);
-    default: return g; /* BROADCAST, PERMUTE: reduce_to does it */
-    }
+    const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, 0));
+    int64_t size = type->size[ml_type_find(type, (ml_axis)args[0])];
+    return ml_pad(G, g, (ml_axis)args[0], args[1], size - args[2]);
+}
+
+static ml_ref pad_back(ml_graph *G, ml_ref n, ml_ref g) {
+    const int64_t *args = ml_graph_args(G, n);
+    const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, 0));
+    int64_t size = type->size[ml_type_find(type, (ml_axis)args[0])];
+    return ml_slice(G, g, (ml_axis)args[0], args[1], args[1] + size);
+}
+
+static ml_ref merge_back(ml_graph *G, ml_ref n, ml_ref g) {
+    const int64_t *args = ml_graph_args(G, n);
+    const ml_type *type = ml_graph_type(G, ml_graph_source(G, n, 0));
+    int64_t outer = type->size[ml_type_find(type, (ml_axis)args[0])];
+    int64_t inner = type->size[ml_type_find(type, (ml_axis)args[1])];
+    return ml_split(G, g, (ml_axis)args[2], (ml_axis)args[0], outer, (ml_axis)args[1], inner);
 }
 
 /* Through the definition of an attention node: for gradients of captured tensors or of the
@@ -406,42 +412,67 @@ static void attention_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     GIVE(0, grad), GIVE(1, ml_out(G, grad, 1)), GIVE(2, ml_out(G, grad, 2));
 }
 
-static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+/* The rules of all other ops: g is the gradient of the result, `a` the type of operand 0. */
+static void rest_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
     ml_graph *G = t->graph;
-    ml_op op = ml_graph_node(G, n)->op;
+    const ml_node *node = ml_graph_node(G, n);
+    const int64_t *args = ml_graph_args(G, n);
     ml_ref g = cotangents[0];
-    switch (op) {
-    case ML_OP_OUT: {
-        ml_ref of = ml_graph_source(G, n, 0);
-        int output = (int)ml_graph_args(G, n)[0];
-        accumulate(G, &find(t, of)->gradient[output], g);
+    ml_type a = *ml_graph_type(G, ml_graph_source(G, n, 0));
+    switch ((ml_rest_op)node->op) {
+    case ML_OP_CONST:
+    case ML_OP_IOTA:
+    case ML_OP_STATE:
+    case ML_OP_INPUT:
+    case ML_OP_PARAM:
+    case ML_OP_COORDINATE:
+    case ML_OP_ARGMAX: break;
+    case ML_OP_BROADCAST:
+    case ML_OP_PERMUTE: GIVE(0, g); break; /* reduce_to sums and puts in order */
+    case ML_OP_RENAME: GIVE(0, rename_back(G, n, g)); break;
+    case ML_OP_SLICE: GIVE(0, slice_back(G, n, g)); break;
+    case ML_OP_PAD: GIVE(0, pad_back(G, n, g)); break;
+    case ML_OP_SPLIT:
+        GIVE(0, ml_merge(G, g, (ml_axis)args[1], (ml_axis)args[3], (ml_axis)args[0]));
         break;
-    }
-    case ML_OP_ATTENTION: attention_rule(t, n, cotangents); break;
-    case ML_OP_ATTENTION_GRAD: definition_rule(t, n, cotangents); break;
-    case ML_OP_DOT:
-        for (int i = 0; i < 2; i++)
-            if (wants(t, n, i)) dot_rule(t, n, g, i);
+    case ML_OP_MERGE: GIVE(0, merge_back(G, n, g)); break;
+    case ML_OP_CONCAT: concat_rule(t, n, g); break;
+    case ML_OP_GATHER:
+        GIVE(0, ml_scatter_add(G, ml_graph_source(G, n, 1), g, (ml_axis)args[0], &a));
         break;
+    case ML_OP_PLACE: /* a gradient has the placement of its value */
+        GIVE(0, ml_graph_add(G, ML_OP_PLACE, &g, 1, args, node->arg_count, NULL));
+        break;
+    case ML_OP_SUM: GIVE(0, ml_broadcast(G, g, &a)); break;
     case ML_OP_MAX:
     case ML_OP_MIN: extreme_rule(t, n, g); break;
-    case ML_OP_CONCAT: concat_rule(t, n, g); break;
+    case ML_OP_CUMSUM:
+        GIVE(0, ml_graph_add(G, ML_OP_CUMSUM, &g, 1, (int64_t[]){args[0], !args[1]}, 2, NULL));
+        break;
+    case ML_OP_SORT: GIVE(0, sort_back(G, n, g)); break;
+    case ML_OP_TOP_K: GIVE(0, top_k_back(G, n, g)); break;
+    case ML_OP_DOT: dot_rule(t, n, g, 0), dot_rule(t, n, g, 1); break;
+    case ML_OP_SCATTER_ADD:
+        GIVE(1, ml_gather(G, g, ml_graph_source(G, n, 0), (ml_axis)args[0]));
+        break;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER:
         for (int i = 0; i < 2; i++) GIVE(i, ragged_gradient(G, n, g, i));
         break;
-    case ML_OP_SCATTER_ADD:
-        GIVE(1, ml_gather(G, g, ml_graph_source(G, n, 0), (ml_axis)ml_graph_args(G, n)[0]));
-        break;
-    default:
-        if (ml_ops[op].op_class == ML_CLASS_MAP)
-            map_rule(t, n, g);
-        else if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
-            ml_raise(ML_INTERNAL, "%s has no gradient: sharding comes after autodiff",
-                     ml_ops[op].name);
-        else if (ml_ops[op].op_class != ML_CLASS_LEAF)
-            GIVE(0, move_back(G, n, g));
+    case ML_OP_ATTENTION: attention_rule(t, n, cotangents); break;
+    case ML_OP_ATTENTION_GRAD: definition_rule(t, n, cotangents); break;
+    case ML_OP_OUT: accumulate(G, &find(t, ml_graph_source(G, n, 0))->gradient[args[0]], g); break;
     }
+}
+
+static void apply_rule(tape *t, ml_ref n, const ml_ref *cotangents) {
+    ml_op op = ml_graph_node(t->graph, n)->op;
+    if (ml_op_is_map(op))
+        map_rule(t, n, cotangents[0]);
+    else if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
+        ml_raise(ML_INTERNAL, "%s has no gradient: sharding comes after autodiff", ml_ops[op].name);
+    else
+        rest_rule(t, n, cotangents);
 }
 
 static void backward(ml_graph *g, ml_arena *scratch, const product *p, ml_ref *gradients) {

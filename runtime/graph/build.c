@@ -68,17 +68,12 @@ static bool fit(const ml_type *a, const ml_type *b) {
 static ml_ref right_constant(ml_graph *g, ml_op op, ml_ref x, ml_ref b, double value) {
     ml_dtype dtype = ml_graph_type(g, x)->dtype;
     if (dtype == ML_BOOL) return 0;
-    switch (op) {
-    case ML_OP_ADD:
-    case ML_OP_SUB: return value == 0 ? instead(g, x, x, b) : 0;
-    case ML_OP_MUL:
-        if (value == 0 && !is_float(dtype)) return instead(g, ml_const(g, dtype, 0), x, b);
-        return value == 1 ? instead(g, x, x, b) : 0;
-    case ML_OP_DIV:
-    case ML_OP_POW: return value == 1 ? instead(g, x, x, b) : 0;
-    case ML_OP_IDIV: return value == 1 && !is_float(dtype) ? instead(g, x, x, b) : 0;
-    default: return 0;
-    }
+    bool by_one = op == ML_OP_MUL || op == ML_OP_DIV || op == ML_OP_POW ||
+                  (op == ML_OP_IDIV && !is_float(dtype));
+    if (op == ML_OP_MUL && value == 0 && !is_float(dtype))
+        return instead(g, ml_const(g, dtype, 0), x, b);
+    bool drops = by_one ? value == 1 : (op == ML_OP_ADD || op == ML_OP_SUB) && value == 0;
+    return drops ? instead(g, x, x, b) : 0;
 }
 
 static ml_ref drop2(ml_graph *g, ml_op op, ml_ref a, ml_ref b) {

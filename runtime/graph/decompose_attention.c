@@ -24,7 +24,7 @@ static ml_ref replace(rewrite *r, ml_ref node, const ml_ref *sources) {
         ragged_gated_decompose(r->to, copy, both);
         return both[0];
     }
-    if (op != ML_OP_ATTENTION && op != ML_OP_ATTENTION_GRAD) return copy;
+    if (!ml_op_attends(op)) return copy;
     ml_attention_args args;
     ml_attention_read(r->to, copy, &args);
     const ml_type *k = ml_graph_type(r->to, sources[1]);

@@ -51,12 +51,12 @@ static bool map_float(ml_map_op op, double a, double b, reference_cell *result) 
     bool known = true;
     switch (op) {
 #define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, doc)        \
-    case ML_MAP_##ident:                                                                           \
+    case ML_OP_##ident:                                                                            \
         RESULT_##rule(real);                                                                       \
         break;
 #include "runtime/graph/ops.def"
 #undef ML_MAP
-    case ML_MAP_RANDOM: known = false; break;
+    case ML_OP_RANDOM: known = false; break;
     }
     *result = x;
     return known;
@@ -68,12 +68,12 @@ static bool map_integer(ml_map_op op, int64_t a, int64_t b, reference_cell *resu
     bool known = true;
     switch (op) {
 #define ML_MAP(ident, name, sources, rule, flops, linear, traits, kernel, real, whole, doc)        \
-    case ML_MAP_##ident:                                                                           \
+    case ML_OP_##ident:                                                                            \
         x = whole;                                                                                 \
         break;
 #include "runtime/graph/ops.def"
 #undef ML_MAP
-    case ML_MAP_RANDOM: known = false; break;
+    case ML_OP_RANDOM: known = false; break;
     }
     result->integer = x;
     return known;

@@ -45,7 +45,7 @@ double ml_flops(const ml_graph *g, ml_ref n) {
     }
     if (node->op == ML_OP_ATTENTION) return attention_flops(g, n, false);
     if (node->op == ML_OP_ATTENTION_GRAD) return attention_flops(g, n, true);
-    if (node->op == ML_OP_RAGGED_DOT || node->op == ML_OP_RAGGED_OUTER) return ragged_flops(g, n);
+    if (ml_op_is_ragged(node->op)) return ragged_flops(g, n);
     if (info->op_class == ML_CLASS_REDUCE || info->op_class == ML_CLASS_SCAN)
         elements = (double)ml_type_elements(ml_graph_type(g, ml_graph_source(g, n, 0)));
     if (node->op == ML_OP_SCATTER_ADD)

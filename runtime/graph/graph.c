@@ -235,15 +235,10 @@ bool ml_graph_constant(const ml_graph *g, ml_ref n, double *value) {
 }
 
 int ml_op_outputs(const ml_graph *g, ml_ref n) {
-    switch (ml_graph_node(g, n)->op) {
-    case ML_OP_SORT:
-    case ML_OP_TOP_K:
-    case ML_OP_ATTENTION: return 2;
-    case ML_OP_ATTENTION_GRAD: return 3;
-    case ML_OP_RAGGED_DOT: return ml_graph_args(g, n)[3] ? 2 : 1;
-    case ML_OP_RAGGED_OUTER: return ml_graph_args(g, n)[2] ? 2 : 1;
-    default: return 1;
-    }
+    const ml_node *node = ml_graph_node(g, n);
+    int outputs = ml_ops[node->op].outputs;
+    if (outputs >= 0) return outputs;
+    return ml_graph_args(g, n)[node->arg_count - 1] ? 2 : 1; /* products by groups: optional */
 }
 
 void ml_graph_set_origin(ml_graph *g, const ml_origin *origin) {

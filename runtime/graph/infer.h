@@ -21,7 +21,9 @@ typedef struct {
 void graph_check_shape(const infer *in);
 /* The type of the node; raises ML_INVALID. infer_type knows every op and calls the others. */
 void infer_type(infer *in, ml_type *out);
-void infer_move(infer *in, ml_type *out);      /* moves.c: MOVE, SCATTER_ADD */
+void infer_move(infer *in, ml_type *out);      /* moves.c */
+void infer_scatter(infer *in, ml_type *out);
+void infer_out(infer *in, ml_type *out);       /* types.c */
 void infer_attention(infer *in, ml_type *out); /* attention.c */
 void infer_ragged(infer *in, ml_type *out);    /* ragged.c */
 void infer_ragged_gated(infer *in, const ml_type *out);

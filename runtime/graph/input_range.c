@@ -27,22 +27,11 @@ static bool keeps_positions(ml_dtype from, ml_dtype to) {
 }
 
 static bool keeps_values(const ml_graph *g, ml_ref n) {
-    switch (ml_graph_node(g, n)->op) {
-    case ML_OP_CAST:
+    ml_op op = ml_graph_node(g, n)->op;
+    if (op == ML_OP_CAST)
         return keeps_positions((ml_dtype)ml_graph_type(g, ml_graph_source(g, n, 0))->dtype,
                                (ml_dtype)ml_graph_type(g, n)->dtype);
-    case ML_OP_STOP_GRADIENT:
-    case ML_OP_BROADCAST:
-    case ML_OP_RENAME:
-    case ML_OP_PERMUTE:
-    case ML_OP_SLICE:
-    case ML_OP_PAD:
-    case ML_OP_SPLIT:
-    case ML_OP_MERGE:
-    case ML_OP_CONCAT:
-    case ML_OP_PLACE: return true;
-    default: return false;
-    }
+    return op == ML_OP_STOP_GRADIENT || ml_op_moves(op);
 }
 
 static void mark(search *s) {

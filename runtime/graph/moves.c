@@ -187,7 +187,7 @@ static void check_within(const infer *in, const ml_type *part, const char *part_
 }
 
 /* value's axes are index's and the result's without the scattered one. */
-static void infer_scatter(infer *in, ml_type *out) {
+void infer_scatter(infer *in, ml_type *out) {
     const ml_type *index = infer_source(in, 0), *value = infer_source(in, 1), *as = in->given;
     ml_axis axis = (ml_axis)in->args[0];
     assert(as);
@@ -219,7 +219,7 @@ static void infer_place(infer *in, ml_type *out) {
 }
 
 void infer_move(infer *in, ml_type *out) {
-    switch (in->op) {
+    switch ((ml_move_op)in->op) {
     case ML_OP_BROADCAST: infer_broadcast(in, out); break;
     case ML_OP_RENAME: infer_rename(in, out); break;
     case ML_OP_PERMUTE: infer_permute(in, out); break;
@@ -230,6 +230,6 @@ void infer_move(infer *in, ml_type *out) {
     case ML_OP_CONCAT: infer_concat(in, out); break;
     case ML_OP_GATHER: infer_gather(in, out); break;
     case ML_OP_PLACE: infer_place(in, out); break;
-    default: infer_scatter(in, out);
+    case ML_OP_OUT: infer_out(in, out); break;
     }
 }

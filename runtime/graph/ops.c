@@ -45,3 +45,12 @@ char ml_op_arg_kind(ml_op op, int i) {
     const char *star = strchr(kinds, '*');
     return star ? kinds[i % (int)(star - kinds)] : kinds[i];
 }
+
+bool ml_dtype_holds(ml_dtype to, ml_dtype from) {
+    const ml_dtype_info *a = &ml_dtypes[from], *b = &ml_dtypes[to];
+    if (to == from || from == ML_BOOL) return true;
+    if (a->kind == ML_KIND_INT && b->kind == ML_KIND_FLOAT) return 8 * a->bytes - 1 <= b->digits;
+    if (a->kind == ML_KIND_INT) return b->kind == ML_KIND_INT && a->bytes <= b->bytes;
+    return b->kind == ML_KIND_FLOAT && a->digits <= b->digits && a->least >= b->least &&
+           a->largest <= b->largest;
+}

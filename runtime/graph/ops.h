@@ -3,7 +3,7 @@
  * Code that treats ops alike asks for a trait or a class. A switch over ops or dtypes has no
  * `default:` (lint refuses it), so that the compiler names each switch that a new row concerns; a
  * switch over the ops of one class converts to that class's enum (ml_leaf_op, ml_map_op,
- * ml_move_op), which lists these alone. */
+ * ml_move_op; ml_rest_op: the rest but collectives, which have a table), which lists these alone. */
 #ifndef ML_OPS_H
 #define ML_OPS_H
 
@@ -103,6 +103,12 @@ extern const ml_dtype_info ml_dtypes[ML_DTYPE_COUNT];
 #define ML_ONLY_LEAF_LEAF ~, ML_KEEP
 #define ML_ONLY_MAP_MAP ~, ML_KEEP
 #define ML_ONLY_MOVE_MOVE ~, ML_KEEP
+#define ML_ONLY_REST_LEAF ~, ML_KEEP
+#define ML_ONLY_REST_MOVE ~, ML_KEEP
+#define ML_ONLY_REST_REDUCE ~, ML_KEEP
+#define ML_ONLY_REST_SCAN ~, ML_KEEP
+#define ML_ONLY_REST_CONTRACT ~, ML_KEEP
+#define ML_ONLY_REST_ROUTINE ~, ML_KEEP
 #define ML_OF_CLASS(wanted, op_class, ident)                                                       \
     ML_CHOOSE(~, ML_ONLY_##wanted##_##op_class, ML_DROP, ~)(ML_##wanted##_##ident = ML_OP_##ident)
 typedef enum {
@@ -120,6 +126,11 @@ typedef enum {
 #include "runtime/graph/ops.def"
 #undef ML_OP
 } ml_move_op;
+typedef enum { /* all but elementwise ops and collectives */
+#define ML_OP(ident, name, op_class, ...) ML_OF_CLASS(REST, op_class, ident)
+#include "runtime/graph/ops.def"
+#undef ML_OP
+} ml_rest_op;
 
 /* ---- Questions about ops ---- */
 
@@ -141,6 +152,10 @@ static inline bool ml_op_compares(ml_op op) {
 /* Moves elements, or repeats them, or puts zeros between them, by a rule that no data decides. */
 static inline bool ml_op_moves(ml_op op) {
     return ml_ops[op].op_class == ML_CLASS_MOVE && ml_op_is(op, ML_CHEAP);
+}
+/* A view in which each element of the operand is at most once. */
+static inline bool ml_op_selects(ml_op op) {
+    return op != ML_OP_BROADCAST && ml_op_is(op, ML_VIEW);
 }
 static inline bool ml_op_attends(ml_op op) {
     return op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
@@ -169,6 +184,12 @@ static inline bool ml_is_narrow(ml_dtype dtype) {
 /* The dtype that a narrow float, or a bool, is computed and summed in; itself for others. */
 static inline ml_dtype ml_compute_dtype(ml_dtype dtype) {
     return ml_dtypes[dtype].compute;
+}
+/* Whether every value of `from` is one of `to`. */
+bool ml_dtype_holds(ml_dtype to, ml_dtype from);
+/* Of two floats, that of higher rank. */
+static inline ml_dtype ml_wider(ml_dtype a, ml_dtype b) {
+    return ml_dtypes[a].rank >= ml_dtypes[b].rank ? a : b;
 }
 /* Of the kernels' functions on this dtype: "f32" in ml_exp_f32. */
 static inline const char *ml_suffix(ml_dtype dtype) {

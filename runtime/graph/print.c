@@ -8,10 +8,14 @@
 static void print_constant(const ml_graph *g, ml_ref n, ml_text *out) {
     int64_t bits = ml_graph_args(g, n)[0];
     double value;
-    switch (ml_dtypes[ml_graph_type(g, n)->dtype].kind) {
-    case ML_KIND_BOOL: ml_text_add(out, " %s", bits ? "true" : "false"); return;
-    case ML_KIND_INT: ml_text_add(out, " %lld", (long long)bits); return;
-    default: break;
+    ml_dtype dtype = ml_graph_type(g, n)->dtype;
+    if (dtype == ML_BOOL) {
+        ml_text_add(out, " %s", bits ? "true" : "false");
+        return;
+    }
+    if (!ml_is_float(dtype)) {
+        ml_text_add(out, " %lld", (long long)bits);
+        return;
     }
     memcpy(&value, &bits, sizeof value);
     char text[40]; /* the shortest that reads back as the same */
@@ -36,32 +40,30 @@ static void print_attention(const ml_graph *g, ml_ref n, ml_text *out) {
     if (args.derivative) ml_text_add(out, " derivative=%%%u", args.derivative);
 }
 
+/* The arguments by their kinds; those of attention, which are many, by name. */
 static void print_args(const ml_graph *g, ml_ref n, ml_text *out) {
     const ml_node *node = ml_graph_node(g, n);
     const int64_t *args = ml_graph_args(g, n);
-    switch (node->op) {
-    case ML_OP_CONST: print_constant(g, n, out); return;
-    case ML_OP_STATE: {
-        const char *name = ml_graph_state(g, (uint32_t)args[0])->name;
-        ml_text_add(out, " %lld %s", (long long)args[0], name ? name : "(unnamed)");
+    if (ml_op_attends(node->op)) {
+        print_attention(g, n, out);
         return;
     }
-    case ML_OP_INPUT: {
-        const char *name = ml_graph_input(g, (uint32_t)args[0])->name;
-        ml_text_add(out, " %lld %s", (long long)args[0], name ? name : "(unnamed)");
-        return;
-    }
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: print_attention(g, n, out); return;
-    default: break;
-    }
-    for (int i = 0; i < node->arg_count; i++)
-        if (ml_op_arg_kind(node->op, i) == 'o' && !args[i])
+    for (int i = 0; i < node->arg_count; i++) {
+        char kind = ml_op_arg_kind(node->op, i);
+        if (kind == 'b')
+            print_constant(g, n, out);
+        else if (kind == 'o' && !args[i])
             ml_text_add(out, " whole");
-        else if (ml_op_arg_kind(node->op, i) == 'a' || ml_op_arg_kind(node->op, i) == 'o')
+        else if (kind == 'a' || kind == 'o')
             ml_text_add(out, " %s", ml_axis_name(g, (ml_axis)args[i]));
         else
             ml_text_add(out, " %lld", (long long)args[i]);
+    }
+    const char *name = NULL;
+    if (node->op == ML_OP_STATE) name = ml_graph_state(g, (uint32_t)args[0])->name;
+    if (node->op == ML_OP_INPUT) name = ml_graph_input(g, (uint32_t)args[0])->name;
+    if (node->op == ML_OP_STATE || node->op == ML_OP_INPUT)
+        ml_text_add(out, " %s", name ? name : "(unnamed)");
 }
 
 static void print_node(const ml_graph *g, ml_ref n, ml_text *out) {

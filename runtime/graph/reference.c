@@ -37,12 +37,9 @@ static float to_float(double x) {
 }
 
 reference_cell reference_store(ml_dtype dtype, reference_cell x, bool round) {
-    if (dtype == ML_I32)
-        x.integer = (int32_t)(uint32_t)(uint64_t)x.integer;
-    else if (round && dtype == ML_F32)
-        x.number = to_float(x.number);
-    else if (round && dtype == ML_BF16)
-        x.number = round_to_bf16(to_float(x.number));
+    if (dtype == ML_I32) x.integer = (int32_t)(uint32_t)(uint64_t)x.integer;
+    if (round && ml_compute_dtype(dtype) == ML_F32) x.number = to_float(x.number);
+    if (round && dtype == ML_BF16) x.number = round_to_bf16(x.number);
     return x;
 }
 
@@ -63,7 +60,7 @@ static void leaf(reference_run *r, ml_ref node, reference_value *out) {
     int64_t elements = ml_type_elements(&out->type);
     bool is_float = reference_is_float(&out->type);
     const double *from = NULL;
-    switch (ml_graph_node(r->graph, node)->op) {
+    switch ((ml_leaf_op)ml_graph_node(r->graph, node)->op) {
     case ML_OP_CONST: memcpy(out->cells, args, sizeof *out->cells); return;
     case ML_OP_IOTA:
         for (int64_t i = 0; i < elements; i++) out->cells[i].integer = i;
@@ -74,7 +71,7 @@ static void leaf(reference_run *r, ml_ref node, reference_value *out) {
         return;
     case ML_OP_STATE: from = r->states ? r->states[args[0]] : NULL; break;
     case ML_OP_INPUT: from = r->inputs ? r->inputs[args[0]] : NULL; break;
-    default: break;
+    case ML_OP_PARAM: break;
     }
     if (!from) ml_raise(ML_INTERNAL, "the reference was given no value for node %%%u", node);
     for (int64_t i = 0; i < elements; i++)
@@ -190,51 +187,63 @@ static void squares(reference_run *r, ml_ref of, reference_value *out) {
     reference_ragged_squares(&outer, out);
 }
 
-void reference_evaluate(reference_run *r, ml_ref node, reference_value *out) {
+/* Output i >= 1 of an op that has several. */
+static void output(reference_run *r, ml_ref node, reference_value *out) {
+    ml_ref of = ml_graph_source(r->graph, node, 0);
+    if (ml_graph_node(r->graph, of)->op == ML_OP_RAGGED_OUTER)
+        squares(r, of, out);
+    else
+        along_axis(r, node, of, out);
+}
+
+static void evaluate_rest(reference_run *r, ml_ref node, reference_value *out) {
     const int64_t *args = ml_graph_args(r->graph, node);
     const ml_node *n = ml_graph_node(r->graph, node);
-    ml_op op = n->op;
-    switch (op) {
+    const reference_value *a = n->source_count > 0 ? value_of(r, node, 0) : NULL;
+    const reference_value *b = n->source_count > 1 ? value_of(r, node, 1) : NULL;
+    switch ((ml_rest_op)n->op) {
+    case ML_OP_CONST:
+    case ML_OP_IOTA:
+    case ML_OP_STATE:
+    case ML_OP_INPUT:
+    case ML_OP_PARAM:
+    case ML_OP_COORDINATE: leaf(r, node, out); return;
+    case ML_OP_BROADCAST:
+    case ML_OP_RENAME:
+    case ML_OP_PERMUTE:
+    case ML_OP_SLICE:
+    case ML_OP_PAD:
+    case ML_OP_SPLIT:
+    case ML_OP_MERGE:
+    case ML_OP_PLACE: movement(r, node, out); return;
     case ML_OP_CONCAT: concat(r, node, out); return;
-    case ML_OP_GATHER:
-        reference_gather(value_of(r, node, 0), value_of(r, node, 1), (ml_axis)args[0], out);
-        return;
+    case ML_OP_GATHER: reference_gather(a, b, (ml_axis)args[0], out); return;
     case ML_OP_SUM:
     case ML_OP_MAX:
-    case ML_OP_MIN: reference_reduce(op, value_of(r, node, 0), out); return;
-    case ML_OP_ARGMAX: reference_argmax(value_of(r, node, 0), (ml_axis)args[0], out); return;
-    case ML_OP_CUMSUM:
-        reference_cumsum(value_of(r, node, 0), (ml_axis)args[0], args[1] != 0, out);
-        return;
+    case ML_OP_MIN: reference_reduce(n->op, a, out); return;
+    case ML_OP_ARGMAX: reference_argmax(a, (ml_axis)args[0], out); return;
+    case ML_OP_CUMSUM: reference_cumsum(a, (ml_axis)args[0], args[1] != 0, out); return;
     case ML_OP_SORT:
     case ML_OP_TOP_K: along_axis(r, node, node, out); return;
-    case ML_OP_OUT: {
-        ml_ref of = ml_graph_source(r->graph, node, 0);
-        bool outer = ml_graph_node(r->graph, of)->op == ML_OP_RAGGED_OUTER;
-        if (outer)
-            squares(r, of, out);
-        else
-            along_axis(r, node, of, out);
-        return;
-    }
-    case ML_OP_DOT:
-        reference_dot(value_of(r, node, 0), value_of(r, node, 1), args, n->arg_count, out);
-        return;
+    case ML_OP_OUT: output(r, node, out); return;
+    case ML_OP_DOT: reference_dot(a, b, args, n->arg_count, out); return;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER: ragged(r, node, out); return;
-    case ML_OP_SCATTER_ADD:
-        reference_scatter_add(value_of(r, node, 0), value_of(r, node, 1), (ml_axis)args[0], out);
-        return;
-    default: break;
+    case ML_OP_SCATTER_ADD: reference_scatter_add(a, b, (ml_axis)args[0], out); return;
+    case ML_OP_ATTENTION:
+    case ML_OP_ATTENTION_GRAD: break; /* ml_decompose has replaced them */
     }
-    if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
-        ml_raise(ML_INTERNAL, "%s needs all ranks: ml_shard_reference", ml_ops[op].name);
-    if (ml_ops[op].op_class == ML_CLASS_LEAF)
-        leaf(r, node, out);
-    else if (ml_ops[op].op_class == ML_CLASS_MAP)
+    ml_raise(ML_INTERNAL, "the reference has no definition of %s", ml_ops[n->op].name);
+}
+
+void reference_evaluate(reference_run *r, ml_ref node, reference_value *out) {
+    ml_op op = ml_graph_node(r->graph, node)->op;
+    if (ml_op_is_map(op))
         elementwise(r, node, out);
+    else if (ml_ops[op].op_class == ML_CLASS_COLLECTIVE)
+        ml_raise(ML_INTERNAL, "%s needs all ranks: ml_shard_reference", ml_ops[op].name);
     else
-        movement(r, node, out);
+        evaluate_rest(r, node, out);
 }
 
 /* Sources a node's values come from: OUT reads what its op reads. */

@@ -19,46 +19,27 @@ typedef struct {
 
 /* Half a unit in the last place, relative. */
 static double unit_of(ml_dtype dtype) {
-    return dtype == ML_F64 ? 0x1p-53 : dtype == ML_F32 ? 0x1p-24 : 0x1p-8;
-}
-
-static double least_normal(ml_dtype dtype) {
-    return dtype == ML_F64 ? 0x1p-1022 : 0x1p-126;
-}
-
-static double largest(ml_dtype dtype) {
-    return dtype == ML_F64 ? 0x1.fffffffffffffp1023 : dtype == ML_F32 ? 0x1.fffffep127 : 0x1.fep127;
+    return ldexp(1, -ml_dtypes[dtype].digits);
 }
 
 /* Roundings of one elementwise op, in half units of the last place. GPUs divide and take roots to
  * two units; functions are good to some units, or to 1e-6 where the result is rounded to bf16. */
 static double roundings_of(ml_op op, ml_dtype dtype, ml_dtype from) {
-    switch (op) {
-    case ML_OP_NEG:
-    case ML_OP_ABS:
-    case ML_OP_SIGN:
-    case ML_OP_FLOOR:
-    case ML_OP_CEIL:
-    case ML_OP_ROUND:
-    case ML_OP_MAXIMUM:
-    case ML_OP_MINIMUM:
-    case ML_OP_WHERE:
-    case ML_OP_STOP_GRADIENT:
-    case ML_OP_RANDOM: return 0;
-    case ML_OP_CAST: return dtype == ML_F64 || (from == ML_BF16 && dtype == ML_F32) ? 0 : 1;
-    case ML_OP_ADD:
-    case ML_OP_SUB:
-    case ML_OP_MUL: return 1;
-    default: return ml_ops[op].flops < 8 ? 4 : dtype == ML_F64 ? 8 : 40;
+    if (op == ML_OP_CAST) {
+        bool widens = ml_is_float(from) && ml_dtypes[dtype].digits >= ml_dtypes[from].digits;
+        return dtype == ML_F64 || (widens && dtype != from) ? 0 : 1;
     }
+    if (ml_op_is(op, ML_EXACT)) return 0;
+    if (ml_op_is(op, ML_ROUNDS_ONCE)) return 1;
+    return ml_ops[op].flops < 8 ? 4 : dtype == ML_F64 ? 8 : 40;
 }
 
 /* With what an op's own rounding adds to the bound of its result. */
 static double rounded(ml_dtype dtype, double roundings, double value, double bound) {
     if (ml_dtypes[dtype].kind != ML_KIND_FLOAT || !isfinite(value)) return bound;
-    if (fabs(value) + bound > largest(dtype)) return INFINITY;
+    if (fabs(value) + bound > ml_dtypes[dtype].largest) return INFINITY;
     if (roundings == 0) return bound;
-    return bound + roundings * unit_of(dtype) * (fabs(value) + bound) + least_normal(dtype);
+    return bound + roundings * unit_of(dtype) * (fabs(value) + bound) + ml_dtypes[dtype].least;
 }
 
 /* ---- Elementwise ops ------------------------------------------------------------------------- */
@@ -136,26 +117,19 @@ static double propagated(const element *e) {
         unknown = unknown || isinf(e->bound[i]);
     }
     if (!any) return 0;
-    switch (e->op) {
-    case ML_OP_WHERE: return chosen(e);
-    case ML_OP_EQ:
-    case ML_OP_NE: return fabs(number_of(e, 0) - number_of(e, 1)) <= e->bound[0] + e->bound[1];
-    case ML_OP_RANDOM: return 1;
-    default: break;
-    }
+    if (e->op == ML_OP_WHERE) return chosen(e);
+    if (e->op == ML_OP_EQ || e->op == ML_OP_NE)
+        return fabs(number_of(e, 0) - number_of(e, 1)) <= e->bound[0] + e->bound[1];
+    if (e->op == ML_OP_RANDOM) return 1;
     if (e->dtype == ML_BOOL && unknown) return 1;
     if (unknown) return INFINITY;
-    switch (e->op) {
-    case ML_OP_ABS: return e->bound[0];
-    case ML_OP_SIN:
-    case ML_OP_COS: return fmin(e->bound[0], 2);
-    case ML_OP_MOD: return of_remainder(e);
-    case ML_OP_DIV:
-    case ML_OP_IDIV: return fabs(number_of(e, 1)) <= e->bound[1] ? INFINITY : at_ends(e);
-    case ML_OP_POW:
-        return number_of(e, 0) <= e->bound[0] && e->bound[0] > 0 ? INFINITY : at_ends(e);
-    default: return at_ends(e);
-    }
+    if (e->op == ML_OP_ABS) return e->bound[0];
+    if (e->op == ML_OP_SIN || e->op == ML_OP_COS) return fmin(e->bound[0], 2);
+    if (e->op == ML_OP_MOD) return of_remainder(e);
+    if (e->op == ML_OP_DIV || e->op == ML_OP_IDIV)
+        return fabs(number_of(e, 1)) <= e->bound[1] ? INFINITY : at_ends(e);
+    if (e->op == ML_OP_POW && e->bound[0] > 0 && number_of(e, 0) <= e->bound[0]) return INFINITY;
+    return at_ends(e);
 }
 
 /* ---- By node --------------------------------------------------------------------------------- */
@@ -179,15 +153,15 @@ static void fill(reference_value *out, double value) {
     for (int64_t i = 0; i < ml_type_elements(&out->type); i++) out->cells[i].number = value;
 }
 
-/* An input of bf16 that a kernel may have had before it was rounded, and constants of bf16, which
- * hold f32's digits. */
+/* An input of a narrow float that a kernel may have read before it was rounded, and constants of
+ * one, which hold f32's digits. */
 static void leaf(const bounds_run *b, ml_ref node, const reference_value *y, reference_value *out) {
     const ml_graph *g = b->run->graph;
     bool input = ml_graph_node(g, node)->op == ML_OP_INPUT;
-    if (y->type.dtype != ML_BF16 || (input && !b->unrounded[ml_graph_args(g, node)[0]])) return;
+    if (!ml_is_narrow(y->type.dtype) || (input && !b->unrounded[ml_graph_args(g, node)[0]])) return;
     for (int64_t i = 0; i < ml_type_elements(&y->type); i++)
         if (isfinite(y->cells[i].number))
-            out->cells[i].number = unit_of(ML_BF16) * fabs(y->cells[i].number);
+            out->cells[i].number = unit_of(y->type.dtype) * fabs(y->cells[i].number);
 }
 
 static void elementwise(const bounds_run *b, ml_ref node, const reference_value *y,
@@ -239,13 +213,12 @@ static void movement(const bounds_run *b, ml_ref node, reference_value *out) {
         evaluate_on(b, node, 0, count, cells, out);
 }
 
-/* The operands that a linear op sums (products of): sources first .. last-1. False for other ops.
- */
+/* The operands whose elements, or products, an op adds up: sources first .. last-1. False for other
+ * ops. */
 static bool summed_sources(ml_op op, int *first, int *last) {
-    *first = op == ML_OP_SCATTER_ADD;
-    *last = *first + 1 + (op == ML_OP_DOT || op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER);
-    return op == ML_OP_SUM || op == ML_OP_CUMSUM || op == ML_OP_SCATTER_ADD || op == ML_OP_DOT ||
-           op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER;
+    *first = ml_ops[op].linear == ML_LINEAR_B;
+    *last = *first + 1 + (ml_ops[op].linear == ML_LINEAR_EACH);
+    return ml_op_is(op, ML_SUMS);
 }
 
 /* Of the sum of all terms' magnitudes: what the order of additions may make. Kernels add up long
@@ -287,7 +260,7 @@ static void sums(const bounds_run *b, ml_ref node, const reference_value *y, ref
     for (int64_t i = 0; i < count; i++) {
         double most = out->cells[i].number, own = bound > 0 ? most - plain.cells[i].number : 0;
         bool is_float = reference_is_float(&y->type);
-        if (is_float && isfinite(y->cells[i].number) && most > largest(y->type.dtype))
+        if (is_float && isfinite(y->cells[i].number) && most > ml_dtypes[y->type.dtype].largest)
             own = INFINITY;
         else if (is_float)
             own = rounded(y->type.dtype, 1, y->cells[i].number, own + order * most);

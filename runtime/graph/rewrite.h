@@ -39,7 +39,7 @@ bool rewrite_order(rewrite *r, void (*extra)(void *context, rewrite_edge *edge, 
 /* Whether each part of n's result along `axis` takes the same part of its sources alone, of those
  * that have the axis (rewrite_splittable.c). False for routines and scans of more than one output.
  */
-bool rewrite_keeps(const ml_graph *g, ml_ref n, ml_axis axis);
+bool rewrite_splits(const ml_graph *g, ml_ref n, ml_axis axis);
 
 /* Run a pass: `begin` (may be NULL) once users are counted, then `rule` for every live node. */
 ml_graph *rewrite_run(const ml_graph *from, ml_roots *roots, void (*begin)(rewrite *r),

@@ -44,32 +44,26 @@ static const char *operand_name(const infer *in, int i) {
     return ml_arena_format(ml_graph_arena(in->g), "tensor %d", i + 1);
 }
 
-/* An infinitive for "cannot ...". */
+/* An infinitive for "cannot ..."; NULL where it is made of the op's name. */
 static const char *verb(ml_op op) {
-    switch (op) {
-    case ML_OP_SUB: return "subtract";
-    case ML_OP_MUL: return "multiply";
-    case ML_OP_DIV:
-    case ML_OP_IDIV: return "divide";
-    case ML_OP_ADD: return "add";
-    case ML_OP_EQ:
-    case ML_OP_NE:
-    case ML_OP_LT:
-    case ML_OP_LE:
-    case ML_OP_GT:
-    case ML_OP_GE: return "compare";
-    case ML_OP_MAXIMUM: return "take the maximum";
-    case ML_OP_MINIMUM: return "take the minimum";
-    case ML_OP_MOD: return "take the remainder";
-    case ML_OP_POW: return "raise to a power";
-    case ML_OP_SUM: return "sum over";
-    case ML_OP_DOT: return "contract";
-    case ML_OP_SORT: return "sort along";
-    default:
-        return ml_ops[op].op_class == ML_CLASS_REDUCE || ml_ops[op].op_class == ML_CLASS_SCAN
-                   ? NULL
-                   : "combine";
-    }
+    static const char *const verbs[ML_OP_COUNT] = {
+        [ML_OP_ADD] = "add",
+        [ML_OP_SUB] = "subtract",
+        [ML_OP_MUL] = "multiply",
+        [ML_OP_DIV] = "divide",
+        [ML_OP_IDIV] = "divide",
+        [ML_OP_MAXIMUM] = "take the maximum",
+        [ML_OP_MINIMUM] = "take the minimum",
+        [ML_OP_MOD] = "take the remainder",
+        [ML_OP_POW] = "raise to a power",
+        [ML_OP_SUM] = "sum over",
+        [ML_OP_DOT] = "contract",
+        [ML_OP_SORT] = "sort along",
+    };
+    ml_op_class op_class = ml_ops[op].op_class;
+    if (verbs[op]) return verbs[op];
+    if (ml_op_compares(op)) return "compare";
+    return op_class == ML_CLASS_REDUCE || op_class == ML_CLASS_SCAN ? NULL : "combine";
 }
 
 /* "sum over", or "take the max over" for ops without a verb. */
@@ -159,7 +153,7 @@ ml_dtype infer_promote(infer *in, int first, int last) {
                         "%s needs operands of one dtype: %s is %s, %s is %s", ml_ops[in->op].name,
                         operand_name(in, first), ml_dtypes[infer_source(in, first)->dtype].name,
                         operand_name(in, i), ml_dtypes[dtype].name);
-        if (dtype > widest) widest = dtype; /* floats are listed by width */
+        widest = ml_wider(widest, dtype);
     }
     for (int i = first; i < last; i++) {
         if (infer_source(in, i)->dtype == widest) continue;
@@ -320,7 +314,7 @@ static void check_mesh(const infer *in) {
 }
 
 static void infer_leaf(infer *in, ml_type *out) {
-    switch (in->op) {
+    switch ((ml_leaf_op)in->op) {
     case ML_OP_CONST: out->dtype = given_dtype(in); break;
     case ML_OP_IOTA:
         out->dtype = ML_I32;
@@ -341,7 +335,7 @@ static void infer_leaf(infer *in, ml_type *out) {
         check_mesh(in);
         out->dtype = ML_I32;
         break;
-    default: /* PARAM */
+    case ML_OP_PARAM:
         out->dtype = given_dtype(in);
         for (int i = 0; i < in->given->rank; i++)
             infer_append(in, out, in->given->axis[i], in->given->size[i]);
@@ -468,52 +462,53 @@ static void infer_collective(infer *in, ml_type *out) {
     if (result == ML_RESULT_SCATTERED) out->size[0] /= ranks;
 }
 
-static void infer_out(infer *in, ml_type *out) {
+void infer_out(infer *in, ml_type *out) {
     const ml_graph *g = in->g;
     ml_ref of = in->sources[0];
+    ml_op op = ml_graph_node(g, of)->op;
     int64_t output = in->args[0];
     if (output < 1 || output >= ml_op_outputs(g, of))
-        ml_raise(ML_INTERNAL, "%s has no output %lld", ml_ops[ml_graph_node(g, of)->op].name,
-                 (long long)output);
-    switch (ml_graph_node(g, of)->op) {
-    case ML_OP_SORT:
-    case ML_OP_TOP_K:
-        *out = *ml_graph_type(g, of);
+        ml_raise(ML_INTERNAL, "%s has no output %lld", ml_ops[op].name, (long long)output);
+    *out = *ml_graph_type(g, of);
+    if (ml_ops[op].op_class == ML_CLASS_SCAN) { /* the indices of its values */
         out->dtype = ML_I32;
-        break;
-    case ML_OP_ATTENTION: {
+    } else if (op == ML_OP_ATTENTION) {
         ml_attention_args args;
         ml_attention_read(g, of, &args);
-        ml_type score;
         ml_attention_score_type(g, ml_graph_source(g, of, 0), ml_graph_source(g, of, 1), &args,
-                                &score);
-        *out = score;
+                                out);
         out->rank--; /* kv_seq is last */
-        break;
-    }
-    case ML_OP_RAGGED_DOT: ragged_gated_type(g, of, out); break;
-    case ML_OP_RAGGED_OUTER: ragged_squares_type(g, of, out); break;
-    default: *out = *ml_graph_type(g, ml_graph_source(g, of, (int)output)); /* ATTENTION_GRAD */
-    }
+    } else if (op == ML_OP_ATTENTION_GRAD) {
+        *out = *ml_graph_type(g, ml_graph_source(g, of, (int)output));
+    } else if (op == ML_OP_RAGGED_DOT) {
+        ragged_gated_type(g, of, out);
+    } else if (op == ML_OP_RAGGED_OUTER) {
+        ragged_squares_type(g, of, out);
+    } else
+        ml_raise(ML_INTERNAL, "%s has no type for its output %lld", ml_ops[op].name,
+                 (long long)output);
+}
+
+static void infer_routine(infer *in, ml_type *out) {
+    if (in->op == ML_OP_SCATTER_ADD)
+        infer_scatter(in, out);
+    else if (ml_op_attends(in->op))
+        infer_attention(in, out);
+    else if (ml_op_is_ragged(in->op))
+        infer_ragged(in, out);
+    else
+        ml_raise(ML_INTERNAL, "%s has no rule for its type", ml_ops[in->op].name);
 }
 
 void infer_type(infer *in, ml_type *out) {
-    switch (in->op) {
-    case ML_OP_SCATTER_ADD: infer_move(in, out); return;
-    case ML_OP_OUT: infer_out(in, out); return;
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: infer_attention(in, out); return;
-    case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER: infer_ragged(in, out); return;
-    default: break;
-    }
     switch (ml_ops[in->op].op_class) {
     case ML_CLASS_LEAF: infer_leaf(in, out); break;
     case ML_CLASS_MAP: infer_map(in, out); break;
     case ML_CLASS_MOVE: infer_move(in, out); break;
     case ML_CLASS_REDUCE: infer_reduce(in, out); break;
     case ML_CLASS_SCAN: infer_scan(in, out); break;
+    case ML_CLASS_CONTRACT: infer_dot(in, out); break;
+    case ML_CLASS_ROUTINE: infer_routine(in, out); break;
     case ML_CLASS_COLLECTIVE: infer_collective(in, out); break;
-    default: infer_dot(in, out);
     }
 }

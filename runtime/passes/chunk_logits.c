@@ -156,7 +156,7 @@ static bool keeps_chunks(const state *s, ml_ref n) {
     for (int i = 0; i < CUT_AXES && s->at->axis[i]; i++) {
         int at = ml_type_find(type_of(s, n), s->at->axis[i]);
         if (at < 0 || type_of(s, n)->size[at] != s->at->size[i] * s->at->chunks[i]) return false;
-        if (!rewrite_keeps(s->r->from, n, s->at->axis[i])) return false;
+        if (!rewrite_splits(s->r->from, n, s->at->axis[i])) return false;
     }
     return true;
 }
@@ -333,8 +333,7 @@ static ml_ref slice_of(state *s, ml_ref n) {
 static ml_ref chunk_of(state *s, ml_ref n) {
     if (s->made[n]) return s->made[n];
     ml_op op = (ml_op)ml_graph_node(s->r->from, n)->op;
-    bool maps =
-        (ml_ops[op].op_class == ML_CLASS_MAP && op != ML_OP_RANDOM) || op == ML_OP_BROADCAST;
+    bool maps = ml_op_is_function(op) || op == ML_OP_BROADCAST;
     bool cut = false;
     for (int i = 0; i < type_of(s, n)->rank; i++) cut = cut || is_cut(s, type_of(s, n)->axis[i]);
     /* What another region has made stands there as a whole. */

@@ -83,9 +83,8 @@ static bool take(const ml_graph *g, ml_ref n, const ml_type *like, gated *f) {
         f->row[f->rows++] = n;
         return true;
     }
-    if ((ml_ops[node->op].op_class != ML_CLASS_MAP && node->op != ML_OP_BROADCAST) ||
-        node->op == ML_OP_RANDOM || ++f->nodes > MOST_NODES)
-        return false;
+    bool maps = ml_op_is_function(node->op) || node->op == ML_OP_BROADCAST;
+    if (!maps || ++f->nodes > MOST_NODES) return false;
     for (int i = 0; i < node->source_count; i++)
         if (!take(g, ml_graph_source(g, n, i), like, f)) return false;
     return true;

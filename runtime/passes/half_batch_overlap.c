@@ -60,32 +60,24 @@ static bool keeps_attention(const state *s, ml_ref n) {
 static bool keeps_halves(const state *s, ml_ref n) {
     const ml_graph *from = s->r->from;
     if (!has_axis(s, n)) return false;
-    switch (node_of(s, n)->op) {
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: return keeps_attention(s, n);
-    case ML_OP_OUT: return s->kinds[ml_graph_source(from, n, 0)] == HALVED;
-    case ML_OP_SORT:
-    case ML_OP_TOP_K: return ml_graph_args(from, n)[0] != s->axis;
-    case ML_OP_RANDOM: return node_of(s, n)->source_count == 2; /* knows each element's index */
-    default: return rewrite_keeps(from, n, s->axis);
-    }
+    ml_op op = node_of(s, n)->op;
+    if (ml_op_attends(op)) return keeps_attention(s, n);
+    if (op == ML_OP_OUT) return s->kinds[ml_graph_source(from, n, 0)] == HALVED;
+    if (op == ML_OP_SORT || op == ML_OP_TOP_K) return ml_graph_args(from, n)[0] != s->axis;
+    if (op == ML_OP_RANDOM) return node_of(s, n)->source_count == 2; /* has each element's index */
+    return rewrite_splits(from, n, s->axis);
 }
 
 static bool sums_halves(const state *s, ml_ref n) {
     const ml_node *node = node_of(s, n);
-    switch (node->op) {
-    case ML_OP_SCATTER_ADD:
+    bool reduces = node->op == ML_OP_SUM || node->op == ML_OP_MAX || node->op == ML_OP_MIN ||
+                   node->op == ML_OP_DOT;
+    if (node->op == ML_OP_SCATTER_ADD)
         return !has_axis(s, n) && has_axis(s, ml_graph_source(s->r->from, n, 0)) &&
                has_axis(s, ml_graph_source(s->r->from, n, 1));
-    case ML_OP_SUM:
-    case ML_OP_MAX:
-    case ML_OP_MIN:
-    case ML_OP_DOT:
-        for (int i = 0; i < node->arg_count; i++)
-            if (ml_graph_args(s->r->from, n)[i] == s->axis) return true;
-        return false;
-    default: return false;
-    }
+    for (int i = 0; reduces && i < node->arg_count; i++)
+        if (ml_graph_args(s->r->from, n)[i] == s->axis) return true;
+    return false;
 }
 
 /* Whether who reads n may read halves of it. */
@@ -174,7 +166,7 @@ static ml_ref make_node(state *s, ml_ref n, ml_ref *sources) {
     ml_type type = *ml_graph_type(s->r->from, n);
     int at = ml_type_find(&type, s->axis);
     take_origin(s, n);
-    if (node->op == ML_OP_ATTENTION || node->op == ML_OP_ATTENTION_GRAD) {
+    if (ml_op_attends(node->op)) {
         ml_attention_args args;
         ml_attention_read(s->r->from, n, &args);
         return node->op == ML_OP_ATTENTION

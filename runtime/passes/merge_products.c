@@ -75,8 +75,7 @@ static const ml_type *type_of(const state *s, ml_ref n) {
 }
 
 static bool is_product(const state *s, ml_ref n) {
-    int op = node_of(s, n)->op;
-    return op == ML_OP_DOT || op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER;
+    return ml_op_is(node_of(s, n)->op, ML_PRODUCT);
 }
 
 /* The axes that a product sums over; *count of them. Rows of an outer product are summed too. */

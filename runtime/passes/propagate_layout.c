@@ -98,25 +98,19 @@ static ml_ref sink_attention(rewrite *r, ml_ref n, const ml_ref *sources) {
     return outputs[0];
 }
 
+/* Ops that take their operands in any order and give their result in one that follows from it. */
+static bool follows(ml_op op) {
+    return op == ML_OP_DOT || op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN ||
+           op == ML_OP_SLICE || op == ML_OP_PAD || op == ML_OP_SPLIT || op == ML_OP_RENAME ||
+           op == ML_OP_ALL_REDUCE;
+}
+
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_op op = op_of(r->from, n);
-    switch (op) {
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: return sink_attention(r, n, sources);
-    case ML_OP_DOT:
-    case ML_OP_SUM:
-    case ML_OP_MAX:
-    case ML_OP_MIN:
-    case ML_OP_SLICE:
-    case ML_OP_PAD:
-    case ML_OP_SPLIT:
-    case ML_OP_RENAME:
-    case ML_OP_ALL_REDUCE: return sink_operands(r, n, sources);
-    case ML_OP_RANDOM: return rewrite_copy(r, n, sources);
-    default:
-        if (ml_ops[op].op_class == ML_CLASS_MAP) return sink_map(r, n, sources);
-        return rewrite_copy(r, n, sources);
-    }
+    if (ml_op_attends(op)) return sink_attention(r, n, sources);
+    if (follows(op)) return sink_operands(r, n, sources);
+    if (ml_op_is_function(op)) return sink_map(r, n, sources);
+    return rewrite_copy(r, n, sources);
 }
 
 int64_t ml_permuted_bytes(const ml_graph *g) {

@@ -47,12 +47,8 @@ static bool is_leaf(const state *s, ml_ref n) {
     return ml_ops[ml_graph_node(s->r->from, n)->op].op_class == ML_CLASS_LEAF;
 }
 
-/* Cheap to compute again: elementwise ops and movements, but no gathers. */
 static bool is_cheap(const state *s, ml_ref n) {
-    ml_op op = ml_graph_node(s->r->from, n)->op;
-    ml_op_class op_class = ml_ops[op].op_class;
-    return op_class == ML_CLASS_MAP ||
-           (op_class == ML_CLASS_MOVE && op != ML_OP_GATHER && op != ML_OP_OUT);
+    return ml_op_is(ml_graph_node(s->r->from, n)->op, ML_CHEAP);
 }
 
 static int64_t bytes_of(const state *s, ml_ref n) {
@@ -81,8 +77,7 @@ static void find_phases(state *s) {
 
 /* The value of a node is its memory: a view keeps what it is a view of. */
 static bool reads_memory_of(ml_op user) {
-    if (user == ML_OP_RAGGED_DOT || user == ML_OP_RAGGED_OUTER) return true;
-    return ml_ops[user].op_class == ML_CLASS_CONTRACT || ml_ops[user].op_class == ML_CLASS_MAP ||
+    return ml_op_is(user, ML_PRODUCT) || ml_ops[user].op_class == ML_CLASS_MAP ||
            ml_ops[user].op_class == ML_CLASS_REDUCE || ml_ops[user].op_class == ML_CLASS_MOVE;
 }
 
@@ -292,9 +287,7 @@ static void find_readers(state *s) {
             ml_ref source = ml_graph_source(g, n, i);
             if (s->backward[source]) continue;
             if (s->backward[n] ? works : s->read[n] && is_cheap(s, n)) s->read[source] = true;
-            bool multiplies = op_class == ML_CLASS_CONTRACT || node->op == ML_OP_RAGGED_DOT ||
-                              node->op == ML_OP_RAGGED_OUTER;
-            if (s->backward[n] && multiplies) s->multiplied[source] = true;
+            if (s->backward[n] && ml_op_is(node->op, ML_PRODUCT)) s->multiplied[source] = true;
         }
     }
 }

@@ -12,11 +12,6 @@ typedef struct {
     int left;     /* of the steps */
 } search;
 
-static bool is_comparison(ml_op op) {
-    return op == ML_OP_EQ || op == ML_OP_NE || op == ML_OP_LT || op == ML_OP_LE || op == ML_OP_GT ||
-           op == ML_OP_GE;
-}
-
 static bool widens(const ml_graph *g, ml_ref n) {
     if (ml_graph_node(g, n)->op != ML_OP_CAST) return false;
     const ml_type *from = ml_graph_type(g, ml_graph_source(g, n, 0)), *to = ml_graph_type(g, n);
@@ -54,7 +49,7 @@ static bool find_extreme(search *s, ml_ref n) {
 }
 
 void ml_mark_compared(const ml_graph *g, ml_ref n, bool *marked) {
-    if (!is_comparison((ml_op)ml_graph_node(g, n)->op)) return;
+    if (!ml_op_compares((ml_op)ml_graph_node(g, n)->op)) return;
     for (int side = 0; side < 2; side++) {
         ml_ref extreme = ml_graph_source(g, n, side);
         if (!find_extreme(&(search){g, NULL, MOST_STEPS}, extreme)) continue;

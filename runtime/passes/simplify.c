@@ -15,12 +15,11 @@ static ml_ref *better_of(simplifier *s, ml_ref n) {
 
 static ml_ref rule_for(simplifier *s, ml_ref n) {
     ml_op op = ml_graph_node(s->graph, n)->op;
-    switch (ml_ops[op].op_class) {
-    case ML_CLASS_MAP: return simplify_map(s, n);
-    case ML_CLASS_REDUCE: return simplify_reduce(s, n);
-    case ML_CLASS_MOVE: return op == ML_OP_OUT ? 0 : simplify_move(s, n);
-    default: return op == ML_OP_SCATTER_ADD ? simplify_move(s, n) : 0;
-    }
+    ml_op_class op_class = ml_ops[op].op_class;
+    if (op_class == ML_CLASS_MAP) return simplify_map(s, n);
+    if (op_class == ML_CLASS_REDUCE) return simplify_reduce(s, n);
+    bool moves = op_class == ML_CLASS_MOVE || op == ML_OP_SCATTER_ADD;
+    return moves ? simplify_move(s, n) : 0;
 }
 
 static ml_ref simplest(simplifier *s, ml_ref n) {
@@ -113,26 +112,14 @@ static bool widens(rewrite *r, ml_ref node, int depth) {
         ml_graph_type(r->from, node)->dtype != ML_BF16)
         return false;
     const ml_ref *sources = ml_graph_sources(r->from, node);
-    switch (n->op) {
-    case ML_OP_DOT:
-    case ML_OP_RAGGED_OUTER:
-    case ML_OP_SCATTER_ADD:
-    case ML_OP_SUM: s->wide[node] = true; break;
-    case ML_OP_CAST: s->wide[node] = ml_graph_type(r->from, sources[0])->dtype == ML_F32; break;
-    case ML_OP_ADD:
-        s->wide[node] = widens(r, sources[0], depth + 1);
-        s->wide[node] = widens(r, sources[1], depth + 1) || s->wide[node];
-        break;
-    case ML_OP_PERMUTE:
-    case ML_OP_RENAME:
-    case ML_OP_SPLIT:
-    case ML_OP_MERGE:
-    case ML_OP_SLICE:
-    case ML_OP_PLACE:
-    case ML_OP_PAD: s->wide[node] = widens(r, sources[0], depth + 1); break;
-    default: break;
-    }
-    return s->wide[node];
+    bool sums = n->op == ML_OP_DOT || n->op == ML_OP_RAGGED_OUTER || n->op == ML_OP_SCATTER_ADD ||
+                n->op == ML_OP_SUM;
+    bool moves = ml_op_moves(n->op) && n->op != ML_OP_BROADCAST && n->op != ML_OP_CONCAT;
+    bool wide =
+        sums || (n->op == ML_OP_CAST && ml_graph_type(r->from, sources[0])->dtype == ML_F32);
+    for (int i = 0; (n->op == ML_OP_ADD || moves) && i < n->source_count; i++)
+        wide = widens(r, sources[i], depth + 1) || wide;
+    return s->wide[node] = wide;
 }
 
 static void find_wide(rewrite *r) {

@@ -264,43 +264,35 @@ static ml_ref choice(const subject *x) {
     return 0;
 }
 
-/* Whether every value of `from` is one of `to`. */
-static bool holds(ml_dtype to, ml_dtype from) {
-    switch (from) {
-    case ML_BOOL: return true;
-    case ML_I32: return to == ML_I32 || to == ML_I64 || to == ML_F64;
-    case ML_BF16: return to == ML_BF16 || to == ML_F32 || to == ML_F64;
-    case ML_F32: return to == ML_F32 || to == ML_F64;
-    default: return to == from;
-    }
-}
-
 static ml_ref conversion(const subject *x) {
     if (ml_graph_type(x->g, x->a)->dtype == x->type.dtype) return x->a;
     if (op_of(x, x->a) != ML_OP_CAST) return 0;
     ml_ref first = source(x, x->a, 0);
     ml_dtype from = ml_graph_type(x->g, first)->dtype, middle = ml_graph_type(x->g, x->a)->dtype;
-    return holds(middle, from) ? simplify_cast(x->s, first, x->type.dtype) : 0;
+    return ml_dtype_holds(middle, from) ? simplify_cast(x->s, first, x->type.dtype) : 0;
+}
+
+static ml_ref extreme(const subject *x) {
+    return x->a == x->b ? x->a : 0;
+}
+
+static ml_ref inversion(const subject *x) {
+    return op_of(x, x->a) == ML_OP_NOT ? source(x, x->a, 0) : 0;
+}
+
+static ml_ref operand(const subject *x) {
+    return x->a;
 }
 
 static ml_ref algebra(const subject *x) {
-    switch (x->op) {
-    case ML_OP_NEG: return negation(x);
-    case ML_OP_ADD: return addition(x);
-    case ML_OP_SUB: return subtraction(x);
-    case ML_OP_MUL: return multiplication(x);
-    case ML_OP_DIV: return division(x);
-    case ML_OP_POW: return power(x);
-    case ML_OP_MAXIMUM:
-    case ML_OP_MINIMUM: return x->a == x->b ? x->a : 0;
-    case ML_OP_AND:
-    case ML_OP_OR: return logic(x);
-    case ML_OP_NOT: return op_of(x, x->a) == ML_OP_NOT ? source(x, x->a, 0) : 0;
-    case ML_OP_WHERE: return choice(x);
-    case ML_OP_CAST: return conversion(x);
-    case ML_OP_STOP_GRADIENT: return x->a;
-    default: return 0;
-    }
+    static ml_ref (*const rules[ML_OP_COUNT])(const subject *) = {
+        [ML_OP_NEG] = negation,       [ML_OP_ADD] = addition,          [ML_OP_SUB] = subtraction,
+        [ML_OP_MUL] = multiplication, [ML_OP_DIV] = division,          [ML_OP_POW] = power,
+        [ML_OP_MAXIMUM] = extreme,    [ML_OP_MINIMUM] = extreme,       [ML_OP_AND] = logic,
+        [ML_OP_OR] = logic,           [ML_OP_NOT] = inversion,         [ML_OP_WHERE] = choice,
+        [ML_OP_CAST] = conversion,    [ML_OP_STOP_GRADIENT] = operand,
+    };
+    return rules[x->op] ? rules[x->op](x) : 0;
 }
 
 ml_ref simplify_map(simplifier *s, ml_ref n) {

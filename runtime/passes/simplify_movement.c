@@ -118,18 +118,15 @@ static ml_ref slice(const subject *x) {
     int64_t axis = x->args[0], start = x->args[1], stop = x->args[2];
     bool same_axis = x->a_args[0] == axis;
     if (start == 0 && stop == size_in(&x->a_type, axis)) return x->a;
-    switch (x->a_op) {
-    case ML_OP_SLICE: {
-        if (!same_axis) return 0;
+    if (x->a_op == ML_OP_SLICE && same_axis) {
         int64_t base = x->a_args[1];
         return move(x, ML_OP_SLICE, inner(x), (int64_t[]){axis, base + start, base + stop}, 3);
     }
-    case ML_OP_PAD: return same_axis ? slice_pad(x) : 0;
-    case ML_OP_CONCAT: return same_axis && !taken_again(x) ? slice_concat(x) : 0;
-    case ML_OP_BROADCAST: return has(inner_type(x), axis) ? move_inside(x) : fit(x, inner(x));
-    case ML_OP_PERMUTE: return move_inside(x);
-    default: return 0;
-    }
+    if (x->a_op == ML_OP_PAD && same_axis) return slice_pad(x);
+    if (x->a_op == ML_OP_CONCAT && same_axis && !taken_again(x)) return slice_concat(x);
+    if (x->a_op == ML_OP_BROADCAST && !has(inner_type(x), axis)) return fit(x, inner(x));
+    if (x->a_op == ML_OP_BROADCAST || x->a_op == ML_OP_PERMUTE) return move_inside(x);
+    return 0;
 }
 
 static ml_ref pad(const subject *x) {
@@ -264,19 +261,13 @@ static subject describe(simplifier *s, ml_ref n) {
 }
 
 ml_ref simplify_move(simplifier *s, ml_ref n) {
+    static ml_ref (*const rules[ML_OP_COUNT])(const subject *) = {
+        [ML_OP_BROADCAST] = broadcast, [ML_OP_PERMUTE] = permute, [ML_OP_RENAME] = rename,
+        [ML_OP_SLICE] = slice,         [ML_OP_PAD] = pad,         [ML_OP_SPLIT] = split,
+        [ML_OP_MERGE] = merge,         [ML_OP_CONCAT] = concat,   [ML_OP_SCATTER_ADD] = scatter,
+    };
     subject x = describe(s, n);
-    switch (x.op) {
-    case ML_OP_BROADCAST: return broadcast(&x);
-    case ML_OP_PERMUTE: return permute(&x);
-    case ML_OP_RENAME: return rename(&x);
-    case ML_OP_SLICE: return slice(&x);
-    case ML_OP_PAD: return pad(&x);
-    case ML_OP_SPLIT: return split(&x);
-    case ML_OP_MERGE: return merge(&x);
-    case ML_OP_CONCAT: return concat(&x);
-    case ML_OP_SCATTER_ADD: return scatter(&x);
-    default: return 0;
-    }
+    return rules[x.op] ? rules[x.op](&x) : 0;
 }
 
 /* ---- Reductions ------------------------------------------------------------------------------ */

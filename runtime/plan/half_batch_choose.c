@@ -102,7 +102,7 @@ static void add_times(choice *x, const ml_plan *plan) {
                 c->computed += seconds;
                 c->products++;
             } else if (!works && waits_for_ranks(x->g, n) && has_axis(ml_graph_type(x->g, n), c) &&
-                       rewrite_keeps(x->g, n, c->axis)) {
+                       rewrite_splits(x->g, n, c->axis)) {
                 c->exchanged += seconds;
             }
         }

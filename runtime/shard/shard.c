@@ -101,7 +101,7 @@ static bool splits(const sharder *s, const ml_type *t, const ml_placements *befo
 static bool cuts_sent_groups(const sharder *s, ml_ref n, const shard_strategy *strategy,
                              const ml_placements *need) {
     const ml_node *node = ml_graph_node(s->from, n);
-    if (node->op != ML_OP_RAGGED_DOT && node->op != ML_OP_RAGGED_OUTER) return false;
+    if (!ml_op_is_ragged(node->op)) return false;
     int i = shard_sent_over(s, &need[0]);
     if (i < 0 || i >= s->mesh) return false;
     ml_placement cut = s->pool.at[strategy->sources + 2];
@@ -202,9 +202,7 @@ static bool is_free(const sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     if (node->op == ML_OP_CONST || node->op == ML_OP_IOTA) return true;
     if (ml_graph_type(s->from, n)->rank == 0) return false;
-    bool movement =
-        node->op == ML_OP_BROADCAST || node->op == ML_OP_RENAME || node->op == ML_OP_PERMUTE;
-    if (ml_ops[node->op].op_class != ML_CLASS_MAP && !movement) return false;
+    if (!ml_op_is_map(node->op) && !ml_op_is(node->op, ML_RELABEL)) return false;
     for (int k = 0; k < node->source_count; k++) {
         ml_ref source = ml_graph_source(s->from, n, k);
         if (s->values[source].free) continue;
@@ -249,7 +247,7 @@ static void keep_owner(sharder *s, ml_ref n, const ml_placements *need) {
 static void give_owner(sharder *s, ml_ref n, const ml_placements *need) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_ref *sources = ml_graph_sources(s->from, n), *owner = NULL;
-    if (node->op == ML_OP_RAGGED_DOT || node->op == ML_OP_RAGGED_OUTER) owner = &sources[2];
+    if (ml_op_is_ragged(node->op)) owner = &sources[2];
     for (int k = 0; k < node->source_count && !owner; k++)
         if (shard_sent_over(s, &need[k]) >= 0 && shard_owner(s, sources[k])[0])
             owner = shard_owner(s, sources[k]);

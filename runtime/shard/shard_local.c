@@ -91,42 +91,38 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
     ml_type local = ml_layout_local(s->layout, t, &out[0]);
     ml_ref pair[4];
     int64_t sizes[5];
-    switch (node->op) {
-    case ML_OP_ATTENTION:
-    case ML_OP_ATTENTION_GRAD: shard_local_attention(s, n, sources, need, out, outputs); return;
-    case ML_OP_PLACE: outputs[0] = sources[0]; return;
-    case ML_OP_IOTA: outputs[0] = global_iota(s, out, 0, t->axis[0], local.size[0]); return;
-    case ML_OP_RANDOM: outputs[0] = local_random(s, n, sources, out, &local); return;
-    case ML_OP_SPLIT:
+    ml_op op = node->op;
+    if (ml_op_attends(op)) {
+        shard_local_attention(s, n, sources, need, out, outputs);
+        return;
+    }
+    if (op == ML_OP_PLACE || op == ML_OP_IOTA || op == ML_OP_RANDOM) {
+        outputs[0] = op == ML_OP_PLACE  ? sources[0]
+                     : op == ML_OP_IOTA ? global_iota(s, out, 0, t->axis[0], local.size[0])
+                                        : local_random(s, n, sources, out, &local);
+        return;
+    }
+    if (op == ML_OP_SPLIT) {
         memcpy(sizes, args, sizeof sizes);
         sizes[2] = local.size[ml_type_find(t, (ml_axis)args[1])];
         args = sizes;
-        break;
-    case ML_OP_GATHER: {
+    } else if (op == ML_OP_GATHER) {
         const ml_type *table = ml_graph_type(s->to, sources[0]);
         int at = ml_type_find(table, (ml_axis)args[0]);
         pair[0] = sources[0];
         pair[1] = shifted(s, sources[1], &need[0], at, table->size[at]);
         sources = pair;
-        break;
-    }
-    case ML_OP_SCATTER_ADD: {
+    } else if (op == ML_OP_SCATTER_ADD) {
         int at = ml_type_find(t, (ml_axis)args[0]);
         pair[0] = shifted(s, sources[0], out, at, local.size[at]);
         pair[1] = sources[1];
         sources = pair;
-        break;
-    }
-    case ML_OP_SUM:
+    } else if (op == ML_OP_SUM) {
         pair[0] = clear_filling(s, n, sources[0], &need[0]);
         sources = pair;
-        break;
-    case ML_OP_RAGGED_DOT:
-    case ML_OP_RAGGED_OUTER:
+    } else if (ml_op_is_ragged(op)) {
         ragged_sources(s, n, sources, need, pair);
         sources = pair;
-        break;
-    default: break;
     }
     if (node->source_count == 1 && node->op == ML_OP_BROADCAST &&
         ml_type_equal(ml_graph_type(s->to, sources[0]), &local))

@@ -398,62 +398,45 @@ static unsigned partial_sources(const sharder *s, ml_ref n, ml_placement_kind ki
     bool first = node->source_count > 0 && partial(s, n, 0, kind);
     bool second = node->source_count > 1 && partial(s, n, 1, kind);
     bool sum = kind == ML_PARTIAL_SUM;
-    switch (node->op) {
-    case ML_OP_NEG:
-    case ML_OP_DIV:
-    case ML_OP_SUM:
-    case ML_OP_CUMSUM: return sum && first ? 1 : 0;
-    case ML_OP_MAX: return kind == ML_PARTIAL_MAX && first ? 1 : 0;
-    case ML_OP_MIN: return kind == ML_PARTIAL_MIN && first ? 1 : 0;
-    case ML_OP_CAST: { /* sums of gradients keep all their bits */
+    if (ml_op_moves(node->op) || node->op == ML_OP_GATHER || node->op == ML_OP_STOP_GRADIENT)
+        return first ? 1 : 0;
+    if (node->op == ML_OP_MAX) return kind == ML_PARTIAL_MAX && first ? 1 : 0;
+    if (node->op == ML_OP_MIN) return kind == ML_PARTIAL_MIN && first ? 1 : 0;
+    if (node->op == ML_OP_CAST) { /* sums of gradients keep all their bits */
         const ml_type *from = source_type(s, n, 0);
-        bool floats = ml_dtypes[t->dtype].kind == ML_KIND_FLOAT &&
-                      ml_dtypes[from->dtype].kind == ML_KIND_FLOAT;
-        return floats && t->dtype > from->dtype && s->values[n].params && first ? 1 : 0;
+        bool wider = ml_is_float(t->dtype) && ml_is_float(from->dtype) &&
+                     ml_dtypes[t->dtype].rank > ml_dtypes[from->dtype].rank;
+        return wider && s->values[n].params && first ? 1 : 0;
     }
-    case ML_OP_ADD:
-    case ML_OP_SUB: /* what is added to a sum is made one, and numbers are: norms of tensors that
-                       are split and of others */
-        if (!sum || !(first || second)) return 0;
+    if (!sum) return 0;
+    switch (ml_ops[node->op].linear) {
+    case ML_LINEAR_NO: return 0;
+    case ML_LINEAR_A: return first ? 1 : 0;
+    case ML_LINEAR_B: return second ? 2 : 0;
+    case ML_LINEAR_EACH: return ml_op_is_ragged(node->op) || first == second ? 0 : first ? 1 : 2;
+    case ML_LINEAR_JOINT: /* what is added to a sum becomes one, and so do numbers: norms of tensors
+                             that are split and of others */
         if (first && second) return 3;
+        if (!first && !second) return 0;
         return s->values[n].added || (t->rank == 0 && whole_or(s, n)) ? 3 : 0;
-    case ML_OP_MUL:
-    case ML_OP_DOT: return !sum || first == second ? 0 : first ? 1 : 2;
-    case ML_OP_WHERE: {
+    case ML_LINEAR_CHOSEN: {
         bool third = partial(s, n, 2, kind);
-        if (!sum || !(second || third)) return 0;
+        if (!second && !third) return 0;
         if (s->values[n].added) return 6;
         if (!second && !is_zero(s, ml_graph_source(s->from, n, 1))) return 0;
         if (!third && !is_zero(s, ml_graph_source(s->from, n, 2))) return 0;
         return (second ? 2u : 0) | (third ? 4u : 0);
     }
-    case ML_OP_BROADCAST:
-    case ML_OP_RENAME:
-    case ML_OP_PERMUTE:
-    case ML_OP_PLACE:
-    case ML_OP_SLICE:
-    case ML_OP_PAD:
-    case ML_OP_SPLIT:
-    case ML_OP_MERGE:
-    case ML_OP_STOP_GRADIENT:
-    case ML_OP_GATHER: return first ? 1 : 0;
-    case ML_OP_SCATTER_ADD: return sum && second ? 2 : 0;
-    default: return 0;
     }
+    return 0;
 }
 
 /* What only gives elements other names is best done before they are combined: that may be
  * elsewhere. */
 static int partial_rank(const sharder *s, ml_ref n) {
-    switch (ml_graph_node(s->from, n)->op) {
-    case ML_OP_RENAME:
-    case ML_OP_PERMUTE:
-    case ML_OP_PLACE:
-    case ML_OP_SPLIT:
-    case ML_OP_MERGE:
-    case ML_OP_STOP_GRADIENT: return SHARD_RELABEL;
-    default: return SHARD_KEEP_PARTIAL;
-    }
+    ml_op op = ml_graph_node(s->from, n)->op;
+    return ml_op_is(op, ML_BIJECTIVE) || op == ML_OP_STOP_GRADIENT ? SHARD_RELABEL
+                                                                   : SHARD_KEEP_PARTIAL;
 }
 
 static void propose_partial(sharder *s, ml_ref n) {
@@ -475,16 +458,21 @@ static void propose_partial(sharder *s, ml_ref n) {
     }
 }
 
-void shard_propose(sharder *s, ml_ref n) {
+static void propose_rest(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     const int64_t *args = ml_graph_args(s->from, n);
-    switch (node->op) {
+    switch ((ml_rest_op)node->op) {
+    case ML_OP_CONST:
+    case ML_OP_IOTA:
+    case ML_OP_STATE:
+    case ML_OP_INPUT:
+    case ML_OP_PARAM:
+    case ML_OP_COORDINATE:
+    case ML_OP_OUT: break; /* their placement is decided elsewhere */
     case ML_OP_PLACE:
-        if (propose_place(s, n)) return;
-        by_name(s, n, 0);
-        break;
     case ML_OP_BROADCAST:
-    case ML_OP_PERMUTE: by_name(s, n, 0); break;
+    case ML_OP_PERMUTE:
+    case ML_OP_ARGMAX: by_name(s, n, 0); break;
     case ML_OP_RENAME: by_position(s, n, -1); break;
     case ML_OP_SLICE:
     case ML_OP_PAD:
@@ -502,7 +490,6 @@ void shard_propose(sharder *s, ml_ref n) {
     case ML_OP_MAX:
     case ML_OP_MIN:
     case ML_OP_DOT: propose_reduced(s, n); break;
-    case ML_OP_ARGMAX: by_name(s, n, 0); break;
     case ML_OP_RAGGED_DOT:
     case ML_OP_RAGGED_OUTER:
         propose_ragged(s, n);
@@ -510,9 +497,16 @@ void shard_propose(sharder *s, ml_ref n) {
         break;
     case ML_OP_ATTENTION:
     case ML_OP_ATTENTION_GRAD: shard_propose_attention(s, n); break;
-    default:
-        if (ml_ops[node->op].op_class == ML_CLASS_MAP) by_name(s, n, 0);
     }
+}
+
+void shard_propose(sharder *s, ml_ref n) {
+    ml_op op = ml_graph_node(s->from, n)->op;
+    if (op == ML_OP_PLACE && propose_place(s, n)) return;
+    if (ml_op_is_map(op))
+        by_name(s, n, 0);
+    else
+        propose_rest(s, n);
     propose_own_rows(s, n);
     shard_propose_sent(s, n);
     propose_partial(s, n);

@@ -19,8 +19,7 @@ static bool is_wide(const ml_graph *g, ml_ref n) {
 }
 
 static bool is_product(ml_op op) {
-    return op == ML_OP_DOT || op == ML_OP_RAGGED_DOT || op == ML_OP_RAGGED_OUTER ||
-           op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD;
+    return ml_op_is(op, ML_PRODUCT) || ml_op_attends(op);
 }
 
 static bool is_said_input(const ml_vm *vm, ml_ref n) {
