@@ -66,7 +66,6 @@ typedef enum {
     ML_ROUNDS_ONCE = 1 << 8,
     ML_POSITIVE_A = 1 << 9,
     ML_POSITIVE_B = 1 << 10,
-    ML_POSITIVE = ML_POSITIVE_A,
 } ml_trait;
 
 typedef struct {

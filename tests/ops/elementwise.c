@@ -28,11 +28,8 @@ static bool takes(ml_op op, ml_dtype dtype) {
     }
 }
 
-/* Some ops want positive operands, or a divisor that is not 0. */
 static bool wants_positive(ml_op op, int operand) {
-    if (op == ML_OP_LOG || op == ML_OP_LOG1P || op == ML_OP_SQRT || op == ML_OP_RSQRT) return true;
-    if (op == ML_OP_POW) return operand == 0;
-    return operand == 1 && (op == ML_OP_DIV || op == ML_OP_IDIV || op == ML_OP_MOD);
+    return ml_op_is(op, operand == 0 ? ML_POSITIVE_A : ML_POSITIVE_B);
 }
 
 static ml_ref some_input(ops_case *c, ml_dtype dtype, const char *axes, bool positive) {

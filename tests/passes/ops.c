@@ -33,10 +33,7 @@ enum { ARRANGEMENTS = sizeof arrangements / sizeof *arrangements };
 /* Values for which the op is smooth around every element. */
 static void domain(ml_op op, int operand, double *low, double *high) {
     *low = -2, *high = 2;
-    bool positive = op == ML_OP_LOG || op == ML_OP_LOG1P || op == ML_OP_SQRT || op == ML_OP_RSQRT ||
-                    op == ML_OP_POW;
-    bool divisor = operand == 1 && (op == ML_OP_DIV || op == ML_OP_IDIV || op == ML_OP_MOD);
-    if (positive || divisor) *low = 0.5;
+    if (ml_op_is(op, operand == 0 ? ML_POSITIVE_A : ML_POSITIVE_B)) *low = 0.5;
 }
 
 static ml_ref operand(fixture *f, ml_op op, int i, const char *axes) {
