@@ -126,8 +126,7 @@ static void give(tape *t, ml_ref node, int source, ml_ref x) {
     accumulate(t->graph, &e->gradient[0], reduce_to(t->graph, x, &type));
 }
 
-/* The rules of elementwise ops, a line each, read like mathematics: g is the gradient of the result
- * y; a, b, c are the operands. Each starts from g or y, which have all axes. */
+/* What the rules of elementwise ops are made of: gradients.def. */
 #define NEG(x) ml_map1(G, ML_OP_NEG, x)
 #define ADD(x, z) ml_map2(G, ML_OP_ADD, x, z)
 #define SUB(x, z) ml_map2(G, ML_OP_SUB, x, z)
@@ -138,6 +137,7 @@ static void give(tape *t, ml_ref node, int source, ml_ref x) {
 #define NUM(v) ml_const(G, dtype, v)
 #define WHERE(test, x, z) ml_where(G, test, x, z)
 #define TIE(x, z) WHERE(FN2(EQ, x, z), MUL(NUM(0.5), g), NUM(0)) /* equal operands share evenly */
+#define FLAT ((void)0)
 #define GIVE(source, value) ((void)(wants(t, n, source) ? give(t, n, source, value) : (void)0))
 
 /* y = a^b. The powers and logarithms of 0 that the limits multiply by 0 are left out, as PyTorch
@@ -161,55 +161,12 @@ static void map_rule(tape *t, ml_ref n, ml_ref g) {
     ml_ref y = n, a = ml_graph_source(G, n, 0);
     ml_ref b = count > 1 ? ml_graph_source(G, n, 1) : 0;
     switch ((ml_map_op)op) {
-    case ML_OP_NEG: GIVE(0, NEG(g)); break;
-    case ML_OP_ADD: GIVE(0, g), GIVE(1, g); break;
-    case ML_OP_SUB: GIVE(0, g), GIVE(1, NEG(g)); break;
-    case ML_OP_MUL:
-        if (a == b) /* a square: one term instead of two */
-            GIVE(0, MUL(MUL(NUM(2), g), a));
-        else
-            GIVE(0, MUL(g, b)), GIVE(1, MUL(g, a));
+#define ML_GRADIENT(ident, ...)                                                                    \
+    case ML_OP_##ident:                                                                            \
+        (void)(__VA_ARGS__);                                                                       \
         break;
-    case ML_OP_DIV: GIVE(0, DIV(g, b)), GIVE(1, NEG(DIV(MUL(g, y), b))); break;
-    case ML_OP_MOD: GIVE(0, g), GIVE(1, NEG(MUL(g, FN2(IDIV, a, b)))); break;
-    case ML_OP_POW: pow_rule(t, n, g); break;
-    case ML_OP_MAXIMUM:
-        GIVE(0, WHERE(FN2(GT, a, b), g, TIE(a, b))), GIVE(1, WHERE(FN2(LT, a, b), g, TIE(a, b)));
-        break;
-    case ML_OP_MINIMUM:
-        GIVE(0, WHERE(FN2(LT, a, b), g, TIE(a, b))), GIVE(1, WHERE(FN2(GT, a, b), g, TIE(a, b)));
-        break;
-    case ML_OP_EXP: GIVE(0, MUL(g, y)); break;
-    case ML_OP_EXPM1: GIVE(0, MUL(g, FN(EXP, a))); break; /* y + 1 would lose what y rounded */
-    case ML_OP_LOG: GIVE(0, DIV(g, a)); break;
-    case ML_OP_LOG1P: GIVE(0, DIV(g, ADD(NUM(1), a))); break;
-    case ML_OP_SQRT: GIVE(0, DIV(MUL(NUM(0.5), g), y)); break;
-    case ML_OP_RSQRT: GIVE(0, MUL(MUL(NUM(-0.5), g), MUL(y, MUL(y, y)))); break;
-    case ML_OP_SIN: GIVE(0, MUL(g, FN(COS, a))); break;
-    case ML_OP_COS: GIVE(0, NEG(MUL(g, FN(SIN, a)))); break;
-    case ML_OP_TANH: GIVE(0, MUL(g, SUB(NUM(1), MUL(y, y)))); break;
-    case ML_OP_ERF: GIVE(0, MUL(g, MUL(NUM(1.1283791670955126), FN(EXP, NEG(MUL(a, a)))))); break;
-    case ML_OP_SIGMOID: GIVE(0, MUL(g, MUL(y, SUB(NUM(1), y)))); break;
-    case ML_OP_ABS: GIVE(0, MUL(g, FN(SIGN, a))); break;
-    case ML_OP_WHERE: GIVE(1, WHERE(a, g, NUM(0))), GIVE(2, WHERE(a, NUM(0), g)); break;
-    case ML_OP_CAST: GIVE(0, g); break; /* reduce_to casts back */
-    case ML_OP_IDIV:                    /* steps and tests are flat: their gradient is 0 */
-    case ML_OP_SIGN:
-    case ML_OP_FLOOR:
-    case ML_OP_CEIL:
-    case ML_OP_ROUND:
-    case ML_OP_IS_FINITE:
-    case ML_OP_EQ:
-    case ML_OP_NE:
-    case ML_OP_LT:
-    case ML_OP_LE:
-    case ML_OP_GT:
-    case ML_OP_GE:
-    case ML_OP_AND:
-    case ML_OP_OR:
-    case ML_OP_NOT:
-    case ML_OP_RANDOM:
-    case ML_OP_STOP_GRADIENT: break;
+#include "runtime/graph/gradients.def"
+#undef ML_GRADIENT
     }
 }
 

@@ -2,8 +2,8 @@
  *
  * Code that treats ops alike asks for a trait or a class. A switch over ops or dtypes has no
  * `default:` (lint refuses it), so that the compiler names each switch that a new row concerns; a
- * switch over the ops of one class converts to that class's enum (ml_leaf_op, ml_map_op,
- * ml_move_op; ml_rest_op: the rest but collectives, which have a table), which lists these alone. */
+ * switch over the ops of one class converts to that class's enum: ml_leaf_op, ml_map_op,
+ * ml_move_op, ml_rest_op (all but elementwise ops and collectives, which have their own table). */
 #ifndef ML_OPS_H
 #define ML_OPS_H
 
