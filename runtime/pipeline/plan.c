@@ -1,16 +1,14 @@
-/* Plans of programs that are cut into pipeline stages: stages to pieces, pieces to tasks, transfers
- * to lanes of messages, and who needs how much memory. */
-#include "runtime/pipeline/plan.h"
-
+/* The plan of a pipeline. First what all attempts at a plan share: stages, their tasks and costs,
+ * channels, the schedule, slots. Then one attempt: each stage's program is split into task
+ * programs, and messages get their addresses. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/pipeline/pipeline_internal.h"
 #include "runtime/plan/arena_place.h"
 #include "runtime/plan/plan_internal.h"
 
-typedef struct ml_pipeline_plan pipeline_plan;
-
-/* What all plans of a program begin with, while it is made. */
+/* What all attempts share, while it is computed. */
 typedef struct {
     ml_arena *arena;
     ml_graph *graph;
@@ -34,8 +32,9 @@ static void wave_add(task_waves *waves, int wave) {
     waves->count++;
 }
 
-/* The levels at which each stage has work: those of what it receives, and 0 where others wait for
- * something that needs nothing received. */
+/* The waves in which each stage has work: those of what it receives, and 0 where others wait for a
+ * value that needs nothing received. Its last wave is split in two where the schedule does so and
+ * other stages wait for a part of it. */
 static void waves_find(sharing *s) {
     const ml_stage_graphs *c = &s->pipeline->cut;
     bool weight_grad =
@@ -50,8 +49,7 @@ static void waves_find(sharing *s) {
         if (waves->count == 0) wave_add(waves, 0);
         waves->overlaps = s->pipeline->microbatches > 1;
     }
-    for (int i = 0; weight_grad && i < c->transfer_count;
-         i++) { /* others wait for the backward pass */
+    for (int i = 0; weight_grad && i < c->transfer_count; i++) {
         task_waves *waves = &s->pipeline->stages[c->transfers[i].from].waves;
         int last = waves->wave[waves->count - 1];
         if (last > 0 && c->transfers[i].from_wave == last) waves->weight_grad = true;
@@ -110,25 +108,7 @@ static int task_at(const pipeline_stage *stage, int wave) {
     return stage->first_task;
 }
 
-/* ---- lanes ---- */
-static int saved_of_input(const pipeline_stage *stage, uint32_t input) {
-    for (int i = 0; i < stage->programs.saved_count; i++) {
-        if (stage->programs.saved[i].input == input) return i;
-    }
-    return -1;
-}
-
-/* What is received and no longer needed still has to go somewhere. */
-static int saved_spare(pipeline_stage *stage, int64_t bytes, ml_arena *arena) {
-    task_programs *set = &stage->programs;
-    saved_value *saved = ML_NEW_ARRAY(arena, saved_value, (size_t)set->saved_count + 1);
-    if (set->saved_count > 0) memcpy(saved, set->saved, sizeof *saved * (size_t)set->saved_count);
-    saved[set->saved_count] = (saved_value){UINT32_MAX, SAVED_GIVEN, bytes, set->buffer_bytes};
-    set->buffer_bytes += (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
-    set->saved = saved;
-    return set->saved_count++;
-}
-
+/* ---- channels ---- */
 static int channel_of(sharing *s, const ml_transfer *t) {
     pipeline_plan *pipeline = s->pipeline;
     pipeline_channel channel = {.from = t->from, .to = t->to};
@@ -143,7 +123,7 @@ static int channel_of(sharing *s, const ml_transfer *t) {
     return pipeline->channel_count++;
 }
 
-/* By lane, those of a lane in the order of the transfers. */
+/* Messages by channel, those of a channel in the order of the transfers. */
 static void channels_make(sharing *s) {
     pipeline_plan *pipeline = s->pipeline;
     const ml_stage_graphs *c = &pipeline->cut;
@@ -165,7 +145,7 @@ static void channels_make(sharing *s) {
     }
 }
 
-/* Sums over all ranks and stages, which an account of one rank does not go over again. */
+/* Sums over all ranks and stages, for the account of any rank. */
 static void sums_make(sharing *s) {
     pipeline_plan *pipeline = s->pipeline;
     pipeline->sent = ML_NEW_ARRAY(s->arena, ml_traffic, (size_t)pipeline->ranks);
@@ -181,92 +161,13 @@ static void sums_make(sharing *s) {
             pipeline->flops += pipeline->cut.stages[v].flops[i];
 }
 
-/* ---- what all plans begin with ---- */
+/* ---- what all attempts share ---- */
 static void inputs_wave(sharing *s) {
     const ml_stage_graphs *c = &s->pipeline->cut;
     uint32_t inputs = ml_graph_input_count(s->graph);
     s->pipeline->input_wave = ML_NEW_ARRAY(s->arena, int, (size_t)inputs + 1);
     for (int i = 0; i < c->transfer_count; i++)
         s->pipeline->input_wave[c->transfers[i].input] = c->transfers[i].to_wave;
-}
-
-/* A hash of all that a rank's stages are planned by. Ranks that plan alike may have other states,
- * which stand for one another throughout, and other numbers of levels in the same order. */
-typedef struct {
-    int user;        /* 1 + the last rank that has it */
-    uint32_t number; /* in the order of their use there */
-} shape_of_state;
-
-typedef struct {
-    const sharing *s;
-    int rank;
-    uint32_t states;       /* of the rank so far */
-    shape_of_state *state; /* by id */
-} rank_shape;
-
-static uint64_t shape_state(rank_shape *r, uint32_t id, uint64_t shape) {
-    shape_of_state *state = &r->state[id];
-    if (state->user != r->rank + 1) *state = (shape_of_state){r->rank + 1, ++r->states};
-    uint32_t fields[2] = {state->number, (uint32_t)ml_graph_state(r->s->graph, id)->kind};
-    return ml_hash(fields, sizeof fields, shape);
-}
-
-/* Which of the levels an input comes at: 0 for one of the program. */
-static uint64_t shape_input(const rank_shape *r, const task_waves *waves, uint32_t id,
-                            uint64_t shape) {
-    int wave = r->s->pipeline->input_wave[id], at = 0;
-    while (wave > 0 && at < waves->count && waves->wave[at] != wave) at++;
-    if (wave > 0) at++;
-    return ml_hash(&at, sizeof at, shape);
-}
-
-static uint64_t shape_node(rank_shape *r, const task_waves *waves, const ml_graph *g, ml_ref n,
-                           uint64_t shape) {
-    const ml_node *node = ml_graph_node(g, n);
-    const ml_type *type = ml_graph_type(g, n);
-    const int64_t *args = ml_graph_args(g, n);
-    uint32_t head[3] = {node->op, node->flags, type->dtype};
-    shape = ml_hash(head, sizeof head, shape);
-    shape = ml_hash(ml_graph_sources(g, n), node->source_count * sizeof(ml_ref), shape);
-    shape = ml_hash(type->axis, type->rank * sizeof(ml_axis), shape);
-    shape = ml_hash(type->size, type->rank * sizeof(int64_t), shape);
-    if (node->op == ML_OP_STATE) return shape_state(r, (uint32_t)args[0], shape);
-    if (node->op == ML_OP_INPUT) return shape_input(r, waves, (uint32_t)args[0], shape);
-    return ml_hash(args, node->arg_count * sizeof(int64_t), shape);
-}
-
-static uint64_t shape_stage(rank_shape *r, int v, uint64_t shape) {
-    const ml_stage *stage = &r->s->pipeline->cut.stages[v];
-    const task_waves *waves = &r->s->pipeline->stages[v].waves;
-    const ml_roots *roots = &stage->roots;
-    int head[] = {waves->count, waves->weight_grad, waves->overlaps, roots->kept,
-                  roots->output_count};
-    shape = ml_hash(head, sizeof head, shape);
-    for (ml_ref n = 1; n < ml_graph_count(stage->graph); n++)
-        shape = shape_node(r, waves, stage->graph, n, shape);
-    shape = ml_hash(roots->outputs, sizeof(ml_ref) * (size_t)roots->output_count, shape);
-    for (int i = 0; i < roots->update_count; i++) {
-        shape = ml_hash(&roots->updates[i].value, sizeof(ml_ref), shape);
-        shape = shape_state(r, roots->updates[i].state, shape);
-    }
-    return shape;
-}
-
-/* By rank: the first that plans alike. */
-static int *ranks_representative(const sharing *s) {
-    const pipeline_plan *pipeline = s->pipeline;
-    ml_arena *arena = s->arena;
-    rank_shape r = {.s = s};
-    r.state = ML_NEW_ARRAY(arena, shape_of_state, ml_graph_state_count(s->graph) + 1);
-    uint64_t *shapes = ML_NEW_ARRAY(arena, uint64_t, (size_t)pipeline->ranks);
-    int *representative = ML_NEW_ARRAY(arena, int, (size_t)pipeline->ranks);
-    for (; r.rank < pipeline->ranks; r.rank++) {
-        r.states = 0;
-        for (int v = r.rank; v < pipeline->count; v += pipeline->ranks)
-            shapes[r.rank] = shape_stage(&r, v, shapes[r.rank]);
-        while (shapes[representative[r.rank]] != shapes[r.rank]) representative[r.rank]++;
-    }
-    return representative;
 }
 
 static void states_list(sharing *s, int v) {
@@ -315,7 +216,8 @@ static void schedule_make(sharing *s) {
 static void stages_choose(sharing *s) {
     pipeline_plan *pipeline = s->pipeline;
     bool check = s->coordinate < 0;
-    const int *representative = check ? ranks_representative(s) : NULL;
+    const int *representative =
+        check ? pipeline_representatives(pipeline, s->graph, s->arena) : NULL;
     for (int v = 0; v < pipeline->count; v++) {
         int rank = v % pipeline->ranks, planned = check ? representative[rank] : s->coordinate;
         pipeline->stages[v].representative = check ? v - rank + planned : -1;
@@ -324,7 +226,7 @@ static void stages_choose(sharing *s) {
     }
 }
 
-/* Of those whose memory is to be known: blocks. */
+/* Of stages whose memory is to be known. */
 static void slots_find(sharing *s) {
     for (int v = 0; v < s->pipeline->count; v++)
         if (s->coordinate < 0 || s->pipeline->stages[v].planned)
@@ -428,7 +330,25 @@ void pipeline_stage_split(ml_plan *plan, int v) {
 }
 
 /* ---- messages ---- */
-/* Where the messages of stages that are planned lie in their blocks. */
+static int saved_of_input(const pipeline_stage *stage, uint32_t input) {
+    for (int i = 0; i < stage->programs.saved_count; i++) {
+        if (stage->programs.saved[i].input == input) return i;
+    }
+    return -1;
+}
+
+/* A message that no task reads any more still needs a destination. */
+static int saved_spare(pipeline_stage *stage, int64_t bytes, ml_arena *arena) {
+    task_programs *set = &stage->programs;
+    saved_value *saved = ML_NEW_ARRAY(arena, saved_value, (size_t)set->saved_count + 1);
+    if (set->saved_count > 0) memcpy(saved, set->saved, sizeof *saved * (size_t)set->saved_count);
+    saved[set->saved_count] = (saved_value){UINT32_MAX, SAVED_GIVEN, bytes, set->buffer_bytes};
+    set->buffer_bytes += (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+    set->saved = saved;
+    return set->saved_count++;
+}
+
+/* The saved values at both ends of a message, where that stage is planned. */
 static void messages_locate(ml_plan *plan) {
     pipeline_plan *pipeline = plan->pipeline;
     ml_arena *arena = plan->arena;

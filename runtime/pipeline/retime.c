@@ -1,12 +1,10 @@
-/* What the first steps of a pipeline tell: how long its tasks and messages take, and whether with
- * these times another order is the better one. */
+/* A step's forecast from the measured times of the first steps, and a better order of actions where
+ * these times favour one. */
 #include <string.h>
 
-#include "runtime/pipeline/plan.h"
+#include "runtime/pipeline/pipeline_internal.h"
 
-typedef struct ml_pipeline_plan pipeline_plan;
-
-/* What all stages would have by an order, those of other ranks too. */
+/* The slots of all stages under an order, those of other ranks too. */
 static void slots_find(const pipeline_plan *pipeline, const ml_pipeline_schedule *order,
                        ml_arena *arena, pipeline_stage *stages) {
     pipeline_plan trial = *pipeline;
@@ -16,8 +14,8 @@ static void slots_find(const pipeline_plan *pipeline, const ml_pipeline_schedule
     for (int v = 0; v < pipeline->count; v++) pipeline_slots_assign(&trial, v, arena);
 }
 
-/* Whether all ranks could go by the order with the blocks that they have (`now`), and with the room
- * of the edges. */
+/* Whether the buffers (`now`) and the room of channels that all ranks have suffice for the order.
+ */
 static bool fits(const pipeline_plan *pipeline, const ml_pipeline_schedule *order,
                  const pipeline_stage *now, ml_arena *arena) {
     pipeline_stage *stages = ML_NEW_ARRAY(arena, pipeline_stage, (size_t)pipeline->count);
@@ -39,12 +37,12 @@ static void take(ml_plan *plan, const ml_pipeline_problem *timed, int number) {
         int slots = pipeline->stages[v].slots;
         if (!pipeline->stages[v].planned) continue;
         pipeline_slots_assign(pipeline, v, plan->arena);
-        pipeline->stages[v].slots = slots; /* there are blocks for as many */
+        pipeline->stages[v].slots = slots; /* there are buffers for as many */
     }
 }
 
-/* The best order of those that fit, or -1: another one pays once it saves half a percent. Where
- * stages share a rank the order may be part of the result: sums of what several of them use. */
+/* The best order of those that fit, or -1: it must save half a percent. Where several stages share
+ * a rank the order may affect results (sums of what several of them use), and is not changed. */
 static int best_order(const pipeline_plan *pipeline, const ml_pipeline_problem *timed,
                       ml_arena *arena, pipeline_forecast *forecast) {
     pipeline_stage *now = ML_NEW_ARRAY(arena, pipeline_stage, (size_t)pipeline->count);
@@ -87,7 +85,7 @@ void pipeline_times_print(const ml_plan *plan, const pipeline_forecast *forecast
         ml_text_add(
             out, "stage %d task %d%s: %.3f ms (planned share %lld), after a pause of %.3f ms\n",
             pipeline->tasks[i].stage, i - pipeline->stages[pipeline->tasks[i].stage].first_task,
-            pipeline->tasks[i].weight_grad ? ", late" : "", 1e-6 * (double)t->task[i],
+            pipeline->tasks[i].weight_grad ? ", weight gradients" : "", 1e-6 * (double)t->task[i],
             (long long)pipeline->tasks[i].cost, 1e-6 * (double)t->pause[i]);
     for (int i = 0; i < pipeline->channel_count; i++) {
         const pipeline_channel *channel = &pipeline->channels[i];

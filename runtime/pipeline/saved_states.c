@@ -1,20 +1,17 @@
-/* What a pipelined step that is done again must find as it was (exec/pipeline_retry.c): the states
- * that it assigns, but for those that it begins anew. Sums over microbatches are read by
- * where(first, 0, state), and `first` is an input: where it is true, nothing of the state before
- * the step is used. */
-#include "runtime/pipeline/plan.h"
-
-typedef struct ml_pipeline_plan pipeline_plan;
+/* The states that a repeated step must find as they were (exec/pipeline_retry.c): those that it
+ * assigns, except where it does not read their old value. Sums over microbatches are read by
+ * where(first, 0, state), and `first` is an input: where it is true, the old value is unused. */
+#include "runtime/pipeline/pipeline_internal.h"
 
 /* How the program reads a state. */
 struct state_reads {
-    bool read, otherwise; /* at all; elsewhere than as a branch that `input` leaves out */
+    bool read, otherwise; /* at all; other than as a branch that `input` discards */
     bool when;
     uint32_t input;
 };
 
-/* Whether node n uses source i only where a boolean input of the program is not *when. */
-static bool left_out(const ml_graph *g, ml_ref n, int i, uint32_t *input, bool *when) {
+/* Whether node n discards source i where a boolean input of the program is *when. */
+static bool discards(const ml_graph *g, ml_ref n, int i, uint32_t *input, bool *when) {
     const ml_ref *sources = ml_graph_sources(g, n);
     if (ml_graph_node(g, n)->op != ML_OP_WHERE || i == 0 || sources[1] == sources[2]) return false;
     const ml_type *test = ml_graph_type(g, sources[0]);
@@ -26,7 +23,7 @@ static bool left_out(const ml_graph *g, ml_ref n, int i, uint32_t *input, bool *
 
 static void note_read(const ml_graph *g, ml_ref n, int i, struct state_reads *begin) {
     uint32_t input = 0;
-    bool when = false, out = left_out(g, n, i, &input, &when);
+    bool when = false, out = discards(g, n, i, &input, &when);
     if (begin->read && (begin->input != input || begin->when != when)) out = false;
     begin->otherwise |= !out;
     begin->read = true;
@@ -60,12 +57,7 @@ static const struct state_reads *begins_of(const ml_plan *plan) {
     return begins;
 }
 
-static const pipeline_stage *stage_representative(const pipeline_plan *pipeline, int v) {
-    int representative = pipeline->stages[v].representative;
-    return &pipeline->stages[representative >= 0 ? representative : v];
-}
-
-/* Of a step of one microbatch, which has one action of each task. */
+/* In a step of one microbatch, which has one action of each task. */
 static const ml_action *action_of(const pipeline_plan *pipeline, int v, int number) {
     int rank = v % pipeline->ranks, task = pipeline->stages[v].first_task + number;
     const ml_action *actions = pipeline->schedule.actions[rank];
@@ -77,7 +69,7 @@ static const ml_action *action_of(const pipeline_plan *pipeline, int v, int numb
 int64_t pipeline_overflow_time(const pipeline_plan *pipeline) {
     int64_t until = 0;
     for (int v = 0; v < pipeline->count; v++) {
-        const pipeline_stage *stage = stage_representative(pipeline, v);
+        const pipeline_stage *stage = pipeline_representative(pipeline, v);
         if (!stage->planned || stage->overflow_flags == 0) continue;
         if (pipeline->microbatches > 1) return INT64_MAX;
         const ml_action *action = action_of(pipeline, v, stage->overflow_task);
@@ -94,7 +86,7 @@ typedef struct {
     pipeline_saved_list *out;
 } listing;
 
-/* What is assigned and never read holds its new value whatever it held. */
+/* A state that is assigned and never read needs no old value. */
 static void list_state(listing *l, uint32_t state) {
     const struct state_reads *begin = &l->begins[state];
     if (l->seen[state] || !(begin->read || begin->otherwise)) return;
@@ -113,7 +105,7 @@ void pipeline_saved_find(const ml_plan *plan, int rank, int64_t until, ml_arena 
     listing l = {.plan = plan, .begins = begins_of(plan), .arena = arena, .out = out};
     l.seen = ML_NEW_ARRAY(arena, bool, (size_t)ml_graph_state_count(plan->graph) + 1);
     for (int v = rank; v < pipeline->count; v += pipeline->ranks) {
-        const pipeline_stage *stage = stage_representative(pipeline, v);
+        const pipeline_stage *stage = pipeline_representative(pipeline, v);
         for (int p = 0; p < stage->programs.count; p++) {
             const ml_roots *roots = &stage->plans[p]->roots;
             if (until < INT64_MAX && action_of(pipeline, v, p)->start >= until) continue;

@@ -1,8 +1,6 @@
-/* States that several stages of a rank use: they share one memory, so the order of the rank's tasks
- * must let each microbatch read what the one before it has left. */
-#include "runtime/pipeline/plan.h"
-
-typedef struct ml_pipeline_plan pipeline_plan;
+/* States that several stages of a rank use share one memory, so the order of the rank's tasks must
+ * let each microbatch read what the one before it assigned. */
+#include "runtime/pipeline/pipeline_internal.h"
 enum { NO_STAGE = 0, SEVERAL = -1 };
 
 typedef struct {
@@ -11,7 +9,7 @@ typedef struct {
     int rank;
     int *stage;    /* by state: 1 + the one that uses it, NO_STAGE or SEVERAL */
     bool *updated; /* by state */
-    int *done;     /* by microbatch: updates of the state that is looked at */
+    int *done;     /* by microbatch: updates of the present state */
 } ordering;
 
 static bool planned_here(const ordering *o, int v) {
@@ -70,7 +68,8 @@ static int tasks_find(const ordering *o, uint32_t state, uint8_t *uses) {
     return count;
 }
 
-/* All updates of the microbatches before come first, and none of its own or later before a read. */
+/* A microbatch reads a state after all updates of the microbatches before, and before any of its
+ * own or of later ones. */
 static bool in_order(const ordering *o, const uint8_t *uses, int each) {
     const ml_pipeline_schedule *p = &o->pipeline->schedule;
     int complete = 0, highest = -1;

@@ -1,18 +1,11 @@
-/* Cutting a program into pipeline stages (stage.h): the steps, and the map of states. */
+/* A program divided into pipeline stages (stage.h): the steps, and the map of states. */
 #include <string.h>
 
 #include "runtime/pipeline/stage_internal.h"
 
 enum { MOST_STAGES = 1 << 20 };
 
-bool ml_stage_holds(const ml_stage_map *map, uint32_t state, int stage) {
-    if (state >= map->state_count) return false;
-    for (const struct ml_holder *h = map->holders[state]; h; h = h->next)
-        if (h->stage == stage) return true;
-    return false;
-}
-
-/* Room for all states, in arrays of the copy's own: what the caller's map has stays as it is. */
+/* Arrays of the copy's own, for all states: the caller's map is not changed. */
 static void copy_map(const ml_graph *g, const ml_stage_map *map, ml_stage_map *copy) {
     *copy = *map;
     copy->state_count = ml_graph_state_count(g);

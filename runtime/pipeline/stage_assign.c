@@ -1,9 +1,9 @@
-/* Where each node of a program is computed (stage_parts.h).
+/* The home stage of each node (stage_internal.h).
  *
- * What a layer made, forward or backward, has its home with the layer. What belongs to none goes
- * where its operands are: forward to the last of their stages, backward to the first, where numbers
- * and what is had everywhere draw nothing to them. What has no such operand, such as the lookup of
- * an embedding, goes where its states are known to be, else to its first user. */
+ * A node of a layer, forward or backward, has its home with the layer. A node of no layer has that
+ * of its operands: forward the last of their stages, backward the first; scalars and what every
+ * stage computes for itself do not count. Without such operands, as in the lookup of an embedding,
+ * it is the stage of its states, else that of its first user. */
 #include "runtime/pipeline/stage_internal.h"
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
@@ -12,8 +12,7 @@ static bool is_float(const ml_graph *g, ml_ref n) {
     return ml_dtypes[ml_graph_type(g, n)->dtype].kind == ML_KIND_FLOAT;
 }
 
-/* Ops through which parts of a sum may go one by one. Each part is rounded as the whole would be.
- */
+/* Ops that can be applied to each part of a sum. Each part is rounded as the whole would be. */
 static bool may_be_linear(const ml_graph *g, ml_ref n) {
     switch ((ml_op)ml_graph_node(g, n)->op) {
     case ML_OP_CAST: return is_float(g, n) && is_float(g, ml_graph_source(g, n, 0));
@@ -41,7 +40,7 @@ bool stage_is_term(const stage_cutting *c, ml_ref n, int i) {
     }
 }
 
-/* Tests and factors are had everywhere. */
+/* Whether the node is linear in its terms: every stage can compute its predicates and factors. */
 static bool is_linear(const stage_cutting *c, ml_ref n) {
     int count = ml_graph_node(c->g, n)->source_count, terms = 0;
     if (!may_be_linear(c->g, n)) return false;
@@ -54,7 +53,7 @@ static bool is_linear(const stage_cutting *c, ml_ref n) {
     return ml_graph_node(c->g, n)->op != ML_OP_MUL || terms == 1;
 }
 
-/* Whether a user that may be a sum lets operand i be one. */
+/* Whether operand i of a node that may be a sum of parts may be one too. */
 static bool passes_sum(const ml_graph *g, ml_ref n, int i) {
     ml_op op = ml_graph_node(g, n)->op;
     if (op == ML_OP_WHERE) return i > 0;
@@ -63,8 +62,8 @@ static bool passes_sum(const ml_graph *g, ml_ref n, int i) {
     return true;
 }
 
-/* Sums are gradients of states, what becomes a state of gradients, numbers that are of no layer,
- * and what is used for nothing but these. */
+/* Sums of parts may be gradients of states, new values of gradient states, scalars of no layer, and
+ * what is used for nothing but these. */
 static void find_sums(stage_cutting *c) {
     const ml_roots *roots = c->roots;
     bool *spoilt = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
@@ -97,11 +96,6 @@ static bool is_cheap(ml_op op) {
            op != ML_OP_TOP_K;
 }
 
-bool stage_elementwise(ml_op op) {
-    ml_op_class class = ml_ops[op].op_class;
-    return class == ML_CLASS_MAP || (class == ML_CLASS_MOVE && op != ML_OP_GATHER);
-}
-
 static void assign_state(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     uint32_t id = (uint32_t)ml_graph_args(c->g, n)[0];
@@ -114,7 +108,7 @@ static void assign_state(stage_cutting *c, ml_ref n) {
     at->kind = stage_set_count(c, state->set) > 1 ? STAGE_SUM : STAGE_HOME;
 }
 
-/* The stages of the terms of sum n; those that have no home yet come to its own. */
+/* The stages of the terms of sum n; terms without a home yet will have its own. */
 static uint64_t *terms_set(stage_cutting *c, ml_ref n) {
     uint64_t *set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
     for (int i = 0; i < ml_graph_node(c->g, n)->source_count; i++) {
@@ -138,7 +132,7 @@ static bool assign_sum(stage_cutting *c, ml_ref n) {
     return true;
 }
 
-/* Terms may have got a home, or another one, since. */
+/* The homes of terms may have changed since. */
 static void update_sums(stage_cutting *c) {
     for (ml_ref n = 1; n < c->node_count; n++) {
         stage_node *at = &c->node[n];
@@ -150,7 +144,7 @@ static void update_sums(stage_cutting *c) {
     }
 }
 
-/* By operands: tensors before numbers, and what has a home before what states tell. */
+/* By operands: tensors before scalars, and homes before hints of states. */
 static int home_by_operands(const stage_cutting *c, ml_ref n) {
     const ml_node *node = ml_graph_node(c->g, n);
     bool backward = stage_backward(c->g, n);
@@ -195,7 +189,8 @@ static void assign_node(stage_cutting *c, ml_ref n) {
         at->home = at->at >= 0 ? stage_of_position(&c->map, at->at) : home_by_operands(c, n);
 }
 
-/* What is undecided goes to its first user, users first; outputs of an op stay with it. */
+/* The home of what is undecided is that of its first user, users first; an op's outputs stay with
+ * it. */
 static void assign_rest(stage_cutting *c) {
     int *earliest = ML_NEW_ARRAY(c->scratch, int, c->node_count);
     for (ml_ref n = 0; n < c->node_count; n++) earliest[n] = INT32_MAX;
@@ -221,7 +216,7 @@ static void assign_rest(stage_cutting *c) {
             c->node[n].home = c->node[ml_graph_source(c->g, n, 0)].home;
 }
 
-/* Whether the backward pass makes it, or what is added to it. */
+/* Whether the backward pass computes it, or one of its terms. */
 static bool is_backward(const ml_graph *g, ml_ref n) {
     const ml_node *node = ml_graph_node(g, n);
     bool backward = stage_backward(g, n);
@@ -230,8 +225,8 @@ static bool is_backward(const ml_graph *g, ml_ref n) {
     return backward;
 }
 
-/* The stages that keep parts of a sum: one a rank, for its stages share the memory of a state. The
- * last to run: the highest of them forward, the lowest backward. */
+/* The stages that hold parts of a sum in a state: one a rank, since its stages share the state's
+ * memory. It is the last to run: the highest of them forward, the lowest backward. */
 static uint64_t *part_holders(const stage_cutting *c, ml_ref value) {
     uint64_t *set = ML_NEW_ARRAY(c->scratch, uint64_t, c->words);
     int *holder_of = ML_NEW_ARRAY(c->scratch, int, c->ranks); /* 1 + its stage */
@@ -288,8 +283,8 @@ static bool makes_smaller(const ml_graph *g, ml_ref n) {
                ml_type_bytes(ml_graph_type(g, ml_graph_source(g, n, 0)));
 }
 
-/* What makes a tensor of another stage smaller is computed over there, unless something else needs
- * the whole tensor anyway. */
+/* An op that makes a tensor of another stage smaller is computed at that stage, unless something
+ * else needs the whole tensor anyway. */
 static void shrink_transfers(stage_cutting *c) {
     bool *whole = ML_NEW_ARRAY(c->scratch, bool, c->node_count);
     for (ml_ref n = c->node_count - 1; n > 0; n--) {
@@ -313,8 +308,8 @@ static void shrink_transfers(stage_cutting *c) {
     }
 }
 
-/* An ADD whose one user is a sum of the same type lends it its terms: a chain of thousands of
- * numbers is then a list, and not so many parts at each stage. */
+/* An ADD whose one user is a sum of the same type is absorbed: its terms become the user's. A chain
+ * of thousands of scalars is then one list, not as many parts at each stage. */
 static void absorb_sums(stage_cutting *c) {
     for (ml_ref n = 1; n < c->node_count; n++) {
         const ml_node *node = ml_graph_node(c->g, n);

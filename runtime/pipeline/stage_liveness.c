@@ -1,22 +1,9 @@
-/* At which stages each node is wanted (stage_parts.h): users before their sources, from the roots
+/* At which stages each node is live (stage_internal.h): users before their sources, from the roots
  * down. States get their holders on the way: the stages that read them. */
 #include "runtime/pipeline/stage_internal.h"
 
-int stage_set_count(const stage_cutting *c, const uint64_t *set) {
-    int count = 0;
-    for (int w = 0; w < c->words; w++) count += __builtin_popcountll(set[w]);
-    return count;
-}
-
-int stage_next(const stage_cutting *c, const uint64_t *set, int from) {
-    for (int w = from / 64; w < c->words; w++) {
-        uint64_t word = w == from / 64 ? set[w] >> (from % 64) << (from % 64) : set[w];
-        if (word) return 64 * w + __builtin_ctzll(word);
-    }
-    return -1;
-}
-
-/* What was found moves to the front: neighbours in the graph mostly ask for the same stage. */
+/* A value that was found moves to the front: neighbours in the graph mostly ask for the same stage.
+ */
 stage_value *stage_find(stage_node *at, int stage) {
     for (stage_value **link = &at->values; *link; link = &(*link)->next) {
         stage_value *v = *link;
@@ -49,7 +36,7 @@ void stage_terms(stage_cutting *c, ml_ref n, stage_refs *out) {
     }
 }
 
-/* ---- Wants ----------------------------------------------------------------------------------- */
+/* ---- Requirements ---------------------------------------------------------------------------- */
 
 static void add_value(stage_cutting *c, ml_ref n, int stage, bool received) {
     stage_node *at = &c->node[n];
@@ -59,8 +46,8 @@ static void add_value(stage_cutting *c, ml_ref n, int stage, bool received) {
     at->values = v;
 }
 
-/* Whether n is made anew of what another stage sends, so that less is sent: a cast to a wider dtype
- * and a broadcast, and numbers that one other number tells. */
+/* Whether n is recomputed from what another stage sends, so that less is sent: a cast to a wider
+ * dtype, a broadcast, and scalars that follow from one other scalar. */
 static bool is_derived(const stage_cutting *c, ml_ref n) {
     const ml_node *node = ml_graph_node(c->g, n);
     ml_ref of = 0;
@@ -103,7 +90,7 @@ static void require_term(stage_cutting *c, ml_ref n, int home) {
         require(c, n, at->kind == STAGE_HOME ? at->home : home);
 }
 
-/* Each part at its stage, and what it is made of; a sum's terms come before it. */
+/* Each part at its stage; a sum's terms come before it. */
 static void require_parts(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     if (at->parts) return;
@@ -133,7 +120,7 @@ static void require_terms(stage_cutting *c, ml_ref n) {
     }
 }
 
-/* What node n needs where it is wanted. */
+/* The sources of node n, where it is live. */
 static void require_sources(stage_cutting *c, ml_ref n) {
     stage_node *at = &c->node[n];
     const ml_node *node = ml_graph_node(c->g, n);
@@ -180,7 +167,7 @@ static void require_output(stage_cutting *c, ml_ref n) {
     }
 }
 
-/* A new value, where it is made. */
+/* A new value, where it is computed. */
 static void require_update(stage_cutting *c, ml_ref n, uint32_t state) {
     settle_root_state(c, n);
     const stage_node *at = &c->node[n];
@@ -192,7 +179,7 @@ static void require_update(stage_cutting *c, ml_ref n, uint32_t state) {
 }
 
 /* The new value at all holders. */
-static void require_copies(stage_cutting *c, const ml_update *update) {
+static void require_at_holders(stage_cutting *c, const ml_update *update) {
     const stage_node *at = &c->node[update->value];
     const stage_state *state = &c->state[update->state];
     if (state->set) {
@@ -234,7 +221,8 @@ static void add_holder(stage_cutting *c, uint32_t state, int stage) {
     *at = holder;
 }
 
-/* States that no program used before: held where they are read, else where they are made. */
+/* States that no program used before are held where they are read, else where their new value is
+ * computed. */
 static void find_holders(stage_cutting *c) {
     for (uint32_t s = 0; s < c->state_count; s++) {
         stage_state *state = &c->state[s];
@@ -255,10 +243,10 @@ static void find_holders(stage_cutting *c) {
     }
 }
 
-/* Twice: copies of new values are wanted where the first walk finds that states are read. */
+/* Twice: other holders need a new value too, and the first walk finds which stages read a state. */
 void stage_liveness_find(stage_cutting *c) {
     walk(c);
     find_holders(c);
-    for (int i = 0; i < c->roots->update_count; i++) require_copies(c, &c->roots->updates[i]);
+    for (int i = 0; i < c->roots->update_count; i++) require_at_holders(c, &c->roots->updates[i]);
     walk(c);
 }

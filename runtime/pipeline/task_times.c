@@ -1,4 +1,4 @@
-/* What tasks and messages of a step took, and steps of such times. */
+/* What tasks and messages of a step took, and how long steps with such times take. */
 #include "runtime/pipeline/task_times.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static int rank_of(const ml_pipeline_problem *p, int task) {
     return p->tasks[task].stage % p->ranks;
 }
 
-/* Within a rank the order of actions is all that there is to wait for. */
+/* Within a rank, the order of actions satisfies every edge. */
 static bool between_ranks(const ml_pipeline_problem *p, const ml_task_edge *e) {
     return rank_of(p, e->from) != rank_of(p, e->to);
 }
@@ -39,8 +39,8 @@ static int64_t *end_of(const tables *t, int task, int microbatch) {
     return &t->end[(size_t)task * (size_t)t->problem->microbatches + (size_t)microbatch];
 }
 
-/* When all messages for the task are there, if each takes its delay (NULL: none); *last becomes
- * the edge of the last one, or -1. */
+/* When all messages of the task have arrived, each after its delay (NULL: none); *last becomes the
+ * edge of the last one, or -1. */
 static int64_t ready_at(const tables *t, int task, int microbatch, const int64_t *delay,
                         int *last) {
     int64_t ready = 0;
@@ -121,8 +121,8 @@ static void shortest_gaps(const tables *t, const ml_task_time *const *ran, int64
         }
 }
 
-/* Clocks of ranks differ a little: where a message seems to come before it was sent, all of the
- * receiver's times are later ones. That does not change how long messages take there and back. */
+/* Clocks of ranks differ a little: where a message seems to arrive before it was sent, all of the
+ * receiver's times are shifted. The time of a round trip is unchanged. */
 static const ml_task_time *const *common_clock(const tables *t, const ml_task_time *const *ran) {
     const ml_pipeline_problem *p = t->problem;
     int64_t *gap = ML_NEW_ARRAY(t->arena, int64_t, (size_t)p->edge_count + 1);
@@ -143,8 +143,8 @@ static const ml_task_time *const *common_clock(const tables *t, const ml_task_ti
     return (const ml_task_time *const *)moved;
 }
 
-/* A message that nobody ever waited for took no longer than the shortest time to its task, and
- * supposedly what others take. */
+/* A message for which no task ever waited took no longer than the shortest time up to its task; it
+ * is assumed to take as long as others do. */
 static void learn_delays(const tables *t, const ml_task_time *const *ran, int64_t *delay) {
     const ml_pipeline_problem *p = t->problem;
     samples waits = samples_new(t, p->edge_count);
@@ -231,7 +231,7 @@ static int64_t length_of(const tables *t, const ml_task_time *const *ran) {
     return end - begin;
 }
 
-/* Messages and pauses in so many parts of UNITS. */
+/* Delays and pauses times units / UNITS. */
 static ml_pipeline_times times_scaled(const tables *t, const ml_pipeline_times *times, int units) {
     const ml_pipeline_problem *p = t->problem;
     ml_pipeline_times out = {.task = times->task, .share = (double)units / UNITS};
@@ -242,9 +242,8 @@ static ml_pipeline_times times_scaled(const tables *t, const ml_pipeline_times *
     return out;
 }
 
-/* What messages and pauses take one by one is not what a step loses by them: they pass beside each
- * other and vary. The least share of them is taken with which a step, in the order of the one that
- * ran, takes as long as that one did. */
+/* Delays and pauses overlap and vary, so a step loses less than their sum. The least share of them
+ * is taken with which a step in the order of the measured one takes as long as that one did. */
 static void fit_length(const tables *t, int64_t length, ml_pipeline_times *times) {
     int low = 0, high = 4 * UNITS;
     while (low < high) {
@@ -275,7 +274,7 @@ void ml_pipeline_times_learn(const ml_pipeline_problem *problem,
     fit_length(&t, length_of(&t, ran), times);
 }
 
-/* A rank is taken by a task from its pause on, so a message may come that much later. */
+/* A task occupies its rank from its pause on, so a message may arrive that much later. */
 ml_pipeline_problem ml_pipeline_problem_timed(const ml_pipeline_problem *problem,
                                               const ml_pipeline_times *times, ml_arena *arena) {
     ml_pipeline_problem timed = *problem;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/pipeline/plan.h"
+#include "runtime/pipeline/pipeline_internal.h"
 #include "tests/test.h"
 
 enum { MOST_STAGES = 32, MOST_EDGES = 4 * MOST_STAGES, MOST_RANKS = 16, MOST_TASKS = 1000 };

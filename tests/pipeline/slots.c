@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/pipeline/plan.h"
+#include "runtime/pipeline/pipeline_internal.h"
 #include "tests/test.h"
 
 enum { RANKS = 8, STAGES = 24, MOST_TASKS = 3 * STAGES, MOST_LANES = 3 * STAGES };
