@@ -285,7 +285,7 @@ local CONTEXT = { gathered = { "seq" }, ring = { "seq", "kv_seq" }, exchanged = 
 ---@field context? string "gathered", "ring" or "exchanged": how cp splits attention
 ---@field reshard? boolean false: what the forward pass gathers is retained for the backward pass
 ---@field exchange? number as in m.layout
----@field schedule? string "1f1b", "interleaved" or "zero-bubble"
+---@field schedule? string "1f1b", "interleaved", "zero-bubble" or "gpipe"
 ---@field chunks? integer stages a rank, of "interleaved"
 ---@field microbatches? integer into how many a step is cut by the stages
 
@@ -309,8 +309,8 @@ m.layout = {}
 ---(default), "ring" or "exchanged" (all-to-all). With `ep` the mesh has an axis ep that splits experts,
 ---and the batch elsewhere; `exchange` as in m.layout; `reshard` = false retains what the forward pass
 ---gathers over dp, cp and tp for the backward pass, for memory. `schedule` ("1f1b",
----"interleaved" with `chunks` stages a rank, "zero-bubble") and `microbatches` are those of the
----stages of pp.
+---"interleaved" with `chunks` stages a rank, "zero-bubble", "gpipe") and `microbatches` are those of
+---the stages of pp.
 ---@param options? LayoutPreset
 ---@return Layout
 function m.layout.megatron(options)

@@ -1,15 +1,15 @@
 /* The bubble of a pipeline: the share of a step in which ranks wait. The device times each task
- * beside the host (on a GPU by events), so that the step runs as ever. The times of some steps tell
- * how the following ones go; the next ones are measured. Of some, for single steps differ by a
- * twentieth: a GPU that was idle before runs faster, and a second later slower. */
+ * without the host (on a GPU by events), so that the step runs as usual. From the times of some
+ * steps the following ones are predicted; the next ones are measured. Several of each, for single
+ * steps differ by 5 %: a GPU that was idle before runs faster, and a second later slower. */
 #include <string.h>
 
 #include "runtime/base/knobs.h"
 #include "runtime/exec/session.h"
 #include "runtime/pipeline/plan.h"
 
-/* Which steps, counted from 1 and without those in which microbatches go alone. The first one runs
- * timed only to have all ready that timing needs. */
+/* Which steps, counted from 1 without those in which microbatches run alone. The first one is timed
+ * only to prepare what timing needs. */
 enum {
     WARM_STEP = 2,
     LEARNT_STEP, /* the first of those */
@@ -26,8 +26,8 @@ static ml_status settled(const ml_program *program) {
     return device->ops->wait(device);
 }
 
-/* Of the steps of --profile, those that are only timed as a whole count; of runs that are compared
- * with the CPU's nothing is timed. */
+/* Of the steps of --profile, those count that are only timed as a whole; runs that are compared
+ * with the CPU's are not timed. */
 static bool counts(const ml_program *program) {
     const ml_profile *profile = program->session->device->profile;
     if (program->plan->pipeline->microbatches == 1 || ml_knobs()->check != NULL) return false;
@@ -55,7 +55,7 @@ ml_status bubble_step_begin(ml_program *program, bubble_clock *clock) {
     return ML_OK;
 }
 
-/* What all ranks of the pipeline do, of what the last one of them takes, in seconds. */
+/* The idle share of all ranks' time until the last one is done, from busy and elapsed seconds. */
 static ml_status share_find(ml_program *program, const double mine[2], double *share) {
     const ml_layout *layout = program->plan->layout;
     int axis = layout->stages.mesh_axis, ranks = (int)layout->axis[axis].size;
@@ -72,7 +72,7 @@ static ml_status share_find(ml_program *program, const double mine[2], double *s
     return status;
 }
 
-/* ---- What steps tell of those that follow ------------------------------------------------------
+/* ---- Predicting the following steps ------------------------------------------------------------
  */
 
 typedef struct {
@@ -89,8 +89,7 @@ static int own_actions(const ml_program *program) {
     return pipeline->schedule.action_count[pipeline->coordinate];
 }
 
-/* Add when this rank's actions began and ended in the step; what is not timed once does not count.
- */
+/* Add when this rank's actions began and ended in the step, if each was timed once. */
 static void note_body(void *context) {
     learning *l = context;
     bubble_clock *clock = l->clock;
@@ -123,8 +122,8 @@ static void table_body(void *context) {
         l->mine[i] = l->clock->ran[i] / l->clock->learnt;
 }
 
-/* Every rank gets the same table: the mean of all pipelines. Sums of whole numbers are the same in
- * any order. */
+/* Every rank gets the same table: the mean of all pipelines. Sums of integers are the same in any
+ * order. */
 static ml_status table_share(learning *l) {
     const ml_layout *layout = l->program->plan->layout;
     const ml_session *session = l->program->session;
@@ -165,8 +164,7 @@ static ml_status all_timed(const ml_program *program, const bubble_clock *clock,
     return status;
 }
 
-/* Steps that were not timed well foretell no more than the plan: what they computed is right all
- * the same. */
+/* Steps that were not timed completely predict no more than the plan; their results are right. */
 static ml_status learn(ml_program *program, bubble_clock *clock) {
     bool all = false;
     learning l = {.program = program, .clock = clock};

@@ -1,18 +1,17 @@
-/* Steps of pipelines that may have to be done again, since rows of experts found no place
- * (shard_exchange.c).
+/* Steps of pipelines that are repeated where the capacity of experts overflowed
+ * (shard_moe_dispatch.c).
  *
- * Microbatches are under way at once, so no task can wait to hear whether another one's rows fit.
- * All run, with NaN for the rows that are lost, and each task leaves what its exchanges came to in
- * device memory, by microbatch. When the step is over, the host reads that once, and all ranks of
- * the job compare: a step stands on all of them, or on none. Where it does not, the states that it
- * assigned get back what they held, of which a copy was made before the step; sums over
- * microbatches need none where the step begins them anew (pipeline_saved_state.c). Then the
- * fallback does the step.
+ * Several microbatches are in flight, so no task can wait to learn whether another one's rows fit.
+ * All run, with NaN for the rows that are lost, and each task stores its overflow flags in device
+ * memory, by microbatch. After the step the host reads them once, and all ranks of the job compare:
+ * a step is valid on all of them or on none. If it is not, the states that it assigned are restored
+ * from copies taken before the step; sums over microbatches need no copy where the step does not
+ * read their old value (pipeline/saved_states.c). Then the fallback program runs the step.
  *
- * A step of one microbatch may hold the optimizer, too, and copies of all that it assigns would be
- * as large as the model. Its ranks compare before that: once the last task that exchanges rows has
- * ended. Then the remaining tasks do not run, and only send and receive, so that nothing stays
- * under way. */
+ * A step of one microbatch may include the optimizer, too, and copies of all that it assigns would
+ * be as large as the model. Its ranks compare before that: once the last task with flags has ended.
+ * After an overflow the remaining tasks only send and receive, so that no message stays in flight.
+ */
 #include <string.h>
 
 #include "runtime/exec/pipeline_run.h"
@@ -64,9 +63,10 @@ bool pipeline_plans_alike(const ml_program *program, const ml_program *fallback)
     return alike;
 }
 
-/* ---- making ---- */
+/* ---- loading ---- */
 
-/* The states that must be restored, and memory for copies of those that no step begins anew. */
+/* The states that may be restored, and memory for copies of those whose old value every step reads.
+ */
 static ml_status copies_load(ml_program *program, const pipeline_saved_list *list) {
     struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
@@ -134,7 +134,7 @@ void retry_unload(ml_program *program) {
 
 /* ---- running ---- */
 
-/* Whether the step that is queued reads nothing of what the state held. */
+/* Whether the queued step does not read the state's old value. */
 static bool begins_anew(const ml_program *program, const pipeline_saved_state *saved) {
     const struct pipeline_run *run = program->pipeline;
     for (int i = 0; i < program->input_count && saved->begins; i++) {
@@ -158,8 +158,8 @@ static ml_status copy_take(ml_program *program, state_copy *copy) {
     return device->ops->copy(device, copy->memory, state->memory, state->bytes);
 }
 
-/* A program and its fallback have the same blocks: what the one sent must be gone from there, and
- * on every rank, before the other writes to them. */
+/* A program and its fallback share buffers: before one writes to them, what the other sent from
+ * them must have arrived on every rank. */
 static ml_status buffers_hand_over(ml_program *program) {
     ml_program *owner = program->owner != NULL ? program->owner : program;
     ml_device *device = program->session->device;
@@ -171,7 +171,7 @@ static ml_status buffers_hand_over(ml_program *program) {
 
 ml_status retry_begin(ml_program *program) {
     struct pipeline_run *run = program->pipeline;
-    run->looked = false;
+    run->flags_known = false;
     run->overflow.factor = 0;
     ml_status status = buffers_hand_over(program);
     for (uint32_t i = 0; i < run->copy_count && status == ML_OK; i++)
@@ -190,13 +190,12 @@ ml_status retry_note(ml_program *program, int v, int p, int microbatch) {
                              (int64_t)sizeof *to * stage->overflow_flags);
 }
 
-/* ---- whether a step stands ---- */
+/* ---- whether a step is valid ---- */
 
 enum { STAGE_BITS = 32 };
 
-/* The first exchange of this rank without enough places, in the order of stages: what comes after
- * it had NaN to route. Its stage and number in one, or INT64_MAX; *factor is the largest of all
- * microbatches. */
+/* The first exchange of this rank that overflowed, in the order of stages: later ones route NaN.
+ * Its stage and number in one, or INT64_MAX; *factor is the largest of all microbatches. */
 static int64_t first_found(const ml_program *program, float *factor) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     const struct pipeline_run *run = program->pipeline;
@@ -212,7 +211,7 @@ static int64_t first_found(const ml_program *program, float *factor) {
     return INT64_MAX;
 }
 
-/* Every rank gets the name of what rank `from` has found. */
+/* Every rank gets the name of the exchange that rank `from` has found. */
 static ml_status name_share(ml_program *program, int from) {
     ml_comm *comm = program->session->comm;
     char unused[EXCHANGE_NAME], *name = program->pipeline->overflow.name;
@@ -224,7 +223,7 @@ static ml_status name_share(ml_program *program, int from) {
     return status == ML_OK ? ml_comm_share(comm, name, EXCHANGE_NAME) : status;
 }
 
-/* All ranks compare what they have found: the first exchange of all, and its largest factor. */
+/* All ranks compare their flags: the first exchange of all, and its largest factor. */
 static ml_status found_share(ml_program *program, int64_t mine, float factor) {
     ml_comm *comm = program->session->comm;
     exchange_overflow *overflow = &program->pipeline->overflow;
@@ -244,14 +243,14 @@ static ml_status found_share(ml_program *program, int64_t mine, float factor) {
     memset(overflow->name, 0, sizeof overflow->name);
     if (mine == first) {
         const pipeline_stage *stage = &plan_of(program)->stages[first >> STAGE_BITS];
-        uint32_t watch = (uint32_t)first;
-        exchange_name(stage->local->roots.watched_origins[watch], overflow->name);
+        uint32_t flag = (uint32_t)first;
+        exchange_name(stage->local->roots.watched_origins[flag], overflow->name);
     }
     return name_share(program, (int)from);
 }
 
 /* Waits for this rank's tasks so far, and for all other ranks. */
-static ml_status look(ml_program *program) {
+static ml_status check_flags(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     struct pipeline_run *run = program->pipeline;
     ml_device *device = program->session->device;
@@ -261,14 +260,14 @@ static ml_status look(ml_program *program) {
                                  : device->ops->wait(device);
     int64_t mine = status == ML_OK ? first_found(program, &factor) : INT64_MAX;
     if (status == ML_OK) status = found_share(program, mine, factor);
-    run->looked = status == ML_OK;
+    run->flags_known = status == ML_OK;
     return status;
 }
 
-ml_status retry_look(ml_program *program, int64_t start) {
+ml_status retry_check_flags(ml_program *program, int64_t start) {
     bool at_once = program->watches && program->until < INT64_MAX;
-    if (!at_once || program->pipeline->looked || start < program->until) return ML_OK;
-    return look(program);
+    if (!at_once || program->pipeline->flags_known || start < program->until) return ML_OK;
+    return check_flags(program);
 }
 
 static ml_status states_restore(ml_program *program) {
@@ -286,7 +285,7 @@ static ml_status states_restore(ml_program *program) {
 
 ml_status pipeline_overflow(ml_program *program, exchange_overflow *found) {
     struct pipeline_run *run = program->pipeline;
-    ml_status status = run->looked ? ML_OK : look(program);
+    ml_status status = run->flags_known ? ML_OK : check_flags(program);
     *found = run->overflow;
     return status == ML_OK && found->factor > 0 ? states_restore(program) : status;
 }

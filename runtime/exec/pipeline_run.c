@@ -1,5 +1,5 @@
-/* Running programs that are cut into pipeline stages: a step's microbatches are collected, then
- * every rank goes through its tasks in the order of the schedule. */
+/* Running a pipeline: the inputs of a step's microbatches are collected, then every rank runs its
+ * actions in the order of the schedule. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,8 +19,8 @@ static int executable_count(const ml_program *program, int stage) {
            s->programs.once_per_step;
 }
 
-/* ---- making ---- */
-/* Bytes of a lane's messages, wherever each of them begins. */
+/* ---- loading ---- */
+/* Bytes of a channel's messages, each at any alignment. */
 static int64_t channel_room(const struct ml_pipeline_plan *plan, int channel) {
     int64_t bytes = PLACE_ALIGNMENT;
     for (int i = 0; i < plan->message_count; i++)
@@ -29,8 +29,8 @@ static int64_t channel_room(const struct ml_pipeline_plan *plan, int channel) {
     return bytes;
 }
 
-/* The edges of lane `i` between all ranks that differ along the stages' mesh axis alone: each is
- * made by all ranks together, in this order. */
+/* The edges of channel `i` between all ranks that differ along the stages' mesh axis alone: all
+ * ranks together create each of them, in this order. */
 static ml_status channel_edges(ml_program *program, int i) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     int64_t ahead = plan->schedule.in_flight[i] > 0 ? plan->schedule.in_flight[i] : 1;
@@ -56,11 +56,11 @@ static ml_status channel_edges(ml_program *program, int i) {
     return status;
 }
 
-/* Each lane has an edge with room for all that is under way on it at once. */
+/* Each channel has an edge with room for the messages that are in flight on it at once. */
 ml_status pipeline_connect(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
-    if (program->owner != NULL) return ML_OK; /* it has its owner's */
+    if (program->owner != NULL) return ML_OK; /* it uses its owner's */
     for (int i = 0; i < plan->channel_count && status == ML_OK; i++) {
         if (!plan->channels[i].local) status = channel_edges(program, i);
     }
@@ -116,7 +116,7 @@ static ml_status messages_list(ml_program *program) {
     return ML_OK;
 }
 
-/* The inputs that this rank's stages read, and where their parts lie in a microbatch's feed. */
+/* The inputs that this rank's stages read, and their offsets in a microbatch's feed. */
 static ml_status feeds_make(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     struct pipeline_run *run = program->pipeline;
@@ -197,7 +197,7 @@ static void *storage_address(const ml_program *program, int v, int p, int microb
     }
 }
 
-/* Of a piece's executables, the one that has the microbatch's slot. */
+/* Of a task's executables, the one of the microbatch's slot. */
 static int executable_of(const ml_program *program, int v, int p, int microbatch) {
     const pipeline_stage *plan = &plan_of(program)->stages[v];
     if (p == plan->programs.count) return executable_count(program, v) - 1;
@@ -218,8 +218,8 @@ static ml_status task_bind(ml_program *program, int v, int p, int microbatch) {
     return status;
 }
 
-/* Before messages are under way: what a GPU does to bind, such as to give memory back, may wait for
- * all that runs there. */
+/* Before any message is in flight: what a GPU does to bind, such as releasing memory, may wait for
+ * all work in progress there. */
 static ml_status tasks_bind(ml_program *program) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_status status = ML_OK;
@@ -252,7 +252,7 @@ static ml_status once_run(ml_program *program) {
     return status;
 }
 
-/* After this, what was sent for the microbatch is gone. */
+/* After this, all messages that were sent from the microbatch's buffer have arrived. */
 static ml_status messages_settle(ml_program *program, int v, int microbatch) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
@@ -266,7 +266,8 @@ static ml_status messages_settle(ml_program *program, int v, int microbatch) {
     return status;
 }
 
-/* A slot begins another microbatch: what was sent from it must be gone, and the inputs come. */
+/* A slot is reused: messages that were sent from it must have arrived, then the inputs are copied.
+ */
 static ml_status slot_begin(ml_program *program, int v, int microbatch) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     const task_programs *programs = &plan->stages[v].programs;
@@ -284,14 +285,14 @@ static ml_status slot_begin(ml_program *program, int v, int microbatch) {
     return status;
 }
 
-/* Whether a message is the first of its lane: the one that may be on its way before its task's
- * turn, for an edge expects one at a time. */
+/* Whether a message is the first of its channel: the one that may be expected before its task is
+ * next, for an edge expects one at a time. */
 static bool leads_channel(const struct ml_pipeline_plan *plan, const pipeline_message *m) {
     return m == plan->messages || m[-1].channel != m->channel;
 }
 
-/* The first message of each lane to the task may come: those that are expected early, or those that
- * are not. */
+/* Expect the first message of each channel to the task: those that can be expected an action ahead,
+ * or those that cannot. */
 static ml_status leading_expect(ml_program *program, const ml_action *action, bool early) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
@@ -310,7 +311,7 @@ static ml_status leading_expect(ml_program *program, const ml_action *action, bo
     return status;
 }
 
-/* The slot of a task that comes next, or after the next one, is made ready. */
+/* Prepare the slot of the next action, or of the one after it. */
 static ml_status task_slot(ml_program *program, const ml_action *action) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     int v = plan->tasks[action->task].stage;
@@ -318,14 +319,14 @@ static ml_status task_slot(ml_program *program, const ml_action *action) {
     return first ? slot_begin(program, v, action->microbatch) : ML_OK;
 }
 
-/* A task comes after the next one: what can be expected at no cost is. */
+/* The action after the next one: expect what can be expected at no cost. */
 static ml_status task_foresee(ml_program *program, const ml_action *action) {
     if (action == NULL || !program->pipeline->patient) return ML_OK;
     ml_status status = task_slot(program, action);
     return status == ML_OK ? leading_expect(program, action, true) : status;
 }
 
-/* A task is next, and was foreseen. */
+/* The next action, which was foreseen. */
 static ml_status task_prepare(ml_program *program, const ml_action *action) {
     ml_status status = program->pipeline->patient ? ML_OK : task_slot(program, action);
     return status == ML_OK ? leading_expect(program, action, false) : status;
@@ -354,7 +355,7 @@ static ml_status task_receive(ml_program *program, const ml_action *action) {
     return status;
 }
 
-/* What the task has made for others, or (`to_task`) what this rank has for the task. */
+/* What the task has computed for others, or (`to_task`) what this rank has for the task. */
 static ml_status messages_send(ml_program *program, const ml_action *action, bool to_task) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
@@ -371,7 +372,7 @@ static ml_status messages_send(ml_program *program, const ml_action *action, boo
     return status;
 }
 
-/* A half of a task's transfers; where runs are profiled, with the time that the host is in it. */
+/* The receives or the sends of a task; where runs are profiled, with the host's time. */
 static ml_status transfer(ml_program *program, const ml_action *action, bool receives) {
     ml_profile *profile = program->session->device->profile;
     double begin = profile != NULL ? ml_profile_now() : 0;
@@ -384,7 +385,7 @@ static ml_status transfer(ml_program *program, const ml_action *action, bool rec
 static ml_status action_run(ml_program *program, const ml_action *action) {
     int v = plan_of(program)->tasks[action->task].stage;
     int p = action->task - plan_of(program)->stages[v].first_task;
-    if (!retry_stands(program)) return ML_OK;
+    if (!step_is_valid(program)) return ML_OK;
     ml_status status = task_run(program, v, p, action->microbatch);
     return status == ML_OK ? retry_note(program, v, p, action->microbatch) : status;
 }
@@ -394,8 +395,8 @@ static int compare_start(const void *a, const void *b) {
     return x->start != y->start ? (x->start < y->start ? -1 : 1) : x->task - y->task;
 }
 
-/* The actions of all ranks with a microbatch, in an order in which each comes after those that it
- * needs something of. There is one of each task. */
+/* The actions of all ranks for one microbatch, one of each task, each after those from which it
+ * receives. */
 static ml_status actions_of(const struct ml_pipeline_plan *plan, int microbatch,
                             const ml_action ***list, int *count) {
     const ml_action **found = ml_alloc(sizeof *found * (size_t)(plan->task_count + 1));
@@ -410,8 +411,8 @@ static ml_status actions_of(const struct ml_pipeline_plan *plan, int microbatch,
     return ML_OK;
 }
 
-/* A microbatch goes through all tasks by itself. Messages are sent when the task that needs them is
- * next and not before: then nothing that is under way waits for what comes later. */
+/* A microbatch runs through all tasks alone. Messages are sent only when the task that needs them
+ * is next: then nothing in flight waits for a later action. */
 static ml_status microbatch_run(ml_program *program, int microbatch) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     const ml_action **actions;
@@ -419,7 +420,7 @@ static ml_status microbatch_run(ml_program *program, int microbatch) {
     ml_status status = actions_of(plan, microbatch, &actions, &count);
     for (int i = 0; i < count && status == ML_OK; i++) {
         bool own = mine(program, plan->tasks[actions[i]->task].stage);
-        status = retry_look(program, actions[i]->start);
+        status = retry_check_flags(program, actions[i]->start);
         if (own && status == ML_OK) status = task_foresee(program, actions[i]);
         if (own && status == ML_OK) status = task_prepare(program, actions[i]);
         if (status == ML_OK) status = messages_send(program, actions[i], true);
@@ -428,10 +429,11 @@ static ml_status microbatch_run(ml_program *program, int microbatch) {
         if (status == ML_OK) status = action_run(program, actions[i]);
     }
     ml_free(actions);
-    return status == ML_OK ? retry_look(program, INT64_MAX) : status;
+    return status == ML_OK ? retry_check_flags(program, INT64_MAX) : status;
 }
 
-/* Nothing is under way: what a device makes for its later runs is made now, for all slots. */
+/* Nothing is in flight: what a device prepares for its later runs (CUDA graphs) is prepared now,
+ * for all slots. */
 static ml_status tasks_ready(ml_program *program, int microbatch) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;
@@ -447,10 +449,10 @@ static ml_status tasks_ready(ml_program *program, int microbatch) {
     return status;
 }
 
-/* Microbatches of this step that go by themselves, before the others. The first one of fresh
- * executables does: a GPU loads kernels and makes graphs for the first runs, and that may wait for
- * all that is under way there, such as a message whose receiver waits for this rank. So do all
- * while products are measured alone. All ranks do the same. */
+/* The number of microbatches of this step that run alone, before the others. The first one of fresh
+ * executables does: a GPU loads kernels and builds graphs for the first runs, and that may wait for
+ * all work in progress there, such as a message whose receiver waits for this rank. All do while
+ * products are measured alone. All ranks decide the same. */
 static ml_status microbatches_alone(ml_program *program, int *alone) {
     struct pipeline_run *run = program->pipeline;
     int64_t ready = !run->fresh;
@@ -471,11 +473,11 @@ static const ml_action *action_from(const struct ml_pipeline_plan *plan, int at,
     return NULL;
 }
 
-/* The actions of the schedule, but for those of the first few microbatches. A message is expected
- * while the task before its task runs (pipeline_slots_assign counts on no more) where that costs
- * nothing; else when its task is next and not before: what waits for it on a GPU then keeps
- * multiprocessors, and those of products that run beside. It lies in NCCL's buffers on this GPU by
- * then. */
+/* The actions of the schedule, except those of the first `without` microbatches. Where it costs
+ * nothing, a message is expected while the task before its task runs (pipeline/slots.c relies on no
+ * earlier action); else only when its task is next, since a receive that waits on a GPU occupies
+ * multiprocessors which concurrent products could use. By then it is in NCCL's buffers on this GPU.
+ */
 static ml_status schedule_run(ml_program *program, int without) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     const ml_action *actions = plan->schedule.actions[plan->coordinate];
@@ -483,14 +485,14 @@ static ml_status schedule_run(ml_program *program, int without) {
     ml_status status = task_foresee(program, action);
     for (; action != NULL && status == ML_OK; action = next) {
         next = action_from(plan, (int)(action - actions) + 1, without);
-        status = retry_look(program, action->start);
+        status = retry_check_flags(program, action->start);
         if (status == ML_OK) status = task_prepare(program, action);
         if (status == ML_OK) status = transfer(program, action, true);
         if (status == ML_OK) status = task_foresee(program, next);
         if (status == ML_OK) status = action_run(program, action);
         if (status == ML_OK) status = transfer(program, action, false);
     }
-    return status == ML_OK ? retry_look(program, INT64_MAX) : status;
+    return status == ML_OK ? retry_check_flags(program, INT64_MAX) : status;
 }
 
 ml_status pipeline_step(ml_program *program) {
@@ -504,7 +506,7 @@ ml_status pipeline_step(ml_program *program) {
     if (status == ML_OK && alone == 0) status = bubble_step_begin(program, clock);
     for (int i = 0; i < alone && status == ML_OK; i++) {
         status = microbatch_run(program, i);
-        if (status != ML_OK || !program->pipeline->fresh || !retry_stands(program)) continue;
+        if (status != ML_OK || !program->pipeline->fresh || !step_is_valid(program)) continue;
         status = tasks_ready(program, i);
         program->pipeline->fresh = status != ML_OK;
     }
@@ -530,7 +532,7 @@ ml_status pipeline_start(ml_program *program, const void *const *inputs) {
                         &program->input_places[i], inputs[i], feed + program->input_offsets[i]);
     }
     bool complete = status != ML_OK || ++run->queued == plan_of(program)->microbatches;
-    if (complete) run->queued = 0; /* after an error, a step begins anew */
+    if (complete) run->queued = 0; /* after an error, a new step begins */
     if (!complete || status != ML_OK) return status;
     program->done = NULL;
     program->unsettled = program->watches;
@@ -548,7 +550,7 @@ void pipeline_unbind(ml_program *program) {
     }
 }
 
-/* An output of the last microbatch, of the stage of this rank that has it. */
+/* An output of the last microbatch, from the stage of this rank that has it. */
 static ml_status output_download(const ml_program *program, int output, void *to) {
     const struct ml_pipeline_plan *plan = plan_of(program);
     ml_device *device = program->session->device;

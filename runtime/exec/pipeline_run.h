@@ -1,4 +1,6 @@
-/* What the files of running pipelined programs share (staged.c, staged_retry.c). */
+/* What the files that run pipelined programs share (pipeline_run.c, pipeline_retry.c). They are in
+ * exec and not in runtime/pipeline because they run on a session, its device and its connections.
+ */
 #ifndef ML_PIPELINE_RUN_H
 #define ML_PIPELINE_RUN_H
 
@@ -6,14 +8,14 @@
 #include "runtime/pipeline/plan.h"
 
 typedef struct {
-    char *buffers; /* device memory: slots of block_bytes each, then what is computed once a step */
-    ml_executable **executables; /* by slot and piece; one for all slots where binding is cheap. The
-                                    last one is what runs once a step, where there is that */
+    char *buffers;               /* device memory: slots of buffer_bytes each, then once_bytes */
+    ml_executable **executables; /* by slot and task; one for all slots where binding is cheap. The
+                                    once-per-step task, where there is one, is last */
     bool *bound;
-    int first_flag; /* of a microbatch's row of watches: the first of this stage's */
+    int first_flag; /* of a microbatch's row of overflow flags: the first of this stage's */
 } stage_run;
 
-/* A state that is set aside at the beginning of a step. */
+/* A copy of a state from the beginning of a step. */
 typedef struct {
     pipeline_saved_state of;
     void *memory; /* NULL until it is needed */
@@ -22,23 +24,24 @@ typedef struct {
 
 struct pipeline_run {
     stage_run *stages; /* by virtual stage */
-    ml_edge **edges;   /* by lane; NULL where this rank is neither end; of a fallback its owner's */
-    int *messages;     /* of the plan's, those that this rank sends or receives, in their order */
+    ml_edge *
+        *edges;    /* by channel; NULL where this rank is neither end; of a fallback its owner's */
+    int *messages; /* those of the plan that this rank sends or receives, in order */
     int message_count;
     char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch; likewise */
     int64_t feed_bytes; /* of one microbatch */
     int queued;
     bool rebinds; /* one executable serves all slots */
     bool patient; /* some messages may be expected an action ahead */
-    bool fresh;   /* not all executables are ready for many messages under way */
+    bool fresh;   /* some executables are not ready for several messages in flight */
     bubble_clock clock;
-    /* Of a step that may be done again (staged_retry.c). */
-    int64_t until;        /* the action's start from which on all watches of a step are known */
-    int flag_count;       /* exchanges of this rank that are watched */
-    float *flags, *found; /* [microbatches][watched]: on the device, and on the host */
+    /* Of a step that may have to be repeated (pipeline_retry.c). */
+    int64_t until;        /* the start of the action at which all flags of a step are known */
+    int flag_count;       /* flags of this rank, for one microbatch */
+    float *flags, *found; /* [microbatches][flag_count]: on the device, and on the host */
     state_copy *copies;
     uint32_t copy_count;
-    bool looked; /* this step's watches are known on all ranks: */
+    bool flags_known; /* this step's flags are known on all ranks: */
     exchange_overflow overflow;
 };
 
@@ -51,20 +54,20 @@ static inline bool mine(const ml_program *program, int stage) {
 }
 char *saved_address(const ml_program *program, int stage, int microbatch, int saved);
 
-/* ---- staged_retry.c */
+/* ---- pipeline_retry.c */
 
-/* When the program's stages are loaded: memory for its watches and copies of states. */
+/* When the program's stages are loaded: memory for its flags and copies of states. */
 ml_status retry_load(ml_program *program);
 void retry_unload(ml_program *program);
-/* A step begins: sets states aside. */
+/* A step begins: copies states. */
 ml_status retry_begin(ml_program *program);
-/* After a task of a microbatch: keep what its exchanges came to. */
+/* After a task of a microbatch: store its overflow flags. */
 ml_status retry_note(ml_program *program, int stage, int task, int microbatch);
 /* Before the action that starts at `start` (INT64_MAX: after the last one): in a step of one
- * microbatch, the last moment to find out whether it stands. Where it does not, its actions run no
- * more, and only send and receive. */
-ml_status retry_look(ml_program *program, int64_t start);
-static inline bool retry_stands(const ml_program *program) {
+ * microbatch, ranks compare their flags once all are known. Where one has overflowed, the remaining
+ * actions only send and receive. */
+ml_status retry_check_flags(ml_program *program, int64_t start);
+static inline bool step_is_valid(const ml_program *program) {
     return !(program->pipeline->overflow.factor > 0);
 }
 

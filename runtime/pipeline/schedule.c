@@ -515,9 +515,8 @@ static void order_body(void *context) {
     if (s->out->length) s->out->bubble = 1 - work / ((double)s->out->length * p->ranks);
 }
 
-/* Without an arena only the length counts. */
-static void order_run(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                      ml_pipeline_schedule *out) {
+void ml_pipeline_schedule_by_order(const ml_pipeline_problem *problem, int number, ml_arena *arena,
+                                   ml_pipeline_schedule *out) {
     simulation s = {.problem = problem, .out = out, .scratch = ml_arena_new()};
     if (s.scratch == NULL) ml_raise(ML_NO_MEMORY, "no memory left to plan a pipeline");
     s.records = arena != NULL;
@@ -526,11 +525,6 @@ static void order_run(const ml_pipeline_problem *problem, int number, ml_arena *
     ml_status status = ml_protect(order_body, &s);
     ml_arena_free(s.scratch);
     if (status != ML_OK) ml_raise_last();
-}
-
-void ml_pipeline_schedule_by_order(const ml_pipeline_problem *problem, int number, ml_arena *arena,
-                                   ml_pipeline_schedule *out) {
-    order_run(problem, number, arena, out);
 }
 
 /* Where costs are uneven a weight gradient may begin just before its rank gets better work; then
@@ -548,7 +542,7 @@ static int best_order(const ml_pipeline_problem *problem) {
     if (trial.microbatches > most) trial.microbatches = most > 0 ? most : 1;
     for (int i = rules->order_count - 1; i >= 0; i--) {
         ml_pipeline_schedule schedule;
-        order_run(&trial, i, NULL, &schedule);
+        ml_pipeline_schedule_by_order(&trial, i, NULL, &schedule);
         int64_t length = schedule.length;
         if (rules->orders[i].wide) length += length / 200;
         if (shortest > 0 && (i == 0 ? length >= shortest : length > shortest)) continue;
@@ -561,7 +555,7 @@ static int best_order(const ml_pipeline_problem *problem) {
 void ml_pipeline_schedule_build(const ml_pipeline_problem *problem, ml_arena *arena,
                                 ml_pipeline_schedule *out) {
     check_problem(problem);
-    order_run(problem, best_order(problem), arena, out);
+    ml_pipeline_schedule_by_order(problem, best_order(problem), arena, out);
 }
 
 /* ---- Printing ---------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ extern const ml_schedule_rules ml_schedules[ML_SCHEDULE_COUNT];
  * ranks (the help names the nearest that are). In `arena`. Near-linear in tasks x microbatches. */
 void ml_pipeline_schedule_build(const ml_pipeline_problem *problem, ml_arena *arena,
                                 ml_pipeline_schedule *out);
-/* The schedule by order `number` of its kind alone (below order_count). The problem was checked
- * before. */
+/* The schedule by order `number` of its kind alone (below order_count); without an arena only its
+ * length. The problem was checked before. */
 void ml_pipeline_schedule_by_order(const ml_pipeline_problem *problem, int number, ml_arena *arena,
                                    ml_pipeline_schedule *out);
 /* One line a rank: "F0 F1 . B0 W0", for MLUA_DEBUG and golden tests: tasks by their index in the

@@ -46,7 +46,8 @@ static costs random_costs(uint64_t *random, bool weight_grad) {
 }
 
 /* A chain of stages there and back. The last stage has one task for both ways; the first one no
- * late task, since nobody waits for its backward pass. random: NULL where all stages cost `each`.
+ * weight-gradient task, since no stage waits for its backward pass. random: NULL where all stages
+ * cost `each`.
  */
 static void make_chain(pipeline_case *c, ml_schedule_kind kind, int ranks, int chunks,
                        int microbatches, costs each, uint64_t *random) {
@@ -204,7 +205,7 @@ static bool go_on(walk *w, int rank) {
     return moved;
 }
 
-/* What comes out does not depend on who goes on first, so any order of ranks will do. */
+/* The result does not depend on which rank continues first. */
 static bool walk_ends(const checker *k) {
     static walk w;
     memset(&w, 0, sizeof w);
@@ -383,7 +384,7 @@ static ml_task_time **walk_times(const pipeline_case *c, const ml_pipeline_sched
     return ran;
 }
 
-/* A step's times are learnt from when its actions ran, and foretell its length. */
+/* A step's times are learnt from when its actions ran, and predict its length. */
 TEST(pipeline_schedule, times_are_learnt) {
     uint64_t random = 3;
     ml_arena *arena = ml_arena_new();
@@ -414,10 +415,10 @@ TEST(pipeline_schedule, times_are_learnt) {
         ml_pipeline_times_learn(&made_case.problem, &made, (const ml_task_time *const *)ran, arena,
                                 &learnt);
         for (int i = 0; i < made_case.count; i++) CHECK_EQ_INT(learnt.task[i], t.task[i]);
-        int64_t told = ml_pipeline_replay(&made_case.problem, &made, &learnt, arena, &bubble);
-        EXPECT((double)llabs(told - length) <= 0.001 * (double)length,
+        int64_t predicted = ml_pipeline_replay(&made_case.problem, &made, &learnt, arena, &bubble);
+        EXPECT((double)llabs(predicted - length) <= 0.001 * (double)length,
                "%d ranks, schedule %d: a step of %lld takes %lld", ranks, kind, (long long)length,
-               (long long)told);
+               (long long)predicted);
     }
     ml_arena_free(arena);
 }
@@ -554,7 +555,7 @@ TEST(pipeline_schedule, large_and_fast) {
     ml_arena_free(arena);
 }
 
-/* What adds up rows costs the same whoever made the rows. */
+/* What adds up rows costs the same, whichever op computed the rows. */
 static void scattered(fixture *f) {
     ml_axis k = fixture_axis(f, "k"), v = fixture_axis(f, "v");
     ml_ref index = fixture_index(f, "s64", 5);

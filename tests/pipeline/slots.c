@@ -107,7 +107,7 @@ static void check_slots(const slots_case *c) {
  */
 
 /* One rank's stream, in the order in which exec/pipeline_run.c fills it. */
-typedef enum { ARRIVES, GONE, EXPECT, SEND } wait_kind;
+typedef enum { ARRIVES, SETTLED, EXPECT, SEND } wait_kind;
 typedef struct {
     wait_kind kind;
     int channel, microbatch;
@@ -127,7 +127,7 @@ static void prepare(const slots_case *c, stream *s, const ml_action *next, int *
     bool begins = next->task == c->stages[v].first_task;
     for (int i = 0; begins && i < plan->channel_count; i++) {
         if (c->channels[i].from != v || c->channels[i].local || sent[i][slot] < 0) continue;
-        enqueue(s, GONE, i, sent[i][slot]);
+        enqueue(s, SETTLED, i, sent[i][slot]);
         sent[i][slot] = -1;
     }
     for (int i = 0; i < plan->channel_count; i++)
