@@ -148,7 +148,7 @@ static void print_team(const cuda_schedule *s, ml_text *out) {
     if (s->blocks > 0) ml_text_add(out, ", room for %d blocks", s->blocks);
     ml_text_add(out, "\n    a thread: packs %d x %d elements%s; indices %s, %s", s->packs, s->vec,
                 s->unroll ? ", unrolled" : "", s->integer, s->column_integer);
-    if (s->chunked) ml_text_add(out, ", %s", s->chunk_integer);
+    if (s->chunked && !s->spread) ml_text_add(out, ", %s", s->chunk_integer);
     ml_text_add(out, "\n");
 }
 

@@ -13,12 +13,10 @@ ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t 
     for (int i = 0; i < write_count; i++) step->values[read_count + i] = writes[i];
     if (kind == ML_STEP_KERNEL && node == 0) return step;
     const ml_graph *g = l->g;
-    bool routine = kind != ML_STEP_KERNEL ||
-                   ml_ops[ml_graph_node(g, node)->op].op_class == ML_CLASS_SCAN ||
-                   ml_graph_node(g, node)->op == ML_OP_SCATTER_ADD ||
-                   ml_graph_node(g, node)->op == ML_OP_RAGGED_DOT ||
-                   ml_graph_node(g, node)->op == ML_OP_RAGGED_OUTER;
-    if (!routine) return step;
+    int op_class = ml_ops[ml_graph_node(g, node)->op].op_class;
+    bool loops =
+        kind == ML_STEP_KERNEL && op_class != ML_CLASS_SCAN && op_class != ML_CLASS_ROUTINE;
+    if (loops) return step; /* lower_describe_ir counts its work */
     step->flops = ml_flops(g, node);
     for (int i = 0; i < read_count + write_count; i++) {
         const ml_type *type = &l->s->values.at[step->values[i]].type;
