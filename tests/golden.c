@@ -12,7 +12,7 @@
 
 #include "tests/test.h"
 
-void test_golden_register(ml_arena *arena);
+void golden_scripts_register(ml_arena *arena);
 
 typedef struct {
     const char *script, *expected; /* paths; no expected text for area lua */
@@ -20,7 +20,7 @@ typedef struct {
 
 enum { TIME_LIMIT = 300 }; /* seconds */
 
-static char *read_text(ml_arena *arena, const char *path) {
+char *test_read_file(ml_arena *arena, const char *path) {
     FILE *file = fopen(path, "r");
     if (!file) return NULL;
     ml_text text = {.arena = arena};
@@ -33,7 +33,7 @@ static char *read_text(ml_arena *arena, const char *path) {
 
 static char *shell_command(ml_arena *arena, const char *script) {
     static const char marker[] = "-- args: ";
-    const char *source = read_text(arena, script);
+    const char *source = test_read_file(arena, script);
     if (!source) ml_raise(ML_IO, "cannot read %s", script);
     char *words = "run --device cpu";
     if (strncmp(source, marker, strlen(marker)) == 0) {
@@ -70,20 +70,21 @@ static void show_difference(ml_arena *arena, const char *expected_path, const ch
     pclose(diff);
 }
 
-static void compare(ml_arena *arena, const script_test *t, const char *actual) {
+void test_compare_file(ml_arena *arena, const char *path, const char *actual) {
+    test_checked();
     if (getenv("UPDATE_GOLDEN")) {
-        FILE *file = fopen(t->expected, "w");
-        if (!file) ml_raise(ML_IO, "cannot write %s", t->expected);
+        FILE *file = fopen(path, "w");
+        if (!file) ml_raise(ML_IO, "cannot write %s", path);
         fputs(actual, file);
-        if (fclose(file)) ml_raise(ML_IO, "cannot write %s", t->expected);
+        if (fclose(file)) ml_raise(ML_IO, "cannot write %s", path);
         return;
     }
-    const char *expected = read_text(arena, t->expected);
+    const char *expected = test_read_file(arena, path);
     if (!expected) {
-        test_fail("%s is missing: UPDATE_GOLDEN=1 writes it. It would be\n%s", t->expected, actual);
+        test_fail("%s is missing: UPDATE_GOLDEN=1 writes it. It would be\n%s", path, actual);
     } else if (strcmp(expected, actual) != 0) {
         test_fail("another output than expected");
-        show_difference(arena, t->expected, actual);
+        show_difference(arena, path, actual);
     }
 }
 
@@ -100,8 +101,9 @@ static void run_body(void *argument) {
     if (run->test->expected) {
         size_t length = strlen(output);
         bool open_line = length && output[length - 1] != '\n';
-        compare(run->arena, run->test,
-                ml_arena_format(run->arena, "%s%sexit: %d\n", output, open_line ? "\n" : "", code));
+        test_compare_file(
+            run->arena, run->test->expected,
+            ml_arena_format(run->arena, "%s%sexit: %d\n", output, open_line ? "\n" : "", code));
     } else if (code) {
         test_fail("%s exits with %d:\n%s", run->test->script, code, output);
     }
@@ -131,7 +133,7 @@ static void register_folder(ml_arena *arena, const char *area) {
     closedir(folder);
 }
 
-void test_golden_register(ml_arena *arena) {
+void golden_scripts_register(ml_arena *arena) {
     register_folder(arena, "golden");
     register_folder(arena, "lua");
 }

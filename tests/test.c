@@ -27,7 +27,8 @@ enum { MOST_MESSAGES = 20 }; /* of one test */
 static int failures, checks;
 static char skip_reason[512], left_out[512]; /* empty: nothing is skipped */
 
-void test_golden_register(ml_arena *arena); /* golden.c */
+void golden_scripts_register(ml_arena *arena); /* golden.c */
+void golden_graphs_register(ml_arena *arena);  /* passes/golden.c */
 
 void test_register(const char *name, test_function *run, const void *argument) {
     if ((test_count & (test_count - 1)) == 0) { /* room for the next power of two */
@@ -399,8 +400,9 @@ static int run_all(const options *o) {
     return results[FAILED] || !chosen;
 }
 
-static void register_scripts(void *arena) {
-    test_golden_register(arena);
+static void register_files(void *arena) {
+    golden_scripts_register(arena);
+    golden_graphs_register(arena);
 }
 
 static int usage(const char *program) {
@@ -434,8 +436,8 @@ int main(int count, char **arguments) {
     o.patterns = arguments + first;
     o.pattern_count = count - first;
     ml_arena *arena = ml_arena_new();
-    if (!arena || ml_protect(register_scripts, arena) != ML_OK) {
-        fprintf(stderr, "cannot list the scripts: %s\n", ml_error_last()->text);
+    if (!arena || ml_protect(register_files, arena) != ML_OK) {
+        fprintf(stderr, "cannot list the files: %s\n", ml_error_last()->text);
         return 2;
     }
     int result = run_all(&o);

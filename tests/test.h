@@ -77,6 +77,11 @@ uint64_t test_random(uint64_t *state);
 double test_uniform(uint64_t *state, double low, double high);
 int64_t test_range(uint64_t *state, int64_t low, int64_t high); /* low .. high, both included */
 
+/* The text of a file, in `arena`; NULL where there is none. */
+char *test_read_file(ml_arena *arena, const char *path);
+/* The file has this text; where UPDATE_GOLDEN is set, it is written. */
+void test_compare_file(ml_arena *arena, const char *path, const char *actual);
+
 /* The binary under test: $MLUA, or build/mlua. */
 const char *test_binary(void);
 /* Run a shell command; its stdout and stderr together, in `arena`, and its exit code (128 + signal
