@@ -70,12 +70,13 @@ typedef struct {
 
 /* How far a dry run is (dry.h). */
 typedef struct {
-    bool runs, ended;
-    int64_t calls;    /* of programs since the last new one */
-    double since;     /* when the first of them was made */
-    const char *file; /* where the script was ended; NULL where it called os.exit */
+    bool runs, ended, called; /* called: a program was called, whose results are zeros */
+    int64_t calls;            /* of programs since the last new one */
+    double since;             /* when the first of them was made */
+    const char *file;         /* where the script was ended; NULL where it called os.exit */
     int line;
-    int code; /* that it called os.exit with */
+    const char *message; /* of its assert or error that ended it; else NULL */
+    int code;            /* that it called os.exit with */
 } vm_dry;
 
 /* An active call, as lua_Debug.i_ci names it. Of the calls below an active one the line stays. */

@@ -402,7 +402,11 @@ static int64_t all_states(const report *r) {
 static void print_end(const ml_vm *vm) {
     int line;
     const char *file = dry_end(vm, &line);
-    if (file)
+    if (file && vm->dry.message)
+        printf("stopped         at %s:%d, where the script ends itself: %s; values are zeros in a "
+               "check; programs that it would make later are not counted\n",
+               file, line, vm->dry.message);
+    else if (file)
         printf("stopped         at %s:%d, where the script calls programs that are known again and "
                "again: it may wait for values, which a check does not have; programs that it would "
                "make later are not counted\n",
@@ -501,6 +505,9 @@ static void add_end(const ml_vm *vm, json_t *object) {
     const char *file = dry_end(vm, &line);
     if (object && file)
         json_object_set_new(object, "ended", json_pack("{s:s, s:i}", "file", file, "line", line));
+    if (object && file && vm->dry.message)
+        json_object_set_new(json_object_get(object, "ended"), "message",
+                            json_string(vm->dry.message));
 }
 
 static void print_json(lua_State *L, const report *r, double tokens) {

@@ -1,5 +1,6 @@
 #include "vm/check/dry.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "vm/cli/output.h"
@@ -68,6 +69,7 @@ void dry_note_call(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (!vm->dry.runs) return;
     output_discard(vm, true);
+    vm->dry.called = true;
     if (vm->dry.calls++ == 0) vm->dry.since = now();
     bool long_enough = vm->dry.calls > 1 && now() - vm->dry.since > SECONDS;
     if (vm->dry.ended || vm->dry.calls > CALLS || long_enough) stop_script(L);
@@ -143,8 +145,46 @@ static void set_globals(lua_State *L) {
 /* ---- The call ----------------------------------------------------------------------------------
  */
 
+/* Whether the script itself raised the error: by assert or error. */
+static bool is_raised_by_script(lua_State *L) {
+    static const char *const names[] = {"assert", "error"};
+    lua_Debug raiser, caller;
+    if (!lua_getstack(L, 1, &raiser) || !lua_getstack(L, 2, &caller)) return false;
+    lua_getinfo(L, "S", &caller);
+    if (!lua_getinfo(L, "f", &raiser) || caller.source[0] != '@') return lua_pop(L, 1), false;
+    bool same = false;
+    for (int i = 0; i < 2; i++) {
+        lua_getglobal(L, names[i]);
+        same |= lua_rawequal(L, -1, -2);
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+    return same;
+}
+
+/* A check of values, which are zeros here, is no mistake: the script ends there. */
+static bool ends_at_check(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    lua_Debug frame;
+    if (!vm->dry.called || vm->dry.ended || vm->options->mode != VM_CHECK) return false;
+    if (lua_type(L, 1) != LUA_TSTRING || !is_raised_by_script(L)) return false;
+    if (!vm_script_frame(L, &frame)) return false;
+    vm->dry.ended = true;
+    vm->dry.file = vm_intern(L, frame.source + (frame.source[0] == '@'));
+    vm->dry.line = frame.currentline;
+    const char *text = lua_tostring(L, 1);
+    const char *place = lua_pushfstring(L, "%s:%d: ", vm->dry.file, vm->dry.line);
+    if (strncmp(text, place, strlen(place)) == 0) text += strlen(place);
+    vm->dry.message = vm_intern(L, text);
+    lua_pop(L, 1);
+    return true;
+}
+
 static int handle_message(lua_State *L) {
-    return is_end(L, 1) ? 1 : vm_message_handler(L);
+    if (is_end(L, 1)) return 1;
+    if (!ends_at_check(L)) return vm_message_handler(L);
+    lua_pushlightuserdata(L, &ended);
+    return 1;
 }
 
 static int handle_and_keep(lua_State *L) {

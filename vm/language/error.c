@@ -1,7 +1,8 @@
 /* Errors as scripts and people see them.
  *
  * An error is a table with the class "mlua.error" and the fields message, file, line, help, text
- * (everything, as it is printed) and interrupted; tostring returns the text. Errors of plain Lua
+ * (everything, as it is printed) and interrupted. tostring returns the text, and the methods of
+ * strings take it (err:match "axis"), so that scripts use it as they do plain Lua's errors, which
  * stay strings until the message handler of the outermost call turns them into such tables. */
 #include "vm/vm.h"
 
@@ -464,6 +465,34 @@ static int error_concat(lua_State *L) {
     return 1;
 }
 
+/* A method of strings, called with an error: its text is the string. Upvalue: the function. */
+static int error_string_method(lua_State *L) {
+    luaL_checkany(L, 1);
+    luaL_tolstring(L, 1, NULL);
+    lua_replace(L, 1);
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_insert(L, 1);
+    lua_call(L, lua_gettop(L) - 1, LUA_MULTRET);
+    return lua_gettop(L);
+}
+
+/* What pcall caught may be used as the string that plain Lua's errors are: err:match "...". */
+static int error_index(lua_State *L) {
+    lua_getglobal(L, LUA_STRLIBNAME);
+    if (!lua_istable(L, -1)) return 0;
+    lua_pushvalue(L, 2);
+    if (lua_rawget(L, -2) != LUA_TFUNCTION) return 0;
+    lua_pushcclosure(L, error_string_method, 1);
+    return 1;
+}
+
+static int error_length(lua_State *L) {
+    size_t length;
+    luaL_tolstring(L, 1, &length);
+    lua_pushinteger(L, (lua_Integer)length);
+    return 1;
+}
+
 static int core_fail(lua_State *L) {
     luaL_checkstring(L, 1);
     lua_settop(L, 2);
@@ -495,10 +524,12 @@ static const vm_entry entries[] = {{"fail", core_fail,
 
 void vm_error_register(lua_State *L) {
     luaL_newmetatable(L, error_class);
-    lua_pushcfunction(L, error_tostring);
-    lua_setfield(L, -2, "__tostring");
-    lua_pushcfunction(L, error_concat);
-    lua_setfield(L, -2, "__concat");
+    static const luaL_Reg methods[] = {{"__tostring", error_tostring},
+                                       {"__concat", error_concat},
+                                       {"__index", error_index},
+                                       {"__len", error_length},
+                                       {NULL, NULL}};
+    luaL_setfuncs(L, methods, 0);
     lua_pop(L, 1);
     vm_register(L, entries);
 }

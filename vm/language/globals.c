@@ -66,6 +66,9 @@ static const char *foreign_note(const char *name) {
         {"TRUE", "Lua's is true"},
         {"FALSE", "Lua's is false"},
         {"None", nothing},
+        {"none", nothing},
+        {"nill", nothing},
+        {"Nil", nothing},
         {"null", nothing},
         {"NULL", nothing},
         {"nullptr", nothing},
@@ -385,7 +388,8 @@ static void push_help(lua_State *L, const char *name) {
     if (guess)
         lua_pushfstring(L, "did you mean m.%s?", guess);
     else
-        lua_pushfstring(L, "set it before; rawget(_G, \"%s\") asks whether it is set", name);
+        lua_pushfstring(L, "set it before; where it may be unset: rawget(_G, \"%s\") or false",
+                        name);
 }
 
 /* ---- The metatable -----------------------------------------------------------------------------
