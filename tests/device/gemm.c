@@ -114,7 +114,7 @@ static void check_gemm(world *w) {
            ml_dtypes[g.a_dtype].name, (long long)g.m, (long long)g.n, (long long)g.k);
 }
 
-TEST(exec, gemm) {
+TEST(device, gemm) {
     world w = {.random = 11, .pool = ml_pool_new(2)};
     for (int i = 0; i < 120; i++) {
         w.arena = ml_arena_new();
@@ -159,7 +159,7 @@ static void check_threads(world *w) {
     }
 }
 
-TEST(exec, gemm_threads) {
+TEST(device, gemm_threads) {
     world w = {.random = 13};
     for (int i = 0; i < 40; i++) {
         w.arena = ml_arena_new();
@@ -201,7 +201,7 @@ static void check_kernel(world *w, ml_dtype dtype) {
            (long long)m, (long long)n, (long long)k);
 }
 
-TEST(exec, gemm_kernels) {
+TEST(device, gemm_kernels) {
     world w = {.random = 12};
     for (int i = 0; i < 120; i++) {
         w.arena = ml_arena_new();

@@ -54,7 +54,7 @@ static ml_profile *made(void) {
     return p;
 }
 
-TEST(profile, sums) {
+TEST(device, profile_sums) {
     ml_profile *p = made();
     ml_arena *arena = ml_arena_new();
     ml_profile_sums sums;
@@ -82,7 +82,7 @@ TEST(profile, sums) {
 }
 
 /* Before anything was measured alone, the ceilings tell the best times. */
-TEST(profile, ideal_from_ceilings) {
+TEST(device, profile_ideal_from_ceilings) {
     ml_profile *p = made();
     CHECK_NEAR(ml_profile_ideal(p, &steps[0]), 4, 1e-12);
     CHECK_NEAR(ml_profile_ideal(p, &steps[1]), 0, 0);
@@ -91,7 +91,7 @@ TEST(profile, ideal_from_ceilings) {
     ml_profile_free(p);
 }
 
-TEST(profile, trace_of_streams) {
+TEST(device, profile_trace_of_streams) {
     ml_profile *p = made();
     ml_text text = {.arena = ml_arena_new()};
     ml_layout layout = {.count = 2, .axis = {{.name = "dp"}, {.name = "tp"}}};
@@ -125,7 +125,7 @@ TEST(profile, trace_of_streams) {
 }
 
 /* What is not UTF-8 becomes a question mark, so that every reader takes the file. */
-TEST(profile, json_text) {
+TEST(device, profile_json_text) {
     static const char *const texts[][2] = {
         {"plain", "\"plain\""},
         {"a\"b\\c", "\"a\\\"b\\\\c\""},

@@ -235,32 +235,32 @@ static void check_hidden(ml_dtype of, int threads, size_t count) {
     spoilt[0] = spoilt[1] = 0;
 }
 
-TEST(template, attention_whole) {
+TEST(kernels, attention_whole) {
     check_all(ML_F32, 1, 32, test_all() ? 1 : 2);
     if (test_all()) check_some(shapes, 8, ML_F64, 1, 32, 1); /* without scores of f32 */
 }
-TEST(template, attention_two_passes) {
+TEST(kernels, attention_two_passes) {
     check_all(ML_F32, 64, 16, 4);
 }
-TEST(template, attention_bf16) {
+TEST(kernels, attention_bf16) {
     check_all(ML_BF16, 2, 32, test_all() ? 3 : 6);
 }
 
-TEST(template, attention_parts) {
+TEST(kernels, attention_parts) {
     check_some(parts, PARTS, ML_F32, 1, 32, test_all() ? 1 : 3);
     check_some(parts + 4, test_all() ? PARTS - 4 : 1, ML_BF16, 64, 16, 1);
 }
 
 /* The CUDA kernels of some shapes, in the emulator: tensor cores (heads of 64 and of 32 with a
  * score function) and the general ones. */
-TEST(template, attention_emulated) {
+TEST(kernels, attention_emulated) {
     template_use_emulator(true);
     check_all(ML_BF16, 64, 16, test_all() ? 9 : 18);
     check_all(ML_F32, 64, 16, test_all() ? 10 : 20);
     template_use_emulator(false);
 }
 /* Blocks of other GPUs may have less than half of Hopper's shared memory. */
-TEST(template, attention_little_room) {
+TEST(kernels, attention_little_room) {
     static const shape wide = {1, 1, 1, 70, 75, 128, true, 0, NO_SCORE, false};
     template_use_emulator(true);
     template_use_gpu(89, 0);
@@ -269,17 +269,17 @@ TEST(template, attention_little_room) {
     template_use_emulator(false);
     template_use_gpu(0, 0);
 }
-TEST(template, attention_skips) {
+TEST(kernels, attention_skips) {
     check_hidden(ML_F32, 1, 3);  /* the gradient in one pass */
     check_hidden(ML_F32, 64, 2); /* in two */
 }
-TEST(template, attention_skips_emulated) {
+TEST(kernels, attention_skips_emulated) {
     template_use_emulator(true);
     check_hidden(ML_BF16, 64, test_all() ? 3 : 1); /* on tensor cores */
     if (test_all()) check_hidden(ML_F32, 64, 3);
     template_use_emulator(false);
 }
-TEST(template, attention_parts_emulated) {
+TEST(kernels, attention_parts_emulated) {
     template_use_emulator(true);
     check_some(parts + 3, 1, ML_BF16, 64, 16, 1);
     if (test_all()) check_some(parts, PARTS, ML_BF16, 64, 16, 1);
@@ -301,15 +301,15 @@ static void check_hopper(int tiles, size_t first, size_t step) {
     template_use_gpu(0, 0);
     knobs->wgmma = kept;
 }
-TEST(template, attention_hopper) {
+TEST(kernels, attention_hopper) {
     check_hopper(1, 0, test_all() ? 1 : 16);
 }
-TEST(template, attention_hopper_masked) {
-    if (test_all()) test_skip("template/attention_hopper includes its shapes with DIST_ALL=1");
+TEST(kernels, attention_hopper_masked) {
+    if (test_all()) test_skip("kernels/attention_hopper includes its shapes with DIST_ALL=1");
     check_hopper(1, 3, 16);
 }
 /* Keys that masks hide from everybody are NaN: nobody may look at their tiles. */
-TEST(template, attention_hopper_skips) {
+TEST(kernels, attention_hopper_skips) {
     static const shape striped = {1, 2, 1, 130, 384, 64, false, 0, STRIPES, false};
     template_use_emulator(true);
     spoilt[0] = 256, spoilt[1] = 384, number = 0;
@@ -319,11 +319,11 @@ TEST(template, attention_hopper_skips) {
     template_spoil_c(true);
     spoilt[0] = spoilt[1] = 0;
 }
-TEST(template, attention_hopper_opposite) {
+TEST(kernels, attention_hopper_opposite) {
     check_hopper(1, sizeof hopper / sizeof *hopper - 1, 1);
     check_hopper(0, sizeof hopper / sizeof *hopper - 1, 1); /* and on mma.sync */
 }
-TEST(template, attention_hopper_tiles) {
+TEST(kernels, attention_hopper_tiles) {
     if (!test_all()) test_skip("compilers take minutes: DIST_ALL=1");
     check_hopper(2, 0, 1);
     check_hopper(3, 0, 1);

@@ -107,7 +107,7 @@ static void kernels(fixture *f) {
         kernel(f, p, ML_BF16, ML_BF16, "rk", "rn", 33, 8);
     }
 }
-TEST(moe, kernels_emulated) {
+TEST(kernels, moe_kernels_emulated) {
     template_use_emulator(true);
     fill_many();
     bool all = test_all(); /* others take half a minute */
@@ -161,13 +161,13 @@ static void all_gated(fixture *f) {
     gated(f, "b2 r50 k40", "e3 k40 n512", "b2 r50");
     if (test_all()) gated(f, "r50 k72", "e3 n512 k72", "r50");
 }
-TEST(moe, gated_emulated) {
+TEST(kernels, moe_gated_emulated) {
     template_use_emulator(true);
     fixture_run(all_gated, 5);
     template_use_emulator(false);
 }
 
-TEST(moe, wide_kernels_emulated) {
+TEST(kernels, moe_wide_kernels_emulated) {
     template_use_emulator(true);
     fixture_run(wide, 4);
     template_use_emulator(false);
@@ -199,7 +199,7 @@ static void merged(fixture *f) {
     CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, 5, ML_OP_RAGGED_DOT), 4);
     CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, 5, ML_OP_RAGGED_OUTER), 2);
 }
-TEST(moe, merged) {
+TEST(kernels, moe_merged) {
     fixture_run(merged, 9);
 }
 
@@ -222,7 +222,7 @@ static void squares(fixture *f) {
         fixture_check_pass(f, "ragged_squares", (ml_ref[]){norm, parts[i]}, 2, 1e-12);
     }
 }
-TEST(moe, squares) {
+TEST(kernels, moe_squares) {
     fixture_run(squares, 11);
 }
 
@@ -251,7 +251,7 @@ static void gated_or_not(fixture *f) {
     check_gated(f, 128, false, false); /* the halves overlap */
     check_gated(f, 256, true, false);  /* the weight is known after the product */
 }
-TEST(moe, gated) {
+TEST(kernels, moe_gated) {
     fixture_run(gated_or_not, 12);
 }
 

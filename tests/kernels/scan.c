@@ -32,7 +32,7 @@ static void cumsums(fixture *f) {
     cumsum(f, ML_I64, "a3 b300", "b", true);
     cumsum(f, ML_F32, "a1", "a", false);
 }
-TEST(template, cumsum) {
+TEST(kernels, cumsum) {
     fixture_run(cumsums, 1);
 }
 
@@ -65,7 +65,7 @@ static void sorts(fixture *f) {
     sort(f, ML_I64, "a1 b34000", "b", true);
     sort(f, ML_F32, "a3 b1", "b", true);
 }
-TEST(template, sort) {
+TEST(kernels, sort) {
     fixture_run(sorts, 2);
 }
 
@@ -89,7 +89,7 @@ static void sorts_chosen(fixture *f) {
     sort_chosen(f, "a2 t70 e256", 2, true);
     sort_chosen(f, "a2 t70 e257", 1, false);
 }
-TEST(template, sort_chosen) {
+TEST(kernels, sort_chosen) {
     fixture_run(sorts_chosen, 7);
 }
 
@@ -108,7 +108,7 @@ static void tops(fixture *f) {
     top(f, ML_F32, "a3 b300", "b", 100);
     top(f, ML_I64, "a2 b4100", "b", 65);
 }
-TEST(template, top_k) {
+TEST(kernels, top_k) {
     fixture_run(tops, 3);
 }
 
@@ -141,11 +141,11 @@ static void scatters(fixture *f) {
     scatter(f, "t3000", 3, "t3000 e300", ML_F32, "v40 e300", ML_F32);
     scatter(f, "b6 t700", 90, "b6 t700 e96", ML_F32, "b6 v90 e96", ML_F32);
 }
-TEST(template, scatter_add) {
+TEST(kernels, scatter_add) {
     fixture_run(scatters, 4);
 }
 
-TEST(template, scans_of_views) {
+TEST(kernels, scans_of_views) {
     template_use_gaps(true);
     template_use_cuda(false);
     fixture_run(scatters, 5);
@@ -168,7 +168,7 @@ static void emulated(fixture *f) {
     scatter(f, "t3000", 3, "t3000 e131", ML_F32, "v190 e131", ML_F32);
 }
 /* The CUDA kernels in the emulator. */
-TEST(template, scans_emulated) {
+TEST(kernels, scans_emulated) {
     template_use_emulator(true);
     template_use_cuda(false);
     fixture_run(emulated, 6);

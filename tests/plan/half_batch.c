@@ -69,7 +69,7 @@ static void check_turns(fixture *f) {
     ml_graph_free(g);
 }
 
-TEST(plan_halves, turns) {
+TEST(plan_half_batch, turns) {
     fixture_run(check_turns, 3);
 }
 
@@ -94,7 +94,7 @@ static void check_orders(fixture *f) {
     ml_graph_free(g);
 }
 
-TEST(plan_halves, orders) {
+TEST(plan_half_batch, orders) {
     fixture_run(check_orders, 4);
 }
 
@@ -114,7 +114,7 @@ static void check_waits(fixture *f) {
     CHECK_EQ_INT(fixture_count_after(f, "halves", nodes, 3, ML_OP_CUMSUM), 1);
 }
 
-TEST(plan_halves, what_needs_both) {
+TEST(plan_half_batch, what_needs_both) {
     fixture_run(check_waits, 5);
 }
 
@@ -137,7 +137,7 @@ static void check_rows_of_heads(fixture *f) {
     ml_graph_free(g);
 }
 
-TEST(plan_halves, rows_of_heads) {
+TEST(plan_half_batch, rows_of_heads) {
     fixture_run(check_rows_of_heads, 8);
 }
 
@@ -160,7 +160,7 @@ static void check_logsumexp(fixture *f) {
     fixture_check_pass(f, "sink_orders", nodes, 3, 1e-9);
 }
 
-TEST(plan_halves, logsumexp) {
+TEST(plan_half_batch, logsumexp) {
     fixture_run(check_logsumexp, 6);
 }
 
@@ -174,7 +174,7 @@ static void check_rows_of_a_name(fixture *f) {
     fixture_check_pass(f, "halves", nodes, 2, 1e-12);
 }
 
-TEST(plan_halves, rows_of_a_name) {
+TEST(plan_half_batch, rows_of_a_name) {
     fixture_run(check_rows_of_a_name, 7);
 }
 
@@ -208,7 +208,7 @@ static void choices(process_room *room) {
     }
 }
 
-TEST(plan_halves, choices) {
+TEST(plan_half_batch, choices) {
     process_in_room(choices);
 }
 
@@ -226,7 +226,7 @@ static void fast_attention(process_room *room) {
     }
 }
 
-TEST(plan_halves, fast_attention) {
+TEST(plan_half_batch, fast_attention) {
     process_in_room(fast_attention);
 }
 
@@ -254,6 +254,6 @@ static void ranks(process_room *room) {
     }
 }
 
-TEST(plan_halves, ranks) {
+TEST(plan_half_batch, ranks) {
     process_in_room(ranks);
 }

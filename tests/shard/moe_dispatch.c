@@ -61,7 +61,7 @@ static void sends_rows(fixture *f) {
     CHECK_EQ_INT(local.output_count, 4);
     ml_graph_free(g);
 }
-TEST(shard_exchange, sends_rows) {
+TEST(shard_moe_dispatch, sends_rows) {
     for (uint64_t seed = 0; seed < 4; seed++) fixture_run(sends_rows, seed);
 }
 
@@ -85,7 +85,7 @@ static void other_axes(fixture *f) {
         CHECK(shard_check(f, &layout, &roots, 1e-9, false));
     }
 }
-TEST(shard_exchange, other_axes) {
+TEST(shard_moe_dispatch, other_axes) {
     fixture_run(other_axes, 5);
 }
 
@@ -137,6 +137,6 @@ static void overflow(fixture *f) {
         }
     }
 }
-TEST(shard_exchange, overflow) {
+TEST(shard_moe_dispatch, overflow) {
     fixture_run(overflow, 1);
 }

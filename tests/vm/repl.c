@@ -39,7 +39,7 @@ static void expect(lua_State *L, const char *text, int part, const char *names) 
     CHECK_TEXT(c.names, names);
 }
 
-TEST(repl, completion) {
+TEST(vm, repl_completion) {
     ml_vm *vm = NULL;
     CHECK_STATUS(vm_new(&options, &vm), ML_OK);
     lua_State *L = vm->L;
