@@ -48,6 +48,19 @@ wrong=$(grep -lE '#include *[<"](cuda|nvrtc|cublasLt|cudnn|nccl|cupti)[a-z_0-9]*
 wrong=$(grep -nE '\b(abort|exit|_exit) *\(' runtime/*/*.c runtime/*/*/*.c codegen/*/*.c 2>/dev/null | grep -v '^runtime/comm/')
 [ -z "$wrong" ] || complain "exit or abort in runtime/ or codegen/:"$'\n'"$wrong"
 
+# Words that say less than the term of the field (README.md of tests/ has what to write instead).
+retired='tells?|told|telling|goes|gone|had|nobody|whoever|fore(tell|tells|told|telling)|dealt|puts? off|leash|minder'
+english='tests/README\.md:.*retired|[^:]*:[0-9]+:.*it had [%0-9]' # "file:", or more of the line, where they are right
+words() { # [PATH]
+    git grep -nIwiE --untracked "([a-z0-9]*_)*($retired)(_[a-z0-9_]*)?" -- ${1:-.} ':!models/*.txt' ':!editor/*' \
+        ':(exclude)tests/lint.sh' ':(exclude)tests/parity' ':(exclude)tests/golden/*.lua' ':(exclude)*.py' |
+        grep -E '^[^:]*\.(c|h|hh|def|md|cu|cuh)(\.[a-z]+)?:|^stdlib/' | grep -vE "^($english)"
+}
+if [ "${1:-}" = words ]; then words "${2:-.}"; exit; fi
+wrong=$(words | cut -d: -f1 | sed 's:/[^/]*$::' | sort | uniq -c | awk '{ all += $1; list = list ", " $2 " " $1 }
+    END { if (all) print all " lines (tests/lint.sh words PATH): " substr(list, 3) }')
+[ -z "$wrong" ] || report "retired words in $wrong"
+
 # Circles. An arrow leads from a file to each whose header it includes, or whose function it calls as the objects
 # of the build show; NAME.h and NAME.c are one. Those of several folders are refused; those within one only where
 # the parts are one thing, which is said here: "folder: reason".
@@ -96,19 +109,6 @@ if [ "${1:-}" = circles ]; then find_circles all; exit; fi
 wrong=$(find_circles)
 [ -z "$wrong" ] || report "circles of files (tests/lint.sh circles): $(wc -l <<<"$wrong"), of several folders: $(
     grep -cE '^by [a-z]+, [^ :]+ ' <<<"$wrong")"
-
-# Words that say less than the term of the field (README.md of tests/ has what to write instead).
-retired='tells?|told|telling|goes|gone|had|nobody|whoever|fore(tell|tells|told|telling)|dealt|puts? off|leash|minder'
-english='tests/README\.md:.*retired' # "file:", or more of the line, where they are right
-words() { # [PATH]
-    git grep -nIwiE --untracked "([a-z0-9]*_)*($retired)(_[a-z0-9_]*)?" -- ${1:-.} ':!models/*.txt' ':!editor/*' \
-        ':(exclude)tests/lint.sh' ':(exclude)tests/parity' ':(exclude)tests/golden/*.lua' ':(exclude)*.py' |
-        grep -E '^[^:]*\.(c|h|hh|def|md|cu|cuh)(\.[a-z]+)?:|^stdlib/' | grep -vE "^($english)"
-}
-if [ "${1:-}" = words ]; then words "${2:-.}"; exit; fi
-wrong=$(words | cut -d: -f1 | sed 's:/[^/]*$::' | sort | uniq -c | awk '{ all += $1; list = list ", " $2 " " $1 }
-    END { if (all) print all " lines (tests/lint.sh words PATH): " substr(list, 3) }')
-[ -z "$wrong" ] || report "retired words in $wrong"
 
 # Each room explains itself.
 for room in runtime runtime/* codegen codegen/* vm stdlib models editor tests; do

@@ -65,7 +65,7 @@ void test_checked(void);
 /* End the running test as skipped, unless a check failed before: what it needs is absent here. The
  * reason, printed after "skipped area/name: ", says how to run it. */
 _Noreturn void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The same of a part of the test, which goes on and counts as passed: "ok in part area/name: ". */
+/* The same of a part of the test, which continues and counts as passed: "ok in part area/name". */
 void test_left_out(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* DIST_ALL is set: long tests run too, and others draw more cases. */
 bool test_all(void);

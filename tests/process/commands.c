@@ -74,7 +74,7 @@ PROCESS_TEST(check_needs_nothing) {
                 "check \"$ROOT/models/llama.lua\" --device b200 --types");
 }
 
-/* What looks like scores and is none is said in a check, and told by --json. */
+/* What looks like scores and is none is reported in a check, and by --json. */
 PROCESS_TEST(check_hints) {
     process_write(room, "scores.lua",
                   "local m = require 'mlua'\n"
@@ -104,7 +104,7 @@ PROCESS_TEST(help_of_every_command) {
             CHECK(bad.output[0] != 0);
         }
     }
-    /* What is asked for goes to stdout, what went wrong to stderr. */
+    /* What is asked for is printed on stdout, errors on stderr. */
     process_result out = process_shell(room, 0, "\"$MLUA\" --help 2>&1 >help");
     CHECK_TEXT(out.output, "");
     out = process_shell(room, 2, "\"$MLUA\" no-such-command 2>errors");
@@ -144,7 +144,7 @@ PROCESS_TEST(repl_from_a_pipe) {
     process_expect(&r, "caught");
     process_expect(&r, "f32[seq=8]  32 B");
     process_expect(&r, "42\n");
-    /* An unfinished line at the end of the input is told, not waited for. */
+    /* An unfinished line at the end of the input is an error, not waited for. */
     process_shell(room, 0, "printf 'for i = 1, 2 do\\n' | timeout 20 \"$MLUA\" repl --device cpu");
     /* A program runs in it. */
     process_write(room, "lines",
@@ -189,7 +189,7 @@ PROCESS_TEST(closed_pipe) {
     CHECK_TEXT(r.output, "1\n2\n");
 }
 
-/* What cannot be written is told by the exit code, whoever writes it. */
+/* What cannot be written shows in the exit code, whichever part writes it. */
 PROCESS_TEST(full_disk) {
     process_write(room, "long.lua", "for i = 1, 3000 do print(i) end\n");
     static const char *const commands[] = {"run --device cpu long.lua", "check models.lua",

@@ -27,7 +27,7 @@ PROCESS_TEST(data_shortened_while_training) {
     CHECK(strstr(r.output, "\"step\":2") && !strstr(r.output, "\"step\":4"));
 }
 
-/* Opening a pipe waits for nobody, and a signal ends a run at any time. */
+/* Opening a pipe does not wait for a writer, and a signal ends a run at any time. */
 PROCESS_TEST(data_from_a_pipe) {
     process_write(room, "pipe.lua",
                   MODEL "local cfg = m.config { data = 'pipe' }\n"

@@ -1,4 +1,4 @@
-/* What `mlua check` tells of layouts: collectives, memory, and how long it takes. */
+/* What `mlua check` reports of layouts: collectives, memory, and how long it takes. */
 #include <string.h>
 
 #include "tests/process/support.h"
@@ -108,8 +108,8 @@ DIST_TEST(remarks_on_ranks) {
         "mesh axis cp: its 2 ranks do 98.7% of the work alike, most of it at ";
     process_result r = process_run(room, 0, "", "%s", vit);
     process_expect(&r, alike);
-    const char *told = strstr(r.output, alike);
-    CHECK(told && !strstr(told + 1, "mesh axis"));
+    const char *reported = strstr(r.output, alike);
+    CHECK(reported && !strstr(reported + 1, "mesh axis"));
     r = process_run(room, 0, "", "%s --quiet", vit);
     CHECK_TEXT(r.output, "");
     process_write(

@@ -299,7 +299,7 @@ static int take_alike(run *list, int *count, run *taken) {
     return found;
 }
 
-/* One rank's share of the comparison that nobody has made yet. */
+/* One rank's share of the comparison that is not made yet. */
 static void launch_missing(comparison *c, const run *runs, int count) {
     run *missing = ML_NEW_ARRAY(c->room->arena, run, count);
     int found = 0;
@@ -415,7 +415,7 @@ DIST_TEST(impossible_stages) {
     process_expect(&r, "interleaved stages take them in groups of 4");
 }
 
-/* Ranks over which nothing is split do the same work, and are told to. */
+/* Ranks over which nothing is split do the same work, and a remark says so. */
 DIST_TEST(idle_ranks) {
     static const char settings[] =
         "layers=2 embed=32 heads=4 seq=16 batch=8 vocab=256 sample=0 steps=2";
@@ -512,7 +512,7 @@ static bool divides(process_room *room, const run *r) {
     return checked.code == 0;
 }
 
-/* One hundred layouts that nobody chose; DIST_SEED is the first and DIST_DRAWS how many. */
+/* One hundred layouts at random; DIST_SEED is the first and DIST_DRAWS how many. */
 DIST_TEST(drawn_layouts) {
     if (!test_all()) test_skip("100 layouts take minutes: make test-dist");
     comparison *c = new_comparison(room);
@@ -576,7 +576,7 @@ static bool of_the_size(const layout_case *c) {
 /* The runs of this process in a turn. In the first one every layout has its turn with one of its
  * models and accumulations, which change from layout to layout; in the others, with what is left.
  */
-static int list_turn(int turn, int *dealt, run *list) {
+static int list_turn(int turn, int *taken, run *list) {
     int part = 1, parts = 1, only = atoi(asked("DIST_ACCUM", "0")), count = 0;
     (void)sscanf(asked("DIST_PART", ""), "%d/%d", &part, &parts);
     for (int i = 0; i < CASES; i++) {
@@ -589,7 +589,7 @@ static int list_turn(int turn, int *dealt, run *list) {
             if (cases[i].models >> r.model & 1 && !skipped && (!only || r.accum == only))
                 ways[found++] = r;
         }
-        if (turn < found && (*dealt)++ % parts == part - 1)
+        if (turn < found && (*taken)++ % parts == part - 1)
             list[count++] = ways[(i + turn) % found];
     }
     return count;
@@ -600,13 +600,13 @@ static int list_turn(int turn, int *dealt, run *list) {
  * once. What is compared early is of all kinds: a process that is stopped has seen them. */
 DIST_TEST(every_layout) {
     if (!test_all()) test_skip("%d layouts take minutes: make test-dist", CASES);
-    int turns = atoi(asked("DIST_TURNS", "0")), dealt = 0;
+    int turns = atoi(asked("DIST_TURNS", "0")), taken = 0;
     comparison *c = new_comparison(room);
     check_names(room);
     worst = worst_gradient = 0;
     for (int turn = 0; turn < (turns ? turns : MODELS * 2); turn++) {
         run *list = ML_NEW_ARRAY(room->arena, run, CASES);
-        compare_all(c, list, list_turn(turn, &dealt, list));
+        compare_all(c, list, list_turn(turn, &taken, list));
     }
     printf("%d runs of %d layouts; worst deviation of loss or gradient norm: %.2g, of a gradient: "
            "%.2g\n",

@@ -5,10 +5,10 @@
 
 #include "tests/process/support.h"
 
-/* gone FILE...: once none of the processes whose numbers the files hold runs any more, within 5 s;
+/* ended FILE...: once none of the processes whose numbers the files hold runs any more, within 5 s;
  * there FILE LINES: once it has so many. */
 #define FUNCTIONS                                                                                  \
-    "gone() { for i in $(seq 100); do left=; for p in $(cat \"$@\"); do case $(cut -d' ' -f3 "     \
+    "ended() { for i in $(seq 100); do left=; for p in $(cat \"$@\"); do case $(cut -d' ' -f3 "    \
     "/proc/$p/stat 2>/dev/null) in ''|Z|X) ;; *) left=$p ;; esac; done; [ $left ] || return 0; "   \
     "sleep 0.05; done; echo \"process $left is left\"; return 1; }; "                              \
     "there() { for i in $(seq 400); do [ -e $1 ] && [ $(wc -l <$1) -ge $2 ] && return; "           \
@@ -21,7 +21,7 @@ static const char kernel_script[] = "local m = require 'mlua'\n"
                                     "end, { x = { m.axis('a', 4) } })\n"
                                     "print(run { x = { 1, 2, 3, 4 } }[1])\n";
 
-/* A compiler with a part of its own that ends with nobody. */
+/* A compiler with a part of its own that outlives it. */
 static void write_slow_compiler(process_room *room) {
     process_write(room, "kernel.lua", kernel_script);
     process_write(room, "slow_cc",
@@ -35,7 +35,7 @@ static void write_slow_compiler(process_room *room) {
 
 #define OTHER "sh -c 'sleep 101 & echo $! >other; exec \"$MLUA\" run --device cpu -n 2 "
 
-/* A shell that started something and then became the launcher: that goes on; what a rank starts
+/* A shell that started something and then became the launcher: that continues; what a rank starts
  * and leaves behind is ended. */
 PROCESS_TEST(children_of_others) {
     process_write(room, "leaves.lua",
@@ -43,20 +43,20 @@ PROCESS_TEST(children_of_others) {
                   "  os.execute 'sleep 100 & echo $! >left'\nend\n"
                   "print 'done'\n");
     process_result r =
-        process_shell(room, 0, FUNCTIONS OTHER "leaves.lua' && gone left && kill $(cat other)");
+        process_shell(room, 0, FUNCTIONS OTHER "leaves.lua' && ended left && kill $(cat other)");
     CHECK_TEXT(r.output, "done\n");
     process_write(room, "waits.lua", "os.execute 'echo $PPID >>ranks'\nwhile true do end\n");
     r = process_shell(room, 130,
                       FUNCTIONS OTHER
                       "waits.lua' & there ranks 2; kill -TERM $!; wait $!; code=$?; "
-                      "gone ranks && kill $(cat other) && exit $code");
+                      "ended ranks && kill $(cat other) && exit $code");
     process_expect(&r, "interrupted");
     process_write(room, "fails.lua", "error 'this fails'");
     r = process_shell(room, 1, OTHER "fails.lua'; code=$?; kill $(cat other) && exit $code");
     process_expect(&r, "this fails");
     process_shell(room, 0,
                   FUNCTIONS "rm ranks; " OTHER "waits.lua' & there ranks 2; kill -KILL $!; "
-                            "gone ranks && kill $(cat other)");
+                            "ended ranks && kill $(cat other)");
 }
 
 /* Who started it ignored SIGCHLD: compilers and ranks are waited for all the same. */
@@ -78,11 +78,11 @@ PROCESS_TEST(killed_while_compiling) {
                   FUNCTIONS
                   "export CC=./slow_cc MLUA_CACHE=\"$PWD/cache\"; \"$MLUA\" run --device cpu "
                   "kernel.lua & there driver 1; find cache -name 'tmp-*' | grep -q . || exit 3; "
-                  "kill -KILL $!; gone part driver && none cache 'tmp-*'");
+                  "kill -KILL $!; ended part driver && none cache 'tmp-*'");
     process_shell(room, 0,
                   FUNCTIONS
                   "export CC=./slow_cc MLUA_CACHE=\"$PWD/cache\"; rm part driver; \"$MLUA\" run "
-                  "--device cpu -n 2 two.lua & there driver 1; kill -KILL $!; gone part driver && "
+                  "--device cpu -n 2 two.lua & there driver 1; kill -KILL $!; ended part driver && "
                   "none cache 'tmp-*'");
 }
 
@@ -96,14 +96,14 @@ PROCESS_TEST(stopped_while_compiling) {
             FUNCTIONS
             "export CC=./slow_cc MLUA_CACHE=\"$PWD/cache\"; rm -f part driver; \"$MLUA\" run "
             "--device cpu kernel.lua & there driver 1; kill -%s $!; wait $!; code=$?; "
-            "gone part driver && none cache 'tmp-*' && exit $code",
+            "ended part driver && none cache 'tmp-*' && exit $code",
             signals[i]);
         process_expect(&r, "mlua: interrupted");
         CHECK(r.seconds < 20);
     }
 }
 
-/* SIGHUP ends a run as SIGTERM does, ranks too, unless whoever started it had it ignored. */
+/* SIGHUP ends a run as SIGTERM does, ranks too, unless its parent set it to be ignored. */
 PROCESS_TEST(hang_up) {
     process_write(room, "waits.lua", "os.execute 'echo $PPID >>ranks'\nwhile true do end\n");
     static const char *const ranks[] = {"", "-n 2"};
@@ -111,17 +111,18 @@ PROCESS_TEST(hang_up) {
         process_result r = process_shell(
             room, 130,
             FUNCTIONS "rm -f ranks; \"$MLUA\" run --device cpu %s waits.lua & there ranks %d; "
-                      "kill -HUP $!; wait $!; code=$?; gone ranks && exit $code",
+                      "kill -HUP $!; wait $!; code=$?; ended ranks && exit $code",
             ranks[i], i + 1);
         process_expect(&r, "mlua: interrupted\n");
     }
-    process_write(room, "sends.lua", "os.execute 'kill -HUP $PPID; sleep 0.2'\nprint 'goes on'\n");
+    process_write(room, "sends.lua",
+                  "os.execute 'kill -HUP $PPID; sleep 0.2'\nprint 'continues'\n");
     process_result r = process_shell(room, 0, "trap '' HUP; \"$MLUA\" run --device cpu sends.lua");
-    CHECK_TEXT(r.output, "goes on\n");
+    CHECK_TEXT(r.output, "continues\n");
 }
 
-/* The folder that serves where the cache cannot be written goes with the process, or with the next
- * one where that was killed; what another process may use stays. */
+/* The folder that serves where the cache cannot be written is removed with the process, or with the
+ * next one where that was killed; what another process may use stays. */
 PROCESS_TEST(temporary_folders) {
     process_write(room, "file", "");
     process_write(room, "kernel.lua", kernel_script);

@@ -1,4 +1,4 @@
-/* What goes wrong in a run is told in words, with an exit code, and leaves nothing behind. */
+/* Errors of a run are reported in words, with an exit code, and leaves nothing behind. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,8 +35,8 @@ static int fail_allocations(process_room *room, const char *arguments, int64_t f
         process_result r = process_run(room, PROCESS_ANY_CODE,
                                        ml_arena_format(room->arena, "MLUA_OOM=%lld", (long long)n),
                                        "%s", arguments);
-        bool told = strstr(r.output, "memory") != NULL;
-        EXPECT(!(r.code != 0 && (r.code != 1 || !told)), "MLUA_OOM=%lld: exit code %d:\n%s",
+        bool reported = strstr(r.output, "memory") != NULL;
+        EXPECT(!(r.code != 0 && (r.code != 1 || !reported)), "MLUA_OOM=%lld: exit code %d:\n%s",
                (long long)n, r.code, r.output);
         failed += r.code == 1;
         passed = n > 1000 && r.code == 0 ? passed + 1 : 0;
@@ -68,7 +68,7 @@ static const char kernel_script[] = "local m = require 'mlua'\n"
                                     "end, { x = { m.axis('a', 4) } })\n"
                                     "print(run { x = { 1, 2, 3, 4 } }[1])\n";
 
-/* A knob that is misspelt or has a value that it does not take is told, and ignored. */
+/* A knob that is misspelt or has a value that it does not take is reported, and ignored. */
 PROCESS_TEST(knobs_that_are_wrong) {
     process_write(room, "empty.lua", "");
     process_result r = process_run(room, 0,
@@ -179,7 +179,7 @@ PROCESS_TEST(two_runs_share_a_cache) {
     process_expect(&r, "{\"step\":2,\"loss\":");
 }
 
-PROCESS_TEST(no_gpu) { /* told before the script does anything */
+PROCESS_TEST(no_gpu) { /* reported before the script does anything */
     process_write(room, "kernel.lua", kernel_script);
     process_result r =
         process_run(room, 1, "CUDA_VISIBLE_DEVICES=", "run --device cuda kernel.lua");
@@ -251,7 +251,7 @@ PROCESS_TEST(interrupt_while_compiling) {
     process_shell(room, 1, "find cache -name 'tmp-*' | grep .");
 }
 
-#if !defined(__SANITIZE_ADDRESS__) /* which tells of crashes itself */
+#if !defined(__SANITIZE_ADDRESS__) /* which reports crashes itself */
 /* A fault of mlua's own ends by its signal, with the calls that led to it. */
 PROCESS_TEST(crash) {
     process_write(room, "crash.lua", "os.execute 'kill -SEGV $PPID'");

@@ -8,7 +8,7 @@
 
 enum { RANKS = 3 };
 
-/* The rank `victim` signals itself at the place `at`; each rank tells its process id. */
+/* The rank `victim` signals itself at the place `at`; each rank prints its process id. */
 static const char script[] =
     "local m, core = require 'mlua', require 'mlua.core'\n"
     "local cfg = m.config { steps = 4, at = 'never', victim = -1, signal = 'KILL' }\n"
@@ -33,11 +33,11 @@ static const char script[] =
     "  layout = layout, on_step = function(step) if step == 2 then reach 'step' end end }\n"
     "reach 'end'\n";
 
-static void check_gone(const char *text) {
-    const char *told = strstr(text, "pid ");
-    int pid = told ? atoi(told + 4) : 0;
+static void check_ended(const char *text) {
+    const char *reported = strstr(text, "pid ");
+    int pid = reported ? atoi(reported + 4) : 0;
     if (pid <= 0)
-        test_fail("no rank tells its process:\n%s", text);
+        test_fail("no rank prints its process id:\n%s", text);
     else if (kill(pid, 0) == 0)
         test_fail("process %d stays behind:\n%s", pid, text);
 }
@@ -55,7 +55,7 @@ PROCESS_TEST(rank_dies_at_any_stage) {
             char *named = ml_arena_format(room->arena, "mlua: rank %d (pid ", victim);
             process_expect(&r, named);
             process_expect(&r, "was killed by signal 9 (Killed)");
-            check_gone(r.output);
+            check_ended(r.output);
             EXPECT(r.seconds <= 30, "it takes %.1f s", r.seconds);
         }
 }
@@ -70,7 +70,7 @@ PROCESS_TEST(rank_stops) {
     process_expect(&r, "mlua: rank 1 (pid ");
     process_expect(&r, "has been stopped or frozen for");
     process_expect(&r, "a.lua:");
-    check_gone(r.output);
+    check_ended(r.output);
 }
 
 PROCESS_TEST(rank_runs_another_script) {

@@ -41,7 +41,7 @@ static double planned_gib(process_room *room, const char *environment, const cha
     process_result plan =
         process_run(room, 0, environment, "check \"$ROOT\"/models/%s --device h200", arguments);
     const char *line = strstr(plan.output, "peak memory");
-    EXPECT(line != NULL, "mlua check tells no peak memory:\n%s", plan.output);
+    EXPECT(line != NULL, "mlua check reports no peak memory:\n%s", plan.output);
     return line ? strtod(line + strlen("peak memory"), NULL) : 0;
 }
 
@@ -71,7 +71,7 @@ static int planned_kernels(process_room *room, const char *environment, const ch
     process_result plan =
         process_run(room, 0, environment, "check \"$ROOT\"/models/%s --device h200", arguments);
     const char *line = strstr(plan.output, "\nsteps ");
-    EXPECT(line != NULL, "mlua check tells no steps:\n%s", plan.output);
+    EXPECT(line != NULL, "mlua check reports no steps:\n%s", plan.output);
     return line ? atoi(line + strlen("\nsteps ")) : 0;
 }
 
@@ -97,7 +97,7 @@ static int staged_kernels(process_room *room, const char *device, int seq) {
     return line ? atoi(line + strlen("\nsteps ")) : 0;
 }
 
-/* Pipeline stages cast weights once a step and keep what weight gradients that are put off need.
+/* Pipeline stages cast weights once a step and keep what deferred weight gradients need.
  * Where memory is short they first compute some of that again, and then cast at each product. */
 PROCESS_TEST(kernels_of_stages) {
     const char *gpt = "gpt.lua preset=gpt-1.3b batch=32 accum=16 --mesh pp=4";
@@ -144,7 +144,7 @@ static double json_number(const process_result *result, const char *key) {
     return at ? strtod(at + strlen(key), NULL) : 0;
 }
 
-/* What runs between steps counts in memory and tells what it sends, but is no work of a step. */
+/* What runs between steps counts in memory and in what is sent, but is no work of a step. */
 PROCESS_TEST(memory_between_steps) {
     process_write(room, "between.lua",
                   "local m, core = require 'mlua', require 'mlua.core'\n"

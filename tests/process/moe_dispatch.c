@@ -88,16 +88,17 @@ PROCESS_TEST(exchanges_of_own_loops_are_exact) {
     }
 }
 
-/* What a check tells of the memory of a step that may be done again is what the run takes: gathered
- * weights take more than rows that are sent. */
-PROCESS_TEST(exchanges_take_what_a_check_tells) {
+/* What a check reports of the memory of a step that may be done again is what the run takes:
+ * gathered weights take more than rows that are sent. */
+PROCESS_TEST(exchanges_take_what_a_check_reports) {
     static const char settings[] =
         "--device cpu --json --mesh pp=2,ep=2 \"$ROOT/models/gpt_moe.lua\" layers=2 embed=32 "
         "heads=4 kv_heads=4 ffn=512 experts=8 seq=16 batch=16 vocab=256 steps=1 warmup=1 sample=0 "
         "exchange=1";
     process_result check = process_run(room, 0, "", "check %s", settings);
     process_result run = process_run(room, 0, "", "run -n 4 %s 2>errors", settings);
-    double told = process_number(check.output, "\"peak_bytes\":");
+    double reported = process_number(check.output, "\"peak_bytes\":");
     double taken = process_number(run.output, "\"memory_gib\":") * (1 << 30);
-    EXPECT(fabs(taken - told) <= 0.03 * told, "%.0f bytes told, %.0f taken", told, taken);
+    EXPECT(fabs(taken - reported) <= 0.03 * reported, "%.0f bytes planned, %.0f taken", reported,
+           taken);
 }

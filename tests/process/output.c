@@ -1,4 +1,5 @@
-/* What goes to standard output: JSON alone, no more than was asked for, the help of one command. */
+/* What is printed on standard output: JSON alone, no more than was asked for, the help of one
+ * command. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,9 +45,10 @@ PROCESS_TEST(json_alone) {
     process_expect(&r, "\"step\":3,");
     process_expect(&r, "\"eval_loss\":");
     process_result others = process_shell(room, 0, "cat others");
-    static const char *const told[] = {"by print\n", "by io.write 3\n", "loss 5.", "a prompt",
-                                       "by another process\n"};
-    for (size_t i = 0; i < sizeof told / sizeof *told; i++) process_expect(&others, told[i]);
+    static const char *const reported[] = {"by print\n", "by io.write 3\n", "loss 5.", "a prompt",
+                                           "by another process\n"};
+    for (size_t i = 0; i < sizeof reported / sizeof *reported; i++)
+        process_expect(&others, reported[i]);
     r = process_shell(room, 0, "\"$MLUA\" check --device h200 --json talks.lua 2>others");
     CHECK_EQ_INT(json_lines(r.output), 1);
     others = process_shell(room, 0, "cat others");
@@ -71,7 +73,7 @@ PROCESS_TEST(quiet) {
     CHECK(!strstr(r.output, "first step after"));
 }
 
-PROCESS_TEST(help_tells_of_one_thing) {
+PROCESS_TEST(help_describes_one_thing) {
     static const char *const commands[] = {"run", "check", "repl", "doctor", "editor"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         process_result help = process_run(room, 0, "", "help %s", commands[i]);

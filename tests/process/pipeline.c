@@ -1,5 +1,5 @@
 /* Pipelines as a user runs them: they learn what one rank learns, whatever the model does with its
- * states; what they cannot do, and ranks that die in the middle of a step, are told. */
+ * states; what they cannot do, and ranks that die in the middle of a step, are reported. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -68,9 +68,9 @@ PROCESS_TEST(pipelines_refuse_states_that_come_too_late) {
     process_expect(&r, "is used by several stages of one rank and assigned before");
 }
 
-/* The times of steps four to six foretell the bubble of seven to nine, and may change the order of
+/* The times of steps four to six predict the bubble of seven to nine, and may change the order of
  * what follows: what is learned stays. */
-PROCESS_TEST(pipelines_foretell_their_bubble) {
+PROCESS_TEST(pipelines_predict_their_bubble) {
     static const char settings[] =
         "--device cpu --dtype f64 --json \"$ROOT/models/gpt.lua\" layers=4 "
         "embed=16 heads=2 seq=8 batch=8 vocab=256 accum=8 steps=10 "
@@ -111,7 +111,7 @@ PROCESS_TEST(pipelines_generate) {
 }
 
 /* An optimizer that names axes of its own, after each rank has planned another stage: the ranks'
- * plans are told to be alike all the same. */
+ * plans are reported to be alike all the same. */
 PROCESS_TEST(pipelines_take_axes_that_optimizers_name) {
     process_write(room, "muon.lua",
                   "local m = require 'mlua'\n"
@@ -127,7 +127,7 @@ PROCESS_TEST(pipelines_take_axes_that_optimizers_name) {
 }
 
 /* Ranks whose stages would not send what the others expect, or in another order. */
-PROCESS_TEST(pipelines_tell_of_ranks_that_differ) {
+PROCESS_TEST(pipelines_report_ranks_that_differ) {
     process_write(room, "a.lua",
                   "local m, core = require 'mlua', require 'mlua.core'\n"
                   "local layout = m.layout\n"
@@ -144,7 +144,7 @@ PROCESS_TEST(pipelines_tell_of_ranks_that_differ) {
 }
 
 /* A rank that dies while the others wait for its messages. */
-PROCESS_TEST(pipelines_tell_of_ranks_that_die) {
+PROCESS_TEST(pipelines_report_ranks_that_die) {
     process_write(room, "a.lua",
                   "local core = require 'mlua.core'\n"
                   "if core.options().rank == 1 then\n"
@@ -157,8 +157,8 @@ PROCESS_TEST(pipelines_tell_of_ranks_that_die) {
                     "run --device cpu -n 2 --mesh pp=2 --dtype f64 --quiet a.lua steps=1000000");
     process_expect(&r, "mlua: rank 1 (pid ");
     process_expect(&r, "was killed by signal 9 (Killed)");
-    const char *told = strstr(r.output, "pid ");
-    int pid = told ? atoi(told + 4) : 0;
+    const char *reported = strstr(r.output, "pid ");
+    int pid = reported ? atoi(reported + 4) : 0;
     CHECK(pid > 0 && kill(pid, 0) != 0);
     EXPECT(r.seconds <= 20, "it takes %.1f s", r.seconds);
 }
@@ -183,17 +183,18 @@ PROCESS_TEST(pipelines_keep_little) {
            "a layer keeps %.0f bytes, %.2f of each token and channel", bytes, bytes / unit);
 }
 
-/* What a check tells of a rank is what the rank takes: the first one, which has most microbatches
+/* What a check reports of a rank is what the rank takes: the first one, which has most microbatches
  * under way. */
-PROCESS_TEST(pipelines_take_what_a_check_tells) {
+PROCESS_TEST(pipelines_take_what_a_check_reports) {
     static const char settings[] = "--device cpu --json --mesh pp=2 \"$ROOT/models/gpt.lua\" "
                                    "layers=4 embed=64 heads=2 seq=64 batch=16 vocab=256 steps=1 "
                                    "warmup=1 sample=0";
     process_result check = process_run(room, 0, "", "check %s", settings);
     process_result run = process_run(room, 0, "", "run -n 2 %s 2>errors", settings);
-    double told = process_number(check.output, "\"peak_bytes\":");
+    double reported = process_number(check.output, "\"peak_bytes\":");
     double taken = process_number(run.output, "\"memory_gib\":") * (1 << 30);
-    EXPECT(fabs(taken - told) <= 0.03 * told, "%.0f bytes told, %.0f taken", told, taken);
+    EXPECT(fabs(taken - reported) <= 0.03 * reported, "%.0f bytes planned, %.0f taken", reported,
+           taken);
 }
 
 /* A check plans the first rank, the last and one of those between them, which are alike: of each
@@ -217,9 +218,9 @@ PROCESS_TEST(pipelines_share_out_states) {
                     "check --device h200 --json --mesh pp=8 \"$ROOT/models/gpt.lua\" "
                     "layers=16 embed=256 heads=4 vocab=256 batch=32");
     double each = process_number(r.output, "\"parameters\":") * 4 * 4 / 8;
-    double told = process_number(r.output, "\"state_bytes\":");
-    EXPECT(told >= 0.9 * each && told <= 1.1 * each,
-           "%.0f bytes of states on a rank, and %.0f are an even share", told, each);
+    double reported = process_number(r.output, "\"state_bytes\":");
+    EXPECT(reported >= 0.9 * each && reported <= 1.1 * each,
+           "%.0f bytes of states on a rank, and %.0f are an even share", reported, each);
 }
 
 /* Layers of two halves, in several kinds. */

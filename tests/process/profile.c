@@ -267,7 +267,7 @@ PROCESS_TEST(profile_of_programs) {
 PROCESS_TEST(profile_errors) {
     process_result r = process_run(room, 1, "", "run %s --profile=/no/such/folder/t.json", small);
     process_expect(&r, "cannot write the profile to /no/such/folder/t.json");
-    CHECK(!strstr(r.output, "step 1")); /* told before training */
+    CHECK(!strstr(r.output, "step 1")); /* reported before training */
     r = process_run(room, 2, "", "run %s --profil=t.json", small);
     process_expect(&r, "did you mean --profile?");
     static const char *const wrong[] = {"1:3", "5:4", "3", "x", "3:", "3:4:5"};
@@ -291,7 +291,7 @@ PROCESS_TEST(profile_errors) {
     CHECK_TEXT(r.output, "hello.lua\n");
 }
 
-/* What was measured when the user stops a training is told. */
+/* What was measured when the user stops a training is printed. */
 PROCESS_TEST(profile_of_an_interrupted_run) {
     process_result r = process_shell(
         room, PROCESS_ANY_CODE,

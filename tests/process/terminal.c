@@ -109,7 +109,7 @@ PROCESS_TEST(prompt_in_a_terminal) {
     terminal_type(&t, "21 * 2\r");
     terminal_wait(&t, "42\r\n");
     terminal_prompt(&t, "[2] ");
-    terminal_type(&t, "1 +\r"); /* goes on in the next line */
+    terminal_type(&t, "1 +\r"); /* continues in the next line */
     terminal_prompt(&t, "... ");
     terminal_type(&t, "6\r");
     terminal_wait(&t, "7\r\n");

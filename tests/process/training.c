@@ -69,7 +69,7 @@ PROCESS_TEST(dropout_of_microbatches) {
 }
 
 /* The mean of an added loss over microbatches is that over the batch where they count alike; else
- * that is told. */
+ * that is reported. */
 PROCESS_TEST(uneven_microbatches) {
     static const char *const words[] = {"masked=true", "accum=4", "accum=4 masked=true"};
     process_write(room, "added.lua",
@@ -91,9 +91,9 @@ PROCESS_TEST(uneven_microbatches) {
                   "  end }\n");
     for (int i = 0; i < 3; i++) {
         process_result r = process_run(room, 0, "", "run --device cpu added.lua %s", words[i]);
-        const char *told = strstr(r.output, "counts more positions in some of a step's 4");
-        CHECK_EQ_INT(told != NULL, i == 2);
-        CHECK(!told || !strstr(told + 1, "counts more positions"));
+        const char *reported = strstr(r.output, "counts more positions in some of a step's 4");
+        CHECK_EQ_INT(reported != NULL, i == 2);
+        CHECK(!reported || !strstr(reported + 1, "counts more positions"));
     }
 }
 
@@ -132,7 +132,7 @@ static const char eval_script[] =
     "  data = cfg.data, eval_every = 8, optimizer = m.adamw { lr = 0.02 }, seed = 3 }\n"
     "print('last', r.eval_loss)\n";
 
-/* Of steps 8, 16 and 20, as eval.lua tells them. */
+/* Of steps 8, 16 and 20, as eval.lua prints them. */
 static char *evaluate(process_room *room, const char *arguments, double losses[3]) {
     process_result r = process_run(room, 0, "", "run --device cpu --json eval.lua %s", arguments);
     const char *line = r.output;
@@ -145,8 +145,9 @@ static char *evaluate(process_room *room, const char *arguments, double losses[3
     return r.output;
 }
 
-/* The evaluation loss falls, is told every 8 steps and at the end, and is that of other data than
- * what the steps see: it stays where the text's last tenth is of letters that the rest lacks. */
+/* The evaluation loss falls, is printed every 8 steps and at the end, and is that of other data
+ * than what the steps see: it stays where the text's last tenth is of letters that the rest lacks.
+ */
 PROCESS_TEST(evaluation) {
     double losses[3], others[3];
     process_write_text(room);
