@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_NODES = 512, MOST_WORDS = 64, NAME = 64 };
+enum { MOST_NODES = 512, MOST_WORDS = 64, NAME = 64, MOST_ELEMENTS = 1 << 18 };
 
 typedef struct {
     fixture *f;
@@ -91,6 +91,7 @@ static ml_type read_type(const reader *r, const parts *p) {
 
 static double *random_values(fixture *f, const ml_type *type, const char *remark) {
     int64_t count = ml_type_elements(type);
+    if (count > MOST_ELEMENTS) return NULL;
     double *values = ML_NEW_ARRAY(f->arena, double, count), bound = 2;
     const char *below = strstr(remark, "(below ");
     if (below) bound = strtod(below + strlen("(below "), NULL);

@@ -91,7 +91,20 @@ static void stages(job *j) {
     stage_run(&p, &j->roots); /* the values */
 }
 
-/* Arguments: "cpu" or "cuda". Steps, their operands and the IR of kernels. */
+static void print_launch(const ml_schedule *s, uint32_t i, ml_text *out) {
+    const ml_kernel *k = s->steps.at[i].kernel;
+    if (k == NULL) return;
+    ml_text_add(out, "step %u: %s, ", i, k->label);
+    if (s->target->kind == ML_TARGET_CUDA)
+        ml_text_add(out, "%u blocks of %u threads, %u bytes of shared memory\n", k->grid[0],
+                    k->block, k->shared_bytes);
+    else
+        ml_text_add(out, "%lld units, a thread for %lld\n", (long long)k->units,
+                    (long long)k->grain);
+    ml_kernel_print_schedule(k, out);
+}
+
+/* Arguments: "cpu" or "cuda". Steps, their operands and the IR of kernels, and how these run. */
 static void lower(job *j) {
     bool cuda = strcmp(j->arguments, "cuda") == 0;
     ml_target target = {.kind = cuda ? ML_TARGET_CUDA : ML_TARGET_C,
@@ -103,6 +116,8 @@ static void lower(job *j) {
     ml_lower_verify(s);
     test_checked();
     ml_lower_print(s, j->out);
+    ml_text_add(j->out, "\nSCHEDULES\n");
+    for (uint32_t k = 0; k < s->steps.count; k++) print_launch(s, k, j->out);
 }
 
 /* Passes are called by their files in runtime/passes. */
