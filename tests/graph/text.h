@@ -8,9 +8,9 @@
  *
  * Operands refer to earlier lines. After "--" stand the origin and the module, and flags in
  * parentheses: (backward), (copy). States are parameters, those named "sum..." sums of gradients,
- * "adam..." of the optimizer; inputs and states are filled with random numbers, integers with those
- * below 2, or below N with "(below N)", but for large ones. Functions of attention and of products by groups are not
- * read. */
+ * "adam..." of the optimizer. Inputs and states that are not large are filled with random numbers,
+ * integers with those below 2, or below N with "(below N)". Functions of attention and of products
+ * by groups are not read. */
 #ifndef ML_TESTS_GRAPH_TEXT_H
 #define ML_TESTS_GRAPH_TEXT_H
 
