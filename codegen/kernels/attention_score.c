@@ -78,8 +78,7 @@ static int depends(splitter *s, ml_ref n) {
     return of;
 }
 
-/* ---- Bounds
- * -------------------------------------------------------------------------------------- */
+/* ---- Bounds */
 
 typedef struct {
     const char *low, *high; /* texts; NULL: unknown */
@@ -189,8 +188,7 @@ static truth truth_of(splitter *s, ml_ref n) {
     return b.low ? compare(s, node->op, a, b) : unknown;
 }
 
-/* ---- Lines along the keys
- * ------------------------------------------------------------------------ */
+/* ---- Lines along the keys */
 
 typedef struct {
     const char *value, *slope; /* at the first key, from key to key; no value: no line */
@@ -280,8 +278,7 @@ static const char *line_text(void *context, ml_ref n) {
     return ml_arena_format(p->text.arena, "(line%d[row] + slope%d[row] * step)", i, i);
 }
 
-/* ---- Masks
- * --------------------------------------------------------------------------------------- */
+/* ---- Masks */
 
 /* Takes masks off the root: masks[i] is holds[i] where the score shows. */
 static ml_ref take_masks(splitter *s, ml_ref n, ml_ref *masks, bool *holds, int *count) {
@@ -315,12 +312,12 @@ static void set_masks(splitter *s, const ml_ref *masks, const bool *holds, int c
         ml_text_add(&certain, "%s%s", i ? " && " : "", t.certain);
         p->masked_by_head |= (depends(s, masks[i]) & BY_HEAD) != 0;
     }
-    ml_text_add(&shown, "const bool shown = %s;", at.text);
-    template_set_text(&p->text, "shown", shown.text);
-    template_set_text(&p->text, "leaf_bounds", s->begin.text ? s->begin.text : "");
-    template_set_text(&p->text, "leaf_values", s->values.text ? s->values.text : "");
-    template_set_text(&p->text, "possible", possible.text);
-    template_set_text(&p->text, "certain", certain.text);
+    ml_text_add(&shown, "const bool shown = %s", at.text);
+    template_set_text(&p->text, "SHOWN", shown.text);
+    template_set_text(&p->text, "LEAF_BOUNDS", s->begin.text ? s->begin.text : "");
+    template_set_text(&p->text, "LEAF_VALUES", s->values.text ? s->values.text : "");
+    template_set_text(&p->text, "POSSIBLE", possible.text);
+    template_set_text(&p->text, "CERTAIN", certain.text);
 }
 
 void attention_split_score(attention_printer *p, const ml_function *f) {
@@ -340,132 +337,44 @@ void attention_split_score(attention_printer *p, const ml_function *f) {
     ml_text score = empty, slope = empty;
     shown.special = line_text;
     p->splitter = &s;
-    ml_text_add(&score, "x = %s;", ml_emit_function(&score, &shown, open, "score_"));
+    ml_text_add(&score, "x = %s", ml_emit_function(&score, &shown, open, "score_"));
     p->splitter = NULL;
-    template_set_text(&p->text, "open_score", score.text);
-    template_set_text(&p->text, "open_lines", s.lines_begin.text ? s.lines_begin.text : "");
-    template_set_text(&p->text, "open_rows", s.lines.text ? s.lines.text : "");
+    template_set_text(&p->text, "OPEN_SCORE", score.text);
+    template_set_text(&p->text, "OPEN_LINES", s.lines_begin.text ? s.lines_begin.text : "");
+    template_set_text(&p->text, "OPEN_LINE_ROWS", s.lines.text ? s.lines.text : "");
     if (!p->a->args.derivative) return;
     shown.special = NULL;
-    ml_text_add(&slope, "slope = %s;",
+    ml_text_add(&slope, "slope = %s",
                 ml_emit_function(&slope, &shown, p->a->args.derivative, "slope_"));
-    template_set_text(&p->text, "open_derivative", slope.text);
+    template_set_text(&p->text, "OPEN_DERIVATIVE", slope.text);
 }
 
 void attention_open_score(attention_printer *p) {
-    template_set_text(&p->text, "score", template_get(&p->text, "open_score"));
-    template_set_text(&p->text, "lines", template_get(&p->text, "open_lines"));
-    template_set_text(&p->text, "line_rows", template_get(&p->text, "open_rows"));
-    if (p->a->args.derivative)
-        template_set_text(&p->text, "derivative", template_get(&p->text, "open_derivative"));
-    if (p->open_score_is_plain) attention_set_score_units(p, false);
+    static const char *const names[] = {"SCORE", "LINES", "LINE_ROWS", "DERIVATIVE"};
+    static const char *const open[] = {"OPEN_SCORE", "OPEN_LINES", "OPEN_LINE_ROWS",
+                                       "OPEN_DERIVATIVE"};
+    for (int i = 0; i < 3 + (p->a->args.derivative != 0); i++)
+        template_set_text(&p->text, names[i], template_get(&p->text, open[i]));
+    if (p->open_score_is_plain) attention_bind_exponents(p, false);
 }
 
-/* ---- The kernel before
- * ---------------------------------------------------------------------------- */
+/* ---- States of blocks */
 
-/* States of blocks, a byte each: [batch, head where masks differ by head][queries][keys]. */
-static const char blocks_text[] = R"(
-struct ${e}_arguments { char *p[${pointers}]; };
-extern "C" __global__ void __launch_bounds__(64) ${e}(${e}_arguments a) {
-    int part = blockIdx.x % ${q_parts}, head = blockIdx.x / ${q_parts} % ${mask_heads};
-    int batch = blockIdx.x / (${q_parts} * ${mask_heads});
-    char *states = a.p[${states_at}] + (long long)blockIdx.x * ${k_parts};
-    (void)head, (void)batch;
-    ${captures}
-    ${places}
-    for (int k = threadIdx.x; k < ${k_parts}; k += 64) {
-        bool odd = false; /* a NaN has no place between bounds */
-        ${leaf_bounds}
-#pragma unroll 8
-        for (int i = 0; i < 64; i++) {
-            int qi = part * 64 + i, kv = k * 64 + i;
-            qi = qi < ${seq} ? qi : ${seq} - 1;
-            kv = kv < ${kv_seq} ? kv : ${kv_seq} - 1;
-            ${leaf_values}
-        }
-        states[k] = odd ? ${part_state} : !(${possible}) ? 0 : (${certain}) ? ${whole_state}
-                                                                           : ${part_state};
-    }
-}
-)";
+enum { PART = 64 };
 
-void attention_reserve_states(attention_printer *p, ml_schedule *s) {
+void attention_reserve_states(attention_printer *p) {
     enum { WORD = 4 };
     const ml_attention_step *a = p->a;
-    int64_t q_parts = (a->seq + ATTENTION_PART - 1) / ATTENTION_PART;
-    int64_t k_parts = (a->kv_seq + ATTENTION_PART - 1) / ATTENTION_PART;
     int64_t heads = p->masked_by_head ? a->heads : 1;
-    int64_t bytes = p->batches * heads * q_parts * k_parts;
-    int at = template_workspace(s, p->step, ML_I32, (bytes + WORD - 1) / WORD);
-    ml_template *t = &p->text;
-    template_set(t, "states_at", "%d", at);
-    template_set(t, "pointers", "%d", p->step->read_count + p->step->write_count);
-    template_set(t, "q_parts", "%lld", (long long)q_parts);
-    template_set(t, "k_parts", "%lld", (long long)k_parts);
-    template_set(t, "mask_heads", "%lld", (long long)heads);
-    template_set(t, "mask_head", "%s", p->masked_by_head ? "head" : "0");
+    int64_t bytes = p->batches * heads * attention_divide_up(a->seq, PART) *
+                    attention_divide_up(a->kv_seq, PART);
+    int at = template_workspace(p->schedule, p->step, ML_I32, (bytes + WORD - 1) / WORD);
+    attention_bind_workspace(p, "STATES_AT", at);
+    attention_set(p, "MASKED_BY_HEAD", p->masked_by_head);
 }
 
 ml_kernel *attention_states_kernel(attention_printer *p) {
-    int64_t parts = (p->a->seq + ATTENTION_PART - 1) / ATTENTION_PART;
     int64_t heads = p->masked_by_head ? p->a->heads : 1;
-    ml_kernel *kernel = template_kernel(&p->text, blocks_text, "attention blocks",
-                                        p->step->read_count + p->step->write_count);
-    template_launch(kernel, parts * heads * p->batches, 1, 1, 64, 0);
-    return kernel;
+    int64_t blocks = attention_divide_up(p->a->seq, PART) * heads * p->batches;
+    return attention_kernel(p, "attention_blocks.cu", "attention blocks", blocks, 64, 0);
 }
-
-/* ---- The forward kernels on warpgroup products
- * ---------------------------------------------------- */
-
-/* With masks: the tiles of which they show something to some warpgroup, and after `part` of which
- * something is hidden from this one, both from the states of blocks of 64 by 64. An entry is the
- * tile's number and a bit for each warpgroup; the count goes before the first. */
-const char attention_list_text[] = R"(
-static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
-                                                      const ${e}_work &work, int *list) {
-    const char *states = a.p[${states_at}] + ((long long)batch * ${mask_heads} + ${mask_head}) *
-                                                 (${q_parts} * ${k_parts}LL);
-    int lane = threadIdx.x % 32, count = 0;
-    (void)head;
-    for (int start = 0; start < work.blocks; start += 32) {
-        int tile = work.first / ${tile} + start + lane, shown = 0, parts = 0;
-#pragma unroll
-        for (int i = 0; i < ${groups}; i++)
-#pragma unroll
-            for (int j = 0; j < ${tile} / 64; j++) {
-                int q = work.query / 64 + i, k = tile * (${tile} / 64) + j;
-                if (q >= ${q_parts} || k >= ${k_parts} || start + lane >= work.blocks) continue;
-                int state = states[q * ${k_parts}LL + k];
-                shown |= state;
-                if (state != ${whole_state}) parts |= 1 << i;
-            }
-        unsigned all = __ballot_sync(~0u, shown != 0);
-        if (shown) list[count + __popc(all & ((1u << lane) - 1))] = tile << 8 | parts;
-        count += __popc(all);
-    }
-    if (lane) return;
-    if (count == 0) list[count++] = (${kv_seq} + ${tile} - 1) / ${tile} << 8;
-    list[-1] = count;
-}
-static __device__ __forceinline__ bool ${e}_part(const int *list, int i) {
-    return list[i] >> threadIdx.x / 128 & 1;
-}
-)";
-const char attention_no_list_text[] = R"(
-static __device__ __forceinline__ void ${e}_make_list(const ${e}_arguments &a, int batch, int head,
-                                                      const ${e}_work &work, int *list) {}
-static __device__ __forceinline__ bool ${e}_part(const int *list, int i) { return false; }
-)";
-const char attention_hide_text[] = R"(if (part) {
-#pragma unroll
-        for (int i = 0; i < ${tile} / 2; i++) {
-            int kv = key + i / 4 * 8 + i % 2, qi = query + i / 2 % 2 * 8;
-            ${clamp_query}
-            ${clamp_key}
-            (void)kv, (void)qi;
-            ${shown}
-            if (!shown) s[i] = ${lowest};
-        }
-    })";

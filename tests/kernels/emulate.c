@@ -17,31 +17,14 @@ static void flat_operands(const char *text, bool flat[2]) {
     flat[0] = left, flat[1] = right;
 }
 
-/* In place of a product, what its mark tells: name, columns, whether from registers, what is flat.
- */
-static void write_product(FILE *file, const char *entry, const char *mark) {
-    char name[32];
-    int columns, registers, left_flat, right_flat;
-    REQUIRE(sscanf(mark, "/* PRODUCT %31s %d %d %d %d", name, &columns, &registers, &left_flat,
-                   &right_flat) == 5);
-    fprintf(file, "EMULATED_PRODUCT_%d(%s, %s, %d, %d, %d)\n", registers, entry, name, columns,
-            left_flat, right_flat);
-}
-
-static const char *past(const char *at, const char *mark) {
-    const char *found = strstr(at, mark);
-    REQUIRE(found);
-    return found + strlen(mark);
-}
-
 /* The kernel's source with dynamic shared memory and PTX (and quick functions) replaced. */
 static void write_source(FILE *file, const ml_kernel *k) {
     static const char shared[] = "extern __shared__ ", ptx[] = "/* PTX */",
                       ptx_end[] = "/* end of PTX */", wgmma[] = "/* WGMMA */",
-                      wgmma_end[] = "/* end of WGMMA */", async[] = "/* ASYNC */",
-                      bulk[] = "/* BULK */", product[] = "/* PRODUCT ";
+                      wgmma_end[] = "/* end of WGMMA */";
     ml_arena *arena = ml_arena_new();
-    for (const char *at = ml_kernel_source(k, arena); *at;) {
+    const char *source = ml_kernel_source(k, arena);
+    for (const char *at = source; *at;) {
         if (strncmp(at, shared, strlen(shared)) == 0) {
             char type[32], name[64];
             REQUIRE(sscanf(at + strlen(shared), "%31s %63[^[]", type, name) == 2);
@@ -55,18 +38,12 @@ static void write_source(FILE *file, const ml_kernel *k) {
             flat_operands(at, flat);
             fprintf(file, "EMULATED_WGMMA(%s, %d, %d)\n", k->entry, flat[0], flat[1]);
             at = strstr(at, wgmma_end) + strlen(wgmma_end);
-        } else if (strncmp(at, async, strlen(async)) == 0) {
-            fprintf(file, "EMULATED_ASYNC(%s)\n", k->entry);
-            at = past(at, "/* end of ASYNC */");
-        } else if (strncmp(at, bulk, strlen(bulk)) == 0) {
-            fprintf(file, "EMULATED_BULK(%s)\n", k->entry);
-            at = past(at, "/* end of BULK */");
-        } else if (strncmp(at, product, strlen(product)) == 0) {
-            write_product(file, k->entry, at);
-            at = past(at, "/* end of PRODUCT */");
         } else
             fputc(*at++, file);
     }
+    if (strstr(source, "namespace "))
+        fprintf(file, "typedef %s_kernel::arguments %s_arguments;\nusing %s_kernel::%s;\n",
+                k->entry, k->entry, k->entry, k->entry);
     ml_arena_free(arena);
 }
 

@@ -261,18 +261,17 @@ static inline void emulated_held_product(float *c, const unsigned &a0, const uns
                                    unsigned long long right) {                                     \
         emulated_shared_product(c, left, right, 256, left_flat, right_flat, true);                 \
     }
-/* A product of the templates that name theirs: its left operand from shared memory (0), or from
- * registers (1). */
-#define EMULATED_PRODUCT_0(e, name, n, left_flat, right_flat)                                      \
-    static inline void e##_##name(float (&c)[n / 2], unsigned long long left,                      \
-                                  unsigned long long right, int add) {                             \
-        emulated_shared_product(c, left, right, n, left_flat, right_flat, add);                    \
+/* What cuda/hopper.cuh defines: products whose left operand is in shared memory, or in registers. */
+#define EMULATED_WGMMA_SS(NAME, COLUMNS, SUMS, A, B, P, LEFT_FLAT, RIGHT_FLAT)                              \
+    static inline void NAME(float (&c)[SUMS], unsigned long long left, unsigned long long right,   \
+                            int add) {                                                             \
+        emulated_shared_product(c, left, right, COLUMNS, LEFT_FLAT, RIGHT_FLAT, add);              \
     }
-#define EMULATED_PRODUCT_1(e, name, n, left_flat, right_flat)                                      \
-    static inline void e##_##name(float (&c)[n / 2], const unsigned &a0, const unsigned &a1,       \
-                                  const unsigned &a2, const unsigned &a3,                          \
-                                  unsigned long long right, int add) {                             \
-        emulated_held_product(c, a0, a1, a2, a3, right, n, right_flat, add);                       \
+#define EMULATED_WGMMA_RS(NAME, COLUMNS, SUMS, A, B, C, D, E, P, RIGHT_FLAT)                                \
+    static inline void NAME(float (&c)[SUMS], const unsigned &a0, const unsigned &a1,              \
+                            const unsigned &a2, const unsigned &a3, unsigned long long right,      \
+                            int add) {                                                             \
+        emulated_held_product(c, a0, a1, a2, a3, right, COLUMNS, RIGHT_FLAT, add);                 \
     }
 
 /* mbarrier: phases are numbered, the wait is for the one of this parity to end. */
@@ -293,46 +292,68 @@ static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
         emulated_wait(EMULATED_READY);
     }
 }
-#define EMULATED_ASYNC(e)                                                                          \
-    template <int LATER> static inline void e##_landed() { emulated_copies_wait(LATER); }          \
-    static inline void e##_begin() { emulated_begin(); }                                           \
-    static inline void e##_end() { emulated_products[threadIdx.x].commit(); }                      \
-    template <int LATER> static inline void e##_finish() { emulated_products_wait(LATER); }        \
-    static inline void e##_barrier(unsigned at, int arrivals) {                                    \
-        emulated_mbarriers[at] = {arrivals, 0, 0};                                                 \
-    }                                                                                              \
-    static inline void e##_arrive(unsigned at) { emulated_mbarrier_arrive(at); }                   \
-    static inline bool e##_ended(unsigned at, unsigned parity) {                                   \
-        return emulated_mbarriers[at].phase % 2 != parity;                                         \
-    }                                                                                              \
-    static inline void e##_await(unsigned at, unsigned parity) {                                   \
-        emulated_mbarrier_await(at, parity);                                                       \
-    }                                                                                              \
-    static inline void e##_meet(int group) { emulated_barrier(1 + group, 128); }                  \
-    static inline void e##_turn(int group) { emulated_barrier(5 + group, 256); }                  \
-    static inline void e##_pass(int group) { emulated_arrived[5 + group]++; }                     \
-    template <int THREADS> static inline void e##_meet_all() { emulated_barrier(4, THREADS); }     \
-    static inline void e##_show() {}                                                               \
-    template <int> static inline void e##_fewer_registers() {}                                     \
-    template <int> static inline void e##_more_registers() {}                                      \
-    template <typename T> static inline void e##_hold(T &) {}
+template <int LATER> static inline void copies_landed() { emulated_copies_wait(LATER); }
+static inline void wgmma_begin() { emulated_begin(); }
+static inline void wgmma_commit() { emulated_products[threadIdx.x].commit(); }
+template <int LATER> static inline void wgmma_wait() { emulated_products_wait(LATER); }
+static inline void barrier_init(unsigned at, int arrivals) {
+    emulated_mbarriers[at] = {arrivals, 0, 0};
+}
+static inline void barrier_arrive(unsigned at) { emulated_mbarrier_arrive(at); }
+static inline bool barrier_test(unsigned at, unsigned parity) {
+    return emulated_mbarriers[at].phase % 2 != parity;
+}
+static inline void barrier_wait(unsigned at, unsigned parity) {
+    emulated_mbarrier_await(at, parity);
+}
+static inline void sync_warpgroup(int group) { emulated_barrier(1 + group, 128); }
+static inline void wait_turn(int group) { emulated_barrier(5 + group, 256); }
+static inline void pass_turn(int group) { emulated_arrived[5 + group]++; }
+template <int THREADS> static inline void sync_producers() { emulated_barrier(4, THREADS); }
+static inline void fence_async_proxy() {}
+template <int> static inline void decrease_registers() {}
+template <int> static inline void increase_registers() {}
+template <typename T> static inline void keep_in_registers(T &) {}
 /* Bulk copies of f32 from shared memory, and turns to add in. */
-static inline void emulated_send(float *to, unsigned from, int bytes, bool add) {
+static inline void bulk_store(float *to, unsigned from, int bytes, bool add) {
     emulated_require_aligned((unsigned long long)to | from | (unsigned)bytes);
     const float *values = (const float *)(emulated_shared + from);
     for (int i = 0; i < bytes / 4; i++) to[i] = add ? to[i] + values[i] : values[i];
 }
-#define EMULATED_BULK(e)                                                                           \
-    static inline void e##_send(float *to, unsigned from, int bytes, bool add) {                   \
-        emulated_send(to, from, bytes, add);                                                       \
-    }                                                                                              \
-    static inline void e##_sent() {}                                                               \
-    static inline void e##_added() {}                                                              \
-    static inline void e##_await_turn(const unsigned *at, unsigned turn) {                         \
-        if (*at != turn) emulated_complain("another one's turn");                                  \
-    }                                                                                              \
-    static inline void e##_pass_turn(unsigned *at, unsigned turn) { *at = turn; }                  \
-    static inline void e##_meet_suppliers() { emulated_barrier(5, 64); }
+static inline void bulk_wait_read() {}
+static inline void bulk_wait() {}
+static inline void acquire_turn(const unsigned *at, unsigned turn) {
+    if (*at != turn) emulated_complain("another one's turn");
+}
+static inline void release_turn(unsigned *at, unsigned turn) { *at = turn; }
+static inline void sync_producer_warps() { emulated_barrier(5, 64); }
+/* cuda/mma_ptx.cuh */
+static inline unsigned shared_address(const void *shared) {
+    return (unsigned)((const char *)shared - emulated_shared);
+}
+static inline void copy_async(unsigned to, const void *from, int bytes) {
+    emulated_copy(to, from, bytes);
+}
+static inline void copies_commit() { emulated_copies[threadIdx.x].commit(); }
+static inline void copies_wait() {
+    emulated_copies[threadIdx.x].commit();
+    emulated_copies_wait(0);
+}
+static inline void load_matrices(unsigned (&r)[4], unsigned from) {
+    emulated_matrices(r, from, false);
+}
+static inline void load_matrices_transposed(unsigned (&r)[4], unsigned from) {
+    emulated_matrices(r, from, true);
+}
+static inline void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    emulated_mma(c, a, b0, b1);
+}
+static inline unsigned pack_bf16(float low, float high) {
+    return emulated_bf16(low) | (unsigned)emulated_bf16(high) << 16;
+}
+static inline float exp2_approx(float x) { return exp2f(x); }
+#define MLUA_EMULATED
+/* The same of kernels that are not files yet */
 #define EMULATED_PTX(e)                                                                            \
     static inline unsigned e##_address(const void *shared) {                                       \
         return (unsigned)((const char *)shared - emulated_shared);                                 \

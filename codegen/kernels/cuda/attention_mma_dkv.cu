@@ -1,0 +1,94 @@
+/* dk and dv by blocks of keys: a warp owns WARP_TILES * 16 keys, and all products are of transposed
+ * tiles, so that they too stay in registers. With heads above 128 a block has one of PARTS parts of
+ * their columns. Shared memory: keys, values, two slots of queries and dO, their lse and delta. */
+#ifndef MLUA_EMBEDDED
+#define QUERIES 64 /* rows of a slot */
+#define PARTS 1
+#endif
+#include "attention_mma_grad.cuh"
+
+#define KEY_BLOCKS ((KV_SEQ + KEYS - 1) / KEYS)
+#define DK_WIDTH (HEAD_WIDTH / PARTS)
+#define DV_WIDTH (VALUE_WIDTH / PARTS)
+#define SLOT_BYTES (QUERIES * (HEAD_ROW + VALUE_ROW) * 2)
+
+static __device__ __forceinline__ void load_slot(const arguments &a, unsigned tiles, float *rows,
+                                                 int batch, int head, int query) {
+    const ml_bf16 *q = ROW_OF(const ml_bf16, Q, head, query);
+    const ml_bf16 *g = ROW_OF(const ml_bf16, G, head, query);
+    const float *lse = HEAD_OF(const float, LSE, head);
+    const float *delta = (const float *)a.p[DELTA_AT];
+    int queries = SEQ - query;
+    load_tile(tiles, HEAD_ROW, q, Q_SEQ, queries, HEAD_DIM, QUERIES, HEAD_WIDTH);
+    load_tile(tiles + QUERIES * HEAD_ROW * 2, VALUE_ROW, g, G_SEQ, queries, VALUE_DIM, QUERIES,
+              VALUE_WIDTH);
+    copies_commit();
+    if (threadIdx.x < QUERIES) { /* rows that do not exist, or see nothing, give probabilities 0 */
+        int r = threadIdx.x;
+        float x = r < queries ? lse[(query + r) * LSE_SEQ] : -ML_INF;
+        rows[r] = x == -ML_INF ? 3e38f : x * 1.44269504f;
+        rows[QUERIES + r] =
+            r < queries ? delta[((long long)batch * HEADS + head) * SEQ + query + r] : 0;
+    }
+}
+extern "C" __global__ void __launch_bounds__(128) ENTRY(arguments a) {
+    extern __shared__ uint4 shared[];
+    POSITIONS;
+    ml_bf16 *key_tile = (ml_bf16 *)shared, *value_tile = key_tile + KEYS * HEAD_ROW;
+    unsigned keys_at = shared_address(key_tile), values_at = keys_at + KEYS * HEAD_ROW * 2;
+    unsigned slots_at = values_at + KEYS * VALUE_ROW * 2;
+    float *rows = (float *)(value_tile + KEYS * VALUE_ROW + 2 * SLOT_BYTES / 2);
+    int part = blockIdx.x % PARTS, block = blockIdx.x / PARTS;
+    int key = block % KEY_BLOCKS * KEYS, kv_head = block / KEY_BLOCKS % KV_HEADS;
+    int batch = block / (KEY_BLOCKS * KV_HEADS);
+    int dk_first = part * DK_WIDTH, dv_first = part * DV_WIDTH;
+    int warp = threadIdx.x / 32, own = key + warp * WARP_TILES * 16;
+    int last_key = key + KEYS - 1 < KV_SEQ ? key + KEYS - 1 : KV_SEQ - 1, keys = KEYS;
+    (void)last_key, (void)keys;
+    int first = FIRST_QUERY(key), end = END_QUERY(last_key);
+    first = first / QUERIES * QUERIES;
+    load_tile(keys_at, HEAD_ROW, ROW_OF(const ml_bf16, K, kv_head, key), K_SEQ, KV_SEQ - key,
+              HEAD_DIM, KEYS, HEAD_WIDTH);
+    load_tile(values_at, VALUE_ROW, ROW_OF(const ml_bf16, V, kv_head, key), V_SEQ, KV_SEQ - key,
+              VALUE_DIM, KEYS, VALUE_WIDTH);
+    copies_commit();
+    int blocks = end > first ? (end - first + QUERIES - 1) / QUERIES : 0, steps = blocks * GROUP;
+    if (steps) load_slot(a, slots_at, rows, batch, kv_head * GROUP, first);
+    float dk[WARP_TILES][DK_WIDTH / 8][4] = {}, dv[WARP_TILES][DV_WIDTH / 8][4] = {};
+    for (int step = 0; step < steps; step++) {
+        copies_wait();
+        __syncthreads();
+        int head = kv_head * GROUP + step / blocks, query = first + step % blocks * QUERIES;
+        int slot = step % 2, other = slot ^ 1, after = step + 1;
+        if (after < steps)
+            load_slot(a, slots_at + other * SLOT_BYTES, rows + other * 2 * QUERIES, batch,
+                      kv_head * GROUP + after / blocks, first + after % blocks * QUERIES);
+        unsigned queries_at = slots_at + slot * SLOT_BYTES;
+        unsigned grad_outs_at = queries_at + QUERIES * HEAD_ROW * 2;
+        const float *lse = rows + slot * 2 * QUERIES;
+        int last_query = query + QUERIES - 1;
+        (void)last_query;
+        float s[WARP_TILES][QUERIES / 8][4] = {}, dp[WARP_TILES][QUERIES / 8][4] = {};
+        multiply(s, keys_at + warp * WARP_TILES * 16 * HEAD_ROW * 2, HEAD_ROW, queries_at, HEAD_ROW,
+                 HEAD_WIDTH);
+        multiply(dp, values_at + warp * WARP_TILES * 16 * VALUE_ROW * 2, VALUE_ROW, grad_outs_at,
+                 VALUE_ROW, VALUE_WIDTH);
+        bool masked = NEEDS_MASK(query, last_query, key, keys);
+        slopes_of_tile<WARP_TILES, QUERIES / 8, true>(a, batch, head, own, query, masked, lse,
+                                                      lse + QUERIES, s, dp);
+        multiply_accumulators(dv, s, grad_outs_at + dv_first * 2, VALUE_ROW);
+        multiply_accumulators(dk, dp, queries_at + dk_first * 2, HEAD_ROW);
+    }
+    copies_wait(); /* where there was no query */
+    __syncthreads();
+    key_tile += warp * WARP_TILES * 16 * HEAD_ROW, value_tile += warp * WARP_TILES * 16 * VALUE_ROW;
+    spill_bf16(key_tile, HEAD_ROW, dk, SCALE);
+    spill_bf16(value_tile, VALUE_ROW, dv, 1.0f);
+    __syncwarp();
+    int dk_columns = HEAD_DIM - dk_first < DK_WIDTH ? HEAD_DIM - dk_first : DK_WIDTH;
+    int dv_columns = VALUE_DIM - dv_first < DV_WIDTH ? VALUE_DIM - dv_first : DV_WIDTH;
+    store_rows(ROW_OF(ml_bf16, DK, kv_head, own) + dk_first, DK_SEQ, key_tile, HEAD_ROW,
+               KV_SEQ - own, dk_columns, WARP_TILES * 16);
+    store_rows(ROW_OF(ml_bf16, DV, kv_head, own) + dv_first, DV_SEQ, value_tile, VALUE_ROW,
+               KV_SEQ - own, dv_columns, WARP_TILES * 16);
+}
