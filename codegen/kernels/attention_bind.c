@@ -109,14 +109,14 @@ static void bind_mask(attention_printer *p) {
 static void bind_types(attention_printer *p) {
     ml_template *t = &p->text;
     ml_dtype dtype = p->a->dtype;
-    bool wide = dtype == ML_F64, narrow = dtype == ML_BF16;
+    bool wide = dtype == ML_F64;
     template_set_text(t, "REAL", emit_compute_type(dtype));
     template_set_text(t, "ELEMENT", emit_memory_type(dtype));
     template_set_text(t, "LSE_ELEMENT", wide ? "double" : "float");
     template_set_text(t, "LOWEST", wide ? "-1e300" : "-3e38f");
     template_set(t, "SCALE", wide ? "%.17e" : "%.9ef", p->a->args.scale);
-    template_set_text(t, "LOAD", narrow ? "ml_load_bf16" : "");
-    template_set_text(t, "STORE", narrow ? "ml_store_bf16" : "");
+    template_set_text(t, "LOAD", ml_dtypes[dtype].load);
+    template_set_text(t, "STORE", ml_dtypes[dtype].store);
     template_set_text(t, "EXP", wide ? "ml_exp_f64" : "ml_exp_f32");
     template_set_text(t, "LOG", wide ? "ml_log_f64" : "ml_log_f32");
 }
@@ -164,7 +164,7 @@ ml_kernel *attention_kernel(attention_printer *p, const char *file, const char *
 }
 
 /* Scores are exponentiated in base 2. Without a score function the scale is part of both, if it
- * keeps the order. A row has had no key so far where its largest exponent is below NO_KEY: what is
+ * preserves the order. A row has no key so far where its largest exponent is below NO_KEY: what is
  * there, such as masks of -1e30, differs from its own rounded product by too much for exp2. */
 void attention_bind_exponents(attention_printer *p, bool scored) {
     double log2e = 1.4426950408889634, scale = p->a->args.scale;

@@ -3,9 +3,9 @@
  * where(shown, value, -inf) at its root is a mask, if `shown` does not depend on the score: `value`
  * is computed everywhere, and `shown` only in tiles of which it hides a part. Which tiles those are
  * a kernel before works out, for blocks of 64 queries by 64 keys, from bounds: what `shown`
- * compares is made of functions of the query and functions of the key, whose least and largest
- * values in a block tell whether a comparison holds everywhere, somewhere or nowhere in it. Where
- * they do not tell, a block counts as partly hidden, which is always right.
+ * compares is built of functions of the query and functions of the key, whose least and largest
+ * values in a block decide whether a comparison holds everywhere, somewhere or nowhere in it. Where
+ * they do not decide, a block counts as partly hidden, which is always right.
  *
  * What changes along the keys by the same amount from key to key, such as slope[h] (k - q), is
  * computed for a row's first key of the tile; other keys are one multiplication and addition away.
@@ -32,7 +32,7 @@ typedef struct splitter {
     int leaf_count;
     ml_ref leaf[MAX_LEAVES]; /* functions of the query alone, or of the key alone */
     ml_text begin, values;   /* of their bounds: declarations, statements for one query and key */
-    ml_index known;          /* of nodes: places in `needs`, what they depend on */
+    ml_index known;          /* of nodes: index in `needs`, what they depend on */
     ML_VEC(uint8_t) needs;
     int budget; /* nodes still to be looked at: texts must not grow without bounds */
     int line_count;
@@ -88,7 +88,7 @@ typedef struct {
 } truth;
 static const truth unknown = {"true", "false"};
 
-/* The number of a function of the query, or of the key, whose bounds are kept; -1: no room. */
+/* The number of a function of the query, or of the key, whose bounds are computed; -1: no room. */
 static int leaf_of(splitter *s, ml_ref n) {
     for (int i = 0; i < s->leaf_count; i++)
         if (s->leaf[i] == n) return i;
@@ -136,7 +136,7 @@ static bounds bounds_of(splitter *s, ml_ref n) {
     if (node->op == ML_OP_SUB)
         return (bounds){ml_arena_format(arena, "(%s - %s)", a.low, b.high),
                         ml_arena_format(arena, "(%s - %s)", a.high, b.low)};
-    /* a conversion keeps the order, but for those to bool and to narrow floats */
+    /* a conversion preserves the order, but for those to bool and to narrow floats */
     if (ml_graph_type(g, n)->dtype == ML_BOOL || ml_is_narrow(ml_graph_type(g, n)->dtype))
         return (bounds){0};
     return (bounds){ml_arena_format(arena, "((%s)%s)", type, a.low),

@@ -78,8 +78,8 @@ static void forward(attention_printer *p, const forward_cut *cut) {
     const ml_attention_step *a = p->a;
     int64_t rows = cut->groups * ROWS, blocks = attention_divide_up(a->seq, rows);
     int works = works_of_block(p, cut, blocks), buffers = works > 1 ? 2 : 1;
-    int64_t pairs = (works + 1) / 2, chunks = blocks;
-    if (works > 1) chunks = attention_divide_up((blocks + 1) / 2, pairs);
+    int64_t pairs = (works + 1) / 2, per_head = blocks;
+    if (works > 1) per_head = attention_divide_up((blocks + 1) / 2, pairs);
     int64_t list_bytes = 4 * buffers * (attention_divide_up(a->kv_seq, cut->tile) + 1);
     int64_t bytes =
         1024 + (buffers * rows + cut->slots * cut->tile) * width_of(p) * 2 + 16 * cut->slots + 16;
@@ -87,11 +87,11 @@ static void forward(attention_printer *p, const forward_cut *cut) {
     bind_cut(p, cut, cut->groups * cut->resident == 2 ? 40 : 32);
     attention_set(p, "TAKE_TURNS", cut->turns);
     attention_set(p, "WORKS", works);
-    attention_set(p, "CHUNKS", chunks);
+    attention_set(p, "BLOCKS_PER_HEAD", per_head);
     attention_set(p, "LISTED", listed);
     if (a->args.score && listed == (p->masks > 0)) attention_open_score(p);
     ml_kernel *kernel = attention_kernel(
-        p, "attention_wgmma_forward.cu", "attention", chunks * a->heads * p->batches,
+        p, "attention_wgmma_forward.cu", "attention", per_head * a->heads * p->batches,
         (uint32_t)(cut->groups + 1) * 128, bytes + (listed ? list_bytes : 0));
     p->step->kernel = listed ? attention_states_kernel(p) : kernel;
     if (listed) p->step->kernel->next = kernel;

@@ -49,4 +49,3 @@ static __device__ __forceinline__ float ${e}_exp2(float x) {
 }
 /* end of PTX */
 )";
-

@@ -78,7 +78,7 @@ static void compute_block(char *const *p, int batch, int head, int query) {
     REAL value_tile[KEYS * VALUE_WIDTH] ALIGNED;
     REAL scores[KEYS * QUERIES] ALIGNED, out[VALUE_WIDTH * QUERIES] ALIGNED;
     REAL row_max[QUERIES] ALIGNED, row_sum[QUERIES] ALIGNED;
-    REAL rows[QUERIES * ROW_WIDTH] ALIGNED; /* q as it lies; at last o */
+    REAL rows[QUERIES * ROW_WIDTH] ALIGNED; /* q in row-major order; at last o */
     int queries = SEQ - query < QUERIES ? SEQ - query : QUERIES;
     int kv_head = head / GROUP;
     const ELEMENT *q = ROW_OF(const ELEMENT, Q, head, query);

@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(64) ENTRY(arguments a) {
     CAPTURES;
     POSITIONS;
     for (int k = threadIdx.x; k < KEY_PARTS; k += 64) {
-        bool odd = false; /* a NaN has no place between bounds */
+        bool odd = false; /* a NaN is outside of all bounds */
         LEAF_BOUNDS;
 #pragma unroll 8
         for (int i = 0; i < 64; i++) {

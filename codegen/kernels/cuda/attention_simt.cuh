@@ -2,7 +2,7 @@
  * tiles in shared memory.
  *
  * A block is 16 x 16 threads; thread (ty, tx) holds rows ty + 16 i and columns tx + 16 j of a TILE
- * x TILE tile. Rows in shared memory have odd lengths, so that columns lie in distinct banks. */
+ * x TILE tile. Rows in shared memory have odd lengths, so that columns are in distinct banks. */
 #pragma once
 #ifndef MLUA_EMBEDDED
 #define REAL float /* what is computed in */

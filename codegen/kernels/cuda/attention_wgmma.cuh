@@ -1,26 +1,26 @@
-/* Attention for Hopper (sm_90a): bf16, heads of up to 128 (forward 256), on warpgroup products
- * (wgmma).
+/* Attention for Hopper (sm_90a) on warpgroup products (wgmma): bf16, heads of up to 128 (forward
+ * 256).
  *
- * A block owns 64 rows a warpgroup, whose operands stay in shared memory, and walks over tiles that
- * one more warpgroup, the producer, copies: 16 bytes at a time (cp.async, so that operands may have
- * any strides and need no tensor maps made on the host) into a ring of slots, each with two
- * barriers (mbarrier): full, and empty again. The others wait for nobody but it, so that one's
- * softmax runs beside another's products; in a warpgroup the scores of the next tile and the
- * products of this one's probabilities are under way together.
+ * Warp specialization: each consumer warpgroup owns 64 rows, whose operands stay in shared memory,
+ * and walks over tiles; one more warpgroup, the producer, copies tiles into a ring of slots, 16
+ * bytes at a time (cp.async, so that operands may have any strides and need no tensor maps). A slot
+ * has two barriers (mbarrier): full, and empty again. Consumers wait for the producer alone, so
+ * that the softmax of one runs beside the products of another; within a warpgroup the scores of the
+ * next tile and the products of this tile's probabilities are in flight together.
  *
- * Tiles are blocks of 64 columns; in a block each row is a line of 128 bytes, whose 16-byte pieces
- * are swizzled by the row modulo 8, as wgmma's 128-byte mode expects: read with columns as depth
+ * A tile is blocks of 64 columns; a row of a block is a line of 128 bytes, whose 16-byte chunks are
+ * swizzled by the row modulo 8 (wgmma's 128-byte swizzle), and is read with columns as depth
  * (queries by keys) or with rows as depth (probabilities by values). Accumulators are registers:
  * lane l of warp w of a warpgroup holds rows 16 w + l / 4 and the eighth after it, columns 2 (l %
  * 4), the next, and so on in steps of eight; rounded to bf16 they are the left operand of the next
- * product as they are.
+ * product without a shuffle.
  *
- * With masks in the score function, tiles that they hide are skipped, by the states of blocks of 64
- * by 64 that attention_blocks.cu writes (LISTED). */
+ * With masks in the score function, hidden tiles are skipped, by the states of blocks of 64 by 64
+ * that attention_blocks.cu writes (LISTED). */
 #pragma once
 #ifndef MLUA_EMBEDDED
 #define GROUPS 2 /* warpgroups of 64 rows */
-#define TILE 128 /* rows of the tiles that pass by */
+#define TILE 128 /* rows of a tile of the ring */
 #define SLOTS 4  /* of the ring */
 #define BLOCKS_PER_SM 1
 #define FEWER_REGISTERS 40 /* of a producer's thread */
@@ -40,7 +40,7 @@
 #define TILE_BYTES (TILE * DIM * 2)
 #define THREADS ((GROUPS + 1) * 128)
 /* A block begins with as many registers a thread as fit; the producer leaves most of its own to the
- * others. More than there are would be waited for for ever. */
+ * others. setmaxnreg would wait forever for more than there are. */
 #define MORE_REGISTERS                                                                             \
     ((65536 / (THREADS * BLOCKS_PER_SM) / 8 * 8 * (GROUPS + 1) - FEWER_REGISTERS) / GROUPS / 8 * 8)
 
@@ -61,39 +61,40 @@ WGMMA_RS(product_values, 192, 96, 96, 97, 98, 99, 100, 101, 1)
 WGMMA_RS(product_values, 256, 128, 128, 129, 130, 131, 132, 133, 1)
 #endif
 
-/* Where a 16-byte piece of a row lies in a tile. */
-static __device__ __forceinline__ unsigned swizzled(int tile_rows, int row, int piece) {
-    return piece / 8 * tile_rows * 128 + row * 128 + (piece % 8 ^ row % 8) * 16;
+/* Byte offset of a 16-byte chunk of a row in a tile. */
+static __device__ __forceinline__ unsigned swizzled(int tile_rows, int row, int chunk) {
+    return chunk / 8 * tile_rows * 128 + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
-/* An operand of products in shared memory; `block` bytes from one block of columns to the next. */
+/* Descriptor of an operand in shared memory; `block` bytes from one block of columns to the next.
+ */
 static __device__ __forceinline__ unsigned long long descriptor(unsigned address, unsigned block) {
     return 1ull << 62 | 1024ull >> 4 << 32 | (unsigned long long)(block >> 4) << 16 |
            (address & 0x3ffffu) >> 4;
 }
 /* A warpgroup starts to copy `rows` rows, of which `there` exist, to a tile from row `first` on;
- * columns behind the last one are zeros. A thread's pieces lie below each other, in steps of whole
- * swizzles, so that it computes only the first one's places: the copying warpgroup is to take few
- * of the others' instructions. */
+ * columns behind the last one are zeros. The chunks of a thread are in one column, whole swizzles
+ * apart, so that it computes the address of the first alone: the producer shares the schedulers
+ * with the consumers and must issue few instructions. */
 static __device__ __forceinline__ void copy_tile(unsigned tile, int tile_rows, int first, int rows,
                                                  const ml_bf16 *from, long long stride, int there) {
-    const int pieces = DIM % 128 ? 8 : 16, step = 128 / pieces;
-    int row = threadIdx.x % 128 / pieces, piece = threadIdx.x % pieces;
-    const ml_bf16 *own = from + row * stride + piece * 8;
-    tile += swizzled(tile_rows, first + row, piece);
+    const int chunks = DIM % 128 ? 8 : 16, step = 128 / chunks;
+    int row = threadIdx.x % 128 / chunks, chunk = threadIdx.x % chunks;
+    const ml_bf16 *own = from + row * stride + chunk * 8;
+    tile += swizzled(tile_rows, first + row, chunk);
 #pragma unroll
-    for (int c = 0; c < DIM / 8; c += pieces) {
-        const bool exists = c * 8 + pieces * 8 <= HEAD_DIM || c + piece < HEAD_DIM / 8;
+    for (int c = 0; c < DIM / 8; c += chunks) {
+        const bool exists = c * 8 + chunks * 8 <= HEAD_DIM || c + chunk < HEAD_DIM / 8;
         const unsigned to = tile + c / 8 * tile_rows * 128;
-        const ml_bf16 *piece_from = exists ? own + c * 8 : from;
+        const ml_bf16 *chunk_from = exists ? own + c * 8 : from;
         if (there >= rows) {
 #pragma unroll
             for (int r = 0; r < rows; r += step)
-                copy_async(to + r * 128, piece_from + r * stride, exists ? 16 : 0);
+                copy_async(to + r * 128, chunk_from + r * stride, exists ? 16 : 0);
         } else {
 #pragma unroll 4
             for (int r = 0; r < rows; r += step) {
                 bool valid = row + r < there && exists;
-                copy_async(to + r * 128, valid ? piece_from + r * stride : from, valid ? 16 : 0);
+                copy_async(to + r * 128, valid ? chunk_from + r * stride : from, valid ? 16 : 0);
             }
         }
     }
@@ -119,7 +120,7 @@ static __device__ __forceinline__ void round_bf16(unsigned (&p)[TILE / 4],
 #pragma unroll
     for (int i = 0; i < TILE / 4; i++) p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
 }
-/* A warp's 16 rows of a sum through its rows of a tile, which nobody needs any more, to memory. */
+/* A warp's 16 rows of a sum to memory through its rows of a tile that is no longer read. */
 static __device__ __forceinline__ void store_through_tile(char *tile, int row,
                                                           const float (&sum)[DIM / 2], float factor,
                                                           ml_bf16 *to, long long stride,
@@ -133,13 +134,13 @@ static __device__ __forceinline__ void store_through_tile(char *tile, int row,
                 pack_bf16(sum[u * 4 + 2 * r] * factor, sum[u * 4 + 2 * r + 1] * factor);
     __syncwarp();
     for (int i = lane; i < 16 * (HEAD_DIM / 8); i += 32) {
-        int r = i / (HEAD_DIM / 8), piece = i % (HEAD_DIM / 8);
+        int r = i / (HEAD_DIM / 8), chunk = i % (HEAD_DIM / 8);
         if (r < there)
-            *(uint4 *)(to + r * stride + piece * 8) =
-                *(const uint4 *)(tile + swizzled(ROWS, row + r, piece));
+            *(uint4 *)(to + r * stride + chunk * 8) =
+                *(const uint4 *)(tile + swizzled(ROWS, row + r, chunk));
     }
 }
-/* The place in the ring of stages; a stage's barriers are 8 bytes: all full, then all empty. */
+/* A position in the ring of slots. Barriers are 8 bytes: all slots' full, then all empty. */
 struct ring_position {
     int slot;
     unsigned parity;
@@ -150,19 +151,20 @@ struct ring_position {
 static __device__ __forceinline__ void init_ring(unsigned barriers) {
     if (threadIdx.x == 0)
         for (int i = 0; i < SLOTS; i++) {
-            barrier_init(barriers + i * 8, 128);                    /* copying threads */
-            barrier_init(barriers + (SLOTS + i) * 8, GROUPS * 128); /* the others */
+            barrier_init(barriers + i * 8, 128);                    /* producer threads */
+            barrier_init(barriers + (SLOTS + i) * 8, GROUPS * 128); /* consumer threads */
         }
     __syncthreads();
 }
-/* This thread is done with a stage. One that tells it for its warp, behind __syncwarp, made the
- * gradient with heads of 64 slower by a tenth (H200), and is no synchronization to racecheck. */
+/* This thread no longer reads the slot. One arrival for a warp, behind __syncwarp, made the
+ * gradient with heads of 64 slower by a tenth (H200), and racecheck sees no synchronization in it.
+ */
 static __device__ __forceinline__ void release_slot(unsigned barriers, int slot) {
     __syncwarp(); /* a warp's arrivals come together */
     barrier_arrive(barriers + (SLOTS + slot) * 8);
 }
-/* The copying warpgroup's side. A stage is told to be full once later ones are under way, and at
- * the latest before a wait: nobody waits for what is not told yet. */
+/* The producer's side. A slot is signalled full once later copies are in flight, and at the latest
+ * before a wait: consumers never wait for a slot that was filled but not signalled. */
 struct tile_producer {
     unsigned barriers;
     int unsignalled;
@@ -181,7 +183,7 @@ struct tile_producer {
         ahead.next();
         if (++unsignalled > 2) signal<2>();
     }
-    /* Until a barrier that the others arrive at, which may need all stages for that. */
+    /* For consumers, who may need all slots that are filled before they arrive. */
     __device__ __forceinline__ void await(unsigned barrier, unsigned parity) {
         if (barrier_test(barrier, parity)) return;
         signal<0>();

@@ -15,9 +15,9 @@
  * plain. Other sizes are the next ones' with columns of zeros. Tried, and no faster: a slot for
  * each copying warp, rescaling only where the largest score grew by 2^8, three warpgroups. */
 #ifndef MLUA_EMBEDDED
-#define WORKS 4      /* blocks of queries that a thread block serves */
-#define CHUNKS 8     /* thread blocks of a head */
-#define TAKE_TURNS 1 /* warpgroups issue their products in turns */
+#define WORKS 4           /* blocks of queries that a thread block serves */
+#define BLOCKS_PER_HEAD 8 /* thread blocks of a head */
+#define TAKE_TURNS 1      /* warpgroups issue their products in turns */
 #endif
 #include "attention_blocks.cuh"
 #include "attention_wgmma.cuh"
@@ -34,10 +34,10 @@ struct work_item {
     int query, first, blocks;
 };
 /* The j-th block of queries of this thread block, and which tiles of keys it needs. Where it needs
- * none, one is taken that lies behind the last key: zeros. */
+ * none, one behind the last key is taken: zeros. */
 static __device__ __forceinline__ bool find_work(const arguments &a, int j, work_item &work) {
     POSITIONS;
-    int i = blockIdx.x % CHUNKS + j / 2 * CHUNKS, block = QUERY_BLOCKS - 1 - i;
+    int i = blockIdx.x % BLOCKS_PER_HEAD + j / 2 * BLOCKS_PER_HEAD, block = QUERY_BLOCKS - 1 - i;
     if (WORKS > 1 && i > block) return false;
     if (j % 2) {
         if (i == block) return false;
@@ -59,8 +59,8 @@ static __device__ __forceinline__ int tile_key(int first, int i, const int *list
 }
 #if LISTED
 /* The tiles of which masks show something to some warpgroup, and after `part` of which something is
- * hidden from this one. An entry is the tile's number and a bit for each warpgroup; the count goes
- * before the first. */
+ * hidden from this one. An entry is the tile's number and a bit for each warpgroup; the count is
+ * stored before the first. */
 static __device__ __forceinline__ void list_tiles(const arguments &a, int batch, int head,
                                                   const work_item &work, int *list) {
     const char *states = a.p[STATES_AT] + ((long long)batch * MASK_HEADS + MASK_HEAD) *
@@ -252,8 +252,8 @@ consume(const arguments &a, int batch, int head, int query, int first, int block
         release_slot(barriers, keys_stage);
         softmax_tile(a, batch, head, query, tile_key(first, block, list),
                      partly_hidden(list, block), s, row_max, row_sum, rescale);
-        /* ptxas waits before the exponentials; made to wait behind them, it is slower by 3 to 5%
-         * (H200): the other warpgroup's products fill that time. */
+        /* ptxas places the wait before the exponentials; forced behind them, it is slower by 3 to
+         * 5% (H200): the other warpgroup's products fill that time. */
         keep_in_registers(s);
         wgmma_wait<0>();
         keep_in_registers(out);
@@ -272,7 +272,7 @@ consume(const arguments &a, int batch, int head, int query, int first, int block
     release_slot(barriers, ring.slot);
     ring.next();
 }
-/* What was summed, to memory, through the warpgroup's queries, which nobody reads any more. */
+/* Normalized sums to memory through the warpgroup's queries, which are no longer read; lse. */
 static __device__ __forceinline__ void
 store_output(const arguments &a, int batch, int head, int query, char *query_tile,
              float (&out)[DIM / 2], const float (&row_max)[2], const float (&row_sum)[2]) {
@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) ENTRY(argum
     unsigned slots = queries_at + BUFFERS * ROW_BYTES;
     unsigned barriers = slots + SLOTS * TILE_BYTES;
     int *lists = (int *)(query_tiles + (barriers - queries_at) + 16 * SLOTS + 16);
-    int head = blockIdx.x / CHUNKS % HEADS, batch = blockIdx.x / (CHUNKS * HEADS);
+    int head = blockIdx.x / BLOCKS_PER_HEAD % HEADS, batch = blockIdx.x / (BLOCKS_PER_HEAD * HEADS);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) /* the queries' are empty again */
             barrier_init(barriers + (2 * SLOTS + i) * 8, GROUPS * 128);

@@ -1,58 +1,55 @@
 /* The gradient of attention on warpgroup products in one pass over the scores: dq, dk, dv.
  *
- * A block takes one item after another, 128 keys of a head; its first two warpgroups own 64 keys
- * each and compute everything transposed: rows of their accumulators are keys, so that
- * probabilities and slopes are left operands as they are. Slopes also go through shared memory, in
- * which a row is a key, and are read with rows as depth for dq, of which each warpgroup has half
- * the columns. Four more warps bring operands and add tiles of dq to sums in memory
- * (template_attention_wgmma_supply.c).
+ * A persistent block takes one item after another, 128 keys of a head. Its first two warpgroups own
+ * 64 keys each and compute everything transposed: rows of their accumulators are keys, so that
+ * probabilities and slopes (d loss / d score) are left operands without a shuffle. Slopes are also
+ * written to shared memory, row by key, and read with rows as depth for dq, of which each warpgroup
+ * computes half of the columns. Two more warps copy operands and two add tiles of dq to sums in
+ * memory (attention_wgmma_grad_supply.cuh).
  *
- * Results repeat: a tile of dq is added up in the order of rising keys. Items are handed out in
- * that order within a head too (a counter in memory, asked when an item is begun), so that whoever
- * is waited for runs already. They are handed out for groups of heads, the first keys of all heads
- * of a group first: with a causal mask most queries see these, so that short items come last and no
- * multiprocessor is idle for long, and the items of a head begin at different times and hardly wait
- * for each other. An item begins with the last queries, of all heads that share its keys. Who adds
- * first stores, so that nobody clears sums. A kernel before gives row statistics, one behind turns
- * sums into dq.
+ * Results repeat: a tile of dq is summed in the order of rising keys. Items of a head are begun in
+ * that order too (a counter in memory, read when an item is begun), so that an item that others
+ * wait for is running already. Items are ordered by groups of heads, the first keys of all heads of
+ * a group first: with a causal mask most queries see these, so that short items come last, few
+ * multiprocessors are idle, and the items of a head begin at different times and hardly wait for
+ * each other. An item begins with the last queries, of all heads that share its keys. The first to
+ * add stores instead, so that sums need not be cleared. attention_wgmma_grad_begin.cu writes the
+ * rows' statistics before, attention_wgmma_grad_dq.cu converts the sums to dq after.
  *
- * Tiles that masks of the score function hide are nobody's: those who bring skip them, by a table
- * that the kernel before makes from the states of blocks (template_attention_score.c). It also has
- * each tile's turn, as those who never come must not be waited for.
- *
- * A sum's elements lie as threads hold them: [tile of 64 queries][half][4 sums of a thread][thread]
- * [4].
+ * Tiles that the masks of the score function hide are skipped by the copying warps, by a table that
+ * the kernel before computes from the states of blocks (attention_blocks.cuh). The table also has
+ * each tile's turn, as turns that are skipped must not be waited for.
  *
  * Cycles of an SM for 128 queries x 128 keys: products 2,560 with heads of 64 and 5,120 with 128;
  * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
  * Measured on an H200 (causal, TFLOP/s; plain, soft cap, slopes (ALiBi), documents of 700 tokens):
  * heads of 64, 1,024 tokens: 292, 265, 289, 366; heads of 128, 4,096 tokens: 469, 428, -, 1,300;
  * before items came in this order 281, 259, 279, 354 and 460, 413, 463, 1,273. With halves of tiles
- * left out and more items of a head at once documents went from 370 and 1,257 to 374 and 1,319 in
+ * left out and more items of a head at once documents rose from 370 and 1,257 to 374 and 1,319 in
  * one run, others stayed. The order took 24 heads on 8, 2 x 4,096 tokens, from 1,367 us to 1,088 (a
  * step of llama-3b: 322.8 to 317.6 ms), 16 on 8, 4 x 4,096, from 1,620 to 1,450; with a loop that
  * was 4 % slower 16 on 2, 16,384 tokens, from 321 TFLOP/s to 468; 16 of 2,048 tokens from 242 to
- * 312. Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one behind 8, adding up dq in
+ * 312. Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one after 8, adding up dq in
  * order 6; masks take 2 %.
  *
- * What takes time is neither products nor shared memory: in a loop in which products are under way
- * beside everything else nobody waits for them, and a tile of 64 queries takes as long with heads
- * of 64 (3,640 cycles: exponentials 1,230, slopes 515, issuing products 590, where products from
- * registers stop a warp and operands were made anew for each, giving dq away 530, an item's end
- * 350). Two warps on a scheduler, at the same point, do not hide each other's latencies.
+ * The time is neither products nor shared memory: in a loop in which products are in flight beside
+ * everything else no warp waits for them, and a tile of 64 queries takes as long with heads of 64
+ * (3,640 cycles: exponentials 1,230, slopes 515, issuing products 590, where products from
+ * registers stop a warp and descriptors were recomputed for each, handing dq over 530, an item's
+ * end 350). Two warps on a scheduler, at the same point, do not hide each other's latencies.
  *
  * Tried, and no faster (H200, normal operands): the next tile's scores issued before a tile's last
  * products (2 % slower); dp awaited when half of the scores are probabilities (the same, 1 % slower
- * with heads of 128); products always under way (14 % slower with heads of 128); anything between
+ * with heads of 128); products always in flight (14 % slower with heads of 128); anything between
  * the wait for scores and the loads that follow it, which ptxas moves up: 4 to 11 %.
  *
  * Where masks leave short items (documents of 700 tokens of 4,096, heads of 128: 7.5 tiles an item,
  * 1.69 million cycles of an SM before halves of tiles were left out), an item's end takes 5,100
  * cycles and the wait for the next one's first tile 7,500, a quarter of all time; a tile of which
  * masks hide a part takes 1,200 more than another, 7 %; the kernels around this one take 18 %. No
- * faster there: the next item's queries, values and keys brought as soon as each one's place is
- * free (equal, 3 % slower with less care), fetching them to L2 sooner (10 % slower), dq in any
- * order (equal), masks worked out beside the products for scores (equal; in a loop 8 % slower). */
+ * faster there: the next item's queries, values and keys copied as soon as each one's slot is free
+ * (equal, 3 % slower with less care), prefetched to L2 (10 % slower), dq in any order (equal),
+ * masks computed beside the products for scores (equal; in a loop 8 % slower). */
 #include "attention_wgmma_grad_supply.cuh"
 
 /* dq: slopes by keys, of which each warpgroup has half of the columns. */

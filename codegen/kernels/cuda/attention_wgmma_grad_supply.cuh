@@ -37,7 +37,7 @@ enum {
     messages_at = statistics_at + SLOTS * 8 * TILE,
     dq_notes_at = messages_at + SLOTS * 32,
     tickets_at = dq_notes_at + 16,
-    slot_full_at = tickets_at + 16, /* barriers, of 8 bytes: of each stage */
+    slot_full_at = tickets_at + 16, /* barriers, of 8 bytes: of each slot */
     slot_empty_at = slot_full_at + SLOTS * 8,
     keys_free_at = slot_empty_at + SLOTS * 8,       /* of each key_slot */
     slopes_ready_at = keys_free_at + KEY_SLOTS * 8, /* a tile of slopes, by both warpgroups */
@@ -47,7 +47,7 @@ enum {
 static __device__ __forceinline__ void init_barriers(unsigned at) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < SLOTS; i++) {
-            barrier_init(at + slot_full_at + i * 8, 64); /* threads that bring */
+            barrier_init(at + slot_full_at + i * 8, 64); /* threads of the two warps that copy */
             barrier_init(at + slot_empty_at + i * 8, 256);
         }
         for (int i = 0; i < KEY_SLOTS; i++) barrier_init(at + keys_free_at + i * 8, 256);
@@ -63,8 +63,7 @@ static __device__ __forceinline__ void arrive_warp(unsigned barrier) { /* a warp
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
-/* This thread has read what others replace next; each tells for itself (template_attention_wgmma.c,
- * release_slot). */
+/* This thread has read what others overwrite next; each thread arrives (release_slot). */
 static __device__ __forceinline__ void arrive_thread(unsigned barrier) {
     __syncwarp();
     barrier_arrive(barrier);
@@ -80,7 +79,7 @@ struct slot_producer {
             barrier_arrive(at + slot_full_at + (count - unsignalled) % SLOTS * 8);
     }
     __device__ __forceinline__ void await_free(unsigned barrier, unsigned parity) {
-        /* A warp stays together: barriers behind count on it. */
+        /* The warp stays converged: barriers after this one count on it. */
         if (__ballot_sync(~0u, !barrier_test(barrier, parity)) == 0) return;
         signal<0>();
         barrier_wait(barrier, parity);
@@ -97,23 +96,24 @@ struct slot_producer {
         if (++unsignalled > 2) signal<2>();
     }
 };
-/* This thread's number, and what depends on it, anew each time: no registers are left for it. */
+/* This thread's number among the two warps, recomputed each time: no registers are left to hold it
+ * and what depends on it. */
 static __device__ __forceinline__ int producer_thread() {
     unsigned thread[1] = {threadIdx.x % 64};
     keep_in_registers(thread);
     return thread[0];
 }
-/* A thread's pieces lie below each other, and every other one in steps of whole swizzles, so that
- * only two places are computed: these warps are to take few of the others' instructions. */
+/* The chunks of a thread are in one column, every other one whole swizzles apart, so that it
+ * computes two addresses alone: these warps must issue few instructions. */
 template <int TILE_ROWS>
 static __device__ __forceinline__ void copy_rows(unsigned tile, const ml_bf16 *from,
                                                  long long stride, int there) {
-    const int pieces = DIM / 8, step = 64 / pieces;
-    int thread = producer_thread(), row = thread / pieces, piece = thread % pieces;
-    const bool exists = HEAD_DIM == DIM || piece < HEAD_DIM / 8;
-    const ml_bf16 *own = exists ? from + row * stride + piece * 8 : from;
-    unsigned even = tile + swizzled(TILE_ROWS, row, piece);
-    unsigned odd = tile + swizzled(TILE_ROWS, row + step, piece);
+    const int chunks = DIM / 8, step = 64 / chunks;
+    int thread = producer_thread(), row = thread / chunks, chunk = thread % chunks;
+    const bool exists = HEAD_DIM == DIM || chunk < HEAD_DIM / 8;
+    const ml_bf16 *own = exists ? from + row * stride + chunk * 8 : from;
+    unsigned even = tile + swizzled(TILE_ROWS, row, chunk);
+    unsigned odd = tile + swizzled(TILE_ROWS, row + step, chunk);
     if (there >= TILE_ROWS) {
 #pragma unroll 4
         for (int r = 0; r < TILE_ROWS; r += 2 * step) {
@@ -128,10 +128,8 @@ static __device__ __forceinline__ void copy_rows(unsigned tile, const ml_bf16 *f
             copy_async(odd + r * 128, next ? own + (r + step) * stride : from, next ? 16 : 0);
         }
 }
-/* The tiles of queries that an item's keys are for, in the heads that share these: the last queries
- * first, of all heads. Looked up 32 at a time: each lane knows what one of them is, -1 or how many
- * add to its dq before, and in the last four bits what the first 64 keys, and the others, are to it
- * (template_attention.h). */
+/* The tiles of queries that see an item's keys, in the heads that share these: the last queries
+ * first, of all heads. Looked up 32 at a time: each lane holds the TILE_ENTRY of one tile. */
 struct query_tiles {
     int batch, kv_head, key, end, next, count, found;
     unsigned left;
@@ -143,7 +141,7 @@ struct query_tiles {
         int first = FIRST_QUERY(key) / TILE;
         end = (END_QUERY(last_key) + TILE - 1) / TILE, count = (end - first) * GROUP;
     }
-    __device__ __forceinline__ void place(int i, int &head, int &query) const {
+    __device__ __forceinline__ void locate(int i, int &head, int &query) const {
         head = kv_head * GROUP + i % GROUP, query = (end - 1 - i / GROUP) * TILE;
     }
     __device__ __forceinline__ bool more(const arguments &a) {
@@ -153,7 +151,7 @@ struct query_tiles {
             next += 32, found = -1;
             if (i < count) {
                 POSITIONS;
-                place(i, head, query);
+                locate(i, head, query);
                 found = TILE_ENTRY;
             }
             left = __ballot_sync(~0u, found >= 0);
@@ -163,7 +161,7 @@ struct query_tiles {
     __device__ __forceinline__ int take(int &head, int &query) {
         int lane = __popc(~left & (left - 1)); /* the first bit */
         left &= left - 1;
-        place(next + lane - 32, head, query);
+        locate(next + lane - 32, head, query);
         return __shfl_sync(~0u, found, lane);
     }
 };
@@ -173,7 +171,7 @@ static __device__ __forceinline__ void produce_item(const arguments &a, char *ba
     int batch = tiles.batch;
     for (bool more = tiles.more(a), none = !more; more || none; none = false) {
         int slot = supply.wait_free(), query = 0, there = 0, thread = producer_thread();
-        int head = tiles.kv_head * GROUP, entry = -16; /* nobody's, all hidden */
+        int head = tiles.kv_head * GROUP, entry = -16; /* adds to no dq, all hidden */
         if (more) entry = tiles.take(head, query), there = SEQ - query;
         int tile = (batch * HEADS + head) * QUERY_TILES + query / TILE;
         tile_message *message = (tile_message *)(base + messages_at) + slot;
@@ -197,7 +195,7 @@ static __device__ __forceinline__ void produce(const arguments &a, char *base, u
     slot_producer supply = {at};
     for (unsigned number = 0;; number++) {
         int *ticket = (int *)(base + tickets_at) + number % 2, key_slot = number % KEY_SLOTS;
-        /* No sooner than it is begun: others wait for it. */
+        /* Not before the item is begun: other blocks wait for its dq. */
         if (thread == 0) *ticket = (int)atomicAdd(counter, 1u);
         sync_producer_warps();
         int item = *ticket, first = 0, heads = FIRST_HEADS;
@@ -247,7 +245,7 @@ static __device__ __forceinline__ void accumulate_dq(const arguments &a, char *b
         }
     }
 }
-/* Tile number `turn` of dq to those who add. */
+/* Tile number `turn` of dq to the warps that add. */
 static __device__ __forceinline__ void hand_over_dq(char *base, unsigned at, int turn, int tile,
                                                     int rank, const float (&sum)[DIM / 4]) {
     int which = turn % 2;

@@ -43,7 +43,7 @@ static __device__ __forceinline__ void barrier_wait(unsigned at, unsigned parity
                      : "memory");
     while (!done);
 }
-/* A warpgroup's threads meet. Named by a constant: a kernel with any barrier takes all of them. */
+/* Named barriers, by constants: a kernel with a variable barrier number reserves all 16. */
 static __device__ __forceinline__ void sync_warpgroup(int group) {
     if (group == 0) asm volatile("bar.sync 1, 128;" ::: "memory");
     if (group == 1) asm volatile("bar.sync 2, 128;" ::: "memory");
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void pass_turn(int group) {
 template <int THREADS> static __device__ __forceinline__ void sync_producers() {
     asm volatile("bar.sync 4, %0;" ::"n"(THREADS) : "memory");
 }
-/* What this thread wrote to shared memory: visible to products once threads met. */
+/* What this thread wrote to shared memory is visible to products behind the next barrier. */
 static __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -73,7 +73,7 @@ template <int COUNT> static __device__ __forceinline__ void decrease_registers()
 template <int COUNT> static __device__ __forceinline__ void increase_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-/* What products wrote, or read, may be touched from here on: not before, for the compiler too. */
+/* The compiler may use what products wrote, or overwrite what they read, from here on only. */
 template <int N> static __device__ __forceinline__ void keep_in_registers(float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void bulk_store(float *to, unsigned from, int 
 static __device__ __forceinline__ void bulk_wait_read() { /* shared memory is free */
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-static __device__ __forceinline__ void bulk_wait() { /* others may add */
+static __device__ __forceinline__ void bulk_wait() { /* the sums are visible to others */
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     asm volatile("fence.proxy.async;" ::: "memory");
 }
@@ -125,12 +125,12 @@ static __device__ __forceinline__ void sync_producer_warps() { /* two */
                  "%31"
 #define REGISTERS_64                                                                               \
     REGISTERS_32                                                                                   \
-        ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "  \
-        "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, "      \
+    "%49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define REGISTERS_96                                                                               \
     REGISTERS_64                                                                                   \
-        ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "  \
-        "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "      \
+    "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define REGISTERS_128                                                                              \
     REGISTERS_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, "    \
                  "%109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "  \

@@ -1,7 +1,8 @@
 /* Instructions of sm_80 and later for products of bf16 on tensor cores: asynchronous copies to
  * shared memory (cp.async), ldmatrix, mma.sync m16n8k16 with f32 sums, conversion, exponential.
- * Addresses of shared memory are 32-bit. In emulation tests/kernels/emulator.hh has them. Lane l of a warp holds, of a 16 x 8 accumulator, rows l /
- * 4 and l / 4 + 8 and columns 2 (l % 4) and the next. */
+ * Addresses of shared memory are 32-bit. In emulation tests/kernels/emulator.hh has them. Lane l of
+ * a warp holds, of a 16 x 8 accumulator, rows l / 4 and l / 4 + 8 and columns 2 (l % 4) and the
+ * next. */
 #pragma once
 #ifndef MLUA_EMULATED
 static __device__ __forceinline__ unsigned shared_address(const void *shared) {
