@@ -23,8 +23,7 @@ static void write_source(FILE *file, const ml_kernel *k) {
                       ptx_end[] = "/* end of PTX */", wgmma[] = "/* WGMMA */",
                       wgmma_end[] = "/* end of WGMMA */";
     ml_arena *arena = ml_arena_new();
-    const char *source = ml_kernel_source(k, arena);
-    for (const char *at = source; *at;) {
+    for (const char *at = ml_kernel_source(k, arena); *at;) {
         if (strncmp(at, shared, strlen(shared)) == 0) {
             char type[32], name[64];
             REQUIRE(sscanf(at + strlen(shared), "%31s %63[^[]", type, name) == 2);
@@ -41,9 +40,6 @@ static void write_source(FILE *file, const ml_kernel *k) {
         } else
             fputc(*at++, file);
     }
-    if (strstr(source, "namespace "))
-        fprintf(file, "typedef %s_kernel::arguments %s_arguments;\nusing %s_kernel::%s;\n",
-                k->entry, k->entry, k->entry, k->entry);
     ml_arena_free(arena);
 }
 
