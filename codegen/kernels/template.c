@@ -16,56 +16,14 @@ void template_set(ml_template *t, const char *name, const char *format, ...) {
     int length = vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     if (length < 0 || length >= (int)sizeof text)
-        ml_raise(ML_INTERNAL, "the template text for ${%s} is too long", name);
+        ml_raise(ML_INTERNAL, "the text of a kernel's parameter %s is too long", name);
     template_set_text(t, name, ml_arena_copy(t->arena, text, (size_t)length));
 }
 
-static const char *find(const ml_template *t, const char *name, size_t length) {
-    for (uint32_t i = t->entries.count; i-- > 0;) {
-        const ml_parameter *entry = &t->entries.at[i];
-        if (strlen(entry->name) == length && memcmp(entry->name, name, length) == 0)
-            return entry->value;
-    }
-    ml_raise(ML_INTERNAL, "a kernel template names ${%.*s}, which nothing sets", (int)length, name);
-}
-
 const char *template_get(const ml_template *t, const char *name) {
-    return find(t, name, strlen(name));
-}
-
-static void add_bytes(ml_text *out, const char *bytes, size_t count) {
-    if (out->length + count + 1 > out->capacity) {
-        size_t capacity = (out->length + count + 1) * 2;
-        char *moved = ml_arena_alloc(out->arena, capacity);
-        if (out->length) memcpy(moved, out->text, out->length);
-        out->text = moved;
-        out->capacity = capacity;
-    }
-    memcpy(out->text + out->length, bytes, count);
-    out->length += count;
-    out->text[out->length] = 0;
-}
-
-static void expand(const ml_template *t, const char *body, ml_text *out, int depth) {
-    if (depth > 16) ml_raise(ML_INTERNAL, "a kernel template's placeholders name each other");
-    for (const char *at = body;;) {
-        const char *mark = strstr(at, "${");
-        if (!mark) {
-            add_bytes(out, at, strlen(at));
-            return;
-        }
-        add_bytes(out, at, (size_t)(mark - at));
-        const char *end = strchr(mark, '}');
-        if (!end) ml_raise(ML_INTERNAL, "a kernel template has a ${ without its }");
-        expand(t, find(t, mark + 2, (size_t)(end - mark - 2)), out, depth + 1);
-        at = end + 1;
-    }
-}
-
-char *template_expand(const ml_template *t, const char *body) {
-    ml_text out = {.arena = t->arena};
-    expand(t, body, &out, 0);
-    return out.text;
+    for (uint32_t i = t->entries.count; i-- > 0;)
+        if (strcmp(t->entries.at[i].name, name) == 0) return t->entries.at[i].value;
+    ml_raise(ML_INTERNAL, "a kernel's parameter %s is wanted, which nothing sets", name);
 }
 
 ml_template template_begin(ml_schedule *s) {
@@ -73,96 +31,30 @@ ml_template template_begin(ml_schedule *s) {
     return (ml_template){.arena = s->arena, .known = &s->expansions};
 }
 
-/* Of what a body expands to, with ${e} as it stands: of the parameters that it names alone. */
-static uint64_t hash_body(const ml_template *t, const char *body, uint64_t hash, int depth) {
-    if (depth > 16) ml_raise(ML_INTERNAL, "a kernel template's placeholders name each other");
-    for (const char *at = body;;) {
-        const char *mark = strstr(at, "${"), *end = mark ? strchr(mark, '}') : NULL;
-        hash = ml_hash(at, mark ? (size_t)(mark - at) : strlen(at), hash);
-        if (!mark) return hash;
-        if (!end) ml_raise(ML_INTERNAL, "a kernel template has a ${ without its }");
-        if (strncmp(mark, "${e}", 4) != 0)
-            hash = hash_body(t, find(t, mark + 2, (size_t)(end - mark - 2)), hash, depth + 1);
-        at = end + 1;
-    }
-}
-
-/* What a kernel is printed from. The last entry is ${e}, its name. */
-typedef struct {
-    const char *const *bodies;
-    int body_count;
-    uint32_t entry_count;
-    ml_parameter *entries;
-} recipe;
-
 static const char *print(const ml_kernel *kernel, ml_arena *arena) {
-    const recipe *r = kernel->recipe;
-    ml_text out = {.arena = arena};
-    ml_template t = {.arena = arena};
-    t.entries.at = r->entries;
-    t.entries.count = r->entry_count;
-    for (int i = 0; i < r->body_count; i++) expand(&t, r->bodies[i], &out, 0);
-    return out.text;
-}
-
-static void set_recipe(ml_kernel *k, const ml_template *t, const char *const *bodies, int count) {
-    recipe *r = ML_NEW(t->arena, recipe);
-    const char **own = ML_NEW_ARRAY(t->arena, const char *, count);
-    for (int i = 0; i < count; i++) own[i] = bodies[i];
-    r->bodies = own;
-    r->body_count = count;
-    r->entry_count = t->entries.count + 1;
-    r->entries = ML_NEW_ARRAY(t->arena, ml_parameter, r->entry_count);
-    memcpy(r->entries, t->entries.at, sizeof *r->entries * t->entries.count);
-    r->entries[t->entries.count] = (ml_parameter){"e", k->entry};
-    k->print = print;
-    k->recipe = r;
-}
-
-ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers) {
-    return template_kernel_of(t, &body, 1, label, pointers);
-}
-
-static const char *print_file(const ml_kernel *kernel, ml_arena *arena) {
     return files_print(kernel->recipe, kernel->entry, arena);
 }
 
-/* From `bodies`, or, where there are none, from the recipe of a file. */
-static ml_kernel *kernel(ml_template *t, uint64_t key, const ml_file_recipe *file,
-                         const char *const *bodies, int count, const char *label, int pointers) {
+ml_kernel *template_file(ml_template *t, const char *file, const char *label, int pointers) {
+    const ml_file_recipe *recipe = files_choose(t->arena, file, t->entries.at, t->entries.count);
     ml_kernel *k = ML_NEW(t->arena, ml_kernel);
-    k->key = key;
+    k->key = recipe->key;
     uint32_t cursor = 0, at = ml_index_next(&t->known->index, k->key, &cursor);
     if (at == ML_INDEX_NONE) {
         k->entry = ml_arena_format(t->arena, "ml_%016llx", (unsigned long long)k->key);
-        if (file)
-            k->print = print_file, k->recipe = file;
-        else
-            set_recipe(k, t, bodies, count);
+        k->recipe = recipe;
         ml_index_add(&t->known->index, k->key, t->known->kernels.count);
         *ML_PUSH(t->arena, &t->known->kernels) = k;
     } else {
         const ml_kernel *same = t->known->kernels.at[at];
         k->entry = same->entry;
-        k->print = same->print;
         k->recipe = same->recipe;
     }
+    k->print = print;
     k->label = label;
     k->pointer_count = pointers;
     k->units = k->grain = 1;
     return k;
-}
-
-ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
-                              const char *label, int pointers) {
-    uint64_t key = 0;
-    for (int i = 0; i < count; i++) key = hash_body(t, bodies[i], key, 0);
-    return kernel(t, key, NULL, bodies, count, label, pointers);
-}
-
-ml_kernel *template_file(ml_template *t, const char *name, const char *label, int pointers) {
-    const ml_file_recipe *file = files_choose(t->arena, name, t->entries.at, t->entries.count);
-    return kernel(t, file->key, file, NULL, 0, label, pointers);
 }
 
 void template_launch(ml_kernel *k, int64_t x, int64_t y, int64_t z, uint32_t block,
@@ -251,11 +143,4 @@ const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i)
 const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element) {
     const char *load = ml_dtypes[dtype].load;
     return *load ? ml_arena_format(arena, "%s(%s)", load, element) : element;
-}
-
-const char *template_store(ml_arena *arena, ml_dtype dtype, const char *value) {
-    const char *store = ml_dtypes[dtype].store;
-    if (*store) return ml_arena_format(arena, "%s(%s)", store, value);
-    if (dtype == ML_BOOL) return ml_arena_format(arena, "((%s) != 0)", value);
-    return value;
 }

@@ -1,9 +1,7 @@
-/* Kernels written as source text with placeholders (attention, scatter_add, scans).
- *
- * A body is C or CUDA text in which ${name} stands for a text that template_set gave: sizes,
- * strides, types, pasted functions. ${e} is the kernel's entry name, which makes file-scope names
- * unique, as several kernels may share one translation unit. Invariant: the text depends on
- * structure alone (no node numbers, no addresses), so that equal kernels have equal keys. */
+/* The C side of kernels that are files (files.h; attention, products by groups, scans, ...): choose
+ * shapes and a variant, set the file's parameters (sizes, strides, types, generated expressions),
+ * name the file. Invariant: parameters depend on structure alone (no node numbers, no addresses),
+ * so that equal kernels have equal keys. */
 #ifndef ML_TEMPLATE_H
 #define ML_TEMPLATE_H
 
@@ -24,15 +22,8 @@ void template_set(ml_template *t, const char *name, const char *format, ...)
 /* The text is not copied. */
 void template_set_text(ml_template *t, const char *name, const char *text);
 const char *template_get(const ml_template *t, const char *name); /* raises when unknown */
-/* `body` with every ${name} replaced, in the replacements too. */
-char *template_expand(const ml_template *t, const char *body);
-/* A kernel of a body with what was set so far, expanded when its source is printed. Key, entry,
- * label and pointer_count are set; units is 1. */
-ml_kernel *template_kernel(ml_template *t, const char *body, const char *label, int pointers);
-/* Of several bodies, one after the other. */
-ml_kernel *template_kernel_of(ml_template *t, const char *const *bodies, int count,
-                              const char *label, int pointers);
-/* The kernel of a file (files.h) with these parameters: sets the same. */
+/* The kernel of a file with the parameters set so far, printed when its source is wanted: key,
+ * entry, label and pointer_count are set; units is 1. */
 ml_kernel *template_file(ml_template *t, const char *file, const char *label, int pointers);
 /* CUDA kernels: grid and block instead of units. */
 void template_launch(ml_kernel *k, int64_t x, int64_t y, int64_t z, uint32_t block,
@@ -53,17 +44,8 @@ const char *template_offset(ml_arena *arena, const ml_template_loops *loops, con
  * among the kernel's pointers. */
 int template_workspace(ml_schedule *s, ml_step *step, ml_dtype dtype, int64_t elements);
 
-/* Conversions between an element in memory and its compute type, for both targets. */
+/* An element in memory as its compute type, for both targets. */
 const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element);
-const char *template_store(ml_arena *arena, ml_dtype dtype, const char *value);
-
-/* CUDA, bf16 tensor cores: struct ${e}_arguments, and ${e}_copy, _commit, _wait (cp.async),
- * _matrices and _transposed (ldmatrix), _mma, _pack, _exp2. ${quick}: text before them. */
-extern const char template_mma_ptx[];
-
-/* The kernel of a product by groups of rows for sm_90, once template_ragged.c has set all sizes.
- * right_deep: the right operand's depth is innermost; narrow: the result is bf16. */
-ml_kernel *template_wgmma(ml_template *t, bool outer, bool right_deep, bool narrow, int pointers);
 
 /* The file of the CUDA kernel of a SORT of integers that the graph says are few kinds or a
  * permutation. NULL: neither. `size`: of a row. */
@@ -74,12 +56,8 @@ typedef struct {
 const char *template_sort_known(ml_template *t, const ml_graph *g, ml_ref sort, int64_t size,
                                 template_sort_grid *grid);
 
-/* What kernels of 64 x 256 products a warpgroup share: _begin, _end, _finish, _finish_but_one and
- * _product on ${registers} and ${sums}; and _operand, its operands in shared memory. */
-extern const char template_wgmma_products[], template_wgmma_operand[];
-void template_wgmma_registers(ml_template *t); /* sets ${registers} and ${sums} */
-
-/* The same by the copy engine: where strides, beyond what tensor cores need, allow it. */
+/* Products by groups of rows by Hopper's copy engine (tma.c), once ragged.c has set all sizes:
+ * where strides, beyond what tensor cores need, allow it. */
 bool template_tma_serves(const ml_ragged *r);
 ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors, int pointers);
 

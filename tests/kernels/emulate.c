@@ -7,21 +7,9 @@
 #include "tests/emit/emulate.h"
 #include "tests/kernels/support.h"
 
-/* Which operands of warpgroup products do not have their depth innermost: the instruction's last
- * two immediates. */
-static void flat_operands(const char *text, bool flat[2]) {
-    static const char before[] = "%128, %129, p, 1, 1, ";
-    const char *at = strstr(text, before);
-    int left, right;
-    REQUIRE(at && sscanf(at + strlen(before), "%d, %d", &left, &right) == 2);
-    flat[0] = left, flat[1] = right;
-}
-
-/* The kernel's source with dynamic shared memory and PTX (and quick functions) replaced. */
+/* The kernel's source with dynamic shared memory replaced; the function that runs it. */
 static void write_source(FILE *file, const ml_kernel *k) {
-    static const char shared[] = "extern __shared__ ", ptx[] = "/* PTX */",
-                      ptx_end[] = "/* end of PTX */", wgmma[] = "/* WGMMA */",
-                      wgmma_end[] = "/* end of WGMMA */";
+    static const char shared[] = "extern __shared__ ";
     ml_arena *arena = ml_arena_new();
     for (const char *at = ml_kernel_source(k, arena); *at;) {
         if (strncmp(at, shared, strlen(shared)) == 0) {
@@ -29,38 +17,13 @@ static void write_source(FILE *file, const ml_kernel *k) {
             REQUIRE(sscanf(at + strlen(shared), "%31s %63[^[]", type, name) == 2);
             fprintf(file, "%s *%s = (%s *)emulated_shared", type, name, type);
             at = strchr(at, ';');
-        } else if (strncmp(at, ptx, strlen(ptx)) == 0) {
-            fprintf(file, "EMULATED_PTX(%s)\n", k->entry);
-            at = strstr(at, ptx_end) + strlen(ptx_end);
-        } else if (strncmp(at, wgmma, strlen(wgmma)) == 0) {
-            bool flat[2];
-            flat_operands(at, flat);
-            fprintf(file, "EMULATED_WGMMA(%s, %d, %d)\n", k->entry, flat[0], flat[1]);
-            at = strstr(at, wgmma_end) + strlen(wgmma_end);
         } else
             fputc(*at++, file);
     }
     ml_arena_free(arena);
-}
-
-/* Whether it is of a file (codegen/kernels/files.h): in a namespace of its own. */
-static bool is_file(const ml_kernel *k) {
-    ml_arena *arena = ml_arena_new();
-    bool found = strstr(ml_kernel_source(k, arena), "namespace NAME(kernel) {") != NULL;
-    ml_arena_free(arena);
-    return found;
-}
-
-static void write_enter(FILE *file, const char *entry, bool file_kernel) {
-    if (file_kernel)
-        fprintf(
-            file,
-            "namespace %s_kernel { static void enter(void *a) { %s(*(const arguments *)a); } }\n"
-            "static void %s_enter(void *a) { %s_kernel::enter(a); }\n",
-            entry, entry, entry, entry);
-    else
-        fprintf(file, "static void %s_enter(void *a) { %s(*(const %s_arguments *)a); }\n", entry,
-                entry, entry);
+    fprintf(file,
+            "namespace %s_kernel { static void enter(void *a) { %s(*(const arguments *)a); } }\n",
+            k->entry, k->entry);
 }
 
 /* One function for each distinct kernel: ENTRY_emulated(arguments, x, y, block, shared bytes). */
@@ -72,10 +35,9 @@ static void write_kernels(FILE *file, ml_kernel *const *kernels, int count) {
         if (known) continue;
         const char *entry = kernels[i]->entry;
         write_source(file, kernels[i]);
-        write_enter(file, entry, is_file(kernels[i]));
         fprintf(file,
                 "extern \"C\" void %s_emulated(void *a, unsigned x, unsigned y, int block, long "
-                "bytes) { emulated_run(%s_enter, a, x, y, block, bytes); }\n",
+                "bytes) { emulated_run(%s_kernel::enter, a, x, y, block, bytes); }\n",
                 entry, entry);
     }
 }

@@ -1,4 +1,4 @@
-/* Runs the kernels of codegen/kernels/tma.c on the CPU, through tests/kernels/pair_emulator.hh. */
+/* Runs cuda/ragged_tma.cu on the CPU, through tests/kernels/pair_emulator.hh. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,12 +21,8 @@ static const char *write_shared(FILE *file, const char *at, int *count) {
 }
 
 static void write_source(FILE *file, const ml_kernel *k) {
-    static const char dynamic[] = "extern __shared__ uint4 ", own[] = "__shared__ ",
-                      tma[] = "/* TMA */", tma_end[] = "/* end of TMA */",
-                      before[] = "%128, %129, p, 1, 1, ";
-    int shared = 0, left, right;
-    fprintf(file, "enum { EMULATED_MAPS = %d, EMULATED_POINTERS = %d };\n", k->map_count,
-            k->pointer_count);
+    static const char dynamic[] = "extern __shared__ uint4 ", own[] = "__shared__ ";
+    int shared = 0;
     fprintf(file, "%s\n#include \"tests/kernels/pair_emulator.hh\"\n", ml_prelude(ML_TARGET_C));
     ml_arena *arena = ml_arena_new();
     for (const char *at = ml_kernel_source(k, arena); *at;) {
@@ -37,18 +33,17 @@ static void write_source(FILE *file, const ml_kernel *k) {
             at = strchr(at, ';');
         } else if (strncmp(at, own, strlen(own)) == 0) {
             at = write_shared(file, at, &shared);
-        } else if (strncmp(at, tma, strlen(tma)) == 0) {
-            const char *flat = strstr(at, before);
-            REQUIRE(flat && sscanf(flat + strlen(before), "%d, %d", &left, &right) == 2);
-            fprintf(file, "EMULATED_TMA(%s, %d, %d)\n", k->entry, left, right);
-            at = strstr(at, tma_end) + strlen(tma_end);
         } else
             fputc(*at++, file);
     }
     ml_arena_free(arena);
-    fprintf(file, "static void enter(const void *a) { %s(*(const %s_arguments *)a); }\n", k->entry,
+    fprintf(
+        file,
+        "namespace %s_kernel { static void enter(const void *a) { %s(*(const arguments *)a); } }\n",
+        k->entry, k->entry);
+    fprintf(file,
+            "extern \"C\" void run_pair(const void *a) { emulated_run(%s_kernel::enter, a); }\n",
             k->entry);
-    fprintf(file, "extern \"C\" void run_pair(const void *a) { emulated_run(enter, a); }\n");
 }
 
 /* As tests/kernels/pair_emulator.hh reads it. */

@@ -1,8 +1,8 @@
-/* What the kernel templates need of CUDA beyond tests/emit/cuda_emulator.hh: exchanges between the lanes
- * of a warp, dynamic shared memory, and the PTX of tensor-core kernels (EMULATED_PTX stands for the
- * functions between the marks of codegen/kernels/mma.c). Memory checks: 16-byte accesses must be
- * aligned; shared memory is poisoned before each block. Copies and warpgroup products happen as late
- * as they may: when their thread waits for them. */
+/* What kernels of files need of CUDA beyond tests/emit/cuda_emulator.hh: exchanges between the lanes
+ * of a warp, dynamic shared memory, and, in place of cuda/mma_ptx.cuh and cuda/hopper.cuh, the
+ * instructions of tensor cores. Memory checks: 16-byte accesses must be aligned; shared memory is
+ * poisoned before each block. Copies and warpgroup products happen as late as they may: when their
+ * thread waits for them. */
 #include <map>
 #include <vector>
 
@@ -251,16 +251,6 @@ static inline void emulated_held_product(float *c, const unsigned &a0, const uns
     __syncwarp();
     emulated_product_later(p);
 }
-#define EMULATED_WGMMA(e, left_flat, right_flat)                                                   \
-    static inline void e##_landed() { emulated_copies_wait(1); }                                   \
-    static inline void e##_begin() { emulated_begin(); }                                           \
-    static inline void e##_end() { emulated_products[threadIdx.x].commit(); }                      \
-    static inline void e##_finish() { emulated_products_wait(0); }                                 \
-    static inline void e##_finish_but_one() { emulated_products_wait(1); }                         \
-    static inline void e##_product(float (&c)[128], unsigned long long left,                       \
-                                   unsigned long long right) {                                     \
-        emulated_shared_product(c, left, right, 256, left_flat, right_flat, true);                 \
-    }
 /* What cuda/hopper.cuh defines: products whose left operand is in shared memory, or in registers. */
 #define EMULATED_WGMMA_SS(NAME, COLUMNS, SUMS, A, B, P, LEFT_FLAT, RIGHT_FLAT)                              \
     static inline void NAME(float (&c)[SUMS], unsigned long long left, unsigned long long right,   \
@@ -353,32 +343,6 @@ static inline unsigned pack_bf16(float low, float high) {
 }
 static inline float exp2_approx(float x) { return exp2f(x); }
 #define MLUA_EMULATED
-/* The same of kernels that are not files yet */
-#define EMULATED_PTX(e)                                                                            \
-    static inline unsigned e##_address(const void *shared) {                                       \
-        return (unsigned)((const char *)shared - emulated_shared);                                 \
-    }                                                                                              \
-    static inline void e##_copy(unsigned to, const void *from, int bytes) {                        \
-        emulated_copy(to, from, bytes);                                                            \
-    }                                                                                              \
-    static inline void e##_commit() { emulated_copies[threadIdx.x].commit(); }                     \
-    static inline void e##_wait() {                                                                \
-        emulated_copies[threadIdx.x].commit();                                                     \
-        emulated_copies_wait(0);                                                                   \
-    }                                                                                              \
-    static inline void e##_matrices(unsigned (&r)[4], unsigned from) {                             \
-        emulated_matrices(r, from, false);                                                         \
-    }                                                                                              \
-    static inline void e##_transposed(unsigned (&r)[4], unsigned from) {                           \
-        emulated_matrices(r, from, true);                                                          \
-    }                                                                                              \
-    static inline void e##_mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {  \
-        emulated_mma(c, a, b0, b1);                                                                \
-    }                                                                                              \
-    static inline unsigned e##_pack(float low, float high) {                                       \
-        return emulated_bf16(low) | (unsigned)emulated_bf16(high) << 16;                           \
-    }                                                                                              \
-    static inline float e##_exp2(float x) { return exp2f(x); }
 
 static void (*emulated_body)(void *);
 static long emulated_bytes;

@@ -1,7 +1,7 @@
-/* Runs a kernel of codegen/kernels/tma.c on the CPU: the two blocks of one cluster, a thread of the
- * system for each of their threads. EMULATED_TMA stands for the functions between its marks: tensor
- * maps and copies that swizzle, barriers that count arrivals and bytes, warpgroup products, which
- * happen as late as they may. Whoever waits for half a minute does so for ever: the process ends. */
+/* Runs cuda/ragged_tma.cu on the CPU: the two blocks of one cluster, a thread of the system for each
+ * of their threads. In place of cuda/tma.cuh and cuda/hopper.cuh: tensor maps and copies that
+ * swizzle, barriers that count arrivals and bytes, warpgroup products, which happen as late as they
+ * may. A wait of half a minute never ends: the process does. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -138,71 +138,65 @@ struct emulated_product {
     float *sums;
     unsigned long long left, right;
     int group;
+    bool left_flat, right_flat;
 };
 static thread_local std::vector<emulated_product> products;
 static thread_local int groups;
 
-/* Element (i, depth) of an operand in the 128-byte mode, as template_wgmma.c says. */
+/* Element (i, depth) of an operand in the 128-byte mode, as cuda/ragged_wgmma.cuh says. */
 static float emulated_element(unsigned long long operand, int i, int depth, bool flat) {
     unsigned at = (operand & 0x3fff) << 4, block = (operand >> 16 & 0x3fff) << 4;
     at += flat ? i / 64 * block + depth * 128 + i % 64 * 2 : i * 128 + depth * 2;
     return ml_load_bf16(*(unsigned short *)(arena[blockIdx.x] + emulated_swizzle(at)));
 }
-static void emulated_multiply(const emulated_product &p, bool left_flat, bool right_flat) {
+static void emulated_multiply(const emulated_product &p) {
     int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
     for (int depth = 0; depth < 16; depth++) {
-        float left[2] = {emulated_element(p.left, row, depth, left_flat),
-                         emulated_element(p.left, row + 8, depth, left_flat)};
+        float left[2] = {emulated_element(p.left, row, depth, p.left_flat),
+                         emulated_element(p.left, row + 8, depth, p.left_flat)};
         for (int u = 0; u < 32; u++)
             for (int j = 0; j < 2; j++) {
-                float x = emulated_element(p.right, u * 8 + column + j, depth, right_flat);
+                float x = emulated_element(p.right, u * 8 + column + j, depth, p.right_flat);
                 p.sums[u * 4 + j] += left[0] * x, p.sums[u * 4 + 2 + j] += left[1] * x;
             }
     }
 }
 /* All but the last `running` groups. The warp stays together, as wgmma has it. */
-static void emulated_finish(int running, bool left_flat, bool right_flat) {
+static void emulated_finish(int running) {
     size_t done = 0;
     for (; done < products.size() && products[done].group < groups - running; done++)
-        emulated_multiply(products[done], left_flat, right_flat);
+        emulated_multiply(products[done]);
     products.erase(products.begin(), products.begin() + (long)done);
     __syncwarp();
 }
 
-#define EMULATED_TMA(e, left_flat, right_flat)                                                     \
-    typedef emulated_map e##_map;                                                                  \
-    struct e##_arguments {                                                                         \
-        e##_map map[EMULATED_MAPS];                                                                \
-        char *p[EMULATED_POINTERS];                                                                \
-    };                                                                                             \
-    static unsigned e##_address(const void *p) {                                                   \
-        return (unsigned)((const char *)p - arena[blockIdx.x]);                                    \
-    }                                                                                              \
-    static int e##_rank() { return (int)blockIdx.x; }                                              \
-    static void e##_meet() { pthread_barrier_wait(&of_pair); }                                     \
-    static void e##_barrier(unsigned at, int count) { emulated_make_barrier(at, count); }          \
-    static void e##_barriers_made() {}                                                             \
-    static void e##_wait(unsigned at, unsigned parity) { emulated_await(at, parity); }             \
-    static void e##_expect(unsigned at, int bytes) {                                               \
-        emulated_arrive(blockIdx.x, at, 1, bytes);                                                 \
-    }                                                                                              \
-    static void e##_release(unsigned at, unsigned rank) { emulated_arrive(rank, at, 1, 0); }       \
-    static void e##_load(const e##_map *map, unsigned to, int x, int y, int z, unsigned barrier,   \
-                         bool both) {                                                              \
-        emulated_box(map, to, x, y, z, barrier, both);                                             \
-    }                                                                                              \
-    static void e##_begin() {}                                                                     \
-    static void e##_end() { groups++; }                                                            \
-    static void e##_finish() { emulated_finish(0, left_flat, right_flat); }                        \
-    static void e##_finish_but_one() { emulated_finish(1, left_flat, right_flat); }                \
-    static void e##_product(float (&c)[128], unsigned long long left, unsigned long long right) {  \
-        products.push_back({c, left, right, groups});                                              \
-    }                                                                                              \
-    static unsigned e##_pack(float low, float high) {                                              \
-        return ml_store_bf16(low) | (unsigned)ml_store_bf16(high) << 16;                           \
-    }                                                                                              \
-    static void e##_give_registers() {}                                                            \
-    static void e##_take_registers() {}
+#define MLUA_EMULATED
+static unsigned shared_address(const void *p) {
+    return (unsigned)((const char *)p - arena[blockIdx.x]);
+}
+static unsigned pack_bf16(float low, float high) {
+    return ml_store_bf16(low) | (unsigned)ml_store_bf16(high) << 16;
+}
+static int cluster_rank() { return (int)blockIdx.x; }
+static void cluster_sync() { pthread_barrier_wait(&of_pair); }
+static void barrier_init(unsigned at, int count) { emulated_make_barrier(at, count); }
+static void barriers_visible() {}
+static void barrier_spin(unsigned at, unsigned parity) { emulated_await(at, parity); }
+static void barrier_expect(unsigned at, int bytes) { emulated_arrive(blockIdx.x, at, 1, bytes); }
+static void barrier_release(unsigned at, unsigned rank) { emulated_arrive(rank, at, 1, 0); }
+template <class MAP>
+static void load_box(const MAP *map, unsigned to, int x, int y, int z, unsigned barrier, bool both) {
+    emulated_box((const emulated_map *)map, to, x, y, z, barrier, both);
+}
+static void wgmma_begin() {}
+static void wgmma_commit() { groups++; }
+template <int LATER> static void wgmma_wait() { emulated_finish(LATER); }
+#define EMULATED_WGMMA_SS(NAME, COLUMNS, SUMS, A, B, P, LEFT_FLAT, RIGHT_FLAT)                     \
+    static void NAME(float (&c)[SUMS], unsigned long long left, unsigned long long right, int) {   \
+        products.push_back({c, left, right, groups, LEFT_FLAT, RIGHT_FLAT});                       \
+    }
+template <int> static void decrease_registers() {}
+template <int> static void increase_registers() {}
 
 static void (*entered)(const void *);
 static const void *arguments;
