@@ -65,7 +65,7 @@ void ml_kernel_ir_print(const ml_kernel_ir *ir, ml_text *out) {
 static void print_value(const ml_schedule *s, uint32_t id, ml_text *out) {
     const ml_value *value = &s->values.at[id];
     const ml_storage *storage = &s->storages.at[value->storage];
-    static const char *const kinds[] = {"temporary", "state", "input", "cell", "coordinate"};
+    static const char *const kinds[] = {"temporary", "state", "input", "saved", "coordinate"};
     ml_text_add(out, " v%u:%%%u in %s", id, value->node, kinds[storage->kind]);
     if (storage->kind == ML_STORAGE_TEMPORARY)
         ml_text_add(out, " s%u", value->storage);

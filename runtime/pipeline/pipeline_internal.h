@@ -4,7 +4,7 @@
  *   shared_states.c     states that several stages of a rank use
  *   saved_states.c      states that a repeated step restores
  *   plan_memory.c       memory, work and traffic of a rank
- *   plan.c              all of it, as compile.c calls it
+ *   plan_build.c        all of it, as compile.c calls it
  *   retime.c            a better order, once steps ran */
 #ifndef ML_PIPELINE_INTERNAL_H
 #define ML_PIPELINE_INTERNAL_H

@@ -5,7 +5,7 @@
  *   stage_assign.c    the home stage of each node
  *   stage_liveness.c  at which other stages it is used
  *   stage_graphs.c    a graph for each stage, with transfers and waves
- *   stage.c           all of it
+ *   stage_cut.c       all of it
  * A node is one of four kinds. Sums of parts are those that end in a gradient or a scalar, so that
  * activations are never sums of parts. */
 #ifndef ML_STAGE_INTERNAL_H

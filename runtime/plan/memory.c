@@ -227,7 +227,7 @@ void memory_account(ml_plan *plan) {
         if (temporary && (storage->first > plan->peak_step || storage->last < plan->peak_step)) {
             continue;
         }
-        if (plan->pipeline_task && storage->kind == ML_STORAGE_INPUT) continue; /* a cell */
+        if (plan->pipeline_task && storage->kind == ML_STORAGE_INPUT) continue; /* a saved value */
         if (storage->kind == ML_STORAGE_SAVED) continue;
         if (storage->kind == ML_STORAGE_STATE) {
             if (seen[storage->id]) continue;

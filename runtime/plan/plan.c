@@ -185,7 +185,7 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const ch
 }
 
 static void print_value(const ml_plan *plan, uint32_t index, ml_text *out) {
-    static const char *const kinds[] = {"t", "state ", "input ", "cell ", "coordinate "};
+    static const char *const kinds[] = {"t", "state ", "input ", "saved ", "coordinate "};
     const ml_value *value = &plan->schedule->values.at[index];
     const ml_storage *storage = &plan->schedule->storages.at[value->storage];
     bool temporary = storage->kind == ML_STORAGE_TEMPORARY;

@@ -43,7 +43,7 @@ void plan_overlap(ml_plan *plan);
 ml_type plan_state(const ml_plan *plan, uint32_t state);
 /* Let every update end up in its state: in place where that is safe, else by a copy at the end. */
 void plan_assign(ml_plan *plan);
-/* Of a piece: let every output end up in its cell, or copy it there at the end. */
+/* Of a pipeline task: every output ends up in its saved value, or is copied there at the end. */
 void plan_export(ml_plan *plan);
 /* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
 void plan_batch(ml_plan *plan);

@@ -195,7 +195,7 @@ void plan_export(ml_plan *plan) {
         ml_storage *storage = &s->storages.at[value->storage];
         int64_t bytes = ml_type_bytes(&value->type);
         if (!ml_value_contiguous(value))
-            ml_raise(ML_INTERNAL, "output %d of a piece is not contiguous in memory", i);
+            ml_raise(ML_INTERNAL, "output %d of a task is not contiguous in memory", i);
         if (storage->kind == ML_STORAGE_TEMPORARY && value->offset == 0 &&
             storage->bytes == bytes) {
             storage->kind = ML_STORAGE_SAVED;
@@ -204,7 +204,7 @@ void plan_export(ml_plan *plan) {
         }
         ml_type type = value->type;
         ml_ref node = value->node;
-        uint32_t cell = storage_add(s, ML_STORAGE_SAVED, (uint32_t)i, bytes, node);
-        copy_add(s, s->output_values[i], value_add(s, node, &type, cell), node);
+        uint32_t saved = storage_add(s, ML_STORAGE_SAVED, (uint32_t)i, bytes, node);
+        copy_add(s, s->output_values[i], value_add(s, node, &type, saved), node);
     }
 }
