@@ -33,7 +33,7 @@ static int in_process(void (*body)(void), char *text, size_t size) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) /* which tells of crashes itself */
+#if !defined(__SANITIZE_ADDRESS__) /* which reports crashes itself */
 static void *fault(void *argument) {
     (void)argument;
     usleep(50000);
@@ -73,7 +73,7 @@ TEST(base, faults_at_the_end) {
 }
 #endif
 
-static void *write_to_nobody(void *argument) {
+static void *write_to_closed_end(void *argument) {
     int ends[2];
     if (pipe(ends) != 0) return NULL;
     close(ends[0]);
@@ -82,24 +82,24 @@ static void *write_to_nobody(void *argument) {
     return NULL;
 }
 
-/* In the main thread, in another one, and with an output that nobody reads. */
+/* In the main thread, in another one, and with an output that is not read. */
 static void write_in_vain(void) {
     pthread_t thread;
     bool failed = false;
     ml_process_begin();
-    write_to_nobody(&failed);
+    write_to_closed_end(&failed);
     if (!failed) _exit(1);
     failed = false;
-    if (ml_process_thread(&thread, write_to_nobody, &failed) != 0) _exit(2);
+    if (ml_process_thread(&thread, write_to_closed_end, &failed) != 0) _exit(2);
     pthread_join(thread, NULL);
     if (!failed) _exit(3);
     int ends[2];
     if (pipe(ends) != 0 || dup2(ends[1], STDOUT_FILENO) < 0) _exit(4);
     close(ends[0]);
-    write_to_nobody(&failed);
+    write_to_closed_end(&failed);
 }
 
-TEST(base, connections_to_nobody) {
+TEST(base, connections_to_closed_ends) {
     char text[256];
     CHECK_EQ_INT(in_process(write_in_vain, text, sizeof text), 128 + SIGPIPE);
 }

@@ -314,7 +314,7 @@ static int suffer_in_chain(ml_comm *comm, void *argument) {
     return ml_comm_peer_failed() ? ML_EXIT_PEER : 1;
 }
 
-static void check_told(const plan *p, int pid, const int *codes, FILE *errors) {
+static void check_message(const plan *p, int pid, const int *codes, FILE *errors) {
     char text[8192], named[128], waits[128];
     int victim = p->sender ? 0 : CHAIN - 1;
     rewind(errors);
@@ -344,7 +344,7 @@ static void both_ends(fault kind) {
     for (int i = 0; i < 2; i++) {
         int codes[COMM_MOST], victim = plans[i].sender ? 0 : CHAIN - 1, pid = jobs[i].pids[victim];
         comm_finish(&jobs[i], 20, victim, codes);
-        check_told(&plans[i], pid, codes, errors[i]);
+        check_message(&plans[i], pid, codes, errors[i]);
     }
     comm_set_timeout(0);
 }

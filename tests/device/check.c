@@ -1,4 +1,4 @@
-/* The comparison of steps with the reference: right results pass, spoilt ones are told. */
+/* The comparison of steps with the reference: right results pass, spoilt ones are reported. */
 #include <math.h>
 #include <string.h>
 
@@ -137,7 +137,7 @@ static void body(void *argument) {
     ml_check_free(checker);
 }
 
-TEST(device, check_tells_wrong_steps) {
+TEST(device, check_reports_wrong_steps) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         world w = {.c = &cases[i]};
         ml_status status = ml_protect(body, &w);

@@ -81,7 +81,7 @@ TEST(device, profile_sums) {
     ml_profile_free(p);
 }
 
-/* Before anything was measured alone, the ceilings tell the best times. */
+/* Before anything was measured alone, the ceilings give the best times. */
 TEST(device, profile_ideal_from_ceilings) {
     ml_profile *p = made();
     CHECK_NEAR(ml_profile_ideal(p, &steps[0]), 4, 1e-12);

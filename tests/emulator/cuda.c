@@ -128,7 +128,7 @@ static CUresult enqueue_transfer(CUstream stream, transfer t) {
 }
 
 CUresult cuMemGetInfo(size_t *free_bytes, size_t *total) {
-    const char *mebibytes = getenv("EMULATOR_MEMORY"); /* told alone */
+    const char *mebibytes = getenv("EMULATOR_MEMORY"); /* set alone */
     *free_bytes = *total = mebibytes ? (size_t)atoi(mebibytes) << 20 : (size_t)8 << 30;
     return CUDA_SUCCESS;
 }
@@ -164,7 +164,7 @@ static openers *openers_map(int file, size_t offset) {
 static void openers_unmap(openers *o) {
     munmap((void *)((size_t)o / PAGE * PAGE), PAGE);
 }
-/* This process in the place of another one (0: of nobody). */
+/* This process in the place of another one (0: of none). */
 static void openers_change(int file, size_t offset, int from, int to) {
     openers *o = openers_map(file, offset);
     for (int i = 0; o && i < OPENERS; i++) {
@@ -175,7 +175,7 @@ static void openers_change(int file, size_t offset, int from, int to) {
     }
     if (o) openers_unmap(o);
 }
-/* With EMULATOR_SHARES=1: nobody may have open what is given back. */
+/* With EMULATOR_SHARES=1: no process may have open what is given back. */
 static void openers_check(size_t offset) {
     openers *o = getenv("EMULATOR_SHARES") ? openers_map(memory.file, offset) : NULL;
     for (int i = 0; o && i < OPENERS; i++)

@@ -21,7 +21,7 @@ void emu_finish(void); /* all streams */
 int emu_waits(void);
 void emu_complain(const char *what); /* counted: the process then ends with an error */
 /* Whether the device's context is there and the process has not begun to end. A thread of a library
- * that finds neither touches what is gone, as in a driver: the process dies of SIGSEGV. */
+ * that finds neither touches what was freed, as in a driver: the process dies of SIGSEGV. */
 int emu_alive(void);
 void emu_enter(void); /* a thread is inside a call that needs both */
 void emu_leave(void);

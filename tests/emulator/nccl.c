@@ -1,9 +1,9 @@
 /* libnccl for the emulator: collectives between processes, each with an emulated GPU. Messages are
  * files in a folder of the communicator ($EMULATOR/nccl/ID); sums are in the order of the ranks.
  * Calls only put work on streams; it waits for the other ranks there, as on a GPU. With
- * EMULATOR_WAITS=1 a message is gone once its receiver takes it, and a communicator's first message
- * waits for all that this rank has under way. EMULATOR_CONNECTS=MS: connecting takes so many
- * milliseconds, in which the thread needs the device's context and the other ranks' processes.
+ * EMULATOR_WAITS=1 a message is removed once its receiver takes it, and a communicator's first
+ * message waits for all that this rank has under way. EMULATOR_CONNECTS=MS: connecting takes so
+ * many milliseconds, in which the thread needs the device's context and the other ranks' processes.
  * Complains about ranks that call different collectives. */
 #include <nccl.h>
 
@@ -87,7 +87,7 @@ static void take_message(const struct ncclComm *c, int peer, long n, uint64_t wh
 static void wait_message(struct ncclComm *c, int peer, uint64_t what, void *to, size_t size) {
     long n = c->received[peer]++;
     while (!has_message(c, peer, n)) {
-        if (!emu_alive()) raise(SIGSEGV); /* the context is gone, or the process ends */
+        if (!emu_alive()) raise(SIGSEGV); /* the context was destroyed, or the process ends */
         usleep(500);
     }
     take_message(c, peer, n, what, to, size);
@@ -141,7 +141,7 @@ static uint64_t describe(const piece *p) {
     return (uint64_t)p->count << 16 | (uint64_t)(p->type << 8 | p->op << 4 | shown);
 }
 
-/* Tell the others what they need of this rank. */
+/* Send the others what they need of this rank. */
 static void begin_piece(piece *p) {
     struct ncclComm *c = p->comm;
     size_t bytes = p->count * widths[p->type];
@@ -156,14 +156,14 @@ static void begin_piece(piece *p) {
     }
 }
 
-static int message_gone(const piece *p) {
+static int message_taken(const piece *p) {
     char path[600];
     name_message(p->comm, p->comm->rank, p->peer, p->message[p->peer], path);
     return access(path, F_OK) != 0;
 }
 
 static int piece_ready(const piece *p, int alone) {
-    if (p->kind == SEND) return !alone || !emu_waits() || message_gone(p);
+    if (p->kind == SEND) return !alone || !emu_waits() || message_taken(p);
     if (p->kind == RECEIVE) return has_message(p->comm, p->peer, p->message[p->peer]);
     for (int i = 0; i < p->comm->size; i++)
         if (i != p->comm->rank && !has_message(p->comm, i, p->message[i])) return 0;
@@ -281,12 +281,13 @@ static struct ncclComm *new_comm(int size, int rank) {
     return c;
 }
 
-/* What a rank writes into the connection to a process that is gone: SIGPIPE comes of it. */
-static void write_to_nobody(void) {
+/* What a rank writes into the connection to a process that ended: SIGPIPE comes of it. */
+static void write_to_closed_end(void) {
     int ends[2];
     if (pipe(ends)) return;
     close(ends[0]);
-    if (write(ends[1], "", 1) == 1) emu_complain("nccl: nobody reads and yet it is written");
+    if (write(ends[1], "", 1) == 1)
+        emu_complain("nccl: the reader is closed and yet it is written");
     close(ends[1]);
 }
 
@@ -297,7 +298,7 @@ static ncclResult_t keep_connecting(const int *process, int size) {
         if (!emu_alive()) raise(SIGSEGV);
         for (int i = 0; i < size; i++)
             if (kill(process[i], 0) && errno == ESRCH) {
-                write_to_nobody();
+                write_to_closed_end();
                 return ncclRemoteError;
             }
         usleep(1000);

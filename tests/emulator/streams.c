@@ -4,7 +4,7 @@
  * A stream is a queue of work. The first stream of a process does its work as soon as it may; the
  * others do theirs as late as is allowed: when somebody waits for an event behind it, asks for it,
  * or nothing else can go on. So a missing wait is seen: what it should have waited for is not there
- * yet, or works with memory that others have written since. A thread sees to it that all goes on
+ * yet, or works with memory that others have written since. A thread makes all of it continue
  * while the process itself does something else for long. */
 #include <cuda.h>
 

@@ -1,6 +1,6 @@
 /* Attention on the GPU, forward and backward: cuDNN and the template kernels against the
  * definition in float64. Short sequences take the same kernels as long ones here, because the
- * target is told never to fall back to the score matrix. */
+ * target is set never to fall back to the score matrix. */
 #include "runtime/base/knobs.h"
 #include "runtime/exec/session.h"
 #include "tests/ops/support.h"
@@ -52,8 +52,8 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const shape *current;
 static ml_dtype current_dtype;
 static bool heads_first; /* {batch, heads, seq, head_dim} in memory, else heads after seq */
-/* As kernels are told. Unknown: thread blocks take several blocks of queries. Few: thread blocks of
- * the gradient on warpgroup products take several blocks of keys. */
+/* As kernels are specified. Unknown: thread blocks take several blocks of queries. Few: thread
+ * blocks of the gradient on warpgroup products take several blocks of keys. */
 enum { UNKNOWN = 0, FEW = 2 };
 static int multiprocessors;
 

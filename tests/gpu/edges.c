@@ -87,7 +87,7 @@ static ml_status take(rank_state *r, int n) {
     return status;
 }
 
-/* A few messages both ways, then take those of the others: nobody waits for a sender. */
+/* A few messages both ways, then take those of the others: no rank waits for a sender. */
 static ml_status exchange(rank_state *r, int first, int count) {
     ml_status status = ML_OK;
     for (int i = 0; i < count && status == ML_OK; i++) status = send(r, first + i);

@@ -196,8 +196,8 @@ TEST(gpu_ranks, faults) {
 }
 
 /* Four ranks that take themselves for those of two hosts, which may share two GPUs: memory of
- * others is opened within a host, and what goes between them goes by NCCL, in copies, collectives
- * and messages alike. */
+ * others is opened within a host, and what is sent between them is sent by NCCL, in copies,
+ * collectives and messages alike. */
 static void gpu_ranks_hosts(process_room *room) {
     static const struct {
         const char *arguments;
@@ -222,7 +222,7 @@ TEST(gpu_ranks, hosts) {
     process_in_room(gpu_ranks_hosts);
 }
 
-/* Two ranks of two hosts do with one GPU: all that goes between them is NCCL's. */
+/* Two ranks of two hosts do with one GPU: all that is sent between them is sent by NCCL. */
 static void gpu_hosts(process_room *room) {
     static const char *const meshes[] = {"--mesh dp=2 accum=2", "--mesh pp=2 accum=2"};
     learned one = train(room, 1, "MLUA_VERIFY=1", "accum=2");
@@ -285,7 +285,7 @@ TEST(gpu_ranks, nodes) {
     process_in_room(gpu_ranks_nodes);
 }
 
-/* A rank of the other host dies, or stops: all are told, and end. */
+/* A rank of the other host dies, or stops: all receive the error, and end. */
 static void gpu_ranks_hosts_fault(process_room *room) {
     static const struct {
         const char *how, *says;

@@ -65,7 +65,7 @@ static void extraction(ml_graph *g) {
     ml_graph_set_origin(g, &(ml_origin){"gpt.lua", 7, "blocks.0", NULL});
     int64_t id = ml_graph_add_state(g, &(ml_state){.name = "w", .type = type});
     ml_ref w = ml_graph_add(g, ML_OP_STATE, NULL, 0, &id, 1, NULL);
-    ml_map1(g, ML_OP_EXP, w); /* nobody wants it */
+    ml_map1(g, ML_OP_EXP, w); /* it has no user */
     ml_ref step = ml_map2(g, ML_OP_MUL, w, ml_const(g, ML_F32, 0.5));
     ml_axis s = graph_axis(g, "s");
     ml_ref outputs[] = {ml_reduce(g, ML_OP_SUM, step, &s, 1)};

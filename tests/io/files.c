@@ -35,12 +35,12 @@ static void put(const room *r, const char *mode, int64_t offset, const void *byt
 }
 
 /* The text of the last error with FILE in the place of its path. */
-static void check_told(const room *r, const char *expected) {
-    char told[512];
+static void check_message(const room *r, const char *expected) {
+    char message[512];
     const char *text = ml_error_last()->text, *at = strstr(text, r->path);
     REQUIRE(at != NULL);
-    snprintf(told, sizeof told, "%.*sFILE%s", (int)(at - text), text, at + strlen(r->path));
-    CHECK_TEXT(told, expected);
+    snprintf(message, sizeof message, "%.*sFILE%s", (int)(at - text), text, at + strlen(r->path));
+    CHECK_TEXT(message, expected);
 }
 
 static ml_status fill(ml_corpus *corpus, int64_t first, int64_t last, int64_t length,
@@ -111,8 +111,8 @@ TEST(io, a_corpus_that_is_shortened) {
     REQUIRE(truncate(r.path, 700) == 0);
     CHECK_STATUS(fill(corpus, 0, 600, 500, inputs, targets), ML_OK);
     CHECK_STATUS(fill(corpus, 0, 1000, 999, inputs, targets), ML_IO);
-    check_told(&r, "FILE ends before byte 700: it had 1000 bytes when it was opened, and was "
-                   "shortened since");
+    check_message(&r, "FILE ends before byte 700: it had 1000 bytes when it was opened, and was "
+                      "shortened since");
     /* What is appended is not seen: the range is that of the opening. */
     REQUIRE(truncate(r.path, 0) == 0);
     put(&r, "r+b", 0, text, sizeof text);
@@ -140,8 +140,8 @@ TEST(io, a_tensor_file_that_is_shortened) {
     CHECK_EQ_INT(memcmp(read, values, 8), 0);
     REQUIRE(truncate(r.path, (off_t)length + 12) == 0);
     CHECK_STATUS(ml_safetensors_read(file, &file->tensor[0], (void *)read), ML_IO);
-    check_told(&r, "tensor \"w\": FILE ends before byte 66: it had 70 bytes when it was opened, "
-                   "and was shortened since");
+    check_message(&r, "tensor \"w\": FILE ends before byte 66: it had 70 bytes when it was opened, "
+                      "and was shortened since");
     ml_safetensors_close(file);
     leave(&r);
 }
@@ -155,7 +155,7 @@ TEST(io, a_socket_is_refused) {
     int descriptor = socket(AF_UNIX, SOCK_STREAM, 0);
     REQUIRE(descriptor >= 0 && bind(descriptor, (void *)&address, sizeof address) == 0);
     CHECK_STATUS(ml_corpus_open(r.path, ML_CORPUS_BY_NAME, &corpus), ML_IO);
-    check_told(&r, "cannot read data from FILE: it is a socket");
+    check_message(&r, "cannot read data from FILE: it is a socket");
     close(descriptor);
     leave(&r);
 }

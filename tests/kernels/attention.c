@@ -46,7 +46,7 @@ static const shape parts[] = {
     {1, 2, 2, 66, 75, 32, false, 0, SLOPES, false, true, 300, 100, 0},
 };
 
-/* Keys that all queries are too early or too late for: nobody may look at them. */
+/* Keys that all queries are too early or too late for: no kernel may read them. */
 static const struct {
     shape shape;
     int start, stop;
@@ -66,7 +66,7 @@ static const shape hopper[] = {
     {2, 1, 1, 260, 260, 64, false, 0, NO_SCORE, true},
     {1, 1, 1, 70, 400, 64, true, 0, NO_SCORE, false, true, 330, 0, 0},
     {1, 2, 1, 70, 150, 128, true, 50, SLOPES, false, true, 130, 90, 7},
-    {1, 2, 1, 330, 450, 64, true, 0, STRIPES, false}, /* blocks that nobody sees, and all see */
+    {1, 2, 1, 330, 450, 64, true, 0, STRIPES, false}, /* blocks that no query sees, and all see */
     {1, 2, 2, 200, 200, 128, false, 0, STRIPES, false},
     {1, 2, 1, 70, 140, 40, true, 0, SOFT_CAP, false}, /* columns that are zeros */
     {1, 2, 2, 150, 140, 96, true, 60, NO_SCORE, true},
@@ -308,7 +308,7 @@ TEST(kernels, attention_hopper_masked) {
     if (test_all()) test_skip("kernels/attention_hopper includes its shapes with DIST_ALL=1");
     check_hopper(1, 3, 16);
 }
-/* Keys that masks hide from everybody are NaN: nobody may look at their tiles. */
+/* Keys that masks hide from everybody are NaN: no kernel may read their tiles. */
 TEST(kernels, attention_hopper_skips) {
     static const shape striped = {1, 2, 1, 130, 384, 64, false, 0, STRIPES, false};
     template_use_emulator(true);

@@ -156,7 +156,7 @@ static void emulated_complain(const char *what) {
     fprintf(stderr, "thread %u: %s\n", threadIdx.x, what);
     abort();
 }
-/* Sums of products under way: nobody may read them (they are NaN), or write them. */
+/* Sums of products under way: they may not be read (they are NaN), or written. */
 struct emulated_sum {
     int products;
     std::vector<float> value;
@@ -271,12 +271,12 @@ struct emulated_mbarrier {
 };
 static std::map<unsigned, emulated_mbarrier> emulated_mbarriers;
 static inline void emulated_mbarrier_arrive(unsigned at) {
-    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that nobody made");
+    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that was never initialised");
     emulated_mbarrier &b = emulated_mbarriers[at];
     if (++b.here == b.arrivals) b.here = 0, b.phase++;
 }
 static inline void emulated_mbarrier_await(unsigned at, unsigned parity) {
-    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that nobody made");
+    if (!emulated_mbarriers.count(at)) emulated_complain("a barrier that was never initialised");
     for (long turns = 0; emulated_mbarriers[at].phase % 2 == parity; turns++) {
         if (turns > 100000) emulated_complain("waits at a barrier for ever");
         emulated_wait(EMULATED_READY);

@@ -120,7 +120,7 @@ TEST(kernels, moe_kernels_emulated) {
  * columns, tiles with rows of both sequences. */
 static void wide(fixture *f) {
     static const grouping p = {3, 150, {0, 90, 100}, {90, 90, 145}};
-    template_spoil(fixture_axis(f, "r"), 91, 100); /* of no group: nobody may see them */
+    template_spoil(fixture_axis(f, "r"), 91, 100); /* of no group: they may not be read */
     kernel(f, &p, ML_BF16, ML_BF16, "brk", "ekn", 392, 136);
     kernel(f, &p, ML_BF16, ML_F32, "rk", "enk", 200, 264);
     if (test_all()) kernel(f, &p, ML_BF16, ML_F32, "brk", "brn", 136, 264);
@@ -226,7 +226,7 @@ TEST(kernels, moe_squares) {
     fixture_run(squares, 11);
 }
 
-/* Gate, up and a weight: what a product's kernel goes on with, and what it cannot. */
+/* Gate, up and a weight: what a product's kernel continues with, and what it cannot. */
 static void check_gated(fixture *f, int64_t cut, bool late, bool joined) {
     ml_graph *g = f->g;
     ml_axis r = fixture_axis(f, "r"), k = fixture_axis(f, "k"), n = fixture_axis(f, "n");

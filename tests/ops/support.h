@@ -6,7 +6,7 @@
  *
  * Inputs are multiples of 1/64 from -2 to 2, which every float dtype holds exactly, so that
  * comparisons, floors and sorts see the same numbers everywhere. Temporary memory is filled with
- * NaN patterns before each run: a kernel that reads what nobody wrote is found. Bits may differ
+ * NaN patterns before each run: a kernel that reads what was not written is found. Bits may differ
  * between runs with MLUA_DETERMINISTIC=0. */
 #ifndef OPS_SUPPORT_H
 #define OPS_SUPPORT_H
@@ -33,7 +33,7 @@ typedef struct {
     uint64_t random;
 } ops_case;
 
-/* The device of the running test; false where this machine has none (which is told once). */
+/* The device of the running test; false where this machine has none (which is printed once). */
 bool ops_begin(const char *device);
 /* Tests for both devices, or for the GPU alone, in the area "gpu_" #area. */
 #define OPS_TEST(name)                                                                             \

@@ -82,7 +82,7 @@ TEST(passes, chunks_of_a_loss) {
 }
 
 /* What must be whole for somebody stays whole: logits that are shown, a loss that its own gradient
- * depends on, a product whose result goes on into the model. */
+ * depends on, a product whose result the model uses. */
 static void check_whole(fixture *f) {
     static const variant plain = {"b4 s6", "xw"};
     ml_axis hidden = fixture_axis(f, "vocab");

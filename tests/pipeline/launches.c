@@ -1,9 +1,9 @@
-/* Pipelines on GPUs: a message goes through once both its ends are there (nothing is buffered), and
- * an edge's go one after another. No rank may wait in a circle under these rules either. If NCCL
- * kept the order of calls (NCCL_LAUNCH_ORDER_IMPLICIT), some did: calls after a message that waits
- * for the one before on its edge would wait too. While executables are fresh, each of their runs
- * may keep the host until all is over that this rank has under way; so the first microbatch goes
- * alone. */
+/* Pipelines on GPUs: a message is transferred once both its ends are there (nothing is buffered),
+ * and an edge's go one after another. No rank may wait in a circle under these rules either. If
+ * NCCL kept the order of calls (NCCL_LAUNCH_ORDER_IMPLICIT), some did: calls after a message that
+ * waits for the one before on its edge would wait too. While executables are fresh, each of their
+ * runs may keep the host until all is over that this rank has under way; so the first microbatch
+ * runs alone. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -249,7 +249,7 @@ TEST(pipeline_schedule, rendezvous) {
         every_shape(0, ahead, false, true);
         every_shape(1, ahead, false, true);
         every_shape(1000, ahead, false, true);
-        /* This is what the first microbatch goes alone for. */
+        /* This is what the first microbatch runs alone for. */
         CHECK(!every_shape(0, ahead, true, false));
     }
 }

@@ -452,7 +452,7 @@ static ml_update grows(fixture *f, ml_ref by) {
 }
 
 /* What a backward pass has of a gated layer, from what is kept of the forward one: x, in bf16. The
- * gate is read in the pass, and by a product with dy that nobody waits for; the gradient of the
+ * gate is read in the pass, and by a product with dy that no task waits for; the gradient of the
  * scale is a sum. */
 static void cut_layer(fixture *f) {
     ml_graph *g = f->g;

@@ -432,7 +432,7 @@ static traffic traffic_of(fixture *f, const ml_roots *program, stage_pipeline *p
 }
 
 /* Four stages of a bf16 model, with what a layer adds to its input added in it or outside: at each
- * boundary one tensor of bf16 goes forward and one back; the rest is small or seldom. */
+ * boundary one tensor of bf16 is sent forward and one back; the rest is small or seldom. */
 static void boundaries(fixture *f) {
     for (int outer = 0; outer < 2; outer++) {
         fixture own = {.random = f->random, .arena = f->arena, .g = ml_graph_new()};
@@ -477,11 +477,11 @@ TEST(pipeline_stage, boundaries) {
 
 static double seconds(void) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Equal layers are dealt evenly, whatever is added to gradient states outside of them. */
+/* Equal layers are distributed evenly, whatever is added to gradient states outside of them. */
 static void even(fixture *f) {
     model m;
     begin_model(&m, f,

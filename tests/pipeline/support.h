@@ -15,7 +15,7 @@ typedef struct {
     ml_stage_map map;
     /* By stage, by state; none where there are more stages than that: then nothing runs. */
     double **states[STAGE_SUPPORT_STAGES];
-    ml_stage_graphs last; /* of the last program; its graphs are gone */
+    ml_stage_graphs last; /* of the last program; its graphs are freed */
 } stage_pipeline;
 
 stage_pipeline stage_pipeline_of(fixture *f, int ranks, int chunks);

@@ -98,7 +98,8 @@ TEST(plan_half_batch, orders) {
     fixture_run(check_orders, 4);
 }
 
-/* What goes on from a sum of its own segment, or from what is whole, has both halves before it. */
+/* What continues from a sum of its own segment, or from what is whole, has both halves before it.
+ */
 static void check_waits(fixture *f) {
     ml_axis batch = fixture_axis(f, "batch"), embed = fixture_axis(f, "embed");
     ml_ref x = fixture_input(f, ML_F64, "batch4 embed6", -1, 1);
@@ -141,7 +142,7 @@ TEST(plan_half_batch, rows_of_heads) {
     fixture_run(check_rows_of_heads, 8);
 }
 
-/* The logsumexp of attention whose operands moved lies as it did for whoever reads it. */
+/* The logsumexp of attention whose operands moved has the layout that its readers expect. */
 static void check_logsumexp(fixture *f) {
     ml_type lying = fixture_type(f, ML_F64, "outer2 batch3 seq4 heads2 dim4");
     ml_type keys = fixture_type(f, ML_F64, "outer2 batch3 kv_seq4 heads2 dim4");

@@ -166,7 +166,7 @@ static void write_token(memory *m, uint32_t storage, uint64_t token) {
     }
 }
 
-/* A result is known by where it goes and by what it is made of. */
+/* A result is known by its destination and by its operands. */
 static uint64_t result_token(uint32_t storage, const uint64_t *reads, int count) {
     return ml_hash(reads, sizeof *reads * (size_t)count, storage + 99);
 }

@@ -52,7 +52,7 @@ static uint32_t add_value(world *w, ml_storage_kind kind, uint32_t id, int64_t b
     return s->values.count - 1;
 }
 
-/* Its node is its number, so that it can be told wherever it goes. */
+/* Its node is its number, so that it can be identified anywhere. */
 static ml_step *add_step(world *w, ml_step_kind kind, int reads, const uint32_t *list, int writes) {
     ml_schedule *s = w->plan.schedule;
     ml_step *step = ML_PUSH(s->arena, &s->steps);
@@ -243,7 +243,7 @@ TEST(plan, random_overlaps) {
     CHECK(seen > 300);
 }
 
-/* A backward pass: a sum for each layer goes on while the next layers compute, and small sums are
+/* A backward pass: a sum for each layer runs while the next layers compute, and small sums are
  * put together. */
 TEST(plan, overlap_of_gradients) {
     enum { LAYERS = 12 };

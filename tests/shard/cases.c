@@ -9,7 +9,7 @@
 typedef ml_ref build_function(fixture *f);
 
 ml_dtype shard_case_dtype = ML_F64;
-shard_told *shard_case_told;
+shard_given *shard_case_given;
 
 #define FLOAT shard_case_dtype
 
@@ -19,52 +19,52 @@ shard_told *shard_case_told;
 static int cuttable(const ml_type *t, int *positions) {
     int count = 0;
     for (int i = 0; i < t->rank; i++)
-        if (t->size[i] % shard_case_told->parts == 0) positions[count++] = i;
+        if (t->size[i] % shard_case_given->parts == 0) positions[count++] = i;
     return count;
 }
 
-static ml_ref told_operand(fixture *f, ml_dtype dtype, const char *axes, int64_t bound) {
-    static const char *const mesh_names[TOLD_MESH] = {"x", "y"};
-    shard_told *told = shard_case_told;
-    int positions[ML_MAX_AXES], k = told->count++;
-    if (k >= TOLD_OPERANDS) ml_raise(ML_INTERNAL, "a case has too many operands");
+static ml_ref given_operand(fixture *f, ml_dtype dtype, const char *axes, int64_t bound) {
+    static const char *const mesh_names[GIVEN_MESH] = {"x", "y"};
+    shard_given *given = shard_case_given;
+    int positions[ML_MAX_AXES], k = given->count++;
+    if (k >= GIVEN_OPERANDS) ml_raise(ML_INTERNAL, "a case has too many operands");
     ml_type type = fixture_type(f, dtype, axes);
     int count = cuttable(&type, positions);
-    told->choices[k] = 1 + count + !bound;
-    int64_t args[2 * TOLD_MESH];
+    given->choices[k] = 1 + count + !bound;
+    int64_t args[2 * GIVEN_MESH];
     bool sum = false;
-    for (int m = 0; m < told->mesh; m++) {
-        int choice = told->choice[k][m];
+    for (int m = 0; m < given->mesh; m++) {
+        int choice = given->choice[k][m];
         args[2 * m] = fixture_axis(f, mesh_names[m]);
         args[2 * m + 1] = choice == 0       ? 0
                           : choice <= count ? type.axis[positions[choice - 1]]
                                             : fixture_axis(f, "parts_of_sum");
         sum = sum || choice > count;
     }
-    if (sum) axes = ml_arena_format(f->arena, "%s parts_of_sum%d", axes, (int)told->parts);
+    if (sum) axes = ml_arena_format(f->arena, "%s parts_of_sum%d", axes, (int)given->parts);
     ml_ref x = bound ? fixture_index(f, axes, bound) : fixture_input(f, dtype, axes, -2, 2);
-    x = ml_graph_add(f->g, ML_OP_PLACE, &x, 1, args, 2 * told->mesh, NULL);
+    x = ml_graph_add(f->g, ML_OP_PLACE, &x, 1, args, 2 * given->mesh, NULL);
     ml_axis parts = fixture_axis(f, "parts_of_sum");
     if (sum) x = ml_reduce(f->g, ML_OP_SUM, x, &parts, 1);
-    return told->placed[k] = x;
+    return given->placed[k] = x;
 }
 
 ml_placement shard_case_place(const fixture *f, int k, int m) {
-    const shard_told *told = shard_case_told;
-    int positions[ML_MAX_AXES], choice = told->choice[k][m];
-    int count = cuttable(ml_graph_type(f->g, told->placed[k]), positions);
+    const shard_given *given = shard_case_given;
+    int positions[ML_MAX_AXES], choice = given->choice[k][m];
+    int count = cuttable(ml_graph_type(f->g, given->placed[k]), positions);
     if (!choice) return (ml_placement){0};
     if (choice > count) return (ml_placement){ML_PARTIAL_SUM, 0};
     return (ml_placement){ML_SPLIT, (uint8_t)positions[choice - 1]};
 }
 
 static ml_ref operand(fixture *f, const char *axes) {
-    if (shard_case_told) return told_operand(f, FLOAT, axes, 0);
+    if (shard_case_given) return given_operand(f, FLOAT, axes, 0);
     if (fixture_below(f, 2)) return fixture_state(f, FLOAT, axes);
     return fixture_input(f, FLOAT, axes, -2, 2);
 }
 static ml_ref indices(fixture *f, const char *axes, int64_t bound) {
-    return shard_case_told ? told_operand(f, ML_I32, axes, bound) : fixture_index(f, axes, bound);
+    return shard_case_given ? given_operand(f, ML_I32, axes, bound) : fixture_index(f, axes, bound);
 }
 
 /* ---- Ops ------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /* Every op with its operands in every placement, over two ranks, over four, and over two times two:
  * the result and all gradients are those of one rank. First on the interpreter of all ranks in f64,
- * where each operand is checked to lie as told; then by processes that compute in f32 and talk to
- * one another. The default is a sample: DIST_SEED draws another, DIST_ALL=1 takes all placements,
- * MANY at most of a case over a mesh; DIST_CASE=n takes that case alone. */
+ * where each operand is checked to be placed as given; then by processes that compute in f32 and
+ * talk to one another. The default is a sample: DIST_SEED draws another, DIST_ALL=1 takes all
+ * placements, MANY at most of a case over a mesh; DIST_CASE=n takes that case alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,37 +28,37 @@ static bool wanted(int op_case) {
     return !only || atoi(only) == op_case;
 }
 
-static shard_told tell(int mesh) {
-    return (shard_told){.mesh = mesh == 2 ? 2 : 1, .parts = mesh == 0 ? 2 : 4};
+static shard_given given_over(int mesh) {
+    return (shard_given){.mesh = mesh == 2 ? 2 : 1, .parts = mesh == 0 ? 2 : 4};
 }
 
 /* ---- All placements -------------------------------------------------------------------------- */
 
 /* choices are those of a case that was built with none. */
-static void read_number(shard_told *told, const shard_told *choices, int64_t number) {
+static void read_number(shard_given *given, const shard_given *choices, int64_t number) {
     for (int k = 0; k < choices->count; k++)
-        for (int m = 0; m < told->mesh; m++) {
-            told->choice[k][m] = (int)(number % choices->choices[k]);
+        for (int m = 0; m < given->mesh; m++) {
+            given->choice[k][m] = (int)(number % choices->choices[k]);
             number /= choices->choices[k];
         }
 }
 
 static variant current;
-static shard_told choices[MESHES];
+static shard_given choices[MESHES];
 
 static void find_choices(fixture *f) {
     snprintf(f->label, sizeof f->label, "case %d", current.op_case);
-    shard_told told = tell(current.mesh);
-    shard_case_told = &told;
+    shard_given given = given_over(current.mesh);
+    shard_case_given = &given;
     (void)shard_case_build(f, current.op_case);
-    shard_case_told = NULL;
-    choices[current.mesh] = told;
+    shard_case_given = NULL;
+    choices[current.mesh] = given;
 }
 
-static int64_t placements(const shard_told *told) {
+static int64_t placements(const shard_given *given) {
     int64_t count = 1;
-    for (int k = 0; k < told->count; k++)
-        for (int m = 0; m < told->mesh; m++) count *= told->choices[k];
+    for (int k = 0; k < given->count; k++)
+        for (int m = 0; m < given->mesh; m++) count *= given->choices[k];
     return count;
 }
 
@@ -89,26 +89,26 @@ static const char *variant_text(fixture *f, const variant *v) {
 static void check_placed(void *context, const ml_graph *g, ml_ref n, const ml_placements *at) {
     fixture *f = context;
     (void)g;
-    for (int k = 0; k < shard_case_told->count; k++)
-        for (int m = 0; m < shard_case_told->mesh && shard_case_told->placed[k] == n; m++) {
-            ml_placement told = shard_case_place(f, k, m);
-            bool same = told.kind == at->over[m].kind &&
-                        (told.kind != ML_SPLIT || told.axis == at->over[m].axis);
+    for (int k = 0; k < shard_case_given->count; k++)
+        for (int m = 0; m < shard_case_given->mesh && shard_case_given->placed[k] == n; m++) {
+            ml_placement given = shard_case_place(f, k, m);
+            bool same = given.kind == at->over[m].kind &&
+                        (given.kind != ML_SPLIT || given.axis == at->over[m].axis);
             EXPECT(same, "%s: operand %d lies elsewhere over %d", f->label, k, m);
         }
 }
 
 static void interpret(fixture *f) {
-    shard_told told = tell(current.mesh);
-    read_number(&told, &choices[current.mesh], current.number);
+    shard_given given = given_over(current.mesh);
+    read_number(&given, &choices[current.mesh], current.number);
     snprintf(f->label, sizeof f->label, "%s", variant_text(f, &current));
-    shard_case_told = &told;
+    shard_case_given = &given;
     ml_ref y = shard_case_build(f, current.op_case);
     ml_layout layout = shard_layout(f, meshes[current.mesh]);
     ml_ref shown = y;
     ml_roots roots = {.outputs = &shown, .output_count = 1};
     ml_graph_free(ml_shard_telling(f->g, &roots, &layout, check_placed, f));
-    shard_case_told = NULL;
+    shard_case_given = NULL;
     ml_roots all = shard_roots(f, y);
     (void)shard_check(f, &layout, &all, 1e-9, current.number % 8 == 0);
 }
@@ -129,11 +129,11 @@ TEST(dist, every_op_interpreted) {
 /* ---- Processes ------------------------------------------------------------------------------- */
 
 /* Variants over one mesh, run by one program. */
-enum { BATCH = 24, OUTPUTS = BATCH * (TOLD_OPERANDS + 1) };
+enum { BATCH = 24, OUTPUTS = BATCH * (GIVEN_OPERANDS + 1) };
 typedef struct {
     int mesh, count;
     variant variants[BATCH];
-    shard_told choices[BATCH];
+    shard_given choices[BATCH];
 } batch;
 
 typedef struct {
@@ -156,14 +156,14 @@ static void add_node(rank_run *r, ml_ref n, int variant) {
 /* A variant's result, and the gradients of its inputs. */
 static void add_variant(rank_run *r, int i) {
     fixture *f = &r->f;
-    shard_told told = tell(r->batch->mesh);
+    shard_given given = given_over(r->batch->mesh);
     int first = f->input_count;
-    read_number(&told, &r->batch->choices[i], r->batch->variants[i].number);
-    shard_case_told = &told;
+    read_number(&given, &r->batch->choices[i], r->batch->variants[i].number);
+    shard_case_given = &given;
     ml_ref y = shard_case_build(f, r->batch->variants[i].op_case);
-    shard_case_told = NULL;
+    shard_case_given = NULL;
     add_node(r, y, i);
-    ml_ref wrt[TOLD_OPERANDS], gradients[TOLD_OPERANDS];
+    ml_ref wrt[GIVEN_OPERANDS], gradients[GIVEN_OPERANDS];
     int count = 0;
     for (int k = first; k < f->input_count; k++)
         if (ml_graph_type(f->g, f->nodes[k])->dtype == ML_F32) wrt[count++] = f->nodes[k];
