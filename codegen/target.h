@@ -39,12 +39,4 @@ static inline int64_t ml_target_shared(int arch) {
     return kib << 10;
 }
 
-/* One way: NVLink of GPUs of this architecture, and PCIe (generation 4, 16 lanes). */
-enum { ML_LINK_PCIE = 32 };
-static inline int64_t ml_target_link(int arch, bool nvlink) {
-    const int64_t giga = 1000000000;
-    if (!nvlink) return ML_LINK_PCIE * giga;
-    return (arch >= 100 ? 900 : arch >= 90 ? 450 : 300) * giga;
-}
-
 #endif

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "runtime/base/machine.h"
 #include "runtime/compile.h"
 #include "runtime/passes/passes.h"
 #include "runtime/plan/plan_internal.h"
@@ -188,14 +189,14 @@ static ml_graph *simplify_parts(pass_context *c) {
 
 /* The bytes that a GPU moves in one part in 128 of the time that the program's products take. */
 static int64_t spare_bytes(const ml_plan *plan) {
-    const double flops_a_byte = 150, share = 128;
+    const double share = 128;
     double flops = 0;
     for (ml_ref n = 1; n < ml_graph_count(plan->graph); n++) {
         int op_class = ml_ops[ml_graph_node(plan->graph, n)->op].op_class;
         if (op_class == ML_CLASS_CONTRACT || op_class == ML_CLASS_ROUTINE)
             flops += ml_flops(plan->graph, n);
     }
-    const double bytes = flops / flops_a_byte / share, most = 0x1p62;
+    const double bytes = flops / ml_machine_planned.flops_per_byte / share, most = 0x1p62;
     return (int64_t)(bytes < most ? bytes : most); /* flops grow with the square of a sequence */
 }
 

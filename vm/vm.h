@@ -156,7 +156,7 @@ void vm_push_source(lua_State *L, const char *file);
 int vm_call(lua_State *L, int arguments, int results);
 /* End the process at once, with what it printed and without its libraries' destructors. */
 _Noreturn void vm_exit(int code);
-extern volatile int vm_stop; /* signals that asked to stop */
+extern volatile int vm_stop, vm_stop_signal; /* signals that asked to stop; the last one */
 void vm_catch_signals(ml_vm *vm);
 
 /* error.c: messages as in the design: line, operands, origin, help. */

@@ -1,5 +1,6 @@
 /* Rows and columns: how the loops of a kernel are ordered and divided for its reductions. */
 #include "codegen/lower/lower_internal.h"
+#include "runtime/base/machine.h"
 
 #include <string.h>
 
@@ -61,7 +62,8 @@ static bool has_many_chunks(const lowering *l, const lower_group *group) {
  * are written and read again: there is one for each multiprocessor. */
 int64_t fuse_chunks(const lowering *l, const lower_group *group, ml_scope scope) {
     int64_t rows = fuse_rows(group), columns = fuse_columns(group);
-    int64_t processors = l->target->multiprocessors > 0 ? l->target->multiprocessors : 132;
+    int64_t processors = l->target->multiprocessors > 0 ? l->target->multiprocessors
+                                                        : ml_machine_planned.multiprocessors;
     int64_t most = l->target->kind != ML_TARGET_CUDA ? C_CHUNKS
                    : scope == ML_SCOPE_COLUMN        ? processors
                                                      : 2 * processors;

@@ -23,6 +23,20 @@ static bool lists(const char *list, const char *word) {
     return false;
 }
 
+/* What mountinfo writes as \040 (octal) is one character: space, tab, newline, backslash. */
+static void decode(char *text) {
+    char *to = text;
+    for (const char *at = text; *at; to++) {
+        int value = 0, digits = 0;
+        for (; *at == '\\' && digits < 3 && at[1 + digits] >= '0' && at[1 + digits] <= '7';
+             digits++)
+            value = 8 * value + (at[1 + digits] - '0');
+        *to = digits == 3 ? (char)value : *at;
+        at += digits == 3 ? 4 : 1;
+    }
+    *to = 0;
+}
+
 /* A line of mountinfo: "36 35 98:0 ROOT MOUNT OPTIONS ... - TYPE SOURCE SUPER-OPTIONS" (proc(5)).
  */
 static bool read_mount(char *line, const char *controller, hierarchy *out) {
@@ -35,6 +49,8 @@ static bool read_mount(char *line, const char *controller, hierarchy *out) {
     if (field == NULL || (end = strchr(field + 1, ' ')) == NULL) return false;
     snprintf(out->root, PATH_SIZE, "%.*s", (int)(end - field - 1), field + 1);
     snprintf(out->mount, PATH_SIZE, "%.*s", (int)strcspn(end + 1, " "), end + 1);
+    decode(out->root);
+    decode(out->mount);
     return true;
 }
 

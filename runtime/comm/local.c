@@ -23,7 +23,13 @@
 #include "runtime/base/pool.h"
 #include "runtime/comm/join.h"
 
-enum { LINE_BYTES = 8192, POLL_MS = 200, EXIT_FAILED = 1, SIGNALS_TO_KILL = 3, MOST_TOLD = 256 };
+enum {
+    LINE_BYTES = 8192,
+    POLL_MS = 200,
+    EXIT_FAILED = 1,
+    SIGNALS_TO_KILL = 3,
+    MOST_SIGNALLED = 256
+};
 /* Seconds after a failure: ranks end by themselves in comm_stale_limit() or GRACE, the less. */
 static const double GRACE = 8, TERM_AFTER = 2, KILL_AFTER = 6, ALONE = 3;
 static const double ORPHANS = 2; /* to end by themselves, as a compiler with its files does */
@@ -310,32 +316,27 @@ static void run(launcher *l) {
 
 /* SIGTERM, once, to each child of this process, or SIGKILL. How many there are, as far as one look
  * shows. */
-static int signal_orphans(bool killing, pid_t told[MOST_TOLD]) {
-    char path[64], text[4096];
-    int count = 0;
+static int signal_orphans(bool killing, pid_t signalled[MOST_SIGNALLED]) {
+    char path[64];
+    int count = 0, pid;
     snprintf(path, sizeof path, "/proc/self/task/%ld/children", (long)syscall(SYS_gettid));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t size = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
-    if (fd >= 0) close(fd);
-    text[size > 0 ? size : 0] = 0;
-    for (char *at = text, *end; *at; at = end, count++) {
+    FILE *file = fopen(path, "re");
+    for (; file && fscanf(file, "%d", &pid) == 1; count++) {
         int i = 0;
-        pid_t pid = (pid_t)strtol(at, &end, 10);
-        if (end == at) break;
-        while (i < MOST_TOLD && told[i] && told[i] != pid) i++;
-        bool known = i < MOST_TOLD && told[i] == pid;
-        if (i < MOST_TOLD) told[i] = pid;
+        while (i < MOST_SIGNALLED && signalled[i] && signalled[i] != pid) i++;
+        bool known = i < MOST_SIGNALLED && signalled[i] == pid;
+        if (i < MOST_SIGNALLED) signalled[i] = pid;
         if (killing || !known) kill(pid, killing ? SIGKILL : SIGTERM);
-        while (*end == ' ') end++;
     }
+    if (file) fclose(file);
     return count;
 }
 
 /* What the ranks started and left behind has become this process's child: end it. */
 static void end_orphans(void) {
-    pid_t told[MOST_TOLD] = {0};
+    pid_t signalled[MOST_SIGNALLED] = {0};
     double began = comm_now(), since = 0;
-    while (signal_orphans(since > ORPHANS, told) && since < 2 * ORPHANS) {
+    while (signal_orphans(since > ORPHANS, signalled) && since < 2 * ORPHANS) {
         while (waitpid(-1, NULL, WNOHANG) > 0) continue;
         usleep(5000);
         since = comm_now() - began;

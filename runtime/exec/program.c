@@ -1,5 +1,6 @@
 /* Programs: plans made ready to run, with the addresses of all that they touch. */
 #include "runtime/exec/program.h"
+#include "runtime/base/machine.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -191,19 +192,20 @@ static double bytes_sent(const ml_plan *plan) {
  * links that make a small part of what they should: a CPU gives a sign at each step, a GPU at each
  * run. */
 static double longest_silence(const ml_program *program) {
-    static const double CPU_FLOPS = 1e9, GPU_FLOPS = 1e13, LINK = 1e9, NETWORK = 1e8; /* a second */
+    const ml_machine *gpu = &ml_machine_slowest_gpu, *cpu = &ml_machine_slowest_cpu;
     const ml_session *session = program->session;
     const ml_plan *plan = program->plan, *part;
     if (session->device->target.kind == ML_TARGET_CUDA)
-        return plan->flops / GPU_FLOPS +
-               bytes_sent(plan) / (ml_comm_local(session->comm) ? LINK : NETWORK);
+        return plan->flops / gpu->product_flops +
+               bytes_sent(plan) /
+                   (ml_comm_local(session->comm) ? gpu->link_bytes : gpu->network_bytes);
     double most = 0;
     for (int p = 0; (part = program_part(program, p)) != NULL; p++) {
         const ml_schedule *s = part->schedule;
         for (uint32_t i = 0; i < s->steps.count; i++)
             if (s->steps.at[i].flops > most) most = s->steps.at[i].flops;
     }
-    return most / CPU_FLOPS;
+    return most / cpu->product_flops;
 }
 
 ml_status program_compile(ml_program *program) {

@@ -2,6 +2,7 @@
  * (stage.h). */
 #include <string.h>
 
+#include "runtime/base/machine.h"
 #include "runtime/pipeline/stage_internal.h"
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
@@ -94,14 +95,13 @@ static void check_layers(const ml_layout *layout, const list *l) {
 /* Work in FLOPs of products: an op bound by memory counts the bytes that it writes (scatter_add the
  * rows that it adds), and attention runs at half a product's speed. */
 double stage_flops(const ml_graph *g, ml_ref n) {
-    enum { FLOPS_PER_BYTE = 150 }; /* a GPU's products in the time in which it moves a byte */
     int op = ml_graph_node(g, n)->op;
     ml_op_class class = ml_ops[op].op_class;
     bool moved = class == ML_CLASS_MOVE && op != ML_OP_GATHER && op != ML_OP_CONCAT;
     if (class == ML_CLASS_LEAF || moved) return 0;
     if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) return 2 * ml_flops(g, n);
     ml_ref moves = op == ML_OP_SCATTER_ADD ? ml_graph_source(g, n, 1) : n;
-    return ml_flops(g, n) + FLOPS_PER_BYTE * (double)ml_type_bytes(ml_graph_type(g, moves));
+    return ml_flops(g, n) + ml_machine_planned.flops_per_byte * (double)ml_type_bytes(ml_graph_type(g, moves));
 }
 
 /* Stages begin with parts; part i begins at position begin[i]. */

@@ -2,6 +2,7 @@
  * axis. A mesh axis that splits what is computed, and not only the batch or parameters, has
  * collectives between products that need each other's results (tensor, sequence and context
  * parallelism, experts): nothing else could run beside these but another part of the batch. */
+#include "runtime/base/machine.h"
 #include "runtime/plan/plan_internal.h"
 
 #include "runtime/base/knobs.h"
@@ -67,7 +68,7 @@ static void find_candidates(choice *x) {
 static double time_of(const choice *x, ml_ref n, const ml_plan *plan) {
     const int64_t *args = ml_graph_args(x->g, n); /* of a collective: mesh axis, ranks */
     if (ml_ops[ml_graph_node(x->g, n)->op].op_class != ML_CLASS_COLLECTIVE)
-        return ml_flops(x->g, n) / PLAN_FLOPS;
+        return ml_flops(x->g, n) / ml_machine_planned.product_flops;
     return (double)ml_shard_sent(x->g, n) /
            plan_link_speed(plan->layout, plan->target, (int)args[0]);
 }

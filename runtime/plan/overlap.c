@@ -16,25 +16,22 @@
  * Every collective with computation between it and the first step that needs it gets a ticket and
  * a WAIT before that step. The WAIT reads both operands, which keeps their memory until then.
  *
- * Times are guesses about a current GPU, those of collectives from the data sheet of what joins the
+ * Times are estimates (base/machine.h), those of collectives from the data sheet of what joins the
  * GPUs (ml_target): only the order depends on them, and it is the same on every rank, because they
  * come from the plan and from what the ranks' devices agreed on. */
 #include "runtime/base/knobs.h"
+#include "runtime/base/machine.h"
 #include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
-static const double BYTES = 3.5e12, LAUNCH = 3e-6; /* a second; seconds */
-/* A second: the link within a host where the target does not tell, what collectives reach of a
- * link, and what they reach between hosts (400 Gbit/s cards, one a GPU). */
-static const double LINK = 450e9, REACHED = 5.0 / 9, FAR_BYTES = 40e9;
 /* Seconds. What is needed later than LATER waits for others to be one launch: gradients of weights,
  * but not what the next part of a layer, which may be several products away, is made of. */
-static const double LATENCY = 20e-6, SOON = 1e-3, LATER = 3e-3;
+static const double SOON = 1e-3, LATER = 3e-3;
 /* Seconds: what small launches reach of a link's speed is little; how much later than estimated a
  * launch may be over, all of it at once. */
 static const double BUCKET = 0.6e-3, SLACK = 5 * BUCKET;
 static const int64_t AHEAD_BYTES = (int64_t)512 << 20;
-enum { HOST_RANKS = 8, WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
+enum { WINDOW = 64, MOST_ANCESTORS = 12, MOST_LEFT = 4, NONE = UINT32_MAX };
 
 typedef ML_VEC(uint32_t) step_list;
 
@@ -79,11 +76,12 @@ static bool grows(const overlap *o, uint32_t step) {
 
 /* ---- Times ---- */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis) {
+    const ml_machine *m = &ml_machine_planned;
     int64_t span = 1;
     for (int i = axis; i < layout->count; i++) span *= layout->axis[i].size;
-    int host = target->host_ranks > 0 ? target->host_ranks : HOST_RANKS;
-    double link = target->link_bytes > 0 ? (double)target->link_bytes : LINK;
-    return span > host ? FAR_BYTES : REACHED * link;
+    int host = target->host_ranks > 0 ? target->host_ranks : m->host_gpus;
+    double link = target->link_bytes > 0 ? (double)target->link_bytes : m->link_bytes;
+    return span > host ? m->network_bytes : m->link_share * link;
 }
 
 static double link_speed(const overlap *o, int axis) {
@@ -97,8 +95,9 @@ static double bucket_bytes(const overlap *o, int axis) {
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t) {
     const ml_step *step = &s->steps.at[t];
     if (step->kind != ML_STEP_COLLECTIVE) {
-        double work = step->flops / PLAN_FLOPS, moved = (double)step->bytes / BYTES;
-        return LAUNCH + (work > moved ? work : moved);
+        const ml_machine *m = &ml_machine_planned;
+        double work = step->flops / m->product_flops, moved = (double)step->bytes / m->memory_bytes;
+        return m->launch_seconds + (work > moved ? work : moved);
     }
     const ml_collective_step *c = step->collective;
     return ml_step_sent(c) / plan_link_speed(layout, s->target, c->mesh_axis);
@@ -125,7 +124,7 @@ static void times_find(overlap *o) {
             if (to < o->user[t]) o->user[t] = to;
         }
         double end = grows(o, t) && lane[axis] < o->need[t] ? lane[axis] : o->need[t];
-        o->latest[t] = end - o->cost[t] - LATENCY;
+        o->latest[t] = end - o->cost[t] - ml_machine_planned.wait_seconds;
         if (grows(o, t)) lane[axis] = end - o->cost[t];
     }
 }
@@ -217,7 +216,7 @@ static void start(overlap *o, uint32_t t, bool begins_group) {
     double from = available(o, t);
     if (o->now > from) from = o->now;
     if (o->lane[axis] > from) from = o->lane[axis];
-    if (begins_group) from += LATENCY, o->group_count++;
+    if (begins_group) from += ml_machine_planned.wait_seconds, o->group_count++;
     o->lane[axis] = from + o->cost[t];
     o->group[t] = o->group_count;
     bool soon = grows(o, t) || o->need[t] - o->progress <= LATER;

@@ -31,9 +31,7 @@ bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *
 /* Keep what the program casts parameters to for its products from step to step, as states that are
  * set with the parameters: sets plan->refresh. */
 ml_graph *plan_param_cache(ml_plan *plan);
-/* Guesses about a current GPU: FLOPs a second of products, bytes a second that a rank sends over a
- * mesh axis. */
-#define PLAN_FLOPS 600e12
+/* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
 /* What a GPU would take for step t alone, by these guesses. */
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t);

@@ -7,7 +7,7 @@
 #include "runtime/base/cgroup.h"
 #include "tests/test.h"
 
-/* A line of a tree: "FILE CONTENTS". */
+/* A line of a tree: "FILE CONTENTS"; @ in FILE is a space. */
 typedef struct {
     const char *const *lines;
     int64_t memory;
@@ -43,6 +43,14 @@ static const char *const unlimited1[] = {
     "sys/fs/cgroup/cpu/job/cpu.cfs_period_us 100000",
     NULL,
 };
+/* Spaces and backslashes, which mountinfo writes in octal. */
+static const char *const escaped[] = {
+    "proc/self/mountinfo 24 1 0:22 /a\\040job\\134x /cgroup\\0401 rw - cgroup2 cgroup2 rw",
+    "proc/self/cgroup 0::/a job\\x/part",
+    "cgroup@1/part/memory.max 4096",
+    "cgroup@1/cpu.max 300000 100000",
+    NULL,
+};
 static const char *const none[] = {"proc/self/mountinfo 24 1 0:22 / /proc rw - proc proc rw", NULL};
 
 static void write_tree(const char *folder, const char *const *lines) {
@@ -50,7 +58,8 @@ static void write_tree(const char *folder, const char *const *lines) {
         char path[512], command[1200];
         const char *contents = strchr(*lines, ' ') + 1;
         snprintf(path, sizeof path, "%s/%.*s", folder, (int)(contents - 1 - *lines), *lines);
-        snprintf(command, sizeof command, "mkdir -p $(dirname %s)", path);
+        for (char *at = path; (at = strchr(at, '@'));) *at = ' ';
+        snprintf(command, sizeof command, "mkdir -p \"$(dirname \"%s\")\"", path);
         REQUIRE(system(command) == 0);
         FILE *file = fopen(path, "w");
         REQUIRE(file != NULL);
@@ -60,8 +69,11 @@ static void write_tree(const char *folder, const char *const *lines) {
 }
 
 TEST(base, limits_of_control_groups) {
-    static const tree trees[] = {
-        {version2, 3221225472, 2}, {container1, 1073741824, 4}, {unlimited1, 0, 0}, {none, 0, 0}};
+    static const tree trees[] = {{version2, 3221225472, 2},
+                                 {container1, 1073741824, 4},
+                                 {unlimited1, 0, 0},
+                                 {escaped, 4096, 3},
+                                 {none, 0, 0}};
     for (size_t i = 0; i < sizeof trees / sizeof *trees; i++) {
         char folder[] = "/tmp/mlua-test-XXXXXX", command[64];
         REQUIRE(mkdtemp(folder) != NULL);

@@ -15,7 +15,7 @@
 #include "tests/comm/support.h"
 #include "tests/test.h"
 
-enum { RANKS = 3 };
+enum { RANKS = 3, ORPHANS = 900 }; /* their list in /proc is larger than a page */
 
 /* ---- The other side: launcher and ranks -------------------------------------------------------
  */
@@ -23,12 +23,14 @@ enum { RANKS = 3 };
 static int act(ml_comm *comm, const char *mode) {
     int rank = ml_comm_rank(comm), sum = rank;
     ml_comm_note(comm, "step 1, gpt.lua:7");
-    if (!strcmp(mode, "orphan") && rank == 1 && fork() == 0) {
+    const int orphans = !strcmp(mode, "orphan") ? 1 : !strcmp(mode, "orphans") ? ORPHANS : 0;
+    for (int i = 0; i < orphans && rank == 1; i++) {
+        if (fork() != 0) continue;
         fprintf(stderr, "pid %d\n", (int)getpid());
         close(STDERR_FILENO);
         for (;;) sleep(100);
     }
-    if (!strcmp(mode, "orphan")) usleep(100000);
+    if (orphans) usleep(100000);
     if (!strcmp(mode, "kill") && rank == 1) raise(SIGKILL);
     if (!strcmp(mode, "stop") && rank == 1) raise(SIGSTOP);
     if (!strcmp(mode, "exit") && rank == 1) return 9;
@@ -170,6 +172,7 @@ TEST(fault, launcher_failing_rank) {
 
 static void orphan(void *arena) {
     check_mode(arena, "orphan", 0, RANKS + 1, WORDS("rank 0 has 3"));
+    check_mode(arena, "orphans", 0, RANKS + ORPHANS, WORDS("rank 0 has 3"));
 }
 TEST(fault, launcher_leaves_no_orphans) {
     in_arena(orphan);

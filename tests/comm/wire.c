@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -240,7 +241,9 @@ TEST(comm, port_taken) {
     char says[256], holder[64];
     int listener = join_address("127.0.0.1", port, true, 0);
     REQUIRE(listener >= 0);
-    snprintf(holder, sizeof holder, "test (pid %d)", (int)getpid());
+    char name[32];
+    REQUIRE(prctl(PR_GET_NAME, name) == 0);
+    snprintf(holder, sizeof holder, "%s (pid %d)", name, (int)getpid());
     run_with_port(true, 2, port, text, sizeof text, codes);
     snprintf(says, sizeof says,
              "rank 0 cannot open: rank 0 cannot listen at 127.0.0.1:%d: %s has this port", port,

@@ -92,7 +92,7 @@ PROCESS_TEST(stopped_while_compiling) {
     write_slow_compiler(room);
     for (int i = 0; i < 3; i++) {
         process_result r = process_shell(
-            room, 130,
+            room, i == 1 ? 128 + 1 : 128 + 2,
             FUNCTIONS
             "export CC=./slow_cc MLUA_CACHE=\"$PWD/cache\"; rm -f part driver; \"$MLUA\" run "
             "--device cpu kernel.lua & there driver 1; kill -%s $!; wait $!; code=$?; "
@@ -103,13 +103,14 @@ PROCESS_TEST(stopped_while_compiling) {
     }
 }
 
-/* SIGHUP ends a run as SIGTERM does, ranks too, unless its parent set it to be ignored. */
+/* SIGHUP ends a run as SIGTERM does (exit code 129), ranks too, unless its parent set it to be
+ * ignored. */
 PROCESS_TEST(hang_up) {
     process_write(room, "waits.lua", "os.execute 'echo $PPID >>ranks'\nwhile true do end\n");
     static const char *const ranks[] = {"", "-n 2"};
     for (int i = 0; i < 2; i++) {
         process_result r = process_shell(
-            room, 130,
+            room, 129,
             FUNCTIONS "rm -f ranks; \"$MLUA\" run --device cpu %s waits.lua & there ranks %d; "
                       "kill -HUP $!; wait $!; code=$?; ended ranks && exit $code",
             ranks[i], i + 1);

@@ -433,7 +433,7 @@ int vm_call(lua_State *L, int arguments, int results) {
 /* ---- Signals -----------------------------------------------------------------------------------
  */
 
-volatile int vm_stop;
+volatile int vm_stop, vm_stop_signal;
 static lua_State *volatile running;
 
 /* Runs between two Lua instructions after a signal. A script that polls core.stopped() ends in its
@@ -448,6 +448,7 @@ static void interrupt_hook(lua_State *L, lua_Debug *frame) {
 
 static void on_signal(int number) {
     vm_stop = vm_stop + 1;
+    vm_stop_signal = number;
     ml_command_stop();
     if (vm_stop >= 3) signal(number, SIG_DFL);
     lua_State *L = running;

@@ -88,7 +88,7 @@ static void choose_target(lua_State *L) {
     ml_vm *vm = vm_of(L);
     if (vm->check_device) return;
     const char *name = vm->options->device;
-    const vm_gpu *gpu = name ? gpu_by_key(name) : NULL;
+    const ml_gpu *gpu = name ? gpu_by_key(name) : NULL;
     if (!gpu && (name ? strcmp(name, "cuda") == 0 : gpu_is_present())) {
         gpu = gpu_of_machine();
         if (!gpu) gpu = gpu_at(0);
@@ -170,7 +170,7 @@ static int core_device(lua_State *L) {
     const ml_device *device = ml_session_device(vm->session);
     const ml_target *target = device ? &device->target : &vm->check_target;
     const char *description = device ? device->description : vm->check_device;
-    const vm_gpu *gpu = target->kind == ML_TARGET_CUDA ? gpu_by_model(description) : NULL;
+    const ml_gpu *gpu = target->kind == ML_TARGET_CUDA ? gpu_by_model(description) : NULL;
     lua_newtable(L);
     lua_pushstring(L, device ? device->ops->name : "cuda");
     lua_setfield(L, -2, "name");

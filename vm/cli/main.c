@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -28,7 +29,17 @@ static ml_launch launch;
 static bool launched;       /* as one of the ranks of a job */
 static char **command_line; /* a copy: options are cut apart as they are read */
 
-enum { EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 130 };
+enum {
+    EXIT_OK,
+    EXIT_ERROR,
+    EXIT_USAGE,
+    EXIT_HUNG_UP = 128 + SIGHUP,
+    EXIT_INTERRUPTED = 128 + SIGINT
+};
+
+static int exit_of_signal(void) {
+    return vm_stop_signal == SIGHUP ? EXIT_HUNG_UP : EXIT_INTERRUPTED;
+}
 enum {
     FOR_RUN = 1,
     FOR_CHECK = 2,
@@ -430,13 +441,13 @@ static int run_script_once(vm_options *options) {
         result = vm->dry.code; /* of os.exit in a check */
         if (failed) {
             fflush(stdout);
-            result = vm_is_interrupt(vm->L, -1) ? EXIT_INTERRUPTED : EXIT_ERROR;
+            result = vm_is_interrupt(vm->L, -1) ? exit_of_signal() : EXIT_ERROR;
             if (first_failure(vm->L, options->comm)) vm_print_error(vm->L);
         } else if (vm_stop && (!options->comm || ml_comm_rank(options->comm) == 0)) {
             fflush(stdout);
             fputs("mlua: interrupted\n", stderr); /* the script ended in its own way */
         }
-        if (vm_stop) result = EXIT_INTERRUPTED;
+        if (vm_stop) result = exit_of_signal();
         if (options->comm && ml_comm_peer_failed()) result = ML_EXIT_PEER;
     }
     vm_free(vm);

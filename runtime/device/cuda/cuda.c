@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/base/machine.h"
 #include "runtime/device/cuda/cuda_ce_collectives.h"
 
 static cuda_device *cuda_of(ml_device *device) {
@@ -25,7 +26,7 @@ static int64_t read_link(const cuda_device *d, int arch) {
                                          d->device, other) != CUDA_SUCCESS)
             atomics = 0;
     }
-    return ml_target_link(arch, atomics != 0);
+    return ml_machine_link(arch, atomics != 0);
 }
 
 static ml_status read_target(cuda_device *d) {

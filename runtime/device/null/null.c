@@ -3,6 +3,7 @@
  * zeros. */
 #include <string.h>
 
+#include "runtime/base/machine.h"
 #include "runtime/base/pool.h"
 #include "runtime/device/device.h"
 
@@ -10,19 +11,17 @@ struct ml_executable {
     ml_device *device;
 };
 
-static const ml_target h200 = {.kind = ML_TARGET_CUDA,
-                               .threads = 1,
-                               .vector_bytes = 64,
-                               .arch = 90,
-                               .multiprocessors = 132,
-                               .memory_bytes = 140LL << 30,
-                               .longest_materialized = ML_CUDA_MATERIALIZED};
-
 static ml_status null_open(ml_device **device, int ordinal) {
     ml_device *made = ml_alloc(sizeof *made);
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while opening device null");
     made->ops = &ml_device_null;
-    made->target = h200;
+    made->target = (ml_target){.kind = ML_TARGET_CUDA,
+                               .threads = 1,
+                               .vector_bytes = 64,
+                               .arch = ml_gpus[0].arch,
+                               .multiprocessors = ml_gpus[0].multiprocessors,
+                               .memory_bytes = 140LL << 30,
+                               .longest_materialized = ML_CUDA_MATERIALIZED};
     strcpy(made->description, "nothing, planned as NVIDIA H200");
     if (ordinal == 1) {
         made->target.kind = ML_TARGET_C;

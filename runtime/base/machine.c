@@ -1,0 +1,44 @@
+#include "runtime/base/machine.h"
+
+#include <stddef.h>
+
+const ml_gpu ml_gpus[] = {
+    {"h200", "H200", 90, 132, 139.8, 989.5, true},
+    {"h100", "H100", 90, 132, 79.1, 989.5, true},
+    {"gh200", "GH200", 90, 132, 94.5, 989.5, true},
+    {"b200", "B200", 100, 148, 178.0, 2250.0, true},
+    {"a100", "A100", 80, 108, 79.2, 312.0, true},
+    {"l40s", "L40S", 89, 142, 44.5, 362.0, false},
+    {"rtx5090", "RTX 5090", 120, 170, 31.3, 209.5, false},
+    {"rtx4090", "RTX 4090", 89, 128, 23.5, 165.2, false},
+    {"rtx3090", "RTX 3090", 86, 82, 23.6, 71.0, false},
+    {NULL, NULL, 0, 0, 0, 0, false},
+};
+
+/* What an H200 was measured to reach is in comments: estimates are a little below. */
+const ml_machine ml_machine_planned = {
+    .product_flops = 600e12, /* assumed; measured 660e12 to 800e12; data sheet 989e12 */
+    .memory_bytes = 3.5e12,  /* assumed; measured 4.26e12 (copies); data sheet 4.8e12 */
+    .flops_per_byte = 150,   /* assumed: near the ratio of these two */
+    .launch_seconds = 3e-6,  /* assumed */
+    .link_bytes = 450e9,     /* data sheet: NVLink 4 */
+    .link_share = 5.0 / 9,   /* assumed; measured 346 GB/s of 450 (8 GPUs, large all-reduces) */
+    .network_bytes = 40e9,   /* assumed: a 400 Gbit/s card for each GPU */
+    .wait_seconds = 20e-6,   /* assumed */
+    .host_gpus = 8,          /* assumed */
+    .multiprocessors = 132,  /* data sheet */
+};
+
+/* Assumed: a sixtieth of an H200, a slow link and a slow network. */
+const ml_machine ml_machine_slowest_gpu = {
+    .product_flops = 1e13,
+    .link_bytes = 1e9,
+    .network_bytes = 1e8,
+};
+/* Assumed: one core without vectors, shared with others. */
+const ml_machine ml_machine_slowest_cpu = {.product_flops = 1e9};
+
+int64_t ml_machine_link(int arch, bool nvlink) {
+    const int64_t giga = 1000000000, pcie = 32; /* generation 4, 16 lanes */
+    return (!nvlink ? pcie : arch >= 100 ? 900 : arch >= 90 ? 450 : 300) * giga;
+}
