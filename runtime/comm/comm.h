@@ -21,6 +21,15 @@ typedef struct ml_comm ml_comm;
 typedef struct ml_group ml_group; /* of one mesh axis */
 typedef struct ml_edge ml_edge;   /* from one rank to another, one way */
 
+/* What the user asks of jobs of several ranks (base/knobs.h): read once, with the launch. */
+typedef struct {
+    int hosts;          /* the ranks of this host take themselves for those of so many */
+    int timeout;        /* seconds until a silent rank is given up; 0: the defaults of comm/watch.c */
+    const char *bind;   /* where rank 0's rendezvous listens; NULL: this host, or all where the
+                           ranks are on several */
+    const char *secret; /* what ranks prove to one another that they know; NULL: a file's */
+} ml_comm_options;
+
 /* How this process was started: by `mlua run -n`, Slurm, torchrun-style or Open MPI variables. */
 typedef struct {
     int rank, world, local_rank; /* local: among those of this host */
@@ -31,13 +40,14 @@ typedef struct {
     char wrong[80];    /* a variable that is no number, as NAME=text; "" where all are */
     bool several;      /* the launcher says that the ranks are on several hosts */
     bool fixed_port;   /* the user or the launcher chose the address's port: no other will do */
+    ml_comm_options options;
 } ml_launch;
 /* false: one process. Call it once, early and before threads: it takes what `mlua run -n` left in
  * the environment out of it, so that programs that a rank starts are not taken for ranks. */
 bool ml_launch_detect(ml_launch *launch);
 /* Start `ranks` copies of this program (argv) on this host, pass on their output (rank 0's as it
  * is; others' stderr with "[rank N]"), wait, clean up whatever dies. The value is the exit code. */
-int ml_launch_local(int ranks, char **argv);
+int ml_launch_local(int ranks, const ml_comm_options *options, char **argv);
 
 /* How a rank ends that stopped only because another one failed. */
 enum { ML_EXIT_PEER = 75 };

@@ -16,8 +16,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "runtime/base/knobs.h"
-
 const char JOIN_MAGIC[8] = "mlua.j2\n";
 const char *join_boot;
 /* For all ranks of a job to come: big jobs start slowly. */
@@ -50,7 +48,7 @@ static void copy_line(const char *path, char *text, size_t size) {
 }
 
 void join_who_fill(const ml_launch *launch, join_who *who) {
-    int hosts = ml_knobs()->hosts;
+    const int hosts = launch->options.hosts;
     memset(who, 0, sizeof *who);
     if (join_boot)
         snprintf(who->boot, sizeof who->boot, "%s", join_boot);
@@ -227,7 +225,7 @@ static void make_key(join_job *job, const char *secret) {
 
 ml_status comm_join(ml_comm *comm, const ml_launch *launch) {
     char secret[65 + 256];
-    int timeout = ml_knobs()->timeout;
+    const int timeout = launch->options.timeout;
     join_job job = {.launch = launch};
     job.deadline = comm_now() + (timeout > 0 ? timeout : JOIN_SECONDS);
     if (!split_address(launch->address, &job)) {

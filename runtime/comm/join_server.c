@@ -251,7 +251,7 @@ static ml_status finish(ml_comm *comm, server *s) {
 /* Where others come from: MLUA_BIND, else anywhere where the launcher has dealt the ranks to
  * several hosts (who does not know the secret gets nothing), else this host alone. */
 static const char *where(const server *s) {
-    const char *bind = ml_knobs()->bind;
+    const char *bind = s->job->launch->options.bind;
     return bind ? bind : s->job->launch->several ? "0.0.0.0" : "127.0.0.1";
 }
 
@@ -267,7 +267,7 @@ static ml_status too_late(server *s) {
         if (s->ranks[i].fd >= 0) refuse(s, &s->ranks[i], text);
     ml_fail(ML_DEVICE, "%s (rank 0 waited at %s:%d; %d connections were refused)", text, where(s),
             s->port, s->refused);
-    return ml_knobs()->bind || s->job->launch->several
+    return s->job->launch->options.bind || s->job->launch->several
                ? ML_DEVICE
                : ml_help("for ranks on other hosts set MLUA_BIND=0.0.0.0, or to the address of "
                          "the network that they come from");

@@ -8,6 +8,7 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
 #include "runtime/comm/comm.h"
 
@@ -189,12 +190,18 @@ static bool from_mlua(ml_launch *launch) {
     return true;
 }
 
+static ml_comm_options options_read(void) {
+    const ml_knobs_values *k = ml_knobs();
+    return (ml_comm_options){
+        .hosts = k->hosts, .timeout = k->timeout, .bind = k->bind, .secret = k->secret};
+}
+
 bool ml_launch_detect(ml_launch *launch) {
     memset(launch, 0, sizeof *launch);
     bool found =
         from_mlua(launch) || from_torchrun(launch) || from_open_mpi(launch) || from_slurm(launch);
-    if (found && launch->world != 1) return true;
-    memset(launch, 0, sizeof *launch);
-    launch->world = 1;
-    return false;
+    found = found && launch->world != 1;
+    if (!found) *launch = (ml_launch){.world = 1};
+    launch->options = options_read(); /* the ranks' own variables are no knobs: removed by now */
+    return found;
 }

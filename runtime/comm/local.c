@@ -19,7 +19,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
 #include "runtime/comm/join.h"
 
@@ -30,7 +29,7 @@ enum {
     SIGNALS_TO_KILL = 3,
     MOST_SIGNALLED = 256
 };
-/* Seconds after a failure: ranks end by themselves in comm_stale_limit() or GRACE, the less. */
+/* Seconds after a failure: ranks end by themselves in comm_stale_limit or GRACE, the less. */
 static const double GRACE = 8, TERM_AFTER = 2, KILL_AFTER = 6, ALONE = 3;
 static const double ORPHANS = 2; /* to end by themselves, as a compiler with its files does */
 
@@ -42,6 +41,7 @@ typedef struct {
 } child;
 
 typedef struct {
+    ml_comm_options options;
     int ranks, running, fd, signals;
     pid_t parent; /* with which this process ends, where it runs for another one; else 0 */
     comm_segment *segment;
@@ -173,7 +173,7 @@ static ml_status start_rank(launcher *l, int rank, char **argv) {
 static void choose_address(launcher *l) {
     enum { FIRST_PORT = 40000, PORTS = 20000 };
     uint16_t random;
-    if (ml_knobs()->hosts <= 1 || l->ranks <= 1) return;
+    if (l->options.hosts <= 1 || l->ranks <= 1) return;
     join_random(&random, sizeof random);
     snprintf(l->address, sizeof l->address, "127.0.0.1:%d", FIRST_PORT + random % PORTS);
     join_random_hex(l->secret, sizeof l->secret - 1);
@@ -281,7 +281,8 @@ static void press(launcher *l) {
         return;
     }
     double since = comm_now() - l->failed_at;
-    double grace = comm_stale_limit() < GRACE ? comm_stale_limit() : GRACE;
+    double grace =
+        comm_stale_limit(l->options.timeout) < GRACE ? comm_stale_limit(l->options.timeout) : GRACE;
     int fault = (int)atomic_load(&l->segment->failed) - 1;
     bool alone = l->running == 1 && fault >= 0 && l->children[fault].pid && since > ALONE &&
                  !failed_itself(l, fault);
@@ -370,8 +371,8 @@ static void clean_up(launcher *l) {
     ml_free(l->polled);
 }
 
-static int launch(int ranks, char **argv, pid_t parent) {
-    launcher l = {.ranks = ranks, .fd = -1, .signals = -1, .parent = parent};
+static int launch(int ranks, const ml_comm_options *options, char **argv, pid_t parent) {
+    launcher l = {.ranks = ranks, .options = *options, .fd = -1, .signals = -1, .parent = parent};
     ml_status status = start(&l, argv);
     if (status != ML_OK) {
         fprintf(stderr, "mlua: %s\n", ml_error_last()->text);
@@ -406,7 +407,7 @@ static int follow(pid_t pid, const sigset_t *watched) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-static int launch_beside(int ranks, char **argv) {
+static int launch_beside(int ranks, const ml_comm_options *options, char **argv) {
     sigset_t watched, before;
     watch_signals(&watched);
     sigprocmask(SIG_BLOCK, &watched, &before);
@@ -415,7 +416,7 @@ static int launch_beside(int ranks, char **argv) {
     if (pid == 0) {
         sigprocmask(SIG_SETMASK, &before, NULL);
         prctl(PR_SET_PDEATHSIG, SIGTERM); /* ranks and all that they started end then */
-        int code = launch(ranks, argv, parent);
+        int code = launch(ranks, options, argv, parent);
         fflush(NULL);
         _exit(code);
     }
@@ -428,6 +429,6 @@ static int launch_beside(int ranks, char **argv) {
     return code;
 }
 
-int ml_launch_local(int ranks, char **argv) {
-    return has_children() ? launch_beside(ranks, argv) : launch(ranks, argv, 0);
+int ml_launch_local(int ranks, const ml_comm_options *options, char **argv) {
+    return has_children() ? launch_beside(ranks, options, argv) : launch(ranks, options, argv, 0);
 }

@@ -177,8 +177,8 @@ static void look_around(ml_comm *comm, const comm_wait *wait, patience *p, doubl
     p->seconds += slice;
     p->silent = beats == p->beats ? p->silent + slice : 0;
     p->beats = beats;
-    double limit =
-        state == COMM_STARTING ? comm_start_limit() : comm_late_limit(comm, busy || all.busy);
+    double limit = state == COMM_STARTING ? comm_start_limit(comm->timeout)
+                                          : comm_late_limit(comm, busy || all.busy);
     if (waits) limit = comm_late_waiting(limit);
     if (p->seconds < limit) return;
     bool silent = p->silent > p->seconds / 2;
@@ -343,7 +343,8 @@ ml_status ml_comm_waiting(ml_comm *comm, double seconds) {
     double limit = comm_late_limit(comm, all.busy);
     if (all.all_wait) limit = comm_late_waiting(limit);
     if (comm->wire && comm->rank != 0) limit += COMM_HEARD;
-    if (all.ended && limit > comm_stale_limit()) limit = comm_stale_limit();
+    if (all.ended && limit > comm_stale_limit(comm->timeout))
+        limit = comm_stale_limit(comm->timeout);
     if (comm->outside_seconds > limit) accuse_outside(comm, comm->outside_seconds);
     return comm_failure_report(comm);
 }

@@ -77,6 +77,7 @@ typedef struct comm_wire comm_wire; /* connections between hosts: wire.h */
 
 struct ml_comm {
     int rank, world, local_rank, fd;
+    int timeout; /* of ml_comm_options */
     uint64_t host;
     int host_ranks;
     comm_segment *segment; /* NULL for a job of one */
@@ -181,8 +182,10 @@ void comm_edges_free(ml_comm *comm);
 /* watch.c */
 ml_status comm_watch_start(ml_comm *comm);
 void comm_watch_stop(ml_comm *comm);
-double comm_stale_limit(void); /* seconds without a heartbeat after which a rank has stopped */
-double comm_start_limit(void); /* seconds in which a rank must open its communicator */
+/* Seconds, by ml_comm_options.timeout: without a heartbeat, after which a rank has stopped; in which a
+ * rank must open its communicator. */
+double comm_stale_limit(int timeout);
+double comm_start_limit(int timeout);
 /* Seconds that a living rank may be waited for that shows no progress. */
 double comm_late_limit(const ml_comm *comm, bool busy);
 /* The same for one that itself waits, while nobody shows any: who keeps it is found first. */

@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/base/knobs.h"
 #include "runtime/comm/join.h"
 
 enum { SECRET_DIGITS = 64, PATH_BYTES = 2048 };
@@ -48,7 +47,7 @@ static void make_secret(const char *path) {
 }
 
 ml_status comm_secret(const ml_launch *launch, char secret[65 + 256]) {
-    const char *given = *launch->secret ? launch->secret : ml_knobs()->secret;
+    const char *given = *launch->secret ? launch->secret : launch->options.secret;
     if (given && *given) {
         snprintf(secret, 65 + 256, "%s", given);
         return ML_OK;

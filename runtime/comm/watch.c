@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/base/knobs.h"
 #include "runtime/base/process.h"
 #include "runtime/comm/wire.h"
 
@@ -25,13 +24,11 @@ static const double LATE_BUSY = 600; /* ml_comm_busy: compilers run */
 static const double GRACE = 8;       /* for the script to end by itself after a failure */
 enum { WATCHED = 8, DEAD_TICKS = 3 };
 
-double comm_stale_limit(void) {
-    int timeout = ml_knobs()->timeout;
+double comm_stale_limit(int timeout) {
     return timeout > 0 && timeout < STOPPED ? timeout : STOPPED;
 }
 
-double comm_start_limit(void) {
-    int timeout = ml_knobs()->timeout;
+double comm_start_limit(int timeout) {
     return timeout > 0 ? timeout : STARTS;
 }
 
@@ -50,7 +47,7 @@ static double median_step(const ml_comm *comm) {
 
 double comm_late_limit(const ml_comm *comm, bool busy) {
     if (busy) return LATE_BUSY;
-    if (ml_knobs()->timeout > 0) return ml_knobs()->timeout;
+    if (comm->timeout > 0) return comm->timeout;
     double limit = comm->steps < 2 ? comm->expected : STEPS * median_step(comm);
     return limit > LATE ? limit : LATE;
 }
@@ -99,7 +96,7 @@ static void look_at(ml_comm *comm, int rank, sight *seen, double slice) {
     if (seen->dead_ticks >= DEAD_TICKS) comm_accuse(comm->segment, rank, "died");
     seen->silent = beats == seen->beats ? seen->silent + slice : 0;
     seen->beats = beats;
-    if (seen->silent < comm_stale_limit()) return;
+    if (seen->silent < comm_stale_limit(comm->timeout)) return;
     char why[64];
     snprintf(why, sizeof why, "has been stopped or frozen for %.0f s", seen->silent);
     comm_accuse(comm->segment, rank, why);
@@ -134,7 +131,8 @@ static void *watch(void *argument) {
     sight seen[WATCHED] = {{0}};
     int others = comm->wire ? 0 : comm->world - 1;
     double last = comm_now(), failed = 0;
-    double grace = comm_stale_limit() < GRACE ? comm_stale_limit() : GRACE;
+    double grace =
+        comm_stale_limit(comm->timeout) < GRACE ? comm_stale_limit(comm->timeout) : GRACE;
     while (tick(comm)) {
         double now = comm_now(), slice = now - last < 2 * TICK ? now - last : 2 * TICK;
         last = now;

@@ -224,7 +224,8 @@ static void look(ml_comm *comm, int connection, double slice) {
         end->unread = 0;
         end->silent = 0;
     }
-    if (end->silent > comm_stale_limit()) lost(comm, connection, "has been stopped or frozen");
+    if (end->silent > comm_stale_limit(comm->timeout))
+        lost(comm, connection, "has been stopped or frozen");
 }
 
 /* A beat is left out where the other side takes nothing. */
@@ -246,7 +247,8 @@ void wire_watch(ml_comm *comm, double slice) {
         return;
     }
     if (pthread_mutex_trylock(&wire->lock) != 0) return;
-    bool due = ++wire->ticks >= BEAT_TICKS || wire->ticks * slice > comm_stale_limit() / 4;
+    bool due =
+        ++wire->ticks >= BEAT_TICKS || wire->ticks * slice > comm_stale_limit(comm->timeout) / 4;
     uint32_t flags = due ? beat_flags(comm) : 0;
     if (due) wire->ticks = 0;
     for (int i = 0; i < wire->count; i++) {

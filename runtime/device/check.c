@@ -156,7 +156,7 @@ static void fail(const check_call *call, ml_ref n, int64_t at, double is, double
     const ml_origin *origin = ml_graph_origin(plan->graph, n);
     ml_text type = {.arena = call->arena};
     ml_type_print(plan->graph, ml_graph_type(plan->graph, n), &type);
-    for (int i = 0; i < step->read_count && ml_knobs()->debug > 0; i++) {
+    for (int i = 0; i < step->read_count; i++) {
         ml_ref read = plan->schedule->values.at[step->values[i]].node;
         if (read == 0 || call->checker->known[read] == NULL) continue;
         if (ml_type_elements(ml_graph_type(plan->graph, read)) > at) {

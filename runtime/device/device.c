@@ -7,10 +7,21 @@
 #include "runtime/base/knobs.h"
 
 static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **device) {
-    ml_status status = ops->open(device, ordinal);
+    const ml_knobs_values *k = ml_knobs();
+    const ml_device_options options = {
+        .threads = k->threads,
+        .check = k->check != NULL,
+        .tune = k->tune,
+        .peer = k->peer,
+        .hosts = k->hosts,
+        .runs = k->runs,
+        .debug = k->debug,
+    };
+    ml_status status = ops->open(device, ordinal, &options);
     if (status == ML_OK) {
+        (*device)->options = options;
         ml_debug(1, "device %s: %s\n", ops->name, (*device)->description);
-        if (ml_knobs()->debug < 2 || ml_device_profile(*device) == ML_OK) return ML_OK;
+        if (options.debug < 2 || ml_device_profile(*device) == ML_OK) return ML_OK;
         ops->close(*device);
         *device = NULL;
         return ml_error_last()->status;
@@ -61,9 +72,9 @@ ml_status ml_device_open(const char *name, int ordinal, ml_device **device) {
 }
 
 ml_status ml_device_profile(ml_device *device) {
-    if (device->profile == NULL) device->profile = ml_profile_new();
     if (device->profile != NULL) return ML_OK;
-    return ml_fail(ML_NO_MEMORY, "out of memory for a profile");
+    device->profile = ml_profile_new(device->options.debug >= 2);
+    return device->profile ? ML_OK : ml_fail(ML_NO_MEMORY, "out of memory for a profile");
 }
 
 void ml_device_close(ml_device *device) {

@@ -13,9 +13,20 @@
 typedef struct ml_device ml_device;
 typedef struct ml_executable ml_executable;
 
+/* What the user asks of devices (base/knobs.h): read once, where one is opened. */
+typedef struct {
+    int threads; /* of a CPU; 0: as many as cores */
+    bool check;  /* compare what every step writes with the reference interpreter */
+    bool tune;   /* time what libraries propose, and attention by cuDNN and by own kernels */
+    int peer;    /* GPUs of a host copy from one another's memory; 0: NCCL does */
+    int hosts;   /* the ranks of this host take themselves for those of so many */
+    int runs;    /* of the script, in this process */
+    int debug;
+} ml_device_options;
+
 typedef struct {
     const char *name; /* "cpu", "cuda", "null" */
-    ml_status (*open)(ml_device **device, int ordinal);
+    ml_status (*open)(ml_device **device, int ordinal, const ml_device_options *options);
     void (*close)(ml_device *device);
     ml_status (*allocate)(ml_device *device, int64_t bytes, void **memory); /* 256-byte aligned */
     void (*release)(ml_device *device, void *memory);
@@ -78,6 +89,7 @@ typedef struct {
 
 struct ml_device {
     const ml_device_ops *ops;
+    ml_device_options options;
     ml_target target;
     const ml_ranks *ranks;             /* of the session; NULL: one rank */
     ml_profile *profile;               /* owned; NULL: runs are not looked at */

@@ -5,8 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/base/knobs.h"
-
 const char *const ml_work_names[ML_WORKS] = {
     [ML_WORK_GEMM] = "GEMM",
     [ML_WORK_ATTENTION] = "attention",
@@ -18,7 +16,7 @@ const char *const ml_work_names[ML_WORKS] = {
     [ML_WORK_COLLECTIVE] = "collective",
 };
 
-ml_profile *ml_profile_new(void) {
+ml_profile *ml_profile_new(bool prints) {
     ml_profile *profile = ml_alloc(sizeof *profile);
     if (profile == NULL) return NULL;
     profile->arena = ml_arena_new();
@@ -26,7 +24,7 @@ ml_profile *ml_profile_new(void) {
         ml_free(profile);
         return NULL;
     }
-    profile->prints = ml_knobs()->debug >= 2;
+    profile->prints = prints;
     return profile;
 }
 

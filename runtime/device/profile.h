@@ -105,7 +105,8 @@ typedef struct ml_profile {
     uint32_t run_first; /* event of the run that goes on, for what is printed */
 } ml_profile;
 
-ml_profile *ml_profile_new(void); /* NULL when memory is exhausted */
+/* prints: each run is listed on stderr. NULL when memory is exhausted. */
+ml_profile *ml_profile_new(bool prints);
 void ml_profile_free(ml_profile *profile);
 double ml_profile_now(void);
 

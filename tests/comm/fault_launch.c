@@ -62,7 +62,7 @@ __attribute__((constructor)) static void be_launcher_or_rank(int count, char **a
     ml_launch launch;
     ml_comm *comm;
     if (!mode || count < 1) return;
-    if (!ml_launch_detect(&launch)) _exit(ml_launch_local(RANKS, arguments));
+    if (!ml_launch_detect(&launch)) _exit(ml_launch_local(RANKS, &launch.options, arguments));
     dprintf(STDERR_FILENO, "pid %d\n", (int)getpid());
     if (!strcmp(mode, "early") && launch.rank == 1) _exit(5);
     if (!strcmp(mode, "early stop") && launch.rank == 1) raise(SIGSTOP);

@@ -9,7 +9,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/base/knobs.h"
 #include "runtime/comm/wire.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
@@ -539,9 +538,8 @@ TEST(comm, secret_file) {
     char folder[] = "/tmp/mlua-secret-XXXXXX", path[256], a[65 + 256], b[65 + 256];
     ml_launch launch = {.world = 2};
     struct stat about;
-    const char *before = getenv("XDG_CONFIG_HOME"), *knob = ml_knobs()->secret;
+    const char *before = getenv("XDG_CONFIG_HOME");
     char *saved = before ? strdup(before) : NULL;
-    ((ml_knobs_values *)ml_knobs())->secret = NULL;
     REQUIRE(mkdtemp(folder));
     setenv("XDG_CONFIG_HOME", folder, 1);
     CHECK_STATUS(comm_secret(&launch, a), ML_OK);
@@ -561,5 +559,4 @@ TEST(comm, secret_file) {
     else
         unsetenv("XDG_CONFIG_HOME");
     free(saved);
-    ((ml_knobs_values *)ml_knobs())->secret = knob;
 }

@@ -7,16 +7,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/base/knobs.h"
 #include "runtime/comm/join.h"
 #include "tests/test.h"
+
+static int timeout; /* of ranks that are started from now on */
+
+void comm_set_timeout(int seconds) {
+    timeout = seconds;
+}
 
 static _Noreturn void be_rank(const ml_launch *launch, comm_body *body, void *argument,
                               int errors) {
     ml_comm *comm;
     if (errors >= 0) dup2(errors, STDERR_FILENO);
     int code = 3;
-    if (ml_comm_open(launch, &comm) == ML_OK) {
+    ml_launch own = *launch;
+    own.options.timeout = timeout;
+    if (ml_comm_open(&own, &comm) == ML_OK) {
         code = body(comm, argument);
         if (code && ml_error_last()->status != ML_OK)
             fprintf(stderr, "rank %d: %s\n", launch->rank, ml_error_last()->text);
@@ -84,11 +91,6 @@ void comm_run(int ranks, comm_body *body, void *argument) {
     comm_finish(&job, 60, -1, codes);
     for (int i = 0; i < ranks; i++)
         EXPECT(!codes[i], "rank %d of %d ends with %d", i, ranks, codes[i]);
-}
-
-/* Knobs are read once, so the environment comes too late. */
-void comm_set_timeout(int seconds) {
-    ((ml_knobs_values *)ml_knobs())->timeout = seconds;
 }
 
 static bool is_free(int port) {

@@ -29,7 +29,7 @@ void comm_run(int ranks, comm_body *body, void *argument);
 int comm_free_port(void);
 /* How a rank is started that is to meet rank 0 there. */
 ml_launch comm_launch_at(int rank, int world, int port);
-/* Set MLUA_TIMEOUT in this process and in ranks that it forks. */
+/* ml_comm_options.timeout of ranks that are started from now on. */
 void comm_set_timeout(int seconds);
 
 #endif

@@ -34,7 +34,7 @@ static const ml_profile_program program = {"step", 4, steps};
 
 /* Two training steps that were timed by steps, between others that were not. */
 static ml_profile *made(void) {
-    ml_profile *p = ml_profile_new();
+    ml_profile *p = ml_profile_new(false);
     REQUIRE(p != NULL);
     p->keeps = true;
     p->ceilings = (ml_ceilings){.copy_bytes = 1000, .gemm_flops = 1e9};

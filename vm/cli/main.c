@@ -510,7 +510,8 @@ static int run_ranks(vm_options *options) {
     if (launched) return run_rank(options);
     if (options->ranks <= 1) return run_script(options);
     int result = ranks_error(options);
-    return result == EXIT_OK ? ml_launch_local((int)options->ranks, command_line) : result;
+    return result == EXIT_OK ? ml_launch_local((int)options->ranks, &launch.options, command_line)
+                             : result;
 }
 
 /* Before any rank trains for nothing. */
@@ -572,7 +573,7 @@ static int doctor_main(vm_options *options, int count, char **words) {
     if (!options->bench) return EXIT_OK;
     if (!doctor_bench()) result = EXIT_ERROR;
     int ranks = options->ranks ? (int)options->ranks : doctor_gpus();
-    int ranks_result = ranks > 1 ? ml_launch_local(ranks, command_line) : EXIT_OK;
+    int ranks_result = ranks > 1 ? ml_launch_local(ranks, &launch.options, command_line) : EXIT_OK;
     return result != EXIT_OK ? result : ranks_result;
 }
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "runtime/base/cgroup.h"
-#include "runtime/base/knobs.h"
 
 enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 
@@ -46,9 +45,9 @@ static void processor_name(char *out, int size) {
     if (file != NULL) fclose(file);
 }
 
-static ml_status cpu_open(ml_device **device, int ordinal) {
+static ml_status cpu_open(ml_device **device, int ordinal, const ml_device_options *options) {
     (void)ordinal;
-    int threads = ml_knobs()->threads > 0 ? ml_knobs()->threads : ml_cpu_count();
+    int threads = options->threads > 0 ? options->threads : ml_cpu_count();
     cpu_device *cpu = ml_alloc(sizeof *cpu);
     if (cpu != NULL) cpu->pool = ml_pool_new(threads);
     if (cpu == NULL || cpu->pool == NULL) {

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "codegen/jit/jit.h"
-#include "runtime/base/knobs.h"
 #include "runtime/device/check.h"
 #include "runtime/device/cpu/cpu.h"
 
@@ -163,7 +162,7 @@ ml_status cpu_exec_load(ml_device *device, const ml_plan *plan, ml_executable **
         }
         e->scratch = (void *)(((uintptr_t)e->scratch_block + 63) & ~(uintptr_t)63);
     }
-    if (status == ML_OK && ml_knobs()->check != NULL) {
+    if (status == ML_OK && e->cpu->base.options.check) {
         status = ml_check_new(plan, read_storage, e, &e->checker);
     }
     if (status != ML_OK) {

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/base/knobs.h"
 #include "runtime/base/machine.h"
 #include "runtime/device/cuda/cuda_ce_collectives.h"
 
@@ -71,9 +70,10 @@ static ml_status open_stages(cuda_device *d) {
 }
 
 static ml_status open_device(cuda_device *d, int ordinal) {
+    const ml_device_options *options = &d->base.options;
     int count = 0;
     ML_TRY(cuda_driver_open(&count));
-    if (ml_knobs()->hosts > 1 && count > 0) ordinal %= count; /* those hosts share this one's */
+    if (options->hosts > 1 && count > 0) ordinal %= count; /* those hosts share this one's */
     /* Slurm may show each task of a host its own GPU alone. */
     if (count == 1 && getenv("SLURM_PROCID")) ordinal = 0;
     if (ordinal < 0 || ordinal >= count) {
@@ -82,7 +82,7 @@ static ml_status open_device(cuda_device *d, int ordinal) {
     }
     CUDA_TRY(cuDeviceGet(&d->device, ordinal));
     CUDA_TRY(cuDevicePrimaryCtxRetain(&d->context, d->device));
-    if (ml_knobs()->runs > 1) { /* the next run finds the context: the process ends it */
+    if (options->runs > 1) { /* the next run finds the context: the process ends it */
         CUcontext kept;
         CUDA_TRY(cuDevicePrimaryCtxRetain(&kept, d->device));
     }
@@ -117,11 +117,12 @@ static void cuda_close(ml_device *device) {
     ml_free(d);
 }
 
-static ml_status cuda_open(ml_device **device, int ordinal) {
+static ml_status cuda_open(ml_device **device, int ordinal, const ml_device_options *options) {
     cuda_device *d = ml_alloc(sizeof *d);
     *device = NULL;
     if (!d) return ml_fail(ML_NO_MEMORY, "no memory for the CUDA device");
     d->base.ops = &ml_device_cuda;
+    d->base.options = *options;
     d->arena = ml_arena_new();
     d->function_index.arena = d->arena;
     ml_status status =

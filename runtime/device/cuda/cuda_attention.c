@@ -17,7 +17,6 @@
 #include <string.h>
 
 #include "codegen/lower/library.h"
-#include "runtime/base/knobs.h"
 #include "runtime/device/cuda/cuda_dnn.h"
 
 enum { /* ids of tensors with memory: those of the step, by its operands; scratch; host scalars */
@@ -317,8 +316,8 @@ static bool read_strides(const ml_attention_step *a, attention_shape *shape, cha
 }
 
 /* What cuDNN is asked for; false with a reason where this is nothing for it. */
-static bool read_shape(const ml_attention_step *a, attention_shape *shape, char *why,
-                       int why_size) {
+static bool read_shape(const ml_target *target, const ml_attention_step *a, attention_shape *shape,
+                       char *why, int why_size) {
     memset(shape, 0, sizeof *shape);
     shape->batch = a->batch[0] * a->batch[1] * a->batch[2];
     shape->heads = a->heads, shape->kv_heads = a->kv_heads;
@@ -327,7 +326,7 @@ static bool read_shape(const ml_attention_step *a, attention_shape *shape, char 
     shape->causal = a->args.causal, shape->window = a->args.window;
     shape->scale = a->args.scale;
     shape->backward = a->backward;
-    shape->deterministic = a->backward && ml_knobs()->deterministic;
+    shape->deterministic = a->backward && !target->nondeterministic;
     if (shape->window >= shape->kv_seq) shape->window = 0;
     const char *refused = ml_attention_refused(a);
     if (refused) REFUSE("%s", refused);
@@ -378,7 +377,7 @@ ml_status cuda_attention_new(cuda_device *device, const ml_schedule *schedule, c
     attention_shape shape;
     *attention = NULL;
     if (!fits(step, schedule, why, why_size)) return ML_OK;
-    if (!read_shape(step->attention, &shape, why, why_size)) return ML_OK;
+    if (!read_shape(&device->base.target, step->attention, &shape, why, why_size)) return ML_OK;
     cuda_attention *a = ml_alloc(sizeof *a);
     if (!a) return ml_fail(ML_NO_MEMORY, "no memory for an attention step");
     a->packs.dnn = device->dnn;

@@ -48,7 +48,7 @@ static uint64_t hash_step(const cuda_device *device, const ml_step *step, uint64
         a->args.causal,
         a->args.window,
         a->backward,
-        ml_knobs()->deterministic,
+        !device->base.target.nondeterministic,
     };
     uint64_t hash = ml_hash(facts, sizeof facts, seed);
     hash = ml_hash(a->strides, (size_t)a->operand_count * sizeof *a->strides, hash);
@@ -60,7 +60,7 @@ static uint64_t hash_step(const cuda_device *device, const ml_step *step, uint64
 }
 
 const uint64_t *cuda_contest_of(ml_executable *e, const ml_step *step) {
-    if (step->kind != ML_STEP_ATTENTION || !ml_knobs()->tune) return NULL;
+    if (step->kind != ML_STEP_ATTENTION || !e->device->base.options.tune) return NULL;
     if (!step->kernel || !step->kernel->otherwise || ml_attention_refused(step->attention))
         return NULL;
     uint64_t *contest = ML_NEW_ARRAY(e->arena, uint64_t, 2);

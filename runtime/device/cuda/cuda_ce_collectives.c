@@ -73,8 +73,8 @@ static int64_t stages_bytes(int64_t memory_bytes) {
     return memory_bytes / 1024 < most ? memory_bytes / 1024 : most;
 }
 
-int64_t cuda_pull_reserve(int64_t memory_bytes) {
-    return ml_knobs()->peer ? stages_bytes(memory_bytes) + WORDS_BYTES : 0;
+int64_t cuda_pull_reserve(const cuda_device *d) {
+    return d->base.options.peer ? stages_bytes(d->base.target.memory_bytes) + WORDS_BYTES : 0;
 }
 
 static ml_status words_make(cuda_device *d) {
@@ -122,7 +122,7 @@ static int64_t stage_share(const cuda_device *d) {
 }
 
 static ml_status axis_make(cuda_device *d, cuda_pull_axis *a) {
-    const int wanted = ml_knobs()->peer, usual = 3;
+    const int wanted = d->base.options.peer, usual = 3;
     a->stream_count = wanted < 2 ? usual : wanted < PULL_STREAMS ? wanted : PULL_STREAMS;
     if (a->stream_count > a->ranks - 1) a->stream_count = a->ranks - 1;
     for (int i = 0; i < a->stream_count; i++) {
@@ -281,7 +281,7 @@ ml_status cuda_pull_bind(ml_executable *e) {
     size_t count = 0, places = 0;
     double began = seconds();
     cuda_pull_unbind(e);
-    if (!ml_knobs()->peer || !d->nccl || e->plan->pipeline_task) return ML_OK;
+    if (!d->base.options.peer || !d->nccl || e->plan->pipeline_task) return ML_OK;
     for (uint32_t i = 0; i < e->step_count; i++) {
         if (!serves(d, &e->steps[i])) continue;
         places += (size_t)ranks_of(d, e->steps[i].step->collective->mesh_axis);

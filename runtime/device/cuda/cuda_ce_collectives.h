@@ -77,7 +77,7 @@ typedef struct cuda_pulls {
 } cuda_pulls;
 
 /* Bytes of a device with so many that copies take beside the plans' memory. */
-int64_t cuda_pull_reserve(int64_t memory_bytes);
+int64_t cuda_pull_reserve(const cuda_device *device);
 /* All ranks along the axes of the executable's collectives, once its pointers are known: choose the
  * steps that go this way. Exchanges addresses where any may. */
 ml_status cuda_pull_bind(ml_executable *executable);

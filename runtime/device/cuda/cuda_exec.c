@@ -100,7 +100,7 @@ static void load_images(void *argument) {
 static int local_ranks(const cuda_device *d) {
     if (!d->base.ranks || !d->base.ranks->comm) return 1;
     int world = ml_comm_world(d->base.ranks->comm), gpus = ml_cuda_count();
-    return ml_knobs()->hosts > 1 || world < gpus ? world : gpus;
+    return d->base.options.hosts > 1 || world < gpus ? world : gpus;
 }
 
 /* Kernels of attention come second, once it is known what cuDNN serves, but for those that may be
@@ -324,7 +324,7 @@ ml_status cuda_load(ml_device *device, const ml_plan *plan, ml_executable **exec
     ml_status status =
         e->arena ? ml_protect(load_body, e) : ml_fail(ML_NO_MEMORY, "no memory for an executable");
     cuda_doing(NULL);
-    if (status == ML_OK && ml_knobs()->check)
+    if (status == ML_OK && device->options.check)
         status = ml_check_new(plan, cuda_read_storage, e, &e->checker);
     if (status != ML_OK) {
         ml_error error = *ml_error_last();

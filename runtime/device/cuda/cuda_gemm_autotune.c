@@ -287,11 +287,12 @@ static ml_status choose_alone(cuda_device *device, cuda_gemm *gemm, void *const 
                               const bool scratch[3]) {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     int count = 0;
-    if (ml_knobs()->tune && read_cache(device, gemm)) return ML_OK;
+    if (device->base.options.tune && read_cache(device, gemm)) return ML_OK;
     ML_TRY(propose(device->gemms, gemm, found, &count));
     gemm->algorithm = found[0].algo;
-    return ml_knobs()->tune && count > 1 ? tune(device, gemm, operands, scratch, found, count)
-                                         : ML_OK;
+    return device->base.options.tune && count > 1
+               ? tune(device, gemm, operands, scratch, found, count)
+               : ML_OK;
 }
 
 ml_status cuda_gemm_tune(cuda_device *device, cuda_gemm *gemm, void *const *operands,

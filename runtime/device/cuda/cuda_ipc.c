@@ -1,8 +1,6 @@
 #ifdef MLUA_CUDA
 #include "runtime/device/cuda/cuda_ipc.h"
 
-#include "runtime/base/knobs.h"
-
 /* Memory of another rank. */
 struct cuda_opened {
     int rank;        /* of the job */
@@ -15,8 +13,8 @@ struct cuda_opened {
 
 _Static_assert(sizeof(cuda_offer) % sizeof(int64_t) == 0, "offers are whole words");
 
-bool cuda_share_able(void) {
-    return ml_knobs()->peer != 0 && cuda_driver_shares() && cuda.cuStreamBatchMemOp &&
+bool cuda_share_able(const cuda_device *d) {
+    return d->base.options.peer != 0 && cuda_driver_shares() && cuda.cuStreamBatchMemOp &&
            cuda.cuStreamWaitValue32 && cuda.cuStreamWriteValue32;
 }
 
@@ -28,7 +26,7 @@ cuda_offer cuda_share_offer(const cuda_device *d, const void *memory) {
         const char *from = d->blocks[i].memory, *to = from + d->blocks[i].bytes;
         if ((const char *)memory < from || (const char *)memory >= to) continue;
         offer.serial = d->blocks[i].serial;
-        offer.able = cuda_share_able() &&
+        offer.able = cuda_share_able(d) &&
                      cuda.cuMemGetAddressRange(&base, &size, at) == CUDA_SUCCESS &&
                      cuda.cuIpcGetMemHandle(&offer.handle, base) == CUDA_SUCCESS;
         offer.offset = (int64_t)(at - base);
@@ -58,7 +56,7 @@ uint32_t cuda_share_open(cuda_device *d, int rank, const cuda_offer *offer, bool
         return i;
     }
     /* A handle of another host would not be refused for certain. */
-    if (!offer->able || !cuda_share_able() || offer->host != ml_comm_host(d->base.ranks->comm))
+    if (!offer->able || !cuda_share_able(d) || offer->host != ml_comm_host(d->base.ranks->comm))
         return CUDA_SHARE_NONE;
     uint32_t place = free_place(d);
     if (place == CUDA_SHARE_NONE ||
@@ -107,6 +105,6 @@ void cuda_share_end(cuda_device *d) {
     ml_free(d->opened);
     d->opened = NULL;
     d->opened_count = 0;
-    if (cuda_share_able()) ml_comm_part(d->base.ranks->comm);
+    if (cuda_share_able(d)) ml_comm_part(d->base.ranks->comm);
 }
 #endif

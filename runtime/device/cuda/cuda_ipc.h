@@ -24,7 +24,7 @@ enum { CUDA_OFFER_WORDS = sizeof(cuda_offer) / sizeof(int64_t) };
 
 /* Whether this driver can, and MLUA_PEER does not say otherwise. Ranks may have different drivers:
  * all of them take part in exchanges all the same. */
-bool cuda_share_able(void);
+bool cuda_share_able(const cuda_device *device);
 cuda_offer cuda_share_offer(const cuda_device *device, const void *memory);
 /* A place in the device's list of what is opened, for one user more; CUDA_SHARE_NONE where it
  * cannot be opened. What is `lasting` stays open until the device is closed. */

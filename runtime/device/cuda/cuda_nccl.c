@@ -306,9 +306,9 @@ ml_status cuda_nccl_join(ml_device *device) {
     n->device = d;
     d->nccl = n;
     describe_mesh(n, device->ranks);
-    if (ml_knobs()->hosts > 1) set_host(ml_comm_host(device->ranks->comm));
+    if (device->options.hosts > 1) set_host(ml_comm_host(device->ranks->comm));
     if (device->target.memory_bytes > 8 * BUFFER_BYTES) device->target.memory_bytes -= BUFFER_BYTES;
-    device->target.memory_bytes -= cuda_pull_reserve(device->target.memory_bytes);
+    device->target.memory_bytes -= cuda_pull_reserve(d);
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     bool ordered;

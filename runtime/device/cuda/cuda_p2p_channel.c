@@ -56,7 +56,7 @@ static ml_status connect_peers(cuda_device *d, cuda_edge *e, int64_t usual, bool
     cuda_offer mine = {.able = 0}, theirs;
     int other = !e ? -1 : receives(d, e) ? ml_edge_from(e->edge) : ml_edge_to(e->edge);
     int64_t here[2] = {0}, there[2]; /* whether it is open, and parts of a message */
-    if (e && cuda_share_able()) ML_TRY(cuda_peer_make(d, &e->peer, receives(d, e), usual, &mine));
+    if (e && cuda_share_able(d)) ML_TRY(cuda_peer_make(d, &e->peer, receives(d, e), usual, &mine));
     ML_TRY(ml_comm_swap(comm, other, &mine, &theirs, CUDA_OFFER_WORDS));
     if (mine.able && theirs.able) here[0] = cuda_peer_open(d, &e->peer, other, &theirs, e->stream);
     if (e) here[1] = e->peer.part;

@@ -11,7 +11,8 @@ struct ml_executable {
     ml_device *device;
 };
 
-static ml_status null_open(ml_device **device, int ordinal) {
+static ml_status null_open(ml_device **device, int ordinal, const ml_device_options *options) {
+    (void)options;
     ml_device *made = ml_alloc(sizeof *made);
     if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while opening device null");
     made->ops = &ml_device_null;
