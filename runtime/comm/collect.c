@@ -3,7 +3,7 @@
  * needs out of theirs: one copy in and one out, at the speed of memcpy. */
 #include <string.h>
 
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 
 /* All-reduces up to this size are added up by every member alone, which saves a meeting. */
 enum { SMALL_BYTES = 16 << 10 };

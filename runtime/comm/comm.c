@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "runtime/base/pool.h"
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 
 /* Spinning pays only while every rank has a core of its own. */
 enum { SPINS = 2048, SPINS_CROWDED = 64 };
@@ -344,7 +344,7 @@ void ml_comm_close(ml_comm *comm) {
     if (comm->watched) atomic_store(&comm->segment->ranks[comm->rank].state, COMM_DONE);
     comm_watch_stop(comm);
     wire_free(comm);
-    comm_edges_free(comm);
+    comm_channels_free(comm);
     if (comm->segment) munmap(comm->segment, comm->mapped);
     if (comm->fd >= 0) close(comm->fd);
     for (int i = 0; i < comm->group_count; i++) ml_free(comm->groups[i]);

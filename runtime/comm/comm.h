@@ -19,7 +19,7 @@
 
 typedef struct ml_comm ml_comm;
 typedef struct ml_group ml_group; /* of one mesh axis */
-typedef struct ml_edge ml_edge;   /* from one rank to another, one way */
+typedef struct ml_channel ml_channel;   /* from one rank to another, one way */
 
 /* What the user asks of jobs of several ranks (base/knobs.h): read once, with the launch. */
 typedef struct {
@@ -103,19 +103,19 @@ void ml_comm_step(ml_comm *comm);
  * matters to those that combine. in and out may be the same memory for ALL_REDUCE. */
 ml_status ml_comm_collect(ml_group *g, ml_collective kind, const void *in, void *out, int64_t count,
                           ml_dtype dtype, ml_combine combine);
-/* A one-way edge between two ranks of the job. Collective over all ranks, which all name the same
- * edges in the same order; *edge is NULL on ranks that are neither end. The same pair and tag again
- * give the same edge, with more room where that is asked for; then nothing may be under way. Edges
+/* A one-way channel between two ranks of the job. Collective over all ranks, which all name the same
+ * channels in the same order; *channel is NULL on ranks that are neither end. The same pair and tag again
+ * give the same channel, with more room where that is asked for; then nothing may be under way. Channels
  * live as long as the communicator. */
-ml_status ml_comm_edge(ml_comm *comm, int from, int to, int tag, int64_t room, ml_edge **edge);
-int ml_edge_from(const ml_edge *edge);
-int ml_edge_to(const ml_edge *edge);
+ml_status ml_comm_channel(ml_comm *comm, int from, int to, int tag, int64_t room, ml_channel **channel);
+int ml_channel_from(const ml_channel *channel);
+int ml_channel_to(const ml_channel *channel);
 /* Host memory. send returns once the whole message has found room: while no more than `room` bytes
  * and 256 messages are under way. One that is larger than the room waits until the other end has
  * begun to receive it. receive returns once the message is there; one of another size than expected
  * fails with ML_INVALID. From the same thread as collectives. */
-ml_status ml_edge_send(ml_edge *edge, const void *memory, int64_t bytes);
-ml_status ml_edge_receive(ml_edge *edge, void *memory, int64_t bytes);
+ml_status ml_channel_send(ml_channel *channel, const void *memory, int64_t bytes);
+ml_status ml_channel_receive(ml_channel *channel, void *memory, int64_t bytes);
 ml_status ml_comm_barrier(ml_comm *comm);
 /* Fails with ML_INVALID, naming a rank that differs and `what`, unless every rank has this value.
  */

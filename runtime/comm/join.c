@@ -1,6 +1,6 @@
 /* What both sides of the rendezvous share: proofs, and sockets with deadlines. */
 #define _GNU_SOURCE
-#include "runtime/comm/join.h"
+#include "runtime/comm/join_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

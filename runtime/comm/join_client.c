@@ -8,7 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 
 static const double CONNECT_SECONDS = 1, PROOF_SECONDS = 5, LAST_WORD_SECONDS = 5;
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 
 enum { PENDING = 64 }; /* connections that have not proved themselves */
 static const double PROOF_SECONDS = 5, HAND_OUT_SECONDS = 15, REQUEST_SECONDS = 2;

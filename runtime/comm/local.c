@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "runtime/base/pool.h"
-#include "runtime/comm/join.h"
+#include "runtime/comm/join_internal.h"
 
 enum {
     LINE_BYTES = 8192,

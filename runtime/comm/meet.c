@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "runtime/comm/parts.h"
+#include "runtime/comm/comm_internal.h"
 
 /* A sleeper looks around this often. Waiting is counted in such slices, so that time in which this
  * process itself was stopped is not held against the others. */

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/comm/join.h"
+#include "runtime/comm/join_internal.h"
 
 enum { TIME_WAIT = 6, LISTEN = 10, MOST_PROCESSES = 1 << 15, MOST_DESCRIPTORS = 4096 };
 typedef struct {

@@ -1,7 +1,7 @@
 /* Sums, largest and smallest of several buffers, always added up in the order of the buffers. */
 #include <string.h>
 
-#include "runtime/comm/parts.h"
+#include "runtime/comm/comm_internal.h"
 
 enum { BLOCK = 512 }; /* elements whose accumulators stay in the first-level cache */
 

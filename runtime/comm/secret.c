@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/comm/join.h"
+#include "runtime/comm/join_internal.h"
 
 enum { SECRET_DIGITS = 64, PATH_BYTES = 2048 };
 

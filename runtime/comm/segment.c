@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "runtime/comm/parts.h"
+#include "runtime/comm/comm_internal.h"
 
 static const uint64_t MAGIC = 0x31676573616c6d6dul;
 enum { GROUP_BYTES = 8 << 20, LEAST_CHUNK = 64 << 10, LARGEST_CHUNK = 512 << 10, PAGE = 4096 };

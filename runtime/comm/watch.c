@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "runtime/base/process.h"
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 
 static const double TICK = 0.2;      /* seconds between beats */
 static const double STOPPED = 12;    /* without a beat: stopped */

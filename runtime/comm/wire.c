@@ -3,7 +3,7 @@
  * before its proof is checked. The lock is held while a frame is read or written, so that the
  * watcher, which looks at what has arrived without taking it, always sees the beginning of a frame.
  */
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 
 #include <errno.h>
 #include <poll.h>

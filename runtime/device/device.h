@@ -58,25 +58,25 @@ typedef struct {
     /* Before a bound executable runs for the first time, but one like it has run: make now what its
      * runs would make. Nothing may be under way. NULL where there is nothing to make. */
     ml_status (*ready)(ml_executable *executable);
-    /* All ranks at once, right after ml_comm_edge made edges of which each rank is an end of one at
+    /* All ranks at once, right after ml_comm_channel made channels of which each rank is an end of one at
      * most, this one (NULL: of none): the ops below may then use it. `usual`: the bytes that are
      * sent at once. NULL where a device needs no such call. */
-    ml_status (*connect)(ml_device *device, ml_edge *edge, int64_t usual);
-    /* Whether a message of the edge may be expected long before it comes at no cost to the runs
-     * that go on meanwhile. NULL: of no edge. */
-    bool (*patient)(const ml_device *device, const ml_edge *edge);
-    /* Between ranks (pipeline stages). Messages of an edge arrive in the order they were sent,
+    ml_status (*connect)(ml_device *device, ml_channel *channel, int64_t usual);
+    /* Whether a message of the channel may be expected long before it comes at no cost to the runs
+     * that go on meanwhile. NULL: of no channel. */
+    bool (*patient)(const ml_device *device, const ml_channel *channel);
+    /* Between ranks (pipeline stages). Messages of a channel arrive in the order they were sent,
      * whole; the two ranks call in that order and with the same sizes. NULL where there are
      * none.
      * send: in order with runs before it; returns at once unless many messages are under way. The
      * memory must not be written before `settle` of it, which makes later runs wait for the send.
-     * expect: the next message of the edge goes to `memory`, once the runs before are done with it
+     * expect: the next message of the channel goes to `memory`, once the runs before are done with it
      * (on a GPU: are finished; so expect a message before the run that it may arrive beside);
-     * arrive: later runs wait for it. One message of an edge is expected at a time. */
-    ml_status (*send)(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
-    ml_status (*settle)(ml_device *device, ml_edge *edge, const void *memory);
-    ml_status (*expect)(ml_device *device, ml_edge *edge, void *memory, int64_t bytes);
-    ml_status (*arrive)(ml_device *device, ml_edge *edge, void *memory);
+     * arrive: later runs wait for it. One message of a channel is expected at a time. */
+    ml_status (*send)(ml_device *device, ml_channel *channel, const void *memory, int64_t bytes);
+    ml_status (*settle)(ml_device *device, ml_channel *channel, const void *memory);
+    ml_status (*expect)(ml_device *device, ml_channel *channel, void *memory, int64_t bytes);
+    ml_status (*arrive)(ml_device *device, ml_channel *channel, void *memory);
 } ml_device_ops;
 
 /* The ranks of a job as a device's programs need them. */

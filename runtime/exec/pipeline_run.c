@@ -43,13 +43,13 @@ static ml_status channel_edges(ml_program *program, int i) {
     for (int k = axis + 1; k < layout->count; k++) step *= (int)layout->axis[k].size;
     for (int rank = 0; rank < ml_comm_world(session->comm) && status == ML_OK; rank++) {
         if (ml_layout_coordinate(layout, rank, axis) != 0) continue;
-        ml_edge *edge = NULL;
+        ml_channel *edge = NULL;
         status =
-            ml_comm_edge(session->comm, rank + from * step, rank + to * step, tag, room, &edge);
+            ml_comm_channel(session->comm, rank + from * step, rank + to * step, tag, room, &edge);
         if (edge != NULL) program->pipeline->edges[i] = edge;
     }
     const ml_device_ops *ops = session->device->ops;
-    ml_edge *edge = program->pipeline->edges[i];
+    ml_channel *edge = program->pipeline->edges[i];
     if (status == ML_OK && ops->connect != NULL) status = ops->connect(session->device, edge, most);
     if (status == ML_OK && edge != NULL && ops->patient != NULL)
         program->pipeline->patient |= ops->patient(session->device, edge);
@@ -144,7 +144,7 @@ ml_status pipeline_load(ml_program *program) {
         run->edges = program->owner->pipeline->edges;
         run->patient = program->owner->pipeline->patient;
     } else {
-        run->edges = ml_alloc(sizeof(ml_edge *) * (size_t)(plan->channel_count + 1));
+        run->edges = ml_alloc(sizeof(ml_channel *) * (size_t)(plan->channel_count + 1));
     }
     if (run->stages == NULL || run->edges == NULL)
         return ml_fail(ML_NO_MEMORY, "out of memory for a program");
@@ -301,7 +301,7 @@ static ml_status leading_expect(ml_program *program, const ml_action *action, bo
     for (int i = 0; i < program->pipeline->message_count && status == ML_OK; i++) {
         const pipeline_message *m = &plan->messages[program->pipeline->messages[i]];
         const pipeline_channel *channel = &plan->channels[m->channel];
-        ml_edge *edge = program->pipeline->edges[m->channel];
+        ml_channel *edge = program->pipeline->edges[m->channel];
         if (channel->to_task != action->task || channel->local || !leads_channel(plan, m)) continue;
         bool patient = program->pipeline->patient && device->ops->patient(device, edge);
         if (patient != early) continue;
@@ -348,7 +348,7 @@ static ml_status task_receive(ml_program *program, const ml_action *action) {
             status = device->ops->copy(device, to, from, m->bytes);
             continue;
         }
-        ml_edge *edge = program->pipeline->edges[m->channel];
+        ml_channel *edge = program->pipeline->edges[m->channel];
         if (!leads_channel(plan, m)) status = device->ops->expect(device, edge, to, m->bytes);
         if (status == ML_OK) status = device->ops->arrive(device, edge, to);
     }

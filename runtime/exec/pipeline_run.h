@@ -24,7 +24,7 @@ typedef struct {
 
 struct pipeline_run {
     stage_run *stages; /* by virtual stage */
-    ml_edge *
+    ml_channel *
         *edges;    /* by channel; NULL where this rank is neither end; of a fallback its owner's */
     int *messages; /* those of the plan that this rank sends or receives, in order */
     int message_count;

@@ -101,7 +101,8 @@ double stage_flops(const ml_graph *g, ml_ref n) {
     if (class == ML_CLASS_LEAF || moved) return 0;
     if (op == ML_OP_ATTENTION || op == ML_OP_ATTENTION_GRAD) return 2 * ml_flops(g, n);
     ml_ref moves = op == ML_OP_SCATTER_ADD ? ml_graph_source(g, n, 1) : n;
-    return ml_flops(g, n) + ml_machine_planned.flops_per_byte * (double)ml_type_bytes(ml_graph_type(g, moves));
+    return ml_flops(g, n) +
+           ml_machine_planned.flops_per_byte * (double)ml_type_bytes(ml_graph_type(g, moves));
 }
 
 /* Stages begin with parts; part i begins at position begin[i]. */

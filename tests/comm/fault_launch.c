@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/comm/parts.h"
+#include "runtime/comm/comm_internal.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "runtime/comm/parts.h"
+#include "runtime/comm/comm_internal.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
 

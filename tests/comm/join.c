@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
 
@@ -60,11 +60,12 @@ static int between_hosts(ml_comm *comm, void *argument) {
         ML_INVALID)
         return 6;
     if (!strstr(ml_error_last()->text, "must be on one host")) return 7;
-    ml_edge *edge; /* for GPUs it can be made */
-    if (ml_comm_edge(comm, 0, 1, 0, 100, &edge) != ML_OK || (edge != NULL) != (rank < 2)) return 9;
-    if (rank == 0 && ml_edge_send(edge, &in, sizeof in) != ML_INVALID) return 10;
-    if (rank == 1 && ml_edge_receive(edge, &out, sizeof out) != ML_INVALID) return 11;
-    if (edge && !strstr(ml_error_last()->text, "must be on one host")) return 12;
+    ml_channel *channel; /* for GPUs it can be made */
+    if (ml_comm_channel(comm, 0, 1, 0, 100, &channel) != ML_OK || (channel != NULL) != (rank < 2))
+        return 9;
+    if (rank == 0 && ml_channel_send(channel, &in, sizeof in) != ML_INVALID) return 10;
+    if (rank == 1 && ml_channel_receive(channel, &out, sizeof out) != ML_INVALID) return 11;
+    if (channel && !strstr(ml_error_last()->text, "must be on one host")) return 12;
     ml_comm_part(comm); /* and go on all the same */
     return ml_comm_barrier(comm) == ML_OK ? 0 : 8;
 }

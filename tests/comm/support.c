@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/comm/join.h"
+#include "runtime/comm/join_internal.h"
 #include "tests/test.h"
 
 static int timeout; /* of ranks that are started from now on */

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
 

@@ -214,8 +214,8 @@ static void gpu_ranks_hosts(process_room *room) {
         const char *output = compare_under(room, "MLUA_HOSTS=2 MLUA_DEBUG=1", &one, 4, arguments);
         CHECK_EQ_INT(strstr(output, "of step go by copies") && !strstr(output, "peer: 0 of"),
                      cases[i].copies);
-        CHECK_EQ_INT(strstr(output, "by NCCL: edge") != NULL, cases[i].pairs);
-        if (i == 3) CHECK(strstr(output, "by copies: edge") != NULL);
+        CHECK_EQ_INT(strstr(output, "by NCCL: channel") != NULL, cases[i].pairs);
+        if (i == 3) CHECK(strstr(output, "by copies: channel") != NULL);
     }
 }
 TEST(gpu_ranks, hosts) {

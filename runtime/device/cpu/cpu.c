@@ -128,18 +128,18 @@ static ml_status cpu_wait(ml_device *device) {
  * Runs are finished when they return, so a message is sent from where it lies and received where it
  * is awaited; in between it is in the edge's room. */
 
-static ml_status cpu_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes) {
+static ml_status cpu_send(ml_device *device, ml_channel *edge, const void *memory, int64_t bytes) {
     (void)device;
-    return ml_edge_send(edge, memory, bytes);
+    return ml_channel_send(edge, memory, bytes);
 }
 
-static ml_status cpu_settle(ml_device *device, ml_edge *edge, const void *memory) {
+static ml_status cpu_settle(ml_device *device, ml_channel *edge, const void *memory) {
     (void)device, (void)edge, (void)memory;
     return ML_OK;
 }
 
 /* The edge's place in the list; NULL: no memory for it. */
-static cpu_message *message_of(cpu_device *cpu, ml_edge *edge) {
+static cpu_message *message_of(cpu_device *cpu, ml_channel *edge) {
     for (int i = 0; i < cpu->expected_count; i++)
         if (cpu->expected[i].edge == edge) return &cpu->expected[i];
     if (cpu->expected_count == cpu->expected_room) {
@@ -155,24 +155,24 @@ static cpu_message *message_of(cpu_device *cpu, ml_edge *edge) {
     return made;
 }
 
-static ml_status cpu_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes) {
+static ml_status cpu_expect(ml_device *device, ml_channel *edge, void *memory, int64_t bytes) {
     cpu_message *message = message_of((cpu_device *)device, edge);
     if (message == NULL) return ml_fail(ML_NO_MEMORY, "no memory to receive from another rank");
     if (message->memory != NULL)
         return ml_fail(ML_INTERNAL, "a second message of the edge from rank %d is expected",
-                       ml_edge_from(edge));
+                       ml_channel_from(edge));
     message->memory = memory;
     message->bytes = bytes;
     return ML_OK;
 }
 
-static ml_status cpu_arrive(ml_device *device, ml_edge *edge, void *memory) {
+static ml_status cpu_arrive(ml_device *device, ml_channel *edge, void *memory) {
     cpu_message *message = message_of((cpu_device *)device, edge);
     if (message == NULL || message->memory != memory)
         return ml_fail(ML_INTERNAL, "a message of the edge from rank %d was not expected there",
-                       ml_edge_from(edge));
+                       ml_channel_from(edge));
     message->memory = NULL;
-    return ml_edge_receive(edge, memory, message->bytes);
+    return ml_channel_receive(edge, memory, message->bytes);
 }
 
 const ml_device_ops ml_device_cpu = {

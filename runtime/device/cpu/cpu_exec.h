@@ -8,7 +8,7 @@
 #include "runtime/device/device.h"
 
 typedef struct {
-    ml_edge *edge;
+    ml_channel *edge;
     void *memory; /* NULL: no message is expected */
     int64_t bytes;
 } cpu_message;

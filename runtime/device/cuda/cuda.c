@@ -61,10 +61,10 @@ static ml_status read_target(cuda_device *d) {
     return ML_OK;
 }
 
-static ml_status open_stages(cuda_device *d) {
-    for (int i = 0; i < CUDA_STAGES; i++) {
-        CUDA_TRY(cuMemAllocHost((void **)&d->stage[i], CUDA_STAGE_BYTES));
-        CUDA_TRY(cuEventCreate(&d->stage_event[i], CU_EVENT_DISABLE_TIMING));
+static ml_status open_pinned(cuda_device *d) {
+    for (int i = 0; i < CUDA_PINNED; i++) {
+        CUDA_TRY(cuMemAllocHost((void **)&d->pinned[i], CUDA_PINNED_BYTES));
+        CUDA_TRY(cuEventCreate(&d->pinned_event[i], CU_EVENT_DISABLE_TIMING));
     }
     return ML_OK;
 }
@@ -89,16 +89,16 @@ static ml_status open_device(cuda_device *d, int ordinal) {
     CUDA_TRY(cuCtxSetCurrent(d->context));
     ML_TRY(read_target(d));
     CUDA_TRY(cuStreamCreate(&d->stream, CU_STREAM_NON_BLOCKING));
-    return open_stages(d);
+    return open_pinned(d);
 }
 
 static void cuda_close(ml_device *device) {
     cuda_device *d = cuda_of(device);
     if (d->stream) cuda_wait_for(d, NULL);
     if (!cuda_nccl_close(d)) return;
-    cuda_pull_close(d);
+    cuda_ce_close(d);
     cuda_dnn_close(d);
-    cuda_contests_close(d);
+    cuda_attention_tunings_close(d);
     cuda_gemm_close(d);
     cuda_times_close(d);
     for (uint32_t i = 0; i < d->functions.count; i++)
@@ -106,9 +106,9 @@ static void cuda_close(ml_device *device) {
     for (uint32_t i = 0; i < d->block_count; i++)
         CUDA_OK(cuMemFree((CUdeviceptr)(uintptr_t)d->blocks[i].memory));
     if (d->workspace) CUDA_OK(cuMemFree(d->workspace));
-    for (int i = 0; i < CUDA_STAGES; i++) {
-        if (d->stage_event[i]) CUDA_OK(cuEventDestroy(d->stage_event[i]));
-        if (d->stage[i]) CUDA_OK(cuMemFreeHost(d->stage[i]));
+    for (int i = 0; i < CUDA_PINNED; i++) {
+        if (d->pinned_event[i]) CUDA_OK(cuEventDestroy(d->pinned_event[i]));
+        if (d->pinned[i]) CUDA_OK(cuMemFreeHost(d->pinned[i]));
     }
     if (d->stream) CUDA_OK(cuStreamDestroy(d->stream));
     if (d->context) CUDA_OK(cuDevicePrimaryCtxRelease(d->device));
@@ -253,11 +253,11 @@ ml_status cuda_workspace(cuda_device *d, int64_t bytes) {
 
 /* ---- Transfers ----------------------------------------------------------------------------------
  */
-/* The next pinned stage, once the transfer that used it last is over. */
-static ml_status take_stage(cuda_device *d, int *stage) {
-    *stage = d->stage_next;
-    d->stage_next = (d->stage_next + 1) % CUDA_STAGES;
-    ML_TRY(cuda_wait_for(d, d->stage_event[*stage]));
+/* The next pinned buffer, once the transfer that used it last is over. */
+static ml_status take_pinned(cuda_device *d, int *slot) {
+    *slot = d->pinned_next;
+    d->pinned_next = (d->pinned_next + 1) % CUDA_PINNED;
+    ML_TRY(cuda_wait_for(d, d->pinned_event[*slot]));
     return ML_OK;
 }
 
@@ -271,14 +271,14 @@ static ml_status cuda_copy(ml_device *device, void *to, const void *from, int64_
 
 static ml_status cuda_upload(ml_device *device, void *to, const void *from, int64_t bytes) {
     cuda_device *d = cuda_of(device);
-    for (int64_t at = 0; at < bytes; at += CUDA_STAGE_BYTES) {
-        size_t part = (size_t)(bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES);
-        int stage;
-        ML_TRY(take_stage(d, &stage));
-        memcpy(d->stage[stage], (const char *)from + at, part);
-        CUDA_TRY(cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)to + (size_t)at, d->stage[stage], part,
+    for (int64_t at = 0; at < bytes; at += CUDA_PINNED_BYTES) {
+        size_t part = (size_t)(bytes - at < CUDA_PINNED_BYTES ? bytes - at : CUDA_PINNED_BYTES);
+        int slot;
+        ML_TRY(take_pinned(d, &slot));
+        memcpy(d->pinned[slot], (const char *)from + at, part);
+        CUDA_TRY(cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)to + (size_t)at, d->pinned[slot], part,
                                    d->stream));
-        CUDA_TRY(cuEventRecord(d->stage_event[stage], d->stream));
+        CUDA_TRY(cuEventRecord(d->pinned_event[slot], d->stream));
     }
     return ML_OK;
 }
@@ -289,21 +289,21 @@ static ml_status cuda_download(ml_device *device, void *to, const void *from, in
     int pending = -1;
     int64_t pending_at = 0;
     size_t pending_bytes = 0;
-    for (int64_t at = 0; at < bytes || pending >= 0; at += CUDA_STAGE_BYTES) {
-        int stage = -1;
+    for (int64_t at = 0; at < bytes || pending >= 0; at += CUDA_PINNED_BYTES) {
+        int slot = -1;
         size_t part = 0;
         if (at < bytes) {
-            part = (size_t)(bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES);
-            ML_TRY(take_stage(d, &stage));
-            CUDA_TRY(cuMemcpyDtoHAsync(d->stage[stage], (CUdeviceptr)(uintptr_t)from + (size_t)at,
+            part = (size_t)(bytes - at < CUDA_PINNED_BYTES ? bytes - at : CUDA_PINNED_BYTES);
+            ML_TRY(take_pinned(d, &slot));
+            CUDA_TRY(cuMemcpyDtoHAsync(d->pinned[slot], (CUdeviceptr)(uintptr_t)from + (size_t)at,
                                        part, d->stream));
-            CUDA_TRY(cuEventRecord(d->stage_event[stage], d->stream));
+            CUDA_TRY(cuEventRecord(d->pinned_event[slot], d->stream));
         }
         if (pending >= 0) {
-            ML_TRY(cuda_wait_for(d, d->stage_event[pending]));
-            memcpy((char *)to + pending_at, d->stage[pending], pending_bytes);
+            ML_TRY(cuda_wait_for(d, d->pinned_event[pending]));
+            memcpy((char *)to + pending_at, d->pinned[pending], pending_bytes);
         }
-        pending = stage;
+        pending = slot;
         pending_at = at;
         pending_bytes = part;
     }
@@ -340,13 +340,13 @@ const ml_device_ops ml_device_cuda = {
     .unload = cuda_unload,
     .join = cuda_nccl_join,
     .collect = cuda_nccl_collect,
-    .forget = cuda_pull_forget,
+    .forget = cuda_ce_forget,
     .part = cuda_nccl_part,
-    .connect = cuda_edge_connect,
-    .patient = cuda_edge_patient,
-    .send = cuda_edge_send,
-    .settle = cuda_edge_settle,
-    .expect = cuda_edge_expect,
-    .arrive = cuda_edge_arrive,
+    .connect = cuda_channel_connect,
+    .patient = cuda_channel_patient,
+    .send = cuda_channel_send,
+    .settle = cuda_channel_settle,
+    .expect = cuda_channel_expect,
+    .arrive = cuda_channel_arrive,
 };
 #endif

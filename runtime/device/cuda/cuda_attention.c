@@ -87,7 +87,7 @@ static dnn_descriptor memory(builder *b, int id, cudnnDataType_t type, const dnn
     b->p->ids[b->p->id_count++] = id;
     return dnn_tensor(b->g, id, type, layout, id >= ID_SCALE);
 }
-static dnn_descriptor edge(builder *b, cudnnDataType_t type, const dnn_layout *layout) {
+static dnn_descriptor channel(builder *b, cudnnDataType_t type, const dnn_layout *layout) {
     return dnn_tensor(b->g, DNN_VIRTUAL, type, layout, false);
 }
 static dnn_descriptor map(builder *b, cudnnPointwiseMode_t mode, dnn_descriptor x,
@@ -96,13 +96,13 @@ static dnn_descriptor map(builder *b, cudnnPointwiseMode_t mode, dnn_descriptor 
 }
 static dnn_descriptor index_of(builder *b, int64_t axis, dnn_descriptor x) {
     return dnn_map(b->g, CUDNN_POINTWISE_GEN_INDEX, I32, axis, x, NULL, NULL,
-                   edge(b, I32, &b->scores));
+                   channel(b, I32, &b->scores));
 }
 
 static dnn_descriptor keep_where(builder *b, dnn_descriptor keep, dnn_descriptor x, int lowest_id) {
     dnn_descriptor lowest = memory(b, lowest_id, F32, &b->single);
     return dnn_map(b->g, CUDNN_POINTWISE_BINARY_SELECT, F32, 0, x, lowest, keep,
-                   edge(b, F32, &b->scores));
+                   channel(b, F32, &b->scores));
 }
 
 /* x where the query may see the key, minus infinity elsewhere. */
@@ -110,33 +110,34 @@ static dnn_descriptor mask(builder *b, dnn_descriptor x) {
     if (!b->p->shape.causal) return x;
     dnn_descriptor row = index_of(b, 2, x), column = index_of(b, 3, x);
     dnn_descriptor keep = dnn_map(b->g, CUDNN_POINTWISE_CMP_GE, TRUTH, 0, row, column, NULL,
-                                  edge(b, TRUTH, &b->scores));
+                                  channel(b, TRUTH, &b->scores));
     x = keep_where(b, keep, x, ID_LOWEST);
     if (b->p->shape.window == 0) return x;
     row = index_of(b, 2, x), column = index_of(b, 3, x);
     dnn_descriptor window = memory(b, ID_WINDOW, I32, &b->single);
-    dnn_descriptor end =
-        dnn_map(b->g, CUDNN_POINTWISE_ADD, I32, 0, column, window, NULL, edge(b, I32, &b->scores));
-    keep =
-        dnn_map(b->g, CUDNN_POINTWISE_CMP_GT, TRUTH, 0, end, row, NULL, edge(b, TRUTH, &b->scores));
+    dnn_descriptor end = dnn_map(b->g, CUDNN_POINTWISE_ADD, I32, 0, column, window, NULL,
+                                 channel(b, I32, &b->scores));
+    keep = dnn_map(b->g, CUDNN_POINTWISE_CMP_GT, TRUTH, 0, end, row, NULL,
+                   channel(b, TRUTH, &b->scores));
     return keep_where(b, keep, x, ID_WINDOW_LOWEST);
 }
 
 static void describe_forward(builder *b) {
     dnn_descriptor q = memory(b, ID_Q, BF16, &b->q), k_t = memory(b, ID_K, BF16, &b->k_t);
     dnn_descriptor v = memory(b, ID_V, BF16, &b->v), scale = memory(b, ID_SCALE, F32, &b->single);
-    dnn_descriptor s = dnn_matmul(b->g, q, k_t, edge(b, F32, &b->scores));
-    s = mask(b, map(b, CUDNN_POINTWISE_MUL, s, scale, edge(b, F32, &b->scores)));
-    dnn_descriptor max = dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_MAX, s, edge(b, F32, &b->rows));
-    s = map(b, CUDNN_POINTWISE_SUB, s, max, edge(b, F32, &b->scores));
-    s = map(b, CUDNN_POINTWISE_EXP, s, NULL, edge(b, F32, &b->scores));
-    dnn_descriptor sum = dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_ADD, s, edge(b, F32, &b->rows));
+    dnn_descriptor s = dnn_matmul(b->g, q, k_t, channel(b, F32, &b->scores));
+    s = mask(b, map(b, CUDNN_POINTWISE_MUL, s, scale, channel(b, F32, &b->scores)));
+    dnn_descriptor max = dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_MAX, s, channel(b, F32, &b->rows));
+    s = map(b, CUDNN_POINTWISE_SUB, s, max, channel(b, F32, &b->scores));
+    s = map(b, CUDNN_POINTWISE_EXP, s, NULL, channel(b, F32, &b->scores));
+    dnn_descriptor sum = dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_ADD, s, channel(b, F32, &b->rows));
     dnn_layout lse = b->rows;
     const operand_strides *stride = &b->p->shape.stride[ID_LSE];
     lse.stride[0] = stride->batch, lse.stride[1] = stride->head, lse.stride[2] = stride->seq;
-    map(b, CUDNN_POINTWISE_ADD, max, map(b, CUDNN_POINTWISE_LOG, sum, NULL, edge(b, F32, &b->rows)),
+    map(b, CUDNN_POINTWISE_ADD, max,
+        map(b, CUDNN_POINTWISE_LOG, sum, NULL, channel(b, F32, &b->rows)),
         memory(b, ID_LSE, F32, &lse));
-    s = map(b, CUDNN_POINTWISE_DIV, s, sum, edge(b, BF16, &b->scores));
+    s = map(b, CUDNN_POINTWISE_DIV, s, sum, channel(b, BF16, &b->scores));
     dnn_matmul(b->g, s, v, memory(b, ID_O, BF16, &b->o));
 }
 
@@ -145,15 +146,15 @@ static void head_gradient(builder *b, dnn_descriptor s, dnn_descriptor x, const 
                           int id, const dnn_layout *layout) {
     const bool grouped = b->p->shape.heads != b->p->shape.kv_heads;
     dnn_descriptor y = memory(b, id, BF16, layout);
-    dnn_descriptor product = dnn_matmul(b->g, s, x, grouped ? edge(b, BF16, each) : y);
+    dnn_descriptor product = dnn_matmul(b->g, s, x, grouped ? channel(b, BF16, each) : y);
     if (grouped) dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_ADD, product, y);
 }
 
 static dnn_descriptor row_sums(builder *b, dnn_descriptor d_o, dnn_descriptor o) {
     /* The pattern wants a factor (it is for dropout), and the sums in memory. */
     dnn_descriptor one = memory(b, ID_ONE, F32, &b->single);
-    dnn_descriptor r = map(b, CUDNN_POINTWISE_MUL, d_o, o, edge(b, F32, &b->value_head));
-    r = dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_ADD, r, edge(b, F32, &b->rows));
+    dnn_descriptor r = map(b, CUDNN_POINTWISE_MUL, d_o, o, channel(b, F32, &b->value_head));
+    r = dnn_reduce(b->g, CUDNN_REDUCE_TENSOR_ADD, r, channel(b, F32, &b->rows));
     return map(b, CUDNN_POINTWISE_MUL, r, one, memory(b, ID_ROW_SUM, F32, &b->rows));
 }
 
@@ -180,19 +181,21 @@ static void describe_backward(builder *b) {
                    scale = memory(b, ID_SCALE, F32, &b->single);
     dnn_descriptor r = row_sums(b, d_o, o);
     /* P and dV */
-    dnn_descriptor p = dnn_matmul(b->g, q, k_t, edge(b, F32, &b->scores));
-    p = map(b, CUDNN_POINTWISE_MUL, p, scale, edge(b, F32, &b->scores));
-    p = mask(b, map(b, CUDNN_POINTWISE_SUB, p, stats, edge(b, F32, &b->scores)));
-    p = map(b, CUDNN_POINTWISE_EXP, p, NULL, edge(b, F32, &b->scores));
-    head_gradient(b, dnn_reshape(b->g, p, edge(b, BF16, &b->scores_t)), d_o, &v_head, ID_DV, &dv);
+    dnn_descriptor p = dnn_matmul(b->g, q, k_t, channel(b, F32, &b->scores));
+    p = map(b, CUDNN_POINTWISE_MUL, p, scale, channel(b, F32, &b->scores));
+    p = mask(b, map(b, CUDNN_POINTWISE_SUB, p, stats, channel(b, F32, &b->scores)));
+    p = map(b, CUDNN_POINTWISE_EXP, p, NULL, channel(b, F32, &b->scores));
+    head_gradient(b, dnn_reshape(b->g, p, channel(b, BF16, &b->scores_t)), d_o, &v_head, ID_DV,
+                  &dv);
     /* dS and dK */
-    dnn_descriptor d_s = dnn_matmul(b->g, d_o, v_t, edge(b, F32, &b->scores));
-    d_s = map(b, CUDNN_POINTWISE_SUB, d_s, r, edge(b, F32, &b->scores));
-    d_s = map(b, CUDNN_POINTWISE_MUL, d_s, p, edge(b, F32, &b->scores));
-    d_s = map(b, CUDNN_POINTWISE_MUL, d_s, scale, edge(b, BF16, &b->scores));
-    head_gradient(b, dnn_reshape(b->g, d_s, edge(b, BF16, &b->scores_t)), q, &k_head, ID_DK, &dk);
+    dnn_descriptor d_s = dnn_matmul(b->g, d_o, v_t, channel(b, F32, &b->scores));
+    d_s = map(b, CUDNN_POINTWISE_SUB, d_s, r, channel(b, F32, &b->scores));
+    d_s = map(b, CUDNN_POINTWISE_MUL, d_s, p, channel(b, F32, &b->scores));
+    d_s = map(b, CUDNN_POINTWISE_MUL, d_s, scale, channel(b, BF16, &b->scores));
+    head_gradient(b, dnn_reshape(b->g, d_s, channel(b, BF16, &b->scores_t)), q, &k_head, ID_DK,
+                  &dk);
     /* dQ */
-    dnn_descriptor k = dnn_reshape(b->g, k_t, edge(b, BF16, &b->k));
+    dnn_descriptor k = dnn_reshape(b->g, k_t, channel(b, BF16, &b->k));
     if (shape->deterministic) {
         dnn_matmul(b->g, d_s, k, memory(b, ID_DQ, BF16, &dq));
         return;

@@ -19,8 +19,8 @@ static const uint64_t MAGIC = 0x3130747365746e63; /* "cntest01" */
 typedef enum { CUDNN, OWN, KINDS } kind; /* cuDNN where nobody may time */
 static const char *const kind_names[KINDS] = {"cuDNN", "own kernels"};
 
-struct cuda_contest {
-    cuda_contest *next;
+struct cuda_attention_tuning {
+    cuda_attention_tuning *next;
     uint64_t key[2];
     kind winner;
 };
@@ -59,35 +59,35 @@ static uint64_t hash_step(const cuda_device *device, const ml_step *step, uint64
     return hash;
 }
 
-const uint64_t *cuda_contest_of(ml_executable *e, const ml_step *step) {
+const uint64_t *cuda_attention_tuning_key(ml_executable *e, const ml_step *step) {
     if (step->kind != ML_STEP_ATTENTION || !e->device->base.options.tune) return NULL;
     if (!step->kernel || !step->kernel->otherwise || ml_attention_refused(step->attention))
         return NULL;
-    uint64_t *contest = ML_NEW_ARRAY(e->arena, uint64_t, 2);
-    for (int i = 0; i < 2; i++) contest[i] = hash_step(e->device, step, MAGIC + (uint64_t)i);
-    return contest;
+    uint64_t *tuning = ML_NEW_ARRAY(e->arena, uint64_t, 2);
+    for (int i = 0; i < 2; i++) tuning[i] = hash_step(e->device, step, MAGIC + (uint64_t)i);
+    return tuning;
 }
 
-static void versioned(const cuda_device *device, const uint64_t *contest, uint64_t key[2]) {
+static void versioned(const cuda_device *device, const uint64_t *tuning, uint64_t key[2]) {
     const uint64_t version = device->dnn->cudnnGetVersion();
-    for (int i = 0; i < 2; i++) key[i] = ml_hash(&version, sizeof version, contest[i]);
+    for (int i = 0; i < 2; i++) key[i] = ml_hash(&version, sizeof version, tuning[i]);
 }
 
 /* Choices that this process has made serve even where the disk keeps nothing. */
 static void keep(cuda_device *device, const uint64_t key[2], kind winner) {
-    cuda_contest *c = ml_alloc(sizeof *c);
+    cuda_attention_tuning *c = ml_alloc(sizeof *c);
     if (!c) return;
-    *c = (cuda_contest){device->contests, {key[0], key[1]}, winner};
-    device->contests = c;
+    *c = (cuda_attention_tuning){device->tunings, {key[0], key[1]}, winner};
+    device->tunings = c;
 }
 
-static bool recall(cuda_device *device, const uint64_t *contest, kind *winner) {
+static bool recall(cuda_device *device, const uint64_t *tuning, kind *winner) {
     uint64_t key[2];
     void *bytes = NULL;
     int64_t size = 0;
     entry read;
-    versioned(device, contest, key);
-    for (const cuda_contest *c = device->contests; c; c = c->next)
+    versioned(device, tuning, key);
+    for (const cuda_attention_tuning *c = device->tunings; c; c = c->next)
         if (memcmp(c->key, key, sizeof key) == 0) return *winner = c->winner, true;
     if (ml_cache_read(key, "attention", &bytes, &size) != ML_OK) return false;
     bool whole = size == (int64_t)sizeof read;
@@ -99,25 +99,25 @@ static bool recall(cuda_device *device, const uint64_t *contest, kind *winner) {
     return true;
 }
 
-static void remember(cuda_device *device, const uint64_t *contest, kind winner) {
+static void remember(cuda_device *device, const uint64_t *tuning, kind winner) {
     uint64_t key[2];
     const entry written = {MAGIC, winner};
-    versioned(device, contest, key);
+    versioned(device, tuning, key);
     keep(device, key, winner);
     if (ml_cache_write(key, "attention", &written, sizeof written) != ML_OK)
         ml_debug(1, "attention: the choice is not remembered: %s\n", ml_error_last()->text);
 }
 
-bool cuda_contest_won(cuda_device *device, const uint64_t *contest) {
+bool cuda_attention_own_won(cuda_device *device, const uint64_t *tuning) {
     kind winner;
     if (device->base.ranks && device->base.ranks->layout) return false;
-    return recall(device, contest, &winner) && winner == OWN;
+    return recall(device, tuning, &winner) && winner == OWN;
 }
 
-void cuda_contests_close(cuda_device *device) {
-    while (device->contests) {
-        cuda_contest *c = device->contests;
-        device->contests = c->next;
+void cuda_attention_tunings_close(cuda_device *device) {
+    while (device->tunings) {
+        cuda_attention_tuning *c = device->tunings;
+        device->tunings = c->next;
         ml_free(c);
     }
 }
@@ -184,18 +184,18 @@ static ml_status time_both(bench *b, const char *what, kind *winner) {
 
 static ml_status decide_alone(ml_executable *e, const cuda_step *step, kind *winner) {
     bench b = {.executable = e, .step = {*step, *step}};
-    if (recall(e->device, step->contest, winner) || !may_write(e, step->step)) return ML_OK;
+    if (recall(e->device, step->tuning, winner) || !may_write(e, step->step)) return ML_OK;
     b.step[OWN].attention = NULL;
     ML_TRY(fill_reads(e, step));
     ml_status status = time_both(&b, step->what, winner);
     cuda_wait_for(e->device, NULL);
     if (b.begin) CUDA_OK(cuEventDestroy(b.begin));
     if (b.end) CUDA_OK(cuEventDestroy(b.end));
-    if (status == ML_OK) remember(e->device, step->contest, *winner);
+    if (status == ML_OK) remember(e->device, step->tuning, *winner);
     return status;
 }
 
-ml_status cuda_contest_decide(ml_executable *e, cuda_step *step) {
+ml_status cuda_attention_tune(ml_executable *e, cuda_step *step) {
     kind winner = CUDNN;
     if (cuda_tune_chooses(e->device)) ML_TRY(decide_alone(e, step, &winner));
     int64_t shared = winner;

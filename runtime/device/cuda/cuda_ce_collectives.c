@@ -25,7 +25,7 @@ static int place_of(const cuda_device *d, int axis) {
 
 /* Whether copies may serve an axis of so many ranks. */
 static bool fits(int64_t ranks) {
-    return ranks > 1 && ranks <= PULL_RANKS;
+    return ranks > 1 && ranks <= CE_RANKS;
 }
 
 /* The rank of the job at a place along the axis. */
@@ -68,84 +68,84 @@ static double seconds(void) {
 
 /* ---- The device's part --------------------------------------------------------------------------
  */
-static int64_t stages_bytes(int64_t memory_bytes) {
+static int64_t buffer_bytes(int64_t memory_bytes) {
     const int64_t most = 128 << 20;
     return memory_bytes / 1024 < most ? memory_bytes / 1024 : most;
 }
 
-int64_t cuda_pull_reserve(const cuda_device *d) {
-    return d->base.options.peer ? stages_bytes(d->base.target.memory_bytes) + WORDS_BYTES : 0;
+int64_t cuda_ce_reserve(const cuda_device *d) {
+    return d->base.options.peer ? buffer_bytes(d->base.target.memory_bytes) + WORDS_BYTES : 0;
 }
 
 static ml_status words_make(cuda_device *d) {
-    ML_TRY(cuda_nccl_stream(&d->pulls->escape));
-    ML_TRY(d->base.ops->allocate(&d->base, WORDS_BYTES, &d->pulls->words));
-    ML_TRY(d->base.ops->zero(&d->base, d->pulls->words, WORDS_BYTES));
+    ML_TRY(cuda_nccl_stream(&d->ce->escape));
+    ML_TRY(d->base.ops->allocate(&d->base, WORDS_BYTES, &d->ce->words));
+    ML_TRY(d->base.ops->zero(&d->base, d->ce->words, WORDS_BYTES));
     return cuda_wait_for(d, NULL);
 }
 
-static ml_status pulls_open(cuda_device *d) {
-    if (d->pulls) return ML_OK;
-    d->pulls = ml_alloc(sizeof *d->pulls);
-    return d->pulls ? words_make(d) : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
+static ml_status ce_open(cuda_device *d) {
+    if (d->ce) return ML_OK;
+    d->ce = ml_alloc(sizeof *d->ce);
+    return d->ce ? words_make(d) : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
 }
 
-CUdeviceptr cuda_pull_word(const cuda_pull_axis *axis, int of_rank, int kind, int from_rank) {
-    return axis->words[of_rank] + (CUdeviceptr)((kind * PULL_RANKS + from_rank) * WORD_BYTES);
+CUdeviceptr cuda_ce_word(const cuda_ce_axis *axis, int of_rank, int kind, int from_rank) {
+    return axis->words[of_rank] + (CUdeviceptr)((kind * CE_RANKS + from_rank) * WORD_BYTES);
 }
 
 /* Where the words of an axis begin, in each rank's block. */
 static CUdeviceptr words_of(int axis) {
-    return (CUdeviceptr)(axis * KINDS * PULL_RANKS * WORD_BYTES);
+    return (CUdeviceptr)(axis * KINDS * CE_RANKS * WORD_BYTES);
 }
 
 static bool open_words(cuda_device *d, int axis, const cuda_offer *all) {
-    cuda_pull_axis *a = &d->pulls->axis[axis];
+    cuda_ce_axis *a = &d->ce->axis[axis];
     for (int i = 0; i < a->ranks; i++) {
-        CUdeviceptr words = (CUdeviceptr)(uintptr_t)d->pulls->words;
+        CUdeviceptr words = (CUdeviceptr)(uintptr_t)d->ce->words;
         if (i != a->at) {
-            uint32_t place = cuda_share_open(d, rank_at(d, axis, i), &all[i], true);
+            uint32_t place = cuda_ipc_open(d, rank_at(d, axis, i), &all[i], true);
             if (place == CUDA_SHARE_NONE) return false;
-            words = cuda_share_address(d, place, &all[i]);
+            words = cuda_ipc_address(d, place, &all[i]);
         }
         a->words[i] = words + words_of(axis);
     }
     return true;
 }
 
-/* The axes that copies may serve divide the stage's memory. */
-static int64_t stage_share(const cuda_device *d) {
+/* The axes that copies may serve divide the buffer's memory. */
+static int64_t buffer_share(const cuda_device *d) {
     const ml_layout *layout = d->base.ranks->layout;
     int64_t axes = 0;
     for (int i = 0; i < layout->count; i++) axes += fits(layout->axis[i].size);
-    return stages_bytes(d->base.target.memory_bytes) / (axes > 0 ? axes : 1);
+    return buffer_bytes(d->base.target.memory_bytes) / (axes > 0 ? axes : 1);
 }
 
-static ml_status axis_make(cuda_device *d, cuda_pull_axis *a) {
+static ml_status axis_make(cuda_device *d, cuda_ce_axis *a) {
     const int wanted = d->base.options.peer, usual = 3;
-    a->stream_count = wanted < 2 ? usual : wanted < PULL_STREAMS ? wanted : PULL_STREAMS;
+    a->stream_count = wanted < 2 ? usual : wanted < CE_STREAMS ? wanted : CE_STREAMS;
     if (a->stream_count > a->ranks - 1) a->stream_count = a->ranks - 1;
     for (int i = 0; i < a->stream_count; i++) {
         ML_TRY(cuda_nccl_stream(&a->streams[i]));
         CUDA_TRY(cuEventCreate(&a->copied[i], CU_EVENT_DISABLE_TIMING));
     }
-    for (int i = 0; i < PULL_HALVES; i++)
+    for (int i = 0; i < CE_HALVES; i++)
         CUDA_TRY(cuEventCreate(&a->added[i], CU_EVENT_DISABLE_TIMING));
     CUDA_TRY(cuEventCreate(&a->begun, CU_EVENT_DISABLE_TIMING));
-    return d->base.ops->allocate(&d->base, a->stage_bytes, &a->stage);
+    return d->base.ops->allocate(&d->base, a->buffer_bytes, &a->buffer);
 }
 
 /* Once for each axis: open the words of all ranks along it. */
 static ml_status connect_axis(cuda_device *d, int axis) {
-    cuda_pull_axis *a = &d->pulls->axis[axis];
+    cuda_ce_axis *a = &d->ce->axis[axis];
     if (a->connected) return ML_OK;
     double began = seconds();
     a->ranks = (int)ranks_of(d, axis);
     a->at = place_of(d, axis);
-    a->stage_bytes = stage_share(d);
-    cuda_offer mine = cuda_share_offer(d, d->pulls->words), all[PULL_RANKS];
+    a->buffer_bytes = buffer_share(d);
+    cuda_offer mine = cuda_ipc_offer(d, d->ce->words), all[CE_RANKS];
     ML_TRY(gather(d, axis, &mine, 1, all));
-    bool able = a->stage_bytes / PULL_HALVES / a->ranks >= LEAST_ROOM && open_words(d, axis, all);
+    bool able = a->buffer_bytes / CE_HALVES / a->ranks >= LEAST_ROOM && open_words(d, axis, all);
     ML_TRY(agree(d, axis, &able));
     if (able) ML_TRY(axis_make(d, a));
     a->able = able;
@@ -165,7 +165,7 @@ static bool serves(const cuda_device *d, const cuda_step *step) {
     if (!fits(ranks_of(d, c->mesh_axis))) return false;
     if (c->kind == ML_COLLECTIVE_ALL_GATHER) return true;
     return c->kind == ML_COLLECTIVE_REDUCE_SCATTER && c->combine == ML_COMBINE_SUM &&
-           cuda_pull_adds(c->dtype);
+           cuda_ce_adds(c->dtype);
 }
 
 /* What copies may serve of an executable, along one axis. */
@@ -175,26 +175,25 @@ typedef struct {
     uint32_t count;
     uint32_t *steps;
     cuda_offer *mine, *all; /* [count], and by rank */
-    struct cuda_pull *pulls;
+    struct cuda_ce_step *ce_steps;
     int64_t *able; /* [count] */
 } candidates;
 
 /* What the others have of each step; false where something cannot be opened. */
 static bool open_steps(const candidates *c) {
     ml_executable *e = c->e;
-    const cuda_pull_axis *a = &e->device->pulls->axis[c->axis];
+    const cuda_ce_axis *a = &e->device->ce->axis[c->axis];
     for (uint32_t i = 0; i < c->count; i++) {
         c->able[i] = 1;
         for (int r = 0; r < a->ranks; r++) c->able[i] &= c->all[(size_t)r * c->count + i].able != 0;
         for (int r = 0; r < a->ranks && c->able[i]; r++) {
             const cuda_offer *offer = &c->all[(size_t)r * c->count + i];
-            c->pulls[i].from[r] = (CUdeviceptr)(uintptr_t)e->steps[c->steps[i]].pointers[0];
+            c->ce_steps[i].from[r] = (CUdeviceptr)(uintptr_t)e->steps[c->steps[i]].pointers[0];
             if (r == a->at) continue;
-            uint32_t place =
-                cuda_share_open(e->device, rank_at(e->device, c->axis, r), offer, false);
+            uint32_t place = cuda_ipc_open(e->device, rank_at(e->device, c->axis, r), offer, false);
             if (place == CUDA_SHARE_NONE) return false;
             e->opened[e->opened_count++] = place;
-            c->pulls[i].from[r] = cuda_share_address(e->device, place, offer);
+            c->ce_steps[i].from[r] = cuda_ipc_address(e->device, place, offer);
         }
     }
     return true;
@@ -232,10 +231,10 @@ static void few_blocks(const candidates *c) {
 static ml_status exchange(const candidates *c) {
     cuda_device *d = c->e->device;
     ML_TRY(connect_axis(d, c->axis));
-    if (!d->pulls->axis[c->axis].able) return ML_OK;
-    ML_TRY(cuda_pull_load(d));
+    if (!d->ce->axis[c->axis].able) return ML_OK;
+    ML_TRY(cuda_ce_load(d));
     for (uint32_t i = 0; i < c->count; i++)
-        c->mine[i] = cuda_share_offer(d, c->e->steps[c->steps[i]].pointers[0]);
+        c->mine[i] = cuda_ipc_offer(d, c->e->steps[c->steps[i]].pointers[0]);
     few_blocks(c);
     ML_TRY(gather(d, c->axis, c->mine, c->count, c->all));
     if (!open_steps(c)) memset(c->able, 0, c->count * sizeof *c->able);
@@ -244,7 +243,7 @@ static ml_status exchange(const candidates *c) {
 
 static ml_status exchange_axis(ml_executable *e, int axis, uint32_t *first, int64_t *able) {
     size_t ranks = (size_t)ranks_of(e->device, axis);
-    candidates c = {.e = e, .axis = axis, .pulls = e->pulls + *first, .able = able + *first};
+    candidates c = {.e = e, .axis = axis, .ce_steps = e->ce_steps + *first, .able = able + *first};
     c.steps = ml_alloc((size_t)e->step_count * sizeof *c.steps);
     for (uint32_t i = 0; c.steps && i < e->step_count; i++)
         if (serves(e->device, &e->steps[i]) && e->steps[i].step->collective->mesh_axis == axis)
@@ -255,7 +254,7 @@ static ml_status exchange_axis(ml_executable *e, int axis, uint32_t *first, int6
                            ? ML_OK
                            : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
     if (status == ML_OK && c.count > 0) status = exchange(&c);
-    for (uint32_t i = 0; i < c.count; i++) e->steps[c.steps[i]].pull = &c.pulls[i];
+    for (uint32_t i = 0; i < c.count; i++) e->steps[c.steps[i]].ce = &c.ce_steps[i];
     *first += c.count;
     ml_free(c.steps);
     ml_free(c.mine);
@@ -266,21 +265,21 @@ static ml_status exchange_axis(ml_executable *e, int axis, uint32_t *first, int6
 static void choose(ml_executable *e, const int64_t *able, uint32_t count, double began) {
     uint32_t served = 0;
     for (uint32_t i = 0; i < e->step_count; i++) {
-        if (e->steps[i].pull && !able[e->steps[i].pull - e->pulls]) e->steps[i].pull = NULL;
-        served += e->steps[i].pull != NULL;
+        if (e->steps[i].ce && !able[e->steps[i].ce - e->ce_steps]) e->steps[i].ce = NULL;
+        served += e->steps[i].ce != NULL;
     }
     ml_debug(1,
              "peer: %u of %u collectives beside other work of %s go by copies; %u allocations of "
              "others are open; %.2f s\n",
              served, count, e->plan->roots.name ? e->plan->roots.name : "a program",
-             cuda_share_count(e->device), seconds() - began);
+             cuda_ipc_count(e->device), seconds() - began);
 }
 
-ml_status cuda_pull_bind(ml_executable *e) {
+ml_status cuda_ce_bind(ml_executable *e) {
     cuda_device *d = e->device;
     size_t count = 0, places = 0;
     double began = seconds();
-    cuda_pull_unbind(e);
+    cuda_ce_unbind(e);
     if (!d->base.options.peer || !d->nccl || e->plan->pipeline_task) return ML_OK;
     for (uint32_t i = 0; i < e->step_count; i++) {
         if (!serves(d, &e->steps[i])) continue;
@@ -288,12 +287,12 @@ ml_status cuda_pull_bind(ml_executable *e) {
         count++;
     }
     if (count == 0) return ML_OK;
-    ML_TRY(pulls_open(d));
+    ML_TRY(ce_open(d));
     int64_t *able = ml_alloc(count * sizeof *able);
-    e->pulls = ml_alloc(count * sizeof *e->pulls);
+    e->ce_steps = ml_alloc(count * sizeof *e->ce_steps);
     e->opened = ml_alloc(places * sizeof *e->opened);
     e->opened_generation = d->opened_generation;
-    ml_status status = able && e->pulls && e->opened
+    ml_status status = able && e->ce_steps && e->opened
                            ? ML_OK
                            : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
     uint32_t first = 0;
@@ -305,27 +304,27 @@ ml_status cuda_pull_bind(ml_executable *e) {
     return status;
 }
 
-void cuda_pull_unbind(ml_executable *e) {
+void cuda_ce_unbind(ml_executable *e) {
     for (uint32_t i = 0; i < e->opened_count; i++)
-        cuda_share_close(e->device, e->opened[i], e->opened_generation);
-    for (uint32_t i = 0; i < e->step_count; i++) e->steps[i].pull = NULL;
+        cuda_ipc_close(e->device, e->opened[i], e->opened_generation);
+    for (uint32_t i = 0; i < e->step_count; i++) e->steps[i].ce = NULL;
     ml_free(e->opened);
-    ml_free(e->pulls);
+    ml_free(e->ce_steps);
     e->opened = NULL;
-    e->pulls = NULL;
+    e->ce_steps = NULL;
     e->opened_count = 0;
 }
 
 /* A block must not be given back while others have it open. Ranks that copy from one another run
  * the same programs, so they are here at the same time; their words stay open. */
-ml_status cuda_pull_forget(ml_device *device) {
+ml_status cuda_ce_forget(ml_device *device) {
     cuda_device *d = (cuda_device *)device;
     bool closed = true;
-    if (!d->pulls || d->pulls->aborted) return ML_OK;
+    if (!d->ce || d->ce->aborted) return ML_OK;
     ML_TRY(cuda_wait_for(d, NULL));
-    cuda_share_forget(d);
+    cuda_ipc_forget(d);
     for (int i = 0; i < ML_MAX_MESH; i++)
-        if (d->pulls->axis[i].able) ML_TRY(agree(d, i, &closed));
+        if (d->ce->axis[i].able) ML_TRY(agree(d, i, &closed));
     return ML_OK;
 }
 
@@ -334,10 +333,10 @@ ml_status cuda_pull_forget(ml_device *device) {
 /* Sets all words again and again: each is put back by the stream that has waited for it. */
 static void *let_go(void *device) {
     cuda_device *d = device;
-    cuda_pulls *p = d->pulls;
+    cuda_ce_state *p = d->ce;
     const struct timespec pause = {.tv_nsec = 200000};
     CUdeviceptr words = (CUdeviceptr)(uintptr_t)p->words;
-    enum { WORDS = ML_MAX_MESH * KINDS * PULL_RANKS };
+    enum { WORDS = ML_MAX_MESH * KINDS * CE_RANKS };
     CUstreamBatchMemOpParams ops[WORDS / 2];
     cuda.cuCtxSetCurrent(d->context);
     while (!atomic_load(&p->gone)) {
@@ -357,23 +356,23 @@ static void *let_go(void *device) {
     return NULL;
 }
 
-void cuda_pull_abort_begin(cuda_device *d) {
-    cuda_pulls *p = d->pulls;
+void cuda_ce_abort_begin(cuda_device *d) {
+    cuda_ce_state *p = d->ce;
     if (!p || p->aborted || !p->words) return;
     p->aborted = true;
     p->letting_go = ml_process_thread(&p->thread, let_go, d) == 0;
 }
 
 /* Once nothing is under way any more; what will not end in ten seconds ends with the process. */
-void cuda_pull_abort_end(cuda_device *d) {
-    cuda_pulls *p = d->pulls;
+void cuda_ce_abort_end(cuda_device *d) {
+    cuda_ce_state *p = d->ce;
     const struct timespec pause = {.tv_nsec = 1000000};
     if (!p || !p->letting_go) return;
     for (int i = 0; i < 10000 && cuda.cuStreamQuery(d->stream) == CUDA_ERROR_NOT_READY; i++)
         nanosleep(&pause, NULL);
-    for (int k = 0; k < ML_MAX_MESH * PULL_STREAMS; k++) {
-        const cuda_pull_axis *a = &p->axis[k / PULL_STREAMS];
-        CUstream stream = a->streams[k % PULL_STREAMS];
+    for (int k = 0; k < ML_MAX_MESH * CE_STREAMS; k++) {
+        const cuda_ce_axis *a = &p->axis[k / CE_STREAMS];
+        CUstream stream = a->streams[k % CE_STREAMS];
         for (int i = 0; stream && i < 1000 && cuda.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY;
              i++)
             nanosleep(&pause, NULL);
@@ -383,24 +382,24 @@ void cuda_pull_abort_end(cuda_device *d) {
     p->letting_go = false;
 }
 
-static void axis_close(cuda_pull_axis *a) {
-    for (int i = 0; i < PULL_STREAMS; i++) {
+static void axis_close(cuda_ce_axis *a) {
+    for (int i = 0; i < CE_STREAMS; i++) {
         if (a->streams[i]) CUDA_OK(cuStreamDestroy(a->streams[i]));
         if (a->copied[i]) CUDA_OK(cuEventDestroy(a->copied[i]));
     }
-    for (int i = 0; i < PULL_HALVES; i++)
+    for (int i = 0; i < CE_HALVES; i++)
         if (a->added[i]) CUDA_OK(cuEventDestroy(a->added[i]));
     if (a->begun) CUDA_OK(cuEventDestroy(a->begun));
 }
 
-void cuda_pull_close(cuda_device *d) {
-    cuda_pulls *p = d->pulls;
+void cuda_ce_close(cuda_device *d) {
+    cuda_ce_state *p = d->ce;
     if (!p) return;
-    cuda_pull_abort_end(d);
+    cuda_ce_abort_end(d);
     for (int i = 0; i < ML_MAX_MESH; i++) axis_close(&p->axis[i]);
     if (p->escape) CUDA_OK(cuStreamDestroy(p->escape));
     if (p->module) CUDA_OK(cuModuleUnload(p->module));
     ml_free(p);
-    d->pulls = NULL;
+    d->ce = NULL;
 }
 #endif

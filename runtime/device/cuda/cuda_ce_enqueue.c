@@ -12,8 +12,8 @@ enum { THREADS = 256, MOST_BLOCKS = 264, ALIGNMENT = 256 };
 
 /* ---- The kernel ---------------------------------------------------------------------------------
  */
-/* One for each type. p: this rank's operand, the others' in the stage, the result. s:
- * elements, bytes between two ranks' parts of the stage, this rank's place, ranks. */
+/* One for each type. p: this rank's operand, the others' in the buffer, the result. s:
+ * elements, bytes between two ranks' parts of the buffer, this rank's place, ranks. */
 static const char kernel_text[] = R"(
 struct ml_arguments { char *p[3]; long long s[4]; };
 struct alignas(16) ml_quad { unsigned word[4]; };
@@ -67,7 +67,7 @@ static const struct {
              {ML_BF16, "bf16", "ml_bf16", "float"}};
 enum { TYPES = sizeof types / sizeof *types };
 
-bool cuda_pull_adds(ml_dtype dtype) {
+bool cuda_ce_adds(ml_dtype dtype) {
     for (int i = 0; i < TYPES; i++)
         if (types[i].dtype == dtype) return true;
     return false;
@@ -81,7 +81,7 @@ static void make_text(char *text, size_t size) {
 }
 
 static ml_status load_image(cuda_device *d, const void *image) {
-    cuda_pulls *p = d->pulls;
+    cuda_ce_state *p = d->ce;
     CUDA_TRY(cuModuleLoadData(&p->module, image));
     for (int i = 0; i < TYPES; i++) {
         char name[64];
@@ -102,22 +102,22 @@ static ml_status add(cuda_device *d, ml_dtype dtype, void *const pointers[3],
     memcpy(arguments.s, sizes, sizeof arguments.s);
     int64_t each = THREADS * 16 / ml_dtypes[dtype].bytes, blocks = (sizes[0] + each - 1) / each;
     if (blocks > MOST_BLOCKS) blocks = MOST_BLOCKS;
-    CUDA_TRY(cuLaunchKernel(d->pulls->sum[dtype], (unsigned)(blocks > 0 ? blocks : 1), 1, 1,
-                            THREADS, 1, 1, 0, stream, parameters, NULL));
+    CUDA_TRY(cuLaunchKernel(d->ce->sum[dtype], (unsigned)(blocks > 0 ? blocks : 1), 1, 1, THREADS,
+                            1, 1, 0, stream, parameters, NULL));
     return ML_OK;
 }
 
 /* A first launch may wait for all that runs, so that is now, when nothing does. */
 static ml_status launch_first(cuda_device *d) {
-    void *nowhere[3] = {d->pulls->words, d->pulls->words, d->pulls->words};
+    void *nowhere[3] = {d->ce->words, d->ce->words, d->ce->words};
     const int64_t nothing[4] = {0, 0, 0, 1};
     for (int i = 0; i < TYPES; i++) ML_TRY(add(d, types[i].dtype, nowhere, nothing, d->stream));
     return cuda_wait_for(d, NULL);
 }
 
-ml_status cuda_pull_load(cuda_device *d) {
+ml_status cuda_ce_load(cuda_device *d) {
     char text[8192];
-    if (d->pulls->module) return ML_OK;
+    if (d->ce->module) return ML_OK;
     make_text(text, sizeof text);
     ml_kernel kernel = {.key = ml_hash(text, strlen(text), 0),
                         .entry = "ml_add_up",
@@ -142,17 +142,17 @@ ml_status cuda_pull_load(cuda_device *d) {
  */
 typedef struct {
     ml_executable *e;
-    cuda_pulls *p;
-    const cuda_pull_axis *axis; /* with the streams that copy, and the stage */
+    cuda_ce_state *p;
+    const cuda_ce_axis *axis; /* with the streams that copy, and the buffer */
     int ranks, at;
-    CUstream lane;
+    CUstream stream;
     const cuda_step *steps;
     uint32_t count;
 } group;
 
-/* Bytes of each rank's part of half the stage. */
+/* Bytes of each rank's part of half the buffer. */
 static int64_t room_of(const group *g) {
-    return g->axis->stage_bytes / PULL_HALVES / (g->ranks - 1) / ALIGNMENT * ALIGNMENT;
+    return g->axis->buffer_bytes / CE_HALVES / (g->ranks - 1) / ALIGNMENT * ALIGNMENT;
 }
 
 static int other(const group *g, int i) { /* i from 1 on: nobody is asked by all at the same time */
@@ -181,37 +181,37 @@ static void word_await(CUstreamBatchMemOpParams op[2], CUdeviceptr word) {
 }
 
 static ml_status tell_ready(const group *g) {
-    CUstreamBatchMemOpParams ops[PULL_RANKS];
+    CUstreamBatchMemOpParams ops[CE_RANKS];
     for (int i = 1; i < g->ranks; i++)
-        word_write(&ops[i - 1], cuda_pull_word(g->axis, other(g, i), READY, g->at), 1);
-    CUDA_TRY(cuStreamBatchMemOp(g->lane, (unsigned)(g->ranks - 1), ops, 0));
+        word_write(&ops[i - 1], cuda_ce_word(g->axis, other(g, i), READY, g->at), 1);
+    CUDA_TRY(cuStreamBatchMemOp(g->stream, (unsigned)(g->ranks - 1), ops, 0));
     return ML_OK;
 }
 
 static ml_status await_ready(const group *g, int i) {
     CUstreamBatchMemOpParams ops[2];
-    word_await(ops, cuda_pull_word(g->axis, g->at, READY, other(g, i)));
+    word_await(ops, cuda_ce_word(g->axis, g->at, READY, other(g, i)));
     CUDA_TRY(cuStreamBatchMemOp(stream_of(g, i), 2, ops, 0));
     return ML_OK;
 }
 
 static ml_status tell_read(const group *g, int i) {
     CUstreamBatchMemOpParams op;
-    word_write(&op, cuda_pull_word(g->axis, other(g, i), READ, g->at), 1);
+    word_write(&op, cuda_ce_word(g->axis, other(g, i), READ, g->at), 1);
     CUDA_TRY(cuStreamBatchMemOp(stream_of(g, i), 1, &op, 0));
     return ML_OK;
 }
 
 static ml_status await_read(const group *g) {
-    CUstreamBatchMemOpParams ops[2 * PULL_RANKS];
+    CUstreamBatchMemOpParams ops[2 * CE_RANKS];
     for (int i = 1; i < g->ranks; i++)
-        word_await(&ops[2 * (i - 1)], cuda_pull_word(g->axis, g->at, READ, other(g, i)));
-    CUDA_TRY(cuStreamBatchMemOp(g->lane, (unsigned)(2 * (g->ranks - 1)), ops, 0));
+        word_await(&ops[2 * (i - 1)], cuda_ce_word(g->axis, g->at, READ, other(g, i)));
+    CUDA_TRY(cuStreamBatchMemOp(g->stream, (unsigned)(2 * (g->ranks - 1)), ops, 0));
     return ML_OK;
 }
 
 static bool has(const cuda_step *step, ml_collective kind) {
-    return step->pull && step->step->collective->kind == kind;
+    return step->ce && step->step->collective->kind == kind;
 }
 
 static int64_t step_bytes(const cuda_step *step) {
@@ -221,11 +221,11 @@ static int64_t step_bytes(const cuda_step *step) {
 /* The pieces of what is gathered that one other rank has; rank 0's place here: this rank's own. */
 static ml_status copy_gathered(const group *g, int i) {
     int rank = other(g, i);
-    CUstream stream = i == 0 ? g->lane : stream_of(g, i);
+    CUstream stream = i == 0 ? g->stream : stream_of(g, i);
     for (uint32_t k = 0; k < g->count; k++) {
         if (!has(&g->steps[k], ML_COLLECTIVE_ALL_GATHER)) continue;
         int64_t bytes = step_bytes(&g->steps[k]);
-        CUdeviceptr from = g->steps[k].pull->from[rank];
+        CUdeviceptr from = g->steps[k].ce->from[rank];
         CUdeviceptr to =
             (CUdeviceptr)(uintptr_t)g->steps[k].pointers[1] + (CUdeviceptr)(rank * bytes);
         cuda_doing(g->steps[k].what);
@@ -234,7 +234,7 @@ static ml_status copy_gathered(const group *g, int i) {
     return ML_OK;
 }
 
-/* ---- Sums, in rounds that fill half a stage ----------------------------------------------------
+/* ---- Sums, in rounds that fill half a buffer ----------------------------------------------------
  */
 typedef struct {
     uint32_t step; /* of the group */
@@ -246,7 +246,7 @@ typedef struct {
 static void next_segments(const group *g, progress *at) {
     int64_t room = room_of(g), used = 0;
     g->p->segment_count = 0;
-    while (at->step < g->count && g->p->segment_count < PULL_SEGMENTS) {
+    while (at->step < g->count && g->p->segment_count < CE_SEGMENTS) {
         const cuda_step *step = &g->steps[at->step];
         if (!has(step, ML_COLLECTIVE_REDUCE_SCATTER)) {
             at->step++;
@@ -263,11 +263,11 @@ static void next_segments(const group *g, progress *at) {
     }
 }
 
-static CUdeviceptr stage_of(const group *g, int round, int rank) {
+static CUdeviceptr buffer_of(const group *g, int round, int rank) {
     int part = rank < g->at ? rank : rank - 1;
     int64_t room = room_of(g);
-    return (CUdeviceptr)(uintptr_t)g->axis->stage +
-           (CUdeviceptr)((round % PULL_HALVES * (g->ranks - 1) + part) * room);
+    return (CUdeviceptr)(uintptr_t)g->axis->buffer +
+           (CUdeviceptr)((round % CE_HALVES * (g->ranks - 1) + part) * room);
 }
 
 static ml_status copy_segments(const group *g, int round, int i) {
@@ -277,53 +277,53 @@ static ml_status copy_segments(const group *g, int round, int i) {
         const ml_collective_step *c = s->step->step->collective;
         int64_t width = ml_dtypes[c->dtype].bytes;
         CUdeviceptr from =
-            s->step->pull->from[rank] + (CUdeviceptr)((g->at * c->count + s->begin) * width);
+            s->step->ce->from[rank] + (CUdeviceptr)((g->at * c->count + s->begin) * width);
         cuda_doing(s->step->what);
-        CUDA_TRY(cuMemcpyDtoDAsync(stage_of(g, round, rank) + (CUdeviceptr)s->offset, from,
+        CUDA_TRY(cuMemcpyDtoDAsync(buffer_of(g, round, rank) + (CUdeviceptr)s->offset, from,
                                    (size_t)(s->count * width), stream_of(g, i)));
     }
     return ML_OK;
 }
 
 static ml_status add_segments(const group *g, int round) {
-    int first = g->at == 0 ? 1 : 0; /* whose part of the stage is the first */
+    int first = g->at == 0 ? 1 : 0; /* whose part of the buffer is the first */
     for (uint32_t k = 0; k < g->p->segment_count; k++) {
         const cuda_segment *s = &g->p->segments[k];
         const ml_collective_step *c = s->step->step->collective;
         int64_t width = ml_dtypes[c->dtype].bytes;
         void *const pointers[3] = {
             (char *)s->step->pointers[0] + (g->at * c->count + s->begin) * width,
-            (void *)(uintptr_t)(stage_of(g, round, first) + (CUdeviceptr)s->offset),
+            (void *)(uintptr_t)(buffer_of(g, round, first) + (CUdeviceptr)s->offset),
             (char *)s->step->pointers[1] + s->begin * width};
         const int64_t sizes[4] = {s->count, room_of(g), g->at, g->ranks};
         cuda_doing(s->step->what);
-        ML_TRY(add(g->e->device, c->dtype, pointers, sizes, g->lane));
+        ML_TRY(add(g->e->device, c->dtype, pointers, sizes, g->stream));
     }
     return ML_OK;
 }
 
-/* The lane goes on once all streams that copy have come here. */
-static ml_status lane_follows(const group *g) {
+/* The stream goes on once all streams that copy have come here. */
+static ml_status stream_follows(const group *g) {
     for (int i = 0; i < g->axis->stream_count; i++) {
         CUDA_TRY(cuEventRecord(g->axis->copied[i], g->axis->streams[i]));
-        CUDA_TRY(cuStreamWaitEvent(g->lane, g->axis->copied[i], 0));
+        CUDA_TRY(cuStreamWaitEvent(g->stream, g->axis->copied[i], 0));
     }
     return ML_OK;
 }
 
-/* A half of the stage is filled again once what was in it is added up. */
+/* A half of the buffer is filled again once what was in it is added up. */
 static ml_status sum_all(const group *g) {
     progress at = {0};
     for (;; at.round++) {
-        int half = at.round % PULL_HALVES;
+        int half = at.round % CE_HALVES;
         next_segments(g, &at);
         if (g->p->segment_count == 0) return ML_OK;
-        for (int i = 0; i < g->axis->stream_count && at.round >= PULL_HALVES; i++)
+        for (int i = 0; i < g->axis->stream_count && at.round >= CE_HALVES; i++)
             CUDA_TRY(cuStreamWaitEvent(g->axis->streams[i], g->axis->added[half], 0));
         for (int i = 1; i < g->ranks; i++) ML_TRY(copy_segments(g, at.round, i));
-        ML_TRY(lane_follows(g));
+        ML_TRY(stream_follows(g));
         ML_TRY(add_segments(g, at.round));
-        CUDA_TRY(cuEventRecord(g->axis->added[half], g->lane));
+        CUDA_TRY(cuEventRecord(g->axis->added[half], g->stream));
     }
 }
 
@@ -331,7 +331,7 @@ static ml_status sum_all(const group *g) {
  * to add up. */
 static ml_status run_group(const group *g) {
     ML_TRY(tell_ready(g));
-    CUDA_TRY(cuEventRecord(g->axis->begun, g->lane));
+    CUDA_TRY(cuEventRecord(g->axis->begun, g->stream));
     for (int i = 0; i < g->axis->stream_count; i++)
         CUDA_TRY(cuStreamWaitEvent(g->axis->streams[i], g->axis->begun, 0));
     ML_TRY(copy_gathered(g, 0));
@@ -341,19 +341,19 @@ static ml_status run_group(const group *g) {
     }
     ML_TRY(sum_all(g));
     for (int i = 1; i < g->ranks; i++) ML_TRY(tell_read(g, i));
-    ML_TRY(lane_follows(g));
+    ML_TRY(stream_follows(g));
     return await_read(g);
 }
 
-ml_status cuda_pull_enqueue(ml_executable *e, const cuda_step *steps, uint32_t count,
-                            CUstream lane) {
+ml_status cuda_ce_enqueue(ml_executable *e, const cuda_step *steps, uint32_t count,
+                          CUstream stream) {
     bool any = false;
-    for (uint32_t i = 0; i < count; i++) any |= steps[i].pull != NULL;
+    for (uint32_t i = 0; i < count; i++) any |= steps[i].ce != NULL;
     if (!any) return ML_OK;
-    if (e->device->pulls->aborted)
+    if (e->device->ce->aborted)
         return ml_fail(ML_DEVICE, "copies between the GPUs were given up after a failure");
-    const cuda_pull_axis *axis = &e->device->pulls->axis[steps->step->collective->mesh_axis];
-    group g = {e, e->device->pulls, axis, axis->ranks, axis->at, lane, steps, count};
+    const cuda_ce_axis *axis = &e->device->ce->axis[steps->step->collective->mesh_axis];
+    group g = {e, e->device->ce, axis, axis->ranks, axis->at, stream, steps, count};
     return run_group(&g);
 }
 #endif

@@ -1,6 +1,6 @@
 #ifdef MLUA_CUDA
 /* Collectives of an executable: those that follow one another on one mesh axis are one launch;
- * those with a ticket go on their axis' lane, beside the device's stream, between two events. */
+ * those with a ticket go on their axis' stream, beside the device's stream, between two events. */
 #include "runtime/device/cuda/cuda_ce_collectives.h"
 
 enum { MOST_GROUPED = 512 };
@@ -100,12 +100,12 @@ ml_status cuda_collect_least(ml_executable *e, int64_t *values, int64_t count) {
 static ml_status enqueue(ml_executable *e, const cuda_step *step, uint32_t count, bool all,
                          CUstream stream) {
     uint32_t calls = 0;
-    for (uint32_t i = 0; i < count; i++) calls += all || !step[i].pull;
+    for (uint32_t i = 0; i < count; i++) calls += all || !step[i].ce;
     if (calls == 0) return ML_OK;
     ML_TRY(cuda_nccl_begin());
     ml_status status = ML_OK;
     for (uint32_t i = 0; i < count && status == ML_OK; i++) {
-        if (!all && step[i].pull) continue;
+        if (!all && step[i].ce) continue;
         cuda_doing(step[i].what);
         status = cuda_nccl_enqueue(e->device, step[i].step->collective, step[i].pointers[0],
                                    step[i].pointers[1], stream);
@@ -132,16 +132,16 @@ ml_status cuda_collect_group(ml_executable *e, const cuda_step *step) {
     cuda_device *d = e->device;
     if (step->group == 0) return ML_OK; /* went with an earlier one */
     if (first->ticket == 0) return enqueue_here(e, step, step->group);
-    CUstream lane = cuda_nccl_lane(d, first->mesh_axis);
+    CUstream stream = cuda_nccl_axis_stream(d, first->mesh_axis);
     cuda_ticket *ticket = &e->tickets[first->ticket];
     ticket->waited = false;
     CUDA_TRY(cuEventRecord(ticket->ready, d->stream));
-    CUDA_TRY(cuStreamWaitEvent(lane, ticket->ready, 0));
-    ML_TRY(cuda_time_begins(e, step, lane));
-    ML_TRY(enqueue(e, step, step->group, false, lane));
-    ML_TRY(cuda_pull_enqueue(e, step, step->group, lane));
-    ML_TRY(cuda_time_ends(e, step, lane));
-    CUDA_TRY(cuEventRecord(ticket->done, lane));
+    CUDA_TRY(cuStreamWaitEvent(stream, ticket->ready, 0));
+    ML_TRY(cuda_time_begins(e, step, stream));
+    ML_TRY(enqueue(e, step, step->group, false, stream));
+    ML_TRY(cuda_ce_enqueue(e, step, step->group, stream));
+    ML_TRY(cuda_time_ends(e, step, stream));
+    CUDA_TRY(cuEventRecord(ticket->done, stream));
     return ML_OK;
 }
 

@@ -10,7 +10,7 @@
 
 #include <cudnn.h>
 
-#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_internal.h"
 
 #define CUDNN_CALLS(X)                                                                             \
     X(cudnnCreate)                                                                                 \
@@ -40,7 +40,7 @@ typedef struct {
     cuda_dnn *dnn;
     dnn_descriptor owned[DNN_OWNED], nodes[DNN_NODES];
     int owned_count, node_count;
-    int64_t next_virtual; /* id of the next edge without memory */
+    int64_t next_virtual; /* id of the next channel without memory */
     cudnnStatus_t status; /* of the first call that failed */
     char message[512];
 } dnn_graph;

@@ -34,7 +34,7 @@ static ml_status open_libraries(library_work *work) {
         cuda_step *step = &e->steps[i];
         if (step->step->kind != ML_STEP_ATTENTION) continue;
         cuda_doing(step->what);
-        if (step->contest && cuda_contest_won(e->device, step->contest)) continue;
+        if (step->tuning && cuda_attention_own_won(e->device, step->tuning)) continue;
         if (cuda_dnn_open(e->device) != ML_OK) return ML_OK;
         ML_TRY(cuda_attention_new(e->device, e->plan->schedule, step->step, &step->attention, why,
                                   sizeof why));
@@ -107,7 +107,7 @@ static int local_ranks(const cuda_device *d) {
  * preferred to it. */
 static bool takes_part(const cuda_step *step, bool templates) {
     if (step->step->kind != ML_STEP_ATTENTION) return !templates;
-    return templates ? !step->attention : step->contest != NULL;
+    return templates ? !step->attention : step->tuning != NULL;
 }
 
 /* Compile and load what the device does not have yet. Distinct keys are compiled once. */
@@ -260,7 +260,7 @@ static void describe_steps(ml_executable *e, library_work *work) {
         step->step = &s->steps.at[i];
         step->kernel = step->step->kernel;
         step->what = describe_step(e, i);
-        step->contest = cuda_contest_of(e, step->step);
+        step->tuning = cuda_attention_tuning_key(e, step->step);
         step->pointers =
             ML_NEW_ARRAY(e->arena, void *, step->step->read_count + step->step->write_count + 1);
         work->wants_gemm |= step->step->kind == ML_STEP_GEMM;
@@ -302,7 +302,7 @@ static void load_body(void *argument) {
         cuda_step *step = &e->steps[i];
         bool attention = step->step->kind == ML_STEP_ATTENTION;
         /* Kernels that gave way to others, for want of instructions, do not contend. */
-        step->undecided = step->attention && step->contest && step->kernel->otherwise;
+        step->undecided = step->attention && step->tuning && step->kernel->otherwise;
         if (step->step->kind == ML_STEP_GEMM) ML_CHECK(prepare_gemm(e, step));
         if (step->step->kind == ML_STEP_KERNEL ||
             (attention && (!step->attention || step->undecided)))
@@ -350,7 +350,7 @@ void cuda_unload(ml_executable *e) {
     forget_graph(e);
     cuda_times_forget(e);
     cuda_collect_unload(e);
-    cuda_pull_unbind(e);
+    cuda_ce_unbind(e);
     for (uint32_t i = 0; i < e->step_count; i++)
         if (e->steps[i].attention) cuda_attention_free(e->device, e->steps[i].attention);
     ml_arena_free(e->arena);
@@ -397,7 +397,7 @@ static ml_status bind_step(ml_executable *e, cuda_step *step) {
     ML_TRY(bind_pointers(e, step));
     if (step->gemm) ML_TRY(tune_gemm(e, step));
     if (step->attention) ML_TRY(cuda_attention_bind(e->device, step->attention, step->pointers));
-    return step->undecided ? cuda_contest_decide(e, step) : ML_OK;
+    return step->undecided ? cuda_attention_tune(e, step) : ML_OK;
 }
 
 static ml_comm *ranks_of(const ml_executable *e) {
@@ -418,7 +418,7 @@ ml_status cuda_bind(ml_executable *e, void *const *addresses) {
         memcpy(e->addresses, addresses, e->plan->schedule->storages.count * sizeof *addresses);
     for (uint32_t i = 0; i < e->step_count && status == ML_OK; i++)
         status = bind_step(e, &e->steps[i]);
-    if (others && status == ML_OK) status = cuda_pull_bind(e);
+    if (others && status == ML_OK) status = cuda_ce_bind(e);
     cuda_doing(NULL);
     if (e->device->nccl) ml_comm_done(ranks_of(e));
     e->workspace_generation = e->device->workspace_generation;

@@ -1,4 +1,4 @@
-/* What cuda_gemm.c and cuda_tune.c share: cuBLASLt, opened, and a shape's descriptors.
+/* What cuda_gemm.c and cuda_gemm_autotune.c share: cuBLASLt, opened, and a shape's descriptors.
  *
  * cuBLASLt is column-major: D[rows, columns] = op(X) op(Y). A row-major C is the column-major
  * matrix C^T = B^T A^T, so X is B and Y is A there, and the bias, one for each column of C, is one
@@ -9,7 +9,7 @@
 
 #include <cublasLt.h>
 
-#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_internal.h"
 
 #define CUBLASLT_CALLS(X)                                                                          \
     X(cublasLtCreate)                                                                              \

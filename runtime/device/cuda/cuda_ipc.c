@@ -13,12 +13,12 @@ struct cuda_opened {
 
 _Static_assert(sizeof(cuda_offer) % sizeof(int64_t) == 0, "offers are whole words");
 
-bool cuda_share_able(const cuda_device *d) {
+bool cuda_ipc_able(const cuda_device *d) {
     return d->base.options.peer != 0 && cuda_driver_shares() && cuda.cuStreamBatchMemOp &&
            cuda.cuStreamWaitValue32 && cuda.cuStreamWriteValue32;
 }
 
-cuda_offer cuda_share_offer(const cuda_device *d, const void *memory) {
+cuda_offer cuda_ipc_offer(const cuda_device *d, const void *memory) {
     CUdeviceptr base = 0, at = (CUdeviceptr)(uintptr_t)memory;
     cuda_offer offer = {.host = ml_comm_host(d->base.ranks->comm)};
     size_t size = 0;
@@ -26,7 +26,7 @@ cuda_offer cuda_share_offer(const cuda_device *d, const void *memory) {
         const char *from = d->blocks[i].memory, *to = from + d->blocks[i].bytes;
         if ((const char *)memory < from || (const char *)memory >= to) continue;
         offer.serial = d->blocks[i].serial;
-        offer.able = cuda_share_able(d) &&
+        offer.able = cuda_ipc_able(d) &&
                      cuda.cuMemGetAddressRange(&base, &size, at) == CUDA_SUCCESS &&
                      cuda.cuIpcGetMemHandle(&offer.handle, base) == CUDA_SUCCESS;
         offer.offset = (int64_t)(at - base);
@@ -46,7 +46,7 @@ static uint32_t free_place(cuda_device *d) {
     return d->opened_count++;
 }
 
-uint32_t cuda_share_open(cuda_device *d, int rank, const cuda_offer *offer, bool lasting) {
+uint32_t cuda_ipc_open(cuda_device *d, int rank, const cuda_offer *offer, bool lasting) {
     CUdeviceptr base = 0;
     for (uint32_t i = 0; i < d->opened_count; i++) {
         struct cuda_opened *o = &d->opened[i];
@@ -56,7 +56,7 @@ uint32_t cuda_share_open(cuda_device *d, int rank, const cuda_offer *offer, bool
         return i;
     }
     /* A handle of another host would not be refused for certain. */
-    if (!offer->able || !cuda_share_able(d) || offer->host != ml_comm_host(d->base.ranks->comm))
+    if (!offer->able || !cuda_ipc_able(d) || offer->host != ml_comm_host(d->base.ranks->comm))
         return CUDA_SHARE_NONE;
     uint32_t place = free_place(d);
     if (place == CUDA_SHARE_NONE ||
@@ -68,18 +68,18 @@ uint32_t cuda_share_open(cuda_device *d, int rank, const cuda_offer *offer, bool
     return place;
 }
 
-CUdeviceptr cuda_share_address(const cuda_device *d, uint32_t place, const cuda_offer *offer) {
+CUdeviceptr cuda_ipc_address(const cuda_device *d, uint32_t place, const cuda_offer *offer) {
     return d->opened[place].base + (CUdeviceptr)offer->offset;
 }
 
-void cuda_share_close(cuda_device *d, uint32_t place, uint32_t generation) {
+void cuda_ipc_close(cuda_device *d, uint32_t place, uint32_t generation) {
     struct cuda_opened *o = &d->opened[place];
     bool other = o->generation > generation; /* its place was taken since */
     if (other || (generation != d->opened_generation && !o->lasting)) return;
     if (o->users > 0 && --o->users == 0) CUDA_OK(cuIpcCloseMemHandle(o->base));
 }
 
-uint32_t cuda_share_count(const cuda_device *d) {
+uint32_t cuda_ipc_count(const cuda_device *d) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < d->opened_count; i++) count += d->opened[i].users > 0;
     return count;
@@ -93,18 +93,18 @@ static void close_all(cuda_device *d, bool lasting_too) {
     }
 }
 
-void cuda_share_forget(cuda_device *d) {
+void cuda_ipc_forget(cuda_device *d) {
     d->opened_generation++;
     close_all(d, false);
 }
 
-void cuda_share_end(cuda_device *d) {
+void cuda_ipc_end(cuda_device *d) {
     if (d->parted) return;
     d->parted = true;
     close_all(d, true);
     ml_free(d->opened);
     d->opened = NULL;
     d->opened_count = 0;
-    if (cuda_share_able(d)) ml_comm_part(d->base.ranks->comm);
+    if (cuda_ipc_able(d)) ml_comm_part(d->base.ranks->comm);
 }
 #endif

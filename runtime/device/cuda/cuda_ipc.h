@@ -4,12 +4,12 @@
  * once however often it is offered. Blocks are counted, and closed when nobody uses them any more.
  *
  * A block must not be given back while another rank has it open. So whoever gives back what was
- * offered has all ranks close it first and waits for them: cuda_share_forget before a session's
- * memory moves, cuda_share_end when the device is closed. */
-#ifndef ML_CUDA_SHARE_H
-#define ML_CUDA_SHARE_H
+ * offered has all ranks close it first and waits for them: cuda_ipc_forget before a session's
+ * memory moves, cuda_ipc_end when the device is closed. */
+#ifndef ML_CUDA_IPC_H
+#define ML_CUDA_IPC_H
 
-#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_internal.h"
 
 enum { CUDA_SHARE_NONE = UINT32_MAX };
 
@@ -24,20 +24,20 @@ enum { CUDA_OFFER_WORDS = sizeof(cuda_offer) / sizeof(int64_t) };
 
 /* Whether this driver can, and MLUA_PEER does not say otherwise. Ranks may have different drivers:
  * all of them take part in exchanges all the same. */
-bool cuda_share_able(const cuda_device *device);
-cuda_offer cuda_share_offer(const cuda_device *device, const void *memory);
+bool cuda_ipc_able(const cuda_device *device);
+cuda_offer cuda_ipc_offer(const cuda_device *device, const void *memory);
 /* A place in the device's list of what is opened, for one user more; CUDA_SHARE_NONE where it
  * cannot be opened. What is `lasting` stays open until the device is closed. */
-uint32_t cuda_share_open(cuda_device *device, int rank, const cuda_offer *offer, bool lasting);
-CUdeviceptr cuda_share_address(const cuda_device *device, uint32_t place, const cuda_offer *offer);
+uint32_t cuda_ipc_open(cuda_device *device, int rank, const cuda_offer *offer, bool lasting);
+CUdeviceptr cuda_ipc_address(const cuda_device *device, uint32_t place, const cuda_offer *offer);
 /* A user less of what was opened in a generation (d->opened_generation): what is not lasting has
- * been closed by cuda_share_forget if that is over. */
-void cuda_share_close(cuda_device *device, uint32_t place, uint32_t generation);
-uint32_t cuda_share_count(const cuda_device *device); /* of blocks that are open */
+ * been closed by cuda_ipc_forget if that is over. */
+void cuda_ipc_close(cuda_device *device, uint32_t place, uint32_t generation);
+uint32_t cuda_ipc_count(const cuda_device *device); /* of blocks that are open */
 /* Closes all that is not lasting. */
-void cuda_share_forget(cuda_device *device);
+void cuda_ipc_forget(cuda_device *device);
 /* Closes all, and waits a moment until the other ranks have done so too. Streams are idle. */
-void cuda_share_end(cuda_device *device);
+void cuda_ipc_end(cuda_device *device);
 
 #endif
 #endif

@@ -3,7 +3,7 @@
  * encodes them; they are a part of a kernel's arguments, so that a graph of the step holds them. */
 #include <string.h>
 
-#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_internal.h"
 
 void cuda_maps_choose(cuda_step *step) {
     while (step->kernel && step->kernel->map_count > 0 && !cuda.cuTensorMapEncodeTiled) {

@@ -71,11 +71,11 @@ static struct {
 } nccl;
 
 enum { OLDEST = 21800, ORDERS = 22600 };
-/* What communicators and rings for messages (cuda_peer.c) may take of the GPU. */
+/* What communicators and rings for messages (cuda_p2p_ring.c) may take of the GPU. */
 static const int64_t BUFFER_BYTES = (int64_t)1 << 30;
 
 /* Whether NCCL is to keep the order of calls between communicators, and can: unless the user says
- * otherwise. Not under pipeline stages: a message waits for the one before it on its edge, and
+ * otherwise. Not under pipeline stages: a message waits for the one before it on its channel, and
  * would keep waiting all that is called after it, which the other rank may need to take that one
  * (tests/pipeline/launches.c). Older drivers keep the order by letting each call wait for the end
  * of the one before. NCCL reads this once in a process: one whose script runs again (MLUA_RUNS)
@@ -193,8 +193,8 @@ struct cuda_nccl {
     ncclUniqueId id;
     ncclComm_t all, axis[ML_MAX_MESH]; /* an axis of all ranks has theirs */
     int64_t size[ML_MAX_MESH], at[ML_MAX_MESH];
-    int first[ML_MAX_MESH];     /* of this rank's group along the axis */
-    CUstream lane[ML_MAX_MESH]; /* one for all, where nobody keeps the order between several */
+    int first[ML_MAX_MESH];       /* of this rank's group along the axis */
+    CUstream stream[ML_MAX_MESH]; /* one for all, where nobody keeps the order between several */
     CUstream streams[ML_MAX_MESH];
     pthread_t thread; /* that connects */
     bool connecting, aborted;
@@ -277,7 +277,7 @@ static void describe_mesh(cuda_nccl *n, const ml_ranks *ranks) {
     }
 }
 
-static ml_status open_lanes(cuda_nccl *n, bool ordered) {
+static ml_status open_streams(cuda_nccl *n, bool ordered) {
     CUstream one = NULL;
     for (int i = 0; i < n->axis_count; i++) {
         if (n->size[i] == 1) continue;
@@ -285,7 +285,7 @@ static ml_status open_lanes(cuda_nccl *n, bool ordered) {
             ML_TRY(cuda_nccl_stream(&n->streams[i]));
             one = n->streams[i];
         }
-        n->lane[i] = one;
+        n->stream[i] = one;
     }
     return ML_OK;
 }
@@ -308,12 +308,12 @@ ml_status cuda_nccl_join(ml_device *device) {
     describe_mesh(n, device->ranks);
     if (device->options.hosts > 1) set_host(ml_comm_host(device->ranks->comm));
     if (device->target.memory_bytes > 8 * BUFFER_BYTES) device->target.memory_bytes -= BUFFER_BYTES;
-    device->target.memory_bytes -= cuda_pull_reserve(d);
+    device->target.memory_bytes -= cuda_ce_reserve(d);
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     bool ordered;
     ML_TRY(keep_order(device->ranks->layout->stages.on, &ordered));
-    ML_TRY(open_lanes(n, ordered));
+    ML_TRY(open_streams(n, ordered));
     return connect_start(n);
 }
 
@@ -363,10 +363,10 @@ void cuda_nccl_abort(cuda_device *d) {
     cuda_nccl *n = d->nccl;
     if (!n || n->aborted || n->connecting) return;
     n->aborted = true;
-    cuda_pull_abort_begin(d);
+    cuda_ce_abort_begin(d);
     each_communicator(n, nccl.ncclCommAbort);
-    cuda_edges_give_up(d);
-    cuda_pull_abort_end(d);
+    cuda_channels_give_up(d);
+    cuda_ce_abort_end(d);
 }
 
 static bool others_failed(const cuda_device *d) {
@@ -382,8 +382,8 @@ void cuda_nccl_part(ml_device *device) {
     cuda_device *d = (cuda_device *)device;
     if (!d->nccl || d->nccl->connecting) return;
     if (others_failed(d)) cuda_nccl_abort(d);
-    cuda_edges_drain(d);
-    cuda_share_end(d);
+    cuda_channels_drain(d);
+    cuda_ipc_end(d);
 }
 
 /* NCCL cannot be asked to give up connecting. Where all ranks end alike it comes to its end
@@ -409,7 +409,7 @@ bool cuda_nccl_close(cuda_device *d) {
     }
     cuda_nccl_part(&d->base);
     each_communicator(n, nccl.ncclCommDestroy);
-    cuda_edges_close(d);
+    cuda_channels_close(d);
     for (int i = 0; i < n->axis_count; i++)
         if (n->streams[i]) CUDA_OK(cuStreamDestroy(n->streams[i]));
     if (n->room) CUDA_OK(cuMemFree(n->room));
@@ -446,8 +446,8 @@ ml_status cuda_nccl_check(cuda_device *d) {
     return status;
 }
 
-CUstream cuda_nccl_lane(cuda_device *d, int mesh_axis) {
-    return d->nccl->lane[mesh_axis];
+CUstream cuda_nccl_axis_stream(cuda_device *d, int mesh_axis) {
+    return d->nccl->stream[mesh_axis];
 }
 
 /* ---- Collectives --------------------------------------------------------------------------------
@@ -552,7 +552,7 @@ static ml_status room_make(cuda_nccl *n);
 
 ml_status cuda_pair_new(cuda_device *d, int color, int end, CUstream stream, cuda_pair *pair) {
     cuda_nccl *n = d->nccl;
-    if (!n) return ml_fail(ML_INTERNAL, "an edge between GPUs before they are connected");
+    if (!n) return ml_fail(ML_INTERNAL, "a channel between GPUs before they are connected");
     ML_TRY(cuda_nccl_ready(d));
     if (!n->all) return ml_fail(ML_DEVICE, "the GPUs' communicators were aborted");
     ML_TRY(cuda_wait_for(d, NULL)); /* nothing may be under way while NCCL splits */

@@ -2,11 +2,11 @@
  *
  * One communicator serves each mesh axis, made by splitting that of all ranks. cuda_nccl_join
  * starts to connect and returns; what needs the communicators waits in cuda_nccl_ready. Every
- * communicator has its stream, a lane, for what goes on beside the device's own stream. All ranks
- * put the same collectives on the same streams in the same order. Where several lanes are used,
+ * communicator has its stream, a stream, for what goes on beside the device's own stream. All ranks
+ * put the same collectives on the same streams in the same order. Where several streams are used,
  * NCCL is told to keep the order of calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or
  * two of them could wait for one another; where it cannot, and under pipeline stages, whose
- * messages must not keep others waiting, one lane serves all.
+ * messages must not keep others waiting, one stream serves all.
  *
  * Sums of bf16 round at every rank they pass; MAX and MIN leave NaN out where another rank has a
  * number (between CPU ranks it stays: comm.h). A SUM of booleans is "any".
@@ -17,7 +17,7 @@
 #define ML_CUDA_NCCL_H
 #ifdef MLUA_CUDA
 
-#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_internal.h"
 
 /* All ranks at once, with device->ranks set. */
 ml_status cuda_nccl_join(ml_device *device);
@@ -35,7 +35,7 @@ bool cuda_nccl_close(cuda_device *device);
 ml_status cuda_nccl_check(cuda_device *device);
 void cuda_nccl_abort(cuda_device *device);
 ml_status cuda_nccl_stream(CUstream *stream); /* of its own: for what others wait for */
-CUstream cuda_nccl_lane(cuda_device *device, int mesh_axis);
+CUstream cuda_nccl_axis_stream(cuda_device *device, int mesh_axis);
 
 /* A collective on a stream, between begin and end: those of one group become one launch. */
 ml_status cuda_nccl_begin(void);
@@ -55,16 +55,16 @@ ml_status cuda_pair_new(cuda_device *device, int color, int end, CUstream stream
 ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t bytes, CUstream stream);
 ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
 
-/* Edges between ranks, as device.h says (cuda_edge.c). */
-ml_status cuda_edge_connect(ml_device *device, ml_edge *edge, int64_t usual);
-bool cuda_edge_patient(const ml_device *device, const ml_edge *edge);
-ml_status cuda_edge_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes);
-ml_status cuda_edge_settle(ml_device *device, ml_edge *edge, const void *memory);
-ml_status cuda_edge_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes);
-ml_status cuda_edge_arrive(ml_device *device, ml_edge *edge, void *memory);
-void cuda_edges_give_up(cuda_device *device); /* another rank has failed */
-void cuda_edges_drain(cuda_device *device);   /* until all that was sent and expected is there */
-void cuda_edges_close(cuda_device *device);
+/* Channels between ranks, as device.h says (cuda_channel.c). */
+ml_status cuda_channel_connect(ml_device *device, ml_channel *channel, int64_t usual);
+bool cuda_channel_patient(const ml_device *device, const ml_channel *channel);
+ml_status cuda_channel_send(ml_device *device, ml_channel *channel, const void *memory, int64_t bytes);
+ml_status cuda_channel_settle(ml_device *device, ml_channel *channel, const void *memory);
+ml_status cuda_channel_expect(ml_device *device, ml_channel *channel, void *memory, int64_t bytes);
+ml_status cuda_channel_arrive(ml_device *device, ml_channel *channel, void *memory);
+void cuda_channels_give_up(cuda_device *device); /* another rank has failed */
+void cuda_channels_drain(cuda_device *device);   /* until all that was sent and expected is there */
+void cuda_channels_close(cuda_device *device);
 
 /* An all-gather or all-reduce of host memory; waits. */
 ml_status cuda_nccl_collect(ml_device *device, const ml_collective_step *step, const void *from,

@@ -7,7 +7,7 @@
  * between two waits. */
 #include <string.h>
 
-#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_internal.h"
 
 /* A run whose end may still lie ahead. */
 typedef struct {

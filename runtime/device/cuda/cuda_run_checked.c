@@ -1,6 +1,6 @@
 #ifdef MLUA_CUDA
 /* Runs with MLUA_CHECK=cpu: what each step wrote is compared. */
-#include "runtime/device/cuda/cuda_device.h"
+#include "runtime/device/cuda/cuda_internal.h"
 
 /* For the checker (check.c): storage contents on the host. Raises. */
 void cuda_read_storage(void *executable, uint32_t storage, int64_t offset, int64_t bytes,

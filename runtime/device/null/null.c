@@ -90,23 +90,24 @@ static void null_unload(ml_executable *executable) {
 }
 
 /* Messages stay away like all else that is computed. */
-static ml_status null_send(ml_device *device, ml_edge *edge, const void *memory, int64_t bytes) {
-    (void)device, (void)edge, (void)memory, (void)bytes;
+static ml_status null_send(ml_device *device, ml_channel *channel, const void *memory,
+                           int64_t bytes) {
+    (void)device, (void)channel, (void)memory, (void)bytes;
     return ML_OK;
 }
 
-static ml_status null_settle(ml_device *device, ml_edge *edge, const void *memory) {
-    (void)device, (void)edge, (void)memory;
+static ml_status null_settle(ml_device *device, ml_channel *channel, const void *memory) {
+    (void)device, (void)channel, (void)memory;
     return ML_OK;
 }
 
-static ml_status null_expect(ml_device *device, ml_edge *edge, void *memory, int64_t bytes) {
-    (void)device, (void)edge, (void)memory, (void)bytes;
+static ml_status null_expect(ml_device *device, ml_channel *channel, void *memory, int64_t bytes) {
+    (void)device, (void)channel, (void)memory, (void)bytes;
     return ML_OK;
 }
 
-static ml_status null_arrive(ml_device *device, ml_edge *edge, void *memory) {
-    (void)device, (void)edge, (void)memory;
+static ml_status null_arrive(ml_device *device, ml_channel *channel, void *memory) {
+    (void)device, (void)channel, (void)memory;
     return ML_OK;
 }
 

@@ -11,11 +11,11 @@
  * is of use; a rank says nothing of itself before rank 0 has proved itself. Rank 0 keeps a bounded
  * number of unproved connections, each for a short time, and never waits for a single one. What
  * follows on a connection that is kept bears proofs too (wire.h). */
-#ifndef COMM_JOIN_H
-#define COMM_JOIN_H
+#ifndef COMM_JOIN_INTERNAL_H
+#define COMM_JOIN_INTERNAL_H
 
 #include "runtime/comm/digest.h"
-#include "runtime/comm/parts.h"
+#include "runtime/comm/comm_internal.h"
 
 enum {
     JOIN_PORTS = 8, /* tried from the job's port on, where nobody chose it: some may be taken */

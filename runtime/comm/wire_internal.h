@@ -5,10 +5,10 @@
  * cut the connection, but not change, repeat, omit, reorder or add one; the first that does not
  * prove itself ends the job, which names the rank at the other end. Nothing is encrypted. NCCL's
  * own connections, over which tensors pass, are NCCL's: neither authenticated nor encrypted. */
-#ifndef COMM_WIRE_H
-#define COMM_WIRE_H
+#ifndef COMM_WIRE_INTERNAL_H
+#define COMM_WIRE_INTERNAL_H
 
-#include "runtime/comm/join.h"
+#include "runtime/comm/join_internal.h"
 #include "runtime/comm/seal.h"
 
 typedef struct {

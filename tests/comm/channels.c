@@ -1,4 +1,4 @@
-/* Edges between ranks: messages of every size, kept in order and whole, through rooms of every
+/* Channels between ranks: messages of every size, kept in order and whole, through rooms of every
  * size; what is said when the ends differ or one of them is gone; a device's ends. */
 #include <signal.h>
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "runtime/comm/parts.h"
+#include "runtime/comm/comm_internal.h"
 #include "runtime/device/device.h"
 #include "tests/comm/support.h"
 #include "tests/test.h"
@@ -21,17 +21,17 @@ static void fill(char *at, int64_t bytes, int from, int to, int message) {
         at[i] = (char)(value >> 24);
 }
 
-static ml_status send_message(ml_edge *edge, char *memory, int64_t bytes, int message) {
-    fill(memory, bytes, ml_edge_from(edge), ml_edge_to(edge), message);
-    return ml_edge_send(edge, memory, bytes);
+static ml_status send_message(ml_channel *channel, char *memory, int64_t bytes, int message) {
+    fill(memory, bytes, ml_channel_from(channel), ml_channel_to(channel), message);
+    return ml_channel_send(channel, memory, bytes);
 }
 
 /* Receives between two bytes that must stay. */
-static bool receive_message(ml_edge *edge, char *memory, char *expected, int64_t bytes,
+static bool receive_message(ml_channel *channel, char *memory, char *expected, int64_t bytes,
                             int message) {
     memory[0] = memory[bytes + 1] = 77;
-    fill(expected, bytes, ml_edge_from(edge), ml_edge_to(edge), message);
-    return ml_edge_receive(edge, memory + 1, bytes) == ML_OK && memory[0] == 77 &&
+    fill(expected, bytes, ml_channel_from(channel), ml_channel_to(channel), message);
+    return ml_channel_receive(channel, memory + 1, bytes) == ML_OK && memory[0] == 77 &&
            memory[bytes + 1] == 77 && memcmp(memory + 1, expected, (size_t)bytes) == 0;
 }
 
@@ -42,27 +42,28 @@ enum { RANKS = 4, MOST_BYTES = 1500000 };
 static const int64_t sizes[] = {1, 0, 3, 4096, 17, 100001, 64, MOST_BYTES, 5, 65536, 12345, 2};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
-static bool all_edges(ml_comm *comm, int64_t room, ml_edge *edges[RANKS][RANKS]) {
+static bool all_edges(ml_comm *comm, int64_t room, ml_channel *channels[RANKS][RANKS]) {
     bool good = true;
     for (int from = 0; from < RANKS; from++)
         for (int to = 0; to < RANKS; to++) {
             if (from == to) continue;
-            good = good && ml_comm_edge(comm, from, to, 3, room, &edges[from][to]) == ML_OK;
+            good = good && ml_comm_channel(comm, from, to, 3, room, &channels[from][to]) == ML_OK;
             int me = ml_comm_rank(comm);
-            good = good && (edges[from][to] != NULL) == (me == from || me == to);
+            good = good && (channels[from][to] != NULL) == (me == from || me == to);
         }
     return good;
 }
 
 /* In each round every rank sends to the one `distance` on; those before a break of the ring send
  * first, so that a room smaller than a message holds up nobody for ever. */
-static bool exchange(ml_comm *comm, ml_edge *edges[RANKS][RANKS], int64_t bytes, int message) {
+static bool exchange(ml_comm *comm, ml_channel *channels[RANKS][RANKS], int64_t bytes,
+                     int message) {
     int me = ml_comm_rank(comm);
     char *memory = malloc((size_t)bytes + 2), *expected = malloc((size_t)bytes + 1);
     bool good = memory && expected;
     for (int distance = 1; good && distance < RANKS; distance++) {
-        ml_edge *to = edges[me][(me + distance) % RANKS];
-        ml_edge *from = edges[(me + RANKS - distance) % RANKS][me];
+        ml_channel *to = channels[me][(me + distance) % RANKS];
+        ml_channel *from = channels[(me + RANKS - distance) % RANKS][me];
         bool first = me < (distance == 2 ? 2 : 1);
         good = !first || send_message(to, memory, bytes, message) == ML_OK;
         good = good && receive_message(from, memory, expected, bytes, message);
@@ -74,10 +75,10 @@ static bool exchange(ml_comm *comm, ml_edge *edges[RANKS][RANKS], int64_t bytes,
 }
 
 static int check_exchange(ml_comm *comm, void *argument) {
-    ml_edge *edges[RANKS][RANKS];
-    if (!all_edges(comm, *(int64_t *)argument, edges)) return 1;
+    ml_channel *channels[RANKS][RANKS];
+    if (!all_edges(comm, *(int64_t *)argument, channels)) return 1;
     for (int i = 0; i < 3 * SIZES; i++)
-        if (!exchange(comm, edges, sizes[i % SIZES], i)) return 2;
+        if (!exchange(comm, channels, sizes[i % SIZES], i)) return 2;
     return ml_comm_barrier(comm) == ML_OK ? 0 : 3;
 }
 
@@ -88,12 +89,12 @@ TEST(comm_edges, every_pair_and_size) {
 
 static int check_one_byte_of_room(ml_comm *comm, void *argument) {
     (void)argument;
-    ml_edge *edge;
+    ml_channel *channel;
     char memory[130], expected[130];
-    if (ml_comm_edge(comm, 0, 1, 0, 1, &edge) != ML_OK) return 1;
+    if (ml_comm_channel(comm, 0, 1, 0, 1, &channel) != ML_OK) return 1;
     for (int i = 0; i < 128; i++) {
-        bool good = ml_comm_rank(comm) == 0 ? send_message(edge, memory, i, i) == ML_OK
-                                            : receive_message(edge, memory, expected, i, i);
+        bool good = ml_comm_rank(comm) == 0 ? send_message(channel, memory, i, i) == ML_OK
+                                            : receive_message(channel, memory, expected, i, i);
         if (!good) return 2;
     }
     return 0;
@@ -106,22 +107,22 @@ TEST(comm_edges, one_byte_of_room) {
  */
 
 /* What fits is sent though nobody receives: both send before either receives; more messages than
- * an edge can have under way wait for the receiver, which finds all of them. */
+ * a channel can have under way wait for the receiver, which finds all of them. */
 static int check_room(ml_comm *comm, void *argument) {
     (void)argument;
     enum { MESSAGE = 10000, COUNT = 20, SMALL = 1000 };
     int me = ml_comm_rank(comm);
     char memory[MESSAGE + 2], expected[MESSAGE];
-    ml_edge *there, *back, *edges[2];
-    if (ml_comm_edge(comm, 0, 1, 0, MESSAGE * COUNT, &there) != ML_OK ||
-        ml_comm_edge(comm, 1, 0, 0, MESSAGE * COUNT, &back) != ML_OK)
+    ml_channel *there, *back, *channels[2];
+    if (ml_comm_channel(comm, 0, 1, 0, MESSAGE * COUNT, &there) != ML_OK ||
+        ml_comm_channel(comm, 1, 0, 0, MESSAGE * COUNT, &back) != ML_OK)
         return 1;
-    edges[0] = me == 0 ? there : back, edges[1] = me == 0 ? back : there;
+    channels[0] = me == 0 ? there : back, channels[1] = me == 0 ? back : there;
     for (int round = 0; round < 5; round++) {
         for (int i = 0; i < COUNT; i++)
-            if (send_message(edges[0], memory, MESSAGE, i) != ML_OK) return 2;
+            if (send_message(channels[0], memory, MESSAGE, i) != ML_OK) return 2;
         for (int i = 0; i < COUNT; i++)
-            if (!receive_message(edges[1], memory, expected, MESSAGE, i)) return 3;
+            if (!receive_message(channels[1], memory, expected, MESSAGE, i)) return 3;
     }
     for (int i = 0; me == 0 && i < SMALL; i++)
         if (send_message(there, memory, i % 3, i) != ML_OK) return 4;
@@ -144,11 +145,11 @@ static double processor_seconds(void) {
 /* A sender whose room is full sleeps until there is room, as a receiver does without a message. */
 static int check_sleep(ml_comm *comm, void *argument) {
     (void)argument;
-    ml_edge *there, *back;
+    ml_channel *there, *back;
     char memory[102], expected[100];
     double began = comm_now(), used = processor_seconds();
-    if (ml_comm_edge(comm, 0, 1, 0, 150, &there) != ML_OK ||
-        ml_comm_edge(comm, 1, 0, 0, 150, &back) != ML_OK)
+    if (ml_comm_channel(comm, 0, 1, 0, 150, &there) != ML_OK ||
+        ml_comm_channel(comm, 1, 0, 0, 150, &back) != ML_OK)
         return 1;
     if (ml_comm_rank(comm) == 1) {
         usleep(500000);
@@ -167,27 +168,28 @@ TEST(comm_edges, waiting_sleeps) {
     comm_run(2, check_sleep, NULL);
 }
 
-/* ---- The same edge, and mistakes --------------------------------------------------------------
+/* ---- The same channel, and mistakes
+ * --------------------------------------------------------------
  */
 
-/* The same pair and tag give the same edge, in a larger room where one is asked for. */
+/* The same pair and tag give the same channel, in a larger room where one is asked for. */
 static int check_again(ml_comm *comm, void *argument) {
     (void)argument;
     int me = ml_comm_rank(comm);
-    ml_edge *edge, *again, *other;
+    ml_channel *channel, *again, *other;
     char memory[50002], expected[50000];
-    if (ml_comm_edge(comm, 0, 1, 0, 1000, &edge) != ML_OK ||
-        ml_comm_edge(comm, 0, 1, 1, 1000, &other) != ML_OK || (me < 2 && other == edge))
+    if (ml_comm_channel(comm, 0, 1, 0, 1000, &channel) != ML_OK ||
+        ml_comm_channel(comm, 0, 1, 1, 1000, &other) != ML_OK || (me < 2 && other == channel))
         return 1;
     for (int i = 0; i < 3; i++) {
-        if (ml_comm_edge(comm, 0, 1, 0, i == 1 ? 50000 : 500, &again) != ML_OK) return 2;
-        if (again != edge) return 3;
+        if (ml_comm_channel(comm, 0, 1, 0, i == 1 ? 50000 : 500, &again) != ML_OK) return 2;
+        if (again != channel) return 3;
         int64_t bytes = i == 0 ? 1000 : 50000; /* sent with nobody there yet */
-        if (me == 0 && send_message(edge, memory, bytes, i) != ML_OK) return 4;
+        if (me == 0 && send_message(channel, memory, bytes, i) != ML_OK) return 4;
         if (ml_comm_barrier(comm) != ML_OK) return 5;
-        if (me == 1 && !receive_message(edge, memory, expected, bytes, i)) return 6;
+        if (me == 1 && !receive_message(channel, memory, expected, bytes, i)) return 6;
     }
-    return me == 2 && edge ? 7 : 0;
+    return me == 2 && channel ? 7 : 0;
 }
 TEST(comm_edges, the_same_edge_again) {
     comm_run(3, check_again, NULL);
@@ -197,12 +199,12 @@ TEST(comm_edges, the_same_edge_again) {
 static int check_growing(ml_comm *comm, void *argument) {
     (void)argument;
     int me = ml_comm_rank(comm);
-    ml_edge *edge;
+    ml_channel *channel;
     char memory[102], expected[100];
     for (int i = 0; i < 30000; i++) {
-        if (ml_comm_edge(comm, 0, 1, 0, 1000 + i, &edge) != ML_OK) return 1;
-        if (me == 0 && send_message(edge, memory, 100, i) != ML_OK) return 2;
-        if (me == 1 && !receive_message(edge, memory, expected, 100, i)) return 3;
+        if (ml_comm_channel(comm, 0, 1, 0, 1000 + i, &channel) != ML_OK) return 1;
+        if (me == 0 && send_message(channel, memory, 100, i) != ML_OK) return 2;
+        if (me == 1 && !receive_message(channel, memory, expected, 100, i)) return 3;
     }
     return 0;
 }
@@ -213,15 +215,15 @@ TEST(comm_edges, an_edge_that_grows) {
 static int check_many(ml_comm *comm, void *argument) {
     (void)argument;
     enum { EDGES = 256 };
-    static ml_edge *edges[EDGES];
+    static ml_channel *channels[EDGES];
     int me = ml_comm_rank(comm);
     char memory[70], expected[70];
     for (int i = 0; i < EDGES; i++)
-        if (ml_comm_edge(comm, i & 1, 1 - (i & 1), i, 64 << 20, &edges[i]) != ML_OK) return 1;
+        if (ml_comm_channel(comm, i & 1, 1 - (i & 1), i, 64 << 20, &channels[i]) != ML_OK) return 1;
     for (int i = 0; i < EDGES; i++)
-        if ((i & 1) == me && send_message(edges[i], memory, 64, i) != ML_OK) return 2;
+        if ((i & 1) == me && send_message(channels[i], memory, 64, i) != ML_OK) return 2;
     for (int i = EDGES - 1; i >= 0; i--)
-        if ((i & 1) != me && !receive_message(edges[i], memory, expected, 64, i)) return 3;
+        if ((i & 1) != me && !receive_message(channels[i], memory, expected, 64, i)) return 3;
     return 0;
 }
 /* 16 GB of room, of which next to nothing is touched. */
@@ -233,13 +235,13 @@ static int check_sizes_differ(ml_comm *comm, void *argument) {
     (void)argument;
     int me = ml_comm_rank(comm);
     char memory[100] = "";
-    ml_edge *edge;
-    if (ml_comm_edge(comm, 0, 1, 5, 1000, &edge) != ML_OK) return 1;
+    ml_channel *channel;
+    if (ml_comm_channel(comm, 0, 1, 5, 1000, &channel) != ML_OK) return 1;
     ml_comm_note(comm, me == 0 ? "step 3, a.lua:1" : "step 3, b.lua:2");
     if (ml_comm_barrier(comm) != ML_OK) return 2;
-    if (me == 0 && ml_edge_send(edge, memory, 100) != ML_OK) return 3;
+    if (me == 0 && ml_channel_send(channel, memory, 100) != ML_OK) return 3;
     if (me == 1) {
-        if (ml_edge_receive(edge, memory, 96) != ML_INVALID) return 4;
+        if (ml_channel_receive(channel, memory, 96) != ML_INVALID) return 4;
         if (strcmp(ml_error_last()->text,
                    "the ranks run different programs: rank 0 sends 100 bytes to rank 1 (tag 5; "
                    "step 3, a.lua:1), which expects 96 (step 3, b.lua:2)") != 0)
@@ -255,16 +257,17 @@ static int check_mistakes(ml_comm *comm, void *argument) {
     (void)argument;
     int me = ml_comm_rank(comm);
     char byte = 0;
-    ml_edge *edge;
-    if (ml_comm_edge(comm, 1, 1, 0, 10, &edge) != ML_INTERNAL ||
-        ml_comm_edge(comm, 0, 2, 0, 10, &edge) != ML_INTERNAL ||
-        ml_comm_edge(comm, 0, 1, 0, 0, &edge) != ML_INTERNAL)
+    ml_channel *channel;
+    if (ml_comm_channel(comm, 1, 1, 0, 10, &channel) != ML_INTERNAL ||
+        ml_comm_channel(comm, 0, 2, 0, 10, &channel) != ML_INTERNAL ||
+        ml_comm_channel(comm, 0, 1, 0, 0, &channel) != ML_INTERNAL)
         return 1;
-    if (ml_comm_edge(comm, 0, 1, 0, 10, &edge) != ML_OK) return 2;
-    if ((me ? ml_edge_send(edge, &byte, 1) : ml_edge_receive(edge, &byte, 1)) != ML_INTERNAL)
+    if (ml_comm_channel(comm, 0, 1, 0, 10, &channel) != ML_OK) return 2;
+    if ((me ? ml_channel_send(channel, &byte, 1) : ml_channel_receive(channel, &byte, 1)) !=
+        ML_INTERNAL)
         return 3;
-    if (ml_comm_edge(comm, 0, 1, me, 10, &edge) != ML_INVALID) return 4;
-    return strstr(ml_error_last()->text, "disagree on the edge from rank 0 to 1") ? 0 : 5;
+    if (ml_comm_channel(comm, 0, 1, me, 10, &channel) != ML_INVALID) return 4;
+    return strstr(ml_error_last()->text, "disagree on the channel from rank 0 to 1") ? 0 : 5;
 }
 TEST(comm_edges, mistakes) {
     comm_run(2, check_mistakes, NULL);
@@ -283,21 +286,21 @@ static const char *const says[] = {"died", "has been stopped or frozen",
 enum { CHAIN = 3, BYTES = 50000, FAULT_STEP = 5 };
 
 /* Messages go from rank 0 over 1 to 2. */
-static ml_status chain_step(ml_comm *comm, ml_edge *in, ml_edge *out, char *memory) {
+static ml_status chain_step(ml_comm *comm, ml_channel *in, ml_channel *out, char *memory) {
     (void)comm;
-    ml_status status = in ? ml_edge_receive(in, memory, BYTES) : ML_OK;
-    return status == ML_OK && out ? ml_edge_send(out, memory, BYTES) : status;
+    ml_status status = in ? ml_channel_receive(in, memory, BYTES) : ML_OK;
+    return status == ML_OK && out ? ml_channel_send(out, memory, BYTES) : status;
 }
 
 static int suffer_in_chain(ml_comm *comm, void *argument) {
     const plan *p = argument;
     int me = ml_comm_rank(comm), victim = p->sender ? 0 : CHAIN - 1;
-    ml_edge *in = NULL, *out = NULL, *edge;
+    ml_channel *in = NULL, *out = NULL, *channel;
     static char memory[BYTES];
     for (int r = 0; r < CHAIN - 1; r++) {
-        if (ml_comm_edge(comm, r, r + 1, 9, BYTES, &edge) != ML_OK) return 3;
-        if (me == r) out = edge;
-        if (me == r + 1) in = edge;
+        if (ml_comm_channel(comm, r, r + 1, 9, BYTES, &channel) != ML_OK) return 3;
+        if (me == r) out = channel;
+        if (me == r + 1) in = channel;
     }
     ml_status status = ML_OK;
     for (int step = 1; status == ML_OK && step < 100000; step++) {
@@ -363,11 +366,11 @@ TEST(comm_edges, ends_that_leave) {
 static int check_last_words(ml_comm *comm, void *argument) {
     (void)argument;
     char memory[102], expected[100];
-    ml_edge *edge;
-    if (ml_comm_edge(comm, 0, 1, 0, 1000, &edge) != ML_OK) return 1;
-    if (ml_comm_rank(comm) == 0) return send_message(edge, memory, 100, 1) == ML_OK ? 0 : 2;
+    ml_channel *channel;
+    if (ml_comm_channel(comm, 0, 1, 0, 1000, &channel) != ML_OK) return 1;
+    if (ml_comm_rank(comm) == 0) return send_message(channel, memory, 100, 1) == ML_OK ? 0 : 2;
     usleep(300000);
-    return receive_message(edge, memory, expected, 100, 1) ? 0 : 3;
+    return receive_message(channel, memory, expected, 100, 1) ? 0 : 3;
 }
 TEST(comm_edges, last_words) {
     comm_run(2, check_last_words, NULL);
@@ -380,26 +383,26 @@ static int check_device(ml_comm *comm, void *argument) {
     (void)argument;
     enum { LENGTH = 3001 };
     ml_device *device;
-    ml_edge *edges[2];
+    ml_channel *channels[2];
     char memory[LENGTH], expected[LENGTH];
     if (ml_device_open("cpu", 0, &device) != ML_OK) return 1;
     const ml_device_ops *ops = device->ops;
     for (int tag = 0; tag < 2; tag++)
-        if (ml_comm_edge(comm, 0, 1, tag, LENGTH, &edges[tag]) != ML_OK) return 2;
+        if (ml_comm_channel(comm, 0, 1, tag, LENGTH, &channels[tag]) != ML_OK) return 2;
     bool good = true;
     for (int i = 0; good && i < 20; i++) {
-        ml_edge *edge = edges[i % 2];
+        ml_channel *channel = channels[i % 2];
         if (ml_comm_rank(comm) == 0) {
             fill(memory, LENGTH, 0, 1, i);
-            good = ops->send(device, edge, memory, LENGTH) == ML_OK &&
-                   ops->settle(device, edge, memory) == ML_OK;
+            good = ops->send(device, channel, memory, LENGTH) == ML_OK &&
+                   ops->settle(device, channel, memory) == ML_OK;
         } else {
             fill(expected, LENGTH, 0, 1, i);
-            good = ops->expect(device, edge, memory, LENGTH) == ML_OK &&
-                   ops->expect(device, edge, memory, LENGTH) == ML_INTERNAL &&
-                   ops->arrive(device, edge, memory) == ML_OK &&
+            good = ops->expect(device, channel, memory, LENGTH) == ML_OK &&
+                   ops->expect(device, channel, memory, LENGTH) == ML_INTERNAL &&
+                   ops->arrive(device, channel, memory) == ML_OK &&
                    memcmp(memory, expected, LENGTH) == 0 &&
-                   ops->arrive(device, edge, memory) == ML_INTERNAL;
+                   ops->arrive(device, channel, memory) == ML_INTERNAL;
         }
     }
     ml_device_close(device);

@@ -1,4 +1,4 @@
-/* Messages between GPUs along edges: in order, whole, both ways at once. */
+/* Messages between GPUs along channels: in order, whole, both ways at once. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,28 +15,30 @@ enum { RANKS = 3, MESSAGES = 12, SLOTS = 3, MOST_BYTES = 70001 };
 typedef struct {
     ml_device *device;
     ml_comm *comm;
-    ml_edge *out[2], *in[2]; /* to and from the rank after and before this one, and the reverse */
+    ml_channel *out[2],
+        *in[2]; /* to and from the rank after and before this one, and the reverse */
     char *sent[2][SLOTS], *received[2][SLOTS];
     char *host;
 } rank_state;
 
 static ml_layout layout = {.count = 1, .axis = {{.name = "pp", .size = RANKS}}};
 
-/* Rings of edges that are not used (tag 2) take all that an emulated GPU spares: that of the second
- * way, which is to be large, is cut, and both ends go by that. */
+/* Rings of channels that are not used (tag 2) take all that an emulated GPU spares: that of the
+ * second way, which is to be large, is cut, and both ends go by that. */
 static ml_status connect(rank_state *r) {
     int me = ml_comm_rank(r->comm);
     ml_status status = r->device->ops->join(r->device);
     static const int tags[] = {0, 2, 1};
     for (int way = 0, k = 0; k < 3; k++, way = tags[k % 3])
         for (int from = 0; from < RANKS && status == ML_OK; from++) {
-            ml_edge *edge = NULL;
+            ml_channel *channel = NULL;
             int to = (from + (way == 1 ? RANKS - 1 : 1)) % RANKS;
-            status = ml_comm_edge(r->comm, from, to, way, 1, &edge);
+            status = ml_comm_channel(r->comm, from, to, way, 1, &channel);
             if (status == ML_OK)
-                status = r->device->ops->connect(r->device, edge, way ? 16 << 20 : MOST_BYTES / 4);
-            if (from == me && way < 2) r->out[way] = edge;
-            if (to == me && way < 2) r->in[way] = edge;
+                status =
+                    r->device->ops->connect(r->device, channel, way ? 16 << 20 : MOST_BYTES / 4);
+            if (from == me && way < 2) r->out[way] = channel;
+            if (to == me && way < 2) r->in[way] = channel;
         }
     for (int i = 0; i < 2 * SLOTS && status == ML_OK; i++) {
         status = r->device->ops->allocate(r->device, MOST_BYTES, (void **)&r->sent[i % 2][i / 2]);
@@ -75,7 +77,7 @@ static ml_status take(rank_state *r, int n) {
     ml_status status = ML_OK;
     for (int way = 0; way < 2 && status == ML_OK; way++) {
         char *memory = r->received[way][n % SLOTS];
-        int from = ml_edge_from(r->in[way]);
+        int from = ml_channel_from(r->in[way]);
         status = ops->expect(r->device, r->in[way], memory, bytes);
         if (status == ML_OK) status = ops->arrive(r->device, r->in[way], memory);
         if (status == ML_OK) status = ops->download(r->device, r->host, memory, bytes);
@@ -116,7 +118,7 @@ static int edges_body(ml_comm *comm, void *argument) {
 
 /* Its ranks are forks, which the driver allows only before it is opened: the name comes before
  * those of the other tests that run in this process. */
-TEST(gpu, edges) {
+TEST(gpu, channels) {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (driver) dlclose(driver);
     REQUIRE(!driver);

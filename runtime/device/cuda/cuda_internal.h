@@ -4,20 +4,20 @@
  *   cuda_exec.c       executables: load, bind, run, the CUDA graph of a whole step
  *   cuda_maps.c       tensor maps of kernels that use Hopper's copy engine
  *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
- *   cuda_watch.c      MLUA_CHECK=cpu
- *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_tune.c picks and remembers the algorithms
- *   cuda_collect.c    collectives of executables; cuda_edge.c messages between two ranks, through
- *                     cuda_peer.c on one host; cuda_nccl.c wraps NCCL; cuda_pull.c collectives by
- *                     copies; cuda_share.c memory that ranks of one host open in one another's GPU
+ *   cuda_run_checked.c      MLUA_CHECK=cpu
+ *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_gemm_autotune.c picks and remembers the algorithms
+ *   cuda_collectives.c    collectives of executables; cuda_channel.c messages between two ranks, through
+ *                     cuda_p2p_ring.c on one host; cuda_nccl.c wraps NCCL; cuda_ce_step.c collectives by
+ *                     copies; cuda_ipc.c memory that ranks of one host open in one another's GPU
  *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention;
- *                     cuda_contest.c chooses between these and the own kernels
+ *                     cuda_attention_tuning.c chooses between these and the own kernels
  *
  * One in-order stream carries everything but collectives that go on beside it, so one workspace
  * serves all library calls. With several ranks no wait is the driver's own: cuda_wait_for looks for
  * the failure of other ranks meanwhile. Executables
  * keep no address of the workspace across a change of workspace_generation: they bind again. */
-#ifndef ML_CUDA_DEVICE_H
-#define ML_CUDA_DEVICE_H
+#ifndef ML_CUDA_INTERNAL_H
+#define ML_CUDA_INTERNAL_H
 #ifdef MLUA_CUDA
 
 #include "codegen/lower/library.h"
@@ -30,11 +30,11 @@ typedef struct cuda_gemm cuda_gemm;             /* cuBLASLt descriptors of one s
 typedef struct cuda_dnn cuda_dnn;               /* cuDNN, opened */
 typedef struct cuda_nccl cuda_nccl;             /* communicators of several ranks */
 typedef struct cuda_attention cuda_attention;   /* a cuDNN plan of one attention step */
-typedef struct cuda_contest cuda_contest;       /* a choice between such a plan and own kernels */
+typedef struct cuda_attention_tuning cuda_attention_tuning;       /* a choice between such a plan and own kernels */
 typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
 typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
 
-enum { CUDA_STAGES = 4, CUDA_STAGE_BYTES = 8 << 20 };
+enum { CUDA_PINNED = 4, CUDA_PINNED_BYTES = 8 << 20 };
 
 typedef struct {
     uint64_t key;
@@ -49,9 +49,9 @@ typedef struct {
     CUdevice device;
     CUcontext context;
     CUstream stream;
-    char *stage[CUDA_STAGES]; /* pinned; a stage is free once its event has passed */
-    CUevent stage_event[CUDA_STAGES];
-    int stage_next;
+    char *pinned[CUDA_PINNED]; /* host memory; one is free once its event has passed */
+    CUevent pinned_event[CUDA_PINNED];
+    int pinned_next;
     CUdeviceptr workspace;
     int64_t workspace_bytes;
     uint32_t workspace_generation;
@@ -66,13 +66,13 @@ typedef struct {
     uint64_t block_serial;    /* of the last one */
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
-    cuda_contest *contests;   /* decided ones, a list */
+    cuda_attention_tuning *tunings;   /* decided ones, a list */
     cuda_times *times;        /* NULL until a run is timed */
     cuda_nccl *nccl;          /* NULL: one rank */
-    struct cuda_pulls *pulls; /* NULL until an executable has collectives that go by copies */
-    struct cuda_edge *edges;
-    int64_t ring_bytes;         /* for messages of edges */
-    struct cuda_opened *opened; /* memory of other ranks (cuda_share.h) */
+    struct cuda_ce_state *ce;    /* NULL until an executable has collectives that go by copies */
+    struct cuda_channel *channels;
+    int64_t ring_bytes;         /* for messages of channels */
+    struct cuda_opened *opened; /* memory of other ranks (cuda_ipc.h) */
     uint32_t opened_count, opened_generation;
     bool parted; /* from the other ranks: none of their memory is open any more */
 } cuda_device;
@@ -105,10 +105,10 @@ typedef struct {
     cuda_launch *launches;
     cuda_gemm *gemm;
     cuda_attention *attention; /* cuDNN serves; NULL: the launches do */
-    const uint64_t *contest;   /* attention that both may serve: the key of the choice; or NULL */
+    const uint64_t *tuning;   /* attention that both may serve: the key of the choice; or NULL */
     bool undecided;            /* both are loaded: the first bind times them */
     void **pointers;           /* by the step's values */
-    struct cuda_pull *pull;    /* of a collective that goes by copies; NULL: NCCL has it */
+    struct cuda_ce_step *ce;    /* of a collective that goes by copies; NULL: NCCL has it */
     uint32_t group; /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
 
@@ -136,7 +136,7 @@ struct ml_executable {
     cuda_ticket *tickets; /* [0] is unused */
     uint32_t ticket_count;
     bool collects[ML_MAX_MESH]; /* has collectives along the mesh axis */
-    struct cuda_pull *pulls;    /* of its steps; NULL: none */
+    struct cuda_ce_step *ce_steps;    /* of its steps; NULL: none */
     uint32_t *opened;           /* by rank and step: what it uses of the device's list */
     uint32_t opened_count, opened_generation;
     CUgraphExec graph; /* of the whole step; NULL until captured */
@@ -151,7 +151,7 @@ struct ml_executable {
 ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
 ml_status cuda_enqueue_all(ml_executable *executable);
 
-/* Collectives of an executable (cuda_collect.c). */
+/* Collectives of an executable (cuda_collectives.c). */
 void cuda_collect_load(ml_executable *executable); /* raises */
 void cuda_collect_unload(ml_executable *executable);
 /* The group that begins with this step. */
@@ -174,11 +174,11 @@ ml_status cuda_time_ends(ml_executable *executable, const cuda_step *step, CUstr
 ml_status cuda_times_collect(cuda_device *device); /* once all runs are finished */
 void cuda_times_forget(ml_executable *executable);
 void cuda_times_close(cuda_device *device);
-/* Runs that compare what each step wrote (cuda_watch.c). */
+/* Runs that compare what each step wrote (cuda_run_checked.c). */
 ml_status cuda_run_checked(ml_executable *executable);
 ml_check_read cuda_read_storage; /* the context is the executable */
 
-/* GEMM (cuda_gemm.c, cuda_tune.c). `alignment` of operands a, b, c, bias is what their addresses
+/* GEMM (cuda_gemm.c, cuda_gemm_autotune.c). `alignment` of operands a, b, c, bias is what their addresses
  * are multiples of, in bytes, at most 256. */
 typedef struct {
     ml_gemm gemm;
@@ -213,15 +213,15 @@ ml_status cuda_attention_bind(cuda_device *device, cuda_attention *attention,
                               void *const *operands);
 ml_status cuda_attention_run(cuda_device *device, cuda_attention *attention);
 
-/* cuDNN or the own kernels on warpgroup products (cuda_contest.c). */
-/* The contest of an attention step that both may serve, else NULL. Raises. */
-const uint64_t *cuda_contest_of(ml_executable *executable, const ml_step *step);
+/* cuDNN or the own kernels on warpgroup products (cuda_attention_tuning.c). */
+/* The tuning of an attention step that both may serve, else NULL. Raises. */
+const uint64_t *cuda_attention_tuning_key(ml_executable *executable, const ml_step *step);
 /* Whether the own kernels are known to serve, so that cuDNN need not be asked: where one rank
  * decides alone. cuDNN's library is loaded. */
-bool cuda_contest_won(cuda_device *device, const uint64_t *contest);
+bool cuda_attention_own_won(cuda_device *device, const uint64_t *tuning);
 /* The step's pointers are bound, both ways: decide for good. */
-ml_status cuda_contest_decide(ml_executable *executable, cuda_step *step);
-void cuda_contests_close(cuda_device *device);
+ml_status cuda_attention_tune(ml_executable *executable, cuda_step *step);
+void cuda_attention_tunings_close(cuda_device *device);
 
 #endif
 #endif

@@ -3,14 +3,14 @@
  * The segment is a header with one record a rank, then MOST_GROUPS areas, one a group index; an
  * area holds one slot for each rank of the job: words to meet at, and a staging buffer. Groups of
  * one index are disjoint, so a slot belongs to one group. The file is sparse: what no group touches
- * takes no memory. Rings of edges (edge.c) come after that, as they are made: the file grows.
+ * takes no memory. Rings of channels (channel.c) come after that, as they are made: the file grows.
  *
  * Meeting. A collective is a row of steps. In a step every member fills the staging buffer of that
  * step's parity, posts, and arrives at the leader's word (the group's first rank); the last one to
  * arrive starts the next step and wakes the others. Having passed step s, a member knows that all
  * have read what they wanted of step s - 1, so two buffers suffice and one meeting a chunk does. */
-#ifndef ML_COMM_PARTS_H
-#define ML_COMM_PARTS_H
+#ifndef ML_COMM_INTERNAL_H
+#define ML_COMM_INTERNAL_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -25,7 +25,7 @@ enum {
     COMM_MOST_RANKS = 4096,
     COMM_LINE = 64,      /* of a cache */
     COMM_CONTROL = 4096, /* bytes before a slot's buffers, or a ring */
-    COMM_EDGE_BUCKETS = 256,
+    COMM_CHANNEL_BUCKETS = 256,
     COMM_STEP_TIMES = 15, /* of which the median is taken */
 };
 
@@ -85,8 +85,8 @@ struct ml_comm {
     comm_wire *wire; /* where the ranks are on several hosts; then the segment is this rank's own */
     ml_group *groups[COMM_MOST_GROUPS];
     int group_count, spins; /* at most, before a wait sleeps */
-    ml_edge *edges[COMM_EDGE_BUCKETS];
-    uint64_t edges_end; /* of the segment's file; 0: there are no edges yet */
+    ml_channel *channels[COMM_CHANNEL_BUCKETS];
+    uint64_t channels_end; /* of the segment's file; 0: there are no channels yet */
     pthread_t watcher;
     bool watched;
     pthread_mutex_t lock;
@@ -176,8 +176,8 @@ ml_status comm_failure_report(ml_comm *comm);
 void comm_reduce(ml_dtype dtype, ml_combine combine, const void *const *sources, int count,
                  int64_t from, int64_t elements, void *out);
 
-/* edge.c */
-void comm_edges_free(ml_comm *comm);
+/* channel.c */
+void comm_channels_free(ml_comm *comm);
 
 /* watch.c */
 ml_status comm_watch_start(ml_comm *comm);

@@ -1,9 +1,9 @@
-/* Edges: messages from one rank to another of the same host, through a ring in shared memory.
+/* Channels: messages from one rank to another of the same host, through a ring in shared memory.
  *
- * The area of an edge is a page of counters and a ring of `room` bytes, at the end of the segment's
- * file: rank 0 lengthens the file, the two ends map the area, and what no message touched takes no
- * memory. The sender alone writes the first group of counters, the receiver the second. Bytes and
- * messages are counted from the beginning, never wrapped. */
+ * The area of a channel is a page of counters and a ring of `room` bytes, at the end of the
+ * segment's file: rank 0 lengthens the file, the two ends map the area, and what no message touched
+ * takes no memory. The sender alone writes the first group of counters, the receiver the second.
+ * Bytes and messages are counted from the beginning, never wrapped. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "runtime/comm/wire.h"
+#include "runtime/comm/wire_internal.h"
 
 enum {
     MESSAGES = 256,   /* under way at most, whatever their sizes */
@@ -25,11 +25,11 @@ typedef struct {
     _Atomic uint32_t freed, sender_sleeps;
     _Alignas(COMM_LINE) int64_t sizes[MESSAGES]; /* of the messages that are under way */
 } ring;
-_Static_assert(sizeof(ring) <= COMM_CONTROL, "the counters of an edge fit before its ring");
+_Static_assert(sizeof(ring) <= COMM_CONTROL, "the counters of a channel fit before its ring");
 
-struct ml_edge {
+struct ml_channel {
     ml_comm *comm;
-    ml_edge *next; /* in its bucket */
+    ml_channel *next; /* in its bucket */
     int from, to, tag, spins;
     int64_t room;
     uint64_t offset, bytes; /* of its area, in the segment's file */
@@ -41,25 +41,25 @@ struct ml_edge {
 /* ---- Making one -------------------------------------------------------------------------------
  */
 
-static bool is_end(const ml_edge *e) {
+static bool is_end(const ml_channel *e) {
     return e->from == e->comm->rank || e->to == e->comm->rank;
 }
 
-static ml_edge *find(const ml_comm *comm, int bucket, int from, int to, int tag) {
-    ml_edge *e = comm->edges[bucket];
+static ml_channel *find(const ml_comm *comm, int bucket, int from, int to, int tag) {
+    ml_channel *e = comm->channels[bucket];
     while (e && (e->from != from || e->to != to || e->tag != tag)) e = e->next;
     return e;
 }
 
-/* All ranks must mean the same edge. */
+/* All ranks must mean the same channel. */
 static ml_status agree(ml_comm *comm, uint64_t mine, int from, int to, int tag) {
     uint64_t *words = ml_alloc((size_t)comm->world * sizeof *words);
-    if (!words) return ml_fail(ML_NO_MEMORY, "no memory for an edge between ranks");
+    if (!words) return ml_fail(ML_NO_MEMORY, "no memory for a channel between ranks");
     ml_status status = comm_words(comm->groups[0], mine, words);
     for (int i = 0; status == ML_OK && i < comm->world; i++)
         if (words[i] != mine)
             status = ml_fail(ML_INVALID,
-                             "ranks %d and %d disagree on the edge from rank %d to %d (tag %d)",
+                             "ranks %d and %d disagree on the channel from rank %d to %d (tag %d)",
                              comm->rank, i, from, to, tag);
     ml_free(words);
     return status;
@@ -67,13 +67,13 @@ static ml_status agree(ml_comm *comm, uint64_t mine, int from, int to, int tag) 
 
 /* Give up an area in which no message is under way: its memory, not its place in the file. The
  * receiver sees to both: the sender might look at counters whose memory it has just given back. */
-static ml_status leave(ml_edge *e) {
+static ml_status leave(ml_channel *e) {
     ring *r = e->ring;
     bool receives = e->to == e->comm->rank;
     if (!r) return ML_OK;
     if (receives && atomic_load(&r->sent) != atomic_load(&r->received))
         return ml_fail(ML_INTERNAL,
-                       "the edge from rank %d to %d (tag %d) grows while messages are under way",
+                       "the channel from rank %d to %d (tag %d) grows while messages are under way",
                        e->from, e->to, e->tag);
     munmap(r, e->bytes);
     e->ring = NULL;
@@ -84,17 +84,17 @@ static ml_status leave(ml_edge *e) {
 }
 
 /* A new area of the file; the ranks agree before an end maps it. */
-static ml_status place(ml_edge *e, int64_t room, uint64_t agreed) {
+static ml_status place(ml_channel *e, int64_t room, uint64_t agreed) {
     ml_comm *comm = e->comm;
     uint64_t page = COMM_CONTROL;
-    uint64_t begin = comm->edges_end ? comm->edges_end : comm->segment->bytes;
+    uint64_t begin = comm->channels_end ? comm->channels_end : comm->segment->bytes;
     uint64_t bytes = COMM_CONTROL + ((uint64_t)room + page - 1) / page * page;
     if (comm->rank == 0 && ftruncate(comm->fd, (off_t)(begin + bytes)) != 0)
         return ml_fail(ML_NO_MEMORY, "cannot get %lld bytes of shared memory for messages: %s",
                        (long long)bytes, strerror(errno));
     ml_status status = agree(comm, agreed, e->from, e->to, e->tag);
     if (status != ML_OK) return status;
-    comm->edges_end = begin + bytes;
+    comm->channels_end = begin + bytes;
     if (is_end(e)) {
         if ((status = leave(e)) != ML_OK) return status;
         void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, comm->fd,
@@ -110,56 +110,57 @@ static ml_status place(ml_edge *e, int64_t room, uint64_t agreed) {
     return ML_OK;
 }
 
-static ml_edge *edge_new(ml_comm *comm, int bucket, int from, int to, int tag) {
-    ml_edge *e = ml_alloc(sizeof *e);
+static ml_channel *channel_new(ml_comm *comm, int bucket, int from, int to, int tag) {
+    ml_channel *e = ml_alloc(sizeof *e);
     if (!e) return NULL;
-    *e = (ml_edge){.comm = comm,
-                   .next = comm->edges[bucket],
-                   .from = from,
-                   .to = to,
-                   .tag = tag,
-                   .spins = comm->spins};
-    comm->edges[bucket] = e;
+    *e = (ml_channel){.comm = comm,
+                      .next = comm->channels[bucket],
+                      .from = from,
+                      .to = to,
+                      .tag = tag,
+                      .spins = comm->spins};
+    comm->channels[bucket] = e;
     return e;
 }
 
-ml_status ml_comm_edge(ml_comm *comm, int from, int to, int tag, int64_t room, ml_edge **edge) {
-    *edge = NULL;
+ml_status ml_comm_channel(ml_comm *comm, int from, int to, int tag, int64_t room,
+                          ml_channel **channel) {
+    *channel = NULL;
     if (from < 0 || to < 0 || from >= comm->world || to >= comm->world || from == to || room < 1)
-        return ml_fail(ML_INTERNAL, "an edge from rank %d to %d of %d with room for %lld bytes",
+        return ml_fail(ML_INTERNAL, "a channel from rank %d to %d of %d with room for %lld bytes",
                        from, to, comm->world, (long long)room);
     int64_t key[] = {from, to, tag, room};
-    int bucket = (int)(ml_hash(key, 3 * sizeof *key, 0) % COMM_EDGE_BUCKETS);
-    ml_edge *e = find(comm, bucket, from, to, tag);
+    int bucket = (int)(ml_hash(key, 3 * sizeof *key, 0) % COMM_CHANNEL_BUCKETS);
+    ml_channel *e = find(comm, bucket, from, to, tag);
     bool known = e != NULL;
-    if (!e && !(e = edge_new(comm, bucket, from, to, tag)))
-        return ml_fail(ML_NO_MEMORY, "no memory for an edge between ranks");
+    if (!e && !(e = channel_new(comm, bucket, from, to, tag)))
+        return ml_fail(ML_NO_MEMORY, "no memory for a channel between ranks");
     if (!comm->wire) {
         uint64_t agreed = ml_hash(key, sizeof key, known);
         ml_status status =
             known && room <= e->room ? agree(comm, agreed, from, to, tag) : place(e, room, agreed);
         if (status != ML_OK) return status;
     }
-    if (is_end(e)) *edge = e;
+    if (is_end(e)) *channel = e;
     return ML_OK;
 }
 
-void comm_edges_free(ml_comm *comm) {
-    for (int i = 0; i < COMM_EDGE_BUCKETS; i++)
-        while (comm->edges[i]) {
-            ml_edge *e = comm->edges[i];
-            comm->edges[i] = e->next;
+void comm_channels_free(ml_comm *comm) {
+    for (int i = 0; i < COMM_CHANNEL_BUCKETS; i++)
+        while (comm->channels[i]) {
+            ml_channel *e = comm->channels[i];
+            comm->channels[i] = e->next;
             if (e->ring) munmap(e->ring, e->bytes);
             ml_free(e);
         }
 }
 
-int ml_edge_from(const ml_edge *edge) {
-    return edge->from;
+int ml_channel_from(const ml_channel *channel) {
+    return channel->from;
 }
 
-int ml_edge_to(const ml_edge *edge) {
-    return edge->to;
+int ml_channel_to(const ml_channel *channel) {
+    return channel->to;
 }
 
 /* ---- Messages ---------------------------------------------------------------------------------
@@ -169,19 +170,19 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-static bool sending(const ml_edge *e) {
+static bool sending(const ml_channel *e) {
     return e->from == e->comm->rank;
 }
 
 /* The other end, unless it has gone on. */
 static int missing(const void *argument) {
-    const ml_edge *e = argument;
+    const ml_channel *e = argument;
     uint32_t now = atomic_load(sending(e) ? &e->ring->freed : &e->ring->filled);
     return now != e->seen ? -1 : sending(e) ? e->to : e->from;
 }
 
 /* Wait for the other end's next change. */
-static ml_status wait_for_change(ml_edge *e) {
+static ml_status wait_for_change(ml_channel *e) {
     ring *r = e->ring;
     comm_wait wait = {.word = sending(e) ? &r->freed : &r->filled,
                       .sleepers = sending(e) ? &r->sender_sleeps : &r->receiver_sleeps,
@@ -192,18 +193,18 @@ static ml_status wait_for_change(ml_edge *e) {
     return comm_sleep(e->comm, &wait, &e->spins);
 }
 
-static void tell_change(ml_edge *e) {
+static void tell_change(ml_channel *e) {
     ring *r = e->ring;
     _Atomic uint32_t *word = sending(e) ? &r->filled : &r->freed;
     atomic_fetch_add(word, 1);
     comm_wake(word, sending(e) ? &r->receiver_sleeps : &r->sender_sleeps);
 }
 
-static ml_status start(ml_edge *e, comm_kind kind, int64_t bytes) {
+static ml_status start(ml_channel *e, comm_kind kind, int64_t bytes) {
     ml_comm *comm = e->comm;
     int end = kind == COMM_SEND ? e->from : e->to, other = kind == COMM_SEND ? e->to : e->from;
     if (comm->rank != end || bytes < 0)
-        return ml_fail(ML_INTERNAL, "rank %d is at the wrong end of the edge from %d to %d",
+        return ml_fail(ML_INTERNAL, "rank %d is at the wrong end of the channel from %d to %d",
                        comm->rank, e->from, e->to);
     if (comm->wire)
         return ml_fail(ML_INVALID,
@@ -216,14 +217,14 @@ static ml_status start(ml_edge *e, comm_kind kind, int64_t bytes) {
 }
 
 /* Between memory and the ring, which begins again at its end. */
-static void copy_in(ml_edge *e, uint64_t at, const char *from, uint64_t bytes) {
+static void copy_in(ml_channel *e, uint64_t at, const char *from, uint64_t bytes) {
     char *buffer = (char *)e->ring + COMM_CONTROL;
     uint64_t begin = at % (uint64_t)e->room, first = least(bytes, (uint64_t)e->room - begin);
     if (first > 0) memcpy(buffer + begin, from, first);
     if (first < bytes) memcpy(buffer, from + first, bytes - first);
 }
 
-static void copy_out(const ml_edge *e, uint64_t at, char *to, uint64_t bytes) {
+static void copy_out(const ml_channel *e, uint64_t at, char *to, uint64_t bytes) {
     const char *buffer = (const char *)e->ring + COMM_CONTROL;
     uint64_t begin = at % (uint64_t)e->room, first = least(bytes, (uint64_t)e->room - begin);
     if (first > 0) memcpy(to, buffer + begin, first);
@@ -231,7 +232,7 @@ static void copy_out(const ml_edge *e, uint64_t at, char *to, uint64_t bytes) {
 }
 
 /* How much of `left` bytes fits now; not less than makes waking the receiver worth it. */
-static bool has_room(const ml_edge *e, uint64_t left, uint64_t *part) {
+static bool has_room(const ml_channel *e, uint64_t left, uint64_t *part) {
     ring *r = e->ring;
     uint64_t room = (uint64_t)e->room;
     uint64_t free = room - (atomic_load(&r->written) - atomic_load(&r->read));
@@ -239,7 +240,7 @@ static bool has_room(const ml_edge *e, uint64_t left, uint64_t *part) {
     return *part >= least(left, least((room + 1) / 2, PART));
 }
 
-ml_status ml_edge_send(ml_edge *e, const void *memory, int64_t bytes) {
+ml_status ml_channel_send(ml_channel *e, const void *memory, int64_t bytes) {
     ml_status status = start(e, COMM_SEND, bytes);
     ring *r = e->ring;
     bool begun = false;
@@ -266,7 +267,7 @@ ml_status ml_edge_send(ml_edge *e, const void *memory, int64_t bytes) {
 }
 
 /* Another size than this end expects: the ranks run different programs. */
-static ml_status differs(ml_edge *e, int64_t sent, int64_t expected) {
+static ml_status differs(ml_channel *e, int64_t sent, int64_t expected) {
     char theirs[COMM_NOTE_BYTES], own[COMM_NOTE_BYTES];
     comm_segment *segment = e->comm->segment;
     comm_note_read(&segment->ranks[e->from], theirs);
@@ -279,7 +280,7 @@ static ml_status differs(ml_edge *e, int64_t sent, int64_t expected) {
     return ML_INVALID;
 }
 
-static ml_status wait_for_message(ml_edge *e, int64_t bytes) {
+static ml_status wait_for_message(ml_channel *e, int64_t bytes) {
     ring *r = e->ring;
     uint64_t received = atomic_load(&r->received);
     for (;;) {
@@ -292,7 +293,7 @@ static ml_status wait_for_message(ml_edge *e, int64_t bytes) {
     return sent == bytes ? ML_OK : differs(e, sent, bytes);
 }
 
-ml_status ml_edge_receive(ml_edge *e, void *memory, int64_t bytes) {
+ml_status ml_channel_receive(ml_channel *e, void *memory, int64_t bytes) {
     ml_status status = start(e, COMM_RECEIVE, bytes);
     if (status != ML_OK || (status = wait_for_message(e, bytes)) != ML_OK) return status;
     ring *r = e->ring;
