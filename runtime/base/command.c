@@ -14,21 +14,21 @@ extern char **environ;
 
 /* Descriptor 3 is a pipe that only this process can write to: it ends with it, and then `read`
  * returns. SIGTERM lets compilers remove their own temporary files. */
-static const char minder[] = "export LC_ALL=C\n" /* what it prints is searched for causes */
-                             "[ -z \"$4\" ] || export TMPDIR=\"$4\"\n"
-                             "{ read -r line; trap '' TERM; kill -TERM 0; sleep 1; rm -rf \"$1\" "
-                             "\"$2\" \"$3\" \"$4\"; kill -KILL 0; "
-                             "} <&3 &\n"
-                             "minder=$!\n"
-                             "exec 3<&-\n"
-                             "shift 4\n"
-                             "\"$@\"\n"
-                             "code=$?\n"
-                             "exec 2>/dev/null\n" /* else a shell may tell how the minder ends */
-                             "kill -KILL $minder\n"
-                             "wait $minder\n"
-                             "exit $code\n";
-enum { LEASH = 3, MOST_WORDS = 64, MOST_RUNNING = 256, SHELL_SIGNAL = 128, NOT_FOUND = 126 };
+static const char guard[] = "export LC_ALL=C\n" /* what it prints is searched for causes */
+                            "[ -z \"$4\" ] || export TMPDIR=\"$4\"\n"
+                            "{ read -r line; trap '' TERM; kill -TERM 0; sleep 1; rm -rf \"$1\" "
+                            "\"$2\" \"$3\" \"$4\"; kill -KILL 0; "
+                            "} <&3 &\n"
+                            "guard=$!\n"
+                            "exec 3<&-\n"
+                            "shift 4\n"
+                            "\"$@\"\n"
+                            "code=$?\n"
+                            "exec 2>/dev/null\n" /* else a shell may print how the guard ends */
+                            "kill -KILL $guard\n"
+                            "wait $guard\n"
+                            "exit $code\n";
+enum { ALIVE = 3, MOST_WORDS = 64, MOST_RUNNING = 256, SHELL_SIGNAL = 128, NOT_FOUND = 126 };
 
 static atomic_int running[MOST_RUNNING]; /* process groups; 0: free */
 static atomic_uint stops;
@@ -47,14 +47,14 @@ void ml_command_stop(void) {
     errno = before;
 }
 
-static pid_t start(const ml_command *c, const char *const *words, int leash) {
+static pid_t start(const ml_command *c, const char *const *words, int alive) {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     pid_t child = 0;
     sigset_t none; /* threads of the pool block signals; a compiler should not */
     int create = O_WRONLY | O_CREAT | O_TRUNC;
     if (posix_spawn_file_actions_init(&actions) != 0) return 0;
-    posix_spawn_file_actions_adddup2(&actions, leash, LEASH);
+    posix_spawn_file_actions_adddup2(&actions, alive, ALIVE);
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, c->out, create, 0600);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, c->errors, create, 0600);
@@ -70,7 +70,7 @@ static pid_t start(const ml_command *c, const char *const *words, int leash) {
     return failed ? 0 : child;
 }
 
-/* Where it stands in `running`, or -1: too many run at once, and this one hears of no stop. */
+/* Where it stands in `running`, or -1: too many run at once, and a stop does not reach this one. */
 static int register_group(pid_t group) {
     for (int i = 0; i < MOST_RUNNING; i++) {
         int free = 0;
@@ -89,14 +89,14 @@ static int await(pid_t child, int place) {
     while (waitpid(child, &state, 0) < 0)
         if (errno != EINTR) return ML_COMMAND_NOT_STARTED;
     if (!WIFEXITED(state)) return -WTERMSIG(state);
-    int code = WEXITSTATUS(state); /* the shell's, which tells so of signals and of no command */
+    int code = WEXITSTATUS(state); /* the shell's code of a signal, or of no command */
     if (code > SHELL_SIGNAL) return SHELL_SIGNAL - code;
     return code >= NOT_FOUND ? ML_COMMAND_NOT_STARTED : code;
 }
 
 int ml_command_run(const ml_command *c) {
-    const char *words[MOST_WORDS] = {"sh", "-c", minder, "mlua"};
-    int count = 4, leash[2];
+    const char *words[MOST_WORDS] = {"sh", "-c", guard, "mlua"};
+    int count = 4, alive[2];
     for (int i = 0; i < ML_COMMAND_FILES; i++) words[count++] = c->files[i] ? c->files[i] : "";
     words[count++] = c->temporaries ? c->temporaries : "";
     for (int i = 0; c->words[i]; i++) {
@@ -105,15 +105,15 @@ int ml_command_run(const ml_command *c) {
     }
     words[count] = NULL;
     if (ml_command_stops() != c->stops) return -SIGTERM;
-    if (pipe2(leash, O_CLOEXEC) != 0) return ML_COMMAND_NOT_STARTED;
-    pid_t child = start(c, words, leash[0]);
-    close(leash[0]);
+    if (pipe2(alive, O_CLOEXEC) != 0) return ML_COMMAND_NOT_STARTED;
+    pid_t child = start(c, words, alive[0]);
+    close(alive[0]);
     int code = ML_COMMAND_NOT_STARTED;
     if (child > 0) {
         int place = register_group(child);
         if (ml_command_stops() != c->stops) kill(-child, SIGTERM); /* it came in between */
         code = await(child, place);
     }
-    close(leash[1]);
+    close(alive[1]);
     return code;
 }

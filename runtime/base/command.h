@@ -11,7 +11,7 @@ enum { ML_COMMAND_NOT_STARTED = -1000, ML_COMMAND_FILES = 3 };
 
 typedef struct {
     const char *const *words;            /* the command's path and arguments, NULL at the end */
-    const char *out, *errors;            /* files that its output goes to */
+    const char *out, *errors;            /* files to which its output is written */
     const char *files[ML_COMMAND_FILES]; /* removed where this process dies; NULL: none */
     const char *temporaries; /* folder for its own temporary files (TMPDIR), removed likewise; NULL:
                                 the usual one */

@@ -3,11 +3,11 @@
 #ifndef ML_CRASH_H
 #define ML_CRASH_H
 
-/* From here on signals that tell of a fault in the program (SIGSEGV, SIGBUS, SIGILL, SIGFPE,
+/* From here on signals of a fault in the program (SIGSEGV, SIGBUS, SIGILL, SIGFPE,
  * SIGABRT) print them before the process ends by that very signal. Sanitizers have their own. */
 void ml_crash_report(void);
-/* The process is about to end, and has told why: a thread that it leaves inside a library stands
- * still at a fault, in silence. Faults of the main thread are told as before. */
+/* The process is about to end, and has reported why: a thread that it leaves inside a library
+ * stands still at a fault, in silence. Faults of the main thread are reported as before. */
 void ml_crash_ending(void);
 
 #endif

@@ -70,7 +70,8 @@ static const knob KNOBS[] = {
      "whole",
      NUMBER, AT(chunk)},
     {"MLUA_COPIES", "0|1",
-     "0: parameters are cast for a GPU's products where these run; else their casts are kept, and "
+     "0: parameters are cast for a GPU's products where these run; else their casts are cached, "
+     "and "
      "set with the parameters, or once a step by pipeline stages, where memory allows",
      FLAG, AT(copies)},
     {"MLUA_BATCH", "0|1",
@@ -100,11 +101,11 @@ static const knob KNOBS[] = {
      NUMBER, AT(timeout)},
     {"MLUA_BIND", "ADDRESS",
      "where rank 0 waits for ranks of other hosts; default: anywhere (0.0.0.0) where the launcher "
-     "tells of several hosts, else this host alone (127.0.0.1)",
+     "says that there are several hosts, else this host alone (127.0.0.1)",
      TEXT, AT(bind)},
     {"MLUA_SECRET", "TEXT",
      "what the ranks of a job must know to join it, and prove in all that they send to other hosts "
-     "(nothing is encrypted); default: a file of the user's, made when first needed",
+     "(nothing is encrypted); default: a file of the user's, created when first needed",
      TEXT, AT(secret)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
     {"MLUA_RUNS", "N",

@@ -23,7 +23,7 @@ typedef struct {
     bool tma;            /* MLUA_TMA=0: products by groups without the copy engine */
     int blas;            /* MLUA_BLAS=0: products on the CPU by our own kernels; 1: by a BLAS */
     int recompute;       /* MLUA_RECOMPUTE=1: recompute activations whatever the time; 0: none */
-    int chunk;           /* MLUA_CHUNK=MiB: logits beyond this are made in chunks; 0: never */
+    int chunk;           /* MLUA_CHUNK=MiB: logits beyond this are computed in chunks; 0: never */
     bool copies;         /* MLUA_COPIES=0: no copies of parameters outlive a step */
     bool batch;          /* MLUA_BATCH=0: every kernel has a launch of its own */
     int overlap;         /* MLUA_OVERLAP=0|1: collectives beside other work; -1: on GPUs */

@@ -1,5 +1,5 @@
-/* What processes that died (SIGKILL, a crash) left behind, found by its names: these tell which
- * process of which machine made it. */
+/* What processes that died (SIGKILL, a crash) left behind, found by its names, which say which
+ * process of which machine created it. */
 #ifndef ML_LEFTOVER_H
 #define ML_LEFTOVER_H
 

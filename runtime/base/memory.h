@@ -21,7 +21,7 @@ void ml_memory_fail_at(int64_t n);
 typedef struct ml_arena ml_arena;
 ml_arena *ml_arena_new(void); /* NULL when exhausted */
 void ml_arena_free(ml_arena *arena);
-void ml_arena_reset(ml_arena *arena); /* frees all blocks, keeps some memory for the next */
+void ml_arena_reset(ml_arena *arena); /* frees all blocks, retains some memory for the next */
 void *ml_arena_alloc(ml_arena *arena, size_t bytes); /* 16-byte aligned, zeroed; raises */
 char *ml_arena_format(ml_arena *arena, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

@@ -15,7 +15,7 @@ static atomic_bool abandoned;
 /* ---- Signals ----------------------------------------------------------------------------------
  */
 
-/* Whether what this process writes there reaches nobody any more. */
+/* Whether what this process writes there has no reader any more. */
 static bool unread(int fd) {
     struct pollfd p = {.fd = fd};
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLHUP));

@@ -1,8 +1,8 @@
 /* This process among others: its threads, the signals that reach it, and how it ends.
  *
- * However a script ended, what the process made outside itself (temporary folders) is removed and
- * what it printed is flushed. Then it returns from main, so that libraries' destructors run; but
- * where a thread stays inside a library, as one that connects to ranks that are gone, it ends
+ * However a script ended, what the process created outside itself (temporary folders) is removed
+ * and what it printed is flushed. Then it returns from main, so that libraries' destructors run;
+ * but where a thread stays inside a library, as one that connects to ranks that have ended, it ends
  * without them: the thread would go on while they take the library apart, and crash. */
 #ifndef ML_PROCESS_H
 #define ML_PROCESS_H
@@ -10,8 +10,8 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* Once, early. SIGCHLD, which whoever started this process may have ignored, tells of children
- * again. SIGPIPE ends the process only where nobody reads what it prints: a connection that a
+/* Once, early. SIGCHLD, which the parent may have ignored, reports children
+ * again. SIGPIPE ends the process only where no reader of its output is left: a connection that a
  * library writes to and whose other end has died is an error of that call alone. */
 void ml_process_begin(void);
 

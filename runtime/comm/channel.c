@@ -174,7 +174,7 @@ static bool sending(const ml_channel *e) {
     return e->from == e->comm->rank;
 }
 
-/* The other end, unless it has gone on. */
+/* The other end, unless it has continued. */
 static int missing(const void *argument) {
     const ml_channel *e = argument;
     uint32_t now = atomic_load(sending(e) ? &e->ring->freed : &e->ring->filled);

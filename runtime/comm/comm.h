@@ -1,10 +1,10 @@
-/* Collectives between ranks, and what keeps a job of several processes together.
+/* Collectives between ranks, and the life of a job of several processes.
  *
  * A communicator joins all ranks of a job; groups are the ranks that differ only along one mesh
  * axis. Every rank calls the same collectives in the same order; collectives of different groups
  * may come from different threads, those of one group from one thread at a time. Buffers are
  * contiguous. Between CPU ranks of one host: a shared memory segment (a memfd: it has no name and
- * goes with the last process) and sleeping waits (futex), so that 8 ranks make progress on 2 cores.
+ * ends with the last process) and sleeping waits (futex), so that 8 ranks make progress on 2 cores.
  * Sums are in a fixed order (by rank), so results do not depend on timing and are the same on every
  * rank, to the bit; bf16 is added up in f32. MAX and MIN give NaN where any rank has one; a SUM of
  * booleans is "any". A wait longer than the timeout, or a rank that died, fails with ML_DEVICE
@@ -24,7 +24,7 @@ typedef struct ml_channel ml_channel;   /* from one rank to another, one way */
 /* What the user asks of jobs of several ranks (base/knobs.h): read once, with the launch. */
 typedef struct {
     int hosts;          /* the ranks of this host take themselves for those of so many */
-    int timeout;        /* seconds until a silent rank is given up; 0: the defaults of comm/watch.c */
+    int timeout;        /* seconds until a silent rank is given up; 0: as in watch.c */
     const char *bind;   /* where rank 0's rendezvous listens; NULL: this host, or all where the
                            ranks are on several */
     const char *secret; /* what ranks prove to one another that they know; NULL: a file's */
@@ -35,7 +35,7 @@ typedef struct {
     int rank, world, local_rank; /* local: among those of this host */
     char address[256]; /* of rank 0's rendezvous: host:port, or fd:N, the inherited segment */
     char secret[65];   /* hex; "" where the launcher gave none: see MLUA_SECRET */
-    char job[128];     /* tells this job's rendezvous from others' of the same user */
+    char job[128];     /* distinguishes this job's rendezvous from others' of the same user */
     char source[32];   /* "mlua run -n", "Slurm", ... */
     char wrong[80];    /* a variable that is no number, as NAME=text; "" where all are */
     bool several;      /* the launcher says that the ranks are on several hosts */
@@ -56,11 +56,11 @@ enum { ML_EXIT_PEER = 75 };
 ml_status ml_comm_open(const ml_launch *launch, ml_comm **comm);
 /* This rank is done: others that still wait for it fail. NULL is allowed. */
 void ml_comm_close(ml_comm *comm);
-/* This rank cannot go on because of `text`: tells the others, unless another rank failed before.
- * Whether the user should hear of it from this rank (then print the error): once for each failure,
- * never where the launcher tells. */
+/* This rank cannot continue because of `text`: informs the others, unless another rank failed
+ * before. Whether this rank should report it to the user (print the error): once for each failure,
+ * never where the launcher reports it. */
 bool ml_comm_fail(ml_comm *comm, const char *text);
-/* Whether rank 0 is at work: it has not ended, and waits for nobody. */
+/* Whether rank 0 is at work: it has not ended, and waits for no rank. */
 bool ml_comm_first_works(const ml_comm *comm);
 /* ML_OK, or the failure of another rank: for waits that are not this module's. */
 ml_status ml_comm_check(ml_comm *comm);
@@ -68,7 +68,7 @@ ml_status ml_comm_check(ml_comm *comm);
 bool ml_comm_peer_failed(void);
 /* For waits that are not this module's (for a GPU): call it several times a second meanwhile with
  * the seconds since the last call, 0 at first, and ml_comm_waited at the end. Fails once another
- * rank has failed; accuses a rank that keeps the others waiting, as collectives do. */
+ * rank has failed; accuses a rank for which the others wait, as collectives do. */
 ml_status ml_comm_waiting(ml_comm *comm, double seconds);
 void ml_comm_waited(ml_comm *comm);
 int ml_comm_rank(const ml_comm *comm);
@@ -89,11 +89,11 @@ void ml_comm_note(ml_comm *comm, const char *text);
 /* The same for work that may take minutes (compilers, files): until its next note the others wait
  * longer for this rank. */
 void ml_comm_busy(ml_comm *comm, const char *text);
-void ml_comm_done(ml_comm *comm); /* with that: the script goes on */
+void ml_comm_done(ml_comm *comm); /* with that: the script continues */
 /* A sign of progress, as a note is. A rank that lives, shows none and is not busy is given up after
  * 24 s, or later: */
 void ml_comm_progress(ml_comm *comm);
-/* ... before two steps were made, after the longest that any rank may need between two signs, */
+/* ... before two steps were run, after the longest that any rank may need between two signs, */
 void ml_comm_expect(ml_comm *comm, double seconds);
 /* and then after three median steps. A training step ends. */
 void ml_comm_step(ml_comm *comm);
@@ -103,11 +103,12 @@ void ml_comm_step(ml_comm *comm);
  * matters to those that combine. in and out may be the same memory for ALL_REDUCE. */
 ml_status ml_comm_collect(ml_group *g, ml_collective kind, const void *in, void *out, int64_t count,
                           ml_dtype dtype, ml_combine combine);
-/* A one-way channel between two ranks of the job. Collective over all ranks, which all name the same
- * channels in the same order; *channel is NULL on ranks that are neither end. The same pair and tag again
- * give the same channel, with more room where that is asked for; then nothing may be under way. Channels
- * live as long as the communicator. */
-ml_status ml_comm_channel(ml_comm *comm, int from, int to, int tag, int64_t room, ml_channel **channel);
+/* A one-way channel between two ranks of the job. Collective over all ranks, which all name the
+ * same channels in the same order; *channel is NULL on ranks that are neither end. The same pair
+ * and tag again give the same channel, with more room where that is asked for; then nothing may be
+ * under way. Channels live as long as the communicator. */
+ml_status ml_comm_channel(ml_comm *comm, int from, int to, int tag, int64_t room,
+                          ml_channel **channel);
 int ml_channel_from(const ml_channel *channel);
 int ml_channel_to(const ml_channel *channel);
 /* Host memory. send returns once the whole message has found room: while no more than `room` bytes

@@ -1,9 +1,11 @@
-/* What the files of comm share: the segment that all ranks of a host map, and what each rank keeps.
+/* What the files of comm share: the segment that all ranks of a host map, and what each rank
+ * stores.
  *
  * The segment is a header with one record a rank, then MOST_GROUPS areas, one a group index; an
  * area holds one slot for each rank of the job: words to meet at, and a staging buffer. Groups of
  * one index are disjoint, so a slot belongs to one group. The file is sparse: what no group touches
- * takes no memory. Rings of channels (channel.c) come after that, as they are made: the file grows.
+ * takes no memory. Rings of channels (channel.c) come after that, as they are created: the file
+ * grows.
  *
  * Meeting. A collective is a row of steps. In a step every member fills the staging buffer of that
  * step's parity, posts, and arrives at the leader's word (the group's first rank); the last one to
@@ -47,10 +49,10 @@ typedef struct {
     uint64_t magic;
     uint64_t bytes, slot_bytes, chunk_bytes;
     int32_t world;
-    /* The first failure: claimed by whoever sets `failed` (1 + the rank at fault), told once
-     * `failure_told`. */
-    _Atomic uint32_t failed, failure_told;
-    /* Who tells the user: the launcher, where there is one; else the first rank that asks. */
+    /* The first failure: claimed by the rank that sets `failed` (1 + the rank at fault), readable
+     * once `failure_ready`. */
+    _Atomic uint32_t failed, failure_ready;
+    /* Who reports to the user: the launcher, where there is one; else the first rank that asks. */
     _Atomic uint32_t launched, reported, failure_own;
     char failure[COMM_FAILURE_BYTES];
     comm_record ranks[];
@@ -106,9 +108,9 @@ comm_segment *comm_segment_alone(int world, size_t *bytes); /* of this process; 
 void comm_note_read(comm_record *record, char note[COMM_NOTE_BYTES]);
 /* The first failure of the job: rank `rank` is at fault. False where there was one before. */
 bool comm_failure_set(comm_segment *segment, int rank, const char *text);
-/* Whether this process is the one that tells the user of another rank's failure. */
+/* Whether this process is the one that reports another rank's failure to the user. */
 bool comm_may_report(comm_segment *segment);
-/* The rank at fault, or -1; with its text once it is told. */
+/* The rank at fault, or -1; with its text once it is ready. */
 int comm_failure_get(comm_segment *segment, char text[COMM_FAILURE_BYTES]);
 /* "rank 3 (pid 77) WHY; it was last seen in: NOTE; rank 0 waits for it in ...": set as failure. */
 bool comm_accuse(comm_segment *segment, int rank, const char *why);
@@ -118,7 +120,7 @@ static inline comm_slot *comm_slot_of(comm_segment *segment, int index, int rank
     size_t place = (size_t)index * (size_t)segment->world + (size_t)rank;
     return (comm_slot *)(areas + place * segment->slot_bytes);
 }
-/* Buffers of a slot: what goes in, and slices of what comes out (half a chunk). */
+/* Buffers of a slot: the operand, and slices of the result (half a chunk). */
 static inline char *comm_buffer(comm_segment *segment, comm_slot *slot, uint32_t step) {
     return (char *)slot + COMM_CONTROL + (step & 1) * segment->chunk_bytes;
 }
@@ -127,7 +129,7 @@ static inline char *comm_result(comm_segment *segment, comm_slot *slot, uint32_t
            (step & 1) * (segment->chunk_bytes / 2);
 }
 
-/* What a rank knows of all that it hears of. */
+/* What a rank knows of all ranks whose records reach it. */
 typedef struct {
     uint64_t progress;
     bool busy, ended, all_wait; /* any, any, all */
@@ -182,15 +184,16 @@ void comm_channels_free(ml_comm *comm);
 /* watch.c */
 ml_status comm_watch_start(ml_comm *comm);
 void comm_watch_stop(ml_comm *comm);
-/* Seconds, by ml_comm_options.timeout: without a heartbeat, after which a rank has stopped; in which a
- * rank must open its communicator. */
+/* Seconds, by ml_comm_options.timeout: without a heartbeat, after which a rank has stopped; in
+ * which a rank must open its communicator. */
 double comm_stale_limit(int timeout);
 double comm_start_limit(int timeout);
 /* Seconds that a living rank may be waited for that shows no progress. */
 double comm_late_limit(const ml_comm *comm, bool busy);
-/* The same for one that itself waits, while nobody shows any: who keeps it is found first. */
+/* The same for one that itself waits, while no rank shows any: the rank for which it waits is found
+ * first. */
 double comm_late_waiting(double limit);
-/* Seconds more where only rank 0 hears of the others: it says first who it is. */
+/* Seconds more where only rank 0 is connected to the others: it reports first which rank it is. */
 enum { COMM_HEARD = 3 };
 
 #endif

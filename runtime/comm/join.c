@@ -229,7 +229,7 @@ ml_status comm_join(ml_comm *comm, const ml_launch *launch) {
     join_job job = {.launch = launch};
     job.deadline = comm_now() + (timeout > 0 ? timeout : JOIN_SECONDS);
     if (!split_address(launch->address, &job)) {
-        ml_fail(ML_INVALID, "%s does not tell where rank 0 is%s%s", launch->source,
+        ml_fail(ML_INVALID, "%s does not say where rank 0 is%s%s", launch->source,
                 *launch->address ? ": " : "", launch->address);
         return ml_help("set MASTER_ADDR to the name of rank 0's host, and MASTER_PORT");
     }

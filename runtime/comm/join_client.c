@@ -24,7 +24,8 @@ static double sooner(double a, double b) {
     return a < b ? a : b;
 }
 
-/* Handshake on a connected socket, up to the welcome. False: this is not rank 0, or it is gone. */
+/* Handshake on a connected socket, up to the welcome. False: this is not rank 0, or it has ended.
+ */
 static bool shake_hands(visit *v, int fd) {
     join_challenge challenge;
     join_answer answer;
@@ -51,7 +52,7 @@ static bool shake_hands(visit *v, int fd) {
     return digest_equal(proof, v->welcome.proof, sizeof proof);
 }
 
-/* Rank 0 may be near (it listens on loopback unless told otherwise), or at the job's address, at
+/* Rank 0 may be near (it listens on loopback by default), or at the job's address, at
  * one of several ports. A socket that has been welcomed, or -1. */
 static int try_all(visit *v) {
     const char *hosts[] = {"127.0.0.1", v->job->host};

@@ -8,9 +8,9 @@
  *     rank -> 0   answer     who it is, proof = HMAC(key, "client" hello challenge's nonce, who)
  *     0 -> rank   welcome    once all are there: what to do, proof = HMAC(key, "welcome" ...)
  * The key is HMAC(secret, job). Nonces are fresh on both sides, so nothing that was recorded
- * is of use; a rank says nothing of itself before rank 0 has proved itself. Rank 0 keeps a bounded
+ * is of use; a rank says nothing of itself before rank 0 has proved itself. Rank 0 holds a bounded
  * number of unproved connections, each for a short time, and never waits for a single one. What
- * follows on a connection that is kept bears proofs too (wire.h). */
+ * follows on a connection that stays open bears proofs too (wire.h). */
 #ifndef COMM_JOIN_INTERNAL_H
 #define COMM_JOIN_INTERNAL_H
 
@@ -18,7 +18,7 @@
 #include "runtime/comm/comm_internal.h"
 
 enum {
-    JOIN_PORTS = 8, /* tried from the job's port on, where nobody chose it: some may be taken */
+    JOIN_PORTS = 8, /* tried from the job's port on, where no one chose it: some may be taken */
     JOIN_NAME_BYTES = 32,
     JOIN_TEXT_BYTES = 256,
 };

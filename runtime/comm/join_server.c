@@ -183,7 +183,7 @@ static bool hand_to(server *s, int socket, const uint8_t ticket[DIGEST_BYTES], i
     return true;
 }
 
-/* A rank that has joined, still needs the segment, and is gone; 0: none. */
+/* A rank that has joined, still needs the segment, and has ended; 0: none. */
 static int who_left(const server *s) {
     char byte;
     for (int i = 1; i < s->world; i++)
@@ -202,8 +202,8 @@ static ml_status hand_out(server *s, int segment) {
     if (listener < 0) return ml_fail(ML_IO, "cannot hand out shared memory: %s", strerror(errno));
     for (int i = 1; i < s->world; i++) welcome(s, &s->ranks[i], &w);
     double deadline = comm_now() + HAND_OUT_SECONDS;
-    int left = s->world - 1, gone = 0;
-    while (left && !(gone = who_left(s)) && comm_now() < deadline) {
+    int left = s->world - 1, ended = 0;
+    while (left && !(ended = who_left(s)) && comm_now() < deadline) {
         if (!join_wait(listener, POLLIN, comm_now() + 0.2)) continue;
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0 && hand_to(s, fd, w.ticket, segment)) left--;
@@ -211,9 +211,9 @@ static ml_status hand_out(server *s, int segment) {
     }
     close(listener);
     if (!left) return ML_OK;
-    while (!gone || s->ranks[gone].fd < 0) gone++;
-    return ml_fail(ML_DEVICE, "rank %d (pid %u) joined but did not fetch the shared memory", gone,
-                   s->ranks[gone].answer.who.pid);
+    while (!ended || s->ranks[ended].fd < 0) ended++;
+    return ml_fail(ML_DEVICE, "rank %d (pid %u) joined but did not fetch the shared memory", ended,
+                   s->ranks[ended].answer.who.pid);
 }
 
 /* ---- All are there ----------------------------------------------------------------------------
@@ -248,7 +248,7 @@ static ml_status finish(ml_comm *comm, server *s) {
     return comm->fd < 0 ? ml_error_last()->status : hand_out(s, comm->fd);
 }
 
-/* Where others come from: MLUA_BIND, else anywhere where the launcher has dealt the ranks to
+/* Where others come from: MLUA_BIND, else anywhere where the launcher distributed the ranks over
  * several hosts (who does not know the secret gets nothing), else this host alone. */
 static const char *where(const server *s) {
     const char *bind = s->job->launch->options.bind;
@@ -287,7 +287,8 @@ static ml_status ports_taken(const server *s) {
     return ml_help("set MASTER_PORT to a free port for all ranks");
 }
 
-/* Where nobody chose the port, rank 0 takes the first free one of those that all ranks try. */
+/* Where neither user nor launcher chose the port, rank 0 takes the first free one of those that all
+ * ranks try. */
 static ml_status open_port(server *s) {
     const join_job *job = s->job;
     char holder[128];
@@ -312,7 +313,7 @@ static ml_status serve(ml_comm *comm, server *s) {
         if (comm_now() > s->job->deadline) return too_late(s);
         serve_once(s);
     }
-    join_close(&s->listener); /* nobody else is expected */
+    join_close(&s->listener); /* no other rank is expected */
     return finish(comm, s);
 }
 

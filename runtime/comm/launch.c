@@ -30,7 +30,7 @@ static const char *variable(const char *const *names) {
 #define NAMES(...) ((const char *const[]){__VA_ARGS__, NULL})
 #define VARIABLE(...) variable(NAMES(__VA_ARGS__))
 
-/* The number of the first that is set. What is no number is -1, and kept for ml_comm_open, which
+/* The number of the first that is set. What is no number is -1, and stored for ml_comm_open, which
  * refuses it. */
 static int number(ml_launch *launch, int otherwise, const char *const *names) {
     const char *name = first_set(names);
@@ -106,7 +106,7 @@ static bool from_torchrun(ml_launch *launch) {
     int first = master_port(launch, TORCH_PORT);
     const char *agent = VARIABLE("TORCHELASTIC_USE_AGENT_STORE");
     if (agent && strcasecmp(agent, "false") != 0 && strcmp(agent, "0") != 0) {
-        first++; /* torchrun itself listens there; nobody chose the next */
+        first++; /* torchrun itself listens there; the next is free for others */
         launch->fixed_port = false;
     }
     set_address(launch, host, first);

@@ -219,7 +219,7 @@ static void signal_ranks(launcher *l, int number) {
         if (l->children[i].pid) kill(l->children[i].pid, number);
 }
 
-/* It has told why: what it ends with is the job's code, however long it takes to end. */
+/* It has reported why: what it ends with is the job's code, however long it takes to end. */
 static bool failed_itself(const launcher *l, int rank) {
     return atomic_load(&l->segment->failure_own) &&
            (int)atomic_load(&l->segment->failed) - 1 == rank;
@@ -344,15 +344,15 @@ static void end_orphans(void) {
     }
 }
 
-/* What rank 0 has told needs no more words, and none are for a reader who has left (mlua run ... |
+/* What rank 0 reported needs no more words, and none are for a reader who has left (mlua run ... |
  * head). */
-static void tell(launcher *l) {
+static void report(launcher *l) {
     char text[COMM_FAILURE_BYTES];
     int rank = comm_failure_get(l->segment, text);
     bool own = atomic_load(&l->segment->failure_own);
     bool cut_off = l->exit_code == 128 + SIGPIPE;
     if (rank < 0 || l->interrupts || (rank == 0 && (own || cut_off))) return;
-    if (own) /* that rank has told why */
+    if (own) /* that rank has reported why */
         fprintf(stderr, "%smlua: rank %d failed; the other ranks were stopped\n", over_the_bar(),
                 rank);
     else
@@ -380,7 +380,7 @@ static int launch(int ranks, const ml_comm_options *options, char **argv, pid_t 
         l.exit_code = EXIT_FAILED;
     }
     run(&l);
-    if (status == ML_OK && (l.exit_code || l.peers_ended || l.killed)) tell(&l);
+    if (status == ML_OK && (l.exit_code || l.peers_ended || l.killed)) report(&l);
     clean_up(&l);
     if (l.exit_code) return l.exit_code;
     return l.peers_ended || l.killed ? ML_EXIT_PEER : 0;

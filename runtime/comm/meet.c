@@ -106,9 +106,9 @@ ml_status ml_comm_check(ml_comm *comm) {
 
 bool ml_comm_fail(ml_comm *comm, const char *text) {
     if (!comm || !comm->segment) return true;
-    char told[COMM_FAILURE_BYTES];
-    snprintf(told, sizeof told, "rank %d (pid %d) failed: %s", comm->rank, (int)getpid(), text);
-    if (comm_failure_set(comm->segment, comm->rank, told))
+    char whole[COMM_FAILURE_BYTES];
+    snprintf(whole, sizeof whole, "rank %d (pid %d) failed: %s", comm->rank, (int)getpid(), text);
+    if (comm_failure_set(comm->segment, comm->rank, whole))
         atomic_store(&comm->segment->failure_own, 1);
     if ((int)atomic_load(&comm->segment->failed) - 1 == comm->rank) {
         atomic_store(&comm->segment->reported, 1);
@@ -158,7 +158,7 @@ typedef struct {
 } patience;
 
 /* One slice has passed: accuse a rank that ended, or that shows no progress for too long. One that
- * itself waits is spared as long as any rank goes on, or is busy. */
+ * itself waits is spared as long as any rank progresses, or is busy. */
 static void look_around(ml_comm *comm, const comm_wait *wait, patience *p, double slice) {
     comm_segment *segment = comm->segment;
     int rank = wait->missing(wait->argument);
@@ -315,7 +315,7 @@ ml_status comm_words(ml_group *g, uint64_t mine, uint64_t *words) {
 /* ---- Waits that are not ours ------------------------------------------------------------------
  */
 
-/* Who keeps a rank waiting whose GPU does not finish: one that has ended, or one that is not
+/* For whom a rank waits whose GPU does not finish: one that has ended, or one that is not
  * waiting itself; where all wait, this one's GPU. */
 static void accuse_outside(ml_comm *comm, double seconds) {
     comm_segment *segment = comm->segment;

@@ -16,7 +16,7 @@ typedef struct {
 /* The proof of what is sent next, which is counted. */
 void seal_make(seal *s, const void *bytes, size_t size, uint8_t proof[SEAL_BYTES]);
 /* Whether these bytes are what the other end sent `ahead` after what was last accepted (0: next);
- * whoever takes them counts them in `number`. */
+ * the receiver counts them in `number`. */
 bool seal_check(const seal *s, uint64_t ahead, const void *bytes, size_t size,
                 const uint8_t proof[SEAL_BYTES]);
 

@@ -1,5 +1,5 @@
 /* What the ranks of a job know and strangers do not: MLUA_SECRET, or else a file that only the user
- * can read, made when it is first needed. Every host of a cluster sees it in the shared home. */
+ * can read, created when it is first needed. Every host of a cluster sees it in the shared home. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -22,12 +22,12 @@ static ml_status read_secret(const char *path, char secret[65 + 256]) {
     close(fd);
     if (!safe) {
         ml_fail(ML_INVALID, "%s, which holds the secret of this user's jobs, is not private", path);
-        return ml_help("remove it (a new one is made), or set MLUA_SECRET");
+        return ml_help("remove it (a new one is created), or set MLUA_SECRET");
     }
     secret[size > 0 ? size : 0] = 0;
     if (size == SECRET_DIGITS && strspn(secret, "0123456789abcdef") == SECRET_DIGITS) return ML_OK;
     ml_fail(ML_INVALID, "%s holds no secret of %d hexadecimal digits", path, SECRET_DIGITS);
-    return ml_help("remove it: a new one is made");
+    return ml_help("remove it: a new one is created");
 }
 
 /* Ranks may come here at the same moment: each writes a file of its own, one of them gets the name.

@@ -116,7 +116,7 @@ bool comm_failure_set(comm_segment *segment, int rank, const char *text) {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&segment->failed, &none, (uint32_t)rank + 1)) return false;
     snprintf(segment->failure, sizeof segment->failure, "%s", text);
-    atomic_store(&segment->failure_told, 1);
+    atomic_store(&segment->failure_ready, 1);
     return true;
 }
 
@@ -124,12 +124,13 @@ bool comm_may_report(comm_segment *segment) {
     return !atomic_load(&segment->launched) && atomic_exchange(&segment->reported, 1) == 0;
 }
 
-/* Who set the failure may be killed before it has told it: after a second it is told without. */
+/* Who set the failure may be killed before its text is ready: after a second it is reported
+ * without. */
 int comm_failure_get(comm_segment *segment, char text[COMM_FAILURE_BYTES]) {
     int rank = (int)atomic_load(&segment->failed) - 1;
     if (rank < 0) return -1;
-    for (int i = 0; i < 1000 && !atomic_load(&segment->failure_told); i++) usleep(1000);
-    if (atomic_load(&segment->failure_told))
+    for (int i = 0; i < 1000 && !atomic_load(&segment->failure_ready); i++) usleep(1000);
+    if (atomic_load(&segment->failure_ready))
         snprintf(text, COMM_FAILURE_BYTES, "%s", segment->failure);
     else
         snprintf(text, COMM_FAILURE_BYTES, "rank %d failed", rank);
@@ -137,7 +138,7 @@ int comm_failure_get(comm_segment *segment, char text[COMM_FAILURE_BYTES]) {
 }
 
 /* The rank that is most likely held up by `rank` itself: one that waits for a message from or to
- * it, else one in a collective, else any that waits; -1: nobody does. */
+ * it, else one in a collective, else any that waits; -1: none does. */
 static int who_waits(comm_segment *segment, int rank) {
     int found = -1, best = 0;
     for (int other = 0; other < segment->world && best < 3; other++) {

@@ -3,7 +3,7 @@
  *
  * A rank holds a lock on its byte of the segment's file for as long as it lives; the kernel drops
  * it however the process ends, so a free lock of a rank that has not said goodbye is a death, in
- * any namespace and whoever the parent is. */
+ * any namespace and whatever process is the parent. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

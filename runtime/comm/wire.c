@@ -83,7 +83,7 @@ static void drain(int *fd, double deadline) {
 void wire_free(ml_comm *comm) {
     comm_wire *wire = comm->wire;
     if (!wire) return;
-    if (comm->segment && atomic_load(&comm->segment->failed)) wire_tell_failure(comm);
+    if (comm->segment && atomic_load(&comm->segment->failed)) wire_send_failure(comm);
     for (int i = 0; i < wire->count; i++) {
         put_frame(comm, i, FRAME_FAREWELL, NULL, 0);
         if (wire->ends[i].fd >= 0) shutdown(wire->ends[i].fd, SHUT_WR);
@@ -135,16 +135,16 @@ static void take_failure(ml_comm *comm, failure_message *m) {
         atomic_store(&comm->segment->reported, 1); /* by who sent it */
 }
 
-void wire_tell_failure(ml_comm *comm) {
+void wire_send_failure(ml_comm *comm) {
     failure_message m = {.rank = -1};
-    if (comm->wire->told) return;
-    comm->wire->told = true;
+    if (comm->wire->failure_sent) return;
+    comm->wire->failure_sent = true;
     m.rank = comm_failure_get(comm->segment, m.text);
     for (int i = 0; i < comm->wire->count; i++) put_frame(comm, i, FRAME_FAILURE, &m, sizeof m);
 }
 
-/* What a beat tells of its rank. Rank 0's says busy where any rank is, and that it goes on where
- * any does: the others do not hear of one another. */
+/* What a beat reports of its rank. Rank 0's says busy where any rank is, and progress where
+ * any shows it: the others are not connected to one another. */
 static void take_beat(ml_comm *comm, int connection, uint32_t flags) {
     comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
     uint64_t waits = flags & BEAT_WAITS ? comm_describe(COMM_OUTSIDE, 0, 0, 0) : 0;
@@ -165,7 +165,7 @@ static void take_news(ml_comm *comm, int connection, const frame *f) {
     if (f->kind == FRAME_PART) atomic_fetch_add(&record->parted, 1);
 }
 
-/* No beat tells of it any more: what the last one said was before it ended. */
+/* No beat reports it any more: what the last one said was before it ended. */
 static void take_farewell(ml_comm *comm, int connection) {
     comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
     atomic_store(&record->busy, 0);
@@ -175,12 +175,12 @@ static void take_farewell(ml_comm *comm, int connection) {
 
 static uint32_t beat_flags(ml_comm *comm) {
     comm_record *own = &comm->segment->ranks[comm->rank];
-    comm_survey told = {atomic_load(&own->progress), .busy = atomic_load(&own->busy) != 0};
-    if (comm->rank == 0) told = comm_look(comm);
-    bool goes_on = told.progress != comm->wire->progress;
-    comm->wire->progress = told.progress;
-    return (told.busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u) |
-           (goes_on ? BEAT_GOES_ON : 0u);
+    comm_survey seen = {atomic_load(&own->progress), .busy = atomic_load(&own->busy) != 0};
+    if (comm->rank == 0) seen = comm_look(comm);
+    bool progresses = seen.progress != comm->wire->progress;
+    comm->wire->progress = seen.progress;
+    return (seen.busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u) |
+           (progresses ? BEAT_GOES_ON : 0u);
 }
 
 static bool has_ended(const ml_comm *comm, int connection) {
@@ -243,7 +243,7 @@ static void beat(wire_end *end, uint32_t flags) {
 void wire_watch(ml_comm *comm, double slice) {
     comm_wire *wire = comm->wire;
     if (atomic_load(&comm->segment->failed)) {
-        wire_tell_failure(comm);
+        wire_send_failure(comm);
         return;
     }
     if (pthread_mutex_trylock(&wire->lock) != 0) return;
@@ -272,8 +272,8 @@ static bool waits(const ml_comm *comm, int rank) {
     return atomic_load(&comm->segment->ranks[rank].waiting) != 0;
 }
 
-/* Accuses who keeps this rank waiting for too long. Rank 0 says first who it is: of those that do
- * not wait themselves. */
+/* Accuses the rank for which this one waits for too long. Rank 0 says first who it is: of those
+ * that do not wait themselves. */
 static void look_at_delay(ml_comm *comm, int connection, delay *d) {
     comm_survey all = comm_look(comm);
     double now = comm_now(), slice = now - d->last;
@@ -416,7 +416,7 @@ static ml_status swap_all(ml_comm *comm, swap_message *mine, char *room, void *t
         status = get_frame(comm, i, FRAME_SWAP, room + (size_t)i * size, size);
     for (int i = 0; status == ML_OK && i < comm->world; i++) {
         int64_t other = ((swap_message *)(void *)(room + (size_t)i * size))->other;
-        swap_message *answer = mine; /* what rank 0 had to say is in the room by now */
+        swap_message *answer = mine; /* rank 0's answer is in the room by now */
         memset(answer->bytes, 0, bytes);
         if (other >= 0 && other < comm->world)
             memcpy(answer->bytes, room + (size_t)other * size + sizeof *mine, bytes);
@@ -449,8 +449,8 @@ ml_status wire_swap(ml_comm *comm, int other, const void *mine, void *theirs, si
     return status;
 }
 
-/* Until the other end has parted so many times, which the watcher may hear first, or says something
- * else, or is gone. */
+/* Until the other end has parted so many times, which the watcher may receive first, or sends
+ * something else, or has ended. */
 static void await_parting(ml_comm *comm, int connection, uint32_t times, double deadline) {
     const comm_record *record = &comm->segment->ranks[rank_at(comm, connection)];
     int fd = comm->wire->ends[connection].fd;

@@ -1,7 +1,7 @@
 /* Connections between ranks on several hosts: what they agree on before and besides NCCL. A star
  * around rank 0; small messages only.
  *
- * Every message is authenticated (seal.h): whoever sits between the hosts can read it, delay it or
+ * Every message is authenticated (seal.h): an attacker between the hosts can read it, delay it or
  * cut the connection, but not change, repeat, omit, reorder or add one; the first that does not
  * prove itself ends the job, which names the rank at the other end. Nothing is encrypted. NCCL's
  * own connections, over which tensors pass, are NCCL's: neither authenticated nor encrypted. */
@@ -26,7 +26,7 @@ struct comm_wire {
     int ticks;      /* of the watcher, since the last beat */
     uint32_t sequence;
     uint64_t progress; /* when the last beat was sent */
-    bool told; /* of the failure */
+    bool failure_sent; /* to the other end, or ends */
     pthread_mutex_t lock;
 };
 
@@ -41,9 +41,9 @@ ml_status wire_swap(ml_comm *comm, int other, const void *mine, void *theirs, si
  * passes. */
 void wire_part(ml_comm *comm, uint32_t times, double deadline);
 /* For the watcher, every `slice` seconds: beats, connections that have broken or are silent, and
- * failures that others tell. */
+ * failures that others report. */
 void wire_watch(ml_comm *comm, double slice);
-/* Tell the others of the failure that this process knows. */
-void wire_tell_failure(ml_comm *comm);
+/* Send the failure that this process knows to the others. */
+void wire_send_failure(ml_comm *comm);
 
 #endif

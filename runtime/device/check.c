@@ -65,7 +65,7 @@ typedef struct {
     ml_graph *graph; /* the copied part */
     ml_ref *copy;    /* by node of the plan's graph */
     const double **inputs;
-    bool *unrounded; /* inputs that the step may have had before they were rounded to bf16 */
+    bool *unrounded; /* inputs as the step may have read them before they were rounded to bf16 */
     bool rough; /* something that the value is computed from is bf16, and perhaps not rounded */
 } check_call;
 
@@ -326,10 +326,10 @@ ml_status ml_check_begin(ml_checker *checker) {
 
 ml_status ml_check_new(const ml_plan *plan, ml_check_read *read, void *context,
                        ml_checker **checker) {
-    ml_checker *made = ml_alloc(sizeof *made);
-    if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while checking a program");
-    *made = (ml_checker){.plan = plan, .read = read, .context = context};
-    *checker = made;
+    ml_checker *new = ml_alloc(sizeof *new);
+    if (new == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while checking a program");
+    *new = (ml_checker){.plan = plan, .read = read, .context = context};
+    *checker = new;
     return ML_OK;
 }
 

@@ -1,12 +1,12 @@
 /* MLUA_CHECK=cpu: comparing what each step of a program wrote with the reference interpreter.
  *
  * The value that a step computes is worked out again by definition, in float64, from the values
- * that the device itself had before the step: a wrong kernel is found where it is wrong, and
- * rounding does not add up. Limits: every value of the program is kept on the host as doubles, and
- * the interpreter is slow, so it serves small models; what is inside of a step is not seen; steps
- * that only hand partial results on are checked with the step that finishes them. An element may be
- * off by 5e-4 of the largest one (f32; bf16 2e-2, f64 1e-9), and beyond that by what the roundings
- * inside of the step may have made of it (ml_reference_bounds). */
+ * that the device itself stored before the step: a wrong kernel is found where it is wrong, and
+ * rounding does not add up. Limits: every value of the program is stored on the host as doubles,
+ * and the interpreter is slow, so it serves small models; what is inside of a step is not seen;
+ * steps that only hand partial results on are checked with the step that finishes them. An element
+ * may be off by 5e-4 of the largest one (f32; bf16 2e-2, f64 1e-9), and beyond that by what the
+ * roundings inside of the step may have added (ml_reference_bounds). */
 #ifndef ML_CHECK_H
 #define ML_CHECK_H
 

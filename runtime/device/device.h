@@ -1,8 +1,9 @@
 /* A device behind one table of functions: cpu, cuda, null.
  *
  * All calls come from one thread. Memory is device memory: only upload, download and zero touch
- * it. An executable is a plan made ready (kernels compiled and loaded, GEMM algorithms chosen);
- * running it enqueues all steps in order. Functions return ml_status with the error stored. */
+ * it. An executable is a plan prepared for it (kernels compiled and loaded, GEMM algorithms
+ * chosen); running it enqueues all steps in order. Functions return ml_status with the error
+ * stored. */
 #ifndef ML_DEVICE_H
 #define ML_DEVICE_H
 
@@ -58,9 +59,9 @@ typedef struct {
     /* Before a bound executable runs for the first time, but one like it has run: make now what its
      * runs would make. Nothing may be under way. NULL where there is nothing to make. */
     ml_status (*ready)(ml_executable *executable);
-    /* All ranks at once, right after ml_comm_channel made channels of which each rank is an end of one at
-     * most, this one (NULL: of none): the ops below may then use it. `usual`: the bytes that are
-     * sent at once. NULL where a device needs no such call. */
+    /* All ranks at once, right after ml_comm_channel created channels of which each rank is an end
+     * of at most one, this one (NULL: of none): the ops below may then use it. `usual`: the bytes
+     * that are sent at once. NULL where a device needs no such call. */
     ml_status (*connect)(ml_device *device, ml_channel *channel, int64_t usual);
     /* Whether a message of the channel may be expected long before it comes at no cost to the runs
      * that go on meanwhile. NULL: of no channel. */
@@ -70,8 +71,8 @@ typedef struct {
      * none.
      * send: in order with runs before it; returns at once unless many messages are under way. The
      * memory must not be written before `settle` of it, which makes later runs wait for the send.
-     * expect: the next message of the channel goes to `memory`, once the runs before are done with it
-     * (on a GPU: are finished; so expect a message before the run that it may arrive beside);
+     * expect: the next message of the channel goes to `memory`, once the runs before are done with
+     * it (on a GPU: are finished; so expect a message before the run that it may arrive beside);
      * arrive: later runs wait for it. One message of a channel is expected at a time. */
     ml_status (*send)(ml_device *device, ml_channel *channel, const void *memory, int64_t bytes);
     ml_status (*settle)(ml_device *device, ml_channel *channel, const void *memory);
@@ -106,7 +107,7 @@ int ml_cuda_count(void);   /* GPUs that the driver sees; 0 where there is no dri
 bool ml_cuda_absent(void); /* there is no NVIDIA driver, or it sees no GPU: nothing is broken */
 #endif
 /* Open by name: "cpu", "cuda", "null" or NULL for cuda where there is a GPU, else cpu. A GPU that
- * is there and cannot be opened is told on stderr before the cpu takes its place. */
+ * is there and cannot be opened is reported on stderr before the cpu takes its place. */
 ml_status ml_device_open(const char *name, int ordinal, ml_device **device);
 /* Fails where it is plain that ml_device_open would, and opens nothing. */
 ml_status ml_device_find(const char *name);

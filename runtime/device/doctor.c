@@ -13,7 +13,7 @@ static void report(ml_text *out, const char *what, bool found, const char *text)
     ml_text_add(out, "%-12s %s %s\n", what, found ? "ok     " : "missing", text);
 }
 
-/* The version that a library tells through a function without arguments. */
+/* The version that a library returns from a function without arguments. */
 typedef struct {
     const char *what, *names[3], *function, *cost;
     int major, minor; /* what one unit of each is in the version's number */

@@ -218,7 +218,7 @@ static void best_body(void *context) {
 }
 
 static ml_status event_add(ml_profile *profile, ml_profile_event event) {
-    if (!profile->keeps && !profile->prints) return ML_OK;
+    if (!profile->stores && !profile->prints) return ML_OK;
     uint32_t intervals = profile->intervals.count;
     if (intervals > 0 && profile->intervals.at[intervals - 1].end == 0)
         event.step = profile->intervals.at[intervals - 1].step;
@@ -237,14 +237,14 @@ void ml_profile_end_step(ml_profile *profile) {
 ml_status ml_profile_begin_step(ml_profile *profile, int64_t step, ml_run_mode mode) {
     ml_profile_end_step(profile);
     profile->mode = mode;
-    if (!profile->keeps) return ML_OK;
+    if (!profile->stores) return ML_OK;
     add_call call = {.profile = profile,
                      .interval = {.step = step, .mode = mode, .begin = ml_profile_now()}};
     return ml_protect(interval_body, &call);
 }
 
 ml_status ml_profile_host(ml_profile *profile, const char *what, double begin) {
-    if (!profile->keeps || profile->mode == ML_RUN_PLAIN) return ML_OK;
+    if (!profile->stores || profile->mode == ML_RUN_PLAIN) return ML_OK;
     return event_add(
         profile, (ml_profile_event){
                      .what = what, .at = ML_EVENT_HOST, .begin = begin, .end = ml_profile_now()});
@@ -301,7 +301,7 @@ ml_status ml_profile_run_ends(ml_profile *profile, const ml_profile_program *pro
             profile, (ml_profile_event){
                          .program = program, .at = ML_EVENT_WHOLE, .begin = begin, .end = end});
     if (profile->prints) run_print(profile);
-    if (!profile->keeps) profile->events.count = profile->run_first = 0;
+    if (!profile->stores) profile->events.count = profile->run_first = 0;
     return status;
 }
 

@@ -76,7 +76,7 @@ typedef struct {
 typedef struct {
     int64_t step;
     ml_run_mode mode;
-    double begin, end; /* end is 0 while it goes on */
+    double begin, end; /* end is 0 while it runs */
     double busy;       /* seconds in which the device worked for it */
 } ml_profile_interval;
 
@@ -93,8 +93,8 @@ typedef struct {
 typedef struct ml_profile {
     ml_arena *arena;
     ml_run_mode mode;
-    bool prints; /* MLUA_DEBUG=2: every run goes step by step and is printed */
-    bool keeps;  /* events and intervals; where not, only `busy` grows */
+    bool prints; /* MLUA_DEBUG=2: every run is step by step and is printed */
+    bool stores; /* events and intervals; where not, only `busy` grows */
     bool lists;  /* every timed run in `runs`, in their order */
     double busy;
     ml_ceilings ceilings;
@@ -102,7 +102,7 @@ typedef struct ml_profile {
     ML_VEC(ml_profile_interval) intervals;
     ML_VEC(ml_profile_best) best;
     ML_VEC(ml_profile_run) runs;
-    uint32_t run_first; /* event of the run that goes on, for what is printed */
+    uint32_t run_first; /* event of the current run, for what is printed */
 } ml_profile;
 
 /* prints: each run is listed on stderr. NULL when memory is exhausted. */

@@ -32,7 +32,7 @@ int ml_corpus_token_bytes(const ml_corpus *corpus);
 typedef struct {
     int64_t seed;
     int64_t first, last; /* tokens [first, last) are drawn from */
-    int64_t vocab;       /* a token of at least this is an error; 0: any goes */
+    int64_t vocab;       /* a token of at least this is an error; 0: any is valid */
 } ml_corpus_range;
 
 /* Draw samples [sample, sample + rows) of `length` tokens: inputs[row][i] and the tokens after

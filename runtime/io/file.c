@@ -76,10 +76,11 @@ ml_status ml_file_read(const ml_file *file, int64_t offset, void *to, int64_t by
             return ml_fail(ML_IO, "cannot read %s at byte %lld: %s", file->path,
                            (long long)(offset + done), strerror(errno));
         if (count == 0)
-            return ml_fail(ML_IO,
-                           "%s ends before byte %lld: it had %lld bytes when it was opened, and "
-                           "was shortened since",
-                           file->path, (long long)(offset + done), (long long)file->bytes);
+            return ml_fail(
+                ML_IO,
+                "%s ends before byte %lld: it was %lld bytes long when it was opened, and "
+                "was shortened since",
+                file->path, (long long)(offset + done), (long long)file->bytes);
         done += count;
     }
     return ML_OK;

@@ -19,7 +19,7 @@ typedef struct {
     int64_t bytes;
 } ml_file;
 
-enum { ML_FILE_HEAD = 16 }; /* bytes that tell what a file is */
+enum { ML_FILE_HEAD = 16 }; /* bytes by which a format is recognised */
 
 /* *file is closed again where that fails. */
 ml_status ml_file_open(const char *path, ml_file *file);

@@ -418,7 +418,7 @@ TEST(comm, join_mistakes) {
     ml_launch launch = comm_launch_at(1, 2, comm_free_port());
     launch.address[0] = 0;
     CHECK_STATUS(ml_comm_open(&launch, &comm), ML_INVALID);
-    CHECK_TEXT(ml_error_last()->text, "a test does not tell where rank 0 is");
+    CHECK_TEXT(ml_error_last()->text, "a test does not say where rank 0 is");
     launch.rank = 2;
     CHECK_STATUS(ml_comm_open(&launch, &comm), ML_INVALID);
     CHECK_TEXT(ml_error_last()->text, "rank 2 of 2 ranks (from a test)");

@@ -78,14 +78,14 @@ ml_status gpu_bench_time(gpu_bench *b, void (*body)(void *), void *context) {
     if (status == ML_OK) status = ml_session_open(b->session, "cuda", 0);
     ml_device *device = status == ML_OK ? ml_session_device(b->session) : NULL;
     if (status == ML_OK) status = ml_device_profile(device);
-    if (status == ML_OK) device->profile->keeps = true;
+    if (status == ML_OK) device->profile->stores = true;
     if (status == ML_OK) status = ml_profile_begin_step(device->profile, 1, ML_RUN_STEPS);
     if (status == ML_OK) {
         b->g = ml_session_graph(b->session);
         status = ml_protect(body, context);
     }
-    ml_error kept = *ml_error_last(); /* closing must not hide it */
+    ml_error first = *ml_error_last(); /* closing must not hide it */
     ml_session_free(b->session);
-    *ml_error_last() = kept;
+    *ml_error_last() = first;
     return status;
 }

@@ -125,7 +125,7 @@ static ml_status cpu_wait(ml_device *device) {
 }
 
 /* ---- Between ranks ----------------------------------------------------------------------------
- * Runs are finished when they return, so a message is sent from where it lies and received where it
+ * Runs are finished when they return, so a message is sent from where it is and received where it
  * is awaited; in between it is in the edge's room. */
 
 static ml_status cpu_send(ml_device *device, ml_channel *edge, const void *memory, int64_t bytes) {
@@ -150,9 +150,9 @@ static cpu_message *message_of(cpu_device *cpu, ml_channel *edge) {
         cpu->expected = grown;
         cpu->expected_room = room;
     }
-    cpu_message *made = &cpu->expected[cpu->expected_count++];
-    *made = (cpu_message){.edge = edge};
-    return made;
+    cpu_message *message = &cpu->expected[cpu->expected_count++];
+    *message = (cpu_message){.edge = edge};
+    return message;
 }
 
 static ml_status cpu_expect(ml_device *device, ml_channel *edge, void *memory, int64_t bytes) {

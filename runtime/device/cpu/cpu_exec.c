@@ -16,7 +16,7 @@ typedef struct {
     long long scalars[ML_MAX_SCALARS];
     int64_t parts;
     ml_group *group;  /* of collectives */
-    const char *note; /* what others are told while this rank is in it */
+    const char *note; /* what others print while this rank is in it */
 } command;
 
 struct ml_executable {
@@ -224,7 +224,7 @@ static ml_status collective_run(ml_executable *e, const command *c) {
     return ml_comm_collect(c->group, s->kind, from, to, s->count, s->dtype, s->combine);
 }
 
-/* What a product is added to must lie where the result goes: mostly it does. */
+/* What a product is added to must be where the result is written: mostly it is. */
 static ml_status accumulate_in_place(ml_executable *e, const command *c) {
     const ml_step *step = c->step;
     const ml_value *value = &e->plan->schedule->values.at[step->values[step->read_count]];
@@ -289,15 +289,15 @@ static ml_status step_fastest(const step_call *call, double *best) {
     return status;
 }
 
-/* Copy what a step wrote to `kept`, or back from it. */
-static void writes_copy(const step_call *call, char *kept, bool back) {
+/* Copy what a step wrote to `saved`, or back from it. */
+static void writes_copy(const step_call *call, char *saved, bool back) {
     const ml_step *step = call->e->commands[call->first].step;
     char **pointers = call->e->commands[call->first].pointers;
     for (int i = step->read_count; i < step->read_count + step->write_count; i++) {
         size_t bytes =
             (size_t)ml_profile_span(&call->e->plan->schedule->values.at[step->values[i]]);
-        memcpy(back ? pointers[i] : kept, back ? kept : pointers[i], bytes);
-        kept += bytes;
+        memcpy(back ? pointers[i] : saved, back ? saved : pointers[i], bytes);
+        saved += bytes;
     }
 }
 
@@ -306,7 +306,7 @@ static ml_status step_alone(const step_call *call) {
     ml_executable *e = call->e;
     const command *c = &e->commands[call->first];
     const ml_schedule *s = e->plan->schedule;
-    char *kept = NULL;
+    char *saved = NULL;
     double best;
     if (!ml_profile_wants_alone(e->cpu->base.profile, e->profiled, c->number)) return ML_OK;
     bool changes = ml_profile_changes(s, c->step, (void *const *)c->pointers);
@@ -314,13 +314,13 @@ static ml_status step_alone(const step_call *call) {
         int64_t bytes = 0;
         for (int i = 0; i < c->step->write_count; i++)
             bytes += ml_profile_span(&s->values.at[c->step->values[c->step->read_count + i]]);
-        kept = ml_alloc((size_t)bytes + 1);
-        if (kept == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while profiling");
-        writes_copy(call, kept, false);
+        saved = ml_alloc((size_t)bytes + 1);
+        if (saved == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while profiling");
+        writes_copy(call, saved, false);
     }
     ml_status status = step_fastest(call, &best);
-    if (changes) writes_copy(call, kept, true);
-    ml_free(kept);
+    if (changes) writes_copy(call, saved, true);
+    ml_free(saved);
     if (status != ML_OK) return status;
     return ml_profile_alone(e->cpu->base.profile, e->profiled, c->number, best);
 }

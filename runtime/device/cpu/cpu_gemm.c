@@ -1,7 +1,7 @@
 /* GEMM steps on the CPU: each matrix product is cut over the pool's threads into blocks of C, and
  * each block is one call of a single-threaded BLAS (or of cpu_kernel.c where there is none). What
  * BLAS cannot address (bf16, operands without a unit stride) is converted in scratch memory. The
- * blocks depend on the shape alone: a BLAS sums an element in another order where it lies in
+ * blocks depend on the shape alone: a BLAS sums an element in another order where it is in
  * another block, so that a cut by the number of threads would let that number change results. */
 #include <string.h>
 
@@ -167,7 +167,7 @@ static ml_status convert(const gemm_run *run, ml_pool *pool, matrix from, matrix
     return ml_pool_run(pool, rows, parts < rows ? parts : rows, convert_rows, &call);
 }
 
-/* Where the converted copy of `m` goes: without gaps, with the unit stride where m has it. */
+/* Where the converted copy of `m` is: without gaps, with the unit stride where m has it. */
 static matrix scratch_like(matrix m, char *data, ml_dtype dtype) {
     bool by_cols = m.row == 1 && m.col != 1;
     return (matrix){data, m.rows, m.cols, by_cols ? 1 : m.cols, by_cols ? m.rows : 1, dtype};

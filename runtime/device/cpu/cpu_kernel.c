@@ -1,5 +1,5 @@
 /* C = A B: tiles of C are accumulated in registers (after Goto and van de Geijn). B is packed in
- * blocks of BLOCK_K x BLOCK_N, which the second-level cache holds. A is read where it lies, in
+ * blocks of BLOCK_K x BLOCK_N, which the second-level cache holds. A is read where it is, in
  * either order: a panel of it (a tile's rows x BLOCK_K) stays in the first-level cache by itself
  * while the tiles of a block use it. A tile is `rows` x `cols` elements of C, `cols` being two
  * vectors. */

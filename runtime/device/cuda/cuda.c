@@ -83,8 +83,8 @@ static ml_status open_device(cuda_device *d, int ordinal) {
     CUDA_TRY(cuDeviceGet(&d->device, ordinal));
     CUDA_TRY(cuDevicePrimaryCtxRetain(&d->context, d->device));
     if (options->runs > 1) { /* the next run finds the context: the process ends it */
-        CUcontext kept;
-        CUDA_TRY(cuDevicePrimaryCtxRetain(&kept, d->device));
+        CUcontext second;
+        CUDA_TRY(cuDevicePrimaryCtxRetain(&second, d->device));
     }
     CUDA_TRY(cuCtxSetCurrent(d->context));
     ML_TRY(read_target(d));

@@ -5,7 +5,7 @@
  *   backward  P = exp(S - lse); r = rowsum(dO O); dS = scale P (dO V^T - r);
  *             dV = P^T dO and dK = dS^T Q, summed over each group of heads; dQ = dS K
  *
- * Backward comes in two forms. Deterministic (the default): dS goes through workspace of
+ * Backward comes in two forms. Deterministic (the default): dS is stored in workspace of
  * heads * seq * kv_seq bf16 numbers and dQ is an ordinary product; to bound that workspace, the
  * step is cut into slices over batch and KV heads. With MLUA_DETERMINISTIC=0 blocks of keys add to
  * an f32 sum of dQ in any order: no such workspace and faster, but the last bits vary.

@@ -4,8 +4,9 @@
  * Where the choice is not remembered both are loaded, and the first bind times them on the
  * operands' own memory. cuDNN's deterministic gradient writes dS to memory and, where query heads
  * share K/V heads, a gradient of K and V for each; ours does neither, but which is faster depends
- * on the shape. The choice is kept on disk under the shape, our kernels' text, cuDNN's version and
- * the GPU: both are deterministic, and a remembered choice gives the same bits in the next run. */
+ * on the shape. The choice is stored on disk under the shape, our kernels' text, cuDNN's version
+ * and the GPU: both are deterministic, and a remembered choice gives the same bits in the next run.
+ */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +17,7 @@
 enum { RUNS = 4 };
 static const uint64_t MAGIC = 0x3130747365746e63; /* "cntest01" */
 
-typedef enum { CUDNN, OWN, KINDS } kind; /* cuDNN where nobody may time */
+typedef enum { CUDNN, OWN, KINDS } kind; /* cuDNN where timing is off */
 static const char *const kind_names[KINDS] = {"cuDNN", "own kernels"};
 
 struct cuda_attention_tuning {
@@ -73,7 +74,7 @@ static void versioned(const cuda_device *device, const uint64_t *tuning, uint64_
     for (int i = 0; i < 2; i++) key[i] = ml_hash(&version, sizeof version, tuning[i]);
 }
 
-/* Choices that this process has made serve even where the disk keeps nothing. */
+/* Choices of this process serve even where the disk stores nothing. */
 static void keep(cuda_device *device, const uint64_t key[2], kind winner) {
     cuda_attention_tuning *c = ml_alloc(sizeof *c);
     if (!c) return;

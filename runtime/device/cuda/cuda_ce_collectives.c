@@ -206,24 +206,24 @@ static const struct cuda_block *block_of(const cuda_device *d, uint64_t serial) 
 }
 
 /* Each block that is opened costs time, on all other ranks: only those with most bytes are offered,
- * of which one holds all temporaries. NCCL has what lies elsewhere. */
+ * of which one holds all temporaries. NCCL has what is elsewhere. */
 static void few_blocks(const candidates *c) {
     enum { BLOCKS = 4 };
-    uint64_t kept[BLOCKS] = {0};
+    uint64_t chosen[BLOCKS] = {0};
     for (int best = 0; best < BLOCKS; best++) {
         int64_t most = 0;
         for (uint32_t i = 0; i < c->count; i++) {
             const struct cuda_block *b = block_of(c->e->device, c->mine[i].serial);
             bool known = !b;
-            for (int k = 0; k < best; k++) known = known || kept[k] == c->mine[i].serial;
+            for (int k = 0; k < best; k++) known = known || chosen[k] == c->mine[i].serial;
             if (known || b->bytes <= most) continue;
             most = b->bytes;
-            kept[best] = c->mine[i].serial;
+            chosen[best] = c->mine[i].serial;
         }
     }
     for (uint32_t i = 0; i < c->count; i++) {
         bool found = false;
-        for (int k = 0; k < BLOCKS; k++) found = found || kept[k] == c->mine[i].serial;
+        for (int k = 0; k < BLOCKS; k++) found = found || chosen[k] == c->mine[i].serial;
         if (!found) c->mine[i].able = 0;
     }
 }
@@ -339,7 +339,7 @@ static void *let_go(void *device) {
     enum { WORDS = ML_MAX_MESH * KINDS * CE_RANKS };
     CUstreamBatchMemOpParams ops[WORDS / 2];
     cuda.cuCtxSetCurrent(d->context);
-    while (!atomic_load(&p->gone)) {
+    while (!atomic_load(&p->ended)) {
         for (int half = 0; half < 2; half++) {
             memset(ops, 0, sizeof ops);
             for (int i = 0; i < WORDS / 2; i++) {
@@ -377,7 +377,7 @@ void cuda_ce_abort_end(cuda_device *d) {
              i++)
             nanosleep(&pause, NULL);
     }
-    atomic_store(&p->gone, true);
+    atomic_store(&p->ended, true);
     pthread_join(p->thread, NULL);
     p->letting_go = false;
 }

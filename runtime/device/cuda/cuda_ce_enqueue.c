@@ -155,7 +155,7 @@ static int64_t room_of(const group *g) {
     return g->axis->buffer_bytes / CE_HALVES / (g->ranks - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-static int other(const group *g, int i) { /* i from 1 on: nobody is asked by all at the same time */
+static int other(const group *g, int i) { /* i from 1 on: no rank is read by all at the same time */
     return (g->at + i) % g->ranks;
 }
 
@@ -302,7 +302,7 @@ static ml_status add_segments(const group *g, int round) {
     return ML_OK;
 }
 
-/* The stream goes on once all streams that copy have come here. */
+/* The stream continues once all streams that copy are here. */
 static ml_status stream_follows(const group *g) {
     for (int i = 0; i < g->axis->stream_count; i++) {
         CUDA_TRY(cuEventRecord(g->axis->copied[i], g->axis->streams[i]));
@@ -327,7 +327,7 @@ static ml_status sum_all(const group *g) {
     }
 }
 
-/* Others hear that they were read as soon as they are: not once a kernel has found a multiprocessor
+/* Others are informed as soon as they were read: not once a kernel has found a multiprocessor
  * to add up. */
 static ml_status run_group(const group *g) {
     ML_TRY(tell_ready(g));

@@ -1,7 +1,7 @@
 /* cuDNN's backend graph API: descriptors, graphs of nodes, execution plans.
  *
  * A graph is built by calls that never fail one by one: the first error sticks in the graph, later
- * calls do nothing, and dnn_plan reports it. The graph owns every descriptor made for it. */
+ * calls do nothing, and dnn_plan reports it. The graph owns every descriptor created for it. */
 #ifndef ML_CUDA_DNN_H
 #define ML_CUDA_DNN_H
 #ifdef MLUA_CUDA

@@ -1,5 +1,5 @@
 #ifdef MLUA_CUDA
-/* Executables: a plan made ready for the GPU.
+/* Executables: a plan prepared for the GPU.
  *
  * Loading compiles kernels on a pool of threads while a further thread opens the libraries and
  * builds attention plans. The first run enqueues step by step, which makes every library load its
@@ -167,7 +167,8 @@ static void prepare_launches(ml_executable *e, cuda_step *step) {
     int count = 0;
     for (const ml_kernel *at = k; at; at = at->next) count++;
     if (count == 0)
-        ml_raise(ML_INTERNAL, "no kernel was made for %s, and no library serves it", step->what);
+        ml_raise(ML_INTERNAL, "no kernel was generated for %s, and no library serves it",
+                 step->what);
     step->launches = ML_NEW_ARRAY(e->arena, cuda_launch, count);
     step->launch_count = count;
     cuda_doing(step->what);
@@ -454,7 +455,7 @@ ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
         void *operands[4];
         int reads = step->step->read_count;
         gemm_operands(step, operands);
-        if (step->step->gemm->accumulate) /* mostly it lies there already */
+        if (step->step->gemm->accumulate) /* mostly it is there already */
             ML_TRY(copy_operand(e, step, reads - 1, reads));
         return cuda_gemm_run(e->device, step->gemm, operands);
     }
@@ -489,14 +490,14 @@ ml_status cuda_enqueue_all(ml_executable *e) {
 /* Capture the whole step. Where that fails, runs stay eager: slower, but right. */
 static ml_status capture(ml_executable *e) {
     CUgraph graph = NULL;
-    CUgraphExec made = NULL;
+    CUgraphExec whole = NULL;
     CUstream stream = e->device->stream;
     CUDA_TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
     ml_status status = cuda_enqueue_all(e);
     CUresult result = cuda.cuStreamEndCapture(stream, &graph);
     if (status == ML_OK && result != CUDA_SUCCESS) status = cuda_fail(result, "cuStreamEndCapture");
-    if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&made, graph, 0));
-    if (status == ML_OK) e->graph = made;
+    if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&whole, graph, 0));
+    if (status == ML_OK) e->graph = whole;
     ml_error error = *ml_error_last();
     if (graph) CUDA_OK(cuGraphDestroy(graph));
     *ml_error_last() = error;

@@ -125,7 +125,7 @@ static cudaDataType_t data_type(ml_dtype dtype) {
     return dtype == ML_F64 ? CUDA_R_64F : dtype == ML_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/* A matrix op(X) of rows x columns with these strides: whether cuBLASLt must transpose what lies in
+/* A matrix op(X) of rows x columns with these strides: whether cuBLASLt must transpose what is in
  * memory, and the distance between the stored columns. */
 typedef struct {
     int64_t rows, columns, row_stride, column_stride;

@@ -5,12 +5,13 @@
  *   cuda_maps.c       tensor maps of kernels that use Hopper's copy engine
  *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
  *   cuda_run_checked.c      MLUA_CHECK=cpu
- *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_gemm_autotune.c picks and remembers the algorithms
- *   cuda_collectives.c    collectives of executables; cuda_channel.c messages between two ranks, through
- *                     cuda_p2p_ring.c on one host; cuda_nccl.c wraps NCCL; cuda_ce_step.c collectives by
- *                     copies; cuda_ipc.c memory that ranks of one host open in one another's GPU
- *   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c the graphs of attention;
- *                     cuda_attention_tuning.c chooses between these and the own kernels
+ *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_gemm_autotune.c picks and remembers the
+ * algorithms   cuda_collectives.c    collectives of executables; cuda_channel.c messages between
+ * two ranks, through                     cuda_p2p_ring.c on one host; cuda_nccl.c wraps NCCL;
+ * cuda_ce_step.c collectives by                     copies; cuda_ipc.c memory that ranks of one
+ * host open in one another's GPU   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c
+ * the graphs of attention;                     cuda_attention_tuning.c chooses between these and
+ * the own kernels
  *
  * One in-order stream carries everything but collectives that go on beside it, so one workspace
  * serves all library calls. With several ranks no wait is the driver's own: cuda_wait_for looks for
@@ -30,7 +31,8 @@ typedef struct cuda_gemm cuda_gemm;             /* cuBLASLt descriptors of one s
 typedef struct cuda_dnn cuda_dnn;               /* cuDNN, opened */
 typedef struct cuda_nccl cuda_nccl;             /* communicators of several ranks */
 typedef struct cuda_attention cuda_attention;   /* a cuDNN plan of one attention step */
-typedef struct cuda_attention_tuning cuda_attention_tuning;       /* a choice between such a plan and own kernels */
+/* A choice between such a plan and own kernels. */
+typedef struct cuda_attention_tuning cuda_attention_tuning;
 typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
 typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
 
@@ -69,7 +71,7 @@ typedef struct {
     cuda_attention_tuning *tunings;   /* decided ones, a list */
     cuda_times *times;        /* NULL until a run is timed */
     cuda_nccl *nccl;          /* NULL: one rank */
-    struct cuda_ce_state *ce;    /* NULL until an executable has collectives that go by copies */
+    struct cuda_ce_state *ce;    /* NULL until an executable has collectives that copy */
     struct cuda_channel *channels;
     int64_t ring_bytes;         /* for messages of channels */
     struct cuda_opened *opened; /* memory of other ranks (cuda_ipc.h) */
@@ -108,7 +110,7 @@ typedef struct {
     const uint64_t *tuning;   /* attention that both may serve: the key of the choice; or NULL */
     bool undecided;            /* both are loaded: the first bind times them */
     void **pointers;           /* by the step's values */
-    struct cuda_ce_step *ce;    /* of a collective that goes by copies; NULL: NCCL has it */
+    struct cuda_ce_step *ce;    /* of a collective that copies; NULL: NCCL has it */
     uint32_t group; /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
 
@@ -163,12 +165,12 @@ ml_status cuda_collect_least(ml_executable *executable, int64_t *values, int64_t
 /* One collective alone, on the device's stream. */
 ml_status cuda_collect_alone(ml_executable *executable, const cuda_step *step);
 
-/* A run that nobody looks at: eager or the graph. */
+/* An untimed run: eager or the graph. */
 ml_status cuda_run_plain(ml_executable *executable);
 /* Timed runs (cuda_profile.c). */
 ml_status cuda_run_profiled(ml_executable *executable, ml_run_mode mode);
-/* While a run goes by steps (else nothing happens): events around a step, or around the group that
- * begins with it, on the stream that carries it. */
+/* While a run is timed by steps (else nothing happens): events around a step, or around the group
+ * that begins with it, on the stream that carries it. */
 ml_status cuda_time_begins(ml_executable *executable, const cuda_step *step, CUstream stream);
 ml_status cuda_time_ends(ml_executable *executable, const cuda_step *step, CUstream stream);
 ml_status cuda_times_collect(cuda_device *device); /* once all runs are finished */
@@ -178,15 +180,15 @@ void cuda_times_close(cuda_device *device);
 ml_status cuda_run_checked(ml_executable *executable);
 ml_check_read cuda_read_storage; /* the context is the executable */
 
-/* GEMM (cuda_gemm.c, cuda_gemm_autotune.c). `alignment` of operands a, b, c, bias is what their addresses
- * are multiples of, in bytes, at most 256. */
+/* GEMM (cuda_gemm.c, cuda_gemm_autotune.c). `alignment` of operands a, b, c, bias is what their
+ * addresses are multiples of, in bytes, at most 256. */
 typedef struct {
     ml_gemm gemm;
     int64_t alignment[4];
 } cuda_gemm_shape;
 ml_status cuda_gemm_open(cuda_device *device);
 void cuda_gemm_close(cuda_device *device);
-/* The descriptors of a shape: made once for the device, which keeps them. */
+/* The descriptors of a shape: created once for the device, which owns them. */
 ml_status cuda_gemm_find(cuda_device *device, const cuda_gemm_shape *shape, cuda_gemm **gemm);
 /* Choose the algorithm: from the cache on disk, or by timing candidates on the operands' memory;
  * scratch[i] says that operand i (a, b, c) holds nothing yet and may be overwritten. */

@@ -1,9 +1,10 @@
 #ifdef MLUA_CUDA
 /* Device memory that ranks of one host open in one another's GPU (CUDA IPC). A rank offers the
- * block that an address lies in; the offer travels as plain words; who gets it opens the block,
- * once however often it is offered. Blocks are counted, and closed when nobody uses them any more.
+ * block that contains an address; the offer travels as plain words; its receiver opens the block,
+ * once however often it is offered. Blocks are counted, and closed when no executable uses them any
+ * more.
  *
- * A block must not be given back while another rank has it open. So whoever gives back what was
+ * A block must not be given back while another rank has it open. So a rank that gives back what was
  * offered has all ranks close it first and waits for them: cuda_ipc_forget before a session's
  * memory moves, cuda_ipc_end when the device is closed. */
 #ifndef ML_CUDA_IPC_H
@@ -13,7 +14,7 @@
 
 enum { CUDA_SHARE_NONE = UINT32_MAX };
 
-/* What a rank tells the others of memory. */
+/* What a rank reports to the others of memory. */
 typedef struct {
     int64_t able;   /* 0: it cannot be opened */
     int64_t offset; /* in the block */

@@ -19,7 +19,7 @@
 #if __has_include(<nccl.h>) && !defined(MLUA_NO_NCCL_HEADER)
 #include <nccl.h>
 #else
-/* NCCL is no part of the CUDA toolkit. What is used of it has kept its form since version 2.18. */
+/* NCCL is no part of the CUDA toolkit. What is used of it has not changed since version 2.18. */
 typedef struct ncclComm *ncclComm_t;
 typedef struct {
     char internal[128];
@@ -92,7 +92,7 @@ static ml_status keep_order(bool stages, bool *ordered) {
     decided = true;
     *ordered = order;
     if (!stages || !order || !by_us) return ML_OK;
-    ml_fail(ML_INVALID, "NCCL keeps the order of calls in this process, which had a layout without "
+    ml_fail(ML_INVALID, "NCCL keeps the order of calls in this process, which ran a layout without "
                         "pipeline stages before: it must not under stages");
     return ml_help("run the script under this layout in a process of its own, without MLUA_RUNS");
 }
@@ -194,7 +194,7 @@ struct cuda_nccl {
     ncclComm_t all, axis[ML_MAX_MESH]; /* an axis of all ranks has theirs */
     int64_t size[ML_MAX_MESH], at[ML_MAX_MESH];
     int first[ML_MAX_MESH];       /* of this rank's group along the axis */
-    CUstream stream[ML_MAX_MESH]; /* one for all, where nobody keeps the order between several */
+    CUstream stream[ML_MAX_MESH]; /* one for all, where the order between several is not ensured */
     CUstream streams[ML_MAX_MESH];
     pthread_t thread; /* that connects */
     bool connecting, aborted;
@@ -206,7 +206,7 @@ struct cuda_nccl {
         int color, key;
         CUstream stream;
         ncclComm_t comm;
-    } split;          /* that is being made */
+    } split;          /* that is being created */
     CUdeviceptr room; /* for cuda_nccl_collect */
 };
 
@@ -225,7 +225,7 @@ static ml_status connect_axes(cuda_nccl *n) {
 }
 
 /* NCCL makes a connection when it is first used, and that may wait for all that runs on the GPU: so
- * a pair sends its first message, of what lies in the room, while nothing does. */
+ * a pair sends its first message, of what is in the room, while nothing is. */
 static ml_status first_message(cuda_nccl *n) {
     void *room = (void *)(uintptr_t)n->room;
     CUstream stream = n->split.stream;
@@ -372,9 +372,9 @@ void cuda_nccl_abort(cuda_device *d) {
 static bool others_failed(const cuda_device *d) {
     const ml_ranks *ranks = d->base.ranks;
     if (!ranks || !ranks->comm) return false;
-    ml_error kept = *ml_error_last();
+    ml_error first = *ml_error_last();
     bool failed = ml_comm_check(ranks->comm) != ML_OK;
-    *ml_error_last() = kept;
+    *ml_error_last() = first;
     return failed;
 }
 
@@ -387,7 +387,7 @@ void cuda_nccl_part(ml_device *device) {
 }
 
 /* NCCL cannot be asked to give up connecting. Where all ranks end alike it comes to its end
- * within a second or two; where one is gone it may never do. */
+ * within a second or two; where one has ended it may never do. */
 static bool connecting_ends(cuda_nccl *n) {
     enum { LOOKS = 1000 };
     const struct timespec pause = {.tv_nsec = 2000000};

@@ -1,12 +1,12 @@
 /* NCCL: collectives between the GPUs of a job, one process a GPU; opened with dlopen on first use.
  *
- * One communicator serves each mesh axis, made by splitting that of all ranks. cuda_nccl_join
+ * One communicator serves each mesh axis, created by splitting that of all ranks. cuda_nccl_join
  * starts to connect and returns; what needs the communicators waits in cuda_nccl_ready. Every
- * communicator has its stream, a stream, for what goes on beside the device's own stream. All ranks
+ * communicator has its stream for what runs beside the device's own stream. All ranks
  * put the same collectives on the same streams in the same order. Where several streams are used,
- * NCCL is told to keep the order of calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or
+ * NCCL is set to preserve the order of calls between communicators (NCCL_LAUNCH_ORDER_IMPLICIT), or
  * two of them could wait for one another; where it cannot, and under pipeline stages, whose
- * messages must not keep others waiting, one stream serves all.
+ * messages must not delay others, one stream serves all.
  *
  * Sums of bf16 round at every rank they pass; MAX and MIN leave NaN out where another rank has a
  * number (between CPU ranks it stays: comm.h). A SUM of booleans is "any".
@@ -27,7 +27,7 @@ ml_status cuda_nccl_ready(cuda_device *device);
  * until the others say so too; then memory that they had open may be given back. */
 void cuda_nccl_part(ml_device *device);
 /* Destroys the communicators, or aborts them after a failure. Graphs are destroyed before. False
- * where the thread that connects does not end, as where another rank is gone: it uses the device
+ * where the thread that connects does not end, as where another rank has ended: it uses the device
  * and its context, which must stay until the process ends. */
 bool cuda_nccl_close(cuda_device *device);
 /* Errors of running collectives, and the failure of another rank; then the communicators are
@@ -43,7 +43,7 @@ ml_status cuda_nccl_enqueue(cuda_device *device, const ml_collective_step *step,
                             void *to, CUstream stream);
 ml_status cuda_nccl_end(void);
 
-/* A communicator of two ranks. The caller keeps it until cuda_nccl_close. */
+/* A communicator of two ranks. It is valid until cuda_nccl_close. */
 typedef struct cuda_pair {
     struct cuda_pair *next;
     struct ncclComm *comm; /* NULL once aborted */
@@ -58,7 +58,8 @@ ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, 
 /* Channels between ranks, as device.h says (cuda_channel.c). */
 ml_status cuda_channel_connect(ml_device *device, ml_channel *channel, int64_t usual);
 bool cuda_channel_patient(const ml_device *device, const ml_channel *channel);
-ml_status cuda_channel_send(ml_device *device, ml_channel *channel, const void *memory, int64_t bytes);
+ml_status cuda_channel_send(ml_device *device, ml_channel *channel, const void *memory,
+                            int64_t bytes);
 ml_status cuda_channel_settle(ml_device *device, ml_channel *channel, const void *memory);
 ml_status cuda_channel_expect(ml_device *device, ml_channel *channel, void *memory, int64_t bytes);
 ml_status cuda_channel_arrive(ml_device *device, ml_channel *channel, void *memory);

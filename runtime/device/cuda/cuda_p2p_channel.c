@@ -9,10 +9,10 @@
 
 #include "runtime/base/knobs.h"
 
-/* The last message from this memory: gone once the event has passed. */
+/* The last message from this memory: sent once the event has passed. */
 typedef struct {
     const void *memory;
-    CUevent gone;
+    CUevent sent;
     bool pending; /* until it is settled */
 } sent_message;
 
@@ -48,7 +48,7 @@ static bool receives(const cuda_device *d, const cuda_channel *e) {
 }
 
 /* All ranks at once; e is NULL where this one is no end of a new channel. Its two ends agree on
- * whether the copy engines carry its messages; *direct tells all ranks whether they do so for all
+ * whether the copy engines carry its messages; *direct says on all ranks whether they do so for all
  * new channels.
  */
 static ml_status connect_peers(cuda_device *d, cuda_channel *e, int64_t usual, bool *direct) {
@@ -131,7 +131,7 @@ void cuda_channels_close(cuda_device *d) {
     while (d->channels) {
         cuda_channel *e = d->channels;
         d->channels = e->next;
-        for (uint32_t i = 0; i < e->sent_count; i++) CUDA_OK(cuEventDestroy(e->sent[i].gone));
+        for (uint32_t i = 0; i < e->sent_count; i++) CUDA_OK(cuEventDestroy(e->sent[i].sent));
         if (e->ready) CUDA_OK(cuEventDestroy(e->ready));
         if (e->there) CUDA_OK(cuEventDestroy(e->there));
         if (e->stream) CUDA_OK(cuStreamDestroy(e->stream));
@@ -160,12 +160,12 @@ static ml_status message_new(cuda_channel *e, const void *memory, sent_message *
     e->sent = sent;
     *message = &sent[e->sent_count];
     **message = (sent_message){.memory = memory};
-    CUDA_TRY(cuEventCreate(&(*message)->gone, CU_EVENT_DISABLE_TIMING));
+    CUDA_TRY(cuEventCreate(&(*message)->sent, CU_EVENT_DISABLE_TIMING));
     e->sent_count++;
     return ML_OK;
 }
 
-/* The channel goes on after what is on the device's stream by now. */
+/* The channel continues after what is on the device's stream by now. */
 static ml_status after_stream(cuda_device *d, cuda_channel *e) {
     CUDA_TRY(cuEventRecord(e->ready, d->stream));
     CUDA_TRY(cuStreamWaitEvent(e->stream, e->ready, 0));
@@ -184,9 +184,9 @@ ml_status cuda_channel_send(ml_device *device, ml_channel *channel, const void *
         ML_TRY(cuda_p2p_ring_send(&e->ring, memory, bytes, e->stream));
     else
         ML_TRY(cuda_pair_send(&e->pair, memory, bytes, e->stream));
-    CUDA_TRY(cuEventRecord(message->gone, e->stream));
+    CUDA_TRY(cuEventRecord(message->sent, e->stream));
     message->pending = true;
-    return e->direct ? cuda_p2p_ring_tell(&e->ring, e->stream) : ML_OK;
+    return e->direct ? cuda_p2p_ring_report(&e->ring, e->stream) : ML_OK;
 }
 
 ml_status cuda_channel_settle(ml_device *device, ml_channel *channel, const void *memory) {
@@ -195,7 +195,7 @@ ml_status cuda_channel_settle(ml_device *device, ml_channel *channel, const void
     sent_message *message = e ? message_of(e, memory) : NULL;
     if (!message || !message->pending) return ML_OK;
     message->pending = false;
-    CUDA_TRY(cuStreamWaitEvent(d->stream, message->gone, 0));
+    CUDA_TRY(cuStreamWaitEvent(d->stream, message->sent, 0));
     return ML_OK;
 }
 
@@ -213,7 +213,7 @@ ml_status cuda_channel_expect(ml_device *device, ml_channel *channel, void *memo
         ML_TRY(cuda_pair_receive(&e->pair, memory, bytes, e->stream));
     CUDA_TRY(cuEventRecord(e->there, e->stream));
     e->expected = memory;
-    return e->direct ? cuda_p2p_ring_tell(&e->ring, e->stream) : ML_OK;
+    return e->direct ? cuda_p2p_ring_report(&e->ring, e->stream) : ML_OK;
 }
 
 ml_status cuda_channel_arrive(ml_device *device, ml_channel *channel, void *memory) {

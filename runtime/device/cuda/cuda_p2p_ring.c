@@ -38,7 +38,7 @@ ml_status cuda_p2p_ring_make(cuda_device *d, cuda_p2p_ring *ring, bool receives,
     return ML_OK;
 }
 
-/* The way there is made when it is first used, which may wait for all that runs: so that is now. */
+/* The path is set up when it is first used, which may wait for all that runs: so that is now. */
 bool cuda_p2p_ring_open(cuda_device *d, cuda_p2p_ring *ring, int rank, const cuda_offer *other,
                         CUstream stream) {
     ring->place = cuda_ipc_open(d, rank, other, true);
@@ -69,8 +69,8 @@ void cuda_p2p_ring_free(cuda_device *d, cuda_p2p_ring *ring) {
     *ring = (cuda_p2p_ring){0};
 }
 
-/* Where the next message goes. *before becomes how many messages must be copied out by then: those
- * up to the last one that lies there. */
+/* The offset of the next message. *before becomes how many messages must be copied out by then:
+ * those up to the last one that is there. */
 static void place(cuda_p2p_ring *ring, int64_t bytes, int64_t *begin, uint32_t *before) {
     int64_t size = aligned(bytes, ALIGNMENT);
     if (ring->next + size > ring->room) ring->next = 0;
@@ -116,7 +116,7 @@ ml_status cuda_p2p_ring_send(cuda_p2p_ring *ring, const void *memory, int64_t by
     CUdeviceptr from = (CUdeviceptr)(uintptr_t)memory;
     for (; bytes > ring->part; from += (CUdeviceptr)ring->part, bytes -= ring->part) {
         ML_TRY(send_part(ring, from, ring->part, stream));
-        ML_TRY(cuda_p2p_ring_tell(ring, stream));
+        ML_TRY(cuda_p2p_ring_report(ring, stream));
     }
     return send_part(ring, from, bytes, stream);
 }
@@ -125,12 +125,12 @@ ml_status cuda_p2p_ring_receive(cuda_p2p_ring *ring, void *memory, int64_t bytes
     CUdeviceptr to = (CUdeviceptr)(uintptr_t)memory;
     for (; bytes > ring->part; to += (CUdeviceptr)ring->part, bytes -= ring->part) {
         ML_TRY(receive_part(ring, to, ring->part, stream));
-        ML_TRY(cuda_p2p_ring_tell(ring, stream));
+        ML_TRY(cuda_p2p_ring_report(ring, stream));
     }
     return receive_part(ring, to, bytes, stream);
 }
 
-ml_status cuda_p2p_ring_tell(const cuda_p2p_ring *ring, CUstream stream) {
+ml_status cuda_p2p_ring_report(const cuda_p2p_ring *ring, CUstream stream) {
     CUDA_TRY(cuStreamWriteValue32(stream, ring->other, ring->count, 0));
     return ML_OK;
 }

@@ -2,7 +2,7 @@
 /* Timed runs: events around the whole of a run, around each step, and around repeated products.
  *
  * Runs that are timed as a whole stay asynchronous: their events wait in a list until somebody
- * waits for the device. When each began is told from an event that was recorded at the end of the
+ * waits for the device. When each began is known from an event that was recorded at the end of the
  * wait before: with nothing under way it passed at once. Runs by steps go without the CUDA graph,
  * between two waits. */
 #include <string.h>
@@ -24,7 +24,7 @@ struct cuda_times {
 };
 
 struct cuda_step_times {
-    bool recording;             /* a run by steps goes on */
+    bool recording;             /* a run by steps is under way */
     bool stops;                 /* after each step: MLUA_DEBUG=2 has a kernel that fails named */
     CUevent base, *begin, *end; /* by step */
 };
@@ -242,16 +242,17 @@ static ml_status step_fastest(ml_executable *e, const cuda_step *step, double *b
     return status;
 }
 
-/* Copy what a step wrote to `kept`, or back from it. */
-static ml_status copy_writes(ml_executable *e, const cuda_step *step, CUdeviceptr kept, bool back) {
+/* Copy what a step wrote to `saved`, or back from it. */
+static ml_status copy_writes(ml_executable *e, const cuda_step *step, CUdeviceptr saved,
+                             bool back) {
     const ml_step *s = step->step;
     for (int i = s->read_count; i < s->read_count + s->write_count; i++) {
         CUdeviceptr own = (CUdeviceptr)(uintptr_t)step->pointers[i];
         size_t bytes = (size_t)ml_profile_span(&e->plan->schedule->values.at[s->values[i]]);
         if (bytes > 0)
-            CUDA_TRY(
-                cuMemcpyDtoDAsync(back ? own : kept, back ? kept : own, bytes, e->device->stream));
-        kept += bytes;
+            CUDA_TRY(cuMemcpyDtoDAsync(back ? own : saved, back ? saved : own, bytes,
+                                       e->device->stream));
+        saved += bytes;
     }
     return ML_OK;
 }
@@ -261,20 +262,20 @@ static ml_status step_alone(ml_executable *e, uint32_t i) {
     const cuda_step *step = &e->steps[i];
     const ml_step *s = step->step;
     ml_profile *profile = e->device->base.profile;
-    CUdeviceptr kept = 0;
+    CUdeviceptr saved = 0;
     double best = 0;
     if (!ml_profile_wants_alone(profile, e->profiled, i)) return ML_OK;
     if (ml_profile_changes(e->plan->schedule, s, step->pointers)) {
         size_t bytes = 0;
         for (int w = s->read_count; w < s->read_count + s->write_count; w++)
             bytes += (size_t)ml_profile_span(&e->plan->schedule->values.at[s->values[w]]);
-        if (cuda.cuMemAlloc(&kept, bytes + 1) != CUDA_SUCCESS) return ML_OK; /* not measured */
-        ML_TRY(copy_writes(e, step, kept, false));
+        if (cuda.cuMemAlloc(&saved, bytes + 1) != CUDA_SUCCESS) return ML_OK; /* not measured */
+        ML_TRY(copy_writes(e, step, saved, false));
     }
     ml_status status = step_fastest(e, step, &best);
-    if (status == ML_OK && kept) status = copy_writes(e, step, kept, true);
+    if (status == ML_OK && saved) status = copy_writes(e, step, saved, true);
     CUDA_OK(cuStreamSynchronize(e->device->stream));
-    if (kept) CUDA_OK(cuMemFree(kept));
+    if (saved) CUDA_OK(cuMemFree(saved));
     return status == ML_OK ? ml_profile_alone(profile, e->profiled, i, best) : status;
 }
 

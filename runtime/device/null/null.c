@@ -13,24 +13,24 @@ struct ml_executable {
 
 static ml_status null_open(ml_device **device, int ordinal, const ml_device_options *options) {
     (void)options;
-    ml_device *made = ml_alloc(sizeof *made);
-    if (made == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while opening device null");
-    made->ops = &ml_device_null;
-    made->target = (ml_target){.kind = ML_TARGET_CUDA,
-                               .threads = 1,
-                               .vector_bytes = 64,
-                               .arch = ml_gpus[0].arch,
-                               .multiprocessors = ml_gpus[0].multiprocessors,
-                               .memory_bytes = 140LL << 30,
-                               .longest_materialized = ML_CUDA_MATERIALIZED};
-    strcpy(made->description, "nothing, planned as NVIDIA H200");
+    ml_device *opened = ml_alloc(sizeof *opened);
+    if (opened == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while opening device null");
+    opened->ops = &ml_device_null;
+    opened->target = (ml_target){.kind = ML_TARGET_CUDA,
+                                 .threads = 1,
+                                 .vector_bytes = 64,
+                                 .arch = ml_gpus[0].arch,
+                                 .multiprocessors = ml_gpus[0].multiprocessors,
+                                 .memory_bytes = 140LL << 30,
+                                 .longest_materialized = ML_CUDA_MATERIALIZED};
+    strcpy(opened->description, "nothing, planned as NVIDIA H200");
     if (ordinal == 1) {
-        made->target.kind = ML_TARGET_C;
-        made->target.threads = ml_cpu_count();
-        made->target.memory_bytes = 0;
-        strcpy(made->description, "nothing, planned as CPU");
+        opened->target.kind = ML_TARGET_C;
+        opened->target.threads = ml_cpu_count();
+        opened->target.memory_bytes = 0;
+        strcpy(opened->description, "nothing, planned as CPU");
     }
-    *device = made;
+    *device = opened;
     return ML_OK;
 }
 
