@@ -1,6 +1,6 @@
 /* Kernels for CUDA, choices: vector width, and how many threads walk a row, a chunk or a tile. */
-#include "runtime/base/machine.h"
 #include "codegen/emit/cuda_choose.h"
+#include "runtime/base/machine.h"
 
 enum {
     MAX_VEC = 8,
@@ -114,7 +114,8 @@ static int64_t most_packs(const cuda_schedule *s, int64_t packs, int64_t held) {
 }
 
 static int64_t processors_of(const cuda_schedule *s) {
-    return s->e->target.multiprocessors > 0 ? s->e->target.multiprocessors : ml_machine_planned.multiprocessors;
+    return s->e->target.multiprocessors > 0 ? s->e->target.multiprocessors
+                                            : ml_machine_planned.multiprocessors;
 }
 
 static void choose_team(cuda_schedule *s) {

@@ -193,7 +193,7 @@ ml_status ml_bench_all_reduce(ml_comm *comm, double *bus_bytes, int64_t *bytes) 
     if (status == ML_OK) status = ml_session_lay_out(session, &layout, false);
     ml_device *device = ml_session_device(session);
     if (status == ML_OK) status = ml_device_profile(device);
-    if (status == ML_OK) device->profile->keeps = true;
+    if (status == ML_OK) device->profile->stores = true;
     if (status == ML_OK) status = ml_profile_begin_step(device->profile, 1, ML_RUN_STEPS);
     reduce_bench r = {.b = {.session = session, .graph = graph, .device = device}, .comm = comm};
     if (status == ML_OK) status = ml_protect(reduce_body, &r);

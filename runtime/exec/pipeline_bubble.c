@@ -31,7 +31,7 @@ static ml_status settled(const ml_program *program) {
 static bool counts(const ml_program *program) {
     const ml_profile *profile = program->session->device->profile;
     if (program->plan->pipeline->microbatches == 1 || ml_knobs()->check != NULL) return false;
-    if (profile != NULL && profile->keeps) return ml_profile_mode(profile) == ML_RUN_WHOLE;
+    if (profile != NULL && profile->stores) return ml_profile_mode(profile) == ML_RUN_WHOLE;
     return ml_profile_mode(profile) == ML_RUN_PLAIN;
 }
 

@@ -36,7 +36,7 @@ static const ml_profile_program program = {"step", 4, steps};
 static ml_profile *made(void) {
     ml_profile *p = ml_profile_new(false);
     REQUIRE(p != NULL);
-    p->keeps = true;
+    p->stores = true;
     p->ceilings = (ml_ceilings){.copy_bytes = 1000, .gemm_flops = 1e9};
     ml_run_mode modes[] = {ML_RUN_ALONE, ML_RUN_STEPS, ML_RUN_STEPS, ML_RUN_WHOLE};
     for (int i = 0; i < 4; i++) {

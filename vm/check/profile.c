@@ -61,7 +61,7 @@ void vm_profile_attach(lua_State *L) {
     if (comm) vm_check(L, ml_comm_share(comm, &ceilings, sizeof ceilings));
     if (comm) ml_comm_done(comm);
     device->profile->ceilings = ceilings;
-    device->profile->keeps = true;
+    device->profile->stores = true;
     vm->profile.first = vm->options->profile_first ? vm->options->profile_first : FIRST;
     vm->profile.last = vm->options->profile_last ? vm->options->profile_last : LAST;
 }
@@ -169,7 +169,7 @@ static void report(lua_State *L) {
     report_call call = {.vm = vm, .profile = profile};
     call.table.arena = call.json.arena = call.trace.arena = arena;
     vm->profile.reported = true;
-    profile->keeps = false;
+    profile->stores = false;
     lua_pushcfunction(L, report_texts);
     lua_pushlightuserdata(L, &call);
     int result = lua_pcall(L, 1, 0, 0);
