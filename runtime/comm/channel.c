@@ -193,7 +193,7 @@ static ml_status wait_for_change(ml_channel *e) {
     return comm_sleep(e->comm, &wait, &e->spins);
 }
 
-static void tell_change(ml_channel *e) {
+static void wake_other(ml_channel *e) {
     ring *r = e->ring;
     _Atomic uint32_t *word = sending(e) ? &r->filled : &r->freed;
     atomic_fetch_add(word, 1);
@@ -261,7 +261,7 @@ ml_status ml_channel_send(ml_channel *e, const void *memory, int64_t bytes) {
             begun = true;
         }
         at += part;
-        tell_change(e);
+        wake_other(e);
     }
     return status;
 }
@@ -311,7 +311,7 @@ ml_status ml_channel_receive(ml_channel *e, void *memory, int64_t bytes) {
         at += part;
         ended = at == (uint64_t)bytes;
         if (ended) atomic_store(&r->received, atomic_load(&r->received) + 1);
-        tell_change(e);
+        wake_other(e);
     }
     return status;
 }

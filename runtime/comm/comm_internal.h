@@ -135,7 +135,7 @@ typedef struct {
     bool busy, ended, all_wait; /* any, any, all */
 } comm_survey;
 
-/* meet.c */
+/* describe.c, meet.c */
 typedef enum {
     COMM_NOTHING,
     COMM_COLLECTIVES, /* a collective is this kind + its ml_collective */
@@ -181,7 +181,7 @@ void comm_reduce(ml_dtype dtype, ml_combine combine, const void *const *sources,
 /* channel.c */
 void comm_channels_free(ml_comm *comm);
 
-/* watch.c */
+/* watch.c, limits.c */
 ml_status comm_watch_start(ml_comm *comm);
 void comm_watch_stop(ml_comm *comm);
 /* Seconds, by ml_comm_options.timeout: without a heartbeat, after which a rank has stopped; in

@@ -62,7 +62,7 @@ typedef struct {
 
 /* secret.c */
 ml_status comm_secret(const ml_launch *launch, char secret[65 + 256]);
-/* join.c */
+/* join_proof.c, socket.c, join.c */
 extern const char JOIN_MAGIC[8];
 extern const char *join_boot; /* for tests, in place of the kernel's boot id: as on other hosts */
 void join_random(void *bytes, size_t size);

@@ -91,6 +91,12 @@ void comm_note_read(comm_record *record, char note[COMM_NOTE_BYTES]) {
     note[COMM_NOTE_BYTES - 1] = 0;
 }
 
+void ml_comm_progress(ml_comm *comm) {
+    if (!comm->segment) return;
+    comm_record *record = &comm->segment->ranks[comm->rank];
+    atomic_fetch_add_explicit(&record->progress, 1, memory_order_relaxed);
+}
+
 void ml_comm_note(ml_comm *comm, const char *text) {
     if (!comm->segment) return;
     comm_record *record = &comm->segment->ranks[comm->rank];

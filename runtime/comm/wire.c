@@ -26,7 +26,7 @@ typedef struct {
     uint64_t bytes;
     uint8_t proof[SEAL_BYTES]; /* of what is above */
 } frame;
-enum { BEAT_BUSY = 1, BEAT_WAITS = 2, BEAT_GOES_ON = 4 };
+enum { BEAT_BUSY = 1, BEAT_WAITS = 2, BEAT_PROGRESSES = 4 };
 typedef struct {
     int32_t rank, unused;
     char text[COMM_FAILURE_BYTES];
@@ -151,7 +151,7 @@ static void take_beat(ml_comm *comm, int connection, uint32_t flags) {
     atomic_store(&record->pid, (int32_t)comm->wire->ends[connection].who.pid);
     atomic_store(&record->busy, flags & BEAT_BUSY);
     atomic_store(&record->waiting, waits);
-    if (flags & BEAT_GOES_ON) atomic_fetch_add(&record->progress, 1);
+    if (flags & BEAT_PROGRESSES) atomic_fetch_add(&record->progress, 1);
 }
 
 /* What comes unasked: a beat, or that a rank parts. */
@@ -180,7 +180,7 @@ static uint32_t beat_flags(ml_comm *comm) {
     bool progresses = seen.progress != comm->wire->progress;
     comm->wire->progress = seen.progress;
     return (seen.busy ? BEAT_BUSY : 0u) | (atomic_load(&own->waiting) ? BEAT_WAITS : 0u) |
-           (progresses ? BEAT_GOES_ON : 0u);
+           (progresses ? BEAT_PROGRESSES : 0u);
 }
 
 static bool has_ended(const ml_comm *comm, int connection) {

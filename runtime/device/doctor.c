@@ -6,7 +6,7 @@
 #include "codegen/jit/jit.h"
 #include "runtime/base/dynamic.h"
 #include "runtime/base/pool.h"
-#include "runtime/device/cpu/cpu.h"
+#include "runtime/device/cpu/cpu_internal.h"
 #include "runtime/device/device.h"
 
 static void report(ml_text *out, const char *what, bool found, const char *text) {

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
-#include "runtime/device/cpu/cpu.h"
+#include "runtime/device/cpu/cpu_internal.h"
 
 /* A plain libblas is left alone: it is far slower than the built-in kernels. */
 static const char *const libraries[] = {"libopenblas.so.0", "libopenblasp.so.0", "libopenblas.so",

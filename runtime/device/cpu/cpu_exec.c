@@ -5,7 +5,7 @@
 
 #include "codegen/jit/jit.h"
 #include "runtime/device/check.h"
-#include "runtime/device/cpu/cpu.h"
+#include "runtime/device/cpu/cpu_internal.h"
 
 typedef struct {
     const ml_step *step;

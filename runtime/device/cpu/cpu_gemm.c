@@ -5,7 +5,7 @@
  * another block, so that a cut by the number of threads would let that number change results. */
 #include <string.h>
 
-#include "runtime/device/cpu/cpu.h"
+#include "runtime/device/cpu/cpu_internal.h"
 #include "runtime/device/cpu/cpu_kernel.h"
 
 /* A matrix as BLAS or the conversion sees it: element (i, j) is at data[i * row + j * col]. */

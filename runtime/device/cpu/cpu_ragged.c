@@ -2,7 +2,7 @@
  * element of the batch), cut over the pool's threads as any other. */
 #include <string.h>
 
-#include "runtime/device/cpu/cpu.h"
+#include "runtime/device/cpu/cpu_internal.h"
 
 /* The product of `rows` rows; strides are those of the whole tensors. */
 static ml_gemm group_product(const ml_ragged *r, int64_t rows) {

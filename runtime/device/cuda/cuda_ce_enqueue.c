@@ -180,7 +180,7 @@ static void word_await(CUstreamBatchMemOpParams op[2], CUdeviceptr word) {
     word_write(&op[1], word, 0);
 }
 
-static ml_status tell_ready(const group *g) {
+static ml_status report_ready(const group *g) {
     CUstreamBatchMemOpParams ops[CE_RANKS];
     for (int i = 1; i < g->ranks; i++)
         word_write(&ops[i - 1], cuda_ce_word(g->axis, other(g, i), READY, g->at), 1);
@@ -195,7 +195,7 @@ static ml_status await_ready(const group *g, int i) {
     return ML_OK;
 }
 
-static ml_status tell_read(const group *g, int i) {
+static ml_status report_read(const group *g, int i) {
     CUstreamBatchMemOpParams op;
     word_write(&op, cuda_ce_word(g->axis, other(g, i), READ, g->at), 1);
     CUDA_TRY(cuStreamBatchMemOp(stream_of(g, i), 1, &op, 0));
@@ -330,7 +330,7 @@ static ml_status sum_all(const group *g) {
 /* Others are informed as soon as they were read: not once a kernel has found a multiprocessor
  * to add up. */
 static ml_status run_group(const group *g) {
-    ML_TRY(tell_ready(g));
+    ML_TRY(report_ready(g));
     CUDA_TRY(cuEventRecord(g->axis->begun, g->stream));
     for (int i = 0; i < g->axis->stream_count; i++)
         CUDA_TRY(cuStreamWaitEvent(g->axis->streams[i], g->axis->begun, 0));
@@ -340,7 +340,7 @@ static ml_status run_group(const group *g) {
         ML_TRY(copy_gathered(g, i));
     }
     ML_TRY(sum_all(g));
-    for (int i = 1; i < g->ranks; i++) ML_TRY(tell_read(g, i));
+    for (int i = 1; i < g->ranks; i++) ML_TRY(report_read(g, i));
     ML_TRY(stream_follows(g));
     return await_read(g);
 }

@@ -505,7 +505,7 @@ static ml_status capture(ml_executable *e) {
 }
 
 /* What this rank does, for the others' messages. */
-static void tell_others(const ml_executable *e) {
+static void note_others(const ml_executable *e) {
     const char *name = e->plan->roots.name;
     char note[128];
     snprintf(note, sizeof note, "%s %llu", name ? name : "run", (unsigned long long)e->runs);
@@ -522,7 +522,7 @@ static ml_status capture_together(ml_executable *e) {
     ML_TRY(cuda_collect_least(e, &captured, 1));
     if (!captured) forget_graph(e);
     e->graph_refused = !captured;
-    if (e->device->nccl) tell_others(e);
+    if (e->device->nccl) note_others(e);
     return ML_OK;
 }
 
@@ -531,7 +531,7 @@ ml_status cuda_run(ml_executable *e) {
     if (e->workspace_generation != e->device->workspace_generation)
         ML_TRY(cuda_bind(e, e->addresses));
     e->runs++;
-    if (e->device->nccl) tell_others(e);
+    if (e->device->nccl) note_others(e);
     if (e->checker) return cuda_run_checked(e);
     ml_run_mode mode = ml_profile_mode(e->device->base.profile);
     return mode == ML_RUN_PLAIN ? cuda_run_plain(e) : cuda_run_profiled(e, mode);
