@@ -1,17 +1,8 @@
 /* The CUDA device: what its files share.
  *
- *   cuda.c            the device: memory, transfers, workspace
- *   cuda_exec.c       executables: load, bind, run, the CUDA graph of a whole step
- *   cuda_maps.c       tensor maps of kernels that use Hopper's copy engine
- *   cuda_profile.c    timed runs: as a whole, step by step, products alone (profile.h)
- *   cuda_run_checked.c      MLUA_CHECK=cpu
- *   cuda_gemm.c       ml_gemm as cuBLASLt calls; cuda_gemm_autotune.c picks and remembers the
- * algorithms   cuda_collectives.c    collectives of executables; cuda_channel.c messages between
- * two ranks, through                     cuda_p2p_ring.c on one host; cuda_nccl.c wraps NCCL;
- * cuda_ce_step.c collectives by                     copies; cuda_ipc.c memory that ranks of one
- * host open in one another's GPU   cuda_dnn.c        cuDNN's backend descriptors; cuda_attention.c
- * the graphs of attention;                     cuda_attention_tuning.c chooses between these and
- * the own kernels
+ * README.md in runtime/device lists the files. Calls run one way: cuda.c and cuda_exec.c call all,
+ * cuda_ranks.c those that connect GPUs, these cuda_nccl.c and cuda_ipc.c; cuda_memory.c and
+ * cuda_driver.c call none.
  *
  * One in-order stream carries everything but collectives that go on beside it, so one workspace
  * serves all library calls. With several ranks no wait is the driver's own: cuda_wait_for looks for
@@ -45,7 +36,14 @@ typedef struct {
     uint32_t shared_bytes; /* of a launch, that the function's attribute was asked to allow */
 } cuda_function;
 
+struct cuda_device;
+/* What a wait looks for meanwhile, where there are other ranks. */
 typedef struct {
+    ml_status (*check)(struct cuda_device *device); /* fails once another rank has failed */
+    void (*give_up)(struct cuda_device *device);    /* what runs between ranks ends */
+} cuda_others;
+
+typedef struct cuda_device {
     ml_device base;
     ml_arena *arena;
     CUdevice device;
@@ -71,6 +69,7 @@ typedef struct {
     cuda_attention_tuning *tunings;   /* decided ones, a list */
     cuda_times *times;        /* NULL until a run is timed */
     cuda_nccl *nccl;          /* NULL: one rank */
+    const cuda_others *others; /* likewise */
     struct cuda_ce_state *ce;    /* NULL until an executable has collectives that copy */
     struct cuda_channel *channels;
     int64_t ring_bytes;         /* for messages of channels */
@@ -79,6 +78,13 @@ typedef struct {
     bool parted; /* from the other ranks: none of their memory is open any more */
 } cuda_device;
 
+/* Memory, transfers and waiting (cuda_memory.c). As device.h says: */
+ml_status cuda_allocate(ml_device *device, int64_t bytes, void **memory);
+void cuda_release(ml_device *device, void *memory);
+ml_status cuda_copy(ml_device *device, void *to, const void *from, int64_t bytes);
+ml_status cuda_upload(ml_device *device, void *to, const void *from, int64_t bytes);
+ml_status cuda_download(ml_device *device, void *to, const void *from, int64_t bytes);
+ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes);
 /* Until the event has passed, or, where it is NULL, all work on the device's stream. */
 ml_status cuda_wait_for(cuda_device *device, CUevent event);
 

@@ -1,5 +1,5 @@
 #ifdef MLUA_CUDA
-#include "runtime/device/cuda/cuda_ce_collectives.h"
+#include "runtime/device/cuda/cuda_nccl.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -308,7 +308,6 @@ ml_status cuda_nccl_join(ml_device *device) {
     describe_mesh(n, device->ranks);
     if (device->options.hosts > 1) set_host(ml_comm_host(device->ranks->comm));
     if (device->target.memory_bytes > 8 * BUFFER_BYTES) device->target.memory_bytes -= BUFFER_BYTES;
-    device->target.memory_bytes -= cuda_ce_reserve(d);
     if (n->rank == 0) NCCL_TRY(ncclGetUniqueId(&n->id));
     ML_TRY(ml_comm_share(device->ranks->comm, &n->id, sizeof n->id));
     bool ordered;
@@ -359,31 +358,17 @@ static void each_communicator(cuda_nccl *n, ncclResult_t (*call)(ncclComm_t)) {
     n->all = NULL;
 }
 
+bool cuda_nccl_connected(const cuda_device *d) {
+    return d->nccl && !d->nccl->connecting;
+}
+
+bool cuda_nccl_aborts(const cuda_device *d) {
+    return cuda_nccl_connected(d) && !d->nccl->aborted;
+}
+
 void cuda_nccl_abort(cuda_device *d) {
-    cuda_nccl *n = d->nccl;
-    if (!n || n->aborted || n->connecting) return;
-    n->aborted = true;
-    cuda_ce_abort_begin(d);
-    each_communicator(n, nccl.ncclCommAbort);
-    cuda_channels_give_up(d);
-    cuda_ce_abort_end(d);
-}
-
-static bool others_failed(const cuda_device *d) {
-    const ml_ranks *ranks = d->base.ranks;
-    if (!ranks || !ranks->comm) return false;
-    ml_error first = *ml_error_last();
-    bool failed = ml_comm_check(ranks->comm) != ML_OK;
-    *ml_error_last() = first;
-    return failed;
-}
-
-void cuda_nccl_part(ml_device *device) {
-    cuda_device *d = (cuda_device *)device;
-    if (!d->nccl || d->nccl->connecting) return;
-    if (others_failed(d)) cuda_nccl_abort(d);
-    cuda_channels_drain(d);
-    cuda_ipc_end(d);
+    d->nccl->aborted = true;
+    each_communicator(d->nccl, nccl.ncclCommAbort);
 }
 
 /* NCCL cannot be asked to give up connecting. Where all ranks end alike it comes to its end
@@ -399,23 +384,24 @@ static bool connecting_ends(cuda_nccl *n) {
     return true;
 }
 
-bool cuda_nccl_close(cuda_device *d) {
+bool cuda_nccl_settle(cuda_device *d) {
+    if (!d->nccl || connecting_ends(d->nccl)) return true;
+    pthread_detach(d->nccl->thread);
+    ml_process_abandon();
+    return false;
+}
+
+void cuda_nccl_destroy(cuda_device *d) {
+    each_communicator(d->nccl, nccl.ncclCommDestroy);
+}
+
+void cuda_nccl_close(cuda_device *d) {
     cuda_nccl *n = d->nccl;
-    if (!n) return true;
-    if (!connecting_ends(n)) {
-        pthread_detach(n->thread);
-        ml_process_abandon();
-        return false;
-    }
-    cuda_nccl_part(&d->base);
-    each_communicator(n, nccl.ncclCommDestroy);
-    cuda_channels_close(d);
     for (int i = 0; i < n->axis_count; i++)
         if (n->streams[i]) CUDA_OK(cuStreamDestroy(n->streams[i]));
     if (n->room) CUDA_OK(cuMemFree(n->room));
     ml_free(n);
     d->nccl = NULL;
-    return true;
 }
 
 static ml_status check_error(ncclComm_t comm) {
@@ -433,17 +419,12 @@ static ml_status check_errors(cuda_nccl *n) {
     return ML_OK;
 }
 
-ml_status cuda_nccl_check(cuda_device *d) {
+ml_status cuda_nccl_errors(cuda_device *d) {
     cuda_nccl *n = d->nccl;
     if (n && n->aborted)
         return ml_fail(ML_DEVICE, "the GPUs' communicators were aborted after a failure");
-    ml_status status = ml_comm_check(d->base.ranks->comm);
-    if (status == ML_OK && n && !n->connecting) status = check_errors(n);
-    if (status == ML_OK) return status;
-    ml_error error = *ml_error_last();
-    cuda_nccl_abort(d);
-    *ml_error_last() = error;
-    return status;
+    ML_TRY(ml_comm_check(d->base.ranks->comm));
+    return n && !n->connecting ? check_errors(n) : ML_OK;
 }
 
 CUstream cuda_nccl_axis_stream(cuda_device *d, int mesh_axis) {

@@ -23,17 +23,17 @@
 ml_status cuda_nccl_join(ml_device *device);
 /* Until the communicators are there. */
 ml_status cuda_nccl_ready(cuda_device *device);
-/* No executables are left: nothing of this rank uses the others' memory from now on. Waits a moment
- * until the others say so too; then memory that they had open may be given back. */
-void cuda_nccl_part(ml_device *device);
-/* Destroys the communicators, or aborts them after a failure. Graphs are destroyed before. False
- * where the thread that connects does not end, as where another rank has ended: it uses the device
- * and its context, which must stay until the process ends. */
-bool cuda_nccl_close(cuda_device *device);
-/* Errors of running collectives, and the failure of another rank; then the communicators are
- * aborted. */
-ml_status cuda_nccl_check(cuda_device *device);
+/* For cuda_ranks.c. Whether the communicators are there; whether they can be aborted now. */
+bool cuda_nccl_connected(const cuda_device *device);
+bool cuda_nccl_aborts(const cuda_device *device);
 void cuda_nccl_abort(cuda_device *device);
+/* Errors of running collectives, and the failure of another rank. */
+ml_status cuda_nccl_errors(cuda_device *device);
+/* Ends the thread that connects. False where it does not end, as where another rank has ended: it
+ * uses the device and its context, which must stay until the process ends. */
+bool cuda_nccl_settle(cuda_device *device);
+void cuda_nccl_destroy(cuda_device *device); /* the communicators; graphs are destroyed before */
+void cuda_nccl_close(cuda_device *device);
 ml_status cuda_nccl_stream(CUstream *stream); /* of its own: for what others wait for */
 CUstream cuda_nccl_axis_stream(cuda_device *device, int mesh_axis);
 
@@ -54,18 +54,6 @@ typedef struct cuda_pair {
 ml_status cuda_pair_new(cuda_device *device, int color, int end, CUstream stream, cuda_pair *pair);
 ml_status cuda_pair_send(const cuda_pair *pair, const void *memory, int64_t bytes, CUstream stream);
 ml_status cuda_pair_receive(const cuda_pair *pair, void *memory, int64_t bytes, CUstream stream);
-
-/* Channels between ranks, as device.h says (cuda_channel.c). */
-ml_status cuda_channel_connect(ml_device *device, ml_channel *channel, int64_t usual);
-bool cuda_channel_patient(const ml_device *device, const ml_channel *channel);
-ml_status cuda_channel_send(ml_device *device, ml_channel *channel, const void *memory,
-                            int64_t bytes);
-ml_status cuda_channel_settle(ml_device *device, ml_channel *channel, const void *memory);
-ml_status cuda_channel_expect(ml_device *device, ml_channel *channel, void *memory, int64_t bytes);
-ml_status cuda_channel_arrive(ml_device *device, ml_channel *channel, void *memory);
-void cuda_channels_give_up(cuda_device *device); /* another rank has failed */
-void cuda_channels_drain(cuda_device *device);   /* until all that was sent and expected is there */
-void cuda_channels_close(cuda_device *device);
 
 /* An all-gather or all-reduce of host memory; waits. */
 ml_status cuda_nccl_collect(ml_device *device, const ml_collective_step *step, const void *from,

@@ -4,6 +4,7 @@
  * them (cuda_p2p_ring.h) where they can; else a communicator of the two. */
 #include "runtime/device/cuda/cuda_nccl.h"
 #include "runtime/device/cuda/cuda_p2p_ring.h"
+#include "runtime/device/cuda/cuda_ranks.h"
 
 #include <time.h>
 
