@@ -11,7 +11,7 @@
 #include "runtime/base/knobs.h"
 #include "runtime/base/process.h"
 
-enum { KINDS = 2, WORD_BYTES = 32, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
+enum { KINDS = 2, WORDS_BYTES = 2 << 20, LEAST_ROOM = 64 << 10 };
 
 /* ---- Exchanges ----------------------------------------------------------------------------------
  */
@@ -90,13 +90,9 @@ static ml_status ce_open(cuda_device *d) {
     return d->ce ? words_make(d) : ml_fail(ML_NO_MEMORY, "no memory for copies between GPUs");
 }
 
-CUdeviceptr cuda_ce_word(const cuda_ce_axis *axis, int of_rank, int kind, int from_rank) {
-    return axis->words[of_rank] + (CUdeviceptr)((kind * CE_RANKS + from_rank) * WORD_BYTES);
-}
-
 /* Where the words of an axis begin, in each rank's block. */
 static CUdeviceptr words_of(int axis) {
-    return (CUdeviceptr)(axis * KINDS * CE_RANKS * WORD_BYTES);
+    return (CUdeviceptr)(axis * KINDS * CE_RANKS * CE_WORD_BYTES);
 }
 
 static bool open_words(cuda_device *d, int axis, const cuda_offer *all) {
@@ -345,7 +341,7 @@ static void *let_go(void *device) {
             for (int i = 0; i < WORDS / 2; i++) {
                 ops[i].operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
                 ops[i].writeValue.address =
-                    words + (CUdeviceptr)((half * WORDS / 2 + i) * WORD_BYTES);
+                    words + (CUdeviceptr)((half * WORDS / 2 + i) * CE_WORD_BYTES);
                 ops[i].writeValue.value = 1;
             }
             if (cuda.cuStreamBatchMemOp(p->escape, WORDS / 2, ops, 0) != CUDA_SUCCESS) return NULL;

@@ -36,6 +36,7 @@
 enum {
     CE_RANKS = 16,  /* along an axis, at most */
     CE_STREAMS = 8, /* that copy at the same time, at most */
+    CE_WORD_BYTES = 32, /* of what one rank reports to another: apart from the next */
     CE_HALVES = 2,  /* of the buffer: one is filled while the other is added up */
     CE_SEGMENTS = 512
 };
@@ -95,7 +96,6 @@ void cuda_ce_close(cuda_device *device);
 /* Between the two files. */
 ml_status cuda_ce_load(cuda_device *device); /* the kernels */
 bool cuda_ce_adds(ml_dtype dtype);           /* there is a kernel for it */
-CUdeviceptr cuda_ce_word(const cuda_ce_axis *axis, int of_rank, int kind, int from_rank);
 
 #endif
 #endif

@@ -180,24 +180,28 @@ static void word_await(CUstreamBatchMemOpParams op[2], CUdeviceptr word) {
     word_write(&op[1], word, 0);
 }
 
+static CUdeviceptr word_of(const cuda_ce_axis *axis, int of_rank, int kind, int from_rank) {
+    return axis->words[of_rank] + (CUdeviceptr)((kind * CE_RANKS + from_rank) * CE_WORD_BYTES);
+}
+
 static ml_status report_ready(const group *g) {
     CUstreamBatchMemOpParams ops[CE_RANKS];
     for (int i = 1; i < g->ranks; i++)
-        word_write(&ops[i - 1], cuda_ce_word(g->axis, other(g, i), READY, g->at), 1);
+        word_write(&ops[i - 1], word_of(g->axis, other(g, i), READY, g->at), 1);
     CUDA_TRY(cuStreamBatchMemOp(g->stream, (unsigned)(g->ranks - 1), ops, 0));
     return ML_OK;
 }
 
 static ml_status await_ready(const group *g, int i) {
     CUstreamBatchMemOpParams ops[2];
-    word_await(ops, cuda_ce_word(g->axis, g->at, READY, other(g, i)));
+    word_await(ops, word_of(g->axis, g->at, READY, other(g, i)));
     CUDA_TRY(cuStreamBatchMemOp(stream_of(g, i), 2, ops, 0));
     return ML_OK;
 }
 
 static ml_status report_read(const group *g, int i) {
     CUstreamBatchMemOpParams op;
-    word_write(&op, cuda_ce_word(g->axis, other(g, i), READ, g->at), 1);
+    word_write(&op, word_of(g->axis, other(g, i), READ, g->at), 1);
     CUDA_TRY(cuStreamBatchMemOp(stream_of(g, i), 1, &op, 0));
     return ML_OK;
 }
@@ -205,7 +209,7 @@ static ml_status report_read(const group *g, int i) {
 static ml_status await_read(const group *g) {
     CUstreamBatchMemOpParams ops[2 * CE_RANKS];
     for (int i = 1; i < g->ranks; i++)
-        word_await(&ops[2 * (i - 1)], cuda_ce_word(g->axis, g->at, READ, other(g, i)));
+        word_await(&ops[2 * (i - 1)], word_of(g->axis, g->at, READ, other(g, i)));
     CUDA_TRY(cuStreamBatchMemOp(g->stream, (unsigned)(2 * (g->ranks - 1)), ops, 0));
     return ML_OK;
 }

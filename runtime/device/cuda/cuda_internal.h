@@ -25,7 +25,6 @@ typedef struct cuda_attention cuda_attention;   /* a cuDNN plan of one attention
 /* A choice between such a plan and own kernels. */
 typedef struct cuda_attention_tuning cuda_attention_tuning;
 typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
-typedef struct cuda_step_times cuda_step_times; /* events around the steps of an executable */
 
 enum { CUDA_PINNED = 4, CUDA_PINNED_BYTES = 8 << 20 };
 
@@ -125,6 +124,13 @@ void cuda_maps_choose(cuda_step *step); /* raises */
 /* Encode them for the pointers that the launch has now. */
 ml_status cuda_maps_bind(cuda_launch *launch);
 
+/* Events around the steps of an executable. */
+typedef struct cuda_step_times {
+    bool recording;             /* a run by steps is under way */
+    bool stops;                 /* after each step: MLUA_DEBUG=2 has a kernel that fails named */
+    CUevent base, *begin, *end; /* by step */
+} cuda_step_times;
+
 /* Of a collective with a ticket: its group may begin; it is done. */
 typedef struct {
     CUevent ready, done;
@@ -155,9 +161,16 @@ struct ml_executable {
     cuda_step_times *times;       /* NULL until a run is timed by steps */
 };
 
-/* Put one step on the stream, and all of them: the latter with collectives beside the stream. */
+/* cuda_enqueue.c. Put one step on the stream, and all of them: the latter with collectives beside
+ * the stream. */
 ml_status cuda_enqueue(ml_executable *executable, const cuda_step *step);
 ml_status cuda_enqueue_all(ml_executable *executable);
+/* a, b, c and bias (or NULL) of a GEMM step. */
+void cuda_gemm_operands(const cuda_step *step, void *operands[4]);
+/* The graph of the whole step: captured where all ranks that share collectives can, forgotten. */
+ml_status cuda_graph_capture(ml_executable *executable);
+void cuda_graph_forget(ml_executable *executable);
+void cuda_note_run(const ml_executable *executable); /* for the other ranks' messages */
 
 /* Collectives of an executable (cuda_collectives.c). */
 void cuda_collect_load(ml_executable *executable); /* raises */

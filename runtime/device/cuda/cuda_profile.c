@@ -23,12 +23,6 @@ struct cuda_times {
     uint32_t pending;
 };
 
-struct cuda_step_times {
-    bool recording;             /* a run by steps is under way */
-    bool stops;                 /* after each step: MLUA_DEBUG=2 has a kernel that fails named */
-    CUevent base, *begin, *end; /* by step */
-};
-
 /* ---- Whole runs ---- */
 typedef struct {
     cuda_device *device;
@@ -138,18 +132,6 @@ void cuda_times_forget(ml_executable *e) {
         if (times->begin && times->begin[i]) CUDA_OK(cuEventDestroy(times->begin[i]));
         if (times->end && times->end[i]) CUDA_OK(cuEventDestroy(times->end[i]));
     }
-}
-
-ml_status cuda_time_begins(ml_executable *e, const cuda_step *step, CUstream stream) {
-    if (!e->times || !e->times->recording) return ML_OK;
-    CUDA_TRY(cuEventRecord(e->times->begin[step - e->steps], stream));
-    return ML_OK;
-}
-
-ml_status cuda_time_ends(ml_executable *e, const cuda_step *step, CUstream stream) {
-    if (!e->times || !e->times->recording) return ML_OK;
-    CUDA_TRY(cuEventRecord(e->times->end[step - e->steps], stream));
-    return e->times->stops ? cuda_wait_for(e->device, NULL) : ML_OK;
 }
 
 /* Seconds from the base of the run to an event. */

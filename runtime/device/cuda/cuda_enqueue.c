@@ -1,0 +1,131 @@
+#ifdef MLUA_CUDA
+/* Steps on their streams: one, all, and all of them as one CUDA graph. */
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/device/cuda/cuda_internal.h"
+
+void cuda_gemm_operands(const cuda_step *step, void *operands[4]) {
+    operands[0] = step->pointers[0];
+    operands[1] = step->pointers[1];
+    operands[2] = step->pointers[step->step->read_count];
+    operands[3] = step->step->gemm->epilogue == ML_EPILOGUE_BIAS ? step->pointers[2] : NULL;
+}
+
+void cuda_graph_forget(ml_executable *e) {
+    if (!e->graph) return;
+    cuda_wait_for(e->device, NULL);
+    CUDA_OK(cuGraphExecDestroy(e->graph));
+    e->graph = NULL;
+}
+
+static ml_comm *ranks_of(const ml_executable *e) {
+    return e->device->base.ranks->comm;
+}
+
+static ml_status launch_kernel(cuda_device *d, const cuda_launch *launch) {
+    const ml_kernel *k = launch->kernel;
+    void *parameters[] = {launch->arguments};
+    if (k->grid[0] == 0 || k->grid[1] == 0 || k->grid[2] == 0) return ML_OK; /* nothing to do */
+    CUDA_TRY(cuLaunchKernel(launch->function, k->grid[0], k->grid[1], k->grid[2], k->block, 1, 1,
+                            k->shared_bytes, d->stream, parameters, NULL));
+    return ML_OK;
+}
+
+/* One contiguous operand of the step to another of the same type. */
+static ml_status copy_operand(ml_executable *e, const cuda_step *step, int from, int to) {
+    const ml_value *v = &e->plan->schedule->values.at[step->step->values[from]];
+    int64_t bytes = ml_type_bytes(&v->type);
+    if (bytes == 0 || step->pointers[from] == step->pointers[to]) return ML_OK;
+    CUDA_TRY(cuMemcpyDtoDAsync((CUdeviceptr)(uintptr_t)step->pointers[to],
+                               (CUdeviceptr)(uintptr_t)step->pointers[from], (size_t)bytes,
+                               e->device->stream));
+    return ML_OK;
+}
+
+ml_status cuda_enqueue(ml_executable *e, const cuda_step *step) {
+    cuda_doing(step->what);
+    if (step->gemm) {
+        void *operands[4];
+        int reads = step->step->read_count;
+        cuda_gemm_operands(step, operands);
+        if (step->step->gemm->accumulate) /* mostly it is there already */
+            ML_TRY(copy_operand(e, step, reads - 1, reads));
+        return cuda_gemm_run(e->device, step->gemm, operands);
+    }
+    if (step->attention) return cuda_attention_run(e->device, step->attention);
+    if (step->step->kind == ML_STEP_COPY) return copy_operand(e, step, 0, 1);
+    if (step->step->kind == ML_STEP_COLLECTIVE) return cuda_collect_alone(e, step);
+    for (int i = 0; i < step->launch_count; i++)
+        ML_TRY(launch_kernel(e->device, &step->launches[i]));
+    return ML_OK;
+}
+
+static ml_status enqueue_timed(ml_executable *e, const cuda_step *step) {
+    ML_TRY(cuda_time_begins(e, step, e->device->stream));
+    ML_TRY(cuda_enqueue(e, step));
+    return cuda_time_ends(e, step, e->device->stream);
+}
+
+ml_status cuda_enqueue_all(ml_executable *e) {
+    for (uint32_t i = 0; i < e->step_count; i++) {
+        const cuda_step *step = &e->steps[i];
+        if (step->step->kind == ML_STEP_COLLECTIVE)
+            ML_TRY(cuda_collect_group(e, step));
+        else if (step->step->kind == ML_STEP_WAIT)
+            ML_TRY(cuda_collect_wait(e, step));
+        else
+            ML_TRY(enqueue_timed(e, step));
+    }
+    cuda_doing(NULL);
+    return ML_OK;
+}
+
+/* Capture the whole step. Where that fails, runs stay eager: slower, but right. */
+static ml_status capture(ml_executable *e) {
+    CUgraph graph = NULL;
+    CUgraphExec whole = NULL;
+    CUstream stream = e->device->stream;
+    CUDA_TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    ml_status status = cuda_enqueue_all(e);
+    CUresult result = cuda.cuStreamEndCapture(stream, &graph);
+    if (status == ML_OK && result != CUDA_SUCCESS) status = cuda_fail(result, "cuStreamEndCapture");
+    if (status == ML_OK) status = CUDA_OK(cuGraphInstantiate(&whole, graph, 0));
+    if (status == ML_OK) e->graph = whole;
+    ml_error error = *ml_error_last();
+    if (graph) CUDA_OK(cuGraphDestroy(graph));
+    *ml_error_last() = error;
+    return status;
+}
+
+void cuda_note_run(const ml_executable *e) {
+    const char *name = e->plan->roots.name;
+    char note[128];
+    snprintf(note, sizeof note, "%s %llu", name ? name : "run", (unsigned long long)e->runs);
+    ml_comm_note(ranks_of(e), note);
+}
+
+/* Ranks replay graphs only if all that share collectives have one. */
+ml_status cuda_graph_capture(ml_executable *e) {
+    cuda_doing("the capture of the step");
+    if (e->device->nccl) ml_comm_busy(ranks_of(e), "capturing the step");
+    int64_t captured = capture(e) == ML_OK;
+    if (!captured)
+        ml_debug(1, "cuda: no graph of the step, it runs eagerly: %s\n", ml_error_last()->text);
+    ML_TRY(cuda_collect_least(e, &captured, 1));
+    if (!captured) cuda_graph_forget(e);
+    e->graph_refused = !captured;
+    if (e->device->nccl) cuda_note_run(e);
+    return ML_OK;
+}
+
+ml_status cuda_run_plain(ml_executable *e) {
+    if (!e->graph && e->runs > 1 && !e->graph_refused) ML_TRY(cuda_graph_capture(e));
+    if (!e->graph) return cuda_enqueue_all(e);
+    cuda_doing("the replay of the step");
+    CUDA_TRY(cuGraphLaunch(e->graph, e->device->stream));
+    cuda_doing(NULL);
+    return ML_OK;
+}
+#endif
