@@ -96,7 +96,7 @@ static void gpu_copies_often(process_room *room) {
         "  end\n"
         "  return x\n"
         "end\n"
-        "local other = m.state { core.axis('other', 1 << 20), name = 'other' }\n"
+        "local other = m.state { name = 'other', axes = { core.axis('other', 1 << 20) } }\n"
         "m.use_layout(m.layout.megatron { zero = true })\n"
         "m.compile(function(f) other:assign(other + f.by) return { y = f.by } end, { by = {} }) { "
         "by = 1 }\n"
