@@ -129,6 +129,19 @@ wrong=$(awk 'FNR == 1 { start = 0 }
     $(echo "$files" | grep '\.c$'))
 [ -z "$wrong" ] || complain "functions over 60 lines:"$'\n'"$wrong"
 
+# A switch over ops, dtypes or collectives names each of them, so that the compiler reports what a new row concerns: no
+# `default:`, and no integer in place of the enum (it would report nothing).
+wrong=$(awk 'FNR == 1 { depth = 0 }
+    /switch \(/ { at[++depth] = FNR; over[depth] = 0; bare[depth] = /->(op|dtype)\)/ && !/\(\(ml_[a-z_]+\)/
+        match($0, /^ */); indent[depth] = RLENGTH; last[depth] = 0 }
+    depth && /case ML_(OP_|COLLECTIVE_|KIND_|CLASS_|BOOL|I32|I64|BF16|F32|F64)/ { over[depth] = 1 }
+    depth && /^ *default:/ { last[depth] = FNR }
+    depth { match($0, /^ */); if ($0 ~ /^ *}/ && RLENGTH <= indent[depth]) {
+        if (over[depth] && last[depth]) print FILENAME ":" last[depth] ": default in a switch over ops or dtypes"
+        if (over[depth] && bare[depth]) print FILENAME ":" at[depth] ": switch over an integer: cast it to the enum"
+        depth-- } }' $(echo "$files" | grep -E '^(runtime|codegen|vm)/.*\.c$'))
+[ -z "$wrong" ] || complain "switches that would miss a new op or dtype:"$'\n'"$wrong"
+
 # Formatting.
 if command -v clang-format >/dev/null; then
     wrong=$(clang-format --dry-run $(echo "$files" | grep '\.c$') 2>&1 | grep -oE '^[^:]+' | sort | uniq -c | grep '\.c$')

@@ -67,10 +67,10 @@ static void find_exact_casts(emitter *e) {
     const ml_kernel_ir *ir = e->ir;
     for (int i = 0; i < ir->inst_count; i++)
         e->exact[i] = ir->inst[i].kind == ML_INST_MAP && ir->inst[i].op == ML_OP_CAST &&
-                      ir->inst[i].dtype == ML_BF16;
+                      ml_is_narrow(ir->inst[i].dtype);
     for (int i = 0; i < ir->inst_count; i++) {
         const ml_inst *inst = &ir->inst[i];
-        bool rounds = inst->kind == ML_INST_STORE && ir->operand[inst->operand].dtype == ML_BF16;
+        bool rounds = inst->kind == ML_INST_STORE && ml_is_narrow(ir->operand[inst->operand].dtype);
         if (rounds) continue;
         FOR_EACH_SOURCE(inst, source) e->exact[source] = false;
     }

@@ -10,7 +10,7 @@ static bool is_quick(const emitter *e) {
         if (inst->kind != ML_INST_STORE || e->loop[i] < e->inner) continue;
         ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
         if (memory == ML_F32 || memory == ML_F64) return false;
-        any = any || memory == ML_BF16;
+        any = any || ml_is_narrow(memory);
     }
     return any;
 }

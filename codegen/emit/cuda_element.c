@@ -18,11 +18,12 @@ static void print_load(const cuda_schedule *s, int i) {
     ml_text_add(&e->text, "const %s v%d = ", type, i);
     bool guarded = inst->guard != ML_NO_INST && pack < 0;
     if (guarded) ml_text_add(&e->text, "!%s ? 0 : ", emit_name(e, inst->guard));
-    if (memory == ML_BF16 && pack >= 0)
+    if (ml_is_narrow(memory) && pack >= 0)
         ml_text_add(&e->text, "ml_unpack(%s, k);\n", cuda_pack_name(s, pack));
+    else if (ml_is_narrow(memory))
+        ml_text_add(&e->text, "%s(%s);\n", ml_dtypes[memory].load, from);
     else
-        ml_text_add(&e->text, memory == ML_BF16 ? "%sml_load_bf16(%s);\n" : "(%s)%s;\n",
-                    memory == ML_BF16 ? "" : type, from);
+        ml_text_add(&e->text, "(%s)%s;\n", type, from);
 }
 
 static void print_store(const cuda_schedule *s, int i) {
@@ -37,13 +38,15 @@ static void print_store(const cuda_schedule *s, int i) {
     if (inst->guard != ML_NO_INST && !cuda_stores_pack(s, i))
         ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
     if (cuda_stores_pack(s, i))
-        ml_text_add(&e->text, memory == ML_BF16 ? "u%d[k] = " : "u%d.e[k] = ", i);
+        ml_text_add(&e->text, ml_is_narrow(memory) ? "u%d[k] = " : "u%d.e[k] = ", i);
     else
         ml_text_add(&e->text, "*(%s) = ", cuda_access_text(s, inst, false));
-    if (memory == ML_BF16 && !cuda_stores_pack(s, i))
-        ml_text_add(&e->text, "ml_store_bf16((float)%s);\n", value);
+    if (ml_is_narrow(memory) && !cuda_stores_pack(s, i))
+        ml_text_add(&e->text, "%s((%s)%s);\n", ml_dtypes[memory].store, emit_compute_type(memory),
+                    value);
     else
-        ml_text_add(&e->text, "(%s)%s;\n", memory == ML_BF16 ? "float" : emit_memory_type(memory),
+        ml_text_add(&e->text, "(%s)%s;\n",
+                    ml_is_narrow(memory) ? emit_compute_type(memory) : emit_memory_type(memory),
                     value);
 }
 

@@ -17,25 +17,6 @@ struct ml_checker {
     double **known;  /* by node: its elements in type order, as the device has them */
 };
 
-static double element(ml_dtype dtype, const char *at) {
-    float f;
-    double d;
-    int32_t i;
-    int64_t l;
-    uint16_t half;
-    switch (dtype) {
-    case ML_BOOL: return *at != 0;
-    case ML_I32: return memcpy(&i, at, sizeof i), i;
-    case ML_I64: return memcpy(&l, at, sizeof l), (double)l;
-    case ML_F64: return memcpy(&d, at, sizeof d), d;
-    case ML_F32: return memcpy(&f, at, sizeof f), f;
-    default: break;
-    }
-    memcpy(&half, at, sizeof half); /* bf16: the upper half of an f32 */
-    uint32_t bits = (uint32_t)half << 16;
-    return memcpy(&f, &bits, sizeof f), f;
-}
-
 /* The elements of a value, in type order. */
 static double *value_take(ml_checker *c, const ml_value *value, ml_arena *to, ml_arena *scratch) {
     int64_t count = ml_type_elements(&value->type), span = 1, offset = 0, at[ML_MAX_AXES] = {0};
@@ -46,7 +27,7 @@ static double *value_take(ml_checker *c, const ml_value *value, ml_arena *to, ml
     char *memory = ml_arena_alloc(scratch, (size_t)(span * width));
     c->read(c->context, value->storage, value->offset * width, span * width, memory);
     for (int64_t i = 0; i < count; i++) {
-        out[i] = element(value->type.dtype, memory + offset * width);
+        out[i] = ml_element(value->type.dtype, memory, offset);
         for (int axis = value->type.rank - 1; axis >= 0; axis--) {
             offset += value->stride[axis];
             if (++at[axis] < value->type.size[axis]) break;

@@ -45,6 +45,34 @@ float ml_from_f16(uint16_t bits) {
     return sign ? -small : small;
 }
 
+#define ml_plain(x) (x)
+#define ml_truth(x) ((x) != 0)
+
+double ml_element(ml_dtype dtype, const void *data, int64_t i) {
+    switch (dtype) {
+#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, ...) \
+    case ML_##ident:                                                                               \
+        return (double)from(((const host *)data)[i]);
+#include "runtime/graph/dtypes.def"
+#undef ML_DTYPE
+    case ML_DTYPE_COUNT: break;
+    }
+    return 0;
+}
+
+void ml_set_element(ml_dtype dtype, void *data, int64_t i, double value) {
+    switch (dtype) {
+#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
+                 ...)                                                                              \
+    case ML_##ident:                                                                               \
+        ((host *)data)[i] = (host)to(value);                                                       \
+        break;
+#include "runtime/graph/dtypes.def"
+#undef ML_DTYPE
+    case ML_DTYPE_COUNT: break;
+    }
+}
+
 bool ml_converts(ml_dtype from, ml_dtype to) {
     const ml_dtype_kind a = ml_dtypes[from].kind, b = ml_dtypes[to].kind;
     return from == to || (a == b && a != ML_KIND_BOOL);

@@ -12,6 +12,10 @@ float ml_from_bf16(uint16_t bits);
 uint16_t ml_to_bf16(double value);
 float ml_from_f16(uint16_t bits); /* IEEE 754 binary16: 5 bits of exponent, 10 of mantissa */
 
+/* One element in host memory as a number, and back: integers wrap around, floats round. */
+double ml_element(ml_dtype dtype, const void *data, int64_t i);
+void ml_set_element(ml_dtype dtype, void *data, int64_t i, double value);
+
 bool ml_converts(ml_dtype from, ml_dtype to);
 /* The first element that does not fit, or -1. The dtypes are such that ml_converts. */
 int64_t ml_convert(ml_dtype from, const void *source, ml_dtype to, void *target, int64_t count);

@@ -1,5 +1,7 @@
 #include "runtime/graph/input_range.h"
 
+#include "runtime/graph/convert.h"
+
 #include <string.h>
 
 typedef struct {
@@ -195,19 +197,9 @@ static bool number_in_range(const ml_index_use *use, double value) {
 }
 
 static bool element_in_range(const ml_index_use *use, ml_dtype dtype, const void *data, int64_t i) {
-    switch (dtype) {
-    case ML_BOOL: return integer_in_range(use, ((const uint8_t *)data)[i] != 0);
-    case ML_I32: return integer_in_range(use, ((const int32_t *)data)[i]);
-    case ML_I64: return integer_in_range(use, ((const int64_t *)data)[i]);
-    case ML_BF16: {
-        uint32_t bits = (uint32_t)((const uint16_t *)data)[i] << 16;
-        float value;
-        memcpy(&value, &bits, sizeof value);
-        return number_in_range(use, (double)value);
-    }
-    case ML_F32: return number_in_range(use, (double)((const float *)data)[i]);
-    default: return number_in_range(use, ((const double *)data)[i]);
-    }
+    if (ml_is_float(dtype)) return number_in_range(use, ml_element(dtype, data, i));
+    if (dtype == ML_I64) return integer_in_range(use, ((const int64_t *)data)[i]); /* exactly */
+    return integer_in_range(use, (int64_t)ml_element(dtype, data, i));
 }
 
 enum { BLOCK = 256 };

@@ -9,17 +9,11 @@
 enum { HEADER_LIMIT = 100000000 };
 
 static bool parse_dtype(const char *text, ml_safetensor *tensor) {
-    static const struct {
-        const char *name;
-        ml_dtype dtype;
-    } known[] = {
-        {"F64", ML_F64}, {"F32", ML_F32}, {"BF16", ML_BF16}, {"F16", ML_F32},
-        {"I64", ML_I64}, {"I32", ML_I32}, {"BOOL", ML_BOOL},
-    };
-    tensor->half = text && strcmp(text, "F16") == 0;
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (text && strcmp(text, known[i].name) == 0) return tensor->dtype = known[i].dtype, true;
-    return false;
+    tensor->half = text && strcmp(text, "F16") == 0; /* read as f32 */
+    tensor->dtype = ML_F32;
+    for (ml_dtype dtype = 0; text && !tensor->half && dtype < ML_DTYPE_COUNT; dtype++)
+        if (strcmp(text, ml_dtypes[dtype].safetensors) == 0) return tensor->dtype = dtype, true;
+    return tensor->half;
 }
 
 /* Reads one header entry, whose offsets count from `start`; false where it is malformed or its

@@ -310,7 +310,7 @@ static ml_ref make_chunk(state *s, ml_ref n) {
         sources[i] = chunk_of(s, ml_graph_source(from, n, i));
     ml_graph_set_origin(s->r->to, ml_graph_origin(from, n));
     ml_graph_set_flags(s->r->to, node->flags & (uint8_t)~ML_NODE_GRADIENT);
-    if (s->parts[n] == ADDED && type.dtype == ML_BF16) { /* rounded once, when all are added */
+    if (s->parts[n] == ADDED && ml_is_narrow(type.dtype)) { /* rounded once, when all are added */
         type.dtype = ML_F32;
         if (node->op != ML_OP_DOT) sources[0] = ml_cast(s->r->to, sources[0], ML_F32);
     }

@@ -174,7 +174,7 @@ static ml_ref make_node(state *s, ml_ref n, ml_ref *sources) {
                    : ml_attention_grad(s->r->to, sources, node->source_count, &args);
     }
     if (s->kinds[n] == HALVED) type.size[at] = s->size / HALVES;
-    if (s->kinds[n] == SUMMED && type.dtype == ML_BF16) {
+    if (s->kinds[n] == SUMMED && ml_is_narrow(type.dtype)) {
         type.dtype = ML_F32;
         int value = node->op == ML_OP_SCATTER_ADD;
         if (node->op != ML_OP_DOT) sources[value] = ml_cast(s->r->to, sources[value], ML_F32);

@@ -68,7 +68,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_ref order = r->map[found.order], sum = 0;
     ml_ref inverse =
         ml_out(g, ml_graph_add(g, ML_OP_SORT, &order, 1, (int64_t[]){found.rows, 0}, 2, NULL), 1);
-    ml_dtype wide = type.dtype == ML_BF16 ? ML_F32 : (ml_dtype)type.dtype;
+    ml_dtype wide = ml_compute_dtype(type.dtype);
     for (int64_t j = 0; j < found.each; j++) {
         ml_ref at = inverse;
         if (found.each > 1 || along != found.rows) {

@@ -47,7 +47,7 @@ static ml_ref map2(const subject *x, ml_op op, ml_ref a, ml_ref b) {
 }
 /* As a constant of this dtype holds it: bf16 ones keep f32's precision (ml_const). */
 static reference_cell constant(ml_dtype dtype, reference_cell value) {
-    return reference_store(dtype == ML_BF16 ? ML_F32 : dtype, value, true);
+    return reference_store(ml_is_narrow(dtype) ? ml_compute_dtype(dtype) : dtype, value, true);
 }
 /* A number of the operands' dtype. */
 static ml_ref scalar(const subject *x, double value) {

@@ -54,13 +54,7 @@ static task_mask bit(int task) {
 
 /* ---- waves ---- */
 static bool cheap_op(ml_op op) {
-    switch (ml_ops[op].op_class) {
-    case ML_CLASS_LEAF:
-    case ML_CLASS_MAP: return true;
-    case ML_CLASS_COLLECTIVE: return op == ML_OP_ALL_GATHER;
-    case ML_CLASS_MOVE: return op != ML_OP_GATHER && op != ML_OP_OUT;
-    default: return false;
-    }
+    return ml_ops[op].op_class == ML_CLASS_LEAF || op == ML_OP_ALL_GATHER || ml_op_is(op, ML_CHEAP);
 }
 
 static void waves_find(cutting *c) {
@@ -153,16 +147,8 @@ static bool is_light(const cutting *c, ml_ref n) {
 }
 
 static ml_ref viewed(const ml_graph *g, ml_ref n) {
-    for (;;) {
-        switch (ml_graph_node(g, n)->op) {
-        case ML_OP_SLICE:
-        case ML_OP_RENAME:
-        case ML_OP_PERMUTE:
-        case ML_OP_SPLIT:
-        case ML_OP_MERGE: n = ml_graph_source(g, n, 0); break;
-        default: return n;
-        }
-    }
+    while (ml_op_selects(ml_graph_node(g, n)->op)) n = ml_graph_source(g, n, 0);
+    return n;
 }
 
 /* Where a task uses slices that together are a whole tensor (queries, keys and values of one

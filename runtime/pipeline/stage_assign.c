@@ -14,30 +14,16 @@ static bool is_float(const ml_graph *g, ml_ref n) {
 
 /* Ops that can be applied to each part of a sum. Each part is rounded as the whole would be. */
 static bool may_be_linear(const ml_graph *g, ml_ref n) {
-    switch ((ml_op)ml_graph_node(g, n)->op) {
-    case ML_OP_CAST: return is_float(g, n) && is_float(g, ml_graph_source(g, n, 0));
-    case ML_OP_ADD:
-    case ML_OP_SUB:
-    case ML_OP_NEG:
-    case ML_OP_MUL:
-    case ML_OP_DIV:
-    case ML_OP_WHERE:
-    case ML_OP_PERMUTE:
-    case ML_OP_RENAME:
-    case ML_OP_BROADCAST:
-    case ML_OP_PLACE:
-    case ML_OP_SUM: return true;
-    default: return false;
-    }
+    ml_op op = ml_graph_node(g, n)->op;
+    if (ml_ops[op].linear == ML_LINEAR_NO) return false;
+    if (op == ML_OP_CAST) return is_float(g, n) && is_float(g, ml_graph_source(g, n, 0));
+    return ml_op_is_map(op) || ml_op_is(op, ML_RELABEL) || op == ML_OP_PLACE || op == ML_OP_SUM;
 }
 
 bool stage_is_term(const stage_cutting *c, ml_ref n, int i) {
-    switch ((ml_op)ml_graph_node(c->g, n)->op) {
-    case ML_OP_WHERE: return i > 0;
-    case ML_OP_DIV: return i == 0;
-    case ML_OP_MUL: return c->node[ml_graph_source(c->g, n, i)].kind != STAGE_FREE;
-    default: return true;
-    }
+    ml_op op = ml_graph_node(c->g, n)->op;
+    if (op == ML_OP_MUL) return c->node[ml_graph_source(c->g, n, i)].kind != STAGE_FREE;
+    return (op != ML_OP_WHERE && op != ML_OP_DIV) || (ml_op_linear_in(op) >> i & 1);
 }
 
 /* Whether the node is linear in its terms: every stage can compute its predicates and factors. */

@@ -39,15 +39,8 @@ static bool is_product(const ml_graph *g, ml_ref n) {
 
 /* Every element of the source once, or some of them. */
 static bool rearranges(const ml_graph *g, ml_ref n) {
-    switch ((ml_op)ml_graph_node(g, n)->op) {
-    case ML_OP_RENAME:
-    case ML_OP_PERMUTE:
-    case ML_OP_SLICE:
-    case ML_OP_SPLIT:
-    case ML_OP_MERGE:
-    case ML_OP_CONCAT: return true;
-    default: return false;
-    }
+    ml_op op = ml_graph_node(g, n)->op;
+    return op == ML_OP_CONCAT || ml_op_selects(op);
 }
 
 /* Put together from all ranks, once a step instead of for each microbatch: where its memory would

@@ -7,14 +7,14 @@
 #include "runtime/graph/convert.h"
 
 void vm_push_element(lua_State *L, ml_dtype dtype, const void *data, int64_t i) {
-    switch (dtype) {
-    case ML_BOOL: lua_pushboolean(L, ((const uint8_t *)data)[i]); break;
-    case ML_I32: lua_pushinteger(L, ((const int32_t *)data)[i]); break;
-    case ML_I64: lua_pushinteger(L, ((const int64_t *)data)[i]); break;
-    case ML_BF16: lua_pushnumber(L, (lua_Number)ml_from_bf16(((const uint16_t *)data)[i])); break;
-    case ML_F32: lua_pushnumber(L, (lua_Number)((const float *)data)[i]); break;
-    default: lua_pushnumber(L, ((const double *)data)[i]);
-    }
+    if (dtype == ML_BOOL)
+        lua_pushboolean(L, ml_element(dtype, data, i) != 0);
+    else if (dtype == ML_I64) /* exactly */
+        lua_pushinteger(L, ((const int64_t *)data)[i]);
+    else if (ml_is_float(dtype))
+        lua_pushnumber(L, ml_element(dtype, data, i));
+    else
+        lua_pushinteger(L, (lua_Integer)ml_element(dtype, data, i));
 }
 
 void vm_store_number(lua_State *L, int index, const char *owner, ml_dtype dtype, void *data,
@@ -34,14 +34,10 @@ void vm_store_number(lua_State *L, int index, const char *owner, ml_dtype dtype,
             vm_fail(L, NULL, "%s%selement %lld is %s, which %s cannot hold", owner, of,
                     (long long)i + 1, luaL_tolstring(L, index, NULL), ml_dtypes[dtype].name);
     }
-    switch (dtype) {
-    case ML_BOOL: ((uint8_t *)data)[i] = number != 0; break;
-    case ML_I32: ((int32_t *)data)[i] = (int32_t)integer; break;
-    case ML_I64: ((int64_t *)data)[i] = integer; break;
-    case ML_BF16: ((uint16_t *)data)[i] = ml_to_bf16(number); break;
-    case ML_F32: ((float *)data)[i] = (float)number; break;
-    default: ((double *)data)[i] = number;
-    }
+    if (dtype == ML_I64)
+        ((int64_t *)data)[i] = integer;
+    else
+        ml_set_element(dtype, data, i, dtype == ML_I32 ? (double)integer : number);
 }
 
 vm_host *vm_push_host(lua_State *L, ml_dtype dtype, int rank, const int64_t *dims) {

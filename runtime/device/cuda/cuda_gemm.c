@@ -122,7 +122,16 @@ static void arrange_batches(cuda_gemm *gemm) {
 /* ---- Descriptors --------------------------------------------------------------------------------
  */
 static cudaDataType_t data_type(ml_dtype dtype) {
-    return dtype == ML_F64 ? CUDA_R_64F : dtype == ML_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+#define NONE CUDA_R_8U /* none of cublasLt's products takes it */
+    static const cudaDataType_t types[ML_DTYPE_COUNT] = {
+#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
+                 memory, load, store, file, cuda, nccl, tensor_map, doc)                           \
+    [ML_##ident] = cuda,
+#include "runtime/graph/dtypes.def"
+#undef ML_DTYPE
+#undef NONE
+    };
+    return types[dtype];
 }
 
 /* A matrix op(X) of rows x columns with these strides: whether cuBLASLt must transpose what is in

@@ -17,10 +17,16 @@ void cuda_maps_choose(cuda_step *step) {
 }
 
 static CUtensorMapDataType type_of(ml_dtype dtype) {
-    return dtype == ML_BF16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-           : dtype == ML_F64 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT64
-           : dtype == ML_I32 ? CU_TENSOR_MAP_DATA_TYPE_INT32
-                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+#define NONE CU_TENSOR_MAP_DATA_TYPE_UINT8 /* kernels do not copy these */
+    static const CUtensorMapDataType types[ML_DTYPE_COUNT] = {
+#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
+                 memory, load, store, file, cuda, nccl, tensor_map, doc)                           \
+    [ML_##ident] = tensor_map,
+#include "runtime/graph/dtypes.def"
+#undef ML_DTYPE
+#undef NONE
+    };
+    return types[dtype];
 }
 
 static CUtensorMapSwizzle swizzle_of(int bytes) {

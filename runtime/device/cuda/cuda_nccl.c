@@ -434,8 +434,11 @@ CUstream cuda_nccl_axis_stream(cuda_device *d, int mesh_axis) {
 /* ---- Collectives --------------------------------------------------------------------------------
  */
 static const ncclDataType_t types[ML_DTYPE_COUNT] = {
-    [ML_BOOL] = ncclUint8,    [ML_I32] = ncclInt32,   [ML_I64] = ncclInt64,
-    [ML_BF16] = ncclBfloat16, [ML_F32] = ncclFloat32, [ML_F64] = ncclFloat64,
+#define ML_DTYPE(ident, name, bytes, kind, compute, rank, digits, least, largest, host, from, to,  \
+                 memory, load, store, file, cuda, nccl, tensor_map, doc)                           \
+    [ML_##ident] = nccl,
+#include "runtime/graph/dtypes.def"
+#undef ML_DTYPE
 };
 
 static ncclRedOp_t reduction(const ml_collective_step *s) {
