@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "runtime/base/knobs.h"
+#include "runtime/graph/convert.h"
 #include "runtime/passes/passes.h"
 
 struct ml_checker {

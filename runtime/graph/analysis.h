@@ -19,7 +19,7 @@ void ml_reference(const ml_graph *g, const double *const *states, const double *
 
 /* How far rounding may take each element of a node, on a device that computes it from these inputs,
  * from what ml_reference gives without rounding: an absolute bound, infinite where any value is
- * possible. unrounded[id]: the device may have had input id, of bf16, before it was rounded. */
+ * possible. unrounded[id]: the device may have read input id, of bf16, before it was rounded. */
 void ml_reference_bounds(const ml_graph *g, const double *const *inputs, const bool *unrounded,
                          ml_ref node, double **bounds, ml_arena *arena);
 

@@ -246,7 +246,7 @@ static ml_ref rename_back(ml_graph *G, ml_ref n, ml_ref g) {
     return ml_graph_add(G, ML_OP_RENAME, &g, 1, args, count, NULL);
 }
 
-/* result[.., i, ..] = a[.., index[.., i, ..], ..]: each element of g goes back to its index. The
+/* result[.., i, ..] = a[.., index[.., i, ..], ..]: each element of g is added at its index. The
  * axis is renamed first: in the sum it counts the positions in the result. */
 static ml_ref sort_back(ml_graph *G, ml_ref n, ml_ref g) {
     ml_axis axis = (ml_axis)ml_graph_args(G, n)[0];

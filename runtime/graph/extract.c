@@ -133,7 +133,7 @@ static void copy_wanted(ml_graph *g, const ml_graph *from, uint8_t *wanted, ml_r
         ml_ref *sources =
             source_count > 16 ? ML_NEW_ARRAY(ml_graph_arena(g), ml_ref, source_count) : few;
         for (int i = 0; i < source_count; i++) sources[i] = copies[old[i]];
-        copies[n] = graph_append(g, from, n, sources); /* g had nothing, and all are different */
+        copies[n] = graph_append(g, from, n, sources); /* g was empty, and all are different */
     }
 }
 

@@ -320,7 +320,7 @@ static void slots_reserve(ml_graph *g) {
     ml_free(old);
 }
 
-/* Passes end with copies of all that is live, which nobody looks up but who adds to them. */
+/* Passes end with copies of all live nodes; these are hashed when a later pass adds nodes. */
 static void index_rest(ml_graph *g) {
     for (; g->indexed < g->nodes.count; g->indexed++) {
         const ml_node *node = &g->nodes.at[g->indexed];

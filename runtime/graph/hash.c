@@ -1,4 +1,4 @@
-/* A hash of a graph by which ranks tell that they compile the same program. */
+/* A hash of a graph, by which ranks check that they compile the same program. */
 #include <string.h>
 
 #include "runtime/graph/infer.h"

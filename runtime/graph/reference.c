@@ -31,7 +31,7 @@ static float round_to_bf16(float x) {
 
 /* The float nearest to x, without the overflow that C leaves undefined. */
 static float to_float(double x) {
-    const double limit = 0x1.ffffffp127; /* from here on rounding goes to infinity */
+    const double limit = 0x1.ffffffp127; /* from here on rounding gives infinity */
     if (x >= limit) return INFINITY;
     return x <= -limit ? -INFINITY : (float)x;
 }

@@ -1,20 +1,20 @@
-/* Chunks (passes.h): logits and what is computed from them, a part of the tokens at a time.
+/* Chunked logits (passes.h): logits and what is computed from them, a part of the tokens at a time.
  *
- * The region of a large product is all that depends on it up to where its size is gone: `members`
- * keep the axes that are cut and add none to the product's; `added` nodes contract the cut axes
- * (the loss, gradients of weights), so the chunks' results are combined; `joined` nodes are
- * products that bring other axes (the gradient of the product's operand), so the chunks' results
- * lie one after another. The rewrite is sound because every other node of the region computes a
+ * The region of a large product is all that depends on it, up to where the cut axes are contracted
+ * or other axes come in. `members` have the cut axes and none that the product lacks; `added` nodes
+ * contract the cut axes (the loss, gradients of weights), so the chunks' results are combined;
+ * `joined` nodes are products with other axes (the gradient of the product's operand): the chunks'
+ * results are concatenated. The rewrite is sound because every other node of the region computes a
  * chunk of its result from the same chunk of its sources. It is worth it where no node beyond the
  * region reads a large member: then no large tensor is ever whole.
  *
  * Only the region of a loss is cut: one that sums over other axes (the vocabulary) and over the cut
  * ones down to a scalar (the loss) before any product follows. Large products inside layers, such
  * as the gradient of a feed-forward's hidden values, have regions too, but cutting those makes
- * plans larger, not smaller: their chunks run at one place, so all that they read and the gathered
- * weights and weights' gradients they work on are alive together, where the products of the whole
- * would have taken one after the other; and the logits, which lie at the peak, are of one place
- * while a layer's values are of each. It would also send each layer's collectives in parts.
+ * plans larger, not smaller: their chunks run at one place, so all that they read, the gathered
+ * weights and the weights' gradients are live at once, where the products of the whole would have
+ * used them one after the other; and the peak of memory is at the logits, once, while a layer's
+ * values are live in each layer. It would also send each layer's collectives in parts.
  *
  * Cut are the axes that one operand of the product brings, outermost first, so that the chunks of
  * that operand are views. All chunks are made where the product is visited; it waits for what the

@@ -1,6 +1,6 @@
-/* Products by groups of rows whose kernels go on with what they hold (passes.h, ragged.h): gate and
- * up of an expert are halves of one product's columns, and its hidden tensor, elementwise in both
- * and in numbers of the row (the weight of a token's choice), is written beside it. */
+/* Products by groups of rows with an elementwise epilogue (passes.h, ragged.h): gate and up of an
+ * expert are halves of one product's columns; the hidden tensor, elementwise in both and in numbers
+ * of the row (the weight of a token's choice), is the product's second output. */
 #include "runtime/graph/infer.h"
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"
@@ -21,7 +21,7 @@ void infer_ragged_gated(infer *in, const ml_type *out) {
         for (int k = 0; k < t->rank; k++) {
             int at = ml_type_find(out, t->axis[k]);
             if (at < 0 || at == out->rank - 1 || out->size[at] != t->size[k])
-                ml_raise(ML_INTERNAL, "what goes on with a product knows its rows alone");
+                ml_raise(ML_INTERNAL, "the function of a product by groups reads its rows alone");
         }
     }
     if ((in->args[3] == 0 && in->source_count > PRODUCT_SOURCES) ||
@@ -90,7 +90,7 @@ static bool take(const ml_graph *g, ml_ref n, const ml_type *like, gated *f) {
     return true;
 }
 
-/* The left operand of the product `n`, if it goes on with another product. */
+/* The left operand of the product `n`, if that is a product with a function. */
 static bool find(const ml_graph *g, ml_ref n, gated *f) {
     enum { LATER = ML_NODE_BACKWARD | ML_NODE_COPY };
     *f = (gated){0};

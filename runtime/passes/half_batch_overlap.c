@@ -1,6 +1,6 @@
-/* Halves (passes.h): one rank's program over the two halves of its batch, a segment of one half and
- * then the same segment of the other, so that what one half exchanges goes on beside what the other
- * computes.
+/* Half batches (passes.h): one rank's program over the two halves of its batch, a segment of one
+ * half and then the same segment of the other, so that collectives of one half overlap products of
+ * the other.
  *
  * A node is HALVED where each half of its result takes the same half of its sources alone, and one
  * of these is halved; inputs that have the axis begin that. It is SUMMED where it contracts the
@@ -10,9 +10,9 @@
  * Halves take turns by segments of the nodes. A segment ends before the first product that follows
  * a collective after another product: so it has products, then what exchanges their results and
  * prepares the operands of the next ones, which is what runs beside the other half's products. Much
- * longer segments would keep more of the values alive, shorter ones would leave collectives without
- * company. What a segment adds up is there at its end, so one that goes on from a sum of its own
- * ends before that. */
+ * longer segments would have more live values; in shorter ones collectives would have no products
+ * to overlap. A sum over both halves is known at the end of its segment, so a segment ends before
+ * the first node that needs a sum of its own. */
 #include "runtime/graph/infer.h"
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
@@ -29,7 +29,7 @@ typedef struct {
     uint32_t *segment; /* by live node: which it is in, from 1 on */
     bool *late;        /* by whole node: needs halves or sums of its own segment */
     ml_ref *half[HALVES];
-    ml_ref *whole; /* by node; 0: not yet, or of a halved one nobody wants it */
+    ml_ref *whole; /* by node; 0: not built yet, or a halved one that nothing reads whole */
     uint32_t made; /* segments */
 } state;
 
@@ -95,7 +95,7 @@ static void find_kinds(state *s) {
     }
 }
 
-/* Whether n waits for what segment `at` has only once both halves went through it. */
+/* Whether n needs a result of segment `at` that both halves are part of. */
 static bool waits_for_both(const state *s, ml_ref n, uint32_t at) {
     for (int i = 0; i < node_of(s, n)->source_count; i++) {
         ml_ref source = ml_graph_source(s->r->from, n, i);
@@ -230,7 +230,7 @@ static void make_segment(state *s, ml_ref first) {
     }
 }
 
-/* What others read in place of a halved node are its halves; only roots may want it as a whole. */
+/* Users of a halved node read its halves; only roots may read it as a whole. */
 static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     state *s = r->context;
     (void)sources;

@@ -8,7 +8,7 @@
 /* Constant folding, algebra, cancelling movements, common subexpressions, dead nodes; a dot that
  * becomes the f32 gradient of a state through a cast produces f32. */
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
-/* Without PLACE: for one rank. */
+/* Remove PLACE: for one rank. */
 ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots);
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
 ml_graph *ml_gather_sorted(const ml_graph *from, ml_roots *roots);
@@ -30,40 +30,40 @@ ml_graph *ml_ragged_gated(const ml_graph *from, ml_roots *roots);
 bool ml_ragged_gated_applies(const ml_graph *g); /* whether there is one */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
 ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
-/* Products of gradients that lie side by side in a CONCAT, all of which other products read too,
- * read their parts of it: where they are kept for later, they are kept once. input_level says of
- * each INPUT at which level of a pipeline it is received; nothing comes to a higher level. */
+/* Where gradients are concatenated and also operands of other products, those products read slices
+ * of the CONCAT, so that one tensor is saved and not two. input_level: by INPUT, the level of the
+ * pipeline at which it is received; no node moves to a higher level. */
 ml_graph *ml_read_joined(const ml_graph *from, ml_roots *roots, const int *input_level);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and
  * products that use it up (the loss, gradients) in chunks of the product's outer axes, each with a
- * product of at most that size, so that none of it is ever whole. Sums in f32 of a chunk's parts in
- * the order of the chunks. Products whose whole result is needed stay as they are, and so do those
+ * product of at most that size, so that none of it is ever whole in memory. The chunks' parts are
+ * added in f32, in order. Products whose whole result is needed are left alone, and so are those
  * that no loss follows (layers' hidden tensors). Time in proportion to the nodes, but for losses
  * whose nodes lie inside one another's: a run for each. */
 ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
 /* Whether there is a product of that size at all. */
 bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes);
-/* Permutations move from operands to results, until they cancel: those around collectives, whose
- * parts lie along the outermost axis, would be copies otherwise. */
+/* Permutations move from operands to results, until they cancel: those around collectives, which
+ * work along the outermost axis, would be copies otherwise. */
 ml_graph *ml_sink_orders(const ml_graph *from, ml_roots *roots);
 int64_t ml_permuted_bytes(const ml_graph *g); /* of the results of all permutations */
 /* After sharding: compute what depends on the inputs' `axis`, of `size` elements (even), by halves
- * of it, which take turns from one collective to the next: those of one half can go on beside the
+ * of it, which alternate from one collective to the next, so that collectives of one half overlap
  * work of the other. Sums over the axis are those of the halves, added; those of bf16 are rounded
- * once. What cannot be done by halves is done as before. Time in proportion to the nodes. */
+ * once. What cannot be split into halves is unchanged. Time in proportion to the nodes. */
 ml_graph *ml_halves(const ml_graph *from, ml_roots *roots, ml_axis axis, int64_t size);
 /* Terms of sums over microbatches, where those of one microbatch are several products (such as
  * those of chunks), are added to the state one after the other. After sharding: one by one they
  * would be reduced over ranks one by one too. */
 ml_graph *ml_open_sums(const ml_graph *from, ml_roots *roots);
-/* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of
- * keeping them, where what they are computed from is kept anyway. */
+/* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of saving
+ * them, where what they are computed from is saved anyway. */
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);
 /* Only those that cost little: up to `bytes` bytes of memory traffic in all. */
 ml_graph *ml_recompute_thrifty(const ml_graph *from, ml_roots *roots, int64_t bytes);
 
 /* Where n compares values with the largest or smallest of them: mark the nodes that compute them,
- * which must be computed once (compared.c). */
+ * which must be computed once (share_comparisons.c). */
 void ml_mark_compared(const ml_graph *g, ml_ref n, bool *marked);
 
 #endif

@@ -1,8 +1,7 @@
-/* Memory orders of collectives (passes.h). Ranks' parts are put one after another along the
- * outermost axis, so what a collective gives is permuted back to the order that the program's
- * author wrote, and what it takes is permuted to its own. Here permutations move from operands to
- * results, past products, routines and elementwise ops, until they meet and cancel; those that are
- * left are views, or written by a kernel. */
+/* Propagating layouts (passes.h). Collectives split and concatenate along the outermost axis, so
+ * sharding permutes their operands and permutes their results back to the order of the script. Here
+ * permutations move from operands to results, past products, routines and elementwise ops, until
+ * they meet and cancel; those that are left are views, or are written by a kernel. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
 
@@ -29,7 +28,7 @@ static ml_ref operate(rewrite *r, ml_ref n, const ml_ref *sources, const ml_type
                         ml_graph_args(r->from, n), node->arg_count, type);
 }
 
-/* Elementwise: in the order that the first permuted operand of all axes had. */
+/* Elementwise: in the order of the first operand of all axes that is permuted. */
 static ml_ref sink_map(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_type type = *ml_graph_type(r->from, n), order = type;
     ml_ref moved[3];

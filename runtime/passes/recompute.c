@@ -1,16 +1,16 @@
 /* Recomputation (passes.h): what the backward pass reads of the forward pass and can compute again
- * from tensors that are kept anyway gets an ML_NODE_COPY of its own there, so that the forward
- * value dies young.
+ * from tensors that are saved anyway gets an ML_NODE_COPY of its own there, so that the forward
+ * value's live range ends in the forward pass.
  *
  * A node belongs to the backward phase if autodiff made it or if it depends on one that is (the
  * optimizer). A forward value that it reads is `needed`. Products, attention, reductions and
- * gathers are kept where they are needed. An elementwise value or a movement is expanded into its
- * sources, nearest first; among all the cuts met on the way the one is taken that adds the fewest
- * bytes to what is kept. Where that is the value itself, it is kept.
+ * gathers are saved where they are needed. An elementwise value or a movement is expanded into its
+ * sources, nearest first; of all cuts on the way, the one is chosen that adds the fewest bytes to
+ * what is saved. Where that is the value itself, it is saved.
  *
- * Thrifty recomputation takes only what costs one more writing at most, for a product to read it:
- * whatever it is computed from is read by the backward phase's elementwise work anyway. And it
- * stops once all that writing comes to so many bytes. */
+ * Thrifty recomputation is limited to values that cost at most one write, for a product to read:
+ * what they are computed from is read by the backward phase's elementwise work anyway. It stops
+ * when the writes add up to the given bytes. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
 
@@ -195,9 +195,9 @@ static void decide(state *s, ml_ref n) {
 /* ---- Order -------------------------------------------------------------------------------------
  */
 
-/* A weight gradient that multiplies a copy waits until the elementwise work that reads the same
- * part of the forward pass is done: one kernel can then do both. So it goes right before the first
- * product or routine after that work, where nothing on the way depends on it. */
+/* A weight gradient that multiplies a recomputed value waits until the elementwise work that reads
+ * the same part of the forward pass is done: one kernel can then do both. So it is placed right
+ * before the first product or routine after that work, where nothing on the way depends on it. */
 enum { LONGEST_WAIT = 4096, MOST_PASSED = 3 /* products that it lets go first */ };
 
 static bool multiplies_copy(const state *s, ml_ref n) {

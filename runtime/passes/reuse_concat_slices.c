@@ -1,10 +1,10 @@
-/* Reading what is joined (passes.h): where gradients lie side by side in a CONCAT (those of
- * queries, keys and values, or of gate and up) and each of them is an operand of a product besides,
- * that product takes its part of the CONCAT.
+/* Slices of a CONCAT in place of its operands (passes.h): where gradients are concatenated (those
+ * of queries, keys and values, or of gate and up) and each is also an operand of another product,
+ * that product reads a slice of the CONCAT, so that one tensor is saved instead of two.
  *
- * A CONCAT's operand is followed back through movements that can be undone, to what products read.
- * A product that reads a part waits for the whole. So all parts have to be of one level: what is
- * sent to other stages leaves when what it was made of has come. */
+ * From a CONCAT's operand the search follows invertible movements back to what products read. A
+ * product that reads a slice waits for the whole CONCAT, so all its operands must be of one level:
+ * the receives that they depend on are the same. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
 

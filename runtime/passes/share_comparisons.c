@@ -1,7 +1,6 @@
-/* Values that are compared with the largest or smallest of them, as the gradient of MAX does, or a
- * mask of a model's own. They are computed once, and read from memory: a compiler may round a
- * product and a sum together in one kernel and apart in another, and then none would be the
- * largest. */
+/* Values that are compared with their largest or smallest, as in the gradient of MAX or in a mask.
+ * They are computed once and read from memory: a compiler may fuse a product and a sum into one
+ * rounding in one kernel and not in another, and then no element would equal the largest. */
 #include "runtime/passes/passes.h"
 
 enum { MOST_STEPS = 64 }; /* from a comparison to what it compares */

@@ -19,9 +19,9 @@ typedef struct {
     ml_ref *widened; /* the f32 form of a wide one */
 } simplifier;
 
-ml_ref simplify_map(simplifier *s, ml_ref n);    /* simplify_map.c: elementwise ops */
-ml_ref simplify_move(simplifier *s, ml_ref n);   /* simplify_move.c: movements, SCATTER_ADD */
-ml_ref simplify_reduce(simplifier *s, ml_ref n); /* simplify_move.c: reductions */
+ml_ref simplify_map(simplifier *s, ml_ref n);    /* simplify_elementwise.c */
+ml_ref simplify_move(simplifier *s, ml_ref n);   /* simplify_movement.c, SCATTER_ADD too */
+ml_ref simplify_reduce(simplifier *s, ml_ref n); /* simplify_movement.c */
 
 ml_ref simplify_make(simplifier *s, ml_op op, const ml_ref *sources, int source_count,
                      const int64_t *args, int arg_count, const ml_type *type);

@@ -176,7 +176,7 @@ static bool same_order(const subject *x, ml_ref a, ml_ref b) {
     return true;
 }
 
-/* Append a part to a list; a slice that goes on where the last one stopped lengthens it. */
+/* Append a part to a list; a slice that begins where the last one ends extends it. */
 static int append_part(const subject *x, ml_ref *parts, int count, ml_ref part) {
     const ml_graph *g = x->g;
     if (count && ml_graph_node(g, part)->op == ML_OP_SLICE &&

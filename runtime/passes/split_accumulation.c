@@ -1,5 +1,5 @@
-/* Sums over microbatches (passes.h): kept + (a + b + ...) becomes ((kept + a) + b) + ..., where
- * kept is a state or zero and the terms are products and scatter-adds, each of which can then add
+/* Sums over microbatches (passes.h): sum + (a + b + ...) becomes ((sum + a) + b) + ..., where
+ * `sum` is a state or zero and the terms are products and scatter-adds, each of which can then add
  * to the state where it is. */
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
