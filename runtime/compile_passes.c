@@ -125,7 +125,7 @@ static ml_graph *propagate_layout(pass_context *c) {
     ml_plan *plan = c->plan;
     ml_roots before = plan->roots;
     plan_roots(plan, &before);
-    ml_graph *moved = ml_sink_orders(plan->graph, &plan->roots);
+    ml_graph *moved = ml_propagate_layout(plan->graph, &plan->roots);
     if (ml_permuted_bytes(moved) < ml_permuted_bytes(plan->graph)) return moved;
     ml_graph_free(moved);
     plan->roots = before;
@@ -133,13 +133,13 @@ static ml_graph *propagate_layout(pass_context *c) {
 }
 
 static bool gathers_sorted(pass_context *c) {
-    return on_gpu(c) && ml_gather_sorted_applies(c->plan->graph);
+    return on_gpu(c) && ml_invert_permutations_applies(c->plan->graph);
 }
 static bool splits_sums(pass_context *c) {
-    return on_gpu(c) && ml_split_sums_applies(c->plan->graph);
+    return on_gpu(c) && ml_split_scaled_sums_applies(c->plan->graph);
 }
 static bool splits_products(pass_context *c) {
-    return on_fused_gpu(c) && ml_split_dots_applies(c->plan->graph);
+    return on_fused_gpu(c) && ml_split_f32_products_applies(c->plan->graph);
 }
 /* Merged weights are written side by side by the casts that a GPU makes of them anyway. The CPU
  * computes with the f32 states themselves, which would have to be copied at each step. */
@@ -161,7 +161,7 @@ static bool has_half_batch(pass_context *c) {
     return c->half_size > 0;
 }
 static ml_graph *half_batch(pass_context *c) {
-    return ml_halves(c->plan->graph, &c->plan->roots, c->half_axis, c->half_size);
+    return ml_half_batches(c->plan->graph, &c->plan->roots, c->half_axis, c->half_size);
 }
 
 static int64_t chunk_bytes(const pass_context *c) {
@@ -169,14 +169,15 @@ static int64_t chunk_bytes(const pass_context *c) {
     return bytes > 0 ? bytes : ML_CHUNK_BYTES;
 }
 static bool chunks(pass_context *c) {
-    c->chunked = ml_chunk_applies(c->plan->graph, chunk_bytes(c)) && !c->plan->target->no_fuse;
+    c->chunked =
+        ml_chunk_logits_applies(c->plan->graph, chunk_bytes(c)) && !c->plan->target->no_fuse;
     return c->chunked;
 }
 static bool has_chunks(pass_context *c) {
     return c->chunked;
 }
 static ml_graph *chunk_logits(pass_context *c) {
-    return ml_chunk(c->plan->graph, &c->plan->roots, chunk_bytes(c));
+    return ml_chunk_logits(c->plan->graph, &c->plan->roots, chunk_bytes(c));
 }
 
 /* Simplify what was duplicated, and count its collectives anew. */
@@ -219,16 +220,16 @@ static bool defers_weight_grad(pass_context *c) {
     return c->input_wave != NULL;
 }
 static ml_graph *reuse_slices(pass_context *c) {
-    return ml_read_joined(c->plan->graph, &c->plan->roots, c->input_wave);
+    return ml_reuse_concat_slices(c->plan->graph, &c->plan->roots, c->input_wave);
 }
 static bool has_expert_norms(pass_context *c) {
-    return on_fused_gpu(c) && ml_ragged_squares_apply(c->plan->graph);
+    return on_fused_gpu(c) && ml_fuse_expert_norms_applies(c->plan->graph);
 }
 /* Kernels of products have what to continue with in registers. */
 static bool has_gated_experts(pass_context *c) {
     enum { HOPPER = 90 };
     return on_fused_gpu(c) && c->plan->target->arch == HOPPER && !c->plan->target->no_tma &&
-           ml_ragged_gated_applies(c->plan->graph);
+           ml_fuse_gated_experts_applies(c->plan->graph);
 }
 
 static bool caches_params(pass_context *c) {
@@ -241,7 +242,7 @@ static ml_graph *param_cache(pass_context *c) {
 /* Over the global graph. A program is divided into pipeline stages after them. */
 static const pass global_passes[] = {
     {"extract", .run_with = extract, .purpose = "the nodes that the program's results need"},
-    {"drop_placements", ml_drop_places, .when = has_useless_placements,
+    {"drop_placements", ml_drop_placements, .when = has_useless_placements,
      .purpose = "shardings that the script asks for mean nothing on one rank"},
     {"conform_updates", .run_with = conform_updates,
      .purpose = "new values take the dtype and the axis order of their states"},
@@ -257,17 +258,17 @@ static const pass rank_passes[] = {
      .purpose = "movements around collectives cancel, equal collectives become one"},
     {"propagate_layout", .run_with = propagate_layout, .when = has_layout,
      .purpose = "permutations move away from collectives until they cancel"},
-    {"gather_sorted", ml_gather_sorted, .when = gathers_sorted,
+    {"invert_permutations", ml_invert_permutations, .when = gathers_sorted,
      .purpose = "scatter-adds at sorted indices become sums of gathers"},
-    {"split_scaled_sums", ml_split_sums, .when = splits_sums,
+    {"split_scaled_sums", ml_split_scaled_sums, .when = splits_sums,
      .purpose = "factors that are constant along a sum leave it"},
     {"decompose_attention", .run_with = decompose_attention,
      .purpose = "attention over few keys becomes products and a softmax"},
     {"simplify_decomposed", ml_simplify,
      .purpose = "what the passes since sharding leave: equal nodes, movements that cancel"},
-    {"split_f32_products", ml_split_dots, .when = splits_products,
+    {"split_f32_products", ml_split_f32_products, .when = splits_products,
      .purpose = "narrow products of f32 become products of bf16"},
-    {"merge_products", ml_merge_dots, .when = merges_products,
+    {"merge_products", ml_merge_products, .when = merges_products,
      .purpose = "products that share an operand become one"},
     {"simplify_merged", ml_simplify, .when = merges_products,
      .purpose = "slices of merged results cancel against what joined them"},
@@ -277,13 +278,13 @@ static const pass rank_passes[] = {
 static const pass choice_passes[] = {
     {"half_batch_overlap", .run_with = half_batch, .when = chooses_half_batch,
      .purpose = "the halves of the batch alternate, to hide collectives"},
-    {"split_half_sums", ml_open_sums, .when = has_half_batch,
+    {"split_half_sums", ml_split_accumulation, .when = has_half_batch,
      .purpose = "gradients of the halves are added to their state one after the other"},
     {"simplify_halves", .run_with = simplify_parts, .when = has_half_batch,
      .purpose = "slices of slices, and what both halves compute alike"},
     {"chunk_logits", .run_with = chunk_logits, .when = chunks,
      .purpose = "large logits and their loss are computed in chunks of tokens"},
-    {"split_chunk_sums", ml_open_sums, .when = has_chunks,
+    {"split_chunk_sums", ml_split_accumulation, .when = has_chunks,
      .purpose = "gradients of the chunks are added to their state one after the other"},
     {"simplify_chunks", .run_with = simplify_parts, .when = has_chunks,
      .purpose = "slices of slices, and what all chunks compute alike"},
@@ -291,9 +292,9 @@ static const pass choice_passes[] = {
      .purpose = "cheap values are computed again in the backward pass instead of stored"},
     {"reuse_concat_slices", .run_with = reuse_slices, .when = defers_weight_grad,
      .purpose = "deferred products read slices of what is stored anyway"},
-    {"fuse_expert_norms", ml_ragged_squares, .when = has_expert_norms,
+    {"fuse_expert_norms", ml_fuse_expert_norms, .when = has_expert_norms,
      .purpose = "sums of squares come from the kernels of grouped products"},
-    {"fuse_gated_experts", ml_ragged_gated, .when = has_gated_experts,
+    {"fuse_gated_experts", ml_fuse_gated_experts, .when = has_gated_experts,
      .purpose = "gates are applied in the kernels of grouped products"},
     {"param_cache", .run_with = param_cache, .when = caches_params,
      .purpose = "parameters are stored as products read them, beside their f32 states"},

@@ -44,6 +44,6 @@ static ml_ref drop_place(rewrite *r, ml_ref node, const ml_ref *sources) {
     return place ? sources[0] : rewrite_copy(r, node, sources);
 }
 
-ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, NULL, drop_place, NULL);
 }

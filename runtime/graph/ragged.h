@@ -5,10 +5,10 @@
  * overlap, and may be empty. RAGGED_DOT multiplies each row by its group's matrix; rows of no group
  * give 0, so that a rank that holds some of the groups computes a part of a sum. RAGGED_OUTER sums
  * the outer products of the rows of each group: each is the other's gradient. Where its third
- * argument says so (ml_ragged_squares) it has a second output: sums of the squares of its blocks of
- * 16 x 256, which its kernels know while they hold them. Where RAGGED_DOT's last argument is a
- * function (ml_ragged_gated) its columns are two halves, and a second output is that function of
- * both, PARAM 0 and 1, and of further operands, numbers of the rows, from PARAM 2 on. */
+ * argument is set (ml_fuse_expert_norms) it has a second output: sums of the squares of its blocks
+ * of 16 x 256, which its kernels compute from registers. Where RAGGED_DOT's last argument is a
+ * function (ml_fuse_gated_experts) its columns are two halves, and a second output is that function
+ * of both, PARAM 0 and 1, and of further operands, numbers of the rows, from PARAM 2 on. */
 #ifndef ML_RAGGED_H
 #define ML_RAGGED_H
 

@@ -407,11 +407,11 @@ static int64_t count_large(const ml_graph *g, int64_t most_bytes) {
     return count;
 }
 
-bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes) {
+bool ml_chunk_logits_applies(const ml_graph *g, int64_t most_bytes) {
     return count_large(g, most_bytes) > 0;
 }
 
-ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes) {
+ml_graph *ml_chunk_logits(const ml_graph *from, ml_roots *roots, int64_t most_bytes) {
     state s = {.most_bytes = most_bytes};
     int64_t before = count_large(from, most_bytes), left;
     ml_graph *g = rewrite_run(from, roots, begin, rule, &s);

@@ -82,13 +82,13 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return ml_reduce(r->to, ML_OP_SUM, squares, type.axis, type.rank);
 }
 
-bool ml_ragged_squares_apply(const ml_graph *g) {
+bool ml_fuse_expert_norms_applies(const ml_graph *g) {
     part found;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
         if (is_norm(g, n, &found)) return true;
     return false;
 }
 
-ml_graph *ml_ragged_squares(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_fuse_expert_norms(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, begin, rule, NULL);
 }

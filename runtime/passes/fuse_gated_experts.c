@@ -163,14 +163,14 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return ml_permute(r->to, second, &type);
 }
 
-bool ml_ragged_gated_applies(const ml_graph *g) {
+bool ml_fuse_gated_experts_applies(const ml_graph *g) {
     gated f;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
         if (find(g, n, &f)) return true;
     return false;
 }
 
-ml_graph *ml_ragged_gated(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_fuse_gated_experts(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, begin, rule, NULL);
 }
 

@@ -238,7 +238,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return whole_of(s, n);
 }
 
-ml_graph *ml_halves(const ml_graph *from, ml_roots *roots, ml_axis axis, int64_t size) {
+ml_graph *ml_half_batches(const ml_graph *from, ml_roots *roots, ml_axis axis, int64_t size) {
     state s = {.axis = axis, .size = size};
     return rewrite_run(from, roots, begin, rule, &s);
 }

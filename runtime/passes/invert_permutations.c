@@ -83,13 +83,13 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return ml_permute(g, ml_cast(g, sum, (ml_dtype)type.dtype), &type);
 }
 
-bool ml_gather_sorted_applies(const ml_graph *g) {
+bool ml_invert_permutations_applies(const ml_graph *g) {
     sorted_index found;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
         if (find_index(g, n, &found)) return true;
     return false;
 }
 
-ml_graph *ml_gather_sorted(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, NULL, rule, NULL);
 }

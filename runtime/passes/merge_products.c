@@ -631,7 +631,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return rewrite_copy(r, n, sources);
 }
 
-ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_merge_products(const ml_graph *from, ml_roots *roots) {
     state s = {0};
     return rewrite_run(from, roots, begin, rule, &s);
 }

@@ -9,53 +9,53 @@
  * becomes the f32 gradient of a state through a cast produces f32. */
 ml_graph *ml_simplify(const ml_graph *from, ml_roots *roots);
 /* Remove PLACE: for one rank. */
-ml_graph *ml_drop_places(const ml_graph *from, ml_roots *roots);
+ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots);
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
-ml_graph *ml_gather_sorted(const ml_graph *from, ml_roots *roots);
-bool ml_gather_sorted_applies(const ml_graph *g); /* whether there is one */
+ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots);
+bool ml_invert_permutations_applies(const ml_graph *g); /* whether there is one */
 /* Sums over an axis of terms that are scaled by what does not change along it: scaled sums. */
-ml_graph *ml_split_sums(const ml_graph *from, ml_roots *roots);
-bool ml_split_sums_applies(const ml_graph *g); /* whether there is one */
+ml_graph *ml_split_scaled_sums(const ml_graph *from, ml_roots *roots);
+bool ml_split_scaled_sums_applies(const ml_graph *g); /* whether there is one */
 /* Narrow products of f32 with bf16 values, or of few elements and rounded to bf16 afterwards, in
  * terms of products of bf16. */
-ml_graph *ml_split_dots(const ml_graph *from, ml_roots *roots);
-bool ml_split_dots_applies(const ml_graph *g); /* whether there may be one */
+ml_graph *ml_split_f32_products(const ml_graph *from, ml_roots *roots);
+bool ml_split_f32_products_applies(const ml_graph *g); /* whether there may be one */
 /* Sums of squares of products by groups come from the products' kernels. Last: other passes do not
  * know this second output. */
-ml_graph *ml_ragged_squares(const ml_graph *from, ml_roots *roots);
-bool ml_ragged_squares_apply(const ml_graph *g); /* whether there is one */
+ml_graph *ml_fuse_expert_norms(const ml_graph *from, ml_roots *roots);
+bool ml_fuse_expert_norms_applies(const ml_graph *g); /* whether there is one */
 /* What follows the halves of a product by groups elementwise comes from the product's kernel. Last,
  * too. */
-ml_graph *ml_ragged_gated(const ml_graph *from, ml_roots *roots);
-bool ml_ragged_gated_applies(const ml_graph *g); /* whether there is one */
+ml_graph *ml_fuse_gated_experts(const ml_graph *from, ml_roots *roots);
+bool ml_fuse_gated_experts_applies(const ml_graph *g); /* whether there is one */
 /* Merge dots that share an operand into one over a CONCAT (q,k,v; gate,up and their gradients). */
-ml_graph *ml_merge_dots(const ml_graph *from, ml_roots *roots);
+ml_graph *ml_merge_products(const ml_graph *from, ml_roots *roots);
 /* Where gradients are concatenated and also operands of other products, those products read slices
  * of the CONCAT, so that one tensor is saved and not two. input_level: by INPUT, the level of the
  * pipeline at which it is received; no node moves to a higher level. */
-ml_graph *ml_read_joined(const ml_graph *from, ml_roots *roots, const int *input_level);
+ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const int *input_level);
 /* Compute what lies between a product of more than `most_bytes` bytes (logits) and the sums and
  * products that use it up (the loss, gradients) in chunks of the product's outer axes, each with a
  * product of at most that size, so that none of it is ever whole in memory. The chunks' parts are
  * added in f32, in order. Products whose whole result is needed are left alone, and so are those
  * that no loss follows (layers' hidden tensors). Time in proportion to the nodes, but for losses
  * whose nodes lie inside one another's: a run for each. */
-ml_graph *ml_chunk(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
+ml_graph *ml_chunk_logits(const ml_graph *from, ml_roots *roots, int64_t most_bytes);
 /* Whether there is a product of that size at all. */
-bool ml_chunk_applies(const ml_graph *g, int64_t most_bytes);
+bool ml_chunk_logits_applies(const ml_graph *g, int64_t most_bytes);
 /* Permutations move from operands to results, until they cancel: those around collectives, which
  * work along the outermost axis, would be copies otherwise. */
-ml_graph *ml_sink_orders(const ml_graph *from, ml_roots *roots);
+ml_graph *ml_propagate_layout(const ml_graph *from, ml_roots *roots);
 int64_t ml_permuted_bytes(const ml_graph *g); /* of the results of all permutations */
 /* After sharding: compute what depends on the inputs' `axis`, of `size` elements (even), by halves
  * of it, which alternate from one collective to the next, so that collectives of one half overlap
  * work of the other. Sums over the axis are those of the halves, added; those of bf16 are rounded
  * once. What cannot be split into halves is unchanged. Time in proportion to the nodes. */
-ml_graph *ml_halves(const ml_graph *from, ml_roots *roots, ml_axis axis, int64_t size);
+ml_graph *ml_half_batches(const ml_graph *from, ml_roots *roots, ml_axis axis, int64_t size);
 /* Terms of sums over microbatches, where those of one microbatch are several products (such as
  * those of chunks), are added to the state one after the other. After sharding: one by one they
  * would be reduced over ranks one by one too. */
-ml_graph *ml_open_sums(const ml_graph *from, ml_roots *roots);
+ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots);
 /* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of saving
  * them, where what they are computed from is saved anyway. */
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);

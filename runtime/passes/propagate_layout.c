@@ -119,7 +119,7 @@ int64_t ml_permuted_bytes(const ml_graph *g) {
     return bytes;
 }
 
-ml_graph *ml_sink_orders(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_propagate_layout(const ml_graph *from, ml_roots *roots) {
     ml_graph *sunk = rewrite_run(from, roots, NULL, rule, NULL);
     ml_graph *simple = ml_simplify(sunk, roots); /* where they cancel */
     ml_graph_free(sunk);

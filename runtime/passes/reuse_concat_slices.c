@@ -146,7 +146,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return rewrite_copy(r, n, own);
 }
 
-ml_graph *ml_read_joined(const ml_graph *from, ml_roots *roots, const int *input_level) {
+ml_graph *ml_reuse_concat_slices(const ml_graph *from, ml_roots *roots, const int *input_level) {
     state s = {.input_level = input_level};
     return rewrite_run(from, roots, begin, rule, &s);
 }

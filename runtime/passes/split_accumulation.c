@@ -49,6 +49,6 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return rewrite_copy(r, n, sources);
 }
 
-ml_graph *ml_open_sums(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, NULL, rule, NULL);
 }

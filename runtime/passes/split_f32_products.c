@@ -120,7 +120,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return rewrite_copy(r, n, sources);
 }
 
-bool ml_split_dots_applies(const ml_graph *g) {
+bool ml_split_f32_products_applies(const ml_graph *g) {
     int side;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
         if (is_plain(g, n) &&
@@ -129,6 +129,6 @@ bool ml_split_dots_applies(const ml_graph *g) {
     return false;
 }
 
-ml_graph *ml_split_dots(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_split_f32_products(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, NULL, rule, NULL);
 }

@@ -60,13 +60,13 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     return ml_permute(r->to, sum, &type);
 }
 
-bool ml_split_sums_applies(const ml_graph *g) {
+bool ml_split_scaled_sums_applies(const ml_graph *g) {
     split s;
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
         if (splits(g, n, &s)) return true;
     return false;
 }
 
-ml_graph *ml_split_sums(const ml_graph *from, ml_roots *roots) {
+ml_graph *ml_split_scaled_sums(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, NULL, rule, NULL);
 }

@@ -1,5 +1,5 @@
-/* Whether a rank's program takes turns with two halves of its batch (ml_halves), and along which
- * axis. A mesh axis that splits what is computed, and not only the batch or parameters, has
+/* Whether a rank's program takes turns with two halves of its batch (ml_half_batches), and along
+ * which axis. A mesh axis that splits what is computed, and not only the batch or parameters, has
  * collectives between products that need each other's results (tensor, sequence and context
  * parallelism, experts): nothing else could run beside these but another part of the batch. */
 #include "runtime/base/machine.h"

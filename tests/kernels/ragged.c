@@ -196,8 +196,8 @@ static void merged(fixture *f) {
     fixture_check_passes(f, roots, 5, 1e-9);
     CHECK_EQ_INT(fixture_count_after(f, "simplify", roots, 5, ML_OP_RAGGED_DOT), 6);
     CHECK_EQ_INT(fixture_count_after(f, "simplify", roots, 5, ML_OP_RAGGED_OUTER), 3);
-    CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, 5, ML_OP_RAGGED_DOT), 4);
-    CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, 5, ML_OP_RAGGED_OUTER), 2);
+    CHECK_EQ_INT(fixture_count_after(f, "merge_products", roots, 5, ML_OP_RAGGED_DOT), 4);
+    CHECK_EQ_INT(fixture_count_after(f, "merge_products", roots, 5, ML_OP_RAGGED_OUTER), 2);
 }
 TEST(kernels, moe_merged) {
     fixture_run(merged, 9);
@@ -218,8 +218,8 @@ static void squares(fixture *f) {
         ml_type type = *ml_graph_type(g, parts[i]);
         ml_ref norm = ml_map2(g, ML_OP_MUL, parts[i], parts[i]);
         norm = ml_reduce(g, ML_OP_SUM, norm, type.axis, type.rank);
-        CHECK_EQ_INT(fixture_count_after(f, "ragged_squares", &norm, 1, ML_OP_MUL), i == 3);
-        fixture_check_pass(f, "ragged_squares", (ml_ref[]){norm, parts[i]}, 2, 1e-12);
+        CHECK_EQ_INT(fixture_count_after(f, "fuse_expert_norms", &norm, 1, ML_OP_MUL), i == 3);
+        fixture_check_pass(f, "fuse_expert_norms", (ml_ref[]){norm, parts[i]}, 2, 1e-12);
     }
 }
 TEST(kernels, moe_squares) {
@@ -243,8 +243,8 @@ static void check_gated(fixture *f, int64_t cut, bool late, bool joined) {
     ml_ref h = ml_map2(g, ML_OP_MUL, half[0], ml_map1(g, ML_OP_SIGMOID, half[1]));
     h = ml_cast(g, ml_map2(g, ML_OP_MUL, h, weight), ML_BF16);
     ml_ref z = ml_ragged_dot(g, (ml_ref[]){h, down, bounds[0], bounds[1]}, r, n, ML_BF16);
-    CHECK_EQ_INT(fixture_count_after(f, "ragged_gated", &z, 1, ML_OP_OUT), joined);
-    fixture_check_pass(f, "ragged_gated", (ml_ref[]){z, h, y}, 3, 1e-12);
+    CHECK_EQ_INT(fixture_count_after(f, "fuse_gated_experts", &z, 1, ML_OP_OUT), joined);
+    fixture_check_pass(f, "fuse_gated_experts", (ml_ref[]){z, h, y}, 3, 1e-12);
 }
 static void gated_or_not(fixture *f) {
     check_gated(f, 256, false, true);

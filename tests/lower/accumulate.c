@@ -177,7 +177,7 @@ static void plan_microbatch(void *context) {
     ml_ref kept = ml_where(p->g, test, ml_const(p->g, ML_F32, 0), old);
     ml_update update = {(uint32_t)id, ml_map2(p->g, ML_OP_ADD, kept, term)};
     ml_roots roots = {.updates = &update, .update_count = 1};
-    p->opened = ml_open_sums(p->g, &roots);
+    p->opened = ml_split_accumulation(p->g, &roots);
     ml_compile(&(ml_compile_input){p->opened, &roots, &p->target, NULL}, &p->plan);
 }
 

@@ -37,18 +37,18 @@ static ml_graph *decompose(const ml_graph *from, ml_roots *roots) {
     return ml_decompose(from, roots, INT64_MAX);
 }
 static ml_graph *chunk_logits(const ml_graph *from, ml_roots *roots) {
-    return ml_chunk(from, roots, 256); /* bytes */
+    return ml_chunk_logits(from, roots, 256); /* bytes */
 }
 static ml_graph *recompute_thrifty(const ml_graph *from, ml_roots *roots) {
     return ml_recompute_thrifty(from, roots, 256);
 }
 static ml_graph *half_batch_overlap(const ml_graph *from, ml_roots *roots) {
     const ml_type *type = &ml_graph_input(from, 0)->type;
-    return ml_halves(from, roots, type->axis[0], type->size[0]);
+    return ml_half_batches(from, roots, type->axis[0], type->size[0]);
 }
 static ml_graph *reuse_concat_slices(const ml_graph *from, ml_roots *roots) {
     static const int level[SUPPORT_INPUTS];
-    return ml_read_joined(from, roots, level);
+    return ml_reuse_concat_slices(from, roots, level);
 }
 
 /* The gradients of output 0, with respect to each parameter; these are the outputs afterwards. */
@@ -123,21 +123,21 @@ static void lower(job *j) {
 /* Passes are called by their files in runtime/passes. */
 static const action actions[] = {
     {"simplify", .pass = ml_simplify},
-    {"drop_places", .pass = ml_drop_places},
-    {"invert_permutations", .pass = ml_gather_sorted},
-    {"split_scaled_sums", .pass = ml_split_sums},
-    {"split_f32_products", .pass = ml_split_dots, .tolerance = 1e-6},
+    {"drop_places", .pass = ml_drop_placements},
+    {"invert_permutations", .pass = ml_invert_permutations},
+    {"split_scaled_sums", .pass = ml_split_scaled_sums},
+    {"split_f32_products", .pass = ml_split_f32_products, .tolerance = 1e-6},
     {"decompose_attention", .pass = decompose},
-    {"merge_products", .pass = ml_merge_dots},
-    {"propagate_layout", .pass = ml_sink_orders},
+    {"merge_products", .pass = ml_merge_products},
+    {"propagate_layout", .pass = ml_propagate_layout},
     {"half_batch_overlap", .pass = half_batch_overlap},
     {"chunk_logits", .pass = chunk_logits},
-    {"split_accumulation", .pass = ml_open_sums},
+    {"split_accumulation", .pass = ml_split_accumulation},
     {"recompute", .pass = ml_recompute},
     {"recompute_thrifty", .pass = recompute_thrifty},
     {"reuse_concat_slices", .pass = reuse_concat_slices},
-    {"fuse_expert_norms", .pass = ml_ragged_squares},
-    {"fuse_gated_experts", .pass = ml_ragged_gated},
+    {"fuse_expert_norms", .pass = ml_fuse_expert_norms},
+    {"fuse_gated_experts", .pass = ml_fuse_gated_experts},
     {"autodiff", .act = autodiff},
     {"shard", .act = shard},
     {"stages", .act = stages},

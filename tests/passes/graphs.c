@@ -238,8 +238,8 @@ static void check_block(fixture *f) {
      */
     int dots = fixture_count_after(f, "simplify", roots, count, ML_OP_DOT);
     CHECK_EQ_INT(dots, 18);
-    CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, count, ML_OP_DOT), 12);
-    CHECK_EQ_INT(fixture_count_after(f, "merge_dots", roots, count, ML_OP_ATTENTION_GRAD), 1);
+    CHECK_EQ_INT(fixture_count_after(f, "merge_products", roots, count, ML_OP_DOT), 12);
+    CHECK_EQ_INT(fixture_count_after(f, "merge_products", roots, count, ML_OP_ATTENTION_GRAD), 1);
     CHECK(fixture_count_after(f, "recompute", roots, count, ML_OP_TANH) == 2);
     CHECK_EQ_INT(fixture_count_after(f, "recompute", roots, count, ML_OP_DOT), dots);
     /* gelu's result alone costs what may be moved; norms come first and take too little of it */
@@ -349,8 +349,9 @@ static void check_sorted(fixture *f, int64_t each, int64_t tokens, bool gathered
     ml_type type = fixture_type(f, ML_F64, "b3 e5");
     type.axis[2] = along, type.size[2] = tokens, type.rank = 3;
     ml_ref y = ml_scatter_add(g, token, value, along, &type);
-    CHECK_EQ_INT(fixture_count_after(f, "gather_sorted", &y, 1, ML_OP_SCATTER_ADD), !gathered);
-    fixture_check_pass(f, "gather_sorted", &y, 1, 1e-12);
+    CHECK_EQ_INT(fixture_count_after(f, "invert_permutations", &y, 1, ML_OP_SCATTER_ADD),
+                 !gathered);
+    fixture_check_pass(f, "invert_permutations", &y, 1, 1e-12);
 }
 
 static void check_all_sorted(fixture *f) {
@@ -375,9 +376,9 @@ static void check_split_sums(fixture *f) {
         ml_map2(g, ML_OP_ADD, ml_map2(g, ML_OP_MUL, a, c), ml_map2(g, ML_OP_MUL, b, r));
     ml_ref split = ml_reduce(g, ML_OP_SUM, rows, (ml_axis[]){AXIS("d"), AXIS("b")}, 2);
     ml_ref whole = ml_reduce(g, ML_OP_SUM, columns, (ml_axis[]){AXIS("d")}, 1);
-    CHECK_EQ_INT(fixture_count_after(f, "split_sums", &split, 1, ML_OP_SUM), 2);
-    CHECK_EQ_INT(fixture_count_after(f, "split_sums", &whole, 1, ML_OP_SUM), 1);
-    fixture_check_pass(f, "split_sums", (ml_ref[]){split, whole}, 2, 1e-12);
+    CHECK_EQ_INT(fixture_count_after(f, "split_scaled_sums", &split, 1, ML_OP_SUM), 2);
+    CHECK_EQ_INT(fixture_count_after(f, "split_scaled_sums", &whole, 1, ML_OP_SUM), 1);
+    fixture_check_pass(f, "split_scaled_sums", (ml_ref[]){split, whole}, 2, 1e-12);
 }
 
 TEST(passes, split_sums) {
@@ -397,9 +398,10 @@ static void check_split_dots(fixture *f) {
                   ml_dot(g, x, odd, &d, 1, ML_F32), ml_dot(g, dy, w, &e, 1, ML_F32)};
     static const int joined[] = {1, 1, 2, 0, 0};
     for (int i = 0; i < 5; i++) {
-        CHECK_EQ_INT(fixture_count_after(f, "split_dots", &y[i], 1, ML_OP_CONCAT), joined[i]);
-        CHECK_EQ_INT(fixture_count_after(f, "split_dots", &y[i], 1, ML_OP_DOT), 1);
-        fixture_check_pass(f, "split_dots", &y[i], 1, i == 2 ? 1e-4 : 1e-6);
+        CHECK_EQ_INT(fixture_count_after(f, "split_f32_products", &y[i], 1, ML_OP_CONCAT),
+                     joined[i]);
+        CHECK_EQ_INT(fixture_count_after(f, "split_f32_products", &y[i], 1, ML_OP_DOT), 1);
+        fixture_check_pass(f, "split_f32_products", &y[i], 1, i == 2 ? 1e-4 : 1e-6);
     }
 }
 
@@ -425,20 +427,21 @@ static void check_joined(fixture *f, int read, bool circular, int slices) {
     const ml_ref of[] = {q, keys};
     for (int i = 0; i < read; i++) out[1 + i] = ml_dot(g, x, of[i], (ml_axis[]){b, s}, 2, ML_F64);
     ml_graph_set_flags(g, 0);
-    CHECK_EQ_INT(fixture_count_after(f, "read_joined", out, 1 + read, ML_OP_SLICE), slices);
-    fixture_check_pass(f, "read_joined", out, 1 + read, 1e-12);
-    CHECK_EQ_INT(fixture_count_after(f, "read_joined_in_turn", out, 1 + read, ML_OP_SLICE), 0);
+    CHECK_EQ_INT(fixture_count_after(f, "reuse_concat_slices", out, 1 + read, ML_OP_SLICE), slices);
+    fixture_check_pass(f, "reuse_concat_slices", out, 1 + read, 1e-12);
+    CHECK_EQ_INT(fixture_count_after(f, "reuse_concat_slices_in_turn", out, 1 + read, ML_OP_SLICE),
+                 0);
 }
 
-static void check_read_joined(fixture *f) {
+static void check_reuse_concat_slices(fixture *f) {
     check_joined(f, 2, false, 2);
     check_joined(f, 1, false, 0);
     check_joined(f, 0, false, 0);
     check_joined(f, 2, true, 0);
 }
 
-TEST(passes, read_joined) {
-    fixture_run(check_read_joined, 11);
+TEST(passes, reuse_concat_slices) {
+    fixture_run(check_reuse_concat_slices, 11);
 }
 
 /* ---- Values that are compared with the largest of them ------------------------------------------
@@ -602,7 +605,7 @@ static ml_graph *decompose_short(const ml_graph *from, ml_roots *roots) {
 
 static void everything(void *context) {
     static ml_graph *(*const passes[])(const ml_graph *, ml_roots *) = {
-        ml_simplify, decompose_short, ml_merge_dots, ml_recompute};
+        ml_simplify, decompose_short, ml_merge_products, ml_recompute};
     fixture *f = context;
     f->g = ml_graph_new();
     block b = build_block(f, ML_BF16);

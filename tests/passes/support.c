@@ -170,7 +170,7 @@ static ml_graph *decompose_all(const ml_graph *from, ml_roots *roots) {
 }
 /* Products of more than 80 elements are what it counts as large here. */
 static ml_graph *chunk_small(const ml_graph *from, ml_roots *roots) {
-    return ml_chunk(from, roots, 80 * 8);
+    return ml_chunk_logits(from, roots, 80 * 8);
 }
 static ml_graph *recompute_little(const ml_graph *from, ml_roots *roots) {
     return ml_recompute_thrifty(from, roots, 6 << 10);
@@ -184,7 +184,7 @@ static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {
         for (int i = 0; ml_graph_node(from, n)->op == ML_OP_INPUT && i < type->rank; i++) {
             if (type->size[i] % 2 != 0 || type->axis[i] >= 256 || done[type->axis[i]]) continue;
             done[type->axis[i]] = true;
-            ml_graph *next = ml_halves(g, roots, type->axis[i], type->size[i]);
+            ml_graph *next = ml_half_batches(g, roots, type->axis[i], type->size[i]);
             ml_graph_verify(next, roots, "halves");
             ml_graph_free(g);
             g = next;
@@ -194,36 +194,36 @@ static ml_graph *halves_of_all(const ml_graph *from, ml_roots *roots) {
 }
 static ml_graph *all_passes(const ml_graph *from, ml_roots *roots);
 
-static ml_graph *read_joined(const ml_graph *from, ml_roots *roots) {
+static ml_graph *reuse_concat_slices(const ml_graph *from, ml_roots *roots) {
     static const int level[SUPPORT_INPUTS];
-    return ml_read_joined(from, roots, level);
+    return ml_reuse_concat_slices(from, roots, level);
 }
 
 /* As if each input came later than the one before. */
-static ml_graph *read_joined_in_turn(const ml_graph *from, ml_roots *roots) {
+static ml_graph *reuse_concat_slices_in_turn(const ml_graph *from, ml_roots *roots) {
     int level[SUPPORT_INPUTS];
     for (int i = 0; i < SUPPORT_INPUTS; i++) level[i] = i;
-    return ml_read_joined(from, roots, level);
+    return ml_reuse_concat_slices(from, roots, level);
 }
 
 static const named_pass passes[] = {
     {"simplify", ml_simplify},
     {"decompose", decompose_all},
     {"recompute", ml_recompute},
-    {"merge_dots", ml_merge_dots},
+    {"merge_products", ml_merge_products},
     {"chunk", chunk_small},
     {"all", all_passes},
     {"recompute_little", recompute_little},
-    {"sink_orders", ml_sink_orders},
+    {"propagate_layout", ml_propagate_layout},
     {"halves", halves_of_all},
-    {"open_sums", ml_open_sums},
-    {"gather_sorted", ml_gather_sorted},
-    {"split_sums", ml_split_sums},
-    {"split_dots", ml_split_dots},
-    {"ragged_squares", ml_ragged_squares},
-    {"ragged_gated", ml_ragged_gated},
-    {"read_joined", read_joined},
-    {"read_joined_in_turn", read_joined_in_turn},
+    {"split_accumulation", ml_split_accumulation},
+    {"invert_permutations", ml_invert_permutations},
+    {"split_scaled_sums", ml_split_scaled_sums},
+    {"split_f32_products", ml_split_f32_products},
+    {"fuse_expert_norms", ml_fuse_expert_norms},
+    {"fuse_gated_experts", ml_fuse_gated_experts},
+    {"reuse_concat_slices", reuse_concat_slices},
+    {"reuse_concat_slices_in_turn", reuse_concat_slices_in_turn},
 };
 enum { PASS_COUNT = sizeof passes / sizeof *passes };
 

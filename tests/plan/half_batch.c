@@ -48,7 +48,7 @@ static char *order_of(fixture *f, const ml_graph *g) {
 
 static ml_graph *halved(fixture *f, ml_roots *roots, ml_ref *outputs, int count) {
     *roots = (ml_roots){.outputs = outputs, .output_count = count};
-    ml_graph *g = ml_halves(f->g, roots, fixture_axis(f, "batch"), 4);
+    ml_graph *g = ml_half_batches(f->g, roots, fixture_axis(f, "batch"), 4);
     ml_graph_verify(g, roots, "halves");
     return g;
 }
@@ -87,7 +87,7 @@ static void check_orders(fixture *f) {
     ml_ref x = make_layers(f, up, down);
     ml_roots roots = {.outputs = &x, .output_count = 1};
     CHECK(permutes(f->g) >= 4 * LAYERS);
-    ml_graph *g = ml_sink_orders(f->g, &roots);
+    ml_graph *g = ml_propagate_layout(f->g, &roots);
     ml_graph_verify(g, &roots, "sink orders");
     CHECK_EQ_INT(permutes(g), 2);
     CHECK(ml_permuted_bytes(g) < ml_permuted_bytes(f->g));
@@ -130,7 +130,7 @@ static void check_rows_of_heads(fixture *f) {
     ml_ref y =
         ml_dot(f->g, ml_permute(f->g, x, &lying), ml_permute(f->g, w, &heads), &embed, 1, ML_F32);
     ml_roots roots = {.outputs = &y, .output_count = 1};
-    ml_graph *g = ml_sink_orders(f->g, &roots);
+    ml_graph *g = ml_propagate_layout(f->g, &roots);
     ml_graph_verify(g, &roots, "sink orders");
     for (ml_ref n = 1; n < ml_graph_count(g); n++)
         if (ml_graph_node(g, n)->op == ML_OP_DOT)
@@ -158,7 +158,7 @@ static void check_logsumexp(fixture *f) {
                               .scale = 0.5};
     ml_ref o = ml_attention(f->g, sources, 3, &args), lse = ml_out(f->g, o, 1);
     ml_ref nodes[] = {o, lse, ml_map1(f->g, ML_OP_EXP, lse)};
-    fixture_check_pass(f, "sink_orders", nodes, 3, 1e-9);
+    fixture_check_pass(f, "propagate_layout", nodes, 3, 1e-9);
 }
 
 TEST(plan_half_batch, logsumexp) {

@@ -81,7 +81,7 @@ static void joined_weights(fixture *f) {
             roots = {.outputs = outputs, .output_count = 2, .updates = updates, .update_count = 3};
         CHECK(shard_check(f, &layout, &roots, 1e-9, true));
         ml_graph *g = shard_program(f, &layout, &roots, &local);
-        ml_graph *simple = ml_simplify(g, &local), *merged = ml_merge_dots(simple, &local);
+        ml_graph *simple = ml_simplify(g, &local), *merged = ml_merge_products(simple, &local);
         CHECK_EQ_INT(shard_count(merged, &layout, 0, ML_COLLECTIVE_ALL_GATHER), 2);
         CHECK_EQ_INT(shard_count(merged, &layout, 0, ML_COLLECTIVE_REDUCE_SCATTER), 1);
         ml_graph_free(merged);

@@ -205,8 +205,8 @@ static void compare(comparison *c, const ml_graph *g, const ml_roots *local, dou
 static void compare_after_passes(comparison *c, ml_graph *sharded, ml_roots *local,
                                  double ***states, double ***inputs) {
     ml_graph *simple = ml_simplify(sharded, local);
-    ml_graph *merged = ml_merge_dots(simple, local);
-    ml_graph *chunked = ml_chunk(merged, local, 640); /* bytes: large logits, here */
+    ml_graph *merged = ml_merge_products(simple, local);
+    ml_graph *chunked = ml_chunk_logits(merged, local, 640); /* bytes: large logits, here */
     ml_graph *last = ml_recompute(chunked, local);
     ml_graph_verify(last, local, "the passes after sharding");
     compare(c, last, local, states, inputs, " after the passes");

@@ -115,7 +115,7 @@ static double *compute_state(computation *c, uint32_t id) {
 static double *compute_node(computation *c, ml_ref n) {
     ml_roots roots = {.outputs = ml_arena_alloc(c->arena, sizeof n), .output_count = 1};
     roots.outputs[0] = n;
-    ml_graph *placed = *ML_PUSH(c->arena, &c->graphs) = ml_drop_places(c->vm->graph, &roots);
+    ml_graph *placed = *ML_PUSH(c->arena, &c->graphs) = ml_drop_placements(c->vm->graph, &roots);
     ml_graph *g = *ML_PUSH(c->arena, &c->graphs) = ml_simplify(placed, &roots);
     count_work(c, g);
     for (ml_ref at = 1; at < ml_graph_count(g); at++) {
