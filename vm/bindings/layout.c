@@ -178,7 +178,7 @@ static bool is_known_axis(const ml_vm *vm, ml_axis axis) {
 }
 
 /* The first axis of the list at the top of the stack that n has; 0 for an empty list. */
-static ml_axis first_had(lua_State *L, ml_ref n, const char *mesh_axis) {
+static ml_axis first_present(lua_State *L, ml_ref n, const char *mesh_axis) {
     const ml_vm *vm = vm_of(L);
     const ml_type *t = ml_graph_type(vm->graph, n);
     ml_axis found = 0, first = 0;
@@ -236,7 +236,7 @@ static int tensor_on(lua_State *L) {
         if (lua_getfield(L, LUA_REGISTRYINDEX, mesh_key) == LUA_TTABLE)
             check_mesh_name(L, mesh_axis, n);
         lua_pop(L, 1);
-        ml_axis axis = first_had(L, n, mesh_axis);
+        ml_axis axis = first_present(L, n, mesh_axis);
         lua_pushvalue(L, -2);
         add_place(&node, vm_axis_id(L, -1, "a mesh axis"), axis);
         lua_pop(L, 2);

@@ -212,7 +212,7 @@ typedef struct {
     const ml_roots *asked;
     ml_arena *arena;
     ml_graph *graph, *local;
-    ml_type type;     /* of the tensor that is told of last */
+    ml_type type;     /* of the tensor that was reported last */
     ml_placements at; /* and its place */
 } types_call;
 

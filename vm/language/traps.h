@@ -31,7 +31,7 @@ typedef enum {
 } traps_kind;
 
 /* The rewritten text: a chunk that, called with the table of traps, returns the script's function.
- * NULL where nothing had to change. Raises. */
+ * NULL where no change is needed. Raises. */
 char *traps_rewrite(const char *text, size_t size, traps_kind kind, ml_arena *arena,
                     size_t *result_size);
 void traps_register(lua_State *L);
