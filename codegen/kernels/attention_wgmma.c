@@ -2,7 +2,6 @@
  * forward 256. Chooses how a block is cut: MLUA_WGMMA=N takes variant N of the forward kernel,
  * from 1. */
 #include "codegen/kernels/attention.h"
-#include "runtime/base/knobs.h"
 
 enum {
     ROWS = 64 /* of a warpgroup */,
@@ -181,14 +180,14 @@ static void backward(attention_printer *p) {
 bool attention_wgmma_serves(const attention_printer *p) {
     enum { HOPPER = 90 };
     const ml_attention_step *a = p->a;
-    return p->schedule->target->arch == HOPPER && ml_knobs()->wgmma &&
+    return p->schedule->target->arch == HOPPER && !p->schedule->target->no_wgmma &&
            a->head_dim <= (a->backward ? 128 : 256) && a->value_dim == a->head_dim &&
            attention_aligned(p);
 }
 
 bool attention_wgmma(attention_printer *p) {
     if (!attention_wgmma_serves(p)) return false;
-    int variant = ml_knobs()->wgmma - 1;
+    int variant = p->schedule->target->attention_tiles;
     attention_bind_units(p);
     if (p->a->backward)
         backward(p);

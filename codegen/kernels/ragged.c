@@ -11,7 +11,6 @@
  * by ragged_mma.cu), everything else by plain multiplications (ragged_plain.cu). */
 #include "runtime/graph/ragged.h"
 #include "codegen/kernels/template.h"
-#include "runtime/base/knobs.h"
 
 enum { PRODUCT_READS = 4 };
 
@@ -101,7 +100,7 @@ static bool mma_serves(const printer *p) {
 static bool wgmma_serves(const printer *p) {
     enum { HOPPER = 90, NARROW = 128 };
     return mma_serves(p) && p->schedule->target->arch == HOPPER && p->r->n > NARROW &&
-           ml_knobs()->wgmma;
+           !p->schedule->target->no_wgmma;
 }
 
 /* Blocks that clear rows of no group; each looks at that many rows of one element of the batch. */
@@ -280,9 +279,78 @@ static ml_kernel *gated_kernel(printer *p) {
     return kernel;
 }
 
+/* ---- The copy engine: tensor maps ---- */
+
+enum { HEIGHTS = 7 }; /* of boxes: 64, 32, ... 1 lines */
+enum { ROWS = 128, COLUMNS = 256, DEEP = 64, SLOTS = 4, THREADS = 384, CLUSTER = 2 };
+enum { BOX_BYTES = DEEP * 128, SLOT_BYTES = (ROWS + COLUMNS) / DEEP * BOX_BYTES };
+
+static int64_t round_up(int64_t size) {
+    return (size + 7) / 8 * 8;
+}
+
+/* Boxes of 64 columns and some rows of [depth][row][column], columns contiguous. */
+static ml_tensor_map map_of(int pointer, const int64_t size[3], const int64_t stride[3], int rows) {
+    ml_tensor_map map = {.pointer = pointer,
+                         .dtype = ML_BF16,
+                         .rank = 3,
+                         .box = {DEEP, rows, 1},
+                         .swizzle = DEEP * 2};
+    for (int i = 0; i < 3; i++) {
+        map.size[i] = size[i];
+        /* an axis of one element has any stride, but it must be one that a map may have */
+        map.stride[i] = size[i] > 1 ? stride[i] : i ? round_up(size[0]) : 1;
+    }
+    return map;
+}
+
+/* One for each height of boxes of rows; the right operand of an outer product has rows too. */
+static void add_maps(ml_template *t, ml_kernel *kernel, const ml_ragged *r) {
+    int64_t left[3] = {r->k, r->rows, r->batch}, left_stride[3] = {1, r->a_row, r->a_batch};
+    int64_t right[3] = {r->n, r->rows, r->batch}, right_stride[3] = {1, r->b_row, r->b_batch};
+    bool deep = !r->outer && r->b_col != 1;
+    if (!r->outer) {
+        right[0] = deep ? r->k : r->n, right[1] = deep ? r->n : r->k, right[2] = r->groups;
+        right_stride[1] = deep ? r->b_col : r->b_row, right_stride[2] = r->b_group;
+    }
+    kernel->map_count = r->outer ? 2 * HEIGHTS : HEIGHTS + 1;
+    ml_tensor_map *map = ML_NEW_ARRAY(t->arena, ml_tensor_map, kernel->map_count);
+    kernel->maps = map;
+    for (int i = 0; i < kernel->map_count; i++)
+        map[i] = i < HEIGHTS ? map_of(0, left, left_stride, DEEP >> i)
+                             : map_of(1, right, right_stride, DEEP >> (i - HEIGHTS));
+}
+
+/* Beyond what tensor cores need. */
+static bool strides_fit_maps(const ml_ragged *r) {
+    enum { SEGMENTS = 2048, GROUPS = 1024, WIDE_BF16 = 8, WIDE_F32 = 4 };
+    int64_t wide = r->c_dtype == ML_BF16 ? WIDE_BF16 : WIDE_F32;
+    if (r->groups > GROUPS || r->groups * r->batch > SEGMENTS) return false;
+    if (r->a_row <= 0 || r->b_row <= 0 || r->b_col <= 0) return false;
+    if (r->gated && (r->s_col != 1 || r->s_row % wide || r->s_batch % wide)) return false;
+    return r->c_row % wide == 0 && r->c_group % wide == 0 && r->c_batch % wide == 0;
+}
+
+static ml_kernel *tma_kernel(printer *p) {
+    enum { ALIGNMENT = 1024, H200 = 132, BAND = 8 };
+    const ml_ragged *r = p->r;
+    ml_template *t = &p->text;
+    int multiprocessors = p->schedule->target->multiprocessors;
+    template_set(t, "MAPS", "%d", r->outer ? 2 * HEIGHTS : HEIGHTS + 1);
+    template_set(t, "SLOTS", "%d", SLOTS);
+    template_set(t, "SLOT_BYTES", "%d", SLOT_BYTES);
+    template_set(t, "BAND", "%d", BAND);
+    template_set(t, "WIDE", "%d", r->c_dtype == ML_BF16 ? 8 : 4);
+    ml_kernel *kernel = choose_file(p, "ragged_tma.cu", " tma");
+    add_maps(t, kernel, r);
+    int blocks = (multiprocessors > 0 ? multiprocessors : H200) / CLUSTER * CLUSTER;
+    template_launch(kernel, blocks, 1, 1, THREADS, SLOTS * SLOT_BYTES + ALIGNMENT);
+    return kernel;
+}
+
 static bool tma_serves(const printer *p) {
     enum { SIXTEEN = 8 }; /* elements of 16 bytes, at least */
-    return wgmma_serves(p) && ml_knobs()->tma && template_tma_serves(p->r) &&
+    return wgmma_serves(p) && !p->schedule->target->no_tma && strides_fit_maps(p->r) &&
            template_value(p->schedule, p->step, p->step->read_count)->offset % SIXTEEN == 0 &&
            (!p->r->gated ||
             template_value(p->schedule, p->step, p->step->read_count + 1)->offset % SIXTEEN == 0);
@@ -303,8 +371,7 @@ static ml_kernel *print_kernel(printer *p, method how) {
                  (long long)(r->batch * r->rows), (long long)r->groups);
     p->height = r->outer ? (r->k + p->tile_m - 1) / p->tile_m : p->tiles + clearing;
     set_sizes(p);
-    if (how == TMA)
-        return template_tma(&p->text, r, p->schedule->target->multiprocessors, pointers(p));
+    if (how == TMA) return tma_kernel(p);
     ml_kernel *kernel = how == WGMMA ? wgmma_kernel(p)
                         : how == MMA ? mma_kernel(p)
                                      : plain_kernel(p);

@@ -4,8 +4,8 @@
  * block or a thread a row (cuda/cumsum.cu); bitonic sort of rows in shared memory
  * (cuda/sort_rows.cu), or for long rows of tiles of it, with exchanges between tiles in memory
  * (cuda/sort_tiles.cu, cuda/sort_exchange.cu); what the graph says are few kinds or a permutation
- * is not compared (sort.c); a warp or a block a row for a small TOP_K (cuda/top_k.cu). Keys:
- * c/sort_keys.h. */
+ * is not compared (cuda/sort_counted.cu, cuda/sort_inverse.cu); a warp or a block a row for a small
+ * TOP_K (cuda/top_k.cu). Keys: c/sort_keys.h. */
 #include <string.h>
 
 #include "codegen/kernels/template.h"
@@ -217,13 +217,62 @@ static void sort_long(printer *p) {
     }
 }
 
+typedef struct {
+    int64_t blocks; /* for each row */
+    uint32_t threads;
+} known_grid;
+
+/* What has the same elements in another order or shape. */
+static ml_ref unmoved(const ml_graph *g, ml_ref n) {
+    while (ml_op_is(ml_graph_node(g, n)->op, ML_VIEW)) n = ml_graph_source(g, n, 0);
+    return n;
+}
+
+/* All elements are at least 0 and less than this; 0 where that is not known. */
+static int64_t kinds_of(const ml_graph *g, ml_ref n) {
+    n = unmoved(g, n);
+    bool chosen = ml_graph_node(g, n)->op == ML_OP_OUT; /* of several: TOP_K's indices */
+    if (chosen) n = ml_graph_source(g, n, 0);
+    if (ml_graph_node(g, n)->op != (chosen ? ML_OP_TOP_K : ML_OP_ARGMAX)) return 0;
+    const ml_type *from = ml_graph_type(g, ml_graph_source(g, n, 0));
+    return from->size[ml_type_find(from, (ml_axis)ml_graph_args(g, n)[0])];
+}
+
+/* The indices of a sort along the same axis. */
+static bool is_permutation(const ml_graph *g, ml_ref n, ml_axis axis) {
+    while (ml_graph_node(g, n)->op == ML_OP_PERMUTE) n = ml_graph_source(g, n, 0);
+    if (ml_graph_node(g, n)->op != ML_OP_OUT) return false;
+    ml_ref sort = ml_graph_source(g, n, 0);
+    return ml_graph_node(g, sort)->op == ML_OP_SORT && (ml_axis)ml_graph_args(g, sort)[0] == axis;
+}
+
+/* The file of the kernel of a SORT of integers that the graph says are few kinds or a permutation,
+ * of which nothing is compared; NULL: neither. Numbers that TOP_K or ARGMAX chose (a token's
+ * experts) are counted; sorting the indices that a SORT gave gives the inverse permutation. */
+static const char *file_of_known(ml_template *t, const ml_graph *g, ml_ref sort, int64_t size,
+                                 known_grid *grid) {
+    enum { PART = 256, THREADS = 1024, MOST_KINDS = 256, MOST_HELD = 32 };
+    ml_ref x = ml_graph_source(g, sort, 0);
+    if (ml_graph_node(g, sort)->op != ML_OP_SORT || ml_graph_type(g, x)->dtype != ML_I32)
+        return NULL;
+    *grid = (known_grid){(size + PART - 1) / PART, PART};
+    template_set(t, "PARTS", "%lld", (long long)grid->blocks);
+    if (is_permutation(g, x, (ml_axis)ml_graph_args(g, sort)[0])) return "sort_inverse.cu";
+    int64_t kinds = kinds_of(g, x), held = (size + THREADS - 1) / THREADS;
+    if (kinds == 0 || kinds > MOST_KINDS || held > MOST_HELD) return NULL;
+    *grid = (known_grid){1, THREADS};
+    template_set(t, "KINDS", "%lld", (long long)kinds);
+    template_set(t, "HELD", "%lld", (long long)held);
+    return "sort_counted.cu";
+}
+
 static void sort_cuda(printer *p) {
     ml_template *t = &p->text;
     const bool top = p->op == ML_OP_TOP_K;
     int64_t padded = power_of_two(p->size), grid = p->rows;
     uint32_t threads = 512;
-    template_sort_grid known;
-    const char *file = template_sort_known(t, p->schedule->graph, p->step->node, p->size, &known);
+    known_grid known;
+    const char *file = file_of_known(t, p->schedule->graph, p->step->node, p->size, &known);
     if (file) {
         grid = p->rows * known.blocks, threads = known.threads;
     } else if (top && p->kept <= WARP_KEPT && p->size <= WARP_ROW) {

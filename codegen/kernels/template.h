@@ -47,20 +47,6 @@ int template_workspace(ml_schedule *s, ml_step *step, ml_dtype dtype, int64_t el
 /* An element in memory as its compute type, for both targets. */
 const char *template_load(ml_arena *arena, ml_dtype dtype, const char *element);
 
-/* The file of the CUDA kernel of a SORT of integers that the graph says are few kinds or a
- * permutation. NULL: neither. `size`: of a row. */
-typedef struct {
-    int64_t blocks; /* for each row */
-    uint32_t threads;
-} template_sort_grid;
-const char *template_sort_known(ml_template *t, const ml_graph *g, ml_ref sort, int64_t size,
-                                template_sort_grid *grid);
-
-/* Products by groups of rows by Hopper's copy engine (tma.c), once ragged.c has set all sizes:
- * where strides, beyond what tensor cores need, allow it. */
-bool template_tma_serves(const ml_ragged *r);
-ml_kernel *template_tma(ml_template *t, const ml_ragged *r, int multiprocessors, int pointers);
-
 const ml_value *template_value(const ml_schedule *s, const ml_step *step, int i);
 
 #endif

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/base/knobs.h"
 #include "tests/kernels/support.h"
 
 typedef enum { NO_SCORE, SOFT_CAP, SLOPES, DOCUMENTS, STRIPES } score_kind;
@@ -291,15 +290,13 @@ TEST(kernels, attention_parts_emulated) {
  * few multiprocessors that the gradient deals the heads of some shapes in groups. */
 static void check_hopper(int tiles, size_t first, size_t step) {
     enum { FEW = 13 };
-    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
-    const int kept = knobs->wgmma;
     template_use_emulator(true);
     template_use_gpu(0, FEW);
-    knobs->wgmma = tiles;
+    template_use_tiles(tiles - 1);
     check_some(hopper + first, sizeof hopper / sizeof *hopper - first, ML_BF16, 64, 16, step);
     template_use_emulator(false);
     template_use_gpu(0, 0);
-    knobs->wgmma = kept;
+    template_use_tiles(0);
 }
 TEST(kernels, attention_hopper) {
     check_hopper(1, 0, test_all() ? 1 : 16);

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "codegen/jit/jit.h"
-#include "runtime/base/knobs.h"
 #include "tests/emit/emulate.h"
 
 static bool with_gaps, without_cuda, emulating, sound_in_c;
@@ -266,6 +265,10 @@ void template_use_gpu(int arch, int multiprocessors) {
     cuda_target.multiprocessors = multiprocessors ? multiprocessors : H200;
 }
 
+void template_use_tiles(int tiles) {
+    cuda_target.attention_tiles = tiles;
+}
+
 static void check_room(const run *r) {
     for (int i = 0; i < r->kernels; i++)
         CHECK(r->kernel[i]->shared_bytes <= ml_target_shared(cuda_target.arch));
@@ -329,19 +332,17 @@ static void write_kernels(const char *path, fixture *f, ml_ref node, const ml_ta
     run r = {0};
     print_step(&r, f, node, target);
     write_chain(file, f, r.step->kernel);
-    static const struct {
-        int arch, multiprocessors, wgmma;
-    } gpus[] = {{90, 132, 1}, {90, 13, 2}, {90, 132, 3}, {90, 132, 0}, {89, 100, 0}, {70, 80, 0}};
-    ml_knobs_values *knobs = (ml_knobs_values *)ml_knobs();
-    const int wgmma = knobs->wgmma, tma = knobs->tma;
+    static const ml_target gpus[] = {
+        {ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132},
+        {ML_TARGET_CUDA, .arch = 90, .multiprocessors = 13, .attention_tiles = 1},
+        {ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132, .attention_tiles = 2},
+        {ML_TARGET_CUDA, .arch = 90, .multiprocessors = 132, .no_tma = true, .no_wgmma = true},
+        {ML_TARGET_CUDA, .arch = 89, .multiprocessors = 100, .no_tma = true, .no_wgmma = true},
+        {ML_TARGET_CUDA, .arch = 70, .multiprocessors = 80, .no_tma = true, .no_wgmma = true}};
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
-        ml_target gpu = {ML_TARGET_CUDA, .arch = gpus[i].arch};
-        gpu.multiprocessors = gpus[i].multiprocessors;
-        knobs->wgmma = gpus[i].wgmma, knobs->tma = gpus[i].wgmma > 0;
-        print_step(&r, f, node, &gpu);
+        print_step(&r, f, node, &gpus[i]);
         write_chain(file, f, r.step->kernel);
     }
-    knobs->wgmma = wgmma, knobs->tma = tma;
     fclose(file);
 }
 

@@ -1,6 +1,6 @@
 /* Writes the states of blocks: what masks compare are functions of the query and functions of the
- * key (leaves), whose least and largest values in a block tell whether a comparison holds
- * everywhere (CERTAIN), somewhere (POSSIBLE) or nowhere in it. */
+ * key (leaves), whose least and largest values in a block decide whether a comparison
+ * holds everywhere (CERTAIN), somewhere (POSSIBLE) or nowhere in it. */
 #ifndef MLUA_EMBEDDED
 #define LEAF_BOUNDS float low0 = 0, high0 = 0
 #define LEAF_VALUES low0 = i && low0 < qi ? low0 : qi, high0 = i && high0 > kv ? high0 : kv

@@ -1,6 +1,6 @@
 /* Before the gradient: by tiles of 64 queries, lse in units of log2 and delta, the row sums of dO
- * o, side by side; rows that do not exist, or see nothing, get a large lse. Nobody has added to
- * their dq. */
+ * o, side by side; rows that do not exist, or see nothing, get a large lse. No block has added
+ * to their dq yet. */
 #include "attention_wgmma_grad.cuh"
 
 /* The last block of keys that queries query .. query + 63 see. */

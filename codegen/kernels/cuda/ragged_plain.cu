@@ -4,7 +4,7 @@
 #include "prelude.cuh"
 #define ENTRY ragged
 #define ADDER float
-#define LOAD
+#define LOAD ml_load_bf16
 #define LEFT_DEEP 1 /* depth is innermost in memory */
 #define RIGHT_DEEP 0
 #endif

@@ -3,12 +3,14 @@
  * walk over the rows, else the offsets of its rows (row_at, out_at); they return where there is
  * nothing to do. */
 #ifndef MLUA_EMBEDDED
-#include "ragged.cuh"
 #define MEMORY ml_bf16
 #define TILE_M 128
 #define TILE_N 128
-#define TILES 40 /* tiles of rows, at most */
+#define TILES 40           /* tiles of rows, at most */
+#if __INCLUDE_LEVEL__ == 0 /* alone: in a function */
+#include "ragged.cuh"
 extern "C" __global__ void ENTRY(arguments a) {
+#endif
 #endif
 #if OUTER
     int group = blockIdx.y;
@@ -72,5 +74,7 @@ const MEMORY *right = (const MEMORY *)a.p[1] + group * B_GROUP + column * B_COL;
 RESULT *out = (RESULT *)a.p[C_AT] + column * C_COL;
 #endif
 #ifndef MLUA_EMBEDDED
+#if __INCLUDE_LEVEL__ == 0
 }
+#endif
 #endif

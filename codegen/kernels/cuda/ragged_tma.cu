@@ -127,7 +127,7 @@ ML_INLINE void seek_tile(const tables &t, int item, int rank, tile &tile) {
     }
     tile.row *= 128, tile.column *= 256;
 }
-/* Where a row of a group lies, `at` in which element of the batch, and how many come there from it
+/* Where a row of a group is: `at` in which element of the batch, and how many there are from it
  * on; search begins in element `batch`. */
 struct location {
     int batch, at, left;
@@ -138,7 +138,7 @@ ML_INLINE location locate(const tables &t, int group, int batch, int row) {
     int end = batch + 1 < BATCHES ? before[batch + 1] : t.total[group];
     return {batch, t.start[group * BATCHES + batch] + row - before[batch], end - row};
 }
-/* A box of a slot that this block loads: where it goes, and where it begins, not along the sum. */
+/* A box of a slot that this block loads: its address, and its first row or column. */
 struct box_load {
     bool left, both;
     unsigned to;

@@ -7,6 +7,7 @@
 #define ENTRY sort
 #define PADDED 8192 /* elements of a row, up to a power of two */
 #define TILE 4096
+#define SCALARS 3
 #define KEYS_AT 3 /* pointer of the keys */
 #endif
 #include "../c/sort_keys.h"

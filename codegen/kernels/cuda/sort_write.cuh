@@ -3,7 +3,9 @@
 #ifndef MLUA_EMBEDDED
 #include "prelude.cuh"
 #define POINTERS 3
+#ifndef SCALARS
 #define SCALARS 0 /* numbers that a launch has of its own */
+#endif
 #define MEMORY float
 #define LOAD
 #define ROWS 100LL
