@@ -1,4 +1,4 @@
-/* Loops for the system C compiler.
+/* Kernels of loops for the system C compiler: the schedule, and the source.
  *
  * Elementwise kernels walk a range of the linear element space in segments of the innermost loop;
  * row kernels walk a range of rows. Where there are partial reductions a unit is a chunk of that
@@ -33,15 +33,14 @@ typedef struct c_schedule {
     int *buffers;        /* values that survive their pass, in the order of their buffers */
     int buffer_count;
 } c_schedule;
-typedef c_schedule printer;
 
 /* A COLUMN reduction without columns is one of everything. */
-static bool is_column(const printer *p, const ml_inst *inst) {
+static bool is_column(const c_schedule *p, const ml_inst *inst) {
     return ml_inst_reduces_partly(inst) && inst->scope == ML_SCOPE_COLUMN && !p->elementwise;
 }
 
 /* One accumulator for the whole row: an ALL reduction of values that do not change by column. */
-static bool is_row_partial(const printer *p, int i) {
+static bool is_row_partial(const c_schedule *p, int i) {
     return ml_inst_reduces_partly(&p->e->ir->inst[i]) && !p->elementwise &&
            p->e->loop[i] < p->e->ir->row_loops;
 }
@@ -51,28 +50,28 @@ static bool is_f32_sum(const ml_inst *inst) {
            strcmp(ml_suffix(inst->dtype), "f32") == 0;
 }
 
-static bool is_wide(const printer *p, const ml_inst *inst) {
+static bool is_wide(const c_schedule *p, const ml_inst *inst) {
     return is_f32_sum(inst) && (inst->scope != ML_SCOPE_ROW || p->e->columns > LONG_ROW ||
                                 p->e->columns > (int64_t)LONG_LANE * p->lanes);
 }
 
 /* A sum of columns over so many rows that it is one of sums over blocks of rows. */
-static bool is_blocked(const printer *p, const ml_inst *inst) {
+static bool is_blocked(const c_schedule *p, const ml_inst *inst) {
     return p->block > 0 && is_f32_sum(inst) && is_column(p, inst);
 }
 
-static ml_dtype accumulator_dtype(const printer *p, int i) {
+static ml_dtype accumulator_dtype(const c_schedule *p, int i) {
     const ml_inst *inst = &p->e->ir->inst[i];
     if (inst->op == ML_OP_ARGMAX) return (ml_dtype)p->e->ir->inst[inst->src[0]].dtype;
     return is_wide(p, inst) ? ML_F64 : (ml_dtype)inst->dtype;
 }
 
-static const char *index_type(const printer *p) {
+static const char *index_type(const c_schedule *p) {
     return p->e->columns > INT32_MAX ? "long long" : "int";
 }
 
 /* "i1 * 64 + i2": the position among all columns. */
-static const char *column_text(const printer *p) {
+static const char *column_text(const c_schedule *p) {
     emitter *e = p->e;
     ml_text text = {.arena = e->arena};
     int64_t inner = e->columns;
@@ -85,7 +84,7 @@ static const char *column_text(const printer *p) {
     return text.length > 4 ? text.text + 4 : text.text;
 }
 
-static const char *access_text(const printer *p, const ml_inst *inst) {
+static const char *access_text(const c_schedule *p, const ml_inst *inst) {
     emitter *e = p->e;
     ml_text text = {.arena = e->arena};
     ml_text_add(&text, "r%d[", inst->operand);
@@ -97,7 +96,7 @@ static const char *access_text(const printer *p, const ml_inst *inst) {
     return text.text;
 }
 
-static void print_load(const printer *p, int i) {
+static void print_load(const c_schedule *p, int i) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
@@ -112,7 +111,7 @@ static void print_load(const printer *p, int i) {
     ml_text_add(&e->text, inst->guard != ML_NO_INST ? " : 0;\n" : ";\n");
 }
 
-static void print_store(const printer *p, const ml_inst *inst) {
+static void print_store(const c_schedule *p, const ml_inst *inst) {
     emitter *e = p->e;
     ml_dtype memory = (ml_dtype)e->ir->operand[inst->operand].dtype;
     const char *value = emit_name(e, inst->src[0]);
@@ -126,7 +125,7 @@ static void print_store(const printer *p, const ml_inst *inst) {
 }
 
 /* Combine accumulator `to` with value v; ARGMAX stores the column beside it. */
-static void print_combine(const printer *p, int i, const char *to, const char *column) {
+static void print_combine(const c_schedule *p, int i, const char *to, const char *column) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     const char *value = emit_name(e, inst->src[0]);
@@ -145,7 +144,7 @@ static void print_combine(const printer *p, int i, const char *to, const char *c
                     suffix, to, value);
 }
 
-static void print_reduce(const printer *p, int i) {
+static void print_reduce(const c_schedule *p, int i) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     bool one = is_row_partial(p, i) || p->lanes == 1;
@@ -161,14 +160,14 @@ static bool is_carried(const emitter *e, int i, int phase) {
 }
 
 /* The innermost index as i32 counts in 32 bits: converting 64-bit vectors would cost more. */
-static bool is_narrow_index(const printer *p, const ml_inst *inst) {
+static bool is_narrow_index(const c_schedule *p, const ml_inst *inst) {
     const ml_inst *from = &p->e->ir->inst[inst->src[0]];
     return inst->kind == ML_INST_MAP && inst->op == ML_OP_CAST && inst->dtype == ML_I32 &&
            from->kind == ML_INST_INDEX && from->operand == p->e->inner &&
            strcmp(p->counter, "int") == 0 && strcmp(p->e->index[p->e->inner], "0LL") != 0;
 }
 
-static void print_instruction(const printer *p, int i, int phase) {
+static void print_instruction(const c_schedule *p, int i, int phase) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     if (is_carried(e, i, phase)) {
@@ -190,14 +189,14 @@ static void print_instruction(const printer *p, int i, int phase) {
 }
 
 /* Instructions of a phase that belong right inside loop `place`; outer: all further out too. */
-static void print_loop(const printer *p, int phase, int place, bool outer) {
+static void print_loop(const c_schedule *p, int phase, int place, bool outer) {
     emitter *e = p->e;
     for (int i = 0; i < e->ir->inst_count; i++)
         if (e->need[phase][i] && (outer ? e->loop[i] <= place : e->loop[i] == place))
             print_instruction(p, i, phase);
 }
 
-static bool has_lanes(const printer *p, int phase) {
+static bool has_lanes(const c_schedule *p, int phase) {
     emitter *e = p->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
@@ -210,7 +209,7 @@ static bool has_lanes(const printer *p, int phase) {
 
 /* GCC 12 unrolls a loop of up to 16 columns inside that of rows, and then computes wrongly on
  * processors with AVX where a load has a guard: the lanes of its masks are mixed up. */
-static bool must_stay_rolled(const printer *p, int phase) {
+static bool must_stay_rolled(const c_schedule *p, int phase) {
     emitter *e = p->e;
     if (e->ir->size[e->inner] > 16) return false;
     for (int i = 0; i < e->ir->inst_count; i++) {
@@ -221,7 +220,7 @@ static bool must_stay_rolled(const printer *p, int phase) {
     return false;
 }
 
-static void print_vector_loop(const printer *p, int phase, const char *low, const char *high) {
+static void print_vector_loop(const c_schedule *p, int phase, const char *low, const char *high) {
     emitter *e = p->e;
     int n = e->inner;
     if (has_lanes(p, phase) && p->lanes > 1) {
@@ -243,7 +242,7 @@ static void print_vector_loop(const printer *p, int phase, const char *low, cons
     ml_text_add(&e->text, "}\n}\n");
 }
 
-static void print_accumulator(const printer *p, int i) {
+static void print_accumulator(const c_schedule *p, int i) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     ml_dtype dtype = accumulator_dtype(p, i);
@@ -260,7 +259,7 @@ static void print_accumulator(const printer *p, int i) {
 }
 
 /* The result of the lanes, as an expression. */
-static const char *fold_text(const printer *p, int i) {
+static const char *fold_text(const c_schedule *p, int i) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     int lanes = is_row_partial(p, i) ? 1 : p->lanes;
@@ -270,7 +269,7 @@ static const char *fold_text(const printer *p, int i) {
                            ml_suffix(accumulator_dtype(p, i)), i, lanes);
 }
 
-static void print_row_result(const printer *p, int i) {
+static void print_row_result(const c_schedule *p, int i) {
     emitter *e = p->e;
     const ml_inst *inst = &e->ir->inst[i];
     if (inst->op != ML_OP_ARGMAX) {
@@ -287,7 +286,7 @@ static void print_row_result(const printer *p, int i) {
 }
 
 /* One pass over the columns of a row. */
-static void print_pass(const printer *p, int phase) {
+static void print_pass(const c_schedule *p, int phase) {
     emitter *e = p->e;
     const ml_kernel_ir *ir = e->ir;
     if (!e->passes[phase]) return;
@@ -310,7 +309,7 @@ static void print_pass(const printer *p, int phase) {
         if (ml_inst_reduces_row(&ir->inst[i]) && e->phase[i] == phase) print_row_result(p, i);
 }
 
-static void print_row_pointers(const printer *p) {
+static void print_row_pointers(const c_schedule *p) {
     emitter *e = p->e;
     bool used[ML_MAX_OPERANDS] = {false};
     for (int i = 0; i < e->ir->inst_count; i++) {
@@ -327,7 +326,7 @@ static void print_row_pointers(const printer *p) {
 }
 
 /* Set the outer loops' indices from linear position `at`. */
-static void print_unravel(const printer *p, const char *at) {
+static void print_unravel(const c_schedule *p, const char *at) {
     emitter *e = p->e;
     ml_text_add(&e->text, "long long rest = %s;\n", at);
     for (int loop = p->outer - 1; loop >= 0; loop--) {
@@ -341,7 +340,7 @@ static void print_unravel(const printer *p, const char *at) {
 }
 
 /* Advance the outer loops' indices by one. */
-static void print_advance(const printer *p) {
+static void print_advance(const c_schedule *p) {
     emitter *e = p->e;
     int open = 0;
     for (int loop = p->outer - 1; loop >= 0; loop--) {
@@ -357,7 +356,7 @@ static void print_advance(const printer *p) {
     while (open-- > 0) ml_text_add(&e->text, "}\n");
 }
 
-static void print_segments(const printer *p) {
+static void print_segments(const c_schedule *p) {
     emitter *e = p->e;
     const char *size = ml_arena_format(e->arena, "%lld", (long long)e->ir->size[e->inner]);
     if (p->outer == 0) {
@@ -381,7 +380,7 @@ static void print_segments(const printer *p) {
 }
 
 /* The sums of a block of rows join those of their chunk. */
-static void print_block_end(const printer *p) {
+static void print_block_end(const c_schedule *p) {
     emitter *e = p->e;
     if (p->block == 0) return;
     ml_text_add(&e->text, "if (++rows == %lld || at + 1 == stop) {\nrows = 0;\n",
@@ -395,7 +394,7 @@ static void print_block_end(const printer *p) {
     ml_text_add(&e->text, "}\n");
 }
 
-static void print_rows(const printer *p) {
+static void print_rows(const c_schedule *p) {
     emitter *e = p->e;
     print_unravel(p, "at");
     ml_text_add(&e->text, "for (; at < stop; at++) {\n");
@@ -410,7 +409,7 @@ static void print_rows(const printer *p) {
 }
 
 /* Around the chunk of one unit: accumulators before, partial results after. */
-static void print_partials(const printer *p, bool before) {
+static void print_partials(const c_schedule *p, bool before) {
     emitter *e = p->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
@@ -439,13 +438,13 @@ static void print_partials(const printer *p, bool before) {
     }
 }
 
-static int64_t row_bytes(const printer *p, int i) {
+static int64_t row_bytes(const c_schedule *p, int i) {
     const ml_inst *inst = &p->e->ir->inst[i];
     return p->e->columns * (int64_t)(strcmp(ml_suffix(inst->dtype), "f32") ? 8 : 4);
 }
 
 /* Which values survive their pass: all that later passes need, up to BUFFER_BYTES a row. */
-static void choose_buffers(printer *p) {
+static void choose_buffers(c_schedule *p) {
     emitter *e = p->e;
     int64_t bytes = 0;
     p->buffers = ML_NEW_ARRAY(e->arena, int, e->ir->inst_count + 1);
@@ -467,7 +466,7 @@ static void choose_buffers(printer *p) {
     emit_needs(e);
 }
 
-static void print_buffers(const printer *p) {
+static void print_buffers(const c_schedule *p) {
     emitter *e = p->e;
     int64_t bytes = 0;
     for (int at = 0; at < p->buffer_count; at++) {
@@ -485,7 +484,7 @@ static int choose_lanes(int64_t size, bool unknown) {
 }
 
 /* Units, and how many of them are worth waking a thread. */
-static void set_units(const printer *p, ml_kernel *out) {
+static void set_units(const c_schedule *p, ml_kernel *out) {
     const emitter *e = p->e;
     int64_t cost = 1;
     for (int i = 0; i < e->ir->inst_count; i++) {
@@ -504,7 +503,7 @@ static void set_units(const printer *p, ml_kernel *out) {
     out->scalar[1] = e->ir->chunks;
 }
 
-static void print_body(const printer *p) {
+static void print_body(const c_schedule *p) {
     emitter *e = p->e;
     for (int k = 0; k < e->ir->operand_count; k++) {
         const char *type = emit_memory_type((ml_dtype)e->ir->operand[k].dtype);
@@ -552,7 +551,7 @@ static bool joins_masks(const ml_kernel_ir *ir) {
 }
 
 /* Blocks of about as many rows as a chunk has blocks. */
-static int64_t choose_block(const printer *p) {
+static int64_t choose_block(const c_schedule *p) {
     const ml_kernel_ir *ir = p->e->ir;
     int64_t rows = p->chunked ? p->e->rows / ir->chunks : 0, block = LONG_CHUNK / 4;
     bool any = false;
@@ -565,7 +564,7 @@ static int64_t choose_block(const printer *p) {
 
 void emit_c_choose(emitter *e, ml_kernel *out) {
     const ml_kernel_ir *ir = e->ir;
-    printer *p = ML_NEW(e->arena, printer);
+    c_schedule *p = ML_NEW(e->arena, c_schedule);
     p->e = e;
     p->elementwise = ir->row_loops == ir->loop_count;
     p->chunked = ir->chunks > 0;
@@ -581,7 +580,7 @@ void emit_c_choose(emitter *e, ml_kernel *out) {
 }
 
 void emit_c_print_schedule(const emitter *e, ml_text *out) {
-    const printer *p = e->c;
+    const c_schedule *p = e->c;
     ml_text_add(out, "    a unit is %s, innermost loop by %d lanes, counted as %s\n",
                 p->chunked       ? "a chunk of rows"
                 : p->elementwise ? "a range of elements"
@@ -593,7 +592,7 @@ void emit_c_print_schedule(const emitter *e, ml_text *out) {
 }
 
 const char *emit_c_print(emitter *e) {
-    printer p = *e->c;
+    c_schedule p = *e->c;
     p.e = e;
     print_body(&p);
     return ml_arena_format(
