@@ -59,12 +59,12 @@ static void compile_steps(ml_plan *plan, bool overlap) {
         log_steps(plan, "overlap", "collectives run beside computation");
     }
     if (target->kind == ML_TARGET_CUDA && !target->no_fuse && !plan->options->no_batch) {
-        plan_batch(plan);
+        plan_batch_kernels(plan);
         log_steps(plan, "batch_kernels", "equal kernels of several steps are one launch");
     }
-    plan_assign(plan);
-    if (plan->pipeline_task) plan_export(plan);
-    plan->arena_bytes = ml_memory_place(s, plan->pipeline_task ? 0 : plan->roots.output_count);
+    plan_update_states(plan);
+    if (plan->pipeline_task) plan_export_outputs(plan);
+    plan->arena_bytes = ml_memory_assign_offsets(s, plan->pipeline_task ? 0 : plan->roots.output_count);
     log_steps(plan, "memory", "updates in place or by copies; offsets of temporaries");
     plan->library_bytes = ml_library_workspace(s);
     memory_account(plan);
@@ -165,13 +165,13 @@ static void compile_whole(const ml_compile_input *in, ml_plan *plan, const plan_
         shared->part_count = 1;
     }
     compile_rank(&c, shared, shared->parts);
-    if (plan->refresh != NULL) {
+    if (plan->rebuild != NULL) {
         log_text(plan, ML_LOG_PART, "what rebuilds the parameter cache");
-        compile_steps(plan->refresh, false);
+        compile_steps(plan->rebuild, false);
         log_text(plan, ML_LOG_PART, "the program");
     }
     compile_steps(plan, choice->overlap);
-    plan->may_overflow = plan->roots.watched > 0;
+    plan->may_overflow = plan->roots.overflow_count > 0;
 }
 
 static uint64_t hash_layout(const ml_layout *layout, const ml_graph *g, ml_arena *arena,
@@ -255,14 +255,14 @@ static int64_t moment_bytes(const ml_plan *plan) {
 
 static void measure(const ml_plan *plan, plan_size *size) {
     const struct ml_pipeline_plan *p = plan->pipeline;
-    *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->refresh != NULL};
+    *size = (plan_size){.peak = plan->peak_bytes, .caches = plan->rebuild != NULL};
     for (int v = p ? p->coordinate : 0; p && v < p->count; v += p->ranks) {
         size->caches |= pipeline_once_per_step(p, v) != NULL;
         size->weight_grad |= p->stages[v].waves.weight_grad;
     }
     if (plan->roots.microbatches <= 1) return;
     if (p != NULL) size->moments = 2 * plan->state_bytes[ML_MEMORY_PARAMETERS];
-    if (plan->refresh != NULL) size->moments = moment_bytes(plan->refresh);
+    if (plan->rebuild != NULL) size->moments = moment_bytes(plan->rebuild);
 }
 
 static bool is_pipeline(const ml_compile_input *in) {
@@ -339,7 +339,7 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
 void ml_plan_free(ml_plan *plan) {
     if (plan == NULL) return;
     pipeline_plan_free(plan->pipeline);
-    ml_plan_free(plan->fallback);
+    ml_plan_free(plan->retry);
     shared_free(plan->shared);
     plan_free(plan);
 }
@@ -353,6 +353,6 @@ static void print_part(const ml_plan *part, ml_text *out) {
 void ml_plan_print(const ml_plan *plan, ml_text *out) {
     const struct ml_pipeline_plan *p = plan->pipeline;
     if (p != NULL) ml_pipeline_schedule_print(&p->problem, &p->schedule, out);
-    print_part(plan->refresh, out);
+    print_part(plan->rebuild, out);
     for (int i = 0; i < plan->part_count; i++) print_part(plan->parts[i], out);
 }

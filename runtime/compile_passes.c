@@ -104,7 +104,7 @@ static ml_graph *shard(pass_context *c) {
     }
     int asked = r->output_count;
     plan_graph_set(plan, ml_shard(plan->graph, r, plan->layout));
-    if (r->watched > 0) plan_roots(plan, &plan->roots); /* what was added is the graph's */
+    if (r->overflow_count > 0) plan_roots(plan, &plan->roots); /* what was added is the graph's */
     ml_graph *g = plan->graph;
     for (int i = 0; i < asked; i++) {
         ml_graph_set_origin(g, ml_graph_origin(g, r->outputs[i]));

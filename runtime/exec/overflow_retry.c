@@ -12,17 +12,17 @@
 #include "runtime/exec/session.h"
 
 /* ---- making ---- */
-ml_status fallback_inputs(ml_program *fallback) {
-    const ml_program *program = fallback->owner;
-    for (int i = 0; i < fallback->input_count; i++) {
+ml_status retry_inputs(ml_program *retry) {
+    const ml_program *program = retry->owner;
+    for (int i = 0; i < retry->input_count; i++) {
         int at = 0;
-        while (at < program->input_count && program->input_ids[at] != fallback->input_ids[i]) at++;
-        if (at == program->input_count || program->input_bytes[at] != fallback->input_bytes[i])
-            return ml_fail(ML_INTERNAL, "a program and its fallback differ in their inputs");
-        fallback->input_offsets[i] = program->input_offsets[at];
+        while (at < program->input_count && program->input_ids[at] != retry->input_ids[i]) at++;
+        if (at == program->input_count || program->input_bytes[at] != retry->input_bytes[i])
+            return ml_fail(ML_INTERNAL, "a program and its retry differ in their inputs");
+        retry->input_offsets[i] = program->input_offsets[at];
     }
-    fallback->inputs = program->inputs;
-    fallback->coordinates = program->coordinates;
+    retry->inputs = program->inputs;
+    retry->coordinates = program->coordinates;
     return ML_OK;
 }
 
@@ -33,44 +33,44 @@ const ml_layout *session_unbounded(ml_session *session) {
 }
 
 /* Plan it, and reserve the memory that it needs beside the program's. */
-static ml_status fallback_plan(ml_program *program, const ml_roots *roots, ml_program *fallback) {
+static ml_status retry_plan(ml_program *program, const ml_roots *roots, ml_program *retry) {
     ml_session *session = program->session;
     bool pipelined = program->plan->pipeline != NULL;
     ml_status status =
-        session_plan(session, roots, session_unbounded(session), pipelined, &fallback->plan);
-    if (status == ML_OK) status = program_reserve(fallback);
-    if (status == ML_OK) status = fallback_inputs(fallback);
+        session_plan(session, roots, session_unbounded(session), pipelined, &retry->plan);
+    if (status == ML_OK) status = program_reserve(retry);
+    if (status == ML_OK) status = retry_inputs(retry);
     if (status != ML_OK || !pipelined) return status;
-    if (!pipeline_plans_alike(program, fallback))
-        return ml_fail(ML_INTERNAL, "a pipeline and its fallback differ in what they send");
-    int64_t own = program->plan->buffer_bytes, other = fallback->plan->buffer_bytes;
+    if (!pipeline_plans_alike(program, retry))
+        return ml_fail(ML_INTERNAL, "a pipeline and its retry differ in what they send");
+    int64_t own = program->plan->buffer_bytes, other = retry->plan->buffer_bytes;
     return pipeline_buffers_reserve(program, own > other ? own : other);
 }
 
 /* Without memory for it there is none, and a step that needs it fails. */
-ml_status fallback_make(ml_program *program, const ml_roots *roots) {
+ml_status retry_build(ml_program *program, const ml_roots *roots) {
     ml_session *session = program->session;
-    program->watches = program->plan->roots.watched > 0;
+    program->watches = program->plan->roots.overflow_count > 0;
     ml_status status = program->plan->pipeline != NULL ? pipeline_overflow_agree(program) : ML_OK;
     if (status != ML_OK || !program->watches) return status;
-    ml_program *fallback = ml_alloc(sizeof *fallback);
-    if (fallback == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
-    program_enter(session, fallback);
-    fallback->owner = program;
-    program->fallback = fallback;
-    status = fallback_plan(program, roots, fallback);
+    ml_program *retry = ml_alloc(sizeof *retry);
+    if (retry == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
+    program_enter(session, retry);
+    retry->owner = program;
+    program->retry = retry;
+    status = retry_plan(program, roots, retry);
     bool absent = status == ML_NO_MEMORY || status == ML_TOO_LARGE;
     if (status != ML_OK && !absent) return status;
     int64_t made = !absent; /* all ranks have one, or none has */
     status = session->world != NULL ? ml_comm_least(session->comm, &made) : ML_OK;
-    if (!made) ml_program_free(fallback);
+    if (!made) ml_program_free(retry);
     return status;
 }
 
 /* ---- running ---- */
 enum { LONGEST_PAUSE = 64 };
 
-bool fallback_goes(ml_program *program) {
+bool retry_at_once(ml_program *program) {
     program->went = program->waits > 0;
     if (program->went) program->waits--;
     return program->went;
@@ -86,14 +86,14 @@ void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]) {
  * route. */
 static ml_status overflow_find(ml_program *program, exchange_overflow *found) {
     const ml_roots *roots = &program->plan->roots;
-    float *factors = ml_alloc((size_t)roots->watched * sizeof *factors);
+    float *factors = ml_alloc((size_t)roots->overflow_count * sizeof *factors);
     if (factors == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while reading an output");
     ml_status status = program_download(program, roots->output_count - 1, factors);
     found->factor = 0;
-    for (int i = roots->watched; i-- > 0 && status == ML_OK;) {
+    for (int i = roots->overflow_count; i-- > 0 && status == ML_OK;) {
         if (!(factors[i] > 0)) continue;
         found->factor = factors[i];
-        exchange_name(roots->watched_origins[i], found->name);
+        exchange_name(roots->overflow_origins[i], found->name);
     }
     ml_free(factors);
     return status;
@@ -107,7 +107,7 @@ enum { OVERFLOW_TEXT = EXCHANGE_NAME + 128 };
 
 static ml_status run_again(ml_program *program, const char *text, double factor) {
     ml_session *session = program->session;
-    ml_program *fallback = program->fallback;
+    ml_program *retry = program->retry;
     const char *name = program->plan->roots.name;
     if (program->again++ == 0) {
         if (session->ranks.rank == 0)
@@ -115,7 +115,7 @@ static ml_status run_again(ml_program *program, const char *text, double factor)
                     "mlua: %s; such steps are done again with gathered weights, which "
                     "exchange = %.1f would save\n",
                     text, enough(factor));
-        ml_status status = program_compile(fallback);
+        ml_status status = program_compile(retry);
         if (status != ML_OK) return status;
     }
     if (session->ranks.rank == 0)
@@ -124,16 +124,16 @@ static ml_status run_again(ml_program *program, const char *text, double factor)
     program->pause = program->pause == 0 ? 1 : 2 * program->pause;
     if (program->pause > LONGEST_PAUSE) program->pause = LONGEST_PAUSE;
     program->waits = program->pause;
-    return program_execute(fallback);
+    return program_execute(retry);
 }
 
-ml_status fallback_settle(ml_program *program, ml_program **done) {
+ml_status retry_settle(ml_program *program, ml_program **done) {
     exchange_overflow found = {0};
     char text[OVERFLOW_TEXT];
     *done = program;
     if (!program->watches) return ML_OK;
     if (program->went) {
-        *done = program->fallback;
+        *done = program->retry;
         return ML_OK;
     }
     ml_status status = program->plan->pipeline != NULL ? pipeline_overflow(program, &found)
@@ -144,8 +144,8 @@ ml_status fallback_settle(ml_program *program, ml_program **done) {
              "%s sends one rank %.2f times an even share of its rows, and the layout has places "
              "for %g times",
              found.name, found.factor, program->plan->layout->exchange);
-    if (program->fallback != NULL) {
-        *done = program->fallback;
+    if (program->retry != NULL) {
+        *done = program->retry;
         return run_again(program, text, found.factor);
     }
     ml_fail(ML_INVALID, "%s", text);

@@ -6,7 +6,7 @@
  * memory, by microbatch. After the step the host reads them once, and all ranks of the job compare:
  * a step is valid on all of them or on none. If it is not, the states that it assigned are restored
  * from copies taken before the step; sums over microbatches need no copy where the step does not
- * read their old value (pipeline/saved_states.c). Then the fallback program runs the step.
+ * read their old value (pipeline/saved_states.c). Then the retry program runs the step.
  *
  * A step of one microbatch may include the optimizer, too, and copies of all that it assigns would
  * be as large as the model. Its ranks compare before that: once the last task with flags has ended.
@@ -48,8 +48,8 @@ static bool actions_alike(const ml_pipeline_schedule *a, const ml_pipeline_sched
     return true;
 }
 
-bool pipeline_plans_alike(const ml_program *program, const ml_program *fallback) {
-    const struct ml_pipeline_plan *a = plan_of(program), *b = plan_of(fallback);
+bool pipeline_plans_alike(const ml_program *program, const ml_program *retry) {
+    const struct ml_pipeline_plan *a = plan_of(program), *b = plan_of(retry);
     bool alike = a->channel_count == b->channel_count && a->message_count == b->message_count;
     for (int i = 0; i < a->channel_count && alike; i++) {
         const pipeline_channel *x = &a->channels[i], *y = &b->channels[i];
@@ -158,12 +158,12 @@ static ml_status copy_take(ml_program *program, state_copy *copy) {
     return device->ops->copy(device, copy->memory, state->memory, state->bytes);
 }
 
-/* A program and its fallback share buffers: before one writes to them, what the other sent from
+/* A program and its retry share buffers: before one writes to them, what the other sent from
  * them must have arrived on every rank. */
 static ml_status buffers_hand_over(ml_program *program) {
     ml_program *owner = program->owner != NULL ? program->owner : program;
     ml_device *device = program->session->device;
-    if (owner->fallback == NULL || owner->ran == program) return ML_OK;
+    if (owner->retry == NULL || owner->ran == program) return ML_OK;
     owner->ran = program;
     ml_status status = device->ops->wait(device);
     return status == ML_OK ? ml_comm_barrier(program->session->comm) : status;
@@ -244,7 +244,7 @@ static ml_status found_share(ml_program *program, int64_t mine, float factor) {
     if (mine == first) {
         const pipeline_stage *stage = &plan_of(program)->stages[first >> STAGE_BITS];
         uint32_t flag = (uint32_t)first;
-        exchange_name(stage->local->roots.watched_origins[flag], overflow->name);
+        exchange_name(stage->local->roots.overflow_origins[flag], overflow->name);
     }
     return name_share(program, (int)from);
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "runtime/exec/pipeline_run.h"
-#include "runtime/plan/arena_place.h"
+#include "runtime/plan/arena_offsets.h"
 
 char *saved_address(const ml_program *program, int stage, int microbatch, int saved) {
     const pipeline_stage *s = &plan_of(program)->stages[stage];
@@ -22,10 +22,10 @@ static int executable_count(const ml_program *program, int stage) {
 /* ---- loading ---- */
 /* Bytes of a channel's messages, each at any alignment. */
 static int64_t channel_room(const struct ml_pipeline_plan *plan, int channel) {
-    int64_t bytes = PLACE_ALIGNMENT;
+    int64_t bytes = ARENA_ALIGNMENT;
     for (int i = 0; i < plan->message_count; i++)
         if (plan->messages[i].channel == channel)
-            bytes += plan->messages[i].bytes + PLACE_ALIGNMENT;
+            bytes += plan->messages[i].bytes + ARENA_ALIGNMENT;
     return bytes;
 }
 
@@ -123,7 +123,7 @@ static ml_status feeds_make(ml_program *program) {
     if (program->owner != NULL) {
         run->feeds = program->owner->pipeline->feeds;
         run->feed_bytes = program->owner->pipeline->feed_bytes;
-        return fallback_inputs(program);
+        return retry_inputs(program);
     }
     for (int i = 0; i < program->input_count; i++) {
         program->input_offsets[i] = run->feed_bytes;
@@ -537,7 +537,7 @@ ml_status pipeline_start(ml_program *program, const void *const *inputs) {
     program->done = NULL;
     program->unsettled = program->watches;
     if (program->unsettled) program->session->pending = program;
-    return program_execute(fallback_goes(program) ? program->fallback : program);
+    return program_execute(retry_at_once(program) ? program->retry : program);
 }
 
 void pipeline_unbind(ml_program *program) {

@@ -25,7 +25,7 @@ typedef struct {
 struct pipeline_run {
     stage_run *stages; /* by virtual stage */
     ml_channel *
-        *edges;    /* by channel; NULL where this rank is neither end; of a fallback its owner's */
+        *edges;    /* by channel; NULL where this rank is neither end; of a retry its owner's */
     int *messages; /* those of the plan that this rank sends or receives, in order */
     int message_count;
     char *feeds;        /* host memory: this rank's parts of the inputs, by microbatch; likewise */

@@ -7,7 +7,7 @@
 
 #include "runtime/exec/session.h"
 #include "runtime/pipeline/plan.h"
-#include "runtime/plan/arena_place.h"
+#include "runtime/plan/arena_offsets.h"
 
 /* ---- making ---- */
 /* Inputs of the program, and not what stages receive or keep. */
@@ -33,8 +33,8 @@ static void inputs_find(ml_program *program) {
                 used[storage->id] = true;
         }
     }
-    if (plan->refresh != NULL && plan->refresh->schedule->storages.count > storages)
-        storages = plan->refresh->schedule->storages.count;
+    if (plan->rebuild != NULL && plan->rebuild->schedule->storages.count > storages)
+        storages = plan->rebuild->schedule->storages.count;
     program->addresses = ML_NEW_ARRAY(plan->arena, void *, (size_t)storages + 1);
     for (uint32_t id = 0; id < known; id++) {
         if (!used[id]) continue;
@@ -59,14 +59,14 @@ static ml_status inputs_allocate(ml_program *program) {
     for (int i = 0; i < program->input_count && program->plan->pipeline == NULL; i++) {
         program->input_offsets[i] = bytes;
         bytes +=
-            (program->input_bytes[i] + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+            (program->input_bytes[i] + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
     }
     for (int i = 0; i < program->input_count; i++) {
         if (program->input_bytes[i] > largest) largest = program->input_bytes[i];
     }
     program->coordinates = bytes;
     if (layout != NULL) {
-        bytes += PLACE_ALIGNMENT * (int64_t)layout->count;
+        bytes += ARENA_ALIGNMENT * (int64_t)layout->count;
         program->part = ml_alloc((size_t)largest + 1);
         if (program->part == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for inputs");
     }
@@ -75,7 +75,7 @@ static ml_status inputs_allocate(ml_program *program) {
     ml_status status = device->ops->allocate(device, bytes > 0 ? bytes : 1, &program->inputs);
     for (int i = 0; layout != NULL && i < layout->count && status == ML_OK; i++) {
         int32_t at = (int32_t)ml_layout_coordinate(layout, program->session->ranks.rank, i);
-        char *to = (char *)program->inputs + program->coordinates + PLACE_ALIGNMENT * (int64_t)i;
+        char *to = (char *)program->inputs + program->coordinates + ARENA_ALIGNMENT * (int64_t)i;
         status = device->ops->upload(device, to, &at, sizeof at);
     }
     return status;
@@ -83,13 +83,13 @@ static ml_status inputs_allocate(ml_program *program) {
 
 const ml_plan *program_part(const ml_program *program, int i) {
     const ml_plan *plan = program->plan;
-    return i < plan->part_count ? plan->parts[i] : i == plan->part_count ? plan->refresh : NULL;
+    return i < plan->part_count ? plan->parts[i] : i == plan->part_count ? plan->rebuild : NULL;
 }
 
 static int64_t arena_needed(const ml_program *program) {
-    const ml_plan *plan = program->plan, *refresh = plan->refresh;
-    bool larger = refresh != NULL && refresh->arena_bytes > plan->arena_bytes;
-    return larger ? refresh->arena_bytes : plan->arena_bytes;
+    const ml_plan *plan = program->plan, *rebuild = plan->rebuild;
+    bool larger = rebuild != NULL && rebuild->arena_bytes > plan->arena_bytes;
+    return larger ? rebuild->arena_bytes : plan->arena_bytes;
 }
 
 /* Bytes that other programs brought and this one does not use: of states and of the arena. */
@@ -167,7 +167,7 @@ ml_status program_reserve(ml_program *program) {
     require_call call = {program, foreign_bytes(program)};
     status = ml_protect(require_body, &call);
     if (status != ML_OK) return status;
-    program_keep_copies(program);
+    program_hold_cache(program);
     status = states_allocate(program);
     return status == ML_OK ? session_reserve(session, arena_needed(program)) : status;
 }
@@ -177,8 +177,8 @@ static ml_status executables_load(ml_program *program) {
     ml_device *device = program->session->device;
     const ml_plan *plan = program->plan;
     ml_status status = device->ops->load(device, plan, &program->executable);
-    if (status != ML_OK || plan->refresh == NULL) return status;
-    return device->ops->load(device, plan->refresh, &program->refresh);
+    if (status != ML_OK || plan->rebuild == NULL) return status;
+    return device->ops->load(device, plan->rebuild, &program->rebuild);
 }
 
 static double bytes_sent(const ml_plan *plan) {
@@ -234,7 +234,7 @@ ml_status program_compile(ml_program *program) {
 static ml_status program_load(ml_program *program, const ml_roots *roots) {
     ml_status status = program_reserve(program);
     if (status == ML_OK) status = inputs_allocate(program);
-    if (status == ML_OK) status = fallback_make(program, roots);
+    if (status == ML_OK) status = retry_build(program, roots);
     return status == ML_OK ? program_compile(program) : status;
 }
 
@@ -260,7 +260,7 @@ void program_enter(ml_session *session, ml_program *program) {
 static ml_status keep_less(ml_program *program, const ml_roots *roots, bool pipelined) {
     ml_session *session = program->session;
     int64_t limit = session->device->target.memory_bytes;
-    if (program->plan->refresh == NULL || limit <= 0) return ML_OK;
+    if (program->plan->rebuild == NULL || limit <= 0) return ML_OK;
     ml_status status = session_grow(session);
     if (status != ML_OK || program->plan->peak_bytes + foreign_bytes(program) <= limit)
         return status;
@@ -271,8 +271,8 @@ static ml_status keep_less(ml_program *program, const ml_roots *roots, bool pipe
     return session_plan(session, &seldom, session->ranks.layout, pipelined, &program->plan);
 }
 
-ml_status program_make(ml_session *session, const ml_roots *roots, bool pipelined,
-                       ml_program **program) {
+ml_status program_build(ml_session *session, const ml_roots *roots, bool pipelined,
+                        ml_program **program) {
     *program = NULL;
     if (session->device == NULL) {
         ml_status status = ml_session_open(session, NULL, 0);
@@ -298,16 +298,16 @@ ml_status program_make(ml_session *session, const ml_roots *roots, bool pipeline
 }
 
 ml_status ml_program_new(ml_session *session, const ml_roots *roots, ml_program **program) {
-    return program_make(session, roots, true, program);
+    return program_build(session, roots, true, program);
 }
 
 void ml_program_free(ml_program *program) {
     if (program == NULL) return;
     ml_session *session = program->session;
     ml_device *device = session->device;
-    ml_program_free(program->fallback);
+    ml_program_free(program->retry);
     if (session->pending == program) session->pending = NULL;
-    if (program->owner != NULL) program->owner->fallback = NULL;
+    if (program->owner != NULL) program->owner->retry = NULL;
     if (program->previous != NULL)
         program->previous->next = program->next;
     else
@@ -318,8 +318,8 @@ void ml_program_free(ml_program *program) {
         device->ops->wait(device);
         device->ops->unload(program->executable);
     }
-    if (program->refresh != NULL) device->ops->unload(program->refresh);
-    program_drop_copies(program);
+    if (program->rebuild != NULL) device->ops->unload(program->rebuild);
+    program_release_cache(program);
     pipeline_unload(program);
     bool owns = program->inputs != NULL && program->owner == NULL;
     if (owns) device->ops->release(device, program->inputs);
@@ -353,7 +353,7 @@ void *program_address(const ml_program *program, const ml_storage *storage) {
         return (char *)program->session->arena + storage->offset;
     }
     if (storage->kind == ML_STORAGE_COORDINATE) {
-        int64_t at = program->coordinates + PLACE_ALIGNMENT * (int64_t)storage->id;
+        int64_t at = program->coordinates + ARENA_ALIGNMENT * (int64_t)storage->id;
         return (char *)program->inputs + at;
     }
     int i = 0;
@@ -378,8 +378,8 @@ static ml_status program_bind(ml_program *program) {
         program->bound = true;
         return ML_OK;
     }
-    if (program->refresh != NULL)
-        status = executable_bind(program, program->plan->refresh, program->refresh);
+    if (program->rebuild != NULL)
+        status = executable_bind(program, program->plan->rebuild, program->rebuild);
     if (status == ML_OK) status = executable_bind(program, program->plan, program->executable);
     program->bound = status == ML_OK;
     return status;
@@ -397,7 +397,7 @@ ml_status program_prepare(ml_program *program) {
 ml_status program_execute(ml_program *program) {
     ml_status status = program_bind(program);
     if (status == ML_OK && program->plan->pipeline != NULL) return pipeline_step(program);
-    if (status == ML_OK) status = program_refresh(program);
+    if (status == ML_OK) status = program_rebuild_cache(program);
     if (status != ML_OK) return status;
     return program->session->device->ops->run(program->executable);
 }
@@ -442,7 +442,7 @@ ml_status program_settle(ml_program *program, ml_program **done) {
     if (!program->unsettled) return ML_OK;
     program->unsettled = false;
     if (session->pending == program) session->pending = NULL;
-    ml_status status = fallback_settle(program, done);
+    ml_status status = retry_settle(program, done);
     program->done = *done;
     return status;
 }
@@ -477,8 +477,8 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     program->done = NULL;
     program->unsettled = program->watches;
     if (program->unsettled) session->pending = program;
-    if (fallback_goes(program)) return program_execute(program->fallback);
-    status = program_refresh(program);
+    if (retry_at_once(program)) return program_execute(program->retry);
+    status = program_rebuild_cache(program);
     if (status != ML_OK) return status;
     return device->ops->run(program->executable);
 }
@@ -488,7 +488,7 @@ ml_status ml_program_finish(ml_program *program, void *const *outputs) {
     const ml_roots *roots = &program->plan->roots;
     ml_program *done;
     ml_status status = program_settle(program, &done);
-    for (int i = 0; i < roots->output_count - (roots->watched > 0) && status == ML_OK; i++) {
+    for (int i = 0; i < roots->output_count - (roots->overflow_count > 0) && status == ML_OK; i++) {
         if (outputs != NULL && outputs[i] != NULL) status = program_download(done, i, outputs[i]);
     }
     return status;

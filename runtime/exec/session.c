@@ -117,19 +117,19 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layo
     return plan_under(session, roots, &session->device->target, layout, pipelined, plan);
 }
 
-/* The memory that a run would set aside for doing steps again (fallback.c). */
-static ml_status plan_fallback(ml_session *session, const ml_roots *roots, const ml_target *target,
-                               ml_plan *plan) {
-    ml_plan *fallback = NULL;
+/* The memory that a run would set aside for doing steps again (retry.c). */
+static ml_status plan_retry(ml_session *session, const ml_roots *roots, const ml_target *target,
+                            ml_plan *plan) {
+    ml_plan *retry = NULL;
     if (!plan->may_overflow) return ML_OK;
     const ml_layout *unbounded = session_unbounded(session);
     ml_compile_log *log = session->options.log;
     session->options.log = NULL; /* that of the program itself */
     ml_status status =
-        plan_under(session, roots, target, unbounded, plan->pipeline != NULL, &fallback);
+        plan_under(session, roots, target, unbounded, plan->pipeline != NULL, &retry);
     session->options.log = log;
-    if (status == ML_OK && !ml_plan_set_fallback(plan, fallback, target->memory_bytes))
-        ml_plan_free(fallback);
+    if (status == ML_OK && !ml_plan_set_retry(plan, retry, target->memory_bytes))
+        ml_plan_free(retry);
     return status;
 }
 
@@ -148,7 +148,7 @@ static void show_kernels(void *context) {
     const ml_plan *plan = context;
     ml_index seen = {.arena = plan->arena};
     for (int p = 0; p <= plan->part_count; p++) {
-        const ml_plan *part = p < plan->part_count ? plan->parts[p] : plan->refresh;
+        const ml_plan *part = p < plan->part_count ? plan->parts[p] : plan->rebuild;
         const ml_schedule *s = part ? part->schedule : NULL;
         for (uint32_t i = 0; s && i < s->steps.count; i++)
             show_chain(s->steps.at[i].kernel, s->target->kind, &seen);
@@ -158,7 +158,7 @@ static void show_kernels(void *context) {
 ml_status ml_session_plan(ml_session *session, const ml_roots *roots, const ml_target *target,
                           ml_plan **plan) {
     ml_status status = plan_under(session, roots, target, session->ranks.layout, true, plan);
-    if (status == ML_OK) status = plan_fallback(session, roots, target, *plan);
+    if (status == ML_OK) status = plan_retry(session, roots, target, *plan);
     if (status == ML_OK) status = ml_protect(show_kernels, *plan);
     if (status == ML_OK) return ML_OK;
     ml_plan_free(*plan);
@@ -285,7 +285,7 @@ static void initial_add(initial_work *work, uint32_t id) {
 static void initial_run(initial_work *work) {
     if (work->roots.update_count == 0) return;
     ml_program *program = NULL;
-    ml_status status = program_make(work->session, &work->roots, false, &program);
+    ml_status status = program_build(work->session, &work->roots, false, &program);
     if (status == ML_OK) status = program_execute(program);
     ml_device *device = work->session->device;
     if (status == ML_OK) status = device->ops->wait(device);

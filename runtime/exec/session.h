@@ -19,7 +19,7 @@ struct ml_session {
     int64_t seed;
     ml_comm *comm; /* NULL: one process */
     ml_layout layout;
-    ml_layout unbounded; /* the layout without `exchange`: of fallbacks */
+    ml_layout unbounded; /* the layout without `exchange`: of retries */
     bool has_layout;
     bool connected; /* the devices of the ranks are, or try to be */
     ml_ranks ranks;
@@ -40,32 +40,32 @@ struct ml_program {
     ml_session *session;
     ml_plan *plan;
     ml_executable *executable;
-    ml_executable *refresh;    /* of plan->refresh; NULL where there is none */
-    uint64_t copied_at;        /* the clock that its copies of parameters are of; 0: never made */
+    ml_executable *rebuild;    /* of plan->rebuild; NULL where there is none */
+    uint64_t cache_built_at;        /* the clock that its copies of parameters are of; 0: never made */
     bool keeps;                /* is counted among the keepers of its copies */
     struct pipeline_run *pipeline; /* of a program cut into stages: it has no executable */
     bool bound;                /* to the session's present arena */
     void *inputs;              /* one block for all inputs, then the coordinates */
-    int64_t coordinates;       /* their offset: an i32 for each mesh axis, PLACE_ALIGNMENT apart */
+    int64_t coordinates;       /* their offset: an i32 for each mesh axis, ARENA_ALIGNMENT apart */
     void *part;                /* host memory for the largest part of an input; NULL on one rank */
     void **addresses;          /* by storage; in the plan's arena */
     uint32_t *input_ids;
     int64_t *input_offsets, *input_bytes; /* of this rank's parts */
     ml_placements *input_places;
     int input_count;
-    void *microbatch_buffers; /* of stages: values saved between tasks, then the fallback's */
+    void *microbatch_buffers; /* of stages: values saved between tasks, then the retry's */
     int64_t buffer_bytes;
     bool watches;   /* a run may turn out to have left rows without a place: on some rank, if cut */
     int64_t until;  /* of one that is cut: the latest of all ranks' plans */
     bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
     bool ready;     /* all states that it reads are initialized */
-    ml_program *fallback; /* fallback.c; NULL: none */
-    int waits, pause;  /* runs that go to the fallback at once: left, and after the next failure */
+    ml_program *retry; /* retry.c; NULL: none */
+    int waits, pause;  /* runs that go to the retry at once: left, and after the next failure */
     bool went;         /* the last run did */
-    ml_program *done;  /* of it and its fallback, the one that did the last run */
-    int64_t again;     /* runs that the fallback did again */
-    ml_program *owner; /* whose fallback it is, with its inputs and blocks; NULL: nobody's */
-    ml_program *ran;   /* of it and its fallback, the one whose stages ran last */
+    ml_program *done;  /* of it and its retry, the one that did the last run */
+    int64_t again;     /* runs that the retry did again */
+    ml_program *owner; /* whose retry it is, with its inputs and blocks; NULL: nobody's */
+    ml_program *ran;   /* of it and its retry, the one whose stages ran last */
     ml_program *next, *previous;
 };
 
@@ -79,7 +79,7 @@ ml_status session_initialize(ml_session *session, const ml_program *program);
 /* An arena of at least this size; programs bound to a smaller one are unbound. */
 ml_status session_reserve(ml_session *session, int64_t bytes);
 /* A program whose states need not be initialized: the one that initializes them. */
-ml_status program_make(ml_session *session, const ml_roots *roots, bool pipelined,
+ml_status program_build(ml_session *session, const ml_roots *roots, bool pipelined,
                        ml_program **program);
 ml_status program_execute(ml_program *program);
 /* Steps of making one: among the session's programs; memory of states and temporaries; kernels. */
@@ -93,18 +93,18 @@ ml_status program_prepare(ml_program *program);
 const ml_plan *program_part(const ml_program *program, int i);
 /* What a run needs before it: copies of parameters as they are by now. What the run sets counts as
  * set then. */
-ml_status program_refresh(ml_program *program);
+ml_status program_rebuild_cache(ml_program *program);
 /* The program is among those that keep its copies of parameters; and no longer: the last one
  * releases their memory. */
-void program_keep_copies(ml_program *program);
-void program_drop_copies(ml_program *program);
+void program_hold_cache(ml_program *program);
+void program_release_cache(ml_program *program);
 /* Where a state, a temporary or a coordinate lies. */
 void *program_address(const ml_program *program, const ml_storage *storage);
 /* A plan for the session's device. */
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan);
 
-/* fallback.c. An exchange that had no place for all its rows. */
+/* retry.c. An exchange that had no place for all its rows. */
 enum { EXCHANGE_NAME = 256 };
 typedef struct {
     double factor; /* of an even share, that would have done; 0: all rows found a place */
@@ -114,13 +114,13 @@ void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]);
 /* The session's layout without `exchange`. */
 const ml_layout *session_unbounded(ml_session *session);
 /* Before the program's kernels are compiled. */
-ml_status fallback_make(ml_program *program, const ml_roots *roots);
+ml_status retry_build(ml_program *program, const ml_roots *roots);
 /* It reads the inputs of its owner: again once these have other places. */
-ml_status fallback_inputs(ml_program *fallback);
-/* Whether this run is to be the fallback's at once. */
-bool fallback_goes(ml_program *program);
-/* After a run: *done has the results, the program itself or its fallback, which then has run. */
-ml_status fallback_settle(ml_program *program, ml_program **done);
+ml_status retry_inputs(ml_program *retry);
+/* Whether this run is to be the retry's at once. */
+bool retry_at_once(ml_program *program);
+/* After a run: *done has the results, the program itself or its retry, which then has run. */
+ml_status retry_settle(ml_program *program, ml_program **done);
 /* That, where the last run is not known to stand. */
 ml_status program_settle(ml_program *program, ml_program **done);
 /* Settle the run of a program other than `next` that is pending: before anything else reads or sets
@@ -134,7 +134,7 @@ void pipeline_unload(ml_program *program);
 void pipeline_unbind(ml_program *program); /* addresses have changed */
 ml_status pipeline_start(ml_program *program, const void *const *inputs);
 ml_status pipeline_finish(ml_program *program, void *const *outputs);
-/* A step with the microbatches that are queued; of a fallback, those of its owner. */
+/* A step with the microbatches that are queued; of a retry, those of its owner. */
 ml_status pipeline_step(ml_program *program);
 
 /* pipeline_retry.c: a step that may be done again. Room for the buffers of a program's stages; no
@@ -142,8 +142,8 @@ ml_status pipeline_step(ml_program *program);
 ml_status pipeline_buffers_reserve(ml_program *program, int64_t bytes);
 /* All ranks together: sets program->watches and until. */
 ml_status pipeline_overflow_agree(ml_program *program);
-/* Whether the fallback's stages run in the same order, and send and receive the same. */
-bool pipeline_plans_alike(const ml_program *program, const ml_program *fallback);
+/* Whether the retry's stages run in the same order, and send and receive the same. */
+bool pipeline_plans_alike(const ml_program *program, const ml_program *retry);
 /* All ranks together, after a step: the exchange without enough places, the same on every rank.
  * Where there is one, the states are as they were before the step. */
 ml_status pipeline_overflow(ml_program *program, exchange_overflow *found);

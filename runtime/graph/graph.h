@@ -227,8 +227,8 @@ typedef struct {
     /* Where ml_shard bounds what ranks exchange, it adds one more output, behind all others: f32
      * over so many exchanges, 0 where all rows found a place, else the factor that would do. Under
      * pipeline stages, of this rank alone. */
-    int watched;
-    const ml_origin *const *watched_origins;
+    int overflow_count;
+    const ml_origin *const *overflow_origins;
     ml_division division; /* set by ml_shard */
 } ml_roots;
 /* A new graph with only what the roots reach, which shares axis, state, input and origin tables

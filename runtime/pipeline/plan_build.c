@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "runtime/pipeline/pipeline_internal.h"
-#include "runtime/plan/arena_place.h"
+#include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/plan_internal.h"
 
 /* What all attempts share, while it is computed. */
@@ -311,7 +311,7 @@ void pipeline_stage_split(ml_plan *plan, int v) {
     pipeline_stage *stage = &plan->pipeline->stages[v];
     task_programs *set = &stage->programs;
     ml_plan *local = stage->local;
-    stage->overflow_flags = local->roots.watched;
+    stage->overflow_flags = local->roots.overflow_count;
     if (stage->overflow_flags > 0) local->roots.kept++; /* as what others wait for: not deferred */
     task_programs_split(local->graph, &local->roots, plan->pipeline->input_wave, &stage->waves,
                         plan->arena, set);
@@ -343,7 +343,7 @@ static int saved_spare(pipeline_stage *stage, int64_t bytes, ml_arena *arena) {
     saved_value *saved = ML_NEW_ARRAY(arena, saved_value, (size_t)set->saved_count + 1);
     if (set->saved_count > 0) memcpy(saved, set->saved, sizeof *saved * (size_t)set->saved_count);
     saved[set->saved_count] = (saved_value){UINT32_MAX, SAVED_GIVEN, bytes, set->buffer_bytes};
-    set->buffer_bytes += (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+    set->buffer_bytes += (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
     set->saved = saved;
     return set->saved_count++;
 }

@@ -151,7 +151,7 @@ void pipeline_memory(ml_plan *plan, int coordinate) {
     plan->flops = flops_even(pipeline, x.best.flops, pipeline->coordinate);
     traffic_sum(plan, pipeline->coordinate);
     parts_list(plan, pipeline->coordinate);
-    if (plan->fallback == NULL) return;
-    pipeline_memory(plan->fallback, pipeline->coordinate);
-    plan_fallback_account(plan);
+    if (plan->retry == NULL) return;
+    pipeline_memory(plan->retry, pipeline->coordinate);
+    plan_retry_account(plan);
 }

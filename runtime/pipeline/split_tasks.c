@@ -7,7 +7,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/pipeline/subgraph.h"
-#include "runtime/plan/arena_place.h"
+#include "runtime/plan/arena_offsets.h"
 
 enum { FREE = -1, NOT_SAVED = -1, NO_TASK = -1 };
 typedef uint32_t task_mask;
@@ -440,7 +440,7 @@ static void saved_find(cutting *c, ml_graph *tables) {
         int64_t *end =
             saved->from == SAVED_ONCE_PER_STEP ? &c->set->once_bytes : &c->set->buffer_bytes;
         saved->offset = *end;
-        *end += (saved->bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+        *end += (saved->bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
     }
     c->set->saved = c->saved.at;
     c->set->saved_count = (int)c->saved.count;

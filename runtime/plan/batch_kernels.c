@@ -191,7 +191,7 @@ static void join(batches *b, const uint32_t *members, int count) {
     *into = whole;
 }
 
-void plan_batch(ml_plan *plan) {
+void plan_batch_kernels(ml_plan *plan) {
     ml_schedule *s = plan->schedule;
     batches b = {.s = s, .count = s->steps.count};
     find_storages(&b, &plan->roots);

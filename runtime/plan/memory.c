@@ -1,7 +1,7 @@
 /* The memory of a plan: when each storage is alive, which ones may follow one another in the same
  * bytes, where each lies in the arena, and the accounts of it all. */
 #include "runtime/base/knobs.h"
-#include "runtime/plan/arena_place.h"
+#include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
@@ -56,7 +56,7 @@ static void lifetimes_find(ml_schedule *s, int output_count, ml_arena *scratch) 
 }
 
 int64_t memory_padded(int64_t bytes) {
-    return (bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
+    return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
 }
 
 /* heir[y] = x: temporary x is born in the step in which y is read for the last time, and may be
@@ -103,7 +103,7 @@ static void place_body(void *context) {
     bool *inherits = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
     uint32_t *heir = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);
     uint32_t *block_of = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);
-    place_block *block = ML_NEW_ARRAY(call->scratch, place_block, (size_t)count + 1);
+    arena_block *block = ML_NEW_ARRAY(call->scratch, arena_block, (size_t)count + 1);
     for (int i = 0; i < call->output_count; i++) {
         is_output[s->values.at[s->output_values[i]].storage] = true;
     }
@@ -114,13 +114,13 @@ static void place_body(void *context) {
         uint32_t last = i;
         block_of[i] = blocks;
         while (heir[last] != NO_STORAGE) last = heir[last], block_of[last] = blocks;
-        block[blocks++] = (place_block){
+        block[blocks++] = (arena_block){
             .bytes = head->bytes, .first = head->first, .last = s->storages.at[last].last};
     }
     uint32_t steps = s->steps.count > 0 ? s->steps.count : 1;
-    call->bytes = place_blocks(block, blocks, steps, call->scratch);
+    call->bytes = arena_assign_offsets(block, blocks, steps, call->scratch);
     uint32_t peak;
-    int64_t least = place_load(block, blocks, steps, call->scratch, &peak);
+    int64_t least = arena_peak(block, blocks, steps, call->scratch, &peak);
     ml_debug(3, "memory: %u blocks in %.3f GiB, %.3f GiB of them alive at step %u\n", blocks,
              (double)call->bytes / (1 << 30), (double)least / (1 << 30), peak);
     for (uint32_t i = 0; i < count; i++) {
@@ -132,7 +132,7 @@ static void place_body(void *context) {
     }
 }
 
-int64_t ml_memory_place(ml_schedule *schedule, int output_count) {
+int64_t ml_memory_assign_offsets(ml_schedule *schedule, int output_count) {
     place_call call = {.schedule = schedule, .output_count = output_count};
     call.scratch = ml_arena_new();
     if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while placing tensors");
@@ -196,8 +196,8 @@ static uint32_t peak_find(const ml_schedule *s, ml_arena *arena) {
 }
 
 /* States that only the making of copies reads. */
-static int64_t account_refresh(ml_plan *plan, bool *seen) {
-    const ml_schedule *s = plan->refresh != NULL ? plan->refresh->schedule : NULL;
+static int64_t account_rebuild(ml_plan *plan, bool *seen) {
+    const ml_schedule *s = plan->rebuild != NULL ? plan->rebuild->schedule : NULL;
     int64_t sum = 0;
     for (uint32_t i = 0; s != NULL && i < s->storages.count; i++) {
         const ml_storage *storage = &s->storages.at[i];
@@ -240,7 +240,7 @@ void memory_account(ml_plan *plan) {
         else
             others += bytes;
     }
-    others += account_refresh(plan, seen);
+    others += account_rebuild(plan, seen);
     plan->kind_bytes[ML_MEMORY_WORKSPACE] += plan->library_bytes + plan->arena_bytes - temporaries;
     plan->peak_bytes = others + plan->arena_bytes + plan->library_bytes;
 }

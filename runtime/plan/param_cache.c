@@ -1,10 +1,10 @@
 /* Copies of parameters in the type of the products. A program that casts parameters for its
  * products, and sets them at its end, would read all of them once more at the start of each step
  * only to cast them. Instead it keeps the casts, those of a merged product side by side, as states
- * of its own: the kernel that computes a parameter's new value writes its cast as well. `refresh`
+ * of its own: the kernel that computes a parameter's new value writes its cast as well. `rebuild`
  * makes them from the parameters, before the first run and after anything else has set one
  * (exec/param_cache_rebuild.c). So do programs that run several times for a step, once for each
- * microbatch: they set no parameters, and refresh once a step; parameters that lie in parts, and
+ * microbatch: they set no parameters, and rebuild once a step; parameters that lie in parts, and
  * are kept once they are gathered, they keep gathered, on a CPU too. Programs that run often
  * (ml_roots), as sampling does, keep all that they gather. Programs that keep the same share the
  * state, so that memory holds one set of copies however many trainings there are of a model.
@@ -207,27 +207,28 @@ static void add_updates(work *w) {
 static void list_sources(work *w) {
     ml_plan *plan = w->plan;
     bool *reached = ML_NEW_ARRAY(w->scratch, bool, w->count);
-    plan->copied = ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(w->g) + 1);
+    plan->cache_sources =
+        ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(w->g) + 1);
     for (int i = 0; i < w->copy_count; i++) reached[w->copies[i].value] = true;
     for (ml_ref n = w->count - 1; n > 0; n--) {
         const ml_node *node = ml_graph_node(w->g, n);
         for (int i = 0; reached[n] && i < node->source_count; i++)
             reached[ml_graph_source(w->g, n, i)] = true;
         if (reached[n] && node->op == ML_OP_STATE)
-            plan->copied[plan->copied_count++] = (uint32_t)ml_graph_args(w->g, n)[0];
+            plan->cache_sources[plan->cache_source_count++] = (uint32_t)ml_graph_args(w->g, n)[0];
     }
 }
 
 /* Its steps follow when the program's are compiled. */
-static void make_refresh(work *w) {
+static void build_rebuild(work *w) {
     ml_plan *plan = w->plan;
     ml_roots roots = {.updates = w->copies, .update_count = w->copy_count, .name = "copies"};
     ml_graph *none = NULL;
-    ml_plan *refresh = plan_of_part(plan, &none, &roots, &plan->refresh);
-    refresh->graph = ml_graph_extract(w->g, &refresh->roots);
-    if (plan->layout != NULL) ml_shard_traffic(refresh->graph, plan->layout, refresh->traffic);
-    refresh->parts = ML_NEW(refresh->arena, ml_plan *);
-    refresh->parts[refresh->part_count++] = refresh;
+    ml_plan *rebuild = plan_of_part(plan, &none, &roots, &plan->rebuild);
+    rebuild->graph = ml_graph_extract(w->g, &rebuild->roots);
+    if (plan->layout != NULL) ml_shard_traffic(rebuild->graph, plan->layout, rebuild->traffic);
+    rebuild->parts = ML_NEW(rebuild->arena, ml_plan *);
+    rebuild->parts[rebuild->part_count++] = rebuild;
 }
 
 static ml_ref read_copy(rewrite *r, ml_ref n, const ml_ref *sources) {
@@ -267,7 +268,7 @@ static void copies_body(void *context) {
     add_states(&w);
     if (w.copy_count == 0) return;
     list_sources(&w);
-    make_refresh(&w);
+    build_rebuild(&w);
     add_updates(&w);
     call->graph = rewrite_run(plan->graph, &plan->roots, NULL, read_copy, &w);
     if (w.often && plan->layout != NULL) ml_shard_traffic(call->graph, plan->layout, plan->traffic);

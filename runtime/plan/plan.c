@@ -39,10 +39,10 @@ ml_roots plan_roots_copy(ml_arena *arena, const ml_roots *from) {
     to.updates = ML_NEW_ARRAY(arena, ml_update, (size_t)from->update_count + 1);
     for (int i = 0; i < from->output_count; i++) to.outputs[i] = from->outputs[i];
     for (int i = 0; i < from->update_count; i++) to.updates[i] = from->updates[i];
-    if (from->watched == 0) return to;
-    const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, from->watched);
-    memcpy(origins, from->watched_origins, sizeof *origins * (size_t)from->watched);
-    to.watched_origins = origins;
+    if (from->overflow_count == 0) return to;
+    const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, from->overflow_count);
+    memcpy(origins, from->overflow_origins, sizeof *origins * (size_t)from->overflow_count);
+    to.overflow_origins = origins;
     return to;
 }
 
@@ -85,33 +85,33 @@ ml_type plan_state(const ml_plan *plan, uint32_t state) {
 
 void plan_free(ml_plan *plan) {
     if (plan == NULL) return;
-    plan_free(plan->refresh);
+    plan_free(plan->rebuild);
     if (plan->graph != NULL && !plan->borrows) ml_graph_free(plan->graph);
     ml_arena_free(plan->arena);
     ml_free(plan);
 }
 
-/* ---- the fallback of a check ---- */
+/* ---- the retry of a check ---- */
 static int64_t beyond(int64_t bytes, int64_t others) {
     return bytes > others ? bytes - others : 0;
 }
 
-static int64_t fallback_bytes(const ml_plan *plan, const ml_plan *fallback) {
-    return beyond(fallback->arena_bytes, plan->arena_bytes) +
-           beyond(fallback->library_bytes, plan->library_bytes) +
-           beyond(fallback->buffer_bytes, plan->buffer_bytes);
+static int64_t retry_bytes(const ml_plan *plan, const ml_plan *retry) {
+    return beyond(retry->arena_bytes, plan->arena_bytes) +
+           beyond(retry->library_bytes, plan->library_bytes) +
+           beyond(retry->buffer_bytes, plan->buffer_bytes);
 }
 
-void plan_fallback_account(ml_plan *plan) {
-    int64_t bytes = fallback_bytes(plan, plan->fallback);
+void plan_retry_account(ml_plan *plan) {
+    int64_t bytes = retry_bytes(plan, plan->retry);
     plan->kind_bytes[ML_MEMORY_WORKSPACE] += bytes;
     plan->peak_bytes += bytes;
 }
 
-bool ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit) {
-    if (limit > 0 && plan->peak_bytes + fallback_bytes(plan, fallback) > limit) return false;
-    plan->fallback = fallback;
-    plan_fallback_account(plan);
+bool ml_plan_set_retry(ml_plan *plan, ml_plan *retry, int64_t limit) {
+    if (limit > 0 && plan->peak_bytes + retry_bytes(plan, retry) > limit) return false;
+    plan->retry = retry;
+    plan_retry_account(plan);
     return true;
 }
 

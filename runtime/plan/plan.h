@@ -41,12 +41,12 @@ struct ml_plan {
     int part_count;
     /* Sets the states that are copies of parameters, to be run before this plan where another than
      * it has set one of copied[]; NULL where there are none (copies.c). */
-    ml_plan *refresh;
-    uint32_t *copied;
-    int copied_count;
+    ml_plan *rebuild;
+    uint32_t *cache_sources;
+    int cache_source_count;
     /* In a check: the plan that does a step again which left rows without a place; it shares the
      * memory of this one, whose accounts count what it needs beyond. NULL: none. */
-    ml_plan *fallback;
+    ml_plan *retry;
     bool may_overflow;      /* a step may turn out to have left rows without a slot */
     uint32_t script_inputs; /* the INPUT ids below are the script's */
     bool pipeline_task;     /* a part of another plan: inputs and outputs are its caller's memory */
@@ -62,9 +62,9 @@ struct ml_plan {
     ml_traffic traffic[ML_MAX_MESH][ML_COLLECTIVE_KINDS]; /* of one run, of one rank */
 };
 
-/* Takes `fallback`, and its memory into the accounts, if both fit in `limit` bytes (0: any); false
+/* Takes `retry`, and its memory into the accounts, if both fit in `limit` bytes (0: any); false
  * where not, for a run would have none. */
-bool ml_plan_set_fallback(ml_plan *plan, ml_plan *fallback, int64_t limit);
+bool ml_plan_set_retry(ml_plan *plan, ml_plan *retry, int64_t limit);
 /* The type of a rank's part of a state or input. */
 ml_type ml_plan_state_type(const ml_layout *layout, const ml_graph *g, uint32_t state);
 ml_type ml_plan_input_type(const ml_layout *layout, const ml_graph *g, uint32_t input);
@@ -85,7 +85,7 @@ void ml_plan_require(const ml_plan *plan, int64_t extra, int64_t limit, const ch
 
 /* Place the temporaries (memory.c): sets offsets, first and last; the value is the arena's size.
  * The first output_count of schedule->output_values stay alive to the end. */
-int64_t ml_memory_place(ml_schedule *schedule, int output_count);
+int64_t ml_memory_assign_offsets(ml_schedule *schedule, int output_count);
 /* Whether the value covers its elements in type order without gaps. */
 bool ml_value_contiguous(const ml_value *value);
 

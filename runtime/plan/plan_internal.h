@@ -1,8 +1,8 @@
 /* What the files of plan/ offer the compiler (runtime/compile.c), in the order in which it calls
  * them: a graph goes through passes, is lowered to steps, these are put in order, joined where
  * kernels are alike, states get their updates, temporaries their offsets. All raise. */
-#ifndef ML_PLAN_PARTS_H
-#define ML_PLAN_PARTS_H
+#ifndef ML_PLAN_INTERNAL_H
+#define ML_PLAN_INTERNAL_H
 
 #include "runtime/plan/plan.h"
 
@@ -29,7 +29,7 @@ void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size);
 /* ---- param_cache.c */
 /* Keep what the program casts parameters to for its products from step to step, as states that are
- * set with the parameters: sets plan->refresh. */
+ * set with the parameters: sets plan->rebuild. */
 ml_graph *plan_param_cache(ml_plan *plan);
 /* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
@@ -40,16 +40,16 @@ void plan_overlap(ml_plan *plan);
 /* The type that a state has on this rank. */
 ml_type plan_state(const ml_plan *plan, uint32_t state);
 /* Let every update end up in its state: in place where that is safe, else by a copy at the end. */
-void plan_assign(ml_plan *plan);
+void plan_update_states(ml_plan *plan);
 /* Of a pipeline task: every output ends up in its saved value, or is copied there at the end. */
-void plan_export(ml_plan *plan);
+void plan_export_outputs(ml_plan *plan);
 /* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
-void plan_batch(ml_plan *plan);
+void plan_batch_kernels(ml_plan *plan);
 /* Fill in the byte counts of the plan once the temporaries are placed. */
 void memory_account(ml_plan *plan);
 int64_t memory_padded(int64_t bytes);
-/* Add what plan->fallback needs beyond the plan, whose own accounts have just been filled in. */
-void plan_fallback_account(ml_plan *plan);
+/* Add what plan->retry needs beyond the plan, whose own accounts have just been filled in. */
+void plan_retry_account(ml_plan *plan);
 
 void plan_print(const ml_plan *plan, ml_text *out); /* of one with steps */
 

@@ -158,7 +158,7 @@ static void updates_copy(assign_work *work, const bool *done) {
     }
 }
 
-void plan_assign(ml_plan *plan) {
+void plan_update_states(ml_plan *plan) {
     ml_schedule *s = plan->schedule;
     const ml_roots *roots = &plan->roots;
     size_t storages = (size_t)s->storages.count + 1, states = ml_graph_state_count(s->graph) + 1;
@@ -188,7 +188,7 @@ void plan_assign(ml_plan *plan) {
     updates_copy(&work, done);
 }
 
-void plan_export(ml_plan *plan) {
+void plan_export_outputs(ml_plan *plan) {
     ml_schedule *s = plan->schedule;
     for (int i = 0; i < plan->roots.output_count; i++) {
         const ml_value *value = &s->values.at[s->output_values[i]];

@@ -516,9 +516,9 @@ static void body(void *argument) {
     }
     ml_ref unfit = 0;
     if (s->watches.count && !p->tell) {
-        unfit = shard_watched(s);
+        unfit = shard_overflows(s);
         p->local.outputs[p->local.output_count++] = unfit;
-        p->local.watched = (int)s->watches.count;
+        p->local.overflow_count = (int)s->watches.count;
     }
     for (int i = 0; i < p->roots->update_count; i++) {
         const ml_update *update = &p->roots->updates[i];
@@ -537,14 +537,14 @@ static void body(void *argument) {
 static void finish(void *argument) {
     pass *p = argument;
     ml_graph *live = ml_graph_extract(p->s.to, &p->local);
-    if (p->local.watched) {
+    if (p->local.overflow_count) {
         ml_arena *arena = ml_graph_arena(live);
-        const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, p->local.watched);
-        for (int i = 0; i < p->local.watched; i++) origins[i] = p->s.watches.at[i].origin;
+        const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, p->local.overflow_count);
+        for (int i = 0; i < p->local.overflow_count; i++) origins[i] = p->s.watches.at[i].origin;
         p->roots->outputs = ML_NEW_ARRAY(arena, ml_ref, p->local.output_count);
         p->roots->output_count = p->local.output_count;
-        p->roots->watched = p->local.watched;
-        p->roots->watched_origins = origins;
+        p->roots->overflow_count = p->local.overflow_count;
+        p->roots->overflow_origins = origins;
     }
     p->roots->division = p->s.division;
     for (int i = 0; i < p->local.output_count; i++) p->roots->outputs[i] = p->local.outputs[i];

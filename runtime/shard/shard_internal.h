@@ -133,7 +133,7 @@ ml_ref shard_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 /* All that was watched, as f32 over the watches: the largest of all ranks, or under pipeline stages
  * this rank's. */
-ml_ref shard_watched(sharder *s);
+ml_ref shard_overflows(sharder *s);
 /* The value of an update, or that of the state before where not all found a place. */
 ml_ref shard_unless(sharder *s, ml_ref watched, const ml_update *update, ml_ref value);
 

@@ -309,7 +309,7 @@ ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at) 
     return ml_where(x.g, ml_broadcast(x.g, lost, t), ml_const(x.g, (ml_dtype)t->dtype, NAN), back);
 }
 
-ml_ref shard_watched(sharder *s) {
+ml_ref shard_overflows(sharder *s) {
     ml_graph *g = s->to;
     ml_type one = {.dtype = ML_F32, .rank = 1, .size = {1}};
     one.axis[0] = ml_axis_named(g, "exchanges'watched");

@@ -181,12 +181,12 @@ static void build_products(void *context) {
 TEST(plan, copies_of_weights) {
     program p = {0};
     const ml_schedule *s = plan_of(&p, build_products);
-    const ml_plan *refresh = p.plan->refresh;
-    REQUIRE(refresh != NULL);
-    CHECK_EQ_INT(p.plan->copied_count, 1);
-    CHECK_EQ_INT(p.plan->copied[0], p.updates[0].state);
-    CHECK_EQ_INT(refresh->roots.update_count, 1);
-    CHECK_EQ_INT(refresh->schedule->steps.count, 1);
+    const ml_plan *rebuild = p.plan->rebuild;
+    REQUIRE(rebuild != NULL);
+    CHECK_EQ_INT(p.plan->cache_source_count, 1);
+    CHECK_EQ_INT(p.plan->cache_sources[0], p.updates[0].state);
+    CHECK_EQ_INT(rebuild->roots.update_count, 1);
+    CHECK_EQ_INT(rebuild->schedule->steps.count, 1);
     CHECK_EQ_INT(p.plan->roots.update_count, 2);
     int sets = 0;
     for (uint32_t t = 0; t < s->steps.count; t++) {
@@ -205,9 +205,9 @@ TEST(plan, copies_of_weights) {
 TEST(plan, copies_of_microbatches) {
     program p = {.microbatches = 4};
     plan_of(&p, build_products);
-    REQUIRE(p.plan->refresh != NULL);
-    CHECK_EQ_INT(p.plan->copied_count, 2);
-    CHECK_EQ_INT(p.plan->refresh->roots.update_count, 2);
+    REQUIRE(p.plan->rebuild != NULL);
+    CHECK_EQ_INT(p.plan->cache_source_count, 2);
+    CHECK_EQ_INT(p.plan->rebuild->roots.update_count, 2);
     CHECK_EQ_INT(p.plan->roots.update_count, 2); /* the weight that it sets, and its copy */
     done(&p);
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/plan/arena_place.h"
+#include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/plan_internal.h"
 #include "tests/emit/cases.h"
 #include "tests/test.h"
@@ -14,7 +14,7 @@ static double seconds(void) {
 }
 
 /* Blocks like those of a training step: made going forward, freed going back; and short ones. */
-static void fill_blocks(place_block *blocks, uint32_t count, uint32_t steps, uint64_t *random) {
+static void fill_blocks(arena_block *blocks, uint32_t count, uint32_t steps, uint64_t *random) {
     for (uint32_t i = 0; i < count; i++) {
         uint32_t first = (uint32_t)test_range(random, 0, steps - 1), last = first;
         if (test_range(random, 0, 2) == 0 && first < steps / 2)
@@ -24,11 +24,11 @@ static void fill_blocks(place_block *blocks, uint32_t count, uint32_t steps, uin
         if (last >= steps) last = steps - 1;
         int64_t bytes = test_range(random, 0, 3) ? 4096 * test_range(random, 1, 64)
                                                  : test_range(random, 0, 5000);
-        blocks[i] = (place_block){.bytes = bytes, .first = first, .last = last};
+        blocks[i] = (arena_block){.bytes = bytes, .first = first, .last = last};
     }
 }
 
-static bool meet(const place_block *a, const place_block *b) {
+static bool meet(const arena_block *a, const arena_block *b) {
     bool in_time = a->first <= b->last && b->first <= a->last;
     return in_time && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
 }
@@ -39,14 +39,14 @@ TEST(plan, blocks_never_meet) {
         ml_arena *arena = ml_arena_new();
         uint32_t count = (uint32_t)test_range(&random, 1, 300), step;
         uint32_t steps = (uint32_t)test_range(&random, 1, 200);
-        place_block *blocks = ML_NEW_ARRAY(arena, place_block, count);
+        arena_block *blocks = ML_NEW_ARRAY(arena, arena_block, count);
         fill_blocks(blocks, count, steps, &random);
-        int64_t size = place_blocks(blocks, count, steps, arena);
-        int64_t least = place_load(blocks, count, steps, arena, &step);
+        int64_t size = arena_assign_offsets(blocks, count, steps, arena);
+        int64_t least = arena_peak(blocks, count, steps, arena, &step);
         int met = 0;
         for (uint32_t i = 0; i < count; i++) {
             CHECK(blocks[i].offset >= 0 && blocks[i].offset + blocks[i].bytes <= size);
-            CHECK(blocks[i].offset % PLACE_ALIGNMENT == 0);
+            CHECK(blocks[i].offset % ARENA_ALIGNMENT == 0);
             for (uint32_t j = i + 1; j < count; j++) met += meet(&blocks[i], &blocks[j]);
         }
         CHECK_EQ_INT(met, 0);
@@ -59,13 +59,13 @@ TEST(plan, half_a_million_blocks) {
     uint64_t random = 3;
     enum { COUNT = 500000, STEPS = 400000 };
     ml_arena *arena = ml_arena_new();
-    place_block *blocks = ML_NEW_ARRAY(arena, place_block, COUNT);
+    arena_block *blocks = ML_NEW_ARRAY(arena, arena_block, COUNT);
     fill_blocks(blocks, COUNT, STEPS, &random);
     double start = seconds();
-    int64_t size = place_blocks(blocks, COUNT, STEPS, arena);
+    int64_t size = arena_assign_offsets(blocks, COUNT, STEPS, arena);
     double taken = seconds() - start;
     uint32_t step;
-    int64_t least = place_load(blocks, COUNT, STEPS, arena, &step);
+    int64_t least = arena_peak(blocks, COUNT, STEPS, arena, &step);
     CHECK(size >= least && size <= least + least / 10);
     EXPECT(taken <= 4, "placing half a million blocks took %.1f s", taken);
     ml_arena_free(arena);
@@ -236,8 +236,8 @@ static void run_world(world *w, void join(world *w)) {
     }
     if (join != NULL) join(w);
     uint32_t steps = s->steps.count;
-    plan_assign(&w->plan);
-    int64_t bytes = ml_memory_place(s, roots->output_count);
+    plan_update_states(&w->plan);
+    int64_t bytes = ml_memory_assign_offsets(s, roots->output_count);
     REQUIRE(s->storages.count <= ADDRESSES);
     memory m = {.s = s, .arena_bytes = bytes};
     for (uint32_t i = 0; i < s->storages.count; i++) {
@@ -306,7 +306,7 @@ static void join_alike(world *w) {
         if (test_range(&w->random, 0, 9) == 0) step->kind = ML_STEP_COLLECTIVE;
     }
     find_sides(s, before);
-    plan_batch(&w->plan);
+    plan_batch_kernels(&w->plan);
     find_sides(s, after);
     CHECK(memcmp(before, after, sizeof before) == 0);
     joined += (int)(count - s->steps.count);
@@ -341,10 +341,10 @@ TEST(plan, in_place_update) {
     s->steps.at[0].may_alias[0] = 1;
     s->update_values = &new;
     w.plan.roots = (ml_roots){.updates = &(ml_update){0, 0}, .update_count = 1};
-    plan_assign(&w.plan);
+    plan_update_states(&w.plan);
     CHECK_EQ_INT(s->steps.count, 1);
     CHECK_EQ_INT(s->storages.at[1].kind, ML_STORAGE_STATE);
-    CHECK_EQ_INT(ml_memory_place(s, 0), 0);
+    CHECK_EQ_INT(ml_memory_assign_offsets(s, 0), 0);
     ml_arena_free(w.arena);
     ml_graph_free(w.graph);
 }

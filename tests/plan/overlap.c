@@ -232,8 +232,8 @@ TEST(plan, random_overlaps) {
         draw_world(&w);
         results expected = old_results(&w);
         plan_overlap(&w.plan);
-        plan_assign(&w.plan);
-        ml_memory_place(w.plan.schedule, w.plan.roots.output_count);
+        plan_update_states(&w.plan);
+        ml_memory_assign_offsets(w.plan.schedule, w.plan.roots.output_count);
         REQUIRE(w.plan.schedule->storages.count <= PLACES);
         check_results(&w, &expected, false);
         check_results(&w, &expected, true);

@@ -57,7 +57,7 @@ static void sends_rows(fixture *f) {
     CHECK_EQ_INT(shard_count(g, &layout, 0, ML_COLLECTIVE_ALL_GATHER), 0);
     CHECK_EQ_INT(shard_count(g, &layout, 0, ML_COLLECTIVE_REDUCE_SCATTER), 0);
     CHECK_EQ_INT(shard_count(g, &layout, 0, ML_COLLECTIVE_ALL_REDUCE), 1); /* what is watched */
-    CHECK_EQ_INT(local.watched, 1);
+    CHECK_EQ_INT(local.overflow_count, 1);
     CHECK_EQ_INT(local.output_count, 4);
     ml_graph_free(g);
 }

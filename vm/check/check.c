@@ -151,7 +151,7 @@ static void mark_part(const ml_plan *plan, bool *used) {
         if (storage->kind == ML_STORAGE_STATE) used[storage->id] = true;
     }
     for (int i = 0; i < plan->roots.update_count; i++) used[plan->roots.updates[i].state] = true;
-    if (plan->refresh) mark_part(plan->refresh, used);
+    if (plan->rebuild) mark_part(plan->rebuild, used);
 }
 
 static void mark_states(const ml_plan *plan, bool *used) {
@@ -285,8 +285,8 @@ static void read_programs(lua_State *L, report *r, double accum) {
         }
         list_kernels(plan, list, &key_count);
         traffic_add(&r->traffic, plan, i == 1 ? (int64_t)accum : 1);
-        if (plan->refresh && plan->roots.microbatches > 1) /* before the first of them */
-            traffic_add(&r->traffic, plan->refresh, 1);
+        if (plan->rebuild && plan->roots.microbatches > 1) /* before the first of them */
+            traffic_add(&r->traffic, plan->rebuild, 1);
     }
     r->distinct = count_distinct(list, key_count);
     lua_pop(L, 1);

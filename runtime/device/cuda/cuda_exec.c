@@ -118,7 +118,7 @@ static ml_status try_kernels(ml_executable *e, bool templates) {
         const cuda_step *step = &e->steps[i];
         if (takes_part(step, templates)) list_kernels(e, step->kernel, &seen, &list);
     }
-    const ml_plan *next = e->plan->refresh; /* will be loaded next */
+    const ml_plan *next = e->plan->rebuild; /* will be loaded next */
     for (uint32_t i = 0; next && !templates && i < next->schedule->steps.count; i++)
         list_kernels(e, next->schedule->steps.at[i].kernel, &seen, &list);
     if (list.count == 0) return ML_OK;

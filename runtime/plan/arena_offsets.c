@@ -1,6 +1,6 @@
 /* Placement of blocks in an arena: best fit along time, and greedy by size. */
 #define _GNU_SOURCE /* qsort_r */
-#include "runtime/plan/arena_place.h"
+#include "runtime/plan/arena_offsets.h"
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -172,13 +172,13 @@ typedef struct {
 } place_buckets;
 
 static int larger_first(const void *a, const void *b, void *context) {
-    const place_block *blocks = context;
+    const arena_block *blocks = context;
     uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
     if (blocks[i].bytes != blocks[j].bytes) return blocks[i].bytes > blocks[j].bytes ? -1 : 1;
     return i < j ? -1 : i > j;
 }
 
-static place_buckets buckets_new(const place_block *blocks, uint32_t count, uint32_t steps,
+static place_buckets buckets_new(const arena_block *blocks, uint32_t count, uint32_t steps,
                                  bool by_last, ml_arena *scratch) {
     place_buckets b = {ML_NEW_ARRAY(scratch, uint32_t, (size_t)steps + 2),
                        ML_NEW_ARRAY(scratch, uint32_t, (size_t)count + 1)};
@@ -207,7 +207,7 @@ typedef struct {
 } place_sweep;
 
 /* Walk the steps (backwards when `reverse`), giving back what ended and placing what begins. */
-static int64_t sweep_run(place_sweep *sweep, const place_block *blocks, int64_t *offsets,
+static int64_t sweep_run(place_sweep *sweep, const arena_block *blocks, int64_t *offsets,
                          uint32_t count, uint32_t steps, bool reverse) {
     const place_buckets *births = reverse ? &sweep->by_last : &sweep->by_first;
     const place_buckets *deaths = reverse ? &sweep->by_first : &sweep->by_last;
@@ -232,7 +232,7 @@ static int64_t sweep_run(place_sweep *sweep, const place_block *blocks, int64_t 
 }
 
 /* Largest blocks first, each into the tightest gap between the placed ones it meets in time. */
-static int64_t greedy_run(const place_block *blocks, int64_t *offsets, uint32_t count,
+static int64_t greedy_run(const arena_block *blocks, int64_t *offsets, uint32_t count,
                           ml_arena *scratch) {
     uint32_t *order = ML_NEW_ARRAY(scratch, uint32_t, (size_t)count + 1);
     uint32_t *placed = ML_NEW_ARRAY(scratch, uint32_t, (size_t)count + 1); /* by offset */
@@ -240,10 +240,10 @@ static int64_t greedy_run(const place_block *blocks, int64_t *offsets, uint32_t 
     qsort_r(order, count, sizeof *order, larger_first, (void *)blocks);
     int64_t end = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const place_block *b = &blocks[order[i]];
+        const arena_block *b = &blocks[order[i]];
         int64_t top = 0, best = -1, best_gap = INT64_MAX;
         for (uint32_t j = 0; j < i; j++) {
-            const place_block *other = &blocks[placed[j]];
+            const arena_block *other = &blocks[placed[j]];
             if (other->last < b->first || other->first > b->last) continue;
             int64_t gap = offsets[placed[j]] - top;
             if (gap >= b->bytes && gap < best_gap) best = top, best_gap = gap;
@@ -260,7 +260,7 @@ static int64_t greedy_run(const place_block *blocks, int64_t *offsets, uint32_t 
     return end;
 }
 
-int64_t place_load(const place_block *blocks, uint32_t count, uint32_t steps, ml_arena *scratch,
+int64_t arena_peak(const arena_block *blocks, uint32_t count, uint32_t steps, ml_arena *scratch,
                    uint32_t *step) {
     int64_t *change = ML_NEW_ARRAY(scratch, int64_t, (size_t)steps + 2);
     for (uint32_t i = 0; i < count; i++) {
@@ -276,22 +276,23 @@ int64_t place_load(const place_block *blocks, uint32_t count, uint32_t steps, ml
     return most;
 }
 
-static void offsets_keep(place_block *blocks, const int64_t *offsets, uint32_t count, int64_t size,
+static void offsets_keep(arena_block *blocks, const int64_t *offsets, uint32_t count, int64_t size,
                          int64_t *best) {
     if (size >= *best) return;
     *best = size;
     for (uint32_t i = 0; i < count; i++) blocks[i].offset = offsets[i];
 }
 
-int64_t place_blocks(place_block *blocks, uint32_t count, uint32_t steps, ml_arena *scratch) {
+int64_t arena_assign_offsets(arena_block *blocks, uint32_t count, uint32_t steps,
+                             ml_arena *scratch) {
     if (count == 0) return 0;
     for (uint32_t i = 0; i < count; i++) {
         blocks[i].bytes =
-            (blocks[i].bytes + PLACE_ALIGNMENT - 1) / PLACE_ALIGNMENT * PLACE_ALIGNMENT;
-        if (blocks[i].bytes == 0) blocks[i].bytes = PLACE_ALIGNMENT;
+            (blocks[i].bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+        if (blocks[i].bytes == 0) blocks[i].bytes = ARENA_ALIGNMENT;
     }
     uint32_t step;
-    int64_t least = place_load(blocks, count, steps, scratch, &step), best = INT64_MAX;
+    int64_t least = arena_peak(blocks, count, steps, scratch, &step), best = INT64_MAX;
     int64_t *offsets = ML_NEW_ARRAY(scratch, int64_t, count);
     place_sweep sweep = {.range = ML_NEW_ARRAY(scratch, uint32_t, count)};
     sweep.heap.ranges = ML_NEW_ARRAY(scratch, place_range, 2 * (size_t)count + 2);
