@@ -64,7 +64,8 @@ static void compile_steps(ml_plan *plan, bool overlap) {
     }
     plan_update_states(plan);
     if (plan->pipeline_task) plan_export_outputs(plan);
-    plan->arena_bytes = ml_memory_assign_offsets(s, plan->pipeline_task ? 0 : plan->roots.output_count);
+    plan->arena_bytes =
+        ml_memory_assign_offsets(s, plan->pipeline_task ? 0 : plan->roots.output_count);
     log_steps(plan, "memory", "updates in place or by copies; offsets of temporaries");
     plan->library_bytes = ml_library_workspace(s);
     memory_account(plan);
@@ -285,7 +286,7 @@ static void log_attempt(const ml_plan *plan, const plan_choice *choice) {
              recompute[choice->recompute]);
 }
 
-/* Make *c->plan, in the place of an earlier attempt. */
+/* Compile *c->plan, instead of the attempt before. */
 static void attempt(void *context, const plan_choice *choice, plan_size *size) {
     const compilation *c = context;
     ml_plan *old = *c->plan, *plan = plan_empty();

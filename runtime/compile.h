@@ -25,7 +25,7 @@ typedef struct {
     const ml_roots *roots; /* of the program */
     const ml_target *target;
     const ml_layout *layout; /* NULL: one rank */
-    const ml_cut *cut;       /* NULL for what runs once, or in another's place: no stages, no cache
+    const ml_cut *cut;       /* NULL for what runs once, or instead of another: no stages, no cache
                                 of parameters */
     const ml_compile_options *options; /* NULL: defaults */
 } ml_compile_input;

@@ -90,7 +90,7 @@ static bool has_layout(pass_context *c) {
     return c->plan->layout != NULL;
 }
 
-/* From the global program to that of one rank. Results keep the order of their axes. */
+/* From the global program to that of one rank. The order of the results' axes does not change. */
 static ml_graph *shard(pass_context *c) {
     ml_plan *plan = c->plan;
     ml_roots *r = &plan->roots;
@@ -141,8 +141,9 @@ static bool splits_sums(pass_context *c) {
 static bool splits_products(pass_context *c) {
     return on_fused_gpu(c) && ml_split_f32_products_applies(c->plan->graph);
 }
-/* Merged weights are written side by side by the casts that a GPU makes of them anyway. The CPU
- * computes with the f32 states themselves, which would have to be copied at each step. */
+/* On a GPU the casts of weights to bf16, which are needed anyway, write merged weights side by
+ * side. The CPU computes with the f32 states themselves, which would have to be copied at each
+ * step. */
 static bool merges_products(pass_context *c) {
     return on_fused_gpu(c);
 }

@@ -39,7 +39,7 @@ static uint32_t treap_merge(place_range *ranges, uint32_t a, uint32_t b) {
     return b;
 }
 
-/* Split `at` into what lies before range `key` and the rest. */
+/* Split `at` into what is before range `key` and the rest. */
 static void treap_split(const place_heap *heap, uint32_t at, uint32_t key, uint32_t *before,
                         uint32_t *rest) {
     if (at == NONE) {

@@ -17,7 +17,8 @@ typedef struct {
 /* Set the offsets; the value is the end of the highest block. Near-linear in `count`: best fit
  * along the steps in both directions, and by decreasing size where the blocks are few; the
  * smallest result is taken. Steps are 0 .. steps-1. Raises when memory runs out. */
-int64_t arena_assign_offsets(arena_block *blocks, uint32_t count, uint32_t steps, ml_arena *scratch);
+int64_t arena_assign_offsets(arena_block *blocks, uint32_t count, uint32_t steps,
+                             ml_arena *scratch);
 /* The largest sum of the bytes of blocks alive at one step, and that step. */
 int64_t arena_peak(const arena_block *blocks, uint32_t count, uint32_t steps, ml_arena *scratch,
                    uint32_t *step);

@@ -2,11 +2,11 @@
  * each of many parameters or the partial sums of their gradients' norm, become one step and run in
  * one launch. Small tensors alone leave most of a GPU idle, and each launch costs microseconds.
  *
- * Steps move towards the end only, to the last of their kind; and small ones before that, so that
- * they are in no other's way. No step passes one that writes what it touches or touches what it
+ * Steps move towards the end only, to the last of their kind; small ones first, so that they do not
+ * prevent others from moving. No step passes one that writes what it touches or touches what it
  * writes, where a state and its new value are one thing, for they are to share their memory. None
- * keeps a large tensor until others are made that might have had its memory. Each kernel keeps its
- * blocks, and so its bits. */
+ * prolongs the life of a large tensor until others are computed that might have used its memory.
+ * Each kernel runs with the blocks that it has alone, so results are equal to the bit. */
 #include "runtime/plan/dependencies.h"
 #include "runtime/plan/plan_internal.h"
 
@@ -25,8 +25,8 @@ typedef struct {
     int64_t *born;       /* by step: bytes of temporaries that it is the first to write */
     uint64_t *kind;      /* by step: equal where kernels are alike; 0: not to be joined */
     step_uses uses;      /* of the steps as they were; a state's new value counts as the state */
-    uint32_t *order, *place; /* the steps as they will run, and where each is among them */
-    bool *taken;             /* by step: it is a part of another */
+    uint32_t *order, *position; /* the steps as they will run, and the position of each */
+    bool *taken;                /* by step: it is a part of another */
 } batches;
 
 static uint32_t storage_of(const batches *b, const ml_step *step, int value) {
@@ -40,10 +40,10 @@ static void find_storages(batches *b, const ml_roots *roots) {
     b->old = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
     b->last_read = ML_NEW_ARRAY(s->arena, uint32_t, storages + 1);
     b->order = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
-    b->place = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
+    b->position = ML_NEW_ARRAY(s->arena, uint32_t, b->count + 1);
     b->born = ML_NEW_ARRAY(s->arena, int64_t, b->count + 1);
     b->taken = ML_NEW_ARRAY(s->arena, bool, b->count + 1);
-    for (uint32_t t = 0; t < b->count; t++) b->order[t] = b->place[t] = t;
+    for (uint32_t t = 0; t < b->count; t++) b->order[t] = b->position[t] = t;
     for (uint32_t i = 0; i < storages; i++) {
         b->old[i] = i;
         if (s->storages.at[i].kind == ML_STORAGE_STATE) of_state[s->storages.at[i].id] = i + 1;
@@ -64,8 +64,8 @@ static void find_storages(batches *b, const ml_roots *roots) {
         b->last_read[s->values.at[s->output_values[i]].storage] = b->count;
 }
 
-/* The first place of a step after t of which one writes what the other touches. Such steps never
- * pass one another. */
+/* The first position of a step after t where one of the two writes what the other accesses. Such
+ * steps never pass one another. */
 static uint32_t first_conflict(const batches *b, uint32_t t) {
     uint32_t first = b->count;
     const step_uses *u = &b->uses;
@@ -75,7 +75,7 @@ static uint32_t first_conflict(const batches *b, uint32_t t) {
         while (e < own->end) {
             const step_use *other = &u->use[e];
             bool counts = other->step != t && !b->taken[other->step];
-            if (counts && b->place[other->step] < first) first = b->place[other->step];
+            if (counts && b->position[other->step] < first) first = b->position[other->step];
             if (counts && other->writes) break;
             e = own->writes ? e + 1 : other->next_write;
         }
@@ -83,7 +83,7 @@ static uint32_t first_conflict(const batches *b, uint32_t t) {
     return first;
 }
 
-/* What other streams wait for keeps its place, and everything keeps its side of it. */
+/* What other streams wait for does not move, and nothing moves past it. */
 static bool is_fixed(const batches *b, uint32_t t) {
     ml_step_kind kind = b->s->steps.at[t].kind;
     return kind == ML_STEP_COLLECTIVE || kind == ML_STEP_WAIT;
@@ -91,7 +91,7 @@ static bool is_fixed(const batches *b, uint32_t t) {
 
 /* Small kernels to right before the first step that needs them done. */
 static void move_small(batches *b) {
-    uint32_t fixed = b->count; /* the next place of such a step */
+    uint32_t fixed = b->count; /* the next position of such a step */
     for (uint32_t from = b->count; from-- > 0;) {
         uint32_t t = b->order[from];
         const ml_step *step = &b->s->steps.at[t];
@@ -102,10 +102,10 @@ static void move_small(batches *b) {
         if (end > from + FARTHEST + 1) end = from + FARTHEST + 1;
         for (uint32_t i = from; i + 1 < end; i++) {
             b->order[i] = b->order[i + 1];
-            b->place[b->order[i]] = i;
+            b->position[b->order[i]] = i;
         }
         b->order[end - 1] = t;
-        b->place[t] = end - 1;
+        b->position[t] = end - 1;
     }
 }
 
@@ -124,22 +124,23 @@ static void find_kinds(batches *b) {
 }
 
 /* Whether step t may run when step `then` does, which comes later: its large operands are there
- * until then anyway, or no more than `born` bytes are made in between, which is little; and its
+ * until then anyway, or no more than `born` bytes are computed in between, which is little; and its
  * large results are states. */
 static bool waits_for_free(const batches *b, uint32_t t, uint32_t then, int64_t born) {
     const ml_step *step = &b->s->steps.at[t];
     for (int i = 0; i < step->read_count + step->write_count; i++) {
         uint32_t at = storage_of(b, step, i);
         const ml_storage *storage = &b->s->storages.at[at];
-        bool kept = storage->kind != ML_STORAGE_TEMPORARY || storage->bytes <= SMALL ||
+        bool free = storage->kind != ML_STORAGE_TEMPORARY || storage->bytes <= SMALL ||
                     (i < step->read_count ? b->last_read[at] >= then || born <= LARGE
                                           : b->old[at] != at || storage->bytes <= LARGE);
-        if (!kept) return false;
+        if (!free) return false;
     }
     return true;
 }
 
-/* The steps from place `begin` on that can run together with the one at `last`; members[0] is that.
+/* The steps from position `begin` on that can run together with the one at `last`; members[0] is
+ * that.
  */
 static int find_members(const batches *b, uint32_t begin, uint32_t last, uint32_t *members) {
     const uint32_t then = b->order[last];
@@ -161,7 +162,7 @@ static int find_members(const batches *b, uint32_t begin, uint32_t last, uint32_
     return found;
 }
 
-/* One step of all members, in the place of the first of them. */
+/* One step of all members, at the position of the first of them. */
 static void join(batches *b, const uint32_t *members, int count) {
     ml_schedule *s = b->s;
     ml_step *into = &s->steps.at[members[0]], whole = *into;

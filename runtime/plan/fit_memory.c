@@ -1,5 +1,5 @@
-/* The ladder of attempts. What is saved first costs least time: values recomputed in the forward
- * pass' place instead of stored for deferred weight gradients, no cache of parameters, collectives
+/* The ladder of attempts. What is saved first costs least time: cheap values recomputed
+ * instead of stored for deferred weight gradients, no cache of parameters, collectives
  * that do not overlap, everything recomputed that need not be stored. */
 #include "runtime/plan/fit_memory.h"
 

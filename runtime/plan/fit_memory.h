@@ -29,7 +29,7 @@ typedef struct {
 } plan_size;
 
 typedef struct {
-    /* Compile with a choice, in the place of the attempt before: a large plan takes most of the
+    /* Compile with a choice, instead of the attempt before: a large plan takes most of the
      * memory that compiling takes, so there is one at a time. */
     void (*attempt)(void *context, const plan_choice *choice, plan_size *size);
     void *context;

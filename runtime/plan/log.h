@@ -11,7 +11,7 @@ typedef enum {
     ML_LOG_PART,    /* a stage or a task begins; `text` names it */
     ML_LOG_PASS,    /* ended: the graph is another by now */
     ML_LOG_STEPS,   /* the same of what works on steps: lower, overlap, ... */
-    ML_LOG_PEAK,    /* an attempt ended with `bytes`; `text` tells whether that fits */
+    ML_LOG_PEAK,    /* an attempt ended with `bytes`; `text`: whether that fits */
 } ml_log_kind;
 typedef struct {
     ml_log_kind kind;

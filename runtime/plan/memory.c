@@ -1,5 +1,5 @@
-/* The memory of a plan: when each storage is alive, which ones may follow one another in the same
- * bytes, where each lies in the arena, and the accounts of it all. */
+/* The memory of a plan: liveness of each storage, which ones may follow one another in the same
+ * bytes, the offset of each in the arena, and the sums by kind. */
 #include "runtime/base/knobs.h"
 #include "runtime/plan/arena_offsets.h"
 #include "runtime/plan/dependencies.h"
@@ -60,7 +60,8 @@ int64_t memory_padded(int64_t bytes) {
 }
 
 /* heir[y] = x: temporary x is born in the step in which y is read for the last time, and may be
- * written over it. Only equal sizes follow one another, so that nothing keeps a larger block. */
+ * written over it. Only equal sizes follow one another, so that no small tensor occupies a large
+ * block. */
 static void heirs_find(const ml_schedule *s, const bool *is_output, uint32_t *heir,
                        bool *inherits) {
     for (uint32_t i = 0; i < s->storages.count; i++) heir[i] = NO_STORAGE;
@@ -227,7 +228,8 @@ void memory_account(ml_plan *plan) {
         if (temporary && (storage->first > plan->peak_step || storage->last < plan->peak_step)) {
             continue;
         }
-        if (plan->pipeline_task && storage->kind == ML_STORAGE_INPUT) continue; /* a saved value */
+        if (plan->pipeline_task && storage->kind == ML_STORAGE_INPUT)
+            continue; /* of the microbatch buffer */
         if (storage->kind == ML_STORAGE_SAVED) continue;
         if (storage->kind == ML_STORAGE_STATE) {
             if (seen[storage->id]) continue;

@@ -1,20 +1,19 @@
-/* Collectives beside other work: a new order of the steps, and where each collective is waited for.
+/* Collectives beside computation: a new order of the steps, and where each collective is waited
+ * for.
  *
- * The steps are put in order by simulating a GPU that works them off in one stream while the
- * collectives of each mesh axis go on in a lane of their own. Computation keeps its order, with two
- * exceptions that look at most WINDOW steps ahead: where the next step would wait for a collective,
- * a later one that can run goes first (gradients of weights are kept for that); and what leads to a
- * collective whose result is needed soon goes before what does not. Kernels that only prepare
- * operands of collectives (a gradient's copy in another order) go at once, wherever they were. A
- * collective starts
+ * The order comes from simulating a GPU that runs computation in one stream and the collectives of
+ * each mesh axis in a stream of their own. Computation stays in order, with two exceptions, at most
+ * WINDOW steps ahead: where the next step would wait for a collective, a later one that can run
+ * comes first (some weight gradients are reserved for that); and what leads to a collective whose
+ * result is needed soon comes before what does not. Kernels that only prepare operands of
+ * collectives (a gradient in another order) run at once. A collective starts
  * - as soon as its operand is there, where its result is no larger (sums of gradients); those whose
- *   result is needed much later wait for others, to be one launch of BUCKET seconds, and for a lane
- *   that is idle;
- * - else (parameters put together) as late as it may, so that what it makes does not fill memory:
- *   as long as less than AHEAD_BYTES, or two of the largest, lie ahead, or when computation has
- *   come to it.
+ *   result is needed much later wait for others, to be one launch of BUCKET seconds, and for an
+ *   idle stream;
+ * - else (gathered parameters) as late as possible, so that its results do not fill memory: while
+ *   less than AHEAD_BYTES, or two of the largest, are unused, or when computation has reached it.
  * Every collective with computation between it and the first step that needs it gets a ticket and
- * a WAIT before that step. The WAIT reads both operands, which keeps their memory until then.
+ * a WAIT before that step. The WAIT reads both operands, so that their memory is not reused before.
  *
  * Times are estimates (base/machine.h), those of collectives from the data sheet of what joins the
  * GPUs (ml_target): only the order depends on them, and it is the same on every rank, because they
@@ -58,8 +57,8 @@ typedef struct {
     uint32_t held_first[ML_MAX_MESH]; /* those before it have started */
     double held_bytes[ML_MAX_MESH], held_need[ML_MAX_MESH];
     double progress; /* in the old order's time: of what is computed, whatever was left behind */
-    double now, lane[ML_MAX_MESH]; /* when the stream and the lanes are free */
-    int64_t ahead, most_ahead;     /* bytes made by collectives that nobody has used yet */
+    double now, stream[ML_MAX_MESH]; /* when computation and the streams are free */
+    int64_t ahead, most_ahead;       /* bytes of results of collectives that no step has used yet */
 } overlap;
 
 static bool is_collective(const overlap *o, uint32_t step) {
@@ -103,15 +102,15 @@ double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t
     return ml_step_sent(c) / plan_link_speed(layout, s->target, c->mesh_axis);
 }
 
-/* When each result is needed and, lane by lane, when what makes more of it must start. */
+/* When each result is needed and, stream by stream, when collectives that grow must start. */
 static void times_find(overlap *o) {
-    double clock = 0, lane[ML_MAX_MESH];
+    double clock = 0, stream[ML_MAX_MESH];
     for (uint32_t t = 0; t < o->count; t++) {
         o->cost[t] = plan_step_seconds(o->s, o->layout, t);
         o->clock[t] = clock;
         if (!is_collective(o, t)) clock += o->cost[t];
     }
-    for (int i = 0; i < ML_MAX_MESH; i++) lane[i] = clock;
+    for (int i = 0; i < ML_MAX_MESH; i++) stream[i] = clock;
     for (uint32_t t = o->count; t-- > 0;) {
         if (!is_collective(o, t)) continue;
         int axis = o->s->steps.at[t].collective->mesh_axis;
@@ -194,7 +193,7 @@ static void ready(overlap *o, uint32_t t) {
         *ML_PUSH(o->scratch, &o->eager) = t;
 }
 
-static void place(overlap *o, uint32_t t, double finish) {
+static void append(overlap *o, uint32_t t, double finish) {
     o->order[o->placed_count++] = t;
     o->placed[t] = true;
     o->finish[t] = finish;
@@ -210,7 +209,7 @@ static void place(overlap *o, uint32_t t, double finish) {
 }
 
 /* Beside computation a launch takes up to three times as long as alone. Who needs a result that
- * nobody needs soon (a gradient's norm) is not to come so close behind that all would wait. */
+ * is not needed soon (a gradient's norm) is not to come so close behind that all would wait. */
 static void start(overlap *o, uint32_t t, bool begins_group) {
     int axis = o->s->steps.at[t].collective->mesh_axis;
     double from = available(o, t);
@@ -221,7 +220,7 @@ static void start(overlap *o, uint32_t t, bool begins_group) {
     o->group[t] = o->group_count;
     bool soon = grows(o, t) || o->need[t] - o->progress <= LATER;
     if (grows(o, t) && o->user[t] < o->count) o->ahead += value_bytes(o, t, 1);
-    place(o, t, o->lane[axis] + (soon ? 0 : SLACK));
+    append(o, t, o->stream[axis] + (soon ? 0 : SLACK));
 }
 
 static void hold(overlap *o, int axis, uint32_t t) {
@@ -252,7 +251,7 @@ static bool flush_all(overlap *o) {
 }
 
 /* Collectives whose results are needed soon start; the others wait for one another and for an idle
- * lane, so that they never keep the former waiting for long. */
+ * stream, so that they never delay the former for long. */
 static void start_eager(overlap *o) {
     step_list list = o->eager;
     o->eager = (step_list){0};
@@ -270,7 +269,7 @@ static void start_eager(overlap *o) {
         }
     }
     for (int i = 0; i < ML_MAX_MESH; i++) {
-        bool idle = o->lane[i] <= o->now, full = o->held_bytes[i] >= bucket_bytes(o, i);
+        bool idle = o->stream[i] <= o->now, full = o->held_bytes[i] >= bucket_bytes(o, i);
         bool due = o->held_need[i] - o->progress <= LATER;
         if (due)
             while (flush(o, i)) continue;
@@ -285,27 +284,27 @@ static void compute(overlap *o, uint32_t t) {
     if (i < o->preparing.count) o->preparing.at[i] = o->preparing.at[--o->preparing.count];
     o->now += o->cost[t];
     o->progress += o->cost[t];
-    place(o, t, o->now);
+    append(o, t, o->now);
 }
 
-/* Those that grow start in time for their users, as many as may lie ahead of them; with one start
- * all that follow soon on the same lane, up to a bucket. Kernels that prepare them go before. */
+/* Those that grow start in time for their users, as many as memory allows; with one start
+ * all that follow soon in the same stream, up to a bucket. Kernels that prepare them go before. */
 static bool start_early(overlap *o, bool forced) {
     double at = o->progress, bytes = 0, limit = 0;
     bool any = false;
     for (int axis = -1; o->early.count > 0; forced = false) {
         uint32_t t = o->early.at[0];
         const ml_collective_step *c = o->s->steps.at[t].collective;
-        double busy = c ? o->lane[c->mesh_axis] - o->now : 0;
+        double busy = c ? o->stream[c->mesh_axis] - o->now : 0;
         double margin = SOON + (c ? o->cost[t] : SOON) + (busy > 0 ? busy : 0);
-        bool room = o->ahead < o->most_ahead, gone = o->placed[t];
+        bool room = o->ahead < o->most_ahead, done = o->placed[t];
         bool due = at + margin >= o->latest[t] && (room || o->clock[t] <= at);
         bool joins = c && c->mesh_axis == axis && o->latest[t] <= limit && room &&
                      bytes + ml_step_sent(c) <= bucket_bytes(o, c->mesh_axis);
-        if (!due && !joins && !forced && !gone) break;
-        if (available(o, t) > o->now && !gone && !c) break; /* a kernel waits for a collective */
+        if (!due && !joins && !forced && !done) break;
+        if (available(o, t) > o->now && !done && !c) break; /* a kernel waits for a collective */
         early_pop(o);
-        if (gone) continue;
+        if (done) continue;
         any = true;
         if (!c) {
             compute(o, t);
@@ -319,8 +318,9 @@ static bool start_early(overlap *o, bool forced) {
     return any;
 }
 
-/* Start those that grow and that computation has come to, whatever lies ahead already: others of a
- * slow lane, to be started long before their users, may be on top of the heap and wait for room. */
+/* Start those that grow and that computation has come to, however much is unused: others of a
+ * slow stream, to be started long before their users, may be on top of the heap and wait for room.
+ */
 static bool start_reached(overlap *o) {
     double bytes = 0;
     bool any = false;
@@ -357,7 +357,7 @@ static uint32_t leads_to(const overlap *o, uint32_t t) {
     return best;
 }
 
-/* Whether a collective whose result is needed right away lies close ahead: then there will be time
+/* Whether a collective whose result is needed right away is close ahead: then there will be time
  * to fill. */
 static bool will_wait(const overlap *o) {
     for (uint32_t t = o->next; t < o->count && t < o->next + WINDOW; t++)
@@ -387,7 +387,7 @@ static uint32_t urgent(const overlap *o) {
 }
 
 /* The step of computation to run next, or NONE where each would have to wait. A few that can be
- * left are kept for when others wait. */
+ * left are reserved for when others wait. */
 static uint32_t choose(const overlap *o) {
     for (uint32_t i = 0; i < o->preparing.count; i++)
         if (available(o, o->preparing.at[i]) <= o->now) return o->preparing.at[i];
@@ -405,7 +405,7 @@ static uint32_t choose(const overlap *o) {
     return left;
 }
 
-/* When something that waits for a collective on its way can go on; 0 where nothing does. */
+/* When something that waits for a collective can continue; 0 where nothing does. */
 static double next_event(const overlap *o) {
     double when = 0;
     uint32_t seen = 0;
@@ -449,18 +449,18 @@ static void simulate(overlap *o) {
 /* ---- The new schedule ---- */
 typedef struct {
     uint32_t *position; /* of each step in the new order */
-    uint32_t *wait_at;  /* of each collective: the place in the new order before which it is waited
-                           for; NONE where nothing goes on beside it */
+    uint32_t *wait_at;  /* of each collective: the position in the new order before which it is
+                           waited for; NONE where nothing runs beside it */
 } waits;
 
-/* Whether there is computation between two places of the new order. */
+/* Whether there is computation between two positions of the new order. */
 static bool computes(const overlap *o, uint32_t from, uint32_t to) {
     for (uint32_t i = from + 1; i < to; i++)
         if (!is_collective(o, o->order[i])) return true;
     return false;
 }
 
-/* Where the first step that needs the result lies now; the first of its launch, if it is one of
+/* The position of the first step that needs the result; the first of its launch, if it is one of
  * several collectives. */
 static uint32_t first_user(const overlap *o, uint32_t t, const uint32_t *position) {
     uint32_t first = o->count;
@@ -489,7 +489,7 @@ static void waits_find(const overlap *o, waits *w) {
         if (is_collective(o, t) && !beside[o->group[t]]) w->wait_at[t] = NONE;
 }
 
-/* A sum in flight is made where its operand lies, if nobody else reads that. */
+/* A sum in flight is computed in its operand's memory, if no other step reads that. */
 static void sums_in_place(const overlap *o, ml_schedule *s, const waits *w, int output_count,
                           int update_count) {
     size_t storages = (size_t)s->storages.count + 1;

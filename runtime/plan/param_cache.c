@@ -1,13 +1,13 @@
-/* Copies of parameters in the type of the products. A program that casts parameters for its
- * products, and sets them at its end, would read all of them once more at the start of each step
- * only to cast them. Instead it keeps the casts, those of a merged product side by side, as states
- * of its own: the kernel that computes a parameter's new value writes its cast as well. `rebuild`
- * makes them from the parameters, before the first run and after anything else has set one
- * (exec/param_cache_rebuild.c). So do programs that run several times for a step, once for each
- * microbatch: they set no parameters, and rebuild once a step; parameters that lie in parts, and
- * are kept once they are gathered, they keep gathered, on a CPU too. Programs that run often
- * (ml_roots), as sampling does, keep all that they gather. Programs that keep the same share the
- * state, so that memory holds one set of copies however many trainings there are of a model.
+/* The parameter cache: parameters in the dtype in which products read them, as states.
+ *
+ * Without it a program that sets parameters would read all of them once more at the start of each
+ * step to cast them. With it the kernel that computes a parameter's new value writes its cast too;
+ * the casts of a merged product are side by side. plan->rebuild computes the cache from the
+ * parameters before the first run and after another program has set one
+ * (exec/param_cache_rebuild.c). A program that runs once for each microbatch sets no parameters and
+ * has its cache rebuilt once a step; what its layout gathers once a step (ml_mesh_axis.keep) is
+ * cached gathered, on a CPU too. Programs that run often (ml_roots), such as sampling, cache all
+ * that they gather. Programs that cache the same values share the state.
  *
  * In memory they cost what the casts cost while all are alive, at the end of the forward pass; only
  * a program whose peak comes later, when few are left, needs more. */
@@ -21,15 +21,15 @@ typedef struct {
     uint32_t count;
     ml_ref *new_value; /* by state; 0 where the program does not set it */
     bool often;        /* it runs several times before others set the rest */
-    bool *source;      /* by node: made of f32 parameters as above, by moves alone */
+    bool *source;      /* by node: f32 parameters, moved at most */
     bool *cast;        /* by node: likewise, and cast to bf16 */
-    bool *made;      /* by node: of f32 parameters by any casts, moves and gathers that are kept */
-    bool casts;      /* keep casts too: what products of a GPU read */
+    bool *cacheable; /* by node: f32 parameters after casts, moves and gathers that may be cached */
+    bool casts;      /* casts are cached too: what products of a GPU read */
     bool *operand;   /* by node: a product reads it in memory; of what is gathered: anything */
     uint32_t *state; /* by node: 1 + the state that holds it; 0: none does */
-    ml_ref *updated; /* by node: what it is of the new values, where that is made; 0 elsewhere */
-    ml_update *copies; /* the states, and what they hold at first */
-    int copy_count;
+    ml_ref *updated; /* by node: the same computed from new values; 0 where it is not */
+    ml_update *cached; /* the states, and what they hold at first */
+    int cached_count;
 } work;
 
 static bool is_product(const ml_graph *g, ml_ref n) {
@@ -49,7 +49,7 @@ static bool gathers(const work *w, ml_ref n) {
     const ml_node *node = ml_graph_node(w->g, n);
     return node->op == ML_OP_ALL_GATHER && w->often && w->plan->layout != NULL &&
            (w->plan->roots.often || w->plan->layout->axis[ml_graph_args(w->g, n)[0]].keep) &&
-           w->made[ml_graph_source(w->g, n, 0)];
+           w->cacheable[ml_graph_source(w->g, n, 0)];
 }
 
 /* Which nodes are parameters, and which are their casts. */
@@ -64,18 +64,19 @@ static void find_casts(work *w) {
             ml_ref value = w->new_value[state];
             w->source[n] = dtype == ML_F32 && (value != 0 ? value != n : w->often) &&
                            ml_graph_state(g, state)->kind == ML_STATE_PARAMETER;
-            w->made[n] = w->source[n];
+            w->cacheable[n] = w->source[n];
             continue;
         }
         if (node->op == ML_OP_CAST)
             w->cast[n] = dtype == ML_BF16 && w->source[ml_graph_source(g, n, 0)];
-        w->made[n] = gathers(w, n) || (node->op == ML_OP_CAST && w->made[ml_graph_source(g, n, 0)]);
+        w->cacheable[n] =
+            gathers(w, n) || (node->op == ML_OP_CAST && w->cacheable[ml_graph_source(g, n, 0)]);
         if (!rearranges(g, n)) continue;
-        w->source[n] = w->cast[n] = w->made[n] = true;
+        w->source[n] = w->cast[n] = w->cacheable[n] = true;
         for (int i = 0; i < node->source_count; i++) {
             w->source[n] = w->source[n] && w->source[ml_graph_source(g, n, i)];
             w->cast[n] = w->cast[n] && w->cast[ml_graph_source(g, n, i)];
-            w->made[n] = w->made[n] && w->made[ml_graph_source(g, n, i)];
+            w->cacheable[n] = w->cacheable[n] && w->cacheable[ml_graph_source(g, n, i)];
         }
     }
 }
@@ -89,8 +90,8 @@ static bool is_bias(const ml_graph *g, ml_ref n, int i) {
            ml_graph_type(g, bias)->rank < ml_graph_type(g, product)->rank;
 }
 
-/* What products read: casts as they lie or moved, and their biases. Others are cast again wherever
- * they are needed, for nothing. */
+/* What products read: casts, moved or not, and their biases. Other casts are fused into the kernels
+ * that need them. */
 static void find_operands(work *w) {
     const ml_graph *g = w->g;
     for (ml_ref n = w->count - 1; n > 0; n--) {
@@ -101,9 +102,9 @@ static void find_operands(work *w) {
             bool joined = ml_graph_node(g, source)->op == ML_OP_CONCAT && !rearranges(g, n);
             bool reads =
                 moves ? w->operand[n] : joined || is_bias(g, n, i) || (is_product(g, n) && i < 2);
-            /* Itself is what is kept; or a part is cast ahead of each gather, for next to nothing:
-             * other GPUs read it where all temporaries lie. */
-            if (node->op == ML_OP_ALL_GATHER && w->made[source]) continue;
+            /* The gathered value is cached; or a part is cast before each gather, at little cost,
+             * because other GPUs read it from the arena. */
+            if (node->op == ML_OP_ALL_GATHER && w->cacheable[source]) continue;
             if (gathers(w, source) || (w->cast[source] && reads)) w->operand[source] = true;
         }
     }
@@ -115,13 +116,13 @@ static bool holds(const work *w, ml_ref n) {
     return w->casts && w->cast[n] && w->operand[n] && (op == ML_OP_CAST || op == ML_OP_CONCAT);
 }
 
-/* Any of the states that a cast is made of. */
+/* Any of the states that a cast is computed from. */
 static uint32_t first_state(const work *w, ml_ref n) {
     while (ml_graph_node(w->g, n)->op != ML_OP_STATE) n = ml_graph_source(w->g, n, 0);
     return (uint32_t)ml_graph_args(w->g, n)[0];
 }
 
-/* The same for what is made of the same states in the same way, in any program. */
+/* Equal for what is computed from the same states in the same way, in any program. */
 static uint64_t recipe_of(const work *w, ml_ref n) {
     const ml_graph *g = w->g;
     const ml_node *node = ml_graph_node(g, n);
@@ -149,7 +150,7 @@ static uint32_t add_state(work *w, ml_ref n, uint64_t recipe) {
     return ml_graph_add_state(w->g, &state);
 }
 
-/* A state for each copy: the one that there is, where another program keeps the same. */
+/* A state for each cached value: the existing one where another program caches the same. */
 static void add_states(work *w) {
     ml_index known = {.arena = w->scratch};
     uint32_t states = ml_graph_state_count(w->g);
@@ -167,13 +168,12 @@ static void add_states(work *w) {
             ml_index_add(&known, recipe, id);
         }
         w->state[n] = id + 1;
-        if (!listed[id]) w->copies[w->copy_count++] = (ml_update){id, n};
+        if (!listed[id]) w->cached[w->cached_count++] = (ml_update){id, n};
         listed[id] = true;
     }
 }
 
-/* A cast with new values in the place of the states that it is made of; itself where none has one.
- */
+/* A cast computed from the new values of its states; itself where none has one. */
 static ml_ref of_new_values(work *w, ml_ref n) {
     ml_graph *g = w->g;
     const ml_node *node = ml_graph_node(g, n);
@@ -193,12 +193,12 @@ static ml_ref of_new_values(work *w, ml_ref n) {
 static void add_updates(work *w) {
     ml_roots *r = &w->plan->roots;
     ml_update *updates =
-        ML_NEW_ARRAY(w->plan->arena, ml_update, (size_t)r->update_count + (size_t)w->copy_count);
+        ML_NEW_ARRAY(w->plan->arena, ml_update, (size_t)r->update_count + (size_t)w->cached_count);
     int count = r->update_count;
     for (int i = 0; i < count; i++) updates[i] = r->updates[i];
-    for (int i = 0; i < w->copy_count; i++) {
-        ml_ref value = of_new_values(w, w->copies[i].value);
-        if (value != w->copies[i].value) updates[count++] = (ml_update){w->copies[i].state, value};
+    for (int i = 0; i < w->cached_count; i++) {
+        ml_ref value = of_new_values(w, w->cached[i].value);
+        if (value != w->cached[i].value) updates[count++] = (ml_update){w->cached[i].state, value};
     }
     r->updates = updates;
     r->update_count = count;
@@ -209,7 +209,7 @@ static void list_sources(work *w) {
     bool *reached = ML_NEW_ARRAY(w->scratch, bool, w->count);
     plan->cache_sources =
         ML_NEW_ARRAY(plan->arena, uint32_t, (size_t)ml_graph_state_count(w->g) + 1);
-    for (int i = 0; i < w->copy_count; i++) reached[w->copies[i].value] = true;
+    for (int i = 0; i < w->cached_count; i++) reached[w->cached[i].value] = true;
     for (ml_ref n = w->count - 1; n > 0; n--) {
         const ml_node *node = ml_graph_node(w->g, n);
         for (int i = 0; reached[n] && i < node->source_count; i++)
@@ -222,7 +222,7 @@ static void list_sources(work *w) {
 /* Its steps follow when the program's are compiled. */
 static void build_rebuild(work *w) {
     ml_plan *plan = w->plan;
-    ml_roots roots = {.updates = w->copies, .update_count = w->copy_count, .name = "copies"};
+    ml_roots roots = {.updates = w->cached, .update_count = w->cached_count, .name = "copies"};
     ml_graph *none = NULL;
     ml_plan *rebuild = plan_of_part(plan, &none, &roots, &plan->rebuild);
     rebuild->graph = ml_graph_extract(w->g, &rebuild->roots);
@@ -231,7 +231,7 @@ static void build_rebuild(work *w) {
     rebuild->parts[rebuild->part_count++] = rebuild;
 }
 
-static ml_ref read_copy(rewrite *r, ml_ref n, const ml_ref *sources) {
+static ml_ref read_cached(rewrite *r, ml_ref n, const ml_ref *sources) {
     const work *w = r->context;
     if (n >= w->count || w->state[n] == 0) return rewrite_copy(r, n, sources);
     int64_t id = w->state[n] - 1;
@@ -242,10 +242,10 @@ typedef struct {
     ml_plan *plan;
     ml_arena *scratch;
     ml_graph *graph;
-} copies_call;
+} cache_call;
 
-static void copies_body(void *context) {
-    copies_call *call = context;
+static void cache_body(void *context) {
+    cache_call *call = context;
     ml_plan *plan = call->plan;
     const ml_target *target = plan->target;
     ml_graph *g = plan->graph;
@@ -255,29 +255,29 @@ static void copies_body(void *context) {
     w.new_value = ML_NEW_ARRAY(w.scratch, ml_ref, states + 1);
     w.source = ML_NEW_ARRAY(w.scratch, bool, count);
     w.cast = ML_NEW_ARRAY(w.scratch, bool, count);
-    w.made = ML_NEW_ARRAY(w.scratch, bool, count);
+    w.cacheable = ML_NEW_ARRAY(w.scratch, bool, count);
     w.casts = target->kind == ML_TARGET_CUDA && !target->no_fuse;
     w.operand = ML_NEW_ARRAY(w.scratch, bool, count);
     w.state = ML_NEW_ARRAY(w.scratch, uint32_t, count);
     w.updated = ML_NEW_ARRAY(w.scratch, ml_ref, count);
-    w.copies = ML_NEW_ARRAY(w.scratch, ml_update, count);
+    w.cached = ML_NEW_ARRAY(w.scratch, ml_update, count);
     for (int i = 0; i < plan->roots.update_count; i++)
         w.new_value[plan->roots.updates[i].state] = plan->roots.updates[i].value;
     find_casts(&w);
     find_operands(&w);
     add_states(&w);
-    if (w.copy_count == 0) return;
+    if (w.cached_count == 0) return;
     list_sources(&w);
     build_rebuild(&w);
     add_updates(&w);
-    call->graph = rewrite_run(plan->graph, &plan->roots, NULL, read_copy, &w);
+    call->graph = rewrite_run(plan->graph, &plan->roots, NULL, read_cached, &w);
     if (w.often && plan->layout != NULL) ml_shard_traffic(call->graph, plan->layout, plan->traffic);
 }
 
 ml_graph *plan_param_cache(ml_plan *plan) {
-    copies_call call = {plan, ml_arena_new(), plan->graph};
+    cache_call call = {plan, ml_arena_new(), plan->graph};
     if (call.scratch == NULL) ml_raise(ML_NO_MEMORY, "out of memory while planning a program");
-    ml_status status = ml_protect(copies_body, &call);
+    ml_status status = ml_protect(cache_body, &call);
     ml_arena_free(call.scratch);
     if (status != ML_OK) ml_raise_last();
     return call.graph;

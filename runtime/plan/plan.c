@@ -21,15 +21,15 @@ ml_plan *plan_empty(void) {
 
 ml_plan *plan_of_part(const ml_plan *whole, ml_graph **graph, const ml_roots *roots,
                       ml_plan **part) {
-    ml_plan *made = *part = plan_empty();
-    made->layout = whole->layout;
-    made->target = whole->target;
-    made->options = whole->options;
-    made->local = whole->pipeline == NULL;
-    made->graph = *graph;
+    ml_plan *part_plan = *part = plan_empty();
+    part_plan->layout = whole->layout;
+    part_plan->target = whole->target;
+    part_plan->options = whole->options;
+    part_plan->local = whole->pipeline == NULL;
+    part_plan->graph = *graph;
     *graph = NULL;
-    plan_roots(made, roots);
-    return made;
+    plan_roots(part_plan, roots);
+    return part_plan;
 }
 
 ml_roots plan_roots_copy(ml_arena *arena, const ml_roots *from) {
@@ -115,7 +115,7 @@ bool ml_plan_set_retry(ml_plan *plan, ml_plan *retry, int64_t limit) {
     return true;
 }
 
-/* A part's storages into the list, which is kept sorted. */
+/* Insert a part's storages into the sorted list. */
 static int largest_add(const ml_plan *part, uint32_t script_inputs, bool *seen, int count,
                        int found, ml_plan_block *list) {
     const ml_schedule *s = part->schedule;

@@ -1,6 +1,6 @@
 /* A plan: everything about a program that is decided before it runs: the graph of one rank after
  * all passes, its steps in order, where every state is updated and where every temporary is in the
- * arena. runtime/compile.c makes one from functions of this folder. A plan is a value: once it is
+ * arena. runtime/compile.c builds one by functions of this folder. A plan is a value: once it is
  * accepted nothing writes it.
  *
  * A program that is divided into pipeline stages has a plan of the whole, without steps of its own,
@@ -25,34 +25,34 @@ ml_memory_kind ml_plan_memory_kind(ml_state_kind kind); /* what a state counts a
 
 typedef struct ml_plan ml_plan;
 struct ml_plan {
-    ml_arena *arena; /* owns everything below */
-    ml_graph *graph; /* of one rank, after all passes; of a program that is cut, the global one */
-    bool local;      /* the graph is that of one rank */
-    bool borrows;    /* the graph is another's, not to be freed */
+    ml_arena *arena;               /* owns everything below */
+    ml_graph *graph;               /* of one rank, after all passes; of a pipeline the global one */
+    bool local;                    /* the graph is that of one rank */
+    bool borrows;                  /* the graph is another's, not to be freed */
     struct compile_shared *shared; /* what attempts at the same plan share (compile.c) */
     const ml_target *target;
     const ml_compile_options *options; /* while it is compiled */
     ml_roots roots;
     const ml_layout *layout;           /* NULL: one rank */
-    ml_schedule *schedule;             /* NULL for a program that is cut: ask its parts */
-    struct ml_pipeline_plan *pipeline; /* staged.h; NULL where it is not cut */
-    ml_plan **parts; /* what runs on this rank, each with a schedule: the pieces of its stages, or
+    ml_schedule *schedule;             /* NULL of a pipeline: its parts have them */
+    struct ml_pipeline_plan *pipeline; /* runtime/pipeline/plan.h; NULL: none */
+    ml_plan **parts; /* what runs on this rank, each with a schedule: the tasks of its stages, or
                         the plan itself */
     int part_count;
-    /* Sets the states that are copies of parameters, to be run before this plan where another than
-     * it has set one of copied[]; NULL where there are none (copies.c). */
+    /* Computes the parameter cache (param_cache.c); to be run before this plan where another has
+     * set one of the states cache_sources[]; NULL: no cache. */
     ml_plan *rebuild;
     uint32_t *cache_sources;
     int cache_source_count;
-    /* In a check: the plan that does a step again which left rows without a place; it shares the
-     * memory of this one, whose accounts count what it needs beyond. NULL: none. */
+    /* In a check: the plan that repeats a step which left rows without a capacity slot; it shares
+     * the memory of this one, whose accounts count what it needs beyond. NULL: none. */
     ml_plan *retry;
     bool may_overflow;      /* a step may turn out to have left rows without a slot */
     uint32_t script_inputs; /* the INPUT ids below are the script's */
     bool pipeline_task;     /* a part of another plan: inputs and outputs are its caller's memory */
     int64_t arena_bytes;    /* temporaries: the peak that the offsets reach */
     int64_t library_bytes;  /* workspace that the device's libraries want beside the arena */
-    int64_t buffer_bytes;   /* of pipeline stages: what microbatches under way keep */
+    int64_t buffer_bytes;   /* of pipeline stages: values saved for open microbatches */
     int64_t kind_bytes[ML_MEMORY_KINDS];  /* at the step of the peak; states in full */
     int64_t state_bytes[ML_MEMORY_KINDS]; /* the states among them */
     int64_t peak_bytes;                   /* states + arena + inputs + library + blocks */

@@ -28,20 +28,20 @@ void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
  * collectives, and along which axis. */
 bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size);
 /* ---- param_cache.c */
-/* Keep what the program casts parameters to for its products from step to step, as states that are
- * set with the parameters: sets plan->rebuild. */
+/* The graph with a cache of parameters, as states that are updated with the parameters: sets
+ * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none. */
 ml_graph *plan_param_cache(ml_plan *plan);
 /* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
 /* What a GPU would take for step t alone, by these guesses. */
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t);
-/* Put the steps in an order in which collectives go on beside computation (lower.h: tickets). */
+/* Put the steps in an order in which collectives run beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
 /* The type that a state has on this rank. */
 ml_type plan_state(const ml_plan *plan, uint32_t state);
-/* Let every update end up in its state: in place where that is safe, else by a copy at the end. */
+/* Write every update to its state: in place where that is safe, else by a copy at the end. */
 void plan_update_states(ml_plan *plan);
-/* Of a pipeline task: every output ends up in its saved value, or is copied there at the end. */
+/* Of a task: write every output to its saved value, or copy it there at the end. */
 void plan_export_outputs(ml_plan *plan);
 /* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
 void plan_batch_kernels(ml_plan *plan);

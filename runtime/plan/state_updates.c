@@ -100,21 +100,20 @@ static bool update_in_place(const assign_work *work, int update) {
     return true;
 }
 
-/* The old value of an updated state, kept for later: a copy of the whole state in `value`'s place.
- */
-static void value_keep(assign_work *work, uint32_t *value, uint32_t *kept) {
+/* Save the old value of an updated state for later: *value becomes one in a copy of the state. */
+static void value_save(assign_work *work, uint32_t *value, uint32_t *saved) {
     ml_schedule *s = work->s;
     uint32_t old = s->values.at[*value].storage, state = s->storages.at[old].id;
     ml_type local = plan_state(work->plan, state);
     const ml_type *type = &local;
     ml_ref node = s->values.at[*value].node;
-    if (kept[state] == NO_INDEX) {
-        kept[state] = storage_add(s, ML_STORAGE_TEMPORARY, 0, ml_type_bytes(type), node);
+    if (saved[state] == NO_INDEX) {
+        saved[state] = storage_add(s, ML_STORAGE_TEMPORARY, 0, ml_type_bytes(type), node);
         uint32_t from = value_add(s, node, type, old);
-        copy_add(s, from, value_add(s, node, type, kept[state]), node);
+        copy_add(s, from, value_add(s, node, type, saved[state]), node);
     }
     ml_value copy = s->values.at[*value];
-    copy.storage = kept[state];
+    copy.storage = saved[state];
     *ML_PUSH(s->arena, &s->values) = copy;
     *value = s->values.count - 1;
 }
@@ -130,14 +129,14 @@ static void updates_copy(assign_work *work, const bool *done) {
     ml_schedule *s = work->s;
     const ml_roots *roots = &work->plan->roots;
     uint32_t states = ml_graph_state_count(s->graph);
-    uint32_t *kept = ML_NEW_ARRAY(s->arena, uint32_t, (size_t)states + 1);
-    memset(kept, 0xff, sizeof(uint32_t) * ((size_t)states + 1));
+    uint32_t *saved = ML_NEW_ARRAY(s->arena, uint32_t, (size_t)states + 1);
+    memset(saved, 0xff, sizeof(uint32_t) * ((size_t)states + 1));
     for (int i = 0; i < roots->output_count; i++) {
-        if (reads_updated(work, s->output_values[i])) value_keep(work, &s->output_values[i], kept);
+        if (reads_updated(work, s->output_values[i])) value_save(work, &s->output_values[i], saved);
     }
     for (int i = 0; i < roots->update_count; i++) {
         if (!done[i] && reads_updated(work, s->update_values[i])) {
-            value_keep(work, &s->update_values[i], kept);
+            value_save(work, &s->update_values[i], saved);
         }
     }
     for (int i = 0; i < roots->update_count; i++) {
@@ -204,7 +203,7 @@ void plan_export_outputs(ml_plan *plan) {
         }
         ml_type type = value->type;
         ml_ref node = value->node;
-        uint32_t saved = storage_add(s, ML_STORAGE_SAVED, (uint32_t)i, bytes, node);
-        copy_add(s, s->output_values[i], value_add(s, node, &type, saved), node);
+        uint32_t target = storage_add(s, ML_STORAGE_SAVED, (uint32_t)i, bytes, node);
+        copy_add(s, s->output_values[i], value_add(s, node, &type, target), node);
     }
 }
