@@ -37,7 +37,5 @@ void ml_compile(const ml_compile_input *input, ml_plan **plan);
 void ml_plan_free(ml_plan *plan);
 /* Steps with values, offsets and kernels, of every part. */
 void ml_plan_print(const ml_plan *plan, ml_text *out);
-/* Name and purpose of pass i, in the order in which they run; false past the last. */
-bool ml_compile_pass(int i, const char **name, const char **purpose);
 
 #endif

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "runtime/base/machine.h"
-#include "runtime/compile.h"
 #include "runtime/passes/passes.h"
 #include "runtime/plan/plan_internal.h"
 

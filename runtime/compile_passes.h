@@ -28,6 +28,8 @@ typedef enum {
 void passes_run(pass_context *c, pass_list list);
 /* What MLUA_DUMP calls the graph of a task of a pipeline stage. */
 extern const char PASS_TASK[];
+/* Name and purpose of pass i, in the order in which they run; false past the last. */
+bool ml_compile_pass(int i, const char **name, const char **purpose);
 /* Report a name in options->dump that is no pass; once. */
 void passes_check_dump(const ml_compile_options *options);
 

@@ -1,9 +1,9 @@
-/* A program that bounds what ranks exchange (layout.h) has another one behind it, of the same roots
- * under the same layout without the bound: where rows find no place, the step has changed no state,
- * or its states are restored (staged_retry.c), and the other program does it again from the inputs
- * that are still there. Its memory is reserved with the first one's; its kernels are compiled when
- * it is first needed. After a step that was done again some go to the other program at once, twice
- * as many after each failure in a row. */
+/* A program whose layout bounds what ranks exchange (layout.h) has a retry: a program of the same
+ * roots under the same layout without the bound. Where rows find no capacity slot, the step has
+ * changed no state, or its states are restored (pipeline_retry.c), and the retry repeats it from
+ * the inputs, which are still there. The retry's memory is reserved with the program's; its kernels
+ * are compiled when it is first needed. After a step that was repeated the retry runs some at once,
+ * twice as many after each failure in a row. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -50,9 +50,9 @@ static ml_status retry_plan(ml_program *program, const ml_roots *roots, ml_progr
 /* Without memory for it there is none, and a step that needs it fails. */
 ml_status retry_build(ml_program *program, const ml_roots *roots) {
     ml_session *session = program->session;
-    program->watches = program->plan->roots.overflow_count > 0;
+    program->may_overflow = program->plan->roots.overflow_count > 0;
     ml_status status = program->plan->pipeline != NULL ? pipeline_overflow_agree(program) : ML_OK;
-    if (status != ML_OK || !program->watches) return status;
+    if (status != ML_OK || !program->may_overflow) return status;
     ml_program *retry = ml_alloc(sizeof *retry);
     if (retry == NULL) return ml_fail(ML_NO_MEMORY, "out of memory while making a program");
     program_enter(session, retry);
@@ -71,9 +71,9 @@ ml_status retry_build(ml_program *program, const ml_roots *roots) {
 enum { LONGEST_PAUSE = 64 };
 
 bool retry_at_once(ml_program *program) {
-    program->went = program->waits > 0;
-    if (program->went) program->waits--;
-    return program->went;
+    program->retried_at_once = program->pauses_left > 0;
+    if (program->retried_at_once) program->pauses_left--;
+    return program->retried_at_once;
 }
 
 void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]) {
@@ -123,7 +123,7 @@ static ml_status run_again(ml_program *program, const char *text, double factor)
                  (long long)program->again, text);
     program->pause = program->pause == 0 ? 1 : 2 * program->pause;
     if (program->pause > LONGEST_PAUSE) program->pause = LONGEST_PAUSE;
-    program->waits = program->pause;
+    program->pauses_left = program->pause;
     return program_execute(retry);
 }
 
@@ -131,8 +131,8 @@ ml_status retry_settle(ml_program *program, ml_program **done) {
     exchange_overflow found = {0};
     char text[OVERFLOW_TEXT];
     *done = program;
-    if (!program->watches) return ML_OK;
-    if (program->went) {
+    if (!program->may_overflow) return ML_OK;
+    if (program->retried_at_once) {
         *done = program->retry;
         return ML_OK;
     }

@@ -1,8 +1,8 @@
-/* Copies of parameters that a program keeps (plan/param_cache.c): made anew before a run where
- * something else has set a parameter since the program's last one. */
+/* The parameter cache of a program (plan/param_cache.c) is rebuilt before a run where another
+ * program, or the script, has set a parameter since the last one. */
 #include "runtime/exec/session.h"
 
-static bool copies_stale(const ml_program *program) {
+static bool cache_is_stale(const ml_program *program) {
     const ml_plan *plan = program->plan;
     for (int i = 0; i < plan->cache_source_count; i++)
         if (program->session->states[plan->cache_sources[i]].set_at > program->cache_built_at)
@@ -13,7 +13,7 @@ static bool copies_stale(const ml_program *program) {
 ml_status program_rebuild_cache(ml_program *program) {
     ml_session *session = program->session;
     const ml_roots *roots = &program->plan->roots;
-    if (program->rebuild != NULL && copies_stale(program)) {
+    if (program->rebuild != NULL && cache_is_stale(program)) {
         ml_status status = session->device->ops->run(program->rebuild);
         if (status != ML_OK) return status;
         program->cache_built_at = session->clock;
@@ -27,19 +27,19 @@ ml_status program_rebuild_cache(ml_program *program) {
 
 void program_hold_cache(ml_program *program) {
     const ml_plan *rebuild = program->plan->rebuild;
-    program->keeps = rebuild != NULL;
-    for (int i = 0; program->keeps && i < rebuild->roots.update_count; i++)
-        program->session->states[rebuild->roots.updates[i].state].keepers++;
+    program->holds = rebuild != NULL;
+    for (int i = 0; program->holds && i < rebuild->roots.update_count; i++)
+        program->session->states[rebuild->roots.updates[i].state].holders++;
 }
 
 void program_release_cache(ml_program *program) {
     ml_session *session = program->session;
-    for (int i = 0; program->keeps && i < program->plan->rebuild->roots.update_count; i++) {
+    for (int i = 0; program->holds && i < program->plan->rebuild->roots.update_count; i++) {
         session_state *copy = &session->states[program->plan->rebuild->roots.updates[i].state];
-        if (--copy->keepers > 0) continue;
+        if (--copy->holders > 0) continue;
         if (copy->memory != NULL) session->device->ops->release(session->device, copy->memory);
         session->state_bytes -= copy->bytes;
         *copy = (session_state){0};
     }
-    program->keeps = false;
+    program->holds = false;
 }

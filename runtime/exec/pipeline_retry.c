@@ -35,7 +35,7 @@ ml_status pipeline_overflow_agree(ml_program *program) {
     latest = -plan_of(program)->until;
     ml_status status = ml_comm_least(session->comm, &latest);
     program->until = -latest;
-    program->watches = latest < 0;
+    program->may_overflow = latest < 0;
     return status;
 }
 
@@ -111,7 +111,7 @@ static ml_status flags_load(ml_program *program) {
 
 ml_status retry_load(ml_program *program) {
     saved_call call = {.program = program};
-    if (!program->watches) return ML_OK;
+    if (!program->may_overflow) return ML_OK;
     ml_status status = flags_load(program);
     if (status != ML_OK) return status;
     call.arena = ml_arena_new();
@@ -265,7 +265,7 @@ static ml_status check_flags(ml_program *program) {
 }
 
 ml_status retry_check_flags(ml_program *program, int64_t start) {
-    bool at_once = program->watches && program->until < INT64_MAX;
+    bool at_once = program->may_overflow && program->until < INT64_MAX;
     if (!at_once || program->pipeline->flags_known || start < program->until) return ML_OK;
     return check_flags(program);
 }

@@ -535,7 +535,7 @@ ml_status pipeline_start(ml_program *program, const void *const *inputs) {
     if (complete) run->queued = 0; /* after an error, a new step begins */
     if (!complete || status != ML_OK) return status;
     program->done = NULL;
-    program->unsettled = program->watches;
+    program->unsettled = program->may_overflow;
     if (program->unsettled) program->session->pending = program;
     return program_execute(retry_at_once(program) ? program->retry : program);
 }

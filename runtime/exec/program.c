@@ -238,7 +238,7 @@ static ml_status program_load(ml_program *program, const ml_roots *roots) {
     return status == ML_OK ? program_compile(program) : status;
 }
 
-/* Ranks that would not do the same are told so before any of them waits for another. */
+/* Ranks whose plans differ report that before any of them waits for another. */
 static ml_status program_agree(const ml_program *program) {
     const ml_session *session = program->session;
     if (!ranks_together(program)) return ML_OK;
@@ -475,7 +475,7 @@ ml_status ml_program_start(ml_program *program, const void *const *inputs) {
     }
     if (status != ML_OK) return status;
     program->done = NULL;
-    program->unsettled = program->watches;
+    program->unsettled = program->may_overflow;
     if (program->unsettled) session->pending = program;
     if (retry_at_once(program)) return program_execute(program->retry);
     status = program_rebuild_cache(program);

@@ -10,8 +10,8 @@
 #include "runtime/compile.h"
 #include "runtime/device/device.h"
 
-/* What the environment asks of the compiler, and of code generation for `target`: read by whoever
- * opens a device or plans without one. */
+/* What the environment asks of the compiler, and of code generation for `target`: read where
+ * a device is opened or programs are planned without one. */
 ml_compile_options ml_compile_options_read(void);
 void ml_target_set_options(ml_target *target);
 
@@ -49,7 +49,7 @@ const ml_plan *ml_program_plan(const ml_program *program);
 /* The share of a step in which the ranks of a pipeline wait for one another, measured in its
  * seventh to ninth step; negative before, and where there is no pipeline. *forecast becomes what
  * the schedule comes to with the times of tasks and messages in the three before (the planned one,
- * should those not have been taken); plan->staged tells what was planned, when only their work was
+ * should those not have been taken); plan->pipeline has what was planned, when only their work was
  * known. */
 double ml_program_bubble(const ml_program *program, double *forecast);
 /* Inputs and outputs are whole tensors on every rank. inputs[i] is the host memory of program input

@@ -9,7 +9,7 @@ typedef struct {
     bool initialized; /* holds its initial or a later value */
     int64_t bytes;    /* of this rank's part; set with `memory` */
     uint64_t set_at;  /* the session's clock when it was set last */
-    int keepers;      /* of a copy of parameters: the programs that keep it */
+    int holders;      /* of a cached parameter: the programs that hold it */
 } session_state;
 
 struct ml_session {
@@ -40,32 +40,32 @@ struct ml_program {
     ml_session *session;
     ml_plan *plan;
     ml_executable *executable;
-    ml_executable *rebuild;    /* of plan->rebuild; NULL where there is none */
-    uint64_t cache_built_at;        /* the clock that its copies of parameters are of; 0: never made */
-    bool keeps;                /* is counted among the keepers of its copies */
+    ml_executable *rebuild;        /* of plan->rebuild; NULL where there is none */
+    uint64_t cache_built_at;       /* the clock of its parameter cache; 0: not computed yet */
+    bool holds;                    /* is counted among the holders of its cache */
     struct pipeline_run *pipeline; /* of a program cut into stages: it has no executable */
-    bool bound;                /* to the session's present arena */
-    void *inputs;              /* one block for all inputs, then the coordinates */
-    int64_t coordinates;       /* their offset: an i32 for each mesh axis, ARENA_ALIGNMENT apart */
-    void *part;                /* host memory for the largest part of an input; NULL on one rank */
-    void **addresses;          /* by storage; in the plan's arena */
+    bool bound;                    /* to the session's present arena */
+    void *inputs;                  /* one block for all inputs, then the coordinates */
+    int64_t coordinates; /* their offset: an i32 for each mesh axis, ARENA_ALIGNMENT apart */
+    void *part;          /* host memory for the largest part of an input; NULL on one rank */
+    void **addresses;    /* by storage; in the plan's arena */
     uint32_t *input_ids;
     int64_t *input_offsets, *input_bytes; /* of this rank's parts */
     ml_placements *input_places;
     int input_count;
     void *microbatch_buffers; /* of stages: values saved between tasks, then the retry's */
     int64_t buffer_bytes;
-    bool watches;   /* a run may turn out to have left rows without a place: on some rank, if cut */
-    int64_t until;  /* of one that is cut: the latest of all ranks' plans */
-    bool unsettled; /* has run, and it is not known whether all that is exchanged found room */
-    bool ready;     /* all states that it reads are initialized */
-    ml_program *retry; /* retry.c; NULL: none */
-    int waits, pause;  /* runs that go to the retry at once: left, and after the next failure */
-    bool went;         /* the last run did */
-    ml_program *done;  /* of it and its retry, the one that did the last run */
-    int64_t again;     /* runs that the retry did again */
-    ml_program *owner; /* whose retry it is, with its inputs and blocks; NULL: nobody's */
-    ml_program *ran;   /* of it and its retry, the one whose stages ran last */
+    bool may_overflow; /* a run may turn out to have left rows without a slot, on some rank */
+    int64_t until;     /* of one that is cut: the latest of all ranks' plans */
+    bool unsettled;    /* has run, and it is not known whether all that is exchanged found room */
+    bool ready;        /* all states that it reads are initialized */
+    ml_program *retry; /* overflow_retry.c; NULL: none */
+    int pauses_left, pause; /* runs that the retry does at once: left, and after the next failure */
+    bool retried_at_once;   /* the last run was */
+    ml_program *done;       /* of it and its retry, the one that did the last run */
+    int64_t again;          /* runs that the retry did again */
+    ml_program *owner;      /* whose retry it is, with its inputs and buffers; NULL: none's */
+    ml_program *ran;        /* of it and its retry, the one whose stages ran last */
     ml_program *next, *previous;
 };
 
@@ -80,7 +80,7 @@ ml_status session_initialize(ml_session *session, const ml_program *program);
 ml_status session_reserve(ml_session *session, int64_t bytes);
 /* A program whose states need not be initialized: the one that initializes them. */
 ml_status program_build(ml_session *session, const ml_roots *roots, bool pipelined,
-                       ml_program **program);
+                        ml_program **program);
 ml_status program_execute(ml_program *program);
 /* Steps of making one: among the session's programs; memory of states and temporaries; kernels. */
 void program_enter(ml_session *session, ml_program *program);
@@ -89,25 +89,25 @@ ml_status program_compile(ml_program *program); /* all ranks together */
 ml_status program_download(ml_program *program, int output, void *to);
 /* States initialized, temporaries reserved. */
 ml_status program_prepare(ml_program *program);
-/* The plans whose steps the program runs: its parts, and what makes its copies; then NULL. */
+/* The plans whose steps the program runs: its parts, and what rebuilds its cache; then NULL. */
 const ml_plan *program_part(const ml_program *program, int i);
-/* What a run needs before it: copies of parameters as they are by now. What the run sets counts as
- * set then. */
+/* What a run needs before it: a cache of the present parameters. What the run sets counts as set
+ * then. */
 ml_status program_rebuild_cache(ml_program *program);
-/* The program is among those that keep its copies of parameters; and no longer: the last one
- * releases their memory. */
+/* The program is among those that hold its cache of parameters; and no longer: the last one
+ * releases its memory. */
 void program_hold_cache(ml_program *program);
 void program_release_cache(ml_program *program);
-/* Where a state, a temporary or a coordinate lies. */
+/* The address of a state, a temporary or a coordinate. */
 void *program_address(const ml_program *program, const ml_storage *storage);
 /* A plan for the session's device. */
 ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layout *layout,
                        bool pipelined, ml_plan **plan);
 
-/* retry.c. An exchange that had no place for all its rows. */
+/* overflow_retry.c. A dispatch to experts without capacity slots for all its rows. */
 enum { EXCHANGE_NAME = 256 };
 typedef struct {
-    double factor; /* of an even share, that would have done; 0: all rows found a place */
+    double factor; /* of an even share, that would have been enough; 0: all rows found a slot */
     char name[EXCHANGE_NAME]; /* "blocks.3.moe (gpt_moe.lua:49)" */
 } exchange_overflow;
 void exchange_name(const ml_origin *origin, char name[EXCHANGE_NAME]);
@@ -140,7 +140,7 @@ ml_status pipeline_step(ml_program *program);
 /* pipeline_retry.c: a step that may be done again. Room for the buffers of a program's stages; no
  * less than there is already. */
 ml_status pipeline_buffers_reserve(ml_program *program, int64_t bytes);
-/* All ranks together: sets program->watches and until. */
+/* All ranks together: sets program->may_overflow and until. */
 ml_status pipeline_overflow_agree(ml_program *program);
 /* Whether the retry's stages run in the same order, and send and receive the same. */
 bool pipeline_plans_alike(const ml_program *program, const ml_program *retry);
@@ -148,11 +148,11 @@ bool pipeline_plans_alike(const ml_program *program, const ml_program *retry);
  * Where there is one, the states are as they were before the step. */
 ml_status pipeline_overflow(ml_program *program, exchange_overflow *found);
 
-/* bubble.c: how much of a pipelined step ranks wait: what the times of some steps after the first
- * ones foretell, and measured in the next ones. */
+/* pipeline_bubble.c: how much of a pipelined step ranks wait: predicted from the times of some
+ * steps after the first ones, and measured in the next ones. */
 typedef struct {
     int64_t steps, step; /* counted so far; the present one's number, 0: it does not count */
-    double began, busy;  /* seconds: when, and how long the device had worked before */
+    double began, busy;  /* seconds: when, and how long the device worked before */
     int64_t *ran;        /* [actions][2] sums over the steps that are learnt from, nanoseconds */
     int learnt;          /* how many */
     double measured[2];  /* sums over those that are measured: worked, lasted */

@@ -1,4 +1,4 @@
-/* The rule: where a tensor lies, what one rank holds of it, and how both are told. */
+/* The rule: how a tensor is placed, what one rank holds of it, and both as text. */
 #include "runtime/shard/layout.h"
 
 #include <math.h>

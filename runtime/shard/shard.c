@@ -479,7 +479,7 @@ static void check_places(const sharder *s) {
 typedef struct {
     sharder s;
     ml_roots *roots, local;
-    ml_shard_tell *tell; /* may be NULL */
+    ml_shard_visitor *visit; /* may be NULL */
     void *context;
 } pass;
 
@@ -509,13 +509,13 @@ static void body(void *argument) {
     for (int i = 0; i < p->roots->output_count; i++) {
         enter_root(s, p->roots->outputs[i]);
         uint32_t first = s->values[p->roots->outputs[i]].versions;
-        bool stays = p->tell && first;
+        bool stays = p->visit && first;
         ml_placements at = output_placement(s, p->roots, i);
         p->local.outputs[i] =
             stays ? s->versions.at[first].node : shard_get(s, p->roots->outputs[i], &at);
     }
     ml_ref unfit = 0;
-    if (s->watches.count && !p->tell) {
+    if (s->watches.count && !p->visit) {
         unfit = shard_overflows(s);
         p->local.outputs[p->local.output_count++] = unfit;
         p->local.overflow_count = (int)s->watches.count;
@@ -528,9 +528,9 @@ static void body(void *argument) {
         if (unfit && !s->layout->stages.on) value = shard_unless(s, unfit, update, value);
         p->local.updates[i] = (ml_update){update->state, value};
     }
-    for (ml_ref n = 1; n < count && p->tell; n++)
+    for (ml_ref n = 1; n < count && p->visit; n++)
         if (s->values[n].versions)
-            p->tell(p->context, s->from, n, &s->versions.at[s->values[n].versions].at);
+            p->visit(p->context, s->from, n, &s->versions.at[s->values[n].versions].at);
 }
 
 /* Copies what lives into a graph that outlives the pass's own. */
@@ -554,14 +554,14 @@ static void finish(void *argument) {
 }
 
 ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout) {
-    return ml_shard_telling(from, roots, layout, NULL, NULL);
+    return ml_shard_report(from, roots, layout, NULL, NULL);
 }
 
-ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
-                           ml_shard_tell *tell, void *context) {
+ml_graph *ml_shard_report(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
+                           ml_shard_visitor *visit, void *context) {
     if (ml_layout_ranks(layout) == 1) return ml_drop_placements(from, roots);
     pass p = {.s = {.from = from, .layout = layout, .scratch = ml_arena_new()}, .roots = roots};
-    p.tell = tell;
+    p.visit = visit;
     p.context = context;
     if (!p.s.scratch) ml_raise(ML_NO_MEMORY, "no memory left to shard the program");
     ml_status status = ml_protect(body, &p);

@@ -1,7 +1,7 @@
 /* Sharding: from a program's global graph (gradients included) to the graph of one rank.
  *
  * The result is the same for every rank (its collectives and COORDINATE leaves make the ranks
- * differ), so one plan serves all. States and inputs lie where the rule puts them; for each other
+ * differ), so one plan serves all. States and inputs are placed by the rule; for each other
  * node, in order, and each mesh axis the pass chooses along which axis of the op's index space (all
  * axes of operands and result) the work is cut:
  *   - candidates are the axes that acts lists (for what becomes a gradient or a state, params too),
@@ -40,11 +40,12 @@ typedef struct {
  * without a name: what does not divide is whole); other outputs are whole. Raises ML_INVALID for
  * impossible layouts, naming the tensor. */
 ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layout);
-/* For people: told of every node of `from` that has a place of its own, where its op puts it; the
- * outputs of the graph stay there. */
-typedef void ml_shard_tell(void *context, const ml_graph *from, ml_ref n, const ml_placements *at);
-ml_graph *ml_shard_telling(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
-                           ml_shard_tell *tell, void *context);
+/* For people: called for every node of `from` that has a placement of its own, as its op gives it;
+ * the outputs of the graph stay there. */
+typedef void ml_shard_visitor(void *context, const ml_graph *from, ml_ref n,
+                              const ml_placements *at);
+ml_graph *ml_shard_report(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
+                           ml_shard_visitor *visit, void *context);
 /* Bytes that leave one rank for collective n. */
 int64_t ml_shard_sent(const ml_graph *g, ml_ref n);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */

@@ -1,8 +1,8 @@
 /* Inside of sharding: attention of one rank's part.
  *
  * A call is one local attention, between some rows of the queries and some rows of the keys. Where
- * these lie in the whole is told by places (ml_attention_args), so masks and score functions need
- * nothing more. shard_local_attention.c makes calls; shard_context.c decides which, where the
+ * these are in the whole is given by positions (ml_attention_args), so masks and score functions
+ * need nothing more. shard_local_attention.c builds calls; shard_context.c decides which, where the
  * queries are cut (context parallelism). */
 #ifndef ML_SHARD_ATTENTION_H
 #define ML_SHARD_ATTENTION_H

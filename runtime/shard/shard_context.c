@@ -121,8 +121,8 @@ static ml_ref as_source(shard_attention *x, ml_ref n) {
     return ml_cast(x->g, n, (ml_dtype)ml_graph_type(x->g, x->sources[Q])->dtype);
 }
 
-/* Sums over rounds are added up after every few of them: what the rounds made goes by then, and is
- * not read and written more often than that. */
+/* Sums over rounds are added up after every few of them: what the rounds computed is freed by then,
+ * and is not read and written more often than that. */
 static void settle(shard_attention *x, int64_t round, const ml_ref *sums, int count) {
     enum { TOGETHER = 4 };
     for (int i = 0; i < count && round % TOGETHER == TOGETHER - 1; i++)

@@ -3,8 +3,9 @@
  * Each live node of the global graph becomes a value with one or more versions: nodes of the local
  * graph, each with its placement. The first version is as the op gave it; others are
  * redistributions of it, made when an operand is first needed elsewhere. Values that need no
- * communication wherever they lie (constants, iotas, random numbers and what elementwise ops make
- * of them) are free: they have no version until one is asked for. A broadcast has none either: what
+ * communication whatever their placement (constants, iotas, random numbers and what elementwise
+ * ops make
+ * of them) are free: they have no version until one is needed. A broadcast has none either: what
  * moves is what it repeats.
  * A version's type is ml_layout_local of the node's type: the same axes in the same order. */
 #ifndef ML_SHARD_PARTS_H
@@ -25,7 +26,7 @@ typedef struct {
     ml_placements at;
     ml_ref node;   /* in the local graph */
     uint32_t next; /* 0: none */
-    /* Gathered from parts, for the forward or the backward pass: not kept from one to the other. */
+    /* Gathered from parts, for the forward or the backward pass: not stored for the other. */
     bool gathered, backward;
 } shard_version;
 
@@ -34,7 +35,7 @@ typedef struct {
     uint32_t users;    /* live ones and roots */
     bool free, repeats;
     bool gradient;   /* becomes a gradient, and nothing else */
-    bool added;      /* goes into a sum of gradients (ML_STATE_GRADIENT), and nowhere else */
+    bool added;      /* a term of a sum of gradients (ML_STATE_GRADIENT), and nothing else */
     bool params;     /* a parameter, a gradient or an optimizer's value: the rule's table params */
     ml_ref *outputs; /* of ops with several outputs */
     ml_placements *output_places;
@@ -48,7 +49,7 @@ typedef struct {
     ml_ref owner[2];
     int mesh;
     ml_placements bounds; /* of the owner, before */
-    ml_ref index;         /* i32 {peer, place}: which of this rank's rows goes there; -1: none */
+    ml_ref index;         /* i32 {peer, slot}: which of this rank's rows is sent there; -1: none */
     ml_ref slot;          /* i32 {batch, rows}: to which place of all it went; -1: none was left */
     ml_ref starts, ends;  /* i32 {batch, groups}: of this rank's groups among what is received */
 } shard_exchange;

@@ -1,19 +1,19 @@
 /* Rows of groups (tokens of experts) sent to the ranks that hold the groups, and sent back.
  *
- * Rows lie in the order of their groups along an axis, for each element of a batch axis that is
+ * Rows are in the order of their groups along an axis, for each element of a batch axis that is
  * split over a mesh axis; groups are split over the same one. Each rank packs the rows for rank p
- * into `places` places, by group and then by batch element, and all ranks exchange these buffers
- * (all-to-all). What arrived from each sender is in the order of the groups again: the batch axis
- * now counts senders, the rows' axis places, and products by groups and elementwise ops work on it
- * as they did before. Sending back is the same exchange.
+ * into `slots` capacity slots, by group and then by batch element, and all ranks exchange these
+ * buffers (all-to-all). What arrived from each sender is in the order of the groups again: the
+ * batch axis now counts senders, the rows' axis slots, and products by groups and elementwise ops
+ * work on it as they did before. Sending back is the same exchange.
  *
- * The number of places is fixed when a program is compiled. Buffers of run-time sizes would have to
+ * The number of slots is fixed when a program is compiled. Buffers of run-time sizes would have to
  * be as large as the worst case, in which one rank gets all rows: ranks times the memory of an even
  * share, and a GPU would have to wait for its host to learn the counts before it could send. Twice
  * an even share, instead, costs twice the bytes of what an even router sends. With R rows of D
  * elements on each rank, top-k choices included, and experts of 3 D x F on N ranks, a layer sends
  * 4 exchange R D (N-1)/N elements forward and backward; gathering the weights of E experts
- * and scattering their gradients takes 9 E D F (N-1)/N. `mlua check` tells both in bytes.
+ * and scattering their gradients takes 9 E D F (N-1)/N. `mlua check` prints both in bytes.
  * Rows that find no place are never dropped in silence: they come back as NaN, what is watched
  * (ml_roots) says of which module and what factor would have done, and the step changes no state.
  * Under pipeline stages each rank watches by itself, and the runtime compares ranks and restores
@@ -105,14 +105,14 @@ static ml_ref where_within(const exchange *x, ml_ref i, ml_ref from, ml_ref to, 
     return ml_where(x->g, in, value, number(x, 0));
 }
 
-/* The order in which runs fill places: along their axis first, by batch element within. `begun`
- * are the places taken before along the axis. */
+/* The order in which runs fill slots: along their axis first, by batch element within. `begun`
+ * are the slots taken before along the axis. */
 static ml_ref fill(const exchange *x, ml_ref counts, ml_ref begun, int axis) {
     ml_ref first = before(x, counts, BATCH);
     return op2(x, ML_OP_ADD, first, spread(x, begun, (int[]){BATCH, axis}, 2));
 }
 
-/* To which of all places each row of these runs goes, counted from 1: peer * places + its place
+/* To which of all slots each row of these runs is sent, counted from 1: peer * slots + its slot
  * there; 0 for rows that find none, and for others. */
 static ml_ref slots(const exchange *x, const runs *r) {
     const int axes[] = {BATCH, ROW, r->axis};
@@ -129,8 +129,8 @@ static ml_ref slots(const exchange *x, const runs *r) {
     return total(x, where_within(x, row, from, spread(x, r->to, axes, 3), slot), r->axis);
 }
 
-/* Which row of these runs, of all batch elements one after another and counted from 1, goes to each
- * place (of each peer, for groups); 0: none. */
+/* Which row of these runs, of all batch elements one after another and counted from 1, is sent to
+ * each place (of each peer, for groups); 0: none. */
 static ml_ref contents(const exchange *x, const runs *r) {
     bool groups = r->axis == GROUP;
     const int with_peer[] = {BATCH, PEER, PLACE, OWN}, without[] = {BATCH, PLACE, GAP};
@@ -146,7 +146,7 @@ static ml_ref contents(const exchange *x, const runs *r) {
     return total(x, total(x, row, BATCH), groups ? OWN : GAP);
 }
 
-/* What the fullest rank gets, where it is more than there are places for. */
+/* What the fullest rank gets, where it is more than there are slots for. */
 static void watch(sharder *s, const exchange *x, ml_ref to_each) {
     ml_ref most = ml_reduce(x->g, ML_OP_MAX, to_each, &x->axis[PEER], 1);
     double even = (double)(x->size[BATCH] * x->size[ROW]) / (double)x->size[PEER];
@@ -350,7 +350,7 @@ static bool has(const sharder *s, ml_ref n, ml_axis axis) {
     return ml_type_find(ml_graph_type(s->from, n), axis) >= 0;
 }
 
-/* Whether it can be had as sent rows, or has nothing to do with them. */
+/* Whether it can be computed on sent rows, or does not depend on them. */
 static bool fits(const sharder *s, ml_ref n, const rows_of *rows) {
     bool row = has(s, n, rows->row), batch = has(s, n, rows->batch);
     if (!row && !batch) return true;

@@ -1,6 +1,6 @@
 /* How the work of each op can be cut over one mesh axis.
  *
- * A cut goes along one axis of the op's index space: sources that have the axis are needed split
+ * A cut is along one axis of the op's index space: sources that have the axis are needed split
  * along it and others whole; a result that has it is split, one that sums over it is partial. */
 #include <string.h>
 
@@ -207,20 +207,20 @@ static const char *node_text(const sharder *s, ml_ref n) {
     return ml_arena_format(s->scratch, "%s (%s:%d)", name, origin->file, origin->line);
 }
 
-/* Where PLACE tells a tensor to lie over this mesh axis; false where it says nothing. */
+/* The placement that PLACE asks for over this mesh axis; false where it asks for none. */
 static bool propose_place(sharder *s, ml_ref n) {
     const ml_node *node = ml_graph_node(s->from, n);
     const ml_type *t = ml_graph_type(s->from, n);
     const int64_t *args = ml_graph_args(s->from, n);
     int64_t parts = s->layout->axis[s->mesh].size;
-    int told = -1;
+    int asked = -1;
     for (int i = 0; i < node->arg_count; i += 2)
         if (strcmp(ml_axis_name(s->from, (ml_axis)args[i]), s->layout->axis[s->mesh].name) == 0)
-            told = i + 1;
-    if (told < 0) return false;
+            asked = i + 1;
+    if (asked < 0) return false;
     shard_strategy *to = shard_strategy_new(s, n, SHARD_RELABEL);
-    if (!args[told]) return true;
-    int position = ml_type_find(t, (ml_axis)args[told]);
+    if (!args[asked]) return true;
+    int position = ml_type_find(t, (ml_axis)args[asked]);
     for (int i = 0; i < s->mesh; i++)
         if (shard_same(s->need[0].over[i], shard_split(position))) parts *= s->layout->axis[i].size;
     if (t->size[position] % parts)

@@ -107,7 +107,7 @@ static void interpret(fixture *f) {
     ml_layout layout = shard_layout(f, meshes[current.mesh]);
     ml_ref shown = y;
     ml_roots roots = {.outputs = &shown, .output_count = 1};
-    ml_graph_free(ml_shard_telling(f->g, &roots, &layout, check_placed, f));
+    ml_graph_free(ml_shard_report(f->g, &roots, &layout, check_placed, f));
     shard_case_given = NULL;
     ml_roots all = shard_roots(f, y);
     (void)shard_check(f, &layout, &all, 1e-9, current.number % 8 == 0);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "runtime/compile_passes.h"
 #include "runtime/plan/log.h"
 #include "vm/cli/output.h"
 

@@ -235,14 +235,14 @@ static void print_node(void *context, const ml_graph *g, ml_ref n, const ml_plac
 }
 
 /* Extract, simplify, shard: the frame of both reports. */
-static void shard_asked(types_call *call, ml_shard_tell *tell) {
+static void shard_asked(types_call *call, ml_shard_visitor *visit) {
     ml_roots roots = *call->asked;
     roots.outputs = ML_NEW_ARRAY(call->arena, ml_ref, roots.output_count + 1);
     roots.updates = ML_NEW_ARRAY(call->arena, ml_update, roots.update_count + 1);
     for (int i = 0; i < roots.output_count; i++) roots.outputs[i] = call->asked->outputs[i];
     for (int i = 0; i < roots.update_count; i++) roots.updates[i] = call->asked->updates[i];
     call->graph = ml_simplify(call->vm->graph, &roots);
-    call->local = ml_shard_telling(call->graph, &roots, call->layout, tell, call);
+    call->local = ml_shard_report(call->graph, &roots, call->layout, visit, call);
 }
 
 static void print_global(void *argument) {
