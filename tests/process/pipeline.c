@@ -168,7 +168,7 @@ static double kept_bytes(process_room *room, int layers) {
     process_result r = process_run(
         room, 0, "MLUA_DEBUG=4",
         "check --device h200 \"$ROOT/models/gpt.lua\" layers=%d embed=1024 heads=16 seq=2048 "
-        "batch=2 accum=2 --mesh pp=2,tp=8 2>&1 | grep 'cells of' | sed 's/.*: //'",
+        "batch=2 accum=2 --mesh pp=2,tp=8 2>&1 | grep 'saved values of' | sed 's/.*: //'",
         layers);
     return strtod(r.output, NULL);
 }
@@ -327,9 +327,9 @@ PROCESS_TEST(pipelines_keep_joined_gradients) {
         room, 0, "MLUA_DEBUG=4",
         "check --device h200 --mesh pp=2 \"$ROOT/models/llama.lua\" layers=4 embed=2048 heads=16 "
         "kv_heads=16 ffn=2048 seq=128 batch=4 accum=4 vocab=512 schedule=zero-bubble 2>&1 | "
-        "grep '^  cell'");
+        "grep '^  saved'");
     int joined = 0;
-    static const char wanted[] = "of piece 0, read by 2: concat bf16[batch=1, seq=128, joined";
+    static const char wanted[] = "by task 0, read by 2: concat bf16[batch=1, seq=128, joined";
     for (const char *at = r.output; (at = strstr(at, wanted)) != NULL; at++) joined++;
     CHECK_EQ_INT(joined, 4);
 }
