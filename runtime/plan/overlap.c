@@ -122,9 +122,9 @@ static void times_find(overlap *o) {
             if (when < o->need[t]) o->need[t] = when;
             if (to < o->user[t]) o->user[t] = to;
         }
-        double end = grows(o, t) && lane[axis] < o->need[t] ? lane[axis] : o->need[t];
+        double end = grows(o, t) && stream[axis] < o->need[t] ? stream[axis] : o->need[t];
         o->latest[t] = end - o->cost[t] - ml_machine_planned.wait_seconds;
-        if (grows(o, t)) lane[axis] = end - o->cost[t];
+        if (grows(o, t)) stream[axis] = end - o->cost[t];
     }
 }
 
@@ -214,9 +214,9 @@ static void start(overlap *o, uint32_t t, bool begins_group) {
     int axis = o->s->steps.at[t].collective->mesh_axis;
     double from = available(o, t);
     if (o->now > from) from = o->now;
-    if (o->lane[axis] > from) from = o->lane[axis];
+    if (o->stream[axis] > from) from = o->stream[axis];
     if (begins_group) from += ml_machine_planned.wait_seconds, o->group_count++;
-    o->lane[axis] = from + o->cost[t];
+    o->stream[axis] = from + o->cost[t];
     o->group[t] = o->group_count;
     bool soon = grows(o, t) || o->need[t] - o->progress <= LATER;
     if (grows(o, t) && o->user[t] < o->count) o->ahead += value_bytes(o, t, 1);

@@ -558,7 +558,7 @@ ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layou
 }
 
 ml_graph *ml_shard_report(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
-                           ml_shard_visitor *visit, void *context) {
+                          ml_shard_visitor *visit, void *context) {
     if (ml_layout_ranks(layout) == 1) return ml_drop_placements(from, roots);
     pass p = {.s = {.from = from, .layout = layout, .scratch = ml_arena_new()}, .roots = roots};
     p.visit = visit;
