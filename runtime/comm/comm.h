@@ -18,8 +18,8 @@
 #include "runtime/graph/collectives.h"
 
 typedef struct ml_comm ml_comm;
-typedef struct ml_group ml_group; /* of one mesh axis */
-typedef struct ml_channel ml_channel;   /* from one rank to another, one way */
+typedef struct ml_group ml_group;     /* of one mesh axis */
+typedef struct ml_channel ml_channel; /* from one rank to another, one way */
 
 /* What the user asks of jobs of several ranks (base/knobs.h): read once, with the launch. */
 typedef struct {
@@ -74,9 +74,9 @@ void ml_comm_waited(ml_comm *comm);
 int ml_comm_rank(const ml_comm *comm);
 int ml_comm_local_rank(const ml_comm *comm);
 int ml_comm_world(const ml_comm *comm);
-bool ml_comm_local(const ml_comm *comm);    /* all ranks are of this host, and share memory */
+bool ml_comm_local(const ml_comm *comm);     /* all ranks are of this host, and share memory */
 int ml_comm_host_ranks(const ml_comm *comm); /* of this host */
-uint64_t ml_comm_host(const ml_comm *comm); /* the same on all ranks of a host, and on no others */
+uint64_t ml_comm_host(const ml_comm *comm);  /* the same on all ranks of a host, and on no others */
 /* ranks[0..count) in order; collective over all ranks of the job, each for its own group.
  * The same ranks again give the same group. Groups live as long as the communicator. */
 ml_status ml_comm_group(ml_comm *comm, const int *ranks, int count, ml_group **group);

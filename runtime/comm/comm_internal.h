@@ -96,7 +96,7 @@ struct ml_comm {
     bool stopping;
     double step_began, step_times[COMM_STEP_TIMES];
     int steps;
-    double expected; /* seconds without a sign of progress before steps were timed */
+    double expected;           /* seconds without a sign of progress before steps were timed */
     uint64_t outside_progress; /* of all ranks, when ml_comm_waiting last saw some */
     double outside_seconds;    /* since then */
 };

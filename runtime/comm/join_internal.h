@@ -14,8 +14,8 @@
 #ifndef COMM_JOIN_INTERNAL_H
 #define COMM_JOIN_INTERNAL_H
 
-#include "runtime/comm/digest.h"
 #include "runtime/comm/comm_internal.h"
+#include "runtime/comm/digest.h"
 
 enum {
     JOIN_PORTS = 8, /* tried from the job's port on, where no one chose it: some may be taken */

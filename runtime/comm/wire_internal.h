@@ -12,7 +12,7 @@
 #include "runtime/comm/seal.h"
 
 typedef struct {
-    int fd, unread; /* bytes that had arrived when last looked at */
+    int fd, unread; /* bytes in the socket's buffer at the last look */
     double silent;  /* seconds without anything new, beats included */
     join_who who;   /* at the other end */
     seal in, out;

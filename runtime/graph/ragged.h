@@ -23,9 +23,11 @@ ml_ref ml_ragged_dot(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_axis r
 ml_ref ml_ragged_outer(ml_graph *g, const ml_ref *sources, ml_axis rows, ml_dtype dtype);
 
 enum { RAGGED_SQUARE_ROWS = 16, RAGGED_SQUARE_COLUMNS = 256 };
+int64_t ragged_blocks(int64_t size, int64_t block); /* whole and partial ones */
 void ragged_squares_type(const ml_graph *g, ml_ref outer, ml_type *out);
 void reference_ragged_squares(const reference_value *outer, reference_value *out);
 
+enum { RAGGED_PRODUCT_SOURCES = 4, RAGGED_HALVES = 2 };
 enum { RAGGED_GATED_ROWS = 2, RAGGED_GATED_COLUMNS = 128 /* in whole blocks of these */ };
 void ragged_gated_type(const ml_graph *g, ml_ref dot, ml_type *out);
 /* What computes the same without a function: both outputs. */

@@ -4,28 +4,6 @@
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
 
-static int64_t blocks(int64_t size, int64_t block) {
-    return (size + block - 1) / block;
-}
-
-/* The axes of a RAGGED_OUTER are {groups, m, n}. */
-void ragged_squares_type(const ml_graph *g, ml_ref outer, ml_type *out) {
-    *out = *ml_graph_type(g, outer);
-    out->dtype = ML_F32;
-    out->size[1] = blocks(out->size[1], RAGGED_SQUARE_ROWS);
-    out->size[2] = blocks(out->size[2], RAGGED_SQUARE_COLUMNS);
-}
-
-void reference_ragged_squares(const reference_value *outer, reference_value *out) {
-    int64_t rows = outer->type.size[1], columns = outer->type.size[2];
-    for (int64_t i = 0; i < ml_type_elements(&outer->type); i++) {
-        int64_t row = i / columns, group = row / rows;
-        int64_t at = group * out->type.size[1] + row % rows / RAGGED_SQUARE_ROWS;
-        double x = outer->cells[i].number;
-        out->cells[at * out->type.size[2] + i % columns / RAGGED_SQUARE_COLUMNS].number += x * x;
-    }
-}
-
 typedef struct {
     ml_ref outer;
     int64_t start, stop; /* of its last axis */
@@ -77,7 +55,7 @@ static ml_ref rule(rewrite *r, ml_ref n, const ml_ref *sources) {
     ml_ref squares = ml_out(r->to, r->map[found.outer], 1);
     const ml_type type = *ml_graph_type(r->to, squares);
     int64_t start = found.start / RAGGED_SQUARE_COLUMNS;
-    int64_t stop = blocks(found.stop, RAGGED_SQUARE_COLUMNS);
+    int64_t stop = ragged_blocks(found.stop, RAGGED_SQUARE_COLUMNS);
     if (stop - start < type.size[2]) squares = ml_slice(r->to, squares, type.axis[2], start, stop);
     return ml_reduce(r->to, ML_OP_SUM, squares, type.axis, type.rank);
 }

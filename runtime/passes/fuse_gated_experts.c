@@ -6,28 +6,7 @@
 #include "runtime/graph/rewrite.h"
 #include "runtime/passes/passes.h"
 
-enum { PRODUCT_SOURCES = 4, HALVES = 2, MOST_NODES = 24 };
-
-/* The axes of a RAGGED_DOT are {batch, rows, n}, or without the first. */
-void ragged_gated_type(const ml_graph *g, ml_ref dot, ml_type *out) {
-    *out = *ml_graph_type(g, dot);
-    out->size[out->rank - 1] /= HALVES;
-}
-
-/* Numbers of the rows: each axis is one of the result's, but not its last. */
-void infer_ragged_gated(infer *in, const ml_type *out) {
-    for (int i = PRODUCT_SOURCES; i < in->source_count; i++) {
-        const ml_type *t = infer_source(in, i);
-        for (int k = 0; k < t->rank; k++) {
-            int at = ml_type_find(out, t->axis[k]);
-            if (at < 0 || at == out->rank - 1 || out->size[at] != t->size[k])
-                ml_raise(ML_INTERNAL, "the function of a product by groups reads its rows alone");
-        }
-    }
-    if ((in->args[3] == 0 && in->source_count > PRODUCT_SOURCES) ||
-        (in->args[3] && out->size[out->rank - 1] % HALVES))
-        ml_raise(ML_INTERNAL, "a product has no halves to go on with");
-}
+enum { PRODUCT_SOURCES = RAGGED_PRODUCT_SOURCES, HALVES = RAGGED_HALVES, MOST_NODES = 24 };
 
 typedef struct {
     ml_ref dot, result;            /* in the old graph */
@@ -172,25 +151,4 @@ bool ml_fuse_gated_experts_applies(const ml_graph *g) {
 
 ml_graph *ml_fuse_gated_experts(const ml_graph *from, ml_roots *roots) {
     return rewrite_run(from, roots, begin, rule, NULL);
-}
-
-/* For the reference: the product, and what follows it node by node. */
-void ragged_gated_decompose(ml_graph *g, ml_ref n, ml_ref *outputs) {
-    const ml_node *node = ml_graph_node(g, n);
-    const int64_t *args = ml_graph_args(g, n);
-    ml_ref sources[PRODUCT_SOURCES], values[HALVES + RAGGED_GATED_ROWS], root = (ml_ref)args[3];
-    const ml_type type = *type_of(g, n);
-    int count = HALVES, rows = node->source_count - PRODUCT_SOURCES;
-    for (int i = 0; i < PRODUCT_SOURCES; i++) sources[i] = ml_graph_source(g, n, i);
-    for (int i = 0; i < rows; i++) values[count++] = ml_graph_source(g, n, PRODUCT_SOURCES + i);
-    outputs[0] =
-        ml_ragged_dot(g, sources, (ml_axis)args[0], (ml_axis)args[2], (ml_dtype)type.dtype);
-    ml_axis own = type.axis[type.rank - 1], named = type_of(g, root)->axis[type.rank - 1];
-    int64_t half = type.size[type.rank - 1] / HALVES;
-    for (int i = 0; i < HALVES; i++) {
-        values[i] = ml_slice(g, outputs[0], own, i * half, (i + 1) * half);
-        if (named != own) values[i] = ml_rename(g, values[i], own, named);
-    }
-    outputs[1] = ml_graph_inline(g, root, values, count);
-    if (named != own) outputs[1] = ml_rename(g, outputs[1], named, own);
 }

@@ -1,7 +1,7 @@
 /* Which steps of a schedule read and write which storage, and which steps follow from which: one
  * table for all that orders steps (overlap.c, batch_kernels.c) or that asks when a storage is alive
- * (state_updates.c, memory.c). It describes the schedule as it is when the table is built: whoever
- * reorders steps builds another. */
+ * (state_updates.c, memory.c). It describes the schedule as it is when the table is built: code
+ * that reorders steps builds another. */
 #ifndef ML_DEPENDENCIES_H
 #define ML_DEPENDENCIES_H
 

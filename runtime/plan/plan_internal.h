@@ -1,5 +1,5 @@
 /* What the files of plan/ offer the compiler (runtime/compile.c), in the order in which it calls
- * them: a graph goes through passes, is lowered to steps, these are put in order, joined where
+ * them: passes rewrite a graph, which, is lowered to steps, these are put in order, joined where
  * kernels are alike, states get their updates, temporaries their offsets. All raise. */
 #ifndef ML_PLAN_INTERNAL_H
 #define ML_PLAN_INTERNAL_H

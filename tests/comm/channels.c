@@ -1,5 +1,5 @@
 /* Channels between ranks: messages of every size, kept in order and whole, through rooms of every
- * size; what is said when the ends differ or one of them is gone; a device's ends. */
+ * size; what is said when the ends differ or one of them has ended; a device's ends. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static bool all_edges(ml_comm *comm, int64_t room, ml_channel *channels[RANKS][R
 }
 
 /* In each round every rank sends to the one `distance` on; those before a break of the ring send
- * first, so that a room smaller than a message holds up nobody for ever. */
+ * first, so that a room smaller than a message delays no rank for ever. */
 static bool exchange(ml_comm *comm, ml_channel *channels[RANKS][RANKS], int64_t bytes,
                      int message) {
     int me = ml_comm_rank(comm);
@@ -106,7 +106,7 @@ TEST(comm_edges, one_byte_of_room) {
 /* ---- Room -------------------------------------------------------------------------------------
  */
 
-/* What fits is sent though nobody receives: both send before either receives; more messages than
+/* What fits is sent before any rank receives: both send before either receives; more messages than
  * a channel can have under way wait for the receiver, which finds all of them. */
 static int check_room(ml_comm *comm, void *argument) {
     (void)argument;
@@ -184,7 +184,7 @@ static int check_again(ml_comm *comm, void *argument) {
     for (int i = 0; i < 3; i++) {
         if (ml_comm_channel(comm, 0, 1, 0, i == 1 ? 50000 : 500, &again) != ML_OK) return 2;
         if (again != channel) return 3;
-        int64_t bytes = i == 0 ? 1000 : 50000; /* sent with nobody there yet */
+        int64_t bytes = i == 0 ? 1000 : 50000; /* sent before the other end receives */
         if (me == 0 && send_message(channel, memory, bytes, i) != ML_OK) return 4;
         if (ml_comm_barrier(comm) != ML_OK) return 5;
         if (me == 1 && !receive_message(channel, memory, expected, bytes, i)) return 6;
@@ -273,7 +273,7 @@ TEST(comm_edges, mistakes) {
     comm_run(2, check_mistakes, NULL);
 }
 
-/* ---- Ends that are gone -----------------------------------------------------------------------
+/* ---- Ends that have died ----------------------------------------------------------------------
  */
 
 typedef enum { KILL, STOP, LEAVE } fault;
@@ -312,7 +312,8 @@ static int suffer_in_chain(ml_comm *comm, void *argument) {
         status = chain_step(comm, in, out, memory);
     }
     ml_error error = *ml_error_last();
-    if (ml_comm_fail(comm, error.text)) fprintf(stderr, "told by rank %d: %s\n", me, error.text);
+    if (ml_comm_fail(comm, error.text))
+        fprintf(stderr, "reported by rank %d: %s\n", me, error.text);
     *ml_error_last() = (ml_error){0};
     return ml_comm_peer_failed() ? ML_EXIT_PEER : 1;
 }

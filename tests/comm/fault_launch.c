@@ -86,8 +86,8 @@ static const char *this_program(ml_arena *arena) {
     return ml_arena_copy(arena, path, size > 0 ? (size_t)size : 0);
 }
 
-/* Every process that told its pid in `text` must be gone; their count. */
-static int check_gone(const char *text) {
+/* Every process that printed its pid in `text` must have ended; their count. */
+static int check_ended(const char *text) {
     int count = 0;
     for (const char *at = text; (at = strstr(at, "pid ")); at += 4) {
         int pid = atoi(at + 4);
@@ -109,8 +109,8 @@ static char *check_mode(ml_arena *arena, const char *mode, int expected_code, in
                      &code);
     EXPECT(code == expected_code, "mode %s ends with %d, not %d:\n%s", mode, code, expected_code,
            text);
-    int told = check_gone(text);
-    EXPECT(told == pids, "mode %s: %d processes, not %d:\n%s", mode, told, pids, text);
+    int reported = check_ended(text);
+    EXPECT(reported == pids, "mode %s: %d processes, not %d:\n%s", mode, reported, pids, text);
     for (; *words; words++)
         EXPECT(strstr(text, *words), "mode %s does not say \"%s\":\n%s", mode, *words, text);
     return text;
@@ -189,7 +189,7 @@ static void signal_launcher(void *argument, int number, int expected) {
                         this_program(arena), number),
         &code);
     CHECK_EQ_INT(code, expected);
-    EXPECT(check_gone(text) == RANKS, "not %d processes:\n%s", RANKS, text);
+    EXPECT(check_ended(text) == RANKS, "not %d processes:\n%s", RANKS, text);
 }
 static void signals(void *arena) {
     signal_launcher(arena, SIGTERM, 128 + SIGTERM);

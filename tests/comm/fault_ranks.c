@@ -21,7 +21,7 @@ static const char *const says[] = {"died",
 typedef struct {
     int victim;
     fault kind;
-    bool steps; /* tell of them */
+    bool steps; /* print them */
 } plan;
 
 static void suffer(const plan *p, int rank) {
@@ -56,8 +56,8 @@ static int train(ml_comm *comm, void *argument) {
     free(sums);
     if (status == ML_OK) return 0;
     ml_error error = *ml_error_last();
-    bool tell = ml_comm_fail(comm, error.text);
-    if (tell) fprintf(stderr, "told by rank %d: %s\n", rank, error.text);
+    bool reports = ml_comm_fail(comm, error.text);
+    if (reports) fprintf(stderr, "reported by rank %d: %s\n", rank, error.text);
     *ml_error_last() = (ml_error){0};
     return ml_comm_peer_failed() ? ML_EXIT_PEER : 1;
 }
@@ -81,7 +81,7 @@ static void check_job(const plan *p, int victim_pid, const int *codes, const cha
     snprintf(named, sizeof named, "rank %d (pid %d) %s", p->victim, victim_pid, says[p->kind]);
     bool good = strstr(text, named) && strstr(text, "last seen in: step 5, all-reduce of grad") &&
                 strstr(text, "waits in all-reduce of 50000 f32 (sum): step 5") &&
-                occurrences(text, "rank ") <= 4 && occurrences(text, "told by") == 1;
+                occurrences(text, "rank ") <= 4 && occurrences(text, "reported by") == 1;
     EXPECT(good, "fault %d of rank %d: expected \"%s\" once in\n%s", p->kind, p->victim, named,
            text);
     for (int i = 0; i < RANKS; i++)
@@ -169,7 +169,7 @@ static int wait_in_a_row(ml_comm *comm, void *argument) {
     return status == ML_OK ? 0 : 1;
 }
 
-/* Nobody is given up for waiting while any rank goes on. */
+/* No rank is reported for waiting while any rank makes progress. */
 TEST(fault, slow_behind_one_that_waits) {
     for (int busy = 0; busy < 2; busy++) {
         comm_job job;
@@ -189,7 +189,7 @@ TEST(fault, ranks_too_busy_to_hear) {
     each_rank(BUSY);
 }
 
-/* A job that is stopped as a whole (Ctrl-Z) and goes on later accuses nobody. */
+/* A job that is stopped as a whole (Ctrl-Z) and continues later reports no rank. */
 static int pause_together(ml_comm *comm, void *argument) {
     (void)argument;
     float value = 1, sum = 0;

@@ -70,7 +70,7 @@ static int between_hosts(ml_comm *comm, void *argument) {
     return ml_comm_barrier(comm) == ML_OK ? 0 : 8;
 }
 
-/* Ranks 0 and 1 tell each other two words, ranks 2 and 3 nobody; all ranks part. */
+/* Ranks 0 and 1 exchange two words, ranks 2 and 3 none; all ranks leave. */
 static int swap_and_part(ml_comm *comm, void *argument) {
     (void)argument;
     int rank = ml_comm_rank(comm), other = rank < 2 ? 1 - rank : -1;
@@ -183,7 +183,7 @@ TEST(fault, busy_on_another_host) {
     check_hosts(wait_for_busy, false, 2);
 }
 
-/* Rank 2, on another host, ends; the last that its beats told is that it waits and is busy. */
+/* Rank 2, on another host, ends; its last heartbeat said that it waits and is busy. */
 static int wait_for_ended(ml_comm *comm, void *argument) {
     (void)argument;
     if (ml_comm_barrier(comm) != ML_OK) return 1;
@@ -239,7 +239,7 @@ TEST(comm, ends_early_on_another_host) {
     comm_set_timeout(0);
 }
 
-/* Rank 3, on another host, comes late to what ranks exchange: it goes on meanwhile, or hangs. */
+/* Rank 3, on another host, is late for an exchange: it makes progress meanwhile, or hangs. */
 static int come_late(ml_comm *comm, void *argument) {
     bool hangs = *(bool *)argument;
     if (ml_comm_barrier(comm) != ML_OK) return 1;
@@ -355,7 +355,7 @@ TEST(fault, strangers_and_replays) {
     CHECK_EQ_INT(codes[0], 3);
 }
 
-/* What was recorded of a genuine handshake is refused, and the job goes on as if nothing were. */
+/* What was recorded of a genuine handshake is refused, and the job continues. */
 TEST(fault, replayed_handshake) {
     int port = comm_free_port();
     comm_job job = {.ranks = 3, .fd = -1};

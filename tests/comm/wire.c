@@ -160,8 +160,8 @@ static void run_relayed(mischief what, bool from_rank, char *text, size_t size, 
     fclose(errors);
 }
 
-/* Whoever gets what is not authentic says so, names the other end, and ends; nothing else of it is
- * believed. */
+/* A rank that receives what is not authentic reports it, names the other end, and ends; nothing
+ * else of it is believed. */
 static void check_relayed(mischief what, bool from_rank) {
     static char text[8192];
     int codes[COMM_MOST], fooled = from_rank ? 0 : 1;

@@ -266,7 +266,8 @@ void template_use_gpu(int arch, int multiprocessors) {
 }
 
 void template_use_tiles(int tiles) {
-    cuda_target.attention_tiles = tiles;
+    cuda_target.no_wgmma = tiles < 0;
+    cuda_target.attention_tiles = tiles < 0 ? 0 : tiles;
 }
 
 static void check_room(const run *r) {

@@ -31,7 +31,7 @@ void template_use_emulator(bool emulated);
 
 /* The GPU that CUDA kernels are made for; 0: as at first, an H200's 90 and 132. */
 void template_use_gpu(int arch, int multiprocessors);
-/* Which of the tiles of attention forward on warpgroup products; 0: as at first. */
+/* The variant of attention forward on warpgroup products; 0: the default, -1: on mma.sync. */
 void template_use_tiles(int tiles);
 
 /* Run kernels in order over these pointers; false, and a failed test, where they do not compile.

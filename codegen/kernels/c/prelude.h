@@ -283,10 +283,10 @@ ML_INLINE double ml_random_f64(ml_i64 key, ml_i64 index) { return ml_random_f32(
         __attribute__((vector_size(width * sizeof(type)), aligned(sizeof(type)), may_alias));
 #define ML_VECTORS(type, mask, suffix)                                                             \
     ML_VECTOR(type, ml_v16_##suffix, 16)                                                           \
-    ML_VECTOR(type, ml_v8_##suffix, 8) ML_VECTOR(type, ml_v4_##suffix, 4)                          \
-        ML_VECTOR(type, ml_v2_##suffix, 2) ML_VECTOR(mask, ml_m16_##suffix, 16)                    \
-            ML_VECTOR(mask, ml_m8_##suffix, 8) ML_VECTOR(mask, ml_m4_##suffix, 4)                  \
-                ML_VECTOR(mask, ml_m2_##suffix, 2)
+    ML_VECTOR(type, ml_v8_##suffix, 8)                                                             \
+    ML_VECTOR(type, ml_v4_##suffix, 4) ML_VECTOR(type, ml_v2_##suffix, 2)                          \
+        ML_VECTOR(mask, ml_m16_##suffix, 16) ML_VECTOR(mask, ml_m8_##suffix, 8)                    \
+            ML_VECTOR(mask, ml_m4_##suffix, 4) ML_VECTOR(mask, ml_m2_##suffix, 2)
 ML_VECTORS(float, int, f32)
 ML_VECTORS(double, ml_i64, f64)
 ML_VECTORS(int, int, i32)
