@@ -42,12 +42,12 @@ done
 wrong=$(grep -lE '#include *[<"](lua5\.4/)?(lua|lauxlib|lualib)\.h' $files | grep -v '^vm/')
 [ -z "$wrong" ] || complain "lua.h outside vm/: $wrong"
 wrong=$(grep -lE '#include *[<"](cuda|nvrtc|cublasLt|cudnn|nccl|cupti)[a-z_0-9]*\.h' $files |
-    grep -vE '^(runtime/device/cuda|codegen/jit/jit_cuda|runtime/comm/nccl|tests/emulator/)')
+    grep -vE '^(runtime/device/cuda|codegen/jit/jit_cuda|tests/emulator/)')
 [ -z "$wrong" ] || complain "vendor headers outside their wrappers: $wrong"
 wrong=$(grep -nE '\b(abort|exit|_exit) *\(' runtime/*/*.c runtime/*/*/*.c codegen/*/*.c 2>/dev/null | grep -v '^runtime/comm/')
 [ -z "$wrong" ] || complain "exit or abort in runtime/ or codegen/:"$'\n'"$wrong"
 
-# Words that say less than the term of the field (README.md of tests/ has what to write instead).
+# Words that say less than the term of the field: write that term instead.
 retired='tells?|told|telling|goes|gone|had|nobody|whoever|fore(tell|tells|told|telling)|dealt|puts? off|leash|minder'
 english='tests/README\.md:.*retired|[^:]*:[0-9]+:.*it had [%0-9]' # "file:", or more of the line, where they are right
 words() { # [PATH]

@@ -159,7 +159,7 @@ _Noreturn void vm_exit(int code);
 extern volatile int vm_stop, vm_stop_signal; /* signals that asked to stop; the last one */
 void vm_catch_signals(ml_vm *vm);
 
-/* error.c: messages as in the design: line, operands, origin, help. */
+/* error.c: messages: line, operands, origin, help. */
 _Noreturn int vm_fail(lua_State *L, const char *help, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 _Noreturn int vm_fail_with(lua_State *L, const ml_ref *operands, int count, const char *help,

@@ -220,8 +220,8 @@ void cuda_move_to_shared(cuda_schedule *s) {
     e->buffered = buffered;
 }
 
-/* Two packs a thread, both loaded first, so that enough bytes are under way; more where an index
- * has to be loaded before them. */
+/* Two packs a thread, both loaded first, so that enough bytes are under way; one where an index
+ * has to be loaded before it. */
 void cuda_choose_elements(cuda_schedule *s) {
     const ml_kernel_ir *ir = s->e->ir;
     s->teams = 1;

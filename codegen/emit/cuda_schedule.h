@@ -1,14 +1,15 @@
 /* A kernel's schedule for CUDA: how its work is laid over threads.
  *
  * A pack is `vec` neighbouring elements of the innermost loop, moved by vectorised loads and
- * stores. Elementwise kernels: one thread a pack. Kernels with columns: a team of `team` threads
- * walks a row, thread t of it the packs t, t + team, ... (`packs` of them); a block holds `teams`
- * teams. With chunks a block walks the rows of its chunk, team k its rows k, k + teams, ...;
- * `tiled` kernels (column sums of rows that need nothing from each other) also cut the columns over
- * blocks, tile by tile. Where passes read rows from shared memory (`slots` > 0), asynchronous
- * copies bring them slots - 1 rows ahead, or, with one slot, during the last pass over the row
- * before; a thread reads only what it copied itself, so that no barriers are needed. Everything is
- * a function of sizes, strides and the target alone. */
+ * stores. Elementwise kernels: a thread has two packs, or one where it loads an index before them
+ * (cuda_choose_elements). Kernels with columns: a team of `team` threads walks a row, thread t of
+ * it the packs t, t + team, ... (`packs` of them); a block holds `teams` teams. With chunks a block
+ * walks the rows of its chunk, team k its rows k, k + teams, ...; `tiled` kernels (column sums of
+ * rows that need nothing from each other) also cut the columns over blocks, tile by tile. Where
+ * passes read rows from shared memory (`slots` > 0), asynchronous copies bring them slots - 1 rows
+ * ahead, or, with one slot, during the last pass over the row before; a thread reads only what it
+ * copied itself, so that no barriers are needed. Everything is a function of sizes, strides and the
+ * target alone. */
 #ifndef ML_CUDA_SCHEDULE_H
 #define ML_CUDA_SCHEDULE_H
 

@@ -159,7 +159,7 @@ const char *ml_step_kind_name(ml_step_kind kind); /* "kernel", "gemm", ... */
 /* What a step does, for people: its kernel's label ("sum+mul"), else the name of its kind. */
 const char *ml_step_label(const ml_step *step);
 double ml_step_sent(const ml_collective_step *step); /* bytes that leave one rank */
-/* Kernels from templates (templates_*.c). The step's `kernel` is filled in. Workspace that a
+/* Kernels from templates (codegen/kernels). The step's `kernel` is filled in. Workspace that a
  * template needs is a further written value that it adds to the step. */
 void ml_template_attention(ml_schedule *s, ml_step *step);
 /* Reads index, value (, what it is added to, laid out as the result); writes the result. */

@@ -1,4 +1,5 @@
-/* Inside the lowering: what fuse*.c decide and lower*.c, views.c and gemm.c turn into steps.
+/* Inside the lowering: what fuse*.c decide and kernel.c, opaque.c, gemm.c and views.c turn into
+ * steps.
  *
  * Every node has a role. INLINE nodes have no memory: their users compute them again at the indices
  * they need. The others are values in memory or in the registers of one kernel: leaves (states,
@@ -160,12 +161,12 @@ uint32_t views_temporary(lowering *l, ml_ref node, const ml_type *type); /* cont
 bool views_contiguous(const ml_type *type, const int64_t *stride);
 void views_strides(const ml_type *type, int64_t *stride); /* of contiguous memory */
 int64_t views_axis_stride(const ml_type *type, const int64_t *stride, ml_axis axis);
-
-/* layout.c: memory orders other than the type's, where they save copies for products */
-void layout_choose(lowering *l);
 /* Follow movements from a tensor down to the node that computes it, turning the strides that the
  * tensor must have into the strides of that node. 0 where a movement cannot be turned round. */
 ml_ref views_producer(lowering *l, ml_ref tensor, int64_t *stride);
+
+/* layout.c: memory orders other than the type's, where they save copies for products */
+void layout_choose(lowering *l);
 
 /* concat.c: which parts are written in place; and CONCATs in the memory of their parts */
 void concat_place_parts(lowering *l);
@@ -183,7 +184,7 @@ void fuse_producers(lowering *l, ml_ref n, bool partial,
 void fuse_group_dependencies(lowering *l, uint32_t group,
                              void (*visit)(void *context, uint32_t group), void *context);
 
-/* fuse_match.c: fitting a root's own kernel `from` into `to`. On success digit_map[d] is the digit
+/* fuse_match.c: fitting a root's own kernel `from` into `to`. On success match->map[d] is the digit
  * of *to for digit d of *from, and both have been refined alike. */
 typedef struct {
     int digits[2];
@@ -250,6 +251,8 @@ uint16_t eval_index(lower_builder *b, const lower_index *index);
 /* step.c */
 ml_step *lower_step(lowering *l, ml_step_kind kind, ml_ref node, const uint32_t *reads,
                     int read_count, const uint32_t *writes, int write_count);
+
+/* gemm.c: products. Whether the library computes this DOT. */
 bool gemm_serves(const lowering *l, ml_ref dot);
 /* How many operands of a DOT must be copied as they are stored; for operand `which` alone: 0 or 1,
  * and the order in which it would need no copy. */

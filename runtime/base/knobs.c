@@ -28,7 +28,8 @@ typedef struct {
 #define AT(field) offsetof(ml_knobs_values, field)
 static const knob KNOBS[] = {
     {"MLUA_DEBUG", "0..5",
-     "print more: 1 device, 2 kernels with times, 3 fusion, 4 source, 5 graphs and rewrites",
+     "print more: 1 device and choices, 2 steps with times, 3 plans with kernel IR, 4 "
+     "schedules and sources of kernels, 5 passes",
      NUMBER, AT(debug)},
     {"MLUA_DUMP", "PASS[@NAME]", "print the graph after a pass, of the program called NAME", TEXT,
      AT(dump)},

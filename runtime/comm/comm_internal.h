@@ -75,7 +75,7 @@ struct ml_group {
     int ranks[];
 };
 
-typedef struct comm_wire comm_wire; /* connections between hosts: wire.h */
+typedef struct comm_wire comm_wire; /* connections between hosts: wire_internal.h */
 
 struct ml_comm {
     int rank, world, local_rank, fd;

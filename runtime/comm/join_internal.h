@@ -10,7 +10,7 @@
  * The key is HMAC(secret, job). Nonces are fresh on both sides, so nothing that was recorded
  * is of use; a rank says nothing of itself before rank 0 has proved itself. Rank 0 holds a bounded
  * number of unproved connections, each for a short time, and never waits for a single one. What
- * follows on a connection that stays open bears proofs too (wire.h). */
+ * follows on a connection that stays open bears proofs too (wire_internal.h). */
 #ifndef COMM_JOIN_INTERNAL_H
 #define COMM_JOIN_INTERNAL_H
 

@@ -117,7 +117,7 @@ ml_status session_plan(ml_session *session, const ml_roots *roots, const ml_layo
     return plan_under(session, roots, &session->device->target, layout, pipelined, plan);
 }
 
-/* The memory that a run would set aside for doing steps again (retry.c). */
+/* The memory that a run would set aside for doing steps again (overflow_retry.c). */
 static ml_status plan_retry(ml_session *session, const ml_roots *roots, const ml_target *target,
                             ml_plan *plan) {
     ml_plan *retry = NULL;

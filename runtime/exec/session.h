@@ -165,11 +165,11 @@ ml_status bubble_step_begin(ml_program *program, bubble_clock *clock);
 ml_status bubble_step_end(ml_program *program, bubble_clock *clock, ml_status status);
 const bubble_clock *pipeline_clock(const ml_program *program); /* NULL: no pipeline */
 
-/* An all-gather or a sum of host memory between the ranks along mesh axis i. */
+/* ranks.c. An all-gather or a sum of host memory between the ranks along mesh axis i. */
 ml_status session_collect(const ml_session *session, int i, ml_collective kind, const void *from,
                           void *to, int64_t count, ml_dtype dtype);
 
-/* stages.c. Whether this rank keeps the state, and whether it is the home of its value (where
+/* state_owners.c. Whether this rank keeps the state, and whether it is the home of its value (where
  * several keep a copy): both where there are no stages. Before any program is cut, all ranks do. */
 bool session_holds(const ml_session *session, uint32_t state);
 bool session_home(const ml_session *session, uint32_t state);

@@ -1,4 +1,4 @@
-/* Attention by its definition where that is cheaper, or where no kernel serves (passes.h);
+/* Attention by its definition where that is cheaper, or where no kernel serves (analysis.h);
  * placements dropped where there is one rank. */
 #include "runtime/graph/ragged.h"
 #include "runtime/graph/rewrite.h"

@@ -1,4 +1,4 @@
-/* FLOPs of one node (passes.h). */
+/* FLOPs of one node (analysis.h). */
 #include "runtime/graph/analysis.h"
 #include "runtime/graph/ragged.h"
 

@@ -6,6 +6,7 @@
 
 #include "runtime/plan/plan.h"
 
+/* ---- plan.c */
 /* An empty plan with an arena. */
 ml_plan *plan_empty(void);
 /* A plan of a part of `whole`: its layout, target and options. The graph becomes the part's (*graph
@@ -17,6 +18,11 @@ void plan_free(ml_plan *plan);
 /* Copy roots into the plan, or into an arena. */
 void plan_roots(ml_plan *plan, const ml_roots *from);
 ml_roots plan_roots_copy(ml_arena *arena, const ml_roots *from);
+/* The type that a state has on this rank. */
+ml_type plan_state(const ml_plan *plan, uint32_t state);
+/* Add what plan->retry needs beyond the plan, whose own accounts have just been filled in. */
+void plan_retry_account(ml_plan *plan);
+void plan_print(const ml_plan *plan, ml_text *out); /* of one with steps */
 
 /* ---- pass_run.c */
 /* The plan owns `graph`, instead of the one that it has. */
@@ -24,38 +30,41 @@ void plan_graph_set(ml_plan *plan, ml_graph *graph);
 /* The same after pass `name`, which built it: verify and print it, where that is asked for. */
 void pass_done(ml_plan *plan, ml_graph *graph, const char *name);
 
-/* ---- half_batch_choose.c: whether the halves of the batch should alternate, where that hides
- * collectives, and along which axis. */
+/* ---- half_batch_choose.c */
+/* Whether the halves of the batch should alternate, where that hides collectives, and along which
+ * axis. */
 bool plan_half_batch(const ml_plan *plan, bool overlap, ml_axis *axis, int64_t *size);
+
 /* ---- param_cache.c */
 /* The graph with a cache of parameters, as states that are updated with the parameters: sets
  * plan->rebuild (whose steps are compiled with the program's); plan->graph where there is none. */
 ml_graph *plan_param_cache(ml_plan *plan);
+
+/* ---- overlap.c */
 /* Bytes a second that a rank sends over a mesh axis. */
 double plan_link_speed(const ml_layout *layout, const ml_target *target, int axis);
 /* What a GPU would take for step t alone, by these guesses. */
 double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t t);
 /* Put the steps in an order in which collectives run beside computation (lower.h: tickets). */
 void plan_overlap(ml_plan *plan);
-/* The type that a state has on this rank. */
-ml_type plan_state(const ml_plan *plan, uint32_t state);
+
+/* ---- batch_kernels.c */
+/* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
+void plan_batch_kernels(ml_plan *plan);
+
+/* ---- state_updates.c */
 /* Write every update to its state: in place where that is safe, else by a copy at the end. */
 void plan_update_states(ml_plan *plan);
 /* Of a task: write every output to its saved value, or copy it there at the end. */
 void plan_export_outputs(ml_plan *plan);
-/* Join kernels that are alike: before memory is assigned, and after all that orders steps. */
-void plan_batch_kernels(ml_plan *plan);
-/* Fill in the byte counts of the plan once the temporaries are placed. */
-void memory_account(ml_plan *plan);
-int64_t memory_padded(int64_t bytes);
-/* Add what plan->retry needs beyond the plan, whose own accounts have just been filled in. */
-void plan_retry_account(ml_plan *plan);
 
-void plan_print(const ml_plan *plan, ml_text *out); /* of one with steps */
-
+/* ---- memory.c */
 /* Whether write `write` of the step may use the very memory of `storage`, as far as the step's own
  * reads of that storage are concerned. */
 bool memory_may_overwrite(const ml_schedule *schedule, const ml_step *step, int write,
                           uint32_t storage);
+/* Fill in the byte counts of the plan once the temporaries are placed. */
+void memory_account(ml_plan *plan);
+int64_t memory_padded(int64_t bytes);
 
 #endif

@@ -8,8 +8,8 @@
  * of them) are free: they have no version until one is needed. A broadcast has none either: what
  * moves is what it repeats.
  * A version's type is ml_layout_local of the node's type: the same axes in the same order. */
-#ifndef ML_SHARD_PARTS_H
-#define ML_SHARD_PARTS_H
+#ifndef ML_SHARD_INTERNAL_H
+#define ML_SHARD_INTERNAL_H
 
 #include "runtime/shard/shard.h"
 
@@ -119,7 +119,7 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
  * axis is whole. */
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);
 
-/* ---- shard_exchange.c ---- */
+/* ---- shard_moe_dispatch.c ---- */
 /* Proposes ML_SENT rows over s->mesh: for products by groups, and for what elementwise ops and sums
  * make of them. */
 void shard_propose_sent(sharder *s, ml_ref n);

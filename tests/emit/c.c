@@ -1,4 +1,4 @@
-/* Kernels for the CPU, from hand-made IR, against the interpreter of emit_ir.c. */
+/* Kernels for the CPU, from hand-made IR, against the interpreter of tests/emit/ir.c. */
 #include <stdio.h>
 #include <string.h>
 

@@ -6,7 +6,7 @@
 
 #include "tests/emit/ir.h"
 
-/* A random kernel (emit_random.c), memory filled. */
+/* A random kernel (tests/emit/random.c), memory filled. */
 void emit_random_case(ir_kernel *k, uint64_t seed);
 /* Build case `i` (the last ones are random), memory filled; its name, or NULL past the last. */
 const char *emit_case(ir_kernel *k, int i, double *tolerance);

@@ -1,4 +1,4 @@
-// CUDA's casts of floats to integers, for both emulators of kernels (../cuda_emulator.hh, device.hh): they
+// CUDA's casts of floats to integers, for both emulators of kernels (tests/emit/cuda_emulator.hh, device.hh): they
 // saturate; NaN gives the least integer but for f32 to i32, where it gives 0.
 #pragma once
 #include <climits>

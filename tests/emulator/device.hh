@@ -187,7 +187,7 @@ static inline void emu_product_later(float *c, unsigned long long left, unsigned
     if (*count == 16) { emu_complain("more products are under way than the emulator keeps"); return; }
     emu_products[n][(*count)++] = {c, left, right, left_flat, right_flat, emu_product_group[n]};
 }
-// Element (i, depth) of an operand in the 128-byte mode, as template_wgmma.c says.
+// Element (i, depth) of an operand in the 128-byte mode, as codegen/kernels/cuda/attention_wgmma.cuh lays it out.
 static inline float emu_element(unsigned long long operand, int flat, int i, int depth) {
     unsigned start = (operand & 0x3fff) << 4, leading = (operand >> 16 & 0x3fff) << 4;
     unsigned stride = (operand >> 32 & 0x3fff) << 4;

@@ -1,5 +1,5 @@
-/* Generated kernels on the GPU against the interpreter of emit_ir.c, straight through the driver.
- */
+/* Generated kernels on the GPU against the interpreter of tests/emit/ir.c, straight through the
+ * driver. */
 #include <stdio.h>
 
 #include "runtime/device/cuda/cuda_driver.h"

@@ -1,4 +1,4 @@
-/* See graph_support.h. */
+/* See tests/graph/support.h. */
 #include "tests/graph/support.h"
 #include "runtime/graph/collectives.h"
 #include "runtime/graph/ragged.h"

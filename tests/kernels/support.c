@@ -1,4 +1,4 @@
-/* What the tests of the kernel templates share (template_support.h). */
+/* What the tests of the kernel templates share (tests/kernels/support.h). */
 #include "tests/kernels/support.h"
 
 #include <math.h>

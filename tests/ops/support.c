@@ -1,4 +1,4 @@
-/* What the tests of ops on a device share (ops_support.h). */
+/* What the tests of ops on a device share (tests/ops/support.h). */
 #include "tests/ops/support.h"
 
 #include <math.h>

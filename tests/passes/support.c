@@ -1,4 +1,4 @@
-/* What the tests of the passes share (passes_support.h). */
+/* What the tests of the passes share (tests/passes/support.h). */
 #include "tests/passes/support.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* See stage_support.h. */
+/* See tests/pipeline/support.h. */
 #include "tests/pipeline/support.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* See process_support.h. */
+/* See tests/process/support.h. */
 #include "tests/process/support.h"
 
 #include <limits.h>

@@ -1,4 +1,4 @@
-/* See shard_cases.h. */
+/* See tests/shard/cases.h. */
 #include "tests/shard/cases.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* See shard_support.h. */
+/* See tests/shard/support.h. */
 #include "tests/shard/support.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* The CPU device's parts: GEMM over a BLAS found at run time (cpu_blas.c) or the blocked kernel of
  * cpu_gemm.c, and the comparison of steps with the reference interpreter (check.c). */
-#ifndef ML_CPU_H
-#define ML_CPU_H
+#ifndef ML_CPU_INTERNAL_H
+#define ML_CPU_INTERNAL_H
 
 #include "runtime/base/pool.h"
 #include "runtime/device/device.h"

@@ -18,13 +18,13 @@
 #include "runtime/device/device.h"
 
 typedef struct cuda_gemm_library cuda_gemm_library;
-typedef struct cuda_gemm cuda_gemm;             /* cuBLASLt descriptors of one shape, shared */
-typedef struct cuda_dnn cuda_dnn;               /* cuDNN, opened */
-typedef struct cuda_nccl cuda_nccl;             /* communicators of several ranks */
-typedef struct cuda_attention cuda_attention;   /* a cuDNN plan of one attention step */
+typedef struct cuda_gemm cuda_gemm;           /* cuBLASLt descriptors of one shape, shared */
+typedef struct cuda_dnn cuda_dnn;             /* cuDNN, opened */
+typedef struct cuda_nccl cuda_nccl;           /* communicators of several ranks */
+typedef struct cuda_attention cuda_attention; /* a cuDNN plan of one attention step */
 /* A choice between such a plan and own kernels. */
 typedef struct cuda_attention_tuning cuda_attention_tuning;
-typedef struct cuda_times cuda_times;           /* runs whose times are not yet known */
+typedef struct cuda_times cuda_times; /* runs whose times are not yet known */
 
 enum { CUDA_PINNED = 4, CUDA_PINNED_BYTES = 8 << 20 };
 
@@ -65,11 +65,11 @@ typedef struct cuda_device {
     uint64_t block_serial;    /* of the last one */
     cuda_gemm_library *gemms; /* NULL until first needed */
     cuda_dnn *dnn;
-    cuda_attention_tuning *tunings;   /* decided ones, a list */
-    cuda_times *times;        /* NULL until a run is timed */
-    cuda_nccl *nccl;          /* NULL: one rank */
-    const cuda_others *others; /* likewise */
-    struct cuda_ce_state *ce;    /* NULL until an executable has collectives that copy */
+    cuda_attention_tuning *tunings; /* decided ones, a list */
+    cuda_times *times;              /* NULL until a run is timed */
+    cuda_nccl *nccl;                /* NULL: one rank */
+    const cuda_others *others;      /* likewise */
+    struct cuda_ce_state *ce;       /* NULL until an executable has collectives that copy */
     struct cuda_channel *channels;
     int64_t ring_bytes;         /* for messages of channels */
     struct cuda_opened *opened; /* memory of other ranks (cuda_ipc.h) */
@@ -107,15 +107,15 @@ typedef struct {
 typedef struct {
     const ml_step *step; /* of the plan, which a device never writes */
     ml_kernel *kernel;   /* the step's, or what it runs otherwise on this machine */
-    const char *what; /* "step 12 (sum+mul), gpt.lua:41" for messages */
-    int launch_count; /* kernels: the step's kernel and its chain */
+    const char *what;    /* "step 12 (sum+mul), gpt.lua:41" for messages */
+    int launch_count;    /* kernels: the step's kernel and its chain */
     cuda_launch *launches;
     cuda_gemm *gemm;
     cuda_attention *attention; /* cuDNN serves; NULL: the launches do */
-    const uint64_t *tuning;   /* attention that both may serve: the key of the choice; or NULL */
+    const uint64_t *tuning;    /* attention that both may serve: the key of the choice; or NULL */
     bool undecided;            /* both are loaded: the first bind times them */
     void **pointers;           /* by the step's values */
-    struct cuda_ce_step *ce;    /* of a collective that copies; NULL: NCCL has it */
+    struct cuda_ce_step *ce;   /* of a collective that copies; NULL: NCCL has it */
     uint32_t group; /* collectives from this one on that are one launch; 0: in an earlier one's */
 } cuda_step;
 
@@ -149,9 +149,9 @@ struct ml_executable {
     uint32_t workspace_generation;
     cuda_ticket *tickets; /* [0] is unused */
     uint32_t ticket_count;
-    bool collects[ML_MAX_MESH]; /* has collectives along the mesh axis */
-    struct cuda_ce_step *ce_steps;    /* of its steps; NULL: none */
-    uint32_t *opened;           /* by rank and step: what it uses of the device's list */
+    bool collects[ML_MAX_MESH];    /* has collectives along the mesh axis */
+    struct cuda_ce_step *ce_steps; /* of its steps; NULL: none */
+    uint32_t *opened;              /* by rank and step: what it uses of the device's list */
     uint32_t opened_count, opened_generation;
     CUgraphExec graph; /* of the whole step; NULL until captured */
     bool graph_refused;
@@ -234,7 +234,7 @@ ml_status cuda_attention_bind(cuda_device *device, cuda_attention *attention,
                               void *const *operands);
 ml_status cuda_attention_run(cuda_device *device, cuda_attention *attention);
 
-/* cuDNN or the own kernels on warpgroup products (cuda_attention_tuning.c). */
+/* cuDNN or the own kernels on warpgroup products (cuda_attention_autotune.c). */
 /* The tuning of an attention step that both may serve, else NULL. Raises. */
 const uint64_t *cuda_attention_tuning_key(ml_executable *executable, const ml_step *step);
 /* Whether the own kernels are known to serve, so that cuDNN need not be asked: where one rank
