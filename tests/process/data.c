@@ -23,7 +23,7 @@ PROCESS_TEST(data_shortened_while_training) {
                         "  end }\n");
     process_result r = process_run(room, 1, "", "run --device cpu --json short.lua");
     process_expect(&r, "short.lua:10: book.txt ends before byte ");
-    process_expect(&r, ": it had 14000 bytes when it was opened, and was shortened since");
+    process_expect(&r, ": it was 14000 bytes long when it was opened, and was shortened since");
     CHECK(strstr(r.output, "\"step\":2") && !strstr(r.output, "\"step\":4"));
 }
 

@@ -164,7 +164,7 @@ PROCESS_TEST(damaged_cache) {
     process_write(room, "file", "");
     process_result fourth =
         process_run(room, 0, "MLUA_CACHE=\"$PWD/file/cache\"", "run --device cpu kernel.lua");
-    process_expect(&fourth, "compiled kernels are not kept");
+    process_expect(&fourth, "compiled kernels are not saved");
     process_expect(&fourth, first.output);
 }
 

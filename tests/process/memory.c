@@ -33,7 +33,7 @@ PROCESS_TEST(chunks_of_logits) {
     for (int i = 0; i < 2; i++) {
         process_result plan = process_run(room, 0, "MLUA_CHUNK=1 MLUA_DEBUG=5", "check %s%s", wide,
                                           i ? " --mesh tp=2" : "");
-        process_expect(&plan, "\nchunk: ");
+        process_expect(&plan, "\nchunk_logits: ");
     }
 }
 
