@@ -19,7 +19,7 @@
  * gathered again for the backward pass. Linear ops keep partial sums partial while nothing else
  * needs them. Products by groups of rows (experts) are followed by elementwise ops on the rows of a
  * rank's own groups (ML_OWNED) until they are summed; where the layout has an `exchange`, the rows
- * of a split batch are sent to their groups' ranks instead (ML_SENT, shard_exchange.c).
+ * of a split batch are sent to their groups' ranks instead (ML_SENT, shard_moe_dispatch.c).
  * Attention whose queries are cut shares causal work evenly among the ranks (shard_context.c).
  * Results of a program are made whole (the last roots->kept of them stay where the rule puts them);
  * updates get their state's placement. A value that nothing of the above can cut is computed whole
@@ -45,7 +45,7 @@ ml_graph *ml_shard(const ml_graph *from, ml_roots *roots, const ml_layout *layou
 typedef void ml_shard_visitor(void *context, const ml_graph *from, ml_ref n,
                               const ml_placements *at);
 ml_graph *ml_shard_report(const ml_graph *from, ml_roots *roots, const ml_layout *layout,
-                           ml_shard_visitor *visit, void *context);
+                          ml_shard_visitor *visit, void *context);
 /* Bytes that leave one rank for collective n. */
 int64_t ml_shard_sent(const ml_graph *g, ml_ref n);
 /* What the collectives of a sharded graph move, by mesh axis and kind. */
