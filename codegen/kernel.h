@@ -126,10 +126,11 @@ typedef struct ml_kernel {
     uint32_t grid[3], block; /* CUDA */
     uint32_t shared_bytes;   /* dynamic. The function's attribute must be set to it: beside what the
                                 kernel declares itself, less than 48 KiB are allowed unasked */
-    bool joins; /* CUDA: its blocks are numbered by grid[0] alone: others may share its launch */
+    bool batchable; /* CUDA: the grid is one-dimensional, so that several kernels may share a launch
+                     */
     struct ml_kernel *next; /* to be run with the same pointers once this one is finished, or NULL:
                                templates (attention backward, scatter_add) need such chains */
-    struct ml_kernel *otherwise; /* CUDA: runs where this chain does not compile, or the driver
+    struct ml_kernel *fallback; /* CUDA: runs where this chain does not compile, or the driver
                                     encodes no tensor maps; or NULL */
 } ml_kernel;
 

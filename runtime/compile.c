@@ -319,8 +319,8 @@ void ml_compile(const ml_compile_input *in, ml_plan **plan) {
     plan_fit fit = {attempt, &c, target->memory_bytes > 0 ? target->memory_bytes : INT64_MAX};
     bool gpu = target->kind == ML_TARGET_CUDA;
     plan_choice first = {.recompute = RECOMPUTE_FREE_BUT_WEIGHT_GRAD};
-    first.overlap = in->layout != NULL &&
-                    (options->overlap == ML_WHERE_IT_PAYS ? gpu : options->overlap == ML_ALWAYS);
+    first.overlap =
+        in->layout != NULL && (options->overlap == ML_AUTO ? gpu : options->overlap == ML_ALWAYS);
     first.param_cache = in->cut != NULL && !options->no_param_cache &&
                         (in->layout != NULL || (gpu && !target->no_fuse));
     *plan = NULL;

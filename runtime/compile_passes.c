@@ -207,7 +207,7 @@ static bool recomputes_all(const pass_context *c) {
 static bool recomputes(pass_context *c) {
     bool deferred = c->input_wave != NULL;
     if (recomputes_all(c)) return true;
-    return c->plan->options->recompute == ML_WHERE_IT_PAYS && on_gpu(c) &&
+    return c->plan->options->recompute == ML_AUTO && on_gpu(c) &&
            !(deferred && c->choice.recompute == RECOMPUTE_FREE_BUT_WEIGHT_GRAD);
 }
 static ml_graph *recompute(pass_context *c) {

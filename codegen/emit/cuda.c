@@ -2,8 +2,8 @@
  */
 #include "codegen/emit/cuda_choose.h"
 
-/* Whether every float element that the kernel writes is rounded to bf16. */
-static bool is_quick(const emitter *e) {
+/* Fast math (approximate exponentials) where all float stores of elements are bf16. */
+static bool uses_fast_math(const emitter *e) {
     bool any = false;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
@@ -38,7 +38,7 @@ static void choose(cuda_schedule *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     size_t count = (size_t)ir->inst_count + 1;
-    s->folded = s->folded_pack = s->online = -1;
+    s->in_place = s->in_place_pack = s->online_sum = -1;
     s->elementwise = ir->row_loops == ir->loop_count;
     s->chunks = ir->chunks;
     s->chunked = ir->chunks > 0;
@@ -54,31 +54,31 @@ static void choose(cuda_schedule *s) {
     s->shared = ML_NEW_ARRAY(e->arena, int64_t, count);
     s->prefetched = ML_NEW_ARRAY(e->arena, bool, count);
     s->next = ML_NEW_ARRAY(e->arena, bool, count);
-    s->hit = ML_NEW_ARRAY(e->arena, int, count);
-    s->zero = ML_NEW_ARRAY(e->arena, bool, count);
+    s->one_hot = ML_NEW_ARRAY(e->arena, int, count);
+    s->zero_elsewhere = ML_NEW_ARRAY(e->arena, bool, count);
     s->largest = ML_NEW_ARRAY(e->arena, int, count);
     s->invariant = ML_NEW_ARRAY(e->arena, bool, count);
     s->hoisted = ML_NEW_ARRAY(e->arena, bool, count);
     s->integer = choose_integer(s, 0);
     s->column_integer = choose_integer(s, s->elementwise ? e->inner : ir->row_loops);
-    cuda_find_hits(s);
+    cuda_find_one_hot(s);
     cuda_find_largest(s);
     emit_needs(e);
     if (s->elementwise) {
         cuda_choose_elements(s);
         return;
     }
-    s->apart = 1;
-    if (!cuda_choose_apart(s) && !cuda_choose_walk(s)) cuda_choose_tiles(s);
+    s->lane_stride = 1;
+    if (!cuda_choose_adjacent_rows(s) && !cuda_choose_persistent(s)) cuda_choose_tiles(s);
     s->spread = cuda_choose_spread(s);
     cuda_choose_hoisted(s);
     cuda_find_needs(s);
     if (s->unroll && s->in_registers) cuda_prefetch_ahead(s);
-    if (s->unroll && !s->chunked) cuda_choose_instead(s);
+    if (s->unroll && !s->chunked) cuda_choose_kept_results(s);
     if (s->unroll) cuda_choose_registers(s);
     if (!cuda_fits_registers(s)) cuda_move_to_shared(s);
     cuda_find_needs(s);
-    cuda_choose_folded(s);
+    cuda_choose_in_place(s);
     cuda_choose_online(s);
     cuda_choose_saved(s);
     cuda_choose_next(s);
@@ -105,18 +105,18 @@ static void set_launch(const cuda_schedule *s, ml_kernel *out) {
     out->shared_bytes = (uint32_t)(s->slots * s->slot_bytes);
     out->scalar[0] = work;
     out->scalar[1] = s->chunks;
-    out->joins = blocks > 0;
+    out->batchable = blocks > 0;
 }
 
 void emit_cuda_choose(emitter *e, ml_kernel *out) {
     cuda_schedule *s = ML_NEW(e->arena, cuda_schedule);
     s->e = e;
-    s->quick = is_quick(e);
+    s->fast_math = uses_fast_math(e);
     choose(s);
     int64_t work = s->elementwise ? e->rows / s->vec : e->rows;
     s->chunk_integer = work < UINT32_MAX / (s->chunks + 1) ? "unsigned" : "long long";
-    s->long_sum = ML_NEW_ARRAY(e->arena, bool, e->ir->inst_count + 1);
-    cuda_find_long_sums(s);
+    s->compensated = ML_NEW_ARRAY(e->arena, bool, e->ir->inst_count + 1);
+    cuda_find_compensated(s);
     set_launch(s, out);
     e->cuda = s;
 }
@@ -129,7 +129,7 @@ static void print_packs(const cuda_schedule *s, ml_text *out) {
                 (long long)s->slot_bytes);
     if (s->resident < s->packs)
         ml_text_add(out, ", for %d packs of a thread; others %s", s->resident,
-                    s->held ? "in registers" : "in memory");
+                    s->prefetch_rest ? "in registers" : "in memory");
     ml_text_add(out, "\n");
     emit_print_marked(out, "prefetched", s->prefetched, s->e->ir->inst_count);
 }
@@ -144,7 +144,8 @@ static void print_team(const cuda_schedule *s, ml_text *out) {
     if (s->chunked && s->chunks != e->ir->chunks)
         ml_text_add(out, " (results for %lld)", (long long)e->ir->chunks);
     ml_text_add(out, ": blocks of %d x %d threads", s->teams, s->team);
-    if (s->apart > 1) ml_text_add(out, ", %d rows side by side over %d warps", s->apart, s->warps);
+    if (s->lane_stride > 1)
+        ml_text_add(out, ", %d rows side by side over %d warps", s->lane_stride, s->warps);
     if (s->blocks > 0) ml_text_add(out, ", room for %d blocks", s->blocks);
     ml_text_add(out, "\n    a thread: packs %d x %d elements%s; indices %s, %s", s->packs, s->vec,
                 s->unroll ? ", unrolled" : "", s->integer, s->column_integer);
@@ -161,11 +162,12 @@ void emit_cuda_print_schedule(const emitter *e, ml_text *out) {
     emit_print_marked(out, "the same for all rows", s->invariant, count);
     emit_print_marked(out, "computed once for all rows", s->hoisted, count);
     emit_print_marked(out, "loaded a row ahead", s->next, count);
-    emit_print_marked(out, "compensated sums", s->long_sum, count);
-    if (s->folded >= 0)
-        ml_text_add(out, "    %%%d replaces the packs of %%%d", s->folded, s->folded_pack);
-    if (s->online >= 0)
-        ml_text_add(out, ", online softmax with sum %%%d by %d packs", s->online, s->group);
-    if (s->folded >= 0) ml_text_add(out, "\n");
+    emit_print_marked(out, "compensated sums", s->compensated, count);
+    if (s->in_place >= 0)
+        ml_text_add(out, "    %%%d replaces the packs of %%%d", s->in_place, s->in_place_pack);
+    if (s->online_sum >= 0)
+        ml_text_add(out, ", online softmax with sum %%%d by %d packs", s->online_sum,
+                    s->rescale_packs);
+    if (s->in_place >= 0) ml_text_add(out, "\n");
     if (s->chunked && !s->in_registers) ml_text_add(out, "    sums of columns in memory\n");
 }

@@ -31,14 +31,15 @@ const char *cuda_reduction_text(const cuda_schedule *s, int i, int team) {
     ml_text identity = {.arena = e->arena};
     emit_identity(&identity, (ml_op)inst->op, dtype);
     const char *combine = combine_name(inst);
-    if (team != cuda_threads(s) && s->apart > 1)
-        return ml_arena_format(e->arena, "ml_apart_reduce<%s, %d>(a%d)", combine, s->apart, i);
+    if (team != cuda_threads(s) && s->lane_stride > 1)
+        return ml_arena_format(e->arena, "ml_apart_reduce<%s, %d>(a%d)", combine, s->lane_stride,
+                               i);
     return ml_arena_format(e->arena, "ml_team_reduce<%s, %d, %d>(a%d, (%s)%s, %s, %s)", combine,
                            team, cuda_threads(s), i, type, identity.text, shared, which);
 }
 
-/* The results of one phase of teams whose threads are apart, in several warps. */
-static void print_apart_results(const cuda_schedule *s, int phase) {
+/* The results of one phase of teams over adjacent rows, in several warps. */
+static void print_predicated_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
     for (int get = 0; get < 2; get++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
@@ -55,8 +56,8 @@ static void print_apart_results(const cuda_schedule *s, int phase) {
                             "__shared__ %s m%d[%d];\n"
                             "ml_apart_put<%d>(ml_apart_reduce<%s, %d>(a%d), m%d + team * %d + "
                             "threadIdx.x / 32 %% %d);\n",
-                            type, i, s->teams * s->warps, s->apart, combine, s->apart, i, i,
-                            s->warps, s->warps);
+                            type, i, s->teams * s->warps, s->lane_stride, combine, s->lane_stride,
+                            i, i, s->warps, s->warps);
         }
         if (!get) ml_text_add(&e->text, "__syncthreads();\n");
     }
@@ -107,7 +108,7 @@ static const char *shared_text(const cuda_schedule *s, int i) {
 
 static void print_online_put(const cuda_schedule *s) {
     emitter *e = s->e;
-    int largest = cuda_online_largest(s), sum = s->online;
+    int largest = cuda_online_largest(s), sum = s->online_sum;
     int slots = cuda_threads(s) / s->team * CUDA_WARP * (cuda_takes_turns(s) ? 2 : 1);
     ml_text_add(&e->text,
                 "__shared__ float m%d[%d], m%d[%d];\n"
@@ -121,7 +122,7 @@ static void print_online_put(const cuda_schedule *s) {
 
 static void print_online_get(const cuda_schedule *s) {
     emitter *e = s->e;
-    int largest = cuda_online_largest(s), sum = s->online;
+    int largest = cuda_online_largest(s), sum = s->online_sum;
     ml_text_add(&e->text,
                 "const float v%d = ml_team_get<ml_max, %d>(-ML_INF, %s);\n"
                 "const float v%d = ML_DOWN * ml_team_get_scaled<%d>(v%d, %s, %s);\n",
@@ -132,7 +133,7 @@ static void print_online_get(const cuda_schedule *s) {
 /* The results of one phase of teams of several warps, which meet once for all of them. */
 static void print_team_results(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
-    int largest = s->online >= 0 ? cuda_online_largest(s) : -1;
+    int largest = s->online_sum >= 0 ? cuda_online_largest(s) : -1;
     for (int get = 0; get < 2; get++) {
         for (int i = 0; i < e->ir->inst_count; i++) {
             const ml_inst *inst = &e->ir->inst[i];
@@ -157,8 +158,8 @@ void cuda_print_row_results(const cuda_schedule *s, int phase) {
         cuda_print_total(s, i);
         argmax = argmax || inst->op == ML_OP_ARGMAX;
     }
-    if (any && !argmax && (cuda_meets_apart(s) || s->team > CUDA_WARP)) {
-        (cuda_meets_apart(s) ? print_apart_results : print_team_results)(s, phase);
+    if (any && !argmax && (cuda_predicates_rows(s) || s->team > CUDA_WARP)) {
+        (cuda_predicates_rows(s) ? print_predicated_results : print_team_results)(s, phase);
         return;
     }
     for (int i = 0; i < e->ir->inst_count; i++) {

@@ -14,9 +14,10 @@ enum {
 /* cuda_threads.c */
 void cuda_choose_vector(cuda_schedule *s);
 void cuda_find_packs(cuda_schedule *s);
-bool cuda_choose_apart(cuda_schedule *s); /* rows side by side; false: they are not */
-bool cuda_choose_walk(cuda_schedule *s);  /* rows walked by blocks; false: they are not */
-void cuda_choose_tiles(cuda_schedule *s); /* of the others */
+bool cuda_choose_adjacent_rows(
+    cuda_schedule *s);                         /* lanes over adjacent rows; false: they are not */
+bool cuda_choose_persistent(cuda_schedule *s); /* blocks loop over rows; false: they do not */
+void cuda_choose_tiles(cuda_schedule *s);      /* of the others */
 bool cuda_choose_spread(const cuda_schedule *s);
 int cuda_choose_lanes(int64_t packs, int64_t most, int warp);
 int cuda_blocks_together(const cuda_schedule *s);
@@ -25,22 +26,22 @@ int cuda_at_most(int64_t n, int most);
 /* cuda_memory.c */
 void cuda_choose_elements(cuda_schedule *s); /* of elementwise kernels */
 void cuda_prefetch_ahead(cuda_schedule *s);
-void cuda_choose_instead(cuda_schedule *s);
+void cuda_choose_kept_results(cuda_schedule *s);
 void cuda_choose_registers(cuda_schedule *s);
 bool cuda_fits_registers(const cuda_schedule *s);
 void cuda_move_to_shared(cuda_schedule *s);
 void cuda_choose_blocks(cuda_schedule *s);
 
 /* cuda_values.c */
-void cuda_find_hits(cuda_schedule *s);
+void cuda_find_one_hot(cuda_schedule *s);
 void cuda_find_largest(cuda_schedule *s);
 void cuda_choose_hoisted(cuda_schedule *s);
 void cuda_find_needs(
     cuda_schedule *s); /* what passes need, less what leads to hoisted values alone */
-void cuda_choose_folded(cuda_schedule *s);
+void cuda_choose_in_place(cuda_schedule *s);
 void cuda_choose_online(cuda_schedule *s);
 void cuda_choose_saved(cuda_schedule *s);
 void cuda_choose_next(cuda_schedule *s);
-void cuda_find_long_sums(cuda_schedule *s);
+void cuda_find_compensated(cuda_schedule *s);
 
 #endif

@@ -34,7 +34,7 @@ static void print_store(const cuda_schedule *s, int i) {
     bool by_row = !s->elementwise && e->loop[i] < e->ir->row_loops;
     if (by_row)
         ml_text_add(&e->text, "if (lane == 0%s%s) ", s->tiled ? " && tile == 0" : "",
-                    cuda_meets_apart(s) ? " && own" : "");
+                    cuda_predicates_rows(s) ? " && own" : "");
     if (inst->guard != ML_NO_INST && !cuda_stores_pack(s, i))
         ml_text_add(&e->text, "if (%s) ", emit_name(e, inst->guard));
     if (cuda_stores_pack(s, i))
@@ -59,10 +59,10 @@ static void print_reduce(const cuda_schedule *s, int i) {
                              : ml_arena_format(e->arena, "o%d[chunk * %lldLL + c + k]",
                                                inst->operand, (long long)e->columns);
     if (cuda_is_row_partial(s, i))
-        ml_text_add(&e->text, "if (lane == 0%s) ", cuda_meets_apart(s) ? " && own" : "");
-    else if (ml_inst_reduces_partly(inst) && cuda_meets_apart(s))
+        ml_text_add(&e->text, "if (lane == 0%s) ", cuda_predicates_rows(s) ? " && own" : "");
+    else if (ml_inst_reduces_partly(inst) && cuda_predicates_rows(s))
         ml_text_add(&e->text, "if (own) ");
-    if (s->long_sum[i])
+    if (s->compensated[i])
         ml_text_add(&e->text, "ml_add_f32(%s, lost%d, %s);\n", to, i, emit_name(e, inst->src[0]));
     else
         cuda_print_combine(s, i, to, emit_name(e, inst->src[0]));
@@ -71,11 +71,11 @@ static void print_reduce(const cuda_schedule *s, int i) {
 /* h is the value times 2^15. */
 static void print_folded(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
-    int i = s->folded;
+    int i = s->in_place;
     const ml_inst *less = &e->ir->inst[e->ir->inst[i].src[0]];
     if (e->phase[i] < phase)
         ml_text_add(&e->text, "const float h%d = ml_unpack_half(%s, k);\n", i,
-                    cuda_pack_name(s, s->folded_pack));
+                    cuda_pack_name(s, s->in_place_pack));
     else
         ml_text_add(&e->text, "const float h%d = z%d[k] = ml_quick_exp_less(%s, %s, ML_UP);\n", i,
                     i, emit_name(e, less->src[0]), emit_name(e, less->src[1]));
@@ -91,7 +91,7 @@ static void print_instruction(const cuda_schedule *s, int i, int phase) {
                     emit_compute_type((ml_dtype)inst->dtype), i, i, s->vec);
         return;
     }
-    if (i == s->folded) {
+    if (i == s->in_place) {
         print_folded(s, phase);
         return;
     }
@@ -126,16 +126,16 @@ static void print_pack_elements(const cuda_schedule *s, int phase) {
     ml_text_add(&e->text, "}\n");
 }
 
-/* A pack that a comparison with the column's number hits is printed apart from all others. */
+/* The body is specialised by one-hot predicates: packs in which one may be true, and all others. */
 void cuda_print_elements(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
-    cuda_schedule missed = *s;
+    cuda_schedule all_false = *s;
     const char *before = "if (";
-    missed.at.missed = true;
+    all_false.at.all_false = true;
     for (int i = 0; i < e->ir->inst_count; i++) {
-        if (s->hit[i] < 0 || !e->need[phase][i]) continue;
-        const char *type = e->ir->inst[s->hit[i]].dtype == ML_I64 ? "ml_u64" : "unsigned";
-        ml_text_add(&e->text, "%s(%s)%s - (%s)base < %d", before, type, emit_name(e, s->hit[i]),
+        if (s->one_hot[i] < 0 || !e->need[phase][i]) continue;
+        const char *type = e->ir->inst[s->one_hot[i]].dtype == ML_I64 ? "ml_u64" : "unsigned";
+        ml_text_add(&e->text, "%s(%s)%s - (%s)base < %d", before, type, emit_name(e, s->one_hot[i]),
                     type, s->vec);
         before = " || ";
     }
@@ -146,7 +146,7 @@ void cuda_print_elements(const cuda_schedule *s, int phase) {
     ml_text_add(&e->text, ") {\n");
     print_pack_elements(s, phase);
     ml_text_add(&e->text, "} else {\n");
-    print_pack_elements(&missed, phase);
+    print_pack_elements(&all_false, phase);
     ml_text_add(&e->text, "}\n");
 }
 

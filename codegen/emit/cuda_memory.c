@@ -11,7 +11,7 @@ enum {
     LEAST_THREADS = 512, /* that a multiprocessor should hold at once, in blocks of any size */
     LONG_ROW_THREADS = 512,
     LONGEST_ROW_THREADS = 1024, /* likewise, where one block has a multiprocessor alone */
-    HELD_REGISTERS = 16,        /* for the rest of rows that shared memory has no room for */
+    REST_REGISTERS = 16,        /* for the rest of rows that shared memory has no room for */
     MAX_SLOTS = 4,
     OTHER_BYTES = 5 << 10, /* of other results, which few kernels exceed */
 };
@@ -63,9 +63,9 @@ static double registers_again(const cuda_schedule *s) {
     return sum;
 }
 
-/* Values that take fewer registers from pass to pass than the packs they are computed of, a sum of
- * several say, stay in their place. */
-void cuda_choose_instead(cuda_schedule *s) {
+/* Intermediates that take fewer registers from pass to pass than their input packs, a sum of
+ * several say, are kept in place of these. */
+void cuda_choose_kept_results(cuda_schedule *s) {
     emitter *e = s->e;
     double packs = registers_again(s), left = free_registers(s);
     for (int i = e->ir->inst_count - 1; i >= 0; i--) {
@@ -79,7 +79,7 @@ void cuda_choose_instead(cuda_schedule *s) {
         if (rest + cost < packs) {
             packs = rest;
             left -= cost;
-            s->instead = true;
+            s->keep_results = true;
         } else {
             e->buffered[i] = false;
             cuda_find_needs(s);
@@ -151,7 +151,7 @@ static bool prefetch_rows(cuda_schedule *s, bool only_again, int64_t bytes, int 
         s->slots = 1;
         s->resident = (int)(bytes / round);
     }
-    s->held = (s->packs - s->resident) * (round / cuda_threads(s)) / 4 <= HELD_REGISTERS;
+    s->prefetch_rest = (s->packs - s->resident) * (round / cuda_threads(s)) / 4 <= REST_REGISTERS;
     for (int i = 0; i < e->ir->inst_count; i++) {
         if (!s->prefetched[i]) continue;
         s->shared[i] = all;
@@ -239,7 +239,8 @@ void cuda_choose_elements(cuda_schedule *s) {
 void cuda_choose_blocks(cuda_schedule *s) {
     double accumulators;
     cuda_column_registers(s, &accumulators);
-    if (s->instead && s->slots == 0) s->blocks = 1; /* without it ptxas spills, to fit one more */
+    if (s->keep_results && s->slots == 0)
+        s->blocks = 1; /* without it ptxas spills, to fit one more */
     if (s->slots == 0 || s->resident < s->packs) return;
     if (cuda_threads(s) > CUDA_TWO_BLOCKS_THREADS) {
         s->blocks = 1;

@@ -1,8 +1,8 @@
 /* Kernels for CUDA, the source: a row's largest element and the sum of the exponentials below it in
- * one pass, where values are folded (see cuda_choose_folded). The packs of a thread form groups; a
- * group's values refer to its own largest element, and are scaled by a factor of the group when
- * they are used. So a row's elements are worked on as they come, one group of copies after another,
- * and the team meets once. */
+ * one pass, where values are cached in place (see cuda_choose_in_place). The packs of a thread form
+ * groups; a group's values refer to its own largest element, and are scaled by a factor of the
+ * group when they are used. So a row's elements are worked on as they come, one group of copies
+ * after another, and the team meets once. */
 #include "codegen/emit/cuda_print.h"
 
 static void open_loop(const cuda_schedule *s) {
@@ -14,12 +14,12 @@ static void open_loop(const cuda_schedule *s) {
 static const char *reference(const cuda_schedule *s) {
     cuda_schedule resident = *s;
     resident.at.part = CUDA_RESIDENT;
-    return ml_arena_format(s->e->arena, "w%d[%d + group]", s->folded,
+    return ml_arena_format(s->e->arena, "w%d[%d + group]", s->in_place,
                            s->at.part == CUDA_REST ? cuda_groups(&resident) : 0);
 }
 
 void cuda_print_group_start(const cuda_schedule *s) {
-    if (s->online < 0) return;
+    if (s->online_sum < 0) return;
     int largest = cuda_online_largest(s);
     open_loop(s);
     ml_text_add(&s->e->text, "const float down = ML_DOWN * ml_quick_exp_f32(%s - v%d);\n",
@@ -27,7 +27,7 @@ void cuda_print_group_start(const cuda_schedule *s) {
 }
 
 void cuda_print_group_end(const cuda_schedule *s) {
-    if (s->online < 0) return;
+    if (s->online_sum < 0) return;
     if (cuda_refills(s) && s->at.part != CUDA_REST) cuda_print_commit(s);
     ml_text_add(&s->e->text, "}\n");
 }
@@ -43,11 +43,11 @@ static void print_wait(const cuda_schedule *s) {
 
 static void print_group(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
-    int pack = s->folded_pack, largest = cuda_online_largest(s);
+    int pack = s->in_place_pack, largest = cuda_online_largest(s);
     open_loop(s);
     print_wait(s);
     ml_text_add(&e->text, "ml_pack<ml_bf16, %d> q%d[%d];\nml_lowest_packs(q%d);\n", s->vec, pack,
-                s->group, pack);
+                s->rescale_packs, pack);
     cuda_print_pack_loop(s);
     cuda_print_columns_outside(s, phase);
     cuda_print_pack_load(s, pack, ml_arena_format(e->arena, "q%d[j]", pack));
@@ -55,7 +55,7 @@ static void print_group(const cuda_schedule *s, int phase) {
     ml_text_add(&e->text,
                 "}\n}\nconst float most = %s = ml_packs_max(q%d);\n"
                 "ml_add_scaled(a%d, a%d, most, ml_packs_exp(q%d, most));\n",
-                reference(s), pack, largest, s->online, pack);
+                reference(s), pack, largest, s->online_sum, pack);
     cuda_print_pack_loop(s);
     if (s->at.part == CUDA_REST)
         ml_text_add(&e->text, "g%d[it - %d] = q%d[j];\n", pack, s->resident, pack);
@@ -73,7 +73,7 @@ void cuda_print_online_pass(const cuda_schedule *s, int phase) {
     some.at.part = rest ? CUDA_RESIDENT : CUDA_ALL;
     cuda_print_accumulators(s, phase);
     cuda_print_accumulators(s, phase + 1);
-    ml_text_add(&e->text, "float w%d[%d];\n", s->folded, cuda_groups(&some) + rest);
+    ml_text_add(&e->text, "float w%d[%d];\n", s->in_place, cuda_groups(&some) + rest);
     print_group(&some, phase);
     some.at.part = CUDA_REST;
     if (rest) print_group(&some, phase);

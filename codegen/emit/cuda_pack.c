@@ -46,11 +46,11 @@ void cuda_print_pack_loop(const cuda_schedule *s) {
         ml_text_add(&e->text,
                     "#pragma unroll\nfor (int j = 0; j < %d; j++) {\n"
                     "const int it = %d + group * %d + j;\nif (it >= %d) continue;\n",
-                    s->group, first, s->group, end);
+                    s->rescale_packs, first, s->rescale_packs, end);
     else
         ml_text_add(&e->text, "#pragma unroll%s\nfor (int it = %d; it < %d; it++) {\n",
                     s->unroll || s->at.part == CUDA_REST ? ""
-                    : s->apart > 1                       ? " 8"
+                    : s->lane_stride > 1                 ? " 8"
                                                          : " 4",
                     first, end);
     ml_text_add(&e->text, "const %s c = ((%s)%s * %d + lane) * %d;\n", type, type,
@@ -86,9 +86,9 @@ void cuda_print_accumulator(const cuda_schedule *s, int i) {
     emit_identity(&e->text, inst->op == ML_OP_ARGMAX ? ML_OP_MAX : (ml_op)inst->op, dtype);
     ml_text_add(&e->text, ";\n");
     if (inst->op == ML_OP_ARGMAX) ml_text_add(&e->text, "%s j%d = -1;\n", s->integer, i);
-    if (s->long_sum[i]) ml_text_add(&e->text, "float lost%d = 0.0f;\n", i);
+    if (s->compensated[i]) ml_text_add(&e->text, "float lost%d = 0.0f;\n", i);
 }
 
 void cuda_print_total(const cuda_schedule *s, int i) {
-    if (s->long_sum[i]) ml_text_add(&s->e->text, "a%d = ml_total_f32(a%d, lost%d);\n", i, i, i);
+    if (s->compensated[i]) ml_text_add(&s->e->text, "a%d = ml_total_f32(a%d, lost%d);\n", i, i, i);
 }

@@ -188,7 +188,7 @@ void cuda_print_start(const cuda_schedule *s) {
     emitter *e = s->e;
     declare_held(s);
     if (s->slots == 1) print_copies(s, "low + team", "slot");
-    for (int i = 1; s->online >= 0 && i < cuda_groups(s); i++) cuda_print_commit(s);
+    for (int i = 1; s->online_sum >= 0 && i < cuda_groups(s); i++) cuda_print_commit(s);
     if (s->slots > 1) {
         ml_text_add(&e->text, "int slot = 0;\nfor (int fill = 0; fill < %d; fill++) {\n",
                     s->slots - 1);
@@ -217,12 +217,12 @@ void cuda_print_step(const cuda_schedule *s) {
         declare_held(s);
         print_copies(s, "row", "slot");
     }
-    if (s->online >= 0 && cuda_refills(s)) return; /* groups are waited for one by one */
+    if (s->online_sum >= 0 && cuda_refills(s)) return; /* groups are waited for one by one */
     ml_text_add(&e->text, "asm volatile(\"cp.async.wait_group %d;\" ::: \"memory\");\n",
                 s->slots - 1);
 }
 
 void cuda_print_row_end(const cuda_schedule *s) {
-    if (cuda_refills(s) && s->online < 0) cuda_print_commit(s);
+    if (cuda_refills(s) && s->online_sum < 0) cuda_print_commit(s);
     if (s->slots > 1) ml_text_add(&s->e->text, "slot = slot == %d ? 0 : slot + 1;\n", s->slots - 1);
 }

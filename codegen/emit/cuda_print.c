@@ -3,26 +3,26 @@
 
 #include <string.h>
 
-/* What makes values of the row of what is folded: 2^-15, but for rows beyond f16's range. */
+/* The scale from in-place values to values of the row: 2^-15, but for rows beyond f16's range. */
 static void print_down(const cuda_schedule *s, int phase) {
     emitter *e = s->e;
-    if (s->folded < 0 || e->phase[s->folded] != phase) return;
-    int less = e->ir->inst[s->folded].src[0];
+    if (s->in_place < 0 || e->phase[s->in_place] != phase) return;
+    int less = e->ir->inst[s->in_place].src[0];
     ml_text_add(&e->text, "const float down = ml_down(%s);\n",
                 emit_name(e, e->ir->inst[less].src[1]));
 }
 
-/* The folded values take their elements' place. */
+/* The in-place values overwrite their elements. */
 static void print_fold(const cuda_schedule *s) {
     emitter *e = s->e;
-    int pack = s->folded_pack;
+    int pack = s->in_place_pack;
     if (s->at.part == CUDA_REST)
         ml_text_add(&e->text, "g%d[it - %d] = ml_round_halves<%d>(z%d);\n", pack, s->resident,
-                    s->vec, s->folded);
+                    s->vec, s->in_place);
     else
         ml_text_add(&e->text,
                     "ml_store_pack<ml_bf16, %d>((ml_bf16 *)(%s), ml_round_halves<%d>(z%d));\n",
-                    s->vec, cuda_slot_text(s, pack, "slot"), s->vec, s->folded);
+                    s->vec, cuda_slot_text(s, pack, "slot"), s->vec, s->in_place);
 }
 
 /* The packs that a phase reads; of the cached ones only those that it is the first to read. */
@@ -53,9 +53,9 @@ static void print_pack_body(const cuda_schedule *s, int phase) {
             ml_text_add(&e->text, " u%d;\n", i);
         }
     }
-    bool folds = s->folded >= 0 && s->online < 0 && e->need[phase][s->folded] &&
-                 e->phase[s->folded] == phase;
-    if (folds) ml_text_add(&e->text, "float z%d[%d];\n", s->folded, s->vec);
+    bool folds = s->in_place >= 0 && s->online_sum < 0 && e->need[phase][s->in_place] &&
+                 e->phase[s->in_place] == phase;
+    if (folds) ml_text_add(&e->text, "float z%d[%d];\n", s->in_place, s->vec);
     cuda_print_elements(s, phase);
     if (folds) print_fold(s);
     for (int i = 0; i < ir->inst_count; i++)
@@ -94,7 +94,7 @@ static void print_saved(const cuda_schedule *s, int phase) {
     const ml_kernel_ir *ir = e->ir;
     bool loads = false;
     for (int i = 0; i < ir->inst_count; i++) {
-        if (e->buffered[i] && i != s->folded && e->phase[i] == phase)
+        if (e->buffered[i] && i != s->in_place && e->phase[i] == phase)
             ml_text_add(&e->text, "%s k%d[%d];\n", emit_compute_type((ml_dtype)ir->inst[i].dtype),
                         i, s->vec * s->packs);
         if (s->pack[i] != i || !reads_pack(s, phase, i, true)) continue;
@@ -120,7 +120,7 @@ static void print_pass(const cuda_schedule *s, int phase) {
          part++) {
         cuda_schedule some = *s;
         some.at.part = (cuda_part)part;
-        some.at.grouped = s->online >= 0;
+        some.at.grouped = s->online_sum >= 0;
         cuda_print_group_start(&some);
         cuda_print_pack_loop(&some);
         print_pack_body(&some, phase);
@@ -137,9 +137,9 @@ static void print_row(const cuda_schedule *s) {
     cuda_print_pointers(s);
     for (int phase = 0; phase < e->phases; phase++) {
         cuda_print_loops(s, phase, -1, e->ir->row_loops - 1);
-        if (s->online >= 0 && phase + 1 == e->phase[s->folded])
+        if (s->online_sum >= 0 && phase + 1 == e->phase[s->in_place])
             cuda_print_online_pass(s, phase);
-        else if (s->online < 0 || phase != e->phase[s->folded])
+        else if (s->online_sum < 0 || phase != e->phase[s->in_place])
             print_pass(s, phase);
     }
 }
@@ -217,12 +217,12 @@ static void print_elements(const cuda_schedule *s) {
 
 static void print_lanes(const cuda_schedule *s) {
     ml_text *out = &s->e->text;
-    if (s->apart > 1)
+    if (s->lane_stride > 1)
         ml_text_add(out,
                     "const int lane = threadIdx.x / 32 %% %d * %d + threadIdx.x %% 32 / %d, "
                     "team = threadIdx.x / %d * %d + threadIdx.x %% %d;\n",
-                    s->warps, CUDA_WARP / s->apart, s->apart, s->warps * CUDA_WARP, s->apart,
-                    s->apart);
+                    s->warps, CUDA_WARP / s->lane_stride, s->lane_stride, s->warps * CUDA_WARP,
+                    s->lane_stride, s->lane_stride);
     else
         ml_text_add(out, "const int lane = threadIdx.x %% %d, team = threadIdx.x / %d;\n", s->team,
                     s->team);
@@ -240,7 +240,7 @@ static void print_own_row(const cuda_schedule *s, const char *first, const char 
 static void print_single_row(const cuda_schedule *s) {
     const char *block = s->e->batch > 0 ? block_text(s) : "(gridDim.x - 1 - blockIdx.x)";
     const char *first = ml_arena_format(s->e->arena, "(%s)%s * %d", s->integer, block, s->teams);
-    if (cuda_meets_apart(s))
+    if (cuda_predicates_rows(s))
         print_own_row(s, first, "a.s[0]");
     else
         ml_text_add(&s->e->text, "const %s row = %s + team;\nif (row >= a.s[0]) return;\n",
@@ -260,17 +260,18 @@ static void print_rows(const cuda_schedule *s) {
     print_chunk(s);
     cuda_print_start(s);
     if (turns) ml_text_add(&e->text, "int turn = 0;\n");
-    bool apart = cuda_meets_apart(s);
-    const char *index = apart ? "first" : "row";
+    bool predicated = cuda_predicates_rows(s);
+    const char *index = predicated ? "first" : "row";
     ml_text_add(&e->text, "for (%s %s = %s; %s < high; %s += %d%s) {\n", s->integer, index,
-                apart ? "low" : "low + team", index, index, s->teams, s->spread ? " * step" : "");
-    if (apart) print_own_row(s, "first", "high");
+                predicated ? "low" : "low + team", index, index, s->teams,
+                s->spread ? " * step" : "");
+    if (predicated) print_own_row(s, "first", "high");
     cuda_print_step(s);
     print_row(s);
     cuda_print_row_end(s);
     if (turns)
         ml_text_add(&e->text, "turn = %d - turn;\n", s->teams * CUDA_WARP);
-    else if (apart)
+    else if (predicated)
         ml_text_add(&e->text, "__syncthreads();\n");
     else if (e->phases > 1 && s->team > CUDA_WARP)
         ml_text_add(&e->text, "ml_team_sync<%d, %d>(team);\n", s->team, cuda_threads(s));
@@ -316,10 +317,10 @@ static const char *finish(const cuda_schedule *s) {
     emitter *e = s->e;
     const char *bounds = ml_arena_format(e->arena, "%d", cuda_threads(s)), *sizes = "";
     const char *scalars = ml_arena_format(e->arena, "long long s[%d]", e->scalars);
-    const char *quick = s->quick ? "#define ml_exp_f32 ml_quick_exp_f32\n"
-                                   "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
-                                   "#define ml_tanh_f32 ml_quick_tanh_f32\n"
-                                 : "";
+    const char *fast_math = s->fast_math ? "#define ml_exp_f32 ml_quick_exp_f32\n"
+                                           "#define ml_sigmoid_f32 ml_quick_sigmoid_f32\n"
+                                           "#define ml_tanh_f32 ml_quick_tanh_f32\n"
+                                         : "";
     if (s->blocks > 0) bounds = ml_arena_format(e->arena, "%s, %d", bounds, s->blocks);
     if (e->batch > 0) sizes = ml_arena_format(e->arena, "struct ml_sizes { %s; };\n", scalars);
     if (e->batch > 0)
@@ -328,7 +329,7 @@ static const char *finish(const cuda_schedule *s) {
         ml_arena_format(e->arena, "struct ml_arguments { char *p[%d]; %s; };\n%s",
                         e->ir->operand_count * (e->batch > 0 ? e->batch : 1), scalars, sizes);
     return ml_arena_format(
-        e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%s) %s%s\n{\n%s", quick,
+        e->arena, "%s%sextern \"C\" __global__ void __launch_bounds__(%s) %s%s\n{\n%s", fast_math,
         types, bounds, e->entry,
         e->batch > 0 ? "(const __grid_constant__ ml_arguments all)" : "(const ml_arguments a)",
         e->text.text);

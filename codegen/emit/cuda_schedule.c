@@ -88,8 +88,8 @@ bool cuda_is_cached(const cuda_schedule *s, const ml_inst *inst) {
 }
 
 bool cuda_reads_pack(const cuda_schedule *s, int phase, int i, int pack) {
-    bool folded = i == s->folded && pack == s->folded_pack;
-    return (s->pack[i] == pack || folded) && s->e->need[phase][i];
+    bool in_place = i == s->in_place && pack == s->in_place_pack;
+    return (s->pack[i] == pack || in_place) && s->e->need[phase][i];
 }
 
 /* The last pass that needs the elements of a pack. */
@@ -141,7 +141,7 @@ bool cuda_is_alone(const cuda_schedule *s) {
     return s->slots * s->slot_bytes > CUDA_SHARED_BYTES;
 }
 
-/* Whether a team walks enough rows for it to pay that work is done ahead of them. */
+/* Whether a team loops over enough rows for prefetching and hoisting to pay. */
 bool cuda_rows_follow(const cuda_schedule *s) {
     return s->chunked && s->e->rows / s->chunks >= (int64_t)LEAST_ROUNDS * s->teams;
 }
@@ -150,14 +150,14 @@ bool cuda_rows_follow(const cuda_schedule *s) {
  * of one row need not wait for those that still read the row before's. */
 bool cuda_takes_turns(const cuda_schedule *s) {
     const ml_kernel_ir *ir = s->e->ir;
-    if (s->apart > 1) return false;
+    if (s->lane_stride > 1) return false;
     for (int i = 0; i < ir->inst_count; i++)
         if (ml_inst_reduces_row(&ir->inst[i]) && ir->inst[i].op == ML_OP_ARGMAX) return false;
     return s->chunked && s->e->phases > 1 && s->team > CUDA_WARP;
 }
 
-bool cuda_meets_apart(const cuda_schedule *s) {
-    return s->apart > 1 && s->warps > 1;
+bool cuda_predicates_rows(const cuda_schedule *s) {
+    return s->lane_stride > 1 && s->warps > 1;
 }
 
 /* The first of a phase's results from `from` on that is reduced like instruction `like`; or -1. */
@@ -174,7 +174,7 @@ static int next_alike(const cuda_schedule *s, int from, int like) {
 /* Results that are reduced alike share their exchanges, two by two: the other one of a pair. */
 int cuda_pair_of(const cuda_schedule *s, int i) {
     int first = -1, second = -1;
-    if (s->team > CUDA_MAX_THREADS / 2 || s->online >= 0) return -1;
+    if (s->team > CUDA_MAX_THREADS / 2 || s->online_sum >= 0) return -1;
     do {
         first = next_alike(s, second + 1, i);
         second = next_alike(s, first + 1, i);
@@ -200,7 +200,7 @@ int64_t cuda_results_bytes(const cuda_schedule *s) {
 }
 
 bool cuda_holds_rest(const cuda_schedule *s) {
-    return s->slots == 1 && s->resident < s->packs && s->held;
+    return s->slots == 1 && s->resident < s->packs && s->prefetch_rest;
 }
 
 bool cuda_refills(const cuda_schedule *s) {
@@ -234,9 +234,9 @@ bool cuda_is_of_number(const cuda_schedule *s, int i) {
 /* The row's largest element. Those of groups are finite: they need no guard of their own. */
 int cuda_online_largest(const cuda_schedule *s) {
     const ml_kernel_ir *ir = s->e->ir;
-    return cuda_guarded(ir, ir->inst[ir->inst[s->folded].src[0]].src[1]);
+    return cuda_guarded(ir, ir->inst[ir->inst[s->in_place].src[0]].src[1]);
 }
 
 int cuda_groups(const cuda_schedule *s) {
-    return s->at.part == CUDA_REST ? 1 : (s->resident + s->group - 1) / s->group;
+    return s->at.part == CUDA_REST ? 1 : (s->resident + s->rescale_packs - 1) / s->rescale_packs;
 }

@@ -2,14 +2,14 @@
  *
  * A pack is `vec` neighbouring elements of the innermost loop, moved by vectorised loads and
  * stores. Elementwise kernels: a thread has two packs, or one where it loads an index before them
- * (cuda_choose_elements). Kernels with columns: a team of `team` threads walks a row, thread t of
- * it the packs t, t + team, ... (`packs` of them); a block holds `teams` teams. With chunks a block
- * walks the rows of its chunk, team k its rows k, k + teams, ...; `tiled` kernels (column sums of
- * rows that need nothing from each other) also cut the columns over blocks, tile by tile. Where
- * passes read rows from shared memory (`slots` > 0), asynchronous copies bring them slots - 1 rows
- * ahead, or, with one slot, during the last pass over the row before; a thread reads only what it
- * copied itself, so that no barriers are needed. Everything is a function of sizes, strides and the
- * target alone. */
+ * (cuda_choose_elements). Kernels with columns: a team, a group of `team` threads, loops over a
+ * row, thread t of it the packs t, t + team, ... (`packs` of them); a block holds `teams` teams.
+ * With chunks a block walks the rows of its chunk, team k its rows k, k + teams, ...; `tiled`
+ * kernels (column sums of rows that need nothing from each other) also cut the columns over blocks,
+ * tile by tile. Where passes read rows from shared memory (`slots` > 0), asynchronous copies bring
+ * them slots - 1 rows ahead, or, with one slot, during the last pass over the row before; a thread
+ * reads only what it copied itself, so that no barriers are needed. Everything is a function of
+ * sizes, strides and the target alone. */
 #ifndef ML_CUDA_SCHEDULE_H
 #define ML_CUDA_SCHEDULE_H
 
@@ -28,8 +28,9 @@ typedef struct cuda_schedule {
     emitter *e;
     /* --- chosen: threads (cuda_threads.c) --- */
     int vec, team, teams, packs;
-    int apart; /* threads of a team are so many apart: neighbours have neighbouring rows */
-    int warps; /* then: that share a team; where several do, whole blocks meet for results */
+    int lane_stride; /* neighbouring lanes are mapped to this many adjacent rows, so that loads are
+                        coalesced: a team's lanes are so many apart; 1: a row's columns */
+    int warps;       /* then: that share a team; several reduce by barriers of the whole block */
     bool chunked, tiled;
     int64_t chunks;    /* that rows are cut into, where chunked */
     bool spread;       /* by turns, as many rows as there are teams at a time */
@@ -37,42 +38,44 @@ typedef struct cuda_schedule {
     bool in_registers; /* COLUMN accumulators; else they are added to memory row by row */
     int blocks;        /* that a multiprocessor is to hold at once, where that is known; or 0 */
     /* --- chosen: memory (cuda_memory.c) --- */
-    bool *cached;     /* by pack: is in registers from its first phase on */
-    bool *prefetched; /* by pack: copied to shared memory ahead of its row */
-    int slots;        /* rows of a team in shared memory at a time */
-    int resident;     /* packs of a thread that a slot has room for; others stay in memory */
-    bool held;        /* or rather in registers, from the row before on */
-    bool instead;     /* values wait in registers in place of the packs that they are computed of */
+    bool *cached;       /* by pack: is in registers from its first phase on */
+    bool *prefetched;   /* by pack: copied to shared memory ahead of its row */
+    int slots;          /* rows of a team in shared memory at a time */
+    int resident;       /* packs of a thread that a slot has room for; others stay in memory */
+    bool prefetch_rest; /* the non-resident packs are prefetched into registers, a row ahead
+                           (double buffering) */
+    bool keep_results;  /* intermediates replace their input packs in registers between passes */
     /* --- chosen: values (cuda_values.c) --- */
-    bool *invariant; /* element values that all rows share ... */
-    bool *hoisted;   /* ... and those of them that are computed once, for rows to use */
-    bool *next;      /* loads of one value a row: loaded while the row before is worked on */
-    int folded;      /* a value that replaces the elements that it is computed of; else -1 */
-    int online;      /* the folded value's sum, found in the pass of the largest element; else -1 */
-    int group;       /* then: packs whose largest element their values refer to */
+    bool *invariant;   /* element values that all rows share ... */
+    bool *hoisted;     /* ... and those of them that are computed once, for rows to use */
+    bool *next;        /* loads of one value a row: loaded while the row before is worked on */
+    int in_place;      /* a value cached in place of its input elements, in their slot; else -1 */
+    int online_sum;    /* online softmax: its accumulator, summed in the pass that finds the row's
+                          maximum; else -1 */
+    int rescale_packs; /* then: packs for one running maximum, after which sums are rescaled */
     /* --- derived from the IR and what was chosen --- */
     bool elementwise;
-    bool quick;                 /* rounding to bf16 hides errors of about 1e-6 */
-    const char *integer;        /* type of indices: int where they fit, else long long */
+    bool fast_math;      /* all float stores are bf16, whose rounding hides errors of about 1e-6 */
+    const char *integer; /* type of indices: int where they fit, else long long */
     const char *column_integer; /* the same for columns, or for the innermost loop */
     const char *chunk_integer;  /* the same for products of rows and chunks */
     int *pack;        /* LOAD: the first load of the same elements, whose pack serves; -1: none */
     int *first_phase; /* by pack */
     int64_t *shared;  /* by pack: where prefetched ones start in a slot */
     int64_t slot_bytes;
-    int folded_pack; /* the folded value's elements */
-    /* A comparison of the column's number with one value of the row is true in one pack of the row
-     * at most. Others are printed without it: */
-    int *hit;       /* the row's value, by comparison; else -1 */
-    bool *zero;     /* values that are 0 where no comparison is true */
-    int *largest;   /* a row's maximum of elements as they are in memory: their pack; else -1 */
-    bool *long_sum; /* a thread adds up so many terms that it adds up beside the sum what is lost */
+    int in_place_pack; /* the elements that it replaces */
+    /* One-hot predicates, column == a value of the row, are true in one pack of a row at most. The
+     * loop's body is printed twice: as it is, and specialised for packs where all are false. */
+    int *one_hot;         /* by comparison: the value that the column equals; else -1 */
+    bool *zero_elsewhere; /* by value: 0 where all one-hot predicates are false */
+    int *largest;      /* a row's maximum of elements as they are in memory: their pack; else -1 */
+    bool *compensated; /* Kahan (compensated) summation: a thread adds up very many terms */
     /* --- where the printer is --- */
     struct {
         cuda_part part;
-        bool missed;  /* in a pack that no comparison hits */
-        bool grouped; /* the packs' loop is one of a group */
-        bool gathers; /* likewise, and the group's packs are an array */
+        bool all_false; /* the body for packs in which all one-hot predicates are false */
+        bool grouped;   /* the loop over packs is one over `rescale_packs` of them */
+        bool gathers;   /* likewise, and these packs are an array */
     } at;
 } cuda_schedule;
 
@@ -95,8 +98,10 @@ int cuda_pair_of(const cuda_schedule *s, int inst);
 /* Whether values that teams of several warps share alternate between two addresses, so that threads
  * of one row need not wait for those that still read the row before's. */
 bool cuda_takes_turns(const cuda_schedule *s);
-bool cuda_meets_apart(
-    const cuda_schedule *s); /* threads without a row do all but what has effects */
+/* Whether threads without a row (inactive ones, past the last) run the same code up to the
+ * barriers, with their stores and partial sums predicated off, since all threads must reach a
+ * barrier. */
+bool cuda_predicates_rows(const cuda_schedule *s);
 int64_t cuda_column_bytes(const cuda_schedule *s); /* shared memory for the teams' column results */
 int64_t cuda_results_bytes(const cuda_schedule *s); /* and for results of rows and of all rows */
 
@@ -105,11 +110,11 @@ int cuda_threads(const cuda_schedule *s);   /* of a block */
 int64_t cuda_tiles(const cuda_schedule *s); /* that columns are cut into */
 /* Registers for one column of a row: packs in bytes / 4, column accumulators. */
 double cuda_column_registers(const cuda_schedule *s, double *accumulators);
-/* Whether a team walks enough rows for it to pay that work is done ahead of them. */
+/* Whether a team loops over enough rows for prefetching and hoisting to pay. */
 bool cuda_rows_follow(const cuda_schedule *s);
 bool cuda_is_alone(
     const cuda_schedule *s); /* a block on its multiprocessor, for its shared memory */
-bool cuda_holds_rest(const cuda_schedule *s); /* of a row, in registers */
+bool cuda_holds_rest(const cuda_schedule *s); /* a row's non-resident packs are in registers */
 bool cuda_refills(const cuda_schedule *s);    /* the last pass over a row has the next one copied */
 
 /* Values. */

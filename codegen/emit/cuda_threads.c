@@ -1,4 +1,4 @@
-/* Kernels for CUDA, choices: vector width, and how many threads walk a row, a chunk or a tile. */
+/* Kernels for CUDA, choices: vector width, and how many threads share a row, a chunk or a tile. */
 #include "codegen/emit/cuda_choose.h"
 #include "runtime/base/machine.h"
 
@@ -7,21 +7,23 @@ enum {
     ROW_THREADS = 128,  /* of a block of several small teams */
     SUMS_THREADS = 896, /* where sums of columns leave no room for a second block */
     MAX_ELEMENTS = 32,  /* of a row in one thread, before a row gets more threads */
-    WARP_ELEMENTS = 24, /* the same of a row that is not walked and for which a warp will do ... */
+    WARP_ELEMENTS = 24, /* the same, not in a loop over rows, where a warp will do ... */
     TEAM_ELEMENTS = 16, /* ... and of others, where these many threads will do */
     TEAM_THREADS = 384,
     ROW_REGISTERS = 80, /* that a row's elements may take of a thread, likewise */
     FEW_ROWS = 256,
-    MAX_UNROLLED = 16, /* packs of a thread */
-    APART_FEW = 8,     /* rows side by side: as many elements as memory moves at least */
-    APART_WARPS = 16,  /* that share such rows, if they are long enough */
-    APART_LEAST = 2,   /* elements of a thread then */
-    CHUNK_APART_WARPS = 4,
-    CHUNK_APART_LEAST = 16,
-    WALK_LANES = 128,    /* shorter rows without sums of columns do as well by themselves ... */
-    WALK_REGISTERS = 48, /* ... and those whose loads take no more of a thread */
-    WALK_BLOCKS = 8,     /* a multiprocessor: most of them wait for their turn */
-    TILE_THREADS = 1536, /* of a multiprocessor, of tiles */
+    MAX_UNROLLED = 16,   /* packs of a thread */
+    ADJACENT_FEW = 8,    /* adjacent rows: as many elements as memory moves at least */
+    ADJACENT_WARPS = 16, /* that share such rows, if they are long enough */
+    ADJACENT_LEAST = 2,  /* elements of a thread then */
+    CHUNK_ADJACENT_WARPS = 4,
+    CHUNK_ADJACENT_LEAST = 16,
+    /* A persistent kernel (its blocks loop over rows, without sums of columns) has at least so many
+     * threads a row; shorter rows are as fast with a block each ... */
+    PERSISTENT_THREADS = 128,
+    PERSISTENT_REGISTERS = 48, /* ... and so it is where a row's loads take no more of a thread */
+    PERSISTENT_BLOCKS = 8,     /* a multiprocessor: most of them are queued */
+    TILE_THREADS = 1536,       /* of a multiprocessor, of tiles */
     LEAST_TILE_TEAMS = 4,
     TILE_ROUNDS = 6,           /* rows that a team of a tile should have */
     COLUMN_BYTES = 40 << 10,   /* of column results, and with other results ... */
@@ -104,8 +106,8 @@ int cuda_choose_lanes(int64_t packs, int64_t most, int warp) {
     return best;
 }
 
-/* Packs of a thread at most where registers hold `held`. Rows that are not walked get so many warps
- * that these hide each other's waiting for memory and for their team. */
+/* Packs of a thread at most where registers hold `held`. Kernels without a loop over rows get so
+ * many warps a row that these hide each other's waiting for memory and for their team. */
 static int64_t most_packs(const cuda_schedule *s, int64_t packs, int64_t held) {
     int64_t few = TEAM_ELEMENTS / s->vec, least = (packs + TEAM_THREADS - 1) / TEAM_THREADS;
     if (few < least) few = least;
@@ -185,15 +187,15 @@ void cuda_choose_tiles(cuda_schedule *s) {
     choose_team(s);
 }
 
-/* Rows whose elements are far apart in memory, beside those of the next row: where chunks' sums are
- * added up, say. Rows side by side then, so that what a warp reads at once is contiguous: a warp's
- * worth where there are many, few where threads are what lacks. */
-bool cuda_choose_apart(cuda_schedule *s) {
+/* Rows whose columns are strided in memory while adjacent rows are contiguous: where chunks' sums
+ * are added up, say. A warp's lanes are mapped across adjacent rows then, so that its loads are
+ * coalesced: 32 rows where there are many, few where threads are what lacks. */
+bool cuda_choose_adjacent_rows(cuda_schedule *s) {
     const emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     int beside = ir->row_loops - 1, found = 0;
     bool fits = s->vec == 1 && !s->tiled && e->columns >= CUDA_WARP && beside >= 0 &&
-                ir->size[beside] >= APART_FEW;
+                ir->size[beside] >= ADJACENT_FEW;
     for (int i = 0; i < ir->inst_count && fits; i++) {
         const ml_inst *inst = &ir->inst[i];
         const int64_t *stride = ir->operand[inst->operand].stride;
@@ -205,16 +207,17 @@ bool cuda_choose_apart(cuda_schedule *s) {
         found++;
     }
     if (!fits || found == 0) return false;
-    bool many = s->chunked && e->rows / s->chunks >= APART_FEW * 2;
-    int64_t least = many ? CHUNK_APART_LEAST : APART_LEAST;
-    s->apart = many ? CUDA_WARP : APART_FEW;
-    s->team = CUDA_WARP / s->apart;
-    for (s->warps = 1; !writes_elements(s) && s->warps < (many ? CHUNK_APART_WARPS : APART_WARPS) &&
+    bool many = s->chunked && e->rows / s->chunks >= ADJACENT_FEW * 2;
+    int64_t least = many ? CHUNK_ADJACENT_LEAST : ADJACENT_LEAST;
+    s->lane_stride = many ? CUDA_WARP : ADJACENT_FEW;
+    s->team = CUDA_WARP / s->lane_stride;
+    for (s->warps = 1; !writes_elements(s) &&
+                       s->warps < (many ? CHUNK_ADJACENT_WARPS : ADJACENT_WARPS) &&
                        e->columns >= 2 * s->team * least;) {
         s->warps *= 2;
         s->team *= 2;
     }
-    s->teams = s->apart;
+    s->teams = s->lane_stride;
     while (cuda_threads(s) < ROW_THREADS) s->teams *= 2;
     s->packs = (int)((e->columns + s->team - 1) / s->team);
     s->unroll = s->packs <= MAX_UNROLLED;
@@ -222,18 +225,19 @@ bool cuda_choose_apart(cuda_schedule *s) {
     return true;
 }
 
-/* Rows of several passes that are too much for registers are walked by blocks although they need
- * nothing from each other: what a row waits for is under way while others are worked on. There are
- * more blocks than run at once, since multiprocessors differ in what memory gives them. */
-bool cuda_choose_walk(cuda_schedule *s) {
+/* Rows of several passes that do not fit in registers get a persistent kernel, whose blocks loop
+ * over rows, although rows are independent: the next row's loads overlap the present one's work.
+ * There are more blocks than run at once, since multiprocessors differ in memory bandwidth. */
+bool cuda_choose_persistent(cuda_schedule *s) {
     double accumulators;
     if (s->chunked || s->e->phases < 3) return false;
-    if (cuda_column_registers(s, &accumulators) * MAX_ELEMENTS <= WALK_REGISTERS) return false;
+    if (cuda_column_registers(s, &accumulators) * MAX_ELEMENTS <= PERSISTENT_REGISTERS)
+        return false;
     s->chunked = true;
-    for (int blocks = WALK_BLOCKS; blocks > 1; blocks /= 2) {
+    for (int blocks = PERSISTENT_BLOCKS; blocks > 1; blocks /= 2) {
         s->chunks = blocks * processors_of(s);
         choose_team(s);
-        if (cuda_rows_follow(s) && s->unroll && s->team >= WALK_LANES) return true;
+        if (cuda_rows_follow(s) && s->unroll && s->team >= PERSISTENT_THREADS) return true;
     }
     s->chunked = false;
     s->chunks = 0;

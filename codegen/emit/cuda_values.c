@@ -22,24 +22,24 @@ static bool is_column_number(const cuda_schedule *s, int i) {
     return inst->kind == ML_INST_INDEX && inst->operand == s->e->inner;
 }
 
-/* Comparisons of the column's number with what a row has one of. */
-void cuda_find_hits(cuda_schedule *s) {
+/* One-hot predicates: comparisons of the column's number with a value of the row. */
+void cuda_find_one_hot(cuda_schedule *s) {
     const emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         const ml_inst *inst = &e->ir->inst[i];
-        s->hit[i] = -1;
+        s->one_hot[i] = -1;
         if (inst->kind != ML_INST_MAP || s->vec == 1 || s->elementwise) continue;
         for (int side = 0; side < 2 && inst->op == ML_OP_EQ; side++) {
             int other = inst->src[1 - side];
             if (is_column_number(s, inst->src[side]) && e->loop[other] < e->ir->row_loops &&
                 ml_dtypes[e->ir->inst[other].dtype].kind == ML_KIND_INT)
-                s->hit[i] = other;
+                s->one_hot[i] = other;
         }
-        if (inst->op == ML_OP_WHERE && s->hit[inst->src[0]] >= 0) {
+        if (inst->op == ML_OP_WHERE && s->one_hot[inst->src[0]] >= 0) {
             const ml_inst *other = &e->ir->inst[inst->src[2]];
-            s->zero[i] = other->kind == ML_INST_CONST && other->constant.integer == 0;
+            s->zero_elsewhere[i] = other->kind == ML_INST_CONST && other->constant.integer == 0;
         }
-        if (inst->op == ML_OP_CAST) s->zero[i] = s->zero[inst->src[0]];
+        if (inst->op == ML_OP_CAST) s->zero_elsewhere[i] = s->zero_elsewhere[inst->src[0]];
     }
 }
 
@@ -183,11 +183,11 @@ static int element_of(const cuda_schedule *s, int i) {
  * 0 to 1, it takes the place of x as f16, whose 2^-12 the rounding of results to bf16 hides, so
  * that it is computed once. A row with an infinite element, of which nothing is lessened, may
  * become NaN throughout. */
-void cuda_choose_folded(cuda_schedule *s) {
+void cuda_choose_in_place(cuda_schedule *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     bool all = s->resident == s->packs || cuda_holds_rest(s);
-    for (int i = 0; i < ir->inst_count && s->quick && s->slots == 1 && all; i++) {
+    for (int i = 0; i < ir->inst_count && s->fast_math && s->slots == 1 && all; i++) {
         const ml_inst *inst = &ir->inst[i], *less = &ir->inst[inst->src[0]];
         bool is_exp = inst->kind == ML_INST_MAP && inst->op == ML_OP_EXP && inst->dtype == ML_F32 &&
                       e->loop[i] == e->inner && !e->buffered[i];
@@ -203,8 +203,8 @@ void cuda_choose_folded(cuda_schedule *s) {
                 others += s->pack[j] == pack && e->need[phase][j];
         }
         if (later > 0 && others == 0) {
-            s->folded = i;
-            s->folded_pack = pack;
+            s->in_place = i;
+            s->in_place_pack = pack;
             return;
         }
         e->buffered[i] = false;
@@ -228,8 +228,8 @@ void cuda_choose_next(cuda_schedule *s) {
 /* Whether an instruction of the exponentials' pass is part of them or of their sum. */
 static bool belongs(const cuda_schedule *s, int i, int sum) {
     const ml_kernel_ir *ir = s->e->ir;
-    int less = ir->inst[s->folded].src[0], element = ir->inst[less].src[0];
-    return i == s->folded || i == less || i == element || i == sum || s->pack[i] >= 0 ||
+    int less = ir->inst[s->in_place].src[0], element = ir->inst[less].src[0];
+    return i == s->in_place || i == less || i == element || i == sum || s->pack[i] >= 0 ||
            ir->inst[i].kind == ML_INST_CONST;
 }
 
@@ -238,7 +238,7 @@ static bool has_others(const cuda_schedule *s, int largest) {
     const emitter *e = s->e;
     for (int i = 0; i < e->ir->inst_count; i++) {
         if (!e->need[e->phase[largest]][i] || i == largest) continue;
-        bool reads = s->pack[i] >= 0 && s->pack[i] != s->folded_pack;
+        bool reads = s->pack[i] >= 0 && s->pack[i] != s->in_place_pack;
         if (s->largest[i] >= 0 || reads || cuda_stores_pack(s, i)) return true;
     }
     return false;
@@ -248,22 +248,22 @@ void cuda_choose_online(cuda_schedule *s) {
     emitter *e = s->e;
     const ml_kernel_ir *ir = e->ir;
     /* beside a second block, what it would save is hidden, and registers lack */
-    if (s->folded < 0 || s->team <= CUDA_WARP || !cuda_is_alone(s)) return;
-    int phase = e->phase[s->folded], sum = -1;
+    if (s->in_place < 0 || s->team <= CUDA_WARP || !cuda_is_alone(s)) return;
+    int phase = e->phase[s->in_place], sum = -1;
     int largest = cuda_online_largest(s);
     if (e->phase[largest] + 1 != phase || phase + 2 != e->phases || has_others(s, largest)) return;
     for (int i = 0; i < ir->inst_count; i++) {
         bool adds = ml_inst_reduces_row(&ir->inst[i]) && e->phase[i] == phase;
         if (!adds) continue;
-        if (sum >= 0 || ir->inst[i].op != ML_OP_SUM || ir->inst[i].src[0] != s->folded) return;
+        if (sum >= 0 || ir->inst[i].op != ML_OP_SUM || ir->inst[i].src[0] != s->in_place) return;
         sum = i;
     }
     for (int i = 0; i < ir->inst_count && sum >= 0; i++)
         if (e->need[phase][i] && e->loop[i] >= ir->row_loops && !belongs(s, i, sum)) return;
     if (sum < 0) return;
-    s->online = sum;
-    s->group = (s->resident + MOST_GROUPS - 1) / MOST_GROUPS;
-    if (s->packs - s->resident > s->group) s->group = s->packs - s->resident;
+    s->online_sum = sum;
+    s->rescale_packs = (s->resident + MOST_GROUPS - 1) / MOST_GROUPS;
+    if (s->packs - s->resident > s->rescale_packs) s->rescale_packs = s->packs - s->resident;
 }
 
 /* Terms that a thread adds up one by one: of a row, or of its rows of a chunk. */
@@ -277,12 +277,12 @@ static int64_t terms_of(const cuda_schedule *s, int i) {
 
 /* In f32 the roundings of LONG_SUM equal terms may add up to 4e-5. (Columns' sums of so many rows a
  * thread would be of tensors of 8 GB and more.) */
-void cuda_find_long_sums(cuda_schedule *s) {
+void cuda_find_compensated(cuda_schedule *s) {
     enum { LONG_SUM = 4096 };
     for (int i = 0; i < s->e->ir->inst_count; i++) {
         const ml_inst *inst = &s->e->ir->inst[i];
-        bool sums = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online &&
+        bool sums = inst->kind == ML_INST_REDUCE && inst->op == ML_OP_SUM && i != s->online_sum &&
                     !cuda_is_column(s, inst) && strcmp(ml_suffix(inst->dtype), "f32") == 0;
-        s->long_sum[i] = sums && terms_of(s, i) > LONG_SUM;
+        s->compensated[i] = sums && terms_of(s, i) > LONG_SUM;
     }
 }

@@ -106,7 +106,7 @@ void ml_emit(const ml_kernel_ir *ir, const ml_target *target, ml_arena *arena, m
 
 int ml_batch_capacity(const ml_kernel *kernel) {
     enum { WORDS = 512 }; /* of a kernel's arguments: 4 KiB */
-    return kernel->joins ? (WORDS - 1) / (kernel->pointer_count + 1 + kernel->scalar_count) : 0;
+    return kernel->batchable ? (WORDS - 1) / (kernel->pointer_count + 1 + kernel->scalar_count) : 0;
 }
 
 void ml_kernel_batch(const ml_kernel *const *members, int count, ml_arena *arena, ml_kernel *out) {
@@ -118,7 +118,7 @@ void ml_kernel_batch(const ml_kernel *const *members, int count, ml_arena *arena
     name(out, ml_hash(&capacity, sizeof capacity, members[0]->key), arena);
     out->pointer_count = capacity * members[0]->pointer_count;
     out->scalar_count = 0;
-    out->joins = false;
+    out->batchable = false;
     out->table = table;
     out->table_count = words;
     table[0] = count;

@@ -107,8 +107,8 @@ static void attention_cuda(ml_schedule *s, ml_step *step) {
     if (p.a->backward) reserve_workspace(&p);
     if (p.masks > 0 && attention_wgmma_serves(&p)) attention_reserve_states(&p);
     if (!attention_mma(&p)) attention_simt(&p);
-    ml_kernel *otherwise = step->kernel;
-    if (attention_wgmma(&p)) step->kernel->otherwise = otherwise;
+    ml_kernel *fallback = step->kernel;
+    if (attention_wgmma(&p)) step->kernel->fallback = fallback;
 }
 
 void ml_template_attention(ml_schedule *s, ml_step *step) {

@@ -395,8 +395,8 @@ void ml_template_ragged(ml_schedule *s, ml_step *step) {
     method best = tma_serves(&p) ? TMA : wgmma_serves(&p) ? WGMMA : mma_serves(&p) ? MMA : PLAIN;
     for (method how = best > MMA ? MMA : best; how <= best;
          how++) { /* each falls back on the last */
-        ml_kernel *otherwise = step->kernel;
+        ml_kernel *fallback = step->kernel;
         step->kernel = print_kernel(&p, how);
-        step->kernel->otherwise = otherwise;
+        step->kernel->fallback = fallback;
     }
 }

@@ -90,7 +90,7 @@ typedef struct {
     uint32_t packed[2];  /* the copies' values; LOWER_NONE: the operand as it is in memory */
     uint32_t packers[2]; /* the groups that copy them */
     ml_gemm *gemm;       /* DOT */
-    ml_ref result; /* what a library step writes: itself, or the ADD that it does on the side */
+    ml_ref result;       /* what a library step writes: itself, or the ADD fused as its epilogue */
     ml_ref bias, addend; /* of that ADD, what else it adds; 0: none */
 } lower_group;
 
@@ -104,7 +104,7 @@ typedef struct {
     uint32_t partial_group; /* that makes the partial results of a REDUCE */
     uint32_t partial_value, value, storage;
     uint32_t layout; /* index of a lower_layout; 0: contiguous in the type's order */
-    ml_ref product;  /* of an ADD that a DOT or SCATTER_ADD does on the side: that; 0 elsewhere */
+    ml_ref product; /* of an ADD fused as the epilogue of a DOT or SCATTER_ADD: that; 0 elsewhere */
     ml_ref bias, addend;   /* of such an ADD: the other operand, as one or the other */
     uint32_t *part_groups; /* CONCAT: groups of the copied parts, LOWER_NONE where in place */
     uint32_t recent[2];    /* groups that read it lately */

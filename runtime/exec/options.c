@@ -3,7 +3,7 @@
 #include "runtime/exec/program.h"
 
 static ml_choice choice(int knob) {
-    return knob < 0 ? ML_WHERE_IT_PAYS : knob ? ML_ALWAYS : ML_NEVER;
+    return knob < 0 ? ML_AUTO : knob ? ML_ALWAYS : ML_NEVER;
 }
 
 ml_compile_options ml_compile_options_read(void) {

@@ -136,7 +136,7 @@ static ml_status plan_retry(ml_session *session, const ml_roots *roots, const ml
 static void show_chain(const ml_kernel *kernel, ml_target_kind kind, ml_index *seen) {
     for (; kernel != NULL; kernel = kernel->next) {
         uint32_t cursor = 0;
-        show_chain(kernel->otherwise, kind, seen);
+        show_chain(kernel->fallback, kind, seen);
         if (ml_index_next(seen, kernel->key, &cursor) != ML_INDEX_NONE) continue;
         ml_index_add(seen, kernel->key, 0);
         ml_jit_show(kernel, kind, seen->arena);

@@ -57,7 +57,7 @@ struct ml_program {
     int64_t buffer_bytes;
     bool may_overflow; /* a run may turn out to have left rows without a slot, on some rank */
     int64_t until;     /* of one that is cut: the latest of all ranks' plans */
-    bool unsettled;    /* has run, and it is not known whether all that is exchanged found room */
+    bool unsettled;    /* has run, and its overflow check is pending: program_settle resolves it */
     bool ready;        /* all states that it reads are initialized */
     ml_program *retry; /* overflow_retry.c; NULL: none */
     int pauses_left, pause; /* runs that the retry does at once: left, and after the next failure */
@@ -121,9 +121,10 @@ ml_status retry_inputs(ml_program *retry);
 bool retry_at_once(ml_program *program);
 /* After a run: *done has the results, the program itself or its retry, which then has run. */
 ml_status retry_settle(ml_program *program, ml_program **done);
-/* That, where the last run is not known to stand. */
+/* Resolve the pending overflow of the last run: read its check and, where rows were left without a
+ * slot, have the retry run. Nothing is done where none is pending. */
 ml_status program_settle(ml_program *program, ml_program **done);
-/* Settle the run of a program other than `next` that is pending: before anything else reads or sets
+/* Resolve a pending overflow of a program other than `next`: before anything else reads or sets
  * states. All ranks of a job call it in the same order. */
 ml_status program_settle_others(ml_session *session, const ml_program *next);
 
@@ -175,7 +176,7 @@ bool session_holds(const ml_session *session, uint32_t state);
 bool session_home(const ml_session *session, uint32_t state);
 /* Release what ranks kept before the last program was cut, and that now lives elsewhere. */
 void session_release(ml_session *session);
-/* A stage for a state that no program has used yet. */
+/* Assign a pipeline stage, whose rank will hold it, to a state that no program has used yet. */
 ml_status session_settle(ml_session *session, uint32_t state);
 /* This rank's part of a state from whichever stage has it (the others give zeros); all at once. */
 ml_status session_spread(const ml_session *session, uint32_t state, void *part, int64_t bytes);

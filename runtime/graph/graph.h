@@ -51,8 +51,9 @@ enum {
     ML_NODE_COPY = 4,     /* a deliberate second copy (recomputation): part of its identity */
     ML_NODE_FUNCTION = 8, /* of an attention's functions, reached by its arguments alone and never
                              computed itself: part of its identity, set by ml_attention */
-    ML_NODE_PROMPT = 16,  /* computed before the next product or routine, not in a kernel of a later
-                             time: what it is made of is large and then done with */
+    ML_NODE_PROMPT = 16,  /* schedule early: before the next product or routine, never fused into a
+                             later kernel. Shortens the live ranges of its operands, which are
+                             large and have no later reader */
 };
 typedef struct {
     uint8_t op, flags;

@@ -13,7 +13,8 @@ ml_graph *ml_drop_placements(const ml_graph *from, ml_roots *roots);
 /* Scatter-adds at the indices of a sort (or those divided by a number) become sums of gathers. */
 ml_graph *ml_invert_permutations(const ml_graph *from, ml_roots *roots);
 bool ml_invert_permutations_applies(const ml_graph *g); /* whether there is one */
-/* Sums over an axis of terms that are scaled by what does not change along it: scaled sums. */
+/* Hoist loop-invariant factors out of reductions: the sum over an axis of a r + b s, where r and s
+ * have no such axis, becomes r sum(a) + s sum(b). */
 ml_graph *ml_split_scaled_sums(const ml_graph *from, ml_roots *roots);
 bool ml_split_scaled_sums_applies(const ml_graph *g); /* whether there is one */
 /* Narrow products of f32 with bf16 values, or of few elements and rounded to bf16 afterwards, in
@@ -56,10 +57,11 @@ ml_graph *ml_half_batches(const ml_graph *from, ml_roots *roots, ml_axis axis, i
  * those of chunks), are added to the state one after the other. After sharding: one by one they
  * would be reduced over ranks one by one too. */
 ml_graph *ml_split_accumulation(const ml_graph *from, ml_roots *roots);
-/* Recompute cheap forward values (norm outputs, activations) in the backward pass instead of saving
- * them, where what they are computed from is saved anyway. */
+/* Full recomputation: the backward pass computes elementwise forward values (norm outputs,
+ * activations) again instead of saving them, where their inputs are saved anyway. */
 ml_graph *ml_recompute(const ml_graph *from, ml_roots *roots);
-/* Only those that cost little: up to `bytes` bytes of memory traffic in all. */
+/* Selective recomputation: only values whose copies add little memory traffic, `bytes` bytes in all
+ * at most. */
 ml_graph *ml_recompute_thrifty(const ml_graph *from, ml_roots *roots, int64_t bytes);
 
 /* Where n compares values with the largest or smallest of them: mark the nodes that compute them,

@@ -1,5 +1,5 @@
-/* The ladder of attempts. What is saved first costs least time: cheap values recomputed
- * instead of stored for deferred weight gradients, no cache of parameters, collectives
+/* The ladder of attempts. What is saved first costs least time: selective recomputation
+ * also for deferred weight gradients, no cache of parameters, collectives
  * that do not overlap, everything recomputed that need not be stored. */
 #include "runtime/plan/fit_memory.h"
 
@@ -10,8 +10,9 @@ typedef struct {
     plan_size size;   /* of the smallest */
 } ladder;
 
-/* A program should leave room for others: one that sets the parameters after all microbatches needs
- * mostly two moments of each. */
+/* Whether the cache of parameters leaves too little for the optimizer program, which sets the
+ * parameters after all microbatches: its memory, mostly Adam's m and v of each parameter, is
+ * reserved beside this program's peak. */
 static bool needs_less(const ladder *l) {
     return l->size.caches && l->size.peak + l->size.moments > l->fit->limit;
 }

@@ -8,10 +8,11 @@
 
 /* What the backward pass computes again instead of storing it. */
 typedef enum {
-    RECOMPUTE_FREE, /* what costs next to no time, where the options do not say otherwise */
-    RECOMPUTE_FREE_BUT_WEIGHT_GRAD, /* the same; nothing where weight-gradient tasks are deferred,
-                                       in which it would be computed alone */
-    RECOMPUTE_ALL,                  /* all that saves memory */
+    RECOMPUTE_FREE, /* selective (ml_recompute_thrifty), unless the options choose: values that cost
+                       at most one write, as the backward pass reads their inputs anyway */
+    RECOMPUTE_FREE_BUT_WEIGHT_GRAD, /* the same; none where weight-gradient tasks are deferred, as
+                                       it would need kernels of its own there */
+    RECOMPUTE_ALL,                  /* full (ml_recompute): all that saves memory */
 } plan_recompute;
 
 /* What attempts differ in. */
@@ -23,7 +24,7 @@ typedef struct {
 
 typedef struct {
     int64_t peak;     /* bytes of the plan */
-    int64_t moments;  /* bytes that the program which sets the parameters will need beside it */
+    int64_t moments;  /* bytes to reserve for the optimizer program (Adam's m and v) */
     bool caches;      /* it has a cache of parameters */
     bool weight_grad; /* weight-gradient tasks are deferred */
 } plan_size;

@@ -59,30 +59,30 @@ int64_t memory_padded(int64_t bytes) {
     return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
 }
 
-/* heir[y] = x: temporary x is born in the step in which y is read for the last time, and may be
- * written over it. Only equal sizes follow one another, so that no small tensor occupies a large
- * block. */
-static void heirs_find(const ml_schedule *s, const bool *is_output, uint32_t *heir,
-                       bool *inherits) {
-    for (uint32_t i = 0; i < s->storages.count; i++) heir[i] = NO_STORAGE;
+/* In-place buffer reuse. successor[y] = x: the live range of temporary x starts in the step that
+ * ends that of y, and the step may write x over y. Only buffers of equal size are reused, so that
+ * no small tensor occupies a large block. */
+static void successors_find(const ml_schedule *s, const bool *is_output, uint32_t *successor,
+                            bool *reuses) {
+    for (uint32_t i = 0; i < s->storages.count; i++) successor[i] = NO_STORAGE;
     for (uint32_t t = 0; t < s->steps.count; t++) {
         const ml_step *step = &s->steps.at[t];
         for (int w = 0; w < step->write_count && step->may_alias != NULL; w++) {
             uint32_t x = s->values.at[step->values[step->read_count + w]].storage;
-            const ml_storage *born = &s->storages.at[x];
-            if (born->kind != ML_STORAGE_TEMPORARY || born->first != t || inherits[x]) continue;
-            for (int r = 0; r < step->read_count && !inherits[x]; r++) {
+            const ml_storage *started = &s->storages.at[x];
+            if (started->kind != ML_STORAGE_TEMPORARY || started->first != t || reuses[x]) continue;
+            for (int r = 0; r < step->read_count && !reuses[x]; r++) {
                 if (!overwrites(step, w, r)) continue;
                 uint32_t y = s->values.at[step->values[r]].storage;
                 const ml_storage *ended = &s->storages.at[y];
                 if (ended->kind != ML_STORAGE_TEMPORARY || ended->last != t || y == x ||
-                    is_output[y] || heir[y] != NO_STORAGE ||
-                    memory_padded(ended->bytes) != memory_padded(born->bytes) ||
+                    is_output[y] || successor[y] != NO_STORAGE ||
+                    memory_padded(ended->bytes) != memory_padded(started->bytes) ||
                     !memory_may_overwrite(s, step, w, y)) {
                     continue;
                 }
-                heir[y] = x;
-                inherits[x] = true;
+                successor[y] = x;
+                reuses[x] = true;
             }
         }
     }
@@ -101,20 +101,20 @@ static void place_body(void *context) {
     uint32_t count = s->storages.count, blocks = 0;
     lifetimes_find(s, call->output_count, call->scratch);
     bool *is_output = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
-    bool *inherits = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
-    uint32_t *heir = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);
+    bool *reuses = ML_NEW_ARRAY(call->scratch, bool, (size_t)count + 1);
+    uint32_t *successor = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);
     uint32_t *block_of = ML_NEW_ARRAY(call->scratch, uint32_t, (size_t)count + 1);
     arena_block *block = ML_NEW_ARRAY(call->scratch, arena_block, (size_t)count + 1);
     for (int i = 0; i < call->output_count; i++) {
         is_output[s->values.at[s->output_values[i]].storage] = true;
     }
-    heirs_find(s, is_output, heir, inherits);
+    successors_find(s, is_output, successor, reuses);
     for (uint32_t i = 0; i < count; i++) {
         const ml_storage *head = &s->storages.at[i];
-        if (head->kind != ML_STORAGE_TEMPORARY || inherits[i]) continue;
+        if (head->kind != ML_STORAGE_TEMPORARY || reuses[i]) continue;
         uint32_t last = i;
         block_of[i] = blocks;
-        while (heir[last] != NO_STORAGE) last = heir[last], block_of[last] = blocks;
+        while (successor[last] != NO_STORAGE) last = successor[last], block_of[last] = blocks;
         block[blocks++] = (arena_block){
             .bytes = head->bytes, .first = head->first, .last = s->storages.at[last].last};
     }
@@ -128,8 +128,9 @@ static void place_body(void *context) {
         ml_storage *storage = &s->storages.at[i];
         if (storage->kind != ML_STORAGE_TEMPORARY) continue;
         storage->offset = block[block_of[i]].offset;
-        /* For the accounts, what is taken over in place ends before the step that does so. */
-        if (heir[i] != NO_STORAGE) storage->last--;
+        /* For the accounts, the live range of a reused buffer ends before the step that reuses it.
+         */
+        if (successor[i] != NO_STORAGE) storage->last--;
     }
 }
 

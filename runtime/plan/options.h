@@ -9,8 +9,8 @@
 
 typedef struct ml_compile_log ml_compile_log;
 
-/* Where the compiler may choose. */
-typedef enum { ML_WHERE_IT_PAYS, ML_NEVER, ML_ALWAYS } ml_choice;
+/* ML_AUTO: the compiler chooses, by cost and memory. */
+typedef enum { ML_AUTO, ML_NEVER, ML_ALWAYS } ml_choice;
 
 typedef struct {
     ml_choice overlap;    /* steps ordered so that collectives run beside computation; by default on

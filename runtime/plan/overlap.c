@@ -5,8 +5,9 @@
  * each mesh axis in a stream of their own. Computation stays in order, with two exceptions, at most
  * WINDOW steps ahead: where the next step would wait for a collective, a later one that can run
  * comes first (some weight gradients are reserved for that); and what leads to a collective whose
- * result is needed soon comes before what does not. Kernels that only prepare operands of
- * collectives (a gradient in another order) run at once. A collective starts
+ * result is needed soon comes before what does not. Pre-communication layout copies (kernels that
+ * only write an operand of a collective, such as a gradient in another order) run at once. A
+ * collective starts
  * - as soon as its operand is there, where its result is no larger (sums of gradients); those whose
  *   result is needed much later wait for others, to be one launch of BUCKET seconds, and for an
  *   idle stream;
@@ -46,13 +47,14 @@ typedef struct {
     uint32_t *waiting;     /* steps before it that are not placed */
     double *finish;        /* of what is placed */
     bool *placed;
-    bool *prepares;       /* a kernel that only collectives which do not grow need */
-    bool *prepares_early; /* one that only those which grow need; it has a `latest` too */
-    uint32_t *group;      /* of a placed collective: those of a launch have the same number */
+    bool *comm_copy;   /* pre-communication layout copy: read by no step but collectives, none an
+                          all-gather */
+    bool *gather_copy; /* the same, only all-gathers do; it has a `latest` too */
+    uint32_t *group;   /* of a placed collective: those of a launch have the same number */
     uint32_t *order, placed_count, next, group_count;
-    step_list eager;                  /* collectives whose operands are there */
-    step_list preparing;              /* kernels that prepare, and can run */
-    step_list early;                  /* of those that grow: a heap, the first to start on top */
+    step_list eager;        /* collectives whose operands are there */
+    step_list copies_ready; /* comm_copy steps whose operands are there */
+    step_list early;        /* all-gathers and their copies: a heap, the first to start on top */
     step_list held[ML_MAX_MESH];      /* wait for others to be one launch */
     uint32_t held_first[ML_MAX_MESH]; /* those before it have started */
     double held_bytes[ML_MAX_MESH], held_need[ML_MAX_MESH];
@@ -69,6 +71,8 @@ static int64_t value_bytes(const overlap *o, uint32_t step, int which) {
     return ml_type_bytes(&o->s->values.at[o->s->steps.at[step].values[which]].type);
 }
 
+/* Whether a collective's output exceeds its input: an all-gather. Its result takes memory from the
+ * start on, so it starts as late as its users allow; others start as soon as they can. */
 static bool grows(const overlap *o, uint32_t step) {
     return value_bytes(o, step, 1) > value_bytes(o, step, 0);
 }
@@ -102,7 +106,7 @@ double plan_step_seconds(const ml_schedule *s, const ml_layout *layout, uint32_t
     return ml_step_sent(c) / plan_link_speed(layout, s->target, c->mesh_axis);
 }
 
-/* When each result is needed and, stream by stream, when collectives that grow must start. */
+/* When each result is needed and, stream by stream, when all-gathers must start. */
 static void times_find(overlap *o) {
     double clock = 0, stream[ML_MAX_MESH];
     for (uint32_t t = 0; t < o->count; t++) {
@@ -128,22 +132,23 @@ static void times_find(overlap *o) {
     }
 }
 
-static bool only_needed(const overlap *o, uint32_t t, const bool *prepares, bool by_growing) {
+/* Whether only collectives of one kind, or layout copies for them, read a step's results. */
+static bool only_needed(const overlap *o, uint32_t t, const bool *comm_copy, bool by_growing) {
     for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1]; e++) {
         uint32_t to = o->after.edge[e];
-        if (!prepares[to] && (!is_collective(o, to) || grows(o, to) != by_growing)) return false;
+        if (!comm_copy[to] && (!is_collective(o, to) || grows(o, to) != by_growing)) return false;
     }
     return o->after.first[t] < o->after.first[t + 1];
 }
 
-static void prepares_find(overlap *o) {
+static void comm_copies_find(overlap *o) {
     for (uint32_t t = o->count; t-- > 0;) {
         const ml_step *step = &o->s->steps.at[t];
         if (step->kind != ML_STEP_KERNEL && step->kind != ML_STEP_COPY) continue;
-        o->prepares[t] = only_needed(o, t, o->prepares, false);
-        o->prepares_early[t] = only_needed(o, t, o->prepares_early, true);
+        o->comm_copy[t] = only_needed(o, t, o->comm_copy, false);
+        o->gather_copy[t] = only_needed(o, t, o->gather_copy, true);
         o->latest[t] = o->clock[t];
-        for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1] && o->prepares_early[t]; e++)
+        for (uint32_t e = o->after.first[t]; e < o->after.first[t + 1] && o->gather_copy[t]; e++)
             if (o->latest[o->after.edge[e]] - o->cost[t] < o->latest[t])
                 o->latest[t] = o->latest[o->after.edge[e]] - o->cost[t];
     }
@@ -184,8 +189,8 @@ static uint32_t early_pop(overlap *o) {
 }
 
 static void ready(overlap *o, uint32_t t) {
-    if (o->prepares[t]) *ML_PUSH(o->scratch, &o->preparing) = t;
-    if (o->prepares_early[t]) early_push(o, t);
+    if (o->comm_copy[t]) *ML_PUSH(o->scratch, &o->copies_ready) = t;
+    if (o->gather_copy[t]) early_push(o, t);
     if (!is_collective(o, t)) return;
     if (grows(o, t))
         early_push(o, t);
@@ -280,15 +285,17 @@ static void start_eager(overlap *o) {
 
 static void compute(overlap *o, uint32_t t) {
     uint32_t i = 0;
-    while (i < o->preparing.count && o->preparing.at[i] != t) i++;
-    if (i < o->preparing.count) o->preparing.at[i] = o->preparing.at[--o->preparing.count];
+    while (i < o->copies_ready.count && o->copies_ready.at[i] != t) i++;
+    if (i < o->copies_ready.count)
+        o->copies_ready.at[i] = o->copies_ready.at[--o->copies_ready.count];
     o->now += o->cost[t];
     o->progress += o->cost[t];
     append(o, t, o->now);
 }
 
-/* Those that grow start in time for their users, as many as memory allows; with one start
- * all that follow soon in the same stream, up to a bucket. Kernels that prepare them go before. */
+/* Collectives whose output exceeds the input (all-gathers) start in time for their users, as many
+ * as memory allows; with one start all that follow soon in the same stream, up to a bucket. Their
+ * layout copies run before. */
 static bool start_early(overlap *o, bool forced) {
     double at = o->progress, bytes = 0, limit = 0;
     bool any = false;
@@ -318,9 +325,9 @@ static bool start_early(overlap *o, bool forced) {
     return any;
 }
 
-/* Start those that grow and that computation has come to, however much is unused: others of a
- * slow stream, to be started long before their users, may be on top of the heap and wait for room.
- */
+/* Start the all-gathers that are next in the order of computation, however many bytes of results
+ * are unused: one of a slow stream, to be started long before its users, may be on top of the heap
+ * and wait for room. */
 static bool start_reached(overlap *o) {
     double bytes = 0;
     bool any = false;
@@ -389,8 +396,8 @@ static uint32_t urgent(const overlap *o) {
 /* The step of computation to run next, or NONE where each would have to wait. A few that can be
  * left are reserved for when others wait. */
 static uint32_t choose(const overlap *o) {
-    for (uint32_t i = 0; i < o->preparing.count; i++)
-        if (available(o, o->preparing.at[i]) <= o->now) return o->preparing.at[i];
+    for (uint32_t i = 0; i < o->copies_ready.count; i++)
+        if (available(o, o->copies_ready.at[i]) <= o->now) return o->copies_ready.at[i];
     uint32_t best = urgent(o), left = NONE, left_count = 0, seen = 0;
     if (best != NONE) return best;
     bool leave = will_wait(o);
@@ -571,11 +578,11 @@ static void overlap_new(overlap *o) {
     o->group = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->order = ML_NEW_ARRAY(o->scratch, uint32_t, count);
     o->placed = ML_NEW_ARRAY(o->scratch, bool, count);
-    o->prepares = ML_NEW_ARRAY(o->scratch, bool, count);
-    o->prepares_early = ML_NEW_ARRAY(o->scratch, bool, count);
+    o->comm_copy = ML_NEW_ARRAY(o->scratch, bool, count);
+    o->gather_copy = ML_NEW_ARRAY(o->scratch, bool, count);
     step_dependencies_find(o->s, o->scratch, &o->before, &o->after);
     times_find(o);
-    prepares_find(o);
+    comm_copies_find(o);
     o->most_ahead = AHEAD_BYTES;
     for (uint32_t t = 0; t < o->count; t++)
         if (is_collective(o, t) && grows(o, t) && 2 * value_bytes(o, t, 1) > o->most_ahead)

@@ -1,4 +1,5 @@
-/* The rule: how a tensor is placed, what one rank holds of it, and both as text. */
+/* The sharding spec: how a tensor is placed over the mesh (the rules of layout.h), what one rank
+ * holds of it, and both as text. */
 #include "runtime/shard/layout.h"
 
 #include <math.h>
@@ -93,7 +94,7 @@ ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_p
     return local;
 }
 
-/* ---- The rule -------------------------------------------------------------------------------- */
+/* ---- The sharding spec ----------------------------------------------------------------------- */
 
 /* What mesh axis i could be for an axis of `size` elements, of which others take `parts`. */
 static void list_divisors(const ml_layout *layout, int i, int64_t size, int64_t parts,
@@ -135,7 +136,8 @@ static bool divides(const ml_layout *layout, const ml_type *type, const ml_place
     return type->size[position] % parts == 0;
 }
 
-/* The longest axis that no mesh axis cuts, in parts of which the last are filled up. */
+/* Rule 6: the longest axis that no mesh axis splits, in equal parts of which the last are padded.
+ */
 static void place_uneven(const ml_layout *layout, const ml_type *type, int i, ml_placements *p) {
     int longest = -1;
     for (int position = 0; position < type->rank; position++) {
@@ -146,8 +148,8 @@ static void place_uneven(const ml_layout *layout, const ml_type *type, int i, ml
     if (longest >= 0) p->over[i] = (ml_placement){ML_SPLIT, (uint8_t)longest};
 }
 
-/* ZeRO-1: the first axis that divides. What a mesh axis within this one cuts is cut inside of its
- * parts: to cut it around them, they would have to be gathered. */
+/* Rules 4 and 5 (ZeRO-1): the first axis that divides. An axis that an inner mesh axis splits is
+ * cut inside of those parts: to cut it around them, they would have to be gathered. */
 static void place_flat(const ml_layout *layout, const ml_type *type, int i, ml_placements *p) {
     for (int within = 0; within < 2; within++)
         for (int position = 0; position < type->rank; position++) {

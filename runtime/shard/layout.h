@@ -1,12 +1,19 @@
 /* A layout: a mesh of ranks, and which logical axes are split over which mesh axis.
  *
- * For each mesh axis a table lists logical axes in order; a tensor is split over the mesh axis
- * along the first listed axis that it has, and replicated where it has none. `params` speaks of
- * parameters (and the states and gradients shaped like them), `acts` of everything else. `flat` is
- * ZeRO-1: optimizer states are split over that mesh axis whatever their axes are called, along the
- * first of their axes that divides (one that no mesh axis within this one cuts where there is one,
- * else inside of those cuts), else along the longest that nothing else cuts, in parts of which the
- * last are filled up; and updated there.
+ * The sharding spec of a tensor has one entry for each mesh axis (ml_layout_place):
+ * 1. A table of each mesh axis lists logical axes in order: `params` is that of states and of
+ *    gradients shaped like them, `acts` that of all else.
+ * 2. The tensor is split over the mesh axis along the first listed axis that it has. The size must
+ *    divide, else it is an error (or, where no error is asked for, the tensor is not split here).
+ * 3. A tensor without a listed axis is replicated, but for rules 4 to 7.
+ * `flat` on a mesh axis is ZeRO-1. It places the optimizer states that rule 2 has not split:
+ * 4. along the first axis that divides and that no inner mesh axis (a later one) splits;
+ * 5. else along the first axis that divides, inside of the parts of the inner mesh axes;
+ * 6. else along the longest axis that no mesh axis splits and that has an element for each rank. It
+ *    is cut into equal parts, of which the last are padded;
+ * 7. else the state is replicated.
+ * Each rank updates the part that it holds.
+ *
  * What the forward pass has gathered the backward pass gathers again, unless the mesh axis says
  * `keep`: then it is gathered once and lives until the backward pass is done with it. With `flat`
  * and `keep` parameters too lie in parts from one step to the next (not under pipeline stages), and
@@ -67,9 +74,11 @@ typedef enum {
     ML_PARTIAL_SUM,
     ML_PARTIAL_MAX,
     ML_PARTIAL_MIN,
-    ML_OWNED, /* whole, but only the rows of groups that this rank has (ragged.h) hold values */
-    ML_SENT,  /* the rows of this rank's groups from all ranks along the mesh axis: the batch axis
-                 counts senders, the rows' has the places that each sender has */
+    ML_OWNED, /* expert-local rows: of full size, but only rows of this rank's experts (groups:
+                 ragged.h) hold values */
+    ML_SENT,  /* dispatched rows: of this rank's experts, from all ranks along the mesh axis (an
+                 all-to-all). The batch axis counts senders, the rows' axis the capacity slots of
+                 each sender */
 } ml_placement_kind;
 typedef struct {
     uint8_t kind;   /* ml_placement_kind */
@@ -82,9 +91,9 @@ typedef struct {
     ml_placement over[ML_MAX_MESH];
 } ml_placements; /* by mesh axis */
 
-/* The rule. state_kind is that of the state where the tensor is one (or -1 for activations). Raises
- * ML_INVALID where the axis does not divide, with what would divide in the help; with `what` NULL
- * such an axis is left whole. */
+/* The sharding spec. state_kind is that of the state where the tensor is one (or -1 for
+ * activations). Raises ML_INVALID where the axis does not divide, with what would divide in the
+ * help; with `what` NULL such an axis is left whole. */
 ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                               int state_kind, const char *what);
 /* Raises ML_INVALID: mesh axis i cannot split the axis at `position` of `what`, beside those of p.

@@ -515,10 +515,10 @@ static void body(void *argument) {
             stays ? s->versions.at[first].node : shard_get(s, p->roots->outputs[i], &at);
     }
     ml_ref unfit = 0;
-    if (s->watches.count && !p->visit) {
+    if (s->overflow_checks.count && !p->visit) {
         unfit = shard_overflows(s);
         p->local.outputs[p->local.output_count++] = unfit;
-        p->local.overflow_count = (int)s->watches.count;
+        p->local.overflow_count = (int)s->overflow_checks.count;
     }
     for (int i = 0; i < p->roots->update_count; i++) {
         const ml_update *update = &p->roots->updates[i];
@@ -540,7 +540,8 @@ static void finish(void *argument) {
     if (p->local.overflow_count) {
         ml_arena *arena = ml_graph_arena(live);
         const ml_origin **origins = ML_NEW_ARRAY(arena, const ml_origin *, p->local.overflow_count);
-        for (int i = 0; i < p->local.overflow_count; i++) origins[i] = p->s.watches.at[i].origin;
+        for (int i = 0; i < p->local.overflow_count; i++)
+            origins[i] = p->s.overflow_checks.at[i].origin;
         p->roots->outputs = ML_NEW_ARRAY(arena, ml_ref, p->local.output_count);
         p->roots->output_count = p->local.output_count;
         p->roots->overflow_count = p->local.overflow_count;

@@ -36,7 +36,7 @@ typedef struct {
     bool free, repeats;
     bool gradient;   /* becomes a gradient, and nothing else */
     bool added;      /* a term of a sum of gradients (ML_STATE_GRADIENT), and nothing else */
-    bool params;     /* a parameter, a gradient or an optimizer's value: the rule's table params */
+    bool params;     /* a parameter, a gradient or an optimizer's value: in the table `params` */
     ml_ref *outputs; /* of ops with several outputs */
     ml_placements *output_places;
     /* Of ML_OWNED and ML_SENT versions: starts and ends of the groups of rows. */
@@ -54,11 +54,12 @@ typedef struct {
     ml_ref starts, ends;  /* i32 {batch, groups}: of this rank's groups among what is received */
 } shard_exchange;
 
-/* An exchange that may leave rows without a place: f32, 0 or the factor that would do. */
+/* The overflow check of an exchange with a bounded number of capacity slots: f32, 0 where all rows
+ * have a slot, else the capacity factor that would be enough. */
 typedef struct {
     ml_ref number;
     const ml_origin *origin;
-} shard_watch;
+} shard_overflow_check;
 
 /* One way to cut an op's work over one mesh axis. */
 typedef struct {
@@ -76,7 +77,7 @@ typedef struct {
     shard_value *values; /* by node of `from` */
     ML_VEC(shard_version) versions;
     ML_VEC(shard_exchange) exchanges;
-    ML_VEC(shard_watch) watches;
+    ML_VEC(shard_overflow_check) overflow_checks;
     ml_division division;
     /* Of the node at hand: */
     const ml_origin *origin;
@@ -132,11 +133,11 @@ ml_placements shard_unsent(const sharder *s, const ml_placements *at);
 /* Value n in the placement shard_unsent gives (node), sent as `at` says; and back. */
 ml_ref shard_send(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
 ml_ref shard_return(sharder *s, ml_ref n, ml_ref node, const ml_placements *at);
-/* All that was watched, as f32 over the watches: the largest of all ranks, or under pipeline stages
- * this rank's. */
+/* The results of all overflow checks, as f32 over the checks: the largest of all ranks, or under
+ * pipeline stages this rank's. */
 ml_ref shard_overflows(sharder *s);
-/* The value of an update, or that of the state before where not all found a place. */
-ml_ref shard_unless(sharder *s, ml_ref watched, const ml_update *update, ml_ref value);
+/* The value of an update, or that of the state before where a check found an overflow. */
+ml_ref shard_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value);
 
 /* ---- shard_rules.c, shard_rules_attention.c: strategies over s->mesh ---- */
 void shard_propose(sharder *s, ml_ref n);

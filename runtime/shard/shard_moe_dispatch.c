@@ -14,9 +14,9 @@
  * elements on each rank, top-k choices included, and experts of 3 D x F on N ranks, a layer sends
  * 4 exchange R D (N-1)/N elements forward and backward; gathering the weights of E experts
  * and scattering their gradients takes 9 E D F (N-1)/N. `mlua check` prints both in bytes.
- * Rows that find no place are never dropped in silence: they come back as NaN, what is watched
+ * Rows that find no place are never dropped in silence: they come back as NaN, the overflow check
  * (ml_roots) says of which module and what factor would have done, and the step changes no state.
- * Under pipeline stages each rank watches by itself, and the runtime compares ranks and restores
+ * Under pipeline stages each rank checks by itself, and the runtime compares ranks and restores
  * states after all microbatches (exec/pipeline_retry.c). */
 #include <math.h>
 #include <string.h>
@@ -147,14 +147,14 @@ static ml_ref contents(const exchange *x, const runs *r) {
 }
 
 /* What the fullest rank gets, where it is more than there are slots for. */
-static void watch(sharder *s, const exchange *x, ml_ref to_each) {
+static void check_overflow(sharder *s, const exchange *x, ml_ref to_each) {
     ml_ref most = ml_reduce(x->g, ML_OP_MAX, to_each, &x->axis[PEER], 1);
     double even = (double)(x->size[BATCH] * x->size[ROW]) / (double)x->size[PEER];
     ml_ref factor =
         ml_map2(x->g, ML_OP_MUL, ml_cast(x->g, most, ML_F32), ml_const(x->g, ML_F32, 1 / even));
     factor = ml_where(x->g, op2(x, ML_OP_GT, most, number(x, x->size[PLACE])), factor,
                       ml_const(x->g, ML_F32, 0));
-    *ML_PUSH(s->scratch, &s->watches) = (shard_watch){factor, s->origin};
+    *ML_PUSH(s->scratch, &s->overflow_checks) = (shard_overflow_check){factor, s->origin};
 }
 
 static void plan(sharder *s, const exchange *x, ml_ref starts, ml_ref ends, shard_exchange *out) {
@@ -177,7 +177,7 @@ static void plan(sharder *s, const exchange *x, ml_ref starts, ml_ref ends, shar
     ml_ref none = total(x, counts, BATCH);
     gaps.first = fill(x, counts, op2(x, ML_OP_ADD, before(x, none, GAP), behind), GAP);
     none = ml_where(x->g, first, total(x, none, GAP), number(x, 0));
-    watch(s, x, op2(x, ML_OP_ADD, to_each, none));
+    check_overflow(s, x, op2(x, ML_OP_ADD, to_each, none));
     out->slot = op2(x, ML_OP_ADD, slots(x, &groups), slots(x, &gaps));
     out->slot = op2(x, ML_OP_SUB, out->slot, number(x, 1));
     const int places[] = {PEER, PLACE};
@@ -313,10 +313,10 @@ ml_ref shard_overflows(sharder *s) {
     ml_graph *g = s->to;
     ml_type one = {.dtype = ML_F32, .rank = 1, .size = {1}};
     one.axis[0] = ml_axis_named(g, "exchanges'watched");
-    ml_ref *parts = ML_NEW_ARRAY(s->scratch, ml_ref, s->watches.count);
-    for (uint32_t i = 0; i < s->watches.count; i++)
-        parts[i] = ml_broadcast(g, s->watches.at[i].number, &one);
-    ml_ref all = ml_concat(g, parts, (int)s->watches.count, one.axis[0]);
+    ml_ref *parts = ML_NEW_ARRAY(s->scratch, ml_ref, s->overflow_checks.count);
+    for (uint32_t i = 0; i < s->overflow_checks.count; i++)
+        parts[i] = ml_broadcast(g, s->overflow_checks.at[i].number, &one);
+    ml_ref all = ml_concat(g, parts, (int)s->overflow_checks.count, one.axis[0]);
     for (int i = 0; i < s->layout->count && !s->layout->stages.on; i++) {
         int64_t args[] = {i, s->layout->axis[i].size, ML_COMBINE_MAX};
         if (args[1] > 1) all = ml_graph_add(g, ML_OP_ALL_REDUCE, &all, 1, args, 3, NULL);
@@ -324,11 +324,11 @@ ml_ref shard_overflows(sharder *s) {
     return all;
 }
 
-ml_ref shard_unless(sharder *s, ml_ref watched, const ml_update *update, ml_ref value) {
+ml_ref shard_unless(sharder *s, ml_ref overflows, const ml_update *update, ml_ref value) {
     ml_graph *g = s->to;
     const ml_state *state = ml_graph_state(s->from, update->state);
-    ml_axis over = ml_graph_type(g, watched)->axis[0];
-    ml_ref most = ml_reduce(g, ML_OP_MAX, watched, &over, 1);
+    ml_axis over = ml_graph_type(g, overflows)->axis[0];
+    ml_ref most = ml_reduce(g, ML_OP_MAX, overflows, &over, 1);
     ml_ref fit = ml_map2(g, ML_OP_EQ, most, ml_const(g, ML_F32, 0));
     ml_placements at = ml_layout_place(s->layout, s->from, &state->type, (int)state->kind, NULL);
     ml_type local = ml_layout_local(s->layout, &state->type, &at);

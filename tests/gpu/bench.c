@@ -53,7 +53,7 @@ static void see_kernels(gpu_bench *b, const ml_plan *plan) {
     b->hopper = b->maps = false;
     for (uint32_t i = 0; i < plan->schedule->steps.count; i++) {
         const ml_kernel *kernel = plan->schedule->steps.at[i].kernel;
-        b->hopper |= kernel != NULL && kernel->otherwise != NULL;
+        b->hopper |= kernel != NULL && kernel->fallback != NULL;
         b->maps |= kernel != NULL && kernel->map_count > 0;
     }
 }

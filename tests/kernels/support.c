@@ -290,7 +290,7 @@ static void check_emulated(fixture *f, ml_ref node, double *const *values, doubl
         if (template_emulate_pair(r.kernel[0], r.memory))
             compare_all(&r, f, node, values, tolerance);
         release(&r);
-        while (r.kernel[0]->map_count > 0) take_chain(&r, r.kernel[0]->otherwise);
+        while (r.kernel[0]->map_count > 0) take_chain(&r, r.kernel[0]->fallback);
         fill(&r, values, false);
     }
     if (template_emulate(r.kernel, r.kernels, r.memory))
@@ -323,7 +323,7 @@ static void write_chain(FILE *file, const fixture *f, const ml_kernel *k) {
         fprintf(file, "KERNEL %s\t%s\t%s\tgrid %u %u %u block %u shared %u units %lld\n%s\n",
                 k->entry, k->label, f->label, k->grid[0], k->grid[1], k->grid[2], k->block,
                 k->shared_bytes, (long long)k->units, ml_kernel_source(k, f->arena));
-        if (k->otherwise) write_chain(file, f, k->otherwise);
+        if (k->fallback) write_chain(file, f, k->fallback);
     }
 }
 

@@ -5,12 +5,13 @@
 /* ---- The dtypes that are given -----------------------------------------------------------------
  */
 
-/* Of a node with elements of f32 or f64; of several sources the largest counts. */
+/* Where the dtype of a node with elements of f32 or f64 comes from; of several sources the largest
+ * counts. */
 typedef enum {
     NUMBERS, /* constants, integers and narrower floats that were widened beside others */
     STORED,  /* a state's value, a gradient */
     DEFAULT, /* an input or a random draw, without a dtype of its own */
-    SAID
+    SAID     /* an explicit dtype: a cast, dtype= of an input or product */
 } said_kind;
 
 static bool is_wide(const ml_graph *g, ml_ref n) {

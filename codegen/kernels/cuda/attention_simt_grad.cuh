@@ -4,7 +4,7 @@
 #include "attention_grad.cuh"
 #include "attention_simt.cuh"
 
-/* Probabilities and slopes, d loss / d score, [query][key], from tiles of q (scaled), k, v, dO. */
+/* P (probabilities) and dS (d loss / d score), [query][key], from tiles of q (scaled), k, v, dO. */
 static __device__ __forceinline__ void
 slopes_of_tile(const arguments &a, int batch, int head, int query, int key, int keys,
                const REAL *queries_tile, const REAL *grad_out_tile, const REAL *keys_tile,

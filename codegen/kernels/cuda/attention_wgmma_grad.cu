@@ -1,65 +1,66 @@
 /* The gradient of attention on warpgroup products in one pass over the scores: dq, dk, dv.
  *
- * A persistent block takes one item after another, 128 keys of a head. Its first two warpgroups own
- * 64 keys each and compute everything transposed: rows of their accumulators are keys, so that
- * probabilities and slopes (d loss / d score) are left operands without a shuffle. Slopes are also
- * written to shared memory, row by key, and read with rows as depth for dq, of which each warpgroup
- * computes half of the columns. Two more warps copy operands and two add tiles of dq to sums in
- * memory (attention_wgmma_grad_supply.cuh).
+ * A persistent block takes one work tile after another, 128 keys of a head. Its first two
+ * warpgroups own 64 keys each and compute everything transposed: rows of their accumulators are
+ * keys, so that P and dS (d loss / d score) are left operands without a shuffle. dS is also
+ * written to shared memory, row by key, and read with rows as depth for dq, of which each
+ * warpgroup computes half of the columns. Two more warps copy operands and two add tiles of dq to
+ * sums in memory (attention_wgmma_grad_supply.cuh).
  *
- * Results repeat: a tile of dq is summed in the order of rising keys. Items of a head are begun in
- * that order too (a counter in memory, read when an item is begun), so that an item that others
- * wait for is running already. Items are ordered by groups of heads, the first keys of all heads of
- * a group first: with a causal mask most queries see these, so that short items come last, few
- * multiprocessors are idle, and the items of a head begin at different times and hardly wait for
- * each other. An item begins with the last queries, of all heads that share its keys. The first to
- * add stores instead, so that sums need not be cleared. attention_wgmma_grad_begin.cu writes the
- * rows' statistics before, attention_wgmma_grad_dq.cu converts the sums to dq after.
+ * Results repeat: a tile of dq is summed in the order of rising keys. Work tiles of a head are
+ * begun in that order too (a counter in memory, read when a work tile is begun), so that a work
+ * tile that others wait for is running already. Work tiles are ordered by groups of heads, the
+ * first keys of all heads of a group first: with a causal mask most queries see these, so that
+ * short work tiles come last, few multiprocessors are idle, and the work tiles of a head begin at
+ * different times and hardly wait for each other. A work tile begins with the last queries, of all
+ * heads that share its keys. The first to add stores instead, so that sums need not be cleared.
+ * attention_wgmma_grad_begin.cu writes the rows' statistics before, attention_wgmma_grad_dq.cu
+ * converts the sums to dq after.
  *
- * Tiles that the masks of the score function hide are skipped by the copying warps, by a table that
- * the kernel before computes from the states of blocks (attention_blocks.cuh). The table also has
- * each tile's turn, as turns that are skipped must not be waited for.
+ * Tiles that the masks of the score function hide are skipped by the copying warps, by a table
+ * that the kernel before computes from the states of blocks (attention_blocks.cuh). The table also
+ * has each tile's turn, as turns that are skipped must not be waited for.
  *
  * Cycles of an SM for 128 queries x 128 keys: products 2,560 with heads of 64 and 5,120 with 128;
  * exponentials 1,024 and as many for a tanh; 5 to 12 other instructions an element, 128 each.
  * Measured on an H200 (causal, TFLOP/s; plain, soft cap, slopes (ALiBi), documents of 700 tokens):
  * heads of 64, 1,024 tokens: 292, 265, 289, 366; heads of 128, 4,096 tokens: 469, 428, -, 1,300;
- * before items came in this order 281, 259, 279, 354 and 460, 413, 463, 1,273. With halves of tiles
- * left out and more items of a head at once documents rose from 370 and 1,257 to 374 and 1,319 in
- * one run, others stayed. The order took 24 heads on 8, 2 x 4,096 tokens, from 1,367 us to 1,088 (a
- * step of llama-3b: 322.8 to 317.6 ms), 16 on 8, 4 x 4,096, from 1,620 to 1,450; with a loop that
- * was 4 % slower 16 on 2, 16,384 tokens, from 321 TFLOP/s to 468; 16 of 2,048 tokens from 242 to
- * 312. Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one after 8, adding up dq in
- * order 6; masks take 2 %.
+ * before work tiles came in this order 281, 259, 279, 354 and 460, 413, 463, 1,273. With halves of
+ * tiles left out and more work tiles of a head at once documents rose from 370 and 1,257 to 374
+ * and 1,319 in one run, others stayed. The order took 24 heads on 8, 2 x 4,096 tokens, from 1,367
+ * us to 1,088 (a step of llama-3b: 322.8 to 317.6 ms), 16 on 8, 4 x 4,096, from 1,620 to 1,450;
+ * with a loop that was 4 % slower 16 on 2, 16,384 tokens, from 321 TFLOP/s to 468; 16 of 2,048
+ * tokens from 242 to 312. Of 1.0 ms with heads of 64 the kernel before takes 6 % and the one after
+ * 8, adding up dq in order 6; masks take 2 %.
  *
  * The time is neither products nor shared memory: in a loop in which products are in flight beside
  * everything else no warp waits for them, and a tile of 64 queries takes as long with heads of 64
- * (3,640 cycles: exponentials 1,230, slopes 515, issuing products 590, where products from
- * registers stop a warp and descriptors were recomputed for each, handing dq over 530, an item's
- * end 350). Two warps on a scheduler, at the same point, do not hide each other's latencies.
+ * (3,640 cycles: exponentials 1,230, dS 515, issuing products 590, where products from registers
+ * stop a warp and descriptors were recomputed for each, handing dq over 530, a work tile's end
+ * 350). Two warps on a scheduler, at the same point, do not hide each other's latencies.
  *
  * Tried, and no faster (H200, normal operands): the next tile's scores issued before a tile's last
- * products (2 % slower); dp awaited when half of the scores are probabilities (the same, 1 % slower
- * with heads of 128); products always in flight (14 % slower with heads of 128); anything between
- * the wait for scores and the loads that follow it, which ptxas moves up: 4 to 11 %.
+ * products (2 % slower); dp awaited when half of the scores are probabilities (the same, 1 %
+ * slower with heads of 128); products always in flight (14 % slower with heads of 128); anything
+ * between the wait for scores and the loads that follow it, which ptxas moves up: 4 to 11 %.
  *
- * Where masks leave short items (documents of 700 tokens of 4,096, heads of 128: 7.5 tiles an item,
- * 1.69 million cycles of an SM before halves of tiles were left out), an item's end takes 5,100
- * cycles and the wait for the next one's first tile 7,500, a quarter of all time; a tile of which
- * masks hide a part takes 1,200 more than another, 7 %; the kernels around this one take 18 %. No
- * faster there: the next item's queries, values and keys copied as soon as each one's slot is free
- * (equal, 3 % slower with less care), prefetched to L2 (10 % slower), dq in any order (equal),
- * masks computed beside the products for scores (equal; in a loop 8 % slower). */
+ * Where masks leave short work tiles (documents of 700 tokens of 4,096, heads of 128: 7.5 tiles a
+ * work tile, 1.69 million cycles of an SM before halves of tiles were left out), a work tile's end
+ * takes 5,100 cycles and the wait for the next one's first tile 7,500, a quarter of all time; a
+ * tile of which masks hide a part takes 1,200 more than another, 7 %; the kernels around this one
+ * take 18 %. No faster there: the next work tile's queries, values and keys copied as soon as each
+ * one's slot is free (equal, 3 % slower with less care), prefetched to L2 (10 % slower), dq in any
+ * order (equal), masks computed beside the products for scores (equal; in a loop 8 % slower). */
 #include "attention_wgmma_grad_supply.cuh"
 
-/* dq: slopes by keys, of which each warpgroup has half of the columns. */
+/* dq: dS by keys, of which each warpgroup has half of the columns. */
 #if DIM == 64
 WGMMA_SS(product_queries, 32, 16, 16, 17, 18, 1, 1)
 #else
 WGMMA_SS(product_queries, 64, 32, 32, 33, 34, 1, 1)
 #endif
 
-/* One tile of the scores: s to probabilities and dp to slopes, the gradients of the scaled
+/* One tile of the scores: s to probabilities and dp to dS, the gradients of the scaled
  * products. Rows are keys, columns queries, whose lse (in units of log2) and delta are in shared
  * memory. What the score function adds along both, such as slope[h] (k - q), comes from a row's
  * first query on. */
@@ -190,7 +191,7 @@ static __device__ __forceinline__ bool all_hidden(const arguments &a, const tile
     return (m.states >> warpgroup() * 2 & 3) == 0 || key >= KV_SEQ ||
            HIDDEN(query, last_query, key, keys);
 }
-/* dk and dv of an item. */
+/* dk and dv of a work tile. */
 static __device__ __forceinline__ void store_item(const arguments &a, const tile_message &m,
                                                   float (&dk)[DIM / 2], float (&dv)[DIM / 2]) {
     int batch = m.batch, kv_head = m.head / GROUP, key = m.key + threadIdx.x / 32 * 16;

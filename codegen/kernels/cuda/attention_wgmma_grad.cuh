@@ -1,7 +1,7 @@
 /* Workspace of the gradient on warpgroup products, in f32 elements of operand DELTA_AT: lse and
  * delta of each tile of 64 queries; sums of dq; how many added to each tile of these (turns); the
- * counter of items; with LISTED what tiles are to blocks of 128 keys (entries). A sum's elements
- * are as threads hold them: [tile of 64 queries][half][4 sums of a thread][thread][4]. */
+ * counter of work tiles; with LISTED what tiles are to blocks of 128 keys (entries). A sum's
+ * elements are as threads hold them: [tile of 64 queries][half][4 sums of a thread][thread][4]. */
 #pragma once
 #ifndef MLUA_EMBEDDED
 #define SUMS_AT 256000LL
@@ -13,7 +13,7 @@
 #include "attention_grad.cuh"
 #include "attention_wgmma.cuh"
 
-#define KEYS 128 /* of an item */
+#define KEYS 128 /* of a work tile */
 #define QUERY_TILES ((SEQ + 63) / 64)
 #define KEY_BLOCKS ((KV_SEQ + KEYS - 1) / KEYS)
 

@@ -1,7 +1,7 @@
 /* What is copied into the blocks of the gradient, and dq out of them: two warps copy operands, 16
  * bytes a thread, with a message for each tile of queries that says what it is; two more add tiles
  * of dq to sums in memory, each tile in turn. Shared memory: slots of keys and values; slots of
- * queries and dO; two tiles of slopes; two of dq; statistics and messages of the slots; notes for
+ * queries and dO; two tiles of dS; two of dq; statistics and messages of the slots; notes for
  * those who add dq; tickets; barriers. */
 #pragma once
 #ifndef MLUA_EMBEDDED
@@ -26,7 +26,7 @@
 struct __align__(16) tile_message {
     int batch, head, query, key; /* batch < 0: there is no more */
     int tile, rank;              /* of dq: which one, and how many add to it before; or none: -1 */
-    int last, states;            /* of an item; of its two blocks of 64 keys: see below */
+    int last, states;            /* of a work tile; of its two blocks of 64 keys: see below */
 };
 enum {
     slots_at = KEY_SLOTS * 2 * ROW_BYTES,
@@ -40,7 +40,7 @@ enum {
     slot_full_at = tickets_at + 16, /* barriers, of 8 bytes: of each slot */
     slot_empty_at = slot_full_at + SLOTS * 8,
     keys_free_at = slot_empty_at + SLOTS * 8,       /* of each key_slot */
-    slopes_ready_at = keys_free_at + KEY_SLOTS * 8, /* a tile of slopes, by both warpgroups */
+    slopes_ready_at = keys_free_at + KEY_SLOTS * 8, /* a tile of dS, by both warpgroups */
     dq_ready_at = slopes_ready_at + 8,              /* a tile of dq: two */
     dq_taken_at = dq_ready_at + 16,
 };
@@ -128,7 +128,7 @@ static __device__ __forceinline__ void copy_rows(unsigned tile, const ml_bf16 *f
             copy_async(odd + r * 128, next ? own + (r + step) * stride : from, next ? 16 : 0);
         }
 }
-/* The tiles of queries that see an item's keys, in the heads that share these: the last queries
+/* The tiles of queries that see a work tile's keys, in the heads that share these: the last queries
  * first, of all heads. Looked up 32 at a time: each lane holds the TILE_ENTRY of one tile. */
 struct query_tiles {
     int batch, kv_head, key, end, next, count, found;
@@ -165,7 +165,7 @@ struct query_tiles {
         return __shfl_sync(~0u, found, lane);
     }
 };
-/* All tiles of an item; where there are none, one that hides everything. */
+/* All tiles of a work tile; where there are none, one that hides everything. */
 static __device__ __forceinline__ void produce_item(const arguments &a, char *base,
                                                     slot_producer &supply, query_tiles &tiles) {
     int batch = tiles.batch;
@@ -195,7 +195,7 @@ static __device__ __forceinline__ void produce(const arguments &a, char *base, u
     slot_producer supply = {at};
     for (unsigned number = 0;; number++) {
         int *ticket = (int *)(base + tickets_at) + number % 2, key_slot = number % KEY_SLOTS;
-        /* Not before the item is begun: other blocks wait for its dq. */
+        /* Not before the work tile is begun: other blocks wait for its dq. */
         if (thread == 0) *ticket = (int)atomicAdd(counter, 1u);
         sync_producer_warps();
         int item = *ticket, first = 0, heads = FIRST_HEADS;

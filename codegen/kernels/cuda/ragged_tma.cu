@@ -1,16 +1,16 @@
 /* Products by groups of rows in bf16 on Hopper's copy engine (TMA) and warpgroup products (wgmma).
  *
- * Blocks are persistent and come in pairs (clusters), a pair an item at a time: two tiles of
+ * Blocks are persistent and come in pairs (clusters), a pair a work tile at a time: two tiles of
  * 128 x 256 that share their columns, or, where a group's tiles of rows are odd in number, two of
  * the last rows that share those. What is shared each block loads half of, for both. One warp
  * loads, as far ahead as the ring has slots; two warpgroups multiply, 64 rows each, and write
- * results while the next item is loaded. Items are ordered by group, then by bands of rows whose
- * columns stay in the cache.
+ * results while the next work tile is loaded. Work tiles are ordered by group, then by bands of
+ * rows whose columns stay in the cache.
  *
  * A slot is six boxes of 64 x 64, two of the left operand and four of the right one, in 128-byte
  * lines that are swizzled as ragged_wgmma.cuh says. Lines along the rows may come from several
- * elements of the batch: what comes from one is cut into boxes of 32, 16, ... 1 lines. Lines that a
- * sum must not see are loaded from outside of the tensor, as zeros.
+ * elements of the batch: what comes from one is cut into boxes of 32, 16, ... 1 lines. Lines that
+ * a sum must not see are loaded from outside of the tensor, as zeros.
  *
  * Where a RAGGED_OUTER gives sums of squares too, each warp adds up those of its 16 x 256 results
  * (others are 0) before it writes them. */
@@ -62,7 +62,7 @@ struct arguments {
 };
 
 /* What every thread looks up: for each group, where its rows of each element of the batch begin,
- * how many rows lie in elements before, how many there are, and how many items come before. */
+ * how many rows lie in elements before, how many there are, and how many work tiles come before. */
 struct tables {
     unsigned long long full[SLOTS], empty[SLOTS];
     int start[GROUPS * BATCHES], before[GROUPS * BATCHES];
@@ -108,13 +108,13 @@ ML_INLINE void fill_tables(const arguments &a, tables &t) {
     if (lane == 0) t.item[GROUPS] = done;
     cluster_sync();
 }
-/* A block's tile of an item; `same_rows`: the other block's differs in its columns. */
+/* A block's tile of a work tile; `same_rows`: the other block's differs in its columns. */
 struct tile {
     int group, row, column;
     bool same_rows;
 };
 ML_INLINE void seek_tile(const tables &t, int item, int rank, tile &tile) {
-    while (item >= t.item[tile.group + 1]) tile.group++; /* items come in ascending order */
+    while (item >= t.item[tile.group + 1]) tile.group++; /* work tiles come in ascending order */
     int tiles = tiles_of(t.total[tile.group]), pairs = tiles / 2;
     int at = item - t.item[tile.group], band = at / (BAND * N_TILES) * BAND;
     tile.same_rows = at >= pairs * N_TILES;

@@ -62,7 +62,7 @@ static uint64_t hash_step(const cuda_device *device, const ml_step *step, uint64
 
 const uint64_t *cuda_attention_tuning_key(ml_executable *e, const ml_step *step) {
     if (step->kind != ML_STEP_ATTENTION || !e->device->base.options.tune) return NULL;
-    if (!step->kernel || !step->kernel->otherwise || ml_attention_refused(step->attention))
+    if (!step->kernel || !step->kernel->fallback || ml_attention_refused(step->attention))
         return NULL;
     uint64_t *tuning = ML_NEW_ARRAY(e->arena, uint64_t, 2);
     for (int i = 0; i < 2; i++) tuning[i] = hash_step(e->device, step, MAGIC + (uint64_t)i);

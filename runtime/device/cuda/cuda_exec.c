@@ -143,8 +143,8 @@ static bool take_others(ml_executable *e, bool templates) {
     bool any = false;
     for (uint32_t i = 0; i < e->step_count; i++) {
         cuda_step *step = &e->steps[i];
-        if (!takes_part(step, templates) || !step->kernel || !step->kernel->otherwise) continue;
-        step->kernel = step->kernel->otherwise;
+        if (!takes_part(step, templates) || !step->kernel || !step->kernel->fallback) continue;
+        step->kernel = step->kernel->fallback;
         any = true;
     }
     return any;
@@ -295,7 +295,7 @@ static void load_body(void *argument) {
         cuda_step *step = &e->steps[i];
         bool attention = step->step->kind == ML_STEP_ATTENTION;
         /* Kernels that gave way to others, for want of instructions, do not contend. */
-        step->undecided = step->attention && step->tuning && step->kernel->otherwise;
+        step->undecided = step->attention && step->tuning && step->kernel->fallback;
         if (step->step->kind == ML_STEP_GEMM) ML_CHECK(prepare_gemm(e, step));
         if (step->step->kind == ML_STEP_KERNEL ||
             (attention && (!step->attention || step->undecided)))

@@ -7,12 +7,12 @@
 
 void cuda_maps_choose(cuda_step *step) {
     while (step->kernel && step->kernel->map_count > 0 && !cuda.cuTensorMapEncodeTiled) {
-        if (!step->kernel->otherwise) {
+        if (!step->kernel->fallback) {
             ml_fail(ML_DEVICE, "the NVIDIA driver is too old: it has no cuTensorMapEncodeTiled");
             ml_help("install driver 525 or newer, or run with --device cpu");
             ml_raise_last();
         }
-        step->kernel = step->kernel->otherwise;
+        step->kernel = step->kernel->fallback;
     }
 }
 
