@@ -111,8 +111,9 @@ TEST(io, a_corpus_that_is_shortened) {
     REQUIRE(truncate(r.path, 700) == 0);
     CHECK_STATUS(fill(corpus, 0, 600, 500, inputs, targets), ML_OK);
     CHECK_STATUS(fill(corpus, 0, 1000, 999, inputs, targets), ML_IO);
-    check_message(&r, "FILE ends before byte 700: it was 1000 bytes long when it was opened, and was "
-                      "shortened since");
+    check_message(&r,
+                  "FILE ends before byte 700: it was 1000 bytes long when it was opened, and was "
+                  "shortened since");
     /* What is appended is not seen: the range is that of the opening. */
     REQUIRE(truncate(r.path, 0) == 0);
     put(&r, "r+b", 0, text, sizeof text);
@@ -140,8 +141,9 @@ TEST(io, a_tensor_file_that_is_shortened) {
     CHECK_EQ_INT(memcmp(read, values, 8), 0);
     REQUIRE(truncate(r.path, (off_t)length + 12) == 0);
     CHECK_STATUS(ml_safetensors_read(file, &file->tensor[0], (void *)read), ML_IO);
-    check_message(&r, "tensor \"w\": FILE ends before byte 66: it was 70 bytes long when it was opened, "
-                      "and was shortened since");
+    check_message(
+        &r, "tensor \"w\": FILE ends before byte 66: it was 70 bytes long when it was opened, "
+            "and was shortened since");
     ml_safetensors_close(file);
     leave(&r);
 }
