@@ -98,10 +98,12 @@ including() {
         sed -nE 's/^([^:]*)\.[ch]:#include "([^"]*)\.[a-z]+".*/\1 \2/p'
 }
 calling() {
-    local objects
-    objects=$(echo "$files" | sed -nE "s:^((runtime|codegen|vm)/.*)\.c$:$build/\1.o:p")
+    local objects='' f
+    for f in $(echo "$files" | grep -E '^(runtime|codegen|vm)/.*\.c$'); do # objects older than their source say nothing
+        [ ! "$build/${f%.c}.o" -nt "$f" ] || objects+=" $build/${f%.c}.o"
+    done
     # shellcheck disable=SC2086
-    nm -Ag $objects 2>/dev/null | sed "s:^$build/::; s:\.o\: *: :" |
+    [ -z "$objects" ] || nm -Ag $objects 2>/dev/null | sed "s:^$build/::; s:\.o\: *: :" |
         awk '$3 != "U" && NF == 4 { home[$4] = $1 } $2 == "U" { user[++n] = $1; name[n] = $3 }
              END { for (i = 1; i <= n; i++) if (name[i] in home) print user[i], home[name[i]] }'
 }
