@@ -168,7 +168,7 @@ static void reduce_body(void *context) {
     double seconds = 0;
     for (int64_t bytes = (int64_t)1 << 18; bytes <= most && seconds < long_enough; bytes *= 4) {
         seconds = reduce_seconds(r, bytes);
-        double rate = 2.0 * (ranks - 1) / ranks * (double)bytes / seconds;
+        double rate = ml_collective_sent(ML_COLLECTIVE_ALL_REDUCE, (double)bytes, ranks) / seconds;
         if (rate < r->bus_bytes) continue;
         r->bus_bytes = rate;
         r->bytes = bytes;

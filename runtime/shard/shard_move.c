@@ -7,7 +7,10 @@
 #include "runtime/shard/shard_internal.h"
 
 double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks) {
-    double share = (double)(ranks - 1) / (double)ranks;
+    double whole = (double)ranks, part = bytes / whole;
+    double exchanged = ml_collective_sent(ML_COLLECTIVE_ALL_TO_ALL, part, whole);
+    double gathered = ml_collective_sent(ML_COLLECTIVE_ALL_GATHER, part, whole);
+    double scattered = ml_collective_sent(ML_COLLECTIVE_REDUCE_SCATTER, bytes, whole);
     if (shard_same(from, to)) return 0;
     if (from.kind == ML_SENT || to.kind == ML_SENT) { /* by way of a split along the batch */
         ml_placement way = shard_split(from.kind == ML_SENT ? from.batch : to.batch);
@@ -15,16 +18,18 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
         if (other.kind == ML_OWNED || other.kind == ML_SENT) return -1;
         double rest = from.kind == ML_SENT ? shard_move_cost(way, to, bytes, ranks)
                                            : shard_move_cost(from, way, bytes, ranks);
-        return rest < 0 ? rest : rest + bytes / (double)ranks * share;
+        return rest < 0 ? rest : rest + exchanged;
     }
     if (to.kind >= ML_PARTIAL_SUM) {
         bool partial = from.kind >= ML_PARTIAL_SUM && from.kind <= ML_PARTIAL_MIN;
         return to.kind == ML_PARTIAL_SUM && !partial ? 0 : -1;
     }
-    if (from.kind == ML_REPLICATED) return 0;                                      /* a slice */
-    if (from.kind == ML_SPLIT && shard_along(to, from.axis)) return bytes * share; /* and a slice */
-    if (from.kind >= ML_PARTIAL_SUM) return to.kind == ML_SPLIT ? bytes * share : 2 * bytes * share;
-    return to.kind == ML_SPLIT ? bytes / (double)ranks * share : bytes * share;
+    if (from.kind == ML_REPLICATED) return 0;                                 /* a slice */
+    if (from.kind == ML_SPLIT && shard_along(to, from.axis)) return gathered; /* and a slice */
+    if (from.kind >= ML_PARTIAL_SUM)
+        return to.kind == ML_SPLIT ? scattered
+                                   : ml_collective_sent(ML_COLLECTIVE_ALL_REDUCE, bytes, whole);
+    return to.kind == ML_SPLIT ? exchanged : gathered;
 }
 
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local) {
