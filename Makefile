@@ -38,7 +38,7 @@ ARCH := $(if $(filter x86_64,$(shell uname -m)),-march=x86-64-v2)
 CUDA := $(if $(wildcard $(CUDA_HOME)/include/cuda.h),-DMLUA_CUDA -isystem $(CUDA_HOME)/include)
 CFLAGS := -std=gnu11 $(OPT) -g $(ARCH) -Wall -Wextra -Wno-missing-field-initializers -fno-strict-aliasing \
           -I. -I$(B) -isystem /usr/include/lua5.4 $(CUDA) $(SANITIZE)
-STATIC := lua5.4 edit tinfo bsd md jansson xxhash
+STATIC := lua5.4 edit tinfo bsd md jansson xxhash zstd z pcre2-8 utf8proc
 LDLIBS := $(STATIC:%=-l:lib%.a) -lm -ldl -lpthread
 LDFLAGS := -rdynamic $(SANITIZE)
 
@@ -57,8 +57,9 @@ TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
-PACKAGES := gcc make liblua5.4-dev libedit-dev libjansson-dev libmd-dev libxxhash-dev libopenblas0-pthread
-NEEDED := $(foreach h,lua5.4/lua.h histedit.h jansson.h sha2.h xxhash.h,$(if $(wildcard /usr/include/$(h)),,$(h)))
+PACKAGES := gcc make liblua5.4-dev libedit-dev libjansson-dev libmd-dev libxxhash-dev libzstd-dev zlib1g-dev \
+            libpcre2-dev libutf8proc-dev libopenblas0-pthread
+NEEDED := $(foreach h,lua5.4/lua.h histedit.h jansson.h sha2.h xxhash.h zstd.h zlib.h pcre2.h utf8proc.h,$(if $(wildcard /usr/include/$(h)),,$(h)))
 BLAS := $(firstword $(wildcard /usr/lib/*/libopenblas.so.0 /usr/lib/*/openblas*/libopenblas.so.0 /usr/lib64/libopenblas*.so.0))
 deps:
 ifneq ($(strip $(NEEDED))$(if $(BLAS),,x),)
@@ -105,7 +106,7 @@ $(B)/mlua: $(OBJECTS)
 $(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
 	@$(if $(V),,echo "  link  $@")
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) -path '*/kernels' -prune -o -name '*.d' -type f -print 2>/dev/null)
 
 install: $(B)/mlua
 	install -Dm755 $(B)/mlua $(DESTDIR)$(PREFIX)/bin/mlua
