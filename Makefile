@@ -3,6 +3,7 @@
 #   make demo            train models/gpt.lua on the default corpus, then print a sample (under 2 minutes)
 #   make test [T=name]   all tests, or those whose name contains T
 #   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make test-long       what takes hours: the tests named long/...
 #   make test-dist       every layout of every model on CPU ranks
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
 #   make test-gpu-dist   every layout on the GPUs of this machine, and how fast they are together
@@ -53,7 +54,7 @@ KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cu
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) $(KERNELS) \
         $(wildcard runtime/*.h runtime/*/*.h runtime/*/*/*.h codegen/*.h codegen/*/*.h vm/*.h vm/*/*.h tests/*.c tests/*/*.c))
 
-.PHONY: all demo test test-dist test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
+.PHONY: all demo test test-dist test-long test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
@@ -121,10 +122,13 @@ T ?=
 # The tests keep their kernels in a cache of their own; -v tells each test's time.
 CACHE ?= $(abspath $(B))/kernels
 test: $(B)/mlua $(B)/test
-	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test $(T)
+	MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test $(if $(CI),--again) $(T)
 # Every layout of every model on CPU ranks (minutes).
 test-dist: $(B)/mlua $(B)/test
 	DIST_ALL=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v dist/
+# The tests of area long (hours): whole matrices of what `make test` samples.
+test-long: $(B)/mlua $(B)/test
+	LONG=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v $(or $(T),long/)
 test-asan:
 	@$(MAKE) --no-print-directory B=$(B)/asan CACHE=$(CACHE) OPT=-O1 \
 	  SANITIZE="-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-omit-frame-pointer" test

@@ -2,6 +2,7 @@
 #include "tests/test.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -85,6 +86,11 @@ void test_left_out(const char *format, ...) {
 
 bool test_all(void) {
     return getenv("DIST_ALL") != NULL;
+}
+
+/* Tests of area "long", which take minutes, run where LONG is set. */
+static bool long_tests(void) {
+    return getenv("LONG") != NULL;
 }
 
 void test_checked(void) {
@@ -201,13 +207,15 @@ char *test_command(ml_arena *arena, const char *command, int *exit_code) {
 
 typedef struct {
     bool gpu, list, verbose;
-    int jobs; /* processes; 0 runs the tests in this one */
+    bool again; /* tests that failed run once more, alone */
+    int jobs;   /* processes; 0 runs the tests in this one */
     char **patterns;
     int pattern_count;
 } options;
 
 static bool wanted(const options *o, const test *t) {
     if ((strncmp(t->name, "gpu", 3) == 0) != o->gpu) return false;
+    if (strncmp(t->name, "long/", 5) == 0 && !long_tests()) return false;
     for (int i = 0; i < o->pattern_count; i++)
         if (strstr(t->name, o->patterns[i])) return true;
     return o->pattern_count == 0;
@@ -268,11 +276,14 @@ static result run_one(const options *o, const test *t) {
  * begins with these.
  */
 
-enum { MOST_JOBS = 16 };
+enum { MOST_JOBS = 16, AGAIN_AT_MOST = 10 };
+/* Seconds after which a test is killed. */
+enum { LONGEST = 900 };
 typedef struct {
     atomic_int next[2]; /* of the tests that work, of those that wait */
     atomic_int results[RESULTS];
     atomic_int running[MOST_JOBS]; /* the test that a process is at, from 1; 0: none */
+    atomic_bool failed[];          /* by test */
 } board;
 typedef struct {
     const options *options;
@@ -311,8 +322,10 @@ static void work_on(crew *c, int slot, bool waiting) {
     int end = waiting ? c->count : c->first_waiting;
     for (int i; (i = atomic_fetch_add(&c->board->next[waiting], 1)) < end;) {
         c->board->running[slot] = i + 1;
+        alarm(test_all() || long_tests() ? 0 : LONGEST);
         result end = run_captured(c->options, &tests[i], c->capture[slot]);
         atomic_fetch_add(&c->board->results[end], 1);
+        if (end == FAILED) c->board->failed[i] = true;
         c->board->running[slot] = 0;
     }
 }
@@ -341,13 +354,14 @@ static void end_worker(crew *c, int slot, int status) {
            WIFSIGNALED(status) ? "signal" : "exit code",
            WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     atomic_fetch_add(&c->board->results[FAILED], 1);
+    if (running) c->board->failed[running - 1] = true;
     c->board->running[slot] = 0;
     if (c->board->next[0] < c->first_waiting || c->board->next[1] < c->count) start_worker(c, slot);
 }
 
 static bool open_crew(crew *c, int jobs) {
-    c->board =
-        mmap(NULL, sizeof *c->board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    c->board = mmap(NULL, sizeof *c->board + sizeof *c->board->failed * (size_t)c->count,
+                    PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < jobs; i++) {
         FILE *file = tmpfile(); /* open until the program ends */
         if (!file) return false;
@@ -381,6 +395,32 @@ static int by_turn(const void *a, const void *b) {
     return later ? later : strcmp(((const test *)a)->name, ((const test *)b)->name);
 }
 
+static void close_crew(crew *c) {
+    munmap(c->board, sizeof *c->board + sizeof *c->board->failed * (size_t)c->count);
+    for (int i = 0; i < c->jobs; i++) close(c->capture[i]);
+}
+
+/* Run the tests that failed once more, one at a time: one that passes alone depends on the load of
+ * the machine. It counts as passed, and is named. */
+static void run_again(const crew *first, int results[RESULTS]) {
+    crew c = {.options = first->options};
+    for (int i = 0; i < first->count; i++) {
+        if (!first->board->failed[i]) continue;
+        test failed = tests[i];
+        tests[i] = tests[c.count], tests[c.count++] = failed;
+    }
+    c.first_waiting = c.count;
+    printf("%d tests failed, and run again alone\n", c.count);
+    fflush(stdout);
+    if (!open_crew(&c, 1)) return;
+    run_crew(&c, 1);
+    for (int i = 0; i < c.count; i++)
+        if (!c.board->failed[i]) printf("UNSTEADY %s: failed, then passed alone\n", tests[i].name);
+    int left = c.board->results[FAILED];
+    results[PASSED] += c.count - left, results[FAILED] += left - c.count;
+    close_crew(&c);
+}
+
 static int run_all(const options *o) {
     static crew c;
     int results[RESULTS] = {0}, chosen = 0;
@@ -401,6 +441,8 @@ static int run_all(const options *o) {
     /* A process that ends early leaves tests without a result. */
     int least_failed = chosen - results[PASSED] - results[SKIPPED];
     if (results[FAILED] < least_failed) results[FAILED] = least_failed;
+    if (o->again && results[FAILED] && results[FAILED] <= AGAIN_AT_MOST && jobs > 0)
+        run_again(&c, results);
     printf("%d passed, %d failed, %d skipped\n", results[PASSED], results[FAILED],
            results[SKIPPED]);
     return results[FAILED] || !results[PASSED]; /* skipped alone is no success */
@@ -412,7 +454,8 @@ static void register_files(void *arena) {
 }
 
 static int usage(const char *program) {
-    fprintf(stderr, "usage: %s [--list] [--gpu] [-v] [-j PROCESSES] [pattern ...]\n", program);
+    fprintf(stderr, "usage: %s [--list] [--gpu] [-v] [--again] [-j PROCESSES] [pattern ...]\n",
+            program);
     return 2;
 }
 
@@ -423,9 +466,17 @@ static int default_jobs(bool gpu) {
     return gpu ? 0 : cores < 1 ? 2 : cores >= MOST_JOBS ? MOST_JOBS : (int)cores + 1;
 }
 
+/* Tests send signals: the process that starts this one may ignore these (nohup, a job of a
+ * script in the background). */
+static void reset_signals(void) {
+    static const int signals[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGCHLD, SIGPIPE};
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
+}
+
 int main(int count, char **arguments) {
     options o = {.jobs = -1};
     int first = 1;
+    reset_signals();
     for (; first < count && arguments[first][0] == '-'; first++) {
         if (!strcmp(arguments[first], "--gpu"))
             o.gpu = true;
@@ -433,6 +484,8 @@ int main(int count, char **arguments) {
             o.list = true;
         else if (!strcmp(arguments[first], "-v"))
             o.verbose = true;
+        else if (!strcmp(arguments[first], "--again"))
+            o.again = true;
         else if (!strcmp(arguments[first], "-j") && first + 1 < count)
             o.jobs = atoi(arguments[++first]);
         else
