@@ -28,6 +28,7 @@ allowed() { # room -> the folders that it may include
     runtime/pipeline) echo '(runtime/(base|graph|passes|shard|plan|pipeline)|codegen|codegen/lower)' ;;
     runtime) echo '(runtime(/(base|graph|passes|shard|plan|pipeline))?|codegen|codegen/lower)' ;;
     runtime/io) echo 'runtime/(base|graph|io)' ;;
+    runtime/text) echo 'runtime/(base|io|text)' ;;
     runtime/comm) echo 'runtime/(base|graph|comm)' ;;
     runtime/device) echo '(runtime/(base|graph|passes|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
     runtime/device/*) echo "(runtime/(base|graph|passes|plan|comm|device)|$1|codegen|codegen/(lower|jit))" ;;
