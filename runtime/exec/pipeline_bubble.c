@@ -4,7 +4,7 @@
  * steps differ by 5 %: a GPU that was idle before runs faster, and a second later slower. */
 #include <string.h>
 
-#include "runtime/base/knobs.h"
+#include "runtime/base/knobs.h" /* ml_debug */
 #include "runtime/exec/session.h"
 #include "runtime/pipeline/plan.h"
 
@@ -30,7 +30,8 @@ static ml_status settled(const ml_program *program) {
  * with the CPU's are not timed. */
 static bool counts(const ml_program *program) {
     const ml_profile *profile = program->session->device->profile;
-    if (program->plan->pipeline->microbatches == 1 || ml_knobs()->check != NULL) return false;
+    if (program->plan->pipeline->microbatches == 1 || program->session->device->options.check)
+        return false;
     if (profile != NULL && profile->stores) return ml_profile_mode(profile) == ML_RUN_WHOLE;
     return ml_profile_mode(profile) == ML_RUN_PLAIN;
 }
@@ -150,7 +151,8 @@ static void learn_body(void *context) {
         times[i] = (ml_task_time){l->all[2 * i], l->all[2 * i + 1]};
     for (int r = 0; r < l->ranks; r++) ran[r] = times + (size_t)r * l->actions;
     pipeline_retime(l->program->plan, ran, l->arena, &l->forecast);
-    if (ml_knobs()->debug < 1 || l->program->session->ranks.rank != 0) return;
+    if (l->program->session->device->options.debug < 1 || l->program->session->ranks.rank != 0)
+        return;
     ml_text text = {.arena = l->arena};
     pipeline_times_print(l->program->plan, &l->forecast, &text);
     ml_debug(1, "%s", text.text);

@@ -153,6 +153,15 @@ static void pow_rule(tape *t, ml_ref n, ml_ref g) {
     GIVE(1, MUL(MUL(g, y), FN(LOG, WHERE(flat, NUM(1), a))));
 }
 
+/* 1 / sqrt(1 + a^2) without a^2, which overflows: both terms are divided by max(1, |a|)^2. */
+static ml_ref asinh_slope(tape *t, ml_ref a) {
+    ml_graph *G = t->graph;
+    ml_dtype dtype = ml_graph_type(G, a)->dtype;
+    ml_ref size = FN(ABS, a), unit = DIV(NUM(1), FN2(MAXIMUM, NUM(1), size));
+    ml_ref part = FN2(MINIMUM, NUM(1), size);
+    return MUL(unit, FN(RSQRT, ADD(MUL(unit, unit), MUL(part, part))));
+}
+
 static void map_rule(tape *t, ml_ref n, ml_ref g) {
     ml_graph *G = t->graph;
     ml_dtype dtype = ml_graph_type(G, n)->dtype;
