@@ -3,6 +3,7 @@
 #   make demo            train models/gpt.lua on the default corpus, then print a sample (under 2 minutes)
 #   make test [T=name]   all tests, or those whose name contains T
 #   make test-asan       the same under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make core            link graph, passes, shard, plan and lowering without the rest, and test them
 #   make test-long       what takes hours: the tests named long/...
 #   make test-dist       every layout of every model on CPU ranks
 #   make test-emulated   the GPU tests on an emulated GPU (slow; needs the CUDA toolkit's headers)
@@ -46,7 +47,11 @@ LDFLAGS := -rdynamic $(SANITIZE)
 SOURCES := $(wildcard runtime/*.c runtime/*/*.c runtime/*/*/*.c codegen/*/*.c vm/*/*.c)
 OBJECTS := $(SOURCES:%.c=$(B)/%.o) $(B)/embed.o
 LIBRARY := $(filter-out $(B)/vm/cli/main.o,$(OBJECTS))
-TESTS := $(filter-out tests/emulator/%,$(wildcard tests/*.c tests/*/*.c))
+TESTS := $(filter-out tests/emulator/% tests/core/%,$(wildcard tests/*.c tests/*/*.c))
+# The core: script graphs to plans, and the interpreter, without pipelines, ranks, devices and kernel files.
+CORE := $(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph passes shard plan)) codegen/lower/*.c codegen/emit/*.c)
+CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan/batch_kernels.c tests/plan/fit_memory.c \
+              $(filter-out %/golden.c %/every.c %/kernels.c,$(wildcard tests/passes/*.c tests/shard/*.c))
 LUA := $(wildcard stdlib/*.lua)
 # Sources of kernels: inside the binary, compiled when a model is.
 KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cuh codegen/kernels/c/*.c codegen/kernels/c/*.h))
@@ -54,7 +59,7 @@ KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cu
 TEXT := $(sort $(wildcard README.md */*.md */*/*.md) $(LUA) $(wildcard models/*.lua) $(SOURCES) $(KERNELS) \
         $(wildcard runtime/*.h runtime/*/*.h runtime/*/*/*.h codegen/*.h codegen/*/*.h vm/*.h vm/*/*.h tests/*.c tests/*/*.c))
 
-.PHONY: all demo test test-dist test-long test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
+.PHONY: all demo test core test-dist test-long test-asan test-emulated test-gpu test-gpu-dist bench bench-gpu lint editor install clean deps
 all: $(B)/mlua
 
 # ---- Packages -------------------------------------------------------------------------------------
@@ -107,6 +112,9 @@ $(B)/mlua: $(OBJECTS)
 $(B)/test: $(LIBRARY) $(TESTS:%.c=$(B)/%.o)
 	@$(if $(V),,echo "  link  $@")
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(B)/test-core: $(CORE:%.c=$(B)/%.o) $(CORE_TESTS:%.c=$(B)/%.o)
+	@$(if $(V),,echo "  link  $@")
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 -include $(shell find $(B) -path '*/kernels' -prune -o -name '*.d' -type f -print 2>/dev/null)
 
 install: $(B)/mlua
@@ -126,6 +134,9 @@ test: $(B)/mlua $(B)/test
 # Every layout of every model on CPU ranks (minutes).
 test-dist: $(B)/mlua $(B)/test
 	DIST_ALL=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v dist/
+# The core alone, linked without the rest, and its tests.
+core: $(B)/test-core
+	$(B)/test-core
 # The tests of area long (hours): whole matrices of what `make test` samples.
 test-long: $(B)/mlua $(B)/test
 	LONG=1 MLUA_CACHE=$(CACHE) MLUA=$(B)/mlua $(B)/test -v $(or $(T),long/)
