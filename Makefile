@@ -51,7 +51,7 @@ TESTS := $(filter-out tests/emulator/% tests/core/%,$(wildcard tests/*.c tests/*
 # The core: script graphs to plans, and the interpreter, without pipelines, ranks, devices and kernel files.
 CORE := $(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph passes shard plan)) codegen/lower/*.c codegen/emit/*.c)
 CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan/batch_kernels.c tests/plan/fit_memory.c \
-              $(filter-out %/golden.c %/every.c %/kernels.c,$(wildcard tests/passes/*.c tests/shard/*.c))
+              $(filter-out %/golden.c %/every.c %/kernels.c %/attention.c,$(wildcard tests/passes/*.c tests/shard/*.c))
 LUA := $(wildcard stdlib/*.lua)
 # Sources of kernels: inside the binary, compiled when a model is.
 KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cuh codegen/kernels/c/*.c codegen/kernels/c/*.h))

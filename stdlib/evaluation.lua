@@ -1,0 +1,46 @@
+-- Evaluation: the loss on data that training does not use.
+local core = require "mlua.core"
+local m = require "mlua"
+local step_of = require "mlua.train_step"
+
+-- The loss on the data that training does not use. Each evaluation draws the same numbers, so that losses compare: those of
+-- steps 1 to eval_batches.
+return function(o, data)
+  local evaluation, idle = {}, false
+  evaluation.program = m.compile(function(feeds)
+    if o.accum > 1 then step_of.cut_batch(o, feeds) end
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    core.take_updates() -- an evaluation changes no state
+    idle = m.context.idle
+    return { total = total, count = count }
+  end, step_of.forward_inputs(o), { name = "evaluation" })
+  local function run(i)
+    data.fill(1, i, true)
+    return evaluation.program(step_of.forward_feeds(o, data, i // o.accum + 1, i % o.accum))
+  end
+  local function nothing_counts(where)
+    core.fail(where .. ": the loss counts nothing in evaluation: the count that belongs to its sum is 0", {
+      help = idle and "m.dropout drops nothing in evaluation; m.random_mask(axes, share) draws a mask in evaluation too, and so does "
+        .. "m.dropout(x, rate, {always = true})" or "eval_batches and eval_share say how much data it sees",
+    })
+  end
+  -- What can be reported before the first step: too little data; and where a dropout drops nothing, a mask that is empty for it.
+  function evaluation.prepare()
+    data.fill(1, 0, true)
+    if not (idle and o.own_loss) then return end
+    for i = 0, o.eval_batches * o.accum - 1 do
+      if run(i).count ~= 0 then return end
+    end
+    nothing_counts "before the first step"
+  end
+  function evaluation.loss(step)
+    local total, count = 0, 0
+    for i = 0, o.eval_batches * o.accum - 1 do
+      local result = run(i)
+      total, count = total + result.total, count + result.count
+    end
+    if count == 0 then nothing_counts(("step %d"):format(step)) end
+    return total / count
+  end
+  return evaluation
+end

@@ -1,0 +1,32 @@
+-- The data of a training: batches by global sample number, and the model's progress in them.
+local core = require "mlua.core"
+local m = require "mlua"
+
+-- The corpus, and the model's progress in it.
+return function(o)
+  local corpus = type(o.data) == "userdata" and o.data or core.corpus(o.data)
+  o.progress = m.training_progress(o.model, o.optimizer, ("%s, seed %d"):format(corpus:name(), o.seed))
+  local micro = o.batch.size // o.accum
+  local data = { tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
+  -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
+  function data.fill(step, i, evaluation)
+    local wanted = ("%d %d %s"):format(step, i, evaluation)
+    if data.held == wanted then return end
+    data.held = wanted
+    local share = 1 - (o.eval_every and o.eval_share or 0)
+    corpus:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
+      seed = o.seed, vocab = o.vocab, from = evaluation and share or 0, to = evaluation and 1 or share,
+      skip = evaluation and 0 or o.skip,
+    })
+  end
+  -- Once the programs are traced, and the model has all its parameters.
+  function data.begin()
+    local options, seen = core.options(), o.progress.samples()
+    if not o.skip and seen > 0 and options.rank == 0 and not options.quiet then
+      core.write_error(("m.train continues in %s after the %d samples that the model has seen; skip = 0 begins again\n"):format(corpus:name(), seen))
+    end
+    o.skip = o.skip or seen
+    o.progress.begin(o.skip)
+  end
+  return data
+end

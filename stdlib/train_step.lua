@@ -1,0 +1,179 @@
+-- The programs of a training step: forward pass, gradients, clipping, optimizer; with accumulation one of a microbatch and one
+-- that applies their sums.
+local core = require "mlua.core"
+local m = require "mlua"
+local options = require "mlua.train_options"
+
+local step = {}
+
+-- The sum of squares of all gradients.
+local function square_sum(gradients)
+  local total
+  for _, g in ipairs(gradients) do
+    local square = (g * g):sum()
+    total = total and total + square or square
+  end
+  return total
+end
+
+-- Divide, clip, update; a step whose gradient is not finite changes no parameter (m.train stops there).
+local function apply(o, parameters, gradients, total, count, feeds)
+  local norm = core.sqrt(m.scope("gradient norm", square_sum, gradients)) / count
+  local scale = 1 / count
+  if o.clip and o.clip > 0 then scale = scale * core.minimum(1, o.clip / (norm + 1e-6)) end
+  local ok = core.is_finite(norm)
+  local scaled = {}
+  for i, g in ipairs(gradients) do scaled[i] = core.where(ok, g * scale, 0) end
+  local inputs = { rate = core.where(ok, feeds.rate, 0), step = feeds.step:cast("f32") }
+  function inputs.step_of(p) -- feeds.step counts the model's steps in all trainings
+    local offset = o.progress and o.progress.offset(p) or 0
+    return offset == 0 and inputs.step or (feeds.step - offset):cast("f32")
+  end
+  m.scope("optimizer", o.optimizer.update, parameters, scaled, inputs)
+  return { loss = total / count, grad_norm = norm }
+end
+
+local function token_inputs(o, more)
+  local batch = core.axis(o.batch.name, o.batch.size // o.accum)
+  local inputs = { tokens = { batch, o.seq, dtype = "i32" }, targets = { batch, o.seq, dtype = "i32" } }
+  for name, spec in pairs(more or {}) do inputs[name] = spec end
+  return inputs
+end
+
+-- The numbers that a microbatch draws are those that its samples have in the whole batch (random.lua).
+function step.cut_batch(o, feeds)
+  m.context.micro = { axis = o.batch.name, size = o.batch.size // o.accum, count = o.accum, index = feeds.micro }
+end
+
+-- The inputs of a forward pass alone, which draws what training draws: in which step, and in which microbatch.
+function step.forward_inputs(o)
+  return token_inputs(o, { step = { dtype = "i64" }, micro = o.accum > 1 and { dtype = "i64" } or nil })
+end
+
+function step.forward_feeds(o, data, step, micro)
+  return { tokens = data.tokens, targets = data.targets, step = step, micro = o.accum > 1 and micro or nil }
+end
+
+-- A parameter of another model is an error, unless the script defines the loss, which may use other models.
+local function check_others(o, loss, parameters)
+  local names = {}
+  local others, classes = m.other_parameters(loss, parameters)
+  for i, p in ipairs(others) do
+    local held = classes[i] ~= ""
+    names[i] = ("%s%s (%s)"):format(p:name() or "one without a name", held and " of " .. classes[i] or "", core.origin(p) or "?")
+    if not o.own_loss or not held then
+      core.fail("the loss depends on a parameter that the model does not hold and m.train does not change: " .. names[i], {
+        help = ("put %s into a field of the model; m.freeze(...) says that it stays as it is"):format(held and "its module" or "it"),
+      })
+    end
+  end
+  if #names > 0 then m.report_untrained(names, "the loss depends on parameters of other models, which m.train does not change: ") end
+end
+
+-- The parameters that the loss reaches, and its gradients; `parameters` are all of the model.
+local function differentiate(o, loss, parameters)
+  if #parameters == 0 then
+    core.fail("the model has no parameters to train", { help = "training changes what m.param makes, in fields of the model and its modules" })
+  end
+  local trained, gradients, missed = {}, {}, {}
+  for i, g in ipairs(m.grad(loss, parameters)) do
+    if core.is_zero(g) then
+      missed[#missed + 1] = parameters[i]:name()
+    else
+      trained[#trained + 1], gradients[#gradients + 1] = parameters[i], g
+    end
+  end
+  if o.model then check_others(o, loss, parameters) end
+  if #missed > 0 then
+    m.report_untrained(missed, ("the loss does not depend on %d of the model's %d parameters, which stay as they are: "):format(#missed, #parameters))
+  end
+  return trained, gradients
+end
+
+---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
+---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
+---modules add losses, aux_loss.
+---@param o TrainOptions loss or model, optimizer, batch, seq, clip
+---@param parameters? State[] default: those of the model
+---@return Program
+function m.step_program(o, parameters)
+  o.accum = o.accum or 1
+  o.loss = o.loss or options.default_loss(o)
+  return m.compile(function(feeds)
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    local added = m.added_loss(count)
+    local trained, gradients = differentiate(o, added and total + added or total, parameters or m.parameters(o.model))
+    local out = apply(o, trained, gradients, total, count, feeds)
+    out.aux_loss = added and added / count
+    return out
+  end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
+end
+
+local accumulators = {} -- by name; a script's trainings share them, for each step starts afresh
+
+local function accumulator(name, axes)
+  accumulators[name] = accumulators[name]
+    or core.state { name = name, axes = axes, dtype = "f32", kind = "gradient", init = m.zeros(axes) }
+  return accumulators[name]
+end
+
+-- 1 where numbers differ, by their sum and that of their squares, else 0.
+local function uneven(sum, squares, count)
+  return core.gt(squares * count, sum * sum * (1 + 1e-5)):cast "f32"
+end
+
+-- Each added loss is a mean over a count of its own, while sums of gradients over microbatches have one divisor, the loss's.
+function step.warn_uneven(accum)
+  if core.options().rank ~= 0 then return end
+  core.write_error(("the loss counts more positions in some of a step's %d microbatches than in others: there the losses of m.add_loss weigh "
+    .. "more, otherwise than in one batch\n"):format(accum))
+end
+
+-- With accumulation: one program a microbatch, which adds to gradient states (or sets them: input
+-- `first`), and one that applies.
+function step.accumulated_step(o)
+  local sums, parameters = {}, nil -- of those that the loss reaches
+  local loss_sum, loss_count = accumulator("accumulated loss", {}), accumulator("accumulated count", {})
+  local added_sum, weights, totals
+  local micro = m.compile(function(feeds)
+    step.cut_batch(o, feeds)
+    local total, count = o.loss(feeds.tokens, feeds.targets)
+    local added, weight = m.added_loss(count)
+    local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
+    local gradients
+    parameters, gradients = differentiate(o, added and total + added or total, m.parameters(o.model))
+    for i, g in ipairs(gradients) do
+      sums[i] = accumulator("gradient." .. parameters[i]:name(), m.axes_of(parameters[i]))
+      add(sums[i], g)
+    end
+    if added then
+      added_sum = accumulator("accumulated aux_loss", {})
+      add(added_sum, added)
+    end
+    if core.is_tensor(weight) then
+      weights = { accumulator("accumulated weights", {}), accumulator("accumulated squares of weights", {}) }
+      add(weights[1], weight)
+      add(weights[2], weight * weight)
+    end
+    totals, m.context.totals = m.context.totals, {} -- finished by the other program
+    for _, t in ipairs(totals) do add(t.state, t.value) end
+    add(loss_sum, total)
+    add(loss_count, count)
+  end, token_inputs(o, { step = { dtype = "i64" }, micro = { dtype = "i64" }, first = { dtype = "bool" } }), {
+    name = "microbatch", training = true, microbatches = o.accum,
+  })
+  local finish = m.compile(function(feeds)
+    local gradients = {}
+    for i, sum in ipairs(sums) do gradients[i] = sum:read() end
+    local out = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
+    out.aux_loss = added_sum and added_sum:read() / loss_count:read()
+    out.uneven = weights and uneven(weights[1]:read(), weights[2]:read(), o.accum)
+    for _, t in ipairs(totals) do
+      if t.update then t.update(t.state:read()) end
+    end
+    return out
+  end, { rate = {}, step = { dtype = "i64" } }, { name = "update", training = true })
+  return micro, finish
+end
+
+return step
