@@ -93,6 +93,24 @@ function m.cross_entropy(logits, targets, options)
   return m.scope("loss", cross_entropy, logits, targets, axis, names_of(options.broadcast), options)
 end
 
+---How many of the largest logits are the targets, and how many targets count, as a loss's extra results have them:
+---return sum, count, { accuracy = m.accuracy(logits, targets) }. Targets as for m.cross_entropy.
+---@param logits Tensor with axis `axis`
+---@param targets Tensor i32, the other axes of logits
+---@param options? {axis: Axis|string, ignore: integer} default vocab and -1
+---@return Tensor[] the sum and the count, f32
+function m.accuracy(logits, targets, options)
+  m.check_options("accuracy", options, { "axis", "ignore" })
+  m.check_tensor("accuracy", logits, "logits")
+  m.check_tensor("accuracy", targets, "targets")
+  local o = options or {}
+  local axis = o.axis or "vocab"
+  core.check_axes("accuracy", logits, axis)
+  local counts = core.ne(targets, o.ignore or -1)
+  local right = core.logical_and(core.eq(core.stop_gradient(logits):argmax(axis), targets), counts)
+  return { right:cast("f32"):sum(), counts:cast("f32"):sum() }
+end
+
 ---Add a loss of a module's own, such as the balance loss of a router, to that of the program being
 ---traced: m.train minimizes the mean of its loss plus sum / count for each, and reports the latter as
 ---aux_loss. `count` is what the sum is over (tokens); outside of a program it does nothing. Over microbatches (accum, pipeline

@@ -421,19 +421,22 @@ function m.parameters(model, options)
   return list, names
 end
 
----Leave a parameter, or all that a module has now, as they are from now on: m.parameters and m.train pass
----over them. `frozen=false` trains them again. Adapters beside given weights: m.freeze(model), then
----add layers to it.
----@param x State|Module
+---Leave a parameter, or all that a module, or a table of modules and parameters, has now, as they are from now on:
+---m.parameters and m.train pass over them. `frozen=false` trains them again. Adapters beside given weights: m.lora,
+---or m.freeze(model) and layers added to it.
+---@param x State|Module|table
 ---@param frozen? boolean default true
----@return State|Module x
+---@return State|Module|table x
 function m.freeze(x, frozen)
-  if not instance_of(x) and not attributes[x] then
-    core.fail("m.freeze takes a module or a parameter, got " .. m.shown(x), { help = "calling a class makes a module: local model = GPT()" })
+  local found = 0
+  if not m.is_class(x) and not core.is_tensor(x) or attributes[x] then
+    walk(x, "", {}, function() end, function(p)
+      if p:kind() == "parameter" then attributes[p].frozen, found = frozen ~= false, found + 1 end
+    end)
   end
-  walk(x, "", {}, function() end, function(p)
-    if p:kind() == "parameter" then attributes[p].frozen = frozen ~= false end
-  end)
+  if found == 0 and not instance_of(x) then
+    core.fail("m.freeze takes a module, a parameter or a table of them, got " .. m.shown(x), { help = "calling a class makes a module: local model = GPT()" })
+  end
   return x
 end
 
