@@ -53,6 +53,7 @@ CORE := $(wildcard runtime/*.c $(addsuffix /*.c,$(addprefix runtime/,base graph 
 CORE_TESTS := tests/test.c $(wildcard tests/core/*.c tests/graph/*.c) tests/plan/batch_kernels.c tests/plan/fit_memory.c \
               $(filter-out %/golden.c %/every.c %/kernels.c %/attention.c,$(wildcard tests/passes/*.c tests/shard/*.c))
 LUA := $(wildcard stdlib/*.lua)
+MODELS := $(sort $(wildcard models/*.lua))
 # Sources of kernels: inside the binary, compiled when a model is.
 KERNELS := $(sort $(wildcard codegen/kernels/cuda/*.cu codegen/kernels/cuda/*.cuh codegen/kernels/c/*.c codegen/kernels/c/*.h))
 # The default corpus: the text that this repository itself holds.
@@ -100,8 +101,9 @@ define embed
    echo '.quad 0, 0, 0'; }
 endef
 # stdlib/ and the corpus (vm/embed.h), and the sources of kernels (codegen/kernel_files.h)
-$(B)/embed.s: $(LUA) $(KERNELS) $(B)/corpus.txt Makefile
+$(B)/embed.s: $(LUA) $(MODELS) $(KERNELS) $(B)/corpus.txt Makefile
 	@{ $(call embed,ml_embedded_files,$(LUA) $(B)/corpus.txt,$${f##*/}); \
+	   $(call embed,ml_model_files,$(MODELS),$$f); \
 	   $(call embed,ml_kernel_files,$(KERNELS),$$f); echo '.section .note.GNU-stack,"",@progbits'; } > $@
 $(B)/embed.o: $(B)/embed.s
 	$(Q)$(CC) -c -o $@ $<

@@ -1,7 +1,9 @@
 -- Settings that a script declares and the command line overrides, and named axes.
 local core = require "mlua.core"
+local from = require "mlua.from"
 local m = require "mlua"
 local synonyms = require "mlua.synonyms"
+local task = require "mlua.task"
 
 local function names_of(t)
   local names = {}
@@ -37,6 +39,8 @@ end
 ---Declare the script's settings with their defaults. `key=value` on the command line overrides one;
 ---`preset=NAME` first applies the table NAME of `presets`. A value has the type of its default. The
 ---result raises on unknown keys. A script has one m.config: each key of the command line must be in it.
+---`hf` maps settings to the config.json of published models, both ways (hf_config.lua): with --from they are theirs, where the
+---command line does not set them.
 ---@param defaults table settings; `presets` is a table of tables of settings
 ---@return table
 function m.config(defaults)
@@ -47,7 +51,7 @@ function m.config(defaults)
   end
   local values = {}
   for key, value in pairs(defaults) do
-    if key ~= "presets" then values[key] = value end
+    if key ~= "presets" and key ~= "hf" then values[key] = value end
   end
   local known = names_of(values)
   if defaults.presets then known[#known + 1] = "preset" end
@@ -87,6 +91,9 @@ function m.config(defaults)
       for key, value in pairs(preset) do set(key, value, "the configuration") end
     end
   end
+  for key, value in pairs(from.settings(values, defaults.hf)) do
+    if values[key] ~= nil then set(key, value, "the configuration") end
+  end
   for _, pair in ipairs(overrides) do
     local key, text = pair[1], pair[2]
     if not (key == "preset" and defaults.presets) then
@@ -96,7 +103,8 @@ function m.config(defaults)
     end
   end
   if values.seed then core.set_seed(values.seed) end
-  m.settings = values -- the last configuration: defaults of m.train
+  task.fit_window(values, overrides)
+  m.settings, m.settings_hf = values, defaults.hf -- the last configuration: defaults of m.train
   return setmetatable({}, {
     __index = function(_, key)
       local value = values[key]

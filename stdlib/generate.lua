@@ -1,16 +1,33 @@
 -- Sampling text from a trained model.
 local core = require "mlua.core"
+local from = require "mlua.from"
 local m = require "mlua"
 
+-- The id of a token of these logits. The Gumbel trick: argmax of logits/t - log(-log(u)) is a sample.
+local function draw(logits, vocab, options, temperature, key)
+  if temperature == 0 then return logits:argmax(vocab) end
+  logits = logits / temperature
+  local few, ids = options.top_k and options.top_k < logits:size(vocab) and core.axis(vocab, options.top_k), nil
+  if few then logits, ids = logits:top_k(vocab, few.size, few) elseif options.top_p then logits, ids = logits:sort(vocab, { descending = true }) end
+  if options.top_p then -- those before which there is less than top_p
+    local p = m.softmax(logits, vocab)
+    logits = core.where(core.lt(p:cumsum(vocab) - p, options.top_p), logits, -math.huge)
+  end
+  local u = core.random(key, m.axes_of(logits))
+  local drawn = (logits - core.log(1e-9 - core.log(u + 1e-9))):argmax(vocab)
+  return ids and ids:gather(drawn, vocab) or drawn
+end
+
 ---Continue `prompt` (text, for models over bytes; or a list of token ids) by `tokens` tokens drawn
----at `temperature` (0: always the likeliest). The model reads a window of `seq` tokens each time.
+---at `temperature` (0: always the likeliest), from the `top_k` likeliest, or from the likeliest ones that together have the
+---probability `top_p`. The model reads a window of `seq` tokens each time.
 ---Prints text as it is sampled unless `quiet`; returns the list of all token ids and the text.
 ---@param model Module
----@param options {prompt: string|integer[], tokens: integer, temperature: number, seq: Axis, seed: integer, quiet: boolean}
+---@param options {prompt: string|integer[], tokens: integer, temperature: number, top_k: integer, top_p: number, seq: Axis, seed: integer, quiet: boolean}
 ---@return integer[] ids
 ---@return string text
 function m.generate(model, options)
-  m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "seq", "seed", "quiet" })
+  m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "top_k", "top_p", "seq", "seed", "quiet" })
   if not m.is_module(model) and type(model) ~= "function" then
     local within = type(model) == "table" and rawget(model, "model") ~= nil
     core.fail("m.generate takes a module, got " .. m.shown(model), {
@@ -33,6 +50,12 @@ function m.generate(model, options)
   if type(temperature) ~= "number" or not (temperature >= 0) then
     core.fail(("m.generate's temperature must be a number, 0 or more, got %s"):format(m.shown(temperature)))
   end
+  if options.top_k ~= nil and not (math.tointeger(options.top_k) and options.top_k >= 1) then
+    core.fail("m.generate's top_k must be a positive integer, got " .. m.shown(options.top_k))
+  end
+  if options.top_p ~= nil and not (type(options.top_p) == "number" and options.top_p > 0 and options.top_p <= 1) then
+    core.fail("m.generate's top_p must be a number above 0 and at most 1, got " .. m.shown(options.top_p))
+  end
   local vocab -- how many tokens there are
   local batch = core.axis(core.options().ranks > 1 and "sample" or "batch", 1) -- which no layout splits
   local sample = m.compile(function(feeds)
@@ -42,12 +65,9 @@ function m.generate(model, options)
       core.fail("the logits of a model that generates have batch, " .. seq.name .. " and one more axis, not " .. table.concat(rest, ", "))
     end
     vocab = logits:size(rest[1])
-    if temperature > 0 then -- the Gumbel trick: argmax of logits/t - log(-log(u)) is a sample
-      local u = core.random(feeds.key, m.axes_of(logits))
-      logits = logits / temperature - core.log(1e-9 - core.log(u + 1e-9))
-    end
-    return logits:argmax(rest[1])
+    return draw(logits, rest[1], options, temperature, feeds.key)
   end, { tokens = { batch, seq, dtype = "i32" }, position = { dtype = "i32" }, key = { dtype = "i64" } }, { name = "sample", often = true })
+  if m.is_module(model) then from.load(model) end -- where no training has
   local prompt, ids = options.prompt or "\n", {}
   if type(prompt) ~= "string" and type(prompt) ~= "table" then
     core.fail("m.generate's prompt must be a text or a list of token ids, got " .. m.shown(prompt))

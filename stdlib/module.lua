@@ -421,6 +421,19 @@ function m.parameters(model, options)
   return list, names
 end
 
+---All states of a module, in the order of the tree: parameters, frozen ones too, and buffers.
+---@param model Module
+---@return State[]
+function m.module_states(model)
+  name_tree(instance_of(model))
+  local list, seen = {}, {}
+  walk(model, "", {}, function() end, function(p)
+    if not seen[p] then list[#list + 1] = p end
+    seen[p] = true
+  end)
+  return list
+end
+
 ---Leave a parameter, or all that a module, or a table of modules and parameters, has now, as they are from now on:
 ---m.parameters and m.train pass over them. `frozen=false` trains them again. Adapters beside given weights: m.lora,
 ---or m.freeze(model) and layers added to it.

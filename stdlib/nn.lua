@@ -70,13 +70,65 @@ end
 ---@return Module
 function m.layer_norm(spec) return LayerNorm(spec) end
 
----Rotary position embedding (Su et al. 2021): rotates the pairs (i, i + dim/2) of `head_dim` by
----position * base^(-2i/dim).
+-- "llama3 factor=8 original=8192" as a table.
+local function rope_scaling(scaling)
+  if type(scaling) == "string" then
+    local text = scaling
+    scaling = { kind = text:match "^%S+" }
+    for word in text:gsub("^%S+", "", 1):gmatch "%S+" do
+      local key, value = word:match "^([%w_]+)=(%S+)$"
+      if not key then core.fail(("rope's scaling %q: %q is no key=value"):format(text, word)) end
+      scaling[key] = value == "true" or value ~= "false" and tonumber(value)
+    end
+  end
+  m.check_options("rope's scaling", scaling, { "kind", "factor", "original", "low", "high", "fast", "slow", "attention", "mscale", "mscale_all", "truncate" })
+  local kind = scaling.kind
+  if kind ~= "linear" and kind ~= "llama3" and kind ~= "yarn" then
+    core.fail("rope's scaling must be linear, llama3 or yarn, got " .. m.shown(kind), { help = 'scaling = "llama3 factor=8 low=1 high=4 original=8192"' })
+  end
+  for _, key in ipairs(kind == "linear" and { "factor" } or { "factor", "original" }) do
+    if type(scaling[key]) ~= "number" or scaling[key] <= 0 then core.fail(("rope's scaling %s needs %s, a number above 0"):format(kind, key)) end
+  end
+  return scaling
+end
+
+-- The rates of the pairs, slower for longer texts: linear (all by `factor`), llama3 (those whose wave is long against
+-- `original` positions: Dubey et al. 2024), yarn (those that turn seldom in `original` positions: Peng et al. 2023).
+local function scaled_rate(rate, scaling, pair, size, base)
+  local slow = rate / scaling.factor
+  if scaling.kind == "linear" then return slow end
+  local original = scaling.original
+  if scaling.kind == "llama3" then
+    local low, high = scaling.low or 1, scaling.high or 4
+    local share = core.maximum(0, core.minimum(1, (rate * (original / (2 * math.pi)) - low) / (high - low)))
+    return slow * (1 - share) + rate * share
+  end
+  local function dimension(turns) return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) end
+  local first, last = dimension(scaling.fast or 32), dimension(scaling.slow or 1)
+  if scaling.truncate ~= false then first, last = math.floor(first), math.ceil(last) end
+  first, last = math.max(first, 0), math.min(last, size - 1)
+  if first == last then last = last + 0.001 end
+  local share = core.maximum(0, core.minimum(1, (pair - first) / (last - first)))
+  return slow * share + rate * (1 - share)
+end
+
+-- What yarn multiplies sine and cosine by.
+local function rope_attention(scaling)
+  if scaling.kind ~= "yarn" then return 1 end
+  local function mscale(by) return scaling.factor <= 1 and 1 or 0.1 * by * math.log(scaling.factor) + 1 end
+  if scaling.attention then return scaling.attention end
+  if (scaling.mscale or 0) ~= 0 and (scaling.mscale_all or 0) ~= 0 then return mscale(scaling.mscale) / mscale(scaling.mscale_all) end
+  return mscale(1)
+end
+
+---Rotary position embedding (Su et al. 2021): rotates the pairs (i, i + dim/2) of `head_dim`, or with `interleaved` the
+---pairs (2i, 2i + 1), by position * base^(-2i/dim). `scaling` slows rotations for texts longer than those trained on: a table or its
+---text, "linear factor=2", "llama3 factor=8 low=1 high=4 original=8192", "yarn factor=4 original=32768".
 ---@param x Tensor with axes seq and head_dim
----@param options? {base: number, seq: string, head_dim: string, offset: integer}
+---@param options? {base: number, seq: string, head_dim: string, offset: integer, scaling: string|table, interleaved: boolean}
 ---@return Tensor
 function m.rope(x, options)
-  m.check_options("rope", options, { "base", "seq", "head_dim", "offset" })
+  m.check_options("rope", options, { "base", "seq", "head_dim", "offset", "scaling", "interleaved" })
   options = options or {}
   local seq, dim = options.seq or "seq", options.head_dim or "head_dim"
   m.check_tensor("rope", x)
@@ -96,8 +148,17 @@ function m.rope(x, options)
   local pairs_axis = core.axis(dim, size // 2)
   local position = core.iota(core.axis(seq, x:size(seq)), wide) + (options.offset or 0)
   local rate = core.exp(core.iota(pairs_axis, wide) * (-2 / size * math.log(base)))
+  local scaling = options.scaling and options.scaling ~= "" and rope_scaling(options.scaling)
+  if scaling then rate = scaled_rate(rate, scaling, core.iota(pairs_axis, wide), size, base) end
   local angle = position:broadcast { core.axis(seq, x:size(seq)), pairs_axis } * rate
   local cos, sin = core.cos(angle), core.sin(angle)
+  local factor = scaling and rope_attention(scaling) or 1
+  if factor ~= 1 then cos, sin = cos * factor, sin * factor end
+  if options.interleaved then -- the result has the first of all pairs, then the second: products of two such are the same
+    local two = core.axis("of_pair", 2)
+    x = x:split(dim, pairs_axis, two)
+    x = core.concat({ x:slice("of_pair", 0, 1):max "of_pair", x:slice("of_pair", 1, 2):max "of_pair" }, dim)
+  end
   local a, b = x:slice(dim, 0, size // 2):cast(wide), x:slice(dim, size // 2, size):cast(wide)
   return core.concat({ (a * cos - b * sin):cast(dtype), (b * cos + a * sin):cast(dtype) }, dim)
 end

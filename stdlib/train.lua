@@ -1,11 +1,13 @@
 -- The training loop: Lua over m.compile, m.grad, optimizers, schedules and data.
 local core = require "mlua.core"
+local from = require "mlua.from"
 local m = require "mlua"
 local evaluation_of = require "mlua.evaluation"
 local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
 local options_of = require "mlua.train_options"
 local step_of = require "mlua.train_step"
+local task = require "mlua.task"
 
 ---The options of m.train. steps, data, accum and seed default to the settings of those names in m.config.
 ---@class TrainOptions
@@ -54,6 +56,7 @@ local step_of = require "mlua.train_step"
 ---@return TrainResult
 function m.train(options)
   local o = options_of.complete(options)
+  task.take(o.model, o.seq)
   local mode = core.options().mode
   local data = mode ~= "check" and open_data(o)
   core.sequence_axis(o.seq)
@@ -64,6 +67,7 @@ function m.train(options)
   if o.accum == 1 then step_program = m.step_program(o) else micro, finish = step_of.accumulated_step(o) end
   local programs = step_program and { step_program } or { micro, finish }
   local evaluation = o.eval_every and evaluation_of(o, data)
+  from.load(o.model) -- once the programs are made, and every rank knows which states it holds
   if mode == "check" then
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program

@@ -13,6 +13,9 @@ typedef struct {
 } ml_embedded;
 extern const ml_embedded ml_embedded_files[];
 
+/* Every file of models/, by its path: "models/llama.lua". */
+extern const ml_embedded ml_model_files[];
+
 const ml_embedded *embed_find(const char *name); /* NULL where there is none */
 
 #endif

@@ -41,9 +41,19 @@ typedef struct {
     int override_count;
     vm_setting mesh[VM_MAX_SETTINGS]; /* axis name, size */
     int mesh_count;
-    int64_t ranks; /* -n; 0: not given */
-    ml_comm *comm; /* with the other ranks; NULL: one process */
-    int run;       /* which of MLUA_RUNS, from 1 */
+    int64_t ranks;             /* -n; 0: not given */
+    ml_comm *comm;             /* with the other ranks; NULL: one process */
+    int run;                   /* which of MLUA_RUNS, from 1 */
+    const char *from;          /* --from: whose weights; NULL: none */
+    const char *task;          /* "generate" or "export": the script runs to its first m.train */
+    const char *script_text;   /* a script inside the binary, and its chunk's name; else NULL */
+    const char *script_chunk;  /* "@models/llama.lua" */
+    const char *prompt, *ids;  /* of generate; NULL: not given */
+    int64_t tokens, top_k;     /* top_k 0: all */
+    double temperature, top_p; /* top_p 0: all */
+    const char *out;           /* of export: the folder */
+    const char *file_dtype;    /* of its tensors; NULL: as they are */
+    bool hf;
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */
@@ -303,6 +313,8 @@ void vm_program_register(lua_State *L);
 void vm_attention_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);
+void vm_json_register(lua_State *L);
+void vm_views_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
 void vm_layout_register(lua_State *L);

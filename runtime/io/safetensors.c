@@ -10,10 +10,16 @@ enum { HEADER_LIMIT = 100000000 };
 
 static bool parse_dtype(const char *text, ml_safetensor *tensor) {
     tensor->half = text && strcmp(text, "F16") == 0; /* read as f32 */
+    tensor->e4m3 = text && strcmp(text, "F8_E4M3") == 0;
     tensor->dtype = ML_F32;
-    for (ml_dtype dtype = 0; text && !tensor->half && dtype < ML_DTYPE_COUNT; dtype++)
+    if (tensor->half || tensor->e4m3) return true;
+    for (ml_dtype dtype = 0; text && dtype < ML_DTYPE_COUNT; dtype++)
         if (strcmp(text, ml_dtypes[dtype].safetensors) == 0) return tensor->dtype = dtype, true;
-    return tensor->half;
+    return false;
+}
+
+int64_t ml_safetensor_width(const ml_safetensor *tensor) {
+    return tensor->half ? 2 : tensor->e4m3 ? 1 : ml_dtypes[tensor->dtype].bytes;
 }
 
 /* Reads one header entry, whose offsets count from `start`; false where it is malformed or its
@@ -28,7 +34,7 @@ static bool parse_tensor(json_t *entry, int64_t start, int64_t size, ml_safetens
     if (!json_is_integer(first) || !json_is_integer(last)) return false;
     const int64_t begin = json_integer_value(first), end = json_integer_value(last);
     if (begin < 0 || end < begin || end > size) return false;
-    int64_t bytes = tensor->half ? 2 : ml_dtypes[tensor->dtype].bytes;
+    int64_t bytes = ml_safetensor_width(tensor);
     tensor->rank = (int)json_array_size(shape);
     for (int i = 0; i < tensor->rank; i++) {
         json_t *extent = json_array_get(shape, (size_t)i);
@@ -166,6 +172,11 @@ static ml_status read_half(const ml_safetensors *file, const ml_safetensor *tens
 }
 
 ml_status ml_safetensors_read(const ml_safetensors *file, const ml_safetensor *tensor, void *to) {
+    if (tensor->e4m3) {
+        ml_fail(ML_IO, "tensor \"%s\": F8_E4M3 values need the scales of another tensor",
+                tensor->name);
+        return ml_help("--from reads a folder of such weights");
+    }
     ml_status status = tensor->half ? read_half(file, tensor, to)
                                     : ml_file_read(&file->file, tensor->offset, to, tensor->bytes);
     if (status == ML_OK) return ML_OK;

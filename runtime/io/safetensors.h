@@ -2,8 +2,8 @@
  *
  * Opening reads the header; a tensor's bytes are read when they are asked for. Everything in the
  * header is checked before a tensor is handed out: header length, duplicate keys, known dtypes,
- * shape times dtype against the offsets, offsets contiguous from 0 to the file's end. F16, which
- * tensors here do not have, is read as f32, exactly. */
+ * shape times dtype against the offsets, offsets contiguous from 0 to the file's end. F16,
+ * which tensors here do not have, is read as f32, exactly; F8_E4M3 by view_load.c alone. */
 #ifndef ML_SAFETENSORS_H
 #define ML_SAFETENSORS_H
 
@@ -14,6 +14,7 @@ typedef struct {
     const char *name;
     ml_dtype dtype; /* as it is read */
     bool half;      /* F16 in the file */
+    bool e4m3;      /* F8_E4M3 in the file: 8 bits, by the scales of another tensor */
     int rank;
     int64_t shape[ML_MAX_AXES];
     int64_t offset, bytes; /* in the file: little endian, row-major */
@@ -30,6 +31,7 @@ ml_status ml_safetensors_open(const char *path,
                               ml_safetensors **file); /* ML_IO names file and tensor */
 /* The elements of one of its tensors, of the tensor's dtype. */
 ml_status ml_safetensors_read(const ml_safetensors *file, const ml_safetensor *tensor, void *to);
+int64_t ml_safetensor_width(const ml_safetensor *tensor); /* bytes of an element in the file */
 void ml_safetensors_close(ml_safetensors *file);
 
 #endif

@@ -65,5 +65,8 @@ void ml_shard_cut(const ml_layout *layout, const ml_type *global, const ml_place
                   int64_t rank, int width, const void *whole, void *part);
 void ml_shard_paste(const ml_layout *layout, const ml_type *global, const ml_placements *p,
                     int64_t rank, int width, const void *part, void *whole);
+/* Where the part begins in the whole, and how much of each axis it holds, by axis. */
+void ml_shard_range(const ml_layout *layout, const ml_type *global, const ml_placements *p,
+                    int64_t rank, int64_t *first, int64_t *held);
 
 #endif

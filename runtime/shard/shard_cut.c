@@ -17,7 +17,7 @@ static int64_t block_of(const ml_layout *layout, const ml_placements *p, int64_t
 }
 
 /* How many of the part's elements along an axis the whole one has. */
-static int64_t held(int64_t whole, int64_t part, int64_t block) {
+static int64_t part_held(int64_t whole, int64_t part, int64_t block) {
     int64_t left = whole - block * part;
     return left < 0 ? 0 : left < part ? left : part;
 }
@@ -32,7 +32,7 @@ static void copy_part(const ml_layout *layout, const ml_type *global, const ml_p
     for (int i = global->rank - 1; i >= 0; i--) {
         int64_t block = block_of(layout, p, rank, i);
         strides[i] = stride;
-        has[i] = held(global->size[i], local.size[i], block);
+        has[i] = part_held(global->size[i], local.size[i], block);
         start += block * local.size[i] * stride;
         stride *= global->size[i];
     }
@@ -66,4 +66,14 @@ void ml_shard_cut(const ml_layout *layout, const ml_type *global, const ml_place
 void ml_shard_paste(const ml_layout *layout, const ml_type *global, const ml_placements *p,
                     int64_t rank, int width, const void *part, void *whole) {
     copy_part(layout, global, p, rank, width, whole, (char *)part, false);
+}
+
+void ml_shard_range(const ml_layout *layout, const ml_type *global, const ml_placements *p,
+                    int64_t rank, int64_t *first, int64_t *held) {
+    ml_type local = ml_layout_local(layout, global, p);
+    for (int i = 0; i < global->rank; i++) {
+        int64_t block = block_of(layout, p, rank, i);
+        first[i] = block * local.size[i];
+        held[i] = part_held(global->size[i], local.size[i], block);
+    }
 }

@@ -369,6 +369,8 @@ static int open_state(lua_State *L) {
     vm_corpus_register(L);
     vm_ranges_register(L);
     vm_tensorfile_register(L);
+    vm_json_register(L);
+    vm_views_register(L);
     vm_service_register(L);
     vm_check_register(L);
     dry_register(L);

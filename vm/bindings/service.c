@@ -36,6 +36,32 @@ static void push_settings(lua_State *L, const vm_options *o) {
     lua_setfield(L, -2, "mesh");
 }
 
+/* --from, and what generate and export do with it. */
+static void push_task(lua_State *L, const vm_options *o) {
+    lua_pushstring(L, o->from);
+    lua_setfield(L, -2, "from");
+    lua_pushstring(L, o->task);
+    lua_setfield(L, -2, "task");
+    lua_pushstring(L, o->prompt);
+    lua_setfield(L, -2, "prompt");
+    lua_pushstring(L, o->ids);
+    lua_setfield(L, -2, "ids");
+    lua_pushinteger(L, o->tokens);
+    lua_setfield(L, -2, "tokens");
+    lua_pushinteger(L, o->top_k);
+    lua_setfield(L, -2, "top_k");
+    lua_pushnumber(L, o->temperature);
+    lua_setfield(L, -2, "temperature");
+    lua_pushnumber(L, o->top_p);
+    lua_setfield(L, -2, "top_p");
+    lua_pushstring(L, o->out);
+    lua_setfield(L, -2, "export_to");
+    lua_pushstring(L, o->file_dtype);
+    lua_setfield(L, -2, "file_dtype");
+    lua_pushboolean(L, o->hf);
+    lua_setfield(L, -2, "hf");
+}
+
 static void make_options(lua_State *L) {
     static const char *const modes[] = {"run", "check", "repl"};
     const vm_options *o = vm_of(L)->options;
@@ -60,6 +86,7 @@ static void make_options(lua_State *L) {
     lua_setfield(L, -2, "ranks");
     lua_pushinteger(L, o->run);
     lua_setfield(L, -2, "run");
+    push_task(L, o);
     push_settings(L, o);
     lua_setfield(L, LUA_REGISTRYINDEX, options_key);
 }

@@ -192,7 +192,7 @@ static int handle_and_keep(lua_State *L) {
     return handle_message(L);
 }
 
-static void call(lua_State *L, bool keeps) {
+static void call(lua_State *L, bool keeps, bool dry) {
     ml_vm *vm = vm_of(L);
     bool before = vm->dry.runs;
     if (keeps) {
@@ -202,7 +202,7 @@ static void call(lua_State *L, bool keeps) {
     }
     lua_pushcfunction(L, keeps ? handle_and_keep : handle_message);
     lua_insert(L, -2);
-    vm->dry.runs = true;
+    vm->dry.runs = dry;
     int status = lua_pcall(L, 0, 0, -2);
     vm->dry.runs = before;
     output_discard(vm, false);
@@ -213,11 +213,19 @@ static void call(lua_State *L, bool keeps) {
 }
 
 void dry_call(lua_State *L) {
-    call(L, false);
+    call(L, false, true);
 }
 
 void dry_call_keeping(lua_State *L) {
-    call(L, true);
+    call(L, true, true);
+}
+
+void dry_call_until(lua_State *L) {
+    call(L, false, false);
+}
+
+static int core_end_script(lua_State *L) {
+    end_script(L);
 }
 
 static int core_discard_output(lua_State *L) {
@@ -231,6 +239,8 @@ static int core_discard_output(lua_State *L) {
 static const vm_entry functions[] = {
     {"discard_output", core_discard_output, "discard: boolean -> boolean",
      "in a check: whether standard output is discarded from now on; gives whether it was"},
+    {"end_script", core_end_script, "",
+     "end the script here, as if it were over: where mlua generate or export has its model"},
     {0}};
 
 void dry_register(lua_State *L) {

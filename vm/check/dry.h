@@ -12,6 +12,8 @@
 /* Call the function on top of the stack, a script's chunk, without arguments; pops it. Errors pass.
  */
 void dry_call(lua_State *L);
+/* The same, but programs run: a script that core.end_script may end. */
+void dry_call_until(lua_State *L);
 /* The same; then, of the prompt, also after an error, the chunk's local variables are globals: the
  * prompt knows them as the script left them. */
 void dry_call_keeping(lua_State *L);

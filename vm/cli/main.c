@@ -1,9 +1,7 @@
 /* The command line: commands and options are tables, from which help is printed too. */
-#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +14,10 @@
 #include "runtime/base/suggest.h"
 #include "vm/check/dry.h"
 #include "vm/cli/doctor.h"
+#include "vm/cli/from.h"
 #include "vm/cli/gpus.h"
+#include "vm/cli/options.h"
 #include "vm/cli/output.h"
-#include "vm/cli/usage.h"
 #include "vm/vm.h"
 
 #ifndef MLUA_VERSION
@@ -29,83 +28,15 @@ static ml_launch launch;
 static bool launched;       /* as one of the ranks of a job */
 static char **command_line; /* a copy: options are cut apart as they are read */
 
-enum {
-    EXIT_OK,
-    EXIT_ERROR,
-    EXIT_USAGE,
-    EXIT_HUNG_UP = 128 + SIGHUP,
-    EXIT_INTERRUPTED = 128 + SIGINT
-};
-
 static int exit_of_signal(void) {
     return vm_stop_signal == SIGHUP ? EXIT_HUNG_UP : EXIT_INTERRUPTED;
 }
-enum {
-    FOR_RUN = 1,
-    FOR_CHECK = 2,
-    FOR_REPL = 4,
-    FOR_DOCTOR = 8,
-    FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL
-};
-
-/* ---- Tables ------------------------------------------------------------------------------------
- */
-
-typedef enum {
-    OPTION_DEVICE,
-    OPTION_DTYPE,
-    OPTION_JSON,
-    OPTION_MESH,
-    OPTION_RANKS,
-    OPTION_PROFILE,
-    OPTION_PROFILE_STEPS,
-    OPTION_BENCH,
-    OPTION_SEED,
-    OPTION_TYPES,
-    OPTION_EXPLAIN,
-    OPTION_QUIET
-} option_id;
-static const struct {
-    const char *name, *value;
-    option_id id;
-    int commands;
-    const char *doc;
-} option_table[] = {
-    {"--device", "NAME", OPTION_DEVICE, FOR_SCRIPTS,
-     "cpu, cuda or null; default: the GPU where there is one. `check` and `repl` also take h200, "
-     "..."},
-    {"--dtype", "NAME", OPTION_DTYPE, FOR_SCRIPTS,
-     "in which forward functions compute: bf16, f32 or f64; default: bf16 on a GPU, f32 on a CPU"},
-    {"--json", NULL, OPTION_JSON, FOR_RUN | FOR_CHECK,
-     "one JSON object a step, or the report as one, alone on standard output"},
-    {"--seed", "N", OPTION_SEED, FOR_SCRIPTS,
-     "of all randomness; a script's own seed setting wins (default 0)"},
-    {"--mesh", "a=2,b=4", OPTION_MESH, FOR_SCRIPTS,
-     "sizes of the layout's mesh axes, 1 where not named"},
-    {"-n", "RANKS", OPTION_RANKS, FOR_RUN | FOR_DOCTOR, "ranks to start on this host (default 1)"},
-    {"--profile", "FILE.json", OPTION_PROFILE, FOR_RUN,
-     "measure some steps: a trace for ui.perfetto.dev, and a table of time by kernel"},
-    {"--profile-steps", "A:B", OPTION_PROFILE_STEPS, FOR_RUN,
-     "which steps --profile looks into (default 3:5)"},
-    {"--bench", NULL, OPTION_BENCH, FOR_DOCTOR,
-     "measure each device's copy bandwidth and largest matrix products; takes seconds"},
-    {"--types", NULL, OPTION_TYPES, FOR_CHECK, "print the type of every tensor too"},
-    {"--explain", NULL, OPTION_EXPLAIN, FOR_CHECK,
-     "print how each program is compiled: every pass with its effect, attempts to save memory"},
-    {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS,
-     "no lines of steps and evaluations, no notes on what takes time"},
-};
-enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
-
-typedef struct command {
-    const char *name, *arguments, *doc;
-    int flag; /* FOR_...; 0: no options */
-    int (*run)(vm_options *options, int count, char **words);
-} command;
 
 static int run_command(vm_options *options, int count, char **words);
 static int check_main(vm_options *options, int count, char **words);
 static int repl_main(vm_options *options, int count, char **words);
+static int generate_main(vm_options *options, int count, char **words);
+static int export_main(vm_options *options, int count, char **words);
 static int doctor_main(vm_options *options, int count, char **words);
 static int editor_main(vm_options *options, int count, char **words);
 static int help_main(vm_options *options, int count, char **words);
@@ -119,6 +50,12 @@ static const command commands[] = {
     {"repl", "[SCRIPT] [key=value ...]",
      "type expressions, see their types and values; knows what SCRIPT sets, and trains nothing",
      FOR_REPL, repl_main},
+    {"generate", "[SCRIPT] --from DIR [key=value ...]",
+     "continue a prompt by a trained model; without SCRIPT, the run's own or the one that DIR "
+     "needs",
+     FOR_GENERATE, generate_main},
+    {"export", "RUN|CHECKPOINT|DIR OUT [key=value ...]",
+     "write a model's weights for other programs", FOR_EXPORT, export_main},
     {"doctor", "", "what was found on this machine, what is missing and what that costs",
      FOR_DOCTOR, doctor_main},
     {"editor", "[FILE]", "write the definitions that editors complete from (LuaCATS)", 0,
@@ -137,18 +74,6 @@ static const command *find_command(const char *name) {
 
 /* ---- Help --------------------------------------------------------------------------------------
  */
-
-static void print_options(int flags) {
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        if (!(option_table[i].commands & flags)) continue;
-        char left[64];
-        snprintf(left, sizeof left, "%s%s%s", option_table[i].name,
-                 option_table[i].value ? " " : "",
-                 option_table[i].value ? option_table[i].value : "");
-        printf("  %-20s %s\n", left, option_table[i].doc);
-    }
-    printf("  %-20s %s\n", "--help", "this text");
-}
 
 static void print_knobs(void) {
     const char *name, *syntax, *meaning;
@@ -170,7 +95,7 @@ static void print_help(void) {
         printf("  %-32s %s\n", left, commands[i].doc);
     }
     printf("\noptions\n");
-    print_options(FOR_SCRIPTS);
+    options_print(FOR_SCRIPTS);
     printf("\n");
     print_knobs();
 }
@@ -180,168 +105,8 @@ static void print_command_help(const command *c) {
            *c->arguments ? " " : "", c->arguments, c->doc);
     if (c->flag) {
         printf("\noptions\n");
-        print_options(c->flag);
+        options_print(c->flag);
     }
-}
-
-__attribute__((format(printf, 1, 2))) static int usage_error(const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("mlua: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputs("\n", stderr);
-    va_end(arguments);
-    return EXIT_USAGE;
-}
-
-static int print_suggestion(const char *guess, const char *otherwise) {
-    if (guess)
-        fprintf(stderr, "  help: did you mean %s?\n", guess);
-    else
-        fprintf(stderr, "  help: %s\n", otherwise);
-    return EXIT_USAGE;
-}
-
-/* ---- Options -----------------------------------------------------------------------------------
- */
-
-static int option_error(const command *c, const char *word) {
-    const char *names[OPTION_COUNT];
-    int count = 0;
-    for (int i = 0; i < OPTION_COUNT; i++)
-        if (option_table[i].commands & c->flag) names[count++] = option_table[i].name;
-    usage_error("%s has no option %s", c->name, word);
-    char help[160], name[64];
-    usage_option_help(c->name, c->flag == FOR_RUN, c->flag == FOR_CHECK, word, help, sizeof help);
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
-    return print_suggestion(ml_suggest(name, names, count), help);
-}
-
-static bool parse_integer(const char *text, int64_t *value) {
-    char *end;
-    errno = 0;
-    *value = strtoll(text, &end, 10);
-    return end != text && *end == 0 && errno == 0;
-}
-
-/* "dp=2,tp=4"; cuts the text apart. */
-static int parse_mesh(vm_options *options, char *text) {
-    for (char *item = strtok(text, ","); item; item = strtok(NULL, ",")) {
-        char *equals = strchr(item, '=');
-        int64_t size = 0;
-        if (!equals || !parse_integer(equals + 1, &size) || size < 1)
-            return usage_error("--mesh takes sizes such as dp=2,tp=4, not \"%s\"", item);
-        *equals = 0;
-        for (int i = 0; i < options->mesh_count; i++)
-            if (strcmp(options->mesh[i].key, item) == 0)
-                return usage_error("--mesh has two sizes of \"%s\"", item);
-        if (options->mesh_count == VM_MAX_SETTINGS)
-            return usage_error("--mesh names too many axes");
-        options->mesh[options->mesh_count++] = (vm_setting){item, equals + 1};
-    }
-    return EXIT_OK;
-}
-
-static bool parse_float_dtype(const char *text, int *dtype) {
-    for (int i = 0; i < ML_DTYPE_COUNT; i++)
-        if (ml_dtypes[i].kind == ML_KIND_FLOAT && strcmp(ml_dtypes[i].name, text) == 0) {
-            *dtype = i;
-            return true;
-        }
-    return false;
-}
-
-static int parse_device(vm_options *options, const char *name) {
-    options->device = name;
-    bool known = strcmp(name, "cpu") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "null") == 0;
-    if (known || (options->mode != VM_RUN && gpu_by_key(name))) return EXIT_OK;
-    usage_error("there is no device \"%s\"", name);
-    const char *meant = usage_device_meant(name, options->mode == VM_CHECK);
-    if (meant) {
-        fprintf(stderr, "  help: did you mean %s?%s\n", meant,
-                strchr(name, ':') ? " Each rank takes a GPU of those in CUDA_VISIBLE_DEVICES" : "");
-        return EXIT_USAGE;
-    }
-    fprintf(stderr, "  help: devices are cpu, cuda, null");
-    if (options->mode != VM_RUN)
-        for (int i = 0; gpu_at(i); i++) fprintf(stderr, ", %s", gpu_at(i)->key);
-    else if (gpu_by_key(name))
-        fprintf(stderr, "; mlua check plans for %s", name);
-    fputs("\n", stderr);
-    return EXIT_USAGE;
-}
-
-static int set_option(vm_options *options, option_id id, char *value) {
-    int64_t number;
-    switch (id) {
-    case OPTION_DEVICE: return parse_device(options, value);
-    case OPTION_DTYPE:
-        if (!parse_float_dtype(value, &options->dtype))
-            return usage_error("--dtype takes bf16, f32 or f64, not \"%s\"", value);
-        return EXIT_OK;
-    case OPTION_JSON: options->json = true; return EXIT_OK;
-    case OPTION_TYPES: options->types = true; return EXIT_OK;
-    case OPTION_EXPLAIN: options->explain = true; return EXIT_OK;
-    case OPTION_QUIET: options->quiet = true; return EXIT_OK;
-    case OPTION_MESH: return parse_mesh(options, value);
-    case OPTION_SEED:
-        if (!parse_integer(value, &options->seed))
-            return usage_error("--seed takes an integer, not \"%s\"", value);
-        return EXIT_OK;
-    case OPTION_BENCH: options->bench = true; return EXIT_OK;
-    case OPTION_PROFILE: options->profile = value; return EXIT_OK;
-    case OPTION_PROFILE_STEPS:
-        if (!vm_profile_parse_steps(value, options))
-            return usage_error("--profile-steps takes A:B with 2 <= A <= B, not \"%s\"", value);
-        return EXIT_OK;
-    case OPTION_RANKS:
-        if (!parse_integer(value, &number) || number < 1 || number > INT_MAX)
-            return usage_error("-n takes a number of ranks, not \"%s\"", value);
-        options->ranks = number;
-        return EXIT_OK;
-    }
-    return EXIT_OK;
-}
-
-/* Option words[*at], with its value behind '=' or in the next word. */
-static int parse_option(const command *c, vm_options *options, int count, char **words, int *at) {
-    char *word = words[*at], *equals = strncmp(word, "--", 2) == 0 ? strchr(word, '=') : NULL;
-    size_t length = equals ? (size_t)(equals - word) : strlen(word);
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const char *name = option_table[i].name;
-        if (!(option_table[i].commands & c->flag) || strlen(name) != length ||
-            strncmp(name, word, length) != 0)
-            continue;
-        if (!option_table[i].value) {
-            if (equals) return usage_error("%s takes no value", name);
-            return set_option(options, option_table[i].id, NULL);
-        }
-        if (!equals && *at + 1 >= count)
-            return usage_error("%s needs a value: %s %s", name, name, option_table[i].value);
-        return set_option(options, option_table[i].id, equals ? equals + 1 : words[++*at]);
-    }
-    return option_error(c, word);
-}
-
-static int parse_words(const command *c, vm_options *options, int count, char **words) {
-    for (int i = 0; i < count; i++) {
-        char *word = words[i], *equals = strchr(word, '=');
-        if (word[0] == '-' && word[1]) {
-            int result = parse_option(c, options, count, words, &i);
-            if (result != EXIT_OK) return result;
-        } else if (equals && equals > word && !memchr(word, '/', (size_t)(equals - word)) &&
-                   (options->script || c->flag == FOR_REPL)) {
-            if (options->override_count == VM_MAX_SETTINGS) return usage_error("too many settings");
-            *equals = 0;
-            options->overrides[options->override_count++] = (vm_setting){word, equals + 1};
-        } else if (!options->script) {
-            options->script = word;
-        } else {
-            usage_error("%s: what is \"%s\"?", c->name, word);
-            return print_suggestion(NULL, "settings are written key=value");
-        }
-    }
-    return EXIT_OK;
 }
 
 /* ---- Scripts -----------------------------------------------------------------------------------
@@ -393,7 +158,15 @@ static int print_last_error(void) {
 static int script_main(lua_State *L) {
     const vm_options *options = vm_of(L)->options;
     if (options->mode == VM_RUN) vm_check(L, ml_device_find(options->device));
-    if (vm_load_file(L, options->script, 0) != LUA_OK) return lua_error(L);
+    int loaded = options->script_text
+                     ? vm_load(L, options->script_text, strlen(options->script_text),
+                               options->script_chunk, 0)
+                     : vm_load_file(L, options->script, 0);
+    if (loaded != LUA_OK) return lua_error(L);
+    if (options->task) {
+        dry_call_until(L);
+        return 0;
+    }
     if (options->mode == VM_CHECK) {
         dry_call(L);
         lua_pushcfunction(L, vm_report_rest);
@@ -468,7 +241,7 @@ static int run_script(vm_options *options) {
 static int parse_script(const char *name, vm_options *options, int count, char **words,
                         bool needed) {
     const command *c = find_command(name);
-    int result = parse_words(c, options, count, words);
+    int result = options_parse(c, options, count, words);
     if (result == EXIT_OK && needed && !options->script) {
         usage_error("%s needs a script", name);
         return print_suggestion(NULL, "mlua run models/gpt.lua");
@@ -560,8 +333,41 @@ static int repl_main(vm_options *options, int count, char **words) {
     return result;
 }
 
+/* The script of a model that is named by its weights alone. */
+static int find_script(vm_options *options) {
+    if (!options->from) {
+        usage_error("%s needs --from DIR", options->task);
+        return print_suggestion(NULL, "a run's folder, a checkpoint or a Hugging Face folder");
+    }
+    if (options->script && !readable(options->script)) return missing_script(options->script);
+    return options->script || from_script(options) ? EXIT_OK : print_last_error();
+}
+
+static int generate_main(vm_options *options, int count, char **words) {
+    options->mode = VM_RUN;
+    options->task = "generate";
+    int result = parse_script("generate", options, count, words, false);
+    if (result == EXIT_OK && options->prompt && options->ids)
+        return usage_error("--prompt and --ids are both a prompt");
+    if (result == EXIT_OK) result = find_script(options);
+    return result == EXIT_OK ? run_ranks(options) : result;
+}
+
+/* export FROM OUT: the two words are no script. */
+static int export_main(vm_options *options, int count, char **words) {
+    options->mode = VM_RUN;
+    options->task = "export";
+    int result = parse_script("export", options, count, words, false);
+    if (result == EXIT_OK && (!options->from || !options->out)) {
+        usage_error("export needs what to export, and a folder to write");
+        return print_suggestion(NULL, "mlua export runs/a out --hf");
+    }
+    if (result == EXIT_OK) result = find_script(options);
+    return result == EXIT_OK ? run_ranks(options) : result;
+}
+
 static int doctor_main(vm_options *options, int count, char **words) {
-    int result = parse_words(find_command("doctor"), options, count, words);
+    int result = options_parse(find_command("doctor"), options, count, words);
     if (result != EXIT_OK) return result;
     if (options->script) return usage_error("doctor takes no arguments");
     if (options->ranks && !options->bench) {
@@ -653,7 +459,7 @@ static int run_words(int count, char **words) {
     ml_process_begin();
     ml_crash_report();
     json_set_alloc_funcs(ml_alloc, ml_free);
-    static vm_options options = {.dtype = -1};
+    static vm_options options = {.dtype = -1, .tokens = 32};
     if (count < 2) {
         fprintf(stderr,
                 "usage: mlua COMMAND ..., or mlua SCRIPT [key=value ...]\n  help: mlua --help\n");
