@@ -85,7 +85,7 @@ local function joined(i) -- q, k or v of three
 end
 GPT.hf = { -- parameters and tensors (stdlib/hf_views.lua)
   prefixes = { ["transformer."] = { "" } }, ignore = { "attn%.bias$", "attn%.masked_bias$", "^lm_head%.weight$" },
-  wte = { "transformer.wte.weight", "vocab embed" }, wpe = { "transformer.wpe.weight", (longer and "positions" or "seq") .. " embed" },
+  wte = { "transformer.wte.weight", "vocab embed" }, wpe = { { "transformer.wpe.weight", "positions embed" }, { "transformer.wpe.weight", "seq embed" } },
   ["norm.gain"] = { "transformer.ln_f.weight", "embed" }, ["norm.bias"] = { "transformer.ln_f.bias", "embed" },
   ["blocks.*.attention.wo"] = { "transformer.h.*.attn.c_proj.weight", "(heads head_dim) embed" },
   ["blocks.*.attention.bo"] = { "transformer.h.*.attn.c_proj.bias", "embed" },

@@ -152,7 +152,7 @@ end
 
 -- The forms in which a state may lie in the source.
 local function forms_of(map, p)
-  if map then return views.forms(map, p:name()) end
+  if map then return views.forms(map, p:name(), m.axes_of(p)) end
   local names = {}
   for i, axis in ipairs(m.axes_of(p)) do names[i] = axis.name end
   return { { name = p:name(), dims = table.concat(names, " ") } }

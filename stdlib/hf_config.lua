@@ -3,12 +3,14 @@
 --   hf = {
 --     layers = "num_hidden_layers", eps = { "rms_norm_eps", absent = 1e-6 },    -- setting = field
 --     rope_scaling = m.hf.rope_scaling,                                          -- setting = rule of several fields
---     must = { hidden_act = { "silu", "swish" } },                               -- fields that must hold one of these
+--     must = { hidden_act = { "silu", "swish" } },                               -- fields that must hold one of these, where they
+--     may = { use_bidirectional_attention = false },                             -- stand; of `must` exports have the first
 --     { "LlamaForCausalLM", "llama", qkv_bias = false, must = { mlp_bias = false } },
 --     { "Qwen2ForCausalLM", "qwen2", qkv_bias = true },                          -- an architecture, its model_type
 --   }
 --
--- What an architecture says adds to what stands beside it; a setting that is a constant there distinguishes architectures. A
+-- m.hf.constant(text) is a constant that is a text; `unused` lists fields that change nothing here, and
+-- also = function(settings) gives more of them to exports. What an architecture says adds to what stands beside it; a setting that is a constant there distinguishes architectures. A
 -- mapping is a field, or { field, other names..., absent = value where the file has none, null = value where it is
 -- null, write = function(settings) that gives the field }: `absent` may name another setting ("heads"). A field that no mapping, constant or list of harmless ones knows is
 -- refused by its name.
@@ -31,7 +33,7 @@ for name in ([[
   attention_dropout attn_pdrop resid_pdrop embd_pdrop hidden_dropout output_router_logits router_jitter_noise
   router_aux_loss_coef aux_loss_alpha seq_aux auto_map n_ctx ep_size unsloth_version unsloth_fixed _attn_implementation
   _attn_implementation_autoset _attn_implementation_internal reorder_and_upcast_attn use_mamba_kernels gradient_checkpointing
-  num_logits_to_keep image_token_index mm_tokens_per_image boi_token_index eoi_token_index
+  num_logits_to_keep quantization_config image_token_index mm_tokens_per_image boi_token_index eoi_token_index
 ]]):gmatch "%S+" do HARMLESS[name] = true end
 
 -- Fields that must hold these values wherever they stand.
@@ -41,6 +43,7 @@ local MUST = {
 }
 
 local function equal(a, b)
+  if type(a) == "table" and type(b) == "table" then return core.to_json(a) == core.to_json(b) end
   if type(a) == "number" and type(b) == "number" then return math.abs(a - b) <= 1e-12 * math.max(math.abs(a), math.abs(b)) end
   return a == b
 end
@@ -80,6 +83,16 @@ local function normalise(file)
   for key in pairs(fields) do names[#names + 1] = key end
   table.sort(names)
   return fields, names
+end
+
+-- Weights of 8 bits are read where blocks of 128 by 128 have a scale.
+local function check_quantization(file)
+  local q = file.quantization_config
+  if q == nil or q == core.null then return end
+  local block = type(q) == "table" and q.weight_block_size or {}
+  if type(q) ~= "table" or q.quant_method ~= "fp8" or (q.fmt or "e4m3") ~= "e4m3" or type(block) ~= "table" or block[1] ~= 128 or block[2] ~= 128 then
+    core.fail(("config.json: quantization_config %s is not supported"):format(shown(q)), { help = "weights of f32, bf16, f16, and e4m3 with scales of blocks of 128 x 128 are read" })
+  end
 end
 
 -- Rules of several fields ------------------------------------------------------------------------------------------------
@@ -162,6 +175,54 @@ rules.window = {
   write = function(window, fields) fields.sliding_window = window > 0 and window or core.null end,
 }
 
+-- The layers of a pattern: every n-th has no window.
+local function check_pattern(fields, pattern) check_layer_types(fields, function(i) return i % pattern ~= 0 end) end
+
+---Every n-th layer has no window (Gemma-3).
+rules.window_pattern = {
+  fields = { "sliding_window_pattern", "_sliding_window_pattern", "layer_types" },
+  read = function(fields)
+    local pattern = fields.sliding_window_pattern or fields._sliding_window_pattern
+    if pattern == nil and type(fields.layer_types) == "table" then
+      pattern = #fields.layer_types + 1
+      for i, kind in ipairs(fields.layer_types) do
+        if kind == "full_attention" then pattern = math.min(pattern, i) end
+      end
+    end
+    pattern = pattern or 6
+    if math.type(pattern) ~= "integer" or pattern < 1 then core.fail("config.json: sliding_window_pattern must be a positive integer, got " .. shown(pattern)) end
+    check_pattern(fields, pattern)
+    return pattern
+  end,
+  write = function(pattern, fields)
+    local types = {}
+    for i = 1, fields.num_hidden_layers do types[i] = i % pattern == 0 and "full_attention" or "sliding_attention" end
+    fields.layer_types, fields.sliding_window_pattern = setmetatable(types, { __list = true }), pattern
+  end,
+}
+
+---Every second layer has no window (Gemma-2).
+rules.window_alternates = {
+  fields = { "layer_types" },
+  read = function(fields)
+    check_pattern(fields, 2)
+    return 2
+  end,
+  write = function(pattern)
+    if pattern ~= 2 then core.fail(("pattern=%d: in Gemma-2 every second layer has no window"):format(pattern)) end
+  end,
+}
+
+---A window for all layers, where use_sliding_window is true (Qwen3-MoE).
+rules.window_if_used = {
+  fields = { "sliding_window", "use_sliding_window", "layer_types" },
+  read = function(fields) return fields.use_sliding_window == true and rules.window.read(fields) or 0 end,
+  write = function(window, fields)
+    fields.use_sliding_window = window > 0
+    fields.sliding_window = window > 0 and window or core.null
+  end,
+}
+
 ---A window where use_sliding_window is true, for layers from max_window_layers on (Qwen).
 rules.optional_window = {
   fields = { "sliding_window", "use_sliding_window", "max_window_layers", "layer_types" },
@@ -183,6 +244,12 @@ rules.optional_window_from = {
     if fields.use_sliding_window then fields.max_window_layers = from else fields.max_window_layers = fields.num_hidden_layers end
   end,
 }
+
+---A setting that must be this text for an architecture.
+---@param value string
+---@return table
+function rules.constant(value) return { constant = value } end
+
 m.hf = rules
 
 -- Reading ------------------------------------------------------------------------------------------------------------------
@@ -191,18 +258,30 @@ local function is_rule(mapping) return type(mapping) == "table" and mapping.read
 
 -- What the table says for one architecture: settings -> mapping or constant, and constants of fields.
 local function for_architecture(hf, entry)
-  local mappings, must = {}, {}
-  for field, value in pairs(MUST) do must[field] = value end
+  local mappings, must, unused, may, also = {}, {}, {}, {}, nil
+  for field, value in pairs(MUST) do may[field] = value end
   for _, part in ipairs { hf, entry } do
     for key, value in pairs(part) do
       if key == "must" then
         for field, constant in pairs(value) do must[field] = constant end
+      elseif key == "may" then
+        for field, constant in pairs(value) do may[field] = constant end
+      elseif key == "unused" then
+        unused = value
+      elseif key == "also" then
+        also = value
       elseif type(key) == "string" then
         mappings[key] = value
       end
     end
   end
-  return mappings, must
+  return { mappings = mappings, must = must, may = may, unused = unused, also = also }
+end
+
+-- The constant that a setting must be; nil where it is mapped.
+local function constant_of(mapping)
+  if type(mapping) == "table" then return mapping.constant end
+  if type(mapping) ~= "string" then return mapping end
 end
 
 ---The entry of an architecture in the table, or nil.
@@ -219,7 +298,7 @@ local function check_must(fields, must, known)
   for field, wanted in pairs(must) do
     known[field] = true
     local value, allowed = fields[field], type(wanted) == "table" and wanted or { wanted }
-    local holds = value == nil
+    local holds = value == nil or value == core.null
     for _, constant in ipairs(allowed) do holds = holds or equal(value, constant) end
     if not holds then
       local list = {}
@@ -242,6 +321,10 @@ local function read_field(fields, key, mapping, known)
       if mapping.absent == nil then core.fail(("config.json: %s is null, and %s needs a value"):format(name, key)) end
       return mapping.absent
     end
+    if value ~= nil and mapping.values then
+      if mapping.values[value] == nil then core.fail(("config.json: %s is %s, which is not supported"):format(name, shown(value))) end
+      return mapping.values[value]
+    end
     if value ~= nil then return value end
   end
   if mapping.absent == nil then
@@ -263,18 +346,23 @@ function config.settings(hf, file, values)
     for i, e in ipairs(hf) do names[i] = e[1] end
     core.fail(("this script is no %s, which config.json names"):format(tostring(architecture)), { help = "it is for " .. table.concat(names, ", ") })
   end
+  check_quantization(file)
   local fields, names = normalise(file)
-  local mappings, must = for_architecture(hf, entry)
+  local own = for_architecture(hf, entry)
   local known, settings = {}, {}
-  check_must(fields, must, known)
-  for key, mapping in pairs(mappings) do
+  for _, field in ipairs(own.unused) do known[field] = true end
+  check_must(fields, own.must, known)
+  check_must(fields, own.may, known)
+  for key, mapping in pairs(own.mappings) do
     if is_rule(mapping) then
       for _, field in ipairs(mapping.fields) do known[field] = true end
       settings[key] = mapping.read(fields)
+    elseif constant_of(mapping) ~= nil then
+      settings[key] = constant_of(mapping)
     elseif type(mapping) == "string" or type(mapping) == "table" then
       settings[key] = read_field(fields, key, mapping, known)
     else
-      settings[key] = mapping
+      core.fail(("hf.%s is no field, rule or constant"):format(key))
     end
   end
   for key, value in pairs(settings) do -- absent = "heads" is another setting's value
@@ -294,8 +382,9 @@ end
 
 -- Whether the settings can be written as this architecture: its constants are theirs.
 local function serves(hf, entry, values)
-  for key, mapping in pairs((for_architecture(hf, entry))) do
-    if type(mapping) ~= "string" and type(mapping) ~= "table" and not equal(values[key], mapping) then return false, key end
+  for key, mapping in pairs(for_architecture(hf, entry).mappings) do
+    local constant = constant_of(mapping)
+    if constant ~= nil and not equal(values[key], constant) then return false, key, constant end
   end
   return true
 end
@@ -307,29 +396,34 @@ end
 function config.write(hf, values)
   local reasons = {}
   for _, entry in ipairs(hf) do
-    local fits, key = serves(hf, entry, values)
+    local fits, key, wanted = serves(hf, entry, values)
     if fits then
-      local mappings, must = for_architecture(hf, entry)
+      local own = for_architecture(hf, entry)
       local fields = { architectures = { entry[1] }, model_type = entry[2] }
       local late = {}
-      for key2, mapping in pairs(mappings) do
+      for key2, mapping in pairs(own.mappings) do
         if is_rule(mapping) then
           late[#late + 1] = { mapping, values[key2] }
         elseif type(mapping) == "string" then
           fields[mapping] = values[key2]
-        elseif type(mapping) == "table" then
+        elseif type(mapping) == "table" and mapping.constant == nil then
           local value = mapping.write and mapping.write(values) or values[key2]
-          if mapping.null ~= nil and equal(value, mapping.null) then value = core.null end
+          for field_value, setting in pairs(mapping.values or {}) do
+            if setting == values[key2] then value = field_value end
+          end
+          if mapping.null ~= nil and type(mapping.null) ~= "string" and equal(value, mapping.null) then value = core.null end
           fields[mapping[1]] = value
         end
       end
       for _, rule in ipairs(late) do rule[1].write(rule[2], fields, values) end
-      for field, constant in pairs(must) do
-        if MUST[field] == nil then fields[field] = type(constant) == "table" and constant[1] or constant end
+      for field, constant in pairs(own.must) do
+        if type(constant) == "table" then constant = constant[1] end
+        fields[field] = type(constant) == "table" and setmetatable({}, { __list = true }) or constant
       end
+      for field, value in pairs(own.also and own.also(values) or {}) do fields[field] = value end
       return fields
     end
-    reasons[#reasons + 1] = ("%s needs %s = %s"):format(entry[1], key, tostring((for_architecture(hf, entry))[key]))
+    reasons[#reasons + 1] = ("%s needs %s = %s"):format(entry[1], key, tostring(wanted))
   end
   core.fail("no published architecture of the script's hf table has these settings", { help = table.concat(reasons, "; ") })
 end

@@ -17,7 +17,7 @@ local function tensors_of(model, hf)
   for _, p in ipairs(m.module_states(model)) do
     local forms
     if hf then
-      forms = views.forms(model.hf, p:name())
+      forms = views.forms(model.hf, p:name(), m.axes_of(p))
       if not forms and p:kind() == "parameter" then core.fail(("the model's table hf has no entry for the parameter %s"):format(p:name())) end
     elseif p:kind() == "parameter" then
       forms = { { name = p:name(), dims = table.concat(p:axes(), " ") } }

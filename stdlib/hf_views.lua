@@ -99,6 +99,19 @@ function views.place(spec, size_of)
   return shape, offset, stride
 end
 
+-- Whether a form is for a parameter of these axes: it names each of them, and no other as the parameter's.
+local function fits(form, axes)
+  local spread = form.name:match "{([%w_]+)}"
+  local _, _, stride = views.place(form.dims, function() return 1 end)
+  local count = spread and 1 or 0
+  for name in pairs(stride) do count = count + (name ~= spread and 1 or 0) end
+  for _, axis in ipairs(axes) do
+    if axis.name ~= spread and not stride[axis.name] then return false end
+    if axis.name == spread then spread = nil end
+  end
+  return count == #axes
+end
+
 -- "blocks.*.wq" as a Lua pattern with a capture for each star.
 local function pattern_of(path)
   return "^" .. path:gsub("[%-%.%+%[%]%(%)%$%^%%%?]", "%%%0"):gsub("%*", "(%%d+)") .. "$"
@@ -112,19 +125,30 @@ local function fill(name, numbers)
   end))
 end
 
----The forms of a parameter in an hf table: a list of {name=, dims=} with the numbers of its path filled in; nil where
----no entry is for it.
+---The forms of a parameter in an hf table that have its axes: a list of {name=, dims=} with the numbers of its path filled
+---in; nil where no entry is for it.
 ---@param map table<string, table>
 ---@param name string
+---@param axes Axis[]
 ---@return table[]?
-function views.forms(map, name)
+function views.forms(map, name, axes)
   for path, entry in pairs(map) do
     if path:find("^[%a_][%w_%.%*]*$") and type(entry) == "table" then
       local numbers = table.pack(name:match(pattern_of(path)))
       if numbers[1] then
         local forms = {}
+        local tried = {}
         for i, form in ipairs(type(entry[1]) == "table" and entry or { entry }) do
-          forms[i] = { name = fill(form[1], numbers), dims = form[2] or "" }
+          local filled = { name = fill(form[1], numbers), dims = form[2] or "" }
+          tried[i] = ("%q"):format(filled.dims)
+          if fits(filled, axes) then forms[#forms + 1] = filled end
+        end
+        if #forms == 0 then
+          local names = {}
+          for i, axis in ipairs(axes) do names[i] = axis.name end
+          core.fail(("the entry %q of the table hf has other axes than %s"):format(path, name), {
+            help = ("%s has %s; the entry: %s"):format(name, table.concat(names, ", "), table.concat(tried, ", ")),
+          })
         end
         return forms
       end

@@ -12,7 +12,7 @@ local m = require "mlua"
 
 local OPTIONS = {
   "experts", "ffn", "top_k", "router", "normalize", "scale", "aux_loss", "aux_over", "z_loss", "bias_balance", "capacity",
-  "shared", "expert", "seq", "init", "down_init",
+  "shared", "expert", "seq", "init", "down_init", "bias", "groups", "top_groups",
 }
 
 local function one_of(what, value, ...)
@@ -51,6 +51,14 @@ local function check(spec)
   if (spec.shared or 0) > math.maxinteger // spec.ffn.size then
     core.fail(("m.moe's shared = %d experts of ffn = %d would be one axis beyond 2^63"):format(spec.shared, spec.ffn.size))
   end
+  local groups, top = spec.groups or 1, spec.top_groups or 1
+  if math.type(groups) ~= "integer" or groups < 1 or spec.experts.size % groups ~= 0 then
+    core.fail(("m.moe's groups must divide its %d experts, got %s"):format(spec.experts.size, m.shown(groups)))
+  end
+  if math.type(top) ~= "integer" or top < 1 or top > groups or top * (spec.experts.size // groups) < k then
+    core.fail(("m.moe cannot choose top_k=%d experts of top_groups=%s of %d groups"):format(k, m.shown(top), groups))
+  end
+  if groups > 1 and spec.experts.size // groups < 2 then core.fail "m.moe's groups need two experts each: a group's score is the sum of its two best" end
   one_of("router", spec.router or "softmax", "softmax", "sigmoid")
   one_of("expert", spec.expert or "swiglu", "swiglu", "gelu")
   one_of("aux_over", spec.aux_over or "sequence", "sequence", "batch")
@@ -64,6 +72,7 @@ local MoE = m.module("MoE", function(self, spec)
   o.normalize = spec.normalize
   if o.normalize == nil then o.normalize = o.top_k > 1 end -- a single normalized weight would be 1 always
   o.scale, o.aux_loss, o.z_loss = spec.scale or 1, spec.aux_loss or 0, spec.z_loss or 0
+  o.groups, o.top_groups = spec.groups or 1, spec.top_groups or 1
   o.aux_over, o.balance, o.capacity = spec.aux_over or "sequence", spec.bias_balance or 0, spec.capacity
   self.options = o
   self.router = m.param { embed, experts, init = init }
@@ -74,7 +83,7 @@ local MoE = m.module("MoE", function(self, spec)
   self.shared_gate = wide and o.expert == "swiglu" and m.param { embed, wide, init = init }
   self.shared_up = wide and m.param { embed, wide, init = init }
   self.shared_down = wide and m.param { wide, embed, init = spec.down_init or init }
-  self.bias = o.balance > 0 and m.buffer { experts }
+  self.bias = (o.balance > 0 or spec.bias) and m.buffer { experts }
   self.load, self.dropped = m.buffer { experts }, m.buffer {}
 end)
 
@@ -83,12 +92,13 @@ end)
 ---`normalize` the chosen weights to sum to 1 (default: where top_k > 1), times `scale`; `aux_loss`:
 ---weight of the balance loss E * sum(f_e P_e) (Fedus et al. 2021), over each sequence (default) or
 ---`aux_over = "batch"` (each microbatch); `z_loss`: weight of logsumexp(logits)^2 (Zoph et al. 2022); `bias_balance`:
----step of a bias for choosing that evens the load without a loss (Wang et al. 2024); `capacity`: a
+---step of a bias for choosing that evens the load without a loss (Wang et al. 2024), which `bias = true` has without it;
+---`groups` of experts, of which a token's are in the best `top_groups`; `capacity`: a
 ---factor, beyond which an expert drops tokens (default: none are dropped); `shared` experts that see
 ---every token; `expert`: "swiglu" or "gelu"; `seq`: the axis of positions; `init` and `down_init`:
 ---standard deviations. The router computes in f32. :statistics() returns the last training step's
 ---load.
----@param spec {experts: Axis, ffn: Axis, top_k: integer, router: string, normalize: boolean, scale: number, aux_loss: number, aux_over: string, z_loss: number, bias_balance: number, capacity: number, shared: integer, expert: string, seq: string, init: number, down_init: number, [integer]: Axis}
+---@param spec {experts: Axis, ffn: Axis, top_k: integer, groups: integer, top_groups: integer, bias: boolean, router: string, normalize: boolean, scale: number, aux_loss: number, aux_over: string, z_loss: number, bias_balance: number, capacity: number, shared: integer, expert: string, seq: string, init: number, down_init: number, [integer]: Axis}
 ---@return MoE
 function m.moe(spec) return MoE(spec) end
 
@@ -150,6 +160,20 @@ local function unflatten(t, name, axes)
   return t
 end
 
+-- Scores for choosing, 0 for experts outside of the best groups: those whose two best experts have the largest sums
+-- (DeepSeek-AI 2024).
+local function in_groups(choice, o)
+  if o.groups == 1 then return choice end
+  local experts, groups = o.experts.name, core.axis("groups", o.groups)
+  local within = core.axis("within", o.experts.size // o.groups)
+  local axes = choice:axes()
+  local split = choice:split(experts, groups, within)
+  local best = split:top_k("within", 2, core.axis("within", 2)):sum "within"
+  local least = best:top_k("groups", o.top_groups, core.axis("groups", o.top_groups)):min "groups"
+  local kept = core.ge(best, least):broadcast(m.axes_of(split))
+  return core.where(kept, split, 0):merge("groups", "within", experts):permute(table.unpack(axes))
+end
+
 -- What each token chose: weights (f32) and i32 expert ids over `choices`; all probabilities; logits.
 local function route(self, x, choices)
   local o = self.options
@@ -157,8 +181,9 @@ local function route(self, x, choices)
   local logits = x:cast(x:dtype() == "f64" and "f64" or "f32"):dot(self.router:read(), o.embed)
   local probs = o.router == "softmax" and m.softmax(logits, experts) or core.sigmoid(logits)
   local weights, index = probs:top_k(experts, o.top_k, choices)
-  if self.bias then
-    local _, chosen = (m.detach(probs) + self.bias:read()):top_k(experts, o.top_k, choices)
+  if self.bias or o.groups > 1 then
+    local choice = self.bias and m.detach(probs) + self.bias:read() or m.detach(probs)
+    local _, chosen = in_groups(choice, o):top_k(experts, o.top_k, choices)
     weights, index = probs:gather(chosen, experts), chosen
   end
   if o.normalize then weights = weights / (weights:sum(choices) + 1e-20) end
@@ -190,7 +215,7 @@ end
 -- The load of this step, and the bias that follows it.
 local function record(self, load, dropped)
   local o = self.options
-  m.step_total(self.load, load, self.bias and function(total)
+  m.step_total(self.load, load, self.bias and o.balance > 0 and function(total)
     self.bias:assign(self.bias:read() + o.balance * core.sign(m.mean(total) - total))
   end)
   m.step_total(self.dropped, dropped or 0)

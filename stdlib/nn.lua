@@ -22,10 +22,11 @@ local function names(axes)
 end
 
 local RMSNorm = m.module("RMSNorm", function(self, spec)
-  m.check_options("rms_norm", spec, { "eps", "gain" }, "A.embed")
+  m.check_options("rms_norm", spec, { "eps", "gain", "zero_centered" }, "A.embed")
   self.axes = sizes("rms_norm", spec)
   self.eps = spec.eps or 1e-5
-  if spec.gain ~= false then self.gain = m.param { init = "ones", decay = false, table.unpack(self.axes) } end
+  self.added = spec.zero_centered and 1 or nil
+  if spec.gain ~= false then self.gain = m.param { init = spec.zero_centered and "zeros" or "ones", decay = false, table.unpack(self.axes) } end
 end)
 
 function RMSNorm:forward(x)
@@ -34,12 +35,13 @@ function RMSNorm:forward(x)
   local dtype = x:dtype()
   local wide = dtype == "bf16" and x:cast("f32") or x
   local y = wide * core.rsqrt((wide * wide):mean(names(self.axes)) + self.eps)
-  if self.gain then y = y * self.gain:read() end
+  if self.gain then y = y * (self.added and self.gain:read() + self.added or self.gain:read()) end
   return y:cast(dtype)
 end
 
----Root-mean-square normalisation over the axes, with a gain (Zhang and Sennrich 2019).
----@param spec {eps: number, gain: boolean, [integer]: Axis}
+---Root-mean-square normalisation over the axes, with a gain (Zhang and Sennrich 2019); `zero_centered`: the parameter is the
+---gain less one (Gemma).
+---@param spec {eps: number, gain: boolean, zero_centered: boolean, [integer]: Axis}
 ---@return Module
 function m.rms_norm(spec) return RMSNorm(spec) end
 

@@ -56,7 +56,10 @@ PROCESS_TEST(check_of_every_preset) {
         "gpt_moe.lua preset=demo",
         "gpt_moe.lua preset=moe-8x",
         "gpt_moe.lua preset=moe-64x",
-        "gpt_moe.lua preset=moe-64x batch=32 exchange=1.5 --mesh ep=8"};
+        "gpt_moe.lua preset=moe-64x batch=32 exchange=1.5 --mesh ep=8",
+        "gemma.lua preset=demo",
+        "gemma.lua preset=gemma3-1b",
+        "deepseek.lua preset=demo"};
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         process_result r =
             process_run(room, 0, "", "check --json --device h200 \"$ROOT\"/models/%s", presets[i]);

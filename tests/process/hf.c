@@ -17,12 +17,65 @@ static void greedy(process_room *room, const char *name) {
     CHECK_TEXT(r.output, "67\n");
 }
 
-PROCESS_TEST(hf_greedy_gpt2) {
-    greedy(room, "gpt2");
+static const char *const families[] = {"gpt2",    "llama",     "mistral", "qwen2",  "qwen3",
+                                       "mixtral", "qwen3_moe", "gemma2",  "gemma3", "deepseek_v3"};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+static void every_greedy(process_room *room) {
+    for (int i = 0; i < FAMILIES; i++) greedy(room, families[i]);
+}
+
+static void write_logits(process_room *room) {
+    process_write(
+        room, "logits.lua",
+        "local cfg = require 'mlua'.config { name = '', variant = 0, gradients = false }\n"
+        "dofile(os.getenv 'ROOT' .. '/tests/lua/lib/hf.lua')(cfg.name, { gradients = "
+        "cfg.gradients, variant = cfg.variant > 0 and cfg.variant or nil })\n");
+}
+
+/* The numbers of variants are counted by the file's own: one more is an error. */
+static void every_variant(process_room *room) {
+    write_logits(room);
+    for (int i = 0; i < FAMILIES; i++) {
+        process_result r = process_shell(
+            room, 0,
+            "sed -n '/\"variants\"/,$p' \"$ROOT/tests/hf/%s/expected.json\" | grep -c '^  {'",
+            families[i]);
+        const int count = atoi(r.output);
+        CHECK(count >= 2);
+        for (int v = 1; v <= count; v++)
+            process_run(room, 0, "", "run logits.lua name=%s variant=%d --device cpu", families[i],
+                        v);
+    }
+}
+
+static void every_mesh(process_room *room) {
+    static const char *const meshes[] = {"", "-n 2 --mesh tp=2", "-n 2 --mesh pp=2",
+                                         "-n 2 --mesh ep=2"};
+    write_logits(room);
+    for (int i = 0; i < FAMILIES; i++) {
+        const bool experts = i == 5 || i == 6 || i == 9;
+        for (int k = 0; k < (experts ? 4 : 3); k++)
+            process_run(room, 0, "", "run logits.lua name=%s gradients=%s %s --device cpu",
+                        families[i], k < 2 ? "true" : "false", meshes[k]);
+    }
 }
 
 PROCESS_TEST(hf_greedy_llama) {
     greedy(room, "llama");
+}
+
+/* All of them, and every altered configuration of each (tests/hf/NAME/expected.json). */
+TEST(long, hf_greedy) {
+    process_in_room(every_greedy);
+}
+
+TEST(long, hf_variants) {
+    process_in_room(every_variant);
+}
+
+TEST(long, hf_gradients_and_ranks) {
+    process_in_room(every_mesh);
 }
 
 /* Headers alone are compared, and what does not fit has its name. */
@@ -72,9 +125,7 @@ PROCESS_TEST(hf_fields) {
 }
 
 static void logits(process_room *room, const char *name, const char *mesh) {
-    process_write(room, "logits.lua",
-                  "local name = require 'mlua'.config { name = '' }.name\n"
-                  "dofile(os.getenv 'ROOT' .. '/tests/lua/lib/hf.lua')(name, {})\n");
+    write_logits(room);
     process_run(room, 0, "", "run logits.lua name=%s %s --device cpu", name, mesh);
 }
 
@@ -89,7 +140,7 @@ DIST_TEST(hf_stages) {
 
 /* What is written is what was read, to the bit, and reads alike. */
 PROCESS_TEST(hf_export) {
-    static const char *const names[] = {"gpt2", "qwen2"};
+    static const char *const names[] = {"gpt2", "mixtral"};
     process_write(room, "same.lua",
                   "local m = require 'mlua'\n"
                   "local root, name = os.getenv 'ROOT', m.config { name = '' }.name\n"

@@ -85,9 +85,12 @@ MODELS = {
                          moe_intermediate_size=16, first_k_dense_replace=1, moe_layer_freq=1, norm_topk_prob=True, routed_scaling_factor=2.5, scoring_func="sigmoid",
                          topk_method="noaux_tc", attention_bias=False, attention_dropout=0.0, num_nextn_predict_layers=0, rope_interleave=True,
                          rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=0.7, beta_fast=32, beta_slow=1)),
-                    [dict(routed_scaling_factor=1.0), dict(norm_topk_prob=False), dict(topk_group=1), dict(n_group=2, topk_group=1), dict(num_experts_per_tok=2),
+                    [dict(routed_scaling_factor=1.0), dict(norm_topk_prob=False), dict(topk_group=3), dict(n_group=2, topk_group=1), dict(num_experts_per_tok=2),
                      dict(rope_interleave=False), dict(rope_scaling=None), dict(rope_theta=100.0)]),
 }
+
+
+del MODELS["gemma3"][0]["hidden_act"]
 
 
 def shapes(c):

@@ -116,7 +116,7 @@ local function run(name, options)
     local by_state = {}
     for i, p in ipairs(states) do by_state[p] = result[outputs[i]] end
     check_gradients(name, fixture, by_state, function(p)
-      return views.of(views.forms(o.model.hf, p:name())[1], m.axes_of(p), o.model.hf.axes)
+      return views.of(views.forms(o.model.hf, p:name(), m.axes_of(p))[1], m.axes_of(p), o.model.hf.axes)
     end)
   end
   if failures > 0 then error(failures .. " checks failed", 0) end
