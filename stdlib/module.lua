@@ -425,7 +425,9 @@ end
 ---@param model Module
 ---@return State[]
 function m.module_states(model)
-  name_tree(instance_of(model))
+  local record = instance_of(model)
+  if not record then core.fail("m.module_states takes a module, got " .. m.shown(model)) end
+  name_tree(record)
   local list, seen = {}, {}
   walk(model, "", {}, function() end, function(p)
     if not seen[p] then list[#list + 1] = p end

@@ -132,7 +132,7 @@ local ROWS = {
   { "to", [[`x:cast("bf16")` converts; the device of all tensors is chosen on the command line: --device cuda]] },
   { "cuda cpu device device_put is_cuda pin_memory is_available get_device", [[all tensors are on one device, chosen on the command line: --device cuda]] },
   -- Compilation and ranks.
-  { "jit script trace export", [[`m.compile(function(i) return i.x * 2 end, {x = {A.seq}})` is a program; m.train compiles its own]] },
+  { "jit script trace", [[`m.compile(function(i) return i.x * 2 end, {x = {A.seq}})` is a program; m.train compiles its own]] },
   { "vmap pmap shard_map xmap", [[ops keep the axes that they do not name, so all of them work on batches; ranks are for m.layout]] },
   { "remat", [[what the backward pass computes again is planned by the compiler, for memory and time]] },
   { "DataParallel DistributedDataParallel DDP FullyShardedDataParallel FSDP fully_shard", [[`m.layout.ddp{}` or `m.layout.fsdp{}` in m.train{layout = ...}; --mesh dp=8 gives the size]] },
