@@ -54,6 +54,9 @@ typedef struct {
     const char *out;           /* of export: the folder */
     const char *file_dtype;    /* of its tensors; NULL: as they are */
     bool hf;
+    bool ascii;   /* of show */
+    char **paths; /* of show: what is shown */
+    int path_count;
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */

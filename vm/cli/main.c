@@ -18,6 +18,7 @@
 #include "vm/cli/gpus.h"
 #include "vm/cli/options.h"
 #include "vm/cli/output.h"
+#include "vm/show/show.h"
 #include "vm/vm.h"
 
 #ifndef MLUA_VERSION
@@ -37,6 +38,7 @@ static int check_main(vm_options *options, int count, char **words);
 static int repl_main(vm_options *options, int count, char **words);
 static int generate_main(vm_options *options, int count, char **words);
 static int export_main(vm_options *options, int count, char **words);
+static int show_main(vm_options *options, int count, char **words);
 static int doctor_main(vm_options *options, int count, char **words);
 static int editor_main(vm_options *options, int count, char **words);
 static int help_main(vm_options *options, int count, char **words);
@@ -56,6 +58,10 @@ static const command commands[] = {
      FOR_GENERATE, generate_main},
     {"export", "RUN|CHECKPOINT|DIR OUT [key=value ...]",
      "write a model's weights for other programs", FOR_EXPORT, export_main},
+    {"show", "RUN|CHECKPOINT|FILE.safetensors ...",
+     "a run: settings, progress, curves, checkpoints; several runs compared; a checkpoint's or a "
+     "file's tensors",
+     FOR_SHOW, show_main},
     {"doctor", "", "what was found on this machine, what is missing and what that costs",
      FOR_DOCTOR, doctor_main},
     {"editor", "[FILE]", "write the definitions that editors complete from (LuaCATS)", 0,
@@ -364,6 +370,17 @@ static int export_main(vm_options *options, int count, char **words) {
     }
     if (result == EXIT_OK) result = find_script(options);
     return result == EXIT_OK ? run_ranks(options) : result;
+}
+
+static int show_main(vm_options *options, int count, char **words) {
+    int result = options_parse(find_command("show"), options, count, words);
+    if (result != EXIT_OK) return result;
+    if (!options->path_count) {
+        usage_error("show needs the folder of a run or a checkpoint, or a safetensors file");
+        return print_suggestion(NULL, "mlua show runs/a");
+    }
+    const show_options show = {.json = options->json, .ascii = options->ascii};
+    return show_paths(&show, options->path_count, options->paths) ? EXIT_OK : print_last_error();
 }
 
 static int doctor_main(vm_options *options, int count, char **words) {

@@ -30,7 +30,8 @@ typedef enum {
     OPTION_TOP_K,
     OPTION_TOP_P,
     OPTION_SCRIPT,
-    OPTION_HF
+    OPTION_HF,
+    OPTION_ASCII
 } option_id;
 static const struct {
     const char *name, *value;
@@ -43,7 +44,7 @@ static const struct {
      "..."},
     {"--dtype", "NAME", OPTION_DTYPE, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
      "in which forward functions compute: bf16, f32 or f64; default: bf16 on a GPU, f32 on a CPU"},
-    {"--json", NULL, OPTION_JSON, FOR_RUN | FOR_CHECK | FOR_GENERATE,
+    {"--json", NULL, OPTION_JSON, FOR_RUN | FOR_CHECK | FOR_GENERATE | FOR_SHOW,
      "one JSON object a step, or the report as one, alone on standard output"},
     {"--seed", "N", OPTION_SEED, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
      "of all randomness; a script's own seed setting wins (default 0)"},
@@ -74,6 +75,8 @@ static const struct {
      "the model's script; default: the run's own, or the one that a Hugging Face folder needs"},
     {"--hf", NULL, OPTION_HF, FOR_EXPORT,
      "as Hugging Face's transformers has it: config.json, names and shapes of tensors, tokenizer"},
+    {"--ascii", NULL, OPTION_ASCII, FOR_SHOW,
+     "curves without Braille characters; the default where the locale is not UTF-8"},
     {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
      "no lines of steps and evaluations, no notes on what takes time"},
 };
@@ -226,6 +229,7 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_TOP_P: return parse_number("--top_p", value, 0, 1, &options->top_p);
     case OPTION_SCRIPT: options->script = value; return EXIT_OK;
     case OPTION_HF: options->hf = true; return EXIT_OK;
+    case OPTION_ASCII: options->ascii = true; return EXIT_OK;
     case OPTION_QUIET: options->quiet = true; return EXIT_OK;
     case OPTION_MESH: return parse_mesh(options, value);
     case OPTION_SEED:
@@ -280,6 +284,9 @@ int options_parse(const command *c, vm_options *options, int count, char **words
             options->overrides[options->override_count++] = (vm_setting){word, equals + 1};
         } else if (c->flag == FOR_EXPORT && (!options->from || !options->out)) {
             *(options->from ? &options->out : &options->from) = word;
+        } else if (c->flag == FOR_SHOW) {
+            options->paths = words; /* gathered at its beginning */
+            words[options->path_count++] = word;
         } else if (!options->script) {
             options->script = word;
         } else {

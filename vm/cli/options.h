@@ -21,6 +21,7 @@ enum {
     FOR_DOCTOR = 8,
     FOR_GENERATE = 16,
     FOR_EXPORT = 32,
+    FOR_SHOW = 64,
     FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL
 };
 

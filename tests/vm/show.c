@@ -1,0 +1,244 @@
+/* mlua show: runs, checkpoints and safetensors files that are written here; what it prints is
+ * compared with tests/vm/show/NAME.out. */
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "tests/process/support.h"
+
+#define SHOW_TEST(name)                                                                            \
+    static void show_##name(process_room *room);                                                   \
+    TEST(vm, show_##name) {                                                                        \
+        process_in_room(show_##name);                                                              \
+    }                                                                                              \
+    static void show_##name(process_room *room)
+
+static const char plain[] = "LC_ALL=C COLUMNS=80";
+
+static FILE *create(process_room *room, const char *name) {
+    char *path = ml_arena_format(room->arena, "%s/%s", room->folder, name);
+    for (char *slash = path + strlen(room->folder) + 1; (slash = strchr(slash, '/'));
+         *slash++ = '/') {
+        *slash = 0;
+        mkdir(path, 0777);
+    }
+    FILE *file = fopen(path, "wb");
+    if (!file) ml_raise(ML_IO, "cannot write %s", path);
+    return file;
+}
+
+static void write_text(process_room *room, const char *name, const char *text) {
+    FILE *file = create(room, name);
+    fputs(text, file);
+    fclose(file);
+}
+
+/* A header, that many bytes of data; `length` -1: of the header. */
+static void write_tensors(process_room *room, const char *name, const char *header, int64_t length,
+                          int bytes) {
+    FILE *file = create(room, name);
+    uint64_t size = length < 0 ? strlen(header) : (uint64_t)length;
+    for (int i = 0; i < 8; i++) fputc((int)(size >> 8 * i & 255), file);
+    fputs(header, file);
+    for (int i = 0; i < bytes; i++) fputc(i & 255, file);
+    fclose(file);
+}
+
+static const char two_tensors[] =
+    "{\"__metadata__\":{\"format\":\"pt\"},"
+    "\"wte\":{\"dtype\":\"F32\",\"shape\":[8,4],\"data_offsets\":[0,128]},"
+    "\"block.wq\":{\"dtype\":\"BF16\",\"shape\":[4,2,2],\"data_offsets\":[128,160]}}";
+
+static void write_checkpoint(process_room *room, const char *folder, int step) {
+    char *tensors = ml_arena_format(room->arena, "%s/model-00001.safetensors", folder);
+    write_tensors(room, tensors, two_tensors, -1, 160);
+    write_text(
+        room, ml_arena_format(room->arena, "%s/manifest.json", folder),
+        ml_arena_format(
+            room->arena,
+            "{\"format\":1,\"record\":{\"step\":%d,\"seed\":0,\"layout\":{\"dp\":2}},"
+            "\"tensors\":[{\"name\":\"wte\",\"dtype\":\"f32\",\"axes\":[[\"vocab\",8],"
+            "[\"embed\",4]],\"file\":\"model-00001.safetensors\",\"bytes\":128},"
+            "{\"name\":\"block.wq\",\"dtype\":\"bf16\",\"axes\":[[\"embed\",4],[\"heads\",2],"
+            "[\"head_dim\",2]],\"file\":\"model-00001.safetensors\",\"bytes\":32}],"
+            "\"files\":[{\"name\":\"model-00001.safetensors\",\"bytes\":%zu}]}",
+            step, 8 + strlen(two_tensors) + 160));
+}
+
+/* A run of `steps` of 200, evaluated every 50th; its last line is not whole. */
+static void write_run(process_room *room, const char *folder, int steps, double lr) {
+    write_text(
+        room, ml_arena_format(room->arena, "%s/settings.json", folder),
+        ml_arena_format(room->arena,
+                        "{\"version\":\"0.1\",\"script\":\"gpt.lua\",\"command\":\"mlua run "
+                        "gpt.lua lr=%g\",\"settings\":{\"layers\":2,\"lr\":%g,\"steps\":200},"
+                        "\"seed\":7,\"device\":\"cpu\",\"layout\":{\"dp\":2},\"parameters\":"
+                        "1234567,\"started\":\"2026-11-23T12:00:00Z\"}",
+                        lr, lr));
+    FILE *file = create(room, ml_arena_format(room->arena, "%s/metrics.jsonl", folder));
+    for (int step = 1; step <= steps; step++) {
+        fprintf(file,
+                "{\"step\":%d,\"loss\":%.6f,\"grad_norm\":%.4f,\"lr\":%g,\"tokens\":%d,"
+                "\"tokens_per_s\":%d,\"mfu\":null,\"memory_gib\":0.25,\"step_ms\":%d,"
+                "\"accuracy\":0.5}\n",
+                step, 1 + 9.0 / step, 2.0 / step, lr, step * 4096,
+                step == 1 ? 100 : 4096 + step % 7, step == 1 ? 5000 : 1000);
+        if (step % 50 == 0)
+            fprintf(file, "{\"step\":%d,\"eval_loss\":%.6f}\n", step, 1 + 10.0 / step);
+        if (step % 50 == 0)
+            fprintf(file, "{\"step\":%d,\"event\":\"save\",\"seconds\":0.1}\n", step);
+    }
+    fprintf(file, "{\"step\":%d,\"lo", steps + 1);
+    fclose(file);
+}
+
+static void compare(process_room *room, const char *name, const char *environment,
+                    const char *words) {
+    process_result r = process_run(room, 0, environment, "%s", words);
+    test_compare_file(room->arena, ml_arena_format(room->arena, "tests/vm/show/%s.out", name),
+                      r.output);
+}
+
+SHOW_TEST(run) {
+    write_run(room, "a", 120, 0.001);
+    write_checkpoint(room, "a/checkpoints/step-00000050", 50);
+    write_checkpoint(room, "a/checkpoints/step-00000100", 100);
+    write_tensors(room, "a/checkpoints/step-00000100/model-00001.safetensors", "{}", -1, 0);
+    write_text(room, "a/checkpoints/step-00000110/model.safetensors.index.json", "{}");
+    write_text(room, "a/checkpoints/.saving/rest", "");
+    compare(room, "run", plain, "show a/");
+    compare(room, "run_utf8", "LC_ALL=C.UTF-8 COLUMNS=60", "show a");
+}
+
+SHOW_TEST(several_runs) {
+    write_run(room, "a", 120, 0.001);
+    write_run(room, "b", 200, 0.002);
+    compare(room, "runs", plain, "show a b");
+}
+
+SHOW_TEST(checkpoint_and_file) {
+    write_checkpoint(room, "c", 50);
+    compare(room, "checkpoint", plain, "show c c/model-00001.safetensors");
+}
+
+/* A folder of Hugging Face's shards, of which one tensor is missing. */
+SHOW_TEST(shards) {
+    write_tensors(room, "hf/model-00001-of-00002.safetensors", two_tensors, -1, 160);
+    write_tensors(room, "hf/model-00002-of-00002.safetensors",
+                  "{\"head\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1]}}", -1, 1);
+    write_text(room, "hf/model.safetensors.index.json",
+               "{\"weight_map\":{\"head\":\"model-00002-of-00002.safetensors\","
+               "\"wte\":\"model-00001-of-00002.safetensors\","
+               "\"norm\":\"model-00001-of-00002.safetensors\"}}");
+    compare(room, "shards", plain, "show hf");
+}
+
+/* --json has what the text says, and is one object. */
+SHOW_TEST(json) {
+    write_run(room, "a", 120, 0.001);
+    write_checkpoint(room, "a/checkpoints/step-00000100", 100);
+    process_result r = process_run(room, 0, plain, "show a a/checkpoints/step-00000100 --json");
+    json_error_t problem;
+    json_t *all = json_loads(r.output, JSON_REJECT_DUPLICATES, &problem);
+    REQUIRE(all != NULL);
+    json_t *shown = json_object_get(all, "shown"), *run = json_array_get(shown, 0);
+    CHECK_EQ_INT((int64_t)json_array_size(shown), 2);
+    const char *kind, *state;
+    int step, steps, torn, whole, tensors, bytes;
+    double loss, lowest;
+    CHECK(json_unpack(run, "{s:s,s:{s:i,s:i},s:{s:f},s:{s:f},s:b,s:[{s:b}]}", "kind", &kind,
+                      "progress", "step", &step, "steps", &steps, "last", "loss", &loss,
+                      "evaluation", "lowest", &lowest, "torn", &torn, "checkpoints", "whole",
+                      &whole) == 0);
+    CHECK_TEXT(kind, "run");
+    CHECK(step == 120 && steps == 200 && torn && whole);
+    CHECK_NEAR(loss, 1.075, 1e-9);
+    CHECK_NEAR(lowest, 1.1, 1e-9);
+    json_t *losses = json_object_get(json_object_get(run, "series"), "loss");
+    CHECK_EQ_INT((int64_t)json_array_size(json_object_get(losses, "value")), 120);
+    CHECK(json_unpack(json_array_get(shown, 1), "{s:s,s:{s:i,s:i}}", "kind", &state, "sums",
+                      "tensors", &tensors, "bytes", &bytes) == 0);
+    CHECK_TEXT(state, "checkpoint");
+    CHECK(tensors == 2 && bytes == 160);
+    json_decref(all);
+}
+
+/* The steps after the checkpoint from which a run was resumed are there twice. */
+SHOW_TEST(resumed) {
+    FILE *file = create(room, "a/metrics.jsonl");
+    for (int step = 1; step <= 9; step++) fprintf(file, "{\"step\":%d,\"loss\":9}\n", step);
+    fprintf(file, "{\"step\":7,\"event\":\"resume\"}\n{\"step\":9,\"eval_loss\":9}\n");
+    for (int step = 7; step <= 8; step++)
+        fprintf(file, "{\"step\":%d,\"loss\":%s, \"\\u0061\":1}\n", step, step == 8 ? "null" : "1");
+    fclose(file);
+    process_result r = process_run(room, 0, plain, "show a --json");
+    process_expect(
+        &r, "\"loss\":{\"step\":[1,2,3,4,5,6,7,8],\"value\":[9.0,9.0,9.0,9.0,9.0,9.0,1.0,null]}");
+    process_expect(&r, "\"a\":{\"step\":[7,8],\"value\":[1.0,1.0]}");
+    process_expect(&r, "\"evaluation\":null");
+    r = process_run(room, 0, plain, "show a");
+    process_expect(&r, "loss not finite");
+}
+
+/* As many bins as points that are shown; the least and the most of each are kept. */
+SHOW_TEST(many_steps) {
+    FILE *file = create(room, "a/metrics.jsonl");
+    for (int step = 1; step <= 50000; step++)
+        fprintf(file, "{\"step\":%d,\"loss\":%d}\n", step, step == 31000 ? -5 : step % 10);
+    fclose(file);
+    process_result r = process_run(room, 0, plain, "show a --json");
+    json_t *all = json_loads(r.output, 0, NULL), *low, *high, *value;
+    REQUIRE(json_unpack(all, "{s:[{s:{s:{s:o,s:o,s:o}}}]}", "shown", "series", "loss", "low", &low,
+                        "high", &high, "value", &value) == 0);
+    CHECK_EQ_INT((int64_t)json_array_size(low), 2000);
+    CHECK_NEAR(json_number_value(json_array_get(low, 1239)), -5, 0);
+    CHECK_NEAR(json_number_value(json_array_get(low, 1240)), 0, 0);
+    CHECK_NEAR(json_number_value(json_array_get(high, 7)), 9, 0);
+    CHECK_NEAR(json_number_value(json_array_get(value, 7)), 4.6, 0.1);
+    json_decref(all);
+}
+
+SHOW_TEST(refuses) {
+    const struct {
+        const char *words, *error;
+    } cases[] = {
+        {"show", "mlua: show needs the folder of a run or a checkpoint"},
+        {"show nothing", "mlua: cannot open nothing: No such file or directory"},
+        {"show empty", "mlua: empty is empty: no run, checkpoint or safetensors files"},
+        {"show other", "mlua: other is no run (settings.json, metrics.jsonl), no checkpoint"},
+        {"show runs", "help: it holds others: mlua show runs/settings"},
+        {"show other/text", "mlua: other/text is no safetensors file"},
+        {"show broken", "mlua: broken/metrics.jsonl:2: not a JSON object: "},
+        {"show stepless", "mlua: stepless/metrics.jsonl:1: the line has no step"},
+        {"show runs/settings", "mlua: runs/settings/settings.json:2: not valid JSON: "},
+        {"show cut.safetensors",
+         "mlua: cut.safetensors is truncated: its header has 500 bytes, and 2 are there"},
+        {"show short.safetensors",
+         "mlua: short.safetensors is no safetensors file: it has 2 bytes"},
+        {"show zip.safetensors", "mlua: zip.safetensors is no safetensors file: it is "},
+        {"show text.safetensors", "mlua: text.safetensors: the header is not a JSON object: "},
+        {"show size.safetensors",
+         "mlua: size.safetensors: tensor \"w\" has another number of bytes"},
+        {"show end.safetensors", "mlua: end.safetensors: tensor \"w\" is at bytes 0 to 16 of 12"},
+        {"show a --color", "mlua: show has no option --color"},
+    };
+    write_text(room, "other/text", "text");
+    write_text(room, "empty/.hidden", "");
+    write_text(room, "broken/metrics.jsonl",
+               "{\"step\":1,\"loss\":2}\n{\"step\":2,\"lo\n{\"step\":3}\n");
+    write_text(room, "stepless/metrics.jsonl", "{\"loss\":2}\n");
+    write_text(room, "runs/settings/settings.json", "{\n\"a\":}");
+    write_tensors(room, "cut.safetensors", "{\"", 500, 0);
+    write_text(room, "short.safetensors", "ab");
+    write_text(room, "zip.safetensors", "PK\003\004abcdefghijklmn");
+    write_tensors(room, "text.safetensors", "{\"w\" 1}", -1, 0);
+    const char *one = "{\"w\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[0,16]}}";
+    write_tensors(room, "size.safetensors", ml_arena_format(room->arena, one, 3), -1, 16);
+    write_tensors(room, "end.safetensors", ml_arena_format(room->arena, one, 4), -1, 12);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        process_result r = process_run(room, PROCESS_ANY_CODE, plain, "%s", cases[i].words);
+        CHECK(r.code == 1 || r.code == 2);
+        process_expect(&r, cases[i].error);
+    }
+}

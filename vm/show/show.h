@@ -1,0 +1,62 @@
+/* `mlua show`: runs, checkpoints and safetensors files, as text, as JSON, as a page.
+ *
+ * What is shown is read into one JSON object first, from which the text and the page are made: so
+ * --json has all that they say. Objects by "kind":
+ *
+ * - run: path, about (settings.json), progress {step, steps, tokens, seconds}, last {series:
+ * value}, evaluation, series {name: curve}, events, checkpoints, torn (the last line is not whole)
+ * - checkpoint: path, step, bytes, whole, problem, record (of manifest.json), tensors, sums
+ * - safetensors: path, metadata, problem, tensors, sums
+ *
+ * A curve has step and value, equally long; of more than SHOW_POINTS steps it has as many bins:
+ * each has its first step, the mean, and low and high. What is not finite is null. Files are only
+ * read. Bytes are bytes, times are seconds, `started` is what settings.json says. */
+#ifndef ML_SHOW_H
+#define ML_SHOW_H
+
+#include <jansson.h>
+
+#include "runtime/base/memory.h"
+#include "runtime/base/status.h"
+
+enum { SHOW_POINTS = 2000 };
+
+typedef struct {
+    bool json, ascii; /* ascii: also where the locale is not UTF-8 */
+} show_options;
+
+/* The command: false, with the error stored, for bad input. Writes on standard output. */
+bool show_paths(const show_options *options, int count, char **paths);
+
+/* One run, checkpoint or file; NULL with an error. */
+json_t *show_read(const char *path);
+json_t *show_read_run(const char *path);
+json_t *show_read_checkpoint(const char *path);
+json_t *show_read_tensors(const char *path); /* a safetensors file, or a folder of them */
+/* Whether the checkpoint is whole: {path, step, bytes, whole, problem}. */
+json_t *show_checkpoint_state(const char *path);
+/* Append the tensors of one file, and its metadata, to the lists of `shown`. */
+ml_status show_add_tensors(json_t *shown, const char *path, const char *name);
+void show_add_sums(json_t *shown);
+
+/* A list of what is shown, as text on standard output; runs beside each other. */
+ml_status show_print(const json_t *shown, bool ascii);
+
+/* A chart of one series of each run, `width` by `height` characters with its labels and title,
+ * appended as `height` lines to `lines`. Of several runs each is drawn by a letter of its own. */
+enum { SHOW_CHART_LINES = 8 };
+typedef struct {
+    char *line[SHOW_CHART_LINES];
+} show_chart;
+bool show_draw(ml_arena *arena, const json_t *runs, const char *series, const char *title,
+               int width, bool ascii, show_chart *chart); /* false: no run has it */
+
+/* metrics.jsonl -> series, events, last, evaluation, torn of a run. */
+ml_status show_read_metrics(const char *path, json_t *run);
+
+bool show_exists(const char *folder, const char *name);
+json_t *show_load_json(const char *folder, const char *name); /* an object; NULL with an error */
+const char *show_string(const json_t *object, const char *key, const char *otherwise);
+double show_number(const json_t *object, const char *key); /* NaN where it is none */
+
+#endif
