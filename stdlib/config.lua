@@ -4,6 +4,7 @@ local from = require "mlua.from"
 local m = require "mlua"
 local synonyms = require "mlua.synonyms"
 local task = require "mlua.task"
+local universal = require "mlua.universal"
 
 local function names_of(t)
   local names = {}
@@ -96,7 +97,11 @@ function m.config(defaults)
   end
   for _, pair in ipairs(overrides) do
     local key, text = pair[1], pair[2]
-    if not (key == "preset" and defaults.presets) then
+    local common = universal.kinds[key]
+    if common then universal.check(key, text) end
+    if common and common[1](text) ~= text and values[key] ~= nil then
+      values[key] = tonumber(text) or text -- save_every may be 500 or "15m", whatever its default is
+    elseif not (key == "preset" and defaults.presets) and (values[key] ~= nil or not common) then
       local value = text -- set reports unknown keys
       if values[key] ~= nil then value = parse(key, text, values[key]) end
       set(key, value, "this script")

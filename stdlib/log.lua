@@ -1,16 +1,11 @@
 -- What training prints: a progress bar on a terminal, lines elsewhere, JSON objects with --json.
 local core = require "mlua.core"
 local m = require "mlua"
+local run = require "mlua.run"
 
 local function clock(seconds)
   if seconds >= 3600 then return ("%d:%02d:%02d"):format(seconds // 3600, seconds // 60 % 60, seconds // 1 % 60) end
   return ("%d:%02d"):format(seconds // 60, seconds // 1 % 60)
-end
-
--- A number in JSON, which has none for infinities and NaN.
-local function number(x)
-  if x ~= x or math.abs(x) == math.huge then return "null" end
-  return ("%.17g"):format(x)
 end
 
 -- "nan" whatever its sign bit is.
@@ -23,8 +18,8 @@ end
 
 local since = core.time() -- when the script began, or its last training ended: what precedes a first step
 
----The log of a training run: .step(step, loss, grad_norm, lr), .eval(step, loss), .close();
----.outside(fn, ...) runs what belongs to no step.
+---The log of a training run: .step(step, loss, grad_norm, lr), which gives what the step's line in metrics says,
+---.eval(step, loss), .close(); .outside(fn, ...) runs what belongs to no step.
 ---@param o table m.train's options
 ---@param flops number of one step
 ---@param program Program the one that runs most often: a pipeline's says how long its ranks wait
@@ -34,9 +29,10 @@ function m.training_log(o, flops, program)
   local columns = not options.json and not options.quiet and core.terminal()
   local remarks = not options.json and not options.quiet and options.rank == 0
   local tokens_step = o.batch.size * o.seq.size
-  local log, last, smooth = {}, core.time(), nil
+  local log, last, smooth, first = {}, core.time(), nil, true
   local peak, busy = device.peak_flops or 0, 0
-  local every = o.log_every or (columns and 1 or math.max(1, o.steps // 20))
+  local lines = o.log_every or math.max(1, o.steps // 20)
+  local every = columns and (o.log_every or 1) or lines
   -- What a line says: each part with its rank. The highest ranks go first where the columns are few.
   local function parts(step, loss, norm, lr, seconds)
     return {
@@ -77,38 +73,54 @@ function m.training_log(o, flops, program)
     last = last + core.time() - begun
     if before then busy = busy + core.device().busy_seconds - before end
   end
+  -- What --json prints and metrics.jsonl holds: {name, value}.
+  local function fields_of(step, loss, norm, lr, seconds, bubble, predicted, planned)
+    local list = {
+      { "step", step }, { "loss", loss }, { "grad_norm", norm }, { "lr", lr }, { "tokens", step * tokens_step },
+      { "tokens_per_s", tokens_step / seconds }, { "tflops_per_gpu", flops / seconds / 1e12 },
+      { "mfu", peak > 0 and flops / seconds / peak }, { "memory_gib", core.device().used_bytes / 2 ^ 30 }, { "step_ms", seconds * 1e3 },
+    }
+    local function add(name, value) list[#list + 1] = { name, value } end
+    if bubble then
+      add("bubble", bubble)
+      add("bubble_predicted", predicted)
+      add("bubble_planned", planned)
+    end
+    if options.profile then -- the device's share of the step
+      local all = core.device().busy_seconds
+      add("device_ms", (all - busy) * 1e3)
+      add("busy", (all - busy) / seconds)
+      busy = all
+    end
+    return list
+  end
   function log.step(step, loss, norm, lr)
     local now = core.time()
     local seconds = now - last
     last = now
-    if step == 1 then
+    if first then
       if remarks then core.write_error(("first step after %.1f s (loss %s)\n"):format(now - since, decimal("%.4f", loss))) end
     else
       smooth = smooth and 0.9 * smooth + 0.1 * seconds or seconds
     end
     local bubble, predicted, planned = program:bubble()
     if bubble and not reported and remarks then report_bubble(bubble, predicted, planned) end
+    local shown, logged = step % every == 0 or first or step == o.steps, step % lines == 0 or first or step == o.steps
+    first = false
+    local list = (shown or logged) and parts(step, loss, norm, lr, smooth or seconds)
+    if logged and options.out then core.log_text(join(list, 9) .. "\n") end
+    local fields = (options.json or options.out) and fields_of(step, loss, norm, lr, seconds, bubble, predicted, planned)
     if options.json then
-      local speed, worked = tokens_step / seconds, ""
-      if bubble then
-        worked = (',"bubble":%s,"bubble_predicted":%s,"bubble_planned":%s'):format(number(bubble), number(predicted), number(planned))
-      end
-      if options.profile then -- the device's share of the step
-        local all = core.device().busy_seconds
-        worked = worked .. (',"device_ms":%s,"busy":%s'):format(number((all - busy) * 1e3), number((all - busy) / seconds))
-        busy = all
-      end
-      core.write_json(([[{"step":%d,"loss":%s,"grad_norm":%s,"lr":%s,"tokens":%d,"tokens_per_s":%s,"tflops_per_gpu":%s,"mfu":%s,"memory_gib":%s,"step_ms":%s%s}]])
-        :format(step, number(loss), number(norm), number(lr), step * tokens_step, number(speed), number(flops / seconds / 1e12),
-          peak > 0 and number(flops / seconds / peak) or "null", number(core.device().used_bytes / 2 ^ 30), number(seconds * 1e3), worked) .. "\n")
-    elseif not options.quiet and (step % every == 0 or step == 1 or step == o.steps) then
-      local list = parts(step, loss, norm, lr, smooth or seconds)
+      core.write_json(run.encode(fields) .. "\n")
+    elseif shown and not options.quiet then
       core.write(columns and "\r\27[K" .. bar(step, list) or join(list, 9) .. "\n")
     end
+    return fields
   end
   function log.eval(step, loss)
+    core.log_text(("step %d  evaluation loss %s\n"):format(step, decimal("%.4f", loss)))
     if options.json then
-      core.write_json(('{"step":%d,"eval_loss":%s}\n'):format(step, number(loss)))
+      core.write_json(run.encode { { "step", step }, { "eval_loss", loss } } .. "\n")
     elseif not options.quiet then
       core.write((columns and "\r\27[K" or "") .. ("step %d  evaluation loss %s\n"):format(step, decimal("%.4f", loss)))
     end

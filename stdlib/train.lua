@@ -5,6 +5,7 @@ local m = require "mlua"
 local evaluation_of = require "mlua.evaluation"
 local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
+local run = require "mlua.run"
 local options_of = require "mlua.train_options"
 local step_of = require "mlua.train_step"
 local task = require "mlua.task"
@@ -28,7 +29,7 @@ local task = require "mlua.task"
 ---@field log_every? integer steps between lines
 ---@field seed? integer of the order of the data
 ---@field skip? integer samples before the first; default: those that the model has seen of these data, 0 in its first training
----@field on_step? fun(step: integer, outputs: StepOutputs) called after each step
+---@field on_step? fun(step: integer, outputs: StepOutputs): table<string, number>? called after each step; the numbers that it returns are in the step's line of a run's metrics
 ---@field layout? Layout how tensors are sharded
 
 ---What on_step gets.
@@ -78,6 +79,7 @@ function m.train(options)
   if evaluation then evaluation.prepare() end
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
+  local keeper = run.begin(o)
   local log = m.training_log(o, flops, programs[1])
   local result, warned, before = { steps = 0 }, false, o.progress.steps()
   for step = 1, o.steps do
@@ -87,7 +89,7 @@ function m.train(options)
       core.fail(("the schedule must return a number, got %s at step %d"):format(nonfinite.plain(rate), step), { help = "a factor of the optimizer's lr" })
     end
     for i = 0, o.accum - 1 do
-      data.fill(step, i)
+      keeper.lose("data", data.fill, step, i)
       local program = step_program or micro
       local feeds = { tokens = data.tokens, targets = data.targets, step = before + step }
       if step_program then feeds.rate = rate else feeds.micro, feeds.first = i, i == 0 end
@@ -107,14 +109,16 @@ function m.train(options)
       nonfinite.explain(o, data, before, step, out.loss, out.grad_norm)
     end
     o.progress.advance(o.batch.size)
-    log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
-    if o.on_step then o.on_step(step, out) end
+    local fields = log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
+    keeper.step(step, fields, out, o.on_step and o.on_step(step, out))
     if evaluation and (step % o.eval_every == 0 or step == o.steps) then
-      result.eval_loss = evaluation.loss(step)
+      result.eval_loss = keeper.lose("eval", evaluation.loss, step)
       log.eval(step, result.eval_loss)
+      keeper.eval(result.eval_loss)
     end
     if core.stopped() then break end
   end
+  keeper.finish()
   core.begin_step()
   log.close()
   return result

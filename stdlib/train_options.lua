@@ -1,6 +1,7 @@
 -- The options of m.train: their kinds, defaults and the loss of a model's logits.
 local core = require "mlua.core"
 local m = require "mlua"
+local universal = require "mlua.universal"
 
 local options = {}
 
@@ -78,8 +79,12 @@ function options.complete(given)
   m.check_options("train", given or {}, OPTIONS)
   local o, settings = {}, rawget(m, "settings") or {}
   for key, value in pairs(given or {}) do o[key] = value end
-  for _, key in ipairs { "steps", "data", "accum", "seed" } do
+  for _, key in ipairs { "steps", "data", "accum", "seed", "log_every", "eval_every" } do
     if o[key] == nil then o[key] = settings[key] end
+  end
+  for _, key in ipairs { "data", "log_every", "eval_every" } do
+    local given = universal.given(key)
+    if given ~= nil then o[key] = given end
   end
   o.accum, o.steps, o.seed = o.accum or 1, o.steps or 100, o.seed or core.options().seed
   o.clip = o.clip == nil and 1 or o.clip

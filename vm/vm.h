@@ -20,6 +20,9 @@
 #include "runtime/exec/program.h"
 #include "runtime/graph/input_range.h"
 
+#ifndef MLUA_VERSION
+#define MLUA_VERSION "0.1"
+#endif
 #define VM_STDLIB "@mlua:" /* chunk names of embedded files: "@mlua:nn.lua" */
 
 typedef enum { VM_RUN, VM_CHECK, VM_REPL } vm_mode;
@@ -57,6 +60,12 @@ typedef struct {
     bool ascii;   /* of show */
     char **paths; /* of show: what is shown */
     int path_count;
+    const char *run_folder;    /* --out of a run; NULL: none */
+    const char *command;       /* the command line, as a shell takes it */
+    bool resume, new_data;
+    int64_t restarts;          /* how often ranks are started again when one dies */
+    bool elastic;              /* with fewer data-parallel ones */
+    int64_t restart;           /* which of these starts this is; 0: the first */
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */
@@ -128,6 +137,7 @@ typedef struct ml_vm {
     vm_dry dry;
     bool discards;            /* standard output is discarded; */
     int shown;                /* its descriptor meanwhile */
+    FILE *log;                /* of the run's folder; NULL: none */
     ml_target check_target;   /* of a check and the prompt: what is planned for */
     const char *check_device; /* its description */
     struct {
@@ -163,6 +173,7 @@ int vm_load_file(lua_State *L, const char *path, int env);
 const char *vm_intern(lua_State *L, const char *text); /* lives as long as the session; may raise */
 /* The text of line `line` of a loaded chunk ("gpt.lua" or "@gpt.lua"): pushes it, or nil. */
 void vm_push_line(lua_State *L, const char *file, int line);
+void vm_push_sources(lua_State *L); /* the table of the texts that were loaded, by file */
 /* Push the whole text of a loaded chunk, or nil. */
 void vm_push_source(lua_State *L, const char *file);
 /* Run the function under `arguments` values; a failure leaves an error value and prints nothing. */
@@ -318,6 +329,7 @@ void vm_corpus_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);
 void vm_json_register(lua_State *L);
 void vm_views_register(lua_State *L);
+void vm_run_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
 void vm_layout_register(lua_State *L);
@@ -361,6 +373,9 @@ void vm_want(lua_State *L, const char *name, const ml_type *type, vm_wanted *wan
 /* The elements in row-major order, from the number, table or host array at `index`; raises for
  * another shape. Pushes what holds their memory. */
 const void *vm_contents(lua_State *L, int index, const vm_wanted *wanted);
+
+/* run.c: add to the log of a run's folder, where there is one. */
+void vm_log(lua_State *L, const char *text, size_t size);
 
 /* program.c */
 typedef struct {

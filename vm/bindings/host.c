@@ -57,7 +57,7 @@ const char *vm_intern(lua_State *L, const char *text) {
 /* ---- Chunks ------------------------------------------------------------------------------------
  */
 
-static void push_sources(lua_State *L) {
+void vm_push_sources(lua_State *L) {
     luaL_getsubtable(L, LUA_REGISTRYINDEX, sources_key);
 }
 
@@ -71,7 +71,7 @@ void vm_push_source(lua_State *L, const char *file) {
             lua_pushnil(L);
         return;
     }
-    push_sources(L);
+    vm_push_sources(L);
     lua_getfield(L, -1, file);
     lua_remove(L, -2);
 }
@@ -137,7 +137,7 @@ static void load_rewritten(lua_State *L, const char *text, size_t size, const ch
 }
 
 void vm_save_source(lua_State *L, const char *chunk, const char *text, size_t size) {
-    push_sources(L);
+    vm_push_sources(L);
     lua_pushlstring(L, text, size);
     lua_setfield(L, -2, chunk[0] == '@' || chunk[0] == '=' ? chunk + 1 : chunk);
     lua_pop(L, 1);
@@ -327,6 +327,12 @@ static void set_searchers(lua_State *L, const char *script) {
         lua_pushlstring(L, script, (size_t)(slash - script));
         const char *folder = lua_tostring(L, -1);
         lua_pushfstring(L, "%s/?.lua;%s/?/init.lua;%s", folder, folder, lua_tostring(L, -2));
+        if (strcmp(slash, "/script.lua") ==
+            0) { /* of a run, which keeps what it loaded beside it */
+            lua_pushfstring(L, "%s/files/?.lua;%s/files/?/init.lua;%s", folder, folder,
+                            lua_tostring(L, -1));
+            lua_replace(L, -2);
+        }
         lua_replace(L, -3);
         lua_pop(L, 1);
     }
@@ -371,6 +377,7 @@ static int open_state(lua_State *L) {
     vm_tensorfile_register(L);
     vm_json_register(L);
     vm_views_register(L);
+    vm_run_register(L);
     vm_service_register(L);
     vm_check_register(L);
     dry_register(L);
@@ -418,6 +425,7 @@ ml_status vm_new(const vm_options *options, ml_vm **result) {
 void vm_free(ml_vm *vm) {
     if (!vm) return;
     if (vm->L) lua_close(vm->L);
+    if (vm->log) fclose(vm->log);
     ml_session_free(vm->session);
     ml_arena_free(vm->arena);
     ml_free(vm);

@@ -62,6 +62,22 @@ static void push_task(lua_State *L, const vm_options *o) {
     lua_setfield(L, -2, "hf");
 }
 
+/* --out of a run, and how it continues. */
+static void push_run(lua_State *L, const vm_options *o) {
+    lua_pushstring(L, o->run_folder);
+    lua_setfield(L, -2, "out");
+    lua_pushboolean(L, o->resume);
+    lua_setfield(L, -2, "resume");
+    lua_pushboolean(L, o->new_data);
+    lua_setfield(L, -2, "new_data");
+    lua_pushinteger(L, o->restart);
+    lua_setfield(L, -2, "restart");
+    lua_pushstring(L, o->command);
+    lua_setfield(L, -2, "command");
+    lua_pushstring(L, MLUA_VERSION);
+    lua_setfield(L, -2, "version");
+}
+
 static void make_options(lua_State *L) {
     static const char *const modes[] = {"run", "check", "repl"};
     const vm_options *o = vm_of(L)->options;
@@ -87,6 +103,7 @@ static void make_options(lua_State *L) {
     lua_pushinteger(L, o->run);
     lua_setfield(L, -2, "run");
     push_task(L, o);
+    push_run(L, o);
     push_settings(L, o);
     lua_setfield(L, LUA_REGISTRYINDEX, options_key);
 }
@@ -301,6 +318,9 @@ static int core_write_json(lua_State *L) {
 }
 
 static int core_write_error(lua_State *L) {
+    size_t size;
+    const char *text = luaL_tolstring(L, 1, &size);
+    vm_log(L, text, size);
     return write_to(L, stderr);
 }
 

@@ -14,16 +14,13 @@
 #include "runtime/base/suggest.h"
 #include "vm/check/dry.h"
 #include "vm/cli/doctor.h"
+#include "vm/cli/folder.h"
 #include "vm/cli/from.h"
 #include "vm/cli/gpus.h"
 #include "vm/cli/options.h"
 #include "vm/cli/output.h"
 #include "vm/show/show.h"
 #include "vm/vm.h"
-
-#ifndef MLUA_VERSION
-#define MLUA_VERSION "0.1"
-#endif
 
 static ml_launch launch;
 static bool launched;       /* as one of the ranks of a job */
@@ -160,6 +157,20 @@ static int print_last_error(void) {
     return EXIT_ERROR;
 }
 
+/* The first setting of the command line that a script must declare (stdlib/universal.lua). */
+static int first_declared(lua_State *L, const vm_options *options) {
+    int first = 0, top = lua_gettop(L);
+    lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
+    if (lua_getfield(L, -1, "mlua.universal") == LUA_TTABLE) {
+        lua_getfield(L, -1, "kinds");
+        while (first < options->override_count &&
+               lua_getfield(L, -1, options->overrides[first].key) != LUA_TNIL)
+            first++, lua_pop(L, 1);
+    }
+    lua_settop(L, top);
+    return first;
+}
+
 /* Runs in a protected call: what is raised here, the message handler finishes. */
 static int script_main(lua_State *L) {
     const vm_options *options = vm_of(L)->options;
@@ -177,17 +188,21 @@ static int script_main(lua_State *L) {
         dry_call(L);
         lua_pushcfunction(L, vm_report_rest);
     }
-    lua_call(L, 0, 0);
+    if (options->run_folder)
+        dry_call_until(L); /* m.train ends it where a signal asks for that */
+    else
+        lua_call(L, 0, 0);
     vm_profile_finish(L);
     bool reported = options->comm && ml_comm_rank(options->comm) != 0; /* by the first rank */
-    if (!options->override_count || reported) return 0;
+    int first = first_declared(L, options);
+    if (first == options->override_count || reported) return 0;
     lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
     if (lua_getfield(L, -1, "mlua") == LUA_TTABLE)
         lua_pushliteral(L, "settings"), lua_rawget(L, -2);
     if (lua_isnil(L, -1))
         fprintf(stderr,
                 "mlua: the script declares no settings with m.config: %s=%s changed nothing\n",
-                options->overrides[0].key, options->overrides[0].text);
+                options->overrides[first].key, options->overrides[first].text);
     return 0;
 }
 
@@ -261,6 +276,11 @@ static int run_rank(vm_options *options) {
         return usage_error("-n %lld, and %s started %d ranks", (long long)options->ranks,
                            launch.source, launch.world);
     if (ml_comm_open(&launch, &options->comm) != ML_OK) return print_last_error();
+    if (launch.rank == 0 && folder_check(options) != ML_OK) {
+        if (ml_comm_fail(options->comm, ml_error_last()->text)) print_last_error();
+        ml_comm_close(options->comm);
+        return EXIT_ERROR;
+    }
     /* What all ranks would print, the first prints. */
     if (launch.rank != 0 && !freopen("/dev/null", "w", stdout)) return EXIT_ERROR;
     int result = run_script(options);
@@ -287,6 +307,7 @@ static int ranks_error(const vm_options *options) {
 
 static int run_ranks(vm_options *options) {
     if (launched) return run_rank(options);
+    if (folder_check(options) != ML_OK) return print_last_error();
     if (options->ranks <= 1) return run_script(options);
     int result = ranks_error(options);
     return result == EXIT_OK ? ml_launch_local((int)options->ranks, &launch.options, command_line)
@@ -495,7 +516,10 @@ static int run_words(int count, char **words) {
             return EXIT_OK;
         }
     if (!copy_words(count, words)) return print_last_error();
+    char *command = folder_command(count, words);
+    options.command = command;
     int result = c->run(&options, count - first, words + first);
+    ml_free(command);
     free_words();
     return result;
 }

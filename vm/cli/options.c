@@ -31,7 +31,10 @@ typedef enum {
     OPTION_TOP_P,
     OPTION_SCRIPT,
     OPTION_HF,
-    OPTION_ASCII
+    OPTION_ASCII,
+    OPTION_OUT,
+    OPTION_RESUME,
+    OPTION_NEW_DATA
 } option_id;
 static const struct {
     const char *name, *value;
@@ -63,6 +66,13 @@ static const struct {
      "print how each program is compiled: every pass with its effect, attempts to save memory"},
     {"--from", "DIR", OPTION_FROM, FOR_SCRIPTS | FOR_GENERATE,
      "begin with the weights of a run, a checkpoint, a Hugging Face folder or a safetensors file"},
+    {"--out", "DIR", OPTION_OUT, FOR_RUN,
+     "keep the run in this folder: script, settings, metrics, log, checkpoints"},
+    {"--resume", NULL, OPTION_RESUME, FOR_RUN,
+     "continue the run that --out names, from its newest whole checkpoint; where there is none, "
+     "start"},
+    {"--new-data", NULL, OPTION_NEW_DATA, FOR_RUN,
+     "the data of a resumed run may be others than it began with"},
     {"--prompt", "TEXT", OPTION_PROMPT, FOR_GENERATE, "what is continued"},
     {"--ids", "3,1,4", OPTION_IDS, FOR_GENERATE, "the same, as token ids"},
     {"--tokens", "N", OPTION_TOKENS, FOR_GENERATE, "how many more (default 32)"},
@@ -119,9 +129,10 @@ static int option_error(const command *c, const char *word) {
         if (option_table[i].commands & c->flag) names[count++] = option_table[i].name;
     usage_error("%s has no option %s", c->name, word);
     char help[160], name[64];
-    usage_option_help(c->name, c->flag == FOR_RUN, c->flag == FOR_CHECK, word, help, sizeof help);
+    bool meant = usage_option_help(c->name, c->flag == FOR_RUN, c->flag == FOR_CHECK, word, help,
+                                   sizeof help);
     snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
-    return print_suggestion(ml_suggest(name, names, count), help);
+    return print_suggestion(meant ? NULL : ml_suggest(name, names, count), help);
 }
 
 static bool parse_integer(const char *text, int64_t *value) {
@@ -230,6 +241,9 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_SCRIPT: options->script = value; return EXIT_OK;
     case OPTION_HF: options->hf = true; return EXIT_OK;
     case OPTION_ASCII: options->ascii = true; return EXIT_OK;
+    case OPTION_OUT: options->run_folder = value; return EXIT_OK;
+    case OPTION_RESUME: options->resume = true; return EXIT_OK;
+    case OPTION_NEW_DATA: options->new_data = true; return EXIT_OK;
     case OPTION_QUIET: options->quiet = true; return EXIT_OK;
     case OPTION_MESH: return parse_mesh(options, value);
     case OPTION_SEED:

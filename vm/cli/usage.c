@@ -15,7 +15,7 @@ static bool counts_ranks(const char *word, size_t length) {
     return false;
 }
 
-void usage_option_help(const char *command, bool runs, bool checks, const char *word, char *help,
+bool usage_option_help(const char *command, bool runs, bool checks, const char *word, char *help,
                        size_t size) {
     char setting[64];
     size_t dashes = strspn(word, "-"), length = strcspn(word, "=");
@@ -24,7 +24,7 @@ void usage_option_help(const char *command, bool runs, bool checks, const char *
         snprintf(help, size,
                  checks ? "--mesh dp=2 says for how many ranks"
                         : "-n 2 starts two ranks; --mesh dp=2 splits the work over them");
-        return;
+        return true;
     }
     snprintf(setting, sizeof setting, "%.*s", (int)(length - dashes), word + dashes);
     for (char *c = setting; *c; c++)
@@ -35,6 +35,7 @@ void usage_option_help(const char *command, bool runs, bool checks, const char *
                  setting, value, command);
     else
         snprintf(help, size, "mlua %s --help lists them", command);
+    return false;
 }
 
 const char *usage_device_meant(const char *name, bool plans) {

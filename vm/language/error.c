@@ -538,7 +538,9 @@ void vm_print_error(lua_State *L) {
     if (lua_istable(L, -1)) {
         lua_getfield(L, -1, "text");
         const char *text = lua_tostring(L, -1);
-        fputs(text ? text : "mlua: an error without a message\n", stderr);
+        if (!text) text = "mlua: an error without a message\n";
+        fputs(text, stderr);
+        vm_log(L, text, strlen(text));
         lua_pop(L, 1);
         lua_getfield(L, -1, "traceback");
         if (lua_tostring(L, -1)) fprintf(stderr, "%s\n", lua_tostring(L, -1));

@@ -1,0 +1,103 @@
+/* What a run's folder needs of the host: folders, the log of what is printed, and texts that rank 0
+ * gives to all ranks, so that no two of them judge a shared file system differently. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "vm/vm.h"
+
+/* Each missing folder of the path; one that is there already is none of the failures. */
+static int core_make_folders(lua_State *L) {
+    size_t length;
+    const char *path = luaL_checklstring(L, 1, &length);
+    char *part = lua_newuserdatauv(L, length + 1, 0);
+    memcpy(part, path, length + 1);
+    for (char *at = part + 1; length && at <= part + length; at++) {
+        if (*at && *at != '/') continue;
+        char kept = *at;
+        *at = 0;
+        if (mkdir(part, 0777) != 0 && errno != EEXIST) {
+            luaL_pushfail(L);
+            lua_pushfstring(L, "cannot make the folder %s: %s", part, strerror(errno));
+            return 2;
+        }
+        *at = kept;
+    }
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+static int core_log_to(lua_State *L) {
+    ml_vm *vm = vm_of(L);
+    const char *path = luaL_checkstring(L, 1);
+    if (vm->log) fclose(vm->log);
+    vm->log = fopen(path, "ae");
+    if (vm->log) return 0;
+    lua_pushfstring(L, "cannot write %s: %s", path, strerror(errno));
+    return 1;
+}
+
+/* A log that cannot be written, on a full disk, stops nothing. */
+void vm_log(lua_State *L, const char *text, size_t size) {
+    FILE *log = vm_of(L)->log;
+    if (!log) return;
+    if (fwrite(text, 1, size, log) != size || fflush(log) != 0) clearerr(log);
+}
+
+static int core_log(lua_State *L) {
+    size_t size;
+    const char *text = luaL_checklstring(L, 1, &size);
+    vm_log(L, text, size);
+    return 0;
+}
+
+static int core_share(lua_State *L) {
+    ml_comm *comm = vm_of(L)->options->comm;
+    size_t size = 0;
+    const char *text = lua_isnoneornil(L, 1) ? NULL : luaL_checklstring(L, 1, &size);
+    lua_settop(L, 1);
+    if (!comm) return 1;
+    int64_t bytes = text ? (int64_t)size : -1;
+    vm_check(L, ml_comm_share(comm, &bytes, sizeof bytes));
+    if (bytes < 0) return 0;
+    char *copy = lua_newuserdatauv(L, (size_t)bytes + 1, 0);
+    if (ml_comm_rank(comm) == 0) memcpy(copy, text, (size_t)bytes);
+    vm_check(L, ml_comm_share(comm, copy, (size_t)bytes));
+    lua_pushlstring(L, copy, (size_t)bytes);
+    return 1;
+}
+
+static int core_sources(lua_State *L) {
+    vm_push_sources(L);
+    return 1;
+}
+
+static int core_sleep(lua_State *L) {
+    double seconds = luaL_checknumber(L, 1);
+    if (!(seconds > 0)) return 0;
+    if (seconds > 1) seconds = 1; /* a signal is seen between two instructions of Lua */
+    nanosleep(
+        &(struct timespec){(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)},
+        NULL);
+    return 0;
+}
+
+void vm_run_register(lua_State *L) {
+    static const vm_entry functions[] = {
+        {"make_folders", core_make_folders, "path: string -> true?, string?",
+         "each folder of a path that is not there yet; nil and the reason where one cannot be "
+         "made"},
+        {"log_to", core_log_to, "path: string -> string?",
+         "notes and errors are added to this file from now on; the reason where they cannot be"},
+        {"log_text", core_log, "text: string", "add a text to that file alone"},
+        {"share", core_share, "text?: string -> string?",
+         "rank 0's text, on every rank; all ranks at once"},
+        {"sources", core_sources, "-> table<string, string>",
+         "the texts of the script and of all that it loaded, by file"},
+        {"sleep", core_sleep, "seconds: number", "wait, a second at most"},
+        {0}};
+    vm_register(L, functions);
+}

@@ -1,0 +1,62 @@
+#include "vm/cli/folder.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* What the first step of a run writes. */
+static bool holds_run(const char *folder) {
+    static const char *const names[] = {"settings.json", "metrics.jsonl", "checkpoints"};
+    char path[4096];
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        if (access(path, F_OK) == 0) return true;
+    }
+    return false;
+}
+
+ml_status folder_check(const vm_options *options) {
+    const char *folder = options->run_folder;
+    if (!folder && (options->resume || options->new_data)) {
+        ml_fail(ML_INVALID, "%s is of a run that a folder keeps",
+                options->resume ? "--resume" : "--new-data");
+        return ml_help("mlua run %s --out DIR --resume", options->script), ML_INVALID;
+    }
+    if (!folder) return ML_OK;
+    struct stat status;
+    if (!*folder || strlen(folder) > 3000)
+        return ml_fail(ML_INVALID, "--out takes a folder, not \"%s\"", folder);
+    if (stat(folder, &status) == 0 && !S_ISDIR(status.st_mode))
+        return ml_fail(ML_IO, "--out %s: it is a file, and no folder", folder);
+    if (!options->resume && holds_run(folder)) {
+        ml_fail(ML_INVALID, "--out %s: the folder holds a run already", folder);
+        return ml_help("--resume continues it; another folder begins anew"), ML_INVALID;
+    }
+    return ML_OK;
+}
+
+static bool plain(const char *word) {
+    return *word && !word[strcspn(word, " \t\n'\"\\$`&|;<>()*?[]#~!{}")];
+}
+
+char *folder_command(int count, char **words) {
+    size_t size = 1, used = 0;
+    for (int i = 0; i < count; i++) size += 4 * strlen(words[i]) + 3;
+    char *text = ml_alloc(size);
+    if (!text) return NULL;
+    for (int i = 0; i < count; i++) {
+        bool quoted = !plain(words[i]);
+        if (i) text[used++] = ' ';
+        if (quoted) text[used++] = '\'';
+        for (const char *at = words[i]; *at; at++) {
+            if (*at == '\'')
+                used += (size_t)sprintf(text + used, "'\\''");
+            else
+                text[used++] = *at;
+        }
+        if (quoted) text[used++] = '\'';
+    }
+    text[used] = 0;
+    return text;
+}
