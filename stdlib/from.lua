@@ -198,8 +198,8 @@ local function match(model, s, tensors)
   local map = s.kind ~= "checkpoint" and not s.native and model.hf or nil
   local used, loads, problems = {}, {}, { missing = {}, shape = {}, extra = {} }
   for _, p in ipairs(m.module_states(model)) do
-    local forms = forms_of(map, p)
-    if not forms and p:kind() == "parameter" then
+    local forms, adapts = forms_of(map, p), m.attributes(p).adapts -- m.lora's begin anew where they are not given
+    if not forms and p:kind() == "parameter" and not adapts then
       core.fail(("the model's table hf has no entry for the parameter %s"):format(p:name()), {
         help = ('Model.hf = { ["%s"] = { "name of the tensor", "%s" } }'):format(p:name():gsub("%.%d+%.", ".*."), table.concat(p:axes(), " ")),
       })
@@ -220,7 +220,7 @@ local function match(model, s, tensors)
           add_scale(view, tensor, tensors, used, problems)
         end
       end
-    elseif wanted and p:kind() == "parameter" then
+    elseif wanted and p:kind() == "parameter" and not adapts then
       problems.missing[#problems.missing + 1] = missing == p:name() and missing or ("%s, for %s"):format(missing, p:name())
     end
   end
@@ -240,6 +240,10 @@ local function refuse(s, problems)
   if #problems.extra > 0 then parts[#parts + 1] = some(problems.extra, "tensors are in the file and not in the model") end
   if #parts > 0 then core.fail(("--from %s does not fit the model\n    %s"):format(s.path, table.concat(parts, "\n    "))) end
 end
+
+---The folder or file that --from names; nil without it.
+---@return string?
+function m.from() return core.options().from end
 
 local done = false
 

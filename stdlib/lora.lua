@@ -84,7 +84,9 @@ local function adapter(name, axes, o)
   for _, axis in ipairs(first) do fan_in, of_a[axis.name] = fan_in * axis.size, true end
   local a, b = table.move(first, 1, #first, 1, { init = m.init.uniform(fan_in ^ -0.5) }), table.move(last, 1, #last, 2, { rank, init = "zeros" })
   a[#a + 1] = rank
-  return { a = m.param(a), b = m.param(b), scale = o.alpha / o.rank, dropout = o.dropout, first = of_a }
+  a, b = m.param(a), m.param(b)
+  m.attributes(a).adapts, m.attributes(b).adapts = true, true
+  return { a = a, b = b, scale = o.alpha / o.rank, dropout = o.dropout, first = of_a }
 end
 
 -- Which of the patterns a name meets: by its last part, or as a whole by a Lua pattern.

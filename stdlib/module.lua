@@ -89,6 +89,7 @@ end
 ---@field decay boolean whether weight decay applies
 ---@field named? string the name, once it has one
 ---@field frozen? boolean
+---@field adapts? boolean one of m.lora's
 
 ---What is known of a parameter beside its value; an empty table for other states.
 ---@param p State

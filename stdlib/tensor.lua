@@ -8,7 +8,7 @@ local methods = core.tensor_methods
 for _, name in ipairs(core.map_ops) do m[name] = core[name] end
 for _, name in ipairs {
   "iota", "scatter_add", "stop_gradient", "full", "input", "state", "host", "corpus", "read_tensors", "compute_dtype",
-  "hash",
+  "hash", "json",
 } do
   m[name] = core[name]
 end
