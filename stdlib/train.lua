@@ -19,7 +19,7 @@ local task = require "mlua.task"
 ---@field optimizer? Optimizer default m.adamw{}
 ---@field schedule? fun(step: integer, steps: integer): number a factor of the optimizer's lr; default m.constant()
 ---@field steps? integer default 100
----@field data? string|Corpus a text file, or .bin of u16 tokens; default: the text built in
+---@field data? string|Corpus text, .jsonl, tokens: files, folders, patterns, with weights (m.corpus); default: the text built in
 ---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
 ---@field accum? integer microbatches of a step; default 1
 ---@field clip? number bound of the gradient norm; default 1, 0: off
@@ -46,7 +46,7 @@ local task = require "mlua.task"
 
 ---Train a model. `model(tokens)` returns logits, or `loss(tokens, targets)` a sum and a count. batch
 ---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`
----bounds the gradient norm (default 1; 0: off); `data` is a text file or .bin of u16 tokens
+---bounds the gradient norm (default 1; 0: off); `data` is what m.corpus takes
 ---(default: the text built in); `eval_every` measures the loss on the last `eval_share` of the data
 ---that often. Prints a line or progress bar; returns {loss=, eval_loss=, steps=}.
 ---One more training of a model continues: in the data, by the number of samples, whatever the batch (each file and seed has a

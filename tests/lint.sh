@@ -29,6 +29,7 @@ allowed() { # room -> the folders that it may include
     runtime) echo '(runtime(/(base|graph|passes|shard|plan|pipeline))?|codegen|codegen/lower)' ;;
     runtime/io) echo 'runtime/(base|graph|io)' ;;
     runtime/text) echo 'runtime/(base|io|text)' ;;
+    runtime/data) echo 'runtime/(base|io|text|data)' ;;
     runtime/comm) echo 'runtime/(base|graph|comm)' ;;
     runtime/device) echo '(runtime/(base|graph|passes|plan|comm|device)|runtime/device/cpu|codegen|codegen/(lower|jit))' ;;
     runtime/device/*) echo "(runtime/(base|graph|passes|plan|comm|device)|$1|codegen|codegen/(lower|jit))" ;;
@@ -71,6 +72,7 @@ runtime/graph/{graph,types,axes,build,moves,extract,attention,ragged,ragged_outp
 runtime/passes/{simplify,simplify_elementwise,simplify_movement}: simplification is one fixed point over the rules of three files
 runtime/shard/{shard,shard_internal}: a header and its internal header
 runtime/shard/{shard,shard_move,shard_local,shard_rules,shard_rules_attention,shard_local_attention,shard_context,shard_moe_dispatch}: the rules of ops call back for their operands
+runtime/data/{store,index}: index.c reads what lies beside the file of a store, whose fields it sets
 runtime/plan/{plan,plan_internal}: a header and its internal header
 runtime/exec/{session,program}: a header and its internal header
 runtime/exec/{session,program,overflow_retry,pipeline_run,pipeline_retry}: a session settles its programs, whose runs may be repeated

@@ -95,12 +95,15 @@ typedef struct {
     ml_file_kind kind;
 } signature;
 
-#define TO_TOKENS "in Python, numpy.load(FILE).astype(\"uint16\").tofile(\"tokens.bin\")"
 static const signature signatures[] = {
-    {"\x93NUMPY", 6, {"a NumPy array (.npy)", TO_TOKENS " writes its tokens without the header"}},
+    {"\x93NUMPY", 6, {"a NumPy array (.npy)", "one of integers is read where it is called .npy"}},
     {"PK\3\4", 4, {"a zip archive, as .npz and PyTorch's .pt files are", NULL}},
-    {"\x1f\x8b\x08", 3, {"compressed by gzip", "gzip -dc FILE > data.txt"}},
-    {"\x28\xb5\x2f\xfd", 4, {"compressed by zstd", "zstd -dc FILE > data.txt"}},
+    {"\x1f\x8b\x08",
+     3,
+     {"compressed by gzip", "it is read where it is called .txt.gz or .jsonl.gz"}},
+    {"\x28\xb5\x2f\xfd",
+     4,
+     {"compressed by zstd", "it is read where it is called .txt.zst or .jsonl.zst"}},
     {"\xfd\x37zXZ", 5, {"compressed by xz", "xz -dc FILE > data.txt"}},
     {"\x89HDF\r\n\x1a\n", 8, {"an HDF5 file", NULL}},
     {"PAR1\x15", 5, {"a Parquet file", NULL}},
@@ -118,8 +121,10 @@ static const signature signatures[] = {
     {"\x88\xd8\x34\x01",
      4,
      {"a token file of llm.c with its header of 1,024 bytes",
-      "tail -c +1025 FILE > tokens.bin takes the header away"}},
-    {"\xa1\xd9\x34\x01", 4, {"a token file of llm.c with a header and u32 tokens", NULL}},
+      "it is read where it is called .bin"}},
+    {"\xa1\xd9\x34\x01",
+     4,
+     {"a token file of llm.c with a header and u32 tokens", "it is read where it is called .bin"}},
 };
 
 static const ml_file_kind safetensors_kind = {"a safetensors file",

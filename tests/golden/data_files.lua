@@ -45,7 +45,7 @@ for i = 1, 5000 do words[i] = string.pack("<I4", i * 7919 % 50257) end
 corpus("u32 tokens", table.concat(words))
 corpus("text with stray characters", ("a word\0 or two\t\27[1m\r\n"):rep(2) .. ("plain text "):rep(100))
 
-print "-- not u16 tokens alone"
+print "-- tokens"
 corpus("npy", npy .. " ", ".bin")
 corpus("llm.c", string.pack("<i4i4i4", 20240520, 1, 9) .. ("\0"):rep(1100), ".bin")
 corpus("u32 tokens", table.concat(words), ".bin")

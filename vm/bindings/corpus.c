@@ -1,10 +1,9 @@
 /* Corpora in Lua. */
 #include "vm/vm.h"
 
-#include <math.h>
 #include <string.h>
 
-#include "runtime/io/corpus.h"
+#include "runtime/data/corpus.h"
 #include "vm/embed.h"
 
 static ml_corpus **check_corpus(lua_State *L) {
@@ -18,25 +17,34 @@ static int corpus_gc(lua_State *L) {
     return 0;
 }
 
+/* The kind that the option dtype names. */
+static ml_corpus_kind check_kind(lua_State *L) {
+    if (!vm_option(L, 2, "dtype")) return ML_CORPUS_BY_NAME;
+    const char *dtype = luaL_tolstring(L, -1, NULL);
+    bool narrow = strcmp(dtype, "u8") == 0, wide = strcmp(dtype, "u32") == 0;
+    if (!narrow && !wide && strcmp(dtype, "u16") != 0)
+        vm_fail(L, "tokens are u8 (text, by bytes), u16 or u32", "a corpus cannot hold %s", dtype);
+    lua_pop(L, 2);
+    return narrow ? ML_CORPUS_BYTES : wide ? ML_CORPUS_U32 : ML_CORPUS_U16;
+}
+
 static int core_corpus(lua_State *L) {
-    static const char *const known[] = {"dtype", NULL};
+    static const char *const known[] = {"dtype", "tokenizer", NULL};
     ml_corpus_kind kind = ML_CORPUS_BY_NAME;
+    ml_tokenizer *tokenizer = NULL;
+    const char *path = lua_isnoneornil(L, 1) ? NULL : luaL_checkstring(L, 1), *name = NULL;
+    lua_settop(L, 2);
     if (lua_istable(L, 2)) {
         vm_check_options(L, 2, "corpus", known);
-        if (vm_option(L, 2, "dtype")) {
-            const char *dtype = luaL_tolstring(L, -1, NULL);
-            if (strcmp(dtype, "u8") != 0 && strcmp(dtype, "u16") != 0)
-                vm_fail(L, "tokens are u8 (text, by bytes) or u16", "a corpus cannot hold %s",
-                        dtype);
-            kind = strcmp(dtype, "u16") == 0 ? ML_CORPUS_U16 : ML_CORPUS_BYTES;
-        }
+        kind = check_kind(L);
+        if (vm_option(L, 2, "tokenizer")) name = luaL_checkstring(L, -1);
     }
-    const char *path = lua_isnoneornil(L, 1) ? NULL : luaL_checkstring(L, 1);
     ml_corpus **corpus = lua_newuserdatauv(L, sizeof *corpus, 0);
     *corpus = NULL;
     luaL_setmetatable(L, vm_corpus_class);
+    if (name && path) vm_check(L, ml_tokenizer_open(name, &tokenizer));
     if (path) {
-        vm_check(L, ml_corpus_open(path, kind, corpus));
+        vm_check(L, ml_corpus_open(path, kind, tokenizer, corpus));
         return 1;
     }
     const ml_embedded *text = embed_find("corpus.txt");
@@ -46,17 +54,15 @@ static int core_corpus(lua_State *L) {
     return 1;
 }
 
-/* Where share `share` of the tokens ends. */
-static int64_t position(lua_State *L, const ml_corpus *corpus, const char *key, double fallback) {
-    double share = fallback;
-    if (vm_option(L, 5, key)) {
-        share = lua_tonumber(L, -1);
-        if (lua_type(L, -1) != LUA_TNUMBER || !(share >= 0 && share <= 1))
-            vm_fail(L, "0 is the corpus's beginning, 1 its end",
-                    "%s must be a share between 0 and 1", key);
-        lua_pop(L, 1);
-    }
-    return (int64_t)floor(share * (double)ml_corpus_tokens(corpus));
+/* A share of the tokens. */
+static double check_share(lua_State *L, const char *key, double share) {
+    if (!vm_option(L, 5, key)) return share;
+    share = lua_tonumber(L, -1);
+    if (lua_type(L, -1) != LUA_TNUMBER || !(share >= 0 && share <= 1))
+        vm_fail(L, "0 is the corpus's beginning, 1 its end", "%s must be a share between 0 and 1",
+                key);
+    lua_pop(L, 1);
+    return share;
 }
 
 static int corpus_fill(lua_State *L) {
@@ -76,8 +82,8 @@ static int corpus_fill(lua_State *L) {
     if (lua_isnil(L, 5)) lua_newtable(L), lua_replace(L, 5);
     luaL_checktype(L, 5, LUA_TTABLE);
     vm_check_options(L, 5, "fill", known);
-    ml_corpus_range range = {.first = position(L, corpus, "from", 0),
-                             .last = position(L, corpus, "to", 1),
+    ml_corpus_range range = {.from = check_share(L, "from", 0),
+                             .to = check_share(L, "to", 1),
                              .seed = ml_session_seed(vm_of(L)->session)};
     int64_t skip = 0;
     if (vm_option(L, 5, "seed")) range.seed = vm_integer(L, -1, "the seed");
@@ -98,13 +104,18 @@ static int corpus_size(lua_State *L) {
     return 1;
 }
 
+static int corpus_documents(lua_State *L) {
+    lua_pushinteger(L, ml_corpus_documents(*check_corpus(L)));
+    return 1;
+}
+
 static int corpus_name(lua_State *L) {
     lua_pushstring(L, ml_corpus_name(*check_corpus(L)));
     return 1;
 }
 
-static void add_token(luaL_Buffer *b, const ml_corpus *corpus, lua_Integer id) {
-    if (ml_corpus_token_bytes(corpus) == 1) {
+static void add_token(luaL_Buffer *b, bool bytes, lua_Integer id) {
+    if (bytes) {
         luaL_addchar(b, (char)(id >= 0 && id < 256 ? id : '?'));
     } else {
         char text[32];
@@ -127,7 +138,7 @@ static int corpus_text(lua_State *L) {
             lua_rawgeti(L, 2, i + 1);
         lua_Integer id = lua_tointeger(L, -1);
         lua_pop(L, 1);
-        add_token(&b, corpus, id);
+        add_token(&b, ml_corpus_is_bytes(corpus), id);
     }
     luaL_pushresult(&b);
     return 1;
@@ -140,22 +151,26 @@ static int corpus_tostring(lua_State *L) {
     return 1;
 }
 
-static const vm_entry functions[] = {{"corpus", core_corpus,
-                                      "path?: string, options?: {dtype: string} -> Corpus",
-                                      "a file of text, a token a byte, or one called .bin of u16 "
-                                      "tokens; what is neither is refused, unless the dtype (u8 or "
-                                      "u16) says to take it; without a path the text that is built "
-                                      "in"},
-                                     {0}};
+static const vm_entry functions[] = {
+    {"corpus", core_corpus, "data?: string, options?: {dtype: string, tokenizer: string} -> Corpus",
+     "data to train on: a file, folder or pattern of text (a token a byte, or a tokenizer's), "
+     ".jsonl "
+     "(either as .gz or .zst), .bin of tokens (u16, u32, llm.c's, Megatron's with its .idx) or "
+     ".npy; "
+     "several with weights: \"web/*.bin:0.7,code.bin:0.3\"; a dtype (u8, u16 or u32) takes any "
+     "file as that; without data the text that is built in"},
+    {0}};
 static const vm_entry methods[] = {
     {"size", corpus_size, "-> integer", "the number of tokens"},
-    {"name", corpus_name, "-> string", "the file"},
+    {"documents", corpus_documents, "-> integer",
+     "the number of documents, a file without marks being one"},
+    {"name", corpus_name, "-> string", "what it was opened by"},
     {"fill", corpus_fill,
      "inputs: Host, targets: Host, step: integer, options?: {seed: integer, from: number, to: "
      "number, vocab: integer, skip: integer} -> Corpus",
      "draw the windows of a batch and the tokens that follow: samples skip + step * rows and on, "
-     "the same for the same seed (default: that of all randomness, --seed); from and to are shares "
-     "of the corpus between 0 and 1"},
+     "the same for the same seed (default: that of all randomness, --seed), each epoch in an order "
+     "of its own; from and to are shares of each source between 0 and 1"},
     {"text", corpus_text, "ids: Host|integer[] -> string", "the text of token ids"},
     {0}};
 

@@ -1,0 +1,117 @@
+#include "runtime/data/cache.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/base/knobs.h"
+#include "runtime/base/memory.h"
+#include "runtime/data/text.h"
+#include "runtime/data/writer.h"
+
+enum { FORMAT = 1 }; /* of entries: another number where their content changes */
+
+static ml_status no_folder(const char *path, const char *reason) {
+    ml_fail(ML_IO, "the tokens of text cannot be kept in %s: %s", path, reason);
+    return ml_help("MLUA_CACHE=DIR names another folder");
+}
+
+static ml_status make_folder(char *path, size_t size) {
+    const char *cache = ml_knobs()->cache, *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    int length = cache && cache[0]        ? snprintf(path, size, "%s/tokens", cache)
+                 : xdg && xdg[0] == '/'   ? snprintf(path, size, "%s/mlua/tokens", xdg)
+                 : home && home[0] == '/' ? snprintf(path, size, "%s/.cache/mlua/tokens", home)
+                                          : -1;
+    if (length < 0) return no_folder("the cache", "neither MLUA_CACHE nor HOME is set");
+    if ((size_t)length >= size - 64) return no_folder("the cache", "its path is too long");
+    for (char *slash = path; (slash = strchr(slash + 1, '/'));) {
+        *slash = 0;
+        mkdir(path, 0700);
+        *slash = '/';
+    }
+    return mkdir(path, 0700) == 0 || errno == EEXIST ? ML_OK : no_folder(path, strerror(errno));
+}
+
+static ml_status name_entry(const char *path, const ml_tokenizer *tokenizer, char *out,
+                            size_t size) {
+    char whole[PATH_MAX];
+    struct stat about;
+    if (!realpath(path, whole) || stat(whole, &about) != 0)
+        return ml_fail(ML_IO, "cannot open %s: %s", path, strerror(errno));
+    int64_t key[] = {about.st_size, about.st_mtim.tv_sec, about.st_mtim.tv_nsec,
+                     (int64_t)ml_tokenizer_hash(tokenizer), FORMAT};
+    uint64_t hash = ml_hash(whole, strlen(whole), ml_hash(key, sizeof key, 0));
+    ML_TRY(make_folder(out, size));
+    size_t length = strlen(out);
+    snprintf(out + length, size - length, "/%016llx.bin", (unsigned long long)hash);
+    return ML_OK;
+}
+
+/* ---- Making an entry ---------------------------------------------------------------------------
+ */
+
+typedef struct {
+    const ml_tokenizer *tokenizer;
+    ml_encoder *encoder;
+    ml_writer *writer;
+    ml_ids ids;
+    int64_t tokens;
+} making;
+
+static ml_status add_text(void *context, const char *text, size_t bytes, bool ends) {
+    making *m = context;
+    int64_t eos = ml_tokenizer_eos(m->tokenizer);
+    m->ids.count = 0;
+    ML_TRY(ml_encoder_encode(m->encoder, text, bytes, 0, &m->ids));
+    bool lines = eos < 0 && ml_tokenizer_vocab(m->tokenizer) == 256;
+    if (lines && ends && bytes > 0 && text[bytes - 1] != '\n') ML_TRY(ml_ids_add(&m->ids, '\n'));
+    if (ends && eos >= 0 && m->ids.count > 0) ML_TRY(ml_ids_add(&m->ids, (uint32_t)eos));
+    m->tokens += m->ids.count;
+    ML_TRY(ml_writer_add(m->writer, m->ids.at, m->ids.count));
+    return ends ? ml_writer_end_document(m->writer) : ML_OK;
+}
+
+static ml_status make_entry(const char *path, const ml_tokenizer *tokenizer, const char *entry) {
+    making m = {.tokenizer = tokenizer};
+    int64_t vocab = ml_tokenizer_vocab(tokenizer);
+    ML_TRY(ml_encoder_open(tokenizer, &m.encoder));
+    int width = vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4;
+    ml_status status = ml_writer_open(entry, ML_WRITE_MEGATRON, width, &m.writer);
+    if (status == ML_OK) status = text_read(path, add_text, &m);
+    if (status == ML_OK && m.tokens == 0) status = ml_fail(ML_IO, "%s holds no text", path);
+    if (m.writer) {
+        ml_status closed = ml_writer_close(m.writer, status == ML_OK);
+        if (status == ML_OK) status = closed;
+    }
+    ml_encoder_close(m.encoder);
+    ml_ids_free(&m.ids);
+    return status;
+}
+
+static bool is_whole(const char *entry) {
+    char index[PATH_MAX];
+    snprintf(index, sizeof index, "%.*s.idx", (int)strlen(entry) - 4, entry);
+    return access(index, R_OK) == 0 && access(entry, R_OK) == 0;
+}
+
+/* The lock is let go by closing it: also where a process dies. */
+ml_status cache_tokens(const char *path, const ml_tokenizer *tokenizer, char *out, size_t size) {
+    char lock[PATH_MAX];
+    ML_TRY(name_entry(path, tokenizer, out, size));
+    if (is_whole(out)) return ML_OK;
+    if (snprintf(lock, sizeof lock, "%s.lock", out) >= (int)sizeof lock)
+        return no_folder(out, "its path is too long");
+    int held = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (held < 0) return no_folder(out, strerror(errno));
+    while (flock(held, LOCK_EX) != 0 && errno == EINTR) {}
+    ml_status status = is_whole(out) ? ML_OK : make_entry(path, tokenizer, out);
+    unlink(lock);
+    close(held);
+    return status;
+}

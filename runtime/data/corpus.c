@@ -1,0 +1,291 @@
+#include "runtime/data/corpus.h"
+
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "runtime/base/memory.h"
+#include "runtime/data/cache.h"
+#include "runtime/data/order.h"
+#include "runtime/data/spec.h"
+#include "runtime/data/store.h"
+#include "runtime/data/text.h"
+
+typedef struct {
+    const char *name;
+    ML_VEC(store) stores;
+    int64_t *begins; /* [stores + 1]: tokens before each store */
+} source;
+
+struct ml_corpus {
+    ml_arena *arena;
+    ml_tokenizer *tokenizer;
+    const char *name;
+    source *sources;
+    int count;
+    data_blend blend;
+    int64_t open_files, most_files;
+};
+
+/* ---- Opening -----------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    ml_corpus *corpus;
+    const char *spec;
+    ml_corpus_kind kind;
+} opening;
+
+/* Beyond half of the files that a process may have open, they are opened for each read. */
+static void limit_open_files(ml_corpus *c, store *s) {
+    int64_t wanted = s->index.path ? 2 : 1;
+    s->reopen = !s->index.path && c->open_files + wanted > c->most_files;
+    if (!s->reopen) {
+        c->open_files += wanted;
+        return;
+    }
+    char *path = ml_arena_copy(c->arena, s->file.path, strlen(s->file.path));
+    int64_t bytes = s->file.bytes;
+    ml_file_close(&s->file);
+    s->file = (ml_file){path, -1, bytes};
+}
+
+static void open_store(ml_corpus *c, const char *path, ml_corpus_kind kind, store *s) {
+    char cached[PATH_MAX];
+    enum { LOOKED_AT = 8 }; /* stores whose content is checked: others have the same writer */
+    bool text = !store_ends_in(path, ".bin") && !store_ends_in(path, ".npy");
+    ml_tokenizer *bytes = NULL;
+    bool plain = kind != ML_CORPUS_BY_NAME || !text || text_is_plain(path);
+    bool direct = plain && (kind != ML_CORPUS_BY_NAME || !text || !c->tokenizer),
+         look = c->open_files < LOOKED_AT;
+    ml_status status = plain ? store_open(path, (store_kind)kind, look, s) : ML_OK;
+    if (status == ML_OK && !direct) store_close(s);
+    if (!direct && !c->tokenizer) status = ml_tokenizer_open("bytes", &bytes);
+    if (status == ML_OK && !direct)
+        status = cache_tokens(path, bytes ? bytes : c->tokenizer, cached, sizeof cached);
+    if (status == ML_OK && !direct) status = store_open(cached, STORE_BY_NAME, false, s);
+    if (bytes) ml_tokenizer_close(bytes);
+    if (status != ML_OK) ml_raise_last();
+    limit_open_files(c, s);
+}
+
+static void add_up(ml_corpus *c, source *s) {
+    s->begins = ML_NEW_ARRAY(c->arena, int64_t, s->stores.count + 1);
+    for (uint32_t i = 0; i < s->stores.count; i++)
+        s->begins[i + 1] = s->begins[i] + s->stores.at[i].tokens;
+}
+
+static void open_sources(void *context) {
+    opening *o = context;
+    ml_corpus *c = o->corpus;
+    spec parsed = {0};
+    struct rlimit files = {0};
+    c->name = ml_arena_copy(c->arena, o->spec, strlen(o->spec));
+    c->most_files = getrlimit(RLIMIT_NOFILE, &files) == 0 ? (int64_t)(files.rlim_cur / 2) : 256;
+    spec_parse(c->arena, o->spec, &parsed);
+    c->sources = ML_NEW_ARRAY(c->arena, source, parsed.count);
+    double *weights = ML_NEW_ARRAY(c->arena, double, parsed.count);
+    for (uint32_t i = 0; i < parsed.count; i++) {
+        source *s = &c->sources[c->count++];
+        s->name = parsed.at[i].text, weights[i] = parsed.at[i].weight;
+        for (uint32_t k = 0; k < parsed.at[i].files.count; k++) {
+            store *next = ML_PUSH(c->arena, &s->stores);
+            next->file.descriptor = next->index.descriptor = -1;
+            open_store(c, parsed.at[i].files.at[k], o->kind, next);
+        }
+        add_up(c, s);
+    }
+    blend_make(c->arena, weights, c->count, &c->blend);
+}
+
+static ml_status make(ml_tokenizer *tokenizer, ml_corpus **result) {
+    ml_corpus *c = *result = ml_alloc(sizeof *c);
+    if (c) c->arena = ml_arena_new();
+    if (c && c->arena) {
+        c->tokenizer = tokenizer;
+        return ML_OK;
+    }
+    ml_free(c);
+    ml_tokenizer_close(tokenizer);
+    *result = NULL;
+    return ml_fail(ML_NO_MEMORY, "not enough host memory to open data");
+}
+
+static ml_status made(ml_status status, ml_corpus **result) {
+    if (status == ML_OK) return ML_OK;
+    ml_corpus_close(*result);
+    *result = NULL;
+    return status;
+}
+
+ml_status ml_corpus_open(const char *text, ml_corpus_kind kind, ml_tokenizer *tokenizer,
+                         ml_corpus **result) {
+    ML_TRY(make(tokenizer, result));
+    return made(ml_protect(open_sources, &(opening){*result, text, kind}), result);
+}
+
+typedef struct {
+    ml_corpus *corpus;
+    const char *name;
+    const void *data;
+    size_t size;
+} memory;
+
+static void open_memory(void *context) {
+    const memory *m = context;
+    ml_corpus *c = m->corpus;
+    const double weight = 1;
+    c->name = ml_arena_copy(c->arena, m->name, strlen(m->name));
+    c->sources = ML_NEW(c->arena, source);
+    c->sources->name = c->name;
+    store *s = ML_PUSH(c->arena, &c->sources->stores);
+    c->count = 1;
+    *s = (store){.memory = m->data, .width = 1, .tokens = (int64_t)m->size, .documents = 1};
+    s->file.descriptor = s->index.descriptor = -1;
+    add_up(c, c->sources);
+    blend_make(c->arena, &weight, 1, &c->blend);
+}
+
+ml_status ml_corpus_from_memory(const char *name, const void *data, size_t size,
+                                ml_corpus **result) {
+    ML_TRY(make(NULL, result));
+    return made(ml_protect(open_memory, &(memory){*result, name, data, size}), result);
+}
+
+void ml_corpus_close(ml_corpus *c) {
+    if (!c) return;
+    for (int i = 0; i < c->count; i++)
+        for (uint32_t k = 0; k < c->sources[i].stores.count; k++) {
+            store *s = &c->sources[i].stores.at[k];
+            if (!s->reopen) store_close(s);
+        }
+    ml_tokenizer_close(c->tokenizer);
+    ml_arena_free(c->arena);
+    ml_free(c);
+}
+
+/* ---- What it holds -----------------------------------------------------------------------------
+ */
+
+static const store *next_store(const ml_corpus *c, int *source_at, uint32_t *at) {
+    while (*source_at < c->count && *at >= c->sources[*source_at].stores.count)
+        ++*source_at, *at = 0;
+    return *source_at < c->count ? &c->sources[*source_at].stores.at[(*at)++] : NULL;
+}
+#define EACH_STORE(c, s)                                                                           \
+    int source_ = 0;                                                                               \
+    uint32_t store_ = 0;                                                                           \
+    for (const store *s; (s = next_store(c, &source_, &store_));)
+
+int64_t ml_corpus_tokens(const ml_corpus *c) {
+    int64_t tokens = 0;
+    EACH_STORE(c, s) tokens += s->tokens;
+    return tokens;
+}
+
+int64_t ml_corpus_documents(const ml_corpus *c) {
+    int64_t documents = 0;
+    EACH_STORE(c, s) documents += s->documents;
+    return documents;
+}
+
+bool ml_corpus_is_bytes(const ml_corpus *c) {
+    EACH_STORE(c, s) {
+        if (s->width != 1) return false;
+    }
+    return true;
+}
+
+int64_t ml_corpus_bytes_read(const ml_corpus *c) {
+    int64_t bytes = 0;
+    EACH_STORE(c, s) bytes += s->bytes_read;
+    return bytes;
+}
+
+const char *ml_corpus_name(const ml_corpus *c) {
+    return c->name;
+}
+
+const ml_tokenizer *ml_corpus_tokenizer(const ml_corpus *c) {
+    return c->tokenizer;
+}
+
+/* ---- Drawing -----------------------------------------------------------------------------------
+ */
+
+/* The store of a source that has token `at`. */
+static uint32_t find_store(const source *s, int64_t at) {
+    uint32_t low = 0, high = s->stores.count - 1;
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (s->begins[middle] <= at)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+static ml_status beyond_vocab(const source *s, int64_t at, int32_t token, int64_t vocab) {
+    uint32_t k = find_store(s, at);
+    const store *file = &s->stores.at[k];
+    ml_fail(ML_IO, "token %d at offset %lld of %s is not below vocab=%lld", token,
+            (long long)(file->begin + (at - s->begins[k]) * file->width),
+            file->file.path ? file->file.path : s->name, (long long)vocab);
+    return ml_help("a larger vocab, or data of the tokenizer that the model is for");
+}
+
+/* Windows of a source begin every `length` tokens, at a place that each epoch shifts anew, by up to
+ * a window where there are enough; the token after a window is its last target. */
+static ml_status place(const ml_corpus *c, const ml_corpus_range *range, int64_t sample,
+                       int64_t length, const source **from, int64_t *first) {
+    enum { ENOUGH = 8 };
+    int64_t nth, at = blend_find(&c->blend, sample, &nth);
+    const source *s = *from = &c->sources[at];
+    double tokens = (double)s->begins[s->stores.count];
+    int64_t begin = (int64_t)floor(range->from * tokens), end = (int64_t)floor(range->to * tokens);
+    int64_t span = end - begin - 1, windows = span < length ? 0 : span / length;
+    if (windows == 0) {
+        ml_fail(ML_IO, "%s has %lld tokens to draw from: a window of seq=%lld needs %lld", s->name,
+                (long long)(end - begin), (long long)length, (long long)length + 1);
+        return ml_help("take a smaller seq, or more data");
+    }
+    if (windows >= ENOUGH) windows--;
+    uint64_t key =
+        order_mix(order_mix((uint64_t)range->seed, (uint64_t)at), (uint64_t)(nth / windows));
+    int64_t shift = (int64_t)(order_mix(key, UINT64_MAX) % (uint64_t)(span - windows * length + 1));
+    *first = begin + shift + order_permute(key, windows, nth % windows) * length;
+    return ML_OK;
+}
+
+ml_status ml_corpus_sample(const ml_corpus *c, const ml_corpus_range *range, int64_t sample,
+                           int64_t length, int32_t *tokens) {
+    const source *s;
+    int64_t first, done = 0;
+    ML_TRY(place(c, range, sample, length, &s, &first));
+    for (uint32_t k = find_store(s, first); done <= length; k++) {
+        int64_t at = first + done - s->begins[k], rest = s->stores.at[k].tokens - at;
+        int64_t count = length + 1 - done < rest ? length + 1 - done : rest;
+        ML_TRY(store_read(&s->stores.at[k], at, count, tokens + done));
+        done += count;
+    }
+    for (int64_t i = 0; range->vocab && i <= length; i++)
+        if (tokens[i] >= range->vocab) return beyond_vocab(s, first + i, tokens[i], range->vocab);
+    return ML_OK;
+}
+
+ml_status ml_corpus_fill(const ml_corpus *c, const ml_corpus_range *range, int64_t sample,
+                         int64_t rows, int64_t length, int32_t *inputs, int32_t *targets) {
+    int32_t *tokens = ml_alloc((size_t)(length + 1) * sizeof *tokens);
+    if (!tokens) return ml_fail(ML_NO_MEMORY, "not enough host memory for a sample");
+    ml_status status = ML_OK;
+    for (int64_t row = 0; row < rows && status == ML_OK; row++) {
+        status = ml_corpus_sample(c, range, sample + row, length, tokens);
+        if (status != ML_OK) break;
+        memcpy(inputs + row * length, tokens, (size_t)length * sizeof *tokens);
+        memcpy(targets + row * length, tokens + 1, (size_t)length * sizeof *tokens);
+    }
+    ml_free(tokens);
+    return status;
+}

@@ -1,0 +1,42 @@
+/* A file of stored tokens, of which ranges are read; internal to the room.
+ *
+ * Formats: text or any bytes (a token a byte); u16 or u32 tokens without a header (nanoGPT);
+ * llm.c's .bin with its header of 1,024 bytes; Megatron's .bin with an .idx beside it;
+ * one-dimensional .npy arrays of integers. Opening reads headers, samples of the content and, of an
+ * .idx, a few entries all over it: never the whole. Nothing of a file is trusted. */
+#ifndef ML_DATA_STORE_H
+#define ML_DATA_STORE_H
+
+#include "runtime/io/file.h"
+
+typedef enum {
+    STORE_BY_NAME, /* by suffix and content; what is no known format is refused */
+    STORE_BYTES,   /* whatever the file holds */
+    STORE_U16,
+    STORE_U32,
+} store_kind;
+
+typedef struct {
+    ml_file file;
+    const unsigned char *memory; /* instead of the file; somebody else's */
+    bool reopen;                 /* the file is opened for each read: too many are open */
+    int width;                   /* bytes of a token: 1, 2, 4 or 8 */
+    int64_t begin, tokens;       /* byte of the first token; their number */
+    ml_file index;               /* .idx; descriptor -1: none */
+    int64_t sequences, documents;
+    int64_t lengths, pointers; /* bytes of the index where they begin */
+    int64_t bytes_read;        /* by opening */
+} store;
+
+/* Closed again where that fails. `look`: check the content by samples all over the file. */
+ml_status store_open(const char *path, store_kind kind, bool look, store *s);
+void store_close(store *s);
+/* Tokens [first, first + count), which must be among those of the store. */
+ml_status store_read(const store *s, int64_t first, int64_t count, int32_t *tokens);
+/* The first token of the sequence that token `at` is in, and the first one after it. A store
+ * without an index is one sequence. */
+ml_status store_sequence(const store *s, int64_t at, int64_t *first, int64_t *end);
+
+bool store_ends_in(const char *path, const char *suffix);
+
+#endif
