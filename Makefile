@@ -101,9 +101,10 @@ define embed
    echo '.quad 0, 0, 0'; }
 endef
 # stdlib/ and the corpus (vm/embed.h), and the sources of kernels (codegen/kernel_files.h)
-$(B)/embed.s: $(LUA) $(MODELS) $(KERNELS) $(B)/corpus.txt Makefile
+$(B)/embed.s: $(LUA) $(MODELS) $(KERNELS) $(B)/corpus.txt vm/show/report.html Makefile
 	@{ $(call embed,ml_embedded_files,$(LUA) $(B)/corpus.txt,$${f##*/}); \
 	   $(call embed,ml_model_files,$(MODELS),$$f); \
+	   $(call embed,ml_report_files,vm/show/report.html,$$f); \
 	   $(call embed,ml_kernel_files,$(KERNELS),$$f); echo '.section .note.GNU-stack,"",@progbits'; } > $@
 $(B)/embed.o: $(B)/embed.s
 	$(Q)$(CC) -c -o $@ $<

@@ -16,6 +16,9 @@ extern const ml_embedded ml_embedded_files[];
 /* Every file of models/, by its path: "models/llama.lua". */
 extern const ml_embedded ml_model_files[];
 
+/* The page of `mlua show --html`: report.html alone. */
+extern const ml_embedded ml_report_files[];
+
 const ml_embedded *embed_find(const char *name); /* NULL where there is none */
 
 #endif

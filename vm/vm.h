@@ -57,8 +57,9 @@ typedef struct {
     const char *out;           /* of export: the folder */
     const char *file_dtype;    /* of its tensors; NULL: as they are */
     bool hf;
-    bool ascii;   /* of show */
-    char **paths; /* of show: what is shown */
+    bool ascii;       /* of show, as the next three */
+    const char *html; /* the page to write; NULL: none */
+    char **paths;     /* what is shown */
     int path_count;
     const char *run_folder;    /* --out of a run; NULL: none */
     const char *command;       /* the command line, as a shell takes it */

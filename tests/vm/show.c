@@ -242,3 +242,40 @@ SHOW_TEST(refuses) {
         process_expect(&r, cases[i].error);
     }
 }
+
+/* A page that opens without a network: no address in it, and no name in it ends its script. */
+SHOW_TEST(page) {
+    write_run(room, "</script><b>", 120, 0.001);
+    write_run(room, "b", 200, 0.002);
+    write_checkpoint(room, "c", 50);
+    process_result r = process_run(room, 0, plain, "show '</script><b>' b c --html report.html");
+    CHECK_TEXT(r.output, "");
+    r = process_shell(room, 0, "cat report.html");
+    process_expect(&r, "\\u003c/script>");
+    CHECK(!strstr(r.output, "</script><b>") && !strstr(r.output, "@DATA@"));
+    CHECK(!strstr(r.output, "://") && !strstr(r.output, "src=") && !strstr(r.output, "href="));
+    r = process_run(room, 1, plain, "show b --html no/such/report.html");
+    process_expect(&r, "mlua: cannot write no/such/report.html: No such file or directory");
+}
+
+/* Hover, zoom, smoothing, log scale and themes in a browser: show/drive.html says what it saw. */
+SHOW_TEST(page_in_browser) {
+    static const char browser[] = "$(command -v chromium || command -v chromium-browser || "
+                                  "command -v google-chrome)";
+    if (process_shell(room, PROCESS_ANY_CODE, "test -n \"%s\"", browser).code != 0)
+        test_skip("no chromium is installed");
+    write_run(room, "a</script><b>", 120, 0.001);
+    write_run(room, "b", 200, 0.002);
+    process_run(room, 0, plain, "show 'a</script><b>' b --html report.html");
+    process_result r = process_shell(
+        room, 0,
+        "cat report.html \"$ROOT/tests/vm/show/drive.html\" >page.html; timeout 60 %s --headless "
+        "--no-sandbox --disable-gpu --user-data-dir=\"$PWD/profile\" --window-size=1300,900 "
+        "--disable-dev-shm-usage --virtual-time-budget=1000 --dump-dom \"file://$PWD/page.html\""
+        " 2>/dev/null || true",
+        browser);
+    if (!*r.output) test_skip("chromium does not start here");
+    const char *result = strstr(r.output, "<pre id=\"result\">");
+    test_compare_file(room->arena, "tests/vm/show/page.out",
+                      ml_arena_format(room->arena, "%s\n", result ? result : "no result"));
+}

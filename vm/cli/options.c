@@ -32,6 +32,7 @@ typedef enum {
     OPTION_SCRIPT,
     OPTION_HF,
     OPTION_ASCII,
+    OPTION_HTML,
     OPTION_OUT,
     OPTION_RESUME,
     OPTION_NEW_DATA
@@ -85,6 +86,8 @@ static const struct {
      "the model's script; default: the run's own, or the one that a Hugging Face folder needs"},
     {"--hf", NULL, OPTION_HF, FOR_EXPORT,
      "as Hugging Face's transformers has it: config.json, names and shapes of tensors, tokenizer"},
+    {"--html", "FILE", OPTION_HTML, FOR_SHOW,
+     "write a page that needs no network: curves to zoom into, layout, memory, profile"},
     {"--ascii", NULL, OPTION_ASCII, FOR_SHOW,
      "curves without Braille characters; the default where the locale is not UTF-8"},
     {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
@@ -240,6 +243,7 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_TOP_P: return parse_number("--top_p", value, 0, 1, &options->top_p);
     case OPTION_SCRIPT: options->script = value; return EXIT_OK;
     case OPTION_HF: options->hf = true; return EXIT_OK;
+    case OPTION_HTML: options->html = value; return EXIT_OK;
     case OPTION_ASCII: options->ascii = true; return EXIT_OK;
     case OPTION_OUT: options->run_folder = value; return EXIT_OK;
     case OPTION_RESUME: options->resume = true; return EXIT_OK;

@@ -19,7 +19,9 @@ bool show_paths(const show_options *options, int count, char **paths) {
         json_t *one = show_read(paths[i]);
         good = one && json_array_append_new(shown, one) == 0;
     }
-    if (good) good = options->json ? print_json(shown) : show_print(shown, options->ascii) == ML_OK;
+    if (good && options->html) good = show_write_page(options->html, shown) == ML_OK;
+    if (good && (options->json || !options->html))
+        good = options->json ? print_json(shown) : show_print(shown, options->ascii) == ML_OK;
     json_decref(shown);
     return good;
 }

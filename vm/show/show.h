@@ -23,6 +23,7 @@ enum { SHOW_POINTS = 2000 };
 
 typedef struct {
     bool json, ascii; /* ascii: also where the locale is not UTF-8 */
+    const char *html; /* the page to write, in place of the text; NULL: none */
 } show_options;
 
 /* The command: false, with the error stored, for bad input. Writes on standard output. */
@@ -41,6 +42,9 @@ void show_add_sums(json_t *shown);
 
 /* A list of what is shown, as text on standard output; runs beside each other. */
 ml_status show_print(const json_t *shown, bool ascii);
+
+/* The page. */
+ml_status show_write_page(const char *path, const json_t *shown);
 
 /* A chart of one series of each run, `width` by `height` characters with its labels and title,
  * appended as `height` lines to `lines`. Of several runs each is drawn by a letter of its own. */
