@@ -77,6 +77,22 @@ function m.slot_state(p, optimizer, slot)
   return own.states[slot]
 end
 
+---The states of an optimizer, by name: those of the programs that have been made so far.
+---@param optimizer Optimizer
+---@return State[]
+function m.optimizer_states(optimizer)
+  local list = {}
+  if type(optimizer) ~= "table" or type(rawget(optimizer, "update")) ~= "function" then
+    core.fail("m.optimizer_states takes an optimizer, got " .. m.shown(optimizer), { help = "m.adamw{lr = 1e-3} makes one" })
+  end
+  for _, of_p in pairs(slot_states) do
+    local own = of_p.optimizers[optimizer]
+    for _, state in pairs(own and own.states or {}) do list[#list + 1] = state end
+  end
+  table.sort(list, function(a, b) return a:name() < b:name() end)
+  return list
+end
+
 ---Say once, on standard error, that parameters are not trained: `text` and their names.
 ---@param names string[]
 ---@param text string

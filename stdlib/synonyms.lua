@@ -123,8 +123,8 @@ local ROWS = {
   { "clip_grad_norm clip_grad_norm_ clip_grad_value_ clip_by_global_norm", [[m.train{clip = 1.0} bounds the norm of all gradients]] },
   { "DataLoader Dataset TensorDataset load_dataset", [[m.train{data = "FILE"} reads text, or tokens of u16 from FILE.bin; own loops fill host arrays: `m.host("i32", 4, 8)`]] },
   { "GradScaler autocast amp mixed_precision set_default_dtype", [[on a GPU products run in bf16 with f32 master weights; --dtype f32 changes that]] },
-  -- Checkpoints: until there are some.
-  { "save load checkpoint save_checkpoint load_checkpoint savez from_pretrained save_pretrained", [[mlua writes no checkpoints yet: a parameter's :get() copies its values, :set(values) replaces them; m.read_tensors(FILE) reads safetensors]] },
+  -- Checkpoints.
+  { "checkpoint save_checkpoint load_checkpoint savez save_file load_file save_pretrained from_pretrained", [[m.save(DIR, { model, optimizer }) saves states by name, m.load(DIR, { model, optimizer }) loads them under any layout; m.read_tensors(FILE) reads safetensors]] },
   -- Values, dtypes, devices.
   { "item tolist numpy get block_until_ready", [[a tensor has no value while the script runs; a program has: `m.compile(function(i) return i.x:sum() end, {x = {A.seq}}){x = 1}`]] },
   { "data copy_ set_ fill_ zero_", [[a parameter's :get() copies its values, :set(values) replaces them, :assign(value) inside of a program]] },

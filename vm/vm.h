@@ -331,6 +331,7 @@ void vm_tensorfile_register(lua_State *L);
 void vm_json_register(lua_State *L);
 void vm_views_register(lua_State *L);
 void vm_run_register(lua_State *L);
+void vm_checkpoint_register(lua_State *L);
 void vm_service_register(lua_State *L);
 void vm_check_register(lua_State *L);
 void vm_layout_register(lua_State *L);

@@ -109,6 +109,9 @@ static const knob KNOBS[] = {
      "(nothing is encrypted); default: a file of the user's, created when first needed",
      TEXT, AT(secret)},
     {"MLUA_THREADS", "N", "CPU threads; all cores where not set", NUMBER, AT(threads)},
+    {"MLUA_FAULT_IO", "N",
+     "for tests: the process kills itself before the N-th operation on files of a save",
+     LARGE_NUMBER, AT(fault_io)},
     {"MLUA_RUNS", "N",
      "run the script N times, each with fresh states, in the same processes; core.options().run "
      "counts",

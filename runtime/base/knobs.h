@@ -34,6 +34,7 @@ typedef struct {
     const char *bind;      /* MLUA_BIND=address: where rank 0's rendezvous listens */
     const char *secret;    /* MLUA_SECRET: what ranks prove to each other that they know */
     int threads;           /* MLUA_THREADS=n: CPU threads; 0 is all cores */
+    int64_t fault_io;      /* MLUA_FAULT_IO=n: a save ends the process before file operation n */
     int runs;              /* MLUA_RUNS=n: the script runs n times in the same processes */
 } ml_knobs_values;
 

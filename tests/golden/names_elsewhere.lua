@@ -6,8 +6,8 @@ local function try(fn) print(select(2, pcall(fn))) end
 
 try(function() return m.einsum("bsd,df->bsf", x, w) end)
 try(function() return m.matmul(x, w) end)
-try(function() return m.save("model.pt", w) end)
-try(function() return m.load "model.pt" end)
+try(function() return m.save_checkpoint("model.pt", w) end)
+try(function() return m.load_checkpoint "model.pt" end)
 try(function() return x:view(4, 8, 2, 8) end)
 try(function() return x:transpose(1, 2) end)
 try(function() return x:unsqueeze(-1) end)

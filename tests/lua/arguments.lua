@@ -29,7 +29,7 @@ end
 
 -- Functions of the library's own use, and those that do the same whatever they are given: write, train.
 local OWN = " check_options check_tensor check_layout check_batch added_loss finish_totals other_parameters name_parameter name_created "
-  .. "slot_state report_untrained attributes shown use_layout step_program train generate training_log microbatches "
+  .. "slot_state save report_untrained attributes shown use_layout step_program train generate training_log microbatches "
 for name, fn in pairs(m) do
   if type(fn) == "function" and not OWN:find(" " .. name .. " ", 1, true) then
     try(name .. "()", fn)

@@ -378,6 +378,7 @@ static int open_state(lua_State *L) {
     vm_json_register(L);
     vm_views_register(L);
     vm_run_register(L);
+    vm_checkpoint_register(L);
     vm_service_register(L);
     vm_check_register(L);
     dry_register(L);
