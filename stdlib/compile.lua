@@ -9,6 +9,7 @@ local m = require "mlua"
 ---@field arena_bytes integer of it, what lives during a run alone
 ---@field kinds table<string, integer> bytes at the peak by kind: parameters, gradients, optimizer, activations, workspace, ...
 ---@field seconds number that making the program took
+---@field stages integer of a pipeline; 1 without
 ---@field idle string[] mesh axes whose ranks all do the same work
 
 local function check_outputs(fn, outputs, updates)

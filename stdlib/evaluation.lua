@@ -9,24 +9,25 @@ return function(o, data)
   local evaluation, idle = {}, false
   evaluation.program = m.compile(function(feeds)
     if o.accum > 1 then step_of.cut_batch(o, feeds) end
-    local total, count = o.loss(feeds.tokens, feeds.targets)
+    local total, count = step_of.loss(o, feeds)
     core.take_updates() -- an evaluation changes no state
     idle = m.context.idle
     return { total = total, count = count }
   end, step_of.forward_inputs(o), { name = "evaluation" })
   local function run(i)
-    data.fill(1, i, true)
+    data.fill(1, i, true, evaluation.program)
     return evaluation.program(step_of.forward_feeds(o, data, i // o.accum + 1, i % o.accum))
   end
   local function nothing_counts(where)
     core.fail(where .. ": the loss counts nothing in evaluation: the count that belongs to its sum is 0", {
       help = idle and "m.dropout drops nothing in evaluation; m.random_mask(axes, share) draws a mask in evaluation too, and so does "
-        .. "m.dropout(x, rate, {always = true})" or "eval_batches and eval_share say how much data it sees",
+        .. "m.dropout(x, rate, {always = true})" or o.inputs and "eval_sample makes what it sees"
+        or "eval_batches and eval_share say how much data it sees",
     })
   end
   -- What can be reported before the first step: too little data; and where a dropout drops nothing, a mask that is empty for it.
   function evaluation.prepare()
-    data.fill(1, 0, true)
+    data.fill(1, 0, true, evaluation.program)
     if not (idle and o.own_loss) then return end
     for i = 0, o.eval_batches * o.accum - 1 do
       if run(i).count ~= 0 then return end

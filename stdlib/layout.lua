@@ -411,7 +411,7 @@ local function batch_parts(batch, seq)
         names[#names + 1] = ("%s=%d"):format(axis.name, axis.size)
         parts = parts * axis.size
       end
-      if name == batch.name or name == seq.name then break end
+      if name == batch.name or seq and name == seq.name then break end
     end
   end
   return table.concat(names, " x "), parts

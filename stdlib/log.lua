@@ -28,7 +28,7 @@ function m.training_log(o, flops, program)
   local options, device = core.options(), core.device()
   local columns = not options.json and not options.quiet and core.terminal()
   local remarks = not options.json and not options.quiet and options.rank == 0
-  local tokens_step = o.batch.size * o.seq.size
+  local tokens_step, unit = o.step_tokens, o.seq and "tok" or "samples"
   local log, last, smooth, first = {}, core.time(), nil, true
   local peak, busy = device.peak_flops or 0, 0
   local lines = o.log_every or math.max(1, o.steps // 20)
@@ -37,7 +37,7 @@ function m.training_log(o, flops, program)
   local function parts(step, loss, norm, lr, seconds)
     return {
       { 1, ("step %d/%d"):format(step, o.steps) }, { 2, "loss " .. decimal("%.4f", loss) }, { 6, "norm " .. decimal("%.3f", norm) },
-      { 7, ("lr %.2e"):format(lr) }, { 4, count(tokens_step / seconds) .. " tok/s" },
+      { 7, ("lr %.2e"):format(lr) }, { 4, count(tokens_step / seconds) .. " " .. unit .. "/s" },
       { 5, ("%.2f TFLOP/s"):format(flops / seconds / 1e12) },
       { peak > 0 and 5 or 9, peak > 0 and ("MFU %.1f%%"):format(100 * flops / seconds / peak) },
       { 8, ("%.2f GiB"):format(core.device().used_bytes / 2 ^ 30) }, { 3, "left " .. clock((o.steps - step) * seconds) },

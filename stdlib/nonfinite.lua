@@ -18,7 +18,7 @@ function nonfinite.explain(o, data, before, step, loss, norm)
       paths[#paths + 1] = path
       outputs[("%06d"):format(#paths)] = core.is_finite(x:cast "f32"):cast("f32"):min()
     end
-    local total, count = o.loss(feeds.tokens, feeds.targets)
+    local total, count = step_of.loss(o, feeds)
     outputs.total, outputs.count = total, core.is_tensor(count) and count or core.full({}, count)
     m.context.totals = {}
     core.take_updates() -- no state changes
@@ -27,7 +27,7 @@ function nonfinite.explain(o, data, before, step, loss, norm)
   local total, count = 0, 0
   local function culprit()
     for micro = 0, o.accum - 1 do
-      data.fill(step, micro)
+      data.fill(step, micro, false, probe)
       local finite = probe(step_of.forward_feeds(o, data, before + step, micro))
       total, count = total + finite.total, count + finite.count
       for i, path in ipairs(paths) do

@@ -166,7 +166,7 @@ function run.begin(o)
     kept = { path = path, writes = core.options().rank == 0, step = 0, samples = 0, tokens = 0, lost = {} }
     if kept.writes then start(o) end
   end
-  local tokens = o.batch.size * o.seq.size
+  local tokens = o.step_tokens
   before = kept and { step = kept.step, samples = kept.samples, tokens = kept.tokens }
 
   ---fn(...), whose time is lost to `what`: data, eval or save.

@@ -5,17 +5,21 @@ local m = require "mlua"
 local evaluation_of = require "mlua.evaluation"
 local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
-local run = require "mlua.run"
+local open_own = require("mlua.train_inputs").open
 local options_of = require "mlua.train_options"
+local run = require "mlua.run"
 local step_of = require "mlua.train_step"
 local task = require "mlua.task"
 
 ---The options of m.train. steps, data, accum and seed default to the settings of those names in m.config.
 ---@class TrainOptions
 ---@field model Module the trained module; model(tokens) returns logits over batch, seq and vocab
----@field loss? fun(tokens: Tensor, targets: Tensor): Tensor, Tensor|number a sum and a count, instead of the logits' cross-entropy
+---@field loss? fun(tokens: Tensor, targets: Tensor): Tensor, Tensor|number a sum and a count, instead of the logits' cross-entropy; with inputs a function of their table
 ---@field batch Axis of the whole step
----@field seq Axis positions
+---@field seq? Axis positions; may be left out with inputs
+---@field inputs? table<string, table> own examples: the axes of each input, the batch first, and its dtype, as in m.compile
+---@field sample? fun(index: integer, random: Random): table<string, Host|table|number> makes the example of an index, from 0: a row of each input
+---@field eval_sample? fun(index: integer, random: Random): table<string, Host|table|number> the same for evaluations, each of which begins at index 0
 ---@field optimizer? Optimizer default m.adamw{}
 ---@field schedule? fun(step: integer, steps: integer): number a factor of the optimizer's lr; default m.constant()
 ---@field steps? integer default 100
@@ -52,6 +56,9 @@ local task = require "mlua.task"
 ---One more training of a model continues: in the data, by the number of samples, whatever the batch (each file and seed has a
 ---number of its own); in dropout's draws; in the updates that an optimizer counts, where it is the same one. Another model
 ---begins at the first sample. `skip = 0` begins again.
+---Own examples: `inputs = {tokens = {A.batch, A.seq, dtype = "i32"}, image = {A.batch, A.pixels}}`, `sample(index, random)`, which
+---returns a row of each, and `loss(inputs)`. A rank makes the examples of its own rows alone, while the device computes; an
+---example must follow from its index and what `random` draws, so that every layout, accumulation and restart sees the same ones.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
 ---@param options TrainOptions
 ---@return TrainResult
@@ -59,8 +66,8 @@ function m.train(options)
   local o = options_of.complete(options)
   task.take(o.model, o.seq)
   local mode = core.options().mode
-  local data = mode ~= "check" and open_data(o)
-  core.sequence_axis(o.seq)
+  local data = mode ~= "check" and (o.inputs and open_own or open_data)(o)
+  if o.seq then core.sequence_axis(o.seq) end
   if not o.own_loss then -- layers that are created while the model runs
     o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   end
@@ -72,10 +79,10 @@ function m.train(options)
   if mode == "check" then
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program
-    core.report(all, { parameters = m.parameters(o.model), tokens = o.batch.size * o.seq.size, accum = o.accum, step = #programs })
+    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, accum = o.accum, step = #programs })
     return { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
   end
-  data.begin()
+  data.begin(programs[1])
   if evaluation then evaluation.prepare() end
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
@@ -91,7 +98,7 @@ function m.train(options)
     for i = 0, o.accum - 1 do
       keeper.lose("data", data.fill, step, i)
       local program = step_program or micro
-      local feeds = { tokens = data.tokens, targets = data.targets, step = before + step }
+      local feeds = step_of.feeds(data, { step = before + step })
       if step_program then feeds.rate = rate else feeds.micro, feeds.first = i, i == 0 end
       program:start(feeds)
     end

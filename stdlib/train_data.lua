@@ -8,6 +8,7 @@ return function(o)
   o.progress = m.training_progress(o.model, o.optimizer, ("%s, seed %d"):format(corpus:name(), o.seed))
   local micro = o.batch.size // o.accum
   local data = { tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
+  data.feeds = { tokens = data.tokens, targets = data.targets } -- of the microbatch that was filled last
   -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
   function data.fill(step, i, evaluation)
     local wanted = ("%d %d %s"):format(step, i, evaluation)

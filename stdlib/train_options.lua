@@ -1,17 +1,18 @@
 -- The options of m.train: their kinds, defaults and the loss of a model's logits.
 local core = require "mlua.core"
 local m = require "mlua"
+local own = require "mlua.train_inputs"
 local universal = require "mlua.universal"
 
 local options = {}
 
 local OPTIONS = {
   "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "accum", "clip",
-  "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
+  "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
 }
 
 function options.default_loss(o)
-  return function(tokens, targets)
+  local function loss(tokens, targets)
     local logits = o.model(tokens)
     if not core.is_tensor(logits) then core.fail("the model must return logits, got " .. m.shown(logits)) end
     for _, axis in ipairs(logits:axes()) do
@@ -29,6 +30,7 @@ function options.default_loss(o)
     o.vocab = o.vocab or logits:size "vocab" -- what tokens are held against
     return m.cross_entropy(logits, targets)
   end
+  return o.inputs and function(inputs) return loss(inputs.tokens, inputs.targets) end or loss
 end
 local function natural(x) return type(x) == "number" and math.tointeger(x) and x >= 0 end
 local function integer(x) return type(x) == "number" and math.tointeger(x) end
@@ -46,6 +48,9 @@ local KINDS = {
   steps = { "an integer, 0 or more", natural }, accum = { "an integer from 1 to 2^30", count_of_parts },
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
   data = { "a file's name, or what m.corpus gives", function(x) return type(x) == "string" or getmetatable(x) == "corpus" end },
+  inputs = { "a table of axes by name", function(x) return type(x) == "table" end },
+  sample = { "a function of (index, random)", function(x) return type(x) == "function" end },
+  eval_sample = { "a function of (index, random)", function(x) return type(x) == "function" end },
   skip = { "an integer, 0 or more", natural },
   eval_every = { "an integer, 0 or more", natural }, eval_batches = { "a positive integer", positive },
   seed = { "an integer", integer }, vocab = { "a positive integer", positive }, eval_share = { "a share between 0 and 1", function(x) return type(x) == "number" and x > 0 and x < 1 end },
@@ -90,16 +95,18 @@ function options.complete(given)
   o.clip = o.clip == nil and 1 or o.clip
   o.schedule = o.schedule or m.constant()
   o.optimizer = o.optimizer or m.adamw()
-  for _, key in ipairs { "model", "batch", "seq" } do
+  for _, key in ipairs { "model", "batch", not o.inputs and "seq" or nil } do
     if o[key] == nil then core.fail(("m.train needs %s, which is nil or not given"):format(key), { help = "m.train { model = model, batch = A.batch, seq = A.seq }" }) end
   end
   check_kinds(o)
-  if o.batch.name == o.seq.name then
+  own.check(o)
+  if o.seq and o.batch.name == o.seq.name then
     core.fail(("m.train's batch and seq are both the axis %q"):format(o.seq.name), { help = "batch = A.batch, seq = A.seq" })
   end
-  if o.batch.size > (1 << 57) // o.seq.size then
-    core.fail(("a step of batch=%d times %s=%d tokens: 2^57 are the most"):format(o.batch.size, o.seq.name, o.seq.size))
+  if o.batch.size > (1 << 57) // (o.seq and o.seq.size or 1) then
+    core.fail(("a step of batch=%d%s tokens: 2^57 are the most"):format(o.batch.size, o.seq and (" times %s=%d"):format(o.seq.name, o.seq.size) or ""))
   end
+  o.step_tokens = o.batch.size * (o.seq and o.seq.size or 1) -- without seq, its samples
   m.use_layout(o.layout, "m.train")
   local parts = m.microbatches(o.accum)
   m.check_batch(o.batch, o.seq, parts, o.accum)

@@ -3,6 +3,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 local options = require "mlua.train_options"
+local own = require "mlua.train_inputs"
 
 local step = {}
 
@@ -34,9 +35,14 @@ local function apply(o, parameters, gradients, total, count, feeds)
 end
 
 local function token_inputs(o, more)
+  if o.inputs then
+    local specs = own.specs(o)
+    for name, spec in pairs(more) do specs[name] = spec end
+    return specs
+  end
   local batch = core.axis(o.batch.name, o.batch.size // o.accum)
   local inputs = { tokens = { batch, o.seq, dtype = "i32" }, targets = { batch, o.seq, dtype = "i32" } }
-  for name, spec in pairs(more or {}) do inputs[name] = spec end
+  for name, spec in pairs(more) do inputs[name] = spec end
   return inputs
 end
 
@@ -50,8 +56,22 @@ function step.forward_inputs(o)
   return token_inputs(o, { step = { dtype = "i64" }, micro = o.accum > 1 and { dtype = "i64" } or nil })
 end
 
-function step.forward_feeds(o, data, step, micro)
-  return { tokens = data.tokens, targets = data.targets, step = step, micro = o.accum > 1 and micro or nil }
+-- What a program is fed: the batch that `data` holds, and more.
+function step.feeds(data, more)
+  for name, host in pairs(data.feeds) do more[name] = host end
+  return more
+end
+
+function step.forward_feeds(o, data, number, micro)
+  return step.feeds(data, { step = number, micro = o.accum > 1 and micro or nil })
+end
+
+-- The loss of a microbatch: of its inputs, or of tokens and targets.
+function step.loss(o, feeds)
+  if not o.inputs then return o.loss(feeds.tokens, feeds.targets) end
+  local inputs = {}
+  for name in pairs(o.inputs) do inputs[name] = feeds[name] end
+  return o.loss(setmetatable(inputs, getmetatable(feeds)))
 end
 
 -- A parameter of another model is an error, unless the script defines the loss, which may use other models.
@@ -100,7 +120,7 @@ function m.step_program(o, parameters)
   o.accum = o.accum or 1
   o.loss = o.loss or options.default_loss(o)
   return m.compile(function(feeds)
-    local total, count = o.loss(feeds.tokens, feeds.targets)
+    local total, count = step.loss(o, feeds)
     local added = m.added_loss(count)
     local trained, gradients = differentiate(o, added and total + added or total, parameters or m.parameters(o.model))
     local out = apply(o, trained, gradients, total, count, feeds)
@@ -137,7 +157,7 @@ function step.accumulated_step(o)
   local added_sum, weights, totals
   local micro = m.compile(function(feeds)
     step.cut_batch(o, feeds)
-    local total, count = o.loss(feeds.tokens, feeds.targets)
+    local total, count = step.loss(o, feeds)
     local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
     local gradients

@@ -251,8 +251,10 @@ typedef struct {
     int64_t size;
 } vm_axis;
 extern const char *const vm_tensor_class,
-    *const vm_state_class, *const vm_axis_class, *const vm_host_class, *const vm_program_class,
-                                                                           *const vm_corpus_class;
+    *const vm_state_class, *const vm_axis_class, *const vm_host_class,
+                                                     *const vm_program_class,
+                                                         *const vm_corpus_class,
+                                                             *const vm_random_class;
 void vm_axis_register(lua_State *L);
 int vm_push_tensor(lua_State *L, ml_ref n);
 bool vm_is_tensor(lua_State *L, int index); /* a Tensor or a State */
@@ -327,6 +329,7 @@ void vm_host_register(lua_State *L);
 void vm_program_register(lua_State *L);
 void vm_attention_register(lua_State *L);
 void vm_corpus_register(lua_State *L);
+void vm_samples_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);
 void vm_json_register(lua_State *L);
 void vm_views_register(lua_State *L);
@@ -398,6 +401,11 @@ const ml_plan *vm_program_plan(const vm_program *program);
 /* ranges.c: the values that inputs may have. */
 void vm_find_ranges(lua_State *L, vm_program *program);
 void vm_check_range(lua_State *L, const vm_program *program, uint32_t input, const void *data);
+/* Of contents of another type than the input's, and by another name than input "x". */
+void vm_check_range_of(lua_State *L, const vm_program *program, uint32_t input, const char *name,
+                       const ml_type *type, const void *data);
+/* Push ": element 13 (batch 2, seq 5; counted from 1)"; of a type without axes nothing. */
+const char *vm_push_place(lua_State *L, const ml_type *type, int64_t i);
 void vm_ranges_register(lua_State *L);
 
 /* profile.c: --profile. The two first for the command line: whether --profile-steps accepts this

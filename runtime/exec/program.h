@@ -57,6 +57,9 @@ double ml_program_bubble(const ml_program *program, double *forecast);
  * NULL. Waits only if an output is asked for. */
 int ml_program_inputs(const ml_program *program,
                       uint32_t *ids); /* input ids of the graph, in order */
+/* Which rows along its first axis this rank reads of an input; none where it does not read it. */
+ml_status ml_program_own_rows(const ml_program *program, uint32_t input, int64_t *first,
+                              int64_t *held);
 ml_status ml_program_run(ml_program *program, const void *const *inputs, void *const *outputs);
 /* The two halves of a run: start returns once the work is enqueued (the inputs may then be reused);
  * finish reads the outputs. They lie in the shared arena, so no other program may run between. */

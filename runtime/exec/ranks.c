@@ -302,3 +302,33 @@ ml_status session_cut(const ml_session *session, const ml_type *global, const ml
     cut_call call = {session, global, places, whole, part};
     return ml_protect(cut_body, &call);
 }
+
+typedef struct {
+    const ml_session *session;
+    const ml_type *global;
+    const ml_placements *places;
+    int64_t first[ML_MAX_AXES], held[ML_MAX_AXES];
+} range_call;
+
+static void range_body(void *context) {
+    range_call *call = context;
+    ml_shard_range(call->session->ranks.layout, call->global, call->places,
+                   call->session->ranks.rank, call->first, call->held);
+}
+
+ml_status ml_program_own_rows(const ml_program *program, uint32_t input, int64_t *first,
+                              int64_t *held) {
+    const ml_session *session = program->session;
+    const ml_type *global = &ml_graph_input(session->graph, input)->type;
+    int i = 0;
+    while (i < program->input_count && program->input_ids[i] != input) i++;
+    *first = *held = 0;
+    if (i == program->input_count) return ML_OK;
+    *held = global->rank > 0 ? global->size[0] : 1;
+    if (program->plan->layout == NULL || global->rank == 0) return ML_OK;
+    range_call call = {session, global, &program->input_places[i], {0}, {0}};
+    ml_status status = ml_protect(range_body, &call);
+    *first = call.first[0];
+    *held = call.held[0];
+    return status;
+}

@@ -35,6 +35,7 @@ double ml_flops(const ml_graph *g, ml_ref n);
  *   result = (u >> 40) * 2^-24, exact in f32; mix(key + G) is the same for a whole tensor.
  * (The finalizer of SplitMix64; the inner mix makes neighbouring keys unrelated streams.) */
 double ml_random_uniform(int64_t key, int64_t index);
+uint64_t ml_random_bits(int64_t key, int64_t index); /* all of u */
 /* Replace attention over at most `longest` keys, and what no kernel supports, by its definition. */
 ml_graph *ml_decompose(const ml_graph *from, ml_roots *roots, int64_t longest);
 

@@ -13,10 +13,13 @@ static uint64_t mix(uint64_t z) {
     return z ^ z >> 31;
 }
 
-double ml_random_uniform(int64_t key, int64_t index) {
+uint64_t ml_random_bits(int64_t key, int64_t index) {
     const uint64_t step = 0x9e3779b97f4a7c15u;
-    uint64_t bits = mix(mix((uint64_t)key + step) + ((uint64_t)index + 1) * step);
-    return (double)(bits >> 40) * 0x1p-24;
+    return mix(mix((uint64_t)key + step) + ((uint64_t)index + 1) * step);
+}
+
+double ml_random_uniform(int64_t key, int64_t index) {
+    return (double)(ml_random_bits(key, index) >> 40) * 0x1p-24;
 }
 
 static float round_to_bf16(float x) {

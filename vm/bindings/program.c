@@ -432,6 +432,8 @@ static int program_plan(lua_State *L) {
     lua_setfield(L, -2, "peak_bytes");
     lua_pushinteger(L, plan->arena_bytes);
     lua_setfield(L, -2, "arena_bytes");
+    lua_pushinteger(L, plan->pipeline ? plan->pipeline->count : 1);
+    lua_setfield(L, -2, "stages");
     lua_pushnumber(L, p->seconds);
     lua_setfield(L, -2, "seconds");
     lua_newtable(L);

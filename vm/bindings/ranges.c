@@ -32,8 +32,7 @@ static void add_integer(luaL_Buffer *b, const char *before, int64_t value) {
     luaL_addstring(b, text);
 }
 
-/* Push ": element 13 (batch 2, seq 5; counted from 1)"; of an input without axes nothing. */
-static const char *push_place(lua_State *L, const ml_type *type, int64_t i) {
+const char *vm_push_place(lua_State *L, const ml_type *type, int64_t i) {
     int64_t at[ML_MAX_AXES], rest = i;
     for (int k = type->rank; k-- > 0; rest /= type->size[k]) at[k] = rest % type->size[k];
     luaL_Buffer b;
@@ -87,31 +86,36 @@ static const char *push_help(lua_State *L, const ml_index_use *use, int64_t nega
     return "a larger axis, or ids of the tokenizer that the model is for; ids count from 0";
 }
 
-static _Noreturn void out_of_range(lua_State *L, const ml_input_range *range, int64_t i,
-                                   const void *data) {
-    const ml_input *input = ml_graph_input(vm_of(L)->graph, range->input);
+static _Noreturn void out_of_range(lua_State *L, const ml_input_range *range, const char *name,
+                                   const ml_type *type, int64_t i, const void *data) {
     const ml_index_use *use = &range->use;
     const char *where, *line;
     luaL_checkstack(L, 40, "an error");
-    vm_push_element(L, (ml_dtype)input->type.dtype, data, i);
+    vm_push_element(L, (ml_dtype)type->dtype, data, i);
     bool none = lua_tonumber(L, -1) != lua_tonumber(L, -1); /* "nan" whatever its sign bit is */
     int64_t negative = lua_isinteger(L, -1) ? lua_tointeger(L, -1) : -(lua_tonumber(L, -1) < 0);
     const char *value = none ? "nan" : luaL_tolstring(L, -1, NULL);
     push_origin(L, use->node, &where, &line);
-    vm_fail(L, push_help(L, use, negative < 0 ? negative : 0),
-            "input \"%s\"%s is %s, and %s%s takes %s%s", input->name,
-            push_place(L, &input->type, i), value, use->what, where, push_allowed(L, use), line);
+    vm_fail(L, push_help(L, use, negative < 0 ? negative : 0), "%s%s is %s, and %s%s takes %s%s",
+            name, vm_push_place(L, type, i), value, use->what, where, push_allowed(L, use), line);
 }
 
-void vm_check_range(lua_State *L, const vm_program *program, uint32_t input, const void *data) {
-    const ml_type *type = &ml_graph_input(vm_of(L)->graph, input)->type;
+void vm_check_range_of(lua_State *L, const vm_program *program, uint32_t input, const char *name,
+                       const ml_type *type, const void *data) {
     for (uint32_t k = 0; k < program->ranges.count; k++) {
         const ml_input_range *range = &program->ranges.at[k];
         if (range->input != input) continue;
         int64_t i =
             ml_first_out_of_range(range, (ml_dtype)type->dtype, data, ml_type_elements(type));
-        if (i >= 0) out_of_range(L, range, i, data);
+        if (i >= 0) out_of_range(L, range, name, type, i, data);
     }
+}
+
+void vm_check_range(lua_State *L, const vm_program *program, uint32_t input, const void *data) {
+    const ml_input *fed = ml_graph_input(vm_of(L)->graph, input);
+    const char *name = lua_pushfstring(L, "input \"%s\"", fed->name);
+    vm_check_range_of(L, program, input, name, &fed->type, data);
+    lua_pop(L, 1);
 }
 
 /* ---- Declarations ------------------------------------------------------------------------------

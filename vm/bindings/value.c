@@ -7,7 +7,8 @@
 
 const char *const vm_tensor_class = "tensor", *const vm_state_class = "state",
                   *const vm_axis_class = "axis", *const vm_host_class = "host",
-                  *const vm_program_class = "program", *const vm_corpus_class = "corpus";
+                  *const vm_program_class = "program", *const vm_corpus_class = "corpus",
+                  *const vm_random_class = "random";
 
 void vm_document(lua_State *L, int function, const vm_entry *entry) {
     function = lua_absindex(L, function);

@@ -342,6 +342,7 @@ static int write_all(lua_State *L) {
     write_class(&w, vm_program_class, "Program", NULL,
                 "---@overload fun(inputs: table): table<string, number|Host>\n");
     write_class(&w, vm_corpus_class, "Corpus", NULL, "");
+    write_class(&w, vm_random_class, "Random", NULL, "");
     write_classes(&w);
     fprintf(w.file, "---@class mlua\nlocal m = {}\n\n");
     write_library(&w, 3);
