@@ -68,13 +68,23 @@ local function mesh_of(o)
   return sizes
 end
 
-local function description(o)
+-- What is planned for a rank's memory at its peak: {kind = bytes}.
+local function memory_of(programs)
+  local most
+  for _, program in ipairs(programs) do
+    local plan = program:plan()
+    if not most or plan.peak_bytes > most.peak_bytes then most = plan end
+  end
+  return most and most.kinds
+end
+
+local function description(o, programs)
   local options, parameters = core.options(), 0
   for _, p in ipairs(m.parameters(o.model, { frozen = true })) do parameters = parameters + p:elements() end
   return {
     version = options.version, script = options.script, command = options.command, settings = plain_settings(),
     seed = options.seed, device = core.device().description, layout = mesh_of(o), ranks = options.ranks,
-    parameters = parameters, started = os.date "!%Y-%m-%dT%H:%M:%SZ",
+    parameters = parameters, memory = memory_of(programs), started = os.date "!%Y-%m-%dT%H:%M:%SZ",
   }
 end
 
@@ -140,12 +150,12 @@ local IN_LINE = { loss = true, grad_norm = true, uneven = true }
 -- Starting -----------------------------------------------------------------------------------------------------------------
 
 -- Rank 0, once a first training is about to make its first step: what fails until here leaves no folder behind.
-local function start(o)
+local function start(o, programs)
   local path = kept.path
   local ok, problem = core.make_folders(path)
   if not ok then core.fail("--out: " .. problem) end
   copy_script(path)
-  ok, problem = write_text(path .. "/settings.json", core.to_json(description(o), 2) .. "\n")
+  ok, problem = write_text(path .. "/settings.json", core.to_json(description(o, programs), 2) .. "\n")
   if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
   warn(core.log_to(path .. "/log.txt"))
   kept.metrics, problem = io.open(path .. "/metrics.jsonl", "wb")
@@ -158,13 +168,14 @@ end
 
 ---What a training does for its run's folder; every function does nothing where there is none.
 ---@param o table m.train's options
+---@param programs Program[] of a step
 ---@return table
-function run.begin(o)
+function run.begin(o, programs)
   local path, keeper = core.options().out, {}
   local before
   if path and not kept then
     kept = { path = path, writes = core.options().rank == 0, step = 0, samples = 0, tokens = 0, lost = {} }
-    if kept.writes then start(o) end
+    if kept.writes then start(o, programs) end
   end
   local tokens = o.step_tokens
   before = kept and { step = kept.step, samples = kept.samples, tokens = kept.tokens }

@@ -86,7 +86,7 @@ function m.train(options)
   if evaluation then evaluation.prepare() end
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
-  local keeper = run.begin(o)
+  local keeper = run.begin(o, programs)
   local log = m.training_log(o, flops, programs[1])
   local result, warned, before = { steps = 0 }, false, o.progress.steps()
   for step = 1, o.steps do

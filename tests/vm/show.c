@@ -74,13 +74,15 @@ static void write_run(process_room *room, const char *folder, int steps, double 
                         "{\"version\":\"0.1\",\"script\":\"gpt.lua\",\"command\":\"mlua run "
                         "gpt.lua lr=%g\",\"settings\":{\"layers\":2,\"lr\":%g,\"steps\":200},"
                         "\"seed\":7,\"device\":\"cpu\",\"layout\":{\"dp\":2},\"parameters\":"
-                        "1234567,\"started\":\"2026-11-23T12:00:00Z\"}",
+                        "1234567,\"memory\":{\"parameters\":4938268,\"optimizer\":"
+                        "9876536,\"gradients\":0},\"started\":\"2026-11-23T12:00:00Z\"}",
                         lr, lr));
     FILE *file = create(room, ml_arena_format(room->arena, "%s/metrics.jsonl", folder));
     for (int step = 1; step <= steps; step++) {
         fprintf(file,
                 "{\"step\":%d,\"loss\":%.6f,\"grad_norm\":%.4f,\"lr\":%g,\"tokens\":%d,"
-                "\"tokens_per_s\":%d,\"mfu\":null,\"memory_gib\":0.25,\"step_ms\":%d,"
+                "\"tokens_per_s\":%d,\"data_ms\":2.5,\"eval_ms\":0,\"mfu\":null,\"memory_gib\":0."
+                "25,\"step_ms\":%d,"
                 "\"accuracy\":0.5}\n",
                 step, 1 + 9.0 / step, 2.0 / step, lr, step * 4096,
                 step == 1 ? 100 : 4096 + step % 7, step == 1 ? 5000 : 1000);
@@ -93,6 +95,22 @@ static void write_run(process_room *room, const char *folder, int steps, double 
     fclose(file);
 }
 
+/* Two steps of two kernels on each of two ranks, and what the host does. */
+static void write_profile(process_room *room, const char *folder) {
+    FILE *file = create(room, ml_arena_format(room->arena, "%s/profile.json", folder));
+    fprintf(file, "{\"traceEvents\":[{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":0}");
+    for (int i = 0; i < 4; i++)
+        fprintf(
+            file,
+            ",{\"ph\":\"X\",\"name\":\"gemm\",\"cat\":\"GEMM\",\"pid\":%d,\"dur\":30,\"args\":{"
+            "\"step\":"
+            "%d}},{\"ph\":\"X\",\"name\":\"add\",\"cat\":\"norm\",\"pid\":%d,\"dur\":10,\"args\":{"
+            "\"step\":%d}},{\"ph\":\"X\",\"name\":\"data\",\"cat\":\"host\",\"pid\":0,\"dur\":9}",
+            i / 2, 3 + i % 2, i / 2, 3 + i % 2);
+    fputs("]}", file);
+    fclose(file);
+}
+
 static void compare(process_room *room, const char *name, const char *environment,
                     const char *words) {
     process_result r = process_run(room, 0, environment, "%s", words);
@@ -102,6 +120,7 @@ static void compare(process_room *room, const char *name, const char *environmen
 
 SHOW_TEST(run) {
     write_run(room, "a", 120, 0.001);
+    write_profile(room, "a");
     write_checkpoint(room, "a/checkpoints/step-00000050", 50);
     write_checkpoint(room, "a/checkpoints/step-00000100", 100);
     write_tensors(room, "a/checkpoints/step-00000100/model-00001.safetensors", "{}", -1, 0);
@@ -265,6 +284,7 @@ SHOW_TEST(page_in_browser) {
     if (process_shell(room, PROCESS_ANY_CODE, "test -n \"%s\"", browser).code != 0)
         test_skip("no chromium is installed");
     write_run(room, "a</script><b>", 120, 0.001);
+    write_profile(room, "a</script><b>");
     write_run(room, "b", 200, 0.002);
     process_run(room, 0, plain, "show 'a</script><b>' b --html report.html");
     process_result r = process_shell(

@@ -320,7 +320,10 @@ static int profile_error(const vm_options *options) {
         usage_error("--profile-steps says which steps, and nothing asks for a profile");
         return print_suggestion(NULL, "--profile=trace.json");
     }
-    if (!options->profile || vm_profile_writable(options->profile)) return EXIT_OK;
+    size_t length = options->run_folder ? strlen(options->run_folder) : 0;
+    bool inside = length && options->profile && options->profile[length] == '/' &&
+                  strncmp(options->profile, options->run_folder, length) == 0;
+    if (!options->profile || inside || vm_profile_writable(options->profile)) return EXIT_OK;
     fprintf(stderr, "mlua: cannot write the profile to %s: %s\n", options->profile,
             strerror(errno));
     return EXIT_ERROR;

@@ -57,7 +57,8 @@ static const struct {
     {"-n", "RANKS", OPTION_RANKS, FOR_RUN | FOR_DOCTOR | FOR_GENERATE | FOR_EXPORT,
      "ranks to start on this host (default 1)"},
     {"--profile", "FILE.json", OPTION_PROFILE, FOR_RUN,
-     "measure some steps: a trace for ui.perfetto.dev, and a table of time by kernel"},
+     "measure some steps: a trace for ui.perfetto.dev, and a table of time by kernel; `show` reads "
+     "RUN/profile.json"},
     {"--profile-steps", "A:B", OPTION_PROFILE_STEPS, FOR_RUN,
      "which steps --profile looks into (default 3:5)"},
     {"--bench", NULL, OPTION_BENCH, FOR_DOCTOR,

@@ -244,6 +244,22 @@ static void add_times(json_t *progress, const series *s) {
     json_object_set_new(progress, "seconds_per_step", json_real(last[count / 2] / 1e3));
 }
 
+/* Seconds that no step computed: waiting for data, evaluating, saving. */
+static void add_lost(json_t *progress, const reader *r) {
+    static const char *const names[] = {"data", "eval", "save"};
+    json_t *lost = json_object();
+    for (int i = 0; i < 3; i++) {
+        char key[16];
+        double sum = 0;
+        snprintf(key, sizeof key, "%s_ms", names[i]);
+        const series *s = series_of(r, key);
+        for (size_t k = 0; s && k < s->count; k++)
+            if (isfinite(s->value[k])) sum += s->value[k] / 1e3;
+        if (sum > 0) json_object_set_new(lost, names[i], json_real(sum));
+    }
+    json_object_set_new(progress, "lost", lost);
+}
+
 static void finish(reader *r, json_t *run) {
     json_t *curves = json_object(), *last = json_object(), *progress = json_object();
     int64_t step = -1;
@@ -261,6 +277,7 @@ static void finish(reader *r, json_t *run) {
         json_object_set_new(progress, "tokens",
                             json_integer((json_int_t)fmax(0, tokens->value[tokens->count - 1])));
     add_times(progress, series_of(r, "step_ms"));
+    add_lost(progress, r);
     json_object_set_new(run, "progress", progress);
     json_object_set_new(run, "last", last);
     json_object_set_new(run, "evaluation", evaluation(series_of(r, "eval_loss")));

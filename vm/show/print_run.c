@@ -48,6 +48,40 @@ static char *last_text(ml_arena *arena, const json_t *run) {
     return text.text ? text.text : "";
 }
 
+/* "data 1.2 s, save 3.0 s": what is worth a tenth of a second. */
+static char *lost_text(ml_arena *arena, const json_t *run) {
+    json_t *lost = json_object_get(json_object_get(run, "progress"), "lost"), *seconds;
+    ml_text text = {.arena = arena};
+    const char *name;
+    json_object_foreach(lost, name, seconds) if (json_number_value(seconds) >= 0.1)
+        ml_text_add(&text, "%s%s %s", text.length ? ", " : "", name,
+                    show_time_text(arena, json_number_value(seconds)));
+    return text.text ? text.text : "";
+}
+
+/* "parameters 61.8 MiB, optimizer 82.7 MiB" */
+static char *memory_text(ml_arena *arena, const json_t *run) {
+    json_t *memory = json_object_get(json_object_get(run, "about"), "memory"), *bytes;
+    ml_text text = {.arena = arena};
+    const char *name;
+    json_object_foreach(memory, name, bytes) if (json_number_value(bytes) > 0)
+        ml_text_add(&text, "%s%s %s", text.length ? ", " : "", show_plain(arena, name),
+                    show_bytes_text(arena, json_number_value(bytes)));
+    return text.text ? text.text : "";
+}
+
+/* "GEMM 41 %, attention 20 %" of the device's time in the measured steps. */
+static char *profile_text(ml_arena *arena, const json_t *run) {
+    json_t *profile = json_object_get(run, "profile"), *kind;
+    double all = show_number(profile, "seconds");
+    ml_text text = {.arena = arena};
+    size_t i;
+    json_array_foreach(json_object_get(profile, "kinds"), i, kind) if (all > 0) ml_text_add(
+        &text, "%s%s %.0f %%", i ? ", " : "", show_plain(arena, show_string(kind, "kind", "?")),
+        100 * show_number(kind, "seconds") / all);
+    return text.text ? text.text : "";
+}
+
 static char *evaluation_text(ml_arena *arena, const json_t *run) {
     json_t *e = json_object_get(run, "evaluation");
     double loss = show_number(e, "loss"), lowest = show_number(e, "lowest");
@@ -67,6 +101,7 @@ static char *events_text(ml_arena *arena, const json_t *run) {
     size_t i;
     json_array_foreach(json_object_get(run, "events"), i, event) {
         name = show_string(event, "event", "?");
+        if (strcmp(name, "start") == 0 || strcmp(name, "end") == 0) continue;
         json_object_set_new(counts, name,
                             json_integer(1 + json_integer_value(json_object_get(counts, name))));
     }
@@ -126,6 +161,7 @@ static void print_about(ml_arena *arena, const json_t *run, int width) {
     show_pairs(arena, "layout", json_object_get(about, "layout"), ", ", width);
     double parameters = show_number(about, "parameters");
     if (isfinite(parameters)) show_line("parameters", show_count_text(arena, parameters));
+    show_line("planned memory", memory_text(arena, run));
 }
 
 /* ---- Charts ---- */
@@ -160,7 +196,8 @@ void show_print_charts(ml_arena *arena, const json_t *runs, int width, bool asci
 
 /* Series that the script added, and no chart shows. */
 static void print_others(ml_arena *arena, const json_t *run) {
-    static const char *const known[] = {"tokens", "memory_gib", "step_ms", "mfu", "tflops_per_gpu"};
+    static const char *const known[] = {"tokens",  "samples", "memory_gib", "step_ms",       "mfu",
+                                        "data_ms", "eval_ms", "save_ms",    "tflops_per_gpu"};
     ml_text text = {.arena = arena};
     const char *name;
     json_t *curve;
@@ -180,10 +217,12 @@ static void print_others(ml_arena *arena, const json_t *run) {
 void show_print_run(ml_arena *arena, const json_t *run, int width, bool ascii) {
     print_about(arena, run, width);
     show_line("progress", progress_text(arena, run));
+    show_line("lost to", lost_text(arena, run));
     show_line("last", last_text(arena, run));
     print_others(arena, run);
     show_line("evaluation", evaluation_text(arena, run));
     show_line("events", events_text(arena, run));
+    show_line("profile", profile_text(arena, run));
     print_checkpoints(arena, run);
     json_t *runs = json_pack("[O]", run);
     show_print_charts(arena, runs, width, ascii);

@@ -62,6 +62,8 @@ json_t *show_read_run(const char *path) {
                             "progress", "last", "series");
     if (access(metrics, F_OK) == 0 && show_read_metrics(metrics, run) != ML_OK)
         return json_decref(run), NULL;
+    if (show_exists(path, "profile.json") && show_read_profile(path, run) != ML_OK)
+        return json_decref(run), NULL;
     add_steps(run);
     json_object_set_new(run, "checkpoints", checkpoints_of(path));
     return run;

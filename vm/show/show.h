@@ -4,7 +4,8 @@
  * --json has all that they say. Objects by "kind":
  *
  * - run: path, about (settings.json), progress {step, steps, tokens, seconds}, last {series:
- * value}, evaluation, series {name: curve}, events, checkpoints, torn (the last line is not whole)
+ * value}, evaluation, series {name: curve}, events, checkpoints, profile, torn (the last line
+ *   is not whole)
  * - checkpoint: path, step, bytes, whole, problem, record (of manifest.json), tensors, sums
  * - safetensors: path, metadata, problem, tensors, sums
  *
@@ -54,6 +55,11 @@ typedef struct {
 } show_chart;
 bool show_draw(ml_arena *arena, const json_t *runs, const char *series, const char *title,
                int width, bool ascii, show_chart *chart); /* false: no run has it */
+
+/* RUN/profile.json, a trace -> profile {seconds, steps, kinds, kernels: [{name, kind, count,
+ * seconds}]}: of the first rank's device, the longest first. */
+enum { SHOW_KERNELS = 200 };
+ml_status show_read_profile(const char *folder, json_t *run);
 
 /* metrics.jsonl -> series, events, last, evaluation, torn of a run. */
 ml_status show_read_metrics(const char *path, json_t *run);
