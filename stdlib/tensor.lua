@@ -7,7 +7,7 @@ local methods = core.tensor_methods
 -- Every elementwise op, and the leaves, as they are.
 for _, name in ipairs(core.map_ops) do m[name] = core[name] end
 for _, name in ipairs {
-  "iota", "scatter_add", "stop_gradient", "full", "input", "state", "host", "corpus", "read_tensors", "compute_dtype",
+  "iota", "scatter_add", "stop_gradient", "full", "input", "state", "host", "corpus", "write_tokens", "read_tensors", "compute_dtype",
   "hash", "json",
 } do
   m[name] = core[name]

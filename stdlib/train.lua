@@ -24,6 +24,8 @@ local task = require "mlua.task"
 ---@field schedule? fun(step: integer, steps: integer): number a factor of the optimizer's lr; default m.constant()
 ---@field steps? integer default 100
 ---@field data? string|Corpus text, .jsonl, tokens: files, folders, patterns, with weights (m.corpus); default: the text built in
+---@field eval_data? string|Corpus what evaluations use, all of it; training then uses all of data
+---@field tokenizer? string tokenizer.json, .tiktoken or .model, or "bytes": makes tokens of text, once
 ---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
 ---@field accum? integer microbatches of a step; default 1
 ---@field clip? number bound of the gradient norm; default 1, 0: off

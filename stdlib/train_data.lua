@@ -4,7 +4,9 @@ local m = require "mlua"
 
 -- The corpus, and the model's progress in it.
 return function(o)
-  local corpus = type(o.data) == "userdata" and o.data or core.corpus(o.data)
+  local function open(name) return type(name) == "userdata" and name or core.corpus(name, { tokenizer = o.tokenizer }) end
+  local corpus = open(o.data)
+  local evaluated = o.eval_every and o.eval_data and open(o.eval_data)
   o.progress = m.training_progress(o.model, o.optimizer, ("%s, seed %d"):format(corpus:name(), o.seed))
   local micro = o.batch.size // o.accum
   local data = { tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
@@ -14,11 +16,16 @@ return function(o)
     local wanted = ("%d %d %s"):format(step, i, evaluation)
     if data.held == wanted then return end
     data.held = wanted
-    local share = 1 - (o.eval_every and o.eval_share or 0)
-    corpus:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
-      seed = o.seed, vocab = o.vocab, from = evaluation and share or 0, to = evaluation and 1 or share,
+    local share = 1 - (o.eval_every and not evaluated and o.eval_share or 0)
+    local from = evaluation and evaluated or corpus
+    from:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
+      seed = o.seed, vocab = o.vocab, from = evaluation and not evaluated and share or 0, to = evaluation and 1 or share,
       skip = evaluation and 0 or o.skip,
     })
+  end
+  -- What says whether other data would give the same samples: JSON.
+  function data.identity()
+    return ('{"data":%s,"eval_data":%s}'):format(corpus:identity(), evaluated and evaluated:identity() or "null")
   end
   -- Once the programs are traced, and the model has all its parameters.
   function data.begin()

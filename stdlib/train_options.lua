@@ -7,7 +7,7 @@ local universal = require "mlua.universal"
 local options = {}
 
 local OPTIONS = {
-  "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "accum", "clip",
+  "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "eval_data", "tokenizer", "accum", "clip",
   "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
 }
 
@@ -38,6 +38,7 @@ local function positive(x) return natural(x) and x >= 1 end
 local function count_of_parts(x) return positive(x) and x <= 1 << 30 end
 local function is_axis(x) return type(x) == "userdata" and not core.is_tensor(x) end
 local function callable(x) return type(x) == "function" or type(x) == "table" and getmetatable(x) and getmetatable(x).__call end
+local function is_data(x) return type(x) == "string" or getmetatable(x) == "corpus" end
 
 -- What each option must be, in words, and the test.
 local KINDS = {
@@ -47,7 +48,8 @@ local KINDS = {
   batch = { "an axis (A.batch)", is_axis }, seq = { "an axis (A.seq)", is_axis },
   steps = { "an integer, 0 or more", natural }, accum = { "an integer from 1 to 2^30", count_of_parts },
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
-  data = { "a file's name, or what m.corpus gives", function(x) return type(x) == "string" or getmetatable(x) == "corpus" end },
+  data = { "a file's name, or what m.corpus gives", is_data }, eval_data = { "a file's name, or what m.corpus gives", is_data },
+  tokenizer = { "the file of a tokenizer", function(x) return type(x) == "string" end },
   inputs = { "a table of axes by name", function(x) return type(x) == "table" end },
   sample = { "a function of (index, random)", function(x) return type(x) == "function" end },
   eval_sample = { "a function of (index, random)", function(x) return type(x) == "function" end },
@@ -84,10 +86,10 @@ function options.complete(given)
   m.check_options("train", given or {}, OPTIONS)
   local o, settings = {}, rawget(m, "settings") or {}
   for key, value in pairs(given or {}) do o[key] = value end
-  for _, key in ipairs { "steps", "data", "accum", "seed", "log_every", "eval_every" } do
+  for _, key in ipairs { "steps", "data", "eval_data", "tokenizer", "accum", "seed", "log_every", "eval_every" } do
     if o[key] == nil then o[key] = settings[key] end
   end
-  for _, key in ipairs { "data", "log_every", "eval_every" } do
+  for _, key in ipairs { "data", "eval_data", "tokenizer", "log_every", "eval_every" } do
     local given = universal.given(key)
     if given ~= nil then o[key] = given end
   end

@@ -1,7 +1,9 @@
 #include "runtime/data/corpus.h"
 
+#include <jansson.h>
 #include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -66,6 +68,7 @@ static void open_store(ml_corpus *c, const char *path, ml_corpus_kind kind, stor
         status = cache_tokens(path, bytes ? bytes : c->tokenizer, cached, sizeof cached);
     if (status == ML_OK && !direct) status = store_open(cached, STORE_BY_NAME, false, s);
     if (bytes) ml_tokenizer_close(bytes);
+    if (status == ML_OK && !direct) s->origin = path;
     if (status != ML_OK) ml_raise_last();
     limit_open_files(c, s);
 }
@@ -197,18 +200,72 @@ bool ml_corpus_is_bytes(const ml_corpus *c) {
     return true;
 }
 
-int64_t ml_corpus_bytes_read(const ml_corpus *c) {
-    int64_t bytes = 0;
-    EACH_STORE(c, s) bytes += s->bytes_read;
-    return bytes;
-}
-
 const char *ml_corpus_name(const ml_corpus *c) {
     return c->name;
 }
 
 const ml_tokenizer *ml_corpus_tokenizer(const ml_corpus *c) {
     return c->tokenizer;
+}
+
+/* ---- Identity ----------------------------------------------------------------------------------
+ */
+
+/* Of the first and the last block and two between. */
+static ml_status hash_store(const store *s, uint64_t *hash) {
+    enum { BLOCKS = 4, TOKENS = 1024 };
+    int32_t tokens[TOKENS];
+    *hash = (uint64_t)s->tokens;
+    for (int i = 0; i < BLOCKS; i++) {
+        int64_t count = s->tokens < TOKENS ? s->tokens : TOKENS;
+        ML_TRY(store_read(s, (s->tokens - count) / (BLOCKS - 1) * i, count, tokens));
+        *hash = ml_hash(tokens, (size_t)count * sizeof *tokens, *hash);
+    }
+    return ML_OK;
+}
+
+static ml_status add_store(const store *s, const char *name, json_t *files) {
+    char digits[32];
+    uint64_t hash;
+    const char *path = s->origin ? s->origin : s->file.path ? s->file.path : name;
+    const char *slash = strrchr(path, '/');
+    ML_TRY(hash_store(s, &hash));
+    snprintf(digits, sizeof digits, "%016llx", (unsigned long long)hash);
+    json_t *file =
+        json_pack("{s:s?, s:I, s:I, s:s}", "name", slash ? slash + 1 : path, "tokens",
+                  (json_int_t)s->tokens, "bytes", (json_int_t)s->file.bytes, "hash", digits);
+    return json_array_append_new(files, file) == 0
+               ? ML_OK
+               : ml_fail(ML_NO_MEMORY, "not enough host memory to identify %s", path);
+}
+
+static ml_status add_sources(const ml_corpus *c, json_t *sources) {
+    for (int i = 0; i < c->count; i++) {
+        const source *s = &c->sources[i];
+        json_t *files = json_array();
+        json_array_append_new(sources, json_pack("{s:I, s:o}", "weight",
+                                                 (json_int_t)c->blend.count[i], "files", files));
+        for (uint32_t k = 0; k < s->stores.count; k++)
+            ML_TRY(add_store(&s->stores.at[k], s->name, files));
+    }
+    return ML_OK;
+}
+
+ml_status ml_corpus_identity(const ml_corpus *c, ml_bytes *text) {
+    char digits[32] = "bytes";
+    if (c->tokenizer)
+        snprintf(digits, sizeof digits, "%016llx",
+                 (unsigned long long)ml_tokenizer_hash(c->tokenizer));
+    json_t *sources = json_array();
+    ml_status status = add_sources(c, sources);
+    json_t *all = json_pack("{s:s, s:o}", "tokenizer", digits, "sources", sources);
+    char *line = all ? json_dumps(all, JSON_COMPACT) : NULL;
+    if (status == ML_OK)
+        status = line ? ml_bytes_add(text, line, strlen(line))
+                      : ml_fail(ML_NO_MEMORY, "not enough host memory to identify the data");
+    free(line);
+    json_decref(all);
+    return status;
 }
 
 /* ---- Drawing -----------------------------------------------------------------------------------

@@ -36,7 +36,11 @@ int64_t ml_corpus_documents(const ml_corpus *corpus);
 const char *ml_corpus_name(const ml_corpus *corpus);              /* the specification */
 const ml_tokenizer *ml_corpus_tokenizer(const ml_corpus *corpus); /* NULL: none */
 bool ml_corpus_is_bytes(const ml_corpus *corpus);                 /* every token is a byte */
-int64_t ml_corpus_bytes_read(const ml_corpus *corpus);            /* of tokens' files, by opening */
+
+/* Append what says whether other files give the same samples, as JSON: {"sources": [{"weight",
+ * "files": [{"name", "tokens", "bytes", "hash"}]}], "tokenizer"}. Folders are not in it; the hash
+ * is of some blocks of the tokens. */
+ml_status ml_corpus_identity(const ml_corpus *corpus, ml_bytes *text);
 
 typedef struct {
     int64_t seed;

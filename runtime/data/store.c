@@ -41,7 +41,7 @@ static void count_content(const unsigned char *bytes, int64_t count, content *su
 }
 
 /* From blocks all over the file. */
-static ml_status sample_content(store *s, content *sum) {
+static ml_status sample_content(const store *s, content *sum) {
     enum { BLOCKS = 16, BLOCK = 4096 };
     unsigned char block[BLOCK];
     int64_t bytes = s->file.bytes, step = bytes / BLOCKS / BLOCK * BLOCK;
@@ -50,7 +50,6 @@ static ml_status sample_content(store *s, content *sum) {
         int64_t count = bytes - first < BLOCK ? bytes - first : BLOCK;
         ML_TRY(ml_file_read(&s->file, first, block, count));
         count_content(block, count, sum);
-        s->bytes_read += count;
     }
     return ML_OK;
 }
@@ -63,7 +62,7 @@ static ml_status refuse(const store *s, const char *found, const char *how) {
 
 /* More than one control character in a hundred is no text: text has a stray one, while tokens,
  * weights and compressed data have ten or more. */
-static ml_status check_text(store *s, const unsigned char *head) {
+static ml_status check_text(const store *s, const unsigned char *head) {
     bool little = head[0] == 0xff && head[1] == 0xfe, big = head[0] == 0xfe && head[1] == 0xff;
     if (little || big) return refuse(s, "UTF-16", "iconv -f UTF-16 -t UTF-8 FILE > data.txt");
     content sum = {0};
@@ -147,7 +146,6 @@ static ml_status find_format(store *s, bool look) {
     int64_t count = s->file.bytes < ML_FILE_HEAD ? s->file.bytes : ML_FILE_HEAD;
     bool binary = store_ends_in(path, ".bin");
     ML_TRY(ml_file_read(&s->file, 0, head, count));
-    s->bytes_read += count;
     s->width = binary || store_ends_in(path, ".npy") ? 2 : 1;
     if (binary && s->file.bytes >= 1024 && (word(head) == 20240520 || word(head) == 20240801))
         return read_llmc(s, head);

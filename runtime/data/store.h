@@ -17,6 +17,7 @@ typedef enum {
 } store_kind;
 
 typedef struct {
+    const char *origin; /* the text file whose tokens these are; NULL: itself */
     ml_file file;
     const unsigned char *memory; /* instead of the file; somebody else's */
     bool reopen;                 /* the file is opened for each read: too many are open */
@@ -25,7 +26,6 @@ typedef struct {
     ml_file index;               /* .idx; descriptor -1: none */
     int64_t sequences, documents;
     int64_t lengths, pointers; /* bytes of the index where they begin */
-    int64_t bytes_read;        /* by opening */
 } store;
 
 /* Closed again where that fails. `look`: check the content by samples all over the file. */

@@ -168,6 +168,21 @@ for i = 1, #tokens do check.equal(tokens[i] >= 50 * 600 and next_tokens[i] < 75 
 for i = 1, #tokens do check.equal(next_tokens[i] - tokens[i], 600) end
 check.raises("is not below vocab=1000", function() wide:fill(tokens, next_tokens, 0, { vocab = 1000 }) end)
 
+-- Files of tokens that a script writes.
+core.write_tokens(file .. ".bin", { { 1, 2, 3 }, core.host("i32", 2):fill { 4, 70000 } }, { format = "megatron", dtype = "u32" })
+local written = core.corpus(file .. ".bin")
+check.equal(written:size(), 5)
+check.equal(written:documents(), 2)
+tokens, next_tokens = core.host("i32", 1, 4), core.host("i32", 1, 4)
+written:fill(tokens, next_tokens, 0)
+check.all(next_tokens:table(), { 2, 3, 4, 70000 }, 0, "tokens written and read")
+check.equal(written:identity():match '"tokens":(%d+)', "5")
+check.raises("does not fit the 2 bytes", core.write_tokens, file .. ".bin", { { 70000 } })
+check.raises("element 2 of a document is no token id", core.write_tokens, file .. ".bin", { { 1, -1 } })
+check.raises("document 1 is no list", core.write_tokens, file .. ".bin", { 5 })
+os.remove(file .. ".bin")
+os.remove(file .. ".idx")
+
 -- Tensor files: what is read, and what is told of others.
 local function tensors(header, data)
   local out = assert(io.open(file, "wb"))

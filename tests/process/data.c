@@ -92,3 +92,27 @@ PROCESS_TEST(masks_under_layouts) {
         CHECK_NEAR(evaluation[i], evaluation[0], 1e-6);
     }
 }
+
+/* eval_data= is all that evaluations use, from the command line too; tokenizer= makes tokens. */
+PROCESS_TEST(data_for_evaluation) {
+    process_write(
+        room, "eval.lua",
+        MODEL
+        "local r = m.train { model = Model(), batch = A.batch, seq = A.seq, steps = 3,\n"
+        "  eval_every = 3, eval_batches = 3, data = 'text', optimizer = m.sgd { lr = 0 } }\n"
+        "if r.loss then print(('loss %.9f evaluation %.9f'):format(r.loss, r.eval_loss)) end\n");
+    process_write_text(room);
+    process_shell(room, 0, "printf '{\"text\":\"%%s\"}\\n' $(yes aaaa | head -99) > a.jsonl");
+    process_shell(room, 0, "yes 'aaaa' | head -99 > a.txt");
+    static const char *const words[] = {"", "eval_data=a.txt", "eval_data=a.jsonl tokenizer=bytes",
+                                        "data=a.txt eval_data=text"};
+    double loss[4], evaluation[4];
+    for (int i = 0; i < 4; i++) {
+        process_result r =
+            process_run(room, 0, "", "run --device cpu --quiet eval.lua %s", words[i]);
+        loss[i] = process_number(r.output, "loss ");
+        evaluation[i] = process_number(r.output, "evaluation ");
+    }
+    CHECK_NEAR(evaluation[1], evaluation[2], 1e-7);
+    CHECK(evaluation[0] != evaluation[1] && loss[0] != loss[3] && evaluation[3] != evaluation[0]);
+}

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "runtime/data/corpus.h"
+#include "runtime/data/writer.h"
 #include "vm/embed.h"
 
 static ml_corpus **check_corpus(lua_State *L) {
@@ -48,6 +49,7 @@ static int core_corpus(lua_State *L) {
         return 1;
     }
     const ml_embedded *text = embed_find("corpus.txt");
+    if (name) vm_fail(L, "data=FILE", "a tokenizer needs text: name a file");
     if (!text)
         vm_fail(L, "name a file: data=FILE", "this program was built without its default text");
     vm_check(L, ml_corpus_from_memory("the default text", text->data, text->size, corpus));
@@ -109,6 +111,15 @@ static int corpus_documents(lua_State *L) {
     return 1;
 }
 
+static int corpus_identity(lua_State *L) {
+    ml_bytes text = {0};
+    ml_status status = ml_corpus_identity(*check_corpus(L), &text);
+    if (status == ML_OK) lua_pushlstring(L, text.at, text.count); /* Lua's memory has no limit */
+    ml_bytes_free(&text);
+    vm_check(L, status);
+    return 1;
+}
+
 static int corpus_name(lua_State *L) {
     lua_pushstring(L, ml_corpus_name(*check_corpus(L)));
     return 1;
@@ -151,7 +162,76 @@ static int corpus_tostring(lua_State *L) {
     return 1;
 }
 
+/* ---- Writing -----------------------------------------------------------------------------------
+ */
+
+/* Ids of a document: a list or an array of i32 on the host. */
+static ml_status write_document(lua_State *L, int at, ml_writer *writer) {
+    const vm_host *host = vm_to_host(L, at);
+    int64_t count = host ? host->count : (int64_t)lua_rawlen(L, at);
+    for (int64_t i = 0; i < count; i++) {
+        if (host)
+            vm_push_element(L, host->dtype, host->data, i);
+        else
+            lua_rawgeti(L, at, i + 1);
+        int whole;
+        lua_Integer id = lua_tointegerx(L, -1, &whole);
+        lua_pop(L, 1);
+        if (!whole || id < 0 || id > INT32_MAX)
+            return ml_fail(ML_INVALID, "element %lld of a document is no token id",
+                           (long long)i + 1);
+        ML_TRY(ml_writer_add(writer, &(uint32_t){(uint32_t)id}, 1));
+    }
+    return ml_writer_end_document(writer);
+}
+
+static ml_status write_documents(lua_State *L, ml_writer *writer) {
+    int64_t count = (int64_t)lua_rawlen(L, 2);
+    for (int64_t i = 1; i <= count; i++) {
+        lua_rawgeti(L, 2, i);
+        bool known = lua_istable(L, -1) || vm_to_host(L, -1);
+        ml_status status =
+            known ? write_document(L, lua_gettop(L), writer)
+                  : ml_fail(ML_INVALID, "document %lld is no list of token ids", (long long)i);
+        lua_pop(L, 1);
+        if (status != ML_OK) return status;
+    }
+    return ML_OK;
+}
+
+static int core_write_tokens(lua_State *L) {
+    static const char *const known[] = {"format", "dtype", NULL};
+    static const char *const formats[] = {"nanogpt", "llm.c", "megatron"};
+    const char *path = luaL_checkstring(L, 1), *format = formats[0], *dtype = "u16";
+    int kind = 0;
+    ml_writer *writer;
+    luaL_checktype(L, 2, LUA_TTABLE);
+    lua_settop(L, 3);
+    if (!lua_isnil(L, 3)) {
+        luaL_checktype(L, 3, LUA_TTABLE);
+        vm_check_options(L, 3, "write_tokens", known);
+        if (vm_option(L, 3, "format")) format = luaL_checkstring(L, -1);
+        if (vm_option(L, 3, "dtype")) dtype = luaL_checkstring(L, -1);
+    }
+    while (kind < 3 && strcmp(format, formats[kind]) != 0) kind++;
+    bool wide = strcmp(dtype, "u32") == 0;
+    if (kind == 3) vm_fail(L, "nanogpt, llm.c or megatron", "no file of tokens is %s", format);
+    if (!wide && strcmp(dtype, "u16") != 0)
+        vm_fail(L, "u16 or u32", "tokens are not written as %s", dtype);
+    vm_check(L, ml_writer_open(path, (ml_write_format)kind, wide ? 4 : 2, &writer));
+    ml_status status = write_documents(L, writer);
+    ml_error failed = *ml_error_last();
+    ml_status closed = ml_writer_close(writer, status == ML_OK);
+    if (status != ML_OK) *ml_error_last() = failed;
+    vm_check(L, status != ML_OK ? status : closed);
+    return 0;
+}
+
 static const vm_entry functions[] = {
+    {"write_tokens", core_write_tokens,
+     "path: string, documents: (Host|integer[])[], options?: {format: string, dtype: string}",
+     "write documents of token ids to a .bin file: as nanoGPT has it (the default), llm.c with its "
+     "header, or megatron with an .idx beside it; as u16 (the default) or u32 (Megatron: i32)"},
     {"corpus", core_corpus, "data?: string, options?: {dtype: string, tokenizer: string} -> Corpus",
      "data to train on: a file, folder or pattern of text (a token a byte, or a tokenizer's), "
      ".jsonl "
@@ -164,6 +244,10 @@ static const vm_entry methods[] = {
     {"size", corpus_size, "-> integer", "the number of tokens"},
     {"documents", corpus_documents, "-> integer",
      "the number of documents, a file without marks being one"},
+    {"identity", corpus_identity, "-> string",
+     "what says whether other files give the same samples, as JSON: of each its name, tokens, "
+     "bytes "
+     "and the hash of some blocks"},
     {"name", corpus_name, "-> string", "what it was opened by"},
     {"fill", corpus_fill,
      "inputs: Host, targets: Host, step: integer, options?: {seed: integer, from: number, to: "
