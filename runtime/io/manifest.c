@@ -334,7 +334,8 @@ static ml_status parse_text(ml_manifest *m, const char *path, const char *text, 
     if (length > HASHED_FROM)
         snprintf(hex, sizeof hex, "%016" PRIx64,
                  ml_hash(text + HASHED_FROM, length - HASHED_FROM, 0));
-    if (length <= HASHED_FROM || memcmp(text + HASH_AT, hex, HASH_DIGITS) != 0)
+    if (length <= HASHED_FROM || memcmp(text + HASH_AT, hex, HASH_DIGITS) != 0 ||
+        memcmp(text, "{\"hash\":\"", HASH_AT) != 0 || memcmp(text + HASHED_FROM - 2, "\",", 2) != 0)
         return ml_fail(ML_IO, "%s is damaged: its text is not the one that was written", path);
     json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, NULL);
     json_t *record = json_object_get(root, "record");

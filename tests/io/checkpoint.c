@@ -158,7 +158,6 @@ TEST(io, manifest_damaged) {
             char byte, other;
             REQUIRE(pread(descriptor, &byte, 1, at) == 1);
             other = byte ^ 4;
-            if (f < 0 && (at < 9 || at >= 25) && at < 27) continue; /* around the hash */
             REQUIRE(pwrite(descriptor, &other, 1, at) == 1);
             CHECK_STATUS(ml_manifest_read(folder, &m), ML_IO);
             CHECK(strstr(ml_error_last()->text, file) != NULL);
