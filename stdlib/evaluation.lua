@@ -1,6 +1,7 @@
 -- Evaluation: the loss on data that training does not use.
 local core = require "mlua.core"
 local m = require "mlua"
+local extras = require "mlua.train_extras"
 local step_of = require "mlua.train_step"
 
 -- The loss on the data that training does not use. Each evaluation draws the same numbers, so that losses compare: those of
@@ -9,10 +10,12 @@ return function(o, data)
   local evaluation, idle = {}, false
   evaluation.program = m.compile(function(feeds)
     if o.accum > 1 then step_of.cut_batch(o, feeds) end
-    local total, count = step_of.loss(o, feeds)
+    local total, count, results = step_of.loss(o, feeds)
     core.take_updates() -- an evaluation changes no state
     idle = m.context.idle
-    return { total = total, count = count }
+    local outputs = { total = total, count = count }
+    extras.put(results, outputs)
+    return outputs
   end, step_of.forward_inputs(o), { name = "evaluation" })
   local function run(i)
     data.fill(1, i, true, evaluation.program)
@@ -34,14 +37,16 @@ return function(o, data)
     end
     nothing_counts "before the first step"
   end
+  -- The loss, and a list of {name, value} of what else the loss returns.
   function evaluation.loss(step)
-    local total, count = 0, 0
+    local total, count, sums = 0, 0, {}
     for i = 0, o.eval_batches * o.accum - 1 do
       local result = run(i)
       total, count = total + result.total, count + result.count
+      extras.add(sums, result)
     end
     if count == 0 then nothing_counts(("step %d"):format(step)) end
-    return total / count
+    return total / count, extras.quotients(sums, "eval_")
   end
   return evaluation
 end

@@ -34,14 +34,16 @@ function m.training_log(o, flops, program)
   local lines = o.log_every or math.max(1, o.steps // 20)
   local every = columns and (o.log_every or 1) or lines
   -- What a line says: each part with its rank. The highest ranks go first where the columns are few.
-  local function parts(step, loss, norm, lr, seconds)
-    return {
+  local function parts(step, loss, norm, lr, seconds, further)
+    local list = {
       { 1, ("step %d/%d"):format(step, o.steps) }, { 2, "loss " .. decimal("%.4f", loss) }, { 6, "norm " .. decimal("%.3f", norm) },
       { 7, ("lr %.2e"):format(lr) }, { 4, count(tokens_step / seconds) .. " " .. unit .. "/s" },
       { 5, ("%.2f TFLOP/s"):format(flops / seconds / 1e12) },
       { peak > 0 and 5 or 9, peak > 0 and ("MFU %.1f%%"):format(100 * flops / seconds / peak) },
       { 8, ("%.2f GiB"):format(core.device().used_bytes / 2 ^ 30) }, { 3, "left " .. clock((o.steps - step) * seconds) },
     }
+    for i, pair in ipairs(further) do table.insert(list, 2 + i, { 3, pair[1] .. " " .. decimal("%.4f", pair[2]) }) end
+    return list
   end
   local function join(list, highest)
     local kept = {}
@@ -74,13 +76,14 @@ function m.training_log(o, flops, program)
     if before then busy = busy + core.device().busy_seconds - before end
   end
   -- What --json prints and metrics.jsonl holds: {name, value}.
-  local function fields_of(step, loss, norm, lr, seconds, bubble, predicted, planned)
+  local function fields_of(step, loss, norm, lr, seconds, further, bubble, predicted, planned)
     local list = {
       { "step", step }, { "loss", loss }, { "grad_norm", norm }, { "lr", lr }, { "tokens", step * tokens_step },
       { "tokens_per_s", tokens_step / seconds }, { "tflops_per_gpu", flops / seconds / 1e12 },
       { "mfu", peak > 0 and flops / seconds / peak }, { "memory_gib", core.device().used_bytes / 2 ^ 30 }, { "step_ms", seconds * 1e3 },
     }
     local function add(name, value) list[#list + 1] = { name, value } end
+    table.move(further, 1, #further, #list + 1, list)
     if bubble then
       add("bubble", bubble)
       add("bubble_predicted", predicted)
@@ -94,7 +97,7 @@ function m.training_log(o, flops, program)
     end
     return list
   end
-  function log.step(step, loss, norm, lr)
+  function log.step(step, loss, norm, lr, further)
     local now = core.time()
     local seconds = now - last
     last = now
@@ -107,9 +110,9 @@ function m.training_log(o, flops, program)
     if bubble and not reported and remarks then report_bubble(bubble, predicted, planned) end
     local shown, logged = step % every == 0 or first or step == o.steps, step % lines == 0 or first or step == o.steps
     first = false
-    local list = (shown or logged) and parts(step, loss, norm, lr, smooth or seconds)
+    local list = (shown or logged) and parts(step, loss, norm, lr, smooth or seconds, further)
     if logged and options.out then core.log_text(join(list, 9) .. "\n") end
-    local fields = (options.json or options.out) and fields_of(step, loss, norm, lr, seconds, bubble, predicted, planned)
+    local fields = (options.json or options.out) and fields_of(step, loss, norm, lr, seconds, further, bubble, predicted, planned)
     if options.json then
       core.write_json(run.encode(fields) .. "\n")
     elseif shown and not options.quiet then
@@ -117,12 +120,14 @@ function m.training_log(o, flops, program)
     end
     return fields
   end
-  function log.eval(step, loss)
-    core.log_text(("step %d  evaluation loss %s\n"):format(step, decimal("%.4f", loss)))
+  function log.eval(step, loss, further)
+    local text = ("step %d  evaluation loss %s"):format(step, decimal("%.4f", loss))
+    for _, pair in ipairs(further) do text = text .. "  " .. pair[1]:sub(6) .. " " .. decimal("%.4f", pair[2]) end
+    core.log_text(text .. "\n")
     if options.json then
-      core.write_json(run.encode { { "step", step }, { "eval_loss", loss } } .. "\n")
+      core.write_json(run.encode { { "step", step }, { "eval_loss", loss }, table.unpack(further) } .. "\n")
     elseif not options.quiet then
-      core.write((columns and "\r\27[K" or "") .. ("step %d  evaluation loss %s\n"):format(step, decimal("%.4f", loss)))
+      core.write((columns and "\r\27[K" or "") .. text .. "\n")
     end
   end
   function log.close()

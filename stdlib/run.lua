@@ -184,17 +184,18 @@ function run.begin(o, programs)
   function keeper.lose(what, fn, ...)
     if not kept then return fn(...) end
     local begun = core.time()
-    local result = fn(...)
+    local result, more = fn(...)
     kept.lost[what] = (kept.lost[what] or 0) + core.time() - begun
-    return result
+    return result, more
   end
   ---A step is done; `fields` are of its line (log.lua), `out` its program's results, `more` what on_step gave.
   function keeper.step(step, fields, out, more)
     if not kept then return end
     kept.step, kept.samples, kept.tokens = before.step + step, before.samples + step * o.batch.size, before.tokens + step * tokens
-    local added = {}
+    local added, known = {}, {}
+    for _, field in ipairs(fields) do known[field[1]] = true end
     for name, value in pairs(out) do
-      if not IN_LINE[name] then added[name] = value end
+      if not IN_LINE[name] and not known[name] then added[name] = value end
     end
     for _, field in ipairs(fields) do
       if field[1] == "step" then field[2] = kept.step elseif field[1] == "tokens" then field[2] = kept.tokens end
@@ -209,10 +210,11 @@ function run.begin(o, programs)
     write_line(fields)
     write_scalars(kept.step, fields)
   end
-  function keeper.eval(loss)
+  function keeper.eval(loss, further)
     if not kept then return end
-    write_line { { "step", kept.step }, { "eval_loss", loss } }
-    write_scalars(kept.step, { { "eval_loss", loss } })
+    local fields = { { "step", kept.step }, { "eval_loss", loss }, table.unpack(further) }
+    write_line(fields)
+    write_scalars(kept.step, fields)
   end
   function keeper.finish()
     if kept then event "end" end

@@ -14,7 +14,7 @@ local task = require "mlua.task"
 ---The options of m.train. steps, data, accum and seed default to the settings of those names in m.config.
 ---@class TrainOptions
 ---@field model Module the trained module; model(tokens) returns logits over batch, seq and vocab
----@field loss? fun(tokens: Tensor, targets: Tensor): Tensor, Tensor|number a sum and a count, instead of the logits' cross-entropy; with inputs a function of their table
+---@field loss? fun(tokens: Tensor, targets: Tensor): Tensor, Tensor|number, table? a sum and a count, instead of the logits' cross-entropy, and further sums and counts by name; with inputs a function of their table
 ---@field batch Axis of the whole step
 ---@field seq? Axis positions; may be left out with inputs
 ---@field inputs? table<string, table> own examples: the axes of each input, the batch first, and its dtype, as in m.compile
@@ -43,12 +43,18 @@ local task = require "mlua.task"
 ---@field loss number
 ---@field grad_norm number before clipping
 ---@field aux_loss? number what modules add (m.add_loss)
+---@field [string] number what the loss returns beside its sum and count, by name
 
 ---What m.train returns; under mlua check all fields are nil.
 ---@class TrainResult
 ---@field loss? number of the last step
 ---@field eval_loss? number of the last evaluation
 ---@field steps? integer
+---@field [string] number what the loss returns beside its sum and count, of the last step; and of the last evaluation (eval_accuracy)
+
+local function set(result, list)
+  for _, pair in ipairs(list) do result[pair[1]] = pair[2] end
+end
 
 ---Train a model. `model(tokens)` returns logits, or `loss(tokens, targets)` a sum and a count. batch
 ---and seq are axes (batch is the whole step's); `accum` cuts a step into microbatches; `clip`
@@ -61,6 +67,8 @@ local task = require "mlua.task"
 ---Own examples: `inputs = {tokens = {A.batch, A.seq, dtype = "i32"}, image = {A.batch, A.pixels}}`, `sample(index, random)`, which
 ---returns a row of each, and `loss(inputs)`. A rank makes the examples of its own rows alone, while the device computes; an
 ---example must follow from its index and what `random` draws, so that every layout, accumulation and restart sees the same ones.
+---A third value of the loss, { accuracy = {sum, count} }, is summed over microbatches and ranks, divided, and part of each line, of
+-----json, of on_step's outputs and of the result; evaluations give eval_accuracy.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
 ---@param options TrainOptions
 ---@return TrainResult
@@ -118,12 +126,15 @@ function m.train(options)
       nonfinite.explain(o, data, before, step, out.loss, out.grad_norm)
     end
     o.progress.advance(o.batch.size)
-    local fields = log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr)
+    local further = step_of.results(o, out)
+    set(result, further)
+    local fields = log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr, further)
     keeper.step(step, fields, out, o.on_step and o.on_step(step, out))
     if evaluation and (step % o.eval_every == 0 or step == o.steps) then
-      result.eval_loss = keeper.lose("eval", evaluation.loss, step)
-      log.eval(step, result.eval_loss)
-      keeper.eval(result.eval_loss)
+      result.eval_loss, further = keeper.lose("eval", evaluation.loss, step)
+      set(result, further)
+      log.eval(step, result.eval_loss, further)
+      keeper.eval(result.eval_loss, further)
     end
     if core.stopped() then break end
   end

@@ -71,13 +71,13 @@ end
 -- A loss that returns anything but a sum and a count is an error here and not deep in the step.
 local function checked_loss(loss)
   return function(...)
-    local total, count = loss(...)
+    local total, count, results = loss(...)
     if not core.is_tensor(total) or not (core.is_tensor(count) or type(count) == "number") then
       core.fail(("m.train's loss must return a sum and a count, got %s and %s"):format(m.shown(total), m.shown(count)), {
         help = "such as m.cross_entropy(model(tokens), targets); for a mean return it and 1",
       })
     end
-    return total, count
+    return total, count, results
   end
 end
 
@@ -113,7 +113,7 @@ function options.complete(given)
   local parts = m.microbatches(o.accum)
   m.check_batch(o.batch, o.seq, parts, o.accum)
   o.accum = parts
-  o.own_loss = o.loss ~= nil
+  o.own_loss, o.loss_function = o.loss ~= nil, o.loss
   o.loss = checked_loss(o.loss or options.default_loss(o))
   if o.data == "" then o.data = nil end
   if o.eval_every == 0 then o.eval_every = nil end

@@ -2,6 +2,7 @@
 -- that applies their sums.
 local core = require "mlua.core"
 local m = require "mlua"
+local extras = require "mlua.train_extras"
 local options = require "mlua.train_options"
 local own = require "mlua.train_inputs"
 
@@ -66,12 +67,24 @@ function step.forward_feeds(o, data, number, micro)
   return step.feeds(data, { step = number, micro = o.accum > 1 and micro or nil })
 end
 
--- The loss of a microbatch: of its inputs, or of tokens and targets.
+-- The loss of a microbatch, of its inputs or of tokens and targets: a sum, a count, and a list of further results.
 function step.loss(o, feeds)
-  if not o.inputs then return o.loss(feeds.tokens, feeds.targets) end
-  local inputs = {}
-  for name in pairs(o.inputs) do inputs[name] = feeds[name] end
-  return o.loss(setmetatable(inputs, getmetatable(feeds)))
+  local total, count, results
+  if o.inputs then
+    local inputs = {}
+    for name in pairs(o.inputs) do inputs[name] = feeds[name] end
+    total, count, results = o.loss(setmetatable(inputs, getmetatable(feeds)))
+  else
+    total, count, results = o.loss(feeds.tokens, feeds.targets)
+  end
+  return total, count, extras.check(results, o.loss_function or o.loss)
+end
+
+-- The loss's further results in what a step returned: {name, value}.
+function step.results(o, out)
+  local list = {}
+  for i, result in ipairs(o.results) do list[i] = { result.name, out[result.name] } end
+  return list
 end
 
 -- A parameter of another model is an error, unless the script defines the loss, which may use other models.
@@ -112,7 +125,7 @@ end
 
 ---The program of one training step: forward, gradients, clipping, optimizer. Inputs tokens, targets
 ---(i32), rate (the schedule's factor) and step (i64, from 1); outputs loss, grad_norm and, where
----modules add losses, aux_loss.
+---modules add losses, aux_loss, and what the loss returns beside its sum and count.
 ---@param o TrainOptions loss or model, optimizer, batch, seq, clip
 ---@param parameters? State[] default: those of the model
 ---@return Program
@@ -120,11 +133,13 @@ function m.step_program(o, parameters)
   o.accum = o.accum or 1
   o.loss = o.loss or options.default_loss(o)
   return m.compile(function(feeds)
-    local total, count = step.loss(o, feeds)
+    local total, count, results = step.loss(o, feeds)
     local added = m.added_loss(count)
     local trained, gradients = differentiate(o, added and total + added or total, parameters or m.parameters(o.model))
     local out = apply(o, trained, gradients, total, count, feeds)
     out.aux_loss = added and added / count
+    for _, r in ipairs(results) do out[r.name] = r.sum / r.count end
+    o.results = results
     return out
   end, token_inputs(o, { rate = {}, step = { dtype = "i64" } }), { name = "step", training = true })
 end
@@ -157,7 +172,7 @@ function step.accumulated_step(o)
   local added_sum, weights, totals
   local micro = m.compile(function(feeds)
     step.cut_batch(o, feeds)
-    local total, count = step.loss(o, feeds)
+    local total, count, results = step.loss(o, feeds)
     local added, weight = m.added_loss(count)
     local function add(state, value) state:assign(core.where(feeds.first, 0, state:read()) + value) end
     local gradients
@@ -179,6 +194,11 @@ function step.accumulated_step(o)
     for _, t in ipairs(totals) do add(t.state, t.value) end
     add(loss_sum, total)
     add(loss_count, count)
+    for _, r in ipairs(results) do
+      add(accumulator("accumulated result " .. r.name, {}), r.sum)
+      add(accumulator("accumulated count of " .. r.name, {}), r.count)
+    end
+    o.results = results
   end, token_inputs(o, { step = { dtype = "i64" }, micro = { dtype = "i64" }, first = { dtype = "bool" } }), {
     name = "microbatch", training = true, microbatches = o.accum,
   })
@@ -188,6 +208,9 @@ function step.accumulated_step(o)
     local out = apply(o, parameters, gradients, loss_sum:read(), loss_count:read(), feeds)
     out.aux_loss = added_sum and added_sum:read() / loss_count:read()
     out.uneven = weights and uneven(weights[1]:read(), weights[2]:read(), o.accum)
+    for _, r in ipairs(o.results) do
+      out[r.name] = accumulator("accumulated result " .. r.name):read() / accumulator("accumulated count of " .. r.name):read()
+    end
     for _, t in ipairs(totals) do
       if t.update then t.update(t.state:read()) end
     end

@@ -45,6 +45,20 @@ train("no batch", with(), { inputs = { tokens = { A.seq, A.batch, dtype = "i32" 
 train("no inputs", with(), { inputs = false })
 train("data too", with(), { vocab = 8 })
 train("an unknown input", with(), { loss = function(i) return i.tokenz:sum(), 1 end })
+local function result(what, results)
+  train(what, with("tokens", { 1, 2, 3 }), { loss = function(i)
+    local sum, count = m.cross_entropy(model(i.tokens, i.image), i.tokens)
+    return sum, count, results(i, sum, count)
+  end })
+end
+result("a result", function(_, sum, count) return { half = { sum, 2 * count }, one = { 1, 1 } } end)
+result("a tensor", function(_, sum) return sum end)
+result("no count", function(_, sum) return { half = sum } end)
+result("an axis", function(i) return { pixels = { i.image:sum "batch", 1 } } end)
+result("a name that each line has", function(_, sum) return { grad_norm = { sum, 1 } } end)
+result("a name of evaluation", function(_, sum) return { eval_half = { sum, 1 } } end)
+result("no name", function(_, sum) return { { sum, 1 } } end)
+
 local random = m.random_numbers(1, 2)
 for _, call in ipairs {
   function() random:fill(3) end, function() random:integer(3, 1) end, function() random:fill(m.host("i32", 2), 0, 1 << 40) end,

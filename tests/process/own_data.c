@@ -29,6 +29,35 @@ DIST_TEST(own_data) {
     compare(room, 0, 2);
 }
 
+/* What a loss returns beside its sum and count, of the default data too: in --json, metrics.jsonl,
+ * on_step and the result. */
+PROCESS_TEST(extra_results) {
+    process_write(
+        room, "extra.lua",
+        "local m = require 'mlua'\n"
+        "local A = m.axes { vocab = 256, embed = 4, seq = 4, batch = 4 }\n"
+        "local Model = m.module('Model', function(self) self.table = m.param { A.vocab, A.embed } "
+        "end)\n"
+        "function Model:forward(t) return self.table:gather(t, 'vocab'):dot(self.table, 'embed') "
+        "end\n"
+        "local model, seen = Model(), 0\n"
+        "local r = m.train { model = model, batch = A.batch, seq = A.seq, steps = 2, eval_every = "
+        "2, accum = 2,\n"
+        "  loss = function(tokens, targets)\n"
+        "    local sum, count = m.cross_entropy(model(tokens), targets)\n"
+        "    return sum, count, { double = { 2 * sum, count }, none = { 0 * sum, 0 } }\n"
+        "  end,\n"
+        "  on_step = function(_, out) seen = seen + math.abs(out.double - 2 * out.loss) end }\n"
+        "assert(seen < 1e-4 and math.abs(r.double - 2 * r.loss) < 1e-4)\n"
+        "assert(math.abs(r.eval_double - 2 * r.eval_loss) < 1e-4 and r.none ~= r.none)\n");
+    process_result r =
+        process_shell(room, 0,
+                      "\"$MLUA\" run --device cpu --json --out run extra.lua >json; "
+                      "for f in json run/metrics.jsonl; do grep -c '\"double\":[0-9.]*,' $f; "
+                      "grep -c '\"none\":null' $f; grep -c '\"eval_double\":1' $f; done");
+    process_expect(&r, "2\n2\n1\n2\n2\n1\n");
+}
+
 static void every_layout(process_room *room) {
     compare(room, 0, (int)(sizeof layouts / sizeof *layouts));
 }

@@ -40,7 +40,8 @@ local function loss(i)
   local logits, counted = model(i.tokens, i.image), m.ge(i.targets, 0)
   local at = m.where(counted, i.targets, 0)
   local each = (logits:logsumexp "vocab" - (logits * m.one_hot(at, A.vocab)):sum "vocab") * i.weight
-  return m.where(counted, each, 0):sum(), (counted:cast "f32" * i.weight):sum()
+  local further = { accuracy = m.accuracy(logits, i.targets), weight = { i.weight:sum(), i.weight:size "batch" } }
+  return m.where(counted, each, 0):sum(), (counted:cast "f32" * i.weight):sum(), further
 end
 local result = m.train {
   model = model, batch = A.batch, steps = cfg.steps, accum = cfg.accum, eval_every = cfg.steps, eval_batches = 1, loss = loss,
@@ -48,7 +49,7 @@ local result = m.train {
     targets = { A.batch, A.seq, dtype = "i32" }, weight = { A.batch } },
   sample = sample, eval_sample = example,
   on_step = function(step, out)
-    if m.rank() == 0 then print(("step %d loss %.9g norm %.9g"):format(step, out.loss, out.grad_norm)) end
+    if m.rank() == 0 then print(("step %d loss %.9g norm %.9g accuracy %.9g weight %.9g"):format(step, out.loss, out.grad_norm, out.accuracy, out.weight)) end
   end,
   layout = m.layout {
     mesh = { { "pp", 1 }, { "dp", 1 }, { "cp", 1 }, { "tp", 1 } },
@@ -57,5 +58,5 @@ local result = m.train {
     state = cfg.zero and { dp = "flat" } or nil, stages = { pp = "blocks", schedule = cfg.schedule },
   },
 }
-if m.rank() == 0 then print(("evaluation %.9g"):format(result.eval_loss)) end
+if m.rank() == 0 then print(("evaluation %.9g accuracy %.9g"):format(result.eval_loss, result.eval_accuracy)) end
 assert(made == cfg.steps * cfg.batch // cfg.parts, ("rank %d made %d examples"):format(m.rank(), made))
