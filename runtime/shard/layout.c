@@ -136,6 +136,16 @@ static bool divides(const ml_layout *layout, const ml_type *type, const ml_place
     return type->size[position] % parts == 0;
 }
 
+/* Rules 2 and 3: where mesh axis i splits the axis at `position`, if it does. */
+static void place_listed(const ml_layout *layout, const ml_graph *g, const ml_type *type, int i,
+                         int position, const char *what, ml_placements *p) {
+    int64_t parts = ml_layout_parts(layout, p, position);
+    bool even = divides(layout, type, p, i, position);
+    if (type->size[position] < parts * layout->axis[i].size) return;
+    if (!even && parts > 1 && what) ml_layout_indivisible(layout, g, type, p, i, position, what);
+    if (even || parts == 1) p->over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
+}
+
 /* Rule 6: the longest axis that no mesh axis splits, in equal parts of which the last are padded.
  */
 static void place_uneven(const ml_layout *layout, const ml_type *type, int i, ml_placements *p) {
@@ -173,9 +183,7 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
         for (int k = 0; k < count; k++) {
             int position = ml_type_find(type, listed[k]);
             if (position < 0) continue;
-            bool fits = divides(layout, type, &p, i, position);
-            if (!fits && what) ml_layout_indivisible(layout, g, type, &p, i, position, what);
-            if (fits) p.over[i] = (ml_placement){ML_SPLIT, (uint8_t)position};
+            place_listed(layout, g, type, i, position, what, &p);
             break;
         }
     }

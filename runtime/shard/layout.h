@@ -3,9 +3,12 @@
  * The sharding spec of a tensor has one entry for each mesh axis (ml_layout_place):
  * 1. A table of each mesh axis lists logical axes in order: `params` is that of states and of
  *    gradients shaped like them, `acts` that of all else.
- * 2. The tensor is split over the mesh axis along the first listed axis that it has. The size must
- *    divide, else it is an error (or, where no error is asked for, the tensor is not split here).
- * 3. A tensor without a listed axis is replicated, but for rules 4 to 7.
+ * 2. The tensor is split over the mesh axis along the first listed axis that it has. Where the size
+ *    does not divide, each part has the quotient rounded up; the last ones are filled up, or
+ *    nothing but filling, which no result shows (README.md). Such an axis is cut by one mesh axis
+ *    alone: another that lists it too is an error, or, where none is asked for, does not split it.
+ * 3. A tensor without a listed axis is replicated, but for rules 4 to 7; and so is one whose axis
+ *    has fewer elements than there are ranks to split it (key/value heads that ranks share).
  * `flat` on a mesh axis is ZeRO-1. It places the optimizer states that rule 2 has not split:
  * 4. along the first axis that divides and that no inner mesh axis (a later one) splits;
  * 5. else along the first axis that divides, inside of the parts of the inner mesh axes;
@@ -92,8 +95,8 @@ typedef struct {
 } ml_placements; /* by mesh axis */
 
 /* The sharding spec. state_kind is that of the state where the tensor is one (or -1 for
- * activations). Raises ML_INVALID where the axis does not divide, with what would divide in the
- * help; with `what` NULL such an axis is left whole. */
+ * activations). Raises ML_INVALID where several mesh axes cut an axis that they do not divide, with
+ * what would divide in the help; with `what` NULL such an axis is left whole. */
 ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                               int state_kind, const char *what);
 /* Raises ML_INVALID: mesh axis i cannot split the axis at `position` of `what`, beside those of p.

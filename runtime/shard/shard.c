@@ -525,6 +525,7 @@ static void body(void *argument) {
         enter_root(s, update->value);
         ml_placements at = update_placement(s, update);
         ml_ref value = shard_get(s, update->value, &at);
+        value = shard_clear(s, value, ml_graph_type(s->from, update->value), &at);
         if (unfit && !s->layout->stages.on) value = shard_unless(s, unfit, update, value);
         p->local.updates[i] = (ml_update){update->state, value};
     }

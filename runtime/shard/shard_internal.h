@@ -158,6 +158,8 @@ bool shard_candidate(const sharder *s, ml_ref n, ml_axis axis, const int *source
  * source i. */
 void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                  const ml_placements *out, ml_ref *outputs);
+/* x, a part of a tensor of type `global`, with 0 in what fills it up. */
+ml_ref shard_clear(sharder *s, ml_ref x, const ml_type *global, const ml_placements *at);
 void shard_local_attention(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
                            const ml_placements *out, ml_ref *outputs);
 

@@ -1,4 +1,5 @@
 /* The op of one rank: the same op on parts, with indices shifted to where the part begins. */
+#include <math.h>
 #include <string.h>
 
 #include "runtime/shard/shard_internal.h"
@@ -69,18 +70,81 @@ static void ragged_sources(sharder *s, ml_ref n, const ml_ref *sources, const ml
         local[k] = k < 2 || !base ? sources[k] : local_bounds(s, sources[k], base, x->size[rows]);
 }
 
-/* 0 where a part is filled up: a sum's operand. */
-static ml_ref clear_filling(sharder *s, ml_ref n, ml_ref x, const ml_placements *at) {
-    const ml_type *global = ml_graph_type(s->from, ml_graph_source(s->from, n, 0));
+/* ---- Filling --------------------------------------------------------------------------------- */
+
+/* What changes nothing in the reduction: 0, or the least or greatest number of the dtype. */
+static ml_ref identity(ml_graph *g, ml_op op, ml_dtype dtype) {
+    int64_t greatest = dtype == ML_I64 ? INT64_MAX : dtype == ML_BOOL ? 1 : INT32_MAX;
+    if (op != ML_OP_MAX && op != ML_OP_MIN) return ml_const(g, dtype, 0);
+    if (ml_is_float(dtype)) return ml_const(g, dtype, op == ML_OP_MAX ? -INFINITY : INFINITY);
+    if (op == ML_OP_MAX) greatest = dtype == ML_BOOL ? 0 : -greatest - 1;
+    return ml_const_int(g, dtype, greatest);
+}
+
+/* Whether what fills x up along the axis is 0: states' always is. (Products of it too, but for
+ * those with what is not finite, which make all of a row infinite or NaN.) */
+static bool is_clear(const ml_graph *g, ml_ref x, ml_axis axis, int depth) {
+    const ml_node *node = ml_graph_node(g, x);
+    double value;
+    if (ml_graph_constant(g, x, &value)) return value == 0;
+    if (node->op == ML_OP_STATE) return true;
+    bool linear = node->op == ML_OP_CAST || node->op == ML_OP_PERMUTE || node->op == ML_OP_NEG ||
+                  node->op == ML_OP_STOP_GRADIENT || node->op == ML_OP_BROADCAST;
+    bool product = node->op == ML_OP_MUL || node->op == ML_OP_DOT;
+    bool sum = node->op == ML_OP_ADD || node->op == ML_OP_SUB;
+    if (depth == 0 || !(linear || product || sum)) return false;
+    int having = 0, clear = 0;
+    for (int k = 0; k < node->source_count; k++) {
+        ml_ref source = ml_graph_source(g, x, k);
+        if (ml_type_find(ml_graph_type(g, source), axis) < 0) continue;
+        having++;
+        clear += is_clear(g, source, axis, depth - 1);
+    }
+    return having == clear && having >= (sum ? 2 : 1);
+}
+
+/* x, the part of a tensor of type `global`, with what changes nothing in a reduction by `op` where
+ * it is filled up along its axis i. */
+static ml_ref fill(sharder *s, ml_ref x, const ml_type *global, const ml_placements *at, int i,
+                   ml_op op) {
     const ml_type t = *ml_graph_type(s->to, x);
-    for (int i = 0; i < t.rank; i++) {
-        if (!ml_layout_uneven(s->layout, global, at, i)) continue;
-        ml_ref index = global_iota(s, at, i, t.axis[i], t.size[i]);
-        ml_ref counts =
-            ml_map2(s->to, ML_OP_LT, index, ml_const_int(s->to, ML_I32, global->size[i]));
-        x = ml_where(s->to, counts, x, ml_const(s->to, (ml_dtype)t.dtype, 0));
+    ml_ref value = identity(s->to, op, (ml_dtype)t.dtype);
+    double number;
+    if (!ml_layout_uneven(s->layout, global, at, i)) return x;
+    if (ml_graph_constant(s->to, value, &number) && number == 0 && is_clear(s->to, x, t.axis[i], 8))
+        return x;
+    ml_ref index = global_iota(s, at, i, t.axis[i], t.size[i]);
+    ml_ref counts = ml_map2(s->to, ML_OP_LT, index, ml_const_int(s->to, ML_I32, global->size[i]));
+    return ml_where(s->to, counts, x, value);
+}
+
+ml_ref shard_clear(sharder *s, ml_ref x, const ml_type *global, const ml_placements *at) {
+    for (int i = 0; i < global->rank; i++) x = fill(s, x, global, at, i, ML_OP_SUM);
+    return x;
+}
+
+/* Source k of n, along the axes that n reduces: filling changes nothing. */
+static ml_ref reduced_source(sharder *s, ml_ref n, int k, ml_ref x, const ml_placements *at) {
+    const ml_type *global = ml_graph_type(s->from, ml_graph_source(s->from, n, k));
+    const ml_type *t = ml_graph_type(s->from, n);
+    ml_op op = ml_graph_node(s->from, n)->op;
+    const int64_t *args = ml_graph_args(s->from, n);
+    for (int i = 0; i < global->rank; i++) {
+        bool kept = ml_type_find(t, global->axis[i]) >= 0 &&
+                    (op != ML_OP_SCATTER_ADD || global->axis[i] != (ml_axis)args[0]);
+        if (!kept) x = fill(s, x, global, at, i, op);
     }
     return x;
+}
+
+/* Indices beyond the end of the whole axis, which has a filled up end, are nowhere. */
+static ml_ref within(sharder *s, ml_ref index, const ml_type *whole, const ml_placements *at,
+                     int position) {
+    if (!ml_layout_uneven(s->layout, whole, at, position)) return index;
+    ml_dtype dtype = (ml_dtype)ml_graph_type(s->to, index)->dtype;
+    ml_ref inside =
+        ml_map2(s->to, ML_OP_LT, index, ml_const_int(s->to, dtype, whole->size[position]));
+    return ml_where(s->to, inside, index, ml_const_int(s->to, dtype, -1));
 }
 
 void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placements *need,
@@ -110,15 +174,18 @@ void shard_local(sharder *s, ml_ref n, const ml_ref *sources, const ml_placement
         const ml_type *table = ml_graph_type(s->to, sources[0]);
         int at = ml_type_find(table, (ml_axis)args[0]);
         pair[0] = sources[0];
-        pair[1] = shifted(s, sources[1], &need[0], at, table->size[at]);
+        pair[1] = within(s, sources[1], ml_graph_type(s->from, ml_graph_source(s->from, n, 0)),
+                         &need[0], at);
+        pair[1] = shifted(s, pair[1], &need[0], at, table->size[at]);
         sources = pair;
     } else if (op == ML_OP_SCATTER_ADD) {
         int at = ml_type_find(t, (ml_axis)args[0]);
         pair[0] = shifted(s, sources[0], out, at, local.size[at]);
-        pair[1] = sources[1];
+        pair[1] = reduced_source(s, n, 1, sources[1], &need[1]);
         sources = pair;
-    } else if (op == ML_OP_SUM) {
-        pair[0] = clear_filling(s, n, sources[0], &need[0]);
+    } else if (op == ML_OP_SUM || op == ML_OP_MAX || op == ML_OP_MIN || op == ML_OP_DOT) {
+        for (int k = 0; k < node->source_count; k++)
+            pair[k] = reduced_source(s, n, k, sources[k], &need[k]);
         sources = pair;
     } else if (ml_op_is_ragged(op)) {
         ragged_sources(s, n, sources, need, pair);

@@ -405,7 +405,7 @@ static void propose_product(sharder *s, ml_ref n) {
     if (bounds->rank < 2 || shard_rank(s, group) >= SHARD_UNLISTED) return;
     rows.batch = bounds->axis[bounds->axis[0] == group];
     int groups = ml_type_find(bounds, group);
-    if (bounds->size[groups] % ranks) return;
+    if (bounds->size[groups] % ranks || bounds->size[!groups] % ranks) return;
     for (int j = 0; j < s->mesh; j++)
         if (shard_same(s->need[2].over[j], shard_split(groups))) return;
     bool split = false;

@@ -110,26 +110,32 @@ static const ml_type *source_type(const sharder *s, ml_ref n, int k) {
     return ml_graph_type(s->from, ml_graph_source(s->from, n, k));
 }
 
-/* Whether what ZeRO-1 splits unevenly, or what was made of it, may be cut so here: filling is in
- * the way of all but elementwise ops and sums (shard_local.c). */
-static bool may_be_uneven(const sharder *s, ml_ref n, bool flat, const int *source_positions) {
-    const ml_node *node = ml_graph_node(s->from, n);
-    bool fits = ml_ops[node->op].op_class == ML_CLASS_MAP || node->op == ML_OP_PERMUTE ||
-                node->op == ML_OP_SUM;
-    if (!fits || !s->values[n].params || !s->layout->axis[s->mesh].flat) return false;
-    for (int k = 0; k < node->source_count && !flat; k++)
-        flat = source_positions[k] >= 0 && source_has(s, n, k, shard_split(source_positions[k]));
-    return flat;
+/* The size of the axis that is cut, where it is one size wherever it is found; else 0. */
+static int64_t size_cut(const sharder *s, ml_ref n, const int *source_positions, int out) {
+    int64_t size = out >= 0 ? ml_graph_type(s->from, n)->size[out] : -1;
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++) {
+        if (source_positions[k] < 0) continue;
+        int64_t other = source_type(s, n, k)->size[source_positions[k]];
+        if (size >= 0 && size != other) return 0;
+        size = other;
+    }
+    return size < 0 ? 0 : size;
+}
+
+/* Whether parts may be filled up here (README.md): elements keep their places along the axis, or a
+ * reduction leaves out what fills it up (shard_local.c); and each rank has room for an element. */
+static bool may_be_filled(const sharder *s, ml_ref n, const int *source_positions, int out) {
+    if (ml_op_is_ragged(ml_graph_node(s->from, n)->op)) return false;
+    return size_cut(s, n, source_positions, out) >= s->layout->axis[s->mesh].size;
 }
 
 static bool is_uneven(const sharder *s, ml_ref n, const int *source_positions, int out) {
-    const ml_type *t = ml_graph_type(s->from, n);
-    for (int k = 0; out < 0 && k < ml_graph_node(s->from, n)->source_count; k++) {
-        if (source_positions[k] < 0) continue;
-        t = source_type(s, n, k);
-        out = source_positions[k];
-    }
-    return out >= 0 && t->size[out] % s->layout->axis[s->mesh].size != 0;
+    int64_t ranks = s->layout->axis[s->mesh].size;
+    if (out >= 0 && ml_graph_type(s->from, n)->size[out] % ranks) return true;
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+        if (source_positions[k] >= 0 && source_type(s, n, k)->size[source_positions[k]] % ranks)
+            return true;
+    return false;
 }
 
 /* A cut along `axis`, at source_positions[k] of source k (-1: it lacks it) and at `out` of the
@@ -142,7 +148,7 @@ static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions,
     bool wanted[2] = {(is_flat && !flat.within) || shard_candidate(s, n, axis, source_positions),
                       (is_flat && flat.within) || source_is_within(s, n, source_positions)};
     bool uneven = is_uneven(s, n, source_positions, out);
-    if (uneven && !may_be_uneven(s, n, is_flat, source_positions)) return;
+    if (uneven && !may_be_filled(s, n, source_positions, out)) return;
     for (int within = 0; within < 2; within++) {
         if (!wanted[within]) continue;
         shard_strategy *to = shard_strategy_new(s, n, shard_rank(s, axis));
@@ -223,7 +229,8 @@ static bool propose_place(sharder *s, ml_ref n) {
     int position = ml_type_find(t, (ml_axis)args[asked]);
     for (int i = 0; i < s->mesh; i++)
         if (shard_same(s->need[0].over[i], shard_split(position))) parts *= s->layout->axis[i].size;
-    if (t->size[position] % parts)
+    to->uneven = t->size[position] % parts != 0;
+    if (to->uneven && (parts > s->layout->axis[s->mesh].size || parts > t->size[position]))
         ml_layout_indivisible(s->layout, s->from, t, s->need, s->mesh, position, node_text(s, n));
     s->pool.at[to->sources] = to->out[0] = shard_split(position);
     return true;

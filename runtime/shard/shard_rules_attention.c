@@ -21,7 +21,8 @@ static ml_axis key_axis(const attention *x, ml_axis axis) {
     return axis == x->args.heads ? x->args.kv_heads : axis;
 }
 
-/* Split along `axis` wherever it is found: in k and v under the name that it has there. */
+/* Split along `axis` wherever it is found: in k and v under the name that it has there. Heads that
+ * fill up a part are computed like others, and those of k and v then have as many. */
 static shard_strategy *split_along(const attention *x, ml_axis axis, ml_axis in_keys) {
     sharder *s = x->s;
     shard_strategy *to = shard_strategy_new(s, x->n, shard_rank(s, axis));
@@ -29,8 +30,11 @@ static shard_strategy *split_along(const attention *x, ml_axis axis, ml_axis in_
         int at = ml_type_find(type_of(x, k), k == K || k == V ? in_keys : axis);
         if (at >= 0) s->pool.at[to->sources + (uint32_t)k] = shard_split(at);
     }
-    int at = ml_type_find(type_of(x, Q), axis);
+    int at = ml_type_find(type_of(x, Q), axis), kv = ml_type_find(type_of(x, K), in_keys);
     if (at >= 0) to->out[0] = shard_split(at);
+    int64_t size = at >= 0 ? type_of(x, Q)->size[at] : 0, ranks = s->layout->axis[s->mesh].size;
+    to->uneven = axis != x->args.seq && size >= ranks && size % ranks &&
+                 (!in_keys || (kv >= 0 && type_of(x, K)->size[kv] == size));
     if (!x->grad) {
         at = ml_type_find(&x->score, axis);
         to->out[1] = shard_split(at);
@@ -74,7 +78,9 @@ static void propose_heads(const attention *x) {
     ml_axis heads = x->args.heads, kv = x->args.kv_heads;
     if (!worth(x, heads)) return;
     if (cut_before(x, Q, heads) == cut_before(x, K, kv)) (void)split_along(x, heads, kv);
-    if (heads != kv && shard_rank(s, kv) >= SHARD_PARAMS) (void)split_along(x, heads, 0);
+    int64_t keys = type_of(x, K)->size[ml_type_find(type_of(x, K), kv)];
+    bool shared = shard_rank(s, kv) >= SHARD_PARAMS || keys % s->layout->axis[s->mesh].size;
+    if (heads != kv && shared) (void)split_along(x, heads, 0);
 }
 
 static void propose_queries(const attention *x) {

@@ -54,6 +54,13 @@ static void placements(fixture *f) {
     CHECK_TEXT(placed(f, &layout, "embed6 vocab8", ML_STATE_OPTIMIZER),
                "bf16[embed=6, vocab=8@dp]");
     CHECK_TEXT(placed(f, &layout, "", ML_STATE_OPTIMIZER), "bf16");
+    /* Filled up ends; and what has fewer elements than there are ranks to split it. */
+    CHECK_TEXT(placed(f, &layout, "batch9 heads7", -1), "bf16[batch=9@dp, heads=7@tp]");
+    CHECK_TEXT(local(f, &layout, "batch9 heads7", -1), "bf16[batch=3, heads=4]");
+    CHECK_TEXT(local(f, &layout, "batch5 heads1", -1), "bf16[batch=2, heads=1]");
+    CHECK_TEXT(placed(f, &layout, "batch3 seq3", -1), "bf16[batch=3, seq=3@cp]");
+    CHECK_TEXT(placed(f, &layout, "embed5 heads7", ML_STATE_OPTIMIZER),
+               "bf16[embed=5@dp, heads=7@tp]");
     CHECK_TEXT(shard_layout_text(f, &layout),
                "dp=4 acts(batch) flat, cp=2 acts(seq), one=1 acts(embed), "
                "tp=2 params(heads ffn) acts(heads ffn seq)");
@@ -83,16 +90,17 @@ static void place(void *argument) {
 }
 
 static void indivisible(fixture *f) {
-    placing p = {f, shard_layout(f, "tp8 params kv_heads"), "embed16 kv_heads6", 0};
+    placing p = {f, shard_layout(f, "tp2 params kv_heads; ep2 params kv_heads"),
+                 "embed16 kv_heads6", 0};
     CHECK_RAISES(place, &p, ML_INVALID,
-                 "cannot split \"kv_heads\" of state \"wk\", 6 elements, over tp=8");
+                 "cannot split \"kv_heads\" of state \"wk\", 6 elements, over tp=2 x ep=2");
     CHECK_TEXT(ml_error_last()->help,
-               "sizes that divide: tp=1, 2, 3, 6; or leave \"kv_heads\" out of what tp splits");
-    p = (placing){f, shard_layout(f, "dp2 acts seq; cp2 acts seq; tp3 acts seq"), "seq8", -1};
+               "sizes that divide: ep=1, 3; or leave \"kv_heads\" out of what ep splits");
+    p = (placing){f, shard_layout(f, "dp2 acts seq; cp2 acts seq; tp3 acts seq"), "seq16", -1};
     CHECK_RAISES(place, &p, ML_INVALID,
-                 "cannot split \"seq\" of state \"wk\", 8 elements, over dp=2 x cp=2 x tp=3");
+                 "cannot split \"seq\" of state \"wk\", 16 elements, over dp=2 x cp=2 x tp=3");
     CHECK_TEXT(ml_error_last()->help,
-               "sizes that divide: tp=1, 2; or leave \"seq\" out of what tp splits");
+               "sizes that divide: tp=1, 2, 4; or leave \"seq\" out of what tp splits");
 }
 TEST(shard_layout, indivisible) {
     fixture_run(indivisible, 1);
@@ -111,17 +119,19 @@ static void run_shard(void *argument) {
 
 /* The error names the tensor; the roots stay as they were. */
 static void refused_program(fixture *f) {
-    ml_ref w = fixture_state(f, ML_F64, "embed4 heads6"),
-           x = fixture_input(f, ML_F64, "embed4", 0, 1);
+    ml_ref w = fixture_state(f, ML_F64, "embed7 heads6"),
+           x = fixture_input(f, ML_F64, "embed7", 0, 1);
     ml_axis embed = fixture_axis(f, "embed");
     ml_ref y = ml_dot(f->g, x, w, &embed, 1, ML_F64);
-    sharding s = {f, shard_layout(f, "tp4 params heads"), {.outputs = &y, .output_count = 1}};
+    sharding s = {f,
+                  shard_layout(f, "tp2 params heads; ep2 params heads"),
+                  {.outputs = &y, .output_count = 1}};
     CHECK_RAISES(run_shard, &s, ML_INVALID,
-                 "cannot split \"heads\" of parameter \"w0\", 6 elements, over tp=4");
+                 "cannot split \"heads\" of parameter \"w0\", 6 elements, over tp=2 x ep=2");
     ml_ref before = y;
-    s.layout = shard_layout(f, "dp3 acts embed");
+    s.layout = shard_layout(f, "dp3 acts embed; cp2 acts embed");
     CHECK_RAISES(run_shard, &s, ML_INVALID,
-                 "cannot split \"embed\" of input \"x0\", 4 elements, over dp=3");
+                 "cannot split \"embed\" of input \"x0\", 7 elements, over dp=3 x cp=2");
     CHECK_EQ_INT(y, before);
 }
 TEST(shard_layout, refused_program) {
@@ -231,7 +241,7 @@ static void kept_outputs(fixture *f) {
     ml_graph *g = shard_program(f, &layout, &roots, &local);
     CHECK_TEXT(output_type(f, g, local.outputs[0]), "f32[c=8, b=8]");
     CHECK_TEXT(output_type(f, g, local.outputs[1]), "f32[c=4, b=8]");
-    CHECK_TEXT(output_type(f, g, local.outputs[2]), "f32[c=3, b=8]");
+    CHECK_TEXT(output_type(f, g, local.outputs[2]), "f32[c=2, b=8]");
     CHECK_EQ_INT(local.kept, 2);
     ml_graph_free(g);
     roots = (ml_roots){.outputs = outputs, .output_count = 1, .kept = 1};

@@ -134,10 +134,12 @@ bool traffic_push_undivided(lua_State *L, const ml_layout *layout, const ml_divi
     if (!whole->axis) {
         luaL_addstring(&text, ", which has no axis that the layout's acts list for it");
     } else if (whole->size % mesh->size != 0) {
+        bool few = whole->size < mesh->size;
         luaL_addstring(&text, ": ");
         luaL_addstring(&text, ml_axis_name(vm_of(L)->graph, whole->axis));
-        snprintf(count, sizeof count, "=%lld does not divide by %lld", (long long)whole->size,
-                 (long long)mesh->size);
+        snprintf(count, sizeof count,
+                 few ? "=%lld is fewer than %lld" : "=%lld does not divide by %lld",
+                 (long long)whole->size, (long long)mesh->size);
         luaL_addstring(&text, count);
     }
     luaL_pushresult(&text);
