@@ -57,16 +57,16 @@ typedef struct {
     const char *out;           /* of export: the folder */
     const char *file_dtype;    /* of its tensors; NULL: as they are */
     bool hf;
-    bool ascii;       /* of show, as the next three */
-    const char *html; /* the page to write; NULL: none */
-    char **paths;     /* what is shown */
+    bool ascii, verify; /* of show, as the next three */
+    const char *html;   /* the page to write; NULL: none */
+    char **paths;       /* what is shown */
     int path_count;
-    const char *run_folder;    /* --out of a run; NULL: none */
-    const char *command;       /* the command line, as a shell takes it */
+    const char *run_folder; /* --out of a run; NULL: none */
+    const char *command;    /* the command line, as a shell takes it */
     bool resume, new_data;
-    int64_t restarts;          /* how often ranks are started again when one dies */
-    bool elastic;              /* with fewer data-parallel ones */
-    int64_t restart;           /* which of these starts this is; 0: the first */
+    int64_t restarts; /* how often ranks are started again when one dies */
+    bool elastic;     /* with fewer data-parallel ones */
+    int64_t restart;  /* which of these starts this is; 0: the first */
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */

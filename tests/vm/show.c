@@ -4,7 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include "runtime/graph/ops.h"
+#include "runtime/io/manifest.h"
+#include "runtime/io/tensor_hash.h"
 #include "tests/process/support.h"
 
 #define SHOW_TEST(name)                                                                            \
@@ -50,20 +54,42 @@ static const char two_tensors[] =
     "\"wte\":{\"dtype\":\"F32\",\"shape\":[8,4],\"data_offsets\":[0,128]},"
     "\"block.wq\":{\"dtype\":\"BF16\",\"shape\":[4,2,2],\"data_offsets\":[128,160]}}";
 
+/* Two parameters and a state, of zeros. */
 static void write_checkpoint(process_room *room, const char *folder, int step) {
-    char *tensors = ml_arena_format(room->arena, "%s/model-00001.safetensors", folder);
-    write_tensors(room, tensors, two_tensors, -1, 160);
-    write_text(
-        room, ml_arena_format(room->arena, "%s/manifest.json", folder),
-        ml_arena_format(
-            room->arena,
-            "{\"format\":1,\"record\":{\"step\":%d,\"seed\":0,\"layout\":{\"dp\":2}},"
-            "\"tensors\":[{\"name\":\"wte\",\"dtype\":\"f32\",\"axes\":[[\"vocab\",8],"
-            "[\"embed\",4]],\"file\":\"model-00001.safetensors\",\"bytes\":128},"
-            "{\"name\":\"block.wq\",\"dtype\":\"bf16\",\"axes\":[[\"embed\",4],[\"heads\",2],"
-            "[\"head_dim\",2]],\"file\":\"model-00001.safetensors\",\"bytes\":32}],"
-            "\"files\":[{\"name\":\"model-00001.safetensors\",\"bytes\":%zu}]}",
-            step, 8 + strlen(two_tensors) + 160));
+    ml_manifest *m;
+    const char *text;
+    static const char zeros[128];
+    CHECK_STATUS(ml_manifest_new(&m), ML_OK);
+    m->record = ml_arena_format(m->arena, "{\"step\":%d,\"seed\":0,\"layout\":{\"dp\":2}}", step);
+    ml_manifest_tensor tensors[] = {
+        {"wte", ML_F32, 2, {"vocab", "embed"}, {8, 4}, true},
+        {"block.wq", ML_BF16, 3, {"embed", "heads", "head_dim"}, {4, 2, 2}, true},
+        {"wte.m", ML_F32, 2, {"vocab", "embed"}, {8, 4}, false}};
+    m->tensors = tensors, m->tensor_count = 3;
+    CHECK_STATUS(ml_manifest_place(m, 1 << 20), ML_OK);
+    for (int i = 0; i < 3; i++)
+        tensors[i].hash = ml_tensor_hash(zeros, ml_dtypes[tensors[i].dtype].bytes, 0,
+                                         tensors[i].bytes / ml_dtypes[tensors[i].dtype].bytes);
+    for (int i = 0; i < m->file_count; i++) {
+        const ml_manifest_file *f = &m->files[i];
+        FILE *file = create(room, ml_arena_format(m->arena, "%s/%s", folder, f->name));
+        fwrite(f->text, 1, (size_t)f->head, file);
+        fwrite(zeros, 1, 128, file);
+        if (f->bytes > f->head + 128) fwrite(zeros, 1, (size_t)(f->bytes - f->head - 128), file);
+        REQUIRE(fflush(file) == 0 && ftruncate(fileno(file), f->bytes) == 0);
+        fclose(file);
+    }
+    CHECK_STATUS(ml_manifest_text(m, &text), ML_OK);
+    write_text(room, ml_arena_format(m->arena, "%s/manifest.json", folder), text);
+    ml_manifest_free(m);
+}
+
+/* Overwrite one byte, counted from the end. */
+static void damage(process_room *room, const char *name, long from_end) {
+    FILE *file = fopen(ml_arena_format(room->arena, "%s/%s", room->folder, name), "r+b");
+    REQUIRE(file && fseek(file, -from_end, SEEK_END) == 0);
+    fputc(1, file);
+    fclose(file);
 }
 
 /* A run of `steps` of 200, evaluated every 50th; its last line is not whole. */
@@ -123,9 +149,9 @@ SHOW_TEST(run) {
     write_profile(room, "a");
     write_checkpoint(room, "a/checkpoints/step-00000050", 50);
     write_checkpoint(room, "a/checkpoints/step-00000100", 100);
-    write_tensors(room, "a/checkpoints/step-00000100/model-00001.safetensors", "{}", -1, 0);
+    write_text(room, "a/checkpoints/step-00000100/state-00001-of-00001.safetensors", "");
     write_text(room, "a/checkpoints/step-00000110/model.safetensors.index.json", "{}");
-    write_text(room, "a/checkpoints/.saving/rest", "");
+    write_text(room, "a/checkpoints/step-00000120.tmp-0123456789abcdef/rest", "");
     compare(room, "run", plain, "show a/");
     compare(room, "run_utf8", "LC_ALL=C.UTF-8 COLUMNS=60", "show a");
 }
@@ -138,7 +164,31 @@ SHOW_TEST(several_runs) {
 
 SHOW_TEST(checkpoint_and_file) {
     write_checkpoint(room, "c", 50);
-    compare(room, "checkpoint", plain, "show c c/model-00001.safetensors");
+    compare(room, "checkpoint", plain, "show c c/model-00001-of-00001.safetensors");
+}
+
+/* What only the hashes show, what the sizes show, and what is said of both. */
+SHOW_TEST(verify) {
+    static const char file[] = "a/checkpoints/step-00000050/state-00001-of-00001.safetensors";
+    write_run(room, "a", 60, 0.001);
+    write_checkpoint(room, "a/checkpoints/step-00000050", 50);
+    process_result r = process_run(room, 0, plain, "show a/checkpoints/step-00000050 --verify");
+    process_expect(&r, "state           whole; every tensor was read");
+    damage(room, file, 3);
+    r = process_run(room, 0, plain, "show a");
+    process_expect(&r, "B  whole\n");
+    r = process_run(room, 0, plain, "show a --verify");
+    process_expect(&r,
+                   "not whole: state-00001-of-00001.safetensors is damaged: tensor \"wte.m\" is "
+                   "not the one that was written");
+    r = process_run(room, 1, plain, "show a/checkpoints/step-00000050 --verify");
+    process_expect(&r,
+                   "mlua: a/checkpoints/step-00000050/state-00001-of-00001.safetensors is damaged");
+    process_run(room, 0, plain, "show a/checkpoints/step-00000050");
+    damage(room, file, 128 + 20);
+    r = process_run(room, 1, plain, "show a/checkpoints/step-00000050");
+    process_expect(&r, "safetensors is damaged: its header is not the one that was written");
+    process_expect(&r, "help: mlua show FILE.safetensors shows the tensors of one file");
 }
 
 /* A folder of Hugging Face's shards, of which one tensor is missing. */
@@ -179,7 +229,7 @@ SHOW_TEST(json) {
     CHECK(json_unpack(json_array_get(shown, 1), "{s:s,s:{s:i,s:i}}", "kind", &state, "sums",
                       "tensors", &tensors, "bytes", &bytes) == 0);
     CHECK_TEXT(state, "checkpoint");
-    CHECK(tensors == 2 && bytes == 160);
+    CHECK(tensors == 3 && bytes == 288);
     json_decref(all);
 }
 

@@ -403,7 +403,7 @@ static int show_main(vm_options *options, int count, char **words) {
         usage_error("show needs the folder of a run or a checkpoint, or a safetensors file");
         return print_suggestion(NULL, "mlua show runs/a");
     }
-    const show_options show = {options->json, options->ascii, options->html};
+    const show_options show = {options->json, options->ascii, options->verify, options->html};
     return show_paths(&show, options->path_count, options->paths) ? EXIT_OK : print_last_error();
 }
 

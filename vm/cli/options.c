@@ -33,6 +33,7 @@ typedef enum {
     OPTION_HF,
     OPTION_ASCII,
     OPTION_HTML,
+    OPTION_VERIFY,
     OPTION_OUT,
     OPTION_RESUME,
     OPTION_NEW_DATA
@@ -89,6 +90,8 @@ static const struct {
      "as Hugging Face's transformers has it: config.json, names and shapes of tensors, tokenizer"},
     {"--html", "FILE", OPTION_HTML, FOR_SHOW,
      "write a page that needs no network: curves to zoom into, layout, memory, profile"},
+    {"--verify", NULL, OPTION_VERIFY, FOR_SHOW,
+     "read every tensor of checkpoints and compare its hash"},
     {"--ascii", NULL, OPTION_ASCII, FOR_SHOW,
      "curves without Braille characters; the default where the locale is not UTF-8"},
     {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
@@ -244,6 +247,7 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_TOP_P: return parse_number("--top_p", value, 0, 1, &options->top_p);
     case OPTION_SCRIPT: options->script = value; return EXIT_OK;
     case OPTION_HF: options->hf = true; return EXIT_OK;
+    case OPTION_VERIFY: options->verify = true; return EXIT_OK;
     case OPTION_HTML: options->html = value; return EXIT_OK;
     case OPTION_ASCII: options->ascii = true; return EXIT_OK;
     case OPTION_OUT: options->run_folder = value; return EXIT_OK;

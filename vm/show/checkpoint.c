@@ -1,103 +1,131 @@
-/* A checkpoint by its manifest.json: whole where every file that it names has its size. */
+/* Checkpoints: what their manifests say, whether they are whole, the hashes of their tensors. */
+#include <dirent.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "runtime/graph/ops.h"
+#include "runtime/io/checkpoint_list.h"
+#include "runtime/io/file.h"
+#include "runtime/io/tensor_hash.h"
 #include "vm/show/show.h"
 
-static int64_t file_bytes(const char *folder, const char *name) {
+enum { BLOCK = 1 << 20 };
+
+/* ---- Hashes ---- */
+
+static ml_status verify_tensor(const ml_file *file, const ml_manifest_tensor *t, char *block) {
+    const int width = ml_dtypes[t->dtype].bytes;
+    uint64_t hash = 0;
+    for (int64_t at = 0; at < t->bytes; at += BLOCK) {
+        int64_t bytes = t->bytes - at < BLOCK ? t->bytes - at : BLOCK;
+        ML_TRY(ml_file_read(file, t->offset + at, block, bytes));
+        hash += ml_tensor_hash(block, width, at / width, bytes / width);
+    }
+    if (hash == t->hash) return ML_OK;
+    return ml_fail(ML_IO, "%s is damaged: tensor \"%s\" is not the one that was written",
+                   file->path, t->name);
+}
+
+static ml_status verify_file(const char *folder, const ml_manifest *m, int which, char *block) {
     char path[4096];
-    struct stat status;
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return stat(path, &status) == 0 && S_ISREG(status.st_mode) ? status.st_size : -1;
+    ml_file file;
+    snprintf(path, sizeof path, "%s/%s", folder, m->files[which].name);
+    ML_TRY(ml_file_open(path, &file));
+    ml_status status = ML_OK;
+    for (int i = 0; i < m->tensor_count && status == ML_OK; i++)
+        if (m->tensors[i].file == which) status = verify_tensor(&file, &m->tensors[i], block);
+    ml_file_close(&file);
+    return status;
 }
 
-/* The first file that is missing or of another size: in `problem`; false where there is one. */
-static bool compare_files(const char *path, json_t *manifest, int64_t *bytes, char *problem,
-                          size_t size) {
-    json_t *files = json_object_get(manifest, "files"), *file;
-    size_t i;
-    if (!json_is_array(files))
-        return snprintf(problem, size, "manifest.json lists no files"), false;
-    json_array_foreach(files, i, file) {
-        const char *name = show_string(file, "name", "");
-        int64_t wanted = json_integer_value(json_object_get(file, "bytes"));
-        int64_t there = file_bytes(path, name);
-        if (there == wanted)
-            *bytes += there;
-        else if (there < 0)
-            return snprintf(problem, size, "%s is missing", name), false;
-        else
-            return snprintf(problem, size, "%s has %lld bytes of %lld", name, (long long)there,
-                            (long long)wanted),
-                   false;
+/* Read every tensor. */
+static ml_status verify(const char *folder, const ml_manifest *m) {
+    char *block = ml_alloc(BLOCK);
+    ml_status status = block ? ML_OK : ml_fail(ML_NO_MEMORY, "out of memory to read %s", folder);
+    for (int i = 0; i < m->file_count && status == ML_OK; i++)
+        status = verify_file(folder, m, i, block);
+    ml_free(block);
+    return status;
+}
+
+/* ---- One checkpoint ---- */
+
+static json_t *tensor_json(const ml_manifest *m, const ml_manifest_tensor *t) {
+    json_t *axes = json_array();
+    json_int_t elements = 1;
+    for (int k = 0; k < t->rank; k++) {
+        elements *= t->size[k];
+        json_array_append_new(axes, json_pack("[sI]", t->axis[k], (json_int_t)t->size[k]));
     }
-    return true;
+    return json_pack("{sssssosIsIss}", "name", t->name, "dtype", ml_dtypes[t->dtype].name, "axes",
+                     axes, "elements", elements, "bytes", (json_int_t)t->bytes, "file",
+                     m->files[t->file].name);
 }
 
-static json_t *state_of(const char *path, json_t *manifest, const char *unreadable) {
-    char problem[1024] = "";
-    int64_t bytes = 0;
-    json_t *step = json_object_get(json_object_get(manifest, "record"), "step");
-    if (unreadable)
-        snprintf(problem, sizeof problem, "%s", unreadable);
-    else
-        compare_files(path, manifest, &bytes, problem, sizeof problem);
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    json_t *state =
-        json_pack("{sssIsb}", "path", path, "bytes", (json_int_t)bytes, "whole", !*problem);
-    if (json_is_integer(step))
-        json_object_set(state, "step", step);
-    else if (strncmp(name, "step-", 5) == 0)
-        json_object_set_new(state, "step", json_integer(strtoll(name + 5, NULL, 10)));
-    if (*problem) json_object_set_new(state, "problem", json_string(problem));
-    return state;
-}
-
-json_t *show_checkpoint_state(const char *path) {
-    if (!show_exists(path, "manifest.json"))
-        return state_of(path, NULL, "there is no manifest.json");
-    json_t *manifest = show_load_json(path, "manifest.json");
-    json_t *state = state_of(path, manifest, manifest ? NULL : ml_error_last()->text);
-    json_decref(manifest);
-    return state;
-}
-
-/* A tensor of the manifest; its bytes are one range of a file, or pieces of several. */
-static json_t *shown_tensor(json_t *tensor) {
-    json_t *axes = json_object_get(tensor, "axes"), *axis,
-           *pieces = json_object_get(tensor, "pieces");
-    json_int_t elements = 1, bytes = json_integer_value(json_object_get(tensor, "bytes"));
-    size_t i;
-    json_array_foreach(axes, i, axis) {
-        json_int_t size = json_integer_value(json_array_get(axis, 1));
-        if (__builtin_mul_overflow(elements, size, &elements)) elements = 0;
+json_t *show_read_checkpoint(const char *path, bool verifies) {
+    ml_manifest *m;
+    if (ml_manifest_read(path, &m) != ML_OK ||
+        (verifies && verify(path, m) != ML_OK && (ml_manifest_free(m), true))) {
+        ml_help("mlua show FILE.safetensors shows the tensors of one file");
+        return NULL;
     }
-    const char *file = show_string(tensor, "file", NULL);
-    if (!file) file = show_string(json_array_get(pieces, 0), "file", "?");
-    json_t *piece;
-    if (!bytes)
-        json_array_foreach(pieces, i, piece) bytes +=
-            json_integer_value(json_object_get(piece, "bytes"));
-    json_t *shown = json_pack("{ssssso?sIsIss}", "name", show_string(tensor, "name", "?"), "dtype",
-                              show_string(tensor, "dtype", "?"), "axes", json_incref(axes),
-                              "elements", elements, "bytes", bytes, "file", file);
-    if (json_array_size(pieces) > 1)
-        json_object_set_new(shown, "pieces", json_integer((json_int_t)json_array_size(pieces)));
-    return shown;
-}
-
-json_t *show_read_checkpoint(const char *path) {
-    json_t *manifest = show_load_json(path, "manifest.json"), *tensor;
-    size_t i;
-    if (!manifest) return NULL;
-    json_t *shown = state_of(path, manifest, NULL), *tensors = json_array();
-    json_t *record = json_object_get(manifest, "record");
-    json_array_foreach(json_object_get(manifest, "tensors"), i, tensor)
-        json_array_append_new(tensors, shown_tensor(tensor));
-    json_object_set_new(shown, "kind", json_string("checkpoint"));
-    if (record) json_object_set(shown, "record", record);
-    json_object_set_new(shown, "tensors", tensors);
-    json_decref(manifest);
+    json_t *shown = json_pack("{sssssbs[]}", "kind", "checkpoint", "path", path, "verified",
+                              verifies, "tensors");
+    json_t *record = json_loads(m->record, 0, NULL), *tensors = json_object_get(shown, "tensors");
+    json_object_set_new(shown, "record", record ? record : json_object());
+    for (int i = 0; i < m->tensor_count; i++)
+        json_array_append_new(tensors, tensor_json(m, &m->tensors[i]));
+    ml_manifest_free(m);
     show_add_sums(shown);
     return shown;
+}
+
+/* ---- Those of a run ---- */
+
+static int64_t folder_bytes(const char *path) {
+    char child[4096 + 260];
+    int64_t bytes = 0;
+    struct stat status;
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        snprintf(child, sizeof child, "%s/%s", path, entry->d_name);
+        if (stat(child, &status) == 0 && S_ISREG(status.st_mode)) bytes += status.st_size;
+    }
+    if (dir) closedir(dir);
+    return bytes;
+}
+
+/* A problem without the path that stands before it anyway. */
+static const char *without(const char *path, const char *problem) {
+    static const char rest[] = " is no whole checkpoint: ";
+    const size_t length = strlen(path);
+    if (strncmp(problem, path, length) != 0) return problem;
+    if (problem[length] == '/') return problem + length + 1;
+    return strncmp(problem + length, rest, strlen(rest)) == 0 ? problem + length + strlen(rest)
+                                                              : problem;
+}
+
+static json_t *listed_json(const ml_checkpoint_listed *c, bool verifies) {
+    const char *problem = c->problem;
+    ml_manifest *m;
+    if (c->whole && verifies && ml_manifest_read(c->path, &m) == ML_OK) {
+        if (verify(c->path, m) != ML_OK) problem = ml_error_last()->text;
+        ml_manifest_free(m);
+    }
+    json_t *json = json_pack("{sssIsb}", "path", c->path, "bytes",
+                             (json_int_t)folder_bytes(c->path), "whole", !problem);
+    if (c->step >= 0) json_object_set_new(json, "step", json_integer(c->step));
+    if (problem) json_object_set_new(json, "problem", json_string(without(c->path, problem)));
+    return json;
+}
+
+ml_status show_read_checkpoints(const char *folder, bool verifies, json_t *list) {
+    ml_checkpoint_listing found = {0};
+    ml_arena *arena = ml_arena_new();
+    if (!arena) return ml_fail(ML_NO_MEMORY, "out of memory to read %s", folder);
+    ml_status status = ml_checkpoint_folders(folder, arena, &found);
+    for (int i = 0; i < found.count; i++)
+        json_array_append_new(list, listed_json(&found.at[i], verifies));
+    ml_arena_free(arena);
+    return status;
 }

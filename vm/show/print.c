@@ -34,7 +34,7 @@ static char *axes_text(ml_arena *arena, const json_t *tensor) {
 }
 
 static void print_tensors(ml_arena *arena, const json_t *shown) {
-    json_t *tensors = json_object_get(shown, "tensors"), *tensor, *pieces;
+    json_t *tensors = json_object_get(shown, "tensors"), *tensor;
     size_t i, widest = 4, axes = 4;
     json_array_foreach(tensors, i, tensor) {
         size_t length = strlen(show_string(tensor, "name", ""));
@@ -48,8 +48,6 @@ static void print_tensors(ml_arena *arena, const json_t *shown) {
                show_plain(arena, show_string(tensor, "dtype", "")), (int)axes,
                axes_text(arena, tensor), show_bytes_text(arena, show_number(tensor, "bytes")),
                show_plain(arena, show_string(tensor, "file", "")));
-        if ((pieces = json_object_get(tensor, "pieces")))
-            printf(" and %lld more pieces", (long long)json_integer_value(pieces) - 1);
         printf("\n");
     }
 }
@@ -83,7 +81,10 @@ static void print_holder(ml_arena *arena, const json_t *shown, int width) {
     const char *kind = show_string(shown, "kind", ""),
                *problem = show_string(shown, "problem", NULL);
     show_line(kind, show_plain(arena, show_string(shown, "path", "")));
-    if (json_is_true(json_object_get(shown, "whole"))) show_line("state", "whole");
+    if (strcmp(kind, "checkpoint") == 0)
+        show_line("state", json_is_true(json_object_get(shown, "verified"))
+                               ? "whole; every tensor was read"
+                               : "whole");
     if (problem) show_line("damaged", show_plain(arena, problem));
     print_record(arena, json_object_get(shown, "record"), width);
     show_pairs(arena, "metadata", json_object_get(shown, "metadata"), " ", width);

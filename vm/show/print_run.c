@@ -115,7 +115,7 @@ static char *events_text(ml_arena *arena, const json_t *run) {
 static char *state_text(ml_arena *arena, const json_t *state) {
     return json_is_true(json_object_get(state, "whole"))
                ? "whole"
-               : ml_arena_format(arena, "damaged: %s",
+               : ml_arena_format(arena, "not whole: %s",
                                  show_plain(arena, show_string(state, "problem", "?")));
 }
 

@@ -10,39 +10,6 @@
 
 /* ---- Runs ---- */
 
-static int newest_first(const void *a, const void *b) {
-    double x = show_number(*(json_t *const *)a, "step"),
-           y = show_number(*(json_t *const *)b, "step");
-    return x < y ? 1 : x > y ? -1 : 0;
-}
-
-/* Those of RUN/checkpoints, newest first; rests of saves that were cut off do not count. */
-static json_t *checkpoints_of(const char *path) {
-    enum { MOST = 100000 };
-    char folder[4096], child[4096 + 260];
-    snprintf(folder, sizeof folder, "%s/checkpoints", path);
-    json_t **found = NULL, *list = json_array();
-    size_t count = 0, room = 0;
-    DIR *dir = opendir(folder);
-    for (struct dirent *entry; dir && count < MOST && (entry = readdir(dir));) {
-        if (strncmp(entry->d_name, "step-", 5) != 0 ||
-            strspn(entry->d_name + 5, "0123456789") != strlen(entry->d_name + 5))
-            continue;
-        if (count == room) {
-            json_t **more = ml_realloc(found, room * sizeof *more, (room + 64) * 2 * sizeof *more);
-            if (!more) break;
-            found = more, room = (room + 64) * 2;
-        }
-        snprintf(child, sizeof child, "%s/%s", folder, entry->d_name);
-        found[count++] = show_checkpoint_state(child);
-    }
-    if (dir) closedir(dir);
-    if (count) qsort(found, count, sizeof *found, newest_first);
-    for (size_t i = 0; i < count; i++) json_array_append_new(list, found[i]);
-    ml_free(found);
-    return list;
-}
-
 /* How many steps, by the options of m.train or the script's settings. */
 static void add_steps(json_t *run) {
     json_t *about = json_object_get(run, "about"), *progress = json_object_get(run, "progress");
@@ -52,20 +19,23 @@ static void add_steps(json_t *run) {
     if (json_is_integer(steps)) json_object_set(progress, "steps", steps);
 }
 
-json_t *show_read_run(const char *path) {
+json_t *show_read_run(const char *path, bool verifies) {
     json_t *about =
         show_exists(path, "settings.json") ? show_load_json(path, "settings.json") : json_object();
     if (!about) return NULL;
     char metrics[4096];
     snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", path);
-    json_t *run = json_pack("{sssssos{}s{}s{}}", "kind", "run", "path", path, "about", about,
-                            "progress", "last", "series");
+    json_t *run = json_pack("{sssssos{}s{}s{}s[]}", "kind", "run", "path", path, "about", about,
+                            "progress", "last", "series", "checkpoints");
     if (access(metrics, F_OK) == 0 && show_read_metrics(metrics, run) != ML_OK)
         return json_decref(run), NULL;
     if (show_exists(path, "profile.json") && show_read_profile(path, run) != ML_OK)
         return json_decref(run), NULL;
     add_steps(run);
-    json_object_set_new(run, "checkpoints", checkpoints_of(path));
+    char checkpoints[4096];
+    snprintf(checkpoints, sizeof checkpoints, "%s/checkpoints", path);
+    json_t *list = json_object_get(run, "checkpoints");
+    if (show_read_checkpoints(checkpoints, verifies, list) != ML_OK) return json_decref(run), NULL;
     return run;
 }
 
@@ -95,10 +65,10 @@ static contents look_into(const char *path) {
     return c;
 }
 
-static json_t *read_folder(const char *path) {
-    if (show_exists(path, "manifest.json")) return show_read_checkpoint(path);
+static json_t *read_folder(const char *path, bool verifies) {
+    if (show_exists(path, "manifest.json")) return show_read_checkpoint(path, verifies);
     if (show_exists(path, "settings.json") || show_exists(path, "metrics.jsonl"))
-        return show_read_run(path);
+        return show_read_run(path, verifies);
     contents c = look_into(path);
     if (c.tensors) return show_read_tensors(path);
     if (!c.entries)
@@ -114,7 +84,7 @@ static json_t *read_folder(const char *path) {
     return NULL;
 }
 
-json_t *show_read(const char *path) {
+json_t *show_read(const char *path, bool verifies) {
     char plain[4096];
     struct stat status;
     size_t length = strlen(path);
@@ -122,7 +92,7 @@ json_t *show_read(const char *path) {
     snprintf(plain, sizeof plain, "%.*s", (int)length, path);
     if (stat(plain, &status) != 0)
         return ml_fail(ML_IO, "cannot open %s: %s", plain, strerror(errno)), NULL;
-    if (S_ISDIR(status.st_mode)) return read_folder(plain);
+    if (S_ISDIR(status.st_mode)) return read_folder(plain, verifies);
     length = strlen(plain);
     if (length < 13 || strcmp(plain + length - 12, ".safetensors") != 0) {
         ml_fail(ML_IO, "%s is no safetensors file", plain);

@@ -16,7 +16,7 @@ bool show_paths(const show_options *options, int count, char **paths) {
     json_t *shown = json_array();
     bool good = shown != NULL;
     for (int i = 0; i < count && good; i++) {
-        json_t *one = show_read(paths[i]);
+        json_t *one = show_read(paths[i], options->verify);
         good = one && json_array_append_new(shown, one) == 0;
     }
     if (good && options->html) good = show_write_page(options->html, shown) == ML_OK;

@@ -6,7 +6,7 @@
  * - run: path, about (settings.json), progress {step, steps, tokens, seconds}, last {series:
  * value}, evaluation, series {name: curve}, events, checkpoints, profile, torn (the last line
  *   is not whole)
- * - checkpoint: path, step, bytes, whole, problem, record (of manifest.json), tensors, sums
+ * - checkpoint: path, record (of manifest.json), tensors, sums, verified
  * - safetensors: path, metadata, problem, tensors, sums
  *
  * A curve has step and value, equally long; of more than SHOW_POINTS steps it has as many bins:
@@ -24,19 +24,21 @@ enum { SHOW_POINTS = 2000 };
 
 typedef struct {
     bool json, ascii; /* ascii: also where the locale is not UTF-8 */
+    bool verify;      /* read every tensor of checkpoints */
     const char *html; /* the page to write, in place of the text; NULL: none */
 } show_options;
 
 /* The command: false, with the error stored, for bad input. Writes on standard output. */
 bool show_paths(const show_options *options, int count, char **paths);
 
-/* One run, checkpoint or file; NULL with an error. */
-json_t *show_read(const char *path);
-json_t *show_read_run(const char *path);
-json_t *show_read_checkpoint(const char *path);
+/* One run, checkpoint or file; NULL with an error. `verifies`: read every tensor of checkpoints and
+ * compare its hash. */
+json_t *show_read(const char *path, bool verifies);
+json_t *show_read_run(const char *path, bool verifies);
+json_t *show_read_checkpoint(const char *path, bool verifies); /* one that is not whole: NULL */
 json_t *show_read_tensors(const char *path); /* a safetensors file, or a folder of them */
-/* Whether the checkpoint is whole: {path, step, bytes, whole, problem}. */
-json_t *show_checkpoint_state(const char *path);
+/* The checkpoints in a folder, the newest first: {path, step, bytes, whole, problem}. */
+ml_status show_read_checkpoints(const char *folder, bool verifies, json_t *list);
 /* Append the tensors of one file, and its metadata, to the lists of `shown`. */
 ml_status show_add_tensors(json_t *shown, const char *path, const char *name);
 void show_add_sums(json_t *shown);
