@@ -12,15 +12,26 @@ return function(o)
   local data = { tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
   data.feeds = { tokens = data.tokens, targets = data.targets } -- of the microbatch that was filled last
   -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
-  function data.fill(step, i, evaluation)
-    local wanted = ("%d %d %s"):format(step, i, evaluation)
+  -- A rank reads the rows alone that its part of the program (default: that of training) does.
+  local training
+  local function rows_of(program)
+    local first, stop = micro, 0
+    for _, name in ipairs { "tokens", "targets" } do
+      local from, count = core.own_rows(program, name)
+      if count > 0 then first, stop = math.min(first, from), math.max(stop, from + count) end
+    end
+    return math.min(first, stop), stop
+  end
+  function data.fill(step, i, evaluation, program)
+    local first, stop = rows_of(program or training)
+    local wanted = ("%d %d %s %d %d"):format(step, i, evaluation, first, stop)
     if data.held == wanted then return end
     data.held = wanted
     local share = 1 - (o.eval_every and not evaluated and o.eval_share or 0)
     local from = evaluation and evaluated or corpus
     from:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
       seed = o.seed, vocab = o.vocab, from = evaluation and not evaluated and share or 0, to = evaluation and 1 or share,
-      skip = evaluation and 0 or o.skip,
+      skip = evaluation and 0 or o.skip, first = first, count = stop - first, ahead = true,
     })
   end
   -- What says whether other data would give the same samples: JSON.
@@ -28,7 +39,8 @@ return function(o)
     return ('{"data":%s,"eval_data":%s}'):format(corpus:identity(), evaluated and evaluated:identity() or "null")
   end
   -- Once the programs are traced, and the model has all its parameters.
-  function data.begin()
+  function data.begin(program)
+    training = program
     local options, seen = core.options(), o.progress.samples()
     if not o.skip and seen > 0 and options.rank == 0 and not options.quiet then
       core.write_error(("m.train continues in %s after the %d samples that the model has seen; skip = 0 begins again\n"):format(corpus:name(), seen))

@@ -11,20 +11,21 @@
     "  return self.t:gather(tokens, 'vocab'):dot(self.t, 'embed')\n"                               \
     "end\n"
 
-/* A file that another process shortens is an error of the next step, with the script's line. */
+/* A file that another process shortens is an error soon after, with the script's line: what was
+ * read ahead by then is used. */
 PROCESS_TEST(data_shortened_while_training) {
     process_write(room, "short.lua",
                   MODEL "local file = io.open('book.txt', 'w')\n"
                         "file:write(('a word or two '):rep(1000))\n"
                         "file:close()\n"
-                        "m.train { model = Model(), batch = A.batch, seq = A.seq, steps = 5,\n"
+                        "m.train { model = Model(), batch = A.batch, seq = A.seq, steps = 50,\n"
                         "  data = 'book.txt', on_step = function(step)\n"
                         "    if step == 2 then os.execute('truncate -s 20 book.txt') end\n"
                         "  end }\n");
     process_result r = process_run(room, 1, "", "run --device cpu --json short.lua");
     process_expect(&r, "short.lua:10: book.txt ends before byte ");
     process_expect(&r, ": it was 14000 bytes long when it was opened, and was shortened since");
-    CHECK(strstr(r.output, "\"step\":2") && !strstr(r.output, "\"step\":4"));
+    CHECK(strstr(r.output, "\"step\":2") && !strstr(r.output, "\"step\":20"));
 }
 
 /* Opening a pipe does not wait for a writer, and a signal ends a run at any time. */

@@ -3,18 +3,30 @@
 
 #include <string.h>
 
-#include "runtime/data/corpus.h"
+#include "runtime/data/reader.h"
 #include "runtime/data/writer.h"
 #include "vm/embed.h"
 
-static ml_corpus **check_corpus(lua_State *L) {
+/* A corpus, and what reads it ahead: for training, and for evaluation in between. */
+enum { READERS = 2 };
+typedef struct {
+    ml_corpus *corpus;
+    ml_reader *readers[READERS]; /* the one used last is first */
+} vm_corpus;
+
+static vm_corpus *check_box(lua_State *L) {
     return luaL_checkudata(L, 1, vm_corpus_class);
 }
 
+static ml_corpus *check_corpus(lua_State *L) {
+    return check_box(L)->corpus;
+}
+
 static int corpus_gc(lua_State *L) {
-    ml_corpus **corpus = check_corpus(L);
-    ml_corpus_close(*corpus);
-    *corpus = NULL;
+    vm_corpus *box = check_box(L);
+    for (int i = 0; i < READERS; i++) ml_reader_close(box->readers[i]);
+    ml_corpus_close(box->corpus);
+    *box = (vm_corpus){0};
     return 0;
 }
 
@@ -40,19 +52,19 @@ static int core_corpus(lua_State *L) {
         kind = check_kind(L);
         if (vm_option(L, 2, "tokenizer")) name = luaL_checkstring(L, -1);
     }
-    ml_corpus **corpus = lua_newuserdatauv(L, sizeof *corpus, 0);
-    *corpus = NULL;
+    vm_corpus *box = lua_newuserdatauv(L, sizeof *box, 0);
+    *box = (vm_corpus){0};
     luaL_setmetatable(L, vm_corpus_class);
     if (name && path) vm_check(L, ml_tokenizer_open(name, &tokenizer));
     if (path) {
-        vm_check(L, ml_corpus_open(path, kind, tokenizer, corpus));
+        vm_check(L, ml_corpus_open(path, kind, tokenizer, &box->corpus));
         return 1;
     }
     const ml_embedded *text = embed_find("corpus.txt");
     if (name) vm_fail(L, "data=FILE", "a tokenizer needs text: name a file");
     if (!text)
         vm_fail(L, "name a file: data=FILE", "this program was built without its default text");
-    vm_check(L, ml_corpus_from_memory("the default text", text->data, text->size, corpus));
+    vm_check(L, ml_corpus_from_memory("the default text", text->data, text->size, &box->corpus));
     return 1;
 }
 
@@ -67,9 +79,69 @@ static double check_share(lua_State *L, const char *key, double share) {
     return share;
 }
 
+static int64_t option_integer(lua_State *L, const char *key, const char *what, int64_t value) {
+    if (!vm_option(L, 5, key)) return value;
+    value = vm_integer(L, -1, what);
+    lua_pop(L, 1);
+    return value;
+}
+
+/* What the options at index 5 say of batches of a host array. */
+static ml_reader_plan check_plan(lua_State *L, const vm_host *host, int64_t step) {
+    static const char *const known[] = {"seed",  "from",  "to",    "vocab", "skip",
+                                        "first", "count", "ahead", NULL};
+    lua_settop(L, 5);
+    if (lua_isnil(L, 5)) lua_newtable(L), lua_replace(L, 5);
+    luaL_checktype(L, 5, LUA_TTABLE);
+    vm_check_options(L, 5, "fill", known);
+    int64_t rows = host->dims[0];
+    ml_reader_plan plan = {
+        .range = {.from = check_share(L, "from", 0), .to = check_share(L, "to", 1)},
+        .rows = rows,
+        .length = host->dims[1],
+        .first = option_integer(L, "first", "the row", 0)};
+    plan.range.seed = option_integer(L, "seed", "the seed", ml_session_seed(vm_of(L)->session));
+    plan.range.vocab = option_integer(L, "vocab", "vocab", 0);
+    plan.skip = option_integer(L, "skip", "the samples to skip", 0);
+    plan.count = option_integer(L, "count", "the rows", rows - plan.first);
+    if (plan.skip < 0 || (rows && plan.skip > INT64_MAX - (step + 8) * rows))
+        vm_fail(L, NULL, "%lld samples cannot be skipped", (long long)plan.skip);
+    if (plan.first < 0 || plan.count < 0 || plan.count > rows || plan.first > rows - plan.count)
+        vm_fail(L, NULL, "there are no %lld rows from %lld of %lld", (long long)plan.count,
+                (long long)plan.first, (long long)rows);
+    return plan;
+}
+
+/* The reader of a plan, opened in the place of the one that was not used for longest. */
+static ml_status find_reader(vm_corpus *box, const ml_reader_plan *plan, ml_reader **result) {
+    int at = 0;
+    while (at < READERS - 1 && box->readers[at] && !ml_reader_is(box->readers[at], plan)) at++;
+    ml_reader *found = box->readers[at];
+    if (found && !ml_reader_is(found, plan)) {
+        ml_reader_close(found);
+        box->readers[at] = found = NULL;
+    }
+    if (!found) ML_TRY(ml_reader_open(box->corpus, plan, &found));
+    memmove(box->readers + 1, box->readers, (size_t)at * sizeof *box->readers);
+    *result = box->readers[0] = found;
+    return ML_OK;
+}
+
+static ml_status fill(vm_corpus *box, const ml_reader_plan *plan, bool ahead, int64_t step,
+                      int32_t *inputs, int32_t *targets) {
+    int64_t at = plan->first * plan->length;
+    if (plan->count == 0) return ML_OK;
+    if (!ahead)
+        return ml_corpus_fill(box->corpus, &plan->range,
+                              plan->skip + step * plan->rows + plan->first, plan->count,
+                              plan->length, inputs + at, targets + at);
+    ml_reader *reader;
+    ML_TRY(find_reader(box, plan, &reader));
+    return ml_reader_fill(reader, step, inputs, targets);
+}
+
 static int corpus_fill(lua_State *L) {
-    static const char *const known[] = {"seed", "from", "to", "vocab", "skip", NULL};
-    const ml_corpus *corpus = *check_corpus(L);
+    vm_corpus *box = check_box(L);
     vm_host *hosts[2] = {vm_to_host(L, 2), vm_to_host(L, 3)};
     for (int i = 0; i < 2; i++)
         if (!hosts[i] || hosts[i]->dtype != ML_I32 || hosts[i]->rank != 2)
@@ -78,42 +150,30 @@ static int corpus_fill(lua_State *L) {
     if (memcmp(hosts[0]->dims, hosts[1]->dims, 2 * sizeof(int64_t)) != 0)
         vm_fail(L, NULL, "inputs and targets must have the same dimensions");
     int64_t step = vm_integer(L, 4, "the step"), rows = hosts[0]->dims[0];
-    if (step < 0 || (rows && step > INT64_MAX / rows - 1))
+    if (step < 0 || (rows && step > INT64_MAX / rows - 8))
         vm_fail(L, NULL, "there is no step %lld", (long long)step);
-    lua_settop(L, 5);
-    if (lua_isnil(L, 5)) lua_newtable(L), lua_replace(L, 5);
-    luaL_checktype(L, 5, LUA_TTABLE);
-    vm_check_options(L, 5, "fill", known);
-    ml_corpus_range range = {.from = check_share(L, "from", 0),
-                             .to = check_share(L, "to", 1),
-                             .seed = ml_session_seed(vm_of(L)->session)};
-    int64_t skip = 0;
-    if (vm_option(L, 5, "seed")) range.seed = vm_integer(L, -1, "the seed");
-    if (vm_option(L, 5, "vocab")) range.vocab = vm_integer(L, -1, "vocab");
-    if (vm_option(L, 5, "skip")) skip = vm_integer(L, -1, "the samples to skip");
-    if (skip < 0 || (rows && skip > INT64_MAX - (step + 1) * rows))
-        vm_fail(L, NULL, "%lld samples cannot be skipped", (long long)skip);
+    ml_reader_plan plan = check_plan(L, hosts[0], step);
+    bool ahead = vm_option(L, 5, "ahead") && lua_toboolean(L, -1);
     double begin = vm_profile_clock(L);
-    vm_check(L, ml_corpus_fill(corpus, &range, skip + step * rows, rows, hosts[0]->dims[1],
-                               hosts[0]->data, hosts[1]->data));
+    vm_check(L, fill(box, &plan, ahead, step, hosts[0]->data, hosts[1]->data));
     vm_profile_span(L, "data", begin);
     lua_settop(L, 1);
     return 1;
 }
 
 static int corpus_size(lua_State *L) {
-    lua_pushinteger(L, ml_corpus_tokens(*check_corpus(L)));
+    lua_pushinteger(L, ml_corpus_tokens(check_corpus(L)));
     return 1;
 }
 
 static int corpus_documents(lua_State *L) {
-    lua_pushinteger(L, ml_corpus_documents(*check_corpus(L)));
+    lua_pushinteger(L, ml_corpus_documents(check_corpus(L)));
     return 1;
 }
 
 static int corpus_identity(lua_State *L) {
     ml_bytes text = {0};
-    ml_status status = ml_corpus_identity(*check_corpus(L), &text);
+    ml_status status = ml_corpus_identity(check_corpus(L), &text);
     if (status == ML_OK) lua_pushlstring(L, text.at, text.count); /* Lua's memory has no limit */
     ml_bytes_free(&text);
     vm_check(L, status);
@@ -121,7 +181,7 @@ static int corpus_identity(lua_State *L) {
 }
 
 static int corpus_name(lua_State *L) {
-    lua_pushstring(L, ml_corpus_name(*check_corpus(L)));
+    lua_pushstring(L, ml_corpus_name(check_corpus(L)));
     return 1;
 }
 
@@ -136,7 +196,7 @@ static void add_token(luaL_Buffer *b, bool bytes, lua_Integer id) {
 }
 
 static int corpus_text(lua_State *L) {
-    const ml_corpus *corpus = *check_corpus(L);
+    const ml_corpus *corpus = check_corpus(L);
     const vm_host *host = vm_to_host(L, 2);
     if (!host) luaL_checktype(L, 2, LUA_TTABLE);
     luaL_Buffer b;
@@ -156,7 +216,7 @@ static int corpus_text(lua_State *L) {
 }
 
 static int corpus_tostring(lua_State *L) {
-    const ml_corpus *corpus = *check_corpus(L);
+    const ml_corpus *corpus = check_corpus(L);
     lua_pushfstring(L, "corpus of %I tokens from %s", (LUAI_UACINT)ml_corpus_tokens(corpus),
                     ml_corpus_name(corpus));
     return 1;
@@ -251,10 +311,13 @@ static const vm_entry methods[] = {
     {"name", corpus_name, "-> string", "what it was opened by"},
     {"fill", corpus_fill,
      "inputs: Host, targets: Host, step: integer, options?: {seed: integer, from: number, to: "
-     "number, vocab: integer, skip: integer} -> Corpus",
+     "number, vocab: integer, skip: integer, first: integer, count: integer, ahead: boolean} -> "
+     "Corpus",
      "draw the windows of a batch and the tokens that follow: samples skip + step * rows and on, "
      "the same for the same seed (default: that of all randomness, --seed), each epoch in an order "
-     "of its own; from and to are shares of each source between 0 and 1"},
+     "of its own; from and to are shares of each source between 0 and 1; first (from 0) and count: "
+     "only these "
+     "rows; ahead: threads read the next steps meanwhile"},
     {"text", corpus_text, "ids: Host|integer[] -> string", "the text of token ids"},
     {0}};
 

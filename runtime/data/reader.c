@@ -1,0 +1,146 @@
+#include "runtime/data/reader.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "runtime/base/memory.h"
+#include "runtime/base/pool.h"
+
+enum { DEPTH = 4, THREADS = 4, MANY_CORES = 8 };
+typedef enum { EMPTY, READING, READY } slot_state;
+
+/* Batch b is in slot b % DEPTH. */
+typedef struct {
+    slot_state state;
+    bool reported; /* the error: asked for again, the batch is read again */
+    int64_t batch;
+    ml_status status;
+    ml_error error;
+    int32_t *tokens; /* [count][length + 1] */
+} slot;
+
+struct ml_reader {
+    const ml_corpus *corpus;
+    ml_reader_plan plan;
+    pthread_mutex_t mutex;
+    pthread_cond_t wanted, read; /* there is something to read; a slot is ready */
+    int64_t next;                /* batches [next, next + DEPTH) are wanted */
+    bool stop;
+    int threads;
+    pthread_t thread[THREADS];
+    slot slots[DEPTH];
+};
+
+/* The first batch that is wanted and that nothing holds; NULL: none. With the mutex. */
+static slot *find_work(ml_reader *r, int64_t *batch) {
+    for (int64_t b = r->next; b < r->next + DEPTH; b++) {
+        slot *s = &r->slots[b % DEPTH];
+        *batch = b;
+        if (s->state == EMPTY || (s->state == READY && s->batch != b)) return s;
+    }
+    return NULL;
+}
+
+static ml_status read_batch(const ml_reader *r, const slot *s) {
+    const ml_reader_plan *p = &r->plan;
+    int64_t sample = p->skip + s->batch * p->rows + p->first;
+    for (int64_t row = 0; row < p->count; row++)
+        ML_TRY(ml_corpus_sample(r->corpus, &p->range, sample + row, p->length,
+                                s->tokens + row * (p->length + 1)));
+    return ML_OK;
+}
+
+static void *read_ahead(void *context) {
+    ml_reader *r = context;
+    pthread_mutex_lock(&r->mutex);
+    while (!r->stop) {
+        int64_t batch;
+        slot *s = find_work(r, &batch);
+        if (!s) {
+            pthread_cond_wait(&r->wanted, &r->mutex);
+            continue;
+        }
+        s->state = READING, s->batch = batch, s->reported = false;
+        pthread_mutex_unlock(&r->mutex);
+        s->status = read_batch(r, s);
+        if (s->status != ML_OK) s->error = *ml_error_last();
+        pthread_mutex_lock(&r->mutex);
+        s->state = READY;
+        pthread_cond_broadcast(&r->read);
+        pthread_cond_signal(&r->wanted); /* who found this slot taken */
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return NULL;
+}
+
+ml_status ml_reader_open(const ml_corpus *corpus, const ml_reader_plan *plan, ml_reader **result) {
+    ml_reader *r = *result = ml_alloc(sizeof *r);
+    int wanted = ml_cpu_count() >= MANY_CORES ? THREADS : 1;
+    bool whole = r != NULL;
+    size_t bytes = (size_t)(plan->count * (plan->length + 1)) * sizeof(int32_t);
+    for (int i = 0; i < DEPTH && whole; i++)
+        whole = (r->slots[i].tokens = ml_alloc(bytes ? bytes : 1)) != NULL;
+    if (whole) {
+        r->corpus = corpus, r->plan = *plan;
+        pthread_mutex_init(&r->mutex, NULL);
+        pthread_cond_init(&r->wanted, NULL);
+        pthread_cond_init(&r->read, NULL);
+        while (r->threads < wanted &&
+               pthread_create(&r->thread[r->threads], NULL, read_ahead, r) == 0)
+            r->threads++;
+        if (r->threads > 0) return ML_OK;
+    }
+    for (int i = 0; r && i < DEPTH; i++) ml_free(r->slots[i].tokens);
+    ml_free(r);
+    *result = NULL;
+    return ml_fail(ML_NO_MEMORY, "not enough host memory to read %s ahead", ml_corpus_name(corpus));
+}
+
+void ml_reader_close(ml_reader *r) {
+    if (!r) return;
+    pthread_mutex_lock(&r->mutex);
+    r->stop = true;
+    pthread_cond_broadcast(&r->wanted);
+    pthread_mutex_unlock(&r->mutex);
+    for (int i = 0; i < r->threads; i++) pthread_join(r->thread[i], NULL);
+    pthread_mutex_destroy(&r->mutex);
+    pthread_cond_destroy(&r->wanted);
+    pthread_cond_destroy(&r->read);
+    for (int i = 0; i < DEPTH; i++) ml_free(r->slots[i].tokens);
+    ml_free(r);
+}
+
+bool ml_reader_is(const ml_reader *r, const ml_reader_plan *p) {
+    const ml_reader_plan *own = &r->plan;
+    return own->skip == p->skip && own->rows == p->rows && own->first == p->first &&
+           own->count == p->count && own->length == p->length && own->range.seed == p->range.seed &&
+           own->range.from == p->range.from && own->range.to == p->range.to &&
+           own->range.vocab == p->range.vocab;
+}
+
+ml_status ml_reader_fill(ml_reader *r, int64_t batch, int32_t *inputs, int32_t *targets) {
+    slot *s = &r->slots[batch % DEPTH];
+    int64_t length = r->plan.length;
+    pthread_mutex_lock(&r->mutex);
+    r->next = batch;
+    if (s->reported) s->state = EMPTY, s->reported = false;
+    pthread_cond_broadcast(&r->wanted);
+    while (s->state != READY || s->batch != batch) pthread_cond_wait(&r->read, &r->mutex);
+    pthread_mutex_unlock(&r->mutex);
+    ml_status status = s->status; /* the slot is not taken before `next` passes the batch */
+    for (int64_t row = 0; row < r->plan.count && status == ML_OK; row++) {
+        const int32_t *tokens = s->tokens + row * (length + 1);
+        int64_t at = (r->plan.first + row) * length;
+        memcpy(inputs + at, tokens, (size_t)length * sizeof *tokens);
+        memcpy(targets + at, tokens + 1, (size_t)length * sizeof *tokens);
+    }
+    if (status != ML_OK) *ml_error_last() = s->error;
+    pthread_mutex_lock(&r->mutex);
+    if (status == ML_OK)
+        r->next = batch + 1;
+    else
+        s->reported = true;
+    pthread_cond_broadcast(&r->wanted);
+    pthread_mutex_unlock(&r->mutex);
+    return status;
+}
