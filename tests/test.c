@@ -216,9 +216,16 @@ typedef struct {
 static bool wanted(const options *o, const test *t) {
     if ((strncmp(t->name, "gpu", 3) == 0) != o->gpu) return false;
     if (strncmp(t->name, "long/", 5) == 0 && !long_tests()) return false;
+    bool any = true; /* without a pattern to match */
+    for (int i = 0; i < o->pattern_count; i++) {
+        if (o->patterns[i][0] != '!')
+            any = false;
+        else if (strstr(t->name, o->patterns[i] + 1))
+            return false;
+    }
     for (int i = 0; i < o->pattern_count; i++)
-        if (strstr(t->name, o->patterns[i])) return true;
-    return o->pattern_count == 0;
+        if (o->patterns[i][0] != '!' && strstr(t->name, o->patterns[i])) return true;
+    return any;
 }
 
 static void run_body(void *argument) {
@@ -454,7 +461,8 @@ static void register_files(void *arena) {
 }
 
 static int usage(const char *program) {
-    fprintf(stderr, "usage: %s [--list] [--gpu] [-v] [--again] [-j PROCESSES] [pattern ...]\n",
+    fprintf(stderr,
+            "usage: %s [--list] [--gpu] [-v] [--again] [-j PROCESSES] [pattern | !pattern ...]\n",
             program);
     return 2;
 }
