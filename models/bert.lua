@@ -100,7 +100,7 @@ end
 
 local model = Bert()
 m.train {
-  model = model, batch = A.batch, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip, sample = sample,
+  model = model, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip, sample = sample,
   inputs = {
     tokens = { A.batch, A.seq, dtype = "i32" }, segments = { A.batch, A.seq, dtype = "i32" }, order = { A.batch, dtype = "i32" },
     places = { A.batch, A.hidden, dtype = "i32" }, targets = { A.batch, A.hidden, dtype = "i32" },

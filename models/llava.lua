@@ -42,12 +42,12 @@ end
 
 local Eye = m.module("Eye", function(self)
   self.patches, self.positions = m.param { E.patch, E.embed, init = E.patch.size ^ -0.5 }, m.param { E.seq, E.embed }
-  self.layers = m.stack(cfg.eye_layers, Sight)
+  self.blocks = m.stack(cfg.eye_layers, Sight)
 end)
 
 function Eye:forward(image)
   local x = m.patches(image, cfg.patch):dot(self.patches, "patch") + self.positions
-  for _, layer in ipairs(self.layers) do x = layer(x) end
+  for _, layer in ipairs(self.blocks) do x = layer(x) end
   return x
 end
 

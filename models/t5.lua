@@ -101,7 +101,7 @@ end
 
 local model = T5()
 m.train {
-  model = model, batch = A.batch, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip, sample = sample,
+  model = model, batch = A.batch, seq = A.seq, steps = cfg.steps, accum = cfg.accum, clip = cfg.clip, sample = sample,
   inputs = { tokens = { A.batch, A.seq, dtype = "i32" }, before = { A.batch, out, dtype = "i32" }, targets = { A.batch, out, dtype = "i32" } },
   loss = function(i)
     local logits = model(i.tokens, i.before)

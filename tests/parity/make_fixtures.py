@@ -303,7 +303,7 @@ def llava():
     p = {"eye.patches": (patch * patch * channels, E), "eye.positions": (seen, E), "embedding": (vocab, E), "norm.gain": (E,)}
     p |= {"projector.first": (E, E), "projector.first_bias": (E,), "projector.second": (E, E), "projector.second_bias": (E,)}
     for n in "12":
-        p |= encoder_parameters(f"eye.layers.{n}.", "", False) | decoder_parameters(f"blocks.{n}.")
+        p |= encoder_parameters(f"eye.blocks.{n}.", "", False) | decoder_parameters(f"blocks.{n}.")
     tokens, targets = torch.randint(vocab - 1, (3, seq)), torch.randint(vocab, (3, seq))
     for row, first in enumerate((2, 7, 12)):
         tokens[row, first:first + seen] = vocab - 1
@@ -314,7 +314,7 @@ def llava():
         kernel = p["eye.patches"].reshape(patch, patch, channels, E).permute(3, 2, 0, 1)
         x = F.conv2d(i["image"].permute(0, 3, 1, 2), kernel, stride=patch).flatten(2).transpose(1, 2) + p["eye.positions"]
         for n in "12":
-            x = encoder_layer(p, f"eye.layers.{n}.", "", x, 1e-5, True, lambda y: F.gelu(y, approximate="tanh"))
+            x = encoder_layer(p, f"eye.blocks.{n}.", "", x, 1e-5, True, lambda y: F.gelu(y, approximate="tanh"))
         x = F.gelu(x @ p["projector.first"] + p["projector.first_bias"], approximate="tanh") @ p["projector.second"] + p["projector.second_bias"]
         x = F.embedding(i["tokens"], p["embedding"]).masked_scatter((i["tokens"] == vocab - 1)[:, :, None], x)
         for n in "12":

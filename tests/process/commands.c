@@ -40,6 +40,14 @@ PROCESS_TEST(check_of_a_thousand_layers_without_room) {
 }
 
 /* Every preset of every model plans, and fits the card that it is for. */
+static void check_presets(process_room *room, const char *const *presets, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        process_result r =
+            process_run(room, 0, "", "check --json --device h200 \"$ROOT\"/models/%s", presets[i]);
+        process_expect(&r, "\"peak_bytes\":");
+    }
+}
+
 PROCESS_TEST(check_of_every_preset) {
     static const char *const presets[] = {
         "gpt.lua preset=demo",
@@ -60,13 +68,27 @@ PROCESS_TEST(check_of_every_preset) {
         "gemma.lua preset=demo",
         "gemma.lua preset=gemma3-1b",
         "deepseek.lua preset=demo"};
-    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
-        process_result r =
-            process_run(room, 0, "", "check --json --device h200 \"$ROOT\"/models/%s", presets[i]);
-        process_expect(&r, "\"peak_bytes\":");
-    }
+    check_presets(room, presets, sizeof presets / sizeof *presets);
     process_result r = process_run(room, 1, "", "check \"$ROOT/models/gpt.lua\" preset=gpt2");
     process_expect(&r, "gpt2-124m");
+}
+
+PROCESS_TEST(check_of_every_preset_with_examples) {
+    static const char *const presets[] = {"bert.lua preset=demo",
+                                          "bert.lua preset=bert-base",
+                                          "bert.lua preset=bert-large --mesh dp=2",
+                                          "t5.lua preset=demo",
+                                          "t5.lua preset=t5-small",
+                                          "t5.lua preset=t5-base --mesh tp=2",
+                                          "t5.lua preset=t5-large",
+                                          "vit.lua preset=demo",
+                                          "vit.lua preset=vit-b16",
+                                          "vit.lua preset=vit-l16",
+                                          "llava.lua preset=demo",
+                                          "llava.lua preset=llava-7b --mesh dp=2,tp=4",
+                                          "lora.lua preset=demo",
+                                          "lora.lua preset=llama-1b"};
+    check_presets(room, presets, sizeof presets / sizeof *presets);
 }
 
 /* `check` never runs a step, opens no device and needs no compiler. */
