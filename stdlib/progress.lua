@@ -33,7 +33,7 @@ end
 
 ---The progress of a training that begins: .steps() and .samples() that its model has behind it, .offset(p): what is taken
 ---from the model's steps to count the updates of a parameter by this optimizer, .begin() before the first step,
----.advance(samples) after each.
+---.advance(samples, steps) after each.
 ---@param model Module
 ---@param optimizer table
 ---@param data string the name of the data and their order
@@ -56,8 +56,8 @@ function m.training_progress(model, optimizer, data)
     share(m.parameters(model), optimizer, nil, made)
     share(parameters, data, skip or progress.samples(), seen)
   end
-  function progress.advance(count)
-    for _, counter in ipairs(made) do counter.count = counter.count + 1 end
+  function progress.advance(count, more)
+    for _, counter in ipairs(made) do counter.count = counter.count + more end
     for _, counter in ipairs(seen) do counter.count = counter.count + count end
   end
   return progress

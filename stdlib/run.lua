@@ -1,12 +1,13 @@
 -- The folder of a run (--out DIR): the script with what it loaded, settings.json, metrics.jsonl (a line a step), TensorBoard's
--- event files and log.txt. Rank 0 writes them. A file that can no longer be written is reported once, and training continues.
+-- event files, log.txt and checkpoints (run_saves.lua). Rank 0 writes all but those. A file that can no longer be written is reported once, and training continues.
 local core = require "mlua.core"
 local m = require "mlua"
+local saves = require "mlua.run_saves"
 local tensorboard = require "mlua.tensorboard"
 local universal = require "mlua.universal"
 
 local run = {}
-local kept -- of this process: {path, writes, step, samples, tokens, lost}; step, samples and tokens count all its trainings
+local kept -- of this process: {path, writes, step, samples, tokens, lost, trainings}; step, samples and tokens count all trainings
 
 local function warn(problem)
   if kept.warned or not problem then return end
@@ -33,21 +34,32 @@ local function kept_name(path, script)
   return path
 end
 
-local function copy_script(path)
-  local script = core.options().script
+-- The texts of the script and of what it loaded, by their names in the folder.
+local function script_files()
+  local script, files = core.options().script, {}
   for file, text in pairs(core.sources()) do
-    local name
     if file == script or script == "-" and file == "stdin" then
-      name = "script.lua"
+      files["script.lua"] = text
     elseif file:find "%.lua$" and not file:find "\n" then
-      name = "files/" .. kept_name(file, script)
+      files["files/" .. kept_name(file, script)] = text
     end
-    if name then
-      local inside = path .. "/" .. name
-      local ok, problem = core.make_folders(inside:match "^(.*)/")
-      if ok then ok, problem = write_text(inside, text) end
-      if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
+  end
+  return files
+end
+
+-- A text that has changed since the run began stays beside the new one.
+local function copy_script(path, step)
+  for name, text in pairs(script_files()) do
+    local inside = path .. "/" .. name
+    local ok, problem = core.make_folders(inside:match "^(.*)/")
+    local before = ok and io.open(inside, "rb")
+    if before then
+      local same = before:read "a" == text
+      before:close()
+      if not same then os.rename(inside, ("%s.before-step-%d"):format(inside, step)) end
     end
+    if ok then ok, problem = write_text(inside, text) end
+    if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
   end
 end
 
@@ -85,6 +97,16 @@ local function description(o, programs)
     version = options.version, script = options.script, command = options.command, settings = plain_settings(),
     seed = options.seed, device = core.device().description, layout = mesh_of(o), ranks = options.ranks,
     parameters = parameters, memory = memory_of(programs), started = os.date "!%Y-%m-%dT%H:%M:%SZ",
+  }
+end
+
+-- What a checkpoint says of its run, the place in it aside.
+local function record_of(o, data)
+  local options, files = core.options(), {}
+  for name, text in pairs(script_files()) do files[name] = ("%016x"):format(core.hash(text)) end
+  return {
+    version = options.version, settings = plain_settings(), files = files, seed = options.seed, layout = mesh_of(o),
+    ranks = options.ranks, device = core.device().description, data = data.identity(),
   }
 end
 
@@ -145,7 +167,25 @@ local function add_extras(fields, more, what)
   for _, name in ipairs(names) do fields[#fields + 1] = { name, more[name] } end
 end
 
+local MOST_SKIPS = 10 -- from one checkpoint
 local IN_LINE = { loss = true, grad_norm = true, uneven = true }
+
+-- The lines of metrics.jsonl up to this step stay; later ones are of steps that are made again. nil: none stay.
+local function open_metrics(path, step)
+  local lines, file, problem = {}, step and io.open(path, "rb"), nil
+  if file then
+    for line in file:lines "L" do
+      local at = math.tointeger(tonumber(line:match '^{"step":(%d+)[,}]'))
+      if at and at <= step and line:sub(-2) == "}\n" then lines[#lines + 1] = line end
+    end
+    file:close()
+  end
+  local ok
+  ok, problem = write_text(path .. ".new", table.concat(lines))
+  if ok then ok, problem = os.rename(path .. ".new", path) end
+  if ok then kept.metrics, problem = io.open(path, "ab") end
+  if not kept.metrics then warn(problem) end
+end
 
 -- Starting -----------------------------------------------------------------------------------------------------------------
 
@@ -154,72 +194,182 @@ local function start(o, programs)
   local path = kept.path
   local ok, problem = core.make_folders(path)
   if not ok then core.fail("--out: " .. problem) end
-  copy_script(path)
-  ok, problem = write_text(path .. "/settings.json", core.to_json(description(o, programs), 2) .. "\n")
-  if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
-  warn(core.log_to(path .. "/log.txt"))
-  kept.metrics, problem = io.open(path .. "/metrics.jsonl", "wb")
-  if not kept.metrics then warn(problem) end
-  kept.board, problem = tensorboard.open(path, 0)
+  copy_script(path, kept.step)
+  if not kept.resumed then -- settings.json says how the run began
+    ok, problem = write_text(path .. "/settings.json", core.to_json(description(o, programs), 2) .. "\n")
+    if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
+  end
+  open_metrics(path .. "/metrics.jsonl", kept.resumed and kept.step)
+  kept.board, problem = tensorboard.open(path, kept.step)
   if not kept.board then warn(problem) end
   core.log_text(("%s\n%s\n"):format(os.date "!%Y-%m-%dT%H:%M:%SZ", core.options().command))
-  event("start", { { "ranks", core.options().ranks } })
+  event(kept.resumed and "resume" or "start", { { "ranks", core.options().ranks } })
 end
 
----What a training does for its run's folder; every function does nothing where there is none.
----@param o table m.train's options
----@param programs Program[] of a step
----@return table
-function run.begin(o, programs)
-  local path, keeper = core.options().out, {}
-  local before
-  if path and not kept then
-    kept = { path = path, writes = core.options().rank == 0, step = 0, samples = 0, tokens = 0, lost = {} }
-    if kept.writes then start(o, programs) end
+-- Every `check_every` steps: a rank whose copy of a state differs from another's ends the run before it is saved.
+local function check_replicas()
+  local every = universal.value "check_every"
+  if not every or every == 0 or kept.step % every ~= 0 then return end
+  local problem = core.replica_check(kept.step)
+  if problem then
+    core.fail(("step %d: %s"):format(kept.step, problem), { help = "a bit of a rank's memory has changed; --resume continues from the last checkpoint" })
   end
-  local tokens = o.step_tokens
-  before = kept and { step = kept.step, samples = kept.samples, tokens = kept.tokens }
+end
 
-  ---fn(...), whose time is lost to `what`: data, eval or save.
-  function keeper.lose(what, fn, ...)
-    if not kept then return fn(...) end
-    local begun = core.time()
-    local result, more = fn(...)
-    kept.lost[what] = (kept.lost[what] or 0) + core.time() - begun
-    return result, more
+-- The record of where this process begins: the newest checkpoint's, with its states, or nil.
+local function open(now)
+  local options = core.options()
+  kept = { path = options.out, writes = options.rank == 0, step = 0, samples = 0, tokens = 0, lost = {}, trainings = {}, event = event }
+  saves.open(kept)
+  if options.rank == 0 and core.make_folders(kept.path) then warn(core.log_to(kept.path .. "/log.txt")) end
+  if options.resume then saves.find(kept, now) end
+end
+
+-- A training's part in its run ------------------------------------------------------------------------------------------------
+
+local Keeper = {} -- every method does nothing where no folder keeps the run
+Keeper.__index = Keeper
+
+---A training of the script, before its first step. `done`: its steps that a resumed run has behind it; `result`: that of a
+---training that was over.
+---@param o table m.train's options
+---@param data table of train_data.lua
+---@return table
+function run.begin(o, data)
+  local keeper = setmetatable({ o = o, done = 0, skips = 0 }, Keeper)
+  if not core.options().out then return keeper end
+  local now, first = record_of(o, data), not kept
+  keeper.now = now
+  if first then open(now) end
+  keeper.training = #kept.trainings + 1
+  keeper.base = { step = kept.step, samples = kept.samples, tokens = kept.tokens }
+  local resumed = kept.resumed and saves.restore(kept, keeper.training, now)
+  if resumed and resumed.training > keeper.training then
+    keeper.result = resumed.trainings[keeper.training]
+    keeper:count(keeper.result.steps)
+  elseif resumed then
+    o.skip, keeper.loss = resumed.skip, resumed.loss
+    keeper.base = { step = resumed.step - resumed.done, samples = resumed.samples - resumed.done * o.batch.size,
+      tokens = resumed.tokens - resumed.done * o.step_tokens }
+    keeper:count(resumed.done)
+    kept.saved_step = resumed.step
   end
-  ---A step is done; `fields` are of its line (log.lua), `out` its program's results, `more` what on_step gave.
-  function keeper.step(step, fields, out, more)
-    if not kept then return end
-    kept.step, kept.samples, kept.tokens = before.step + step, before.samples + step * o.batch.size, before.tokens + step * tokens
-    local added, known = {}, {}
-    for _, field in ipairs(fields) do known[field[1]] = true end
-    for name, value in pairs(out) do
-      if not IN_LINE[name] and not known[name] then added[name] = value end
-    end
-    for _, field in ipairs(fields) do
-      if field[1] == "step" then field[2] = kept.step elseif field[1] == "tokens" then field[2] = kept.tokens end
-    end
-    fields[#fields + 1] = { "samples", kept.samples }
-    for _, what in ipairs { "data", "eval", "save" } do
-      fields[#fields + 1] = { what .. "_ms", 1e3 * (kept.lost[what] or 0) }
-      kept.lost[what] = nil
-    end
-    add_extras(fields, added, "a result of the loss")
-    if type(more) == "table" and not core.is_tensor(more) then add_extras(fields, more, "what on_step returns") end
-    write_line(fields)
-    write_scalars(kept.step, fields)
-  end
-  function keeper.eval(loss, further)
-    if not kept then return end
-    local fields = { { "step", kept.step }, { "eval_loss", loss }, table.unpack(further) }
-    write_line(fields)
-    write_scalars(kept.step, fields)
-  end
-  function keeper.finish()
-    if kept then event "end" end
-  end
+  keeper.starts = (first or resumed) and not keeper.result
   return keeper
+end
+
+function Keeper:count(done)
+  local o, base = self.o, self.base
+  self.done = done
+  kept.step, kept.samples, kept.tokens = base.step + done, base.samples + done * o.batch.size, base.tokens + done * o.step_tokens
+end
+
+function Keeper:save(loss)
+  local record = {}
+  for key, value in pairs(self.now) do record[key] = value end
+  record.step, record.samples, record.tokens, record.skip = kept.step, kept.samples, kept.tokens, self.o.skip
+  record.training, record.done, record.trainings = self.training, self.done, setmetatable(kept.trainings, { __list = true })
+  record.loss = loss and loss - loss == 0 and loss or nil
+  self:lose("save", saves.begin, kept, record)
+end
+
+---The first step is next: data.begin has said from which sample.
+---@param programs Program[] of a step
+function Keeper:start(programs)
+  if not kept or self.result then return end
+  if self.starts and kept.writes then start(self.o, programs) end
+  kept.resumed = nil
+  if universal.value "on_nan" == "skip" and self.done == 0 then self:save() end
+end
+
+---fn(...), whose time is lost to `what`: data, eval or save.
+function Keeper:lose(what, fn, ...)
+  if not kept then return fn(...) end
+  local begun = core.time()
+  local result, more = fn(...)
+  kept.lost[what] = (kept.lost[what] or 0) + core.time() - begun
+  return result, more
+end
+
+---A step is done; `fields` are of its line (log.lua), `out` its program's results, `more` what on_step gave.
+function Keeper:step(step, fields, out, more)
+  if not kept then return end
+  self:count(step)
+  local added, known = {}, {}
+  for _, field in ipairs(fields) do known[field[1]] = true end
+  for name, value in pairs(out) do
+    if not IN_LINE[name] and not known[name] then added[name] = value end
+  end
+  for _, field in ipairs(fields) do
+    if field[1] == "step" then field[2] = kept.step elseif field[1] == "tokens" then field[2] = kept.tokens end
+  end
+  fields[#fields + 1] = { "samples", kept.samples }
+  for _, what in ipairs { "data", "eval", "save" } do
+    fields[#fields + 1] = { what .. "_ms", 1e3 * (kept.lost[what] or 0) }
+    kept.lost[what] = nil
+  end
+  add_extras(fields, added, "a result of the loss")
+  if type(more) == "table" then add_extras(fields, more, "what on_step returns") end
+  write_line(fields)
+  write_scalars(kept.step, fields)
+end
+
+function Keeper:eval(loss, further)
+  if not kept then return end
+  local fields = { { "step", kept.step }, { "eval_loss", loss }, table.unpack(further) }
+  write_line(fields)
+  write_scalars(kept.step, fields)
+end
+
+---Between two steps, on all ranks at once: whether the training ends here. In a run's folder it saves where that is due, and
+---a signal saves and ends the script.
+function Keeper:between(loss)
+  if not kept then return (core.stopped()) end
+  saves.poll(kept)
+  check_replicas()
+  local stop, due = core.stopped(saves.due(kept))
+  if due or stop and kept.saved_step ~= kept.step then self:save(loss) end
+  if not stop then return false end
+  saves.wait(kept)
+  event "stop"
+  if kept.writes then
+    core.write_error(("stopped at step %d; --resume continues %s%s\n"):format(kept.step, kept.path, kept.last_good and " from " .. kept.last_good or ""))
+  end
+  core.end_script()
+end
+
+---The numbers of a step are not finite: with on_nan=skip the step to continue after, once the newest checkpoint is loaded;
+---the samples since then are not seen again. nil: the training ends here.
+function Keeper:back(step)
+  if not kept or universal.value "on_nan" ~= "skip" or self.skips >= MOST_SKIPS then return end
+  local record, name = saves.back(kept, self.training)
+  if not record then return end
+  local o, bad = self.o, self.base.step + step
+  local samples = (step - record.done) * o.batch.size
+  self.skips = record.step == self.skipped_from and self.skips + 1 or 1
+  self.skipped_from = record.step
+  o.skip = o.skip + samples
+  o.progress.advance(o.batch.size, record.done - step + 1)
+  self:count(record.done)
+  if kept.metrics then
+    kept.metrics:close()
+    open_metrics(kept.path .. "/metrics.jsonl", kept.step)
+  end
+  event("skip", { { "bad_step", bad }, { "samples", samples }, { "checkpoint", name } })
+  if kept.writes then
+    core.write_error(("step %d: its numbers are not finite; back to %s, and the samples since then are left out\n"):format(bad, name))
+  end
+  return record.done
+end
+
+---The training is over.
+function Keeper:over(result)
+  if not kept then return result end
+  if not self.result and kept.saved_step ~= kept.step then self:save(result.loss) end
+  saves.wait(kept)
+  kept.trainings[self.training] = { steps = self.done, loss = result.loss, eval_loss = result.eval_loss }
+  if not self.result then event "end" end
+  return result
 end
 
 return run

@@ -92,21 +92,26 @@ function m.train(options)
     core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, accum = o.accum, step = #programs })
     return { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
   end
+  local keeper = run.begin(o, data)
   data.begin(programs[1])
-  if evaluation then evaluation.prepare() end
+  if keeper.done > 0 then o.progress.advance(o.batch.size * keeper.done, keeper.done) end
+  if evaluation and not keeper.result then evaluation.prepare() end
   local flops = 0
   for _, program in ipairs(programs) do flops = flops + program:plan().flops * (program == micro and o.accum or 1) end
-  local keeper = run.begin(o, programs)
+  if keeper.result then return keeper:over(keeper.result) end
+  keeper:start(programs)
   local log = m.training_log(o, flops, programs[1])
-  local result, warned, before = { steps = 0 }, false, o.progress.steps()
-  for step = 1, o.steps do
+  local result, warned, before = { steps = keeper.done, loss = keeper.loss }, false, o.progress.steps()
+  local step = keeper.done
+  while step < o.steps do
+    step = step + 1
     log.outside(core.begin_step, step, o.steps) -- which writes a profile
     local rate = o.schedule(step, o.steps)
     if type(rate) ~= "number" or rate ~= rate or math.abs(rate) == math.huge then
       core.fail(("the schedule must return a number, got %s at step %d"):format(nonfinite.plain(rate), step), { help = "a factor of the optimizer's lr" })
     end
     for i = 0, o.accum - 1 do
-      keeper.lose("data", data.fill, step, i)
+      keeper:lose("data", data.fill, step, i)
       local program = step_program or micro
       local feeds = step_of.feeds(data, { step = before + step })
       if step_program then feeds.rate = rate else feeds.micro, feeds.first = i, i == 0 end
@@ -122,23 +127,29 @@ function m.train(options)
     if out.uneven == 1 and not warned then step_of.warn_uneven(o.accum) end
     warned, out.uneven = warned or out.uneven == 1, nil
     if out.loss ~= out.loss or out.grad_norm ~= out.grad_norm or math.abs(out.grad_norm) == math.huge then
-      log.close()
-      nonfinite.explain(o, data, before, step, out.loss, out.grad_norm)
+      local back = keeper:back(step)
+      if not back then
+        log.close()
+        nonfinite.explain(o, data, before, step, out.loss, out.grad_norm)
+      end
+      step = back
+      goto continue
     end
-    o.progress.advance(o.batch.size)
+    o.progress.advance(o.batch.size, 1)
     local further = step_of.results(o, out)
     set(result, further)
     local fields = log.step(step, out.loss, out.grad_norm, rate * o.optimizer.lr, further)
-    keeper.step(step, fields, out, o.on_step and o.on_step(step, out))
+    keeper:step(step, fields, out, o.on_step and o.on_step(step, out))
     if evaluation and (step % o.eval_every == 0 or step == o.steps) then
-      result.eval_loss, further = keeper.lose("eval", evaluation.loss, step)
+      result.eval_loss, further = keeper:lose("eval", evaluation.loss, step)
       set(result, further)
       log.eval(step, result.eval_loss, further)
-      keeper.eval(result.eval_loss, further)
+      keeper:eval(result.eval_loss, further)
     end
-    if core.stopped() then break end
+    if keeper:between(result.loss) then break end
+    ::continue::
   end
-  keeper.finish()
+  keeper:over(result)
   core.begin_step()
   log.close()
   return result

@@ -24,7 +24,7 @@ return function(o)
   end
   function data.fill(step, i, evaluation, program)
     local first, stop = rows_of(program or training)
-    local wanted = ("%d %d %s %d %d"):format(step, i, evaluation, first, stop)
+    local wanted = ("%d %d %s %d %d %d"):format(step, i, evaluation, first, stop, o.skip or 0)
     if data.held == wanted then return end
     data.held = wanted
     local share = 1 - (o.eval_every and not evaluated and o.eval_share or 0)

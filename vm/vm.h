@@ -66,7 +66,6 @@ typedef struct {
     bool resume, new_data;
     int64_t restarts; /* how often ranks are started again when one dies */
     bool elastic;     /* with fewer data-parallel ones */
-    int64_t restart;  /* which of these starts this is; 0: the first */
 } vm_options;
 
 /* Where an axis size was first written, for help lines. */
@@ -139,6 +138,7 @@ typedef struct ml_vm {
     bool discards;            /* standard output is discarded; */
     int shown;                /* its descriptor meanwhile */
     FILE *log;                /* of the run's folder; NULL: none */
+    bool device_failed;       /* an error of the device, or of other ranks, was raised */
     ml_target check_target;   /* of a check and the prompt: what is planned for */
     const char *check_device; /* its description */
     struct {

@@ -49,8 +49,9 @@ bool ml_launch_detect(ml_launch *launch);
  * is; others' stderr with "[rank N]"), wait, clean up whatever dies. The value is the exit code. */
 int ml_launch_local(int ranks, const ml_comm_options *options, char **argv);
 
-/* How a rank ends that stopped only because another one failed. */
-enum { ML_EXIT_PEER = 75 };
+/* How a rank ends that a signal stopped and whose run is saved: as sysexits.h's EX_TEMPFAIL, which
+ * schedulers take for "start it again"; and one that stopped only because another one failed. */
+enum { ML_EXIT_REQUEUE = 75, ML_EXIT_PEER = 76 };
 
 /* Returns once all ranks are there. A launch of one rank needs nothing and never waits. */
 ml_status ml_comm_open(const ml_launch *launch, ml_comm **comm);

@@ -185,6 +185,7 @@ static void watch_signals(sigset_t *watched) {
     sigaddset(watched, SIGINT);
     sigaddset(watched, SIGTERM);
     sigaddset(watched, SIGHUP);
+    sigaddset(watched, SIGUSR1);
 }
 
 static ml_status start(launcher *l, char **argv) {
@@ -232,8 +233,9 @@ static void rank_ended(launcher *l, int rank, int status) {
     l->children[rank].pid = 0;
     l->running--;
     close_output(&l->children[rank], rank);
-    if (code == 0) {
+    if (code == 0 || code == ML_EXIT_REQUEUE) { /* as all ranks do then */
         atomic_store(&record->state, COMM_DONE);
+        if (!l->exit_code) l->exit_code = code;
         return;
     }
     if (WIFEXITED(status))
@@ -383,6 +385,7 @@ static int launch(int ranks, const ml_comm_options *options, char **argv, pid_t 
     if (status == ML_OK && (l.exit_code || l.peers_ended || l.killed)) report(&l);
     clean_up(&l);
     if (l.exit_code) return l.exit_code;
+    if (l.interrupts >= SIGNALS_TO_KILL) return 128 + SIGINT;
     return l.peers_ended || l.killed ? ML_EXIT_PEER : 0;
 }
 

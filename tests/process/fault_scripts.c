@@ -64,7 +64,7 @@ PROCESS_TEST(rank_stops) {
     process_write(room, "a.lua", script);
     process_run(room, 0, "", "run a.lua --device cpu --quiet -n %d --mesh dp=%d", RANKS, RANKS);
     process_result r = process_run(
-        room, 75, "MLUA_TIMEOUT=3",
+        room, 76, "MLUA_TIMEOUT=3",
         "run a.lua --device cpu --quiet -n %d --mesh dp=%d at=step victim=1 signal=STOP", RANKS,
         RANKS);
     process_expect(&r, "mlua: rank 1 (pid ");

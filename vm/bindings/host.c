@@ -447,6 +447,7 @@ int vm_call(lua_State *L, int arguments, int results) {
 
 volatile int vm_stop, vm_stop_signal;
 static lua_State *volatile running;
+static volatile bool in_folder; /* of a run: its training saves at the first signal */
 
 /* Runs between two Lua instructions after a signal. A script that polls core.stopped() ends in its
  * own way at the first signal; any other, and any at the second, ends here. */
@@ -462,7 +463,8 @@ static void on_signal(int number) {
     vm_stop = vm_stop + 1;
     vm_stop_signal = number;
     ml_command_stop();
-    if (vm_stop >= 3) signal(number, SIG_DFL);
+    if (vm_stop >= (in_folder ? 2 : 3)) signal(number, SIG_DFL);
+    if (vm_stop >= 2 && in_folder) raise(number); /* at once, though it is being saved */
     lua_State *L = running;
     if (L) lua_sethook(L, interrupt_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1);
 }
@@ -475,6 +477,8 @@ void vm_catch_signals(ml_vm *vm) {
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    in_folder = vm && vm->options->run_folder;
+    if (in_folder) sigaction(SIGUSR1, &action, NULL); /* a cluster's notice of its time limit */
     /* A terminal that is closed ends a run, but for nohup's, and the prompt, at once. */
     bool prompts = vm && vm->options->mode == VM_REPL;
     if (!prompts && sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN)

@@ -70,8 +70,6 @@ static void push_run(lua_State *L, const vm_options *o) {
     lua_setfield(L, -2, "resume");
     lua_pushboolean(L, o->new_data);
     lua_setfield(L, -2, "new_data");
-    lua_pushinteger(L, o->restart);
-    lua_setfield(L, -2, "restart");
     lua_pushstring(L, o->command);
     lua_setfield(L, -2, "command");
     lua_pushstring(L, MLUA_VERSION);
@@ -285,12 +283,16 @@ static int core_time(lua_State *L) {
     return 1;
 }
 
+/* Ranks that see a signal between different steps stop together; so do those of which some saw
+ * none. The number of the highest signal, and below it whether something is due. */
 static int core_stopped(lua_State *L) {
     vm_of(L)->polls_stop = true;
-    int64_t stop = vm_stop; /* ranks that see a signal between different steps stop together */
-    vm_check(L, ml_session_step(vm_of(L)->session, &stop));
-    lua_pushboolean(L, stop > 0);
-    return 1;
+    int64_t agreed = 2 * (int64_t)(vm_stop ? vm_stop_signal : 0) + lua_toboolean(L, 1);
+    vm_check(L, ml_session_step(vm_of(L)->session, &agreed));
+    if (agreed > 1 && !vm_stop) vm_stop_signal = (int)(agreed >> 1), vm_stop = 1;
+    lua_pushboolean(L, agreed > 1);
+    lua_pushboolean(L, agreed & 1);
+    return 2;
 }
 
 static int core_terminal(lua_State *L) {
@@ -384,8 +386,9 @@ static const vm_entry functions[] = {
     {"sync", core_sync, "", "wait for the device"},
     {"hash", core_hash, "text: string -> integer", "a 64-bit hash of a text, the same everywhere"},
     {"time", core_time, "-> number", "seconds, from an arbitrary start"},
-    {"stopped", core_stopped, "-> boolean",
-     "whether an interrupt or SIGTERM asked to stop any rank; all ranks ask at once"},
+    {"stopped", core_stopped, "due?: boolean -> boolean, boolean",
+     "whether a signal asked to stop any rank, and whether something is due on any; all ranks ask "
+     "at once"},
     {"terminal", core_terminal, "-> integer?",
      "the columns of the terminal, where standard output is one"},
     {"write", core_write, "text: any", "write to standard output at once"},

@@ -16,12 +16,27 @@ static bool holds_run(const char *folder) {
     return false;
 }
 
+static bool has_mesh_axis(const vm_options *options, const char *name) {
+    for (int i = 0; i < options->mesh_count; i++)
+        if (strcmp(options->mesh[i].key, name) == 0) return true;
+    return false;
+}
+
 ml_status folder_check(const vm_options *options) {
     const char *folder = options->run_folder;
-    if (!folder && (options->resume || options->new_data)) {
-        ml_fail(ML_INVALID, "%s is of a run that a folder keeps",
-                options->resume ? "--resume" : "--new-data");
+    const char *alone = options->resume     ? "--resume"
+                        : options->new_data ? "--new-data"
+                        : options->restarts ? "--restarts"
+                                            : NULL;
+    if (!folder && alone) {
+        ml_fail(ML_INVALID, "%s is of a run that a folder keeps", alone);
         return ml_help("mlua run %s --out DIR --resume", options->script), ML_INVALID;
+    }
+    if (options->elastic && (!options->restarts || !has_mesh_axis(options, "dp"))) {
+        ml_fail(ML_INVALID,
+                "--elastic restarts with fewer data-parallel ranks: it needs --restarts "
+                "and a size of dp");
+        return ml_help("--restarts 3 --elastic -n 8 --mesh dp=8"), ML_INVALID;
     }
     if (!folder) return ML_OK;
     struct stat status;

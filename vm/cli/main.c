@@ -19,6 +19,7 @@
 #include "vm/cli/gpus.h"
 #include "vm/cli/options.h"
 #include "vm/cli/output.h"
+#include "vm/cli/restart.h"
 #include "vm/show/show.h"
 #include "vm/vm.h"
 
@@ -26,7 +27,10 @@ static ml_launch launch;
 static bool launched;       /* as one of the ranks of a job */
 static char **command_line; /* a copy: options are cut apart as they are read */
 
-static int exit_of_signal(void) {
+/* SIGTERM and SIGUSR1 end a run that a folder keeps so that it may be started again. */
+static int exit_of_signal(const vm_options *options) {
+    if (options->run_folder && (vm_stop_signal == SIGTERM || vm_stop_signal == SIGUSR1))
+        return ML_EXIT_REQUEUE;
     return vm_stop_signal == SIGHUP ? EXIT_HUNG_UP : EXIT_INTERRUPTED;
 }
 
@@ -235,13 +239,16 @@ static int run_script_once(vm_options *options) {
         result = vm->dry.code; /* of os.exit in a check */
         if (failed) {
             fflush(stdout);
-            result = vm_is_interrupt(vm->L, -1) ? exit_of_signal() : EXIT_ERROR;
+            result = vm_is_interrupt(vm->L, -1)                 ? exit_of_signal(options)
+                     : vm->device_failed && options->run_folder ? RESTART_EXIT_DEVICE
+                                                                : EXIT_ERROR;
             if (first_failure(vm->L, options->comm)) vm_print_error(vm->L);
-        } else if (vm_stop && (!options->comm || ml_comm_rank(options->comm) == 0)) {
+        } else if (vm_stop && !options->run_folder &&
+                   (!options->comm || ml_comm_rank(options->comm) == 0)) {
             fflush(stdout);
             fputs("mlua: interrupted\n", stderr); /* the script ended in its own way */
         }
-        if (vm_stop) result = exit_of_signal();
+        if (vm_stop) result = exit_of_signal(options);
         if (options->comm && ml_comm_peer_failed()) result = ML_EXIT_PEER;
     }
     vm_free(vm);
@@ -272,6 +279,9 @@ static int parse_script(const char *name, vm_options *options, int count, char *
 
 /* This process as one of several ranks. */
 static int run_rank(vm_options *options) {
+    if (options->restarts)
+        return usage_error("--restarts is of ranks that mlua run -n starts, and %s started these",
+                           launch.source);
     if (options->ranks && options->ranks != launch.world)
         return usage_error("-n %lld, and %s started %d ranks", (long long)options->ranks,
                            launch.source, launch.world);
@@ -308,10 +318,11 @@ static int ranks_error(const vm_options *options) {
 static int run_ranks(vm_options *options) {
     if (launched) return run_rank(options);
     if (folder_check(options) != ML_OK) return print_last_error();
-    if (options->ranks <= 1) return run_script(options);
+    if (options->ranks <= 1 && !options->restarts) return run_script(options);
     int result = ranks_error(options);
-    return result == EXIT_OK ? ml_launch_local((int)options->ranks, &launch.options, command_line)
-                             : result;
+    if (result != EXIT_OK) return result;
+    if (options->restarts) return restart_ranks(options, &launch.options, command_line);
+    return ml_launch_local((int)options->ranks, &launch.options, command_line);
 }
 
 /* Before any rank trains for nothing. */

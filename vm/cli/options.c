@@ -36,7 +36,9 @@ typedef enum {
     OPTION_VERIFY,
     OPTION_OUT,
     OPTION_RESUME,
-    OPTION_NEW_DATA
+    OPTION_NEW_DATA,
+    OPTION_RESTARTS,
+    OPTION_ELASTIC
 } option_id;
 static const struct {
     const char *name, *value;
@@ -76,6 +78,10 @@ static const struct {
      "start"},
     {"--new-data", NULL, OPTION_NEW_DATA, FOR_RUN,
      "the data of a resumed run may be others than it began with"},
+    {"--restarts", "N", OPTION_RESTARTS, FOR_RUN,
+     "start the ranks again from the last checkpoint when one dies, N times at most"},
+    {"--elastic", NULL, OPTION_ELASTIC, FOR_RUN,
+     "with fewer data-parallel ranks where a GPU is missing, or a restart makes no step"},
     {"--prompt", "TEXT", OPTION_PROMPT, FOR_GENERATE, "what is continued"},
     {"--ids", "3,1,4", OPTION_IDS, FOR_GENERATE, "the same, as token ids"},
     {"--tokens", "N", OPTION_TOKENS, FOR_GENERATE, "how many more (default 32)"},
@@ -253,6 +259,11 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_OUT: options->run_folder = value; return EXIT_OK;
     case OPTION_RESUME: options->resume = true; return EXIT_OK;
     case OPTION_NEW_DATA: options->new_data = true; return EXIT_OK;
+    case OPTION_ELASTIC: options->elastic = true; return EXIT_OK;
+    case OPTION_RESTARTS:
+        if (!parse_integer(value, &options->restarts) || options->restarts < 1)
+            return usage_error("--restarts takes a number of times, not \"%s\"", value);
+        return EXIT_OK;
     case OPTION_QUIET: options->quiet = true; return EXIT_OK;
     case OPTION_MESH: return parse_mesh(options, value);
     case OPTION_SEED:

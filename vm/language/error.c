@@ -300,6 +300,7 @@ void vm_raise(lua_State *L) {
     ml_ref operands[ML_ERROR_OPERANDS];
     int count = 0;
     bool interrupted = error->status == ML_INTERRUPTED;
+    if (error->status == ML_DEVICE) vm_of(L)->device_failed = true;
     luaL_checkstack(L, 40, "an error");
     lua_pushstring(L, error->text);
     if (error->help[0])

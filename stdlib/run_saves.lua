@@ -1,0 +1,244 @@
+-- The checkpoints of a run: when one is saved, which are kept, from which a run is resumed and what has changed since.
+--
+-- A checkpoint's record says where the run stood: `step` counts the steps of all the script's trainings, `training` is the
+-- number of the one under way and `done` its steps, `trainings` are the results of those before it, `skip` is the number of
+-- samples before its first. The script runs from its beginning: trainings that were over are not repeated.
+local core = require "mlua.core"
+local m = require "mlua"
+local universal = require "mlua.universal"
+
+local saves = {}
+
+local function report(text)
+  if core.options().rank == 0 then core.write_error(text .. "\n") end
+end
+
+local function name_of(path) return path:match "([^/]*)$" end
+
+-- Resuming -----------------------------------------------------------------------------------------------------------------
+
+-- Rank 0's view of the folder, on every rank: no two of them may see another state of a shared file system.
+local function listed(folder)
+  local text
+  if core.options().rank == 0 then
+    local list = {}
+    for i, c in ipairs(core.checkpoint_list(folder)) do list[i] = { path = c.path, whole = c.whole, problem = c.problem } end
+    text = core.to_json { list = setmetatable(list, { __list = true }) }
+  end
+  return core.json(core.share(text), "the list of checkpoints").list
+end
+
+-- A checkpoint that proved damaged when it was read leaves the folder, so that none counts it among the kept ones.
+local function put_aside(kept, path)
+  if core.options().rank ~= 0 then return end
+  local folder = kept.path .. "/damaged"
+  if core.make_folders(folder) then os.rename(path, ("%s/%s-%d"):format(folder, name_of(path), os.time())) end
+end
+
+local function shown(value) return value == nil and "none" or tostring(value) end
+
+-- What a table of plain values has otherwise than another: texts, in the order of the names.
+local function differences(before, now)
+  local names, list = {}, {}
+  for _, t in ipairs { before, now } do
+    for name in pairs(t) do names[name] = true end
+  end
+  for name in pairs(names) do
+    if before[name] ~= now[name] then list[#list + 1] = ("%s=%s, was %s"):format(name, shown(now[name]), shown(before[name])) end
+  end
+  table.sort(list)
+  return list
+end
+
+-- How data differ from those of a record, both as train_data.lua's identity: a text, or nil. Where files lie is no difference.
+local function other_data(before, now)
+  local a, b = core.json(before, "the data of the checkpoint").data, core.json(now, "the data").data
+  if core.to_json(a) == core.to_json(b) then return nil end
+  if a.tokenizer ~= b.tokenizer then return "another tokenizer" end
+  if #a.sources ~= #b.sources then return ("%d sources instead of %d"):format(#b.sources, #a.sources) end
+  for i, source in ipairs(b.sources) do
+    if source.weight ~= a.sources[i].weight then return ("source %d weighs %s, and weighed %s"):format(i, shown(source.weight), shown(a.sources[i].weight)) end
+    for k = 1, math.max(#source.files, #a.sources[i].files) do
+      local file, other = source.files[k] or {}, a.sources[i].files[k] or {}
+      if core.to_json(file) ~= core.to_json(other) then
+        return ("%s of %s tokens, where it was %s of %s"):format(shown(file.name), shown(file.tokens), shown(other.name), shown(other.tokens))
+      end
+    end
+  end
+  return "other contents"
+end
+
+-- Report how the run that continues differs from the saved one, in words; true where script or settings do.
+local function compare(kept, record, now)
+  local changed = differences(record.settings or {}, now.settings)
+  if #changed > 0 then report("settings have changed: " .. table.concat(changed, "; ")) end
+  local files = {}
+  for name, hash in pairs(now.files) do
+    if (record.files or {})[name] ~= hash then files[#files + 1] = name end
+  end
+  table.sort(files)
+  if #files > 0 then report(("the script has changed: %s (the run's folder has the saved text)"):format(table.concat(files, ", "))) end
+  if record.version ~= now.version then report(("mlua %s saved this, and mlua %s continues"):format(shown(record.version), now.version)) end
+  kept.changed = #changed > 0 or #files > 0
+end
+
+local function check_data(record, training, now)
+  if record.training ~= training or not record.data or core.options().new_data then return end
+  local problem = other_data(record.data, now)
+  if problem then core.fail("the run's data are others than before: " .. problem, { help = "--new-data continues with other data" }) end
+end
+
+local function some(list)
+  local most = 8
+  return table.concat(list, ", ", 1, math.min(#list, most)) .. (#list > most and (" and %d more"):format(#list - most) or "")
+end
+
+-- Load what fits. Where the checkpoint was saved by an earlier training than this one's states, the others come later.
+local function load(kept, path, last)
+  local record, missing, unexpected, reshaped = core.checkpoint_load(path, nil, false)
+  if not record then return nil, missing end
+  if not last then return core.json(record, path) end
+  if #reshaped > 0 then
+    core.fail(("%s does not fit the script: %s"):format(path, some(reshaped)), { help = "a run continues with axes of the same sizes; --from takes what fits" })
+  end
+  if #missing > 0 then
+    local text = ("%s has no %s"):format(path, some(missing))
+    if not kept.changed then core.fail(text, { help = "the script makes other states than when it was saved" }) end
+    report(text .. ": they begin anew")
+  end
+  if #unexpected > 0 then report(("%s has %s, which the script has not"):format(path, some(unexpected))) end
+  return core.json(record, path)
+end
+
+---The record from which the run continues; nil where it has no whole checkpoint. `now` is what a record of it would say.
+---@param kept table
+---@param now table
+---@return table?
+function saves.find(kept, now)
+  if core.options().rank == 0 then core.checkpoint_sweep(kept.checkpoints) end
+  for _, c in ipairs(listed(kept.checkpoints)) do
+    local text, problem, record
+    if core.options().rank == 0 and c.whole then text, problem = core.checkpoint_record(c.path) end
+    text = core.share(text)
+    record = text and core.json(text)
+    if record and math.type(record.step) == "integer" and math.type(record.training) == "integer" then
+      kept.resumed, kept.from = record, c.path
+      compare(kept, record, now)
+      return record
+    end
+    report(("%s is no checkpoint to continue from: %s"):format(c.path, c.problem or problem or "it is none of a run"))
+  end
+end
+
+---The states of a training, from the checkpoint that saves.find has found or, where that is damaged, one before it.
+---@param kept table
+---@param training integer
+---@param now table
+function saves.restore(kept, training, now)
+  local record = kept.resumed
+  while record do
+    check_data(record, training, now.data)
+    local loaded, problem = load(kept, kept.from, record.training == training)
+    if loaded then
+      report(("continues %s from %s: step %d"):format(kept.path, name_of(kept.from), record.step))
+      return record
+    end
+    report(("%s is damaged: %s"):format(kept.from, problem))
+    put_aside(kept, kept.from)
+    core.share() -- until it has moved
+    record = saves.find(kept, now)
+    kept.resumed = record
+  end
+end
+
+-- Saving -------------------------------------------------------------------------------------------------------------------
+
+-- Rank 0, once a save is durable: the newest stay, and each of keep's steps.
+local function remove_old(kept)
+  local keep, newest = kept.keep, 0
+  for _, c in ipairs(core.checkpoint_list(kept.checkpoints)) do
+    if c.whole then
+      newest = newest + 1
+      local stays = newest <= keep.newest or keep.every and c.step and c.step % keep.every == 0
+      if not stays then
+        local ok, problem = core.checkpoint_remove(c.path)
+        if not ok then report("cannot remove an old checkpoint: " .. tostring(problem)) end
+      end
+    end
+  end
+end
+
+local function ended(kept, result)
+  if not result or core.options().rank ~= 0 then return end
+  local name = name_of(result.path)
+  if result.error then
+    report(("%s could not be saved: %s; training continues%s"):format(name, result.error,
+      kept.last_good and (", and %s stays"):format(kept.last_good) or ""))
+    kept.event("save_failed", { { "checkpoint", name }, { "problem", result.error } })
+    return
+  end
+  kept.last_good = name
+  kept.event("save", { { "checkpoint", name }, { "bytes", result.bytes }, { "stall_ms", 1e3 * result.stall }, { "seconds", result.seconds } })
+  remove_old(kept)
+end
+
+---Take note of a save that has ended meanwhile.
+---@param kept table
+function saves.poll(kept)
+  if kept.saving then ended(kept, core.checkpoint_poll()) end
+end
+
+---Wait for the save under way.
+---@param kept table
+function saves.wait(kept)
+  if not kept.saving then return end
+  kept.saving = false
+  ended(kept, core.checkpoint_poll()) -- one that ended before
+  ended(kept, core.checkpoint_wait())
+end
+
+---Begin a save; all ranks at once. A save that fails stops no training.
+---@param kept table
+---@param record table
+function saves.begin(kept, record)
+  saves.wait(kept)
+  kept.saved_step, kept.saved_at = record.step, core.time()
+  local path = ("%s/step-%08d"):format(kept.checkpoints, record.step)
+  if core.options().rank == 0 then core.make_folders(kept.checkpoints) end
+  core.share()
+  local begun, problem = core.checkpoint_begin(path, core.to_json(record))
+  if begun then kept.saving = true else ended(kept, { path = path, error = problem }) end
+end
+
+---Whether a save is due after this step; rank 0's clock decides.
+---@param kept table
+---@return boolean
+function saves.due(kept)
+  local every = kept.save_every
+  if core.options().rank ~= 0 or kept.saved_step == kept.step then return false end
+  if every.steps then return kept.step % every.steps == 0 end
+  return every.seconds ~= nil and core.time() - kept.saved_at >= every.seconds
+end
+
+---Back to the newest checkpoint of this training, for on_nan=skip; nil where there is none.
+---@param kept table
+---@param training integer
+---@return table? record
+function saves.back(kept, training)
+  saves.wait(kept)
+  for _, c in ipairs(listed(kept.checkpoints)) do
+    local record = c.whole and core.checkpoint_load(c.path, nil, true)
+    record = record and core.json(record, c.path)
+    if record and record.training == training then return record, name_of(c.path) end
+  end
+end
+
+---@param kept table
+function saves.open(kept)
+  kept.checkpoints = kept.path .. "/checkpoints"
+  kept.save_every = universal.value "save_every" or { seconds = 900 }
+  kept.keep = universal.value "keep" or { newest = 2 }
+  kept.saved_at = core.time()
+end
+
+return saves
