@@ -332,6 +332,7 @@ void vm_corpus_register(lua_State *L);
 void vm_samples_register(lua_State *L);
 void vm_tensorfile_register(lua_State *L);
 void vm_json_register(lua_State *L);
+void vm_tokenizer_register(lua_State *L);
 void vm_views_register(lua_State *L);
 void vm_run_register(lua_State *L);
 void vm_checkpoint_register(lua_State *L);

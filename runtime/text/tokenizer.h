@@ -58,4 +58,13 @@ ml_status ml_tokenizer_encode(const ml_tokenizer *tokenizer, const char *text, s
 ml_status ml_tokenizer_decode(const ml_tokenizer *tokenizer, const uint32_t *ids, int64_t count,
                               int flags, ml_bytes *text);
 
+/* Token by token, for text that is shown while it is made: each call appends what is certain, whole
+ * characters of UTF-8; what is no UTF-8 becomes U+FFFD. The calls together append what Hugging
+ * Face's library decodes the ids to. */
+typedef struct ml_decoder ml_decoder;
+ml_status ml_decoder_open(const ml_tokenizer *tokenizer, int flags, ml_decoder **decoder);
+void ml_decoder_close(ml_decoder *decoder);
+ml_status ml_decoder_add(ml_decoder *decoder, uint32_t id, ml_bytes *text);
+ml_status ml_decoder_end(ml_decoder *decoder, ml_bytes *text); /* what was kept */
+
 #endif

@@ -1,7 +1,14 @@
-/* Tokenizers: bytes. */
+/* Tokenizers: bytes, files beside what Hugging Face's library gives (tokenizers.js), scanners
+ * beside their expressions, damaged files. */
+#include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "runtime/text/regex.h"
+#include "runtime/text/scan.h"
 #include "runtime/text/tokenizer.h"
+#include "runtime/text/unicode.h"
 #include "tests/test.h"
 
 TEST(text, byte_tokens) {
@@ -21,4 +28,368 @@ TEST(text, byte_tokens) {
     ml_ids_free(&ids);
     ml_bytes_free(&text);
     ml_tokenizer_close(t);
+}
+
+/* ---- Files ------------------------------------------------------------------------------------
+ */
+
+static void write_file(const char *path, const char *text, size_t bytes) {
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file != NULL);
+    CHECK(fwrite(text, 1, bytes, file) == bytes);
+    fclose(file);
+}
+
+static void temporary(char path[64]) {
+    snprintf(path, 64, "/tmp/mlua-tokenizer-%d.json", (int)getpid());
+}
+
+/* One of tokenizers.json as the text of a tokenizer.json; freed by the caller. */
+static char *compose(const json_t *all, const json_t *steps) {
+    json_t *root = json_copy((json_t *)steps);
+    json_t *model = json_copy(json_object_get(all, "model"));
+    json_object_set_new(model, "ignore_merges",
+                        json_boolean(json_is_true(json_object_get(steps, "whole"))));
+    const json_t *own = json_object_get(steps, "model");
+    json_object_set(root, "model", own ? (json_t *)own : model);
+    json_decref(model);
+    static const char *const shared[] = {"added_tokens", "decoder"};
+    for (int i = 0; i < 2; i++)
+        if (!json_object_get(root, shared[i]))
+            json_object_set(root, shared[i], json_object_get(all, shared[i]));
+    char *text = json_dumps(root, 0);
+    json_decref(root);
+    return text;
+}
+
+/* The text that ids give one by one is `expected`. */
+static void check_stream(const ml_tokenizer *t, const ml_ids *ids, const json_t *decoded,
+                         const char *name) {
+    const char *expected = json_string_value(decoded);
+    size_t bytes = json_string_length(decoded);
+    ml_decoder *decoder;
+    ml_bytes text = {0};
+    REQUIRE(ml_decoder_open(t, 0, &decoder) == ML_OK);
+    for (int64_t i = 0; i < ids->count; i++) {
+        CHECK_STATUS(ml_decoder_add(decoder, ids->at[i], &text), ML_OK);
+        int length;
+        const unsigned char *at = (unsigned char *)text.at, *end = at + text.count;
+        for (; at < end; at += length)
+            EXPECT(unicode_read(at, end, &length) < TEXT_NO_CHARACTER, "%s: half a character",
+                   name);
+    }
+    CHECK_STATUS(ml_decoder_end(decoder, &text), ML_OK);
+    EXPECT(text.count == bytes && memcmp(text.at ? text.at : "", expected, text.count) == 0,
+           "%s: decoded one by one \"%.*s\" instead of \"%s\"", name, (int)text.count, text.at,
+           expected);
+    ml_bytes_free(&text);
+    ml_decoder_close(decoder);
+}
+
+static void check_string(ml_tokenizer *t, ml_encoder *encoder, const json_t *steps,
+                         const json_t *string, size_t which) {
+    const char *name = json_string_value(json_object_get(steps, "name"));
+    const json_t *ids = json_array_get(json_object_get(steps, "ids"), which);
+    const char *text = json_string_value(string);
+    size_t bytes = json_string_length(string), count = json_array_size(ids);
+    ml_ids made = {0}, framed = {0};
+    CHECK_STATUS(ml_encoder_encode(encoder, text, bytes, 0, &made), ML_OK);
+    CHECK_STATUS(ml_encoder_encode(encoder, text, bytes, ML_ENCODE_FRAME, &framed), ML_OK);
+    bool same = made.count == (int64_t)count;
+    for (size_t i = 0; same && i < count; i++)
+        same = made.at[i] == json_integer_value(json_array_get(ids, i));
+    EXPECT(same, "%s: \"%s\" has other ids", name, text);
+    CHECK_EQ_INT(framed.count,
+                 json_integer_value(json_array_get(json_object_get(steps, "framed"), which)));
+    const json_t *decoded = json_array_get(json_object_get(steps, "texts"), which);
+    check_stream(t, &made, decoded, name);
+    ml_ids_free(&made);
+    ml_ids_free(&framed);
+}
+
+static json_t *read_fixture(void) {
+    json_t *all = json_load_file("tests/text/tokenizers.json", JSON_ALLOW_NUL, NULL);
+    REQUIRE(all != NULL);
+    return all;
+}
+
+TEST(text, as_hugging_face) {
+    json_t *all = read_fixture(), *steps, *string;
+    char path[64];
+    size_t i, k;
+    temporary(path);
+    json_array_foreach(json_object_get(all, "tokenizers"), i, steps) {
+        char *text = compose(all, steps);
+        write_file(path, text, strlen(text));
+        free(text);
+        ml_tokenizer *t;
+        ml_encoder *encoder;
+        if (!CHECK_STATUS(ml_tokenizer_open(path, &t), ML_OK)) continue;
+        REQUIRE(ml_encoder_open(t, &encoder) == ML_OK);
+        for (int pass = 0; pass < 2; pass++) /* the second from the cache */
+            json_array_foreach(json_object_get(all, "strings"), k, string)
+                check_string(t, encoder, steps, string, k);
+        ml_encoder_close(encoder);
+        ml_tokenizer_close(t);
+    }
+    unlink(path);
+    json_decref(all);
+}
+
+/* One tokenizer of the fixture, open. */
+static ml_tokenizer *open_fixture(size_t which) {
+    json_t *all = read_fixture();
+    char path[64], *text = compose(all, json_array_get(json_object_get(all, "tokenizers"), which));
+    ml_tokenizer *t = NULL;
+    temporary(path);
+    write_file(path, text, strlen(text));
+    CHECK_STATUS(ml_tokenizer_open(path, &t), ML_OK);
+    unlink(path);
+    free(text);
+    json_decref(all);
+    return t;
+}
+
+/* Bytes of all kinds, more of those that mean something. */
+static size_t random_text(uint64_t *seed, char *to, size_t most) {
+    static const char *const parts[] = {" ",
+                                        "  ",
+                                        "\n",
+                                        "\r\n",
+                                        "'s",
+                                        "'LL",
+                                        "'\xC5\xBF",
+                                        "\xCC\x81",
+                                        "\xE4\xB8\xAD",
+                                        "a",
+                                        "Zz",
+                                        "123",
+                                        "\xC2\xA0",
+                                        "\xE2\x80\xA8",
+                                        "\xCA\xB0",
+                                        "\xC7\x85",
+                                        "!?",
+                                        "/",
+                                        "\xF0\x9F\x98\x80",
+                                        "\xE1\xA0\x8E",
+                                        "\xEF\xBD\x9C",
+                                        "\xC2\xBD",
+                                        "\xE0\xA4\xBF",
+                                        "<|end|>",
+                                        "word",
+                                        "\xC3",
+                                        "\xE4\xB8",
+                                        "\xED\xA0\x80"};
+    size_t bytes = 0, count = (size_t)test_range(seed, 0, 24);
+    for (size_t i = 0; i < count; i++) {
+        const char *part = parts[test_range(seed, 0, sizeof parts / sizeof *parts - 1)];
+        char other[4];
+        size_t length = strlen(part);
+        int64_t kind = test_range(seed, 0, 9);
+        if (kind == 0) other[0] = (char)test_range(seed, 0, 255), part = other, length = 1;
+        if (kind == 1) {
+            uint32_t c = (uint32_t)test_range(seed, 0, 0x7FF);
+            length = (size_t)unicode_write(c, other), part = other;
+        }
+        if (bytes + length > most) break;
+        memcpy(to + bytes, part, length);
+        bytes += length;
+    }
+    return bytes;
+}
+
+TEST(text, round_trip_of_bytes) {
+    ml_tokenizer *t = open_fixture(2);
+    ml_encoder *encoder;
+    uint64_t seed = 7;
+    char text[256];
+    REQUIRE(t && ml_encoder_open(t, &encoder) == ML_OK);
+    for (int i = 0; i < 2000; i++) {
+        size_t bytes = random_text(&seed, text, sizeof text);
+        ml_ids ids = {0};
+        ml_bytes back = {0};
+        CHECK_STATUS(ml_encoder_encode(encoder, text, bytes, ML_ENCODE_PLAIN, &ids), ML_OK);
+        CHECK_STATUS(ml_tokenizer_decode(t, ids.at, ids.count, 0, &back), ML_OK);
+        CHECK(back.count == bytes && (!bytes || memcmp(back.at, text, bytes) == 0));
+        ml_ids_free(&ids);
+        ml_bytes_free(&back);
+    }
+    ml_encoder_close(encoder);
+    ml_tokenizer_close(t);
+}
+
+TEST(text, long_runs_are_not_quadratic) {
+    ml_tokenizer *t = open_fixture(0);
+    size_t bytes = 1 << 18;
+    char *text = malloc(bytes);
+    ml_ids ids = {0};
+    ml_bytes back = {0};
+    REQUIRE(t && text);
+    memset(text, 'a', bytes);
+    CHECK_STATUS(ml_tokenizer_encode(t, text, bytes, 0, &ids), ML_OK);
+    CHECK_STATUS(ml_tokenizer_decode(t, ids.at, ids.count, 0, &back), ML_OK);
+    CHECK(back.count == bytes && memcmp(back.at, text, bytes) == 0);
+    free(text);
+    ml_ids_free(&ids);
+    ml_bytes_free(&back);
+    ml_tokenizer_close(t);
+}
+
+/* ---- Scanners ---------------------------------------------------------------------------------
+ */
+
+typedef struct {
+    size_t ends[512], count, at;
+} borders;
+
+static void add_border(void *context, const char *piece, size_t bytes) {
+    borders *b = context;
+    (void)piece;
+    b->at += bytes;
+    if (b->count < 512) b->ends[b->count++] = b->at;
+}
+
+/* The same by the expression: matches, and what lies between them. */
+static void match_borders(regex_matcher *matcher, const void *code, const char *text, size_t bytes,
+                          borders *b) {
+    size_t at = 0, begin, end;
+    while (at < bytes && regex_find(matcher, code, text, bytes, at, &begin, &end) == 1) {
+        if (begin > at) add_border(b, text, begin - at);
+        add_border(b, text, end - begin);
+        at = end;
+    }
+    if (at < bytes) add_border(b, text, bytes - at);
+}
+
+TEST(text, scanners_match_as_expressions) {
+    unicode_init();
+    regex_matcher *matcher = regex_matcher_new();
+    REQUIRE(matcher != NULL);
+    for (int kind = SCAN_NONE + 1; kind < SCAN_COUNT; kind++)
+        for (int n = 0; scan_pattern(kind, n); n++) {
+            const char *pattern = scan_pattern(kind, n);
+            void *code;
+            uint64_t seed = (uint64_t)kind;
+            CHECK_EQ_INT(scan_of_pattern(pattern), kind);
+            if (!CHECK_STATUS(regex_compile(pattern, strlen(pattern), &code), ML_OK)) continue;
+            for (int i = 0; i < 3000; i++) {
+                char text[256];
+                size_t bytes = random_text(&seed, text, sizeof text);
+                for (size_t k = 0; k < bytes; k++) { /* expressions match no invalid bytes */
+                    int length;
+                    const unsigned char *p = (unsigned char *)text + k;
+                    if (unicode_read(p, (unsigned char *)text + bytes, &length) < TEXT_NO_CHARACTER)
+                        k += (size_t)length - 1;
+                    else
+                        text[k] = 'e';
+                }
+                borders scanned = {0}, matched = {0};
+                scan_text(kind, text, bytes, add_border, &scanned);
+                match_borders(matcher, code, text, bytes, &matched);
+                size_t k = 0;
+                while (k < scanned.count && scanned.ends[k] == matched.ends[k]) k++;
+                EXPECT(memcmp(&scanned, &matched, sizeof scanned) == 0,
+                       "%s parts \"%.*s\" otherwise: piece %zu ends at %zu and not at %zu", pattern,
+                       (int)bytes, text, k, scanned.ends[k], matched.ends[k]);
+            }
+            regex_free(code);
+        }
+    regex_matcher_free(matcher);
+}
+
+/* ---- Damaged files ----------------------------------------------------------------------------
+ */
+
+static void refused(const char *text, const char *why) {
+    char path[64];
+    ml_tokenizer *t;
+    temporary(path);
+    write_file(path, text, strlen(text));
+    CHECK_STATUS(ml_tokenizer_open(path, &t), ML_INVALID);
+    EXPECT(strstr(ml_error_last()->text, why) != NULL, "%s: \"%s\" has no \"%s\"", text,
+           ml_error_last()->text, why);
+    unlink(path);
+}
+
+TEST(text, what_is_not_supported_is_named) {
+    refused("", "no tokenizer that is known");
+    refused("{\"a\": }", "is no JSON: line 1");
+    refused("{}", "it has no object model");
+    refused("{\"model\": {\"type\": \"WordPiece\", \"vocab\": {}}}",
+            "type WordPiece is not supported");
+#define BPE "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1}, \"merges\": []"
+    refused(BPE "}, \"pre_tokenizer\": {\"type\": \"UnicodeScripts\"}}",
+            "pre-tokenizer UnicodeScripts");
+    refused(BPE "}, \"normalizer\": {\"type\": \"Nmt\"}}", "normalizer Nmt");
+    refused(BPE "}, \"decoder\": {\"type\": \"CTC\"}}", "decoder CTC");
+    refused(BPE "}, \"post_processor\": {\"type\": \"Odd\"}}", "post-processor Odd");
+    refused(BPE ", \"dropout\": 0.1}}", "dropout");
+    refused(BPE ", \"end_of_word_suffix\": \"</w>\"}}", "end_of_word_suffix");
+    refused("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]}}",
+            "merge 0 has \"b\", which is no token");
+    refused("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 99999999}, \"merges\": []}}",
+            "the id of the token \"a\"");
+    refused(BPE "}, \"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"Regex\": \"(\"}, "
+                "\"behavior\": \"Isolated\"}}",
+            "regular expression (");
+    refused("YQ== 0\nYg== x\n", "line 2 is not a token in base64 and its rank");
+    refused("YQ== 0\nYg== 1\n", "2 ranks are of no known vocabulary");
+}
+
+/* Files with bytes changed, doubled, cut: opened or refused, and then used. */
+static void fuzz(int64_t rounds, uint64_t seed) {
+    json_t *all = read_fixture();
+    char path[64];
+    temporary(path);
+    size_t kinds = json_array_size(json_object_get(all, "tokenizers"));
+    json_t *vocab = json_object_get(json_object_get(all, "model"), "vocab");
+    json_t *merges = json_object_get(json_object_get(all, "model"), "merges"), *value;
+    const char *key;
+    void *next;
+    while (json_array_size(merges) > 20) json_array_remove(merges, 20);
+    json_object_foreach_safe(vocab, next, key, value) if (json_integer_value(value) >= 276)
+        json_object_del(vocab, key);
+    for (int64_t i = 0; i < rounds; i++) {
+        char *text = compose(all, json_array_get(json_object_get(all, "tokenizers"), i % kinds));
+        size_t bytes = strlen(text), changes = (size_t)test_range(&seed, 1, 4);
+        for (size_t c = 0; c < changes && bytes > 40; c++) {
+            size_t at = (size_t)test_range(&seed, 0, (int64_t)bytes - 33);
+            size_t from = (size_t)test_range(&seed, 0, (int64_t)bytes - 33);
+            switch (test_range(&seed, 0, 3)) {
+            case 0: text[at] = (char)test_range(&seed, 1, 255); break;
+            case 1: memmove(text + at, text + from, 1 + at % 32); break;
+            case 2: text[at] = "0123456789{}[]\",:"[from % 17]; break;
+            default:
+                memmove(text + at, text + at + 1 + from % 8, bytes - at - 1 - from % 8);
+                bytes -= 1 + from % 8;
+            }
+        }
+        write_file(path, text, bytes);
+        free(text);
+        ml_tokenizer *t;
+        ml_status status = ml_tokenizer_open(path, &t);
+        EXPECT(status == ML_OK || status == ML_INVALID, "status %d", status);
+        if (status != ML_OK) continue;
+        char sample[256];
+        ml_ids ids = {0};
+        ml_bytes back = {0};
+        size_t count = random_text(&seed, sample, sizeof sample);
+        status = ml_tokenizer_encode(t, sample, count, 0, &ids);
+        if (status == ML_OK)
+            CHECK_STATUS(ml_tokenizer_decode(t, ids.at, ids.count, 0, &back), ML_OK);
+        ml_ids_free(&ids);
+        ml_bytes_free(&back);
+        ml_tokenizer_close(t);
+    }
+    unlink(path);
+    json_decref(all);
+}
+
+TEST(text, damaged_files) {
+    fuzz(300, 3);
+}
+
+TEST(long, text_fuzz) {
+    if (!getenv("LONG")) test_skip("set LONG=1: hours");
+    fuzz(1000000, 11);
 }

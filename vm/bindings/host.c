@@ -377,6 +377,7 @@ static int open_state(lua_State *L) {
     vm_ranges_register(L);
     vm_tensorfile_register(L);
     vm_json_register(L);
+    vm_tokenizer_register(L);
     vm_views_register(L);
     vm_run_register(L);
     vm_checkpoint_register(L);

@@ -1,0 +1,263 @@
+/* Merges: the pair of neighbours of the lowest rank, the leftmost first, becomes one token. Short
+ * pieces by looking at all pairs, long ones by a heap: n log n. */
+#include <string.h>
+
+#include "runtime/text/encoder.h"
+#include "runtime/text/unicode.h"
+
+enum { SHORT = 64 };
+
+ml_status encoder_unknown(ml_encoder *e, ml_ids *to, const char *character, int bytes,
+                          bool *unknown) {
+    const ml_tokenizer *t = e->tokenizer;
+    bool whole = t->fallback;
+    for (int i = 0; i < bytes && whole; i++)
+        whole = t->byte_id[(unsigned char)character[i]] != TEXT_NO_ID;
+    if (whole) {
+        for (int i = 0; i < bytes; i++)
+            ML_TRY(ml_ids_add(to, t->byte_id[(unsigned char)character[i]]));
+        *unknown = false;
+    } else if (t->unknown == TEXT_NO_ID) {
+        e->dropped++;
+        *unknown = false; /* what is left out parts no two tokens */
+    } else {
+        if (!*unknown || !t->fuse) ML_TRY(ml_ids_add(to, t->unknown));
+        *unknown = true;
+    }
+    return ML_OK;
+}
+
+/* The tokens of single bytes or characters. */
+static ml_status symbols_of(ml_encoder *e, const char *piece, size_t bytes) {
+    const ml_tokenizer *t = e->tokenizer;
+    const unsigned char *at = (const unsigned char *)piece, *end = at + bytes;
+    bool unknown = false;
+    e->symbols.count = 0;
+    ML_TRY(ml_ids_reserve(&e->symbols, (int64_t)bytes));
+    for (int length; at < end; at += length) {
+        uint32_t id;
+        length = 1;
+        if (t->byte_level) {
+            id = t->byte_id[*at];
+        } else {
+            unicode_read(at, end, &length);
+            id = text_find(t, &t->by_text, false, (const char *)at, (size_t)length);
+            if (id != TEXT_NO_ID && !(t->tokens[id].flags & TOKEN_VOCAB)) id = TEXT_NO_ID;
+        }
+        if (id == TEXT_NO_ID) {
+            ML_TRY(encoder_unknown(e, &e->symbols, (const char *)at, length, &unknown));
+        } else {
+            e->symbols.at[e->symbols.count++] = id;
+            unknown = false;
+        }
+    }
+    return ML_OK;
+}
+
+static int64_t merge_short(const ml_tokenizer *t, uint32_t *ids, int64_t count) {
+    uint32_t ranks[SHORT], made[SHORT];
+    for (int64_t i = 0; i + 1 < count; i++) {
+        const text_merge *merge = text_find_merge(t, ids[i], ids[i + 1]);
+        ranks[i] = merge ? merge->rank : UINT32_MAX;
+        made[i] = merge ? merge->id : 0;
+    }
+    while (count > 1) {
+        int64_t best = 0;
+        for (int64_t i = 1; i + 1 < count; i++)
+            if (ranks[i] < ranks[best]) best = i;
+        if (ranks[best] == UINT32_MAX) break;
+        ids[best] = made[best];
+        count--;
+        size_t rest = (size_t)(count - best - 1) * sizeof *ids;
+        memmove(&ids[best + 1], &ids[best + 2], rest);
+        memmove(&ranks[best], &ranks[best + 1], rest);
+        memmove(&made[best], &made[best + 1], rest);
+        for (int64_t i = best ? best - 1 : 0; i <= best && i + 1 < count; i++) {
+            const text_merge *merge = text_find_merge(t, ids[i], ids[i + 1]);
+            ranks[i] = merge ? merge->rank : UINT32_MAX;
+            made[i] = merge ? merge->id : 0;
+        }
+    }
+    return count;
+}
+
+static void heap_push(uint64_t *heap, size_t count, uint64_t value) {
+    size_t at = count;
+    for (; at > 0 && heap[(at - 1) / 2] > value; at = (at - 1) / 2) heap[at] = heap[(at - 1) / 2];
+    heap[at] = value;
+}
+
+/* The least, with `count` values left. */
+static uint64_t heap_pop(uint64_t *heap, size_t count) {
+    uint64_t least = heap[0], value = heap[count];
+    size_t at = 0, child;
+    while ((child = 2 * at + 1) < count) {
+        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= value) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = value;
+    return least;
+}
+
+/* The heap has a pair's rank and the place of its left symbol; next and before link symbols. A pair
+ * that is no more has another rank: ranks of merges are unique. */
+typedef struct {
+    const ml_tokenizer *t;
+    uint32_t *ids, *next, *before;
+    uint64_t *heap;
+    size_t heaped;
+    uint32_t count;
+} long_merge;
+
+static void push_pair(long_merge *m, uint32_t at) {
+    if (m->next[at] == m->count) return;
+    const text_merge *merge = text_find_merge(m->t, m->ids[at], m->ids[m->next[at]]);
+    if (merge) heap_push(m->heap, m->heaped++, (uint64_t)merge->rank << 32 | at);
+}
+
+static void merge_heap(long_merge *m) {
+    for (uint32_t i = 0; i < m->count; i++) {
+        m->next[i] = i + 1;
+        m->before[i] = i - 1;
+    }
+    for (uint32_t i = 0; i < m->count; i++) push_pair(m, i);
+    while (m->heaped) {
+        uint64_t least = heap_pop(m->heap, --m->heaped);
+        uint32_t at = (uint32_t)least, right;
+        if (m->ids[at] == TEXT_NO_ID || (right = m->next[at]) == m->count) continue;
+        const text_merge *merge = text_find_merge(m->t, m->ids[at], m->ids[right]);
+        if (!merge || merge->rank != least >> 32) continue;
+        m->ids[at] = merge->id;
+        m->ids[right] = TEXT_NO_ID;
+        m->next[at] = m->next[right];
+        if (m->next[at] < m->count) m->before[m->next[at]] = at;
+        push_pair(m, at);
+        if (m->before[at] != UINT32_MAX) push_pair(m, m->before[at]);
+    }
+}
+
+static ml_status merge_long(ml_encoder *e) {
+    size_t count = (size_t)e->symbols.count, room = 3 * count;
+    if (count >= UINT32_MAX / 4)
+        return ml_fail(ML_INVALID, "a piece of text without a place to part it has %zu bytes",
+                       count);
+    e->links.count = 0;
+    ML_TRY(ml_ids_reserve(&e->links, (int64_t)(2 * count)));
+    if (room > e->heap_room) {
+        uint64_t *more = ml_realloc(e->heap, e->heap_room * sizeof *more, room * sizeof *more);
+        if (!more) return ml_fail(ML_NO_MEMORY, "not enough host memory to merge %zu bytes", count);
+        e->heap = more;
+        e->heap_room = room;
+    }
+    long_merge m = {e->tokenizer,   e->symbols.at, e->links.at, e->links.at + count, e->heap, 0,
+                    (uint32_t)count};
+    merge_heap(&m);
+    e->symbols.count = 0;
+    for (uint32_t i = 0; i < m.count; i = m.next[i]) e->symbols.at[e->symbols.count++] = m.ids[i];
+    return ML_OK;
+}
+
+/* The tokens of a piece, in e->symbols. */
+static ml_status merge_piece(ml_encoder *e, const char *piece, size_t bytes) {
+    const ml_tokenizer *t = e->tokenizer;
+    if (t->whole) {
+        uint32_t id =
+            text_find(t, t->byte_level ? &t->by_raw : &t->by_text, t->byte_level, piece, bytes);
+        if (id != TEXT_NO_ID && t->tokens[id].flags & TOKEN_VOCAB) {
+            e->symbols.count = 0;
+            return ml_ids_add(&e->symbols, id);
+        }
+    }
+    ML_TRY(symbols_of(e, piece, bytes));
+    if (e->symbols.count > SHORT) return merge_long(e);
+    e->symbols.count = merge_short(t, e->symbols.at, e->symbols.count);
+    return ML_OK;
+}
+
+static uint64_t key_hash(const uint64_t key[2]) {
+    uint64_t mixed = (key[0] ^ key[1] * 0x9E3779B97F4A7C15) * 0xD6E8FEB86659FD93;
+    return mixed ^ mixed >> 32;
+}
+
+static void make_key(uint64_t key[2], const char *piece, size_t bytes) {
+    if (bytes <= CACHE_SHORT) {
+        key[0] = key[1] = 0;
+        memcpy(key, piece, bytes);
+        key[1] |= (uint64_t)bytes << 56;
+    } else {
+        key[0] = ml_hash(piece, bytes, 0);
+        key[1] = 0xFFull << 56 | (uint64_t)bytes << 32; /* + where its bytes are */
+    }
+}
+
+static bool is_entry(const ml_encoder *e, const cache_entry *entry, const uint64_t key[2],
+                     const char *piece, size_t bytes) {
+    if (entry->key[0] != key[0]) return false;
+    if (bytes <= CACHE_SHORT) return entry->key[1] == key[1];
+    return (entry->key[1] ^ key[1]) >> 32 == 0 &&
+           memcmp(e->cache_bytes.at + (uint32_t)entry->key[1], piece, bytes) == 0;
+}
+
+/* What was kept in the pools is forgotten with all entries. */
+static void forget(ml_encoder *e) {
+    memset(e->cache, 0, CACHE_BUCKETS * sizeof *e->cache);
+    e->cache_bytes.count = 0;
+    e->cache_ids.count = 0;
+}
+
+static ml_status keep(ml_encoder *e, cache_entry *bucket, uint64_t key[2], const char *piece,
+                      size_t bytes) {
+    cache_entry entry = {.count = (uint32_t)e->symbols.count};
+    if (e->cache_bytes.count + bytes > CACHE_POOL ||
+        (e->cache_ids.count + e->symbols.count) * 4 > CACHE_POOL)
+        forget(e);
+    if (bytes > CACHE_SHORT) {
+        key[1] |= e->cache_bytes.count;
+        ML_TRY(ml_bytes_add(&e->cache_bytes, piece, bytes));
+    }
+    memcpy(entry.key, key, sizeof entry.key);
+    if (entry.count <= 3) {
+        for (uint32_t i = 0; i < entry.count; i++) entry.ids[i] = e->symbols.at[i];
+    } else {
+        entry.ids[0] = (uint32_t)e->cache_ids.count;
+        for (uint32_t i = 0; i < entry.count; i++)
+            ML_TRY(ml_ids_add(&e->cache_ids, e->symbols.at[i]));
+    }
+    bucket[1] = bucket[0];
+    bucket[0] = entry;
+    return ML_OK;
+}
+
+static ml_status append(ml_encoder *e, const uint32_t *ids, uint32_t count) {
+    ml_ids *to = e->ids;
+    ML_TRY(ml_ids_reserve(to, count));
+    for (uint32_t i = 0; i < count; i++) to->at[to->count++] = ids[i];
+    return ML_OK;
+}
+
+static ml_status piece_tokens(ml_encoder *e, const char *piece, size_t bytes) {
+    if (bytes > CACHE_LONGEST || !e->cache) {
+        ML_TRY(merge_piece(e, piece, bytes));
+        return append(e, e->symbols.at, (uint32_t)e->symbols.count);
+    }
+    uint64_t key[2];
+    make_key(key, piece, bytes);
+    cache_entry *bucket = e->cache[key_hash(key) & (CACHE_BUCKETS - 1)];
+    for (int i = 0; i < 2; i++)
+        if (is_entry(e, &bucket[i], key, piece, bytes)) {
+            const cache_entry *entry = &bucket[i];
+            return append(e, entry->count <= 3 ? entry->ids : &e->cache_ids.at[entry->ids[0]],
+                          entry->count);
+        }
+    int64_t dropped = e->dropped;
+    ML_TRY(merge_piece(e, piece, bytes));
+    ML_TRY(append(e, e->symbols.at, (uint32_t)e->symbols.count));
+    return e->dropped == dropped ? keep(e, bucket, key, piece, bytes) : ML_OK;
+}
+
+void bpe_piece(void *encoder, const char *piece, size_t bytes) {
+    ml_encoder *e = encoder;
+    if (e->status == ML_OK) e->status = piece_tokens(e, piece, bytes);
+}

@@ -1,0 +1,186 @@
+/* Encoding: added tokens, normalizers, pre-tokenizers, the model. */
+#include <string.h>
+
+#include "runtime/text/encoder.h"
+#include "runtime/text/normalize.h"
+#include "runtime/text/tokenizer.h"
+#include "runtime/text/unicode.h"
+
+typedef const unsigned char *place;
+
+/* The longest added token that the text begins with, or NULL. */
+static const text_added *longest_added(const text_added_set *set, const char *text, size_t bytes) {
+    uint32_t low = 0, high = set->list.count;
+    const text_added *best = NULL;
+    for (size_t depth = 0; low < high; depth++) {
+        if (set->list.at[low].text.bytes == depth) best = &set->list.at[low++];
+        if (depth == bytes) break;
+        unsigned char byte = (unsigned char)text[depth];
+        for (uint32_t end = high; low < end;) { /* the first whose byte is not less */
+            uint32_t middle = (low + end) / 2;
+            if ((unsigned char)set->list.at[middle].text.at[depth] < byte)
+                low = middle + 1;
+            else
+                end = middle;
+        }
+        for (uint32_t begin = low; begin < high;) { /* the first whose byte is greater */
+            uint32_t middle = (begin + high) / 2;
+            if ((unsigned char)set->list.at[middle].text.at[depth] <= byte)
+                begin = middle + 1;
+            else
+                high = middle;
+        }
+    }
+    return best;
+}
+
+static bool is_word(uint32_t c) { /* \w */
+    return unicode_class(c) & (TEXT_LETTER | TEXT_MARK | TEXT_NUMBER) || c == '_' || c == 0x203F ||
+           c == 0x2040 || c == 0x200C || c == 0x200D;
+}
+
+static place back_one(place at, place first) {
+    do at--;
+    while (at > first && (*at & 0xC0) == 0x80);
+    return at;
+}
+
+static bool stands_alone(place text, place begin, place end, place last) {
+    int length;
+    if (begin > text && is_word(unicode_read(back_one(begin, text), last, &length))) return false;
+    return end == last || !is_word(unicode_read(end, last, &length));
+}
+
+typedef ml_status part_function(ml_encoder *e, const char *text, size_t bytes, int flags);
+
+/* The added tokens of a text; what lies between them is given to `part`. */
+static ml_status find_added(ml_encoder *e, const text_added_set *set, const char *text,
+                            size_t bytes, int flags, part_function *part) {
+    place first = (place)text, last = first + bytes, done = first, at = first;
+    int length;
+    while (set->list.count && at < last) {
+        if (!set->first[*at]) {
+            at++;
+            continue;
+        }
+        const text_added *added = longest_added(set, (const char *)at, (size_t)(last - at));
+        if (!added) {
+            at++;
+            continue;
+        }
+        place begin = at, end = at + added->text.bytes;
+        at = end;
+        if (added->special && flags & ML_ENCODE_PLAIN) continue;
+        if (added->single_word && !stands_alone(first, begin, end, last)) continue;
+        while (added->left && begin > done &&
+               unicode_class(unicode_read(back_one(begin, done), last, &length)) & TEXT_SPACE)
+            begin = back_one(begin, done);
+        while (added->right && end < last &&
+               unicode_class(unicode_read(end, last, &length)) & TEXT_SPACE)
+            end += length;
+        if (begin > done) ML_TRY(part(e, (const char *)done, (size_t)(begin - done), flags));
+        ML_TRY(ml_ids_add(e->ids, added->id));
+        done = end; /* a token within the spaces that were taken counts again, as in the library */
+        e->first = false;
+    }
+    if (done < last) ML_TRY(part(e, (const char *)done, (size_t)(last - done), flags));
+    return ML_OK;
+}
+
+static ml_status encode_pieces(ml_encoder *e, const char *text, size_t bytes, int flags) {
+    (void)flags;
+    split_text(e, text, bytes, bpe_piece);
+    e->first = false;
+    return e->status;
+}
+
+/* U+FFFD for bytes that are no UTF-8. */
+static ml_status replace_invalid(const char *text, size_t bytes, ml_bytes *to) {
+    place at = (place)text, end = at + bytes, gap = at;
+    int length;
+    for (; at < end; at += length) {
+        if (unicode_read(at, end, &length) < TEXT_NO_CHARACTER) continue;
+        ML_TRY(ml_bytes_add(to, gap, (size_t)(at - gap)));
+        ML_TRY(ml_bytes_add(to, "\xEF\xBF\xBD", 3));
+        length = unicode_broken(at, end);
+        gap = at + length;
+    }
+    return ml_bytes_add(to, gap, (size_t)(end - gap));
+}
+
+static ml_status encode_part(ml_encoder *e, const char *text, size_t bytes, int flags) {
+    const ml_tokenizer *t = e->tokenizer;
+    ml_bytes *normal = e->normal;
+    int at = 0;
+    if (t->normals.count) {
+        ML_TRY(normalize_text(t, e->matcher, text, bytes, normal, &at));
+        text = normal[at].at;
+        bytes = normal[at].count;
+    }
+    return find_added(e, &t->added_normalized, text, bytes, flags, encode_pieces);
+}
+
+ml_status ml_encoder_encode(ml_encoder *e, const char *text, size_t bytes, int flags, ml_ids *ids) {
+    const ml_tokenizer *t = e->tokenizer;
+    e->ids = ids;
+    e->status = ML_OK;
+    e->first = true;
+    if (t->kind == MODEL_BYTES) {
+        ML_TRY(ml_ids_reserve(ids, (int64_t)bytes));
+        for (size_t i = 0; i < bytes; i++) ids->at[ids->count++] = (unsigned char)text[i];
+        return ML_OK;
+    }
+    if (!t->byte_level) {
+        e->valid.count = 0;
+        ML_TRY(replace_invalid(text, bytes, &e->valid));
+        text = e->valid.at;
+        bytes = e->valid.count;
+    }
+    for (uint32_t i = 0; flags & ML_ENCODE_FRAME && i < t->before.count; i++)
+        ML_TRY(ml_ids_add(ids, t->before.at[i]));
+    ML_TRY(find_added(e, &t->added, text, bytes, flags, encode_part));
+    for (uint32_t i = 0; flags & ML_ENCODE_FRAME && i < t->after.count; i++)
+        ML_TRY(ml_ids_add(ids, t->after.at[i]));
+    return ML_OK;
+}
+
+ml_status ml_encoder_open(const ml_tokenizer *t, ml_encoder **encoder) {
+    ml_encoder *e = *encoder = ml_alloc(sizeof *e);
+    if (e) e->tokenizer = t;
+    bool works = e && (e->matcher = regex_matcher_new());
+    if (works && t->kind == MODEL_BPE)
+        works = (e->cache = ml_alloc(CACHE_BUCKETS * sizeof *e->cache)) != NULL;
+    if (works) return ML_OK;
+    ml_encoder_close(e);
+    *encoder = NULL;
+    return ml_fail(ML_NO_MEMORY, "not enough host memory for an encoder");
+}
+
+void ml_encoder_close(ml_encoder *e) {
+    if (!e) return;
+    regex_matcher_free(e->matcher);
+    for (int i = 0; i < STEP_COUNT; i++) ml_bytes_free(&e->step[i]);
+    for (int i = 0; i < TEXT_MOST_STEPS; i++) ml_free(e->parts[i].at);
+    for (int i = 0; i < 2; i++) ml_bytes_free(&e->normal[i]);
+    ml_bytes_free(&e->valid);
+    ml_bytes_free(&e->cache_bytes);
+    ml_ids_free(&e->cache_ids);
+    ml_ids_free(&e->symbols);
+    ml_ids_free(&e->links);
+    ml_free(e->heap);
+    ml_free(e->cache);
+    ml_free(e);
+}
+
+int64_t ml_encoder_dropped(const ml_encoder *encoder) {
+    return encoder->dropped;
+}
+
+ml_status ml_tokenizer_encode(const ml_tokenizer *t, const char *text, size_t bytes, int flags,
+                              ml_ids *ids) {
+    ml_encoder *encoder;
+    ML_TRY(ml_encoder_open(t, &encoder));
+    ml_status status = ml_encoder_encode(encoder, text, bytes, flags, ids);
+    ml_encoder_close(encoder);
+    return status;
+}

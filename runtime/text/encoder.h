@@ -1,0 +1,66 @@
+/* What one thread needs to encode: internal to runtime/text. */
+#ifndef ML_TEXT_ENCODER_H
+#define ML_TEXT_ENCODER_H
+
+#include "runtime/text/model.h"
+#include "runtime/text/regex.h"
+
+/* A piece of text and its tokens. A short piece stands in `key`, with its length in the last byte;
+ * of a longer one there are a hash and where it is among the cache's bytes. */
+typedef struct {
+    uint64_t key[2];
+    uint32_t count;  /* of tokens; 0 with key[1] = 0: empty */
+    uint32_t ids[3]; /* or, of more than 3, ids[0]: where they are among the cache's ids */
+} cache_entry;
+
+enum {
+    CACHE_BUCKETS = 1 << 16, /* of two entries, a line of the processor's cache */
+    CACHE_SHORT = 15,        /* bytes of a short piece */
+    CACHE_LONGEST = 256,     /* of any that is kept */
+    CACHE_POOL = 1 << 22     /* bytes of longer pieces, and ids: then all is forgotten */
+};
+
+enum { STEP_MAPPED = TEXT_MOST_STEPS, STEP_UNMAPPED, STEP_COUNT };
+
+typedef struct {
+    size_t begin, end;
+    bool match;
+} split_part;
+
+typedef struct ml_encoder {
+    const ml_tokenizer *tokenizer;
+    int64_t dropped;
+    ml_ids *ids;      /* what the text becomes */
+    ml_status status; /* of pieces, which are given by call-backs */
+    bool first;       /* at the text's beginning: metaspaces are added there */
+    cache_entry (*cache)[2];
+    ml_bytes cache_bytes;
+    ml_ids cache_ids;
+    ml_ids symbols, links; /* of a piece that is merged */
+    uint64_t *heap;
+    size_t heap_room;
+    double *best; /* unigram: of each byte's beginning */
+    uint32_t *from;
+    size_t best_room;
+    regex_matcher *matcher;
+    ml_bytes valid; /* the text, U+FFFD for bytes that are no UTF-8 */
+    ml_bytes normal[2];
+    ml_bytes step[STEP_COUNT]; /* of each split that changes the text */
+    struct {
+        split_part *at;
+        size_t count, room;
+    } parts[TEXT_MOST_STEPS];
+} ml_encoder;
+
+/* Pieces of a text, as the pre-tokenizer says, each given to `piece`. */
+void split_text(ml_encoder *encoder, const char *text, size_t bytes,
+                void piece(void *encoder, const char *piece, size_t bytes));
+/* Append the tokens of a piece, by merges. `encoder` is an ml_encoder. */
+void bpe_piece(void *encoder, const char *piece, size_t bytes);
+/* The same by the likeliest tokens. */
+void unigram_piece(void *encoder, const char *piece, size_t bytes);
+/* Append the tokens of a character without one: bytes, unknown or none. */
+ml_status encoder_unknown(ml_encoder *encoder, ml_ids *to, const char *character, int bytes,
+                          bool *unknown);
+
+#endif

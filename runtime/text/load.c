@@ -1,0 +1,30 @@
+#include "runtime/text/load.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *load_text(const json_t *object, const char *key, const char *fallback) {
+    const json_t *value = json_object_get(object, key);
+    if (!value || json_is_null(value)) return fallback;
+    if (!json_is_string(value)) ml_raise(ML_INVALID, "its field %s must be a text", key);
+    return json_string_value(value);
+}
+
+bool load_flag(const json_t *object, const char *key, bool fallback) {
+    const json_t *value = json_object_get(object, key);
+    if (!value || json_is_null(value)) return fallback;
+    if (!json_is_boolean(value)) ml_raise(ML_INVALID, "its field %s must be true or false", key);
+    return json_is_true(value);
+}
+
+static int by_text(const void *a, const void *b) {
+    const text_string *x = &((const text_added *)a)->text, *y = &((const text_added *)b)->text;
+    int order = memcmp(x->at, y->at, x->bytes < y->bytes ? x->bytes : y->bytes);
+    return order ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+void load_sort_added(text_added_set *set) {
+    if (set->list.count) qsort(set->list.at, set->list.count, sizeof *set->list.at, by_text);
+    for (uint32_t i = 0; i < set->list.count; i++)
+        set->first[(unsigned char)set->list.at[i].text.at[0]] = true;
+}

@@ -1,0 +1,26 @@
+/* Reading tokenizer files: internal to runtime/text. Each raises where a file is not understood or
+ * asks for what is not supported; what they allocate is the tokenizer's. */
+#ifndef ML_TEXT_LOAD_H
+#define ML_TEXT_LOAD_H
+
+#include <jansson.h>
+
+#include "runtime/text/model.h"
+
+/* tokenizer.json, parsed. */
+void load_json(ml_tokenizer *tokenizer, const json_t *root);
+/* Its normalizer, pre_tokenizer, post_processor and decoder. */
+void load_steps(ml_tokenizer *tokenizer, const json_t *root);
+/* tokenizer_config.json beside it: which tokens begin and end a document. */
+void load_ends(ml_tokenizer *tokenizer, const json_t *config);
+/* A .tiktoken file. */
+void load_tiktoken(ml_tokenizer *tokenizer, const char *text, size_t bytes);
+bool load_is_tiktoken(const char *text, size_t bytes);
+
+/* Fields of JSON objects; a missing or null one gives the fallback, one of another type raises. */
+const char *load_text(const json_t *object, const char *key, const char *fallback);
+bool load_flag(const json_t *object, const char *key, bool fallback);
+/* Sorted, for searching. */
+void load_sort_added(text_added_set *set);
+
+#endif

@@ -1,0 +1,97 @@
+#include "runtime/text/model.h"
+
+#include <string.h>
+
+#include "runtime/text/unicode.h"
+
+text_string text_copy(ml_arena *arena, const char *at, size_t bytes) {
+    return (text_string){ml_arena_copy(arena, at, bytes), bytes};
+}
+
+uint32_t text_find(const ml_tokenizer *t, const ml_index *index, bool raw, const char *at,
+                   size_t bytes) {
+    if (!index->capacity) return TEXT_NO_ID;
+    uint64_t hash = ml_hash(at, bytes, 0);
+    uint32_t cursor = 0, id;
+    while ((id = ml_index_next(index, hash, &cursor)) != ML_INDEX_NONE)
+        if (text_is(raw ? t->tokens[id].raw : t->tokens[id].text, at, bytes)) return id;
+    return TEXT_NO_ID;
+}
+
+void text_set(ml_tokenizer *t, uint32_t id, text_string text, unsigned flags) {
+    if (id >= TEXT_MOST_IDS)
+        ml_raise(ML_INVALID, "the token \"%.60s\" has the id %u, and %d is the most", text.at, id,
+                 TEXT_MOST_IDS - 1);
+    if (id >= t->vocab) {
+        int64_t room = t->vocab ? t->vocab : 1024;
+        while (room <= id) room *= 2;
+        text_token *more = ML_NEW_ARRAY(t->arena, text_token, room);
+        if (t->vocab) memcpy(more, t->tokens, (size_t)t->vocab * sizeof *more);
+        t->tokens = more;
+        t->vocab = room;
+    }
+    t->tokens[id] = (text_token){.text = text, .raw = text, .flags = flags | TOKEN_KNOWN};
+}
+
+void text_index(ml_tokenizer *t) {
+    while (t->vocab && !t->tokens[t->vocab - 1].flags) t->vocab--;
+    t->by_text = (ml_index){.arena = t->arena};
+    ml_index_reserve(&t->by_text, (uint32_t)t->vocab);
+    for (uint32_t id = 0; id < t->vocab; id++)
+        if (t->tokens[id].flags)
+            ml_index_add(&t->by_text, ml_hash(t->tokens[id].text.at, t->tokens[id].text.bytes, 0),
+                         id);
+}
+
+void text_reserve_merges(ml_tokenizer *t, size_t count) {
+    uint32_t capacity = 16;
+    while (capacity < 2 * count) capacity *= 2;
+    t->merges = ML_NEW_ARRAY(t->arena, text_merge, capacity);
+    for (uint32_t i = 0; i < capacity; i++) t->merges[i].id = TEXT_NO_ID;
+    t->merge_mask = capacity - 1;
+}
+
+void text_add_merge(ml_tokenizer *t, text_merge merge) {
+    uint64_t key = (uint64_t)merge.left << 32 | merge.right;
+    uint32_t at = (uint32_t)((key * 0x9E3779B97F4A7C15) >> 32) & t->merge_mask;
+    for (;; at = (at + 1) & t->merge_mask) {
+        text_merge *slot = &t->merges[at];
+        if (slot->id != TEXT_NO_ID && (slot->left != merge.left || slot->right != merge.right))
+            continue;
+        *slot = merge;
+        return;
+    }
+}
+
+static bool is_itself(unsigned byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+}
+
+int text_byte_character(unsigned char byte, char to[4]) {
+    uint32_t c = byte;
+    if (!is_itself(byte)) {
+        c = 256;
+        for (unsigned i = 0; i < byte; i++) c += !is_itself(i);
+    }
+    return unicode_write(c, to);
+}
+
+int text_character_byte(uint32_t c) {
+    if (c < 256) return is_itself(c) ? (int)c : -1;
+    if (c < 256 + 33) return (int)(c - 256);                 /* 0 to 32 */
+    if (c < 256 + 33 + 34) return (int)(c - 256 - 33 + 127); /* 127 to 160 */
+    return c == 256 + 33 + 34 ? 0xAD : -1;
+}
+
+bool text_unmap(ml_arena *arena, text_string text, text_string *raw) {
+    const unsigned char *at = (const unsigned char *)text.at, *end = at + text.bytes;
+    char *to = ml_arena_alloc(arena, text.bytes + 1);
+    size_t bytes = 0;
+    for (int length; at < end; at += length) {
+        int byte = text_character_byte(unicode_read(at, end, &length));
+        if (byte < 0) return false;
+        to[bytes++] = (char)byte;
+    }
+    *raw = (text_string){to, bytes};
+    return true;
+}

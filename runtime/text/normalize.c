@@ -1,0 +1,178 @@
+#define _GNU_SOURCE /* memmem */
+#include "runtime/text/normalize.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <utf8proc.h>
+
+#include "runtime/text/unicode.h"
+
+typedef const unsigned char *place;
+
+/* Bit f: a character that normal form f leaves as it is whatever stands beside it, and before which
+ * a part that is normalized alone may end. */
+static unsigned char stable[TEXT_CLASSES];
+static const utf8proc_option_t form_options[] = {
+    [NORMAL_NFC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE,
+    [NORMAL_NFD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE,
+    [NORMAL_NFKC] = UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT,
+    [NORMAL_NFKD] = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT};
+
+static bool composes_to_itself(uint32_t c, int form) {
+    char text[4];
+    utf8proc_uint8_t *to = NULL;
+    int bytes = unicode_write(c, text);
+    utf8proc_ssize_t made = utf8proc_map((place)text, bytes, &to, form_options[form]);
+    bool same = made == bytes && memcmp(to, text, (size_t)bytes) == 0;
+    free(to);
+    return same;
+}
+
+static bool is_stable(uint32_t c, int form) {
+    const utf8proc_property_t *p = utf8proc_get_property((utf8proc_int32_t)c);
+    bool hangul = c >= 0xAC00 && c < 0xD7A4, composed = form == NORMAL_NFC || form == NORMAL_NFKC;
+    if (p->combining_class || (composed && c >= 0x1160 && c < 0x1200)) return false;
+    if (composed && p->comb_index != UINT16_MAX && p->comb_index >= 0x8000) return false;
+    if (hangul) return composed;
+    if (p->decomp_seqindex == UINT16_MAX) return true;
+    return composed && composes_to_itself(c, form);
+}
+
+static void fill_stable(void) {
+    for (uint32_t c = 0; c < TEXT_CLASSES; c++)
+        for (int form = NORMAL_NFC; form <= NORMAL_NFKD; form++)
+            if (is_stable(c, form)) stable[c] |= (unsigned char)(1 << form);
+}
+
+void normalize_prepare(const ml_tokenizer *t) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    for (uint32_t i = 0; i < t->normals.count; i++)
+        if (t->normals.at[i].kind <= NORMAL_NFKD) pthread_once(&once, fill_stable);
+}
+
+static bool is_stable_at(place at, place end, int form, int *length) {
+    uint32_t c = unicode_read(at, end, length);
+    return c >= TEXT_CLASSES || stable[c] >> form & 1;
+}
+
+/* A normal form: only what is not stable is handed to utf8proc, with the character before. */
+static ml_status normal_form(int form, place at, place end, ml_bytes *to) {
+    place copied = at, before = at;
+    for (int length; at < end; before = at, at += length) {
+        if (*at < 0x80) {
+            length = 1;
+            continue;
+        }
+        if (is_stable_at(at, end, form, &length)) continue;
+        int first;
+        place from = unicode_read(before, end, &first) < TEXT_NO_CHARACTER ? before : at;
+        place next = at;
+        while (next < end && !is_stable_at(next, end, form, &length)) next += length;
+        ML_TRY(ml_bytes_add(to, copied, (size_t)(from - copied)));
+        utf8proc_uint8_t *made = NULL;
+        utf8proc_ssize_t bytes = utf8proc_map(from, next - from, &made, form_options[form]);
+        ml_status status = bytes < 0 ? ml_fail(ML_NO_MEMORY, "cannot normalize %zd bytes: %s",
+                                               next - from, utf8proc_errmsg(bytes))
+                                     : ml_bytes_add(to, made, (size_t)bytes);
+        free(made);
+        if (status != ML_OK) return status;
+        copied = at = next;
+        length = 0;
+    }
+    return ml_bytes_add(to, copied, (size_t)(end - copied));
+}
+
+static ml_status add_character(ml_bytes *to, uint32_t c) {
+    char text[4];
+    return ml_bytes_add(to, text, (size_t)unicode_write(c, text));
+}
+
+/* Lower case, or without marks. */
+static ml_status by_character(text_normal_kind kind, place at, place end, ml_bytes *to) {
+    for (int length; at < end; at += length) {
+        uint32_t c = unicode_read(at, end, &length);
+        if (c >= TEXT_NO_CHARACTER || (kind == NORMAL_ACCENTS && !(unicode_class(c) & TEXT_MARK))) {
+            ML_TRY(ml_bytes_add(to, at, (size_t)length));
+        } else if (kind == NORMAL_LOWERCASE) {
+            ML_TRY(add_character(to, c == 0x130 ? 'i' : (uint32_t)utf8proc_tolower((int32_t)c)));
+            if (c == 0x130) ML_TRY(add_character(to, 0x307));
+        }
+    }
+    return ML_OK;
+}
+
+static ml_status strip(const text_normal *step, place at, place end, ml_bytes *to) {
+    place first = NULL, last = at; /* of what is no space: its beginning and its end */
+    int length;
+    for (place p = at; p < end; p += length)
+        if (!(unicode_class(unicode_read(p, end, &length)) & TEXT_SPACE)) {
+            if (!first) first = p;
+            last = p + length;
+        }
+    if (!first) return ML_OK;
+    if (!step->left) first = at;
+    return ml_bytes_add(to, first, (size_t)((step->right ? last : end) - first));
+}
+
+static ml_status replace(const text_normal *step, regex_matcher *matcher, const char *text,
+                         size_t bytes, ml_bytes *to) {
+    size_t at = 0;
+    while (at <= bytes) {
+        size_t begin = bytes, end = bytes;
+        int found = 0;
+        if (step->from.code) {
+            found = regex_find(matcher, step->from.code, text, bytes, at, &begin, &end);
+            if (found < 0) return ml_error_last()->status;
+        } else {
+            const char *where =
+                memmem(text + at, bytes - at, step->from.text.at, step->from.text.bytes);
+            if (where) found = 1, begin = (size_t)(where - text);
+            end = begin + (where ? step->from.text.bytes : 0);
+        }
+        ML_TRY(ml_bytes_add(to, text + at, begin - at));
+        if (!found) break;
+        ML_TRY(ml_bytes_add(to, step->to.at, step->to.bytes));
+        if (end == begin) { /* an empty match: go on behind the next character */
+            int length = 0;
+            if (end < bytes) unicode_read((place)text + end, (place)text + bytes, &length);
+            ML_TRY(ml_bytes_add(to, text + end, (size_t)length));
+            end += length ? (size_t)length : 1;
+        }
+        at = end;
+    }
+    return ML_OK;
+}
+
+static ml_status apply(const text_normal *step, regex_matcher *matcher, const ml_bytes *from,
+                       ml_bytes *to) {
+    place at = (place)(from->at ? from->at : ""), end = at + from->count;
+    switch (step->kind) {
+    case NORMAL_NFC:
+    case NORMAL_NFD:
+    case NORMAL_NFKC:
+    case NORMAL_NFKD: return normal_form(step->kind, at, end, to);
+    case NORMAL_LOWERCASE:
+    case NORMAL_ACCENTS: return by_character(step->kind, at, end, to);
+    case NORMAL_STRIP: return strip(step, at, end, to);
+    case NORMAL_REPLACE: return replace(step, matcher, (const char *)at, from->count, to);
+    case NORMAL_PREPEND:
+        if (from->count) ML_TRY(ml_bytes_add(to, step->to.at, step->to.bytes));
+        return ml_bytes_add(to, at, from->count);
+    case NORMAL_CHARSMAP: break;
+    }
+    return ml_bytes_add(to, at, from->count);
+}
+
+ml_status normalize_text(const ml_tokenizer *t, regex_matcher *matcher, const char *from,
+                         size_t bytes, ml_bytes text[2], int *at) {
+    *at = 0;
+    text[0].count = 0;
+    ML_TRY(ml_bytes_add(&text[0], from, bytes));
+    for (uint32_t i = 0; i < t->normals.count; i++) {
+        text[!*at].count = 0;
+        ML_TRY(apply(&t->normals.at[i], matcher, &text[*at], &text[!*at]));
+        *at = !*at;
+    }
+    return ML_OK;
+}
