@@ -90,7 +90,9 @@ function m.train(options)
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program
     core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, accum = o.accum, step = #programs })
-    return { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
+    local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
+    for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
+    return zeros
   end
   local keeper = run.begin(o, data)
   data.begin(programs[1])

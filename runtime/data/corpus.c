@@ -346,3 +346,21 @@ ml_status ml_corpus_fill(const ml_corpus *c, const ml_corpus_range *range, int64
     ml_free(tokens);
     return status;
 }
+
+ml_status ml_corpus_read(const ml_corpus *c, int64_t first, int64_t count, int32_t *tokens) {
+    int64_t all = ml_corpus_tokens(c);
+    if (first < 0 || count > all || first > all - count)
+        return ml_fail(ML_INVALID, "%s has tokens 0 to %lld: %lld from %lld on are not among them",
+                       ml_corpus_name(c), (long long)all - 1, (long long)count, (long long)first);
+    EACH_STORE(c, s) {
+        int64_t some = s->tokens - first < count ? s->tokens - first : count;
+        if (some > 0) {
+            ML_TRY(store_read(s, first, some, tokens));
+            tokens += some, count -= some, first = 0;
+        } else {
+            first -= s->tokens;
+        }
+        if (count == 0) break;
+    }
+    return ML_OK;
+}

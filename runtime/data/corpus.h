@@ -51,6 +51,8 @@ typedef struct {
 /* The length + 1 tokens of a sample. */
 ml_status ml_corpus_sample(const ml_corpus *corpus, const ml_corpus_range *range, int64_t sample,
                            int64_t length, int32_t *tokens);
+/* Tokens [first, first + count) of all files in the order of the specification. */
+ml_status ml_corpus_read(const ml_corpus *corpus, int64_t first, int64_t count, int32_t *tokens);
 /* Samples [sample, sample + rows): inputs[row][i] and the tokens after them, targets[row][i]. */
 ml_status ml_corpus_fill(const ml_corpus *corpus, const ml_corpus_range *range, int64_t sample,
                          int64_t rows, int64_t length, int32_t *inputs, int32_t *targets);

@@ -161,6 +161,19 @@ static int corpus_fill(lua_State *L) {
     return 1;
 }
 
+static int corpus_read(lua_State *L) {
+    const ml_corpus *corpus = check_corpus(L);
+    vm_host *host = vm_to_host(L, 2);
+    if (!host || host->dtype != ML_I32)
+        vm_fail(L, "m.host(\"i32\", 1024)", "a corpus is read into a host array of i32");
+    int64_t first = vm_integer(L, 3, "the first token");
+    double begin = vm_profile_clock(L);
+    vm_check(L, ml_corpus_read(corpus, first, host->count, host->data));
+    vm_profile_span(L, "data", begin);
+    lua_settop(L, 2);
+    return 1;
+}
+
 static int corpus_size(lua_State *L) {
     lua_pushinteger(L, ml_corpus_tokens(check_corpus(L)));
     return 1;
@@ -318,6 +331,8 @@ static const vm_entry methods[] = {
      "of its own; from and to are shares of each source between 0 and 1; first (from 0) and count: "
      "only these "
      "rows; ahead: threads read the next steps meanwhile"},
+    {"read", corpus_read, "tokens: Host, first: integer -> Host",
+     "fill a host array of i32 with the tokens from `first` on, counted from 0"},
     {"text", corpus_text, "ids: Host|integer[] -> string", "the text of token ids"},
     {0}};
 
