@@ -147,8 +147,8 @@ local function write_scalars(step, fields)
 end
 
 -- A line of what happened beside the steps.
-local function event(name, more)
-  local fields = { { "step", kept.step }, { "event", name } }
+local function event(name, more, step)
+  local fields = { { "step", step or kept.step }, { "event", name } }
   for _, field in ipairs(more or {}) do fields[#fields + 1] = field end
   write_line(fields)
 end

@@ -61,6 +61,7 @@ local function other_data(before, now)
     for k = 1, math.max(#source.files, #a.sources[i].files) do
       local file, other = source.files[k] or {}, a.sources[i].files[k] or {}
       if core.to_json(file) ~= core.to_json(other) then
+        if file.name == other.name and file.tokens == other.tokens then return file.name .. " has other contents" end
         return ("%s of %s tokens, where it was %s of %s"):format(shown(file.name), shown(file.tokens), shown(other.name), shown(other.tokens))
       end
     end
@@ -68,9 +69,11 @@ local function other_data(before, now)
   return "other contents"
 end
 
--- Report how the run that continues differs from the saved one, in words; true where script or settings do.
+-- Report how the run that continues differs from the saved one.
 local function compare(kept, record, now)
   local changed = differences(record.settings or {}, now.settings)
+  if kept.compared then return end -- with a checkpoint that was damaged
+  kept.compared = true
   if #changed > 0 then report("settings have changed: " .. table.concat(changed, "; ")) end
   local files = {}
   for name, hash in pairs(now.files) do
@@ -99,7 +102,7 @@ local function load(kept, path, last)
   if not record then return nil, missing end
   if not last then return core.json(record, path) end
   if #reshaped > 0 then
-    core.fail(("%s does not fit the script: %s"):format(path, some(reshaped)), { help = "a run continues with axes of the same sizes; --from takes what fits" })
+    core.fail(("%s does not fit the script: %s"):format(path, some(reshaped)), { help = "a run continues with axes of the same sizes; another --out begins anew" })
   end
   if #missing > 0 then
     local text = ("%s has no %s"):format(path, some(missing))
@@ -140,7 +143,7 @@ function saves.restore(kept, training, now)
     check_data(record, training, now.data)
     local loaded, problem = load(kept, kept.from, record.training == training)
     if loaded then
-      report(("continues %s from %s: step %d"):format(kept.path, name_of(kept.from), record.step))
+      if record.training == training then report(("continues %s from %s: step %d"):format(kept.path, name_of(kept.from), record.step)) end
       return record
     end
     report(("%s is damaged: %s"):format(kept.from, problem))
@@ -171,14 +174,15 @@ end
 local function ended(kept, result)
   if not result or core.options().rank ~= 0 then return end
   local name = name_of(result.path)
+  local step = math.tointeger(tonumber(name:match "%d+$"))
   if result.error then
     report(("%s could not be saved: %s; training continues%s"):format(name, result.error,
       kept.last_good and (", and %s stays"):format(kept.last_good) or ""))
-    kept.event("save_failed", { { "checkpoint", name }, { "problem", result.error } })
+    kept.event("save_failed", { { "checkpoint", name }, { "problem", result.error } }, step)
     return
   end
   kept.last_good = name
-  kept.event("save", { { "checkpoint", name }, { "bytes", result.bytes }, { "stall_ms", 1e3 * result.stall }, { "seconds", result.seconds } })
+  kept.event("save", { { "checkpoint", name }, { "bytes", result.bytes }, { "stall_ms", 1e3 * result.stall }, { "seconds", result.seconds } }, step)
   remove_old(kept)
 end
 

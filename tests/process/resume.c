@@ -101,3 +101,173 @@ PROCESS_TEST(resume_restarts) {
     process_expect(&r, ENDS);
     CHECK_TEXT(losses(room, "r"), expected);
 }
+
+PROCESS_TEST(resume_second_signal) {
+    process_write(room, "a.lua", script);
+    process_result r = process_run(room, 130, "",
+                                   "run a.lua --device cpu --quiet --out r at=3 save_every=0 "
+                                   "signal='INT $PPID; sleep 0.2; kill -INT'");
+    CHECK(strstr(r.output, "stopped at") == NULL);
+    process_shell(room, 0, "[ ! -e r/checkpoints/step-00000003 ]");
+}
+
+/* The newest is damaged in its tensors, then the one before it in its manifest. */
+PROCESS_TEST(resume_damaged) {
+    process_write(room, "a.lua", script);
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out r save_every=2 keep=2,2");
+    process_shell(room, 0,
+                  "[ \"$(ls r/checkpoints | tr '\\n' ' ')\" = 'step-00000002 step-00000004 "
+                  "step-00000006 step-00000008 ' ] && printf x | dd of=$(ls "
+                  "r/checkpoints/step-00000008/model-*) bs=1 seek=9000 conv=notrunc 2>/dev/null && "
+                  "echo '{' >r/checkpoints/step-00000006/manifest.json");
+    char *expected = losses(room, "r");
+    process_result r = process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume");
+    process_expect(&r, "r/checkpoints/step-00000008 is damaged: "
+                       "r/checkpoints/step-00000008/model-00001-of-00001.safetensors is damaged");
+    process_expect(&r, "r/checkpoints/step-00000006 is no checkpoint to continue from: "
+                       "r/checkpoints/step-00000006/manifest.json is damaged");
+    process_expect(&r, "continues r from step-00000004: step 4");
+    CHECK_TEXT(losses(room, "r"), expected);
+    /* keep=2, the default: the two newest whole ones, whatever was damaged. */
+    process_shell(room, 0,
+                  "[ -e r/checkpoints/step-00000004 ] && [ -e r/checkpoints/step-00000008 ]"
+                  " && [ -e r/damaged/step-00000008-* ] && "
+                  "[ ! -e r/checkpoints/step-00000002 ]");
+}
+
+PROCESS_TEST(resume_changed) {
+    process_write(room, "a.lua", script);
+    process_shell(room, 0, "cat a.lua a.lua a.lua >text; tr a-z A-Z <text >other");
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out r steps=2 data=text");
+    process_result r = process_run(
+        room, 1, "", "run a.lua --device cpu --quiet --out r --resume width=16 data=text");
+    process_expect(&r, "settings have changed: steps=8, was 2; width=16, was 8");
+    process_expect(&r, "r/checkpoints/step-00000002 does not fit the script: table: "
+                       "f32[vocab=256, embed=8] in the checkpoint, f32[vocab=256, embed=16] here");
+    r = process_run(room, 1, "", "run a.lua --device cpu --quiet --out r --resume data=other");
+    process_expect(&r, "the run's data are others than before: other of ");
+    process_shell(room, 0, "mkdir elsewhere && mv text elsewhere"); /* the same contents */
+    process_shell(room, 0, "sed -i 's/^local first/-- a comment\\n&/' a.lua");
+    r = process_run(room, 0, "",
+                    "run a.lua --device cpu --quiet --out r --resume steps=4 data=elsewhere/text");
+    process_expect(&r, "the script has changed: script.lua");
+    process_shell(room, 0, "cmp a.lua r/script.lua && [ -s r/script.lua.before-step-2 ]");
+    r = process_run(room, 0, "",
+                    "run a.lua --device cpu --quiet --out r --resume --new-data data=other");
+    process_expect(&r, ENDS);
+    /* Its weights alone begin another run. */
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out s --from r steps=1 lr=0");
+}
+
+/* One sample makes the loss infinite: steps 5 and 6 are made again of other samples. */
+PROCESS_TEST(resume_not_finite) {
+    process_write(
+        room, "a.lua",
+        "local m = require 'mlua'\n"
+        "local batch = m.axis('batch', 4)\n"
+        "local Model = m.module('Model', function(self) self.w = m.param { m.axis('a', 4) } end)\n"
+        "function Model:forward(x) return self.w:sum 'a' * x end\n"
+        "local model = Model()\n"
+        "m.train { model = model, batch = batch, steps = 8, inputs = { x = { batch } },\n"
+        "  sample = function(index) return { x = index == 22 and 1e30 or index % 7 } end,\n"
+        "  loss = function(i) return ((model(i.x) - 1) ^ 2):sum(), 4 end }\n");
+    process_result r = process_run(room, 1, "", "run a.lua --device cpu --quiet --out r");
+    process_expect(&r, "step 6: loss inf");
+    r = process_run(room, 0, "", "run a.lua --device cpu --quiet --out s on_nan=skip save_every=2");
+    process_expect(&r, "step 6: its numbers are not finite; back to step-00000004, and the samples "
+                       "since then are left out");
+    process_shell(room, 0,
+                  "[ $(grep -c '\"loss\"' s/metrics.jsonl) = 8 ] && "
+                  "grep -q '^{\"step\":4,\"event\":\"skip\",\"bad_step\":6,\"samples\":8' "
+                  "s/metrics.jsonl");
+}
+
+/* Trainings that were over are not repeated; the one under way continues. */
+PROCESS_TEST(resume_second_training) {
+    process_write(
+        room, "a.lua",
+        "local m = require 'mlua'\n"
+        "local cfg = m.config { at = 0 }\n"
+        "local A = m.axes { embed = 8, vocab = 256, seq = 4, batch = 4 }\n"
+        "local Model = m.module('Model', function(self)\n"
+        "  self.table, self.up = m.param { A.vocab, A.embed }, m.param { A.embed, A.vocab }\n"
+        "end)\n"
+        "function Model:forward(tokens)\n"
+        "  return self.table:gather(tokens, 'vocab'):dot(self.up, 'embed')\n"
+        "end\n"
+        "local model, all = Model(), 0\n"
+        "for i = 1, 3 do\n"
+        "  local r = m.train { model = model, batch = A.batch, seq = A.seq, vocab = 256, steps = "
+        "4,\n"
+        "    optimizer = m.adamw { lr = 0.01 / i }, on_step = function()\n"
+        "      all = all + 1\n"
+        "      if all == cfg.at then io.popen('kill -TERM $PPID'):close() end\n"
+        "    end }\n"
+        "  print(i, r.steps, r.loss)\n"
+        "end\n");
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out whole >printed");
+    process_run(room, 75, "", "run a.lua --device cpu --quiet --out r at=6");
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume >again");
+    CHECK_TEXT(losses(room, "r"), losses(room, "whole"));
+    process_shell(room, 0, "cmp printed again");
+}
+
+/* A rank that dies in each start: the next one does without it. */
+PROCESS_TEST(resume_elastic) {
+    process_write(room, "a.lua", script);
+    char *expected = undisturbed(room, "");
+    process_shell(
+        room, 0,
+        "{ echo \"local o = require 'mlua.core'.options()\"; echo \"if o.rank == 3 and "
+        "o.resume then io.popen('kill -KILL \\$PPID'):close() end\"; cat a.lua; } >b.lua");
+    process_result r = process_run(room, 0, "",
+                                   "run b.lua --device cpu --quiet --out r -n 4 --mesh dp=4 "
+                                   "--restarts 3 --elastic save_every=1 at=3 victim=1 signal=KILL");
+    process_expect(&r, "restart 2 of 3, with 2 ranks instead of 4 (dp=2)");
+    process_expect(&r, ENDS);
+    process_compare_lines(losses(room, "r"), expected, "by fewer ranks");
+    r = process_run(room, 1, "", "run a.lua --device cpu --out s --elastic");
+    process_expect(&r, "--elastic restarts with fewer data-parallel ranks");
+}
+
+/* What cannot be saved is reported; training continues, and what was saved stays. */
+PROCESS_TEST(resume_unwritable) {
+    process_write(room, "a.lua", script);
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out r steps=2");
+    process_shell(room, 0, "mv r/checkpoints kept && echo >r/checkpoints");
+    process_result r =
+        process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume save_every=4");
+    process_expect(&r, "step-00000004 could not be saved: ");
+    process_expect(&r, "training continues");
+    process_expect(&r, ENDS);
+    process_shell(room, 0,
+                  "grep -q '\"event\":\"save_failed\"' r/metrics.jsonl && "
+                  "rm r/checkpoints && mv kept r/checkpoints");
+    r = process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume steps=2");
+    process_expect(&r, "continues r from step-00000002: step 2");
+}
+
+/* KILLS ranks are killed at random moments; losses are those of a run without. */
+static void killed_ranks(process_room *room) {
+    enum { KILLS = 200, LONG_STEPS = 1500 };
+    process_write(room, "a.lua", script);
+    process_shell(room, 0, "sed -i 's/^  on_step = function(step)/& core.sleep(0.1)/' a.lua");
+    process_shell(room, 0, "sed 's/core.sleep(0.1)//' a.lua >b.lua");
+    process_run(room, 0, "", "run b.lua --device cpu --quiet --out w -n 3 --mesh dp=3 steps=%d",
+                LONG_STEPS);
+    process_shell(room, 0,
+                  "\"$MLUA\" run a.lua --device cpu --quiet --out r -n 3 --mesh dp=3 steps=%d "
+                  "save_every=10 --restarts %d >log 2>&1 & main=$!; killed=0; "
+                  "while [ $killed -lt %d ] && kill -0 $main; do "
+                  "sleep $(awk \"BEGIN { print 0.1 + $(od -An -N2 -tu2 /dev/urandom) / 40000 }\"); "
+                  "victim=$(cat /proc/$main/task/$main/children | tr ' ' '\\n' | shuf -n 1); "
+                  "[ \"$victim\" ] && kill -KILL $victim 2>/dev/null && killed=$((killed + 1)); "
+                  "done; wait $main; code=$?; echo $killed killed, exit code $code; tail -3 log; "
+                  "[ $killed = %d ] && [ $code = 0 ]",
+                  LONG_STEPS, KILLS + 50, KILLS, KILLS);
+    CHECK_TEXT(losses(room, "r"), losses(room, "w"));
+}
+
+TEST(long, killed_ranks) {
+    process_in_room(killed_ranks);
+}
