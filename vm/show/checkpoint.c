@@ -50,16 +50,58 @@ static ml_status verify(const char *folder, const ml_manifest *m) {
 
 /* ---- One checkpoint ---- */
 
-static json_t *tensor_json(const ml_manifest *m, const ml_manifest_tensor *t) {
+/* What tensors of one type share; of many tensors few are new. */
+typedef struct {
+    const ml_manifest_tensor *of;
+    json_t *axes, *elements, *bytes;
+} shared_type;
+enum { TYPES = 64 };
+
+static bool same_type(const ml_manifest_tensor *a, const ml_manifest_tensor *b) {
+    bool same = a->dtype == b->dtype && a->rank == b->rank;
+    for (int k = 0; k < a->rank && same; k++)
+        same = a->size[k] == b->size[k] && strcmp(a->axis[k], b->axis[k]) == 0;
+    return same;
+}
+
+static const shared_type *find_type(shared_type *types, const ml_manifest_tensor *t) {
+    int at = 0;
+    while (at < TYPES && types[at].of && !same_type(types[at].of, t)) at++;
+    if (at < TYPES && types[at].of) return &types[at];
+    shared_type *type = &types[at < TYPES ? at : t->name[0] % TYPES];
     json_t *axes = json_array();
     json_int_t elements = 1;
     for (int k = 0; k < t->rank; k++) {
         elements *= t->size[k];
         json_array_append_new(axes, json_pack("[sI]", t->axis[k], (json_int_t)t->size[k]));
     }
-    return json_pack("{sssssosIsIss}", "name", t->name, "dtype", ml_dtypes[t->dtype].name, "axes",
-                     axes, "elements", elements, "bytes", (json_int_t)t->bytes, "file",
-                     m->files[t->file].name);
+    json_decref(type->axes), json_decref(type->elements), json_decref(type->bytes);
+    *type = (shared_type){t, axes, json_integer(elements), json_integer(t->bytes)};
+    return type;
+}
+
+static void add_tensors(json_t *list, const ml_manifest *m) {
+    shared_type types[TYPES] = {0};
+    json_t *file = NULL;
+    for (int i = 0; i < m->tensor_count; i++) {
+        const ml_manifest_tensor *t = &m->tensors[i];
+        const shared_type *type = find_type(types, t);
+        if (!file || t->file != t[-1].file) {
+            json_decref(file);
+            file = json_string(m->files[t->file].name);
+        }
+        json_t *tensor = json_object();
+        json_object_set_new_nocheck(tensor, "name", json_string_nocheck(t->name));
+        json_object_set_new_nocheck(tensor, "dtype", json_string(ml_dtypes[t->dtype].name));
+        json_object_set_nocheck(tensor, "axes", type->axes);
+        json_object_set_nocheck(tensor, "elements", type->elements);
+        json_object_set_nocheck(tensor, "bytes", type->bytes);
+        json_object_set_nocheck(tensor, "file", file);
+        json_array_append_new(list, tensor);
+    }
+    json_decref(file);
+    for (int i = 0; i < TYPES; i++)
+        json_decref(types[i].axes), json_decref(types[i].elements), json_decref(types[i].bytes);
 }
 
 json_t *show_read_checkpoint(const char *path, bool verifies) {
@@ -73,8 +115,7 @@ json_t *show_read_checkpoint(const char *path, bool verifies) {
                               verifies, "tensors");
     json_t *record = json_loads(m->record, 0, NULL), *tensors = json_object_get(shown, "tensors");
     json_object_set_new(shown, "record", record ? record : json_object());
-    for (int i = 0; i < m->tensor_count; i++)
-        json_array_append_new(tensors, tensor_json(m, &m->tensors[i]));
+    add_tensors(tensors, m);
     ml_manifest_free(m);
     show_add_sums(shown);
     return shown;

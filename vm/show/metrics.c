@@ -116,6 +116,12 @@ static const char *read_number(const char *at, double *value) {
     return isfinite(*value) ? end : NULL;
 }
 
+static bool is_double(const field *fields, const field *f) {
+    while (fields < f && (fields->length != f->length || memcmp(fields->key, f->key, f->length)))
+        fields++;
+    return fields < f;
+}
+
 /* The fields of a flat object of plain keys; -1 where it is another: jansson's. */
 static int read_flat(const char *at, field *fields) {
     int count = 0;
@@ -128,7 +134,7 @@ static int read_flat(const char *at, field *fields) {
         if (f->key[f->length] != '"') return -1;
         for (size_t i = 0; i < f->length; i++)
             if ((unsigned char)(f->key[i] - 32) >= 95) return -1; /* not plain ASCII */
-        if (*(at = skip(f->key + f->length + 1)) != ':') return -1;
+        if (is_double(fields, f) || *(at = skip(f->key + f->length + 1)) != ':') return -1;
         at = skip(at + 1);
         f->kind = FIELD_NUMBER;
         f->value = NAN;
