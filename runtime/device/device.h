@@ -1,9 +1,9 @@
 /* A device behind one table of functions: cpu, cuda, null.
  *
- * All calls come from one thread. Memory is device memory: only upload, download and zero touch
- * it. An executable is a plan prepared for it (kernels compiled and loaded, GEMM algorithms
- * chosen); running it enqueues all steps in order. Functions return ml_status with the error
- * stored. */
+ * All calls but `fetch` come from one thread. Memory is device memory: only upload, download, fetch
+ * and zero touch it. An executable is a plan prepared for it (kernels compiled and loaded, GEMM
+ * algorithms chosen); running it enqueues all steps in order. Functions return ml_status with the
+ * error stored. */
 #ifndef ML_DEVICE_H
 #define ML_DEVICE_H
 
@@ -37,6 +37,11 @@ typedef struct {
     ml_status (*copy)(ml_device *device, void *to, const void *from,
                       int64_t bytes); /* on the device, in order with runs */
     ml_status (*zero)(ml_device *device, void *memory, int64_t bytes);
+    /* Reading memory beside the runs, from another thread (one at a time); NULL where the host can
+     * read it. mark: what is in order before this call will be seen; fetch: memory as it was at the
+     * last mark, that nothing has written since. */
+    ml_status (*mark)(ml_device *device);
+    ml_status (*fetch)(ml_device *device, void *to, const void *from, int64_t bytes);
     /* Until all runs are finished: reports their errors, and their times to the profile. */
     ml_status (*wait)(ml_device *device);
     /* addresses[storage] is the base of each storage of the plan's schedule. */

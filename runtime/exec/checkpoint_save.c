@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "runtime/base/knobs.h"
 #include "runtime/base/pool.h"
 #include "runtime/exec/checkpoint.h"
 #include "runtime/exec/checkpoint_parts.h"
@@ -19,11 +20,13 @@
 #include "runtime/io/tensor_hash.h"
 
 static const int64_t FILE_BYTES = (int64_t)4 << 30; /* of a file, about */
+static const double GIB = 1 << 30;
+static const int64_t SPARE = (int64_t)1 << 30; /* of a device's memory, that stays free */
 enum { THREADS = 4, PATH = 4096 };
 
 typedef struct {
     checkpoint_box box; /* what this rank writes */
-    char *memory;       /* its rows as they lay in the part */
+    char *memory;       /* its rows as they lay in the part: of the snapshot, or of the block */
     _Atomic uint64_t hash;
 } save_item;
 
@@ -31,8 +34,13 @@ typedef struct save {
     ml_comm *comm; /* NULL: one rank */
     int rank, world;
     ml_manifest *manifest;
-    save_item *items; /* by tensor of the manifest */
-    char *snapshot;
+    save_item *items;  /* by tensor of the manifest */
+    char *snapshot;    /* in host memory, or NULL: */
+    ml_device *device; /* whose memory has it, in `block`; pieces are fetched into `buffers` */
+    void *block;
+    char *buffers; /* one of `largest` bytes for each thread */
+    int64_t bytes, largest;
+    pthread_mutex_t fetching;
     checkpoint_piece *pieces;
     int64_t piece_count;
     int *files; /* by file of the manifest; -1: this rank writes nothing to it */
@@ -64,7 +72,10 @@ static void save_free(save *s) {
     if (s->report >= 0) close(s->report);
     ml_manifest_free(s->manifest);
     ml_free(s->items);
+    if (s->block != NULL) s->device->ops->release(s->device, s->block);
+    pthread_mutex_destroy(&s->fetching);
     ml_free(s->snapshot);
+    ml_free(s->buffers);
     ml_free(s->pieces);
     ml_free(s->files);
     ml_free(s);
@@ -169,7 +180,6 @@ static ml_status states_ready(ml_session *session, const ml_manifest *m) {
 }
 
 static ml_status snapshot_place(const ml_session *session, save *s) {
-    int64_t bytes = 0;
     const ml_manifest *m = s->manifest;
     s->items = ml_alloc(sizeof *s->items * (size_t)(m->tensor_count + 1));
     s->files = ml_alloc(sizeof *s->files * (size_t)(m->file_count + 1));
@@ -179,33 +189,59 @@ static ml_status snapshot_place(const ml_session *session, save *s) {
     for (int i = 0; i < m->tensor_count; i++) {
         save_item *item = &s->items[i];
         ML_TRY(checkpoint_box_of(session, m->tensors[i].state, true, &item->box));
-        bytes += item->box.held[0] * checkpoint_row_bytes(&item->box);
+        s->bytes += item->box.held[0] * checkpoint_row_bytes(&item->box);
         s->piece_count += checkpoint_pieces(&item->box, i, NULL);
         s->result.bytes += checkpoint_box_bytes(&item->box);
     }
-    s->snapshot = ml_alloc((size_t)bytes + 1);
     s->pieces = ml_alloc(sizeof *s->pieces * (size_t)(s->piece_count + 1));
-    if (s->snapshot != NULL && s->pieces != NULL) return ML_OK;
-    ml_fail(ML_NO_MEMORY, "out of memory for a snapshot of %lld bytes", (long long)bytes);
+    if (s->pieces == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a checkpoint");
+    checkpoint_piece *piece = s->pieces;
+    for (int i = 0; i < m->tensor_count; i++)
+        piece += checkpoint_pieces(&s->items[i].box, i, piece);
+    for (int64_t i = 0; i < s->piece_count; i++) {
+        const int64_t row = checkpoint_row_bytes(&s->items[s->pieces[i].item].box);
+        const int64_t bytes = (s->pieces[i].end - s->pieces[i].begin) * row;
+        if (s->largest < bytes) s->largest = bytes;
+    }
+    return ML_OK;
+}
+
+/* Room for the snapshot on the device where it has some to spare, else in host memory. */
+static ml_status snapshot_room(ml_session *session, save *s) {
+    ml_device *device = session->device;
+    const int64_t used = device->current_bytes + s->bytes + SPARE;
+    if (device->ops->fetch != NULL && s->bytes > 0 && used < device->target.memory_bytes &&
+        device->ops->allocate(device, s->bytes, &s->block) == ML_OK) {
+        s->device = device;
+        ml_debug(1, "checkpoint: %.3f GiB are copied on the device\n", (double)s->bytes / GIB);
+        s->buffers = ml_alloc((size_t)s->largest * THREADS + 1);
+        if (s->buffers == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a checkpoint");
+        return ML_OK;
+    }
+    s->snapshot = ml_alloc((size_t)s->bytes + 1);
+    if (s->snapshot != NULL) return ML_OK;
+    ml_fail(ML_NO_MEMORY, "out of memory for a snapshot of %lld bytes", (long long)s->bytes);
     return ml_help("a save keeps a copy of what this rank writes in host memory until it is done");
 }
 
 static ml_status snapshot_take(ml_session *session, save *s) {
-    char *to = s->snapshot;
-    checkpoint_piece *piece = s->pieces;
+    char *to = s->block != NULL ? s->block : s->snapshot;
     ml_device *device = session->device;
-    ML_TRY(device->ops->wait(device));
+    if (s->block == NULL) ML_TRY(device->ops->wait(device));
     for (int i = 0; i < s->manifest->tensor_count; i++) {
         save_item *item = &s->items[i];
         const int64_t row = checkpoint_row_bytes(&item->box), bytes = item->box.held[0] * row;
         const char *memory = session->states[s->manifest->tensors[i].state].memory;
         item->memory = to;
         if (bytes == 0) continue;
-        ML_TRY(device->ops->download(device, to, memory + item->box.row * row, bytes));
+        memory += item->box.row * row;
+        if (s->block != NULL)
+            ML_TRY(device->ops->copy(device, to, memory, bytes));
+        else
+            ML_TRY(device->ops->download(device, to, memory, bytes));
         to += bytes;
-        piece += checkpoint_pieces(&item->box, i, piece);
     }
-    return ML_OK;
+    return s->block != NULL ? device->ops->mark(device) : ML_OK;
 }
 
 /* ---- The folder --------------------------------------------------------------------------------
@@ -322,8 +358,22 @@ static ml_status run_write(void *context, int64_t whole, int64_t part, int64_t b
                             call->memory + part, bytes);
 }
 
+/* The piece's rows in host memory. */
+static const char *piece_rows(save *s, const checkpoint_piece *piece, int thread) {
+    const save_item *item = &s->items[piece->item];
+    const int64_t row = checkpoint_row_bytes(&item->box);
+    const char *rows = item->memory + piece->begin * row;
+    if (s->block == NULL) return rows;
+    char *buffer = s->buffers + s->largest * thread;
+    pthread_mutex_lock(&s->fetching);
+    ml_status status =
+        s->device->ops->fetch(s->device, buffer, rows, (piece->end - piece->begin) * row);
+    pthread_mutex_unlock(&s->fetching);
+    if (status != ML_OK) ml_raise_last();
+    return buffer;
+}
+
 static void pieces_write(void *context, int64_t begin, int64_t end, int thread) {
-    (void)thread;
     save *s = context;
     for (int64_t i = begin; i < end; i++) {
         const checkpoint_piece *piece = &s->pieces[i];
@@ -331,7 +381,7 @@ static void pieces_write(void *context, int64_t begin, int64_t end, int thread) 
         char name[PATH + ML_MANIFEST_FILE_NAME];
         checkpoint_box box = checkpoint_box_rows(&item->box, piece->begin, piece->end);
         write_call call = {s, &s->manifest->tensors[piece->item], NULL, name, box.width, 0};
-        call.memory = item->memory + piece->begin * checkpoint_row_bytes(&box);
+        call.memory = piece_rows(s, piece, thread);
         file_name(s, call.tensor->file, name);
         ML_CHECK(checkpoint_runs(&box, run_write, &call));
         atomic_fetch_add(&item->hash, call.hash);
@@ -497,7 +547,8 @@ static ml_status save_prepare(ml_session *session, save *s, const describe_call 
     ml_status status = checkpoint_prepare(session, states, m->tensor_count);
     ml_free(states);
     if (status == ML_OK) status = states_ready(session, m);
-    return status == ML_OK ? snapshot_place(session, s) : status;
+    if (status == ML_OK) status = snapshot_place(session, s);
+    return status == ML_OK ? snapshot_room(session, s) : status;
 }
 
 static ml_status save_begin(ml_session *session, save *s, const describe_call *describe) {
@@ -521,6 +572,7 @@ ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, co
     save *s = ml_alloc(sizeof *s);
     if (s == NULL) return ml_fail(ML_NO_MEMORY, "out of memory for a checkpoint");
     s->report = -1;
+    pthread_mutex_init(&s->fetching, NULL);
     s->began = now();
     s->world = 1;
     if (session->world != NULL) {

@@ -149,7 +149,8 @@ DIST_TEST(checkpoint_pairs) {
 /* ---- Saves that are interrupted -----------------------------------------------------------------
  */
 
-#define CRASH "run --device cpu %s \"$ROOT/tests/lua/lib/crash.lua\" do=%s value=%d"
+#define CPU "--device cpu "
+#define CRASH "run %s \"$ROOT/tests/lua/lib/crash.lua\" do=%s value=%d"
 
 /* Save `value` under a mesh ("-n 2 --mesh dp=2"), killed before file operation `fault` of some
  * rank; what is left is a whole checkpoint of this or an earlier value, of which *newest is the
@@ -158,7 +159,7 @@ static bool crash(process_room *room, const char *mesh, int value, int fault, in
     const char *knob = ml_arena_format(room->arena, fault ? "MLUA_FAULT_IO=%d" : "", fault);
     process_result r = process_run(room, PROCESS_ANY_CODE, knob, CRASH, mesh, "save", value);
     EXPECT(r.code == 0 || fault > 0, "%s", r.output);
-    process_result left = process_run(room, 0, "", CRASH, "", "check", 0);
+    process_result left = process_run(room, 0, "", CRASH, CPU, "check", 0);
     const int found = (int)process_number(left.output, "newest ");
     const int same = (int)process_number(left.output, "same ");
     EXPECT(found == value || (r.code != 0 && found == *newest),
@@ -169,38 +170,50 @@ static bool crash(process_room *room, const char *mesh, int value, int fault, in
     return r.code == 0;
 }
 
+/* Between a GPU and the CPU, and beside steps. */
+static void gpu_checkpoint(process_room *room) {
+    process_run(room, 0, "", CRASH, "--device cuda", "save", 1);
+    process_run(room, 0, "", CRASH, CPU, "check", 0);
+    process_run(room, 0, "", CRASH, CPU "-n 2 --mesh dp=2", "save", 2);
+    process_run(room, 0, "", CRASH, "--device cuda", "check", 0);
+    process_run(room, 0, "", "run --device cuda \"$ROOT/tests/lua/checkpoint_async.lua\"");
+}
+TEST(gpu_checkpoint, there_and_back) {
+    process_in_room(gpu_checkpoint);
+}
+
 DIST_TEST(checkpoint_crashes) {
     int newest = 1, value = 1;
-    crash(room, "", value, 0, &newest);
-    for (int fault = 2; fault < 70; fault += 13) crash(room, "", ++value, fault, &newest);
-    crash(room, "-n 2 --mesh tp=2", ++value, 15, &newest);
-    CHECK(crash(room, "-n 2 --mesh dp=2", ++value, 0, &newest));
+    crash(room, CPU, value, 0, &newest);
+    for (int fault = 2; fault < 70; fault += 13) crash(room, CPU, ++value, fault, &newest);
+    crash(room, CPU "-n 2 --mesh tp=2", ++value, 15, &newest);
+    CHECK(crash(room, CPU "-n 3 --mesh dp=3", ++value, 0, &newest));
 }
 
 /* A disk without room, as the largest size of a file makes one: the checkpoints before stay. */
 PROCESS_TEST(checkpoint_without_room) {
     int newest = 1;
-    crash(room, "", 1, 0, &newest);
+    crash(room, CPU, 1, 0, &newest);
     process_result r =
-        process_shell(room, 1, "trap '' XFSZ; ulimit -f 64; \"$MLUA\" " CRASH, "", "save", 2);
+        process_shell(room, 1, "trap '' XFSZ; ulimit -f 64; \"$MLUA\" " CRASH, CPU, "save", 2);
     process_expect(&r, "cannot write same.tmp-");
     process_expect(&r, "File too large");
-    r = process_run(room, 0, "", CRASH, "", "check", 0);
+    r = process_run(room, 0, "", CRASH, CPU, "check", 0);
     process_expect(&r, "newest 1 same 1");
     r = process_shell(room, 1, "ls same all | grep -c tmp-");
     CHECK_TEXT(r.output, "0\n");
     process_write(room, "file", "");
-    r = process_shell(room, 1, "rm -r same && ln -s file same && \"$MLUA\" " CRASH, "", "save", 2);
+    r = process_shell(room, 1, "rm -r same && ln -s file same && \"$MLUA\" " CRASH, CPU, "save", 2);
     process_expect(&r, "same is no folder");
 }
 
 /* Every operation of every mesh, until there is none of that number; so often again. */
 static void long_crashes(process_room *room) {
-    static const char *const meshes[] = {"", "-n 2 --mesh dp=2", "-n 2 --mesh tp=2",
-                                         "-n 3 --mesh dp=3", "-n 4 --mesh dp=2,tp=2"};
+    static const char *const meshes[] = {CPU, CPU "-n 2 --mesh dp=2", CPU "-n 2 --mesh tp=2",
+                                         CPU "-n 3 --mesh dp=3", CPU "-n 4 --mesh dp=2,tp=2"};
     enum { MESHES = sizeof meshes / sizeof *meshes, INJECTIONS = 1000 };
     int newest = 1, value = 1, made = 0;
-    crash(room, "", value, 0, &newest);
+    crash(room, CPU, value, 0, &newest);
     for (int i = 0; made < INJECTIONS; i++) {
         int fault = 1;
         while (!crash(room, meshes[i % MESHES], ++value, fault, &newest)) fault++;
@@ -210,6 +223,13 @@ static void long_crashes(process_room *room) {
 }
 TEST(long, checkpoint_crashes) {
     process_in_room(long_crashes);
+}
+
+static void long_damage(process_room *room) {
+    process_run(room, 0, "MLUA_DAMAGE=1000", "run \"$ROOT/tests/lua/checkpoint_damage.lua\"");
+}
+TEST(long, checkpoint_damage) {
+    process_in_room(long_damage);
 }
 
 static const char *const dense[] = {ONE,

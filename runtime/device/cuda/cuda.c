@@ -98,6 +98,7 @@ static void cuda_close(ml_device *device) {
     if (d->stream) cuda_wait_for(d, NULL);
     if (!cuda_ranks_close(d)) return;
     cuda_ce_close(d);
+    cuda_fetch_close(d);
     cuda_dnn_close(d);
     cuda_attention_tunings_close(d);
     cuda_gemm_close(d);
@@ -153,6 +154,8 @@ const ml_device_ops ml_device_cuda = {
     .upload = cuda_upload,
     .download = cuda_download,
     .zero = cuda_zero,
+    .mark = cuda_mark,
+    .fetch = cuda_fetch_memory,
     .wait = cuda_wait,
     .load = cuda_load,
     .bind = cuda_bind,

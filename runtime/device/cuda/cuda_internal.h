@@ -70,6 +70,7 @@ typedef struct cuda_device {
     cuda_nccl *nccl;                /* NULL: one rank */
     const cuda_others *others;      /* likewise */
     struct cuda_ce_state *ce;       /* NULL until an executable has collectives that copy */
+    struct cuda_fetch *fetch;       /* NULL until another thread is to read memory */
     struct cuda_channel *channels;
     int64_t ring_bytes;         /* for messages of channels */
     struct cuda_opened *opened; /* memory of other ranks (cuda_ipc.h) */
@@ -84,6 +85,10 @@ ml_status cuda_copy(ml_device *device, void *to, const void *from, int64_t bytes
 ml_status cuda_upload(ml_device *device, void *to, const void *from, int64_t bytes);
 ml_status cuda_download(ml_device *device, void *to, const void *from, int64_t bytes);
 ml_status cuda_zero(ml_device *device, void *memory, int64_t bytes);
+/* cuda_fetch.c: likewise. */
+ml_status cuda_mark(ml_device *device);
+ml_status cuda_fetch_memory(ml_device *device, void *to, const void *from, int64_t bytes);
+void cuda_fetch_close(cuda_device *device);
 /* Until the event has passed, or, where it is NULL, all work on the device's stream. */
 ml_status cuda_wait_for(cuda_device *device, CUevent event);
 
