@@ -59,6 +59,8 @@ int64_t ml_layout_parts(const ml_layout *layout, const ml_placements *p, int pos
     for (int i = 0; i < layout->count; i++)
         if (p->over[i].kind == ML_SPLIT && p->over[i].axis == position)
             parts *= layout->axis[i].size;
+        else if (ml_placement_shared(p->over[i]) && p->over[i].axis == position)
+            parts *= p->over[i].batch;
     return parts;
 }
 
@@ -204,11 +206,11 @@ ml_placements ml_layout_place(const ml_layout *layout, const ml_graph *g, const 
 
 void ml_layout_print_type(const ml_layout *layout, const ml_graph *g, const ml_type *type,
                           const ml_placements *p, ml_text *out) {
-    static const char *const partial[] = {[ML_PARTIAL_SUM] = "partial",
-                                          [ML_PARTIAL_MAX] = "partial max",
-                                          [ML_PARTIAL_MIN] = "partial min",
-                                          [ML_OWNED] = "own rows",
-                                          [ML_SENT] = "sent rows"};
+    static const char *const partial[] = {
+        [ML_PARTIAL_SUM] = "partial",     [ML_PARTIAL_MAX] = "partial max",
+        [ML_PARTIAL_MIN] = "partial min", [ML_OWNED] = "own rows",
+        [ML_SENT] = "sent rows",          [ML_SHARED] = "shared",
+        [ML_SHARED_SUM] = "shared sum"};
     ml_text_add(out, "%s", ml_dtypes[type->dtype].name);
     for (int k = 0; k < type->rank; k++) {
         ml_text_add(out, "%s%s=%lld", k ? ", " : "[", ml_axis_name(g, type->axis[k]),

@@ -77,22 +77,30 @@ typedef enum {
     ML_PARTIAL_SUM,
     ML_PARTIAL_MAX,
     ML_PARTIAL_MIN,
-    ML_OWNED, /* expert-local rows: of full size, but only rows of this rank's experts (groups:
-                 ragged.h) hold values */
-    ML_SENT,  /* dispatched rows: of this rank's experts, from all ranks along the mesh axis (an
-                 all-to-all). The batch axis counts senders, the rows' axis the capacity slots of
-                 each sender */
+    ML_OWNED,  /* expert-local rows: of full size, but only rows of this rank's experts (groups:
+                  ragged.h) hold values */
+    ML_SENT,   /* dispatched rows: of this rank's experts, from all ranks along the mesh axis (an
+                  all-to-all). The batch axis counts senders, the rows' axis the capacity slots of
+                  each sender */
+    ML_SHARED, /* split along an axis of fewer elements than ranks: each is that of a group of
+                  neighbouring ranks (key/value heads) */
+    ML_SHARED_SUM, /* likewise, and the sum over the ranks of a group is the value */
 } ml_placement_kind;
 typedef struct {
     uint8_t kind;   /* ml_placement_kind */
-    uint8_t axis;   /* ML_SPLIT: position in the tensor's type; ML_OWNED, ML_SENT: of the rows */
-    uint8_t batch;  /* ML_SENT: position of the axis that was split */
+    uint8_t axis;   /* ML_SPLIT, ML_SHARED: position in the tensor's type; ML_OWNED, ML_SENT: of the
+                       rows */
+    uint8_t batch;  /* ML_SENT: position of the axis that was split; ML_SHARED: number of groups */
     uint8_t within; /* ML_SPLIT: inside of the cuts of that axis that are not `within`, instead of
                        by the order of the mesh axes */
 } ml_placement;
 typedef struct {
     ml_placement over[ML_MAX_MESH];
 } ml_placements; /* by mesh axis */
+
+static inline bool ml_placement_shared(ml_placement p) {
+    return p.kind == ML_SHARED || p.kind == ML_SHARED_SUM;
+}
 
 /* The sharding spec. state_kind is that of the state where the tensor is one (or -1 for
  * activations). Raises ML_INVALID where several mesh axes cut an axis that they do not divide, with

@@ -48,14 +48,16 @@ static bool lists_params(const sharder *s, ml_axis axis) {
 /* The cheapest way to have source `n` in placement `to`; false where there is none. */
 static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, price *out) {
     while (s->values[n].repeats) {
+        ml_placement repeated = to;
         to = shard_repeated(s, n, to);
+        if (repeated.kind == ML_SHARED_SUM && to.kind != ML_SHARED_SUM) return false;
         n = ml_graph_source(s->from, n, 0);
     }
     const ml_type *t = ml_graph_type(s->from, n);
     int64_t ranks = s->layout->axis[s->mesh].size;
     bool found = s->values[n].free && to.kind <= ML_PARTIAL_SUM;
     *out = (price){0};
-    if (found || (s->values[n].free && to.kind == ML_SENT)) return true;
+    if (found || (s->values[n].free && (to.kind == ML_SENT || to.kind == ML_SHARED))) return true;
     for (uint32_t v = shard_next_version(s, n, 0); v; v = shard_next_version(s, n, v)) {
         const ml_placements *at = &s->versions.at[v].at;
         ml_placement from = at->over[s->mesh];
@@ -86,14 +88,17 @@ static bool price_source(const sharder *s, ml_ref n, ml_placement to, int rank, 
  * one alone cuts it. */
 static bool splits(const sharder *s, const ml_type *t, const ml_placements *before,
                    ml_placement cut, bool uneven) {
-    if (cut.kind != ML_SPLIT) return true;
+    bool shared = ml_placement_shared(cut);
+    if (cut.kind != ML_SPLIT && !shared) return true;
     int64_t parts = s->layout->axis[s->mesh].size;
     for (int i = 0; i < s->mesh; i++) {
         ml_placement p = before->over[i];
-        if (p.kind == ML_SENT && p.axis == cut.axis) return false;
+        bool sent = p.kind >= ML_SENT && p.axis == cut.axis;
+        if (sent || (shared && shard_along(p, cut.axis))) return false;
         if (shard_along(p, cut.axis) || (p.kind == ML_SENT && p.batch == cut.axis))
             parts *= s->layout->axis[i].size;
     }
+    if (shared) return true;
     return uneven ? parts == s->layout->axis[s->mesh].size : t->size[cut.axis] % parts == 0;
 }
 
@@ -119,12 +124,23 @@ static bool feasible(const sharder *s, ml_ref n, const shard_strategy *strategy,
     return splits(s, ml_graph_type(s->from, n), &out[0], strategy->out[0], strategy->uneven);
 }
 
+/* The gradient of what heads are made of, by shared ones: its other terms are sums over the ranks.
+ */
+static bool joins_sums(const sharder *s, ml_ref n, const shard_strategy *strategy) {
+    bool shared = false;
+    for (int k = 0; k < ml_graph_node(s->from, n)->source_count; k++)
+        shared = shared || s->pool.at[strategy->sources + (uint32_t)k].kind == ML_SHARED_SUM;
+    return shared && strategy->out[0].kind == ML_PARTIAL_SUM;
+}
+
 /* What it will take to bring the result to where the rule puts it, if it must be moved at all. */
 static double debt(const sharder *s, ml_ref n, const shard_strategy *strategy,
                    const ml_placements *out) {
     const ml_type *t = ml_graph_type(s->from, n);
     if (strategy->out[0].kind == ML_REPLICATED || strategy->out[0].kind == ML_OWNED ||
-        strategy->out[0].kind == ML_SENT)
+        strategy->out[0].kind == ML_SENT || strategy->out[0].kind == ML_SHARED ||
+        (strategy->out[0].kind == ML_SHARED_SUM && !s->values[n].params) ||
+        joins_sums(s, n, strategy))
         return 0;
     if (strategy->out[0].kind >= ML_PARTIAL_SUM && ml_graph_node(s->from, n)->op == ML_OP_CAST)
         return 0; /* always wanted */
@@ -278,7 +294,7 @@ static void add_own_rows(sharder *s, ml_ref n, const ml_placements *need, const 
 }
 
 static bool is_divided(ml_placement at) {
-    return at.kind == ML_SPLIT || at.kind == ML_OWNED || at.kind == ML_SENT;
+    return at.kind == ML_SPLIT || at.kind == ML_OWNED || at.kind >= ML_SENT;
 }
 
 /* The first axis of n, or of what it is computed from, that acts list for mesh axis i. */
@@ -434,6 +450,15 @@ static void count_users(sharder *s, const ml_roots *roots) {
     }
 }
 
+static void find_shared(sharder *s) {
+    for (ml_ref n = 1; n < ml_graph_count(s->from); n++) {
+        ml_attention_args args;
+        if (ml_graph_node(s->from, n)->op != ML_OP_ATTENTION_GRAD || !s->values[n].users) continue;
+        ml_attention_read(s->from, n, &args);
+        if (args.heads != args.kv_heads) s->shared = args.kv_heads;
+    }
+}
+
 /* A state's placement, for a value that may have the state's axes in another order. */
 static ml_placements update_placement(const sharder *s, const ml_update *update) {
     const ml_state *state = ml_graph_state(s->from, update->state);
@@ -501,6 +526,7 @@ static void body(void *argument) {
     count_users(s, p->roots);
     mark_gradients(s);
     mark_added(s, p->roots);
+    find_shared(s);
     for (ml_ref n = 1; n < count; n++)
         if (s->values[n].users) visit(s, n);
     p->local = *p->roots;

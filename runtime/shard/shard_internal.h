@@ -79,6 +79,7 @@ typedef struct {
     ML_VEC(shard_exchange) exchanges;
     ML_VEC(shard_overflow_check) overflow_checks;
     ml_division division;
+    ml_axis shared; /* the key/value heads of a program with gradients, where queries have others */
     /* Of the node at hand: */
     const ml_origin *origin;
     uint8_t flags;
@@ -91,13 +92,20 @@ typedef struct {
 } sharder;
 
 static inline bool shard_same(ml_placement a, ml_placement b) {
-    bool along = a.kind == ML_SPLIT || a.kind == ML_OWNED || a.kind == ML_SENT;
+    bool along = a.kind == ML_SPLIT || a.kind == ML_OWNED || a.kind >= ML_SENT;
     if (a.kind == ML_SENT && a.batch != b.batch) return false;
     if (a.kind == ML_SPLIT && a.within != b.within) return false;
     return a.kind == b.kind && (!along || a.axis == b.axis);
 }
 static inline ml_placement shard_split(int position) {
     return (ml_placement){ML_SPLIT, (uint8_t)position};
+}
+/* The elements of the axis at `position`, of which there are `size`, each that of a group. */
+static inline ml_placement shard_shared(int position, int64_t size) {
+    return (ml_placement){ML_SHARED, (uint8_t)position, (uint8_t)size};
+}
+static inline ml_placement shard_shared_sum(int position, int64_t size) {
+    return (ml_placement){ML_SHARED_SUM, (uint8_t)position, (uint8_t)size};
 }
 
 /* Whether it is split along this axis. */
@@ -116,6 +124,8 @@ ml_ref shard_get(sharder *s, ml_ref n, const ml_placements *at);
 /* Bytes that leave a rank when a tensor of `bytes` (whole along a mesh axis of `ranks`) changes its
  * placement over it; negative where it cannot. Anything is a sum with zeros elsewhere. */
 double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t ranks);
+/* The number of this rank's group of neighbours along mesh axis i, of so many: an i32. */
+ml_ref shard_group(sharder *s, int i, int64_t groups);
 /* The global index of the first element of this rank's part of an axis, an i32 number; 0 where the
  * axis is whole. */
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local);

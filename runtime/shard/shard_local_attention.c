@@ -38,6 +38,8 @@ typedef struct {
 static head_choice choose_heads(shard_attention *x) {
     ml_axis heads = x->args.heads, kv = x->args.kv_heads;
     if (heads == kv || parts(x, Q, heads) == parts(x, K, kv)) return (head_choice){0};
+    for (int i = 0; i < x->s->layout->count; i++)
+        if (x->need[K].over[i].kind == ML_SHARED) return (head_choice){0};
     int at = ml_type_find(global_type(x, Q), heads);
     ml_placements rest = x->need[Q]; /* the mesh axes that cut the heads but not k */
     int kv_at = ml_type_find(global_type(x, K), kv);

@@ -20,6 +20,13 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
                                            : shard_move_cost(from, way, bytes, ranks);
         return rest < 0 ? rest : rest + exchanged;
     }
+    if (to.kind == ML_SHARED_SUM) return -1;
+    if (ml_placement_shared(from)) { /* by way of a sum with zeros elsewhere */
+        if (to.kind == ML_PARTIAL_SUM) return 0;
+        from = (ml_placement){ML_PARTIAL_SUM, 0};
+    }
+    if (to.kind == ML_SHARED) to = (ml_placement){ML_REPLICATED, 0}; /* and a slice */
+    if (shard_same(from, to)) return 0;
     if (to.kind >= ML_PARTIAL_SUM) {
         bool partial = from.kind >= ML_PARTIAL_SUM && from.kind <= ML_PARTIAL_MIN;
         return to.kind == ML_PARTIAL_SUM && !partial ? 0 : -1;
@@ -32,15 +39,24 @@ double shard_move_cost(ml_placement from, ml_placement to, double bytes, int64_t
     return to.kind == ML_SPLIT ? exchanged : gathered;
 }
 
+ml_ref shard_group(sharder *s, int i, int64_t groups) {
+    int64_t args[] = {i, s->layout->axis[i].size};
+    ml_ref c = ml_graph_add(s->to, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
+    if (groups == args[1]) return c;
+    return ml_map2(s->to, ML_OP_IDIV, c, ml_const_int(s->to, ML_I32, args[1] / groups));
+}
+
 ml_ref shard_base(sharder *s, const ml_placements *at, int position, int64_t local) {
     ml_graph *g = s->to;
     ml_ref block = 0;
     int count = s->layout->count;
     for (int k = 0; k < 2 * count; k++) { /* those within come last */
         int i = k % count;
-        if (!shard_along(at->over[i], position) || at->over[i].within != k / count) continue;
+        bool shared = ml_placement_shared(at->over[i]) && at->over[i].axis == position;
+        if (!(shared || shard_along(at->over[i], position)) || at->over[i].within != k / count)
+            continue;
         int64_t ranks = s->layout->axis[i].size;
-        ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, (int64_t[]){i, ranks}, 2, NULL);
+        ml_ref c = shard_group(s, i, shared ? at->over[i].batch : ranks);
         if (block) {
             block = ml_map2(g, ML_OP_MUL, block, ml_const_int(g, ML_I32, ranks));
             c = ml_map2(g, ML_OP_ADD, block, c);
@@ -120,16 +136,17 @@ static ml_ref filled(movement *m, ml_ref node, int i, int position) {
     return rest ? ml_pad(m->s->to, node, t->axis[position], 0, ranks - rest) : node;
 }
 
-/* `position` into (peer, part), the peer of this rank's coordinate kept: no data moves. */
-static void take_part(movement *m, int i, int position) {
+/* The axis of `to` into (peer, part), the peer of this rank's coordinate kept: no data moves. */
+static void take_part(movement *m, int i, ml_placement to) {
     ml_graph *g = m->s->to;
-    ml_ref node = filled(m, m->node, i, position);
+    bool shared = to.kind == ML_SHARED;
+    if (shared && to.batch == 1) return;
+    ml_ref node = shared ? m->node : filled(m, m->node, i, to.axis);
     const ml_type *t = ml_graph_type(g, node);
-    ml_axis axis = t->axis[position], peer = ml_axis_named(g, "peer'mesh");
-    int64_t ranks = m->s->layout->axis[i].size, size = t->size[position];
+    ml_axis axis = t->axis[to.axis], peer = ml_axis_named(g, "peer'mesh");
+    int64_t ranks = shared ? to.batch : m->s->layout->axis[i].size, size = t->size[to.axis];
     ml_ref parts = ml_split(g, node, axis, peer, ranks, axis, size / ranks);
-    ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, (int64_t[]){i, ranks}, 2, NULL);
-    back(m, ml_gather(g, parts, c, peer));
+    back(m, ml_gather(g, parts, shard_group(m->s, i, ranks), peer));
 }
 
 static void gather_parts(movement *m, int i, int position) {
@@ -169,14 +186,22 @@ static void share(movement *m, int i) {
     m->node = ml_where(g, first, m->node, zero);
 }
 
-/* Parts as a sum over the ranks: each rank's is 0 where the others' parts are. No data moves. */
-static void spread(movement *m, int i, int position) {
+/* Parts as a sum over the ranks: each rank's is 0 where the others' parts are; of a group of ranks
+ * that have the same, the first's alone counts. No data moves. */
+static void spread(movement *m, int i, ml_placement from) {
     ml_graph *g = m->s->to;
+    if (from.kind == ML_SHARED_SUM && from.batch == 1) return;
     ml_type t = *ml_graph_type(g, m->node);
+    int position = from.axis;
     ml_axis axis = t.axis[position], peer = ml_axis_named(g, "peer'mesh");
-    int64_t args[] = {i, m->s->layout->axis[i].size};
-    ml_ref c = ml_graph_add(g, ML_OP_COORDINATE, NULL, 0, args, 2, NULL);
-    ml_ref mine = ml_map2(g, ML_OP_EQ, ml_iota(g, peer, args[1]), c);
+    int64_t ranks = m->s->layout->axis[i].size;
+    int64_t count = ml_placement_shared(from) ? from.batch : ranks;
+    ml_ref index = ml_iota(g, peer, count), c = shard_group(m->s, i, count);
+    if (from.kind == ML_SHARED) {
+        index = ml_map2(g, ML_OP_MUL, index, ml_const_int(g, ML_I32, ranks / count));
+        c = shard_group(m->s, i, ranks);
+    }
+    ml_ref mine = ml_map2(g, ML_OP_EQ, index, c);
     if (t.rank == ML_MAX_AXES)
         ml_raise(ML_INVALID, "sharding: a tensor of %d axes cannot become a sum over %s", t.rank,
                  m->s->layout->axis[i].name);
@@ -185,7 +210,7 @@ static void spread(movement *m, int i, int position) {
         t.size[k] = t.size[k - 1];
     }
     t.axis[position] = peer;
-    t.size[position] = args[1];
+    t.size[position] = count;
     ml_ref zero = ml_const(g, (ml_dtype)t.dtype, 0);
     ml_ref parts = ml_where(g, mine, ml_broadcast(g, m->node, &t), zero);
     back(m, ml_merge(g, parts, peer, axis, axis));
@@ -261,7 +286,9 @@ static bool inside(ml_placement cut, int i, ml_placement other, int j) {
 /* A mesh axis cuts the parts of `cut`, which is over mesh axis i, now. */
 static bool cut_within(const movement *m, int i, ml_placement cut) {
     for (int j = 0; j < m->s->layout->count; j++)
-        if (j != i && shard_along(m->at.over[j], cut.axis) && inside(m->at.over[j], j, cut, i))
+        if (j != i && ml_placement_shared(m->at.over[j]) && m->at.over[j].axis == cut.axis)
+            return true;
+        else if (j != i && shard_along(m->at.over[j], cut.axis) && inside(m->at.over[j], j, cut, i))
             return true;
     return false;
 }
@@ -285,6 +312,9 @@ static bool possible(const movement *m, step kind, int i) {
     bool uneven = (splits && m->global.size[to.axis] % m->s->layout->axis[i].size) ||
                   (was_split && m->global.size[from.axis] % m->s->layout->axis[i].size);
     if (shard_same(from, to)) return false;
+    if (ml_placement_shared(from)) return kind == SPREAD;
+    if (to.kind == ML_SHARED && from.kind == ML_REPLICATED)
+        return kind == TAKE && ml_layout_parts(m->s->layout, &m->at, to.axis) == 1;
     bool can_cut = splits && !cut_within(m, i, to) && !cut_around_first(m, i, to);
     bool can_join = was_split && !cut_within(m, i, from);
     if (from.kind == ML_OWNED) return kind == CLEAR;
@@ -308,9 +338,12 @@ static void take_step(movement *m, step kind, int i) {
     }
     m->at.over[i] = to;
     switch (kind) {
-    case TAKE: take_part(m, i, to.axis); return;
+    case TAKE: take_part(m, i, to); return;
     case SHARE: share(m, i); return;
-    case SPREAD: spread(m, i, from.axis); return;
+    case SPREAD:
+        spread(m, i, from);
+        m->at.over[i] = (ml_placement){ML_PARTIAL_SUM, 0};
+        return;
     case SCATTER:
         m->at.over[i] = from;
         scatter(m, i, to.axis);
@@ -391,9 +424,9 @@ static ml_ref make_free(sharder *s, ml_ref n, const ml_placements *at, bool gath
         const ml_type *from = ml_graph_type(s->from, source);
         for (int i = 0; i < s->layout->count; i++) {
             ml_placement p = at->over[i];
-            if (p.kind != ML_SPLIT && p.kind != ML_OWNED && p.kind != ML_SENT) continue;
+            if (p.kind != ML_SPLIT && p.kind != ML_OWNED && p.kind < ML_SENT) continue;
             int position = node->op == ML_OP_RENAME ? p.axis : ml_type_find(from, t->axis[p.axis]);
-            int batch = p.kind == ML_SENT ? ml_type_find(from, t->axis[p.batch]) : 0;
+            int batch = p.kind == ML_SENT ? ml_type_find(from, t->axis[p.batch]) : p.batch;
             if (position >= 0)
                 need[k].over[i] =
                     (ml_placement){p.kind, (uint8_t)position, (uint8_t)batch, p.within};

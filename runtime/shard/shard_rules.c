@@ -28,7 +28,7 @@ shard_strategy *shard_strategy_new(sharder *s, ml_ref n, int rank) {
 }
 
 ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over) {
-    if (over.kind != ML_SPLIT && over.kind != ML_OWNED && over.kind != ML_SENT) return over;
+    if (over.kind != ML_SPLIT && over.kind != ML_OWNED && over.kind < ML_SENT) return over;
     const ml_type *t = ml_graph_type(s->from, n);
     const ml_type *source = ml_graph_type(s->from, ml_graph_source(s->from, n, 0));
     int position = ml_type_find(source, t->axis[over.axis]);
@@ -36,13 +36,14 @@ ml_placement shard_repeated(const sharder *s, ml_ref n, ml_placement over) {
         return (ml_placement){ML_SENT, (uint8_t)position,
                               (uint8_t)ml_type_find(source, t->axis[over.batch])};
     if (position < 0) return (ml_placement){0};
-    return (ml_placement){over.kind, (uint8_t)position, .within = over.within};
+    return (ml_placement){over.kind, (uint8_t)position, over.batch, over.within};
 }
 
 static bool has_version(const sharder *s, ml_ref n, ml_placement over) {
     while (s->values[n].repeats) {
         ml_placement inner = shard_repeated(s, n, over);
-        if (over.kind != ML_SPLIT || inner.kind != ML_SPLIT) return false;
+        if (over.kind != inner.kind || (over.kind != ML_SPLIT && over.kind != ML_SHARED_SUM))
+            return false;
         over = inner;
         n = ml_graph_source(s->from, n, 0);
     }
@@ -138,6 +139,50 @@ static bool is_uneven(const sharder *s, ml_ref n, const int *source_positions, i
     return false;
 }
 
+/* Source k is a sum over groups, and the op is linear in it, so that others may be shared. */
+static bool sums_groups(const sharder *s, ml_ref n, int k, int position, int64_t size) {
+    ml_op op = ml_graph_node(s->from, n)->op;
+    if (position < 0 || !source_has(s, n, k, shard_shared_sum(position, size))) return false;
+    if (op == ML_OP_CONCAT) return true;
+    if (k == 0 && (ml_op_moves(op) || op == ML_OP_STOP_GRADIENT)) return true;
+    if (op == ML_OP_CAST)
+        return ml_is_float(ml_graph_type(s->from, n)->dtype) &&
+               ml_is_float(source_type(s, n, 0)->dtype);
+    ml_linear linear = ml_ops[op].linear;
+    return (linear == ML_LINEAR_A && k == 0) || (linear == ML_LINEAR_B && k == 1) ||
+           linear == ML_LINEAR_EACH || linear == ML_LINEAR_JOINT;
+}
+
+/* Along key/value heads of which there are fewer than ranks, a group of ranks shares the work of
+ * one: of values that all of the group have, or of sums over the group. */
+static void share(sharder *s, ml_ref n, ml_axis axis, const int *source_positions, int out) {
+    const ml_node *node = ml_graph_node(s->from, n);
+    int64_t size = size_cut(s, n, source_positions, out), ranks = s->layout->axis[s->mesh].size;
+    int rank = shard_rank(s, axis), sum = -1;
+    bool joint = ml_ops[node->op].linear == ML_LINEAR_JOINT || node->op == ML_OP_CONCAT;
+    bool all = joint;
+    if (axis != s->shared || size < 1 || size >= ranks || ranks % size || size > UINT8_MAX) return;
+    if (rank >= SHARD_PARAMS || ml_op_is_ragged(node->op)) return;
+    for (int k = 0; k < node->source_count; k++) {
+        bool sums = sums_groups(s, n, k, source_positions[k], size);
+        if (sums) sum = k;
+        all = all && sums;
+    }
+    if (sum < 0 && (out < 0 || s->values[n].params || size == 1)) return;
+    if (joint && sum >= 0 && !all) return;
+    shard_strategy *to = shard_strategy_new(s, n, rank);
+    for (int k = 0; k < node->source_count; k++) {
+        ml_placement *need = &s->pool.at[to->sources + (uint32_t)k];
+        if (source_positions[k] < 0) continue;
+        *need = sum == k || (sum >= 0 && joint) ? shard_shared_sum(source_positions[k], size)
+                                                : shard_shared(source_positions[k], size);
+    }
+    ml_placement result = out < 0   ? (ml_placement){ML_PARTIAL_SUM, 0}
+                          : sum < 0 ? shard_shared(out, size)
+                                    : shard_shared_sum(out, size);
+    for (int i = 0; i < ML_MAX_OUTPUTS; i++) to->out[i] = result;
+}
+
 /* A cut along `axis`, at source_positions[k] of source k (-1: it lacks it) and at `out` of the
  * result; with out -1 the result is partial in the way of `combine`. Inside of the cuts of other
  * mesh axes too where a source is split so. */
@@ -147,6 +192,7 @@ static void cut(sharder *s, ml_ref n, ml_axis axis, const int *source_positions,
     bool is_flat = shard_along(flat, out);
     bool wanted[2] = {(is_flat && !flat.within) || shard_candidate(s, n, axis, source_positions),
                       (is_flat && flat.within) || source_is_within(s, n, source_positions)};
+    share(s, n, axis, source_positions, out);
     bool uneven = is_uneven(s, n, source_positions, out);
     if (uneven && !may_be_filled(s, n, source_positions, out)) return;
     for (int within = 0; within < 2; within++) {

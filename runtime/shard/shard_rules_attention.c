@@ -70,6 +70,23 @@ static int cut_before(const attention *x, int k, ml_axis axis) {
     return count;
 }
 
+/* Groups of ranks with the queries' heads of one key/value head share it. */
+static void share_heads(const attention *x) {
+    sharder *s = x->s;
+    ml_axis heads = x->args.heads, kv = x->args.kv_heads;
+    int at = ml_type_find(type_of(x, K), kv);
+    int64_t ranks = s->layout->axis[s->mesh].size, size = type_of(x, K)->size[at];
+    bool divides = type_of(x, Q)->size[ml_type_find(type_of(x, Q), heads)] % ranks == 0;
+    if (kv != s->shared || size >= ranks || ranks % size || !divides || size > UINT8_MAX) return;
+    if (shard_rank(s, kv) >= SHARD_PARAMS || cut_before(x, Q, heads) || cut_before(x, K, kv))
+        return;
+    shard_strategy *to = split_along(x, heads, 0);
+    for (int i = K; i <= V; i++) {
+        s->pool.at[to->sources + (uint32_t)i] = shard_shared(ml_type_find(type_of(x, i), kv), size);
+        if (x->grad) to->out[i] = shard_shared_sum(ml_type_find(type_of(x, i), kv), size);
+    }
+}
+
 /* Key/value heads go with their queries' where they are listed and divide, or where the queries'
  * heads that a rank has are those of whole key/value heads; otherwise k and v stay whole, and each
  * rank takes the key/value heads that its queries read. */
@@ -77,6 +94,9 @@ static void propose_heads(const attention *x) {
     sharder *s = x->s;
     ml_axis heads = x->args.heads, kv = x->args.kv_heads;
     if (!worth(x, heads)) return;
+    for (int i = 0; i < s->mesh; i++)
+        if (s->need[K].over[i].kind == ML_SHARED) return; /* each rank has one */
+    share_heads(x);
     if (cut_before(x, Q, heads) == cut_before(x, K, kv)) (void)split_along(x, heads, kv);
     int64_t keys = type_of(x, K)->size[ml_type_find(type_of(x, K), kv)];
     bool shared = shard_rank(s, kv) >= SHARD_PARAMS || keys % s->layout->axis[s->mesh].size;

@@ -126,6 +126,77 @@ TEST(shard_attention, three_ways) {
     fixture_run(three_ways, 7);
 }
 
+/* ---- Key/value heads that ranks share -------------------------------------------------------- */
+
+/* Heads of x, normalised, each half turned into the other: as a model has them. */
+static ml_ref made_heads(fixture *f, ml_ref x, const char *weight) {
+    ml_graph *g = f->g;
+    ml_axis e = fixture_axis(f, "e"), d = fixture_axis(f, "d");
+    ml_ref k = ml_dot(g, x, fixture_state(f, ML_F64, weight), &e, 1, ML_F64);
+    ml_ref mean = ml_reduce(g, ML_OP_SUM, ml_map2(g, ML_OP_MUL, k, k), &d, 1);
+    mean = ml_map1(g, ML_OP_RSQRT, ml_map2(g, ML_OP_ADD, mean, ml_const(g, ML_F64, 0.1)));
+    k = ml_map2(g, ML_OP_MUL, k, mean);
+    ml_ref halves[] = {ml_map1(g, ML_OP_NEG, ml_slice(g, k, d, 1, 2)), ml_slice(g, k, d, 0, 1)};
+    ml_ref turned = ml_cast(g, ml_cast(g, ml_concat(g, halves, 2, d), ML_F32), ML_F64);
+    k = ml_map2(g, ML_OP_ADD, k, ml_map2(g, ML_OP_MUL, turned, ml_const(g, ML_F64, 0.5)));
+    return k;
+}
+
+/* Groups of ranks share a key/value head. */
+static void shared_heads(fixture *f) {
+    static const struct {
+        const char *layout;
+        bool alone; /* no keys are sent, nor their gradients */
+    } under[] = {{"tp4 params h k acts h k", true},
+                 {"tp8 params h k acts h k", true},
+                 {"dp2 acts b flat; tp4 params h k acts h k", true},
+                 {"tp4 params h k acts h k; dp2 acts b params e", true},
+                 {"tp4 params h k acts h k s", true},
+                 {"cp2 acts s; tp4 params h k acts h k", false},
+                 {"tp2 params h acts h; cp4 params h k acts h k", false},
+                 {"tp4 params h k acts h k; cp2 acts h s params h", false},
+                 {"tp6 params h k acts h k", false},
+                 {"tp3 params h k acts h k", false}};
+    int kv_heads = 1 + (int)(f->random / 2 % 2);
+    char axes[] = {'e', '4', ' ', 'k', (char)('0' + kv_heads), ' ', 'd', '2', 0};
+    ml_graph *g = f->g;
+    ml_axis s = fixture_axis(f, "s"), d = fixture_axis(f, "d"), h = fixture_axis(f, "h");
+    ml_ref x = fixture_input(f, ML_F64, "b4 s8 e4", -1, 1), parts[3];
+    for (int i = 0; i < 3; i++) {
+        parts[i] = made_heads(f, x, i ? axes : "e4 h8 d2");
+        if (i) parts[i] = ml_rename(g, parts[i], s, fixture_axis(f, "t"));
+    }
+    ml_attention_args args = {.seq = s,
+                              .kv_seq = fixture_axis(f, "t"),
+                              .heads = h,
+                              .kv_heads = fixture_axis(f, "k"),
+                              .head_dim = d,
+                              .causal = true,
+                              .scale = 0.7};
+    ml_ref o = ml_attention(g, parts, 3, &args);
+    ml_ref y = ml_dot(g, o, fixture_state(f, ML_F64, "h8 d2 e4"), (ml_axis[]){h, d}, 2, ML_F64);
+    ml_roots roots = shard_roots(f, y);
+    roots.kept = 0;
+    for (size_t i = 0; i < sizeof under / sizeof *under; i++) {
+        ml_layout layout = shard_layout(f, under[i].layout);
+        ml_roots local;
+        CHECK(shard_check(f, &layout, &roots, 1e-6, true));
+        ml_graph *made = shard_program(f, &layout, &roots, &local);
+        for (ml_ref n = 1; n < ml_graph_count(made); n++) {
+            const ml_type *t = ml_graph_type(made, n);
+            bool moved = ml_ops[ml_graph_node(made, n)->op].op_class == ML_CLASS_COLLECTIVE;
+            moved = moved && ml_type_find(t, args.kv_heads) >= 0;
+            moved = moved && (ml_type_find(t, s) >= 0 || ml_type_find(t, args.kv_seq) >= 0);
+            EXPECT(!moved || !under[i].alone || kv_heads == 1, "%s of keys under %s kv %d",
+                   ml_ops[ml_graph_node(made, n)->op].name, under[i].layout, kv_heads);
+        }
+        ml_graph_free(made);
+    }
+}
+TEST(shard_attention, shared_heads) {
+    for (uint64_t seed = 2; seed < 6; seed++) fixture_run(shared_heads, seed);
+}
+
 /* ---- Every mask, every form of context parallelism ------------------------------------------- */
 
 typedef enum { PLAIN, SCORED, DOCUMENTS, BIASED } function_kind;
