@@ -1,6 +1,7 @@
 -- Layers: normalisation, rotary positions, attention.
 local core = require "mlua.core"
 local m = require "mlua"
+local packing = require "mlua.packing"
 
 -- The axes that a norm reduces: without any it would be all of them, the batch's too.
 local function sizes(what, spec)
@@ -127,10 +128,11 @@ end
 ---pairs (2i, 2i + 1), by position * base^(-2i/dim). `scaling` slows rotations for texts longer than those trained on: a table or its
 ---text, "linear factor=2", "llama3 factor=8 low=1 high=4 original=8192", "yarn factor=4 original=32768".
 ---@param x Tensor with axes seq and head_dim
----@param options? {base: number, seq: string, head_dim: string, offset: integer, scaling: string|table, interleaved: boolean}
+---Positions count from 0 along seq, with pack = "document" in each document, or are `positions`, integers over seq.
+---@param options? {base: number, seq: string, head_dim: string, offset: integer, positions: Tensor, scaling: string|table, interleaved: boolean}
 ---@return Tensor
 function m.rope(x, options)
-  m.check_options("rope", options, { "base", "seq", "head_dim", "offset", "scaling", "interleaved" })
+  m.check_options("rope", options, { "base", "seq", "head_dim", "offset", "positions", "scaling", "interleaved" })
   options = options or {}
   local seq, dim = options.seq or "seq", options.head_dim or "head_dim"
   m.check_tensor("rope", x)
@@ -148,11 +150,18 @@ function m.rope(x, options)
   local wide = dtype == "f64" and "f64" or "f32"
   if size % 2 ~= 0 then core.fail(("rope needs an even %s, not %d"):format(dim, size)) end
   local pairs_axis = core.axis(dim, size // 2)
-  local position = core.iota(core.axis(seq, x:size(seq)), wide) + (options.offset or 0)
+  local positions = options.positions or (packing.of(x, seq) or {}).positions
+  if positions then
+    m.check_tensor("rope", positions, "positions")
+    if not positions:has(seq) then core.fail(("rope's positions must have the axis %q"):format(seq)) end
+  end
+  local position = (positions and positions:cast(wide) or core.iota(core.axis(seq, x:size(seq)), wide)) + (options.offset or 0)
+  local places = m.axes_of(position)
+  places[#places + 1] = pairs_axis
   local rate = core.exp(core.iota(pairs_axis, wide) * (-2 / size * math.log(base)))
   local scaling = options.scaling and options.scaling ~= "" and rope_scaling(options.scaling)
   if scaling then rate = scaled_rate(rate, scaling, core.iota(pairs_axis, wide), size, base) end
-  local angle = position:broadcast { core.axis(seq, x:size(seq)), pairs_axis } * rate
+  local angle = position:broadcast(places) * rate
   local cos, sin = core.cos(angle), core.sin(angle)
   local factor = scaling and rope_attention(scaling) or 1
   if factor ~= 1 then cos, sin = cos * factor, sin * factor end
@@ -192,6 +201,12 @@ function m.attention(q, k, v, options)
     })
   end
   local heads, seq = options and options.heads or "heads", options and options.seq or "seq"
+  local pack = (not options or options.document == nil) and k:has(seq) and packing.of(q, seq)
+  if pack or options and options.document == false then
+    local own = { document = pack and pack.documents or nil }
+    for key, value in pairs(options or {}) do own[key] = own[key] or key ~= "document" and value or nil end
+    options = own
+  end
   if q:has(heads) or k:has(heads) or v:has(heads) or not q:has(seq) then return core.attention(q, k, v, options or {}) end
   local dim = options and options.head_dim or "head_dim"
   if type(dim) == "string" and not q:has(dim) then

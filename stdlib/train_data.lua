@@ -10,13 +10,15 @@ return function(o)
   o.progress = m.training_progress(o.model, o.optimizer, ("%s, seed %d"):format(corpus:name(), o.seed))
   local micro = o.batch.size // o.accum
   local data = { tokens = core.host("i32", micro, o.seq.size), targets = core.host("i32", micro, o.seq.size) }
-  data.feeds = { tokens = data.tokens, targets = data.targets } -- of the microbatch that was filled last
+  local function host() return o.pack == "document" and core.host("i32", micro, o.seq.size) or nil end
+  local documents, positions = host(), host()
+  data.feeds = { tokens = data.tokens, targets = data.targets, documents = documents, positions = positions } -- of the microbatch that was filled last
   -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
   -- A rank reads the rows alone that its part of the program (default: that of training) does.
   local training
   local function rows_of(program)
     local first, stop = micro, 0
-    for _, name in ipairs { "tokens", "targets" } do
+    for name in pairs(data.feeds) do
       local from, count = core.own_rows(program, name)
       if count > 0 then first, stop = math.min(first, from), math.max(stop, from + count) end
     end
@@ -31,7 +33,7 @@ return function(o)
     local from = evaluation and evaluated or corpus
     from:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
       seed = o.seed, vocab = o.vocab, from = evaluation and not evaluated and share or 0, to = evaluation and 1 or share,
-      skip = evaluation and 0 or o.skip, first = first, count = stop - first, ahead = true,
+      skip = evaluation and 0 or o.skip, first = first, count = stop - first, ahead = true, documents = documents, positions = positions,
     })
   end
   -- What says whether other data would give the same samples: JSON.

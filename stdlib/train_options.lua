@@ -7,7 +7,7 @@ local universal = require "mlua.universal"
 local options = {}
 
 local OPTIONS = {
-  "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "eval_data", "tokenizer", "accum", "clip",
+  "model", "loss", "optimizer", "schedule", "steps", "batch", "seq", "vocab", "data", "eval_data", "tokenizer", "pack", "accum", "clip",
   "inputs", "sample", "eval_sample", "eval_every", "eval_batches", "eval_share", "log_every", "seed", "skip", "on_step", "layout",
 }
 
@@ -50,6 +50,7 @@ local KINDS = {
   clip = { "a number, 0 or more", function(x) return type(x) == "number" and x >= 0 end },
   data = { "a file's name, or what m.corpus gives", is_data }, eval_data = { "a file's name, or what m.corpus gives", is_data },
   tokenizer = { "the file of a tokenizer", function(x) return type(x) == "string" end },
+  pack = { '"concat" or "document"', function(x) return x == "concat" or x == "document" end },
   inputs = { "a table of axes by name", function(x) return type(x) == "table" end },
   sample = { "a function of (index, random)", function(x) return type(x) == "function" end },
   eval_sample = { "a function of (index, random)", function(x) return type(x) == "function" end },
@@ -86,10 +87,10 @@ function options.complete(given)
   m.check_options("train", given or {}, OPTIONS)
   local o, settings = {}, rawget(m, "settings") or {}
   for key, value in pairs(given or {}) do o[key] = value end
-  for _, key in ipairs { "steps", "data", "eval_data", "tokenizer", "accum", "seed", "log_every", "eval_every" } do
+  for _, key in ipairs { "steps", "data", "eval_data", "tokenizer", "pack", "accum", "seed", "log_every", "eval_every" } do
     if o[key] == nil then o[key] = settings[key] end
   end
-  for _, key in ipairs { "data", "eval_data", "tokenizer", "log_every", "eval_every" } do
+  for _, key in ipairs { "data", "eval_data", "tokenizer", "pack", "log_every", "eval_every" } do
     local given = universal.given(key)
     if given ~= nil then o[key] = given end
   end
@@ -116,6 +117,9 @@ function options.complete(given)
   o.own_loss, o.loss_function = o.loss ~= nil, o.loss
   o.loss = checked_loss(o.loss or options.default_loss(o))
   if o.data == "" then o.data = nil end
+  if o.pack == "document" and o.inputs then
+    core.fail("pack=\"document\" is of data: m.train's inputs know of no documents", { help = "an input of your own may hold them: m.attention{document = inputs.documents}" })
+  end
   if o.eval_every == 0 then o.eval_every = nil end
   o.eval_share = o.eval_share or 0.1
   o.eval_batches = o.eval_batches or 8

@@ -4,6 +4,7 @@ local core = require "mlua.core"
 local m = require "mlua"
 local extras = require "mlua.train_extras"
 local options = require "mlua.train_options"
+local packing = require "mlua.packing"
 local own = require "mlua.train_inputs"
 
 local step = {}
@@ -43,6 +44,9 @@ local function token_inputs(o, more)
   end
   local batch = core.axis(o.batch.name, o.batch.size // o.accum)
   local inputs = { tokens = { batch, o.seq, dtype = "i32" }, targets = { batch, o.seq, dtype = "i32" } }
+  if o.pack == "document" then
+    inputs.documents, inputs.positions = { batch, o.seq, dtype = "i32" }, { batch, o.seq, dtype = "i32" }
+  end
   for name, spec in pairs(more) do inputs[name] = spec end
   return inputs
 end
@@ -74,6 +78,8 @@ function step.loss(o, feeds)
     local inputs = {}
     for name in pairs(o.inputs) do inputs[name] = feeds[name] end
     total, count, results = o.loss(setmetatable(inputs, getmetatable(feeds)))
+  elseif o.pack == "document" then
+    total, count, results = packing.trace(o, feeds, function() return o.loss(feeds.tokens, feeds.targets) end)
   else
     total, count, results = o.loss(feeds.tokens, feeds.targets)
   end

@@ -69,6 +69,8 @@ static void open_store(ml_corpus *c, const char *path, ml_corpus_kind kind, stor
     if (status == ML_OK && !direct) status = store_open(cached, STORE_BY_NAME, false, s);
     if (bytes) ml_tokenizer_close(bytes);
     if (status == ML_OK && !direct) s->origin = path;
+    if (status == ML_OK && s->width > 1 && s->separator < 0 && c->tokenizer)
+        s->separator = ml_tokenizer_eos(c->tokenizer);
     if (status != ML_OK) ml_raise_last();
     limit_open_files(c, s);
 }
@@ -144,7 +146,8 @@ static void open_memory(void *context) {
     c->sources->name = c->name;
     store *s = ML_PUSH(c->arena, &c->sources->stores);
     c->count = 1;
-    *s = (store){.memory = m->data, .width = 1, .tokens = (int64_t)m->size, .documents = 1};
+    *s = (store){
+        .memory = m->data, .width = 1, .tokens = (int64_t)m->size, .documents = 1, .separator = -1};
     s->file.descriptor = s->index.descriptor = -1;
     add_up(c, c->sources);
     blend_make(c->arena, &weight, 1, &c->blend);
@@ -317,14 +320,17 @@ static ml_status place(const ml_corpus *c, const ml_corpus_range *range, int64_t
 }
 
 ml_status ml_corpus_sample(const ml_corpus *c, const ml_corpus_range *range, int64_t sample,
-                           int64_t length, int32_t *tokens) {
+                           int64_t length, int32_t *tokens, unsigned char *begins) {
     const source *s;
     int64_t first, done = 0;
     ML_TRY(place(c, range, sample, length, &s, &first));
+    if (begins) memset(begins, 0, (size_t)length + 2);
     for (uint32_t k = find_store(s, first); done <= length; k++) {
-        int64_t at = first + done - s->begins[k], rest = s->stores.at[k].tokens - at;
+        const store *at = &s->stores.at[k];
+        int64_t from = first + done - s->begins[k], rest = at->tokens - from;
         int64_t count = length + 1 - done < rest ? length + 1 - done : rest;
-        ML_TRY(store_read(&s->stores.at[k], at, count, tokens + done));
+        ML_TRY(store_read(at, from, count, tokens + done));
+        if (begins) ML_TRY(store_mark(at, from, count, tokens + done, begins + done));
         done += count;
     }
     for (int64_t i = 0; range->vocab && i <= length; i++)
@@ -332,18 +338,39 @@ ml_status ml_corpus_sample(const ml_corpus *c, const ml_corpus_range *range, int
     return ML_OK;
 }
 
+const char *ml_corpus_unmarked(const ml_corpus *c) {
+    EACH_STORE(c, s) {
+        if (!s->index.path && s->separator < 0 && s->width > 1) return s->file.path;
+    }
+    return NULL;
+}
+
+void ml_batch_put(const ml_batch *b, int64_t row, int64_t length, const int32_t *tokens,
+                  const unsigned char *begins) {
+    int64_t at = row * length;
+    memcpy(b->inputs + at, tokens, (size_t)length * sizeof *tokens);
+    memcpy(b->targets + at, tokens + 1, (size_t)length * sizeof *tokens);
+    int32_t document = 0, position = 0;
+    for (int64_t i = 0; b->documents && i < length; i++) {
+        if (i > 0 && begins[i]) document++, position = 0;
+        b->documents[at + i] = document, b->positions[at + i] = position++;
+        if (begins[i + 1]) b->targets[at + i] = -1;
+    }
+}
+
 ml_status ml_corpus_fill(const ml_corpus *c, const ml_corpus_range *range, int64_t sample,
-                         int64_t rows, int64_t length, int32_t *inputs, int32_t *targets) {
+                         int64_t rows, int64_t length, int64_t first, const ml_batch *batch) {
     int32_t *tokens = ml_alloc((size_t)(length + 1) * sizeof *tokens);
-    if (!tokens) return ml_fail(ML_NO_MEMORY, "not enough host memory for a sample");
-    ml_status status = ML_OK;
+    unsigned char *begins = ml_alloc((size_t)length + 2);
+    ml_status status =
+        tokens && begins ? ML_OK : ml_fail(ML_NO_MEMORY, "not enough host memory for a sample");
     for (int64_t row = 0; row < rows && status == ML_OK; row++) {
-        status = ml_corpus_sample(c, range, sample + row, length, tokens);
-        if (status != ML_OK) break;
-        memcpy(inputs + row * length, tokens, (size_t)length * sizeof *tokens);
-        memcpy(targets + row * length, tokens + 1, (size_t)length * sizeof *tokens);
+        status = ml_corpus_sample(c, range, sample + row, length, tokens,
+                                  batch->documents ? begins : NULL);
+        if (status == ML_OK) ml_batch_put(batch, first + row, length, tokens, begins);
     }
     ml_free(tokens);
+    ml_free(begins);
     return status;
 }
 

@@ -48,13 +48,25 @@ typedef struct {
     int64_t vocab;   /* a token of at least this is an error; 0: any is valid */
 } ml_corpus_range;
 
-/* The length + 1 tokens of a sample. */
+/* The length + 1 tokens of a sample. Unless `begins` is NULL, begins[i] becomes 1 where tokens[i]
+ * is the first one of a document, else 0; it has room for length + 2 bytes. */
 ml_status ml_corpus_sample(const ml_corpus *corpus, const ml_corpus_range *range, int64_t sample,
-                           int64_t length, int32_t *tokens);
+                           int64_t length, int32_t *tokens, unsigned char *begins);
 /* Tokens [first, first + count) of all files in the order of the specification. */
 ml_status ml_corpus_read(const ml_corpus *corpus, int64_t first, int64_t count, int32_t *tokens);
-/* Samples [sample, sample + rows): inputs[row][i] and the tokens after them, targets[row][i]. */
+/* The first file whose documents are not known: tokens without marks. NULL: all are. */
+const char *ml_corpus_unmarked(const ml_corpus *corpus);
+
+/* Rows [rows][length]: inputs, and the tokens after them, targets. Unless documents is NULL, also
+ * the number of each input's document in the row and its position in that, both from 0; the target
+ * of a document's last token is then -1. */
+typedef struct {
+    int32_t *inputs, *targets, *documents, *positions;
+} ml_batch;
+void ml_batch_put(const ml_batch *batch, int64_t row, int64_t length, const int32_t *tokens,
+                  const unsigned char *begins);
+/* Samples [sample, sample + rows) to the rows from `first`. */
 ml_status ml_corpus_fill(const ml_corpus *corpus, const ml_corpus_range *range, int64_t sample,
-                         int64_t rows, int64_t length, int32_t *inputs, int32_t *targets);
+                         int64_t rows, int64_t length, int64_t first, const ml_batch *batch);
 
 #endif

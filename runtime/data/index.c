@@ -36,10 +36,11 @@ static ml_status read_header(store *s) {
     if (number(h + 9, 8) != 1) return wrong(s, 9, "its version is not 1");
     s->width = h[17] < CODES ? widths[h[17]] : 0;
     if (!s->width) return wrong(s, 17, "the dtype is none of u8, u16, i32 and i64");
-    s->sequences = number(h + 18, 8), s->documents = number(h + 26, 8) - 1;
+    s->sequences = number(h + 18, 8), s->documents = number(h + 26, 8);
     int64_t most = s->index.bytes / (LENGTH + POINTER);
     if (s->sequences < 1 || s->sequences > most) return wrong(s, 18, "the number of sequences");
-    if (s->documents < 0 || s->documents > most) return wrong(s, 26, "the number of documents");
+    if (s->documents < 1 || s->documents > most) return wrong(s, 26, "the number of documents");
+    s->documents--; /* without the end of the last one */
     s->lengths = HEADER, s->pointers = HEADER + s->sequences * LENGTH;
     int64_t size = s->pointers + s->sequences * POINTER + (s->documents + 1) * POINTER;
     if (size != s->index.bytes)
@@ -92,8 +93,8 @@ ml_status index_open(const char *path, store *s) {
     return check_sequences(s);
 }
 
-ml_status index_sequence(const store *s, int64_t at, int64_t *first, int64_t *end) {
-    int64_t low = 0, high = s->sequences - 1, byte = at * s->width;
+ml_status index_mark(const store *s, int64_t at, int64_t count, unsigned char *begins) {
+    int64_t low = 0, high = s->sequences - 1, byte = at * s->width, first, end, before;
     while (low < high) { /* the last one that begins at the byte or before it */
         int64_t middle = low + (high - low + 1) / 2, begin;
         ML_TRY(read_number(s, s->pointers + middle * POINTER, POINTER, &begin));
@@ -102,9 +103,17 @@ ml_status index_sequence(const store *s, int64_t at, int64_t *first, int64_t *en
         else
             high = middle - 1;
     }
-    ML_TRY(read_sequence(s, low, first, end));
-    if (byte < *first || byte >= *end)
+    ML_TRY(read_sequence(s, low, &first, &end));
+    if (byte < first || byte >= end)
         return wrong(s, s->pointers + low * POINTER, "sequences are not in order");
-    *first /= s->width, *end /= s->width;
+    if (byte == first) begins[0] = 1;
+    while (++low < s->sequences && end / s->width < at + count) {
+        before = end;
+        ML_TRY(read_sequence(s, low, &first, &end));
+        if (first != before)
+            return wrong(s, s->pointers + low * POINTER,
+                         "a sequence does not follow the one before it");
+        begins[first / s->width - at] = 1;
+    }
     return ML_OK;
 }

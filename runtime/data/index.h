@@ -6,6 +6,6 @@
 
 /* Of a store whose file is open: sets width, tokens, sequences, documents. */
 ml_status index_open(const char *path, store *s);
-ml_status index_sequence(const store *s, int64_t at, int64_t *first, int64_t *end); /* tokens */
+ml_status index_mark(const store *s, int64_t at, int64_t count, unsigned char *begins);
 
 #endif

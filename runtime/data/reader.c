@@ -16,7 +16,8 @@ typedef struct {
     int64_t batch;
     ml_status status;
     ml_error error;
-    int32_t *tokens; /* [count][length + 1] */
+    int32_t *tokens;       /* [count][length + 1] */
+    unsigned char *begins; /* [count][length + 2]; NULL without documents */
 } slot;
 
 struct ml_reader {
@@ -46,7 +47,8 @@ static ml_status read_batch(const ml_reader *r, const slot *s) {
     int64_t sample = p->skip + s->batch * p->rows + p->first;
     for (int64_t row = 0; row < p->count; row++)
         ML_TRY(ml_corpus_sample(r->corpus, &p->range, sample + row, p->length,
-                                s->tokens + row * (p->length + 1)));
+                                s->tokens + row * (p->length + 1),
+                                s->begins ? s->begins + row * (p->length + 2) : NULL));
     return ML_OK;
 }
 
@@ -73,13 +75,28 @@ static void *read_ahead(void *context) {
     return NULL;
 }
 
+static void free_slots(ml_reader *r) {
+    for (int i = 0; i < DEPTH; i++) {
+        ml_free(r->slots[i].tokens);
+        ml_free(r->slots[i].begins);
+    }
+    ml_free(r);
+}
+
+static bool make_slots(ml_reader *r, const ml_reader_plan *p) {
+    for (int i = 0; i < DEPTH; i++) {
+        slot *s = &r->slots[i];
+        s->tokens = ml_alloc((size_t)(p->count * (p->length + 1)) * sizeof(int32_t) + 1);
+        if (p->documents) s->begins = ml_alloc((size_t)(p->count * (p->length + 2)) + 1);
+        if (!s->tokens || (p->documents && !s->begins)) return false;
+    }
+    return true;
+}
+
 ml_status ml_reader_open(const ml_corpus *corpus, const ml_reader_plan *plan, ml_reader **result) {
     ml_reader *r = *result = ml_alloc(sizeof *r);
     int wanted = ml_cpu_count() >= MANY_CORES ? THREADS : 1;
-    bool whole = r != NULL;
-    size_t bytes = (size_t)(plan->count * (plan->length + 1)) * sizeof(int32_t);
-    for (int i = 0; i < DEPTH && whole; i++)
-        whole = (r->slots[i].tokens = ml_alloc(bytes ? bytes : 1)) != NULL;
+    bool whole = r && make_slots(r, plan);
     if (whole) {
         r->corpus = corpus, r->plan = *plan;
         pthread_mutex_init(&r->mutex, NULL);
@@ -90,8 +107,7 @@ ml_status ml_reader_open(const ml_corpus *corpus, const ml_reader_plan *plan, ml
             r->threads++;
         if (r->threads > 0) return ML_OK;
     }
-    for (int i = 0; r && i < DEPTH; i++) ml_free(r->slots[i].tokens);
-    ml_free(r);
+    if (r) free_slots(r);
     *result = NULL;
     return ml_fail(ML_NO_MEMORY, "not enough host memory to read %s ahead", ml_corpus_name(corpus));
 }
@@ -106,8 +122,7 @@ void ml_reader_close(ml_reader *r) {
     pthread_mutex_destroy(&r->mutex);
     pthread_cond_destroy(&r->wanted);
     pthread_cond_destroy(&r->read);
-    for (int i = 0; i < DEPTH; i++) ml_free(r->slots[i].tokens);
-    ml_free(r);
+    free_slots(r);
 }
 
 bool ml_reader_is(const ml_reader *r, const ml_reader_plan *p) {
@@ -115,10 +130,10 @@ bool ml_reader_is(const ml_reader *r, const ml_reader_plan *p) {
     return own->skip == p->skip && own->rows == p->rows && own->first == p->first &&
            own->count == p->count && own->length == p->length && own->range.seed == p->range.seed &&
            own->range.from == p->range.from && own->range.to == p->range.to &&
-           own->range.vocab == p->range.vocab;
+           own->range.vocab == p->range.vocab && own->documents == p->documents;
 }
 
-ml_status ml_reader_fill(ml_reader *r, int64_t batch, int32_t *inputs, int32_t *targets) {
+ml_status ml_reader_fill(ml_reader *r, int64_t batch, const ml_batch *to) {
     slot *s = &r->slots[batch % DEPTH];
     int64_t length = r->plan.length;
     pthread_mutex_lock(&r->mutex);
@@ -128,12 +143,9 @@ ml_status ml_reader_fill(ml_reader *r, int64_t batch, int32_t *inputs, int32_t *
     while (s->state != READY || s->batch != batch) pthread_cond_wait(&r->read, &r->mutex);
     pthread_mutex_unlock(&r->mutex);
     ml_status status = s->status; /* the slot is not taken before `next` passes the batch */
-    for (int64_t row = 0; row < r->plan.count && status == ML_OK; row++) {
-        const int32_t *tokens = s->tokens + row * (length + 1);
-        int64_t at = (r->plan.first + row) * length;
-        memcpy(inputs + at, tokens, (size_t)length * sizeof *tokens);
-        memcpy(targets + at, tokens + 1, (size_t)length * sizeof *tokens);
-    }
+    for (int64_t row = 0; row < r->plan.count && status == ML_OK; row++)
+        ml_batch_put(to, r->plan.first + row, length, s->tokens + row * (length + 1),
+                     s->begins ? s->begins + row * (length + 2) : NULL);
     if (status != ML_OK) *ml_error_last() = s->error;
     pthread_mutex_lock(&r->mutex);
     if (status == ML_OK)

@@ -13,14 +13,14 @@ typedef struct ml_reader ml_reader;
 typedef struct {
     ml_corpus_range range;
     int64_t skip, rows, first, count, length;
+    bool documents; /* batches have documents and positions */
 } ml_reader_plan;
 
 /* The corpus must outlive the reader. */
 ml_status ml_reader_open(const ml_corpus *corpus, const ml_reader_plan *plan, ml_reader **reader);
 void ml_reader_close(ml_reader *reader); /* waits for reads that have begun */
 bool ml_reader_is(const ml_reader *reader, const ml_reader_plan *plan);
-/* Rows [first, first + count) of inputs[rows][length] and targets[rows][length], the tokens after
- * them; other rows stay as they are. */
-ml_status ml_reader_fill(ml_reader *reader, int64_t batch, int32_t *inputs, int32_t *targets);
+/* Rows [first, first + count) of a batch; other rows stay as they are. */
+ml_status ml_reader_fill(ml_reader *reader, int64_t batch, const ml_batch *to);
 
 #endif

@@ -96,6 +96,7 @@ static ml_status read_llmc(store *s, const unsigned char *head) {
     enum { HEADER = 1024, U16 = 20240520, U32 = 20240801 };
     uint32_t magic = word(head), version = word(head + 4), tokens = word(head + 8);
     s->width = magic == U16 ? 2 : 4, s->begin = HEADER;
+    s->separator = magic == U16 ? 50256 : 128000, s->separator_first = true;
     if (version != (magic == U16 ? 1 : 7))
         return ml_fail(ML_IO, "%s has version %u of llm.c's token files at byte 4: %d is read",
                        s->file.path, version, magic == U16 ? 1 : 7);
@@ -182,7 +183,7 @@ static ml_status open_format(store *s, store_kind kind, bool look) {
 }
 
 ml_status store_open(const char *path, store_kind kind, bool look, store *s) {
-    *s = (store){.index.descriptor = -1, .documents = 1};
+    *s = (store){.index.descriptor = -1, .documents = 1, .separator = -1};
     ML_TRY(ml_file_open(path, &s->file));
     ml_status status = open_format(s, kind, look);
     if (status != ML_OK) store_close(s);
@@ -248,7 +249,11 @@ ml_status store_read(const store *s, int64_t first, int64_t count, int32_t *toke
     return status;
 }
 
-ml_status store_sequence(const store *s, int64_t at, int64_t *first, int64_t *end) {
-    *first = 0, *end = s->tokens;
-    return s->index.path ? index_sequence(s, at, first, end) : ML_OK;
+ml_status store_mark(const store *s, int64_t first, int64_t count, const int32_t *tokens,
+                     unsigned char *begins) {
+    if (s->index.path) return index_mark(s, first, count, begins);
+    if (s->separator < 0 && first == 0) begins[0] = 1;
+    for (int64_t i = 0; i < count && s->separator >= 0; i++)
+        if (tokens[i] == s->separator) begins[s->separator_first ? i : i + 1] = 1;
+    return ML_OK;
 }

@@ -21,6 +21,8 @@ typedef struct {
     ml_file file;
     const unsigned char *memory; /* instead of the file; somebody else's */
     bool reopen;                 /* the file is opened for each read: too many are open */
+    int64_t separator;           /* the token between documents; -1: none is known */
+    bool separator_first;        /* it is a document's first token, not its last */
     int width;                   /* bytes of a token: 1, 2, 4 or 8 */
     int64_t begin, tokens;       /* byte of the first token; their number */
     ml_file index;               /* .idx; descriptor -1: none */
@@ -33,9 +35,11 @@ ml_status store_open(const char *path, store_kind kind, bool look, store *s);
 void store_close(store *s);
 /* Tokens [first, first + count), which must be among those of the store. */
 ml_status store_read(const store *s, int64_t first, int64_t count, int32_t *tokens);
-/* The first token of the sequence that token `at` is in, and the first one after it. A store
- * without an index is one sequence. */
-ml_status store_sequence(const store *s, int64_t at, int64_t *first, int64_t *end);
+/* begins[i] = 1 where token first + i is the first one of a document, of all `count` + 1 elements
+ * that follow the tokens [first, first + count), which are at `tokens`: by the index, or by the
+ * separator; a store with neither is one document. */
+ml_status store_mark(const store *s, int64_t first, int64_t count, const int32_t *tokens,
+                     unsigned char *begins);
 
 bool store_ends_in(const char *path, const char *suffix);
 

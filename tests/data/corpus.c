@@ -31,7 +31,7 @@ static void check_tokens(const char *spec, const int32_t *expected, int64_t coun
     ml_corpus *corpus = open_corpus(spec);
     REQUIRE(ml_corpus_tokens(corpus) == count && count <= 64);
     ml_corpus_range range = {.to = 1};
-    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, count - 1, tokens), ML_OK);
+    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, count - 1, tokens, NULL), ML_OK);
     CHECK_EQ_INT(memcmp(tokens, expected, (size_t)count * 4), 0);
     ml_corpus_close(corpus);
 }
@@ -47,7 +47,8 @@ TEST(data, a_long_window) {
     ml_corpus *corpus = open_corpus(room_put(&r, "a.bin", "wb", tokens, sizeof tokens));
     CHECK_EQ_INT(ml_corpus_tokens(corpus), TOKENS);
     ml_corpus_range range = {.to = 1};
-    CHECK_STATUS(ml_corpus_fill(corpus, &range, 0, 1, TOKENS - 1, inputs, targets), ML_OK);
+    CHECK_STATUS(ml_corpus_fill(corpus, &range, 0, 1, TOKENS - 1, 0, &(ml_batch){inputs, targets}),
+                 ML_OK);
     int wrong = 0;
     for (int i = 0; i + 1 < TOKENS; i++)
         wrong += inputs[i] != tokens[i] || targets[i] != tokens[i + 1];
@@ -69,8 +70,8 @@ TEST(data, epochs) {
     for (int epoch = 0; epoch < 2; epoch++) {
         int seen[TOKENS] = {0}, wrong = 0;
         for (int i = 0; i < WINDOWS; i++) {
-            CHECK_STATUS(ml_corpus_sample(corpus, &range, epoch * WINDOWS + i, LENGTH, tokens),
-                         ML_OK);
+            CHECK_STATUS(
+                ml_corpus_sample(corpus, &range, epoch * WINDOWS + i, LENGTH, tokens, NULL), ML_OK);
             first[epoch][i] = tokens[0];
             for (int k = 0; k < LENGTH; k++) wrong += seen[tokens[k] - 300]++;
         }
@@ -99,7 +100,7 @@ TEST(data, a_sparse_corpus_of_8_gib) {
     ml_corpus *corpus = open_corpus(r.path);
     CHECK_EQ_INT(ml_corpus_tokens(corpus), tokens);
     ml_corpus_range range = {.from = (double)(tokens - 4) / (double)tokens, .to = 1};
-    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, 3, read), ML_OK);
+    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, 3, read, NULL), ML_OK);
     CHECK(setrlimit(RLIMIT_AS, &whole) == 0);
     const int32_t expected[4] = {0, 11, 22, 33};
     CHECK_EQ_INT(memcmp(read, expected, sizeof read), 0);
@@ -115,17 +116,17 @@ TEST(data, a_corpus_that_is_shortened) {
     memset(text, 'a', sizeof text);
     ml_corpus *corpus = open_corpus(room_put(&r, "book.txt", "wb", text, sizeof text));
     ml_corpus_range whole = {.to = 1}, begin = {.to = 0.6};
-    CHECK_STATUS(ml_corpus_sample(corpus, &whole, 0, 999, tokens), ML_OK);
+    CHECK_STATUS(ml_corpus_sample(corpus, &whole, 0, 999, tokens, NULL), ML_OK);
     REQUIRE(truncate(r.path, 700) == 0);
-    CHECK_STATUS(ml_corpus_sample(corpus, &begin, 0, 500, tokens), ML_OK);
-    CHECK_STATUS(ml_corpus_sample(corpus, &whole, 0, 999, tokens), ML_IO);
+    CHECK_STATUS(ml_corpus_sample(corpus, &begin, 0, 500, tokens, NULL), ML_OK);
+    CHECK_STATUS(ml_corpus_sample(corpus, &whole, 0, 999, tokens, NULL), ML_IO);
     room_check_error(&r, "DIR/book.txt ends before byte 700: it was 1000 bytes long when it was "
                          "opened, and was shortened since");
     /* What is appended is not seen: the range is that of the opening. */
     room_put(&r, "book.txt", "wb", text, sizeof text);
     room_put(&r, "book.txt", "ab", text, sizeof text);
     CHECK_EQ_INT(ml_corpus_tokens(corpus), 1000);
-    CHECK_STATUS(ml_corpus_sample(corpus, &whole, 0, 999, tokens), ML_OK);
+    CHECK_STATUS(ml_corpus_sample(corpus, &whole, 0, 999, tokens, NULL), ML_OK);
     ml_corpus_close(corpus);
     room_leave(&r);
 }
@@ -222,7 +223,7 @@ TEST(data, a_blend_draws_by_weight) {
     ml_corpus *corpus = open_corpus(spec);
     ml_corpus_range range = {.to = 1};
     for (int i = 0; i < 1000; i++) {
-        CHECK_STATUS(ml_corpus_sample(corpus, &range, i, 1, token), ML_OK);
+        CHECK_STATUS(ml_corpus_sample(corpus, &range, i, 1, token, NULL), ML_OK);
         count += token[0] == 'a';
         CHECK_NEAR(count, 0.7 * (i + 1), 1.0 / (count > 1 ? count : 1));
     }
@@ -286,8 +287,48 @@ TEST(data, a_token_beyond_the_vocabulary) {
     room_enter(&r);
     ml_corpus *corpus = open_corpus(room_put(&r, "a.bin", "wb", tokens, sizeof tokens));
     ml_corpus_range range = {.to = 1, .vocab = 400};
-    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, 3, read), ML_IO);
+    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, 3, read, NULL), ML_IO);
     room_check_error(&r, "token 400 at offset 6 of DIR/a.bin is not below vocab=400");
+    ml_corpus_close(corpus);
+    room_leave(&r);
+}
+
+/* Where documents begin: by the index over files' ends, by the separator, by files. */
+TEST(data, beginnings_of_documents) {
+    static const uint16_t tokens[] = {50256, 2, 3, 50256, 5, 6, 7};
+    static const int32_t lengths[] = {3, 0, 1, 3};
+    const int32_t header[256] = {20240520, 1, 7};
+    unsigned char begins[9];
+    int32_t read[7];
+    data_room r;
+    room_enter(&r);
+    room_put(&r, "set.bin", "wb", tokens, sizeof tokens);
+    room_put_index(&r, "set.idx", 8, lengths, 4, 2);
+    room_put(&r, "llmc.bin", "wb", header, sizeof header);
+    room_put(&r, "llmc.bin", "ab", tokens, sizeof tokens);
+    room_put(&r, "plain.bin", "wb", tokens, sizeof tokens);
+    room_put(&r, "a.txt", "wb", "abc", 3);
+    room_put(&r, "b.txt", "wb", "defg", 4);
+    static const char *const names[] = {"set", "llmc.bin", "?.txt"};
+    static const char expected[][8] = {"1001100", "1001000", "1001000"};
+    for (int i = 0; i < 3; i++) {
+        ml_corpus *corpus = open_corpus(room_path(&r, names[i]));
+        ml_corpus_range range = {.to = 1};
+        CHECK(ml_corpus_unmarked(corpus) == NULL);
+        CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, 6, read, begins), ML_OK);
+        for (int k = 0; k < 7; k++) CHECK_EQ_INT(begins[k], expected[i][k] - '0');
+        ml_corpus_close(corpus);
+    }
+    ml_corpus *corpus = open_corpus(room_path(&r, "plain.bin"));
+    CHECK_TEXT(ml_corpus_unmarked(corpus), r.path);
+    int32_t inputs[6], targets[6], documents[6], positions[6];
+    const unsigned char marks[] = {0, 0, 1, 0, 0, 1, 0, 0};
+    static const int32_t numbers[] = {0, 0, 1, 1, 1, 2}, places[] = {0, 1, 0, 1, 2, 0};
+    const ml_batch batch = {inputs, targets, documents, positions};
+    ml_batch_put(&batch, 0, 6, (int32_t[]){1, 2, 3, 4, 5, 6, 7}, marks);
+    CHECK_EQ_INT(memcmp(documents, numbers, sizeof numbers), 0);
+    CHECK_EQ_INT(memcmp(positions, places, sizeof places), 0);
+    CHECK(targets[1] == -1 && targets[4] == -1 && targets[5] == 7 && targets[0] == 2);
     ml_corpus_close(corpus);
     room_leave(&r);
 }

@@ -94,13 +94,14 @@ static ml_status count_text(void *context, const char *text, size_t bytes, bool 
 static ml_status try_file(const char *path) {
     ml_corpus *corpus;
     int32_t tokens[9];
+    unsigned char begins[10];
     int64_t sum = 0;
     if (text_is_name(path)) return text_read(path, count_text, &sum);
     ML_TRY(ml_corpus_open(path, ML_CORPUS_BY_NAME, NULL, &corpus));
     ml_corpus_range range = {.seed = 1, .to = 1, .vocab = 40000};
     ml_status status = ML_OK;
     for (int i = 0; i < 4 && status == ML_OK; i++)
-        status = ml_corpus_sample(corpus, &range, i * 1000003, 8, tokens);
+        status = ml_corpus_sample(corpus, &range, i * 1000003, 8, tokens, begins);
     ml_corpus_close(corpus);
     return status;
 }

@@ -14,11 +14,11 @@ static void check_batch(const ml_corpus *corpus, ml_reader *reader, const ml_rea
     int32_t inputs[ROWS][LENGTH], targets[ROWS][LENGTH], tokens[LENGTH + 1];
     int wrong = 0;
     memset(inputs, 0xff, sizeof inputs);
-    CHECK_STATUS(ml_reader_fill(reader, batch, inputs[0], targets[0]), ML_OK);
+    CHECK_STATUS(ml_reader_fill(reader, batch, &(ml_batch){inputs[0], targets[0]}), ML_OK);
     for (int64_t row = 0; row < ROWS; row++) {
         bool own = row >= p->first && row < p->first + p->count;
         CHECK_STATUS(
-            ml_corpus_sample(corpus, &p->range, p->skip + batch * ROWS + row, LENGTH, tokens),
+            ml_corpus_sample(corpus, &p->range, p->skip + batch * ROWS + row, LENGTH, tokens, NULL),
             ML_OK);
         for (int i = 0; i < LENGTH; i++)
             wrong += own ? inputs[row][i] != tokens[i] || targets[row][i] != tokens[i + 1]
@@ -54,7 +54,7 @@ TEST(data, read_ahead) {
     int32_t inputs[ROWS][LENGTH], targets[ROWS][LENGTH];
     REQUIRE(truncate(r.path, 100) == 0);
     for (int i = 0; i < 2; i++)
-        CHECK_STATUS(ml_reader_fill(reader, 500, inputs[0], targets[0]), ML_IO);
+        CHECK_STATUS(ml_reader_fill(reader, 500, &(ml_batch){inputs[0], targets[0]}), ML_IO);
     room_put(&r, "a.bin", "wb", stored, sizeof stored);
     check_batch(corpus, reader, &plan, 500);
     ml_reader_close(reader);

@@ -82,7 +82,7 @@ TEST(data, what_is_written_is_read) {
         REQUIRE(corpus != NULL);
         CHECK_EQ_INT(ml_corpus_documents(corpus), files[i].documents);
         ml_corpus_range range = {.to = 1};
-        CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, 4, tokens), ML_OK);
+        CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, 4, tokens, NULL), ML_OK);
         CHECK_EQ_INT(memcmp(tokens, expected, sizeof expected), 0);
         ml_corpus_close(corpus);
     }
@@ -133,7 +133,7 @@ static void open_large(int64_t documents) {
     CHECK_STATUS(ml_corpus_open(room_path(&r, "large"), ML_CORPUS_BY_NAME, NULL, &corpus), ML_OK);
     REQUIRE(corpus != NULL);
     ml_corpus_range range = {.to = 1};
-    CHECK_STATUS(ml_corpus_sample(corpus, &range, 12345, 64, tokens), ML_OK);
+    CHECK_STATUS(ml_corpus_sample(corpus, &range, 12345, 64, tokens, NULL), ML_OK);
     int64_t read = bytes_read() - before;
     EXPECT(read < 1 << 20, "%lld bytes of %lld documents were read", (long long)read,
            (long long)documents);

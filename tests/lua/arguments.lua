@@ -69,7 +69,7 @@ end)
 options("moe", "experts ffn top_k router normalize scale aux_loss aux_over z_loss bias_balance capacity shared expert seq init down_init",
   function(key, value) m.moe(with({ A.embed, experts = A.experts, ffn = A.ffn }, key, value))(x) end)
 options("attention", "causal window scale score document seq heads head_dim", function(key, value) m.attention(q, q, q, { [key] = value }) end)
-options("rope", "base seq head_dim offset", function(key, value) m.rope(q, { [key] = value }) end)
+options("rope", "base seq head_dim offset positions", function(key, value) m.rope(q, { [key] = value }) end)
 options("param", "init decay frozen", function(key, value)
   m.name_parameter(m.param { A.embed, A.ffn, [key] = value }, "p" .. count)
 end)

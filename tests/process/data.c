@@ -1,4 +1,5 @@
 /* Where a run's data come from: files that change, seeds, and trainings one after another. */
+#include <math.h>
 #include <string.h>
 
 #include "tests/process/support.h"
@@ -116,4 +117,52 @@ PROCESS_TEST(data_for_evaluation) {
     }
     CHECK_NEAR(evaluation[1], evaluation[2], 1e-7);
     CHECK(evaluation[0] != evaluation[1] && loss[0] != loss[3] && evaluation[3] != evaluation[0]);
+}
+
+/* Documents are each sample's own, whatever holds the sample. */
+PROCESS_TEST(documents_under_layouts) {
+    static const char *const words[] = {
+        "pack=concat", "", "accum=2", "-n 2 --mesh dp=2", "-n 2 --mesh pp=2", "-n 2 --mesh cp=2"};
+    double loss[6], evaluation[6];
+    process_write(
+        room, "packed.lua",
+        "local m = require 'mlua'\n"
+        "local cfg = m.config { accum = 1, data = 'text.jsonl', pack = 'document' }\n"
+        "local A = m.axes { embed = 8, heads = 2, head_dim = 4, vocab = 256, seq = 16, batch = 8 "
+        "}\n"
+        "local Block = m.module('Block', function(self)\n"
+        "  self.wq = m.param { A.embed, A.heads, A.head_dim, init = 0.7 }\n"
+        "  self.wo = m.param { A.heads, A.head_dim, A.embed, init = 0.7 }\n"
+        "end)\n"
+        "function Block:forward(x)\n"
+        "  local q = m.rope(x:dot(self.wq, 'embed'))\n"
+        "  return x + m.attention(q, q, q, { causal = true }):dot(self.wo, 'heads', 'head_dim')\n"
+        "end\n"
+        "local Net = m.module('Net', function(self)\n"
+        "  self.table = m.param { A.vocab, A.embed, init = 0.7 }\n"
+        "  self.blocks = m.stack(2, Block)\n"
+        "end)\n"
+        "function Net:forward(tokens)\n"
+        "  local x = self.table:gather(tokens, 'vocab')\n"
+        "  for _, block in ipairs(self.blocks) do x = block(x) end\n"
+        "  return x:dot(self.table, 'embed')\n"
+        "end\n"
+        "local r = m.train { model = Net(), batch = A.batch, seq = A.seq, steps = 2, eval_every = "
+        "2,\n"
+        "  eval_batches = 2, pack = cfg.pack, layout = m.layout.megatron {} }\n"
+        "if m.rank() == 0 then print(('loss %.9f evaluation %.9f'):format(r.loss, r.eval_loss)) "
+        "end\n");
+    process_shell(room, 0,
+                  "i=0; while [ $i -lt 200 ]; do i=$((i+1)); "
+                  "printf '{\"text\":\"%%s\"}\\n' \"word $((i * 7919 %% 1000)) of $i\"; "
+                  "done > text.jsonl");
+    for (int i = 0; i < 6; i++) {
+        process_result r =
+            process_run(room, 0, "", "run --device cpu --quiet packed.lua %s", words[i]);
+        loss[i] = process_number(strstr(r.output, "loss "), "loss ");
+        evaluation[i] = process_number(strstr(r.output, "evaluation "), "evaluation ");
+        if (i > 0) CHECK_NEAR(loss[i], loss[1], 1e-5);
+        if (i > 0) CHECK_NEAR(evaluation[i], evaluation[1], 1e-5);
+    }
+    CHECK(fabs(loss[0] - loss[1]) > 1e-2);
 }

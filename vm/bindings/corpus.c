@@ -88,8 +88,8 @@ static int64_t option_integer(lua_State *L, const char *key, const char *what, i
 
 /* What the options at index 5 say of batches of a host array. */
 static ml_reader_plan check_plan(lua_State *L, const vm_host *host, int64_t step) {
-    static const char *const known[] = {"seed",  "from",  "to",    "vocab", "skip",
-                                        "first", "count", "ahead", NULL};
+    static const char *const known[] = {"seed",  "from",  "to",        "vocab",     "skip", "first",
+                                        "count", "ahead", "documents", "positions", NULL};
     lua_settop(L, 5);
     if (lua_isnil(L, 5)) lua_newtable(L), lua_replace(L, 5);
     luaL_checktype(L, 5, LUA_TTABLE);
@@ -128,34 +128,56 @@ static ml_status find_reader(vm_corpus *box, const ml_reader_plan *plan, ml_read
 }
 
 static ml_status fill(vm_corpus *box, const ml_reader_plan *plan, bool ahead, int64_t step,
-                      int32_t *inputs, int32_t *targets) {
-    int64_t at = plan->first * plan->length;
+                      const ml_batch *batch) {
     if (plan->count == 0) return ML_OK;
     if (!ahead)
         return ml_corpus_fill(box->corpus, &plan->range,
                               plan->skip + step * plan->rows + plan->first, plan->count,
-                              plan->length, inputs + at, targets + at);
+                              plan->length, plan->first, batch);
     ml_reader *reader;
     ML_TRY(find_reader(box, plan, &reader));
-    return ml_reader_fill(reader, step, inputs, targets);
+    return ml_reader_fill(reader, step, batch);
+}
+
+/* The host array at the top of the stack, of i32 and two dimensions: those of `like`. */
+static vm_host *check_rows(lua_State *L, int at, const vm_host *like) {
+    vm_host *host = vm_to_host(L, at);
+    if (!host || host->dtype != ML_I32 || host->rank != 2)
+        vm_fail(L, "m.host(\"i32\", batch, seq)", "a corpus fills two-dimensional i32 host arrays");
+    if (like && memcmp(host->dims, like->dims, 2 * sizeof(int64_t)) != 0)
+        vm_fail(L, NULL, "inputs and targets must have the same dimensions");
+    return host;
+}
+
+/* The options documents and positions: both or neither. */
+static void check_documents(lua_State *L, const ml_corpus *corpus, const vm_host *like,
+                            ml_batch *batch) {
+    if (!vm_option(L, 5, "documents")) return;
+    batch->documents = check_rows(L, -1, like)->data;
+    if (!vm_option(L, 5, "positions")) vm_fail(L, NULL, "documents need positions, too");
+    batch->positions = check_rows(L, -1, like)->data;
+    const char *unmarked = ml_corpus_unmarked(corpus);
+    if (unmarked)
+        vm_fail(L,
+                "tokenizer= names the one whose eos ends documents; Megatron's .idx, .jsonl and "
+                "llm.c's files have them; pack=\"concat\" does without",
+                "where documents begin in %s is not known", unmarked);
+    lua_pop(L, 2);
 }
 
 static int corpus_fill(lua_State *L) {
     vm_corpus *box = check_box(L);
-    vm_host *hosts[2] = {vm_to_host(L, 2), vm_to_host(L, 3)};
-    for (int i = 0; i < 2; i++)
-        if (!hosts[i] || hosts[i]->dtype != ML_I32 || hosts[i]->rank != 2)
-            vm_fail(L, "m.host(\"i32\", batch, seq)",
-                    "a corpus fills two-dimensional i32 host arrays");
-    if (memcmp(hosts[0]->dims, hosts[1]->dims, 2 * sizeof(int64_t)) != 0)
-        vm_fail(L, NULL, "inputs and targets must have the same dimensions");
-    int64_t step = vm_integer(L, 4, "the step"), rows = hosts[0]->dims[0];
+    vm_host *inputs = check_rows(L, 2, NULL), *targets = check_rows(L, 3, inputs);
+    ml_batch batch = {.inputs = inputs->data, .targets = targets->data};
+    int64_t step = vm_integer(L, 4, "the step"), rows = inputs->dims[0];
     if (step < 0 || (rows && step > INT64_MAX / rows - 8))
         vm_fail(L, NULL, "there is no step %lld", (long long)step);
-    ml_reader_plan plan = check_plan(L, hosts[0], step);
+    ml_reader_plan plan = check_plan(L, inputs, step);
+    check_documents(L, box->corpus, inputs, &batch);
+    plan.documents = batch.documents != NULL;
     bool ahead = vm_option(L, 5, "ahead") && lua_toboolean(L, -1);
     double begin = vm_profile_clock(L);
-    vm_check(L, fill(box, &plan, ahead, step, hosts[0]->data, hosts[1]->data));
+    vm_check(L, fill(box, &plan, ahead, step, &batch));
     vm_profile_span(L, "data", begin);
     lua_settop(L, 1);
     return 1;
@@ -330,7 +352,10 @@ static const vm_entry methods[] = {
      "the same for the same seed (default: that of all randomness, --seed), each epoch in an order "
      "of its own; from and to are shares of each source between 0 and 1; first (from 0) and count: "
      "only these "
-     "rows; ahead: threads read the next steps meanwhile"},
+     "rows; ahead: threads read the next steps meanwhile; documents and "
+     "positions: host arrays of the number of each token's document in its row and of its place in "
+     "that, "
+     "from 0; documents' last targets are then -1"},
     {"read", corpus_read, "tokens: Host, first: integer -> Host",
      "fill a host array of i32 with the tokens from `first` on, counted from 0"},
     {"text", corpus_text, "ids: Host|integer[] -> string", "the text of token ids"},

@@ -238,6 +238,72 @@ struct json_t *vm_hints_json(lua_State *L) {
     return list;
 }
 
+typedef struct {
+    ml_vm *vm;
+    ml_axis head_dim;
+} names_call;
+
+/* ---- Tables over positions ----------------------------------------------------------------------
+ */
+
+/* What is a function of the position alone: a state over seq, or at least two axes of numbers made
+ * from 0, 1, 2, ... along it; never with kv_seq, as distances of positions have it. */
+typedef struct {
+    const ml_graph *graph;
+    ml_axis seq, batch, kv_seq;
+} table_axes;
+
+static bool begins_table(const table_axes *a, ml_ref n) {
+    const ml_node *node = ml_graph_node(a->graph, n);
+    bool leaf = node->op == ML_OP_STATE || node->op == ML_OP_IOTA;
+    return leaf && ml_type_find(ml_graph_type(a->graph, n), a->seq) >= 0;
+}
+
+/* Whether n, which has the batch, repeats its operand `source` over it. */
+static bool repeats_table(const table_axes *a, ml_ref n, ml_ref source) {
+    ml_op op = ml_graph_node(a->graph, n)->op;
+    const ml_type *to = ml_graph_type(a->graph, n), *from = ml_graph_type(a->graph, source);
+    return (op == ML_OP_BROADCAST || ml_ops[op].op_class == ML_CLASS_MAP) && from->rank > 1 &&
+           ml_dtypes[to->dtype].kind == ML_KIND_FLOAT && ml_type_find(from, a->kv_seq) < 0 &&
+           ml_type_find(from, a->seq) >= 0;
+}
+
+static void name_kv_seq(void *argument) {
+    names_call *call = argument;
+    call->head_dim = ml_axis_named(call->vm->graph, "kv_seq");
+}
+
+/* core.table_over(t, seq, batch) */
+static int core_table_over(lua_State *L) {
+    ml_ref t = vm_tensor(L, 1, "table_over"), found = 0;
+    names_call names = {vm_of(L), 0};
+    vm_protect(L, name_kv_seq, &names);
+    table_axes axes = {names.vm->graph, vm_axis_id(L, 2, "table_over"),
+                       vm_axis_id(L, 3, "table_over"), names.head_dim};
+    char *behind = push_marks(L, t), *table = push_marks(L, t);
+    mark_behind(axes.graph, t, 1, behind);
+    for (ml_ref at = 1; at <= t && !found; at++) {
+        const ml_type *type = ml_graph_type(axes.graph, at);
+        bool whole = ml_type_find(type, axes.batch) >= 0;
+        table[at] = begins_table(&axes, at);
+        for (int i = 0; i < ml_graph_node(axes.graph, at)->source_count; i++) {
+            ml_ref source = ml_graph_source(axes.graph, at, i);
+            if (!table[source]) continue;
+            if (!whole)
+                table[at] = 1;
+            else if (behind[at] && repeats_table(&axes, at, source))
+                found = at;
+        }
+    }
+    if (!found) return 0;
+    const ml_origin *origin = ml_graph_origin(axes.graph, found);
+    if (origin && origin->file)
+        lua_pushfstring(L, "%s:%d", origin->file, origin->line);
+    else
+        lua_pushliteral(L, "the model");
+    return 1;
+}
+
 /* core.sequence_axis(axis): which axis holds positions, "seq" by default. */
 static int core_sequence_axis(lua_State *L) {
     vm_of(L)->sequence = vm_axis_id(L, 1, "sequence_axis");
@@ -265,11 +331,6 @@ static bool looks_like_scores(const ml_graph *g, ml_ref dot, ml_axis head_dim) {
     bool left = own_axes(a, b) > 0, right = own_axes(b, a) > 0;
     return left == right || contracts(ml_graph_node(g, dot), ml_graph_args(g, dot), head_dim);
 }
-
-typedef struct {
-    ml_vm *vm;
-    ml_axis head_dim;
-} names_call;
 
 static void name_axes(void *argument) {
     names_call *call = argument;
@@ -308,6 +369,10 @@ static const vm_entry functions[] = {
     {"is_zero", core_is_zero, "t: Tensor -> boolean", "whether a tensor is the constant 0"},
     {"origin", core_origin, "value: any -> string?",
      "the script's line (\"gpt.lua:12\") that made a tensor, a state or a function"},
+    {"table_over", core_table_over, "t: Tensor, seq: Axis, batch: Axis -> string?",
+     "the script's line that repeats over the batch what is a function of the position alone, "
+     "behind "
+     "a tensor"},
     {"sequence_axis", core_sequence_axis, "axis: Axis|string",
      "the axis of positions, for hints; \"seq\" at first"},
     {0}};

@@ -1,0 +1,67 @@
+-- Documents of a batch: m.train{pack = "document"} knows where they begin, and attention and rotary positions follow.
+local core = require "mlua.core"
+local m = require "mlua"
+
+local packing = {}
+
+-- What the program that is traced knows of the documents of its batch, for a tensor over its positions; nil where there is none.
+function packing.of(x, seq)
+  local pack = m.context.pack
+  seq = type(seq) == "userdata" and seq.name or seq
+  if not pack or seq ~= pack.seq or not x:has(pack.seq) or not x:has(pack.batch) then return nil end
+  pack.used = true
+  return pack
+end
+
+local function from_batch(tokens, name, other)
+  m.check_tensor(name, tokens)
+  local pack = m.context.pack
+  if pack and tokens:has(pack.seq) and tokens:has(pack.batch) then
+    pack.used = true
+    return pack[name]
+  end
+  local seq = pack and pack.seq or m.context.seq or "seq"
+  if not tokens:has(seq) then
+    core.fail(("%s: the tokens have no axis %q: their axes are %s"):format(name, seq, table.concat(tokens:axes(), ", ")))
+  end
+  return other(core.axis(seq, tokens:size(seq))):broadcast(m.axes_of(tokens))
+end
+
+---The position of each token in its document, from 0: what a table of positions is gathered by,
+---table:gather(m.positions(tokens), "seq"). Where attention crosses documents (pack = "concat") a sequence is one document.
+---@param tokens Tensor the model's input
+---@return Tensor i32, of the tokens' axes
+function m.positions(tokens)
+  return from_batch(tokens, "positions", function(axis) return core.iota(axis, "i32") end)
+end
+
+---The number of each token's document in its sequence, from 0. Where attention crosses documents (pack = "concat") a sequence
+---is one document.
+---@param tokens Tensor the model's input
+---@return Tensor i32, of the tokens' axes
+function m.documents(tokens)
+  return from_batch(tokens, "documents", function(axis) return core.full({ axis }, 0, "i32") end)
+end
+
+-- The loss of a batch of documents: fn(), where attention and positions know them.
+function packing.trace(o, feeds, fn)
+  local pack = { documents = feeds.documents, positions = feeds.positions, batch = o.batch.name, seq = o.seq.name }
+  local outer = m.context.pack
+  m.context.pack = pack
+  local results = table.pack(fn())
+  m.context.pack = outer
+  if not pack.used then
+    core.fail("pack=\"document\": the model uses neither the documents nor the positions of its batch", {
+      help = "m.attention and m.rope use them, m.documents(tokens) and m.positions(tokens) give them; pack=\"concat\" lets documents run together",
+    })
+  end
+  local line = core.table_over(results[1], o.seq, o.batch)
+  if line then
+    core.fail(("pack=\"document\": %s adds a table over %s by broadcast, in which positions run through all documents"):format(line, o.seq.name), {
+      help = ("gather it by the positions in each document: table:gather(m.positions(tokens), %q)"):format(o.seq.name),
+    })
+  end
+  return table.unpack(results, 1, results.n)
+end
+
+return packing
