@@ -221,6 +221,7 @@ local function open(now)
   local options = core.options()
   kept = { path = options.out, writes = options.rank == 0, step = 0, samples = 0, tokens = 0, lost = {}, trainings = {}, event = event }
   saves.open(kept)
+  core.keep_choices(kept.path .. "/choices")
   if options.rank == 0 and core.make_folders(kept.path) then warn(core.log_to(kept.path .. "/log.txt")) end
   if options.resume then saves.find(kept, now) end
 end

@@ -42,6 +42,11 @@ ml_status ml_cache_path(char *out, int size); /* makes the folder */
 /* A heap block; ML_IO where the entry is absent or damaged. */
 ml_status ml_cache_read(uint64_t key[2], const char *suffix, void **bytes, int64_t *size);
 ml_status ml_cache_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size);
+/* The same of what timing has chosen (choices.c): a run's folder, if one is named (NULL: none), is
+ * read first and gets a copy. */
+ml_status ml_choices_keep(const char *folder);
+ml_status ml_choice_read(uint64_t key[2], const char *suffix, void **bytes, int64_t *size);
+ml_status ml_choice_write(uint64_t key[2], const char *suffix, const void *bytes, int64_t size);
 /* Its path: where it is, else where it would be written. */
 ml_status ml_cache_file(uint64_t key[2], const char *suffix, char *out, int size);
 

@@ -238,3 +238,30 @@ TEST(jit, failing_cuda_kernel_is_saved) {
     CHECK_STATUS(ml_jit_cuda_compile(&list, 1, 999, NULL, &jit, &image, &size), ML_DEVICE);
     CHECK(strstr(ml_error_last()->text, "(sm_999)") != NULL); /* a GPU newer than NVRTC */
 }
+
+/* A run's copy serves where the cache has no entry; a damaged one does not. */
+TEST(jit, choices) {
+    char folder[64] = "/tmp/mlua-choices-XXXXXX", path[128];
+    uint64_t key[2] = {0x1234, (uint64_t)getpid()};
+    void *bytes = NULL;
+    int64_t size = 0;
+    REQUIRE(mkdtemp(folder) != NULL);
+    CHECK_STATUS(ml_choices_keep(folder), ML_OK);
+    CHECK_STATUS(ml_choice_read(key, "choice", &bytes, &size), ML_IO);
+    CHECK_STATUS(ml_choice_write(key, "choice", "fast", 5), ML_OK);
+    REQUIRE(ml_cache_file(key, "choice", path, sizeof path) == ML_OK);
+    CHECK(unlink(path) == 0);
+    CHECK_STATUS(ml_choice_read(key, "choice", &bytes, &size), ML_OK);
+    CHECK_EQ_INT(size, 5);
+    CHECK_TEXT(bytes, "fast");
+    ml_free(bytes);
+    snprintf(path, sizeof path, "%s/%016llx%016llx.choice", folder, (unsigned long long)key[0],
+             (unsigned long long)key[1]);
+    FILE *file = fopen(path, "r+b");
+    REQUIRE(file != NULL);
+    fputc('F', file);
+    fclose(file);
+    CHECK_STATUS(ml_choice_read(key, "choice", &bytes, &size), ML_IO);
+    CHECK_STATUS(ml_choices_keep(NULL), ML_OK);
+    CHECK(unlink(path) == 0 && rmdir(folder) == 0);
+}

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "codegen/jit/jit.h"
 #include "vm/vm.h"
 
 /* Each missing folder of the path; one that is there already is none of the failures. */
@@ -70,6 +71,11 @@ static int core_share(lua_State *L) {
     return 1;
 }
 
+static int core_keep_choices(lua_State *L) {
+    vm_check(L, ml_choices_keep(luaL_checkstring(L, 1)));
+    return 0;
+}
+
 static int core_sources(lua_State *L) {
     vm_push_sources(L);
     return 1;
@@ -95,6 +101,10 @@ void vm_run_register(lua_State *L) {
         {"log_text", core_log, "text: string", "add a text to that file alone"},
         {"share", core_share, "text?: string -> string?",
          "rank 0's text, on every rank; all ranks at once"},
+        {"keep_choices", core_keep_choices, "folder: string",
+         "what timing chooses (algorithms of products and attention) is kept in this folder too, "
+         "and "
+         "taken from there first"},
         {"sources", core_sources, "-> table<string, string>",
          "the texts of the script and of all that it loaded, by file"},
         {"sleep", core_sleep, "seconds: number", "wait, a second at most"},

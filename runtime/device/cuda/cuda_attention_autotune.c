@@ -90,7 +90,7 @@ static bool recall(cuda_device *device, const uint64_t *tuning, kind *winner) {
     versioned(device, tuning, key);
     for (const cuda_attention_tuning *c = device->tunings; c; c = c->next)
         if (memcmp(c->key, key, sizeof key) == 0) return *winner = c->winner, true;
-    if (ml_cache_read(key, "attention", &bytes, &size) != ML_OK) return false;
+    if (ml_choice_read(key, "attention", &bytes, &size) != ML_OK) return false;
     bool whole = size == (int64_t)sizeof read;
     if (whole) memcpy(&read, bytes, sizeof read);
     ml_free(bytes);
@@ -105,7 +105,7 @@ static void remember(cuda_device *device, const uint64_t *tuning, kind winner) {
     const entry written = {MAGIC, winner};
     versioned(device, tuning, key);
     keep(device, key, winner);
-    if (ml_cache_write(key, "attention", &written, sizeof written) != ML_OK)
+    if (ml_choice_write(key, "attention", &written, sizeof written) != ML_OK)
         ml_debug(1, "attention: the choice is not remembered: %s\n", ml_error_last()->text);
 }
 

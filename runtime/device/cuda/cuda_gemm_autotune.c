@@ -52,7 +52,7 @@ static bool read_cache(cuda_device *device, cuda_gemm *gemm) {
     tuned entry;
     cublasLtMatmulHeuristicResult_t result;
     cache_key(device, gemm, key);
-    if (ml_cache_read(key, "gemm", &bytes, &size) != ML_OK) return false;
+    if (ml_choice_read(key, "gemm", &bytes, &size) != ML_OK) return false;
     bool whole = size == (int64_t)sizeof entry;
     if (whole) memcpy(&entry, bytes, sizeof entry);
     ml_free(bytes);
@@ -72,7 +72,7 @@ static void write_cache(cuda_device *device, const cuda_gemm *gemm) {
     tuned entry = {MAGIC, gemm->algorithm};
     cache_key(device, gemm, key);
     /* Without a cache the next run tunes again: slower to start, nothing worse. */
-    if (ml_cache_write(key, "gemm", &entry, sizeof entry) != ML_OK)
+    if (ml_choice_write(key, "gemm", &entry, sizeof entry) != ML_OK)
         ml_debug(1, "gemm: the choice is not remembered: %s\n", ml_error_last()->text);
 }
 
