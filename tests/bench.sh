@@ -130,6 +130,29 @@ if [ "$mode" = cpu ]; then
             awk "BEGIN { print $end - $start }"
         done | median | awk '{ printf "{\"case\":\"check-124m\",\"seconds\":%.3f}\n", $1 }'
     fi
+    if wanted samples; then # examples of 1,024 tokens a second and core, by how sample makes them
+        cat >"$cache/samples.lua" <<'LUA'
+local m = require "mlua"
+local A, how = m.axes { batch = 256, seq = 1024 }, m.config { how = "fill" }.how
+local Model = m.module("Model", function(self) self.gain = m.param { A.seq } end)
+function Model:forward(x) return (x:cast "f32" * self.gain):sum() end
+local model, corpus, tokens, targets = Model(), m.corpus(), m.host("i32", 1, 1024), m.host("i32", 1, 1024)
+local makers = {
+  fill = function(_, random) return random:fill(tokens, 0, 50256) end,
+  corpus = function(index) return corpus:fill(tokens, targets, index, { seed = 1 }) and tokens end,
+  set = function() for i = 1, 1024 do tokens[i] = i * 31 % 50257 end return tokens end,
+  list = function() local ids = {} for i = 1, 1024 do ids[i] = i * 31 % 50257 end return ids end,
+  draw = function(_, random) local ids = {} for i = 1, 1024 do ids[i] = random:integer(0, 50256) end return ids end,
+}
+local first, last
+m.train { model = model, batch = A.batch, steps = 40, inputs = { tokens = { A.batch, A.seq, dtype = "i32" } },
+  sample = function(index, random) return { tokens = makers[how](index, random) } end,
+  loss = function(i) return model(i.tokens) * 1e-9, 1 end,
+  on_step = function(step) first, last = step == 1 and os.clock() or first, os.clock() end }
+print(('{"case":"samples-%s","per_s_and_core":%.0f}'):format(how, 39 * A.batch.size / (last - first)))
+LUA
+        for how in fill corpus set list draw; do "$mlua" run --device cpu --quiet "$cache/samples.lua" how=$how; done
+    fi
 else
     data=${DATA:-$cache/tokens.bin}
     [ -n "${DATA:-}" ] || draw_tokens "$data"

@@ -118,6 +118,14 @@ static int host_index(lua_State *L) {
 
 static int host_set(lua_State *L) {
     vm_host *host = check_host(L);
+    if (host->dtype == ML_I32 && lua_isinteger(L, 2) &&
+        lua_isinteger(L, 3)) { /* tokens one by one */
+        lua_Integer i = lua_tointeger(L, 2), value = lua_tointeger(L, 3);
+        if (i >= 1 && i <= host->count && value == (int32_t)value) {
+            ((int32_t *)host->data)[i - 1] = (int32_t)value;
+            return 0;
+        }
+    }
     vm_store_number(L, 3, NULL, host->dtype, host->data, element_index(L, host));
     return 0;
 }

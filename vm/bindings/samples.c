@@ -79,8 +79,7 @@ static distribution read_normal(lua_State *L, int first) {
                           .b = finite_number(L, first + 1, 1, "the standard deviation")};
 }
 
-static int draw(lua_State *L, const distribution *d) {
-    numbers *n = check_numbers(L);
+static int draw(lua_State *L, numbers *n, const distribution *d) {
     uint64_t bits = ml_random_bits(n->key, n->drawn++);
     if (d->kind == INTEGER)
         lua_pushinteger(L, integer(d, bits));
@@ -90,21 +89,21 @@ static int draw(lua_State *L, const distribution *d) {
 }
 
 static int random_uniform(lua_State *L) {
-    check_numbers(L);
+    numbers *n = check_numbers(L);
     distribution d = read_uniform(L, 2);
-    return draw(L, &d);
+    return draw(L, n, &d);
 }
 
 static int random_normal(lua_State *L) {
-    check_numbers(L);
+    numbers *n = check_numbers(L);
     distribution d = read_normal(L, 2);
-    return draw(L, &d);
+    return draw(L, n, &d);
 }
 
 static int random_integer(lua_State *L) {
-    check_numbers(L);
+    numbers *n = check_numbers(L);
     distribution d = read_integers(L, 2);
-    return draw(L, &d);
+    return draw(L, n, &d);
 }
 
 static void fill_host(numbers *n, const distribution *d, vm_host *host) {
@@ -257,8 +256,24 @@ static const vm_entry methods[] = {
      "begin again with another seed and index"},
     {0}};
 
+/* Methods are found without a call, as scripts draw number by number; the class's function for
+ * unknown ones is asked after that. The methods are on top. */
+static void index_by_table(lua_State *L) {
+    luaL_getmetatable(L, vm_random_class);
+    lua_createtable(L, 0, 2);
+    lua_getfield(L, -2, "__index");
+    lua_setfield(L, -2, "__index");
+    lua_pushstring(L, vm_random_class);
+    lua_setfield(L, -2, "__name");
+    lua_setmetatable(L, -3);
+    lua_pushvalue(L, -2);
+    lua_setfield(L, -2, "__index");
+    lua_pop(L, 1);
+}
+
 void vm_samples_register(lua_State *L) {
     vm_register(L, functions);
     vm_new_class(L, vm_random_class, methods, NULL, NULL);
+    index_by_table(L);
     lua_pop(L, 1);
 }
