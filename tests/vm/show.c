@@ -257,6 +257,39 @@ SHOW_TEST(json) {
     json_decref(all);
 }
 
+/* A run and its checkpoints as they are written. */
+SHOW_TEST(real_run) {
+    process_write_text(room);
+    process_run(room, 0, "",
+                "run \"$ROOT/models/gpt.lua\" layers=1 embed=16 heads=1 seq=16 batch=4 steps=12 "
+                "eval_every=4 save_every=5 data=text --device cpu --quiet --out a "
+                "--profile=a/profile.json");
+    process_result r =
+        process_run(room, 0, plain, "show a a/checkpoints/step-00000010 --verify --json");
+    json_t *all = json_loads(r.output, JSON_REJECT_DUPLICATES, NULL), *memory, *kernels;
+    int step, steps, batch, evaluated, newest, whole, older, dp, parameter_bytes, first, verified;
+    REQUIRE(all != NULL);
+    const json_t *run = json_array_get(json_object_get(all, "shown"), 0);
+    const json_t *checkpoint = json_array_get(json_object_get(all, "shown"), 1);
+    CHECK(json_unpack((json_t *)run,
+                      "{s:{s:i,s:i},s:{s:{s:i},s:{s:i},s:o},s:{s:i},s:[{s:i,s:b},{s:b}],s:{s:o}}",
+                      "progress", "step", &step, "steps", &steps, "about", "settings", "batch",
+                      &batch, "layout", "dp", &dp, "memory", &memory, "evaluation", "step",
+                      &evaluated, "checkpoints", "step", &newest, "whole", &whole, "whole", &older,
+                      "profile", "kernels", &kernels) == 0);
+    CHECK(step == 12 && steps == 12 && batch == 4 && evaluated == 12 && newest == 12 && dp == 1);
+    CHECK(whole && older && json_array_size(kernels) > 3);
+    CHECK(json_integer_value(json_object_get(memory, "parameters")) > 0);
+    CHECK_EQ_INT((int64_t)json_array_size(json_object_get(
+                     json_object_get(json_object_get(run, "series"), "loss"), "value")),
+                 12);
+    CHECK(json_unpack((json_t *)checkpoint, "{s:b,s:{s:i},s:{s:{s:{s:i}}}}", "verified", &verified,
+                      "record", "step", &first, "sums", "dtypes", "f32", "bytes",
+                      &parameter_bytes) == 0);
+    CHECK(verified && first == 10 && parameter_bytes > 0);
+    json_decref(all);
+}
+
 /* The steps after the checkpoint from which a run was resumed are there twice. */
 SHOW_TEST(resumed) {
     FILE *file = create(room, "a/metrics.jsonl");

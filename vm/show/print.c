@@ -72,7 +72,7 @@ static void print_record(ml_arena *arena, const json_t *record, int width) {
     json_object_foreach((json_t *)record, key, value) {
         if (json_is_object(value))
             show_pairs(arena, show_plain(arena, key), value, " ", width);
-        else if (!json_is_null(value))
+        else if (json_is_array(value) ? json_array_size(value) > 0 : !json_is_null(value))
             show_line(show_plain(arena, key), show_value_text(arena, value));
     }
 }
