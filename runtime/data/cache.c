@@ -12,7 +12,7 @@
 
 #include "runtime/base/knobs.h"
 #include "runtime/base/memory.h"
-#include "runtime/data/text.h"
+#include "runtime/data/encode.h"
 #include "runtime/data/writer.h"
 
 enum { FORMAT = 1 }; /* of entries: another number where their content changes */
@@ -58,39 +58,32 @@ static ml_status name_entry(const char *path, const ml_tokenizer *tokenizer, cha
 
 typedef struct {
     const ml_tokenizer *tokenizer;
-    ml_encoder *encoder;
     ml_writer *writer;
-    ml_ids ids;
+    bool lines; /* tokens are bytes: documents end with a line */
     int64_t tokens;
 } making;
 
-static ml_status add_text(void *context, const char *text, size_t bytes, bool ends) {
+static ml_status add_ids(void *context, ml_ids *ids, bool ends) {
     making *m = context;
-    int64_t eos = ml_tokenizer_eos(m->tokenizer);
-    m->ids.count = 0;
-    ML_TRY(ml_encoder_encode(m->encoder, text, bytes, 0, &m->ids));
-    bool lines = eos < 0 && ml_tokenizer_vocab(m->tokenizer) == 256;
-    if (lines && ends && bytes > 0 && text[bytes - 1] != '\n') ML_TRY(ml_ids_add(&m->ids, '\n'));
-    if (ends && eos >= 0 && m->ids.count > 0) ML_TRY(ml_ids_add(&m->ids, (uint32_t)eos));
-    m->tokens += m->ids.count;
-    ML_TRY(ml_writer_add(m->writer, m->ids.at, m->ids.count));
+    int64_t eos = m->lines ? '\n' : ml_tokenizer_eos(m->tokenizer);
+    bool ended = m->lines && ids->count > 0 && ids->at[ids->count - 1] == '\n';
+    if (ends && eos >= 0 && ids->count > 0 && !ended) ML_TRY(ml_ids_add(ids, (uint32_t)eos));
+    m->tokens += ids->count;
+    ML_TRY(ml_writer_add(m->writer, ids->at, ids->count));
     return ends ? ml_writer_end_document(m->writer) : ML_OK;
 }
 
 static ml_status make_entry(const char *path, const ml_tokenizer *tokenizer, const char *entry) {
-    making m = {.tokenizer = tokenizer};
     int64_t vocab = ml_tokenizer_vocab(tokenizer);
-    ML_TRY(ml_encoder_open(tokenizer, &m.encoder));
+    making m = {.tokenizer = tokenizer, .lines = vocab == 256 && ml_tokenizer_eos(tokenizer) < 0};
     int width = vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4;
-    ml_status status = ml_writer_open(entry, ML_WRITE_MEGATRON, width, &m.writer);
-    if (status == ML_OK) status = text_read(path, add_text, &m);
+    ML_TRY(ml_writer_open(entry, ML_WRITE_MEGATRON, width, &m.writer));
+    ml_status status = encode_file(path, tokenizer, add_ids, &m);
     if (status == ML_OK && m.tokens == 0) status = ml_fail(ML_IO, "%s holds no text", path);
-    if (m.writer) {
-        ml_status closed = ml_writer_close(m.writer, status == ML_OK);
-        if (status == ML_OK) status = closed;
-    }
-    ml_encoder_close(m.encoder);
-    ml_ids_free(&m.ids);
+    if (status == ML_OK) return ml_writer_close(m.writer, true);
+    ml_error failed = *ml_error_last();
+    ml_writer_close(m.writer, false);
+    *ml_error_last() = failed;
     return status;
 }
 

@@ -77,16 +77,20 @@ ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml
 ml_status ml_writer_add(ml_writer *w, const uint32_t *ids, int64_t count) {
     enum { BLOCK = 4096 };
     unsigned char block[BLOCK * 4];
+    uint32_t most = w->width < 4 ? (1u << 8 * w->width) - 1 : INT32_MAX;
     for (int64_t i = 0; i < count; i += BLOCK) {
         int64_t part = count - i < BLOCK ? count - i : BLOCK;
         for (int64_t k = 0; k < part; k++) {
             uint32_t id = ids[i + k];
-            if ((w->width < 4 && id >> 8 * w->width) || id > INT32_MAX) {
+            if (id > most) {
                 ml_fail(ML_IO, "token %u does not fit the %d bytes of a token in %s", id, w->width,
                         w->path);
                 return ml_help("write 4 bytes a token");
             }
-            put(block + k * w->width, id, w->width);
+            if (w->width == 1)
+                block[k] = (unsigned char)id;
+            else
+                put(block + k * w->width, id, w->width);
         }
         ML_TRY(write_bytes(w->file, w->part, block, (size_t)(part * w->width)));
     }

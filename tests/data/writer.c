@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "runtime/data/corpus.h"
@@ -130,11 +131,20 @@ static void open_large(int64_t documents) {
     }
     CHECK_STATUS(ml_writer_close(writer, true), ML_OK);
     int64_t before = bytes_read();
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
     CHECK_STATUS(ml_corpus_open(room_path(&r, "large"), ML_CORPUS_BY_NAME, NULL, &corpus), ML_OK);
     REQUIRE(corpus != NULL);
     ml_corpus_range range = {.to = 1};
     CHECK_STATUS(ml_corpus_sample(corpus, &range, 12345, 64, tokens, NULL), ML_OK);
+    clock_gettime(CLOCK_MONOTONIC, &end);
     int64_t read = bytes_read() - before;
+    double seconds =
+        (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    if (documents > 1000000)
+        printf("%lld documents: a sample after %.3f s and %lld bytes\n", (long long)documents,
+               seconds, (long long)read);
+    CHECK(documents < 1000000 || seconds < 1);
     EXPECT(read < 1 << 20, "%lld bytes of %lld documents were read", (long long)read,
            (long long)documents);
     CHECK_EQ_INT(ml_corpus_documents(corpus), documents);

@@ -230,21 +230,43 @@ static void add_token(luaL_Buffer *b, bool bytes, lua_Integer id) {
     }
 }
 
+static int64_t id_at(lua_State *L, const vm_host *host, int64_t i) {
+    if (host)
+        vm_push_element(L, host->dtype, host->data, i);
+    else
+        lua_rawgeti(L, 2, i + 1);
+    int64_t id = lua_tointeger(L, -1);
+    lua_pop(L, 1);
+    return id;
+}
+
+static int decode(lua_State *L, const ml_tokenizer *tokenizer, const vm_host *host, int64_t count) {
+    ml_ids ids = {0};
+    ml_bytes text = {0};
+    ml_status status = ml_ids_reserve(&ids, count + 1);
+    for (int64_t i = 0; i < count && status == ML_OK; i++) {
+        int64_t id = id_at(L, host, i);
+        ids.at[ids.count++] = id >= 0 && id < UINT32_MAX ? (uint32_t)id : UINT32_MAX;
+    }
+    if (status == ML_OK) status = ml_tokenizer_decode(tokenizer, ids.at, count, 0, &text);
+    if (status == ML_OK) lua_pushlstring(L, text.at ? text.at : "", text.count);
+    ml_ids_free(&ids);
+    ml_bytes_free(&text);
+    vm_check(L, status);
+    return 1;
+}
+
 static int corpus_text(lua_State *L) {
     const ml_corpus *corpus = check_corpus(L);
     const vm_host *host = vm_to_host(L, 2);
     if (!host) luaL_checktype(L, 2, LUA_TTABLE);
+    int64_t count = host ? host->count : vm_table_length(L, 2);
+    if (ml_corpus_tokenizer(corpus)) return decode(L, ml_corpus_tokenizer(corpus), host, count);
     luaL_Buffer b;
     luaL_buffinit(L, &b);
-    int64_t count = host ? host->count : vm_table_length(L, 2);
+    bool bytes = ml_corpus_is_bytes(corpus);
     for (int64_t i = 0; i < count; i++) {
-        if (host)
-            vm_push_element(L, host->dtype, host->data, i);
-        else
-            lua_rawgeti(L, 2, i + 1);
-        lua_Integer id = lua_tointeger(L, -1);
-        lua_pop(L, 1);
-        add_token(&b, ml_corpus_is_bytes(corpus), id);
+        add_token(&b, bytes, id_at(L, host, i));
     }
     luaL_pushresult(&b);
     return 1;
