@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 
 #include "runtime/base/command.h"
 #include "runtime/base/knobs.h"
@@ -446,6 +447,8 @@ int vm_call(lua_State *L, int arguments, int results) {
 /* ---- Signals -----------------------------------------------------------------------------------
  */
 
+#define SAME_NOTICE 1.0 /* seconds between signals of which the second is no new one */
+
 volatile int vm_stop, vm_stop_signal;
 static lua_State *volatile running;
 static volatile bool in_folder; /* of a run: its training saves at the first signal */
@@ -460,7 +463,20 @@ static void interrupt_hook(lua_State *L, lua_Debug *frame) {
     vm_raise(L);
 }
 
-static void on_signal(int number) {
+/* One notice may come twice: who ends a job signals its processes and the launcher, which passes it
+ * on. A terminal's Ctrl-C (which the kernel sends) counts each time. */
+static bool is_same_notice(const siginfo_t *info) {
+    static volatile double last;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double time = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, before = last;
+    last = time;
+    return in_folder && info->si_code <= 0 && before > 0 && time - before < SAME_NOTICE;
+}
+
+static void on_signal(int number, siginfo_t *info, void *context) {
+    (void)context;
+    if (is_same_notice(info)) return;
     vm_stop = vm_stop + 1;
     vm_stop_signal = number;
     ml_command_stop();
@@ -474,7 +490,7 @@ void vm_catch_signals(ml_vm *vm) {
     lua_State *before = running;
     running = vm ? vm->L : NULL;
     if (before) lua_sethook(before, NULL, 0, 0); /* it raises, where nothing may catch it now */
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
+    struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_RESTART | SA_SIGINFO}, old;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
