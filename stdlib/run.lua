@@ -206,10 +206,10 @@ local function start(o, programs)
   event(kept.resumed and "resume" or "start", { { "ranks", core.options().ranks } })
 end
 
--- Every `check_every` steps: a rank whose copy of a state differs from another's ends the run before it is saved.
-local function check_replicas()
+-- Every `check_every` steps, and then before each save: a rank whose copy of a state differs from another's ends the run.
+local function check_replicas(saves_now)
   local every = universal.value "check_every"
-  if not every or every == 0 or kept.step % every ~= 0 then return end
+  if not every or every == 0 or kept.step % every ~= 0 and not saves_now then return end
   local problem = core.replica_check(kept.step)
   if problem then
     core.fail(("step %d: %s"):format(kept.step, problem), { help = "a bit of a rank's memory has changed; --resume continues from the last checkpoint" })
@@ -327,9 +327,10 @@ end
 function Keeper:between(loss)
   if not kept then return (core.stopped()) end
   saves.poll(kept)
-  check_replicas()
   local stop, due = core.stopped(saves.due(kept))
-  if due or stop and kept.saved_step ~= kept.step then self:save(loss) end
+  local saves_now = due or stop and kept.saved_step ~= kept.step
+  check_replicas(saves_now)
+  if saves_now then self:save(loss) end
   if not stop then return false end
   saves.wait(kept)
   event "stop"

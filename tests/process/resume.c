@@ -247,6 +247,43 @@ PROCESS_TEST(resume_unwritable) {
     process_expect(&r, "continues r from step-00000002: step 2");
 }
 
+/* The process ends at some of the operations on files of a save (long ones: tests of checkpoints).
+ */
+PROCESS_TEST(resume_crashed_save) {
+    process_write(room, "a.lua", script);
+    char *expected = undisturbed(room, "");
+    for (int operation = 2; operation <= 30; operation += 14) {
+        process_shell(room, 0, "rm -rf r");
+        char *knob = ml_arena_format(room->arena, "MLUA_FAULT_IO=%d", operation);
+        process_run(room, 128 + SIGKILL, knob,
+                    "run a.lua --device cpu --quiet --out r save_every=2 keep=1");
+        process_result r =
+            process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume");
+        process_expect(&r, ENDS);
+        CHECK_TEXT(losses(room, "r"), expected);
+    }
+}
+
+/* One bit of a rank's copy changes: the rank and the state are named, and nothing is saved; ranks
+ * that are started again continue from before. */
+PROCESS_TEST(resume_replicas) {
+    process_write(room, "a.lua", script);
+    process_shell(room, 0,
+                  "{ cat a.lua | sed \"s/^    if step ~= cfg.at.*/    local o, p = core.options(), "
+                  "m.parameters(all)[1]\\n    if step ~= 5 or o.resume then return end\\n    local "
+                  "v = p:get()\\n    if o.rank == 1 then v[7] = v[7] * (1 + 2^-22) end\\n    "
+                  "p:set(v)/; /os.execute/d; /io.popen/d; s/model = Model()/model = all/; "
+                  "s/^local result/local all = Model()\\n&/\"; } >b.lua");
+    char *expected = undisturbed(room, "-n 4 --mesh dp=4");
+    process_result r = process_run(room, 0, "",
+                                   "run b.lua --device cpu --quiet --out r -n 4 --mesh dp=4 "
+                                   "--restarts 1 check_every=3 save_every=2");
+    process_expect(&r, "step 6: rank 1 (state \"");
+    process_expect(&r, "exit code 74; restart 1 of 1");
+    process_expect(&r, "continues r from step-00000004: step 4");
+    CHECK_TEXT(losses(room, "r"), expected);
+}
+
 /* KILLS ranks are killed at random moments; losses are those of a run without. */
 static void killed_ranks(process_room *room) {
     enum { KILLS = 200, LONG_STEPS = 1500 };

@@ -259,6 +259,7 @@ static int core_replica_check(lua_State *L) {
     comm_done(L);
     vm_check(L, status);
     if (!differs) return 0;
+    vm_of(L)->device_failed = true; /* a run's ranks may be started again */
     lua_pushstring(L, what);
     return 1;
 }
