@@ -54,9 +54,10 @@ typedef struct {
     const char *prompt, *ids;  /* of generate; NULL: not given */
     int64_t tokens, top_k;     /* top_k 0: all */
     double temperature, top_p; /* top_p 0: all */
-    const char *out;           /* of export: the folder */
+    const char *out;           /* of export: the folder; of tokenize: the file */
     const char *file_dtype;    /* of its tensors; NULL: as they are */
     bool hf;
+    bool special;       /* of tokenize */
     bool ascii, verify; /* of show, as the next three */
     const char *html;   /* the page to write; NULL: none */
     char **paths;       /* what is shown */

@@ -20,6 +20,7 @@
 #include "vm/cli/options.h"
 #include "vm/cli/output.h"
 #include "vm/cli/restart.h"
+#include "vm/cli/tokenize.h"
 #include "vm/show/show.h"
 #include "vm/vm.h"
 
@@ -40,6 +41,7 @@ static int repl_main(vm_options *options, int count, char **words);
 static int generate_main(vm_options *options, int count, char **words);
 static int export_main(vm_options *options, int count, char **words);
 static int show_main(vm_options *options, int count, char **words);
+static int tokenize_main(vm_options *options, int count, char **words);
 static int doctor_main(vm_options *options, int count, char **words);
 static int editor_main(vm_options *options, int count, char **words);
 static int help_main(vm_options *options, int count, char **words);
@@ -63,6 +65,8 @@ static const command commands[] = {
      "a run: settings, progress, curves, checkpoints; several runs compared; a checkpoint's or a "
      "file's tensors",
      FOR_SHOW, show_main},
+    {"tokenize", "TOKENIZER FILE... --json|-o OUT",
+     "make token ids of .txt and .jsonl files, also .gz and .zst", FOR_TOKENIZE, tokenize_main},
     {"doctor", "", "what was found on this machine, what is missing and what that costs",
      FOR_DOCTOR, doctor_main},
     {"editor", "[FILE]", "write the definitions that editors complete from (LuaCATS)", 0,
@@ -416,6 +420,18 @@ static int show_main(vm_options *options, int count, char **words) {
     }
     const show_options show = {options->json, options->ascii, options->verify, options->html};
     return show_paths(&show, options->path_count, options->paths) ? EXIT_OK : print_last_error();
+}
+
+static int tokenize_main(vm_options *options, int count, char **words) {
+    int result = options_parse(find_command("tokenize"), options, count, words);
+    if (result != EXIT_OK) return result;
+    if (options->path_count < 2 || options->json == (options->out != NULL)) {
+        usage_error("tokenize needs a tokenizer, text files, and either --json or -o");
+        return print_suggestion(NULL, "mlua tokenize tokenizer.json web.jsonl.gz -o web.bin");
+    }
+    const tokenize_options given = {options->json, options->special, options->quiet, options->out};
+    return tokenize_files(&given, options->path_count, options->paths) ? EXIT_OK
+                                                                       : print_last_error();
 }
 
 static int doctor_main(vm_options *options, int count, char **words) {

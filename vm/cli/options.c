@@ -32,6 +32,8 @@ typedef enum {
     OPTION_SCRIPT,
     OPTION_HF,
     OPTION_ASCII,
+    OPTION_TOKEN_FILE,
+    OPTION_SPECIAL,
     OPTION_HTML,
     OPTION_VERIFY,
     OPTION_OUT,
@@ -51,7 +53,7 @@ static const struct {
      "..."},
     {"--dtype", "NAME", OPTION_DTYPE, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
      "in which forward functions compute: bf16, f32 or f64; default: bf16 on a GPU, f32 on a CPU"},
-    {"--json", NULL, OPTION_JSON, FOR_RUN | FOR_CHECK | FOR_GENERATE | FOR_SHOW,
+    {"--json", NULL, OPTION_JSON, FOR_RUN | FOR_CHECK | FOR_GENERATE | FOR_SHOW | FOR_TOKENIZE,
      "one JSON object a step, or the report as one, alone on standard output"},
     {"--seed", "N", OPTION_SEED, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
      "of all randomness; a script's own seed setting wins (default 0)"},
@@ -94,13 +96,17 @@ static const struct {
      "the model's script; default: the run's own, or the one that a Hugging Face folder needs"},
     {"--hf", NULL, OPTION_HF, FOR_EXPORT,
      "as Hugging Face's transformers has it: config.json, names and shapes of tensors, tokenizer"},
+    {"-o", "OUT.bin|OUT.idx", OPTION_TOKEN_FILE, FOR_TOKENIZE,
+     "write ids alone, or Megatron's OUT.bin and OUT.idx; what a stopped run finished is kept"},
+    {"--special", NULL, OPTION_SPECIAL, FOR_TOKENIZE,
+     "add the tokens that the tokenizer puts around a text"},
     {"--html", "FILE", OPTION_HTML, FOR_SHOW,
      "write a page that needs no network: curves to zoom into, layout, memory, profile"},
     {"--verify", NULL, OPTION_VERIFY, FOR_SHOW,
      "read every tensor of checkpoints and compare its hash"},
     {"--ascii", NULL, OPTION_ASCII, FOR_SHOW,
      "curves without Braille characters; the default where the locale is not UTF-8"},
-    {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT,
+    {"--quiet", NULL, OPTION_QUIET, FOR_SCRIPTS | FOR_GENERATE | FOR_EXPORT | FOR_TOKENIZE,
      "no lines of steps and evaluations, no notes on what takes time"},
 };
 enum { OPTION_COUNT = sizeof option_table / sizeof *option_table };
@@ -254,6 +260,8 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_SCRIPT: options->script = value; return EXIT_OK;
     case OPTION_HF: options->hf = true; return EXIT_OK;
     case OPTION_VERIFY: options->verify = true; return EXIT_OK;
+    case OPTION_TOKEN_FILE: options->out = value; return EXIT_OK;
+    case OPTION_SPECIAL: options->special = true; return EXIT_OK;
     case OPTION_HTML: options->html = value; return EXIT_OK;
     case OPTION_ASCII: options->ascii = true; return EXIT_OK;
     case OPTION_OUT: options->run_folder = value; return EXIT_OK;
@@ -318,7 +326,7 @@ int options_parse(const command *c, vm_options *options, int count, char **words
             options->overrides[options->override_count++] = (vm_setting){word, equals + 1};
         } else if (c->flag == FOR_EXPORT && (!options->from || !options->out)) {
             *(options->from ? &options->out : &options->from) = word;
-        } else if (c->flag == FOR_SHOW) {
+        } else if (c->flag & (FOR_SHOW | FOR_TOKENIZE)) {
             options->paths = words; /* gathered at its beginning */
             words[options->path_count++] = word;
         } else if (!options->script) {

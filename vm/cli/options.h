@@ -22,6 +22,7 @@ enum {
     FOR_GENERATE = 16,
     FOR_EXPORT = 32,
     FOR_SHOW = 64,
+    FOR_TOKENIZE = 128,
     FOR_SCRIPTS = FOR_RUN | FOR_CHECK | FOR_REPL
 };
 

@@ -1,0 +1,35 @@
+/* mlua tokenize: arrays of ids, files of tokens, what a stopped run left. */
+#include "tests/process/support.h"
+
+PROCESS_TEST(tokenize_prints_ids) {
+    process_write(room, "a.jsonl", "{\"text\": \"hi\"}\n{\"text\": \"\"}\n{\"text\": \"\\u00e9\"}\n");
+    process_result r = process_run(room, 0, "", "tokenize bytes a.jsonl --json");
+    CHECK_TEXT(r.output, "[104,105]\n[]\n[195,169]\n");
+    r = process_run(room, 2, "", "tokenize bytes --json");
+    process_expect(&r, "tokenize needs a tokenizer, text files, and either --json or -o");
+    r = process_run(room, 1, "", "tokenize bytes a.jsonl -o a.tokens");
+    process_expect(&r, "a.tokens is no name of a file of tokens");
+    r = process_run(room, 1, "", "tokenize none.json a.jsonl --json");
+    process_expect(&r, "none.json");
+    process_write(room, "a.html", "hi");
+    r = process_run(room, 1, "", "tokenize bytes a.html --json");
+    process_expect(&r, "a.html is no text file by its name");
+}
+
+PROCESS_TEST(tokenize_goes_on_where_it_stopped) {
+    process_write(room, "a.txt", "ab");
+    process_result r = process_run(room, 1, "", "tokenize bytes a.txt b.txt -o out.bin");
+    process_expect(&r, "b.txt");
+    r = process_shell(room, 1, "test -e out.bin");
+    process_write(room, "b.txt", "c");
+    r = process_run(room, 0, "", "tokenize bytes a.txt b.txt -o out.bin");
+    process_expect(&r, "a.txt: done before");
+    process_expect(&r, "b.txt: 0.0 MB, 1 tokens");
+    r = process_shell(room, 0, "od -An -tu2 out.bin | tr -s ' '; ls -d out.*");
+    CHECK_TEXT(r.output, " 97 98 99\nout.bin\n");
+    r = process_run(room, 0, "", "tokenize bytes a.txt b.txt -o both.idx --quiet");
+    CHECK_TEXT(r.output, "");
+    r = process_shell(room, 0, "wc -c <both.bin; wc -c <both.idx; printf %%s x | gzip >c.txt.gz");
+    r = process_run(room, 0, "", "tokenize bytes c.txt.gz --json");
+    CHECK_TEXT(r.output, "[120]\n");
+}
