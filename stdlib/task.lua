@@ -54,7 +54,7 @@ local function generate(model, seq)
   if not prompt then
     tokenizer = tokenizer_of()
     prompt = options.prompt or "\n"
-    if tokenizer then prompt = tokenizer:encode(prompt) end
+    if tokenizer then prompt = tokenizer:encode(prompt, { special = true }) end
   end
   local first = options.rank == 0
   local streams = first and not options.json and not tokenizer and type(prompt) == "string"

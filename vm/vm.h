@@ -57,7 +57,8 @@ typedef struct {
     const char *out;           /* of export: the folder; of tokenize: the file */
     const char *file_dtype;    /* of its tensors; NULL: as they are */
     bool hf;
-    bool special;       /* of tokenize */
+    bool special;       /* of tokenize, as the next */
+    int64_t train;      /* tokens of the tokenizer to train; 0: none */
     bool ascii, verify; /* of show, as the next three */
     const char *html;   /* the page to write; NULL: none */
     char **paths;       /* what is shown */

@@ -181,14 +181,33 @@ static uint64_t key_hash(const uint64_t key[2]) {
     return mixed ^ mixed >> 32;
 }
 
-static void make_key(uint64_t key[2], const char *piece, size_t bytes) {
-    if (bytes <= CACHE_SHORT) {
-        key[0] = key[1] = 0;
-        memcpy(key, piece, bytes);
-        key[1] |= (uint64_t)bytes << 56;
-    } else {
+static inline uint64_t load8(const char *at) {
+    uint64_t value;
+    memcpy(&value, at, 8);
+    return value;
+}
+
+static inline uint32_t load4(const char *at) {
+    uint32_t value;
+    memcpy(&value, at, 4);
+    return value;
+}
+
+/* The bytes of a short piece, by loads that overlap and read no other byte. */
+static inline void make_key(uint64_t key[2], const char *piece, size_t bytes) {
+    key[1] = (uint64_t)bytes << 56;
+    if (bytes > CACHE_SHORT) {
         key[0] = ml_hash(piece, bytes, 0);
         key[1] = 0xFFull << 56 | (uint64_t)bytes << 32; /* + where its bytes are */
+    } else if (bytes >= 8) {
+        key[0] = load8(piece);
+        if (bytes > 8) key[1] |= load8(piece + bytes - 8) >> 8 * (16 - bytes);
+    } else if (bytes >= 4) {
+        key[0] = load4(piece) | (uint64_t)load4(piece + bytes - 4) << 8 * (bytes - 4);
+    } else {
+        const unsigned char *at = (const unsigned char *)piece;
+        key[0] = at[0] | (uint64_t)at[bytes / 2] << 8 * (bytes / 2) |
+                 (uint64_t)at[bytes - 1] << 8 * (bytes - 1);
     }
 }
 
@@ -230,9 +249,9 @@ static ml_status keep(ml_encoder *e, cache_entry *bucket, uint64_t key[2], const
     return ML_OK;
 }
 
-static ml_status append(ml_encoder *e, const uint32_t *ids, uint32_t count) {
+static inline ml_status append(ml_encoder *e, const uint32_t *ids, uint32_t count) {
     ml_ids *to = e->ids;
-    ML_TRY(ml_ids_reserve(to, count));
+    if (to->capacity - to->count < count) ML_TRY(ml_ids_reserve(to, count));
     for (uint32_t i = 0; i < count; i++) to->at[to->count++] = ids[i];
     return ML_OK;
 }

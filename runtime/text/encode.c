@@ -1,5 +1,6 @@
 /* Encoding: added tokens, normalizers, pre-tokenizers, the model. */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "runtime/text/encoder.h"
 #include "runtime/text/normalize.h"
@@ -7,6 +8,8 @@
 #include "runtime/text/unicode.h"
 
 typedef const unsigned char *place;
+
+#define HUGE_PAGE ((uintptr_t)1 << 21)
 
 /* The longest added token that the text begins with, or NULL. */
 static const text_added *longest_added(const text_added_set *set, const char *text, size_t bytes) {
@@ -60,7 +63,8 @@ static ml_status find_added(ml_encoder *e, const text_added_set *set, const char
     int length;
     while (set->list.count && at < last) {
         if (!set->first[*at]) {
-            at++;
+            place next = set->only < 0 ? at + 1 : memchr(at, set->only, (size_t)(last - at));
+            at = next ? next : last;
             continue;
         }
         const text_added *added = longest_added(set, (const char *)at, (size_t)(last - at));
@@ -150,6 +154,11 @@ ml_status ml_encoder_open(const ml_tokenizer *t, ml_encoder **encoder) {
     bool works = e && (e->matcher = regex_matcher_new());
     if (works && t->kind == MODEL_BPE)
         works = (e->cache = ml_alloc(CACHE_BUCKETS * sizeof *e->cache)) != NULL;
+    if (works && e->cache) { /* whole huge pages of it: it is read at random */
+        uintptr_t begin = ((uintptr_t)e->cache + HUGE_PAGE - 1) & -HUGE_PAGE;
+        uintptr_t end = (uintptr_t)(e->cache + CACHE_BUCKETS) & -HUGE_PAGE;
+        if (begin < end) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+    }
     if (works) return ML_OK;
     ml_encoder_close(e);
     *encoder = NULL;

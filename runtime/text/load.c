@@ -25,6 +25,9 @@ static int by_text(const void *a, const void *b) {
 
 void load_sort_added(text_added_set *set) {
     if (set->list.count) qsort(set->list.at, set->list.count, sizeof *set->list.at, by_text);
-    for (uint32_t i = 0; i < set->list.count; i++)
-        set->first[(unsigned char)set->list.at[i].text.at[0]] = true;
+    for (uint32_t i = 0; i < set->list.count; i++) {
+        unsigned char first = (unsigned char)set->list.at[i].text.at[0];
+        set->only = i == 0 || set->only == first ? first : -1;
+        set->first[first] = true;
+    }
 }

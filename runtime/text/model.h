@@ -30,6 +30,7 @@ typedef struct {
 typedef struct {
     ML_VEC(text_added) list; /* sorted by text */
     bool first[256];         /* bytes that a text of the list begins with */
+    int only;                /* the one such byte, or -1 */
 } text_added_set;
 
 typedef struct {

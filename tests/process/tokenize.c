@@ -2,7 +2,9 @@
 #include "tests/process/support.h"
 
 PROCESS_TEST(tokenize_prints_ids) {
-    process_write(room, "a.jsonl", "{\"text\": \"hi\"}\n{\"text\": \"\"}\n{\"text\": \"\\u00e9\"}\n");
+    process_write(room, "a.jsonl",
+                  "{\"text\": \"hi\"}\n{\"text\": \"\"}\n"
+                  "{\"text\": \"\\u00e9\"}\n");
     process_result r = process_run(room, 0, "", "tokenize bytes a.jsonl --json");
     CHECK_TEXT(r.output, "[104,105]\n[]\n[195,169]\n");
     r = process_run(room, 2, "", "tokenize bytes --json");
@@ -16,7 +18,7 @@ PROCESS_TEST(tokenize_prints_ids) {
     process_expect(&r, "a.html is no text file by its name");
 }
 
-PROCESS_TEST(tokenize_goes_on_where_it_stopped) {
+PROCESS_TEST(tokenize_resumes) {
     process_write(room, "a.txt", "ab");
     process_result r = process_run(room, 1, "", "tokenize bytes a.txt b.txt -o out.bin");
     process_expect(&r, "b.txt");
@@ -32,4 +34,19 @@ PROCESS_TEST(tokenize_goes_on_where_it_stopped) {
     r = process_shell(room, 0, "wc -c <both.bin; wc -c <both.idx; printf %%s x | gzip >c.txt.gz");
     r = process_run(room, 0, "", "tokenize bytes c.txt.gz --json");
     CHECK_TEXT(r.output, "[120]\n");
+}
+
+PROCESS_TEST(tokenize_trains) {
+    process_write(room, "a.txt", "the cat and the dog and the bird\n");
+    process_result r = process_run(room, 2, "", "tokenize --train 300 a.txt");
+    process_expect(&r, "tokenize --train needs text files, and -o with the file to write");
+    r = process_run(room, 1, "", "tokenize --train 99 a.txt -o t.json");
+    process_expect(&r, "a trained tokenizer has 258 to");
+    r = process_run(room, 0, "", "tokenize --train 260 a.txt -o t.json");
+    process_expect(&r, "t.json: 260 tokens from 6 words");
+    r = process_run(room, 0, "", "tokenize --train 260 a.txt -o t.json --json --quiet");
+    process_expect(&r, "{\"bytes\":[104,101],\"count\":3}");
+    process_write(room, "b.txt", "the the");
+    r = process_run(room, 0, "", "tokenize t.json b.txt --json");
+    process_expect(&r, "257");
 }

@@ -425,13 +425,19 @@ static int show_main(vm_options *options, int count, char **words) {
 static int tokenize_main(vm_options *options, int count, char **words) {
     int result = options_parse(find_command("tokenize"), options, count, words);
     if (result != EXIT_OK) return result;
-    if (options->path_count < 2 || options->json == (options->out != NULL)) {
+    const tokenize_options given = {options->json, options->special, options->quiet, options->out,
+                                    options->train};
+    if (options->train && (!options->out || !options->path_count)) {
+        usage_error("tokenize --train needs text files, and -o with the file to write");
+        return print_suggestion(NULL, "mlua tokenize --train 32768 web.jsonl.gz -o tokenizer.json");
+    }
+    if (!options->train && (options->path_count < 2 || options->json == (options->out != NULL))) {
         usage_error("tokenize needs a tokenizer, text files, and either --json or -o");
         return print_suggestion(NULL, "mlua tokenize tokenizer.json web.jsonl.gz -o web.bin");
     }
-    const tokenize_options given = {options->json, options->special, options->quiet, options->out};
-    return tokenize_files(&given, options->path_count, options->paths) ? EXIT_OK
-                                                                       : print_last_error();
+    bool done = options->train ? tokenize_train(&given, options->path_count, options->paths)
+                               : tokenize_files(&given, options->path_count, options->paths);
+    return done ? EXIT_OK : print_last_error();
 }
 
 static int doctor_main(vm_options *options, int count, char **words) {

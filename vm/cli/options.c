@@ -34,6 +34,7 @@ typedef enum {
     OPTION_ASCII,
     OPTION_TOKEN_FILE,
     OPTION_SPECIAL,
+    OPTION_TRAIN,
     OPTION_HTML,
     OPTION_VERIFY,
     OPTION_OUT,
@@ -98,6 +99,8 @@ static const struct {
      "as Hugging Face's transformers has it: config.json, names and shapes of tensors, tokenizer"},
     {"-o", "OUT.bin|OUT.idx", OPTION_TOKEN_FILE, FOR_TOKENIZE,
      "write ids alone, or Megatron's OUT.bin and OUT.idx; what a stopped run finished is kept"},
+    {"--train", "TOKENS", OPTION_TRAIN, FOR_TOKENIZE,
+     "train a tokenizer of that many tokens on the files, byte-level BPE; -o tokenizer.json"},
     {"--special", NULL, OPTION_SPECIAL, FOR_TOKENIZE,
      "add the tokens that the tokenizer puts around a text"},
     {"--html", "FILE", OPTION_HTML, FOR_SHOW,
@@ -230,6 +233,12 @@ static int parse_ids(vm_options *options, const char *text) {
     return EXIT_OK;
 }
 
+static int parse_count(const char *name, const char *text, int64_t least, int64_t *value) {
+    if (parse_integer(text, value) && *value >= least) return EXIT_OK;
+    return usage_error("%s takes an integer, %lld or more, not \"%s\"", name, (long long)least,
+                       text);
+}
+
 static int set_option(vm_options *options, option_id id, char *value) {
     int64_t number;
     switch (id) {
@@ -246,14 +255,9 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_FROM: options->from = value; return EXIT_OK;
     case OPTION_PROMPT: options->prompt = value; return EXIT_OK;
     case OPTION_IDS: return parse_ids(options, value);
-    case OPTION_TOKENS:
-        if (!parse_integer(value, &options->tokens) || options->tokens < 0)
-            return usage_error("--tokens takes an integer, 0 or more, not \"%s\"", value);
-        return EXIT_OK;
-    case OPTION_TOP_K:
-        if (!parse_integer(value, &options->top_k) || options->top_k < 1)
-            return usage_error("--top_k takes an integer, 1 or more, not \"%s\"", value);
-        return EXIT_OK;
+    case OPTION_TOKENS: return parse_count("--tokens", value, 0, &options->tokens);
+    case OPTION_TOP_K: return parse_count("--top_k", value, 1, &options->top_k);
+    case OPTION_TRAIN: return parse_count("--train", value, 1, &options->train);
     case OPTION_TEMPERATURE:
         return parse_number("--temperature", value, 0, 1e6, &options->temperature);
     case OPTION_TOP_P: return parse_number("--top_p", value, 0, 1, &options->top_p);

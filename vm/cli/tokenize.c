@@ -17,6 +17,7 @@
 #include "runtime/data/text.h"
 #include "runtime/data/writer.h"
 #include "runtime/text/tokenizer.h"
+#include "runtime/text/train.h"
 
 enum { BATCH_BYTES = 1 << 24, BATCH_DOCUMENTS = 1 << 16, MOST_THREADS = 256 };
 #define DOCUMENT_END UINT32_MAX /* in files of OUT.parts/ */
@@ -31,7 +32,9 @@ typedef struct {
     const tokenize_options *options;
     ml_tokenizer *tokenizer;
     ml_pool *pool;
+    int threads;
     ml_encoder *encoders[MOST_THREADS];
+    ml_words *words[MOST_THREADS]; /* of training */
     ml_bytes text;
     document *documents;
     int64_t count;
@@ -54,9 +57,11 @@ static void show_progress(tokenizing *z, bool last) {
     if (z->options->quiet || z->options->json || (!last && (!terminal || time - z->shown < 0.5)))
         return;
     z->shown = time;
-    fprintf(stderr, "%s%s: %.1f MB, %lld tokens, %.1f MB/s%s", terminal ? "\r\x1b[K" : "", z->path,
-            (double)z->bytes / 1e6, (long long)z->tokens,
-            seconds > 0 ? (double)z->bytes / 1e6 / seconds : 0, last ? "\n" : "");
+    char tokens[32] = "";
+    if (!z->options->train) snprintf(tokens, sizeof tokens, " %lld tokens,", (long long)z->tokens);
+    fprintf(stderr, "%s%s: %.1f MB,%s %.1f MB/s%s", terminal ? "\r\x1b[K" : "", z->path,
+            (double)z->bytes / 1e6, tokens, seconds > 0 ? (double)z->bytes / 1e6 / seconds : 0,
+            last ? "\n" : "");
 }
 
 static ml_status write_failed(const char *what) {
@@ -91,11 +96,19 @@ static ml_status write_ids(tokenizing *z, document *d) {
                                                                          : write_failed("tokens");
 }
 
+static void count_range(void *context, int64_t begin, int64_t end, int thread) {
+    tokenizing *z = context;
+    for (int64_t i = begin; i < end; i++)
+        ML_CHECK(ml_words_add(z->words[thread], z->text.at + z->documents[i].begin,
+                              z->documents[i].end - z->documents[i].begin));
+}
+
 static ml_status flush(tokenizing *z) {
     int64_t count = z->count;
     if (!count) return ML_OK;
-    ML_TRY(ml_pool_run(z->pool, count, count < 64 ? count : 64, encode_range, z));
-    for (int64_t i = 0; i < count; i++)
+    ML_TRY(ml_pool_run(z->pool, count, count < 64 ? count : 64,
+                       z->options->train ? count_range : encode_range, z));
+    for (int64_t i = 0; i < count && !z->options->train; i++)
         ML_TRY(z->options->json ? print_ids(&z->documents[i].ids) : write_ids(z, &z->documents[i]));
     z->bytes += (int64_t)z->text.count;
     z->text.count = 0;
@@ -217,14 +230,31 @@ static ml_status write_output(tokenizing *z, int count, char **files) {
     return join_parts(z, count, files);
 }
 
-static ml_status run(tokenizing *z, int count, char **paths) {
-    ML_TRY(ml_tokenizer_open(paths[0], &z->tokenizer));
-    int threads = ml_cpu_count();
-    if (threads > MOST_THREADS) threads = MOST_THREADS;
-    z->pool = ml_pool_new(threads);
+static ml_status start(tokenizing *z) {
+    z->threads = ml_cpu_count();
+    if (z->threads > MOST_THREADS) z->threads = MOST_THREADS;
+    z->pool = ml_pool_new(z->threads);
     z->documents = ml_alloc(BATCH_DOCUMENTS * sizeof *z->documents);
-    if (!z->pool || !z->documents) return ml_fail(ML_NO_MEMORY, "not enough host memory");
-    for (int i = 0; i < threads; i++) ML_TRY(ml_encoder_open(z->tokenizer, &z->encoders[i]));
+    return z->pool && z->documents ? ML_OK : ml_fail(ML_NO_MEMORY, "not enough host memory");
+}
+
+static bool end(tokenizing *z, ml_status status) {
+    for (int i = 0; i < MOST_THREADS; i++) {
+        ml_encoder_close(z->encoders[i]);
+        ml_words_close(z->words[i]);
+    }
+    for (int i = 0; z->documents && i < BATCH_DOCUMENTS; i++) ml_ids_free(&z->documents[i].ids);
+    ml_free(z->documents);
+    ml_bytes_free(&z->text);
+    ml_pool_free(z->pool);
+    ml_tokenizer_close(z->tokenizer);
+    return status == ML_OK;
+}
+
+static ml_status encode_files(tokenizing *z, int count, char **paths) {
+    ML_TRY(start(z));
+    ML_TRY(ml_tokenizer_open(paths[0], &z->tokenizer));
+    for (int i = 0; i < z->threads; i++) ML_TRY(ml_encoder_open(z->tokenizer, &z->encoders[i]));
     if (z->options->out) return write_output(z, count - 1, paths + 1);
     for (int i = 1; i < count; i++) ML_TRY(read_file(z, paths[i]));
     return fflush(stdout) ? write_failed("standard output") : ML_OK;
@@ -232,12 +262,50 @@ static ml_status run(tokenizing *z, int count, char **paths) {
 
 bool tokenize_files(const tokenize_options *options, int count, char **paths) {
     tokenizing z = {.options = options};
-    ml_status status = run(&z, count, paths);
-    for (int i = 0; i < MOST_THREADS; i++) ml_encoder_close(z.encoders[i]);
-    for (int i = 0; z.documents && i < BATCH_DOCUMENTS; i++) ml_ids_free(&z.documents[i].ids);
-    ml_free(z.documents);
-    ml_bytes_free(&z.text);
-    ml_pool_free(z.pool);
-    ml_tokenizer_close(z.tokenizer);
-    return status == ML_OK;
+    return end(&z, encode_files(&z, count, paths));
+}
+
+/* ---- Training ----------------------------------------------------------------------------------
+ */
+
+static ml_status print_merge(void *context, const char *token, size_t bytes, int64_t count) {
+    const tokenizing *z = context;
+    if (!z->options->json) return ML_OK;
+    printf("{\"bytes\":[");
+    for (size_t i = 0; i < bytes; i++) printf(i ? ",%u" : "%u", (unsigned char)token[i]);
+    printf("],\"count\":%lld}\n", (long long)count);
+    return ferror(stdout) ? write_failed("standard output") : ML_OK;
+}
+
+static ml_status write_text(const char *path, const ml_bytes *text) {
+    char unfinished[PATH_MAX];
+    if (snprintf(unfinished, PATH_MAX, "%s.part", path) >= PATH_MAX)
+        return ml_fail(ML_INVALID, "%.60s... is too long a name", path);
+    FILE *file = fopen(unfinished, "wb");
+    if (!file) return write_failed(unfinished);
+    bool whole = fwrite(text->at, 1, text->count, file) == text->count;
+    return fclose(file) == 0 && whole && rename(unfinished, path) == 0 ? ML_OK : write_failed(path);
+}
+
+static ml_status train_on(tokenizing *z, int count, char **paths, ml_bytes *json) {
+    int64_t made;
+    ML_TRY(start(z));
+    for (int i = 0; i < z->threads; i++) ML_TRY(ml_words_open(&z->words[i]));
+    for (int i = 0; i < count; i++) ML_TRY(read_file(z, paths[i]));
+    for (int i = 1; i < z->threads; i++) ML_TRY(ml_words_merge(z->words[0], z->words[i]));
+    ML_TRY(ml_train(z->words[0], z->options->train, print_merge, z, json, &made));
+    ML_TRY(write_text(z->options->out, json));
+    if (!z->options->quiet)
+        fprintf(stderr, "%s: %lld tokens from %lld words%s\n", z->options->out, (long long)made,
+                (long long)ml_words_count(z->words[0]),
+                made < z->options->train ? "; no other pair was seen twice" : "");
+    return fflush(stdout) ? write_failed("standard output") : ML_OK;
+}
+
+bool tokenize_train(const tokenize_options *options, int count, char **paths) {
+    tokenizing z = {.options = options};
+    ml_bytes json = {0};
+    ml_status status = train_on(&z, count, paths, &json);
+    ml_bytes_free(&json);
+    return end(&z, status);
 }
