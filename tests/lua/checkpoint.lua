@@ -72,6 +72,21 @@ file:close()
 check.raises(("%s is damaged: it has %d bytes, and %d were written"):format(path, #bytes - 1, #bytes), function() m.load(folder .. "/deep/a", { net }) end)
 check.equal(core.checkpoint_list(folder .. "/deep")[1].whole, false, "a damaged one")
 
+-- Another shape, dtype or order of axes; axes that have other names.
+local function other(name, axes, dtype) return core.state { name = name, axes = axes, dtype = dtype, init = 0 } end
+local wide, turned = other("wide", { A.embed, A.batch }), other("turned", { A.ffn, A.embed })
+local whole, renamed = other("whole", { A.embed, A.ffn }, "i32"), other("renamed", { m.axis("width", 8), m.axis("hidden", 6) })
+for _, case in ipairs { { wide, "f32[embed=8, batch=4]" }, { turned, "f32[ffn=6, embed=8]" }, { whole, "i32[embed=8, ffn=6]" } } do
+  local text = ("up: f32[embed=8, ffn=6] in the checkpoint, %s here"):format(case[2])
+  local _, problem = core.checkpoint_load(folder .. "/model", { { case[1], "up" } })
+  check.equal(problem, ("the tensors of %s/model are not those of this script: 1 of another shape or dtype: %s"):format(folder, text), "a problem")
+  check.equal(select(4, core.checkpoint_load(folder .. "/model", { { case[1], "up" } }, false))[1], text, "reshaped")
+end
+core.checkpoint_load(folder .. "/model", { { renamed, "up" } })
+check.equal(renamed:get()[31], net.up:get()[31], "an element under other names of axes")
+check.equal(select(2, core.checkpoint_begin(folder .. "/b", "{}", { { wide, "\xff" } })), "a state's name is not UTF-8: it cannot be saved", "bytes")
+check.equal(select(2, core.checkpoint_begin(folder .. "/b", "{}", { { wide, "a" }, { turned, "a" } })), 'two states to be saved are called "a"', "a name")
+
 -- Messages.
 check.raises("m.save takes the path of a folder", function() m.save("") end)
 check.raises("cannot save or load 5", function() m.save(folder .. "/b", { 5 }) end)
