@@ -9,8 +9,17 @@ int ml_type_find(const ml_type *t, ml_axis axis) {
     return -1;
 }
 
+enum { LARGE_PART = 256, PART_GRAIN = 16 };
+
+int64_t ml_part_size(int64_t whole, int64_t parts) {
+    int64_t part = whole / parts + (whole % parts != 0);
+    if (whole % parts == 0 || part < LARGE_PART) return part;
+    return (part + PART_GRAIN - 1) / PART_GRAIN * PART_GRAIN;
+}
+
 bool ml_is_part(int64_t whole, int64_t part) {
     if (part < 1 || part > whole) return part == whole;
+    if (part >= LARGE_PART && part % PART_GRAIN == 0) return true;
     int64_t parts = (whole + part - 1) / part;
     return (whole + parts - 1) / parts == part;
 }

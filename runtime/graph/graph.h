@@ -104,8 +104,11 @@ int ml_type_find(const ml_type *t, ml_axis axis); /* position, or -1 */
  * bytes stay within int64. */
 #define ML_MAX_ELEMENTS ((int64_t)1 << 57)
 int64_t ml_type_elements(const ml_type *t);
-/* Whether `part` elements can be one of several equal parts of an axis of `whole`, the last of
- * which may be filled up. */
+/* What each of so many equal parts of an axis holds: where they do not divide it, rounded up, a
+ * large part to a multiple of 16 so that rows are aligned in any dtype. The last parts are filled
+ * up. */
+int64_t ml_part_size(int64_t whole, int64_t parts);
+/* Whether `part` elements can be one of several equal parts of an axis of `whole`. */
 bool ml_is_part(int64_t whole, int64_t part);
 int64_t ml_type_bytes(const ml_type *t);
 bool ml_type_equal(const ml_type *a, const ml_type *b);     /* dtype, axes, sizes and order */

@@ -84,10 +84,8 @@ int64_t ml_layout_sent_places(const ml_layout *layout, const ml_type *type, cons
 
 ml_type ml_layout_local(const ml_layout *layout, const ml_type *type, const ml_placements *p) {
     ml_type local = *type;
-    for (int i = 0; i < local.rank; i++) {
-        int64_t parts = ml_layout_parts(layout, p, i);
-        local.size[i] = (local.size[i] + parts - 1) / parts;
-    }
+    for (int i = 0; i < local.rank; i++)
+        local.size[i] = ml_part_size(local.size[i], ml_layout_parts(layout, p, i));
     for (int i = 0; i < layout->count; i++) {
         if (p->over[i].kind != ML_SENT) continue;
         local.size[p->over[i].batch] = layout->axis[i].size;

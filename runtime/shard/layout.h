@@ -4,9 +4,10 @@
  * 1. A table of each mesh axis lists logical axes in order: `params` is that of states and of
  *    gradients shaped like them, `acts` that of all else.
  * 2. The tensor is split over the mesh axis along the first listed axis that it has. Where the size
- *    does not divide, each part has the quotient rounded up; the last ones are filled up, or
- *    nothing but filling, which no result shows (README.md). Such an axis is cut by one mesh axis
- *    alone: another that lists it too is an error, or, where none is asked for, does not split it.
+ *    does not divide, each part has the quotient rounded up (ml_part_size); the last ones are
+ * filled up, or nothing but filling, which no result shows (README.md). Such an axis is cut by one
+ * mesh axis alone: another that lists it too is an error, or, where none is asked for, does not
+ * split it.
  * 3. A tensor without a listed axis is replicated, but for rules 4 to 7; and so is one whose axis
  *    has fewer elements than there are ranks to split it (key/value heads that ranks share).
  * `flat` on a mesh axis is ZeRO-1. It places the optimizer states that rule 2 has not split:

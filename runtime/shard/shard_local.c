@@ -123,17 +123,25 @@ ml_ref shard_clear(sharder *s, ml_ref x, const ml_type *global, const ml_placeme
     return x;
 }
 
+/* Other products read the cleared operand too: it is stored once. */
+static void keep_cleared(sharder *s, ml_ref n, ml_ref before, ml_ref after) {
+    for (uint32_t v = s->values[n].versions; v; v = s->versions.at[v].next)
+        if (s->versions.at[v].node == before) s->versions.at[v].node = after;
+}
+
 /* Source k of n, along the axes that n reduces: filling changes nothing. */
 static ml_ref reduced_source(sharder *s, ml_ref n, int k, ml_ref x, const ml_placements *at) {
     const ml_type *global = ml_graph_type(s->from, ml_graph_source(s->from, n, k));
     const ml_type *t = ml_graph_type(s->from, n);
     ml_op op = ml_graph_node(s->from, n)->op;
     const int64_t *args = ml_graph_args(s->from, n);
+    const ml_ref given = x;
     for (int i = 0; i < global->rank; i++) {
         bool kept = ml_type_find(t, global->axis[i]) >= 0 &&
                     (op != ML_OP_SCATTER_ADD || global->axis[i] != (ml_axis)args[0]);
         if (!kept) x = fill(s, x, global, at, i, op);
     }
+    if (op == ML_OP_DOT && x != given) keep_cleared(s, ml_graph_source(s->from, n, k), given, x);
     return x;
 }
 

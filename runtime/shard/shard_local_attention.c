@@ -17,11 +17,6 @@ static int64_t parts(const shard_attention *x, int k, ml_axis axis) {
     return at < 0 ? 1 : ml_layout_parts(x->s->layout, &x->need[k], at);
 }
 
-/* The last part may be filled up. */
-static int64_t part_size(int64_t size, int64_t count) {
-    return (size + count - 1) / count;
-}
-
 static ml_ref add2(shard_attention *x, ml_op op, ml_ref a, ml_ref b) {
     return ml_map2(x->g, op, a, b);
 }
@@ -45,7 +40,7 @@ static head_choice choose_heads(shard_attention *x) {
     int kv_at = ml_type_find(global_type(x, K), kv);
     for (int i = 0; i < x->s->layout->count; i++)
         if (shard_same(x->need[K].over[i], shard_split(kv_at))) rest.over[i].kind = ML_REPLICATED;
-    int64_t mine = part_size(x->score.size[x->score.rank - 3], parts(x, Q, heads));
+    int64_t mine = ml_part_size(x->score.size[x->score.rank - 3], parts(x, Q, heads));
     int64_t group =
         x->score.size[x->score.rank - 3] / global_type(x, K)->size[kv_at]; /* heads a kv head */
     ml_ref base = shard_base(x->s, &rest, at, mine);
@@ -104,7 +99,7 @@ static void capture_indices(shard_attention *x) {
         bool rows = axis == x->args.seq || axis == x->args.kv_seq;
         if (!uses_index(x, axis)) continue;
         x->indexed = x->indexed || rows;
-        int64_t count = rows ? 1 : parts(x, Q, axis), size = part_size(x->score.size[i], count);
+        int64_t count = rows ? 1 : parts(x, Q, axis), size = ml_part_size(x->score.size[i], count);
         if (count == 1) continue;
         int at = ml_type_find(global_type(x, Q), axis);
         x->index_axis[x->index_count] = axis;

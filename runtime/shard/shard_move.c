@@ -132,8 +132,9 @@ static ml_ref collective(movement *m, ml_op op, ml_ref x, int i, ml_placement_ki
 /* With the axis filled up, so that mesh axis i divides it. */
 static ml_ref filled(movement *m, ml_ref node, int i, int position) {
     const ml_type *t = ml_graph_type(m->s->to, node);
-    int64_t ranks = m->s->layout->axis[i].size, rest = t->size[position] % ranks;
-    return rest ? ml_pad(m->s->to, node, t->axis[position], 0, ranks - rest) : node;
+    int64_t ranks = m->s->layout->axis[i].size, size = t->size[position];
+    int64_t missing = ml_part_size(size, ranks) * ranks - size;
+    return missing ? ml_pad(m->s->to, node, t->axis[position], 0, missing) : node;
 }
 
 /* The axis of `to` into (peer, part), the peer of this rank's coordinate kept: no data moves. */

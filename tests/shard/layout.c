@@ -58,6 +58,8 @@ static void placements(fixture *f) {
     CHECK_TEXT(placed(f, &layout, "batch9 heads7", -1), "bf16[batch=9@dp, heads=7@tp]");
     CHECK_TEXT(local(f, &layout, "batch9 heads7", -1), "bf16[batch=3, heads=4]");
     CHECK_TEXT(local(f, &layout, "batch5 heads1", -1), "bf16[batch=2, heads=1]");
+    CHECK_TEXT(local(f, &layout, "batch1021 heads513", -1), "bf16[batch=256, heads=272]");
+    CHECK_TEXT(local(f, &layout, "batch1019 heads509", -1), "bf16[batch=255, heads=255]");
     CHECK_TEXT(placed(f, &layout, "batch3 seq3", -1), "bf16[batch=3, seq=3@cp]");
     CHECK_TEXT(placed(f, &layout, "embed5 heads7", ML_STATE_OPTIMIZER),
                "bf16[embed=5@dp, heads=7@tp]");

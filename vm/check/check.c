@@ -169,18 +169,32 @@ typedef struct {
     const ml_vm *vm;
     uint32_t id;
     ml_type type;
-    bool whole; /* over a mesh axis that is to split optimizer states */
+    bool whole;          /* over a mesh axis that is to split optimizer states */
+    vm_traffic *traffic; /* NULL: not noted */
 } local_call;
 
 static void find_local(void *argument) {
     local_call *call = argument;
     const ml_layout *layout = ml_session_layout(call->vm->session);
     call->type = ml_plan_state_type(layout, call->vm->graph, call->id);
-    if (!layout || ml_graph_state(call->vm->graph, call->id)->kind != ML_STATE_OPTIMIZER) return;
+    if (!layout) return;
+    const ml_state *state = ml_graph_state(call->vm->graph, call->id);
     ml_placements at = ml_plan_state_places(layout, call->vm->graph, call->id);
+    if (call->traffic && state->kind == ML_STATE_PARAMETER)
+        traffic_add_placed(call->traffic, layout, &state->type, &at);
+    if (state->kind != ML_STATE_OPTIMIZER) return;
     for (int i = 0; i < layout->count; i++)
         if (layout->axis[i].flat && layout->axis[i].size > 1 && at.over[i].kind != ML_SPLIT)
             call->whole = true;
+}
+
+static void find_input(void *argument) {
+    local_call *call = argument;
+    const ml_layout *layout = ml_session_layout(call->vm->session);
+    if (!layout) return;
+    ml_placements at = ml_plan_input_places(layout, call->vm->graph, call->id);
+    traffic_add_placed(call->traffic, layout, &ml_graph_input(call->vm->graph, call->id)->type,
+                       &at);
 }
 
 /* By state, the bytes of a rank's part; on top of the stack. */
@@ -304,6 +318,7 @@ static void read_states(lua_State *L, report *r) {
     for (uint32_t id = 0; id < states; id++) {
         const ml_state *state = ml_graph_state(r->graph, id);
         local_call call = {.vm = vm_of(L), .id = id}; /* a rank's part */
+        call.traffic = all[id] ? &r->traffic : NULL;
         vm_protect(L, find_local, &call);
         if (state->kind == ML_STATE_PARAMETER && (all[id] || !r->typed)) {
             r->parameters += ml_type_elements(&state->type);
@@ -314,6 +329,10 @@ static void read_states(lua_State *L, report *r) {
         r->state_bytes[state->kind] += bytes[id];
         r->state_count[state->kind]++;
         if (call.whole) r->whole_bytes += bytes[id];
+    }
+    for (uint32_t id = 0; id < ml_graph_input_count(r->graph); id++) {
+        local_call call = {.vm = vm_of(L), .id = id, .traffic = &r->traffic};
+        vm_protect(L, find_input, &call);
     }
     lua_pop(L, 3);
 }

@@ -146,6 +146,28 @@ bool traffic_push_undivided(lua_State *L, const ml_layout *layout, const ml_divi
     return true;
 }
 
+static void add_filled(vm_traffic *t, const vm_filled *filled) {
+    for (int i = 0; i < t->filled_count; i++)
+        if (memcmp(&t->filled[i], filled, sizeof *filled) == 0) return;
+    if (t->filled_count < VM_FILLED) t->filled[t->filled_count++] = *filled;
+}
+
+void traffic_add_placed(vm_traffic *t, const ml_layout *layout, const ml_type *type,
+                        const ml_placements *at) {
+    ml_type local = ml_layout_local(layout, type, at);
+    for (int i = 0; i < layout->count; i++) {
+        int k = at->over[i].axis;
+        if (at->over[i].kind != ML_SPLIT || !ml_layout_uneven(layout, type, at, k)) continue;
+        vm_filled filled;
+        memset(&filled, 0, sizeof filled); /* it is compared */
+        filled.axis = type->axis[k];
+        filled.mesh = i;
+        filled.size = type->size[k];
+        filled.part = local.size[k];
+        add_filled(t, &filled);
+    }
+}
+
 void traffic_print_ranks(lua_State *L, const vm_traffic *t) {
     if (t->layout == NULL) return;
     push_mesh(L, t->layout);
@@ -157,6 +179,12 @@ void traffic_print_ranks(lua_State *L, const vm_traffic *t) {
             printf("  %-6s %s\n", t->layout->axis[i].name, lua_tostring(L, -1));
             lua_pop(L, 1);
         }
+    for (int i = 0; i < t->filled_count; i++) {
+        const vm_filled *f = &t->filled[i];
+        printf("  %-6s does not divide %s=%lld: %lld of each rank, filled up at the end\n",
+               t->layout->axis[f->mesh].name, ml_axis_name(vm_of(L)->graph, f->axis),
+               (long long)f->size, (long long)f->part);
+    }
 }
 
 static json_t *moves_json(lua_State *L, const vm_traffic *t) {
@@ -199,6 +227,14 @@ void traffic_json(lua_State *L, const vm_traffic *t, json_t *object) {
             json_object_set_new(same, t->layout->axis[i].name,
                                 json_real(ml_layout_undivided(t->layout, &t->division, i)));
     json_object_set_new(object, "same_work", same);
+    json_t *filled = json_array();
+    for (int i = 0; i < t->filled_count; i++)
+        json_array_append_new(filled, json_pack("{s:s, s:s, s:I, s:I}", "axis",
+                                                ml_axis_name(vm_of(L)->graph, t->filled[i].axis),
+                                                "mesh", t->layout->axis[t->filled[i].mesh].name,
+                                                "size", (json_int_t)t->filled[i].size, "part",
+                                                (json_int_t)t->filled[i].part));
+    json_object_set_new(object, "filled", filled);
     json_object_set_new(object, "ranks", json_integer(ml_layout_ranks(t->layout)));
     json_object_set_new(object, "mesh", mesh);
     json_object_set_new(object, "collectives", collectives);

@@ -13,12 +13,21 @@ typedef struct {
     int64_t bytes, count; /* that leave one rank, each time; times a step */
     bool modules;         /* of several modules */
 } vm_move;
+/* An axis that a mesh axis does not divide. */
+typedef struct {
+    ml_axis axis;
+    int mesh;
+    int64_t size, part; /* of the whole, and of each rank */
+} vm_filled;
+enum { VM_FILLED = 12 };
 typedef struct {
     const ml_layout *layout; /* NULL: one rank */
     ml_traffic total[ML_MAX_MESH][ML_COLLECTIVE_KINDS];
     vm_move largest[VM_MOVES]; /* largest first */
     int count;
     ml_division division;
+    vm_filled filled[VM_FILLED]; /* of states and inputs, each once */
+    int filled_count;
 } vm_traffic;
 
 /* Push what to say of the work that all ranks along mesh axis i do alike, where it is most of it
@@ -28,6 +37,9 @@ bool traffic_push_undivided(lua_State *L, const ml_layout *layout, const ml_divi
 
 /* A program that runs `times` times a step. */
 void traffic_add(vm_traffic *t, const ml_plan *plan, int64_t times);
+/* A state or an input of the programs, so placed. */
+void traffic_add_placed(vm_traffic *t, const ml_layout *layout, const ml_type *type,
+                        const ml_placements *at);
 void traffic_print_ranks(lua_State *L, const vm_traffic *t);
 /* `when`: "in one step". */
 void traffic_print(lua_State *L, const vm_traffic *t, const char *when,
