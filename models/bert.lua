@@ -6,10 +6,10 @@
 local m = require "mlua"
 
 local cfg = m.config {
-  layers = 4, embed = 192, heads = 4, ffn = 768, vocab = 260, seq = 128, batch = 16, accum = 1, steps = 120, eps = 1e-12,
-  hidden = 0.15, lr = 1e-3, warmup = 20, decay = 0.01, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "",
+  layers = 2, embed = 128, heads = 4, ffn = 512, vocab = 260, seq = 64, batch = 32, accum = 1, steps = 600, eps = 1e-12,
+  hidden = 0.15, lr = 3e-3, warmup = 60, decay = 0.01, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "", tokenizer = "",
   presets = {
-    demo = { layers = 2, embed = 128, heads = 4, ffn = 512, seq = 64, steps = 200, lr = 2e-3 },
+    demo = { embed = 64, heads = 2, ffn = 256, steps = 800 },
     ["bert-base"] = { layers = 12, embed = 768, heads = 12, ffn = 3072, vocab = 30528, seq = 512, batch = 256, steps = 1000000, lr = 1e-4, warmup = 10000, dropout = 0.1 },
     ["bert-large"] = { layers = 24, embed = 1024, heads = 16, ffn = 4096, vocab = 30528, seq = 512, batch = 256, steps = 1000000, lr = 1e-4, warmup = 10000, dropout = 0.1 },
   },
@@ -70,7 +70,7 @@ end
 
 -- [CLS] a [SEP] b [SEP]. In half of the samples b is what follows a, else it is from elsewhere. Of the tokens of text a share
 -- `hidden` is to be restored: 80 % of them become [MASK], 10 % any token, 10 % stay.
-local corpus = m.corpus(cfg.data ~= "" and cfg.data or nil)
+local corpus = m.corpus(cfg.data ~= "" and cfg.data or nil, { tokenizer = cfg.tokenizer ~= "" and cfg.tokenizer or nil })
 local room = cfg.seq - 3
 local text, other, after = m.host("i32", 1, room), m.host("i32", 1, room), m.host("i32", 1, room)
 local function sample(index, random)

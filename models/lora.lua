@@ -1,24 +1,29 @@
 -- Low-rank adapters (Hu et al. 2022): a language model of Llama's kind keeps its given weights, and narrow products beside them learn
 -- to answer: of a chat the assistant's words alone count.
 --   mlua run models/lora.lua                        learns the text built into mlua first, then to answer sums and riddles
---   mlua run models/lora.lua --from Llama-3.2-1B/ data=chats.jsonl       {"messages": [{"role": "user", "content": "..."}, ...]} a line
+--   mlua run models/lora.lua --from Qwen3-0.6B/ tokenizer=Qwen3-0.6B/tokenizer.json data=chats.jsonl seq=512
+--     whose lines are {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 --   mlua check models/lora.lua preset=llama-1b --device h200
 local m = require "mlua"
 
 local cfg = m.config {
   rank = 8, alpha = 16.0, adapted = "wq wk wv wo gate up down", pretrain = 60, -- steps on text, where no weights are given
   layers = 4, embed = 256, heads = 4, kv_heads = 2, ffn = 704, vocab = 256, seq = 128, batch = 16, accum = 1, steps = 60, eps = 1e-5, tied = true,
-  qk_norm = false, head_dim = 0, rope_base = 500000.0, rope_scaling = "", lr = 4e-3, warmup = 10, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "",
+  qk_norm = false, head_dim = 0, rope_base = 500000.0, rope_scaling = "", lr = 4e-3, warmup = 10, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", schedule = "1f1b",
+  positions = 0, data = "", tokenizer = "",
   presets = {
     demo = { layers = 2, embed = 128, ffn = 352, pretrain = 100, steps = 100 },
     ["llama-1b"] = { layers = 16, embed = 2048, heads = 32, kv_heads = 8, ffn = 8192, vocab = 128256, seq = 2048, batch = 16, accum = 4, steps = 1000, pretrain = 0, lr = 2e-4, warmup = 30, dropout = 0.05 },
   },
   hf = { -- settings and fields of config.json (stdlib/hf_config.lua)
     layers = "num_hidden_layers", embed = "hidden_size", heads = "num_attention_heads", ffn = "intermediate_size", vocab = "vocab_size",
-    kv_heads = { "num_key_value_heads", absent = "heads", null = "heads" }, head_dim = { "head_dim", absent = 0, null = 0 },
+    kv_heads = { "num_key_value_heads", absent = "heads", null = "heads" }, 
+    head_dim = { "head_dim", absent = 0, null = 0, write = function(c) return c.head_dim > 0 and c.head_dim or c.embed // c.heads end },
+    positions = { "max_position_embeddings", absent = 2048, write = function(c) return c.positions > 0 and c.positions or c.seq end },
+   
     eps = { "rms_norm_eps", absent = 1e-6 }, tied = { "tie_word_embeddings", absent = false }, rope_base = { "rope_theta", absent = 10000.0 },
     rope_scaling = m.hf.rope_scaling, must = { hidden_act = { "silu", "swish" }, attention_bias = false, mlp_bias = false },
-    { "LlamaForCausalLM", "llama", qk_norm = false }, { "Qwen3ForCausalLM", "qwen3", qk_norm = true, must = { use_sliding_window = false } },
+    { "LlamaForCausalLM", "llama", qk_norm = false }, { "Qwen3ForCausalLM", "qwen3", qk_norm = true, must = { use_sliding_window = false }, unused = { "sliding_window", "max_window_layers" } },
   },
 }
 local A = m.axes {
@@ -79,11 +84,15 @@ local function made(random)
   return { { role = "user", content = "Turn round: " .. word }, { role = "assistant", content = word:reverse() } }
 end
 
+local tokenizer = cfg.tokenizer ~= "" and m.tokenizer(cfg.tokenizer) -- else bytes
+local function encode(text) return tokenizer and tokenizer:encode(text) or text end
+
 local function sample(_, random)
   local parts = {}
   for _, message in ipairs(#chats > 0 and chats[random:integer(1, #chats)] or made(random)) do
-    parts[#parts + 1] = message.role .. ": "
-    parts[#parts + 1] = message.role == "assistant" and { learn = message.content .. "\n" } or message.content .. "\n"
+    local words = encode(message.content .. "\n")
+    parts[#parts + 1] = encode(message.role .. ": ")
+    parts[#parts + 1] = message.role == "assistant" and { learn = words } or words
   end
   local tokens, targets = m.labelled(cfg.seq, parts)
   return { tokens = tokens, targets = targets }

@@ -6,9 +6,9 @@
 local m = require "mlua"
 
 local cfg = m.config {
-  layers = 3, embed = 192, heads = 4, head_dim = 48, ffn = 768, vocab = 320, seq = 128, batch = 16, accum = 1, steps = 150, eps = 1e-6,
+  layers = 3, embed = 192, heads = 4, head_dim = 48, ffn = 768, vocab = 320, seq = 128, batch = 16, accum = 1, steps = 180, eps = 1e-6,
   noise = 0.15, length = 3.0, buckets = 32, reach = 128, lr = 2e-3, warmup = 20, decay = 0.0, clip = 1.0, dropout = 0.0, seed = 1,
-  layout = "megatron", schedule = "1f1b", data = "",
+  layout = "megatron", schedule = "1f1b", data = "", tokenizer = "",
   presets = {
     demo = { layers = 2, embed = 128, heads = 4, head_dim = 32, ffn = 512, seq = 64, steps = 200 },
     ["t5-small"] = { layers = 6, embed = 512, heads = 8, head_dim = 64, ffn = 2048, vocab = 32128, seq = 512, batch = 128, steps = 524288, warmup = 10000, lr = 1e-3, dropout = 0.1 },
@@ -81,7 +81,7 @@ function T5:forward(tokens, before)
 end
 
 -- "thank you <x> to your <y> week" and the targets "<x> for inviting me <y> last END": each span's token stands for it.
-local corpus = m.corpus(cfg.data ~= "" and cfg.data or nil)
+local corpus = m.corpus(cfg.data ~= "" and cfg.data or nil, { tokenizer = cfg.tokenizer ~= "" and cfg.tokenizer or nil })
 local text, after = m.host("i32", 1, spans.text), m.host("i32", 1, spans.text)
 local function sample(index, random)
   corpus:fill(text, after, index, { seed = cfg.seed })

@@ -6,7 +6,7 @@
 local m = require "mlua"
 
 local cfg = m.config {
-  layers = 4, embed = 128, heads = 4, ffn = 512, image = 32, patch = 8, channels = 3, classes = 10, batch = 64, accum = 1, steps = 200,
+  layers = 4, embed = 128, heads = 4, ffn = 512, image = 32, patch = 8, channels = 3, classes = 10, batch = 64, accum = 1, steps = 400,
   eps = 1e-6, lr = 1e-3, warmup = 20, decay = 0.05, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "",
   presets = {
     demo = { layers = 2, embed = 64, heads = 2, ffn = 256, steps = 300, lr = 2e-3 },

@@ -151,6 +151,12 @@ return function(model)
   end
   if first then core.make_folder(out) end
   from.load(model)
+  for _, p in ipairs(options.hf and m.parameters(model) or {}) do
+    if m.attributes(p).adapts then -- which other programs know nothing of
+      m.merge_lora(model)
+      break
+    end
+  end
   local files = cut(tensors_of(model, options.hf), WIDTH[dtype])
   write_tensors(out, files, dtype, first)
   if not first then return end

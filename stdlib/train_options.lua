@@ -120,6 +120,7 @@ function options.complete(given)
   if o.pack == "document" and o.inputs then
     core.fail("pack=\"document\" is of data: m.train's inputs know of no documents", { help = "an input of your own may hold them: m.attention{document = inputs.documents}" })
   end
+  if o.tokenizer == "" then o.tokenizer = nil end
   if o.eval_every == 0 then o.eval_every = nil end
   o.eval_share = o.eval_share or 0.1
   o.eval_batches = o.eval_batches or 8
