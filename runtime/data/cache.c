@@ -73,9 +73,19 @@ static ml_status add_ids(void *context, ml_ids *ids, bool ends) {
     return ends ? ml_writer_end_document(m->writer) : ML_OK;
 }
 
+/* What takes a while is said. */
+static void say_large(const char *path) {
+    enum { LARGE = 1 << 28 };
+    struct stat about;
+    if (stat(path, &about) == 0 && about.st_size > LARGE)
+        fprintf(stderr, "mlua: makes tokens of %s (%.1f GiB), once\n", path,
+                (double)about.st_size / 0x1p30);
+}
+
 static ml_status make_entry(const char *path, const ml_tokenizer *tokenizer, const char *entry) {
     int64_t vocab = ml_tokenizer_vocab(tokenizer);
     making m = {.tokenizer = tokenizer, .lines = vocab == 256 && ml_tokenizer_eos(tokenizer) < 0};
+    say_large(path);
     int width = vocab <= 256 ? 1 : vocab <= 65536 ? 2 : 4;
     ML_TRY(ml_writer_open(entry, ML_WRITE_MEGATRON, width, &m.writer));
     ml_status status = encode_file(path, tokenizer, add_ids, &m);

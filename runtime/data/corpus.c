@@ -192,7 +192,7 @@ int64_t ml_corpus_tokens(const ml_corpus *c) {
 
 int64_t ml_corpus_documents(const ml_corpus *c) {
     int64_t documents = 0;
-    EACH_STORE(c, s) documents += s->documents;
+    EACH_STORE(c, s) documents += s->documents ? s->documents : s->sequences;
     return documents;
 }
 

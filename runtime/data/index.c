@@ -93,8 +93,28 @@ ml_status index_open(const char *path, store *s) {
     return check_sequences(s);
 }
 
+/* Whether sequence i is the first one of a document. Documents of several sequences, as sentences,
+ * are rare: most files have one each, or name none. */
+static ml_status begins_document(const store *s, int64_t i, bool *begins) {
+    int64_t low = 0, high = s->documents, numbers = s->pointers + s->sequences * POINTER, value = i;
+    *begins = true;
+    if (s->documents == 0 || s->documents == s->sequences) return ML_OK;
+    while (low < high) { /* the first one that is at least i */
+        int64_t middle = low + (high - low) / 2;
+        ML_TRY(read_number(s, numbers + middle * POINTER, POINTER, &value));
+        if (value < i)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    ML_TRY(read_number(s, numbers + low * POINTER, POINTER, &value));
+    *begins = value == i;
+    return ML_OK;
+}
+
 ml_status index_mark(const store *s, int64_t at, int64_t count, unsigned char *begins) {
     int64_t low = 0, high = s->sequences - 1, byte = at * s->width, first, end, before;
+    bool document = false;
     while (low < high) { /* the last one that begins at the byte or before it */
         int64_t middle = low + (high - low + 1) / 2, begin;
         ML_TRY(read_number(s, s->pointers + middle * POINTER, POINTER, &begin));
@@ -106,14 +126,18 @@ ml_status index_mark(const store *s, int64_t at, int64_t count, unsigned char *b
     ML_TRY(read_sequence(s, low, &first, &end));
     if (byte < first || byte >= end)
         return wrong(s, s->pointers + low * POINTER, "sequences are not in order");
-    if (byte == first) begins[0] = 1;
+    if (byte == first) {
+        ML_TRY(begins_document(s, low, &document));
+        begins[0] = document;
+    }
     while (++low < s->sequences && end / s->width < at + count) {
         before = end;
         ML_TRY(read_sequence(s, low, &first, &end));
         if (first != before)
             return wrong(s, s->pointers + low * POINTER,
                          "a sequence does not follow the one before it");
-        begins[first / s->width - at] = 1;
+        ML_TRY(begins_document(s, low, &document));
+        begins[first / s->width - at] |= document; /* of an empty one and the next */
     }
     return ML_OK;
 }

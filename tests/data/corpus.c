@@ -309,9 +309,17 @@ TEST(data, beginnings_of_documents) {
     room_put(&r, "plain.bin", "wb", tokens, sizeof tokens);
     room_put(&r, "a.txt", "wb", "abc", 3);
     room_put(&r, "b.txt", "wb", "defg", 4);
-    static const char *const names[] = {"set", "llmc.bin", "?.txt"};
-    static const char expected[][8] = {"1001100", "1001000", "1001000"};
-    for (int i = 0; i < 3; i++) {
+    /* Documents of two sequences each: the same index, but for its end. */
+    unsigned char index[34 + 4 * 4 + 4 * 8 + 3 * 8] = {0};
+    FILE *file = fopen(room_path(&r, "set.idx"), "rb");
+    REQUIRE(file && fread(index, 1, sizeof index, file) == sizeof index && fclose(file) == 0);
+    for (int i = 0; i < 3; i++) index[sizeof index - 24 + 8 * i] = (unsigned char)(2 * i);
+    index[26] = 3;
+    room_put(&r, "two.idx", "wb", index, sizeof index);
+    room_put(&r, "two.bin", "wb", tokens, sizeof tokens);
+    static const char *const names[] = {"set", "two", "llmc.bin", "?.txt"};
+    static const char expected[][8] = {"1001100", "1001000", "1001000", "1001000"};
+    for (int i = 0; i < 4; i++) {
         ml_corpus *corpus = open_corpus(room_path(&r, names[i]));
         ml_corpus_range range = {.to = 1};
         CHECK(ml_corpus_unmarked(corpus) == NULL);
