@@ -2,7 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 
-local packing = {}
+local packing = { seq = "seq" } -- the axis of positions: that of the last m.train
 
 -- What the program that is traced knows of the documents of its batch, for a tensor over its positions; nil where there is none.
 function packing.of(x, seq)
@@ -20,7 +20,7 @@ local function from_batch(tokens, name, other)
     pack.used = true
     return pack[name]
   end
-  local seq = pack and pack.seq or m.context.seq or "seq"
+  local seq = packing.seq
   if not tokens:has(seq) then
     core.fail(("%s: the tokens have no axis %q: their axes are %s"):format(name, seq, table.concat(tokens:axes(), ", ")))
   end

@@ -55,6 +55,7 @@ local function other_data(before, now)
   local a, b = core.json(before, "the data of the checkpoint").data, core.json(now, "the data").data
   if core.to_json(a) == core.to_json(b) then return nil end
   if a.tokenizer ~= b.tokenizer then return "another tokenizer" end
+  if (a.share or b.share) ~= b.share then return ("training uses %s of them, and used %s"):format(shown(b.share), shown(a.share)) end
   if #a.sources ~= #b.sources then return ("%d sources instead of %d"):format(#b.sources, #a.sources) end
   for i, source in ipairs(b.sources) do
     if source.weight ~= a.sources[i].weight then return ("source %d weighs %s, and weighed %s"):format(i, shown(source.weight), shown(a.sources[i].weight)) end

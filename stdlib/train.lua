@@ -7,6 +7,7 @@ local nonfinite = require "mlua.nonfinite"
 local open_data = require "mlua.train_data"
 local open_own = require("mlua.train_inputs").open
 local options_of = require "mlua.train_options"
+local packing = require "mlua.packing"
 local run = require "mlua.run"
 local step_of = require "mlua.train_step"
 local task = require "mlua.task"
@@ -78,7 +79,10 @@ function m.train(options)
   task.take(o.model, o.seq)
   local mode = core.options().mode
   local data = mode ~= "check" and (o.inputs and open_own or open_data)(o)
-  if o.seq then core.sequence_axis(o.seq) end
+  if o.seq then
+    core.sequence_axis(o.seq)
+    packing.seq = o.seq.name
+  end
   if not o.own_loss then -- layers that are created while the model runs
     o.model(core.input("tokens", { core.axis(o.batch.name, o.batch.size // o.accum), o.seq }, "i32"))
   end

@@ -13,6 +13,7 @@ return function(o)
   local function host() return o.pack == "document" and core.host("i32", micro, o.seq.size) or nil end
   local documents, positions = host(), host()
   data.feeds = { tokens = data.tokens, targets = data.targets, documents = documents, positions = positions } -- of the microbatch that was filled last
+  local share = 1 - (o.eval_every and not evaluated and o.eval_share or 0) -- of the data, that training uses
   -- Samples are numbered globally: microbatch i of step s holds the same ones whatever accum is.
   -- A rank reads the rows alone that its part of the program (default: that of training) does.
   local training
@@ -29,7 +30,6 @@ return function(o)
     local wanted = ("%d %d %s %d %d %d"):format(step, i, evaluation, first, stop, o.skip or 0)
     if data.held == wanted then return end
     data.held = wanted
-    local share = 1 - (o.eval_every and not evaluated and o.eval_share or 0)
     local from = evaluation and evaluated or corpus
     from:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
       seed = o.seed, vocab = o.vocab, from = evaluation and not evaluated and share or 0, to = evaluation and 1 or share,
@@ -38,7 +38,8 @@ return function(o)
   end
   -- What says whether other data would give the same samples: JSON.
   function data.identity()
-    return ('{"data":%s,"eval_data":%s}'):format(corpus:identity(), evaluated and evaluated:identity() or "null")
+    local identity = corpus:identity():gsub("^{", ('{"share":%.17g,'):format(share))
+    return ('{"data":%s,"eval_data":%s}'):format(identity, evaluated and evaluated:identity() or "null")
   end
   -- Once the programs are traced, and the model has all its parameters.
   function data.begin(program)

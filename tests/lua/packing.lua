@@ -83,6 +83,15 @@ check.equal(train { model = attend(true) }, train { model = attend(true), pack =
 check.near(train { model = attend(true) }, train { model = attend() }, 1e-6, "one document, given")
 check.equal(train { model = attend(false), pack = "document" } ~= train { model = attend(), pack = "document" }, true, "none")
 
+-- Positions along an axis of another name.
+local T = m.axes { time = 12, batch = 4 }
+local Timed = m.module("Timed", function(self) self.inner, self.places = model, m.param { T.time, A.embed, init = 0.7 } end)
+function Timed:forward(t)
+  return (self.inner.table:gather(t, "vocab") + self.places:gather(m.positions(t), "time")):dot(self.inner.table, "embed")
+end
+local timed = { model = Timed(), seq = T.time }
+check.equal(train(timed) ~= train { model = timed.model, seq = T.time, pack = "document" }, true, "another axis")
+
 -- What cannot know documents is refused.
 local Bare = m.module("Bare", function(self) self.inner = model end)
 function Bare:forward(t) return self.inner.table:gather(t, "vocab"):dot(self.inner.table, "embed") end

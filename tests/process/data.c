@@ -171,3 +171,20 @@ PROCESS_TEST(documents_under_layouts) {
     }
     CHECK(fabs(loss[0] - loss[1]) > 1e-2);
 }
+
+/* The share that evaluations take decides which samples training sees. */
+PROCESS_TEST(data_of_a_run_that_continues) {
+    process_write(room, "go.lua",
+                  MODEL "local cfg = m.config { steps = 1, data = 'text' }\n"
+                        "m.train { model = Model(), batch = A.batch, seq = A.seq }\n");
+    process_write_text(room);
+    process_run(room, 0, "", "run --device cpu --quiet go.lua --out kept");
+    process_run(room, 0, "", "run --device cpu --quiet go.lua steps=2 --out kept --resume");
+    process_result r = process_run(
+        room, 1, "", "run --device cpu --quiet go.lua steps=3 eval_every=1 --out kept --resume");
+    process_expect(
+        &r, "the run's data are others than before: training uses 0.9 of them, and used 1\n");
+    process_run(room, 0, "",
+                "run --device cpu --quiet go.lua steps=3 eval_every=1 eval_data=go.lua "
+                "--out kept --resume");
+}
