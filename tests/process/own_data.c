@@ -4,14 +4,15 @@
 #include "tests/process/support.h"
 
 static const char *const layouts[] = {
-    "-n 2 --mesh dp=2 %s parts=2",
-    "-n 2 --mesh pp=2 %s accum=2",
-    "-n 2 --mesh dp=2 %s parts=2 zero=true accum=2",
-    "-n 2 --mesh tp=2 %s",
-    "-n 2 --mesh cp=2 %s accum=4",
-    "-n 4 --mesh dp=4 %s parts=4 fsdp=true",
-    "-n 4 --mesh pp=2,dp=2 %s parts=2 schedule=zero-bubble",
-    "-n 8 --mesh pp=2,dp=2,tp=2 %s parts=2 accum=2 schedule=interleaved",
+    "-n 2 --mesh dp=2 %s rows=4,4",
+    "-n 2 --mesh pp=2 %s accum=2 rows=8,8",
+    "-n 2 --mesh dp=2 %s rows=4,4 zero=true accum=2",
+    "-n 2 --mesh tp=2 %s rows=8,8",
+    "-n 2 --mesh cp=2 %s accum=4 rows=8,8",
+    "-n 4 --mesh dp=4 %s rows=2,2,2,2 fsdp=true",
+    "-n 4 --mesh pp=4 %s rows=8,0,0,8",
+    "-n 4 --mesh pp=2,dp=2 %s rows=4,4,4,4 schedule=zero-bubble",
+    "-n 8 --mesh pp=2,dp=2,tp=2 %s rows=4,4,4,4,4,4,4,4 accum=2 schedule=interleaved",
 };
 
 static void compare(process_room *room, int first, int count) {
@@ -27,6 +28,20 @@ static void compare(process_room *room, int first, int count) {
 
 DIST_TEST(own_data) {
     compare(room, 0, 2);
+}
+
+/* A run that continues in another layout asks for the examples that follow, and for no others. */
+DIST_TEST(own_data_resumed) {
+    const char *script = "\"$ROOT\"/tests/lua/lib/own_data.lua steps=8 save_every=4";
+    process_result whole =
+        process_run(room, 0, "", "run --device cpu --quiet --out run %s", script);
+    process_shell(room, 0, "rm -r run/checkpoints/step-00000008");
+    process_result rest = process_shell(room, 0,
+                                        "\"$MLUA\" run --device cpu --quiet -n 2 --mesh dp=2 --out "
+                                        "run --resume %s accum=2 rows=4,4 done=4 "
+                                        "2>/dev/null",
+                                        script);
+    process_compare_lines(rest.output, strstr(whole.output, "step 5 "), "resumed");
 }
 
 /* What a loss returns beside its sum and count, of the default data too: in --json, metrics.jsonl,

@@ -1,7 +1,7 @@
 -- Own examples under any layout: tokens and an image for the first stage of a pipeline, labels and weights for the last. Prints
--- what each step computed; `parts` says over how many ranks the batch is split.
+-- what each step computed; `rows` says how many of a step each rank makes, `done` how many steps an earlier process made.
 local m = require "mlua"
-local cfg = m.config { steps = 3, accum = 1, batch = 8, parts = 1, layers = 4, zero = false, fsdp = false, schedule = "1f1b" }
+local cfg = m.config { steps = 3, accum = 1, batch = 8, rows = "", done = 0, layers = 4, zero = false, fsdp = false, schedule = "1f1b" }
 local A = m.axes { vocab = 64, embed = 16, ffn = 32, seq = 8, batch = cfg.batch, pixels = 12, heads = 2, head_dim = 8 }
 local Block = m.module("Block", function(self)
   self.norm, self.wo = m.rms_norm { A.embed }, m.param { A.heads, A.head_dim, A.embed }
@@ -59,4 +59,7 @@ local result = m.train {
   },
 }
 if m.rank() == 0 then print(("evaluation %.9g accuracy %.9g"):format(result.eval_loss, result.eval_accuracy)) end
-assert(made <= cfg.steps * math.ceil(cfg.batch / cfg.parts), ("rank %d made %d examples"):format(m.rank(), made))
+local rows = {}
+for count in cfg.rows:gmatch "%d+" do rows[#rows + 1] = tonumber(count) end
+local expected = (cfg.steps - cfg.done) * (rows[m.rank() + 1] or cfg.batch)
+assert(made == expected, ("rank %d made %d examples instead of %d"):format(m.rank(), made, expected))
