@@ -114,13 +114,16 @@ local function load(kept, path, last)
   return core.json(record, path)
 end
 
----The record from which the run continues; nil where it has no whole checkpoint. `now` is what a record of it would say.
+---The record from which the run continues; nil where it has no checkpoint yet. None that is whole is an error: what is left
+---of the run may be worth more than a new start. `now` is what a record of it would say.
 ---@param kept table
 ---@param now table
+---@param lost? boolean one was damaged and has been put aside
 ---@return table?
-function saves.find(kept, now)
+function saves.find(kept, now, lost)
   if core.options().rank == 0 then core.checkpoint_sweep(kept.checkpoints) end
   for _, c in ipairs(listed(kept.checkpoints)) do
+    lost = true
     local text, problem, record
     if core.options().rank == 0 and c.whole then text, problem = core.checkpoint_record(c.path) end
     text = core.share(text)
@@ -131,6 +134,9 @@ function saves.find(kept, now)
       return record
     end
     report(("%s is no checkpoint to continue from: %s"):format(c.path, c.problem or problem or "it is none of a run"))
+  end
+  if lost then
+    core.fail(("%s has no whole checkpoint"):format(kept.path), { help = "another --out begins anew; mlua show --verify " .. kept.path .. " says what is damaged" })
   end
 end
 
@@ -150,7 +156,7 @@ function saves.restore(kept, training, now)
     report(("%s is damaged: %s"):format(kept.from, problem))
     put_aside(kept, kept.from)
     core.share() -- until it has moved
-    record = saves.find(kept, now)
+    record = saves.find(kept, now, true)
     kept.resumed = record
   end
 end

@@ -106,7 +106,7 @@ PROCESS_TEST(resume_second_signal) {
     process_write(room, "a.lua", script);
     process_result r = process_run(room, 130, "",
                                    "run a.lua --device cpu --quiet --out r at=3 save_every=0 "
-                                   "signal='INT $PPID; sleep 0.2; kill -INT'");
+                                   "signal='INT $PPID; sleep 1.2; kill -INT'");
     CHECK(strstr(r.output, "stopped at") == NULL);
     process_shell(room, 0, "[ ! -e r/checkpoints/step-00000003 ]");
 }
@@ -133,6 +133,28 @@ PROCESS_TEST(resume_damaged) {
                   "[ -e r/checkpoints/step-00000004 ] && [ -e r/checkpoints/step-00000008 ]"
                   " && [ -e r/damaged/step-00000008-* ] && "
                   "[ ! -e r/checkpoints/step-00000002 ]");
+}
+
+/* Where nothing whole is left, a run is not begun anew over it; nor by two processes at once. */
+PROCESS_TEST(resume_nothing_whole) {
+    process_write(room, "a.lua", script);
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out r steps=2");
+    process_shell(room, 0,
+                  "printf x | dd of=$(ls r/checkpoints/step-00000002/model-*) bs=1 "
+                  "seek=9000 conv=notrunc 2>/dev/null");
+    char *before = losses(room, "r");
+    process_result r = process_run(room, 1, "", "run a.lua --device cpu --quiet --out r --resume");
+    process_expect(&r, "r/checkpoints/step-00000002 is damaged");
+    process_expect(&r, "r has no whole checkpoint");
+    CHECK_TEXT(losses(room, "r"), before);
+    process_shell(room, 0,
+                  "sed 's/^  on_step = function(step)/& core.sleep(0.5)/' a.lua >slow.lua");
+    r = process_shell(room, 0,
+                      "\"$MLUA\" run slow.lua --device cpu --quiet --out s & main=$!; for i in "
+                      "$(seq 100); do [ -s s/metrics.jsonl ] && break; sleep 0.05; done; \"$MLUA\" "
+                      "run a.lua --device cpu --quiet --out s --resume; code=$?; kill -KILL $main; "
+                      "[ $code = 1 ]");
+    process_expect(&r, "another process is running this run");
 }
 
 PROCESS_TEST(resume_changed) {

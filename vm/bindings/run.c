@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,9 +37,13 @@ static int core_log_to(lua_State *L) {
     const char *path = luaL_checkstring(L, 1);
     if (vm->log) fclose(vm->log);
     vm->log = fopen(path, "ae");
-    if (vm->log) return 0;
-    lua_pushfstring(L, "cannot write %s: %s", path, strerror(errno));
-    return 1;
+    if (!vm->log) {
+        lua_pushfstring(L, "cannot write %s: %s", path, strerror(errno));
+        return 1;
+    }
+    if (flock(fileno(vm->log), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
+    return vm_fail(L, "a run's folder is for one process, or the ranks of one job, at a time",
+                   "%s: another process is running this run", path);
 }
 
 /* A log that cannot be written, on a full disk, stops nothing. */
@@ -97,7 +102,8 @@ void vm_run_register(lua_State *L) {
          "each folder of a path that is not there yet; nil and the reason where one cannot be "
          "made"},
         {"log_to", core_log_to, "path: string -> string?",
-         "notes and errors are added to this file from now on; the reason where they cannot be"},
+         "notes and errors are added to this file from now on; the reason where they cannot be. "
+         "Raises where another process does so"},
         {"log_text", core_log, "text: string", "add a text to that file alone"},
         {"share", core_share, "text?: string -> string?",
          "rank 0's text, on every rank; all ranks at once"},

@@ -114,9 +114,9 @@ static bool died(int code) {
 }
 
 static void start_again(starter *s, int64_t start, int code, bool made_no_step) {
-    int gpus = gpus_left(s->options), before = s->ranks;
+    int gpus = s->options->elastic ? gpus_left(s->options) : 0, before = s->ranks;
     bool fewer = false;
-    if (s->options->elastic && gpus > 0 && gpus < s->ranks)
+    if (gpus > 0 && gpus < s->ranks)
         fewer = shrink(s, gpus);
     else if (s->options->elastic && made_no_step)
         fewer = shrink(s, s->ranks - 1);
