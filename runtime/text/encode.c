@@ -93,7 +93,7 @@ static ml_status find_added(ml_encoder *e, const text_added_set *set, const char
 
 static ml_status encode_pieces(ml_encoder *e, const char *text, size_t bytes, int flags) {
     (void)flags;
-    split_text(e, text, bytes, bpe_piece);
+    split_text(e, text, bytes, piece_encode);
     e->first = false;
     return e->status;
 }
@@ -152,7 +152,7 @@ ml_status ml_encoder_open(const ml_tokenizer *t, ml_encoder **encoder) {
     ml_encoder *e = *encoder = ml_alloc(sizeof *e);
     if (e) e->tokenizer = t;
     bool works = e && (e->matcher = regex_matcher_new());
-    if (works && t->kind == MODEL_BPE)
+    if (works && t->kind != MODEL_BYTES)
         works = (e->cache = ml_alloc(CACHE_BUCKETS * sizeof *e->cache)) != NULL;
     if (works && e->cache) { /* whole huge pages of it: it is read at random */
         uintptr_t begin = ((uintptr_t)e->cache + HUGE_PAGE - 1) & -HUGE_PAGE;
@@ -176,6 +176,7 @@ void ml_encoder_close(ml_encoder *e) {
     ml_ids_free(&e->cache_ids);
     ml_ids_free(&e->symbols);
     ml_ids_free(&e->links);
+    ml_free(e->best);
     ml_free(e->heap);
     ml_free(e->cache);
     ml_free(e);

@@ -27,6 +27,13 @@ typedef struct {
     bool match;
 } split_part;
 
+/* The likeliest tokens up to here: their score, the last of them and where it begins. */
+typedef struct {
+    double score;
+    uint32_t from, id;
+    bool reached;
+} unigram_place;
+
 typedef struct ml_encoder {
     const ml_tokenizer *tokenizer;
     int64_t dropped;
@@ -39,8 +46,7 @@ typedef struct ml_encoder {
     ml_ids symbols, links; /* of a piece that is merged */
     uint64_t *heap;
     size_t heap_room;
-    double *best; /* unigram: of each byte's beginning */
-    uint32_t *from;
+    unigram_place *best; /* unigram: of each place between two bytes */
     size_t best_room;
     regex_matcher *matcher;
     ml_bytes valid; /* the text, U+FFFD for bytes that are no UTF-8 */
@@ -55,12 +61,13 @@ typedef struct ml_encoder {
 /* Pieces of a text, as the pre-tokenizer says, each given to `piece`. */
 void split_text(ml_encoder *encoder, const char *text, size_t bytes,
                 void piece(void *encoder, const char *piece, size_t bytes));
-/* Append the tokens of a piece, by merges. `encoder` is an ml_encoder. */
-void bpe_piece(void *encoder, const char *piece, size_t bytes);
-/* The same by the likeliest tokens. */
-void unigram_piece(void *encoder, const char *piece, size_t bytes);
+/* Append the tokens of a piece. `encoder` is an ml_encoder. */
+void piece_encode(void *encoder, const char *piece, size_t bytes);
+/* Tokens of a piece in encoder->symbols: by merges, and the likeliest ones. */
+ml_status bpe_symbols(ml_encoder *encoder, const char *piece, size_t bytes);
+ml_status unigram_symbols(ml_encoder *encoder, const char *piece, size_t bytes);
 /* Append the tokens of a character without one: bytes, unknown or none. */
-ml_status encoder_unknown(ml_encoder *encoder, ml_ids *to, const char *character, int bytes,
-                          bool *unknown);
+ml_status unknown_character(ml_encoder *encoder, ml_ids *to, const char *character, int bytes,
+                            bool *unknown);
 
 #endif

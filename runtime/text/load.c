@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* qsort_r */
 #include "runtime/text/load.h"
 
 #include <stdlib.h>
@@ -30,4 +31,19 @@ void load_sort_added(text_added_set *set) {
         set->only = i == 0 || set->only == first ? first : -1;
         set->first[first] = true;
     }
+}
+
+static int by_bytes(const void *a, const void *b, void *tokens) {
+    const text_string *x = &((const text_token *)tokens)[*(const uint32_t *)a].text;
+    const text_string *y = &((const text_token *)tokens)[*(const uint32_t *)b].text;
+    int order = memcmp(x->at, y->at, x->bytes < y->bytes ? x->bytes : y->bytes);
+    return order ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+void load_sort_tokens(ml_tokenizer *t) {
+    t->sorted = ML_NEW_ARRAY(t->arena, uint32_t, t->vocab + 1);
+    for (uint32_t id = 0; id < t->vocab; id++)
+        if (t->tokens[id].flags & TOKEN_VOCAB && t->tokens[id].text.bytes)
+            t->sorted[t->sorted_count++] = id;
+    qsort_r(t->sorted, t->sorted_count, sizeof *t->sorted, by_bytes, t->tokens);
 }

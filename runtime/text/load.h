@@ -20,6 +20,8 @@ bool load_is_tiktoken(const char *text, size_t bytes);
 /* Fields of JSON objects; a missing or null one gives the fallback, one of another type raises. */
 const char *load_text(const json_t *object, const char *key, const char *fallback);
 bool load_flag(const json_t *object, const char *key, bool fallback);
+/* The model's tokens by their bytes, for unigram. */
+void load_sort_tokens(ml_tokenizer *tokenizer);
 /* Sorted, for searching. */
 void load_sort_added(text_added_set *set);
 

@@ -32,7 +32,7 @@ static void load_unigram(ml_tokenizer *t, const json_t *model) {
     size_t count = json_array_size(vocab);
     if (!json_is_array(vocab) || !count) ml_raise(ML_INVALID, "its model has no array vocab");
     double least = 0;
-    t->scores = ML_NEW_ARRAY(t->arena, float, count);
+    t->scores = ML_NEW_ARRAY(t->arena, double, count);
     for (size_t i = 0; i < count; i++) {
         const json_t *pair = json_array_get(vocab, i), *text = json_array_get(pair, 0);
         if (!json_is_string(text) || !json_is_number(json_array_get(pair, 1)))
@@ -41,10 +41,10 @@ static void load_unigram(ml_tokenizer *t, const json_t *model) {
                  text_copy(t->arena, json_string_value(text), json_string_length(text)),
                  TOKEN_VOCAB);
         double score = json_number_value(json_array_get(pair, 1));
-        t->scores[i] = (float)score;
+        t->scores[i] = score;
         if (score < least) least = score;
     }
-    t->unknown_score = (float)(least - 10);
+    t->unknown_score = least - 10;
     unknown = json_object_get(model, "unk_id");
     if (unknown && !json_is_null(unknown)) {
         t->unknown = load_id(unknown, "unk_id");
@@ -182,7 +182,9 @@ void load_json(ml_tokenizer *t, const json_t *root) {
         t->kind = MODEL_UNIGRAM;
         load_unigram(t, model);
         t->fallback = load_flag(model, "byte_fallback", false);
+        t->fuse = true;
         text_index(t);
+        load_sort_tokens(t);
     } else {
         ml_raise(ML_INVALID, "its model of type %s is not supported", type);
     }

@@ -128,8 +128,10 @@ typedef struct ml_tokenizer {
     ml_index by_raw;       /* whole: tokens by their bytes */
     text_merge *merges;
     uint32_t merge_mask;
-    float *scores; /* unigram: log probabilities, vocab */
-    float unknown_score;
+    double *scores; /* unigram: log probabilities, of the model's tokens */
+    double unknown_score;
+    uint32_t *sorted; /* unigram: the model's tokens by their bytes */
+    uint32_t sorted_count;
     uint32_t longest; /* bytes of the longest token */
     const uint32_t *charsmap_trie;
     size_t charsmap_units;

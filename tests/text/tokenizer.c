@@ -50,8 +50,8 @@ static char *compose(const json_t *all, const json_t *steps) {
     json_t *model = json_copy(json_object_get(all, "model"));
     json_object_set_new(model, "ignore_merges",
                         json_boolean(json_is_true(json_object_get(steps, "whole"))));
-    const json_t *own = json_object_get(steps, "model");
-    json_object_set(root, "model", own ? (json_t *)own : model);
+    const char *uses = json_string_value(json_object_get(steps, "uses"));
+    json_object_set(root, "model", uses ? json_object_get(all, uses) : model);
     json_decref(model);
     static const char *const shared[] = {"added_tokens", "decoder"};
     for (int i = 0; i < 2; i++)

@@ -25,6 +25,16 @@ const steps = [
   { name: 'other expression', normalizer: { type: 'Sequence', normalizers: [{ type: 'NFKC' }, { type: 'Lowercase' }, { type: 'Replace', pattern: { Regex: '[0-9]+' }, content: '#' }, { type: 'Strip', strip_left: true, strip_right: true }, { type: 'Replace', pattern: { String: 'the' }, content: 'THE' }, { type: 'Prepend', prepend: '>' }] }, pre_tokenizer: seq(split('[^\\S\\r\\n]?\\w+|\\d+', 'MergedWithNext'), split(' ', 'MergedWithPrevious'), split('[a-z]+', 'Removed', true), bytes(false)) },
   { name: 'accents', normalizer: { type: 'Sequence', normalizers: [{ type: 'NFD' }, { type: 'StripAccents' }, { type: 'NFKD' }] }, pre_tokenizer: seq({ type: 'WhitespaceSplit' }, { type: 'Punctuation', behavior: 'MergedWithPrevious' }, bytes(false, true)) },
 ];
+const metaspace = (prepend_scheme, split) => ({ type: 'Metaspace', replacement: '▁', prepend_scheme, split });
+const pieces = (...more) => ({ type: 'Sequence', decoders: [{ type: 'Replace', pattern: { String: '▁' }, content: ' ' }, { type: 'ByteFallback' }, { type: 'Fuse' }, ...more] });
+const strip = { type: 'Strip', content: ' ', start: 1, stop: 0 }, spaces = { type: 'Replace', pattern: { String: ' ' }, content: '▁' };
+const characters = [
+  { name: 'llama2', normalizer: { type: 'Sequence', normalizers: [{ type: 'Prepend', prepend: '▁' }, spaces] }, pre_tokenizer: null, decoder: pieces(strip), uses: 'characters' },
+  { name: 'mistral', pre_tokenizer: metaspace('first', false), decoder: pieces(strip), uses: 'characters' },
+  { name: 'gemma', normalizer: spaces, pre_tokenizer: { type: 'Split', pattern: { String: ' ' }, behavior: 'MergedWithPrevious', invert: false }, decoder: pieces(), uses: 'characters' },
+  { name: 'metaspace', pre_tokenizer: metaspace('always', true), decoder: metaspace('always', true), uses: 'characters' },
+  { name: 'unigram', normalizer: { type: 'NFKC' }, pre_tokenizer: { type: 'Sequence', pretokenizers: [{ type: 'WhitespaceSplit' }, metaspace('always', true)] }, decoder: metaspace('always', true), uses: 'unigram' },
+];
 const strings = ['', ' ', '\n', "Hello world, it's a word; WORD's words", 'a  b   c\n\n  d\t\te \r\n', "I'LL you'Re he'ſ 'tis 123 4567 89,012", 'ABC ABCD  <|end|> <|pad|>  x<|end|><|end|>', 'naïve café e\u0301 Å ﬁ ½ ² Ⅷ ٣', '中文日本語ー 한국어 ไทย हिन्दी العربية', '😀👩‍👩‍👧 🏳️‍🌈 𝔘𝟘', 'if (x != y) { return a[i]->b; } // done\n', '\u0000\u0001\u007f\u0085\u00a0\u180e\u2028\u202f\u3000\u200b\ufeff\ufffd', 'CamelCase HTTPServer iPhone ÀÉ ǅ ʰAB ªb', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', '   leading and trailing   ', '각 각 a\u0327\u0301 \u0301x ẛ̣', "word wordy (word) the other's", 'x\n\n\n  y\n \n', '//// /* */ !!!\r\n\r\n--', '\u{10ffff}\u{e0100}\ud7ff\ue000', 'tokenization of the parameters and gradients'];
 (async () => {
   const shape = (s) => ({ version: '1.0', truncation: null, padding: null, added_tokens: s.added || [], normalizer: s.normalizer || null, pre_tokenizer: s.pre_tokenizer, post_processor: s.post_processor || null, decoder: s.decoder || byteDecoder, model: s.model });
@@ -40,17 +50,28 @@ const strings = ['', ' ', '\n', "Hello world, it's a word; WORD's words", 'a  b 
   const size = Object.keys(vocab).length;
   const tokens = added.map(([content, special, flags], i) => ({ id: size + i, content, single_word: false, lstrip: false, rstrip: false, normalized: !special, special, ...flags }));
   const result = { model: { ...empty, vocab, merges: merges.map((p) => p.join(' ')) }, added_tokens: tokens, decoder: byteDecoder, strings, tokenizers: [] };
-  for (const s of steps) {
+  // Characters, the bytes that stand for others, and merges of characters; the same with scores.
+  const learner = Tokenizer.fromString(JSON.stringify(shape({ pre_tokenizer: metaspace('always', true), model: empty })));
+  learner.train([text]);
+  learner.save(out);
+  const learned = JSON.parse(fs.readFileSync(out)).model, list = ['<unk>'];
+  for (let i = 0; i < 256; i++) list.push(`<0x${i.toString(16).toUpperCase().padStart(2, '0')}>`);
+  const own = learned.merges.slice(0, 300).map((p) => (Array.isArray(p) ? p : p.split(' ')));
+  for (const t of [...Object.keys(learned.vocab).filter((k) => [...k].length === 1).sort(), ...own.map(([a, b]) => a + b)]) if (!list.includes(t)) list.push(t);
+  result.characters = { ...empty, unk_token: '<unk>', fuse_unk: true, byte_fallback: true, vocab: Object.fromEntries(list.map((t, i) => [t, i])), merges: own };
+  result.unigram = { type: 'Unigram', unk_id: 0, byte_fallback: false, vocab: list.map((t, i) => [t, i === 0 ? 0 : -(3 + ((i * 7919) % 997) / 100 + ([...t].length === 1 ? 4 : 0))]) };
+  const unknown = [{ ...tokens[0], id: 0, content: '<unk>' }, { ...tokens[0], id: list.length }];
+  for (const s of [...steps, ...characters]) {
     const described = JSON.parse(JSON.stringify(s).replace('"END"', size));
-    const model = { ...result.model, ignore_merges: !!s.whole, merges: s.whole ? merges : result.model.merges };
-    const t = Tokenizer.fromString(JSON.stringify(shape({ ...described, added: tokens, model })));
+    const model = s.uses ? result[s.uses] : { ...result.model, ignore_merges: !!s.whole, merges: s.whole ? merges : result.model.merges };
+    const t = Tokenizer.fromString(JSON.stringify(shape({ ...described, added: s.uses ? unknown : tokens, model })));
     const ids = [], framed = [], texts = [];
     for (const x of strings) {
       ids.push((await t.encode(x, null, { addSpecialTokens: false })).getIds());
       framed.push((await t.encode(x, null, { addSpecialTokens: true })).getIds().length);
       texts.push(await t.decode(ids[ids.length - 1], false));
     }
-    result.tokenizers.push({ ...described, ids, framed, texts });
+    result.tokenizers.push({ ...described, ...(s.uses ? { added_tokens: unknown } : {}), ids, framed, texts });
   }
   const line = (x) => JSON.stringify(x).replace(/[\u007f-\u00a0\u180e\u2000-\u200f\u2028\u2029\u202f\u3000\ufeff]/g, (c) => '\\u' + c.charCodeAt(0).toString(16).padStart(4, '0'));
   fs.writeFileSync(out, '{\n' + Object.entries(result).map(([k, v]) => `"${k}": ` + (k === 'tokenizers' ? '[\n' + v.map(line).join(',\n') + ']' : line(v))).join(',\n') + '}\n');
