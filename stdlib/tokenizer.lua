@@ -1,6 +1,8 @@
 -- Tokenizers: text to token ids and back.
 local core = require "mlua.core"
+local jinja = require "mlua.jinja"
 local m = require "mlua"
+local write_chat = require "mlua.jinja_run"
 
 local Tokenizer = { __name = "tokenizer" }
 Tokenizer.__index = Tokenizer
@@ -75,6 +77,59 @@ end
 function Tokenizer:token(id)
   check_self(self, "token")
   return self.core:token(check_id("the id", id, self.size))
+end
+
+local function read(path)
+  local file = io.open(path, "rb")
+  local text = file and file:read "a"
+  if file then file:close() end
+  return text
+end
+
+-- The template that the model's folder has and the texts of its special tokens.
+local function chat_of(self)
+  local folder = self.name:match "^(.*)/[^/]*%.[%w]+$" or (self.name:find "/" or not self.name:find "%.") and self.name or "."
+  local config = core.json(read(folder .. "/tokenizer_config.json") or "{}", folder .. "/tokenizer_config.json")
+  local template, variables = read(folder .. "/chat_template.jinja") or config.chat_template, {}
+  for key, value in pairs(config) do
+    if key:find "_token$" then variables[key] = type(value) == "table" and value.content or value end
+  end
+  if type(template) == "table" then -- several, by name
+    local list = template
+    for _, entry in ipairs(list) do
+      if entry.name == "default" then template = entry.template end
+    end
+  end
+  if type(template) ~= "string" then
+    core.fail("the tokenizer " .. self.name .. " has no chat template", { help = "chat(messages, { template = text }), or chat_template.jinja beside the tokenizer" })
+  end
+  return template, variables
+end
+
+---The text of a conversation as the model was trained on it, by its chat template (that of tokenizer_config.json or
+---chat_template.jinja beside the tokenizer, or `template`), and the text's ids. `prompt` has it end where the model's answer
+---begins (default true); other options are variables of the template, as tools or enable_thinking.
+---@param messages {role: string, content: string}[]
+---@param options? {prompt: boolean, template: string}
+---@return string text
+---@return integer[] ids
+function Tokenizer:chat(messages, options)
+  check_self(self, "chat")
+  if type(messages) ~= "table" or type(messages[1]) ~= "table" then
+    core.fail("chat takes a list of messages, got " .. m.shown(messages), { help = 't:chat { { role = "user", content = "Hello" } }' })
+  end
+  if options ~= nil and type(options) ~= "table" then core.fail("chat's options must be a table, got " .. m.shown(options)) end
+  options = options or {}
+  local template, variables = options.template, {}
+  if template == nil then template, variables = chat_of(self) end
+  check_text("the template of chat", template)
+  for key, value in pairs(options) do
+    if type(key) ~= "string" then core.fail("chat's options are named, got " .. m.shown(key)) end
+    if key ~= "prompt" and key ~= "template" then variables[key] = value end
+  end
+  variables.messages, variables.add_generation_prompt = messages, options.prompt ~= false
+  local text = write_chat(jinja.parse(template), variables)
+  return text, self:encode(text)
 end
 
 function Tokenizer:__tostring()
