@@ -6,7 +6,7 @@
 local m = require "mlua"
 
 local cfg = m.config {
-  layers = 3, embed = 192, heads = 4, head_dim = 48, ffn = 768, vocab = 320, seq = 128, batch = 16, accum = 1, steps = 180, eps = 1e-6,
+  layers = 3, embed = 192, heads = 4, head_dim = 48, ffn = 768, vocab = 320, seq = 128, batch = 16, accum = 1, steps = 150, eps = 1e-6,
   noise = 0.15, length = 3.0, buckets = 32, reach = 128, lr = 2e-3, warmup = 20, decay = 0.0, clip = 1.0, dropout = 0.0, seed = 1,
   layout = "megatron", schedule = "1f1b", data = "", tokenizer = "",
   presets = {

@@ -7,11 +7,11 @@ local m = require "mlua"
 
 local cfg = m.config {
   layers = 4, embed = 128, heads = 4, ffn = 512, image = 32, patch = 8, channels = 3, classes = 10, batch = 64, accum = 1, steps = 400,
-  eps = 1e-6, lr = 1e-3, warmup = 20, decay = 0.05, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "",
+  eps = 1e-6, lr = 2e-3, warmup = 20, decay = 0.05, clip = 1.0, dropout = 0.0, seed = 1, layout = "megatron", schedule = "1f1b", data = "",
   presets = {
-    demo = { layers = 2, embed = 64, heads = 2, ffn = 256, steps = 300, lr = 2e-3 },
-    ["vit-b16"] = { layers = 12, embed = 768, heads = 12, ffn = 3072, image = 224, patch = 16, classes = 1000, batch = 4096, steps = 93000, warmup = 10000, decay = 0.3, accum = 8, dropout = 0.1 },
-    ["vit-l16"] = { layers = 24, embed = 1024, heads = 16, ffn = 4096, image = 224, patch = 16, classes = 1000, batch = 4096, steps = 93000, warmup = 10000, decay = 0.3, accum = 16, dropout = 0.1 },
+    demo = { layers = 2, embed = 64, heads = 2, ffn = 256, steps = 600 },
+    ["vit-b16"] = { layers = 12, embed = 768, heads = 12, ffn = 3072, image = 224, patch = 16, classes = 1000, batch = 4096, steps = 93000, lr = 3e-3, warmup = 10000, decay = 0.3, accum = 8, dropout = 0.1 },
+    ["vit-l16"] = { layers = 24, embed = 1024, heads = 16, ffn = 4096, image = 224, patch = 16, classes = 1000, batch = 4096, steps = 93000, lr = 3e-3, warmup = 10000, decay = 0.3, accum = 16, dropout = 0.1 },
   },
 }
 local A = m.axes {
