@@ -70,7 +70,7 @@ end
 ---returns a row of each, and `loss(inputs)`. A rank makes the examples of its own rows alone, while the device computes; an
 ---example must follow from its index and what `random` draws, so that every layout, accumulation and restart sees the same ones.
 ---A third value of the loss, { accuracy = {sum, count} }, is summed over microbatches and ranks, divided, and part of each line, of
------json, of on_step's outputs and of the result; evaluations give eval_accuracy.
+---what --json prints, of on_step's outputs and of the result. Evaluations begin at index 0 of eval_sample and give eval_accuracy.
 ---`steps`, `data`, `accum` and `seed` default to the settings of those names in m.config.
 ---@param options TrainOptions
 ---@return TrainResult
