@@ -112,6 +112,11 @@ end
 
 -- Metrics ------------------------------------------------------------------------------------------------------------------
 
+local quoted = setmetatable({}, { __index = function(all, name)
+  all[name] = core.to_json(name) .. ":"
+  return all[name]
+end }) -- names as JSON
+
 local function number(x)
   if x - x ~= 0 then return "null" end -- JSON has neither infinities nor NaN
   return math.type(x) == "integer" and ("%d"):format(x) or ("%.17g"):format(x)
@@ -124,12 +129,12 @@ function run.encode(fields)
   local parts = {}
   for i, field in ipairs(fields) do
     local value = field[2]
-    parts[i] = core.to_json(field[1]) .. ":" .. (type(value) == "number" and number(value) or value and core.to_json(value) or "null")
+    parts[i] = quoted[field[1]] .. (type(value) == "number" and number(value) or value and core.to_json(value) or "null")
   end
   return "{" .. table.concat(parts, ",") .. "}"
 end
 
-local function write_line(fields)
+local function append(fields)
   if not kept.metrics then return end
   local ok, problem = kept.metrics:write(run.encode(fields), "\n")
   if ok then ok, problem = kept.metrics:flush() end
@@ -144,6 +149,20 @@ local function write_scalars(step, fields)
   end
   local ok, problem = kept.board.scalars(step, scalars)
   if not ok then warn("TensorBoard's file: " .. tostring(problem)) end
+end
+
+-- The line of the last step, which waits until the device works on the next one.
+local function write_step()
+  local fields = kept.waiting
+  kept.waiting = nil
+  if not fields then return end
+  append(fields)
+  write_scalars(fields[1][2], fields)
+end
+
+local function write_line(fields)
+  write_step()
+  append(fields)
 end
 
 -- A line of what happened beside the steps.
@@ -266,6 +285,7 @@ function Keeper:count(done)
 end
 
 function Keeper:save(loss)
+  write_step()
   local record = {}
   for key, value in pairs(self.now) do record[key] = value end
   record.step, record.samples, record.tokens, record.skip = kept.step, kept.samples, kept.tokens, self.o.skip
@@ -311,8 +331,12 @@ function Keeper:step(step, fields, out, more)
   end
   add_extras(fields, added, "a result of the loss")
   if type(more) == "table" then add_extras(fields, more, "what on_step returns") end
-  write_line(fields)
-  write_scalars(kept.step, fields)
+  kept.waiting = fields
+end
+
+---The device works: the last step's line is written.
+function Keeper:write()
+  if kept then write_step() end
 end
 
 function Keeper:eval(loss, further)
@@ -353,6 +377,7 @@ function Keeper:back(step)
   o.skip = o.skip + samples
   o.progress.advance(o.batch.size, record.done - step + 1)
   self:count(record.done)
+  write_step()
   if kept.metrics then
     kept.metrics:close()
     open_metrics(kept.path .. "/metrics.jsonl", kept.step)

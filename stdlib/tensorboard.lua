@@ -12,7 +12,16 @@ end
 
 local function masked_crc(data)
   local c = 0xFFFFFFFF
-  for i = 1, #data do c = TABLE[(c ~ data:byte(i)) & 0xFF] ~ (c >> 8) end
+  local at, whole = 1, #data - 3
+  while at <= whole do
+    local p, q, r, s = data:byte(at, at + 3)
+    c = TABLE[(c ~ p) & 0xFF] ~ (c >> 8)
+    c = TABLE[(c ~ q) & 0xFF] ~ (c >> 8)
+    c = TABLE[(c ~ r) & 0xFF] ~ (c >> 8)
+    c = TABLE[(c ~ s) & 0xFF] ~ (c >> 8)
+    at = at + 4
+  end
+  for i = at, #data do c = TABLE[(c ~ data:byte(i)) & 0xFF] ~ (c >> 8) end
   c = c ~ 0xFFFFFFFF
   return ((c >> 15 | c << 17) + 0xA282EAD8) & 0xFFFFFFFF
 end

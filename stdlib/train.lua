@@ -129,6 +129,7 @@ function m.train(options)
       finish:start { rate = rate, step = before + step }
     end
     data.fill(step + 1, 0) -- while the device works
+    keeper:write()
     local out = (step_program or finish):finish()
     result.loss, result.steps = out.loss, step
     if out.uneven == 1 and not warned then step_of.warn_uneven(o.accum) end
