@@ -1,6 +1,7 @@
 -- Examples that a script makes by itself: m.train's inputs, sample and eval_sample.
 local core = require "mlua.core"
 local m = require "mlua"
+local universal = require "mlua.universal"
 
 local own = {}
 
@@ -36,7 +37,8 @@ end
 
 ---Raise where the options about examples do not belong together.
 ---@param o table m.train's options, with their kinds checked
-function own.check(o)
+---@param given table those that the script gave
+function own.check(o, given)
   if not o.inputs then
     for _, key in ipairs { "sample", "eval_sample" } do
       if o[key] then core.fail(("m.train's %s makes examples of inputs, and inputs is not given"):format(key), { help = EXAMPLE }) end
@@ -46,8 +48,12 @@ function own.check(o)
   for name, spec in pairs(o.inputs) do check_input(o, name, spec) end
   if next(o.inputs) == nil then core.fail("m.train's inputs are none", { help = EXAMPLE }) end
   if not o.sample then core.fail("m.train's inputs need sample, which makes one example of them", { help = EXAMPLE }) end
-  for _, key in ipairs { "vocab", "eval_share" } do
-    if o[key] ~= nil then core.fail(("m.train's %s belongs to data: with inputs, sample makes the examples"):format(key)) end
+  for _, key in ipairs { "data", "eval_data", "tokenizer", "vocab", "eval_share" } do
+    if given[key] ~= nil then core.fail(("m.train has both %s and inputs, whose examples sample makes"):format(key)) end
+  end
+  for _, key in ipairs { "data", "eval_data", "tokenizer" } do
+    local value = universal.given(key)
+    if value and value ~= "" then core.fail(("%s=%s: the script makes its own examples (m.train's sample) and does not declare %s"):format(key, value, key)) end
   end
   if o.eval_every and o.eval_every > 0 and not o.eval_sample then
     core.fail("m.train's eval_every needs eval_sample beside inputs: the function that makes the examples of evaluations", {

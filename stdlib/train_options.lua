@@ -102,7 +102,7 @@ function options.complete(given)
     if o[key] == nil then core.fail(("m.train needs %s, which is nil or not given"):format(key), { help = "m.train { model = model, batch = A.batch, seq = A.seq }" }) end
   end
   check_kinds(o)
-  own.check(o)
+  own.check(o, given)
   if o.seq and o.batch.name == o.seq.name then
     core.fail(("m.train's batch and seq are both the axis %q"):format(o.seq.name), { help = "batch = A.batch, seq = A.seq" })
   end
