@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/text/regex.h"
+
 const char *load_text(const json_t *object, const char *key, const char *fallback) {
     const json_t *value = json_object_get(object, key);
     if (!value || json_is_null(value)) return fallback;
@@ -46,4 +48,26 @@ void load_sort_tokens(ml_tokenizer *t) {
         if (t->tokens[id].flags & TOKEN_VOCAB && t->tokens[id].text.bytes)
             t->sorted[t->sorted_count++] = id;
     qsort_r(t->sorted, t->sorted_count, sizeof *t->sorted, by_bytes, t->tokens);
+}
+
+/* A metaspace behind another character. */
+static bool spaces_within(text_string text) {
+    for (size_t i = 3; i + 3 <= text.bytes; i++)
+        if (memcmp(text.at + i, METASPACE, 3) == 0 && memcmp(text.at + i - 3, METASPACE, 3) != 0)
+            return true;
+    for (size_t i = 1; i < 3 && i + 3 <= text.bytes; i++)
+        if (memcmp(text.at + i, METASPACE, 3) == 0) return true;
+    return false;
+}
+
+void load_split_at_spaces(ml_tokenizer *t) {
+    if (text_find(t, &t->by_text, false, METASPACE, 3) == TEXT_NO_ID) return;
+    if (t->splits.count == TEXT_MOST_STEPS) return;
+    for (uint32_t id = 0; id < t->vocab; id++)
+        if (t->tokens[id].flags & TOKEN_VOCAB && spaces_within(t->tokens[id].text)) return;
+    void **code = ML_PUSH(t->arena, &t->codes);
+    ML_CHECK(regex_compile(METASPACE "+", 4, code));
+    text_split *split = ML_PUSH(t->arena, &t->splits);
+    *split = (text_split){.kind = SPLIT_PATTERN, .behavior = PIECE_WITH_NEXT};
+    split->pattern.code = *code;
 }

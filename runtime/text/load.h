@@ -17,6 +17,15 @@ void load_ends(ml_tokenizer *tokenizer, const json_t *config);
 void load_tiktoken(ml_tokenizer *tokenizer, const char *text, size_t bytes);
 bool load_is_tiktoken(const char *text, size_t bytes);
 
+/* SentencePiece's .model. */
+void load_model(ml_tokenizer *tokenizer, const char *text, size_t bytes);
+bool load_is_model(const char *text, size_t bytes);
+
+#define METASPACE "\xE2\x96\x81"
+/* Where no token has a metaspace behind another character, texts are split before metaspaces: no
+ * token crosses these borders, and short pieces are quicker than long ones. */
+void load_split_at_spaces(ml_tokenizer *tokenizer);
+
 /* Fields of JSON objects; a missing or null one gives the fallback, one of another type raises. */
 const char *load_text(const json_t *object, const char *key, const char *fallback);
 bool load_flag(const json_t *object, const char *key, bool fallback);

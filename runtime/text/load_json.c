@@ -190,6 +190,7 @@ void load_json(ml_tokenizer *t, const json_t *root) {
     }
     load_added(t, json_object_get(root, "added_tokens"));
     load_steps(t, root);
+    if (t->kind == MODEL_BPE && !t->byte_level && !t->whole) load_split_at_spaces(t);
     decoder = json_object_get(root, "decoder");
     load_pieces(t, strcmp(load_text(decoder, "type", ""), "ByteLevel") == 0);
 }

@@ -6,8 +6,6 @@
 #include "runtime/text/load.h"
 #include "runtime/text/regex.h"
 
-#define METASPACE "\xE2\x96\x81"
-
 static bool is(const char *a, const char *b) {
     return strcmp(a, b) == 0;
 }

@@ -132,8 +132,8 @@ typedef struct ml_tokenizer {
     double unknown_score;
     uint32_t *sorted; /* unigram: the model's tokens by their bytes */
     uint32_t sorted_count;
-    uint32_t longest; /* bytes of the longest token */
-    const uint32_t *charsmap_trie;
+    uint32_t longest;              /* bytes of the longest token */
+    const uint32_t *charsmap_trie; /* a double array */
     size_t charsmap_units;
     text_string charsmap_texts;
 } ml_tokenizer;

@@ -144,8 +144,45 @@ static ml_status replace(const text_normal *step, regex_matcher *matcher, const 
     return ML_OK;
 }
 
-static ml_status apply(const text_normal *step, regex_matcher *matcher, const ml_bytes *from,
-                       ml_bytes *to) {
+/* The longest text of SentencePiece's map that `at` begins with (a Darts double array): its bytes,
+ * and where its replacement is; 0: none. */
+static size_t find_mapped(const ml_tokenizer *t, place at, place end, size_t *to) {
+    size_t node = 0, found = 0;
+    const uint32_t *unit = t->charsmap_trie;
+#define OFFSET(u) ((size_t)((u) >> 10) << (((u)&512) >> 6))
+    node ^= OFFSET(unit[0]);
+    for (place p = at; p < end; p++) {
+        node ^= *p;
+        if (node >= t->charsmap_units || (unit[node] & (1u << 31 | 0xFF)) != *p) break;
+        uint32_t here = unit[node];
+        node ^= OFFSET(here);
+        if (node >= t->charsmap_units) break;
+        if (here >> 8 & 1 && (unit[node] & 0x7FFFFFFF) < t->charsmap_texts.bytes) {
+            found = (size_t)(p + 1 - at);
+            *to = unit[node] & 0x7FFFFFFF;
+        }
+    }
+#undef OFFSET
+    return found;
+}
+
+static ml_status charsmap(const ml_tokenizer *t, place at, place end, ml_bytes *to) {
+    for (int length; at < end; at += length) {
+        size_t text, found = find_mapped(t, at, end, &text);
+        if (found) {
+            const char *made = t->charsmap_texts.at + text;
+            ML_TRY(ml_bytes_add(to, made, strlen(made)));
+            length = (int)found;
+        } else {
+            unicode_read(at, end, &length);
+            ML_TRY(ml_bytes_add(to, at, (size_t)length));
+        }
+    }
+    return ML_OK;
+}
+
+static ml_status apply(const ml_tokenizer *t, const text_normal *step, regex_matcher *matcher,
+                       const ml_bytes *from, ml_bytes *to) {
     place at = (place)(from->at ? from->at : ""), end = at + from->count;
     switch (step->kind) {
     case NORMAL_NFC:
@@ -159,7 +196,7 @@ static ml_status apply(const text_normal *step, regex_matcher *matcher, const ml
     case NORMAL_PREPEND:
         if (from->count) ML_TRY(ml_bytes_add(to, step->to.at, step->to.bytes));
         return ml_bytes_add(to, at, from->count);
-    case NORMAL_CHARSMAP: break;
+    case NORMAL_CHARSMAP: return charsmap(t, at, end, to);
     }
     return ml_bytes_add(to, at, from->count);
 }
@@ -171,7 +208,7 @@ ml_status normalize_text(const ml_tokenizer *t, regex_matcher *matcher, const ch
     ML_TRY(ml_bytes_add(&text[0], from, bytes));
     for (uint32_t i = 0; i < t->normals.count; i++) {
         text[!*at].count = 0;
-        ML_TRY(apply(&t->normals.at[i], matcher, &text[*at], &text[!*at]));
+        ML_TRY(apply(t, &t->normals.at[i], matcher, &text[*at], &text[!*at]));
         *at = !*at;
     }
     return ML_OK;

@@ -56,11 +56,14 @@ static void build(void *argument) {
         return;
     }
     t->hash = ml_hash(r->text, r->bytes, 0);
+    bool model = !r->root && !load_is_tiktoken(r->text, r->bytes);
     if (r->root)
         load_json(t, r->root);
+    else if (model)
+        load_model(t, r->text, r->bytes);
     else
         load_tiktoken(t, r->text, r->bytes);
-    load_ends(t, r->config);
+    if (!model) load_ends(t, r->config); /* a .model says it itself */
     normalize_prepare(t);
     normalize_added(r);
 }
@@ -129,10 +132,11 @@ static ml_status read_tokenizer(ml_tokenizer *t, const char *path) {
                 return ml_fail(ML_INVALID, "%s is no JSON: line %d: %.200s", found.file,
                                problem.line, problem.text);
             }
-        } else if (!load_is_tiktoken(text, r.bytes)) {
+        } else if (!load_is_tiktoken(text, r.bytes) && !load_is_model(text, r.bytes)) {
             ml_free(text);
             ml_fail(ML_INVALID, "%s is no tokenizer that is known", found.file);
-            return ml_help("a tokenizer.json, a .tiktoken file or a folder that holds one");
+            return ml_help("a tokenizer.json, a .tiktoken file, a SentencePiece .model or a folder "
+                           "that holds one");
         }
         r.config = read_config(t->arena, found.file);
     }

@@ -136,6 +136,78 @@ TEST(text, as_hugging_face) {
     json_decref(all);
 }
 
+/* ---- SentencePiece -----------------------------------------------------------------------------
+ */
+
+static void add_varint(ml_bytes *to, uint64_t value) {
+    for (; value > 127; value >>= 7) ml_bytes_add(to, (char[]){(char)(value | 0x80)}, 1);
+    ml_bytes_add(to, (char[]){(char)value}, 1);
+}
+
+static void add_piece(ml_bytes *to, const char *text, float score, unsigned type) {
+    size_t bytes = strlen(text);
+    add_varint(to, 1 << 3 | 2);
+    add_varint(to, 2 + bytes + 5 + 2);
+    add_varint(to, 1 << 3 | 2);
+    add_varint(to, bytes);
+    ml_bytes_add(to, text, bytes);
+    add_varint(to, 2 << 3 | 5);
+    ml_bytes_add(to, &score, 4);
+    add_varint(to, 3 << 3 | 0);
+    add_varint(to, type);
+}
+
+/* The fixture's BPE of characters as a .model: the ids are those of its tokenizer.json "llama2". */
+TEST(text, sentencepiece_model) {
+    json_t *all = read_fixture(), *steps, *value, *string;
+    json_t *vocab = json_object_get(json_object_get(all, "characters"), "vocab");
+    const char *key, *tokens[2048];
+    size_t count = 0, which, k;
+    ml_bytes file = {0};
+    json_object_foreach(vocab, key, value) {
+        REQUIRE(json_integer_value(value) < 2048);
+        tokens[json_integer_value(value)] = key;
+        count++;
+    }
+    for (size_t i = 0; i < count; i++)
+        add_piece(&file, tokens[i], -(float)i, i == 0 ? 2 : i < 257 ? 6 : 1);
+    /* trainer: bpe, byte_fallback, bos and eos -1; normalizer: keeps spaces. */
+    ml_bytes_add(&file,
+                 "\x12\x1d\x18\x02\x98\x02\x01\xc8\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+                 "\xd0\x02\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x1a\x02\x20\x00",
+                 35);
+    char path[64];
+    temporary(path);
+    write_file(path, file.at, file.count);
+    ml_tokenizer *t;
+    ml_encoder *encoder;
+    REQUIRE(ml_tokenizer_open(path, &t) == ML_OK && ml_encoder_open(t, &encoder) == ML_OK);
+    CHECK_EQ_INT(ml_tokenizer_vocab(t), (int64_t)count);
+    CHECK_EQ_INT(ml_tokenizer_bos(t), -1);
+    json_array_foreach(json_object_get(all, "tokenizers"), which, steps) {
+        if (strcmp(json_string_value(json_object_get(steps, "name")), "llama2") != 0) continue;
+        json_array_foreach(json_object_get(all, "strings"), k,
+                           string) if (!strstr(json_string_value(string), "<|end|>"))
+            check_string(t, encoder, steps, string, k);
+    }
+    ml_encoder_close(encoder);
+    ml_tokenizer_close(t);
+    for (size_t i = 1; i < file.count; i += 1 + file.count / 200) { /* cut off, and changed */
+        file.at[i] ^= (char)(i % 251);
+        write_file(path, file.at, file.count - i % 7);
+        if (ml_tokenizer_open(path, &t) == ML_OK) {
+            ml_ids ids = {0};
+            CHECK_STATUS(ml_tokenizer_encode(t, "a b \xC3\xA9", 6, 0, &ids), ML_OK);
+            ml_ids_free(&ids);
+            ml_tokenizer_close(t);
+        }
+        file.at[i] ^= (char)(i % 251);
+    }
+    unlink(path);
+    ml_bytes_free(&file);
+    json_decref(all);
+}
+
 /* One tokenizer of the fixture, open. */
 static ml_tokenizer *open_fixture(size_t which) {
     json_t *all = read_fixture();
