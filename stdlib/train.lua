@@ -94,7 +94,7 @@ function m.train(options)
   if mode == "check" then
     local all = table.move(programs, 1, #programs, 1, {})
     all[#all + 1] = evaluation and evaluation.program
-    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, accum = o.accum, step = #programs })
+    core.report(all, { parameters = m.parameters(o.model), tokens = o.step_tokens, samples = not o.seq, accum = o.accum, step = #programs })
     local zeros = { loss = 0, eval_loss = evaluation and 0, steps = 0 } -- programs return zeros, too
     for _, r in ipairs(o.results) do zeros[r.name], zeros["eval_" .. r.name] = 0, evaluation and 0 end
     return zeros

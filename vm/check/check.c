@@ -33,6 +33,7 @@ typedef struct {
     precision_report products; /* of the step's programs */
     report_part part;
     bool typed;            /* at the prompt: of states, those that the programs use */
+    bool samples;          /* what a step counts are samples: there is no axis of positions */
     int64_t step_programs; /* the first ones; the others run between steps */
     vm_traffic between;    /* once each of these */
     bool fits;
@@ -450,7 +451,9 @@ static void print_states(lua_State *L, const report *r) {
 
 static void print_work(lua_State *L, const report *r, double tokens) {
     printf("work a step     %s", flops_text(L, r->flops));
-    if (tokens > 0) printf(", %s a token of %.0f", flops_text(L, r->flops / tokens), tokens);
+    if (tokens > 0)
+        printf(", %s a %s of %.0f", flops_text(L, r->flops / tokens),
+               r->samples ? "sample" : "token", tokens);
     if (r->busiest > 1.005)
         printf("\n  attention     %.2f times the average on the busiest rank", r->busiest);
     printf("\nsteps           %d kernels (%d to compile), %d matrix products, %d attention, %d "
@@ -602,6 +605,7 @@ static int core_report(lua_State *L) {
     if (lua_istable(L, 2)) {
         if (vm_option(L, 2, "step")) r.step_programs = (int64_t)lua_tonumber(L, -1);
         if (vm_option(L, 2, "tokens")) tokens = lua_tonumber(L, -1);
+        if (vm_option(L, 2, "samples")) r.samples = lua_toboolean(L, -1);
         if (vm_option(L, 2, "accum")) accum = lua_tonumber(L, -1);
         if (vm_option(L, 2, "part")) r.part = (report_part)luaL_checkoption(L, -1, "all", parts);
         if (vm_option(L, 2, "typed")) r.typed = lua_toboolean(L, -1);
