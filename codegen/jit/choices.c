@@ -6,8 +6,8 @@
 
 #include "codegen/jit/cache.h"
 
-enum { PATH_SIZE = 1024 };
-static char folder[PATH_SIZE - 64]; /* ""; or that of the run */
+enum { FOLDER_SIZE = 1024, ENTRY_SIZE = FOLDER_SIZE + 128 };
+static char folder[FOLDER_SIZE]; /* ""; or that of the run */
 
 ml_status ml_choices_keep(const char *in) {
     if (in && strlen(in) >= sizeof folder)
@@ -17,13 +17,13 @@ ml_status ml_choices_keep(const char *in) {
 }
 
 static void path_of(uint64_t key[2], const char *suffix, const char *more, char *out) {
-    snprintf(out, PATH_SIZE, "%s/%016llx%016llx.%s%s", folder, (unsigned long long)key[0],
+    snprintf(out, ENTRY_SIZE, "%s/%016llx%016llx.%s%s", folder, (unsigned long long)key[0],
              (unsigned long long)key[1], suffix, more);
 }
 
 /* The run's copy: the entry and its hash. A run without a copy, on a full disk, only times anew. */
 static void keep(uint64_t key[2], const char *suffix, const void *bytes, int64_t size) {
-    char path[PATH_SIZE], temporary[PATH_SIZE], more[32];
+    char path[ENTRY_SIZE], temporary[ENTRY_SIZE], more[32];
     if (!folder[0] || !cache_make_folders(folder)) return;
     snprintf(more, sizeof more, ".%ld", (long)getpid()); /* ranks may write the same at once */
     path_of(key, suffix, "", path);
@@ -37,7 +37,7 @@ static void keep(uint64_t key[2], const char *suffix, const void *bytes, int64_t
 }
 
 static bool recall(uint64_t key[2], const char *suffix, void **bytes, int64_t *size) {
-    char path[PATH_SIZE];
+    char path[ENTRY_SIZE];
     uint64_t hash;
     if (!folder[0]) return false;
     path_of(key, suffix, "", path);

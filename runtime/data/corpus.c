@@ -322,7 +322,7 @@ static ml_status place(const ml_corpus *c, const ml_corpus_range *range, int64_t
 ml_status ml_corpus_sample(const ml_corpus *c, const ml_corpus_range *range, int64_t sample,
                            int64_t length, int32_t *tokens, unsigned char *begins) {
     const source *s;
-    int64_t first, done = 0;
+    int64_t first = 0, done = 0;
     ML_TRY(place(c, range, sample, length, &s, &first));
     if (begins) memset(begins, 0, (size_t)length + 2);
     for (uint32_t k = find_store(s, first); done <= length; k++) {

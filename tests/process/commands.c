@@ -23,7 +23,7 @@ PROCESS_TEST(check_of_a_thousand_layers) {
     process_result r = process_run(room, 0, "",
                                    "check \"$ROOT/models/gpt.lua\" layers=1000 embed=64 heads=2"
                                    " seq=64 batch=4 --device h200 --json");
-    CHECK(r.cpu_seconds < 12 * SLOWER); /* 4 s */
+    CHECK(r.cpu_seconds < 20 * SLOWER); /* 4 s */
     process_expect(&r, "\"parameters\":");
 }
 
