@@ -268,7 +268,7 @@ function run.begin(o, data)
     keeper.result = resumed.trainings[keeper.training]
     keeper:count(keeper.result.steps)
   elseif resumed then
-    o.skip, keeper.loss = resumed.skip, resumed.loss
+    o.skip, keeper.last = resumed.skip, resumed.result
     keeper.base = { step = resumed.step - resumed.done, samples = resumed.samples - resumed.done * o.batch.size,
       tokens = resumed.tokens - resumed.done * o.step_tokens }
     keeper:count(resumed.done)
@@ -284,13 +284,22 @@ function Keeper:count(done)
   kept.step, kept.samples, kept.tokens = base.step + done, base.samples + done * o.batch.size, base.tokens + done * o.step_tokens
 end
 
-function Keeper:save(loss)
+-- The finite numbers of a training's result: what JSON holds, and a resumed run returns.
+local function plain_result(result)
+  local numbers = {}
+  for name, value in pairs(result or {}) do
+    if type(value) == "number" and value - value == 0 then numbers[name] = value end
+  end
+  return numbers
+end
+
+function Keeper:save(result)
   write_step()
   local record = {}
   for key, value in pairs(self.now) do record[key] = value end
   record.step, record.samples, record.tokens, record.skip = kept.step, kept.samples, kept.tokens, self.o.skip
   record.training, record.done, record.trainings = self.training, self.done, setmetatable(kept.trainings, { __list = true })
-  record.loss = loss and loss - loss == 0 and loss or nil
+  record.result = plain_result(result)
   self:lose("save", saves.begin, kept, record)
 end
 
@@ -348,13 +357,13 @@ end
 
 ---Between two steps, on all ranks at once: whether the training ends here. In a run's folder it saves where that is due, and
 ---a signal saves and ends the script.
-function Keeper:between(loss)
+function Keeper:between(result)
   if not kept then return (core.stopped()) end
   saves.poll(kept)
   local stop, due = core.stopped(saves.due(kept))
   local saves_now = due or stop and kept.saved_step ~= kept.step
   check_replicas(saves_now)
-  if saves_now then self:save(loss) end
+  if saves_now then self:save(result) end
   if not stop then return false end
   saves.wait(kept)
   event "stop"
@@ -392,9 +401,9 @@ end
 ---The training is over.
 function Keeper:over(result)
   if not kept then return result end
-  if not self.result and kept.saved_step ~= kept.step then self:save(result.loss) end
+  if not self.result and kept.saved_step ~= kept.step then self:save(result) end
   saves.wait(kept)
-  kept.trainings[self.training] = { steps = self.done, loss = result.loss, eval_loss = result.eval_loss }
+  kept.trainings[self.training] = plain_result(result)
   if not self.result then event "end" end
   return result
 end

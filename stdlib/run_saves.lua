@@ -32,7 +32,9 @@ end
 local function put_aside(kept, path)
   if core.options().rank ~= 0 then return end
   local folder = kept.path .. "/damaged"
-  if core.make_folders(folder) then os.rename(path, ("%s/%s-%d"):format(folder, name_of(path), os.time())) end
+  local ok, problem = core.make_folders(folder)
+  if ok then ok, problem = os.rename(path, ("%s/%s-%d"):format(folder, name_of(path), os.time())) end
+  if not ok then report(("cannot move %s: %s"):format(path, problem)) end
 end
 
 local function shown(value) return value == nil and "none" or tostring(value) end
@@ -118,14 +120,14 @@ end
 ---of the run may be worth more than a new start. `now` is what a record of it would say.
 ---@param kept table
 ---@param now table
----@param lost? boolean one was damaged and has been put aside
 ---@return table?
-function saves.find(kept, now, lost)
+function saves.find(kept, now)
   if core.options().rank == 0 then core.checkpoint_sweep(kept.checkpoints) end
+  local lost = next(kept.damaged) ~= nil
   for _, c in ipairs(listed(kept.checkpoints)) do
     lost = true
     local text, problem, record
-    if core.options().rank == 0 and c.whole then text, problem = core.checkpoint_record(c.path) end
+    if core.options().rank == 0 and c.whole and not kept.damaged[c.path] then text, problem = core.checkpoint_record(c.path) end
     text = core.share(text)
     record = text and core.json(text)
     if record and math.type(record.step) == "integer" and math.type(record.training) == "integer" then
@@ -133,7 +135,9 @@ function saves.find(kept, now, lost)
       compare(kept, record, now)
       return record
     end
-    report(("%s is no checkpoint to continue from: %s"):format(c.path, c.problem or problem or "it is none of a run"))
+    if not kept.damaged[c.path] then
+      report(("%s is no checkpoint to continue from: %s"):format(c.path, c.problem or problem or "it is none of a run"))
+    end
   end
   if lost then
     core.fail(("%s has no whole checkpoint"):format(kept.path), { help = "another --out begins anew; mlua show --verify " .. kept.path .. " says what is damaged" })
@@ -154,10 +158,14 @@ function saves.restore(kept, training, now)
       return record
     end
     report(("%s is damaged: %s"):format(kept.from, problem))
-    put_aside(kept, kept.from)
-    core.share() -- until it has moved
-    record = saves.find(kept, now, true)
+    local damaged = kept.from
+    kept.damaged[damaged] = true
+    record = saves.find(kept, now)
     kept.resumed = record
+    put_aside(kept, damaged) -- the last one stays where it is
+    if record.training < training then -- the script is beyond where that one begins
+      core.fail(("%s is of an earlier training of the script"):format(kept.from), { help = "start again with --resume: the run continues from there" })
+    end
   end
 end
 
@@ -179,8 +187,12 @@ local function remove_old(kept)
 end
 
 local function ended(kept, result)
-  if not result or core.options().rank ~= 0 then return end
-  local name = name_of(result.path)
+  if not result then return end
+  local name, rank = name_of(result.path), core.options().rank
+  if rank ~= 0 then -- the first rank knows of the whole, and this one why it could not write its part
+    if result.own and result.error then core.write_error(("%s: %s\n"):format(name, result.error)) end
+    return
+  end
   local step = math.tointeger(tonumber(name:match "%d+$"))
   if result.error then
     report(("%s could not be saved: %s; training continues%s"):format(name, result.error,
@@ -208,6 +220,13 @@ function saves.wait(kept)
   ended(kept, core.checkpoint_wait())
 end
 
+local under_way -- the run whose saves those of the script are beside
+
+---Wait for the run's own save before one of the script, whose result takes its place; all ranks at once.
+function saves.settle()
+  if under_way then saves.wait(under_way) end
+end
+
 ---Begin a save; all ranks at once. A save that fails stops no training.
 ---@param kept table
 ---@param record table
@@ -215,7 +234,10 @@ function saves.begin(kept, record)
   saves.wait(kept)
   kept.saved_step, kept.saved_at = record.step, core.time()
   local path = ("%s/step-%08d"):format(kept.checkpoints, record.step)
-  if core.options().rank == 0 then core.make_folders(kept.checkpoints) end
+  if core.options().rank == 0 then
+    core.make_folders(kept.checkpoints)
+    core.checkpoint_sweep(kept.checkpoints) -- what failed saves left
+  end
   core.share()
   local begun, problem = core.checkpoint_begin(path, core.to_json(record))
   if begun then kept.saving = true else ended(kept, { path = path, error = problem }) end
@@ -246,7 +268,8 @@ end
 
 ---@param kept table
 function saves.open(kept)
-  kept.checkpoints = kept.path .. "/checkpoints"
+  under_way = kept
+  kept.checkpoints, kept.damaged = kept.path .. "/checkpoints", {} -- paths that proved damaged in this process
   kept.save_every = universal.value "save_every" or { seconds = 900 }
   kept.keep = universal.value "keep" or { newest = 2 }
   kept.saved_at = core.time()

@@ -108,8 +108,9 @@ function m.train(options)
   if keeper.result then return keeper:over(keeper.result) end
   keeper:start(programs)
   local log = m.training_log(o, flops, programs[1])
-  local result, warned, before = { steps = keeper.done, loss = keeper.loss }, false, o.progress.steps()
+  local result, warned, before = keeper.last or {}, false, o.progress.steps()
   local step = keeper.done
+  result.steps = step
   while step < o.steps do
     step = step + 1
     log.outside(core.begin_step, step, o.steps) -- which writes a profile
@@ -154,7 +155,7 @@ function m.train(options)
       log.eval(step, result.eval_loss, further)
       keeper:eval(result.eval_loss, further)
     end
-    if keeper:between(result.loss) then break end
+    if keeper:between(result) then break end
     ::continue::
   end
   keeper:over(result)

@@ -26,6 +26,7 @@ typedef struct {
     int64_t bytes;         /* that this rank wrote */
     double stall, seconds; /* that the training stood still for the snapshot; until all was done */
     ml_status status;
+    bool own; /* of this rank's part, and not as rank 0 saw it */
     char problem[4096], help[1024];
 } ml_checkpoint_result;
 
@@ -43,8 +44,9 @@ ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, co
 /* The oldest ended save that was not yet given out; false: none. No rank waits for another: of
  * ranks but the first, the result says that the rank's own part is written. */
 bool ml_checkpoint_poll(ml_checkpoint_writer *writer, ml_checkpoint_result *result);
-/* All ranks at once: wait for the save under way; the last save's end as rank 0 saw it. false:
- * there was none, or its result was given out. Fails where another rank has ended. */
+/* All ranks at once: wait for the save under way; the last save's end as rank 0 saw it, or why
+ * this rank's part failed. false: there was none, or its result was given out. Fails where another
+ * rank has ended. */
 ml_status ml_checkpoint_wait(ml_checkpoint_writer *writer, bool *found,
                              ml_checkpoint_result *result);
 

@@ -130,13 +130,16 @@ int64_t checkpoint_pieces(const checkpoint_box *box, int item, checkpoint_piece 
 
 ml_status checkpoint_together(const ml_session *session, ml_status status, const char *what) {
     if (session->world == NULL) return status;
-    /* the lowest rank that failed; the error of this rank's own stays */
-    int64_t failed = status == ML_OK ? INT64_MAX : session->ranks.rank;
+    /* the lowest rank that failed, and how; the error of this rank's own stays */
+    enum { STATUSES = 256 };
+    int64_t failed =
+        status == ML_OK ? INT64_MAX : (int64_t)session->ranks.rank * STATUSES + (int)status;
     ml_error own = *ml_error_last();
     ML_TRY(ml_comm_least(session->comm, &failed));
     if (status != ML_OK) *ml_error_last() = own;
     if (status != ML_OK || failed == INT64_MAX) return status;
-    return ml_fail(ML_IO, "rank %lld could not %s", (long long)failed, what);
+    return ml_fail((ml_status)(failed % STATUSES), "rank %lld could not %s",
+                   (long long)(failed / STATUSES), what);
 }
 
 ml_status checkpoint_prepare(ml_session *session, const uint32_t *states, int count) {

@@ -43,9 +43,10 @@ typedef struct save {
     pthread_mutex_t fetching;
     checkpoint_piece *pieces;
     int64_t piece_count;
-    int *files; /* by file of the manifest; -1: this rank writes nothing to it */
-    int report; /* `rank-N`, not of rank 0 */
-    char folder[PATH];
+    int *files;        /* by file of the manifest; -1: this rank writes nothing to it */
+    int report;        /* `rank-N`, not of rank 0 */
+    char folder[PATH]; /* temporary; once the save is `named`, what it has replaced */
+    bool named;
     double began;
     ml_checkpoint_result result;
 } save;
@@ -55,7 +56,7 @@ struct ml_checkpoint_writer {
     save *current; /* its thread runs, or has ended and was not joined */
     pthread_t thread;
     _Atomic bool ended;
-    bool has_result;
+    bool threaded, has_result;
     ml_checkpoint_result result;
 };
 
@@ -146,6 +147,10 @@ static void describe_body(void *context) {
 }
 
 static ml_status names_differ(const ml_manifest *m) {
+    for (int i = 0; i < m->tensor_count; i++)
+        if (strcmp(m->tensors[i].name, "__metadata__") == 0)
+            return ml_fail(ML_INVALID, "a state to be saved is called \"__metadata__\", which the "
+                                       "format of safetensors keeps to itself");
     for (int i = 1; i < m->tensor_count; i++) /* sorted by name within each kind and width */
         if (strcmp(m->tensors[i].name, m->tensors[i - 1].name) == 0)
             return ml_fail(ML_INVALID, "two states to be saved are called \"%s\"",
@@ -294,6 +299,12 @@ static void report_name(const save *s, int rank, char name[PATH + 16]) {
     snprintf(name, PATH + 16, "%s/rank-%d", s->folder, rank);
 }
 
+static void folder_drop(const save *s) {
+    ml_error error = *ml_error_last();
+    ml_durable_remove(s->folder);
+    *ml_error_last() = error;
+}
+
 /* All ranks: the folder is there, and a file of each rank in it. */
 static ml_status folder_enter(const ml_session *session, save *s) {
     struct timespec t;
@@ -307,11 +318,7 @@ static ml_status folder_enter(const ml_session *session, save *s) {
     report_name(s, s->rank, name);
     if (s->rank > 0) status = ml_durable_open(name, &s->report);
     status = checkpoint_together(session, status, "write into the checkpoint's folder");
-    if (status != ML_OK && s->rank == 0) {
-        ml_error error = *ml_error_last();
-        ml_durable_remove(s->folder);
-        *ml_error_last() = error;
-    }
+    if (status != ML_OK && s->rank == 0) folder_drop(s);
     return status;
 }
 
@@ -469,6 +476,7 @@ static ml_status folder_finish(save *s) {
     ML_TRY(ml_durable_file(name, text, strlen(text)));
     ML_TRY(ml_durable_sync_folder(s->folder));
     ML_TRY(ml_durable_rename(s->folder, s->result.path, &swapped));
+    s->named = true;
     ML_TRY(ml_durable_sync_parent(s->result.path));
     return swapped ? ml_durable_remove(s->folder) : ML_OK; /* what was replaced */
 }
@@ -484,10 +492,10 @@ static void *save_thread(void *context) {
         snprintf(s->result.problem, sizeof s->result.problem, "%s", ml_error_last()->text);
         snprintf(s->result.help, sizeof s->result.help, "%s", ml_error_last()->help);
         report_name(s, s->rank, name);
-        if (s->rank == 0)
-            ml_durable_remove(s->folder);
-        else
+        if (s->rank > 0)
             ml_durable_unlink(name);
+        else if (!s->named)
+            ml_durable_remove(s->folder);
     }
     s->result.seconds = now() - s->began;
     atomic_store(&writer->ended, true);
@@ -506,7 +514,7 @@ ml_status ml_checkpoint_writer_new(ml_session *session, ml_checkpoint_writer **w
 
 static void writer_join(ml_checkpoint_writer *writer) {
     if (writer->current == NULL) return;
-    pthread_join(writer->thread, NULL);
+    if (writer->threaded) pthread_join(writer->thread, NULL);
     writer->result = writer->current->result;
     writer->has_result = true;
     save_free(writer->current);
@@ -519,18 +527,17 @@ void ml_checkpoint_writer_free(ml_checkpoint_writer *writer) {
     ml_free(writer);
 }
 
-/* The thread takes no signals: they are the script's. */
-static ml_status writer_start(ml_checkpoint_writer *writer, save *s) {
+/* The thread takes no signals: they are the script's. If it cannot be started, the caller writes,
+ * because the other ranks have begun. */
+static void writer_start(ml_checkpoint_writer *writer, save *s) {
     sigset_t all, before;
     sigfillset(&all);
     writer->current = s;
     atomic_store(&writer->ended, false);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    int failed = pthread_create(&writer->thread, NULL, save_thread, writer);
+    writer->threaded = pthread_create(&writer->thread, NULL, save_thread, writer) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed == 0) return ML_OK;
-    writer->current = NULL;
-    return ml_fail(ML_NO_MEMORY, "no thread for writing a checkpoint");
+    if (!writer->threaded) save_thread(writer);
 }
 
 /* The states are ready and all ranks' snapshots have room. */
@@ -557,8 +564,9 @@ static ml_status save_begin(ml_session *session, save *s, const describe_call *d
     ML_TRY(checkpoint_together(session, status, "prepare the save"));
     ML_TRY(save_agree(session, s));
     ML_TRY(folder_enter(session, s));
-    status = snapshot_take(session, s);
-    return checkpoint_together(session, status, "take the snapshot");
+    status = checkpoint_together(session, snapshot_take(session, s), "take the snapshot");
+    if (status != ML_OK && s->rank == 0) folder_drop(s);
+    return status;
 }
 
 ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, const char *record,
@@ -584,8 +592,10 @@ ml_status ml_checkpoint_begin(ml_checkpoint_writer *writer, const char *path, co
     describe_call describe = {session, s, record, entries, count};
     ml_status status = save_begin(session, s, &describe);
     s->result.stall = now() - s->began;
-    if (status == ML_OK) status = writer_start(writer, s);
-    if (status != ML_OK) save_free(s);
+    if (status == ML_OK)
+        writer_start(writer, s);
+    else
+        save_free(s);
     return status;
 }
 
@@ -593,6 +603,7 @@ bool ml_checkpoint_poll(ml_checkpoint_writer *writer, ml_checkpoint_result *resu
     if (writer->current != NULL && atomic_load(&writer->ended)) writer_join(writer);
     if (!writer->has_result) return false;
     *result = writer->result;
+    result->own = true;
     writer->has_result = false;
     return true;
 }
@@ -607,8 +618,11 @@ ml_status ml_checkpoint_wait(ml_checkpoint_writer *writer, bool *found,
     } outcome = {writer->has_result, writer->result};
     ml_status status = ML_OK;
     if (session->world != NULL) status = ml_comm_share(session->comm, &outcome, sizeof outcome);
+    /* a rank that could not write says why; rank 0 knows only that */
+    const bool own = writer->has_result && writer->result.status != ML_OK;
     writer->has_result = false;
-    *found = status == ML_OK && outcome.found;
-    *result = outcome.result;
+    *found = status == ML_OK && (own || outcome.found);
+    *result = own ? writer->result : outcome.result;
+    result->own = own;
     return status;
 }

@@ -122,6 +122,8 @@ ml_status ml_durable_unlink(const char *path) {
 
 ml_status ml_durable_remove(const char *path) {
     char name[4096];
+    struct stat kind; /* what a link names stays */
+    if (lstat(path, &kind) == 0 && S_ISLNK(kind.st_mode)) return ml_durable_unlink(path);
     DIR *folder = opendir(path);
     if (folder == NULL) return errno == ENOENT ? ML_OK : failed("remove", path);
     ml_status status = ML_OK;

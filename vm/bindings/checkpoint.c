@@ -126,7 +126,7 @@ static int core_checkpoint_begin(lua_State *L) {
 }
 
 static int push_result(lua_State *L, const ml_checkpoint_result *result) {
-    lua_createtable(L, 0, 6);
+    lua_createtable(L, 0, 7);
     lua_pushstring(L, result->path);
     lua_setfield(L, -2, "path");
     lua_pushinteger(L, result->bytes);
@@ -135,6 +135,8 @@ static int push_result(lua_State *L, const ml_checkpoint_result *result) {
     lua_setfield(L, -2, "stall");
     lua_pushnumber(L, result->seconds);
     lua_setfield(L, -2, "seconds");
+    lua_pushboolean(L, result->own);
+    lua_setfield(L, -2, "own");
     if (result->status == ML_OK) return 1;
     lua_pushstring(L, result->problem);
     lua_setfield(L, -2, "error");
@@ -189,6 +191,8 @@ static int core_checkpoint_load(lua_State *L) {
         ml_checkpoint_load(vm_of(L)->session, path, entries, count, all, strict, &report);
     comm_done(L);
     s->manifest = report.manifest;
+    /* other failures say nothing of the checkpoint */
+    if (status != ML_IO && status != ML_INVALID) vm_check(L, status);
     if (status != ML_OK) return push_problem(L);
     lua_pushstring(L, report.manifest->record);
     push_names(L, report.missing, report.missing_count);
