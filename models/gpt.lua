@@ -84,7 +84,7 @@ local function joined(i) -- q, k or v of three
   return "(" .. table.concat(parts, " | ") .. ")"
 end
 GPT.hf = { -- parameters and tensors (stdlib/hf_views.lua)
-  prefixes = { ["transformer."] = { "" } }, ignore = { "attn%.bias$", "attn%.masked_bias$", "^lm_head%.weight$" },
+  fan_in_fan_out = true, prefixes = { ["transformer."] = { "" } }, ignore = { "attn%.bias$", "attn%.masked_bias$", "^lm_head%.weight$" },
   wte = { "transformer.wte.weight", "vocab embed" }, wpe = { { "transformer.wpe.weight", "positions embed" }, { "transformer.wpe.weight", "seq embed" } },
   ["norm.gain"] = { "transformer.ln_f.weight", "embed" }, ["norm.bias"] = { "transformer.ln_f.bias", "embed" },
   ["blocks.*.attention.wo"] = { "transformer.h.*.attn.c_proj.weight", "(heads head_dim) embed" },

@@ -1,5 +1,5 @@
 -- Weights that are given: --from takes a run's folder (its newest whole checkpoint), a checkpoint, a Hugging Face folder
--- or a safetensors file. Their settings become the script's where the command line does not set them (config.lua), their
+-- or a safetensors file; vm/cli finds the weights that an adapter of PEFT is for (peft.lua). Their settings become the script's where the command line does not set them (config.lua), their
 -- tensors its model's values. Names and shapes are compared before anything is read.
 local config = require "mlua.hf_config"
 local core = require "mlua.core"
@@ -196,7 +196,7 @@ end
 -- Views of all states, or an error that names what is missing, extra or of another shape.
 local function match(model, s, tensors)
   local map = s.kind ~= "checkpoint" and not s.native and model.hf or nil
-  local used, loads, problems = {}, {}, { missing = {}, shape = {}, extra = {} }
+  local used, loads, problems, given = {}, {}, { missing = {}, shape = {}, extra = {} }, core.options().adapter
   for _, p in ipairs(m.module_states(model)) do
     local forms, adapts = forms_of(map, p), m.attributes(p).adapts -- m.lora's begin anew where they are not given
     if not forms and p:kind() == "parameter" and not adapts then
@@ -205,7 +205,7 @@ local function match(model, s, tensors)
       })
     end
     local list, wanted, missing = nil, nil, nil
-    if forms then list, wanted, missing = find(tensors, map, p, forms) end
+    if forms and not (adapts and given) then list, wanted, missing = find(tensors, map, p, forms) end
     if list then
       loads[#loads + 1] = { p, list }
       for _, view in ipairs(list) do
@@ -262,9 +262,11 @@ function from.load(model)
     if #fewer.missing < #problems.missing then loads, problems = others, fewer end
   end
   refuse(s, problems)
+  local adapter = core.options().adapter and require "mlua.peft".match(model, core.options().adapter)
   if core.options().mode == "check" then return end
   local began = core.time()
   for _, load in ipairs(loads) do core.load_views(load[1], load[2]) end
+  if adapter then adapter() end
   local options = core.options()
   if options.rank == 0 and not options.quiet and not options.task then
     core.write_error(("weights of %s, read in %.1f s\n"):format(s.path, core.time() - began))

@@ -1,6 +1,6 @@
 -- mlua export: a model's weights for other programs. With --hf the folder that transformers loads: config.json, tensors by
 -- the names and shapes of the model's table hf in files of at most 5 GB, generation_config.json, the tokenizer's files.
--- Without it the model's own names and axes, in safetensors files too.
+-- With --adapter too the model's adapters alone, as PEFT has them (peft.lua). Without --hf the model's own names and axes, in safetensors files too.
 local config = require "mlua.hf_config"
 local core = require "mlua.core"
 local from = require "mlua.from"
@@ -92,11 +92,11 @@ local function copy(path, to)
   return text ~= nil
 end
 
-local function write_tensors(out, files, dtype, first)
+local function write_tensors(out, files, dtype, first, stem)
   local read, total = reader(), 0
   local index = { metadata = {}, weight_map = {} }
   for i, tensors in ipairs(files) do
-    local name = #files == 1 and "model.safetensors" or ("model-%05d-of-%05d.safetensors"):format(i, #files)
+    local name = #files == 1 and stem .. ".safetensors" or ("model-%05d-of-%05d.safetensors"):format(i, #files)
     local writer = first and core.tensor_writer(out .. "/" .. name, header_of(tensors, dtype))
     for _, tensor in ipairs(tensors) do
       local host
@@ -116,6 +116,15 @@ end
 
 -- The fields of the folder that the weights come from which say how text is drawn and what ids mean.
 local KEPT = { "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "use_cache", "attention_dropout" }
+
+-- Where the weights came from that a run's adapters are for; nil where it is not known.
+local function base_of(s)
+  if not s or s.kind ~= "checkpoint" then return s and s.path end
+  local file = io.open(s.path .. "/../../settings.json", "rb")
+  local settings = file and core.json(file:read "a", s.path .. "/../../settings.json")
+  if file then file:close() end
+  return settings and settings.from
+end
 
 local function write_config(out, s, dtype)
   local hf = rawget(m, "settings_hf")
@@ -151,16 +160,18 @@ return function(model)
   end
   if first then core.make_folder(out) end
   from.load(model)
-  for _, p in ipairs(options.hf and m.parameters(model) or {}) do
+  local list, adapter
+  if options.adapter_alone then list, adapter = require "mlua.peft".export(model, base_of(from.source())) end
+  for _, p in ipairs(options.hf and not adapter and m.parameters(model) or {}) do
     if m.attributes(p).adapts then -- which other programs know nothing of
       m.merge_lora(model)
       break
     end
   end
-  local files = cut(tensors_of(model, options.hf), WIDTH[dtype])
-  write_tensors(out, files, dtype, first)
+  local files = cut(list or tensors_of(model, options.hf), WIDTH[dtype])
+  write_tensors(out, files, dtype, first, adapter and "adapter_model" or "model")
   if not first then return end
-  if options.hf then write_config(out, from.source(), dtype) end
+  if adapter then write_text(out .. "/adapter_config.json", core.to_json(adapter, 2) .. "\n") elseif options.hf then write_config(out, from.source(), dtype) end
   local count = 0
   for _, tensors in ipairs(files) do count = count + #tensors end
   core.write(("%d tensors of %s in %d file%s: %s\n"):format(count, dtype, #files, #files == 1 and "" or "s", out))

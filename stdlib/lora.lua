@@ -8,7 +8,7 @@ local methods = core.tensor_methods
 
 local adapters = setmetatable({}, { __mode = "k" }) -- by weight: {a =, b =, scale =, dropout =, first = the axes of a}
 local wrapped = false
-local of_model = setmetatable({}, { __mode = "k" }) -- by model: {{holder =, key =, weight =}...} and `frozen`, what m.lora froze
+local of_model = setmetatable({}, { __mode = "k" }) -- by model: found = {{holder =, key =, weight =}...}, trained before, options
 
 local function name_of(axis) return type(axis) == "userdata" and not core.is_tensor(axis) and axis.name or axis end
 
@@ -151,7 +151,7 @@ function m.lora(model, options)
     adapters[f.weight] = f.adapter
     f.holder[f.key .. "_lora"] = { a = f.adapter.a, b = f.adapter.b }
   end
-  of_model[model] = { found = found, trained = trained }
+  of_model[model] = { found = found, trained = trained, options = o }
   m.parameters(model) -- names the adapters
   return model
 end
@@ -178,3 +178,16 @@ function m.merge_lora(model)
   of_model[model] = nil
   return model
 end
+
+---A model's adapters: {rank, alpha, dropout, adapters = {[weight] = {a =, b =}}}; nil without any.
+---@param model Module
+---@return table?
+local function of(model)
+  local own = of_model[model]
+  if not own then return nil end
+  local by_weight = {}
+  for _, f in ipairs(own.found) do by_weight[f.weight] = adapters[f.weight] end
+  return { rank = own.options.rank, alpha = own.options.alpha, dropout = own.options.dropout, adapters = by_weight }
+end
+
+return { of = of, split_axes = split_axes }

@@ -94,7 +94,7 @@ local function description(o, programs)
   local options, parameters = core.options(), 0
   for _, p in ipairs(m.parameters(o.model, { frozen = true })) do parameters = parameters + p:elements() end
   return {
-    version = options.version, script = options.script, command = options.command, settings = plain_settings(),
+    version = options.version, script = options.script, command = options.command, from = options.from, settings = plain_settings(),
     seed = options.seed, device = core.device().description, layout = mesh_of(o), ranks = options.ranks,
     parameters = parameters, memory = memory_of(programs), started = os.date "!%Y-%m-%dT%H:%M:%SZ",
   }

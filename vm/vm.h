@@ -48,6 +48,7 @@ typedef struct {
     ml_comm *comm;             /* with the other ranks; NULL: one process */
     int run;                   /* which of MLUA_RUNS, from 1 */
     const char *from;          /* --from: whose weights; NULL: none */
+    const char *adapter;       /* a folder of PEFT's, added to them; NULL: none */
     const char *task;          /* "generate" or "export": the script runs to its first m.train */
     const char *script_text;   /* a script inside the binary, and its chunk's name; else NULL */
     const char *script_chunk;  /* "@models/llama.lua" */
@@ -56,7 +57,7 @@ typedef struct {
     double temperature, top_p; /* top_p 0: all */
     const char *out;           /* of export: the folder; of tokenize: the file */
     const char *file_dtype;    /* of its tensors; NULL: as they are */
-    bool hf;
+    bool hf, adapter_alone;
     bool special;       /* of tokenize, as the next */
     int64_t train;      /* tokens of the tokenizer to train; 0: none */
     bool ascii, verify; /* of show, as the next three */

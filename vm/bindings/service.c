@@ -60,6 +60,10 @@ static void push_task(lua_State *L, const vm_options *o) {
     lua_setfield(L, -2, "file_dtype");
     lua_pushboolean(L, o->hf);
     lua_setfield(L, -2, "hf");
+    lua_pushstring(L, o->adapter);
+    lua_setfield(L, -2, "adapter");
+    lua_pushboolean(L, o->adapter_alone);
+    lua_setfield(L, -2, "adapter_alone");
 }
 
 /* --out of a run, and how it continues. */

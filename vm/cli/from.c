@@ -44,6 +44,18 @@ static bool published_script(vm_options *options, const char *path, json_t *conf
     return true;
 }
 
+static json_t *load_object(const char *path) {
+    json_error_t problem;
+    json_t *object = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
+    if (json_is_object(object)) return object;
+    if (object)
+        ml_fail(ML_IO, "%s holds no object", path);
+    else
+        ml_fail(ML_IO, "%s is not valid JSON: %s (line %d)", path, problem.text, problem.line);
+    json_decref(object);
+    return NULL;
+}
+
 bool from_script(vm_options *options) {
     static char path[4096];
     if (run_script(options, path, sizeof path)) return true;
@@ -53,14 +65,46 @@ bool from_script(vm_options *options) {
         ml_help("give the script: mlua generate SCRIPT --from %s", options->from);
         return false;
     }
-    json_error_t problem;
-    json_t *config = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
-    if (!json_is_object(config)) {
-        json_decref(config);
-        ml_fail(ML_IO, "%s is not valid JSON: %s (line %d)", path, problem.text, problem.line);
-        return false;
-    }
+    json_t *config = load_object(path);
+    if (!config) return false;
     bool found = published_script(options, path, config);
     json_decref(config);
     return found;
+}
+
+static bool holds_adapter(const char *folder, char *path, size_t size) {
+    snprintf(path, size, "%s/adapter_config.json", folder);
+    return access(path, R_OK) == 0;
+}
+
+bool from_adapter(vm_options *options) {
+    static char base[4096];
+    char path[4096 + 64];
+    const char *comma = options->from ? strrchr(options->from, ',') : NULL;
+    if (comma && access(options->from, F_OK) != 0) {
+        options->adapter = comma + 1;
+        if (!holds_adapter(options->adapter, path, sizeof path)) {
+            ml_fail(ML_INVALID, "--from %s: there is no %s", options->from, path);
+            return false;
+        }
+        snprintf(base, sizeof base, "%.*s", (int)(comma - options->from), options->from);
+        options->from = base;
+        return true;
+    }
+    if (!options->from || !holds_adapter(options->from, path, sizeof path)) return true;
+    json_t *config = load_object(path);
+    if (!config) return false;
+    const char *name = json_string_value(json_object_get(config, "base_model_name_or_path"));
+    options->adapter = options->from;
+    snprintf(base, sizeof base, "%s", name ? name : "");
+    json_decref(config);
+    if (!*base || access(base, F_OK) != 0) {
+        ml_fail(ML_INVALID, "%s holds adapters of %s%s", options->from,
+                *base ? base : "a model that it does not name",
+                *base ? ", which is no folder here" : "");
+        ml_help("name the model's folder first: --from BASE,%s", options->from);
+        return false;
+    }
+    options->from = base;
+    return true;
 }

@@ -9,4 +9,8 @@
  * why. */
 bool from_script(vm_options *options);
 
+/* Where options->from is a folder with adapter_config.json, or BASE,FOLDER: options->adapter is the
+ * folder, options->from the weights that it is for. False: ml_error_last says why. */
+bool from_adapter(vm_options *options);
+
 #endif

@@ -278,6 +278,7 @@ static int parse_script(const char *name, vm_options *options, int count, char *
         usage_error("%s needs a script", name);
         return print_suggestion(NULL, "mlua run models/gpt.lua");
     }
+    if (result == EXIT_OK && !from_adapter(options)) return print_last_error();
     return result;
 }
 
@@ -406,6 +407,10 @@ static int export_main(vm_options *options, int count, char **words) {
     if (result == EXIT_OK && (!options->from || !options->out)) {
         usage_error("export needs what to export, and a folder to write");
         return print_suggestion(NULL, "mlua export runs/a out --hf");
+    }
+    if (result == EXIT_OK && options->adapter_alone && !options->hf) {
+        usage_error("--adapter writes a folder of PEFT's, for models of Hugging Face");
+        return print_suggestion(NULL, "mlua export runs/a out --hf --adapter");
     }
     if (result == EXIT_OK) result = find_script(options);
     return result == EXIT_OK ? run_ranks(options) : result;

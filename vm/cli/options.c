@@ -31,6 +31,7 @@ typedef enum {
     OPTION_TOP_P,
     OPTION_SCRIPT,
     OPTION_HF,
+    OPTION_ADAPTER,
     OPTION_ASCII,
     OPTION_TOKEN_FILE,
     OPTION_SPECIAL,
@@ -73,7 +74,8 @@ static const struct {
     {"--explain", NULL, OPTION_EXPLAIN, FOR_CHECK,
      "print how each program is compiled: every pass with its effect, attempts to save memory"},
     {"--from", "DIR", OPTION_FROM, FOR_SCRIPTS | FOR_GENERATE,
-     "begin with the weights of a run, a checkpoint, a Hugging Face folder or a safetensors file"},
+     "begin with the weights of a run, a checkpoint, a Hugging Face folder or a safetensors file; "
+     "PEFT's adapters by their folder, or BASE,FOLDER where it does not name a folder's weights"},
     {"--out", "DIR", OPTION_OUT, FOR_RUN,
      "keep the run in this folder: script, settings, metrics, log, checkpoints"},
     {"--resume", NULL, OPTION_RESUME, FOR_RUN,
@@ -97,6 +99,8 @@ static const struct {
      "the model's script; default: the run's own, or the one that a Hugging Face folder needs"},
     {"--hf", NULL, OPTION_HF, FOR_EXPORT,
      "as Hugging Face's transformers has it: config.json, names and shapes of tensors, tokenizer"},
+    {"--adapter", NULL, OPTION_ADAPTER, FOR_EXPORT,
+     "with --hf: only the model's adapters (m.lora), as PEFT has them; else they are merged"},
     {"-o", "OUT.bin|OUT.idx", OPTION_TOKEN_FILE, FOR_TOKENIZE,
      "write ids alone, or Megatron's OUT.bin and OUT.idx; what a stopped run finished is kept"},
     {"--train", "TOKENS", OPTION_TRAIN, FOR_TOKENIZE,
@@ -263,6 +267,7 @@ static int set_option(vm_options *options, option_id id, char *value) {
     case OPTION_TOP_P: return parse_number("--top_p", value, 0, 1, &options->top_p);
     case OPTION_SCRIPT: options->script = value; return EXIT_OK;
     case OPTION_HF: options->hf = true; return EXIT_OK;
+    case OPTION_ADAPTER: options->adapter_alone = true; return EXIT_OK;
     case OPTION_VERIFY: options->verify = true; return EXIT_OK;
     case OPTION_TOKEN_FILE: options->out = value; return EXIT_OK;
     case OPTION_SPECIAL: options->special = true; return EXIT_OK;
