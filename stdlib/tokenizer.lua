@@ -136,7 +136,7 @@ function Tokenizer:__tostring()
   return ("tokenizer of %d ids from %s"):format(self.size, self.name)
 end
 
----A tokenizer: a tokenizer.json, a .tiktoken file, or the folder of a published model that holds one; "bytes" makes each
+---A tokenizer: a tokenizer.json, .tiktoken, SentencePiece .model, or the folder that holds one; "bytes" makes each
 ---byte a token. Its fields: size (one more than the largest id), name, bos and eos (the ids that begin and end a text, or nil).
 ---@param path string
 ---@return Tokenizer

@@ -12,6 +12,9 @@ struct regex_matcher {
     pcre2_jit_stack *stack;
 };
 
+/* Oniguruma's \w has the superscripts and fractions of Latin-1 as well. */
+#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\xb2\\xb3\\xb9\\xbc-\\xbe"
+
 /* \s, \w, \d and their complements by Unicode's properties; PCRE2's own differ in a few. */
 static ml_status translate(const char *from, size_t bytes, ml_bytes *to) {
     static const struct {
@@ -22,7 +25,7 @@ static ml_status translate(const char *from, size_t bytes, ml_bytes *to) {
         {'S', "\\P{White_Space}", "\\P{White_Space}"},
         {'d', "\\p{Nd}", "\\p{Nd}"},
         {'D', "\\P{Nd}", "\\P{Nd}"},
-        {'w', "[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}]", "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"},
+        {'w', "[" WORD "]", WORD},
     };
     bool inside = false;
     for (size_t i = 0; i < bytes; i++) {
