@@ -26,15 +26,17 @@ return function(o)
     return math.min(first, stop), stop
   end
   function data.fill(step, i, evaluation, program)
+    if step > o.steps and not evaluation then return end -- what no step reads may be damaged
     local first, stop = rows_of(program or training)
     local wanted = ("%d %d %s %d %d %d"):format(step, i, evaluation, first, stop, o.skip or 0)
     if data.held == wanted then return end
-    data.held = wanted
+    data.held = nil -- where a file is damaged
     local from = evaluation and evaluated or corpus
     from:fill(data.tokens, data.targets, (step - 1) * o.accum + i, {
       seed = o.seed, vocab = o.vocab, from = evaluation and not evaluated and share or 0, to = evaluation and 1 or share,
       skip = evaluation and 0 or o.skip, first = first, count = stop - first, ahead = true, documents = documents, positions = positions,
     })
+    data.held = wanted
   end
   -- What says whether other data would give the same samples: JSON.
   function data.identity()

@@ -175,8 +175,6 @@ function own.open(o)
     end
     fill(step, i)
   end
-  -- What says whether other data would give the same samples: JSON. Of a function nothing but its inputs is known.
-  function data.identity() return core.to_json { sample = names, seed = o.seed } end
   function data.begin(program)
     local options, seen = core.options(), o.progress.samples()
     if not o.skip and seen > 0 and options.rank == 0 and not options.quiet then
@@ -186,6 +184,7 @@ function own.open(o)
     o.progress.begin(o.skip)
     training, own_rows, ahead = program, rows_of(program, names), program:plan().stages > 1
   end
+  -- What says whether other data would give the same samples: JSON.
   function data.identity() return '{"data":{"sources":[]}}' end -- the script's text says what they are
   return data
 end

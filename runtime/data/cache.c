@@ -103,7 +103,8 @@ static bool is_whole(const char *entry) {
     return access(index, R_OK) == 0 && access(entry, R_OK) == 0;
 }
 
-/* The lock is let go by closing it: also where a process dies. */
+/* The lock is let go by closing it: also where a process dies. Without an entry its file stays: who
+ * waits for it and who comes later then make the entry one after another. */
 ml_status cache_tokens(const char *path, const ml_tokenizer *tokenizer, char *out, size_t size) {
     char lock[PATH_MAX];
     ML_TRY(name_entry(path, tokenizer, out, size));
@@ -114,7 +115,7 @@ ml_status cache_tokens(const char *path, const ml_tokenizer *tokenizer, char *ou
     if (held < 0) return no_folder(out, strerror(errno));
     while (flock(held, LOCK_EX) != 0 && errno == EINTR) {}
     ml_status status = is_whole(out) ? ML_OK : make_entry(path, tokenizer, out);
-    unlink(lock);
+    if (status == ML_OK) unlink(lock);
     close(held);
     return status;
 }

@@ -39,18 +39,24 @@ typedef struct {
     ml_corpus_kind kind;
 } opening;
 
-/* Beyond half of the files that a process may have open, they are opened for each read. */
+static void close_until_read(ml_corpus *c, ml_file *file) {
+    if (!file->path) return;
+    char *path = ml_arena_copy(c->arena, file->path, strlen(file->path));
+    int64_t bytes = file->bytes;
+    ml_file_close(file);
+    *file = (ml_file){path, -1, bytes};
+}
+
+/* Beyond a quarter of the files that a process may have open (there are data of evaluations, too),
+ * they are opened for each read. */
 static void limit_open_files(ml_corpus *c, store *s) {
     int64_t wanted = s->index.path ? 2 : 1;
-    s->reopen = !s->index.path && c->open_files + wanted > c->most_files;
-    if (!s->reopen) {
-        c->open_files += wanted;
-        return;
-    }
-    char *path = ml_arena_copy(c->arena, s->file.path, strlen(s->file.path));
-    int64_t bytes = s->file.bytes;
-    ml_file_close(&s->file);
-    s->file = (ml_file){path, -1, bytes};
+    bool reopen = c->open_files + wanted > c->most_files;
+    c->open_files += reopen ? 0 : wanted;
+    if (!reopen) return;
+    close_until_read(c, &s->file);
+    close_until_read(c, &s->index);
+    s->reopen = true;
 }
 
 static void open_store(ml_corpus *c, const char *path, ml_corpus_kind kind, store *s) {
@@ -87,7 +93,7 @@ static void open_sources(void *context) {
     spec parsed = {0};
     struct rlimit files = {0};
     c->name = ml_arena_copy(c->arena, o->spec, strlen(o->spec));
-    c->most_files = getrlimit(RLIMIT_NOFILE, &files) == 0 ? (int64_t)(files.rlim_cur / 2) : 256;
+    c->most_files = getrlimit(RLIMIT_NOFILE, &files) == 0 ? (int64_t)(files.rlim_cur / 4) : 256;
     spec_parse(c->arena, o->spec, &parsed);
     c->sources = ML_NEW_ARRAY(c->arena, source, parsed.count);
     double *weights = ML_NEW_ARRAY(c->arena, double, parsed.count);
@@ -296,21 +302,34 @@ static ml_status beyond_vocab(const source *s, int64_t at, int32_t token, int64_
     return ml_help("a larger vocab, or data of the tokenizer that the model is for");
 }
 
+/* Where the windows of a source may lie: `span` targets from token `begin` + 1. */
+static ml_status find_span(const source *s, const ml_corpus_range *range, int64_t length,
+                           int64_t *begin, int64_t *span) {
+    double tokens = (double)s->begins[s->stores.count];
+    int64_t end = (int64_t)floor(range->to * tokens);
+    *begin = (int64_t)floor(range->from * tokens), *span = end - *begin - 1;
+    if (length > 0 && *span >= length) return ML_OK;
+    ml_fail(ML_IO, "%s has %lld tokens to draw from: a window of seq=%lld needs %lld", s->name,
+            (long long)(end - *begin), (long long)length, (long long)length + 1);
+    return ml_help("take a smaller seq, or more data");
+}
+
+ml_status ml_corpus_check(const ml_corpus *c, const ml_corpus_range *range, int64_t length) {
+    int64_t begin, span;
+    for (int i = 0; i < c->count; i++)
+        ML_TRY(find_span(&c->sources[i], range, length, &begin, &span));
+    return ML_OK;
+}
+
 /* Windows of a source begin every `length` tokens, at a place that each epoch shifts anew, by up to
  * a window where there are enough; the token after a window is its last target. */
 static ml_status place(const ml_corpus *c, const ml_corpus_range *range, int64_t sample,
                        int64_t length, const source **from, int64_t *first) {
     enum { ENOUGH = 8 };
-    int64_t nth, at = blend_find(&c->blend, sample, &nth);
-    const source *s = *from = &c->sources[at];
-    double tokens = (double)s->begins[s->stores.count];
-    int64_t begin = (int64_t)floor(range->from * tokens), end = (int64_t)floor(range->to * tokens);
-    int64_t span = end - begin - 1, windows = span < length ? 0 : span / length;
-    if (windows == 0) {
-        ml_fail(ML_IO, "%s has %lld tokens to draw from: a window of seq=%lld needs %lld", s->name,
-                (long long)(end - begin), (long long)length, (long long)length + 1);
-        return ml_help("take a smaller seq, or more data");
-    }
+    int64_t nth, begin, span, at = blend_find(&c->blend, sample, &nth);
+    *from = &c->sources[at];
+    ML_TRY(find_span(*from, range, length, &begin, &span));
+    int64_t windows = span / length;
     if (windows >= ENOUGH) windows--;
     uint64_t key =
         order_mix(order_mix((uint64_t)range->seed, (uint64_t)at), (uint64_t)(nth / windows));

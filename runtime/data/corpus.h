@@ -48,6 +48,8 @@ typedef struct {
     int64_t vocab;   /* a token of at least this is an error; 0: any is valid */
 } ml_corpus_range;
 
+/* Whether each source has a window, also one that is seldom drawn. */
+ml_status ml_corpus_check(const ml_corpus *corpus, const ml_corpus_range *range, int64_t length);
 /* The length + 1 tokens of a sample. Unless `begins` is NULL, begins[i] becomes 1 where tokens[i]
  * is the first one of a document, else 0; it has room for length + 2 bytes. */
 ml_status ml_corpus_sample(const ml_corpus *corpus, const ml_corpus_range *range, int64_t sample,

@@ -94,6 +94,8 @@ static bool make_slots(ml_reader *r, const ml_reader_plan *p) {
 }
 
 ml_status ml_reader_open(const ml_corpus *corpus, const ml_reader_plan *plan, ml_reader **result) {
+    *result = NULL;
+    ML_TRY(ml_corpus_check(corpus, &plan->range, plan->length));
     ml_reader *r = *result = ml_alloc(sizeof *r);
     int wanted = ml_cpu_count() >= MANY_CORES ? THREADS : 1;
     bool whole = r && make_slots(r, plan);

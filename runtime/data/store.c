@@ -234,24 +234,39 @@ static ml_status read_file(const store *s, const ml_file *file, int64_t first, i
     return ML_OK;
 }
 
+/* A file that was closed between reads. */
+static ml_status open_again(const ml_file *before, ml_file *file) {
+    ML_TRY(ml_file_open(before->path, file));
+    if (file->bytes >= before->bytes) return ML_OK;
+    ml_fail(ML_IO, "%s has %lld bytes: it was %lld bytes long when it was opened first",
+            before->path, (long long)file->bytes, (long long)before->bytes);
+    ml_file_close(file);
+    return ML_IO;
+}
+
 ml_status store_read(const store *s, int64_t first, int64_t count, int32_t *tokens) {
     if (s->memory) return decode(s, s->memory + first * s->width, first, count, tokens);
     if (!s->reopen) return read_file(s, &s->file, first, count, tokens);
     ml_file file;
-    ML_TRY(ml_file_open(s->file.path, &file));
-    ml_status status = ML_OK;
-    if (file.bytes < s->file.bytes)
-        status =
-            ml_fail(ML_IO, "%s has %lld bytes: it was %lld bytes long when it was opened first",
-                    file.path, (long long)file.bytes, (long long)s->file.bytes);
-    if (status == ML_OK) status = read_file(s, &file, first, count, tokens);
+    ML_TRY(open_again(&s->file, &file));
+    ml_status status = read_file(s, &file, first, count, tokens);
     ml_file_close(&file);
+    return status;
+}
+
+static ml_status mark_by_index(const store *s, int64_t first, int64_t count,
+                               unsigned char *begins) {
+    store opened = *s;
+    if (!s->reopen) return index_mark(s, first, count, begins);
+    ML_TRY(open_again(&s->index, &opened.index));
+    ml_status status = index_mark(&opened, first, count, begins);
+    ml_file_close(&opened.index);
     return status;
 }
 
 ml_status store_mark(const store *s, int64_t first, int64_t count, const int32_t *tokens,
                      unsigned char *begins) {
-    if (s->index.path) return index_mark(s, first, count, begins);
+    if (s->index.path) return mark_by_index(s, first, count, begins);
     if (s->separator < 0 && first == 0) begins[0] = 1;
     for (int64_t i = 0; i < count && s->separator >= 0; i++)
         if (tokens[i] == s->separator) begins[s->separator_first ? i : i + 1] = 1;

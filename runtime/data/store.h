@@ -20,7 +20,7 @@ typedef struct {
     const char *origin; /* the text file whose tokens these are; NULL: itself */
     ml_file file;
     const unsigned char *memory; /* instead of the file; somebody else's */
-    bool reopen;                 /* the file is opened for each read: too many are open */
+    bool reopen;                 /* the files are opened for each read: too many are open */
     int64_t separator;           /* the token between documents; -1: none is known */
     bool separator_first;        /* it is a document's first token, not its last */
     int width;                   /* bytes of a token: 1, 2, 4 or 8 */

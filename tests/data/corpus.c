@@ -57,6 +57,38 @@ TEST(data, a_long_window) {
     room_leave(&r);
 }
 
+/* More files than may be open: they are opened for each read, indexes too. */
+TEST(data, more_files_than_may_be_open) {
+    enum { SETS = 12, COUNT = 2 * SETS };
+    static const uint16_t tokens[] = {7, 8};
+    static const int32_t lengths[] = {1, 1};
+    struct rlimit whole;
+    char name[16];
+    int32_t read[COUNT] = {0};
+    unsigned char begins[COUNT + 1];
+    data_room r;
+    room_enter(&r);
+    for (int i = 0; i < SETS; i++) {
+        snprintf(name, sizeof name, "s%02d.bin", i);
+        room_put(&r, name, "wb", tokens, sizeof tokens);
+        strcpy(name + 4, "idx");
+        room_put_index(&r, name, 8, lengths, 2, 2);
+    }
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &whole) == 0);
+    struct rlimit small = {20, whole.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &small) == 0);
+    ml_corpus *corpus = open_corpus(room_path(&r, "*.bin"));
+    ml_corpus_range range = {.to = 1};
+    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, COUNT - 1, read, begins), ML_OK);
+    for (int i = 0; i < COUNT; i++) CHECK(read[i] == tokens[i % 2] && begins[i] == 1);
+    CHECK(truncate(room_path(&r, "s11.idx"), 40) == 0);
+    CHECK_STATUS(ml_corpus_sample(corpus, &range, 0, COUNT - 1, read, begins), ML_IO);
+    room_check_error(&r, "DIR/s11.idx has 40 bytes: it was 82 bytes long when it was opened first");
+    ml_corpus_close(corpus);
+    CHECK(setrlimit(RLIMIT_NOFILE, &whole) == 0);
+    room_leave(&r);
+}
+
 /* Each window of an epoch once, in another order and at another place in the next one. */
 TEST(data, epochs) {
     enum { TOKENS = 1000, LENGTH = 7, WINDOWS = 999 / LENGTH - 1 };

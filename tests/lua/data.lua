@@ -64,5 +64,12 @@ local function rows(options)
 end
 check.equal(rows { seed = 1, ahead = true }, rows { seed = 1 })
 check.equal(rows({ seed = 1, ahead = true, first = 1, count = 2 }):match "^0 0 (.*) 0 0$", rows({ seed = 1 }):match "^%d+ %d+ (.*) %d+ %d+$")
+-- A window of nothing; with threads a source that is too small is told before the first sample, however seldom it is drawn.
+local empty = m.host("i32", 2, 0)
+check.raises("a window of seq=0", m.corpus().fill, m.corpus(), empty, empty, 0)
+local seldom = m.corpus(("%s:0.999,%s:0.001"):format(lines, plain))
+local one = m.host("i32", 1, 5)
+seldom:fill(one, one, 0)
+check.raises("has 4 tokens to draw from", seldom.fill, seldom, one, one, 0, { ahead = true })
 for _, suffix in ipairs { "", ".json", ".jsonl", ".txt" } do os.remove(base .. suffix) end
 check.done()
