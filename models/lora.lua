@@ -1,7 +1,7 @@
 -- Low-rank adapters (Hu et al. 2022): a language model of Llama's kind keeps its given weights, and narrow products beside them learn
 -- to answer: of a chat the assistant's words alone count.
 --   mlua run models/lora.lua                        learns the text built into mlua first, then to answer sums and riddles
---   mlua run models/lora.lua --from Qwen3-0.6B/ tokenizer=Qwen3-0.6B/tokenizer.json data=chats.jsonl seq=512
+--   mlua run models/lora.lua --from Qwen3-0.6B/ data=chats.jsonl seq=512
 --     whose lines are {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
 --   mlua check models/lora.lua preset=llama-1b --device h200
 local m = require "mlua"
@@ -84,7 +84,9 @@ local function made(random)
   return { { role = "user", content = "Turn round: " .. word }, { role = "assistant", content = word:reverse() } }
 end
 
-local tokenizer = cfg.tokenizer ~= "" and m.tokenizer(cfg.tokenizer) -- else bytes
+local _, given = m.from() -- that of the weights
+local file = cfg.tokenizer ~= "" and cfg.tokenizer or given
+local tokenizer = file and m.tokenizer(file) -- else bytes
 local function encode(text) return tokenizer and tokenizer:encode(text) or text end
 
 local function sample(_, random)

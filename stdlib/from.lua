@@ -241,9 +241,10 @@ local function refuse(s, problems)
   if #parts > 0 then core.fail(("--from %s does not fit the model\n    %s"):format(s.path, table.concat(parts, "\n    "))) end
 end
 
----The folder or file that --from names; nil without it.
+---The folder or file that --from names, and the tokenizer of its weights, where it has one; nil without --from.
 ---@return string?
-function m.from() return core.options().from end
+---@return string? tokenizer a file for m.tokenizer
+function m.from() return core.options().from, require "mlua.tokenizer_files".of_weights() end
 
 local done = false
 

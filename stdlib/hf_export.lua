@@ -5,6 +5,7 @@ local config = require "mlua.hf_config"
 local core = require "mlua.core"
 local from = require "mlua.from"
 local m = require "mlua"
+local tokenizer_files = require "mlua.tokenizer_files"
 local views = require "mlua.hf_views"
 
 local WIDTH = { f32 = 4, f64 = 8, bf16 = 2 }
@@ -144,9 +145,10 @@ local function write_config(out, s, dtype)
   if not (s and copy(s.path .. "/generation_config.json", out .. "/generation_config.json")) then
     write_text(out .. "/generation_config.json", core.to_json(generation, 2) .. "\n")
   end
-  for _, name in ipairs { "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "chat_template.json" } do
-    if s then copy(s.path .. "/" .. name, out .. "/" .. name) end
-  end
+  local tokenizer = tokenizer_files.of_weights()
+  local copied, problem = true, nil
+  if tokenizer then copied, problem = tokenizer_files.copy(tokenizer, out) end
+  if not copied then core.fail("cannot copy the tokenizer: " .. problem) end
 end
 
 ---Write the model's weights as the command line asks.

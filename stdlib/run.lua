@@ -4,6 +4,7 @@ local core = require "mlua.core"
 local m = require "mlua"
 local saves = require "mlua.run_saves"
 local tensorboard = require "mlua.tensorboard"
+local tokenizer_files = require "mlua.tokenizer_files"
 local universal = require "mlua.universal"
 
 local run = {}
@@ -90,12 +91,12 @@ local function memory_of(programs)
   return most and most.kinds
 end
 
-local function description(o, programs)
+local function description(o, programs, tokenizer)
   local options, parameters = core.options(), 0
   for _, p in ipairs(m.parameters(o.model, { frozen = true })) do parameters = parameters + p:elements() end
   return {
     version = options.version, script = options.script, command = options.command, from = options.from, settings = plain_settings(),
-    seed = options.seed, device = core.device().description, layout = mesh_of(o), ranks = options.ranks,
+    tokenizer = tokenizer, seed = options.seed, device = core.device().description, layout = mesh_of(o), ranks = options.ranks,
     parameters = parameters, memory = memory_of(programs), started = os.date "!%Y-%m-%dT%H:%M:%SZ",
   }
 end
@@ -208,6 +209,16 @@ end
 
 -- Starting -----------------------------------------------------------------------------------------------------------------
 
+-- A copy of what made tokens of the text: models are used with it. Its name in the folder.
+local function copy_tokenizer(o, path)
+  local file = o.tokenizer or plain_settings().tokenizer
+  if not file or file == "" or file == "bytes" then return nil end
+  local ok, problem = core.make_folders(path .. "/tokenizer")
+  if ok then ok, problem = tokenizer_files.copy(file, path .. "/tokenizer") end
+  if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
+  return "tokenizer/" .. ok
+end
+
 -- Rank 0, once a first training is about to make its first step: what fails until here leaves no folder behind.
 local function start(o, programs)
   local path = kept.path
@@ -215,7 +226,7 @@ local function start(o, programs)
   if not ok then core.fail("--out: " .. problem) end
   copy_script(path, kept.step)
   if not kept.resumed then -- settings.json says how the run began
-    ok, problem = write_text(path .. "/settings.json", core.to_json(description(o, programs), 2) .. "\n")
+    ok, problem = write_text(path .. "/settings.json", core.to_json(description(o, programs, copy_tokenizer(o, path)), 2) .. "\n")
     if not ok then core.fail(("--out %s: %s"):format(path, problem)) end
   end
   open_metrics(path .. "/metrics.jsonl", kept.resumed and kept.step)

@@ -3,6 +3,7 @@
 local core = require "mlua.core"
 local from = require "mlua.from"
 local m = require "mlua"
+local tokenizer_files = require "mlua.tokenizer_files"
 
 local task = {}
 
@@ -34,25 +35,12 @@ function task.fit_window(values, overrides)
   if math.type(values.batch) == "integer" then values.batch = 1 end
 end
 
-local function tokenizer_of()
-  local s = from.source()
-  local make = rawget(m, "tokenizer")
-  if not s or not make or s.kind == "file" then return nil end
-  for _, name in ipairs { "tokenizer.json", "tokenizer.model", "../../tokenizer.json" } do
-    local path = s.path .. "/" .. name
-    local file = io.open(path, "rb")
-    if file then
-      file:close()
-      return make(path)
-    end
-  end
-end
-
 local function generate(model, seq)
   local options = core.options()
   local prompt, tokenizer = task.ids(), nil
   if not prompt then
-    tokenizer = tokenizer_of()
+    local file = tokenizer_files.of_weights()
+    tokenizer = file and m.tokenizer(file)
     prompt = options.prompt or "\n"
     if tokenizer then prompt = tokenizer:encode(prompt, { special = true }) end
   end

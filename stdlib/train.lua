@@ -26,7 +26,7 @@ local task = require "mlua.task"
 ---@field steps? integer default 100
 ---@field data? string|Corpus text, .jsonl, tokens: files, folders, patterns, with weights (m.corpus); default: the text built in
 ---@field eval_data? string|Corpus what evaluations use, all of it; training then uses all of data
----@field tokenizer? string tokenizer.json, .tiktoken or .model, or "bytes": makes tokens of text, once
+---@field tokenizer? string tokenizer.json, .tiktoken or .model, or "bytes": makes tokens of text, once; default: that of --from's weights, else bytes
 ---@field pack? string "concat" (default): attention crosses documents; "document": it does not, and positions begin anew in each
 ---@field vocab? integer what tokens are held against; default: the size of the logits' vocab
 ---@field accum? integer microbatches of a step; default 1

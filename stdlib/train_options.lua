@@ -2,6 +2,7 @@
 local core = require "mlua.core"
 local m = require "mlua"
 local own = require "mlua.train_inputs"
+local tokenizer_files = require "mlua.tokenizer_files"
 local universal = require "mlua.universal"
 
 local options = {}
@@ -121,6 +122,7 @@ function options.complete(given)
     core.fail("pack=\"document\" is of data: m.train's inputs know of no documents", { help = "an input of your own may hold them: m.attention{document = inputs.documents}" })
   end
   if o.tokenizer == "" then o.tokenizer = nil end
+  if not o.tokenizer and not o.inputs then o.tokenizer = tokenizer_files.of_weights() end
   if o.eval_every == 0 then o.eval_every = nil end
   o.eval_share = o.eval_share or 0.1
   o.eval_batches = o.eval_batches or 8

@@ -50,3 +50,30 @@ PROCESS_TEST(tokenize_trains) {
     r = process_run(room, 0, "", "tokenize t.json b.txt --json");
     process_expect(&r, "257");
 }
+
+/* The tokenizer that made a run's tokens is that of its weights: in the folder, in exports, for
+ * prompts, and for the text of a training that begins with them. */
+PROCESS_TEST(tokenizer_of_weights) {
+    process_shell(room, 0,
+                  "for i in $(seq 200); do printf 'the cat sat on the mat. '; done >t.txt");
+    process_run(room, 0, "", "tokenize --train 270 t.txt -o own.json");
+    process_run(room, 0, "",
+                "run --device cpu --quiet \"$ROOT\"/models/llama.lua layers=1 embed=32 heads=2"
+                " kv_heads=2 ffn=64 seq=16 batch=8 steps=60 lr=0.01 vocab=270 data=t.txt"
+                " tokenizer=own.json sample=0 --out run");
+    process_run(room, 0, "", "export run out --hf --device cpu");
+    process_shell(room, 0,
+                  "cmp own.json run/tokenizer/tokenizer.json; cmp own.json out/tokenizer.json; "
+                  "rm own.json");
+    process_result of_run =
+        process_run(room, 0, "", "generate --device cpu --from run --prompt 'the cat' --tokens 8");
+    process_expect(&of_run, "the cat");
+    process_expect(&of_run, " the ");
+    process_result r =
+        process_run(room, 0, "", "generate --device cpu --from out --prompt 'the cat' --tokens 8");
+    CHECK_TEXT(r.output, of_run.output);
+    r = process_run(room, 0, "",
+                    "run --device cpu \"$ROOT\"/models/llama.lua --from out seq=16 batch=8 steps=1"
+                    " data=t.txt sample=0 --json");
+    CHECK(process_number(r.output, "\"loss\":") < 1.5); /* log 270 is 5.6 */
+}
