@@ -52,9 +52,8 @@ local function differences(before, now)
   return list
 end
 
--- How data differ from those of a record, both as train_data.lua's identity: a text, or nil. Where files lie is no difference.
-local function other_data(before, now)
-  local a, b = core.json(before, "the data of the checkpoint").data, core.json(now, "the data").data
+-- How data differ from those of a record, both of train_data.lua's identity: a text, or nil. Where files lie is no difference.
+local function other_data(a, b)
   if core.to_json(a) == core.to_json(b) then return nil end
   if a.tokenizer ~= b.tokenizer then return "another tokenizer" end
   if (a.share or b.share) ~= b.share then return ("training uses %s of them, and used %s"):format(shown(b.share), shown(a.share)) end
@@ -90,8 +89,11 @@ end
 
 local function check_data(record, training, now)
   if record.training ~= training or not record.data or core.options().new_data then return end
-  local problem = other_data(record.data, now)
+  local a, b = core.json(record.data, "the data of the checkpoint"), core.json(now, "the data")
+  local problem = other_data(a.data, b.data)
   if problem then core.fail("the run's data are others than before: " .. problem, { help = "--new-data continues with other data" }) end
+  problem = type(a.eval_data) == "table" and type(b.eval_data) == "table" and other_data(a.eval_data, b.eval_data)
+  if problem then report("eval_data are others than before: " .. problem) end
 end
 
 local function some(list)

@@ -14,6 +14,7 @@
 #include "runtime/base/memory.h"
 #include "runtime/data/encode.h"
 #include "runtime/data/writer.h"
+#include "runtime/io/file.h"
 
 enum { FORMAT = 1 }; /* of entries: another number where their content changes */
 
@@ -38,6 +39,22 @@ static ml_status make_folder(char *path, size_t size) {
     return mkdir(path, 0700) == 0 || errno == EEXIST ? ML_OK : no_folder(path, strerror(errno));
 }
 
+/* Of some blocks: a file that replaced another may have its size and time. */
+static ml_status hash_blocks(const char *path, uint64_t *hash) {
+    enum { BLOCKS = 4, BLOCK = 4096 };
+    char block[BLOCK];
+    ml_file file;
+    ML_TRY(ml_file_open(path, &file));
+    int64_t count = file.bytes < BLOCK ? file.bytes : BLOCK;
+    ml_status status = ML_OK;
+    for (int i = 0; i < BLOCKS && status == ML_OK; i++) {
+        status = ml_file_read(&file, (file.bytes - count) / (BLOCKS - 1) * i, block, count);
+        if (status == ML_OK) *hash = ml_hash(block, (size_t)count, *hash);
+    }
+    ml_file_close(&file);
+    return status;
+}
+
 static ml_status name_entry(const char *path, const ml_tokenizer *tokenizer, char *out,
                             size_t size) {
     char whole[PATH_MAX];
@@ -47,6 +64,7 @@ static ml_status name_entry(const char *path, const ml_tokenizer *tokenizer, cha
     int64_t key[] = {about.st_size, about.st_mtim.tv_sec, about.st_mtim.tv_nsec,
                      (int64_t)ml_tokenizer_hash(tokenizer), FORMAT};
     uint64_t hash = ml_hash(whole, strlen(whole), ml_hash(key, sizeof key, 0));
+    ML_TRY(hash_blocks(whole, &hash));
     ML_TRY(make_folder(out, size));
     size_t length = strlen(out);
     snprintf(out + length, size - length, "/%016llx.bin", (unsigned long long)hash);

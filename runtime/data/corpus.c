@@ -72,7 +72,10 @@ static void open_store(ml_corpus *c, const char *path, ml_corpus_kind kind, stor
     if (!direct && !c->tokenizer) status = ml_tokenizer_open("bytes", &bytes);
     if (status == ML_OK && !direct)
         status = cache_tokens(path, bytes ? bytes : c->tokenizer, cached, sizeof cached);
-    if (status == ML_OK && !direct) status = store_open(cached, STORE_BY_NAME, false, s);
+    if (status == ML_OK && !direct) {
+        status = store_open(cached, STORE_BY_NAME, false, s);
+        if (status != ML_OK) ml_help("it is made anew from %s where it is removed", path);
+    }
     if (bytes) ml_tokenizer_close(bytes);
     if (status == ML_OK && !direct) s->origin = path;
     if (status == ML_OK && s->width > 1 && s->separator < 0 && c->tokenizer)
@@ -296,9 +299,13 @@ static uint32_t find_store(const source *s, int64_t at) {
 static ml_status beyond_vocab(const source *s, int64_t at, int32_t token, int64_t vocab) {
     uint32_t k = find_store(s, at);
     const store *file = &s->stores.at[k];
-    ml_fail(ML_IO, "token %d at offset %lld of %s is not below vocab=%lld", token,
-            (long long)(file->begin + (at - s->begins[k]) * file->width),
-            file->file.path ? file->file.path : s->name, (long long)vocab);
+    if (file->origin)
+        ml_fail(ML_IO, "token %d of the text of %s is not below vocab=%lld", token, file->origin,
+                (long long)vocab);
+    else
+        ml_fail(ML_IO, "token %d at offset %lld of %s is not below vocab=%lld", token,
+                (long long)(file->begin + (at - s->begins[k]) * file->width),
+                file->file.path ? file->file.path : s->name, (long long)vocab);
     return ml_help("a larger vocab, or data of the tokenizer that the model is for");
 }
 

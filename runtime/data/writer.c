@@ -48,6 +48,15 @@ static ml_status write_header(ml_writer *w) {
     return write_bytes(w->file, w->part, header, sizeof header);
 }
 
+/* Who reads the .bin would take what is beside it for its index. */
+static ml_status check_no_index(const char *path) {
+    char index[4096];
+    int length = snprintf(index, sizeof index, "%.*s.idx", (int)strlen(path) - 4, path);
+    if (length >= (int)sizeof index || access(index, F_OK) != 0) return ML_OK;
+    ml_fail(ML_IO, "cannot write %s: %s would be taken for its index", path, index);
+    return ml_help("remove that, or choose another name");
+}
+
 ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml_writer **result) {
     size_t length = strlen(path);
     ml_writer *w = *result = NULL;
@@ -55,6 +64,7 @@ ml_status ml_writer_open(const char *path, ml_write_format format, int width, ml
         return ml_fail(ML_INVALID, "%s does not end in .bin, as files of tokens do", path);
     if (width != 2 && width != 4 && !(width == 1 && format == ML_WRITE_MEGATRON))
         return ml_fail(ML_INVALID, "%d bytes are no width of a token", width);
+    if (format != ML_WRITE_MEGATRON) ML_TRY(check_no_index(path));
     w = ml_alloc(sizeof *w);
     if (w) w->path = ml_alloc(length + 8), w->part = ml_alloc(length + 8);
     if (!w || !w->path || !w->part) {

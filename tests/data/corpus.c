@@ -1,9 +1,11 @@
 /* Files of tokens and text: what is read at which place. */
 #include "runtime/data/corpus.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -54,6 +56,20 @@ TEST(data, a_long_window) {
         wrong += inputs[i] != tokens[i] || targets[i] != tokens[i + 1];
     CHECK_EQ_INT(wrong, 0);
     ml_corpus_close(corpus);
+    room_leave(&r);
+}
+
+/* Text that was replaced by as much of the same time is no longer what the cache holds. */
+TEST(data, text_of_the_same_time) {
+    const struct timespec times[2] = {{.tv_sec = 1600000000}, {.tv_sec = 1600000000}};
+    data_room r;
+    room_enter(&r);
+    for (int i = 0; i < 2; i++) {
+        const char *path =
+            room_put(&r, "a.jsonl", "wb", i ? "{\"text\":\"b\"}" : "{\"text\":\"a\"}", 12);
+        CHECK(utimensat(AT_FDCWD, path, times, 0) == 0);
+        check_tokens(path, (int32_t[]){'a' + i, '\n'}, 2);
+    }
     room_leave(&r);
 }
 

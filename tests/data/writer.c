@@ -58,6 +58,9 @@ TEST(data, writers_write_to_the_bit) {
     write_tokens(room_path(&r, "m4.bin"), ML_WRITE_MEGATRON, 4);
     check_same(&r, "m4.bin", "wide");
     check_same(&r, "m4.idx", "index4");
+    ml_writer *writer;
+    CHECK_STATUS(ml_writer_open(room_path(&r, "m4.bin"), ML_WRITE_PLAIN, 4, &writer), ML_IO);
+    room_check_error(&r, "cannot write DIR/m4.bin: DIR/m4.idx would be taken for its index");
     room_leave(&r);
 }
 

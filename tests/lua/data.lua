@@ -71,5 +71,6 @@ local seldom = m.corpus(("%s:0.999,%s:0.001"):format(lines, plain))
 local one = m.host("i32", 1, 5)
 seldom:fill(one, one, 0)
 check.raises("has 4 tokens to draw from", seldom.fill, seldom, one, one, 0, { ahead = true })
+check.raises("of the text of " .. lines, seldom.fill, seldom, one, one, 0, { vocab = 11 })
 for _, suffix in ipairs { "", ".json", ".jsonl", ".txt" } do os.remove(base .. suffix) end
 check.done()

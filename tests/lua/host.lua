@@ -177,11 +177,12 @@ tokens, next_tokens = core.host("i32", 1, 4), core.host("i32", 1, 4)
 written:fill(tokens, next_tokens, 0)
 check.all(next_tokens:table(), { 2, 3, 4, 70000 }, 0, "tokens written and read")
 check.equal(written:identity():match '"tokens":(%d+)', "5")
+check.raises("would be taken for its index", core.write_tokens, file .. ".bin", { { 7 } })
+os.remove(file .. ".idx")
 check.raises("does not fit the 2 bytes", core.write_tokens, file .. ".bin", { { 70000 } })
 check.raises("element 2 of a document is no token id", core.write_tokens, file .. ".bin", { { 1, -1 } })
 check.raises("document 1 is no list", core.write_tokens, file .. ".bin", { 5 })
 os.remove(file .. ".bin")
-os.remove(file .. ".idx")
 
 -- Tensor files: what is read, and what is told of others.
 local function tensors(header, data)

@@ -187,4 +187,9 @@ PROCESS_TEST(data_of_a_run_that_continues) {
     process_run(room, 0, "",
                 "run --device cpu --quiet go.lua steps=3 eval_every=1 eval_data=go.lua "
                 "--out kept --resume");
+    process_shell(room, 0, "echo '-- more' >> go.lua");
+    r = process_run(room, 0, "",
+                    "run --device cpu --quiet go.lua steps=4 eval_every=1 eval_data=go.lua "
+                    "--out kept --resume");
+    process_expect(&r, "eval_data are others than before: go.lua of ");
 }
