@@ -8,7 +8,7 @@
 #include "tests/process/dist_layouts.h"
 #include "tests/process/support.h"
 
-enum { STEPS = 5, AT = 3, MOST = 16, TOGETHER = 24 };
+enum { MOST_STEPS = 14, MOST = 16, TOGETHER = 24 };
 #define SCRIPT "\"$ROOT/tests/lua/lib/checkpoint.lua\""
 #define ONE "one rank"
 
@@ -17,15 +17,15 @@ enum { STEPS = 5, AT = 3, MOST = 16, TOGETHER = 24 };
 typedef struct {
     int to, from;
     const char *load, *save;
-    char *loss[STEPS]; /* as printed */
+    char *loss[MOST_STEPS]; /* as printed */
 } run;
 
 typedef struct {
     process_room *room;
     model_kind model;
     const layout_case *layouts[MOST]; /* NULL: one rank */
-    int count;
-    run saved[MOST]; /* by layout */
+    int count, at, steps;             /* saved after `at` of the steps */
+    run saved[MOST];                  /* by layout */
 } pairs;
 
 static const char *name_of(const pairs *p, int layout) {
@@ -44,7 +44,7 @@ static void write_runs(const pairs *p, run *const *runs, int count) {
         const run *r = runs[i];
         const layout_case *to = p->layouts[r->to];
         ml_text_add(&lines, "{ model = '%s', layout = %s, at = %d, ", model_names[p->model],
-                    to ? to->layout : "nil", AT);
+                    to ? to->layout : "nil", p->at);
         if (r->load) ml_text_add(&lines, "load = '%s', ", r->load);
         ml_text_add(&lines, "save = '%s', settings = { %s } }\n", r->save, settings[p->model]);
     }
@@ -54,7 +54,7 @@ static void write_runs(const pairs *p, run *const *runs, int count) {
 static void read_losses(const pairs *p, run *r, const char *output, int turn) {
     ml_arena *arena = p->room->arena;
     const char *from = strstr(output, ml_arena_format(arena, "run %d\n", turn));
-    for (int i = 0; i < STEPS; i++) {
+    for (int i = 0; i < p->steps; i++) {
         const char *line = from ? strstr(from, ml_arena_format(arena, "{\"step\":%d,", i + 1)) : 0;
         const char *loss = line ? strstr(line, "\"loss\":") : 0;
         if (!loss) ml_raise(ML_INTERNAL, "run %d: no step %d in\n%s", turn, i + 1, output);
@@ -71,7 +71,7 @@ static void launch(const pairs *p, run *const *runs, int count) {
         "run --device cpu --dtype f32 --json -n %d " SCRIPT
         " layers=4 embed=32 heads=4 seq=16 vocab=256 batch=8 data=text sample=0 warmup=1 lr=3e-3 "
         "steps=%d",
-        ranks_of(p, runs[0]->to), STEPS);
+        ranks_of(p, runs[0]->to), p->steps);
     for (int i = 0; i < count; i++) read_losses(p, runs[i], r.output, i + 1);
 }
 
@@ -97,7 +97,7 @@ static void compare(const pairs *p, const run *r) {
                                           r->load, r->save, r->save);
     EXPECT(differ.code == 0, "%s, saved by %s and loaded and saved by %s: %s",
            model_names[p->model], from, to, differ.output);
-    for (int i = AT; i < STEPS; i++) {
+    for (int i = p->at; i < p->steps; i++) {
         const double loss = strtod(r->loss[i], NULL), expected = strtod(one->loss[i], NULL);
         EXPECT(fabs(loss - expected) <= bound * fabs(expected),
                "%s, saved by %s: step %d of %s has the loss %s, and one rank %s",
@@ -108,11 +108,12 @@ static void compare(const pairs *p, const run *r) {
     }
 }
 
-static pairs *pairs_new(process_room *room, model_kind model, const char *const *names, int count) {
+static pairs *pairs_new(process_room *room, model_kind model, const char *const *names, int count,
+                        int at, int steps) {
     pairs *p = ML_NEW(room->arena, pairs);
     p->room = room;
     p->model = model;
-    p->count = count;
+    p->count = count, p->at = at, p->steps = steps;
     run *runs[MOST];
     for (int i = 0; i < count; i++) {
         for (int k = 0; k < CASES; k++)
@@ -143,7 +144,7 @@ static void pairs_all(pairs *p, int first, int step) {
 
 static const char *const few[] = {ONE, "zero1 dp2", "tp2 sp", "pp2"};
 DIST_TEST(checkpoint_pairs) {
-    pairs_all(pairs_new(room, GPT, few, 4), 1, 3);
+    pairs_all(pairs_new(room, GPT, few, 4, 3, 5), 1, 3);
 }
 
 /* ---- Saves that are interrupted -----------------------------------------------------------------
@@ -258,9 +259,9 @@ static const char *const experts[] = {ONE,
                                       "ep4 tp2 sp"};
 
 static void long_pairs(process_room *room) {
-    pairs_all(pairs_new(room, GPT, dense, 12), 0, 1);
-    pairs_all(pairs_new(room, LLAMA, dense, 12), 0, 1);
-    pairs_all(pairs_new(room, GPT_MOE, experts, 12), 0, 1);
+    pairs_all(pairs_new(room, GPT, dense, 12, 7, 14), 0, 1);
+    pairs_all(pairs_new(room, LLAMA, dense, 12, 7, 14), 0, 1);
+    pairs_all(pairs_new(room, GPT_MOE, experts, 12, 7, 14), 0, 1);
 }
 TEST(long, checkpoint_pairs) {
     process_in_room(long_pairs);

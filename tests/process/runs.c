@@ -241,6 +241,21 @@ PROCESS_TEST(run_curves) {
     free_metrics(&all);
 }
 
+/* TensorBoard's own reader, where it is installed. */
+PROCESS_TEST(run_curves_in_tensorboard) {
+    process_result r = process_shell(room, PROCESS_ANY_CODE, "python3 -c 'import tensorboard'");
+    if (r.code != 0) test_skip("python3 has no tensorboard");
+    write_script(room);
+    process_run(room, 0, "", "run a.lua --device cpu --quiet --out b");
+    process_write(room, "read.py",
+                  "from tensorboard.backend.event_processing.event_accumulator import *\n"
+                  "events = EventAccumulator('b')\n"
+                  "events.Reload()\n"
+                  "print(*[e.step for e in events.Scalars('loss')])\n");
+    r = process_shell(room, 0, "python3 read.py 2>&1 | tail -1");
+    CHECK_TEXT(r.output, "1 2 3 4\n");
+}
+
 PROCESS_TEST(run_folder_refused) {
     write_script(room);
     process_run(room, 0, "", "run a.lua --device cpu --quiet --out c --resume steps=1");
