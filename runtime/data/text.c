@@ -77,7 +77,8 @@ static ml_status give_object(reading *r, const json_t *object) {
 
 static ml_status give_line(reading *r, const char *line, size_t bytes) {
     json_error_t error;
-    r->line++;
+    if (r->line++ == 0 && bytes >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0)
+        line += 3, bytes -= 3; /* a byte order mark */
     if (strspn(line, " \t\r") >= bytes) return ML_OK;
     json_t *object = json_loadb(line, bytes, JSON_ALLOW_NUL, &error);
     if (!object) return wrong(r, error.position, error.text);

@@ -311,6 +311,7 @@ TEST(data, text_in_lines_and_compressed) {
     size_t first = gzip(lines, 20, packed[0], 512);
     size_t second = gzip(lines + 20, sizeof lines - 21, packed[1], 512);
     room_put(&r, "b.jsonl.gz", "wb", packed[0], first);
+    check_text(room_put(&r, "mark.jsonl", "wb", "\xef\xbb\xbf{\"text\":\"hi\"}\r\n", 18), "hi\n");
     check_text(room_put(&r, "b.jsonl.gz", "ab", packed[1], second), text);
     first = ZSTD_compress(packed[0], 512, lines, sizeof lines - 1, 3);
     check_text(room_put(&r, "c.jsonl.zst", "wb", packed[0], first), text);
