@@ -50,6 +50,12 @@ wrong=$(grep -lE '#include *[<"](cuda|nvrtc|cublasLt|cudnn|nccl|cupti)[a-z_0-9]*
 wrong=$(grep -nE '\b(abort|exit|_exit) *\(' runtime/*/*.c runtime/*/*/*.c codegen/*/*.c 2>/dev/null | grep -v '^runtime/comm/')
 [ -z "$wrong" ] || complain "exit or abort in runtime/ or codegen/:"$'\n'"$wrong"
 
+# Knobs become options at the border; besides, the n-th allocation or file operation fails by a knob, and the tokens of
+# text are beside the kernel cache. MLUA_DEBUG is asked by ml_debug alone.
+border='runtime/(base/(knobs|memory)|exec/options|device/device|comm/launch|io/durable|data/cache)\.[ch]|vm/cli/'
+wrong=$(grep -nE '\bml_knobs *\(' $(echo "$files" | grep -E '^(runtime|codegen|vm)/') | grep -vE "^($border)")
+[ -z "$wrong" ] || complain "knobs are read at the border alone (runtime/base/README.md); pass an option:"$'\n'"$wrong"
+
 # Words that say less than the term of the field: write that term instead.
 retired='tells?|told|telling|goes|gone|had|nobody|whoever|fore(tell|tells|told|telling)|dealt|puts? off|leash|minder'
 english='tests/README\.md:.*retired|[^:]*:[0-9]+:.*it had [%0-9]' # "file:", or more of the line, where they are right

@@ -179,7 +179,7 @@ ml_status ml_cache_write(uint64_t key[2], const char *suffix, const void *bytes,
 ml_status cache_save_source(const char *to, const char *name, const char *prelude,
                             const char *const *sources, int count, char *out, int size) {
     char path[PATH_SIZE] = "";
-    if (to[0] != '/' && ml_knobs()->keep != to) {
+    if (to[0] != '/' && cache_options.keep != to) {
         ml_status status = ml_cache_path(path, sizeof path);
         if (status != ML_OK) return status;
         strncat(path, "/", sizeof path - strlen(path) - 1);
@@ -199,7 +199,7 @@ ml_status cache_save_source(const char *to, const char *name, const char *prelud
 
 static void save_source(const ml_kernel *kernel, ml_target_kind kind, const char *source) {
     static atomic_flag reported = ATOMIC_FLAG_INIT;
-    const char *keep = ml_knobs()->keep;
+    const char *keep = cache_options.keep;
     char name[128], path[PATH_SIZE];
     snprintf(name, sizeof name, "%s.%s", kernel->entry, kind == ML_TARGET_CUDA ? "cu" : "c");
     snprintf(path, sizeof path, "%s/%s", keep, name);
@@ -212,8 +212,7 @@ static void save_source(const ml_kernel *kernel, ml_target_kind kind, const char
 }
 
 void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena) {
-    const ml_knobs_values *knobs = ml_knobs();
-    bool save = knobs->keep != NULL && knobs->keep[0] != 0;
+    bool save = cache_options.keep != NULL && cache_options.keep[0] != 0;
     if (!ml_debug_on(4) && !save) return;
     const char *source = ml_kernel_source(kernel, arena);
     ml_text schedule = {.arena = arena};

@@ -7,6 +7,10 @@
 
 #include "codegen/jit/jit.h"
 
+extern ml_jit_options cache_options; /* set by ml_jit_set_options */
+/* The folder for the source of what does not compile. */
+const char *cache_failed_folder(void);
+
 /* A name for a new file in the cache's folder, unlike any other of this process or another. */
 ml_status cache_temporary(const char *suffix, char *out, int size);
 /* The cache's folder `failed` takes no files, for `reason`: it is created again where it was

@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "codegen/jit/cache.h"
-#include "runtime/base/knobs.h"
 #include "runtime/base/leftover.h"
 #include "runtime/base/process.h"
 
@@ -32,6 +31,15 @@ static struct {
 } folder = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static atomic_uint temporary_count;
+ml_jit_options cache_options;
+
+void ml_jit_set_options(const ml_jit_options *options) {
+    cache_options = *options;
+}
+
+const char *cache_failed_folder(void) {
+    return cache_options.keep != NULL ? cache_options.keep : "failed";
+}
 
 bool cache_make_folders(const char *path) {
     char part[PATH_SIZE];
@@ -58,7 +66,8 @@ static const char *refusal(const char *path) {
 /* An absolute path: the compiler must not take a name for an option, nor a script change the
  * working directory that it is relative to. */
 static bool wanted_path(char *out) {
-    const char *cache = ml_knobs()->cache, *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const char *cache = cache_options.cache, *xdg = getenv("XDG_CACHE_HOME"),
+               *home = getenv("HOME");
     char here[PATH_SIZE] = "";
     int length = -1;
     if (cache != NULL && cache[0] != 0 && cache[0] != '/' && getcwd(here, sizeof here) == NULL)

@@ -1,14 +1,23 @@
 /* Kernel sources to machine code, through a cache on disk.
  *
- * The cache is $MLUA_CACHE, else $XDG_CACHE_HOME/mlua, else ~/.cache/mlua: created with mode 0700,
- * refused where another user owns it. An entry's name is a hash of prelude, source, flags,
- * architecture and compiler version; it is written under a temporary name and renamed. Entries that
- * were not used for 90 days are removed. */
+ * The cache is the folder of ml_jit_options, else $XDG_CACHE_HOME/mlua, else ~/.cache/mlua: created
+ * with mode 0700, refused where another user owns it. An entry's name is a hash of prelude, source,
+ * flags, architecture and compiler version; it is written under a temporary name and renamed.
+ * Entries that were not used for 90 days are removed. */
 #ifndef ML_JIT_H
 #define ML_JIT_H
 
 #include "codegen/kernel.h"
 #include "runtime/base/pool.h"
+
+/* What the user asks of the process's compilers; the strings are borrowed for its life. It is set
+ * where the environment is read (runtime/device/device.c), before anything is compiled: the cache's
+ * folder is chosen at its first use. Without it all are absent. */
+typedef struct {
+    const char *keep;  /* the folder that saves the sources of kernels; NULL or "": none */
+    const char *cache; /* the cache's folder; NULL or "": the user's */
+} ml_jit_options;
+void ml_jit_set_options(const ml_jit_options *options);
 
 /* Compile with the system C compiler ($CC, else cc) for this machine's instruction set. Distinct
  * sources are compiled once, several at a time on `pool`. functions[i] belongs to kernels[i].
@@ -33,8 +42,8 @@ void ml_jit_cuda_share(int process, int processes);
 void ml_jit_cuda_free(ml_jit_cuda *jit);
 ml_status ml_jit_cuda_describe(char *out, int size); /* "NVRTC 13.0" */
 
-/* Schedule and source where they are asked for: MLUA_DEBUG=4 prints them, MLUA_KEEP=DIR saves the
- * source. Raises. */
+/* Schedule and source where they are asked for: MLUA_DEBUG=4 prints them, the option `keep`
+ * saves the source. Raises. */
 void ml_jit_show(const ml_kernel *kernel, ml_target_kind kind, ml_arena *arena);
 
 /* The cache itself (cache.c). */

@@ -170,9 +170,8 @@ static ml_status compile_failure(const batch *b, const batch_files *files, int c
         return ml_fail(ML_INTERRUPTED, "interrupted while kernels were compiled");
     char saved[PATH_SIZE], name[64];
     snprintf(name, sizeof name, "%s.c", b->kernels[0]->entry);
-    const char *folder = ml_knobs()->keep != NULL ? ml_knobs()->keep : "failed";
-    if (cache_save_source(folder, name, ml_prelude(ML_TARGET_C), b->sources, b->count, saved,
-                          sizeof saved) != ML_OK)
+    if (cache_save_source(cache_failed_folder(), name, ml_prelude(ML_TARGET_C), b->sources,
+                          b->count, saved, sizeof saved) != ML_OK)
         snprintf(saved, sizeof saved, "(not saved)");
     void *text = NULL;
     int64_t size;

@@ -128,9 +128,8 @@ static ml_status compile_failure(const ml_kernel *kernel, const char *source,
         snprintf(first, sizeof first, "%.*s", (int)strcspn(at, "\n"), at);
     }
     ml_free(log);
-    const char *folder = ml_knobs()->keep != NULL ? ml_knobs()->keep : "failed";
-    if (cache_save_source(folder, name, ml_prelude(ML_TARGET_CUDA), &source, 1, saved,
-                          sizeof saved) != ML_OK)
+    if (cache_save_source(cache_failed_folder(), name, ml_prelude(ML_TARGET_CUDA), &source, 1,
+                          saved, sizeof saved) != ML_OK)
         snprintf(saved, sizeof saved, "(not saved)");
     ml_fail(ML_COMPILE, "a generated GPU kernel (%s) does not compile: source in %s: %s",
             kernel->label, saved, first);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "codegen/jit/jit.h"
 #include "runtime/base/knobs.h"
 
 static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **device) {
@@ -14,9 +15,11 @@ static ml_status open_named(const ml_device_ops *ops, int ordinal, ml_device **d
         .tune = k->tune,
         .peer = k->peer,
         .hosts = k->hosts,
+        .blas = k->blas,
         .runs = k->runs,
         .debug = k->debug,
     };
+    ml_jit_set_options(&(ml_jit_options){.keep = k->keep, .cache = k->cache});
     ml_status status = ops->open(device, ordinal, &options);
     if (status == ML_OK) {
         (*device)->options = options;

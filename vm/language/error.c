@@ -208,7 +208,7 @@ static void push_text(lua_State *L, const char *file, int line, int message, int
 }
 
 static void add_traceback(lua_State *L, int object) {
-    if (ml_knobs()->debug < 1) return;
+    if (!ml_debug_on(1)) return;
     luaL_traceback(L, L, NULL, 1);
     lua_setfield(L, object, "traceback");
 }

@@ -47,6 +47,7 @@ static void processor_name(char *out, int size) {
 
 static ml_status cpu_open(ml_device **device, int ordinal, const ml_device_options *options) {
     (void)ordinal;
+    cpu_blas_choose(options->blas);
     int threads = options->threads > 0 ? options->threads : ml_cpu_count();
     cpu_device *cpu = ml_alloc(sizeof *cpu);
     if (cpu != NULL) cpu->pool = ml_pool_new(threads);

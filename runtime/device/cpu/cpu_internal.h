@@ -23,8 +23,10 @@ typedef struct {
 } cpu_blas;
 
 /* The process's BLAS, opened on first use with one thread of its own; NULL where none is found or
- * the built-in kernels are faster (MLUA_BLAS decides otherwise). */
+ * the built-in kernels are faster (cpu_blas_choose decides otherwise). */
 const cpu_blas *cpu_blas_find(void);
+/* `blas` of ml_device_options; before the first use. */
+void cpu_blas_choose(int choice);
 void cpu_blas_describe(char *out, int size); /* what serves, for `mlua doctor` */
 
 /* One gemm over the pool. `scratch` is cpu_gemm_scratch(...) bytes, 64-byte aligned. Operands are
