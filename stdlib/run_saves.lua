@@ -156,6 +156,7 @@ function saves.restore(kept, training, now)
     check_data(record, training, now.data)
     local loaded, problem = load(kept, kept.from, record.training == training)
     if loaded then
+      kept.last_good = name_of(kept.from)
       if record.training == training then report(("continues %s from %s: step %d"):format(kept.path, name_of(kept.from), record.step)) end
       return record
     end
@@ -196,13 +197,16 @@ local function ended(kept, result)
     return
   end
   local step = math.tointeger(tonumber(name:match "%d+$"))
+  local whole = kept.last_good
   if result.error then
-    report(("%s could not be saved: %s; training continues%s"):format(name, result.error,
-      kept.last_good and (", and %s stays"):format(kept.last_good) or ""))
+    report(("%s could not be saved: %s; training continues%s"):format(name, result.error, whole and (", and %s stays"):format(whole) or ""))
+    core.unsaved(("the end of this run is not saved: %s of %s"):format(
+      whole and ("the last whole checkpoint is " .. whole) or "there is no whole checkpoint", kept.path))
     kept.event("save_failed", { { "checkpoint", name }, { "problem", result.error } }, step)
     return
   end
   kept.last_good = name
+  core.unsaved(nil)
   kept.event("save", { { "checkpoint", name }, { "bytes", result.bytes }, { "stall_ms", 1e3 * result.stall }, { "seconds", result.seconds } }, step)
   remove_old(kept)
 end

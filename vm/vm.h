@@ -141,6 +141,7 @@ typedef struct ml_vm {
     bool discards;            /* standard output is discarded; */
     int shown;                /* its descriptor meanwhile */
     FILE *log;                /* of the run's folder; NULL: none */
+    const char *unsaved;      /* why the run's end is not saved, interned; NULL: it is, or no run */
     bool device_failed;       /* an error of the device, or of other ranks, was raised */
     ml_target check_target;   /* of a check and the prompt: what is planned for */
     const char *check_device; /* its description */
@@ -184,6 +185,9 @@ void vm_push_source(lua_State *L, const char *file);
 int vm_call(lua_State *L, int arguments, int results);
 /* End the process at once, with what it printed and without its libraries' destructors. */
 _Noreturn void vm_exit(int code);
+/* The exit code of a script that ends with `code`: 73 instead of 0, after a line on standard error,
+ * where the end of its run is not saved. */
+int vm_end_code(lua_State *L, int code);
 extern volatile int vm_stop, vm_stop_signal; /* signals that asked to stop; the last one */
 void vm_catch_signals(ml_vm *vm);
 

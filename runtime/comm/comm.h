@@ -50,8 +50,9 @@ bool ml_launch_detect(ml_launch *launch);
 int ml_launch_local(int ranks, const ml_comm_options *options, char **argv);
 
 /* How a rank ends that a signal stopped and whose run is saved: as sysexits.h's EX_TEMPFAIL, which
- * schedulers take for "start it again"; and one that stopped only because another one failed. */
-enum { ML_EXIT_REQUEUE = 75, ML_EXIT_PEER = 76 };
+ * schedulers take for "start it again"; one that stopped only because another one failed; and the
+ * first rank whose script ended, but whose run's end could not be saved: EX_CANTCREAT. */
+enum { ML_EXIT_UNSAVED = 73, ML_EXIT_REQUEUE = 75, ML_EXIT_PEER = 76 };
 
 /* Returns once all ranks are there. A launch of one rank needs nothing and never waits. */
 ml_status ml_comm_open(const ml_launch *launch, ml_comm **comm);

@@ -233,7 +233,7 @@ static void rank_ended(launcher *l, int rank, int status) {
     l->children[rank].pid = 0;
     l->running--;
     close_output(&l->children[rank], rank);
-    if (code == 0 || code == ML_EXIT_REQUEUE) { /* as all ranks do then */
+    if (code == 0 || code == ML_EXIT_REQUEUE || code == ML_EXIT_UNSAVED) { /* none failed */
         atomic_store(&record->state, COMM_DONE);
         if (!l->exit_code) l->exit_code = code;
         return;

@@ -316,15 +316,23 @@ PROCESS_TEST(resume_unwritable) {
     process_run(room, 0, "", "run a.lua --device cpu --quiet --out r steps=2");
     process_shell(room, 0, "mv r/checkpoints kept && echo >r/checkpoints");
     process_result r =
-        process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume save_every=4");
+        process_run(room, 73, "", "run a.lua --device cpu --quiet --out r --resume save_every=4");
     process_expect(&r, "step-00000004 could not be saved: ");
     process_expect(&r, "training continues");
     process_expect(&r, ENDS);
+    process_expect(&r,
+                   "mlua: the end of this run is not saved: there is no whole checkpoint of r\n");
     process_shell(room, 0,
                   "grep -q '\"event\":\"save_failed\"' r/metrics.jsonl && "
                   "rm r/checkpoints && mv kept r/checkpoints");
     r = process_run(room, 0, "", "run a.lua --device cpu --quiet --out r --resume steps=2");
     process_expect(&r, "continues r from step-00000002: step 2");
+    process_shell(room, 0, "{ cat a.lua; echo 'os.exit()'; } >b.lua");
+    r = process_run(room, 73, "",
+                    "run b.lua --device cpu --quiet --out r --resume -n 2 --mesh dp=2 at=3 "
+                    "signal='0 $PPID; mv r/checkpoints kept; echo >r/checkpoints; kill -0'");
+    process_expect(&r, "mlua: the end of this run is not saved: the last whole checkpoint is "
+                       "step-00000002 of r\n");
 }
 
 /* The process ends at some of the operations on files of a save (long ones: tests of checkpoints).

@@ -53,6 +53,21 @@ void vm_log(lua_State *L, const char *text, size_t size) {
     if (fwrite(text, 1, size, log) != size || fflush(log) != 0) clearerr(log);
 }
 
+static int core_unsaved(lua_State *L) {
+    vm_of(L)->unsaved = lua_isnoneornil(L, 1) ? NULL : vm_intern(L, luaL_checkstring(L, 1));
+    return 0;
+}
+
+int vm_end_code(lua_State *L, int code) {
+    ml_vm *vm = vm_of(L);
+    if (!vm->unsaved) return code;
+    fflush(stdout);
+    fprintf(stderr, "mlua: %s\n", vm->unsaved);
+    if (vm->log) fprintf(vm->log, "mlua: %s\n", vm->unsaved);
+    vm->unsaved = NULL;
+    return code == 0 ? ML_EXIT_UNSAVED : code;
+}
+
 static int core_log(lua_State *L) {
     size_t size;
     const char *text = luaL_checklstring(L, 1, &size);
@@ -104,6 +119,9 @@ void vm_run_register(lua_State *L) {
         {"log_to", core_log_to, "path: string -> string?",
          "notes and errors are added to this file from now on; the reason where they cannot be. "
          "Raises where another process does so"},
+        {"unsaved", core_unsaved, "problem?: string",
+         "how the run's end is not saved: printed when the script is over, and then the exit code "
+         "is 73; nil: it is saved"},
         {"log_text", core_log, "text: string", "add a text to that file alone"},
         {"share", core_share, "text?: string -> string?",
          "rank 0's text, on every rank; all ranks at once"},

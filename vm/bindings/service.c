@@ -265,8 +265,9 @@ static int lua_exit(lua_State *L) {
         code = (int)luaL_optinteger(L, 1, EXIT_SUCCESS);
     if (vm_of(L)->dry.runs) dry_exit(L, code);
     vm_profile_finish(L);
+    code = vm_end_code(L, code);
     fflush(NULL);
-    if (code == EXIT_SUCCESS) ml_comm_close(vm_of(L)->options->comm);
+    if (code == EXIT_SUCCESS || code == ML_EXIT_UNSAVED) ml_comm_close(vm_of(L)->options->comm);
     vm_exit(code);
 }
 

@@ -253,6 +253,7 @@ static int run_script_once(vm_options *options) {
             fputs("mlua: interrupted\n", stderr); /* the script ended in its own way */
         }
         if (vm_stop) result = exit_of_signal(options);
+        result = vm_end_code(vm->L, result);
         if (options->comm && ml_comm_peer_failed()) result = ML_EXIT_PEER;
     }
     vm_free(vm);
