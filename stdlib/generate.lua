@@ -2,6 +2,7 @@
 local core = require "mlua.core"
 local from = require "mlua.from"
 local m = require "mlua"
+local Tokenizer = require "mlua.tokenizer"
 
 -- The id of a token of these logits. The Gumbel trick: argmax of logits/t - log(-log(u)) is a sample.
 local function draw(logits, vocab, options, temperature, key)
@@ -18,16 +19,16 @@ local function draw(logits, vocab, options, temperature, key)
   return ids and ids:gather(drawn, vocab) or drawn
 end
 
----Continue `prompt` (text, for models over bytes; or a list of token ids) by `tokens` tokens drawn
+---Continue `prompt` (text, which is of bytes or of the tokens of `tokenizer`; or a list of token ids) by `tokens` tokens drawn
 ---at `temperature` (0: always the likeliest), from the `top_k` likeliest, or from the likeliest ones that together have the
 ---probability `top_p`. The model reads a window of `seq` tokens each time.
 ---Prints text as it is sampled unless `quiet`; returns the list of all token ids and the text.
 ---@param model Module
----@param options {prompt: string|integer[], tokens: integer, temperature: number, top_k: integer, top_p: number, seq: Axis, seed: integer, quiet: boolean}
+---@param options {prompt: string|integer[], tokens: integer, temperature: number, top_k: integer, top_p: number, seq: Axis, seed: integer, tokenizer: Tokenizer, quiet: boolean}
 ---@return integer[] ids
 ---@return string text
 function m.generate(model, options)
-  m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "top_k", "top_p", "seq", "seed", "quiet" })
+  m.check_options("generate", options or {}, { "prompt", "tokens", "temperature", "top_k", "top_p", "seq", "seed", "tokenizer", "quiet" })
   if not m.is_module(model) and type(model) ~= "function" then
     local within = type(model) == "table" and rawget(model, "model") ~= nil
     core.fail("m.generate takes a module, got " .. m.shown(model), {
@@ -56,6 +57,10 @@ function m.generate(model, options)
   if options.top_p ~= nil and not (type(options.top_p) == "number" and options.top_p > 0 and options.top_p <= 1) then
     core.fail("m.generate's top_p must be a number above 0 and at most 1, got " .. m.shown(options.top_p))
   end
+  local tokenizer = options.tokenizer
+  if tokenizer ~= nil and getmetatable(tokenizer) ~= Tokenizer then
+    core.fail("m.generate's tokenizer must be a tokenizer, got " .. m.shown(tokenizer), { help = "tokenizer = m.tokenizer(path)" })
+  end
   local vocab -- how many tokens there are
   local batch = core.axis(core.options().ranks > 1 and "sample" or "batch", 1) -- which no layout splits
   local sample = m.compile(function(feeds)
@@ -72,7 +77,9 @@ function m.generate(model, options)
   if type(prompt) ~= "string" and type(prompt) ~= "table" then
     core.fail("m.generate's prompt must be a text or a list of token ids, got " .. m.shown(prompt))
   end
-  if type(prompt) == "string" then
+  if type(prompt) == "string" and tokenizer then
+    ids = tokenizer:encode(prompt, { special = true })
+  elseif type(prompt) == "string" then
     for i = 1, #prompt do ids[i] = prompt:byte(i) end
   else
     for i, id in ipairs(prompt) do ids[i] = id end
@@ -83,7 +90,15 @@ function m.generate(model, options)
     end
   end
   if #ids == 0 then core.fail("m.generate needs a prompt of at least one token") end
-  if type(prompt) == "string" and not options.quiet then core.write(prompt) end
+  local show = options.quiet and function() end or core.write
+  local stream = tokenizer and tokenizer:stream()
+  if stream then
+    local parts = {}
+    for i, id in ipairs(ids) do parts[i] = stream(id) end
+    show(table.concat(parts))
+  elseif type(prompt) == "string" then
+    show(prompt)
+  end
   local window = core.host("i32", 1, seq.size)
   local text = {}
   for i = 1, count do
@@ -92,10 +107,14 @@ function m.generate(model, options)
     local key = core.hash(("%d sample %d"):format(options.seed or core.options().seed, i))
     local id = math.tointeger(sample { tokens = window, position = #ids - first - 1, key = key })
     ids[#ids + 1] = id
-    if id < 256 then text[#text + 1] = string.char(id) end
-    if not options.quiet then core.write(id < 256 and string.char(id) or (" " .. id)) end
+    text[i] = stream and stream(id) or id < 256 and string.char(id) or ""
+    show((stream or id < 256) and text[i] or " " .. id)
     if core.stopped() then break end
   end
-  if not options.quiet then core.write "\n" end
+  if stream then
+    text[#text + 1] = stream() -- of a character that is not whole
+    show(text[#text])
+  end
+  show "\n"
   return ids, table.concat(text)
 end

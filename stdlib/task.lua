@@ -42,25 +42,16 @@ local function generate(model, seq)
     local file = tokenizer_files.of_weights()
     tokenizer = file and m.tokenizer(file)
     prompt = options.prompt or "\n"
-    if tokenizer then prompt = tokenizer:encode(prompt, { special = true }) end
   end
   local first = options.rank == 0
-  local streams = first and not options.json and not tokenizer and type(prompt) == "string"
-  local ids, text = m.generate(model, {
-    prompt = prompt, tokens = options.tokens, temperature = options.temperature, seq = seq, quiet = not streams,
+  local streams = first and not options.json and type(prompt) == "string"
+  local ids = m.generate(model, {
+    prompt = prompt, tokens = options.tokens, temperature = options.temperature, seq = seq, tokenizer = tokenizer, quiet = not streams,
     top_k = options.top_k > 0 and options.top_k or nil, top_p = options.top_p > 0 and options.top_p or nil,
   })
   if not first or streams then return end
   local list = "[" .. table.concat(ids, ", ") .. "]\n"
-  if options.json then
-    core.write_json(list)
-  elseif tokenizer then
-    core.write(tokenizer:decode(ids) .. "\n")
-  elseif type(prompt) == "string" then
-    core.write(text .. "\n")
-  else
-    core.write(list)
-  end
+  if options.json then core.write_json(list) else core.write(list) end
 end
 
 ---Do what the command line asks for with this model, and end the script; nothing where it asks for neither.

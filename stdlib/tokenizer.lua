@@ -146,3 +146,5 @@ function m.tokenizer(path)
   t.name, t.size, t.bos, t.eos = handle:facts()
   return t
 end
+
+return Tokenizer

@@ -44,6 +44,11 @@ check.equal(table.concat(names, " "),
 local ids, text = m.generate(model, { prompt = "ab", tokens = 5, seq = A.seq, temperature = 0, quiet = true })
 check.equal(#ids, 7, "generated ids")
 check.equal(#text, 5, "generated text")
+local same, decoded = m.generate(model, {
+  prompt = "ab", tokens = 5, seq = A.seq, temperature = 0, quiet = true, tokenizer = m.tokenizer "bytes",
+})
+check.equal(table.concat(same, " "), table.concat(ids, " "), "ids with a tokenizer")
+check.equal(decoded, m.tokenizer("bytes"):decode { table.unpack(ids, 3) }, "text by a tokenizer")
 
 -- Adapters beside frozen weights: only the former are learned, and all are read in the compute dtype.
 local rank = m.axis("rank", 2)
@@ -100,6 +105,7 @@ local function generate(o)
 end
 check.raises("m.generate's tokens must be an integer, 0 or more, got \"x\"", generate, { tokens = "x" })
 check.raises("m.generate's temperature must be a number, 0 or more, got -1", generate, { temperature = -1 })
+check.raises("m.generate's tokenizer must be a tokenizer, got \"bytes\"", generate, { tokenizer = "bytes" })
 check.raises("m.generate's prompt has the token 256, and the model has 0 to 255", generate, { prompt = { 1, 256 } })
 check.raises("m.generate's prompt has the token -1, and", generate, { prompt = { -1 } })
 local double = m.compile(function(feeds) return { y = feeds.x * 2 } end, { x = { A.embed } })

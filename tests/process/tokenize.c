@@ -72,6 +72,13 @@ PROCESS_TEST(tokenizer_of_weights) {
     process_result r =
         process_run(room, 0, "", "generate --device cpu --from out --prompt 'the cat' --tokens 8");
     CHECK_TEXT(r.output, of_run.output);
+    /* Text appears while there is more to come, as far as its characters are whole. */
+    process_shell(
+        room, 0,
+        "$MLUA generate --device cpu --from run --prompt 'the cat' --tokens 10000000"
+        " >long.txt 2>&1 & p=$!; i=0;"
+        " while [ $(wc -c <long.txt) -lt 40 ] && [ $((i += 1)) -lt 200 ]; do sleep 0.1;"
+        " done; kill $p; wait $p; [ $(wc -c <long.txt) -ge 40 ] && grep -q 'the cat' long.txt");
     r = process_run(room, 0, "",
                     "run --device cpu \"$ROOT\"/models/llama.lua --from out seq=16 batch=8 steps=1"
                     " data=t.txt sample=0 --json");
